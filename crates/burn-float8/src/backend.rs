@@ -1,0 +1,192 @@
+//! [`Float8<B>`], what it asks of the backend it wraps ([`Float8Backend`]), and what it adds to the stack above it
+//! ([`Float8Ops`]).
+use core::marker::PhantomData;
+use std::any::TypeId;
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex};
+
+use burn_autodiff::Autodiff;
+use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn_backend::tensor::{Device, FloatTensor};
+use burn_backend::{Backend, DType, DeviceId, DeviceOps, FloatDType};
+use burn_std::Shape;
+use float8_kernels::{Cast, Format, InvScale, Orientation};
+use serde::Serialize;
+
+use crate::config::Float8Config;
+use crate::layer::{Layer, Policy, Reason};
+use crate::tensor::Float8Tensor;
+
+/// A backend whose linear layers run in FP8.
+///
+/// `Float8<B>` forwards every operation to `B` and overrides three: `linear`, `linear_x_backward` and
+/// `linear_weight_backward`. Differentiation goes outside:
+///
+/// ```
+/// # #[cfg(feature = "flex")]
+/// type B = burn::backend::Autodiff<burn_float8::Float8<burn::backend::Flex>>;
+/// ```
+///
+/// The other order does not compile, since the FP8 casts must not be differentiated through:
+///
+/// ```compile_fail
+/// type B = burn_float8::Float8<burn::backend::Autodiff<burn::backend::Flex>>;
+/// fn backend<B: burn::tensor::backend::Backend>() {}
+/// backend::<B>();
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Float8<B>(PhantomData<B>);
+
+/// How an FP8 GEMM was computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GemmPath {
+    /// The codes are decoded on the host and multiplied by the backend's own f32 matmul.
+    Host,
+    /// A kernel decodes the codes in its tiles and multiplies in f32.
+    Emulated,
+}
+
+impl GemmPath {
+    /// Whether FP8 tensor cores did the work.
+    pub fn is_native(self) -> bool {
+        match self {
+            Self::Host | Self::Emulated => false,
+        }
+    }
+}
+
+impl core::fmt::Display for GemmPath {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::Host => "host",
+            Self::Emulated => "emulated",
+        })
+    }
+}
+
+/// The contraction-major FP8 copies of a tensor seen as `[rows, cols]`, its last axis being `cols`.
+#[derive(Clone, Debug)]
+pub struct Copies<O> {
+    /// `[rows, cols]`, if asked for.
+    pub rows: Option<O>,
+    /// `[cols, rows]`, if asked for.
+    pub cols: Option<O>,
+}
+
+/// What a backend must offer so that [`Float8`] can wrap it.
+///
+/// Implemented for `CubeBackend`, `Fusion<CubeBackend>` and `Flex`. For a CPU backend of your own,
+/// [`host_backend!`](crate::host_backend) implements it in one line.
+pub trait Float8Backend: Backend {
+    /// FP8 codes of a matrix, contraction-major, with their inverse scale.
+    type Operand: Clone + Send + Sync + core::fmt::Debug + 'static;
+
+    /// Whether a tensor of this dtype can be quantized, and a GEMM can return it, on this device.
+    fn fp8_supports(device: &Device<Self>, dtype: DType) -> bool;
+
+    /// How this device computes [`fp8_matmul`](Self::fp8_matmul).
+    fn fp8_gemm_path(device: &Device<Self>) -> GemmPath;
+
+    /// Casts `x` `[.., cols]`, seen as `[rows, cols]`, in one pass over it.
+    ///
+    /// The caller has checked that the dtype is supported and that no dimension is zero.
+    fn fp8_quantize(x: FloatTensor<Self>, cast: Cast, orientation: Orientation) -> Copies<Self::Operand>;
+
+    /// y `[M, N]` = a `[M, K]` · b `[N, K]`ᵀ + bias `[N]`, given the shape of y, whose last axis is N.
+    ///
+    /// Products are exact, accumulation is in f32; scales and bias are applied to the accumulator before the one
+    /// rounding to `dtype`.
+    fn fp8_matmul(
+        a: &Self::Operand,
+        b: &Self::Operand,
+        bias: Option<FloatTensor<Self>>,
+        shape: Shape,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self>;
+
+    /// Reads an operand back; this waits for the device.
+    fn fp8_read(operand: &Self::Operand) -> HostCodes;
+}
+
+/// An operand read back to the host.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HostCodes {
+    /// Row-major `dims`, without padding; the contraction runs over the last axis.
+    pub codes: Vec<u8>,
+    /// `[rows, k]`
+    pub dims: [usize; 2],
+    /// The codes' format.
+    pub format: Format,
+    /// value = decode(code) · inv_scale
+    pub inv_scale: InvScale,
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+impl<B: Float8Backend> sealed::Sealed for Float8<B> {}
+impl<B: Float8Ops, C: CheckpointStrategy> sealed::Sealed for Autodiff<B, C> {}
+
+/// A stack of backends with a [`Float8`] in it: `Float8<B>` itself, or `Autodiff<Float8<B>>`.
+pub trait Float8Ops: Backend + sealed::Sealed {
+    /// The same tensor as the weight of `layer`.
+    #[doc(hidden)]
+    fn with_layer(tensor: FloatTensor<Self>, layer: Arc<Layer>) -> FloatTensor<Self>;
+    /// The layer whose weight this is.
+    fn layer(tensor: &FloatTensor<Self>) -> Option<Arc<Layer>>;
+    /// The layer that stands for all untagged weights of a device.
+    fn untagged_layer(device: &Device<Self>) -> Arc<Layer>;
+}
+
+impl<B: Float8Backend> Float8Ops for Float8<B> {
+    fn with_layer(tensor: FloatTensor<Self>, layer: Arc<Layer>) -> FloatTensor<Self> {
+        Float8Tensor::with_layer(tensor, Some(layer))
+    }
+
+    fn layer(tensor: &FloatTensor<Self>) -> Option<Arc<Layer>> {
+        Float8Tensor::layer(tensor).cloned()
+    }
+
+    fn untagged_layer(device: &Device<Self>) -> Arc<Layer> {
+        untagged::<B>(device)
+    }
+}
+
+impl<B: Float8Ops, C: CheckpointStrategy> Float8Ops for Autodiff<B, C> {
+    fn with_layer(mut tensor: FloatTensor<Self>, layer: Arc<Layer>) -> FloatTensor<Self> {
+        tensor.primitive = B::with_layer(tensor.primitive, layer);
+        tensor
+    }
+
+    fn layer(tensor: &FloatTensor<Self>) -> Option<Arc<Layer>> {
+        B::layer(&tensor.primitive)
+    }
+
+    fn untagged_layer(device: &Device<Self>) -> Arc<Layer> {
+        B::untagged_layer(device)
+    }
+}
+
+type UntaggedLayers = Mutex<HashMap<(TypeId, DeviceId), Arc<Layer>>>;
+static UNTAGGED: LazyLock<UntaggedLayers> = LazyLock::new(Mutex::default);
+
+/// The name under which reports list the linears whose weights carry no layer.
+pub const UNTAGGED_NAME: &str = "(untagged)";
+
+/// The device's layer for untagged weights: FP8 by the default recipe until [`set_default_config`] says otherwise, so
+/// that wrapping the backend is enough.
+pub(crate) fn untagged<B: Float8Backend>(device: &Device<B>) -> Arc<Layer> {
+    let key = (TypeId::of::<B>(), device.id());
+    let new = || Arc::new(Layer::new(UNTAGGED_NAME, Policy::Float8(Default::default())));
+    UNTAGGED.lock().unwrap().entry(key).or_insert_with(new).clone()
+}
+
+/// Sets how linears run on this device whose weights were not tagged by [`Float8Config::apply`]; `None` turns FP8 off
+/// for them. Names in `filter_fqns` do not apply, since an untagged linear has none.
+pub fn set_default_config<B: Float8Ops>(device: &Device<B>, config: Option<&Float8Config>) {
+    B::untagged_layer(device).set_policy(match config {
+        Some(config) => Policy::Float8(config.recipe),
+        None => Policy::HighPrecision(Reason::Off),
+    });
+}

@@ -1,0 +1,141 @@
+//! CubeCL backends without fusion: the kernels of `float8-kernels` on Burn's tensors.
+use burn_backend::tensor::{Device, FloatTensor, IntTensor};
+use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
+use burn_std::Shape;
+use cubecl::client::ComputeClient;
+use cubecl::server::Handle;
+use float8_kernels::{
+    Cast, Format, Granularity, InvScale, MatrixView, Operand, Orientation, VectorView, quantize, row_words,
+    scaled_gemm, supports,
+};
+
+use crate::backend::{Copies, Float8Backend, GemmPath, HostCodes};
+
+/// FP8 codes on a device.
+#[derive(Clone, Debug)]
+pub struct DeviceOperand<B: Backend> {
+    /// `[rows, row_words(k)]` in u32: four codes a word, rows padded with zeros.
+    pub codes: IntTensor<B>,
+    /// `[1]` in f32.
+    pub inv_scale: FloatTensor<B>,
+    /// The axis that a GEMM contracts.
+    pub k: usize,
+    /// The codes' format.
+    pub format: Format,
+    /// What one scale covers.
+    pub granularity: Granularity,
+}
+
+impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Backend for CubeBackend<R, F, I, BT> {
+    type Operand = DeviceOperand<Self>;
+
+    fn fp8_supports(device: &Device<Self>, dtype: DType) -> bool {
+        matches!(dtype, DType::F32 | DType::F16 | DType::BF16) && supports(&R::client(device), dtype.into())
+    }
+
+    fn fp8_gemm_path(device: &Device<Self>) -> GemmPath {
+        match float8_kernels::gemm_path(&R::client(device)) {
+            float8_kernels::GemmPath::Emulated => GemmPath::Emulated,
+        }
+    }
+
+    fn fp8_quantize(x: CubeTensor<R>, cast: Cast, orientation: Orientation) -> Copies<Self::Operand> {
+        let (client, device) = (x.client.clone(), x.device.clone());
+        let quantized =
+            quantize(&client, &matrix_view(x), cast, orientation).expect("the caller checked dtype and shape");
+        let operand = |o: Operand| DeviceOperand {
+            codes: tensor(&client, &device, o.codes, [o.rows, row_words(o.k)], DType::U32),
+            inv_scale: tensor(&client, &device, o.inv_scale, [1], DType::F32),
+            k: o.k,
+            format: o.format,
+            granularity: o.granularity,
+        };
+        Copies { rows: quantized.rows.map(operand), cols: quantized.cols.map(operand) }
+    }
+
+    fn fp8_matmul(
+        a: &Self::Operand,
+        b: &Self::Operand,
+        bias: Option<CubeTensor<R>>,
+        shape: Shape,
+        dtype: FloatDType,
+    ) -> CubeTensor<R> {
+        let (client, device) = (a.codes.client.clone(), a.codes.device.clone());
+        let operand = |o: &Self::Operand| Operand {
+            codes: o.codes.handle.clone(),
+            inv_scale: o.inv_scale.handle.clone(),
+            rows: o.codes.shape()[0],
+            k: o.k,
+            format: o.format,
+            granularity: o.granularity,
+        };
+        let bias = bias.map(|bias| VectorView {
+            len: bias.shape()[0],
+            stride: bias.meta.strides()[0],
+            dtype: bias.dtype.into(),
+            handle: bias.handle,
+        });
+        let dtype = DType::from(dtype);
+        let y = scaled_gemm(&client, &operand(a), &operand(b), bias.as_ref(), dtype.into())
+            .expect("the caller checked dtype and shape");
+        tensor(&client, &device, y, shape, dtype)
+    }
+
+    fn fp8_read(operand: &Self::Operand) -> HostCodes {
+        let read = |t: &CubeTensor<R>| t.client.read_one(t.handle.clone()).expect("the device can be read");
+        let words = read(&operand.codes);
+        let (rows, k) = (operand.codes.shape()[0], operand.k);
+        let scale = read(&operand.inv_scale);
+        HostCodes {
+            // Little-endian words, so the bytes are the codes in order.
+            codes: words.chunks_exact(4 * row_words(k)).take(rows).flat_map(|row| &row[..k]).copied().collect(),
+            dims: [rows, k],
+            format: operand.format,
+            inv_scale: InvScale::new(f32::from_le_bytes(scale[..4].try_into().expect("four bytes"))),
+        }
+    }
+}
+
+fn tensor<R: CubeRuntime>(
+    client: &ComputeClient<R>,
+    device: &R::Device,
+    handle: Handle,
+    shape: impl Into<Shape>,
+    dtype: DType,
+) -> CubeTensor<R> {
+    CubeTensor::new_contiguous(client.clone(), device.clone(), shape.into(), handle, dtype)
+}
+
+/// `[.., cols]` as a strided `[rows, cols]`; copied first only if the leading axes cannot be walked with one stride.
+fn matrix_view<R: CubeRuntime>(x: CubeTensor<R>) -> MatrixView {
+    let x = if leading_stride(&x).is_some() { x } else { into_contiguous(x) };
+    let row_stride = leading_stride(&x).expect("a contiguous tensor has one leading stride");
+    let (shape, strides) = (x.meta.shape(), x.meta.strides());
+    let last = shape.num_dims() - 1;
+    let cols = shape[last];
+    MatrixView {
+        shape: [shape.num_elements() / cols, cols],
+        strides: [row_stride, strides[last]],
+        dtype: x.dtype.into(),
+        handle: x.handle,
+    }
+}
+
+/// The stride of the rows if all leading axes are laid out like one: stride[i] = stride[i + 1] · shape[i + 1].
+fn leading_stride<R: CubeRuntime>(x: &CubeTensor<R>) -> Option<usize> {
+    let (shape, strides) = (x.meta.shape(), x.meta.strides());
+    let mut leading = (0..shape.num_dims() - 1).rev().filter(|i| shape[*i] != 1);
+    // One row: its stride is never used.
+    let Some(inner) = leading.next() else { return Some(shape[shape.num_dims() - 1]) };
+    let mut expected = strides[inner] * shape[inner];
+    for axis in leading {
+        if strides[axis] != expected {
+            return None;
+        }
+        expected *= shape[axis];
+    }
+    Some(strides[inner])
+}

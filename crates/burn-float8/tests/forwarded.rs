@@ -1,0 +1,117 @@
+//! Every method of every operation trait of burn-backend is forwarded by name.
+//!
+//! A defaulted method that is not forwarded compiles, and silently replaces the inner backend's fast kernel by the
+//! generic one, so the list in `src/forward.rs` is compared with the traits' own sources.
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use syn::{FnArg, ImplItem, Item, TraitItem, TypeParamBound};
+
+/// Methods that must stay as burn-backend defines them, and why.
+const ALLOWED: [(&str, &str); 0] = [];
+
+fn burn_backend_src() -> PathBuf {
+    let out = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--offline", "--manifest-path"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))
+        .output()
+        .expect("cargo metadata runs");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let packages = metadata["packages"].as_array().unwrap();
+    let package = packages.iter().find(|p| p["name"] == "burn-backend").expect("burn-backend is a dependency");
+    Path::new(package["manifest_path"].as_str().unwrap()).parent().unwrap().join("src")
+}
+
+fn rust_files(dir: &Path, files: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            rust_files(&path, files);
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            files.push(path);
+        }
+    }
+}
+
+/// The traits that `Backend` is made of, itself included, with all their methods.
+fn upstream() -> BTreeMap<String, BTreeSet<String>> {
+    let mut files = vec![];
+    rust_files(&burn_backend_src(), &mut files);
+    let mut traits = BTreeMap::new();
+    for file in files {
+        let parsed = syn::parse_file(&std::fs::read_to_string(&file).unwrap()).unwrap();
+        for item in parsed.items {
+            if let Item::Trait(t) = item {
+                traits.insert(t.ident.to_string(), t);
+            }
+        }
+    }
+    let supertraits = traits["Backend"].supertraits.iter().filter_map(|bound| match bound {
+        TypeParamBound::Trait(t) => Some(t.path.segments.last().unwrap().ident.to_string()),
+        _ => None,
+    });
+    let names = supertraits.chain(["Backend".to_string()]).filter(|name| traits.contains_key(name));
+    let methods = |name: &str| {
+        let items = traits[name].items.iter();
+        items.filter_map(|i| if let TraitItem::Fn(f) = i { Some(f.sig.ident.to_string()) } else { None }).collect()
+    };
+    names.map(|name| (name.clone(), methods(&name))).collect()
+}
+
+/// The methods of each `impl .. for Float8<B>` in `src/forward.rs`, written out or in the macro's list.
+fn forwarded() -> BTreeMap<String, BTreeSet<String>> {
+    let source = include_str!("../src/forward.rs");
+    let mut found = BTreeMap::<String, BTreeSet<String>>::new();
+    for item in syn::parse_file(source).unwrap().items {
+        let Item::Impl(block) = item else { continue };
+        let Some((_, path, _)) = &block.trait_ else { continue };
+        let methods = found.entry(path.segments.last().unwrap().ident.to_string()).or_default();
+        for item in block.items {
+            match item {
+                ImplItem::Fn(f) => {
+                    methods.insert(f.sig.ident.to_string());
+                }
+                ImplItem::Macro(m) => {
+                    let tokens: Vec<_> = m.mac.tokens.into_iter().map(|t| t.to_string()).collect();
+                    methods.extend(tokens.windows(2).filter(|w| w[0] == "fn").map(|w| w[1].clone()));
+                }
+                _ => {}
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn every_operation_is_forwarded() {
+    let (upstream, forwarded) = (upstream(), forwarded());
+    let count: usize = upstream.values().map(BTreeSet::len).sum();
+    assert!(count > 400, "found only {count} operations: has burn-backend moved its traits?");
+    for (name, methods) in &upstream {
+        let empty = BTreeSet::new();
+        let ours = forwarded.get(name).unwrap_or(&empty);
+        let missing: Vec<_> =
+            methods.difference(ours).filter(|m| !ALLOWED.iter().any(|(allowed, _)| allowed == m)).collect();
+        assert!(missing.is_empty(), "{name}: not forwarded: {missing:?}");
+    }
+}
+
+/// The names that `Float8Backend` adds to a backend must not shadow Burn's.
+#[test]
+fn no_name_collides_with_burn() {
+    let upstream = upstream();
+    let ours = syn::parse_file(include_str!("../src/backend.rs")).unwrap();
+    let own = ours.items.into_iter().find_map(|i| match i {
+        Item::Trait(t) if t.ident == "Float8Backend" => Some(t),
+        _ => None,
+    });
+    for item in own.expect("the trait is there").items {
+        if let TraitItem::Fn(f) = item {
+            let name = f.sig.ident.to_string();
+            assert!(!f.sig.inputs.iter().any(|a| matches!(a, FnArg::Receiver(_))), "{name} takes self");
+            assert!(upstream.values().all(|methods| !methods.contains(&name)), "{name} is Burn's");
+        }
+    }
+}

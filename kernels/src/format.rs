@@ -1,0 +1,142 @@
+//! The two 8-bit formats, and encode and decode on the device in integer arithmetic: the same bits whatever the
+//! device does with subnormals, NaN and fast math.
+
+use core::fmt;
+
+use cubecl::prelude::*;
+
+/// An 8-bit floating-point format: 1 sign bit, then exponent, then mantissa.
+///
+/// | | exponent, mantissa | bias | max | smallest subnormal | inf | NaN |
+/// | --- | --- | --- | --- | --- | --- | --- |
+/// | [`E4m3`](Format::E4m3) | 4, 3 | 7 | 448 | 2⁻⁹ | none | `0x7f`, `0xff` |
+/// | [`E5m2`](Format::E5m2) | 5, 2 | 15 | 57344 | 2⁻¹⁶ | `0x7c`, `0xfc` | `0x7d..=0x7f`, `0xfd..=0xff` |
+///
+/// Source: Micikevicius et al., *FP8 Formats for Deep Learning* (2022), and the OCP OFP8 specification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// OFP8 E4M3: finite only, "fn" in torch's `float8_e4m3fn`.
+    E4m3,
+    /// OFP8 E5M2: IEEE-like, torch's `float8_e5m2`.
+    E5m2,
+}
+
+/// What the encoder writes for NaN, sign bit aside: all ones in both formats.
+pub(crate) const NAN_CODE: u32 = 0x7f;
+
+/// Bits of f32's infinity: magnitudes above it are NaN.
+pub(crate) const F32_INF: u32 = 0x7f80_0000;
+
+/// The one NaN that the kernels write into f32 results.
+pub(crate) const F32_NAN: u32 = 0x7fc0_0000;
+
+impl Format {
+    /// Largest finite value: 448 for E4M3, 57344 for E5M2.
+    pub const fn max(self) -> f32 {
+        match self {
+            Format::E4m3 => 448.0,
+            Format::E5m2 => 57344.0,
+        }
+    }
+
+    /// Bits of mantissa.
+    pub const fn mantissa_bits(self) -> u32 {
+        match self {
+            Format::E4m3 => 3,
+            Format::E5m2 => 2,
+        }
+    }
+
+    /// Exponent bias.
+    pub const fn bias(self) -> u32 {
+        match self {
+            Format::E4m3 => 7,
+            Format::E5m2 => 15,
+        }
+    }
+
+    /// Code of [`max`](Format::max): `0x7e` or `0x7b`.
+    pub const fn max_code(self) -> u8 {
+        match self {
+            Format::E4m3 => 0x7e,
+            Format::E5m2 => 0x7b,
+        }
+    }
+
+    /// Biased f32 exponent of the smallest normal value, `2^(1 - bias)`.
+    pub(crate) const fn min_normal_exponent(self) -> u32 {
+        127 + 1 - self.bias()
+    }
+
+    /// f32 value of one step of the subnormals, `2^(1 - bias - mantissa bits)`.
+    pub(crate) const fn subnormal_step(self) -> f32 {
+        f32::from_bits((self.min_normal_exponent() - self.mantissa_bits()) << 23)
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Format::E4m3 => "e4m3",
+            Format::E5m2 => "e5m2",
+        })
+    }
+}
+
+/// Code of `x · scale` for an f32 `x` given by its bits: rounded to nearest even, saturating.
+///
+/// The sign and whether `x` is inf or NaN are read from the bits of `x`, so only a finite product has to come from the
+/// device's multiplier, where WGSL asks for correct rounding. A subnormal operand or product may be flushed: both
+/// encode to a zero of the sign of `x` anyway, because a scale is at most 57344 / 1e-12 and the smallest code is 2⁻¹⁶.
+#[cube]
+pub(crate) fn encode_scaled(x: u32, scale: f32, #[comptime] format: Format) -> u32 {
+    let sign = (x >> 24u32) & 0x80u32;
+    let mag = x & 0x7fff_ffffu32;
+    let product = u32::reinterpret(f32::reinterpret(mag) * scale) & 0x7fff_ffffu32;
+    let finite = encode_magnitude(product, format);
+    let code = select(mag == F32_INF, comptime!(format.max_code() as u32).runtime(), finite);
+    let scale_mag = u32::reinterpret(scale) & 0x7fff_ffffu32;
+    let is_nan = max(mag, scale_mag) > F32_INF;
+    sign | select(is_nan, NAN_CODE.runtime(), code)
+}
+
+/// Code of a non-negative f32 given by its bits; anything from `max` up, infinity included, gives the largest code.
+#[cube]
+fn encode_magnitude(abs: u32, #[comptime] format: Format) -> u32 {
+    let drop = comptime!(23 - format.mantissa_bits());
+    let min_exponent = comptime!(format.min_normal_exponent());
+    let exponent = abs >> 23u32;
+    // Below the smallest normal the significand, with its leading one, shifts right by one more bit per binade. From 25
+    // bits on nothing is left, not even a tie.
+    let is_sub = exponent < min_exponent;
+    let significand = (abs & 0x007f_ffffu32) | 0x0080_0000u32;
+    let missing = select(is_sub, min_exponent - exponent, 0u32.runtime());
+    let shift = min(missing + drop, 25u32);
+    let source = select(is_sub, significand, abs);
+    let odd = (source >> shift) & 1u32;
+    let below_half = (1u32 << (shift - 1u32)) - 1u32;
+    let rounded = (source + below_half + odd) >> shift;
+    // A carry out of the mantissa raises the exponent, which is what rounding up to the next binade means.
+    let rebias = comptime!((127 - format.bias()) << format.mantissa_bits());
+    let code = select(is_sub, rounded, rounded - rebias);
+    min(code, comptime!(format.max_code() as u32))
+}
+
+/// Value of the code in the low byte of `code`, whose higher bits must be zero.
+#[cube]
+pub(crate) fn decode(code: u32, #[comptime] format: Format) -> f32 {
+    let mantissa = comptime!(format.mantissa_bits());
+    let sign = (code & 0x80u32) << 24u32;
+    let mag = code & 0x7fu32;
+    let normal = (mag << comptime!(23 - mantissa)) + comptime!((127 - format.bias()) << 23);
+    // Exact, and a normal f32: the smallest is 2^-16.
+    let sub = u32::reinterpret(f32::cast_from(mag) * comptime!(format.subnormal_step()));
+    let finite = select(mag < comptime!(1u32 << mantissa), sub, normal);
+    let bits = if comptime!(matches!(format, Format::E4m3)) {
+        select(mag == NAN_CODE, F32_NAN.runtime(), finite)
+    } else {
+        let or_inf = select(mag == 0x7cu32, F32_INF.runtime(), finite);
+        select(mag > 0x7cu32, F32_NAN.runtime(), or_inf)
+    };
+    f32::reinterpret(bits | sign)
+}

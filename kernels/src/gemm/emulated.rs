@@ -1,0 +1,187 @@
+//! The GEMM of any device: codes are decoded to f32 on their way into shared memory, then an f32 tile product.
+//!
+//! A cube makes a 64x64 tile of the output, 32 codes of the contraction a step; each of its 16x16 units holds 4x4 sums.
+//! Tiles lie in shared memory as `[k, row]`, four rows to a vector, so a unit reads its rows and columns in one load each.
+
+use cubecl::ir::StorageType;
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+
+use crate::format::decode;
+use crate::grid::{UNITS, fold};
+use crate::view::{Checked, Geometry, GeometryLaunch, Source, load_scalar};
+use crate::{Format, Operand, row_words};
+
+/// Rows and columns of a cube's tile of the output.
+const TILE: u32 = 64;
+
+/// Groups of four rows (or columns) in a tile: units along each side of it.
+const QUADS: u32 = TILE / 4;
+
+/// Words of contraction in a step: 32 codes, one memory sector of a row.
+const STEP_WORDS: u32 = 8;
+
+/// Contraction length of a step.
+const STEP: u32 = STEP_WORDS * 4;
+
+/// Vectors from one `k` to the next in shared memory, with one of padding against bank conflicts.
+const PITCH: u32 = QUADS + 1;
+
+/// Units that load one operand: the other half of the cube loads the other one.
+const LOADERS: u32 = QUADS * STEP_WORDS;
+
+type Quad = Vector<f32, Const<4>>;
+
+/// Launches the kernel on checked arguments; `out` holds `a.rows · b.rows` elements of `dtype`.
+pub(super) fn launch<R: Runtime>(
+    client: &ComputeClient<R>,
+    a: &Operand,
+    b: &Operand,
+    bias: Option<&Checked>,
+    out: &Handle,
+    dtype: StorageType,
+) {
+    let (m, n, words) = (a.rows as u32, b.rows as u32, row_words(a.k) as u32);
+    let no_bias = || GeometryLaunch::new(0, 0, 0, 0, 0);
+    // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are guarded by
+    // the rows and words of the operands, stores by `m` and `n`.
+    unsafe {
+        let codes = |operand: &Operand| {
+            ArrayArg::from_raw_parts(operand.codes.clone(), operand.rows * row_words(operand.k))
+        };
+        let scale = |operand: &Operand| ArrayArg::from_raw_parts(operand.inv_scale.clone(), 1);
+        gemm::launch_unchecked::<R>(
+            client,
+            fold(client, m.div_ceil(TILE) * n.div_ceil(TILE)),
+            CubeDim::new_1d(UNITS),
+            codes(a),
+            codes(b),
+            scale(a),
+            scale(b),
+            bias.map(Checked::array).into(),
+            ArrayArg::from_raw_parts(out.clone(), a.rows * b.rows),
+            bias.map_or_else(no_bias, Checked::geometry),
+            m,
+            n,
+            words,
+            a.format,
+            b.format,
+            bias.map_or(Source::F32, |bias| bias.source),
+            dtype,
+        );
+    }
+}
+
+#[cube(launch_unchecked)]
+fn gemm<O: Float>(
+    a: &Array<u32>,
+    b: &Array<u32>,
+    inv_scale_a: &Array<f32>,
+    inv_scale_b: &Array<f32>,
+    bias: &ComptimeOption<Array<u32>>,
+    out: &mut Array<O>,
+    bias_geometry: Geometry,
+    m: u32,
+    n: u32,
+    words: u32,
+    #[comptime] format_a: Format,
+    #[comptime] format_b: Format,
+    #[comptime] bias_source: Source,
+    #[define(O)] _dtype: StorageType,
+) {
+    let tiles_n = n.div_ceil(TILE);
+    let tile = CUBE_POS as u32;
+    let row0 = tile / tiles_n * TILE;
+    let col0 = tile % tiles_n * TILE;
+    if row0 >= m {
+        terminate!();
+    }
+    let mut tile_a = SharedMemory::<Quad>::new(comptime!((STEP * PITCH) as usize));
+    let mut tile_b = SharedMemory::<Quad>::new(comptime!((STEP * PITCH) as usize));
+    let unit_x = UNIT_POS % QUADS;
+    let unit_y = UNIT_POS / QUADS;
+    let loader = UNIT_POS % LOADERS;
+
+    // One row of sums per element.
+    let mut sums = Array::<Quad>::new(4usize);
+    #[unroll]
+    for i in 0..4usize {
+        sums[i] = Quad::new(0.0f32);
+    }
+    let mut step = 0u32.runtime();
+    while step < words {
+        if UNIT_POS < LOADERS {
+            load_tile(a, &mut tile_a, loader, row0, m, step, words, format_a);
+        } else {
+            load_tile(b, &mut tile_b, loader, col0, n, step, words, format_b);
+        }
+        sync_cube();
+        for k in 0..STEP {
+            let rows = tile_a[(k * PITCH + unit_y) as usize];
+            let cols = tile_b[(k * PITCH + unit_x) as usize];
+            #[unroll]
+            for i in 0..4usize {
+                sums[i] = fma(Quad::new(rows[i]), cols, sums[i]);
+            }
+        }
+        sync_cube();
+        step += STEP_WORDS;
+    }
+
+    let inv_scale = inv_scale_a[0] * inv_scale_b[0];
+    #[unroll]
+    for j in 0..4u32 {
+        let col = col0 + unit_x * 4 + j;
+        if col < n {
+            #[comptime]
+            let shift = match bias {
+                ComptimeOption::Some(bias) => load_scalar(bias, &bias_geometry, col, bias_source),
+                ComptimeOption::None => f32::new(0.0),
+            };
+            #[unroll]
+            for i in 0..4u32 {
+                let row = row0 + unit_y * 4 + i;
+                if row < m {
+                    let value = sums[i as usize][j as usize] * inv_scale + shift;
+                    out[(row * n + col) as usize] = O::cast_from(value);
+                }
+            }
+        }
+    }
+}
+
+/// Decodes 64 rows by 32 codes into `tile`: each of 128 loaders takes one word of each of four neighbouring rows.
+#[cube]
+fn load_tile(
+    codes: &Array<u32>,
+    tile: &mut SharedMemory<Quad>,
+    loader: u32,
+    row0: u32,
+    rows: u32,
+    step: u32,
+    words: u32,
+    #[comptime] format: Format,
+) {
+    let quad = loader / STEP_WORDS;
+    let local_word = loader % STEP_WORDS;
+    let word = step + local_word;
+    let mut packed = Array::<u32>::new(4usize);
+    #[unroll]
+    for i in 0..4u32 {
+        let row = row0 + quad * 4 + i;
+        let mut value = 0u32.runtime();
+        if row < rows && word < words {
+            value = codes[(row * words + word) as usize];
+        }
+        packed[i as usize] = value;
+    }
+    #[unroll]
+    for j in 0..4u32 {
+        let mut values = Quad::empty();
+        #[unroll]
+        for i in 0..4usize {
+            values[i] = decode((packed[i] >> comptime!(8 * j)) & 0xffu32, format);
+        }
+        tile[((local_word * 4 + j) * PITCH + quad) as usize] = values;
+    }
+}

@@ -1,0 +1,33 @@
+//! Cubes and blocks: how many to launch, and the block-wide maximum.
+
+use cubecl::prelude::*;
+
+/// Units of every cube in this crate: four planes of 64 or eight of 32, and WebGPU's guaranteed limit.
+pub(crate) const UNITS: u32 = 256;
+
+/// A grid of at least `cubes` cubes, folded so that no dimension exceeds the device's limit (65535 on wgpu).
+///
+/// A kernel finds its number as `CUBE_POS` and leaves if that is not below `cubes`.
+pub(crate) fn fold<R: Runtime>(client: &ComputeClient<R>, cubes: u32) -> CubeCount {
+    let limit = client.properties().hardware.max_cube_count.0;
+    let x = cubes.min(limit);
+    CubeCount::Static(x, cubes.div_ceil(x), 1)
+}
+
+/// The maximum of `value` over the cube, valid in unit 0. All [`UNITS`] units must call it.
+#[cube]
+pub(crate) fn cube_max(value: u32) -> u32 {
+    let mut shared = SharedMemory::<u32>::new(comptime!(UNITS as usize));
+    shared[UNIT_POS as usize] = value;
+    sync_cube();
+    let mut width = comptime!(UNITS / 2).runtime();
+    while width > 0 {
+        if UNIT_POS < width {
+            let other = shared[(UNIT_POS + width) as usize];
+            shared[UNIT_POS as usize] = max(shared[UNIT_POS as usize], other);
+        }
+        sync_cube();
+        width /= 2;
+    }
+    shared[0]
+}

@@ -1,0 +1,33 @@
+//! FP8 amax, quantize and scaled GEMM kernels, written once in CubeCL and run on any of its runtimes.
+//!
+//! ```text
+//! amax  = max |x|
+//! scale = f32(FMAX / max(f64(amax), 1e-12))        code = cast_rne(clamp(f32(x) · scale, ±FMAX))
+//! out   = (A · Bᵀ) · (1/scale_a · 1/scale_b) + bias
+//! ```
+//!
+//! Scales and codes are the same bits on every device and in [`reference`], the scalar host oracle beside the kernels.
+//! Codes are stored four to a `u32` word, rows padded with zero codes to 16 bytes ([`row_words`]), always
+//! *contraction-major*: the axis that a GEMM sums over is the contiguous one.
+
+#![warn(missing_docs)]
+
+mod amax;
+mod error;
+mod format;
+mod gemm;
+mod grid;
+mod operand;
+mod quantize;
+pub mod reference;
+mod scale;
+mod view;
+
+pub use amax::amax;
+pub use error::KernelError;
+pub use format::Format;
+pub use gemm::{GemmPath, gemm_path, scaled_gemm};
+pub use operand::{Cast, Granularity, Operand, Orientation, Quantized, row_words};
+pub use quantize::quantize;
+pub use scale::{InvScale, Scale, ScaleMode};
+pub use view::{MatrixView, VectorView, supports};

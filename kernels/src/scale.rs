@@ -1,0 +1,123 @@
+//! Scales: one type for each direction, and `scale = f32(FMAX / max(f64(amax), 1e-12))` to the bit on every device.
+//!
+//! WGSL lets a division be off by ulps and has no f64, so the device divides integers. One f32 division is enough: FMAX
+//! and amax are f32 values, and a quotient of two 24-bit significands rounded to f64 first (53 ≥ 2·24 + 2 bits) rounds to
+//! the same f32 (Figueroa, *When is double rounding innocuous?*, 1995).
+
+use cubecl::prelude::*;
+
+use crate::Format;
+use crate::format::{F32_INF, F32_NAN};
+
+/// Multiplies a value to quantize it: `code = cast(x · scale)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scale(f32);
+
+/// Multiplies a code's value to dequantize it: `x ≈ value(code) · inv_scale`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct InvScale(f32);
+
+impl Scale {
+    /// A scale read back from a device or from a file: positive, or NaN.
+    pub const fn new(scale: f32) -> Self {
+        Self(scale)
+    }
+
+    /// The multiplier.
+    pub const fn get(self) -> f32 {
+        self.0
+    }
+
+    /// `1 / scale`, correctly rounded.
+    pub const fn inverse(self) -> InvScale {
+        InvScale(1.0 / self.0)
+    }
+}
+
+impl InvScale {
+    /// An inverse scale read back from a device or from a file: positive, or NaN.
+    pub const fn new(inv_scale: f32) -> Self {
+        Self(inv_scale)
+    }
+
+    /// The multiplier.
+    pub const fn get(self) -> f32 {
+        self.0
+    }
+}
+
+/// Which scales a cast may use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ScaleMode {
+    /// Any f32: the amax maps to FMAX.
+    #[default]
+    F32,
+    /// The f32 scale rounded down to a power of two, `2^floor(log2(scale))`: scaling is exact.
+    PowerOfTwo,
+}
+
+/// Smallest amax that is used as it is (torchao's `EPS`): below it the scale is that of 1e-12.
+pub(crate) const MIN_AMAX: f64 = 1e-12;
+
+/// Bits of the smallest f32 that is at least [`MIN_AMAX`] in f64. f32(1e-12) itself is below or above it.
+pub(crate) const MIN_AMAX_BITS: u32 = {
+    let nearest = MIN_AMAX as f32;
+    if (nearest as f64) < MIN_AMAX { nearest.to_bits() + 1 } else { nearest.to_bits() }
+};
+
+/// Bits of the scale of every amax below [`MIN_AMAX`].
+const fn largest_scale_bits(format: Format) -> u32 {
+    ((format.max() as f64 / MIN_AMAX) as f32).to_bits()
+}
+
+/// Bits of the scale for the f32 bits of an amax.
+///
+/// A NaN gives NaN. An infinite amax counts as `f32::MAX`: the scale stays positive, so an infinity saturates instead of
+/// turning into `inf · 0 = NaN`.
+#[cube]
+pub(crate) fn scale_bits(amax: u32, #[comptime] format: Format, #[comptime] mode: ScaleMode) -> u32 {
+    let largest_finite = comptime!(F32_INF - 1);
+    let divisor = clamp(amax, comptime!(MIN_AMAX_BITS), largest_finite);
+    let quotient = divide_bits(comptime!(format.max().to_bits()).runtime(), divisor);
+    let scale = select(amax < MIN_AMAX_BITS, comptime!(largest_scale_bits(format)).runtime(), quotient);
+    let scale = if comptime!(matches!(mode, ScaleMode::PowerOfTwo)) {
+        scale & 0x7f80_0000u32
+    } else {
+        scale
+    };
+    select(amax > F32_INF, F32_NAN.runtime(), scale)
+}
+
+/// Bits of `1 / scale` for the bits of a scale that [`scale_bits`] made.
+#[cube]
+pub(crate) fn inverse_bits(scale: u32) -> u32 {
+    let one = comptime!(1f32.to_bits());
+    let is_nan = scale > F32_INF;
+    let divisor = select(is_nan, one.runtime(), scale);
+    let inverse = divide_bits(one.runtime(), divisor);
+    select(is_nan, F32_NAN.runtime(), inverse)
+}
+
+/// Bits of `num / den`, rounded to nearest even, for positive normal f32 bits whose quotient is a normal f32.
+#[cube]
+fn divide_bits(num: u32, den: u32) -> u32 {
+    let num_significand = (num & 0x007f_ffffu32) | 0x0080_0000u32;
+    let divisor = (den & 0x007f_ffffu32) | 0x0080_0000u32;
+    // Shift the dividend so that the quotient of significands lies in [1, 2).
+    let borrow = select(num_significand < divisor, 1u32.runtime(), 0u32.runtime());
+    let mut remainder = num_significand << borrow;
+    let mut quotient = 0u32.runtime();
+    // Restoring division, one bit a step. remainder < 2 · divisor < 2^25 holds throughout.
+    for _ in 0..24u32 {
+        let fits = remainder >= divisor;
+        quotient = (quotient << 1u32) | select(fits, 1u32.runtime(), 0u32.runtime());
+        remainder = (remainder - select(fits, divisor, 0u32.runtime())) << 1u32;
+    }
+    // The remainder has been doubled once more, so it compares to the divisor as the lost part does to one half.
+    let odd = quotient & 1u32;
+    let tie_up = select(remainder == divisor, odd, 0u32.runtime());
+    let round_up = select(remainder > divisor, 1u32.runtime(), tie_up);
+    let exponent = (num >> 23u32) + 127u32 - (den >> 23u32) - borrow;
+    // Adding the significand with its leading one raises the exponent field by one, and a carry from rounding by one more.
+    ((exponent - 1u32) << 23u32) + quotient + round_up
+}

@@ -1,0 +1,147 @@
+//! Grouped-query causal attention.
+//!
+//! ```text
+//! q = rope(x Wq) / √head_dim      k = rope(x Wk)      v = x Wv
+//! y = softmax(q kᵀ + causal mask) v Wo                softmax in f32
+//! ```
+//! Query heads that share a key head are stacked along the rows of one matrix, so keys and values are never copied
+//! per query head: `[B, kv, group·T, d] · [B, kv, d, S]`.
+
+use burn::module::Module;
+use burn::nn::Linear;
+use burn::tensor::activation::softmax;
+use burn::tensor::backend::Backend;
+use burn::tensor::{DType, Tensor, TensorData};
+
+use crate::config::LlamaConfig;
+use crate::model::linear;
+use crate::rope::RotaryTables;
+
+/// Self-attention of one decoder layer.
+#[derive(Module, Debug)]
+pub struct Attention<B: Backend> {
+    /// `[H, heads · head_dim]`.
+    pub q_proj: Linear<B>,
+    /// `[H, kv_heads · head_dim]`.
+    pub k_proj: Linear<B>,
+    /// `[H, kv_heads · head_dim]`.
+    pub v_proj: Linear<B>,
+    /// `[heads · head_dim, H]`.
+    pub o_proj: Linear<B>,
+    num_heads: usize,
+    num_kv_heads: usize,
+    head_dim: usize,
+}
+
+/// What all layers of one forward pass share.
+#[derive(Clone, Debug)]
+pub(crate) struct Positions<B: Backend> {
+    /// Sequences.
+    pub(crate) batch: usize,
+    /// New tokens per sequence, T.
+    pub(crate) len: usize,
+    /// cos and sin of the new positions.
+    pub(crate) rope: RotaryTables<B>,
+    /// Added to the scores, `[1, 1, T, S]`; none if there is nothing to hide.
+    pub(crate) mask: Option<Tensor<B, 4>>,
+}
+
+/// Keys and values of the positions seen so far, one pair per layer: `[B, kv_heads, S, head_dim]`.
+#[derive(Clone, Debug)]
+pub struct KvCache<B: Backend> {
+    pub(crate) layers: Vec<Option<[Tensor<B, 4>; 2]>>,
+    pub(crate) len: usize,
+}
+
+impl<B: Backend> KvCache<B> {
+    /// An empty cache for a model of `num_layers`.
+    pub fn new(num_layers: usize) -> Self {
+        Self { layers: vec![None; num_layers], len: 0 }
+    }
+
+    /// Positions held.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no position is held.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl<B: Backend> Attention<B> {
+    pub(crate) fn new(config: &LlamaConfig, device: &B::Device) -> Self {
+        let hidden = config.hidden_size;
+        let q = config.num_heads * config.head_dim;
+        let kv = config.num_kv_heads * config.head_dim;
+        Self {
+            q_proj: linear(hidden, q, device),
+            k_proj: linear(hidden, kv, device),
+            v_proj: linear(hidden, kv, device),
+            o_proj: linear(q, hidden, device),
+            num_heads: config.num_heads,
+            num_kv_heads: config.num_kv_heads,
+            head_dim: config.head_dim,
+        }
+    }
+
+    /// `[B·T, H]` → `[B·T, H]`.
+    pub(crate) fn forward(
+        &self,
+        x: Tensor<B, 2>,
+        positions: &Positions<B>,
+        cache: Option<&mut Option<[Tensor<B, 4>; 2]>>,
+    ) -> Tensor<B, 2> {
+        let dtype = x.dtype();
+        let Positions { batch, len, .. } = *positions;
+        let (heads, kv_heads, head_dim) = (self.num_heads, self.num_kv_heads, self.head_dim);
+
+        let q = self.q_proj.forward(x.clone()).reshape([batch, len, heads, head_dim]);
+        let k = self.k_proj.forward(x.clone()).reshape([batch, len, kv_heads, head_dim]);
+        let v = self.v_proj.forward(x).reshape([batch, len, kv_heads, head_dim]);
+        // 1/√d is folded into q while it is in f32: fewer elements than scores, and one rounding.
+        let scale = (head_dim as f64).sqrt().recip();
+        let q = (positions.rope.rotate(q) * scale).cast(dtype).swap_dims(1, 2);
+        let mut k = positions.rope.rotate(k).cast(dtype).swap_dims(1, 2);
+        let mut v = v.swap_dims(1, 2);
+        if let Some(cache) = cache {
+            if let Some([old_k, old_v]) = cache.take() {
+                k = Tensor::cat(vec![old_k, k], 2);
+                v = Tensor::cat(vec![old_v, v], 2);
+            }
+            *cache = Some([k.clone(), v.clone()]);
+        }
+
+        let seen = k.dims()[2];
+        let rows = heads / kv_heads * len;
+        let q = q.reshape([batch, kv_heads, rows, head_dim]);
+        let scores = q.matmul(k.swap_dims(2, 3)).cast(DType::F32);
+        let mut scores = scores.reshape([batch, heads, len, seen]);
+        if let Some(mask) = &positions.mask {
+            scores = scores + mask.clone();
+        }
+        let weights = softmax(scores, 3).cast(dtype);
+        let y = weights.reshape([batch, kv_heads, rows, seen]).matmul(v);
+        let y = y.reshape([batch, heads, len, head_dim]).swap_dims(1, 2);
+        self.o_proj.forward(y.reshape([batch * len, heads * head_dim]))
+    }
+}
+
+/// `[1, 1, len, past + len]`: 0 where position `past + row` may look, a number no score outweighs elsewhere.
+pub(crate) fn causal_mask<B: Backend>(
+    past: usize,
+    len: usize,
+    device: &B::Device,
+) -> Option<Tensor<B, 4>> {
+    // Finite: WGSL need not represent infinities.
+    const HIDDEN: f32 = -1e30;
+    if len <= 1 {
+        return None;
+    }
+    let seen = past + len;
+    let values: Vec<f32> = (0..len)
+        .flat_map(|row| (0..seen).map(move |col| if col <= past + row { 0.0 } else { HIDDEN }))
+        .collect();
+    Some(Tensor::from_data(TensorData::new(values, [1, 1, len, seen]), (device, DType::F32)))
+}

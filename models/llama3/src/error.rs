@@ -1,0 +1,219 @@
+//! One error type for the crate; each variant carries the values that are wrong.
+
+use std::path::PathBuf;
+
+use burn_float8::Float8Error;
+use burn_float8::device::DeviceError;
+
+/// What can go wrong between a command line and a trained model.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A model dimension that no Llama can have.
+    #[error("model config: {field} = {value}: {reason}")]
+    ModelConfig {
+        /// Field of [`LlamaConfig`](crate::LlamaConfig).
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A preset name that does not exist.
+    #[error("unknown model preset `{name}`; there are {}", known.join(", "))]
+    UnknownPreset {
+        /// What was asked for.
+        name: String,
+        /// The presets that exist.
+        known: Vec<&'static str>,
+    },
+    /// A file or folder could not be read.
+    #[error("cannot read {}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A JSON file that does not parse.
+    #[error("{} is not valid", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// The parser's reason.
+        source: serde_json::Error,
+    },
+    /// A key of a Hugging Face `config.json` has a value that this crate does not implement.
+    #[error("{}: {key} = {value} is not supported; {supported}", path.display())]
+    HfUnsupported {
+        /// The `config.json`.
+        path: PathBuf,
+        /// The key, dotted if nested.
+        key: String,
+        /// Its value, as JSON.
+        value: String,
+        /// What is supported instead.
+        supported: String,
+    },
+    /// A Hugging Face `config.json` lacks a key that has no default.
+    #[error("{}: {key} is missing", path.display())]
+    HfMissingKey {
+        /// The `config.json`.
+        path: PathBuf,
+        /// The key, dotted if nested.
+        key: String,
+    },
+    /// No weights beside a `config.json`.
+    #[error("{} holds neither model.safetensors nor model.safetensors.index.json", path.display())]
+    NoWeights {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A file that is not a whole safetensors file, or an index that contradicts its shards.
+    #[error("{}: {reason}", path.display())]
+    Checkpoint {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A checkpoint lacks a tensor of the model.
+    #[error("{} lacks the tensor {name} {shape:?}", path.display())]
+    MissingTensor {
+        /// Its Hugging Face name.
+        name: String,
+        /// The shape that the model needs, `[out, in]` for a linear.
+        shape: Vec<usize>,
+        /// The checkpoint folder.
+        path: PathBuf,
+    },
+    /// A checkpoint holds tensors that the model has no place for.
+    #[error("{} holds tensors that the model does not have: {}", path.display(), names.join(", "))]
+    UnexpectedTensors {
+        /// Their names, sorted.
+        names: Vec<String>,
+        /// The checkpoint folder.
+        path: PathBuf,
+    },
+    /// A tensor of a checkpoint has the wrong shape.
+    #[error("{}: {name} has shape {found:?}, the model needs {expected:?}", path.display())]
+    TensorShape {
+        /// Its Hugging Face name.
+        name: String,
+        /// What the config asks for.
+        expected: Vec<usize>,
+        /// What the file holds.
+        found: Vec<usize>,
+        /// The file.
+        path: PathBuf,
+    },
+    /// A tensor of a checkpoint has a dtype that is not read.
+    #[error("{}: {name} has dtype {dtype}; F32, F16 and BF16 are read", path.display())]
+    TensorDtype {
+        /// Its Hugging Face name.
+        name: String,
+        /// The dtype in the file.
+        dtype: String,
+        /// The file.
+        path: PathBuf,
+    },
+    /// The given paths hold no text at all.
+    #[error("no text in {} ({skipped} files skipped: empty, binary or not UTF-8)", join(paths))]
+    NoText {
+        /// Where it was looked for.
+        paths: Vec<PathBuf>,
+        /// How many files were passed over.
+        skipped: usize,
+    },
+    /// Too little text for the batches asked for.
+    #[error(
+        "too little text: the {split} split has {have} tokens, one batch of {batch_size} \
+         sequences of {seq_len} + 1 tokens needs {need}"
+    )]
+    DataTooSmall {
+        /// `training` or `held-out`.
+        split: &'static str,
+        /// Tokens there are.
+        have: usize,
+        /// Tokens needed.
+        need: usize,
+        /// Sequences in a batch.
+        batch_size: usize,
+        /// Tokens in a sequence.
+        seq_len: usize,
+    },
+    /// A vocabulary that has no room for the tokenizer's tokens.
+    #[error("vocab_size = {vocab_size}, but byte-level tokens need at least {needed}")]
+    Vocabulary {
+        /// The model's vocabulary.
+        vocab_size: usize,
+        /// What the tokenizer needs.
+        needed: usize,
+    },
+    /// A run config (file, `--set` or flag) that does not parse or has an unknown key.
+    #[error("{origin}: {reason}")]
+    RunConfig {
+        /// The file or the argument.
+        origin: String,
+        /// What is wrong, naming the key.
+        reason: String,
+    },
+    /// A key of the run config has a value that cannot be run.
+    #[error("{key} = {value}: {reason}")]
+    RunValue {
+        /// The dotted key.
+        key: &'static str,
+        /// Its value.
+        value: String,
+        /// Why it cannot be run.
+        reason: String,
+    },
+    /// The device does not compute in this dtype.
+    #[error("{device} does not support {dtype}; set training.compute_dtype")]
+    UnsupportedDtype {
+        /// The dtype asked for.
+        dtype: String,
+        /// The device.
+        device: String,
+    },
+    /// The device asked for was not compiled in.
+    #[error("this build has no {device} support: enable the `{feature}` feature")]
+    FeatureOff {
+        /// The device asked for.
+        device: &'static str,
+        /// The cargo feature.
+        feature: &'static str,
+    },
+    /// The device is not there.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// FP8 could not be applied.
+    #[error(transparent)]
+    Float8(#[from] Float8Error),
+    /// The device failed while computing.
+    #[error("the device failed while {doing}: {reason}")]
+    Execution {
+        /// What was being read.
+        doing: &'static str,
+        /// The device's reason.
+        reason: String,
+    },
+    /// Training left the finite numbers.
+    #[error("training diverged at step {step}: loss = {loss}, grad_norm = {grad_norm}")]
+    Diverged {
+        /// The step, from 1.
+        step: usize,
+        /// Its loss.
+        loss: f64,
+        /// Its gradient norm.
+        grad_norm: f64,
+    },
+    /// The output could not be written.
+    #[error("cannot write the log")]
+    Output(#[from] std::io::Error),
+}
+
+fn join(paths: &[PathBuf]) -> String {
+    let names: Vec<_> = paths.iter().map(|p| p.display().to_string()).collect();
+    names.join(", ")
+}

@@ -1,0 +1,220 @@
+//! Llama 3 as a Burn module whose field names are Hugging Face's.
+//!
+//! ```text
+//! h ← embed(tokens)
+//! h ← h + attention(rmsnorm(h));  h ← h + down(silu(gate(n)) ⊙ up(n)), n = rmsnorm(h)     per layer
+//! logits = lm_head(rmsnorm(h))
+//! ```
+//! Hidden states are `[B·T, H]` matrices in the compute dtype; norms, softmax, logits and the loss are in f32.
+
+use burn::module::Module;
+use burn::nn::{Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::tensor::activation::{log_softmax, silu};
+use burn::tensor::backend::Backend;
+use burn::tensor::{DType, Int, Tensor, module};
+
+use crate::Error;
+use crate::attention::{Attention, KvCache, Positions, causal_mask};
+use crate::config::LlamaConfig;
+use crate::rope::RotaryEmbedding;
+
+/// SwiGLU: `down(silu(gate(x)) ⊙ up(x))`.
+#[derive(Module, Debug)]
+pub struct Mlp<B: Backend> {
+    /// `[H, intermediate]`.
+    pub gate_proj: Linear<B>,
+    /// `[H, intermediate]`.
+    pub up_proj: Linear<B>,
+    /// `[intermediate, H]`.
+    pub down_proj: Linear<B>,
+}
+
+/// One decoder layer.
+#[derive(Module, Debug)]
+pub struct DecoderLayer<B: Backend> {
+    /// Before attention.
+    pub input_layernorm: RmsNorm<B>,
+    /// Grouped-query attention.
+    pub self_attn: Attention<B>,
+    /// Before the MLP.
+    pub post_attention_layernorm: RmsNorm<B>,
+    /// SwiGLU.
+    pub mlp: Mlp<B>,
+}
+
+/// A Llama 3 model with f32 parameters.
+#[derive(Module, Debug)]
+pub struct Llama<B: Backend> {
+    /// `[V, H]`.
+    pub embed_tokens: Embedding<B>,
+    /// Decoder layers, first to last.
+    pub layers: Vec<DecoderLayer<B>>,
+    /// Before the output layer.
+    pub norm: RmsNorm<B>,
+    /// `[H, V]`; none if the output is tied to the embedding.
+    pub lm_head: Option<Linear<B>>,
+    rope: RotaryEmbedding<B>,
+    #[module(skip)]
+    config: LlamaConfig,
+    #[module(skip)]
+    compute_dtype: DType,
+}
+
+impl<B: Backend> Llama<B> {
+    /// A model of these dimensions whose parameters are drawn when first used, `N(0, 0.02²)` from the backend's
+    /// generator. [`init_weights`](Self::init_weights) makes them reproducible, [`load_hf`](Self::load_hf) loads them.
+    ///
+    /// # Errors
+    /// [`Error::ModelConfig`].
+    pub fn new(config: LlamaConfig, device: &B::Device) -> Result<Self, Error> {
+        config.validate()?;
+        let norm = || {
+            RmsNormConfig::new(config.hidden_size).with_epsilon(config.rms_norm_eps).init(device)
+        };
+        let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
+        let layers = (0..config.num_layers).map(|_| DecoderLayer {
+            input_layernorm: norm(),
+            self_attn: Attention::new(&config, device),
+            post_attention_layernorm: norm(),
+            mlp: Mlp {
+                gate_proj: linear(hidden, intermediate, device),
+                up_proj: linear(hidden, intermediate, device),
+                down_proj: linear(intermediate, hidden, device),
+            },
+        });
+        let untied = !config.tie_word_embeddings;
+        Ok(Self {
+            embed_tokens: EmbeddingConfig::new(config.vocab_size, hidden)
+                .with_initializer(INITIALIZER)
+                .init(device),
+            layers: layers.collect(),
+            norm: norm(),
+            lm_head: untied.then(|| linear(hidden, config.vocab_size, device)),
+            rope: RotaryEmbedding::new(&config, device),
+            config,
+            compute_dtype: DType::F32,
+        })
+    }
+
+    /// The dimensions.
+    pub fn config(&self) -> &LlamaConfig {
+        &self.config
+    }
+
+    /// Sets the dtype of hidden states and GEMM results; parameters stay in f32, so a dtype other than f32 needs a
+    /// backend whose linears mix dtypes, such as `Float8<B>`.
+    pub fn with_compute_dtype(mut self, dtype: DType) -> Self {
+        self.compute_dtype = dtype;
+        self
+    }
+
+    /// Logits in f32, `[B, T, V]`, for `tokens` `[B, T]`, all in `0..V`.
+    pub fn forward(&self, tokens: Tensor<B, 2, Int>) -> Tensor<B, 3> {
+        let [batch, len] = tokens.dims();
+        let hidden = self.hidden(tokens, None);
+        self.logits(hidden).reshape([batch, len, self.config.vocab_size])
+    }
+
+    /// Logits in f32 of the last position only, `[B, V]`, for `tokens` `[B, T]` that follow the positions in
+    /// `cache`, which then holds them too.
+    pub fn forward_cached(
+        &self,
+        tokens: Tensor<B, 2, Int>,
+        cache: &mut KvCache<B>,
+    ) -> Tensor<B, 2> {
+        let [batch, len] = tokens.dims();
+        let hidden = self.hidden(tokens, Some(cache));
+        let width = self.config.hidden_size;
+        let last = hidden.reshape([batch, len, width]).slice([0..batch, len - 1..len, 0..width]);
+        self.logits(last.reshape([batch, width]))
+    }
+
+    /// Mean cross entropy in f32 of `targets` under the logits of `inputs`, both `[B, T]`: `[1]`.
+    pub fn loss(&self, inputs: Tensor<B, 2, Int>, targets: Tensor<B, 2, Int>) -> Tensor<B, 1> {
+        let [batch, len] = inputs.dims();
+        let hidden = self.hidden(inputs, None);
+        cross_entropy(self.logits(hidden), targets.reshape([batch * len]))
+    }
+
+    fn hidden(&self, tokens: Tensor<B, 2, Int>, cache: Option<&mut KvCache<B>>) -> Tensor<B, 2> {
+        let [batch, len] = tokens.dims();
+        let device = tokens.device();
+        let past = cache.as_ref().map_or(0, |cache| cache.len);
+        let positions = Positions {
+            batch,
+            len,
+            rope: self.rope.at(past..past + len),
+            mask: causal_mask(past, len, &device),
+        };
+        let embedded = self.embed_tokens.forward(tokens).cast(self.compute_dtype);
+        let mut h = embedded.reshape([batch * len, self.config.hidden_size]);
+        match cache {
+            None => {
+                for layer in &self.layers {
+                    h = layer.forward(h, &positions, None);
+                }
+            }
+            Some(cache) => {
+                for (layer, slot) in self.layers.iter().zip(&mut cache.layers) {
+                    h = layer.forward(h, &positions, Some(slot));
+                }
+                cache.len += len;
+            }
+        }
+        rms_norm(&self.norm, h)
+    }
+
+    /// `[M, H]` → `[M, V]`, f32.
+    fn logits(&self, hidden: Tensor<B, 2>) -> Tensor<B, 2> {
+        let logits = match &self.lm_head {
+            Some(lm_head) => lm_head.forward(hidden),
+            None => module::linear(hidden, self.embed_tokens.weight.val().transpose(), None),
+        };
+        logits.cast(DType::F32)
+    }
+}
+
+impl<B: Backend> DecoderLayer<B> {
+    /// `[B·T, H]` → `[B·T, H]`.
+    fn forward(
+        &self,
+        h: Tensor<B, 2>,
+        positions: &Positions<B>,
+        cache: Option<&mut Option<[Tensor<B, 4>; 2]>>,
+    ) -> Tensor<B, 2> {
+        let x = rms_norm(&self.input_layernorm, h.clone());
+        let h = h + self.self_attn.forward(x, positions, cache);
+        let x = rms_norm(&self.post_attention_layernorm, h.clone());
+        h + self.mlp.forward(x)
+    }
+}
+
+impl<B: Backend> Mlp<B> {
+    /// `[M, H]` → `[M, H]`.
+    fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
+        let gate = silu(self.gate_proj.forward(x.clone()));
+        self.down_proj.forward(gate * self.up_proj.forward(x))
+    }
+}
+
+/// Mean over rows of `-log softmax(logits)[target]`: `[M, V]`, `[M]` → `[1]`.
+fn cross_entropy<B: Backend>(logits: Tensor<B, 2>, targets: Tensor<B, 1, Int>) -> Tensor<B, 1> {
+    let rows = logits.dims()[0];
+    log_softmax(logits, 1).gather(1, targets.reshape([rows, 1])).mean().neg()
+}
+
+/// RMSNorm in f32 whatever the dtype of `x`, which the result has.
+fn rms_norm<B: Backend>(norm: &RmsNorm<B>, x: Tensor<B, 2>) -> Tensor<B, 2> {
+    let dtype = x.dtype();
+    norm.forward(x.cast(DType::F32)).cast(dtype)
+}
+
+const INITIALIZER: Initializer = Initializer::Normal { mean: 0.0, std: 0.02 };
+
+/// A linear without bias, `[d_input, d_output]`.
+pub(crate) fn linear<B: Backend>(d_input: usize, d_output: usize, device: &B::Device) -> Linear<B> {
+    LinearConfig::new(d_input, d_output)
+        .with_bias(false)
+        .with_initializer(INITIALIZER)
+        .init(device)
+}

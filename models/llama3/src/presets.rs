@@ -1,0 +1,92 @@
+//! Named sizes: `debug` for a CPU, and the published dimensions of Llama 3.1 and 3.2.
+
+use crate::config::{LlamaConfig, RopeScaling};
+use crate::tokenizer::ByteTokenizer;
+use crate::Error;
+
+/// The names that [`LlamaConfig::preset`] takes.
+pub const PRESETS: [&str; 6] = ["debug", "1b", "3b", "8b", "70b", "405b"];
+
+impl LlamaConfig {
+    /// The dimensions that `name` stands for: `debug` (byte-level tokens, trains on a CPU in minutes), `1b` and
+    /// `3b` (Llama 3.2), `8b`, `70b` and `405b` (Llama 3.1).
+    ///
+    /// # Errors
+    /// [`Error::UnknownPreset`].
+    pub fn preset(name: &str) -> Result<Self, Error> {
+        Ok(match name {
+            "debug" => debug(),
+            "1b" => llama3_2(2048, 8192, 16, 32, 64),
+            "3b" => llama3_2(3072, 8192, 28, 24, 128),
+            "8b" => llama3_1(4096, 14336, 32, 32),
+            "70b" => llama3_1(8192, 28672, 80, 64),
+            "405b" => llama3_1(16384, 53248, 126, 128),
+            _ => {
+                return Err(Error::UnknownPreset { name: name.into(), known: PRESETS.to_vec() });
+            }
+        })
+    }
+}
+
+fn debug() -> LlamaConfig {
+    LlamaConfig {
+        vocab_size: ByteTokenizer::PADDED_VOCAB_SIZE,
+        hidden_size: 192,
+        intermediate_size: 512,
+        num_layers: 4,
+        num_heads: 6,
+        num_kv_heads: 2,
+        head_dim: 32,
+        rms_norm_eps: 1e-5,
+        rope_theta: 10_000.0,
+        rope_scaling: None,
+        max_seq_len: 1024,
+        tie_word_embeddings: false,
+    }
+}
+
+/// Llama 3.1: heads of 128, separate output layer.
+fn llama3_1(hidden: usize, intermediate: usize, layers: usize, heads: usize) -> LlamaConfig {
+    published(hidden, intermediate, layers, heads, 128, 8.0, false)
+}
+
+/// Llama 3.2: tied embeddings, frequencies stretched four times further.
+fn llama3_2(
+    hidden: usize,
+    intermediate: usize,
+    layers: usize,
+    heads: usize,
+    head_dim: usize,
+) -> LlamaConfig {
+    published(hidden, intermediate, layers, heads, head_dim, 32.0, true)
+}
+
+fn published(
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_layers: usize,
+    num_heads: usize,
+    head_dim: usize,
+    factor: f64,
+    tie_word_embeddings: bool,
+) -> LlamaConfig {
+    LlamaConfig {
+        vocab_size: 128_256,
+        hidden_size,
+        intermediate_size,
+        num_layers,
+        num_heads,
+        num_kv_heads: 8,
+        head_dim,
+        rms_norm_eps: 1e-5,
+        rope_theta: 500_000.0,
+        rope_scaling: Some(RopeScaling {
+            factor,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position_embeddings: 8192,
+        }),
+        max_seq_len: 131_072,
+        tie_word_embeddings,
+    }
+}

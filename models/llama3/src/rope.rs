@@ -1,0 +1,125 @@
+//! Rotary position embedding in Hugging Face's rotate-half layout, with Llama 3.1's frequency scaling.
+//!
+//! ```text
+//! f_i   = theta^(-2i / head_dim)                                         i in 0..head_dim/2
+//! f_i  ← f_i / factor                                                    wavelength 2π/f_i > L / low
+//!      ← f_i                                                             wavelength < L / high
+//!      ← (1 - s) · f_i / factor + s · f_i,  s = (L·f_i/2π - low) / (high - low)   between
+//! y_i        = x_i · cos(t f_i) - x_{i+half} · sin(t f_i)                t = position
+//! y_{i+half} = x_{i+half} · cos(t f_i) + x_i · sin(t f_i)
+//! ```
+//! with L = `original_max_position_embeddings`, as in transformers' `modeling_rope_utils` and Meta's `llama3`.
+//!
+//! Burn's `RotaryEncoding` pairs the neighbours `2i` and `2i + 1` instead, which is Meta's own layout: with it the
+//! rows of every `q_proj` and `k_proj` would have to be permuted when a Hugging Face checkpoint is loaded and saved.
+
+use std::f64::consts::TAU;
+use std::ops::Range;
+
+use burn::module::Module;
+use burn::tensor::backend::Backend;
+use burn::tensor::{DType, Tensor, TensorData};
+
+use crate::config::{LlamaConfig, RopeScaling};
+
+/// The angles per position of one model: cos and sin tables in f32, shared by all layers.
+#[derive(Module, Debug)]
+pub struct RotaryEmbedding<B: Backend> {
+    /// `[max_seq_len, head_dim / 2]`.
+    cos: Tensor<B, 2>,
+    /// `[max_seq_len, head_dim / 2]`.
+    sin: Tensor<B, 2>,
+    #[module(skip)]
+    frequencies: Vec<f32>,
+}
+
+/// cos and sin for the positions of one forward pass.
+#[derive(Clone, Debug)]
+pub struct RotaryTables<B: Backend> {
+    /// `[1, T, 1, 1, head_dim / 2]`.
+    cos: Tensor<B, 5>,
+    /// -sin for the first half of a head and +sin for the second: `[1, T, 1, 2, head_dim / 2]`.
+    signed_sin: Tensor<B, 5>,
+}
+
+/// The rotary frequencies of `config`, scaled: `head_dim / 2` values, fastest first, in radians per position.
+pub fn rotary_frequencies(config: &LlamaConfig) -> Vec<f32> {
+    let half = config.head_dim / 2;
+    (0..half)
+        .map(|i| {
+            let exponent = -(2.0 * i as f64) / config.head_dim as f64;
+            let frequency = config.rope_theta.powf(exponent);
+            config.rope_scaling.map_or(frequency, |scaling| scaling.scale(frequency)) as f32
+        })
+        .collect()
+}
+
+impl RopeScaling {
+    /// One scaled frequency, in radians per position.
+    fn scale(&self, frequency: f64) -> f64 {
+        let turns = self.original_max_position_embeddings as f64 * frequency / TAU;
+        if turns < self.low_freq_factor {
+            return frequency / self.factor;
+        }
+        if turns > self.high_freq_factor {
+            return frequency;
+        }
+        let smooth =
+            (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor);
+        (1.0 - smooth) * frequency / self.factor + smooth * frequency
+    }
+}
+
+impl<B: Backend> RotaryEmbedding<B> {
+    /// Builds the tables for positions `0..config.max_seq_len`.
+    pub fn new(config: &LlamaConfig, device: &B::Device) -> Self {
+        let frequencies = rotary_frequencies(config);
+        let [cos, sin] = tables(&frequencies, 0..config.max_seq_len, device);
+        Self { cos, sin, frequencies }
+    }
+
+    /// cos and sin for `positions`; past the tables they are computed anew.
+    pub fn at(&self, positions: Range<usize>) -> RotaryTables<B> {
+        let [max, half] = self.cos.dims();
+        let len = positions.len();
+        let [cos, sin] = if positions.end <= max {
+            [&self.cos, &self.sin].map(|table| table.clone().slice([positions.clone(), 0..half]))
+        } else {
+            tables(&self.frequencies, positions, &self.cos.device())
+        };
+        let sin = sin.reshape([1, len, 1, 1, half]);
+        RotaryTables {
+            cos: cos.reshape([1, len, 1, 1, half]),
+            signed_sin: Tensor::cat(vec![sin.clone().neg(), sin], 3),
+        }
+    }
+}
+
+impl<B: Backend> RotaryTables<B> {
+    /// Rotates every head of `x`, `[B, T, heads, head_dim]`, in f32 and returns f32.
+    pub fn rotate(&self, x: Tensor<B, 4>) -> Tensor<B, 4> {
+        let [batch, len, heads, head_dim] = x.dims();
+        let x = x.cast(DType::F32).reshape([batch, len, heads, 2, head_dim / 2]);
+        let swapped = x.clone().flip([3]);
+        let y = x * self.cos.clone() + swapped * self.signed_sin.clone();
+        y.reshape([batch, len, heads, head_dim])
+    }
+}
+
+/// `[cos, sin]`, each `[positions, frequencies]`.
+fn tables<B: Backend>(
+    frequencies: &[f32],
+    positions: Range<usize>,
+    device: &B::Device,
+) -> [Tensor<B, 2>; 2] {
+    let shape = [positions.len(), frequencies.len()];
+    // The product is rounded to f32, as it was when the published weights were trained; cos and sin are then exact
+    // to f32, which a GPU's own are not for large angles.
+    let angles: Vec<f64> = positions
+        .flat_map(|t| frequencies.iter().map(move |f| f64::from(t as f32 * f)))
+        .collect();
+    [f64::cos, f64::sin].map(|function| {
+        let values: Vec<f32> = angles.iter().map(|&angle| function(angle) as f32).collect();
+        Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
+    })
+}

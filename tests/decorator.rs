@@ -1,0 +1,222 @@
+//! What the decorator promises: one cast where one is enough, nothing kept too long, tags that survive training.
+use burn::backend::Autodiff;
+use burn::module::{AutodiffModule, Module};
+use burn::nn::{Linear, LinearConfig, LinearLayout};
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{
+    AdaGradConfig, AdamConfig, AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer, RmsPropConfig, SgdConfig,
+};
+use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
+use burn::tensor::Tensor;
+use burn_float8::{Float8, Float8Config, LayerReport, Report, report, set_default_config};
+
+use crate::support::model::{D, Model};
+use crate::support::operand::{tensor, values};
+use crate::support::runtime::{Eager, Flex};
+use crate::support::{normal, runtime::has_wgpu};
+
+type B = Autodiff<Float8<Flex>>;
+
+fn input(seed: u64) -> Tensor<B, 3> {
+    tensor(normal(2 * 4 * D, seed), [2, 4, D])
+}
+
+fn applied(blocks: usize) -> Model<B> {
+    Float8Config::tensorwise().convert(Model::<B>::new(blocks)).unwrap().0
+}
+
+/// `[x, w, dy]`
+fn casts(report: &Report) -> [u64; 3] {
+    report.layers.iter().fold([0; 3], |sum, l| [0, 1, 2].map(|i| sum[i] + l.casts[i]))
+}
+
+fn live(report: &Report) -> u64 {
+    report.layers.iter().map(|l| l.live_copies).sum()
+}
+
+fn layer<'a>(report: &'a Report, name: &str) -> &'a LayerReport {
+    report.layers.iter().find(|l| l.name == name).unwrap_or_else(|| panic!("no layer {name}"))
+}
+
+#[test]
+fn operands_are_cast_once() {
+    let mut model = applied(2);
+    let mut optimizer = AdamWConfig::new().init::<B, Model<B>>();
+    let mut seen = [0; 3];
+    for _ in 0..2 {
+        let mut accumulator = GradientsAccumulator::new();
+        for micro_batch in 0..3 {
+            // Forward: each block reads four tensors (x for q, k, v; o's input; x for gate, up; down's input), then
+            // the head reads one. Weights: once for each of the 15 linears, in the step's first micro-batch only.
+            let y = model.forward(input(micro_batch).require_grad());
+            let forward = casts(&report(&model));
+            let weights = if micro_batch == 0 { 15 } else { 0 };
+            assert_eq!([0, 1, 2].map(|i| forward[i] - seen[i]), [9, weights, 0]);
+            // Backward: the same 9 inputs transposed, and each of 15 output gradients in one pass.
+            let grads = y.powf_scalar(2.0).mean().backward();
+            accumulator.accumulate(&model, GradientsParams::from_grads(grads, &model));
+            let backward = casts(&report(&model));
+            assert_eq!([0, 1, 2].map(|i| backward[i] - forward[i]), [9, 0, 15]);
+            seen = backward;
+        }
+        model = optimizer.step(1e-3, model, accumulator.grads());
+    }
+    let report = report(&model);
+    for name in ["blocks.0.q", "blocks.1.down", "head"] {
+        let l = layer(&report, name);
+        assert_eq!([l.fprop.emulated, l.dgrad.emulated, l.wgrad.emulated], [6; 3], "{name}");
+        assert_eq!(l.totals().high_precision, 0, "{name}");
+    }
+}
+
+#[test]
+fn q_k_and_v_share_one_cast_of_x() {
+    let model = applied(1);
+    model.forward(input(1));
+    let report = report(&model);
+    assert_eq!(["q", "k", "v"].map(|n| layer(&report, &format!("blocks.0.{n}")).casts[0]), [1, 0, 0]);
+    assert_eq!(["gate", "up"].map(|n| layer(&report, &format!("blocks.0.{n}")).casts[0]), [1, 0]);
+}
+
+#[test]
+fn copies_live_no_longer_than_needed() {
+    // However deep the model, only the last two activations keep copies between forward and backward.
+    let weights = |blocks: u64| 2 * (7 * blocks + 1);
+    for blocks in [1, 4] {
+        let model = applied(blocks);
+        let x = input(1).require_grad();
+        let y = model.forward(x.clone());
+        assert_eq!(live(&report(&model)), weights(blocks as u64) + 2, "{blocks} blocks, after forward");
+        let grads = y.powf_scalar(2.0).mean().backward();
+        let after = live(&report(&model));
+        assert!(after <= weights(blocks as u64) + 2, "{blocks} blocks, after backward: {after}");
+        let grads = GradientsParams::from_grads(grads, &model);
+        let model = SgdConfig::new().init::<B, Model<B>>().step(0.1, model, grads);
+        assert_eq!(live(&report(&model)), 0, "{blocks} blocks, after the step");
+        drop(x);
+    }
+}
+
+/// A residual sum hands one dy to two layers; each must still find its own weight gradient.
+#[test]
+fn layers_that_share_an_output_gradient_are_told_apart() {
+    let device = Default::default();
+    let linear = || LinearConfig::new(D, D).with_bias(false).init::<B>(&device);
+    let apply = |l: Linear<B>| Float8Config::tensorwise().convert(l).unwrap().0;
+    let (a, b) = (apply(linear()), apply(linear()));
+    let calls = |l: &Linear<B>| {
+        let l = report(l).layers.remove(0);
+        [l.fprop.emulated, l.dgrad.emulated, l.wgrad.emulated]
+    };
+    for (step, tracked) in [true, false].into_iter().enumerate() {
+        let [h, raw] = [1, 2].map(|seed| tensor::<B, 2>(normal(4 * D, seed), [4, D]));
+        let raw = if tracked { raw.require_grad() } else { raw };
+        let y = b.forward(raw) + a.forward(h.require_grad());
+        y.sum().backward();
+        let steps = step as u64 + 1;
+        assert_eq!(calls(&a), [steps; 3], "tracked {tracked}");
+        assert_eq!(calls(&b), [steps, 1, steps], "tracked {tracked}: dgrad only where raw needs it");
+    }
+}
+
+fn tagged(model: &Model<B>) -> usize {
+    report(model).layers.iter().filter(|l| l.name != burn_float8::UNTAGGED_NAME).count()
+}
+
+fn survives<O: Optimizer<Model<B>, B>>(name: &str, mut optimizer: O) {
+    let mut model = applied(1);
+    for seed in 0..2 {
+        let grads = model.forward(input(seed)).powf_scalar(2.0).mean().backward();
+        let grads = GradientsParams::from_grads(grads, &model);
+        model = optimizer.step(1e-3, model, grads);
+    }
+    let report = report(&model);
+    for l in report.layers.iter().filter(|l| l.name != burn_float8::UNTAGGED_NAME) {
+        assert_eq!([l.fprop.emulated, l.wgrad.emulated], [2; 2], "{name}: {}", l.name);
+    }
+    assert_eq!(tagged(&model), 8, "{name}");
+}
+
+#[test]
+fn tags_survive_optimizers() {
+    survives("sgd", SgdConfig::new().init());
+    survives("momentum", SgdConfig::new().with_momentum(Some(MomentumConfig::new())).init());
+    survives("adam", AdamConfig::new().init());
+    survives("adamw", AdamWConfig::new().with_weight_decay(0.1).init());
+    survives("rmsprop", RmsPropConfig::new().init());
+    survives("adagrad", AdaGradConfig::new().init());
+}
+
+#[test]
+fn tags_survive_module_operations_and_records() {
+    let model = applied(1);
+    let device = Default::default();
+    assert_eq!(tagged(&model.clone()), 8);
+    assert_eq!(tagged(&model.clone().fork(&device)), 8);
+    assert_eq!(tagged(&model.clone().no_grad()), 8);
+    assert_eq!(report::<Float8<Flex>, _>(&model.valid()).layers.len(), report(&model).layers.len());
+    let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::new();
+    let bytes = recorder.record(model.clone().into_record(), ()).unwrap();
+    let loaded = model.clone().load_record(recorder.load(bytes, &device).unwrap());
+    assert_eq!(tagged(&loaded), 8);
+    loaded.forward(input(1));
+    assert_eq!(layer(&report(&model), "blocks.0.q").fprop.emulated, 1, "a loaded record keeps its layers");
+}
+
+/// `LinearLayout::Col` has a load mapper of its own, which the tag must not replace.
+#[test]
+fn records_of_column_major_linears_still_load() {
+    let device = Default::default();
+    let new = || LinearConfig::new(8, 4).with_layout(LinearLayout::Col).init::<B>(&device);
+    let linear = Float8Config::tensorwise().convert(new()).unwrap().0;
+    let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::new();
+    let bytes = recorder.record(linear.clone().into_record(), ()).unwrap();
+    let other = Float8Config::tensorwise().convert(new()).unwrap().0;
+    let loaded = other.load_record(recorder.load(bytes, &device).unwrap());
+    assert_eq!(loaded.weight.dims(), [8, 4]);
+    assert_eq!(values(loaded.weight.val()), values(linear.weight.val()));
+    assert_eq!(report(&loaded).layers[0].name, "linear");
+}
+
+#[test]
+fn applying_again_keeps_the_counters() {
+    let model = applied(1);
+    model.forward(input(1));
+    let (model, summary) = Float8Config::tensorwise().with_filter_fqns(["head"]).convert(model).unwrap();
+    assert_eq!(summary.to_string(), "Applied Float8: recipe=tensorwise, 7 of 8 linears; skipped: head (filter \"head\")");
+    model.forward(input(2));
+    let report = report(&model);
+    assert_eq!(layer(&report, "blocks.0.q").fprop.emulated, 2);
+    let head = layer(&report, "head");
+    assert_eq!((head.fprop.emulated, head.fprop.high_precision), (1, 1));
+    assert_eq!(head.fprop.reason.as_deref(), Some("filter \"head\""));
+}
+
+/// Wrapping the backend is enough; turning the default off gives the inner backend's results, bit for bit. One test,
+/// since the default belongs to the device; it runs on a backend that no other test leaves untagged.
+#[test]
+fn untagged_linears_follow_the_devices_default() {
+    if !has_wgpu("untagged_linears_follow_the_devices_default") {
+        return;
+    }
+    fn run<B: burn::tensor::backend::AutodiffBackend>() -> [Vec<f32>; 3] {
+        let (x, w, b) = (normal(5 * 24, 1), normal(24 * 12, 2), normal(12, 3));
+        let x = tensor::<B, 2>(x, [5, 24]).require_grad();
+        let w = tensor::<B, 2>(w, [24, 12]).require_grad();
+        let y = burn::tensor::module::linear(x.clone(), w.clone(), Some(tensor(b, [12])));
+        let grads = y.clone().powf_scalar(2.0).sum().backward();
+        [values(y), values(x.grad(&grads).unwrap()), values(w.grad(&grads).unwrap())]
+    }
+    type A = Autodiff<Float8<Eager>>;
+    let device = Default::default();
+    let plain = run::<Autodiff<Eager>>();
+    let fp8 = run::<A>();
+    for (fp8, plain) in fp8.iter().zip(&plain) {
+        let sqnr = crate::support::sqnr(fp8, plain);
+        assert!((15.0..60.0).contains(&sqnr), "FP8 by default, so near but not equal: {sqnr} dB");
+    }
+    set_default_config::<A>(&device, None);
+    assert_eq!(run::<A>(), plain);
+    set_default_config::<A>(&device, Some(&Float8Config::tensorwise()));
+    assert_eq!(run::<A>(), fp8);
+}

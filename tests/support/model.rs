@@ -1,0 +1,59 @@
+//! A small transformer-shaped model: q, k and v share one input, as do gate and up.
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{Tensor, activation, backend::Backend};
+
+/// Width of the model.
+pub const D: usize = 16;
+/// Width of the feed-forward layer.
+pub const FF: usize = 32;
+
+/// One block.
+#[derive(Module, Debug)]
+pub struct Block<B: Backend> {
+    pub q: Linear<B>,
+    pub k: Linear<B>,
+    pub v: Linear<B>,
+    pub o: Linear<B>,
+    pub gate: Linear<B>,
+    pub up: Linear<B>,
+    pub down: Linear<B>,
+}
+
+/// Blocks and a head.
+#[derive(Module, Debug)]
+pub struct Model<B: Backend> {
+    pub blocks: Vec<Block<B>>,
+    pub head: Linear<B>,
+}
+
+impl<B: Backend> Model<B> {
+    /// `n` blocks on the default device.
+    pub fn new(n: usize) -> Self {
+        let device = Default::default();
+        B::seed(&device, 7);
+        let linear = |k, n| LinearConfig::new(k, n).with_bias(false).init(&device);
+        let block = |_| Block {
+            q: linear(D, D),
+            k: linear(D, D),
+            v: linear(D, D),
+            o: linear(D, D),
+            gate: linear(D, FF),
+            up: linear(D, FF),
+            down: linear(FF, D),
+        };
+        Self { blocks: (0..n).map(block).collect(), head: LinearConfig::new(D, 8).init(&device) }
+    }
+
+    /// `[batch, tokens, D]` to `[batch, tokens, 8]`.
+    pub fn forward(&self, mut x: Tensor<B, 3>) -> Tensor<B, 3> {
+        for b in &self.blocks {
+            let (q, k, v) = (b.q.forward(x.clone()), b.k.forward(x.clone()), b.v.forward(x.clone()));
+            let scores = activation::softmax(q.matmul(k.swap_dims(1, 2)) / 4.0, 2);
+            x = x + b.o.forward(scores.matmul(v));
+            let h = activation::silu(b.gate.forward(x.clone())) * b.up.forward(x.clone());
+            x = x + b.down.forward(h);
+        }
+        self.head.forward(x)
+    }
+}

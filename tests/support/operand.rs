@@ -1,0 +1,28 @@
+//! Quantization through a backend, with the codes read back.
+use burn::tensor::{Tensor, TensorData, TensorPrimitive, backend::Backend};
+use burn_float8::{Cast, Float8Backend, HostCodes, Orientation};
+
+/// The copies of a matrix in both orientations.
+pub fn quantize<B: Float8Backend>(x: Tensor<B, 2>, cast: Cast) -> [HostCodes; 2] {
+    let x = x.into_primitive().tensor();
+    let copies = B::fp8_quantize(x, cast, Orientation::Both);
+    [copies.rows, copies.cols].map(|operand| B::fp8_read(&operand.expect("both were asked for")))
+}
+
+/// A tensor of the device's default float type, or of `dtype`.
+pub fn tensor<B: Backend, const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Tensor<B, D> {
+    Tensor::from_data(TensorData::new(values, shape), &Default::default())
+}
+
+/// The values of a tensor, converted to f32.
+pub fn values<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
+    tensor.into_data().convert::<f32>().to_vec().expect("converted to f32")
+}
+
+/// The float primitive of a tensor.
+pub fn primitive<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> burn::tensor::ops::FloatTensor<B> {
+    match tensor.into_primitive() {
+        TensorPrimitive::Float(tensor) => tensor,
+        TensorPrimitive::QFloat(_) => unreachable!("a float tensor"),
+    }
+}

@@ -1,0 +1,32 @@
+//! The runtimes of this machine.
+use burn::backend::wgpu::WgpuRuntime;
+use burn_cubecl::CubeBackend;
+
+/// The CPU backend.
+pub type Flex = burn::backend::Flex;
+/// wgpu with kernel fusion, as Burn users get it.
+pub type Fused = burn::backend::Wgpu;
+/// wgpu without fusion.
+pub type Eager = CubeBackend<WgpuRuntime, f32, i32, u32>;
+
+/// Whether wgpu can run here. A machine without an adapter skips, and says so; CI must have one.
+pub fn has_wgpu(test: &str) -> bool {
+    let adapters = burn_float8::device::wgpu_adapters().expect("wgpu is compiled in");
+    if adapters.is_empty() {
+        assert!(std::env::var_os("CI").is_none(), "CI needs a Vulkan adapter: install mesa-vulkan-drivers");
+        println!("{test}: skipped on wgpu, since this machine has no adapter");
+    }
+    !adapters.is_empty()
+}
+
+/// Runs a generic case on every runtime that the machine has: `on_every_runtime!(case)` calls `case::<B>("name")`.
+#[macro_export]
+macro_rules! on_every_runtime {
+    ($case:ident) => {
+        $case::<$crate::support::runtime::Flex>("flex");
+        if $crate::support::runtime::has_wgpu(stringify!($case)) {
+            $case::<$crate::support::runtime::Fused>("wgpu fused");
+            $case::<$crate::support::runtime::Eager>("wgpu");
+        }
+    };
+}
