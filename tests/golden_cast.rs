@@ -1,7 +1,9 @@
 //! Codes of cast.safetensors, bit for bit, without a scale.
 use burn::backend::wgpu::{WgpuDevice, WgpuRuntime};
 use cubecl::prelude::*;
-use float8_kernels::{Cast, Format, Granularity, MatrixView, Orientation, Scale, ScaleMode, cast, reference};
+use float8_kernels::{
+    Cast, Format, Granularity, MatrixView, Orientation, Scale, ScaleMode, quantize_with_scale, reference,
+};
 
 use crate::support::goldens::Golden;
 use crate::support::runtime::has_wgpu;
@@ -53,7 +55,7 @@ fn golden_casts_of_the_reference() {
 fn golden_casts_of_the_cpu_backend() {
     for (format, name, input, codes) in casts(&Golden::open("cast.safetensors")) {
         let mut ours = vec![0; input.len()];
-        reference::cast(&input, Scale::ONE, format, &mut ours);
+        reference::cast(&input, Scale::new(1.0), format, &mut ours);
         assert_codes(&ours, &codes, &input, format, &name);
     }
 }
@@ -72,10 +74,11 @@ fn golden_casts_on_wgpu() {
             strides: [n, 1],
             dtype: f32::as_type_native_unchecked().storage_type(),
         };
-        let spec = Cast { format, granularity: Granularity::Tensor, scale_mode: ScaleMode::F32 };
         let one = client.create_from_slice(f32::as_bytes(&[1.0]));
-        let made = cast::<WgpuRuntime>(&client, &x, &one, spec, Orientation::Rows).expect("a valid view");
-        let bytes = client.read_one(made.rows.expect("asked for")).expect("readable");
+        let spec = Cast { format, granularity: Granularity::Tensor, scale_mode: ScaleMode::F32 };
+        let (rows, _) = quantize_with_scale::<WgpuRuntime>(&client, &x, &one, &one, spec, Orientation::Rows)
+            .expect("a valid view");
+        let bytes = client.read_one(rows.expect("asked for").codes).expect("readable");
         assert_codes(&bytes[..n], &codes, &input, format, &name);
     }
 }

@@ -7,11 +7,20 @@ pub(crate) const UNITS: u32 = 256;
 
 /// A grid of at least `cubes` cubes, folded so that no dimension exceeds the device's limit (65535 on wgpu).
 ///
-/// A kernel finds its number as `CUBE_POS` and leaves if that is not below `cubes`.
+/// A kernel finds its number as `CUBE_POS` and leaves if that is not below `cubes` ([`tile_origin`]).
 pub(crate) fn fold<R: Runtime>(client: &ComputeClient<R>, cubes: u32) -> CubeCount {
     let limit = client.properties().hardware.max_cube_count.0;
     let x = cubes.min(limit);
     CubeCount::Static(x, cubes.div_ceil(x), 1)
+}
+
+/// Row and column of the first element of this cube's tile, tiles of `size` by `size` counted row by row over a matrix of
+/// `cols` columns. The spare cubes of a folded grid get rows past the last one.
+#[cube]
+pub(crate) fn tile_origin(cols: u32, #[comptime] size: u32) -> (u32, u32) {
+    let tiles_per_row = cols.div_ceil(size);
+    let tile = CUBE_POS as u32;
+    (tile / tiles_per_row * size, tile % tiles_per_row * size)
 }
 
 /// The maximum of `value` over the cube, valid in unit 0. All [`UNITS`] units must call it.

@@ -10,7 +10,7 @@ use cubecl::server::Handle;
 
 use crate::amax::{Scaling, scaling};
 use crate::format::encode_scaled;
-use crate::grid::{UNITS, fold};
+use crate::grid::{UNITS, fold, tile_origin};
 use crate::view::{Checked, Geometry, MAX_INDEX, Source, load_quad, widen};
 use crate::{Cast, Format, KernelError, MatrixView, Operand, Orientation, Quantized, row_words};
 
@@ -38,6 +38,44 @@ pub fn quantize<R: Runtime>(
     cast: Cast,
     orientation: Orientation,
 ) -> Result<Quantized, KernelError> {
+    let x = check(client, x, orientation)?;
+    let Scaling { amax, scale, inv_scale } = scaling(client, &x, cast);
+    let (rows, cols) = cast_copies(client, &x, &scale, &inv_scale, cast, orientation);
+    Ok(Quantized { rows, cols, amax, scale })
+}
+
+/// Casts `x [R, C]` to FP8 with a scale that is on the device already, f32 `[1]`, whatever the amax of `x`: what exceeds
+/// the format saturates.
+///
+/// Returns the copies by rows and by columns that `orientation` names; both carry `inv_scale`. The result is that of
+/// [`reference::cast`](crate::reference::cast) to the bit for every positive `scale` up to that of amax 1e-12, and all
+/// codes are NaN if the scale is. `cast.scale_mode` is not looked at.
+///
+/// # Errors
+/// As [`quantize`]; [`KernelError::OutOfBounds`] also for a scale of less than 4 bytes.
+pub fn quantize_with_scale<R: Runtime>(
+    client: &ComputeClient<R>,
+    x: &MatrixView,
+    scale: &Handle,
+    inv_scale: &Handle,
+    cast: Cast,
+    orientation: Orientation,
+) -> Result<(Option<Operand>, Option<Operand>), KernelError> {
+    let x = check(client, x, orientation)?;
+    for scale in [scale, inv_scale] {
+        if scale.size_in_used() < 4 {
+            return Err(KernelError::OutOfBounds { needed: 4, available: scale.size_in_used() });
+        }
+    }
+    Ok(cast_copies(client, &x, scale, inv_scale, cast, orientation))
+}
+
+/// The view, if it and the copies are within reach of the kernels.
+fn check<R: Runtime>(
+    client: &ComputeClient<R>,
+    x: &MatrixView,
+    orientation: Orientation,
+) -> Result<Checked, KernelError> {
     let strides = x.strides;
     let x = Checked::new(client, x)?;
     for (wanted, rows, k) in [(orientation.rows(), x.rows, x.cols), (orientation.cols(), x.cols, x.rows)] {
@@ -45,13 +83,24 @@ pub fn quantize<R: Runtime>(
             return Err(KernelError::TooLarge { rows: x.rows, cols: x.cols, strides, limit: MAX_INDEX });
         }
     }
-    let Scaling { amax, scale, inv_scale } = scaling(client, &x, cast);
+    Ok(x)
+}
+
+/// The copies by rows and by columns.
+fn cast_copies<R: Runtime>(
+    client: &ComputeClient<R>,
+    x: &Checked,
+    scale: &Handle,
+    inv_scale: &Handle,
+    cast: Cast,
+    orientation: Orientation,
+) -> (Option<Operand>, Option<Operand>) {
     // A column-major matrix is the transpose of a row-major one, and so are its two copies.
     let (rows, cols) = if x.is_column_major() {
-        let (cols, rows) = launch_cast(client, &x.clone().transpose(), &scale, cast.format, orientation.transposed());
+        let (cols, rows) = launch_cast(client, &x.clone().transpose(), scale, cast.format, orientation.transposed());
         (rows, cols)
     } else {
-        launch_cast(client, &x, &scale, cast.format, orientation)
+        launch_cast(client, x, scale, cast.format, orientation)
     };
     let operand = |codes: Handle, rows, k| Operand {
         codes,
@@ -61,12 +110,7 @@ pub fn quantize<R: Runtime>(
         format: cast.format,
         granularity: cast.granularity,
     };
-    Ok(Quantized {
-        rows: rows.map(|codes| operand(codes, x.rows, x.cols)),
-        cols: cols.map(|codes| operand(codes, x.cols, x.rows)),
-        amax,
-        scale,
-    })
+    (rows.map(|codes| operand(codes, x.rows, x.cols)), cols.map(|codes| operand(codes, x.cols, x.rows)))
 }
 
 /// Codes by rows and by columns.
@@ -107,6 +151,8 @@ fn launch_cast<R: Runtime>(
     (rows, cols)
 }
 
+// The outer `if let` is resolved while the kernel is generated, the inner `if` when it runs.
+#[allow(clippy::collapsible_if)]
 #[cube(launch_unchecked)]
 fn cast_tiles<N: Size>(
     x: &Array<Vector<u32, N>>,
@@ -119,10 +165,7 @@ fn cast_tiles<N: Size>(
     #[comptime] source: Source,
     #[comptime] format: Format,
 ) {
-    let tiles_x = geometry.cols.div_ceil(TILE);
-    let tile = CUBE_POS as u32;
-    let row0 = tile / tiles_x * TILE;
-    let col0 = tile % tiles_x * TILE;
+    let (row0, col0) = tile_origin(geometry.cols, TILE);
     if row0 >= geometry.rows {
         terminate!();
     }

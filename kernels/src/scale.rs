@@ -80,11 +80,7 @@ pub(crate) fn scale_bits(amax: u32, #[comptime] format: Format, #[comptime] mode
     let divisor = clamp(amax, comptime!(MIN_AMAX_BITS), largest_finite);
     let quotient = divide_bits(comptime!(format.max().to_bits()).runtime(), divisor);
     let scale = select(amax < MIN_AMAX_BITS, comptime!(largest_scale_bits(format)).runtime(), quotient);
-    let scale = if comptime!(matches!(mode, ScaleMode::PowerOfTwo)) {
-        scale & 0x7f80_0000u32
-    } else {
-        scale
-    };
+    let scale = if comptime!(matches!(mode, ScaleMode::PowerOfTwo)) { scale & 0x7f80_0000u32 } else { scale };
     select(amax > F32_INF, F32_NAN.runtime(), scale)
 }
 

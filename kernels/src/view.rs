@@ -135,12 +135,7 @@ impl Checked {
     }
 
     pub(crate) fn vector<R: Runtime>(client: &ComputeClient<R>, x: &VectorView) -> Result<Self, KernelError> {
-        let view = MatrixView {
-            handle: x.handle.clone(),
-            shape: [1, x.len],
-            strides: [0, x.stride],
-            dtype: x.dtype,
-        };
+        let view = MatrixView { handle: x.handle.clone(), shape: [1, x.len], strides: [0, x.stride], dtype: x.dtype };
         Self::new(client, &view)
     }
 
@@ -229,7 +224,8 @@ pub(crate) fn load_quad<N: Size>(
 ) -> Array<u32> {
     let mut raw = Array::<u32>::new(4usize);
     let start = geometry.base + r * geometry.row_stride + c * geometry.col_stride;
-    if comptime!(N::value() > 1) {
+    let width = N::value();
+    if comptime!(width > 1) {
         // `has_quad_loads`: the four columns are all inside or all outside.
         let mut words = Vector::<u32, N>::new(0u32);
         if r < geometry.rows && c < geometry.cols {
@@ -282,11 +278,7 @@ pub(crate) fn load_scalar(x: &Array<u32>, geometry: &Geometry, i: u32, #[comptim
 /// Raw bits of |x|: magnitudes order like their bits in all three formats, with NaN above infinity.
 #[cube]
 pub(crate) fn magnitude(raw: u32, #[comptime] source: Source) -> u32 {
-    if comptime!(source.size() == 4) {
-        raw & 0x7fff_ffffu32
-    } else {
-        raw & 0x7fffu32
-    }
+    if comptime!(source.size() == 4) { raw & 0x7fff_ffffu32 } else { raw & 0x7fffu32 }
 }
 
 /// f32 bits of an element; exact for every value.

@@ -1,5 +1,5 @@
 //! Quantization through a backend, with the codes read back.
-use burn::tensor::{Tensor, TensorData, TensorPrimitive, backend::Backend};
+use burn::tensor::{Tensor, TensorData, backend::Backend};
 use burn_float8::{Cast, Float8Backend, HostCodes, Orientation};
 
 /// The copies of a matrix in both orientations.
@@ -17,12 +17,4 @@ pub fn tensor<B: Backend, const D: usize>(values: Vec<f32>, shape: [usize; D]) -
 /// The values of a tensor, converted to f32.
 pub fn values<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
     tensor.into_data().convert::<f32>().to_vec().expect("converted to f32")
-}
-
-/// The float primitive of a tensor.
-pub fn primitive<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> burn::tensor::ops::FloatTensor<B> {
-    match tensor.into_primitive() {
-        TensorPrimitive::Float(tensor) => tensor,
-        TensorPrimitive::QFloat(_) => unreachable!("a float tensor"),
-    }
 }

@@ -56,10 +56,13 @@ pub(crate) struct Use {
     pub(crate) weight_dtype: DType,
     /// `[K, N]`
     pub(crate) weight_shape: [usize; 2],
+    /// Whether the weight gradient of this use is still to come.
+    pub(crate) pending: bool,
 }
 
 impl Use {
-    fn same(&self, other: &Self) -> bool {
+    /// Whether both are the same linear.
+    pub(crate) fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.layer, &other.layer)
             && self.weight_dtype == other.weight_dtype
             && self.weight_shape == other.weight_shape
@@ -82,8 +85,9 @@ impl<B: Float8Backend> Companion<B> {
     /// Notes that a linear reads this tensor.
     pub(crate) fn add_use(&self, new: Use) {
         let mut uses = self.uses.lock().unwrap();
-        if !uses.iter().any(|u| u.same(&new)) {
-            uses.push(new);
+        match uses.iter_mut().find(|u| u.same(&new)) {
+            Some(known) => known.pending = true,
+            None => uses.push(new),
         }
     }
 

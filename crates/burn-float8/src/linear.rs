@@ -79,7 +79,7 @@ pub(crate) fn forward<B: Float8Backend>(
     }
     let layer = layer_of(&w);
     let [k, n] = [ws[0], ws[1]];
-    x.companion().add_use(Use { layer: layer.clone(), weight_dtype: w.dtype(), weight_shape: [k, n] });
+    x.companion().add_use(Use { layer: layer.clone(), weight_dtype: w.dtype(), weight_shape: [k, n], pending: true });
     if let Some(bias) = &bias {
         layer.set_bias_dtype(bias.dtype());
     }
@@ -98,7 +98,7 @@ pub(crate) fn dgrad<B: Float8Backend>(w: Float8Tensor<B>, dy: Float8Tensor<B>) -
     let (ws, dys) = (w.shape(), dy.shape());
     let layer = layer_of(&w);
     let [k, n] = [ws[0], ws[1]];
-    dy.companion().set_use(Use { layer: layer.clone(), weight_dtype: w.dtype(), weight_shape: [k, n] });
+    dy.companion().set_use(Use { layer: layer.clone(), weight_dtype: w.dtype(), weight_shape: [k, n], pending: true });
     let out = (with_last(&dys, k), dy.dtype());
     let a = Operand { tensor: &dy, role: Role::GradOutput, along: Along::Rows };
     let b = Operand { tensor: &w, role: Role::Weight, along: Along::Rows };
@@ -112,14 +112,15 @@ pub(crate) fn dgrad<B: Float8Backend>(w: Float8Tensor<B>, dy: Float8Tensor<B>) -
 pub(crate) fn wgrad<B: Float8Backend>(x: Float8Tensor<B>, dy: Float8Tensor<B>) -> Float8Tensor<B> {
     let (xs, dys) = (x.shape(), dy.shape());
     let weight_shape = [last(&xs), last(&dys)];
-    let Use { layer, weight_dtype, .. } = wgrad_use(&x, &dy, weight_shape);
+    let used = wgrad_use(&x, &dy, weight_shape);
+    let (layer, weight_dtype) = (used.layer.clone(), used.weight_dtype);
     let [k, n] = weight_shape;
     let out = (Shape::from(vec![k, n]), weight_dtype);
     let a = Operand { tensor: &x, role: Role::Input, along: Along::Cols };
     let b = Operand { tensor: &dy, role: Role::GradOutput, along: Along::Cols };
     let dw = run(&layer, Gemm::Wgrad, a, b, None, out, [rows(&xs), k, n]);
     // The bias gradient follows and is given nothing but dy.
-    dy.companion().set_use(Use { layer, weight_dtype, weight_shape });
+    dy.companion().set_use(used);
     dw.unwrap_or_else(|| {
         let dw = B::linear_weight_backward(x.into_full(), dy.into_full());
         Float8Tensor::new(cast::<B>(dw, weight_dtype))
@@ -134,20 +135,34 @@ pub(crate) fn bias_grad<B: Float8Backend>(dy: Float8Tensor<B>) -> Float8Tensor<B
     Float8Tensor::new(B::linear_bias_backward(dy))
 }
 
-/// The linear whose weight gradient is wanted. wgrad is not given the weight, but fprop left a record on x and dgrad
-/// one on dy. Several linears may share either: a residual sum hands one dy to two layers, so dy's record counts only
-/// if x's name the same linear, or if x has none (recomputed under gradient checkpointing).
+/// The linear whose weight gradient is wanted.
+///
+/// wgrad is not given the weight, but fprop left a record on x and dgrad one on dy. Several linears may share either:
+/// - a residual sum hands one dy to two layers, so dy's record counts only if x's name the same linear, or if x has
+///   none (it was recomputed under gradient checkpointing);
+/// - x's records alone decide where nothing asked for dx. Linears of one shape then take turns, last one first as
+///   backward visits them, so that each is counted once.
 fn wgrad_use<B: Float8Backend>(x: &Float8Tensor<B>, dy: &Float8Tensor<B>, weight_shape: [usize; 2]) -> Use {
-    let fits = |u: &&Use| u.weight_shape == weight_shape;
-    let dy_use = dy.companion().uses().iter().find(fits).cloned();
-    let x_uses = x.companion().uses();
-    match dy_use {
-        Some(u) if x_uses.is_empty() || x_uses.iter().any(|x| Arc::ptr_eq(&x.layer, &u.layer)) => u,
-        _ => x_uses.iter().find(fits).cloned().unwrap_or_else(|| Use {
+    let dy_use = dy.companion().uses().iter().find(|u| u.weight_shape == weight_shape).cloned();
+    let mut x_uses = x.companion().uses();
+    let found = match &dy_use {
+        Some(dy_use) if x_uses.is_empty() => return dy_use.clone(),
+        Some(dy_use) => x_uses.iter().position(|u| u.same(dy_use)),
+        None => None,
+    };
+    let fits = |u: &Use| u.weight_shape == weight_shape;
+    let found = found.or_else(|| x_uses.iter().rposition(|u| fits(u) && u.pending)).or_else(|| x_uses.iter().rposition(fits));
+    match found {
+        Some(i) => {
+            x_uses[i].pending = false;
+            x_uses[i].clone()
+        }
+        None => Use {
             layer: untagged::<B>(&B::float_device(x.full())),
             weight_dtype: x.dtype(),
             weight_shape,
-        }),
+            pending: false,
+        },
     }
 }
 

@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use crate::format::decode;
-use crate::grid::{UNITS, fold};
+use crate::grid::{UNITS, fold, tile_origin};
 use crate::view::{Checked, Geometry, GeometryLaunch, Source, load_scalar};
 use crate::{Format, Operand, row_words};
 
@@ -46,9 +46,8 @@ pub(super) fn launch<R: Runtime>(
     // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are guarded by
     // the rows and words of the operands, stores by `m` and `n`.
     unsafe {
-        let codes = |operand: &Operand| {
-            ArrayArg::from_raw_parts(operand.codes.clone(), operand.rows * row_words(operand.k))
-        };
+        let codes =
+            |operand: &Operand| ArrayArg::from_raw_parts(operand.codes.clone(), operand.rows * row_words(operand.k));
         let scale = |operand: &Operand| ArrayArg::from_raw_parts(operand.inv_scale.clone(), 1);
         gemm::launch_unchecked::<R>(
             client,
@@ -89,10 +88,7 @@ fn gemm<O: Float>(
     #[comptime] bias_source: Source,
     #[define(O)] _dtype: StorageType,
 ) {
-    let tiles_n = n.div_ceil(TILE);
-    let tile = CUBE_POS as u32;
-    let row0 = tile / tiles_n * TILE;
-    let col0 = tile % tiles_n * TILE;
+    let (row0, col0) = tile_origin(n, TILE);
     if row0 >= m {
         terminate!();
     }

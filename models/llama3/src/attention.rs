@@ -42,8 +42,8 @@ pub(crate) struct Positions<B: Backend> {
     pub(crate) len: usize,
     /// cos and sin of the new positions.
     pub(crate) rope: RotaryTables<B>,
-    /// Added to the scores, `[1, 1, T, S]`; none if there is nothing to hide.
-    pub(crate) mask: Option<Tensor<B, 4>>,
+    /// Added to the scores, `[1, T · S]`; none if there is nothing to hide.
+    pub(crate) mask: Option<Tensor<B, 2>>,
 }
 
 /// Keys and values of the positions seen so far, one pair per layer: `[B, kv_heads, S, head_dim]`.
@@ -102,8 +102,8 @@ impl<B: Backend> Attention<B> {
         let v = self.v_proj.forward(x).reshape([batch, len, kv_heads, head_dim]);
         // 1/√d is folded into q while it is in f32: fewer elements than scores, and one rounding.
         let scale = (head_dim as f64).sqrt().recip();
-        let q = (positions.rope.rotate(q) * scale).cast(dtype).swap_dims(1, 2);
-        let mut k = positions.rope.rotate(k).cast(dtype).swap_dims(1, 2);
+        let q = (positions.rope.rotate(q) * scale).cast(dtype);
+        let mut k = positions.rope.rotate(k).cast(dtype);
         let mut v = v.swap_dims(1, 2);
         if let Some(cache) = cache {
             if let Some([old_k, old_v]) = cache.take() {
@@ -117,31 +117,27 @@ impl<B: Backend> Attention<B> {
         let rows = heads / kv_heads * len;
         let q = q.reshape([batch, kv_heads, rows, head_dim]);
         let scores = q.matmul(k.swap_dims(2, 3)).cast(DType::F32);
-        let mut scores = scores.reshape([batch, heads, len, seen]);
+        // One row per head: the mask is a row that all share.
+        let mut scores = scores.reshape([batch * heads, len * seen]);
         if let Some(mask) = &positions.mask {
             scores = scores + mask.clone();
         }
-        let weights = softmax(scores, 3).cast(dtype);
+        let weights = softmax(scores.reshape([batch * heads * len, seen]), 1).cast(dtype);
         let y = weights.reshape([batch, kv_heads, rows, seen]).matmul(v);
         let y = y.reshape([batch, heads, len, head_dim]).swap_dims(1, 2);
         self.o_proj.forward(y.reshape([batch * len, heads * head_dim]))
     }
 }
 
-/// `[1, 1, len, past + len]`: 0 where position `past + row` may look, a number no score outweighs elsewhere.
-pub(crate) fn causal_mask<B: Backend>(
-    past: usize,
-    len: usize,
-    device: &B::Device,
-) -> Option<Tensor<B, 4>> {
+/// `[len, past + len]` as one row: 0 where position `past + row` may look, a number no score outweighs elsewhere.
+pub(crate) fn causal_mask<B: Backend>(past: usize, len: usize, device: &B::Device) -> Option<Tensor<B, 2>> {
     // Finite: WGSL need not represent infinities.
     const HIDDEN: f32 = -1e30;
     if len <= 1 {
         return None;
     }
     let seen = past + len;
-    let values: Vec<f32> = (0..len)
-        .flat_map(|row| (0..seen).map(move |col| if col <= past + row { 0.0 } else { HIDDEN }))
-        .collect();
-    Some(Tensor::from_data(TensorData::new(values, [1, 1, len, seen]), (device, DType::F32)))
+    let values: Vec<f32> =
+        (0..len).flat_map(|row| (0..seen).map(move |col| if col <= past + row { 0.0 } else { HIDDEN })).collect();
+    Some(Tensor::from_data(TensorData::new(values, [1, len * seen]), (device, DType::F32)))
 }

@@ -60,11 +60,7 @@ impl Checkpoint {
     /// The tensor `name`, in f32, row-major. `shape` is what the model expects.
     pub(crate) fn read(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
         let Some(entry) = self.tensors.get(name) else {
-            return Err(Error::MissingTensor {
-                name: name.into(),
-                shape: shape.to_vec(),
-                path: self.dir.clone(),
-            });
+            return Err(Error::MissingTensor { name: name.into(), shape: shape.to_vec(), path: self.dir.clone() });
         };
         if entry.shape != shape {
             return Err(Error::TensorShape {
@@ -101,10 +97,9 @@ fn decode<const N: usize>(bytes: &[u8], convert: impl Fn([u8; N]) -> f32) -> Vec
 }
 
 fn read_shards(dir: &Path, index: &Path) -> Result<BTreeMap<String, Entry>, Error> {
-    let text = std::fs::read_to_string(index)
-        .map_err(|source| Error::Io { path: index.to_path_buf(), source })?;
-    let Index { weight_map } = serde_json::from_str(&text)
-        .map_err(|source| Error::Json { path: index.to_path_buf(), source })?;
+    let text = std::fs::read_to_string(index).map_err(|source| Error::Io { path: index.to_path_buf(), source })?;
+    let Index { weight_map } =
+        serde_json::from_str(&text).map_err(|source| Error::Json { path: index.to_path_buf(), source })?;
     let contradiction = |reason| Error::Checkpoint { path: index.to_path_buf(), reason };
 
     let shards: BTreeSet<&String> = weight_map.values().collect();
@@ -145,8 +140,8 @@ fn read_header(path: &Path) -> Result<BTreeMap<String, Entry>, Error> {
     // Fits: it is less than the file's size, which was just read into memory terms by the system.
     let mut header = vec![0; length as usize];
     file.read_exact(&mut header).map_err(io)?;
-    let metadata: Metadata = serde_json::from_slice(&header)
-        .map_err(|source| Error::Json { path: path.to_path_buf(), source })?;
+    let metadata: Metadata =
+        serde_json::from_slice(&header).map_err(|source| Error::Json { path: path.to_path_buf(), source })?;
     if data + metadata.data_len() as u64 != file_bytes {
         let reason = format!("{file_bytes} bytes, its header asks for {}", data + metadata.data_len() as u64);
         return Err(broken(reason));

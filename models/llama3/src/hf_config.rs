@@ -16,10 +16,9 @@ impl LlamaConfig {
     /// model does not have, [`Error::ModelConfig`].
     pub fn from_hf_dir(dir: impl AsRef<Path>) -> Result<Self, Error> {
         let path = dir.as_ref().join("config.json");
-        let text = fs::read_to_string(&path)
-            .map_err(|source| Error::Io { path: path.clone(), source })?;
-        let root: Map<String, Value> = serde_json::from_str(&text)
-            .map_err(|source| Error::Json { path: path.clone(), source })?;
+        let text = fs::read_to_string(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
+        let root: Map<String, Value> =
+            serde_json::from_str(&text).map_err(|source| Error::Json { path: path.clone(), source })?;
         let config = Reader { path: &path, prefix: "", map: &root }.llama()?;
         config.validate()?;
         Ok(config)
@@ -102,9 +101,7 @@ impl<'a> Reader<'a> {
             factor: number("factor")?,
             low_freq_factor: number("low_freq_factor")?,
             high_freq_factor: number("high_freq_factor")?,
-            original_max_position_embeddings: self
-                .integer(length)?
-                .ok_or_else(|| self.missing(length))?,
+            original_max_position_embeddings: self.integer(length)?.ok_or_else(|| self.missing(length))?,
         })
     }
 
@@ -113,12 +110,7 @@ impl<'a> Reader<'a> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    fn read<T>(
-        &self,
-        key: &str,
-        expected: &str,
-        convert: impl Fn(&'a Value) -> Option<T>,
-    ) -> Result<Option<T>, Error> {
+    fn read<T>(&self, key: &str, expected: &str, convert: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>, Error> {
         let Some(value) = self.get(key) else { return Ok(None) };
         convert(value).map(Some).ok_or_else(|| self.unsupported(key, expected))
     }

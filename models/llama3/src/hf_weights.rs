@@ -32,12 +32,7 @@ impl<B: Backend> Llama<B> {
     pub fn load_hf_weights(self, dir: impl AsRef<Path>) -> Result<Self, Error> {
         let checkpoint = Checkpoint::open(dir.as_ref())?;
         let tied = self.config().tie_word_embeddings;
-        let mut loader = Loader {
-            checkpoint,
-            path: ModulePath::default(),
-            used: BTreeSet::new(),
-            failure: None,
-        };
+        let mut loader = Loader { checkpoint, path: ModulePath::default(), used: BTreeSet::new(), failure: None };
         let model = self.map(&mut loader);
         if let Some(failure) = loader.failure {
             return Err(failure);

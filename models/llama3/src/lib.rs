@@ -1,17 +1,49 @@
-//! Llama 3
+//! Llama 3, 3.1 and 3.2 in [Burn](burn), generic over the backend, and their training in FP8.
+//!
+//! The model is plain Burn: [`Llama<Flex>`](Llama) runs in f32, `Llama<Autodiff<Float8<Cuda>>>` trains with FP8
+//! linears. Names are Hugging Face's throughout, so filters and checkpoints read as users know them.
+//!
+//! ```
+//! use burn::backend::Flex;
+//! use burn::tensor::{Int, Tensor};
+//! use llama3::{Llama, LlamaConfig};
+//!
+//! # fn main() -> Result<(), llama3::Error> {
+//! let device = Default::default();
+//! let model = Llama::<Flex>::new(LlamaConfig::preset("debug")?, &device)?.init_weights(0);
+//! let logits = model.forward(Tensor::<Flex, 2, Int>::zeros([1, 8], &device));
+//! assert_eq!(logits.dims(), [1, 8, 272]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Llama::load_hf`] loads a Hugging Face checkpoint; [`trainer::train`] is the loop behind
+//! `examples/llama3_fp8.rs`, configured by a [`RunConfig`].
+
 pub mod attention;
+pub mod batches;
 mod checkpoint;
+pub mod cli;
 pub mod config;
+pub mod data;
 mod error;
+pub mod generate;
+pub mod grads;
 mod hf_config;
 mod hf_weights;
 mod init;
+pub mod metrics;
 pub mod model;
 pub mod names;
 pub mod presets;
 pub mod rng;
 pub mod rope;
+pub mod run_config;
+pub mod schedule;
 pub mod tokenizer;
+pub mod trainer;
+
 pub use config::{LlamaConfig, RopeScaling};
 pub use error::Error;
 pub use model::Llama;
+pub use run_config::RunConfig;

@@ -68,9 +68,7 @@ impl<B: Backend> Llama<B> {
     /// [`Error::ModelConfig`].
     pub fn new(config: LlamaConfig, device: &B::Device) -> Result<Self, Error> {
         config.validate()?;
-        let norm = || {
-            RmsNormConfig::new(config.hidden_size).with_epsilon(config.rms_norm_eps).init(device)
-        };
+        let norm = || RmsNormConfig::new(config.hidden_size).with_epsilon(config.rms_norm_eps).init(device);
         let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
         let layers = (0..config.num_layers).map(|_| DecoderLayer {
             input_layernorm: norm(),
@@ -84,9 +82,7 @@ impl<B: Backend> Llama<B> {
         });
         let untied = !config.tie_word_embeddings;
         Ok(Self {
-            embed_tokens: EmbeddingConfig::new(config.vocab_size, hidden)
-                .with_initializer(INITIALIZER)
-                .init(device),
+            embed_tokens: EmbeddingConfig::new(config.vocab_size, hidden).with_initializer(INITIALIZER).init(device),
             layers: layers.collect(),
             norm: norm(),
             lm_head: untied.then(|| linear(hidden, config.vocab_size, device)),
@@ -117,11 +113,7 @@ impl<B: Backend> Llama<B> {
 
     /// Logits in f32 of the last position only, `[B, V]`, for `tokens` `[B, T]` that follow the positions in
     /// `cache`, which then holds them too.
-    pub fn forward_cached(
-        &self,
-        tokens: Tensor<B, 2, Int>,
-        cache: &mut KvCache<B>,
-    ) -> Tensor<B, 2> {
+    pub fn forward_cached(&self, tokens: Tensor<B, 2, Int>, cache: &mut KvCache<B>) -> Tensor<B, 2> {
         let [batch, len] = tokens.dims();
         let hidden = self.hidden(tokens, Some(cache));
         let width = self.config.hidden_size;
@@ -140,12 +132,8 @@ impl<B: Backend> Llama<B> {
         let [batch, len] = tokens.dims();
         let device = tokens.device();
         let past = cache.as_ref().map_or(0, |cache| cache.len);
-        let positions = Positions {
-            batch,
-            len,
-            rope: self.rope.at(past..past + len),
-            mask: causal_mask(past, len, &device),
-        };
+        let positions =
+            Positions { batch, len, rope: self.rope.at(past..past + len), mask: causal_mask(past, len, &device) };
         let embedded = self.embed_tokens.forward(tokens).cast(self.compute_dtype);
         let mut h = embedded.reshape([batch * len, self.config.hidden_size]);
         match cache {
@@ -213,8 +201,5 @@ const INITIALIZER: Initializer = Initializer::Normal { mean: 0.0, std: 0.02 };
 
 /// A linear without bias, `[d_input, d_output]`.
 pub(crate) fn linear<B: Backend>(d_input: usize, d_output: usize, device: &B::Device) -> Linear<B> {
-    LinearConfig::new(d_input, d_output)
-        .with_bias(false)
-        .with_initializer(INITIALIZER)
-        .init(device)
+    LinearConfig::new(d_input, d_output).with_bias(false).with_initializer(INITIALIZER).init(device)
 }

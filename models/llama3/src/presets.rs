@@ -1,8 +1,8 @@
 //! Named sizes: `debug` for a CPU, and the published dimensions of Llama 3.1 and 3.2.
 
+use crate::Error;
 use crate::config::{LlamaConfig, RopeScaling};
 use crate::tokenizer::ByteTokenizer;
-use crate::Error;
 
 /// The names that [`LlamaConfig::preset`] takes.
 pub const PRESETS: [&str; 6] = ["debug", "1b", "3b", "8b", "70b", "405b"];
@@ -51,13 +51,7 @@ fn llama3_1(hidden: usize, intermediate: usize, layers: usize, heads: usize) -> 
 }
 
 /// Llama 3.2: tied embeddings, frequencies stretched four times further.
-fn llama3_2(
-    hidden: usize,
-    intermediate: usize,
-    layers: usize,
-    heads: usize,
-    head_dim: usize,
-) -> LlamaConfig {
+fn llama3_2(hidden: usize, intermediate: usize, layers: usize, heads: usize, head_dim: usize) -> LlamaConfig {
     published(hidden, intermediate, layers, heads, head_dim, 32.0, true)
 }
 

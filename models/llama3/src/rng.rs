@@ -13,9 +13,9 @@ impl Rng {
     /// A generator for one named purpose: streams of different names are independent.
     pub fn named(seed: u64, name: &str) -> Self {
         // FNV-1a over the name, then mixed with the seed.
-        let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        });
+        let hash = name
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
         let mut rng = Self(seed);
         Self(rng.next_u64() ^ hash)
     }

@@ -33,13 +33,11 @@ pub struct RotaryEmbedding<B: Backend> {
     frequencies: Vec<f32>,
 }
 
-/// cos and sin for the positions of one forward pass.
+/// cos and sin for the positions of one forward pass, each `[1, T · head_dim / 2]`.
 #[derive(Clone, Debug)]
 pub struct RotaryTables<B: Backend> {
-    /// `[1, T, 1, 1, head_dim / 2]`.
-    cos: Tensor<B, 5>,
-    /// -sin for the first half of a head and +sin for the second: `[1, T, 1, 2, head_dim / 2]`.
-    signed_sin: Tensor<B, 5>,
+    cos: Tensor<B, 2>,
+    sin: Tensor<B, 2>,
 }
 
 /// The rotary frequencies of `config`, scaled: `head_dim / 2` values, fastest first, in radians per position.
@@ -64,8 +62,7 @@ impl RopeScaling {
         if turns > self.high_freq_factor {
             return frequency;
         }
-        let smooth =
-            (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor);
+        let smooth = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor);
         (1.0 - smooth) * frequency / self.factor + smooth * frequency
     }
 }
@@ -87,37 +84,34 @@ impl<B: Backend> RotaryEmbedding<B> {
         } else {
             tables(&self.frequencies, positions, &self.cos.device())
         };
-        let sin = sin.reshape([1, len, 1, 1, half]);
-        RotaryTables {
-            cos: cos.reshape([1, len, 1, 1, half]),
-            signed_sin: Tensor::cat(vec![sin.clone().neg(), sin], 3),
-        }
+        let [cos, sin] = [cos, sin].map(|table| table.reshape([1, len * half]));
+        RotaryTables { cos, sin }
     }
 }
 
 impl<B: Backend> RotaryTables<B> {
-    /// Rotates every head of `x`, `[B, T, heads, head_dim]`, in f32 and returns f32.
+    /// Rotates every head of `x`, `[B, T, heads, head_dim]`, in f32; returns f32, `[B, heads, T, head_dim]`.
     pub fn rotate(&self, x: Tensor<B, 4>) -> Tensor<B, 4> {
         let [batch, len, heads, head_dim] = x.dims();
-        let x = x.cast(DType::F32).reshape([batch, len, heads, 2, head_dim / 2]);
-        let swapped = x.clone().flip([3]);
-        let y = x * self.cos.clone() + swapped * self.signed_sin.clone();
-        y.reshape([batch, len, heads, head_dim])
+        let (rows, half) = (batch * heads, head_dim / 2);
+        // Halves outermost and heads before positions: one copy, after which each half is a matrix with one row per
+        // head, and the tables are a row that all share.
+        let x = x.cast(DType::F32).reshape([batch, len, heads, 2, half]).permute([3, 0, 2, 1, 4]);
+        let x = x.reshape([2 * rows, len * half]);
+        let first = x.clone().narrow(0, 0, rows);
+        let second = x.narrow(0, rows, rows);
+        let y1 = first.clone() * self.cos.clone() - second.clone() * self.sin.clone();
+        let y2 = second * self.cos.clone() + first * self.sin.clone();
+        Tensor::cat([y1, y2].map(|y| y.reshape([batch, heads, len, half])).to_vec(), 3)
     }
 }
 
 /// `[cos, sin]`, each `[positions, frequencies]`.
-fn tables<B: Backend>(
-    frequencies: &[f32],
-    positions: Range<usize>,
-    device: &B::Device,
-) -> [Tensor<B, 2>; 2] {
+fn tables<B: Backend>(frequencies: &[f32], positions: Range<usize>, device: &B::Device) -> [Tensor<B, 2>; 2] {
     let shape = [positions.len(), frequencies.len()];
     // The product is rounded to f32, as it was when the published weights were trained; cos and sin are then exact
     // to f32, which a GPU's own are not for large angles.
-    let angles: Vec<f64> = positions
-        .flat_map(|t| frequencies.iter().map(move |f| f64::from(t as f32 * f)))
-        .collect();
+    let angles: Vec<f64> = positions.flat_map(|t| frequencies.iter().map(move |f| f64::from(t as f32 * f))).collect();
     [f64::cos, f64::sin].map(|function| {
         let values: Vec<f32> = angles.iter().map(|&angle| function(angle) as f32).collect();
         Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))

@@ -5,6 +5,8 @@
 pub struct ByteTokenizer;
 
 impl ByteTokenizer {
+    /// Tokens that are text.
+    pub const NUM_BYTES: usize = 256;
     /// Begins every document.
     pub const BOS: u32 = 256;
     /// Tokens in use.

@@ -1,0 +1,194 @@
+//! A device, and matrices to and from it.
+
+use std::sync::OnceLock;
+
+use cubecl::ir::{ElemType, FloatKind, StorageType};
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi, WgpuDevice, WgpuRuntime};
+use float8_kernels::{Cast, Format, Granularity, MatrixView, Operand, ScaleMode, VectorView, row_words};
+use half::{bf16, f16};
+
+pub(crate) type Client = ComputeClient<WgpuRuntime>;
+
+pub(crate) const F32: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F32));
+pub(crate) const F16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F16));
+pub(crate) const BF16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::BF16));
+
+pub(crate) const FORMATS: [Format; 2] = [Format::E4m3, Format::E5m2];
+pub(crate) const MODES: [ScaleMode; 2] = [ScaleMode::F32, ScaleMode::PowerOfTwo];
+
+/// The machine's default wgpu device. Without one the test says that it is skipped, and fails in CI.
+pub(crate) fn client() -> Option<Client> {
+    static AVAILABLE: OnceLock<bool> = OnceLock::new();
+    let available = *AVAILABLE.get_or_init(|| {
+        // Type 4 is every adapter. Asking for a client without one panics.
+        !WgpuRuntime::enumerate_devices(4, &AutoGraphicsApi::backend()).is_empty()
+    });
+    if !available {
+        assert!(std::env::var_os("CI").is_none(), "CI must have a wgpu adapter");
+        eprintln!("skipped: no wgpu adapter");
+        return None;
+    }
+    Some(WgpuRuntime::client(&WgpuDevice::default()))
+}
+
+pub(crate) fn tensorwise(format: Format, scale_mode: ScaleMode) -> Cast {
+    Cast { format, granularity: Granularity::Tensor, scale_mode }
+}
+
+/// Waits for the device and raises what went wrong on it.
+pub(crate) fn sync(client: &Client) {
+    cubecl::future::block_on(client.sync()).expect("device");
+}
+
+pub(crate) fn read_u32(client: &Client, handle: Handle) -> Vec<u32> {
+    sync(client);
+    u32::from_bytes(&client.read_one(handle).expect("read")).to_vec()
+}
+
+pub(crate) fn read_f32(client: &Client, handle: Handle) -> Vec<f32> {
+    read_u32(client, handle).into_iter().map(f32::from_bits).collect()
+}
+
+pub(crate) fn upload_f32(client: &Client, x: &[f32]) -> Handle {
+    client.create_from_slice(f32::as_bytes(x))
+}
+
+/// Bytes of `x` rounded to `dtype`, and the f32 values of the rounded elements.
+pub(crate) fn to_dtype(x: &[f32], dtype: StorageType) -> (Vec<u8>, Vec<f32>) {
+    if dtype == F32 {
+        (f32::as_bytes(x).to_vec(), x.to_vec())
+    } else if dtype == F16 {
+        let x: Vec<f16> = x.iter().map(|&x| f16::from_f32(x)).collect();
+        (f16::as_bytes(&x).to_vec(), x.iter().map(|x| x.to_f32()).collect())
+    } else if dtype == BF16 {
+        let x: Vec<bf16> = x.iter().map(|&x| bf16::from_f32(x)).collect();
+        (bf16::as_bytes(&x).to_vec(), x.iter().map(|x| x.to_f32()).collect())
+    } else {
+        panic!("no conversion to {dtype}")
+    }
+}
+
+/// How a matrix lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layout {
+    RowMajor,
+    ColumnMajor,
+    /// Row-major with rows padded by 3 elements.
+    Pitched,
+    /// Row-major with rows padded to a multiple of 64 elements, as CUDA does.
+    AlignedPitch,
+    /// Every third column of a wider matrix.
+    Gapped,
+    /// A slice that starts 256 bytes and some elements into an allocation.
+    Offset,
+}
+
+pub(crate) const LAYOUTS: [Layout; 6] =
+    [Layout::RowMajor, Layout::ColumnMajor, Layout::Pitched, Layout::AlignedPitch, Layout::Gapped, Layout::Offset];
+
+/// Puts row-major `x` on the device in `layout`, everything outside the view being NaN, so that reading it shows.
+pub(crate) fn upload(client: &Client, x: &[f32], shape: [usize; 2], layout: Layout, dtype: StorageType) -> MatrixView {
+    let [rows, cols] = shape;
+    assert_eq!(x.len(), rows * cols);
+    let (offset, strides) = match layout {
+        Layout::RowMajor => (0, [cols, 1]),
+        Layout::ColumnMajor => (0, [1, rows]),
+        Layout::Pitched => (0, [cols + 3, 1]),
+        Layout::AlignedPitch => (0, [cols.next_multiple_of(64), 1]),
+        Layout::Gapped => (0, [cols * 3, 3]),
+        Layout::Offset => (256 + 3, [cols, 1]),
+    };
+    let len = offset + (rows - 1) * strides[0] + (cols - 1) * strides[1] + 1;
+    let mut memory = vec![f32::NAN; len];
+    for r in 0..rows {
+        for c in 0..cols {
+            memory[offset + r * strides[0] + c * strides[1]] = x[r * cols + c];
+        }
+    }
+    let (bytes, _) = to_dtype(&memory, dtype);
+    let element = bytes.len() / len;
+    let mut handle = client.create_from_slice(&bytes);
+    if offset > 0 {
+        handle = handle.offset_start((offset * element) as u64);
+    }
+    MatrixView { handle, shape, strides, dtype }
+}
+
+/// The same with a vector.
+pub(crate) fn upload_vector(client: &Client, x: &[f32], stride: usize, dtype: StorageType) -> VectorView {
+    let mut memory = vec![f32::NAN; (x.len() - 1) * stride + 1];
+    for (i, &x) in x.iter().enumerate() {
+        memory[i * stride] = x;
+    }
+    let handle = client.create_from_slice(&to_dtype(&memory, dtype).0);
+    VectorView { handle, len: x.len(), stride, dtype }
+}
+
+/// Codes of an operand without the padding, which must be zero.
+pub(crate) fn read_codes(client: &Client, operand: &Operand) -> Vec<u8> {
+    sync(client);
+    let bytes = client.read_one(operand.codes.clone()).expect("read");
+    let pitch = row_words(operand.k) * 4;
+    assert!(pitch % 16 == 0 && pitch >= operand.k && pitch < operand.k + 16);
+    assert_eq!(bytes.len(), operand.rows * pitch);
+    let mut codes = Vec::with_capacity(operand.rows * operand.k);
+    for row in bytes.chunks_exact(pitch) {
+        codes.extend_from_slice(&row[..operand.k]);
+        assert!(row[operand.k..].iter().all(|&code| code == 0), "padding {:?}", &row[operand.k..]);
+    }
+    codes
+}
+
+/// Uploads `codes [rows, k]` as an operand.
+pub(crate) fn upload_codes(
+    client: &Client,
+    codes: &[u8],
+    [rows, k]: [usize; 2],
+    format: Format,
+    inv_scale: f32,
+) -> Operand {
+    assert_eq!(codes.len(), rows * k);
+    let pitch = row_words(k) * 4;
+    let mut bytes = vec![0; rows * pitch];
+    for (padded, row) in bytes.chunks_exact_mut(pitch).zip(codes.chunks_exact(k)) {
+        padded[..k].copy_from_slice(row);
+    }
+    Operand {
+        codes: client.create_from_slice(&bytes),
+        inv_scale: upload_f32(client, &[inv_scale]),
+        rows,
+        k,
+        format,
+        granularity: Granularity::Tensor,
+    }
+}
+
+pub(crate) fn transpose<T: Copy>(x: &[T], [rows, cols]: [usize; 2]) -> Vec<T> {
+    (0..cols).flat_map(|c| (0..rows).map(move |r| x[r * cols + c])).collect()
+}
+
+/// A reproducible stream of bits (Knuth's MMIX generator, high half).
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(crate) fn bits(&mut self) -> u32 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 32) as u32
+    }
+
+    /// In [-1, 1).
+    pub(crate) fn unit(&mut self) -> f32 {
+        (self.bits() >> 8) as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    /// Values over many binades, as activations and gradients have.
+    pub(crate) fn values(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| self.unit() * (self.unit() * 6.0).exp2()).collect()
+    }
+}

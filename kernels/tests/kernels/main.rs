@@ -1,0 +1,12 @@
+//! The kernels on a real device against the scalar reference, and the reference against oracles of its own.
+
+mod amax;
+mod cast;
+mod common;
+mod errors;
+mod gemm;
+mod golden;
+mod oracle;
+mod quantize;
+mod scale;
+mod tmp_perf;

@@ -1,0 +1,175 @@
+//! Text files to token streams: which files, which bytes, and which of them are held out. The same files give the
+//! same streams.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::Error;
+use crate::tokenizer::ByteTokenizer;
+
+/// Where text comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TextSource {
+    /// Files, and folders that are searched recursively.
+    pub paths: Vec<PathBuf>,
+    /// Take only files with this extension; explicit files are always taken.
+    pub extension: Option<&'static str>,
+    /// Bytes to take at most. If there are more, files are taken at even distances, in sorted order.
+    pub max_bytes: usize,
+    /// Share of the tokens to hold out, in (0, 1).
+    pub held_out_fraction: f64,
+}
+
+/// Tokens to train on and tokens to judge by.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Corpus {
+    /// Documents, each begun by [`ByteTokenizer::BOS`].
+    pub train: Vec<u32>,
+    /// Documents that are not in `train`; the end of the last one that is, if there are too few documents.
+    pub held_out: Vec<u32>,
+    /// Files that were read.
+    pub files: usize,
+    /// Files that were passed over: empty, binary or not UTF-8.
+    pub skipped: usize,
+}
+
+/// A file and its size.
+type Candidate = (PathBuf, u64);
+
+impl TextSource {
+    /// The Rust sources of the local Cargo registry, `$CARGO_HOME/registry/src`.
+    pub fn cargo_registry(max_bytes: usize, held_out_fraction: f64) -> Self {
+        let cargo_home = std::env::var_os("CARGO_HOME")
+            .map_or_else(|| std::env::home_dir().unwrap_or_default().join(".cargo"), PathBuf::from);
+        let paths = vec![cargo_home.join("registry").join("src")];
+        Self { paths, extension: Some("rs"), max_bytes, held_out_fraction }
+    }
+
+    /// Reads the text and splits it.
+    ///
+    /// # Errors
+    /// [`Error::Io`] for a path that is missing or unreadable, [`Error::NoText`].
+    pub fn load(&self) -> Result<Corpus, Error> {
+        let mut candidates = Vec::new();
+        for path in &self.paths {
+            let metadata = fs::metadata(path).map_err(|source| io_error(path, source))?;
+            if metadata.is_dir() {
+                let first = candidates.len();
+                self.search(path, &mut candidates)?;
+                candidates[first..].sort();
+            } else {
+                candidates.push((path.clone(), metadata.len()));
+            }
+        }
+        let mut split = Split::new(self.held_out_fraction);
+        let (mut files, mut skipped) = (0, 0);
+        for (path, _) in self.choose(candidates) {
+            match read_text(&path, self.max_bytes)? {
+                Some(text) => {
+                    split.push(&text);
+                    files += 1;
+                }
+                None => skipped += 1,
+            }
+        }
+        if files == 0 {
+            return Err(Error::NoText { paths: self.paths.clone(), skipped });
+        }
+        let (train, held_out) = split.finish();
+        Ok(Corpus { train, held_out, files, skipped })
+    }
+
+    fn search(&self, dir: &Path, found: &mut Vec<Candidate>) -> Result<(), Error> {
+        for entry in fs::read_dir(dir).map_err(|source| io_error(dir, source))? {
+            let entry = entry.map_err(|source| io_error(dir, source))?;
+            let path = entry.path();
+            let metadata = entry.metadata().map_err(|source| io_error(&path, source))?;
+            // Links are not followed, so a search ends and no file counts twice.
+            if metadata.is_dir() {
+                self.search(&path, found)?;
+            } else if metadata.is_file()
+                && self.extension.is_none_or(|wanted| path.extension().is_some_and(|e| e == wanted))
+            {
+                found.push((path, metadata.len()));
+            }
+        }
+        Ok(())
+    }
+
+    /// All candidates if they fit; else those that keep the bytes taken in proportion to the bytes passed.
+    fn choose(&self, candidates: Vec<Candidate>) -> Vec<Candidate> {
+        let total: u64 = candidates.iter().map(|(_, bytes)| bytes).sum();
+        let share = self.max_bytes as f64 / total as f64;
+        if share >= 1.0 {
+            return candidates;
+        }
+        let first = candidates[0].clone();
+        let (mut passed, mut taken) = (0_u64, 0_u64);
+        let mut chosen = candidates;
+        chosen.retain(|(_, bytes)| {
+            passed += bytes;
+            let fits = (taken + bytes) as f64 <= passed as f64 * share;
+            taken += if fits { *bytes } else { 0 };
+            fits
+        });
+        // Few large files: one of them, cut when it is read.
+        if chosen.is_empty() { vec![first] } else { chosen }
+    }
+}
+
+/// At most `max_bytes` of a file, or none if it is empty, binary or not UTF-8.
+fn read_text(path: &Path, max_bytes: usize) -> Result<Option<String>, Error> {
+    let mut bytes = fs::read(path).map_err(|source| io_error(path, source))?;
+    if bytes.is_empty() || bytes.contains(&0) {
+        return Ok(None);
+    }
+    if std::str::from_utf8(&bytes).is_err() {
+        return Ok(None);
+    }
+    let end = (0..=max_bytes.min(bytes.len())).rev().find(|&end| {
+        // Not between the bytes of one character.
+        bytes.get(end).is_none_or(|byte| byte & 0xc0 != 0x80)
+    });
+    bytes.truncate(end.unwrap_or(0));
+    Ok(String::from_utf8(bytes).ok())
+}
+
+fn io_error(path: &Path, source: io::Error) -> Error {
+    Error::Io { path: path.to_path_buf(), source }
+}
+
+/// Deals documents to the two streams.
+struct Split {
+    fraction: f64,
+    train: Vec<u32>,
+    held_out: Vec<u32>,
+}
+
+impl Split {
+    fn new(fraction: f64) -> Self {
+        Self { fraction, train: Vec::new(), held_out: Vec::new() }
+    }
+
+    /// A document is held out when the held-out stream is behind its share by the document's length or more.
+    fn push(&mut self, text: &str) {
+        let document = || std::iter::once(ByteTokenizer::BOS).chain(ByteTokenizer::encode(text));
+        let len = text.len() + 1;
+        let total = self.train.len() + self.held_out.len() + len;
+        let behind = self.fraction * total as f64 - self.held_out.len() as f64;
+        let stream = if len as f64 <= behind { &mut self.held_out } else { &mut self.train };
+        stream.extend(document());
+    }
+
+    fn finish(mut self) -> (Vec<u32>, Vec<u32>) {
+        let total = self.train.len() + self.held_out.len();
+        let wanted = (self.fraction * total as f64) as usize;
+        // Few documents, or only large ones: the end of the training stream makes up for it.
+        if self.held_out.len() * 2 < wanted {
+            let cut = self.train.len() - (wanted - self.held_out.len());
+            let tail = self.train.split_off(cut);
+            self.held_out.extend(tail);
+        }
+        (self.train, self.held_out)
+    }
+}

@@ -1,0 +1,93 @@
+//! Text generation: greedy or by temperature, with a cache of keys and values.
+
+use burn::tensor::backend::Backend;
+use burn::tensor::{Int, Tensor, TensorData};
+
+use crate::Error;
+use crate::attention::KvCache;
+use crate::model::Llama;
+use crate::rng::Rng;
+
+/// How to choose the next token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Sampling {
+    /// The likeliest token; the first of several.
+    Greedy,
+    /// A token drawn from `softmax(logits / temperature)`.
+    Temperature {
+        /// Above 0; 1 is the model's own distribution.
+        temperature: f64,
+        /// The same seed draws the same text.
+        seed: u64,
+    },
+}
+
+impl<B: Backend> Llama<B> {
+    /// Continues `prompt` by `max_new_tokens` tokens out of the first `num_choices` of the vocabulary (the rest may
+    /// be padding), and returns the new ones.
+    ///
+    /// # Errors
+    /// [`Error::RunValue`] for an empty prompt or no choices, [`Error::Vocabulary`] for a prompt token or a choice
+    /// that the model does not have, [`Error::Execution`] if the device fails.
+    pub fn generate(
+        &self,
+        prompt: &[u32],
+        max_new_tokens: usize,
+        num_choices: usize,
+        sampling: Sampling,
+    ) -> Result<Vec<u32>, Error> {
+        let vocab_size = self.config().vocab_size;
+        if prompt.is_empty() || num_choices == 0 {
+            let key = if prompt.is_empty() { "prompt" } else { "num_choices" };
+            return Err(Error::RunValue { key, value: "empty".into(), reason: "there is nothing to go by".into() });
+        }
+        let needed = prompt.iter().map(|&token| token as usize + 1).fold(num_choices, usize::max);
+        if needed > vocab_size {
+            return Err(Error::Vocabulary { vocab_size, needed });
+        }
+
+        let device = self.embed_tokens.weight.device();
+        let mut rng = match sampling {
+            Sampling::Greedy => Rng::new(0),
+            Sampling::Temperature { seed, .. } => Rng::named(seed, "generate"),
+        };
+        let mut cache = KvCache::new(self.config().num_layers);
+        let mut tokens = Vec::with_capacity(max_new_tokens);
+        let mut input = prompt.to_vec();
+        while tokens.len() < max_new_tokens {
+            let len = input.len();
+            let values: Vec<i32> = input.iter().map(|&token| token as i32).collect();
+            let input_ids = Tensor::<B, 2, Int>::from_data(TensorData::new(values, [1, len]), &device);
+            let logits = self.forward_cached(input_ids, &mut cache);
+            let data = logits
+                .try_into_data()
+                .map_err(|error| Error::Execution { doing: "generating", reason: error.to_string() })?;
+            let logits: Vec<f32> = data.iter().take(num_choices).collect();
+            let token = match sampling {
+                Sampling::Greedy => argmax(&logits),
+                Sampling::Temperature { temperature, .. } => draw(&logits, temperature, &mut rng),
+            };
+            tokens.push(token as u32);
+            input = vec![token as u32];
+        }
+        Ok(tokens)
+    }
+}
+
+fn argmax(logits: &[f32]) -> usize {
+    (1..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best })
+}
+
+fn draw(logits: &[f32], temperature: f64, rng: &mut Rng) -> usize {
+    let max = f64::from(logits[argmax(logits)]);
+    let weights: Vec<f64> = logits.iter().map(|&logit| ((f64::from(logit) - max) / temperature).exp()).collect();
+    let mut left = rng.uniform() * weights.iter().sum::<f64>();
+    for (token, weight) in weights.iter().enumerate() {
+        left -= weight;
+        if left < 0.0 {
+            return token;
+        }
+    }
+    // Rounding left a crumb, or the logits are NaN.
+    argmax(logits)
+}

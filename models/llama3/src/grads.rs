@@ -1,0 +1,63 @@
+//! Gradient clipping by the norm over all parameters, on the device.
+//!
+//! ```text
+//! norm = √ Σ_p Σ_i g_{p,i}²        g ← g · min(1, max_norm / (norm + 1e-6))
+//! ```
+//! as `torch.nn.utils.clip_grad_norm_`. Burn's own clipping looks at one parameter at a time.
+
+use std::marker::PhantomData;
+
+use burn::module::{AutodiffModule, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{DType, Tensor};
+
+/// Scales `grads` of `module` to a global norm of at most `max_norm` (infinity: leaves them alone) and returns the
+/// norm that they had, `[1]` in f32. Nothing is read back from the device.
+pub fn clip_grad_norm<B: AutodiffBackend, M: AutodiffModule<B>>(
+    module: &M,
+    grads: &mut GradientsParams,
+    max_norm: f64,
+    device: &B::Device,
+) -> Tensor<B::InnerBackend, 1> {
+    let mut squares = Squares::<B> { grads, sums: Vec::new() };
+    module.visit(&mut squares);
+    let norm = match squares.sums {
+        sums if sums.is_empty() => Tensor::zeros([1], (device, DType::F32)),
+        sums => Tensor::cat(sums, 0).sum().sqrt(),
+    };
+    if max_norm.is_finite() {
+        let factor = (norm.clone() + 1e-6).recip().mul_scalar(max_norm).clamp_max(1.0);
+        module.visit(&mut Scale::<B> { grads, factor, backend: PhantomData });
+    }
+    norm
+}
+
+struct Squares<'a, B: AutodiffBackend> {
+    grads: &'a GradientsParams,
+    /// One `[1]` per parameter.
+    sums: Vec<Tensor<B::InnerBackend, 1>>,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Squares<'_, B> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if let Some(grad) = self.grads.get::<B::InnerBackend, D>(param.id) {
+            self.sums.push(grad.cast(DType::F32).square().sum());
+        }
+    }
+}
+
+struct Scale<'a, B: AutodiffBackend> {
+    grads: &'a mut GradientsParams,
+    factor: Tensor<B::InnerBackend, 1>,
+    backend: PhantomData<B>,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Scale<'_, B> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if let Some(grad) = self.grads.remove::<B::InnerBackend, D>(param.id) {
+            let factor = self.factor.clone().cast(grad.dtype()).reshape([1; D]);
+            self.grads.register(param.id, grad * factor);
+        }
+    }
+}

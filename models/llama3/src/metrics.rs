@@ -1,0 +1,78 @@
+//! The step line, in torchtitan's format, with what a device cannot tell left out.
+
+use std::fmt;
+use std::fs;
+
+/// What is said about one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepLine {
+    /// From 1.
+    pub step: usize,
+    /// Mean next-token cross entropy of the step's batch, in nats.
+    pub loss: f64,
+    /// Global gradient norm before clipping.
+    pub grad_norm: f64,
+    /// Peak memory, where it can be read.
+    pub memory: Option<Memory>,
+    /// Tokens per second since the last line.
+    pub tokens_per_second: f64,
+    /// Model FLOPs of one token: see [`LlamaConfig::flops_per_token`](crate::LlamaConfig::flops_per_token).
+    pub flops_per_token: f64,
+    /// The device's peak in FLOP/s, where it is known.
+    pub peak_flops: Option<f64>,
+}
+
+/// Peak memory in use.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Memory {
+    /// Bytes in use at most.
+    pub bytes: u64,
+    /// Bytes there are.
+    pub total: u64,
+}
+
+impl Memory {
+    /// The process's peak resident memory and the machine's total, where the system has Linux's `/proc`.
+    pub fn of_process() -> Option<Self> {
+        let read = |path: &str, key: &str| {
+            let text = fs::read_to_string(path).ok()?;
+            let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+            let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+            Some(kib * 1024)
+        };
+        Some(Self { bytes: read("/proc/self/status", "VmHWM:")?, total: read("/proc/meminfo", "MemTotal:")? })
+    }
+}
+
+impl fmt::Display for StepLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { step, loss, grad_norm, tokens_per_second, flops_per_token, .. } = *self;
+        write!(f, "step: {step:2}  loss: {loss:8.5}  grad_norm: {grad_norm:7.4}  ")?;
+        if let Some(Memory { bytes, total }) = self.memory {
+            let gib = bytes as f64 / (1_u64 << 30) as f64;
+            let percent = 100.0 * bytes as f64 / total as f64;
+            write!(f, "memory: {gib:5.2}GiB({percent:.2}%)  ")?;
+        }
+        let flops = tokens_per_second * flops_per_token;
+        let tps = thousands(&format!("{tokens_per_second:.0}"));
+        let tflops = thousands(&format!("{:.2}", flops / 1e12));
+        write!(f, "tps: {tps}  tflops: {tflops}")?;
+        if let Some(peak) = self.peak_flops {
+            write!(f, "  mfu: {:.2}%", 100.0 * flops / peak)?;
+        }
+        Ok(())
+    }
+}
+
+/// Commas between groups of three digits of the integer part: `1234567.89` → `1,234,567.89`.
+pub(crate) fn thousands(number: &str) -> String {
+    let integer = number.find('.').unwrap_or(number.len());
+    let mut text = String::new();
+    for (i, digit) in number.chars().enumerate() {
+        if i > 0 && i < integer && (integer - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}

@@ -1,0 +1,364 @@
+//! `RunConfig`: everything about one training run, from a TOML file, `--set section.key=value` and flags.
+//!
+//! Later wins: defaults, file, `--set` in order, dedicated flags. A key that does not exist is an error that names it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use burn_float8::device::DeviceChoice;
+use burn_float8::{Float8Config, Recipe};
+use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
+
+use crate::Error;
+use crate::config::{LlamaConfig, RopeScaling};
+use crate::data::TextSource;
+use crate::schedule::{Decay, Schedule};
+
+/// One training run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RunConfig {
+    /// What to train.
+    pub model: ModelSection,
+    /// How long, on what, in which precision.
+    pub training: TrainingSection,
+    /// AdamW and the learning rate.
+    pub optimizer: OptimizerSection,
+    /// FP8, used with `training.precision = "fp8"`.
+    pub float8: Float8Section,
+    /// Text.
+    pub data: DataSection,
+    /// The sample at the end.
+    pub generate: GenerateSection,
+}
+
+/// A preset with changes, or a Hugging Face checkpoint.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ModelSection {
+    /// One of [`PRESETS`](crate::presets::PRESETS); `debug` if absent.
+    pub preset: Option<String>,
+    /// Folder of a Hugging Face checkpoint to start from; replaces `preset` and excludes changes.
+    pub hf_path: Option<PathBuf>,
+    /// Replaces the preset's value.
+    pub vocab_size: Option<usize>,
+    /// Replaces the preset's value.
+    pub hidden_size: Option<usize>,
+    /// Replaces the preset's value.
+    pub intermediate_size: Option<usize>,
+    /// Replaces the preset's value.
+    pub num_layers: Option<usize>,
+    /// Replaces the preset's value.
+    pub num_heads: Option<usize>,
+    /// Replaces the preset's value.
+    pub num_kv_heads: Option<usize>,
+    /// Replaces the preset's value.
+    pub head_dim: Option<usize>,
+    /// Replaces the preset's value.
+    pub rms_norm_eps: Option<f64>,
+    /// Replaces the preset's value.
+    pub rope_theta: Option<f64>,
+    /// Replaces the preset's value.
+    pub rope_scaling: Option<RopeScaling>,
+    /// Replaces the preset's value.
+    pub max_seq_len: Option<usize>,
+    /// Replaces the preset's value.
+    pub tie_word_embeddings: Option<bool>,
+}
+
+/// The precision of linears.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// Everything in f32.
+    F32,
+    /// Hidden states and GEMMs in bf16, parameters in f32.
+    Bf16,
+    /// GEMMs of linears in FP8, hidden states in `training.compute_dtype`, parameters in f32.
+    #[default]
+    Fp8,
+}
+
+/// The dtype of hidden states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ComputeDtype {
+    /// 32-bit.
+    F32,
+    /// bfloat16.
+    Bf16,
+}
+
+/// How long, on what, in which precision.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainingSection {
+    /// Which device.
+    pub device: DeviceChoice,
+    /// Precision of linears.
+    pub precision: Precision,
+    /// Dtype of hidden states with precision fp8: bf16 on CUDA and f32 elsewhere if absent.
+    pub compute_dtype: Option<ComputeDtype>,
+    /// Optimizer steps; 0 only evaluates.
+    pub steps: usize,
+    /// Sequences in a micro-batch.
+    pub batch_size: usize,
+    /// Micro-batches per optimizer step.
+    pub grad_accumulation: usize,
+    /// Tokens in a sequence.
+    pub seq_len: usize,
+    /// Decides the initial weights, the batches and the sample.
+    pub seed: u64,
+    /// Global gradient norm to clip to; `inf` does not clip.
+    pub max_norm: f64,
+    /// Steps between step lines; the first and the last step always have one.
+    pub log_every: usize,
+    /// Batches for the held-out loss.
+    pub eval_batches: usize,
+    /// The device's peak in TFLOP/s, for `mfu`.
+    pub peak_tflops: Option<f64>,
+}
+
+/// AdamW and the learning rate; see [`Schedule`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OptimizerSection {
+    /// Peak learning rate.
+    pub lr: f64,
+    /// Decay of the first and second moment.
+    pub betas: [f64; 2],
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled, on every parameter.
+    pub weight_decay: f64,
+    /// Steps of linear warm-up.
+    pub warmup_steps: usize,
+    /// The curve after warm-up.
+    pub decay: Decay,
+    /// Share of the peak that the decay ends at.
+    pub min_lr_ratio: f64,
+}
+
+/// FP8.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Float8Section {
+    /// How operands are cast.
+    pub recipe: Recipe,
+    /// Linears to keep in high precision, by torchtitan's substring rule; the output layer if absent.
+    pub filter_fqns: Option<Vec<String>>,
+}
+
+/// Text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DataSection {
+    /// Files and folders; the Rust sources of the local Cargo registry if empty.
+    pub paths: Vec<PathBuf>,
+    /// Bytes to take at most.
+    pub max_bytes: usize,
+    /// Share to hold out.
+    pub held_out_fraction: f64,
+}
+
+/// The sample at the end.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GenerateSection {
+    /// What to continue.
+    pub prompt: String,
+    /// Bytes to add; 0 leaves the sample out.
+    pub max_new_tokens: usize,
+    /// 0 is greedy.
+    pub temperature: f64,
+}
+
+impl Default for TrainingSection {
+    fn default() -> Self {
+        Self {
+            device: DeviceChoice::Auto,
+            precision: Precision::Fp8,
+            compute_dtype: None,
+            steps: 200,
+            batch_size: 8,
+            grad_accumulation: 1,
+            seq_len: 128,
+            seed: 0,
+            max_norm: 1.0,
+            log_every: 10,
+            eval_batches: 16,
+            peak_tflops: None,
+        }
+    }
+}
+
+impl Default for OptimizerSection {
+    fn default() -> Self {
+        Self {
+            lr: 3e-3,
+            betas: [0.9, 0.95],
+            eps: 1e-8,
+            weight_decay: 0.1,
+            warmup_steps: 20,
+            decay: Decay::Cosine,
+            min_lr_ratio: 0.1,
+        }
+    }
+}
+
+impl Default for DataSection {
+    fn default() -> Self {
+        Self { paths: Vec::new(), max_bytes: 4_000_000, held_out_fraction: 0.05 }
+    }
+}
+
+impl Default for GenerateSection {
+    fn default() -> Self {
+        Self { prompt: "    pub fn new(".into(), max_new_tokens: 200, temperature: 0.7 }
+    }
+}
+
+impl RunConfig {
+    /// Reads a TOML file, if there is one, and applies `settings` of the form `section.key=value` in order.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::RunConfig`] naming the file or the setting, and the key.
+    pub fn load(file: Option<&Path>, settings: &[String]) -> Result<Self, Error> {
+        let mut table = Table::new();
+        let mut config = Self::default();
+        if let Some(path) = file {
+            let text = fs::read_to_string(path).map_err(|source| Error::Io { path: path.to_path_buf(), source })?;
+            let fail = |error: toml::de::Error| Error::RunConfig {
+                origin: path.display().to_string(),
+                reason: error.to_string().trim_end().into(),
+            };
+            // From the text, so that an error shows the line.
+            config = toml::from_str(&text).map_err(fail)?;
+            table = toml::from_str(&text).map_err(fail)?;
+        }
+        for setting in settings {
+            let fail = |reason: String| Error::RunConfig { origin: format!("--set {setting}"), reason };
+            set(&mut table, setting).map_err(fail)?;
+            config = table.clone().try_into().map_err(|error: toml::de::Error| fail(error.message().into()))?;
+        }
+        Ok(config)
+    }
+
+    /// Checks what the types do not.
+    ///
+    /// # Errors
+    /// [`Error::RunValue`] naming the first key that cannot be.
+    pub fn validate(&self) -> Result<(), Error> {
+        let Self { training, optimizer, data, generate, .. } = self;
+        for (key, value) in [
+            ("training.batch_size", training.batch_size),
+            ("training.grad_accumulation", training.grad_accumulation),
+            ("training.seq_len", training.seq_len),
+            ("training.log_every", training.log_every),
+            ("training.eval_batches", training.eval_batches),
+            ("data.max_bytes", data.max_bytes),
+        ] {
+            require(key, value, value >= 1, "must be at least 1")?;
+        }
+        let [beta1, beta2] = optimizer.betas;
+        let range = "must be in [0, 1)";
+        require("optimizer.betas[0]", beta1, (0.0..1.0).contains(&beta1), range)?;
+        require("optimizer.betas[1]", beta2, (0.0..1.0).contains(&beta2), range)?;
+        let OptimizerSection { lr, eps, weight_decay, min_lr_ratio, .. } = *optimizer;
+        require("optimizer.lr", lr, lr > 0.0 && lr.is_finite(), "must be positive and finite")?;
+        require("optimizer.eps", eps, eps > 0.0 && eps.is_finite(), "must be positive and finite")?;
+        let fits = weight_decay >= 0.0 && weight_decay.is_finite();
+        require("optimizer.weight_decay", weight_decay, fits, "must be finite and not negative")?;
+        let fits = (0.0..=1.0).contains(&min_lr_ratio);
+        require("optimizer.min_lr_ratio", min_lr_ratio, fits, "must be in [0, 1]")?;
+        let max_norm = training.max_norm;
+        require("training.max_norm", max_norm, max_norm > 0.0, "must be positive; inf does not clip")?;
+        if let Some(peak) = training.peak_tflops {
+            let fits = peak > 0.0 && peak.is_finite();
+            require("training.peak_tflops", peak, fits, "must be positive and finite")?;
+        }
+        let held_out = data.held_out_fraction;
+        let fits = held_out > 0.0 && held_out < 1.0;
+        require("data.held_out_fraction", held_out, fits, "must be in (0, 1)")?;
+        let temperature = generate.temperature;
+        let fits = temperature >= 0.0 && temperature.is_finite();
+        require("generate.temperature", temperature, fits, "must be finite and not negative")?;
+        let prompt = &generate.prompt;
+        require("generate.prompt", prompt, !prompt.is_empty(), "must not be empty")
+    }
+
+    /// The model's dimensions: the checkpoint's, or the preset's with this file's changes.
+    ///
+    /// # Errors
+    /// [`Error::UnknownPreset`], [`Error::ModelConfig`], those of [`LlamaConfig::from_hf_dir`], and
+    /// [`Error::RunValue`] if `hf_path` is combined with anything.
+    pub fn llama(&self) -> Result<LlamaConfig, Error> {
+        let model = &self.model;
+        if let Some(path) = &model.hf_path {
+            let alone = ModelSection { hf_path: Some(path.clone()), ..Default::default() };
+            let reason = "the checkpoint decides the model: remove every other key of [model]";
+            require("model.hf_path", path.display(), *model == alone, reason)?;
+            return LlamaConfig::from_hf_dir(path);
+        }
+        let mut config = LlamaConfig::preset(model.preset.as_deref().unwrap_or("debug"))?;
+        macro_rules! replace {
+            ($($field:ident),*) => {$(
+                if let Some(value) = model.$field { config.$field = value; }
+            )*};
+        }
+        replace!(vocab_size, hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim);
+        replace!(rms_norm_eps, rope_theta, max_seq_len, tie_word_embeddings);
+        config.rope_scaling = model.rope_scaling.or(config.rope_scaling);
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// FP8's config for a model. A tied output is no linear of the model, so there is nothing to filter.
+    pub fn float8(&self, model: &LlamaConfig) -> Float8Config {
+        let output = || if model.tie_word_embeddings { vec![] } else { vec!["lm_head".into()] };
+        let filter = self.float8.filter_fqns.clone().unwrap_or_else(output);
+        Float8Config { recipe: self.float8.recipe, ..Float8Config::default() }.with_filter_fqns(filter)
+    }
+
+    /// Where the text comes from.
+    pub fn text(&self) -> TextSource {
+        let DataSection { paths, max_bytes, held_out_fraction } = self.data.clone();
+        if paths.is_empty() {
+            return TextSource::cargo_registry(max_bytes, held_out_fraction);
+        }
+        TextSource { paths, extension: None, max_bytes, held_out_fraction }
+    }
+
+    /// The learning rate by step.
+    pub fn schedule(&self) -> Schedule {
+        let OptimizerSection { lr, warmup_steps, decay, min_lr_ratio, .. } = self.optimizer;
+        Schedule { lr, warmup_steps, steps: self.training.steps, decay, min_lr_ratio }
+    }
+}
+
+/// Puts `section.key=value` into `table`. A value that is not TOML is a string, so `precision=fp8` needs no quotes.
+fn set(table: &mut Table, setting: &str) -> Result<(), String> {
+    let (key, text) = setting.split_once('=').ok_or("expected section.key=value")?;
+    let value = toml::from_str::<Table>(&format!("value = {text}"))
+        .ok()
+        .and_then(|mut table| table.remove("value").filter(|_| table.is_empty()))
+        .unwrap_or_else(|| Value::String(text.into()));
+    let mut parts: Vec<&str> = key.trim().split('.').collect();
+    let last = parts.pop().filter(|last| !last.is_empty() && !parts.is_empty());
+    let last = last.ok_or("expected section.key=value")?;
+    let mut inner = table;
+    for part in parts {
+        let entry = inner.entry(part).or_insert_with(|| Value::Table(Table::new()));
+        inner = entry.as_table_mut().ok_or_else(|| format!("`{part}` of `{key}` is not a section"))?;
+    }
+    inner.insert(last.into(), value);
+    Ok(())
+}
+
+fn require(key: &'static str, value: impl ToString, holds: bool, reason: &str) -> Result<(), Error> {
+    if holds {
+        return Ok(());
+    }
+    Err(Error::RunValue { key, value: value.to_string(), reason: reason.into() })
+}

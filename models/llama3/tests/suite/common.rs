@@ -1,0 +1,155 @@
+//! Small models, text folders and checkpoints for the other topics.
+
+use std::fs;
+use std::path::Path;
+
+use burn::backend::{Autodiff, Flex};
+use burn::tensor::backend::Backend;
+use burn::tensor::{Int, Tensor, TensorData};
+use burn_float8::Float8;
+use llama3::rng::Rng;
+use llama3::{Llama, LlamaConfig, RopeScaling};
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
+
+/// A backend that trains in FP8.
+pub(crate) type Train = Autodiff<Float8<Flex>>;
+
+/// Two layers, three query heads per key head, a head wider than `hidden / heads`.
+pub(crate) fn tiny() -> LlamaConfig {
+    LlamaConfig {
+        vocab_size: 288,
+        hidden_size: 48,
+        intermediate_size: 80,
+        num_layers: 2,
+        num_heads: 6,
+        num_kv_heads: 2,
+        head_dim: 12,
+        rms_norm_eps: 1e-5,
+        rope_theta: 10_000.0,
+        rope_scaling: None,
+        max_seq_len: 64,
+        tie_word_embeddings: false,
+    }
+}
+
+pub(crate) fn llama3_scaling() -> RopeScaling {
+    RopeScaling { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position_embeddings: 8192 }
+}
+
+pub(crate) fn model<B: Backend>(config: LlamaConfig, seed: u64) -> Llama<B> {
+    Llama::new(config, &Default::default()).unwrap().init_weights(seed)
+}
+
+/// `[B, T]` tokens below `vocab`.
+pub(crate) fn tokens(shape: [usize; 2], vocab: usize, seed: u64) -> Vec<i32> {
+    let mut rng = Rng::named(seed, "tokens");
+    (0..shape[0] * shape[1]).map(|_| rng.below(vocab) as i32).collect()
+}
+
+pub(crate) fn ids<B: Backend>(tokens: &[i32], shape: [usize; 2]) -> Tensor<B, 2, Int> {
+    Tensor::from_data(TensorData::new(tokens.to_vec(), shape), &Default::default())
+}
+
+pub(crate) fn values<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
+    tensor.into_data().to_vec().unwrap()
+}
+
+/// max |a - b| / max |b|.
+pub(crate) fn relative(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let scale = b.iter().fold(0.0_f32, |max, x| max.max(x.abs()));
+    a.iter().zip(b).fold(0.0_f32, |max, (x, y)| max.max((x - y).abs())) / scale
+}
+
+/// One tensor of a checkpoint: name, dtype, shape, little-endian bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct Stored {
+    pub(crate) name: String,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Stored {
+    pub(crate) fn f32(name: &str, shape: &[usize], values: &[f32]) -> Self {
+        assert_eq!(shape.iter().product::<usize>(), values.len());
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        Self { name: name.into(), dtype: Dtype::F32, shape: shape.to_vec(), bytes }
+    }
+}
+
+/// The tensors of a Hugging Face checkpoint of `config`, random, written out name by name as transformers does.
+pub(crate) fn stored_tensors(config: &LlamaConfig, seed: u64) -> Vec<Stored> {
+    let LlamaConfig { vocab_size, hidden_size: h, intermediate_size, .. } = *config;
+    let q = config.num_heads * config.head_dim;
+    let kv = config.num_kv_heads * config.head_dim;
+    let mut shapes = vec![("model.embed_tokens.weight".to_string(), vec![vocab_size, h])];
+    for layer in 0..config.num_layers {
+        for (name, shape) in [
+            ("input_layernorm", vec![h]),
+            ("self_attn.q_proj", vec![q, h]),
+            ("self_attn.k_proj", vec![kv, h]),
+            ("self_attn.v_proj", vec![kv, h]),
+            ("self_attn.o_proj", vec![h, q]),
+            ("post_attention_layernorm", vec![h]),
+            ("mlp.gate_proj", vec![intermediate_size, h]),
+            ("mlp.up_proj", vec![intermediate_size, h]),
+            ("mlp.down_proj", vec![h, intermediate_size]),
+        ] {
+            shapes.push((format!("model.layers.{layer}.{name}.weight"), shape));
+        }
+    }
+    shapes.push(("model.norm.weight".into(), vec![h]));
+    if !config.tie_word_embeddings {
+        shapes.push(("lm_head.weight".into(), vec![vocab_size, h]));
+    }
+    let random = |(name, shape): &(String, Vec<usize>)| {
+        let mut rng = Rng::named(seed, name);
+        let offset = if name.contains("norm") { 1.0 } else { 0.0 };
+        let count = shape.iter().product();
+        let values: Vec<f32> = (0..count).map(|_| (offset + 0.1 * rng.truncated_normal(3.0)) as f32).collect();
+        Stored::f32(name, shape, &values)
+    };
+    shapes.iter().map(random).collect()
+}
+
+pub(crate) fn write_safetensors(path: &Path, tensors: &[Stored]) {
+    let views = tensors.iter().map(|t| (t.name.clone(), TensorView::new(t.dtype, t.shape.clone(), &t.bytes).unwrap()));
+    safetensors::serialize_to_file(views, None, path).unwrap();
+}
+
+/// The older form of a `config.json`.
+pub(crate) fn hf_json(config: &LlamaConfig) -> Value {
+    json!({
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "attention_bias": false,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": null,
+        "max_position_embeddings": config.max_seq_len,
+        "tie_word_embeddings": config.tie_word_embeddings,
+    })
+}
+
+pub(crate) fn write_json(path: &Path, value: &Value) {
+    fs::write(path, serde_json::to_string(value).unwrap()).unwrap();
+}
+
+/// Text that a tiny model learns from: words that follow a pattern.
+pub(crate) fn write_text(dir: &Path, files: usize) {
+    for file in 0..files {
+        let lines: Vec<_> = (0..60).map(|line| format!("fn f{line}() {{ g({file}) }}\n")).collect();
+        fs::write(dir.join(format!("{file:02}.rs")), lines.concat()).unwrap();
+    }
+}

@@ -1,0 +1,91 @@
+//! The global gradient norm and clipping.
+
+use burn::backend::{Autodiff, Flex};
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
+use llama3::Llama;
+use llama3::grads::clip_grad_norm;
+
+use crate::common::{ids, model, relative, tiny, tokens, values};
+
+type B = Autodiff<Flex>;
+
+fn gradients(model: &Llama<B>) -> GradientsParams {
+    let (inputs, targets) = (tokens([2, 5], 288, 1), tokens([2, 5], 288, 2));
+    let loss = model.loss(ids(&inputs, [2, 5]), ids(&targets, [2, 5]));
+    GradientsParams::from_grads(loss.backward(), model)
+}
+
+fn flat(model: &Llama<B>, grads: &GradientsParams) -> Vec<f32> {
+    struct Collect<'a>(&'a GradientsParams, Vec<f32>);
+    impl ModuleVisitor<B> for Collect<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            self.1.extend(values(self.0.get::<Flex, D>(param.id).expect("every parameter has a gradient")));
+        }
+    }
+    let mut collect = Collect(grads, Vec::new());
+    model.visit(&mut collect);
+    collect.1
+}
+
+#[test]
+fn the_norm_is_over_all_parameters_and_clipping_scales_all_alike() {
+    let device = Default::default();
+    let model = model::<B>(tiny(), 1);
+    let mut grads = gradients(&model);
+    let before = flat(&model, &grads);
+    assert_eq!(before.len(), model.num_params());
+    let expected = before.iter().map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt();
+
+    let norm = values(clip_grad_norm(&model, &mut grads, f64::INFINITY, &device))[0];
+    assert!((f64::from(norm) - expected).abs() < 1e-5 * expected, "{norm} {expected}");
+    assert_eq!(flat(&model, &grads), before, "infinity does not clip");
+
+    let norm = values(clip_grad_norm(&model, &mut grads, 2.0 * expected, &device))[0];
+    assert!((f64::from(norm) - expected).abs() < 1e-5 * expected);
+    assert_eq!(flat(&model, &grads), before, "a norm below the limit is left alone");
+
+    let limit = 0.25 * expected;
+    let norm = values(clip_grad_norm(&model, &mut grads, limit, &device))[0];
+    assert!((f64::from(norm) - expected).abs() < 1e-5 * expected, "the norm before clipping");
+    let scaled: Vec<f32> = before.iter().map(|g| g * 0.25).collect();
+    assert!(relative(&flat(&model, &grads), &scaled) < 1e-4);
+    let after = values(clip_grad_norm(&model, &mut grads, limit, &device))[0];
+    assert!((f64::from(after) - limit).abs() < 1e-4 * limit);
+}
+
+#[test]
+fn no_gradients_have_norm_zero() {
+    let model = model::<B>(tiny(), 2);
+    let norm = clip_grad_norm(&model, &mut GradientsParams::new(), 1.0, &Default::default());
+    assert_eq!(values(norm), [0.0]);
+}
+
+#[test]
+fn gradients_match_finite_differences() {
+    let model = model::<B>(tiny(), 3);
+    let (inputs, targets) = (tokens([2, 5], 288, 3), tokens([2, 5], 288, 4));
+    let loss = |model: &Llama<B>| model.loss(ids(&inputs, [2, 5]), ids(&targets, [2, 5]));
+    let grads = loss(&model).backward();
+    // A direction per parameter: d loss / d t of w + t·g is |g|².
+    let check = |name: &str, weight: fn(&mut Llama<B>) -> &mut Param<Tensor<B, 2>>| {
+        let grad = weight(&mut model.clone()).val().grad(&grads).unwrap();
+        let square = values(grad.clone().square().sum())[0];
+        let at = |t: f32| {
+            let mut moved = model.clone();
+            let param = weight(&mut moved);
+            let step = Tensor::from_inner(grad.clone().mul_scalar(t));
+            *param = param.clone().map(|w| w + step);
+            values(loss(&moved))[0]
+        };
+        let t = 0.02 / square.sqrt();
+        let slope = (at(t) - at(-t)) / (2.0 * t);
+        assert!((slope - square).abs() < 0.02 * square, "{name}: {slope} {square}");
+    };
+    check("q_proj", |m| &mut m.layers[0].self_attn.q_proj.weight);
+    check("k_proj", |m| &mut m.layers[1].self_attn.k_proj.weight);
+    check("v_proj", |m| &mut m.layers[0].self_attn.v_proj.weight);
+    check("down_proj", |m| &mut m.layers[1].mlp.down_proj.weight);
+    check("embed_tokens", |m| &mut m.embed_tokens.weight);
+}

@@ -1,0 +1,125 @@
+//! Both forms of Hugging Face's `config.json`, defaults, and everything that is refused.
+
+use std::fs;
+
+use llama3::{Error, LlamaConfig};
+use serde_json::{Value, json};
+
+use crate::common::{hf_json, llama3_scaling, tiny, write_json};
+
+fn read(json: &Value) -> Result<LlamaConfig, Error> {
+    let dir = tempfile::tempdir().unwrap();
+    write_json(&dir.path().join("config.json"), json);
+    LlamaConfig::from_hf_dir(dir.path())
+}
+
+/// `hf_json(tiny())` with keys replaced, or removed by `null`.
+fn changed(changes: Value) -> Result<LlamaConfig, Error> {
+    let mut json = hf_json(&tiny());
+    for (key, value) in changes.as_object().unwrap() {
+        json[key] = value.clone();
+    }
+    read(&json)
+}
+
+#[test]
+fn the_older_form() {
+    assert_eq!(changed(json!({})).unwrap(), tiny());
+    let scaling = json!({
+        "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192, "rope_type": "llama3",
+    });
+    let expected = LlamaConfig { rope_scaling: Some(llama3_scaling()), rope_theta: 500_000.0, ..tiny() };
+    assert_eq!(changed(json!({"rope_theta": 500000.0, "rope_scaling": scaling})).unwrap(), expected);
+    // `type` is what `rope_type` was called before.
+    let mut older = scaling.clone();
+    older["type"] = older.as_object_mut().unwrap().remove("rope_type").unwrap();
+    assert_eq!(changed(json!({"rope_theta": 500000, "rope_scaling": older})).unwrap(), expected);
+    let default = json!({"rope_scaling": {"type": "default"}});
+    assert_eq!(changed(default).unwrap(), tiny());
+}
+
+#[test]
+fn the_newer_form() {
+    let plain = json!({"rope_theta": null, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}});
+    assert_eq!(changed(plain).unwrap(), LlamaConfig { rope_theta: 5000.0, ..tiny() });
+    let scaled = json!({"rope_theta": null, "rope_parameters": {
+        "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192, "rope_type": "llama3", "rope_theta": 500000.0,
+    }});
+    let expected = LlamaConfig { rope_scaling: Some(llama3_scaling()), rope_theta: 500_000.0, ..tiny() };
+    assert_eq!(changed(scaled).unwrap(), expected);
+}
+
+#[test]
+fn absent_keys_have_transformers_defaults() {
+    let expected = LlamaConfig {
+        vocab_size: 32_000,
+        hidden_size: 4096,
+        intermediate_size: 11_008,
+        num_layers: 32,
+        num_heads: 32,
+        num_kv_heads: 32,
+        head_dim: 128,
+        rms_norm_eps: 1e-6,
+        rope_theta: 10_000.0,
+        rope_scaling: None,
+        max_seq_len: 2048,
+        tie_word_embeddings: false,
+    };
+    assert_eq!(read(&json!({"model_type": "llama"})).unwrap(), expected);
+    let derived = changed(json!({"head_dim": null, "num_key_value_heads": null})).unwrap();
+    assert_eq!((derived.head_dim, derived.num_kv_heads), (8, 6));
+}
+
+#[test]
+fn what_the_model_lacks_is_refused_by_key_and_value() {
+    for (changes, key, value) in [
+        (json!({"model_type": "qwen2"}), "model_type", "\"qwen2\""),
+        (json!({"attention_bias": true}), "attention_bias", "true"),
+        (json!({"mlp_bias": true}), "mlp_bias", "true"),
+        (json!({"hidden_act": "gelu"}), "hidden_act", "\"gelu\""),
+        (json!({"quantization_config": {"bits": 4}}), "quantization_config", "{\"bits\":4}"),
+        (json!({"rope_scaling": {"type": "linear", "factor": 2.0}}), "rope_scaling.type", "\"linear\""),
+        (json!({"rope_scaling": {"rope_type": "yarn"}}), "rope_scaling.rope_type", "\"yarn\""),
+        (json!({"rope_parameters": {"rope_type": "longrope"}}), "rope_parameters.rope_type", "\"longrope\""),
+        (
+            json!({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
+            "rope_parameters.partial_rotary_factor",
+            "0.5",
+        ),
+        (json!({"rope_scaling": "llama3"}), "rope_scaling", "\"llama3\""),
+        (json!({"hidden_size": -1}), "hidden_size", "-1"),
+        (json!({"hidden_size": 1.5}), "hidden_size", "1.5"),
+        (json!({"rms_norm_eps": "small"}), "rms_norm_eps", "\"small\""),
+        (json!({"tie_word_embeddings": 1}), "tie_word_embeddings", "1"),
+    ] {
+        match changed(changes) {
+            Err(Error::HfUnsupported { key: k, value: v, path, .. }) => {
+                assert_eq!((k.as_str(), v.as_str()), (key, value));
+                assert!(path.ends_with("config.json"));
+            }
+            other => panic!("{key}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn missing_keys_files_and_json_are_errors() {
+    match read(&json!({"hidden_size": 8})) {
+        Err(Error::HfMissingKey { key, .. }) => assert_eq!(key, "model_type"),
+        other => panic!("{other:?}"),
+    }
+    match changed(json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}})) {
+        Err(Error::HfMissingKey { key, .. }) => assert_eq!(key, "rope_scaling.high_freq_factor"),
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(changed(json!({"num_attention_heads": 0})), Err(Error::ModelConfig { .. })));
+
+    let dir = tempfile::tempdir().unwrap();
+    assert!(matches!(LlamaConfig::from_hf_dir(dir.path()), Err(Error::Io { .. })));
+    for text in ["{", "[]", "{\"model_type\": }"] {
+        fs::write(dir.path().join("config.json"), text).unwrap();
+        assert!(matches!(LlamaConfig::from_hf_dir(dir.path()), Err(Error::Json { .. })), "{text}");
+    }
+}

@@ -1,0 +1,211 @@
+//! TOML, `--set` and flags: precedence, unknown keys, impossible values, and the files in `configs/`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use burn_float8::device::DeviceChoice;
+use clap::Parser;
+use llama3::cli::Args;
+use llama3::run_config::{ComputeDtype, Precision};
+use llama3::schedule::Decay;
+use llama3::{Error, LlamaConfig, RunConfig};
+use tempfile::TempDir;
+
+use crate::common::{hf_json, llama3_scaling, tiny, write_json};
+
+fn file(text: &str) -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.toml");
+    fs::write(&path, text).unwrap();
+    (dir, path)
+}
+
+fn args(arguments: &[&str]) -> Result<RunConfig, Error> {
+    Args::try_parse_from([&["llama3_fp8"], arguments].concat()).unwrap().run_config()
+}
+
+fn set(settings: &[&str]) -> Result<RunConfig, Error> {
+    let settings: Vec<_> = settings.iter().map(|s| s.to_string()).collect();
+    RunConfig::load(None, &settings)
+}
+
+#[test]
+fn later_sources_win() {
+    let (_dir, path) = file("[training]\nsteps = 10\nseed = 10\nbatch_size = 10\nprecision = 'bf16'\n");
+    let path = path.to_str().unwrap();
+    let defaults = args(&[]).unwrap();
+    assert_eq!(defaults, RunConfig::default());
+    let config = args(&["--config", path]).unwrap().training;
+    assert_eq!((config.steps, config.seed, config.batch_size), (10, 10, 10));
+    assert_eq!(config.seq_len, defaults.training.seq_len);
+    let config = args(&["--steps", "30", "--config", path, "--set", "training.steps=20", "--set", "training.seed=20"]);
+    let config = config.unwrap().training;
+    assert_eq!((config.steps, config.seed, config.batch_size), (30, 20, 10));
+    let config = args(&["--config", path, "--set", "training.seed=1", "--set", "training.seed=2"]).unwrap();
+    assert_eq!((config.training.seed, config.training.precision), (2, Precision::Bf16));
+    let flags = ["--device", "cpu", "--precision", "f32", "--data", "x", "--data", "y", "--seed", "3"];
+    let config = args(&[&["--config", path], &flags[..]].concat()).unwrap();
+    assert_eq!(config.training.device, DeviceChoice::Cpu);
+    assert_eq!((config.training.precision, config.training.seed), (Precision::F32, 3));
+    assert_eq!(config.data.paths, [Path::new("x"), Path::new("y")]);
+}
+
+#[test]
+fn settings_are_toml_or_plain_words() {
+    let config = set(&[
+        "training.precision=bf16",
+        "training.compute_dtype=\"bf16\"",
+        "optimizer.lr=1e-4",
+        "optimizer.betas=[0.8, 0.9]",
+        "optimizer.decay=linear",
+        "training.max_norm=inf",
+        "data.paths=[\"a\", \"b\"]",
+        "model.preset=8b",
+        "model.rope_scaling={factor = 2, low_freq_factor = 1, high_freq_factor = 4, original_max_position_embeddings = 64}",
+        "model.rope_scaling.factor=8",
+        "float8.filter_fqns=[]",
+        "generate.prompt=let x = 1;",
+    ])
+    .unwrap();
+    assert_eq!(config.training.compute_dtype, Some(ComputeDtype::Bf16));
+    assert_eq!((config.optimizer.lr, config.optimizer.betas), (1e-4, [0.8, 0.9]));
+    assert_eq!((config.optimizer.decay, config.training.max_norm), (Decay::Linear, f64::INFINITY));
+    assert_eq!(config.data.paths.len(), 2);
+    let scaling = config.model.rope_scaling.unwrap();
+    assert_eq!((scaling.factor, scaling.original_max_position_embeddings), (8.0, 64));
+    assert_eq!(config.float8.filter_fqns, Some(vec![]));
+    assert_eq!(config.generate.prompt, "let x = 1;");
+}
+
+#[test]
+fn unknown_keys_and_wrong_types_are_named() {
+    for (setting, named) in [
+        ("training.step=1", "step"),
+        ("trainin.steps=1", "trainin"),
+        ("model.rope_scaling.faktor=1", "faktor"),
+        ("training.steps=many", "many"),
+        ("training.steps=-1", "-1"),
+        ("training.precision=fp4", "fp4"),
+        ("training.device=tpu", "tpu"),
+        ("float8.recipe=nibblewise", "nibblewise"),
+        ("training.steps.more=1", "training.steps.more"),
+        ("steps=1", "section.key=value"),
+        ("training.steps", "section.key=value"),
+        ("training.=1", "section.key=value"),
+    ] {
+        match set(&["training.steps=5", setting]) {
+            Err(Error::RunConfig { origin, reason }) => {
+                assert_eq!(origin, format!("--set {setting}"));
+                assert!(reason.contains(named), "{setting}: {reason}");
+            }
+            other => panic!("{setting}: {other:?}"),
+        }
+    }
+    for (text, named) in
+        [("[training]\nstep = 1", "step"), ("[training]\nsteps = 'x'", "steps = 'x'"), ("steps =", "steps")]
+    {
+        let (_dir, path) = file(text);
+        match RunConfig::load(Some(&path), &[]) {
+            Err(Error::RunConfig { origin, reason }) => {
+                assert_eq!(origin, path.display().to_string());
+                assert!(reason.contains(named), "{text}: {reason}");
+            }
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+    let absent = RunConfig::load(Some(Path::new("absent.toml")), &[]);
+    assert!(matches!(absent, Err(Error::Io { .. })), "{absent:?}");
+}
+
+#[test]
+fn impossible_values_are_named() {
+    for (setting, key) in [
+        ("training.batch_size=0", "training.batch_size"),
+        ("training.grad_accumulation=0", "training.grad_accumulation"),
+        ("training.seq_len=0", "training.seq_len"),
+        ("training.log_every=0", "training.log_every"),
+        ("training.eval_batches=0", "training.eval_batches"),
+        ("training.max_norm=0", "training.max_norm"),
+        ("training.max_norm=nan", "training.max_norm"),
+        ("training.peak_tflops=0", "training.peak_tflops"),
+        ("data.max_bytes=0", "data.max_bytes"),
+        ("data.held_out_fraction=0", "data.held_out_fraction"),
+        ("data.held_out_fraction=1", "data.held_out_fraction"),
+        ("optimizer.lr=0", "optimizer.lr"),
+        ("optimizer.lr=inf", "optimizer.lr"),
+        ("optimizer.betas=[1.0, 0.9]", "optimizer.betas[0]"),
+        ("optimizer.betas=[0.9, -0.1]", "optimizer.betas[1]"),
+        ("optimizer.eps=0", "optimizer.eps"),
+        ("optimizer.weight_decay=-1", "optimizer.weight_decay"),
+        ("optimizer.min_lr_ratio=2", "optimizer.min_lr_ratio"),
+        ("generate.temperature=-1", "generate.temperature"),
+        ("generate.prompt=\"\"", "generate.prompt"),
+    ] {
+        match args(&["--set", setting]) {
+            Err(Error::RunValue { key: k, .. }) => assert_eq!(k, key),
+            other => panic!("{setting}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_model_is_a_preset_with_changes_or_a_checkpoint() {
+    assert_eq!(RunConfig::default().llama().unwrap(), LlamaConfig::preset("debug").unwrap());
+    let changed = set(&["model.preset=1b", "model.num_layers=2", "model.max_seq_len=64"]).unwrap().llama().unwrap();
+    let expected = LlamaConfig { num_layers: 2, max_seq_len: 64, ..LlamaConfig::preset("1b").unwrap() };
+    assert_eq!(changed, expected);
+    let scaled = set(&[
+        "model.rope_scaling={factor = 8, low_freq_factor = 1, high_freq_factor = 4, original_max_position_embeddings = 8192}",
+    ]);
+    assert_eq!(scaled.unwrap().llama().unwrap().rope_scaling, Some(llama3_scaling()));
+    assert!(matches!(set(&["model.num_heads=5"]).unwrap().llama(), Err(Error::ModelConfig { .. })));
+    assert!(matches!(set(&["model.preset=9b"]).unwrap().llama(), Err(Error::UnknownPreset { .. })));
+
+    let dir = tempfile::tempdir().unwrap();
+    write_json(&dir.path().join("config.json"), &hf_json(&tiny()));
+    let path = format!("model.hf_path={:?}", dir.path());
+    assert_eq!(set(&[&path]).unwrap().llama().unwrap(), tiny());
+    for other in ["model.preset=debug", "model.num_layers=1"] {
+        let config = set(&[&path, other]).unwrap();
+        assert!(matches!(config.llama(), Err(Error::RunValue { key: "model.hf_path", .. })), "{other}");
+    }
+}
+
+#[test]
+fn the_output_layer_is_filtered_where_it_is_a_linear() {
+    let filter = |settings: &[&str], tied| {
+        let dims = LlamaConfig { tie_word_embeddings: tied, ..tiny() };
+        set(settings).unwrap().float8(&dims).filter_fqns
+    };
+    assert_eq!(filter(&[], false), ["lm_head"]);
+    assert!(filter(&[], true).is_empty());
+    assert_eq!(filter(&["float8.filter_fqns=['k_proj']"], false), ["k_proj"]);
+    assert!(filter(&["float8.filter_fqns=[]"], false).is_empty());
+}
+
+#[test]
+fn every_config_file_describes_a_run() {
+    let configs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs");
+    let mut files = 0;
+    for entry in fs::read_dir(configs).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "toml") {
+            continue;
+        }
+        files += 1;
+        let config = RunConfig::load(Some(&path), &[]).unwrap();
+        config.validate().unwrap();
+        let dims = config.llama().unwrap();
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        assert_eq!(name, format!("llama3_{}", config.model.preset.as_deref().unwrap()));
+        assert!(config.training.seq_len <= dims.max_seq_len, "{name}");
+        assert!(!config.float8(&dims).filter_fqns.is_empty() || dims.tie_word_embeddings, "{name}");
+    }
+    assert!(files >= 3, "{files} files");
+    let debug = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/llama3_debug.toml");
+    let written_out = RunConfig::load(Some(&debug), &[]).unwrap();
+    let mut defaults = RunConfig::default();
+    defaults.model.preset = Some("debug".into());
+    defaults.float8.filter_fqns = Some(vec!["lm_head".into()]);
+    assert_eq!(written_out, defaults, "llama3_debug.toml spells out the defaults");
+}

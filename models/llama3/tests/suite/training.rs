@@ -1,0 +1,153 @@
+//! Whole runs on small text: losses fall and repeat, precisions agree, GEMMs are counted, bad runs are refused.
+
+use std::path::Path;
+
+use burn_float8::device::SelectedDevice;
+use llama3::cli::run_on;
+use llama3::trainer::Outcome;
+use llama3::{Error, RunConfig};
+use tempfile::TempDir;
+
+use crate::common::{hf_json, stored_tensors, tiny, write_json, write_safetensors, write_text};
+
+fn text() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    write_text(dir.path(), 10);
+    dir
+}
+
+/// A run of the tiny model on `data`.
+fn config(data: &Path, settings: &[&str]) -> RunConfig {
+    let tiny = [
+        "model.vocab_size=288",
+        "model.hidden_size=48",
+        "model.intermediate_size=80",
+        "model.num_layers=2",
+        "model.num_heads=6",
+        "model.num_kv_heads=2",
+        "model.head_dim=12",
+        "training.steps=12",
+        "training.batch_size=4",
+        "training.seq_len=24",
+        "training.log_every=5",
+        "training.eval_batches=2",
+        "generate.max_new_tokens=8",
+    ];
+    let settings: Vec<_> = tiny.iter().chain(settings).map(|s| s.to_string()).collect();
+    let mut config = RunConfig::load(None, &settings).unwrap();
+    config.data.paths = vec![data.into()];
+    config
+}
+
+fn run(config: &RunConfig) -> Result<(Outcome, String), Error> {
+    let mut log = Vec::new();
+    let outcome = run_on(&SelectedDevice::Cpu, config, &mut log)?;
+    Ok((outcome, String::from_utf8(log).unwrap()))
+}
+
+#[test]
+fn losses_fall_repeat_and_agree_between_precisions() {
+    let data = text();
+    let config = |precision: &str| {
+        let precision = format!("training.precision={precision}");
+        config(data.path(), &[&precision, "training.steps=60", "optimizer.lr=1e-2"])
+    };
+    let (fp8, _) = run(&config("fp8")).unwrap();
+    let (again, _) = run(&config("fp8")).unwrap();
+    let losses = |outcome: &Outcome| -> Vec<_> {
+        outcome.steps.iter().map(|line| (line.step, line.loss, line.grad_norm)).collect()
+    };
+    assert_eq!(losses(&fp8), losses(&again));
+    assert_eq!((fp8.held_out_loss, &fp8.sample), (again.held_out_loss, &again.sample));
+    assert!(fp8.steps[0].loss > 5.0 && fp8.held_out_loss < 2.0, "{fp8:?}");
+    for precision in ["f32", "bf16"] {
+        let (other, _) = run(&config(precision)).unwrap();
+        let ratio = other.held_out_loss / fp8.held_out_loss;
+        assert!((ratio - 1.0).abs() < 0.05, "{precision}: {} {}", other.held_out_loss, fp8.held_out_loss);
+    }
+}
+
+#[test]
+fn the_log_has_every_part_and_the_gemms_are_counted() {
+    let data = text();
+    let (outcome, log) = run(&config(data.path(), &[])).unwrap();
+    let lines: Vec<_> = log.lines().collect();
+    assert_eq!(lines[0], "device: cpu  precision: fp8  compute dtype: f32");
+    assert!(lines[1] == "model: llama3 debug  parameters: 69,360", "{}", lines[1]);
+    assert!(lines[2].starts_with("data: 10 files (0 skipped)  tokens: 1"), "{}", lines[2]);
+    let applied = "Applied Float8: recipe=tensorwise, 14 of 15 linears; skipped: lm_head";
+    assert!(lines[3].starts_with(applied), "{}", lines[3]);
+    let steps: Vec<_> = outcome.steps.iter().map(|line| line.step).collect();
+    assert_eq!(steps, [1, 5, 10, 12]);
+    assert_eq!(lines[4], outcome.steps[0].to_string());
+    assert!(lines[8].starts_with("held-out loss: "), "{}", lines[8]);
+    assert_eq!(lines[9], "sample:");
+    // 12 steps of three GEMMs; forward only for 2 evaluation batches and 8 generated tokens.
+    let gemms = |linears: u64| linears * (12 * 3 + 2 + 8);
+    assert_eq!(outcome.gemms.native, 0);
+    assert_eq!(outcome.gemms.emulated, gemms(14));
+    assert_eq!(lines.last().unwrap(), &outcome.gemms.to_string());
+}
+
+#[test]
+fn accumulated_micro_batches_are_one_batch() {
+    // The whole text is one window, so that every batch is the same.
+    let data = tempfile::tempdir().unwrap();
+    std::fs::write(data.path().join("a"), "x".repeat(200)).unwrap();
+    let first = |settings: &[&str]| {
+        let precision = ["training.precision=f32", "training.steps=1", "data.held_out_fraction=0.5"];
+        let (outcome, _) = run(&config(data.path(), &[&precision, settings].concat())).unwrap();
+        (outcome.steps[0].loss, outcome.steps[0].grad_norm, outcome.held_out_loss)
+    };
+    let whole = first(&["training.batch_size=4"]);
+    let parts = first(&["training.batch_size=1", "training.grad_accumulation=4"]);
+    for (a, b) in [(whole.0, parts.0), (whole.1, parts.1)] {
+        assert!((a - b).abs() < 1e-4 * a, "{whole:?} {parts:?}");
+    }
+}
+
+#[test]
+fn a_checkpoint_is_trained_on() {
+    let data = text();
+    let dir = tempfile::tempdir().unwrap();
+    write_json(&dir.path().join("config.json"), &hf_json(&tiny()));
+    write_safetensors(&dir.path().join("model.safetensors"), &stored_tensors(&tiny(), 1));
+    let mut config = config(data.path(), &["training.steps=0", "generate.max_new_tokens=0"]);
+    config.model = Default::default();
+    config.model.hf_path = Some(dir.path().into());
+    let (loaded, log) = run(&config).unwrap();
+    assert!(log.contains(&dir.path().display().to_string()) && !log.contains("sample"));
+    assert!(loaded.steps.is_empty() && loaded.sample.is_empty());
+    config.training.seed = 1;
+    assert_eq!(run(&config).unwrap().0.held_out_loss, loaded.held_out_loss, "the checkpoint decides, not the seed");
+    std::fs::remove_file(dir.path().join("model.safetensors")).unwrap();
+    assert!(matches!(run(&config), Err(Error::NoWeights { .. })));
+}
+
+#[test]
+fn a_tied_model_trains_in_fp8() {
+    let data = text();
+    let (outcome, log) = run(&config(data.path(), &["model.tie_word_embeddings=true"])).unwrap();
+    assert!(log.contains("Applied Float8: recipe=tensorwise, 14 of 14 linears"), "{log}");
+    assert!(outcome.steps.last().unwrap().loss < outcome.steps[0].loss);
+}
+
+#[test]
+fn runs_that_cannot_be_are_refused() {
+    let data = text();
+    let refused = |settings: &[&str]| run(&config(data.path(), settings)).unwrap_err();
+    let error = refused(&["model.vocab_size=256"]);
+    assert!(matches!(error, Error::Vocabulary { vocab_size: 256, needed: 257 }), "{error}");
+    let error = refused(&["training.seq_len=2000"]);
+    assert!(matches!(error, Error::RunValue { key: "training.seq_len", .. }), "{error}");
+    let error = refused(&["model.max_seq_len=30", "generate.max_new_tokens=100"]);
+    assert!(matches!(error, Error::RunValue { key: "generate.max_new_tokens", .. }), "{error}");
+    let error = refused(&["training.batch_size=5000"]);
+    assert!(matches!(error, Error::DataTooSmall { batch_size: 5000, .. }), "{error}");
+    let error = refused(&["training.precision=f32", "training.compute_dtype=bf16"]);
+    assert_eq!(error.to_string(), "training.compute_dtype = bf16: precision f32 computes in f32");
+    let error = refused(&["float8.filter_fqns=['no_such_layer']"]);
+    assert!(error.to_string().contains("no_such_layer"), "{error}");
+    let error = refused(&["optimizer.lr=1e30", "training.max_norm=inf", "training.log_every=1"]);
+    assert!(matches!(error, Error::Diverged { .. }), "{error}");
+}
