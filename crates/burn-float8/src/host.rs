@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{Backend, DType, FloatDType, Scalar, TensorData, TensorMetadata};
 use burn_std::Shape;
-use float8_kernels::{Cast, Format, InvScale, Orientation, reference};
+use float8_kernels::{Cast, Format, InvScale, Orientation, Scale, reference};
 
 use crate::backend::{Copies, HostCodes};
 
@@ -43,11 +43,7 @@ pub fn quantize<B: Backend>(x: FloatTensor<B>, cast: Cast, orientation: Orientat
     let cols = shape[shape.num_dims() - 1];
     let rows = shape.num_elements() / cols;
     let data = burn_std::future::block_on(B::float_into_data(x)).expect("a tensor on the host can be read");
-    let data = data.convert::<f32>();
-    let values = data.as_slice::<f32>().expect("converted to f32");
-    let scale = reference::amax_to_scale(reference::amax(values), cast.format, cast.scale_mode);
-    let mut codes = vec![0; values.len()];
-    reference::cast(values, scale, cast.format, &mut codes);
+    let (codes, scale) = encode(data, cast);
     let operand = |transposed, codes| HostOperand {
         device: device.clone(),
         codes,
@@ -102,10 +98,27 @@ fn to_dtype<B: Backend>(x: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> 
 
 /// The exact values of the codes, unscaled: `[rows, k]`, or `[k, rows]` if `transpose`.
 fn decode<B: Backend>(operand: &HostOperand<Device<B>>, transpose: bool) -> FloatTensor<B> {
-    let table = &TABLES[operand.format as usize];
-    let values: Vec<f32> = operand.codes.iter().map(|code| table[*code as usize]).collect();
-    let stored = B::float_from_data(TensorData::new(values, operand.dims), &operand.device);
+    let values = TensorData::new(values(&operand.codes, operand.format), operand.dims);
+    let stored = B::float_from_data(values, &operand.device);
     if operand.transposed == transpose { stored } else { B::float_transpose(stored) }
+}
+
+// The loops over elements are not generic, so that they are optimized here and not as the user's crate is.
+
+/// The codes of a tensor, and the scale from its own amax.
+fn encode(data: TensorData, cast: Cast) -> (Vec<u8>, Scale) {
+    let data = data.convert::<f32>();
+    let values = data.as_slice::<f32>().expect("converted to f32");
+    let scale = reference::amax_to_scale(reference::amax(values), cast.format, cast.scale_mode);
+    let mut codes = vec![0; values.len()];
+    reference::cast(values, scale, cast.format, &mut codes);
+    (codes, scale)
+}
+
+/// The exact values of codes, unscaled.
+fn values(codes: &[u8], format: Format) -> Vec<f32> {
+    let table = &TABLES[format as usize];
+    codes.iter().map(|code| table[*code as usize]).collect()
 }
 
 /// The value of each code, for [`Format::E4m3`] and [`Format::E5m2`].

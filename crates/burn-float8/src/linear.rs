@@ -151,7 +151,8 @@ fn wgrad_use<B: Float8Backend>(x: &Float8Tensor<B>, dy: &Float8Tensor<B>, weight
         None => None,
     };
     let fits = |u: &Use| u.weight_shape == weight_shape;
-    let found = found.or_else(|| x_uses.iter().rposition(|u| fits(u) && u.pending)).or_else(|| x_uses.iter().rposition(fits));
+    let found =
+        found.or_else(|| x_uses.iter().rposition(|u| fits(u) && u.pending)).or_else(|| x_uses.iter().rposition(fits));
     match found {
         Some(i) => {
             x_uses[i].pending = false;

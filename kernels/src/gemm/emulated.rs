@@ -1,22 +1,26 @@
 //! The GEMM of any device: codes are decoded to f32 on their way into shared memory, then an f32 tile product.
 //!
-//! A cube makes a 64x64 tile of the output, 32 codes of the contraction a step; each of its 16x16 units holds 4x4 sums.
-//! Tiles lie in shared memory as `[k, row]`, four rows to a vector, so a unit reads its rows and columns in one load each.
+//! A cube makes a 64x64 tile of the output, 32 codes of the contraction a step; each of its 8x8 units holds 8x8 sums, so
+//! that it reads one value from shared memory for every four multiplications. Tiles lie in shared memory as `[k, row]`,
+//! four rows to a vector.
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use crate::format::decode;
-use crate::grid::{UNITS, fold, tile_origin};
+use crate::grid::{fold, tile_origin};
 use crate::view::{Checked, Geometry, GeometryLaunch, Source, load_scalar};
 use crate::{Format, Operand, row_words};
 
 /// Rows and columns of a cube's tile of the output.
 const TILE: u32 = 64;
 
-/// Groups of four rows (or columns) in a tile: units along each side of it.
+/// Groups of four rows (or columns) in a tile.
 const QUADS: u32 = TILE / 4;
+
+/// Units along each side of a tile. Unit `u` holds the groups `u` and `u + SIDE`: neighbours read neighbouring vectors.
+const SIDE: u32 = QUADS / 2;
 
 /// Words of contraction in a step: 32 codes, one memory sector of a row.
 const STEP_WORDS: u32 = 8;
@@ -26,9 +30,6 @@ const STEP: u32 = STEP_WORDS * 4;
 
 /// Vectors from one `k` to the next in shared memory, with one of padding against bank conflicts.
 const PITCH: u32 = QUADS + 1;
-
-/// Units that load one operand: the other half of the cube loads the other one.
-const LOADERS: u32 = QUADS * STEP_WORDS;
 
 type Quad = Vector<f32, Const<4>>;
 
@@ -52,7 +53,7 @@ pub(super) fn launch<R: Runtime>(
         gemm::launch_unchecked::<R>(
             client,
             fold(client, m.div_ceil(TILE) * n.div_ceil(TILE)),
-            CubeDim::new_1d(UNITS),
+            CubeDim::new_1d(SIDE * SIDE),
             codes(a),
             codes(b),
             scale(a),
@@ -94,30 +95,33 @@ fn gemm<O: Float>(
     }
     let mut tile_a = SharedMemory::<Quad>::new(comptime!((STEP * PITCH) as usize));
     let mut tile_b = SharedMemory::<Quad>::new(comptime!((STEP * PITCH) as usize));
-    let unit_x = UNIT_POS % QUADS;
-    let unit_y = UNIT_POS / QUADS;
-    let loader = UNIT_POS % LOADERS;
+    let unit_x = UNIT_POS % SIDE;
+    let unit_y = UNIT_POS / SIDE;
 
-    // One row of sums per element.
-    let mut sums = Array::<Quad>::new(4usize);
+    // Row `i` of the unit, columns of its group `j`, at `2 * i + j`.
+    let mut sums = Array::<Quad>::new(16usize);
     #[unroll]
-    for i in 0..4usize {
+    for i in 0..16usize {
         sums[i] = Quad::new(0.0f32);
     }
     let mut step = 0u32.runtime();
     while step < words {
-        if UNIT_POS < LOADERS {
-            load_tile(a, &mut tile_a, loader, row0, m, step, words, format_a);
-        } else {
-            load_tile(b, &mut tile_b, loader, col0, n, step, words, format_b);
-        }
+        load_tile(a, &mut tile_a, row0, m, step, words, format_a);
+        load_tile(b, &mut tile_b, col0, n, step, words, format_b);
         sync_cube();
         for k in 0..STEP {
-            let rows = tile_a[(k * PITCH + unit_y) as usize];
-            let cols = tile_b[(k * PITCH + unit_x) as usize];
+            let cols_0 = tile_b[(k * PITCH + unit_x) as usize];
+            let cols_1 = tile_b[(k * PITCH + unit_x + SIDE) as usize];
             #[unroll]
-            for i in 0..4usize {
-                sums[i] = fma(Quad::new(rows[i]), cols, sums[i]);
+            for half in 0..2u32 {
+                let rows = tile_a[(k * PITCH + unit_y + half * SIDE) as usize];
+                #[unroll]
+                for i in 0..4u32 {
+                    let row = Quad::new(rows[i as usize]);
+                    let place = comptime!((2 * (4 * half + i)) as usize);
+                    sums[place] = fma(row, cols_0, sums[place]);
+                    sums[place + 1] = fma(row, cols_1, sums[place + 1]);
+                }
             }
         }
         sync_cube();
@@ -126,8 +130,8 @@ fn gemm<O: Float>(
 
     let inv_scale = inv_scale_a[0] * inv_scale_b[0];
     #[unroll]
-    for j in 0..4u32 {
-        let col = col0 + unit_x * 4 + j;
+    for j in 0..8u32 {
+        let col = col0 + (unit_x + comptime!(j / 4 * SIDE)) * 4 + comptime!(j % 4);
         if col < n {
             #[comptime]
             let shift = match bias {
@@ -135,49 +139,51 @@ fn gemm<O: Float>(
                 ComptimeOption::None => f32::new(0.0),
             };
             #[unroll]
-            for i in 0..4u32 {
-                let row = row0 + unit_y * 4 + i;
+            for i in 0..8u32 {
+                let row = row0 + (unit_y + comptime!(i / 4 * SIDE)) * 4 + comptime!(i % 4);
                 if row < m {
-                    let value = sums[i as usize][j as usize] * inv_scale + shift;
-                    out[(row * n + col) as usize] = O::cast_from(value);
+                    let sum = sums[comptime!((2 * i + j / 4) as usize)][comptime!((j % 4) as usize)];
+                    out[(row * n + col) as usize] = O::cast_from(sum * inv_scale + shift);
                 }
             }
         }
     }
 }
 
-/// Decodes 64 rows by 32 codes into `tile`: each of 128 loaders takes one word of each of four neighbouring rows.
+/// Decodes 64 rows by 32 codes into `tile`: each unit takes one word of each of four neighbouring rows, twice.
 #[cube]
 fn load_tile(
     codes: &Array<u32>,
     tile: &mut SharedMemory<Quad>,
-    loader: u32,
     row0: u32,
     rows: u32,
     step: u32,
     words: u32,
     #[comptime] format: Format,
 ) {
-    let quad = loader / STEP_WORDS;
-    let local_word = loader % STEP_WORDS;
+    let local_word = UNIT_POS % STEP_WORDS;
     let word = step + local_word;
-    let mut packed = Array::<u32>::new(4usize);
     #[unroll]
-    for i in 0..4u32 {
-        let row = row0 + quad * 4 + i;
-        let mut value = 0u32.runtime();
-        if row < rows && word < words {
-            value = codes[(row * words + word) as usize];
-        }
-        packed[i as usize] = value;
-    }
-    #[unroll]
-    for j in 0..4u32 {
-        let mut values = Quad::empty();
+    for pass in 0..2u32 {
+        let quad = UNIT_POS / STEP_WORDS + pass * SIDE;
+        let mut packed = Array::<u32>::new(4usize);
         #[unroll]
-        for i in 0..4usize {
-            values[i] = decode((packed[i] >> comptime!(8 * j)) & 0xffu32, format);
+        for i in 0..4u32 {
+            let row = row0 + quad * 4 + i;
+            let mut value = 0u32.runtime();
+            if row < rows && word < words {
+                value = codes[(row * words + word) as usize];
+            }
+            packed[i as usize] = value;
         }
-        tile[((local_word * 4 + j) * PITCH + quad) as usize] = values;
+        #[unroll]
+        for j in 0..4u32 {
+            let mut values = Quad::empty();
+            #[unroll]
+            for i in 0..4usize {
+                values[i] = decode((packed[i] >> comptime!(8 * j)) & 0xffu32, format);
+            }
+            tile[((local_word * 4 + j) * PITCH + quad) as usize] = values;
+        }
     }
 }

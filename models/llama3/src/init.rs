@@ -1,9 +1,13 @@
 //! Seeded weights: drawn on the host, one stream per parameter name, so that a seed means the same model on every
 //! device.
 //!
-//! Linears are truncated normal with the standard deviations of torchtitan's `llama3`: 0.02, and
-//! `0.02 / √(2 (layer + 1))` for `o_proj`, `up_proj` and `down_proj`, which keeps the residual stream from growing
-//! with depth; the output layer `1/√H`. Embeddings are `N(0, 1)`, or `N(0, 1/H)` if they are the output layer too.
+//! ```text
+//! linears     N(0, 1/d_in), cut at 3 standard deviations; o_proj, up_proj and down_proj N(0, 1/d_in · 1/(2 (layer + 1)))
+//! embedding   N(0, 1), or N(0, 1/H) if it is the output layer too
+//! norms       1
+//! ```
+//! The division by depth is torchtitan's: the residual stream then does not grow with it. torchtitan's constant
+//! standard deviation of 0.02 is about 1/√d_in for the 8B model and too small for narrow ones.
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::backend::Backend;
@@ -41,11 +45,11 @@ impl<B: Backend> ModuleMapper<B> for Initialize {
         let path = self.path.dotted();
         // The shape and device of a lazy parameter, without drawing it first.
         let (shape, device) = (param.lazy_shape(), param.lazy_device());
-        let values = match distribution(&self.config, &path) {
+        let values = match deviation(&self.config, &path, shape[0]) {
             None => vec![1.0; shape.num_elements()],
-            Some((std, limit)) => {
+            Some(std) => {
                 let mut rng = Rng::named(self.seed, &path);
-                let draw = |_| (std * rng.truncated_normal(limit)) as f32;
+                let draw = |_| (std * rng.truncated_normal(3.0)) as f32;
                 (0..shape.num_elements()).map(draw).collect()
             }
         };
@@ -54,27 +58,20 @@ impl<B: Backend> ModuleMapper<B> for Initialize {
     }
 }
 
-/// Standard deviation, and the number of them at which the normal is cut; none for norms, which start at 1.
-fn distribution(config: &LlamaConfig, path: &str) -> Option<(f64, f64)> {
-    const STD: f64 = 0.02;
-    let width = (config.hidden_size as f64).sqrt();
+/// Standard deviation; none for norms, which start at 1. `rows` is the first dimension, `d_in` of a linear.
+fn deviation(config: &LlamaConfig, path: &str, rows: usize) -> Option<f64> {
     if path.ends_with(".gamma") {
         return None;
     }
-    if path.starts_with("lm_head.") {
-        return Some((width.recip(), 3.0));
-    }
     if path.starts_with("embed_tokens.") {
-        let std = if config.tie_word_embeddings { width.recip() } else { 1.0 };
-        return Some((std, f64::INFINITY));
+        let tied = (config.hidden_size as f64).sqrt().recip();
+        return Some(if config.tie_word_embeddings { tied } else { 1.0 });
     }
+    let std = (rows as f64).sqrt().recip();
     let deep = ["o_proj.weight", "up_proj.weight", "down_proj.weight"];
     let layer = path.split('.').nth(1).and_then(|index| index.parse::<usize>().ok());
     Some(match layer {
-        Some(layer) if deep.iter().any(|name| path.ends_with(name)) => {
-            // PyTorch's trunc_normal_ cuts at ±2 absolute, far beyond any draw.
-            (STD / (2.0 * (layer + 1) as f64).sqrt(), f64::INFINITY)
-        }
-        _ => (STD, f64::INFINITY),
+        Some(layer) if deep.iter().any(|name| path.ends_with(name)) => std / (2.0 * (layer + 1) as f64).sqrt(),
+        _ => std,
     })
 }

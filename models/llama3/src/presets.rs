@@ -31,10 +31,10 @@ impl LlamaConfig {
 fn debug() -> LlamaConfig {
     LlamaConfig {
         vocab_size: ByteTokenizer::PADDED_VOCAB_SIZE,
-        hidden_size: 192,
-        intermediate_size: 512,
+        hidden_size: 128,
+        intermediate_size: 384,
         num_layers: 4,
-        num_heads: 6,
+        num_heads: 4,
         num_kv_heads: 2,
         head_dim: 32,
         rms_norm_eps: 1e-5,
