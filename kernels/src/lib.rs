@@ -6,7 +6,7 @@
 //! out   = (A · Bᵀ) · (1/scale_a · 1/scale_b) + bias
 //! ```
 //!
-//! Scales and codes are the same bits on every device and in [`reference`], the scalar host oracle beside the kernels.
+//! Scales and codes are the same bits on every device and in [`mod@reference`], the scalar host oracle beside the kernels.
 //! Codes are stored four to a `u32` word, rows padded with zero codes to 16 bytes ([`row_words`]), always
 //! *contraction-major*: the axis that a GEMM sums over is the contiguous one.
 

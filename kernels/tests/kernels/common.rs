@@ -131,7 +131,7 @@ pub(crate) fn read_codes(client: &Client, operand: &Operand) -> Vec<u8> {
     sync(client);
     let bytes = client.read_one(operand.codes.clone()).expect("read");
     let pitch = row_words(operand.k) * 4;
-    assert!(pitch % 16 == 0 && pitch >= operand.k && pitch < operand.k + 16);
+    assert!(pitch.is_multiple_of(16) && pitch >= operand.k && pitch < operand.k + 16);
     assert_eq!(bytes.len(), operand.rows * pitch);
     let mut codes = Vec::with_capacity(operand.rows * operand.k);
     for row in bytes.chunks_exact(pitch) {

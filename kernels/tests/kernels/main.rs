@@ -9,4 +9,3 @@ mod golden;
 mod oracle;
 mod quantize;
 mod scale;
-mod tmp_perf;

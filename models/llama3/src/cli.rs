@@ -1,14 +1,12 @@
-//! The command line, and the one place that picks a backend type for a device.
+//! The command line of `examples/llama3_fp8.rs`.
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 
-use burn_float8::device::{self, DeviceChoice, SelectedDevice};
+use burn_float8::device::DeviceChoice;
 use clap::{Parser, ValueEnum};
 
 use crate::Error;
 use crate::run_config::{Precision, RunConfig};
-use crate::trainer::Outcome;
 
 /// Train a Llama 3 with FP8 linears on text files.
 ///
@@ -72,45 +70,4 @@ impl Args {
         config.validate()?;
         Ok(config)
     }
-
-    /// Trains, logging to standard output.
-    ///
-    /// # Errors
-    /// Any [`Error`].
-    pub fn run(&self) -> Result<Outcome, Error> {
-        let config = self.run_config()?;
-        let selected = device::select(config.training.device)?;
-        run_on(&selected, &config, &mut io::stdout())
-    }
 }
-
-/// Trains with the backend that belongs to `selected`, on its default device.
-///
-/// # Errors
-/// [`Error::FeatureOff`] if that backend is not in this build; any other [`Error`] of the run.
-pub fn run_on(selected: &SelectedDevice, config: &RunConfig, out: &mut dyn Write) -> Result<Outcome, Error> {
-    match selected {
-        SelectedDevice::Cpu => on_cpu(selected, config, out),
-        SelectedDevice::Wgpu(_) => on_wgpu(selected, config, out),
-        SelectedDevice::Cuda => on_cuda(selected, config, out),
-    }
-}
-
-macro_rules! backend {
-    ($function:ident, $backend:ident, $device:literal, $feature:literal) => {
-        #[cfg(feature = $feature)]
-        fn $function(selected: &SelectedDevice, config: &RunConfig, out: &mut dyn Write) -> Result<Outcome, Error> {
-            type Decorated = burn::backend::Autodiff<burn_float8::Float8<burn::backend::$backend>>;
-            crate::trainer::train::<Decorated>(config, selected, &Default::default(), out)
-        }
-
-        #[cfg(not(feature = $feature))]
-        fn $function(_: &SelectedDevice, _: &RunConfig, _: &mut dyn Write) -> Result<Outcome, Error> {
-            Err(Error::FeatureOff { device: $device, feature: $feature })
-        }
-    };
-}
-
-backend!(on_cpu, Flex, "cpu", "flex");
-backend!(on_wgpu, Wgpu, "wgpu", "wgpu");
-backend!(on_cuda, Cuda, "cuda", "cuda");

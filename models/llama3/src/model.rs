@@ -11,7 +11,7 @@ use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::activation::{log_softmax, silu};
 use burn::tensor::backend::Backend;
-use burn::tensor::{DType, Int, Tensor, module};
+use burn::tensor::{DType, Int, Tensor};
 
 use crate::Error;
 use crate::attention::{Attention, KvCache, Positions, causal_mask};
@@ -156,7 +156,11 @@ impl<B: Backend> Llama<B> {
     fn logits(&self, hidden: Tensor<B, 2>) -> Tensor<B, 2> {
         let logits = match &self.lm_head {
             Some(lm_head) => lm_head.forward(hidden),
-            None => module::linear(hidden, self.embed_tokens.weight.val().transpose(), None),
+            // A matmul, not a linear: a tied output has no name for a filter, so it never runs in FP8.
+            None => {
+                let weight = self.embed_tokens.weight.val().cast(hidden.dtype());
+                hidden.matmul(weight.transpose())
+            }
         };
         logits.cast(DType::F32)
     }

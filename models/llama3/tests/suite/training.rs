@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
+use burn::backend::{Autodiff, Flex};
+use burn_float8::Float8;
 use burn_float8::device::SelectedDevice;
-use llama3::cli::run_on;
-use llama3::trainer::Outcome;
+use llama3::trainer::{Outcome, train};
 use llama3::{Error, RunConfig};
 use tempfile::TempDir;
 
@@ -41,7 +42,7 @@ fn config(data: &Path, settings: &[&str]) -> RunConfig {
 
 fn run(config: &RunConfig) -> Result<(Outcome, String), Error> {
     let mut log = Vec::new();
-    let outcome = run_on(&SelectedDevice::Cpu, config, &mut log)?;
+    let outcome = train::<Autodiff<Float8<Flex>>>(config, &SelectedDevice::Cpu, &Default::default(), &mut log)?;
     Ok((outcome, String::from_utf8(log).unwrap()))
 }
 
