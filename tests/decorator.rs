@@ -1,5 +1,6 @@
 //! What the decorator promises: one cast where one is enough, nothing kept too long, tags that survive training.
 use burn::backend::Autodiff;
+use burn::backend::wgpu::WgpuRuntime;
 use burn::module::{AutodiffModule, Module};
 use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::optim::momentum::MomentumConfig;
@@ -8,11 +9,12 @@ use burn::optim::{
 };
 use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
 use burn::tensor::Tensor;
+use burn_cubecl::CubeBackend;
 use burn_float8::{Float8, Float8Config, LayerReport, Report, report, set_default_config};
 
 use crate::support::model::{D, Model};
 use crate::support::operand::{tensor, values};
-use crate::support::runtime::{Eager, Flex};
+use crate::support::runtime::Flex;
 use crate::support::{normal, runtime::has_wgpu};
 
 type B = Autodiff<Float8<Flex>>;
@@ -183,7 +185,10 @@ fn applying_again_keeps_the_counters() {
     let model = applied(1);
     model.forward(input(1));
     let (model, summary) = Float8Config::tensorwise().with_filter_fqns(["head"]).convert(model).unwrap();
-    assert_eq!(summary.to_string(), "Applied Float8: recipe=tensorwise, 7 of 8 linears; skipped: head (filter \"head\")");
+    assert_eq!(
+        summary.to_string(),
+        "Applied Float8: recipe=tensorwise, 7 of 8 linears; skipped: head (filter \"head\")"
+    );
     model.forward(input(2));
     let report = report(&model);
     assert_eq!(layer(&report, "blocks.0.q").fprop.emulated, 2);
@@ -192,8 +197,9 @@ fn applying_again_keeps_the_counters() {
     assert_eq!(head.fprop.reason.as_deref(), Some("filter \"head\""));
 }
 
-/// Wrapping the backend is enough; turning the default off gives the inner backend's results, bit for bit. One test,
-/// since the default belongs to the device; it runs on a backend that no other test leaves untagged.
+/// Wrapping the backend is enough; turning the default off gives the inner backend's results, bit for bit.
+///
+/// The default belongs to the device and the backend's type, so this test has a type of its own.
 #[test]
 fn untagged_linears_follow_the_devices_default() {
     if !has_wgpu("untagged_linears_follow_the_devices_default") {
@@ -207,9 +213,10 @@ fn untagged_linears_follow_the_devices_default() {
         let grads = y.clone().powf_scalar(2.0).sum().backward();
         [values(y), values(x.grad(&grads).unwrap()), values(w.grad(&grads).unwrap())]
     }
-    type A = Autodiff<Float8<Eager>>;
+    type Own = CubeBackend<WgpuRuntime, f32, i64, u32>;
+    type A = Autodiff<Float8<Own>>;
     let device = Default::default();
-    let plain = run::<Autodiff<Eager>>();
+    let plain = run::<Autodiff<Own>>();
     let fp8 = run::<A>();
     for (fp8, plain) in fp8.iter().zip(&plain) {
         let sqnr = crate::support::sqnr(fp8, plain);

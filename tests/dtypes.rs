@@ -2,7 +2,7 @@
 use burn::backend::Autodiff;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Tensor};
-use burn_float8::{Float8, Float8Config, report, set_default_config};
+use burn_float8::{Float8, Float8Config, report};
 
 use crate::support::operand::{tensor, values};
 use crate::support::runtime::Flex;
@@ -83,12 +83,4 @@ fn dtypes_without_a_cast_run_in_high_precision_and_say_so() {
     let fprop = report(&linear).layers[0].fprop.clone();
     assert_eq!((fprop.emulated, fprop.high_precision), (0, 1));
     assert_eq!(fprop.reason.as_deref(), Some("dtype F64"));
-}
-
-/// `set_default_config` takes the stack with or without autodiff.
-#[test]
-fn the_default_config_is_the_devices() {
-    let device = Default::default();
-    set_default_config::<B>(&device, Some(&Float8Config::tensorwise()));
-    set_default_config::<Float8<Flex>>(&device, Some(&Float8Config::tensorwise()));
 }

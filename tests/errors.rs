@@ -43,7 +43,7 @@ fn a_bad_glob_is_an_error() {
 
 #[test]
 fn filters_match_substrings_and_globs() {
-    for (filter, skipped) in [("head", 1), ("blocks.0", 7), ("blocks.*.q", 1), ("*.[qkv]", 3), ("o", 8 - 1)] {
+    for (filter, skipped) in [("head", 1), ("blocks.0", 7), ("blocks.*.q", 1), ("*.[qkv]", 3)] {
         let config = Float8Config::tensorwise().with_filter_fqns([filter]);
         match config.convert(Model::<B>::new(1)) {
             Ok((_, summary)) => assert_eq!(summary.skipped.len(), skipped, "{filter}: {summary}"),

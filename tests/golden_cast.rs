@@ -76,8 +76,8 @@ fn golden_casts_on_wgpu() {
         };
         let one = client.create_from_slice(f32::as_bytes(&[1.0]));
         let spec = Cast { format, granularity: Granularity::Tensor, scale_mode: ScaleMode::F32 };
-        let (rows, _) = quantize_with_scale::<WgpuRuntime>(&client, &x, &one, &one, spec, Orientation::Rows)
-            .expect("a valid view");
+        let (rows, _) =
+            quantize_with_scale::<WgpuRuntime>(&client, &x, &one, &one, spec, Orientation::Rows).expect("a valid view");
         let bytes = client.read_one(rows.expect("asked for").codes).expect("readable");
         assert_codes(&bytes[..n], &codes, &input, format, &name);
     }

@@ -86,7 +86,8 @@ fn ranks_on<B: Float8Backend>(runtime: &str) {
     let x4 = tensor::<F<B>, 4>(xs.clone(), [2, 3, 4, 10]);
     assert_eq!(values(linear(x4, w.clone(), None)), plain, "{runtime} rank 4");
     // Leading axes out of order: no single row stride.
-    let permuted: Vec<_> = (0..3).flat_map(|j| (0..2).flat_map(move |i| (0..40).map(move |e| (i * 3 + j) * 40 + e))).collect();
+    let permuted: Vec<_> =
+        (0..3).flat_map(|j| (0..2).flat_map(move |i| (0..40).map(move |e| (i * 3 + j) * 40 + e))).collect();
     let x = tensor::<F<B>, 4>(permuted.into_iter().map(|i| xs[i]).collect(), [3, 2, 4, 10]).swap_dims(0, 1);
     assert_eq!(values(linear(x, w.clone(), None)), plain, "{runtime} permuted");
     let x1 = tensor::<F<B>, 1>(xs[..10].to_vec(), [10]);

@@ -20,7 +20,10 @@ pub fn sqnr(approx: &[f32], exact: &[f32]) -> f64 {
 /// max |a − b|
 pub fn max_error(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs()).fold(0.0, |m, e| if e > m || e.is_nan() { e } else { m })
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs())
+        .fold(0.0, |m, e| if e > m || e.is_nan() { e } else { m })
 }
 
 /// `n` values, roughly normal, from a fixed generator.

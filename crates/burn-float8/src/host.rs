@@ -1,6 +1,6 @@
 //! The host path: a tensor is read back, cast by the scalar reference, decoded and multiplied by the backend's own f32
 //! matmul. It serves CPU backends, where reading back is free or a copy.
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{Backend, DType, FloatDType, Scalar, TensorData, TensorMetadata};
@@ -117,20 +117,8 @@ fn encode(data: TensorData, cast: Cast) -> (Vec<u8>, Scale) {
 
 /// The exact values of codes, unscaled.
 fn values(codes: &[u8], format: Format) -> Vec<f32> {
-    let table = &TABLES[format as usize];
-    codes.iter().map(|code| table[*code as usize]).collect()
+    codes.iter().map(|code| reference::decode(*code, format)).collect()
 }
-
-/// The value of each code, for [`Format::E4m3`] and [`Format::E5m2`].
-static TABLES: LazyLock<[[f32; 256]; 2]> = LazyLock::new(|| {
-    let mut tables = [[0.0; 256]; 2];
-    for format in [Format::E4m3, Format::E5m2] {
-        for code in 0..=255u8 {
-            tables[format as usize][code as usize] = reference::decode(code, format);
-        }
-    }
-    tables
-});
 
 /// Implements [`Float8Backend`](crate::Float8Backend) for a backend by the host path.
 ///

@@ -180,13 +180,13 @@ impl Default for TrainingSection {
             device: DeviceChoice::Auto,
             precision: Precision::Fp8,
             compute_dtype: None,
-            steps: 200,
+            steps: 600,
             batch_size: 8,
             grad_accumulation: 1,
             seq_len: 128,
             seed: 0,
             max_norm: 1.0,
-            log_every: 10,
+            log_every: 20,
             eval_batches: 16,
             peak_tflops: None,
         }
@@ -196,7 +196,7 @@ impl Default for TrainingSection {
 impl Default for OptimizerSection {
     fn default() -> Self {
         Self {
-            lr: 3e-3,
+            lr: 5e-3,
             betas: [0.9, 0.95],
             eps: 1e-8,
             weight_decay: 0.1,
@@ -215,7 +215,7 @@ impl Default for DataSection {
 
 impl Default for GenerateSection {
     fn default() -> Self {
-        Self { prompt: "    pub fn new(".into(), max_new_tokens: 200, temperature: 0.7 }
+        Self { prompt: "    pub fn new(".into(), max_new_tokens: 100, temperature: 0.7 }
     }
 }
 
