@@ -169,7 +169,7 @@ pub enum Error {
         reason: String,
     },
     /// The device does not compute in this dtype.
-    #[error("{device} does not support {dtype}; set training.compute_dtype")]
+    #[error("{device} does not compute in {dtype}: use precision f32, or fp8 with training.compute_dtype = \"f32\"")]
     UnsupportedDtype {
         /// The dtype asked for.
         dtype: String,

@@ -1,12 +1,12 @@
 //! The forward pass: causality, caching, head sharing, tied output, initial weights.
 
-use burn::backend::Flex;
+use burn::backend::{Autodiff, Flex};
 use burn::module::Module;
 use llama3::attention::KvCache;
 use llama3::presets::PRESETS;
 use llama3::{Llama, LlamaConfig};
 
-use crate::common::{Train, ids, model, relative, tiny, tokens, values};
+use crate::common::{ids, model, relative, tiny, tokens, values};
 
 #[test]
 fn a_later_token_leaves_earlier_logits_alone() {
@@ -90,7 +90,7 @@ fn loss_is_the_mean_negative_log_likelihood() {
 #[test]
 fn a_tied_output_has_no_parameter_of_its_own_and_trains_the_embedding() {
     let config = LlamaConfig { tie_word_embeddings: true, ..tiny() };
-    let model = model::<Train>(config.clone(), 6);
+    let model = model::<Autodiff<Flex>>(config.clone(), 6);
     assert!(model.lm_head.is_none());
     assert_eq!(model.num_params(), config.num_params());
     let (inputs, targets) = (vec![1; 4], vec![7; 4]);
