@@ -19,6 +19,9 @@ struct Args {
     /// Writes the results as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
+    /// What `cargo bench` passes.
+    #[arg(long, hide = true)]
+    bench: bool,
 }
 
 /// One case: forward and backward of one linear.

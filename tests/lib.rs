@@ -1,1 +1,0 @@
-//! The conformance suite lives in `main.rs`; this library is empty so that the package has a target to build.
