@@ -14,8 +14,8 @@ use serde::Serialize;
 #[derive(Parser)]
 struct Args {
     /// Timed repetitions of each case; the median counts.
-    #[arg(long, default_value_t = 9)]
-    repeat: usize,
+    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: u32,
     /// Writes the results as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -39,7 +39,7 @@ struct Row {
 }
 
 /// Median milliseconds of forward and backward of one linear, the weight's cast included.
-fn linear<B: AutodiffBackend>([m, k, n]: [usize; 3], repeat: usize) -> f64 {
+fn linear<B: AutodiffBackend>([m, k, n]: [usize; 3], repeat: u32) -> f64 {
     let device = B::Device::default();
     let linear: Linear<B> = LinearConfig::new(k, n).with_bias(false).init(&device);
     let x = Tensor::<B, 2>::random([m, k], Distribution::Normal(0.0, 1.0), &device);
@@ -64,7 +64,7 @@ fn linear<B: AutodiffBackend>([m, k, n]: [usize; 3], repeat: usize) -> f64 {
     times[times.len() / 2]
 }
 
-fn compare<Plain: AutodiffBackend, Fp8: AutodiffBackend>(device: &str, repeat: usize, rows: &mut Vec<Row>) {
+fn compare<Plain: AutodiffBackend, Fp8: AutodiffBackend>(device: &str, repeat: u32, rows: &mut Vec<Row>) {
     for [m, k, n] in [[1024, 256, 256], [1024, 256, 1024], [512, 1024, 1024]] {
         let (plain_ms, float8_ms) = (linear::<Plain>([m, k, n], repeat), linear::<Fp8>([m, k, n], repeat));
         rows.push(Row { device: device.into(), m, k, n, plain_ms, float8_ms, ratio: float8_ms / plain_ms });

@@ -99,6 +99,33 @@ fn copies_live_no_longer_than_needed() {
     }
 }
 
+/// The same on a backend that is only wrapped: no layer is tagged.
+#[test]
+fn copies_of_untagged_models_live_no_longer_either() {
+    type Own = CubeBackend<WgpuRuntime, f32, i64, u8>;
+    type A = Autodiff<Float8<Own>>;
+    if !has_wgpu("copies_of_untagged_models_live_no_longer_either") {
+        return;
+    }
+    let model = Model::<A>::new(1);
+    let y = model.forward(tensor(normal(2 * 4 * D, 1), [2, 4, D]));
+    let live = |model: &Model<A>| report(model).layers.iter().map(|l| l.live_copies).sum::<u64>();
+    assert!(live(&model) > 0);
+    let grads = GradientsParams::from_grads(y.powf_scalar(2.0).mean().backward(), &model);
+    let model = SgdConfig::new().init::<A, Model<A>>().step(0.1, model, grads);
+    assert_eq!(live(&model), 0);
+}
+
+/// A linear in high precision between two that share an input does not part them.
+#[test]
+fn a_filtered_linear_leaves_the_shared_cast_alone() {
+    let config = Float8Config::tensorwise().with_filter_fqns(["blocks.0.k"]);
+    let model = config.convert(Model::<B>::new(1)).unwrap().0;
+    model.forward(input(1));
+    let report = report(&model);
+    assert_eq!(["q", "k", "v"].map(|n| layer(&report, &format!("blocks.0.{n}")).casts[0]), [1, 0, 0]);
+}
+
 /// A residual sum hands one dy to two layers; each must still find its own weight gradient.
 #[test]
 fn layers_that_share_an_output_gradient_are_told_apart() {

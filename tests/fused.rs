@@ -1,4 +1,4 @@
-//! The fusion stream: same bits as without it, casts that do not drain it, threads that share a weight.
+//! The fusion stream: same bits as without it, and threads that share a weight.
 use burn::backend::Autodiff;
 use burn::tensor::Tensor;
 use burn::tensor::module::linear;

@@ -90,8 +90,9 @@ fn golden_greedy_tokens() {
     let model = load::<Flex>();
     let want = golden.ints("greedy");
     let prompt = golden.ints("input_ids");
-    let given = prompt.iter().zip(&want).take_while(|(p, w)| p == w).count().min(16);
-    assert_eq!(given, 16, "greedy continues the first 16 tokens of row 0");
+    // Greedy continues the beginning of row 0.
+    let given = prompt.iter().zip(&want).take_while(|(p, w)| p == w).count();
+    assert!(0 < given && given < want.len(), "{given} tokens of the prompt, {} in all", want.len());
     let mut ids = want[..given].to_vec();
     while ids.len() < want.len() {
         let input = Tensor::from_data(TensorData::new(ids.clone(), [1, ids.len()]), &Default::default());

@@ -30,4 +30,4 @@ pub use gemm::{GemmPath, gemm_path, scaled_gemm};
 pub use operand::{Cast, Granularity, Operand, Orientation, Quantized, row_words};
 pub use quantize::{quantize, quantize_with_scale};
 pub use scale::{InvScale, Scale, ScaleMode};
-pub use view::{MatrixView, VectorView, supports};
+pub use view::{MAX_INDEX, MatrixView, VectorView, supports};

@@ -85,7 +85,7 @@ impl Source {
 }
 
 /// Largest index that a kernel computes. The rest of u32 is room for the last step of a grid-stride loop.
-pub(crate) const MAX_INDEX: u64 = u32::MAX as u64 - (1 << 20);
+pub const MAX_INDEX: u64 = u32::MAX as u64 - (1 << 20);
 
 /// A checked view, ready to launch: at least one element, all of them inside the memory and reachable by u32 indices.
 #[derive(Clone, Debug)]

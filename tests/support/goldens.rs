@@ -1,14 +1,16 @@
 //! Reference vectors, read from `tests/goldens` or from the folder named by `FLOAT8_GOLDENS`; every size comes from
 //! the files.
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use safetensors::{Dtype, SafeTensors};
 
-/// The folder of reference vectors.
+/// The folder of reference vectors. A relative `FLOAT8_GOLDENS` starts from the workspace's root, where users run cargo;
+/// cargo runs tests in the package's folder.
 pub fn folder() -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     match std::env::var_os("FLOAT8_GOLDENS") {
-        Some(path) => path.into(),
-        None => [env!("CARGO_MANIFEST_DIR"), "goldens"].iter().collect(),
+        Some(path) => package.parent().expect("the package lies in the workspace").join(path),
+        None => package.join("goldens"),
     }
 }
 

@@ -85,12 +85,18 @@ pub trait Float8Backend: Backend {
     /// Whether a tensor of this dtype can be quantized, and a GEMM can return it, on this device.
     fn fp8_supports(device: &Device<Self>, dtype: DType) -> bool;
 
+    /// The largest number of elements of an operand or output that [`fp8_quantize`](Self::fp8_quantize) and
+    /// [`fp8_matmul`](Self::fp8_matmul) take.
+    fn fp8_max_elements() -> u64 {
+        u64::MAX
+    }
+
     /// How this device computes [`fp8_matmul`](Self::fp8_matmul).
     fn fp8_gemm_path(device: &Device<Self>) -> GemmPath;
 
     /// Casts `x` `[.., cols]`, seen as `[rows, cols]`, in one pass over it.
     ///
-    /// The caller has checked that the dtype is supported and that no dimension is zero.
+    /// The caller has checked that the dtype is supported, that no dimension is zero, and the size.
     fn fp8_quantize(x: FloatTensor<Self>, cast: Cast, orientation: Orientation) -> Copies<Self::Operand>;
 
     /// y `[M, N]` = a `[M, K]` · b `[N, K]`ᵀ + bias `[N]`, given the shape of y, whose last axis is N.

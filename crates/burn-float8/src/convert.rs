@@ -17,6 +17,9 @@ pub(crate) trait PassArg: Sized {
     fn layer(&self) -> Option<Arc<Layer>> {
         None
     }
+    fn is_weight(&self) -> bool {
+        false
+    }
 }
 impl<T> PassArg for Arg<T> {
     type T = T;
@@ -36,6 +39,9 @@ impl<'a, B: Float8Backend> Arg<&'a Float8Tensor<B>> {
     }
     pub(crate) fn layer(&self) -> Option<Arc<Layer>> {
         self.0.layer().cloned()
+    }
+    pub(crate) fn is_weight(&self) -> bool {
+        self.0.is_weight()
     }
 }
 impl<B: Float8Backend> Arg<Option<Float8Tensor<B>>> {

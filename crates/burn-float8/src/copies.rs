@@ -6,6 +6,7 @@
 //! | x, transposed | wgrad | as above |
 //! | w, both orientations in one pass | fprop | by the weight, so until the optimizer replaces it |
 //! | dy, both orientations in one pass | dgrad | by dy, so until its node is done |
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use burn_backend::DType;
@@ -58,6 +59,8 @@ pub(crate) struct Use {
     pub(crate) weight_shape: [usize; 2],
     /// Whether the weight gradient of this use is still to come.
     pub(crate) pending: bool,
+    /// The bias' dtype, where fprop left this record: dgrad is given no bias.
+    pub(crate) bias_dtype: Option<DType>,
 }
 
 impl Use {
@@ -73,11 +76,13 @@ impl Use {
 pub(crate) struct Companion<B: Float8Backend> {
     copies: Mutex<Vec<(Cast, Along, Held<B>)>>,
     uses: Mutex<Vec<Use>>,
+    /// Whether a linear read this tensor as its weight.
+    is_weight: AtomicBool,
 }
 
 impl<B: Float8Backend> Default for Companion<B> {
     fn default() -> Self {
-        Self { copies: Mutex::default(), uses: Mutex::default() }
+        Self { copies: Mutex::default(), uses: Mutex::default(), is_weight: AtomicBool::new(false) }
     }
 }
 
@@ -86,7 +91,7 @@ impl<B: Float8Backend> Companion<B> {
     pub(crate) fn add_use(&self, new: Use) {
         let mut uses = self.uses.lock().unwrap();
         match uses.iter_mut().find(|u| u.same(&new)) {
-            Some(known) => known.pending = true,
+            Some(known) => *known = new,
             None => uses.push(new),
         }
     }
@@ -94,6 +99,10 @@ impl<B: Float8Backend> Companion<B> {
     /// Notes that `new` is the linear whose dgrad read this tensor last.
     pub(crate) fn set_use(&self, new: Use) {
         *self.uses.lock().unwrap() = vec![new];
+    }
+
+    pub(crate) fn is_weight(&self) -> bool {
+        self.is_weight.load(Relaxed)
     }
 
     pub(crate) fn uses(&self) -> MutexGuard<'_, Vec<Use>> {
@@ -128,6 +137,7 @@ pub(crate) fn fp8_copy<B: Float8Backend>(
         (Role::Input | Role::GradOutput, Along::Cols) => Orientation::Cols,
     };
     layer.count_cast(role);
+    t.companion().is_weight.fetch_or(role == Role::Weight, Relaxed);
     let Copies { rows, cols } = B::fp8_quantize(t.full().clone(), cast, orientation);
     let mut wanted = None;
     for (made, operand) in [(Along::Rows, rows), (Along::Cols, cols)] {
@@ -169,7 +179,7 @@ pub(crate) mod recent {
         });
     }
 
-    /// Forgets all: no sharing can follow (a backward pass or an optimizer step begins).
+    /// Forgets all: no sharing can follow, since an optimizer step begins.
     pub(crate) fn clear() {
         let _all = RECENT.try_with(|recent| std::mem::take(&mut *recent.borrow_mut()));
     }

@@ -8,7 +8,7 @@ use burn_std::Shape;
 use cubecl::client::ComputeClient;
 use cubecl::server::Handle;
 use float8_kernels::{
-    Cast, Format, Granularity, InvScale, MatrixView, Operand, Orientation, VectorView, quantize, row_words,
+    Cast, Format, Granularity, InvScale, MAX_INDEX, MatrixView, Operand, Orientation, VectorView, quantize, row_words,
     scaled_gemm, supports,
 };
 
@@ -34,6 +34,10 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
 
     fn fp8_supports(device: &Device<Self>, dtype: DType) -> bool {
         matches!(dtype, DType::F32 | DType::F16 | DType::BF16) && supports(&R::client(device), dtype.into())
+    }
+
+    fn fp8_max_elements() -> u64 {
+        MAX_INDEX
     }
 
     fn fp8_gemm_path(device: &Device<Self>) -> GemmPath {
@@ -109,9 +113,11 @@ fn tensor<R: CubeRuntime>(
     CubeTensor::new_contiguous(client.clone(), device.clone(), shape.into(), handle, dtype)
 }
 
-/// `[.., cols]` as a strided `[rows, cols]`; copied first only if the leading axes cannot be walked with one stride.
+/// `[.., cols]` as a strided `[rows, cols]`; copied first only if the leading axes cannot be walked with one stride, or if
+/// it is a view whose strides reach further than the kernels index.
 fn matrix_view<R: CubeRuntime>(x: CubeTensor<R>) -> MatrixView {
-    let x = if leading_stride(&x).is_some() { x } else { into_contiguous(x) };
+    let reach: u64 = x.meta.shape().iter().zip(x.meta.strides().iter()).map(|(d, s)| (d - 1) as u64 * *s as u64).sum();
+    let x = if leading_stride(&x).is_some() && reach <= MAX_INDEX { x } else { into_contiguous(x) };
     let row_stride = leading_stride(&x).expect("a contiguous tensor has one leading stride");
     let (shape, strides) = (x.meta.shape(), x.meta.strides());
     let last = shape.num_dims() - 1;

@@ -19,7 +19,7 @@ use crate::tensor::Float8Tensor;
 
 // `fn`: unwrap the arguments, wrap the result.
 // `#[keep] fn`: the result also keeps the layer of the first tagged operand. Optimizers rebuild a parameter by such
-// operations, so meeting a tag here means that a step is under way, after which no activation is shared any more.
+// operations, so meeting a weight here means that a step is under way, after which no activation is shared any more.
 // `#[same] fn`: the value is unchanged, so the FP8 copies stay too.
 // `#[raw] fn`: the result holds no float tensor (futures, unit).
 macro_rules! forward {
@@ -31,7 +31,7 @@ macro_rules! body {
     (raw $name:ident($($arg:ident),*) $($ret:ty)?) => { B::$name($(Arg($arg).unwrap()),*) };
     (keep $name:ident($($arg:ident),*) $ret:ty) => {{
         let layer = None$(.or_else(|| Arg(&$arg).layer()))*;
-        if layer.is_some() {
+        if false$(|| Arg(&$arg).is_weight())* {
             recent::clear();
         }
         Ret::<$ret>::wrap(B::$name($(Arg($arg).unwrap()),*)).with_layer(layer)

@@ -60,6 +60,10 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         B::fp8_supports(device, dtype)
     }
 
+    fn fp8_max_elements() -> u64 {
+        B::fp8_max_elements()
+    }
+
     fn fp8_gemm_path(device: &Device<Self>) -> GemmPath {
         B::fp8_gemm_path(device)
     }

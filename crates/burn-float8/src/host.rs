@@ -122,7 +122,7 @@ fn values(codes: &[u8], format: Format) -> Vec<f32> {
 
 /// Implements [`Float8Backend`](crate::Float8Backend) for a backend by the host path.
 ///
-/// ```ignore
+/// ```text
 /// burn_float8::host_backend!(MyCpuBackend);
 /// ```
 #[macro_export]

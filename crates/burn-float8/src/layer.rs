@@ -63,6 +63,16 @@ pub enum Reason {
     /// The operand's dtype has no FP8 cast on this device.
     #[error("dtype {0:?}")]
     Dtype(DType),
+    /// An operand or the output is beyond what the backend's kernels index.
+    #[error("{m}x{k}x{n} is beyond the kernels' index range")]
+    TooLarge {
+        /// Rows of x.
+        m: usize,
+        /// Features of x.
+        k: usize,
+        /// Features of y.
+        n: usize,
+    },
     /// M, K or N is zero.
     #[error("empty GEMM {m}x{k}x{n}")]
     Empty {
@@ -93,7 +103,7 @@ pub struct Layer {
     calls: [GemmCalls; 3],
     casts: [AtomicU64; 3],
     live_copies: AtomicI64,
-    /// The bias gradient gets neither weight nor bias, so fprop leaves the bias' dtype here.
+    /// For a bias gradient whose output gradient no dgrad or wgrad has seen with its own record of the bias.
     bias_dtype: Mutex<Option<DType>>,
 }
 

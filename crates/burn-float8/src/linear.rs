@@ -15,7 +15,7 @@ use burn_backend::{DType, FloatDType, TensorMetadata};
 use burn_std::Shape;
 
 use crate::backend::{Float8Backend, untagged};
-use crate::copies::{Along, Use, fp8_copy, recent};
+use crate::copies::{Along, Use, fp8_copy};
 use crate::layer::{Gemm, Layer, Policy, Reason, Role};
 use crate::tensor::Float8Tensor;
 
@@ -41,6 +41,7 @@ fn run<B: Float8Backend>(
     let recipe = match layer.policy() {
         Policy::HighPrecision(reason) => Err(reason),
         Policy::Float8(_) if m * k * n == 0 => Err(Reason::Empty { m, k, n }),
+        Policy::Float8(_) if largest(m, k, n) > B::fp8_max_elements() => Err(Reason::TooLarge { m, k, n }),
         Policy::Float8(recipe) => match dtypes.into_iter().flatten().find(|d| !B::fp8_supports(&device, *d)) {
             Some(dtype) => Err(Reason::Dtype(dtype)),
             None => Ok(recipe),
@@ -49,7 +50,6 @@ fn run<B: Float8Backend>(
     let recipe = match recipe {
         Ok(recipe) => recipe,
         Err(reason) => {
-            recent::clear();
             layer.count_high_precision(gemm, reason);
             return None;
         }
@@ -79,7 +79,13 @@ pub(crate) fn forward<B: Float8Backend>(
     }
     let layer = layer_of(&w);
     let [k, n] = [ws[0], ws[1]];
-    x.companion().add_use(Use { layer: layer.clone(), weight_dtype: w.dtype(), weight_shape: [k, n], pending: true });
+    x.companion().add_use(Use {
+        layer: layer.clone(),
+        weight_dtype: w.dtype(),
+        weight_shape: [k, n],
+        pending: true,
+        bias_dtype: bias.as_ref().map(|b| b.dtype()),
+    });
     if let Some(bias) = &bias {
         layer.set_bias_dtype(bias.dtype());
     }
@@ -98,7 +104,13 @@ pub(crate) fn dgrad<B: Float8Backend>(w: Float8Tensor<B>, dy: Float8Tensor<B>) -
     let (ws, dys) = (w.shape(), dy.shape());
     let layer = layer_of(&w);
     let [k, n] = [ws[0], ws[1]];
-    dy.companion().set_use(Use { layer: layer.clone(), weight_dtype: w.dtype(), weight_shape: [k, n], pending: true });
+    dy.companion().set_use(Use {
+        layer: layer.clone(),
+        weight_dtype: w.dtype(),
+        weight_shape: [k, n],
+        pending: true,
+        bias_dtype: None,
+    });
     let out = (with_last(&dys, k), dy.dtype());
     let a = Operand { tensor: &dy, role: Role::GradOutput, along: Along::Rows };
     let b = Operand { tensor: &w, role: Role::Weight, along: Along::Rows };
@@ -129,7 +141,9 @@ pub(crate) fn wgrad<B: Float8Backend>(x: Float8Tensor<B>, dy: Float8Tensor<B>) -
 
 /// db `[N]` = the sum of `dy: [.., N]` over its leading dimensions, in the bias' dtype.
 pub(crate) fn bias_grad<B: Float8Backend>(dy: Float8Tensor<B>) -> Float8Tensor<B> {
-    let dtype = dy.companion().uses().first().and_then(|u| u.layer.bias_dtype()).unwrap_or(dy.dtype());
+    let recorded = dy.companion().uses().first().and_then(|u| u.bias_dtype.or_else(|| u.layer.bias_dtype()));
+    // No record at all: neither x nor w wanted a gradient.
+    let dtype = recorded.unwrap_or(dy.dtype());
     // Cast first: a sum over all tokens loses too much in bf16.
     let dy = cast::<B>(dy.into_full(), dtype);
     Float8Tensor::new(B::linear_bias_backward(dy))
@@ -163,6 +177,7 @@ fn wgrad_use<B: Float8Backend>(x: &Float8Tensor<B>, dy: &Float8Tensor<B>, weight
             weight_dtype: x.dtype(),
             weight_shape,
             pending: false,
+            bias_dtype: None,
         },
     }
 }
@@ -173,6 +188,12 @@ fn layer_of<B: Float8Backend>(w: &Float8Tensor<B>) -> Arc<Layer> {
 
 fn cast<B: Float8Backend>(t: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
     if t.dtype() == dtype { t } else { B::float_cast(t, FloatDType::from(dtype)) }
+}
+
+/// Elements of the largest of x, w and y, each axis padded as the kernels may pad it.
+fn largest(m: usize, k: usize, n: usize) -> u64 {
+    let [m, k, n] = [m, k, n].map(|d| d.next_multiple_of(16) as u64);
+    m.saturating_mul(k).max(k.saturating_mul(n)).max(m.saturating_mul(n))
 }
 
 fn last(shape: &Shape) -> usize {

@@ -58,6 +58,11 @@ impl<B: Float8Backend> Float8Tensor<B> {
         Self { full: f(self.full), ..self }
     }
 
+    /// Whether this is the weight of a linear, tagged or not.
+    pub(crate) fn is_weight(&self) -> bool {
+        self.layer.is_some() || self.companion.get().is_some_and(|c| c.is_weight())
+    }
+
     pub(crate) fn companion(&self) -> &Companion<B> {
         self.companion.get_or_init(Box::default)
     }

@@ -195,10 +195,15 @@ fn cross_entropy<B: Backend>(logits: Tensor<B, 2>, targets: Tensor<B, 1, Int>) -
     log_softmax(logits, 1).gather(1, targets.reshape([rows, 1])).mean().neg()
 }
 
-/// RMSNorm in f32 whatever the dtype of `x`, which the result has.
+/// RMSNorm in f32 whatever the dtype of `x`, which the result has: `x · (1 / √(mean x² + ε)) · γ`.
+///
+/// Operations are in transformers' order, which multiplies by the inverse root where Burn's own `forward` divides by the
+/// root: a last bit that differs flips FP8 codes.
 fn rms_norm<B: Backend>(norm: &RmsNorm<B>, x: Tensor<B, 2>) -> Tensor<B, 2> {
     let dtype = x.dtype();
-    norm.forward(x.cast(DType::F32)).cast(dtype)
+    let x = x.cast(DType::F32);
+    let inverse_rms = (x.clone().square().mean_dim(1) + norm.epsilon).sqrt().recip();
+    (x * inverse_rms * norm.gamma.val().unsqueeze()).cast(dtype)
 }
 
 const INITIALIZER: Initializer = Initializer::Normal { mean: 0.0, std: 0.02 };
