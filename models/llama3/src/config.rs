@@ -50,8 +50,16 @@ pub struct RopeScaling {
     pub original_max_position_embeddings: usize,
 }
 
+/// Elements of one tensor at most: 4 TiB in f32.
+const MAX_TENSOR: u128 = 1 << 40;
+/// Parameters at most, ten times the largest Llama 3.
+const MAX_PARAMS: u128 = 1 << 42;
+/// Layers at most.
+const MAX_LAYERS: usize = 10_000;
+
 impl LlamaConfig {
-    /// Checks every field.
+    /// Checks every field, and that the model is of a size that can be: no tensor of more than 2^40 elements, at
+    /// most 2^42 parameters in 10 000 layers.
     ///
     /// # Errors
     /// [`Error::ModelConfig`] naming the first field that cannot be.
@@ -78,35 +86,81 @@ impl LlamaConfig {
             let reason = "must be even: RoPE rotates pairs";
             return Err(bad("head_dim", self.head_dim, reason));
         }
+        self.validate_size()?;
         positive("rms_norm_eps", self.rms_norm_eps)?;
         positive("rope_theta", self.rope_theta)?;
         self.rope_scaling.map_or(Ok(()), |scaling| scaling.validate())
     }
 
-    /// Parameters of the model; a tied embedding counts once.
+    /// So that no later product overflows. `num_kv_heads` divides `num_heads`, so k and v are no larger than q.
+    fn validate_size(&self) -> Result<(), Error> {
+        let vocab = ("vocab_size", self.vocab_size);
+        let hidden = ("hidden_size", self.hidden_size);
+        let intermediate = ("intermediate_size", self.intermediate_size);
+        let heads = ("num_heads", self.num_heads);
+        let head_dim = ("head_dim", self.head_dim);
+        let positions = ("max_seq_len", self.max_seq_len);
+        for (tensor, factors) in [
+            ("the embedding", &[vocab, hidden][..]),
+            ("gate_proj", &[hidden, intermediate]),
+            ("q_proj", &[hidden, heads, head_dim]),
+            ("the rotary table", &[positions, head_dim]),
+        ] {
+            let elements = factors.iter().try_fold(1_u128, |product, &(_, size)| product.checked_mul(size as u128));
+            if elements.is_none_or(|elements| elements > MAX_TENSOR) {
+                let &(field, value) = factors.iter().max_by_key(|(_, size)| size).unwrap_or(&hidden);
+                let sizes: Vec<_> = factors.iter().map(|(_, size)| size.to_string()).collect();
+                let reason = format!("{tensor} would have {} elements, more than 2^40", sizes.join(" · "));
+                return Err(bad(field, value, reason));
+            }
+        }
+        if self.num_layers > MAX_LAYERS {
+            return Err(bad("num_layers", self.num_layers, format!("must be at most {MAX_LAYERS}")));
+        }
+        // At most 8 · 2^40 per layer: no overflow in 128 bits.
+        let params = self.count_params();
+        if params > MAX_PARAMS.min(usize::MAX as u128) {
+            let embedding = self.vocab_size as u128 * self.hidden_size as u128;
+            let (field, value) = if params > 4 * embedding { ("num_layers", self.num_layers) } else { vocab };
+            return Err(bad(field, value, format!("the model would have {params} parameters, more than 2^42")));
+        }
+        Ok(())
+    }
+
+    /// Parameters of the model; a tied embedding counts once. Exact after [`validate`](Self::validate).
     pub fn num_params(&self) -> usize {
-        let embeddings = if self.tie_word_embeddings { 1 } else { 2 };
-        self.num_matmul_params() + (embeddings - 1) * self.vocab_size * self.hidden_size
+        self.count_params() as usize
+    }
+
+    fn count_params(&self) -> u128 {
+        let look_up = if self.tie_word_embeddings { 0 } else { self.vocab_size as u128 * self.hidden_size as u128 };
+        self.count_matmul_params().saturating_add(look_up)
     }
 
     /// Parameters that every token is multiplied with: all but the embedding's look-up. A tied embedding counts,
-    /// as the output layer.
+    /// as the output layer. Exact after [`validate`](Self::validate).
     pub fn num_matmul_params(&self) -> usize {
-        let h = self.hidden_size;
-        let q = self.num_heads * self.head_dim;
-        let kv = self.num_kv_heads * self.head_dim;
-        let attention = h * (q + 2 * kv) + q * h;
-        let mlp = 3 * h * self.intermediate_size;
-        let norms = 2 * h;
-        self.num_layers * (attention + mlp + norms) + h + self.vocab_size * h
+        self.count_matmul_params() as usize
+    }
+
+    fn count_matmul_params(&self) -> u128 {
+        let wide = |size: usize| size as u128;
+        let h = wide(self.hidden_size);
+        // h (2 q + 2 kv) for attention, 3 h · intermediate for the SwiGLU, 2 h for the norms.
+        let heads = wide(self.num_heads).saturating_add(wide(self.num_kv_heads));
+        let attention = heads.saturating_mul(wide(self.head_dim)).saturating_mul(2);
+        let per_row = attention.saturating_add(3 * wide(self.intermediate_size) + 2);
+        let layers = per_row.saturating_mul(wide(self.num_layers));
+        h.saturating_mul(layers.saturating_add(1 + wide(self.vocab_size)))
     }
 
     /// Floating-point operations of one training token (forward and backward) in sequences of `seq_len`:
     /// `6·N + 12·L·heads·head_dim·T` with N from [`num_matmul_params`](Self::num_matmul_params), which is the
     /// formula of torchtitan's `tflops` and `mfu` (PaLM, arXiv 2204.02311, appendix B).
     pub fn flops_per_token(&self, seq_len: usize) -> f64 {
-        let attention = 12 * self.num_layers * self.num_heads * self.head_dim;
-        6.0 * self.num_matmul_params() as f64 + attention as f64 * seq_len as f64
+        let sizes = [12, self.num_layers, self.num_heads, self.head_dim, seq_len];
+        let attention: f64 = sizes.iter().map(|&size| size as f64).product();
+        6.0 * self.num_matmul_params() as f64 + attention
     }
 }
 

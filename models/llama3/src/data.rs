@@ -1,8 +1,9 @@
 //! Text files to token streams: which files, which bytes, and which of them are held out. The same files give the
 //! same streams.
 
-use std::fs;
-use std::io;
+use std::cmp::Reverse;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use crate::Error;
@@ -15,10 +16,13 @@ pub struct TextSource {
     pub paths: Vec<PathBuf>,
     /// Take only files with this extension; explicit files are always taken.
     pub extension: Option<&'static str>,
-    /// Bytes to take at most. If there are more, files are taken at even distances, in sorted order.
+    /// Bytes to take at most. If there are more, files are taken at even distances, in sorted order; where that
+    /// leaves more than a tenth of the bytes untaken, the largest other files follow, the last of them cut.
     pub max_bytes: usize,
     /// Share of the tokens to hold out, in (0, 1).
     pub held_out_fraction: f64,
+    /// Nobody chose the paths: an error about them says how to choose.
+    pub is_default: bool,
 }
 
 /// Tokens to train on and tokens to judge by.
@@ -43,14 +47,22 @@ impl TextSource {
         let cargo_home = std::env::var_os("CARGO_HOME")
             .map_or_else(|| std::env::home_dir().unwrap_or_default().join(".cargo"), PathBuf::from);
         let paths = vec![cargo_home.join("registry").join("src")];
-        Self { paths, extension: Some("rs"), max_bytes, held_out_fraction }
+        Self { paths, extension: Some("rs"), max_bytes, held_out_fraction, is_default: true }
     }
 
     /// Reads the text and splits it.
     ///
     /// # Errors
-    /// [`Error::Io`] for a path that is missing or unreadable, [`Error::NoText`].
+    /// [`Error::Io`] for a path that is missing or unreadable, [`Error::NoText`]; for default paths either is the
+    /// source of an [`Error::NoDefaultText`].
     pub fn load(&self) -> Result<Corpus, Error> {
+        self.read().map_err(|error| match self.is_default {
+            true => Error::NoDefaultText { source: Box::new(error) },
+            false => error,
+        })
+    }
+
+    fn read(&self) -> Result<Corpus, Error> {
         let mut candidates = Vec::new();
         for path in &self.paths {
             let metadata = fs::metadata(path).map_err(|source| io_error(path, source))?;
@@ -62,19 +74,34 @@ impl TextSource {
                 candidates.push((path.clone(), metadata.len()));
             }
         }
-        let mut split = Split::new(self.held_out_fraction);
         let (mut files, mut skipped) = (0, 0);
-        for (path, _) in self.choose(candidates) {
-            match read_text(&path, self.max_bytes)? {
+        let mut split = Split::new(self.held_out_fraction);
+        let mut left = self.max_bytes;
+        let mut take = |path: &Path, left: &mut usize| -> Result<(), Error> {
+            match read_text(path, *left)? {
                 Some(text) => {
+                    *left -= text.len();
                     split.push(&text);
                     files += 1;
                 }
                 None => skipped += 1,
             }
+            Ok(())
+        };
+        let (chosen, mut others) = self.choose(candidates);
+        for (path, _) in chosen {
+            take(&path, &mut left)?;
+        }
+        // Files larger than their share were passed over, and binaries took theirs.
+        others.sort_by_key(|&(_, bytes)| Reverse(bytes));
+        for (path, _) in others {
+            if left <= self.max_bytes / 10 {
+                break;
+            }
+            take(&path, &mut left)?;
         }
         if files == 0 {
-            return Err(Error::NoText { paths: self.paths.clone(), skipped });
+            return Err(Error::NoText { paths: self.paths.clone(), max_bytes: self.max_bytes, skipped });
         }
         let (train, held_out) = split.finish();
         Ok(Corpus { train, held_out, files, skipped })
@@ -97,41 +124,44 @@ impl TextSource {
         Ok(())
     }
 
-    /// All candidates if they fit; else those that keep the bytes taken in proportion to the bytes passed.
-    fn choose(&self, candidates: Vec<Candidate>) -> Vec<Candidate> {
+    /// All candidates if they fit; else those that keep the bytes taken in proportion to the bytes passed, and the
+    /// others.
+    fn choose(&self, candidates: Vec<Candidate>) -> (Vec<Candidate>, Vec<Candidate>) {
         let total: u64 = candidates.iter().map(|(_, bytes)| bytes).sum();
         let share = self.max_bytes as f64 / total as f64;
         if share >= 1.0 {
-            return candidates;
+            return (candidates, Vec::new());
         }
-        let first = candidates[0].clone();
         let (mut passed, mut taken) = (0_u64, 0_u64);
-        let mut chosen = candidates;
-        chosen.retain(|(_, bytes)| {
+        candidates.into_iter().partition(|(_, bytes)| {
             passed += bytes;
             let fits = (taken + bytes) as f64 <= passed as f64 * share;
             taken += if fits { *bytes } else { 0 };
             fits
-        });
-        // Few large files: one of them, cut when it is read.
-        if chosen.is_empty() { vec![first] } else { chosen }
+        })
     }
 }
 
-/// At most `max_bytes` of a file, or none if it is empty, binary or not UTF-8.
+/// The first `max_bytes` of a file, less a character that they would cut, or none if they are empty, binary or not
+/// UTF-8.
 fn read_text(path: &Path, max_bytes: usize) -> Result<Option<String>, Error> {
-    let mut bytes = fs::read(path).map_err(|source| io_error(path, source))?;
+    let file = File::open(path).map_err(|source| io_error(path, source))?;
+    let mut bytes = Vec::new();
+    // One more, to know whether the file goes on.
+    let limit = (max_bytes as u64).saturating_add(1);
+    file.take(limit).read_to_end(&mut bytes).map_err(|source| io_error(path, source))?;
+    let goes_on = bytes.len() > max_bytes;
+    bytes.truncate(max_bytes);
+    if let Err(error) = std::str::from_utf8(&bytes) {
+        // No length: a character that has not ended.
+        if error.error_len().is_some() || !goes_on {
+            return Ok(None);
+        }
+        bytes.truncate(error.valid_up_to());
+    }
     if bytes.is_empty() || bytes.contains(&0) {
         return Ok(None);
     }
-    if std::str::from_utf8(&bytes).is_err() {
-        return Ok(None);
-    }
-    let end = (0..=max_bytes.min(bytes.len())).rev().find(|&end| {
-        // Not between the bytes of one character.
-        bytes.get(end).is_none_or(|byte| byte & 0xc0 != 0x80)
-    });
-    bytes.truncate(end.unwrap_or(0));
     Ok(String::from_utf8(bytes).ok())
 }
 

@@ -117,18 +117,31 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
-    /// The given paths hold no text at all.
-    #[error("no text in {} ({skipped} files skipped: empty, binary or not UTF-8)", join(paths))]
+    /// The given paths hold no text, or none within the limit.
+    #[error(
+        "no text in {} ({skipped} files skipped: empty, binary or not UTF-8, \
+         or with a first character longer than data.max_bytes = {max_bytes})",
+        join(paths)
+    )]
     NoText {
         /// Where it was looked for.
         paths: Vec<PathBuf>,
+        /// Bytes to take at most.
+        max_bytes: usize,
         /// How many files were passed over.
         skipped: usize,
+    },
+    /// The text that is trained on by default is not there.
+    #[error("no Rust sources in the local Cargo registry: give text to train on with --data PATH")]
+    NoDefaultText {
+        /// What is wrong with the registry.
+        source: Box<Error>,
     },
     /// Too little text for the batches asked for.
     #[error(
         "too little text: the {split} split has {have} tokens, one batch of {batch_size} \
-         sequences of {seq_len} + 1 tokens needs {need}"
+         sequences of {seq_len} + 1 tokens needs {need}: give more text or raise data.max_bytes, \
+         data.held_out_fraction moves text between the splits"
     )]
     DataTooSmall {
         /// `training` or `held-out`.
@@ -207,6 +220,14 @@ pub enum Error {
         loss: f64,
         /// Its gradient norm.
         grad_norm: f64,
+    },
+    /// The trained model's held-out loss is not finite.
+    #[error("training diverged: held-out loss = {loss} after {steps} steps")]
+    HeldOutDiverged {
+        /// Optimizer steps that were made; 0 if the initial parameters are to blame.
+        steps: usize,
+        /// The loss.
+        loss: f64,
     },
     /// The output could not be written.
     #[error("cannot write the log")]

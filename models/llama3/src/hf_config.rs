@@ -76,21 +76,29 @@ impl<'a> Reader<'a> {
     fn rope(&self) -> Result<(f64, Option<RopeScaling>), Error> {
         const DEFAULT_THETA: f64 = 10_000.0;
         let outer_theta = self.number("rope_theta")?;
+        self.whole_heads()?;
         let inner = match self.object("rope_parameters", "rope_parameters.")? {
             Some(inner) => Some(inner),
             None => self.object("rope_scaling", "rope_scaling.")?,
         };
         let Some(inner) = inner else { return Ok((outer_theta.unwrap_or(DEFAULT_THETA), None)) };
         let theta = inner.number("rope_theta")?.or(outer_theta).unwrap_or(DEFAULT_THETA);
-        if inner.number("partial_rotary_factor")?.unwrap_or(1.0) != 1.0 {
-            return Err(inner.unsupported("partial_rotary_factor", "all of a head is rotated"));
-        }
+        inner.whole_heads()?;
         // `type` is the older name of `rope_type`.
         let key = if inner.get("rope_type").is_some() { "rope_type" } else { "type" };
         match inner.string(key)? {
             None | Some("default") => Ok((theta, None)),
             Some("llama3") => Ok((theta, Some(inner.llama3_scaling()?))),
             Some(_) => Err(inner.unsupported(key, "default and llama3 are")),
+        }
+    }
+
+    /// `partial_rotary_factor` stands beside `rope_theta`, in either form.
+    fn whole_heads(&self) -> Result<(), Error> {
+        let key = "partial_rotary_factor";
+        match self.number(key)? {
+            None | Some(1.0) => Ok(()),
+            Some(_) => Err(self.unsupported(key, "all of a head is rotated")),
         }
     }
 

@@ -39,7 +39,8 @@ pub struct RunConfig {
 pub struct ModelSection {
     /// One of [`PRESETS`](crate::presets::PRESETS); `debug` if absent.
     pub preset: Option<String>,
-    /// Folder of a Hugging Face checkpoint to start from; replaces `preset` and excludes changes.
+    /// Folder of a Hugging Face checkpoint to start from, instead of `preset` and changes. Given with `--set`, it
+    /// replaces the file's `preset`.
     pub hf_path: Option<PathBuf>,
     /// Replaces the preset's value.
     pub vocab_size: Option<usize>,
@@ -237,6 +238,12 @@ impl RunConfig {
             config = toml::from_str(&text).map_err(fail)?;
             table = toml::from_str(&text).map_err(fail)?;
         }
+        // A flag cannot remove the file's preset; a preset that a flag asks for is a contradiction.
+        if settings.iter().any(|setting| key_of(setting) == Some("model.hf_path"))
+            && let Some(Value::Table(model)) = table.get_mut("model")
+        {
+            model.remove("preset");
+        }
         for setting in settings {
             let fail = |reason: String| Error::RunConfig { origin: format!("--set {setting}"), reason };
             set(&mut table, setting).map_err(fail)?;
@@ -285,7 +292,7 @@ impl RunConfig {
         let fits = temperature >= 0.0 && temperature.is_finite();
         require("generate.temperature", temperature, fits, "must be finite and not negative")?;
         let prompt = &generate.prompt;
-        require("generate.prompt", prompt, !prompt.is_empty(), "must not be empty")
+        require("generate.prompt", format!("{prompt:?}"), !prompt.is_empty(), "must not be empty")
     }
 
     /// The model's dimensions: the checkpoint's, or the preset's with this file's changes.
@@ -327,7 +334,7 @@ impl RunConfig {
         if paths.is_empty() {
             return TextSource::cargo_registry(max_bytes, held_out_fraction);
         }
-        TextSource { paths, extension: None, max_bytes, held_out_fraction }
+        TextSource { paths, extension: None, max_bytes, held_out_fraction, is_default: false }
     }
 
     /// The learning rate by step.
@@ -337,14 +344,20 @@ impl RunConfig {
     }
 }
 
+/// The key of `section.key=value`.
+fn key_of(setting: &str) -> Option<&str> {
+    setting.split_once('=').map(|(key, _)| key.trim())
+}
+
 /// Puts `section.key=value` into `table`. A value that is not TOML is a string, so `precision=fp8` needs no quotes.
 fn set(table: &mut Table, setting: &str) -> Result<(), String> {
-    let (key, text) = setting.split_once('=').ok_or("expected section.key=value")?;
+    let key = key_of(setting).ok_or("expected section.key=value")?;
+    let text = setting.split_once('=').map_or("", |(_, text)| text);
     let value = toml::from_str::<Table>(&format!("value = {text}"))
         .ok()
         .and_then(|mut table| table.remove("value").filter(|_| table.is_empty()))
         .unwrap_or_else(|| Value::String(text.into()));
-    let mut parts: Vec<&str> = key.trim().split('.').collect();
+    let mut parts: Vec<&str> = key.split('.').collect();
     let last = parts.pop().filter(|last| !last.is_empty() && !parts.is_empty());
     let last = last.ok_or("expected section.key=value")?;
     let mut inner = table;

@@ -60,6 +60,9 @@ pub fn train<B: AutodiffBackend + Float8Ops>(
 
     let evaluated = model.valid();
     let held_out_loss = mean_loss(&evaluated, &held_out, device)?;
+    if !held_out_loss.is_finite() {
+        return Err(Error::HeldOutDiverged { steps: config.training.steps, loss: held_out_loss });
+    }
     let tokens: usize = held_out.iter().map(Batch::num_tokens).sum();
     writeln!(out, "held-out loss: {held_out_loss:.5}  ({} tokens)", thousands(&tokens.to_string()))?;
     let sample = sample(config, &evaluated)?;
@@ -78,14 +81,18 @@ fn dimensions(config: &RunConfig) -> Result<LlamaConfig, Error> {
     if dims.vocab_size < needed {
         return Err(Error::Vocabulary { vocab_size: dims.vocab_size, needed });
     }
-    let generated = 1 + config.generate.prompt.len() + config.generate.max_new_tokens;
-    for (key, len) in [("training.seq_len", config.training.seq_len), ("generate.max_new_tokens", generated)] {
-        if len > dims.max_seq_len {
-            let reason = format!("needs {len} positions, the model has {}", dims.max_seq_len);
-            return Err(Error::RunValue { key, value: len.to_string(), reason });
-        }
+    let (seq_len, max_seq_len) = (config.training.seq_len, dims.max_seq_len);
+    if seq_len > max_seq_len {
+        let reason = format!("the model has {max_seq_len} positions");
+        return Err(Error::RunValue { key: "training.seq_len", value: seq_len.to_string(), reason });
     }
-    dims.max_seq_len = generated.max(config.training.seq_len);
+    let (prompt, new) = (config.generate.prompt.len(), config.generate.max_new_tokens);
+    let generated = (1 + prompt).saturating_add(new);
+    if generated > max_seq_len {
+        let reason = format!("with a BOS token and a prompt of {prompt} exceeds the model's {max_seq_len} positions");
+        return Err(Error::RunValue { key: "generate.max_new_tokens", value: new.to_string(), reason });
+    }
+    dims.max_seq_len = generated.max(seq_len);
     Ok(dims)
 }
 

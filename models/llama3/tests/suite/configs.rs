@@ -57,6 +57,48 @@ fn impossible_dimensions_are_named() {
 }
 
 #[test]
+fn sizes_that_no_machine_holds_are_named() {
+    let huge = [1 << 41, 1 << 62, 9_000_000_000_000_000_000, usize::MAX - 1];
+    for value in huge {
+        for (config, field) in [
+            (LlamaConfig { vocab_size: value, ..tiny() }, "vocab_size"),
+            (LlamaConfig { hidden_size: value, ..tiny() }, "hidden_size"),
+            (LlamaConfig { intermediate_size: value, ..tiny() }, "intermediate_size"),
+            (LlamaConfig { num_layers: value, ..tiny() }, "num_layers"),
+            (LlamaConfig { num_heads: value, num_kv_heads: value, ..tiny() }, "num_heads"),
+            (LlamaConfig { head_dim: value, ..tiny() }, "head_dim"),
+            (LlamaConfig { max_seq_len: value, ..tiny() }, "max_seq_len"),
+        ] {
+            assert_eq!(refused(config), (field, value.to_string()));
+        }
+    }
+    // The product counts, not only the factors.
+    let wide = LlamaConfig { hidden_size: 10_000_000_000, ..tiny() };
+    assert_eq!(refused(wide), ("hidden_size", "10000000000".into()));
+    // Every tensor has less than 2^40 elements; all of them together have too many.
+    let deep = LlamaConfig { num_layers: 10_000, ..LlamaConfig::preset("405b").unwrap() };
+    assert_eq!(refused(deep), ("num_layers", "10000".into()));
+    // All sizes at once, without an overflow on the way.
+    let all = usize::MAX - 1;
+    let all = LlamaConfig {
+        vocab_size: all,
+        hidden_size: all,
+        intermediate_size: all,
+        num_layers: all,
+        num_heads: all,
+        num_kv_heads: all,
+        head_dim: all,
+        ..tiny()
+    };
+    assert!(matches!(all.validate(), Err(Error::ModelConfig { .. })));
+    assert!(all.flops_per_token(1).is_finite());
+    // The largest published model is far from the limits, and its parameters are counted right.
+    let largest = LlamaConfig::preset("405b").unwrap();
+    largest.validate().unwrap();
+    assert_eq!(largest.num_params(), 405_853_388_800);
+}
+
+#[test]
 fn a_model_of_an_impossible_config_is_refused() {
     let config = LlamaConfig { num_kv_heads: 4, ..tiny() };
     let error = llama3::Llama::<burn::backend::Flex>::new(config, &Default::default()).unwrap_err();

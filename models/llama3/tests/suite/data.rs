@@ -11,7 +11,7 @@ use llama3::tokenizer::ByteTokenizer;
 use crate::common::{values, write_text};
 
 fn source(paths: Vec<PathBuf>) -> TextSource {
-    TextSource { paths, extension: None, max_bytes: 1_000_000, held_out_fraction: 0.2 }
+    TextSource { paths, extension: None, max_bytes: 1_000_000, held_out_fraction: 0.2, is_default: false }
 }
 
 fn documents(tokens: &[u32]) -> Vec<String> {
@@ -72,6 +72,63 @@ fn more_text_than_asked_for_is_sampled_evenly() {
     fs::write(&large, "é".repeat(1000)).unwrap();
     let corpus = TextSource { max_bytes: 101, ..source(vec![large]) }.load().unwrap();
     assert_eq!(corpus.train.len() + corpus.held_out.len(), 101);
+}
+
+#[test]
+fn a_folder_with_one_large_file_works_as_the_file_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let corpus = dir.path().join("corpus");
+    fs::write(&corpus, "aé".repeat(2000)).unwrap();
+    let load = |path: PathBuf, max_bytes| TextSource { max_bytes, ..source(vec![path]) }.load().unwrap();
+    for max_bytes in [4000, 4001] {
+        let alone = load(corpus.clone(), max_bytes);
+        // Three bytes make "aé": 4000 bytes end with an "a", 4001 would end inside an "é".
+        assert_eq!(alone.train.len() + alone.held_out.len(), 4001);
+        assert!(alone.held_out.len() >= 800);
+
+        fs::write(dir.path().join("README"), "short\n").unwrap();
+        fs::write(dir.path().join("empty"), "").unwrap();
+        let expected = Corpus { skipped: 1, ..alone };
+        assert_eq!(load(dir.path().into(), max_bytes), expected, "a file before it, and an empty one");
+    }
+
+    // A binary file that is larger still does not take the text's place, and small files keep their share.
+    fs::write(dir.path().join("binary"), [0; 10_000]).unwrap();
+    for file in 0..100 {
+        fs::write(dir.path().join(format!("x{file:02}")), [b'x'; 20]).unwrap();
+    }
+    let Corpus { train, held_out, files, skipped } = load(dir.path().into(), 4000);
+    let small = train.iter().chain(&held_out).filter(|&&token| token == u32::from(b'x')).count();
+    assert_eq!(small, 2000, "after the files that were passed over, all of the small ones fit");
+    assert_eq!(skipped, 2, "empty and binary");
+    let bytes = train.len() + held_out.len() - files;
+    assert!((3998..=4000).contains(&bytes), "{bytes}");
+}
+
+#[test]
+fn a_limit_that_leaves_no_text_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("a"), "é".repeat(100)).unwrap();
+    let one = TextSource { max_bytes: 1, ..source(vec![dir.path().into()]) };
+    let error = one.load().unwrap_err();
+    assert!(matches!(error, Error::NoText { max_bytes: 1, skipped: 1, .. }), "{error:?}");
+    assert!(error.to_string().contains("data.max_bytes = 1"), "{error}");
+    fs::write(dir.path().join("b"), "x".repeat(100)).unwrap();
+    let corpus = one.load().unwrap();
+    assert_eq!((corpus.files, documents(&corpus.train)), (1, vec!["x".to_string()]));
+    let error = held_out_batches(&corpus.held_out, BatchShape { batch_size: 1, seq_len: 8 }, 1).unwrap_err();
+    assert!(error.to_string().contains("raise data.max_bytes"), "{error}");
+}
+
+#[test]
+fn a_missing_registry_says_how_to_do_without() {
+    let dir = tempfile::tempdir().unwrap();
+    for path in [dir.path().join("absent"), dir.path().into()] {
+        let error = TextSource { is_default: true, ..source(vec![path]) }.load().unwrap_err();
+        assert!(matches!(error, Error::NoDefaultText { .. }), "{error:?}");
+        assert!(error.to_string().contains("--data PATH"), "{error}");
+    }
+    assert!(TextSource::cargo_registry(1, 0.5).is_default);
 }
 
 #[test]
@@ -151,7 +208,8 @@ fn too_little_text_is_an_error_with_numbers() {
     let error = TrainBatches::new(&stream[1..], shape, 0).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "too little text: the training split has 39 tokens, one batch of 4 sequences of 9 + 1 tokens needs 40"
+        "too little text: the training split has 39 tokens, one batch of 4 sequences of 9 + 1 tokens needs 40: \
+         give more text or raise data.max_bytes, data.held_out_fraction moves text between the splits"
     );
     assert!(matches!(
         held_out_batches(&stream[1..], shape, 3),

@@ -37,6 +37,7 @@ fn the_older_form() {
     assert_eq!(changed(json!({"rope_theta": 500000, "rope_scaling": older})).unwrap(), expected);
     let default = json!({"rope_scaling": {"type": "default"}});
     assert_eq!(changed(default).unwrap(), tiny());
+    assert_eq!(changed(json!({"partial_rotary_factor": 1.0})).unwrap(), tiny());
 }
 
 #[test]
@@ -88,6 +89,8 @@ fn what_the_model_lacks_is_refused_by_key_and_value() {
             "rope_parameters.partial_rotary_factor",
             "0.5",
         ),
+        (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor", "0.5"),
+        (json!({"partial_rotary_factor": 0}), "partial_rotary_factor", "0"),
         (json!({"rope_scaling": "llama3"}), "rope_scaling", "\"llama3\""),
         (json!({"hidden_size": -1}), "hidden_size", "-1"),
         (json!({"hidden_size": 1.5}), "hidden_size", "1.5"),
@@ -115,6 +118,9 @@ fn missing_keys_files_and_json_are_errors() {
         other => panic!("{other:?}"),
     }
     assert!(matches!(changed(json!({"num_attention_heads": 0})), Err(Error::ModelConfig { .. })));
+    for (key, value) in [("num_hidden_layers", 10_000_000_000_u64), ("head_dim", 1 << 62), ("vocab_size", 9 << 59)] {
+        assert!(matches!(changed(json!({key: value})), Err(Error::ModelConfig { .. })), "{key}");
+    }
 
     let dir = tempfile::tempdir().unwrap();
     assert!(matches!(LlamaConfig::from_hf_dir(dir.path()), Err(Error::Io { .. })));

@@ -149,6 +149,12 @@ fn impossible_values_are_named() {
 }
 
 #[test]
+fn an_empty_prompt_is_quoted() {
+    let error = args(&["--set", "generate.prompt=\"\""]).unwrap_err();
+    assert_eq!(error.to_string(), "generate.prompt = \"\": must not be empty");
+}
+
+#[test]
 fn a_model_is_a_preset_with_changes_or_a_checkpoint() {
     assert_eq!(RunConfig::default().llama().unwrap(), LlamaConfig::preset("debug").unwrap());
     let changed = set(&["model.preset=1b", "model.num_layers=2", "model.max_seq_len=64"]).unwrap().llama().unwrap();
@@ -168,6 +174,21 @@ fn a_model_is_a_preset_with_changes_or_a_checkpoint() {
     for other in ["model.preset=debug", "model.num_layers=1"] {
         let config = set(&[&path, other]).unwrap();
         assert!(matches!(config.llama(), Err(Error::RunValue { key: "model.hf_path", .. })), "{other}");
+    }
+    // A flag cannot remove the file's preset, so it replaces it; the file's dimensions and a flag's preset remain.
+    let load = |text: &str, settings: &[&str]| {
+        let (_dir, path) = file(text);
+        let settings: Vec<_> = settings.iter().map(|s| s.to_string()).collect();
+        RunConfig::load(Some(&path), &settings).unwrap().llama()
+    };
+    assert_eq!(load("[model]\npreset = 'debug'", &[&path]).unwrap(), tiny());
+    for (text, settings) in [
+        ("[model]\npreset = 'debug'\nnum_layers = 2", vec![path.as_str()]),
+        ("[model]\npreset = 'debug'", vec!["model.preset=1b", &path]),
+        ("[model]\npreset = 'debug'", vec![&path, "model.head_dim=8"]),
+    ] {
+        let config = load(text, &settings);
+        assert!(matches!(config, Err(Error::RunValue { key: "model.hf_path", .. })), "{text} {settings:?}");
     }
 }
 
@@ -206,6 +227,13 @@ fn every_config_file_describes_a_run() {
     let written_out = RunConfig::load(Some(&debug), &[]).unwrap();
     let mut defaults = RunConfig::default();
     defaults.model.preset = Some("debug".into());
-    defaults.float8.filter_fqns = Some(vec!["lm_head".into()]);
     assert_eq!(written_out, defaults, "llama3_debug.toml spells out the defaults");
+
+    // It serves a tied checkpoint as well.
+    let dir = tempfile::tempdir().unwrap();
+    let tied = LlamaConfig { tie_word_embeddings: true, ..tiny() };
+    write_json(&dir.path().join("config.json"), &hf_json(&tied));
+    let config = RunConfig::load(Some(&debug), &[format!("model.hf_path={:?}", dir.path())]).unwrap();
+    assert_eq!(config.llama().unwrap(), tied);
+    assert!(config.float8(&tied).filter_fqns.is_empty());
 }

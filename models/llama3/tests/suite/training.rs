@@ -122,6 +122,10 @@ fn a_checkpoint_is_trained_on() {
     assert!(loaded.steps.is_empty() && loaded.sample.is_empty());
     config.training.seed = 1;
     assert_eq!(run(&config).unwrap().0.held_out_loss, loaded.held_out_loss, "the checkpoint decides, not the seed");
+    config.training.steps = 2;
+    let (trained, _) = run(&config).unwrap();
+    assert_eq!(trained.steps.iter().map(|line| line.step).collect::<Vec<_>>(), [1, 2]);
+    assert!(trained.held_out_loss < loaded.held_out_loss, "{} {}", trained.held_out_loss, loaded.held_out_loss);
     std::fs::remove_file(dir.path().join("model.safetensors")).unwrap();
     assert!(matches!(run(&config), Err(Error::NoWeights { .. })));
 }
@@ -143,6 +147,10 @@ fn runs_that_cannot_be_are_refused() {
     let error = refused(&["training.seq_len=2000"]);
     assert!(matches!(error, Error::RunValue { key: "training.seq_len", .. }), "{error}");
     let error = refused(&["model.max_seq_len=30", "generate.max_new_tokens=100"]);
+    let expected =
+        "generate.max_new_tokens = 100: with a BOS token and a prompt of 15 exceeds the model's 30 positions";
+    assert_eq!(error.to_string(), expected);
+    let error = refused(&["generate.max_new_tokens=9000000000000000000"]);
     assert!(matches!(error, Error::RunValue { key: "generate.max_new_tokens", .. }), "{error}");
     let error = refused(&["training.batch_size=5000"]);
     assert!(matches!(error, Error::DataTooSmall { batch_size: 5000, .. }), "{error}");
@@ -152,4 +160,8 @@ fn runs_that_cannot_be_are_refused() {
     assert!(error.to_string().contains("no_such_layer"), "{error}");
     let error = refused(&["optimizer.lr=1e30", "training.max_norm=inf", "training.log_every=1"]);
     assert!(matches!(error, Error::Diverged { .. }), "{error}");
+    // The only step's own loss is finite; what it left behind is not.
+    let error = refused(&["optimizer.lr=1e300", "training.steps=1"]);
+    assert!(matches!(error, Error::HeldOutDiverged { steps: 1, loss } if !loss.is_finite()), "{error}");
+    assert!(error.to_string().contains("held-out loss = "), "{error}");
 }
