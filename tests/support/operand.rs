@@ -9,7 +9,7 @@ pub fn quantize<B: Float8Backend>(x: Tensor<B, 2>, cast: Cast) -> [HostCodes; 2]
     [copies.rows, copies.cols].map(|operand| B::fp8_read(&operand.expect("both were asked for")))
 }
 
-/// A tensor of the device's default float type, or of `dtype`.
+/// A tensor on the default device.
 pub fn tensor<B: Backend, const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Tensor<B, D> {
     Tensor::from_data(TensorData::new(values, shape), &Default::default())
 }
