@@ -40,7 +40,7 @@ fn run<B: Float8Backend>(
     let dtypes = [Some(a.tensor.dtype()), Some(b.tensor.dtype()), bias.map(|b| b.dtype()), Some(out.1)];
     let recipe = match layer.policy() {
         Policy::HighPrecision(reason) => Err(reason),
-        Policy::Float8(_) if m * k * n == 0 => Err(Reason::Empty { m, k, n }),
+        Policy::Float8(_) if [m, k, n].contains(&0) => Err(Reason::Empty { m, k, n }),
         Policy::Float8(_) if largest(m, k, n) > B::fp8_max_elements() => Err(Reason::TooLarge { m, k, n }),
         Policy::Float8(recipe) => match dtypes.into_iter().flatten().find(|d| !B::fp8_supports(&device, *d)) {
             Some(dtype) => Err(Reason::Dtype(dtype)),

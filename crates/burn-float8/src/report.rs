@@ -61,6 +61,16 @@ pub struct GemmTotals {
     pub high_precision: u64,
 }
 
+impl core::iter::Sum for GemmTotals {
+    fn sum<I: Iterator<Item = Self>>(totals: I) -> Self {
+        totals.fold(Self::default(), |sum, t| Self {
+            native: sum.native + t.native,
+            emulated: sum.emulated + t.emulated,
+            high_precision: sum.high_precision + t.high_precision,
+        })
+    }
+}
+
 impl core::fmt::Display for GemmTotals {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let Self { native, emulated, high_precision } = self;
@@ -125,22 +135,16 @@ impl LayerReport {
 
     /// Calls of all three GEMMs.
     pub fn totals(&self) -> GemmTotals {
-        [&self.fprop, &self.dgrad, &self.wgrad].into_iter().fold(GemmTotals::default(), |t, g| GemmTotals {
-            native: t.native + g.native,
-            emulated: t.emulated + g.emulated,
-            high_precision: t.high_precision + g.high_precision,
-        })
+        let totals =
+            |g: &GemmReport| GemmTotals { native: g.native, emulated: g.emulated, high_precision: g.high_precision };
+        [&self.fprop, &self.dgrad, &self.wgrad].into_iter().map(totals).sum()
     }
 }
 
 impl Report {
     /// Calls of all GEMMs of all linears.
     pub fn totals(&self) -> GemmTotals {
-        self.layers.iter().map(LayerReport::totals).fold(GemmTotals::default(), |t, g| GemmTotals {
-            native: t.native + g.native,
-            emulated: t.emulated + g.emulated,
-            high_precision: t.high_precision + g.high_precision,
-        })
+        self.layers.iter().map(LayerReport::totals).sum()
     }
 }
 
