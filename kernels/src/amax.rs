@@ -28,24 +28,34 @@ const QUADS_PER_UNIT: u64 = 4;
 /// [`TooLarge`](KernelError::TooLarge).
 pub fn amax<R: Runtime>(client: &ComputeClient<R>, x: &MatrixView) -> Result<Handle, KernelError> {
     let x = Checked::new(client, x)?;
-    let partials = launch_partials(client, &x);
+    let Partials { handle, count } = launch_partials(client, &x);
+    Ok(fold_partials(client, handle, count as usize, x.source))
+}
+
+/// amax f32 `[1]` from `count` raw magnitudes.
+pub(crate) fn fold_partials<R: Runtime>(
+    client: &ComputeClient<R>,
+    partials: Handle,
+    count: usize,
+    source: Source,
+) -> Handle {
     let amax = client.empty(4);
-    // SAFETY: the kernel reads `partials.count` words and writes one, the sizes given here.
+    // SAFETY: the kernel reads `count` words, which the caller allocated, and writes one.
     unsafe {
         fold_amax::launch_unchecked::<R>(
             client,
             CubeCount::new_single(),
             CubeDim::new_1d(UNITS),
-            ArrayArg::from_raw_parts(partials.handle, partials.count as usize),
+            ArrayArg::from_raw_parts(partials, count),
             ArrayArg::from_raw_parts(amax.clone(), 1),
-            partials.count,
-            x.source,
+            count as u32,
+            source,
         );
     }
-    Ok(amax)
+    amax
 }
 
-/// amax, scale and inverse scale, each f32 `[1]` on the device.
+/// amax, scale and inverse scale on the device, f32, one of each per group.
 pub(crate) struct Scaling {
     pub(crate) amax: Handle,
     pub(crate) scale: Handle,
@@ -127,7 +137,14 @@ fn partial_maxima<N: Size>(
     }
 }
 
-/// f32 bits of the largest of `count` raw magnitudes, valid in unit 0.
+/// f32 bits of a raw magnitude, with one NaN for all.
+#[cube]
+pub(crate) fn amax_bits(raw: u32, #[comptime] source: Source) -> u32 {
+    let bits = widen(raw, source);
+    select(bits > F32_INF, F32_NAN.runtime(), bits)
+}
+
+/// f32 bits of the largest of `count` raw magnitudes.
 #[cube]
 fn fold(partials: &Array<u32>, count: u32, #[comptime] source: Source) -> u32 {
     let mut largest = 0u32.runtime();
@@ -136,8 +153,7 @@ fn fold(partials: &Array<u32>, count: u32, #[comptime] source: Source) -> u32 {
         largest = max(largest, partials[i as usize]);
         i += UNITS;
     }
-    let bits = widen(cube_max(largest), source);
-    select(bits > F32_INF, F32_NAN.runtime(), bits)
+    amax_bits(cube_max(largest), source)
 }
 
 #[cube(launch_unchecked)]

@@ -2,7 +2,7 @@
 
 use cubecl::ir::StorageType;
 
-use crate::Format;
+use crate::{Format, Granularity};
 
 /// Why a kernel was not launched.
 ///
@@ -80,5 +80,33 @@ pub enum KernelError {
         needed: u64,
         /// Bytes that the handle covers.
         available: u64,
+    },
+    /// An operand has fewer scales than its granularity asks for.
+    #[error("the {granularity} operand [{rows}, {k}] needs {needed} bytes of scales, its handle has {available}")]
+    BadScales {
+        /// Claimed granularity.
+        granularity: Granularity,
+        /// Claimed rows.
+        rows: usize,
+        /// Claimed contraction length.
+        k: usize,
+        /// Bytes that such scales take.
+        needed: u64,
+        /// Bytes that the handle covers.
+        available: u64,
+    },
+    /// An amax from outside belongs to the whole tensor.
+    #[error("a given amax scales the whole tensor: {granularity} scales cannot come from it")]
+    NotTensorwise {
+        /// The granularity that was asked for.
+        granularity: Granularity,
+    },
+    /// A matrix is compared with an operand of another shape.
+    #[error("x is [{}, {}] but the operand [{}, {}]", x[0], x[1], operand[0], operand[1])]
+    ShapeMismatch {
+        /// Rows and columns of the matrix.
+        x: [usize; 2],
+        /// Rows and contraction length of the operand.
+        operand: [usize; 2],
     },
 }

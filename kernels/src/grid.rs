@@ -23,20 +23,28 @@ pub(crate) fn tile_origin(cols: u32, #[comptime] size: u32) -> (u32, u32) {
     (tile / tiles_per_row * size, tile % tiles_per_row * size)
 }
 
-/// The maximum of `value` over the cube, valid in unit 0. All [`UNITS`] units must call it.
+/// The maximum of `value` over the cube, in every unit. All [`UNITS`] units must call it.
 #[cube]
 pub(crate) fn cube_max(value: u32) -> u32 {
+    lanes_max(value, UNITS)
+}
+
+/// The maximum of `value` over each `lanes` neighbouring units, in every one of them; `lanes` is a power of two. All
+/// [`UNITS`] units must call it.
+#[cube]
+pub(crate) fn lanes_max(value: u32, #[comptime] lanes: u32) -> u32 {
     let mut shared = SharedMemory::<u32>::new(comptime!(UNITS as usize));
     shared[UNIT_POS as usize] = value;
     sync_cube();
-    let mut width = comptime!(UNITS / 2).runtime();
+    let lane = UNIT_POS % lanes;
+    let mut width = comptime!(lanes / 2).runtime();
     while width > 0 {
-        if UNIT_POS < width {
+        if lane < width {
             let other = shared[(UNIT_POS + width) as usize];
             shared[UNIT_POS as usize] = max(shared[UNIT_POS as usize], other);
         }
         sync_cube();
         width /= 2;
     }
-    shared[0]
+    shared[(UNIT_POS - lane) as usize]
 }

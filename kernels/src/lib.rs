@@ -1,10 +1,12 @@
-//! FP8 amax, quantize and scaled GEMM kernels, written once in CubeCL and run on any of its runtimes.
+//! FP8 amax, quantize, scaled GEMM and health kernels, written once in CubeCL and run on any of its runtimes.
 //!
 //! ```text
 //! amax  = max |x|
 //! scale = f32(FMAX / max(f64(amax), 1e-12))        code = cast_rne(clamp(f32(x) · scale, ±FMAX))
 //! out   = (A · Bᵀ) · (1/scale_a · 1/scale_b) + bias
 //! ```
+//!
+//! with one amax and scale for the tensor, for each row of the contraction or for each block of 128 ([`Granularity`]).
 //!
 //! Scales and codes are the same bits on every device and in [`mod@reference`], the scalar host oracle beside the kernels.
 //! Codes are stored four to a `u32` word, rows padded with zero codes to 16 bytes ([`row_words`]), always
@@ -17,6 +19,7 @@ mod error;
 mod format;
 mod gemm;
 mod grid;
+mod health;
 mod operand;
 mod quantize;
 pub mod reference;
@@ -26,8 +29,9 @@ mod view;
 pub use amax::amax;
 pub use error::KernelError;
 pub use format::Format;
-pub use gemm::{GemmPath, gemm_path, scaled_gemm};
+pub use gemm::{GemmConfig, GemmPath, gemm_path, scaled_gemm};
+pub use health::{Health, health, health_len};
 pub use operand::{Cast, Granularity, Operand, Orientation, Quantized, row_words};
-pub use quantize::{quantize, quantize_with_scale};
+pub use quantize::{quantize, quantize_with_amax};
 pub use scale::{InvScale, Scale, ScaleMode};
 pub use view::{MAX_INDEX, MatrixView, VectorView, supports};

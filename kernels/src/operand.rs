@@ -1,14 +1,79 @@
 //! What a cast is asked for and what it leaves on the device.
 
+use core::fmt;
+
 use cubecl::server::Handle;
 
-use crate::{Format, ScaleMode};
+use crate::view::MAX_INDEX;
+use crate::{Format, KernelError, ScaleMode};
 
-/// What shares one scale.
+/// Length of a block along the contraction, and across it for [`Granularity::Block128x128`].
+pub(crate) const BLOCK: usize = 128;
+
+/// What shares one scale in an operand `[rows, k]`.
+///
+/// `inv_scale` of the element `(r, c)` is that of `(r / height, c / width)` among the scales
+/// ([`scale_dims`](Granularity::scale_dims)), with a group of `height` by `width` elements:
+///
+/// | | group | torchao, others |
+/// | --- | --- | --- |
+/// | [`Tensor`](Granularity::Tensor) | rows × k | tensorwise |
+/// | [`Row`](Granularity::Row) | 1 × k | axiswise ("rowwise" recipes) |
+/// | [`Block1x128`](Granularity::Block1x128) | 1 × 128 | DeepSeek-V3's activations |
+/// | [`Block128x128`](Granularity::Block128x128) | 128 × 128 | DeepSeek-V3's weights |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Granularity {
     /// The whole tensor.
     Tensor,
+    /// A row of the contraction-major operand.
+    Row,
+    /// 128 neighbours in a row; fewer at its end.
+    Block1x128,
+    /// A square of 128 rows and 128 of the contraction; less at the edges.
+    Block128x128,
+}
+
+impl Granularity {
+    /// Rows and columns of the scales of an operand `[rows, k]`.
+    ///
+    /// `[1, 1]`, `[rows, 1]`, `[rows, ceil(k / 128)]` or `[ceil(rows / 128), ceil(k / 128)]`.
+    pub const fn scale_dims(self, rows: usize, k: usize) -> [usize; 2] {
+        match self {
+            Granularity::Tensor => [1, 1],
+            Granularity::Row => [rows, 1],
+            Granularity::Block1x128 => [rows, k.div_ceil(BLOCK)],
+            Granularity::Block128x128 => [rows.div_ceil(BLOCK), k.div_ceil(BLOCK)],
+        }
+    }
+
+    /// Length of [`Quantized::amax`] for `x [rows, cols]`.
+    ///
+    /// 1 for the tensor; for rows one per row of `x`, or per column if only the transpose is cast; for blocks one per
+    /// tile of 128 by 128.
+    pub const fn amax_len(self, rows: usize, cols: usize, orientation: Orientation) -> usize {
+        match self {
+            Granularity::Tensor => 1,
+            Granularity::Row if orientation.rows() => rows,
+            Granularity::Row => cols,
+            Granularity::Block1x128 | Granularity::Block128x128 => rows.div_ceil(BLOCK) * cols.div_ceil(BLOCK),
+        }
+    }
+
+    /// Whether the scale changes along the contraction, so that a GEMM cannot apply it after the sum.
+    pub(crate) const fn is_blocks(self) -> bool {
+        matches!(self, Granularity::Block1x128 | Granularity::Block128x128)
+    }
+}
+
+impl fmt::Display for Granularity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Granularity::Tensor => "tensorwise",
+            Granularity::Row => "rowwise",
+            Granularity::Block1x128 => "1x128",
+            Granularity::Block128x128 => "128x128",
+        })
+    }
 }
 
 /// How a matrix becomes FP8.
@@ -70,7 +135,7 @@ pub const fn row_words(k: usize) -> usize {
 pub struct Operand {
     /// `u32` words `[rows, row_words(k)]`, four codes each, the first in the low byte.
     pub codes: Handle,
-    /// f32 `[1]`: the [`InvScale`](crate::InvScale).
+    /// f32 [`scale_dims`](Granularity::scale_dims), row-major: the [`InvScale`](crate::InvScale) of each group.
     pub inv_scale: Handle,
     /// Rows of the matrix.
     pub rows: usize,
@@ -87,6 +152,38 @@ impl Operand {
     pub const fn bytes(&self) -> u64 {
         self.rows as u64 * row_words(self.k) as u64 * 4
     }
+
+    /// Number of scales.
+    pub(crate) const fn scales(&self) -> usize {
+        let [rows, cols] = self.granularity.scale_dims(self.rows, self.k);
+        rows * cols
+    }
+
+    /// Whether the kernels can read what the operand claims to be.
+    pub(crate) fn check(&self) -> Result<(), KernelError> {
+        let &Operand { rows, k, format, granularity, .. } = self;
+        if rows == 0 || k == 0 {
+            return Err(KernelError::EmptyMatrix { rows, cols: k });
+        }
+        check_size(rows, row_words(k), k)?;
+        let available = self.codes.size_in_used();
+        if available < self.bytes() {
+            return Err(KernelError::BadOperand { format, rows, k, needed: self.bytes(), available });
+        }
+        let (needed, available) = (self.scales() as u64 * 4, self.inv_scale.size_in_used());
+        if available < needed {
+            return Err(KernelError::BadScales { granularity, rows, k, needed, available });
+        }
+        Ok(())
+    }
+}
+
+/// Whether a `[rows, pitch]` array is within reach of u32 indices.
+pub(crate) fn check_size(rows: usize, pitch: usize, cols: usize) -> Result<(), KernelError> {
+    match (rows as u64).checked_mul(pitch as u64) {
+        Some(len) if len <= MAX_INDEX => Ok(()),
+        _ => Err(KernelError::TooLarge { rows, cols, strides: [pitch, 1], limit: MAX_INDEX }),
+    }
 }
 
 /// What [`quantize`](crate::quantize) returns for `x [R, C]`.
@@ -96,8 +193,7 @@ pub struct Quantized {
     pub rows: Option<Operand>,
     /// The transpose `[C, R]`, contraction over R, if asked for.
     pub cols: Option<Operand>,
-    /// f32 `[1]`: max |x|.
+    /// f32 of length [`amax_len`](Granularity::amax_len): `max |x|` of each of the parts that it names. Its maximum is that
+    /// of `x`, where NaN wins.
     pub amax: Handle,
-    /// f32 `[1]`: the [`Scale`](crate::Scale) that was used.
-    pub scale: Handle,
 }

@@ -6,8 +6,9 @@
 
 use cubecl::prelude::*;
 
-use crate::Format;
 use crate::format::{F32_INF, F32_NAN};
+use crate::operand::BLOCK;
+use crate::{Format, Granularity};
 
 /// Multiplies a value to quantize it: `code = cast(x · scale)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -92,6 +93,20 @@ pub(crate) fn inverse_bits(scale: u32) -> u32 {
     let divisor = select(is_nan, one.runtime(), scale);
     let inverse = divide_bits(one.runtime(), divisor);
     select(is_nan, F32_NAN.runtime(), inverse)
+}
+
+/// Where the scale of row `row` and block `block` of the contraction lies, `blocks` being the blocks of a whole row.
+#[cube]
+pub(crate) fn scale_index(row: u32, block: u32, blocks: u32, #[comptime] granularity: Granularity) -> u32 {
+    if comptime!(matches!(granularity, Granularity::Tensor)) {
+        0u32.runtime()
+    } else if comptime!(matches!(granularity, Granularity::Row)) {
+        row
+    } else if comptime!(matches!(granularity, Granularity::Block1x128)) {
+        row * blocks + block
+    } else {
+        row / comptime!(BLOCK as u32) * blocks + block
+    }
 }
 
 /// Bits of `num / den`, rounded to nearest even, for positive normal f32 bits whose quotient is a normal f32.

@@ -6,17 +6,20 @@ use burn::tensor::{Tensor, TensorPrimitive};
 use serde::Serialize;
 
 use crate::backend::Float8Ops;
-use crate::config::{Float8Config, Recipe};
+use crate::config::{Float8Config, LinearInfo};
 use crate::error::Float8Error;
+use crate::group::Group;
 use crate::layer::{Layer, Policy};
 
 /// What [`Float8Config::convert`] did; its `Display` is the one-line summary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Summary {
     /// The recipe.
-    pub recipe: Recipe,
+    pub recipe: String,
     /// Names of the linears that run in FP8.
     pub converted: Vec<String>,
+    /// Names of those among them that run by another recipe, and which.
+    pub overridden: Vec<(String, String)>,
     /// Names of the linears kept in high precision, and why.
     pub skipped: Vec<(String, String)>,
 }
@@ -25,8 +28,13 @@ impl core::fmt::Display for Summary {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let (converted, skipped) = (self.converted.len(), self.skipped.len());
         write!(f, "Applied Float8: recipe={}, {converted} of {} linears", self.recipe, converted + skipped)?;
-        for (i, (name, reason)) in self.skipped.iter().enumerate() {
-            write!(f, "{}{name} ({reason})", if i == 0 { "; skipped: " } else { ", " })?;
+        for (what, names) in [("overridden", &self.overridden), ("skipped", &self.skipped)] {
+            for (i, (name, detail)) in names.iter().enumerate() {
+                if i == 0 {
+                    write!(f, "; {what}: ")?;
+                }
+                write!(f, "{}{name} ({detail})", if i == 0 { "" } else { ", " })?;
+            }
         }
         Ok(())
     }
@@ -47,24 +55,36 @@ impl Float8Config {
     /// Tags every linear of `model`: the rank-2 parameter `weight` of each `Linear`, under its path in the module tree.
     ///
     /// The tag outlives optimizer steps, `clone`, `valid`, `fork` and `load_record`. Applying again, after parameters
-    /// were rebuilt or with another configuration, is fine: a weight that still has its tag keeps its counters.
-    /// Parameters not initialised yet are initialised.
+    /// were rebuilt or with another configuration, is fine: a weight that still has its tag keeps its counters, and with an
+    /// equal configuration its amax history and fallback too. Parameters not initialised yet are initialised.
     ///
     /// # Errors
     ///
-    /// A filter that is no valid glob or matches no linear; a model without linears; nothing left to convert. `model`
-    /// is dropped then: apply to a clone to keep it.
+    /// A pattern that is no valid glob or matches no linear; a model without linears; too few layers for those to be kept in
+    /// high precision; nothing left to convert; statistics or limits that make no sense. `model` is dropped then: apply to a
+    /// clone to keep it.
     pub fn convert<B: Float8Ops, M: Module<B>>(&self, model: M) -> Result<(M, Summary), Float8Error> {
-        let names = linear_names::<B, M>(&model);
-        let policies = self.policies(&names)?;
-        let mut summary = Summary { recipe: self.recipe, converted: vec![], skipped: vec![] };
-        for (name, policy) in names.iter().zip(&policies) {
+        let Linears { found, layers, device, .. } = Linears::of(&model);
+        let policies = self.policies(&found)?;
+        let recipe = self.linear.to_string();
+        let mut summary = Summary { recipe, converted: vec![], overridden: vec![], skipped: vec![] };
+        for (LinearInfo { name, .. }, policy) in found.iter().zip(&policies) {
             match policy {
-                Policy::Float8(_) => summary.converted.push(name.clone()),
+                Policy::Float8(config) => {
+                    summary.converted.push(name.clone());
+                    if *config != self.linear {
+                        summary.overridden.push((name.clone(), config.to_string()));
+                    }
+                }
                 Policy::HighPrecision(reason) => summary.skipped.push((name.clone(), reason.to_string())),
             }
         }
-        let mut tagger = Tagger { path: Path::default(), policies: policies.into_iter() };
+        let known = layers.first().map(|layer| layer.group()).filter(|group| group.config() == self);
+        let group = known.unwrap_or_else(|| Arc::new(Group::new(self.clone())));
+        if let Some(device) = device {
+            B::untagged_layer(&device).group().set_strict(self.strict);
+        }
+        let mut tagger = Tagger { path: Path::default(), policies: policies.into_iter(), group };
         Ok((model.map(&mut tagger), summary))
     }
 }
@@ -92,29 +112,48 @@ impl Path {
     }
 }
 
-fn linear_names<B: Float8Ops, M: Module<B>>(model: &M) -> Vec<String> {
-    #[derive(Default)]
-    struct Names(Path, Vec<String>);
-    impl<B: Float8Ops> ModuleVisitor<B> for Names {
-        fn enter_module(&mut self, name: &str, container: &str) {
-            self.0.enter(name, container);
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.0.exit();
-        }
-        fn visit_float<const D: usize>(&mut self, _: &Param<Tensor<B, D>>) {
-            self.1.extend(self.0.linear_weight(D));
-        }
+/// The linears of a model, in the order of the walk.
+pub(crate) struct Linears<B: Float8Ops> {
+    path: Path,
+    pub(crate) found: Vec<LinearInfo>,
+    /// Of those that have one.
+    pub(crate) layers: Vec<Arc<Layer>>,
+    /// Of the first.
+    pub(crate) device: Option<B::Device>,
+}
+
+impl<B: Float8Ops> Linears<B> {
+    pub(crate) fn of<M: Module<B>>(model: &M) -> Self {
+        let mut linears = Self { path: Path::default(), found: vec![], layers: vec![], device: None };
+        Module::<B>::visit(model, &mut linears);
+        linears
     }
-    let mut names = Names::default();
-    Module::<B>::visit(model, &mut names);
-    names.1
+}
+
+impl<B: Float8Ops> ModuleVisitor<B> for Linears<B> {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.exit();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let Some(name) = self.path.linear_weight(D) else { return };
+        let weight = param.val();
+        let dims = weight.dims();
+        self.device.get_or_insert(weight.device());
+        self.found.push(LinearInfo { name, k: dims[0], n: dims[1] });
+        self.layers.extend(B::layer(&weight.into_primitive().tensor()));
+    }
 }
 
 struct Tagger {
     path: Path,
     /// One for each linear, in the order of the walk.
     policies: std::vec::IntoIter<Policy>,
+    group: Arc<Group>,
 }
 
 impl<B: Float8Ops> ModuleMapper<B> for Tagger {
@@ -132,10 +171,15 @@ impl<B: Float8Ops> ModuleMapper<B> for Tagger {
         if let Some(layer) = B::layer(&param.val().into_primitive().tensor())
             && layer.name() == name
         {
-            layer.set_policy(policy);
+            let moved = layer.health.fallback().is_some() && Arc::ptr_eq(&layer.group(), &self.group);
+            if !moved {
+                layer.health.clear_fallback();
+                layer.set_policy(policy);
+                layer.set_group(self.group.clone());
+            }
             return param;
         }
-        let layer = Arc::new(Layer::new(name, policy));
+        let layer = Arc::new(Layer::new(name, policy, self.group.clone()));
         let tag = move |t: Tensor<B, D>| {
             let t = B::with_layer(t.into_primitive().tensor(), layer.clone());
             Tensor::from_primitive(TensorPrimitive::Float(t))

@@ -10,11 +10,12 @@ use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{Backend, DType, DeviceId, DeviceOps, FloatDType};
 use burn_std::Shape;
-use float8_kernels::{Cast, Format, InvScale, Orientation};
+use float8_kernels::{Cast, Format, GemmConfig, Granularity, InvScale, Orientation};
 use serde::Serialize;
 
-use crate::config::Float8Config;
-use crate::layer::{Layer, Policy, Reason};
+use crate::config::{Float8Config, ScalingType};
+use crate::error::Float8Error;
+use crate::layer::{Along, Layer, Policy, Reason, Role};
 use crate::tensor::Float8Tensor;
 
 /// A backend whose linear layers run in FP8.
@@ -67,11 +68,40 @@ impl core::fmt::Display for GemmPath {
 
 /// The contraction-major FP8 copies of a tensor seen as `[rows, cols]`, its last axis being `cols`.
 #[derive(Clone, Debug)]
-pub struct Copies<O> {
+pub struct Copies<B: Float8Backend> {
     /// `[rows, cols]`, if asked for.
-    pub rows: Option<O>,
+    pub rows: Option<B::Operand>,
     /// `[cols, rows]`, if asked for.
-    pub cols: Option<O>,
+    pub cols: Option<B::Operand>,
+    /// f32, an array whose maximum is max |x|, NaN if x holds one; the given amax if it was not to be observed.
+    pub amax: FloatTensor<B>,
+}
+
+/// Where the scale of a cast comes from.
+#[derive(Clone, Debug)]
+pub enum ScaleFrom<T> {
+    /// From the amax of each part of x that shares a scale.
+    Own,
+    /// From this amax, f32 `[1]`, with one scale per tensor only; what exceeds the format saturates.
+    Amax {
+        /// The amax.
+        amax: T,
+        /// Whether [`Copies::amax`] is to be that of x all the same.
+        observe: bool,
+    },
+}
+
+/// The size of an operand, and what padding adds to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Extent {
+    /// Rows.
+    pub rows: usize,
+    /// The axis that a GEMM contracts.
+    pub k: usize,
+    /// Codes in a stored row: `k`, and zeros up to what the kernels ask for.
+    pub padded_k: usize,
+    /// Bytes of codes and scales.
+    pub bytes: u64,
 }
 
 /// What a backend must offer so that [`Float8`] can wrap it.
@@ -92,12 +122,18 @@ pub trait Float8Backend: Backend {
     }
 
     /// How this device computes [`fp8_matmul`](Self::fp8_matmul).
-    fn fp8_gemm_path(device: &Device<Self>) -> GemmPath;
+    fn fp8_gemm_path(device: &Device<Self>, config: GemmConfig) -> GemmPath;
 
     /// Casts `x` `[.., cols]`, seen as `[rows, cols]`, in one pass over it.
     ///
-    /// The caller has checked that the dtype is supported, that no dimension is zero, and the size.
-    fn fp8_quantize(x: FloatTensor<Self>, cast: Cast, orientation: Orientation) -> Copies<Self::Operand>;
+    /// The caller has checked that the dtype is supported, that no dimension is zero, the size, and that an amax is given
+    /// only with one scale per tensor.
+    fn fp8_quantize(
+        x: FloatTensor<Self>,
+        cast: Cast,
+        orientation: Orientation,
+        scale: ScaleFrom<FloatTensor<Self>>,
+    ) -> Copies<Self>;
 
     /// y `[M, N]` = a `[M, K]` · b `[N, K]`ᵀ + bias `[N]`, given the shape of y, whose last axis is N.
     ///
@@ -109,7 +145,15 @@ pub trait Float8Backend: Backend {
         bias: Option<FloatTensor<Self>>,
         shape: Shape,
         dtype: FloatDType,
+        config: GemmConfig,
     ) -> FloatTensor<Self>;
+
+    /// How well `operand`, cast from `x` or from its transpose, represents it: f32 `[n, 5]`, which
+    /// [`Health::from_partials`](float8_kernels::Health::from_partials) sums up.
+    fn fp8_health(x: FloatTensor<Self>, operand: &Self::Operand, transposed: bool) -> FloatTensor<Self>;
+
+    /// The size of an operand.
+    fn fp8_extent(operand: &Self::Operand) -> Extent;
 
     /// Reads an operand back; this waits for the device.
     fn fp8_read(operand: &Self::Operand) -> HostCodes;
@@ -124,28 +168,51 @@ pub struct HostCodes {
     pub dims: [usize; 2],
     /// The codes' format.
     pub format: Format,
-    /// value = decode(code) · inv_scale
-    pub inv_scale: InvScale,
+    /// What shares one scale.
+    pub granularity: Granularity,
+    /// value = decode(code) · inv_scale: row-major, `granularity.scale_dims(rows, k)`.
+    pub inv_scales: Vec<InvScale>,
 }
 
 mod sealed {
     pub trait Sealed {}
 }
 impl<B: Float8Backend> sealed::Sealed for Float8<B> {}
-impl<B: Float8Ops, C: CheckpointStrategy> sealed::Sealed for Autodiff<B, C> {}
+impl<B: Float8Backend, C: CheckpointStrategy> sealed::Sealed for Autodiff<Float8<B>, C> {}
 
 /// A stack of backends with a [`Float8`] in it: `Float8<B>` itself, or `Autodiff<Float8<B>>`.
 pub trait Float8Ops: Backend + sealed::Sealed {
+    /// The backend that [`Float8`] wraps.
+    type Inner: Float8Backend;
+
+    /// The same device.
+    #[doc(hidden)]
+    fn inner_device(device: &Device<Self>) -> Device<Self::Inner>;
     /// The same tensor as the weight of `layer`.
     #[doc(hidden)]
     fn with_layer(tensor: FloatTensor<Self>, layer: Arc<Layer>) -> FloatTensor<Self>;
     /// The layer whose weight this is.
     fn layer(tensor: &FloatTensor<Self>) -> Option<Arc<Layer>>;
+    /// See [`linear`](crate::linear()).
+    #[doc(hidden)]
+    fn linear_saved(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+    ) -> FloatTensor<Self>;
     /// The layer that stands for all untagged weights of a device.
-    fn untagged_layer(device: &Device<Self>) -> Arc<Layer>;
+    fn untagged_layer(device: &Device<Self>) -> Arc<Layer> {
+        untagged::<Self::Inner>(&Self::inner_device(device))
+    }
 }
 
 impl<B: Float8Backend> Float8Ops for Float8<B> {
+    type Inner = B;
+
+    fn inner_device(device: &Device<Self>) -> Device<B> {
+        device.clone()
+    }
+
     fn with_layer(tensor: FloatTensor<Self>, layer: Arc<Layer>) -> FloatTensor<Self> {
         Float8Tensor::with_layer(tensor, Some(layer))
     }
@@ -154,23 +221,37 @@ impl<B: Float8Backend> Float8Ops for Float8<B> {
         Float8Tensor::layer(tensor).cloned()
     }
 
-    fn untagged_layer(device: &Device<Self>) -> Arc<Layer> {
-        untagged::<B>(device)
+    fn linear_saved(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+    ) -> FloatTensor<Self> {
+        crate::linear::forward(x, weight, bias)
     }
 }
 
-impl<B: Float8Ops, C: CheckpointStrategy> Float8Ops for Autodiff<B, C> {
+impl<B: Float8Backend, C: CheckpointStrategy> Float8Ops for Autodiff<Float8<B>, C> {
+    type Inner = B;
+
+    fn inner_device(device: &Device<Self>) -> Device<B> {
+        device.clone()
+    }
+
     fn with_layer(mut tensor: FloatTensor<Self>, layer: Arc<Layer>) -> FloatTensor<Self> {
-        tensor.primitive = B::with_layer(tensor.primitive, layer);
+        tensor.primitive = Float8::<B>::with_layer(tensor.primitive, layer);
         tensor
     }
 
     fn layer(tensor: &FloatTensor<Self>) -> Option<Arc<Layer>> {
-        B::layer(&tensor.primitive)
+        Float8::<B>::layer(&tensor.primitive)
     }
 
-    fn untagged_layer(device: &Device<Self>) -> Arc<Layer> {
-        B::untagged_layer(device)
+    fn linear_saved(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+    ) -> FloatTensor<Self> {
+        crate::saved::linear_autodiff::<B, C>(x, weight, bias)
     }
 }
 
@@ -184,15 +265,30 @@ pub const UNTAGGED_NAME: &str = "(untagged)";
 /// that wrapping the backend is enough.
 pub(crate) fn untagged<B: Float8Backend>(device: &Device<B>) -> Arc<Layer> {
     let key = (TypeId::of::<B>(), device.id());
-    let new = || Arc::new(Layer::new(UNTAGGED_NAME, Policy::Float8(Default::default())));
+    let new = || Arc::new(Layer::new(UNTAGGED_NAME, Policy::Float8(Default::default()), Arc::default()));
     UNTAGGED.lock().unwrap().entry(key).or_insert_with(new).clone()
 }
 
 /// Sets how linears run on this device whose weights were not tagged by [`Float8Config::apply`]; `None` turns FP8 off
-/// for them. Names in `filter_fqns` do not apply, since an untagged linear has none.
-pub fn set_default_config<B: Float8Ops>(device: &Device<B>, config: Option<&Float8Config>) {
-    B::untagged_layer(device).set_policy(match config {
-        Some(config) => Policy::Float8(config.recipe),
+/// for them. Filters, overrides and statistics do not apply, since an untagged linear has no name.
+///
+/// # Errors
+///
+/// [`Float8Error::DelayedWithoutLayers`]: an amax history belongs to a layer.
+pub fn set_default_config<B: Float8Ops>(
+    device: &Device<B>,
+    config: Option<&Float8Config>,
+) -> Result<(), Float8Error> {
+    let policy = match config {
+        Some(Float8Config { linear, .. }) => {
+            let casts = Role::ALL.into_iter().flat_map(|r| [Along::Rows, Along::Cols].map(|a| linear.casts().of(r, a)));
+            if casts.into_iter().any(|cast| cast.scaling_type == ScalingType::Delayed) {
+                return Err(Float8Error::DelayedWithoutLayers);
+            }
+            Policy::Float8(linear.clone())
+        }
         None => Policy::HighPrecision(Reason::Off),
-    });
+    };
+    B::untagged_layer(device).set_policy(policy);
+    Ok(())
 }

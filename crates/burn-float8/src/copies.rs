@@ -10,44 +10,64 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use burn_backend::DType;
-use float8_kernels::{Cast, Orientation};
+use burn_backend::tensor::FloatTensor;
+use float8_kernels::{Cast, Granularity, Orientation};
 
-use crate::backend::{Copies, Float8Backend};
-use crate::layer::{Layer, Role};
+use crate::backend::{Copies, Float8Backend, ScaleFrom};
+use crate::config::{Float8LinearConfig, ScalingType};
+use crate::health::sample;
+use crate::layer::{Along, Layer, Role};
 use crate::tensor::Float8Tensor;
-
-/// Which contraction-major copy a GEMM reads of a tensor seen as `[rows, cols]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Along {
-    /// `[rows, cols]`: the contraction runs over the last axis.
-    Rows,
-    /// `[cols, rows]`: the contraction runs over all other axes.
-    Cols,
-}
 
 /// One FP8 copy.
 pub(crate) struct Fp8Copy<B: Float8Backend> {
     pub(crate) operand: B::Operand,
     /// The layer on whose behalf it was made.
     layer: Arc<Layer>,
+    bytes: i64,
 }
 
 impl<B: Float8Backend> Fp8Copy<B> {
     fn new(operand: B::Operand, layer: &Arc<Layer>) -> Arc<Self> {
-        layer.count_copy(1);
-        Arc::new(Self { operand, layer: layer.clone() })
+        let bytes = B::fp8_extent(&operand).bytes as i64;
+        layer.count_copy(1, bytes);
+        Arc::new(Self { operand, layer: layer.clone(), bytes })
     }
 }
 
 impl<B: Float8Backend> Drop for Fp8Copy<B> {
     fn drop(&mut self) {
-        self.layer.count_copy(-1);
+        self.layer.count_copy(-1, self.bytes);
+    }
+}
+
+impl<B: Float8Backend> core::fmt::Debug for Fp8Copy<B> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.operand.fmt(f)
     }
 }
 
 enum Held<B: Float8Backend> {
     Strong(Arc<Fp8Copy<B>>),
     Weak(Weak<Fp8Copy<B>>),
+}
+
+/// What tells two casts of one tensor apart.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct CastKey {
+    cast: Cast,
+    /// Scaled by a history: the codes then differ from those that the tensor's own amax would give.
+    delayed: bool,
+}
+
+/// The amaxes of a cast of a tensor: all copies of one cast have the same scale.
+pub(crate) struct Known<B: Float8Backend> {
+    /// What the scale is made of: `[1]`, or an array whose maximum that is.
+    pub(crate) scaling: FloatTensor<B>,
+    /// The tensor's own, where it was looked at.
+    pub(crate) observed: Option<FloatTensor<B>>,
+    /// The layer that cast the tensor first. Its history is the one that sharers use.
+    owner: Arc<Layer>,
 }
 
 /// A linear that read a tensor, for the GEMMs that come later and are not given the weight.
@@ -74,15 +94,20 @@ impl Use {
 
 /// What all clones of a tensor share.
 pub(crate) struct Companion<B: Float8Backend> {
-    copies: Mutex<Vec<(Cast, Along, Held<B>)>>,
+    casts: Mutex<Casts<B>>,
     uses: Mutex<Vec<Use>>,
     /// Whether a linear read this tensor as its weight.
     is_weight: AtomicBool,
 }
 
+struct Casts<B: Float8Backend> {
+    copies: Vec<(CastKey, Along, Held<B>)>,
+    known: Vec<(CastKey, Arc<Known<B>>)>,
+}
+
 impl<B: Float8Backend> Default for Companion<B> {
     fn default() -> Self {
-        Self { copies: Mutex::default(), uses: Mutex::default(), is_weight: AtomicBool::new(false) }
+        Self { casts: Mutex::new(Casts { copies: vec![], known: vec![] }), uses: Mutex::default(), is_weight: AtomicBool::new(false) }
     }
 }
 
@@ -101,6 +126,11 @@ impl<B: Float8Backend> Companion<B> {
         *self.uses.lock().unwrap() = vec![new];
     }
 
+    /// Notes that a linear reads this tensor as its weight; whether it is the first.
+    pub(crate) fn mark_weight(&self) -> bool {
+        !self.is_weight.swap(true, Relaxed)
+    }
+
     pub(crate) fn is_weight(&self) -> bool {
         self.is_weight.load(Relaxed)
     }
@@ -114,47 +144,136 @@ impl<B: Float8Backend> Companion<B> {
 pub(crate) fn fp8_copy<B: Float8Backend>(
     t: &Float8Tensor<B>,
     role: Role,
-    cast: Cast,
     along: Along,
     layer: &Arc<Layer>,
+    config: &Float8LinearConfig,
 ) -> Arc<Fp8Copy<B>> {
+    let key = key(config, role, along);
     // The lock is held while casting, so that threads which race for the same tensor cast it once.
-    let mut copies = t.companion().copies.lock().unwrap();
-    copies.retain(|(_, _, held)| !matches!(held, Held::Weak(weak) if weak.strong_count() == 0));
-    let find = |copies: &[(Cast, Along, Held<B>)]| {
-        let (_, _, held) = copies.iter().find(|(c, a, _)| *c == cast && *a == along)?;
+    let mut casts = t.companion().casts.lock().unwrap();
+    casts.copies.retain(|(_, _, held)| !matches!(held, Held::Weak(weak) if weak.strong_count() == 0));
+    let copy = match casts.find(key, along) {
+        Some(copy) => copy,
+        None => casts.make(t, role, along, layer, config),
+    };
+    let (_, known) = casts.known.iter().find(|(k, _)| *k == key).expect("a copy leaves its amaxes");
+    layer.health.set_last(role, key.cast, known.clone());
+    drop(casts);
+    sample(t, role, along, &copy.operand, layer);
+    copy
+}
+
+fn key(config: &Float8LinearConfig, role: Role, along: Along) -> CastKey {
+    let cast = config.casts().of(role, along);
+    CastKey {
+        cast: cast.kernel_cast(config.scale_mode()),
+        delayed: cast.scaling_type == ScalingType::Delayed,
+    }
+}
+
+/// Which copies one pass makes: both where the other GEMM will read the same cast.
+fn orientation(config: &Float8LinearConfig, role: Role, along: Along) -> Orientation {
+    let other = config.casts().of(role, along.other());
+    let shared = !other.is_disabled() && key(config, role, along) == key(config, role, along.other());
+    let both = match role {
+        Role::Input => false,
+        Role::Weight => shared && !config.force_recompute_fp8_weight_in_bwd(),
+        // wgrad comes after dgrad.
+        Role::GradOutput => shared && along == Along::Rows,
+    };
+    match along {
+        _ if both => Orientation::Both,
+        Along::Rows => Orientation::Rows,
+        Along::Cols => Orientation::Cols,
+    }
+}
+
+impl<B: Float8Backend> Casts<B> {
+    fn find(&self, key: CastKey, along: Along) -> Option<Arc<Fp8Copy<B>>> {
+        let (_, _, held) = self.copies.iter().find(|(k, a, _)| *k == key && *a == along)?;
         match held {
             Held::Strong(copy) => Some(copy.clone()),
             Held::Weak(weak) => weak.upgrade(),
         }
-    };
-    if let Some(copy) = find(&copies) {
-        return copy;
     }
-    let orientation = match (role, along) {
-        (Role::Weight, _) | (Role::GradOutput, Along::Rows) => Orientation::Both,
-        (Role::Input, Along::Rows) => Orientation::Rows,
-        (Role::Input | Role::GradOutput, Along::Cols) => Orientation::Cols,
-    };
-    layer.count_cast(role);
-    t.companion().is_weight.fetch_or(role == Role::Weight, Relaxed);
-    let Copies { rows, cols } = B::fp8_quantize(t.full().clone(), cast, orientation);
-    let mut wanted = None;
-    for (made, operand) in [(Along::Rows, rows), (Along::Cols, cols)] {
-        let Some(operand) = operand else { continue };
-        let copy = Fp8Copy::new(operand, layer);
-        let held = if role == Role::Input {
-            recent::push(copy.clone());
-            Held::Weak(Arc::downgrade(&copy))
-        } else {
-            Held::Strong(copy.clone())
-        };
-        copies.push((cast, made, held));
-        if made == along {
-            wanted = Some(copy);
+
+    /// Casts `t`, keeps the copies as the module says, and returns the one along `along`.
+    fn make(
+        &mut self,
+        t: &Float8Tensor<B>,
+        role: Role,
+        along: Along,
+        layer: &Arc<Layer>,
+        config: &Float8LinearConfig,
+    ) -> Arc<Fp8Copy<B>> {
+        layer.count_cast(role);
+        let Copies { rows, cols, .. } = self.quantize(t, role, along, layer, config);
+        let key = key(config, role, along);
+        let mut wanted = None;
+        for (made, operand) in [(Along::Rows, rows), (Along::Cols, cols)] {
+            let Some(operand) = operand else { continue };
+            let copy = Fp8Copy::new(operand, layer);
+            let held = match role {
+                Role::Input => {
+                    recent::push(copy.clone());
+                    Held::Weak(Arc::downgrade(&copy))
+                }
+                Role::Weight if config.force_recompute_fp8_weight_in_bwd() => Held::Weak(Arc::downgrade(&copy)),
+                Role::Weight | Role::GradOutput => Held::Strong(copy.clone()),
+            };
+            self.copies.push((key, made, held));
+            if made == along {
+                wanted = Some(copy);
+            }
         }
+        wanted.expect("fp8_quantize returns every orientation that it is asked for")
     }
-    wanted.expect("fp8_quantize returns every orientation that it is asked for")
+
+    /// Casts `t` with the scale that its copies have already, else that of its history, else that of its own amax.
+    fn quantize(
+        &mut self,
+        t: &Float8Tensor<B>,
+        role: Role,
+        along: Along,
+        layer: &Arc<Layer>,
+        config: &Float8LinearConfig,
+    ) -> Copies<B> {
+        let key = key(config, role, along);
+        let at = self.known.iter().position(|(k, _)| *k == key);
+        let known = at.map(|i| self.known[i].1.clone());
+        let owner = known.as_ref().map_or(layer, |known| &known.owner).clone();
+        let device = B::float_device(t.full());
+        let state = || owner.group().device::<B>(&device);
+        let delayed = config.delayed_scaling();
+        let from = match &known {
+            // Other granularities have other scales along the other axis.
+            Some(known) if key.cast.granularity == Granularity::Tensor => Some(known.scaling.clone()),
+            None if key.delayed => state().scaling_amax(&owner, role, delayed),
+            _ => None,
+        };
+        // x is read in evaluations too, so only backward tells of it; w and dy have one value a step.
+        let commits = key.delayed && if role == Role::Input { along == Along::Cols } else { known.is_none() };
+        let from = match from {
+            Some(amax) => ScaleFrom::Amax { amax, observe: commits },
+            None => ScaleFrom::Own,
+        };
+        let observes = !matches!(&from, ScaleFrom::Amax { observe: false, .. });
+        let scaling = if let ScaleFrom::Amax { amax, .. } = &from { Some(amax.clone()) } else { None };
+        let copies = B::fp8_quantize(t.full().clone(), key.cast, orientation(config, role, along), from);
+        if commits {
+            state().observe(&owner, role, delayed, copies.amax.clone(), key.cast.format.max());
+        }
+        let observed = match observes {
+            true => Some(copies.amax.clone()),
+            false => known.and_then(|known| known.observed.clone()),
+        };
+        let known = Arc::new(Known { scaling: scaling.unwrap_or_else(|| copies.amax.clone()), observed, owner });
+        match at {
+            Some(i) => self.known[i].1 = known,
+            None => self.known.push((key, known)),
+        }
+        copies
+    }
 }
 
 /// The last copies of activations made on this thread, so that consecutive linears on one x (q, k and v; gate and up)

@@ -8,18 +8,18 @@ use burn_std::Shape;
 use cubecl::client::ComputeClient;
 use cubecl::server::Handle;
 use float8_kernels::{
-    Cast, Format, Granularity, InvScale, MAX_INDEX, MatrixView, Operand, Orientation, VectorView, quantize, row_words,
-    scaled_gemm, supports,
+    Cast, Format, GemmConfig, Granularity, InvScale, MAX_INDEX, MatrixView, Operand, Orientation, VectorView, health,
+    health_len, quantize, quantize_with_amax, row_words, scaled_gemm, supports,
 };
 
-use crate::backend::{Copies, Float8Backend, GemmPath, HostCodes};
+use crate::backend::{Copies, Extent, Float8Backend, GemmPath, HostCodes, ScaleFrom};
 
 /// FP8 codes on a device.
 #[derive(Clone, Debug)]
 pub struct DeviceOperand<B: Backend> {
     /// `[rows, row_words(k)]` in u32: four codes a word, rows padded with zeros.
     pub codes: IntTensor<B>,
-    /// `[1]` in f32.
+    /// `granularity.scale_dims` in f32.
     pub inv_scale: FloatTensor<B>,
     /// The axis that a GEMM contracts.
     pub k: usize,
@@ -27,6 +27,14 @@ pub struct DeviceOperand<B: Backend> {
     pub format: Format,
     /// What one scale covers.
     pub granularity: Granularity,
+}
+
+impl<B: Backend> DeviceOperand<B> {
+    pub(crate) fn extent(&self) -> Extent {
+        let (codes, scales) = (self.codes.shape(), self.inv_scale.shape());
+        let bytes = 4 * (codes.num_elements() + scales.num_elements()) as u64;
+        Extent { rows: codes[0], k: self.k, padded_k: 4 * codes[1], bytes }
+    }
 }
 
 impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Backend for CubeBackend<R, F, I, BT> {
@@ -40,24 +48,43 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         MAX_INDEX
     }
 
-    fn fp8_gemm_path(device: &Device<Self>) -> GemmPath {
-        match float8_kernels::gemm_path(&R::client(device)) {
+    fn fp8_gemm_path(device: &Device<Self>, config: GemmConfig) -> GemmPath {
+        match float8_kernels::gemm_path(&R::client(device), config) {
             float8_kernels::GemmPath::Emulated => GemmPath::Emulated,
         }
     }
 
-    fn fp8_quantize(x: CubeTensor<R>, cast: Cast, orientation: Orientation) -> Copies<Self::Operand> {
+    fn fp8_quantize(
+        x: CubeTensor<R>,
+        cast: Cast,
+        orientation: Orientation,
+        scale: ScaleFrom<CubeTensor<R>>,
+    ) -> Copies<Self> {
         let (client, device) = (x.client.clone(), x.device.clone());
-        let quantized =
-            quantize(&client, &matrix_view(x), cast, orientation).expect("the caller checked dtype and shape");
+        let view = matrix_view(x);
+        let [rows, cols] = view.shape;
+        let quantized = match &scale {
+            ScaleFrom::Own => quantize(&client, &view, cast, orientation),
+            ScaleFrom::Amax { amax, observe } => {
+                quantize_with_amax(&client, &view, &amax.handle, *observe, cast, orientation)
+            }
+        };
+        let quantized = quantized.expect("the caller checked dtype, shape and granularity");
         let operand = |o: Operand| DeviceOperand {
             codes: tensor(&client, &device, o.codes, [o.rows, row_words(o.k)], DType::U32),
-            inv_scale: tensor(&client, &device, o.inv_scale, [1], DType::F32),
+            inv_scale: tensor(&client, &device, o.inv_scale, o.granularity.scale_dims(o.rows, o.k), DType::F32),
             k: o.k,
             format: o.format,
             granularity: o.granularity,
         };
-        Copies { rows: quantized.rows.map(operand), cols: quantized.cols.map(operand) }
+        let amax = match scale {
+            ScaleFrom::Amax { amax, observe: false } => amax,
+            _ => {
+                let len = cast.granularity.amax_len(rows, cols, orientation);
+                tensor(&client, &device, quantized.amax, [len], DType::F32)
+            }
+        };
+        Copies { rows: quantized.rows.map(operand), cols: quantized.cols.map(operand), amax }
     }
 
     fn fp8_matmul(
@@ -66,16 +93,9 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         bias: Option<CubeTensor<R>>,
         shape: Shape,
         dtype: FloatDType,
+        config: GemmConfig,
     ) -> CubeTensor<R> {
         let (client, device) = (a.codes.client.clone(), a.codes.device.clone());
-        let operand = |o: &Self::Operand| Operand {
-            codes: o.codes.handle.clone(),
-            inv_scale: o.inv_scale.handle.clone(),
-            rows: o.codes.shape()[0],
-            k: o.k,
-            format: o.format,
-            granularity: o.granularity,
-        };
         let bias = bias.map(|bias| VectorView {
             len: bias.shape()[0],
             stride: bias.meta.strides()[0],
@@ -83,23 +103,54 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
             handle: bias.handle,
         });
         let dtype = DType::from(dtype);
-        let y = scaled_gemm(&client, &operand(a), &operand(b), bias.as_ref(), dtype.into())
+        let y = scaled_gemm(&client, &kernel_operand(a), &kernel_operand(b), bias.as_ref(), dtype.into(), config)
             .expect("the caller checked dtype and shape");
         tensor(&client, &device, y, shape, dtype)
+    }
+
+    fn fp8_health(x: CubeTensor<R>, operand: &Self::Operand, transposed: bool) -> CubeTensor<R> {
+        let (client, device) = (x.client.clone(), x.device.clone());
+        let mut view = matrix_view(x);
+        if transposed {
+            view.shape.reverse();
+            view.strides.reverse();
+        }
+        let len = health_len(view.shape[0], view.shape[1]);
+        let partials = health(&client, &view, &kernel_operand(operand)).expect("the operand was cast from this tensor");
+        tensor(&client, &device, partials, [len, 5], DType::F32)
+    }
+
+    fn fp8_extent(operand: &Self::Operand) -> Extent {
+        operand.extent()
     }
 
     fn fp8_read(operand: &Self::Operand) -> HostCodes {
         let read = |t: &CubeTensor<R>| t.client.read_one(t.handle.clone()).expect("the device can be read");
         let words = read(&operand.codes);
         let (rows, k) = (operand.codes.shape()[0], operand.k);
-        let scale = read(&operand.inv_scale);
+        let scale = |bytes: &[u8]| InvScale::new(f32::from_le_bytes(bytes.try_into().expect("four bytes")));
+        let scales = operand.inv_scale.shape().num_elements();
         HostCodes {
             // Little-endian words, so the bytes are the codes in order.
             codes: words.chunks_exact(4 * row_words(k)).take(rows).flat_map(|row| &row[..k]).copied().collect(),
             dims: [rows, k],
             format: operand.format,
-            inv_scale: InvScale::new(f32::from_le_bytes(scale[..4].try_into().expect("four bytes"))),
+            granularity: operand.granularity,
+            inv_scales: read(&operand.inv_scale).chunks_exact(4).take(scales).map(scale).collect(),
         }
+    }
+}
+
+fn kernel_operand<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
+    o: &DeviceOperand<CubeBackend<R, F, I, BT>>,
+) -> Operand {
+    Operand {
+        codes: o.codes.handle.clone(),
+        inv_scale: o.inv_scale.handle.clone(),
+        rows: o.codes.shape()[0],
+        k: o.k,
+        format: o.format,
+        granularity: o.granularity,
     }
 }
 

@@ -1,11 +1,16 @@
 //! One error type for everything that a user can get wrong; its fields carry the offending values.
+use float8_kernels::{Format, Granularity};
 
-/// What [`Float8Config`](crate::Float8Config) and its application can refuse.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+use crate::layer::Gemm;
+
+/// What [`Float8Config`](crate::Float8Config), its application and the state of a run can refuse.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Float8Error {
-    /// A name in `filter_fqns` matches no linear of the model.
-    #[error("filter_fqns: {pattern:?} matches none of the model's {linears} linears: {names}")]
+    /// A pattern matches no linear of the model.
+    #[error("{field}: {pattern:?} matches none of the model's {linears} linears: {names}")]
     FilterMatchesNothing {
+        /// `filter_fqns` or `overrides.fqns`.
+        field: &'static str,
         /// The pattern as configured.
         pattern: String,
         /// How many linears the model has.
@@ -13,9 +18,11 @@ pub enum Float8Error {
         /// Their names, shortened where there are many.
         names: String,
     },
-    /// A name in `filter_fqns` is not a valid glob.
-    #[error("filter_fqns: {pattern:?} is not a valid glob: {reason}")]
+    /// A pattern is not a valid glob.
+    #[error("{field}: {pattern:?} is not a valid glob: {reason}")]
     InvalidGlob {
+        /// `filter_fqns` or `overrides.fqns`.
+        field: &'static str,
         /// The pattern as configured.
         pattern: String,
         /// The parser's message.
@@ -27,11 +34,149 @@ pub enum Float8Error {
     )]
     NoLinears,
     /// Every linear is kept in high precision by the configuration.
-    #[error("filter_fqns {patterns:?} keeps all {linears} linears in high precision: nothing is left to run in FP8")]
+    #[error("all {linears} linears are kept in high precision ({reasons}): nothing is left to run in FP8")]
     NothingConverted {
-        /// The patterns as configured.
-        patterns: Vec<String>,
         /// How many linears the model has.
         linears: usize,
+        /// What keeps them.
+        reasons: String,
+    },
+    /// More layers are to stay in high precision than there are numbered ones.
+    #[error(
+        "num_layers_at_start_in_high_precision = {start} and num_layers_at_end_in_high_precision = {end}, but the \
+         names of the model's linears count {layers} layers"
+    )]
+    TooFewLayers {
+        /// Layers asked for at the start.
+        start: usize,
+        /// Layers asked for at the end.
+        end: usize,
+        /// Layers that names number.
+        layers: usize,
+    },
+    /// A configuration file has a key that does not exist.
+    #[error("unknown key {key:?}")]
+    UnknownKey {
+        /// The key.
+        key: String,
+    },
+    /// One operand of a GEMM is cast and the other is not.
+    #[error("{gemm} cannot run in two precisions: {disabled} is disabled and {enabled} is not")]
+    HalfDisabledGemm {
+        /// The GEMM.
+        gemm: Gemm,
+        /// The field that is disabled.
+        disabled: &'static str,
+        /// The field that is not.
+        enabled: &'static str,
+    },
+    /// An operand has different formats in its two GEMMs.
+    #[error("{operand} must have one target_dtype in both of its GEMMs, not {} and {}", dtypes[0], dtypes[1])]
+    OperandDtypes {
+        /// `input`, `weight` or `grad_output`.
+        operand: &'static str,
+        /// The formats.
+        dtypes: [Format; 2],
+    },
+    /// Delayed scaling has one scale per tensor.
+    #[error("{operand}: delayed scaling is tensorwise, not {granularity}")]
+    DelayedGranularity {
+        /// The field.
+        operand: &'static str,
+        /// Its granularity.
+        granularity: Granularity,
+    },
+    /// A parameter of delayed scaling is out of range.
+    #[error("delayed_scaling.{field} = {value}: must be {range}")]
+    DelayedScaling {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What it may be.
+        range: &'static str,
+    },
+    /// Delayed scaling was asked for linears without a name.
+    #[error("delayed scaling keeps a history for each layer: apply the configuration to a model to give them names")]
+    DelayedWithoutLayers,
+    /// Every cast is disabled.
+    #[error("all six casts are disabled: nothing is left to run in FP8")]
+    AllDisabled,
+    /// Statistics every zero steps.
+    #[error("statistics.every_n_steps must be at least 1")]
+    StatisticsEveryZero,
+    /// A fallback needs something to look at.
+    #[error("fallback needs statistics: set statistics.every_n_steps")]
+    FallbackWithoutStatistics,
+    /// A fallback without a limit never happens.
+    #[error("fallback has no limit: set min_sqnr_db, max_saturated or max_flushed")]
+    FallbackWithoutLimit,
+    /// A limit is out of range.
+    #[error("{field} = {value}: must be between 0 and {largest}")]
+    FallbackLimit {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// The largest that it may be.
+        largest: f64,
+    },
+    /// A part of a precision schedule is out of range.
+    #[error("{field} = {value}: must be {range}")]
+    Schedule {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What it may be.
+        range: &'static str,
+    },
+    /// A GEMM ran, or would have run, in high precision that nobody asked for.
+    #[error("{layer}: {gemm} in high precision, unrequested: {reason}")]
+    UnrequestedHighPrecision {
+        /// The layer's name.
+        layer: String,
+        /// The GEMM.
+        gemm: Gemm,
+        /// Why.
+        reason: String,
+    },
+    /// A linear's weight carries no layer though a configuration was applied on the device.
+    #[error("a linear with weight {weight:?} carries no layer: it was not in the model that Float8Config was applied to")]
+    UntaggedLinear {
+        /// `[K, N]`
+        weight: [usize; 2],
+    },
+    /// Linears whose weights carry no layer ran.
+    #[error("{calls} GEMMs of linears without a layer: they were not in the model that Float8Config was applied to")]
+    UntaggedCalls {
+        /// GEMM calls.
+        calls: u64,
+    },
+    /// `Tensor::matmul` read a linear's weight.
+    #[error("{layer}: Tensor::matmul reads its weight; only nn::Linear runs in FP8")]
+    WeightMatmul {
+        /// The layer's name.
+        layer: String,
+    },
+    /// A layer was never called as a linear.
+    #[error("{layer}: converted to FP8, but never called as a linear")]
+    NeverCalled {
+        /// The layer's name.
+        layer: String,
+    },
+    /// A saved state does not belong to the model.
+    #[error("the state names {layer:?}, which is no converted linear of the model")]
+    StateLayer {
+        /// The name in the state.
+        layer: String,
+    },
+    /// A saved state has another shape than the model's.
+    #[error("the state of {layer}: {what}")]
+    StateMismatch {
+        /// The layer's name.
+        layer: String,
+        /// What differs, with the values.
+        what: String,
     },
 }

@@ -15,12 +15,14 @@ use burn_std::{Shape, Slice};
 use crate::backend::{Float8, Float8Backend};
 use crate::convert::{Arg, PassArg, PassRet, Ret};
 use crate::copies::recent;
+use crate::linear::note_weight_matmul;
 use crate::tensor::Float8Tensor;
 
 // `fn`: unwrap the arguments, wrap the result.
 // `#[keep] fn`: the result also keeps the layer of the first tagged operand. Optimizers rebuild a parameter by such
 // operations, so meeting a weight here means that a step is under way, after which no activation is shared any more.
 // `#[same] fn`: the value is unchanged, so the FP8 copies stay too.
+// `#[matmul] fn`: as `fn`, but a layer's weight that is read here is read outside of a linear: the layer notes it.
 // `#[raw] fn`: the result holds no float tensor (futures, unit).
 macro_rules! forward {
     ($($(#[$mark:ident])? fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?;)*) => {
@@ -35,6 +37,12 @@ macro_rules! body {
             recent::clear();
         }
         Ret::<$ret>::wrap(B::$name($(Arg($arg).unwrap()),*)).with_layer(layer)
+    }};
+    (matmul $name:ident($($arg:ident),*) $ret:ty) => {{
+        $(if let Some(layer) = Arg(&$arg).layer() {
+            note_weight_matmul(&layer);
+        })*
+        body!($name($($arg),*) $ret)
     }};
     (same $name:ident($t:ident $(, $arg:ident)*) $ret:ty) => { $t.map(|t| B::$name(t $(, $arg)*)) };
     ($name:ident($($arg:ident),*) $ret:ty) => { Ret::<$ret>::wrap(B::$name($(Arg($arg).unwrap()),*)) };
@@ -102,7 +110,7 @@ impl<B: Float8Backend> FloatTensorOps<Self> for Float8<B> {
         #[keep] fn float_div_scalar(lhs: F<Self>, rhs: Scalar) -> F<Self>;
         fn float_remainder(lhs: F<Self>, rhs: F<Self>) -> F<Self>;
         fn float_remainder_scalar(lhs: F<Self>, rhs: Scalar) -> F<Self>;
-        fn float_matmul(lhs: F<Self>, rhs: F<Self>) -> F<Self>;
+        #[matmul] fn float_matmul(lhs: F<Self>, rhs: F<Self>) -> F<Self>;
         fn float_cross(lhs: F<Self>, rhs: F<Self>, dim: usize) -> F<Self>;
         #[keep] fn float_neg(tensor: F<Self>) -> F<Self>;
         fn float_recip(tensor: F<Self>) -> F<Self>;

@@ -8,9 +8,9 @@ use burn_fusion::stream::{Operation, OperationStreams};
 use burn_fusion::{Fusion, FusionBackend, FusionRuntime, FusionTensor};
 use burn_ir::{CustomOpIr, HandleContainer, OperationIr, TensorIr};
 use burn_std::Shape;
-use float8_kernels::{Cast, Orientation, row_words};
+use float8_kernels::{Cast, Format, GemmConfig, Granularity, Orientation, health_len, row_words};
 
-use crate::backend::{Copies, Float8Backend, GemmPath, HostCodes};
+use crate::backend::{Copies, Extent, Float8Backend, GemmPath, HostCodes, ScaleFrom};
 use crate::cube::DeviceOperand;
 
 type Handles<R> = HandleContainer<<R as FusionRuntime>::FusionHandle>;
@@ -64,41 +64,60 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         B::fp8_max_elements()
     }
 
-    fn fp8_gemm_path(device: &Device<Self>) -> GemmPath {
-        B::fp8_gemm_path(device)
+    fn fp8_gemm_path(device: &Device<Self>, config: GemmConfig) -> GemmPath {
+        B::fp8_gemm_path(device, config)
     }
 
-    fn fp8_quantize(x: FloatTensor<Self>, cast: Cast, orientation: Orientation) -> Copies<Self::Operand> {
-        let cols = x.shape[x.shape.num_dims() - 1];
-        let rows = x.shape.num_elements() / cols;
-        let codes = |rows, k| (Shape::from(vec![rows, row_words(k)]), DType::U32);
+    fn fp8_quantize(
+        x: FloatTensor<Self>,
+        cast: Cast,
+        orientation: Orientation,
+        scale: ScaleFrom<FloatTensor<Self>>,
+    ) -> Copies<Self> {
+        let [rows, cols] = matrix(&x.shape);
+        let Cast { format, granularity, .. } = cast;
+        // Codes and scales of each copy, then the amax if it is not the given one.
+        let sides: Vec<_> = [(orientation.rows(), [rows, cols]), (orientation.cols(), [cols, rows])]
+            .into_iter()
+            .filter_map(|(wanted, dims)| wanted.then_some(dims))
+            .collect();
         let mut outputs = vec![];
-        outputs.extend(orientation.rows().then(|| codes(rows, cols)));
-        outputs.extend(orientation.cols().then(|| codes(cols, rows)));
-        outputs.push((Shape::from(vec![1]), DType::F32));
-        let mut made = register("float8_quantize", vec![x], outputs, move |ir, handles| {
-            let copies = B::fp8_quantize(handles.get_float_tensor::<B>(&ir.inputs[0]), cast, orientation);
+        for [rows, k] in &sides {
+            outputs.push((Shape::from(vec![*rows, row_words(*k)]), DType::U32));
+            outputs.push((Shape::from(granularity.scale_dims(*rows, *k).to_vec()), DType::F32));
+        }
+        let (given, observe) = match scale {
+            ScaleFrom::Own => (None, true),
+            ScaleFrom::Amax { amax, observe } => (Some(amax), observe),
+        };
+        if observe {
+            outputs.push((Shape::from(vec![granularity.amax_len(rows, cols, orientation)]), DType::F32));
+        }
+        let inputs = [x].into_iter().chain(given.clone()).collect();
+        let mut made = register("float8_quantize", inputs, outputs, move |ir, handles| {
+            let mut inputs = ir.inputs.iter().map(|input| handles.get_float_tensor::<B>(input));
+            let x = inputs.next().expect("registered with x");
+            let scale = inputs.next().map_or(ScaleFrom::Own, |amax| ScaleFrom::Amax { amax, observe });
+            drop(inputs);
+            let copies = B::fp8_quantize(x, cast, orientation, scale);
             let mut outputs = ir.outputs.iter();
-            let mut next = || &outputs.next().expect("one output for each orientation, and the scale").id;
-            let mut inv_scale = None;
+            let mut next = || &outputs.next().expect("two outputs for each orientation, and the amax").id;
             for operand in [copies.rows, copies.cols].into_iter().flatten() {
                 handles.register_int_tensor::<B>(next(), operand.codes);
-                inv_scale = Some(operand.inv_scale);
+                handles.register_float_tensor::<B>(next(), operand.inv_scale);
             }
-            handles.register_float_tensor::<B>(next(), inv_scale.expect("at least one orientation"));
+            if observe {
+                handles.register_float_tensor::<B>(next(), copies.amax);
+            }
         })
         .into_iter();
         let mut next = || made.next().expect("one tensor for each output");
-        let (row_codes, col_codes) = (orientation.rows().then(&mut next), orientation.cols().then(&mut next));
-        let inv_scale = next();
-        let operand = |codes, k| DeviceOperand {
-            codes,
-            inv_scale: inv_scale.clone(),
-            k,
-            format: cast.format,
-            granularity: cast.granularity,
+        let mut copy = |wanted: bool, k| {
+            wanted.then(|| DeviceOperand { codes: next(), inv_scale: next(), k, format, granularity })
         };
-        Copies { rows: row_codes.map(|c| operand(c, cols)), cols: col_codes.map(|c| operand(c, rows)) }
+        let (row_copy, col_copy) = (copy(orientation.rows(), cols), copy(orientation.cols(), rows));
+        let amax = if observe { next() } else { given.expect("nothing is observed only where an amax is given") };
+        Copies { rows: row_copy, cols: col_copy, amax }
     }
 
     fn fp8_matmul(
@@ -107,29 +126,39 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         bias: Option<FloatTensor<Self>>,
         shape: Shape,
         dtype: FloatDType,
+        config: GemmConfig,
     ) -> FloatTensor<Self> {
-        let mut inputs = vec![a.codes.clone(), b.codes.clone(), a.inv_scale.clone(), b.inv_scale.clone()];
+        let mut inputs = vec![a.codes.clone(), a.inv_scale.clone(), b.codes.clone(), b.inv_scale.clone()];
         inputs.extend(bias);
-        let describe = |o: &Self::Operand| (o.k, o.format, o.granularity);
-        let (a, b) = (describe(a), describe(b));
+        let (a, b) = (described(a), described(b));
         register("float8_matmul", inputs, vec![(shape, dtype.into())], move |ir, handles| {
-            let [codes_a, codes_b, inv_a, inv_b, bias @ ..] = &ir.inputs[..] else {
-                unreachable!("registered with four inputs and perhaps a bias")
-            };
-            let mut operand = |codes, inv_scale, (k, format, granularity)| DeviceOperand::<B> {
-                codes: handles.get_int_tensor::<B>(codes),
-                inv_scale: handles.get_float_tensor::<B>(inv_scale),
-                k,
-                format,
-                granularity,
-            };
-            let (a, b) = (operand(codes_a, inv_a, a), operand(codes_b, inv_b, b));
-            let bias = bias.first().map(|bias| handles.get_float_tensor::<B>(bias));
+            let (a, b) = (resolve(&a, &ir.inputs[..2], handles), resolve(&b, &ir.inputs[2..4], handles));
+            let bias = ir.inputs.get(4).map(|bias| handles.get_float_tensor::<B>(bias));
             let y = &ir.outputs[0];
-            let product = B::fp8_matmul(&a, &b, bias, y.shape.clone(), dtype);
+            let product = B::fp8_matmul(&a, &b, bias, y.shape.clone(), dtype, config);
             handles.register_float_tensor::<B>(&y.id, product);
         })
         .remove(0)
+    }
+
+    fn fp8_health(x: FloatTensor<Self>, operand: &Self::Operand, transposed: bool) -> FloatTensor<Self> {
+        let mut dims = matrix(&x.shape);
+        if transposed {
+            dims.reverse();
+        }
+        let output = (Shape::from(vec![health_len(dims[0], dims[1]), 5]), DType::F32);
+        let inputs = vec![x, operand.codes.clone(), operand.inv_scale.clone()];
+        let operand = described(operand);
+        register("float8_health", inputs, vec![output], move |ir, handles| {
+            let x = handles.get_float_tensor::<B>(&ir.inputs[0]);
+            let operand = resolve(&operand, &ir.inputs[1..], handles);
+            handles.register_float_tensor::<B>(&ir.outputs[0].id, B::fp8_health(x, &operand, transposed));
+        })
+        .remove(0)
+    }
+
+    fn fp8_extent(operand: &Self::Operand) -> Extent {
+        operand.extent()
     }
 
     fn fp8_read(operand: &Self::Operand) -> HostCodes {
@@ -143,4 +172,33 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
             granularity,
         })
     }
+}
+
+/// `[rows, cols]` of a tensor seen as a matrix.
+fn matrix(shape: &Shape) -> [usize; 2] {
+    let cols = shape[shape.num_dims() - 1];
+    [shape.num_elements() / cols, cols]
+}
+
+/// An operand without its tensors.
+#[derive(Clone, Copy)]
+struct Described {
+    k: usize,
+    format: Format,
+    granularity: Granularity,
+}
+
+fn described<B: FusionBackend>(operand: &DeviceOperand<Fusion<B>>) -> Described {
+    let DeviceOperand { k, format, granularity, .. } = *operand;
+    Described { k, format, granularity }
+}
+
+/// The operand whose codes and scales are the next two inputs.
+fn resolve<B: FusionBackend>(
+    &Described { k, format, granularity }: &Described,
+    inputs: &[TensorIr],
+    handles: &mut Handles<B::FusionRuntime>,
+) -> DeviceOperand<B> {
+    let codes = handles.get_int_tensor::<B>(&inputs[0]);
+    DeviceOperand { codes, inv_scale: handles.get_float_tensor::<B>(&inputs[1]), k, format, granularity }
 }

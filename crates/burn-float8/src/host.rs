@@ -5,13 +5,13 @@ use std::sync::Arc;
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{Backend, DType, FloatDType, Scalar, TensorData, TensorMetadata};
 use burn_std::Shape;
-use float8_kernels::{Cast, Format, InvScale, Orientation, Scale, reference};
+use float8_kernels::{Cast, Format, Granularity, InvScale, Orientation, Scale, reference};
 
-use crate::backend::{Copies, HostCodes};
+use crate::backend::{Copies, Extent, Float8Backend, HostCodes, ScaleFrom};
 
 /// FP8 codes in host memory.
 ///
-/// One scale per tensor is the same in both orientations, so both share the codes.
+/// Where one scale serves both orientations, both share the codes.
 #[derive(Clone)]
 pub struct HostOperand<D> {
     device: D,
@@ -20,14 +20,28 @@ pub struct HostOperand<D> {
     dims: [usize; 2],
     /// Whether the operand is the transpose of `codes`.
     transposed: bool,
-    inv_scale: InvScale,
+    /// `granularity.scale_dims` of the operand.
+    inv_scales: Arc<Vec<InvScale>>,
     format: Format,
+    granularity: Granularity,
 }
 
 impl<D> core::fmt::Debug for HostOperand<D> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let Self { dims, transposed, inv_scale, format, .. } = self;
-        write!(f, "HostOperand {{ {format:?} {dims:?}, transposed: {transposed}, {inv_scale:?} }}")
+        let Self { dims, transposed, format, granularity, .. } = self;
+        write!(f, "HostOperand {{ {format} {granularity} {dims:?}, transposed: {transposed} }}")
+    }
+}
+
+impl<D> HostOperand<D> {
+    /// Rows and contraction length.
+    fn extent(&self) -> [usize; 2] {
+        let [rows, cols] = self.dims;
+        if self.transposed { [cols, rows] } else { [rows, cols] }
+    }
+
+    fn is_blockwise(&self) -> bool {
+        matches!(self.granularity, Granularity::Block1x128 | Granularity::Block128x128)
     }
 }
 
@@ -37,29 +51,69 @@ pub fn supports(dtype: DType) -> bool {
 }
 
 /// [`Float8Backend::fp8_quantize`](crate::Float8Backend::fp8_quantize) on the host.
-pub fn quantize<B: Backend>(x: FloatTensor<B>, cast: Cast, orientation: Orientation) -> Copies<HostOperand<Device<B>>> {
+pub fn quantize<B: Float8Backend<Operand = HostOperand<Device<B>>>>(
+    x: FloatTensor<B>,
+    cast: Cast,
+    orientation: Orientation,
+    scale: ScaleFrom<FloatTensor<B>>,
+) -> Copies<B> {
     let device = B::float_device(&x);
-    let shape = x.shape();
-    let cols = shape[shape.num_dims() - 1];
-    let rows = shape.num_elements() / cols;
-    let data = burn_std::future::block_on(B::float_into_data(x)).expect("a tensor on the host can be read");
-    let (codes, scale) = encode(data, cast);
-    let operand = |transposed, codes| HostOperand {
+    let dims = matrix(&x.shape());
+    let data = read::<B>(x);
+    let values = data.as_slice::<f32>().expect("converted to f32");
+    let operand = |transposed, codes: Arc<Vec<u8>>, scales: &[Scale]| HostOperand {
         device: device.clone(),
         codes,
-        dims: [rows, cols],
+        dims,
         transposed,
-        inv_scale: scale.inverse(),
+        inv_scales: Arc::new(scales.iter().map(|s| s.inverse()).collect()),
         format: cast.format,
+        granularity: cast.granularity,
     };
-    let codes = Arc::new(codes);
-    Copies {
-        rows: orientation.rows().then(|| operand(false, codes.clone())),
-        cols: orientation.cols().then(|| operand(true, codes.clone())),
+    let amax_tensor = |amax: f32| B::float_from_data(TensorData::new(vec![amax], [1]), &device);
+    if cast.granularity == Granularity::Tensor {
+        let (scaling, amax) = match scale {
+            ScaleFrom::Own => {
+                let amax = reference::amax(values);
+                (amax, amax_tensor(amax))
+            }
+            ScaleFrom::Amax { amax, observe } => {
+                let scaling = reference::amax(&read_f32::<B>(amax.clone()));
+                (scaling, if observe { amax_tensor(reference::amax(values)) } else { amax })
+            }
+        };
+        let scale = reference::amax_to_scale(scaling, cast.format, cast.scale_mode);
+        let codes = Arc::new(encode(values, scale, cast.format));
+        let copy = |transposed| operand(transposed, codes.clone(), &[scale]);
+        let (rows, cols) = (orientation.rows().then(|| copy(false)), orientation.cols().then(|| copy(true)));
+        return Copies { rows, cols, amax };
     }
+    let mut amax = None;
+    let mut copy = |transposed| {
+        let made = reference::quantize(values, dims[0], dims[1], cast, transposed);
+        amax = Some(made.amax);
+        operand(transposed, Arc::new(made.codes), &made.scales)
+    };
+    let rows = orientation.rows().then(|| copy(false));
+    let cols = match (&rows, cast.granularity) {
+        (Some(rows), Granularity::Block128x128) if orientation.cols() => Some(transpose_blocks(rows)),
+        _ => orientation.cols().then(|| copy(true)),
+    };
+    Copies { rows, cols, amax: amax_tensor(amax.expect("at least one orientation")) }
+}
+
+/// The other orientation of an operand with square blocks: the same codes, the scales transposed.
+fn transpose_blocks<D: Clone>(operand: &HostOperand<D>) -> HostOperand<D> {
+    let [rows, k] = operand.extent();
+    let [r, c] = operand.granularity.scale_dims(rows, k);
+    let inv_scales = (0..c).flat_map(|j| (0..r).map(move |i| i * c + j)).map(|i| operand.inv_scales[i]).collect();
+    HostOperand { transposed: !operand.transposed, inv_scales: Arc::new(inv_scales), ..operand.clone() }
 }
 
 /// [`Float8Backend::fp8_matmul`](crate::Float8Backend::fp8_matmul) on the host, with `B`'s f32 matmul.
+///
+/// Scales of tensors and rows are applied to the sums; those of blocks to the decoded values, each then rounded once to
+/// f32 unless scales are powers of two.
 pub fn matmul<B: Backend>(
     a: &HostOperand<Device<B>>,
     b: &HostOperand<Device<B>>,
@@ -68,7 +122,19 @@ pub fn matmul<B: Backend>(
     dtype: FloatDType,
 ) -> FloatTensor<B> {
     let y = B::float_matmul(decode::<B>(a, false), decode::<B>(b, true));
-    let y = B::float_mul_scalar(y, Scalar::from(a.inv_scale.get() * b.inv_scale.get()));
+    let tensor_scale = |o: &HostOperand<_>| match o.granularity {
+        Granularity::Tensor => o.inv_scales[0].get(),
+        _ => 1.0,
+    };
+    let scale = tensor_scale(a) * tensor_scale(b);
+    let mut y = if scale == 1.0 { y } else { B::float_mul_scalar(y, Scalar::from(scale)) };
+    for (operand, is_left) in [(a, true), (b, false)] {
+        if operand.granularity == Granularity::Row {
+            let scales: Vec<_> = operand.inv_scales.iter().map(|s| s.get()).collect();
+            let shape = if is_left { [scales.len(), 1] } else { [1, scales.len()] };
+            y = B::float_mul(y, B::float_from_data(TensorData::new(scales, shape), &operand.device));
+        }
+    }
     let y = match bias {
         Some(bias) => {
             let n = bias.shape().num_elements();
@@ -80,39 +146,110 @@ pub fn matmul<B: Backend>(
     to_dtype::<B>(B::float_reshape(y, shape), dtype)
 }
 
+/// [`Float8Backend::fp8_health`](crate::Float8Backend::fp8_health) on the host.
+pub fn health<B: Backend>(x: FloatTensor<B>, operand: &HostOperand<Device<B>>, transposed: bool) -> FloatTensor<B> {
+    let [rows, cols] = matrix(&x.shape());
+    let data = read::<B>(x);
+    let values = data.as_slice::<f32>().expect("converted to f32");
+    let values = if transposed { transpose(values, [rows, cols]) } else { values.to_vec() };
+    let HostCodes { codes, dims: [rows, k], format, granularity, inv_scales } = read_codes(operand);
+    let host =
+        reference::HostOperand { codes: &codes, rows, k, format, granularity, inv_scales: &inv_scales };
+    let health = reference::health(&values, &host);
+    // Two partial sums each, so that f32 holds counts exactly and sums to 48 bits.
+    let counts = [health.saturated, health.flushed, health.non_finite].map(|n| {
+        let low = n % (1 << 20);
+        [low as f32, (n - low) as f32]
+    });
+    let sums = [health.signal, health.noise].map(|sum| {
+        let high = sum as f32;
+        [high, if high.is_finite() { (sum - f64::from(high)) as f32 } else { 0.0 }]
+    });
+    let [signal, noise] = sums;
+    let [saturated, flushed, non_finite] = counts;
+    let rows = [0, 1].map(|i| [signal[i], noise[i], saturated[i], flushed[i], non_finite[i]]);
+    B::float_from_data(TensorData::new(rows.concat(), [2, 5]), &operand.device)
+}
+
 /// [`Float8Backend::fp8_read`](crate::Float8Backend::fp8_read) on the host.
-pub fn read<D>(operand: &HostOperand<D>) -> HostCodes {
-    let [rows, cols] = operand.dims;
-    let (codes, dims) = if operand.transposed {
-        let stored = &operand.codes;
-        ((0..cols).flat_map(|c| (0..rows).map(move |r| stored[r * cols + c])).collect(), [cols, rows])
-    } else {
-        (operand.codes.to_vec(), operand.dims)
-    };
-    HostCodes { codes, dims, format: operand.format, inv_scale: operand.inv_scale }
+pub fn read_codes<D>(operand: &HostOperand<D>) -> HostCodes {
+    let codes = if operand.transposed { transpose(&operand.codes, operand.dims) } else { operand.codes.to_vec() };
+    HostCodes {
+        codes,
+        dims: operand.extent(),
+        format: operand.format,
+        granularity: operand.granularity,
+        inv_scales: operand.inv_scales.to_vec(),
+    }
+}
+
+/// [`Float8Backend::fp8_extent`](crate::Float8Backend::fp8_extent) on the host, where nothing is padded.
+pub fn extent<D>(operand: &HostOperand<D>) -> Extent {
+    let [rows, k] = operand.extent();
+    let bytes = operand.codes.len() as u64 + 4 * operand.inv_scales.len() as u64;
+    Extent { rows, k, padded_k: k, bytes }
+}
+
+/// The values of a tensor in f32; this waits for the device.
+pub(crate) fn read_f32<B: Backend>(x: FloatTensor<B>) -> Vec<f32> {
+    read::<B>(x).into_vec().expect("converted to f32")
+}
+
+fn read<B: Backend>(x: FloatTensor<B>) -> TensorData {
+    burn_std::future::block_on(B::float_into_data(x)).expect("a tensor that exists can be read").convert::<f32>()
+}
+
+/// `[rows, cols]` of a tensor seen as a matrix.
+fn matrix(shape: &Shape) -> [usize; 2] {
+    let cols = shape[shape.num_dims() - 1];
+    [shape.num_elements() / cols, cols]
+}
+
+fn transpose<T: Copy>(values: &[T], [rows, cols]: [usize; 2]) -> Vec<T> {
+    (0..cols).flat_map(|c| (0..rows).map(move |r| values[r * cols + c])).collect()
 }
 
 fn to_dtype<B: Backend>(x: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
     if x.dtype() == DType::from(dtype) { x } else { B::float_cast(x, dtype) }
 }
 
-/// The exact values of the codes, unscaled: `[rows, k]`, or `[k, rows]` if `transpose`.
+/// The values of the codes: `[rows, k]`, or `[k, rows]` if `transpose`; unscaled, but for blocks.
 fn decode<B: Backend>(operand: &HostOperand<Device<B>>, transpose: bool) -> FloatTensor<B> {
-    let values = TensorData::new(values(&operand.codes, operand.format), operand.dims);
-    let stored = B::float_from_data(values, &operand.device);
+    let mut values = values(&operand.codes, operand.format);
+    if operand.is_blockwise() {
+        scale_blocks(&mut values, operand);
+    }
+    let stored = B::float_from_data(TensorData::new(values, operand.dims), &operand.device);
     if operand.transposed == transpose { stored } else { B::float_transpose(stored) }
+}
+
+/// Multiplies stored values by the scales of their blocks.
+fn scale_blocks<D>(values: &mut [f32], operand: &HostOperand<D>) {
+    let [rows, k] = operand.extent();
+    let [_, blocks] = operand.granularity.scale_dims(rows, k);
+    let high = if operand.granularity == Granularity::Block128x128 { 128 } else { 1 };
+    let cols = operand.dims[1];
+    for (r, row) in values.chunks_exact_mut(cols).enumerate() {
+        if operand.transposed {
+            // Stored rows run along the contraction.
+            for (c, value) in row.iter_mut().enumerate() {
+                *value *= operand.inv_scales[c / high * blocks + r / 128].get();
+            }
+        } else {
+            for (block, values) in row.chunks_mut(128).enumerate() {
+                let scale = operand.inv_scales[r / high * blocks + block].get();
+                values.iter_mut().for_each(|value| *value *= scale);
+            }
+        }
+    }
 }
 
 // The loops over elements are not generic, so that they are optimized here and not as the user's crate is.
 
-/// The codes of a tensor, and the scale from its own amax.
-fn encode(data: TensorData, cast: Cast) -> (Vec<u8>, Scale) {
-    let data = data.convert::<f32>();
-    let values = data.as_slice::<f32>().expect("converted to f32");
-    let scale = reference::amax_to_scale(reference::amax(values), cast.format, cast.scale_mode);
+fn encode(values: &[f32], scale: Scale, format: Format) -> Vec<u8> {
     let mut codes = vec![0; values.len()];
-    reference::cast(values, scale, cast.format, &mut codes);
-    (codes, scale)
+    reference::cast(values, scale, format, &mut codes);
+    codes
 }
 
 /// The exact values of codes, unscaled.
@@ -135,7 +272,7 @@ macro_rules! host_backend {
                 $crate::host::supports(dtype)
             }
 
-            fn fp8_gemm_path(_: &$crate::__private::Device<Self>) -> $crate::GemmPath {
+            fn fp8_gemm_path(_: &$crate::__private::Device<Self>, _: $crate::GemmConfig) -> $crate::GemmPath {
                 $crate::GemmPath::Host
             }
 
@@ -143,8 +280,9 @@ macro_rules! host_backend {
                 x: $crate::__private::FloatTensor<Self>,
                 cast: $crate::Cast,
                 orientation: $crate::Orientation,
-            ) -> $crate::Copies<Self::Operand> {
-                $crate::host::quantize::<Self>(x, cast, orientation)
+                scale: $crate::ScaleFrom<$crate::__private::FloatTensor<Self>>,
+            ) -> $crate::Copies<Self> {
+                $crate::host::quantize::<Self>(x, cast, orientation, scale)
             }
 
             fn fp8_matmul(
@@ -153,12 +291,25 @@ macro_rules! host_backend {
                 bias: Option<$crate::__private::FloatTensor<Self>>,
                 shape: $crate::__private::Shape,
                 dtype: $crate::__private::FloatDType,
+                _: $crate::GemmConfig,
             ) -> $crate::__private::FloatTensor<Self> {
                 $crate::host::matmul::<Self>(a, b, bias, shape, dtype)
             }
 
+            fn fp8_health(
+                x: $crate::__private::FloatTensor<Self>,
+                operand: &Self::Operand,
+                transposed: bool,
+            ) -> $crate::__private::FloatTensor<Self> {
+                $crate::host::health::<Self>(x, operand, transposed)
+            }
+
+            fn fp8_extent(operand: &Self::Operand) -> $crate::Extent {
+                $crate::host::extent(operand)
+            }
+
             fn fp8_read(operand: &Self::Operand) -> $crate::HostCodes {
-                $crate::host::read(operand)
+                $crate::host::read_codes(operand)
             }
         }
     };

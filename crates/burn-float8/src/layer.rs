@@ -1,12 +1,14 @@
 //! A [`Layer`] is what a linear's weight carries through training: its name, its precision policy and its counters.
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
 use burn_backend::DType;
 use serde::Serialize;
 
-use crate::backend::GemmPath;
-use crate::config::Recipe;
+use crate::backend::{Extent, GemmPath};
+use crate::config::Float8LinearConfig;
+use crate::group::Group;
+use crate::health::LayerHealth;
 
 /// The three GEMMs of a linear, for x `[M, K]`, w `[K, N]` and dy `[M, N]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -25,8 +27,18 @@ impl Gemm {
     pub const ALL: [Self; 3] = [Self::Fprop, Self::Dgrad, Self::Wgrad];
 }
 
+impl core::fmt::Display for Gemm {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::Fprop => "fprop",
+            Self::Dgrad => "dgrad",
+            Self::Wgrad => "wgrad",
+        })
+    }
+}
+
 /// The role of an operand, which decides its FP8 format.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
     /// x
@@ -40,15 +52,51 @@ pub enum Role {
 impl Role {
     /// All three roles.
     pub const ALL: [Self; 3] = [Self::Input, Self::Weight, Self::GradOutput];
+
+    /// As in configurations: `input`, `weight`, `grad_output`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Input => "input",
+            Self::Weight => "weight",
+            Self::GradOutput => "grad_output",
+        }
+    }
+}
+
+/// Which contraction-major copy a GEMM reads of a tensor seen as `[rows, cols]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Along {
+    /// `[rows, cols]`: the contraction runs over the last axis.
+    Rows,
+    /// `[cols, rows]`: the contraction runs over all other axes.
+    Cols,
+}
+
+impl Along {
+    pub(crate) fn other(self) -> Self {
+        match self {
+            Self::Rows => Self::Cols,
+            Self::Cols => Self::Rows,
+        }
+    }
 }
 
 /// In which precision a linear runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// All three GEMMs in FP8, by this recipe.
-    Float8(Recipe),
+    /// In FP8, GEMM by GEMM as configured.
+    Float8(Float8LinearConfig),
     /// All three GEMMs in high precision, and why.
     HighPrecision(Reason),
+}
+
+impl core::fmt::Display for Policy {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Float8(config) => config.fmt(f),
+            Self::HighPrecision(reason) => write!(f, "high precision: {reason}"),
+        }
+    }
 }
 
 /// Why a GEMM ran in high precision.
@@ -57,6 +105,31 @@ pub enum Reason {
     /// A name in `filter_fqns` matched.
     #[error("filter {0:?}")]
     Filter(String),
+    /// `auto_filter_small_kn` matched.
+    #[error("small: K={k} N={n}")]
+    SmallKn {
+        /// Features of x.
+        k: usize,
+        /// Features of y.
+        n: usize,
+    },
+    /// One of the first or last layers.
+    #[error("layer {number} of {layers}")]
+    EdgeLayer {
+        /// Its number, from 0.
+        number: usize,
+        /// How many there are.
+        layers: usize,
+    },
+    /// The recipe keeps this GEMM in high precision.
+    #[error("disabled by the recipe")]
+    Recipe,
+    /// The precision schedule has FP8 switched off.
+    #[error("precision schedule")]
+    Schedule,
+    /// Statistics crossed a limit.
+    #[error("fallback: {0}")]
+    Fallback(String),
     /// The device's default configuration is off and the weight was never tagged.
     #[error("FP8 is off on this device")]
     Off,
@@ -85,36 +158,66 @@ pub enum Reason {
     },
 }
 
+impl Reason {
+    /// Whether the user asked for it, by a filter, recipe, schedule, limit or default; or there is nothing to multiply.
+    pub fn is_requested(&self) -> bool {
+        !matches!(self, Self::Dtype(_) | Self::TooLarge { .. })
+    }
+}
+
 /// Calls of one GEMM by the path they took.
 #[derive(Debug, Default)]
 struct GemmCalls {
     native: AtomicU64,
     emulated: AtomicU64,
     high_precision: AtomicU64,
-    /// The last path and the last reason for high precision.
-    last: Mutex<(Option<GemmPath>, Option<Reason>)>,
+    last: Mutex<LastCall>,
+}
+
+/// The last calls of one GEMM.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LastCall {
+    /// How the last FP8 call was computed, and its operands.
+    pub(crate) float8: Option<(GemmPath, [Extent; 2])>,
+    /// Why the last high-precision call was one.
+    pub(crate) reason: Option<Reason>,
+    /// Why the last one was that nobody asked for.
+    pub(crate) unrequested: Option<Reason>,
 }
 
 /// Name, precision policy and counters of one linear. Clones, `valid()` copies and replicas of a model share it.
-#[derive(Debug)]
 pub struct Layer {
     name: String,
     policy: RwLock<Policy>,
+    group: RwLock<Arc<Group>>,
     calls: [GemmCalls; 3],
     casts: [AtomicU64; 3],
+    weight_matmuls: AtomicU64,
     live_copies: AtomicI64,
+    live_bytes: AtomicI64,
+    pub(crate) health: LayerHealth,
     /// For a bias gradient whose output gradient no dgrad or wgrad has seen with its own record of the bias.
     bias_dtype: Mutex<Option<DType>>,
 }
 
+impl core::fmt::Debug for Layer {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Layer({:?}, {})", self.name, self.policy())
+    }
+}
+
 impl Layer {
-    pub(crate) fn new(name: impl Into<String>, policy: Policy) -> Self {
+    pub(crate) fn new(name: impl Into<String>, policy: Policy, group: Arc<Group>) -> Self {
         Self {
             name: name.into(),
             policy: RwLock::new(policy),
+            group: RwLock::new(group),
             calls: Default::default(),
             casts: Default::default(),
+            weight_matmuls: AtomicU64::new(0),
             live_copies: AtomicI64::new(0),
+            live_bytes: AtomicI64::new(0),
+            health: LayerHealth::default(),
             bias_dtype: Mutex::new(None),
         }
     }
@@ -133,10 +236,24 @@ impl Layer {
         *self.policy.write().unwrap() = policy;
     }
 
+    /// What the layers of one applied configuration share.
+    pub(crate) fn group(&self) -> Arc<Group> {
+        self.group.read().unwrap().clone()
+    }
+
+    pub(crate) fn set_group(&self, group: Arc<Group>) {
+        *self.group.write().unwrap() = group;
+    }
+
     /// How often an operand of this role was cast on behalf of this layer. A copy that the layer shares with the one
     /// that made it is not counted again.
     pub fn casts(&self, role: Role) -> u64 {
         self.casts[role as usize].load(Relaxed)
+    }
+
+    /// How often `Tensor::matmul` read the weight: not a linear, so not in FP8.
+    pub fn weight_matmuls(&self) -> u64 {
+        self.weight_matmuls.load(Relaxed)
     }
 
     /// FP8 copies made on behalf of this layer that are alive now.
@@ -144,34 +261,48 @@ impl Layer {
         self.live_copies.load(Relaxed).max(0) as u64
     }
 
+    /// Bytes of the codes and scales of [`live_copies`](Self::live_copies).
+    pub fn live_bytes(&self) -> u64 {
+        self.live_bytes.load(Relaxed).max(0) as u64
+    }
+
     pub(crate) fn count_cast(&self, role: Role) {
         self.casts[role as usize].fetch_add(1, Relaxed);
     }
 
-    pub(crate) fn count_copy(&self, change: i64) {
-        self.live_copies.fetch_add(change, Relaxed);
+    pub(crate) fn count_weight_matmul(&self) {
+        self.weight_matmuls.fetch_add(1, Relaxed);
     }
 
-    pub(crate) fn count_fp8(&self, gemm: Gemm, path: GemmPath) {
+    pub(crate) fn count_copy(&self, change: i64, bytes: i64) {
+        self.live_copies.fetch_add(change, Relaxed);
+        self.live_bytes.fetch_add(change * bytes, Relaxed);
+    }
+
+    pub(crate) fn count_fp8(&self, gemm: Gemm, path: GemmPath, operands: [Extent; 2]) {
         let calls = &self.calls[gemm as usize];
         let counter = if path.is_native() { &calls.native } else { &calls.emulated };
         counter.fetch_add(1, Relaxed);
-        calls.last.lock().unwrap().0 = Some(path);
+        calls.last.lock().unwrap().float8 = Some((path, operands));
     }
 
     pub(crate) fn count_high_precision(&self, gemm: Gemm, reason: Reason) {
         let calls = &self.calls[gemm as usize];
         calls.high_precision.fetch_add(1, Relaxed);
-        calls.last.lock().unwrap().1 = Some(reason);
+        let mut last = calls.last.lock().unwrap();
+        if !reason.is_requested() {
+            last.unrequested = Some(reason.clone());
+        }
+        last.reason = Some(reason);
     }
 
-    /// `(native, emulated, high precision)` calls.
+    /// `[native, emulated, high precision]` calls.
     pub(crate) fn calls(&self, gemm: Gemm) -> [u64; 3] {
         let calls = &self.calls[gemm as usize];
         [&calls.native, &calls.emulated, &calls.high_precision].map(|c| c.load(Relaxed))
     }
 
-    pub(crate) fn last(&self, gemm: Gemm) -> (Option<GemmPath>, Option<Reason>) {
+    pub(crate) fn last(&self, gemm: Gemm) -> LastCall {
         self.calls[gemm as usize].last.lock().unwrap().clone()
     }
 

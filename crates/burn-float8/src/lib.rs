@@ -28,24 +28,41 @@ mod convert;
 mod copies;
 #[cfg(feature = "cubecl")]
 mod cube;
+mod delayed;
 pub mod device;
 mod error;
 mod forward;
 #[cfg(feature = "cubecl")]
 mod fusion;
+mod group;
+mod health;
 pub mod host;
 mod layer;
 mod linear;
 mod report;
+mod saved;
+mod schedule;
+mod state;
+mod table;
 mod tensor;
 
 pub use apply::Summary;
-pub use backend::{Copies, Float8, Float8Backend, Float8Ops, GemmPath, HostCodes, UNTAGGED_NAME, set_default_config};
-pub use config::{Float8Config, Recipe};
+pub use backend::{
+    Copies, Extent, Float8, Float8Backend, Float8Ops, GemmPath, HostCodes, ScaleFrom, UNTAGGED_NAME, set_default_config,
+};
+pub use config::{
+    AmaxComputeAlgo, CastConfig, Casts, DelayedScaling, FallbackConfig, FallbackTo, Float8Config, Float8LinearConfig,
+    LayerOverride, Recipe, ScalingType, StatisticsConfig,
+};
+pub use delayed::AmaxState;
 pub use error::Float8Error;
-pub use float8_kernels::{Cast, Format, Granularity, Orientation, ScaleMode};
+pub use float8_kernels::{Cast, Format, GemmConfig, Granularity, Orientation, ScaleMode};
+pub use health::{CastHealth, Fallback, OperandHealth};
 pub use layer::{Gemm, Layer, Policy, Reason, Role};
-pub use report::{GemmReport, GemmTotals, LayerReport, Report, report};
+pub use report::{GemmReport, GemmTotals, LayerReport, OperandReport, Report, report};
+pub use saved::linear;
+pub use schedule::{PrecisionSchedule, Span, set_float8_enabled};
+pub use state::{Float8State, LayerState};
 pub use tensor::Float8Tensor;
 
 /// Names that [`host_backend!`] writes.

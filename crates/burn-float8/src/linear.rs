@@ -10,14 +10,86 @@
 //! its own dtype, y and dx have x's dtype, dw has w's.
 use std::sync::Arc;
 
-use burn_backend::tensor::FloatTensor;
+use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{DType, FloatDType, TensorMetadata};
 use burn_std::Shape;
 
 use crate::backend::{Float8Backend, untagged};
-use crate::copies::{Along, Use, fp8_copy};
-use crate::layer::{Gemm, Layer, Policy, Reason, Role};
+use crate::config::Float8LinearConfig;
+use crate::copies::{Fp8Copy, Use, fp8_copy};
+use crate::error::Float8Error;
+use crate::layer::{Along, Gemm, Layer, Policy, Reason, Role};
 use crate::tensor::Float8Tensor;
+
+/// One GEMM of a linear with these M, K and N.
+struct Call<'a> {
+    layer: &'a Arc<Layer>,
+    gemm: Gemm,
+    dims: [usize; 3],
+}
+
+impl Call<'_> {
+    /// The layer's configuration if this GEMM, which reads and writes these dtypes, can and may run in FP8.
+    ///
+    /// # Errors
+    ///
+    /// Why it runs in high precision.
+    fn decide<B: Float8Backend>(
+        &self,
+        device: &Device<B>,
+        dtypes: impl IntoIterator<Item = DType>,
+    ) -> Result<Float8LinearConfig, Reason> {
+        let [m, k, n] = self.dims;
+        let config = match self.layer.policy() {
+            Policy::HighPrecision(reason) => return Err(reason),
+            Policy::Float8(_) if self.layer.group().is_paused() => return Err(Reason::Schedule),
+            Policy::Float8(config) => config,
+        };
+        if config.casts().is_disabled(self.gemm) {
+            return Err(Reason::Recipe);
+        }
+        if self.dims.contains(&0) {
+            return Err(Reason::Empty { m, k, n });
+        }
+        if largest(m, k, n) > B::fp8_max_elements() {
+            return Err(Reason::TooLarge { m, k, n });
+        }
+        match dtypes.into_iter().find(|d| !B::fp8_supports(device, *d)) {
+            Some(dtype) => Err(Reason::Dtype(dtype)),
+            None => Ok(config),
+        }
+    }
+
+    /// Counts a GEMM in high precision.
+    ///
+    /// # Panics
+    ///
+    /// In strict mode, if nobody asked for it.
+    fn refuse(&self, reason: Reason) {
+        let unrequested = !reason.is_requested();
+        self.layer.count_high_precision(self.gemm, reason.clone());
+        if unrequested && self.layer.group().is_strict() {
+            let (layer, reason) = (self.layer.name().into(), reason.to_string());
+            panic!("{}", Float8Error::UnrequestedHighPrecision { layer, gemm: self.gemm, reason });
+        }
+    }
+
+    /// Multiplies two operands.
+    fn run<B: Float8Backend>(
+        &self,
+        [a, b]: [&Fp8Copy<B>; 2],
+        bias: Option<&Float8Tensor<B>>,
+        (shape, dtype): (Shape, DType),
+        device: &Device<B>,
+        config: &Float8LinearConfig,
+    ) -> Float8Tensor<B> {
+        let (bias, config) = (bias.map(|b| b.full().clone()), config.gemm_config(self.gemm));
+        let y = B::fp8_matmul(&a.operand, &b.operand, bias, shape, FloatDType::from(dtype), config);
+        let extents = [a, b].map(|copy| B::fp8_extent(&copy.operand));
+        self.layer.count_fp8(self.gemm, B::fp8_gemm_path(device, config), extents);
+        Float8Tensor::new(y)
+    }
+}
 
 /// An operand of a GEMM: a tensor, its role, and the axis that the GEMM contracts.
 struct Operand<'a, B: Float8Backend> {
@@ -26,40 +98,18 @@ struct Operand<'a, B: Float8Backend> {
     along: Along,
 }
 
-/// Decides the path of one GEMM of a linear with these M, K and N, and runs it in FP8 if that is the path.
+/// Runs a GEMM in FP8 if that is its path.
 fn run<B: Float8Backend>(
-    layer: &Arc<Layer>,
-    gemm: Gemm,
-    a: Operand<'_, B>,
-    b: Operand<'_, B>,
+    call: Call<'_>,
+    [a, b]: [Operand<'_, B>; 2],
     bias: Option<&Float8Tensor<B>>,
     out: (Shape, DType),
-    [m, k, n]: [usize; 3],
 ) -> Option<Float8Tensor<B>> {
     let device = B::float_device(a.tensor.full());
     let dtypes = [Some(a.tensor.dtype()), Some(b.tensor.dtype()), bias.map(|b| b.dtype()), Some(out.1)];
-    let recipe = match layer.policy() {
-        Policy::HighPrecision(reason) => Err(reason),
-        Policy::Float8(_) if [m, k, n].contains(&0) => Err(Reason::Empty { m, k, n }),
-        Policy::Float8(_) if largest(m, k, n) > B::fp8_max_elements() => Err(Reason::TooLarge { m, k, n }),
-        Policy::Float8(recipe) => match dtypes.into_iter().flatten().find(|d| !B::fp8_supports(&device, *d)) {
-            Some(dtype) => Err(Reason::Dtype(dtype)),
-            None => Ok(recipe),
-        },
-    };
-    let recipe = match recipe {
-        Ok(recipe) => recipe,
-        Err(reason) => {
-            layer.count_high_precision(gemm, reason);
-            return None;
-        }
-    };
-    let [a, b] = [a, b].map(|o| fp8_copy(o.tensor, o.role, recipe.cast(o.role), o.along, layer));
-    let (shape, dtype) = out;
-    let bias = bias.map(|b| b.full().clone());
-    let y = B::fp8_matmul(&a.operand, &b.operand, bias, shape, FloatDType::from(dtype));
-    layer.count_fp8(gemm, B::fp8_gemm_path(&device));
-    Some(Float8Tensor::new(y))
+    let config = call.decide::<B>(&device, dtypes.into_iter().flatten()).map_err(|reason| call.refuse(reason)).ok()?;
+    let [a, b] = [a, b].map(|o| fp8_copy(o.tensor, o.role, o.along, call.layer, &config));
+    Some(call.run([&a, &b], bias, out, &device, &config))
 }
 
 /// y = x · w + b. `x: [.., K]`, `w: [K, N]`, `bias: [N]`, y: `[.., N]`.
@@ -77,8 +127,8 @@ pub(crate) fn forward<B: Float8Backend>(
     if !fits {
         return Float8Tensor::new(B::linear(x.into_full(), w.into_full(), bias.map(Float8Tensor::into_full)));
     }
-    let layer = layer_of(&w);
     let [k, n] = [ws[0], ws[1]];
+    let layer = weight_layer(&w);
     x.companion().add_use(Use {
         layer: layer.clone(),
         weight_dtype: w.dtype(),
@@ -92,7 +142,8 @@ pub(crate) fn forward<B: Float8Backend>(
     let out = (with_last(&xs, n), x.dtype());
     let a = Operand { tensor: &x, role: Role::Input, along: Along::Rows };
     let b = Operand { tensor: &w, role: Role::Weight, along: Along::Cols };
-    run(&layer, Gemm::Fprop, a, b, bias.as_ref(), out, [rows(&xs), k, n]).unwrap_or_else(|| {
+    let call = Call { layer: &layer, gemm: Gemm::Fprop, dims: [rows(&xs), k, n] };
+    run(call, [a, b], bias.as_ref(), out).unwrap_or_else(|| {
         let dtype = x.dtype();
         let [w, bias] = [Some(w), bias].map(|t| t.map(|t| cast::<B>(t.into_full(), dtype)));
         Float8Tensor::new(B::linear(x.into_full(), w.unwrap(), bias))
@@ -114,7 +165,8 @@ pub(crate) fn dgrad<B: Float8Backend>(w: Float8Tensor<B>, dy: Float8Tensor<B>) -
     let out = (with_last(&dys, k), dy.dtype());
     let a = Operand { tensor: &dy, role: Role::GradOutput, along: Along::Rows };
     let b = Operand { tensor: &w, role: Role::Weight, along: Along::Rows };
-    run(&layer, Gemm::Dgrad, a, b, None, out, [rows(&dys), k, n]).unwrap_or_else(|| {
+    let call = Call { layer: &layer, gemm: Gemm::Dgrad, dims: [rows(&dys), k, n] };
+    run(call, [a, b], None, out).unwrap_or_else(|| {
         let w = cast::<B>(w.into_full(), dy.dtype());
         Float8Tensor::new(B::linear_x_backward(w, dy.into_full()))
     })
@@ -130,7 +182,8 @@ pub(crate) fn wgrad<B: Float8Backend>(x: Float8Tensor<B>, dy: Float8Tensor<B>) -
     let out = (Shape::from(vec![k, n]), weight_dtype);
     let a = Operand { tensor: &x, role: Role::Input, along: Along::Cols };
     let b = Operand { tensor: &dy, role: Role::GradOutput, along: Along::Cols };
-    let dw = run(&layer, Gemm::Wgrad, a, b, None, out, [rows(&xs), k, n]);
+    let call = Call { layer: &layer, gemm: Gemm::Wgrad, dims: [rows(&xs), k, n] };
+    let dw = run(call, [a, b], None, out);
     // The bias gradient follows and is given nothing but dy.
     dy.companion().set_use(used);
     dw.unwrap_or_else(|| {
@@ -139,11 +192,47 @@ pub(crate) fn wgrad<B: Float8Backend>(x: Float8Tensor<B>, dy: Float8Tensor<B>) -
     })
 }
 
+/// The FP8 operand of x that wgrad will read, and how.
+pub(crate) struct Saving<B: Float8Backend> {
+    pub(crate) copy: Arc<Fp8Copy<B>>,
+    pub(crate) layer: Arc<Layer>,
+    pub(crate) config: Float8LinearConfig,
+}
+
+/// What wgrad will read of x, if it will run in FP8.
+pub(crate) fn save_input<B: Float8Backend>(x: &Float8Tensor<B>, w: &Float8Tensor<B>) -> Option<Saving<B>> {
+    let (layer, ws) = (layer_of(w), w.shape());
+    let call = Call { layer: &layer, gemm: Gemm::Wgrad, dims: [rows(&x.shape()), ws[0], ws[1]] };
+    let config = call.decide::<B>(&B::float_device(x.full()), [x.dtype(), w.dtype()]).ok()?;
+    let copy = fp8_copy(x, Role::Input, Along::Cols, &layer, &config);
+    Some(Saving { copy, layer, config })
+}
+
+/// [`wgrad`] with the operand of x that [`save_input`] made.
+pub(crate) fn wgrad_saved<B: Float8Backend>(
+    x: &Fp8Copy<B>,
+    dy: &Float8Tensor<B>,
+    layer: &Arc<Layer>,
+    config: &Float8LinearConfig,
+    weight_dtype: DType,
+) -> Float8Tensor<B> {
+    let (k, dys) = (B::fp8_extent(&x.operand).rows, dy.shape());
+    let n = last(&dys);
+    let call = Call { layer, gemm: Gemm::Wgrad, dims: [rows(&dys), k, n] };
+    let dy_copy = fp8_copy(dy, Role::GradOutput, Along::Cols, layer, config);
+    call.run([x, &dy_copy], None, (Shape::from(vec![k, n]), weight_dtype), &B::float_device(dy.full()), config)
+}
+
 /// db `[N]` = the sum of `dy: [.., N]` over its leading dimensions, in the bias' dtype.
 pub(crate) fn bias_grad<B: Float8Backend>(dy: Float8Tensor<B>) -> Float8Tensor<B> {
     let recorded = dy.companion().uses().first().and_then(|u| u.bias_dtype.or_else(|| u.layer.bias_dtype()));
     // No record at all: neither x nor w wanted a gradient.
     let dtype = recorded.unwrap_or(dy.dtype());
+    bias_grad_as(dy, dtype)
+}
+
+/// [`bias_grad`] in a known dtype.
+pub(crate) fn bias_grad_as<B: Float8Backend>(dy: Float8Tensor<B>, dtype: DType) -> Float8Tensor<B> {
     // Cast first: a sum over all tokens loses too much in bf16.
     let dy = cast::<B>(dy.into_full(), dtype);
     Float8Tensor::new(B::linear_bias_backward(dy))
@@ -184,6 +273,37 @@ fn wgrad_use<B: Float8Backend>(x: &Float8Tensor<B>, dy: &Float8Tensor<B>, weight
 
 fn layer_of<B: Float8Backend>(w: &Float8Tensor<B>) -> Arc<Layer> {
     w.layer().cloned().unwrap_or_else(|| untagged::<B>(&B::float_device(w.full())))
+}
+
+/// The layer of a weight that fprop reads, which may be the first to read it since the optimizer built it.
+///
+/// # Panics
+///
+/// If the weight carries no layer and the last configuration applied on the device is strict.
+fn weight_layer<B: Float8Backend>(w: &Float8Tensor<B>) -> Arc<Layer> {
+    let layer = layer_of(w);
+    let rebuilt = w.companion().mark_weight();
+    if w.layer().is_some() {
+        if rebuilt {
+            layer.group().device::<B>(&B::float_device(w.full())).weight_rebuilt(&layer);
+        }
+    } else if layer.group().is_strict() {
+        let shape = w.shape();
+        panic!("{}", Float8Error::UntaggedLinear { weight: [shape[0], shape[1]] });
+    }
+    layer
+}
+
+/// Notes that `Tensor::matmul` reads the weight of `layer`: it is no linear and never in FP8.
+///
+/// # Panics
+///
+/// In strict mode, if the layer is to run in FP8.
+pub(crate) fn note_weight_matmul(layer: &Layer) {
+    layer.count_weight_matmul();
+    if layer.group().is_strict() && matches!(layer.policy(), Policy::Float8(_)) {
+        panic!("{}", Float8Error::WeightMatmul { layer: layer.name().into() });
+    }
 }
 
 fn cast<B: Float8Backend>(t: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {

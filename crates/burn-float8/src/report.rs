@@ -6,8 +6,10 @@ use burn::tensor::Tensor;
 use serde::Serialize;
 
 use crate::apply::Path;
-use crate::backend::Float8Ops;
-use crate::layer::{Gemm, Layer, Policy, Role};
+use crate::backend::{Extent, Float8Ops, UNTAGGED_NAME};
+use crate::error::Float8Error;
+use crate::health::{Fallback, OperandHealth};
+use crate::layer::{Along, Gemm, Layer, Policy, Role};
 
 /// Calls of one GEMM of one linear since the layer was tagged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -20,31 +22,74 @@ pub struct GemmReport {
     pub high_precision: u64,
     /// How the last FP8 call was computed.
     pub path: Option<String>,
+    /// The two operands of the last FP8 call: their sizes, padding and bytes.
+    pub operands: Option<[Extent; 2]>,
     /// Why the last high-precision call was one.
     pub reason: Option<String>,
+    /// Why the last high-precision call that nobody asked for was one.
+    pub unrequested: Option<String>,
+}
+
+impl GemmReport {
+    /// Share of zeros that padding added to the codes of the last FP8 call: `padded_k / k - 1`.
+    pub fn padding(&self) -> Option<f64> {
+        self.operands.map(|[a, _]| a.padded_k as f64 / a.k as f64 - 1.0)
+    }
+
+    /// Bytes of codes and scales of both operands of the last FP8 call.
+    pub fn bytes(&self) -> Option<u64> {
+        self.operands.map(|[a, b]| a.bytes + b.bytes)
+    }
+}
+
+/// What is known of x, w or dy of one linear.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct OperandReport {
+    /// max |x| of the last tensor that was cast.
+    pub amax: Option<f32>,
+    /// The scale of its largest element: the only one of its tensor, or the smallest of its rows or blocks.
+    pub scale: Option<f32>,
+    /// Statistics of the last sampled step as cast for the first GEMM that reads it: fprop for x and w, dgrad for dy.
+    pub health: Option<OperandHealth>,
+    /// As cast for the other GEMM, where that is another cast: wgrad for x and dy, dgrad for w.
+    pub health_for_other_gemm: Option<OperandHealth>,
 }
 
 /// One linear.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LayerReport {
     /// Its path in the module tree.
     pub name: String,
     /// Its recipe, or why it is in high precision.
     pub policy: String,
+    /// Whether it is to run in FP8.
+    pub is_float8: bool,
     /// y = x · w
     pub fprop: GemmReport,
     /// dx = dy · wᵀ
     pub dgrad: GemmReport,
     /// dw = xᵀ · dy
     pub wgrad: GemmReport,
+    /// x
+    pub input: OperandReport,
+    /// w
+    pub weight: OperandReport,
+    /// dy
+    pub grad_output: OperandReport,
     /// Passes that cast x, w and dy on behalf of this layer; copies shared with another layer count there.
     pub casts: [u64; 3],
     /// FP8 copies alive now that were made on behalf of this layer.
     pub live_copies: u64,
+    /// Bytes of their codes and scales.
+    pub live_bytes: u64,
+    /// Calls of `Tensor::matmul` on the weight: not FP8.
+    pub weight_matmuls: u64,
+    /// Where statistics have moved the layer, if they have.
+    pub fallback: Option<Fallback>,
 }
 
 /// Every linear of a model, in the order of the module tree, then the device's untagged linears if there were calls.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// The linears.
     pub layers: Vec<LayerReport>,
@@ -79,7 +124,7 @@ impl core::fmt::Display for GemmTotals {
 }
 
 /// What each linear of `model` did since it was tagged. The last row, where there is one, stands for linears of any
-/// model on the same device whose weights carry no tag.
+/// model on the same device whose weights carry no tag. Waits for the device, to read amaxes and statistics.
 pub fn report<B: Float8Ops, M: Module<B>>(model: &M) -> Report {
     struct Layers {
         path: Path,
@@ -98,11 +143,17 @@ pub fn report<B: Float8Ops, M: Module<B>>(model: &M) -> Report {
                 return;
             }
             let weight = param.val();
-            let untagged = B::untagged_layer(&weight.device());
+            let device = weight.device();
+            let untagged = B::untagged_layer(&device);
             if !self.untagged.iter().any(|l| Arc::ptr_eq(l, &untagged)) {
                 self.untagged.push(untagged);
             }
-            self.found.extend(B::layer(&weight.into_primitive().tensor()));
+            if let Some(layer) = B::layer(&weight.into_primitive().tensor()) {
+                if layer.group().config().statistics.is_some() {
+                    layer.group().device::<B::Inner>(&B::inner_device(&device)).lock().samples.read();
+                }
+                self.found.push(layer);
+            }
         }
     }
     let mut layers = Layers { path: Path::default(), found: vec![], untagged: vec![] };
@@ -115,29 +166,51 @@ impl LayerReport {
     fn new(layer: &Layer) -> Self {
         let gemm = |gemm| {
             let [native, emulated, high_precision] = layer.calls(gemm);
-            let (path, reason) = layer.last(gemm);
-            let (path, reason) = (path.map(|p| p.to_string()), reason.map(|r| r.to_string()));
-            GemmReport { native, emulated, high_precision, path, reason }
+            let last = layer.last(gemm);
+            let (path, operands) = last.float8.map(|(path, operands)| (path.to_string(), operands)).unzip();
+            let [reason, unrequested] = [last.reason, last.unrequested].map(|r| r.map(|r| r.to_string()));
+            GemmReport { native, emulated, high_precision, path, operands, reason, unrequested }
         };
+        let mut sampled = layer.health.sampled();
+        let mut operand = |role, first: Along| {
+            let (amax, scale) = layer.health.last(role).map_or((None, None), |(amax, scale)| (amax, Some(scale)));
+            let mut health = |along| sampled.remove(&(role, along));
+            OperandReport { amax, scale, health: health(first), health_for_other_gemm: health(first.other()) }
+        };
+        let policy = layer.policy();
         Self {
             name: layer.name().into(),
-            policy: match layer.policy() {
-                Policy::Float8(recipe) => recipe.to_string(),
-                Policy::HighPrecision(reason) => format!("high precision: {reason}"),
-            },
+            policy: policy.to_string(),
+            is_float8: matches!(policy, Policy::Float8(_)),
             fprop: gemm(Gemm::Fprop),
             dgrad: gemm(Gemm::Dgrad),
             wgrad: gemm(Gemm::Wgrad),
+            input: operand(Role::Input, Along::Rows),
+            weight: operand(Role::Weight, Along::Cols),
+            grad_output: operand(Role::GradOutput, Along::Rows),
             casts: Role::ALL.map(|role| layer.casts(role)),
             live_copies: layer.live_copies(),
+            live_bytes: layer.live_bytes(),
+            weight_matmuls: layer.weight_matmuls(),
+            fallback: layer.health.fallback(),
         }
+    }
+
+    /// The three GEMMs.
+    pub fn gemms(&self) -> [(Gemm, &GemmReport); 3] {
+        [(Gemm::Fprop, &self.fprop), (Gemm::Dgrad, &self.dgrad), (Gemm::Wgrad, &self.wgrad)]
     }
 
     /// Calls of all three GEMMs.
     pub fn totals(&self) -> GemmTotals {
         let totals =
             |g: &GemmReport| GemmTotals { native: g.native, emulated: g.emulated, high_precision: g.high_precision };
-        [&self.fprop, &self.dgrad, &self.wgrad].into_iter().map(totals).sum()
+        self.gemms().into_iter().map(|(_, g)| totals(g)).sum()
+    }
+
+    /// x, w and dy.
+    pub(crate) fn operands(&self) -> [(Role, &OperandReport); 3] {
+        [(Role::Input, &self.input), (Role::Weight, &self.weight), (Role::GradOutput, &self.grad_output)]
     }
 }
 
@@ -146,22 +219,33 @@ impl Report {
     pub fn totals(&self) -> GemmTotals {
         self.layers.iter().map(LayerReport::totals).sum()
     }
-}
 
-/// A table: one row a linear, with calls as native/emulated/high precision for each GEMM.
-impl core::fmt::Display for Report {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let width = self.layers.iter().map(|l| l.name.len()).max().unwrap_or(0).max("layer".len());
-        writeln!(f, "{:width$}  {:>16}  {:>16}  {:>16}  policy", "layer", "fprop", "dgrad", "wgrad")?;
+    /// Whether every linear that was to run in FP8 did.
+    ///
+    /// # Errors
+    ///
+    /// The first layer that did not: [`Float8Error::UnrequestedHighPrecision`], [`WeightMatmul`](Float8Error::WeightMatmul),
+    /// [`NeverCalled`](Float8Error::NeverCalled), [`UntaggedCalls`](Float8Error::UntaggedCalls).
+    pub fn verify(&self) -> Result<(), Float8Error> {
         for layer in &self.layers {
-            write!(f, "{:width$}", layer.name)?;
-            for gemm in [&layer.fprop, &layer.dgrad, &layer.wgrad] {
-                let calls = format!("{}/{}/{}", gemm.native, gemm.emulated, gemm.high_precision);
-                write!(f, "  {calls:>16}")?;
+            let name = || layer.name.clone();
+            let totals = layer.totals();
+            let calls = totals.native + totals.emulated + totals.high_precision;
+            if layer.name == UNTAGGED_NAME {
+                return Err(Float8Error::UntaggedCalls { calls });
             }
-            let idle = if layer.totals() == GemmTotals::default() { " (never called as a linear)" } else { "" };
-            writeln!(f, "  {}{idle}", layer.policy)?;
+            for (gemm, calls) in layer.gemms() {
+                if let Some(reason) = calls.unrequested.clone() {
+                    return Err(Float8Error::UnrequestedHighPrecision { layer: name(), gemm, reason });
+                }
+            }
+            if layer.is_float8 && layer.weight_matmuls > 0 {
+                return Err(Float8Error::WeightMatmul { layer: name() });
+            }
+            if layer.is_float8 && calls == 0 {
+                return Err(Float8Error::NeverCalled { layer: name() });
+            }
         }
-        write!(f, "{}", self.totals())
+        Ok(())
     }
 }

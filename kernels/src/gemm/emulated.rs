@@ -3,6 +3,8 @@
 //! A cube makes a 64x64 tile of the output, 32 codes of the contraction a step; each of its 8x8 units holds 8x8 sums, so
 //! that it reads one value from shared memory for every four multiplications. Tiles lie in shared memory as `[k, row]`,
 //! four rows to a vector.
+//!
+//! With blocks, the sums of every fourth step (128 of the contraction) are scaled and moved to a second set of 8x8.
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
@@ -10,8 +12,10 @@ use cubecl::server::Handle;
 
 use crate::format::decode;
 use crate::grid::{fold, tile_origin};
+use crate::operand::BLOCK;
+use crate::scale::scale_index;
 use crate::view::{Checked, Geometry, GeometryLaunch, Source, load_scalar};
-use crate::{Format, Operand, row_words};
+use crate::{Format, Granularity, Operand, row_words};
 
 /// Rows and columns of a cube's tile of the output.
 const TILE: u32 = 64;
@@ -27,6 +31,9 @@ const STEP_WORDS: u32 = 8;
 
 /// Contraction length of a step.
 const STEP: u32 = STEP_WORDS * 4;
+
+/// Words of one block of the contraction.
+const BLOCK_WORDS: u32 = BLOCK as u32 / 4;
 
 /// Vectors from one `k` to the next in shared memory, with one of padding against bank conflicts.
 const PITCH: u32 = QUADS + 1;
@@ -49,23 +56,26 @@ pub(super) fn launch<R: Runtime>(
     unsafe {
         let codes =
             |operand: &Operand| ArrayArg::from_raw_parts(operand.codes.clone(), operand.rows * row_words(operand.k));
-        let scale = |operand: &Operand| ArrayArg::from_raw_parts(operand.inv_scale.clone(), 1);
+        let scales = |operand: &Operand| ArrayArg::from_raw_parts(operand.inv_scale.clone(), operand.scales());
         gemm::launch_unchecked::<R>(
             client,
             fold(client, m.div_ceil(TILE) * n.div_ceil(TILE)),
             CubeDim::new_1d(SIDE * SIDE),
             codes(a),
             codes(b),
-            scale(a),
-            scale(b),
+            scales(a),
+            scales(b),
             bias.map(Checked::array).into(),
             ArrayArg::from_raw_parts(out.clone(), a.rows * b.rows),
             bias.map_or_else(no_bias, Checked::geometry),
             m,
             n,
             words,
+            a.k.div_ceil(BLOCK) as u32,
             a.format,
             b.format,
+            a.granularity,
+            b.granularity,
             bias.map_or(Source::F32, |bias| bias.source),
             dtype,
         );
@@ -84,8 +94,11 @@ fn gemm<O: Float>(
     m: u32,
     n: u32,
     words: u32,
+    blocks: u32,
     #[comptime] format_a: Format,
     #[comptime] format_b: Format,
+    #[comptime] granularity_a: Granularity,
+    #[comptime] granularity_b: Granularity,
     #[comptime] bias_source: Source,
     #[define(O)] _dtype: StorageType,
 ) {
@@ -97,12 +110,20 @@ fn gemm<O: Float>(
     let mut tile_b = SharedMemory::<Quad>::new(comptime!((STEP * PITCH) as usize));
     let unit_x = UNIT_POS % SIDE;
     let unit_y = UNIT_POS / SIDE;
+    let by_block = comptime!(granularity_a.is_blocks() || granularity_b.is_blocks());
 
     // Row `i` of the unit, columns of its group `j`, at `2 * i + j`.
     let mut sums = Array::<Quad>::new(16usize);
     #[unroll]
     for i in 0..16usize {
         sums[i] = Quad::new(0.0f32);
+    }
+    let mut totals = Array::<Quad>::new(16usize);
+    if comptime!(by_block) {
+        #[unroll]
+        for i in 0..16usize {
+            totals[i] = Quad::new(0.0f32);
+        }
     }
     let mut step = 0u32.runtime();
     while step < words {
@@ -126,9 +147,30 @@ fn gemm<O: Float>(
         }
         sync_cube();
         step += STEP_WORDS;
+        if comptime!(by_block) {
+            let after = step % BLOCK_WORDS;
+            if after == 0 || step >= words {
+                let block = (step - 1) / BLOCK_WORDS;
+                let factors_a = factors(inv_scale_a, row0 + unit_y * 4, m, block, blocks, granularity_a);
+                let factors_b = factors(inv_scale_b, col0 + unit_x * 4, n, block, blocks, granularity_b);
+                #[unroll]
+                for i in 0..16usize {
+                    let factor = Quad::new(factors_a[i / 8][i / 2 % 4]) * factors_b[i % 2];
+                    totals[i] = fma(sums[i], factor, totals[i]);
+                    sums[i] = Quad::new(0.0f32);
+                }
+            }
+        }
+    }
+    if comptime!(!by_block) {
+        let factors_a = factors(inv_scale_a, row0 + unit_y * 4, m, 0u32, blocks, granularity_a);
+        let factors_b = factors(inv_scale_b, col0 + unit_x * 4, n, 0u32, blocks, granularity_b);
+        #[unroll]
+        for i in 0..16usize {
+            totals[i] = sums[i] * (Quad::new(factors_a[i / 8][i / 2 % 4]) * factors_b[i % 2]);
+        }
     }
 
-    let inv_scale = inv_scale_a[0] * inv_scale_b[0];
     #[unroll]
     for j in 0..8u32 {
         let col = col0 + (unit_x + comptime!(j / 4 * SIDE)) * 4 + comptime!(j % 4);
@@ -142,12 +184,37 @@ fn gemm<O: Float>(
             for i in 0..8u32 {
                 let row = row0 + (unit_y + comptime!(i / 4 * SIDE)) * 4 + comptime!(i % 4);
                 if row < m {
-                    let sum = sums[comptime!((2 * i + j / 4) as usize)][comptime!((j % 4) as usize)];
-                    out[(row * n + col) as usize] = O::cast_from(sum * inv_scale + shift);
+                    let total = totals[comptime!((2 * i + j / 4) as usize)][comptime!((j % 4) as usize)];
+                    out[(row * n + col) as usize] = O::cast_from(total + shift);
                 }
             }
         }
     }
+}
+
+/// Inverse scales of the two groups of four rows (or columns) that a unit holds, the first beginning at `first`.
+#[cube]
+fn factors(
+    inv_scales: &Array<f32>,
+    first: u32,
+    rows: u32,
+    block: u32,
+    blocks: u32,
+    #[comptime] granularity: Granularity,
+) -> Array<Quad> {
+    let mut factors = Array::<Quad>::new(2usize);
+    #[unroll]
+    for half in 0..2u32 {
+        let mut quad = Quad::empty();
+        #[unroll]
+        for i in 0..4u32 {
+            // Past the last row there is nothing to scale; any scale will do.
+            let row = min(first + comptime!(half * SIDE * 4 + i), rows - 1);
+            quad[i as usize] = inv_scales[scale_index(row, block, blocks, granularity) as usize];
+        }
+        factors[half as usize] = quad;
+    }
+    factors
 }
 
 /// Decodes 64 rows by 32 codes into `tile`: each unit takes one word of each of four neighbouring rows, twice.

@@ -1,4 +1,5 @@
-//! `out = (A · Bᵀ) · (inv_scale_a · inv_scale_b) + bias`: checks, then the kernel that fits the device.
+//! `out = (A · Bᵀ) · (inv_scale_a · inv_scale_b) + bias` for any two granularities: checks, then the kernel that fits the
+//! device.
 
 mod emulated;
 
@@ -8,8 +9,9 @@ use cubecl::ir::{ElemType, FloatKind, StorageType};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use crate::view::{Checked, MAX_INDEX, Source};
-use crate::{KernelError, Operand, VectorView, row_words, supports};
+use crate::operand::check_size;
+use crate::view::{Checked, Source};
+use crate::{KernelError, Operand, VectorView, supports};
 
 /// Which kernel runs a GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,21 +28,39 @@ impl fmt::Display for GemmPath {
     }
 }
 
+/// How a GEMM may be computed; the names are torchao's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct GemmConfig {
+    /// Sum in the tensor core's own accumulator (about 14 bits of mantissa on Hopper) along the whole contraction, instead
+    /// of adding its sums to f32 registers every 128 of it. Changes nothing on [`GemmPath::Emulated`], whose sums are f32.
+    pub use_fast_accum: bool,
+    /// Take [`GemmPath::Emulated`] also where the device has FP8 tensor cores.
+    pub emulate: bool,
+}
+
 /// The kernel that [`scaled_gemm`] dispatches to on this device.
-pub fn gemm_path<R: Runtime>(_client: &ComputeClient<R>) -> GemmPath {
+pub fn gemm_path<R: Runtime>(_client: &ComputeClient<R>, _config: GemmConfig) -> GemmPath {
     GemmPath::Emulated
 }
 
 /// `out [M, N] = (A [M, K] · B [N, K]ᵀ) · (inv_scale_a · inv_scale_b) + bias [N]`, contiguous, in the dtype `out`.
 ///
-/// Products are exact, sums are f32, the scales and the bias are applied to the f32 sum, and the result is rounded once.
-/// The two inverse scales are multiplied with each other first. A NaN code makes every output that it meets NaN. The bias
-/// may have another dtype than the output.
+/// Products are exact and sums are f32. Scales of tensors and rows are applied to the sum; if either operand has blocks,
+/// the sum of each 128 of the contraction is multiplied by their scales and added to a second f32 sum (as DeepGEMM does):
+///
+/// ```text
+/// out[i, j] = Σ_b (Σ_{k in block b} A[i, k] · B[j, k]) · (inv_scale_a[i, b] · inv_scale_b[j, b]) + bias[j]
+/// ```
+///
+/// The two inverse scales are multiplied with each other first. The bias is added to the scaled sum and the result is
+/// rounded once. A NaN code makes every output that it meets NaN. The bias may have another dtype than the output. The
+/// granularities of the operands need not agree.
 ///
 /// # Errors
 /// [`KernelError::EmptyMatrix`] for a zero M, N or K, [`ContractionMismatch`](KernelError::ContractionMismatch),
 /// [`BiasMismatch`](KernelError::BiasMismatch), [`UnsupportedDtype`](KernelError::UnsupportedDtype) for an `out` that the
-/// device cannot write, [`BadOperand`](KernelError::BadOperand) if codes or scales are too short,
+/// device cannot write, [`BadOperand`](KernelError::BadOperand) and [`BadScales`](KernelError::BadScales) if codes or scales
+/// are too short,
 /// [`OutOfBounds`](KernelError::OutOfBounds) and [`Misaligned`](KernelError::Misaligned) for the bias,
 /// [`TooLarge`](KernelError::TooLarge).
 pub fn scaled_gemm<R: Runtime>(
@@ -49,9 +69,10 @@ pub fn scaled_gemm<R: Runtime>(
     b: &Operand,
     bias: Option<&VectorView>,
     out: StorageType,
+    config: GemmConfig,
 ) -> Result<Handle, KernelError> {
-    check_operand(a)?;
-    check_operand(b)?;
+    a.check()?;
+    b.check()?;
     if a.k != b.k {
         return Err(KernelError::ContractionMismatch { a: a.k, b: b.k });
     }
@@ -73,33 +94,8 @@ pub fn scaled_gemm<R: Runtime>(
         Source::F16 | Source::Bf16 => out,
     };
     let handle = client.empty(a.rows * b.rows * source.size());
-    match gemm_path(client) {
+    match gemm_path(client, config) {
         GemmPath::Emulated => emulated::launch(client, a, b, bias.as_ref(), &handle, out),
     }
     Ok(handle)
-}
-
-fn check_operand(operand: &Operand) -> Result<(), KernelError> {
-    let &Operand { rows, k, format, .. } = operand;
-    if rows == 0 || k == 0 {
-        return Err(KernelError::EmptyMatrix { rows, cols: k });
-    }
-    check_size(rows, row_words(k), k)?;
-    let bad = |needed, available| KernelError::BadOperand { format, rows, k, needed, available };
-    let (codes, scale) = (operand.codes.size_in_used(), operand.inv_scale.size_in_used());
-    if codes < operand.bytes() {
-        return Err(bad(operand.bytes(), codes));
-    }
-    if scale < 4 {
-        return Err(bad(4, scale));
-    }
-    Ok(())
-}
-
-/// Whether a `[rows, pitch]` array is within reach of u32 indices.
-fn check_size(rows: usize, pitch: usize, cols: usize) -> Result<(), KernelError> {
-    match (rows as u64).checked_mul(pitch as u64) {
-        Some(len) if len <= MAX_INDEX => Ok(()),
-        _ => Err(KernelError::TooLarge { rows, cols, strides: [pitch, 1], limit: MAX_INDEX }),
-    }
 }

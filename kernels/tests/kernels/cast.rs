@@ -1,7 +1,7 @@
 //! Encode and decode: the reference against the search oracle, the device against the reference bit for bit.
 
 use cubecl::ir::StorageType;
-use float8_kernels::{Format, Orientation, Scale, ScaleMode, quantize_with_scale, reference, scaled_gemm};
+use float8_kernels::{Format, GemmConfig, Orientation, ScaleMode, quantize_with_amax, reference, scaled_gemm};
 use half::bf16;
 use proptest::prelude::*;
 use rstest::rstest;
@@ -94,22 +94,27 @@ proptest! {
     }
 }
 
-/// Codes of `x` under a given scale, from the device.
-fn device_cast(client: &Client, x: &[f32], format: Format, scale: f32, dtype: StorageType) -> Vec<u8> {
+/// Codes of `x` under the scale of a given amax, from the device.
+fn device_cast(client: &Client, x: &[f32], format: Format, amax: f32, dtype: StorageType) -> Vec<u8> {
     let view = upload(client, x, [1, x.len()], Layout::RowMajor, dtype);
-    let scales = [scale, 1.0 / scale].map(|scale| upload_f32(client, &[scale]));
+    let amax = upload_f32(client, &[amax]);
     let cast = tensorwise(format, ScaleMode::F32);
-    let (rows, _) = quantize_with_scale(client, &view, &scales[0], &scales[1], cast, Orientation::Rows).unwrap();
-    read_codes(client, &rows.unwrap())
+    let done = quantize_with_amax(client, &view, &amax, false, cast, Orientation::Rows).unwrap();
+    read_codes(client, &done.rows.unwrap())
 }
 
-fn assert_cast_matches(client: &Client, x: &[f32], format: Format, scale: f32, dtype: StorageType) {
-    let got = device_cast(client, x, format, scale, dtype);
+fn assert_cast_matches(client: &Client, x: &[f32], format: Format, amax: f32, dtype: StorageType) {
+    let got = device_cast(client, x, format, amax, dtype);
     let mut want = vec![0; x.len()];
-    reference::cast(x, Scale::new(scale), format, &mut want);
+    reference::cast(x, reference::amax_to_scale(amax, format, ScaleMode::F32), format, &mut want);
     for ((&x, got), want) in x.iter().zip(got).zip(want) {
-        assert_eq!(got, want, "{format} {dtype} {x:e} = {:#010x} times {scale:e}", x.to_bits());
+        assert_eq!(got, want, "{format} {dtype} {x:e} = {:#010x}, amax {amax:e}", x.to_bits());
     }
+}
+
+/// amaxes whose scales are 1, an odd number above and below it, the largest, the smallest and NaN.
+fn amaxes(format: Format) -> [f32; 6] {
+    [format.max(), format.max() / 0.7371, format.max() / 3.0e7, 0.0, f32::INFINITY, f32::NAN]
 }
 
 #[rstest]
@@ -118,10 +123,8 @@ fn assert_cast_matches(client: &Client, x: &[f32], format: Format, scale: f32, d
 fn device_casts_as_the_reference(#[case] format: Format) {
     let Some(client) = client() else { return };
     let inputs = [edges(format), any_bits(1 << 18, 3), in_range(1 << 18, format, 4)].concat();
-    let largest = reference::amax_to_scale(0.0, format, ScaleMode::F32).get();
-    let smallest = reference::amax_to_scale(f32::INFINITY, format, ScaleMode::F32).get();
-    for scale in [1.0, 0.7371, 3.0e7, largest, smallest, f32::NAN] {
-        assert_cast_matches(&client, &inputs, format, scale, F32);
+    for amax in amaxes(format) {
+        assert_cast_matches(&client, &inputs, format, amax, F32);
     }
 }
 
@@ -131,9 +134,9 @@ fn device_casts_as_the_reference(#[case] format: Format) {
 fn device_casts_every_16_bit_float(#[case] format: Format) {
     let Some(client) = client() else { return };
     let f16: Vec<f32> = (0..=u16::MAX).map(|bits| half::f16::from_bits(bits).to_f32()).collect();
-    for scale in [1.0, 0.7371, 3.0e7] {
-        assert_cast_matches(&client, &all_bf16(), format, scale, BF16);
-        assert_cast_matches(&client, &f16, format, scale, F16);
+    for amax in &amaxes(format)[..3] {
+        assert_cast_matches(&client, &all_bf16(), format, *amax, BF16);
+        assert_cast_matches(&client, &f16, format, *amax, F16);
     }
 }
 
@@ -147,8 +150,8 @@ fn device_decodes_every_code(#[case] format: Format) {
     let all = upload_codes(&client, &codes, [256, 1], format, 1.0);
     for one_format in FORMATS {
         let one = upload_codes(&client, &[reference::encode(1.0, one_format)], [1, 1], one_format, 1.0);
-        let left = read_f32(&client, scaled_gemm(&client, &all, &one, None, F32).unwrap());
-        let right = read_f32(&client, scaled_gemm(&client, &one, &all, None, F32).unwrap());
+        let left = read_f32(&client, scaled_gemm(&client, &all, &one, None, F32, GemmConfig::default()).unwrap());
+        let right = read_f32(&client, scaled_gemm(&client, &one, &all, None, F32, GemmConfig::default()).unwrap());
         for code in codes.iter().copied() {
             let want = reference::decode(code, format);
             for got in [left[code as usize], right[code as usize]] {

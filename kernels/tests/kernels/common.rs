@@ -6,8 +6,11 @@ use cubecl::ir::{ElemType, FloatKind, StorageType};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi, WgpuDevice, WgpuRuntime};
-use float8_kernels::{Cast, Format, Granularity, MatrixView, Operand, ScaleMode, VectorView, row_words};
+use float8_kernels::reference::HostOperand;
+use float8_kernels::{Cast, Format, Granularity, InvScale, MatrixView, Operand, ScaleMode, VectorView, row_words};
 use half::{bf16, f16};
+use proptest::prelude::*;
+use proptest::sample::select;
 
 pub(crate) type Client = ComputeClient<WgpuRuntime>;
 
@@ -17,6 +20,9 @@ pub(crate) const BF16: StorageType = StorageType::Scalar(ElemType::Float(FloatKi
 
 pub(crate) const FORMATS: [Format; 2] = [Format::E4m3, Format::E5m2];
 pub(crate) const MODES: [ScaleMode; 2] = [ScaleMode::F32, ScaleMode::PowerOfTwo];
+
+pub(crate) const GRANULARITIES: [Granularity; 4] =
+    [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128];
 
 /// The machine's default wgpu device. Without one the test says that it is skipped, and fails in CI.
 pub(crate) fn client() -> Option<Client> {
@@ -35,6 +41,21 @@ pub(crate) fn client() -> Option<Client> {
 
 pub(crate) fn tensorwise(format: Format, scale_mode: ScaleMode) -> Cast {
     Cast { format, granularity: Granularity::Tensor, scale_mode }
+}
+
+/// Every cast there is.
+pub(crate) fn casts() -> impl Iterator<Item = Cast> {
+    let pairs = FORMATS.into_iter().flat_map(|format| MODES.map(|mode| (format, mode)));
+    pairs.flat_map(|(format, scale_mode)| GRANULARITIES.map(|granularity| Cast { format, granularity, scale_mode }))
+}
+
+pub(crate) fn any_cast() -> impl Strategy<Value = Cast> {
+    select(casts().collect::<Vec<_>>())
+}
+
+/// The same bits, or both NaN.
+pub(crate) fn same(a: f32, b: f32) -> bool {
+    a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
 }
 
 /// Waits for the device and raises what went wrong on it.
@@ -141,28 +162,73 @@ pub(crate) fn read_codes(client: &Client, operand: &Operand) -> Vec<u8> {
     codes
 }
 
-/// Uploads `codes [rows, k]` as an operand.
+/// An operand on the host.
+#[derive(Clone, Debug)]
+pub(crate) struct HostMatrix {
+    pub(crate) codes: Vec<u8>,
+    pub(crate) inv_scales: Vec<InvScale>,
+    pub(crate) shape: [usize; 2],
+    pub(crate) format: Format,
+    pub(crate) granularity: Granularity,
+}
+
+impl HostMatrix {
+    pub(crate) fn tensorwise(codes: &[u8], shape: [usize; 2], format: Format, inv_scale: f32) -> Self {
+        let inv_scales = vec![InvScale::new(inv_scale)];
+        Self { codes: codes.to_vec(), inv_scales, shape, format, granularity: Granularity::Tensor }
+    }
+
+    /// Any finite codes, so sums that cancel, and scales over some binades.
+    pub(crate) fn random(shape: [usize; 2], format: Format, granularity: Granularity, seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let value = |random: &mut Random| random.unit() * (random.unit() * 6.0).exp2();
+        let codes =
+            (0..shape[0] * shape[1]).map(|_| float8_kernels::reference::encode(value(&mut random), format)).collect();
+        let [height, width] = granularity.scale_dims(shape[0], shape[1]);
+        let inv_scales = (0..height * width).map(|_| InvScale::new(value(&mut random).abs() * 0.01 + 1e-5)).collect();
+        Self { codes, inv_scales, shape, format, granularity }
+    }
+
+    pub(crate) fn view(&self) -> HostOperand<'_> {
+        let Self { codes, inv_scales, shape: [rows, k], format, granularity } = self;
+        HostOperand { codes, rows: *rows, k: *k, format: *format, granularity: *granularity, inv_scales }
+    }
+
+    pub(crate) fn upload(&self, client: &Client) -> Operand {
+        let &Self { shape: [rows, k], format, granularity, .. } = self;
+        assert_eq!(self.codes.len(), rows * k);
+        let pitch = row_words(k) * 4;
+        let mut bytes = vec![0; rows * pitch];
+        for (padded, row) in bytes.chunks_exact_mut(pitch).zip(self.codes.chunks_exact(k)) {
+            padded[..k].copy_from_slice(row);
+        }
+        let inv_scales: Vec<f32> = self.inv_scales.iter().map(|scale| scale.get()).collect();
+        Operand {
+            codes: client.create_from_slice(&bytes),
+            inv_scale: upload_f32(client, &inv_scales),
+            rows,
+            k,
+            format,
+            granularity,
+        }
+    }
+
+    pub(crate) fn read(client: &Client, operand: &Operand) -> Self {
+        let &Operand { rows, k, format, granularity, .. } = operand;
+        let inv_scales = read_f32(client, operand.inv_scale.clone()).into_iter().map(InvScale::new).collect();
+        Self { codes: read_codes(client, operand), inv_scales, shape: [rows, k], format, granularity }
+    }
+}
+
+/// Uploads `codes [rows, k]` as a tensorwise operand.
 pub(crate) fn upload_codes(
     client: &Client,
     codes: &[u8],
-    [rows, k]: [usize; 2],
+    shape: [usize; 2],
     format: Format,
     inv_scale: f32,
 ) -> Operand {
-    assert_eq!(codes.len(), rows * k);
-    let pitch = row_words(k) * 4;
-    let mut bytes = vec![0; rows * pitch];
-    for (padded, row) in bytes.chunks_exact_mut(pitch).zip(codes.chunks_exact(k)) {
-        padded[..k].copy_from_slice(row);
-    }
-    Operand {
-        codes: client.create_from_slice(&bytes),
-        inv_scale: upload_f32(client, &[inv_scale]),
-        rows,
-        k,
-        format,
-        granularity: Granularity::Tensor,
-    }
+    HostMatrix::tensorwise(codes, shape, format, inv_scale).upload(client)
 }
 
 pub(crate) fn transpose<T: Copy>(x: &[T], [rows, cols]: [usize; 2]) -> Vec<T> {
@@ -190,5 +256,18 @@ impl Random {
     /// Values over many binades, as activations and gradients have.
     pub(crate) fn values(&mut self, len: usize) -> Vec<f32> {
         (0..len).map(|_| self.unit() * (self.unit() * 6.0).exp2()).collect()
+    }
+
+    /// Such values with zeros, subnormals, infinities and NaNs of both signs among them, `every` elements apart on
+    /// average.
+    pub(crate) fn spiced(&mut self, len: usize, every: u32) -> Vec<f32> {
+        const SPICE: [f32; 6] = [0.0, f32::MIN_POSITIVE / 3.0, 1e-30, 3e38, f32::INFINITY, f32::NAN];
+        let mut x = self.values(len);
+        for x in &mut x {
+            if self.bits() % every == 0 {
+                *x = SPICE[self.bits() as usize % SPICE.len()].copysign(self.unit());
+            }
+        }
+        x
     }
 }

@@ -1,11 +1,13 @@
-//! torch's casts and torchao's tensorwise scales and codes, bit for bit, from the golden files.
+//! torch's casts and torchao's scales and codes, tensorwise, by rows and by columns, bit for bit, from the golden files.
 //!
 //! The folder is `tests/goldens` of the workspace, or the one that `FLOAT8_GOLDENS` names.
 
 use std::path::PathBuf;
 
 use cubecl::ir::StorageType;
-use float8_kernels::{Format, Orientation, Scale, ScaleMode, quantize, quantize_with_scale, reference};
+use float8_kernels::{
+    Cast, Format, Granularity, Orientation, Scale, ScaleMode, quantize, quantize_with_amax, reference,
+};
 use half::bf16;
 use rstest::rstest;
 use safetensors::{Dtype, SafeTensors};
@@ -74,10 +76,11 @@ fn golden_casts(#[case] format: Format) {
 
         let Some(client) = &client else { continue };
         let view = upload(client, &x, [1, x.len()], Layout::RowMajor, dtype);
-        let one = upload_f32(client, &[1.0]);
+        // The amax whose scale is 1.
+        let amax = upload_f32(client, &[format.max()]);
         let cast = tensorwise(format, ScaleMode::F32);
-        let (rows, _) = quantize_with_scale(client, &view, &one, &one, cast, Orientation::Rows).unwrap();
-        assert_codes(&read_codes(client, &rows.unwrap()), &want, format, &codes);
+        let done = quantize_with_amax(client, &view, &amax, false, cast, Orientation::Rows).unwrap();
+        assert_codes(&read_codes(client, &done.rows.unwrap()), &want, format, &codes);
     }
     let (values, _) = golden.float(&format!("{format}_decode"));
     for (code, want) in values.iter().enumerate() {
@@ -103,40 +106,55 @@ fn golden_scales(
         .iter()
         .map(|&amax| {
             let view = upload(&client, &[amax], [1, 1], Layout::RowMajor, F32);
-            quantize(&client, &view, tensorwise(format, mode), Orientation::Rows).unwrap().scale
+            quantize(&client, &view, tensorwise(format, mode), Orientation::Rows).unwrap().rows.unwrap().inv_scale
         })
         .collect();
     sync(&client);
     for ((got, want), amax) in client.read(handles).iter().zip(&scales).zip(&amaxes) {
-        let got = f32::from_ne_bytes(got[..4].try_into().unwrap());
+        let (got, want) = (f32::from_ne_bytes(got[..4].try_into().unwrap()), Scale::new(*want).inverse().get());
         assert_eq!(got.to_bits(), want.to_bits(), "{format} {mode:?} {amax:e}: {got:e}, not {want:e}");
     }
 }
 
+/// The copy by rows against torchao's `rowwise`, the copy by columns against its `colwise`, whose scales are those of the
+/// contraction over rows.
 #[rstest]
-fn golden_tensorwise_codes(
+fn golden_codes(
     #[values("f32", "bf16")] dtype: &str,
+    #[values(Granularity::Tensor, Granularity::Row)] granularity: Granularity,
     #[values(Format::E4m3, Format::E5m2)] format: Format,
     #[values(ScaleMode::F32, ScaleMode::PowerOfTwo)] mode: ScaleMode,
 ) {
     let golden = Golden::open("quantize.safetensors");
     let (x, shape) = golden.float(&format!("x_{dtype}"));
     let shape = [shape[0], shape[1]];
-    let name = format!("{dtype}_{format}_tensorwise{}", suffix(mode));
-    let want = golden.u8(&format!("{name}_codes"));
-    let want_scale = golden.float(&format!("{name}_scale")).0[0];
-    let cast = tensorwise(format, mode);
+    let cast = Cast { format, granularity, scale_mode: mode };
+    let names = match granularity {
+        Granularity::Tensor => ["tensorwise", "tensorwise"],
+        _ => ["rowwise", "colwise"],
+    };
+    let device = client().map(|client| {
+        let view = upload(&client, &x, shape, Layout::RowMajor, if dtype == "f32" { F32 } else { BF16 });
+        let done = quantize(&client, &view, cast, Orientation::Both).unwrap();
+        [done.rows, done.cols].map(|operand| HostMatrix::read(&client, &operand.unwrap()))
+    });
+    for (transposed, name) in [false, true].into_iter().zip(names) {
+        let name = format!("{dtype}_{format}_{name}{}", suffix(mode));
+        let want = golden.u8(&format!("{name}_codes"));
+        let want_scales = golden.float(&format!("{name}_scale")).0;
 
-    let (codes, _, scale) = reference::quantize(&x, shape[0], shape[1], cast);
-    assert_eq!(scale.get(), want_scale);
-    assert_codes(&codes, &want, format, &name);
+        let got = reference::quantize(&x, shape[0], shape[1], cast, transposed);
+        let scales: Vec<f32> = got.scales.iter().map(|scale| scale.get()).collect();
+        assert_eq!(scales, want_scales, "{name}");
+        assert_codes(&got.codes, &want, format, &name);
 
-    let Some(client) = client() else { return };
-    let view = upload(&client, &x, shape, Layout::RowMajor, if dtype == "f32" { F32 } else { BF16 });
-    let got = quantize(&client, &view, cast, Orientation::Both).unwrap();
-    assert_eq!(read_f32(&client, got.scale)[0], want_scale);
-    assert_codes(&read_codes(&client, &got.rows.unwrap()), &want, format, &name);
-    assert_codes(&read_codes(&client, &got.cols.unwrap()), &transpose(&want, shape), format, &name);
+        let Some(device) = &device else { continue };
+        let got = &device[usize::from(transposed)];
+        let want_inverses: Vec<_> = want_scales.iter().map(|&scale| Scale::new(scale).inverse()).collect();
+        assert_eq!(got.inv_scales, want_inverses, "{name}");
+        let want = if transposed { transpose(&want, shape) } else { want };
+        assert_codes(&got.codes, &want, format, &name);
+    }
 }
 
 fn suffix(mode: ScaleMode) -> &'static str {

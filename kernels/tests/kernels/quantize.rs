@@ -1,130 +1,212 @@
-//! Whole-matrix casts: both orientations, every layout and dtype, padding, non-finite values.
+//! Whole-matrix casts: every granularity in both orientations, every layout and dtype, padding, non-finite values.
 
 use cubecl::ir::StorageType;
-use float8_kernels::{Cast, Format, MatrixView, Orientation, Quantized, ScaleMode, quantize, reference};
-use proptest::prelude::*;
+use float8_kernels::{
+    Cast, Format, Granularity, MatrixView, Operand, Orientation, Quantized, ScaleMode, quantize, reference,
+};
 use rstest::rstest;
 
 use crate::common::*;
 
-/// Checks copies, amax and scale of `view`, whose values are row-major `x`, against the reference.
-fn check(client: &Client, view: &MatrixView, x: &[f32], cast: Cast, orientation: Orientation) {
+const ORIENTATIONS: [Orientation; 3] = [Orientation::Rows, Orientation::Cols, Orientation::Both];
+
+/// Checks one copy of row-major `x [rows, cols]` against the reference.
+pub(crate) fn check_copy(client: &Client, operand: &Operand, x: &[f32], shape: [usize; 2], cast: Cast, transposed: bool) {
+    let want = reference::quantize(x, shape[0], shape[1], cast, transposed);
+    let ([rows, k], codes) =
+        if transposed { ([shape[1], shape[0]], transpose(&want.codes, shape)) } else { (shape, want.codes) };
+    assert_eq!((operand.rows, operand.k), (rows, k));
+    assert_eq!((operand.format, operand.granularity), (cast.format, cast.granularity));
+    let got = HostMatrix::read(client, operand);
+    assert_eq!(got.inv_scales.len(), want.scales.len());
+    for (i, (got, want)) in got.inv_scales.iter().zip(&want.scales).enumerate() {
+        let want = want.inverse();
+        assert!(same(got.get(), want.get()), "{cast:?} {transposed} {shape:?}: scale {i} is {got:?}, not {want:?}");
+    }
+    if let Some(i) = got.codes.iter().zip(&codes).position(|(got, want)| got != want) {
+        let (row, col, got, want) = (i / k, i % k, got.codes[i], codes[i]);
+        panic!("{cast:?} {transposed} {shape:?}: [{row}, {col}] is {got:#x}, not {want:#x}");
+    }
+}
+
+/// Checks copies, amax and scales of `view`, whose values are row-major `x`, against the reference.
+pub(crate) fn check(client: &Client, view: &MatrixView, x: &[f32], cast: Cast, orientation: Orientation) {
     let shape = view.shape;
-    let (codes, amax, scale) = reference::quantize(x, shape[0], shape[1], cast);
-    let Quantized { rows, cols, amax: got_amax, scale: got_scale } = quantize(client, view, cast, orientation).unwrap();
+    let Quantized { rows, cols, amax } = quantize(client, view, cast, orientation).unwrap();
     assert_eq!(rows.is_some(), orientation.rows());
     assert_eq!(cols.is_some(), orientation.cols());
-    let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
-    assert!(same(read_f32(client, got_amax)[0], amax));
-    assert!(same(read_f32(client, got_scale)[0], scale.get()));
-    let sides = [(rows, shape, codes.clone()), (cols, [shape[1], shape[0]], transpose(&codes, shape))];
-    for (operand, [rows, k], want) in sides {
-        let Some(operand) = operand else { continue };
-        assert_eq!((operand.rows, operand.k, operand.format), (rows, k, cast.format));
-        assert!(same(read_f32(client, operand.inv_scale.clone())[0], scale.inverse().get()));
-        let got = read_codes(client, &operand);
-        let wrong = got.iter().zip(&want).position(|(got, want)| got != want);
-        if let Some(i) = wrong {
-            panic!("{orientation:?} {view:?}: [{}, {}] is {:#x}, not {:#x}", i / k, i % k, got[i], want[i]);
+    for (operand, transposed) in [(rows, false), (cols, true)] {
+        if let Some(operand) = operand {
+            check_copy(client, &operand, x, shape, cast, transposed);
+        }
+    }
+    let amax = read_f32(client, amax);
+    assert_eq!(amax.len(), cast.granularity.amax_len(shape[0], shape[1], orientation));
+    assert!(same(reference::amax(&amax), reference::amax(x)), "{cast:?} {orientation:?} {shape:?}");
+    if cast.granularity == Granularity::Row {
+        let (x, k) = if orientation.rows() { (x.to_vec(), shape[1]) } else { (transpose(x, shape), shape[0]) };
+        for (i, (got, row)) in amax.iter().zip(x.chunks(k)).enumerate() {
+            assert!(same(*got, reference::amax(row)), "{orientation:?} {shape:?}: amax {i} is {got}");
         }
     }
 }
 
+/// Shapes around the tiles of 64 and 128, the words of 4 and the padding to 16.
 #[rstest]
-fn both_copies_equal_the_reference(
-    #[values([1, 1], [3, 5], [17, 33], [64, 64], [100, 70], [1, 1000], [1000, 1], [257, 129], [66, 128])] shape: [usize;
-        2],
+fn every_layout_and_dtype_equals_the_reference(
+    #[values([1, 1], [3, 5], [17, 33], [64, 64], [1, 1000], [1000, 1], [257, 129], [66, 128])] shape: [usize; 2],
     #[values(F32, F16, BF16)] dtype: StorageType,
+    #[values(Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128)]
+    granularity: Granularity,
 ) {
     let Some(client) = client() else { return };
     let x = Random::new(21).values(shape[0] * shape[1]);
     let rounded = to_dtype(&x, dtype).1;
     for layout in LAYOUTS {
         let view = upload(&client, &x, shape, layout, dtype);
-        for format in FORMATS {
-            check(&client, &view, &rounded, tensorwise(format, ScaleMode::F32), Orientation::Both);
+        let cast = Cast { format: Format::E4m3, granularity, scale_mode: ScaleMode::F32 };
+        for orientation in ORIENTATIONS {
+            check(&client, &view, &rounded, cast, orientation);
         }
     }
 }
 
 #[rstest]
-fn one_copy_equals_one_of_both(#[values(Orientation::Rows, Orientation::Cols)] orientation: Orientation) {
+fn every_cast_equals_the_reference(
+    #[values(Orientation::Rows, Orientation::Cols, Orientation::Both)] orientation: Orientation,
+) {
     let Some(client) = client() else { return };
-    let shape = [70, 100];
+    let shape = [70, 300];
     let x = Random::new(22).values(shape[0] * shape[1]);
-    for layout in LAYOUTS {
+    for layout in [Layout::RowMajor, Layout::ColumnMajor] {
         let view = upload(&client, &x, shape, layout, F32);
-        for mode in MODES {
-            check(&client, &view, &x, tensorwise(Format::E4m3, mode), orientation);
+        for cast in casts() {
+            check(&client, &view, &x, cast, orientation);
         }
     }
 }
 
-/// A NaN poisons amax and scale, so every code is NaN, but not the padding; an infinity saturates and leaves zeros.
+/// Row lengths on both sides of every change of plan, the last ones too long for registers.
 #[rstest]
-fn non_finite_values(#[values(Format::E4m3, Format::E5m2)] format: Format, #[values(F32, BF16)] dtype: StorageType) {
+#[case([67, 128])]
+#[case([67, 129])]
+#[case([19, 512])]
+#[case([19, 513])]
+#[case([3, 4096])]
+#[case([3, 4097])]
+#[case([2, 16384])]
+#[case([2, 16385])]
+#[case([3, 40003])]
+fn rows_of_every_length(#[case] shape: [usize; 2]) {
     let Some(client) = client() else { return };
-    let shape = [19, 37];
-    let cast = tensorwise(format, ScaleMode::F32);
-    let mut x = to_dtype(&Random::new(23).values(shape[0] * shape[1]), dtype).1;
-    x[5] = f32::NEG_INFINITY;
-    x[6] = f32::INFINITY;
-    check(&client, &upload(&client, &x, shape, Layout::RowMajor, dtype), &x, cast, Orientation::Both);
-    let codes = reference::quantize(&x, shape[0], shape[1], cast).0;
-    assert_eq!(codes[5..7], [0x80 | format.max_code(), format.max_code()]);
-
-    x[700] = f32::NAN;
-    check(&client, &upload(&client, &x, shape, Layout::RowMajor, dtype), &x, cast, Orientation::Both);
-    let codes = reference::quantize(&x, shape[0], shape[1], cast).0;
-    assert!(codes.iter().all(|code| code & 0x7f == 0x7f));
-}
-
-#[test]
-fn signed_zeros_keep_their_sign() {
-    let Some(client) = client() else { return };
-    let x = [0.0, -0.0, 1e-30, -1e-30, f32::from_bits(1), -f32::from_bits(1), -0.0, 0.0];
-    for x in [x.to_vec(), [x.as_slice(), &[1.0]].concat()] {
-        let shape = [1, x.len()];
-        let cast = tensorwise(Format::E4m3, ScaleMode::F32);
-        check(&client, &upload(&client, &x, shape, Layout::RowMajor, F32), &x, cast, Orientation::Both);
+    let mut x = Random::new(24).values(shape[0] * shape[1]);
+    let cast = Cast { format: Format::E4m3, granularity: Granularity::Row, scale_mode: ScaleMode::F32 };
+    // The largest element of a row is its first, its last or one in between.
+    for (r, row) in x.chunks_mut(shape[1]).enumerate() {
+        let place = [0, shape[1] - 1, shape[1] / 2][r % 3];
+        row[place] = -100.0 - r as f32;
+    }
+    for layout in [Layout::RowMajor, Layout::Pitched, Layout::ColumnMajor] {
+        for orientation in [Orientation::Rows, Orientation::Both] {
+            check(&client, &upload(&client, &x, shape, layout, F32), &x, cast, orientation);
+        }
     }
 }
 
-/// More tiles than wgpu takes along one dimension of the grid.
+/// A NaN poisons amax and scale, so every code of its group is NaN, but neither the padding nor another group; an infinity
+/// saturates and leaves zeros.
+#[rstest]
+fn non_finite_values_stay_in_their_group(
+    #[values(Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128)]
+    granularity: Granularity,
+    #[values(F32, BF16)] dtype: StorageType,
+) {
+    let Some(client) = client() else { return };
+    let shape = [139, 261];
+    let at = |r: usize, c: usize| r * shape[1] + c;
+    for format in FORMATS {
+        let cast = Cast { format, granularity, scale_mode: ScaleMode::F32 };
+        let mut x = to_dtype(&Random::new(23).values(shape[0] * shape[1]), dtype).1;
+        x[at(0, 5)] = f32::NEG_INFINITY;
+        x[at(0, 6)] = f32::INFINITY;
+        check(&client, &upload(&client, &x, shape, Layout::RowMajor, dtype), &x, cast, Orientation::Both);
+        let codes = reference::quantize(&x, shape[0], shape[1], cast, false).codes;
+        assert_eq!(codes[5..7], [0x80 | format.max_code(), format.max_code()]);
+
+        x[at(137, 259)] = -f32::NAN;
+        check(&client, &upload(&client, &x, shape, Layout::RowMajor, dtype), &x, cast, Orientation::Both);
+        for transposed in [false, true] {
+            let codes = reference::quantize(&x, shape[0], shape[1], cast, transposed).codes;
+            for (i, code) in codes.iter().enumerate() {
+                let (r, c) = (i / shape[1], i % shape[1]);
+                let group = match (granularity, transposed) {
+                    (Granularity::Tensor, _) => true,
+                    (Granularity::Row, false) => r == 137,
+                    (Granularity::Row, true) => c == 259,
+                    (Granularity::Block1x128, false) => r == 137 && c >= 256,
+                    (Granularity::Block1x128, true) => r >= 128 && c == 259,
+                    (Granularity::Block128x128, _) => r >= 128 && c >= 256,
+                };
+                assert_eq!(code & 0x7f == 0x7f, group, "{format} {transposed} [{r}, {c}] is {code:#x}");
+            }
+        }
+    }
+}
+
+/// Groups of zeros, of negative zeros and of subnormals beside a group of ones: each has its own scale, signs stay.
+#[test]
+fn zeros_and_subnormals_per_group() {
+    let Some(client) = client() else { return };
+    let shape = [6, 300];
+    let rows = [0.0, -0.0, f32::from_bits(1), -1e-40, 1e-30, -1.0];
+    let x: Vec<f32> = rows.iter().flat_map(|&x| vec![x; shape[1]]).collect();
+    for layout in [Layout::RowMajor, Layout::ColumnMajor] {
+        for cast in casts() {
+            check(&client, &upload(&client, &x, shape, layout, F32), &x, cast, Orientation::Both);
+        }
+    }
+}
+
+/// Stride 0, what a broadcast leaves behind.
+#[test]
+fn repeated_rows_and_columns() {
+    let Some(client) = client() else { return };
+    let values = Random::new(25).values(150);
+    let handle = upload_f32(&client, &values);
+    for (strides, shape) in [([0, 1], [140, 150]), ([1, 0], [150, 140]), ([0, 0], [5, 7])] {
+        let view = MatrixView { handle: handle.clone(), shape, strides, dtype: F32 };
+        let x: Vec<f32> = (0..shape[0])
+            .flat_map(|r| (0..shape[1]).map(move |c| r * strides[0] + c * strides[1]))
+            .map(|i| values[i])
+            .collect();
+        for granularity in GRANULARITIES {
+            let cast = Cast { format: Format::E5m2, granularity, scale_mode: ScaleMode::PowerOfTwo };
+            check(&client, &view, &x, cast, Orientation::Both);
+        }
+    }
+}
+
+/// More tiles, and more rows, than wgpu takes along one dimension of the grid.
 #[test]
 fn grids_fold() {
     let Some(client) = client() else { return };
-    let shape = [1, 65535 * 64 + 65];
-    let x: Vec<f32> = (0..shape[1]).map(|i| (i % 511) as f32 - 255.0).collect();
-    let view = upload(&client, &x, shape, Layout::RowMajor, F32);
-    check(&client, &view, &x, tensorwise(Format::E4m3, ScaleMode::F32), Orientation::Rows);
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
-
-    #[test]
-    fn any_shape_and_stride(
-        rows in 1usize..150,
-        cols in 1usize..150,
-        col_stride in 1usize..4,
-        gap in 0usize..9,
-        transposed: bool,
-        seed: u64,
-    ) {
-        let Some(client) = client() else { return Ok(()) };
-        let mut strides = [(cols - 1) * col_stride + 1 + gap, col_stride];
-        let mut shape = [rows, cols];
-        let memory = Random::new(seed).values((rows - 1) * strides[0] + (cols - 1) * strides[1] + 1);
-        if transposed {
-            strides.swap(0, 1);
-            shape.swap(0, 1);
-        }
-        let x: Vec<f32> = (0..shape[0])
-            .flat_map(|r| (0..shape[1]).map(move |c| r * strides[0] + c * strides[1]))
-            .map(|i| memory[i])
-            .collect();
-        let view = MatrixView { handle: upload_f32(&client, &memory), shape, strides, dtype: F32 };
-        check(&client, &view, &x, tensorwise(Format::E5m2, ScaleMode::PowerOfTwo), Orientation::Both);
+    let values = |len: usize| -> Vec<f32> { (0..len).map(|i| (i % 511) as f32 - 255.0).collect() };
+    let row = [1, 65535 * 64 + 65];
+    let column = [65535 * 32 + 33, 3];
+    for (shape, granularity) in [(row, Granularity::Tensor), (column, Granularity::Row)] {
+        let x = values(shape[0] * shape[1]);
+        let view = upload(&client, &x, shape, Layout::RowMajor, F32);
+        let cast = Cast { format: Format::E4m3, granularity, scale_mode: ScaleMode::F32 };
+        check(&client, &view, &x, cast, Orientation::Rows);
+    }
+    // Tiles of 128: eight million columns of one row, and the same as a column.
+    let shape = [1, 65535 * 128 + 129];
+    let x = values(shape[1]);
+    for (granularity, orientation) in
+        [(Granularity::Block1x128, Orientation::Rows), (Granularity::Block128x128, Orientation::Rows)]
+    {
+        let view = upload(&client, &x, shape, Layout::RowMajor, F32);
+        let cast = Cast { format: Format::E4m3, granularity, scale_mode: ScaleMode::F32 };
+        check(&client, &view, &x, cast, orientation);
     }
 }

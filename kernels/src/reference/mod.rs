@@ -4,7 +4,13 @@
 
 use crate::format::F32_INF;
 use crate::scale::MIN_AMAX;
-use crate::{Cast, Format, Granularity, InvScale, Scale, ScaleMode};
+use crate::{Format, Scale, ScaleMode};
+
+mod health;
+mod matrix;
+
+pub use health::health;
+pub use matrix::{HostOperand, HostQuantized, quantize, scaled_gemm_f64};
 
 /// FP8 code of `x`: rounded to nearest even, saturating. ±inf gives ±max, NaN gives `sign | 0x7f`, in both formats.
 ///
@@ -67,11 +73,27 @@ const fn decode_table(format: Format) -> [f32; 256] {
 
 /// `max |x|`; NaN if `x` holds one, 0 if `x` is empty.
 pub fn amax(x: &[f32]) -> f32 {
-    // Magnitudes order like their bits, with NaN on top.
-    let bits = x.iter().fold(0i32, |largest, x| {
-        let mag = (x.to_bits() & 0x7fff_ffff) as i32;
-        if mag > largest { mag } else { largest }
-    });
+    from_magnitude(largest(x))
+}
+
+/// Bits of |x|: magnitudes order like their bits, with NaN on top.
+#[inline]
+fn magnitude(x: f32) -> i32 {
+    (x.to_bits() & 0x7fff_ffff) as i32
+}
+
+#[inline]
+fn larger(a: i32, b: i32) -> i32 {
+    if a > b { a } else { b }
+}
+
+#[inline]
+fn largest(x: &[f32]) -> i32 {
+    x.iter().fold(0, |largest, &x| larger(largest, magnitude(x)))
+}
+
+/// The value of such bits, with one NaN for all.
+fn from_magnitude(bits: i32) -> f32 {
     if bits > F32_INF as i32 { f32::NAN } else { f32::from_bits(bits as u32) }
 }
 
@@ -113,61 +135,17 @@ fn cast_slice(x: &[f32], scale: f32, format: Format, out: &mut [u8]) {
     }
 }
 
-/// Codes of `x [rows, cols]`, row-major and without padding, with the amax and the scale that made them.
-///
-/// # Panics
-/// If `x` does not hold `rows · cols` elements.
-pub fn quantize(x: &[f32], rows: usize, cols: usize, cast: Cast) -> (Vec<u8>, f32, Scale) {
-    assert_eq!(x.len(), rows * cols, "quantize: x is not [{rows}, {cols}]");
-    match cast.granularity {
-        Granularity::Tensor => {
-            let amax = amax(x);
-            let scale = amax_to_scale(amax, cast.format, cast.scale_mode);
-            let mut codes = vec![0; x.len()];
-            self::cast(x, scale, cast.format, &mut codes);
-            (codes, amax, scale)
-        }
+/// `out[i] = encode(x[i] · scales[i])`.
+fn cast_each(x: &[f32], scales: &[f32], format: Format, out: &mut [u8]) {
+    match format {
+        Format::E4m3 => cast_each_slice(x, scales, Format::E4m3, out),
+        Format::E5m2 => cast_each_slice(x, scales, Format::E5m2, out),
     }
 }
 
-/// Codes of a `[rows, k]` matrix on the host, row-major and without padding.
-#[derive(Clone, Copy, Debug)]
-pub struct HostOperand<'a> {
-    /// `rows · k` codes.
-    pub codes: &'a [u8],
-    /// Rows of the matrix.
-    pub rows: usize,
-    /// Contraction length.
-    pub k: usize,
-    /// Format of the codes.
-    pub format: Format,
-    /// What dequantizes them.
-    pub inv_scale: InvScale,
-}
-
-/// `(A [M, K] · B [N, K]ᵀ) · inv_scale_a · inv_scale_b + bias [N]` in f64, row-major: what the error of a GEMM is measured
-/// against.
-///
-/// # Panics
-/// If the operands differ in `k`, or a slice does not have the length that the shapes say.
-pub fn scaled_gemm_f64(a: &HostOperand<'_>, b: &HostOperand<'_>, bias: Option<&[f32]>) -> Vec<f64> {
-    assert_eq!(a.k, b.k, "scaled_gemm: contraction lengths");
-    let values = |operand: &HostOperand<'_>| -> Vec<f64> {
-        assert_eq!(operand.codes.len(), operand.rows * operand.k, "scaled_gemm: codes are not [rows, k]");
-        operand.codes.iter().map(|&code| f64::from(decode(code, operand.format))).collect()
-    };
-    let (left, right) = (values(a), values(b));
-    if let Some(bias) = bias {
-        assert_eq!(bias.len(), b.rows, "scaled_gemm: one bias per column");
+#[inline(always)]
+fn cast_each_slice(x: &[f32], scales: &[f32], format: Format, out: &mut [u8]) {
+    for ((code, &x), &scale) in out.iter_mut().zip(x).zip(scales) {
+        *code = encode((x * scale).copysign(x), format);
     }
-    let inv_scale = f64::from(a.inv_scale.get()) * f64::from(b.inv_scale.get());
-    let mut out = Vec::with_capacity(a.rows * b.rows);
-    for row in 0..a.rows {
-        for col in 0..b.rows {
-            let pairs = left[row * a.k..][..a.k].iter().zip(&right[col * b.k..][..b.k]);
-            let sum: f64 = pairs.map(|(x, y)| x * y).sum();
-            out.push(sum * inv_scale + bias.map_or(0.0, |bias| f64::from(bias[col])));
-        }
-    }
-    out
 }

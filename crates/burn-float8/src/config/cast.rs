@@ -1,0 +1,185 @@
+//! How one operand of one GEMM is cast, and the casts of all six that a linear has; names are torchao's.
+use float8_kernels::{Cast, Format, Granularity, ScaleMode};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Float8Error;
+use crate::layer::{Along, Gemm, Role};
+
+/// Where the scale of a cast comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScalingType {
+    /// From the amax of the tensor itself.
+    #[default]
+    Dynamic,
+    /// From the amaxes of past steps, see [`DelayedScaling`](crate::DelayedScaling).
+    Delayed,
+    /// No cast: the GEMM runs in high precision.
+    Disabled,
+}
+
+/// How one operand of one GEMM is cast.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CastConfig {
+    /// Where the scale comes from.
+    #[serde(default)]
+    pub scaling_type: ScalingType,
+    /// What shares one scale: `tensorwise`, `rowwise` (torchao's axiswise), `1x128` or `128x128`.
+    #[serde(with = "granularity")]
+    pub scaling_granularity: Granularity,
+    /// Format of the codes, `e4m3` or `e5m2`.
+    #[serde(with = "format")]
+    pub target_dtype: Format,
+}
+
+impl CastConfig {
+    /// Scaled by the amax of what shares a scale.
+    pub const fn dynamic(scaling_granularity: Granularity, target_dtype: Format) -> Self {
+        Self { scaling_type: ScalingType::Dynamic, scaling_granularity, target_dtype }
+    }
+
+    /// One scale per tensor, from past amaxes.
+    pub const fn delayed(target_dtype: Format) -> Self {
+        Self { scaling_type: ScalingType::Delayed, scaling_granularity: Granularity::Tensor, target_dtype }
+    }
+
+    /// In high precision.
+    pub const fn disabled() -> Self {
+        let scaling_type = ScalingType::Disabled;
+        Self { scaling_type, scaling_granularity: Granularity::Tensor, target_dtype: Format::E4m3 }
+    }
+
+    /// Whether the operand stays in high precision.
+    pub const fn is_disabled(&self) -> bool {
+        matches!(self.scaling_type, ScalingType::Disabled)
+    }
+
+    pub(crate) fn kernel_cast(&self, scale_mode: ScaleMode) -> Cast {
+        Cast { format: self.target_dtype, granularity: self.scaling_granularity, scale_mode }
+    }
+}
+
+/// The casts of the six operands of a linear's three GEMMs.
+///
+/// ```text
+/// fprop   y  = x · w         input, weight
+/// dgrad   dx = dy · wᵀ       grad_output, weight_for_grad_input
+/// wgrad   dw = xᵀ · dy       input_for_grad_weight, grad_output_for_grad_weight
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Casts {
+    /// x in fprop, `[M, K]`.
+    pub input: CastConfig,
+    /// xᵀ in wgrad, `[K, M]`.
+    pub input_for_grad_weight: CastConfig,
+    /// wᵀ in fprop, `[N, K]`.
+    pub weight: CastConfig,
+    /// w in dgrad, `[K, N]`.
+    pub weight_for_grad_input: CastConfig,
+    /// dy in dgrad, `[M, N]`.
+    pub grad_output: CastConfig,
+    /// dyᵀ in wgrad, `[N, M]`.
+    pub grad_output_for_grad_weight: CastConfig,
+}
+
+impl Casts {
+    /// The same cast for an operand in both of its GEMMs.
+    pub const fn new(input: CastConfig, weight: CastConfig, grad_output: CastConfig) -> Self {
+        Self {
+            input,
+            input_for_grad_weight: input,
+            weight,
+            weight_for_grad_input: weight,
+            grad_output,
+            grad_output_for_grad_weight: grad_output,
+        }
+    }
+
+    /// The cast of the copy of an operand that is contraction-major along this axis.
+    pub(crate) fn of(&self, role: Role, along: Along) -> CastConfig {
+        match (role, along) {
+            (Role::Input, Along::Rows) => self.input,
+            (Role::Input, Along::Cols) => self.input_for_grad_weight,
+            (Role::Weight, Along::Cols) => self.weight,
+            (Role::Weight, Along::Rows) => self.weight_for_grad_input,
+            (Role::GradOutput, Along::Rows) => self.grad_output,
+            (Role::GradOutput, Along::Cols) => self.grad_output_for_grad_weight,
+        }
+    }
+
+    /// Whether this GEMM stays in high precision.
+    pub(crate) fn is_disabled(&self, gemm: Gemm) -> bool {
+        let (a, _) = self.operands(gemm);
+        a.1.is_disabled()
+    }
+
+    /// Name and cast of the two operands of a GEMM.
+    fn operands(&self, gemm: Gemm) -> ((&'static str, CastConfig), (&'static str, CastConfig)) {
+        match gemm {
+            Gemm::Fprop => (("cast_config_input", self.input), ("cast_config_weight", self.weight)),
+            Gemm::Dgrad => (
+                ("cast_config_grad_output", self.grad_output),
+                ("cast_config_weight_for_grad_input", self.weight_for_grad_input),
+            ),
+            Gemm::Wgrad => (
+                ("cast_config_input_for_grad_weight", self.input_for_grad_weight),
+                ("cast_config_grad_output_for_grad_weight", self.grad_output_for_grad_weight),
+            ),
+        }
+    }
+
+    /// The rules between fields: torchao's, and those of delayed scaling.
+    pub(crate) fn validate(&self) -> Result<(), Float8Error> {
+        for gemm in Gemm::ALL {
+            let (a, b) = self.operands(gemm);
+            if a.1.is_disabled() != b.1.is_disabled() {
+                let (disabled, enabled) = if a.1.is_disabled() { (a.0, b.0) } else { (b.0, a.0) };
+                return Err(Float8Error::HalfDisabledGemm { gemm, disabled, enabled });
+            }
+            for (operand, cast) in [a, b] {
+                if cast.scaling_type == ScalingType::Delayed && cast.scaling_granularity != Granularity::Tensor {
+                    return Err(Float8Error::DelayedGranularity { operand, granularity: cast.scaling_granularity });
+                }
+            }
+        }
+        for (operand, first, second) in [
+            ("input", self.input, self.input_for_grad_weight),
+            ("weight", self.weight, self.weight_for_grad_input),
+            ("grad_output", self.grad_output, self.grad_output_for_grad_weight),
+        ] {
+            let enabled = !first.is_disabled() && !second.is_disabled();
+            if enabled && first.target_dtype != second.target_dtype {
+                let dtypes = [first.target_dtype, second.target_dtype];
+                return Err(Float8Error::OperandDtypes { operand, dtypes });
+            }
+        }
+        if Gemm::ALL.into_iter().all(|gemm| self.is_disabled(gemm)) {
+            return Err(Float8Error::AllDisabled);
+        }
+        Ok(())
+    }
+}
+
+/// A fixed list of names, for enums of another crate.
+macro_rules! names {
+    ($module:ident, $type:ty, $($name:literal => $value:path),*) => {
+        mod $module {
+            use serde::{Deserialize, Deserializer, Serializer, de::Error};
+            use super::*;
+            pub(super) fn serialize<S: Serializer>(value: &$type, s: S) -> Result<S::Ok, S::Error> {
+                s.serialize_str(match value { $($value => $name),* })
+            }
+            pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<$type, D::Error> {
+                let name = String::deserialize(d)?;
+                match name.as_str() {
+                    $($name => Ok($value),)*
+                    _ => Err(D::Error::unknown_variant(&name, &[$($name),*])),
+                }
+            }
+        }
+    };
+}
+names!(format, Format, "e4m3" => Format::E4m3, "e5m2" => Format::E5m2);
+names!(granularity, Granularity, "tensorwise" => Granularity::Tensor, "rowwise" => Granularity::Row,
+    "1x128" => Granularity::Block1x128, "128x128" => Granularity::Block128x128);

@@ -1,0 +1,85 @@
+//! Which linears a configuration names: by exact name, glob or substring, by size, by their place in the stack.
+use globset::Glob;
+
+use super::linear::Recipe;
+use crate::error::Float8Error;
+
+/// A linear of a model, as filters see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LinearInfo {
+    /// Its path in the module tree.
+    pub(crate) name: String,
+    /// Features of x.
+    pub(crate) k: usize,
+    /// Features of y.
+    pub(crate) n: usize,
+}
+
+/// The linears that a pattern matches, by index, at least one: the one of exactly this name; else, with `*`, `?` or `[`,
+/// those whose whole name the glob matches; else those whose name contains it.
+///
+/// # Errors
+///
+/// An invalid glob; no match.
+pub(super) fn matches(field: &'static str, pattern: &str, linears: &[LinearInfo]) -> Result<Vec<usize>, Float8Error> {
+    let indices = |matches: &dyn Fn(&str) -> bool| -> Vec<usize> {
+        (0..linears.len()).filter(|i| matches(&linears[*i].name)).collect()
+    };
+    let mut found = indices(&|name| name == pattern);
+    if found.is_empty() {
+        found = if pattern.contains(['*', '?', '[']) {
+            let invalid = |e: globset::Error| {
+                let reason = e.kind().to_string();
+                Float8Error::InvalidGlob { field, pattern: pattern.into(), reason }
+            };
+            let glob = Glob::new(pattern).map_err(invalid)?.compile_matcher();
+            indices(&|name| glob.is_match(name))
+        } else {
+            indices(&|name| name.contains(pattern))
+        };
+    }
+    if found.is_empty() {
+        let (pattern, names) = (pattern.to_string(), shorten(linears));
+        return Err(Float8Error::FilterMatchesNothing { field, pattern, linears: linears.len(), names });
+    }
+    Ok(found)
+}
+
+/// torchao's rule (`_auto_filter_for_recipe`): whether a linear is so small that FP8 would slow it down.
+pub(super) fn is_small(recipe: Recipe, k: usize, n: usize) -> bool {
+    match recipe {
+        Recipe::Tensorwise | Recipe::Delayed => k <= 4096 && n <= 1024,
+        Recipe::Rowwise | Recipe::RowwiseWithGwHp | Recipe::Blockwise => {
+            n <= 2048 || k <= 1024 || (n <= 4096 && k <= 2048)
+        }
+    }
+}
+
+/// The number of the layer that each linear belongs to, the first number in its name, and how many layers there are.
+///
+/// Only the list that holds most linears counts: `layers.3.mlp.up_proj` is in layer 3, `heads.0` beside it in none.
+pub(super) fn layer_numbers(linears: &[LinearInfo]) -> (Vec<Option<usize>>, usize) {
+    let place = |name: &str| -> Option<(String, usize)> {
+        let parts: Vec<_> = name.split('.').collect();
+        let i = parts.iter().position(|part| part.parse::<usize>().is_ok())?;
+        Some((parts[..i].join("."), parts[i].parse().ok()?))
+    };
+    let places: Vec<_> = linears.iter().map(|l| place(&l.name)).collect();
+    let members = |list: &str| places.iter().flatten().filter(|(l, _)| l == list).count();
+    // Of lists of one size, the first: `max_by_key` would take the last.
+    let lists = places.iter().flatten().map(|(list, _)| list);
+    let largest = lists.fold(None, |best: Option<&String>, list| match best {
+        Some(best) if members(best) >= members(list) => Some(best),
+        _ => Some(list),
+    });
+    let numbers: Vec<_> =
+        places.iter().map(|p| p.as_ref().filter(|(l, _)| Some(l) == largest).map(|(_, i)| *i)).collect();
+    let layers = numbers.iter().flatten().max().map_or(0, |last| last + 1);
+    (numbers, layers)
+}
+
+fn shorten(linears: &[LinearInfo]) -> String {
+    const SHOWN: usize = 8;
+    let names: Vec<_> = linears.iter().take(SHOWN).map(|l| l.name.as_str()).collect();
+    names.join(", ") + if linears.len() > SHOWN { ", ..." } else { "" }
+}

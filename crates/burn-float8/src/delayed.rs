@@ -1,0 +1,232 @@
+//! Amax histories of delayed scaling, on the device: one row of a `[n, len]` tensor for each cast of each layer, all of
+//! them moved on at once when an optimizer step begins. Nothing waits for the device.
+//!
+//! ```text
+//! amax     = max over the step's observations                 valid = 0 < amax < ∞, and no observation was inf or NaN
+//! history  ← valid ? [amax, history[.. len-1]] : history
+//! scaling  ← valid ? algo(history) · 2^margin  : scaling      scale = FMAX / scaling
+//! ```
+use std::collections::BTreeMap;
+
+use burn_backend::tensor::{Device, FloatTensor};
+use burn_backend::{FloatDType, Scalar, TensorData, TensorMetadata, get_device_settings};
+use burn_std::{Shape, Slice};
+
+use crate::backend::Float8Backend;
+use crate::config::{AmaxComputeAlgo, DelayedScaling};
+use crate::host::read_f32;
+use crate::layer::Role;
+
+/// The histories of all casts of a group on one device.
+pub(crate) struct Histories<B: Float8Backend>(Vec<(DelayedScaling, Table<B>)>);
+
+impl<B: Float8Backend> Default for Histories<B> {
+    fn default() -> Self {
+        Self(vec![])
+    }
+}
+
+/// The histories with the same parameters.
+struct Table<B: Float8Backend> {
+    /// By layer and role, in the order of rows once they have one.
+    casts: Vec<((String, Role), Tracked<B>)>,
+    /// `[rows, len]`, newest first, unused entries 0; and the scaling amaxes `[rows, 1]`. Casts beyond `rows` are new.
+    rows: usize,
+    state: Option<(FloatTensor<B>, FloatTensor<B>)>,
+}
+
+/// One cast.
+struct Tracked<B: Float8Backend> {
+    /// This step's amaxes, one for each micro-batch, each `[1]`.
+    observed: Vec<FloatTensor<B>>,
+    /// Its entry of the scaling amaxes, `[1]`.
+    scaling_amax: Option<FloatTensor<B>>,
+    /// Where scaling starts if the first step gives no amax: a scale of 1.
+    initial: f32,
+}
+
+/// A cast's history on the host; all values by their bits, so that infinities and NaN survive any file format.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AmaxState {
+    /// Newest first, padded with zeros to the length of the history; empty if no step has ended.
+    pub history: Vec<u32>,
+    /// What the scale is made of.
+    pub scaling_amax: Option<u32>,
+    /// Amaxes of the step under way.
+    pub observed: Vec<u32>,
+}
+
+impl<B: Float8Backend> Histories<B> {
+    pub(crate) fn scaling_amax(&mut self, layer: &str, role: Role, scaling: DelayedScaling) -> Option<FloatTensor<B>> {
+        let (_, table) = self.0.iter_mut().find(|(s, _)| *s == scaling)?;
+        let row = table.casts.iter().position(|((name, r), _)| name == layer && *r == role)?;
+        table.scaling_amax(row)
+    }
+
+    pub(crate) fn observe(
+        &mut self,
+        layer: &str,
+        role: Role,
+        scaling: DelayedScaling,
+        amax: FloatTensor<B>,
+        initial: f32,
+    ) {
+        self.table(scaling).cast(layer, role, initial).observed.push(amax);
+    }
+
+    /// Ends the step.
+    pub(crate) fn update(&mut self) {
+        for (scaling, table) in &mut self.0 {
+            table.update(*scaling);
+        }
+    }
+
+    fn table(&mut self, scaling: DelayedScaling) -> &mut Table<B> {
+        let i = self.0.iter().position(|(s, _)| *s == scaling).unwrap_or_else(|| {
+            self.0.push((scaling, Table { casts: vec![], rows: 0, state: None }));
+            self.0.len() - 1
+        });
+        &mut self.0[i].1
+    }
+
+    /// Reads all histories back, by layer; this waits for the device.
+    pub(crate) fn export(&mut self) -> BTreeMap<String, BTreeMap<Role, AmaxState>> {
+        let mut layers = BTreeMap::<_, BTreeMap<_, _>>::new();
+        for (scaling, table) in &mut self.0 {
+            let bits = |t: &FloatTensor<B>| -> Vec<u32> { read_f32::<B>(t.clone()).iter().map(|x| x.to_bits()).collect() };
+            let (history, scaling_amax) = table.state.as_ref().map_or_else(Default::default, |(h, s)| (bits(h), bits(s)));
+            for (i, ((name, role), cast)) in table.casts.iter().enumerate() {
+                let state = AmaxState {
+                    history: history.chunks(scaling.amax_history_len).nth(i).unwrap_or_default().to_vec(),
+                    scaling_amax: scaling_amax.get(i).copied(),
+                    observed: cast.observed.iter().flat_map(bits).collect(),
+                };
+                layers.entry(name.clone()).or_default().insert(*role, state);
+            }
+        }
+        layers
+    }
+
+    /// Puts a cast's saved history back; its length has been checked.
+    pub(crate) fn restore(
+        &mut self,
+        layer: &str,
+        role: Role,
+        scaling: DelayedScaling,
+        saved: &AmaxState,
+        initial: f32,
+        device: &Device<B>,
+    ) {
+        let scalar = |bits: u32| tensor::<B>(vec![f32::from_bits(bits)], [1], device);
+        let table = self.table(scaling);
+        let cast = table.cast(layer, role, initial);
+        cast.observed = saved.observed.iter().map(|bits| scalar(*bits)).collect();
+        let Some(scaling_amax) = saved.scaling_amax else { return };
+        let row = table.row(layer, role);
+        table.grow(scaling, row + 1, device);
+        let len = saved.history.len();
+        let history = tensor::<B>(saved.history.iter().map(|bits| f32::from_bits(*bits)).collect(), [1, len], device);
+        let scaling_amax = tensor::<B>(vec![f32::from_bits(scaling_amax)], [1, 1], device);
+        let at = |width: usize| [Slice::from(row..row + 1), Slice::from(0..width)];
+        let (all, amaxes) = table.state.take().expect("grown to hold this row");
+        let all = B::float_slice_assign(all, &at(len), history);
+        table.state = Some((all, B::float_slice_assign(amaxes, &at(1), scaling_amax)));
+    }
+}
+
+impl<B: Float8Backend> Table<B> {
+    fn row(&self, layer: &str, role: Role) -> usize {
+        let found = self.casts.iter().position(|((name, r), _)| name == layer && *r == role);
+        found.expect("the cast is in the table")
+    }
+
+    fn cast(&mut self, layer: &str, role: Role, initial: f32) -> &mut Tracked<B> {
+        let found = self.casts.iter().position(|((name, r), _)| name == layer && *r == role);
+        let row = found.unwrap_or_else(|| {
+            let new = Tracked { observed: vec![], scaling_amax: None, initial };
+            self.casts.push(((layer.into(), role), new));
+            self.casts.len() - 1
+        });
+        &mut self.casts[row].1
+    }
+
+    fn scaling_amax(&mut self, row: usize) -> Option<FloatTensor<B>> {
+        let (_, amaxes) = self.state.as_ref()?;
+        if row >= self.rows {
+            return None;
+        }
+        let cast = &mut self.casts[row].1;
+        let slice = || {
+            let row = B::float_slice(amaxes.clone(), &[Slice::from(row..row + 1), Slice::from(0..1)]);
+            B::float_reshape(row, Shape::from(vec![1]))
+        };
+        Some(cast.scaling_amax.get_or_insert_with(slice).clone())
+    }
+
+    /// Gives the first `rows` casts a row.
+    fn grow(&mut self, scaling: DelayedScaling, rows: usize, device: &Device<B>) {
+        if rows <= self.rows {
+            return;
+        }
+        let new = rows - self.rows;
+        let zeros = B::float_zeros(Shape::from(vec![new, scaling.amax_history_len]), device, FloatDType::F32);
+        let initial = self.casts[self.rows..rows].iter().map(|(_, cast)| cast.initial).collect();
+        let initial = tensor::<B>(initial, [new, 1], device);
+        self.state = Some(match self.state.take() {
+            Some((history, amaxes)) => {
+                (B::float_cat(vec![history, zeros], 0), B::float_cat(vec![amaxes, initial], 0))
+            }
+            None => (zeros, initial),
+        });
+        self.rows = rows;
+    }
+
+    fn update(&mut self, scaling: DelayedScaling) {
+        let DelayedScaling { amax_history_len: len, amax_compute_algo, margin } = scaling;
+        let count = self.casts.iter().map(|(_, cast)| cast.observed.len()).max().unwrap_or(0);
+        let Some(first) = self.casts.iter().find_map(|(_, cast)| cast.observed.first()) else { return };
+        let device = B::float_device(first);
+        let bool_dtype = get_device_settings::<B>(&device).bool_dtype;
+        self.grow(scaling, self.casts.len(), &device);
+        let rows = self.rows;
+
+        // [rows, count]: each cast's observations, the last repeated; zero, which is not valid, where there is none.
+        let zero = tensor::<B>(vec![0.0], [1], &device);
+        let mut observed = Vec::with_capacity(rows * count);
+        for (_, cast) in &mut self.casts {
+            let mut own = core::mem::take(&mut cast.observed);
+            own.resize(count, own.last().unwrap_or(&zero).clone());
+            observed.extend(own);
+            cast.scaling_amax = None;
+        }
+        let observed = B::float_reshape(B::float_cat(observed, 0), Shape::from(vec![rows, count]));
+        // Comparisons with NaN are false.
+        let finite = B::float_lower_equal_elem(observed.clone(), Scalar::from(f32::MAX), bool_dtype);
+        let cleaned = B::float_mask_fill(observed, B::bool_not(finite.clone()), Scalar::from(0f32));
+        let amax = B::float_max_dim(cleaned, 1);
+        let positive = B::float_greater_elem(amax.clone(), Scalar::from(0f32), bool_dtype);
+        let valid = B::bool_and(B::bool_all_dim(finite, 1), positive);
+
+        let (history, amaxes) = self.state.take().expect("grown above");
+        let shifted = if len > 1 {
+            let older = B::float_slice(history.clone(), &[Slice::from(0..rows), Slice::from(0..len - 1)]);
+            B::float_cat(vec![amax, older], 1)
+        } else {
+            amax
+        };
+        let history = B::float_mask_where(history, B::bool_expand(valid.clone(), Shape::from(vec![rows, len])), shifted);
+        let chosen = match amax_compute_algo {
+            AmaxComputeAlgo::Max => B::float_max_dim(history.clone(), 1),
+            AmaxComputeAlgo::MostRecent => B::float_slice(history.clone(), &[Slice::from(0..rows), Slice::from(0..1)]),
+        };
+        let chosen = B::float_mul_scalar(chosen, Scalar::from(2f32.powi(margin)));
+        self.state = Some((history, B::float_mask_where(amaxes, valid, chosen)));
+    }
+}
+
+fn tensor<B: Float8Backend>(values: Vec<f32>, shape: impl Into<Shape>, device: &Device<B>) -> FloatTensor<B> {
+    let tensor = B::float_from_data(TensorData::new(values, shape), device);
+    debug_assert_eq!(tensor.dtype(), burn_backend::DType::F32);
+    tensor
+}

@@ -1,0 +1,226 @@
+//! How well an operand represents the matrix that it was cast from: signal, noise, and what was saturated or lost.
+//!
+//! One launch, one pass over both; a row of partial sums per cube, added up on the host in f64.
+
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+
+use crate::format::{F32_INF, decode};
+use crate::grid::{UNITS, fold};
+use crate::operand::BLOCK;
+use crate::scale::scale_index;
+use crate::view::{Checked, Geometry, Source, load_quad, widen};
+use crate::{Format, Granularity, KernelError, MatrixView, Operand, row_words};
+
+/// Numbers in a row of partials: signal, noise, saturated, flushed, not finite.
+const FIELDS: usize = 5;
+
+/// Quads that a unit takes before another cube pays.
+const QUADS_PER_UNIT: usize = 4;
+
+/// Cubes that fill a large device.
+const MANY_CUBES: usize = 1024;
+
+/// Quads of 2^20 elements: f32 counts of so many are exact.
+const MAX_QUADS: usize = 1 << 18;
+
+/// Steps of f32 by which `|x|` may pass FMAX / scale: scale, its inverse and the product here are each rounded once.
+const SLACK: u32 = 4;
+
+/// How well codes represent a matrix. `x̂ = value(code) · inv_scale`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Health {
+    /// Elements of the matrix.
+    pub elements: u64,
+    /// `Σ x²` over the elements where `x` and `x̂` are finite.
+    pub signal: f64,
+    /// `Σ (x - x̂)²` over the same elements.
+    pub noise: f64,
+    /// Elements beyond the format's largest value, `|x| · scale > FMAX`, infinities among them.
+    pub saturated: u64,
+    /// Elements that are not zero but whose code is.
+    pub flushed: u64,
+    /// Elements where `x` or `x̂` is not finite.
+    pub non_finite: u64,
+}
+
+impl Health {
+    /// Adds up what [`health()`] left on the device for a matrix of `elements`: rows of five.
+    pub fn from_partials(elements: u64, partials: &[f32]) -> Self {
+        let sum = |field| partials.chunks_exact(FIELDS).map(|row| f64::from(row[field])).sum::<f64>();
+        Self {
+            elements,
+            signal: sum(0),
+            noise: sum(1),
+            saturated: sum(2) as u64,
+            flushed: sum(3) as u64,
+            non_finite: sum(4) as u64,
+        }
+    }
+
+    /// Signal to quantization noise ratio, `10 log10(signal / noise)` in dB; infinite without noise, `None` without signal
+    /// or if either is not finite.
+    pub fn sqnr_db(&self) -> Option<f64> {
+        let finite = self.signal.is_finite() && self.noise.is_finite();
+        (finite && self.signal > 0.0).then(|| 10.0 * (self.signal / self.noise).log10())
+    }
+
+    /// Saturated elements among all, 0 to 1.
+    pub fn saturated_share(&self) -> f64 {
+        self.share(self.saturated)
+    }
+
+    /// Elements flushed to zero among all, 0 to 1.
+    pub fn flushed_share(&self) -> f64 {
+        self.share(self.flushed)
+    }
+
+    fn share(&self, count: u64) -> f64 {
+        if self.elements == 0 { 0.0 } else { count as f64 / self.elements as f64 }
+    }
+}
+
+/// Bits of the largest |x| that does not count as saturated.
+pub(crate) fn saturation_limit(inv_scale: f32, format: Format) -> u32 {
+    ((format.max() * inv_scale).to_bits() & 0x7fff_ffff) + SLACK
+}
+
+/// Rows of partial sums that [`health()`] writes for an operand `[rows, k]`.
+pub const fn health_len(rows: usize, k: usize) -> usize {
+    let quads = rows.saturating_mul(k.div_ceil(4));
+    let parallel = quads.div_ceil(UNITS as usize * QUADS_PER_UNIT);
+    let parallel = if parallel > MANY_CUBES { MANY_CUBES } else { parallel };
+    let exact = quads.div_ceil(MAX_QUADS);
+    if exact > parallel { exact } else { parallel }
+}
+
+/// How well `operand` represents the `x [rows, k]` that it was cast from: f32 `[health_len(rows, k), 5]` on the device, to
+/// be summed by [`Health::from_partials`].
+///
+/// For the copy by columns `x` is the transposed view. The counts are those of
+/// [`reference::health`](crate::reference::health()); signal and noise are f32 sums, so squares below 1e-38 are lost.
+///
+/// # Errors
+/// As [`quantize`](crate::quantize()) for `x` and as [`scaled_gemm`](crate::scaled_gemm) for the operand;
+/// [`KernelError::ShapeMismatch`].
+pub fn health<R: Runtime>(client: &ComputeClient<R>, x: &MatrixView, operand: &Operand) -> Result<Handle, KernelError> {
+    let x = Checked::new(client, x)?;
+    operand.check()?;
+    let &Operand { rows, k, .. } = operand;
+    if [x.rows, x.cols] != [rows, k] {
+        return Err(KernelError::ShapeMismatch { x: [x.rows, x.cols], operand: [rows, k] });
+    }
+    let partials = health_len(rows, k);
+    let out = client.empty(partials * FIELDS * 4);
+    // SAFETY: `x` is checked and as large as the operand, whose codes and scales `check` has measured; cube `i` of
+    // `partials` writes row `i`, and the spare cubes of a folded grid none.
+    unsafe {
+        partial_health::launch_unchecked::<R>(
+            client,
+            fold(client, partials as u32),
+            CubeDim::new_1d(UNITS),
+            x.load_words(),
+            x.array(),
+            ArrayArg::from_raw_parts(operand.codes.clone(), rows * row_words(k)),
+            ArrayArg::from_raw_parts(operand.inv_scale.clone(), operand.scales()),
+            ArrayArg::from_raw_parts(out.clone(), partials * FIELDS),
+            x.geometry(),
+            row_words(k) as u32,
+            partials as u32,
+            x.source,
+            operand.format,
+            operand.granularity,
+        );
+    }
+    Ok(out)
+}
+
+#[cube(launch_unchecked)]
+fn partial_health<N: Size>(
+    x: &Array<Vector<u32, N>>,
+    codes: &Array<u32>,
+    inv_scales: &Array<f32>,
+    out: &mut Array<f32>,
+    geometry: Geometry,
+    pitch: u32,
+    partials: u32,
+    #[comptime] source: Source,
+    #[comptime] format: Format,
+    #[comptime] granularity: Granularity,
+) {
+    let cube = CUBE_POS as u32;
+    if cube >= partials {
+        terminate!();
+    }
+    let quads_per_row = geometry.cols.div_ceil(4u32);
+    let quads = geometry.rows * quads_per_row;
+    let blocks = geometry.cols.div_ceil(comptime!(BLOCK as u32));
+    let mut sums = Array::<f32>::new(FIELDS);
+    #[unroll]
+    for field in 0..FIELDS {
+        sums[field] = 0.0f32;
+    }
+    let mut quad = cube * UNITS + UNIT_POS;
+    while quad < quads {
+        let row = quad / quads_per_row;
+        let word = quad % quads_per_row;
+        let raw = load_quad(x, &geometry, row, word * 4, source);
+        let packed = codes[(row * pitch + word) as usize];
+        let block = word / comptime!(BLOCK as u32 / 4);
+        let inv_scale = inv_scales[scale_index(row, block, blocks, granularity) as usize];
+        let limit = magnitude(inv_scale * comptime!(format.max())) + SLACK;
+        #[unroll]
+        for j in 0..4u32 {
+            let bits = widen(raw[j as usize], source);
+            let mag = bits & 0x7fff_ffffu32;
+            let code = (packed >> comptime!(8 * j)) & 0xffu32;
+            let value = decode(code, format);
+            let restored = value * inv_scale;
+            // Decided by the bits, as devices may assume that floats are finite; the factors too, as NaN need not spread.
+            let largest = max(max(magnitude(value), magnitude(inv_scale)), max(magnitude(restored), mag));
+            let finite = largest < F32_INF;
+            let inside = word * 4 + j < geometry.cols;
+            let zero = 0u32.runtime();
+            let x = f32::reinterpret(select(finite, bits, zero));
+            let error = x - f32::reinterpret(select(finite, u32::reinterpret(restored), zero));
+            sums[0] += x * x;
+            sums[1] += error * error;
+            sums[2] += count(mag == F32_INF || (mag < F32_INF && mag > limit));
+            sums[3] += count(mag != 0u32 && (code & 0x7fu32) == 0u32);
+            sums[4] += count(inside && !finite);
+        }
+        quad += partials * UNITS;
+    }
+
+    let mut shared = SharedMemory::<f32>::new(comptime!(FIELDS * UNITS as usize));
+    #[unroll]
+    for field in 0..FIELDS {
+        shared[comptime!(field * UNITS as usize) + UNIT_POS as usize] = sums[field];
+    }
+    sync_cube();
+    let mut width = comptime!(UNITS / 2).runtime();
+    while width > 0 {
+        if UNIT_POS < width {
+            #[unroll]
+            for field in 0..FIELDS {
+                let place = comptime!(field * UNITS as usize) + UNIT_POS as usize;
+                shared[place] = shared[place] + shared[place + width as usize];
+            }
+        }
+        sync_cube();
+        width /= 2;
+    }
+    if UNIT_POS < comptime!(FIELDS as u32) {
+        out[(cube * comptime!(FIELDS as u32) + UNIT_POS) as usize] = shared[(UNIT_POS * UNITS) as usize];
+    }
+}
+
+#[cube]
+fn magnitude(x: f32) -> u32 {
+    u32::reinterpret(x) & 0x7fff_ffffu32
+}
+
+#[cube]
+fn count(yes: bool) -> f32 {
+    select(yes, 1.0f32.runtime(), 0.0f32.runtime())
+}

@@ -1,0 +1,130 @@
+//! The reference's casts against the definition, one element at a time, in f64 and by search.
+
+use float8_kernels::{Cast, Granularity, Orientation, ScaleMode, reference};
+use proptest::prelude::*;
+
+use crate::common::*;
+use crate::oracle::Nearest;
+
+/// Rows and columns of a group of an operand `[rows, k]`.
+fn group(granularity: Granularity, [rows, k]: [usize; 2]) -> [usize; 2] {
+    match granularity {
+        Granularity::Tensor => [rows, k],
+        Granularity::Row => [1, k],
+        Granularity::Block1x128 => [1, 128],
+        Granularity::Block128x128 => [128, 128],
+    }
+}
+
+/// Codes and scales of the operand `x [rows, k]`: each scale from all the elements of its group.
+pub(crate) fn by_definition(x: &[f32], shape: [usize; 2], cast: Cast) -> (Vec<u8>, Vec<f32>) {
+    let [rows, k] = shape;
+    let [height, width] = group(cast.granularity, shape);
+    let [scale_rows, scale_cols] = [rows.div_ceil(height), k.div_ceil(width)];
+    assert_eq!(cast.granularity.scale_dims(rows, k), [scale_rows, scale_cols]);
+    let group_of = |r: usize, c: usize| r / height * scale_cols + c / width;
+    let elements = || (0..rows).flat_map(|r| (0..k).map(move |c| (r, c)));
+    let mut amax = vec![0f32; scale_rows * scale_cols];
+    for (r, c) in elements() {
+        let (amax, x) = (&mut amax[group_of(r, c)], x[r * k + c].abs());
+        *amax = if amax.is_nan() || x.is_nan() { f32::NAN } else { amax.max(x) };
+    }
+    let scale = |amax: f32| {
+        let scale = (f64::from(cast.format.max()) / f64::from(amax.min(f32::MAX)).max(1e-12)) as f32;
+        match cast.scale_mode {
+            _ if amax.is_nan() => f32::NAN,
+            ScaleMode::F32 => scale,
+            ScaleMode::PowerOfTwo => f64::from(scale).log2().floor().exp2() as f32,
+        }
+    };
+    let scales: Vec<f32> = amax.into_iter().map(scale).collect();
+    let nearest = Nearest::new(cast.format);
+    let code = |(r, c): (usize, usize)| {
+        let (x, scale) = (x[r * k + c], scales[group_of(r, c)]);
+        // A NaN keeps the sign of x.
+        nearest.encode(if x.is_nan() || scale.is_nan() { f32::NAN.copysign(x) } else { x * scale })
+    };
+    (elements().map(code).collect(), scales)
+}
+
+fn check(x: &[f32], [rows, cols]: [usize; 2], cast: Cast) {
+    for transposed in [false, true] {
+        let got = reference::quantize(x, rows, cols, cast, transposed);
+        let (codes, scales) = if transposed {
+            let (codes, scales) = by_definition(&transpose(x, [rows, cols]), [cols, rows], cast);
+            (transpose(&codes, [cols, rows]), scales)
+        } else {
+            by_definition(x, [rows, cols], cast)
+        };
+        assert_eq!(got.scales.len(), scales.len());
+        for (i, (got, want)) in got.scales.iter().zip(scales).enumerate() {
+            assert!(same(got.get(), want), "{cast:?} {transposed} scale {i}: {got:?}, not {want}");
+        }
+        assert_eq!(got.codes, codes, "{cast:?} {transposed} [{rows}, {cols}]");
+        assert!(same(got.amax, reference::amax(x)));
+    }
+}
+
+#[test]
+fn every_cast_is_the_definition() {
+    for shape in [[1, 1], [1, 300], [300, 1], [3, 5], [128, 128], [129, 127], [200, 260]] {
+        for (seed, cast) in casts().enumerate() {
+            let len = shape[0] * shape[1];
+            check(&Random::new(50 + seed as u64).values(len), shape, cast);
+            check(&Random::new(90 + seed as u64).spiced(len, 400), shape, cast);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn any_cast_is_the_definition(rows in 1usize..200, cols in 1usize..300, cast in any_cast(), seed: u64) {
+        check(&Random::new(seed).spiced(rows * cols, 300), [rows, cols], cast);
+    }
+
+    /// The scale is the f64 quotient rounded once; the power of two is exact, not above it and above half of it.
+    #[test]
+    fn any_scale_is_exact(bits in 0u32..=0x7f80_0000) {
+        let amax = f32::from_bits(bits);
+        for format in FORMATS {
+            let [scale, power] = MODES.map(|mode| reference::amax_to_scale(amax, format, mode).get());
+            let want = f64::from(format.max()) / f64::from(amax.min(f32::MAX)).max(1e-12);
+            prop_assert_eq!(scale, want as f32);
+            prop_assert_eq!(power.to_bits() & 0x007f_ffff, 0);
+            prop_assert!(power <= scale && power > scale / 2.0);
+        }
+    }
+}
+
+#[test]
+fn scales_of_nothing() {
+    for cast in casts() {
+        for (shape, transposed) in [([0, 5], false), ([0, 5], true), ([5, 0], false), ([5, 0], true), ([0, 0], false)] {
+            let [rows, cols] = shape;
+            let got = reference::quantize(&[], rows, cols, cast, transposed);
+            let [rows, k] = if transposed { [cols, rows] } else { shape };
+            let [height, width] = cast.granularity.scale_dims(rows, k);
+            assert_eq!((got.codes.len(), got.scales.len(), got.amax), (0, height * width, 0.0), "{cast:?} {shape:?}");
+        }
+    }
+}
+
+#[test]
+fn dimensions_and_names() {
+    let both = Orientation::Both;
+    let cases = [
+        (Granularity::Tensor, [1, 1], 1, "tensorwise"),
+        (Granularity::Row, [130, 1], 130, "rowwise"),
+        (Granularity::Block1x128, [130, 3], 6, "1x128"),
+        (Granularity::Block128x128, [2, 3], 6, "128x128"),
+    ];
+    for (granularity, dims, amax_len, name) in cases {
+        assert_eq!(granularity.scale_dims(130, 257), dims);
+        assert_eq!(granularity.amax_len(130, 257, both), amax_len);
+        assert_eq!(granularity.to_string(), name);
+    }
+    assert_eq!(Granularity::Row.amax_len(130, 257, Orientation::Rows), 130);
+    assert_eq!(Granularity::Row.amax_len(130, 257, Orientation::Cols), 257);
+}
