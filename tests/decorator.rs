@@ -249,8 +249,8 @@ fn untagged_linears_follow_the_devices_default() {
         let sqnr = crate::support::sqnr(fp8, plain);
         assert!((15.0..60.0).contains(&sqnr), "FP8 by default, so near but not equal: {sqnr} dB");
     }
-    set_default_config::<A>(&device, None);
+    set_default_config::<A>(&device, None).unwrap();
     assert_eq!(run::<A>(), plain);
-    set_default_config::<A>(&device, Some(&Float8Config::tensorwise()));
+    set_default_config::<A>(&device, Some(&Float8Config::tensorwise())).unwrap();
     assert_eq!(run::<A>(), fp8);
 }

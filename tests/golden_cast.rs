@@ -2,7 +2,7 @@
 use burn::backend::wgpu::{WgpuDevice, WgpuRuntime};
 use cubecl::prelude::*;
 use float8_kernels::{
-    Cast, Format, Granularity, MatrixView, Orientation, Scale, ScaleMode, quantize_with_scale, reference,
+    Cast, Format, Granularity, MatrixView, Orientation, Scale, ScaleMode, quantize_with_amax, reference,
 };
 
 use crate::support::goldens::Golden;
@@ -74,11 +74,12 @@ fn golden_casts_on_wgpu() {
             strides: [n, 1],
             dtype: f32::as_type_native_unchecked().storage_type(),
         };
-        let one = client.create_from_slice(f32::as_bytes(&[1.0]));
+        // The amax whose scale is 1.
+        let amax = client.create_from_slice(f32::as_bytes(&[format.max()]));
         let spec = Cast { format, granularity: Granularity::Tensor, scale_mode: ScaleMode::F32 };
-        let (rows, _) =
-            quantize_with_scale::<WgpuRuntime>(&client, &x, &one, &one, spec, Orientation::Rows).expect("a valid view");
-        let bytes = client.read_one(rows.expect("asked for").codes).expect("readable");
+        let copies = quantize_with_amax::<WgpuRuntime>(&client, &x, &amax, false, spec, Orientation::Rows);
+        let rows = copies.expect("a valid view").rows.expect("asked for");
+        let bytes = client.read_one(rows.codes).expect("readable");
         assert_codes(&bytes[..n], &codes, &input, format, &name);
     }
 }

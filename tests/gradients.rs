@@ -1,56 +1,78 @@
 //! y, dx, dw and db of the decorator against the definition, in f64: dequantized operands, exactly multiplied.
 use burn::backend::Autodiff;
+use burn::module::{Param, ParamId};
+use burn::nn::Linear;
 use burn::tensor::Tensor;
-use burn::tensor::module::linear;
-use burn_float8::{Float8, Float8Backend, Recipe, Role};
-use float8_kernels::reference;
+use burn_float8::{
+    CastConfig, Casts, Float8, Float8Backend, Float8Config, Float8LinearConfig, Format, Granularity, Recipe,
+};
 
 use crate::on_every_runtime;
 use crate::support::operand::{tensor, values};
-use crate::support::{max_error, normal};
+use crate::support::{max_error, normal, oracle};
 
-/// What the GEMMs see of a tensor: decode(code) / scale.
-fn dequantized(x: &[f32], role: Role) -> Vec<f64> {
-    let cast = Recipe::Tensorwise.cast(role);
-    let (codes, _, scale) = reference::quantize(x, 1, x.len(), cast);
-    let inv_scale = f64::from(scale.inverse().get());
-    codes.iter().map(|c| f64::from(reference::decode(*c, cast.format)) * inv_scale).collect()
+/// Values over many binades, row by row and column by column, so that every granularity has other scales.
+fn spread(rows: usize, cols: usize, seed: u64) -> Vec<f32> {
+    let binade = |i: usize| 2f32.powi((i * 7 % 5) as i32 - 2);
+    let values = normal(rows * cols, seed).into_iter().enumerate();
+    values.map(|(i, x)| x * binade(i / cols) * binade(i % cols)).collect()
 }
 
-/// a `[m, k]` · b `[k, n]`, by strides.
-fn matmul(a: &[f64], sa: [usize; 2], b: &[f64], sb: [usize; 2], [m, k, n]: [usize; 3]) -> Vec<f32> {
-    let at = |i: usize, j: usize| (0..k).map(|c| a[i * sa[0] + c * sa[1]] * b[c * sb[0] + j * sb[1]]).sum::<f64>();
-    (0..m).flat_map(|i| (0..n).map(move |j| (i, j))).map(|(i, j)| at(i, j) as f32).collect()
+/// Every recipe, and casts that no recipe has.
+fn configs() -> Vec<Float8LinearConfig> {
+    let mut configs: Vec<_> = Recipe::ALL.map(Float8LinearConfig::new).into();
+    configs.extend(Recipe::ALL.map(|recipe| {
+        let config = Float8LinearConfig::new(recipe);
+        config.with_round_scales_to_power_of_2(!recipe.round_scales_to_power_of_2())
+    }));
+    let cast = CastConfig::dynamic;
+    let mixed = Casts {
+        input: cast(Granularity::Row, Format::E5m2),
+        input_for_grad_weight: cast(Granularity::Block1x128, Format::E5m2),
+        weight: cast(Granularity::Block128x128, Format::E4m3),
+        weight_for_grad_input: cast(Granularity::Row, Format::E4m3),
+        grad_output: cast(Granularity::Tensor, Format::E5m2),
+        grad_output_for_grad_weight: cast(Granularity::Block128x128, Format::E5m2),
+    };
+    let hp_fprop = Casts { input: CastConfig::disabled(), weight: CastConfig::disabled(), ..Recipe::Blockwise.casts() };
+    for casts in [mixed, hp_fprop] {
+        configs.push(Float8LinearConfig::new(Recipe::Tensorwise).with_casts(casts).unwrap());
+    }
+    configs
 }
 
 fn gradients_on<B: Float8Backend>(runtime: &str) {
     type A<B> = Autodiff<Float8<B>>;
-    let [batch, tokens, k, n] = [3, 7, 37, 21];
+    // More than one block of 128 along every axis, none a multiple.
+    let [batch, tokens, k, n] = [3, 47, 133, 150];
     let m = batch * tokens;
-    let (xs, ws, bs, dys) = (normal(m * k, 1), normal(k * n, 2), normal(n, 3), normal(m * n, 4));
-    let x = tensor::<A<B>, 3>(xs.clone(), [batch, tokens, k]).require_grad();
-    let w = tensor::<A<B>, 2>(ws.clone(), [k, n]).require_grad();
-    let b = tensor::<A<B>, 1>(bs.clone(), [n]).require_grad();
-    let dy: Tensor<A<B>, 3> = tensor(dys.clone(), [batch, tokens, n]);
-    let y = linear(x.clone(), w.clone(), Some(b.clone()));
-    let grads = (y.clone() * dy).sum().backward();
+    let (xs, ws, bs, dys) = (spread(m, k, 1), spread(k, n, 2), normal(n, 3), spread(m, n, 4));
+    for config in configs() {
+        let x = tensor::<A<B>, 3>(xs.clone(), [batch, tokens, k]).require_grad();
+        let w = tensor::<A<B>, 2>(ws.clone(), [k, n]).require_grad();
+        let b = tensor::<A<B>, 1>(bs.clone(), [n]).require_grad();
+        let dy: Tensor<A<B>, 3> = tensor(dys.clone(), [batch, tokens, n]);
+        let param = |w| Param::initialized(ParamId::new(), w);
+        let linear = Linear { weight: param(w), bias: Some(Param::initialized(ParamId::new(), b)) };
+        let linear = Float8Config::from(config.clone()).convert(linear).unwrap().0;
+        let y = linear.forward(x.clone());
+        let grads = (y.clone() * dy).sum().backward();
 
-    let [xq, wq, dyq] = [(xs, Role::Input), (ws, Role::Weight), (dys.clone(), Role::GradOutput)]
-        .map(|(values, role)| dequantized(&values, role));
-    let mut y_exact = matmul(&xq, [k, 1], &wq, [n, 1], [m, k, n]);
-    y_exact.iter_mut().enumerate().for_each(|(i, v)| *v += bs[i % n]);
-    let dx_exact = matmul(&dyq, [n, 1], &wq, [1, n], [m, n, k]);
-    let dw_exact = matmul(&xq, [1, k], &dyq, [n, 1], [k, m, n]);
-    let db_exact: Vec<_> = (0..n).map(|j| (0..m).map(|i| f64::from(dys[i * n + j])).sum::<f64>() as f32).collect();
-    for (name, ours, exact) in [
-        ("y", values(y), y_exact),
-        ("dx", values(x.grad(&grads).unwrap()), dx_exact),
-        ("dw", values(w.grad(&grads).unwrap()), dw_exact),
-        ("db", values(b.grad(&grads).unwrap()), db_exact),
-    ] {
-        // Sums of at most 37 terms below 25: f32 rounding stays well under 1e-4.
-        let error = max_error(&ours, &exact);
-        assert!(error < 1e-4, "{runtime} {name}: {error:e}");
+        let [mut y_exact, dx_exact, dw_exact] = oracle::linear([&xs, &ws, &dys], [m, k, n], &config, [None; 3]);
+        y_exact.iter_mut().enumerate().for_each(|(i, v)| *v += bs[i % n]);
+        let db_exact: Vec<_> = (0..n).map(|j| (0..m).map(|i| f64::from(dys[i * n + j])).sum::<f64>() as f32).collect();
+        let [dw, db] = [linear.weight.grad(&grads).map(values), linear.bias.unwrap().grad(&grads).map(values)];
+        for (name, ours, exact) in [
+            ("y", values(y), y_exact),
+            ("dx", values(x.grad(&grads).unwrap()), dx_exact),
+            ("dw", dw.unwrap(), dw_exact),
+            ("db", db.unwrap(), db_exact),
+        ] {
+            // Sums of at most 150 terms in f32.
+            let largest = exact.iter().fold(0f32, |m, v| m.max(v.abs()));
+            let error = max_error(&ours, &exact) / f64::from(largest);
+            assert!(error < 2e-6, "{runtime} {config} {name}: {error:e} of the largest");
+        }
     }
 }
 

@@ -1,7 +1,9 @@
 //! The conformance suite: one set of cases, run over every runtime that the machine has.
 mod support;
 
+mod config;
 mod decorator;
+mod delayed;
 mod dtypes;
 mod errors;
 mod fused;
@@ -11,5 +13,10 @@ mod golden_llama;
 mod golden_quantize;
 mod golden_trajectory;
 mod gradients;
+mod health;
 mod nonfinite;
+mod properties;
+mod recipes;
+mod saved;
+mod schedule;
 mod shapes;

@@ -1,73 +1,64 @@
-//! Any M, K and N, any rank, any strides: the result is that of the plain, contiguous, two-dimensional linear.
+//! Any M, K and N, any rank, any strides, in forward and backward: the results are those of the definition, which pads
+//! nothing, and of the plain, contiguous, two-dimensional linear.
 use burn::backend::Autodiff;
-use burn::tensor::module::linear;
-use burn::tensor::{Tensor, s};
-use burn_float8::{Float8, Float8Backend};
+use burn::nn::Linear;
+use burn::tensor::ops::ModuleOps;
+use burn::tensor::{Tensor, TensorMetadata, TensorPrimitive, s};
+use burn_float8::{Float8, Float8Backend, Float8Config, Float8LinearConfig, Recipe};
 
 use crate::on_every_runtime;
-use crate::support::normal;
-use crate::support::operand::{tensor, values};
+use crate::support::linear::{forward_backward, from_values, layer};
+use crate::support::operand::{tensor, transpose, values};
+use crate::support::{max_error, normal, oracle, relative_error};
 
-/// y, dx, dw of a two-dimensional linear.
-fn run<B: Float8Backend>(x: Tensor<Autodiff<Float8<B>>, 2>, w: Tensor<Autodiff<Float8<B>>, 2>) -> [Vec<f32>; 3] {
-    let (x, w) = (x.detach().require_grad(), w.detach().require_grad());
-    let y = linear(x.clone(), w.clone(), None);
-    let grads = y.clone().powf_scalar(2.0).sum().backward();
-    [values(y), values(x.grad(&grads).unwrap()), values(w.grad(&grads).unwrap())]
-}
+type A<B> = Autodiff<Float8<B>>;
 
 fn ragged_on<B: Float8Backend>(runtime: &str) {
-    type A<B> = Autodiff<Float8<B>>;
-    for [m, k, n] in [[1, 1, 1], [1, 5, 3], [3, 1, 2], [2, 3, 1], [17, 33, 65], [64, 64, 64], [5, 130, 7]] {
-        let (xs, ws) = (normal(m * k, 1), normal(k * n, 2));
-        let [y, dx, dw] = run::<B>(tensor(xs.clone(), [m, k]), tensor(ws.clone(), [k, n]));
-        assert_eq!([y.len(), dx.len(), dw.len()], [m * n, m * k, k * n], "{runtime} {m}x{k}x{n}");
-        // The same values, padded with zeros to multiples of 16 by hand.
-        let [pm, pk, pn] = [m, k, n].map(|d| d.next_multiple_of(16));
-        let pad = |v: &[f32], [r, c]: [usize; 2], [pr, pc]: [usize; 2]| {
-            let mut padded = vec![0.0; pr * pc];
-            (0..r).for_each(|i| padded[i * pc..i * pc + c].copy_from_slice(&v[i * c..][..c]));
-            tensor::<A<B>, 2>(padded, [pr, pc])
-        };
-        let crop = |v: Vec<f32>, [r, c]: [usize; 2], pc: usize| -> Vec<f32> {
-            (0..r).flat_map(|i| v[i * pc..i * pc + c].to_vec()).collect()
-        };
-        let [py, pdx, pdw] = run::<B>(pad(&xs, [m, k], [pm, pk]), pad(&ws, [k, n], [pk, pn]));
-        let padded = [crop(py, [m, n], pn), crop(pdx, [m, k], pk), crop(pdw, [k, n], pn)];
-        for ((name, ours), padded) in ["y", "dx", "dw"].iter().zip([y, dx, dw]).zip(padded) {
-            let largest = padded.iter().fold(1e-6f32, |m, v| m.max(v.abs()));
-            let error = crate::support::max_error(&ours, &padded) / f64::from(largest);
-            assert!(error < 1e-5, "{runtime} {m}x{k}x{n} {name}: {error:e}");
+    for [m, k, n] in
+        [[1, 1, 1], [1, 5, 3], [3, 1, 2], [2, 3, 1], [17, 33, 65], [64, 64, 64], [5, 130, 7], [257, 15, 129]]
+    {
+        let (x, w, b, dy) = (normal(m * k, 1), normal(k * n, 2), normal(n, 3), normal(m * n, 4));
+        for recipe in Recipe::ALL {
+            let config = Float8LinearConfig::new(recipe);
+            let [mut y, dx, dw] = oracle::linear([&x, &w, &dy], [m, k, n], &config, [None; 3]);
+            y.iter_mut().enumerate().for_each(|(i, y)| *y += b[i % n]);
+            let db: Vec<_> = (0..n).map(|j| (0..m).map(|i| f64::from(dy[i * n + j])).sum::<f64>() as f32).collect();
+            let ours = from_values::<B>(&config.into(), [&x, &w, &dy], [m, k, n], Some(&b));
+            for ((name, ours), exact) in ["y", "dx", "dw", "db"].iter().zip(ours).zip([y, dx, dw, db]) {
+                let largest = exact.iter().fold(1e-6f32, |m, v| m.max(v.abs()));
+                let error = max_error(&ours, &exact) / f64::from(largest);
+                assert!(error < 4e-6, "{runtime} {recipe} {m}x{k}x{n} {name}: {error:e} of the largest");
+            }
         }
     }
 }
 
 #[test]
-fn ragged_shapes_equal_padded_ones() {
+fn ragged_shapes_equal_their_definition() {
     on_every_runtime!(ragged_on);
 }
 
 fn strided_on<B: Float8Backend>(runtime: &str) {
-    type A<B> = Autodiff<Float8<B>>;
     let [m, k, n] = [12, 20, 9];
-    let (xs, ws) = (normal(m * k, 1), normal(k * n, 2));
-    let plain = run::<B>(tensor(xs.clone(), [m, k]), tensor(ws.clone(), [k, n]));
-    let transposed = |v: &[f32], [r, c]: [usize; 2]| {
-        let t: Vec<_> = (0..c).flat_map(|j| (0..r).map(move |i| i * c + j)).map(|i| v[i]).collect();
-        tensor::<A<B>, 2>(t, [c, r]).transpose()
-    };
+    let (xs, ws, dys) = (normal(m * k, 1), normal(k * n, 2), normal(m * n, 3));
+    let transposed = |v: &[f32], [r, c]: [usize; 2]| tensor::<A<B>, 2>(transpose(v, [r, c]), [c, r]).transpose();
     let sliced = |v: &[f32], [r, c]: [usize; 2]| {
         let mut wide = normal((r + 2) * (c + 3), 5);
         (0..r).for_each(|i| wide[(i + 1) * (c + 3) + 2..][..c].copy_from_slice(&v[i * c..][..c]));
         tensor::<A<B>, 2>(wide, [r + 2, c + 3]).slice(s![1..r + 1, 2..c + 2])
     };
-    for (name, x, w) in [
-        ("transposed", transposed(&xs, [m, k]), transposed(&ws, [k, n])),
-        ("sliced", sliced(&xs, [m, k]), sliced(&ws, [k, n])),
-    ] {
-        for (ours, plain) in run::<B>(x, w).iter().zip(&plain) {
-            assert!(crate::support::relative_error(ours, plain) < 1e-6, "{runtime} {name}");
-        }
+    for recipe in Recipe::ALL {
+        let config = Float8Config::new(recipe);
+        let plain = from_values::<B>(&config, [&xs, &ws, &dys], [m, k, n], None);
+        let check = |name: &str, view: &dyn Fn(&[f32], [usize; 2]) -> Tensor<A<B>, 2>| {
+            let layer = layer::<B>(&config, view(&ws, [k, n]), None);
+            let ours = forward_backward(&layer, view(&xs, [m, k]), view(&dys, [m, n]));
+            for (ours, plain) in ours.iter().zip(&plain) {
+                assert!(relative_error(ours, plain) < 1e-6, "{runtime} {recipe} {name}");
+            }
+        };
+        check("transposed", &transposed);
+        check("sliced", &sliced);
     }
 }
 
@@ -76,24 +67,57 @@ fn strided_inputs_equal_contiguous_ones() {
     on_every_runtime!(strided_on);
 }
 
+/// Leading axes out of order: no single row stride. `[2, 3, 4, c]` as a view of `[3, 2, 4, c]`.
+fn permuted<B: Float8Backend>(v: &[f32], c: usize) -> Tensor<A<B>, 4> {
+    let block = 4 * c;
+    let order = (0..3).flat_map(|j| (0..2).map(move |i| i * 3 + j));
+    tensor(order.flat_map(|b| v[b * block..][..block].to_vec()).collect(), [3, 2, 4, c]).swap_dims(0, 1)
+}
+
 fn ranks_on<B: Float8Backend>(runtime: &str) {
+    let [m, k, n] = [24, 10, 6];
+    let (xs, ws, bs, dys) = (normal(m * k, 1), normal(k * n, 2), normal(n, 3), normal(m * n, 4));
+    for recipe in Recipe::ALL {
+        let config = Float8Config::new(recipe);
+        let new = || layer::<B>(&config, tensor(ws.clone(), [k, n]), Some(tensor(bs.clone(), [n])));
+        let plain = from_values::<B>(&config, [&xs, &ws, &dys], [m, k, n], Some(&bs));
+        let same = |ours: Vec<Vec<f32>>, plain: &[Vec<f32>], what: &str| {
+            for (ours, plain) in ours.iter().zip(plain) {
+                assert!(relative_error(ours, plain) < 1e-6, "{runtime} {recipe} {what}");
+            }
+        };
+        let r3 = |v: &[f32], c| tensor::<A<B>, 3>(v.to_vec(), [4, 6, c]);
+        let r4 = |v: &[f32], c| tensor::<A<B>, 4>(v.to_vec(), [2, 3, 4, c]);
+        let r5 = |v: &[f32], c| tensor::<A<B>, 5>(v.to_vec(), [2, 3, 1, 4, c]);
+        same(forward_backward(&new(), r3(&xs, k), r3(&dys, n)), &plain, "rank 3");
+        same(forward_backward(&new(), r4(&xs, k), r4(&dys, n)), &plain, "rank 4");
+        same(forward_backward(&new(), r5(&xs, k), r5(&dys, n)), &plain, "rank 5");
+        same(forward_backward(&new(), permuted::<B>(&xs, k), permuted::<B>(&dys, n)), &plain, "permuted");
+        let one = from_values::<B>(&config, [&xs[..k], &ws, &dys[..n]], [1, k, n], Some(&bs));
+        let r1 = |v: &[f32], c: usize| tensor::<A<B>, 1>(v[..c].to_vec(), [c]);
+        same(forward_backward(&new(), r1(&xs, k), r1(&dys, n)), &one, "rank 1");
+
+        empty_batch(&new(), runtime);
+    }
+}
+
+/// No rows: empty results, and gradients of zero for the parameters.
+fn empty_batch<B: Float8Backend>(layer: &Linear<A<B>>, runtime: &str) {
     type F<B> = Float8<B>;
-    let (xs, ws) = (normal(24 * 10, 1), normal(10 * 6, 2));
-    let w: Tensor<F<B>, 2> = tensor(ws, [10, 6]);
-    let plain = values(linear(tensor::<F<B>, 2>(xs.clone(), [24, 10]), w.clone(), None));
-    let x5 = tensor::<F<B>, 5>(xs.clone(), [2, 3, 1, 4, 10]);
-    assert_eq!(values(linear(x5, w.clone(), None)), plain, "{runtime} rank 5");
-    let x4 = tensor::<F<B>, 4>(xs.clone(), [2, 3, 4, 10]);
-    assert_eq!(values(linear(x4, w.clone(), None)), plain, "{runtime} rank 4");
-    // Leading axes out of order: no single row stride.
-    let permuted: Vec<_> =
-        (0..3).flat_map(|j| (0..2).flat_map(move |i| (0..40).map(move |e| (i * 3 + j) * 40 + e))).collect();
-    let x = tensor::<F<B>, 4>(permuted.into_iter().map(|i| xs[i]).collect(), [3, 2, 4, 10]).swap_dims(0, 1);
-    assert_eq!(values(linear(x, w.clone(), None)), plain, "{runtime} permuted");
-    let x1 = tensor::<F<B>, 1>(xs[..10].to_vec(), [10]);
-    assert_eq!(values(linear(x1, w.clone(), None)).len(), 6, "{runtime} rank 1");
-    let empty = Tensor::<F<B>, 2>::zeros([0, 10], &Default::default());
-    assert_eq!(linear(empty, w, None).dims(), [0, 6], "{runtime} empty batch");
+    let [k, n] = layer.weight.dims();
+    let x = Tensor::<A<B>, 2>::zeros([0, k], &Default::default());
+    let y = layer.forward(x.clone());
+    assert_eq!(y.dims(), [0, n], "{runtime} empty batch");
+    // Backward by its three operations: not every backend sums an empty tensor to a loss.
+    let primitive = |t: Tensor<A<B>, 2>| t.inner().into_primitive().tensor();
+    let dy = || primitive(y.clone());
+    let dx = F::<B>::linear_x_backward(primitive(layer.weight.val()), dy());
+    assert_eq!(dx.shape().to_vec(), [0, k], "{runtime} empty batch");
+    let dw =
+        Tensor::<F<B>, 2>::from_primitive(TensorPrimitive::Float(F::<B>::linear_weight_backward(primitive(x), dy())));
+    assert_eq!(values(dw), vec![0.0; k * n], "{runtime} empty batch");
+    let db = Tensor::<F<B>, 1>::from_primitive(TensorPrimitive::Float(F::<B>::linear_bias_backward(dy())));
+    assert_eq!(values(db), vec![0.0; n], "{runtime} empty batch");
 }
 
 #[test]

@@ -20,7 +20,9 @@ pub(crate) fn fold<R: Runtime>(client: &ComputeClient<R>, cubes: u32) -> CubeCou
 pub(crate) fn tile_origin(cols: u32, #[comptime] size: u32) -> (u32, u32) {
     let tiles_per_row = cols.div_ceil(size);
     let tile = CUBE_POS as u32;
-    (tile / tiles_per_row * size, tile % tiles_per_row * size)
+    // No wrapping around for spare cubes of a matrix of nearly 2^32 rows.
+    let tile_row = min(tile / tiles_per_row, comptime!(u32::MAX / size));
+    (tile_row * size, tile % tiles_per_row * size)
 }
 
 /// The maximum of `value` over the cube, in every unit. All [`UNITS`] units must call it.

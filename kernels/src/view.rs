@@ -40,7 +40,7 @@ pub struct VectorView {
 /// reports that it stores and converts them.
 ///
 /// This limits only what [`scaled_gemm`](crate::scaled_gemm) writes. [`amax`](crate::amax()),
-/// [`quantize`](crate::quantize()) and the bias read f16 and bf16 on every device.
+/// [`quantize`](crate::quantize()), [`health`](crate::health()) and the bias read f16 and bf16 on every device.
 pub fn supports<R: Runtime>(client: &ComputeClient<R>, dtype: StorageType) -> bool {
     match Source::of(dtype) {
         Ok(Source::F32) => true,

@@ -214,7 +214,7 @@ impl<B: Float8Backend> Float8Ops for Float8<B> {
     }
 
     fn with_layer(tensor: FloatTensor<Self>, layer: Arc<Layer>) -> FloatTensor<Self> {
-        Float8Tensor::with_layer(tensor, Some(layer))
+        tensor.tagged(layer)
     }
 
     fn layer(tensor: &FloatTensor<Self>) -> Option<Arc<Layer>> {
@@ -275,10 +275,7 @@ pub(crate) fn untagged<B: Float8Backend>(device: &Device<B>) -> Arc<Layer> {
 /// # Errors
 ///
 /// [`Float8Error::DelayedWithoutLayers`]: an amax history belongs to a layer.
-pub fn set_default_config<B: Float8Ops>(
-    device: &Device<B>,
-    config: Option<&Float8Config>,
-) -> Result<(), Float8Error> {
+pub fn set_default_config<B: Float8Ops>(device: &Device<B>, config: Option<&Float8Config>) -> Result<(), Float8Error> {
     let policy = match config {
         Some(Float8Config { linear, .. }) => {
             let casts = Role::ALL.into_iter().flat_map(|r| [Along::Rows, Along::Cols].map(|a| linear.casts().of(r, a)));

@@ -4,8 +4,10 @@
 //! | --- | --- | --- |
 //! | x, by rows | fprop | weakly, plus by [`recent`]: Autodiff's saved clone of x must not keep it until backward |
 //! | x, transposed | wgrad | as above |
-//! | w, both orientations in one pass | fprop | by the weight, so until the optimizer replaces it |
-//! | dy, both orientations in one pass | dgrad | by dy, so until its node is done |
+//! | w, both orientations in one pass if they are cast alike | fprop | by the weight, so until the optimizer replaces it; with `force_recompute_fp8_weight_in_bwd` each when it is needed, by nobody |
+//! | dy, both orientations in one pass if they are cast alike | dgrad | by dy, so until its node is done |
+//!
+//! All copies of one cast of a tensor have one scale: what the first of them finds out is kept ([`Known`]).
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -107,7 +109,11 @@ struct Casts<B: Float8Backend> {
 
 impl<B: Float8Backend> Default for Companion<B> {
     fn default() -> Self {
-        Self { casts: Mutex::new(Casts { copies: vec![], known: vec![] }), uses: Mutex::default(), is_weight: AtomicBool::new(false) }
+        Self {
+            casts: Mutex::new(Casts { copies: vec![], known: vec![] }),
+            uses: Mutex::default(),
+            is_weight: AtomicBool::new(false),
+        }
     }
 }
 
@@ -165,10 +171,7 @@ pub(crate) fn fp8_copy<B: Float8Backend>(
 
 fn key(config: &Float8LinearConfig, role: Role, along: Along) -> CastKey {
     let cast = config.casts().of(role, along);
-    CastKey {
-        cast: cast.kernel_cast(config.scale_mode()),
-        delayed: cast.scaling_type == ScalingType::Delayed,
-    }
+    CastKey { cast: cast.kernel_cast(config.scale_mode()), delayed: cast.scaling_type == ScalingType::Delayed }
 }
 
 /// Which copies one pass makes: both where the other GEMM will read the same cast.

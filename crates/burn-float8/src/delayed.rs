@@ -94,8 +94,10 @@ impl<B: Float8Backend> Histories<B> {
     pub(crate) fn export(&mut self) -> BTreeMap<String, BTreeMap<Role, AmaxState>> {
         let mut layers = BTreeMap::<_, BTreeMap<_, _>>::new();
         for (scaling, table) in &mut self.0 {
-            let bits = |t: &FloatTensor<B>| -> Vec<u32> { read_f32::<B>(t.clone()).iter().map(|x| x.to_bits()).collect() };
-            let (history, scaling_amax) = table.state.as_ref().map_or_else(Default::default, |(h, s)| (bits(h), bits(s)));
+            let bits =
+                |t: &FloatTensor<B>| -> Vec<u32> { read_f32::<B>(t.clone()).iter().map(|x| x.to_bits()).collect() };
+            let (history, scaling_amax) =
+                table.state.as_ref().map_or_else(Default::default, |(h, s)| (bits(h), bits(s)));
             for (i, ((name, role), cast)) in table.casts.iter().enumerate() {
                 let state = AmaxState {
                     history: history.chunks(scaling.amax_history_len).nth(i).unwrap_or_default().to_vec(),
@@ -174,9 +176,7 @@ impl<B: Float8Backend> Table<B> {
         let initial = self.casts[self.rows..rows].iter().map(|(_, cast)| cast.initial).collect();
         let initial = tensor::<B>(initial, [new, 1], device);
         self.state = Some(match self.state.take() {
-            Some((history, amaxes)) => {
-                (B::float_cat(vec![history, zeros], 0), B::float_cat(vec![amaxes, initial], 0))
-            }
+            Some((history, amaxes)) => (B::float_cat(vec![history, zeros], 0), B::float_cat(vec![amaxes, initial], 0)),
             None => (zeros, initial),
         });
         self.rows = rows;
@@ -215,7 +215,8 @@ impl<B: Float8Backend> Table<B> {
         } else {
             amax
         };
-        let history = B::float_mask_where(history, B::bool_expand(valid.clone(), Shape::from(vec![rows, len])), shifted);
+        let history =
+            B::float_mask_where(history, B::bool_expand(valid.clone(), Shape::from(vec![rows, len])), shifted);
         let chosen = match amax_compute_algo {
             AmaxComputeAlgo::Max => B::float_max_dim(history.clone(), 1),
             AmaxComputeAlgo::MostRecent => B::float_slice(history.clone(), &[Slice::from(0..rows), Slice::from(0..1)]),

@@ -105,6 +105,9 @@ pub enum Float8Error {
     /// Statistics every zero steps.
     #[error("statistics.every_n_steps must be at least 1")]
     StatisticsEveryZero,
+    /// What delayed scaling would have given depends on a history that a layer of another recipe does not have.
+    #[error("statistics.compare cannot contain delayed: its scales depend on a history")]
+    CompareDelayed,
     /// A fallback needs something to look at.
     #[error("fallback needs statistics: set statistics.every_n_steps")]
     FallbackWithoutStatistics,
@@ -142,7 +145,9 @@ pub enum Float8Error {
         reason: String,
     },
     /// A linear's weight carries no layer though a configuration was applied on the device.
-    #[error("a linear with weight {weight:?} carries no layer: it was not in the model that Float8Config was applied to")]
+    #[error(
+        "a linear with weight {weight:?} carries no layer: it was not in the model that Float8Config was applied to"
+    )]
     UntaggedLinear {
         /// `[K, N]`
         weight: [usize; 2],

@@ -68,7 +68,12 @@ pub(crate) struct DeviceState<B: Float8Backend>(Mutex<Steps<B>>);
 
 impl<B: Float8Backend> Default for DeviceState<B> {
     fn default() -> Self {
-        Self(Mutex::new(Steps { step: 0, seen: HashMap::new(), histories: Histories::default(), samples: Samples::default() }))
+        Self(Mutex::new(Steps {
+            step: 0,
+            seen: HashMap::new(),
+            histories: Histories::default(),
+            samples: Samples::default(),
+        }))
     }
 }
 

@@ -75,10 +75,13 @@ impl<B: Float8Backend> ReadAmax for Known<B> {
     }
 }
 
+/// The last cast of an operand.
+type LastCast = (Cast, Arc<dyn ReadAmax>);
+
 /// What a layer knows of its operands.
 #[derive(Default)]
 pub(crate) struct LayerHealth {
-    last: Mutex<[Option<(Cast, Arc<dyn ReadAmax>)>; 3]>,
+    last: Mutex<[Option<LastCast>; 3]>,
     sampled: Mutex<BTreeMap<(Role, Along), OperandHealth>>,
     fallback: Mutex<Option<Fallback>>,
 }
@@ -185,8 +188,12 @@ fn check(layer: &Layer, role: Role, step: u64, health: &CastHealth, limits: Fall
     let flushed = max_flushed.filter(|limit| health.flushed > *limit);
     let reason = match (low, saturated, flushed) {
         (Some((limit, value)), _, _) => format!("SQNR of {role} {value:.1} dB, limit {limit} dB"),
-        (_, Some(limit), _) => format!("{:.3}% of {role} saturated, limit {}%", 100.0 * health.saturated, 100.0 * limit),
-        (_, _, Some(limit)) => format!("{:.3}% of {role} flushed to zero, limit {}%", 100.0 * health.flushed, 100.0 * limit),
+        (_, Some(limit), _) => {
+            format!("{:.3}% of {role} saturated, limit {}%", 100.0 * health.saturated, 100.0 * limit)
+        }
+        (_, _, Some(limit)) => {
+            format!("{:.3}% of {role} flushed to zero, limit {}%", 100.0 * health.flushed, 100.0 * limit)
+        }
         _ => return,
     };
     let place = match to {
@@ -231,4 +238,3 @@ pub(crate) fn sample<B: Float8Backend>(
     let step = steps.step;
     steps.samples.pending.push(Sample { layer: layer.clone(), role, along, step, elements, partials });
 }
-

@@ -50,7 +50,7 @@ pub fn supports(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
-/// [`Float8Backend::fp8_quantize`](crate::Float8Backend::fp8_quantize) on the host.
+/// [`Float8Backend::fp8_quantize`] on the host.
 pub fn quantize<B: Float8Backend<Operand = HostOperand<Device<B>>>>(
     x: FloatTensor<B>,
     cast: Cast,
@@ -110,7 +110,7 @@ fn transpose_blocks<D: Clone>(operand: &HostOperand<D>) -> HostOperand<D> {
     HostOperand { transposed: !operand.transposed, inv_scales: Arc::new(inv_scales), ..operand.clone() }
 }
 
-/// [`Float8Backend::fp8_matmul`](crate::Float8Backend::fp8_matmul) on the host, with `B`'s f32 matmul.
+/// [`Float8Backend::fp8_matmul`] on the host, with `B`'s f32 matmul.
 ///
 /// Scales of tensors and rows are applied to the sums; those of blocks to the decoded values, each then rounded once to
 /// f32 unless scales are powers of two.
@@ -146,15 +146,14 @@ pub fn matmul<B: Backend>(
     to_dtype::<B>(B::float_reshape(y, shape), dtype)
 }
 
-/// [`Float8Backend::fp8_health`](crate::Float8Backend::fp8_health) on the host.
+/// [`Float8Backend::fp8_health`] on the host.
 pub fn health<B: Backend>(x: FloatTensor<B>, operand: &HostOperand<Device<B>>, transposed: bool) -> FloatTensor<B> {
     let [rows, cols] = matrix(&x.shape());
     let data = read::<B>(x);
     let values = data.as_slice::<f32>().expect("converted to f32");
     let values = if transposed { transpose(values, [rows, cols]) } else { values.to_vec() };
     let HostCodes { codes, dims: [rows, k], format, granularity, inv_scales } = read_codes(operand);
-    let host =
-        reference::HostOperand { codes: &codes, rows, k, format, granularity, inv_scales: &inv_scales };
+    let host = reference::HostOperand { codes: &codes, rows, k, format, granularity, inv_scales: &inv_scales };
     let health = reference::health(&values, &host);
     // Two partial sums each, so that f32 holds counts exactly and sums to 48 bits.
     let counts = [health.saturated, health.flushed, health.non_finite].map(|n| {
@@ -171,7 +170,7 @@ pub fn health<B: Backend>(x: FloatTensor<B>, operand: &HostOperand<Device<B>>, t
     B::float_from_data(TensorData::new(rows.concat(), [2, 5]), &operand.device)
 }
 
-/// [`Float8Backend::fp8_read`](crate::Float8Backend::fp8_read) on the host.
+/// [`Float8Backend::fp8_read`] on the host.
 pub fn read_codes<D>(operand: &HostOperand<D>) -> HostCodes {
     let codes = if operand.transposed { transpose(&operand.codes, operand.dims) } else { operand.codes.to_vec() };
     HostCodes {
@@ -183,7 +182,7 @@ pub fn read_codes<D>(operand: &HostOperand<D>) -> HostCodes {
     }
 }
 
-/// [`Float8Backend::fp8_extent`](crate::Float8Backend::fp8_extent) on the host, where nothing is padded.
+/// [`Float8Backend::fp8_extent`] on the host, where nothing is padded.
 pub fn extent<D>(operand: &HostOperand<D>) -> Extent {
     let [rows, k] = operand.extent();
     let bytes = operand.codes.len() as u64 + 4 * operand.inv_scales.len() as u64;

@@ -144,6 +144,9 @@ pub(crate) fn forward<B: Float8Backend>(
     let b = Operand { tensor: &w, role: Role::Weight, along: Along::Cols };
     let call = Call { layer: &layer, gemm: Gemm::Fprop, dims: [rows(&xs), k, n] };
     run(call, [a, b], bias.as_ref(), out).unwrap_or_else(|| {
+        if rows(&xs) == 0 {
+            return zeros(with_last(&xs, n), x.dtype(), x.full());
+        }
         let dtype = x.dtype();
         let [w, bias] = [Some(w), bias].map(|t| t.map(|t| cast::<B>(t.into_full(), dtype)));
         Float8Tensor::new(B::linear(x.into_full(), w.unwrap(), bias))
@@ -167,6 +170,9 @@ pub(crate) fn dgrad<B: Float8Backend>(w: Float8Tensor<B>, dy: Float8Tensor<B>) -
     let b = Operand { tensor: &w, role: Role::Weight, along: Along::Rows };
     let call = Call { layer: &layer, gemm: Gemm::Dgrad, dims: [rows(&dys), k, n] };
     run(call, [a, b], None, out).unwrap_or_else(|| {
+        if rows(&dys) == 0 {
+            return zeros(with_last(&dys, k), dy.dtype(), dy.full());
+        }
         let w = cast::<B>(w.into_full(), dy.dtype());
         Float8Tensor::new(B::linear_x_backward(w, dy.into_full()))
     })
@@ -187,6 +193,9 @@ pub(crate) fn wgrad<B: Float8Backend>(x: Float8Tensor<B>, dy: Float8Tensor<B>) -
     // The bias gradient follows and is given nothing but dy.
     dy.companion().set_use(used);
     dw.unwrap_or_else(|| {
+        if rows(&xs) == 0 {
+            return zeros(Shape::from(vec![k, n]), weight_dtype, x.full());
+        }
         let dw = B::linear_weight_backward(x.into_full(), dy.into_full());
         Float8Tensor::new(cast::<B>(dw, weight_dtype))
     })
@@ -233,6 +242,10 @@ pub(crate) fn bias_grad<B: Float8Backend>(dy: Float8Tensor<B>) -> Float8Tensor<B
 
 /// [`bias_grad`] in a known dtype.
 pub(crate) fn bias_grad_as<B: Float8Backend>(dy: Float8Tensor<B>, dtype: DType) -> Float8Tensor<B> {
+    let shape = dy.shape();
+    if rows(&shape) == 0 {
+        return zeros(Shape::from(vec![last(&shape)]), dtype, dy.full());
+    }
     // Cast first: a sum over all tokens loses too much in bf16.
     let dy = cast::<B>(dy.into_full(), dtype);
     Float8Tensor::new(B::linear_bias_backward(dy))
@@ -292,6 +305,11 @@ fn weight_layer<B: Float8Backend>(w: &Float8Tensor<B>) -> Arc<Layer> {
         panic!("{}", Float8Error::UntaggedLinear { weight: [shape[0], shape[1]] });
     }
     layer
+}
+
+/// The result of a GEMM over an empty batch, which not every backend multiplies or sums.
+fn zeros<B: Float8Backend>(shape: Shape, dtype: DType, like: &FloatTensor<B>) -> Float8Tensor<B> {
+    Float8Tensor::new(B::float_zeros(shape, &B::float_device(like), FloatDType::from(dtype)))
 }
 
 /// Notes that `Tensor::matmul` reads the weight of `layer`: it is no linear and never in FP8.

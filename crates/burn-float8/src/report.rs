@@ -228,22 +228,23 @@ impl Report {
     /// [`NeverCalled`](Float8Error::NeverCalled), [`UntaggedCalls`](Float8Error::UntaggedCalls).
     pub fn verify(&self) -> Result<(), Float8Error> {
         for layer in &self.layers {
-            let name = || layer.name.clone();
-            let totals = layer.totals();
-            let calls = totals.native + totals.emulated + totals.high_precision;
-            if layer.name == UNTAGGED_NAME {
-                return Err(Float8Error::UntaggedCalls { calls });
-            }
             for (gemm, calls) in layer.gemms() {
                 if let Some(reason) = calls.unrequested.clone() {
-                    return Err(Float8Error::UnrequestedHighPrecision { layer: name(), gemm, reason });
+                    return Err(Float8Error::UnrequestedHighPrecision { layer: layer.name.clone(), gemm, reason });
                 }
             }
             if layer.is_float8 && layer.weight_matmuls > 0 {
-                return Err(Float8Error::WeightMatmul { layer: name() });
+                return Err(Float8Error::WeightMatmul { layer: layer.name.clone() });
+            }
+        }
+        for layer in &self.layers {
+            let GemmTotals { native, emulated, high_precision } = layer.totals();
+            let calls = native + emulated + high_precision;
+            if layer.name == UNTAGGED_NAME {
+                return Err(Float8Error::UntaggedCalls { calls });
             }
             if layer.is_float8 && calls == 0 {
-                return Err(Float8Error::NeverCalled { layer: name() });
+                return Err(Float8Error::NeverCalled { layer: layer.name.clone() });
             }
         }
         Ok(())

@@ -6,11 +6,11 @@
 use std::sync::Arc;
 
 use burn::tensor::{Tensor, TensorPrimitive};
-use burn_autodiff::{Autodiff, NodeId};
 use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind};
+use burn_autodiff::{Autodiff, NodeId};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, TensorMetadata};
 

@@ -45,7 +45,13 @@ impl<B: Float8Backend> Float8Tensor<B> {
         self.layer.as_ref()
     }
 
-    /// The same tensor as the weight of `layer`.
+    /// The same tensor as the weight of a layer that has not seen it. Copies that another layer's linears made stay with that:
+    /// a history that counts them would be the other's.
+    pub(crate) fn tagged(self, layer: Arc<Layer>) -> Self {
+        Self { layer: Some(layer), ..Self::new(self.full) }
+    }
+
+    /// The result of an operation on the weight of `layer`.
     #[inline]
     pub(crate) fn with_layer(mut self, layer: Option<Arc<Layer>>) -> Self {
         self.layer = layer;

@@ -6,6 +6,7 @@
 use cubecl::prelude::*;
 
 use super::cast::{self, Scales};
+use super::tile::{COL_STAGE, ROW_STAGE, TILE, TILE_ROWS, TILE_WORDS, col_stage_place, line_maximum, row_stage_place};
 use super::{Copies, Copy, optional, words};
 use crate::amax::{Scaling, amax_bits};
 use crate::format::encode_scaled;
@@ -13,8 +14,6 @@ use crate::grid::{UNITS, fold, lanes_max, tile_origin};
 use crate::scale::{inverse_bits, scale_bits};
 use crate::view::{Checked, Geometry, Source, load_quad, magnitude, widen};
 use crate::{Cast, Format, Orientation, ScaleMode, row_words};
-
-use super::tile::{COL_STAGE, ROW_STAGE, TILE, TILE_ROWS, TILE_WORDS, col_stage_place, line_maximum, row_stage_place};
 
 pub(super) fn launch<R: Runtime>(
     client: &ComputeClient<R>,
@@ -43,15 +42,13 @@ struct Plan {
 }
 
 impl Plan {
-    /// The fewest units that keep a row of `words` words, with at most 64 elements (and registers) each.
-    const fn new(words: usize) -> Self {
-        match words {
-            0..=32 => Plan { lanes: 8, held: 4 },
-            33..=128 => Plan { lanes: 32, held: 4 },
-            129..=1024 => Plan { lanes: UNITS, held: 4 },
-            1025..=4096 => Plan { lanes: UNITS, held: 16 },
-            _ => Plan { lanes: UNITS, held: 0 },
-        }
+    /// The fewest units that keep a row of `words` words in 32 registers each, so that few of them wait for each other;
+    /// from the whole cube on in as many as it takes, up to 64.
+    fn new(words: usize) -> Self {
+        let words = words as u32;
+        let lanes = words.div_ceil(8).next_power_of_two().clamp(4, UNITS);
+        let held = words.div_ceil(lanes);
+        Plan { lanes, held: if held <= 16 { held } else { 0 } }
     }
 }
 
@@ -98,7 +95,8 @@ fn cast_rows<N: Size>(
     let lanes = comptime!(plan.lanes);
     let held = comptime!(plan.held);
     let rows_per_cube = comptime!(UNITS / plan.lanes);
-    let row0 = CUBE_POS as u32 * rows_per_cube;
+    // No wrapping around for spare cubes of a matrix of nearly 2^32 rows.
+    let row0 = min(CUBE_POS as u32, comptime!(u32::MAX / (UNITS / plan.lanes))) * rows_per_cube;
     if row0 >= geometry.rows {
         terminate!();
     }

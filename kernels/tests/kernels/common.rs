@@ -264,7 +264,7 @@ impl Random {
         const SPICE: [f32; 6] = [0.0, f32::MIN_POSITIVE / 3.0, 1e-30, 3e38, f32::INFINITY, f32::NAN];
         let mut x = self.values(len);
         for x in &mut x {
-            if self.bits() % every == 0 {
+            if self.bits().is_multiple_of(every) {
                 *x = SPICE[self.bits() as usize % SPICE.len()].copysign(self.unit());
             }
         }

@@ -2,18 +2,25 @@
 
 use cubecl::ir::{ElemType, IntKind, StorageType};
 use float8_kernels::{
-    Format, KernelError, MatrixView, Orientation, ScaleMode, VectorView, amax, quantize, quantize_with_scale,
-    scaled_gemm, supports,
+    Cast, Format, GemmConfig, Granularity, KernelError, MatrixView, Orientation, ScaleMode, VectorView, amax, health,
+    quantize, quantize_with_amax, scaled_gemm, supports,
 };
 use rstest::rstest;
 
 use crate::common::*;
 
-/// The error of both kernels that take a matrix, which must agree.
+/// The error of all kernels that take a matrix, which must agree.
 fn error(client: &Client, view: &MatrixView) -> KernelError {
     let error = amax(client, view).unwrap_err();
+    for granularity in GRANULARITIES {
+        let cast = Cast { granularity, ..tensorwise(Format::E4m3, ScaleMode::F32) };
+        assert_eq!(quantize(client, view, cast, Orientation::Both).unwrap_err(), error);
+    }
+    let one = upload_f32(client, &[1.0]);
     let cast = tensorwise(Format::E4m3, ScaleMode::F32);
-    assert_eq!(quantize(client, view, cast, Orientation::Both).unwrap_err(), error);
+    assert_eq!(quantize_with_amax(client, view, &one, true, cast, Orientation::Both).unwrap_err(), error);
+    let operand = upload_codes(client, &[0; 12], [3, 4], Format::E4m3, 1.0);
+    assert_eq!(health(client, view, &operand).unwrap_err(), error);
     error
 }
 
@@ -74,9 +81,16 @@ fn other_dtypes() {
     assert_eq!(error(&client, &ints), KernelError::UnsupportedDtype { dtype });
     assert!(!supports(&client, dtype) && supports(&client, F32));
     let a = upload_codes(&client, &[0; 4], [1, 4], Format::E4m3, 1.0);
-    assert_eq!(scaled_gemm(&client, &a, &a, None, dtype).unwrap_err(), KernelError::UnsupportedDtype { dtype });
+    assert_eq!(
+        scaled_gemm(&client, &a, &a, None, dtype, GemmConfig::default()).unwrap_err(),
+        KernelError::UnsupportedDtype { dtype }
+    );
     for dtype in [F16, BF16] {
-        assert_eq!(scaled_gemm(&client, &a, &a, None, dtype).is_ok(), supports(&client, dtype), "{dtype}");
+        assert_eq!(
+            scaled_gemm(&client, &a, &a, None, dtype, GemmConfig::default()).is_ok(),
+            supports(&client, dtype),
+            "{dtype}"
+        );
     }
 }
 
@@ -85,7 +99,7 @@ fn operands_that_do_not_fit() {
     let Some(client) = client() else { return };
     let a = upload_codes(&client, &[0; 40], [2, 20], Format::E4m3, 1.0);
     let b = upload_codes(&client, &[0; 42], [2, 21], Format::E5m2, 1.0);
-    let gemm = |a, b| scaled_gemm(&client, a, b, None, F32).unwrap_err();
+    let gemm = |a, b| scaled_gemm(&client, a, b, None, F32, GemmConfig::default()).unwrap_err();
     assert_eq!(gemm(&a, &b), KernelError::ContractionMismatch { a: 20, b: 21 });
 
     let mut empty = a.clone();
@@ -109,27 +123,53 @@ fn biases_that_do_not_fit() {
     let Some(client) = client() else { return };
     let a = upload_codes(&client, &[0; 40], [2, 20], Format::E4m3, 1.0);
     let bias = upload_vector(&client, &[0.0; 3], 1, F32);
-    let gemm = |bias: &VectorView| scaled_gemm(&client, &a, &a, Some(bias), F32).unwrap_err();
+    let gemm = |bias: &VectorView| scaled_gemm(&client, &a, &a, Some(bias), F32, GemmConfig::default()).unwrap_err();
     assert_eq!(gemm(&bias), KernelError::BiasMismatch { bias: 3, n: 2 });
     let bias = VectorView { len: 2, stride: 3, ..bias };
     assert_eq!(gemm(&bias), KernelError::OutOfBounds { needed: 16, available: 12 });
 }
 
 #[test]
-fn a_scale_must_be_there() {
+fn scales_that_do_not_fit() {
+    let Some(client) = client() else { return };
+    let (rows, k) = (130, 129);
+    let b = upload_codes(&client, &vec![0; k], [1, k], Format::E4m3, 1.0);
+    let view = upload(&client, &vec![0.0; rows * k], [rows, k], Layout::RowMajor, F32);
+    let scales = [(Granularity::Tensor, 1), (Granularity::Row, 130), (Granularity::Block1x128, 260)];
+    for (granularity, count) in scales.into_iter().chain([(Granularity::Block128x128, 4)]) {
+        let matrix = HostMatrix::random([rows, k], Format::E4m3, granularity, 1);
+        assert_eq!(matrix.inv_scales.len(), count);
+        let mut a = matrix.upload(&client);
+        assert!(scaled_gemm(&client, &a, &b, None, F32, GemmConfig::default()).is_ok());
+        assert!(health(&client, &view, &a).is_ok());
+        a.inv_scale = a.inv_scale.offset_start(4);
+        let (needed, available) = (4 * count as u64, 4 * count as u64 - 4);
+        let want = KernelError::BadScales { granularity, rows, k, needed, available };
+        for (a, b) in [(&a, &b), (&b, &a)] {
+            assert_eq!(scaled_gemm(&client, a, b, None, F32, GemmConfig::default()).unwrap_err(), want);
+        }
+        assert_eq!(health(&client, &view, &a).unwrap_err(), want);
+    }
+}
+
+#[test]
+fn an_amax_must_be_there() {
     let Some(client) = client() else { return };
     let x = view(&client, [3, 4], [4, 1]);
     let one = upload_f32(&client, &[1.0]);
-    let none = one.clone().offset_start(2);
     let cast = tensorwise(Format::E4m3, ScaleMode::F32);
-    for (scale, inverse) in [(&one, &none), (&none, &one)] {
-        let error = quantize_with_scale(&client, &x, scale, inverse, cast, Orientation::Rows).unwrap_err();
-        assert_eq!(error, KernelError::OutOfBounds { needed: 4, available: 2 });
-    }
+    let error = |amax| quantize_with_amax(&client, &x, &amax, false, cast, Orientation::Rows).unwrap_err();
+    assert_eq!(error(one.clone().offset_start(4)), KernelError::OutOfBounds { needed: 4, available: 0 });
+    assert_eq!(error(one.offset_start(2)), KernelError::Misaligned { offset: 2, size: 4 });
 }
 
 #[test]
 fn messages_name_the_values() {
     let message = KernelError::ContractionMismatch { a: 20, b: 21 }.to_string();
     assert!(message.contains("20") && message.contains("21"), "{message}");
+    let (granularity, rows, k) = (Granularity::Block1x128, 2, 300);
+    let message = KernelError::BadScales { granularity, rows, k, needed: 24, available: 20 }.to_string();
+    for part in ["1x128", "[2, 300]", "24", "20"] {
+        assert!(message.contains(part), "{message}");
+    }
 }

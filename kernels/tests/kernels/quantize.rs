@@ -11,7 +11,14 @@ use crate::common::*;
 const ORIENTATIONS: [Orientation; 3] = [Orientation::Rows, Orientation::Cols, Orientation::Both];
 
 /// Checks one copy of row-major `x [rows, cols]` against the reference.
-pub(crate) fn check_copy(client: &Client, operand: &Operand, x: &[f32], shape: [usize; 2], cast: Cast, transposed: bool) {
+pub(crate) fn check_copy(
+    client: &Client,
+    operand: &Operand,
+    x: &[f32],
+    shape: [usize; 2],
+    cast: Cast,
+    transposed: bool,
+) {
     let want = reference::quantize(x, shape[0], shape[1], cast, transposed);
     let ([rows, k], codes) =
         if transposed { ([shape[1], shape[0]], transpose(&want.codes, shape)) } else { (shape, want.codes) };
@@ -88,12 +95,16 @@ fn every_cast_equals_the_reference(
 
 /// Row lengths on both sides of every change of plan, the last ones too long for registers.
 #[rstest]
+#[case([70, 16])]
+#[case([70, 17])]
 #[case([67, 128])]
 #[case([67, 129])]
 #[case([19, 512])]
 #[case([19, 513])]
 #[case([3, 4096])]
 #[case([3, 4097])]
+#[case([2, 8192])]
+#[case([2, 8193])]
 #[case([2, 16384])]
 #[case([2, 16385])]
 #[case([3, 40003])]
@@ -191,22 +202,17 @@ fn repeated_rows_and_columns() {
 fn grids_fold() {
     let Some(client) = client() else { return };
     let values = |len: usize| -> Vec<f32> { (0..len).map(|i| (i % 511) as f32 - 255.0).collect() };
-    let row = [1, 65535 * 64 + 65];
-    let column = [65535 * 32 + 33, 3];
-    for (shape, granularity) in [(row, Granularity::Tensor), (column, Granularity::Row)] {
+    let line = |size: usize| [1, 65535 * size + size + 1];
+    // Tiles of 64, tiles of 128, and 32 rows to a cube.
+    let cases = [
+        (line(64), Granularity::Tensor),
+        (line(128), Granularity::Block128x128),
+        ([65535 * 32 + 33, 3], Granularity::Row),
+    ];
+    for (shape, granularity) in cases {
         let x = values(shape[0] * shape[1]);
         let view = upload(&client, &x, shape, Layout::RowMajor, F32);
         let cast = Cast { format: Format::E4m3, granularity, scale_mode: ScaleMode::F32 };
         check(&client, &view, &x, cast, Orientation::Rows);
-    }
-    // Tiles of 128: eight million columns of one row, and the same as a column.
-    let shape = [1, 65535 * 128 + 129];
-    let x = values(shape[1]);
-    for (granularity, orientation) in
-        [(Granularity::Block1x128, Orientation::Rows), (Granularity::Block128x128, Orientation::Rows)]
-    {
-        let view = upload(&client, &x, shape, Layout::RowMajor, F32);
-        let cast = Cast { format: Format::E4m3, granularity, scale_mode: ScaleMode::F32 };
-        check(&client, &view, &x, cast, orientation);
     }
 }

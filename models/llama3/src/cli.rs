@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
+use burn_float8::Recipe;
 use burn_float8::device::DeviceChoice;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum};
 
 use crate::Error;
@@ -10,7 +12,7 @@ use crate::run_config::{Precision, RunConfig};
 
 /// Train a Llama 3 with FP8 linears on text files.
 ///
-/// Later wins: defaults, --config, --set in order, the other flags.
+/// Later wins: defaults, --config, --set in order, the other flags. configs/llama3_debug.toml lists every key.
 #[derive(Clone, Debug, Default, Parser)]
 #[command(name = "llama3_fp8")]
 pub struct Args {
@@ -20,6 +22,9 @@ pub struct Args {
     /// Precision of linears.
     #[arg(long)]
     pub precision: Option<Precision>,
+    /// How FP8 operands are scaled.
+    #[arg(long, value_parser = recipe())]
+    pub recipe: Option<Recipe>,
     /// TOML file; configs/ has examples.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -35,6 +40,20 @@ pub struct Args {
     /// Decides weights, batches and sample.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
+    /// Write what each linear did, GEMM by GEMM, as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Print it as a table at the end.
+    #[arg(long)]
+    pub print_report: bool,
+}
+
+/// Recipes by name.
+fn recipe() -> impl TypedValueParser<Value = Recipe> {
+    let parse = |name: String| {
+        Recipe::ALL.into_iter().find(|recipe| recipe.to_string() == name).ok_or("not one of the possible values")
+    };
+    PossibleValuesParser::new(Recipe::ALL.map(|recipe| recipe.to_string())).try_map(parse)
 }
 
 impl ValueEnum for Precision {
@@ -58,12 +77,18 @@ impl Args {
     /// # Errors
     /// Those of [`RunConfig::load`] and [`RunConfig::validate`].
     pub fn run_config(&self) -> Result<RunConfig, Error> {
-        let mut config = RunConfig::load(self.config.as_deref(), &self.set)?;
+        let mut settings: Vec<_> =
+            self.set.iter().map(|setting| (format!("--set {setting}"), setting.clone())).collect();
+        // The recipe decides what the file's other keys of [float8] mean, so it has to be there when they are read.
+        settings.extend(self.recipe.map(|name| (format!("--recipe {name}"), format!("float8.recipe={name}"))));
+        let mut config = RunConfig::load_from(self.config.as_deref(), &settings)?;
         let training = &mut config.training;
         training.device = self.device.unwrap_or(training.device);
         training.precision = self.precision.unwrap_or(training.precision);
         training.steps = self.steps.unwrap_or(training.steps);
         training.seed = self.seed.unwrap_or(training.seed);
+        training.report = self.report.clone().or(training.report.take());
+        training.print_report |= self.print_report;
         if !self.data.is_empty() {
             config.data.paths = self.data.clone();
         }

@@ -35,6 +35,14 @@ pub enum Error {
         /// The system's reason.
         source: std::io::Error,
     },
+    /// A file could not be written.
+    #[error("cannot write {}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
     /// A JSON file that does not parse.
     #[error("{} is not valid", path.display())]
     Json {
@@ -203,6 +211,9 @@ pub enum Error {
     /// FP8 could not be applied.
     #[error(transparent)]
     Float8(#[from] Float8Error),
+    /// Not all that was to run in FP8 did, and `float8.strict` is set.
+    #[error("float8.strict: {0}")]
+    Strict(#[source] Float8Error),
     /// The device failed while computing.
     #[error("the device failed while {doing}: {reason}")]
     Execution {

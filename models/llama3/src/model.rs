@@ -12,10 +12,12 @@ use burn::nn::{Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig, Rm
 use burn::tensor::activation::{log_softmax, silu};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor};
+use burn_float8::Float8Ops;
 
 use crate::Error;
 use crate::attention::{Attention, KvCache, Positions, causal_mask};
 use crate::config::LlamaConfig;
+use crate::linears::{ErasedLinear, Linears};
 use crate::rope::RotaryEmbedding;
 
 /// SwiGLU: `down(silu(gate(x)) ⊙ up(x))`.
@@ -58,6 +60,8 @@ pub struct Llama<B: Backend> {
     config: LlamaConfig,
     #[module(skip)]
     compute_dtype: DType,
+    #[module(skip)]
+    linears: ErasedLinear,
 }
 
 impl<B: Backend> Llama<B> {
@@ -89,6 +93,7 @@ impl<B: Backend> Llama<B> {
             rope: RotaryEmbedding::new(&config, device),
             config,
             compute_dtype: DType::F32,
+            linears: ErasedLinear::default(),
         })
     }
 
@@ -101,6 +106,16 @@ impl<B: Backend> Llama<B> {
     /// backend whose linears mix dtypes, such as `Float8<B>`.
     pub fn with_compute_dtype(mut self, dtype: DType) -> Self {
         self.compute_dtype = dtype;
+        self
+    }
+
+    /// Lets backward keep the FP8 operand of each linear's x, a byte an element and the scales, instead of x, where its
+    /// weight gradient runs in FP8. Losses and gradients are the same bits; see [`burn_float8::linear`].
+    pub fn with_saved_fp8_operands(mut self) -> Self
+    where
+        B: Float8Ops,
+    {
+        self.linears = ErasedLinear::saving_fp8_operands::<B>();
         self
     }
 
@@ -132,8 +147,13 @@ impl<B: Backend> Llama<B> {
         let [batch, len] = tokens.dims();
         let device = tokens.device();
         let past = cache.as_ref().map_or(0, |cache| cache.len);
-        let positions =
-            Positions { batch, len, rope: self.rope.at(past..past + len), mask: causal_mask(past, len, &device) };
+        let positions = Positions {
+            batch,
+            len,
+            rope: self.rope.at(past..past + len),
+            mask: causal_mask(past, len, &device),
+            linears: self.linears.on(),
+        };
         let embedded = self.embed_tokens.forward(tokens).cast(self.compute_dtype);
         let mut h = embedded.reshape([batch * len, self.config.hidden_size]);
         match cache {
@@ -155,7 +175,7 @@ impl<B: Backend> Llama<B> {
     /// `[M, H]` → `[M, V]`, f32.
     fn logits(&self, hidden: Tensor<B, 2>) -> Tensor<B, 2> {
         let logits = match &self.lm_head {
-            Some(lm_head) => lm_head.forward(hidden),
+            Some(lm_head) => self.linears.on().run(lm_head, hidden),
             // A matmul, not a linear: a tied output has no name for a filter, so it never runs in FP8.
             None => {
                 let weight = self.embed_tokens.weight.val().cast(hidden.dtype());
@@ -177,15 +197,15 @@ impl<B: Backend> DecoderLayer<B> {
         let x = rms_norm(&self.input_layernorm, h.clone());
         let h = h + self.self_attn.forward(x, positions, cache);
         let x = rms_norm(&self.post_attention_layernorm, h.clone());
-        h + self.mlp.forward(x)
+        h + self.mlp.forward(x, &positions.linears)
     }
 }
 
 impl<B: Backend> Mlp<B> {
     /// `[M, H]` → `[M, H]`.
-    fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
-        let gate = silu(self.gate_proj.forward(x.clone()));
-        self.down_proj.forward(gate * self.up_proj.forward(x))
+    fn forward(&self, x: Tensor<B, 2>, linears: &Linears<B>) -> Tensor<B, 2> {
+        let gate = silu(linears.run(&self.gate_proj, x.clone()));
+        linears.run(&self.down_proj, gate * linears.run(&self.up_proj, x))
     }
 }
 

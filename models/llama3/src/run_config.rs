@@ -5,14 +5,15 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use burn_float8::Float8Config;
 use burn_float8::device::DeviceChoice;
-use burn_float8::{Float8Config, Recipe};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use crate::Error;
 use crate::config::{LlamaConfig, RopeScaling};
 use crate::data::TextSource;
+use crate::float8_section::Float8Section;
 use crate::schedule::{Decay, Schedule};
 
 /// One training run.
@@ -119,6 +120,12 @@ pub struct TrainingSection {
     pub eval_batches: usize,
     /// The device's peak in TFLOP/s, for `mfu`.
     pub peak_tflops: Option<f64>,
+    /// With precision fp8, backward keeps the FP8 operand of each linear's x instead of x: less memory, same results.
+    pub save_fp8_operands: bool,
+    /// Where to write what each linear did, as JSON.
+    pub report: Option<PathBuf>,
+    /// Whether to print it as a table.
+    pub print_report: bool,
 }
 
 /// AdamW and the learning rate; see [`Schedule`].
@@ -139,16 +146,6 @@ pub struct OptimizerSection {
     pub decay: Decay,
     /// Share of the peak that the decay ends at.
     pub min_lr_ratio: f64,
-}
-
-/// FP8.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Float8Section {
-    /// How operands are cast.
-    pub recipe: Recipe,
-    /// Linears to keep in high precision, by torchtitan's substring rule; the output layer if absent.
-    pub filter_fqns: Option<Vec<String>>,
 }
 
 /// Text.
@@ -190,6 +187,9 @@ impl Default for TrainingSection {
             log_every: 20,
             eval_batches: 16,
             peak_tflops: None,
+            save_fp8_operands: false,
+            report: None,
+            print_report: false,
         }
     }
 }
@@ -226,6 +226,12 @@ impl RunConfig {
     /// # Errors
     /// [`Error::Io`]; [`Error::RunConfig`] naming the file or the setting, and the key.
     pub fn load(file: Option<&Path>, settings: &[String]) -> Result<Self, Error> {
+        let settings: Vec<_> = settings.iter().map(|setting| (format!("--set {setting}"), setting.clone())).collect();
+        Self::load_from(file, &settings)
+    }
+
+    /// [`load`](Self::load) with settings that have come to be in other ways: where each is from, and the setting.
+    pub(crate) fn load_from(file: Option<&Path>, settings: &[(String, String)]) -> Result<Self, Error> {
         let mut table = Table::new();
         let mut config = Self::default();
         if let Some(path) = file {
@@ -239,17 +245,28 @@ impl RunConfig {
             table = toml::from_str(&text).map_err(fail)?;
         }
         // A flag cannot remove the file's preset; a preset that a flag asks for is a contradiction.
-        if settings.iter().any(|setting| key_of(setting) == Some("model.hf_path"))
+        if settings.iter().any(|(_, setting)| key_of(setting) == Some("model.hf_path"))
             && let Some(Value::Table(model)) = table.get_mut("model")
         {
             model.remove("preset");
         }
-        for setting in settings {
-            let fail = |reason: String| Error::RunConfig { origin: format!("--set {setting}"), reason };
-            set(&mut table, setting).map_err(fail)?;
-            config = table.clone().try_into().map_err(|error: toml::de::Error| fail(error.message().into()))?;
+        let fail = |origin: &str, reason: &str| Error::RunConfig { origin: origin.into(), reason: reason.into() };
+        // Settings may make sense only together, so all are there before they are judged; to blame is the first since
+        // which there has been an error.
+        let mut tables = vec![];
+        for (origin, setting) in settings {
+            set(&mut table, setting).map_err(|reason| fail(origin, &reason))?;
+            tables.push((origin, table.clone()));
         }
-        Ok(config)
+        let mut first_error = Ok(());
+        for (origin, table) in tables.into_iter().rev() {
+            match (table.try_into(), &first_error) {
+                (Ok(last), Ok(())) => return Ok(last),
+                (Ok(_), Err(_)) => break,
+                (Err(error), _) => first_error = Err(fail(origin, toml::de::Error::message(&error))),
+            }
+        }
+        first_error.map(|()| config)
     }
 
     /// Checks what the types do not.
@@ -292,7 +309,16 @@ impl RunConfig {
         let fits = temperature >= 0.0 && temperature.is_finite();
         require("generate.temperature", temperature, fits, "must be finite and not negative")?;
         let prompt = &generate.prompt;
-        require("generate.prompt", format!("{prompt:?}"), !prompt.is_empty(), "must not be empty")
+        require("generate.prompt", format!("{prompt:?}"), !prompt.is_empty(), "must not be empty")?;
+        let steps = training.steps;
+        if let Some(schedule) = &self.float8.schedule
+            && training.precision == Precision::Fp8
+        {
+            let fits = steps == 0 || (0..steps).any(|step| self.float8.is_float8(step, steps));
+            let value = Value::try_from(schedule).map_or_else(|_| format!("{schedule:?}"), |value| value.to_string());
+            require("float8.schedule", value, fits, &format!("none of {steps} steps runs in FP8"))?;
+        }
+        Ok(())
     }
 
     /// The model's dimensions: the checkpoint's, or the preset's with this file's changes.
@@ -321,11 +347,9 @@ impl RunConfig {
         Ok(config)
     }
 
-    /// FP8's config for a model. A tied output is no linear of the model, so there is nothing to filter.
+    /// FP8's config for a model; see [`Float8Section::for_model`].
     pub fn float8(&self, model: &LlamaConfig) -> Float8Config {
-        let output = || if model.tie_word_embeddings { vec![] } else { vec!["lm_head".into()] };
-        let filter = self.float8.filter_fqns.clone().unwrap_or_else(output);
-        Float8Config { recipe: self.float8.recipe, ..Float8Config::default() }.with_filter_fqns(filter)
+        self.float8.for_model(model)
     }
 
     /// Where the text comes from.

@@ -1,24 +1,24 @@
-//! The training loop: batches in, step lines out, then a held-out loss, a sample and the GEMM counts.
+//! The training loop: batches in, step lines out, then a held-out loss, a sample and what the linears did.
 
 use std::io::Write;
 use std::time::Instant;
 
 use burn::module::AutodiffModule;
-use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor};
 use burn_float8::device::SelectedDevice;
-use burn_float8::{Float8Ops, GemmTotals, report, set_default_config};
+use burn_float8::{Float8Ops, GemmTotals, Report, set_default_config};
 
 use crate::Error;
 use crate::batches::{Batch, BatchShape, TrainBatches, held_out_batches};
 use crate::config::LlamaConfig;
 use crate::data::Corpus;
 use crate::generate::Sampling;
-use crate::grads::clip_grad_norm;
 use crate::metrics::{Memory, StepLine, thousands};
 use crate::model::Llama;
+use crate::reporting;
 use crate::run_config::{ComputeDtype, Precision, RunConfig};
+use crate::steps::{Step, Steps};
 use crate::tokenizer::ByteTokenizer;
 
 /// What a run came to.
@@ -32,11 +32,15 @@ pub struct Outcome {
     pub sample: String,
     /// GEMMs of linears by precision, evaluation and sampling included.
     pub gemms: GemmTotals,
+    /// What each linear did; empty unless FP8 was applied.
+    pub report: Report,
 }
 
 /// Trains as `config` says on `device`, which is `selected`, and writes the log to `out`.
 ///
-/// The backend's default FP8 config is switched off for `device`: only linears that `config` names run in FP8.
+/// The backend's default FP8 config is switched off for `device`: only linears that `config` names run in FP8. With
+/// `float8.strict`, a GEMM in high precision that `config` does not ask for is [`Error::Strict`], after the first step in
+/// FP8 or at the end.
 ///
 /// # Errors
 /// Any [`Error`].
@@ -47,6 +51,9 @@ pub fn train<B: AutodiffBackend + Float8Ops>(
     out: &mut dyn Write,
 ) -> Result<Outcome, Error> {
     config.validate()?;
+    if let Some(path) = &config.training.report {
+        reporting::check_destination(path)?;
+    }
     let dims = dimensions(config)?;
     let dtype = compute_dtype::<B>(config, selected, device)?;
     let corpus = config.text().load()?;
@@ -56,10 +63,24 @@ pub fn train<B: AutodiffBackend + Float8Ops>(
     announce(config, selected, dtype, &dims, &corpus, out)?;
 
     let model = prepare::<B>(config, dims, device, out)?.with_compute_dtype(dtype);
-    let (model, steps) = optimize::<B>(config, selected, model, batches, device, out)?;
+    finish(config, selected, Steps::new(config, model, batches), &held_out, device, out)
+}
 
+/// Makes the steps of `config` that `steps` has not made yet, then evaluates, samples and reports as [`train`] does.
+///
+/// # Errors
+/// As [`train`].
+pub fn finish<B: AutodiffBackend + Float8Ops>(
+    config: &RunConfig,
+    selected: &SelectedDevice,
+    steps: Steps<'_, B>,
+    held_out: &[Batch],
+    device: &B::Device,
+    out: &mut dyn Write,
+) -> Result<Outcome, Error> {
+    let (model, steps) = optimize::<B>(config, selected, steps, device, out)?;
     let evaluated = model.valid();
-    let held_out_loss = mean_loss(&evaluated, &held_out, device)?;
+    let held_out_loss = mean_loss(&evaluated, held_out, device)?;
     if !held_out_loss.is_finite() {
         return Err(Error::HeldOutDiverged { steps: config.training.steps, loss: held_out_loss });
     }
@@ -69,9 +90,27 @@ pub fn train<B: AutodiffBackend + Float8Ops>(
     if !sample.is_empty() {
         writeln!(out, "sample:\n{}{sample}", config.generate.prompt)?;
     }
-    let gemms = report::<B, _>(&model).totals();
-    writeln!(out, "{gemms}")?;
-    Ok(Outcome { steps, held_out_loss, sample, gemms })
+    let report = reporting::report_of(&model);
+    if let Some(path) = &config.training.report {
+        reporting::write(&report, path)?;
+        writeln!(out, "report: {}", path.display())?;
+    }
+    let gemms = report.totals();
+    match config.training.print_report {
+        // Its last line is the totals.
+        true => writeln!(out, "{report}")?,
+        false => writeln!(out, "{gemms}")?,
+    }
+    verify(config, &report)?;
+    Ok(Outcome { steps, held_out_loss, sample, gemms, report })
+}
+
+/// With `float8.strict`, whether all ran in FP8 that was to.
+fn verify(config: &RunConfig, report: &Report) -> Result<(), Error> {
+    match config.float8.config.strict {
+        true => report.verify().map_err(Error::Strict),
+        false => Ok(()),
+    }
 }
 
 /// The model's dimensions, with rotary tables no longer than this run needs.
@@ -146,8 +185,13 @@ fn announce(
     Ok(())
 }
 
-/// The initial model, with FP8 applied if asked for.
-fn prepare<B: AutodiffBackend + Float8Ops>(
+/// The initial model of a run, of these dimensions, with FP8 applied if `config` asks for it.
+///
+/// The backend's default FP8 config is switched off for `device`.
+///
+/// # Errors
+/// Weights that do not load, an FP8 config that does not fit the model, a log that cannot be written.
+pub fn prepare<B: AutodiffBackend + Float8Ops>(
     config: &RunConfig,
     dims: LlamaConfig,
     device: &B::Device,
@@ -159,59 +203,52 @@ fn prepare<B: AutodiffBackend + Float8Ops>(
         Some(path) => model.load_hf_weights(path)?,
         None => model.init_weights(config.training.seed),
     };
-    set_default_config::<B>(device, None);
+    set_default_config::<B>(device, None)?;
     if config.training.precision != Precision::Fp8 {
         return Ok(model);
     }
-    let (model, summary) = float8.convert::<B, _>(model)?;
+    // Strict mode panics in the GEMM; a run reports an error instead.
+    let (model, summary) = float8.with_strict(false).convert::<B, _>(model)?;
     writeln!(out, "{summary}")?;
-    Ok(model)
+    Ok(if config.training.save_fp8_operands { model.with_saved_fp8_operands() } else { model })
 }
 
-fn optimize<B: AutodiffBackend>(
+fn optimize<B: AutodiffBackend + Float8Ops>(
     config: &RunConfig,
     selected: &SelectedDevice,
-    mut model: Llama<B>,
-    mut batches: TrainBatches<'_>,
+    mut steps: Steps<'_, B>,
     device: &B::Device,
     out: &mut dyn Write,
 ) -> Result<(Llama<B>, Vec<StepLine>), Error> {
-    let (training, optimizer) = (&config.training, &config.optimizer);
-    let schedule = config.schedule();
-    let mut adamw = AdamWConfig::new()
-        .with_beta_1(optimizer.betas[0] as f32)
-        .with_beta_2(optimizer.betas[1] as f32)
-        .with_epsilon(optimizer.eps as f32)
-        .with_weight_decay(optimizer.weight_decay as f32)
-        .init::<B, Llama<B>>();
-    let flops_per_token = model.config().flops_per_token(training.seq_len);
-    let micro_batches = training.grad_accumulation;
-
+    let training = &config.training;
+    let fp8 = training.precision == Precision::Fp8;
+    let flops_per_token = steps.model.config().flops_per_token(training.seq_len);
     let mut lines = Vec::new();
-    let mut since = Instant::now();
-    let mut tokens = 0;
-    for step in 1..=training.steps {
-        let mut loss = Tensor::<B::InnerBackend, 1>::zeros([1], (device, DType::F32));
-        let mut accumulator = GradientsAccumulator::new();
-        for batch in batches.by_ref().take(micro_batches) {
-            tokens += batch.num_tokens();
-            let [inputs, targets] = batch.tensors::<B>(device);
-            let part = model.loss(inputs, targets).div_scalar(micro_batches as f64);
-            loss = loss + part.clone().inner();
-            let grads = GradientsParams::from_grads(part.backward(), &model);
-            accumulator.accumulate(&model, grads);
+    let (mut since, mut tokens) = (Instant::now(), 0);
+    // As `prepare` leaves the model.
+    let mut was_float8 = fp8;
+    let mut verified = false;
+    while steps.done() < training.steps {
+        let step;
+        (steps, step) = steps.step(device);
+        let Step { number, is_float8, .. } = step;
+        tokens += step.tokens;
+        if is_float8 != was_float8 {
+            let precision = if is_float8 { "FP8" } else { "high precision" };
+            writeln!(out, "step: {number:2}  linears switch to {precision} (float8.schedule)")?;
+            was_float8 = is_float8;
         }
-        let mut grads = accumulator.grads();
-        let norm = clip_grad_norm(&model, &mut grads, training.max_norm, device);
-        model = adamw.step(schedule.at(step - 1), model, grads);
-
-        if step == 1 || step == training.steps || step.is_multiple_of(training.log_every) {
-            let [loss, grad_norm] = [read(loss)?, read(norm)?];
+        if is_float8 && !verified {
+            verify(config, &reporting::report_of(&steps.model))?;
+            verified = true;
+        }
+        if number == 1 || number == training.steps || number.is_multiple_of(training.log_every) {
+            let [loss, grad_norm] = [read(step.loss)?, read(step.grad_norm)?];
             if !loss.is_finite() || !grad_norm.is_finite() {
-                return Err(Error::Diverged { step, loss, grad_norm });
+                return Err(Error::Diverged { step: number, loss, grad_norm });
             }
             let line = StepLine {
-                step,
+                step: number,
                 loss,
                 grad_norm,
                 memory: (*selected == SelectedDevice::Cpu).then(Memory::of_process).flatten(),
@@ -224,7 +261,7 @@ fn optimize<B: AutodiffBackend>(
             (since, tokens) = (Instant::now(), 0);
         }
     }
-    Ok((model, lines))
+    Ok((steps.model, lines))
 }
 
 /// Mean loss per token over `batches`, which are all of one shape.

@@ -11,7 +11,7 @@ use crate::error::Float8Error;
 pub struct StatisticsConfig {
     /// Optimizer steps from one sample to the next; the first step is sampled.
     pub every_n_steps: u64,
-    /// Recipes to cast the same tensors with, to see what they would have given.
+    /// Recipes to cast the same tensors with, to see what they would have given; not `delayed`, which needs a history.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub compare: Vec<Recipe>,
 }
@@ -66,8 +66,7 @@ impl FallbackConfig {
         if min_sqnr_db.is_none() && max_saturated.is_none() && max_flushed.is_none() {
             return Err(Float8Error::FallbackWithoutLimit);
         }
-        let limits =
-            [("fallback.max_saturated", max_saturated, 1.0), ("fallback.max_flushed", max_flushed, 1.0)];
+        let limits = [("fallback.max_saturated", max_saturated, 1.0), ("fallback.max_flushed", max_flushed, 1.0)];
         for (field, limit, largest) in limits.into_iter().chain([("fallback.min_sqnr_db", min_sqnr_db, 200.0)]) {
             if let Some(value) = limit
                 && !(0.0..=largest).contains(&value)

@@ -205,6 +205,9 @@ impl Float8Config {
         if self.statistics.as_ref().is_some_and(|s| s.every_n_steps == 0) {
             return Err(Float8Error::StatisticsEveryZero);
         }
+        if self.statistics.as_ref().is_some_and(|s| s.compare.contains(&Recipe::Delayed)) {
+            return Err(Float8Error::CompareDelayed);
+        }
         match (&self.fallback, &self.statistics) {
             (Some(_), None) => Err(Float8Error::FallbackWithoutStatistics),
             (Some(fallback), Some(_)) => fallback.validate(),

@@ -4,14 +4,21 @@ use std::fs;
 use std::path::Path;
 
 use burn::backend::{Autodiff, Flex};
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::Float8;
+use burn_float8::device::SelectedDevice;
+use llama3::batches::{BatchShape, TrainBatches};
+use llama3::data::Corpus;
 use llama3::rng::Rng;
-use llama3::{Llama, LlamaConfig, RopeScaling};
+use llama3::steps::Steps;
+use llama3::trainer::{Outcome, prepare, train};
+use llama3::{Error, Llama, LlamaConfig, RopeScaling, RunConfig};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 /// A backend that trains in FP8.
 pub(crate) type Train = Autodiff<Float8<Flex>>;
@@ -152,4 +159,65 @@ pub(crate) fn write_text(dir: &Path, files: usize) {
         let lines: Vec<_> = (0..60).map(|line| format!("fn f{line}() {{ g({file}) }}\n")).collect();
         fs::write(dir.join(format!("{file:02}.rs")), lines.concat()).unwrap();
     }
+}
+
+pub(crate) fn text() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    write_text(dir.path(), 10);
+    dir
+}
+
+/// A run of the tiny model on `data`.
+pub(crate) fn run_config(data: &Path, settings: &[&str]) -> RunConfig {
+    let tiny = [
+        "model.vocab_size=288",
+        "model.hidden_size=48",
+        "model.intermediate_size=80",
+        "model.num_layers=2",
+        "model.num_heads=6",
+        "model.num_kv_heads=2",
+        "model.head_dim=12",
+        "training.steps=12",
+        "training.batch_size=4",
+        "training.seq_len=24",
+        "training.log_every=5",
+        "training.eval_batches=2",
+        "generate.max_new_tokens=8",
+    ];
+    let settings: Vec<_> = tiny.iter().chain(settings).map(|s| s.to_string()).collect();
+    let mut config = RunConfig::load(None, &settings).unwrap();
+    config.data.paths = vec![data.into()];
+    config
+}
+
+pub(crate) fn run(config: &RunConfig) -> Result<(Outcome, String), Error> {
+    let mut log = Vec::new();
+    let outcome = train::<Train>(config, &SelectedDevice::Cpu, &Default::default(), &mut log)?;
+    Ok((outcome, String::from_utf8(log).unwrap()))
+}
+
+/// The beginning of a run of `config`, step by step; `change` has the last word on the model.
+pub(crate) fn steps<'a>(
+    config: &'a RunConfig,
+    corpus: &'a Corpus,
+    change: impl FnOnce(Llama<Train>) -> Llama<Train>,
+) -> Steps<'a, Train> {
+    let dims = config.llama().unwrap();
+    let model = prepare::<Train>(config, dims, &Default::default(), &mut std::io::sink()).unwrap();
+    let shape = BatchShape { batch_size: config.training.batch_size, seq_len: config.training.seq_len };
+    let batches = TrainBatches::new(&corpus.train, shape, config.training.seed).unwrap();
+    Steps::new(config, change(model), batches)
+}
+
+/// The bits of every parameter.
+pub(crate) fn parameters(model: &Llama<Train>) -> Vec<u32> {
+    struct Collect(Vec<u32>);
+    impl ModuleVisitor<Train> for Collect {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Train, D>>) {
+            self.0.extend(values(param.val()).into_iter().map(f32::to_bits));
+        }
+    }
+    let mut collect = Collect(Vec::new());
+    model.visit(&mut collect);
+    collect.0
 }

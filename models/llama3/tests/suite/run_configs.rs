@@ -139,6 +139,8 @@ fn impossible_values_are_named() {
         ("optimizer.weight_decay=-1", "optimizer.weight_decay"),
         ("optimizer.min_lr_ratio=2", "optimizer.min_lr_ratio"),
         ("generate.temperature=-1", "generate.temperature"),
+        ("float8.schedule={ warmup = 600 }", "float8.schedule"),
+        ("float8.schedule={ warmup = 0.5, cooldown = 0.5 }", "float8.schedule"),
         ("generate.prompt=\"\"", "generate.prompt"),
     ] {
         match args(&["--set", setting]) {

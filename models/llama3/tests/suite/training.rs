@@ -1,50 +1,9 @@
 //! Whole runs on small text: losses fall and repeat, precisions agree, GEMMs are counted, bad runs are refused.
 
-use std::path::Path;
+use llama3::Error;
+use llama3::trainer::Outcome;
 
-use burn::backend::{Autodiff, Flex};
-use burn_float8::Float8;
-use burn_float8::device::SelectedDevice;
-use llama3::trainer::{Outcome, train};
-use llama3::{Error, RunConfig};
-use tempfile::TempDir;
-
-use crate::common::{hf_json, stored_tensors, tiny, write_json, write_safetensors, write_text};
-
-fn text() -> TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    write_text(dir.path(), 10);
-    dir
-}
-
-/// A run of the tiny model on `data`.
-fn config(data: &Path, settings: &[&str]) -> RunConfig {
-    let tiny = [
-        "model.vocab_size=288",
-        "model.hidden_size=48",
-        "model.intermediate_size=80",
-        "model.num_layers=2",
-        "model.num_heads=6",
-        "model.num_kv_heads=2",
-        "model.head_dim=12",
-        "training.steps=12",
-        "training.batch_size=4",
-        "training.seq_len=24",
-        "training.log_every=5",
-        "training.eval_batches=2",
-        "generate.max_new_tokens=8",
-    ];
-    let settings: Vec<_> = tiny.iter().chain(settings).map(|s| s.to_string()).collect();
-    let mut config = RunConfig::load(None, &settings).unwrap();
-    config.data.paths = vec![data.into()];
-    config
-}
-
-fn run(config: &RunConfig) -> Result<(Outcome, String), Error> {
-    let mut log = Vec::new();
-    let outcome = train::<Autodiff<Float8<Flex>>>(config, &SelectedDevice::Cpu, &Default::default(), &mut log)?;
-    Ok((outcome, String::from_utf8(log).unwrap()))
-}
+use crate::common::{hf_json, run, run_config as config, stored_tensors, text, tiny, write_json, write_safetensors};
 
 #[test]
 fn losses_fall_repeat_and_agree_between_precisions() {
@@ -83,11 +42,12 @@ fn the_log_has_every_part_and_the_gemms_are_counted() {
     assert_eq!(lines[4], outcome.steps[0].to_string());
     assert!(lines[8].starts_with("held-out loss: "), "{}", lines[8]);
     assert_eq!(lines[9], "sample:");
-    // Only this run tags layers of this model; untagged ones, which all tests share, are in high precision.
     // 12 steps of three GEMMs; forward only for 2 evaluation batches and 8 generated tokens.
     let gemms = |linears: u64| linears * (12 * 3 + 2 + 8);
     assert_eq!(outcome.gemms.native, 0);
     assert_eq!(outcome.gemms.emulated, gemms(14));
+    assert_eq!(outcome.gemms.high_precision, gemms(1));
+    assert_eq!(outcome.report.totals(), outcome.gemms);
     assert_eq!(lines.last().unwrap(), &outcome.gemms.to_string());
 }
 

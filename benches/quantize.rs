@@ -1,0 +1,126 @@
+//! Quantize kernels on wgpu against a copy on the device that moves as many bytes.
+//!
+//! ```text
+//! bytes = 4 · R · C  (x, read once)  +  codes and scales of each copy written
+//! ratio = time of the cast / time of a copy that reads bytes / 2 and writes bytes / 2
+//! ```
+use std::time::Instant;
+
+use cubecl::prelude::*;
+use cubecl::wgpu::{WgpuDevice, WgpuRuntime};
+use float8_kernels::{Cast, Format, Granularity, MatrixView, Orientation, ScaleMode, quantize, row_words};
+use serde::Serialize;
+
+use crate::median;
+
+const ROWS: usize = 4096;
+const COLS: usize = 1024;
+/// Launches between two waits.
+const LAUNCHES: u32 = 4;
+const UNITS: u32 = 256;
+/// Words of a unit's load and store.
+const VECTOR: usize = 4;
+
+/// One cast.
+#[derive(Serialize)]
+pub struct Row {
+    device: String,
+    granularity: String,
+    /// What is written: x by rows, or both orientations.
+    orientation: &'static str,
+    /// Read and written.
+    bytes: u64,
+    /// Median milliseconds.
+    quantize_ms: f64,
+    copy_ms: f64,
+    /// quantize / copy.
+    ratio: f64,
+}
+
+#[cube(launch_unchecked)]
+fn copy<N: Size>(source: &Array<Vector<u32, N>>, target: &mut Array<Vector<u32, N>>) {
+    target[ABSOLUTE_POS] = source[ABSOLUTE_POS];
+}
+
+type Client = ComputeClient<WgpuRuntime>;
+
+/// Milliseconds of one launch.
+fn time(client: &Client, mut launch: impl FnMut()) -> f64 {
+    let sync = || cubecl::future::block_on(client.sync()).expect("the device runs");
+    sync();
+    let start = Instant::now();
+    (0..LAUNCHES).for_each(|_| launch());
+    sync();
+    start.elapsed().as_secs_f64() * 1e3 / f64::from(LAUNCHES)
+}
+
+/// Bytes of codes and scales of an operand `[rows, k]`.
+fn written(granularity: Granularity, rows: usize, k: usize) -> usize {
+    let [r, c] = granularity.scale_dims(rows, k);
+    4 * (rows * row_words(k) + r * c)
+}
+
+/// The default wgpu device, whose name this is.
+pub fn rows(device: &str, repeat: u32) -> Vec<Row> {
+    let client = WgpuRuntime::client(&WgpuDevice::default());
+    let values: Vec<f32> = (0..ROWS * COLS).map(|i| ((i * 2_654_435_761) % 8191) as f32 / 1024.0 - 4.0).collect();
+    let x = MatrixView {
+        handle: client.create_from_slice(f32::as_bytes(&values)),
+        shape: [ROWS, COLS],
+        strides: [COLS, 1],
+        dtype: f32::as_type_native_unchecked().storage_type(),
+    };
+    let mut rows = vec![];
+    for granularity in [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128] {
+        for (name, orientation) in [("rows", Orientation::Rows), ("both", Orientation::Both)] {
+            let cast = Cast { format: Format::E4m3, granularity, scale_mode: ScaleMode::F32 };
+            let transposed = if orientation.cols() { written(granularity, COLS, ROWS) } else { 0 };
+            let bytes = 4 * ROWS * COLS + written(granularity, ROWS, COLS) + transposed;
+            let cubes = (bytes / 2).div_ceil(UNITS as usize * VECTOR * 4);
+            let words = cubes * UNITS as usize * VECTOR;
+            let (source, target) = (client.create_from_slice(&vec![1; 4 * words]), client.empty(4 * words));
+            let mut copied = || {
+                // SAFETY: every unit copies one vector of the `words` that both hold.
+                unsafe {
+                    copy::launch_unchecked::<WgpuRuntime>(
+                        &client,
+                        CubeCount::Static(cubes as u32, 1, 1),
+                        CubeDim::new_1d(UNITS),
+                        VECTOR,
+                        ArrayArg::from_raw_parts(source.clone(), words),
+                        ArrayArg::from_raw_parts(target.clone(), words),
+                    );
+                }
+            };
+            let mut quantized = || {
+                quantize(&client, &x, cast, orientation).expect("a matrix that the kernels take");
+            };
+            let turns = (0..repeat + 2).map(|_| (time(&client, &mut quantized), time(&client, &mut copied)));
+            let (casts, copies): (Vec<_>, Vec<_>) = turns.skip(2).unzip();
+            let (quantize_ms, copy_ms) = (median(casts), median(copies));
+            rows.push(Row {
+                device: device.into(),
+                granularity: granularity.to_string(),
+                orientation: name,
+                bytes: bytes as u64,
+                quantize_ms,
+                copy_ms,
+                ratio: quantize_ms / copy_ms,
+            });
+        }
+    }
+    rows
+}
+
+pub fn print(rows: &[Row]) {
+    let Some(Row { device, .. }) = rows.first() else { return };
+    println!("\nquantize f32 [{ROWS}, {COLS}] to e4m3 on {device}, against a copy of the same bytes");
+    println!(
+        "{:<10}  {:<11}  {:>8}  {:>11}  {:>8}  {:>6}",
+        "scales", "orientation", "MiB", "quantize ms", "copy ms", "ratio"
+    );
+    for Row { granularity, orientation, bytes, quantize_ms, copy_ms, ratio, .. } in rows {
+        let mib = *bytes as f64 / f64::from(1 << 20);
+        println!("{granularity:<10}  {orientation:<11}  {mib:>8.2}  {quantize_ms:>11.2}  {copy_ms:>8.2}  {ratio:>6.2}");
+    }
+}

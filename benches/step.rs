@@ -1,0 +1,72 @@
+//! One train step of the debug Llama, each recipe against the plain backend, repetitions in turn.
+use std::time::Instant;
+
+use burn::backend::{Autodiff, Flex, Wgpu};
+use burn::tensor::backend::AutodiffBackend;
+use burn_float8::{Float8, Float8Config, Float8Ops, Recipe};
+use llama3::Llama;
+use serde::Serialize;
+
+use crate::median;
+use crate::model::{Training, float8, plain};
+
+/// One precision on one device.
+#[derive(Serialize)]
+pub struct Row {
+    device: String,
+    precision: String,
+    /// Median milliseconds of a step.
+    ms: f64,
+    /// To the plain backend's.
+    ratio: f64,
+}
+
+type Case = (String, Box<dyn FnMut()>);
+
+fn case<B: AutodiffBackend>(precision: impl Into<String>, model: Llama<B>) -> Case {
+    let mut training = Training::new(model);
+    (precision.into(), Box::new(move || training.step()))
+}
+
+fn compare<Plain: AutodiffBackend, Fp8: AutodiffBackend + Float8Ops>(device: &str, repeat: u32, rows: &mut Vec<Row>) {
+    let mut cases = vec![case("f32", plain::<Plain>())];
+    cases.extend(Recipe::ALL.map(|recipe| case(recipe.to_string(), float8::<Fp8>(Float8Config::new(recipe)))));
+    let saved = float8::<Fp8>(Float8Config::tensorwise()).with_saved_fp8_operands();
+    cases.push(case("tensorwise, saved operands", saved));
+    let mut times = vec![vec![]; cases.len()];
+    for repetition in 0..repeat + 2 {
+        for ((_, step), times) in cases.iter_mut().zip(&mut times) {
+            let start = Instant::now();
+            step();
+            // The first two compile kernels and make the moments.
+            if repetition >= 2 {
+                times.push(start.elapsed().as_secs_f64() * 1e3);
+            }
+        }
+    }
+    let medians: Vec<_> = times.into_iter().map(median).collect();
+    for ((precision, _), ms) in cases.into_iter().zip(&medians) {
+        rows.push(Row { device: device.into(), precision, ms: *ms, ratio: ms / medians[0] });
+    }
+}
+
+/// The CPU and, if there is one, the wgpu device of this name.
+pub fn rows(wgpu: Option<&str>, repeat: u32) -> Vec<Row> {
+    let mut rows = vec![];
+    compare::<Autodiff<Flex>, Autodiff<Float8<Flex>>>("cpu", repeat, &mut rows);
+    if let Some(device) = wgpu {
+        compare::<Autodiff<Wgpu>, Autodiff<Float8<Wgpu>>>(device, repeat, &mut rows);
+    }
+    rows
+}
+
+pub fn print(rows: &[Row]) {
+    if rows.is_empty() {
+        return;
+    }
+    println!("\ntrain step of the debug Llama, 8 x 128 tokens: forward, backward, AdamW");
+    println!("{:<28}  {:>10}  {:>6}  device", "precision", "ms", "ratio");
+    for Row { device, precision, ms, ratio } in rows {
+        println!("{precision:<28}  {ms:>10.2}  {ratio:>6.2}  {device}");
+    }
+}

@@ -1,0 +1,88 @@
+//! `[float8]` of a run config: every key of [`Float8Config`], and the precision schedule.
+
+use burn_float8::{Float8Config, PrecisionSchedule};
+use serde::de::DeserializeOwned;
+use serde::ser::Error as _;
+use serde::{Deserialize, Serialize, Serializer};
+use toml::Table;
+
+use crate::config::LlamaConfig;
+
+/// FP8: in a file, the keys of [`Float8Config`] and `schedule`.
+///
+/// ```toml
+/// [float8]
+/// recipe = "rowwise"
+/// gemm_config_output = { use_fast_accum = true }
+/// filter_fqns = ["lm_head", "*.k_proj"]
+/// schedule = { warmup = 100, cooldown = 0.1 }
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(try_from = "Table")]
+pub struct Float8Section {
+    /// Everything but the filter, which is empty here.
+    pub config: Float8Config,
+    /// Linears to keep in high precision; absent, the output layer if it is a linear. An empty list filters nothing.
+    pub filter_fqns: Option<Vec<String>>,
+    /// Which steps run in FP8: all if absent.
+    pub schedule: Option<PrecisionSchedule>,
+}
+
+impl Float8Section {
+    /// The configuration for a model. A tied output is no linear of the model, so there is nothing to filter.
+    pub fn for_model(&self, model: &LlamaConfig) -> Float8Config {
+        let output = || if model.tie_word_embeddings { vec![] } else { vec!["lm_head".to_string()] };
+        self.config.clone().with_filter_fqns(self.filter_fqns.clone().unwrap_or_else(output))
+    }
+
+    /// Whether step `step`, counted from 0, of `steps` runs in FP8.
+    pub fn is_float8(&self, step: usize, steps: usize) -> bool {
+        self.schedule.is_none_or(|schedule| schedule.is_float8(step as u64, steps as u64))
+    }
+}
+
+impl TryFrom<Table> for Float8Section {
+    type Error = String;
+
+    fn try_from(mut table: Table) -> Result<Self, String> {
+        let schedule = take(&mut table, "schedule")?;
+        let filter_fqns = take(&mut table, "filter_fqns")?;
+        Ok(Self { config: parse(table)?, filter_fqns, schedule })
+    }
+}
+
+impl Serialize for Float8Section {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut table = Table::try_from(&self.config).map_err(S::Error::custom)?;
+        if let Some(names) = &self.filter_fqns {
+            table.insert("filter_fqns".into(), names.clone().into());
+        }
+        if let Some(schedule) = &self.schedule {
+            table.insert("schedule".into(), toml::Value::try_from(schedule).map_err(S::Error::custom)?);
+        }
+        table.serialize(serializer)
+    }
+}
+
+fn take<T: DeserializeOwned>(table: &mut Table, key: &str) -> Result<Option<T>, String> {
+    let parsed = table.remove(key).map(toml::Value::try_into::<T>).transpose();
+    parsed.map_err(|error| format!("{key}: {}", error.message()))
+}
+
+/// An error about a value need not say whose: it is that of the key without which there is none.
+fn parse(table: Table) -> Result<Float8Config, String> {
+    let error = match table.clone().try_into() {
+        Ok(config) => return Ok(config),
+        Err(error) => error,
+    };
+    let message = error.message();
+    let is_to_blame = |key: &&String| {
+        let mut rest = table.clone();
+        rest.remove(key.as_str());
+        rest.try_into::<Float8Config>().is_ok()
+    };
+    Err(match table.keys().find(is_to_blame) {
+        Some(key) if !message.contains(key.as_str()) => format!("{key}: {message}"),
+        _ => message.into(),
+    })
+}

@@ -1,0 +1,215 @@
+//! `[float8]`: every key of `Float8Config` reaches it, from files and settings; what cannot be is named.
+
+use std::fs;
+use std::path::Path;
+
+use burn_float8::{
+    AmaxComputeAlgo, CastConfig, DelayedScaling, FallbackConfig, FallbackTo, Float8Config, Float8LinearConfig, Format,
+    Gemm, Granularity, PrecisionSchedule, Recipe, Span, StatisticsConfig,
+};
+use clap::{CommandFactory, Parser};
+use llama3::cli::Args;
+use llama3::float8_section::Float8Section;
+use llama3::{Error, RunConfig};
+use toml::{Table, Value};
+
+use crate::common::tiny;
+
+fn set(settings: &[&str]) -> Result<RunConfig, Error> {
+    let settings: Vec<_> = settings.iter().map(|s| s.to_string()).collect();
+    RunConfig::load(None, &settings)
+}
+
+fn file(text: &str) -> Result<RunConfig, Error> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.toml");
+    fs::write(&path, text).unwrap();
+    RunConfig::load(Some(&path), &[])
+}
+
+fn args(arguments: &[&str]) -> Result<RunConfig, Error> {
+    Args::try_parse_from([&["llama3_fp8"], arguments].concat()).unwrap().run_config()
+}
+
+/// Differs from the default in every key.
+fn everything() -> Float8Config {
+    let mut casts = Recipe::Delayed.casts();
+    casts.input = CastConfig::dynamic(Granularity::Row, Format::E5m2);
+    casts.input_for_grad_weight = CastConfig::dynamic(Granularity::Block1x128, Format::E5m2);
+    let delayed = DelayedScaling { amax_history_len: 16, amax_compute_algo: AmaxComputeAlgo::MostRecent, margin: 1 };
+    let linear = Float8LinearConfig::new(Recipe::Delayed)
+        .with_casts(casts)
+        .unwrap()
+        .with_delayed_scaling(delayed)
+        .unwrap()
+        .with_use_fast_accum(Gemm::Fprop, true)
+        .with_use_fast_accum(Gemm::Dgrad, true)
+        .with_use_fast_accum(Gemm::Wgrad, true)
+        .with_round_scales_to_power_of_2(true)
+        .with_emulate(true)
+        .with_force_recompute_fp8_weight_in_bwd(true);
+    let fallback = FallbackConfig {
+        min_sqnr_db: Some(20.0),
+        max_saturated: Some(0.25),
+        max_flushed: Some(0.5),
+        to: FallbackTo::Rowwise,
+    };
+    Float8Config::from(linear)
+        .with_filter_fqns(["k_proj"])
+        .with_auto_filter_small_kn(true)
+        .with_layers_in_high_precision(1, 2)
+        .with_override(["*.down_proj"], Float8LinearConfig::new(Recipe::Rowwise))
+        .with_strict(true)
+        .with_statistics(StatisticsConfig::every(10).with_compare([Recipe::Rowwise]))
+        .with_fallback(fallback)
+}
+
+#[test]
+fn every_key_reaches_float8_config() {
+    let expected = everything();
+    let keys = Table::try_from(&expected).unwrap();
+    let plain = Table::try_from(Float8Config::default()).unwrap();
+    assert!(keys.len() >= 19 && plain.len() <= 1, "only what differs from the default is written: {keys} {plain}");
+    // From a file.
+    let text = Table::from_iter([("float8".to_string(), Value::Table(keys.clone()))]).to_string();
+    assert_eq!(file(&text).unwrap().float8(&tiny()), expected);
+    // Key by key, in an order in which some make sense only with those that follow.
+    let settings: Vec<_> = keys.iter().map(|(key, value)| format!("float8.{key}={value}")).collect();
+    for settings in [settings.clone(), settings.into_iter().rev().collect()] {
+        assert_eq!(RunConfig::load(None, &settings).unwrap().float8(&tiny()), expected, "{settings:?}");
+    }
+}
+
+#[test]
+fn a_run_config_survives_the_way_through_a_file() {
+    let schedule = PrecisionSchedule::new(Span::Steps(100), Span::Fraction(0.1)).unwrap();
+    let float8 = Float8Section {
+        config: everything().with_filter_fqns([] as [&str; 0]),
+        filter_fqns: Some(vec!["k_proj".into()]),
+        schedule: Some(schedule),
+    };
+    let unfiltered = Float8Section { filter_fqns: Some(vec![]), ..Default::default() };
+    for float8 in [Default::default(), unfiltered, float8] {
+        let mut config = RunConfig { float8, ..Default::default() };
+        config.training.save_fp8_operands = true;
+        config.training.report = Some("report.json".into());
+        let text = toml::to_string(&config).unwrap();
+        assert_eq!(file(&text).unwrap(), config, "{text}");
+    }
+}
+
+#[test]
+fn a_schedule_is_steps_or_shares() {
+    let schedule = |settings: &[&str]| set(settings).unwrap().float8;
+    let float8 = schedule(&["float8.schedule={ warmup = 100, cooldown = 0.1 }"]);
+    let runs: Vec<_> = [0, 99, 100, 899, 900, 999].map(|step| float8.is_float8(step, 1000)).into();
+    assert_eq!(runs, [false, false, true, true, false, false]);
+    assert!(float8.config == Float8Config::default() && float8.filter_fqns.is_none());
+    let float8 = schedule(&["float8.schedule.cooldown=0.25"]);
+    assert!(float8.is_float8(0, 8) && float8.is_float8(5, 8) && !float8.is_float8(6, 8));
+    assert!(schedule(&[]).is_float8(0, 1));
+}
+
+#[test]
+fn wrong_keys_and_values_are_named_with_where_they_came_from() {
+    for (setting, named) in [
+        ("float8.recip=rowwise", "recip"),
+        ("float8.recipe=nibblewise", "nibblewise"),
+        ("float8.emulate=3", "emulate"),
+        ("float8.strict=maybe", "strict"),
+        ("float8.filter_fqns=lm_head", "filter_fqns"),
+        ("float8.schedule=5", "schedule"),
+        ("float8.schedule={ warmup = 1.5 }", "schedule.warmup"),
+        ("float8.schedule={ warmup = -1 }", "schedule.warmup"),
+        ("float8.schedule={ warmpu = 1 }", "warmpu"),
+        ("float8.statistics={ every_n_steps = 0 }", "every_n_steps"),
+        ("float8.statistics={ every = 1 }", "every"),
+        ("float8.fallback={ min_sqnr_db = 20 }", "statistics"),
+        ("float8.delayed_scaling={ margin = 99 }", "margin"),
+        ("float8.delayed_scaling.amax_history=99", "amax_history"),
+        ("float8.gemm_config_output.fast=true", "fast"),
+        ("float8.cast_config_input={ scaling_granularity = 'rowwise' }", "target_dtype"),
+        ("float8.cast_config_grad_output.scaling_type=disabled", "cast_config_grad_output"),
+        ("float8.overrides=[{ fqn = ['a'] }]", "overrides"),
+        ("float8.num_layers_at_start_in_high_precision=-1", "num_layers_at_start_in_high_precision"),
+    ] {
+        match set(&["float8.recipe=rowwise", setting]) {
+            Err(Error::RunConfig { origin, reason }) => {
+                assert_eq!(origin, format!("--set {setting}"));
+                assert!(reason.contains(named), "{setting}: {reason}");
+            }
+            other => panic!("{setting}: {other:?}"),
+        }
+    }
+    let error = file("[float8]\nrecip = 'rowwise'\n").unwrap_err().to_string();
+    assert!(error.contains("run.toml: ") && error.contains("unknown key \"recip\""), "{error}");
+}
+
+#[test]
+fn settings_are_judged_together_and_the_first_wrong_one_is_blamed() {
+    // Each alone is half a GEMM.
+    let halves = [
+        "float8.cast_config_grad_output={ scaling_type = 'disabled', scaling_granularity = 'rowwise', target_dtype = 'e4m3' }",
+        "float8.cast_config_weight_for_grad_input={ scaling_type = 'disabled', scaling_granularity = 'rowwise', target_dtype = 'e4m3' }",
+        "float8.cast_config_grad_output_for_grad_weight={ scaling_granularity = 'rowwise', target_dtype = 'e4m3' }",
+    ];
+    set(&halves).unwrap();
+    let wrong = set(&["training.steps=1", halves[0], halves[2], "training.seed=2"]);
+    let Err(Error::RunConfig { origin, reason }) = wrong else { panic!("{wrong:?}") };
+    assert_eq!(origin, format!("--set {}", halves[0]));
+    assert!(reason.contains("dgrad"), "{reason}");
+}
+
+#[test]
+fn the_recipe_flag_comes_last() {
+    let recipe = |arguments: &[&str]| args(arguments).unwrap().float8.config.linear.recipe();
+    assert_eq!(recipe(&["--recipe", "blockwise", "--set", "float8.recipe=rowwise"]), Recipe::Blockwise);
+    for expected in Recipe::ALL {
+        assert_eq!(recipe(&["--recipe", &expected.to_string()]), expected);
+    }
+    let unknown = Args::try_parse_from(["llama3_fp8", "--recipe", "nibblewise"]).unwrap_err().to_string();
+    assert!(unknown.contains("rowwise_with_gw_hp"), "{unknown}");
+    // The other keys stay, and mean what they mean under the new recipe.
+    let kept = args(&["--set", "float8.emulate=true", "--recipe", "rowwise"]).unwrap().float8.config;
+    assert_eq!(kept.linear, Float8LinearConfig::new(Recipe::Rowwise).with_emulate(true));
+    let cast = "float8.cast_config_input_for_grad_weight={ scaling_granularity = 'rowwise', target_dtype = 'e4m3' }";
+    let contradiction = args(&["--set", cast, "--recipe", "rowwise_with_gw_hp"]);
+    let Err(Error::RunConfig { origin, reason }) = contradiction else { panic!("{contradiction:?}") };
+    assert_eq!(origin, "--recipe rowwise_with_gw_hp");
+    assert!(reason.contains("wgrad"), "{reason}");
+}
+
+#[test]
+fn report_flags_and_keys_are_the_same() {
+    let flags = args(&["--report", "r.json", "--print-report"]).unwrap().training;
+    let keys = args(&["--set", "training.report=r.json", "--set", "training.print_report=true"]).unwrap().training;
+    assert_eq!(flags, keys);
+    assert_eq!((flags.report.as_deref(), flags.print_report), (Some(Path::new("r.json")), true));
+    let help = Args::command().render_long_help().to_string();
+    for word in ["--recipe", "rowwise_with_gw_hp", "--report", "--print-report", "llama3_debug.toml"] {
+        assert!(help.contains(word), "{word}: {help}");
+    }
+}
+
+#[test]
+fn the_examples_in_the_debug_config_are_right() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/llama3_debug.toml");
+    let text = fs::read_to_string(path).unwrap();
+    let section = text.split("\n[").find(|section| section.starts_with("float8]")).unwrap();
+    // Lines of the form `# key = value`.
+    let example = |line: &str| {
+        let line = line.strip_prefix("# ")?;
+        let key = line.split_once(" = ")?.0;
+        let is_key = key.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+        is_key.then(|| line.to_string())
+    };
+    let examples: Vec<_> = section.lines().filter_map(example).collect();
+    let all = file(&format!("[float8]\n{}", examples.join("\n"))).unwrap();
+    assert!(all.float8.schedule.is_some() && all.float8.filter_fqns.is_some());
+    // Every key that differs from the default somewhere has an example.
+    let mut keys: Vec<_> = Table::try_from(everything()).unwrap().keys().cloned().collect();
+    keys.push("schedule".into());
+    for key in keys.iter().filter(|key| *key != "recipe") {
+        assert!(examples.iter().any(|line| line.starts_with(&format!("{key} = "))), "{key} has no example");
+    }
+}

@@ -1,0 +1,93 @@
+//! High precision, FP8, high precision in one run: when it switches, and that it switches exactly.
+
+use burn::module::Module;
+use burn::optim::Optimizer;
+use llama3::run_config::Precision;
+use llama3::steps::{Step, Steps};
+
+use crate::common::{Train, parameters, run, run_config as config, steps, text, values};
+
+fn advance<'a>(steps: Steps<'a, Train>, count: usize) -> (Steps<'a, Train>, Vec<Step<Train>>) {
+    (0..count).fold((steps, vec![]), |(steps, mut made), _| {
+        let (steps, step) = steps.step(&Default::default());
+        made.push(step);
+        (steps, made)
+    })
+}
+
+fn loss(step: &Step<Train>) -> u32 {
+    values(step.loss.clone())[0].to_bits()
+}
+
+#[test]
+fn the_first_fp8_steps_are_those_of_an_fp8_run_from_that_state() {
+    const WARMUP: usize = 3;
+    let data = text();
+    for recipe in ["tensorwise", "delayed", "rowwise_with_gw_hp"] {
+        let recipe = format!("float8.recipe={recipe}");
+        let config = |settings: &[&str]| config(data.path(), &[&[recipe.as_str()], settings].concat());
+        let scheduled = config(&[&format!("float8.schedule={{ warmup = {WARMUP} }}")]);
+        let corpus = scheduled.text().load().unwrap();
+        let (run, made) = advance(steps(&scheduled, &corpus, |model| model), WARMUP + 2);
+        let expected: Vec<_> = made[WARMUP..].iter().map(loss).collect();
+        let is_float8: Vec<_> = made.iter().map(|step| step.is_float8).collect();
+        assert_eq!(is_float8, [false, false, false, true, true]);
+
+        // A run in high precision ends after as many steps.
+        let mut plain = config(&[]);
+        plain.training.precision = Precision::F32;
+        let (before, plain_made) = advance(steps(&plain, &corpus, |model| model), WARMUP);
+        let losses = |made: &[Step<Train>]| -> Vec<_> { made.iter().map(loss).collect() };
+        assert_eq!(losses(&plain_made), losses(&made[..WARMUP]));
+        let (model, moments) = (before.model.clone().into_record(), before.optimizer.to_record());
+
+        // Another run, in FP8 from its start, takes over its parameters and moments.
+        let float8 = config(&[]);
+        let mut taken = steps(&float8, &corpus, |fresh| fresh.load_record(model));
+        assert!(parameters(&taken.model) == parameters(&before.model), "loaded");
+        taken.optimizer = taken.optimizer.load_record(moments);
+        let (taken, made) = advance(taken.after(WARMUP), 2);
+        assert_eq!(losses(&made), expected, "{recipe}");
+        assert!(parameters(&taken.model) == parameters(&run.model), "{recipe}: parameters differ");
+
+        // And high precision would have gone elsewhere.
+        let (other, _) = advance(before, 2);
+        assert!(parameters(&other.model) != parameters(&run.model), "{recipe}: FP8 did not run");
+    }
+}
+
+#[test]
+fn a_run_switches_by_steps_and_shares_and_evaluates_as_its_last_step_ran() {
+    let data = text();
+    let evaluations = 2 + 8;
+    for (schedule, switches, float8, last_is_float8) in [
+        ("{ warmup = 3 }", vec![(1, "high precision"), (4, "FP8")], 5, true),
+        ("{ cooldown = 0.25 }", vec![(7, "high precision")], 6, false),
+        ("{ warmup = 0.25, cooldown = 1 }", vec![(1, "high precision"), (3, "FP8"), (8, "high precision")], 5, false),
+    ] {
+        let schedule = format!("float8.schedule={schedule}");
+        let (outcome, log) = run(&config(data.path(), &[&schedule, "training.steps=8"])).unwrap();
+        let lines: Vec<_> = log.lines().filter(|line| line.contains("linears switch")).collect();
+        let expected: Vec<_> = switches
+            .iter()
+            .map(|(step, precision)| format!("step: {step:2}  linears switch to {precision} (float8.schedule)"))
+            .collect();
+        assert_eq!(lines, expected, "{log}");
+        for layer in outcome.report.layers.iter().filter(|layer| layer.is_float8) {
+            let high = 8 - float8;
+            let (at_end, at_end_high) = if last_is_float8 { (evaluations, 0) } else { (0, evaluations) };
+            let calls = layer.gemms().map(|(_, gemm)| (gemm.emulated, gemm.high_precision));
+            assert_eq!(
+                calls,
+                [(float8 + at_end, high + at_end_high), (float8, high), (float8, high)],
+                "{}",
+                layer.name
+            );
+            assert_eq!(layer.dgrad.reason.as_deref(), Some("precision schedule"));
+        }
+    }
+    // Without FP8 there is nothing to schedule.
+    let f32_run = ["training.precision=f32", "float8.schedule={ warmup = 3 }", "training.steps=4"];
+    let (_, log) = run(&config(data.path(), &f32_run)).unwrap();
+    assert!(!log.contains("linears switch"), "{log}");
+}

@@ -1,0 +1,261 @@
+//! Configurations: files, filters, the rules between casts, and their errors.
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::backend::Backend;
+use burn_float8::{
+    AmaxComputeAlgo, CastConfig, Casts, DelayedScaling, FallbackConfig, FallbackTo, Float8, Float8Config, Float8Error,
+    Float8LinearConfig, Format, Gemm, Granularity, Recipe, ScaleMode, ScalingType, StatisticsConfig, Summary,
+};
+
+use crate::support::model::Model;
+use crate::support::runtime::Flex;
+
+type B = Float8<Flex>;
+
+fn parse(text: &str) -> Result<Float8Config, serde_json::Error> {
+    serde_json::from_str(text)
+}
+
+fn summary(config: &Float8Config, blocks: usize) -> Result<Summary, Float8Error> {
+    config.convert(Model::<B>::new(blocks)).map(|(_, summary)| summary)
+}
+
+fn skipped(config: &Float8Config, blocks: usize) -> Vec<String> {
+    summary(config, blocks).unwrap().skipped.into_iter().map(|(name, _)| name).collect()
+}
+
+#[test]
+fn recipes_are_torchaos() {
+    let cast = |g, f| CastConfig { scaling_type: ScalingType::Dynamic, scaling_granularity: g, target_dtype: f };
+    let tensorwise = Recipe::Tensorwise.casts();
+    assert_eq!(tensorwise.weight_for_grad_input, cast(Granularity::Tensor, Format::E4m3));
+    assert_eq!(tensorwise.grad_output_for_grad_weight, cast(Granularity::Tensor, Format::E5m2));
+    let gw_hp = Recipe::RowwiseWithGwHp.casts();
+    assert_eq!(gw_hp.weight, cast(Granularity::Row, Format::E4m3));
+    assert_eq!(gw_hp.weight_for_grad_input, cast(Granularity::Tensor, Format::E4m3));
+    assert_eq!(gw_hp.grad_output, cast(Granularity::Row, Format::E4m3));
+    assert!(gw_hp.input_for_grad_weight.is_disabled() && gw_hp.grad_output_for_grad_weight.is_disabled());
+    let blockwise = Recipe::Blockwise.casts();
+    assert_eq!(blockwise.input_for_grad_weight, cast(Granularity::Block1x128, Format::E4m3));
+    assert_eq!(blockwise.weight, cast(Granularity::Block128x128, Format::E4m3));
+    let modes = Recipe::ALL.map(|r| Float8LinearConfig::new(r).scale_mode());
+    use ScaleMode::{F32, PowerOfTwo};
+    assert_eq!(modes, [F32, PowerOfTwo, PowerOfTwo, F32, F32]);
+}
+
+#[test]
+fn files_say_all_that_code_can() {
+    let config = parse(
+        r#"{
+            "recipe": "rowwise",
+            "cast_config_input": { "scaling_granularity": "1x128", "target_dtype": "e5m2" },
+            "cast_config_weight_for_grad_input": { "scaling_granularity": "tensorwise", "target_dtype": "e4m3" },
+            "gemm_config_output": { "use_fast_accum": true },
+            "round_scales_to_power_of_2": false,
+            "emulate": true,
+            "force_recompute_fp8_weight_in_bwd": true,
+            "delayed_scaling": { "amax_history_len": 16, "amax_compute_algo": "most_recent", "margin": 1 },
+            "filter_fqns": ["head"],
+            "auto_filter_small_kn": true,
+            "num_layers_at_start_in_high_precision": 1,
+            "num_layers_at_end_in_high_precision": 2,
+            "overrides": [{ "fqns": ["*.q"], "config": { "recipe": "delayed" } }],
+            "strict": true,
+            "statistics": { "every_n_steps": 10, "compare": ["rowwise"] },
+            "fallback": { "min_sqnr_db": 20.0, "to": "rowwise" }
+        }"#,
+    )
+    .unwrap();
+    let input = CastConfig::dynamic(Granularity::Block1x128, Format::E5m2);
+    let casts = Casts {
+        input,
+        // Follows the input, since the recipe does not tell them apart.
+        input_for_grad_weight: input,
+        weight_for_grad_input: CastConfig::dynamic(Granularity::Tensor, Format::E4m3),
+        ..Recipe::Rowwise.casts()
+    };
+    let amax_compute_algo = AmaxComputeAlgo::MostRecent;
+    let linear = Float8LinearConfig::new(Recipe::Rowwise)
+        .with_casts(casts)
+        .unwrap()
+        .with_use_fast_accum(Gemm::Fprop, true)
+        .with_round_scales_to_power_of_2(false)
+        .with_emulate(true)
+        .with_force_recompute_fp8_weight_in_bwd(true)
+        .with_delayed_scaling(DelayedScaling { amax_history_len: 16, amax_compute_algo, margin: 1 })
+        .unwrap();
+    let fallback = FallbackConfig { min_sqnr_db: Some(20.0), to: FallbackTo::Rowwise, ..FallbackConfig::default() };
+    let built = Float8Config::from(linear)
+        .with_filter_fqns(["head"])
+        .with_auto_filter_small_kn(true)
+        .with_layers_in_high_precision(1, 2)
+        .with_override(["*.q"], Float8LinearConfig::new(Recipe::Delayed))
+        .with_strict(true)
+        .with_statistics(StatisticsConfig::every(10).with_compare([Recipe::Rowwise]))
+        .with_fallback(fallback);
+    assert_eq!(config, built);
+    // And back.
+    for config in [built, Float8Config::default(), Float8Config::new(Recipe::RowwiseWithGwHp)] {
+        assert_eq!(parse(&serde_json::to_string(&config).unwrap()).unwrap(), config);
+    }
+    // A cast that the recipe gives another partner leaves that alone.
+    let gw_hp = parse(
+        r#"{ "recipe": "rowwise_with_gw_hp", "cast_config_weight": { "scaling_granularity": "128x128", "target_dtype": "e4m3" } }"#,
+    );
+    assert_eq!(
+        gw_hp.unwrap().linear.casts().weight_for_grad_input,
+        Recipe::RowwiseWithGwHp.casts().weight_for_grad_input
+    );
+}
+
+#[test]
+fn bad_files_are_errors_that_name_the_key() {
+    for (text, needles) in [
+        (r#"{ "recipie": "rowwise" }"#, &["unknown key", "recipie"][..]),
+        (r#"{ "recipe": "fp4" }"#, &["fp4", "rowwise_with_gw_hp"]),
+        (r#"{ "cast_config_input": { "target_dtype": "e4m3" } }"#, &["scaling_granularity"]),
+        (r#"{ "cast_config_input": { "scaling_granularity": "2x2", "target_dtype": "e4m3" } }"#, &["2x2", "128x128"]),
+        (r#"{ "cast_config_input": { "scaling_granularity": "rowwise", "target_dtype": "e3m4" } }"#, &["e3m4", "e5m2"]),
+        (r#"{ "gemm_config_output": { "fast": true } }"#, &["fast", "use_fast_accum"]),
+        (r#"{ "delayed_scaling": { "amax_history_len": 0 } }"#, &["amax_history_len = 0", "1 to 65536"]),
+        (r#"{ "delayed_scaling": { "margin": 99 } }"#, &["margin = 99", "-8 to 8"]),
+        (r#"{ "statistics": { "every_n_steps": 0 } }"#, &["every_n_steps"]),
+        (r#"{ "fallback": { "min_sqnr_db": 20.0 } }"#, &["fallback needs statistics"]),
+        (r#"{ "statistics": { "every_n_steps": 1 }, "fallback": {} }"#, &["no limit"]),
+        (
+            r#"{ "statistics": { "every_n_steps": 1 }, "fallback": { "max_flushed": 1.5 } }"#,
+            &["fallback.max_flushed = 1.5", "between 0 and 1"],
+        ),
+        (r#"{ "statistics": { "every_n_steps": 1, "compare": ["delayed"] } }"#, &["statistics.compare", "delayed"]),
+        (r#"{ "overrides": [{ "fqns": ["q"], "config": { "recipe": "x" } }] }"#, &["unknown variant `x`"]),
+    ] {
+        let error = parse(text).unwrap_err().to_string();
+        assert!(needles.iter().all(|needle| error.contains(needle)), "{text}: {error}");
+    }
+}
+
+#[test]
+fn rules_between_casts_are_checked_at_construction() {
+    let base = Recipe::Rowwise.casts();
+    let with = |casts| Float8LinearConfig::new(Recipe::Rowwise).with_casts(casts);
+    let off = CastConfig::disabled();
+    let e5m2 = CastConfig::dynamic(Granularity::Row, Format::E5m2);
+    for (casts, needles) in [
+        (Casts { input: off, ..base }, ["fprop", "cast_config_input is disabled and cast_config_weight is not"]),
+        (Casts { weight: off, ..base }, ["fprop", "cast_config_weight is disabled and cast_config_input is not"]),
+        (Casts { grad_output: off, ..base }, ["dgrad", "cast_config_weight_for_grad_input is not"]),
+        (Casts { input_for_grad_weight: off, ..base }, ["wgrad", "cast_config_grad_output_for_grad_weight is not"]),
+        (Casts { weight: e5m2, ..base }, ["weight must have one target_dtype", "not e5m2 and e4m3"]),
+        (Casts { grad_output_for_grad_weight: e5m2, ..base }, ["grad_output must have", "not e4m3 and e5m2"]),
+        (
+            Casts { input: CastConfig { scaling_type: ScalingType::Delayed, ..base.input }, ..base },
+            ["cast_config_input", "delayed scaling is tensorwise, not rowwise"],
+        ),
+        (Casts::new(off, off, off), ["all six casts", "disabled"]),
+    ] {
+        let error = with(casts).unwrap_err().to_string();
+        assert!(needles.iter().all(|needle| error.contains(needle)), "{error}");
+    }
+    // A dtype of a disabled cast does not count.
+    let one_gemm = Casts { weight_for_grad_input: off, grad_output: off, grad_output_for_grad_weight: e5m2, ..base };
+    with(one_gemm).unwrap();
+}
+
+/// Linears whose sizes decide.
+#[derive(Module, Debug)]
+struct Sizes<B: Backend> {
+    k4096_n1024: Linear<B>,
+    k4096_n1025: Linear<B>,
+    k4097_n1024: Linear<B>,
+    k1024_n4097: Linear<B>,
+    k1025_n4097: Linear<B>,
+    k2048_n4096: Linear<B>,
+    k2049_n4096: Linear<B>,
+    k4096_n2048: Linear<B>,
+}
+
+#[test]
+fn small_linears_are_filtered_by_torchaos_rule() {
+    let linear = |k, n| LinearConfig::new(k, n).with_bias(false).init::<B>(&Default::default());
+    let model = Sizes {
+        k4096_n1024: linear(4096, 1024),
+        k4096_n1025: linear(4096, 1025),
+        k4097_n1024: linear(4097, 1024),
+        k1024_n4097: linear(1024, 4097),
+        k1025_n4097: linear(1025, 4097),
+        k2048_n4096: linear(2048, 4096),
+        k2049_n4096: linear(2049, 4096),
+        k4096_n2048: linear(4096, 2048),
+    };
+    let skipped = |recipe| {
+        let config = Float8Config::new(recipe).with_auto_filter_small_kn(true);
+        let (_, summary) = config.convert::<B, _>(model.clone()).unwrap();
+        summary.skipped
+    };
+    let names = |recipe| skipped(recipe).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+    for recipe in [Recipe::Tensorwise, Recipe::Delayed] {
+        assert_eq!(names(recipe), ["k4096_n1024"], "{recipe}");
+    }
+    let rowwise = ["k4096_n1024", "k4096_n1025", "k4097_n1024", "k1024_n4097", "k2048_n4096", "k4096_n2048"];
+    for recipe in [Recipe::Rowwise, Recipe::RowwiseWithGwHp, Recipe::Blockwise] {
+        assert_eq!(names(recipe), rowwise, "{recipe}");
+    }
+    assert_eq!(skipped(Recipe::Tensorwise)[0].1, "small: K=4096 N=1024");
+    // The recipe of the linear decides, not that of the model.
+    let config = Float8Config::new(Recipe::Rowwise)
+        .with_auto_filter_small_kn(true)
+        .with_override(["k4096_n2048"], Float8LinearConfig::new(Recipe::Tensorwise));
+    let (_, summary) = config.convert::<B, _>(model.clone()).unwrap();
+    assert!(summary.converted.contains(&"k4096_n2048".to_string()));
+}
+
+#[test]
+fn first_and_last_layers_stay_in_high_precision() {
+    let config = |start, end| Float8Config::tensorwise().with_layers_in_high_precision(start, end);
+    let found = skipped(&config(1, 2), 5);
+    let expected: Vec<_> = [0, 3, 4]
+        .iter()
+        .flat_map(|i| ["q", "k", "v", "o", "gate", "up", "down"].map(|n| format!("blocks.{i}.{n}")))
+        .collect();
+    assert_eq!(found, expected);
+    assert_eq!(summary(&config(1, 0), 5).unwrap().skipped[0].1, "layer 0 of 5");
+    let error = summary(&config(2, 2), 3).unwrap_err();
+    assert_eq!(error, Float8Error::TooFewLayers { start: 2, end: 2, layers: 3 });
+    // Nothing to count.
+    let linear = LinearConfig::new(4, 4).init::<B>(&Default::default());
+    let error = config(1, 0).convert(linear).map(|_| ()).unwrap_err();
+    assert_eq!(error, Float8Error::TooFewLayers { start: 1, end: 0, layers: 0 });
+}
+
+#[test]
+fn patterns_are_exact_names_globs_or_substrings() {
+    let filter = |pattern: &str| skipped(&Float8Config::tensorwise().with_filter_fqns([pattern]), 11);
+    // As a substring it would also match blocks.10.q.
+    assert_eq!(filter("blocks.1.q"), ["blocks.1.q"]);
+    assert_eq!(filter("s.1.q"), ["blocks.1.q"]);
+    assert_eq!(filter("blocks.1*.q"), ["blocks.1.q", "blocks.10.q"]);
+    assert_eq!(filter("blocks.1").len(), 14);
+    assert_eq!(filter("head"), ["head"]);
+}
+
+#[test]
+fn patterns_that_match_nothing_are_errors() {
+    let overridden = Float8Config::tensorwise().with_override(["blocks.9"], Float8LinearConfig::new(Recipe::Rowwise));
+    let error = summary(&overridden, 1).unwrap_err();
+    assert!(matches!(&error, Float8Error::FilterMatchesNothing { field: "overrides.fqns", .. }), "{error}");
+    let all = Float8Config::tensorwise().with_filter_fqns(["head"]).with_layers_in_high_precision(1, 0);
+    let error = summary(&all, 1).unwrap_err();
+    let Float8Error::NothingConverted { linears: 8, reasons } = &error else { panic!("{error}") };
+    assert_eq!(reasons, "layer 0 of 1, filter \"head\"");
+}
+
+#[test]
+fn the_last_override_counts() {
+    let config = Float8Config::tensorwise()
+        .with_override(["blocks"], Float8LinearConfig::new(Recipe::Rowwise))
+        .with_override(["blocks.0.q"], Float8LinearConfig::new(Recipe::Blockwise));
+    let overridden = summary(&config, 1).unwrap().overridden;
+    assert_eq!(overridden[0], ("blocks.0.q".into(), "blockwise".into()));
+    assert_eq!(overridden[1], ("blocks.0.k".into(), "rowwise".into()));
+    assert_eq!(overridden.len(), 7);
+}

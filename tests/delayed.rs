@@ -1,0 +1,234 @@
+//! Delayed scaling against a history kept by the test, step by step; its state leaves and enters exactly.
+use burn::backend::Autodiff;
+use burn::module::{AutodiffModule, Module};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::tensor::Tensor;
+use burn_float8::{
+    AmaxComputeAlgo, DelayedScaling, Float8, Float8Backend, Float8Config, Float8Error, Float8LinearConfig, Float8State,
+    Recipe, report, set_default_config,
+};
+
+use crate::on_every_runtime;
+use crate::support::model::{D, Model};
+use crate::support::operand::{tensor, values};
+use crate::support::runtime::Flex;
+use crate::support::{max_error, normal, oracle};
+
+type A<B> = Autodiff<Float8<B>>;
+
+const M: usize = 9;
+const K: usize = 20;
+const N: usize = 12;
+
+fn config(amax_history_len: usize, amax_compute_algo: AmaxComputeAlgo, margin: i32) -> Float8LinearConfig {
+    let delayed = DelayedScaling { amax_history_len, amax_compute_algo, margin };
+    Float8LinearConfig::new(Recipe::Delayed).with_delayed_scaling(delayed).unwrap()
+}
+
+/// One history, as the documentation describes it.
+struct History {
+    config: DelayedScaling,
+    amaxes: Vec<f32>,
+    scaling: Option<f32>,
+    fmax: f32,
+}
+
+impl History {
+    fn new(config: DelayedScaling, fmax: f32) -> Self {
+        Self { config, amaxes: vec![], scaling: None, fmax }
+    }
+
+    /// Ends a step with these amaxes.
+    fn step(&mut self, observed: &[f32]) {
+        let amax = observed.iter().copied().fold(0f32, f32::max);
+        let valid = observed.iter().all(|a| a.is_finite()) && amax > 0.0;
+        if valid {
+            self.amaxes.insert(0, amax);
+            self.amaxes.truncate(self.config.amax_history_len);
+            let chosen = match self.config.amax_compute_algo {
+                AmaxComputeAlgo::Max => self.amaxes.iter().copied().fold(0f32, f32::max),
+                AmaxComputeAlgo::MostRecent => amax,
+            };
+            self.scaling = Some(chosen * 2f32.powi(self.config.margin));
+        } else {
+            // A scale of 1 where there is no earlier one.
+            self.scaling.get_or_insert(self.fmax);
+        }
+    }
+}
+
+fn amax(values: &[f32]) -> f32 {
+    values.iter().fold(0f32, |m, v| if v.is_nan() || m.is_nan() { f32::NAN } else { m.max(v.abs()) })
+}
+
+/// What an optimizer does to a weight: a new tensor.
+fn rebuild<B: Float8Backend>(linear: Linear<A<B>>, factor: f32) -> Linear<A<B>> {
+    let weight = linear.weight.map(|w| (w * factor).detach().require_grad());
+    Linear { weight, ..linear }
+}
+
+fn follows_its_history<B: Float8Backend>(runtime: &str, config: Float8LinearConfig) {
+    let delayed = config.delayed_scaling();
+    let mut linear: Linear<A<B>> = LinearConfig::new(K, N).with_bias(false).init(&Default::default());
+    linear = Float8Config::from(config.clone()).convert(linear).unwrap().0;
+    let mut histories = [448.0, 448.0, 57344.0].map(|fmax| History::new(delayed, fmax));
+    // Amaxes rise and fall by powers of two that are not the margin's; some steps have two micro-batches, some are not valid.
+    let steps: [&[[f32; 2]]; 8] = [
+        &[[1.0, 1.0]],
+        &[[8.0, 0.1]],
+        &[[0.5, 0.0]],
+        &[[f32::INFINITY, 3.0]],
+        &[[2.0, 5.0], [7.0, 0.3]],
+        &[[1.0, f32::NAN], [1.5, 2.0]],
+        &[[0.01, 1.0]],
+        &[[1.0, 1.0]],
+    ];
+    for (step, micro_batches) in steps.into_iter().enumerate() {
+        let mut observed = [const { vec![] }; 3];
+        for (micro_batch, [fx, fdy]) in micro_batches.iter().enumerate() {
+            let seed = 100 * step as u64 + micro_batch as u64;
+            let scaled = |n, seed, factor: f32| -> Vec<f32> {
+                let mut values = normal(n, seed);
+                values.iter_mut().for_each(|v| *v *= if factor.is_finite() { factor } else { 1.0 });
+                if !factor.is_finite() {
+                    values[3] = factor;
+                }
+                values
+            };
+            let (xs, dys) = (scaled(M * K, seed + 1, *fx), scaled(M * N, seed + 2, *fdy));
+            let ws = values(linear.weight.val());
+            // An evaluation between must not leave a trace.
+            linear.valid().forward(tensor(scaled(M * K, seed + 3, 1e3), [M, K]));
+            let x = tensor::<A<B>, 2>(xs.clone(), [M, K]).require_grad();
+            let y = linear.forward(x.clone());
+            let dy: Tensor<A<B>, 2> = tensor(dys.clone(), [M, N]);
+            let grads = (y.clone() * dy).sum().backward();
+            let ours = [values(y), values(x.grad(&grads).unwrap()), values(linear.weight.grad(&grads).unwrap())];
+            if fx.is_finite() && fdy.is_finite() {
+                let scaling = [0, 1, 2].map(|i| histories[i].scaling);
+                let exact = oracle::linear([&xs, &ws, &dys], [M, K, N], &config, scaling);
+                for ((name, ours), exact) in ["y", "dx", "dw"].iter().zip(ours).zip(exact) {
+                    let largest = exact.iter().fold(1e-30f32, |m, v| m.max(v.abs()));
+                    let error = max_error(&ours, &exact) / f64::from(largest);
+                    assert!(error < 2e-6, "{runtime} {delayed:?} step {step} {name}: {error:e} of the largest");
+                }
+            }
+            for (observed, values) in observed.iter_mut().zip([&xs, &ws, &dys]) {
+                observed.push(amax(values));
+            }
+        }
+        // The weight is cast once a step.
+        for (history, observed) in histories.iter_mut().zip(&observed) {
+            history.step(observed);
+        }
+        linear = rebuild(linear, 1.25);
+    }
+    let ran = &report(&linear).layers[0];
+    assert_eq!(ran.policy, "delayed");
+    assert_eq!(ran.fprop.high_precision, 0);
+}
+
+fn histories_on<B: Float8Backend>(runtime: &str) {
+    use AmaxComputeAlgo::{Max, MostRecent};
+    for (len, algo, margin) in [(1, Max, 0), (3, Max, 0), (3, MostRecent, 1), (16, Max, -2)] {
+        follows_its_history::<B>(runtime, config(len, algo, margin));
+    }
+}
+
+#[test]
+fn delayed_scales_follow_their_history() {
+    on_every_runtime!(histories_on);
+}
+
+/// q, k and v share x: the first that casts it owns the history, forward and backward.
+#[test]
+fn sharers_use_the_first_layers_history() {
+    let config = Float8Config::from(config(4, AmaxComputeAlgo::Max, 0));
+    let mut model = config.convert(Model::<A<Flex>>::new(1)).unwrap().0;
+    let mut optimizer = AdamWConfig::new().init::<A<Flex>, Model<A<Flex>>>();
+    for seed in 0..2 {
+        let x = tensor::<A<Flex>, 3>(normal(2 * 4 * D, seed), [2, 4, D]);
+        let grads = model.forward(x).powf_scalar(2.0).mean().backward();
+        let grads = GradientsParams::from_grads(grads, &model);
+        model = optimizer.step(1e-3, model, grads);
+    }
+    let state = Float8State::export(&model);
+    let inputs = |name: &str| state.layers[&format!("blocks.0.{name}")].input.is_some();
+    assert_eq!(["q", "k", "v", "gate", "up"].map(inputs), [true, false, false, true, false]);
+}
+
+/// Six steps at a stretch, or three, saved, and three more in a new model: the same losses to the last bit.
+#[test]
+fn a_resumed_run_gives_identical_losses() {
+    type B = A<Flex>;
+    let config = Float8Config::from(config(5, AmaxComputeAlgo::Max, 0));
+    let initial = Model::<B>::new(2);
+    let new = || config.convert(Model::<B>::new(2).load_record(initial.clone().into_record())).unwrap().0;
+    let run = |mut model: Model<B>,
+               optimizer: &mut dyn FnMut(Model<B>, GradientsParams) -> Model<B>,
+               steps: std::ops::Range<u64>| {
+        let mut losses = vec![];
+        for step in steps {
+            // Amaxes grow, so that a scale from another history would show.
+            let x = tensor::<B, 3>(normal(2 * 4 * D, step), [2, 4, D]) * (1.0 + step as f32);
+            let loss = model.forward(x).powf_scalar(2.0).mean();
+            losses.push(values(loss.clone())[0].to_bits());
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            model = optimizer(model, grads);
+        }
+        (model, losses)
+    };
+    let mut adam = AdamWConfig::new().init::<B, Model<B>>();
+    let mut step = |model, grads| adam.step(1e-2, model, grads);
+    let (model, first) = run(new(), &mut step, 0..3);
+    let json = serde_json::to_string(&Float8State::export(&model)).unwrap();
+    let record = model.clone().into_record();
+    let (_, rest) = run(model, &mut step, 3..6);
+
+    let mut again = AdamWConfig::new().init::<B, Model<B>>();
+    let (_, repeated) = run(new(), &mut |model, grads| again.step(1e-2, model, grads), 0..3);
+    assert_eq!(repeated, first);
+    let resumed = new().load_record(record);
+    let state: Float8State = serde_json::from_str(&json).unwrap();
+    state.restore(&resumed).unwrap();
+    let (_, after) = run(resumed.clone(), &mut |model, grads| again.step(1e-2, model, grads), 3..6);
+    assert_eq!(after, rest);
+
+    // Without the state they differ: the test can fail.
+    let record = resumed.into_record();
+    let fresh = new().load_record(record);
+    let mut other = AdamWConfig::new().init::<B, Model<B>>();
+    let (_, without) = run(fresh, &mut |model, grads| other.step(1e-2, model, grads), 3..6);
+    assert_ne!(without[0], rest[0]);
+}
+
+#[test]
+fn a_state_of_another_model_is_an_error() {
+    type B = A<Flex>;
+    let delayed = Float8Config::from(config(5, AmaxComputeAlgo::Max, 0));
+    let mut model = delayed.convert(Model::<B>::new(2)).unwrap().0;
+    let mut optimizer = AdamWConfig::new().init::<B, Model<B>>();
+    for _ in 0..2 {
+        let loss = model.forward(tensor(normal(2 * 4 * D, 1), [2, 4, D])).powf_scalar(2.0).mean();
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        model = optimizer.step(1e-3, model, grads);
+    }
+    let state = Float8State::export(&model);
+    let smaller = delayed.convert(Model::<B>::new(1)).unwrap().0;
+    let error = state.restore(&smaller).unwrap_err();
+    assert!(matches!(&error, Float8Error::StateLayer { layer } if layer.starts_with("blocks.1.")), "{error}");
+    let longer = Float8Config::from(config(6, AmaxComputeAlgo::Max, 0));
+    let error = state.restore(&longer.convert(Model::<B>::new(2)).unwrap().0).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("holds 5 steps") && text.contains("says 6"), "{text}");
+    let filtered = delayed.clone().with_filter_fqns(["head"]).convert(Model::<B>::new(2)).unwrap().0;
+    assert!(state.restore(&filtered).unwrap_err().to_string().contains("high precision"));
+}
+
+#[test]
+fn untagged_linears_have_no_history() {
+    let config = Float8Config::new(Recipe::Delayed);
+    let error = set_default_config::<Float8<Flex>>(&Default::default(), Some(&config)).unwrap_err();
+    assert_eq!(error, Float8Error::DelayedWithoutLayers);
+}

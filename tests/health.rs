@@ -1,0 +1,218 @@
+//! Statistics of sampled steps against the definition, and the fallback that they cause.
+use burn::backend::Autodiff;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::Tensor;
+use burn_float8::{
+    CastHealth, FallbackConfig, FallbackTo, Float8, Float8Backend, Float8Config, Float8LinearConfig, Float8State,
+    LayerReport, Recipe, ScaleMode, StatisticsConfig, report,
+};
+
+use crate::on_every_runtime;
+use crate::support::linear::from_values;
+use crate::support::operand::tensor;
+use crate::support::runtime::Flex;
+use crate::support::{normal, oracle};
+
+type A<B> = Autodiff<Float8<B>>;
+
+const M: usize = 33;
+const K: usize = 140;
+const N: usize = 20;
+
+fn linear<B: Float8Backend>(config: Float8Config) -> Linear<A<B>> {
+    let linear = LinearConfig::new(K, N).with_bias(false).init(&Default::default());
+    config.convert(linear).unwrap().0
+}
+
+/// Forward and backward, then a new weight.
+fn step<B: Float8Backend>(linear: Linear<A<B>>, xs: &[f32]) -> Linear<A<B>> {
+    let x = tensor::<A<B>, 2>(xs.to_vec(), [M, K]).require_grad();
+    let dy: Tensor<A<B>, 2> = tensor(normal(M * N, 9), [M, N]);
+    (linear.forward(x) * dy).sum().backward();
+    Linear { weight: linear.weight.map(|w| (w * 0.9).detach().require_grad()), ..linear }
+}
+
+fn layer<B: Float8Backend>(linear: &Linear<A<B>>) -> LayerReport {
+    report(linear).layers.remove(0)
+}
+
+/// Many binades, a few values that flush to zero, a few zeros.
+fn input() -> Vec<f32> {
+    let values = normal(M * K, 1).into_iter().enumerate();
+    let scaled = |(i, x): (usize, f32)| match i % 11 {
+        0 => 0.0,
+        1 | 2 => x * 1e-6,
+        _ => x * 2f32.powi(i as i32 % 7 - 3),
+    };
+    values.map(scaled).collect()
+}
+
+fn expected(xs: &[f32], shape: [usize; 2], config: &Float8LinearConfig, scaling: Option<f32>) -> CastHealth {
+    let cast = config.casts().input;
+    let approximate = oracle::dequantized(xs, shape, cast, config.scale_mode(), false, scaling);
+    let exact: Vec<_> = xs.iter().map(|x| f64::from(*x)).collect();
+    let signal: f64 = exact.iter().map(|x| x * x).sum();
+    let noise: f64 = exact.iter().zip(&approximate).map(|(x, q)| (x - q) * (x - q)).sum();
+    let n = xs.len() as f64;
+    let flushed = exact.iter().zip(&approximate).filter(|(x, q)| **x != 0.0 && **q == 0.0).count() as f64 / n;
+    let saturated = match scaling {
+        Some(amax) => xs.iter().filter(|x| x.abs() * (448.0 / amax) > 448.0).count() as f64 / n,
+        None => 0.0,
+    };
+    CastHealth { sqnr_db: Some(10.0 * (signal / noise).log10()), saturated, flushed, non_finite: 0 }
+}
+
+fn assert_near(ours: &CastHealth, want: &CastHealth, what: &str) {
+    let (a, b) = (ours.sqnr_db.unwrap(), want.sqnr_db.unwrap());
+    assert!((a - b).abs() < 0.01, "{what}: SQNR {a}, not {b}");
+    assert!((ours.saturated - want.saturated).abs() < 1e-9, "{what}: {ours:?}, not {want:?}");
+    assert!((ours.flushed - want.flushed).abs() < 1e-9, "{what}: {ours:?}, not {want:?}");
+    assert_eq!(ours.non_finite, want.non_finite, "{what}");
+}
+
+fn statistics_on<B: Float8Backend>(runtime: &str) {
+    let xs = input();
+    for recipe in [Recipe::Tensorwise, Recipe::Rowwise, Recipe::Blockwise] {
+        let compare = [Recipe::Tensorwise, Recipe::Rowwise];
+        let statistics = StatisticsConfig::every(1).with_compare(compare);
+        let linear = step(linear::<B>(Float8Config::new(recipe).with_statistics(statistics)), &xs);
+        let health = layer(&linear).input.health.unwrap_or_else(|| panic!("{runtime} {recipe}: no statistics"));
+        assert_eq!(health.step, 1);
+        let want = expected(&xs, [M, K], &Float8LinearConfig::new(recipe), None);
+        assert!(want.flushed > 0.01, "the input is to flush: {want:?}");
+        assert_near(&health.cast, &want, &format!("{runtime} {recipe}"));
+        assert_eq!(health.compare.iter().map(|(r, _)| *r).collect::<Vec<_>>(), compare);
+        for (other, cast) in &health.compare {
+            let want = expected(&xs, [M, K], &Float8LinearConfig::new(*other), None);
+            assert_near(cast, &want, &format!("{runtime} {recipe} compared with {other}"));
+        }
+        let report = layer(&linear);
+        for operand in [&report.input, &report.weight, &report.grad_output] {
+            assert!(operand.health.is_some(), "{runtime} {recipe}: {report:?}");
+        }
+        let text = burn_float8::report(&linear).to_string();
+        assert!(text.contains("SQNR dB") && text.contains("rowwise:"), "{text}");
+    }
+}
+
+#[test]
+fn statistics_equal_their_definition() {
+    on_every_runtime!(statistics_on);
+}
+
+fn saturation_on<B: Float8Backend>(runtime: &str) {
+    let config = Float8LinearConfig::new(Recipe::Delayed);
+    let linear = linear::<B>(Float8Config::from(config.clone()).with_statistics(StatisticsConfig::every(1)));
+    let first = normal(M * K, 1);
+    let amax = first.iter().fold(0f32, |m, x| m.max(x.abs()));
+    let second: Vec<_> = first.iter().map(|x| x * 1.5).collect();
+    let linear = step(step(linear, &first), &second);
+    let health = layer(&linear).input.health.unwrap();
+    let want = expected(&second, [M, K], &config, Some(amax));
+    assert_eq!(health.step, 2);
+    assert!(want.saturated > 0.0, "{want:?}");
+    assert_near(&health.cast, &want, runtime);
+}
+
+#[test]
+fn saturation_is_counted() {
+    on_every_runtime!(saturation_on);
+}
+
+/// Amax and scale are known without statistics, to every layer, sharers included.
+fn amax_and_scale_on<B: Float8Backend>(runtime: &str) {
+    let xs = input();
+    let amax = xs.iter().fold(0f32, |m, x| m.max(x.abs()));
+    for recipe in Recipe::ALL {
+        let linear = step(linear::<B>(Float8Config::new(recipe)), &xs);
+        let report = layer(&linear);
+        let config = Float8LinearConfig::new(recipe);
+        let mut scale = (448.0 / f64::from(amax)) as f32;
+        if config.scale_mode() == ScaleMode::PowerOfTwo {
+            scale = f32::from_bits(scale.to_bits() & 0xff80_0000);
+        }
+        assert_eq!((report.input.amax, report.input.scale), (Some(amax), Some(scale)), "{runtime} {recipe}");
+        assert!(report.grad_output.amax.is_some() && report.weight.scale.is_some(), "{runtime} {recipe}");
+        assert!(report.input.health.is_none(), "nothing was asked for");
+        let padding = report.fprop.padding().unwrap();
+        let stored = if report.fprop.path.as_deref() == Some("host") { K } else { K.next_multiple_of(16) };
+        assert!((padding - (stored as f64 / K as f64 - 1.0)).abs() < 1e-12, "{runtime}: {padding}");
+        let bytes = report.fprop.bytes().unwrap();
+        assert!(bytes >= (M * stored + N * stored) as u64, "{runtime} {recipe}: {bytes}");
+    }
+}
+
+#[test]
+fn amax_and_scale_are_always_reported() {
+    on_every_runtime!(amax_and_scale_on);
+}
+
+#[test]
+fn statistics_are_sampled_every_n_steps() {
+    let mut linear = linear::<Flex>(Float8Config::tensorwise().with_statistics(StatisticsConfig::every(3)));
+    let mut sampled = vec![];
+    for i in 0..7 {
+        linear = step(linear, &normal(M * K, i));
+        sampled.push(layer(&linear).input.health.unwrap().step);
+    }
+    assert_eq!(sampled, [1, 1, 1, 4, 4, 4, 7]);
+}
+
+/// A layer below the limit is moved once, says so in the report, and stays moved in the saved state.
+#[test]
+fn layers_fall_back() {
+    let limits = |to| FallbackConfig { max_flushed: Some(0.05), to, ..FallbackConfig::default() };
+    let config = |to| Float8Config::tensorwise().with_statistics(StatisticsConfig::every(1)).with_fallback(limits(to));
+    let well = normal(M * K, 1);
+    let ill = input();
+    for (to, policy) in [(FallbackTo::HighPrecision, "high precision: fallback"), (FallbackTo::Rowwise, "rowwise")] {
+        let linear = step(step(linear::<Flex>(config(to)), &well), &well);
+        assert_eq!(layer(&linear).policy, "tensorwise");
+        let linear = step(linear, &ill);
+        let moved = layer(&linear);
+        assert!(moved.policy.starts_with(policy), "{}", moved.policy);
+        let fallback = moved.fallback.clone().unwrap();
+        assert_eq!((fallback.step, fallback.to), (3, to));
+        assert!(fallback.reason.contains("input flushed to zero, limit 5%"), "{}", fallback.reason);
+
+        // The moved policy is the one that runs, and survives applying again.
+        let linear = config(to).convert(linear).unwrap().0;
+        let before = layer(&linear).fprop;
+        let after = layer(&step(linear.clone(), &well)).fprop;
+        let expected = if to == FallbackTo::Rowwise { [1, 0] } else { [0, 1] };
+        let calls = [after.emulated - before.emulated, after.high_precision - before.high_precision];
+        assert_eq!(calls, expected, "{to:?}");
+
+        let state: Float8State =
+            serde_json::from_str(&serde_json::to_string(&Float8State::export(&linear)).unwrap()).unwrap();
+        let new = self::linear::<Flex>(config(to));
+        assert_eq!(layer(&new).policy, "tensorwise");
+        state.restore(&new).unwrap();
+        assert!(layer(&new).policy.starts_with(policy), "{}", layer(&new).policy);
+        assert_eq!(layer(&new).fallback, moved.fallback);
+    }
+}
+
+/// Rowwise that is not enough ends in high precision.
+#[test]
+fn rowwise_may_fall_back_too() {
+    let fallback = FallbackConfig { min_sqnr_db: Some(60.0), to: FallbackTo::Rowwise, ..FallbackConfig::default() };
+    let config = Float8Config::tensorwise().with_statistics(StatisticsConfig::every(1)).with_fallback(fallback);
+    let x = normal(M * K, 1);
+    let linear = step(linear::<Flex>(config), &x);
+    assert_eq!(layer(&linear).policy, "rowwise");
+    let linear = step(linear, &x);
+    assert!(layer(&linear).policy.starts_with("high precision: fallback: SQNR of"), "{}", layer(&linear).policy);
+}
+
+/// Statistics change no number.
+#[test]
+fn statistics_leave_the_numbers_alone() {
+    let (x, w, dy) = (input(), normal(K * N, 4), normal(M * N, 5));
+    let statistics = StatisticsConfig::every(1).with_compare([Recipe::Blockwise]);
+    for recipe in Recipe::ALL {
+        let run = |config: Float8Config| from_values::<Flex>(&config, [&x, &w, &dy], [M, K, N], None);
+        let plain = run(Float8Config::new(recipe));
+        assert_eq!(run(Float8Config::new(recipe).with_statistics(statistics.clone())), plain, "{recipe}");
+    }
+}

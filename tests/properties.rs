@@ -1,0 +1,182 @@
+//! Over any shape, view, dtype, value and cast: the same codes on every runtime, and GEMMs within their error bound.
+use burn::tensor::{DType, Tensor, TensorData, s};
+use burn_float8::{
+    Cast, CastConfig, Float8Backend, Float8LinearConfig, Format, Granularity, HostCodes, Recipe, ScaleMode,
+};
+use float8_kernels::reference;
+use proptest::prelude::*;
+
+use crate::support::linear::from_values;
+use crate::support::operand::{quantize, transpose};
+use crate::support::runtime::{Eager, Flex, Fused, has_wgpu};
+use crate::support::{normal, oracle};
+
+/// How a matrix lies in a larger tensor.
+#[derive(Clone, Copy, Debug)]
+enum View {
+    Contiguous,
+    Transposed,
+    /// `[2.., 1..]` of a larger one.
+    Sliced,
+    /// `[1, rows, cols]` flattened.
+    Reshaped,
+}
+
+fn view<B: Float8Backend>(x: &[f32], [rows, cols]: [usize; 2], view: View) -> Tensor<B, 2> {
+    let tensor = |values: Vec<f32>, shape: [usize; 2]| {
+        Tensor::<B, 2>::from_data(TensorData::new(values, shape), &Default::default())
+    };
+    match view {
+        View::Contiguous => tensor(x.to_vec(), [rows, cols]),
+        View::Transposed => tensor(transpose(x, [rows, cols]), [cols, rows]).transpose(),
+        View::Sliced => {
+            let mut wide = vec![f32::NAN; (rows + 3) * (cols + 2)];
+            (0..rows).for_each(|r| wide[(r + 2) * (cols + 2) + 1..][..cols].copy_from_slice(&x[r * cols..][..cols]));
+            tensor(wide, [rows + 3, cols + 2]).slice(s![2..rows + 2, 1..cols + 1])
+        }
+        View::Reshaped => {
+            let x = Tensor::<B, 3>::from_data(TensorData::new(x.to_vec(), [1, rows, cols]), &Default::default());
+            x.reshape([rows, cols])
+        }
+    }
+}
+
+/// Bits, every NaN being one.
+fn bits(x: f32) -> u32 {
+    if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }
+}
+
+fn assert_same(ours: &HostCodes, want: &HostCodes, what: &str) {
+    assert_eq!(ours.dims, want.dims, "{what}");
+    let scales = |c: &HostCodes| c.inv_scales.iter().map(|s| bits(s.get())).collect::<Vec<_>>();
+    assert_eq!(scales(ours), scales(want), "{what}: scales");
+    for (i, (ours, want)) in ours.codes.iter().zip(&want.codes).enumerate() {
+        assert_eq!(ours, want, "{what}: code {i}");
+    }
+    assert_eq!(ours.codes.len(), want.codes.len(), "{what}");
+}
+
+/// The reference's copies of x, in both orientations.
+fn expected(x: &[f32], [rows, cols]: [usize; 2], cast: Cast) -> [HostCodes; 2] {
+    [false, true].map(|transposed| {
+        let made = reference::quantize(x, rows, cols, cast, transposed);
+        let codes = if transposed { transpose(&made.codes, [rows, cols]) } else { made.codes };
+        HostCodes {
+            codes,
+            dims: if transposed { [cols, rows] } else { [rows, cols] },
+            format: cast.format,
+            granularity: cast.granularity,
+            inv_scales: made.scales.iter().map(|s| s.inverse()).collect(),
+        }
+    })
+}
+
+fn check<B: Float8Backend>(runtime: &str, x: &[f32], shape: [usize; 2], dtype: DType, at: View, cast: Cast) {
+    let t = view::<B>(x, shape, at);
+    // x holds values of the dtype, so that a runtime without it sees the same.
+    let t = if B::fp8_supports(&Default::default(), dtype) { t.cast(dtype) } else { t };
+    for (ours, want) in quantize::<B>(t, cast).iter().zip(expected(x, shape, cast)) {
+        assert_same(ours, &want, &format!("{runtime} {shape:?} {dtype:?} {at:?} {cast:?}"));
+    }
+}
+
+/// Ordinary values mostly; now and then zeros, subnormals, infinities and NaN.
+fn value() -> impl Strategy<Value = f32> {
+    prop_oneof![
+        40 => (-8f32..8.0, -12i32..12).prop_map(|(x, e)| x * 2f32.powi(e)),
+        3 => Just(0f32),
+        2 => any::<f32>(),
+        1 => any::<u32>().prop_map(f32::from_bits),
+        1 => prop_oneof![Just(f32::INFINITY), Just(f32::NAN), Just(-0f32), Just(1e-40f32), Just(f32::MAX)],
+    ]
+}
+
+fn granularity() -> impl Strategy<Value = Granularity> {
+    use Granularity::{Block1x128, Block128x128, Row, Tensor};
+    prop::sample::select(vec![Tensor, Row, Block1x128, Block128x128])
+}
+
+fn matrix() -> impl Strategy<Value = (Vec<f32>, [usize; 2])> {
+    let side = || prop_oneof![3 => 1usize..40, 1 => 120usize..270];
+    (side(), side()).prop_flat_map(|(r, c)| (prop::collection::vec(value(), r * c), Just([r, c])))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, max_shrink_iters: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_runtime_gives_the_same_codes(
+        (x, shape) in matrix(),
+        is_bf16: bool,
+        at in prop::sample::select(vec![View::Contiguous, View::Transposed, View::Sliced, View::Reshaped]),
+        granularity in granularity(),
+        is_e4m3: bool,
+        is_pow2: bool,
+    ) {
+        let dtype = if is_bf16 { DType::BF16 } else { DType::F32 };
+        // Truncation to bf16, which keeps NaN a NaN by its quiet bit.
+        let truncate = |x: f32| f32::from_bits(if x.is_nan() { 0x7fc0_0000 } else { x.to_bits() & 0xffff_0000 });
+        let x: Vec<_> = if is_bf16 { x.into_iter().map(truncate).collect() } else { x };
+        let cast = Cast {
+            format: if is_e4m3 { Format::E4m3 } else { Format::E5m2 },
+            granularity,
+            scale_mode: if is_pow2 { ScaleMode::PowerOfTwo } else { ScaleMode::F32 },
+        };
+        check::<Flex>("flex", &x, shape, dtype, at, cast);
+        if has_wgpu("every_runtime_gives_the_same_codes") {
+            check::<Fused>("wgpu fused", &x, shape, dtype, at, cast);
+            check::<Eager>("wgpu", &x, shape, dtype, at, cast);
+        }
+    }
+
+    /// |got − exact| ≤ (2·len + 8) · 2^-24 · Σ|a·b|, len being the contraction: f32 sums, a rounding for each scale, and the
+    /// oracle's own rounding to f32.
+    #[test]
+    fn linears_stay_within_the_bound_of_f32_sums(
+        [m, k, n] in [1usize..40, 1usize..300, 1usize..40],
+        recipe in prop::sample::select(Recipe::ALL.to_vec()),
+        seed in 0u64..1000,
+    ) {
+        let (x, w, dy) = (normal(m * k, seed + 1), normal(k * n, seed + 2), normal(m * n, seed + 3));
+        bound::<Flex>("flex", recipe, [&x, &w, &dy], [m, k, n]);
+        if has_wgpu("linears_stay_within_the_bound_of_f32_sums") {
+            bound::<Fused>("wgpu fused", recipe, [&x, &w, &dy], [m, k, n]);
+        }
+    }
+}
+
+fn bound<B: Float8Backend>(runtime: &str, recipe: Recipe, inputs: [&[f32]; 3], [m, k, n]: [usize; 3]) {
+    let config = Float8LinearConfig::new(recipe);
+    let exact = oracle::linear(inputs, [m, k, n], &config, [None; 3]);
+    let absolute = oracle::linear_magnitudes(inputs, [m, k, n], &config);
+    let ours = from_values::<B>(&config.into(), inputs, [m, k, n], None);
+    for (i, len) in [k, n, m].into_iter().enumerate() {
+        for (j, ours) in ours[i].iter().enumerate() {
+            let bound = (2 * len + 8) as f64 * 2f64.powi(-24) * f64::from(absolute[i][j]);
+            let error = (f64::from(*ours) - f64::from(exact[i][j])).abs();
+            assert!(
+                error <= bound,
+                "{runtime} {recipe} {m}x{k}x{n} result {i}, element {j}: {error:e} above {bound:e}"
+            );
+        }
+    }
+}
+
+/// SQNR of casts alone: torchao's floor.
+#[test]
+fn casts_stay_above_25_db() {
+    let shape = [256, 384];
+    let x = normal(shape[0] * shape[1], 1);
+    for granularity in [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128] {
+        for mode in [ScaleMode::F32, ScaleMode::PowerOfTwo] {
+            for transposed in [false, true] {
+                let cast = CastConfig::dynamic(granularity, Format::E4m3);
+                let ours: Vec<f32> =
+                    oracle::dequantized(&x, shape, cast, mode, transposed, None).iter().map(|x| *x as f32).collect();
+                let sqnr = crate::support::sqnr(&ours, &x);
+                println!("{granularity} {mode:?} transposed {transposed}: {sqnr:.1} dB");
+                assert!(sqnr > 25.0, "{granularity} {mode:?}: {sqnr} dB");
+            }
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Strict mode, in a process of its own: it concerns all linears on the device.
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::backend::{Autodiff, Flex};
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::backend::Backend;
+use burn::tensor::{DType, Distribution, Tensor};
+use burn_float8::{Float8, Float8Config, Float8Error, Gemm, Recipe, UNTAGGED_NAME, report, set_float8_enabled};
+
+type B = Autodiff<Float8<Flex>>;
+
+#[derive(Module, Debug)]
+struct Two<B: Backend> {
+    first: Linear<B>,
+    second: Linear<B>,
+}
+
+fn model() -> Two<B> {
+    let linear = || LinearConfig::new(8, 8).init(&Default::default());
+    Two { first: linear(), second: linear() }
+}
+
+fn input() -> Tensor<B, 2> {
+    Tensor::random([4, 8], Distribution::Normal(0.0, 1.0), &Default::default())
+}
+
+fn panic_of(run: impl FnOnce()) -> String {
+    let payload = catch_unwind(AssertUnwindSafe(run)).expect_err("strict mode stops here");
+    payload.downcast_ref::<String>().expect("a message").clone()
+}
+
+/// One test: the mode belongs to the device, so cases must not run at once.
+#[test]
+fn strict_mode() {
+    let strict = Float8Config::new(Recipe::RowwiseWithGwHp).with_strict(true);
+
+    // What the configuration asks for is no error: filters, a GEMM that the recipe disables, the schedule, empty batches.
+    let filtered = strict.clone().with_filter_fqns(["second"]).convert(model()).unwrap().0;
+    filtered.second.forward(filtered.first.forward(input())).sum().backward();
+    set_float8_enabled(&filtered, false);
+    filtered.first.forward(input());
+    set_float8_enabled(&filtered, true);
+    filtered.first.forward(Tensor::<B, 2>::zeros([0, 8], &Default::default()));
+    report(&filtered).verify().unwrap();
+
+    // A dtype without FP8 kernels is.
+    let model64 = strict.convert(model()).unwrap().0;
+    let message = panic_of(|| drop(model64.second.forward(input().cast(DType::F64))));
+    assert_eq!(message, "second: fprop in high precision, unrequested: dtype F64");
+    let error = report(&model64).verify().unwrap_err();
+    let Float8Error::UnrequestedHighPrecision { layer, gemm, .. } = &error else { panic!("{error}") };
+    assert_eq!((layer.as_str(), *gemm), ("second", Gemm::Fprop));
+
+    // A matmul on a weight is; on a filtered one it is not.
+    let message = panic_of(|| drop(input().matmul(model64.first.weight.val())));
+    assert_eq!(message, "first: Tensor::matmul reads its weight; only nn::Linear runs in FP8");
+    input().matmul(filtered.second.weight.val().transpose());
+
+    // So is a linear that the configuration has never seen.
+    let stranger = LinearConfig::new(8, 3).init::<B>(&Default::default());
+    let message = panic_of(|| drop(stranger.forward(input())));
+    assert!(message.starts_with("a linear with weight [8, 3] carries no layer"), "{message}");
+
+    // Without strict mode all of it runs, is counted, and `verify` says so.
+    let relaxed = Float8Config::tensorwise().convert(model()).unwrap().0;
+    let never = report(&relaxed).verify().unwrap_err();
+    assert_eq!(never, Float8Error::NeverCalled { layer: "first".into() });
+    relaxed.second.forward(relaxed.first.forward(input()));
+    report(&relaxed).verify().unwrap();
+    relaxed.first.forward(input().cast(DType::F64));
+    assert!(matches!(report(&relaxed).verify(), Err(Float8Error::UnrequestedHighPrecision { .. })));
+
+    let matmul = Float8Config::tensorwise().convert(model()).unwrap().0;
+    matmul.second.forward(matmul.first.forward(input()));
+    let y = input().matmul(matmul.first.weight.val());
+    y.sum().backward();
+    let found = report(&matmul);
+    assert_eq!(found.layers[0].weight_matmuls, 1, "{found}");
+    assert_eq!(found.verify().unwrap_err(), Float8Error::WeightMatmul { layer: "first".into() });
+    assert!(found.to_string().contains("1 reads by Tensor::matmul, not FP8"), "{found}");
+
+    stranger.forward(input());
+    let found = report(&stranger);
+    assert_eq!(found.layers[0].name, UNTAGGED_NAME);
+    assert_eq!(found.verify().unwrap_err(), Float8Error::UntaggedCalls { calls: 1 });
+}

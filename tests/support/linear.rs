@@ -1,0 +1,47 @@
+//! One linear layer, forward and backward, as a user would run it.
+use burn::backend::Autodiff;
+use burn::module::{Param, ParamId};
+use burn::nn::Linear;
+use burn::tensor::Tensor;
+use burn_float8::{Float8, Float8Backend, Float8Config};
+
+use super::operand::{tensor, values};
+
+type A<B> = Autodiff<Float8<B>>;
+
+/// A converted layer with these parameters, both tracked.
+pub fn layer<B: Float8Backend>(
+    config: &Float8Config,
+    weight: Tensor<A<B>, 2>,
+    bias: Option<Tensor<A<B>, 1>>,
+) -> Linear<A<B>> {
+    let weight = Param::initialized(ParamId::new(), weight.detach().require_grad());
+    let bias = bias.map(|bias| Param::initialized(ParamId::new(), bias.detach().require_grad()));
+    config.convert(Linear { weight, bias }).unwrap().0
+}
+
+/// y, dx, dw and, with a bias, db; for x `[.., K]` and dy `[.., N]`.
+pub fn forward_backward<B: Float8Backend, const D: usize>(
+    layer: &Linear<A<B>>,
+    x: Tensor<A<B>, D>,
+    dy: Tensor<A<B>, D>,
+) -> Vec<Vec<f32>> {
+    let x = x.detach().require_grad();
+    let y = layer.forward(x.clone());
+    let grads = (y.clone() * dy).sum().backward();
+    let dw = layer.weight.grad(&grads).expect("tracked");
+    let db = layer.bias.as_ref().map(|bias| values(bias.grad(&grads).expect("tracked")));
+    [values(y), values(x.grad(&grads).expect("tracked")), values(dw)].into_iter().chain(db).collect()
+}
+
+/// The same from values: x `[M, K]`, w `[K, N]`, dy `[M, N]`.
+pub fn from_values<B: Float8Backend>(
+    config: &Float8Config,
+    [x, w, dy]: [&[f32]; 3],
+    [m, k, n]: [usize; 3],
+    bias: Option<&[f32]>,
+) -> Vec<Vec<f32>> {
+    let bias = bias.map(|bias| tensor(bias.to_vec(), [n]));
+    let layer = layer::<B>(config, tensor(w.to_vec(), [k, n]), bias);
+    forward_backward::<B, 2>(&layer, tensor(x.to_vec(), [m, k]), tensor(dy.to_vec(), [m, n]))
+}

@@ -1,0 +1,88 @@
+//! Casts and GEMMs by their definition, in f64 and one element at a time: nothing here is shared with the code under test
+//! but the encoding of a single value.
+use burn_float8::{CastConfig, Float8LinearConfig, Granularity, ScaleMode};
+use float8_kernels::reference;
+
+/// What a GEMM sees of x `[rows, cols]`, in the layout of x: decode(code) / scale. `transposed`: the GEMM contracts over
+/// the rows of x. `scaling_amax` replaces the amax of x where there is one scale.
+pub fn dequantized(
+    x: &[f32],
+    [rows, cols]: [usize; 2],
+    cast: CastConfig,
+    mode: ScaleMode,
+    transposed: bool,
+    scaling_amax: Option<f32>,
+) -> Vec<f64> {
+    if cast.is_disabled() {
+        return x.iter().map(|x| f64::from(*x)).collect();
+    }
+    // Operand coordinates of an element, and the group that shares its scale.
+    let group = |i: usize| {
+        let (r, c) = if transposed { (i % cols, i / cols) } else { (i / cols, i % cols) };
+        match cast.scaling_granularity {
+            Granularity::Tensor => (0, 0),
+            Granularity::Row => (r, 0),
+            Granularity::Block1x128 => (r, c / 128),
+            Granularity::Block128x128 => (r / 128, c / 128),
+        }
+    };
+    let mut amaxes = std::collections::HashMap::new();
+    for (i, x) in x.iter().enumerate().take(rows * cols) {
+        let amax = amaxes.entry(group(i)).or_insert(0f32);
+        *amax = amax.max(x.abs());
+    }
+    let format = cast.target_dtype;
+    let one = |(i, x): (usize, &f32)| {
+        let amax = f64::from(scaling_amax.unwrap_or(amaxes[&group(i)]));
+        let mut scale = (f64::from(format.max()) / amax.max(1e-12)) as f32;
+        if mode == ScaleMode::PowerOfTwo {
+            scale = f32::from_bits(scale.to_bits() & 0xff80_0000);
+        }
+        f64::from(reference::decode(reference::encode(x * scale, format), format)) / f64::from(scale)
+    };
+    x.iter().enumerate().map(one).collect()
+}
+
+/// a `[m, k]` · b `[k, n]`, by strides.
+pub fn matmul(a: &[f64], sa: [usize; 2], b: &[f64], sb: [usize; 2], [m, k, n]: [usize; 3]) -> Vec<f32> {
+    let at = |i: usize, j: usize| (0..k).map(|c| a[i * sa[0] + c * sa[1]] * b[c * sb[0] + j * sb[1]]).sum::<f64>();
+    (0..m).flat_map(|i| (0..n).map(move |j| (i, j))).map(|(i, j)| at(i, j) as f32).collect()
+}
+
+/// y `[M, N]`, dx `[M, K]` and dw `[K, N]` of a linear, without bias.
+pub fn linear(
+    inputs: [&[f32]; 3],
+    dims: [usize; 3],
+    config: &Float8LinearConfig,
+    scaling_amax: [Option<f32>; 3],
+) -> [Vec<f32>; 3] {
+    products(inputs, dims, config, scaling_amax, |x| x)
+}
+
+/// The sums of the magnitudes of the same products: what rounding errors are proportional to.
+pub fn linear_magnitudes(inputs: [&[f32]; 3], dims: [usize; 3], config: &Float8LinearConfig) -> [Vec<f32>; 3] {
+    products(inputs, dims, config, [None; 3], f64::abs)
+}
+
+fn products(
+    [x, w, dy]: [&[f32]; 3],
+    [m, k, n]: [usize; 3],
+    config: &Float8LinearConfig,
+    [ax, aw, ady]: [Option<f32>; 3],
+    map: fn(f64) -> f64,
+) -> [Vec<f32>; 3] {
+    let (casts, mode) = (config.casts(), config.scale_mode());
+    let quantized = |values: &[f32], shape, cast, transposed, amax| -> Vec<f64> {
+        dequantized(values, shape, cast, mode, transposed, amax).into_iter().map(map).collect()
+    };
+    let xq = |cast, transposed| quantized(x, [m, k], cast, transposed, ax);
+    let wq = |cast, transposed| quantized(w, [k, n], cast, transposed, aw);
+    let dyq = |cast, transposed| quantized(dy, [m, n], cast, transposed, ady);
+    // w is read transposed in fprop, x and dy in wgrad.
+    let y = matmul(&xq(casts.input, false), [k, 1], &wq(casts.weight, true), [n, 1], [m, k, n]);
+    let (dy_rows, w_rows) = (dyq(casts.grad_output, false), wq(casts.weight_for_grad_input, false));
+    let dx = matmul(&dy_rows, [n, 1], &w_rows, [1, n], [m, n, k]);
+    let (x_cols, dy_cols) = (xq(casts.input_for_grad_weight, true), dyq(casts.grad_output_for_grad_weight, true));
+    let dw = matmul(&x_cols, [1, k], &dy_cols, [n, 1], [k, m, n]);
+    [y, dx, dw]
+}
