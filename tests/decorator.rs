@@ -1,4 +1,6 @@
 //! What the decorator promises: one cast where one is enough, nothing kept too long, tags that survive training.
+use std::sync::Arc;
+
 use burn::backend::Autodiff;
 use burn::backend::wgpu::WgpuRuntime;
 use burn::module::{AutodiffModule, Module};
@@ -10,7 +12,9 @@ use burn::optim::{
 use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
 use burn::tensor::Tensor;
 use burn_cubecl::CubeBackend;
-use burn_float8::{Float8, Float8Config, LayerReport, Report, report, set_default_config};
+use burn_float8::{
+    Float8, Float8Config, Float8Ops, LayerReport, Recipe, Report, StatisticsConfig, report, set_default_config,
+};
 
 use crate::support::model::{D, Model};
 use crate::support::operand::{tensor, values};
@@ -124,6 +128,26 @@ fn a_filtered_linear_leaves_the_shared_cast_alone() {
     model.forward(input(1));
     let report = report(&model);
     assert_eq!(["q", "k", "v"].map(|n| layer(&report, &format!("blocks.0.{n}")).casts[0]), [1, 0, 0]);
+}
+
+/// Histories, samples and the last amaxes know their layer; it is freed with its model all the same.
+#[test]
+fn layers_are_freed_with_their_model() {
+    for recipe in Recipe::ALL {
+        let config = Float8Config::new(recipe).with_statistics(StatisticsConfig::every(1));
+        let model = config.convert(Model::<B>::new(1)).unwrap().0;
+        let grads = model.forward(input(1)).powf_scalar(2.0).mean().backward();
+        let grads = GradientsParams::from_grads(grads, &model);
+        let mut optimizer = AdamWConfig::new().init::<B, Model<B>>();
+        let model = optimizer.step(1e-3, model, grads);
+        model.forward(input(2));
+        let weight = model.blocks[0].q.weight.val().into_primitive().tensor();
+        let layer = Arc::downgrade(&B::layer(&weight).expect("converted"));
+        drop((model, optimizer, weight));
+        // The last two activations are kept until the thread's next linear.
+        Model::<B>::new(1).forward(input(3));
+        assert!(layer.upgrade().is_none(), "{recipe}");
+    }
 }
 
 /// A residual sum hands one dy to two layers; each must still find its own weight gradient.

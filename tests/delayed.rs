@@ -164,6 +164,8 @@ fn a_resumed_run_gives_identical_losses() {
     type B = A<Flex>;
     let config = Float8Config::from(config(5, AmaxComputeAlgo::Max, 0));
     let initial = Model::<B>::new(2);
+    // Draws the initial weights, which clones of a new model would each draw anew.
+    initial.forward(tensor(normal(D, 1), [1, 1, D]));
     let new = || config.convert(Model::<B>::new(2).load_record(initial.clone().into_record())).unwrap().0;
     let run = |mut model: Model<B>,
                optimizer: &mut dyn FnMut(Model<B>, GradientsParams) -> Model<B>,

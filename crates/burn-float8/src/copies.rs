@@ -7,7 +7,7 @@
 //! | w, both orientations in one pass if they are cast alike | fprop | by the weight, so until the optimizer replaces it; with `force_recompute_fp8_weight_in_bwd` each when it is needed, by nobody |
 //! | dy, both orientations in one pass if they are cast alike | dgrad | by dy, so until its node is done |
 //!
-//! All copies of one cast of a tensor have one scale: what the first of them finds out is kept ([`Known`]).
+//! All copies of one cast of a tensor have one scale: what the first of them finds out is kept.
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -16,7 +16,7 @@ use burn_backend::tensor::FloatTensor;
 use float8_kernels::{Cast, Granularity, Orientation};
 
 use crate::backend::{Copies, Float8Backend, ScaleFrom};
-use crate::config::{Float8LinearConfig, ScalingType};
+use crate::config::{DelayedScaling, Float8LinearConfig, ScalingType};
 use crate::health::sample;
 use crate::layer::{Along, Layer, Role};
 use crate::tensor::Float8Tensor;
@@ -58,16 +58,22 @@ enum Held<B: Float8Backend> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct CastKey {
     cast: Cast,
-    /// Scaled by a history: the codes then differ from those that the tensor's own amax would give.
-    delayed: bool,
+    /// Scaled by a history, of this kind: the codes then differ from those that the tensor's own amax would give.
+    delayed: Option<DelayedScaling>,
 }
 
 /// The amaxes of a cast of a tensor: all copies of one cast have the same scale.
-pub(crate) struct Known<B: Float8Backend> {
+pub(crate) struct Amaxes<B: Float8Backend> {
     /// What the scale is made of: `[1]`, or an array whose maximum that is.
     pub(crate) scaling: FloatTensor<B>,
     /// The tensor's own, where it was looked at.
     pub(crate) observed: Option<FloatTensor<B>>,
+}
+
+/// What the first cast of a tensor leaves to the others.
+#[derive(Clone)]
+struct Known<B: Float8Backend> {
+    amaxes: Arc<Amaxes<B>>,
     /// The layer that cast the tensor first. Its history is the one that sharers use.
     owner: Arc<Layer>,
 }
@@ -104,7 +110,7 @@ pub(crate) struct Companion<B: Float8Backend> {
 
 struct Casts<B: Float8Backend> {
     copies: Vec<(CastKey, Along, Held<B>)>,
-    known: Vec<(CastKey, Arc<Known<B>>)>,
+    known: Vec<(CastKey, Known<B>)>,
 }
 
 impl<B: Float8Backend> Default for Companion<B> {
@@ -163,7 +169,7 @@ pub(crate) fn fp8_copy<B: Float8Backend>(
         None => casts.make(t, role, along, layer, config),
     };
     let (_, known) = casts.known.iter().find(|(k, _)| *k == key).expect("a copy leaves its amaxes");
-    layer.health.set_last(role, key.cast, known.clone());
+    layer.health.set_last(role, key.cast, known.amaxes.clone());
     drop(casts);
     sample(t, role, along, &copy.operand, layer);
     copy
@@ -171,7 +177,8 @@ pub(crate) fn fp8_copy<B: Float8Backend>(
 
 fn key(config: &Float8LinearConfig, role: Role, along: Along) -> CastKey {
     let cast = config.casts().of(role, along);
-    CastKey { cast: cast.kernel_cast(config.scale_mode()), delayed: cast.scaling_type == ScalingType::Delayed }
+    let delayed = (cast.scaling_type == ScalingType::Delayed).then(|| config.delayed_scaling());
+    CastKey { cast: cast.kernel_cast(config.scale_mode()), delayed }
 }
 
 /// Which copies one pass makes: both where the other GEMM will read the same cast.
@@ -246,31 +253,32 @@ impl<B: Float8Backend> Casts<B> {
         let known = at.map(|i| self.known[i].1.clone());
         let owner = known.as_ref().map_or(layer, |known| &known.owner).clone();
         let device = B::float_device(t.full());
-        let state = || owner.group().device::<B>(&device);
-        let delayed = config.delayed_scaling();
-        let from = match &known {
+        let histories = key.delayed.map(|delayed| (delayed, owner.group().device::<B>(&device)));
+        let scaling = match (&known, &histories) {
             // Other granularities have other scales along the other axis.
-            Some(known) if key.cast.granularity == Granularity::Tensor => Some(known.scaling.clone()),
-            None if key.delayed => state().scaling_amax(&owner, role, delayed),
+            (Some(known), _) if key.cast.granularity == Granularity::Tensor => Some(known.amaxes.scaling.clone()),
+            (None, Some((delayed, state))) => state.scaling_amax(&owner, role, *delayed),
             _ => None,
         };
         // x is read in evaluations too, so only backward tells of it; w and dy have one value a step.
-        let commits = key.delayed && if role == Role::Input { along == Along::Cols } else { known.is_none() };
-        let from = match from {
-            Some(amax) => ScaleFrom::Amax { amax, observe: commits },
+        let is_news = if role == Role::Input { along == Along::Cols } else { known.is_none() };
+        let observes = scaling.is_none() || (is_news && histories.is_some());
+        let from = match &scaling {
+            Some(amax) => ScaleFrom::Amax { amax: amax.clone(), observe: observes },
             None => ScaleFrom::Own,
         };
-        let observes = !matches!(&from, ScaleFrom::Amax { observe: false, .. });
-        let scaling = if let ScaleFrom::Amax { amax, .. } = &from { Some(amax.clone()) } else { None };
         let copies = B::fp8_quantize(t.full().clone(), key.cast, orientation(config, role, along), from);
-        if commits {
-            state().observe(&owner, role, delayed, copies.amax.clone(), key.cast.format.max());
+        if let Some((delayed, state)) = histories
+            && is_news
+        {
+            state.observe(&owner, role, delayed, copies.amax.clone(), key.cast.format.max());
         }
         let observed = match observes {
             true => Some(copies.amax.clone()),
-            false => known.and_then(|known| known.observed.clone()),
+            false => known.and_then(|known| known.amaxes.observed.clone()),
         };
-        let known = Arc::new(Known { scaling: scaling.unwrap_or_else(|| copies.amax.clone()), observed, owner });
+        let amaxes = Amaxes { scaling: scaling.unwrap_or_else(|| copies.amax.clone()), observed };
+        let known = Known { amaxes: Arc::new(amaxes), owner };
         match at {
             Some(i) => self.known[i].1 = known,
             None => self.known.push((key, known)),

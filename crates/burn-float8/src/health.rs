@@ -1,7 +1,7 @@
 //! What is known of a layer's casts: the last amax and scale, always, since they are on the device anyway; and on sampled
 //! steps how well the codes represent the tensor, by which a layer may be moved out of FP8.
 use std::collections::{BTreeMap, HashSet};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::backend::{Float8Backend, ScaleFrom};
 use crate::config::{FallbackConfig, FallbackTo, Float8LinearConfig, Recipe};
-use crate::copies::Known;
+use crate::copies::Amaxes;
 use crate::host::read_f32;
 use crate::layer::{Along, Layer, Policy, Reason, Role};
 use crate::tensor::Float8Tensor;
@@ -68,7 +68,7 @@ pub(crate) trait ReadAmax: Send + Sync {
     fn read(&self) -> (Option<f32>, f32);
 }
 
-impl<B: Float8Backend> ReadAmax for Known<B> {
+impl<B: Float8Backend> ReadAmax for Amaxes<B> {
     fn read(&self) -> (Option<f32>, f32) {
         let max = |t: &FloatTensor<B>| reference::amax(&read_f32::<B>(t.clone()));
         (self.observed.as_ref().map(max), max(&self.scaling))
@@ -87,15 +87,15 @@ pub(crate) struct LayerHealth {
 }
 
 impl LayerHealth {
-    pub(crate) fn set_last(&self, role: Role, cast: Cast, known: Arc<dyn ReadAmax>) {
-        self.last.lock().unwrap()[role as usize] = Some((cast, known));
+    pub(crate) fn set_last(&self, role: Role, cast: Cast, amaxes: Arc<dyn ReadAmax>) {
+        self.last.lock().unwrap()[role as usize] = Some((cast, amaxes));
     }
 
     /// The last amax and scale of a role; this waits for the device.
     pub(crate) fn last(&self, role: Role) -> Option<(Option<f32>, f32)> {
         let last = self.last.lock().unwrap()[role as usize].clone();
-        let (cast, known) = last?;
-        let (observed, scaling) = known.read();
+        let (cast, amaxes) = last?;
+        let (observed, scaling) = amaxes.read();
         Some((observed, reference::amax_to_scale(scaling, cast.format, cast.scale_mode).get()))
     }
 
@@ -130,7 +130,8 @@ pub(crate) struct Samples<B: Float8Backend> {
 }
 
 struct Sample<B: Float8Backend> {
-    layer: Arc<Layer>,
+    /// The layer owns its group, and that this sample.
+    layer: Weak<Layer>,
     role: Role,
     along: Along,
     step: u64,
@@ -164,6 +165,7 @@ impl<B: Float8Backend> Samples<B> {
             });
             let (_, cast) = health.next().expect("the cast that ran comes first");
             let compare = health.filter_map(|(recipe, health)| Some((recipe?, health))).collect();
+            let Some(layer) = layer.upgrade() else { continue };
             if let Some(limits) = layer.group().config().fallback {
                 check(&layer, role, step, &cast, limits);
             }
@@ -236,5 +238,5 @@ pub(crate) fn sample<B: Float8Backend>(
     let elements = t.shape().num_elements() as u64;
     let mut steps = state.lock();
     let step = steps.step;
-    steps.samples.pending.push(Sample { layer: layer.clone(), role, along, step, elements, partials });
+    steps.samples.pending.push(Sample { layer: Arc::downgrade(layer), role, along, step, elements, partials });
 }

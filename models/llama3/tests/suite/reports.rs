@@ -75,31 +75,37 @@ fn a_report_that_cannot_be_written_stops_the_run_before_it_trains() {
     }
 }
 
-/// A run whose hidden states are in `dtype`, of which the config knows nothing.
-fn in_dtype(config: &RunConfig, dtype: DType) -> Result<Outcome, Error> {
+/// A run whose hidden states are in `dtype`, of which the config knows nothing, and its log.
+fn in_dtype(config: &RunConfig, dtype: DType) -> (Result<Outcome, Error>, String) {
     let corpus = config.text().load().unwrap();
     let shape = BatchShape { batch_size: config.training.batch_size, seq_len: config.training.seq_len };
     let held_out = held_out_batches(&corpus.held_out, shape, 2).unwrap();
     let steps = steps(config, &corpus, |model| model.with_compute_dtype(dtype));
-    finish(config, &SelectedDevice::Cpu, steps, &held_out, &Default::default(), &mut std::io::sink())
+    let mut log = Vec::new();
+    let outcome = finish(config, &SelectedDevice::Cpu, steps, &held_out, &Default::default(), &mut log);
+    (outcome, String::from_utf8(log).unwrap())
 }
 
 #[test]
 fn strict_runs_refuse_high_precision_that_nobody_asked_for() {
     let data = text();
     let config = |settings: &[&str]| config(data.path(), &[&["training.steps=3"], settings].concat());
-    // f64 has no FP8 cast.
-    match in_dtype(&config(&["float8.strict=true"]), DType::F64) {
-        Err(Error::Strict(Float8Error::UnrequestedHighPrecision { layer, gemm: Gemm::Fprop, reason })) => {
-            assert_eq!((layer.as_str(), reason.as_str()), ("layers.0.self_attn.q_proj", "dtype F64"));
+    // f64 has no FP8 cast. A run says so after its first step; one that only evaluates, at the end.
+    for steps in [3, 0] {
+        let (result, log) = in_dtype(&config(&["float8.strict=true", &format!("training.steps={steps}")]), DType::F64);
+        match result {
+            Err(Error::Strict(Float8Error::UnrequestedHighPrecision { layer, gemm: Gemm::Fprop, reason })) => {
+                assert_eq!((layer.as_str(), reason.as_str()), ("layers.0.self_attn.q_proj", "dtype F64"));
+            }
+            other => panic!("{other:?}"),
         }
-        other => panic!("{other:?}"),
+        assert!(!log.contains("step: ") && log.contains("GEMMs: 0 in FP8") == (steps == 0), "{log}");
     }
-    let loose = in_dtype(&config(&[]), DType::F64).unwrap();
+    let loose = in_dtype(&config(&[]), DType::F64).0.unwrap();
     assert_eq!(loose.gemms.emulated, 0);
     assert!(loose.report.verify().is_err());
     for dtype in [DType::F32, DType::BF16] {
-        in_dtype(&config(&["float8.strict=true"]), dtype).unwrap();
+        in_dtype(&config(&["float8.strict=true"]), dtype).0.unwrap();
     }
     // What the config itself keeps in high precision is no reason.
     let asked_for = [

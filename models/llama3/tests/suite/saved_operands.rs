@@ -79,32 +79,3 @@ fn other_backends_run_the_plain_linear() {
     let other = model::<Autodiff<Flex>>(tiny(), 1);
     assert_eq!(other.forward(ids(&tokens, [1, 6])).dims(), [1, 6, 288]);
 }
-
-#[test]
-fn zz_print() {
-    use clap::CommandFactory;
-    println!("{}", llama3::cli::Args::command().render_long_help());
-    for text in [
-        "[float8]\nrecip = 3\n",
-        "[training]\nsteps = 3\n[float8]\nrecipe = 'rowwise'\nemulate = 3\n",
-        "[float8]\nschedule = { warmup = 'x' }\n",
-        "[float8]\nrecipe='x'",
-        "[float8]\nfallback = { min_sqnr_db = 3 }",
-    ] {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("run.toml");
-        std::fs::write(&path, text).unwrap();
-        println!("{}", llama3::RunConfig::load(Some(&path), &[]).unwrap_err());
-    }
-    let data = text();
-    let (_, log) = run(&config(
-        data.path(),
-        &["training.print_report=true", "float8.schedule={warmup=3}", "float8.statistics={every_n_steps=5}"],
-    ))
-    .unwrap();
-    println!("{log}");
-    let config =
-        llama3::RunConfig::load(None, &["float8.recipe=rowwise".into(), "float8.schedule={ warmup = 3}".into()])
-            .unwrap();
-    println!("{}", toml::to_string(&config).unwrap());
-}
