@@ -8,7 +8,7 @@ use crate::error::Float8Error;
 
 /// A part of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a whole number of steps or a fraction from 0 to 1")]
 pub enum Span {
     /// Optimizer steps: a whole number in a file.
     Steps(u64),
