@@ -1,0 +1,194 @@
+//! The runtime, and what devices of each architecture can do, as CubeCL's CUDA runtime describes them.
+
+use std::sync::Mutex;
+
+use cubecl_common::device::{Device, DeviceId};
+use cubecl_common::profile::TimingMethod;
+use cubecl_core::Runtime;
+use cubecl_core::ir::features::{Plane, Tma, TypeUsage};
+use cubecl_core::ir::{
+    BarrierLevel, ContiguousElements, DeviceProperties, ElemType, FloatKind, HardwareProperties, MatrixLayout,
+    MemoryDeviceProperties, MmaProperties, OpaqueType, SemanticType, TargetProperties, VectorSize,
+};
+use cubecl_core::zspace::{Shape, Strides};
+use cubecl_cpp::cuda::CudaDialect;
+use cubecl_cpp::cuda::arch::CudaArchitecture;
+use cubecl_cpp::cuda::mma::{CudaWmmaCompiler, contiguous_elements_cuda};
+use cubecl_cpp::shared::{
+    CompilationOptions, CppCompiler, CppSupportedFeatures, register_mma_features, register_scaled_mma_features,
+    register_wmma_features,
+};
+use cubecl_cpp::{DialectWmmaCompiler, register_supported_types};
+use cubecl_runtime::client::ComputeClient;
+
+use crate::server::GenerateServer;
+
+/// CubeCL's compiler for CUDA.
+pub type CudaCompiler = CppCompiler<CudaDialect<CudaWmmaCompiler>>;
+
+/// A device of compute capability `sm`, such as 90, that does not exist.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PaperDevice {
+    /// Ten times the compute capability.
+    pub sm: u16,
+}
+
+impl Device for PaperDevice {
+    fn from_id(id: DeviceId) -> Self {
+        Self { sm: id.index_id }
+    }
+
+    fn to_id(&self) -> DeviceId {
+        DeviceId { type_id: 0, index_id: self.sm }
+    }
+}
+
+/// A kernel as it would have gone to NVRTC.
+#[derive(Clone, Debug)]
+pub struct Generated {
+    /// Of the device.
+    pub sm: u32,
+    /// The entry point.
+    pub name: String,
+    /// CUDA C++.
+    pub source: String,
+    /// Bytes that the launch would add to the kernel's static shared memory.
+    pub dynamic_shared: usize,
+    /// Threads in a block.
+    pub threads: u32,
+}
+
+/// What was launched since the last [`take`].
+pub(crate) static GENERATED: Mutex<Vec<Result<Generated, String>>> = Mutex::new(Vec::new());
+
+/// All kernels launched so far.
+///
+/// # Panics
+/// If CubeCL could not generate one.
+pub fn take() -> Vec<Generated> {
+    let generated = core::mem::take(&mut *GENERATED.lock().unwrap());
+    generated.into_iter().map(|kernel| kernel.unwrap_or_else(|error| panic!("{error}"))).collect()
+}
+
+/// CubeCL's CUDA runtime up to NVRTC.
+#[derive(Clone, Debug)]
+pub struct GenerateCuda;
+
+impl Runtime for GenerateCuda {
+    type Compiler = CudaCompiler;
+    type Server = GenerateServer;
+    type Device = PaperDevice;
+
+    fn client(device: &PaperDevice) -> ComputeClient<Self> {
+        ComputeClient::load(device)
+    }
+
+    fn name(_: &ComputeClient<Self>) -> &'static str {
+        "cuda"
+    }
+
+    fn require_array_lengths() -> bool {
+        true
+    }
+
+    fn max_cube_count() -> (u32, u32, u32) {
+        MAX_GRID
+    }
+
+    fn can_read_tensor(_: &Shape, _: &Strides) -> bool {
+        true
+    }
+
+    fn target_properties() -> TargetProperties {
+        TargetProperties {
+            mma: MmaProperties {
+                register_size_bits: 32,
+                const_plane_size: 32,
+                register_layout_a: MatrixLayout::RowMajor,
+                register_layout_b: MatrixLayout::ColMajor,
+                register_layout_acc: MatrixLayout::RowMajor,
+                register_duplication_a: 1,
+                register_duplication_b: 1,
+                register_duplication_acc: 1,
+                contiguous_elements: ContiguousElements::new(contiguous_elements_cuda),
+            },
+        }
+    }
+
+    fn enumerate_devices(_: u16, _: &()) -> Vec<DeviceId> {
+        vec![]
+    }
+}
+
+const MAX_GRID: (u32, u32, u32) = (i32::MAX as u32, 65535, 65535);
+
+/// How the compiler is told to print for this architecture.
+pub(crate) fn options(sm: u32) -> CompilationOptions {
+    CompilationOptions {
+        warp_size: 32,
+        supports_features: CppSupportedFeatures {
+            grid_constants: sm >= 70,
+            clusters: sm >= 90,
+            fast_math: true,
+            fast_tanh: sm >= 75,
+            elect_sync: sm >= 90,
+        },
+    }
+}
+
+/// Bytes of shared memory that a block may have, by the CUDA programming guide's table of compute capabilities.
+pub fn max_shared_memory(sm: u32) -> usize {
+    match sm {
+        80 | 87 => 163 * 1024,
+        86 | 89 | 120.. => 99 * 1024,
+        _ => 227 * 1024,
+    }
+}
+
+/// What CubeCL's CUDA runtime registers for a device of this architecture.
+pub(crate) fn properties(sm: u32) -> DeviceProperties {
+    let hardware = HardwareProperties {
+        load_width: 128,
+        plane_size_min: 32,
+        plane_size_max: 32,
+        max_bindings: 1024,
+        max_shared_memory_size: max_shared_memory(sm),
+        max_cube_count: MAX_GRID,
+        max_units_per_cube: 1024,
+        max_cube_dim: (1024, 1024, 64),
+        num_streaming_multiprocessors: Some(132),
+        num_tensor_cores: Some(4),
+        min_tensor_cores_dim: Some(8),
+        num_cpu_cores: None,
+        max_vector_size: VectorSize::MAX,
+    };
+    let memory = MemoryDeviceProperties { max_page_size: 20 << 30, alignment: 512 };
+    let mut properties = DeviceProperties::new(Default::default(), memory, hardware, TimingMethod::System);
+    register_supported_types(&mut properties);
+    let stored = TypeUsage::Conversion | TypeUsage::Buffer;
+    if sm >= 89 {
+        for kind in [FloatKind::E4M3, FloatKind::E5M2] {
+            properties.register_type_usage(ElemType::Float(kind), stored);
+        }
+    }
+    if sm >= 100 {
+        properties.register_type_usage(ElemType::Float(FloatKind::UE8M0), stored);
+    }
+    properties.register_type_usage(OpaqueType::Barrier(BarrierLevel::Cube), TypeUsage::Buffer);
+    for plane in [Plane::Sync, Plane::Ops, Plane::NonUniformControlFlow] {
+        properties.features.plane.insert(plane);
+    }
+    properties.features.copy_async = true;
+    properties.features.memory_reinterpret = true;
+    properties.features.alignment = true;
+    if sm >= 90 {
+        properties.features.tma.insert(Tma::Base);
+        properties.register_semantic_type(SemanticType::TensorMap);
+        properties.features.cube_cluster = true;
+    }
+    let arch = CudaArchitecture { version: sm };
+    register_wmma_features(CudaWmmaCompiler::supported_wmma_combinations(&arch), &mut properties);
+    register_mma_features(CudaWmmaCompiler::supported_mma_combinations(&arch), &mut properties);
+    register_scaled_mma_features(CudaWmmaCompiler::supported_scaled_mma_combinations(&arch), &mut properties);
+    properties
+}

@@ -1,0 +1,127 @@
+//! What a cubin needs and does: registers and memory from its resource table, instructions from its disassembly.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+/// One kernel's machine code.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sass {
+    /// Registers per thread.
+    pub registers: usize,
+    /// Bytes of stack and local memory per thread: spills, or arrays indexed at run time.
+    pub local: usize,
+    /// Bytes of static shared memory per block.
+    pub shared: usize,
+    /// How often each opcode stands in the code, by its name without operands and predicates, such as `LDG.E.128`.
+    pub opcodes: BTreeMap<String, usize>,
+}
+
+impl Sass {
+    /// Reads a cubin with the `cuobjdump` and `nvdisasm` of the toolkit at `root`.
+    ///
+    /// # Errors
+    /// A tool that is missing or fails; output that says nothing.
+    pub fn of(root: &Path, cubin: &Path) -> Result<Self, String> {
+        let mut sass = Self::default();
+        let usage = run(root, "cuobjdump", &["-res-usage"], cubin)?;
+        // " Function f: REG:32 STACK:0 SHARED:1024 LOCAL:0 CONSTANT[0]:400 ..."
+        let line = usage.lines().find(|line| line.contains("REG:")).ok_or_else(|| format!("no usage in {usage:?}"))?;
+        let field = |name: &str| {
+            let value = line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix(':'));
+            value.and_then(|value| value.parse::<usize>().ok()).ok_or_else(|| format!("no {name} in {line:?}"))
+        };
+        sass.registers = field("REG")?;
+        sass.local = field("STACK")? + field("LOCAL")?;
+        sass.shared = field("SHARED")?;
+        for line in run(root, "nvdisasm", &["-c"], cubin)?.lines() {
+            if let Some(opcode) = opcode(line) {
+                *sass.opcodes.entry(opcode.into()).or_default() += 1;
+            }
+        }
+        if sass.opcodes.is_empty() {
+            return Err(format!("{}: nvdisasm shows no instruction", cubin.display()));
+        }
+        Ok(sass)
+    }
+
+    /// How often an instruction of this family stands in the code: `has("LDG")` counts `LDG` and `LDG.E.128`.
+    pub fn count(&self, family: &str) -> usize {
+        let belongs =
+            |opcode: &str| opcode == family || opcode.strip_prefix(family).is_some_and(|s| s.starts_with('.'));
+        self.opcodes.iter().filter(|(opcode, _)| belongs(opcode)).map(|(_, count)| count).sum()
+    }
+
+    /// Blocks of `threads` that fit on a multiprocessor of architecture `sm`, by registers, shared memory and threads, by the
+    /// CUDA programming guide's table of compute capabilities.
+    pub fn occupancy(&self, sm: u32, threads: u32, dynamic_shared: usize) -> usize {
+        let (max_threads, shared, blocks) = match sm {
+            86 | 89 => (1536, 100 * 1024, 24),
+            120.. => (1536, 100 * 1024, 32),
+            80 | 87 => (2048, 164 * 1024, 32),
+            _ => (2048, 228 * 1024, 32),
+        };
+        let threads = threads as usize;
+        // Registers are given to a warp in units of 256; a kilobyte of shared memory per block is the system's.
+        let warps = threads.div_ceil(32);
+        let by_registers = 65536 / (warps * (self.registers.max(1) * 32).next_multiple_of(256));
+        let by_shared = shared / (self.shared + dynamic_shared + 1024);
+        by_registers.min(by_shared).min(max_threads / threads).min(blocks)
+    }
+}
+
+/// The opcode of a line such as `/*0040*/  @!P0 LDG.E.128 R4, desc[UR4][R2.64] ;`.
+fn opcode(line: &str) -> Option<&str> {
+    let (address, code) = line.trim_start().strip_prefix("/*")?.split_once("*/")?;
+    if address.is_empty() || !address.chars().all(|c| c.is_ascii_hexdigit()) {
+        return None;
+    }
+    let mut words = code.split_whitespace();
+    let first = words.next()?;
+    let opcode = if first.starts_with('@') { words.next()? } else { first };
+    opcode.starts_with(|c: char| c.is_ascii_uppercase()).then(|| opcode.trim_end_matches(';'))
+}
+
+fn run(root: &Path, tool: &str, options: &[&str], file: &Path) -> Result<String, String> {
+    let path = root.join("bin").join(tool);
+    let output = Command::new(&path).args(options).arg(file).output();
+    let output = output.map_err(|error| format!("{}: {error}", path.display()))?;
+    if !output.status.success() {
+        return Err(format!("{tool}: {}", String::from_utf8_lossy(&output.stderr)));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn opcodes_are_read_from_disassembly() {
+        assert_eq!(opcode("        /*0040*/              @!P0 LDG.E.128 R4, desc[UR4][R2.64] ;"), Some("LDG.E.128"));
+        assert_eq!(opcode("        /*0050*/                   EXIT ;"), Some("EXIT"));
+        assert_eq!(
+            opcode("        /*0060*/                   BAR.SYNC.DEFER_BLOCKING 0x0 ;"),
+            Some("BAR.SYNC.DEFER_BLOCKING")
+        );
+        assert_eq!(opcode(".section .text.f, \"ax\""), None);
+        assert_eq!(opcode("        /* a comment */"), None);
+    }
+
+    #[test]
+    fn families_do_not_run_into_each_other() {
+        let opcodes = [("LD", 1), ("LDL.64", 2), ("LDL", 3), ("LDLX", 5)].map(|(name, n)| (name.to_string(), n)).into();
+        let sass = Sass { opcodes, ..Sass::default() };
+        assert_eq!((sass.count("LDL"), sass.count("LD"), sass.count("STL")), (5, 1, 0));
+    }
+
+    #[test]
+    fn occupancy_is_the_least_of_its_limits() {
+        let sass = |registers, shared| Sass { registers, shared, ..Sass::default() };
+        assert_eq!(sass(32, 0).occupancy(90, 256, 0), 8);
+        assert_eq!(sass(128, 0).occupancy(90, 256, 0), 2);
+        assert_eq!(sass(32, 47 * 1024).occupancy(90, 256, 0), 4);
+        assert_eq!(sass(32, 0).occupancy(120, 256, 0), 6);
+        assert_eq!(sass(32, 0).occupancy(90, 32, 0), 32);
+    }
+}

@@ -1,0 +1,127 @@
+//! Every kernel variant, compiled for every architecture and its machine code checked, without a GPU.
+//!
+//! `FLOAT8_CUDA_TOOLS` names the folder of a CUDA toolkit, or `nvidia/cu13` of the PyPI wheels nvidia-cuda-nvrtc,
+//! -runtime, -cccl, -crt, -cuobjdump and -nvdisasm. Without it the CUDA is generated and not compiled; in CI that is a
+//! failure.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use codegen::device::{Generated, max_shared_memory};
+use codegen::nvrtc::Nvrtc;
+use codegen::sass::Sass;
+use codegen::variants::generate;
+
+/// Compute capabilities, and what NVRTC calls them with the features of that one architecture.
+const ARCHITECTURES: [(u16, &str); 5] =
+    [(80, "sm_80"), (89, "sm_89"), (90, "sm_90a"), (100, "sm_100a"), (120, "sm_120a")];
+
+/// Blocks per multiprocessor at least, so that loads of one hide behind the work of another. The emulated GEMM holds 64
+/// sums per thread, and a health statistic is no hot path.
+fn occupancy_floor(family: &str) -> usize {
+    match family {
+        "gemm" => 4,
+        "cast_blocks" | "cast_rows" | "partial_health" => 2,
+        _ => 4,
+    }
+}
+
+/// The kernel's name without the types that it is generated for.
+fn family(name: &str) -> &str {
+    let end = ["_n_", "_o_"].iter().filter_map(|types| name.find(types)).min();
+    &name[..end.unwrap_or(name.len())]
+}
+
+/// What the variants of one kernel come to on one architecture.
+#[derive(Default)]
+struct Summary {
+    variants: usize,
+    registers: usize,
+    shared: usize,
+    occupancy: Option<usize>,
+}
+
+fn tools() -> Option<PathBuf> {
+    let tools = std::env::var_os("FLOAT8_CUDA_TOOLS").map(PathBuf::from);
+    if tools.is_none() {
+        assert!(std::env::var_os("CI").is_none(), "CI must set FLOAT8_CUDA_TOOLS");
+        println!("the CUDA was generated but not compiled: FLOAT8_CUDA_TOOLS names no toolkit");
+    }
+    tools
+}
+
+/// Machine code of one kernel, and what must hold for it.
+fn check(nvrtc: &Nvrtc, kernel: &Generated, arch: &str, file: &Path) -> Result<Sass, String> {
+    let cubin = nvrtc.compile(&kernel.source, arch)?;
+    std::fs::write(file, cubin).map_err(|error| format!("{}: {error}", file.display()))?;
+    let sass = Sass::of(nvrtc.root(), file)?;
+    let spills = sass.count("LDL") + sass.count("STL");
+    if sass.local > 0 || spills > 0 {
+        return Err(format!("{} bytes of local memory, {spills} accesses to it", sass.local));
+    }
+    let (shared, most) = (sass.shared + kernel.dynamic_shared, max_shared_memory(kernel.sm));
+    if shared > most {
+        return Err(format!("{shared} bytes of shared memory, a block has {most}"));
+    }
+    let (fits, floor) =
+        (sass.occupancy(kernel.sm, kernel.threads, kernel.dynamic_shared), occupancy_floor(family(&kernel.name)));
+    if fits < floor {
+        return Err(format!(
+            "{} registers and {shared} bytes of shared memory: {fits} blocks fit, not {floor}",
+            sass.registers
+        ));
+    }
+    Ok(sass)
+}
+
+/// Checks all variants for one architecture on all cores; the errors, and a summary by kernel.
+fn check_all(nvrtc: &Nvrtc, kernels: &[Generated], arch: &str) -> (Vec<String>, BTreeMap<String, Summary>) {
+    let (next, errors, summaries) = (AtomicUsize::new(0), Mutex::new(vec![]), Mutex::new(BTreeMap::new()));
+    let work = |worker: usize| {
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("codegen-{arch}-{worker}.cubin"));
+        while let Some(kernel) = kernels.get(next.fetch_add(1, Relaxed)) {
+            match check(nvrtc, kernel, arch, &file) {
+                Ok(sass) => {
+                    let fits = sass.occupancy(kernel.sm, kernel.threads, kernel.dynamic_shared);
+                    let mut summaries = summaries.lock().unwrap();
+                    let summary: &mut Summary = summaries.entry(family(&kernel.name).to_string()).or_default();
+                    summary.variants += 1;
+                    summary.registers = summary.registers.max(sass.registers);
+                    summary.shared = summary.shared.max(sass.shared + kernel.dynamic_shared);
+                    summary.occupancy = Some(summary.occupancy.map_or(fits, |least| least.min(fits)));
+                }
+                Err(error) => errors.lock().unwrap().push(format!("{} for {arch}: {error}", kernel.name)),
+            }
+        }
+        // May never have been written.
+        let _ = std::fs::remove_file(file);
+    };
+    let workers = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let work = &work;
+    std::thread::scope(|scope| (0..workers).for_each(|worker| drop(scope.spawn(move || work(worker)))));
+    (errors.into_inner().unwrap(), summaries.into_inner().unwrap())
+}
+
+#[test]
+fn every_kernel_compiles_without_spills() {
+    let nvrtc = tools().map(|root| Nvrtc::load(&root).unwrap_or_else(|error| panic!("{error}")));
+    let mut failed = vec![];
+    println!(
+        "{:8}  {:16}  {:>8}  {:>9}  {:>12}  {:>9}",
+        "arch", "kernel", "variants", "registers", "shared bytes", "blocks/SM"
+    );
+    for (sm, arch) in ARCHITECTURES {
+        let kernels = generate(sm);
+        assert!(kernels.len() > 300, "only {} kernels for {arch}: has a launch been lost?", kernels.len());
+        let Some(nvrtc) = &nvrtc else { continue };
+        let (errors, summaries) = check_all(nvrtc, &kernels, arch);
+        for (family, Summary { variants, registers, shared, occupancy }) in summaries {
+            let blocks = occupancy.expect("a summary has variants");
+            println!("{arch:8}  {family:16}  {variants:>8}  {registers:>9}  {shared:>12}  {blocks:>9}");
+        }
+        failed.extend(errors);
+    }
+    assert!(failed.is_empty(), "{} kernels failed:\n{}", failed.len(), failed.join("\n"));
+}
