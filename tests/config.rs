@@ -246,7 +246,25 @@ fn patterns_that_match_nothing_are_errors() {
     let all = Float8Config::tensorwise().with_filter_fqns(["head"]).with_layers_in_high_precision(1, 0);
     let error = summary(&all, 1).unwrap_err();
     let Float8Error::NothingConverted { linears: 8, reasons } = &error else { panic!("{error}") };
-    assert_eq!(reasons, "layer 0 of 1, filter \"head\"");
+    assert_eq!(reasons, "filter \"head\", first and last layers");
+}
+
+#[test]
+fn an_override_of_nothing_is_an_error() {
+    let config = Float8Config::tensorwise().with_override([""; 0], Float8LinearConfig::new(Recipe::Rowwise));
+    assert_eq!(summary(&config, 1).unwrap_err(), Float8Error::EmptyOverride);
+}
+
+#[test]
+fn a_disabled_cast_needs_nothing_else() {
+    let off = r#"{ "scaling_type": "disabled" }"#;
+    let config = parse(&format!(
+        r#"{{ "recipe": "rowwise", "cast_config_grad_output": {off}, "cast_config_weight_for_grad_input": {off},
+            "cast_config_grad_output_for_grad_weight": {{ "scaling_granularity": "rowwise", "target_dtype": "e4m3" }} }}"#
+    ));
+    let casts = *config.unwrap().linear.casts();
+    assert!(casts.grad_output.is_disabled() && casts.weight_for_grad_input.is_disabled());
+    assert!(!casts.grad_output_for_grad_weight.is_disabled());
 }
 
 #[test]

@@ -2,11 +2,11 @@
 use burn::backend::Autodiff;
 use burn::module::{AutodiffModule, Module};
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
 use burn::tensor::Tensor;
 use burn_float8::{
-    AmaxComputeAlgo, DelayedScaling, Float8, Float8Backend, Float8Config, Float8Error, Float8LinearConfig, Float8State,
-    Recipe, report, set_default_config,
+    AmaxComputeAlgo, CastConfig, Casts, DelayedScaling, Float8, Float8Backend, Float8Config, Float8Error,
+    Float8LinearConfig, Float8State, Format, Granularity, Recipe, begin_float8_step, report, set_default_config,
 };
 
 use crate::on_every_runtime;
@@ -64,7 +64,7 @@ fn amax(values: &[f32]) -> f32 {
 
 /// What an optimizer does to a weight: a new tensor.
 fn rebuild<B: Float8Backend>(linear: Linear<A<B>>, factor: f32) -> Linear<A<B>> {
-    let weight = linear.weight.map(|w| (w * factor).detach().require_grad());
+    let weight = linear.weight.map(|w| (w.clone() + w * (factor - 1.0)).detach().require_grad());
     Linear { weight, ..linear }
 }
 
@@ -158,9 +158,16 @@ fn sharers_use_the_first_layers_history() {
     assert_eq!(["q", "k", "v", "gate", "up"].map(inputs), [true, false, false, true, false]);
 }
 
-/// Six steps at a stretch, or three, saved, and three more in a new model: the same losses to the last bit.
+/// Six steps at a stretch, or three, saved, and three more in a new model: the same losses to the last bit, also if the
+/// model was evaluated before it was saved.
 #[test]
 fn a_resumed_run_gives_identical_losses() {
+    for evaluated in [false, true] {
+        resumes_identically(evaluated);
+    }
+}
+
+fn resumes_identically(evaluated: bool) {
     type B = A<Flex>;
     let config = Float8Config::from(config(5, AmaxComputeAlgo::Max, 0));
     let initial = Model::<B>::new(2);
@@ -172,18 +179,24 @@ fn a_resumed_run_gives_identical_losses() {
                steps: std::ops::Range<u64>| {
         let mut losses = vec![];
         for step in steps {
-            // Amaxes grow, so that a scale from another history would show.
-            let x = tensor::<B, 3>(normal(2 * 4 * D, step), [2, 4, D]) * (1.0 + step as f32);
-            let loss = model.forward(x).powf_scalar(2.0).mean();
-            losses.push(values(loss.clone())[0].to_bits());
-            let grads = GradientsParams::from_grads(loss.backward(), &model);
-            model = optimizer(model, grads);
+            // Two micro-batches. Amaxes grow, so that a scale from another history would show.
+            let mut accumulator = GradientsAccumulator::new();
+            for seed in [2 * step, 2 * step + 1] {
+                let x = tensor::<B, 3>(normal(2 * 4 * D, seed), [2, 4, D]) * (1.0 + step as f32);
+                let loss = model.forward(x).powf_scalar(2.0).mean();
+                losses.push(values(loss.clone())[0].to_bits());
+                accumulator.accumulate(&model, GradientsParams::from_grads(loss.backward(), &model));
+            }
+            model = optimizer(model, accumulator.grads());
         }
         (model, losses)
     };
     let mut adam = AdamWConfig::new().init::<B, Model<B>>();
     let mut step = |model, grads| adam.step(1e-2, model, grads);
     let (model, first) = run(new(), &mut step, 0..3);
+    if evaluated {
+        model.valid().forward(tensor(normal(2 * 4 * D, 99), [2, 4, D]) * 100.0);
+    }
     let json = serde_json::to_string(&Float8State::export(&model)).unwrap();
     let record = model.clone().into_record();
     let (_, rest) = run(model, &mut step, 3..6);
@@ -194,8 +207,9 @@ fn a_resumed_run_gives_identical_losses() {
     let resumed = new().load_record(record);
     let state: Float8State = serde_json::from_str(&json).unwrap();
     state.restore(&resumed).unwrap();
-    let (_, after) = run(resumed.clone(), &mut |model, grads| again.step(1e-2, model, grads), 3..6);
-    assert_eq!(after, rest);
+    let (last, after) = run(resumed.clone(), &mut |model, grads| again.step(1e-2, model, grads), 3..6);
+    assert_eq!(after, rest, "evaluated: {evaluated}");
+    assert_eq!(Float8State::export(&last).step, 6, "evaluated: {evaluated}");
 
     // Without the state they differ: the test can fail.
     let record = resumed.into_record();
@@ -203,6 +217,85 @@ fn a_resumed_run_gives_identical_losses() {
     let mut other = AdamWConfig::new().init::<B, Model<B>>();
     let (_, without) = run(fresh, &mut |model, grads| other.step(1e-2, model, grads), 3..6);
     assert_ne!(without[0], rest[0]);
+}
+
+/// How far a history is behind, in steps, when fprop casts: the scale in use against the amaxes of past steps.
+fn inputs(model: &Model<A<Flex>>, layer: &str) -> Vec<f32> {
+    let state = Float8State::export(model);
+    let history = state.layers[layer].input.as_ref().map(|amax| amax.history.clone()).unwrap_or_default();
+    history.into_iter().map(f32::from_bits).filter(|amax| *amax > 0.0).collect()
+}
+
+/// A layer that a step leaves out, as an expert may be, neither delays nor repeats the steps of the others.
+#[test]
+fn layers_may_skip_steps() {
+    let config = Float8Config::from(config(16, AmaxComputeAlgo::MostRecent, 0));
+    let mut model = config.convert(Model::<A<Flex>>::new(2)).unwrap().0;
+    let mut optimizer = AdamWConfig::new().init::<A<Flex>, Model<A<Flex>>>();
+    for step in 0..6 {
+        let x = tensor::<A<Flex>, 3>(normal(2 * 4 * D, step), [2, 4, D]) * 2f32.powi(step as i32);
+        // Step 2 uses the head alone.
+        let y = if step == 2 { model.head.forward(x) } else { model.forward(x) };
+        let grads = GradientsParams::from_grads(y.powf_scalar(2.0).mean().backward(), &model);
+        model = optimizer.step(1e-3, model, grads);
+    }
+    // Ends the last step.
+    model.valid().forward(tensor(normal(2 * 4 * D, 9), [2, 4, D]));
+    assert_eq!(Float8State::export(&model).step, 7);
+    let (q, head) = (inputs(&model, "blocks.0.q"), inputs(&model, "head"));
+    assert_eq!((q.len(), head.len()), (5, 6));
+    let amax = |step: u64| normal(2 * 4 * D, step).iter().fold(0f32, |m, v| m.max(v.abs())) * 2f32.powi(step as i32);
+    assert_eq!(q, [5, 4, 3, 1, 0].map(amax), "newest first");
+}
+
+/// A weight that is cast or scaled in forward is still the same parameter; one that is computed otherwise needs a word.
+#[test]
+fn weights_may_be_computed_in_forward() {
+    let steps = |weight: &dyn Fn(Tensor<A<Flex>, 2>) -> Tensor<A<Flex>, 2>, manual: bool| {
+        let linear = LinearConfig::new(K, N).with_bias(false).init(&Default::default());
+        let config = Float8Config::from(config(4, AmaxComputeAlgo::Max, 0));
+        let mut linear: Linear<A<Flex>> = config.convert(linear).unwrap().0;
+        for step in 0..3 {
+            if manual {
+                begin_float8_step(&linear);
+            }
+            for micro_batch in 0..4 {
+                let x = tensor::<A<Flex>, 2>(normal(M * K, 10 * step + micro_batch), [M, K]);
+                burn::tensor::module::linear(x, weight(linear.weight.val()), None).sum().backward();
+            }
+            // An update as an optimizer's.
+            linear.weight = linear.weight.map(|w| (w.clone() - w * 0.1).detach().require_grad());
+        }
+        Float8State::export(&linear).step
+    };
+    assert_eq!(steps(&|w| w, false), 3);
+    assert_eq!(steps(&|w| w * 0.5, false), 3);
+    assert_eq!(steps(&|w| w.cast(burn::tensor::DType::F64).cast(burn::tensor::DType::F32), false), 3);
+    let merged = |w: Tensor<A<Flex>, 2>| w.clone() + Tensor::zeros_like(&w);
+    assert_eq!(steps(&merged, false), 12, "each pass builds a weight");
+    assert_eq!(steps(&merged, true), 3);
+}
+
+/// Casts that only fprop delays, or only wgrad, have histories all the same.
+#[test]
+fn every_delayed_cast_has_a_history() {
+    let of = |casts: Casts| {
+        let linear = LinearConfig::new(K, N).with_bias(false).init(&Default::default());
+        let config = Float8LinearConfig::new(Recipe::Delayed).with_casts(casts).unwrap();
+        let linear: Linear<A<Flex>> = Float8Config::from(config).convert(linear).unwrap().0;
+        let x = tensor::<A<Flex>, 2>(normal(M * K, 1), [M, K]).require_grad();
+        linear.forward(x).sum().backward();
+        let state = Float8State::export(&linear).layers.remove("linear").unwrap();
+        [state.input, state.weight, state.grad_output].map(|amax| amax.is_some())
+    };
+    let delayed = Recipe::Delayed.casts();
+    let dynamic = CastConfig::dynamic(Granularity::Tensor, Format::E4m3);
+    assert_eq!(of(delayed), [true; 3]);
+    assert_eq!(of(Casts { input_for_grad_weight: dynamic, ..delayed }), [true; 3]);
+    assert_eq!(of(Casts { input: dynamic, ..delayed }), [true; 3]);
+    let off = CastConfig::disabled();
+    let no_wgrad = Casts { input_for_grad_weight: off, grad_output_for_grad_weight: off, ..delayed };
+    assert_eq!(of(no_wgrad), [true; 3]);
 }
 
 #[test]
@@ -223,7 +316,17 @@ fn a_state_of_another_model_is_an_error() {
     let longer = Float8Config::from(config(6, AmaxComputeAlgo::Max, 0));
     let error = state.restore(&longer.convert(Model::<B>::new(2)).unwrap().0).unwrap_err();
     let text = error.to_string();
-    assert!(text.contains("holds 5 steps") && text.contains("says 6"), "{text}");
+    assert!(text.contains("amax_history_len: 5") && text.contains("amax_history_len: 6"), "{text}");
+    let tensorwise = Float8Config::tensorwise().convert(Model::<B>::new(2)).unwrap().0;
+    assert!(state.restore(&tensorwise).unwrap_err().to_string().contains("the configuration none: tensorwise"));
+    let mut broken = state.clone();
+    broken.step = u64::MAX;
+    let amax = broken.layers.get_mut("head").unwrap().input.as_mut().unwrap();
+    amax.scaling_amax = Some(f32::NAN.to_bits());
+    assert!(broken.restore(&model).unwrap_err().to_string().contains("an amax of input is NaN"));
+    broken.layers.clear();
+    broken.restore(&model).unwrap();
+    model.forward(tensor(normal(2 * 4 * D, 1), [2, 4, D]));
     let filtered = delayed.clone().with_filter_fqns(["head"]).convert(Model::<B>::new(2)).unwrap().0;
     assert!(state.restore(&filtered).unwrap_err().to_string().contains("high precision"));
 }

@@ -1,5 +1,6 @@
 //! Statistics of sampled steps against the definition, and the fallback that they cause.
 use burn::backend::Autodiff;
+use burn::module::AutodiffModule;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Tensor;
 use burn_float8::{
@@ -29,7 +30,8 @@ fn step<B: Float8Backend>(linear: Linear<A<B>>, xs: &[f32]) -> Linear<A<B>> {
     let x = tensor::<A<B>, 2>(xs.to_vec(), [M, K]).require_grad();
     let dy: Tensor<A<B>, 2> = tensor(normal(M * N, 9), [M, N]);
     (linear.forward(x) * dy).sum().backward();
-    Linear { weight: linear.weight.map(|w| (w * 0.9).detach().require_grad()), ..linear }
+    // As an optimizer's update.
+    Linear { weight: linear.weight.map(|w| (w.clone() - w * 0.1).detach().require_grad()), ..linear }
 }
 
 fn layer<B: Float8Backend>(linear: &Linear<A<B>>) -> LayerReport {
@@ -76,7 +78,10 @@ fn statistics_on<B: Float8Backend>(runtime: &str) {
         let compare = [Recipe::Tensorwise, Recipe::Rowwise];
         let statistics = StatisticsConfig::every(1).with_compare(compare);
         let linear = step(linear::<B>(Float8Config::new(recipe).with_statistics(statistics)), &xs);
-        let health = layer(&linear).input.health.unwrap_or_else(|| panic!("{runtime} {recipe}: no statistics"));
+        let health = layer(&linear).fprop.operands[0]
+            .health
+            .clone()
+            .unwrap_or_else(|| panic!("{runtime} {recipe}: no statistics"));
         assert_eq!(health.step, 1);
         let want = expected(&xs, [M, K], &Float8LinearConfig::new(recipe), None);
         assert!(want.flushed > 0.01, "the input is to flush: {want:?}");
@@ -87,8 +92,10 @@ fn statistics_on<B: Float8Backend>(runtime: &str) {
             assert_near(cast, &want, &format!("{runtime} {recipe} compared with {other}"));
         }
         let report = layer(&linear);
-        for operand in [&report.input, &report.weight, &report.grad_output] {
-            assert!(operand.health.is_some(), "{runtime} {recipe}: {report:?}");
+        for (gemm, calls) in report.gemms() {
+            for operand in &calls.operands {
+                assert!(operand.health.is_some(), "{runtime} {recipe} {gemm}: {operand:?}");
+            }
         }
         let text = burn_float8::report(&linear).to_string();
         assert!(text.contains("SQNR dB") && text.contains("rowwise:"), "{text}");
@@ -107,7 +114,7 @@ fn saturation_on<B: Float8Backend>(runtime: &str) {
     let amax = first.iter().fold(0f32, |m, x| m.max(x.abs()));
     let second: Vec<_> = first.iter().map(|x| x * 1.5).collect();
     let linear = step(step(linear, &first), &second);
-    let health = layer(&linear).input.health.unwrap();
+    let health = layer(&linear).fprop.operands[0].health.clone().unwrap();
     let want = expected(&second, [M, K], &config, Some(amax));
     assert_eq!(health.step, 2);
     assert!(want.saturated > 0.0, "{want:?}");
@@ -131,9 +138,10 @@ fn amax_and_scale_on<B: Float8Backend>(runtime: &str) {
         if config.scale_mode() == ScaleMode::PowerOfTwo {
             scale = f32::from_bits(scale.to_bits() & 0xff80_0000);
         }
-        assert_eq!((report.input.amax, report.input.scale), (Some(amax), Some(scale)), "{runtime} {recipe}");
-        assert!(report.grad_output.amax.is_some() && report.weight.scale.is_some(), "{runtime} {recipe}");
-        assert!(report.input.health.is_none(), "nothing was asked for");
+        let [x, w] = &report.fprop.operands;
+        assert_eq!((x.amax, x.scale), (Some(amax), Some(scale)), "{runtime} {recipe}");
+        assert!(report.dgrad.operands[0].amax.is_some() && w.scale.is_some(), "{runtime} {recipe}");
+        assert!(report.gemms().iter().all(|(_, g)| g.operands.iter().all(|o| o.health.is_none())), "not asked for");
         let padding = report.fprop.padding().unwrap();
         let stored = if report.fprop.path.as_deref() == Some("host") { K } else { K.next_multiple_of(16) };
         assert!((padding - (stored as f64 / K as f64 - 1.0)).abs() < 1e-12, "{runtime}: {padding}");
@@ -153,9 +161,51 @@ fn statistics_are_sampled_every_n_steps() {
     let mut sampled = vec![];
     for i in 0..7 {
         linear = step(linear, &normal(M * K, i));
-        sampled.push(layer(&linear).input.health.unwrap().step);
+        sampled.push(layer(&linear).fprop.operands[0].health.clone().unwrap().step);
     }
     assert_eq!(sampled, [1, 1, 1, 4, 4, 4, 7]);
+}
+
+/// A copy that another GEMM reads with another cast has amax and scale of its own.
+#[test]
+fn each_gemm_reports_its_own_scale() {
+    let linear = step(linear::<Flex>(Float8Config::new(Recipe::RowwiseWithGwHp)), &input());
+    let report = layer(&linear);
+    // Rowwise, so a power of two by a row; then tensorwise. Both round down to powers of two.
+    let scales = [report.fprop.operands[1].scale, report.dgrad.operands[1].scale].map(Option::unwrap);
+    assert_eq!(scales[0], scales[1], "the largest element of both");
+    let bytes = [&report.fprop, &report.dgrad].map(|g| g.operands[1].extent.unwrap().bytes);
+    assert_eq!(bytes, [(K * N + 4 * N) as u64, (K * N + 4) as u64]);
+    assert_eq!(report.wgrad.operands[0].scale, None, "in high precision");
+}
+
+/// Only what backward follows is sampled, and limits wait for the step's end.
+#[test]
+fn evaluations_and_reports_decide_nothing() {
+    let limits = FallbackConfig { max_flushed: Some(0.05), max_non_finite: Some(0), ..FallbackConfig::default() };
+    let config = Float8Config::tensorwise().with_statistics(StatisticsConfig::every(1)).with_fallback(limits);
+    let well = normal(M * K, 1);
+    let mut linear = linear::<Flex>(config.clone());
+    for _ in 0..3 {
+        linear = step(linear, &well);
+        // Badly conditioned data that is only evaluated.
+        linear.valid().forward(tensor(input(), [M, K]));
+        assert_eq!(layer(&linear).policy, "tensorwise");
+    }
+    // The step has begun, in that evaluation; it is sampled in training.
+    let x = tensor::<A<Flex>, 2>(input(), [M, K]).require_grad();
+    linear.forward(x.clone()).sum().backward();
+    assert_eq!(layer(&linear).policy, "tensorwise", "a report between micro-batches moves nothing");
+    linear.forward(x).sum().backward();
+    let linear = step(linear, &well);
+    linear.valid().forward(tensor(well.clone(), [M, K]));
+    assert!(layer(&linear).policy.starts_with("high precision: fallback"), "{}", layer(&linear).policy);
+
+    let mut broken = well;
+    broken[7] = f32::NAN;
+    let linear = step(step(self::linear::<Flex>(config), &broken), &broken);
+    let fallback = layer(&linear).fallback.unwrap().reason;
+    assert_eq!(fallback, "1 elements of input not finite, limit 0");
 }
 
 /// A layer below the limit is moved once, says so in the report, and stays moved in the saved state.
@@ -168,7 +218,10 @@ fn layers_fall_back() {
     for (to, policy) in [(FallbackTo::HighPrecision, "high precision: fallback"), (FallbackTo::Rowwise, "rowwise")] {
         let linear = step(step(linear::<Flex>(config(to)), &well), &well);
         assert_eq!(layer(&linear).policy, "tensorwise");
+        let before_fallback = Float8State::export(&linear);
         let linear = step(linear, &ill);
+        // The step ends where a linear meets the next weight.
+        linear.valid().forward(tensor(well.clone(), [M, K]));
         let moved = layer(&linear);
         assert!(moved.policy.starts_with(policy), "{}", moved.policy);
         let fallback = moved.fallback.clone().unwrap();
@@ -190,6 +243,9 @@ fn layers_fall_back() {
         state.restore(&new).unwrap();
         assert!(layer(&new).policy.starts_with(policy), "{}", layer(&new).policy);
         assert_eq!(layer(&new).fallback, moved.fallback);
+        // And a running model can go back to where it was.
+        before_fallback.restore(&new).unwrap();
+        assert_eq!((layer(&new).policy.as_str(), layer(&new).fallback), ("tensorwise", None));
     }
 }
 
@@ -199,7 +255,7 @@ fn rowwise_may_fall_back_too() {
     let fallback = FallbackConfig { min_sqnr_db: Some(60.0), to: FallbackTo::Rowwise, ..FallbackConfig::default() };
     let config = Float8Config::tensorwise().with_statistics(StatisticsConfig::every(1)).with_fallback(fallback);
     let x = normal(M * K, 1);
-    let linear = step(linear::<Flex>(config), &x);
+    let linear = step(step(linear::<Flex>(config), &x), &x);
     assert_eq!(layer(&linear).policy, "rowwise");
     let linear = step(linear, &x);
     assert!(layer(&linear).policy.starts_with("high precision: fallback: SQNR of"), "{}", layer(&linear).policy);

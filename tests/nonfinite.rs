@@ -1,9 +1,10 @@
 //! A NaN must reach the output; an infinity saturates.
 use burn::tensor::module::linear;
-use burn_float8::{Cast, Float8, Float8Backend, Format, Granularity, ScaleMode};
+use burn_float8::{Cast, Float8, Float8Backend, Float8Config, Format, Granularity, Recipe, ScaleMode};
 use float8_kernels::reference;
 
 use crate::on_every_runtime;
+use crate::support::linear::from_values;
 use crate::support::normal;
 use crate::support::operand::{quantize, tensor, values};
 
@@ -26,6 +27,41 @@ fn nan_on<B: Float8Backend>(runtime: &str) {
 #[test]
 fn a_nan_reaches_the_output() {
     on_every_runtime!(nan_on);
+}
+
+/// In x, w or dy, for every recipe: the NaN is in every result that it takes part in.
+fn nan_in_training_on<B: Float8Backend>(runtime: &str) {
+    for recipe in Recipe::ALL {
+        for (at, reached) in [(0, [true, false, true]), (1, [true, true, false]), (2, [false, true, true])] {
+            let mut inputs = [normal(M * K, 1), normal(K * N, 2), normal(M * N, 3)];
+            inputs[at][7] = f32::NAN;
+            let [x, w, dy] = &inputs;
+            let ours = from_values::<B>(&Float8Config::new(recipe), [x, w, dy], [M, K, N], None);
+            let has_nan = [0, 1, 2].map(|i| ours[i].iter().any(|v: &f32| v.is_nan()));
+            assert_eq!(has_nan, reached, "{runtime} {recipe}, NaN in input {at}");
+        }
+    }
+}
+
+#[test]
+fn a_nan_reaches_every_result_of_every_recipe() {
+    on_every_runtime!(nan_in_training_on);
+}
+
+/// Large and small operands whose product fits.
+fn extremes_on<B: Float8Backend>(runtime: &str) {
+    for recipe in Recipe::ALL {
+        let (x, w, dy) = (vec![1e38f32; M * K], vec![1e-3f32; K * N], vec![1e-10f32; M * N]);
+        let ours = from_values::<B>(&Float8Config::new(recipe), [&x, &w, &dy], [M, K, N], None);
+        let near = |v: f32, exact: f32| (v / exact - 1.0).abs() < 0.1;
+        assert!(ours[0].iter().all(|y| near(*y, K as f32 * 1e35)), "{runtime} {recipe}: {}", ours[0][0]);
+        assert!(ours[2].iter().all(|dw| near(*dw, M as f32 * 1e28)), "{runtime} {recipe}: {}", ours[2][0]);
+    }
+}
+
+#[test]
+fn extremes_that_cancel_do_not_overflow() {
+    on_every_runtime!(extremes_on);
 }
 
 fn infinity_on<B: Float8Backend>(runtime: &str) {

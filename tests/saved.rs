@@ -1,8 +1,11 @@
 //! `burn_float8::linear` against `nn::Linear`: the same bits, less memory.
 use burn::backend::Autodiff;
+use burn::module::AutodiffModule;
 use burn::nn::Linear;
 use burn::tensor::Tensor;
-use burn_float8::{Float8, Float8Backend, Float8Config, PrecisionSchedule, Recipe, report, set_float8_enabled};
+use burn_float8::{
+    Float8, Float8Backend, Float8Config, Float8LinearConfig, PrecisionSchedule, Recipe, report, set_float8_enabled,
+};
 
 use crate::on_every_runtime;
 use crate::support::linear::{forward_backward, layer};
@@ -65,24 +68,33 @@ fn every_rank() {
 /// Parameters that want no gradient, and inputs that want none.
 #[test]
 fn only_what_is_tracked_is_saved() {
-    let config = Float8Config::tensorwise();
-    let layer = layer::<Flex>(&config, tensor(normal(200, 2), [20, 10]), None);
-    let x = tensor::<A<Flex>, 2>(normal(160, 1), [8, 20]);
-    let live = || report(&layer).layers[0].live_copies;
+    // Nothing of the weight is kept either, so that what lives is x's.
+    let config = Float8LinearConfig::new(Recipe::Tensorwise).with_force_recompute_fp8_weight_in_bwd(true);
+    let layer = layer::<Flex>(&config.into(), tensor(normal(200, 2), [20, 10]), None);
+    let other = self::layer::<Flex>(&Float8Config::tensorwise(), tensor(normal(200, 2), [20, 10]), None);
+    let x = || tensor::<A<Flex>, 2>(normal(160, 1), [8, 20]);
+    // Pushes out the last two activations, which the thread keeps.
+    let live = || {
+        (0..2).for_each(|_| drop(other.valid().forward(x().inner())));
+        report(&layer).layers[0].live_copies
+    };
 
-    // x untracked: dw only.
-    let y = burn_float8::linear(x.clone(), layer.weight.val(), None);
+    // x untracked: its copy for dw is saved until backward.
+    let y = burn_float8::linear(x(), layer.weight.val(), None);
+    assert_eq!(live(), 1);
     let grads = y.sum().backward();
     assert!(layer.weight.grad(&grads).is_some());
-    // The weight frozen: dx only, and nothing of x is kept.
+    assert_eq!(live(), 0);
+    // The weight frozen: nothing of x is kept.
     let frozen = Linear { weight: layer.weight.clone().map(|w| w.set_require_grad(false)), bias: None };
-    let tracked = x.clone().require_grad();
+    let tracked = x().require_grad();
     let y = burn_float8::linear(tracked.clone(), frozen.weight.val(), None);
+    assert_eq!(live(), 0);
     assert!(tracked.grad(&y.sum().backward()).is_some());
     // Nothing tracked: a plain linear.
-    let y = burn_float8::linear(x.clone(), frozen.weight.val(), None);
-    assert_eq!(values(y), values(frozen.forward(x)));
-    assert!(live() > 0);
+    let y = burn_float8::linear(x(), frozen.weight.val(), None);
+    assert_eq!(live(), 0);
+    assert_eq!(values(y), values(frozen.forward(x())));
 }
 
 /// In high precision x is saved as it is.

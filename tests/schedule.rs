@@ -64,7 +64,7 @@ fn spans_are_steps_or_fractions() {
     assert_eq!(steps(of(Span::Fraction(0.5), Span::Steps(0)), 5), [3, 4]);
     assert!(steps(of(Span::Steps(9), Span::Steps(9)), 8).is_empty());
     let error = PrecisionSchedule::new(Span::Fraction(1.5), Span::Steps(0)).unwrap_err();
-    assert_eq!(error.to_string(), "schedule.warmup = 1.5: must be a fraction from 0 to 1");
+    assert_eq!(error.to_string(), "schedule.warmup = 1.5: must be a whole number of steps or a fraction from 0 to 1");
     assert!(matches!(error, Float8Error::Schedule { .. }));
     let parsed: PrecisionSchedule = serde_json::from_str(r#"{"warmup": 5, "cooldown": 0.5}"#).unwrap();
     assert_eq!(parsed, of(Span::Steps(5), Span::Fraction(0.5)));

@@ -54,6 +54,10 @@ impl Float8Config {
 
     /// Tags every linear of `model`: the rank-2 parameter `weight` of each `Linear`, under its path in the module tree.
     ///
+    /// What the layers of a model share, such as the optimizer step and amax histories, is shared by its clones, too: to train
+    /// two models apart that began as one, load a record of one into a model that was converted by itself. The report's
+    /// count of untagged linears on the device begins anew.
+    ///
     /// The tag outlives optimizer steps, `clone`, `valid`, `fork` and `load_record`. Applying again, after parameters
     /// were rebuilt or with another configuration, is fine: a weight that still has its tag keeps its counters, and with an
     /// equal configuration its amax history and fallback too. Parameters not initialised yet are initialised.
@@ -82,7 +86,9 @@ impl Float8Config {
         let known = layers.first().map(|layer| layer.group()).filter(|group| group.config() == self);
         let group = known.unwrap_or_else(|| Arc::new(Group::new(self.clone())));
         if let Some(device) = device {
-            B::untagged_layer(&device).group().set_strict(self.strict);
+            let untagged = B::untagged_layer(&device);
+            untagged.group().set_strict(self.strict);
+            untagged.reset_calls();
         }
         let mut tagger = Tagger { path: Path::default(), policies: policies.into_iter(), group };
         Ok((model.map(&mut tagger), summary))
@@ -173,8 +179,7 @@ impl<B: Float8Ops> ModuleMapper<B> for Tagger {
         {
             let moved = layer.health.fallback().is_some() && Arc::ptr_eq(&layer.group(), &self.group);
             if !moved {
-                layer.health.clear_fallback();
-                layer.set_policy(policy);
+                layer.configure(policy);
                 layer.set_group(self.group.clone());
             }
             return param;

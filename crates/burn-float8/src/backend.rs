@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::config::{Float8Config, ScalingType};
 use crate::error::Float8Error;
 use crate::layer::{Along, Layer, Policy, Reason, Role};
-use crate::tensor::Float8Tensor;
+use crate::tensor::{Float8Tensor, Tag};
 
 /// A backend whose linear layers run in FP8.
 ///
@@ -191,8 +191,14 @@ pub trait Float8Ops: Backend + sealed::Sealed {
     /// The same tensor as the weight of `layer`.
     #[doc(hidden)]
     fn with_layer(tensor: FloatTensor<Self>, layer: Arc<Layer>) -> FloatTensor<Self>;
+    /// The layer whose weight this is, and when it was built.
+    #[doc(hidden)]
+    #[allow(private_interfaces)]
+    fn tag(tensor: &FloatTensor<Self>) -> Option<Tag>;
     /// The layer whose weight this is.
-    fn layer(tensor: &FloatTensor<Self>) -> Option<Arc<Layer>>;
+    fn layer(tensor: &FloatTensor<Self>) -> Option<Arc<Layer>> {
+        Self::tag(tensor).map(|tag| tag.layer)
+    }
     /// See [`linear`](crate::linear()).
     #[doc(hidden)]
     fn linear_saved(
@@ -217,8 +223,9 @@ impl<B: Float8Backend> Float8Ops for Float8<B> {
         tensor.tagged(layer)
     }
 
-    fn layer(tensor: &FloatTensor<Self>) -> Option<Arc<Layer>> {
-        Float8Tensor::layer(tensor).cloned()
+    #[allow(private_interfaces)]
+    fn tag(tensor: &FloatTensor<Self>) -> Option<Tag> {
+        Float8Tensor::tag(tensor).cloned()
     }
 
     fn linear_saved(
@@ -242,8 +249,9 @@ impl<B: Float8Backend, C: CheckpointStrategy> Float8Ops for Autodiff<Float8<B>, 
         tensor
     }
 
-    fn layer(tensor: &FloatTensor<Self>) -> Option<Arc<Layer>> {
-        Float8::<B>::layer(&tensor.primitive)
+    #[allow(private_interfaces)]
+    fn tag(tensor: &FloatTensor<Self>) -> Option<Tag> {
+        Float8::<B>::tag(&tensor.primitive)
     }
 
     fn linear_saved(
@@ -286,6 +294,6 @@ pub fn set_default_config<B: Float8Ops>(device: &Device<B>, config: Option<&Floa
         }
         None => Policy::HighPrecision(Reason::Off),
     };
-    B::untagged_layer(device).set_policy(policy);
+    B::untagged_layer(device).configure(policy);
     Ok(())
 }

@@ -1,21 +1,21 @@
 //! Type-directed unwrapping and wrapping for the `forward!` macro: an inherent method on the exact type
 //! wins over the trait's pass-through, so one macro body fits every signature.
-use std::sync::Arc;
-
 use burn_backend::TensorPrimitive;
 use burn_backend::ops::*;
 use burn_backend::tensor::quantization::QuantizationParametersPrimitive;
 
 use crate::backend::{Float8, Float8Backend};
-use crate::layer::Layer;
-use crate::tensor::Float8Tensor;
+use crate::tensor::{Float8Tensor, Tag};
 
 pub(crate) struct Arg<T>(pub T);
 pub(crate) trait PassArg: Sized {
     type T;
     fn unwrap(self) -> Self::T;
-    fn layer(&self) -> Option<Arc<Layer>> {
+    fn tag(&self) -> Option<Tag> {
         None
+    }
+    fn is_float(&self) -> bool {
+        false
     }
     fn is_weight(&self) -> bool {
         false
@@ -37,8 +37,11 @@ impl<'a, B: Float8Backend> Arg<&'a Float8Tensor<B>> {
     pub(crate) fn unwrap(self) -> &'a Inner<B> {
         self.0.full()
     }
-    pub(crate) fn layer(&self) -> Option<Arc<Layer>> {
-        self.0.layer().cloned()
+    pub(crate) fn tag(&self) -> Option<Tag> {
+        self.0.tag().cloned()
+    }
+    pub(crate) fn is_float(&self) -> bool {
+        true
     }
     pub(crate) fn is_weight(&self) -> bool {
         self.0.is_weight()

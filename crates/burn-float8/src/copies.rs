@@ -17,7 +17,8 @@ use float8_kernels::{Cast, Granularity, Orientation};
 
 use crate::backend::{Copies, Float8Backend, ScaleFrom};
 use crate::config::{DelayedScaling, Float8LinearConfig, ScalingType};
-use crate::health::sample;
+use crate::group::DeviceState;
+use crate::health;
 use crate::layer::{Along, Layer, Role};
 use crate::tensor::Float8Tensor;
 
@@ -74,8 +75,36 @@ pub(crate) struct Amaxes<B: Float8Backend> {
 #[derive(Clone)]
 struct Known<B: Float8Backend> {
     amaxes: Arc<Amaxes<B>>,
-    /// The layer that cast the tensor first. Its history is the one that sharers use.
-    owner: Arc<Layer>,
+    /// That of the layer that cast the tensor first: sharers use it too.
+    history: Option<Arc<Observation<B>>>,
+}
+
+/// The amax of a tensor for the history of delayed scaling that its cast belongs to.
+pub(crate) struct Observation<B: Float8Backend> {
+    state: Arc<DeviceState<B>>,
+    /// The layer by its name: a history outlives no model, and a layer no cycle.
+    layer: String,
+    role: Role,
+    delayed: DelayedScaling,
+    /// An amax whose scale is 1.
+    initial: f32,
+    amax: FloatTensor<B>,
+    is_told: AtomicBool,
+}
+
+/// Tells a history what backward has confirmed: evaluations run fprop too, and leave no trace.
+pub(crate) trait Tell: Send + Sync {
+    /// Adds the amax to the step, once.
+    fn tell(&self);
+}
+
+impl<B: Float8Backend> Tell for Observation<B> {
+    fn tell(&self) {
+        if !self.is_told.swap(true, Relaxed) {
+            let Self { state, layer, role, delayed, initial, amax, .. } = self;
+            state.lock().histories.observe(layer, *role, *delayed, amax.clone(), *initial);
+        }
+    }
 }
 
 /// A linear that read a tensor, for the GEMMs that come later and are not given the weight.
@@ -138,9 +167,9 @@ impl<B: Float8Backend> Companion<B> {
         *self.uses.lock().unwrap() = vec![new];
     }
 
-    /// Notes that a linear reads this tensor as its weight; whether it is the first.
-    pub(crate) fn mark_weight(&self) -> bool {
-        !self.is_weight.swap(true, Relaxed)
+    /// Notes that a linear reads this tensor as its weight.
+    pub(crate) fn mark_weight(&self) {
+        self.is_weight.store(true, Relaxed);
     }
 
     pub(crate) fn is_weight(&self) -> bool {
@@ -169,9 +198,20 @@ pub(crate) fn fp8_copy<B: Float8Backend>(
         None => casts.make(t, role, along, layer, config),
     };
     let (_, known) = casts.known.iter().find(|(k, _)| *k == key).expect("a copy leaves its amaxes");
-    layer.health.set_last(role, key.cast, known.amaxes.clone());
+    let Known { amaxes, history } = known.clone();
     drop(casts);
-    sample(t, role, along, &copy.operand, layer);
+    layer.health.set_last(role, along, key.cast, amaxes);
+    let in_forward = matches!((role, along), (Role::Input, Along::Rows) | (Role::Weight, Along::Cols));
+    if let Some(history) = history {
+        match in_forward {
+            true => layer.tell_in_backward(role, history),
+            false => history.tell(),
+        }
+    }
+    match in_forward {
+        true => health::stash(t, role, along, &copy.operand, layer),
+        false => health::sample::<B>(t.full(), role, along, &copy.operand, layer),
+    }
     copy
 }
 
@@ -251,34 +291,41 @@ impl<B: Float8Backend> Casts<B> {
         let key = key(config, role, along);
         let at = self.known.iter().position(|(k, _)| *k == key);
         let known = at.map(|i| self.known[i].1.clone());
-        let owner = known.as_ref().map_or(layer, |known| &known.owner).clone();
-        let device = B::float_device(t.full());
-        let histories = key.delayed.map(|delayed| (delayed, owner.group().device::<B>(&device)));
-        let scaling = match (&known, &histories) {
+        let one_scale = key.cast.granularity == Granularity::Tensor;
+        let state = || layer.group().device::<B>(&B::float_device(t.full()));
+        let scaling = match &known {
             // Other granularities have other scales along the other axis.
-            (Some(known), _) if key.cast.granularity == Granularity::Tensor => Some(known.amaxes.scaling.clone()),
-            (None, Some((delayed, state))) => state.scaling_amax(&owner, role, *delayed),
+            Some(known) if one_scale => Some(known.amaxes.scaling.clone()),
+            None => key.delayed.and_then(|delayed| state().lock().histories.scaling_amax(layer.name(), role, delayed)),
             _ => None,
         };
-        // x is read in evaluations too, so only backward tells of it; w and dy have one value a step.
-        let is_news = if role == Role::Input { along == Along::Cols } else { known.is_none() };
-        let observes = scaling.is_none() || (is_news && histories.is_some());
+        // With one scale the amax is the same whatever the orientation: the first cast observes it.
+        let observes = scaling.is_none() || (key.delayed.is_some() && known.is_none());
         let from = match &scaling {
             Some(amax) => ScaleFrom::Amax { amax: amax.clone(), observe: observes },
             None => ScaleFrom::Own,
         };
         let copies = B::fp8_quantize(t.full().clone(), key.cast, orientation(config, role, along), from);
-        if let Some((delayed, state)) = histories
-            && is_news
-        {
-            state.observe(&owner, role, delayed, copies.amax.clone(), key.cast.format.max());
-        }
-        let observed = match observes {
-            true => Some(copies.amax.clone()),
-            false => known.and_then(|known| known.amaxes.observed.clone()),
+        let observed = match (&known, observes) {
+            (Some(known), false) => known.amaxes.observed.clone(),
+            _ => Some(copies.amax.clone()),
         };
         let amaxes = Amaxes { scaling: scaling.unwrap_or_else(|| copies.amax.clone()), observed };
-        let known = Known { amaxes: Arc::new(amaxes), owner };
+        let history = match known {
+            Some(known) => known.history,
+            None => key.delayed.map(|delayed| {
+                Arc::new(Observation {
+                    state: state(),
+                    layer: layer.name().into(),
+                    role,
+                    delayed,
+                    initial: key.cast.format.max(),
+                    amax: copies.amax.clone(),
+                    is_told: AtomicBool::new(false),
+                })
+            }),
+        };
+        let known = Known { amaxes: Arc::new(amaxes), history };
         match at {
             Some(i) => self.known[i].1 = known,
             None => self.known.push((key, known)),

@@ -91,8 +91,8 @@ impl<B: Float8Backend> Histories<B> {
     }
 
     /// Reads all histories back, by layer; this waits for the device.
-    pub(crate) fn export(&mut self) -> BTreeMap<String, BTreeMap<Role, AmaxState>> {
-        let mut layers = BTreeMap::<_, BTreeMap<_, _>>::new();
+    pub(crate) fn export(&mut self) -> BTreeMap<String, (DelayedScaling, BTreeMap<Role, AmaxState>)> {
+        let mut layers = BTreeMap::<_, (_, BTreeMap<_, _>)>::new();
         for (scaling, table) in &mut self.0 {
             let bits =
                 |t: &FloatTensor<B>| -> Vec<u32> { read_f32::<B>(t.clone()).iter().map(|x| x.to_bits()).collect() };
@@ -104,7 +104,7 @@ impl<B: Float8Backend> Histories<B> {
                     scaling_amax: scaling_amax.get(i).copied(),
                     observed: cast.observed.iter().flat_map(bits).collect(),
                 };
-                layers.entry(name.clone()).or_default().insert(*role, state);
+                layers.entry(name.clone()).or_insert_with(|| (*scaling, BTreeMap::new())).1.insert(*role, state);
             }
         }
         layers

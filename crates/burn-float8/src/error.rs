@@ -54,6 +54,15 @@ pub enum Float8Error {
         /// Layers that names number.
         layers: usize,
     },
+    /// A cast in a configuration file lacks a field.
+    #[error("missing field `{field}`: a cast that is not disabled names its scaling_granularity and target_dtype")]
+    MissingCastField {
+        /// The field.
+        field: &'static str,
+    },
+    /// An override names no linears.
+    #[error("overrides: fqns is empty, so the override is for no linear")]
+    EmptyOverride,
     /// A configuration file has a key that does not exist.
     #[error("unknown key {key:?}")]
     UnknownKey {
@@ -112,7 +121,7 @@ pub enum Float8Error {
     #[error("fallback needs statistics: set statistics.every_n_steps")]
     FallbackWithoutStatistics,
     /// A fallback without a limit never happens.
-    #[error("fallback has no limit: set min_sqnr_db, max_saturated or max_flushed")]
+    #[error("fallback has no limit: set min_sqnr_db, max_saturated, max_flushed or max_non_finite")]
     FallbackWithoutLimit,
     /// A limit is out of range.
     #[error("{field} = {value}: must be between 0 and {largest}")]

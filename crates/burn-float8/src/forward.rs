@@ -16,7 +16,7 @@ use crate::backend::{Float8, Float8Backend};
 use crate::convert::{Arg, PassArg, PassRet, Ret};
 use crate::copies::recent;
 use crate::linear::note_weight_matmul;
-use crate::tensor::Float8Tensor;
+use crate::tensor::{Float8Tensor, Tag};
 
 // `fn`: unwrap the arguments, wrap the result.
 // `#[keep] fn`: the result also keeps the layer of the first tagged operand. Optimizers rebuild a parameter by such
@@ -32,15 +32,16 @@ macro_rules! forward {
 macro_rules! body {
     (raw $name:ident($($arg:ident),*) $($ret:ty)?) => { B::$name($(Arg($arg).unwrap()),*) };
     (keep $name:ident($($arg:ident),*) $ret:ty) => {{
-        let layer = None$(.or_else(|| Arg(&$arg).layer()))*;
+        let floats = 0$(+ usize::from(Arg(&$arg).is_float()))*;
+        let tag = None$(.or_else(|| Arg(&$arg).tag()))*.map(|tag: Tag| tag.after(floats - 1));
         if false$(|| Arg(&$arg).is_weight())* {
             recent::clear();
         }
-        Ret::<$ret>::wrap(B::$name($(Arg($arg).unwrap()),*)).with_layer(layer)
+        Ret::<$ret>::wrap(B::$name($(Arg($arg).unwrap()),*)).with_tag(tag)
     }};
     (matmul $name:ident($($arg:ident),*) $ret:ty) => {{
-        $(if let Some(layer) = Arg(&$arg).layer() {
-            note_weight_matmul(&layer);
+        $(if let Some(tag) = Arg(&$arg).tag() {
+            note_weight_matmul(&tag.layer);
         })*
         body!($name($($arg),*) $ret)
     }};
@@ -217,8 +218,8 @@ impl<B: Float8Backend> FloatTensorOps<Self> for Float8<B> {
         if last(&old).is_some() && last(&old) == last(&shape) {
             return tensor.map(|t| B::float_reshape(t, shape));
         }
-        let layer = tensor.layer().cloned();
-        Float8Tensor::new(B::float_reshape(tensor.into_full(), shape)).with_layer(layer)
+        let tag = tensor.tag().cloned();
+        Float8Tensor::new(B::float_reshape(tensor.into_full(), shape)).with_tag(tag)
     }
 }
 impl<B: Float8Backend> IntTensorOps<Self> for Float8<B> {

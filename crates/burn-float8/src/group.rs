@@ -1,21 +1,22 @@
 //! What the layers of one applied configuration share: its settings, the precision switch, and for each device the
 //! optimizer step, the amax histories and the samples of the step.
 //!
-//! A step begins when a linear meets a weight that was rebuilt since the linear's last step: optimizers build new tensors,
-//! and all linears of a step, over all micro-batches, read the same ones. Nothing has to call a `step` function.
+//! A step begins when a linear meets a weight that was built since the last step began: optimizers build new tensors, and
+//! all linears of a step, over all micro-batches, read the same ones. So nothing has to call a `step` function, unless
+//! weights are computed in forward ([`begin_float8_step`](crate::begin_float8_step)).
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use burn_backend::tensor::{Device, FloatTensor};
+use burn_backend::tensor::Device;
 use burn_backend::{DeviceId, DeviceOps};
 
 use crate::backend::Float8Backend;
-use crate::config::{DelayedScaling, Float8Config};
+use crate::config::Float8Config;
 use crate::delayed::Histories;
 use crate::health::Samples;
-use crate::layer::{Along, Layer, Role};
+use crate::tensor::Tag;
 
 type Devices = Mutex<HashMap<(TypeId, DeviceId), Arc<dyn Any + Send + Sync>>>;
 
@@ -26,6 +27,8 @@ pub(crate) struct Group {
     strict: AtomicBool,
     /// Whether the precision schedule has switched FP8 off.
     paused: AtomicBool,
+    /// Whether steps begin by `begin_float8_step` alone.
+    manual_steps: AtomicBool,
     devices: Devices,
 }
 
@@ -54,6 +57,21 @@ impl Group {
         self.paused.store(paused, Relaxed);
     }
 
+    pub(crate) fn set_manual_steps(&self) {
+        self.manual_steps.store(true, Relaxed);
+    }
+
+    /// Notes that a linear meets a weight with this stamp.
+    pub(crate) fn meet<B: Float8Backend>(&self, device: &Device<B>, stamp: u64) {
+        if !self.manual_steps.load(Relaxed) {
+            let state = self.device::<B>(device);
+            let mut steps = state.lock();
+            if stamp > steps.begun_at {
+                steps.begin();
+            }
+        }
+    }
+
     /// The device's share of the group.
     pub(crate) fn device<B: Float8Backend>(&self, device: &Device<B>) -> Arc<DeviceState<B>> {
         let key = (TypeId::of::<B>(), device.id());
@@ -68,12 +86,8 @@ pub(crate) struct DeviceState<B: Float8Backend>(Mutex<Steps<B>>);
 
 impl<B: Float8Backend> Default for DeviceState<B> {
     fn default() -> Self {
-        Self(Mutex::new(Steps {
-            step: 0,
-            seen: HashMap::new(),
-            histories: Histories::default(),
-            samples: Samples::default(),
-        }))
+        let (histories, samples) = Default::default();
+        Self(Mutex::new(Steps { step: 0, begun_at: 0, histories, samples }))
     }
 }
 
@@ -81,8 +95,8 @@ impl<B: Float8Backend> Default for DeviceState<B> {
 pub(crate) struct Steps<B: Float8Backend> {
     /// Optimizer steps begun.
     pub(crate) step: u64,
-    /// The step in which each layer, by name, last met a rebuilt weight.
-    seen: HashMap<String, u64>,
+    /// The newest stamp when the last one began.
+    pub(crate) begun_at: u64,
     pub(crate) histories: Histories<B>,
     pub(crate) samples: Samples<B>,
 }
@@ -91,43 +105,19 @@ impl<B: Float8Backend> DeviceState<B> {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Steps<B>> {
         self.0.lock().unwrap()
     }
+}
 
-    /// Notes that `layer` met a weight that no linear has read before.
-    pub(crate) fn weight_rebuilt(&self, layer: &Layer) {
-        let mut steps = self.lock();
-        let seen = steps.seen.get(layer.name()).copied().unwrap_or(0);
-        if seen == steps.step {
-            // The second rebuilt weight of this layer since the step began: the next step begins.
-            steps.histories.update();
-            steps.samples.resolve();
-            steps.step += 1;
-        }
-        let step = steps.step;
-        steps.seen.insert(layer.name().into(), step);
+impl<B: Float8Backend> Steps<B> {
+    /// Ends a step and begins the next.
+    pub(crate) fn begin(&mut self) {
+        self.histories.update();
+        self.samples.resolve();
+        self.step = self.step.saturating_add(1);
+        self.begun_at = Tag::now();
     }
 
-    /// The amax that a delayed cast is scaled by; none before the first step has ended.
-    pub(crate) fn scaling_amax(&self, layer: &Layer, role: Role, scaling: DelayedScaling) -> Option<FloatTensor<B>> {
-        self.lock().histories.scaling_amax(layer.name(), role, scaling)
-    }
-
-    /// Adds an amax to the step.
-    pub(crate) fn observe(&self, layer: &Layer, role: Role, scaling: DelayedScaling, amax: FloatTensor<B>, fmax: f32) {
-        self.lock().histories.observe(layer.name(), role, scaling, amax, fmax);
-    }
-
-    /// Whether this operand is to be sampled now: it is a step for samples, and the first such operand of the step.
-    pub(crate) fn wants_sample(&self, every_n_steps: u64, layer: &Arc<Layer>, role: Role, along: Along) -> bool {
-        let mut steps = self.lock();
-        // Steps count from 1; a model that is only evaluated stays in its first.
-        let due = steps.step.saturating_sub(1).is_multiple_of(every_n_steps);
-        due && steps.samples.is_first(layer, role, along)
-    }
-
-    /// Continues at a saved step: the next rebuilt weight begins the one after it.
-    pub(crate) fn resume(&self, step: u64, layers: impl Iterator<Item = String>) {
-        let mut steps = self.lock();
-        steps.step = step;
-        steps.seen = layers.map(|name| (name, step)).collect();
+    /// Whether samples are taken in this step. Steps count from 1; a model that is only evaluated stays in its first.
+    pub(crate) fn is_sampled(&self, every_n_steps: u64) -> bool {
+        self.step.saturating_sub(1).is_multiple_of(every_n_steps)
     }
 }

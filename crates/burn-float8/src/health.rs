@@ -1,12 +1,13 @@
 //! What is known of a layer's casts: the last amax and scale, always, since they are on the device anyway; and on sampled
 //! steps how well the codes represent the tensor, by which a layer may be moved out of FP8.
+use std::any::Any;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, Weak};
 
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
-use float8_kernels::{Cast, Health, Orientation, reference};
-use serde::{Deserialize, Serialize};
+use float8_kernels::{Cast, Granularity, Health, Orientation, reference};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::backend::{Float8Backend, ScaleFrom};
 use crate::config::{FallbackConfig, FallbackTo, Float8LinearConfig, Recipe};
@@ -20,6 +21,7 @@ use crate::tensor::Float8Tensor;
 pub struct CastHealth {
     /// `10 log10(Σ x² / Σ (x − x̂)²)` over finite elements, dB; none if x is zero or the sums are not finite, infinite if
     /// nothing was lost.
+    #[serde(serialize_with = "or_name")]
     pub sqnr_db: Option<f64>,
     /// Share of elements beyond the format's range, `|x · scale| > FMAX`.
     pub saturated: f64,
@@ -37,6 +39,14 @@ impl From<Health> for CastHealth {
             flushed: health.flushed_share(),
             non_finite: health.non_finite,
         }
+    }
+}
+
+/// A number, or the name of what JSON has no number for: `inf`, `-inf`, `NaN`.
+pub(crate) fn or_name<T: Copy + Into<f64> + Serialize, S: Serializer>(x: &Option<T>, s: S) -> Result<S::Ok, S::Error> {
+    match x {
+        Some(x) if !(*x).into().is_finite() => s.serialize_str(&(*x).into().to_string()),
+        x => x.serialize(s),
     }
 }
 
@@ -75,65 +85,85 @@ impl<B: Float8Backend> ReadAmax for Amaxes<B> {
     }
 }
 
-/// The last cast of an operand.
+/// A copy of an operand: of x, w or dy, for the GEMM that contracts this axis.
+pub(crate) type CopyOf = (Role, Along);
+
+/// The last cast of a copy.
 type LastCast = (Cast, Arc<dyn ReadAmax>);
 
 /// What a layer knows of its operands.
 #[derive(Default)]
 pub(crate) struct LayerHealth {
-    last: Mutex<[Option<LastCast>; 3]>,
-    sampled: Mutex<BTreeMap<(Role, Along), OperandHealth>>,
+    last: Mutex<BTreeMap<CopyOf, LastCast>>,
+    sampled: Mutex<BTreeMap<CopyOf, OperandHealth>>,
     fallback: Mutex<Option<Fallback>>,
+    /// Copies that fprop has read in a sampled step: a `Vec<Stashed<B>>`.
+    stash: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
 impl LayerHealth {
-    pub(crate) fn set_last(&self, role: Role, cast: Cast, amaxes: Arc<dyn ReadAmax>) {
-        self.last.lock().unwrap()[role as usize] = Some((cast, amaxes));
+    pub(crate) fn set_last(&self, role: Role, along: Along, cast: Cast, amaxes: Arc<dyn ReadAmax>) {
+        self.last.lock().unwrap().insert((role, along), (cast, amaxes));
     }
 
-    /// The last amax and scale of a role; this waits for the device.
-    pub(crate) fn last(&self, role: Role) -> Option<(Option<f32>, f32)> {
-        let last = self.last.lock().unwrap()[role as usize].clone();
-        let (cast, amaxes) = last?;
+    /// The last amax and scale of a copy; this waits for the device.
+    pub(crate) fn last(&self, copy: CopyOf) -> (Option<f32>, Option<f32>) {
+        let last = self.last.lock().unwrap().get(&copy).cloned();
+        let Some((cast, amaxes)) = last else { return (None, None) };
         let (observed, scaling) = amaxes.read();
-        Some((observed, reference::amax_to_scale(scaling, cast.format, cast.scale_mode).get()))
+        (observed, Some(reference::amax_to_scale(scaling, cast.format, cast.scale_mode).get()))
     }
 
-    pub(crate) fn sampled(&self) -> BTreeMap<(Role, Along), OperandHealth> {
-        self.sampled.lock().unwrap().clone()
+    /// The statistics of a copy; those of the other copy where both are one cast, which is sampled once.
+    pub(crate) fn sampled(&self, (role, along): CopyOf) -> Option<OperandHealth> {
+        let sampled = self.sampled.lock().unwrap();
+        let other = || {
+            let last = self.last.lock().unwrap();
+            let cast = |along| last.get(&(role, along)).map(|(cast, _)| *cast);
+            let same = one_cast(cast(along)?) && cast(along) == cast(along.other());
+            same.then(|| sampled.get(&(role, along.other()))).flatten()
+        };
+        sampled.get(&(role, along)).or_else(other).cloned()
     }
 
     pub(crate) fn fallback(&self) -> Option<Fallback> {
         self.fallback.lock().unwrap().clone()
     }
 
-    pub(crate) fn clear_fallback(&self) {
-        *self.fallback.lock().unwrap() = None;
+    pub(crate) fn set_fallback(&self, fallback: Option<Fallback>) {
+        *self.fallback.lock().unwrap() = fallback;
     }
+}
+
+/// Whether both orientations of a tensor have the same codes, and so the same statistics.
+fn one_cast(cast: Cast) -> bool {
+    matches!(cast.granularity, Granularity::Tensor | Granularity::Block128x128)
 }
 
 impl Layer {
     /// Moves the layer out of its recipe.
     pub(crate) fn fall_back(&self, fallback: Fallback) {
-        self.set_policy(match fallback.to {
+        self.override_policy(match fallback.to {
             FallbackTo::HighPrecision => Policy::HighPrecision(Reason::Fallback(fallback.reason.clone())),
             FallbackTo::Rowwise => Policy::Float8(Float8LinearConfig::new(Recipe::Rowwise)),
         });
-        *self.health.fallback.lock().unwrap() = Some(fallback);
+        self.health.set_fallback(Some(fallback));
     }
 }
 
-/// Statistics of the step under way, still on the device.
+/// Statistics of the step under way.
 pub(crate) struct Samples<B: Float8Backend> {
-    seen: HashSet<(usize, Role, Along)>,
+    seen: HashSet<(usize, CopyOf)>,
+    /// Still on the device.
     pending: Vec<Sample<B>>,
+    /// Read, and to be checked against limits when the step ends.
+    unchecked: Vec<(Weak<Layer>, Role, u64, CastHealth)>,
 }
 
 struct Sample<B: Float8Backend> {
     /// The layer owns its group, and that this sample.
     layer: Weak<Layer>,
-    role: Role,
-    along: Along,
+    copy: CopyOf,
     step: u64,
     elements: u64,
     /// The cast that ran, then one for each recipe to compare with.
@@ -142,35 +172,41 @@ struct Sample<B: Float8Backend> {
 
 impl<B: Float8Backend> Default for Samples<B> {
     fn default() -> Self {
-        Self { seen: HashSet::new(), pending: vec![] }
+        Self { seen: HashSet::new(), pending: vec![], unchecked: vec![] }
     }
 }
 
 impl<B: Float8Backend> Samples<B> {
-    pub(crate) fn is_first(&mut self, layer: &Arc<Layer>, role: Role, along: Along) -> bool {
-        self.seen.insert((Arc::as_ptr(layer) as usize, role, along))
-    }
-
     /// Ends the step: reads the samples, which waits for the device if there are any, and moves layers that crossed limits.
     pub(crate) fn resolve(&mut self) {
         self.read();
         self.seen.clear();
+        for (layer, role, step, health) in core::mem::take(&mut self.unchecked) {
+            let Some(layer) = layer.upgrade() else { continue };
+            if let Some(limits) = layer.group().config().fallback {
+                check(&layer, role, step, &health, limits);
+            }
+        }
     }
 
     /// Reads the samples taken so far.
     pub(crate) fn read(&mut self) {
-        for Sample { layer, role, along, step, elements, partials } in core::mem::take(&mut self.pending) {
+        for Sample { layer, copy, step, elements, partials } in core::mem::take(&mut self.pending) {
             let mut health = partials.into_iter().map(|(recipe, partials)| {
                 (recipe, CastHealth::from(Health::from_partials(elements, &read_f32::<B>(partials))))
             });
             let (_, cast) = health.next().expect("the cast that ran comes first");
             let compare = health.filter_map(|(recipe, health)| Some((recipe?, health))).collect();
-            let Some(layer) = layer.upgrade() else { continue };
-            if let Some(limits) = layer.group().config().fallback {
-                check(&layer, role, step, &cast, limits);
+            if let Some(layer) = layer.upgrade() {
+                layer.health.sampled.lock().unwrap().insert(copy, OperandHealth { step, cast, compare });
             }
-            layer.health.sampled.lock().unwrap().insert((role, along), OperandHealth { step, cast, compare });
+            self.unchecked.push((layer, copy.0, step, cast));
         }
+    }
+
+    /// Forgets everything, for a state that is restored.
+    pub(crate) fn clear(&mut self) {
+        *self = Self::default();
     }
 }
 
@@ -183,19 +219,19 @@ fn check(layer: &Layer, role: Role, step: u64, health: &CastHealth, limits: Fall
         (Some(Fallback { to: FallbackTo::Rowwise, step: then, .. }), _) if step > *then => FallbackTo::HighPrecision,
         (Some(_), _) => return,
     };
-    let FallbackConfig { min_sqnr_db, max_saturated, max_flushed, .. } = limits;
-    let role = role.name();
+    let FallbackConfig { min_sqnr_db, max_saturated, max_flushed, max_non_finite, .. } = limits;
+    let (role, share) = (role.name(), |share: f64| format!("{:.3}%", 100.0 * share));
     let low = min_sqnr_db.zip(health.sqnr_db).filter(|(limit, value)| value < limit);
     let saturated = max_saturated.filter(|limit| health.saturated > *limit);
     let flushed = max_flushed.filter(|limit| health.flushed > *limit);
-    let reason = match (low, saturated, flushed) {
-        (Some((limit, value)), _, _) => format!("SQNR of {role} {value:.1} dB, limit {limit} dB"),
-        (_, Some(limit), _) => {
-            format!("{:.3}% of {role} saturated, limit {}%", 100.0 * health.saturated, 100.0 * limit)
+    let non_finite = max_non_finite.filter(|limit| health.non_finite > *limit);
+    let reason = match (low, saturated, flushed, non_finite) {
+        (Some((limit, value)), ..) => format!("SQNR of {role} {value:.1} dB, limit {limit} dB"),
+        (_, Some(limit), ..) => format!("{} of {role} saturated, limit {}%", share(health.saturated), 100.0 * limit),
+        (_, _, Some(limit), _) => {
+            format!("{} of {role} flushed to zero, limit {}%", share(health.flushed), 100.0 * limit)
         }
-        (_, _, Some(limit)) => {
-            format!("{:.3}% of {role} flushed to zero, limit {}%", 100.0 * health.flushed, 100.0 * limit)
-        }
+        (.., Some(limit)) => format!("{} elements of {role} not finite, limit {limit}", health.non_finite),
         _ => return,
     };
     let place = match to {
@@ -206,22 +242,69 @@ fn check(layer: &Layer, role: Role, step: u64, health: &CastHealth, limits: Fall
     layer.fall_back(Fallback { step, to, reason });
 }
 
-/// Samples an operand if the layer's statistics ask for it now.
-pub(crate) fn sample<B: Float8Backend>(
+/// A copy that fprop has read, to be sampled if backward follows.
+struct Stashed<B: Float8Backend> {
+    copy: CopyOf,
+    full: FloatTensor<B>,
+    operand: B::Operand,
+}
+
+/// Keeps a copy that fprop reads until backward shows that it was no evaluation, if the layer's statistics ask for it now.
+pub(crate) fn stash<B: Float8Backend>(
     t: &Float8Tensor<B>,
     role: Role,
     along: Along,
     operand: &B::Operand,
     layer: &Arc<Layer>,
 ) {
-    let group = layer.group();
-    let Some(statistics) = &group.config().statistics else { return };
-    let state = group.device::<B>(&B::float_device(t.full()));
-    if !state.wants_sample(statistics.every_n_steps, layer, role, along) {
+    if !is_due::<B>(t.full(), (role, along), layer) {
         return;
     }
+    let mut stash = layer.health.stash.lock().unwrap();
+    let mut copies = stash.take().and_then(|stash| stash.downcast::<Vec<Stashed<B>>>().ok()).unwrap_or_default();
+    copies.retain(|stashed| stashed.copy != (role, along));
+    copies.push(Stashed { copy: (role, along), full: t.full().clone(), operand: operand.clone() });
+    *stash = Some(copies);
+}
+
+/// Samples what fprop has stashed: backward has come to this layer.
+pub(crate) fn sample_stash<B: Float8Backend>(layer: &Arc<Layer>) {
+    let stash = layer.health.stash.lock().unwrap().take();
+    let copies = stash.and_then(|stash| stash.downcast::<Vec<Stashed<B>>>().ok()).unwrap_or_default();
+    for Stashed { copy: (role, along), full, operand } in *copies {
+        sample::<B>(&full, role, along, &operand, layer);
+    }
+}
+
+/// Whether this copy is to be sampled now: it is a step for samples, and neither this copy nor the other one of the same
+/// codes has been sampled in it.
+fn is_due<B: Float8Backend>(full: &FloatTensor<B>, (role, along): CopyOf, layer: &Arc<Layer>) -> bool {
+    let group = layer.group();
+    let Some(statistics) = &group.config().statistics else { return false };
+    let state = group.device::<B>(&B::float_device(full));
+    let steps = state.lock();
+    let Policy::Float8(config) = layer.policy() else { return false };
+    let cast = |along| config.casts().of(role, along);
+    let one = one_cast(cast(along).kernel_cast(config.scale_mode())) && cast(along) == cast(along.other());
+    let seen = |along| steps.samples.seen.contains(&(Arc::as_ptr(layer) as usize, (role, along)));
+    steps.is_sampled(statistics.every_n_steps) && !seen(along) && !(one && seen(along.other()))
+}
+
+/// Samples a copy if the layer's statistics ask for it now.
+pub(crate) fn sample<B: Float8Backend>(
+    full: &FloatTensor<B>,
+    role: Role,
+    along: Along,
+    operand: &B::Operand,
+    layer: &Arc<Layer>,
+) {
+    if !is_due::<B>(full, (role, along), layer) {
+        return;
+    }
+    let group = layer.group();
+    let Some(statistics) = &group.config().statistics else { return };
     let transposed = along == Along::Cols;
-    let health = |operand: &B::Operand| B::fp8_health(t.full().clone(), operand, transposed);
+    let health = |operand: &B::Operand| B::fp8_health(full.clone(), operand, transposed);
     let mut partials = vec![(None, health(operand))];
     for recipe in &statistics.compare {
         let config = Float8LinearConfig::new(*recipe);
@@ -230,13 +313,14 @@ pub(crate) fn sample<B: Float8Backend>(
             continue;
         }
         let orientation = if transposed { Orientation::Cols } else { Orientation::Rows };
-        let cast = cast.kernel_cast(config.scale_mode());
-        let copies = B::fp8_quantize(t.full().clone(), cast, orientation, ScaleFrom::Own);
+        let copies = B::fp8_quantize(full.clone(), cast.kernel_cast(config.scale_mode()), orientation, ScaleFrom::Own);
         let operand = if transposed { copies.cols } else { copies.rows };
         partials.push((Some(*recipe), health(&operand.expect("the orientation that was asked for"))));
     }
-    let elements = t.shape().num_elements() as u64;
+    let elements = full.shape().num_elements() as u64;
+    let state = group.device::<B>(&B::float_device(full));
     let mut steps = state.lock();
     let step = steps.step;
-    steps.samples.pending.push(Sample { layer: Arc::downgrade(layer), role, along, step, elements, partials });
+    steps.samples.seen.insert((Arc::as_ptr(layer) as usize, (role, along)));
+    steps.samples.pending.push(Sample { layer: Arc::downgrade(layer), copy: (role, along), step, elements, partials });
 }

@@ -128,12 +128,20 @@ pub fn matmul<B: Backend>(
     };
     let scale = tensor_scale(a) * tensor_scale(b);
     let mut y = if scale == 1.0 { y } else { B::float_mul_scalar(y, Scalar::from(scale)) };
-    for (operand, is_left) in [(a, true), (b, false)] {
-        if operand.granularity == Granularity::Row {
-            let scales: Vec<_> = operand.inv_scales.iter().map(|s| s.get()).collect();
-            let shape = if is_left { [scales.len(), 1] } else { [1, scales.len()] };
-            y = B::float_mul(y, B::float_from_data(TensorData::new(scales, shape), &operand.device));
-        }
+    let rows = |o: &HostOperand<_>, shape: fn(usize) -> [usize; 2]| {
+        (o.granularity == Granularity::Row).then(|| {
+            let scales: Vec<_> = o.inv_scales.iter().map(|s| s.get()).collect();
+            let shape = shape(scales.len());
+            B::float_from_data(TensorData::new(scales, shape), &o.device)
+        })
+    };
+    // The product of both scales first, as on a device: one of them alone may overflow the sum.
+    let scales = match (rows(a, |m| [m, 1]), rows(b, |n| [1, n])) {
+        (Some(a), Some(b)) => Some(B::float_mul(a, b)),
+        (a, b) => a.or(b),
+    };
+    if let Some(scales) = scales {
+        y = B::float_mul(y, scales);
     }
     let y = match bias {
         Some(bias) => {

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::backend::{Extent, GemmPath};
 use crate::config::Float8LinearConfig;
+use crate::copies::Tell;
 use crate::group::Group;
 use crate::health::LayerHealth;
 
@@ -159,6 +160,15 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// The setting of a configuration that it comes from.
+    pub(crate) fn kind(&self) -> String {
+        match self {
+            Self::SmallKn { .. } => "auto_filter_small_kn".into(),
+            Self::EdgeLayer { .. } => "first and last layers".into(),
+            reason => reason.to_string(),
+        }
+    }
+
     /// Whether the user asked for it, by a filter, recipe, schedule, limit or default; or there is nothing to multiply.
     pub fn is_requested(&self) -> bool {
         !matches!(self, Self::Dtype(_) | Self::TooLarge { .. })
@@ -189,6 +199,8 @@ pub(crate) struct LastCall {
 pub struct Layer {
     name: String,
     policy: RwLock<Policy>,
+    /// The policy without a fallback.
+    configured: RwLock<Policy>,
     group: RwLock<Arc<Group>>,
     calls: [GemmCalls; 3],
     casts: [AtomicU64; 3],
@@ -196,6 +208,8 @@ pub struct Layer {
     live_copies: AtomicI64,
     live_bytes: AtomicI64,
     pub(crate) health: LayerHealth,
+    /// The amaxes of x and w that the last fprop read, for their histories.
+    untold: Mutex<[Option<Arc<dyn Tell>>; 2]>,
     /// For a bias gradient whose output gradient no dgrad or wgrad has seen with its own record of the bias.
     bias_dtype: Mutex<Option<DType>>,
 }
@@ -210,6 +224,7 @@ impl Layer {
     pub(crate) fn new(name: impl Into<String>, policy: Policy, group: Arc<Group>) -> Self {
         Self {
             name: name.into(),
+            configured: RwLock::new(policy.clone()),
             policy: RwLock::new(policy),
             group: RwLock::new(group),
             calls: Default::default(),
@@ -218,6 +233,7 @@ impl Layer {
             live_copies: AtomicI64::new(0),
             live_bytes: AtomicI64::new(0),
             health: LayerHealth::default(),
+            untold: Mutex::default(),
             bias_dtype: Mutex::new(None),
         }
     }
@@ -232,7 +248,20 @@ impl Layer {
         self.policy.read().unwrap().clone()
     }
 
-    pub(crate) fn set_policy(&self, policy: Policy) {
+    /// What the configuration says, whatever statistics have made of it.
+    pub(crate) fn configured(&self) -> Policy {
+        self.configured.read().unwrap().clone()
+    }
+
+    /// Sets what the configuration says; a fallback is over.
+    pub(crate) fn configure(&self, policy: Policy) {
+        *self.configured.write().unwrap() = policy.clone();
+        self.health.set_fallback(None);
+        self.override_policy(policy);
+    }
+
+    /// Sets what runs.
+    pub(crate) fn override_policy(&self, policy: Policy) {
         *self.policy.write().unwrap() = policy;
     }
 
@@ -264,6 +293,17 @@ impl Layer {
     /// Bytes of the codes and scales of [`live_copies`](Self::live_copies).
     pub fn live_bytes(&self) -> u64 {
         self.live_bytes.load(Relaxed).max(0) as u64
+    }
+
+    /// Keeps an amax that fprop has read until backward shows that it was no evaluation.
+    pub(crate) fn tell_in_backward(&self, role: Role, amax: Arc<dyn Tell>) {
+        self.untold.lock().unwrap()[role as usize] = Some(amax);
+    }
+
+    /// Backward has come to this layer.
+    pub(crate) fn tell_histories(&self) {
+        let untold = core::mem::take(&mut *self.untold.lock().unwrap());
+        untold.into_iter().flatten().for_each(|amax| amax.tell());
     }
 
     pub(crate) fn count_cast(&self, role: Role) {
@@ -300,6 +340,16 @@ impl Layer {
     pub(crate) fn calls(&self, gemm: Gemm) -> [u64; 3] {
         let calls = &self.calls[gemm as usize];
         [&calls.native, &calls.emulated, &calls.high_precision].map(|c| c.load(Relaxed))
+    }
+
+    /// Forgets the calls so far.
+    pub(crate) fn reset_calls(&self) {
+        for calls in &self.calls {
+            for counter in [&calls.native, &calls.emulated, &calls.high_precision] {
+                counter.store(0, Relaxed);
+            }
+            *calls.last.lock().unwrap() = LastCall::default();
+        }
     }
 
     pub(crate) fn last(&self, gemm: Gemm) -> LastCall {

@@ -62,7 +62,7 @@ pub use layer::{Gemm, Layer, Policy, Reason, Role};
 pub use report::{GemmReport, GemmTotals, LayerReport, OperandReport, Report, report};
 pub use saved::linear;
 pub use schedule::{PrecisionSchedule, Span, set_float8_enabled};
-pub use state::{Float8State, LayerState};
+pub use state::{Float8State, LayerState, begin_float8_step};
 pub use tensor::Float8Tensor;
 
 /// Names that [`host_backend!`] writes.

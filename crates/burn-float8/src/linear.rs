@@ -18,6 +18,7 @@ use crate::backend::{Float8Backend, untagged};
 use crate::config::Float8LinearConfig;
 use crate::copies::{Fp8Copy, Use, fp8_copy};
 use crate::error::Float8Error;
+use crate::health::sample_stash;
 use crate::layer::{Along, Gemm, Layer, Policy, Reason, Role};
 use crate::tensor::Float8Tensor;
 
@@ -157,6 +158,7 @@ pub(crate) fn forward<B: Float8Backend>(
 pub(crate) fn dgrad<B: Float8Backend>(w: Float8Tensor<B>, dy: Float8Tensor<B>) -> Float8Tensor<B> {
     let (ws, dys) = (w.shape(), dy.shape());
     let layer = layer_of(&w);
+    enter_backward::<B>(&layer);
     let [k, n] = [ws[0], ws[1]];
     dy.companion().set_use(Use {
         layer: layer.clone(),
@@ -184,6 +186,7 @@ pub(crate) fn wgrad<B: Float8Backend>(x: Float8Tensor<B>, dy: Float8Tensor<B>) -
     let weight_shape = [last(&xs), last(&dys)];
     let used = wgrad_use(&x, &dy, weight_shape);
     let (layer, weight_dtype) = (used.layer.clone(), used.weight_dtype);
+    enter_backward::<B>(&layer);
     let [k, n] = weight_shape;
     let out = (Shape::from(vec![k, n]), weight_dtype);
     let a = Operand { tensor: &x, role: Role::Input, along: Along::Cols };
@@ -225,6 +228,7 @@ pub(crate) fn wgrad_saved<B: Float8Backend>(
     config: &Float8LinearConfig,
     weight_dtype: DType,
 ) -> Float8Tensor<B> {
+    enter_backward::<B>(layer);
     let (k, dys) = (B::fp8_extent(&x.operand).rows, dy.shape());
     let n = last(&dys);
     let call = Call { layer, gemm: Gemm::Wgrad, dims: [rows(&dys), k, n] };
@@ -288,23 +292,31 @@ fn layer_of<B: Float8Backend>(w: &Float8Tensor<B>) -> Arc<Layer> {
     w.layer().cloned().unwrap_or_else(|| untagged::<B>(&B::float_device(w.full())))
 }
 
-/// The layer of a weight that fprop reads, which may be the first to read it since the optimizer built it.
+/// The layer of a weight that fprop reads, which may be the first that an optimizer step has built.
 ///
 /// # Panics
 ///
-/// If the weight carries no layer and the last configuration applied on the device is strict.
+/// If the weight carries no layer, the last configuration applied on the device is strict, and FP8 is on there.
 fn weight_layer<B: Float8Backend>(w: &Float8Tensor<B>) -> Arc<Layer> {
     let layer = layer_of(w);
-    let rebuilt = w.companion().mark_weight();
-    if w.layer().is_some() {
-        if rebuilt {
-            layer.group().device::<B>(&B::float_device(w.full())).weight_rebuilt(&layer);
+    w.companion().mark_weight();
+    match w.tag() {
+        Some(tag) => layer.group().meet::<B>(&B::float_device(w.full()), tag.stamp),
+        None => {
+            let is_on = !matches!(layer.policy(), Policy::HighPrecision(Reason::Off));
+            if is_on && layer.group().is_strict() {
+                let shape = w.shape();
+                panic!("{}", Float8Error::UntaggedLinear { weight: [shape[0], shape[1]] });
+            }
         }
-    } else if layer.group().is_strict() {
-        let shape = w.shape();
-        panic!("{}", Float8Error::UntaggedLinear { weight: [shape[0], shape[1]] });
     }
     layer
+}
+
+/// Backward has come to a layer: what its fprop read was no evaluation.
+fn enter_backward<B: Float8Backend>(layer: &Arc<Layer>) {
+    layer.tell_histories();
+    sample_stash::<B>(layer);
 }
 
 /// The result of a GEMM over an empty batch, which not every backend multiplies or sums.

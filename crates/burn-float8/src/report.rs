@@ -8,11 +8,28 @@ use serde::Serialize;
 use crate::apply::Path;
 use crate::backend::{Extent, Float8Ops, UNTAGGED_NAME};
 use crate::error::Float8Error;
-use crate::health::{Fallback, OperandHealth};
+use crate::health::{CopyOf, Fallback, OperandHealth, or_name};
 use crate::layer::{Along, Gemm, Layer, Policy, Role};
 
-/// Calls of one GEMM of one linear since the layer was tagged.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+/// One operand of one GEMM of one linear, as it was last cast.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct OperandReport {
+    /// `input`, `weight` or `grad_output`.
+    pub role: &'static str,
+    /// Size, padding and bytes.
+    pub extent: Option<Extent>,
+    /// Its max |x|.
+    #[serde(serialize_with = "or_name")]
+    pub amax: Option<f32>,
+    /// The scale of its largest element: the only one of its tensor, or the smallest of its rows or blocks.
+    #[serde(serialize_with = "or_name")]
+    pub scale: Option<f32>,
+    /// Statistics of the last sampled step.
+    pub health: Option<OperandHealth>,
+}
+
+/// One GEMM of one linear since the layer was tagged.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct GemmReport {
     /// Calls on FP8 tensor cores.
     pub native: u64,
@@ -22,8 +39,8 @@ pub struct GemmReport {
     pub high_precision: u64,
     /// How the last FP8 call was computed.
     pub path: Option<String>,
-    /// The two operands of the last FP8 call: their sizes, padding and bytes.
-    pub operands: Option<[Extent; 2]>,
+    /// Its operands: x and w in fprop, dy and w in dgrad, x and dy in wgrad.
+    pub operands: [OperandReport; 2],
     /// Why the last high-precision call was one.
     pub reason: Option<String>,
     /// Why the last high-precision call that nobody asked for was one.
@@ -33,26 +50,14 @@ pub struct GemmReport {
 impl GemmReport {
     /// Share of zeros that padding added to the codes of the last FP8 call: `padded_k / k - 1`.
     pub fn padding(&self) -> Option<f64> {
-        self.operands.map(|[a, _]| a.padded_k as f64 / a.k as f64 - 1.0)
+        self.operands[0].extent.map(|a| a.padded_k as f64 / a.k as f64 - 1.0)
     }
 
     /// Bytes of codes and scales of both operands of the last FP8 call.
     pub fn bytes(&self) -> Option<u64> {
-        self.operands.map(|[a, b]| a.bytes + b.bytes)
+        let [a, b] = &self.operands;
+        Some(a.extent?.bytes + b.extent?.bytes)
     }
-}
-
-/// What is known of x, w or dy of one linear.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct OperandReport {
-    /// max |x| of the last tensor that was cast.
-    pub amax: Option<f32>,
-    /// The scale of its largest element: the only one of its tensor, or the smallest of its rows or blocks.
-    pub scale: Option<f32>,
-    /// Statistics of the last sampled step as cast for the first GEMM that reads it: fprop for x and w, dgrad for dy.
-    pub health: Option<OperandHealth>,
-    /// As cast for the other GEMM, where that is another cast: wgrad for x and dy, dgrad for w.
-    pub health_for_other_gemm: Option<OperandHealth>,
 }
 
 /// One linear.
@@ -70,12 +75,6 @@ pub struct LayerReport {
     pub dgrad: GemmReport,
     /// dw = xᵀ · dy
     pub wgrad: GemmReport,
-    /// x
-    pub input: OperandReport,
-    /// w
-    pub weight: OperandReport,
-    /// dy
-    pub grad_output: OperandReport,
     /// Passes that cast x, w and dy on behalf of this layer; copies shared with another layer count there.
     pub casts: [u64; 3],
     /// FP8 copies alive now that were made on behalf of this layer.
@@ -124,7 +123,8 @@ impl core::fmt::Display for GemmTotals {
 }
 
 /// What each linear of `model` did since it was tagged. The last row, where there is one, stands for linears of any
-/// model on the same device whose weights carry no tag. Waits for the device, to read amaxes and statistics.
+/// model on the same device whose weights carry no tag, since a configuration was last applied there. A weight that was
+/// sliced, or rebuilt from data, has lost its tag. Waits for the device, to read amaxes and statistics.
 pub fn report<B: Float8Ops, M: Module<B>>(model: &M) -> Report {
     struct Layers {
         path: Path,
@@ -164,30 +164,28 @@ pub fn report<B: Float8Ops, M: Module<B>>(model: &M) -> Report {
 
 impl LayerReport {
     fn new(layer: &Layer) -> Self {
-        let gemm = |gemm| {
+        let gemm = |gemm, copies: [CopyOf; 2]| {
             let [native, emulated, high_precision] = layer.calls(gemm);
             let last = layer.last(gemm);
-            let (path, operands) = last.float8.map(|(path, operands)| (path.to_string(), operands)).unzip();
+            let (path, extents) = last.float8.map(|(path, extents)| (path.to_string(), extents)).unzip();
             let [reason, unrequested] = [last.reason, last.unrequested].map(|r| r.map(|r| r.to_string()));
+            let operands = [0, 1].map(|i| {
+                let (amax, scale) = layer.health.last(copies[i]);
+                let (role, extent) = (copies[i].0.name(), extents.map(|e| e[i]));
+                OperandReport { role, extent, amax, scale, health: layer.health.sampled(copies[i]) }
+            });
             GemmReport { native, emulated, high_precision, path, operands, reason, unrequested }
         };
-        let mut sampled = layer.health.sampled();
-        let mut operand = |role, first: Along| {
-            let (amax, scale) = layer.health.last(role).map_or((None, None), |(amax, scale)| (amax, Some(scale)));
-            let mut health = |along| sampled.remove(&(role, along));
-            OperandReport { amax, scale, health: health(first), health_for_other_gemm: health(first.other()) }
-        };
+        use Along::{Cols, Rows};
+        use Role::{GradOutput, Input, Weight};
         let policy = layer.policy();
         Self {
             name: layer.name().into(),
             policy: policy.to_string(),
             is_float8: matches!(policy, Policy::Float8(_)),
-            fprop: gemm(Gemm::Fprop),
-            dgrad: gemm(Gemm::Dgrad),
-            wgrad: gemm(Gemm::Wgrad),
-            input: operand(Role::Input, Along::Rows),
-            weight: operand(Role::Weight, Along::Cols),
-            grad_output: operand(Role::GradOutput, Along::Rows),
+            fprop: gemm(Gemm::Fprop, [(Input, Rows), (Weight, Cols)]),
+            dgrad: gemm(Gemm::Dgrad, [(GradOutput, Rows), (Weight, Rows)]),
+            wgrad: gemm(Gemm::Wgrad, [(Input, Cols), (GradOutput, Cols)]),
             casts: Role::ALL.map(|role| layer.casts(role)),
             live_copies: layer.live_copies(),
             live_bytes: layer.live_bytes(),
@@ -207,11 +205,6 @@ impl LayerReport {
             |g: &GemmReport| GemmTotals { native: g.native, emulated: g.emulated, high_precision: g.high_precision };
         self.gemms().into_iter().map(|(_, g)| totals(g)).sum()
     }
-
-    /// x, w and dy.
-    pub(crate) fn operands(&self) -> [(Role, &OperandReport); 3] {
-        [(Role::Input, &self.input), (Role::Weight, &self.weight), (Role::GradOutput, &self.grad_output)]
-    }
 }
 
 impl Report {
@@ -220,7 +213,8 @@ impl Report {
         self.layers.iter().map(LayerReport::totals).sum()
     }
 
-    /// Whether every linear that was to run in FP8 did.
+    /// Whether every linear that was to run in FP8 did. At the end of a run this finds what `strict` cannot: layers that were
+    /// never called.
     ///
     /// # Errors
     ///
@@ -240,7 +234,8 @@ impl Report {
         for layer in &self.layers {
             let GemmTotals { native, emulated, high_precision } = layer.totals();
             let calls = native + emulated + high_precision;
-            if layer.name == UNTAGGED_NAME {
+            // Not if FP8 is off for them.
+            if layer.name == UNTAGGED_NAME && layer.is_float8 {
                 return Err(Float8Error::UntaggedCalls { calls });
             }
             if layer.is_float8 && calls == 0 {

@@ -78,7 +78,11 @@ impl PrecisionSchedule {
             if let Span::Fraction(share) = span
                 && !(0.0..=1.0).contains(&share)
             {
-                return Err(Float8Error::Schedule { field, value: share.to_string(), range: "a fraction from 0 to 1" });
+                return Err(Float8Error::Schedule {
+                    field,
+                    value: share.to_string(),
+                    range: "a whole number of steps or a fraction from 0 to 1",
+                });
             }
         }
         Ok(Self { warmup, cooldown })

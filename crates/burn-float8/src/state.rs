@@ -1,27 +1,35 @@
 //! [`Float8State`]: what a run must save so that it continues with the same losses: amax histories and fallbacks.
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use burn::module::Module;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
-use crate::apply::Linears;
+use crate::apply::Path;
 use crate::backend::Float8Ops;
+use crate::config::{DelayedScaling, Float8LinearConfig, ScalingType};
 use crate::delayed::AmaxState;
 use crate::error::Float8Error;
+use crate::group::{DeviceState, Group};
 use crate::health::Fallback;
 use crate::layer::{Along, Layer, Policy, Role};
+use crate::tensor::Tag;
 
 /// The state of a model's converted linears: what their casts depend on besides the tensors.
 ///
-/// Empty for every recipe but `delayed` while no fallback happened. Export it between two optimizer steps, with the
-/// parameters and the optimizer's record; restore it after [`Float8Config::apply`](crate::Float8Config::apply) with the same
-/// configuration.
+/// Of no consequence for recipes but `delayed` while no fallback happened. Export it between two optimizer steps, with the
+/// parameters and the optimizer's record. Restore it after
+/// [`Float8Config::apply`](crate::Float8Config::apply) with the same configuration and after loading the parameters, into
+/// a new model or into the running one: it replaces what is there.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Float8State {
     /// Optimizer steps begun: decides which steps are sampled.
     pub step: u64,
-    /// By the layer's name; layers without a state are left out.
+    /// Whether a linear has read the parameters as they are, in an evaluation: the step that they belong to has begun.
+    pub has_begun: bool,
+    /// By the linear's path in the module tree; linears without a state are left out.
     pub layers: BTreeMap<String, LayerState>,
 }
 
@@ -32,6 +40,9 @@ pub struct LayerState {
     /// Where the layer was moved, if it was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fallback: Option<Fallback>,
+    /// What its histories were made with; absent without any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub delayed_scaling: Option<DelayedScaling>,
     /// Its amax history as x.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub input: Option<AmaxState>,
@@ -44,33 +55,83 @@ pub struct LayerState {
 }
 
 impl LayerState {
-    fn amaxes(&mut self) -> [(Role, &mut Option<AmaxState>); 3] {
-        [(Role::Input, &mut self.input), (Role::Weight, &mut self.weight), (Role::GradOutput, &mut self.grad_output)]
+    fn amaxes(&self) -> [(Role, &Option<AmaxState>); 3] {
+        [(Role::Input, &self.input), (Role::Weight, &self.weight), (Role::GradOutput, &self.grad_output)]
     }
+}
+
+/// A converted linear of a model: its path, its layer, the stamp of its weight, and the device's share of its group.
+struct Found<B: Float8Ops> {
+    path: String,
+    layer: Arc<Layer>,
+    stamp: u64,
+    state: Arc<DeviceState<B::Inner>>,
+    device: B::Device,
+}
+
+/// The converted linears of a model.
+fn find<B: Float8Ops, M: Module<B>>(model: &M) -> Vec<Found<B>> {
+    struct Visitor<B: Float8Ops>(Path, Vec<Found<B>>);
+    impl<B: Float8Ops> ModuleVisitor<B> for Visitor<B> {
+        fn enter_module(&mut self, name: &str, container: &str) {
+            self.0.enter(name, container);
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.0.exit();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            let Some(path) = self.0.linear_weight(D) else { return };
+            let weight = param.val();
+            let device = weight.device();
+            if let Some(Tag { layer, stamp }) = B::tag(&weight.into_primitive().tensor()) {
+                let state = layer.group().device::<B::Inner>(&B::inner_device(&device));
+                self.1.push(Found { path, layer, stamp, state, device });
+            }
+        }
+    }
+    let mut visitor = Visitor(Path::default(), vec![]);
+    Module::<B>::visit(model, &mut visitor);
+    visitor.1
+}
+
+/// Each device's share of each group once.
+fn shares<B: Float8Ops>(found: &[Found<B>]) -> Vec<Arc<DeviceState<B::Inner>>> {
+    let mut shares: Vec<Arc<DeviceState<B::Inner>>> = vec![];
+    for Found { state, .. } in found {
+        if !shares.iter().any(|known| Arc::ptr_eq(known, state)) {
+            shares.push(state.clone());
+        }
+    }
+    shares
 }
 
 impl Float8State {
     /// The state of `model`. Waits for the device.
     pub fn export<B: Float8Ops, M: Module<B>>(model: &M) -> Self {
-        let Linears { layers, device, .. } = Linears::<B>::of(model);
-        let mut state = Self::default();
-        let (Some(first), Some(device)) = (layers.first(), device) else { return state };
-        let shared = first.group().device::<B::Inner>(&B::inner_device(&device));
-        let mut steps = shared.lock();
-        steps.samples.read();
-        state.step = steps.step;
-        for (name, amaxes) in steps.histories.export() {
-            let layer = state.layers.entry(name).or_default();
-            for (role, amax) in layer.amaxes() {
-                *amax = amaxes.get(&role).cloned();
+        let found = find::<B, M>(model);
+        let mut exported = Self::default();
+        for share in shares(&found) {
+            let mut steps = share.lock();
+            steps.samples.read();
+            exported.step = exported.step.max(steps.step);
+            let own = || found.iter().filter(|f| Arc::ptr_eq(&f.state, &share));
+            exported.has_begun = own().all(|f| f.stamp <= steps.begun_at);
+            let mut histories = steps.histories.export();
+            for Found { path, layer, .. } in own() {
+                let Some((scaling, mut amaxes)) = histories.remove(layer.name()) else { continue };
+                let state = exported.layers.entry(path.clone()).or_default();
+                state.delayed_scaling = Some(scaling);
+                state.input = amaxes.remove(&Role::Input);
+                state.weight = amaxes.remove(&Role::Weight);
+                state.grad_output = amaxes.remove(&Role::GradOutput);
             }
         }
-        for layer in layers {
+        for Found { path, layer, .. } in found {
             if let Some(fallback) = layer.health.fallback() {
-                state.layers.entry(layer.name().into()).or_default().fallback = Some(fallback);
+                exported.layers.entry(path).or_default().fallback = Some(fallback);
             }
         }
-        state
+        exported
     }
 
     /// Puts the state back into a model to which the same configuration was applied.
@@ -79,49 +140,93 @@ impl Float8State {
     ///
     /// [`Float8Error::StateLayer`] and [`Float8Error::StateMismatch`]; nothing is changed then.
     pub fn restore<B: Float8Ops, M: Module<B>>(&self, model: &M) -> Result<(), Float8Error> {
-        let Linears { layers, device, .. } = Linears::<B>::of(model);
-        let find = |name: &str| layers.iter().find(|l| l.name() == name);
-        for (name, state) in &self.layers {
-            let layer = find(name).ok_or_else(|| Float8Error::StateLayer { layer: name.clone() })?;
-            state.clone().check(layer)?;
+        let found = find::<B, M>(model);
+        let by_path = |path: &str| found.iter().find(|f| f.path == path);
+        for (path, state) in &self.layers {
+            let found = by_path(path).ok_or_else(|| Float8Error::StateLayer { layer: path.clone() })?;
+            state.check(path, found.layer.configured())?;
         }
-        let (Some(first), Some(device)) = (layers.first(), device) else { return Ok(()) };
-        let device = B::inner_device(&device);
-        let shared = first.group().device::<B::Inner>(&device);
-        for (name, state) in &self.layers {
-            let layer = find(name).expect("checked above");
-            if let Policy::Float8(config) = layer.policy() {
-                let mut steps = shared.lock();
-                for (role, amax) in state.clone().amaxes() {
+        for share in shares(&found) {
+            let mut steps = share.lock();
+            steps.histories = Default::default();
+            steps.samples.clear();
+            steps.step = self.step;
+            // A weight built later begins the next step.
+            steps.begun_at = if self.has_begun { Tag::now() } else { 0 };
+        }
+        for Found { layer, .. } in &found {
+            layer.configure(layer.configured());
+        }
+        for (path, state) in &self.layers {
+            let Some(Found { layer, state: share, device, .. }) = by_path(path) else { continue };
+            if let (Policy::Float8(config), Some(scaling)) = (layer.configured(), state.delayed_scaling) {
+                let device = B::inner_device(device);
+                let mut steps = share.lock();
+                for (role, amax) in state.amaxes() {
                     let Some(amax) = amax else { continue };
                     let initial = config.casts().of(role, Along::Rows).target_dtype.max();
-                    steps.histories.restore(name, role, config.delayed_scaling(), amax, initial, &device);
+                    steps.histories.restore(layer.name(), role, scaling, amax, initial, &device);
                 }
             }
             if let Some(fallback) = &state.fallback {
                 layer.fall_back(fallback.clone());
             }
         }
-        shared.resume(self.step, layers.iter().map(|l| l.name().to_string()));
         Ok(())
     }
 }
 
+/// Whether a cast of this role has a history.
+fn is_delayed(config: &Float8LinearConfig, role: Role) -> bool {
+    [Along::Rows, Along::Cols].iter().any(|along| config.casts().of(role, *along).scaling_type == ScalingType::Delayed)
+}
+
 impl LayerState {
-    fn check(mut self, layer: &Layer) -> Result<(), Float8Error> {
-        let mismatch = |what: String| Float8Error::StateMismatch { layer: layer.name().into(), what };
+    fn check(&self, path: &str, configured: Policy) -> Result<(), Float8Error> {
+        let mismatch = |what: String| Err(Float8Error::StateMismatch { layer: path.into(), what });
         for (role, amax) in self.amaxes() {
             let Some(AmaxState { history, scaling_amax, .. }) = amax else { continue };
-            let role = role.name();
-            let Policy::Float8(config) = layer.policy() else {
-                return Err(mismatch(format!("it has an amax history of {role}, and the layer is in high precision")));
+            let role_name = role.name();
+            let config = match &configured {
+                Policy::Float8(config) if is_delayed(config, role) => config,
+                policy => {
+                    return mismatch(format!(
+                        "it has an amax history of {role_name}, the configuration none: {policy}"
+                    ));
+                }
             };
-            let len = config.delayed_scaling().amax_history_len;
-            if scaling_amax.is_some() != (history.len() == len) || (scaling_amax.is_none() && !history.is_empty()) {
+            let expected = config.delayed_scaling();
+            if self.delayed_scaling != Some(expected) {
+                let has = self.delayed_scaling;
+                return mismatch(format!("its history was made with {has:?}, the configuration says {expected:?}"));
+            }
+            let len = if scaling_amax.is_some() { expected.amax_history_len } else { 0 };
+            if history.len() != len {
                 let has = history.len();
-                return Err(mismatch(format!("its history of {role} holds {has} steps, the configuration says {len}")));
+                return mismatch(format!("its history of {role_name} holds {has} steps, not {len}"));
+            }
+            let amaxes = history.iter().map(|bits| (f32::from_bits(*bits), 0.0));
+            let scaling = scaling_amax.iter().map(|bits| (f32::from_bits(*bits), f32::MIN_POSITIVE));
+            for (value, least) in amaxes.chain(scaling) {
+                if !(least..=f32::MAX).contains(&value) {
+                    return mismatch(format!("an amax of {role_name} is {value}"));
+                }
             }
         }
         Ok(())
     }
+}
+
+/// Begins an optimizer step, and from now on only this does so for the model and all that share its layers.
+///
+/// Steps begin by themselves where linears read parameters: the first parameter that an optimizer has built since the last
+/// step began is the sign. If a model computes weights in its forward pass from other tensors (weight norm, merged LoRA), or an
+/// averaged copy of it is evaluated between steps, every pass would look like a step to delayed scaling and to sampled
+/// statistics: call this once before each step then. A weight that is only cast, transposed or multiplied by a number needs
+/// no call.
+pub fn begin_float8_step<B: Float8Ops, M: Module<B>>(model: &M) {
+    let found = find::<B, M>(model);
+    let groups: Vec<Arc<Group>> = found.iter().map(|f| f.layer.group()).collect();
+    groups.iter().for_each(|group| group.set_manual_steps());
+    shares(&found).iter().for_each(|share| share.lock().begin());
 }

@@ -23,10 +23,8 @@ impl Display for Report {
 }
 
 fn gemm_rows(f: &mut Formatter<'_>, layer: &LayerReport, width: usize) -> Result {
-    let LayerReport { input, weight, grad_output, .. } = layer;
-    let operands = [[input, weight], [grad_output, weight], [input, grad_output]];
     let idle = layer.totals() == GemmTotals::default();
-    for ((gemm, calls), operands) in layer.gemms().into_iter().zip(operands) {
+    for (gemm, calls) in layer.gemms() {
         let float8 = calls.native + calls.emulated;
         let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
         write!(
@@ -38,7 +36,7 @@ fn gemm_rows(f: &mut Formatter<'_>, layer: &LayerReport, width: usize) -> Result
             or_dash(calls.padding().map(|share| format!("{:.1}%", 100.0 * share))),
             or_dash(calls.bytes().map(|bytes| bytes.to_string())),
         )?;
-        for OperandReport { amax, scale, .. } in operands {
+        for OperandReport { amax, scale, .. } in &calls.operands {
             let number = |x: Option<f32>| or_dash(x.filter(|_| float8 > 0).map(|x| format!("{x:.2e}")));
             write!(f, "  {:>9} {:>9}", number(*amax), number(*scale))?;
         }
@@ -61,10 +59,8 @@ fn gemm_rows(f: &mut Formatter<'_>, layer: &LayerReport, width: usize) -> Result
 fn health_rows(f: &mut Formatter<'_>, report: &Report, width: usize) -> Result {
     let operands = || {
         report.layers.iter().flat_map(|layer| {
-            layer.operands().into_iter().flat_map(move |(role, operand)| {
-                let first = operand.health.as_ref().map(|health| (layer, role.name().to_string(), health));
-                let other = operand.health_for_other_gemm.as_ref();
-                first.into_iter().chain(other.map(|health| (layer, format!("{}, other GEMM", role.name()), health)))
+            layer.gemms().into_iter().flat_map(move |(gemm, report)| {
+                report.operands.iter().filter_map(move |o| Some((layer, gemm, o.role, o.health.as_ref()?)))
             })
         })
     };
@@ -73,14 +69,14 @@ fn health_rows(f: &mut Formatter<'_>, report: &Report, width: usize) -> Result {
     }
     writeln!(
         f,
-        "{:width$}  {:23}  {:>6}  {:>8}  {:>9}  {:>9}  {:>10}",
-        "layer", "operand", "step", "SQNR dB", "saturated", "flushed", "non-finite"
+        "{:width$}  {:5}  {:11}  {:>6}  {:>8}  {:>9}  {:>9}  {:>10}",
+        "layer", "gemm", "operand", "step", "SQNR dB", "saturated", "flushed", "non-finite"
     )?;
-    for (layer, operand, health) in operands() {
+    for (layer, gemm, role, health) in operands() {
         let CastHealth { sqnr_db, saturated, flushed, non_finite } = health.cast;
         write!(
             f,
-            "{:width$}  {operand:23}  {:>6}  {:>8}  {:>8.4}%  {:>8.4}%  {non_finite:>10}",
+            "{:width$}  {gemm:5}  {role:11}  {:>6}  {:>8}  {:>8.4}%  {:>8.4}%  {non_finite:>10}",
             layer.name,
             health.step,
             decibels(sqnr_db),

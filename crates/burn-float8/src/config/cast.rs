@@ -18,12 +18,11 @@ pub enum ScalingType {
     Disabled,
 }
 
-/// How one operand of one GEMM is cast.
+/// How one operand of one GEMM is cast. In a file, a cast that is not disabled names its granularity and dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(try_from = "RawCastConfig")]
 pub struct CastConfig {
     /// Where the scale comes from.
-    #[serde(default)]
     pub scaling_type: ScalingType,
     /// What shares one scale: `tensorwise`, `rowwise` (torchao's axiswise), `1x128` or `128x128`.
     #[serde(with = "granularity")]
@@ -31,6 +30,41 @@ pub struct CastConfig {
     /// Format of the codes, `e4m3` or `e5m2`.
     #[serde(with = "format")]
     pub target_dtype: Format,
+}
+
+/// [`CastConfig`] in a file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawCastConfig {
+    #[serde(default)]
+    scaling_type: ScalingType,
+    scaling_granularity: Option<GranularityName>,
+    target_dtype: Option<FormatName>,
+}
+
+#[derive(Deserialize)]
+struct GranularityName(#[serde(with = "granularity")] Granularity);
+#[derive(Deserialize)]
+struct FormatName(#[serde(with = "format")] Format);
+
+impl TryFrom<RawCastConfig> for CastConfig {
+    type Error = Float8Error;
+
+    fn try_from(raw: RawCastConfig) -> Result<Self, Float8Error> {
+        let RawCastConfig { scaling_type, scaling_granularity, target_dtype } = raw;
+        let off = CastConfig::disabled();
+        let missing = |field| Float8Error::MissingCastField { field };
+        match (scaling_type, scaling_granularity, target_dtype) {
+            (ScalingType::Disabled, g, t) => Ok(Self {
+                scaling_granularity: g.map_or(off.scaling_granularity, |g| g.0),
+                target_dtype: t.map_or(off.target_dtype, |t| t.0),
+                ..off
+            }),
+            (_, None, _) => Err(missing("scaling_granularity")),
+            (_, _, None) => Err(missing("target_dtype")),
+            (scaling_type, Some(g), Some(t)) => Ok(Self { scaling_type, scaling_granularity: g.0, target_dtype: t.0 }),
+        }
+    }
 }
 
 impl CastConfig {

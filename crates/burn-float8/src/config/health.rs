@@ -4,8 +4,9 @@ use serde::{Deserialize, Serialize};
 use super::linear::Recipe;
 use crate::error::Float8Error;
 
-/// Statistics of every cast of sampled steps: shares saturated and flushed to zero, and SQNR against the high-precision
-/// tensor. A sampled step reads each operand once more and waits for the device at its end; other steps cost nothing.
+/// Statistics of sampled optimizer steps: shares saturated and flushed to zero, and SQNR against the high-precision tensor,
+/// of each operand that a layer reads in training, in the step's first micro-batch. A sampled step reads each operand once
+/// more and waits for the device at its end; other steps cost nothing, and evaluations are never sampled.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StatisticsConfig {
@@ -53,6 +54,9 @@ pub struct FallbackConfig {
     /// Largest share of codes flushed to zero, 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_flushed: Option<f64>,
+    /// Most infinities and NaN.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_non_finite: Option<u64>,
     /// Where the layer goes.
     pub to: FallbackTo,
 }
@@ -63,7 +67,8 @@ impl FallbackConfig {
     /// A limit that can never or will always be crossed; no limit at all.
     pub(super) fn validate(&self) -> Result<(), Float8Error> {
         let Self { min_sqnr_db, max_saturated, max_flushed, .. } = *self;
-        if min_sqnr_db.is_none() && max_saturated.is_none() && max_flushed.is_none() {
+        let shares = min_sqnr_db.or(max_saturated).or(max_flushed);
+        if shares.is_none() && self.max_non_finite.is_none() {
             return Err(Float8Error::FallbackWithoutLimit);
         }
         let limits = [("fallback.max_saturated", max_saturated, 1.0), ("fallback.max_flushed", max_flushed, 1.0)];

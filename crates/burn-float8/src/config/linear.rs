@@ -97,9 +97,11 @@ pub enum AmaxComputeAlgo {
 /// TransformerEngine's delayed scaling: `scale = FMAX / (algo(history) · 2^margin)`.
 ///
 /// The history holds one amax for each past optimizer step, the largest of its micro-batches. Histories of all layers move
-/// together, when the first linear of a step meets a weight that the optimizer has rebuilt. A step whose amax is 0, inf or
-/// NaN leaves history and scale as they were. A tensor without a history is scaled by its own amax: in the first step,
-/// and for an x whose layer has no weight gradient (an evaluation must not leave a trace, so only backward commits).
+/// together, when a linear first meets a parameter that the optimizer has built since the last step began
+/// ([`begin_float8_step`](crate::begin_float8_step) says when that needs help). A step whose amax is 0, inf or NaN leaves
+/// history and scale as they were. An amax counts once backward has come to its layer, so evaluations leave no trace. A
+/// tensor without a history, as in the first step, is scaled by its own amax. A tensor that several linears read belongs to
+/// the history of the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DelayedScaling {

@@ -4,7 +4,7 @@ mod filter;
 mod health;
 mod linear;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub use cast::{CastConfig, Casts, ScalingType};
 pub(crate) use filter::LinearInfo;
@@ -150,6 +150,9 @@ impl Float8Config {
         self.validate_health()?;
         let mut configs = vec![&self.linear; linears.len()];
         for LayerOverride { fqns, config } in &self.overrides {
+            if fqns.is_empty() {
+                return Err(Float8Error::EmptyOverride);
+            }
             for pattern in fqns {
                 filter::matches("overrides.fqns", pattern, linears)?.into_iter().for_each(|i| configs[i] = config);
             }
@@ -171,12 +174,10 @@ impl Float8Config {
             }
         }
         if policies.iter().all(|p| matches!(p, Policy::HighPrecision(_))) {
-            let mut reasons: Vec<_> = policies
-                .iter()
-                .filter_map(|p| if let Policy::HighPrecision(r) = p { Some(r.to_string()) } else { None })
-                .collect();
-            reasons.dedup();
-            return Err(Float8Error::NothingConverted { linears: linears.len(), reasons: reasons.join(", ") });
+            let reason = |p: &Policy| if let Policy::HighPrecision(r) = p { Some(r.kind().to_string()) } else { None };
+            let reasons: BTreeSet<_> = policies.iter().filter_map(reason).collect();
+            let reasons = Vec::from_iter(reasons).join(", ");
+            return Err(Float8Error::NothingConverted { linears: linears.len(), reasons });
         }
         Ok(policies)
     }

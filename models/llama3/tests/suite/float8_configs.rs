@@ -53,6 +53,7 @@ fn everything() -> Float8Config {
         max_saturated: Some(0.25),
         max_flushed: Some(0.5),
         to: FallbackTo::Rowwise,
+        max_non_finite: None,
     };
     Float8Config::from(linear)
         .with_filter_fqns(["k_proj"])

@@ -42,9 +42,12 @@ fn the_report_file_says_what_each_linear_did() {
     let (first, last) = (&layers[0], &layers[14]);
     assert_eq!(first["name"], "layers.0.self_attn.q_proj");
     assert_eq!((&first["fprop"]["emulated"], &first["fprop"]["path"]), (&Value::from(6 + 2 + 8), &Value::from("host")));
-    assert_eq!((&first["fprop"]["operands"][1]["k"], &first["is_float8"]), (&Value::from(48), &Value::from(true)));
+    assert_eq!(
+        (&first["fprop"]["operands"][1]["extent"]["k"], &first["is_float8"]),
+        (&Value::from(48), &Value::from(true))
+    );
     assert!(first["weight"]["amax"].as_f64().unwrap() > 0.0 && first["weight"]["scale"].as_f64().unwrap() > 0.0);
-    assert!(first["weight"]["health"]["cast"]["sqnr_db"].as_f64().unwrap() > 20.0, "{first}");
+    assert!(first["fprop"]["operands"][1]["health"]["cast"]["sqnr_db"].as_f64().unwrap() > 20.0, "{first}");
     assert_eq!((&last["name"], &last["is_float8"]), (&Value::from("lm_head"), &Value::from(false)));
     assert_eq!(last["dgrad"]["reason"], "filter \"lm_head\"");
 }
