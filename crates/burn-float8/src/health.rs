@@ -27,7 +27,7 @@ pub struct CastHealth {
     pub saturated: f64,
     /// Share of elements that are not zero but have a zero code.
     pub flushed: f64,
-    /// Infinities and NaN.
+    /// Elements that are infinite or NaN, or whose codes stand for such.
     pub non_finite: u64,
 }
 

@@ -54,7 +54,7 @@ pub struct FallbackConfig {
     /// Largest share of codes flushed to zero, 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_flushed: Option<f64>,
-    /// Most infinities and NaN.
+    /// Most elements that are infinite or NaN, or whose codes are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_non_finite: Option<u64>,
     /// Where the layer goes.
