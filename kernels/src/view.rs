@@ -222,31 +222,30 @@ pub(crate) fn load_quad<N: Size>(
     c: u32,
     #[comptime] source: Source,
 ) -> Array<u32> {
+    // Outside the matrix the first element is read and dropped: branches would keep loads from overlapping, and so many of
+    // them run the compiler out of barrier registers.
     let mut raw = Array::<u32>::new(4usize);
     let start = geometry.base + r * geometry.row_stride + c * geometry.col_stride;
     let width = N::value();
     if comptime!(width > 1) {
         // `has_quad_loads`: the four columns are all inside or all outside.
-        let mut words = Vector::<u32, N>::new(0u32);
-        if r < geometry.rows && c < geometry.cols {
-            words = x[(start / 4) as usize];
-        }
+        let inside = r < geometry.rows && c < geometry.cols;
+        let words = x[(select(inside, start, geometry.base) / 4) as usize];
         #[unroll]
         for i in 0..4usize {
-            raw[i] = if comptime!(source.size() == 4) {
+            let bits = if comptime!(source.size() == 4) {
                 words[i]
             } else {
                 (words[i / 2] >> comptime!(16 * (i as u32 % 2))) & 0xffffu32
             };
+            raw[i] = select(inside, bits, 0u32.runtime());
         }
     } else {
         #[unroll]
         for i in 0..4u32 {
-            let mut bits = 0u32.runtime();
-            if r < geometry.rows && c + i < geometry.cols {
-                bits = load_raw(x, start + i * geometry.col_stride, source);
-            }
-            raw[i as usize] = bits;
+            let inside = r < geometry.rows && c + i < geometry.cols;
+            let index = select(inside, start + i * geometry.col_stride, geometry.base);
+            raw[i as usize] = select(inside, load_raw(x, index, source), 0u32.runtime());
         }
     }
     raw

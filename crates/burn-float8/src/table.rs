@@ -8,6 +8,9 @@ use crate::report::{GemmTotals, LayerReport, OperandReport, Report};
 /// and scale of each.
 impl Display for Report {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        if self.layers.is_empty() {
+            return write!(f, "no linear was converted to FP8\n{}", self.totals());
+        }
         let width = self.layers.iter().map(|l| l.name.len()).max().unwrap_or(0).max("layer".len());
         writeln!(
             f,

@@ -19,12 +19,11 @@ use codegen::variants::generate;
 const ARCHITECTURES: [(u16, &str); 5] =
     [(80, "sm_80"), (89, "sm_89"), (90, "sm_90a"), (100, "sm_100a"), (120, "sm_120a")];
 
-/// Blocks per multiprocessor at least, so that loads of one hide behind the work of another. The emulated GEMM holds 64
-/// sums per thread, and a health statistic is no hot path.
+/// Blocks per multiprocessor at least, so that loads of one hide behind the work of another. A thread of the casts of blocks
+/// and rows has up to 64 elements in flight, so one block keeps the memory busy.
 fn occupancy_floor(family: &str) -> usize {
     match family {
-        "gemm" => 4,
-        "cast_blocks" | "cast_rows" | "partial_health" => 2,
+        "cast_blocks" | "cast_rows" => 1,
         _ => 4,
     }
 }
