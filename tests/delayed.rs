@@ -7,6 +7,7 @@ use burn::tensor::Tensor;
 use burn_float8::{
     AmaxComputeAlgo, CastConfig, Casts, DelayedScaling, Float8, Float8Backend, Float8Config, Float8Error,
     Float8LinearConfig, Float8State, Format, Granularity, Recipe, begin_float8_step, report, set_default_config,
+    set_float8_enabled,
 };
 
 use crate::on_every_runtime;
@@ -274,6 +275,36 @@ fn weights_may_be_computed_in_forward() {
     let merged = |w: Tensor<A<Flex>, 2>| w.clone() + Tensor::zeros_like(&w);
     assert_eq!(steps(&merged, false), 12, "each pass builds a weight");
     assert_eq!(steps(&merged, true), 3);
+}
+
+/// A forward that no backward follows tells no history, through `nn::Linear` or `burn_float8::linear`, also if FP8 is off
+/// in the next step.
+#[test]
+fn a_forward_without_backward_leaves_no_trace() {
+    let linear = LinearConfig::new(K, N).with_bias(false).init(&Default::default());
+    let config = Float8Config::from(config(4, AmaxComputeAlgo::Max, 0));
+    let mut linear: Linear<A<Flex>> = config.convert(linear).unwrap().0;
+    let x = |seed| tensor::<A<Flex>, 2>(normal(M * K, seed), [M, K]);
+    let update = |linear: Linear<A<Flex>>| Linear {
+        weight: linear.weight.map(|w| (w.clone() - w * 0.1).detach().require_grad()),
+        ..linear
+    };
+    for seed in 0..2 {
+        linear.forward(x(seed)).sum().backward();
+        linear = update(linear);
+    }
+    // Begins the step.
+    linear.forward(x(2)).sum().backward();
+    let before = Float8State::export(&linear);
+    drop(linear.forward(x(3) * 100.0));
+    drop(burn_float8::linear(x(4) * 100.0, linear.weight.val(), None));
+    assert_eq!(Float8State::export(&linear), before);
+    set_float8_enabled(&linear, false);
+    linear.forward(x(5)).sum().backward();
+    assert_eq!(Float8State::export(&linear), before);
+    set_float8_enabled(&linear, true);
+    burn_float8::linear(x(6), linear.weight.val(), None).sum().backward();
+    assert_ne!(Float8State::export(&linear), before, "a backward does tell it");
 }
 
 /// Casts that only fprop delays, or only wgrad, have histories all the same.

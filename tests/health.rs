@@ -221,8 +221,10 @@ fn layers_fall_back() {
         assert_eq!(layer(&linear).policy, "tensorwise");
         let before_fallback = Float8State::export(&linear);
         let linear = step(linear, &ill);
-        // The step ends where a linear meets the next weight.
-        linear.valid().forward(tensor(well.clone(), [M, K]));
+        // The step is over, also for a state that is saved now: a resumed run starts with the layer moved.
+        let resumed = self::linear::<Flex>(config(to));
+        Float8State::export(&linear).restore(&resumed).unwrap();
+        assert!(layer(&resumed).policy.starts_with(policy), "{}", layer(&resumed).policy);
         let moved = layer(&linear);
         assert!(moved.policy.starts_with(policy), "{}", moved.policy);
         let fallback = moved.fallback.clone().unwrap();

@@ -3,11 +3,12 @@
 //! | operand | made | held |
 //! | --- | --- | --- |
 //! | x, by rows | fprop | weakly, plus by [`recent`]: Autodiff's saved clone of x must not keep it until backward |
-//! | x, transposed | wgrad | as above |
+//! | x, transposed | wgrad | as above; in the forward of [`linear`](crate::linear()), by its saved state |
 //! | w, both orientations in one pass if they are cast alike | fprop | by the weight, so until the optimizer replaces it; with `force_recompute_fp8_weight_in_bwd` each when it is needed, by nobody |
 //! | dy, both orientations in one pass if they are cast alike | dgrad | by dy, so until its node is done |
 //!
-//! All copies of one cast of a tensor have one scale: what the first of them finds out is kept.
+//! All copies of one cast of a tensor have one scale: what the first of them finds out is kept. A tensor that gradient
+//! checkpointing computes again is another one.
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -181,13 +182,15 @@ impl<B: Float8Backend> Companion<B> {
     }
 }
 
-/// The copy of `t` that a GEMM reads, made now if no clone of `t` has one.
+/// The copy of `t` that a GEMM reads, made now if no clone of `t` has one. What is learnt of `t` in forward counts once
+/// backward follows.
 pub(crate) fn fp8_copy<B: Float8Backend>(
     t: &Float8Tensor<B>,
     role: Role,
     along: Along,
     layer: &Arc<Layer>,
     config: &Float8LinearConfig,
+    in_forward: bool,
 ) -> Arc<Fp8Copy<B>> {
     let key = key(config, role, along);
     // The lock is held while casting, so that threads which race for the same tensor cast it once.
@@ -201,17 +204,13 @@ pub(crate) fn fp8_copy<B: Float8Backend>(
     let Known { amaxes, history } = known.clone();
     drop(casts);
     layer.health.set_last(role, along, key.cast, amaxes);
-    let in_forward = matches!((role, along), (Role::Input, Along::Rows) | (Role::Weight, Along::Cols));
     if let Some(history) = history {
         match in_forward {
             true => layer.tell_in_backward(role, history),
             false => history.tell(),
         }
     }
-    match in_forward {
-        true => health::stash(t, role, along, &copy.operand, layer),
-        false => health::sample::<B>(t.full(), role, along, &copy.operand, layer),
-    }
+    health::sample::<B>(t.full(), role, along, &copy.operand, layer, in_forward);
     copy
 }
 

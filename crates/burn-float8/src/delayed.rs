@@ -17,6 +17,9 @@ use crate::config::{AmaxComputeAlgo, DelayedScaling};
 use crate::host::read_f32;
 use crate::layer::Role;
 
+/// Amaxes of one step that are kept apart.
+const MAX_OBSERVED: usize = 256;
+
 /// The histories of all casts of a group on one device.
 pub(crate) struct Histories<B: Float8Backend>(Vec<(DelayedScaling, Table<B>)>);
 
@@ -72,7 +75,12 @@ impl<B: Float8Backend> Histories<B> {
         amax: FloatTensor<B>,
         initial: f32,
     ) {
-        self.table(scaling).cast(layer, role, initial).observed.push(amax);
+        let observed = &mut self.table(scaling).cast(layer, role, initial).observed;
+        observed.push(amax);
+        // Without an optimizer step there is no end to them.
+        if observed.len() >= MAX_OBSERVED {
+            *observed = vec![B::float_max_dim(B::float_cat(core::mem::take(observed), 0), 0)];
+        }
     }
 
     /// Ends the step.
@@ -222,6 +230,7 @@ impl<B: Float8Backend> Table<B> {
             AmaxComputeAlgo::MostRecent => B::float_slice(history.clone(), &[Slice::from(0..rows), Slice::from(0..1)]),
         };
         let chosen = B::float_mul_scalar(chosen, Scalar::from(2f32.powi(margin)));
+        let chosen = B::float_clamp(chosen, Scalar::from(f32::MIN_POSITIVE), Scalar::from(f32::MAX));
         self.state = Some((history, B::float_mask_where(amaxes, valid, chosen)));
     }
 }

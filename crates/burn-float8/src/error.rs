@@ -124,7 +124,7 @@ pub enum Float8Error {
     #[error("fallback has no limit: set min_sqnr_db, max_saturated, max_flushed or max_non_finite")]
     FallbackWithoutLimit,
     /// A limit is out of range.
-    #[error("{field} = {value}: must be between 0 and {largest}")]
+    #[error("{field} = {value}: must be from 0 to below {largest}")]
     FallbackLimit {
         /// The field.
         field: &'static str,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, Weak};
 
 use burn_backend::TensorMetadata;
-use burn_backend::tensor::FloatTensor;
+use burn_backend::tensor::{Device, FloatTensor};
 use float8_kernels::{Cast, Granularity, Health, Orientation, reference};
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -14,7 +14,6 @@ use crate::config::{FallbackConfig, FallbackTo, Float8LinearConfig, Recipe};
 use crate::copies::Amaxes;
 use crate::host::read_f32;
 use crate::layer::{Along, Layer, Policy, Reason, Role};
-use crate::tensor::Float8Tensor;
 
 /// How well FP8 codes represent the tensor that they were cast from.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -97,7 +96,7 @@ pub(crate) struct LayerHealth {
     last: Mutex<BTreeMap<CopyOf, LastCast>>,
     sampled: Mutex<BTreeMap<CopyOf, OperandHealth>>,
     fallback: Mutex<Option<Fallback>>,
-    /// Copies that fprop has read in a sampled step: a `Vec<Stashed<B>>`.
+    /// Samples of what fprop has read, a `Vec<Sample<B>>`.
     stash: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
@@ -143,9 +142,9 @@ fn one_cast(cast: Cast) -> bool {
 impl Layer {
     /// Moves the layer out of its recipe.
     pub(crate) fn fall_back(&self, fallback: Fallback) {
-        self.override_policy(match fallback.to {
-            FallbackTo::HighPrecision => Policy::HighPrecision(Reason::Fallback(fallback.reason.clone())),
-            FallbackTo::Rowwise => Policy::Float8(Float8LinearConfig::new(Recipe::Rowwise)),
+        self.override_policy(match (fallback.to, self.configured()) {
+            (FallbackTo::Rowwise, Policy::Float8(config)) => Policy::Float8(config.with_recipe(Recipe::Rowwise)),
+            _ => Policy::HighPrecision(Reason::Fallback(fallback.reason.clone())),
         });
         self.health.set_fallback(Some(fallback));
     }
@@ -189,6 +188,12 @@ impl<B: Float8Backend> Samples<B> {
         }
     }
 
+    fn push(&mut self, layer: &Arc<Layer>, sample: Sample<B>) {
+        if self.seen.insert((Arc::as_ptr(layer) as usize, sample.copy)) {
+            self.pending.push(sample);
+        }
+    }
+
     /// Reads the samples taken so far.
     pub(crate) fn read(&mut self) {
         for Sample { layer, copy, step, elements, partials } in core::mem::take(&mut self.pending) {
@@ -213,7 +218,9 @@ impl<B: Float8Backend> Samples<B> {
 /// Moves a layer whose operand is beyond a limit, and says so once.
 fn check(layer: &Layer, role: Role, step: u64, health: &CastHealth, limits: FallbackConfig) {
     let moved = layer.health.fallback();
+    let is_rowwise = matches!(layer.policy(), Policy::Float8(config) if config.casts() == &Recipe::Rowwise.casts());
     let to = match (&moved, limits.to) {
+        (None, FallbackTo::Rowwise) if is_rowwise => FallbackTo::HighPrecision,
         (None, to) => to,
         // Rowwise was not enough.
         (Some(Fallback { to: FallbackTo::Rowwise, step: then, .. }), _) if step > *then => FallbackTo::HighPrecision,
@@ -242,37 +249,23 @@ fn check(layer: &Layer, role: Role, step: u64, health: &CastHealth, limits: Fall
     layer.fall_back(Fallback { step, to, reason });
 }
 
-/// A copy that fprop has read, to be sampled if backward follows.
-struct Stashed<B: Float8Backend> {
-    copy: CopyOf,
-    full: FloatTensor<B>,
-    operand: B::Operand,
+/// Forgets what an fprop has left that no backward has followed.
+pub(crate) fn forget(layer: &Layer) {
+    layer.health.stash.lock().unwrap().take();
 }
 
-/// Keeps a copy that fprop reads until backward shows that it was no evaluation, if the layer's statistics ask for it now.
-pub(crate) fn stash<B: Float8Backend>(
-    t: &Float8Tensor<B>,
-    role: Role,
-    along: Along,
-    operand: &B::Operand,
-    layer: &Arc<Layer>,
-) {
-    if !is_due::<B>(t.full(), (role, along), layer) {
-        return;
-    }
-    let mut stash = layer.health.stash.lock().unwrap();
-    let mut copies = stash.take().and_then(|stash| stash.downcast::<Vec<Stashed<B>>>().ok()).unwrap_or_default();
-    copies.retain(|stashed| stashed.copy != (role, along));
-    copies.push(Stashed { copy: (role, along), full: t.full().clone(), operand: operand.clone() });
-    *stash = Some(copies);
-}
-
-/// Samples what fprop has stashed: backward has come to this layer.
-pub(crate) fn sample_stash<B: Float8Backend>(layer: &Arc<Layer>) {
+/// Takes the samples of what fprop has read: backward has come to this layer.
+pub(crate) fn confirm<B: Float8Backend>(device: &Device<B>, layer: &Arc<Layer>) {
     let stash = layer.health.stash.lock().unwrap().take();
-    let copies = stash.and_then(|stash| stash.downcast::<Vec<Stashed<B>>>().ok()).unwrap_or_default();
-    for Stashed { copy: (role, along), full, operand } in *copies {
-        sample::<B>(&full, role, along, &operand, layer);
+    let Some(samples) = stash.and_then(|stash| stash.downcast::<Vec<Sample<B>>>().ok()) else { return };
+    let state = layer.group().device::<B>(device);
+    let mut steps = state.lock();
+    let step = steps.step;
+    for sample in *samples {
+        // A step may have begun since.
+        if sample.step == step {
+            steps.samples.push(layer, sample);
+        }
     }
 }
 
@@ -290,13 +283,15 @@ fn is_due<B: Float8Backend>(full: &FloatTensor<B>, (role, along): CopyOf, layer:
     steps.is_sampled(statistics.every_n_steps) && !seen(along) && !(one && seen(along.other()))
 }
 
-/// Samples a copy if the layer's statistics ask for it now.
+/// Samples a copy if the layer's statistics ask for it now: for good in backward, and in forward until backward shows that
+/// it was no evaluation.
 pub(crate) fn sample<B: Float8Backend>(
     full: &FloatTensor<B>,
     role: Role,
     along: Along,
     operand: &B::Operand,
     layer: &Arc<Layer>,
+    in_forward: bool,
 ) {
     if !is_due::<B>(full, (role, along), layer) {
         return;
@@ -321,6 +316,13 @@ pub(crate) fn sample<B: Float8Backend>(
     let state = group.device::<B>(&B::float_device(full));
     let mut steps = state.lock();
     let step = steps.step;
-    steps.samples.seen.insert((Arc::as_ptr(layer) as usize, (role, along)));
-    steps.samples.pending.push(Sample { layer: Arc::downgrade(layer), copy: (role, along), step, elements, partials });
+    let sample = Sample { layer: Arc::downgrade(layer), copy: (role, along), step, elements, partials };
+    if in_forward {
+        let mut stash = layer.health.stash.lock().unwrap();
+        let mut samples = stash.take().and_then(|stash| stash.downcast::<Vec<Sample<B>>>().ok()).unwrap_or_default();
+        samples.push(sample);
+        *stash = Some(samples);
+    } else {
+        steps.samples.push(layer, sample);
+    }
 }

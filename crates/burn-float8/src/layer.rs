@@ -9,7 +9,7 @@ use crate::backend::{Extent, GemmPath};
 use crate::config::Float8LinearConfig;
 use crate::copies::Tell;
 use crate::group::Group;
-use crate::health::LayerHealth;
+use crate::health::{self, LayerHealth};
 
 /// The three GEMMs of a linear, for x `[M, K]`, w `[K, N]` and dy `[M, N]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -298,6 +298,12 @@ impl Layer {
     /// Keeps an amax that fprop has read until backward shows that it was no evaluation.
     pub(crate) fn tell_in_backward(&self, role: Role, amax: Arc<dyn Tell>) {
         self.untold.lock().unwrap()[role as usize] = Some(amax);
+    }
+
+    /// Forgets what an fprop has left that no backward has followed.
+    pub(crate) fn forget_fprop(&self) {
+        *self.untold.lock().unwrap() = Default::default();
+        health::forget(self);
     }
 
     /// Backward has come to this layer.

@@ -18,7 +18,7 @@ use crate::backend::{Float8Backend, untagged};
 use crate::config::Float8LinearConfig;
 use crate::copies::{Fp8Copy, Use, fp8_copy};
 use crate::error::Float8Error;
-use crate::health::sample_stash;
+use crate::health;
 use crate::layer::{Along, Gemm, Layer, Policy, Reason, Role};
 use crate::tensor::Float8Tensor;
 
@@ -109,7 +109,8 @@ fn run<B: Float8Backend>(
     let device = B::float_device(a.tensor.full());
     let dtypes = [Some(a.tensor.dtype()), Some(b.tensor.dtype()), bias.map(|b| b.dtype()), Some(out.1)];
     let config = call.decide::<B>(&device, dtypes.into_iter().flatten()).map_err(|reason| call.refuse(reason)).ok()?;
-    let [a, b] = [a, b].map(|o| fp8_copy(o.tensor, o.role, o.along, call.layer, &config));
+    let in_forward = call.gemm == Gemm::Fprop;
+    let [a, b] = [a, b].map(|o| fp8_copy(o.tensor, o.role, o.along, call.layer, &config, in_forward));
     Some(call.run([&a, &b], bias, out, &device, &config))
 }
 
@@ -130,6 +131,7 @@ pub(crate) fn forward<B: Float8Backend>(
     }
     let [k, n] = [ws[0], ws[1]];
     let layer = weight_layer(&w);
+    layer.forget_fprop();
     x.companion().add_use(Use {
         layer: layer.clone(),
         weight_dtype: w.dtype(),
@@ -158,7 +160,7 @@ pub(crate) fn forward<B: Float8Backend>(
 pub(crate) fn dgrad<B: Float8Backend>(w: Float8Tensor<B>, dy: Float8Tensor<B>) -> Float8Tensor<B> {
     let (ws, dys) = (w.shape(), dy.shape());
     let layer = layer_of(&w);
-    enter_backward::<B>(&layer);
+    enter_backward::<B>(&B::float_device(w.full()), &layer);
     let [k, n] = [ws[0], ws[1]];
     dy.companion().set_use(Use {
         layer: layer.clone(),
@@ -186,7 +188,7 @@ pub(crate) fn wgrad<B: Float8Backend>(x: Float8Tensor<B>, dy: Float8Tensor<B>) -
     let weight_shape = [last(&xs), last(&dys)];
     let used = wgrad_use(&x, &dy, weight_shape);
     let (layer, weight_dtype) = (used.layer.clone(), used.weight_dtype);
-    enter_backward::<B>(&layer);
+    enter_backward::<B>(&B::float_device(x.full()), &layer);
     let [k, n] = weight_shape;
     let out = (Shape::from(vec![k, n]), weight_dtype);
     let a = Operand { tensor: &x, role: Role::Input, along: Along::Cols };
@@ -216,7 +218,9 @@ pub(crate) fn save_input<B: Float8Backend>(x: &Float8Tensor<B>, w: &Float8Tensor
     let (layer, ws) = (layer_of(w), w.shape());
     let call = Call { layer: &layer, gemm: Gemm::Wgrad, dims: [rows(&x.shape()), ws[0], ws[1]] };
     let config = call.decide::<B>(&B::float_device(x.full()), [x.dtype(), w.dtype()]).ok()?;
-    let copy = fp8_copy(x, Role::Input, Along::Cols, &layer, &config);
+    let copy = fp8_copy(x, Role::Input, Along::Cols, &layer, &config, true);
+    // No wgrad will look for this use.
+    x.companion().uses().iter_mut().filter(|u| Arc::ptr_eq(&u.layer, &layer)).for_each(|u| u.pending = false);
     Some(Saving { copy, layer, config })
 }
 
@@ -228,11 +232,11 @@ pub(crate) fn wgrad_saved<B: Float8Backend>(
     config: &Float8LinearConfig,
     weight_dtype: DType,
 ) -> Float8Tensor<B> {
-    enter_backward::<B>(layer);
+    enter_backward::<B>(&B::float_device(dy.full()), layer);
     let (k, dys) = (B::fp8_extent(&x.operand).rows, dy.shape());
     let n = last(&dys);
     let call = Call { layer, gemm: Gemm::Wgrad, dims: [rows(&dys), k, n] };
-    let dy_copy = fp8_copy(dy, Role::GradOutput, Along::Cols, layer, config);
+    let dy_copy = fp8_copy(dy, Role::GradOutput, Along::Cols, layer, config, false);
     call.run([x, &dy_copy], None, (Shape::from(vec![k, n]), weight_dtype), &B::float_device(dy.full()), config)
 }
 
@@ -313,10 +317,10 @@ fn weight_layer<B: Float8Backend>(w: &Float8Tensor<B>) -> Arc<Layer> {
     layer
 }
 
-/// Backward has come to a layer: what its fprop read was no evaluation.
-fn enter_backward<B: Float8Backend>(layer: &Arc<Layer>) {
+/// Backward has come to a layer: what its last fprop read was no evaluation.
+fn enter_backward<B: Float8Backend>(device: &Device<B>, layer: &Arc<Layer>) {
     layer.tell_histories();
-    sample_stash::<B>(layer);
+    health::confirm::<B>(device, layer);
 }
 
 /// The result of a GEMM over an empty batch, which not every backend multiplies or sums.

@@ -18,7 +18,7 @@ use crate::tensor::Tag;
 
 /// The state of a model's converted linears: what their casts depend on besides the tensors.
 ///
-/// Of no consequence for recipes but `delayed` while no fallback happened. Export it between two optimizer steps, with the
+/// Without statistics, of no consequence for recipes but `delayed`. Export it between two optimizer steps, with the
 /// parameters and the optimizer's record. Restore it after
 /// [`Float8Config::apply`](crate::Float8Config::apply) with the same configuration and after loading the parameters, into
 /// a new model or into the running one: it replaces what is there.
@@ -109,13 +109,17 @@ impl Float8State {
     /// The state of `model`. Waits for the device.
     pub fn export<B: Float8Ops, M: Module<B>>(model: &M) -> Self {
         let found = find::<B, M>(model);
-        let mut exported = Self::default();
+        let mut exported = Self { has_begun: !found.is_empty(), ..Self::default() };
         for share in shares(&found) {
             let mut steps = share.lock();
-            steps.samples.read();
             exported.step = exported.step.max(steps.step);
             let own = || found.iter().filter(|f| Arc::ptr_eq(&f.state, &share));
-            exported.has_begun = own().all(|f| f.stamp <= steps.begun_at);
+            let has_begun = own().all(|f| f.stamp <= steps.begun_at);
+            exported.has_begun &= has_begun;
+            if !has_begun {
+                // The last step is over, so what its samples say holds.
+                steps.samples.resolve();
+            }
             let mut histories = steps.histories.export();
             for Found { path, layer, .. } in own() {
                 let Some((scaling, mut amaxes)) = histories.remove(layer.name()) else { continue };
@@ -156,16 +160,20 @@ impl Float8State {
         }
         for Found { layer, .. } in &found {
             layer.configure(layer.configured());
+            layer.forget_fprop();
         }
-        for (path, state) in &self.layers {
+        // Casts that have a row of the history first: those without come after them there.
+        let restored = [true, false].into_iter().flat_map(|has_ended| self.layers.iter().map(move |l| (has_ended, l)));
+        for (has_ended, (path, state)) in restored {
             let Some(Found { layer, state: share, device, .. }) = by_path(path) else { continue };
             if let (Policy::Float8(config), Some(scaling)) = (layer.configured(), state.delayed_scaling) {
                 let device = B::inner_device(device);
                 let mut steps = share.lock();
                 for (role, amax) in state.amaxes() {
-                    let Some(amax) = amax else { continue };
-                    let initial = config.casts().of(role, Along::Rows).target_dtype.max();
-                    steps.histories.restore(layer.name(), role, scaling, amax, initial, &device);
+                    if let Some(amax) = amax.as_ref().filter(|amax| amax.scaling_amax.is_some() == has_ended) {
+                        let initial = initial_amax(&config, role);
+                        steps.histories.restore(layer.name(), role, scaling, amax, initial, &device);
+                    }
                 }
             }
             if let Some(fallback) = &state.fallback {
@@ -176,6 +184,12 @@ impl Float8State {
     }
 }
 
+/// An amax whose scale is 1.
+fn initial_amax(config: &Float8LinearConfig, role: Role) -> f32 {
+    let casts = [Along::Rows, Along::Cols].map(|along| config.casts().of(role, along));
+    casts.iter().find(|cast| !cast.is_disabled()).unwrap_or(&casts[0]).target_dtype.max()
+}
+
 /// Whether a cast of this role has a history.
 fn is_delayed(config: &Float8LinearConfig, role: Role) -> bool {
     [Along::Rows, Along::Cols].iter().any(|along| config.casts().of(role, *along).scaling_type == ScalingType::Delayed)
@@ -184,6 +198,9 @@ fn is_delayed(config: &Float8LinearConfig, role: Role) -> bool {
 impl LayerState {
     fn check(&self, path: &str, configured: Policy) -> Result<(), Float8Error> {
         let mismatch = |what: String| Err(Float8Error::StateMismatch { layer: path.into(), what });
+        if self.fallback.is_some() && matches!(configured, Policy::HighPrecision(_)) {
+            return mismatch("it fell back, and the configuration keeps it in high precision anyway".into());
+        }
         for (role, amax) in self.amaxes() {
             let Some(AmaxState { history, scaling_amax, .. }) = amax else { continue };
             let role_name = role.name();

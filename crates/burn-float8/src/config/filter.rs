@@ -22,8 +22,9 @@ pub(crate) struct LinearInfo {
 ///
 /// An invalid glob; no match.
 pub(super) fn matches(field: &'static str, pattern: &str, linears: &[LinearInfo]) -> Result<Vec<usize>, Float8Error> {
+    // An empty pattern would be part of every name.
     let indices = |matches: &dyn Fn(&str) -> bool| -> Vec<usize> {
-        (0..linears.len()).filter(|i| matches(&linears[*i].name)).collect()
+        (0..linears.len()).filter(|i| !pattern.is_empty() && matches(&linears[*i].name)).collect()
     };
     let mut found = indices(&|name| name == pattern);
     if found.is_empty() {

@@ -5,7 +5,7 @@ use super::linear::Recipe;
 use crate::error::Float8Error;
 
 /// Statistics of sampled optimizer steps: shares saturated and flushed to zero, and SQNR against the high-precision tensor,
-/// of each operand that a layer reads in training, in the step's first micro-batch. A sampled step reads each operand once
+/// of each operand that a layer reads in training, once a step. A sampled step reads each operand once
 /// more and waits for the device at its end; other steps cost nothing, and evaluations are never sampled.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -45,13 +45,13 @@ pub enum FallbackTo {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FallbackConfig {
-    /// Smallest SQNR, dB.
+    /// Smallest SQNR, dB; a tensor without one, all zeros or too large to square, is not below it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_sqnr_db: Option<f64>,
-    /// Largest share of codes saturated, 0 to 1.
+    /// Largest share of codes saturated, from 0 to below 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_saturated: Option<f64>,
-    /// Largest share of codes flushed to zero, 0 to 1.
+    /// Largest share of codes flushed to zero, from 0 to below 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_flushed: Option<f64>,
     /// Most elements that are infinite or NaN, or whose codes are.
@@ -67,14 +67,14 @@ impl FallbackConfig {
     /// A limit that can never or will always be crossed; no limit at all.
     pub(super) fn validate(&self) -> Result<(), Float8Error> {
         let Self { min_sqnr_db, max_saturated, max_flushed, .. } = *self;
-        let shares = min_sqnr_db.or(max_saturated).or(max_flushed);
-        if shares.is_none() && self.max_non_finite.is_none() {
+        let other = min_sqnr_db.or(max_saturated).or(max_flushed);
+        if other.is_none() && self.max_non_finite.is_none() {
             return Err(Float8Error::FallbackWithoutLimit);
         }
         let limits = [("fallback.max_saturated", max_saturated, 1.0), ("fallback.max_flushed", max_flushed, 1.0)];
         for (field, limit, largest) in limits.into_iter().chain([("fallback.min_sqnr_db", min_sqnr_db, 200.0)]) {
             if let Some(value) = limit
-                && !(0.0..=largest).contains(&value)
+                && !(0.0..largest).contains(&value)
             {
                 return Err(Float8Error::FallbackLimit { field, value: value.to_string(), largest });
             }

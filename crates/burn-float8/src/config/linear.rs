@@ -101,7 +101,7 @@ pub enum AmaxComputeAlgo {
 /// ([`begin_float8_step`](crate::begin_float8_step) says when that needs help). A step whose amax is 0, inf or NaN leaves
 /// history and scale as they were. An amax counts once backward has come to its layer, so evaluations leave no trace. A
 /// tensor without a history, as in the first step, is scaled by its own amax. A tensor that several linears read belongs to
-/// the history of the first.
+/// the history of the one that casts it first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DelayedScaling {
@@ -167,6 +167,12 @@ impl Float8LinearConfig {
             force_recompute_fp8_weight_in_bwd: false,
             delayed: DelayedScaling::default(),
         }
+    }
+
+    /// The same settings with another recipe's casts and rounding of scales.
+    pub(crate) fn with_recipe(self, recipe: Recipe) -> Self {
+        let round_scales_to_power_of_2 = recipe.round_scales_to_power_of_2();
+        Self { recipe, casts: recipe.casts(), round_scales_to_power_of_2, ..self }
     }
 
     /// Replaces the recipe's casts.

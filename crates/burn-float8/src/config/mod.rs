@@ -174,7 +174,7 @@ impl Float8Config {
             }
         }
         if policies.iter().all(|p| matches!(p, Policy::HighPrecision(_))) {
-            let reason = |p: &Policy| if let Policy::HighPrecision(r) = p { Some(r.kind().to_string()) } else { None };
+            let reason = |p: &Policy| if let Policy::HighPrecision(r) = p { Some(r.kind()) } else { None };
             let reasons: BTreeSet<_> = policies.iter().filter_map(reason).collect();
             let reasons = Vec::from_iter(reasons).join(", ");
             return Err(Float8Error::NothingConverted { linears: linears.len(), reasons });
