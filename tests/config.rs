@@ -124,7 +124,7 @@ fn bad_files_are_errors_that_name_the_key() {
         (r#"{ "statistics": { "every_n_steps": 1 }, "fallback": {} }"#, &["no limit"]),
         (
             r#"{ "statistics": { "every_n_steps": 1 }, "fallback": { "max_flushed": 1.5 } }"#,
-            &["fallback.max_flushed = 1.5", "between 0 and 1"],
+            &["fallback.max_flushed = 1.5", "from 0 to below 1"],
         ),
         (r#"{ "statistics": { "every_n_steps": 1, "compare": ["delayed"] } }"#, &["statistics.compare", "delayed"]),
         (r#"{ "overrides": [{ "fqns": ["q"], "config": { "recipe": "x" } }] }"#, &["unknown variant `x`"]),

@@ -46,8 +46,9 @@ fn the_report_file_says_what_each_linear_did() {
         (&first["fprop"]["operands"][1]["extent"]["k"], &first["is_float8"]),
         (&Value::from(48), &Value::from(true))
     );
-    assert!(first["weight"]["amax"].as_f64().unwrap() > 0.0 && first["weight"]["scale"].as_f64().unwrap() > 0.0);
-    assert!(first["fprop"]["operands"][1]["health"]["cast"]["sqnr_db"].as_f64().unwrap() > 20.0, "{first}");
+    let weight = &first["fprop"]["operands"][1];
+    assert!(weight["amax"].as_f64().unwrap() > 0.0 && weight["scale"].as_f64().unwrap() > 0.0);
+    assert!(weight["health"]["cast"]["sqnr_db"].as_f64().unwrap() > 20.0, "{first}");
     assert_eq!((&last["name"], &last["is_float8"]), (&Value::from("lm_head"), &Value::from(false)));
     assert_eq!(last["dgrad"]["reason"], "filter \"lm_head\"");
 }
