@@ -96,8 +96,8 @@ pub fn finish<B: AutodiffBackend + Float8Ops>(
         writeln!(out, "report: {}", path.display())?;
     }
     let gemms = report.totals();
-    match config.training.print_report {
-        // Its last line is the totals.
+    // The report's last line is the totals, unless there is nothing to report.
+    match config.training.print_report || report.layers.is_empty() {
         true => writeln!(out, "{report}")?,
         false => writeln!(out, "{gemms}")?,
     }
