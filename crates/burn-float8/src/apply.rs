@@ -10,6 +10,7 @@ use crate::config::{Float8Config, LinearInfo};
 use crate::error::Float8Error;
 use crate::group::Group;
 use crate::layer::{Layer, Policy};
+use crate::tensor::Tag;
 
 /// What [`Float8Config::convert`] did; its `Display` is the one-line summary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -68,7 +69,10 @@ impl Float8Config {
     /// high precision; nothing left to convert; statistics or limits that make no sense. `model` is dropped then: apply to a
     /// clone to keep it.
     pub fn convert<B: Float8Ops, M: Module<B>>(&self, model: M) -> Result<(M, Summary), Float8Error> {
-        let Linears { found, layers, device, .. } = Linears::of(&model);
+        let linears = linears::<B, M>(&model);
+        let device = linears.first().map(|linear| linear.device.clone());
+        let known = linears.iter().find_map(|linear| linear.tag.as_ref()).map(|tag| tag.layer.group());
+        let found: Vec<_> = linears.into_iter().map(|linear| linear.info).collect();
         let policies = self.policies(&found)?;
         let recipe = self.linear.to_string();
         let mut summary = Summary { recipe, converted: vec![], overridden: vec![], skipped: vec![] };
@@ -83,8 +87,7 @@ impl Float8Config {
                 Policy::HighPrecision(reason) => summary.skipped.push((name.clone(), reason.to_string())),
             }
         }
-        let known = layers.first().map(|layer| layer.group()).filter(|group| group.config() == self);
-        let group = known.unwrap_or_else(|| Arc::new(Group::new(self.clone())));
+        let group = known.filter(|group| group.config() == self).unwrap_or_else(|| Arc::new(Group::new(self.clone())));
         if let Some(device) = device {
             let untagged = B::untagged_layer(&device);
             untagged.group().set_strict(self.strict);
@@ -97,19 +100,19 @@ impl Float8Config {
 
 /// The module path while walking a model.
 #[derive(Default)]
-pub(crate) struct Path(Vec<(String, String)>);
+struct Path(Vec<(String, String)>);
 
 impl Path {
-    pub(crate) fn enter(&mut self, name: &str, container: &str) {
+    fn enter(&mut self, name: &str, container: &str) {
         self.0.push((name.into(), container.into()));
     }
 
-    pub(crate) fn exit(&mut self) {
+    fn exit(&mut self) {
         self.0.pop();
     }
 
     /// The name of the linear whose weight the walk is at.
-    pub(crate) fn linear_weight(&self, rank: usize) -> Option<String> {
+    fn linear_weight(&self, rank: usize) -> Option<String> {
         let ((field, container), parents) = self.0.split_last()?;
         let is_weight = rank == 2 && field == "weight" && container == "Struct:Linear";
         let names: Vec<_> = parents.iter().map(|(name, _)| name.as_str()).collect();
@@ -118,41 +121,35 @@ impl Path {
     }
 }
 
+/// A linear of a model.
+pub(crate) struct FoundLinear<B: Float8Ops> {
+    pub(crate) info: LinearInfo,
+    pub(crate) device: B::Device,
+    /// Of its weight, once a configuration was applied.
+    pub(crate) tag: Option<Tag>,
+}
+
 /// The linears of a model, in the order of the walk.
-pub(crate) struct Linears<B: Float8Ops> {
-    path: Path,
-    pub(crate) found: Vec<LinearInfo>,
-    /// Of those that have one.
-    pub(crate) layers: Vec<Arc<Layer>>,
-    /// Of the first.
-    pub(crate) device: Option<B::Device>,
-}
-
-impl<B: Float8Ops> Linears<B> {
-    pub(crate) fn of<M: Module<B>>(model: &M) -> Self {
-        let mut linears = Self { path: Path::default(), found: vec![], layers: vec![], device: None };
-        Module::<B>::visit(model, &mut linears);
-        linears
+pub(crate) fn linears<B: Float8Ops, M: Module<B>>(model: &M) -> Vec<FoundLinear<B>> {
+    struct Walk<B: Float8Ops>(Path, Vec<FoundLinear<B>>);
+    impl<B: Float8Ops> ModuleVisitor<B> for Walk<B> {
+        fn enter_module(&mut self, name: &str, container: &str) {
+            self.0.enter(name, container);
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.0.exit();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            let Some(name) = self.0.linear_weight(D) else { return };
+            let weight = param.val();
+            let (dims, device) = (weight.dims(), weight.device());
+            let info = LinearInfo { name, k: dims[0], n: dims[1] };
+            self.1.push(FoundLinear { info, device, tag: B::tag(&weight.into_primitive().tensor()) });
+        }
     }
-}
-
-impl<B: Float8Ops> ModuleVisitor<B> for Linears<B> {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.exit();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        let Some(name) = self.path.linear_weight(D) else { return };
-        let weight = param.val();
-        let dims = weight.dims();
-        self.device.get_or_insert(weight.device());
-        self.found.push(LinearInfo { name, k: dims[0], n: dims[1] });
-        self.layers.extend(B::layer(&weight.into_primitive().tensor()));
-    }
+    let mut walk = Walk(Path::default(), vec![]);
+    Module::<B>::visit(model, &mut walk);
+    walk.1
 }
 
 struct Tagger {

@@ -63,7 +63,7 @@ pub struct AmaxState {
 impl<B: Float8Backend> Histories<B> {
     pub(crate) fn scaling_amax(&mut self, layer: &str, role: Role, scaling: DelayedScaling) -> Option<FloatTensor<B>> {
         let (_, table) = self.0.iter_mut().find(|(s, _)| *s == scaling)?;
-        let row = table.casts.iter().position(|((name, r), _)| name == layer && *r == role)?;
+        let row = table.find(layer, role)?;
         table.scaling_amax(row)
     }
 
@@ -146,14 +146,16 @@ impl<B: Float8Backend> Histories<B> {
 }
 
 impl<B: Float8Backend> Table<B> {
+    fn find(&self, layer: &str, role: Role) -> Option<usize> {
+        self.casts.iter().position(|((name, r), _)| name == layer && *r == role)
+    }
+
     fn row(&self, layer: &str, role: Role) -> usize {
-        let found = self.casts.iter().position(|((name, r), _)| name == layer && *r == role);
-        found.expect("the cast is in the table")
+        self.find(layer, role).expect("the cast is in the table")
     }
 
     fn cast(&mut self, layer: &str, role: Role, initial: f32) -> &mut Tracked<B> {
-        let found = self.casts.iter().position(|((name, r), _)| name == layer && *r == role);
-        let row = found.unwrap_or_else(|| {
+        let row = self.find(layer, role).unwrap_or_else(|| {
             let new = Tracked { observed: vec![], scaling_amax: None, initial };
             self.casts.push(((layer.into(), role), new));
             self.casts.len() - 1

@@ -12,6 +12,7 @@ use float8_kernels::{Cast, Format, GemmConfig, Granularity, Orientation, health_
 
 use crate::backend::{Copies, Extent, Float8Backend, GemmPath, HostCodes, ScaleFrom};
 use crate::cube::DeviceOperand;
+use crate::host::matrix;
 
 type Handles<R> = HandleContainer<<R as FusionRuntime>::FusionHandle>;
 
@@ -172,12 +173,6 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
             granularity,
         })
     }
-}
-
-/// `[rows, cols]` of a tensor seen as a matrix.
-fn matrix(shape: &Shape) -> [usize; 2] {
-    let cols = shape[shape.num_dims() - 1];
-    [shape.num_elements() / cols, cols]
 }
 
 /// An operand without its tensors.

@@ -207,7 +207,7 @@ fn read<B: Backend>(x: FloatTensor<B>) -> TensorData {
 }
 
 /// `[rows, cols]` of a tensor seen as a matrix.
-fn matrix(shape: &Shape) -> [usize; 2] {
+pub(crate) fn matrix(shape: &Shape) -> [usize; 2] {
     let cols = shape[shape.num_dims() - 1];
     [shape.num_elements() / cols, cols]
 }

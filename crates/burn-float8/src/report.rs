@@ -1,15 +1,15 @@
 //! [`report`]: what each linear of a model really did.
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::Tensor;
+use burn::module::Module;
 use serde::Serialize;
 
-use crate::apply::Path;
+use crate::apply::{FoundLinear, linears};
 use crate::backend::{Extent, Float8Ops, UNTAGGED_NAME};
 use crate::error::Float8Error;
 use crate::health::{CopyOf, Fallback, OperandHealth, or_name};
 use crate::layer::{Along, Gemm, Layer, Policy, Role};
+use crate::tensor::Tag;
 
 /// One operand of one GEMM of one linear, as it was last cast.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -126,40 +126,21 @@ impl core::fmt::Display for GemmTotals {
 /// model on the same device whose weights carry no tag, since a configuration was last applied there. A weight that was
 /// sliced, or rebuilt from data, has lost its tag. Waits for the device, to read amaxes and statistics.
 pub fn report<B: Float8Ops, M: Module<B>>(model: &M) -> Report {
-    struct Layers {
-        path: Path,
-        found: Vec<Arc<Layer>>,
-        untagged: Vec<Arc<Layer>>,
-    }
-    impl<B: Float8Ops> ModuleVisitor<B> for Layers {
-        fn enter_module(&mut self, name: &str, container: &str) {
-            self.path.enter(name, container);
+    let (mut layers, mut untagged): (Vec<Arc<Layer>>, Vec<Arc<Layer>>) = (vec![], vec![]);
+    for FoundLinear { device, tag, .. } in linears::<B, M>(model) {
+        let of_device = B::untagged_layer(&device);
+        if !untagged.iter().any(|l| Arc::ptr_eq(l, &of_device)) {
+            untagged.push(of_device);
         }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.exit();
-        }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            if self.path.linear_weight(D).is_none() {
-                return;
+        if let Some(Tag { layer, .. }) = tag {
+            if layer.group().config().statistics.is_some() {
+                layer.group().device::<B::Inner>(&B::inner_device(&device)).lock().samples.read();
             }
-            let weight = param.val();
-            let device = weight.device();
-            let untagged = B::untagged_layer(&device);
-            if !self.untagged.iter().any(|l| Arc::ptr_eq(l, &untagged)) {
-                self.untagged.push(untagged);
-            }
-            if let Some(layer) = B::layer(&weight.into_primitive().tensor()) {
-                if layer.group().config().statistics.is_some() {
-                    layer.group().device::<B::Inner>(&B::inner_device(&device)).lock().samples.read();
-                }
-                self.found.push(layer);
-            }
+            layers.push(layer);
         }
     }
-    let mut layers = Layers { path: Path::default(), found: vec![], untagged: vec![] };
-    Module::<B>::visit(model, &mut layers);
-    layers.untagged.retain(|l| Gemm::ALL.iter().any(|g| l.calls(*g) != [0; 3]));
-    Report { layers: layers.found.iter().chain(&layers.untagged).map(|l| LayerReport::new(l)).collect() }
+    untagged.retain(|l| Gemm::ALL.iter().any(|g| l.calls(*g) != [0; 3]));
+    Report { layers: layers.iter().chain(&untagged).map(|l| LayerReport::new(l)).collect() }
 }
 
 impl LayerReport {

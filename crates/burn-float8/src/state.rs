@@ -2,11 +2,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::Tensor;
+use burn::module::Module;
 use serde::{Deserialize, Serialize};
 
-use crate::apply::Path;
+use crate::apply::{FoundLinear, linears};
 use crate::backend::Float8Ops;
 use crate::config::{DelayedScaling, Float8LinearConfig, ScalingType};
 use crate::delayed::AmaxState;
@@ -71,27 +70,12 @@ struct Found<B: Float8Ops> {
 
 /// The converted linears of a model.
 fn find<B: Float8Ops, M: Module<B>>(model: &M) -> Vec<Found<B>> {
-    struct Visitor<B: Float8Ops>(Path, Vec<Found<B>>);
-    impl<B: Float8Ops> ModuleVisitor<B> for Visitor<B> {
-        fn enter_module(&mut self, name: &str, container: &str) {
-            self.0.enter(name, container);
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.0.exit();
-        }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            let Some(path) = self.0.linear_weight(D) else { return };
-            let weight = param.val();
-            let device = weight.device();
-            if let Some(Tag { layer, stamp }) = B::tag(&weight.into_primitive().tensor()) {
-                let state = layer.group().device::<B::Inner>(&B::inner_device(&device));
-                self.1.push(Found { path, layer, stamp, state, device });
-            }
-        }
-    }
-    let mut visitor = Visitor(Path::default(), vec![]);
-    Module::<B>::visit(model, &mut visitor);
-    visitor.1
+    let converted = |FoundLinear { info, device, tag }: FoundLinear<B>| {
+        let Tag { layer, stamp } = tag?;
+        let state = layer.group().device::<B::Inner>(&B::inner_device(&device));
+        Some(Found { path: info.name, layer, stamp, state, device })
+    };
+    linears::<B, M>(model).into_iter().filter_map(converted).collect()
 }
 
 /// Each device's share of each group once.
