@@ -15,21 +15,24 @@
 #![warn(missing_docs)]
 
 mod amax;
+mod arch;
 mod error;
 mod format;
 mod gemm;
 mod grid;
 mod health;
 mod operand;
+mod ptx;
 mod quantize;
 pub mod reference;
 mod scale;
 mod view;
 
 pub use amax::amax;
+pub use arch::{CudaArch, cuda_arch};
 pub use error::KernelError;
 pub use format::Format;
-pub use gemm::{GemmConfig, GemmPath, gemm_path, scaled_gemm};
+pub use gemm::{GemmConfig, GemmPath, Output, gemm_path, scaled_gemm, scaled_gemm_into};
 pub use health::{Health, health, health_len};
 pub use operand::{Cast, Granularity, Operand, Orientation, Quantized, row_words};
 pub use quantize::{quantize, quantize_with_amax};

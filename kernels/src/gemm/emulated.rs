@@ -8,8 +8,8 @@
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
-use cubecl::server::Handle;
 
+use super::Gemm;
 use crate::format::decode;
 use crate::grid::{fold, tile_origin};
 use crate::operand::BLOCK;
@@ -40,15 +40,9 @@ const PITCH: u32 = QUADS + 1;
 
 type Quad = Vector<f32, Const<4>>;
 
-/// Launches the kernel on checked arguments; `out` holds `a.rows · b.rows` elements of `dtype`.
-pub(super) fn launch<R: Runtime>(
-    client: &ComputeClient<R>,
-    a: &Operand,
-    b: &Operand,
-    bias: Option<&Checked>,
-    out: &Handle,
-    dtype: StorageType,
-) {
+/// Launches the kernel.
+pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
+    let (a, b, bias) = (gemm.a, gemm.b, gemm.bias.as_ref());
     let (m, n, words) = (a.rows as u32, b.rows as u32, row_words(a.k) as u32);
     let no_bias = || GeometryLaunch::new(0, 0, 0, 0, 0);
     // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are guarded by
@@ -57,7 +51,7 @@ pub(super) fn launch<R: Runtime>(
         let codes =
             |operand: &Operand| ArrayArg::from_raw_parts(operand.codes.clone(), operand.rows * row_words(operand.k));
         let scales = |operand: &Operand| ArrayArg::from_raw_parts(operand.inv_scale.clone(), operand.scales());
-        gemm::launch_unchecked::<R>(
+        gemm_emulated::launch_unchecked::<R>(
             client,
             fold(client, m.div_ceil(TILE) * n.div_ceil(TILE)),
             CubeDim::new_1d(SIDE * SIDE),
@@ -66,7 +60,7 @@ pub(super) fn launch<R: Runtime>(
             scales(a),
             scales(b),
             bias.map(Checked::array).into(),
-            ArrayArg::from_raw_parts(out.clone(), a.rows * b.rows),
+            ArrayArg::from_raw_parts(gemm.out.clone(), a.rows * b.rows),
             bias.map_or_else(no_bias, Checked::geometry),
             m,
             n,
@@ -77,13 +71,14 @@ pub(super) fn launch<R: Runtime>(
             a.granularity,
             b.granularity,
             bias.map_or(Source::F32, |bias| bias.source),
-            dtype,
+            gemm.accumulate,
+            gemm.dtype,
         );
     }
 }
 
 #[cube(launch_unchecked)]
-fn gemm<O: Float>(
+fn gemm_emulated<O: Float>(
     a: &Array<u32>,
     b: &Array<u32>,
     inv_scale_a: &Array<f32>,
@@ -100,6 +95,7 @@ fn gemm<O: Float>(
     #[comptime] granularity_a: Granularity,
     #[comptime] granularity_b: Granularity,
     #[comptime] bias_source: Source,
+    #[comptime] accumulate: bool,
     #[define(O)] _dtype: StorageType,
 ) {
     let (row0, col0) = tile_origin(n, TILE);
@@ -185,7 +181,13 @@ fn gemm<O: Float>(
                 let row = row0 + (unit_y + comptime!(i / 4 * SIDE)) * 4 + comptime!(i % 4);
                 if row < m {
                     let total = totals[comptime!((2 * i + j / 4) as usize)][comptime!((j % 4) as usize)];
-                    out[(row * n + col) as usize] = O::cast_from(total + shift);
+                    let index = (row * n + col) as usize;
+                    let sum = if comptime!(accumulate) {
+                        f32::cast_from(out[index]) + (total + shift)
+                    } else {
+                        total + shift
+                    };
+                    out[index] = O::cast_from(sum);
                 }
             }
         }

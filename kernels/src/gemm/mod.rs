@@ -43,6 +43,40 @@ pub fn gemm_path<R: Runtime>(_client: &ComputeClient<R>, _config: GemmConfig) ->
     GemmPath::Emulated
 }
 
+/// Where a GEMM writes: `[M, N]`, contiguous.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// Memory of at least M · N elements.
+    pub handle: Handle,
+    /// f32, f16 or bf16.
+    pub dtype: StorageType,
+    /// Add to what the memory holds: `out ← out + result`, rounded once.
+    pub accumulate: bool,
+}
+
+/// Checked arguments of a GEMM, as every path takes them.
+struct Gemm<'a> {
+    a: &'a Operand,
+    b: &'a Operand,
+    bias: Option<Checked>,
+    out: &'a Handle,
+    dtype: StorageType,
+    accumulate: bool,
+    use_fast_accum: bool,
+}
+
+impl Gemm<'_> {
+    /// Rows of the output.
+    const fn m(&self) -> usize {
+        self.a.rows
+    }
+
+    /// Columns of the output.
+    const fn n(&self) -> usize {
+        self.b.rows
+    }
+}
+
 /// `out [M, N] = (A [M, K] · B [N, K]ᵀ) · (inv_scale_a · inv_scale_b) + bias [N]`, contiguous, in the dtype `out`.
 ///
 /// Products are exact and sums are f32. Scales of tensors and rows are applied to the sum; if either operand has blocks,
@@ -71,15 +105,33 @@ pub fn scaled_gemm<R: Runtime>(
     out: StorageType,
     config: GemmConfig,
 ) -> Result<Handle, KernelError> {
-    a.check()?;
-    b.check()?;
-    if a.k != b.k {
-        return Err(KernelError::ContractionMismatch { a: a.k, b: b.k });
+    check_operands(a, b)?;
+    let handle = client.empty(a.rows * b.rows * Source::of(out)?.size());
+    let output = Output { handle: handle.clone(), dtype: out, accumulate: false };
+    scaled_gemm_into(client, a, b, bias, &output, config)?;
+    Ok(handle)
+}
+
+/// [`scaled_gemm`] into memory that exists already, in place of what it holds or added to it.
+///
+/// With [`Output::accumulate`] this is a weight gradient summed over micro-batches: the old value is added to the scaled
+/// f32 sum and the bias, and the result is rounded once.
+///
+/// # Errors
+/// As [`scaled_gemm`], and [`OutOfBounds`](KernelError::OutOfBounds) and [`Misaligned`](KernelError::Misaligned) for the
+/// output's memory.
+pub fn scaled_gemm_into<R: Runtime>(
+    client: &ComputeClient<R>,
+    a: &Operand,
+    b: &Operand,
+    bias: Option<&VectorView>,
+    out: &Output,
+    config: GemmConfig,
+) -> Result<(), KernelError> {
+    check_operands(a, b)?;
+    if !supports(client, out.dtype) {
+        return Err(KernelError::UnsupportedDtype { dtype: out.dtype });
     }
-    if !supports(client, out) {
-        return Err(KernelError::UnsupportedDtype { dtype: out });
-    }
-    check_size(a.rows, b.rows, b.rows)?;
     let bias = match bias {
         Some(bias) if bias.len != b.rows => {
             return Err(KernelError::BiasMismatch { bias: bias.len, n: b.rows });
@@ -87,15 +139,34 @@ pub fn scaled_gemm<R: Runtime>(
         Some(bias) => Some(Checked::vector(client, bias)?),
         None => None,
     };
-    let source = Source::of(out)?;
-    let out = match source {
+    let source = Source::of(out.dtype)?;
+    let (needed, available) = ((a.rows * b.rows * source.size()) as u64, out.handle.size_in_used());
+    if needed > available {
+        return Err(KernelError::OutOfBounds { needed, available });
+    }
+    let (start, alignment) = (out.handle.offset_start.unwrap_or(0), client.properties().memory.alignment);
+    if !start.is_multiple_of(alignment) {
+        return Err(KernelError::Misaligned { offset: start, size: alignment as usize });
+    }
+    let dtype = match source {
         // Flex32 is stored as f32; not every device has it under its own name.
         Source::F32 => StorageType::Scalar(ElemType::Float(FloatKind::F32)),
-        Source::F16 | Source::Bf16 => out,
+        Source::F16 | Source::Bf16 => out.dtype,
     };
-    let handle = client.empty(a.rows * b.rows * source.size());
+    let (out, accumulate) = (&out.handle, out.accumulate);
+    let gemm = Gemm { a, b, bias, out, dtype, accumulate, use_fast_accum: config.use_fast_accum };
     match gemm_path(client, config) {
-        GemmPath::Emulated => emulated::launch(client, a, b, bias.as_ref(), &handle, out),
+        GemmPath::Emulated => emulated::launch(client, &gemm),
     }
-    Ok(handle)
+    Ok(())
+}
+
+/// Whether the operands fit each other, and their product an index.
+fn check_operands(a: &Operand, b: &Operand) -> Result<(), KernelError> {
+    a.check()?;
+    b.check()?;
+    if a.k != b.k {
+        return Err(KernelError::ContractionMismatch { a: a.k, b: b.k });
+    }
+    check_size(a.rows, b.rows, b.rows)
 }

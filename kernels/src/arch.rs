@@ -1,0 +1,48 @@
+//! Which CUDA architecture a client's device is, read off the features that CubeCL reports.
+
+use cubecl::features::{Tma, TypeUsage};
+use cubecl::ir::{ElemType, FloatKind, StorageType};
+use cubecl::prelude::*;
+
+/// CUDA architectures with kernels of their own, each standing for the later ones up to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum CudaArch {
+    /// Ampere: f16 tensor cores and asynchronous copies.
+    Sm80,
+    /// Ada: FP8 tensor cores through `mma.sync`.
+    Sm89,
+    /// Hopper: FP8 tensor cores through `wgmma`, and TMA.
+    Sm90,
+    /// Blackwell of data centres: `tcgen05`.
+    Sm100,
+    /// Blackwell of workstations: FP8 tensor cores through `mma.sync`, block-scaled too.
+    Sm120,
+}
+
+/// The architecture of this client's device; `None` if it is no CUDA device, or one older than Ampere.
+pub fn cuda_arch<R: Runtime>(client: &ComputeClient<R>) -> Option<CudaArch> {
+    if R::name(client) != "cuda" {
+        return None;
+    }
+    let features = &client.properties().features;
+    let converts = |kind| {
+        let usage = features.type_usage(StorageType::Scalar(ElemType::Float(kind)));
+        usage.contains(TypeUsage::Conversion)
+    };
+    if !features.matmul.scaled_mma.is_empty() {
+        Some(CudaArch::Sm120)
+    } else if converts(FloatKind::UE8M0) {
+        Some(CudaArch::Sm100)
+    } else if features.tma.contains(Tma::Base) {
+        Some(CudaArch::Sm90)
+    } else if converts(FloatKind::E4M3) {
+        Some(CudaArch::Sm89)
+    } else {
+        features.copy_async.then_some(CudaArch::Sm80)
+    }
+}
+
+/// Whether the device has `cvt.rn.satfinite` to FP8.
+pub(crate) fn has_fp8_cvt<R: Runtime>(client: &ComputeClient<R>) -> bool {
+    cuda_arch(client) >= Some(CudaArch::Sm89)
+}

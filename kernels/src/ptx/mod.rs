@@ -1,0 +1,58 @@
+//! PTX instructions as `#[cube]` functions, for what CubeCL 0.10 has no operation for.
+//!
+//! CubeCL prints a comment that holds a newline as `/* content */`, unescaped, so `\n*/ code /*\n` is C++ in the kernel.
+//! Operands are named as cubecl-cpp 0.10.0 names them; a name that changed does not compile, and the code-generation test
+//! compiles every kernel. Other compilers print comments too, so callers are guarded by a comptime check of the device.
+
+use cubecl::ir::{Instruction, NonSemantic, Operation, Scope, Variable, VariableKind};
+
+/// Adds a statement of C++ to the kernel.
+pub(crate) fn statement(scope: &mut Scope, code: &str) {
+    scope.register(NonSemantic::Comment { content: format!("\n*/ {code} /*\n") });
+}
+
+/// What cubecl-cpp calls a variable.
+///
+/// # Panics
+/// For kinds that are no C++ name, such as builtins: pass those through [`operand`].
+pub(crate) fn name(variable: &Variable) -> String {
+    match variable.kind {
+        VariableKind::LocalMut { id } | VariableKind::Versioned { id, .. } => format!("l_mut_{id}"),
+        VariableKind::LocalConst { id } => format!("l_{id}"),
+        VariableKind::LocalArray { id, .. } => format!("l_arr_{id}"),
+        VariableKind::SharedArray { id, .. } | VariableKind::Shared { id } => format!("shared_memory_{id}"),
+        VariableKind::GlobalInputArray(id) | VariableKind::GlobalOutputArray(id) => format!("buffer_{id}"),
+        VariableKind::TensorMapInput(id) | VariableKind::TensorMapOutput(id) => format!("tensor_map_{id}"),
+        kind => panic!("{kind:?} has no name in C++"),
+    }
+}
+
+/// The name of a new local that holds `value`, whatever kind of variable that is.
+pub(crate) fn operand(scope: &mut Scope, value: Variable) -> String {
+    let local = *scope.create_local_mut(value.ty);
+    scope.register(Instruction::new(Operation::Copy(value), local));
+    name(&local)
+}
+
+/// An `asm volatile` statement.
+///
+/// `template` is PTX whose operands `%0`, `%1`, ... are first `outputs`, then `inputs`: pairs of a constraint, such as
+/// `=r`, and a C++ expression. Memory is clobbered, so that the compiler moves no access across the statement.
+pub(crate) fn asm(scope: &mut Scope, template: &str, outputs: &[(&str, String)], inputs: &[(&str, String)]) {
+    let operands = operands(outputs, inputs);
+    statement(scope, &format!("asm volatile(\"{template}\" : {operands} : \"memory\");"));
+}
+
+/// An `asm` statement whose outputs follow from its inputs alone: the compiler may move, merge or drop it.
+pub(crate) fn pure_asm(scope: &mut Scope, template: &str, outputs: &[(&str, String)], inputs: &[(&str, String)]) {
+    let operands = operands(outputs, inputs);
+    statement(scope, &format!("asm(\"{template}\" : {operands});"));
+}
+
+fn operands(outputs: &[(&str, String)], inputs: &[(&str, String)]) -> String {
+    let list = |operands: &[(&str, String)]| {
+        let operands = operands.iter().map(|(constraint, value)| format!("\"{constraint}\"({value})"));
+        operands.collect::<Vec<_>>().join(", ")
+    };
+    format!("{} : {}", list(outputs), list(inputs))
+}
