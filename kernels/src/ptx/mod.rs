@@ -4,6 +4,13 @@
 //! Operands are named as cubecl-cpp 0.10.0 names them; a name that changed does not compile, and the code-generation test
 //! compiles every kernel. Other compilers print comments too, so callers are guarded by a comptime check of the device.
 
+// The parameters of an intrinsic are used only while a kernel is generated.
+#![allow(unused_variables)]
+
+pub(crate) mod barrier;
+pub(crate) mod tma;
+pub(crate) mod wgmma;
+
 use cubecl::ir::{Instruction, NonSemantic, Operation, Scope, Variable, VariableKind};
 
 /// Adds a statement of C++ to the kernel.
