@@ -90,6 +90,17 @@ pub(crate) fn load_shared(address: u32) -> f32 {
     })
 }
 
+/// Reads two words of shared memory, `offset` bytes past `address`, a multiple of 8 together.
+#[cube]
+pub(crate) fn load_shared_pair(pair: &mut Array<f32>, address: u32, #[comptime] offset: u32) {
+    intrinsic!(|scope| {
+        let pair = name(&pair.expand);
+        let outputs = [("=f", format!("{pair}[0]")), ("=f", format!("{pair}[1]"))];
+        let address = operand(scope, *address.expand);
+        asm(scope, &format!("ld.shared.v2.f32 {{%0, %1}}, [%2+{offset}];\\n"), &outputs, &[("r", address)]);
+    })
+}
+
 /// Writes a word to shared memory at a multiple of 4.
 #[cube]
 pub(crate) fn store_shared(address: u32, value: f32) {

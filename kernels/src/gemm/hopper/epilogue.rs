@@ -32,25 +32,66 @@ pub(super) fn store_tile<O: Float>(
     let thread = UNIT_POS % GROUP;
     let row = item.row0 + group_row + thread / 32 * 16 + thread % 32 / 4;
     let col = item.col0 + group_col + thread % 4 * 2;
-    if comptime!(!config.partial) {
-        finish(sums, out, inv_scale_a, inv_scale_b, bias, bias_geometry, row, col, extent, config);
-    }
     #[comptime]
     match out_map {
         ComptimeOption::Some(map) => {
             // Partial sums of part `s` of the contraction follow those of `s - 1`, all rows of tiles included.
             let rows = comptime!((config.tile.rows * config.cluster) as u32) * extent.row_clusters;
             let part = if comptime!(config.partial) { item.split * rows } else { 0u32.runtime() };
-            store_chunks(sums, base, map, part + item.row0 + group_row, item.col0 + group_col, config);
+            let (row0, col0) = (part + item.row0 + group_row, item.col0 + group_col);
+            let cols = comptime!(config.chunk_cols() as u32);
+            #[unroll]
+            for chunk in 0..comptime!(config.tile.group_cols() as u32 / cols) {
+                let at = free_chunk(base, chunk, config);
+                finish(
+                    sums,
+                    comptime!(chunk * cols),
+                    cols,
+                    out,
+                    inv_scale_a,
+                    inv_scale_b,
+                    bias,
+                    bias_geometry,
+                    row,
+                    col,
+                    extent,
+                    config,
+                );
+                store_chunk(sums, at, map, row0, col0 + comptime!(chunk * cols), comptime!(chunk * cols / 2), config);
+            }
         }
-        ComptimeOption::None => store_elements(sums, out, row, col, extent, config),
+        ComptimeOption::None =>
+        {
+            #[unroll]
+            for j in 0..comptime!(config.tile.group_cols() as u32 / 8) {
+                finish(
+                    sums,
+                    comptime!(8 * j),
+                    8u32,
+                    out,
+                    inv_scale_a,
+                    inv_scale_b,
+                    bias,
+                    bias_geometry,
+                    row,
+                    col,
+                    extent,
+                    config,
+                );
+                store_elements(sums, comptime!(4 * j), out, row, col + comptime!(8 * j), extent);
+            }
+        }
     }
 }
 
-/// `sum · (inv_scale_a · inv_scale_b) + bias`, and what the output holds if that is to be added to.
+/// `sum · (inv_scale_a · inv_scale_b) + bias` for `count` columns from `first` on, and what the output holds if that is to
+/// be added to. Partial sums stay as they are.
+#[allow(clippy::too_many_arguments)]
 #[cube]
 fn finish<O: Float>(
     sums: &mut Array<f32>,
+    #[comptime] first: u32,
+    #[comptime] count: u32,
     out: &Array<O>,
     inv_scale_a: &Array<f32>,
     inv_scale_b: &Array<f32>,
@@ -62,7 +103,7 @@ fn finish<O: Float>(
     #[comptime] config: Config,
 ) {
     let mut scales_a = Array::<f32>::new(2usize);
-    if comptime!(!config.by_block()) {
+    if comptime!(!config.by_block() && !config.partial) {
         #[unroll]
         for i in 0..2u32 {
             // Past the last row there is nothing to scale; any scale will do.
@@ -72,10 +113,10 @@ fn finish<O: Float>(
         }
     }
     #[unroll]
-    for j in 0..comptime!(config.tile.group_cols() as u32 / 8) {
+    for j in 0..comptime!(if config.partial { 0 } else { count / 8 }) {
         #[unroll]
         for c in 0..2u32 {
-            let col = col + comptime!(8 * j + c);
+            let col = col + comptime!(first + 8 * j + c);
             let inside = min(col, extent.n - 1);
             #[comptime]
             let shift = match bias {
@@ -90,7 +131,7 @@ fn finish<O: Float>(
             };
             #[unroll]
             for i in 0..2u32 {
-                let place = comptime!((4 * j + 2 * i + c) as usize);
+                let place = comptime!((first / 2 + 4 * j + 2 * i + c) as usize);
                 let scaled = if comptime!(config.by_block()) {
                     sums[place]
                 } else {
@@ -109,37 +150,37 @@ fn finish<O: Float>(
     }
 }
 
-/// Stores by TMA, chunk by chunk.
+/// Address where this warpgroup may put a chunk: the store that used it last has read it.
 #[cube]
-fn store_chunks<O: Float>(
+fn free_chunk(base: u32, #[comptime] chunk: u32, #[comptime] config: Config) -> u32 {
+    if UNIT_POS % GROUP == 0 {
+        tma_store_wait_read(comptime!(config.chunks as u32 - 1));
+    }
+    named_barrier(1 + consumer(), GROUP);
+    let slot = consumer() * comptime!(config.chunks as u32) + comptime!(chunk % config.chunks as u32);
+    base + comptime!(config.chunks_at() as u32) + slot * comptime!(CHUNK as u32)
+}
+
+/// Stores the chunk of the sums from `first` on to column `col`, row `row` by TMA.
+#[cube]
+fn store_chunk<O: Float>(
     sums: &Array<f32>,
-    base: u32,
+    at: u32,
     map: &TensorMap<O, Tiled>,
-    row0: u32,
-    col0: u32,
+    row: u32,
+    col: u32,
+    #[comptime] first: u32,
     #[comptime] config: Config,
 ) {
-    let group = UNIT_POS / GROUP;
-    let chunk_cols = comptime!(config.chunk_cols() as u32);
-    #[unroll]
-    for chunk in 0..comptime!(config.tile.group_cols() as u32 / chunk_cols) {
-        let slot = consumer() * comptime!(config.chunks as u32) + comptime!(chunk % config.chunks as u32);
-        let at = base + comptime!(config.chunks_at() as u32) + slot * comptime!(CHUNK as u32);
-        // The store that used this slot last must have read it.
-        if UNIT_POS % GROUP == 0 {
-            tma_store_wait_read(comptime!(config.chunks as u32 - 1));
-        }
-        named_barrier(group, GROUP);
-        if comptime!(config.dtype == Source::F32) {
-            stage_f32(sums, at, comptime!(chunk * chunk_cols / 2));
-        } else {
-            stage_half(sums, at, comptime!(chunk * chunk_cols / 2), comptime!(config.dtype == Source::Bf16));
-        }
-        fence_proxy_async();
-        named_barrier(group, GROUP);
-        if UNIT_POS % GROUP == 0 {
-            tma_store(map, at, col0 + comptime!(chunk * chunk_cols), row0);
-        }
+    if comptime!(config.dtype == Source::F32) {
+        stage_f32(sums, at, first);
+    } else {
+        stage_half(sums, at, first, comptime!(config.dtype == Source::Bf16));
+    }
+    fence_proxy_async();
+    named_barrier(1 + consumer(), GROUP);
+    if UNIT_POS % GROUP == 0 {
+        tma_store(map, at, col, row);
     }
 }
 
@@ -182,22 +223,23 @@ fn stage_half(sums: &Array<f32>, at: u32, #[comptime] first: u32, #[comptime] bf
     }
 }
 
-/// Each thread stores its elements: rows of the output that TMA cannot write, being no multiple of 16 bytes apart.
+/// Each thread stores its elements of eight columns, the sums from `first` on: rows of the output that TMA cannot write, being
+/// no multiple of 16 bytes apart.
 #[cube]
 fn store_elements<O: Float>(
     sums: &Array<f32>,
+    #[comptime] first: u32,
     out: &mut Array<O>,
     row: u32,
     col: u32,
     extent: &Extent,
-    #[comptime] config: Config,
 ) {
     #[unroll]
-    for i in 0..comptime!(config.tile.group_cols() as u32 / 2) {
-        let row = row + comptime!(8 * (i / 2 % 2));
-        let col = col + comptime!(8 * (i / 4) + i % 2);
+    for i in 0..4u32 {
+        let row = row + comptime!(8 * (i / 2));
+        let col = col + comptime!(i % 2);
         if row < extent.m && col < extent.n {
-            out[(row * extent.n + col) as usize] = O::cast_from(sums[i as usize]);
+            out[(row * extent.n + col) as usize] = O::cast_from(sums[comptime!((first + i) as usize)]);
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::ptx::barrier::{
     cluster_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_arrive_remote,
     mbarrier_init, mbarrier_wait, setmaxnreg_dec, setmaxnreg_inc, shared_address,
 };
-use crate::ptx::tma::{load_shared, store_shared, tma_load, tma_load_multicast, tma_prefetch_map};
+use crate::ptx::tma::{load_shared, load_shared_pair, store_shared, tma_load, tma_load_multicast, tma_prefetch_map};
 use crate::ptx::wgmma::{descriptor, wgmma_commit, wgmma_fence, wgmma_fp8, wgmma_wait};
 use crate::scale::scale_index;
 use crate::view::Geometry;
@@ -127,7 +127,9 @@ pub(super) fn gemm_hopper<O: Float>(
     let step = CUBE_COUNT_X / cluster;
     let mut index = CUBE_POS_X / cluster;
     if UNIT_POS < GROUP {
-        setmaxnreg_dec(PRODUCER_REGISTERS);
+        if comptime!(config.moves_registers()) {
+            setmaxnreg_dec(PRODUCER_REGISTERS);
+        }
         // The first round finds every stage empty.
         let mut place = Place { stage: 0u32.runtime(), parity: 1u32.runtime() };
         if UNIT_POS == 0 {
@@ -159,7 +161,9 @@ pub(super) fn gemm_hopper<O: Float>(
             }
         }
     } else {
-        setmaxnreg_inc(CONSUMER_REGISTERS);
+        if comptime!(config.moves_registers()) {
+            setmaxnreg_inc(CONSUMER_REGISTERS);
+        }
         let mut place = Place { stage: 0u32.runtime(), parity: 0u32.runtime() };
         let mut sums = Array::<f32>::new(comptime!(config.tile.group_cols() / 2));
         while index < items {
@@ -397,21 +401,23 @@ fn add_scaled(
     let above = load_shared(scales + 4 * row);
     let below = load_shared(scales + 4 * (row + 8));
     let scales_b = scales + 4 * (comptime!(config.tile.rows as u32 + p * cols) + group_col);
-    let first = load_shared(scales_b);
+    let mut scale_b = Array::<f32>::new(2usize);
+    if comptime!(config.one_scale_b()) {
+        let scale = load_shared(scales_b);
+        scale_b[0] = scale;
+        scale_b[1] = scale;
+    }
     #[unroll]
     for j in 0..comptime!(cols / 8) {
         let place = comptime!((p * cols / 2 + 4 * j) as usize);
         let from = comptime!((4 * j) as usize);
+        if comptime!(!config.one_scale_b()) {
+            load_shared_pair(&mut scale_b, scales_b + 8 * (lane % 4), comptime!(32 * j));
+        }
         #[unroll]
-        for c in 0..2u32 {
-            let scale_b = if comptime!(config.one_scale_b()) {
-                first
-            } else {
-                load_shared(scales_b + 4 * (comptime!(8 * j + c) + lane % 4 * 2))
-            };
-            let c = comptime!(c as usize);
-            sums[place + c] = fma(part[from + c], above * scale_b, sums[place + c]);
-            sums[place + c + 2] = fma(part[from + c + 2], below * scale_b, sums[place + c + 2]);
+        for c in 0..2usize {
+            sums[place + c] = fma(part[from + c], above * scale_b[c], sums[place + c]);
+            sums[place + c + 2] = fma(part[from + c + 2], below * scale_b[c], sums[place + c + 2]);
         }
     }
 }

@@ -70,6 +70,13 @@ impl Config {
         matches!(self.granularities[1], Granularity::Tensor | Granularity::Block128x128)
     }
 
+    /// Whether sums take more than the 168 registers that each of 384 threads can have, so that the producer gives some of its
+    /// own away.
+    const fn moves_registers(&self) -> bool {
+        let product = if self.promote { self.tile.mma_cols(true) / 2 } else { 0 };
+        self.tile.group_cols() / 2 + product > 112
+    }
+
     /// Bytes of a stage of A.
     const fn stage_a(&self) -> usize {
         self.tile.rows * STEP
