@@ -20,7 +20,7 @@ pub(crate) fn shared_address(memory: &SharedMemory<u32>) -> u32 {
 pub(crate) fn mbarrier_init(barrier: u32, #[comptime] count: u32) {
     intrinsic!(|scope| {
         let barrier = operand(scope, *barrier.expand);
-        let template = format!("mbarrier.init.shared::cta.b64 [%0], {count};\\n");
+        let template = format!("mbarrier.init.shared::cta.b64 [%0], {count};\n");
         asm(scope, &template, &[], &[("r", barrier)]);
     })
 }
@@ -28,7 +28,7 @@ pub(crate) fn mbarrier_init(barrier: u32, #[comptime] count: u32) {
 /// Makes the mbarriers that this thread has made visible to the cluster and to TMA.
 #[cube]
 pub(crate) fn fence_mbarrier_init() {
-    intrinsic!(|scope| { asm(scope, "fence.mbarrier_init.release.cluster;\\n", &[], &[]) })
+    intrinsic!(|scope| { asm(scope, "fence.mbarrier_init.release.cluster;\n", &[], &[]) })
 }
 
 /// Arrives at an mbarrier of this block.
@@ -36,7 +36,7 @@ pub(crate) fn fence_mbarrier_init() {
 pub(crate) fn mbarrier_arrive(barrier: u32) {
     intrinsic!(|scope| {
         let barrier = operand(scope, *barrier.expand);
-        asm(scope, "mbarrier.arrive.shared::cta.b64 _, [%0];\\n", &[], &[("r", barrier)]);
+        asm(scope, "mbarrier.arrive.shared::cta.b64 _, [%0];\n", &[], &[("r", barrier)]);
     })
 }
 
@@ -45,8 +45,8 @@ pub(crate) fn mbarrier_arrive(barrier: u32) {
 pub(crate) fn mbarrier_arrive_remote(barrier: u32, rank: u32) {
     intrinsic!(|scope| {
         let inputs = [("r", operand(scope, *barrier.expand)), ("r", operand(scope, *rank.expand))];
-        let template = "{\\n.reg .b32 remote;\\nmapa.shared::cluster.u32 remote, %0, %1;\\n\
-                        mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\\n}\\n";
+        let template = "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n\
+                        mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}\n";
         asm(scope, template, &[], &inputs);
     })
 }
@@ -56,7 +56,7 @@ pub(crate) fn mbarrier_arrive_remote(barrier: u32, rank: u32) {
 pub(crate) fn mbarrier_arrive_expect_tx(barrier: u32, #[comptime] bytes: u32) {
     intrinsic!(|scope| {
         let barrier = operand(scope, *barrier.expand);
-        let template = format!("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], {bytes};\\n");
+        let template = format!("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], {bytes};\n");
         asm(scope, &template, &[], &[("r", barrier)]);
     })
 }
@@ -67,9 +67,9 @@ pub(crate) fn mbarrier_wait(barrier: u32, parity: u32) {
     intrinsic!(|scope| {
         let inputs = [("r", operand(scope, *barrier.expand)), ("r", operand(scope, *parity.expand))];
         // What a block of the cluster released before it arrived must be visible, so the acquire is the cluster's.
-        let template = "{\\n.reg .pred done;\\nWAIT:\\n\
-                        mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\\n\
-                        @done bra DONE;\\nbra WAIT;\\nDONE:\\n}\\n";
+        let template = "{\n.reg .pred done;\nWAIT:\n\
+                        mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n\
+                        @done bra DONE;\nbra WAIT;\nDONE:\n}\n";
         asm(scope, template, &[], &inputs);
     })
 }
@@ -77,7 +77,7 @@ pub(crate) fn mbarrier_wait(barrier: u32, parity: u32) {
 /// Makes this thread's ordinary writes to shared memory visible to TMA and the tensor cores.
 #[cube]
 pub(crate) fn fence_proxy_async() {
-    intrinsic!(|scope| { asm(scope, "fence.proxy.async.shared::cta;\\n", &[], &[]) })
+    intrinsic!(|scope| { asm(scope, "fence.proxy.async.shared::cta;\n", &[], &[]) })
 }
 
 /// Barrier `id` of the block's 16, for `threads` threads that all name it. 0 is `sync_cube`'s.
@@ -85,7 +85,7 @@ pub(crate) fn fence_proxy_async() {
 pub(crate) fn named_barrier(id: u32, #[comptime] threads: u32) {
     intrinsic!(|scope| {
         let id = operand(scope, *id.expand);
-        asm(scope, &format!("barrier.cta.sync %0, {threads};\\n"), &[], &[("r", id)]);
+        asm(scope, &format!("barrier.cta.sync %0, {threads};\n"), &[], &[("r", id)]);
     })
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn named_barrier(id: u32, #[comptime] threads: u32) {
 #[cube]
 pub(crate) fn cluster_sync() {
     intrinsic!(|scope| {
-        let template = "barrier.cluster.arrive.release.aligned;\\nbarrier.cluster.wait.acquire.aligned;\\n";
+        let template = "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n";
         asm(scope, template, &[], &[]);
     })
 }
@@ -101,11 +101,11 @@ pub(crate) fn cluster_sync() {
 /// Lowers the registers of each thread of the warpgroup to `count`, a multiple of 8.
 #[cube]
 pub(crate) fn setmaxnreg_dec(#[comptime] count: u32) {
-    intrinsic!(|scope| { asm(scope, &format!("setmaxnreg.dec.sync.aligned.u32 {count};\\n"), &[], &[]) })
+    intrinsic!(|scope| { asm(scope, &format!("setmaxnreg.dec.sync.aligned.u32 {count};\n"), &[], &[]) })
 }
 
 /// Raises them, as soon as other warpgroups have given theirs away.
 #[cube]
 pub(crate) fn setmaxnreg_inc(#[comptime] count: u32) {
-    intrinsic!(|scope| { asm(scope, &format!("setmaxnreg.inc.sync.aligned.u32 {count};\\n"), &[], &[]) })
+    intrinsic!(|scope| { asm(scope, &format!("setmaxnreg.inc.sync.aligned.u32 {count};\n"), &[], &[]) })
 }

@@ -47,14 +47,19 @@ pub(crate) fn operand(scope: &mut Scope, value: Variable) -> String {
 /// `template` is PTX whose operands `%0`, `%1`, ... are first `outputs`, then `inputs`: pairs of a constraint, such as
 /// `=r`, and a C++ expression. Memory is clobbered, so that the compiler moves no access across the statement.
 pub(crate) fn asm(scope: &mut Scope, template: &str, outputs: &[(&str, String)], inputs: &[(&str, String)]) {
-    let operands = operands(outputs, inputs);
+    let (template, operands) = (escape(template), operands(outputs, inputs));
     statement(scope, &format!("asm volatile(\"{template}\" : {operands} : \"memory\");"));
 }
 
 /// An `asm` statement whose outputs follow from its inputs alone: the compiler may move, merge or drop it.
 pub(crate) fn pure_asm(scope: &mut Scope, template: &str, outputs: &[(&str, String)], inputs: &[(&str, String)]) {
-    let operands = operands(outputs, inputs);
+    let (template, operands) = (escape(template), operands(outputs, inputs));
     statement(scope, &format!("asm(\"{template}\" : {operands});"));
+}
+
+/// The inside of a C++ string.
+fn escape(template: &str) -> String {
+    template.replace('\n', "\\n")
 }
 
 fn operands(outputs: &[(&str, String)], inputs: &[(&str, String)]) -> String {

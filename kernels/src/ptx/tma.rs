@@ -17,7 +17,7 @@ pub(crate) fn tma_load<T: CubePrimitive>(map: &TensorMap<T, Tiled>, shared: u32,
             ("r", operand(scope, *barrier.expand)),
         ];
         let template = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes \
-                        [%0], [%1, {%2, %3}], [%4];\\n";
+                        [%0], [%1, {%2, %3}], [%4];\n";
         asm(scope, template, &[], &inputs);
     })
 }
@@ -42,7 +42,7 @@ pub(crate) fn tma_load_multicast<T: CubePrimitive>(
             ("h", format!("static_cast<uint16>({mask})")),
         ];
         let template = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes\
-                        .multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;\\n";
+                        .multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;\n";
         asm(scope, template, &[], &inputs);
     })
 }
@@ -58,8 +58,8 @@ pub(crate) fn tma_store<T: CubePrimitive>(map: &TensorMap<T, Tiled>, shared: u32
             ("r", operand(scope, *y.expand)),
             ("r", operand(scope, *shared.expand)),
         ];
-        let template = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];\\n\
-                        cp.async.bulk.commit_group;\\n";
+        let template = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];\n\
+                        cp.async.bulk.commit_group;\n";
         asm(scope, template, &[], &inputs);
     })
 }
@@ -67,7 +67,7 @@ pub(crate) fn tma_store<T: CubePrimitive>(map: &TensorMap<T, Tiled>, shared: u32
 /// Waits until all but the last `pending` groups of stores of this thread have read their shared memory.
 #[cube]
 pub(crate) fn tma_store_wait_read(#[comptime] pending: u32) {
-    intrinsic!(|scope| { asm(scope, &format!("cp.async.bulk.wait_group.read {pending};\\n"), &[], &[]) })
+    intrinsic!(|scope| { asm(scope, &format!("cp.async.bulk.wait_group.read {pending};\n"), &[], &[]) })
 }
 
 /// Has the map fetched before its first use.
@@ -75,7 +75,7 @@ pub(crate) fn tma_store_wait_read(#[comptime] pending: u32) {
 pub(crate) fn tma_prefetch_map<T: CubePrimitive>(map: &TensorMap<T, Tiled>) {
     intrinsic!(|scope| {
         let map = format!("&{}", name(&map.expand));
-        asm(scope, "prefetch.tensormap [%0];\\n", &[], &[("l", map)]);
+        asm(scope, "prefetch.tensormap [%0];\n", &[], &[("l", map)]);
     })
 }
 
@@ -85,7 +85,7 @@ pub(crate) fn load_shared(address: u32) -> f32 {
     intrinsic!(|scope| {
         let out = scope.create_local_mut(f32::as_type(scope));
         let address = operand(scope, *address.expand);
-        asm(scope, "ld.shared.f32 %0, [%1];\\n", &[("=f", name(&out))], &[("r", address)]);
+        asm(scope, "ld.shared.f32 %0, [%1];\n", &[("=f", name(&out))], &[("r", address)]);
         out.into()
     })
 }
@@ -97,7 +97,7 @@ pub(crate) fn load_shared_pair(pair: &mut Array<f32>, address: u32, #[comptime] 
         let pair = name(&pair.expand);
         let outputs = [("=f", format!("{pair}[0]")), ("=f", format!("{pair}[1]"))];
         let address = operand(scope, *address.expand);
-        asm(scope, &format!("ld.shared.v2.f32 {{%0, %1}}, [%2+{offset}];\\n"), &outputs, &[("r", address)]);
+        asm(scope, &format!("ld.shared.v2.f32 {{%0, %1}}, [%2+{offset}];\n"), &outputs, &[("r", address)]);
     })
 }
 
@@ -106,7 +106,7 @@ pub(crate) fn load_shared_pair(pair: &mut Array<f32>, address: u32, #[comptime] 
 pub(crate) fn store_shared(address: u32, value: f32) {
     intrinsic!(|scope| {
         let inputs = [("r", operand(scope, *address.expand)), ("f", operand(scope, *value.expand))];
-        asm(scope, "st.shared.f32 [%0], %1;\\n", &[], &inputs);
+        asm(scope, "st.shared.f32 [%0], %1;\n", &[], &inputs);
     })
 }
 
@@ -119,6 +119,6 @@ pub(crate) fn store_shared_pair(address: u32, first: f32, second: f32) {
             ("f", operand(scope, *first.expand)),
             ("f", operand(scope, *second.expand)),
         ];
-        asm(scope, "st.shared.v2.f32 [%0], {%1, %2};\\n", &[], &inputs);
+        asm(scope, "st.shared.v2.f32 [%0], {%1, %2};\n", &[], &inputs);
     })
 }

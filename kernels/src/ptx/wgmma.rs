@@ -28,22 +28,33 @@ pub(crate) fn descriptor(address: u32) -> u64 {
     u64::cast_from((address & 0x3ffffu32) >> 4u32) | layout
 }
 
-/// Orders the registers of accumulators before the products that follow.
+/// The first `count` accumulators as operands: the compiler moves no access to them across the statement that has them.
+fn accumulators(acc: &str, count: u32) -> Vec<(&'static str, String)> {
+    (0..count).map(|i| ("+f", format!("{acc}[{i}]"))).collect()
+}
+
+/// Orders what was written to the accumulators of products `n` wide before the products that follow.
 #[cube]
-pub(crate) fn wgmma_fence() {
-    intrinsic!(|scope| { asm(scope, "wgmma.fence.sync.aligned;\\n", &[], &[]) })
+pub(crate) fn wgmma_fence(acc: &mut Array<f32>, #[comptime] n: u32) {
+    intrinsic!(|scope| {
+        let outputs = accumulators(&name(&acc.expand), n / 2);
+        asm(scope, "wgmma.fence.sync.aligned;\n", &outputs, &[]);
+    })
 }
 
 /// Closes a group of products.
 #[cube]
 pub(crate) fn wgmma_commit() {
-    intrinsic!(|scope| { asm(scope, "wgmma.commit_group.sync.aligned;\\n", &[], &[]) })
+    intrinsic!(|scope| { asm(scope, "wgmma.commit_group.sync.aligned;\n", &[], &[]) })
 }
 
-/// Waits until all but the last `pending` groups of products are done.
+/// Waits until all but the last `pending` groups of products, `n` wide, are done.
 #[cube]
-pub(crate) fn wgmma_wait(#[comptime] pending: u32) {
-    intrinsic!(|scope| { asm(scope, &format!("wgmma.wait_group.sync.aligned {pending};\\n"), &[], &[]) })
+pub(crate) fn wgmma_wait(acc: &mut Array<f32>, #[comptime] n: u32, #[comptime] pending: u32) {
+    intrinsic!(|scope| {
+        let outputs = accumulators(&name(&acc.expand), n / 2);
+        asm(scope, &format!("wgmma.wait_group.sync.aligned {pending};\n"), &outputs, &[]);
+    })
 }
 
 /// `acc [64, n] = A [64, 32] · B [n, 32]ᵀ`, added to `acc` where `add` is not zero.
@@ -61,13 +72,13 @@ pub(crate) fn wgmma_fp8(
         let acc = name(&acc.expand);
         let count = n / 2;
         let registers = (0..count).map(|i| format!("%{i}")).collect::<Vec<_>>().join(", ");
-        let outputs: Vec<_> = (0..count).map(|i| ("+f", format!("{acc}[{i}]"))).collect();
+        let outputs = accumulators(&acc, count);
         let inputs =
             [("l", operand(scope, *a.expand)), ("l", operand(scope, *b.expand)), ("r", operand(scope, *add.expand))];
         let template = format!(
-            "{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{}, 0;\\n\
+            "{{\n.reg .pred add;\nsetp.ne.b32 add, %{}, 0;\n\
              wgmma.mma_async.sync.aligned.m64n{n}k32.f32.{format_a}.{format_b} \
-             {{{registers}}}, %{count}, %{}, add, 1, 1;\\n}}\\n",
+             {{{registers}}}, %{count}, %{}, add, 1, 1;\n}}\n",
             count + 2,
             count + 1,
         );
@@ -82,7 +93,7 @@ pub(crate) fn pack_half(low: f32, high: f32, #[comptime] bf16: bool) -> u32 {
         let out = scope.create_local_mut(u32::as_type(scope));
         let inputs = [("f", operand(scope, *high.expand)), ("f", operand(scope, *low.expand))];
         let to = if bf16 { "bf16x2" } else { "f16x2" };
-        pure_asm(scope, &format!("cvt.rn.{to}.f32 %0, %1, %2;\\n"), &[("=r", name(&out))], &inputs);
+        pure_asm(scope, &format!("cvt.rn.{to}.f32 %0, %1, %2;\n"), &[("=r", name(&out))], &inputs);
         out.into()
     })
 }
@@ -99,6 +110,6 @@ pub(crate) fn stmatrix_x4(address: u32, first: u32, second: u32, third: u32, fou
             ("r", operand(scope, *third.expand)),
             ("r", operand(scope, *fourth.expand)),
         ];
-        asm(scope, "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\\n", &[], &inputs);
+        asm(scope, "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n", &[], &inputs);
     })
 }

@@ -150,6 +150,14 @@ fn finish<O: Float>(
     }
 }
 
+/// Waits until TMA has read the last chunks: shared memory goes with the block.
+#[cube]
+pub(super) fn finish_stores() {
+    if UNIT_POS % GROUP == 0 {
+        tma_store_wait_read(0u32);
+    }
+}
+
 /// Address where this warpgroup may put a chunk: the store that used it last has read it.
 #[cube]
 fn free_chunk(base: u32, #[comptime] chunk: u32, #[comptime] config: Config) -> u32 {

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::epilogue::store_tile;
+use super::epilogue::{finish_stores, store_tile};
 use super::plan::{CONSUMERS, MMA_ROWS, STEP};
 use super::{Config, GROUP};
 use crate::ptx::barrier::{
@@ -192,6 +192,9 @@ pub(super) fn gemm_hopper<O: Float>(
             );
             index += step;
         }
+        if comptime!(config.tma_store) {
+            finish_stores();
+        }
     }
     if comptime!(config.cluster > 1) {
         // Nobody leaves while others of the cluster may still write to its shared memory.
@@ -314,7 +317,7 @@ fn multiply_fast(
         mbarrier_wait(full + 8 * place.stage, place.parity);
         let (a, b) = operands(base, place.stage, config);
         multiply_stage(sums, descriptor(a), descriptor(b), 1u32.runtime(), config);
-        wgmma_wait(1u32);
+        wgmma_wait(sums, comptime!(config.tile.group_cols() as u32), 1u32);
         if block > item.first {
             release(empty, previous, config);
         }
@@ -322,7 +325,7 @@ fn multiply_fast(
         advance(place, config);
         block += 1;
     }
-    wgmma_wait(0u32);
+    wgmma_wait(sums, comptime!(config.tile.group_cols() as u32), 0u32);
     release(empty, previous, config);
 }
 
@@ -330,7 +333,7 @@ fn multiply_fast(
 #[cube]
 fn multiply_stage(acc: &mut Array<f32>, a: u64, b: u64, add: u32, #[comptime] config: Config) {
     let cols = comptime!(config.tile.mma_cols(config.promote) as u32);
-    wgmma_fence();
+    wgmma_fence(acc, cols);
     #[unroll]
     for k in 0..4u32 {
         // 32 bytes of the contraction further, in units of 16.
@@ -367,7 +370,7 @@ fn multiply_promoted(
         for p in 0..comptime!(parts as u32) {
             let b = b + comptime!(p * (cols * STEP) as u32);
             multiply_stage(&mut part, descriptor(a), descriptor(b), 0u32.runtime(), config);
-            wgmma_wait(0u32);
+            wgmma_wait(&mut part, comptime!(cols as u32), 0u32);
             if comptime!(config.by_block()) {
                 add_scaled(sums, &part, base, place.stage, p, config);
             } else {
