@@ -30,7 +30,7 @@ impl Random {
 
     /// In 0..n.
     pub(crate) fn below(&mut self, n: usize) -> usize {
-        (u64::from(self.bits()) * n as u64 >> 32) as usize
+        ((u64::from(self.bits()) * n as u64) >> 32) as usize
     }
 
     /// In [-1, 1).

@@ -78,12 +78,12 @@ impl Bound {
     ///   accumulation each of the `k / 32` instructions also cuts the running sum, which grows as √k: √k · 2^-15 more.
     pub fn of(path: GemmPath, config: GemmConfig, k: usize) -> Self {
         let k = k as f64;
-        Self(match path {
-            GemmPath::Emulated => (k + 4.0) * 2f64.powi(-24),
-            #[allow(unreachable_patterns)]
-            _ if config.use_fast_accum => 2f64.powi(-10) + k.sqrt() * 2f64.powi(-15),
-            #[allow(unreachable_patterns)]
-            _ => 2f64.powi(-10),
+        Self(if path == GemmPath::Emulated {
+            (k + 4.0) * 2f64.powi(-24)
+        } else if config.use_fast_accum {
+            2f64.powi(-10) + k.sqrt() * 2f64.powi(-15)
+        } else {
+            2f64.powi(-10)
         })
     }
 
@@ -217,8 +217,8 @@ fn check<R: Runtime>(client: &ComputeClient<R>, case: &Case) -> Result<f64, Fail
     }
     if gemm_path(client, config) != gemm_path(client, EMULATE) {
         let emulate = Case { config: EMULATE, out: F32, ..*case };
-        let want = multiply(client, [&a, &b], &vec![], &Case { bias: None, ..emulate })?;
-        let size = multiply(client, [&a.magnitudes(), &b.magnitudes()], &vec![], &Case { bias: None, ..emulate })?;
+        let want = multiply(client, [&a, &b], &[], &Case { bias: None, ..emulate })?;
+        let size = multiply(client, [&a.magnitudes(), &b.magnitudes()], &[], &Case { bias: None, ..emulate })?;
         let element = |(want, size): (&f32, &f32)| Element { want: f64::from(*want), size: f64::from(*size) };
         let elements = want.iter().zip(&size).map(element).collect();
         let expected = Expected { elements, rows: (0..m).collect(), transposed: false };

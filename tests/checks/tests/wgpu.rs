@@ -33,15 +33,16 @@ fn all_pass(only: &str, least: usize) {
 /// of its own there.
 #[test]
 fn quantize() {
-    all_pass("quantize 37x140 bf16", 48);
+    all_pass("quantize 37x140 bf16 row-major values e4m3", 24);
     all_pass("quantize 70x133 f16 gapped", 4);
-    all_pass("quantize 35x150 bf16 spiced", 8);
+    all_pass("quantize 35x150 bf16 row-major spiced", 8);
     all_pass("quantize 1000x1 ", 5);
 }
 
 #[test]
 fn quantize_with_amax() {
-    all_pass("quantize_with_amax 70x133 f32 ", 48);
+    all_pass("quantize_with_amax 70x133 f32 column-major", 8);
+    all_pass("quantize_with_amax 70x133 bf16 offset", 8);
 }
 
 #[test]
@@ -51,7 +52,8 @@ fn amax() {
 
 #[test]
 fn health() {
-    all_pass("health 70x133 f32", 24);
+    all_pass("health 70x133 f32 pitched", 4);
+    all_pass("health 37x140 bf16 row-major one-", 8);
 }
 
 #[test]
