@@ -2,6 +2,7 @@
 //! device.
 
 mod emulated;
+mod mma;
 
 use core::fmt;
 
@@ -11,11 +12,13 @@ use cubecl::server::Handle;
 
 use crate::operand::check_size;
 use crate::view::{Checked, Source};
-use crate::{KernelError, Operand, VectorView, supports};
+use crate::{CudaArch, KernelError, Operand, VectorView, cuda_arch, supports};
 
 /// Which kernel runs a GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GemmPath {
+    /// FP8 tensor cores through `mma.sync`: sm_89, and block-scaled with unit scales on sm_120.
+    Mma,
     /// Decode in the tile, f32 multiply and add: any device.
     Emulated,
 }
@@ -23,6 +26,7 @@ pub enum GemmPath {
 impl fmt::Display for GemmPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            GemmPath::Mma => "mma",
             GemmPath::Emulated => "emulated",
         })
     }
@@ -39,8 +43,12 @@ pub struct GemmConfig {
 }
 
 /// The kernel that [`scaled_gemm`] dispatches to on this device.
-pub fn gemm_path<R: Runtime>(_client: &ComputeClient<R>, _config: GemmConfig) -> GemmPath {
-    GemmPath::Emulated
+pub fn gemm_path<R: Runtime>(client: &ComputeClient<R>, config: GemmConfig) -> GemmPath {
+    match cuda_arch(client) {
+        _ if config.emulate => GemmPath::Emulated,
+        Some(CudaArch::Sm89 | CudaArch::Sm120) => GemmPath::Mma,
+        _ => GemmPath::Emulated,
+    }
 }
 
 /// Where a GEMM writes: `[M, N]`, contiguous.
@@ -156,6 +164,7 @@ pub fn scaled_gemm_into<R: Runtime>(
     let (out, accumulate) = (&out.handle, out.accumulate);
     let gemm = Gemm { a, b, bias, out, dtype, accumulate, use_fast_accum: config.use_fast_accum };
     match gemm_path(client, config) {
+        GemmPath::Mma => mma::launch(client, &gemm),
         GemmPath::Emulated => emulated::launch(client, &gemm),
     }
     Ok(())

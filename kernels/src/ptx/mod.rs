@@ -29,7 +29,8 @@ pub(crate) fn name(variable: &Variable) -> String {
 
 /// The name of a new local that holds `value`, whatever kind of variable that is.
 pub(crate) fn operand(scope: &mut Scope, value: Variable) -> String {
-    let local = *scope.create_local_mut(value.ty);
+    // Not `create_local_mut`: CubeCL reuses those once nothing refers to them, and a name in a statement does not count.
+    let local = *scope.create_local(value.ty);
     scope.register(Instruction::new(Operation::Copy(value), local));
     name(&local)
 }
