@@ -4,6 +4,8 @@
 //! Operands are named as cubecl-cpp 0.10.0 names them; a name that changed does not compile, and the code-generation test
 //! compiles every kernel. Other compilers print comments too, so callers are guarded by a comptime check of the device.
 
+pub(crate) mod mma;
+
 use cubecl::ir::{Instruction, NonSemantic, Operation, Scope, Variable, VariableKind};
 
 /// Adds a statement of C++ to the kernel.
