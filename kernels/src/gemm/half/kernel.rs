@@ -88,11 +88,12 @@ pub(super) fn gemm_half<O: Float>(
     sync_cube();
     let mut block = 0u32.runtime();
     while block < blocks {
-        #[unroll]
         for step in 0..BLOCK_STEPS {
             // Since the first step's barrier nobody reads those of the block before.
-            if comptime!(step == 1 && plan.by_block()) {
-                load_factors(inv_scale_a, inv_scale_b, &mut factors, row0, col0, m, n, block, blocks, plan);
+            if comptime!(plan.by_block()) {
+                if step == 1 {
+                    load_factors(inv_scale_a, inv_scale_b, &mut factors, row0, col0, m, n, block, blocks, plan);
+                }
             }
             chunk += ROW_CHUNKS;
             let held_a = load_chunks(a, row0, m, chunk, chunks, comptime!(plan.tile.size[0]), plan);
