@@ -59,6 +59,11 @@ impl Granularity {
         }
     }
 
+    /// Whether neighbouring rows may have different scales, of which otherwise 128 aligned ones share one.
+    pub(crate) const fn is_by_row(self) -> bool {
+        matches!(self, Granularity::Row | Granularity::Block1x128)
+    }
+
     /// Whether the scale changes along the contraction, so that a GEMM cannot apply it after the sum.
     pub(crate) const fn is_blocks(self) -> bool {
         matches!(self, Granularity::Block1x128 | Granularity::Block128x128)

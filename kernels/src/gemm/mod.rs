@@ -2,7 +2,9 @@
 //! device.
 
 mod emulated;
+mod half;
 mod hopper;
+mod mma;
 
 use core::fmt;
 
@@ -19,6 +21,11 @@ use crate::{CudaArch, KernelError, Operand, VectorView, cuda_arch, supports};
 pub enum GemmPath {
     /// TMA and `wgmma`: Hopper. Never run on a GPU yet.
     Wgmma,
+    /// FP8 tensor cores through `mma.sync`: sm_89, and block-scaled with unit scales on sm_120.
+    Mma,
+    /// Decode to f16 in the tile, f16 matrix units with f32 sums: CUDA devices without FP8 tensor cores of a kernel here, and
+    /// those of other runtimes that offer such units to CubeCL as cooperative matrices.
+    F16Mma,
     /// Decode in the tile, f32 multiply and add: any device.
     Emulated,
 }
@@ -27,6 +34,8 @@ impl fmt::Display for GemmPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             GemmPath::Wgmma => "wgmma",
+            GemmPath::Mma => "mma",
+            GemmPath::F16Mma => "f16 mma",
             GemmPath::Emulated => "emulated",
         })
     }
@@ -47,6 +56,8 @@ pub fn gemm_path<R: Runtime>(client: &ComputeClient<R>, config: GemmConfig) -> G
     match cuda_arch(client) {
         _ if config.emulate => GemmPath::Emulated,
         Some(CudaArch::Sm90) => GemmPath::Wgmma,
+        Some(CudaArch::Sm89 | CudaArch::Sm120) => GemmPath::Mma,
+        _ if half::Unit::of(client).is_some() => GemmPath::F16Mma,
         _ => GemmPath::Emulated,
     }
 }
@@ -165,6 +176,8 @@ pub fn scaled_gemm_into<R: Runtime>(
     let gemm = Gemm { a, b, bias, out, dtype, accumulate, use_fast_accum: config.use_fast_accum };
     match gemm_path(client, config) {
         GemmPath::Wgmma => hopper::launch(client, &gemm),
+        GemmPath::Mma => mma::launch(client, &gemm),
+        GemmPath::F16Mma => half::launch(client, &gemm, half::Unit::of(client).expect("the path asks for them")),
         GemmPath::Emulated => emulated::launch(client, &gemm),
     }
     Ok(())

@@ -8,6 +8,7 @@
 #![allow(unused_variables)]
 
 pub(crate) mod barrier;
+pub(crate) mod mma;
 pub(crate) mod tma;
 pub(crate) mod wgmma;
 
@@ -36,7 +37,7 @@ pub(crate) fn name(variable: &Variable) -> String {
 
 /// The name of a new local that holds `value`, whatever kind of variable that is.
 pub(crate) fn operand(scope: &mut Scope, value: Variable) -> String {
-    // Not `create_local_mut`: that one is reused as soon as nobody holds it.
+    // Not `create_local_mut`: CubeCL reuses those once nothing refers to them, and a name in a statement does not count.
     let local = *scope.create_local(value.ty);
     scope.register(Instruction::new(Operation::Copy(value), local));
     name(&local)

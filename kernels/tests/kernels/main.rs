@@ -5,6 +5,7 @@ mod cast;
 mod common;
 mod errors;
 mod gemm;
+mod gemm_into;
 mod given_amax;
 mod golden;
 mod health;

@@ -8,8 +8,8 @@ use cubecl_core::ir::{ElemType, FloatKind, StorageType};
 use cubecl_core::server::Handle;
 use cubecl_runtime::client::ComputeClient;
 use float8_kernels::{
-    Cast, Format, GemmConfig, Granularity, MatrixView, Operand, Orientation, ScaleMode, VectorView, amax, health,
-    quantize, quantize_with_amax, row_words, scaled_gemm, supports,
+    Cast, Format, GemmConfig, Granularity, MatrixView, Operand, Orientation, Output, ScaleMode, VectorView, amax,
+    health, quantize, quantize_with_amax, row_words, scaled_gemm_into, supports,
 };
 
 use crate::device::{GenerateCuda, Generated, PaperDevice, take};
@@ -37,7 +37,15 @@ pub fn generate(sm: u16) -> Vec<Generated> {
     launcher.quantize();
     launcher.rows();
     launcher.gemms();
-    let distinct: BTreeMap<_, _> = take().into_iter().map(|kernel| (kernel.source.clone(), kernel)).collect();
+    // Launches are generated on the device's thread.
+    cubecl_common::future::block_on(launcher.client.sync()).expect("a device that fails nothing");
+    // CubeCL prints the types that a kernel uses in an order that changes from one time to the next.
+    let lines = |kernel: &Generated| {
+        let mut lines: Vec<_> = kernel.source.lines().map(String::from).collect();
+        lines.sort_unstable();
+        lines
+    };
+    let distinct: BTreeMap<_, _> = take().into_iter().map(|kernel| (lines(&kernel), kernel)).collect();
     distinct.into_values().collect()
 }
 
@@ -107,41 +115,76 @@ impl Launcher {
 
     /// Every pair of formats and of granularities, with and without a bias, for every output; and the settings of the GEMM.
     fn gemms(&self) {
-        let [m, n, k] = [256, 384, 512];
+        let [f32, f16, bf16] = dtypes();
+        let outputs = || [f32, f16, bf16].into_iter().filter(|dtype| supports(&self.client, *dtype));
+        let base = Product {
+            shape: LARGE,
+            formats: [Format::E4m3; 2],
+            granularities: [Granularity::Tensor; 2],
+            bias: None,
+            out: bf16,
+            accumulate: false,
+            config: GemmConfig::default(),
+        };
         for (a, b) in pairs(FORMATS) {
-            self.gemm([m, n, k], [a, b], [Granularity::Tensor; 2], None, dtypes()[0], GemmConfig::default());
+            self.gemm(Product { formats: [a, b], ..base });
         }
         for (a, b) in pairs(GRANULARITIES) {
-            self.gemm([m, n, k], [Format::E4m3; 2], [a, b], None, dtypes()[2], GemmConfig::default());
+            self.gemm(Product { granularities: [a, b], ..base });
         }
-        for out in dtypes().into_iter().filter(|dtype| supports(&self.client, *dtype)) {
+        for out in outputs() {
             for bias in dtypes() {
-                self.gemm([m, n, k], [Format::E4m3; 2], [Granularity::Row; 2], Some(bias), out, GemmConfig::default());
+                self.gemm(Product { granularities: [Granularity::Row; 2], bias: Some(bias), out, ..base });
             }
+            self.gemm(Product { granularities: [Granularity::Block128x128; 2], out, accumulate: true, ..base });
+            self.gemm(Product { shape: ODD, out, ..base });
         }
         for (use_fast_accum, emulate) in pairs([false, true]) {
-            let config = GemmConfig { use_fast_accum, emulate };
-            self.gemm([m, n, k], [Format::E4m3; 2], [Granularity::Tensor; 2], None, dtypes()[2], config);
+            self.gemm(Product { config: GemmConfig { use_fast_accum, emulate }, ..base });
+        }
+        for shape in [MEDIUM, FEW_ROWS] {
+            for granularities in [
+                [Granularity::Tensor; 2],
+                [Granularity::Block1x128; 2],
+                [Granularity::Block1x128, Granularity::Block128x128],
+                [Granularity::Row; 2],
+            ] {
+                self.gemm(Product { shape, granularities, bias: Some(bf16), accumulate: true, ..base });
+            }
+            self.gemm(Product { shape, config: GemmConfig { use_fast_accum: true, emulate: false }, ..base });
         }
     }
 
-    fn gemm(
-        &self,
-        [m, n, k]: [usize; 3],
-        formats: [Format; 2],
-        granularities: [Granularity; 2],
-        bias: Option<StorageType>,
-        out: StorageType,
-        config: GemmConfig,
-    ) {
+    fn gemm(&self, product: Product) {
+        let Product { shape: [m, n, k], formats, granularities, bias, out, accumulate, config } = product;
         let a = self.operand([m, k], formats[0], granularities[0]);
         let b = self.operand([n, k], formats[1], granularities[1]);
         let bias = bias.map(|dtype| {
             let handle = self.memory(n * dtype.size());
             VectorView { handle, len: n, stride: 1, dtype }
         });
-        scaled_gemm(&self.client, &a, &b, bias.as_ref(), out, config).expect("operands that fit");
+        let out = Output { handle: self.memory(m * n * out.size()), dtype: out, accumulate };
+        scaled_gemm_into(&self.client, &a, &b, bias.as_ref(), &out, config).expect("operands that fit");
     }
+}
+
+/// M, N and K of each class of output: many tiles, too few large ones, few rows, and rows that do not start at an even
+/// element.
+const LARGE: [usize; 3] = [2048, 2048, 512];
+const MEDIUM: [usize; 3] = [1024, 1024, 512];
+const FEW_ROWS: [usize; 3] = [16, 512, 512];
+const ODD: [usize; 3] = [2048, 2047, 512];
+
+/// A GEMM to launch.
+#[derive(Clone, Copy)]
+struct Product {
+    shape: [usize; 3],
+    formats: [Format; 2],
+    granularities: [Granularity; 2],
+    bias: Option<StorageType>,
+    out: StorageType,
+    accumulate: bool,
+    config: GemmConfig,
 }
 
 /// Every ordered pair.

@@ -5,12 +5,13 @@
 //! -runtime, -cccl, -crt, -cuobjdump and -nvdisasm. Without it the CUDA is generated and not compiled; in CI that is a
 //! failure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use codegen::device::{Generated, max_shared_memory};
+use codegen::gemm_rules;
 use codegen::nvrtc::Nvrtc;
 use codegen::sass::Sass;
 use codegen::variants::generate;
@@ -20,10 +21,11 @@ const ARCHITECTURES: [(u16, &str); 5] =
     [(80, "sm_80"), (89, "sm_89"), (90, "sm_90a"), (100, "sm_100a"), (120, "sm_120a")];
 
 /// Blocks per multiprocessor at least, so that loads of one hide behind the work of another. A thread of the casts of blocks
-/// and rows has up to 64 elements in flight, so one block keeps the memory busy.
+/// and rows has up to 64 elements in flight, so one block keeps the memory busy. GEMMs on tensor cores copy ahead of their
+/// products, and two warps on each of the four schedulers have products enough that wait for no other.
 fn occupancy_floor(family: &str) -> usize {
     match family {
-        "cast_blocks" | "cast_rows" => 1,
+        "cast_blocks" | "cast_rows" | "gemm_mma" | "gemm_half" => 1,
         _ => 4,
     }
 }
@@ -34,13 +36,12 @@ fn family(name: &str) -> &str {
     &name[..end.unwrap_or(name.len())]
 }
 
-/// The first kernel of each entry point, of which there is one for each width of loads and each output type.
+/// The first kernel of each entry point, of which there is one for each width of loads and each output type; all of those
+/// that only this architecture has.
 fn one_of_each(kernels: Vec<Generated>) -> Vec<Generated> {
-    let mut first = BTreeMap::new();
-    for kernel in kernels {
-        first.entry(kernel.name.clone()).or_insert(kernel);
-    }
-    first.into_values().collect()
+    let mut names = BTreeSet::new();
+    let keep = |kernel: &Generated| names.insert(kernel.name.clone()) || gemm_rules::is_native(family(&kernel.name));
+    kernels.into_iter().filter(keep).collect()
 }
 
 /// What the variants of one kernel come to on one architecture.
@@ -87,6 +88,7 @@ fn check(nvrtc: &Nvrtc, kernel: &Generated, arch: &str, file: &Path) -> Result<S
             sass.registers
         ));
     }
+    gemm_rules::check(family(&kernel.name), arch, &sass)?;
     Ok(sass)
 }
 

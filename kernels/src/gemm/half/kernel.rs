@@ -1,0 +1,394 @@
+//! The kernel.
+
+use cubecl::cmma;
+use cubecl::ir::StorageType;
+use cubecl::prelude::*;
+use half::f16;
+
+use super::{PITCH, Plan, STEP};
+use crate::Format;
+use crate::operand::BLOCK;
+use crate::scale::scale_index;
+use crate::view::{Geometry, load_scalar};
+
+/// Chunks of four words, 16 codes, in a row of a step.
+const ROW_CHUNKS: u32 = STEP / 16;
+
+/// Steps in a block of the contraction.
+const BLOCK_STEPS: u32 = BLOCK as u32 / STEP;
+
+/// Sixteen codes.
+type Chunk = Vector<u32, Const<4>>;
+
+/// Four decoded codes.
+type Halves = Vector<f16, Const<4>>;
+
+/// [`Halves`] from one row to the next.
+const PITCH_HALVES: u32 = PITCH / 4;
+
+#[cube(launch_unchecked)]
+pub(super) fn gemm_half<O: Float>(
+    a: &Array<Chunk>,
+    b: &Array<Chunk>,
+    inv_scale_a: &Array<f32>,
+    inv_scale_b: &Array<f32>,
+    bias: &ComptimeOption<Array<u32>>,
+    out: &mut Array<O>,
+    bias_geometry: Geometry,
+    m: u32,
+    n: u32,
+    chunks: u32,
+    blocks: u32,
+    #[comptime] plan: Plan,
+    #[define(O)] _dtype: StorageType,
+) {
+    let tile_rows = comptime!(plan.tile.size[0]);
+    let tile_cols = comptime!(plan.tile.size[1]);
+    let part_rows = comptime!(plan.tile.part()[0]);
+    let part_cols = comptime!(plan.tile.part()[1]);
+    let stage = comptime!(plan.tile.stage() / 4);
+    let tiles_per_row = n.div_ceil(tile_cols);
+    let number = CUBE_POS as u32;
+    // No wrapping around for spare cubes of a matrix of nearly 2^32 rows.
+    let row0 = min(number / tiles_per_row, comptime!(u32::MAX / plan.tile.size[0])) * tile_rows;
+    let col0 = number % tiles_per_row * tile_cols;
+    if row0 >= m {
+        terminate!();
+    }
+    let mut stages = SharedMemory::<Halves>::new_aligned(comptime!(2 * stage as usize), 32usize);
+    let mut strips =
+        SharedMemory::<f32>::new_aligned(comptime!(plan.tile.strips(plan.unit.shape[0]) as usize), 32usize);
+    let mut factors = SharedMemory::<f32>::new(comptime!((plan.tile.size[0] + plan.tile.size[1]) as usize));
+    let plane_row = UNIT_POS_Y % comptime!(plan.tile.planes[0]) * part_rows;
+    let plane_col = UNIT_POS_Y / comptime!(plan.tile.planes[0]) * part_cols;
+
+    let mut sums = zeros(plan);
+    let mut totals = Array::<f32>::new(comptime!(plan.sums() as usize));
+    #[unroll]
+    for i in 0..comptime!(plan.sums()) {
+        totals[i as usize] = 0.0f32;
+    }
+    // Of this unit's sums: row of the first, and column.
+    let row = row0 + plane_row + UNIT_POS_X / part_cols;
+    let col = col0 + plane_col + UNIT_POS_X % part_cols;
+
+    let mut chunk = 0u32.runtime();
+    let mut read = 0u32.runtime();
+    let held_a = load_chunks(a, row0, m, chunk, chunks, comptime!(plan.tile.size[0]), plan);
+    let held_b = load_chunks(b, col0, n, chunk, chunks, comptime!(plan.tile.size[1]), plan);
+    store_chunks(&held_a, &mut stages, 0u32.runtime(), comptime!(plan.tile.size[0]), plan, comptime!(plan.formats[0]));
+    store_chunks(
+        &held_b,
+        &mut stages,
+        comptime!(plan.tile.size[0] * PITCH_HALVES).runtime(),
+        comptime!(plan.tile.size[1]),
+        plan,
+        comptime!(plan.formats[1]),
+    );
+    sync_cube();
+    let mut block = 0u32.runtime();
+    while block < blocks {
+        for step in 0..BLOCK_STEPS {
+            // Since the first step's barrier nobody reads those of the block before.
+            if comptime!(plan.by_block()) {
+                if step == 1 {
+                    load_factors(inv_scale_a, inv_scale_b, &mut factors, row0, col0, m, n, block, blocks, plan);
+                }
+            }
+            chunk += ROW_CHUNKS;
+            let held_a = load_chunks(a, row0, m, chunk, chunks, comptime!(plan.tile.size[0]), plan);
+            let held_b = load_chunks(b, col0, n, chunk, chunks, comptime!(plan.tile.size[1]), plan);
+            multiply(
+                &stages,
+                &sums,
+                read + plane_row * PITCH_HALVES,
+                read + (tile_rows + plane_col) * PITCH_HALVES,
+                plan,
+            );
+            let write = stage - read;
+            store_chunks(&held_a, &mut stages, write, comptime!(plan.tile.size[0]), plan, comptime!(plan.formats[0]));
+            store_chunks(
+                &held_b,
+                &mut stages,
+                write + comptime!(plan.tile.size[0] * PITCH_HALVES),
+                comptime!(plan.tile.size[1]),
+                plan,
+                comptime!(plan.formats[1]),
+            );
+            read = write;
+            sync_cube();
+        }
+        if comptime!(plan.by_block()) {
+            scale(&sums, &mut strips, &mut totals, &factors, plan);
+            clear(&sums, plan);
+        }
+        block += 1;
+    }
+    if comptime!(!plan.by_block()) {
+        load_factors(inv_scale_a, inv_scale_b, &mut factors, row0, col0, m, n, 0u32.runtime(), blocks, plan);
+        sync_cube();
+        scale(&sums, &mut strips, &mut totals, &factors, plan);
+    }
+
+    if col < n {
+        #[comptime]
+        let shift = match bias {
+            ComptimeOption::Some(bias) => load_scalar(bias, &bias_geometry, col, comptime!(plan.bias)),
+            ComptimeOption::None => f32::new(0.0),
+        };
+        #[unroll]
+        for i in 0..comptime!(plan.sums()) {
+            let row = row + comptime!(i * (plan.unit.plane / part_cols));
+            if row < m {
+                let index = (row * n + col) as usize;
+                let mut sum = totals[i as usize] + shift;
+                if comptime!(plan.accumulate) {
+                    sum += f32::cast_from(out[index]);
+                }
+                out[index] = O::cast_from(sum);
+            }
+        }
+    }
+}
+
+/// The plane's accumulators, row by row of its products.
+#[cube]
+fn zeros(#[comptime] plan: Plan) -> Sequence<cmma::Matrix<f32>> {
+    let mut sums = Sequence::<cmma::Matrix<f32>>::new();
+    #[unroll]
+    for _ in 0..comptime!(plan.products()[0] * plan.products()[1]) {
+        sums.push(cmma::Matrix::<f32>::from_value(
+            cmma::MatrixIdent::Accumulator,
+            comptime!(plan.unit.shape[0] as usize),
+            comptime!(plan.unit.shape[1] as usize),
+            comptime!(plan.unit.shape[2] as usize),
+            cmma::MatrixLayout::Undefined,
+            0.0f32,
+        ));
+    }
+    sums
+}
+
+#[cube]
+fn clear(sums: &Sequence<cmma::Matrix<f32>>, #[comptime] plan: Plan) {
+    #[unroll]
+    for i in 0..comptime!((plan.products()[0] * plan.products()[1]) as usize) {
+        cmma::fill(sums.index(i), 0.0f32);
+    }
+}
+
+/// This unit's chunks of one step of an operand's rows; zeros outside of it.
+#[cube]
+fn load_chunks(
+    codes: &Array<Chunk>,
+    row0: u32,
+    rows: u32,
+    first: u32,
+    chunks: u32,
+    #[comptime] tile_rows: u32,
+    #[comptime] plan: Plan,
+) -> Array<Chunk> {
+    let units = comptime!(plan.unit.plane * plan.tile.plane_count());
+    let passes = comptime!((tile_rows * ROW_CHUNKS).div_ceil(units));
+    let mut held = Array::<Chunk>::new(comptime!(passes as usize));
+    #[unroll]
+    for pass in 0..passes {
+        let place = UNIT_POS + pass * units;
+        let row = row0 + place / ROW_CHUNKS;
+        let chunk = first + place % ROW_CHUNKS;
+        let inside = row < rows && chunk < chunks && place < comptime!(tile_rows * ROW_CHUNKS);
+        let mut value = Chunk::new(0u32);
+        if inside {
+            value = codes[(row * chunks + chunk) as usize];
+        }
+        held[pass as usize] = value;
+    }
+    held
+}
+
+/// Decodes them into a stage's rows from `start` on.
+#[cube]
+fn store_chunks(
+    held: &Array<Chunk>,
+    stages: &mut SharedMemory<Halves>,
+    start: u32,
+    #[comptime] tile_rows: u32,
+    #[comptime] plan: Plan,
+    #[comptime] format: Format,
+) {
+    let units = comptime!(plan.unit.plane * plan.tile.plane_count());
+    let passes = comptime!((tile_rows * ROW_CHUNKS).div_ceil(units));
+    #[unroll]
+    for pass in 0..passes {
+        let place = UNIT_POS + pass * units;
+        if place < comptime!(tile_rows * ROW_CHUNKS) {
+            let to = start + place / ROW_CHUNKS * PITCH_HALVES + place % ROW_CHUNKS * 4;
+            #[unroll]
+            for i in 0..4u32 {
+                stages[(to + i) as usize] = decode_halves(held[pass as usize][i as usize], format);
+            }
+        }
+    }
+}
+
+/// The four codes of a word as f16, exactly; NaN stays NaN.
+///
+/// E5M2 is the upper byte of f16. E4M3's exponent and mantissa, put under f16's five bits of exponent, are the value times
+/// 2⁻⁸, subnormals included; only its NaN would become a number.
+#[cube]
+fn decode_halves(word: u32, #[comptime] format: Format) -> Halves {
+    let mut pair = Vector::<u32, Const<2>>::empty();
+    #[unroll]
+    for i in 0..2u32 {
+        let codes = word >> comptime!(16 * i);
+        let codes = (codes & 0xffu32) | ((codes & 0xff00u32) << 8u32);
+        if comptime!(matches!(format, Format::E5m2)) {
+            pair[i as usize] = codes << 8u32;
+        } else {
+            let magnitude = codes & 0x007f_007fu32;
+            let bits = ((codes & 0x0080_0080u32) << 8u32) | (magnitude << 7u32);
+            let halves = Vector::<f16, Const<2>>::reinterpret(bits) * Vector::new(f16::new(256.0));
+            // 0x80 where the magnitude is 0x7f, then all ones in the exponent and its neighbour.
+            let nan = ((magnitude + 0x0001_0001u32) & 0x0080_0080u32) * 0xfcu32;
+            pair[i as usize] = u32::reinterpret(halves) | nan;
+        }
+    }
+    Halves::reinterpret(pair)
+}
+
+/// Adds the products of one step, from the rows of the plane's part.
+#[cube]
+fn multiply(
+    stages: &SharedMemory<Halves>,
+    sums: &Sequence<cmma::Matrix<f32>>,
+    rows_a: u32,
+    rows_b: u32,
+    #[comptime] plan: Plan,
+) {
+    let m = comptime!(plan.unit.shape[0]);
+    let n = comptime!(plan.unit.shape[1]);
+    let k = comptime!(plan.unit.shape[2]);
+    let products_m = comptime!(plan.products()[0]);
+    let products_n = comptime!(plan.products()[1]);
+    #[unroll]
+    for step in 0..comptime!(STEP / k) {
+        let mut right = Sequence::<cmma::Matrix<Halves>>::new();
+        #[unroll]
+        for j in 0..products_n {
+            let start = (rows_b + comptime!(j * n * PITCH_HALVES + step * k / 4)) as usize;
+            right.push(cmma::Matrix::<Halves>::from_slice(
+                cmma::MatrixIdent::B,
+                comptime!(m as usize),
+                comptime!(n as usize),
+                comptime!(k as usize),
+                cmma::MatrixLayout::ColMajor,
+                &stages.slice(start, start + comptime!((n * PITCH_HALVES) as usize)),
+                PITCH,
+            ));
+        }
+        #[unroll]
+        for i in 0..products_m {
+            let start = (rows_a + comptime!(i * m * PITCH_HALVES + step * k / 4)) as usize;
+            let left = cmma::Matrix::<Halves>::from_slice(
+                cmma::MatrixIdent::A,
+                comptime!(m as usize),
+                comptime!(n as usize),
+                comptime!(k as usize),
+                cmma::MatrixLayout::RowMajor,
+                &stages.slice(start, start + comptime!((m * PITCH_HALVES) as usize)),
+                PITCH,
+            );
+            #[unroll]
+            for j in 0..products_n {
+                let sum = sums.index(comptime!((i * products_n + j) as usize));
+                cmma::execute(&left, right.index(comptime!(j as usize)), sum, sum);
+            }
+        }
+    }
+}
+
+/// Brings the inverse scales of the tile's rows, then of its columns.
+#[cube]
+fn load_factors(
+    inv_scale_a: &Array<f32>,
+    inv_scale_b: &Array<f32>,
+    factors: &mut SharedMemory<f32>,
+    row0: u32,
+    col0: u32,
+    m: u32,
+    n: u32,
+    block: u32,
+    blocks: u32,
+    #[comptime] plan: Plan,
+) {
+    let units = comptime!(plan.unit.plane * plan.tile.plane_count());
+    let rows = comptime!(plan.tile.size[0]);
+    let both = comptime!(plan.tile.size[0] + plan.tile.size[1]);
+    #[unroll]
+    for pass in 0..comptime!(both.div_ceil(units)) {
+        let place = UNIT_POS + pass * units;
+        if place < rows {
+            // Past the last row or column there is nothing to scale; any scale will do.
+            let row = min(row0 + place, m - 1);
+            factors[place as usize] =
+                inv_scale_a[scale_index(row, block, blocks, comptime!(plan.granularities[0])) as usize];
+        } else if place < both {
+            let col = min(col0 + place - rows, n - 1);
+            factors[place as usize] =
+                inv_scale_b[scale_index(col, block, blocks, comptime!(plan.granularities[1])) as usize];
+        }
+    }
+}
+
+/// Adds the scaled sums of a block of the contraction to the totals of the units that have their rows and columns, strip by
+/// strip of the plane's part.
+#[cube]
+fn scale(
+    sums: &Sequence<cmma::Matrix<f32>>,
+    strips: &mut SharedMemory<f32>,
+    totals: &mut Array<f32>,
+    factors: &SharedMemory<f32>,
+    #[comptime] plan: Plan,
+) {
+    let shape = comptime!(plan.unit.shape);
+    let part = comptime!(plan.tile.part());
+    let cols = comptime!(part[1]);
+    let size = comptime!(shape[0] * part[1]);
+    let apart = comptime!(plan.unit.plane / part[1]);
+    let row = UNIT_POS_Y % comptime!(plan.tile.planes[0]) * comptime!(part[0]) + UNIT_POS_X / cols;
+    let col = UNIT_POS_Y / comptime!(plan.tile.planes[0]) * cols + UNIT_POS_X % cols;
+    let factor_b = factors[(comptime!(plan.tile.size[0]) + col) as usize];
+    let start = UNIT_POS_Y * size;
+    #[unroll]
+    for i in 0..comptime!(plan.products()[0]) {
+        #[unroll]
+        for j in 0..comptime!(plan.products()[1]) {
+            let place = (start + comptime!(j * shape[1])) as usize;
+            cmma::store(
+                &mut strips.slice_mut(place, place + comptime!((size - j * shape[1]) as usize)),
+                sums.index(comptime!((i * plan.products()[1] + j) as usize)),
+                cols,
+                cmma::MatrixLayout::RowMajor,
+            );
+        }
+        sync_strips(plan);
+        #[unroll]
+        for q in 0..comptime!(size / plan.unit.plane) {
+            let place = comptime!(i * (size / plan.unit.plane) + q);
+            let factor_a = factors[(row + comptime!(place * apart)) as usize];
+            let sum = strips[(start + UNIT_POS_X + comptime!(q * plan.unit.plane)) as usize];
+            totals[place as usize] = fma(sum, factor_a * factor_b, totals[place as usize]);
+        }
+        sync_strips(plan);
+    }
+}
+
+/// Waits for the plane, which alone uses its strip.
+#[cube]
+fn sync_strips(#[comptime] plan: Plan) {
+    if comptime!(plan.unit.plane_sync) {
+        sync_plane();
+    } else {
+        sync_cube();
+    }
+}

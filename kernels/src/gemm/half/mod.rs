@@ -1,0 +1,217 @@
+//! The GEMM of GPUs with f16 matrix units but none for FP8: codes are decoded to f16 in the tile, then cooperative
+//! matrix products with f32 accumulators.
+//!
+//! Both formats decode exactly, and a product of two f16 is exact in f32. How the sum is rounded is the device's: NVIDIA's
+//! units keep f32 accumulators whose additions truncate (Fasi et al., *Numerical behavior of NVIDIA tensor cores*); of
+//! others little is published. It is not the short accumulator that FP8 has, so `use_fast_accum` changes nothing.
+//!
+//! A block of threads makes a tile of the output ([`Tile`]), 32 codes of the contraction a step. A step's codes are in
+//! registers while the step before is multiplied, then decoded into the other of two stages of shared memory. Cooperative
+//! matrices do not tell which unit holds which element, so sums reach their scales through shared memory.
+
+mod kernel;
+
+use cubecl::features::{MmaConfig, Plane};
+use cubecl::ir::{ElemType, FloatKind, StorageType};
+use cubecl::prelude::*;
+
+use super::Gemm;
+use crate::grid::fold;
+use crate::operand::BLOCK;
+use crate::view::{Checked, GeometryLaunch, Source};
+use crate::{Format, Granularity, Operand, row_words};
+
+/// Codes of the contraction in a step.
+const STEP: u32 = 32;
+
+/// Elements from one row to the next in shared memory: with eight of padding, the rows that a matrix load reads at a time
+/// lie in different banks, and stay aligned to 16 bytes.
+const PITCH: u32 = STEP + 8;
+
+/// A cube's part of the output, and how it is cut among planes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Tile {
+    /// Rows, columns.
+    size: [u32; 2],
+    /// Planes along the rows, along the columns.
+    planes: [u32; 2],
+}
+
+/// Largest first; the second fits into 32 KiB of shared memory.
+const TILES: [Tile; 2] = [Tile { size: [128, 128], planes: [2, 4] }, Tile { size: [64, 64], planes: [2, 2] }];
+
+impl Tile {
+    const fn plane_count(self) -> u32 {
+        self.planes[0] * self.planes[1]
+    }
+
+    /// Rows and columns of a plane's part.
+    const fn part(self) -> [u32; 2] {
+        [self.size[0] / self.planes[0], self.size[1] / self.planes[1]]
+    }
+
+    const fn count(self, m: u32, n: u32) -> u32 {
+        m.div_ceil(self.size[0]) * n.div_ceil(self.size[1])
+    }
+
+    /// Elements of one operand's rows, then the other's, in one of the two stages.
+    const fn stage(self) -> u32 {
+        (self.size[0] + self.size[1]) * PITCH
+    }
+
+    /// Elements of the planes' strips, `strip` rows of each part, in which sums go to the units that scale them.
+    const fn strips(self, strip: u32) -> u32 {
+        self.plane_count() * strip * self.part()[1]
+    }
+
+    /// Bytes of the stages, the strips and the scales.
+    const fn shared_bytes(self, strip: u32) -> usize {
+        (2 * self.stage() * 2 + self.strips(strip) * 4 + (self.size[0] + self.size[1]) * 4) as usize
+    }
+}
+
+/// The matrix units of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Unit {
+    /// m, n and k of one product; 16 or 8 each.
+    shape: [u32; 3],
+    /// Units of a plane: 32 or 64.
+    plane: u32,
+    /// Whether a plane can wait for itself alone.
+    plane_sync: bool,
+}
+
+impl Unit {
+    /// The units of this client's device for f16 products and f32 sums; `None` if it has none that the kernel can use.
+    pub(super) fn of<R: Runtime>(client: &ComputeClient<R>) -> Option<Self> {
+        let properties = client.properties();
+        let hardware = &properties.hardware;
+        let float = |kind| StorageType::Scalar(ElemType::Float(kind));
+        let shape = [16, 8].map(|side| MmaConfig {
+            a_type: float(FloatKind::F16),
+            b_type: float(FloatKind::F16),
+            cd_type: float(FloatKind::F32),
+            m: side,
+            n: side,
+            k: side,
+        });
+        let shape = shape.into_iter().find(|shape| properties.features.matmul.cmma.contains(shape))?;
+        let plane = hardware.plane_size_max;
+        let unit = Self {
+            shape: [shape.m, shape.n, shape.k],
+            plane,
+            plane_sync: properties.features.plane.contains(Plane::Sync),
+        };
+        // A plane of unknown size cannot be given a part of the tile.
+        let fits = hardware.plane_size_min == plane && matches!(plane, 32 | 64) && !unit.tiles(client).is_empty();
+        fits.then_some(unit)
+    }
+
+    /// The tiles that this device can hold, largest first.
+    fn tiles<R: Runtime>(self, client: &ComputeClient<R>) -> Vec<Tile> {
+        let hardware = &client.properties().hardware;
+        let fits = |tile: &Tile| {
+            tile.plane_count() * self.plane <= hardware.max_units_per_cube
+                && tile.shared_bytes(self.shape[0]) <= hardware.max_shared_memory_size
+        };
+        TILES.into_iter().filter(fits).collect()
+    }
+
+    /// The largest tile that there are enough of to give each multiprocessor one; else the smallest.
+    fn tile<R: Runtime>(self, client: &ComputeClient<R>, m: u32, n: u32) -> Tile {
+        let tiles = self.tiles(client);
+        let multiprocessors = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1);
+        let smallest = tiles[tiles.len() - 1];
+        tiles.into_iter().find(|tile| m > tile.size[0] / 2 && tile.count(m, n) >= multiprocessors).unwrap_or(smallest)
+    }
+}
+
+/// What selects other code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Plan {
+    tile: Tile,
+    unit: Unit,
+    formats: [Format; 2],
+    granularities: [Granularity; 2],
+    bias: Source,
+    accumulate: bool,
+}
+
+impl Plan {
+    /// Whether scales change along the contraction.
+    const fn by_block(self) -> bool {
+        self.granularities[0].is_blocks() || self.granularities[1].is_blocks()
+    }
+
+    /// Products that a plane makes along the rows, along the columns.
+    const fn products(self) -> [u32; 2] {
+        let [rows, cols] = self.tile.part();
+        [rows / self.unit.shape[0], cols / self.unit.shape[1]]
+    }
+
+    /// Sums that a unit scales: its column's in every `plane / columns`-th row of the plane's part.
+    const fn sums(self) -> u32 {
+        let [rows, cols] = self.tile.part();
+        rows * cols / self.unit.plane
+    }
+}
+
+/// Launches the kernel.
+pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, unit: Unit) {
+    let (a, b, bias) = (gemm.a, gemm.b, gemm.bias.as_ref());
+    let (m, n, words) = (a.rows as u32, b.rows as u32, row_words(a.k) as u32);
+    let tile = unit.tile(client, m, n);
+    let plan = Plan {
+        tile,
+        unit,
+        formats: [a.format, b.format],
+        granularities: [a.granularity, b.granularity],
+        bias: bias.map_or(Source::F32, |bias| bias.source),
+        accumulate: gemm.accumulate,
+    };
+    let no_bias = || GeometryLaunch::new(0, 0, 0, 0, 0);
+    // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are guarded by
+    // the rows and words of the operands, stores by `m` and `n`.
+    unsafe {
+        let codes = |operand: &Operand| {
+            ArrayArg::from_raw_parts(operand.codes.clone(), operand.rows * row_words(operand.k) / 4)
+        };
+        let scales = |operand: &Operand| ArrayArg::from_raw_parts(operand.inv_scale.clone(), operand.scales());
+        kernel::gemm_half::launch_unchecked::<R>(
+            client,
+            fold(client, tile.count(m, n)),
+            CubeDim::new_2d(unit.plane, tile.plane_count()),
+            codes(a),
+            codes(b),
+            scales(a),
+            scales(b),
+            bias.map(Checked::array).into(),
+            ArrayArg::from_raw_parts(gemm.out.clone(), a.rows * b.rows),
+            bias.map_or_else(no_bias, Checked::geometry),
+            m,
+            n,
+            words / 4,
+            a.k.div_ceil(BLOCK) as u32,
+            plan,
+            gemm.dtype,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn planes_share_the_tile() {
+        for tile in TILES {
+            let ([rows, cols], [part_rows, part_cols]) = (tile.size, tile.part());
+            assert_eq!([part_rows * tile.planes[0], part_cols * tile.planes[1]], [rows, cols]);
+            for (side, plane) in [(16, 32), (16, 64), (8, 32)] {
+                // A unit keeps one column in all strips, and a strip is whole rows of units.
+                assert!(plane % part_cols == 0 && side % (plane / part_cols) == 0 && part_rows % side == 0);
+            }
+        }
+        assert!(TILES[1].shared_bytes(16) <= 32 * 1024);
+    }
+}

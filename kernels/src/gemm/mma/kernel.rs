@@ -1,0 +1,339 @@
+//! The kernel. A step's rows lie in shared memory as 64 bytes each, their 16-byte chunks exchanged so that the eight rows
+//! that `ldmatrix` reads at a time lie in different banks:
+//!
+//! ```text
+//! place of chunk c of row r = 64 r + 16 (c xor (r / 2 mod 4))
+//! ```
+
+use cubecl::ir::StorageType;
+use cubecl::prelude::*;
+
+use super::{Plan, Tile};
+use crate::operand::BLOCK;
+use crate::ptx::mma::{commit_copies, copy_chunk, load_matrices, mma_fp8, wait_copies, window_address};
+use crate::scale::scale_index;
+use crate::view::{Geometry, load_scalar};
+
+/// Words of contraction in a step.
+const STEP_WORDS: u32 = 16;
+
+/// Bytes of a row in shared memory.
+const ROW_BYTES: u32 = 4 * STEP_WORDS;
+
+/// Products along the contraction in a step.
+const STEP_PRODUCTS: u32 = 2;
+
+/// Steps between promotions.
+const BLOCK_STEPS: u32 = BLOCK as u32 / ROW_BYTES;
+
+/// Rows of tiles that are gone through together, column by column, so that blocks that run at the same time share
+/// operands in L2.
+const GROUP: u32 = 8;
+
+#[cube(launch_unchecked)]
+pub(super) fn gemm_mma<O: Float, N: Size>(
+    a: &Array<u32>,
+    b: &Array<u32>,
+    inv_scale_a: &Array<f32>,
+    inv_scale_b: &Array<f32>,
+    bias: &ComptimeOption<Array<u32>>,
+    out: &mut Array<Vector<O, N>>,
+    bias_geometry: Geometry,
+    m: u32,
+    n: u32,
+    words: u32,
+    blocks: u32,
+    #[comptime] plan: Plan,
+    #[define(O)] _dtype: StorageType,
+) {
+    let tile = comptime!(plan.tile);
+    let products_m = comptime!(tile.products()[0]);
+    let products_n = comptime!(tile.products()[1]);
+    let stage = comptime!((tile.size[0] + tile.size[1]) * ROW_BYTES);
+    let stages = comptime!(tile.stages);
+    let (row0, col0) = tile_in_order(m, n, tile);
+    let mut ring = SharedMemory::<u32>::new_aligned(comptime!((stages * stage / 4) as usize), 128usize);
+    // Never: it is here for CubeCL to allocate the memory, which only statements use.
+    if words == 0 {
+        ring[0] = 0u32;
+    }
+    let start = window_address(&ring);
+    let end = start + comptime!(stages * stage);
+
+    // Where this thread copies to, and from.
+    let local_row = UNIT_POS / 4;
+    let chunk = UNIT_POS % 4;
+    let place = local_row * ROW_BYTES + (chunk ^ (local_row / 2 % 4)) * 16;
+    let row_a = row0 + local_row;
+    let row_b = col0 + local_row;
+    // Where it reads its fragments.
+    let lane = UNIT_POS % 32;
+    let warp_row = UNIT_POS / 32 % comptime!(tile.warps[0]) * (16 * products_m);
+    let warp_col = UNIT_POS / 32 / comptime!(tile.warps[0]) * (8 * products_n);
+    let swizzle = lane / 2 % 4;
+    let from_a = (warp_row + lane % 16) * ROW_BYTES + ((lane / 16) ^ swizzle) * 16;
+    let from_b =
+        (comptime!(tile.size[0]) + warp_col + lane % 8 + lane / 16 * 8) * ROW_BYTES + ((lane / 8 % 2) ^ swizzle) * 16;
+
+    let mut sums = Array::<f32>::new(comptime!((4 * products_m * products_n) as usize));
+    let mut totals = Array::<f32>::new(comptime!((4 * products_m * products_n) as usize));
+    #[unroll]
+    for i in 0..comptime!(4 * products_m * products_n) {
+        sums[i as usize] = 0.0f32;
+        totals[i as usize] = 0.0f32;
+    }
+
+    let mut word = chunk * 4;
+    let mut write = start;
+    #[unroll]
+    for _ in 0..comptime!(stages - 1) {
+        load_step(a, b, write + place, row_a, row_b, m, n, word, words, tile);
+        write += stage;
+        word += STEP_WORDS;
+    }
+    let mut read = start;
+    // First row and column of this thread in the products.
+    let row = row0 + warp_row + lane / 4;
+    let col = col0 + warp_col + lane % 4 * 2;
+    let mut block = 0u32.runtime();
+    while block < blocks {
+        let mut factors_a = Array::<f32>::new(comptime!((2 * products_m) as usize));
+        let mut factors_b = Array::<f32>::new(comptime!((2 * products_n) as usize));
+        if comptime!(plan.by_block()) {
+            row_factors(inv_scale_a, &mut factors_a, row, m, block, blocks, plan);
+            col_factors(inv_scale_b, &mut factors_b, col, n, block, blocks, plan);
+        }
+        #[unroll]
+        for step in 0..BLOCK_STEPS {
+            // All but the newest copies of this thread are here, then those of all threads; and all threads are done with
+            // the stage that is written next.
+            wait_copies(comptime!(stages - 2));
+            sync_cube();
+            load_step(a, b, write + place, row_a, row_b, m, n, word, words, tile);
+            word += STEP_WORDS;
+            write += stage;
+            write = select(write == end, start, write);
+            multiply(&mut sums, read + from_a, read + from_b, plan, comptime!(step == 0 && plan.promotes()));
+            read += stage;
+            read = select(read == end, start, read);
+        }
+        if comptime!(plan.promotes()) {
+            #[unroll]
+            for i in 0..comptime!(4 * products_m * products_n) {
+                let sum = sums[i as usize];
+                if comptime!(plan.by_block()) {
+                    let factor_a = factors_a[comptime!((i / (4 * products_n) * 2 + i / 2 % 2) as usize)];
+                    let factor_b = factors_b[comptime!((i / 4 % products_n * 2 + i % 2) as usize)];
+                    totals[i as usize] = fma(sum, factor_a * factor_b, totals[i as usize]);
+                } else {
+                    totals[i as usize] += sum;
+                }
+            }
+        }
+        block += 1;
+    }
+    // Nothing is in flight when the block ends.
+    wait_copies(0u32);
+    if comptime!(!plan.promotes()) {
+        #[unroll]
+        for i in 0..comptime!(4 * products_m * products_n) {
+            totals[i as usize] = sums[i as usize];
+        }
+    }
+    if comptime!(!plan.by_block()) {
+        let mut factors_a = Array::<f32>::new(comptime!((2 * products_m) as usize));
+        let mut factors_b = Array::<f32>::new(comptime!((2 * products_n) as usize));
+        row_factors(inv_scale_a, &mut factors_a, row, m, 0u32, blocks, plan);
+        col_factors(inv_scale_b, &mut factors_b, col, n, 0u32, blocks, plan);
+        #[unroll]
+        for i in 0..comptime!(4 * products_m * products_n) {
+            let factor_a = factors_a[comptime!((i / (4 * products_n) * 2 + i / 2 % 2) as usize)];
+            let factor_b = factors_b[comptime!((i / 4 % products_n * 2 + i % 2) as usize)];
+            totals[i as usize] *= factor_a * factor_b;
+        }
+    }
+    store(&totals, bias, out, &bias_geometry, row, col, m, n, plan);
+}
+
+/// First row and column of this block's tile; a row past the last for spare blocks.
+#[cube]
+fn tile_in_order(m: u32, n: u32, #[comptime] tile: Tile) -> (u32, u32) {
+    let rows = m.div_ceil(comptime!(tile.size[0]));
+    let cols = n.div_ceil(comptime!(tile.size[1]));
+    let number = CUBE_POS as u32;
+    let first = number / (GROUP * cols) * GROUP;
+    let height = min(rows - first, GROUP);
+    let within = number % (GROUP * cols);
+    ((first + within % height) * comptime!(tile.size[0]), within / height * comptime!(tile.size[1]))
+}
+
+/// Starts this thread's copies of one step of both operands to their place in a stage, and closes their group.
+#[cube]
+fn load_step(
+    a: &Array<u32>,
+    b: &Array<u32>,
+    to: u32,
+    row_a: u32,
+    row_b: u32,
+    m: u32,
+    n: u32,
+    word: u32,
+    words: u32,
+    #[comptime] tile: Tile,
+) {
+    let pass = comptime!(tile.threads() / 4);
+    #[unroll]
+    for i in 0..comptime!(tile.size[0] / pass) {
+        let row = row_a + i * pass;
+        let bytes = select(row < m && word < words, 16u32, 0u32.runtime());
+        copy_chunk(to + comptime!(i * pass * ROW_BYTES), a, row * words + word, bytes);
+    }
+    #[unroll]
+    for i in 0..comptime!(tile.size[1] / pass) {
+        let row = row_b + i * pass;
+        let bytes = select(row < n && word < words, 16u32, 0u32.runtime());
+        copy_chunk(to + comptime!((tile.size[0] + i * pass) * ROW_BYTES), b, row * words + word, bytes);
+    }
+    commit_copies();
+}
+
+/// Adds the products of one step to `sums`, or starts them anew.
+#[cube]
+fn multiply(sums: &mut Array<f32>, from_a: u32, from_b: u32, #[comptime] plan: Plan, #[comptime] fresh: bool) {
+    let products_m = comptime!(plan.tile.products()[0]);
+    let products_n = comptime!(plan.tile.products()[1]);
+    #[unroll]
+    for k in 0..STEP_PRODUCTS {
+        let mut codes_a = Array::<u32>::new(comptime!((4 * products_m) as usize));
+        let mut codes_b = Array::<u32>::new(comptime!((2 * products_n) as usize));
+        // Overwritten: for CubeCL to declare the arrays, which only statements use.
+        codes_a[0] = 0u32;
+        codes_b[0] = 0u32;
+        // Two chunks further is the other bit of the exchange.
+        #[unroll]
+        for i in 0..products_m {
+            load_matrices(&mut codes_a, comptime!(4 * i), (from_a ^ comptime!(32 * k)) + comptime!(16 * ROW_BYTES * i));
+        }
+        #[unroll]
+        for j in 0..comptime!(products_n / 2) {
+            load_matrices(&mut codes_b, comptime!(4 * j), (from_b ^ comptime!(32 * k)) + comptime!(16 * ROW_BYTES * j));
+        }
+        #[unroll]
+        for i in 0..products_m {
+            #[unroll]
+            for j in 0..products_n {
+                mma_fp8(
+                    sums,
+                    &codes_a,
+                    &codes_b,
+                    comptime!([4 * (i * products_n + j), 4 * i, 2 * j]),
+                    comptime!(plan.formats),
+                    comptime!(plan.kind),
+                    comptime!(fresh && k == 0),
+                );
+            }
+        }
+    }
+}
+
+/// Inverse scales of this thread's rows: `row`, `row + 8`, `row + 16`, ... All rows of a tile lie in one square block.
+#[cube]
+fn row_factors(
+    inv_scales: &Array<f32>,
+    factors: &mut Array<f32>,
+    row: u32,
+    rows: u32,
+    block: u32,
+    blocks: u32,
+    #[comptime] plan: Plan,
+) {
+    let granularity = comptime!(plan.granularities[0]);
+    #[unroll]
+    for i in 0..comptime!(2 * plan.tile.products()[0]) {
+        if comptime!(i == 0 || granularity.is_by_row()) {
+            // Past the last row there is nothing to scale; any scale will do.
+            let row = min(row + comptime!(8 * i), rows - 1);
+            factors[i as usize] = inv_scales[scale_index(row, block, blocks, granularity) as usize];
+        } else {
+            factors[i as usize] = factors[0];
+        }
+    }
+}
+
+/// Inverse scales of this thread's columns: `col`, `col + 1`, `col + 8`, `col + 9`, ...
+#[cube]
+fn col_factors(
+    inv_scales: &Array<f32>,
+    factors: &mut Array<f32>,
+    col: u32,
+    cols: u32,
+    block: u32,
+    blocks: u32,
+    #[comptime] plan: Plan,
+) {
+    let granularity = comptime!(plan.granularities[1]);
+    #[unroll]
+    for j in 0..comptime!(2 * plan.tile.products()[1]) {
+        if comptime!(j == 0 || granularity.is_by_row()) {
+            let col = min(col + comptime!(j / 2 * 8 + j % 2), cols - 1);
+            factors[j as usize] = inv_scales[scale_index(col, block, blocks, granularity) as usize];
+        } else {
+            factors[j as usize] = factors[0];
+        }
+    }
+}
+
+/// Writes the scaled sums of this thread, with the bias and what was there, in pairs of columns if `N` is two.
+#[cube]
+fn store<O: Float, N: Size>(
+    totals: &Array<f32>,
+    bias: &ComptimeOption<Array<u32>>,
+    out: &mut Array<Vector<O, N>>,
+    bias_geometry: &Geometry,
+    row: u32,
+    col: u32,
+    m: u32,
+    n: u32,
+    #[comptime] plan: Plan,
+) {
+    let products_m = comptime!(plan.tile.products()[0]);
+    let products_n = comptime!(plan.tile.products()[1]);
+    let width = N::value();
+    let width = comptime!(width as u32);
+    #[unroll]
+    for j in 0..comptime!(products_n * 2 / width) {
+        let col = col + comptime!(j * width / 2 * 8 + j * width % 2);
+        if col < n {
+            let mut shift = Array::<f32>::new(comptime!(width as usize));
+            #[unroll]
+            for w in 0..width {
+                #[comptime]
+                let value = match bias {
+                    ComptimeOption::Some(bias) => load_scalar(bias, bias_geometry, col + w, comptime!(plan.bias)),
+                    ComptimeOption::None => f32::new(0.0),
+                };
+                shift[w as usize] = value;
+            }
+            #[unroll]
+            for i in 0..comptime!(2 * products_m) {
+                let row = row + comptime!(8 * i);
+                if row < m {
+                    let index = ((row * n + col) / width) as usize;
+                    let mut values = Vector::<O, N>::empty();
+                    #[unroll]
+                    for w in 0..width {
+                        let place =
+                            comptime!(4 * (i / 2 * products_n + j * width / 2) + 2 * (i % 2) + (j * width + w) % 2);
+                        let mut sum = totals[place as usize] + shift[w as usize];
+                        if comptime!(plan.accumulate) {
+                            let old = out[index];
+                            sum += f32::cast_from(old[w as usize]);
+                        }
+                        values[w as usize] = O::cast_from(sum);
+                    }
+                    out[index] = values;
+                }
+            }
+        }
+    }
+}

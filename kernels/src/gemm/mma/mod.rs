@@ -1,0 +1,172 @@
+//! The GEMM of sm_89 and sm_120: FP8 tensor cores through `mma.sync`.
+//!
+//! A block of threads makes a tile of the output ([`Tile`]), 64 codes of the contraction a step. Copies to shared memory
+//! run some steps ahead of the products (`cp.async`), rows and codes past the operand's end are filled with zeros. Each warp
+//! multiplies its part of the tile from fragments that `ldmatrix` reads.
+//!
+//! For FP8 the accumulators of the tensor cores keep fewer bits than f32: about 14 on Hopper (DeepSeek-V3's technical
+//! report), 13 of mantissa on Ada (Zhang et al., *SageAttention2*); of sm_120 nothing is published. So two steps, 128 of the
+//! contraction, are summed there and then added to f32 registers; with `use_fast_accum` only where scales change.
+//!
+//! | tile | threads | products of a warp | |
+//! | --- | --- | --- | --- |
+//! | 128 × 128 | 256 | 64 × 32 | |
+//! | 64 × 64 | 128 | 32 × 32 | where the larger leave multiprocessors idle |
+//! | 32 × 64 | 128 | 32 × 16 | few rows |
+
+mod kernel;
+
+use cubecl::prelude::*;
+
+use super::Gemm;
+use crate::operand::BLOCK;
+use crate::ptx::mma::MmaKind;
+use crate::view::{Checked, GeometryLaunch, Source};
+use crate::{CudaArch, Format, Granularity, Operand, cuda_arch, row_words};
+
+/// A block's part of the output, and how it is cut among warps and held in shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Tile {
+    /// Rows, columns.
+    size: [u32; 2],
+    /// Warps along the rows, along the columns.
+    warps: [u32; 2],
+    /// Steps that shared memory holds.
+    stages: u32,
+}
+
+/// Largest first. Three stages of the first take 48 KiB, so that two blocks fit on a multiprocessor where their registers
+/// do.
+const TILES: [Tile; 3] = [
+    Tile { size: [128, 128], warps: [2, 4], stages: 3 },
+    Tile { size: [64, 64], warps: [2, 2], stages: 4 },
+    Tile { size: [32, 64], warps: [1, 4], stages: 4 },
+];
+
+impl Tile {
+    const fn threads(self) -> u32 {
+        32 * self.warps[0] * self.warps[1]
+    }
+
+    /// Products of 16 by 8 that a warp makes along the rows, along the columns.
+    const fn products(self) -> [u32; 2] {
+        [self.size[0] / self.warps[0] / 16, self.size[1] / self.warps[1] / 8]
+    }
+
+    /// How often it is needed.
+    const fn count(self, m: u32, n: u32) -> u32 {
+        m.div_ceil(self.size[0]) * n.div_ceil(self.size[1])
+    }
+
+    /// The tile for an output `[m, n]`: the one with the least work on the busiest of the multiprocessors, the larger of
+    /// equals.
+    ///
+    /// ```text
+    /// work = ceil(tiles / multiprocessors) · (rows · cols + 32 (rows + cols))
+    /// ```
+    ///
+    /// The second term is traffic: a multiprocessor multiplies some 32 codes in the time of loading one.
+    fn of(m: u32, n: u32, multiprocessors: u32) -> Self {
+        let work = |tile: &Tile| {
+            let [rows, cols] = tile.size;
+            u64::from(tile.count(m, n).div_ceil(multiprocessors)) * u64::from(rows * cols + 32 * (rows + cols))
+        };
+        TILES.into_iter().min_by_key(work).expect("there are tiles")
+    }
+}
+
+/// What selects other code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Plan {
+    tile: Tile,
+    kind: MmaKind,
+    formats: [Format; 2],
+    granularities: [Granularity; 2],
+    bias: Source,
+    accumulate: bool,
+    fast_accum: bool,
+}
+
+impl Plan {
+    /// Whether scales change along the contraction.
+    const fn by_block(self) -> bool {
+        self.granularities[0].is_blocks() || self.granularities[1].is_blocks()
+    }
+
+    /// Whether sums of 128 of the contraction are added to f32 registers.
+    const fn promotes(self) -> bool {
+        self.by_block() || !self.fast_accum
+    }
+}
+
+/// Launches the kernel.
+pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
+    let (a, b, bias) = (gemm.a, gemm.b, gemm.bias.as_ref());
+    let (m, n, words) = (a.rows as u32, b.rows as u32, row_words(a.k) as u32);
+    let tile = Tile::of(m, n, client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1));
+    let plan = Plan {
+        tile,
+        kind: if cuda_arch(client) == Some(CudaArch::Sm120) { MmaKind::UnitScales } else { MmaKind::Plain },
+        formats: [a.format, b.format],
+        granularities: [a.granularity, b.granularity],
+        bias: bias.map_or(Source::F32, |bias| bias.source),
+        accumulate: gemm.accumulate,
+        fast_accum: gemm.use_fast_accum,
+    };
+    // Two neighbouring columns are one store where every row starts at an even element.
+    let width = if n.is_multiple_of(2) { 2 } else { 1 };
+    let no_bias = || GeometryLaunch::new(0, 0, 0, 0, 0);
+    // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; copies read only inside
+    // the rows and words of the operands, stores are guarded by `m` and `n`.
+    unsafe {
+        let codes =
+            |operand: &Operand| ArrayArg::from_raw_parts(operand.codes.clone(), operand.rows * row_words(operand.k));
+        let scales = |operand: &Operand| ArrayArg::from_raw_parts(operand.inv_scale.clone(), operand.scales());
+        kernel::gemm_mma::launch_unchecked::<R>(
+            client,
+            CubeCount::Static(tile.count(m, n), 1, 1),
+            CubeDim::new_1d(tile.threads()),
+            width,
+            codes(a),
+            codes(b),
+            scales(a),
+            scales(b),
+            bias.map(Checked::array).into(),
+            ArrayArg::from_raw_parts(gemm.out.clone(), a.rows * b.rows),
+            bias.map_or_else(no_bias, Checked::geometry),
+            m,
+            n,
+            words,
+            a.k.div_ceil(BLOCK) as u32,
+            plan,
+            gemm.dtype,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_fill_the_device() {
+        let size = |m, n| Tile::of(m, n, 142).size;
+        assert_eq!(size(4096, 4096), [128, 128]);
+        assert_eq!(size(16384, 1024), [128, 128]);
+        assert_eq!(size(1024, 1024), [64, 64]);
+        assert_eq!(size(1, 4096), [32, 64]);
+        assert_eq!(size(32, 4096), [32, 64]);
+        assert_eq!(size(1, 1), [32, 64]);
+    }
+
+    #[test]
+    fn warps_share_the_tile() {
+        for tile in TILES {
+            let ([rows, cols], [warps_m, warps_n], [i, j]) = (tile.size, tile.warps, tile.products());
+            assert_eq!([16 * i * warps_m, 8 * j * warps_n], [rows, cols]);
+            // `ldmatrix` brings two products' columns at a time, and a pass of copies takes whole swizzle periods.
+            assert!(j.is_multiple_of(2) && (tile.threads() / 4).is_multiple_of(8));
+            assert!((rows * 4).is_multiple_of(tile.threads()) && (cols * 4).is_multiple_of(tile.threads()));
+        }
+    }
+}
