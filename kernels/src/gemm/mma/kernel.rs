@@ -10,7 +10,8 @@ use cubecl::prelude::*;
 
 use super::{Plan, Tile};
 use crate::operand::BLOCK;
-use crate::ptx::mma::{commit_copies, copy_chunk, load_matrices, mma_fp8, wait_copies, window_address};
+use crate::ptx::mma::{commit_copies, copy_chunk, load_matrices, mma_fp8, wait_copies};
+use crate::ptx::shared::shared_address;
 use crate::scale::scale_index;
 use crate::view::{Geometry, load_scalar};
 
@@ -57,7 +58,7 @@ pub(super) fn gemm_mma<O: Float, N: Size>(
     if words == 0 {
         ring[0] = 0u32;
     }
-    let start = window_address(&ring);
+    let start = shared_address(&ring);
     let end = start + comptime!(stages * stage);
 
     // Where this thread copies to, and from.
