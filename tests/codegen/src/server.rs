@@ -174,7 +174,8 @@ impl GenerateServer {
             CubeCount::Dynamic(binding) => {
                 let resource = self.resource(binding)?;
                 // SAFETY: the reference ends here.
-                let words = unsafe { resource.bytes() }.chunks_exact(4).map(|word| word.try_into().expect("four bytes"));
+                let words =
+                    unsafe { resource.bytes() }.chunks_exact(4).map(|word| word.try_into().expect("four bytes"));
                 let words: Vec<u32> = words.map(u32::from_le_bytes).collect();
                 [words[0], words[1], words[2]]
             }

@@ -32,7 +32,10 @@ impl Machine<'_> {
         let executed = self.executed - start;
         result.map(|()| executed).map_err(|error| {
             let text = &self.kernel.text[at as usize];
-            format!("{}: block {rank} of the cluster at {:?}, warp {id}, instruction {at}: {text}: {error}", self.kernel.name, cluster.origin)
+            format!(
+                "{}: block {rank} of the cluster at {:?}, warp {id}, instruction {at}: {text}: {error}",
+                self.kernel.name, cluster.origin
+            )
         })
     }
 
@@ -97,7 +100,12 @@ impl Machine<'_> {
                     }
                 };
                 match &instr.op {
-                    Op::Alu(function, o) => function(&mut warp.registers, mask, o),
+                    Op::Alu(function, o) => {
+                        if !warp.in_flight.is_empty() {
+                            check_flight(warp, o)?;
+                        }
+                        function(&mut warp.registers, mask, o);
+                    }
                     Op::Branch { target } => {
                         if mask == group {
                             pc = *target;
@@ -172,9 +180,8 @@ impl Machine<'_> {
                 }
             }
             Op::Predicate { logic, d, a, b } => {
-                let [a, b] = [a, b].map(|(p, negated)| {
-                    warp.predicates[*p as usize] ^ if *negated { u32::MAX } else { 0 }
-                });
+                let [a, b] =
+                    [a, b].map(|(p, negated)| warp.predicates[*p as usize] ^ if *negated { u32::MAX } else { 0 });
                 set_predicate(warp, *d, mask, combined(*logic, a, b));
             }
             Op::Selp { d, a, b, p } => {
@@ -241,6 +248,7 @@ impl Machine<'_> {
             }
             Op::Store { s, address, bytes } => {
                 let bytes = *bytes as usize;
+                check_flight(warp, s)?;
                 for lane in lanes(mask) {
                     let at = (address.space, warp.address(address, lane), lane);
                     let to = self.locate(cluster, rank, warp, at, bytes * s.len(), true)?;
@@ -396,6 +404,14 @@ pub(crate) fn meet(warp: &mut Warp, group: u32, mask: u32, needed: u32, pc: u32)
     Flow::Stay(mask, Wait::Warp)
 }
 
+/// Accumulators of `wgmma` may be neither read nor written between its issue and the wait for it.
+fn check_flight(warp: &Warp, registers: &[u32]) -> Result<(), String> {
+    match registers.iter().find(|register| warp.in_flight.contains(register)) {
+        Some(_) => Err("touches an accumulator that wgmma has in flight".into()),
+        None => Ok(()),
+    }
+}
+
 fn exit(cluster: &mut Cluster, rank: usize, warp: &mut Warp, mask: u32) -> Result<(), String> {
     if let Some(store) = warp.stores.iter().find(|store| mask >> store.lane & 1 != 0) {
         return Err(format!("lane {} exits before its bulk store has read shared memory", store.lane));
@@ -526,4 +542,3 @@ pub(crate) fn atomic(op: AtomicOp, ty: &str, old: u64, a: u64, b: u64) -> Result
         }
     })
 }
-
