@@ -149,9 +149,10 @@ impl GenerateServer {
             return Ok(kernel.clone());
         }
         let nvrtc = EXECUTION.lock().unwrap().as_ref().map(|execution| execution.nvrtc.clone());
+        // A virtual architecture: PTX and no machine code.
         let arch = match self.sm {
-            sm @ (90 | 100..) => format!("sm_{sm}a"),
-            sm => format!("sm_{sm}"),
+            sm @ (90 | 100..) => format!("compute_{sm}a"),
+            sm => format!("compute_{sm}"),
         };
         let ptx = nvrtc.ok_or("executions are off")?.ptx(source, &arch)?;
         let kernel = Arc::new(Kernel::parse(&ptx)?);
