@@ -15,6 +15,7 @@ mod golden_trajectory;
 mod gradients;
 mod health;
 mod nonfinite;
+mod paper;
 mod properties;
 mod recipes;
 mod saved;

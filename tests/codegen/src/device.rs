@@ -1,8 +1,10 @@
 //! The runtime, and what devices of each architecture can do, as CubeCL's CUDA runtime describes them.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use burn_backend::DeviceOps;
 use cubecl_common::device::{Device, DeviceId};
 use cubecl_common::profile::TimingMethod;
 use cubecl_core::Runtime;
@@ -60,6 +62,8 @@ impl Device for PaperDevice {
     }
 }
 
+impl DeviceOps for PaperDevice {}
+
 /// A kernel as it would have gone to NVRTC.
 #[derive(Clone, Debug)]
 pub struct Generated {
@@ -85,6 +89,14 @@ pub(crate) static GENERATED: Mutex<Vec<Result<Generated, String>>> = Mutex::new(
 pub fn take() -> Vec<Generated> {
     let generated = core::mem::take(&mut *GENERATED.lock().unwrap());
     generated.into_iter().map(|kernel| kernel.unwrap_or_else(|error| panic!("{error}"))).collect()
+}
+
+/// Reads and syncs: times that a host would have waited for its device.
+pub(crate) static WAITS: AtomicUsize = AtomicUsize::new(0);
+
+/// How often the host would have waited since the last call.
+pub fn take_waits() -> usize {
+    WAITS.swap(0, Relaxed)
 }
 
 /// How launches run that are executed.

@@ -6,6 +6,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use cubecl_common::backtrace::BackTrace;
 use cubecl_common::bytes::Bytes;
@@ -29,7 +30,7 @@ use cubecl_runtime::server::{
 use cubecl_runtime::storage::{ComputeStorage, ManagedResource, StorageHandle, StorageId, StorageUtilization};
 use cubecl_runtime::timestamp_profiler::TimestampProfiler;
 
-use crate::device::{CudaCompiler, EXECUTION, GENERATED, Generated, PaperDevice, options, properties};
+use crate::device::{CudaCompiler, EXECUTION, GENERATED, Generated, PaperDevice, WAITS, options, properties};
 use crate::interpret::Kernel;
 use crate::launch::Request;
 
@@ -260,6 +261,7 @@ impl ComputeServer for GenerateServer {
     }
 
     fn read(&mut self, descriptors: Vec<CopyDescriptor>, _: StreamId) -> DynFut<Result<Vec<Bytes>, ServerError>> {
+        WAITS.fetch_add(1, Relaxed);
         let mut result = self.take_errors().map(|()| vec![]);
         for descriptor in descriptors {
             let [width, pitch, count] = rows(&descriptor);
@@ -300,6 +302,7 @@ impl ComputeServer for GenerateServer {
     }
 
     fn sync(&mut self, _: StreamId) -> DynFut<Result<(), ServerError>> {
+        WAITS.fetch_add(1, Relaxed);
         let result = self.take_errors();
         Box::pin(async { result })
     }

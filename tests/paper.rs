@@ -1,0 +1,111 @@
+//! `Float8` over CUDA on paper: Burn's CUDA backend on a runtime that generates every kernel for an H200 that does not exist,
+//! and, with NVRTC at hand, interprets it.
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use burn::backend::Autodiff;
+use burn::nn::Linear;
+use burn::tensor::Tensor;
+use burn::tensor::backend::Backend;
+use burn_cubecl::CubeBackend;
+use burn_float8::{Float8, Float8Config, Recipe, report};
+use burn_fusion::Fusion;
+use codegen::device::{Execution, GenerateCuda, PaperDevice, execute, take, take_waits};
+use cubecl::Runtime;
+
+use crate::support::linear::{from_values, layer};
+use crate::support::operand::tensor;
+use crate::support::runtime::Flex;
+use crate::support::{normal, relative_error};
+
+/// What `burn::backend::Cuda` is, on another runtime.
+type Paper = Fusion<CubeBackend<GenerateCuda, f32, i32, u8>>;
+type B = Autodiff<Float8<Paper>>;
+
+const SHAPE: [usize; 3] = [128, 256, 192];
+
+/// The runtime's records are the process's: one test at a time.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn sync() {
+    B::sync(&PaperDevice::default()).expect("nothing runs");
+}
+
+/// What one step launched, by name.
+struct Launched(Vec<String>);
+
+impl Launched {
+    fn count(&self, part: &str) -> usize {
+        self.0.iter().filter(|name| name.contains(part)).count()
+    }
+}
+
+/// Forward and backward between element-wise chains; what was launched until the device was asked to be done.
+fn step(layer: &Linear<B>, seed: u64) -> Launched {
+    let [m, k, n] = SHAPE;
+    let x = tensor::<B, 2>(normal(m * k, seed), [m, k]).require_grad();
+    let dy = tensor::<B, 2>(normal(m * n, seed + 1), [m, n]);
+    sync();
+    (take(), take_waits());
+    let y = layer.forward(x.clone() * 0.5 + 1.0) * 0.25 - 1.0;
+    let grads = (y * dy).sum().backward();
+    let kept: (Tensor<Paper, 2>, _) = (x.grad(&grads).expect("tracked").into_inner(), layer.weight.grad(&grads));
+    assert_eq!(take_waits(), 0, "the host waited for the device");
+    sync();
+    drop(kept);
+    Launched(take().into_iter().map(|kernel| kernel.name).collect())
+}
+
+fn linear(recipe: Recipe) -> Linear<B> {
+    let [_, k, n] = SHAPE;
+    layer::<Paper>(&Float8Config::new(recipe), tensor(normal(k * n, 2), [k, n]), Some(tensor(normal(n, 3), [n])))
+}
+
+#[test]
+fn a_linear_launches_each_cast_once_and_never_waits() {
+    let _turn = turn();
+    let layer = linear(Recipe::Tensorwise);
+    let first = step(&layer, 10);
+    for name in &first.0 {
+        println!("{name}");
+    }
+    let second = step(&layer, 20);
+    assert_eq!(first.count("gemm_hopper"), 3);
+    let _ = second;
+    let report = report(&layer);
+    println!("{report}");
+    report.verify().expect("FP8 ran everywhere");
+    assert_eq!(report.totals().native, 6);
+}
+
+#[test]
+fn memory_is_reused_from_step_to_step() {
+    let _turn = turn();
+    let layer = linear(Recipe::Tensorwise);
+    let client = GenerateCuda::client(&PaperDevice::default());
+    let mut reserved = vec![];
+    for i in 0..6 {
+        step(&layer, 30 + i);
+        reserved.push(client.memory_usage().expect("known").bytes_reserved);
+    }
+    assert_eq!(reserved[2], reserved[5], "{reserved:?}");
+}
+
+#[test]
+fn every_recipe_computes_what_the_cpu_does() {
+    let _turn = turn();
+    let Some(_running) = execute(Execution { seed: 3 }) else { return };
+    let [m, k, n] = SHAPE;
+    let (x, w, dy, bias) = (normal(m * k, 1), normal(k * n, 2), normal(m * n, 3), normal(n, 4));
+    for recipe in Recipe::ALL {
+        let config = Float8Config::new(recipe);
+        let got = from_values::<Paper>(&config, [&x, &w, &dy], SHAPE, Some(&bias));
+        let want = from_values::<Flex>(&config, [&x, &w, &dy], SHAPE, Some(&bias));
+        for ((what, got), want) in ["y", "dx", "dw", "db"].iter().zip(&got).zip(&want) {
+            let error = relative_error(got, want);
+            assert!(error < 1e-5, "{what} in {recipe}: {error:e}");
+        }
+    }
+}
