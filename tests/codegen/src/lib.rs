@@ -3,6 +3,8 @@
 
 pub mod device;
 pub mod gemm_rules;
+pub mod interpret;
+mod launch;
 pub mod nvrtc;
 pub mod sass;
 mod server;
