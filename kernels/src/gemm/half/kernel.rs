@@ -62,7 +62,7 @@ pub(super) fn gemm_half<O: Float>(
     let plane_row = UNIT_POS_Y % comptime!(plan.tile.planes[0]) * part_rows;
     let plane_col = UNIT_POS_Y / comptime!(plan.tile.planes[0]) * part_cols;
 
-    let mut sums = zeros(plan);
+    let sums = zeros(plan);
     let mut totals = Array::<f32>::new(comptime!(plan.sums() as usize));
     #[unroll]
     for i in 0..comptime!(plan.sums()) {
