@@ -3,6 +3,7 @@
 
 mod emulated;
 mod half;
+mod hopper;
 mod mma;
 
 use core::fmt;
@@ -18,6 +19,8 @@ use crate::{CudaArch, KernelError, Operand, VectorView, cuda_arch, supports};
 /// Which kernel runs a GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GemmPath {
+    /// TMA and `wgmma`: Hopper. Never run on a GPU yet.
+    Wgmma,
     /// FP8 tensor cores through `mma.sync`: sm_89, and block-scaled with unit scales on sm_120.
     Mma,
     /// Decode to f16 in the tile, f16 matrix units with f32 sums: CUDA devices without FP8 tensor cores of a kernel here, and
@@ -30,6 +33,7 @@ pub enum GemmPath {
 impl fmt::Display for GemmPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            GemmPath::Wgmma => "wgmma",
             GemmPath::Mma => "mma",
             GemmPath::F16Mma => "f16 mma",
             GemmPath::Emulated => "emulated",
@@ -51,8 +55,8 @@ pub struct GemmConfig {
 pub fn gemm_path<R: Runtime>(client: &ComputeClient<R>, config: GemmConfig) -> GemmPath {
     match cuda_arch(client) {
         _ if config.emulate => GemmPath::Emulated,
+        Some(CudaArch::Sm90) => GemmPath::Wgmma,
         Some(CudaArch::Sm89 | CudaArch::Sm120) => GemmPath::Mma,
-        Some(CudaArch::Sm90) => GemmPath::Emulated,
         _ if half::Unit::of(client).is_some() => GemmPath::F16Mma,
         _ => GemmPath::Emulated,
     }
@@ -171,6 +175,7 @@ pub fn scaled_gemm_into<R: Runtime>(
     let (out, accumulate) = (&out.handle, out.accumulate);
     let gemm = Gemm { a, b, bias, out, dtype, accumulate, use_fast_accum: config.use_fast_accum };
     match gemm_path(client, config) {
+        GemmPath::Wgmma => hopper::launch(client, &gemm),
         GemmPath::Mma => mma::launch(client, &gemm),
         GemmPath::F16Mma => half::launch(client, &gemm, half::Unit::of(client).expect("the path asks for them")),
         GemmPath::Emulated => emulated::launch(client, &gemm),

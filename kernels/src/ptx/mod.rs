@@ -4,7 +4,13 @@
 //! Operands are named as cubecl-cpp 0.10.0 names them; a name that changed does not compile, and the code-generation test
 //! compiles every kernel. Other compilers print comments too, so callers are guarded by a comptime check of the device.
 
+// The parameters of an intrinsic are used only while a kernel is generated.
+#![allow(unused_variables)]
+
+pub(crate) mod barrier;
 pub(crate) mod mma;
+pub(crate) mod tma;
+pub(crate) mod wgmma;
 
 use cubecl::ir::{Instruction, NonSemantic, Operation, Scope, Variable, VariableKind};
 
@@ -42,14 +48,19 @@ pub(crate) fn operand(scope: &mut Scope, value: Variable) -> String {
 /// `template` is PTX whose operands `%0`, `%1`, ... are first `outputs`, then `inputs`: pairs of a constraint, such as
 /// `=r`, and a C++ expression. Memory is clobbered, so that the compiler moves no access across the statement.
 pub(crate) fn asm(scope: &mut Scope, template: &str, outputs: &[(&str, String)], inputs: &[(&str, String)]) {
-    let operands = operands(outputs, inputs);
+    let (template, operands) = (escape(template), operands(outputs, inputs));
     statement(scope, &format!("asm volatile(\"{template}\" : {operands} : \"memory\");"));
 }
 
 /// An `asm` statement whose outputs follow from its inputs alone: the compiler may move, merge or drop it.
 pub(crate) fn pure_asm(scope: &mut Scope, template: &str, outputs: &[(&str, String)], inputs: &[(&str, String)]) {
-    let operands = operands(outputs, inputs);
+    let (template, operands) = (escape(template), operands(outputs, inputs));
     statement(scope, &format!("asm(\"{template}\" : {operands});"));
+}
+
+/// The inside of a C++ string.
+fn escape(template: &str) -> String {
+    template.replace('\n', "\\n")
 }
 
 fn operands(outputs: &[(&str, String)], inputs: &[(&str, String)]) -> String {

@@ -150,7 +150,7 @@ impl GenerateServer {
         }
         let nvrtc = EXECUTION.lock().unwrap().as_ref().map(|execution| execution.nvrtc.clone());
         let arch = match self.sm {
-            sm @ (90 | 100.. ) => format!("sm_{sm}a"),
+            sm @ (90 | 100..) => format!("sm_{sm}a"),
             sm => format!("sm_{sm}"),
         };
         let ptx = nvrtc.ok_or("executions are off")?.ptx(source, &arch)?;
@@ -173,7 +173,8 @@ impl GenerateServer {
             CubeCount::Dynamic(binding) => {
                 let resource = self.resource(binding)?;
                 // SAFETY: the reference ends here.
-                let words = unsafe { resource.bytes() }.chunks_exact(4).map(|word| word.try_into().expect("four bytes"));
+                let words =
+                    unsafe { resource.bytes() }.chunks_exact(4).map(|word| word.try_into().expect("four bytes"));
                 let words: Vec<u32> = words.map(u32::from_le_bytes).collect();
                 [words[0], words[1], words[2]]
             }

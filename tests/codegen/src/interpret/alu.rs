@@ -148,8 +148,14 @@ macro_rules! small {
 macro_rules! float_two {
     ($ty:expr, |$a:ident, $b:ident| $value:expr) => {
         match $ty {
-            "f32" => two!(|a, b| { let ($a, $b) = (f32_of(a), f32_of(b)); f32_bits($value) }),
-            "f64" => two!(|a, b| { let ($a, $b) = (f64_of(a), f64_of(b)); ($value).to_bits() }),
+            "f32" => two!(|a, b| {
+                let ($a, $b) = (f32_of(a), f32_of(b));
+                f32_bits($value)
+            }),
+            "f64" => two!(|a, b| {
+                let ($a, $b) = (f64_of(a), f64_of(b));
+                ($value).to_bits()
+            }),
             _ => small!($ty, |$a, $b, _c| $value, three_as_two),
         }
     };
@@ -273,11 +279,9 @@ pub(crate) fn alu(parts: &[&str]) -> Option<(usize, Alu)> {
         "div" => match ty {
             "u16" => two!(|a, b| u64::from((a as u16).checked_div(b as u16).unwrap_or(u16::MAX))),
             "u32" => two!(|a, b| u64::from((a as u32).checked_div(b as u32).unwrap_or(u32::MAX))),
-            "s32" => two!(|a, b| if b as i32 == 0 {
-                0xffff_ffff
-            } else {
-                (a as i32).wrapping_div(b as i32) as u32 as u64
-            }),
+            "s32" => {
+                two!(|a, b| if b as i32 == 0 { 0xffff_ffff } else { (a as i32).wrapping_div(b as i32) as u32 as u64 })
+            }
             "u64" => two!(|a: u64, b: u64| a.checked_div(b).unwrap_or(u64::MAX)),
             "s64" => two!(|a, b| if b == 0 { u64::MAX } else { (a as i64).wrapping_div(b as i64) as u64 }),
             "f32" => two!(|a, b| f32_bits(f32_of(a) / f32_of(b))),

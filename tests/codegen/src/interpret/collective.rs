@@ -62,7 +62,13 @@ impl Machine<'_> {
                 };
                 let everywhere = same(mask.trailing_zeros() as usize) == mask;
                 for lane in lanes(mask) {
-                    let value = if !all { same(lane) } else if everywhere { mask } else { 0 };
+                    let value = if !all {
+                        same(lane)
+                    } else if everywhere {
+                        mask
+                    } else {
+                        0
+                    };
                     warp.registers[*d as usize][lane] = u64::from(value);
                 }
                 if let Some(p) = p {

@@ -228,7 +228,8 @@ fn signed(value: u64, bits: u32) -> i64 {
 }
 
 fn clamp(value: i128, bits: u32, signed: bool) -> i128 {
-    let (low, high) = if signed { (-(1i128 << (bits - 1)), (1i128 << (bits - 1)) - 1) } else { (0, (1i128 << bits) - 1) };
+    let (low, high) =
+        if signed { (-(1i128 << (bits - 1)), (1i128 << (bits - 1)) - 1) } else { (0, (1i128 << bits) - 1) };
     value.clamp(low, high)
 }
 

@@ -302,4 +302,3 @@ impl Machine<'_> {
 
 /// What the 128 bytes of a tensor map start with; its index follows.
 pub(crate) const MAP_TAG: u64 = 0x5445_4e53_4f52_4d41;
-

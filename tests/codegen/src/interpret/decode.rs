@@ -4,9 +4,7 @@ use std::collections::HashMap;
 
 use super::alu::{alu, compare};
 use super::convert::Convert;
-use super::instr::{
-    Addr, AtomicOp, Barrier, ElementType, Guard, Instr, Logic, Op, Shuffle, Space, Special, Vote,
-};
+use super::instr::{Addr, AtomicOp, Barrier, ElementType, Guard, Instr, Logic, Op, Shuffle, Space, Special, Vote};
 use super::memory::{GLOBALS, LOCAL, PARAM};
 use super::text::{Operand, Statement, Variable, parse};
 
@@ -525,8 +523,7 @@ impl Decoder {
             }
             "redux" => {
                 let names = ["add", "min", "max", "and", "or", "xor"];
-                let ops =
-                    [AtomicOp::Add, AtomicOp::Min, AtomicOp::Max, AtomicOp::And, AtomicOp::Or, AtomicOp::Xor];
+                let ops = [AtomicOp::Add, AtomicOp::Min, AtomicOp::Max, AtomicOp::And, AtomicOp::Or, AtomicOp::Xor];
                 let Some(op) = names.iter().position(|name| has(name)).map(|i| ops[i]) else { return Ok(None) };
                 if has("f32") {
                     return Ok(None);

@@ -103,9 +103,7 @@ impl Decoder {
         match parts {
             ["wgmma", "fence", ..] => Ok(Some(Op::WgmmaFence)),
             ["wgmma", "commit_group", ..] => Ok(Some(Op::WgmmaCommit)),
-            ["wgmma", "wait_group", ..] => {
-                Ok(Some(Op::WgmmaWait { pending: Self::literal(operands.first())? }))
-            }
+            ["wgmma", "wait_group", ..] => Ok(Some(Op::WgmmaWait { pending: Self::literal(operands.first())? })),
             ["wgmma", "mma_async", "sync", "aligned", shape, ..] => {
                 let [ElementType::F32, a_type, b_type] = types[..] else { return Ok(None) };
                 let n = shape.strip_prefix("m64n").and_then(|rest| rest.split('k').next());

@@ -32,7 +32,10 @@ impl Machine<'_> {
         let executed = self.executed - start;
         result.map(|()| executed).map_err(|error| {
             let text = &self.kernel.text[at as usize];
-            format!("{}: block {rank} of the cluster at {:?}, warp {id}, instruction {at}: {text}: {error}", self.kernel.name, cluster.origin)
+            format!(
+                "{}: block {rank} of the cluster at {:?}, warp {id}, instruction {at}: {text}: {error}",
+                self.kernel.name, cluster.origin
+            )
         })
     }
 
@@ -172,9 +175,8 @@ impl Machine<'_> {
                 }
             }
             Op::Predicate { logic, d, a, b } => {
-                let [a, b] = [a, b].map(|(p, negated)| {
-                    warp.predicates[*p as usize] ^ if *negated { u32::MAX } else { 0 }
-                });
+                let [a, b] =
+                    [a, b].map(|(p, negated)| warp.predicates[*p as usize] ^ if *negated { u32::MAX } else { 0 });
                 set_predicate(warp, *d, mask, combined(*logic, a, b));
             }
             Op::Selp { d, a, b, p } => {
@@ -526,4 +528,3 @@ pub(crate) fn atomic(op: AtomicOp, ty: &str, old: u64, a: u64, b: u64) -> Result
         }
     })
 }
-

@@ -152,60 +152,209 @@ pub(crate) enum Wmma {
 pub(crate) enum Op {
     Nop,
     Alu(Alu, [u32; 4]),
-    Lop3 { d: u32, s: [u32; 3], table: u32 },
-    Bfi { d: u32, s: [u32; 4], bits: u64 },
-    Convert { convert: Convert, d: u32, a: u32, b: u32 },
-    Setp { compare: Compare, d: u32, d2: Option<u32>, a: u32, b: u32, combine: Option<(Logic, Guard)> },
-    Predicate { logic: Logic, d: u32, a: Guard, b: Guard },
-    Selp { d: u32, a: u32, b: u32, p: Guard },
-    Pack { d: u32, parts: Vec<u32>, bits: u32 },
-    Unpack { parts: Vec<u32>, a: u32, bits: u32 },
-    Load { d: Vec<u32>, address: Addr, bytes: u32, signed: bool },
-    Store { s: Vec<u32>, address: Addr, bytes: u32 },
-    Atomic { op: AtomicOp, ty: &'static str, d: u32, address: Addr, a: u32, b: u32 },
-    Branch { target: u32 },
+    Lop3 {
+        d: u32,
+        s: [u32; 3],
+        table: u32,
+    },
+    Bfi {
+        d: u32,
+        s: [u32; 4],
+        bits: u64,
+    },
+    Convert {
+        convert: Convert,
+        d: u32,
+        a: u32,
+        b: u32,
+    },
+    Setp {
+        compare: Compare,
+        d: u32,
+        d2: Option<u32>,
+        a: u32,
+        b: u32,
+        combine: Option<(Logic, Guard)>,
+    },
+    Predicate {
+        logic: Logic,
+        d: u32,
+        a: Guard,
+        b: Guard,
+    },
+    Selp {
+        d: u32,
+        a: u32,
+        b: u32,
+        p: Guard,
+    },
+    Pack {
+        d: u32,
+        parts: Vec<u32>,
+        bits: u32,
+    },
+    Unpack {
+        parts: Vec<u32>,
+        a: u32,
+        bits: u32,
+    },
+    Load {
+        d: Vec<u32>,
+        address: Addr,
+        bytes: u32,
+        signed: bool,
+    },
+    Store {
+        s: Vec<u32>,
+        address: Addr,
+        bytes: u32,
+    },
+    Atomic {
+        op: AtomicOp,
+        ty: &'static str,
+        d: u32,
+        address: Addr,
+        a: u32,
+        b: u32,
+    },
+    Branch {
+        target: u32,
+    },
     Exit,
     Trap,
-    ToShared { d: u32, a: u32, to_generic: bool },
-    Isspacep { d: u32, a: u32, space: Space },
+    ToShared {
+        d: u32,
+        a: u32,
+        to_generic: bool,
+    },
+    Isspacep {
+        d: u32,
+        a: u32,
+        space: Space,
+    },
 
     // Of the warp.
-    SyncWarp { mask: u32 },
-    Shuffle { kind: Shuffle, d: u32, p: Option<u32>, a: u32, b: u32, c: u32, mask: u32 },
-    Vote { kind: Vote, d: u32, p: Guard, mask: u32 },
-    Match { d: u32, p: Option<u32>, a: u32, mask: u32, all: bool },
-    Redux { op: AtomicOp, signed: bool, d: u32, a: u32, mask: u32 },
-    Elect { d: u32, p: u32, mask: u32 },
-    Activemask { d: u32 },
-    Ldmatrix { d: Vec<u32>, address: Addr, transposed: bool },
-    Stmatrix { s: Vec<u32>, address: Addr, transposed: bool },
+    SyncWarp {
+        mask: u32,
+    },
+    Shuffle {
+        kind: Shuffle,
+        d: u32,
+        p: Option<u32>,
+        a: u32,
+        b: u32,
+        c: u32,
+        mask: u32,
+    },
+    Vote {
+        kind: Vote,
+        d: u32,
+        p: Guard,
+        mask: u32,
+    },
+    Match {
+        d: u32,
+        p: Option<u32>,
+        a: u32,
+        mask: u32,
+        all: bool,
+    },
+    Redux {
+        op: AtomicOp,
+        signed: bool,
+        d: u32,
+        a: u32,
+        mask: u32,
+    },
+    Elect {
+        d: u32,
+        p: u32,
+        mask: u32,
+    },
+    Activemask {
+        d: u32,
+    },
+    Ldmatrix {
+        d: Vec<u32>,
+        address: Addr,
+        transposed: bool,
+    },
+    Stmatrix {
+        s: Vec<u32>,
+        address: Addr,
+        transposed: bool,
+    },
     Mma(Box<Mma>),
     Wmma(Box<Wmma>),
 
     // Of the block and the cluster.
-    Bar { id: u32, count: Option<u32>, wait: bool, aligned: bool },
+    Bar {
+        id: u32,
+        count: Option<u32>,
+        wait: bool,
+        aligned: bool,
+    },
     ClusterArrive,
     ClusterWait,
-    Mapa { d: u32, a: u32, rank: u32, generic: bool },
-    Mbarrier { op: Barrier, d: u32, address: Addr, value: Option<u32> },
-    MbarrierWait { p: u32, address: Addr, value: u32, parity: bool, may_block: bool },
+    Mapa {
+        d: u32,
+        a: u32,
+        rank: u32,
+        generic: bool,
+    },
+    Mbarrier {
+        op: Barrier,
+        d: u32,
+        address: Addr,
+        value: Option<u32>,
+    },
+    MbarrierWait {
+        p: u32,
+        address: Addr,
+        value: u32,
+        parity: bool,
+        may_block: bool,
+    },
     FenceProxy,
 
     // Asynchronous copies.
-    CpAsync { to: Addr, from: Addr, size: u32, source_size: Option<u32> },
+    CpAsync {
+        to: Addr,
+        from: Addr,
+        size: u32,
+        source_size: Option<u32>,
+    },
     CpAsyncCommit,
-    CpAsyncWait { pending: u32 },
-    CpAsyncArrive { address: Addr, increment: bool },
-    BulkLoad { to: Addr, from: Bulk, barrier: Addr, multicast: Option<u32> },
-    BulkStore { to: Bulk, from: Addr, add: bool },
+    CpAsyncWait {
+        pending: u32,
+    },
+    CpAsyncArrive {
+        address: Addr,
+        increment: bool,
+    },
+    BulkLoad {
+        to: Addr,
+        from: Bulk,
+        barrier: Addr,
+        multicast: Option<u32>,
+    },
+    BulkStore {
+        to: Bulk,
+        from: Addr,
+        add: bool,
+    },
     BulkCommit,
-    BulkWait { pending: u32 },
+    BulkWait {
+        pending: u32,
+    },
 
     // Of the warpgroup.
     Wgmma(Box<Wgmma>),
     WgmmaFence,
     WgmmaCommit,
-    WgmmaWait { pending: u32 },
+    WgmmaWait {
+        pending: u32,
+    },
 
     /// Not modelled: an error if it is reached.
     Unknown,
@@ -271,7 +420,9 @@ impl Special {
             "%is_explicit_cluster" => Self::IsCluster,
             "%dynamic_smem_size" => Self::DynamicShared,
             "%nsmid" => Self::Multiprocessors,
-            "%smid" | "%gridid" | "%clock" | "%clock_hi" | "%clock64" | "%globaltimer" | "%globaltimer_lo" => Self::Zero,
+            "%smid" | "%gridid" | "%clock" | "%clock_hi" | "%clock64" | "%globaltimer" | "%globaltimer_lo" => {
+                Self::Zero
+            }
             _ => return None,
         })
     }

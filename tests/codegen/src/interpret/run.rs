@@ -1,12 +1,12 @@
 //! A grid's execution: a cluster at a time, its warps in turn, asynchronous bytes when nothing else can go on. A cluster that runs
 //! long may be waiting for another, so then the next is let in beside it.
 
+use super::copies::MAP_TAG;
 use super::decode::Kernel;
 use super::instr::{Op, Special};
 use super::memory::{Buffer, Global, Shared};
 use super::state::{Block, Cluster, Machine, Random, Wait, Warp};
 use super::tma::TensorMap;
-use super::copies::MAP_TAG;
 
 /// An argument of a kernel.
 #[derive(Clone, Debug)]
@@ -247,7 +247,11 @@ impl<'a> Machine<'a> {
         if cluster.loads.is_empty() {
             Ok(true)
         } else {
-            Err(format!("{}: {} bulk loads are under way when the cluster exits", self.kernel.name, cluster.loads.len()))
+            Err(format!(
+                "{}: {} bulk loads are under way when the cluster exits",
+                self.kernel.name,
+                cluster.loads.len()
+            ))
         }
     }
 

@@ -1,0 +1,253 @@
+//! From a warpgroup's sums to its part of the output: scales, bias, one rounding, and the store.
+//!
+//! Chunks of 64 rows by 128 bytes go through shared memory, swizzled by 128 bytes as TMA expects them: 16 bytes `c` of row
+//! `r` lie at `128 r + 16 (c xor r mod 8)`.
+
+use cubecl::prelude::*;
+
+use super::kernel::{Extent, Item, consumer, group_origin};
+use super::{CHUNK, Config, GROUP};
+use crate::ptx::barrier::{fence_proxy_async, named_barrier};
+use crate::ptx::tma::{store_shared_pair, tma_store, tma_store_wait_read};
+use crate::ptx::wgmma::{pack_half, stmatrix_x4};
+use crate::scale::scale_index;
+use crate::view::{Geometry, Source, load_scalar};
+
+/// Scales a warpgroup's sums in place, adds the bias and what the output holds, and stores them.
+#[cube]
+pub(super) fn store_tile<O: Float>(
+    sums: &mut Array<f32>,
+    base: u32,
+    out_map: &mut ComptimeOption<TensorMap<O, Tiled>>,
+    out: &mut Array<O>,
+    inv_scale_a: &Array<f32>,
+    inv_scale_b: &Array<f32>,
+    bias: &ComptimeOption<Array<u32>>,
+    bias_geometry: &Geometry,
+    item: &Item,
+    extent: &Extent,
+    #[comptime] config: Config,
+) {
+    let (group_row, group_col) = group_origin(config);
+    let thread = UNIT_POS % GROUP;
+    let row = item.row0 + group_row + thread / 32 * 16 + thread % 32 / 4;
+    let col = item.col0 + group_col + thread % 4 * 2;
+    #[comptime]
+    match out_map {
+        ComptimeOption::Some(map) => {
+            // Partial sums of part `s` of the contraction follow those of `s - 1`, all rows of tiles included.
+            let rows = comptime!((config.tile.rows * config.cluster) as u32) * extent.row_clusters;
+            let part = if comptime!(config.partial) { item.split * rows } else { 0u32.runtime() };
+            let (row0, col0) = (part + item.row0 + group_row, item.col0 + group_col);
+            let cols = comptime!(config.chunk_cols() as u32);
+            #[unroll]
+            for chunk in 0..comptime!(config.tile.group_cols() as u32 / cols) {
+                let at = free_chunk(base, chunk, config);
+                finish(
+                    sums,
+                    comptime!(chunk * cols),
+                    cols,
+                    out,
+                    inv_scale_a,
+                    inv_scale_b,
+                    bias,
+                    bias_geometry,
+                    row,
+                    col,
+                    extent,
+                    config,
+                );
+                store_chunk(sums, at, map, row0, col0 + comptime!(chunk * cols), comptime!(chunk * cols / 2), config);
+            }
+        }
+        ComptimeOption::None =>
+        {
+            #[unroll]
+            for j in 0..comptime!(config.tile.group_cols() as u32 / 8) {
+                finish(
+                    sums,
+                    comptime!(8 * j),
+                    8u32,
+                    out,
+                    inv_scale_a,
+                    inv_scale_b,
+                    bias,
+                    bias_geometry,
+                    row,
+                    col,
+                    extent,
+                    config,
+                );
+                store_elements(sums, comptime!(4 * j), out, row, col + comptime!(8 * j), extent);
+            }
+        }
+    }
+}
+
+/// `sum · (inv_scale_a · inv_scale_b) + bias` for `count` columns from `first` on, and what the output holds if that is to
+/// be added to. Partial sums stay as they are.
+#[allow(clippy::too_many_arguments)]
+#[cube]
+fn finish<O: Float>(
+    sums: &mut Array<f32>,
+    #[comptime] first: u32,
+    #[comptime] count: u32,
+    out: &Array<O>,
+    inv_scale_a: &Array<f32>,
+    inv_scale_b: &Array<f32>,
+    bias: &ComptimeOption<Array<u32>>,
+    bias_geometry: &Geometry,
+    row: u32,
+    col: u32,
+    extent: &Extent,
+    #[comptime] config: Config,
+) {
+    let mut scales_a = Array::<f32>::new(2usize);
+    if comptime!(!config.by_block() && !config.partial) {
+        #[unroll]
+        for i in 0..2u32 {
+            // Past the last row there is nothing to scale; any scale will do.
+            let row = min(row + comptime!(8 * i), extent.m - 1);
+            let index = scale_index(row, 0u32, extent.steps, comptime!(config.granularities[0]));
+            scales_a[i as usize] = inv_scale_a[index as usize];
+        }
+    }
+    #[unroll]
+    for j in 0..comptime!(if config.partial { 0 } else { count / 8 }) {
+        #[unroll]
+        for c in 0..2u32 {
+            let col = col + comptime!(first + 8 * j + c);
+            let inside = min(col, extent.n - 1);
+            #[comptime]
+            let shift = match bias {
+                ComptimeOption::Some(bias) => load_scalar(bias, bias_geometry, inside, comptime!(config.bias)),
+                ComptimeOption::None => f32::new(0.0),
+            };
+            let scale_b = if comptime!(config.by_block()) {
+                f32::new(0.0)
+            } else {
+                let index = scale_index(inside, 0u32, extent.steps, comptime!(config.granularities[1]));
+                inv_scale_b[index as usize]
+            };
+            #[unroll]
+            for i in 0..2u32 {
+                let place = comptime!((first / 2 + 4 * j + 2 * i + c) as usize);
+                let scaled = if comptime!(config.by_block()) {
+                    sums[place]
+                } else {
+                    sums[place] * (scales_a[i as usize] * scale_b)
+                };
+                let mut sum = scaled + shift;
+                if comptime!(config.accumulate) {
+                    let row = row + comptime!(8 * i);
+                    if row < extent.m && col < extent.n {
+                        sum = f32::cast_from(out[(row * extent.n + col) as usize]) + sum;
+                    }
+                }
+                sums[place] = sum;
+            }
+        }
+    }
+}
+
+/// Waits until TMA has read the last chunks: shared memory goes with the block.
+#[cube]
+pub(super) fn finish_stores() {
+    if UNIT_POS % GROUP == 0 {
+        tma_store_wait_read(0u32);
+    }
+}
+
+/// Address where this warpgroup may put a chunk: the store that used it last has read it.
+#[cube]
+fn free_chunk(base: u32, #[comptime] chunk: u32, #[comptime] config: Config) -> u32 {
+    if UNIT_POS % GROUP == 0 {
+        tma_store_wait_read(comptime!(config.chunks as u32 - 1));
+    }
+    named_barrier(1 + consumer(), GROUP);
+    let slot = consumer() * comptime!(config.chunks as u32) + comptime!(chunk % config.chunks as u32);
+    base + comptime!(config.chunks_at() as u32) + slot * comptime!(CHUNK as u32)
+}
+
+/// Stores the chunk of the sums from `first` on to column `col`, row `row` by TMA.
+#[cube]
+fn store_chunk<O: Float>(
+    sums: &Array<f32>,
+    at: u32,
+    map: &TensorMap<O, Tiled>,
+    row: u32,
+    col: u32,
+    #[comptime] first: u32,
+    #[comptime] config: Config,
+) {
+    if comptime!(config.dtype == Source::F32) {
+        stage_f32(sums, at, first);
+    } else {
+        stage_half(sums, at, first, comptime!(config.dtype == Source::Bf16));
+    }
+    fence_proxy_async();
+    named_barrier(1 + consumer(), GROUP);
+    if UNIT_POS % GROUP == 0 {
+        tma_store(map, at, col, row);
+    }
+}
+
+/// 32 columns of f32, from sum `first` on.
+#[cube]
+fn stage_f32(sums: &Array<f32>, at: u32, #[comptime] first: u32) {
+    let thread = UNIT_POS % GROUP;
+    let lane = thread % 32;
+    #[unroll]
+    for i in 0..2u32 {
+        let row = thread / 32 * 16 + lane / 4 + comptime!(8 * i);
+        #[unroll]
+        for j in 0..4u32 {
+            let place = comptime!((first + 4 * j + 2 * i) as usize);
+            let piece = (comptime!(2 * j) + lane % 4 / 2) ^ (row % 8);
+            let address = at + 128 * row + 16 * piece + 8 * (lane % 2);
+            store_shared_pair(address, sums[place], sums[place + 1]);
+        }
+    }
+}
+
+/// 64 columns of f16 or bf16, from sum `first` on.
+#[cube]
+fn stage_half(sums: &Array<f32>, at: u32, #[comptime] first: u32, #[comptime] bf16: bool) {
+    let thread = UNIT_POS % GROUP;
+    let lane = thread % 32;
+    // Matrices: 16 bytes of the upper eight rows, of the lower, then both of the next 16 bytes.
+    let row = thread / 32 * 16 + lane % 16;
+    #[unroll]
+    for j in 0..4u32 {
+        let place = comptime!((first + 8 * j) as usize);
+        let piece = (comptime!(2 * j) + lane / 16) ^ (row % 8);
+        stmatrix_x4(
+            at + 128 * row + 16 * piece,
+            pack_half(sums[place], sums[place + 1], bf16),
+            pack_half(sums[place + 2], sums[place + 3], bf16),
+            pack_half(sums[place + 4], sums[place + 5], bf16),
+            pack_half(sums[place + 6], sums[place + 7], bf16),
+        );
+    }
+}
+
+/// Each thread stores its elements of eight columns, the sums from `first` on: rows of the output that TMA cannot write, being
+/// no multiple of 16 bytes apart.
+#[cube]
+fn store_elements<O: Float>(
+    sums: &Array<f32>,
+    #[comptime] first: u32,
+    out: &mut Array<O>,
+    row: u32,
+    col: u32,
+    extent: &Extent,
+) {
+    #[unroll]
+    for i in 0..4u32 {
+        let row = row + comptime!(8 * (i / 2));
+        let col = col + comptime!(i % 2);
+        if row < extent.m && col < extent.n {
+            out[(row * extent.n + col) as usize] = O::cast_from(sums[comptime!((first + i) as usize)]);
+        }
+    }
+}

@@ -1,0 +1,426 @@
+//! The kernel: what each warpgroup does with each tile.
+
+use cubecl::prelude::*;
+
+use super::epilogue::{finish_stores, store_tile};
+use super::plan::{CONSUMERS, MMA_ROWS, STEP};
+use super::{Config, GROUP};
+use crate::ptx::barrier::{
+    cluster_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_arrive_remote,
+    mbarrier_init, mbarrier_wait, setmaxnreg_dec, setmaxnreg_inc, shared_address,
+};
+use crate::ptx::tma::{load_shared, load_shared_pair, store_shared, tma_load, tma_load_multicast, tma_prefetch_map};
+use crate::ptx::wgmma::{descriptor, wgmma_commit, wgmma_fence, wgmma_fp8, wgmma_wait};
+use crate::scale::scale_index;
+use crate::view::Geometry;
+
+/// Tiles of rows that are worked on before the next column: a square of clusters at work reads the fewest codes.
+const BAND: u32 = 8;
+
+/// Threads that fetch scales: the producer's warps but the first.
+const SCALE_THREADS: u32 = 96;
+
+/// Registers of a producer's and of a consumer's thread: 128 · (40 + 2 · 232) are all but 1024 of a multiprocessor.
+const PRODUCER_REGISTERS: u32 = 40;
+const CONSUMER_REGISTERS: u32 = 232;
+
+/// Sizes that the kernel is launched for.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(super) struct Extent {
+    pub(super) m: u32,
+    pub(super) n: u32,
+    /// Steps of 128 of the contraction.
+    pub(super) steps: u32,
+    pub(super) row_clusters: u32,
+    col_tiles: u32,
+    splits: u32,
+}
+
+/// A tile of the output, and the part of the contraction to sum.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Item {
+    pub(super) row0: u32,
+    pub(super) col0: u32,
+    first: u32,
+    end: u32,
+    pub(super) split: u32,
+}
+
+/// Item `index`, for the block of this rank in its cluster: bands of rows, column by column.
+#[cube]
+fn item(index: u32, extent: &Extent, #[comptime] config: Config) -> Item {
+    let cluster = comptime!(config.cluster as u32);
+    let tiles = extent.row_clusters * extent.col_tiles;
+    let split = index / tiles;
+    let tile = index % tiles;
+    let band = tile / (BAND * extent.col_tiles) * BAND;
+    let height = min(BAND, extent.row_clusters - band);
+    let in_band = tile % (BAND * extent.col_tiles);
+    let row = (band + in_band % height) * cluster + CUBE_POS_X % cluster;
+    Item {
+        row0: row * comptime!(config.tile.rows as u32),
+        col0: in_band / height * comptime!(config.tile.cols as u32),
+        first: extent.steps * split / extent.splits,
+        end: extent.steps * (split + 1) / extent.splits,
+        split,
+    }
+}
+
+/// Which stage comes next, and the parity of its phase.
+#[derive(CubeType, Clone, Copy)]
+struct Place {
+    stage: u32,
+    parity: u32,
+}
+
+#[cube]
+fn advance(place: &mut Place, #[comptime] config: Config) {
+    place.stage += 1;
+    if place.stage == comptime!(config.stages as u32) {
+        place.stage = 0u32;
+        place.parity ^= 1u32;
+    }
+}
+
+#[cube(launch_unchecked, cluster_dim = CubeDim::new_2d(config.cluster as u32, 1))]
+pub(super) fn gemm_hopper<O: Float>(
+    a: &TensorMap<u8, Tiled>,
+    b: &TensorMap<u8, Tiled>,
+    out_map: &mut ComptimeOption<TensorMap<O, Tiled>>,
+    inv_scale_a: &Array<f32>,
+    inv_scale_b: &Array<f32>,
+    bias: &ComptimeOption<Array<u32>>,
+    out: &mut Array<O>,
+    bias_geometry: Geometry,
+    extent: Extent,
+    #[comptime] config: Config,
+    #[define(O)] _dtype: StorageType,
+) {
+    let mut shared = SharedMemory::<u32>::new_aligned(comptime!(config.shared_words()), 1024usize);
+    let base = shared_address(&shared);
+    let full = base + comptime!(config.barriers_at() as u32);
+    let empty = full + comptime!(8 * config.stages as u32);
+    if UNIT_POS == 0 {
+        // All else is by address, which CubeCL does not see as a use.
+        shared[comptime!(config.shared_words() - 1)] = 0u32;
+        // The thread that asks TMA, and those that fetch scales.
+        let fillers = comptime!(1 + if config.by_block() { SCALE_THREADS } else { 0 });
+        // Every consuming warp of the cluster.
+        let readers = comptime!((4 * CONSUMERS * config.cluster) as u32);
+        #[unroll]
+        for stage in 0..comptime!(config.stages as u32) {
+            mbarrier_init(full + comptime!(8 * stage), fillers);
+            mbarrier_init(empty + comptime!(8 * stage), readers);
+        }
+        fence_mbarrier_init();
+        tma_prefetch_map(a);
+        tma_prefetch_map(b);
+    }
+    if comptime!(config.cluster > 1) {
+        cluster_sync();
+    } else {
+        sync_cube();
+    }
+
+    let cluster = comptime!(config.cluster as u32);
+    let items = extent.row_clusters * extent.col_tiles * extent.splits;
+    let step = CUBE_COUNT_X / cluster;
+    let mut index = CUBE_POS_X / cluster;
+    if UNIT_POS < GROUP {
+        if comptime!(config.moves_registers()) {
+            setmaxnreg_dec(PRODUCER_REGISTERS);
+        }
+        // The first round finds every stage empty.
+        let mut place = Place { stage: 0u32.runtime(), parity: 1u32.runtime() };
+        if UNIT_POS == 0 {
+            while index < items {
+                let item = item(index, &extent, config);
+                let mut block = item.first;
+                while block < item.end {
+                    mbarrier_wait(empty + 8 * place.stage, place.parity);
+                    fill(a, b, base, full + 8 * place.stage, place.stage, block, &item, config);
+                    advance(&mut place, config);
+                    block += 1;
+                }
+                index += step;
+            }
+        } else if comptime!(config.by_block()) {
+            if UNIT_POS >= comptime!(GROUP - SCALE_THREADS) {
+                while index < items {
+                    let item = item(index, &extent, config);
+                    let mut block = item.first;
+                    while block < item.end {
+                        mbarrier_wait(empty + 8 * place.stage, place.parity);
+                        fetch_scales(inv_scale_a, inv_scale_b, base, place.stage, block, &item, &extent, config);
+                        mbarrier_arrive(full + 8 * place.stage);
+                        advance(&mut place, config);
+                        block += 1;
+                    }
+                    index += step;
+                }
+            }
+        }
+    } else {
+        if comptime!(config.moves_registers()) {
+            setmaxnreg_inc(CONSUMER_REGISTERS);
+        }
+        let mut place = Place { stage: 0u32.runtime(), parity: 0u32.runtime() };
+        let mut sums = Array::<f32>::new(comptime!(config.tile.group_cols() / 2));
+        while index < items {
+            let item = item(index, &extent, config);
+            #[unroll]
+            for i in 0..comptime!(config.tile.group_cols() / 2) {
+                sums[i] = 0.0f32;
+            }
+            if comptime!(config.promote) {
+                multiply_promoted(&mut sums, base, full, empty, &mut place, &item, config);
+            } else {
+                multiply_fast(&mut sums, base, full, empty, &mut place, &item, config);
+            }
+            store_tile::<O>(
+                &mut sums,
+                base,
+                out_map,
+                out,
+                inv_scale_a,
+                inv_scale_b,
+                bias,
+                &bias_geometry,
+                &item,
+                &extent,
+                config,
+            );
+            index += step;
+        }
+        if comptime!(config.tma_store) {
+            finish_stores();
+        }
+    }
+    if comptime!(config.cluster > 1) {
+        // Nobody leaves while others of the cluster may still write to its shared memory.
+        cluster_sync();
+    }
+}
+
+/// Has TMA fill a stage; of B each block of the cluster brings its share to all.
+#[cube]
+fn fill(
+    a: &TensorMap<u8, Tiled>,
+    b: &TensorMap<u8, Tiled>,
+    base: u32,
+    full: u32,
+    stage: u32,
+    block: u32,
+    item: &Item,
+    #[comptime] config: Config,
+) {
+    let at_a = base + stage * comptime!(config.stage_a() as u32);
+    let at_b = base + comptime!(config.tiles_b_at() as u32) + stage * comptime!(config.stage_b() as u32);
+    let column = block * comptime!(STEP as u32);
+    mbarrier_arrive_expect_tx(full, comptime!((config.stage_a() + config.stage_b()) as u32));
+    tma_load(a, at_a, full, column, item.row0);
+    if comptime!(config.cluster > 1) {
+        let cluster = comptime!(config.cluster as u32);
+        let rank = CUBE_POS_X % cluster;
+        let row = rank * comptime!((config.tile.cols / config.cluster) as u32);
+        let at = at_b + rank * comptime!((config.stage_b() / config.cluster) as u32);
+        tma_load_multicast(b, at, full, column, item.col0 + row, comptime!((1u32 << config.cluster) - 1));
+    } else {
+        tma_load(b, at_b, full, column, item.col0);
+    }
+}
+
+/// Brings the scales of a stage's rows and columns to shared memory. Past the last row or column any scale will do.
+#[cube]
+fn fetch_scales(
+    inv_scale_a: &Array<f32>,
+    inv_scale_b: &Array<f32>,
+    base: u32,
+    stage: u32,
+    block: u32,
+    item: &Item,
+    extent: &Extent,
+    #[comptime] config: Config,
+) {
+    let rows = comptime!(config.tile.rows as u32);
+    let lines = comptime!((config.tile.rows + config.tile.cols) as u32);
+    let at = base + comptime!(config.scales_at() as u32) + stage * comptime!(config.stage_scales() as u32);
+    let mut line = (UNIT_POS + SCALE_THREADS) % GROUP;
+    while line < lines {
+        let scale = if line < rows {
+            let row = min(item.row0 + line, extent.m - 1);
+            let index = scale_index(row, block, extent.steps, comptime!(config.granularities[0]));
+            inv_scale_a[index as usize]
+        } else {
+            let col = min(item.col0 + line - rows, extent.n - 1);
+            let index = scale_index(col, block, extent.steps, comptime!(config.granularities[1]));
+            inv_scale_b[index as usize]
+        };
+        store_shared(at + 4 * line, scale);
+        line += SCALE_THREADS;
+    }
+}
+
+/// This warp no longer reads a stage: tells every producer of the cluster.
+#[cube]
+fn release(empty: u32, stage: u32, #[comptime] config: Config) {
+    let lane = UNIT_POS % 32;
+    if lane < comptime!(config.cluster as u32) {
+        if comptime!(config.cluster > 1) {
+            mbarrier_arrive_remote(empty + 8 * stage, lane);
+        } else {
+            mbarrier_arrive(empty + 8 * stage);
+        }
+    }
+}
+
+/// Which of the consuming warpgroups this is.
+#[cube]
+pub(super) fn consumer() -> u32 {
+    (UNIT_POS / GROUP + comptime!(CONSUMERS as u32 - 1)) % comptime!(CONSUMERS as u32)
+}
+
+/// Row and column of the tile where this warpgroup's part begins.
+#[cube]
+pub(super) fn group_origin(#[comptime] config: Config) -> (u32, u32) {
+    let group = consumer();
+    let above = comptime!(config.tile.row_groups() as u32);
+    (group % above * comptime!(MMA_ROWS as u32), group / above * comptime!(config.tile.group_cols() as u32))
+}
+
+/// Addresses of this warpgroup's rows of A and of B in a stage.
+#[cube]
+fn operands(base: u32, stage: u32, #[comptime] config: Config) -> (u32, u32) {
+    let (row, col) = group_origin(config);
+    let a = base + stage * comptime!(config.stage_a() as u32) + row * comptime!(STEP as u32);
+    let b = base
+        + comptime!(config.tiles_b_at() as u32)
+        + stage * comptime!(config.stage_b() as u32)
+        + col * comptime!(STEP as u32);
+    (a, b)
+}
+
+/// Sums in the tensor cores' accumulators; a stage is freed when the products after it have been given.
+#[cube]
+fn multiply_fast(
+    sums: &mut Array<f32>,
+    base: u32,
+    full: u32,
+    empty: u32,
+    place: &mut Place,
+    item: &Item,
+    #[comptime] config: Config,
+) {
+    let mut block = item.first;
+    let mut previous = place.stage;
+    while block < item.end {
+        mbarrier_wait(full + 8 * place.stage, place.parity);
+        let (a, b) = operands(base, place.stage, config);
+        multiply_stage(sums, descriptor(a), descriptor(b), 1u32.runtime(), config);
+        wgmma_wait(sums, comptime!(config.tile.group_cols() as u32), 1u32);
+        if block > item.first {
+            release(empty, previous, config);
+        }
+        previous = place.stage;
+        advance(place, config);
+        block += 1;
+    }
+    wgmma_wait(sums, comptime!(config.tile.group_cols() as u32), 0u32);
+    release(empty, previous, config);
+}
+
+/// Gives the four products of a stage, the first added to the accumulators if `add` is not zero.
+#[cube]
+fn multiply_stage(acc: &mut Array<f32>, a: u64, b: u64, add: u32, #[comptime] config: Config) {
+    let cols = comptime!(config.tile.mma_cols(config.promote) as u32);
+    wgmma_fence(acc, cols);
+    #[unroll]
+    for k in 0..4u32 {
+        // 32 bytes of the contraction further, in units of 16.
+        let offset = u64::cast_from(comptime!(2 * k));
+        let add = if comptime!(k == 0) { add } else { 1u32.runtime() };
+        wgmma_fp8(acc, a + offset, b + offset, add, cols, comptime!(config.formats[0]), comptime!(config.formats[1]));
+    }
+    wgmma_commit();
+}
+
+/// Sums each stage apart and adds it, times its scales if they change along the contraction, to f32 registers.
+#[cube]
+fn multiply_promoted(
+    sums: &mut Array<f32>,
+    base: u32,
+    full: u32,
+    empty: u32,
+    place: &mut Place,
+    item: &Item,
+    #[comptime] config: Config,
+) {
+    let cols = comptime!(config.tile.mma_cols(true));
+    let parts = comptime!(config.tile.group_cols() / config.tile.mma_cols(true));
+    let mut part = Array::<f32>::new(comptime!(cols / 2));
+    #[unroll]
+    for i in 0..comptime!(cols / 2) {
+        part[i] = 0.0f32;
+    }
+    let mut block = item.first;
+    while block < item.end {
+        mbarrier_wait(full + 8 * place.stage, place.parity);
+        let (a, b) = operands(base, place.stage, config);
+        #[unroll]
+        for p in 0..comptime!(parts as u32) {
+            let b = b + comptime!(p * (cols * STEP) as u32);
+            multiply_stage(&mut part, descriptor(a), descriptor(b), 0u32.runtime(), config);
+            wgmma_wait(&mut part, comptime!(cols as u32), 0u32);
+            if comptime!(config.by_block()) {
+                add_scaled(sums, &part, base, place.stage, p, config);
+            } else {
+                #[unroll]
+                for i in 0..comptime!(cols / 2) {
+                    sums[comptime!(p as usize * cols / 2 + i)] += part[i];
+                }
+            }
+        }
+        release(empty, place.stage, config);
+        advance(place, config);
+        block += 1;
+    }
+}
+
+/// `sums ← sums + part · (inv_scale_a · inv_scale_b)` for product `p` of a stage.
+#[cube]
+fn add_scaled(
+    sums: &mut Array<f32>,
+    part: &Array<f32>,
+    base: u32,
+    stage: u32,
+    #[comptime] p: u32,
+    #[comptime] config: Config,
+) {
+    let cols = comptime!(config.tile.mma_cols(true) as u32);
+    let (group_row, group_col) = group_origin(config);
+    let lane = UNIT_POS % 32;
+    let row = group_row + UNIT_POS % GROUP / 32 * 16 + lane / 4;
+    let scales = base + comptime!(config.scales_at() as u32) + stage * comptime!(config.stage_scales() as u32);
+    let above = load_shared(scales + 4 * row);
+    let below = load_shared(scales + 4 * (row + 8));
+    let scales_b = scales + 4 * (comptime!(config.tile.rows as u32 + p * cols) + group_col);
+    let mut scale_b = Array::<f32>::new(2usize);
+    if comptime!(config.one_scale_b()) {
+        let scale = load_shared(scales_b);
+        scale_b[0] = scale;
+        scale_b[1] = scale;
+    }
+    #[unroll]
+    for j in 0..comptime!(cols / 8) {
+        let place = comptime!((p * cols / 2 + 4 * j) as usize);
+        let from = comptime!((4 * j) as usize);
+        if comptime!(!config.one_scale_b()) {
+            load_shared_pair(&mut scale_b, scales_b + 8 * (lane % 4), comptime!(32 * j));
+        }
+        #[unroll]
+        for c in 0..2usize {
+            sums[place + c] = fma(part[from + c], above * scale_b[c], sums[place + c]);
+            sums[place + c + 2] = fma(part[from + c + 2], below * scale_b[c], sums[place + c + 2]);
+        }
+    }
+}

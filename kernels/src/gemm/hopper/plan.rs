@@ -1,0 +1,198 @@
+//! Tile, cluster and split of a GEMM on Hopper, by an estimate of its cycles from the shape alone.
+//!
+//! ```text
+//! step   = max(rows · cols · 128 / 4096,  shared bytes / 128)     cycles per 128 of the contraction
+//! item   = steps · step + epilogue                                cycles of a tile, or of its share of the contraction
+//! total  = ceil(items / blocks that run at once) · item + (splits > 1) · combine
+//! ```
+//!
+//! A multiprocessor multiplies 4096 pairs of codes a cycle and moves 128 bytes of shared memory: NVIDIA, *H100 Tensor Core
+//! GPU Architecture* (1979 TFLOP/s, 132 multiprocessors, 1.83 GHz). What an epilogue and a launch cost is assumed.
+
+use crate::view::MAX_INDEX;
+
+/// Length of the contraction in a pipeline stage: a row of 128 bytes, what the swizzle spans and promotion counts.
+pub(super) const STEP: usize = 128;
+
+/// Rows of a product of one warpgroup.
+pub(super) const MMA_ROWS: usize = 64;
+
+/// Warpgroups that multiply.
+pub(super) const CONSUMERS: usize = 2;
+
+/// Widest product whose sums fit in registers beside those of the whole tile.
+const MAX_PROMOTED_COLS: usize = 128;
+
+/// Cycles of an epilogue but for its stores.
+const EPILOGUE: usize = 600;
+
+/// Elements of the output that a block stores per cycle.
+const STORED_PER_CYCLE: usize = 32;
+
+/// Cycles of a second launch that waits for the first.
+const LAUNCH: usize = 4000;
+
+/// Bytes of device memory per cycle and multiprocessor: 4.8 TB/s, 132 multiprocessors, 1.75 GHz.
+const MEMORY_PER_CYCLE: usize = 20;
+
+/// Fewest steps that are worth a split of their own.
+const MIN_STEPS: usize = 4;
+
+/// Rows and columns of the output that a block makes at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Tile {
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+}
+
+/// From the fastest per element to the smallest.
+pub(super) const TILES: [Tile; 5] = [
+    Tile { rows: 128, cols: 256 },
+    Tile { rows: 128, cols: 128 },
+    Tile { rows: 64, cols: 256 },
+    Tile { rows: 64, cols: 128 },
+    Tile { rows: 128, cols: 64 },
+];
+
+impl Tile {
+    /// Warpgroups above each other; the others lie beside.
+    pub(super) const fn row_groups(self) -> usize {
+        self.rows / MMA_ROWS
+    }
+
+    /// Columns of one warpgroup.
+    pub(super) const fn group_cols(self) -> usize {
+        self.cols * self.row_groups() / CONSUMERS
+    }
+
+    /// Columns of one product.
+    pub(super) const fn mma_cols(self, promote: bool) -> usize {
+        if promote && self.group_cols() > MAX_PROMOTED_COLS { MAX_PROMOTED_COLS } else { self.group_cols() }
+    }
+
+    /// Cycles of one step: what the tensor cores take, or shared memory if that is more.
+    fn step_cycles(self, promote: bool) -> usize {
+        let products = CONSUMERS * self.group_cols() / self.mma_cols(promote);
+        let read = products * (MMA_ROWS + self.mma_cols(promote)) * STEP;
+        let written = (self.rows + self.cols) * STEP;
+        (self.rows * self.cols * STEP / 4096).max((read + written) / 128)
+    }
+}
+
+/// How a GEMM is cut up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Plan {
+    pub(super) tile: Tile,
+    /// Blocks above each other that share the tiles of B: 1 or 2.
+    pub(super) cluster: usize,
+    /// Parts of the contraction that are summed apart.
+    pub(super) splits: usize,
+}
+
+impl Plan {
+    /// The plan of least cycles for `[m, n, k]` on `multiprocessors`; of equal ones the larger tile and the fewer splits.
+    pub(super) fn new([m, n, k]: [usize; 3], multiprocessors: usize, promote: bool) -> Self {
+        let candidates = TILES.into_iter().flat_map(|tile| {
+            [1, 2, 4, 8, 16].into_iter().map(move |splits| Plan { tile, cluster: cluster(tile, m), splits })
+        });
+        let possible = candidates.filter(|plan| plan.splits == 1 || plan.may_split([m, n, k]));
+        possible.min_by_key(|plan| plan.cycles([m, n, k], multiprocessors, promote)).expect("one split is possible")
+    }
+
+    /// Clusters' tiles along the rows.
+    pub(super) fn row_clusters(&self, m: usize) -> usize {
+        m.div_ceil(self.tile.rows * self.cluster)
+    }
+
+    /// Rows of the output with those of all tiles.
+    pub(super) fn padded_rows(&self, m: usize) -> usize {
+        self.row_clusters(m) * self.cluster * self.tile.rows
+    }
+
+    /// Clusters' shares of the work.
+    pub(super) fn items(&self, m: usize, n: usize) -> usize {
+        self.row_clusters(m) * n.div_ceil(self.tile.cols) * self.splits
+    }
+
+    fn may_split(&self, [m, n, k]: [usize; 3]) -> bool {
+        let partials = (self.splits * self.padded_rows(m)) as u64 * n.next_multiple_of(4) as u64;
+        k.div_ceil(STEP) >= self.splits * MIN_STEPS && partials <= MAX_INDEX
+    }
+
+    fn cycles(&self, [m, n, k]: [usize; 3], multiprocessors: usize, promote: bool) -> usize {
+        let waves = self.items(m, n).div_ceil((multiprocessors / self.cluster).max(1));
+        let steps = k.div_ceil(STEP).div_ceil(self.splits);
+        let epilogue = EPILOGUE + self.tile.rows * self.tile.cols / STORED_PER_CYCLE;
+        // Partial sums are written and read once.
+        let combine = LAUNCH + 2 * 4 * self.splits * m * n / (multiprocessors * MEMORY_PER_CYCLE);
+        let tiles = waves * (steps * self.tile.step_cycles(promote) + epilogue);
+        if self.splits > 1 { tiles + combine } else { tiles }
+    }
+}
+
+/// Two blocks share B where there are two and at most one in eight multiplies rows that do not exist.
+fn cluster(tile: Tile, m: usize) -> usize {
+    let tiles = m.div_ceil(tile.rows);
+    if tiles.is_multiple_of(2) || tiles > 7 { 2 } else { 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H200: usize = 132;
+
+    fn plan(shape: [usize; 3]) -> Plan {
+        Plan::new(shape, H200, true)
+    }
+
+    #[test]
+    fn large_gemms_take_the_largest_tile_in_clusters() {
+        for shape in [[4096; 3], [8192; 3], [16384; 3], [8192, 14336, 4096]] {
+            assert_eq!(plan(shape), Plan { tile: TILES[0], cluster: 2, splits: 1 }, "{shape:?}");
+        }
+    }
+
+    #[test]
+    fn few_rows_take_low_tiles() {
+        let plan = plan([16, 4096, 4096]);
+        assert_eq!((plan.tile.rows, plan.cluster), (64, 1), "{plan:?}");
+    }
+
+    #[test]
+    fn few_columns_take_narrow_tiles() {
+        assert_eq!(plan([16384, 48, 1024]).tile, Tile { rows: 128, cols: 64 });
+    }
+
+    #[test]
+    fn small_outputs_of_long_contractions_are_split() {
+        let plan = plan([256, 256, 65536]);
+        assert!(plan.splits >= 8, "{plan:?}");
+        assert_eq!(self::plan([256, 256, 256]).splits, 1);
+    }
+
+    #[test]
+    fn every_item_has_work() {
+        for m in [1, 63, 64, 65, 129, 1000, 4096] {
+            for n in [1, 64, 100, 257, 5000] {
+                for k in [1, 128, 500, 4096, 100_000] {
+                    let plan = plan([m, n, k]);
+                    assert!(plan.splits <= k.div_ceil(STEP), "{plan:?}");
+                    assert!(plan.padded_rows(m) >= m && plan.padded_rows(m) - m < plan.tile.rows * plan.cluster);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_product_and_its_promotion_fit_in_registers() {
+        for tile in TILES {
+            assert_eq!(
+                tile.row_groups() * tile.group_cols() * MMA_ROWS * CONSUMERS,
+                tile.rows * tile.cols * tile.row_groups()
+            );
+            let sums = tile.group_cols() / 2;
+            assert!(sums + tile.mma_cols(true) / 2 <= 192 && tile.mma_cols(false) / 2 <= 128);
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! mbarriers, fences, clusters and the registers of a warpgroup. Addresses are bytes in the shared window.
+
+use cubecl::prelude::*;
+
+use super::{asm, name, operand, statement};
+
+/// Address of the start of `memory`.
+#[cube]
+pub(crate) fn shared_address(memory: &SharedMemory<u32>) -> u32 {
+    intrinsic!(|scope| {
+        let out = scope.create_local_mut(u32::as_type(scope));
+        let memory = name(&memory.expand);
+        statement(scope, &format!("{} = static_cast<uint32>(__cvta_generic_to_shared({memory}));", name(&out)));
+        out.into()
+    })
+}
+
+/// Makes an mbarrier that completes a phase after `count` arrivals and the bytes that they announce.
+#[cube]
+pub(crate) fn mbarrier_init(barrier: u32, #[comptime] count: u32) {
+    intrinsic!(|scope| {
+        let barrier = operand(scope, *barrier.expand);
+        let template = format!("mbarrier.init.shared::cta.b64 [%0], {count};\n");
+        asm(scope, &template, &[], &[("r", barrier)]);
+    })
+}
+
+/// Makes the mbarriers that this thread has made visible to the cluster and to TMA.
+#[cube]
+pub(crate) fn fence_mbarrier_init() {
+    intrinsic!(|scope| { asm(scope, "fence.mbarrier_init.release.cluster;\n", &[], &[]) })
+}
+
+/// Arrives at an mbarrier of this block.
+#[cube]
+pub(crate) fn mbarrier_arrive(barrier: u32) {
+    intrinsic!(|scope| {
+        let barrier = operand(scope, *barrier.expand);
+        asm(scope, "mbarrier.arrive.shared::cta.b64 _, [%0];\n", &[], &[("r", barrier)]);
+    })
+}
+
+/// Arrives at the mbarrier that lies at `barrier` in block `rank` of the cluster.
+#[cube]
+pub(crate) fn mbarrier_arrive_remote(barrier: u32, rank: u32) {
+    intrinsic!(|scope| {
+        let inputs = [("r", operand(scope, *barrier.expand)), ("r", operand(scope, *rank.expand))];
+        let template = "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n\
+                        mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}\n";
+        asm(scope, template, &[], &inputs);
+    })
+}
+
+/// Arrives at an mbarrier of this block and announces `bytes` that TMA will bring.
+#[cube]
+pub(crate) fn mbarrier_arrive_expect_tx(barrier: u32, #[comptime] bytes: u32) {
+    intrinsic!(|scope| {
+        let barrier = operand(scope, *barrier.expand);
+        let template = format!("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], {bytes};\n");
+        asm(scope, &template, &[], &[("r", barrier)]);
+    })
+}
+
+/// Waits until the phase of this parity is complete; a barrier that has just been made counts as having completed parity 1.
+#[cube]
+pub(crate) fn mbarrier_wait(barrier: u32, parity: u32) {
+    intrinsic!(|scope| {
+        let inputs = [("r", operand(scope, *barrier.expand)), ("r", operand(scope, *parity.expand))];
+        // What a block of the cluster released before it arrived must be visible, so the acquire is the cluster's.
+        let template = "{\n.reg .pred done;\nWAIT:\n\
+                        mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n\
+                        @done bra DONE;\nbra WAIT;\nDONE:\n}\n";
+        asm(scope, template, &[], &inputs);
+    })
+}
+
+/// Makes this thread's ordinary writes to shared memory visible to TMA and the tensor cores.
+#[cube]
+pub(crate) fn fence_proxy_async() {
+    intrinsic!(|scope| { asm(scope, "fence.proxy.async.shared::cta;\n", &[], &[]) })
+}
+
+/// Barrier `id` of the block's 16, for `threads` threads that all name it. 0 is `sync_cube`'s.
+#[cube]
+pub(crate) fn named_barrier(id: u32, #[comptime] threads: u32) {
+    intrinsic!(|scope| {
+        let id = operand(scope, *id.expand);
+        asm(scope, &format!("barrier.cta.sync %0, {threads};\n"), &[], &[("r", id)]);
+    })
+}
+
+/// All threads of the cluster meet.
+#[cube]
+pub(crate) fn cluster_sync() {
+    intrinsic!(|scope| {
+        let template = "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n";
+        asm(scope, template, &[], &[]);
+    })
+}
+
+/// Lowers the registers of each thread of the warpgroup to `count`, a multiple of 8.
+#[cube]
+pub(crate) fn setmaxnreg_dec(#[comptime] count: u32) {
+    intrinsic!(|scope| { asm(scope, &format!("setmaxnreg.dec.sync.aligned.u32 {count};\n"), &[], &[]) })
+}
+
+/// Raises them, as soon as other warpgroups have given theirs away.
+#[cube]
+pub(crate) fn setmaxnreg_inc(#[comptime] count: u32) {
+    intrinsic!(|scope| { asm(scope, &format!("setmaxnreg.inc.sync.aligned.u32 {count};\n"), &[], &[]) })
+}

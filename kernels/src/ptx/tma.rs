@@ -1,0 +1,124 @@
+//! Tensor copies between device memory and shared memory (TMA), two dimensions; and vectors in shared memory.
+
+use cubecl::prelude::*;
+
+use super::{asm, name, operand};
+
+/// Starts to bring the map's box at column `x`, row `y` to `shared`; its bytes count at `barrier`. What lies outside the
+/// tensor is zero.
+#[cube]
+pub(crate) fn tma_load<T: CubePrimitive>(map: &TensorMap<T, Tiled>, shared: u32, barrier: u32, x: u32, y: u32) {
+    intrinsic!(|scope| {
+        let inputs = [
+            ("r", operand(scope, *shared.expand)),
+            ("l", format!("&{}", name(&map.expand))),
+            ("r", operand(scope, *x.expand)),
+            ("r", operand(scope, *y.expand)),
+            ("r", operand(scope, *barrier.expand)),
+        ];
+        let template = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes \
+                        [%0], [%1, {%2, %3}], [%4];\n";
+        asm(scope, template, &[], &inputs);
+    })
+}
+
+/// [`tma_load`] into every block of the cluster whose bit is set in `mask`, at the same addresses in each.
+#[cube]
+pub(crate) fn tma_load_multicast<T: CubePrimitive>(
+    map: &TensorMap<T, Tiled>,
+    shared: u32,
+    barrier: u32,
+    x: u32,
+    y: u32,
+    #[comptime] mask: u32,
+) {
+    intrinsic!(|scope| {
+        let inputs = [
+            ("r", operand(scope, *shared.expand)),
+            ("l", format!("&{}", name(&map.expand))),
+            ("r", operand(scope, *x.expand)),
+            ("r", operand(scope, *y.expand)),
+            ("r", operand(scope, *barrier.expand)),
+            ("h", format!("static_cast<uint16>({mask})")),
+        ];
+        let template = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes\
+                        .multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;\n";
+        asm(scope, template, &[], &inputs);
+    })
+}
+
+/// Starts to write the map's box at column `x`, row `y` from `shared`, and closes a group of stores; what lies outside the
+/// tensor is not written.
+#[cube]
+pub(crate) fn tma_store<T: CubePrimitive>(map: &TensorMap<T, Tiled>, shared: u32, x: u32, y: u32) {
+    intrinsic!(|scope| {
+        let inputs = [
+            ("l", format!("&{}", name(&map.expand))),
+            ("r", operand(scope, *x.expand)),
+            ("r", operand(scope, *y.expand)),
+            ("r", operand(scope, *shared.expand)),
+        ];
+        let template = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];\n\
+                        cp.async.bulk.commit_group;\n";
+        asm(scope, template, &[], &inputs);
+    })
+}
+
+/// Waits until all but the last `pending` groups of stores of this thread have read their shared memory.
+#[cube]
+pub(crate) fn tma_store_wait_read(#[comptime] pending: u32) {
+    intrinsic!(|scope| { asm(scope, &format!("cp.async.bulk.wait_group.read {pending};\n"), &[], &[]) })
+}
+
+/// Has the map fetched before its first use.
+#[cube]
+pub(crate) fn tma_prefetch_map<T: CubePrimitive>(map: &TensorMap<T, Tiled>) {
+    intrinsic!(|scope| {
+        let map = format!("&{}", name(&map.expand));
+        asm(scope, "prefetch.tensormap [%0];\n", &[], &[("l", map)]);
+    })
+}
+
+/// Word of shared memory at a multiple of 4.
+#[cube]
+pub(crate) fn load_shared(address: u32) -> f32 {
+    intrinsic!(|scope| {
+        let out = scope.create_local_mut(f32::as_type(scope));
+        let address = operand(scope, *address.expand);
+        asm(scope, "ld.shared.f32 %0, [%1];\n", &[("=f", name(&out))], &[("r", address)]);
+        out.into()
+    })
+}
+
+/// Reads two words of shared memory, `offset` bytes past `address`, a multiple of 8 together.
+#[cube]
+pub(crate) fn load_shared_pair(pair: &mut Array<f32>, address: u32, #[comptime] offset: u32) {
+    intrinsic!(|scope| {
+        let pair = name(&pair.expand);
+        let outputs = [("=f", format!("{pair}[0]")), ("=f", format!("{pair}[1]"))];
+        let address = operand(scope, *address.expand);
+        asm(scope, &format!("ld.shared.v2.f32 {{%0, %1}}, [%2+{offset}];\n"), &outputs, &[("r", address)]);
+    })
+}
+
+/// Writes a word to shared memory at a multiple of 4.
+#[cube]
+pub(crate) fn store_shared(address: u32, value: f32) {
+    intrinsic!(|scope| {
+        let inputs = [("r", operand(scope, *address.expand)), ("f", operand(scope, *value.expand))];
+        asm(scope, "st.shared.f32 [%0], %1;\n", &[], &inputs);
+    })
+}
+
+/// Writes two words to shared memory at a multiple of 8.
+#[cube]
+pub(crate) fn store_shared_pair(address: u32, first: f32, second: f32) {
+    intrinsic!(|scope| {
+        let inputs = [
+            ("r", operand(scope, *address.expand)),
+            ("f", operand(scope, *first.expand)),
+            ("f", operand(scope, *second.expand)),
+        ];
+        asm(scope, "st.shared.v2.f32 [%0], {%1, %2};\n", &[], &inputs);
+    })
+}

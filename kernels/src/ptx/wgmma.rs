@@ -1,0 +1,115 @@
+//! Matrix products of a warpgroup (`wgmma`), FP8 operands in shared memory, f32 accumulators in registers.
+//!
+//! Element `i` of a thread's accumulators of a product 64 by N lies, with `w` the warp in the group and `l` the lane, at
+//!
+//! ```text
+//! row = 16 w + l / 4 + 8 (i / 2 mod 2)        col = 8 (i / 4) + 2 (l mod 4) + i mod 2
+//! ```
+//!
+//! Source: PTX ISA, *Asynchronous warpgroup level matrix instructions*.
+
+use cubecl::prelude::*;
+
+use super::{asm, name, operand, pure_asm};
+use crate::Format;
+
+/// Descriptor of an operand in shared memory: rows of 128 bytes along the contraction, swizzled by 128 bytes, eight rows
+/// (1024 bytes) after each other. `address` is a multiple of 1024, plus the bytes of the contraction that are left out.
+///
+/// | bits | field | |
+/// | --- | --- | --- |
+/// | 0–13 | start address / 16 | |
+/// | 16–29 | leading byte offset / 16 | unused in this layout; 1 |
+/// | 32–45 | stride byte offset / 16 | 64: from eight rows to the next |
+/// | 62–63 | swizzle | 1: 128 bytes |
+#[cube]
+pub(crate) fn descriptor(address: u32) -> u64 {
+    let layout = comptime!((1u64 << 16) | (64u64 << 32) | (1u64 << 62));
+    u64::cast_from((address & 0x3ffffu32) >> 4u32) | layout
+}
+
+/// The first `count` accumulators as operands: the compiler moves no access to them across the statement that has them.
+fn accumulators(acc: &str, count: u32) -> Vec<(&'static str, String)> {
+    (0..count).map(|i| ("+f", format!("{acc}[{i}]"))).collect()
+}
+
+/// Orders what was written to the accumulators of products `n` wide before the products that follow.
+#[cube]
+pub(crate) fn wgmma_fence(acc: &mut Array<f32>, #[comptime] n: u32) {
+    intrinsic!(|scope| {
+        let outputs = accumulators(&name(&acc.expand), n / 2);
+        asm(scope, "wgmma.fence.sync.aligned;\n", &outputs, &[]);
+    })
+}
+
+/// Closes a group of products.
+#[cube]
+pub(crate) fn wgmma_commit() {
+    intrinsic!(|scope| { asm(scope, "wgmma.commit_group.sync.aligned;\n", &[], &[]) })
+}
+
+/// Waits until all but the last `pending` groups of products, `n` wide, are done.
+#[cube]
+pub(crate) fn wgmma_wait(acc: &mut Array<f32>, #[comptime] n: u32, #[comptime] pending: u32) {
+    intrinsic!(|scope| {
+        let outputs = accumulators(&name(&acc.expand), n / 2);
+        asm(scope, &format!("wgmma.wait_group.sync.aligned {pending};\n"), &outputs, &[]);
+    })
+}
+
+/// `acc [64, n] = A [64, 32] · B [n, 32]ᵀ`, added to `acc` where `add` is not zero.
+#[cube]
+pub(crate) fn wgmma_fp8(
+    acc: &mut Array<f32>,
+    a: u64,
+    b: u64,
+    add: u32,
+    #[comptime] n: u32,
+    #[comptime] format_a: Format,
+    #[comptime] format_b: Format,
+) {
+    intrinsic!(|scope| {
+        let acc = name(&acc.expand);
+        let count = n / 2;
+        let registers = (0..count).map(|i| format!("%{i}")).collect::<Vec<_>>().join(", ");
+        let outputs = accumulators(&acc, count);
+        let inputs =
+            [("l", operand(scope, *a.expand)), ("l", operand(scope, *b.expand)), ("r", operand(scope, *add.expand))];
+        let template = format!(
+            "{{\n.reg .pred add;\nsetp.ne.b32 add, %{}, 0;\n\
+             wgmma.mma_async.sync.aligned.m64n{n}k32.f32.{format_a}.{format_b} \
+             {{{registers}}}, %{count}, %{}, add, 1, 1;\n}}\n",
+            count + 2,
+            count + 1,
+        );
+        asm(scope, &template, &outputs, &inputs);
+    })
+}
+
+/// Two 16-bit floats in a word, `low` in the low half, each rounded to nearest even from f32.
+#[cube]
+pub(crate) fn pack_half(low: f32, high: f32, #[comptime] bf16: bool) -> u32 {
+    intrinsic!(|scope| {
+        let out = scope.create_local_mut(u32::as_type(scope));
+        let inputs = [("f", operand(scope, *high.expand)), ("f", operand(scope, *low.expand))];
+        let to = if bf16 { "bf16x2" } else { "f16x2" };
+        pure_asm(scope, &format!("cvt.rn.{to}.f32 %0, %1, %2;\n"), &[("=r", name(&out))], &inputs);
+        out.into()
+    })
+}
+
+/// Writes four 8 by 8 matrices of 16-bit elements to shared memory: lane `l` gives the address of row `l mod 8` of matrix
+/// `l / 8`, and holds of each the columns `2 (l mod 4)` and the next of row `l / 4`.
+#[cube]
+pub(crate) fn stmatrix_x4(address: u32, first: u32, second: u32, third: u32, fourth: u32) {
+    intrinsic!(|scope| {
+        let inputs = [
+            ("r", operand(scope, *address.expand)),
+            ("r", operand(scope, *first.expand)),
+            ("r", operand(scope, *second.expand)),
+            ("r", operand(scope, *third.expand)),
+            ("r", operand(scope, *fourth.expand)),
+        ];
+        asm(scope, "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n", &[], &inputs);
+    })
+}

@@ -1,0 +1,155 @@
+//! Reproducible contents of matrices: ordinary values, and those that casts and sums get wrong.
+
+use core::fmt;
+
+use cubecl::ir::{ElemType, FloatKind, StorageType};
+use cubecl::prelude::*;
+use half::{bf16, f16};
+
+pub(crate) const F32: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F32));
+pub(crate) const F16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F16));
+pub(crate) const BF16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::BF16));
+pub(crate) const DTYPES: [StorageType; 3] = [F32, F16, BF16];
+
+/// A stream of bits: Marsaglia's xorshift with a multiplied output.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut random = Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        (0..4).for_each(|_| _ = random.bits());
+        random
+    }
+
+    pub(crate) fn bits(&mut self) -> u32 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) as u32
+    }
+
+    /// In 0..n.
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        ((u64::from(self.bits()) * n as u64) >> 32) as usize
+    }
+
+    /// In [-1, 1).
+    pub(crate) fn unit(&mut self) -> f32 {
+        (self.bits() >> 8) as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    /// A value of either sign whose magnitude spreads over a dozen binades, as those of activations and gradients do.
+    pub(crate) fn value(&mut self) -> f32 {
+        self.unit() * (self.unit() * 6.0).exp2()
+    }
+}
+
+/// What a matrix is filled with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// Values over many binades.
+    Values,
+    /// Zeros of both signs, subnormals, infinities and NaNs among them, one in fifty.
+    Spiced,
+    /// Zeros of both signs.
+    Zeros,
+    /// Subnormals of the dtype.
+    Subnormals,
+    /// Near the largest of the dtype.
+    Huge,
+    /// Multiples of 1/16 with amax 448, half of them halfway between two codes of e4m3.
+    Ties,
+    /// One NaN among values.
+    OneNan,
+    /// One infinity among values.
+    OneInf,
+}
+
+impl Content {
+    pub(crate) const ALL: [Content; 8] = [
+        Content::Values,
+        Content::Spiced,
+        Content::Zeros,
+        Content::Subnormals,
+        Content::Huge,
+        Content::Ties,
+        Content::OneNan,
+        Content::OneInf,
+    ];
+
+    /// `len` elements for a matrix of `dtype`, not yet rounded to it.
+    pub(crate) fn fill(self, len: usize, dtype: StorageType, seed: u64) -> Vec<f32> {
+        const SPICE: [f32; 6] = [0.0, f32::MIN_POSITIVE / 3.0, 1e-30, 3e38, f32::INFINITY, f32::NAN];
+        let (tiny, huge) = if dtype == F16 { (2f32.powi(-15), 6e4) } else { (2f32.powi(-127), 3e38) };
+        let mut random = Random::new(seed);
+        let random = &mut random;
+        let mut x: Vec<f32> = (0..len)
+            .map(|_| match self {
+                Content::Zeros => 0f32.copysign(random.unit()),
+                Content::Subnormals => tiny * random.unit(),
+                Content::Huge => huge * random.unit(),
+                Content::Ties => (random.below(512) as f32 - 256.0) / 16.0 * (random.below(8) as f32 - 6.0).exp2(),
+                Content::Spiced if random.below(50) == 0 => SPICE[random.below(6)].copysign(random.unit()),
+                _ => random.value(),
+            })
+            .collect();
+        let place = random.below(len);
+        match self {
+            Content::OneNan => x[place] = f32::NAN,
+            Content::OneInf => x[place] = f32::NEG_INFINITY,
+            Content::Ties => x[place] = -448.0,
+            _ => {}
+        }
+        x
+    }
+}
+
+impl fmt::Display for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Content::Values => "values",
+            Content::Spiced => "spiced",
+            Content::Zeros => "zeros",
+            Content::Subnormals => "subnormals",
+            Content::Huge => "huge",
+            Content::Ties => "ties",
+            Content::OneNan => "one-nan",
+            Content::OneInf => "one-inf",
+        })
+    }
+}
+
+/// Bytes of `x` rounded to a dtype of [`DTYPES`], and the f32 values of the rounded elements.
+pub(crate) fn to_dtype(x: &[f32], dtype: StorageType) -> (Vec<u8>, Vec<f32>) {
+    if dtype == F16 {
+        let x: Vec<f16> = x.iter().map(|&x| f16::from_f32(x)).collect();
+        (f16::as_bytes(&x).to_vec(), x.iter().map(|x| x.to_f32()).collect())
+    } else if dtype == BF16 {
+        let x: Vec<bf16> = x.iter().map(|&x| bf16::from_f32(x)).collect();
+        (bf16::as_bytes(&x).to_vec(), x.iter().map(|x| x.to_f32()).collect())
+    } else {
+        (f32::as_bytes(x).to_vec(), x.to_vec())
+    }
+}
+
+/// The values of such bytes.
+pub(crate) fn from_dtype(bytes: &[u8], dtype: StorageType) -> Vec<f32> {
+    let halves = || bytes.chunks_exact(2).map(|x| [x[0], x[1]]);
+    if dtype == F16 {
+        halves().map(|x| f16::from_le_bytes(x).to_f32()).collect()
+    } else if dtype == BF16 {
+        halves().map(|x| bf16::from_le_bytes(x).to_f32()).collect()
+    } else {
+        bytes.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).collect()
+    }
+}
+
+/// `[rows, cols]` row-major to `[cols, rows]` row-major.
+pub(crate) fn transpose<T: Copy>(x: &[T], [rows, cols]: [usize; 2]) -> Vec<T> {
+    (0..cols).flat_map(|c| (0..rows).map(move |r| x[r * cols + c])).collect()
+}
+
+/// The same bits, or both NaN.
+pub(crate) fn same(a: f32, b: f32) -> bool {
+    a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
+}

@@ -1,0 +1,129 @@
+//! Matrices to and from a device, with NaN wherever a kernel should not look.
+
+use core::fmt;
+
+use cubecl::ir::StorageType;
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+use float8_kernels::{MatrixView, VectorView};
+
+use crate::Failure;
+use crate::data::to_dtype;
+
+/// Waits for the device and raises what went wrong on it.
+pub(crate) fn sync<R: Runtime>(client: &ComputeClient<R>) -> Result<(), Failure> {
+    cubecl::future::block_on(client.sync()).map_err(|error| Failure::Device(format!("{error:?}")))
+}
+
+/// All bytes of `handle`, after all work before.
+pub(crate) fn read<R: Runtime>(client: &ComputeClient<R>, handle: Handle) -> Result<Vec<u8>, Failure> {
+    sync(client)?;
+    match client.read_one(handle) {
+        Ok(bytes) => Ok(bytes.to_vec()),
+        Err(error) => Err(Failure::Device(format!("{error:?}"))),
+    }
+}
+
+pub(crate) fn read_f32<R: Runtime>(client: &ComputeClient<R>, handle: Handle) -> Result<Vec<f32>, Failure> {
+    Ok(read(client, handle)?.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).collect())
+}
+
+pub(crate) fn upload_f32<R: Runtime>(client: &ComputeClient<R>, x: &[f32]) -> Handle {
+    client.create_from_slice(f32::as_bytes(x))
+}
+
+/// Fills memory with 0xff and gives it back, so that the next allocations of these many `bytes` hold NaN in every float
+/// format, where the runtime's pool reuses it.
+///
+/// # Errors
+/// What the device says.
+pub fn poison<R: Runtime>(client: &ComputeClient<R>, bytes: &[usize]) -> Result<(), Failure> {
+    let held: Vec<_> = bytes.iter().map(|&bytes| client.create_from_slice(&vec![0xff; bytes.max(4)])).collect();
+    sync(client)?;
+    drop(held);
+    Ok(())
+}
+
+/// How a matrix lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layout {
+    RowMajor,
+    ColumnMajor,
+    /// Rows padded by 3 elements.
+    Pitched,
+    /// Rows padded to a multiple of 64 elements.
+    AlignedPitch,
+    /// Every third column of a wider matrix.
+    Gapped,
+    /// Row-major from 259 elements into an allocation on.
+    Offset,
+}
+
+impl Layout {
+    pub(crate) const ALL: [Layout; 6] =
+        [Layout::RowMajor, Layout::ColumnMajor, Layout::Pitched, Layout::AlignedPitch, Layout::Gapped, Layout::Offset];
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Layout::RowMajor => "row-major",
+            Layout::ColumnMajor => "column-major",
+            Layout::Pitched => "pitched",
+            Layout::AlignedPitch => "aligned-pitch",
+            Layout::Gapped => "gapped",
+            Layout::Offset => "offset",
+        })
+    }
+}
+
+/// Puts row-major `x`, of `rows · cols` elements, on the device; everything outside the view is NaN.
+pub(crate) fn upload<R: Runtime>(
+    client: &ComputeClient<R>,
+    x: &[f32],
+    [rows, cols]: [usize; 2],
+    layout: Layout,
+    dtype: StorageType,
+) -> MatrixView {
+    let (offset, strides) = match layout {
+        Layout::RowMajor => (0, [cols, 1]),
+        Layout::ColumnMajor => (0, [1, rows]),
+        Layout::Pitched => (0, [cols + 3, 1]),
+        Layout::AlignedPitch => (0, [cols.next_multiple_of(64), 1]),
+        Layout::Gapped => (0, [cols * 3, 3]),
+        Layout::Offset => (256 + 3, [cols, 1]),
+    };
+    let last = offset + (rows - 1) * strides[0] + (cols - 1) * strides[1];
+    let mut memory = vec![f32::NAN; last + 1];
+    for r in 0..rows {
+        for c in 0..cols {
+            memory[offset + r * strides[0] + c * strides[1]] = x[r * cols + c];
+        }
+    }
+    let mut handle = client.create_from_slice(&to_dtype(&memory, dtype).0);
+    if offset > 0 {
+        handle = handle.offset_start((offset * dtype.size()) as u64);
+    }
+    MatrixView { handle, shape: [rows, cols], strides, dtype }
+}
+
+/// The transpose of a view.
+pub(crate) fn flip(x: &MatrixView) -> MatrixView {
+    let ([rows, cols], [row, col]) = (x.shape, x.strides);
+    MatrixView { handle: x.handle.clone(), shape: [cols, rows], strides: [col, row], dtype: x.dtype }
+}
+
+/// Puts `x` on the device, `stride` elements apart with NaN between them.
+pub(crate) fn upload_vector<R: Runtime>(
+    client: &ComputeClient<R>,
+    x: &[f32],
+    stride: usize,
+    dtype: StorageType,
+) -> VectorView {
+    let mut memory = vec![f32::NAN; (x.len() - 1) * stride + 1];
+    for (place, &x) in memory.iter_mut().step_by(stride).zip(x) {
+        *place = x;
+    }
+    let handle = client.create_from_slice(&to_dtype(&memory, dtype).0);
+    VectorView { handle, len: x.len(), stride, dtype }
+}

@@ -1,0 +1,142 @@
+//! FP8 matrices on the host, and operands made from them or read back.
+
+use core::fmt;
+
+use cubecl::prelude::*;
+use float8_kernels::reference::{HostOperand, encode};
+use float8_kernels::{Format, Granularity, InvScale, Operand, ScaleMode, row_words};
+
+use crate::Failure;
+use crate::case::wrong;
+use crate::data::Random;
+use crate::device::{read, read_f32, upload_f32};
+
+pub(crate) const FORMATS: [Format; 2] = [Format::E4m3, Format::E5m2];
+pub(crate) const MODES: [ScaleMode; 2] = [ScaleMode::F32, ScaleMode::PowerOfTwo];
+pub(crate) const GRANULARITIES: [Granularity; 4] =
+    [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128];
+
+/// A contraction-major `[rows, k]` matrix, as [`Operand`] without the padding.
+#[derive(Clone, Debug)]
+pub(crate) struct HostMatrix {
+    pub(crate) codes: Vec<u8>,
+    pub(crate) inv_scales: Vec<InvScale>,
+    pub(crate) shape: [usize; 2],
+    pub(crate) format: Format,
+    pub(crate) granularity: Granularity,
+}
+
+/// What codes and scales are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Codes {
+    /// Any finite values, so sums that cancel, and scales over some binades.
+    Random,
+    /// -1, 0 and 1 under scales of 1/2, 1 and 2: every partial sum is exact on every path, so every bit must be right.
+    Exact,
+    /// Zeros of both signs.
+    Zeros,
+    /// [`Random`](Codes::Random) with one NaN.
+    NanCode,
+    /// [`Random`](Codes::Random) with one infinity (of e5m2; e4m3 has none).
+    InfCode,
+    /// [`Zeros`](Codes::Zeros) whose last scale is NaN.
+    NanScale,
+}
+
+impl fmt::Display for Codes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Codes::Random => "random",
+            Codes::Exact => "exact",
+            Codes::Zeros => "zeros",
+            Codes::NanCode => "nan-code",
+            Codes::InfCode => "inf-code",
+            Codes::NanScale => "nan-scale",
+        })
+    }
+}
+
+impl HostMatrix {
+    pub(crate) fn new(codes: Codes, shape: [usize; 2], format: Format, granularity: Granularity, seed: u64) -> Self {
+        let [rows, k] = shape;
+        let mut random = Random::new(seed);
+        let one = encode(1.0, format);
+        let code = |random: &mut Random| match codes {
+            Codes::Exact => [one, 0, one | 0x80][random.below(3)],
+            Codes::Zeros | Codes::NanScale => [0, 0x80][random.below(2)],
+            _ => encode(random.value(), format),
+        };
+        let mut bytes: Vec<u8> = (0..rows * k).map(|_| code(&mut random)).collect();
+        let [height, width] = granularity.scale_dims(rows, k);
+        let scale = |random: &mut Random| match codes {
+            Codes::Exact => [0.5, 1.0, 2.0][random.below(3)],
+            _ => random.value().abs() * 0.01 + 1e-5,
+        };
+        let mut inv_scales: Vec<_> = (0..height * width).map(|_| InvScale::new(scale(&mut random))).collect();
+        let place = random.below(rows * k);
+        match (codes, format) {
+            (Codes::NanCode, _) => bytes[place] = 0xff,
+            (Codes::InfCode, Format::E5m2) => bytes[place] = 0xfc,
+            (Codes::NanScale, _) => inv_scales[height * width - 1] = InvScale::new(f32::NAN),
+            _ => {}
+        }
+        Self { codes: bytes, inv_scales, shape, format, granularity }
+    }
+
+    /// The same with the signs of the codes taken off.
+    pub(crate) fn magnitudes(&self) -> Self {
+        Self { codes: self.codes.iter().map(|code| code & 0x7f).collect(), ..self.clone() }
+    }
+
+    pub(crate) fn view(&self) -> HostOperand<'_> {
+        let Self { codes, inv_scales, shape: [rows, k], format, granularity } = self;
+        HostOperand { codes, rows: *rows, k: *k, format: *format, granularity: *granularity, inv_scales }
+    }
+
+    /// The scale of the block `block` of the contraction in row `row`.
+    pub(crate) fn inv_scale(&self, row: usize, block: usize) -> f32 {
+        let [_, width] = self.granularity.scale_dims(self.shape[0], self.shape[1]);
+        let place = match self.granularity {
+            Granularity::Tensor => 0,
+            Granularity::Row => row,
+            Granularity::Block1x128 => row * width + block,
+            Granularity::Block128x128 => row / 128 * width + block,
+        };
+        self.inv_scales[place].get()
+    }
+
+    pub(crate) fn upload<R: Runtime>(&self, client: &ComputeClient<R>) -> Operand {
+        let &Self { shape: [rows, k], format, granularity, .. } = self;
+        let pitch = row_words(k) * 4;
+        let mut bytes = vec![0; rows * pitch];
+        for (padded, row) in bytes.chunks_exact_mut(pitch).zip(self.codes.chunks_exact(k)) {
+            padded[..k].copy_from_slice(row);
+        }
+        let inv_scales: Vec<f32> = self.inv_scales.iter().map(|scale| scale.get()).collect();
+        let inv_scale = upload_f32(client, &inv_scales);
+        Operand { codes: client.create_from_slice(&bytes), inv_scale, rows, k, format, granularity }
+    }
+
+    /// Reads an operand back; its padding must be zero codes.
+    pub(crate) fn read<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -> Result<Self, Failure> {
+        let &Operand { rows, k, format, granularity, .. } = operand;
+        let bytes = read(client, operand.codes.clone())?;
+        let pitch = row_words(k) * 4;
+        if bytes.len() != rows * pitch {
+            return Err(wrong!("[{rows}, {k}] has {} bytes of codes, not {}", bytes.len(), rows * pitch));
+        }
+        let mut codes = Vec::with_capacity(rows * k);
+        for (r, row) in bytes.chunks_exact(pitch).enumerate() {
+            codes.extend_from_slice(&row[..k]);
+            if let Some(place) = row[k..].iter().position(|&code| code != 0) {
+                return Err(wrong!("padding code [{r}, {}] of [{rows}, {k}] is {:#x}", k + place, row[k + place]));
+            }
+        }
+        let inv_scales: Vec<_> = read_f32(client, operand.inv_scale.clone())?.into_iter().map(InvScale::new).collect();
+        let [height, width] = granularity.scale_dims(rows, k);
+        if inv_scales.len() != height * width {
+            return Err(wrong!("[{rows}, {k}] has {} {granularity} scales", inv_scales.len()));
+        }
+        Ok(Self { codes, inv_scales, shape: [rows, k], format, granularity })
+    }
+}

@@ -1,0 +1,97 @@
+//! The product of two FP8 matrices in f64, and the size of its terms.
+//!
+//! ```text
+//! want = Σ a·b          size = Σ |a·b|          a, b = value(code) · inv_scale
+//! ```
+
+use float8_kernels::reference::decode;
+
+use crate::matrix::HostMatrix;
+
+const BLOCK: usize = 128;
+const LANES: usize = 8;
+
+/// One element of the product.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Element {
+    pub(crate) want: f64,
+    pub(crate) size: f64,
+}
+
+/// Rows `rows` of `A [M, K] · B [N, K]ᵀ`, row-major: sums of 128 products in f64, scaled and added in f64. On all cores.
+pub(crate) fn product(a: &HostMatrix, b: &HostMatrix, rows: &[usize]) -> Vec<Element> {
+    let ([_, k], n) = (a.shape, b.shape[0]);
+    let right = values(b, &(0..n).collect::<Vec<_>>());
+    let threads = std::thread::available_parallelism().map_or(1, |threads| threads.get());
+    let mut out = vec![Element { want: 0.0, size: 0.0 }; rows.len() * n];
+    let share = rows.len().div_ceil(threads);
+    std::thread::scope(|scope| {
+        for (out, rows) in out.chunks_mut(share * n).zip(rows.chunks(share)) {
+            let right = &right;
+            scope.spawn(move || {
+                let left = values(a, rows);
+                // Columns outside: a row of B is read once for all rows of A that this thread has.
+                for col in 0..n {
+                    for (i, &row) in rows.iter().enumerate() {
+                        let scale = |block| f64::from(a.inv_scale(row, block)) * f64::from(b.inv_scale(col, block));
+                        out[i * n + col] = dot(&left[i * k..][..k], &right[col * k..][..k], scale);
+                    }
+                }
+            });
+        }
+    });
+    out
+}
+
+/// Values of the codes of these rows, not scaled.
+fn values(matrix: &HostMatrix, rows: &[usize]) -> Vec<f32> {
+    let k = matrix.shape[1];
+    let codes = rows.iter().flat_map(|row| &matrix.codes[row * k..][..k]);
+    codes.map(|&code| decode(code, matrix.format)).collect()
+}
+
+fn dot(a: &[f32], b: &[f32], scale: impl Fn(usize) -> f64) -> Element {
+    let mut element = Element { want: 0.0, size: 0.0 };
+    for (block, (a, b)) in a.chunks(BLOCK).zip(b.chunks(BLOCK)).enumerate() {
+        let (mut sums, mut sizes) = ([0f64; LANES], [0f64; LANES]);
+        for (a, b) in a.chunks(LANES).zip(b.chunks(LANES)) {
+            for (i, (&a, &b)) in a.iter().zip(b).enumerate() {
+                let term = f64::from(a) * f64::from(b);
+                sums[i] += term;
+                sizes[i] += term.abs();
+            }
+        }
+        let scale = scale(block);
+        element.want += sums.iter().sum::<f64>() * scale;
+        element.size += sizes.iter().sum::<f64>() * scale.abs();
+    }
+    element
+}
+
+#[cfg(test)]
+mod tests {
+    use float8_kernels::reference::scaled_gemm_f64;
+
+    use super::*;
+    use crate::matrix::{Codes, FORMATS, GRANULARITIES};
+
+    /// Against the library's own definition, all granularities, on part of the rows.
+    #[test]
+    fn products_are_the_definition() {
+        let (m, n, k) = (133, 7, 300);
+        for (i, left) in GRANULARITIES.into_iter().enumerate() {
+            for (j, right) in GRANULARITIES.into_iter().enumerate() {
+                let a = HostMatrix::new(Codes::Random, [m, k], FORMATS[i % 2], left, 1);
+                let b = HostMatrix::new(Codes::Random, [n, k], FORMATS[j % 2], right, 2);
+                let want = scaled_gemm_f64(&a.view(), &b.view(), None);
+                let size = scaled_gemm_f64(&a.magnitudes().view(), &b.magnitudes().view(), None);
+                let rows = [132, 0, 5];
+                for (place, got) in product(&a, &b, &rows).iter().enumerate() {
+                    let at = rows[place / n] * n + place % n;
+                    assert!((got.want - want[at]).abs() <= 1e-12 * size[at], "{got:?}, not {}", want[at]);
+                    assert!((got.size - size[at]).abs() <= 1e-12 * size[at], "{got:?}, not {}", size[at]);
+                }
+            }
+        }
+    }
+}

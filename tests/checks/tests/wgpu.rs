@@ -1,0 +1,76 @@
+//! The checks themselves on wgpu: they pass, each kernel's among them, and memory is poisoned before them.
+
+use std::collections::BTreeMap;
+
+use checks::{Options, Size, poison, run};
+use cubecl::prelude::*;
+use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi, WgpuDevice, WgpuRuntime};
+
+/// The machine's default wgpu device. Without one the test says that it is skipped, and fails in CI.
+fn client() -> Option<ComputeClient<WgpuRuntime>> {
+    // Type 4 is every adapter. Asking for a client without one panics.
+    if WgpuRuntime::enumerate_devices(4, &AutoGraphicsApi::backend()).is_empty() {
+        assert!(std::env::var_os("CI").is_none(), "CI must have a wgpu adapter");
+        eprintln!("skipped: no wgpu adapter");
+        return None;
+    }
+    Some(WgpuRuntime::client(&WgpuDevice::default()))
+}
+
+fn all_pass(only: &str, least: usize) {
+    let Some(client) = client() else { return };
+    let outcomes = run(&client, &Options { size: Size::Small, only: Some(only.into()) });
+    let failures: Vec<_> = outcomes.iter().filter(|outcome| outcome.detail.is_err()).collect();
+    assert!(failures.is_empty(), "{} of {} failed: {failures:#?}", failures.len(), outcomes.len());
+    assert!(outcomes.len() >= least, "{} cases", outcomes.len());
+    assert!(outcomes.iter().all(|outcome| outcome.detail.as_ref().is_ok_and(|worst| (0.0..=1.0).contains(worst))));
+    let mut names = BTreeMap::new();
+    outcomes.iter().for_each(|outcome| *names.entry(&outcome.name).or_insert(0) += 1);
+    assert!(names.values().all(|count| *count == 1), "a name stands for one case");
+}
+
+/// A part of the casts: a software device compiles kernels slower than it runs them, and the crate of the kernels has tests
+/// of its own there.
+#[test]
+fn quantize() {
+    all_pass("quantize 37x140 bf16 row-major values e4m3", 24);
+    all_pass("quantize 70x133 f16 gapped", 4);
+    all_pass("quantize 35x150 bf16 row-major spiced", 8);
+    all_pass("quantize 1000x1 ", 5);
+}
+
+#[test]
+fn quantize_with_amax() {
+    all_pass("quantize_with_amax 70x133 f32 column-major", 8);
+    all_pass("quantize_with_amax 70x133 bf16 offset", 8);
+}
+
+#[test]
+fn amax() {
+    all_pass("amax 37x140", 24);
+}
+
+#[test]
+fn health() {
+    all_pass("health 70x133 f32 pitched", 4);
+    all_pass("health 37x140 bf16 row-major one-", 8);
+}
+
+#[test]
+fn scaled_gemm() {
+    all_pass("e4m3,e4m3 tensorwise,tensorwise", 30);
+    all_pass("1x128,128x128", 2);
+    all_pass("inf-code", 4);
+    all_pass("nan-scale", 8);
+}
+
+/// Memory that a kernel would not write holds NaN: the allocation after poisoning does.
+#[test]
+fn memory_is_poisoned() {
+    let Some(client) = client() else { return };
+    for bytes in [16, 4096, 300_000, 5 << 20] {
+        poison(&client, &[bytes; 2]).expect("the device runs");
+        let fresh = client.read_one(client.empty(bytes)).expect("the device runs");
+        assert!(fresh.iter().all(|&byte| byte == 0xff), "{bytes} bytes");
+    }
+}
