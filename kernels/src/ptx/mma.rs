@@ -9,11 +9,9 @@
 //!
 //! Source: PTX ISA, *Matrix fragments for mma.m16n8k32*. Addresses are bytes in the shared window.
 
-#![allow(unused_variables, reason = "what `intrinsic!` expands to uses them")]
-
 use cubecl::prelude::*;
 
-use super::{asm, name, operand, pure_asm, statement};
+use super::{asm, name, operand, pure_asm};
 use crate::Format;
 
 /// Which instruction multiplies FP8.
@@ -28,18 +26,6 @@ pub(crate) enum MmaKind {
 
 /// Four E8M0 scales of `2^(0x7f - 127) = 1`.
 const UNIT_SCALES: &str = "0x7f7f7f7fu";
-
-/// Address of the start of `memory`, which the kernel must also use otherwise: CubeCL allocates none for a name in a
-/// statement.
-#[cube]
-pub(crate) fn window_address(memory: &SharedMemory<u32>) -> u32 {
-    intrinsic!(|scope| {
-        let out = scope.create_local_mut(u32::as_type(scope));
-        let memory = name(&memory.expand);
-        statement(scope, &format!("{} = static_cast<uint32>(__cvta_generic_to_shared({memory}));", name(&out)));
-        out.into()
-    })
-}
 
 /// Starts a copy of 16 bytes from word `index` of `from` to the address `to`, both multiples of 16 bytes: `bytes` of them
 /// are read, 0 or 16, and the rest is zero.
