@@ -46,13 +46,20 @@ pub enum GemmPath {
     Host,
     /// A kernel decodes the codes in its tiles and multiplies in f32.
     Emulated,
+    /// A kernel decodes the codes to f16 in its tiles, for f16 matrix units that sum in f32.
+    F16Mma,
+    /// FP8 tensor cores, warp by warp (`mma.sync`): sm_89 and sm_120.
+    Mma,
+    /// FP8 tensor cores, warpgroup by warpgroup (`wgmma`), fed by TMA: sm_90.
+    Wgmma,
 }
 
 impl GemmPath {
     /// Whether FP8 tensor cores did the work.
     pub fn is_native(self) -> bool {
         match self {
-            Self::Host | Self::Emulated => false,
+            Self::Host | Self::Emulated | Self::F16Mma => false,
+            Self::Mma | Self::Wgmma => true,
         }
     }
 }
@@ -62,6 +69,9 @@ impl core::fmt::Display for GemmPath {
         f.write_str(match self {
             Self::Host => "host",
             Self::Emulated => "emulated",
+            Self::F16Mma => "f16 mma",
+            Self::Mma => "mma",
+            Self::Wgmma => "wgmma",
         })
     }
 }

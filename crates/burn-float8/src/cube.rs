@@ -51,6 +51,9 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
     fn fp8_gemm_path(device: &Device<Self>, config: GemmConfig) -> GemmPath {
         match float8_kernels::gemm_path(&R::client(device), config) {
             float8_kernels::GemmPath::Emulated => GemmPath::Emulated,
+            float8_kernels::GemmPath::F16Mma => GemmPath::F16Mma,
+            float8_kernels::GemmPath::Mma => GemmPath::Mma,
+            float8_kernels::GemmPath::Wgmma => GemmPath::Wgmma,
         }
     }
 

@@ -2,18 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::{asm, name, operand, statement};
-
-/// Address of the start of `memory`.
-#[cube]
-pub(crate) fn shared_address(memory: &SharedMemory<u32>) -> u32 {
-    intrinsic!(|scope| {
-        let out = scope.create_local_mut(u32::as_type(scope));
-        let memory = name(&memory.expand);
-        statement(scope, &format!("{} = static_cast<uint32>(__cvta_generic_to_shared({memory}));", name(&out)));
-        out.into()
-    })
-}
+use super::{asm, operand};
 
 /// Makes an mbarrier that completes a phase after `count` arrivals and the bytes that they announce.
 #[cube]

@@ -39,20 +39,20 @@ pub(crate) fn copy_chunk(to: u32, from: &Array<u32>, index: u32, bytes: u32) {
             ("l", format!("{from} + {index}")),
             ("r", operand(scope, *bytes.expand)),
         ];
-        asm(scope, "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\\n", &[], &inputs);
+        asm(scope, "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n", &[], &inputs);
     })
 }
 
 /// Closes a group of copies.
 #[cube]
 pub(crate) fn commit_copies() {
-    intrinsic!(|scope| { asm(scope, "cp.async.commit_group;\\n", &[], &[]) })
+    intrinsic!(|scope| { asm(scope, "cp.async.commit_group;\n", &[], &[]) })
 }
 
 /// Waits for all but the last `pending` groups of this thread's copies.
 #[cube]
 pub(crate) fn wait_copies(#[comptime] pending: u32) {
-    intrinsic!(|scope| { asm(scope, &format!("cp.async.wait_group {pending};\\n"), &[], &[]) })
+    intrinsic!(|scope| { asm(scope, &format!("cp.async.wait_group {pending};\n"), &[], &[]) })
 }
 
 /// Loads four matrices of eight rows of 16 bytes into `fragments[place..place + 4]`: lane `l` gives the address of row
@@ -63,7 +63,7 @@ pub(crate) fn load_matrices(fragments: &mut Array<u32>, #[comptime] place: u32, 
         let address = operand(scope, *address.expand);
         let fragments = name(&fragments.expand);
         let outputs = [0, 1, 2, 3].map(|i| ("=r", format!("{fragments}[{}]", place + i)));
-        let template = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\\n";
+        let template = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n";
         asm(scope, template, &outputs, &[("r", address)]);
     })
 }
@@ -96,13 +96,13 @@ pub(crate) fn mma_fp8(
         let types = format!("f32.{format_a}.{format_b}.f32");
         let registers = format!("{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {old}");
         let template = match kind {
-            MmaKind::Plain => format!("mma.sync.aligned.m16n8k32.row.col.{types} {registers};\\n"),
+            MmaKind::Plain => format!("mma.sync.aligned.m16n8k32.row.col.{types} {registers};\n"),
             MmaKind::UnitScales => {
                 let scales = 4 + inputs.len();
                 inputs.push(("r", UNIT_SCALES.into()));
                 format!(
                     "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.{types}.ue8m0 \
-                     {registers}, %{scales}, {{0, 0}}, %{scales}, {{0, 0}};\\n"
+                     {registers}, %{scales}, {{0, 0}}, %{scales}, {{0, 0}};\n"
                 )
             }
         };

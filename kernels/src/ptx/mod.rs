@@ -9,6 +9,7 @@
 
 pub(crate) mod barrier;
 pub(crate) mod mma;
+pub(crate) mod shared;
 pub(crate) mod tma;
 pub(crate) mod wgmma;
 

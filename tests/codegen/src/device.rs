@@ -28,20 +28,35 @@ use crate::server::GenerateServer;
 /// CubeCL's compiler for CUDA.
 pub type CudaCompiler = CppCompiler<CudaDialect<CudaWmmaCompiler>>;
 
-/// A device of compute capability `sm`, such as 90, that does not exist.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+/// A device that does not exist.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PaperDevice {
-    /// Ten times the compute capability.
+    /// Ten times the compute capability, such as 90.
     pub sm: u16,
+    /// Few of them have even small problems take large tiles, and several tiles to a block.
+    pub multiprocessors: u16,
+}
+
+impl PaperDevice {
+    /// A device as large as an H200.
+    pub const fn new(sm: u16) -> Self {
+        Self { sm, multiprocessors: 132 }
+    }
+}
+
+impl Default for PaperDevice {
+    fn default() -> Self {
+        Self::new(90)
+    }
 }
 
 impl Device for PaperDevice {
     fn from_id(id: DeviceId) -> Self {
-        Self { sm: id.index_id }
+        Self { sm: id.index_id, multiprocessors: id.type_id }
     }
 
     fn to_id(&self) -> DeviceId {
-        DeviceId { type_id: 0, index_id: self.sm }
+        DeviceId { type_id: self.multiprocessors, index_id: self.sm }
     }
 }
 
@@ -198,8 +213,9 @@ pub fn max_shared_memory(sm: u32) -> usize {
     }
 }
 
-/// What CubeCL's CUDA runtime registers for a device of this architecture.
-pub(crate) fn properties(sm: u32) -> DeviceProperties {
+/// What CubeCL's CUDA runtime registers for such a device.
+pub(crate) fn properties(device: &PaperDevice) -> DeviceProperties {
+    let sm = u32::from(device.sm);
     let hardware = HardwareProperties {
         load_width: 128,
         plane_size_min: 32,
@@ -209,7 +225,7 @@ pub(crate) fn properties(sm: u32) -> DeviceProperties {
         max_cube_count: MAX_GRID,
         max_units_per_cube: 1024,
         max_cube_dim: (1024, 1024, 64),
-        num_streaming_multiprocessors: Some(132),
+        num_streaming_multiprocessors: Some(u32::from(device.multiprocessors)),
         num_tensor_cores: Some(4),
         min_tensor_cores_dim: Some(8),
         num_cpu_cores: None,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use cubecl_common::backtrace::BackTrace;
 use cubecl_common::bytes::Bytes;
-use cubecl_common::device::{DeviceId, DeviceService};
+use cubecl_common::device::{Device, DeviceId, DeviceService};
 use cubecl_common::future::DynFut;
 use cubecl_common::profile::ProfileDuration;
 use cubecl_common::stream_id::StreamId;
@@ -29,7 +29,7 @@ use cubecl_runtime::server::{
 use cubecl_runtime::storage::{ComputeStorage, ManagedResource, StorageHandle, StorageId, StorageUtilization};
 use cubecl_runtime::timestamp_profiler::TimestampProfiler;
 
-use crate::device::{CudaCompiler, EXECUTION, GENERATED, Generated, options, properties};
+use crate::device::{CudaCompiler, EXECUTION, GENERATED, Generated, PaperDevice, options, properties};
 use crate::interpret::Kernel;
 use crate::launch::Request;
 
@@ -149,9 +149,10 @@ impl GenerateServer {
             return Ok(kernel.clone());
         }
         let nvrtc = EXECUTION.lock().unwrap().as_ref().map(|execution| execution.nvrtc.clone());
+        // A virtual architecture: PTX and no machine code.
         let arch = match self.sm {
-            sm @ (90 | 100..) => format!("sm_{sm}a"),
-            sm => format!("sm_{sm}"),
+            sm @ (90 | 100..) => format!("compute_{sm}a"),
+            sm => format!("compute_{sm}"),
         };
         let ptx = nvrtc.ok_or("executions are off")?.ptx(source, &arch)?;
         let kernel = Arc::new(Kernel::parse(&ptx)?);
@@ -202,7 +203,8 @@ fn rows(descriptor: &CopyDescriptor) -> [usize; 3] {
 
 impl DeviceService for GenerateServer {
     fn init(id: DeviceId) -> Self {
-        let sm = u32::from(id.index_id);
+        let device = PaperDevice::from_id(id);
+        let sm = u32::from(device.sm);
         let logger = Arc::new(ServerLogger::default());
         let memory = MemoryManagement::from_configuration(
             PaperStorage::default(),
@@ -212,7 +214,7 @@ impl DeviceService for GenerateServer {
             MemoryManagementOptions::new("codegen"),
         );
         let policy = PitchedMemoryLayoutPolicy::new(512);
-        let utilities = Arc::new(ServerUtilities::new(properties(sm), logger, (), policy));
+        let utilities = Arc::new(ServerUtilities::new(properties(&device), logger, (), policy));
         Self {
             sm,
             memory,

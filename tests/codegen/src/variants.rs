@@ -33,7 +33,7 @@ fn dtypes() -> [StorageType; 3] {
 /// # Panics
 /// If a kernel cannot be generated.
 pub fn generate(sm: u16) -> Vec<Generated> {
-    let launcher = Launcher { client: GenerateCuda::client(&PaperDevice { sm }) };
+    let launcher = Launcher { client: GenerateCuda::client(&PaperDevice::new(sm)) };
     launcher.quantize();
     launcher.rows();
     launcher.gemms();

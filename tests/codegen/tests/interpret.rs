@@ -20,7 +20,7 @@ const FLOATS: [FloatKind; 3] = [FloatKind::F32, FloatKind::F16, FloatKind::BF16]
 
 fn start(seed: u64) -> Option<(Client, Running)> {
     let running = execute(Execution { seed })?;
-    Some((GenerateCuda::client(&PaperDevice { sm: 90 }), running))
+    Some((GenerateCuda::client(&PaperDevice::new(90)), running))
 }
 
 fn stored(kind: FloatKind) -> StorageType {

@@ -7,9 +7,10 @@ use super::plan::{CONSUMERS, MMA_ROWS, STEP};
 use super::{Config, GROUP};
 use crate::ptx::barrier::{
     cluster_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_arrive_remote,
-    mbarrier_init, mbarrier_wait, setmaxnreg_dec, setmaxnreg_inc, shared_address,
+    mbarrier_init, mbarrier_wait, setmaxnreg_dec, setmaxnreg_inc,
 };
-use crate::ptx::tma::{load_shared, load_shared_pair, store_shared, tma_load, tma_load_multicast, tma_prefetch_map};
+use crate::ptx::shared::{load_shared, load_shared_pair, shared_address, store_shared};
+use crate::ptx::tma::{tma_load, tma_load_multicast, tma_prefetch_map};
 use crate::ptx::wgmma::{descriptor, wgmma_commit, wgmma_fence, wgmma_fp8, wgmma_wait};
 use crate::scale::scale_index;
 use crate::view::Geometry;

@@ -10,8 +10,8 @@ use cubecl::prelude::*;
 
 use super::{Plan, Tile};
 use crate::operand::BLOCK;
-use crate::ptx::barrier::shared_address;
 use crate::ptx::mma::{commit_copies, copy_chunk, load_matrices, mma_fp8, wait_copies};
+use crate::ptx::shared::shared_address;
 use crate::scale::scale_index;
 use crate::view::{Geometry, load_scalar};
 

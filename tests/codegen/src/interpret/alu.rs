@@ -226,7 +226,7 @@ pub(crate) fn alu(parts: &[&str]) -> Option<(usize, Alu)> {
     let (name, ty) = (parts[0], *parts.last()?);
     let has = |modifier: &str| parts[1..].contains(&modifier);
     let approximate = matches!(name, "ex2" | "lg2" | "rcp" | "sqrt" | "rsqrt" | "sin" | "cos" | "tanh" | "div");
-    if has("sat") || (!approximate && ["ftz", "rz", "rm", "rp"].iter().any(|modifier| has(modifier))) {
+    if has("sat") || has("cc") || (!approximate && ["ftz", "rz", "rm", "rp"].iter().any(|modifier| has(modifier))) {
         return None;
     }
     match name {

@@ -191,8 +191,12 @@ impl Decoder {
                 let parts: Vec<&str> = opcode.iter().map(String::as_str).collect();
                 let guard = guard.map(|(name, negated)| Ok::<_, String>((self.predicate(&name)?, negated)));
                 let guard = guard.transpose().map_err(|error| format!("{text}: {error}"))?;
-                let op = self.op(&parts, &operands).map_err(|error| format!("{text}: {error}"))?;
-                self.kernel.code.push(Instr { guard, op: op.unwrap_or(Op::Unknown) });
+                // What is not understood is an error where it is reached.
+                let (op, text) = match self.op(&parts, &operands) {
+                    Ok(op) => (op.unwrap_or(Op::Unknown), text),
+                    Err(error) => (Op::Unknown, format!("{text} ({error})")),
+                };
+                self.kernel.code.push(Instr { guard, op });
                 self.kernel.text.push(text);
             }
         }
@@ -370,6 +374,7 @@ impl Decoder {
                     }
                 }
             }
+            "mov" if bits(ty) > 64 => return Ok(None),
             "mov" if matches!(operand(1)?, Operand::Vector(_)) => {
                 let parts = self.sources(operand(1)?, 64)?;
                 let bits = bits(ty) / parts.len() as u32;
@@ -396,7 +401,7 @@ impl Decoder {
                 let b = if convert.packs() { self.source(operand(2)?, bits)? } else { 0 };
                 Op::Convert { convert, d, a, b }
             }
-            "lop3" => {
+            "lop3" if parts.len() == 2 => {
                 let Operand::Imm(table) = operand(4)? else { return Err("no truth table".into()) };
                 let mut s = [0; 3];
                 for (i, s) in s.iter_mut().enumerate() {
@@ -435,7 +440,9 @@ impl Decoder {
             "cp" => return self.copy(parts, operands),
             "mma" | "wmma" | "wgmma" => return self.matrix_op(parts, operands),
             _ => {
-                let Some((arity, function)) = alu(parts) else { return Ok(None) };
+                let Some((arity, function)) = alu(parts).filter(|(arity, _)| arity + 1 == operands.len()) else {
+                    return Ok(None);
+                };
                 let wide = parts[0] == "mad" && has("wide");
                 let mut o = [self.target(operand(0)?)?, 0, 0, 0];
                 for i in 1..=arity {

@@ -100,7 +100,12 @@ impl Machine<'_> {
                     }
                 };
                 match &instr.op {
-                    Op::Alu(function, o) => function(&mut warp.registers, mask, o),
+                    Op::Alu(function, o) => {
+                        if !warp.in_flight.is_empty() {
+                            check_flight(warp, o)?;
+                        }
+                        function(&mut warp.registers, mask, o);
+                    }
                     Op::Branch { target } => {
                         if mask == group {
                             pc = *target;
@@ -243,6 +248,7 @@ impl Machine<'_> {
             }
             Op::Store { s, address, bytes } => {
                 let bytes = *bytes as usize;
+                check_flight(warp, s)?;
                 for lane in lanes(mask) {
                     let at = (address.space, warp.address(address, lane), lane);
                     let to = self.locate(cluster, rank, warp, at, bytes * s.len(), true)?;
@@ -396,6 +402,14 @@ pub(crate) fn meet(warp: &mut Warp, group: u32, mask: u32, needed: u32, pc: u32)
         return Flow::Stay(mask, Wait::None);
     }
     Flow::Stay(mask, Wait::Warp)
+}
+
+/// Accumulators of `wgmma` may be neither read nor written between its issue and the wait for it.
+fn check_flight(warp: &Warp, registers: &[u32]) -> Result<(), String> {
+    match registers.iter().find(|register| warp.in_flight.contains(register)) {
+        Some(_) => Err("touches an accumulator that wgmma has in flight".into()),
+        None => Ok(()),
+    }
 }
 
 fn exit(cluster: &mut Cluster, rank: usize, warp: &mut Warp, mask: u32) -> Result<(), String> {

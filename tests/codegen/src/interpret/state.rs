@@ -97,6 +97,8 @@ pub(crate) struct Warp {
     /// Of wgmma: operations issued, and how many each open group ends with.
     pub issued: u64,
     pub groups: VecDeque<u64>,
+    /// Accumulators in flight, by register; empty if there are none.
+    pub in_flight: Vec<u32>,
 }
 
 #[derive(Debug, Default)]

@@ -221,6 +221,8 @@ fn statement(text: &str) -> Result<Option<Statement>, String> {
     }
     let (opcode, operands) = code.split_once(char::is_whitespace).unwrap_or((code, ""));
     let opcode = opcode.split('.').map(str::to_string).collect();
+    // Calls have a syntax of their own, and are not modelled.
+    let operands = if code.starts_with("call") { "" } else { operands };
     let operands = split(operands).into_iter().map(operand).collect::<Result<_, _>>()?;
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     Ok(Some(Statement::Instruction { guard, opcode, operands, text }))

@@ -129,6 +129,9 @@ impl Machine<'_> {
         for d in op.d.iter() {
             warp.registers[*d as usize] = [IN_FLIGHT; 32];
         }
+        if !warp.in_flight.contains(&op.d[0]) {
+            warp.in_flight.extend(op.d.iter());
+        }
         warp.issued += 1;
         let issued = warp.issued;
         if group.arrived != [true; 4] {
@@ -198,6 +201,7 @@ impl Machine<'_> {
                 warp.registers[*register as usize] = *values;
             }
             flight.taken[member] = true;
+            warp.in_flight.retain(|register| !flight.registers.contains(register));
         }
         group.flight.retain(|flight| flight.taken != [true; 4]);
         Ok(())

@@ -1,0 +1,61 @@
+//! Shared memory by address: bytes in the shared window.
+
+use cubecl::prelude::*;
+
+use super::{asm, name, operand, statement};
+
+/// Address of the start of `memory`, which the kernel must also use otherwise: CubeCL allocates none for a name in a
+/// statement.
+#[cube]
+pub(crate) fn shared_address(memory: &SharedMemory<u32>) -> u32 {
+    intrinsic!(|scope| {
+        let out = scope.create_local_mut(u32::as_type(scope));
+        let memory = name(&memory.expand);
+        statement(scope, &format!("{} = static_cast<uint32>(__cvta_generic_to_shared({memory}));", name(&out)));
+        out.into()
+    })
+}
+
+/// Word of shared memory at a multiple of 4.
+#[cube]
+pub(crate) fn load_shared(address: u32) -> f32 {
+    intrinsic!(|scope| {
+        let out = scope.create_local_mut(f32::as_type(scope));
+        let address = operand(scope, *address.expand);
+        asm(scope, "ld.shared.f32 %0, [%1];\n", &[("=f", name(&out))], &[("r", address)]);
+        out.into()
+    })
+}
+
+/// Reads two words of shared memory, `offset` bytes past `address`, a multiple of 8 together.
+#[cube]
+pub(crate) fn load_shared_pair(pair: &mut Array<f32>, address: u32, #[comptime] offset: u32) {
+    intrinsic!(|scope| {
+        let pair = name(&pair.expand);
+        let outputs = [("=f", format!("{pair}[0]")), ("=f", format!("{pair}[1]"))];
+        let address = operand(scope, *address.expand);
+        asm(scope, &format!("ld.shared.v2.f32 {{%0, %1}}, [%2+{offset}];\n"), &outputs, &[("r", address)]);
+    })
+}
+
+/// Writes a word to shared memory at a multiple of 4.
+#[cube]
+pub(crate) fn store_shared(address: u32, value: f32) {
+    intrinsic!(|scope| {
+        let inputs = [("r", operand(scope, *address.expand)), ("f", operand(scope, *value.expand))];
+        asm(scope, "st.shared.f32 [%0], %1;\n", &[], &inputs);
+    })
+}
+
+/// Writes two words to shared memory at a multiple of 8.
+#[cube]
+pub(crate) fn store_shared_pair(address: u32, first: f32, second: f32) {
+    intrinsic!(|scope| {
+        let inputs = [
+            ("r", operand(scope, *address.expand)),
+            ("f", operand(scope, *first.expand)),
+            ("f", operand(scope, *second.expand)),
+        ];
+        asm(scope, "st.shared.v2.f32 [%0], {%1, %2};\n", &[], &inputs);
+    })
+}
