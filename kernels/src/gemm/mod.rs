@@ -21,10 +21,10 @@ use crate::{CudaArch, KernelError, Operand, VectorView, cuda_arch, supports};
 pub enum GemmPath {
     /// TMA and `wgmma`: Hopper. Never run on a GPU yet.
     Wgmma,
-    /// FP8 tensor cores through `mma.sync`: sm_89, and block-scaled with unit scales on sm_120.
+    /// FP8 tensor cores through `mma.sync`: sm_89, and block-scaled with unit scales on sm_120. Never run on a GPU yet.
     Mma,
     /// Decode to f16 in the tile, f16 matrix units with f32 sums: CUDA devices without FP8 tensor cores of a kernel here, and
-    /// those of other runtimes that offer such units to CubeCL as cooperative matrices.
+    /// those of other runtimes that offer such units to CubeCL as cooperative matrices. Never run on a GPU yet.
     F16Mma,
     /// Decode in the tile, f32 multiply and add: any device.
     Emulated,
@@ -45,7 +45,8 @@ impl fmt::Display for GemmPath {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct GemmConfig {
     /// Sum in the tensor core's own accumulator (about 14 bits of mantissa on Hopper) along the whole contraction, instead
-    /// of adding its sums to f32 registers every 128 of it. Changes nothing on [`GemmPath::Emulated`], whose sums are f32.
+    /// of adding its sums to f32 registers every 128 of it. Changes nothing on [`GemmPath::Emulated`], whose sums are f32, and
+    /// on [`GemmPath::F16Mma`], nor where scales change every 128.
     pub use_fast_accum: bool,
     /// Take [`GemmPath::Emulated`] also where the device has FP8 tensor cores.
     pub emulate: bool,

@@ -93,15 +93,15 @@ pub(crate) fn mma_fp8(
         } else {
             "{%0, %1, %2, %3}"
         };
-        let (shape, types) = ("m16n8k32.row.col", format!("f32.{format_a}.{format_b}.f32"));
+        let types = format!("f32.{format_a}.{format_b}.f32");
         let registers = format!("{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {old}");
         let template = match kind {
-            MmaKind::Plain => format!("mma.sync.aligned.{shape}.{types} {registers};\n"),
+            MmaKind::Plain => format!("mma.sync.aligned.m16n8k32.row.col.{types} {registers};\n"),
             MmaKind::UnitScales => {
                 let scales = 4 + inputs.len();
                 inputs.push(("r", UNIT_SCALES.into()));
                 format!(
-                    "mma.sync.aligned.kind::mxf8f6f4.block_scale.scale_vec::1X.{shape}.{types}.ue8m0 \
+                    "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.{types}.ue8m0 \
                      {registers}, %{scales}, {{0, 0}}, %{scales}, {{0, 0}};\n"
                 )
             }

@@ -1,5 +1,6 @@
 //! Every kernel variant, generated for every architecture, compiled and its machine code checked, without a GPU: all
-//! variants for sm_90a, and for the others one of each entry point, since their sources are the same.
+//! variants for sm_90a, and for the others one of each entry point, since their sources are the same, besides all GEMMs that
+//! only they have.
 //!
 //! `FLOAT8_CUDA_TOOLS` names the folder of a CUDA toolkit, or `nvidia/cu13` of the PyPI wheels nvidia-cuda-nvrtc,
 //! -runtime, -cccl, -crt, -cuobjdump and -nvdisasm. Without it the CUDA is generated and not compiled; in CI that is a

@@ -89,9 +89,10 @@ pub(super) fn gemm_half<O: Float>(
     let mut block = 0u32.runtime();
     while block < blocks {
         for step in 0..BLOCK_STEPS {
-            // Since the first step's barrier nobody reads those of the block before.
             if comptime!(plan.by_block()) {
-                if step == 1 {
+                // Since the first step's barrier nobody reads those of the block before.
+                let are_free = step == 1;
+                if are_free {
                     load_factors(inv_scale_a, inv_scale_b, &mut factors, row0, col0, m, n, block, blocks, plan);
                 }
             }

@@ -159,7 +159,7 @@ impl Plan {
 /// Launches the kernel.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, unit: Unit) {
     let (a, b, bias) = (gemm.a, gemm.b, gemm.bias.as_ref());
-    let (m, n, words) = (a.rows as u32, b.rows as u32, row_words(a.k) as u32);
+    let (m, n, words) = (gemm.m() as u32, gemm.n() as u32, row_words(a.k) as u32);
     let tile = unit.tile(client, m, n);
     let plan = Plan {
         tile,
@@ -186,7 +186,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, unit: U
             scales(a),
             scales(b),
             bias.map(Checked::array).into(),
-            ArrayArg::from_raw_parts(gemm.out.clone(), a.rows * b.rows),
+            ArrayArg::from_raw_parts(gemm.out.clone(), gemm.m() * gemm.n()),
             bias.map_or_else(no_bias, Checked::geometry),
             m,
             n,

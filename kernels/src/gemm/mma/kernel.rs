@@ -32,13 +32,13 @@ const BLOCK_STEPS: u32 = BLOCK as u32 / ROW_BYTES;
 const GROUP: u32 = 8;
 
 #[cube(launch_unchecked)]
-pub(super) fn gemm_mma<O: Float, N: Size>(
+pub(super) fn gemm_mma<O: Float, W: Size>(
     a: &Array<u32>,
     b: &Array<u32>,
     inv_scale_a: &Array<f32>,
     inv_scale_b: &Array<f32>,
     bias: &ComptimeOption<Array<u32>>,
-    out: &mut Array<Vector<O, N>>,
+    out: &mut Array<Vector<O, W>>,
     bias_geometry: Geometry,
     m: u32,
     n: u32,
@@ -284,12 +284,12 @@ fn col_factors(
     }
 }
 
-/// Writes the scaled sums of this thread, with the bias and what was there, in pairs of columns if `N` is two.
+/// Writes the scaled sums of this thread, with the bias and what was there, in pairs of columns if `W` is two.
 #[cube]
-fn store<O: Float, N: Size>(
+fn store<O: Float, W: Size>(
     totals: &Array<f32>,
     bias: &ComptimeOption<Array<u32>>,
-    out: &mut Array<Vector<O, N>>,
+    out: &mut Array<Vector<O, W>>,
     bias_geometry: &Geometry,
     row: u32,
     col: u32,
@@ -299,7 +299,7 @@ fn store<O: Float, N: Size>(
 ) {
     let products_m = comptime!(plan.tile.products()[0]);
     let products_n = comptime!(plan.tile.products()[1]);
-    let width = N::value();
+    let width = W::value();
     let width = comptime!(width as u32);
     #[unroll]
     for j in 0..comptime!(products_n * 2 / width) {
@@ -320,7 +320,7 @@ fn store<O: Float, N: Size>(
                 let row = row + comptime!(8 * i);
                 if row < m {
                     let index = ((row * n + col) / width) as usize;
-                    let mut values = Vector::<O, N>::empty();
+                    let mut values = Vector::<O, W>::empty();
                     #[unroll]
                     for w in 0..width {
                         let place =
