@@ -1,6 +1,7 @@
 //! Decoding of asynchronous copies and matrix instructions.
 
-use super::decode::{Decoder, element_types, space};
+use super::decode::Decoder;
+use super::decode_op::{element_types, space};
 use super::instr::{Bulk, ElementType, Mma, Op, Space, Wgmma, Wmma};
 use super::text::Operand;
 

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::alu::{Alu, Compare};
+use super::alu::Alu;
+use super::compare::Compare;
 use super::convert::Convert;
 
 /// Where an address points.
