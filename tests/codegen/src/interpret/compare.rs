@@ -32,6 +32,8 @@ pub(crate) fn compare(name: &str, ty: &str) -> Option<Compare> {
     macro_rules! floats {
         ($map:expr, $($name:literal => $order:pat),+) => {
             match name {
+                "num" => Some(|a, b| each(a, b, |a, b| !$map(a).is_nan() && !$map(b).is_nan())),
+                "nan" => Some(|a, b| each(a, b, |a, b| $map(a).is_nan() || $map(b).is_nan())),
                 $($name => Some(|a, b| each(a, b, |a, b| matches!($map(a).partial_cmp(&$map(b)), $order))),)+
                 _ => None,
             }
@@ -41,7 +43,7 @@ pub(crate) fn compare(name: &str, ty: &str) -> Option<Compare> {
                 "eq" => Some(Equal), "ne" => Some(Less | Greater), "lt" => Some(Less), "le" => Some(Less | Equal),
                 "gt" => Some(Greater), "ge" => Some(Greater | Equal), "equ" => None | Some(Equal),
                 "neu" => None | Some(Less | Greater), "ltu" => None | Some(Less), "leu" => None | Some(Less | Equal),
-                "gtu" => None | Some(Greater), "geu" => None | Some(Greater | Equal), "num" => Some(_), "nan" => None)
+                "gtu" => None | Some(Greater), "geu" => None | Some(Greater | Equal))
         };
     }
     match ty {

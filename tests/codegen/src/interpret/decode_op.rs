@@ -65,6 +65,7 @@ impl Decoder {
                 let bits = bits(ty) / parts.len() as u32;
                 Op::Unpack { parts, a: self.source(operand(1)?, 64)?, bits }
             }
+            "mov" => Op::Move { d: self.target(operand(0)?)?, a: self.source(operand(1)?, bits(ty))? },
             "cvta" if has("shared") || has("shared::cta") || has("shared::cluster") => {
                 let (d, a) = (self.target(operand(0)?)?, self.source(operand(1)?, 64)?);
                 Op::ToShared { d, a, to_generic: !has("to") }
@@ -125,9 +126,9 @@ impl Decoder {
                 };
                 let wide = parts[0] == "mad" && has("wide");
                 let mut o = [self.target(operand(0)?)?, 0, 0, 0];
-                for i in 1..=arity {
+                for (i, o) in o.iter_mut().enumerate().skip(1).take(arity) {
                     let bits = if wide && i == 3 { 64 } else { bits(ty) };
-                    o[i] = self.source(operand(i)?, bits)?;
+                    *o = self.source(operand(i)?, bits)?;
                 }
                 Op::Alu(function, o)
             }

@@ -103,6 +103,15 @@ impl Machine<'_> {
                         }
                         function(&mut warp.registers, mask, o);
                     }
+                    Op::Move { d, a } => {
+                        if warp.in_flight.is_empty() || !super::wgmma::follow(warp, *d, *a)? {
+                            let value = warp.registers[*a as usize];
+                            let target = &mut warp.registers[*d as usize];
+                            for lane in 0..32 {
+                                target[lane] = if mask >> lane & 1 != 0 { value[lane] } else { target[lane] };
+                            }
+                        }
+                    }
                     Op::Branch { target } => {
                         if mask == group {
                             pc = *target;
