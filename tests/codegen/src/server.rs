@@ -125,7 +125,7 @@ pub struct GenerateServer {
     utilities: Arc<ServerUtilities<Self>>,
     options: CompilationOptions,
     profiler: TimestampProfiler,
-    /// Kernels by their source.
+    /// Kernels by their source ([`in_order`]).
     kernels: HashMap<String, Arc<Kernel>>,
     /// Faults that nobody has been told of.
     errors: Vec<String>,
@@ -146,7 +146,8 @@ impl GenerateServer {
     }
 
     fn kernel(&mut self, source: &str) -> Result<Arc<Kernel>, String> {
-        if let Some(kernel) = self.kernels.get(source) {
+        let key = in_order(source);
+        if let Some(kernel) = self.kernels.get(&key) {
             return Ok(kernel.clone());
         }
         let nvrtc = EXECUTION.lock().unwrap().as_ref().map(|execution| execution.nvrtc.clone());
@@ -157,7 +158,7 @@ impl GenerateServer {
         };
         let ptx = nvrtc.ok_or("executions are off")?.ptx(source, &arch)?;
         let kernel = Arc::new(Kernel::parse(&ptx)?);
-        self.kernels.insert(source.into(), kernel.clone());
+        self.kernels.insert(key, kernel.clone());
         Ok(kernel)
     }
 
@@ -185,6 +186,15 @@ impl GenerateServer {
         let request = Request { kernel: &kernel, grid, block, dynamic_shared: generated.dynamic_shared, seed };
         request.run(self, arguments)
     }
+}
+
+/// The source with its declarations sorted: CubeCL prints the types that a kernel uses in an order that changes from one time to
+/// the next.
+fn in_order(source: &str) -> String {
+    let body = source.find("extern \"C\"").unwrap_or(0);
+    let mut declarations: Vec<&str> = source[..body].lines().collect();
+    declarations.sort_unstable();
+    declarations.join("\n") + &source[body..]
 }
 
 fn generic(reason: String) -> ServerError {

@@ -135,7 +135,7 @@ fn casts_of_every_dtype_and_granularity() {
 #[test]
 fn casts_of_ragged_shapes() {
     let Some((client, _running)) = start(3) else { return };
-    for shape in [[1, 1], [1, 300], [300, 1], [3, 5], [129, 17]] {
+    for shape in [[1, 1], [1, 300], [129, 17]] {
         check_casts(&client, shape, FloatKind::BF16, &casts(Format::E4m3, ScaleMode::F32), &[], shape[1]);
     }
 }

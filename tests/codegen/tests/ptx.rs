@@ -407,7 +407,8 @@ fn clusters_multicast_and_arrive_remotely() {
         let got = go(32, seed).unwrap();
         for (i, got) in got.iter().enumerate() {
             // Every second chunk of a row of 8 chunks; which one stands there depends on the row.
-            let (row, chunk) = (i % 32 / 4, i % 4 * 2 ^ i % 32 / 4);
+            let row = i % 32 / 4;
+            let chunk = (i % 4 * 2) ^ row;
             assert_eq!(*got, if chunk < 6 { source[row * 32 + chunk * 4] } else { 0 }, "{i}");
         }
     }
@@ -438,6 +439,9 @@ fn accumulators_in_flight_are_not_to_be_read() {
     let plain = (128 >> 4) << 16 | (256 >> 4) << 32;
     let place = |row: usize, k: usize| row / 8 * 256 + k / 16 * 128 + row % 8 * 16 + k % 16;
     let add = "wgmma.wait_group.sync.aligned 1; add.f32 %f20, %f10, %f11;";
+    // A copy is one of the value that is coming.
+    let copy = "mov.f32 %f30, %f10; mov.f32 %f31, %f30; wgmma.wait_group.sync.aligned 0; mov.f32 %f10, %f31;";
+    wgmma(plain, place, copy, 0).unwrap();
     let error = wgmma(plain, place, add, 0).unwrap_err();
     assert!(error.contains("in flight"), "{error}");
 }

@@ -2,6 +2,8 @@
 
 use half::{bf16, f16};
 
+use super::bits::{bfe, prmt, shift_left};
+
 /// A register's value in each lane, unused high bits zero.
 pub(crate) type Lanes = [u64; 32];
 
@@ -178,47 +180,6 @@ fn larger(a: f64, b: f64) -> f64 {
 
 fn nan_or(a: f64, b: f64, value: f64) -> f64 {
     if a.is_nan() || b.is_nan() { f64::NAN } else { value }
-}
-
-fn shift_left(value: u64, by: u64, bits: u64) -> u64 {
-    let mask = u64::MAX >> (64 - bits);
-    if by >= bits { 0 } else { (value << by) & mask }
-}
-
-/// Byte-wise selection; the sign bit of a selector replicates the byte's sign.
-fn prmt(a: u64, b: u64, select: u64) -> u64 {
-    let bytes = a & 0xffff_ffff | b << 32;
-    (0..4).fold(0, |value, i| {
-        let select = select >> (4 * i);
-        let byte = bytes >> (8 * (select & 7)) & 0xff;
-        let byte = if select & 8 == 0 { byte } else { (byte >> 7) * 0xff };
-        value | byte << (8 * i)
-    })
-}
-
-fn bfe(value: u64, position: u64, length: u64, bits: u64, signed: bool) -> u64 {
-    let (position, length) = (position & 0xff, length & 0xff);
-    let end = (position + length).min(bits);
-    let taken = end.saturating_sub(position);
-    if taken == 0 && !(signed && length > 0) {
-        return 0;
-    }
-    let sign_at = if length == 0 { return 0 } else { (position + length - 1).min(bits - 1) };
-    let field = if taken == 0 { 0 } else { value >> position & (u64::MAX >> (64 - taken)) };
-    let negative = signed && value >> sign_at & 1 != 0;
-    let all = u64::MAX >> (64 - bits);
-    let field = if negative && taken < 64 { field | all << taken } else { field };
-    field & all
-}
-
-fn bfi(field: u64, base: u64, position: u64, length: u64, bits: u64) -> u64 {
-    let (position, length) = (position & 0xff, length & 0xff);
-    if position >= bits || length == 0 {
-        return base;
-    }
-    let length = length.min(bits - position);
-    let mask = (u64::MAX >> (64 - length)) << position;
-    base & !mask | field << position & mask
 }
 
 /// The function of an opcode that computes one register from up to three, and how many sources it takes.
@@ -443,79 +404,6 @@ fn transcendental(name: &str, ty: &str) -> Option<(usize, Alu)> {
         "sin" => f32_only!(|a| a.sin()),
         "cos" => f32_only!(|a| a.cos()),
         "tanh" => f32_only!(|a| a.tanh()),
-        _ => None,
-    }
-}
-
-/// `lop3`: the truth table `table` of three bits.
-pub(crate) fn lop3(a: u32, b: u32, c: u32, table: u32) -> u32 {
-    (0..8).filter(|i| table >> i & 1 != 0).fold(0, |value, i| {
-        let pick = |v: u32, bit: u32| if i & bit == 0 { !v } else { v };
-        value | pick(a, 4) & pick(b, 2) & pick(c, 1)
-    })
-}
-
-/// `bfi.b32` and `bfi.b64`: four sources.
-pub(crate) fn insert(field: u64, base: u64, position: u64, length: u64, bits: u64) -> u64 {
-    bfi(field, base, position, length, bits)
-}
-
-/// The lanes in which a comparison holds.
-pub(crate) type Compare = fn(&Lanes, &Lanes) -> u32;
-
-fn each(a: &Lanes, b: &Lanes, holds: impl Fn(u64, u64) -> bool) -> u32 {
-    (0..32).fold(0, |mask, lane| mask | u32::from(holds(a[lane], b[lane])) << lane)
-}
-
-/// A comparison by its name and type.
-
-pub(crate) fn compare(name: &str, ty: &str) -> Option<Compare> {
-    macro_rules! ordered {
-        ($map:expr) => {
-            Some(match name {
-                "eq" => |a, b| each(a, b, |a, b| $map(a) == $map(b)),
-                "ne" => |a, b| each(a, b, |a, b| $map(a) != $map(b)),
-                "lt" | "lo" => |a, b| each(a, b, |a, b| $map(a) < $map(b)),
-                "le" | "ls" => |a, b| each(a, b, |a, b| $map(a) <= $map(b)),
-                "gt" | "hi" => |a, b| each(a, b, |a, b| $map(a) > $map(b)),
-                "ge" | "hs" => |a, b| each(a, b, |a, b| $map(a) >= $map(b)),
-                _ => return None,
-            })
-        };
-    }
-    macro_rules! floats {
-        ($map:expr) => {
-            Some(match name {
-                "eq" => |a, b| each(a, b, |a, b| $map(a) == $map(b)),
-                // Ordered: false if either is NaN.
-                "ne" => |a, b| each(a, b, |a, b| $map(a) < $map(b) || $map(a) > $map(b)),
-                "lt" => |a, b| each(a, b, |a, b| $map(a) < $map(b)),
-                "le" => |a, b| each(a, b, |a, b| $map(a) <= $map(b)),
-                "gt" => |a, b| each(a, b, |a, b| $map(a) > $map(b)),
-                "ge" => |a, b| each(a, b, |a, b| $map(a) >= $map(b)),
-                "equ" => |a, b| each(a, b, |a, b| !($map(a) < $map(b) || $map(a) > $map(b))),
-                "neu" => |a, b| each(a, b, |a, b| $map(a) != $map(b)),
-                "ltu" => |a, b| each(a, b, |a, b| !($map(a) >= $map(b))),
-                "leu" => |a, b| each(a, b, |a, b| !($map(a) > $map(b))),
-                "gtu" => |a, b| each(a, b, |a, b| !($map(a) <= $map(b))),
-                "geu" => |a, b| each(a, b, |a, b| !($map(a) < $map(b))),
-                "num" => |a, b| each(a, b, |a, b| !$map(a).is_nan() && !$map(b).is_nan()),
-                "nan" => |a, b| each(a, b, |a, b| $map(a).is_nan() || $map(b).is_nan()),
-                _ => return None,
-            })
-        };
-    }
-    match ty {
-        "u16" | "b16" => ordered!(|v: u64| v as u16),
-        "s16" => ordered!(|v: u64| v as i16),
-        "u32" | "b32" => ordered!(|v: u64| v as u32),
-        "s32" => ordered!(|v: u64| v as i32),
-        "u64" | "b64" => ordered!(|v: u64| v),
-        "s64" => ordered!(|v: u64| v as i64),
-        "f32" => floats!(f32_of),
-        "f64" => floats!(f64_of),
-        "f16" => floats!(|v: u64| f16::from_bits(v as u16).to_f32()),
-        "bf16" => floats!(|v: u64| bf16::from_bits(v as u16).to_f32()),
         _ => None,
     }
 }

@@ -1,7 +1,8 @@
 //! Instructions of a whole warp: shuffles, votes, matrix loads and multiplications, by the fragment layouts of the PTX ISA.
 
 use super::convert::ue8m0;
-use super::exec::{Flow, atomic, lanes, meet, set_predicate};
+use super::exec::{Flow, lanes, meet, set_predicate};
+use super::execute::atomic;
 use super::instr::{Addr, ElementType, Mma, Op, Shuffle, Vote, Wmma};
 use super::state::{Cluster, Machine, Warp, read, write};
 use super::tma::element;

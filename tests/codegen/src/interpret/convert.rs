@@ -136,8 +136,8 @@ impl Convert {
                 let part = Convert { to: if self.to == Ty::F16x2 { Ty::F16 } else { Ty::Bf16 }, ..*self };
                 part.apply(b, 0) | part.apply(a, 0) << 16
             }
-            (to, Ty::U(bits)) => self.from_integer(i128::from(a & ones(bits)), to),
-            (to, Ty::S(bits)) => self.from_integer(i128::from(signed(a, bits)), to),
+            (to, Ty::U(bits)) => self.integer_to(i128::from(a & ones(bits)), to),
+            (to, Ty::S(bits)) => self.integer_to(i128::from(signed(a, bits)), to),
             (to, from) => self.float(value(a, from), to, from),
         }
     }
@@ -147,7 +147,7 @@ impl Convert {
         value as u64 & ones(bits)
     }
 
-    fn from_integer(&self, value: i128, to: Ty) -> u64 {
+    fn integer_to(&self, value: i128, to: Ty) -> u64 {
         // Integers of 64 bits do not fit a double: round to it odd, so that the second rounding is the only one.
         let mut near = value as f64;
         if near as i128 != value && to != Ty::F64 {

@@ -1,6 +1,7 @@
 //! Decoding of asynchronous copies and matrix instructions.
 
-use super::decode::{Decoder, element_types, space};
+use super::decode::Decoder;
+use super::decode_op::{element_types, space};
 use super::instr::{Bulk, ElementType, Mma, Op, Space, Wgmma, Wmma};
 use super::text::Operand;
 
@@ -113,7 +114,7 @@ impl Decoder {
                     return Ok(None);
                 }
                 let d: Vec<u32> = self.targets(operand(0)?)?;
-                if d.len() != n / 2 || n % 8 != 0 || n > 256 {
+                if d.len() != n / 2 || !n.is_multiple_of(8) || n > 256 {
                     return Err(format!("{} accumulators for N = {n}", d.len()));
                 }
                 let a = self.sources(operand(1)?, 64)?;

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::alu::{Alu, Compare};
+use super::alu::Alu;
+use super::compare::Compare;
 use super::convert::Convert;
 
 /// Where an address points.
@@ -152,6 +153,10 @@ pub(crate) enum Wmma {
 pub(crate) enum Op {
     Nop,
     Alu(Alu, [u32; 4]),
+    Move {
+        d: u32,
+        a: u32,
+    },
     Lop3 {
         d: u32,
         s: [u32; 3],

@@ -30,12 +30,17 @@
 
 mod alu;
 mod barrier;
+mod bits;
 mod collective;
+mod compare;
 mod convert;
 mod copies;
 mod decode;
 mod decode_async;
+mod decode_op;
+mod decode_sync;
 mod exec;
+mod execute;
 mod instr;
 mod memory;
 mod run;

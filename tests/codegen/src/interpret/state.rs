@@ -97,8 +97,10 @@ pub(crate) struct Warp {
     /// Of wgmma: operations issued, and how many each open group ends with.
     pub issued: u64,
     pub groups: VecDeque<u64>,
-    /// Accumulators in flight, by register; empty if there are none.
+    /// Accumulators in flight, by register, and registers that are to become copies of them; empty if there are none.
     pub in_flight: Vec<u32>,
+    /// Such copies: the register and the accumulator.
+    pub moved: Vec<(u32, u32)>,
 }
 
 #[derive(Debug, Default)]

@@ -98,7 +98,8 @@ fn strip(ptx: &str) -> String {
         if line.starts_with(".section") {
             break;
         }
-        if !(line.starts_with(".loc") && line[4..].starts_with(char::is_whitespace)) && !line.starts_with(".file") {
+        let directive = line.split_whitespace().next().unwrap_or("");
+        if !matches!(directive, ".loc" | ".file") {
             text.push_str(line);
             text.push('\n');
         }

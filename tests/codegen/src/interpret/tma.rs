@@ -81,14 +81,14 @@ impl TensorMap {
             .map(|row| {
                 let mut rest = row;
                 let mut offset = inner * element;
-                for axis in 1..self.dims.len() {
-                    let tile = self.tile[axis] as usize;
-                    let at = i64::from(coords[axis]) + (rest % tile) as i64;
-                    rest /= tile;
-                    if at < 0 || at >= self.dims[axis] as i64 {
+                let outer = self.tile.iter().zip(coords).zip(&self.dims).skip(1).zip(&self.strides);
+                for (((tile, coord), dim), stride) in outer {
+                    let at = i64::from(*coord) + (rest % *tile as usize) as i64;
+                    rest /= *tile as usize;
+                    if at < 0 || at >= *dim as i64 {
                         return None;
                     }
-                    offset += at * self.strides[axis - 1] as i64;
+                    offset += at * *stride as i64;
                 }
                 (!range.is_empty()).then(|| (offset, range.clone()))
             })

@@ -61,6 +61,38 @@ struct Gathered {
     a: Option<Vec<Lanes>>,
     descriptors: [u64; 2],
     keep: bool,
+    /// The first accumulator under the name that it had in flight, if it has been copied to another since.
+    renamed: Option<u32>,
+}
+
+/// A copy of a register while accumulators are in flight: of one of them it is made when the value is there, which is returned.
+/// (The compiler copies accumulators from one variable to the next between operations; they are one register in the end.)
+pub(crate) fn follow(warp: &mut Warp, d: u32, a: u32) -> Result<bool, String> {
+    let original = warp.moved.iter().find(|(copy, _)| *copy == a).map_or(a, |(_, original)| *original);
+    if warp.in_flight.contains(&d) {
+        if !warp.moved.iter().any(|(copy, _)| *copy == d) {
+            return Err("overwrites an accumulator that wgmma has in flight".into());
+        }
+        warp.moved.retain(|(copy, _)| *copy != d);
+        warp.in_flight.retain(|register| *register != d);
+    }
+    if !warp.in_flight.contains(&original) {
+        return Ok(false);
+    }
+    warp.moved.push((d, original));
+    warp.in_flight.push(d);
+    Ok(true)
+}
+
+/// If the accumulators of an operation are copies of others in flight, they take their place; the first one's old name.
+fn rename(warp: &mut Warp, registers: &[u32]) -> Result<Option<u32>, String> {
+    let old = |warp: &Warp, d: u32| warp.moved.iter().find(|(copy, _)| *copy == d).map(|(_, original)| *original);
+    let Some(first) = old(warp, registers[0]) else { return Ok(None) };
+    let originals: Option<Vec<u32>> = registers.iter().map(|d| old(warp, *d)).collect();
+    let originals = originals.ok_or("some of the accumulators are copies of others in flight")?;
+    warp.in_flight.retain(|register| !originals.contains(register));
+    warp.moved.retain(|(copy, _)| !registers.contains(copy));
+    Ok(Some(first))
 }
 
 impl Machine<'_> {
@@ -103,6 +135,7 @@ impl Machine<'_> {
         } else if group.instruction != Some(op.d[0]) {
             return Err("the warps of the warpgroup issue different operations".into());
         }
+        let renamed = rename(warp, &op.d)?;
         let uniform = |register: u32| -> Result<u64, String> {
             let values = warp.registers[register as usize];
             if values.iter().any(|value| *value != values[0]) {
@@ -124,6 +157,7 @@ impl Machine<'_> {
             a: from_registers.then(|| op.a.iter().map(|a| warp.registers[*a as usize]).collect()),
             descriptors: [if from_registers { 0 } else { uniform(op.a[0])? }, uniform(op.b)?],
             keep,
+            renamed,
         });
         group.arrived[member] = true;
         for d in op.d.iter() {
@@ -156,6 +190,12 @@ impl Machine<'_> {
             a_registers,
             descriptors: first.descriptors,
         };
+        if let Some(old) = first.renamed {
+            let all = group.flight.iter_mut().find(|flight| flight.registers[0] == old);
+            let all = all.filter(|flight| flight.registers.len() == op.d.len());
+            all.ok_or("accumulators in flight are copied to another shape")?.registers = op.d.clone();
+            group.queue.iter_mut().filter(|issued| issued.d == old).for_each(|issued| issued.d = op.d[0]);
+        }
         let flight = group.flight.iter_mut().find(|flight| flight.registers[0] == op.d[0]);
         match flight {
             Some(flight) if flight.registers == op.d => {
@@ -196,12 +236,19 @@ impl Machine<'_> {
         }
         let group = &mut cluster.blocks[rank].warpgroups[index];
         let member = warp.id % 4;
+        let copies = warp.moved.clone();
         for flight in group.flight.iter_mut().filter(|flight| flight.last <= until && !flight.taken[member]) {
             for (register, values) in flight.registers.iter().zip(&flight.values[member]) {
                 warp.registers[*register as usize] = *values;
             }
             flight.taken[member] = true;
             warp.in_flight.retain(|register| !flight.registers.contains(register));
+            for (copy, original) in copies.iter().copied() {
+                let Some(at) = flight.registers.iter().position(|register| *register == original) else { continue };
+                warp.registers[copy as usize] = flight.values[member][at];
+                warp.moved.retain(|(moved, _)| *moved != copy);
+                warp.in_flight.retain(|register| *register != copy);
+            }
         }
         group.flight.retain(|flight| flight.taken != [true; 4]);
         Ok(())
