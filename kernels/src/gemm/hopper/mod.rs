@@ -174,7 +174,8 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
         |stages: &usize| Config { stages: *stages, ..config }.shared_words() * 4 <= hardware.max_shared_memory_size;
     config.stages = (1..=MAX_STAGES).take_while(fits).last().expect("a stage fits");
 
-    let clusters = plan.items(m, n).min(hardware.num_streaming_multiprocessors.unwrap_or(132) as usize / plan.cluster);
+    let at_once = (hardware.num_streaming_multiprocessors.unwrap_or(132) as usize / plan.cluster).max(1);
+    let clusters = plan.items(m, n).min(at_once);
     let extent = kernel::ExtentLaunch::new(
         m as u32,
         n as u32,
