@@ -1,5 +1,5 @@
-//! A launch's arguments as CubeCL's CUDA runtime passes them: tensor maps by value, their buffers and the others, the dynamic
-//! metadata, the info by value.
+//! A launch's arguments as CubeCL's CUDA runtime passes them: tensor maps by value, their buffers and the others, the
+//! dynamic metadata, the info by value.
 
 use cubecl_core::ir::{ElemType, FloatKind, StorageType};
 use cubecl_core::server::{KernelArguments, TensorMapMeta};
@@ -52,8 +52,8 @@ impl Request<'_> {
 /// The runtime rounds allocations up, so that a kernel may read the whole of the last word.
 fn buffer(resource: PaperResource) -> Buffer {
     let len = resource.len.next_multiple_of(4);
-    // SAFETY: the server's memory lives, and only this thread uses it, while a kernel runs. Allocations are rounded up to their
-    // alignment.
+    // SAFETY: the server's memory lives, and only this thread uses it, while a kernel runs. Allocations are rounded up
+    // to their alignment.
     unsafe { Buffer::new(resource.ptr, len) }
 }
 

@@ -188,8 +188,8 @@ impl GenerateServer {
     }
 }
 
-/// The source with its declarations sorted: CubeCL prints the types that a kernel uses in an order that changes from one time to
-/// the next.
+/// The source with its declarations sorted: CubeCL prints the types that a kernel uses in an order that changes from
+/// one time to the next.
 fn in_order(source: &str) -> String {
     let body = source.find("extern \"C\"").unwrap_or(0);
     let mut declarations: Vec<&str> = source[..body].lines().collect();

@@ -1,4 +1,5 @@
-//! The library's kernels, compiled to PTX for sm_90a and interpreted, against the scalar reference: codes and scales bit for bit.
+//! The library's kernels, compiled to PTX for sm_90a and interpreted, against the scalar reference: codes and scales
+//! bit for bit.
 
 use codegen::device::{Execution, GenerateCuda, PaperDevice, Running, execute};
 use cubecl_core::Runtime;

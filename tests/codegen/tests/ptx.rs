@@ -1,5 +1,5 @@
-//! The interpreter on small programs whose results follow from the PTX ISA: conversions, bit operations, barriers, tensor copies,
-//! matrix instructions, clusters; and that faults are faults.
+//! The interpreter on small programs whose results follow from the PTX ISA: conversions, bit operations, barriers,
+//! tensor copies, matrix instructions, clusters; and that faults are faults.
 
 use codegen::interpret::{Arg, Buffer, Kernel, Launch, TensorFloat, TensorMap};
 

@@ -1,4 +1,5 @@
-//! Arithmetic of one instruction on the lanes of a warp: `d = f(a, b, c)`, by opcode and type, as the PTX ISA defines it.
+//! Arithmetic of one instruction on the lanes of a warp: `d = f(a, b, c)`, by opcode and type, as the PTX ISA defines
+//! it.
 
 use half::{bf16, f16};
 

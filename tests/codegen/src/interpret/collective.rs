@@ -1,4 +1,5 @@
-//! Instructions of a whole warp: shuffles, votes, matrix loads and multiplications, by the fragment layouts of the PTX ISA.
+//! Instructions of a whole warp: shuffles, votes, matrix loads and multiplications, by the fragment layouts of the PTX
+//! ISA.
 
 use super::convert::ue8m0;
 use super::exec::{Flow, lanes, meet, set_predicate};
@@ -125,7 +126,8 @@ impl Machine<'_> {
         Ok(Flow::Next)
     }
 
-    /// Where the rows of `count` matrices of 8 rows of 16 bytes lie: lane `8 i + r` has the address of row r of matrix i.
+    /// Where the rows of `count` matrices of 8 rows of 16 bytes lie: lane `8 i + r` has the address of row r of matrix
+    /// i.
     fn matrix_rows(
         &mut self,
         cluster: &mut Cluster,
@@ -146,8 +148,8 @@ impl Machine<'_> {
             .collect()
     }
 
-    /// The opaque fragments are one of the layouts that the ISA permits: elements in row-major order, the first ones in lane 0,
-    /// and again from the start where there are more registers than elements.
+    /// The opaque fragments are one of the layouts that the ISA permits: elements in row-major order, the first ones in
+    /// lane 0, and again from the start where there are more registers than elements.
     fn wmma(&mut self, cluster: &mut Cluster, rank: usize, warp: &mut Warp, op: &Wmma) -> Result<(), String> {
         let per_lane = |registers: usize, ty: ElementType| registers * if ty == ElementType::F32 { 1 } else { 2 };
         match op {
@@ -254,9 +256,9 @@ fn shuffle(
     Ok(())
 }
 
-/// `d = a · b + c` for 16 × 8 sums. With E elements to a register, lane l = 4 g + t: register r of A has row `g + 8 (r % 2)` from
-/// column `t E + (r / 2) 4 E` on, register r of B has column g from row `t E + r 4 E` on, element `2 h + i` of C and D row
-/// `g + 8 h`, column `2 t + i`.
+/// `d = a · b + c` for 16 × 8 sums. With E elements to a register, lane l = 4 g + t: register r of A has row `g + 8 (r
+/// % 2)` from column `t E + (r / 2) 4 E` on, register r of B has column g from row `t E + r 4 E` on, element `2 h + i`
+/// of C and D row `g + 8 h`, column `2 t + i`.
 fn multiply(warp: &mut Warp, mma: &Mma) {
     let k = mma.k;
     let per = 4 / mma.types[0].bytes();

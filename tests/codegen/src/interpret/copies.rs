@@ -1,5 +1,5 @@
-//! Asynchronous copies: `cp.async`, and bulk copies of bytes and tensor boxes. They happen as late as the program allows, or at
-//! a random moment before (see [`Launch::seed`](super::Launch::seed)).
+//! Asynchronous copies: `cp.async`, and bulk copies of bytes and tensor boxes. They happen as late as the program
+//! allows, or at a random moment before (see [`Launch::seed`](super::Launch::seed)).
 
 use super::exec::lanes;
 use super::instr::{Bulk, Op};

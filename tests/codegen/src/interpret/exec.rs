@@ -1,5 +1,5 @@
-//! A warp's execution: the runnable lanes with the least program counter go on together until they part, meet others, wait or
-//! have used up their turn, so lanes that parted meet again where the code does.
+//! A warp's execution: the runnable lanes with the least program counter go on together until they part, meet others,
+//! wait or have used up their turn, so lanes that parted meet again where the code does.
 
 use super::instr::Op;
 use super::state::{Block, Cluster, Machine, Wait, Warp};
@@ -167,7 +167,8 @@ fn block(warp: &mut Warp, mask: u32, wait: Wait) {
     lanes(mask).for_each(|lane| warp.wait[lane] = wait);
 }
 
-/// Lanes wait at an instruction for those of `needed`; or those that wait there come along. The caller goes on if all are there.
+/// Lanes wait at an instruction for those of `needed`; or those that wait there come along. The caller goes on if all
+/// are there.
 pub(crate) fn meet(warp: &mut Warp, group: u32, mask: u32, needed: u32, pc: u32) -> Flow {
     let waiting = lanes(warp.blocked)
         .filter(|lane| warp.wait[*lane] == Wait::Warp && warp.pc[*lane] == pc)

@@ -209,8 +209,8 @@ impl Machine<'_> {
                 }
                 set_predicate(warp, *p, mask, done);
                 if done != mask {
-                    // A wait that may block does: it is tried again when the phase is over. Lanes that wait for something
-                    // else than the first of them look again then.
+                    // A wait that may block does: it is tried again when the phase is over. Lanes that wait for
+                    // something else than the first of them look again then.
                     return Ok(if *may_block {
                         Flow::Stay(mask & !done, wait)
                     } else {

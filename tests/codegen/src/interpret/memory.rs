@@ -1,5 +1,6 @@
-//! Address spaces: each buffer of a launch, the module's variables, parameters, local memory and the shared memory of each
-//! block of a cluster have a window of their own, so that an access outside of what an address belongs to is an error.
+//! Address spaces: each buffer of a launch, the module's variables, parameters, local memory and the shared memory of
+//! each block of a cluster have a window of their own, so that an access outside of what an address belongs to is an
+//! error.
 //!
 //! A shared address is an offset in the block's own memory, or with `(rank + 1) << 24` added one in that block of the
 //! cluster. The generic window of shared memory starts at a multiple of 2^32.

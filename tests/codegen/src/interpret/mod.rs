@@ -1,8 +1,8 @@
 //! An interpreter of PTX, so that CUDA kernels run without a GPU.
 //!
-//! It is a model of the machine that the PTX ISA describes, warps, blocks, clusters, shared memory, barriers, asynchronous copies
-//! and matrix instructions, and an adversarial one: what may happen late happens late, memory starts as poison, and what is
-//! undefined is an error.
+//! It is a model of the machine that the PTX ISA describes, warps, blocks, clusters, shared memory, barriers,
+//! asynchronous copies and matrix instructions, and an adversarial one: what may happen late happens late, memory
+//! starts as poison, and what is undefined is an error.
 //!
 //! ```text
 //! CubeCL launch → CUDA C++ → NVRTC → PTX → Kernel::parse → Kernel::run
@@ -17,16 +17,16 @@
 //!
 //! // None without FLOAT8_CUDA_TOOLS.
 //! if let Some(_running) = execute(Execution { seed: 0 }) {
-//!     let client = GenerateCuda::client(&PaperDevice::new(90));
+//!     let client = GenerateCuda::client(&PaperDevice { sm: 90, ..PaperDevice::default() });
 //!     let x = client.create_from_slice(&[0; 64]);
 //!     // … launches …
 //!     let bytes = client.read_one(x).expect("faults of kernels are errors here");
 //! }
 //! ```
 //!
-//! Seed 0 lets everything asynchronous happen at the last moment; other seeds mix early and late and interleave warps at random.
-//! Not modelled: caches and the order of plain memory accesses (each is done at once), `wgmma.fence`, the tensor cores' rounding of
-//! sums, time, and whatever [`Kernel::run`] says it does not know.
+//! Seed 0 lets everything asynchronous happen at the last moment; other seeds mix early and late and interleave warps
+//! at random. Not modelled: caches and the order of plain memory accesses (each is done at once), `wgmma.fence`, the
+//! tensor cores' rounding of sums, time, and whatever [`Kernel::run`] says it does not know.
 
 mod alu;
 mod barrier;

@@ -1,5 +1,5 @@
-//! A grid's execution: a cluster at a time, its warps in turn, asynchronous bytes when nothing else can go on. A cluster that runs
-//! long may be waiting for another, so then the next is let in beside it.
+//! A grid's execution: a cluster at a time, its warps in turn, asynchronous bytes when nothing else can go on. A
+//! cluster that runs long may be waiting for another, so then the next is let in beside it.
 
 use super::copies::MAP_TAG;
 use super::decode::Kernel;
@@ -34,8 +34,8 @@ pub struct Launch {
     pub buffers: Vec<Buffer>,
     /// What [`Arg::Map`] counts.
     pub maps: Vec<TensorMap>,
-    /// 0: asynchronous copies and reads of shared memory happen as late as the program allows. Others: each at once or late, and
-    /// warps take turns of random length, repeatable by the seed.
+    /// 0: asynchronous copies and reads of shared memory happen as late as the program allows. Others: each at once or
+    /// late, and warps take turns of random length, repeatable by the seed.
     pub seed: u64,
     /// Instructions that a warp may execute on average before the launch is given up; 0 for the default.
     pub limit: u64,
@@ -50,7 +50,8 @@ impl Kernel {
     /// Runs a launch; how many instructions warps executed.
     ///
     /// # Errors
-    /// The first fault: an access out of bounds or misaligned, a misuse of a barrier, an instruction that is not modelled, a deadlock.
+    /// The first fault: an access out of bounds or misaligned, a misuse of a barrier, an instruction that is not
+    /// modelled, a deadlock.
     pub fn run(&self, launch: &Launch) -> Result<u64, String> {
         let mut machine = Machine::new(self, launch)?;
         let size = self.cluster;

@@ -1,5 +1,6 @@
 //! Tensor maps and what the copies that use them move, after the driver API's `cuTensorMapEncodeTiled` and the PTX ISA:
-//! boxes are clipped at the tensor's edges, and in shared memory a box is dense, with 16-byte chunks permuted by address.
+//! boxes are clipped at the tensor's edges, and in shared memory a box is dense, with 16-byte chunks permuted by
+//! address.
 
 use half::{bf16, f16};
 
@@ -68,8 +69,8 @@ impl TensorMap {
         self.tile.iter().product::<u32>() as usize * self.element
     }
 
-    /// For each row of the box at `coords`: its offset from the tensor's first element, and the range of bytes of the row
-    /// that lies inside the tensor; nothing for a row outside.
+    /// For each row of the box at `coords`: its offset from the tensor's first element, and the range of bytes of the
+    /// row that lies inside the tensor; nothing for a row outside.
     pub(crate) fn rows(&self, coords: &[i32]) -> Vec<Option<(i64, std::ops::Range<usize>)>> {
         let count: usize = self.tile[1..].iter().product::<u32>() as usize;
         let inner = i64::from(coords[0]);
@@ -101,8 +102,8 @@ impl TensorMap {
     }
 }
 
-/// The shared address that byte `address` of an unswizzled box has: chunks of 16 bytes are permuted within `swizzle` bytes by
-/// the bits above, those of the row of 128 bytes.
+/// The shared address that byte `address` of an unswizzled box has: chunks of 16 bytes are permuted within `swizzle`
+/// bytes by the bits above, those of the row of 128 bytes.
 pub(crate) fn swizzled(address: usize, swizzle: usize) -> usize {
     let chunks = match swizzle {
         128 => 7,

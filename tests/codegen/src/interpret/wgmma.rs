@@ -1,8 +1,8 @@
-//! `wgmma`: the warps of a warpgroup issue together; operands are read from shared memory, and accumulators written, when a
-//! wait asks for it, or the operands at a random moment before. Until then accumulators in flight hold NaN.
+//! `wgmma`: the warps of a warpgroup issue together; operands are read from shared memory, and accumulators written,
+//! when a wait asks for it, or the operands at a random moment before. Until then accumulators in flight hold NaN.
 //!
-//! Products are exact; the sum over one instruction is taken in f64 and added to the f32 accumulator. (The hardware keeps fewer
-//! bits.)
+//! Products are exact; the sum over one instruction is taken in f64 and added to the f32 accumulator. (The hardware
+//! keeps fewer bits.)
 
 use std::sync::Arc;
 
@@ -65,8 +65,9 @@ struct Gathered {
     renamed: Option<u32>,
 }
 
-/// A copy of a register while accumulators are in flight: of one of them it is made when the value is there, which is returned.
-/// (The compiler copies accumulators from one variable to the next between operations; they are one register in the end.)
+/// A copy of a register while accumulators are in flight: of one of them it is made when the value is there, which is
+/// returned. (The compiler copies accumulators from one variable to the next between operations; they are one register
+/// in the end.)
 pub(crate) fn follow(warp: &mut Warp, d: u32, a: u32) -> Result<bool, String> {
     let original = warp.moved.iter().find(|(copy, _)| *copy == a).map_or(a, |(_, original)| *original);
     if warp.in_flight.contains(&d) {
@@ -255,8 +256,8 @@ impl Machine<'_> {
     }
 }
 
-/// Where an element of a K-major operand lies, by the PTX ISA's canonical layouts: rows of 8 repeat every `stride` bytes; with a
-/// swizzle of W bytes a row has W bytes, without one 16-byte columns repeat every `leading` bytes.
+/// Where an element of a K-major operand lies, by the PTX ISA's canonical layouts: rows of 8 repeat every `stride`
+/// bytes; with a swizzle of W bytes a row has W bytes, without one 16-byte columns repeat every `leading` bytes.
 struct Layout {
     start: usize,
     leading: usize,
@@ -325,8 +326,8 @@ fn read_operands(cluster: &mut Cluster, rank: usize, operation: &mut Issued) -> 
     Ok(())
 }
 
-/// A `[64][k]` from the registers of four warps: register `r` of lane `l` has the elements of row `l / 4 + 8 (r % 2)` from
-/// `(l % 4) E + (r / 2) 4 E` on, with E elements to a register.
+/// A `[64][k]` from the registers of four warps: register `r` of lane `l` has the elements of row `l / 4 + 8 (r % 2)`
+/// from `(l % 4) E + (r / 2) 4 E` on, with E elements to a register.
 fn a_elements(gathered: &[Gathered; 4], ty: ElementType) -> Vec<f32> {
     let per = 4 / ty.bytes();
     let k = 8 * per;
@@ -345,8 +346,8 @@ fn a_elements(gathered: &[Gathered; 4], ty: ElementType) -> Vec<f32> {
     a
 }
 
-/// `d = a · bᵀ + d`: the accumulator `4 j + 2 h + i` of lane l has row `l / 4 + 8 h`, column `8 j + 2 (l % 4) + i` of the warp's
-/// 16 rows.
+/// `d = a · bᵀ + d`: the accumulator `4 j + 2 h + i` of lane l has row `l / 4 + 8 h`, column `8 j + 2 (l % 4) + i` of
+/// the warp's 16 rows.
 fn multiply(operation: &Issued, flight: &mut Accumulators) {
     let (a, b) = operation.operands.as_ref().expect("read before");
     let k = a.len() / 64;
