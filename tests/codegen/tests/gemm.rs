@@ -21,13 +21,8 @@ const F16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F16));
 const BF16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::BF16));
 
 /// Compute capabilities, and what their GEMM is.
-const PATHS: [(u16, GemmPath); 5] = [
-    (80, GemmPath::F16Mma),
-    (89, GemmPath::Mma),
-    (90, GemmPath::Wgmma),
-    (100, GemmPath::F16Mma),
-    (120, GemmPath::Mma),
-];
+const PATHS: [(u16, GemmPath); 5] =
+    [(80, GemmPath::F16Mma), (89, GemmPath::Mma), (90, GemmPath::Wgmma), (100, GemmPath::F16Mma), (120, GemmPath::Mma)];
 
 fn client(sm: u16) -> Client {
     GenerateCuda::client(&PaperDevice::new(sm))
