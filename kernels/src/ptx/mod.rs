@@ -4,6 +4,9 @@
 //! Operands are named as cubecl-cpp 0.10.0 names them; a name that changed does not compile, and the code-generation test
 //! compiles every kernel. Other compilers print comments too, so callers are guarded by a comptime check of the device.
 
+pub(crate) mod cvt;
+pub(crate) mod memory;
+
 use cubecl::ir::{Instruction, NonSemantic, Operation, Scope, Variable, VariableKind};
 
 /// Adds a statement of C++ to the kernel.
@@ -29,7 +32,8 @@ pub(crate) fn name(variable: &Variable) -> String {
 
 /// The name of a new local that holds `value`, whatever kind of variable that is.
 pub(crate) fn operand(scope: &mut Scope, value: Variable) -> String {
-    let local = *scope.create_local_mut(value.ty);
+    // Not `create_local_mut`: that one is reused as soon as nobody holds it.
+    let local = *scope.create_local(value.ty);
     scope.register(Instruction::new(Operation::Copy(value), local));
     name(&local)
 }
