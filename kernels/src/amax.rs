@@ -14,11 +14,11 @@ use crate::view::{Checked, Geometry, Source, all_loaded, load_vector, max_magnit
 use crate::{Cast, Format, KernelError, MatrixView, ScaleMode};
 
 /// Vectors of 16 bytes that a unit has in flight.
-const IN_FLIGHT: u32 = 8;
+const IN_FLIGHT: u32 = 4;
 
-/// Cubes on a multiprocessor: with 256 units each they have 128 KiB in flight, three times what the memory of an H200 needs
+/// Cubes on a multiprocessor: with 256 units each they have 128 KiB in flight, four times what the memory of an H200 needs
 /// to stay busy (4.8 TB/s for 0.8 µs over 132 multiprocessors, 29 KB).
-const CUBES_PER_MULTIPROCESSOR: u32 = 4;
+const CUBES_PER_MULTIPROCESSOR: u32 = 8;
 
 /// Multiprocessors of a device that does not tell.
 const MULTIPROCESSORS: u32 = 128;
@@ -123,6 +123,13 @@ fn launch_partials<R: Runtime>(client: &ComputeClient<R>, x: &Checked) -> Partia
     Partials { handle, count }
 }
 
+/// Where a unit is in a matrix of rows of vectors.
+#[derive(CubeType)]
+struct Cursor {
+    row: u32,
+    vector: u32,
+}
+
 /// Cubes go through the vectors of `x` in step, row by row.
 #[cube(launch_unchecked)]
 fn partial_maxima<N: Size>(
@@ -134,42 +141,49 @@ fn partial_maxima<N: Size>(
     #[comptime] isa: Isa,
 ) {
     let step = CUBE_COUNT as u32 * UNITS;
-    let (row_step, vector_step) = (step / per_row, step % per_row);
-    let mut row = ABSOLUTE_POS as u32 / per_row;
-    let mut vector = ABSOLUTE_POS as u32 % per_row;
+    let mut at = Cursor { row: ABSOLUTE_POS as u32 / per_row, vector: ABSOLUTE_POS as u32 % per_row };
+    let words = comptime!((4 * IN_FLIGHT) as usize);
     let mut largest = 0u32.runtime();
     // The same number of rounds for the whole cube. Loads past the end repeat an element.
     let vectors = geometry.rows * per_row;
     let mut first = CUBE_POS as u32 * UNITS;
     while first < vectors {
-        let mut raw = Array::<u32>::new(comptime!((4 * IN_FLIGHT) as usize));
-        #[unroll]
-        for i in 0..IN_FLIGHT {
-            load_vector(
-                x,
-                &geometry,
-                row,
-                vector * comptime!(source.vector_len()),
-                &mut raw,
-                comptime!(4 * i),
-                source,
-                isa,
-            );
-            vector += vector_step;
-            let carry = vector >= per_row;
-            vector -= select(carry, per_row, 0u32.runtime());
-            row += row_step + select(carry, 1u32.runtime(), 0u32.runtime());
-        }
+        let mut raw = Array::<u32>::new(words);
+        load_round(x, &geometry, &mut at, step, per_row, &mut raw, source, isa);
         all_loaded(isa);
         #[unroll]
-        for i in 0..comptime!(4 * IN_FLIGHT) {
-            largest = max_magnitude(largest, raw[i as usize], source);
+        for i in 0..words {
+            largest = max_magnitude(largest, raw[i], source);
         }
         first += step * IN_FLIGHT;
     }
     let largest = cube_max(largest, isa);
     if UNIT_POS == 0 {
         partials[CUBE_POS] = largest;
+    }
+}
+
+/// The next vectors of this unit, `step` apart.
+#[cube]
+fn load_round<N: Size>(
+    x: &Array<Vector<u32, N>>,
+    geometry: &Geometry,
+    at: &mut Cursor,
+    step: u32,
+    per_row: u32,
+    raw: &mut Array<u32>,
+    #[comptime] source: Source,
+    #[comptime] isa: Isa,
+) {
+    let (row_step, vector_step) = (step / per_row, step % per_row);
+    #[unroll]
+    for i in 0..IN_FLIGHT {
+        let col = at.vector * comptime!(source.vector_len());
+        load_vector(x, geometry, at.row, col, raw, comptime!(4 * i), source, isa);
+        at.vector += vector_step;
+        let carry = at.vector >= per_row;
+        at.vector -= select(carry, per_row, 0u32.runtime());
+        at.row += row_step + select(carry, 1u32.runtime(), 0u32.runtime());
     }
 }
 
@@ -181,7 +195,7 @@ pub(crate) fn amax_bits(raw: u32, #[comptime] source: Source) -> u32 {
 }
 
 /// Partial maxima that a unit has in flight when they are folded.
-const FOLDED: u32 = 4;
+const FOLDED: u32 = 8;
 
 /// f32 bits of the largest of `count` raw magnitudes.
 #[cube]

@@ -85,7 +85,7 @@ pub(crate) fn scale_bits(
 ) -> u32 {
     let largest_finite = comptime!(F32_INF - 1);
     let divisor = clamp(amax, comptime!(MIN_AMAX_BITS), largest_finite);
-    let quotient = divide_bits(comptime!(format.max().to_bits()).runtime(), divisor, isa);
+    let quotient = divide_bits(comptime!(format.max()), divisor, isa);
     let scale = select(amax < MIN_AMAX_BITS, comptime!(largest_scale_bits(format)).runtime(), quotient);
     let scale = if comptime!(matches!(mode, ScaleMode::PowerOfTwo)) { scale & 0x7f80_0000u32 } else { scale };
     select(amax > F32_INF, F32_NAN.runtime(), scale)
@@ -97,7 +97,7 @@ pub(crate) fn inverse_bits(scale: u32, #[comptime] isa: Isa) -> u32 {
     let one = comptime!(1f32.to_bits());
     let is_nan = scale > F32_INF;
     let divisor = select(is_nan, one.runtime(), scale);
-    let inverse = divide_bits(one.runtime(), divisor, isa);
+    let inverse = divide_bits(1.0f32, divisor, isa);
     select(is_nan, F32_NAN.runtime(), inverse)
 }
 
@@ -117,11 +117,11 @@ pub(crate) fn scale_index(row: u32, block: u32, blocks: u32, #[comptime] granula
 
 /// Bits of `num / den`, rounded to nearest even, for positive normal f32 bits whose quotient is a normal f32.
 #[cube]
-fn divide_bits(num: u32, den: u32, #[comptime] isa: Isa) -> u32 {
+fn divide_bits(#[comptime] num: f32, den: u32, #[comptime] isa: Isa) -> u32 {
     if comptime!(isa.has_ptx()) {
-        u32::reinterpret(div_rn(f32::reinterpret(num), f32::reinterpret(den)))
+        u32::reinterpret(div_rn(num.runtime(), f32::reinterpret(den)))
     } else {
-        divide_integers(num, den)
+        divide_integers(comptime!(num.to_bits()).runtime(), den)
     }
 }
 

@@ -37,6 +37,8 @@ pub fn generate(sm: u16) -> Vec<Generated> {
     launcher.quantize();
     launcher.rows();
     launcher.gemms();
+    // Kernels are generated on the device's thread.
+    cubecl_common::future::block_on(launcher.client.sync()).expect("nothing runs");
     let distinct: BTreeMap<_, _> = take().into_iter().map(|kernel| (kernel.source.clone(), kernel)).collect();
     distinct.into_values().collect()
 }
