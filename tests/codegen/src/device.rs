@@ -1,6 +1,7 @@
 //! The runtime, and what devices of each architecture can do, as CubeCL's CUDA runtime describes them.
 
-use std::sync::Mutex;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cubecl_common::device::{Device, DeviceId};
 use cubecl_common::profile::TimingMethod;
@@ -21,6 +22,7 @@ use cubecl_cpp::shared::{
 use cubecl_cpp::{DialectWmmaCompiler, register_supported_types};
 use cubecl_runtime::client::ComputeClient;
 
+use crate::nvrtc::Nvrtc;
 use crate::server::GenerateServer;
 
 /// CubeCL's compiler for CUDA.
@@ -70,7 +72,58 @@ pub fn take() -> Vec<Generated> {
     generated.into_iter().map(|kernel| kernel.unwrap_or_else(|error| panic!("{error}"))).collect()
 }
 
-/// CubeCL's CUDA runtime up to NVRTC.
+/// How launches run that are executed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Execution {
+    /// See [`Launch::seed`](crate::interpret::Launch::seed).
+    pub seed: u64,
+}
+
+/// The compiler, and how to run what it makes.
+pub(crate) struct Executor {
+    pub(crate) nvrtc: Arc<Nvrtc>,
+    pub(crate) seed: u64,
+}
+
+/// Set while launches are executed.
+pub(crate) static EXECUTION: Mutex<Option<Executor>> = Mutex::new(None);
+
+/// One execution at a time: seeds are the process's.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// While it lives, launches on [`GenerateCuda`] are executed.
+pub struct Running {
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        *EXECUTION.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+/// From here on launches are compiled to PTX and interpreted ([`interpret`](crate::interpret)) until the result is dropped; memory
+/// allocated meanwhile starts as poison. Waits for other executions of the process. Faults of kernels are errors of the next
+/// read or sync.
+///
+/// Nothing if `FLOAT8_CUDA_TOOLS` names no toolkit; the test says so then, and is skipped.
+///
+/// # Panics
+/// If it names one that is none, or names none in CI.
+pub fn execute(execution: Execution) -> Option<Running> {
+    let Some(root) = std::env::var_os("FLOAT8_CUDA_TOOLS") else {
+        assert!(std::env::var_os("CI").is_none(), "CI must set FLOAT8_CUDA_TOOLS");
+        println!("skipped: FLOAT8_CUDA_TOOLS names no toolkit");
+        return None;
+    };
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let nvrtc = Nvrtc::load(Path::new(&root)).unwrap_or_else(|error| panic!("{error}"));
+    *EXECUTION.lock().unwrap_or_else(PoisonError::into_inner) =
+        Some(Executor { nvrtc: Arc::new(nvrtc), seed: execution.seed });
+    Some(Running { _turn: turn })
+}
+
+/// CubeCL's CUDA runtime up to NVRTC, and beyond while launches are executed ([`execute`]).
 #[derive(Clone, Debug)]
 pub struct GenerateCuda;
 

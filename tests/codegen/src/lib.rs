@@ -2,6 +2,8 @@
 //! ([`device`]), NVRTC from a folder of wheels or a toolkit ([`nvrtc`]), and what the machine code says ([`sass`]).
 
 pub mod device;
+pub mod interpret;
+mod launch;
 pub mod nvrtc;
 pub mod sass;
 mod server;

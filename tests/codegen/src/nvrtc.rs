@@ -40,6 +40,23 @@ impl Nvrtc {
     /// # Errors
     /// The compiler's log.
     pub fn compile(&self, source: &str, arch: &str) -> Result<Vec<u8>, String> {
+        self.product(source, arch, b"nvrtcGetCUBINSize\0", b"nvrtcGetCUBIN\0")
+    }
+
+    /// PTX of `source` for `arch`, with the same options.
+    ///
+    /// # Errors
+    /// The compiler's log.
+    pub fn ptx(&self, source: &str, arch: &str) -> Result<String, String> {
+        let mut ptx = self.product(source, arch, b"nvrtcGetPTXSize\0", b"nvrtcGetPTX\0")?;
+        while ptx.last() == Some(&0) {
+            ptx.pop();
+        }
+        String::from_utf8(ptx).map_err(|error| error.to_string())
+    }
+
+    /// Compiles `source`, then fetches what the two functions give.
+    fn product(&self, source: &str, arch: &str, size: &[u8], bytes: &[u8]) -> Result<Vec<u8>, String> {
         let root = self.root.display();
         let options = [
             format!("--gpu-architecture={arch}"),
@@ -75,7 +92,7 @@ impl Nvrtc {
             let pointers = options.each_ref().map(|option| option.as_ptr());
             let status = compile(program, pointers.len() as c_int, pointers.as_ptr());
             let result = if status == 0 {
-                self.fetch(program, b"nvrtcGetCUBINSize\0", b"nvrtcGetCUBIN\0")
+                self.fetch(program, size, bytes)
             } else {
                 let log = self.fetch(program, b"nvrtcGetProgramLogSize\0", b"nvrtcGetProgramLog\0")?;
                 let log = CStr::from_bytes_until_nul(&log).map_or_else(|_| "no log".into(), CStr::to_string_lossy);

@@ -1,8 +1,13 @@
-//! The server behind the runtime: memory is only accounted for, a launch generates the kernel, reads give zeros.
+//! The server behind the runtime: a launch generates the kernel, and runs it if executions are on ([`execute`]).
+//!
+//! [`execute`]: crate::device::execute
 
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
+use std::collections::HashMap;
 use std::sync::Arc;
 
+use cubecl_common::backtrace::BackTrace;
 use cubecl_common::bytes::Bytes;
 use cubecl_common::device::{DeviceId, DeviceService};
 use cubecl_common::future::DynFut;
@@ -24,28 +29,89 @@ use cubecl_runtime::server::{
 use cubecl_runtime::storage::{ComputeStorage, ManagedResource, StorageHandle, StorageId, StorageUtilization};
 use cubecl_runtime::timestamp_profiler::TimestampProfiler;
 
-use crate::device::{CudaCompiler, GENERATED, Generated, options, properties};
+use crate::device::{CudaCompiler, EXECUTION, GENERATED, Generated, options, properties};
+use crate::interpret::Kernel;
+use crate::launch::Request;
 
-/// Memory of any size that nobody reads or writes.
+const ALIGNMENT: usize = 512;
+
+/// Memory of any size; nothing of it is allocated before it is used.
 #[derive(Debug, Default)]
-pub struct PaperStorage;
+pub struct PaperStorage {
+    sizes: HashMap<StorageId, u64>,
+    memory: HashMap<StorageId, Memory>,
+}
+
+/// Device memory on the host.
+#[derive(Debug)]
+struct Memory {
+    ptr: *mut u8,
+    layout: Layout,
+}
+
+// SAFETY: the memory is owned, and used by the server's thread only.
+unsafe impl Send for Memory {}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.ptr, self.layout) }
+    }
+}
+
+/// A range of device memory.
+#[derive(Clone, Copy, Debug)]
+pub struct PaperResource {
+    pub(crate) ptr: *mut u8,
+    pub(crate) len: usize,
+}
+
+// SAFETY: dereferenced on the server's thread only.
+unsafe impl Send for PaperResource {}
+
+impl PaperResource {
+    /// The bytes.
+    ///
+    /// # Safety
+    /// No other reference to them is alive.
+    pub(crate) unsafe fn bytes<'a>(self) -> &'a mut [u8] {
+        // SAFETY: the range lies in one allocation; by the caller.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr, self.len) }
+    }
+}
 
 impl ComputeStorage for PaperStorage {
-    type Resource = StorageHandle;
+    type Resource = PaperResource;
 
     fn alignment(&self) -> usize {
-        512
+        ALIGNMENT
     }
 
-    fn get(&mut self, handle: &StorageHandle) -> StorageHandle {
-        handle.clone()
+    fn get(&mut self, handle: &StorageHandle) -> PaperResource {
+        let size = self.sizes.get(&handle.id).copied().unwrap_or(0);
+        let memory = self.memory.entry(handle.id).or_insert_with(|| {
+            let layout = Layout::from_size_align(size.max(1) as usize, ALIGNMENT).expect("a size of memory");
+            // SAFETY: the layout is not empty.
+            let ptr = unsafe { alloc_zeroed(layout) };
+            assert!(!ptr.is_null(), "no {size} bytes of memory");
+            Memory { ptr, layout }
+        });
+        let StorageUtilization { offset, size: len } = handle.utilization;
+        assert!(offset + len <= memory.layout.size() as u64, "a resource ends behind its memory");
+        // SAFETY: inside the allocation.
+        PaperResource { ptr: unsafe { memory.ptr.add(offset as usize) }, len: len as usize }
     }
 
     fn alloc(&mut self, size: u64) -> Result<StorageHandle, IoError> {
-        Ok(StorageHandle::new(StorageId::new(), StorageUtilization { offset: 0, size }))
+        let id = StorageId::new();
+        self.sizes.insert(id, size);
+        Ok(StorageHandle::new(id, StorageUtilization { offset: 0, size }))
     }
 
-    fn dealloc(&mut self, _: StorageId) {}
+    fn dealloc(&mut self, id: StorageId) {
+        self.sizes.remove(&id);
+        self.memory.remove(&id);
+    }
 
     fn flush(&mut self) {}
 }
@@ -58,6 +124,81 @@ pub struct GenerateServer {
     utilities: Arc<ServerUtilities<Self>>,
     options: CompilationOptions,
     profiler: TimestampProfiler,
+    /// Kernels by their source.
+    kernels: HashMap<String, Arc<Kernel>>,
+    /// Faults that nobody has been told of.
+    errors: Vec<String>,
+}
+
+impl GenerateServer {
+    pub(crate) fn resource(&mut self, binding: Binding) -> Result<PaperResource, String> {
+        let resource = self.memory.get_resource(binding.memory, binding.offset_start, binding.offset_end);
+        resource.map_err(|error| error.to_string())
+    }
+
+    /// What reads and syncs report: all faults so far.
+    fn take_errors(&mut self) -> Result<(), ServerError> {
+        if self.errors.is_empty() {
+            return Ok(());
+        }
+        Err(generic(core::mem::take(&mut self.errors).join("\n")))
+    }
+
+    fn kernel(&mut self, source: &str) -> Result<Arc<Kernel>, String> {
+        if let Some(kernel) = self.kernels.get(source) {
+            return Ok(kernel.clone());
+        }
+        let nvrtc = EXECUTION.lock().unwrap().as_ref().map(|execution| execution.nvrtc.clone());
+        // A virtual architecture: PTX and no machine code.
+        let arch = match self.sm {
+            sm @ (90 | 100..) => format!("compute_{sm}a"),
+            sm => format!("compute_{sm}"),
+        };
+        let ptx = nvrtc.ok_or("executions are off")?.ptx(source, &arch)?;
+        let kernel = Arc::new(Kernel::parse(&ptx)?);
+        self.kernels.insert(source.into(), kernel.clone());
+        Ok(kernel)
+    }
+
+    /// Runs a launch.
+    fn execute(
+        &mut self,
+        generated: &Generated,
+        block: [u32; 3],
+        count: CubeCount,
+        arguments: KernelArguments,
+        seed: u64,
+    ) -> Result<(), String> {
+        let grid = match count {
+            CubeCount::Static(x, y, z) => [x, y, z],
+            CubeCount::Dynamic(binding) => {
+                let resource = self.resource(binding)?;
+                // SAFETY: the reference ends here.
+                let words =
+                    unsafe { resource.bytes() }.chunks_exact(4).map(|word| word.try_into().expect("four bytes"));
+                let words: Vec<u32> = words.map(u32::from_le_bytes).collect();
+                [words[0], words[1], words[2]]
+            }
+        };
+        let kernel = self.kernel(&generated.source)?;
+        let request = Request { kernel: &kernel, grid, block, dynamic_shared: generated.dynamic_shared, seed };
+        request.run(self, arguments)
+    }
+}
+
+fn generic(reason: String) -> ServerError {
+    ServerError::Generic { reason, backtrace: BackTrace::capture() }
+}
+
+/// The dense rows of a pitched tensor: bytes of a row, bytes from one to the next, and their number.
+fn rows(descriptor: &CopyDescriptor) -> [usize; 3] {
+    let (shape, strides) = (&descriptor.shape, &descriptor.strides);
+    let rank = shape.len();
+    let width = shape.last().copied().unwrap_or(1) * descriptor.elem_size;
+    if rank < 2 {
+        return [width, width, 1];
+    }
+    [width, strides[rank - 2] * descriptor.elem_size, shape[..rank - 1].iter().product()]
 }
 
 impl DeviceService for GenerateServer {
@@ -65,15 +206,23 @@ impl DeviceService for GenerateServer {
         let sm = u32::from(id.index_id);
         let logger = Arc::new(ServerLogger::default());
         let memory = MemoryManagement::from_configuration(
-            PaperStorage,
-            &MemoryDeviceProperties { max_page_size: 64 << 30, alignment: 512 },
+            PaperStorage::default(),
+            &MemoryDeviceProperties { max_page_size: 64 << 30, alignment: ALIGNMENT as u64 },
             MemoryConfiguration::default(),
             logger.clone(),
             MemoryManagementOptions::new("codegen"),
         );
         let policy = PitchedMemoryLayoutPolicy::new(512);
         let utilities = Arc::new(ServerUtilities::new(properties(sm), logger, (), policy));
-        Self { sm, memory, utilities, options: options(sm), profiler: TimestampProfiler::default() }
+        Self {
+            sm,
+            memory,
+            utilities,
+            options: options(sm),
+            profiler: TimestampProfiler::default(),
+            kernels: HashMap::new(),
+            errors: vec![],
+        }
     }
 
     fn utilities(&self) -> Arc<dyn Any + Send + Sync> {
@@ -101,21 +250,60 @@ impl ComputeServer for GenerateServer {
 
     fn initialize_memory(&mut self, memory: ManagedMemoryHandle, size: u64, _: StreamId) {
         let reserved = self.memory.reserve(size).expect("there is as much as asked for");
-        self.memory.bind(reserved, memory, 0).expect("just reserved");
+        self.memory.bind(reserved, memory.clone(), 0).expect("just reserved");
+        if EXECUTION.lock().unwrap().is_some() {
+            let resource = self.memory.get_resource(memory.binding(), None, None).expect("just bound");
+            // SAFETY: the reference ends here. Fresh memory is poison: all NaN.
+            unsafe { resource.bytes() }.fill(0xff);
+        }
     }
 
     fn read(&mut self, descriptors: Vec<CopyDescriptor>, _: StreamId) -> DynFut<Result<Vec<Bytes>, ServerError>> {
-        let zeros = |d: CopyDescriptor| Bytes::from_bytes_vec(vec![0; d.handle.size_in_used() as usize]);
-        Box::pin(async move { Ok(descriptors.into_iter().map(zeros).collect()) })
+        let mut result = self.take_errors().map(|()| vec![]);
+        for descriptor in descriptors {
+            let [width, pitch, count] = rows(&descriptor);
+            let mut data = vec![0; width * count];
+            match (self.resource(descriptor.handle), &mut result) {
+                (Ok(resource), Ok(all)) => {
+                    // SAFETY: the reference ends here.
+                    let bytes = unsafe { resource.bytes() };
+                    for (i, row) in data.chunks_mut(width.max(1)).enumerate() {
+                        row.copy_from_slice(&bytes[i * pitch..i * pitch + width]);
+                    }
+                    all.push(Bytes::from_bytes_vec(data));
+                }
+                (Err(error), Ok(_)) => result = Err(generic(error)),
+                _ => {}
+            }
+        }
+        Box::pin(async move { result })
     }
 
-    fn write(&mut self, _: Vec<(CopyDescriptor, Bytes)>, _: StreamId) {}
+    fn write(&mut self, descriptors: Vec<(CopyDescriptor, Bytes)>, _: StreamId) {
+        if EXECUTION.lock().unwrap().is_none() {
+            return;
+        }
+        for (descriptor, data) in descriptors {
+            let [width, pitch, _] = rows(&descriptor);
+            match self.resource(descriptor.handle) {
+                Ok(resource) => {
+                    // SAFETY: the reference ends here.
+                    let bytes = unsafe { resource.bytes() };
+                    for (i, row) in data.chunks(width.max(1)).enumerate() {
+                        bytes[i * pitch..i * pitch + row.len()].copy_from_slice(row);
+                    }
+                }
+                Err(error) => self.errors.push(error),
+            }
+        }
+    }
 
     fn sync(&mut self, _: StreamId) -> DynFut<Result<(), ServerError>> {
-        Box::pin(async { Ok(()) })
+        let result = self.take_errors();
+        Box::pin(async { result })
     }
 
-    fn get_resource(&mut self, binding: Binding, _: StreamId) -> Result<ManagedResource<StorageHandle>, ServerError> {
+    fn get_resource(&mut self, binding: Binding, _: StreamId) -> Result<ManagedResource<PaperResource>, ServerError> {
         let resource = self.memory.get_resource(binding.memory.clone(), binding.offset_start, binding.offset_end)?;
         Ok(ManagedResource::new(binding.memory, resource))
     }
@@ -123,27 +311,39 @@ impl ComputeServer for GenerateServer {
     unsafe fn launch(
         &mut self,
         kernel: Self::Kernel,
-        _: CubeCount,
-        _: KernelArguments,
+        count: CubeCount,
+        arguments: KernelArguments,
         mode: ExecutionMode,
         _: StreamId,
     ) {
         let compiled = kernel.compile(&mut CudaCompiler::default(), &self.options, mode, kernel.address_type());
+        let mut block = [1; 3];
         let generated = match compiled {
             Ok(compiled) => Ok(Generated {
                 sm: self.sm,
                 name: compiled.entrypoint_name,
                 dynamic_shared: compiled.repr.as_ref().map_or(0, |repr| repr.shared_memory_size()),
                 source: compiled.source,
-                threads: compiled.cube_dim.x * compiled.cube_dim.y * compiled.cube_dim.z,
+                threads: {
+                    block = [compiled.cube_dim.x, compiled.cube_dim.y, compiled.cube_dim.z];
+                    block.iter().product()
+                },
             }),
             Err(error) => Err(format!("{} for sm_{}: {error}", kernel.name(), self.sm)),
         };
-        GENERATED.lock().unwrap().push(generated);
+        let seed = EXECUTION.lock().unwrap().as_ref().map(|execution| execution.seed);
+        let Some(seed) = seed else {
+            GENERATED.lock().unwrap().push(generated);
+            return;
+        };
+        let done = generated.and_then(|generated| self.execute(&generated, block, count, arguments, seed));
+        if let Err(error) = done {
+            self.errors.push(error);
+        }
     }
 
     fn flush(&mut self, _: StreamId) -> Result<(), ServerError> {
-        Ok(())
+        self.take_errors()
     }
 
     fn memory_usage(&mut self, _: StreamId) -> Result<MemoryUsage, ServerError> {

@@ -1,0 +1,429 @@
+//! Decoded instructions: operands are indices of registers and predicates, constants live in registers of their own.
+
+use std::sync::Arc;
+
+use super::alu::{Alu, Compare};
+use super::convert::Convert;
+
+/// Where an address points.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Space {
+    Generic,
+    Global,
+    Shared,
+    Local,
+    Param,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Logic {
+    And,
+    Or,
+    Xor,
+}
+
+/// A predicate as a source, and whether it is negated.
+pub(crate) type Guard = (u32, bool);
+
+/// A register with an offset in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Addr {
+    pub space: Space,
+    pub base: u32,
+    pub offset: i64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AtomicOp {
+    Add,
+    Min,
+    Max,
+    And,
+    Or,
+    Xor,
+    Exchange,
+    Cas,
+    Increment,
+    Decrement,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ElementType {
+    E4m3,
+    E5m2,
+    F16,
+    Bf16,
+    F32,
+}
+
+impl ElementType {
+    pub(crate) fn of(name: &str) -> Option<Self> {
+        Some(match name {
+            "e4m3" => Self::E4m3,
+            "e5m2" => Self::E5m2,
+            "f16" => Self::F16,
+            "bf16" => Self::Bf16,
+            "f32" => Self::F32,
+            _ => return None,
+        })
+    }
+
+    pub(crate) fn bytes(self) -> usize {
+        match self {
+            Self::E4m3 | Self::E5m2 => 1,
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 => 4,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shuffle {
+    Up,
+    Down,
+    Butterfly,
+    Index,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Vote {
+    All,
+    Any,
+    Uniform,
+    Ballot,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Barrier {
+    Init,
+    Invalidate,
+    ExpectTx,
+    CompleteTx,
+    Arrive { expect: bool, drop: bool },
+}
+
+/// A matrix multiplication of a warp: `d = a · b + c`.
+#[derive(Debug)]
+pub(crate) struct Mma {
+    pub k: usize,
+    pub types: [ElementType; 2],
+    pub d: Vec<u32>,
+    pub a: Vec<u32>,
+    pub b: Vec<u32>,
+    pub c: Vec<u32>,
+    /// Of `a` and `b`: the register, its byte, and the thread of a quad that has it.
+    pub scales: Option<[(u32, u32, u32); 2]>,
+    /// Sums and results are f16.
+    pub half: bool,
+}
+
+/// A matrix multiplication of a warpgroup.
+#[derive(Debug)]
+pub(crate) struct Wgmma {
+    pub n: usize,
+    pub types: [ElementType; 2],
+    pub d: Arc<[u32]>,
+    /// One register with a descriptor, or four with elements.
+    pub a: Vec<u32>,
+    pub b: u32,
+    pub scale_d: Option<Guard>,
+    pub negate: [bool; 2],
+    /// Operands that lie M- or N-major in shared memory.
+    pub transposed: [bool; 2],
+}
+
+/// What a bulk copy moves between global and shared memory.
+#[derive(Debug)]
+pub(crate) enum Bulk {
+    /// Register with the generic address of the tensor map, and of the coordinates, the innermost first.
+    Tensor { map: u32, coords: Vec<u32> },
+    /// Address and size of plain bytes.
+    Bytes { address: Addr, size: u32 },
+}
+
+#[derive(Debug)]
+pub(crate) enum Wmma {
+    Load { d: Vec<u32>, address: Addr, stride: u32, size: [usize; 2], column: bool, ty: ElementType },
+    Store { s: Vec<u32>, address: Addr, stride: u32, size: [usize; 2], column: bool, ty: ElementType },
+    Mma { d: Vec<u32>, a: Vec<u32>, b: Vec<u32>, c: Vec<u32>, ty: ElementType, shape: [usize; 3] },
+}
+
+#[derive(Debug)]
+pub(crate) enum Op {
+    Nop,
+    Alu(Alu, [u32; 4]),
+    Lop3 {
+        d: u32,
+        s: [u32; 3],
+        table: u32,
+    },
+    Bfi {
+        d: u32,
+        s: [u32; 4],
+        bits: u64,
+    },
+    Convert {
+        convert: Convert,
+        d: u32,
+        a: u32,
+        b: u32,
+    },
+    Setp {
+        compare: Compare,
+        d: u32,
+        d2: Option<u32>,
+        a: u32,
+        b: u32,
+        combine: Option<(Logic, Guard)>,
+    },
+    Predicate {
+        logic: Logic,
+        d: u32,
+        a: Guard,
+        b: Guard,
+    },
+    Selp {
+        d: u32,
+        a: u32,
+        b: u32,
+        p: Guard,
+    },
+    Pack {
+        d: u32,
+        parts: Vec<u32>,
+        bits: u32,
+    },
+    Unpack {
+        parts: Vec<u32>,
+        a: u32,
+        bits: u32,
+    },
+    Load {
+        d: Vec<u32>,
+        address: Addr,
+        bytes: u32,
+        signed: bool,
+    },
+    Store {
+        s: Vec<u32>,
+        address: Addr,
+        bytes: u32,
+    },
+    Atomic {
+        op: AtomicOp,
+        ty: &'static str,
+        d: u32,
+        address: Addr,
+        a: u32,
+        b: u32,
+    },
+    Branch {
+        target: u32,
+    },
+    Exit,
+    Trap,
+    ToShared {
+        d: u32,
+        a: u32,
+        to_generic: bool,
+    },
+    Isspacep {
+        d: u32,
+        a: u32,
+        space: Space,
+    },
+
+    // Of the warp.
+    SyncWarp {
+        mask: u32,
+    },
+    Shuffle {
+        kind: Shuffle,
+        d: u32,
+        p: Option<u32>,
+        a: u32,
+        b: u32,
+        c: u32,
+        mask: u32,
+    },
+    Vote {
+        kind: Vote,
+        d: u32,
+        p: Guard,
+        mask: u32,
+    },
+    Match {
+        d: u32,
+        p: Option<u32>,
+        a: u32,
+        mask: u32,
+        all: bool,
+    },
+    Redux {
+        op: AtomicOp,
+        signed: bool,
+        d: u32,
+        a: u32,
+        mask: u32,
+    },
+    Elect {
+        d: u32,
+        p: u32,
+        mask: u32,
+    },
+    Activemask {
+        d: u32,
+    },
+    Ldmatrix {
+        d: Vec<u32>,
+        address: Addr,
+        transposed: bool,
+    },
+    Stmatrix {
+        s: Vec<u32>,
+        address: Addr,
+        transposed: bool,
+    },
+    Mma(Box<Mma>),
+    Wmma(Box<Wmma>),
+
+    // Of the block and the cluster.
+    Bar {
+        id: u32,
+        count: Option<u32>,
+        wait: bool,
+        aligned: bool,
+    },
+    ClusterArrive,
+    ClusterWait,
+    Mapa {
+        d: u32,
+        a: u32,
+        rank: u32,
+        generic: bool,
+    },
+    Mbarrier {
+        op: Barrier,
+        d: u32,
+        address: Addr,
+        value: Option<u32>,
+    },
+    MbarrierWait {
+        p: u32,
+        address: Addr,
+        value: u32,
+        parity: bool,
+        may_block: bool,
+    },
+    FenceProxy,
+
+    // Asynchronous copies.
+    CpAsync {
+        to: Addr,
+        from: Addr,
+        size: u32,
+        source_size: Option<u32>,
+    },
+    CpAsyncCommit,
+    CpAsyncWait {
+        pending: u32,
+    },
+    CpAsyncArrive {
+        address: Addr,
+        increment: bool,
+    },
+    BulkLoad {
+        to: Addr,
+        from: Bulk,
+        barrier: Addr,
+        multicast: Option<u32>,
+    },
+    BulkStore {
+        to: Bulk,
+        from: Addr,
+        add: bool,
+    },
+    BulkCommit,
+    BulkWait {
+        pending: u32,
+    },
+
+    // Of the warpgroup.
+    Wgmma(Box<Wgmma>),
+    WgmmaFence,
+    WgmmaCommit,
+    WgmmaWait {
+        pending: u32,
+    },
+
+    /// Not modelled: an error if it is reached.
+    Unknown,
+}
+
+/// An operation under a predicate.
+#[derive(Debug)]
+pub(crate) struct Instr {
+    pub guard: Option<Guard>,
+    pub op: Op,
+}
+
+/// Where the value of a register comes from that a thread starts with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Special {
+    Constant(u64),
+    Tid(usize),
+    Ntid(usize),
+    Ctaid(usize),
+    Nctaid(usize),
+    Lane,
+    Warp,
+    Warps,
+    LaneMask(char),
+    ClusterId(usize),
+    Clusters(usize),
+    ClusterCtaid(usize),
+    ClusterNctaid(usize),
+    ClusterRank,
+    ClusterSize,
+    IsCluster,
+    DynamicShared,
+    Multiprocessors,
+    Zero,
+}
+
+impl Special {
+    pub(crate) fn of(name: &str) -> Option<Self> {
+        let (name, axis) = name.split_once('.').map_or((name, 0), |(name, axis)| match axis {
+            "y" => (name, 1),
+            "z" => (name, 2),
+            _ => (name, 0),
+        });
+        Some(match name {
+            "%tid" => Self::Tid(axis),
+            "%ntid" => Self::Ntid(axis),
+            "%ctaid" => Self::Ctaid(axis),
+            "%nctaid" => Self::Nctaid(axis),
+            "%laneid" => Self::Lane,
+            "%warpid" => Self::Warp,
+            "%nwarpid" => Self::Warps,
+            "%lanemask_eq" => Self::LaneMask('='),
+            "%lanemask_lt" => Self::LaneMask('<'),
+            "%lanemask_le" => Self::LaneMask('['),
+            "%lanemask_gt" => Self::LaneMask('>'),
+            "%lanemask_ge" => Self::LaneMask(']'),
+            "%clusterid" => Self::ClusterId(axis),
+            "%nclusterid" => Self::Clusters(axis),
+            "%cluster_ctaid" => Self::ClusterCtaid(axis),
+            "%cluster_nctaid" => Self::ClusterNctaid(axis),
+            "%cluster_ctarank" => Self::ClusterRank,
+            "%cluster_nctarank" => Self::ClusterSize,
+            "%is_explicit_cluster" => Self::IsCluster,
+            "%dynamic_smem_size" => Self::DynamicShared,
+            "%nsmid" => Self::Multiprocessors,
+            "%smid" | "%gridid" | "%clock" | "%clock_hi" | "%clock64" | "%globaltimer" | "%globaltimer_lo" => {
+                Self::Zero
+            }
+            _ => return None,
+        })
+    }
+}

@@ -1,0 +1,50 @@
+//! An interpreter of PTX, so that CUDA kernels run without a GPU.
+//!
+//! It is a model of the machine that the PTX ISA describes, warps, blocks, clusters, shared memory, barriers, asynchronous copies
+//! and matrix instructions, and an adversarial one: what may happen late happens late, memory starts as poison, and what is
+//! undefined is an error.
+//!
+//! ```text
+//! CubeCL launch → CUDA C++ → NVRTC → PTX → Kernel::parse → Kernel::run
+//! ```
+//!
+//! Tests run kernels on it through the runtime: [`execute`](crate::device::execute) makes launches on
+//! [`GenerateCuda`](crate::device::GenerateCuda) run, on memory that can be written and read:
+//!
+//! ```no_run
+//! use codegen::device::{Execution, GenerateCuda, PaperDevice, execute};
+//! use cubecl_core::Runtime;
+//!
+//! // None without FLOAT8_CUDA_TOOLS.
+//! if let Some(_running) = execute(Execution { seed: 0 }) {
+//!     let client = GenerateCuda::client(&PaperDevice { sm: 90 });
+//!     let x = client.create_from_slice(&[0; 64]);
+//!     // … launches …
+//!     let bytes = client.read_one(x).expect("faults of kernels are errors here");
+//! }
+//! ```
+//!
+//! Seed 0 lets everything asynchronous happen at the last moment; other seeds mix early and late and interleave warps at random.
+//! Not modelled: caches and the order of plain memory accesses (each is done at once), `wgmma.fence`, the tensor cores' rounding of
+//! sums, time, and whatever [`Kernel::run`] says it does not know.
+
+mod alu;
+mod barrier;
+mod collective;
+mod convert;
+mod copies;
+mod decode;
+mod decode_async;
+mod exec;
+mod instr;
+mod memory;
+mod run;
+mod state;
+mod text;
+mod tma;
+mod wgmma;
+
+pub use decode::Kernel;
+pub use memory::Buffer;
+pub use run::{Arg, Launch};
+pub use tma::{TensorFloat, TensorMap};

@@ -1,0 +1,284 @@
+//! What a running kernel consists of: warps, blocks, clusters, and the copies that are under way.
+
+use std::collections::VecDeque;
+
+use super::alu::Lanes;
+use super::barrier::{Mbarrier, Named};
+use super::decode::Kernel;
+use super::instr::{Addr, Space};
+use super::memory::{Global, LOCAL, SHARED, Shared, shared_parts, space_of};
+use super::tma::TensorMap;
+use super::wgmma::Warpgroup;
+
+/// Why a lane does not run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Wait {
+    #[default]
+    None,
+    /// For other lanes of its warp, at the same instruction.
+    Warp,
+    Bar {
+        id: usize,
+        generation: u64,
+    },
+    Cluster {
+        generation: u64,
+    },
+    Mbarrier {
+        rank: usize,
+        offset: usize,
+        value: u64,
+        parity: bool,
+    },
+    /// For the other warps of its warpgroup, until they have issued so many operations.
+    Warpgroup {
+        issued: u64,
+    },
+    /// For anything at all to change.
+    Turn,
+}
+
+/// A non-bulk copy under way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Copy {
+    pub lane: usize,
+    pub to: Addr,
+    pub to_address: u64,
+    pub from_address: u64,
+    pub size: usize,
+    pub source_size: usize,
+    /// The commit group, once committed.
+    pub group: Option<u32>,
+}
+
+/// Where a bulk copy reads or writes global memory.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    Tensor { map: usize, coords: Vec<i32> },
+    Bytes { address: u64, size: usize },
+}
+
+/// A bulk store that has not read shared memory yet.
+#[derive(Clone, Debug)]
+pub(crate) struct BulkStore {
+    pub lane: usize,
+    pub to: Place,
+    pub offset: usize,
+    pub add: bool,
+    pub group: Option<u32>,
+}
+
+/// A bulk load that has not arrived yet, for one block.
+#[derive(Clone, Debug)]
+pub(crate) struct BulkLoad {
+    pub from: Place,
+    pub rank: usize,
+    pub offset: usize,
+    pub barrier: usize,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Warp {
+    pub id: usize,
+    pub registers: Vec<Lanes>,
+    pub predicates: Vec<u32>,
+    pub pc: [u32; 32],
+    pub live: u32,
+    pub blocked: u32,
+    pub wait: [Wait; 32],
+    /// Lanes that let others of the warp run first.
+    pub patient: u32,
+    pub local: Vec<u8>,
+    pub copies: Vec<Copy>,
+    pub copy_groups: [u32; 32],
+    pub stores: Vec<BulkStore>,
+    pub store_groups: [u32; 32],
+    pub cluster_generation: [u64; 32],
+    /// Of wgmma: operations issued, and how many each open group ends with.
+    pub issued: u64,
+    pub groups: VecDeque<u64>,
+    /// Accumulators in flight, by register; empty if there are none.
+    pub in_flight: Vec<u32>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Block {
+    pub shared: Shared,
+    pub barriers: [Named; 16],
+    pub warps: Vec<Warp>,
+    /// Warps of which a lane still runs.
+    pub live_warps: u32,
+    pub warpgroups: Vec<Warpgroup>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Cluster {
+    /// Its number in the grid, and the first block's index.
+    pub origin: [u32; 3],
+    pub blocks: Vec<Block>,
+    pub loads: Vec<BulkLoad>,
+    pub arrived: u32,
+    pub generation: u64,
+    pub live_threads: u32,
+}
+
+impl Cluster {
+    /// Opens the cluster's barrier if all have arrived.
+    pub(crate) fn turn(&mut self) {
+        if self.arrived > 0 && self.arrived >= self.live_threads {
+            self.arrived = 0;
+            self.generation += 1;
+        }
+    }
+
+    pub(crate) fn mbarrier(&mut self, rank: usize, offset: usize) -> Result<Mbarrier, String> {
+        let bits = self.shared(rank)?.locate(offset, 8)?;
+        // SAFETY: eight bytes of shared memory.
+        Mbarrier::from_bits(unsafe { bits.cast::<u64>().read_unaligned() })
+            .map_err(|error| format!("{error}: offset {offset} of block {rank}"))
+    }
+
+    pub(crate) fn set_mbarrier(&mut self, rank: usize, offset: usize, bits: u64) -> Result<(), String> {
+        let at = self.shared(rank)?.locate(offset, 8)?;
+        // SAFETY: eight bytes of shared memory.
+        unsafe { at.cast::<u64>().write_unaligned(bits) };
+        Ok(())
+    }
+
+    pub(crate) fn shared(&mut self, rank: usize) -> Result<&mut Shared, String> {
+        let size = self.blocks.len();
+        let block = self.blocks.get_mut(rank).ok_or_else(|| format!("block {rank} of a cluster of {size}"))?;
+        Ok(&mut block.shared)
+    }
+}
+
+/// What all threads of a launch share.
+pub(crate) struct Machine<'a> {
+    pub kernel: &'a Kernel,
+    pub global: Global,
+    pub maps: &'a [TensorMap],
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub dynamic_shared: usize,
+    pub random: Random,
+    /// Whether warps take turns of random length.
+    pub random_turns: bool,
+    /// Instructions executed, one for a whole warp.
+    pub executed: u64,
+}
+
+/// A small generator (xorshift64*), so that a seed repeats an order of events.
+#[derive(Clone, Debug)]
+pub(crate) struct Random {
+    state: u64,
+    /// Whether asynchronous operations may also happen early.
+    early: bool,
+}
+
+impl Random {
+    /// Seed 0: everything asynchronous as late as can be.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { state: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, early: seed != 0 }
+    }
+
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        self.state ^= self.state >> 12;
+        self.state ^= self.state << 25;
+        self.state ^= self.state >> 27;
+        ((self.state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound as u64) as usize
+    }
+
+    /// Whether an asynchronous operation happens now rather than at the last moment.
+    pub(crate) fn now(&mut self) -> bool {
+        self.early && self.below(2) == 0
+    }
+}
+
+impl Warp {
+    /// The address of an operand in a lane.
+    pub(crate) fn address(&self, address: &Addr, lane: usize) -> u64 {
+        let value = self.registers[address.base as usize][lane].wrapping_add(address.offset as u64);
+        if address.space == Space::Shared { value & 0xffff_ffff } else { value }
+    }
+}
+
+impl Machine<'_> {
+    /// Where `len` bytes of a lane's address lie. Writes to shared memory are noted for the proxies.
+    pub(crate) fn locate(
+        &mut self,
+        cluster: &mut Cluster,
+        rank: usize,
+        warp: &mut Warp,
+        (space, address, lane): (Space, u64, usize),
+        len: usize,
+        write: bool,
+    ) -> Result<*mut u8, String> {
+        if !address.is_multiple_of(len as u64) {
+            return Err(format!("{len} bytes at {address:#x}, which is not aligned"));
+        }
+        let space = if space == Space::Generic { space_of(address) } else { space };
+        match space {
+            Space::Shared => {
+                let (owner, offset) = shared_parts(address & 0xffff_ffff, rank);
+                let warp_id = warp.id;
+                let shared = cluster.shared(owner)?;
+                if write && owner == rank {
+                    shared.note_write(offset, len, warp_id);
+                }
+                shared.locate(offset, len)
+            }
+            Space::Local => {
+                let per_lane = self.kernel.local_bytes;
+                let offset = address.wrapping_sub(LOCAL) as usize;
+                if offset.saturating_add(len) > per_lane {
+                    return Err(format!("{len} bytes at {offset} of {per_lane} bytes of local memory"));
+                }
+                Ok(warp.local[lane * per_lane + offset..][..len].as_mut_ptr())
+            }
+            _ => self.global.locate(address, len),
+        }
+    }
+
+    /// The shared address behind an operand, whose space may be generic.
+    pub(crate) fn shared_address(address: &Addr, value: u64) -> Result<u64, String> {
+        if address.space == Space::Shared {
+            return Ok(value);
+        }
+        match space_of(value) {
+            Space::Shared => Ok(value - SHARED),
+            _ => Err(format!("{value:#x} is not in shared memory")),
+        }
+    }
+}
+
+/// Reads a little-endian value of up to eight bytes.
+///
+/// # Safety
+/// `bytes` bytes can be read there.
+pub(crate) unsafe fn read(at: *const u8, bytes: usize) -> u64 {
+    // SAFETY: by the caller.
+    unsafe {
+        match bytes {
+            1 => u64::from(at.read()),
+            2 => u64::from(at.cast::<u16>().read_unaligned()),
+            4 => u64::from(at.cast::<u32>().read_unaligned()),
+            _ => at.cast::<u64>().read_unaligned(),
+        }
+    }
+}
+
+/// Writes the low bytes of a value.
+///
+/// # Safety
+/// `bytes` bytes can be written there.
+pub(crate) unsafe fn write(at: *mut u8, bytes: usize, value: u64) {
+    // SAFETY: by the caller.
+    unsafe {
+        match bytes {
+            1 => at.write(value as u8),
+            2 => at.cast::<u16>().write_unaligned(value as u16),
+            4 => at.cast::<u32>().write_unaligned(value as u32),
+            _ => at.cast::<u64>().write_unaligned(value),
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! `wgmma`: the warps of a warpgroup issue together; operands are read from shared memory, and accumulators written, when a
+//! wait asks for it, or the operands at a random moment before. Until then accumulators in flight hold NaN.
+//!
+//! Products are exact; the sum over one instruction is taken in f64 and added to the f32 accumulator. (The hardware keeps fewer
+//! bits.)
+
+use std::sync::Arc;
+
+use super::alu::Lanes;
+use super::exec::Flow;
+use super::instr::{ElementType, Op, Wgmma};
+use super::state::{Cluster, Machine, Wait, Warp};
+use super::tma::{element, swizzled};
+
+/// Poison of a register in flight.
+const IN_FLIGHT: u64 = 0x7fff_dead;
+
+/// One operation on its way.
+#[derive(Clone, Debug)]
+struct Issued {
+    index: u64,
+    n: usize,
+    types: [ElementType; 2],
+    negate: [bool; 2],
+    /// Key of the accumulators.
+    d: u32,
+    keep: bool,
+    /// A `[64][k]` and B `[n][k]`, once read.
+    operands: Option<(Vec<f32>, Vec<f32>)>,
+    /// Elements of A, if they came in registers.
+    a_registers: Option<Vec<f32>>,
+    descriptors: [u64; 2],
+}
+
+/// Accumulators in flight: `[warp][register]`.
+#[derive(Clone, Debug)]
+struct Accumulators {
+    registers: Arc<[u32]>,
+    values: [Vec<Lanes>; 4],
+    /// The last operation that adds to them, and the warps that have waited for it.
+    last: u64,
+    taken: [bool; 4],
+}
+
+/// Four warps, and what they have issued.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Warpgroup {
+    pub issued: u64,
+    /// Warps that stand at the operation that is being issued.
+    arrived: [bool; 4],
+    instruction: Option<u32>,
+    queue: Vec<Issued>,
+    flight: Vec<Accumulators>,
+    /// Per warp of the operation being issued: accumulators, elements of A, descriptors.
+    gathered: [Option<Gathered>; 4],
+}
+
+#[derive(Clone, Debug)]
+struct Gathered {
+    accumulators: Vec<Lanes>,
+    a: Option<Vec<Lanes>>,
+    descriptors: [u64; 2],
+    keep: bool,
+}
+
+impl Machine<'_> {
+    pub(crate) fn wgmma(
+        &mut self,
+        cluster: &mut Cluster,
+        rank: usize,
+        warp: &mut Warp,
+        op: &Op,
+    ) -> Result<Flow, String> {
+        match op {
+            Op::WgmmaCommit => warp.groups.push_back(warp.issued),
+            Op::WgmmaWait { pending } => {
+                let mut until = None;
+                while warp.groups.len() > *pending as usize {
+                    until = warp.groups.pop_front();
+                }
+                if let Some(until) = until {
+                    self.complete(cluster, rank, warp, until)?;
+                }
+            }
+            Op::Wgmma(wgmma) => return self.issue(cluster, rank, warp, wgmma),
+            _ => {}
+        }
+        Ok(Flow::Next)
+    }
+
+    fn issue(&mut self, cluster: &mut Cluster, rank: usize, warp: &mut Warp, op: &Wgmma) -> Result<Flow, String> {
+        if warp.live != u32::MAX {
+            return Err("lanes of the warp have exited".into());
+        }
+        let block = &mut cluster.blocks[rank];
+        let group = block.warpgroups.get_mut(warp.id / 4).ok_or("the warp belongs to no whole warpgroup")?;
+        let member = warp.id % 4;
+        if op.transposed != [false; 2] {
+            return Err("operands that are M- or N-major are not modelled".into());
+        }
+        if group.arrived == [false; 4] {
+            group.instruction = Some(op.d[0]);
+        } else if group.instruction != Some(op.d[0]) {
+            return Err("the warps of the warpgroup issue different operations".into());
+        }
+        let uniform = |register: u32| -> Result<u64, String> {
+            let values = warp.registers[register as usize];
+            if values.iter().any(|value| *value != values[0]) {
+                return Err("a descriptor differs between lanes".into());
+            }
+            Ok(values[0])
+        };
+        let from_registers = op.a.len() == 4;
+        let keep = match op.scale_d {
+            None => true,
+            Some((p, negated)) => match warp.predicates[p as usize] ^ if negated { u32::MAX } else { 0 } {
+                0 => false,
+                u32::MAX => true,
+                _ => return Err("scale-d differs between lanes".into()),
+            },
+        };
+        group.gathered[member] = Some(Gathered {
+            accumulators: op.d.iter().map(|d| warp.registers[*d as usize]).collect(),
+            a: from_registers.then(|| op.a.iter().map(|a| warp.registers[*a as usize]).collect()),
+            descriptors: [if from_registers { 0 } else { uniform(op.a[0])? }, uniform(op.b)?],
+            keep,
+        });
+        group.arrived[member] = true;
+        for d in op.d.iter() {
+            warp.registers[*d as usize] = [IN_FLIGHT; 32];
+        }
+        if !warp.in_flight.contains(&op.d[0]) {
+            warp.in_flight.extend(op.d.iter());
+        }
+        warp.issued += 1;
+        let issued = warp.issued;
+        if group.arrived != [true; 4] {
+            return Ok(Flow::Then(u32::MAX, Wait::Warpgroup { issued }));
+        }
+        group.arrived = [false; 4];
+        group.issued = issued;
+        let gathered = std::mem::take(&mut group.gathered).map(|gathered| gathered.expect("all have arrived"));
+        let first = &gathered[0];
+        if gathered.iter().any(|other| other.descriptors != first.descriptors || other.keep != first.keep) {
+            return Err("descriptors or scale-d differ between the warps of the warpgroup".into());
+        }
+        let a_registers = from_registers.then(|| a_elements(&gathered, op.types[0]));
+        let mut operation = Issued {
+            index: issued,
+            n: op.n,
+            types: op.types,
+            negate: op.negate,
+            d: op.d[0],
+            keep: first.keep,
+            operands: None,
+            a_registers,
+            descriptors: first.descriptors,
+        };
+        let flight = group.flight.iter_mut().find(|flight| flight.registers[0] == op.d[0]);
+        match flight {
+            Some(flight) if flight.registers == op.d => {
+                for (warp, gathered) in gathered.into_iter().enumerate() {
+                    if std::mem::take(&mut flight.taken[warp]) {
+                        flight.values[warp] = gathered.accumulators;
+                    }
+                }
+                flight.last = issued;
+            }
+            Some(_) => return Err("accumulators in flight are used with another shape".into()),
+            None => {
+                let registers = op.d.clone();
+                let values = gathered.map(|gathered| gathered.accumulators);
+                group.flight.push(Accumulators { registers, values, last: issued, taken: [false; 4] });
+            }
+        }
+        check_operands(cluster, rank, &operation)?;
+        if self.random.now() {
+            read_operands(cluster, rank, &mut operation)?;
+        }
+        cluster.blocks[rank].warpgroups[warp.id / 4].queue.push(operation);
+        Ok(Flow::Next)
+    }
+
+    /// All operations up to the one numbered `until` are over; the warp has its accumulators.
+    fn complete(&mut self, cluster: &mut Cluster, rank: usize, warp: &mut Warp, until: u64) -> Result<(), String> {
+        let index = warp.id / 4;
+        let Some(group) = cluster.blocks[rank].warpgroups.get_mut(index) else { return Ok(()) };
+        let queue = std::mem::take(&mut group.queue);
+        let (now, later) = queue.into_iter().partition(|operation: &Issued| operation.index <= until);
+        group.queue = later;
+        for mut operation in now {
+            read_operands(cluster, rank, &mut operation)?;
+            let group = &mut cluster.blocks[rank].warpgroups[index];
+            let flight = group.flight.iter_mut().find(|flight| flight.registers[0] == operation.d);
+            multiply(&operation, flight.ok_or("accumulators are not in flight")?);
+        }
+        let group = &mut cluster.blocks[rank].warpgroups[index];
+        let member = warp.id % 4;
+        for flight in group.flight.iter_mut().filter(|flight| flight.last <= until && !flight.taken[member]) {
+            for (register, values) in flight.registers.iter().zip(&flight.values[member]) {
+                warp.registers[*register as usize] = *values;
+            }
+            flight.taken[member] = true;
+            warp.in_flight.retain(|register| !flight.registers.contains(register));
+        }
+        group.flight.retain(|flight| flight.taken != [true; 4]);
+        Ok(())
+    }
+}
+
+/// Where an element of a K-major operand lies, by the PTX ISA's canonical layouts: rows of 8 repeat every `stride` bytes; with a
+/// swizzle of W bytes a row has W bytes, without one 16-byte columns repeat every `leading` bytes.
+struct Layout {
+    start: usize,
+    leading: usize,
+    stride: usize,
+    swizzle: usize,
+}
+
+impl Layout {
+    fn of(descriptor: u64) -> Result<Self, String> {
+        let field = |at: u32| ((descriptor >> at & 0x3fff) << 4) as usize;
+        let swizzle = [0, 128, 64, 32][(descriptor >> 62) as usize];
+        if descriptor >> 49 & 7 != 0 {
+            return Err("a base offset in a matrix descriptor is not modelled".into());
+        }
+        Ok(Self { start: field(0), leading: field(16), stride: field(32), swizzle })
+    }
+
+    fn chunk(&self, row: usize, byte: usize) -> usize {
+        let at = self.start + row / 8 * self.stride;
+        match self.swizzle {
+            0 => at + byte / 16 * self.leading + row % 8 * 16,
+            width => swizzled(at + row % 8 * width + byte, width),
+        }
+    }
+}
+
+/// The 16-byte chunks of an operand `[rows][32 bytes]`.
+fn chunks(descriptor: u64, rows: usize) -> Result<Vec<usize>, String> {
+    let layout = Layout::of(descriptor)?;
+    Ok((0..rows).flat_map(|row| [layout.chunk(row, 0), layout.chunk(row, 16)]).collect())
+}
+
+fn check_operands(cluster: &mut Cluster, rank: usize, operation: &Issued) -> Result<(), String> {
+    for (descriptor, rows) in operands(operation) {
+        for at in chunks(descriptor, rows)? {
+            cluster.shared(rank)?.check_async_read(at, 16)?;
+        }
+    }
+    Ok(())
+}
+
+fn operands(operation: &Issued) -> Vec<(u64, usize)> {
+    let b = (operation.descriptors[1], operation.n);
+    if operation.a_registers.is_some() { vec![b] } else { vec![(operation.descriptors[0], 64), b] }
+}
+
+fn read_operands(cluster: &mut Cluster, rank: usize, operation: &mut Issued) -> Result<(), String> {
+    if operation.operands.is_some() {
+        return Ok(());
+    }
+    let shared = cluster.shared(rank)?;
+    let mut matrix = |descriptor: u64, rows: usize, ty: ElementType| -> Result<Vec<f32>, String> {
+        let mut values = Vec::with_capacity(rows * 32 / ty.bytes());
+        for at in chunks(descriptor, rows)? {
+            shared.locate(at, 16)?;
+            values.extend(shared.bytes[at..at + 16].chunks(ty.bytes()).map(|bits| element(bits, ty)));
+        }
+        Ok(values)
+    };
+    let b = matrix(operation.descriptors[1], operation.n, operation.types[1])?;
+    let a = match operation.a_registers.take() {
+        Some(a) => a,
+        None => matrix(operation.descriptors[0], 64, operation.types[0])?,
+    };
+    operation.operands = Some((a, b));
+    Ok(())
+}
+
+/// A `[64][k]` from the registers of four warps: register `r` of lane `l` has the elements of row `l / 4 + 8 (r % 2)` from
+/// `(l % 4) E + (r / 2) 4 E` on, with E elements to a register.
+fn a_elements(gathered: &[Gathered; 4], ty: ElementType) -> Vec<f32> {
+    let per = 4 / ty.bytes();
+    let k = 8 * per;
+    let mut a = vec![0.0; 64 * k];
+    for (warp, gathered) in gathered.iter().enumerate() {
+        for (r, values) in gathered.a.as_ref().expect("A is in registers").iter().enumerate() {
+            for lane in 0..32 {
+                let row = warp * 16 + lane / 4 + 8 * (r % 2);
+                let bytes = (values[lane] as u32).to_le_bytes();
+                for (e, bits) in bytes.chunks(ty.bytes()).enumerate() {
+                    a[row * k + lane % 4 * per + r / 2 * 4 * per + e] = element(bits, ty);
+                }
+            }
+        }
+    }
+    a
+}
+
+/// `d = a · bᵀ + d`: the accumulator `4 j + 2 h + i` of lane l has row `l / 4 + 8 h`, column `8 j + 2 (l % 4) + i` of the warp's
+/// 16 rows.
+fn multiply(operation: &Issued, flight: &mut Accumulators) {
+    let (a, b) = operation.operands.as_ref().expect("read before");
+    let k = a.len() / 64;
+    let n = operation.n;
+    let sign = if operation.negate[0] != operation.negate[1] { -1.0 } else { 1.0 };
+    let mut columns = vec![0.0; k * n];
+    for (column, row) in b.chunks(k).enumerate() {
+        for (i, value) in row.iter().enumerate() {
+            columns[i * n + column] = f64::from(*value);
+        }
+    }
+    let mut sums = vec![0.0; n];
+    for (row, a) in a.chunks(k).enumerate() {
+        sums.fill(0.0);
+        for (a, columns) in a.iter().zip(columns.chunks(n)) {
+            let a = f64::from(*a) * sign;
+            for (sum, b) in sums.iter_mut().zip(columns) {
+                *sum += a * b;
+            }
+        }
+        let values = &mut flight.values[row / 16];
+        let (half, quad) = (row % 16 / 8, row % 8 * 4);
+        for (column, sum) in sums.iter().enumerate() {
+            let lane = quad + column % 8 / 2;
+            let value = &mut values[column / 8 * 4 + half * 2 + column % 2][lane];
+            let old = if operation.keep { f64::from(f32::from_bits(*value as u32)) } else { 0.0 };
+            *value = super::alu::f32_bits((old + sum) as f32);
+        }
+    }
+}
