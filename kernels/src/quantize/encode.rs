@@ -59,7 +59,7 @@ pub(super) fn encode_quad(
             f32::reinterpret(bits[3]) * factors[3],
             encoding.format,
         );
-        (codes & 0x7f7f_7f7fu32) | (signs(raw, first, encoding) & 0x8080_8080u32)
+        with_signs(codes, raw, first, encoding)
     } else {
         let mut word = 0u32.runtime();
         #[unroll]
@@ -67,11 +67,22 @@ pub(super) fn encode_quad(
             let code = encode_scaled(bits[j as usize], factors[j as usize], encoding.format);
             word |= code << comptime!(8 * j);
         }
-        word
+        // `cvt.f32.f16` drops the sign of a NaN.
+        if comptime!(encoding.isa.has_ptx() && encoding.source == Source::F16) {
+            with_signs(word, raw, first, encoding)
+        } else {
+            word
+        }
     }
 }
 
-/// f32 bits of element `j` of a quad.
+/// `codes` with the signs of the elements that they are of.
+#[cube]
+fn with_signs(codes: u32, raw: &Array<u32>, #[comptime] first: u32, #[comptime] encoding: Encoding) -> u32 {
+    (codes & 0x7f7f_7f7fu32) | (signs(raw, first, encoding) & 0x8080_8080u32)
+}
+
+/// f32 bits of element `j` of a quad; of a NaN, perhaps without its sign.
 #[cube]
 fn element(raw: &Array<u32>, #[comptime] first: u32, #[comptime] j: u32, #[comptime] encoding: Encoding) -> u32 {
     let source = comptime!(encoding.source);

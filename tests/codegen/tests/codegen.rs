@@ -11,6 +11,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use codegen::device::{Generated, max_shared_memory};
+use codegen::expected::{expected, family};
 use codegen::nvrtc::Nvrtc;
 use codegen::sass::Sass;
 use codegen::variants::generate;
@@ -18,21 +19,6 @@ use codegen::variants::generate;
 /// Compute capabilities, and what NVRTC calls them with the features of that one architecture.
 const ARCHITECTURES: [(u16, &str); 5] =
     [(80, "sm_80"), (89, "sm_89"), (90, "sm_90a"), (100, "sm_100a"), (120, "sm_120a")];
-
-/// Blocks per multiprocessor at least, so that loads of one hide behind the work of another. A thread of the casts of blocks
-/// and rows has up to 64 elements in flight, so one block keeps the memory busy.
-fn occupancy_floor(family: &str) -> usize {
-    match family {
-        "cast_blocks" | "cast_rows" => 1,
-        _ => 4,
-    }
-}
-
-/// The kernel's name without the types that it is generated for.
-fn family(name: &str) -> &str {
-    let end = ["_n_", "_o_"].iter().filter_map(|types| name.find(types)).min();
-    &name[..end.unwrap_or(name.len())]
-}
 
 /// The first kernel of each entry point, of which there is one for each width of loads and each output type.
 fn one_of_each(kernels: Vec<Generated>) -> Vec<Generated> {
@@ -62,16 +48,12 @@ fn tools() -> Option<PathBuf> {
     tools
 }
 
-/// Bytes of local memory per thread that are let pass: ptxas spills a few registers of scalar-load variants, which read one
-/// element at a time, to reach the next step of occupancy. An array that is indexed at run time would take more.
-const MAX_LOCAL: usize = 32;
-
 /// Machine code of one kernel, and what must hold for it.
 fn check(nvrtc: &Nvrtc, kernel: &Generated, arch: &str, file: &Path) -> Result<Sass, String> {
     let cubin = nvrtc.compile(&kernel.source, arch)?;
     std::fs::write(file, cubin).map_err(|error| format!("{}: {error}", file.display()))?;
     let sass = Sass::of(nvrtc.root(), file)?;
-    if sass.local > MAX_LOCAL {
+    if sass.local > 0 {
         let accesses = sass.count("LDL") + sass.count("STL");
         return Err(format!("{} bytes of local memory, {accesses} accesses to it", sass.local));
     }
@@ -79,13 +61,24 @@ fn check(nvrtc: &Nvrtc, kernel: &Generated, arch: &str, file: &Path) -> Result<S
     if shared > most {
         return Err(format!("{shared} bytes of shared memory, a block has {most}"));
     }
-    let (fits, floor) =
-        (sass.occupancy(kernel.sm, kernel.threads, kernel.dynamic_shared), occupancy_floor(family(&kernel.name)));
-    if fits < floor {
+    let rules = expected(&kernel.name, kernel.sm);
+    let fits = sass.occupancy(kernel.sm, kernel.threads, kernel.dynamic_shared);
+    if fits < rules.blocks {
         return Err(format!(
-            "{} registers and {shared} bytes of shared memory: {fits} blocks fit, not {floor}",
-            sass.registers
+            "{} registers and {shared} bytes of shared memory: {fits} blocks fit, not {}",
+            sass.registers, rules.blocks
         ));
+    }
+    for (opcodes, least) in rules.required {
+        let count: usize = opcodes.iter().map(|opcode| sass.count(opcode)).sum();
+        if count < least {
+            return Err(format!("{count} of {}, not {least}", opcodes.join(" and ")));
+        }
+    }
+    for opcode in rules.forbidden {
+        if sass.count(opcode) > 0 {
+            return Err(format!("{} of {opcode}", sass.count(opcode)));
+        }
     }
     Ok(sass)
 }
