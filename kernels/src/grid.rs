@@ -2,6 +2,8 @@
 
 use cubecl::prelude::*;
 
+use crate::ptx::cvt::Isa;
+
 /// Units of every cube in this crate: four planes of 64 or eight of 32, and WebGPU's guaranteed limit.
 pub(crate) const UNITS: u32 = 256;
 
@@ -25,16 +27,49 @@ pub(crate) fn tile_origin(cols: u32, #[comptime] size: u32) -> (u32, u32) {
     (tile_row * size, tile % tiles_per_row * size)
 }
 
-/// The maximum of `value` over the cube, in every unit. All [`UNITS`] units must call it.
+/// The maximum of `value` over the cube, in every unit. All [`UNITS`] units must call it, and it synchronizes them.
 #[cube]
-pub(crate) fn cube_max(value: u32) -> u32 {
-    lanes_max(value, UNITS)
+pub(crate) fn cube_max(value: u32, #[comptime] isa: Isa) -> u32 {
+    lanes_max(value, UNITS, isa)
 }
+
+/// Units of a warp, on every CUDA device.
+const WARP: u32 = 32;
 
 /// The maximum of `value` over each `lanes` neighbouring units, in every one of them; `lanes` is a power of two. All
 /// [`UNITS`] units must call it.
 #[cube]
-pub(crate) fn lanes_max(value: u32, #[comptime] lanes: u32) -> u32 {
+pub(crate) fn lanes_max(value: u32, #[comptime] lanes: u32, #[comptime] isa: Isa) -> u32 {
+    if comptime!(isa.has_ptx()) { warps_max(value, lanes) } else { tree_max(value, lanes) }
+}
+
+/// By shuffles within warps, whose results then meet in shared memory: at most one barrier.
+#[cube]
+fn warps_max(value: u32, #[comptime] lanes: u32) -> u32 {
+    let mut largest = value;
+    #[unroll]
+    for step in 0..comptime!(lanes.min(WARP).ilog2()) {
+        largest = max(largest, plane_shuffle_xor(largest, comptime!(1u32 << step)));
+    }
+    let warps = comptime!(lanes / WARP);
+    if comptime!(warps > 1) {
+        let mut shared = SharedMemory::<u32>::new(comptime!((UNITS / WARP) as usize));
+        if UNIT_POS % WARP == 0 {
+            shared[(UNIT_POS / WARP) as usize] = largest;
+        }
+        sync_cube();
+        let first = UNIT_POS / lanes * warps;
+        #[unroll]
+        for i in 0..warps {
+            largest = max(largest, shared[(first + i) as usize]);
+        }
+    }
+    largest
+}
+
+/// By halving in shared memory.
+#[cube]
+fn tree_max(value: u32, #[comptime] lanes: u32) -> u32 {
     let mut shared = SharedMemory::<u32>::new(comptime!(UNITS as usize));
     shared[UNIT_POS as usize] = value;
     sync_cube();

@@ -1,13 +1,14 @@
 //! Scales: one type for each direction, and `scale = f32(FMAX / max(f64(amax), 1e-12))` to the bit on every device.
 //!
-//! WGSL lets a division be off by ulps and has no f64, so the device divides integers. One f32 division is enough: FMAX
-//! and amax are f32 values, and a quotient of two 24-bit significands rounded to f64 first (53 ≥ 2·24 + 2 bits) rounds to
-//! the same f32 (Figueroa, *When is double rounding innocuous?*, 1995).
+//! WGSL lets a division be off by ulps and has no f64, so the device divides integers, unless it has PTX's `div.rn`. One f32
+//! division is enough: FMAX and amax are f32 values, and a quotient of two 24-bit significands rounded to f64 first
+//! (53 ≥ 2·24 + 2 bits) rounds to the same f32 (Figueroa, *When is double rounding innocuous?*, 1995).
 
 use cubecl::prelude::*;
 
 use crate::format::{F32_INF, F32_NAN};
 use crate::operand::BLOCK;
+use crate::ptx::cvt::{Isa, div_rn};
 use crate::{Format, Granularity};
 
 /// Multiplies a value to quantize it: `code = cast(x · scale)`.
@@ -76,10 +77,15 @@ const fn largest_scale_bits(format: Format) -> u32 {
 /// A NaN gives NaN. An infinite amax counts as `f32::MAX`: the scale stays positive, so an infinity saturates instead of
 /// turning into `inf · 0 = NaN`.
 #[cube]
-pub(crate) fn scale_bits(amax: u32, #[comptime] format: Format, #[comptime] mode: ScaleMode) -> u32 {
+pub(crate) fn scale_bits(
+    amax: u32,
+    #[comptime] format: Format,
+    #[comptime] mode: ScaleMode,
+    #[comptime] isa: Isa,
+) -> u32 {
     let largest_finite = comptime!(F32_INF - 1);
     let divisor = clamp(amax, comptime!(MIN_AMAX_BITS), largest_finite);
-    let quotient = divide_bits(comptime!(format.max().to_bits()).runtime(), divisor);
+    let quotient = divide_bits(comptime!(format.max()), divisor, isa);
     let scale = select(amax < MIN_AMAX_BITS, comptime!(largest_scale_bits(format)).runtime(), quotient);
     let scale = if comptime!(matches!(mode, ScaleMode::PowerOfTwo)) { scale & 0x7f80_0000u32 } else { scale };
     select(amax > F32_INF, F32_NAN.runtime(), scale)
@@ -87,11 +93,11 @@ pub(crate) fn scale_bits(amax: u32, #[comptime] format: Format, #[comptime] mode
 
 /// Bits of `1 / scale` for the bits of a scale that [`scale_bits`] made.
 #[cube]
-pub(crate) fn inverse_bits(scale: u32) -> u32 {
+pub(crate) fn inverse_bits(scale: u32, #[comptime] isa: Isa) -> u32 {
     let one = comptime!(1f32.to_bits());
     let is_nan = scale > F32_INF;
     let divisor = select(is_nan, one.runtime(), scale);
-    let inverse = divide_bits(one.runtime(), divisor);
+    let inverse = divide_bits(1.0f32, divisor, isa);
     select(is_nan, F32_NAN.runtime(), inverse)
 }
 
@@ -111,7 +117,16 @@ pub(crate) fn scale_index(row: u32, block: u32, blocks: u32, #[comptime] granula
 
 /// Bits of `num / den`, rounded to nearest even, for positive normal f32 bits whose quotient is a normal f32.
 #[cube]
-fn divide_bits(num: u32, den: u32) -> u32 {
+fn divide_bits(#[comptime] num: f32, den: u32, #[comptime] isa: Isa) -> u32 {
+    if comptime!(isa.has_ptx()) {
+        u32::reinterpret(div_rn(num.runtime(), f32::reinterpret(den)))
+    } else {
+        divide_integers(comptime!(num.to_bits()).runtime(), den)
+    }
+}
+
+#[cube]
+fn divide_integers(num: u32, den: u32) -> u32 {
     let num_significand = (num & 0x007f_ffffu32) | 0x0080_0000u32;
     let divisor = (den & 0x007f_ffffu32) | 0x0080_0000u32;
     // Shift the dividend so that the quotient of significands lies in [1, 2).

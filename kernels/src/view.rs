@@ -9,6 +9,8 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use crate::KernelError;
+use crate::ptx::cvt::Isa;
+use crate::ptx::memory::{load_global, pin};
 
 /// Strided rank-2 view of device memory: element `(r, c)` lies at `r * strides[0] + c * strides[1]`, in elements.
 #[derive(Clone, Debug)]
@@ -76,6 +78,21 @@ impl Source {
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,
         }
+    }
+
+    /// Elements in a word.
+    pub(crate) const fn per_word(self) -> u32 {
+        4 / self.size() as u32
+    }
+
+    /// Elements in 16 bytes.
+    pub(crate) const fn vector_len(self) -> u32 {
+        16 / self.size() as u32
+    }
+
+    /// Elements in 32 bytes, the unit of transfer between a GPU's memory and its caches.
+    pub(crate) const fn sector_len(self) -> u32 {
+        2 * self.vector_len()
     }
 
     /// Words that hold four neighbouring elements.
@@ -171,14 +188,21 @@ impl Checked {
             && self.base.is_multiple_of(4)
     }
 
-    /// Words in one element of the kernel's input array.
-    pub(crate) fn load_words(&self) -> usize {
-        if self.has_quad_loads() { self.source.quad_words() } else { 1 }
+    /// Whether every 16 bytes of columns are one aligned vector load, by the same reasoning.
+    pub(crate) fn has_vector_loads(&self) -> bool {
+        let [row, col] = self.strides;
+        let aligned = |elements: usize| elements.is_multiple_of(self.source.vector_len() as usize);
+        col == 1 && aligned(self.cols) && (self.rows == 1 || aligned(row)) && aligned(self.base)
     }
 
-    /// Groups of four columns in the whole matrix.
-    pub(crate) fn quads(&self) -> u64 {
-        self.rows as u64 * self.cols.div_ceil(4) as u64
+    /// Words in one element of the input array of a kernel that calls [`load_vector`].
+    pub(crate) fn vector_words(&self) -> usize {
+        if self.has_vector_loads() { 4 } else { 1 }
+    }
+
+    /// Words in one element of the input array of a kernel that calls [`load_quad`].
+    pub(crate) fn load_words(&self) -> usize {
+        if self.has_quad_loads() { self.source.quad_words() } else { 1 }
     }
 
     /// The kernel's input array.
@@ -251,6 +275,77 @@ pub(crate) fn load_quad<N: Size>(
     raw
 }
 
+/// Raw bits of the 16 bytes of `x` from `(r, c)` on as words `raw[first..first + 4]`, each of one f32 or of two 16-bit
+/// elements. `c` must be a multiple of [`Source::vector_len`].
+///
+/// A row or column past the last one repeats the last: nothing outside the matrix is read, a maximum does not change by
+/// what is repeated, and without a branch the loads of several calls overlap. Codes of such elements are for the caller to
+/// drop.
+#[cube]
+pub(crate) fn load_vector<N: Size>(
+    x: &Array<Vector<u32, N>>,
+    geometry: &Geometry,
+    r: u32,
+    c: u32,
+    raw: &mut Array<u32>,
+    #[comptime] first: u32,
+    #[comptime] source: Source,
+    #[comptime] isa: Isa,
+) {
+    let start = geometry.base + min(r, geometry.rows - 1) * geometry.row_stride;
+    let width = N::value();
+    if comptime!(width > 1) {
+        // `has_vector_loads`: the columns are all inside or all outside.
+        let len = comptime!(source.vector_len());
+        let index = (start + min(c, geometry.cols - len)) / len;
+        if comptime!(isa.has_ptx()) {
+            load_global(x, index, raw, first);
+        } else {
+            let words = x[index as usize];
+            #[unroll]
+            for i in 0..4usize {
+                raw[comptime!(first as usize + i)] = words[i];
+            }
+        }
+    } else {
+        let per_word = comptime!(source.per_word());
+        #[unroll]
+        for i in 0..4u32 {
+            let mut word = 0u32.runtime();
+            #[unroll]
+            for j in 0..per_word {
+                let col = min(c + comptime!(i * per_word + j), geometry.cols - 1);
+                word |= load_raw(x, start + col * geometry.col_stride, source) << comptime!(16 * j);
+            }
+            raw[comptime!((first + i) as usize)] = word;
+        }
+    }
+}
+
+/// Called between loads and the use of what they load, by all units: the loads stay in flight together.
+#[cube]
+pub(crate) fn all_loaded(#[comptime] isa: Isa) {
+    if comptime!(isa.has_ptx()) {
+        pin();
+    }
+}
+
+/// The 32 bytes from `(r, c)` on as words `raw[first..first + 8]`: two of [`load_vector`].
+#[cube]
+pub(crate) fn load_sector<N: Size>(
+    x: &Array<Vector<u32, N>>,
+    geometry: &Geometry,
+    r: u32,
+    c: u32,
+    raw: &mut Array<u32>,
+    #[comptime] first: u32,
+    #[comptime] source: Source,
+    #[comptime] isa: Isa,
+) {
+    load_vector(x, geometry, r, c, raw, first, source, isa);
+    load_vector(x, geometry, r, c + comptime!(source.vector_len()), raw, comptime!(first + 4), source, isa);
+}
+
 /// Raw bits of the element at `index`, in elements from the start of the array.
 #[cube]
 fn load_raw<N: Size>(x: &Array<Vector<u32, N>>, index: u32, #[comptime] source: Source) -> u32 {
@@ -278,6 +373,16 @@ pub(crate) fn load_scalar(x: &Array<u32>, geometry: &Geometry, i: u32, #[comptim
 #[cube]
 pub(crate) fn magnitude(raw: u32, #[comptime] source: Source) -> u32 {
     if comptime!(source.size() == 4) { raw & 0x7fff_ffffu32 } else { raw & 0x7fffu32 }
+}
+
+/// The largest of `largest` and the [`magnitude`]s of the elements in a word.
+#[cube]
+pub(crate) fn max_magnitude(largest: u32, word: u32, #[comptime] source: Source) -> u32 {
+    if comptime!(source.per_word() == 1) {
+        max(largest, magnitude(word, source))
+    } else {
+        max(max(largest, magnitude(word, source)), magnitude(word >> 16u32, source))
+    }
 }
 
 /// f32 bits of an element; exact for every value.

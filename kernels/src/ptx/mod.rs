@@ -8,6 +8,8 @@
 #![allow(unused_variables)]
 
 pub(crate) mod barrier;
+pub(crate) mod cvt;
+pub(crate) mod memory;
 pub(crate) mod mma;
 pub(crate) mod shared;
 pub(crate) mod tma;

@@ -1,27 +1,31 @@
 //! The cast with scales that are on the device: of the tensor, or of each row for one copy and each column for the other.
 //!
-//! A cube takes a tile of 64x64. Each of its 16x16 units casts 4x4 elements: four words along the rows, written at once,
-//! and by exchanging the bytes four words along the columns, which pass through shared memory so that both copies are
-//! written in runs of 64 bytes.
+//! By rows with one scale it is elementwise: units take sectors of 32 bytes as they follow each other. Else a cube takes a
+//! tile ([`tile`](super::tile)) and writes it in the orientations that are asked for.
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
+use super::encode::{Encoding, encode_quad, keep};
+use super::tile::{
+    SECTOR_WORDS, TILE_ROWS, UNIT_ROWS, UNITS_X, cast_sector, load_unit, origin, sector_col, stage_words, store_cols,
+    store_words,
+};
 use super::{Copies, Copy, optional, words};
 use crate::amax::Scaling;
-use crate::format::encode_scaled;
-use crate::grid::{UNITS, cube_max, fold, tile_origin};
-use crate::view::{Checked, Geometry, Source, load_quad, magnitude, widen};
+use crate::grid::{UNITS, cube_max, fold};
+use crate::ptx::cvt::Isa;
+use crate::ptx::memory::load_global;
+use crate::view::{Checked, Geometry, Source, all_loaded, load_sector, max_magnitude};
 use crate::{Format, Orientation, row_words};
 
-/// Rows and columns of a cube's tile.
-const TILE: u32 = 64;
+/// Sectors that a unit has in flight, 128 bytes of `x`.
+const SECTORS: u32 = 4;
 
-/// Words of one row of a tile.
-const TILE_WORDS: u32 = TILE / 4;
-
-/// Pitch of the staged transpose: one word more than a row, so that neighbouring columns start in different banks.
-const STAGE_PITCH: u32 = TILE_WORDS + 1;
+/// Columns of a tile: one sector for each unit along a row.
+const fn tile_cols(source: Source) -> u32 {
+    UNITS_X * source.sector_len()
+}
 
 /// What scales the copies.
 pub(super) enum Scales {
@@ -33,13 +37,147 @@ pub(super) enum Scales {
     RowsAndCols(Scaling, Scaling),
 }
 
-/// Tiles of `x`, so many partial maxima are observed.
-pub(super) fn tiles(x: &Checked) -> usize {
-    x.rows.div_ceil(TILE as usize) * x.cols.div_ceil(TILE as usize)
+/// Cubes that cast `x` with one scale, so many partial maxima are observed.
+pub(super) fn cubes(x: &Checked, orientation: Orientation) -> usize {
+    if orientation == Orientation::Rows {
+        sectors(x).div_ceil((UNITS * SECTORS) as usize)
+    } else {
+        x.rows.div_ceil(TILE_ROWS as usize) * x.cols.div_ceil(tile_cols(x.source) as usize)
+    }
 }
 
-/// Launches the cast. `observed` holds a word per tile, for the largest raw magnitude in it.
+/// Sectors of `x`, its rows padded like those of the codes.
+fn sectors(x: &Checked) -> usize {
+    x.rows * sectors_per_row(x)
+}
+
+/// Sectors of a row that is padded like one of codes.
+pub(super) fn sectors_per_row(x: &Checked) -> usize {
+    row_words(x.cols) * 4 / x.source.sector_len() as usize
+}
+
+/// Launches the cast. `observed` holds a word per cube, for the largest raw magnitude that it saw.
 pub(super) fn launch<R: Runtime>(
+    client: &ComputeClient<R>,
+    x: &Checked,
+    scales: &Scales,
+    format: Format,
+    orientation: Orientation,
+    observed: Option<&Handle>,
+) -> Copies {
+    match scales {
+        Scales::Tensor(scaling) if orientation == Orientation::Rows => {
+            Copies { rows: Some(launch_linear(client, x, scaling, format, observed)), cols: None }
+        }
+        _ => launch_tiles(client, x, scales, format, orientation, observed),
+    }
+}
+
+fn launch_linear<R: Runtime>(
+    client: &ComputeClient<R>,
+    x: &Checked,
+    scaling: &Scaling,
+    format: Format,
+    observed: Option<&Handle>,
+) -> Copy {
+    let len = x.rows * row_words(x.cols);
+    let copy = Copy { codes: words(client, len), inv_scale: scaling.inv_scale.clone(), amax: scaling.amax.clone() };
+    let cubes = cubes(x, Orientation::Rows);
+    // Without padding between them, rows of codes follow each other as those of a dense `x` do.
+    let dense = x.clone().flatten();
+    let x = if x.cols == row_words(x.cols) * 4 { &dense } else { x };
+    let (sectors, per_row) = (sectors(x) as u32, sectors_per_row(x) as u32);
+    // SAFETY: `x` is checked and `load_sector` reads only inside it; a sector's codes are as many as `codes` was allocated
+    // with, and stores are guarded by the number of sectors. Cube `i` of `cubes` writes word `i` of `observed`.
+    unsafe {
+        cast_linear::launch_unchecked::<R>(
+            client,
+            fold(client, cubes as u32),
+            CubeDim::new_1d(UNITS),
+            x.vector_words(),
+            (x.source.sector_len() / 4) as usize,
+            x.array(),
+            ArrayArg::from_raw_parts(scaling.scale.clone(), 1),
+            ArrayArg::from_raw_parts(copy.codes.clone(), len),
+            optional(observed, cubes),
+            x.geometry(),
+            sectors,
+            per_row,
+            Encoding { source: x.source, format, isa: Isa::of(client) },
+        );
+    }
+    copy
+}
+
+/// Sector `i` of `x` becomes vector `i` of the codes.
+#[cube(launch_unchecked)]
+fn cast_linear<N: Size, M: Size>(
+    x: &Array<Vector<u32, N>>,
+    scale: &Array<Vector<f32, Const<1>>>,
+    codes: &mut Array<Vector<u32, M>>,
+    observed: &mut ComptimeOption<Array<u32>>,
+    geometry: Geometry,
+    sectors: u32,
+    per_row: u32,
+    #[comptime] encoding: Encoding,
+) {
+    let source = comptime!(encoding.source);
+    let len = comptime!(source.sector_len());
+    let cube_first = CUBE_POS as u32 * comptime!(UNITS * SECTORS);
+    if cube_first >= sectors {
+        terminate!();
+    }
+    let first = cube_first + UNIT_POS;
+    let mut raw = Array::<u32>::new(comptime!((SECTORS * SECTOR_WORDS) as usize));
+    let mut cols = Array::<u32>::new(comptime!(SECTORS as usize));
+    let mut row = first / per_row;
+    let mut sector = first % per_row;
+    let (row_step, sector_step) = (UNITS / per_row, UNITS % per_row);
+    #[unroll]
+    for i in 0..SECTORS {
+        cols[i as usize] = sector * len;
+        load_sector(x, &geometry, row, sector * len, &mut raw, comptime!(i * SECTOR_WORDS), source, encoding.isa);
+        sector += sector_step;
+        let carry = sector >= per_row;
+        sector -= select(carry, per_row, 0u32.runtime());
+        row += row_step + select(carry, 1u32.runtime(), 0u32.runtime());
+    }
+    all_loaded(encoding.isa);
+    let scales = line_scales(scale, 0u32, 1u32, 1u32, true, encoding.isa);
+    let quads = comptime!(encoding.sector_quads());
+    let mut packed = Array::<u32>::new(comptime!(quads as usize));
+    let width = N::value();
+    let aligned = comptime!(width > 1);
+    let mut largest = 0u32.runtime();
+    #[unroll]
+    for i in 0..SECTORS {
+        #[unroll]
+        for q in 0..quads {
+            let at = comptime!(i * SECTOR_WORDS + q * encoding.quad_words());
+            let word = encode_quad(&raw, at, &scales, 0u32, true, encoding);
+            packed[q as usize] = keep(word, cols[i as usize] + comptime!(4 * q), geometry.cols, aligned);
+        }
+        let to = first + comptime!(i * UNITS);
+        if to < sectors {
+            store_words(codes, to, &packed, 0u32);
+        }
+        if comptime!(observed.is_some()) {
+            #[unroll]
+            for w in 0..SECTOR_WORDS {
+                largest = max_magnitude(largest, raw[comptime!((i * SECTOR_WORDS + w) as usize)], source);
+            }
+        }
+    }
+    #[comptime]
+    if let ComptimeOption::Some(observed) = observed {
+        let largest = cube_max(largest, encoding.isa);
+        if UNIT_POS == 0 {
+            observed[CUBE_POS] = largest;
+        }
+    }
+}
+
+fn launch_tiles<R: Runtime>(
     client: &ComputeClient<R>,
     x: &Checked,
     scales: &Scales,
@@ -60,177 +198,146 @@ pub(super) fn launch<R: Runtime>(
         amax: scaling.amax.clone(),
     };
     let rows = orientation.rows().then(|| copy(row_len, row_scaling));
-    let cols = orientation.cols().then(|| copy(col_len, col_scaling));
-    let scale_count = |lines| if one_scale { 1 } else { lines };
-    // SAFETY: `x` is checked and `load_quad` reads only inside it; every store is guarded by the pitch and the number of
-    // rows that the outputs were allocated with, every scale by the rows and columns of `x`.
+    let cols = copy(col_len, col_scaling);
+    let scale_count = |lines: usize| if one_scale { 1 } else { lines.next_multiple_of(SCALE_VECTOR) };
+    let cubes = cubes(x, orientation);
+    let per_sector = x.source.sector_len() / 4;
+    // SAFETY: `x` is checked and `load_unit` reads only inside it; every store is guarded by the pitch and the number of
+    // rows that the outputs were allocated with, and reads of scales stay below the counts given here, which is how many
+    // `fold_lines` has allocated. Cube `i` of `cubes` writes word `i` of `observed`.
     unsafe {
         cast_tiles::launch_unchecked::<R>(
             client,
-            fold(client, tiles(x) as u32),
+            fold(client, cubes as u32),
             CubeDim::new_1d(UNITS),
-            x.load_words(),
+            x.vector_words(),
+            per_sector as usize,
+            if one_scale { 1 } else { SCALE_VECTOR },
             x.array(),
             ArrayArg::from_raw_parts(row_scaling.scale.clone(), scale_count(x.rows)),
             ArrayArg::from_raw_parts(col_scaling.scale.clone(), scale_count(x.cols)),
             optional(rows.as_ref().map(|copy| &copy.codes), row_len),
-            optional(cols.as_ref().map(|copy| &copy.codes), col_len),
-            optional(observed, tiles(x)),
+            ArrayArg::from_raw_parts(cols.codes.clone(), col_len),
+            optional(observed, cubes),
             x.geometry(),
-            row_words(x.cols) as u32,
-            row_words(x.rows) as u32,
-            x.source,
-            format,
-            orientation,
+            row_words(x.cols) as u32 / per_sector,
+            row_words(x.rows) as u32 / 4,
+            Encoding { source: x.source, format, isa: Isa::of(client) },
+            orientation.rows(),
             one_scale,
         );
     }
-    Copies { rows, cols }
+    Copies { rows, cols: Some(cols) }
 }
+
+/// Scales of neighbouring lines that are read at once. Arrays of scales are allocated in multiples of so many.
+pub(super) const SCALE_VECTOR: usize = 4;
 
 // The outer `if let` is resolved while the kernel is generated, the inner `if` when it runs.
 #[allow(clippy::collapsible_if)]
 #[cube(launch_unchecked)]
-fn cast_tiles<N: Size>(
+fn cast_tiles<N: Size, M: Size, S: Size>(
     x: &Array<Vector<u32, N>>,
-    row_scales: &Array<f32>,
-    col_scales: &Array<f32>,
-    rows: &mut ComptimeOption<Array<u32>>,
-    cols: &mut ComptimeOption<Array<u32>>,
+    row_scales: &Array<Vector<f32, S>>,
+    col_scales: &Array<Vector<f32, S>>,
+    rows: &mut ComptimeOption<Array<Vector<u32, M>>>,
+    cols: &mut Array<Vector<u32, Const<4>>>,
     observed: &mut ComptimeOption<Array<u32>>,
     geometry: Geometry,
     row_pitch: u32,
     col_pitch: u32,
-    #[comptime] source: Source,
-    #[comptime] format: Format,
-    #[comptime] orientation: Orientation,
+    #[comptime] encoding: Encoding,
+    #[comptime] by_rows: bool,
     #[comptime] one_scale: bool,
 ) {
-    let (row0, col0) = tile_origin(geometry.cols, TILE);
+    let source = comptime!(encoding.source);
+    let len = comptime!(source.sector_len());
+    let (row0, col0) = origin(geometry.cols, comptime!(tile_cols(source)));
     if row0 >= geometry.rows {
         terminate!();
     }
-    let unit_x = UNIT_POS % TILE_WORDS;
-    let unit_y = UNIT_POS / TILE_WORDS;
-    let row = row0 + unit_y * 4;
-    let col = col0 + unit_x * 4;
-
-    let mut raw = Array::<u32>::new(16usize);
+    let raw = load_unit(x, &geometry, row0, col0, 1u32, source, encoding.isa);
+    let row = row0 + UNIT_POS / UNITS_X * UNIT_ROWS;
+    let col = col0 + sector_col(0u32, source);
     let mut largest = 0u32.runtime();
-    #[unroll]
-    for i in 0..4u32 {
-        let quad = load_quad(x, &geometry, row + i, col, source);
+    if comptime!(observed.is_some()) {
         #[unroll]
-        for j in 0..4u32 {
-            raw[comptime!((4 * i + j) as usize)] = quad[j as usize];
-            largest = max(largest, magnitude(quad[j as usize], source));
+        for w in 0..comptime!(UNIT_ROWS * SECTOR_WORDS) {
+            largest = max_magnitude(largest, raw[w as usize], source);
         }
     }
 
-    let by_rows = comptime!(orientation.rows() && !one_scale);
-    let by_cols = comptime!(orientation.cols() && !one_scale);
-    let row_scales = line_scales(row_scales, row, geometry.rows, by_rows);
-    let col_scales = line_scales(col_scales, col, geometry.cols, by_cols);
-    let words =
-        cast_piece(&raw, 0u32, row, col, &geometry, &row_scales, &col_scales, source, format, orientation, one_scale);
-
+    let row_scales =
+        line_scales(row_scales, row, geometry.rows, UNIT_ROWS, comptime!(by_rows || one_scale), encoding.isa);
+    let col_scales = line_scales(col_scales, col, geometry.cols, len, comptime!(!one_scale), encoding.isa);
+    let mut stage = SharedMemory::<u32>::new_aligned(comptime!(stage_words(tile_cols(source)) as usize), 16usize);
+    let width = N::value();
+    let aligned = comptime!(width > 1);
+    let by_row = cast_sector(
+        &raw,
+        &mut stage,
+        &geometry,
+        row0,
+        col0,
+        &row_scales,
+        &col_scales,
+        0u32,
+        by_rows,
+        true,
+        one_scale,
+        aligned,
+        encoding,
+    );
     #[comptime]
     if let ComptimeOption::Some(rows) = rows {
         #[unroll]
-        for i in 0..4u32 {
-            if row + i < geometry.rows && col / 4 < row_pitch {
-                rows[((row + i) * row_pitch + col / 4) as usize] = words[i as usize];
+        for i in 0..UNIT_ROWS {
+            if row + i < geometry.rows && col / len < row_pitch {
+                let first = comptime!(i * encoding.sector_quads());
+                store_words(rows, (row + i) * row_pitch + col / len, &by_row, first);
             }
         }
     }
-    #[comptime]
-    if let ComptimeOption::Some(cols) = cols {
-        let mut stage = SharedMemory::<u32>::new(comptime!((TILE * STAGE_PITCH) as usize));
-        #[unroll]
-        for j in 0..4u32 {
-            stage[((unit_x * 4 + j) * STAGE_PITCH + unit_y) as usize] = words[comptime!((4 + j) as usize)];
-        }
-        sync_cube();
-        #[unroll]
-        for pass in 0..4u32 {
-            let tile_col = pass * TILE_WORDS + unit_y;
-            let col = col0 + tile_col;
-            let word = row0 / 4 + unit_x;
-            if col < geometry.cols && word < col_pitch {
-                cols[(col * col_pitch + word) as usize] = stage[(tile_col * STAGE_PITCH + unit_x) as usize];
-            }
-        }
-    }
+    sync_cube();
+    store_cols(&stage, cols, &geometry, row0, col0, col_pitch, comptime!(tile_cols(source)), source);
     #[comptime]
     if let ComptimeOption::Some(observed) = observed {
-        let largest = cube_max(largest);
+        let largest = cube_max(largest, encoding.isa);
         if UNIT_POS == 0 {
             observed[CUBE_POS] = largest;
         }
     }
 }
 
-/// Scales of four lines from `first` on, or the first scale if there is no line for it.
+/// Scales of the `count` lines from `first` on, a multiple of four; past the last line, any. Without vectors, the one scale.
 #[cube]
-fn line_scales(scales: &Array<f32>, first: u32, lines: u32, #[comptime] by_line: bool) -> Array<f32> {
-    let mut four = Array::<f32>::new(4usize);
-    #[unroll]
-    for i in 0..4u32 {
-        // Past the last line there is padding, which no scale touches.
-        let line = if comptime!(by_line) { min(first + i, lines - 1) } else { 0u32.runtime() };
-        four[i as usize] = scales[line as usize];
-    }
-    four
-}
-
-/// Casts the 4x4 elements from `(row, col)` on, whose raw bits are `raw[first..first + 16]` row by row: four words along
-/// the rows, then four along the columns.
-///
-/// Row `i` is scaled by `row_scales[i]` in the first four and column `j` by `col_scales[j]` in the others, or with
-/// `one_scale` everything by `row_scales[0]`.
-#[cube]
-pub(super) fn cast_piece(
-    raw: &Array<u32>,
-    #[comptime] first: u32,
-    row: u32,
-    col: u32,
-    geometry: &Geometry,
-    row_scales: &Array<f32>,
-    col_scales: &Array<f32>,
-    #[comptime] source: Source,
-    #[comptime] format: Format,
-    #[comptime] orientation: Orientation,
-    #[comptime] one_scale: bool,
-) -> Array<u32> {
-    let mut words = Array::<u32>::new(8usize);
-    #[unroll]
-    for i in 0..8usize {
-        words[i] = 0u32;
-    }
-    #[unroll]
-    for i in 0..4u32 {
+fn line_scales<S: Size>(
+    scales: &Array<Vector<f32, S>>,
+    first: u32,
+    lines: u32,
+    #[comptime] count: u32,
+    #[comptime] wanted: bool,
+    #[comptime] isa: Isa,
+) -> Array<f32> {
+    let width = S::value();
+    let vectors = comptime!(if width == 1 { 1 } else { count / width as u32 });
+    let mut of_lines = Array::<f32>::new(comptime!(count as usize));
+    if comptime!(wanted) {
         #[unroll]
-        for j in 0..4u32 {
-            let bits = widen(raw[comptime!((first + 4 * i + j) as usize)], source);
-            // Padding is zero whatever the scale: a NaN scale would make it NaN.
-            let inside = row + i < geometry.rows && col + j < geometry.cols;
-            let along_row = comptime!(i as usize);
-            let along_col = comptime!((4 + j) as usize);
-            if comptime!(one_scale) {
-                let code = select(inside, encode_scaled(bits, row_scales[0], format), 0u32.runtime());
-                words[along_row] |= code << comptime!(8 * j);
-                words[along_col] |= code << comptime!(8 * i);
+        for v in 0..vectors {
+            // Past the last line there is padding, which no scale touches.
+            let index = min(first / width as u32 + v, (lines - 1) / width as u32);
+            let index = if comptime!(width == 1) { 0u32.runtime() } else { index };
+            if comptime!(isa.has_ptx()) {
+                load_global(scales, index, &mut of_lines, comptime!(v * width as u32));
             } else {
-                if comptime!(orientation.rows()) {
-                    let code = encode_scaled(bits, row_scales[i as usize], format);
-                    words[along_row] |= select(inside, code, 0u32.runtime()) << comptime!(8 * j);
-                }
-                if comptime!(orientation.cols()) {
-                    let code = encode_scaled(bits, col_scales[j as usize], format);
-                    words[along_col] |= select(inside, code, 0u32.runtime()) << comptime!(8 * i);
+                let vector = scales[index as usize];
+                #[unroll]
+                for j in 0..width {
+                    of_lines[comptime!(v as usize * width + j)] = vector[j];
                 }
             }
         }
     }
-    words
+    of_lines
 }

@@ -11,6 +11,7 @@
 
 mod block;
 mod cast;
+mod encode;
 mod row;
 mod tensor;
 mod tile;
@@ -114,7 +115,10 @@ fn words<R: Runtime>(client: &ComputeClient<R>, len: usize) -> Handle {
 }
 
 /// An optional kernel argument of `len` words.
-fn optional<R: Runtime>(handle: Option<&Handle>, len: usize) -> ComptimeOptionArgs<Array<u32>, R> {
+fn optional<T: LaunchArg<RuntimeArg<R> = ArrayArg<R>>, R: Runtime>(
+    handle: Option<&Handle>,
+    len: usize,
+) -> ComptimeOptionArgs<T, R> {
     // SAFETY: callers give the length that they allocated.
     handle.map(|handle| unsafe { ArrayArg::from_raw_parts(handle.clone(), len) }).into()
 }

@@ -5,14 +5,18 @@
 
 use cubecl::prelude::*;
 
-use super::cast::{self, Scales};
-use super::tile::{COL_STAGE, ROW_STAGE, TILE, TILE_ROWS, TILE_WORDS, col_stage_place, line_maximum, row_stage_place};
+use super::cast::{self, SCALE_VECTOR, Scales, sectors_per_row};
+use super::encode::{Encoding, encode_quad, keep};
+use super::tile::{
+    ROW_STAGE, SECTOR_WORDS, TILE_ROWS, UNITS_X, col_maximum, col_stage, line_col, load_unit, origin, row_maximum,
+    stage_maxima, store_words,
+};
 use super::{Copies, Copy, optional, words};
 use crate::amax::{Scaling, amax_bits};
-use crate::format::encode_scaled;
-use crate::grid::{UNITS, fold, lanes_max, tile_origin};
+use crate::grid::{UNITS, fold, lanes_max};
+use crate::ptx::cvt::Isa;
 use crate::scale::{inverse_bits, scale_bits};
-use crate::view::{Checked, Geometry, Source, load_quad, magnitude, widen};
+use crate::view::{Checked, Geometry, Source, all_loaded, load_sector, max_magnitude};
 use crate::{Cast, Format, Orientation, ScaleMode, row_words};
 
 pub(super) fn launch<R: Runtime>(
@@ -32,46 +36,51 @@ pub(super) fn launch<R: Runtime>(
     cast::launch(client, x, &scales, cast.format, orientation, None)
 }
 
-/// How many units work on a row and how many words each of them keeps in registers.
+/// How many units work on a row and how many sectors of 32 bytes each of them keeps in registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Plan {
     /// Units per row, a power of two; a cube takes `UNITS / lanes` rows.
     lanes: u32,
-    /// Words of four elements per unit; zero for rows too long to keep, which the cube reads twice.
+    /// Sectors per unit; zero for rows too long to keep, which the cube reads twice.
     held: u32,
 }
 
 impl Plan {
-    /// The fewest units that keep a row of `words` words in 32 registers each, so that few of them wait for each other;
-    /// from the whole cube on in as many as it takes, up to 64.
-    fn new(words: usize) -> Self {
-        let words = words as u32;
-        let lanes = words.div_ceil(8).next_power_of_two().clamp(4, UNITS);
-        let held = words.div_ceil(lanes);
-        Plan { lanes, held: if held <= 16 { held } else { 0 } }
+    /// The fewest units that keep a row of so many sectors four to each, so that few of them wait for each other and four
+    /// cubes fit on a multiprocessor; from the whole cube on in as many as it takes, up to eight.
+    fn new(sectors: usize) -> Self {
+        let sectors = sectors as u32;
+        let lanes = sectors.div_ceil(4).next_power_of_two().clamp(4, UNITS);
+        let held = sectors.div_ceil(lanes);
+        Plan { lanes, held: if held <= 8 { held } else { 0 } }
     }
 }
 
+/// Sectors that a unit has in flight in a row too long to keep.
+const IN_FLIGHT: u32 = 4;
+
 fn launch_rows<R: Runtime>(client: &ComputeClient<R>, x: &Checked, cast: Cast) -> Copy {
     let pitch = row_words(x.cols);
-    let plan = Plan::new(pitch);
+    let per_row = sectors_per_row(x);
+    let plan = Plan::new(per_row);
     let copy =
         Copy { codes: words(client, x.rows * pitch), inv_scale: words(client, x.rows), amax: words(client, x.rows) };
-    // SAFETY: `x` is checked and `load_quad` reads only inside it; stores are guarded by the rows and the pitch.
+    // SAFETY: `x` is checked and `load_sector` reads only inside it; stores are guarded by the rows and by the sectors of a
+    // row, whose codes fill the pitch.
     unsafe {
         cast_rows::launch_unchecked::<R>(
             client,
             fold(client, (x.rows as u32).div_ceil(UNITS / plan.lanes)),
             CubeDim::new_1d(UNITS),
-            x.load_words(),
+            x.vector_words(),
+            (x.source.sector_len() / 4) as usize,
             x.array(),
             ArrayArg::from_raw_parts(copy.codes.clone(), x.rows * pitch),
             ArrayArg::from_raw_parts(copy.amax.clone(), x.rows),
             ArrayArg::from_raw_parts(copy.inv_scale.clone(), x.rows),
             x.geometry(),
-            pitch as u32,
-            x.source,
-            cast.format,
+            per_row as u32,
+            Encoding { source: x.source, format: cast.format, isa: Isa::of(client) },
             cast.scale_mode,
             plan,
         );
@@ -80,20 +89,21 @@ fn launch_rows<R: Runtime>(client: &ComputeClient<R>, x: &Checked, cast: Cast) -
 }
 
 #[cube(launch_unchecked)]
-fn cast_rows<N: Size>(
+fn cast_rows<N: Size, M: Size>(
     x: &Array<Vector<u32, N>>,
-    codes: &mut Array<u32>,
+    codes: &mut Array<Vector<u32, M>>,
     amax: &mut Array<u32>,
     inv_scales: &mut Array<u32>,
     geometry: Geometry,
-    pitch: u32,
-    #[comptime] source: Source,
-    #[comptime] format: Format,
+    per_row: u32,
+    #[comptime] encoding: Encoding,
     #[comptime] mode: ScaleMode,
     #[comptime] plan: Plan,
 ) {
+    let source = comptime!(encoding.source);
     let lanes = comptime!(plan.lanes);
-    let held = comptime!(plan.held);
+    let kept = comptime!(plan.held > 0);
+    let held = comptime!(if kept { plan.held } else { IN_FLIGHT });
     let rows_per_cube = comptime!(UNITS / plan.lanes);
     // No wrapping around for spare cubes of a matrix of nearly 2^32 rows.
     let row0 = min(CUBE_POS as u32, comptime!(u32::MAX / (UNITS / plan.lanes))) * rows_per_cube;
@@ -101,86 +111,124 @@ fn cast_rows<N: Size>(
         terminate!();
     }
     let lane = UNIT_POS % lanes;
-    let slot = UNIT_POS / lanes;
-    let row = row0 + slot;
+    let row = row0 + UNIT_POS / lanes;
 
-    let mut raw = Array::<u32>::new(comptime!(4 * (if held > 0 { held } else { 1 }) as usize));
+    let mut raw = Array::<u32>::new(comptime!((held * SECTOR_WORDS) as usize));
     let mut largest = 0u32.runtime();
-    if comptime!(held > 0) {
-        #[unroll]
-        for i in 0..held {
-            let quad = load_quad(x, &geometry, row, (lane + comptime!(i * lanes)) * 4, source);
-            #[unroll]
-            for j in 0..4u32 {
-                raw[comptime!((4 * i + j) as usize)] = quad[j as usize];
-                largest = max(largest, magnitude(quad[j as usize], source));
-            }
-        }
+    let mut first = 0u32.runtime();
+    if comptime!(kept) {
+        load_sectors(x, &geometry, row, lane, &mut raw, held, lanes, encoding);
+        largest = largest_of(&raw, largest, held, source);
     } else {
-        let mut word = lane;
-        while word < pitch {
-            let quad = load_quad(x, &geometry, row, word * 4, source);
-            #[unroll]
-            for j in 0..4usize {
-                largest = max(largest, magnitude(quad[j], source));
-            }
-            word += lanes;
+        while first < per_row {
+            load_sectors(x, &geometry, row, first + lane, &mut raw, held, lanes, encoding);
+            largest = largest_of(&raw, largest, held, source);
+            first += comptime!(held * lanes);
         }
     }
-
-    let largest = lanes_max(largest, lanes);
-    let mut scales = SharedMemory::<f32>::new(comptime!((UNITS / plan.lanes) as usize));
-    if lane == 0 {
-        let bits = amax_bits(largest, source);
-        let multiplier = scale_bits(bits, format, mode);
-        scales[slot as usize] = f32::reinterpret(multiplier);
-        if row < geometry.rows {
-            amax[row as usize] = bits;
-            inv_scales[row as usize] = inverse_bits(multiplier);
-        }
+    let bits = amax_bits(lanes_max(largest, lanes, encoding.isa), source);
+    let multiplier = row_scale(bits, lanes, encoding, mode);
+    let mut scales = Array::<f32>::new(1usize);
+    scales[0] = f32::reinterpret(multiplier);
+    if lane == 0 && row < geometry.rows {
+        amax[row as usize] = bits;
+        inv_scales[row as usize] = inverse_bits(multiplier, encoding.isa);
     }
-    sync_cube();
-    let scale = scales[slot as usize];
 
-    if comptime!(held > 0) {
-        #[unroll]
-        for i in 0..held {
-            let word = lane + comptime!(i * lanes);
-            if row < geometry.rows && word < pitch {
-                let packed = cast_word(&raw, comptime!(4 * i), word * 4, geometry.cols, scale, source, format);
-                codes[(row * pitch + word) as usize] = packed;
-            }
-        }
-    } else if row < geometry.rows {
-        let mut word = lane;
-        while word < pitch {
-            let quad = load_quad(x, &geometry, row, word * 4, source);
-            let packed = cast_word(&quad, 0u32, word * 4, geometry.cols, scale, source, format);
-            codes[(row * pitch + word) as usize] = packed;
-            word += lanes;
+    let width = N::value();
+    let aligned = comptime!(width > 1);
+    if comptime!(kept) {
+        store_sectors(codes, &raw, &scales, &geometry, row, lane, per_row, held, lanes, aligned, encoding);
+    } else {
+        first = 0u32;
+        while first < per_row {
+            let sector = first + lane;
+            load_sectors(x, &geometry, row, sector, &mut raw, held, lanes, encoding);
+            store_sectors(codes, &raw, &scales, &geometry, row, sector, per_row, held, lanes, aligned, encoding);
+            first += comptime!(held * lanes);
         }
     }
 }
 
-/// Codes of the elements `raw[first..first + 4]` of columns `col..col + 4`, zero past the last column.
+/// Sectors `first`, `first + lanes`, ... of a row.
 #[cube]
-fn cast_word(
-    raw: &Array<u32>,
-    #[comptime] first: u32,
-    col: u32,
-    cols: u32,
-    scale: f32,
-    #[comptime] source: Source,
-    #[comptime] format: Format,
-) -> u32 {
-    let mut word = 0u32.runtime();
+fn load_sectors<N: Size>(
+    x: &Array<Vector<u32, N>>,
+    geometry: &Geometry,
+    row: u32,
+    first: u32,
+    raw: &mut Array<u32>,
+    #[comptime] count: u32,
+    #[comptime] lanes: u32,
+    #[comptime] encoding: Encoding,
+) {
+    let source = comptime!(encoding.source);
+    let len = comptime!(source.sector_len());
     #[unroll]
-    for j in 0..4u32 {
-        let code = encode_scaled(widen(raw[comptime!((first + j) as usize)], source), scale, format);
-        // Padding is zero whatever the scale: a NaN scale would make it NaN.
-        word |= select(col + j < cols, code, 0u32.runtime()) << comptime!(8 * j);
+    for i in 0..count {
+        let col = (first + comptime!(i * lanes)) * len;
+        load_sector(x, geometry, row, col, raw, comptime!(i * SECTOR_WORDS), source, encoding.isa);
     }
-    word
+    all_loaded(encoding.isa);
+}
+
+#[cube]
+fn largest_of(raw: &Array<u32>, largest: u32, #[comptime] sectors: u32, #[comptime] source: Source) -> u32 {
+    let mut largest = largest;
+    #[unroll]
+    for i in 0..comptime!(sectors * SECTOR_WORDS) {
+        largest = max_magnitude(largest, raw[i as usize], source);
+    }
+    largest
+}
+
+/// Bits of the scale for the amax of this unit's row. A division in integers is left to one unit of each row.
+#[cube]
+fn row_scale(amax: u32, #[comptime] lanes: u32, #[comptime] encoding: Encoding, #[comptime] mode: ScaleMode) -> u32 {
+    if comptime!(encoding.isa.has_ptx()) {
+        scale_bits(amax, encoding.format, mode, encoding.isa)
+    } else {
+        let mut scales = SharedMemory::<u32>::new(comptime!((UNITS / lanes) as usize));
+        let slot = (UNIT_POS / lanes) as usize;
+        if UNIT_POS % lanes == 0 {
+            scales[slot] = scale_bits(amax, encoding.format, mode, encoding.isa);
+        }
+        sync_cube();
+        scales[slot]
+    }
+}
+
+/// Casts what [`load_sectors`] has loaded.
+#[cube]
+fn store_sectors<M: Size>(
+    codes: &mut Array<Vector<u32, M>>,
+    raw: &Array<u32>,
+    scales: &Array<f32>,
+    geometry: &Geometry,
+    row: u32,
+    first: u32,
+    per_row: u32,
+    #[comptime] count: u32,
+    #[comptime] lanes: u32,
+    #[comptime] aligned: bool,
+    #[comptime] encoding: Encoding,
+) {
+    let quads = comptime!(encoding.sector_quads());
+    #[unroll]
+    for i in 0..count {
+        let sector = first + comptime!(i * lanes);
+        let mut packed = Array::<u32>::new(comptime!(quads as usize));
+        #[unroll]
+        for q in 0..quads {
+            let at = comptime!(i * SECTOR_WORDS + q * encoding.quad_words());
+            let word = encode_quad(raw, at, scales, 0u32, true, encoding);
+            let col = sector * comptime!(encoding.source.sector_len()) + comptime!(4 * q);
+            packed[q as usize] = keep(word, col, geometry.cols, aligned);
+        }
+        if row < geometry.rows && sector < per_row {
+            store_words(codes, row * per_row + sector, &packed, 0u32);
+        }
+    }
 }
 
 /// amax and scales of the columns, and of the rows if the orientation names them.
@@ -190,32 +238,34 @@ fn launch_maxima<R: Runtime>(
     cast: Cast,
     orientation: Orientation,
 ) -> (Option<Scaling>, Scaling) {
-    let tiles_x = x.cols.div_ceil(TILE as usize);
-    let tiles_y = x.rows.div_ceil(TILE as usize);
+    let tiles_x = x.cols.div_ceil(maxima_cols(x.source) as usize);
+    let tiles_y = x.rows.div_ceil(TILE_ROWS as usize);
     let row_partials = orientation.rows().then(|| words(client, tiles_x * x.rows));
     let col_partials = words(client, tiles_y * x.cols);
-    // SAFETY: `x` is checked and `load_quad` reads only inside it; stores are guarded by the rows and columns of `x`.
+    // SAFETY: `x` is checked and `load_unit` reads only inside it; stores are guarded by the rows and columns of `x`.
     unsafe {
         line_maxima::launch_unchecked::<R>(
             client,
             fold(client, (tiles_x * tiles_y) as u32),
             CubeDim::new_1d(UNITS),
-            x.load_words(),
+            x.vector_words(),
             x.array(),
             optional(row_partials.as_ref(), tiles_x * x.rows),
             ArrayArg::from_raw_parts(col_partials.clone(), tiles_y * x.cols),
             x.geometry(),
             x.source,
+            Isa::of(client),
             orientation.rows(),
         );
     }
     let fold_lines = |partials, lines: usize, count: usize| {
-        let out = Scaling { amax: words(client, lines), scale: words(client, lines), inv_scale: words(client, lines) };
+        let padded = lines.next_multiple_of(SCALE_VECTOR);
+        let out = Scaling { amax: words(client, lines), scale: words(client, padded), inv_scale: words(client, lines) };
         // SAFETY: the kernel reads `count · lines` words and writes `lines` of each output, the sizes given here.
         unsafe {
             fold_lines::launch_unchecked::<R>(
                 client,
-                fold(client, (lines as u32).div_ceil(UNITS)),
+                fold(client, (lines as u32).div_ceil(FOLD_LINES)),
                 CubeDim::new_1d(UNITS),
                 ArrayArg::from_raw_parts(partials, count * lines),
                 ArrayArg::from_raw_parts(out.amax.clone(), lines),
@@ -226,11 +276,17 @@ fn launch_maxima<R: Runtime>(
                 x.source,
                 cast.format,
                 cast.scale_mode,
+                Isa::of(client),
             );
         }
         out
     };
     (row_partials.map(|partials| fold_lines(partials, x.rows, tiles_x)), fold_lines(col_partials, x.cols, tiles_y))
+}
+
+/// Columns of a tile of `line_maxima`: one sector for each unit along a row.
+const fn maxima_cols(source: Source) -> u32 {
+    UNITS_X * source.sector_len()
 }
 
 /// Largest raw magnitudes of the columns of each tile, `[tiles_y, C]`, and of its rows, `[tiles_x, R]`.
@@ -243,53 +299,41 @@ fn line_maxima<N: Size>(
     cols: &mut Array<u32>,
     geometry: Geometry,
     #[comptime] source: Source,
+    #[comptime] isa: Isa,
     #[comptime] by_rows: bool,
 ) {
-    let (row0, col0) = tile_origin(geometry.cols, TILE);
+    let tile_cols = comptime!(maxima_cols(source));
+    let (row0, col0) = origin(geometry.cols, tile_cols);
     if row0 >= geometry.rows {
         terminate!();
     }
-    let unit_x = UNIT_POS % TILE_WORDS;
-    let unit_y = UNIT_POS / TILE_WORDS;
     let mut row_stage = SharedMemory::<u32>::new(comptime!((if by_rows { ROW_STAGE } else { 1 }) as usize));
-    let mut col_stage = SharedMemory::<u32>::new(comptime!(COL_STAGE as usize));
-    let mut largest = Array::<u32>::new(4usize);
-    #[unroll]
-    for j in 0..4usize {
-        largest[j] = 0u32;
-    }
-    for i in 0..TILE_ROWS {
-        let local_row = unit_y * TILE_ROWS + i;
-        let quad = load_quad(x, &geometry, row0 + local_row, col0 + unit_x * 4, source);
-        let mut along_row = 0u32.runtime();
-        #[unroll]
-        for j in 0..4usize {
-            let mag = magnitude(quad[j], source);
-            largest[j] = max(largest[j], mag);
-            along_row = max(along_row, mag);
-        }
-        if comptime!(by_rows) {
-            row_stage[row_stage_place(local_row, unit_x) as usize] = along_row;
-        }
-    }
-    #[unroll]
-    for j in 0..4u32 {
-        col_stage[col_stage_place(unit_y, unit_x * 4 + j) as usize] = largest[j as usize];
-    }
+    let mut of_cols = SharedMemory::<u32>::new(comptime!(col_stage(tile_cols) as usize));
+    let raw = load_unit(x, &geometry, row0, col0, 1u32, source, isa);
+    stage_maxima(&raw, &mut row_stage, &mut of_cols, by_rows, true, 1u32, source);
     sync_cube();
-    let maximum = line_maximum(&row_stage, &col_stage, by_rows, true);
-    let line = UNIT_POS % TILE;
-    if UNIT_POS < TILE {
+    // The first units take the columns, the others the rows.
+    if UNIT_POS < tile_cols {
+        let col = col0 + line_col(UNIT_POS, source);
+        if col < geometry.cols {
+            cols[(row0 / TILE_ROWS * geometry.cols + col) as usize] = col_maximum(&of_cols, UNIT_POS);
+        }
+    } else if UNIT_POS >= TILE_ROWS {
         #[comptime]
         if let ComptimeOption::Some(rows) = rows {
-            if row0 + line < geometry.rows {
-                rows[(col0 / TILE * geometry.rows + row0 + line) as usize] = maximum;
+            let row = UNIT_POS - TILE_ROWS;
+            if row0 + row < geometry.rows {
+                rows[(col0 / tile_cols * geometry.rows + row0 + row) as usize] = row_maximum(&row_stage, row);
             }
         }
-    } else if col0 + line < geometry.cols {
-        cols[(row0 / TILE * geometry.cols + col0 + line) as usize] = maximum;
     }
 }
+
+/// Lines that a cube of `fold_lines` takes, neighbours in memory; the other units share the partial maxima of each.
+const FOLD_LINES: u32 = 32;
+
+/// Partial maxima that a unit has in flight.
+const FOLDED: u32 = 4;
 
 /// amax and scales of each line from `count` partial maxima.
 #[cube(launch_unchecked)]
@@ -303,17 +347,36 @@ fn fold_lines(
     #[comptime] source: Source,
     #[comptime] format: Format,
     #[comptime] mode: ScaleMode,
+    #[comptime] isa: Isa,
 ) {
-    let line = CUBE_POS as u32 * UNITS + UNIT_POS;
-    if line < lines {
-        let mut largest = 0u32.runtime();
-        for i in 0..count {
-            largest = max(largest, partials[(i * lines + line) as usize]);
+    let groups = comptime!(UNITS / FOLD_LINES);
+    let line0 = min(CUBE_POS as u32, comptime!(u32::MAX / FOLD_LINES)) * FOLD_LINES;
+    if line0 >= lines {
+        terminate!();
+    }
+    let line = line0 + UNIT_POS % FOLD_LINES;
+    let mut largest = 0u32.runtime();
+    let mut first = UNIT_POS / FOLD_LINES;
+    while first < count {
+        #[unroll]
+        for i in 0..FOLDED {
+            let partial = min(first + comptime!(i * groups), count - 1);
+            largest = max(largest, partials[(partial * lines + min(line, lines - 1)) as usize]);
+        }
+        first += comptime!(FOLDED * groups);
+    }
+    let mut shared = SharedMemory::<u32>::new(comptime!(UNITS as usize));
+    shared[UNIT_POS as usize] = largest;
+    sync_cube();
+    if UNIT_POS < FOLD_LINES && line < lines {
+        #[unroll]
+        for i in 0..groups {
+            largest = max(largest, shared[(UNIT_POS + comptime!(i * FOLD_LINES)) as usize]);
         }
         let bits = amax_bits(largest, source);
-        let multiplier = scale_bits(bits, format, mode);
+        let multiplier = scale_bits(bits, format, mode, isa);
         amax[line as usize] = bits;
         scales[line as usize] = multiplier;
-        inv_scales[line as usize] = inverse_bits(multiplier);
+        inv_scales[line as usize] = inverse_bits(multiplier, isa);
     }
 }

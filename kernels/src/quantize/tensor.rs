@@ -6,6 +6,7 @@ use cubecl::server::Handle;
 use super::cast::{self, Scales};
 use super::{Copies, by_memory_order, check, words};
 use crate::amax::{self, Scaling, scaling};
+use crate::ptx::cvt::Isa;
 use crate::scale::{inverse_bits, scale_bits};
 use crate::view::{Checked, Geometry, load_scalar};
 use crate::{Cast, Format, Granularity, KernelError, MatrixView, Orientation, Quantized, ScaleMode, VectorView};
@@ -55,13 +56,15 @@ pub fn quantize_with_amax<R: Runtime>(
             given.geometry(),
             cast.format,
             cast.scale_mode,
+            Isa::of(client),
         );
     }
     let mut observed = None;
     let mut done = by_memory_order(&x, cast, orientation, |x, orientation| {
-        let partials = observe.then(|| words(client, cast::tiles(x)));
+        let cubes = cast::cubes(x, orientation);
+        let partials = observe.then(|| words(client, cubes));
         let copies = cast::launch(client, x, &Scales::Tensor(scaling), cast.format, orientation, partials.as_ref());
-        observed = partials.map(|partials| amax::fold_partials(client, partials, cast::tiles(x), x.source));
+        observed = partials.map(|partials| amax::fold_partials(client, partials, cubes, x.source));
         copies
     });
     if let Some(observed) = observed {
@@ -78,9 +81,10 @@ fn scale_of_amax(
     geometry: Geometry,
     #[comptime] format: Format,
     #[comptime] mode: ScaleMode,
+    #[comptime] isa: Isa,
 ) {
     let bits = u32::reinterpret(load_scalar(amax, &geometry, 0u32, crate::view::Source::F32));
-    let multiplier = scale_bits(bits & 0x7fff_ffffu32, format, mode);
+    let multiplier = scale_bits(bits & 0x7fff_ffffu32, format, mode, isa);
     scale[0] = multiplier;
-    inv_scale[0] = inverse_bits(multiplier);
+    inv_scale[0] = inverse_bits(multiplier, isa);
 }

@@ -28,7 +28,7 @@ pub fn encode(x: f32, format: Format) -> u8 {
     let sub = (f32::from_bits(mag as u32) + magic).to_bits() as i32 - magic.to_bits() as i32;
 
     let odd = (mag >> drop) & 1;
-    let rounded = (mag + ((1 << (drop - 1)) - 1) + odd) >> drop;
+    let rounded = mag.wrapping_add((1 << (drop - 1)) - 1 + odd) >> drop;
     let normal = rounded - ((127 - format.bias() as i32) << format.mantissa_bits());
 
     let is_sub = mag < (format.min_normal_exponent() as i32) << 23;

@@ -2,7 +2,7 @@
 //! ([`device`]), NVRTC from a folder of wheels or a toolkit ([`nvrtc`]), and what the machine code says ([`sass`]).
 
 pub mod device;
-pub mod gemm_rules;
+pub mod expected;
 pub mod interpret;
 mod launch;
 pub mod nvrtc;

@@ -142,7 +142,7 @@ impl Launcher {
         for (use_fast_accum, emulate) in pairs([false, true]) {
             self.gemm(Product { config: GemmConfig { use_fast_accum, emulate }, ..base });
         }
-        for shape in [MEDIUM, FEW_ROWS] {
+        for shape in [MEDIUM, FEW_ROWS, NARROW, SQUARE, LOW, WIDE, DEEP] {
             for granularities in [
                 [Granularity::Tensor; 2],
                 [Granularity::Block1x128; 2],
@@ -174,6 +174,14 @@ const LARGE: [usize; 3] = [2048, 2048, 512];
 const MEDIUM: [usize; 3] = [1024, 1024, 512];
 const FEW_ROWS: [usize; 3] = [16, 512, 512];
 const ODD: [usize; 3] = [2048, 2047, 512];
+
+/// Those that give Hopper's other tiles: 128 by 64, 128 by 128, 64 by 256, and 128 by 256 without clusters; and a contraction
+/// in parts.
+const NARROW: [usize; 3] = [16384, 48, 512];
+const SQUARE: [usize; 3] = [2048, 1024, 512];
+const LOW: [usize; 3] = [64, 33024, 512];
+const WIDE: [usize; 3] = [384, 8192, 512];
+const DEEP: [usize; 3] = [256, 256, 65536];
 
 /// A GEMM to launch.
 #[derive(Clone, Copy)]

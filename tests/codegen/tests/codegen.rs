@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use codegen::device::{Generated, max_shared_memory};
-use codegen::gemm_rules;
+use codegen::expected::{expected, family, is_native};
 use codegen::nvrtc::Nvrtc;
 use codegen::sass::Sass;
 use codegen::variants::generate;
@@ -21,27 +21,11 @@ use codegen::variants::generate;
 const ARCHITECTURES: [(u16, &str); 5] =
     [(80, "sm_80"), (89, "sm_89"), (90, "sm_90a"), (100, "sm_100a"), (120, "sm_120a")];
 
-/// Blocks per multiprocessor at least, so that loads of one hide behind the work of another. A thread of the casts of blocks
-/// and rows has up to 64 elements in flight, so one block keeps the memory busy. GEMMs on tensor cores copy ahead of their
-/// products, and two warps on each of the four schedulers have products enough that wait for no other.
-fn occupancy_floor(family: &str) -> usize {
-    match family {
-        "cast_blocks" | "cast_rows" | "gemm_mma" | "gemm_half" => 1,
-        _ => 4,
-    }
-}
-
-/// The kernel's name without the types that it is generated for.
-fn family(name: &str) -> &str {
-    let end = ["_n_", "_o_"].iter().filter_map(|types| name.find(types)).min();
-    &name[..end.unwrap_or(name.len())]
-}
-
 /// The first kernel of each entry point, of which there is one for each width of loads and each output type; all of those
 /// that only this architecture has.
 fn one_of_each(kernels: Vec<Generated>) -> Vec<Generated> {
     let mut names = BTreeSet::new();
-    let keep = |kernel: &Generated| names.insert(kernel.name.clone()) || gemm_rules::is_native(family(&kernel.name));
+    let keep = |kernel: &Generated| names.insert(kernel.name.clone()) || is_native(family(&kernel.name));
     kernels.into_iter().filter(keep).collect()
 }
 
@@ -64,16 +48,12 @@ fn tools() -> Option<PathBuf> {
     tools
 }
 
-/// Bytes of local memory per thread that are let pass: ptxas spills a few registers of scalar-load variants, which read one
-/// element at a time, to reach the next step of occupancy. An array that is indexed at run time would take more.
-const MAX_LOCAL: usize = 32;
-
 /// Machine code of one kernel, and what must hold for it.
 fn check(nvrtc: &Nvrtc, kernel: &Generated, arch: &str, file: &Path) -> Result<Sass, String> {
     let cubin = nvrtc.compile(&kernel.source, arch)?;
     std::fs::write(file, cubin).map_err(|error| format!("{}: {error}", file.display()))?;
     let sass = Sass::of(nvrtc.root(), file)?;
-    if sass.local > MAX_LOCAL {
+    if sass.local > 0 {
         let accesses = sass.count("LDL") + sass.count("STL");
         return Err(format!("{} bytes of local memory, {accesses} accesses to it", sass.local));
     }
@@ -81,15 +61,25 @@ fn check(nvrtc: &Nvrtc, kernel: &Generated, arch: &str, file: &Path) -> Result<S
     if shared > most {
         return Err(format!("{shared} bytes of shared memory, a block has {most}"));
     }
-    let (fits, floor) =
-        (sass.occupancy(kernel.sm, kernel.threads, kernel.dynamic_shared), occupancy_floor(family(&kernel.name)));
-    if fits < floor {
+    let rules = expected(kernel);
+    let fits = sass.occupancy(kernel.sm, kernel.threads, kernel.dynamic_shared);
+    if fits < rules.blocks {
         return Err(format!(
-            "{} registers and {shared} bytes of shared memory: {fits} blocks fit, not {floor}",
-            sass.registers
+            "{} registers and {shared} bytes of shared memory: {fits} blocks fit, not {}",
+            sass.registers, rules.blocks
         ));
     }
-    gemm_rules::check(family(&kernel.name), arch, &sass)?;
+    for (opcodes, least) in rules.required {
+        let count: usize = opcodes.iter().map(|opcode| sass.count(opcode)).sum();
+        if count < least {
+            return Err(format!("{count} of {}, not {least}", opcodes.join(" and ")));
+        }
+    }
+    for opcode in rules.forbidden {
+        if sass.count(opcode) > 0 {
+            return Err(format!("{} of {opcode}", sass.count(opcode)));
+        }
+    }
     Ok(sass)
 }
 

@@ -17,7 +17,7 @@
 //!
 //! // None without FLOAT8_CUDA_TOOLS.
 //! if let Some(_running) = execute(Execution { seed: 0 }) {
-//!     let client = GenerateCuda::client(&PaperDevice { sm: 90, ..PaperDevice::default() });
+//!     let client = GenerateCuda::client(&PaperDevice::new(90));
 //!     let x = client.create_from_slice(&[0; 64]);
 //!     // … launches …
 //!     let bytes = client.read_one(x).expect("faults of kernels are errors here");

@@ -1,0 +1,113 @@
+//! Conversions between floating-point formats, and exchange of bytes, as the instructions that CUDA devices have for them.
+
+use cubecl::prelude::*;
+
+use super::{name, operand, pure_asm};
+use crate::Format;
+use crate::arch::{cuda_arch, has_fp8_cvt};
+
+/// What a kernel may use beside CubeCL's own operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Isa {
+    /// Nothing: integer arithmetic and shared memory.
+    Portable,
+    /// PTX of Ampere: warp shuffles, `prmt`, `cvt.f32.f16`, `div.rn.f32`.
+    Ptx,
+    /// Those, and `cvt.rn.satfinite` to FP8.
+    PtxFp8,
+}
+
+impl Isa {
+    pub(crate) fn of<R: Runtime>(client: &ComputeClient<R>) -> Self {
+        if has_fp8_cvt(client) {
+            Self::PtxFp8
+        } else if cuda_arch(client).is_some() {
+            Self::Ptx
+        } else {
+            Self::Portable
+        }
+    }
+
+    pub(crate) const fn has_ptx(self) -> bool {
+        !matches!(self, Self::Portable)
+    }
+
+    pub(crate) const fn has_fp8_cvt(self) -> bool {
+        matches!(self, Self::PtxFp8)
+    }
+}
+
+/// Codes of four f32, the first in the low byte: rounded to nearest even, saturating; infinity gives the largest code.
+///
+/// NaN gives a NaN code whose sign is unspecified here: the multiplier that made the NaN has dropped that of its operand.
+#[cube]
+#[allow(unused_variables)]
+pub(crate) fn cvt_satfinite(a: f32, b: f32, c: f32, d: f32, #[comptime] format: Format) -> u32 {
+    intrinsic!(|scope| {
+        let out = scope.create_local_mut(u32::as_type(scope));
+        let inputs = [a, b, c, d].map(|value| ("f", operand(scope, *value.expand)));
+        // The first source of a pair goes to the upper byte.
+        let template = format!(
+            "{{.reg .b16 lo, hi; cvt.rn.satfinite.{format}x2.f32 lo, %2, %1; \
+             cvt.rn.satfinite.{format}x2.f32 hi, %4, %3; mov.b32 %0, {{lo, hi}};}}"
+        );
+        pure_asm(scope, &template, &[("=r", name(&out))], &inputs);
+        out.into()
+    })
+}
+
+/// f32 of the f16 in the lower or upper half of a word, exact.
+#[cube]
+#[allow(unused_variables)]
+pub(crate) fn cvt_f32_f16(word: u32, #[comptime] upper: bool) -> f32 {
+    intrinsic!(|scope| {
+        let out = scope.create_local_mut(f32::as_type(scope));
+        let inputs = [("r", operand(scope, *word.expand))];
+        let half = if upper { "hi" } else { "lo" };
+        let template = format!("{{.reg .b16 lo, hi; mov.b32 {{lo, hi}}, %1; cvt.f32.f16 %0, {half};}}");
+        pure_asm(scope, &template, &[("=f", name(&out))], &inputs);
+        out.into()
+    })
+}
+
+/// `a / b`, correctly rounded, subnormals included.
+#[cube]
+#[allow(unused_variables)]
+pub(crate) fn div_rn(a: f32, b: f32) -> f32 {
+    intrinsic!(|scope| {
+        let out = scope.create_local_mut(f32::as_type(scope));
+        let inputs = [a, b].map(|value| ("f", operand(scope, *value.expand)));
+        pure_asm(scope, "div.rn.f32 %0, %1, %2;", &[("=f", name(&out))], &inputs);
+        out.into()
+    })
+}
+
+#[cube]
+#[allow(unused_variables)]
+fn prmt(a: u32, b: u32, #[comptime] selector: u32) -> u32 {
+    intrinsic!(|scope| {
+        let out = scope.create_local_mut(u32::as_type(scope));
+        let inputs = [a, b].map(|value| ("r", operand(scope, *value.expand)));
+        let template = format!("prmt.b32 %0, %1, %2, 0x{selector:04x};");
+        pure_asm(scope, &template, &[("=r", name(&out))], &inputs);
+        out.into()
+    })
+}
+
+/// Four of the eight bytes of `a` and `b`: byte `i` of the result is the one that nibble `i` of `selector` counts, from
+/// the low byte of `a` on. This is PTX's `prmt.b32`.
+#[cube]
+pub(crate) fn permute(a: u32, b: u32, #[comptime] selector: u32, #[comptime] isa: Isa) -> u32 {
+    if comptime!(isa.has_ptx()) {
+        prmt(a, b, selector)
+    } else {
+        let mut word = 0u32.runtime();
+        #[unroll]
+        for i in 0..4u32 {
+            let from = comptime!((selector >> (4 * i)) & 7);
+            let source = if comptime!(from < 4) { a } else { b };
+            word |= ((source >> comptime!(8 * (from % 4))) & 0xffu32) << comptime!(8 * i);
+        }
+        word
+    }
+}

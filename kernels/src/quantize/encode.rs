@@ -1,0 +1,151 @@
+//! Codes of elements that lie in registers as the words that they were loaded in: four codes a word, and 4x4 codes
+//! transposed.
+//!
+//! `raw[first..]` are words of [`load_vector`](crate::view::load_vector): a quad of elements is four words of f32, or two of
+//! 16-bit floats.
+
+use cubecl::prelude::*;
+
+use crate::Format;
+use crate::format::encode_scaled;
+use crate::ptx::cvt::{Isa, cvt_f32_f16, cvt_satfinite, permute};
+use crate::view::{Source, widen};
+
+/// What selects the code of a cast, apart from how it reads and writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Encoding {
+    pub(super) source: Source,
+    pub(super) format: Format,
+    pub(super) isa: Isa,
+}
+
+impl Encoding {
+    /// Words of a quad of elements.
+    pub(super) const fn quad_words(self) -> u32 {
+        4 / self.source.per_word()
+    }
+
+    /// Quads of 32 bytes of elements, and so words of their codes.
+    pub(super) const fn sector_quads(self) -> u32 {
+        self.source.sector_len() / 4
+    }
+}
+
+/// Codes of the quad that begins at `raw[first]`, element `j` scaled by `scales[scale + j]`, or all by `scales[scale]`.
+///
+/// They are those of [`encode_scaled`] on every path: `cvt.rn.satfinite` rounds, saturates and has subnormals as that does,
+/// an infinite product and an infinity are one to it, and the sign, which a NaN product has lost, is put back from `raw`.
+#[cube]
+pub(super) fn encode_quad(
+    raw: &Array<u32>,
+    #[comptime] first: u32,
+    scales: &Array<f32>,
+    #[comptime] scale: u32,
+    #[comptime] one_scale: bool,
+    #[comptime] encoding: Encoding,
+) -> u32 {
+    let mut bits = Array::<u32>::new(4usize);
+    let mut factors = Array::<f32>::new(4usize);
+    #[unroll]
+    for j in 0..4u32 {
+        bits[j as usize] = element(raw, first, j, encoding);
+        factors[j as usize] = scales[comptime!((if one_scale { scale } else { scale + j }) as usize)];
+    }
+    if comptime!(encoding.isa.has_fp8_cvt()) {
+        let codes = cvt_satfinite(
+            f32::reinterpret(bits[0]) * factors[0],
+            f32::reinterpret(bits[1]) * factors[1],
+            f32::reinterpret(bits[2]) * factors[2],
+            f32::reinterpret(bits[3]) * factors[3],
+            encoding.format,
+        );
+        with_signs(codes, raw, first, encoding)
+    } else {
+        let mut word = 0u32.runtime();
+        #[unroll]
+        for j in 0..4u32 {
+            let code = encode_scaled(bits[j as usize], factors[j as usize], encoding.format);
+            word |= code << comptime!(8 * j);
+        }
+        // `cvt.f32.f16` drops the sign of a NaN.
+        if comptime!(encoding.isa.has_ptx() && encoding.source == Source::F16) {
+            with_signs(word, raw, first, encoding)
+        } else {
+            word
+        }
+    }
+}
+
+/// `codes` with the signs of the elements that they are of.
+#[cube]
+fn with_signs(codes: u32, raw: &Array<u32>, #[comptime] first: u32, #[comptime] encoding: Encoding) -> u32 {
+    (codes & 0x7f7f_7f7fu32) | (signs(raw, first, encoding) & 0x8080_8080u32)
+}
+
+/// f32 bits of element `j` of a quad; of a NaN, perhaps without its sign.
+#[cube]
+fn element(raw: &Array<u32>, #[comptime] first: u32, #[comptime] j: u32, #[comptime] encoding: Encoding) -> u32 {
+    let source = comptime!(encoding.source);
+    if comptime!(source == Source::F32) {
+        raw[comptime!((first + j) as usize)]
+    } else {
+        let word = raw[comptime!((first + j / 2) as usize)];
+        let upper = comptime!(j % 2 == 1);
+        if comptime!(source == Source::Bf16 && upper) {
+            word & 0xffff_0000u32
+        } else if comptime!(source == Source::Bf16) {
+            word << 16u32
+        } else if comptime!(encoding.isa.has_ptx()) {
+            u32::reinterpret(cvt_f32_f16(word, upper))
+        } else if comptime!(upper) {
+            widen(word >> 16u32, source)
+        } else {
+            widen(word & 0xffffu32, source)
+        }
+    }
+}
+
+/// Upper bytes of the elements of a quad.
+#[cube]
+fn signs(raw: &Array<u32>, #[comptime] first: u32, #[comptime] encoding: Encoding) -> u32 {
+    let isa = comptime!(encoding.isa);
+    let at = comptime!(first as usize);
+    if comptime!(encoding.source.per_word() == 2) {
+        permute(raw[at], raw[comptime!(at + 1)], 0x7531u32, isa)
+    } else {
+        let low = permute(raw[at], raw[comptime!(at + 1)], 0x0073u32, isa);
+        let high = permute(raw[comptime!(at + 2)], raw[comptime!(at + 3)], 0x0073u32, isa);
+        permute(low, high, 0x5410u32, isa)
+    }
+}
+
+/// The transpose of 4x4 bytes: byte `i` of word `j` is byte `j` of `rows[i]`.
+#[cube]
+pub(super) fn transpose(rows: &Array<u32>, #[comptime] isa: Isa) -> Array<u32> {
+    let mut columns = Array::<u32>::new(4usize);
+    #[unroll]
+    for pair in 0..2u32 {
+        // Columns 2·pair and 2·pair + 1 of two rows, interleaved.
+        let interleave = comptime!(if pair == 0 { 0x5140u32 } else { 0x7362u32 });
+        let top = permute(rows[0], rows[1], interleave, isa);
+        let bottom = permute(rows[2], rows[3], interleave, isa);
+        columns[comptime!((2 * pair) as usize)] = permute(top, bottom, 0x5410u32, isa);
+        columns[comptime!((2 * pair + 1) as usize)] = permute(top, bottom, 0x7632u32, isa);
+    }
+    columns
+}
+
+/// `word` without the codes of elements `at..at + 4` that lie at `len` or beyond: padding is zero whatever the scale, and a
+/// NaN scale would make it NaN. With `whole`, either all four lie beyond or none.
+#[cube]
+pub(super) fn keep(word: u32, at: u32, len: u32, #[comptime] whole: bool) -> u32 {
+    if comptime!(whole) { select(at < len, word, 0u32.runtime()) } else { word & mask(at, len) }
+}
+
+/// All ones in the bytes of elements `at..at + 4` that lie below `len`.
+#[cube]
+pub(super) fn mask(at: u32, len: u32) -> u32 {
+    let inside = max(len, at) - at;
+    // No shift by 32, of which devices disagree.
+    select(inside < 4, (1u32 << (8u32 * (inside & 3u32))) - 1u32, 0xffff_ffffu32.runtime())
+}

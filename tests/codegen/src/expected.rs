@@ -1,0 +1,111 @@
+//! What the machine code of each kernel must hold, by architecture.
+
+use crate::device::Generated;
+
+/// Rules for one kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// Blocks per multiprocessor that must fit.
+    pub blocks: usize,
+    /// Of each of these groups of opcodes, at least so many instructions.
+    pub required: Vec<(&'static [&'static str], usize)>,
+    /// Opcodes that must not stand in the code, beside `LDL` and `STL`, which stand in none.
+    pub forbidden: Vec<&'static str>,
+}
+
+/// The kernel's name without the types that it is generated for.
+pub fn family(name: &str) -> &str {
+    let end = ["_n_", "_o_"].iter().filter_map(|types| name.find(types)).min();
+    &name[..end.unwrap_or(name.len())]
+}
+
+/// Whether all variants of this kernel are worth compiling for every architecture that has them, because no other has the same
+/// code.
+pub fn is_native(family: &str) -> bool {
+    matches!(family, "gemm_mma" | "gemm_half")
+}
+
+/// Instructions of PTX that a source may hold, and what they must have become.
+const TRANSLATED: [(&str, &str); 6] = [
+    ("wgmma.mma_async", "QGMMA"),
+    ("cp.async.bulk.tensor.2d.shared", "UTMALDG"),
+    (".multicast::cluster", "UTMALDG.2D.MULTICAST"),
+    ("cp.async.bulk.tensor.2d.global", "UTMASTG"),
+    ("setmaxnreg.inc", "USETMAXREG"),
+    ("cvt.rn.satfinite", "F2FP.SATFINITE"),
+];
+
+/// Casts to FP8.
+const CASTS: [&str; 4] = ["cast_linear", "cast_tiles", "cast_rows", "cast_blocks"];
+
+/// The rules of the kernel called `name`, with its types, for compute capability `sm`.
+///
+/// Blocks have 256 threads. The memory of an H200 stays busy with 29 KB in flight per multiprocessor (4.8 TB/s for 0.8 µs over
+/// 132 of them), and blocks that wait at a barrier or store have none, so twice that is asked for at least:
+///
+/// | kernel | bytes per thread | blocks | KiB in flight |
+/// | --- | --- | --- | --- |
+/// | `partial_maxima` | 64 | 4 | 64 |
+/// | `cast_linear`, `cast_tiles`, `line_maxima` | 128 | 4 | 128 |
+/// | `cast_rows` | up to 128, or up to 256 | 2 | 64 to 128 |
+/// | `cast_blocks` | 128 (16-bit floats), 256 (f32) | 2 | 64, 128 |
+///
+/// Casts of ragged rows load element by element and hold as many bytes; two blocks of them fit. GEMMs on tensor cores copy ahead of
+/// their products, and the warps of one block have products enough that wait for no other.
+pub fn expected(kernel: &Generated) -> Rules {
+    let (name, sm) = (kernel.name.as_str(), kernel.sm);
+    let family = family(name);
+    let is_cast = CASTS.contains(&family);
+    let vectors = name.contains("_n_4");
+    let blocks = match family {
+        "cast_rows" | "cast_blocks" => 2,
+        "cast_linear" | "cast_tiles" if !vectors => 2,
+        "gemm_hopper" | "gemm_mma" | "gemm_half" => 1,
+        _ => 4,
+    };
+    let (mut required, mut forbidden): (Vec<(&'static [&'static str], usize)>, _) = (vec![], vec![]);
+    if is_cast && sm >= 89 {
+        // Two elements an instruction, and the least that a unit holds is eight.
+        required.push((&["F2FP.SATFINITE"], 4));
+    } else if is_cast {
+        forbidden.push("F2FP.SATFINITE");
+    }
+    match family {
+        _ if !vectors => {}
+        "cast_rows" => required.push((&["LDG.E.128"], 2)),
+        "partial_maxima" => required.push((&["LDG.E.128"], 4)),
+        "cast_linear" | "cast_tiles" | "cast_blocks" | "line_maxima" => required.push((&["LDG.E.128"], 8)),
+        _ => {}
+    }
+    // A sector of 32 bytes has 8 codes of f32 and 16 of 16-bit floats; by columns there are always 16.
+    match family {
+        "cast_tiles" => required.push((&["STG.E.128"], 2)),
+        "cast_linear" | "cast_rows" | "cast_blocks" if name.contains("_m_4") => required.push((&["STG.E.128"], 1)),
+        _ if is_cast => required.push((&["STG.E.64", "STG.E.128"], 1)),
+        _ => {}
+    }
+    match (family, sm) {
+        ("gemm_hopper", _) => forbidden.extend(["HMMA", "QMMA"]),
+        // FP8 products, fragments by `ldmatrix`, copies by `cp.async`.
+        ("gemm_mma", 89) => {
+            required.extend([(&["QMMA"] as &[_], 1), (&["LDSM"], 1), (&["LDGSTS"], 1)]);
+            forbidden.extend(["QMMA.SF", "HMMA"]);
+        }
+        // The plain form has half the rate of the block-scaled one.
+        ("gemm_mma", _) => {
+            required.extend([(&["QMMA.SF"] as &[_], 1), (&["LDSM"], 1), (&["LDGSTS"], 1)]);
+            forbidden.extend(["QMMA.16832", "HMMA"]);
+        }
+        ("gemm_half", _) => {
+            required.extend([(&["HMMA"] as &[_], 1), (&["LDSM"], 1), (&["LDG.E.128"], 1)]);
+            forbidden.push("QMMA");
+        }
+        _ => {}
+    }
+    for (ptx, opcode) in &TRANSLATED {
+        if kernel.source.contains(ptx) {
+            required.push((core::slice::from_ref(opcode), 1));
+        }
+    }
+    Rules { blocks, required, forbidden }
+}

@@ -1,0 +1,157 @@
+//! Casts on the interpreted machines with and without `cvt.rn.satfinite`, against the scalar reference, bit for bit: every
+//! 16-bit float, f32 of every kind, and every granularity on aligned and ragged tiles.
+
+use codegen::device::{Execution, GenerateCuda, PaperDevice, Running, execute};
+use cubecl_core::Runtime;
+use cubecl_core::ir::{ElemType, FloatKind, StorageType};
+use cubecl_core::server::Handle;
+use cubecl_runtime::client::ComputeClient;
+use float8_kernels::{
+    Cast, Format, Granularity, MatrixView, Operand, Orientation, ScaleMode, quantize, quantize_with_amax, reference,
+    row_words,
+};
+use half::{bf16, f16};
+
+type Client = ComputeClient<GenerateCuda>;
+
+const FORMATS: [Format; 2] = [Format::E4m3, Format::E5m2];
+const ORIENTATIONS: [Orientation; 3] = [Orientation::Rows, Orientation::Cols, Orientation::Both];
+
+/// With the integer encoder and with `cvt`.
+const MACHINES: [u16; 2] = [80, 90];
+
+fn start() -> Option<Running> {
+    execute(Execution { seed: 0 })
+}
+
+fn read(client: &Client, handle: &Handle) -> Vec<u8> {
+    client.read_one(handle.clone()).unwrap_or_else(|error| panic!("{error}")).to_vec()
+}
+
+fn view(client: &Client, bytes: &[u8], shape: [usize; 2], kind: FloatKind) -> MatrixView {
+    let dtype = StorageType::Scalar(ElemType::Float(kind));
+    MatrixView { handle: client.create_from_slice(bytes), shape, strides: [shape[1], 1], dtype }
+}
+
+/// Bytes of 16-bit or 32-bit patterns, and their values.
+fn values(bits: &[u32], kind: FloatKind) -> (Vec<u8>, Vec<f32>) {
+    let of = |bits: u32| match kind {
+        FloatKind::F16 => (bits.to_le_bytes()[..2].to_vec(), f16::from_bits(bits as u16).to_f32()),
+        FloatKind::BF16 => (bits.to_le_bytes()[..2].to_vec(), bf16::from_bits(bits as u16).to_f32()),
+        _ => (bits.to_le_bytes().to_vec(), f32::from_bits(bits)),
+    };
+    let (bytes, values): (Vec<_>, Vec<_>) = bits.iter().map(|&bits| of(bits)).unzip();
+    (bytes.concat(), values)
+}
+
+fn bits(seed: u64, len: usize) -> Vec<u32> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 32) as u32
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// Codes of a copy, those of element `(r, c)` of `x` being `want[r * cols + c]`, and zero padding.
+fn check(client: &Client, copy: &Operand, want: &[u8], [rows, cols]: [usize; 2], transposed: bool, what: &str) {
+    let codes = read(client, &copy.codes);
+    let pitch = row_words(copy.k) * 4;
+    assert_eq!([copy.rows, copy.k], if transposed { [cols, rows] } else { [rows, cols] });
+    for (i, code) in codes.iter().enumerate().take(copy.rows * pitch) {
+        let (r, c) = (i / pitch, i % pitch);
+        let place = if transposed { c * cols + r } else { r * cols + c };
+        let want = if c < copy.k { want[place] } else { 0 };
+        assert_eq!(*code, want, "{what}, transposed {transposed}, [{r}, {c}]");
+    }
+}
+
+/// All of `x` by one scale from `amax`, in every orientation.
+fn check_given(x: &[u32], kind: FloatKind, shape: [usize; 2], format: Format, amax: f32) {
+    for sm in MACHINES {
+        let client = GenerateCuda::client(&PaperDevice::new(sm));
+        let (bytes, x) = values(x, kind);
+        let cast = Cast { format, granularity: Granularity::Tensor, scale_mode: ScaleMode::F32 };
+        let mut want = vec![0; x.len()];
+        reference::cast(&x, reference::amax_to_scale(amax, format, cast.scale_mode), format, &mut want);
+        let x = view(&client, &bytes, shape, kind);
+        let amax = client.create_from_slice(&amax.to_le_bytes());
+        for orientation in ORIENTATIONS {
+            let made = quantize_with_amax(&client, &x, &amax, false, cast, orientation).expect("a valid view");
+            let what = format!("{kind:?} to {format} on sm_{sm}");
+            for (copy, transposed) in [(&made.rows, false), (&made.cols, true)] {
+                if let Some(copy) = copy {
+                    check(&client, copy, &want, shape, transposed, &what);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_16_bit_float() {
+    let Some(_running) = start() else { return };
+    let every: Vec<u32> = (0..1 << 16).collect();
+    for kind in [FloatKind::BF16, FloatKind::F16] {
+        for (format, amax) in [(FORMATS[0], 448.0), (FORMATS[1], 57344.0), (FORMATS[0], 3.7e-3), (FORMATS[1], 1e30)] {
+            check_given(&every, kind, [256, 256], format, amax);
+        }
+    }
+}
+
+#[test]
+fn f32_of_every_kind() {
+    let Some(_running) = start() else { return };
+    for format in FORMATS {
+        // Every code and the midpoints between codes, a step of f32 to either side, of both signs; then any bits at all.
+        let codes = (0..=127u8).map(|code| reference::decode(code, format)).filter(|value| value.is_finite());
+        let codes: Vec<f32> = codes.collect();
+        let midpoints = codes.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0);
+        let exact = codes.iter().copied().chain(midpoints).map(f32::to_bits);
+        let near = exact.flat_map(|bits| [bits.saturating_sub(1), bits, bits + 1]);
+        let special = [0x7f80_0000, 0x7f80_0001, 0x7fc0_0000, 0x7fff_ffff, 0x7f7f_ffff, 1, 0x0080_0000];
+        let mut x: Vec<u32> = near.chain(special).flat_map(|bits| [bits, bits | 0x8000_0000]).collect();
+        x.extend(bits(5, 128 * 128 - x.len()));
+        for amax in [format.max(), 0.37, f32::NAN] {
+            check_given(&x, FloatKind::F32, [128, 128], format, amax);
+        }
+    }
+}
+
+#[test]
+fn every_granularity_in_tiles() {
+    let Some(_running) = start() else { return };
+    let casts = [
+        (Granularity::Tensor, ScaleMode::F32),
+        (Granularity::Row, ScaleMode::PowerOfTwo),
+        (Granularity::Row, ScaleMode::F32),
+        (Granularity::Block1x128, ScaleMode::F32),
+        (Granularity::Block128x128, ScaleMode::PowerOfTwo),
+    ];
+    // Whole tiles, aligned rows that end inside one, and rows that are not aligned.
+    for (i, shape) in [[256, 128], [133, 200], [40, 1040], [129, 131]].into_iter().enumerate() {
+        for kind in [FloatKind::F32, FloatKind::F16, FloatKind::BF16] {
+            // Half of any bits are huge; a scale of each block is not.
+            let mut patterns = bits(i as u64, shape[0] * shape[1]);
+            patterns.iter_mut().for_each(|bits| *bits &= if kind == FloatKind::F32 { 0xbfff_ffff } else { 0xbfff });
+            let (bytes, x) = values(&patterns, kind);
+            for (j, (granularity, scale_mode)) in casts.into_iter().enumerate() {
+                let cast = Cast { format: FORMATS[(i + j) % 2], granularity, scale_mode };
+                let client = GenerateCuda::client(&PaperDevice::new(MACHINES[(i + j + 1) % 2]));
+                let view = view(&client, &bytes, shape, kind);
+                for orientation in ORIENTATIONS {
+                    let made = quantize(&client, &view, cast, orientation).expect("a valid view");
+                    for (copy, transposed) in [(&made.rows, false), (&made.cols, true)] {
+                        let Some(copy) = copy else { continue };
+                        let want = reference::quantize(&x, shape[0], shape[1], cast, transposed);
+                        let what = format!("{cast:?} of {shape:?} {kind:?} {orientation:?}");
+                        let scales: Vec<u8> =
+                            want.scales.iter().flat_map(|scale| scale.inverse().get().to_le_bytes()).collect();
+                        assert_eq!(read(&client, &copy.inv_scale), scales, "{what}");
+                        check(&client, copy, &want.codes, shape, transposed, &what);
+                    }
+                }
+            }
+        }
+    }
+}
