@@ -2,6 +2,8 @@
 //!
 //! Codes and scales are the same bits there, so results differ by the sums' rounding only.
 
+use std::collections::BTreeMap;
+
 use burn::backend::{Autodiff, Flex};
 use burn::module::{Param, ParamId};
 use burn::nn::Linear;
@@ -53,6 +55,7 @@ struct Done {
 
 pub fn run<T: Target>(quick: bool, wanted: &dyn Fn(&str) -> bool, each: &mut dyn FnMut(Outcome)) {
     let large: &[_] = if quick { &[] } else { &LARGE };
+    let mut paths = BTreeMap::new();
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         if !T::Backend::fp8_supports(&Default::default(), dtype) {
             continue;
@@ -61,19 +64,33 @@ pub fn run<T: Target>(quick: bool, wanted: &dyn Fn(&str) -> bool, each: &mut dyn
             for &shape in SHAPES.iter().chain(large) {
                 let [m, k, n] = shape;
                 let name = format!("linear {recipe} {m}x{k}x{n} {dtype:?}");
-                case(name, wanted, each, || compare::<T::Backend>(recipe, shape, dtype));
+                case(name, wanted, each, || compare::<T::Backend>(recipe, shape, dtype, &mut paths));
             }
         }
     }
+    let paths: Vec<_> = paths.into_iter().map(|(path, gemms)| format!("{gemms} GEMMs {path}")).collect();
+    if !paths.is_empty() {
+        println!("linears ran {}", paths.join(", "));
+    }
 }
 
-fn compare<B: Float8Backend>(recipe: Recipe, shape: [usize; 3], dtype: DType) -> Result<f64, Failure> {
+fn compare<B: Float8Backend>(
+    recipe: Recipe,
+    shape: [usize; 3],
+    dtype: DType,
+    paths: &mut BTreeMap<String, u64>,
+) -> Result<f64, Failure> {
     let got = linear::<B>(recipe, shape, dtype)?;
     let want = linear::<Flex>(recipe, shape, DType::F32)?;
     // Only this model's: other tests may have run untagged linears.
     let mut ran = got.report.clone();
     ran.layers.truncate(1);
     ran.verify().map_err(|error| wrong(error.to_string()))?;
+    for (_, gemm) in ran.layers[0].gemms() {
+        if let Some(path) = &gemm.path {
+            *paths.entry(path.clone()).or_insert(0) += gemm.native + gemm.emulated;
+        }
+    }
     let allowed = tolerance(&ran, dtype);
     let path = ran.layers[0].fprop.path.clone().unwrap_or_else(|| "high precision".into());
     let mut worst = 0f64;
