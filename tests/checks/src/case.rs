@@ -34,6 +34,18 @@ pub struct Outcome {
     pub detail: Result<f64, Failure>,
 }
 
+impl Outcome {
+    /// Of a case that may panic: runtimes do where they have no error to return.
+    pub fn of(name: String, check: impl FnOnce() -> Result<f64, Failure>) -> Self {
+        let detail = catch_unwind(AssertUnwindSafe(check)).unwrap_or_else(|payload| {
+            let text = payload.downcast_ref::<String>().map(String::as_str);
+            let text = text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("without a message");
+            Err(Failure::Panicked(text.into()))
+        });
+        Self { name, detail }
+    }
+}
+
 /// Why a case failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
@@ -90,12 +102,6 @@ impl<'a, R: Runtime> Runner<'a, R> {
             return;
         }
         let client = self.client;
-        // The runtime panics where it has no error to return.
-        let detail = catch_unwind(AssertUnwindSafe(|| check(client))).unwrap_or_else(|payload| {
-            let text = payload.downcast_ref::<String>().map(String::as_str);
-            let text = text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("without a message");
-            Err(Failure::Panicked(text.into()))
-        });
-        (self.each)(Outcome { name, detail });
+        (self.each)(Outcome::of(name, || check(client)));
     }
 }

@@ -29,7 +29,7 @@ const LARGE: [[usize; 2]; 9] = [
     [4100, 3080],
     [257, 14_336],
     [14_336, 130],
-    [8192, 8192],
+    [4096, 8192],
 ];
 
 /// A matrix, how it lies and how it is cast.

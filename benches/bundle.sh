@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Builds the GPU program for a machine without Rust: binary, torch script and run.sh in one folder to copy there.
+#
+#   benches/bundle.sh [FOLDER]      default: target/float8-gpu
+#
+# CUDARC_CUDA_VERSION: the CUDA version of the oldest driver that the binary must run with, 13000 for 13.0 (default).
+# AUTOTUNE=1: Burn tunes its high-precision kernels for each shape.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+folder=${1:-target/float8-gpu}
+limit_mib=60
+
+# The driver's bindings ask for every symbol of their version, and a build machine has no driver to take it from. A target
+# folder of its own: another version rebuilds everything above the bindings.
+export CUDARC_CUDA_VERSION=${CUDARC_CUDA_VERSION:-13000}
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}/cuda-$CUDARC_CUDA_VERSION
+features=()
+[ "${AUTOTUNE:-0}" = 0 ] || features=(--features benches/autotune)
+# Nothing of the line tables is left after stripping.
+export CARGO_PROFILE_RELEASE_DEBUG=false
+cargo build --release --bin float8-gpu "${features[@]}"
+
+mkdir -p "$folder"
+cp "$CARGO_TARGET_DIR/release/float8-gpu" "$folder/float8-gpu"
+strip --strip-all "$folder/float8-gpu"
+cp benches/torch_baseline.py benches/run.sh "$folder/"
+chmod +x "$folder/run.sh"
+size=$(stat -c %s "$folder/float8-gpu")
+echo "$folder: float8-gpu has $((size / 1048576)) MiB"
+ls -l "$folder"
+[ "$size" -lt $((limit_mib * 1048576)) ] || { echo "more than $limit_mib MiB" >&2; exit 1; }

@@ -1,0 +1,82 @@
+//! Normal-distributed inputs, made from a table so that gigabytes take no time.
+
+use cubecl::prelude::*;
+use float8_kernels::{Format, Granularity, Operand, reference, row_words};
+
+/// Values in the table: a prime, so that rows of usual lengths do not begin at the same places.
+const TABLE: usize = 1_048_573;
+
+/// Bytes through which inputs rotate: twice the largest L2 cache there is.
+const ROTATION: usize = 128 << 20;
+
+/// Sets of inputs at most.
+const MOST_SETS: usize = 16;
+
+/// How many sets of inputs of `bytes` rotate.
+pub fn sets(bytes: usize) -> usize {
+    ROTATION.div_ceil(bytes.max(1)).clamp(1, MOST_SETS)
+}
+
+/// Standard normal values, and the same as FP8 codes under one scale.
+pub struct Table {
+    pub values: Vec<f32>,
+    codes: Vec<u8>,
+    format: Format,
+}
+
+impl Table {
+    pub fn new(format: Format) -> Self {
+        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        let mut uniform = move || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            ((state >> 11) as f64 + 0.5) / (1u64 << 53) as f64
+        };
+        // Box and Muller.
+        let value = || ((-2.0 * uniform().ln()).sqrt() * (std::f64::consts::TAU * uniform()).cos()) as f32;
+        let values: Vec<f32> = std::iter::repeat_with(value).take(TABLE).collect();
+        let scale = reference::amax_to_scale(reference::amax(&values), format, Default::default());
+        let mut codes = vec![0; values.len()];
+        reference::cast(&values, scale, format, &mut codes);
+        Self { values, codes, format }
+    }
+
+    /// An operand of normal values; each of its scales lies near one. `seed` decides where in the table rows begin.
+    pub fn operand<R: Runtime>(
+        &self,
+        client: &ComputeClient<R>,
+        [rows, k]: [usize; 2],
+        granularity: Granularity,
+        seed: usize,
+    ) -> Operand {
+        let pitch = row_words(k) * 4;
+        let mut bytes = vec![0; rows * pitch];
+        for (i, row) in bytes.chunks_exact_mut(pitch).enumerate() {
+            fill(&self.codes, &mut row[..k], (i + seed * rows) * 7919 * 13);
+        }
+        let [height, width] = granularity.scale_dims(rows, k);
+        let scales: Vec<f32> = (0..height * width).map(|i| 0.01 * (1.0 + self.values[i % TABLE].abs() / 4.0)).collect();
+        Operand {
+            codes: client.create_from_slice(&bytes),
+            inv_scale: client.create_from_slice(f32::as_bytes(&scales)),
+            rows,
+            k,
+            format: self.format,
+            granularity,
+        }
+    }
+}
+
+/// Fills `out` with the table from `start` on, around its end.
+pub fn fill<V: Copy>(table: &[V], out: &mut [V], start: usize) {
+    let mut start = start % table.len();
+    let mut rest = out;
+    while !rest.is_empty() {
+        let len = rest.len().min(table.len() - start);
+        let (now, later) = rest.split_at_mut(len);
+        now.copy_from_slice(&table[start..start + len]);
+        rest = later;
+        start = 0;
+    }
+}

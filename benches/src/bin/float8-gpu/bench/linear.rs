@@ -1,0 +1,119 @@
+//! Forward and backward of one linear, the casts of x, w and dy included: the three operations that `Autodiff` calls.
+
+use burn::tensor::ops::{FloatTensor, ModuleOps};
+use burn::tensor::{Distribution, Tensor};
+use burn_float8::{
+    Float8, Float8Backend, Float8Config, Float8LinearConfig, Float8Tensor, Gemm, Recipe, set_default_config,
+};
+use serde::Serialize;
+
+use super::data::sets;
+use super::timing::{Timer, or_dash};
+use super::torch;
+use crate::target::Target;
+
+/// M, K and N.
+pub fn shapes(quick: bool) -> Vec<[usize; 3]> {
+    if quick { vec![[64, 128, 96]] } else { vec![[8192, 4096, 4096], [8192, 8192, 8192], [8192, 4096, 14_336]] }
+}
+
+/// One precision of one shape.
+#[derive(Serialize)]
+pub struct Row {
+    pub m: usize,
+    pub k: usize,
+    pub n: usize,
+    /// A recipe, or the compute dtype.
+    pub precision: String,
+    pub milliseconds: f64,
+    /// Burn in high precision / this.
+    pub speedup: Option<f64>,
+    /// How FP8 GEMMs are computed.
+    pub path: Option<String>,
+}
+
+/// Recipes without a history, which would need a layer to belong to.
+fn configs() -> Vec<(String, Float8LinearConfig)> {
+    let tensorwise = Float8LinearConfig::new(Recipe::Tensorwise);
+    let fast = Gemm::ALL.into_iter().fold(tensorwise, |config, gemm| config.with_use_fast_accum(gemm, true));
+    let recipes = [Recipe::Tensorwise, Recipe::Rowwise, Recipe::RowwiseWithGwHp, Recipe::Blockwise];
+    let mut configs: Vec<_> =
+        recipes.map(|recipe| (recipe.to_string(), Float8LinearConfig::new(recipe))).into_iter().collect();
+    configs.insert(1, ("tensorwise, fast accumulation".into(), fast));
+    configs
+}
+
+pub fn rows<T: Target>(timer: &mut Timer, quick: bool) -> Vec<Row> {
+    let mut rows: Vec<Row> = vec![];
+    for shape @ [m, k, n] in shapes(quick) {
+        let precision = format!("{:?}", T::compute_dtype()).to_lowercase();
+        let plain = timer.case(&format!("linear {m}x{k}x{n} {precision}"), |timer| {
+            let inputs = inputs::<T>(shape);
+            timer.seconds(T::sync, |turn| {
+                let [x, w, dy] = inputs[turn % inputs.len()].clone();
+                step::<T::Backend>(x, w, dy);
+            })
+        });
+        let row = |precision, seconds: f64, path| {
+            let speedup = plain.map(|plain| plain / seconds);
+            Row { m, k, n, precision, milliseconds: seconds * 1e3, speedup, path }
+        };
+        rows.extend(plain.map(|seconds| row(precision, seconds, None)));
+        for (precision, config) in configs() {
+            let path = T::Backend::fp8_gemm_path(&Default::default(), config.gemm_config(Gemm::Fprop)).to_string();
+            let seconds = timer.case(&format!("linear {m}x{k}x{n} {precision}"), |timer| {
+                let set = set_default_config::<Float8<T::Backend>>(&Default::default(), Some(&config.into()));
+                set.expect("a recipe without a history");
+                let inputs = inputs::<T>(shape);
+                timer.seconds(T::sync, |turn| {
+                    // New to the decorator: nothing is cast yet.
+                    let [x, w, dy] = inputs[turn % inputs.len()].clone().map(Float8Tensor::new);
+                    step::<Float8<T::Backend>>(x, w, dy);
+                })
+            });
+            rows.extend(seconds.map(|seconds| row(precision, seconds, Some(path))));
+        }
+    }
+    let reset = set_default_config::<Float8<T::Backend>>(&Default::default(), Some(&Float8Config::default()));
+    reset.expect("the default recipe needs no layers");
+    rows
+}
+
+/// Sets of x `[M, K]`, w `[K, N]` and dy `[M, N]`.
+fn inputs<T: Target>([m, k, n]: [usize; 3]) -> Vec<[FloatTensor<T::Backend>; 3]> {
+    let (device, dtype) = (Default::default(), T::compute_dtype());
+    let tensor = |shape: [usize; 2], deviation| {
+        let tensor = Tensor::<T::Backend, 2>::random(shape, Distribution::Normal(0.0, deviation), &device);
+        tensor.cast(dtype).into_primitive().tensor()
+    };
+    let set = |_| [tensor([m, k], 1.0), tensor([k, n], 0.02), tensor([m, n], 1.0)];
+    (0..sets(2 * (m * k + k * n + m * n)).max(2)).map(set).collect()
+}
+
+fn step<B: ModuleOps<B> + burn::tensor::backend::Backend>(x: FloatTensor<B>, w: FloatTensor<B>, dy: FloatTensor<B>) {
+    let y = B::linear(x.clone(), w.clone(), None);
+    let dx = B::linear_x_backward(w, dy.clone());
+    let dw = B::linear_weight_backward(x, dy);
+    drop((y, dx, dw));
+}
+
+pub fn print(rows: &[Row], torch: Option<&torch::Results>) {
+    if rows.is_empty() {
+        return;
+    }
+    println!("\nforward + backward of one linear, casts included");
+    println!(
+        "{:>6} {:>6} {:>6}  {:<30}  {:>8}  {:>9}  {:>13}  path",
+        "M", "K", "N", "precision", "ms", "to Burn's", "to torch bf16"
+    );
+    for row in rows {
+        let Row { m, k, n, precision, milliseconds, speedup, path } = row;
+        let torch = torch.and_then(|torch| torch.linear_ms(row)).map(|torch| torch / milliseconds);
+        println!(
+            "{m:>6} {k:>6} {n:>6}  {precision:<30}  {milliseconds:>8.3}  {:>9}  {:>13}  {}",
+            or_dash(*speedup, 2),
+            or_dash(torch, 2),
+            path.as_deref().unwrap_or("-"),
+        );
+    }
+}

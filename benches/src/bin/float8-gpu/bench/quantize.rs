@@ -1,0 +1,160 @@
+//! Bandwidth of amax and of the casts, as a share of a copy on the device that moves as many bytes.
+//!
+//! ```text
+//! bytes = 2 · R · C  (x in bf16, read once)  +  codes and scales of each copy written
+//! share = time of a copy that reads bytes / 2 and writes bytes / 2  /  time of the cast
+//! ```
+
+use cubecl::ir::{ElemType, FloatKind, StorageType};
+use cubecl::prelude::*;
+use float8_kernels::{Cast, Format, Granularity, MatrixView, Orientation, ScaleMode, amax, quantize, row_words};
+use half::bf16;
+use serde::Serialize;
+
+use super::data::{Table, fill, sets};
+use super::timing::{Timer, or_dash};
+use super::torch;
+use crate::target::Target;
+
+const BF16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::BF16));
+const GRANULARITIES: [Granularity; 4] =
+    [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128];
+const UNITS: u32 = 256;
+/// Words of a unit's load and store.
+const VECTOR: usize = 4;
+
+/// One kernel, or several that make a cast.
+#[derive(Serialize)]
+pub struct Row {
+    rows: usize,
+    cols: usize,
+    /// `amax`, or the granularity of a cast.
+    what: String,
+    /// What is written: x by rows, or both orientations.
+    orientation: &'static str,
+    /// Read and written.
+    bytes: u64,
+    microseconds: f64,
+    copy_microseconds: f64,
+    /// copy / this.
+    share: f64,
+    /// GB/s of the copy, reads and writes.
+    copy_gb_per_s: f64,
+}
+
+#[cube(launch_unchecked)]
+fn copy<N: Size>(source: &Array<Vector<u32, N>>, target: &mut Array<Vector<u32, N>>) {
+    target[ABSOLUTE_POS] = source[ABSOLUTE_POS];
+}
+
+/// Bytes of codes and scales of an operand `[rows, k]`.
+fn written(granularity: Granularity, rows: usize, k: usize) -> usize {
+    let [r, c] = granularity.scale_dims(rows, k);
+    4 * (rows * row_words(k) + r * c)
+}
+
+/// Median seconds of a copy that moves `bytes`, half of them read.
+fn copy_seconds<T: Target>(timer: &Timer, bytes: usize) -> f64 {
+    let client = T::client();
+    // Folded, as no dimension of a grid is as large as a large copy asks for.
+    let cubes = (bytes / 2).div_ceil(UNITS as usize * VECTOR * 4).max(1);
+    let grid = [cubes.min(32_768), cubes.div_ceil(32_768)];
+    let words = grid[0] * grid[1] * UNITS as usize * VECTOR;
+    let buffers: Vec<_> = (0..sets(bytes).max(2))
+        .map(|_| (client.create_from_slice(&vec![0x5a; 4 * words]), client.empty(4 * words)))
+        .collect();
+    timer.seconds(T::sync, |turn| {
+        let (source, target) = &buffers[turn % buffers.len()];
+        // SAFETY: every unit copies one vector of the `words` that both hold.
+        unsafe {
+            copy::launch_unchecked::<T::Runtime>(
+                &client,
+                CubeCount::Static(grid[0] as u32, grid[1] as u32, 1),
+                CubeDim::new_1d(UNITS),
+                VECTOR,
+                ArrayArg::from_raw_parts(source.clone(), words),
+                ArrayArg::from_raw_parts(target.clone(), words),
+            );
+        }
+    })
+}
+
+pub fn rows<T: Target>(timer: &mut Timer, quick: bool) -> Vec<Row> {
+    let table: Vec<bf16> = Table::new(Format::E4m3).values.into_iter().map(bf16::from_f32).collect();
+    let shapes: &[[usize; 2]] =
+        if quick { &[[128, 256]] } else { &[[8192, 4096], [8192, 14_336], [16_384, 8192], [4096, 4096]] };
+    let mut rows = vec![];
+    for &shape @ [height, width] in shapes {
+        let mut cases = vec![(None, "", Orientation::Rows)];
+        for granularity in GRANULARITIES {
+            cases.push((Some(granularity), "rows", Orientation::Rows));
+            cases.push((Some(granularity), "both", Orientation::Both));
+        }
+        let inputs = || -> Vec<MatrixView> {
+            let client = T::client();
+            let mut values = vec![bf16::ZERO; height * width];
+            let matrix = |i: usize| {
+                fill(&table, &mut values, i * 104_729);
+                let handle = client.create_from_slice(bf16::as_bytes(&values));
+                MatrixView { handle, shape, strides: [width, 1], dtype: BF16 }
+            };
+            (0..sets(2 * height * width).max(2)).map(matrix).collect()
+        };
+        let Some(inputs) = timer.case(&format!("quantize {height}x{width}, inputs"), |_| inputs()) else { continue };
+        for (granularity, orientation, wanted) in cases {
+            let what = granularity.map_or_else(|| "amax".into(), |granularity| granularity.to_string());
+            let name = format!("quantize {height}x{width} {what} {orientation}");
+            rows.extend(timer.case(&name, |timer| {
+                let client = T::client();
+                let out = granularity.map_or(4, |granularity| {
+                    let transposed = if wanted.cols() { written(granularity, width, height) } else { 0 };
+                    written(granularity, height, width) + transposed
+                });
+                let bytes = 2 * height * width + out;
+                let seconds = timer.seconds(T::sync, |turn| {
+                    let x = &inputs[turn % inputs.len()];
+                    match granularity {
+                        None => drop(amax(&client, x).expect("a valid view")),
+                        Some(granularity) => {
+                            let cast = Cast { format: Format::E4m3, granularity, scale_mode: ScaleMode::F32 };
+                            drop(quantize(&client, x, cast, wanted).expect("a valid view"));
+                        }
+                    }
+                });
+                let copied = copy_seconds::<T>(timer, bytes);
+                Row {
+                    rows: height,
+                    cols: width,
+                    what,
+                    orientation,
+                    bytes: bytes as u64,
+                    microseconds: seconds * 1e6,
+                    copy_microseconds: copied * 1e6,
+                    share: copied / seconds,
+                    copy_gb_per_s: bytes as f64 / copied * 1e-9,
+                }
+            }));
+        }
+    }
+    rows
+}
+
+pub fn print(rows: &[Row], torch: Option<&torch::Results>) {
+    if rows.is_empty() {
+        return;
+    }
+    println!("\ncasts of bf16 to e4m3, as shares of a copy of the same bytes");
+    println!(
+        "{:>6} {:>6}  {:<10}  {:<5}  {:>8}  {:>9}  {:>9}  {:>6}",
+        "rows", "cols", "scales", "what", "MiB", "us", "copy us", "share"
+    );
+    for Row { rows, cols, what, orientation, bytes, microseconds, copy_microseconds, share, .. } in rows {
+        let mib = *bytes as f64 / f64::from(1 << 20);
+        println!(
+            "{rows:>6} {cols:>6}  {what:<10}  {orientation:<5}  {mib:>8.2}  {microseconds:>9.1}  \
+             {copy_microseconds:>9.1}  {share:>6.2}"
+        );
+    }
+    let best = rows.iter().map(|row| row.copy_gb_per_s).fold(0.0, f64::max);
+    println!("copy: {best:.0} GB/s at most; torch's {}", or_dash(torch.and_then(|torch| torch.copy_gb_per_s), 0));
+}

@@ -1,0 +1,163 @@
+"""torch on the shapes of `float8-gpu bench`: torch._scaled_mm in all its FP8 modes, bf16 matmul, a bf16 linear, a copy.
+
+Timing: batches of calls between two CUDA events after a warm-up, medians; normal-distributed inputs that rotate through
+more memory than an L2 cache holds. Prints JSON; a mode that torch refuses for a shape is null, and so is a shape that
+the time did not suffice for.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+
+import torch
+
+BATCH_SECONDS = 0.03
+MOST_CALLS = 500
+ROTATION = 128 << 20
+MOST_SETS = 16
+
+
+def sets(size):
+    return max(1, min(MOST_SETS, -(-ROTATION // max(size, 1))))
+
+
+def seconds(call, repeat):
+    """Median seconds of `call(turn)`."""
+    turn = 0
+
+    def batch(calls):
+        nonlocal turn
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        for _ in range(calls):
+            call(turn)
+            turn += 1
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) * 1e-3 / calls
+
+    batch(1)
+    batch(2)
+    calls = max(1, min(MOST_CALLS, int(BATCH_SECONDS / batch(2))))
+    if calls > 2:
+        batch(calls)
+    return statistics.median(batch(calls) for _ in range(repeat))
+
+
+def fp8(rows, cols):
+    """Normal values in e4m3 under one scale, as our benchmark has them."""
+    x = torch.randn(rows, cols, device="cuda", dtype=torch.bfloat16)
+    return (x * (448.0 / 5.0)).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+def gemm(m, n, k, repeat):
+    def rate(call):
+        return 2.0 * m * n * k / seconds(call, repeat) * 1e-12
+
+    row = {"m": m, "n": n, "k": k}
+    pairs = [(fp8(m, k), fp8(n, k).t()) for _ in range(sets((m + n) * k))]
+    one = torch.full((), 0.01, device="cuda")
+    by_row, by_col = torch.full((m, 1), 0.01, device="cuda"), torch.full((1, n), 0.01, device="cuda")
+    modes = {
+        "precise": (one, one, False),
+        "fast": (one, one, True),
+        "rowwise": (by_row, by_col, False),
+        "rowwise_fast": (by_row, by_col, True),
+    }
+    for mode, (scale_a, scale_b, fast) in modes.items():
+
+        def call(turn):
+            a, b = pairs[turn % len(pairs)]
+            torch._scaled_mm(
+                a, b, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16, use_fast_accum=fast
+            )
+
+        try:
+            row[mode] = rate(call)
+        except (RuntimeError, ValueError) as error:
+            print(f"{mode} {m}x{n}x{k}: {error}", file=sys.stderr)
+            row[mode] = None
+    del pairs
+    halves = [
+        (
+            torch.randn(m, k, device="cuda", dtype=torch.bfloat16),
+            torch.randn(n, k, device="cuda", dtype=torch.bfloat16).t(),
+        )
+        for _ in range(sets(2 * (m + n) * k))
+    ]
+    row["bf16"] = rate(lambda turn: torch.mm(*halves[turn % len(halves)]))
+    return row
+
+
+def linear(m, k, n, repeat):
+    """Forward and backward in bf16."""
+    inputs = []
+    for _ in range(max(2, sets(2 * (m * k + k * n + m * n)))):
+        x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        w = (0.02 * torch.randn(n, k, device="cuda", dtype=torch.bfloat16)).requires_grad_()
+        inputs.append((x, w, torch.randn(m, n, device="cuda", dtype=torch.bfloat16)))
+
+    def call(turn):
+        x, w, dy = inputs[turn % len(inputs)]
+        torch.autograd.grad(torch.nn.functional.linear(x, w), (x, w), dy)
+
+    return {"m": m, "k": k, "n": n, "bf16_ms": seconds(call, repeat) * 1e3}
+
+
+def copy(repeat):
+    """GB/s, reads and writes."""
+    size = 512 << 20
+    pairs = [
+        (
+            torch.randint(256, (size,), device="cuda", dtype=torch.uint8),
+            torch.empty(size, device="cuda", dtype=torch.uint8),
+        )
+        for _ in range(2)
+    ]
+
+    def call(turn):
+        source, target = pairs[turn % 2]
+        target.copy_(source)
+
+    return 2 * size / seconds(call, repeat) * 1e-9
+
+
+def shapes(text):
+    return [tuple(int(part) for part in shape.split("x")) for shape in text.split(",") if shape]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gemm", type=shapes, default=[(n, n, n) for n in (1024, 2048, 4096, 8192)], help="MxNxK,..")
+    parser.add_argument("--linear", type=shapes, default=[(8192, 4096, 4096), (8192, 8192, 8192)], help="MxKxN,..")
+    parser.add_argument("--only", default="gemm,quantize,linear", help="parts, separated by commas")
+    parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--limit-seconds", type=float, default=200)
+    parser.add_argument("--json", help="a file to write to instead of standard output")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("torch finds no CUDA device")
+    end = time.monotonic() + args.limit_seconds
+    torch.manual_seed(0)
+    only = args.only.split(",")
+    results = {"version": torch.__version__, "device": torch.cuda.get_device_name(), "gemm": [], "linear": []}
+    if "quantize" in only:
+        results["copy_gb_per_s"] = copy(args.repeat)
+    for part, measure in [("linear", linear), ("gemm", gemm)]:
+        for shape in getattr(args, part) if part in only else []:
+            if time.monotonic() < end:
+                results[part].append(measure(*shape, args.repeat))
+                torch.cuda.empty_cache()
+    text = json.dumps(results, indent=2)
+    if args.json:
+        with open(args.json, "w") as file:
+            file.write(text + "\n")
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()
