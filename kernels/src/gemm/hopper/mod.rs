@@ -154,6 +154,7 @@ struct Target {
 fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan, promote: bool, target: &Target) {
     let (m, n) = (gemm.m(), gemm.n());
     let partial = plan.splits > 1;
+    let by_block = gemm.a.granularity.is_blocks() || gemm.b.granularity.is_blocks();
     let bias = gemm.bias.as_ref().filter(|_| !partial);
     let hardware = &client.properties().hardware;
     let mut config = Config {
@@ -161,7 +162,8 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
         cluster: plan.cluster,
         stages: 1,
         promote,
-        chunks: if gemm.a.granularity.is_blocks() || gemm.b.granularity.is_blocks() { 1 } else { 2 },
+        // Successive chunks must alternate, also from one tile to the next. Scales need the room of the second.
+        chunks: if by_block || plan.tile.group_cols() * target.dtype.size() == 128 { 1 } else { 2 },
         tma_store: target.tma_store,
         partial,
         accumulate: gemm.accumulate && !partial,
