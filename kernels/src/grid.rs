@@ -54,7 +54,8 @@ fn warps_max(value: u32, #[comptime] lanes: u32) -> u32 {
     let warps = comptime!(lanes / WARP);
     if comptime!(warps > 1) {
         let mut shared = SharedMemory::<u32>::new(comptime!((UNITS / WARP) as usize));
-        if UNIT_POS % WARP == 0 {
+        let lane = UNIT_POS % WARP;
+        if lane == 0 {
             shared[(UNIT_POS / WARP) as usize] = largest;
         }
         sync_cube();

@@ -190,7 +190,8 @@ fn row_scale(amax: u32, #[comptime] lanes: u32, #[comptime] encoding: Encoding, 
     } else {
         let mut scales = SharedMemory::<u32>::new(comptime!((UNITS / lanes) as usize));
         let slot = (UNIT_POS / lanes) as usize;
-        if UNIT_POS % lanes == 0 {
+        let lane = UNIT_POS % lanes;
+        if lane == 0 {
             scales[slot] = scale_bits(amax, encoding.format, mode, encoding.isa);
         }
         sync_cube();
