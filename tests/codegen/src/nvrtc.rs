@@ -38,7 +38,7 @@ impl Nvrtc {
     /// Machine code of `source` for `arch`, such as `sm_90a`, with the options that CubeCL passes.
     ///
     /// # Errors
-    /// The compiler's log.
+    /// The compiler's log; what ptxas says of lost performance, such as `wgmma` that it serialized.
     pub fn compile(&self, source: &str, arch: &str) -> Result<Vec<u8>, String> {
         self.product(source, arch, b"nvrtcGetCUBINSize\0", b"nvrtcGetCUBIN\0")
     }
@@ -63,6 +63,8 @@ impl Nvrtc {
             format!("--include-path={root}/include"),
             format!("--include-path={root}/include/cccl"),
             "-lineinfo".into(),
+            // Only for the log to hold what ptxas has to say.
+            "--ptxas-options=-v".into(),
         ];
         let options = options.map(|option| CString::new(option).expect("no NUL in a path"));
         let source = CString::new(source).map_err(|error| error.to_string())?;
@@ -91,12 +93,13 @@ impl Nvrtc {
             }
             let pointers = options.each_ref().map(|option| option.as_ptr());
             let status = compile(program, pointers.len() as c_int, pointers.as_ptr());
-            let result = if status == 0 {
-                self.fetch(program, size, bytes)
-            } else {
-                let log = self.fetch(program, b"nvrtcGetProgramLogSize\0", b"nvrtcGetProgramLog\0")?;
-                let log = CStr::from_bytes_until_nul(&log).map_or_else(|_| "no log".into(), CStr::to_string_lossy);
-                Err(log.into_owned())
+            let log = self.fetch(program, b"nvrtcGetProgramLogSize\0", b"nvrtcGetProgramLog\0")?;
+            let log = CStr::from_bytes_until_nul(&log).map_or_else(|_| "no log".into(), CStr::to_string_lossy);
+            let lost: Vec<_> = log.lines().filter(|line| line.contains("Performance Loss")).collect();
+            let result = match status {
+                0 if lost.is_empty() => self.fetch(program, size, bytes),
+                0 => Err(lost.join("\n")),
+                _ => Err(log.clone().into_owned()),
             };
             destroy(&mut program);
             result
