@@ -27,6 +27,19 @@ pub(crate) fn tile_origin(cols: u32, #[comptime] size: u32) -> (u32, u32) {
     (tile_row * size, tile % tiles_per_row * size)
 }
 
+/// Rows of tiles that are gone through together.
+const BAND: u32 = 8;
+
+/// Row and column of tile `number` of `rows` by `cols`: bands of rows, each column by column. Cubes that run at the same time
+/// then make about a square of the output and share operands in L2.
+#[cube]
+pub(crate) fn banded_tile(number: u32, rows: u32, cols: u32) -> (u32, u32) {
+    let first = number / (BAND * cols) * BAND;
+    let height = min(rows - first, BAND);
+    let within = number % (BAND * cols);
+    (first + within % height, within / height)
+}
+
 /// The maximum of `value` over the cube, in every unit. All [`UNITS`] units must call it, and it synchronizes them.
 #[cube]
 pub(crate) fn cube_max(value: u32, #[comptime] isa: Isa) -> u32 {

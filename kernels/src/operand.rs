@@ -2,6 +2,7 @@
 
 use core::fmt;
 
+use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use crate::view::MAX_INDEX;
@@ -62,6 +63,11 @@ impl Granularity {
     /// Whether neighbouring rows may have different scales, of which otherwise 128 aligned ones share one.
     pub(crate) const fn is_by_row(self) -> bool {
         matches!(self, Granularity::Row | Granularity::Block1x128)
+    }
+
+    /// Whether either of two operands has scales that change along the contraction.
+    pub(crate) const fn any_blocks(granularities: [Self; 2]) -> bool {
+        granularities[0].is_blocks() || granularities[1].is_blocks()
     }
 
     /// Whether the scale changes along the contraction, so that a GEMM cannot apply it after the sum.
@@ -162,6 +168,24 @@ impl Operand {
     pub(crate) const fn scales(&self) -> usize {
         let [rows, cols] = self.granularity.scale_dims(self.rows, self.k);
         rows * cols
+    }
+
+    /// The kernel's argument for the codes, `words` words to an element.
+    ///
+    /// # Safety
+    /// The operand is checked.
+    pub(crate) unsafe fn codes_array<R: Runtime>(&self, words: usize) -> ArrayArg<R> {
+        // SAFETY: by the caller, the codes are as many.
+        unsafe { ArrayArg::from_raw_parts(self.codes.clone(), self.rows * row_words(self.k) / words) }
+    }
+
+    /// The kernel's argument for the scales.
+    ///
+    /// # Safety
+    /// The operand is checked.
+    pub(crate) unsafe fn scales_array<R: Runtime>(&self) -> ArrayArg<R> {
+        // SAFETY: by the caller, the scales are as many.
+        unsafe { ArrayArg::from_raw_parts(self.inv_scale.clone(), self.scales()) }
     }
 
     /// Whether the kernels can read what the operand claims to be.

@@ -10,12 +10,12 @@ use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
 use super::Gemm;
+use super::bias::{Bias, BiasLaunch};
 use crate::format::decode;
 use crate::grid::{fold, tile_origin};
 use crate::operand::BLOCK;
 use crate::scale::scale_index;
-use crate::view::{Checked, Geometry, GeometryLaunch, Source, load_scalar};
-use crate::{Format, Granularity, Operand, row_words};
+use crate::{Format, Granularity, row_words};
 
 /// Rows and columns of a cube's tile of the output.
 const TILE: u32 = 64;
@@ -42,26 +42,21 @@ type Quad = Vector<f32, Const<4>>;
 
 /// Launches the kernel.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
-    let (a, b, bias) = (gemm.a, gemm.b, gemm.bias.as_ref());
+    let (a, b) = (gemm.a, gemm.b);
     let (m, n, words) = (a.rows as u32, b.rows as u32, row_words(a.k) as u32);
-    let no_bias = || GeometryLaunch::new(0, 0, 0, 0, 0);
     // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are guarded by
     // the rows and words of the operands, stores by `m` and `n`.
     unsafe {
-        let codes =
-            |operand: &Operand| ArrayArg::from_raw_parts(operand.codes.clone(), operand.rows * row_words(operand.k));
-        let scales = |operand: &Operand| ArrayArg::from_raw_parts(operand.inv_scale.clone(), operand.scales());
         gemm_emulated::launch_unchecked::<R>(
             client,
             fold(client, m.div_ceil(TILE) * n.div_ceil(TILE)),
             CubeDim::new_1d(SIDE * SIDE),
-            codes(a),
-            codes(b),
-            scales(a),
-            scales(b),
-            bias.map(Checked::array).into(),
+            a.codes_array(1),
+            b.codes_array(1),
+            a.scales_array(),
+            b.scales_array(),
+            BiasLaunch::of(gemm.bias.as_ref()),
             ArrayArg::from_raw_parts(gemm.out.clone(), a.rows * b.rows),
-            bias.map_or_else(no_bias, Checked::geometry),
             m,
             n,
             words,
@@ -70,7 +65,6 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
             b.format,
             a.granularity,
             b.granularity,
-            bias.map_or(Source::F32, |bias| bias.source),
             gemm.accumulate,
             gemm.dtype,
         );
@@ -83,9 +77,8 @@ fn gemm_emulated<O: Float>(
     b: &Array<u32>,
     inv_scale_a: &Array<f32>,
     inv_scale_b: &Array<f32>,
-    bias: &ComptimeOption<Array<u32>>,
+    bias: &Bias,
     out: &mut Array<O>,
-    bias_geometry: Geometry,
     m: u32,
     n: u32,
     words: u32,
@@ -94,7 +87,6 @@ fn gemm_emulated<O: Float>(
     #[comptime] format_b: Format,
     #[comptime] granularity_a: Granularity,
     #[comptime] granularity_b: Granularity,
-    #[comptime] bias_source: Source,
     #[comptime] accumulate: bool,
     #[define(O)] _dtype: StorageType,
 ) {
@@ -171,11 +163,7 @@ fn gemm_emulated<O: Float>(
     for j in 0..8u32 {
         let col = col0 + (unit_x + comptime!(j / 4 * SIDE)) * 4 + comptime!(j % 4);
         if col < n {
-            #[comptime]
-            let shift = match bias {
-                ComptimeOption::Some(bias) => load_scalar(bias, &bias_geometry, col, bias_source),
-                ComptimeOption::None => f32::new(0.0),
-            };
+            let shift = bias.at(col);
             #[unroll]
             for i in 0..8u32 {
                 let row = row0 + (unit_y + comptime!(i / 4 * SIDE)) * 4 + comptime!(i % 4);

@@ -1,6 +1,7 @@
 //! `out = (A · Bᵀ) · (inv_scale_a · inv_scale_b) + bias` for any two granularities: checks, then the kernel that fits the
 //! device.
 
+mod bias;
 mod emulated;
 mod half;
 mod hopper;
@@ -14,7 +15,7 @@ use cubecl::server::Handle;
 
 use crate::operand::check_size;
 use crate::view::{Checked, Source};
-use crate::{CudaArch, KernelError, Operand, VectorView, cuda_arch, supports};
+use crate::{CudaArch, Granularity, KernelError, Operand, VectorView, cuda_arch, supports};
 
 /// Which kernel runs a GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -94,6 +95,11 @@ impl Gemm<'_> {
     /// Columns of the output.
     const fn n(&self) -> usize {
         self.b.rows
+    }
+
+    /// Whether scales change along the contraction.
+    const fn by_block(&self) -> bool {
+        Granularity::any_blocks([self.a.granularity, self.b.granularity])
     }
 }
 

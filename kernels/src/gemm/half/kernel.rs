@@ -7,9 +7,9 @@ use half::f16;
 
 use super::{PITCH, Plan, STEP};
 use crate::Format;
+use crate::gemm::bias::Bias;
 use crate::operand::BLOCK;
 use crate::scale::scale_index;
-use crate::view::{Geometry, load_scalar};
 
 /// Chunks of four words, 16 codes, in a row of a step.
 const ROW_CHUNKS: u32 = STEP / 16;
@@ -32,9 +32,8 @@ pub(super) fn gemm_half<O: Float>(
     b: &Array<Chunk>,
     inv_scale_a: &Array<f32>,
     inv_scale_b: &Array<f32>,
-    bias: &ComptimeOption<Array<u32>>,
+    bias: &Bias,
     out: &mut Array<O>,
-    bias_geometry: Geometry,
     m: u32,
     n: u32,
     chunks: u32,
@@ -132,11 +131,7 @@ pub(super) fn gemm_half<O: Float>(
     }
 
     if col < n {
-        #[comptime]
-        let shift = match bias {
-            ComptimeOption::Some(bias) => load_scalar(bias, &bias_geometry, col, comptime!(plan.bias)),
-            ComptimeOption::None => f32::new(0.0),
-        };
+        let shift = bias.at(col);
         #[unroll]
         for i in 0..comptime!(plan.sums()) {
             let row = row + comptime!(i * (plan.unit.plane / part_cols));

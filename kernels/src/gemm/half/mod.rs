@@ -16,10 +16,10 @@ use cubecl::ir::{ElemType, FloatKind, StorageType};
 use cubecl::prelude::*;
 
 use super::Gemm;
+use super::bias::BiasLaunch;
 use crate::grid::fold;
 use crate::operand::BLOCK;
-use crate::view::{Checked, GeometryLaunch, Source};
-use crate::{Format, Granularity, Operand, row_words};
+use crate::{Format, Granularity, row_words};
 
 /// Codes of the contraction in a step.
 const STEP: u32 = 32;
@@ -133,14 +133,13 @@ struct Plan {
     unit: Unit,
     formats: [Format; 2],
     granularities: [Granularity; 2],
-    bias: Source,
     accumulate: bool,
 }
 
 impl Plan {
     /// Whether scales change along the contraction.
     const fn by_block(self) -> bool {
-        self.granularities[0].is_blocks() || self.granularities[1].is_blocks()
+        Granularity::any_blocks(self.granularities)
     }
 
     /// Products that a plane makes along the rows, along the columns.
@@ -158,7 +157,7 @@ impl Plan {
 
 /// Launches the kernel.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, unit: Unit) {
-    let (a, b, bias) = (gemm.a, gemm.b, gemm.bias.as_ref());
+    let (a, b) = (gemm.a, gemm.b);
     let (m, n, words) = (gemm.m() as u32, gemm.n() as u32, row_words(a.k) as u32);
     let tile = unit.tile(client, m, n);
     let plan = Plan {
@@ -166,28 +165,21 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, unit: U
         unit,
         formats: [a.format, b.format],
         granularities: [a.granularity, b.granularity],
-        bias: bias.map_or(Source::F32, |bias| bias.source),
         accumulate: gemm.accumulate,
     };
-    let no_bias = || GeometryLaunch::new(0, 0, 0, 0, 0);
     // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are guarded by
     // the rows and words of the operands, stores by `m` and `n`.
     unsafe {
-        let codes = |operand: &Operand| {
-            ArrayArg::from_raw_parts(operand.codes.clone(), operand.rows * row_words(operand.k) / 4)
-        };
-        let scales = |operand: &Operand| ArrayArg::from_raw_parts(operand.inv_scale.clone(), operand.scales());
         kernel::gemm_half::launch_unchecked::<R>(
             client,
             fold(client, tile.count(m, n)),
             CubeDim::new_2d(unit.plane, tile.plane_count()),
-            codes(a),
-            codes(b),
-            scales(a),
-            scales(b),
-            bias.map(Checked::array).into(),
+            a.codes_array(4),
+            b.codes_array(4),
+            a.scales_array(),
+            b.scales_array(),
+            BiasLaunch::of(gemm.bias.as_ref()),
             ArrayArg::from_raw_parts(gemm.out.clone(), gemm.m() * gemm.n()),
-            bias.map_or_else(no_bias, Checked::geometry),
             m,
             n,
             words / 4,

@@ -3,11 +3,11 @@
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
+use crate::Granularity;
 use crate::gemm::Gemm;
+use crate::gemm::bias::{Bias, BiasLaunch};
 use crate::grid::{UNITS, fold};
 use crate::scale::scale_index;
-use crate::view::{Checked, Geometry, GeometryLaunch, Source, load_scalar};
-use crate::{Granularity, Operand};
 
 /// Launches the kernel on `partials`, f32 `[splits, rows, pitch]`.
 pub(super) fn launch<R: Runtime>(
@@ -17,27 +17,24 @@ pub(super) fn launch<R: Runtime>(
     splits: usize,
     [rows, pitch]: [usize; 2],
 ) {
-    let (m, n, bias) = (gemm.m(), gemm.n(), gemm.bias.as_ref());
+    let (m, n) = (gemm.m(), gemm.n());
     // SAFETY: partial sums and output have the sizes given here, and every index is below `m · n`.
     unsafe {
-        let scales = |operand: &Operand| ArrayArg::from_raw_parts(operand.inv_scale.clone(), operand.scales());
         gemm_hopper_combine::launch_unchecked::<R>(
             client,
             fold(client, (m * n).div_ceil(UNITS as usize) as u32),
             CubeDim::new_1d(UNITS),
             ArrayArg::from_raw_parts(partials.clone(), splits * rows * pitch),
-            scales(gemm.a),
-            scales(gemm.b),
-            bias.map(Checked::array).into(),
+            gemm.a.scales_array(),
+            gemm.b.scales_array(),
+            BiasLaunch::of(gemm.bias.as_ref()),
             ArrayArg::from_raw_parts(gemm.out.clone(), m * n),
-            bias.map_or_else(|| GeometryLaunch::new(0, 0, 0, 0, 0), Checked::geometry),
             m as u32,
             n as u32,
             (rows * pitch) as u32,
             pitch as u32,
             splits as u32,
             [gemm.a.granularity, gemm.b.granularity],
-            bias.map_or(Source::F32, |bias| bias.source),
             gemm.accumulate,
             gemm.dtype,
         );
@@ -49,16 +46,14 @@ fn gemm_hopper_combine<O: Float>(
     partials: &Array<f32>,
     inv_scale_a: &Array<f32>,
     inv_scale_b: &Array<f32>,
-    bias: &ComptimeOption<Array<u32>>,
+    bias: &Bias,
     out: &mut Array<O>,
-    bias_geometry: Geometry,
     m: u32,
     n: u32,
     part: u32,
     pitch: u32,
     splits: u32,
     #[comptime] granularities: [Granularity; 2],
-    #[comptime] bias_source: Source,
     #[comptime] accumulate: bool,
     #[define(O)] _dtype: StorageType,
 ) {
@@ -72,20 +67,14 @@ fn gemm_hopper_combine<O: Float>(
     for split in 0..splits {
         sum += partials[(split * part + row * pitch + col) as usize];
     }
-    let by_block = comptime!(granularities[0].is_blocks() || granularities[1].is_blocks());
-    if comptime!(!by_block) {
+    if comptime!(!Granularity::any_blocks(granularities)) {
         let scale_a = inv_scale_a[scale_index(row, 0u32, 1u32, comptime!(granularities[0])) as usize];
         let scale_b = inv_scale_b[scale_index(col, 0u32, 1u32, comptime!(granularities[1])) as usize];
         sum *= scale_a * scale_b;
     }
-    #[comptime]
-    let shift = match bias {
-        ComptimeOption::Some(bias) => load_scalar(bias, &bias_geometry, col, bias_source),
-        ComptimeOption::None => f32::new(0.0),
-    };
-    sum += shift;
+    sum += bias.at(col);
     if comptime!(accumulate) {
-        sum = f32::cast_from(out[index as usize]) + sum;
+        sum += f32::cast_from(out[index as usize]);
     }
     out[index as usize] = O::cast_from(sum);
 }

@@ -7,12 +7,13 @@ use cubecl::prelude::*;
 
 use super::kernel::{Extent, Item, consumer, group_origin};
 use super::{CHUNK, Config, GROUP};
+use crate::gemm::bias::Bias;
 use crate::ptx::barrier::{fence_proxy_async, named_barrier};
 use crate::ptx::shared::store_shared_pair;
 use crate::ptx::tma::{tma_store, tma_store_wait_read};
 use crate::ptx::wgmma::{pack_half, stmatrix_x4};
 use crate::scale::scale_index;
-use crate::view::{Geometry, Source, load_scalar};
+use crate::view::Source;
 
 /// Scales a warpgroup's sums in place, adds the bias and what the output holds, and stores them.
 #[cube]
@@ -23,8 +24,7 @@ pub(super) fn store_tile<O: Float>(
     out: &mut Array<O>,
     inv_scale_a: &Array<f32>,
     inv_scale_b: &Array<f32>,
-    bias: &ComptimeOption<Array<u32>>,
-    bias_geometry: &Geometry,
+    bias: &Bias,
     item: &Item,
     extent: &Extent,
     #[comptime] config: Config,
@@ -52,7 +52,6 @@ pub(super) fn store_tile<O: Float>(
                     inv_scale_a,
                     inv_scale_b,
                     bias,
-                    bias_geometry,
                     row,
                     col,
                     extent,
@@ -65,20 +64,7 @@ pub(super) fn store_tile<O: Float>(
         {
             #[unroll]
             for j in 0..comptime!(config.tile.group_cols() as u32 / 8) {
-                finish(
-                    sums,
-                    comptime!(8 * j),
-                    8u32,
-                    out,
-                    inv_scale_a,
-                    inv_scale_b,
-                    bias,
-                    bias_geometry,
-                    row,
-                    col,
-                    extent,
-                    config,
-                );
+                finish(sums, comptime!(8 * j), 8u32, out, inv_scale_a, inv_scale_b, bias, row, col, extent, config);
                 store_elements(sums, comptime!(4 * j), out, row, col + comptime!(8 * j), extent);
             }
         }
@@ -96,8 +82,7 @@ fn finish<O: Float>(
     out: &Array<O>,
     inv_scale_a: &Array<f32>,
     inv_scale_b: &Array<f32>,
-    bias: &ComptimeOption<Array<u32>>,
-    bias_geometry: &Geometry,
+    bias: &Bias,
     row: u32,
     col: u32,
     extent: &Extent,
@@ -119,11 +104,7 @@ fn finish<O: Float>(
         for c in 0..2u32 {
             let col = col + comptime!(first + 8 * j + c);
             let inside = min(col, extent.n - 1);
-            #[comptime]
-            let shift = match bias {
-                ComptimeOption::Some(bias) => load_scalar(bias, bias_geometry, inside, comptime!(config.bias)),
-                ComptimeOption::None => f32::new(0.0),
-            };
+            let shift = bias.at(inside);
             let scale_b = if comptime!(config.by_block()) {
                 f32::new(0.0)
             } else {
@@ -142,7 +123,7 @@ fn finish<O: Float>(
                 if comptime!(config.accumulate) {
                     let row = row + comptime!(8 * i);
                     if row < extent.m && col < extent.n {
-                        sum = f32::cast_from(out[(row * extent.n + col) as usize]) + sum;
+                        sum += f32::cast_from(out[(row * extent.n + col) as usize]);
                     }
                 }
                 sums[place] = sum;
@@ -151,10 +132,17 @@ fn finish<O: Float>(
     }
 }
 
+/// Whether this thread speaks to TMA for its warpgroup.
+#[cube]
+fn leads() -> bool {
+    let thread = UNIT_POS % GROUP;
+    thread == 0
+}
+
 /// Waits until TMA has read the last chunks: shared memory goes with the block.
 #[cube]
 pub(super) fn finish_stores() {
-    if UNIT_POS % GROUP == 0 {
+    if leads() {
         tma_store_wait_read(0u32);
     }
 }
@@ -162,7 +150,7 @@ pub(super) fn finish_stores() {
 /// Address where this warpgroup may put a chunk: the store that used it last has read it.
 #[cube]
 fn free_chunk(base: u32, #[comptime] chunk: u32, #[comptime] config: Config) -> u32 {
-    if UNIT_POS % GROUP == 0 {
+    if leads() {
         tma_store_wait_read(comptime!(config.chunks as u32 - 1));
     }
     named_barrier(1 + consumer(), GROUP);
@@ -188,7 +176,7 @@ fn store_chunk<O: Float>(
     }
     fence_proxy_async();
     named_barrier(1 + consumer(), GROUP);
-    if UNIT_POS % GROUP == 0 {
+    if leads() {
         tma_store(map, at, col, row);
     }
 }

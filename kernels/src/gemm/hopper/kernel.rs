@@ -5,6 +5,8 @@ use cubecl::prelude::*;
 use super::epilogue::{finish_stores, store_tile};
 use super::plan::{CONSUMERS, MMA_ROWS, STEP};
 use super::{Config, GROUP};
+use crate::gemm::bias::Bias;
+use crate::grid::banded_tile;
 use crate::ptx::barrier::{
     cluster_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_arrive_remote,
     mbarrier_init, mbarrier_wait, setmaxnreg_dec, setmaxnreg_inc,
@@ -13,10 +15,6 @@ use crate::ptx::shared::{load_shared, load_shared_pair, shared_address, store_sh
 use crate::ptx::tma::{tma_load, tma_load_multicast, tma_prefetch_map};
 use crate::ptx::wgmma::{descriptor, wgmma_commit, wgmma_fence, wgmma_fp8, wgmma_wait};
 use crate::scale::scale_index;
-use crate::view::Geometry;
-
-/// Tiles of rows that are worked on before the next column: a square of clusters at work reads the fewest codes.
-const BAND: u32 = 8;
 
 /// Threads that fetch scales: the producer's warps but the first.
 const SCALE_THREADS: u32 = 96;
@@ -54,13 +52,10 @@ fn item(index: u32, extent: &Extent, #[comptime] config: Config) -> Item {
     let tiles = extent.row_clusters * extent.col_tiles;
     let split = index / tiles;
     let tile = index % tiles;
-    let band = tile / (BAND * extent.col_tiles) * BAND;
-    let height = min(BAND, extent.row_clusters - band);
-    let in_band = tile % (BAND * extent.col_tiles);
-    let row = (band + in_band % height) * cluster + CUBE_POS_X % cluster;
+    let (row_cluster, col) = banded_tile(tile, extent.row_clusters, extent.col_tiles);
     Item {
-        row0: row * comptime!(config.tile.rows as u32),
-        col0: in_band / height * comptime!(config.tile.cols as u32),
+        row0: (row_cluster * cluster + CUBE_POS_X % cluster) * comptime!(config.tile.rows as u32),
+        col0: col * comptime!(config.tile.cols as u32),
         first: extent.steps * split / extent.splits,
         end: extent.steps * (split + 1) / extent.splits,
         split,
@@ -83,6 +78,8 @@ fn advance(place: &mut Place, #[comptime] config: Config) {
     }
 }
 
+// The outer of nested `if`s is resolved while the kernel is generated.
+#[allow(clippy::collapsible_if)]
 #[cube(launch_unchecked, cluster_dim = CubeDim::new_2d(config.cluster as u32, 1))]
 pub(super) fn gemm_hopper<O: Float>(
     a: &TensorMap<u8, Tiled>,
@@ -90,9 +87,8 @@ pub(super) fn gemm_hopper<O: Float>(
     out_map: &mut ComptimeOption<TensorMap<O, Tiled>>,
     inv_scale_a: &Array<f32>,
     inv_scale_b: &Array<f32>,
-    bias: &ComptimeOption<Array<u32>>,
+    bias: &Bias,
     out: &mut Array<O>,
-    bias_geometry: Geometry,
     extent: Extent,
     #[comptime] config: Config,
     #[define(O)] _dtype: StorageType,
@@ -178,19 +174,7 @@ pub(super) fn gemm_hopper<O: Float>(
             } else {
                 multiply_fast(&mut sums, base, full, empty, &mut place, &item, config);
             }
-            store_tile::<O>(
-                &mut sums,
-                base,
-                out_map,
-                out,
-                inv_scale_a,
-                inv_scale_b,
-                bias,
-                &bias_geometry,
-                &item,
-                &extent,
-                config,
-            );
+            store_tile::<O>(&mut sums, base, out_map, out, inv_scale_a, inv_scale_b, bias, &item, &extent, config);
             index += step;
         }
         if comptime!(config.tma_store) {

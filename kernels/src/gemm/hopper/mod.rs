@@ -21,7 +21,8 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::Gemm;
-use crate::view::{Checked, GeometryLaunch, Source};
+use super::bias::BiasLaunch;
+use crate::view::Source;
 use crate::{Format, Granularity, Operand, row_words};
 use plan::{CONSUMERS, MMA_ROWS, Plan, STEP, Tile};
 
@@ -54,7 +55,6 @@ struct Config {
     accumulate: bool,
     formats: [Format; 2],
     granularities: [Granularity; 2],
-    bias: Source,
     /// Of the output.
     dtype: Source,
 }
@@ -62,7 +62,7 @@ struct Config {
 impl Config {
     /// Whether scales change along the contraction.
     const fn by_block(&self) -> bool {
-        self.granularities[0].is_blocks() || self.granularities[1].is_blocks()
+        Granularity::any_blocks(self.granularities)
     }
 
     /// Whether all columns of a product share one scale of B within a block of the contraction.
@@ -125,7 +125,7 @@ impl Config {
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let hardware = &client.properties().hardware;
     let multiprocessors = hardware.num_streaming_multiprocessors.unwrap_or(132) as usize;
-    let by_block = gemm.a.granularity.is_blocks() || gemm.b.granularity.is_blocks();
+    let by_block = gemm.by_block();
     let promote = by_block || !gemm.use_fast_accum;
     let plan = Plan::new([gemm.m(), gemm.n(), gemm.a.k], multiprocessors, promote);
     let (m, n) = (gemm.m(), gemm.n());
@@ -154,8 +154,7 @@ struct Target {
 fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan, promote: bool, target: &Target) {
     let (m, n) = (gemm.m(), gemm.n());
     let partial = plan.splits > 1;
-    let by_block = gemm.a.granularity.is_blocks() || gemm.b.granularity.is_blocks();
-    let bias = gemm.bias.as_ref().filter(|_| !partial);
+    let by_block = gemm.by_block();
     let hardware = &client.properties().hardware;
     let mut config = Config {
         tile: plan.tile,
@@ -169,7 +168,6 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
         accumulate: gemm.accumulate && !partial,
         formats: [gemm.a.format, gemm.b.format],
         granularities: [gemm.a.granularity, gemm.b.granularity],
-        bias: bias.map_or(Source::F32, |bias| bias.source),
         dtype: Source::of(target.dtype).expect("checked by scaled_gemm"),
     };
     let fits =
@@ -189,7 +187,6 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
     // SAFETY: `scaled_gemm` has checked that codes, scales, bias and output have the sizes given here; TMA stays inside its
     // maps, and ordinary loads and stores are guarded by `m` and `n`.
     unsafe {
-        let scales = |operand: &Operand| ArrayArg::from_raw_parts(operand.inv_scale.clone(), operand.scales());
         kernel::gemm_hopper::launch_unchecked::<R>(
             client,
             CubeCount::Static((clusters * plan.cluster) as u32, 1, 1),
@@ -197,11 +194,10 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
             code_map(gemm.a, plan.tile.rows),
             code_map(gemm.b, plan.tile.cols / plan.cluster),
             target.tma_store.then(|| output_map(target)).into(),
-            scales(gemm.a),
-            scales(gemm.b),
-            bias.map(Checked::array).into(),
+            gemm.a.scales_array(),
+            gemm.b.scales_array(),
+            BiasLaunch::of(gemm.bias.as_ref().filter(|_| !partial)),
             ArrayArg::from_raw_parts(target.handle.clone(), target.rows * target.pitch),
-            bias.map_or_else(|| GeometryLaunch::new(0, 0, 0, 0, 0), Checked::geometry),
             extent,
             config,
             target.dtype,

@@ -9,11 +9,12 @@ use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
 use super::{Plan, Tile};
+use crate::gemm::bias::Bias;
+use crate::grid::banded_tile;
 use crate::operand::BLOCK;
 use crate::ptx::mma::{commit_copies, copy_chunk, load_matrices, mma_fp8, wait_copies};
 use crate::ptx::shared::shared_address;
 use crate::scale::scale_index;
-use crate::view::{Geometry, load_scalar};
 
 /// Words of contraction in a step.
 const STEP_WORDS: u32 = 16;
@@ -27,19 +28,14 @@ const STEP_PRODUCTS: u32 = 2;
 /// Steps between promotions.
 const BLOCK_STEPS: u32 = BLOCK as u32 / ROW_BYTES;
 
-/// Rows of tiles that are gone through together, column by column, so that blocks that run at the same time share
-/// operands in L2.
-const GROUP: u32 = 8;
-
 #[cube(launch_unchecked)]
 pub(super) fn gemm_mma<O: Float, W: Size>(
     a: &Array<u32>,
     b: &Array<u32>,
     inv_scale_a: &Array<f32>,
     inv_scale_b: &Array<f32>,
-    bias: &ComptimeOption<Array<u32>>,
+    bias: &Bias,
     out: &mut Array<Vector<O, W>>,
-    bias_geometry: Geometry,
     m: u32,
     n: u32,
     words: u32,
@@ -153,7 +149,7 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
             totals[i as usize] *= factor_a * factor_b;
         }
     }
-    store(&totals, bias, out, &bias_geometry, row, col, m, n, plan);
+    store(&totals, bias, out, row, col, m, n, plan);
 }
 
 /// First row and column of this block's tile; a row past the last for spare blocks.
@@ -161,11 +157,8 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
 fn tile_in_order(m: u32, n: u32, #[comptime] tile: Tile) -> (u32, u32) {
     let rows = m.div_ceil(comptime!(tile.size[0]));
     let cols = n.div_ceil(comptime!(tile.size[1]));
-    let number = CUBE_POS as u32;
-    let first = number / (GROUP * cols) * GROUP;
-    let height = min(rows - first, GROUP);
-    let within = number % (GROUP * cols);
-    ((first + within % height) * comptime!(tile.size[0]), within / height * comptime!(tile.size[1]))
+    let (row, col) = banded_tile(CUBE_POS as u32, rows, cols);
+    (row * comptime!(tile.size[0]), col * comptime!(tile.size[1]))
 }
 
 /// Starts this thread's copies of one step of both operands to their place in a stage, and closes their group.
@@ -288,9 +281,8 @@ fn col_factors(
 #[cube]
 fn store<O: Float, W: Size>(
     totals: &Array<f32>,
-    bias: &ComptimeOption<Array<u32>>,
+    bias: &Bias,
     out: &mut Array<Vector<O, W>>,
-    bias_geometry: &Geometry,
     row: u32,
     col: u32,
     m: u32,
@@ -308,12 +300,7 @@ fn store<O: Float, W: Size>(
             let mut shift = Array::<f32>::new(comptime!(width as usize));
             #[unroll]
             for w in 0..width {
-                #[comptime]
-                let value = match bias {
-                    ComptimeOption::Some(bias) => load_scalar(bias, bias_geometry, col + w, comptime!(plan.bias)),
-                    ComptimeOption::None => f32::new(0.0),
-                };
-                shift[w as usize] = value;
+                shift[w as usize] = bias.at(col + w);
             }
             #[unroll]
             for i in 0..comptime!(2 * products_m) {

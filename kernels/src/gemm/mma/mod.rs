@@ -19,10 +19,10 @@ mod kernel;
 use cubecl::prelude::*;
 
 use super::Gemm;
+use super::bias::BiasLaunch;
 use crate::operand::BLOCK;
 use crate::ptx::mma::MmaKind;
-use crate::view::{Checked, GeometryLaunch, Source};
-use crate::{CudaArch, Format, Granularity, Operand, cuda_arch, row_words};
+use crate::{CudaArch, Format, Granularity, cuda_arch, row_words};
 
 /// A block's part of the output, and how it is cut among warps and held in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,7 +82,6 @@ struct Plan {
     kind: MmaKind,
     formats: [Format; 2],
     granularities: [Granularity; 2],
-    bias: Source,
     accumulate: bool,
     fast_accum: bool,
 }
@@ -90,7 +89,7 @@ struct Plan {
 impl Plan {
     /// Whether scales change along the contraction.
     const fn by_block(self) -> bool {
-        self.granularities[0].is_blocks() || self.granularities[1].is_blocks()
+        Granularity::any_blocks(self.granularities)
     }
 
     /// Whether sums of 128 of the contraction are added to f32 registers.
@@ -101,7 +100,7 @@ impl Plan {
 
 /// Launches the kernel.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
-    let (a, b, bias) = (gemm.a, gemm.b, gemm.bias.as_ref());
+    let (a, b) = (gemm.a, gemm.b);
     let (m, n, words) = (gemm.m() as u32, gemm.n() as u32, row_words(a.k) as u32);
     let tile = Tile::of(m, n, client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1));
     let plan = Plan {
@@ -109,31 +108,25 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
         kind: if cuda_arch(client) == Some(CudaArch::Sm120) { MmaKind::UnitScales } else { MmaKind::Plain },
         formats: [a.format, b.format],
         granularities: [a.granularity, b.granularity],
-        bias: bias.map_or(Source::F32, |bias| bias.source),
         accumulate: gemm.accumulate,
         fast_accum: gemm.use_fast_accum,
     };
     // Two neighbouring columns are one store where every row starts at an even element.
     let width = if n.is_multiple_of(2) { 2 } else { 1 };
-    let no_bias = || GeometryLaunch::new(0, 0, 0, 0, 0);
     // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; copies read only inside
     // the rows and words of the operands, stores are guarded by `m` and `n`.
     unsafe {
-        let codes =
-            |operand: &Operand| ArrayArg::from_raw_parts(operand.codes.clone(), operand.rows * row_words(operand.k));
-        let scales = |operand: &Operand| ArrayArg::from_raw_parts(operand.inv_scale.clone(), operand.scales());
         kernel::gemm_mma::launch_unchecked::<R>(
             client,
             CubeCount::Static(tile.count(m, n), 1, 1),
             CubeDim::new_1d(tile.threads()),
             width,
-            codes(a),
-            codes(b),
-            scales(a),
-            scales(b),
-            bias.map(Checked::array).into(),
+            a.codes_array(1),
+            b.codes_array(1),
+            a.scales_array(),
+            b.scales_array(),
+            BiasLaunch::of(gemm.bias.as_ref()),
             ArrayArg::from_raw_parts(gemm.out.clone(), gemm.m() * gemm.n()),
-            bias.map_or_else(no_bias, Checked::geometry),
             m,
             n,
             words,
