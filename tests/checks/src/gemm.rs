@@ -9,7 +9,9 @@
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
-use float8_kernels::{Format, GemmConfig, GemmPath, Granularity, gemm_path, scaled_gemm, supports};
+use float8_kernels::{
+    Format, GemmConfig, GemmPath, Granularity, Output, gemm_path, scaled_gemm, scaled_gemm_into, supports,
+};
 
 use crate::Failure;
 use crate::case::{Runner, wrong};
@@ -107,6 +109,8 @@ struct Case {
     /// Dtype and stride.
     bias: Option<(StorageType, usize)>,
     out: StorageType,
+    /// Whether the output holds values to add to.
+    accumulate: bool,
     config: GemmConfig,
 }
 
@@ -119,17 +123,19 @@ impl Case {
             codes: Codes::Random,
             bias: None,
             out: F32,
+            accumulate: false,
             config: PRECISE,
         }
     }
 
     fn name<R: Runtime>(&self, client: &ComputeClient<R>) -> String {
-        let Self { shape: [m, n, k], formats, granularities, codes, bias, out, config } = self;
+        let Self { shape: [m, n, k], formats, granularities, codes, bias, out, accumulate, config } = self;
         let bias = bias.map_or(String::new(), |(dtype, stride)| format!(" bias:{dtype}/{stride}"));
         let fast = if config.use_fast_accum { " fast" } else { "" };
+        let added = if *accumulate { " accumulate" } else { "" };
         let ([a, b], [left, right]) = (formats, granularities);
         let path = gemm_path(client, *config);
-        format!("scaled_gemm {m}x{n}x{k} {a},{b} {left},{right} {codes}{bias} {out} {path}{fast}")
+        format!("scaled_gemm {m}x{n}x{k} {a},{b} {left},{right} {codes}{bias} {out}{added} {path}{fast}")
     }
 
     fn matrices(&self) -> [HostMatrix; 2] {
@@ -184,6 +190,7 @@ fn cases<R: Runtime>(runner: &Runner<'_, R>) -> Vec<Case> {
                 for shape in [[66, 70, 48], [129, 133, 272]] {
                     let case = Case { out, bias: bias.map(|dtype| (dtype, i)), ..new(shape) };
                     cases.extend([case, Case { codes: Codes::Exact, ..case }]);
+                    cases.push(Case { accumulate: true, ..case });
                 }
             }
         }
@@ -202,28 +209,30 @@ fn check<R: Runtime>(client: &ComputeClient<R>, case: &Case) -> Result<f64, Fail
     let &Case { shape: [m, n, k], codes, config, .. } = case;
     let [a, b] = case.matrices();
     let bias = bias(case);
-    let got = multiply(client, [&a, &b], &bias, case)?;
+    let added = Added { bias, old: old(case), n };
+    let got = multiply(client, [&a, &b], &added, case)?;
     let bound = Bound::of(gemm_path(client, config), config, k).get();
     if m * n * k <= MAX_PRODUCTS {
         let rows: Vec<_> = (0..m).collect();
         let expected = Expected { elements: product(&a, &b, &rows), rows, transposed: false };
-        return compare(&got, &expected, &bias, case, bound);
+        return compare(&got, &expected, &added, case, bound);
     }
     let mut worst = 0f64;
     for (left, right, transposed) in [(&a, &b, false), (&b, &a, true)] {
         let rows = sample(left.shape[0]);
         let expected = Expected { elements: product(left, right, &rows), rows, transposed };
-        worst = worst.max(compare(&got, &expected, &bias, case, bound)?);
+        worst = worst.max(compare(&got, &expected, &added, case, bound)?);
     }
     if gemm_path(client, config) != gemm_path(client, EMULATE) {
         let emulate = Case { config: EMULATE, out: F32, ..*case };
-        let want = multiply(client, [&a, &b], &[], &Case { bias: None, ..emulate })?;
-        let size = multiply(client, [&a.magnitudes(), &b.magnitudes()], &[], &Case { bias: None, ..emulate })?;
+        let plain = Case { bias: None, accumulate: false, ..emulate };
+        let want = multiply(client, [&a, &b], &Added::default(), &plain)?;
+        let size = multiply(client, [&a.magnitudes(), &b.magnitudes()], &Added::default(), &plain)?;
         let element = |(want, size): (&f32, &f32)| Element { want: f64::from(*want), size: f64::from(*size) };
         let elements = want.iter().zip(&size).map(element).collect();
         let expected = Expected { elements, rows: (0..m).collect(), transposed: false };
         let slack = if codes == Codes::Exact { 0.0 } else { Bound::of(GemmPath::Emulated, EMULATE, k).get() };
-        worst = worst.max(compare(&got, &expected, &bias, case, bound + slack)?);
+        worst = worst.max(compare(&got, &expected, &added, case, bound + slack)?);
     }
     Ok(worst)
 }
@@ -241,17 +250,51 @@ fn bias(case: &Case) -> Vec<f32> {
     }
 }
 
+/// What the output held, as the kernel sees it; empty if that is not to be added to.
+fn old(case: &Case) -> Vec<f32> {
+    let [m, n, _] = case.shape;
+    let mut random = Random::new(36);
+    let values: Vec<_> = (0..if case.accumulate { m * n } else { 0 }).map(|_| random.value()).collect();
+    to_dtype(&values, case.out).1
+}
+
+/// What is added to the products.
+#[derive(Default)]
+struct Added {
+    /// By column, or empty.
+    bias: Vec<f32>,
+    /// By element, or empty.
+    old: Vec<f32>,
+    n: usize,
+}
+
+impl Added {
+    /// Sum and sum of magnitudes.
+    fn at(&self, row: usize, col: usize) -> [f64; 2] {
+        let terms = [self.bias.get(col), self.old.get(row * self.n + col)];
+        let terms = terms.map(|term| term.map_or(0.0, |&x| f64::from(x)));
+        [terms.iter().sum(), terms.iter().map(|x| x.abs()).sum()]
+    }
+}
+
 fn multiply<R: Runtime>(
     client: &ComputeClient<R>,
     [a, b]: [&HostMatrix; 2],
-    bias: &[f32],
+    added: &Added,
     case: &Case,
 ) -> Result<Vec<f32>, Failure> {
     let &Case { shape: [m, n, _], out, config, .. } = case;
-    let view = case.bias.map(|(dtype, stride)| upload_vector(client, bias, stride, dtype));
+    let view = case.bias.map(|(dtype, stride)| upload_vector(client, &added.bias, stride, dtype));
     let (a, b) = (a.upload(client), b.upload(client));
     poison(client, &[m * n * out.size(); 2])?;
-    let out_handle = scaled_gemm(client, &a, &b, view.as_ref(), out, config)?;
+    let out_handle = if case.accumulate {
+        let handle = client.create_from_slice(&to_dtype(&added.old, out).0);
+        let output = Output { handle, dtype: out, accumulate: true };
+        scaled_gemm_into(client, &a, &b, view.as_ref(), &output, config)?;
+        output.handle
+    } else {
+        scaled_gemm(client, &a, &b, view.as_ref(), out, config)?
+    };
     let got = from_dtype(&read(client, out_handle)?, out);
     if got.len() != m * n {
         return Err(wrong!("{} elements, not {m} by {n}", got.len()));
@@ -286,7 +329,7 @@ fn rounding(x: f64, dtype: StorageType) -> f64 {
 }
 
 /// The largest error as a share of what it may be.
-fn compare(got: &[f32], expected: &Expected, bias: &[f32], case: &Case, bound: f64) -> Result<f64, Failure> {
+fn compare(got: &[f32], expected: &Expected, added: &Added, case: &Case, bound: f64) -> Result<f64, Failure> {
     let &Case { shape: [m, n, _], out, codes, .. } = case;
     let width = if expected.transposed { m } else { n };
     let mut worst = 0f64;
@@ -295,8 +338,8 @@ fn compare(got: &[f32], expected: &Expected, bias: &[f32], case: &Case, bound: f
     for (i, element) in expected.elements.iter().enumerate() {
         let (row, col) = (expected.rows[i / width], i % width);
         let (row, col) = if expected.transposed { (col, row) } else { (row, col) };
-        let shift = bias.get(col).map_or(0.0, |&x| f64::from(x));
-        let (want, size) = (element.want + shift, element.size + shift.abs());
+        let [shift, magnitude] = added.at(row, col);
+        let (want, size) = (element.want + shift, element.size + magnitude);
         let got = f64::from(got[row * n + col]);
         let error = if codes == Codes::Exact {
             let rounded = to_dtype(&[want as f32], out).1[0];
@@ -339,7 +382,7 @@ mod tests {
             let bound = Bound::of(GemmPath::Emulated, EMULATE, k).get();
             let passes = |got: &[f32]| {
                 let expected = Expected { rows: rows.clone(), elements: elements.clone(), transposed: false };
-                compare(got, &expected, &[], &case, bound).is_ok()
+                compare(got, &expected, &Added::default(), &case, bound).is_ok()
             };
             assert!(passes(&right));
             for place in [0, 3 * n + 2, m * n - 1] {
@@ -367,7 +410,7 @@ mod tests {
             elements: vec![element(f64::NAN), element(f64::INFINITY)],
             transposed: false,
         };
-        let passes = |got: [f32; 2]| compare(&got, &expected(), &[], &case, 1e-3).is_ok();
+        let passes = |got: [f32; 2]| compare(&got, &expected(), &Added::default(), &case, 1e-3).is_ok();
         assert!(passes([f32::NAN, f32::INFINITY]));
         for wrong in [[0.0, f32::INFINITY], [f32::NAN, 3e38], [f32::NAN, f32::NEG_INFINITY], [f32::NAN, f32::NAN]] {
             assert!(!passes(wrong), "{wrong:?}");
