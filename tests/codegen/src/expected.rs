@@ -19,10 +19,9 @@ pub fn family(name: &str) -> &str {
     &name[..end.unwrap_or(name.len())]
 }
 
-/// Whether all variants of this kernel are worth compiling for every architecture that has them, because no other has the same
-/// code.
-pub fn is_native(family: &str) -> bool {
-    matches!(family, "gemm_mma" | "gemm_half")
+/// Whether all variants of a kernel are worth compiling for an architecture, because no other before it has the same code.
+pub fn is_native(kernel: &Generated) -> bool {
+    matches!((family(&kernel.name), kernel.sm), ("gemm_half", 80) | ("gemm_mma", 89 | 120))
 }
 
 /// Instructions of PTX that a source may hold, and what they must have become.

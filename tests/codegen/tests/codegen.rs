@@ -25,7 +25,7 @@ const ARCHITECTURES: [(u16, &str); 5] =
 /// that only this architecture has.
 fn one_of_each(kernels: Vec<Generated>) -> Vec<Generated> {
     let mut names = BTreeSet::new();
-    let keep = |kernel: &Generated| names.insert(kernel.name.clone()) || is_native(family(&kernel.name));
+    let keep = |kernel: &Generated| names.insert(kernel.name.clone()) || is_native(kernel);
     kernels.into_iter().filter(keep).collect()
 }
 
