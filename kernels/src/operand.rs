@@ -195,6 +195,13 @@ impl Operand {
             return Err(KernelError::EmptyMatrix { rows, cols: k });
         }
         check_size(rows, row_words(k), k)?;
+        // What TMA, asynchronous copies and vectors of words ask for.
+        for (handle, size) in [(&self.codes, ROW_ALIGN), (&self.inv_scale, 4)] {
+            let offset = handle.offset_start.unwrap_or(0);
+            if !offset.is_multiple_of(size as u64) {
+                return Err(KernelError::Misaligned { offset, size });
+            }
+        }
         let available = self.codes.size_in_used();
         if available < self.bytes() {
             return Err(KernelError::BadOperand { format, rows, k, needed: self.bytes(), available });

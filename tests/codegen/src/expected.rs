@@ -7,6 +7,8 @@ use crate::device::Generated;
 pub struct Rules {
     /// Blocks per multiprocessor that must fit.
     pub blocks: usize,
+    /// Registers per thread, where the source counts on a number: what is given away at the start must cover what is taken.
+    pub registers: Option<usize>,
     /// Of each of these groups of opcodes, at least so many instructions.
     pub required: Vec<(&'static [&'static str], usize)>,
     /// Opcodes that must not stand in the code, beside `LDL` and `STL`, which stand in none.
@@ -111,5 +113,7 @@ pub fn expected(kernel: &Generated) -> Rules {
             required.push((core::slice::from_ref(opcode), 1));
         }
     }
-    Rules { blocks, required, forbidden }
+    // 384 threads start with 168 each, and end with 40 and twice 232.
+    let registers = kernel.source.contains("setmaxnreg").then_some(168);
+    Rules { blocks, registers, required, forbidden }
 }

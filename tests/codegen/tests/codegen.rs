@@ -1,6 +1,6 @@
-//! Every kernel variant, generated for every architecture, compiled and its machine code checked, without a GPU: all
-//! variants for sm_90a, and for the others one of each entry point, since their sources are the same, besides all GEMMs that
-//! only they have.
+//! Every kernel variant, generated for every architecture, and its machine code checked, without a GPU. Compiled are all
+//! variants for sm_90a; for the others one of each entry point, and all of the GEMM that each of sm_80, 89 and 120 has for
+//! itself.
 //!
 //! `FLOAT8_CUDA_TOOLS` names the folder of a CUDA toolkit, or `nvidia/cu13` of the PyPI wheels nvidia-cuda-nvrtc,
 //! -runtime, -cccl, -crt, -cuobjdump and -nvdisasm. Without it the CUDA is generated and not compiled; in CI that is a
@@ -69,6 +69,9 @@ fn check(nvrtc: &Nvrtc, kernel: &Generated, arch: &str, file: &Path) -> Result<S
             sass.registers, rules.blocks
         ));
     }
+    if rules.registers.is_some_and(|registers| registers != sass.registers) {
+        return Err(format!("{} registers, not {:?}", sass.registers, rules.registers));
+    }
     for (opcodes, least) in rules.required {
         let count: usize = opcodes.iter().map(|opcode| sass.count(opcode)).sum();
         if count < least {
@@ -87,7 +90,8 @@ fn check(nvrtc: &Nvrtc, kernel: &Generated, arch: &str, file: &Path) -> Result<S
 fn check_all(nvrtc: &Nvrtc, kernels: &[Generated], arch: &str) -> (Vec<String>, BTreeMap<String, Summary>) {
     let (next, errors, summaries) = (AtomicUsize::new(0), Mutex::new(vec![]), Mutex::new(BTreeMap::new()));
     let work = |worker: usize| {
-        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("codegen-{arch}-{worker}.cubin"));
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR"))
+            .join(format!("codegen-{}-{arch}-{worker}.cubin", std::process::id()));
         while let Some(kernel) = kernels.get(next.fetch_add(1, Relaxed)) {
             match check(nvrtc, kernel, arch, &file) {
                 Ok(sass) => {

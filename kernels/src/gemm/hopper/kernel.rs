@@ -85,6 +85,9 @@ pub(super) fn gemm_hopper<O: Float>(
     a: &TensorMap<u8, Tiled>,
     b: &TensorMap<u8, Tiled>,
     out_map: &mut ComptimeOption<TensorMap<O, Tiled>>,
+    // Not read here: the launch waits for what another stream writes to arrays, not to maps.
+    _codes_a: &Array<u32>,
+    _codes_b: &Array<u32>,
     inv_scale_a: &Array<f32>,
     inv_scale_b: &Array<f32>,
     bias: &Bias,
@@ -364,6 +367,10 @@ fn multiply_promoted(
                     sums[comptime!(p as usize * cols / 2 + i)] += part[i];
                 }
             }
+        }
+        if comptime!(config.by_block()) {
+            // One lane speaks for the warp: all have read the stage's scales.
+            sync_plane();
         }
         release(empty, place.stage, config);
         advance(place, config);

@@ -11,7 +11,7 @@ mod quantize;
 mod timing;
 mod torch;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use serde::Serialize;
@@ -107,20 +107,29 @@ pub fn run<T: Target>(args: &Args) -> Result<bool, Error> {
             Err(error) => timer.skip("torch", &error),
         }
     }
-    if args.runs(Part::Gemm) {
-        results.gemm = gemm::rows::<T>(&mut timer, args.quick);
+    // The parts that targets name first: time may not suffice for all. What is known is kept after each.
+    if args.runs(Part::Linear) {
+        results.linear = linear::rows::<T>(&mut timer, args.quick);
+        linear::print(&results.linear, results.torch.as_ref());
+        save(&results, args.json.as_deref())?;
     }
     if args.runs(Part::Quantize) {
         results.quantize = quantize::rows::<T>(&mut timer, args.quick);
-    }
-    if args.runs(Part::Linear) {
-        results.linear = linear::rows::<T>(&mut timer, args.quick);
-    }
-    if args.runs(Part::Layer) {
-        results.layer = llama::layers::<T>(&mut timer, args.quick);
+        quantize::print(&results.quantize, results.torch.as_ref());
+        save(&results, args.json.as_deref())?;
     }
     if args.runs(Part::Step) {
         results.step = llama::steps::<T>(&mut timer, args.quick);
+        llama::print(STEP, &results.step);
+        save(&results, args.json.as_deref())?;
+    }
+    if args.runs(Part::Gemm) {
+        results.gemm = gemm::rows::<T>(&mut timer, args.quick);
+        gemm::print(&results.gemm, results.torch.as_ref());
+        save(&results, args.json.as_deref())?;
+    }
+    if args.runs(Part::Layer) {
+        results.layer = llama::layers::<T>(&mut timer, args.quick);
     }
     if let Some(torch) = &results.torch {
         results.summary = Some(torch.summary(&results.gemm, &results.linear));
@@ -128,12 +137,17 @@ pub fn run<T: Target>(args: &Args) -> Result<bool, Error> {
     let failed = timer.failed();
     results.skipped = timer.into_skipped();
     print(&results);
-    if let Some(path) = &args.json {
-        let json = serde_json::to_string_pretty(&results);
-        let json = json.map_err(|source| Error::Json { what: "results", source })?;
-        std::fs::write(path, json).map_err(|source| Error::Io { what: path.display().to_string(), source })?;
-    }
+    save(&results, args.json.as_deref())?;
     Ok(!failed)
+}
+
+const STEP: &str = "Llama train step: forward, backward, AdamW";
+
+/// Writes what is known so far, if a file is asked for.
+fn save(results: &Results, path: Option<&Path>) -> Result<(), Error> {
+    let Some(path) = path else { return Ok(()) };
+    let json = serde_json::to_string_pretty(results).map_err(|source| Error::Json { what: "results", source })?;
+    std::fs::write(path, json).map_err(|source| Error::Io { what: path.display().to_string(), source })
 }
 
 fn print(results: &Results) {
@@ -144,7 +158,7 @@ fn print(results: &Results) {
     }
     quantize::print(&results.quantize, torch.as_ref());
     llama::print("forward + backward of one Llama layer", &results.layer);
-    llama::print("Llama train step: forward, backward, AdamW", &results.step);
+    llama::print(STEP, &results.step);
     linear::print(&results.linear, torch.as_ref());
     gemm::print(&results.gemm, torch.as_ref());
     if let Some(summary) = &results.summary {

@@ -7,7 +7,9 @@
 
 use cubecl::ir::{ElemType, FloatKind, StorageType};
 use cubecl::prelude::*;
-use float8_kernels::{Cast, Format, Granularity, MatrixView, Orientation, ScaleMode, amax, quantize, row_words};
+use float8_kernels::{
+    Cast, Format, Granularity, MatrixView, Orientation, ScaleMode, amax, quantize, quantize_with_amax, row_words,
+};
 use half::bf16;
 use serde::Serialize;
 
@@ -79,16 +81,46 @@ fn copy_seconds<T: Target>(timer: &Timer, bytes: usize) -> f64 {
     })
 }
 
+/// What is timed.
+#[derive(Clone, Copy)]
+enum Work {
+    Amax,
+    /// With one scale that is known before.
+    Cast,
+    /// Maxima, scales and codes; `x` counts once, although one scale, and rowwise scales of the transpose, take two reads.
+    Quantize(Granularity),
+}
+
+impl Work {
+    fn name(self) -> String {
+        match self {
+            Self::Amax => "amax".into(),
+            Self::Cast => "cast".into(),
+            Self::Quantize(granularity) => granularity.to_string(),
+        }
+    }
+
+    /// Of what is written.
+    fn granularity(self) -> Option<Granularity> {
+        match self {
+            Self::Amax => None,
+            Self::Cast => Some(Granularity::Tensor),
+            Self::Quantize(granularity) => Some(granularity),
+        }
+    }
+}
+
 pub fn rows<T: Target>(timer: &mut Timer, quick: bool) -> Vec<Row> {
     let table: Vec<bf16> = Table::new(Format::E4m3).values.into_iter().map(bf16::from_f32).collect();
     let shapes: &[[usize; 2]] =
         if quick { &[[128, 256]] } else { &[[8192, 4096], [8192, 14_336], [16_384, 8192], [4096, 4096]] };
     let mut rows = vec![];
     for &shape @ [height, width] in shapes {
-        let mut cases = vec![(None, "", Orientation::Rows)];
+        let orientations = [("rows", Orientation::Rows), ("both", Orientation::Both)];
+        let mut cases = vec![(Work::Amax, "", Orientation::Rows)];
+        cases.extend(orientations.map(|(name, wanted)| (Work::Cast, name, wanted)));
         for granularity in GRANULARITIES {
-            cases.push((Some(granularity), "rows", Orientation::Rows));
-            cases.push((Some(granularity), "both", Orientation::Both));
+            cases.extend(orientations.map(|(name, wanted)| (Work::Quantize(granularity), name, wanted)));
         }
         let inputs = || -> Vec<MatrixView> {
             let client = T::client();
@@ -101,23 +133,29 @@ pub fn rows<T: Target>(timer: &mut Timer, quick: bool) -> Vec<Row> {
             (0..sets(2 * height * width).max(2)).map(matrix).collect()
         };
         let Some(inputs) = timer.case(&format!("quantize {height}x{width}, inputs"), |_| inputs()) else { continue };
-        for (granularity, orientation, wanted) in cases {
-            let what = granularity.map_or_else(|| "amax".into(), |granularity| granularity.to_string());
+        for (work, orientation, wanted) in cases {
+            let what = work.name();
             let name = format!("quantize {height}x{width} {what} {orientation}");
             rows.extend(timer.case(&name, |timer| {
                 let client = T::client();
+                let granularity = work.granularity();
                 let out = granularity.map_or(4, |granularity| {
                     let transposed = if wanted.cols() { written(granularity, width, height) } else { 0 };
                     written(granularity, height, width) + transposed
                 });
                 let bytes = 2 * height * width + out;
+                let given = client.create_from_slice(&4f32.to_le_bytes());
                 let seconds = timer.seconds(T::sync, |turn| {
                     let x = &inputs[turn % inputs.len()];
-                    match granularity {
-                        None => drop(amax(&client, x).expect("a valid view")),
-                        Some(granularity) => {
-                            let cast = Cast { format: Format::E4m3, granularity, scale_mode: ScaleMode::F32 };
-                            drop(quantize(&client, x, cast, wanted).expect("a valid view"));
+                    let cast = |granularity| Cast { format: Format::E4m3, granularity, scale_mode: ScaleMode::F32 };
+                    match work {
+                        Work::Amax => drop(amax(&client, x).expect("a valid view")),
+                        Work::Cast => {
+                            let cast = cast(Granularity::Tensor);
+                            drop(quantize_with_amax(&client, x, &given, false, cast, wanted).expect("a valid view"));
+                        }
+                        Work::Quantize(granularity) => {
+                            drop(quantize(&client, x, cast(granularity), wanted).expect("a valid view"));
                         }
                     }
                 });
