@@ -41,7 +41,6 @@ impl Isa {
 ///
 /// NaN gives a NaN code whose sign is unspecified here: the multiplier that made the NaN has dropped that of its operand.
 #[cube]
-#[allow(unused_variables)]
 pub(crate) fn cvt_satfinite(a: f32, b: f32, c: f32, d: f32, #[comptime] format: Format) -> u32 {
     intrinsic!(|scope| {
         let out = scope.create_local_mut(u32::as_type(scope));
@@ -58,7 +57,6 @@ pub(crate) fn cvt_satfinite(a: f32, b: f32, c: f32, d: f32, #[comptime] format: 
 
 /// f32 of the f16 in the lower or upper half of a word, exact.
 #[cube]
-#[allow(unused_variables)]
 pub(crate) fn cvt_f32_f16(word: u32, #[comptime] upper: bool) -> f32 {
     intrinsic!(|scope| {
         let out = scope.create_local_mut(f32::as_type(scope));
@@ -72,7 +70,6 @@ pub(crate) fn cvt_f32_f16(word: u32, #[comptime] upper: bool) -> f32 {
 
 /// `a / b`, correctly rounded, subnormals included.
 #[cube]
-#[allow(unused_variables)]
 pub(crate) fn div_rn(a: f32, b: f32) -> f32 {
     intrinsic!(|scope| {
         let out = scope.create_local_mut(f32::as_type(scope));
@@ -83,7 +80,6 @@ pub(crate) fn div_rn(a: f32, b: f32) -> f32 {
 }
 
 #[cube]
-#[allow(unused_variables)]
 fn prmt(a: u32, b: u32, #[comptime] selector: u32) -> u32 {
     intrinsic!(|scope| {
         let out = scope.create_local_mut(u32::as_type(scope));

@@ -10,7 +10,6 @@ use super::{asm, name, operand};
 
 /// Scalars `to[first..first + N]` from element `index` of `x`, of `N` scalars of 32 bits.
 #[cube]
-#[allow(unused_variables)]
 pub(crate) fn load_global<T: Scalar, N: Size>(
     x: &Array<Vector<T, N>>,
     index: u32,

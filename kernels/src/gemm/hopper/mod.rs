@@ -123,11 +123,8 @@ impl Config {
 
 /// Launches the kernel, and one more if the contraction is split.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
-    let hardware = &client.properties().hardware;
-    let multiprocessors = hardware.num_streaming_multiprocessors.unwrap_or(132) as usize;
-    let by_block = gemm.by_block();
-    let promote = by_block || !gemm.use_fast_accum;
-    let plan = Plan::new([gemm.m(), gemm.n(), gemm.a.k], multiprocessors, promote);
+    let promote = gemm.by_block() || !gemm.use_fast_accum;
+    let plan = Plan::new([gemm.m(), gemm.n(), gemm.a.k], multiprocessors(client), promote);
     let (m, n) = (gemm.m(), gemm.n());
     if plan.splits == 1 {
         let tma_store = (n * gemm.dtype.size()).is_multiple_of(16);
@@ -140,6 +137,11 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
         launch_tiles(client, gemm, &plan, promote, &target);
         combine::launch(client, gemm, &target.handle, plan.splits, [plan.padded_rows(m), pitch]);
     }
+}
+
+/// CubeCL always knows them on CUDA; else those of an H200.
+fn multiprocessors<R: Runtime>(client: &ComputeClient<R>) -> usize {
+    client.properties().hardware.num_streaming_multiprocessors.unwrap_or(132) as usize
 }
 
 /// Where the tiles go: `[rows, pitch]`.
@@ -174,7 +176,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
         |stages: &usize| Config { stages: *stages, ..config }.shared_words() * 4 <= hardware.max_shared_memory_size;
     config.stages = (1..=MAX_STAGES).take_while(fits).last().expect("a stage fits");
 
-    let at_once = (hardware.num_streaming_multiprocessors.unwrap_or(132) as usize / plan.cluster).max(1);
+    let at_once = (multiprocessors(client) / plan.cluster).max(1);
     let clusters = plan.items(m, n).min(at_once);
     let extent = kernel::ExtentLaunch::new(
         m as u32,
