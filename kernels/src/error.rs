@@ -2,7 +2,7 @@
 
 use cubecl::ir::StorageType;
 
-use crate::{Format, Granularity};
+use crate::{Format, Granularity, ScaleMode};
 
 /// Why a kernel was not launched.
 ///
@@ -100,6 +100,14 @@ pub enum KernelError {
     NotTensorwise {
         /// The granularity that was asked for.
         granularity: Granularity,
+    },
+    /// E8M0 scales belong to blocks of 32, and blocks of 32 to E8M0 scales.
+    #[error("{granularity} scales cannot be {scale_mode}: e8m0 goes with 1x32, and with nothing else")]
+    ScaleModeMismatch {
+        /// The granularity that was asked for.
+        granularity: Granularity,
+        /// The scale mode that was asked for.
+        scale_mode: ScaleMode,
     },
     /// A matrix is compared with an operand of another shape.
     #[error("x is [{}, {}] but the operand [{}, {}]", x[0], x[1], operand[0], operand[1])]

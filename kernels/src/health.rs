@@ -7,6 +7,7 @@ use cubecl::server::Handle;
 
 use crate::format::{F32_INF, decode};
 use crate::grid::{UNITS, fold};
+use crate::mx::{MX_BLOCK, e8m0_inverse_bits};
 use crate::operand::BLOCK;
 use crate::scale::scale_index;
 use crate::view::{Checked, Geometry, Source, load_quad, widen};
@@ -139,7 +140,7 @@ pub fn health<R: Runtime>(client: &ComputeClient<R>, x: &MatrixView, operand: &O
 fn partial_health<N: Size>(
     x: &Array<Vector<u32, N>>,
     codes: &Array<u32>,
-    inv_scales: &Array<f32>,
+    inv_scales: &Array<u32>,
     out: &mut Array<f32>,
     geometry: Geometry,
     pitch: u32,
@@ -167,7 +168,14 @@ fn partial_health<N: Size>(
         let raw = load_quad(x, &geometry, row, word * 4, source);
         let packed = codes[(row * pitch + word) as usize];
         let block = word / comptime!(BLOCK as u32 / 4);
-        let inv_scale = inv_scales[scale_index(row, block, blocks, granularity) as usize];
+        let scale = inv_scales[scale_index(row, block, blocks, granularity) as usize];
+        let scale = if comptime!(granularity.is_mx()) {
+            let byte = (scale >> (8u32 * (word / comptime!(MX_BLOCK as u32 / 4) % 4))) & 0xffu32;
+            e8m0_inverse_bits(byte)
+        } else {
+            scale
+        };
+        let inv_scale = f32::reinterpret(scale);
         let limit = magnitude(inv_scale * comptime!(format.max())) + SLACK;
         #[unroll]
         for j in 0..4u32 {

@@ -6,7 +6,8 @@
 //! out   = (A · Bᵀ) · (1/scale_a · 1/scale_b) + bias
 //! ```
 //!
-//! with one amax and scale for the tensor, for each row of the contraction or for each block of 128 ([`Granularity`]).
+//! with one amax and scale for the tensor, for each row of the contraction or for each block of 128 ([`Granularity`]), or with
+//! E8M0 scales for blocks of 32 ([`mod@mx`]).
 //!
 //! Scales and codes are the same bits on every device and in [`mod@reference`], the scalar host oracle beside the kernels.
 //! Codes are stored four to a `u32` word, rows padded with zero codes to 16 bytes ([`row_words`]), always
@@ -21,6 +22,7 @@ mod format;
 mod gemm;
 mod grid;
 mod health;
+pub mod mx;
 mod operand;
 mod ptx;
 mod quantize;
@@ -34,6 +36,7 @@ pub use error::KernelError;
 pub use format::Format;
 pub use gemm::{GemmConfig, GemmPath, Output, gemm_path, scaled_gemm, scaled_gemm_into};
 pub use health::{Health, health, health_len};
+pub use mx::ScaleCalculationMode;
 pub use operand::{Cast, Granularity, Operand, Orientation, Quantized, row_words};
 pub use quantize::{quantize, quantize_with_amax};
 pub use scale::{InvScale, Scale, ScaleMode};

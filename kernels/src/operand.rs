@@ -5,6 +5,7 @@ use core::fmt;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
+use crate::mx::{MX_BLOCK, TILE_WORDS};
 use crate::view::MAX_INDEX;
 use crate::{Format, KernelError, ScaleMode};
 
@@ -22,6 +23,7 @@ pub(crate) const BLOCK: usize = 128;
 /// | [`Row`](Granularity::Row) | 1 × k | axiswise ("rowwise" recipes) |
 /// | [`Block1x128`](Granularity::Block1x128) | 1 × 128 | DeepSeek-V3's activations |
 /// | [`Block128x128`](Granularity::Block128x128) | 128 × 128 | DeepSeek-V3's weights |
+/// | [`Block1x32`](Granularity::Block1x32) | 1 × 32 | OCP MX, MXFP8 |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Granularity {
     /// The whole tensor.
@@ -32,18 +34,33 @@ pub enum Granularity {
     Block1x128,
     /// A square of 128 rows and 128 of the contraction; less at the edges.
     Block128x128,
+    /// 32 neighbours in a row, fewer at its end, with an E8M0 scale. Goes with [`ScaleMode::E8m0`] and with nothing else.
+    Block1x32,
 }
 
 impl Granularity {
     /// Rows and columns of the scales of an operand `[rows, k]`.
     ///
-    /// `[1, 1]`, `[rows, 1]`, `[rows, ceil(k / 128)]` or `[ceil(rows / 128), ceil(k / 128)]`.
+    /// `[1, 1]`, `[rows, 1]`, `[rows, ceil(k / 128)]`, `[ceil(rows / 128), ceil(k / 128)]` or `[rows, ceil(k / 32)]`.
     pub const fn scale_dims(self, rows: usize, k: usize) -> [usize; 2] {
         match self {
             Granularity::Tensor => [1, 1],
             Granularity::Row => [rows, 1],
             Granularity::Block1x128 => [rows, k.div_ceil(BLOCK)],
             Granularity::Block128x128 => [rows.div_ceil(BLOCK), k.div_ceil(BLOCK)],
+            Granularity::Block1x32 => [rows, k.div_ceil(MX_BLOCK)],
+        }
+    }
+
+    /// Words of memory that the scales of an operand `[rows, k]` take: one f32 each, or for [`Block1x32`](Self::Block1x32)
+    /// four E8M0 bytes a word in whole tiles of 128 rows by 4 blocks ([`to_blocked`](crate::mx::to_blocked)).
+    pub const fn scale_words(self, rows: usize, k: usize) -> usize {
+        match self {
+            Granularity::Block1x32 => rows.div_ceil(BLOCK) * k.div_ceil(BLOCK) * TILE_WORDS,
+            _ => {
+                let [height, width] = self.scale_dims(rows, k);
+                height * width
+            }
         }
     }
 
@@ -56,23 +73,30 @@ impl Granularity {
             Granularity::Tensor => 1,
             Granularity::Row if orientation.rows() => rows,
             Granularity::Row => cols,
-            Granularity::Block1x128 | Granularity::Block128x128 => rows.div_ceil(BLOCK) * cols.div_ceil(BLOCK),
+            Granularity::Block1x128 | Granularity::Block128x128 | Granularity::Block1x32 => {
+                rows.div_ceil(BLOCK) * cols.div_ceil(BLOCK)
+            }
         }
     }
 
     /// Whether neighbouring rows may have different scales, of which otherwise 128 aligned ones share one.
     pub(crate) const fn is_by_row(self) -> bool {
-        matches!(self, Granularity::Row | Granularity::Block1x128)
+        matches!(self, Granularity::Row | Granularity::Block1x128 | Granularity::Block1x32)
     }
 
-    /// Whether either of two operands has scales that change along the contraction.
+    /// Whether either of two operands has scales that change every 128 of the contraction.
     pub(crate) const fn any_blocks(granularities: [Self; 2]) -> bool {
         granularities[0].is_blocks() || granularities[1].is_blocks()
     }
 
-    /// Whether the scale changes along the contraction, so that a GEMM cannot apply it after the sum.
+    /// Whether the scale changes every 128 of the contraction, so that a GEMM cannot apply it after the sum.
     pub(crate) const fn is_blocks(self) -> bool {
         matches!(self, Granularity::Block1x128 | Granularity::Block128x128)
+    }
+
+    /// Whether scales are E8M0 bytes, one for each 32 of the contraction.
+    pub(crate) const fn is_mx(self) -> bool {
+        matches!(self, Granularity::Block1x32)
     }
 }
 
@@ -83,6 +107,7 @@ impl fmt::Display for Granularity {
             Granularity::Row => "rowwise",
             Granularity::Block1x128 => "1x128",
             Granularity::Block128x128 => "128x128",
+            Granularity::Block1x32 => "1x32",
         })
     }
 }
@@ -96,6 +121,18 @@ pub struct Cast {
     pub granularity: Granularity,
     /// Which scales are allowed.
     pub scale_mode: ScaleMode,
+}
+
+impl Cast {
+    /// Whether the scale mode goes with the granularity.
+    pub(crate) fn check(self) -> Result<(), KernelError> {
+        let Cast { granularity, scale_mode, .. } = self;
+        if granularity.is_mx() == matches!(scale_mode, ScaleMode::E8m0(_)) {
+            Ok(())
+        } else {
+            Err(KernelError::ScaleModeMismatch { granularity, scale_mode })
+        }
+    }
 }
 
 /// Which contraction-major copies of a matrix `x [R, C]` a cast writes.
@@ -146,7 +183,9 @@ pub const fn row_words(k: usize) -> usize {
 pub struct Operand {
     /// `u32` words `[rows, row_words(k)]`, four codes each, the first in the low byte.
     pub codes: Handle,
-    /// f32 [`scale_dims`](Granularity::scale_dims), row-major: the [`InvScale`](crate::InvScale) of each group.
+    /// f32 [`scale_dims`](Granularity::scale_dims), row-major: the [`InvScale`](crate::InvScale) of each group. For
+    /// [`Block1x32`](Granularity::Block1x32) E8M0 bytes in tiles instead, [`scale_words`](Granularity::scale_words) words of them
+    /// ([`to_blocked`](crate::mx::to_blocked)).
     pub inv_scale: Handle,
     /// Rows of the matrix.
     pub rows: usize,
@@ -164,10 +203,9 @@ impl Operand {
         self.rows as u64 * row_words(self.k) as u64 * 4
     }
 
-    /// Number of scales.
+    /// Words of the scales.
     pub(crate) const fn scales(&self) -> usize {
-        let [rows, cols] = self.granularity.scale_dims(self.rows, self.k);
-        rows * cols
+        self.granularity.scale_words(self.rows, self.k)
     }
 
     /// The kernel's argument for the codes, `words` words to an element.
@@ -196,7 +234,8 @@ impl Operand {
         }
         check_size(rows, row_words(k), k)?;
         // What TMA, asynchronous copies and vectors of words ask for.
-        for (handle, size) in [(&self.codes, ROW_ALIGN), (&self.inv_scale, 4)] {
+        let scale_align = if granularity.is_mx() { ROW_ALIGN } else { 4 };
+        for (handle, size) in [(&self.codes, ROW_ALIGN), (&self.inv_scale, scale_align)] {
             let offset = handle.offset_start.unwrap_or(0);
             if !offset.is_multiple_of(size as u64) {
                 return Err(KernelError::Misaligned { offset, size });

@@ -4,9 +4,12 @@
 //! division is enough: FMAX and amax are f32 values, and a quotient of two 24-bit significands rounded to f64 first
 //! (53 ≥ 2·24 + 2 bits) rounds to the same f32 (Figueroa, *When is double rounding innocuous?*, 1995).
 
+use core::fmt;
+
 use cubecl::prelude::*;
 
 use crate::format::{F32_INF, F32_NAN};
+use crate::mx::{ScaleCalculationMode, tile_word};
 use crate::operand::BLOCK;
 use crate::ptx::cvt::{Isa, div_rn};
 use crate::{Format, Granularity};
@@ -56,6 +59,18 @@ pub enum ScaleMode {
     F32,
     /// The f32 scale rounded down to a power of two, `2^floor(log2(scale))`: scaling is exact.
     PowerOfTwo,
+    /// The power of two that an E8M0 byte can be, found as OCP MX and its refinements say; for blocks of 32.
+    E8m0(ScaleCalculationMode),
+}
+
+impl fmt::Display for ScaleMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ScaleMode::F32 => f.write_str("f32"),
+            ScaleMode::PowerOfTwo => f.write_str("powers of two"),
+            ScaleMode::E8m0(mode) => write!(f, "e8m0 ({mode})"),
+        }
+    }
 }
 
 /// Smallest amax that is used as it is (torchao's `EPS`): below it the scale is that of 1e-12.
@@ -72,7 +87,7 @@ const fn largest_scale_bits(format: Format) -> u32 {
     ((format.max() as f64 / MIN_AMAX) as f32).to_bits()
 }
 
-/// Bits of the scale for the f32 bits of an amax.
+/// Bits of the scale for the f32 bits of an amax; for E8M0 scales see [`e8m0_of_amax`](crate::mx::e8m0_of_amax).
 ///
 /// A NaN gives NaN. An infinite amax counts as `f32::MAX`: the scale stays positive, so an infinity saturates instead of
 /// turning into `inf · 0 = NaN`.
@@ -101,7 +116,8 @@ pub(crate) fn inverse_bits(scale: u32, #[comptime] isa: Isa) -> u32 {
     select(is_nan, F32_NAN.runtime(), inverse)
 }
 
-/// Where the scale of row `row` and block `block` of the contraction lies, `blocks` being the blocks of a whole row.
+/// Where the scale of row `row` and block `block` of 128 of the contraction lies, `blocks` being the blocks of a whole row; for
+/// E8M0 scales, the word of the four that the block has.
 #[cube]
 pub(crate) fn scale_index(row: u32, block: u32, blocks: u32, #[comptime] granularity: Granularity) -> u32 {
     if comptime!(matches!(granularity, Granularity::Tensor)) {
@@ -110,6 +126,8 @@ pub(crate) fn scale_index(row: u32, block: u32, blocks: u32, #[comptime] granula
         row
     } else if comptime!(matches!(granularity, Granularity::Block1x128)) {
         row * blocks + block
+    } else if comptime!(granularity.is_mx()) {
+        tile_word(row, block, blocks)
     } else {
         row / comptime!(BLOCK as u32) * blocks + block
     }

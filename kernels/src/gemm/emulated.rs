@@ -4,7 +4,8 @@
 //! that it reads one value from shared memory for every four multiplications. Tiles lie in shared memory as `[k, row]`,
 //! four rows to a vector.
 //!
-//! With blocks, the sums of every fourth step (128 of the contraction) are scaled and moved to a second set of 8x8.
+//! With blocks of 128, the sums of every fourth step are scaled and moved to a second set of 8x8. E8M0 scales multiply the
+//! decoded values, which is exact but for values below f32's normal ones.
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
@@ -13,6 +14,7 @@ use super::Gemm;
 use super::bias::{Bias, BiasLaunch};
 use crate::format::decode;
 use crate::grid::{fold, tile_origin};
+use crate::mx::e8m0_inverse_bits;
 use crate::operand::BLOCK;
 use crate::scale::scale_index;
 use crate::{Format, Granularity, row_words};
@@ -75,8 +77,8 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
 fn gemm_emulated<O: Float>(
     a: &Array<u32>,
     b: &Array<u32>,
-    inv_scale_a: &Array<f32>,
-    inv_scale_b: &Array<f32>,
+    inv_scale_a: &Array<u32>,
+    inv_scale_b: &Array<u32>,
     bias: &Bias,
     out: &mut Array<O>,
     m: u32,
@@ -98,7 +100,7 @@ fn gemm_emulated<O: Float>(
     let mut tile_b = SharedMemory::<Quad>::new(comptime!((STEP * PITCH) as usize));
     let unit_x = UNIT_POS % SIDE;
     let unit_y = UNIT_POS / SIDE;
-    let by_block = comptime!(granularity_a.is_blocks() || granularity_b.is_blocks());
+    let by_block = comptime!(Granularity::any_blocks([granularity_a, granularity_b]));
 
     // Row `i` of the unit, columns of its group `j`, at `2 * i + j`.
     let mut sums = Array::<Quad>::new(16usize);
@@ -115,8 +117,8 @@ fn gemm_emulated<O: Float>(
     }
     let mut step = 0u32.runtime();
     while step < words {
-        load_tile(a, &mut tile_a, row0, m, step, words, format_a);
-        load_tile(b, &mut tile_b, col0, n, step, words, format_b);
+        load_tile(a, inv_scale_a, &mut tile_a, row0, m, step, words, blocks, format_a, granularity_a);
+        load_tile(b, inv_scale_b, &mut tile_b, col0, n, step, words, blocks, format_b, granularity_b);
         sync_cube();
         for k in 0..STEP {
             let cols_0 = tile_b[(k * PITCH + unit_x) as usize];
@@ -182,10 +184,11 @@ fn gemm_emulated<O: Float>(
     }
 }
 
-/// Inverse scales of the two groups of four rows (or columns) that a unit holds, the first beginning at `first`.
+/// Inverse scales of the two groups of four rows (or columns) that a unit holds, the first beginning at `first`; ones, where
+/// the tile is scaled already.
 #[cube]
 fn factors(
-    inv_scales: &Array<f32>,
+    inv_scales: &Array<u32>,
     first: u32,
     rows: u32,
     block: u32,
@@ -200,23 +203,31 @@ fn factors(
         for i in 0..4u32 {
             // Past the last row there is nothing to scale; any scale will do.
             let row = min(first + comptime!(half * SIDE * 4 + i), rows - 1);
-            quad[i as usize] = inv_scales[scale_index(row, block, blocks, granularity) as usize];
+            quad[i as usize] = if comptime!(granularity.is_mx()) {
+                1.0f32.runtime()
+            } else {
+                f32::reinterpret(inv_scales[scale_index(row, block, blocks, granularity) as usize])
+            };
         }
         factors[half as usize] = quad;
     }
     factors
 }
 
-/// Decodes 64 rows by 32 codes into `tile`: each unit takes one word of each of four neighbouring rows, twice.
+/// Decodes 64 rows by 32 codes into `tile`: each unit takes one word of each of four neighbouring rows, twice. A step is one
+/// block of E8M0 scales.
 #[cube]
 fn load_tile(
     codes: &Array<u32>,
+    inv_scales: &Array<u32>,
     tile: &mut SharedMemory<Quad>,
     row0: u32,
     rows: u32,
     step: u32,
     words: u32,
+    blocks: u32,
     #[comptime] format: Format,
+    #[comptime] granularity: Granularity,
 ) {
     let local_word = UNIT_POS % STEP_WORDS;
     let word = step + local_word;
@@ -224,6 +235,7 @@ fn load_tile(
     for pass in 0..2u32 {
         let quad = UNIT_POS / STEP_WORDS + pass * SIDE;
         let mut packed = Array::<u32>::new(4usize);
+        let mut scales = Quad::new(1.0f32);
         #[unroll]
         for i in 0..4u32 {
             let row = row0 + quad * 4 + i;
@@ -232,6 +244,12 @@ fn load_tile(
                 value = codes[(row * words + word) as usize];
             }
             packed[i as usize] = value;
+            if comptime!(granularity.is_mx()) {
+                let block = step / STEP_WORDS;
+                let four = inv_scales[scale_index(min(row, rows - 1), block / 4, blocks, granularity) as usize];
+                let byte = (four >> (8u32 * (block % 4))) & 0xffu32;
+                scales[i as usize] = f32::reinterpret(e8m0_inverse_bits(byte));
+            }
         }
         #[unroll]
         for j in 0..4u32 {
@@ -240,6 +258,7 @@ fn load_tile(
             for i in 0..4usize {
                 values[i] = decode((packed[i] >> comptime!(8 * j)) & 0xffu32, format);
             }
+            let values = if comptime!(granularity.is_mx()) { values * scales } else { values };
             tile[((local_word * 4 + j) * PITCH + quad) as usize] = values;
         }
     }

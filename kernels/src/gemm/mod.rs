@@ -53,10 +53,15 @@ pub struct GemmConfig {
     pub emulate: bool,
 }
 
-/// The kernel that [`scaled_gemm`] dispatches to on this device.
-pub fn gemm_path<R: Runtime>(client: &ComputeClient<R>, config: GemmConfig) -> GemmPath {
+/// The kernel that [`scaled_gemm`] dispatches to on this device for operands of these granularities.
+pub fn gemm_path<R: Runtime>(
+    client: &ComputeClient<R>,
+    granularities: [Granularity; 2],
+    config: GemmConfig,
+) -> GemmPath {
     match cuda_arch(client) {
         _ if config.emulate => GemmPath::Emulated,
+        _ if granularities.into_iter().any(Granularity::is_mx) => GemmPath::Emulated,
         Some(CudaArch::Sm90) => GemmPath::Wgmma,
         Some(CudaArch::Sm89 | CudaArch::Sm120) => GemmPath::Mma,
         _ if half::Unit::of(client).is_some() => GemmPath::F16Mma,
@@ -113,7 +118,7 @@ impl Gemm<'_> {
 /// ```
 ///
 /// The two inverse scales are multiplied with each other first. The bias is added to the scaled sum and the result is
-/// rounded once. A NaN code makes every output that it meets NaN. The bias may have another dtype than the output. The
+/// rounded once. E8M0 scales multiply the codes' values instead, which is exact. A NaN code makes every output that it meets NaN. The bias may have another dtype than the output. The
 /// granularities of the operands need not agree.
 ///
 /// # Errors
@@ -181,7 +186,7 @@ pub fn scaled_gemm_into<R: Runtime>(
     };
     let (out, accumulate) = (&out.handle, out.accumulate);
     let gemm = Gemm { a, b, bias, out, dtype, accumulate, use_fast_accum: config.use_fast_accum };
-    match gemm_path(client, config) {
+    match gemm_path(client, [a.granularity, b.granularity], config) {
         GemmPath::Wgmma => hopper::launch(client, &gemm),
         GemmPath::Mma => mma::launch(client, &gemm),
         GemmPath::F16Mma => half::launch(client, &gemm, half::Unit::of(client).expect("the path asks for them")),

@@ -66,7 +66,7 @@ pub(super) fn launch<R: Runtime>(
             x.geometry(),
             row_words(x.cols) as u32 / per_sector,
             row_words(x.rows) as u32 / 4,
-            Encoding { source: x.source, format: cast.format, isa: Isa::of(client) },
+            Encoding { source: x.source, format: cast.format, isa: Isa::of(client), has_subnormals: false },
             cast.scale_mode,
             orientation,
             cast.granularity == Granularity::Block128x128,

@@ -103,7 +103,7 @@ fn launch_linear<R: Runtime>(
             x.geometry(),
             sectors,
             per_row,
-            Encoding { source: x.source, format, isa: Isa::of(client) },
+            Encoding { source: x.source, format, isa: Isa::of(client), has_subnormals: false },
         );
     }
     copy
@@ -222,7 +222,7 @@ fn launch_tiles<R: Runtime>(
             x.geometry(),
             row_words(x.cols) as u32 / per_sector,
             row_words(x.rows) as u32 / 4,
-            Encoding { source: x.source, format, isa: Isa::of(client) },
+            Encoding { source: x.source, format, isa: Isa::of(client), has_subnormals: false },
             orientation.rows(),
             one_scale,
         );

@@ -7,7 +7,7 @@
 use cubecl::prelude::*;
 
 use crate::Format;
-use crate::format::encode_scaled;
+use crate::format::{F32_INF, encode_scaled};
 use crate::ptx::cvt::{Isa, cvt_f32_f16, cvt_satfinite, permute};
 use crate::view::{Source, widen};
 
@@ -17,6 +17,9 @@ pub(super) struct Encoding {
     pub(super) source: Source,
     pub(super) format: Format,
     pub(super) isa: Isa,
+    /// Whether scales may be so large that a subnormal element has a code other than zero. All are then at least 2^-126, and
+    /// powers of two or NaN.
+    pub(super) has_subnormals: bool,
 }
 
 impl Encoding {
@@ -64,7 +67,12 @@ pub(super) fn encode_quad(
         let mut word = 0u32.runtime();
         #[unroll]
         for j in 0..4u32 {
-            let code = encode_scaled(bits[j as usize], factors[j as usize], encoding.format);
+            let (bits, factor) = if comptime!(encoding.has_subnormals && !encoding.isa.has_ptx()) {
+                normalized(bits[j as usize], factors[j as usize])
+            } else {
+                (bits[j as usize], factors[j as usize])
+            };
+            let code = encode_scaled(bits, factor, encoding.format);
             word |= code << comptime!(8 * j);
         }
         // `cvt.f32.f16` drops the sign of a NaN.
@@ -74,6 +82,21 @@ pub(super) fn encode_quad(
             word
         }
     }
+}
+
+/// The same product of an element and a scale, for devices that take a subnormal element for zero: that is then an integer of up
+/// to 23 bits, and its unit, 2^-149, goes to the scale.
+#[cube]
+fn normalized(bits: u32, scale: f32) -> (u32, f32) {
+    let mag = bits & 0x7fff_ffffu32;
+    let integer = u32::reinterpret(f32::cast_from(mag)) | (bits & 0x8000_0000u32);
+    let scale_bits = u32::reinterpret(scale);
+    let unit = comptime!(149u32 << 23);
+    // A scale that has no such exponent brings the product below every code.
+    let lowered = select(scale_bits > unit, scale_bits - unit, 0u32.runtime());
+    let lowered = select(scale_bits > F32_INF, scale_bits, lowered);
+    let is_subnormal = mag < 0x0080_0000u32;
+    (select(is_subnormal, integer, bits), f32::reinterpret(select(is_subnormal, lowered, scale_bits)))
 }
 
 /// `codes` with the signs of the elements that they are of.

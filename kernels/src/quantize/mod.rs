@@ -7,11 +7,12 @@
 //! | tensor, given amax | 1 | 2, one more to observe the amax |
 //! | row, by rows | 1 | 1 |
 //! | row, by columns or both | 2: maxima of all lines, then the cast | 3, or 4 for both |
-//! | blocks | 1 | 1 |
+//! | blocks of 128, of 32 | 1 | 1 |
 
 mod block;
 mod cast;
 mod encode;
+mod mx;
 mod row;
 mod tensor;
 mod tile;
@@ -22,7 +23,7 @@ use cubecl::server::Handle;
 pub use tensor::quantize_with_amax;
 
 use crate::view::{Checked, MAX_INDEX};
-use crate::{Cast, Granularity, KernelError, MatrixView, Operand, Orientation, Quantized, row_words};
+use crate::{Cast, Granularity, KernelError, MatrixView, Operand, Orientation, Quantized, ScaleMode, row_words};
 
 /// Casts `x [R, C]` to FP8 with scales from its own maxima, and writes the copies that `orientation` names, each scaled
 /// along its own contraction.
@@ -33,8 +34,8 @@ use crate::{Cast, Granularity, KernelError, MatrixView, Operand, Orientation, Qu
 /// touch the group that shares their scale. Nothing waits for the device.
 ///
 /// # Errors
-/// [`KernelError::EmptyMatrix`], [`UnsupportedDtype`](KernelError::UnsupportedDtype),
-/// [`OutOfBounds`](KernelError::OutOfBounds), [`Misaligned`](KernelError::Misaligned),
+/// [`KernelError::EmptyMatrix`], [`ScaleModeMismatch`](KernelError::ScaleModeMismatch),
+/// [`UnsupportedDtype`](KernelError::UnsupportedDtype), [`OutOfBounds`](KernelError::OutOfBounds), [`Misaligned`](KernelError::Misaligned),
 /// [`TooLarge`](KernelError::TooLarge).
 pub fn quantize<R: Runtime>(
     client: &ComputeClient<R>,
@@ -42,11 +43,13 @@ pub fn quantize<R: Runtime>(
     cast: Cast,
     orientation: Orientation,
 ) -> Result<Quantized, KernelError> {
+    cast.check()?;
     let x = check(client, x, orientation)?;
-    Ok(by_memory_order(&x, cast, orientation, |x, orientation| match cast.granularity {
-        Granularity::Tensor => tensor::launch(client, x, cast, orientation),
-        Granularity::Row => row::launch(client, x, cast, orientation),
-        Granularity::Block1x128 | Granularity::Block128x128 => block::launch(client, x, cast, orientation),
+    Ok(by_memory_order(&x, cast, orientation, |x, orientation| match (cast.scale_mode, cast.granularity) {
+        (ScaleMode::E8m0(mode), _) => mx::launch(client, x, cast.format, mode, orientation),
+        (_, Granularity::Tensor) => tensor::launch(client, x, cast, orientation),
+        (_, Granularity::Row) => row::launch(client, x, cast, orientation),
+        (_, _) => block::launch(client, x, cast, orientation),
     }))
 }
 

@@ -80,7 +80,7 @@ fn launch_rows<R: Runtime>(client: &ComputeClient<R>, x: &Checked, cast: Cast) -
             ArrayArg::from_raw_parts(copy.inv_scale.clone(), x.rows),
             x.geometry(),
             per_row as u32,
-            Encoding { source: x.source, format: cast.format, isa: Isa::of(client) },
+            Encoding { source: x.source, format: cast.format, isa: Isa::of(client), has_subnormals: false },
             cast.scale_mode,
             plan,
         );

@@ -40,6 +40,7 @@ pub fn quantize_with_amax<R: Runtime>(
     if cast.granularity != Granularity::Tensor {
         return Err(KernelError::NotTensorwise { granularity: cast.granularity });
     }
+    cast.check()?;
     let x = check(client, x, orientation)?;
     let dtype = f32::as_type_native_unchecked().storage_type();
     let given = Checked::vector(client, &VectorView { handle: amax.clone(), len: 1, stride: 1, dtype })?;

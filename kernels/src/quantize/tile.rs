@@ -36,7 +36,7 @@ pub(super) const fn stage_words(cols: u32) -> u32 {
 
 /// Words between the maxima of one line of every unit and the next: eight more than there are units, so that a reader's
 /// neighbours, who read other lines, meet other banks.
-const LINE_PITCH: u32 = UNITS_X * UNITS_Y + 8;
+pub(super) const LINE_PITCH: u32 = UNITS_X * UNITS_Y + 8;
 
 /// Words that stage the maxima of the rows.
 pub(super) const ROW_STAGE: u32 = UNIT_ROWS * LINE_PITCH;

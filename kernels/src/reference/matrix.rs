@@ -1,6 +1,7 @@
 //! Whole matrices on the host: casts with scales of any granularity, and the GEMM in f64.
 
 use super::{amax_to_scale, cast_each, decode, from_magnitude, larger, largest, magnitude};
+use crate::mx::MX_BLOCK;
 use crate::operand::BLOCK;
 use crate::{Cast, Format, Granularity, InvScale, Scale};
 
@@ -76,6 +77,8 @@ fn group(granularity: Granularity, rows: usize, cols: usize, transposed: bool) -
         (Granularity::Block1x128, false) => [1, BLOCK.min(cols)],
         (Granularity::Block1x128, true) => [BLOCK.min(rows), 1],
         (Granularity::Block128x128, _) => [BLOCK.min(rows), BLOCK.min(cols)],
+        (Granularity::Block1x32, false) => [1, MX_BLOCK.min(cols)],
+        (Granularity::Block1x32, true) => [MX_BLOCK.min(rows), 1],
     }
 }
 
@@ -137,6 +140,7 @@ impl HostOperand<'_> {
             Granularity::Row => row,
             Granularity::Block1x128 => row * blocks + col / BLOCK,
             Granularity::Block128x128 => row / BLOCK * blocks + col / BLOCK,
+            Granularity::Block1x32 => row * self.k.div_ceil(MX_BLOCK) + col / MX_BLOCK,
         };
         self.inv_scales[index].get()
     }
@@ -146,9 +150,9 @@ impl HostOperand<'_> {
         self.assert_lengths();
         let mut values = Vec::with_capacity(self.codes.len());
         for row in 0..self.rows {
-            for start in (0..self.k).step_by(BLOCK) {
+            for start in (0..self.k).step_by(MX_BLOCK) {
                 let inv_scale = f64::from(self.inv_scale(row, start));
-                let codes = &self.codes[row * self.k..][start..(start + BLOCK).min(self.k)];
+                let codes = &self.codes[row * self.k..][start..(start + MX_BLOCK).min(self.k)];
                 values.extend(codes.iter().map(|&code| f64::from(decode(code, self.format)) * inv_scale));
             }
         }

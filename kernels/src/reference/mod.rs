@@ -4,7 +4,8 @@
 
 use crate::format::F32_INF;
 use crate::scale::MIN_AMAX;
-use crate::{Format, Scale, ScaleMode};
+use crate::mx::amax_to_e8m0;
+use crate::{Format, InvScale, Scale, ScaleMode};
 
 mod health;
 mod matrix;
@@ -100,16 +101,21 @@ fn from_magnitude(bits: i32) -> f32 {
 /// `scale = f32(FMAX / max(f64(amax), 1e-12))`, as torchao's `amax_to_scale`, rounded down to a power of two if asked.
 ///
 /// A NaN amax gives a NaN scale. An infinite one counts as `f32::MAX`, so that the scale stays positive and an infinity
-/// saturates instead of turning into `inf · 0 = NaN`.
+/// saturates instead of turning into `inf · 0 = NaN`. [`ScaleMode::E8m0`] is another rule ([`mod@crate::mx`]): its scale is the
+/// reciprocal of the power of two that the byte means, NaN for an amax that is not finite.
 pub fn amax_to_scale(amax: f32, format: Format, mode: ScaleMode) -> Scale {
     if amax.is_nan() {
         return Scale::new(f32::NAN);
+    }
+    if let ScaleMode::E8m0(mode) = mode {
+        // Exact: the byte of a finite amax is less than 254.
+        return Scale::new(1.0 / InvScale::from_e8m0(amax_to_e8m0(amax, format, mode)).get());
     }
     let divisor = f64::from(amax.min(f32::MAX)).max(MIN_AMAX);
     let scale = (f64::from(format.max()) / divisor) as f32;
     Scale::new(match mode {
         ScaleMode::F32 => scale,
-        ScaleMode::PowerOfTwo => f32::from_bits(scale.to_bits() & 0x7f80_0000),
+        _ => f32::from_bits(scale.to_bits() & 0x7f80_0000),
     })
 }
 

@@ -1,0 +1,262 @@
+//! OCP MX scales: E8M0 bytes for blocks of 32, how they come from an amax, and the tiles that they lie in.
+//!
+//! ```text
+//! value = code · 2^(byte - 127)          byte 255 is NaN
+//! byte  = clamp(e - e_max, -127, 127) + 127,   255 if amax is not finite
+//! ```
+//!
+//! `e_max` is the exponent of the format's largest value (8 for E4M3, 15 for E5M2) and `e` the exponent of the amax by
+//! [`ScaleCalculationMode`]. Sources: OCP *Microscaling Formats (MX) Specification* 1.0, sections 5.4.1 and 6.3; for `Rceil`
+//! NVIDIA's cuBLAS documentation, *1D block scaling for FP8*; all four are torchao's.
+//!
+//! Tensor cores of Blackwell and cuBLASLt take the bytes of 128 rows by 4 blocks, 512 of them, as a tile:
+//!
+//! ```text
+//! place(r, b) = 512 · (r / 128 · ceil(blocks / 4) + b / 4) + 16 · (r mod 32) + 4 · (r mod 128 / 32) + b mod 4
+//! ```
+//!
+//! So the four bytes of a row in a tile are one little-endian word. Bytes of rows and blocks that do not exist are zero.
+
+use core::fmt;
+
+use cubecl::prelude::*;
+
+use crate::format::{F32_INF, F32_NAN};
+use crate::operand::BLOCK;
+use crate::{Format, InvScale};
+
+/// Elements that share an E8M0 scale.
+pub(crate) const MX_BLOCK: usize = 32;
+
+/// Words of a tile of scales.
+pub(crate) const TILE_WORDS: usize = 128;
+
+/// Blocks in a row of a tile, and bytes in a word.
+const TILE_BLOCKS: usize = BLOCK / MX_BLOCK;
+
+/// How an amax becomes the exponent of an E8M0 scale; names are torchao's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ScaleCalculationMode {
+    /// `floor(log2(amax))`, as the OCP specification has it: the largest elements may saturate.
+    Floor,
+    /// `ceil(log2(amax))`: nothing saturates, at the cost of a binade where `Floor` would have saturated nothing either.
+    Ceil,
+    /// `floor(log2(amax'))` of the amax rounded to the format's mantissa, ties up.
+    Even,
+    /// `e - e_max = ceil(log2(amax / FMAX))`, with `amax · f32(1 / FMAX)` rounded to f32 as the quotient: the smallest scale that
+    /// saturates nothing (NVIDIA's).
+    #[default]
+    Rceil,
+}
+
+impl ScaleCalculationMode {
+    /// Every mode.
+    pub const ALL: [Self; 4] = [Self::Floor, Self::Ceil, Self::Even, Self::Rceil];
+}
+
+impl fmt::Display for ScaleCalculationMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Floor => "floor",
+            Self::Ceil => "ceil",
+            Self::Even => "even",
+            Self::Rceil => "rceil",
+        })
+    }
+}
+
+/// Exponent of the format's largest value, `floor(log2(FMAX))`.
+const fn max_exponent(format: Format) -> u32 {
+    (format.max().to_bits() >> 23) - 127
+}
+
+/// `f32(amax · f32(1 / FMAX))` for the bits of a finite amax.
+const fn descale(amax: u32, format: Format) -> u32 {
+    (f32::from_bits(amax) * (1.0 / format.max())).to_bits()
+}
+
+/// Largest mantissa whose quotient by FMAX is still no more than the power of two that belongs to FMAX's own: FMAX's, or a
+/// neighbour's, as the reciprocal of FMAX is rounded. The same in every binade, as long as the quotient is normal.
+const fn rceil_mantissa(format: Format) -> u32 {
+    let largest = format.max().to_bits();
+    let mut amax = largest - 2;
+    while descale(amax + 1, format) <= 0x3f80_0000 {
+        amax += 1;
+    }
+    amax & 0x007f_ffff
+}
+
+/// Bits of the largest amax whose quotient by FMAX is at most 2^-127, the least scale.
+const fn rceil_least(format: Format) -> u32 {
+    // FMAX · 2^-127, from below.
+    let mut amax = format.max().to_bits() - (127 << 23) - 4;
+    while descale(amax + 1, format) <= 0x0040_0000 {
+        amax += 1;
+    }
+    amax
+}
+
+/// E8M0 byte for the f32 bits of an amax, which is zero, positive or NaN: 255 if it is not finite.
+#[cube]
+pub(crate) fn e8m0_of_amax(amax: u32, #[comptime] format: Format, #[comptime] mode: ScaleCalculationMode) -> u32 {
+    let rounded = if comptime!(mode == ScaleCalculationMode::Even) {
+        // To an infinity, too.
+        amax + comptime!(1u32 << (22 - format.mantissa_bits()))
+    } else {
+        amax
+    };
+    let above = if comptime!(mode == ScaleCalculationMode::Ceil) {
+        (rounded & 0x007f_ffffu32) > 0u32
+    } else if comptime!(mode == ScaleCalculationMode::Rceil) {
+        (rounded & 0x007f_ffffu32) > comptime!(rceil_mantissa(format))
+    } else {
+        false.runtime()
+    };
+    let exponent = (rounded >> 23u32) + select(above, 1u32, 0u32);
+    let bias = comptime!(max_exponent(format));
+    let byte = max(exponent, bias) - bias;
+    let byte = if comptime!(mode == ScaleCalculationMode::Rceil) {
+        select(amax > comptime!(rceil_least(format)), max(byte, 1u32), 0u32.runtime())
+    } else {
+        byte
+    };
+    select(max(rounded, amax) < F32_INF, byte, 255u32.runtime())
+}
+
+/// Bits of `2^(127 - byte)`, what a value is multiplied by. No finite amax has a byte of 254, whose multiplier is subnormal.
+#[cube]
+pub(crate) fn e8m0_scale_bits(byte: u32) -> u32 {
+    select(byte == 255u32, F32_NAN.runtime(), (254u32 - min(byte, 254u32)) << 23u32)
+}
+
+/// Bits of `2^(byte - 127)`, what a code's value is multiplied by.
+#[cube]
+pub(crate) fn e8m0_inverse_bits(byte: u32) -> u32 {
+    let finite = select(byte == 0u32, 0x0040_0000u32.runtime(), byte << 23u32);
+    select(byte == 255u32, F32_NAN.runtime(), finite)
+}
+
+/// The word of row `row` in column `tile` of the tiles of scales, of which a row of tiles has `tiles`.
+#[cube]
+pub(crate) fn tile_word(row: u32, tile: u32, tiles: u32) -> u32 {
+    (row / comptime!(BLOCK as u32) * tiles + tile) * comptime!(TILE_WORDS as u32) + tile_row_word(row)
+}
+
+/// The word of row `row` in its tile.
+#[cube]
+pub(crate) fn tile_row_word(row: u32) -> u32 {
+    row % 32u32 * 4u32 + row % comptime!(BLOCK as u32) / 32u32
+}
+
+impl InvScale {
+    /// `2^(byte - 127)`, and NaN for 255.
+    pub const fn from_e8m0(byte: u8) -> Self {
+        Self::new(f32::from_bits(match byte {
+            0 => 0x0040_0000,
+            255 => F32_NAN,
+            byte => (byte as u32) << 23,
+        }))
+    }
+
+    /// The E8M0 byte of a power of two from 2^-127 on, or of NaN; `None` for another value.
+    pub fn to_e8m0(self) -> Option<u8> {
+        let value = self.get();
+        let byte = if value.is_nan() { 255 } else { (value.to_bits() >> 23) as u8 };
+        (value.is_nan() || Self::from_e8m0(byte).get() == value).then_some(byte)
+    }
+}
+
+/// Place of the scale of row `row` and block `block` in the tiles of an operand that has `blocks` in a row.
+pub(crate) const fn place(row: usize, block: usize, blocks: usize) -> usize {
+    let tile = row / BLOCK * blocks.div_ceil(TILE_BLOCKS) + block / TILE_BLOCKS;
+    4 * TILE_WORDS * tile + row % 32 * 16 + row % BLOCK / 32 * 4 + block % TILE_BLOCKS
+}
+
+/// Scales `[rows, blocks]` in tiles of 128 by 4, padded with zeros: 512 · ceil(rows / 128) · ceil(blocks / 4) bytes.
+///
+/// The layout of cuBLASLt and of `tcgen05` (PTX ISA, *Scale factor layout*); torchao's function of this name.
+///
+/// # Panics
+/// If there are not `rows · blocks` scales.
+pub fn to_blocked(scales: &[u8], rows: usize, blocks: usize) -> Vec<u8> {
+    assert_eq!(scales.len(), rows * blocks, "to_blocked: the scales are not [{rows}, {blocks}]");
+    let mut tiles = vec![0; rows.div_ceil(BLOCK) * blocks.div_ceil(TILE_BLOCKS) * 4 * TILE_WORDS];
+    for row in 0..rows {
+        for block in 0..blocks {
+            tiles[place(row, block, blocks)] = scales[row * blocks + block];
+        }
+    }
+    tiles
+}
+
+/// The inverse of [`to_blocked`].
+///
+/// # Panics
+/// If there are not as many bytes as the tiles of `[rows, blocks]` have.
+pub fn from_blocked(tiles: &[u8], rows: usize, blocks: usize) -> Vec<u8> {
+    let len = rows.div_ceil(BLOCK) * blocks.div_ceil(TILE_BLOCKS) * 4 * TILE_WORDS;
+    assert_eq!(tiles.len(), len, "from_blocked: not the tiles of [{rows}, {blocks}]");
+    (0..rows).flat_map(|row| (0..blocks).map(move |block| tiles[place(row, block, blocks)])).collect()
+}
+
+/// E8M0 byte for a finite or infinite amax, zero or positive, or NaN; see the module.
+pub(crate) fn amax_to_e8m0(amax: f32, format: Format, mode: ScaleCalculationMode) -> u8 {
+    let bits = match mode {
+        ScaleCalculationMode::Even => amax.to_bits() + (1 << (22 - format.mantissa_bits())),
+        _ => amax.to_bits(),
+    };
+    if amax.is_nan() || bits >= F32_INF {
+        return 255;
+    }
+    let ceil = |bits: u32, above: u32| (bits >> 23) + u32::from(bits & 0x007f_ffff > above);
+    let exponent = match mode {
+        // Of the quotient itself, whose subnormals lie above or below 2^-127.
+        ScaleCalculationMode::Rceil => {
+            let quotient = descale(bits, format);
+            return ceil(quotient, if quotient < 0x0080_0000 { 0x0040_0000 } else { 0 }) as u8;
+        }
+        ScaleCalculationMode::Ceil => ceil(bits, 0),
+        ScaleCalculationMode::Floor | ScaleCalculationMode::Even => bits >> 23,
+    };
+    exponent.saturating_sub(max_exponent(format)) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rceil_constants_are_where_the_quotient_steps() {
+        for format in [Format::E4m3, Format::E5m2] {
+            let one = rceil_mantissa(format) | (format.max().to_bits() & 0x7f80_0000);
+            assert_eq!(descale(one, format), 0x3f80_0000);
+            assert_eq!(descale(one + 1, format), 0x3f80_0001);
+            let least = rceil_least(format);
+            assert_eq!((descale(least, format), descale(least + 1, format)), (0x0040_0000, 0x0040_0001));
+        }
+    }
+
+    #[test]
+    fn bytes_are_powers_of_two() {
+        for byte in 0..=255 {
+            let value = InvScale::from_e8m0(byte);
+            assert_eq!(value.to_e8m0(), Some(byte));
+            assert!(byte == 255 || f64::from(value.get()) == 2f64.powi(i32::from(byte) - 127));
+        }
+        assert_eq!([0.0, 3.0, -1.0, f32::INFINITY].map(|x| InvScale::new(x).to_e8m0()), [None; 4]);
+    }
+
+    #[test]
+    fn tiles_hold_every_scale_once() {
+        for (rows, blocks) in [(1, 1), (128, 4), (129, 5), (40, 8), (300, 3)] {
+            let scales: Vec<u8> = (0..rows * blocks).map(|i| (i % 251) as u8 + 1).collect();
+            let tiles = to_blocked(&scales, rows, blocks);
+            assert_eq!(from_blocked(&tiles, rows, blocks), scales);
+            assert_eq!(tiles.iter().filter(|&&byte| byte != 0).count(), scales.len());
+        }
+        // The tile of cuBLASLt: rows 0, 32, 64 and 96 begin the first 16 bytes.
+        let tiles = to_blocked(&(0..512).map(|i| (i / 4) as u8).collect::<Vec<_>>(), 128, 4);
+        assert_eq!(tiles[..16], [0, 0, 0, 0, 32, 32, 32, 32, 64, 64, 64, 64, 96, 96, 96, 96]);
+        assert_eq!(tiles[16..20], [1; 4]);
+    }
+}
