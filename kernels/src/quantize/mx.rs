@@ -139,8 +139,7 @@ fn cast_mx<N: Size, M: Size>(
                 let maximum = row_block_maximum(&row_stage, local_row, b, source);
                 let byte = e8m0_of_amax(amax_bits(maximum, source), format, mode);
                 scales[(local_row * BLOCKS + b) as usize] = f32::reinterpret(e8m0_scale_bits(byte));
-                let exists =
-                    row0 + local_row < geometry.rows && col0 + comptime!(b * MX_BLOCK as u32) < geometry.cols;
+                let exists = row0 + local_row < geometry.rows && col0 + comptime!(b * MX_BLOCK as u32) < geometry.cols;
                 word |= select(exists, byte << comptime!(8 * b), 0u32.runtime());
             }
             #[comptime]

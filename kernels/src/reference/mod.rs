@@ -3,8 +3,8 @@
 //! The loops are branch-free over slices, so that the compiler vectorises them.
 
 use crate::format::F32_INF;
-use crate::scale::MIN_AMAX;
 use crate::mx::amax_to_e8m0;
+use crate::scale::MIN_AMAX;
 use crate::{Format, InvScale, Scale, ScaleMode};
 
 mod health;

@@ -7,7 +7,10 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi, WgpuDevice, WgpuRuntime};
 use float8_kernels::reference::HostOperand;
-use float8_kernels::{Cast, Format, Granularity, InvScale, MatrixView, Operand, ScaleMode, VectorView, row_words};
+use float8_kernels::{
+    Cast, Format, Granularity, InvScale, MatrixView, Operand, ScaleCalculationMode, ScaleMode, VectorView, mx,
+    row_words,
+};
 use half::{bf16, f16};
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -21,8 +24,8 @@ pub(crate) const BF16: StorageType = StorageType::Scalar(ElemType::Float(FloatKi
 pub(crate) const FORMATS: [Format; 2] = [Format::E4m3, Format::E5m2];
 pub(crate) const MODES: [ScaleMode; 2] = [ScaleMode::F32, ScaleMode::PowerOfTwo];
 
-pub(crate) const GRANULARITIES: [Granularity; 4] =
-    [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128];
+pub(crate) const GRANULARITIES: [Granularity; 5] =
+    [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128, Granularity::Block1x32];
 
 /// The machine's default wgpu device. Without one the test says that it is skipped, and fails in CI.
 pub(crate) fn client() -> Option<Client> {
@@ -43,10 +46,23 @@ pub(crate) fn tensorwise(format: Format, scale_mode: ScaleMode) -> Cast {
     Cast { format, granularity: Granularity::Tensor, scale_mode }
 }
 
+/// A cast with the scales that this granularity has: `scale_mode`, or E8M0 by the default mode.
+pub(crate) fn cast_with(format: Format, granularity: Granularity, scale_mode: ScaleMode) -> Cast {
+    let is_mx = granularity == Granularity::Block1x32;
+    Cast { format, granularity, scale_mode: if is_mx { ScaleMode::E8m0(Default::default()) } else { scale_mode } }
+}
+
 /// Every cast there is.
 pub(crate) fn casts() -> impl Iterator<Item = Cast> {
-    let pairs = FORMATS.into_iter().flat_map(|format| MODES.map(|mode| (format, mode)));
-    pairs.flat_map(|(format, scale_mode)| GRANULARITIES.map(|granularity| Cast { format, granularity, scale_mode }))
+    FORMATS.into_iter().flat_map(|format| {
+        GRANULARITIES.into_iter().flat_map(move |granularity| {
+            let modes = match granularity {
+                Granularity::Block1x32 => ScaleCalculationMode::ALL.map(ScaleMode::E8m0).to_vec(),
+                _ => MODES.to_vec(),
+            };
+            modes.into_iter().map(move |scale_mode| Cast { format, granularity, scale_mode })
+        })
+    })
 }
 
 pub(crate) fn any_cast() -> impl Strategy<Value = Cast> {
@@ -185,7 +201,10 @@ impl HostMatrix {
         let codes =
             (0..shape[0] * shape[1]).map(|_| float8_kernels::reference::encode(value(&mut random), format)).collect();
         let [height, width] = granularity.scale_dims(shape[0], shape[1]);
-        let inv_scales = (0..height * width).map(|_| InvScale::new(value(&mut random).abs() * 0.01 + 1e-5)).collect();
+        let inv_scales = (0..height * width).map(|_| value(&mut random).abs() * 0.01 + 1e-5);
+        let is_mx = granularity == Granularity::Block1x32;
+        let power = |scale: f32| f32::from_bits(scale.to_bits() & 0x7f80_0000);
+        let inv_scales = inv_scales.map(|scale| InvScale::new(if is_mx { power(scale) } else { scale })).collect();
         Self { codes, inv_scales, shape, format, granularity }
     }
 
@@ -202,20 +221,26 @@ impl HostMatrix {
         for (padded, row) in bytes.chunks_exact_mut(pitch).zip(self.codes.chunks_exact(k)) {
             padded[..k].copy_from_slice(row);
         }
-        let inv_scales: Vec<f32> = self.inv_scales.iter().map(|scale| scale.get()).collect();
-        Operand {
-            codes: client.create_from_slice(&bytes),
-            inv_scale: upload_f32(client, &inv_scales),
-            rows,
-            k,
-            format,
-            granularity,
-        }
+        let inv_scale = if granularity == Granularity::Block1x32 {
+            let bytes: Vec<u8> = self.inv_scales.iter().map(|scale| scale.to_e8m0().expect("a power of two")).collect();
+            client.create_from_slice(&mx::to_blocked(&bytes, rows, k.div_ceil(32)))
+        } else {
+            upload_f32(client, &self.inv_scales.iter().map(|scale| scale.get()).collect::<Vec<_>>())
+        };
+        Operand { codes: client.create_from_slice(&bytes), inv_scale, rows, k, format, granularity }
     }
 
     pub(crate) fn read(client: &Client, operand: &Operand) -> Self {
         let &Operand { rows, k, format, granularity, .. } = operand;
-        let inv_scales = read_f32(client, operand.inv_scale.clone()).into_iter().map(InvScale::new).collect();
+        let inv_scales = if granularity == Granularity::Block1x32 {
+            sync(client);
+            let tiles = client.read_one(operand.inv_scale.clone()).expect("read");
+            let bytes = mx::from_blocked(&tiles, rows, k.div_ceil(32));
+            assert_eq!(mx::to_blocked(&bytes, rows, k.div_ceil(32)), tiles.to_vec(), "padding is zero");
+            bytes.into_iter().map(InvScale::from_e8m0).collect()
+        } else {
+            read_f32(client, operand.inv_scale.clone()).into_iter().map(InvScale::new).collect()
+        };
         Self { codes: read_codes(client, operand), inv_scales, shape: [rows, k], format, granularity }
     }
 }

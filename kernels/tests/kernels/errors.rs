@@ -2,7 +2,7 @@
 
 use cubecl::ir::{ElemType, IntKind, StorageType};
 use float8_kernels::{
-    Cast, Format, GemmConfig, Granularity, KernelError, MatrixView, Orientation, ScaleMode, VectorView, amax, health,
+    Format, GemmConfig, Granularity, KernelError, MatrixView, Orientation, ScaleMode, VectorView, amax, health,
     quantize, quantize_with_amax, scaled_gemm, supports,
 };
 use rstest::rstest;
@@ -13,7 +13,7 @@ use crate::common::*;
 fn error(client: &Client, view: &MatrixView) -> KernelError {
     let error = amax(client, view).unwrap_err();
     for granularity in GRANULARITIES {
-        let cast = Cast { granularity, ..tensorwise(Format::E4m3, ScaleMode::F32) };
+        let cast = cast_with(Format::E4m3, granularity, ScaleMode::F32);
         assert_eq!(quantize(client, view, cast, Orientation::Both).unwrap_err(), error);
     }
     let one = upload_f32(client, &[1.0]);

@@ -69,6 +69,7 @@ fn the_reference_is_the_definition() {
             Granularity::Row => r,
             Granularity::Block1x128 => r * 3 + c / 128,
             Granularity::Block128x128 => r / 128 * 3 + c / 128,
+            Granularity::Block1x32 => r * 9 + c / 32,
         };
         f64::from(matrix.inv_scales[place].get())
     };
@@ -128,7 +129,7 @@ fn casts_and_gemm_agree() {
     let Some(client) = client() else { return };
     let ([m, n, k], mut random) = ([140, 133, 270], Random::new(49));
     let (x, w) = (random.values(m * k), random.values(n * k));
-    for cast in casts().filter(|cast| cast.scale_mode == ScaleMode::F32) {
+    for cast in casts().filter(|cast| cast.scale_mode != ScaleMode::PowerOfTwo) {
         let operands = |layout| {
             [(&x, m), (&w, n)].map(|(x, rows)| {
                 let view = upload(&client, x, [rows, k], layout, F32);
@@ -168,7 +169,7 @@ fn options_change_nothing_when_emulated() {
     let want = read_u32(&client, scaled_gemm(&client, &a, &b, None, F32, DEFAULT).unwrap());
     for (use_fast_accum, emulate) in [(false, true), (true, false), (true, true)] {
         let config = GemmConfig { use_fast_accum, emulate };
-        assert_eq!(gemm_path(&client, config), GemmPath::Emulated);
+        assert_eq!(gemm_path(&client, [Granularity::Row; 2], config), GemmPath::Emulated);
         assert_eq!(read_u32(&client, scaled_gemm(&client, &a, &b, None, F32, config).unwrap()), want);
     }
 }
@@ -181,8 +182,8 @@ proptest! {
         m in 1usize..150,
         n in 1usize..150,
         k in 1usize..420,
-        left in 0usize..4,
-        right in 0usize..4,
+        left in 0usize..5,
+        right in 0usize..5,
         seed: u64,
     ) {
         let Some(client) = client() else { return Ok(()) };
@@ -252,7 +253,7 @@ fn nan_scales_reach_their_rows() {
         *a.inv_scales.last_mut().unwrap() = InvScale::new(f32::NAN);
         let first = match granularity {
             Granularity::Tensor => 0,
-            Granularity::Row | Granularity::Block1x128 => 139,
+            Granularity::Row | Granularity::Block1x128 | Granularity::Block1x32 => 139,
             Granularity::Block128x128 => 128,
         };
         let b = HostMatrix::random([n, k], Format::E4m3, Granularity::Row, 42).upload(&client);
@@ -282,7 +283,9 @@ fn nan_inputs_reach_the_output() {
 #[test]
 fn the_path_is_reported() {
     let Some(client) = client() else { return };
-    assert_eq!(gemm_path(&client, DEFAULT), GemmPath::Emulated);
+    for granularity in GRANULARITIES {
+        assert_eq!(gemm_path(&client, [granularity; 2], DEFAULT), GemmPath::Emulated);
+    }
     let names = [(GemmPath::Emulated, "emulated"), (GemmPath::F16Mma, "f16 mma"), (GemmPath::Mma, "mma")];
     assert!(names.into_iter().all(|(path, name)| path.to_string() == name));
     assert_eq!(GemmConfig::default(), DEFAULT);

@@ -14,10 +14,10 @@ use safetensors::{Dtype, SafeTensors};
 
 use crate::common::*;
 
-struct Golden(Vec<u8>);
+pub(crate) struct Golden(Vec<u8>);
 
 impl Golden {
-    fn open(name: &str) -> Self {
+    pub(crate) fn open(name: &str) -> Self {
         let folder = std::env::var_os("FLOAT8_GOLDENS")
             .map_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens")), PathBuf::from);
         let path = folder.join(name);
@@ -30,12 +30,12 @@ impl Golden {
         (tensor.data().to_vec(), tensor.shape().to_vec(), tensor.dtype())
     }
 
-    fn u8(&self, name: &str) -> Vec<u8> {
+    pub(crate) fn u8(&self, name: &str) -> Vec<u8> {
         self.bytes(name).0
     }
 
     /// An f32 or bf16 tensor as f32, with its shape.
-    fn float(&self, name: &str) -> (Vec<f32>, Vec<usize>) {
+    pub(crate) fn float(&self, name: &str) -> (Vec<f32>, Vec<usize>) {
         let (bytes, shape, dtype) = self.bytes(name);
         let values = match dtype {
             Dtype::F32 => bytes.chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect(),
@@ -47,7 +47,7 @@ impl Golden {
 }
 
 /// Equal, or both NaN: torch's NaN codes may have another sign.
-fn assert_codes(got: &[u8], want: &[u8], format: Format, what: &str) {
+pub(crate) fn assert_codes(got: &[u8], want: &[u8], format: Format, what: &str) {
     assert_eq!(got.len(), want.len());
     for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
         let nan = |code| reference::decode(code, format).is_nan();
@@ -161,5 +161,6 @@ fn suffix(mode: ScaleMode) -> &'static str {
     match mode {
         ScaleMode::F32 => "",
         ScaleMode::PowerOfTwo => "_pow2",
+        ScaleMode::E8m0(_) => unreachable!("in a file of its own"),
     }
 }

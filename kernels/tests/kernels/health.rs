@@ -54,7 +54,7 @@ fn device_health_is_the_reference(
     let x = Random::new(70).values(shape[0] * shape[1]);
     for layout in LAYOUTS {
         for granularity in GRANULARITIES {
-            let cast = Cast { format: Format::E4m3, granularity, scale_mode: ScaleMode::F32 };
+            let cast = cast_with(Format::E4m3, granularity, ScaleMode::F32);
             check(&client, &x, shape, layout, dtype, cast);
         }
     }

@@ -9,6 +9,7 @@ mod gemm_into;
 mod given_amax;
 mod golden;
 mod health;
+mod mx;
 mod oracle;
 mod properties;
 mod quantize;

@@ -157,6 +157,7 @@ fn non_finite_values_stay_in_their_group(
                     (Granularity::Block1x128, false) => r == 137 && c >= 256,
                     (Granularity::Block1x128, true) => r >= 128 && c == 259,
                     (Granularity::Block128x128, _) => r >= 128 && c >= 256,
+                    (Granularity::Block1x32, _) => unreachable!("its infinities are NaN"),
                 };
                 assert_eq!(code & 0x7f == 0x7f, group, "{format} {transposed} [{r}, {c}] is {code:#x}");
             }
@@ -191,7 +192,7 @@ fn repeated_rows_and_columns() {
             .map(|i| values[i])
             .collect();
         for granularity in GRANULARITIES {
-            let cast = Cast { format: Format::E5m2, granularity, scale_mode: ScaleMode::PowerOfTwo };
+            let cast = cast_with(Format::E5m2, granularity, ScaleMode::PowerOfTwo);
             check(&client, &view, &x, cast, Orientation::Both);
         }
     }

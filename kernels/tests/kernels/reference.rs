@@ -1,6 +1,6 @@
 //! The reference's casts against the definition, one element at a time, in f64 and by search.
 
-use float8_kernels::{Cast, Granularity, Orientation, ScaleMode, reference};
+use float8_kernels::{Cast, Format, Granularity, Orientation, ScaleCalculationMode, ScaleMode, reference};
 use proptest::prelude::*;
 
 use crate::common::*;
@@ -13,6 +13,7 @@ fn group(granularity: Granularity, [rows, k]: [usize; 2]) -> [usize; 2] {
         Granularity::Row => [1, k],
         Granularity::Block1x128 => [1, 128],
         Granularity::Block128x128 => [128, 128],
+        Granularity::Block1x32 => [1, 32],
     }
 }
 
@@ -35,6 +36,7 @@ pub(crate) fn by_definition(x: &[f32], shape: [usize; 2], cast: Cast) -> (Vec<u8
             _ if amax.is_nan() => f32::NAN,
             ScaleMode::F32 => scale,
             ScaleMode::PowerOfTwo => f64::from(scale).log2().floor().exp2() as f32,
+            ScaleMode::E8m0(mode) => e8m0_scale(amax, cast.format, mode),
         }
     };
     let scales: Vec<f32> = amax.into_iter().map(scale).collect();
@@ -45,6 +47,25 @@ pub(crate) fn by_definition(x: &[f32], shape: [usize; 2], cast: Cast) -> (Vec<u8
         nearest.encode(if x.is_nan() || scale.is_nan() { f32::NAN.copysign(x) } else { x * scale })
     };
     (elements().map(code).collect(), scales)
+}
+
+/// `2^-clamp(e - e_max, -127, 127)`.
+pub(crate) fn e8m0_scale(amax: f32, format: Format, mode: ScaleCalculationMode) -> f32 {
+    let log2 = |x: f32| f64::from(x).log2();
+    // Half a step of the format's mantissa in the binade of the amax.
+    let half_step = (log2(amax).floor().max(-126.0) - f64::from(format.mantissa_bits()) - 1.0).exp2();
+    let even = (f64::from(amax) + half_step) as f32;
+    let largest = if mode == ScaleCalculationMode::Even { even } else { amax };
+    if !largest.is_finite() {
+        return f32::NAN;
+    }
+    let max_exponent = log2(format.max()).floor();
+    let exponent = match mode {
+        ScaleCalculationMode::Floor | ScaleCalculationMode::Even => log2(largest).floor() - max_exponent,
+        ScaleCalculationMode::Ceil => log2(largest).ceil() - max_exponent,
+        ScaleCalculationMode::Rceil => log2(amax * (1.0 / format.max())).ceil(),
+    };
+    (-exponent.clamp(-127.0, 127.0)).exp2() as f32
 }
 
 fn check(x: &[f32], [rows, cols]: [usize; 2], cast: Cast) {
@@ -119,6 +140,7 @@ fn dimensions_and_names() {
         (Granularity::Row, [130, 1], 130, "rowwise"),
         (Granularity::Block1x128, [130, 3], 6, "1x128"),
         (Granularity::Block128x128, [2, 3], 6, "128x128"),
+        (Granularity::Block1x32, [130, 9], 6, "1x32"),
     ];
     for (granularity, dims, amax_len, name) in cases {
         assert_eq!(granularity.scale_dims(130, 257), dims);
