@@ -101,6 +101,17 @@ pub enum KernelError {
         /// The granularity that was asked for.
         granularity: Granularity,
     },
+    /// A grouped GEMM of nothing.
+    #[error("a grouped GEMM needs at least one group")]
+    NoGroups,
+    /// The matrices of B, one for each group, have the same number of rows.
+    #[error("B has {rows} rows, which {groups} groups cannot share evenly")]
+    UnevenGroups {
+        /// Rows of B.
+        rows: usize,
+        /// Groups.
+        groups: usize,
+    },
     /// E8M0 scales belong to blocks of 32, and blocks of 32 to E8M0 scales.
     #[error("{granularity} scales cannot be {scale_mode}: e8m0 goes with 1x32, and with nothing else")]
     ScaleModeMismatch {

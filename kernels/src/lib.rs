@@ -34,7 +34,10 @@ pub use amax::amax;
 pub use arch::{CudaArch, cuda_arch};
 pub use error::KernelError;
 pub use format::Format;
-pub use gemm::{GemmConfig, GemmPath, Output, gemm_path, scaled_gemm, scaled_gemm_into};
+pub use gemm::{
+    GROUP_ALIGN, GemmConfig, GemmPath, Grouping, Groups, Output, gemm_path, grouped_gemm_path, grouped_scaled_gemm,
+    scaled_gemm, scaled_gemm_into,
+};
 pub use health::{Health, health, health_len};
 pub use mx::ScaleCalculationMode;
 pub use operand::{Cast, Granularity, Operand, Orientation, Quantized, row_words};

@@ -73,6 +73,15 @@ impl Source {
         }
     }
 
+    /// The dtype that is stored: f32 for flex32, which not every device has under its own name.
+    pub(crate) const fn storage(self) -> StorageType {
+        StorageType::Scalar(ElemType::Float(match self {
+            Self::F32 => FloatKind::F32,
+            Self::F16 => FloatKind::F16,
+            Self::Bf16 => FloatKind::BF16,
+        }))
+    }
+
     pub(crate) const fn size(self) -> usize {
         match self {
             Self::F32 => 4,

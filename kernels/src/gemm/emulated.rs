@@ -12,6 +12,7 @@ use cubecl::prelude::*;
 
 use super::Gemm;
 use super::bias::{Bias, BiasLaunch};
+use super::grouped::{Grouping, Work, grouped_tile};
 use crate::format::decode;
 use crate::grid::{fold, tile_origin};
 use crate::mx::e8m0_inverse_bits;
@@ -45,34 +46,45 @@ type Quad = Vector<f32, Const<4>>;
 /// Launches the kernel.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (a, b) = (gemm.a, gemm.b);
-    let (m, n, words) = (a.rows as u32, b.rows as u32, row_words(a.k) as u32);
+    let words = row_words(a.k) as u32;
+    let (m, n, matrices) = gemm.matrices();
+    let grouping = gemm.groups.map(|groups| groups.grouping);
+    let tiles = match gemm.groups {
+        Some(groups) => groups.tiles([m, n], [TILE as usize; 2]),
+        None => m.div_ceil(TILE as usize) * n.div_ceil(TILE as usize),
+    };
     // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are guarded by
     // the rows and words of the operands, stores by `m` and `n`.
     unsafe {
         gemm_emulated::launch_unchecked::<R>(
             client,
-            fold(client, m.div_ceil(TILE) * n.div_ceil(TILE)),
+            fold(client, tiles as u32),
             CubeDim::new_1d(SIDE * SIDE),
             a.codes_array(1),
             b.codes_array(1),
             a.scales_array(),
             b.scales_array(),
             BiasLaunch::of(gemm.bias.as_ref()),
-            ArrayArg::from_raw_parts(gemm.out.clone(), a.rows * b.rows),
-            m,
-            n,
+            gemm.groups.map(|groups| groups.array()).into(),
+            ArrayArg::from_raw_parts(gemm.out.clone(), m * n * matrices),
+            m as u32,
+            n as u32,
+            gemm.groups.map_or(0, |groups| groups.count) as u32,
             words,
             a.k.div_ceil(BLOCK) as u32,
             a.format,
             b.format,
             a.granularity,
             b.granularity,
+            grouping,
             gemm.accumulate,
             gemm.dtype,
         );
     }
 }
 
+// The outer of nested `if`s is resolved while the kernel is generated.
+#[allow(clippy::collapsible_if)]
 #[cube(launch_unchecked)]
 fn gemm_emulated<O: Float>(
     a: &Array<u32>,
@@ -80,22 +92,27 @@ fn gemm_emulated<O: Float>(
     inv_scale_a: &Array<u32>,
     inv_scale_b: &Array<u32>,
     bias: &Bias,
+    ends: &ComptimeOption<Array<u32>>,
     out: &mut Array<O>,
     m: u32,
     n: u32,
+    groups: u32,
     words: u32,
     blocks: u32,
     #[comptime] format_a: Format,
     #[comptime] format_b: Format,
     #[comptime] granularity_a: Granularity,
     #[comptime] granularity_b: Granularity,
+    #[comptime] grouping: Option<Grouping>,
     #[comptime] accumulate: bool,
     #[define(O)] _dtype: StorageType,
 ) {
-    let (row0, col0) = tile_origin(n, TILE);
-    if row0 >= m {
+    let work = work(ends, m, n, groups, words, grouping);
+    let (row0, col0) = (work.row0, work.col0);
+    if row0 >= work.rows {
         terminate!();
     }
+    let end = min(work.end.div_ceil(4u32), words);
     let mut tile_a = SharedMemory::<Quad>::new(comptime!((STEP * PITCH) as usize));
     let mut tile_b = SharedMemory::<Quad>::new(comptime!((STEP * PITCH) as usize));
     let unit_x = UNIT_POS % SIDE;
@@ -115,10 +132,13 @@ fn gemm_emulated<O: Float>(
             totals[i] = Quad::new(0.0f32);
         }
     }
-    let mut step = 0u32.runtime();
-    while step < words {
-        load_tile(a, inv_scale_a, &mut tile_a, row0, m, step, words, blocks, format_a, granularity_a);
-        load_tile(b, inv_scale_b, &mut tile_b, col0, n, step, words, blocks, format_b, granularity_b);
+    // Where the tile's columns begin and end among the rows of B.
+    let first_b = work.row0_b + col0;
+    let rows_b = work.row0_b + n;
+    let mut step = work.first / 4;
+    while step < end {
+        load_tile(a, inv_scale_a, &mut tile_a, row0, work.rows, step, words, blocks, format_a, granularity_a);
+        load_tile(b, inv_scale_b, &mut tile_b, first_b, rows_b, step, words, blocks, format_b, granularity_b);
         sync_cube();
         for k in 0..STEP {
             let cols_0 = tile_b[(k * PITCH + unit_x) as usize];
@@ -139,10 +159,10 @@ fn gemm_emulated<O: Float>(
         step += STEP_WORDS;
         if comptime!(by_block) {
             let after = step % BLOCK_WORDS;
-            if after == 0 || step >= words {
+            if after == 0 || step >= end {
                 let block = (step - 1) / BLOCK_WORDS;
-                let factors_a = factors(inv_scale_a, row0 + unit_y * 4, m, block, blocks, granularity_a);
-                let factors_b = factors(inv_scale_b, col0 + unit_x * 4, n, block, blocks, granularity_b);
+                let factors_a = factors(inv_scale_a, row0 + unit_y * 4, work.rows, block, blocks, granularity_a);
+                let factors_b = factors(inv_scale_b, first_b + unit_x * 4, rows_b, block, blocks, granularity_b);
                 #[unroll]
                 for i in 0..16usize {
                     let factor = Quad::new(factors_a[i / 8][i / 2 % 4]) * factors_b[i % 2];
@@ -153,11 +173,20 @@ fn gemm_emulated<O: Float>(
         }
     }
     if comptime!(!by_block) {
-        let factors_a = factors(inv_scale_a, row0 + unit_y * 4, m, 0u32, blocks, granularity_a);
-        let factors_b = factors(inv_scale_b, col0 + unit_x * 4, n, 0u32, blocks, granularity_b);
+        let factors_a = factors(inv_scale_a, row0 + unit_y * 4, work.rows, 0u32, blocks, granularity_a);
+        let factors_b = factors(inv_scale_b, first_b + unit_x * 4, rows_b, 0u32, blocks, granularity_b);
         #[unroll]
         for i in 0..16usize {
             totals[i] = sums[i] * (Quad::new(factors_a[i / 8][i / 2 % 4]) * factors_b[i % 2]);
+        }
+    }
+    if comptime!(grouping.is_some()) {
+        if work.first / 4 >= end {
+            // Nothing was multiplied, so no scale counts, not even NaN.
+            #[unroll]
+            for i in 0..16usize {
+                totals[i] = Quad::new(0.0f32);
+            }
         }
     }
 
@@ -169,9 +198,9 @@ fn gemm_emulated<O: Float>(
             #[unroll]
             for i in 0..8u32 {
                 let row = row0 + (unit_y + comptime!(i / 4 * SIDE)) * 4 + comptime!(i % 4);
-                if row < m {
+                if row < work.rows {
                     let total = totals[comptime!((2 * i + j / 4) as usize)][comptime!((j % 4) as usize)];
-                    let index = (row * n + col) as usize;
+                    let index = (work.out0 + row * n + col) as usize;
                     let sum = if comptime!(accumulate) {
                         f32::cast_from(out[index]) + (total + shift)
                     } else {
@@ -180,6 +209,30 @@ fn gemm_emulated<O: Float>(
                     out[index] = O::cast_from(sum);
                 }
             }
+        }
+    }
+}
+
+/// This cube's part of the output.
+#[cube]
+fn work(
+    ends: &ComptimeOption<Array<u32>>,
+    m: u32,
+    n: u32,
+    groups: u32,
+    words: u32,
+    #[comptime] grouping: Option<Grouping>,
+) -> Work {
+    #[comptime]
+    match ends {
+        ComptimeOption::Some(ends) => {
+            let grouping = comptime!(grouping.expect("ends come with a grouping"));
+            grouped_tile(CUBE_POS as u32, ends, groups, m, n, words * 4, grouping, TILE, TILE)
+        }
+        ComptimeOption::None => {
+            let (row0, col0) = tile_origin(n, TILE);
+            let zero = 0u32.runtime();
+            Work { row0, rows: m, col0, row0_b: zero, first: zero, end: words * 4, out0: zero }
         }
     }
 }

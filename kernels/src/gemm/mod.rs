@@ -3,15 +3,18 @@
 
 mod bias;
 mod emulated;
+mod grouped;
 mod half;
 mod hopper;
 mod mma;
 
 use core::fmt;
 
-use cubecl::ir::{ElemType, FloatKind, StorageType};
+use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
+
+pub use grouped::{GROUP_ALIGN, Grouping, Groups, grouped_gemm_path, grouped_scaled_gemm};
 
 use crate::operand::check_size;
 use crate::view::{Checked, Source};
@@ -89,6 +92,7 @@ struct Gemm<'a> {
     dtype: StorageType,
     accumulate: bool,
     use_fast_accum: bool,
+    groups: Option<&'a Groups>,
 }
 
 impl Gemm<'_> {
@@ -100,6 +104,15 @@ impl Gemm<'_> {
     /// Columns of the output.
     const fn n(&self) -> usize {
         self.b.rows
+    }
+
+    /// Rows and columns of one matrix of the output, and how many there are.
+    fn matrices(&self) -> (usize, usize, usize) {
+        match self.groups {
+            None => (self.m(), self.n(), 1),
+            Some(Groups { grouping: Grouping::Rows, count, .. }) => (self.m(), self.n() / count, 1),
+            Some(Groups { grouping: Grouping::Contraction, count, .. }) => (self.m(), self.n(), *count),
+        }
     }
 
     /// Whether scales change along the contraction.
@@ -179,13 +192,9 @@ pub fn scaled_gemm_into<R: Runtime>(
     if !start.is_multiple_of(alignment) {
         return Err(KernelError::Misaligned { offset: start, size: alignment as usize });
     }
-    let dtype = match source {
-        // Flex32 is stored as f32; not every device has it under its own name.
-        Source::F32 => StorageType::Scalar(ElemType::Float(FloatKind::F32)),
-        Source::F16 | Source::Bf16 => out.dtype,
-    };
+    let dtype = source.storage();
     let (out, accumulate) = (&out.handle, out.accumulate);
-    let gemm = Gemm { a, b, bias, out, dtype, accumulate, use_fast_accum: config.use_fast_accum };
+    let gemm = Gemm { a, b, bias, out, dtype, accumulate, use_fast_accum: config.use_fast_accum, groups: None };
     match gemm_path(client, [a.granularity, b.granularity], config) {
         GemmPath::Wgmma => hopper::launch(client, &gemm),
         GemmPath::Mma => mma::launch(client, &gemm),

@@ -8,6 +8,7 @@ mod gemm;
 mod gemm_into;
 mod given_amax;
 mod golden;
+mod grouped;
 mod health;
 mod mx;
 mod oracle;
