@@ -131,8 +131,8 @@ pub trait Float8Backend: Backend {
         u64::MAX
     }
 
-    /// How this device computes [`fp8_matmul`](Self::fp8_matmul).
-    fn fp8_gemm_path(device: &Device<Self>, config: GemmConfig) -> GemmPath;
+    /// How this device computes [`fp8_matmul`](Self::fp8_matmul) of operands of these granularities.
+    fn fp8_gemm_path(device: &Device<Self>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath;
 
     /// Casts `x` `[.., cols]`, seen as `[rows, cols]`, in one pass over it.
     ///

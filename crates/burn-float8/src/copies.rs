@@ -217,7 +217,7 @@ pub(crate) fn fp8_copy<B: Float8Backend>(
 fn key(config: &Float8LinearConfig, role: Role, along: Along) -> CastKey {
     let cast = config.casts().of(role, along);
     let delayed = (cast.scaling_type == ScalingType::Delayed).then(|| config.delayed_scaling());
-    CastKey { cast: cast.kernel_cast(config.scale_mode()), delayed }
+    CastKey { cast: config.kernel_cast(role, along), delayed }
 }
 
 /// Which copies one pass makes: both where the other GEMM will read the same cast.

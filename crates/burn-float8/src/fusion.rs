@@ -11,7 +11,7 @@ use burn_std::Shape;
 use float8_kernels::{Cast, Format, GemmConfig, Granularity, Orientation, health_len, row_words};
 
 use crate::backend::{Copies, Extent, Float8Backend, GemmPath, HostCodes, ScaleFrom};
-use crate::cube::DeviceOperand;
+use crate::cube::{DeviceOperand, scales};
 use crate::host::matrix;
 
 type Handles<R> = HandleContainer<<R as FusionRuntime>::FusionHandle>;
@@ -65,8 +65,8 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         B::fp8_max_elements()
     }
 
-    fn fp8_gemm_path(device: &Device<Self>, config: GemmConfig) -> GemmPath {
-        B::fp8_gemm_path(device, config)
+    fn fp8_gemm_path(device: &Device<Self>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath {
+        B::fp8_gemm_path(device, granularities, config)
     }
 
     fn fp8_quantize(
@@ -85,7 +85,7 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         let mut outputs = vec![];
         for [rows, k] in &sides {
             outputs.push((Shape::from(vec![*rows, row_words(*k)]), DType::U32));
-            outputs.push((Shape::from(granularity.scale_dims(*rows, *k).to_vec()), DType::F32));
+            outputs.push(scales(granularity, *rows, *k));
         }
         let (given, observe) = match scale {
             ScaleFrom::Own => (None, true),

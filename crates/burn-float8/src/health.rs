@@ -278,7 +278,7 @@ fn is_due<B: Float8Backend>(full: &FloatTensor<B>, (role, along): CopyOf, layer:
     let steps = state.lock();
     let Policy::Float8(config) = layer.policy() else { return false };
     let cast = |along| config.casts().of(role, along);
-    let one = one_cast(cast(along).kernel_cast(config.scale_mode())) && cast(along) == cast(along.other());
+    let one = one_cast(config.kernel_cast(role, along)) && cast(along) == cast(along.other());
     let seen = |along| steps.samples.seen.contains(&(Arc::as_ptr(layer) as usize, (role, along)));
     steps.is_sampled(statistics.every_n_steps) && !seen(along) && !(one && seen(along.other()))
 }
@@ -303,12 +303,11 @@ pub(crate) fn sample<B: Float8Backend>(
     let mut partials = vec![(None, health(operand))];
     for recipe in &statistics.compare {
         let config = Float8LinearConfig::new(*recipe);
-        let cast = config.casts().of(role, along);
-        if cast.is_disabled() {
+        if config.casts().of(role, along).is_disabled() {
             continue;
         }
         let orientation = if transposed { Orientation::Cols } else { Orientation::Rows };
-        let copies = B::fp8_quantize(full.clone(), cast.kernel_cast(config.scale_mode()), orientation, ScaleFrom::Own);
+        let copies = B::fp8_quantize(full.clone(), config.kernel_cast(role, along), orientation, ScaleFrom::Own);
         let operand = if transposed { copies.cols } else { copies.rows };
         partials.push((Some(*recipe), health(&operand.expect("the orientation that was asked for"))));
     }

@@ -56,7 +56,7 @@ pub use config::{
 };
 pub use delayed::AmaxState;
 pub use error::Float8Error;
-pub use float8_kernels::{Cast, Format, GemmConfig, Granularity, Orientation, ScaleMode};
+pub use float8_kernels::{Cast, Format, GemmConfig, Granularity, Orientation, ScaleCalculationMode, ScaleMode};
 pub use health::{CastHealth, Fallback, OperandHealth};
 pub use layer::{Gemm, Layer, Policy, Reason, Role};
 pub use report::{GemmReport, GemmTotals, LayerReport, OperandReport, Report, report};

@@ -84,10 +84,12 @@ impl Call<'_> {
         device: &Device<B>,
         config: &Float8LinearConfig,
     ) -> Float8Tensor<B> {
+        let granularities = config.casts().granularities(self.gemm);
         let (bias, config) = (bias.map(|b| b.full().clone()), config.gemm_config(self.gemm));
+        let path = B::fp8_gemm_path(device, granularities, config);
         let y = B::fp8_matmul(&a.operand, &b.operand, bias, shape, FloatDType::from(dtype), config);
         let extents = [a, b].map(|copy| B::fp8_extent(&copy.operand));
-        self.layer.count_fp8(self.gemm, B::fp8_gemm_path(device, config), extents);
+        self.layer.count_fp8(self.gemm, path, extents);
         Float8Tensor::new(y)
     }
 }

@@ -95,6 +95,7 @@ impl Matrix {
                     Granularity::Row => row,
                     Granularity::Block1x128 => row * blocks + block,
                     Granularity::Block128x128 => row / 128 * blocks + block,
+                    Granularity::Block1x32 => unreachable!("not among GRANULARITIES"),
                 }],
             )
         };
@@ -203,8 +204,8 @@ fn each(check: impl Fn([&Client; 2])) {
 fn paths() {
     for (sm, path) in PATHS {
         let emulate = GemmConfig { emulate: true, ..GemmConfig::default() };
-        assert_eq!(gemm_path(&client(sm), GemmConfig::default()), path, "sm_{sm}");
-        assert_eq!(gemm_path(&client(sm), emulate), GemmPath::Emulated, "sm_{sm}");
+        assert_eq!(gemm_path(&client(sm), [Granularity::Tensor; 2], GemmConfig::default()), path, "sm_{sm}");
+        assert_eq!(gemm_path(&client(sm), [Granularity::Tensor; 2], emulate), GemmPath::Emulated, "sm_{sm}");
     }
 }
 
