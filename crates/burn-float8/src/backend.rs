@@ -7,10 +7,10 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_backend::tensor::{Device, FloatTensor};
+use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, DeviceId, DeviceOps, FloatDType};
 use burn_std::Shape;
-use float8_kernels::{Cast, Format, GemmConfig, Granularity, InvScale, Orientation};
+use float8_kernels::{Cast, Format, GemmConfig, Granularity, Grouping, InvScale, Orientation};
 use serde::Serialize;
 
 use crate::config::{Float8Config, ScalingType};
@@ -158,6 +158,26 @@ pub trait Float8Backend: Backend {
         config: GemmConfig,
     ) -> FloatTensor<Self>;
 
+    /// How this device computes [`fp8_grouped_matmul`](Self::fp8_grouped_matmul) of operands of these granularities.
+    fn fp8_grouped_gemm_path(
+        device: &Device<Self>,
+        granularities: [Granularity; 2],
+        grouping: Grouping,
+        config: GemmConfig,
+    ) -> GemmPath;
+
+    /// The products of each group, as [`grouped_scaled_gemm`](float8_kernels::grouped_scaled_gemm) defines them, given the shape of
+    /// the output; `ends` is i32 `[G]`.
+    fn fp8_grouped_matmul(
+        a: &Self::Operand,
+        b: &Self::Operand,
+        ends: IntTensor<Self>,
+        grouping: Grouping,
+        shape: Shape,
+        dtype: FloatDType,
+        config: GemmConfig,
+    ) -> FloatTensor<Self>;
+
     /// How well `operand`, cast from `x` or from its transpose, represents it: f32 `[n, 5]`, which
     /// [`Health::from_partials`](float8_kernels::Health::from_partials) sums up.
     fn fp8_health(x: FloatTensor<Self>, operand: &Self::Operand, transposed: bool) -> FloatTensor<Self>;
@@ -216,6 +236,16 @@ pub trait Float8Ops: Backend + sealed::Sealed {
         weight: FloatTensor<Self>,
         bias: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self>;
+    /// See [`grouped_linear`](crate::grouped_linear).
+    #[doc(hidden)]
+    fn grouped_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        ends: IntTensor<Self::Inner>,
+    ) -> FloatTensor<Self>;
+    /// The same integers.
+    #[doc(hidden)]
+    fn inner_int(tensor: IntTensor<Self>) -> IntTensor<Self::Inner>;
     /// The layer that stands for all untagged weights of a device.
     fn untagged_layer(device: &Device<Self>) -> Arc<Layer> {
         untagged::<Self::Inner>(&Self::inner_device(device))
@@ -245,6 +275,14 @@ impl<B: Float8Backend> Float8Ops for Float8<B> {
     ) -> FloatTensor<Self> {
         crate::linear::forward(x, weight, bias)
     }
+
+    fn grouped_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, ends: IntTensor<B>) -> FloatTensor<Self> {
+        crate::grouped::forward(x, weight, ends)
+    }
+
+    fn inner_int(tensor: IntTensor<Self>) -> IntTensor<B> {
+        tensor
+    }
 }
 
 impl<B: Float8Backend, C: CheckpointStrategy> Float8Ops for Autodiff<Float8<B>, C> {
@@ -270,6 +308,14 @@ impl<B: Float8Backend, C: CheckpointStrategy> Float8Ops for Autodiff<Float8<B>, 
         bias: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self> {
         crate::saved::linear_autodiff::<B, C>(x, weight, bias)
+    }
+
+    fn grouped_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, ends: IntTensor<B>) -> FloatTensor<Self> {
+        crate::grouped::forward_autodiff::<B, C>(x, weight, ends)
+    }
+
+    fn inner_int(tensor: IntTensor<Self>) -> IntTensor<B> {
+        tensor
     }
 }
 

@@ -8,8 +8,9 @@ use burn_std::Shape;
 use cubecl::client::ComputeClient;
 use cubecl::server::Handle;
 use float8_kernels::{
-    Cast, Format, GemmConfig, Granularity, InvScale, MAX_INDEX, MatrixView, Operand, Orientation, VectorView, health,
-    health_len, mx, quantize, quantize_with_amax, row_words, scaled_gemm, supports,
+    Cast, Format, GemmConfig, Granularity, Grouping, Groups, InvScale, MAX_INDEX, MatrixView, Operand, Orientation,
+    VectorView, grouped_scaled_gemm, health, health_len, mx, quantize, quantize_with_amax, row_words, scaled_gemm,
+    supports,
 };
 
 use crate::backend::{Copies, Extent, Float8Backend, GemmPath, HostCodes, ScaleFrom};
@@ -50,12 +51,16 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
     }
 
     fn fp8_gemm_path(device: &Device<Self>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath {
-        match float8_kernels::gemm_path(&R::client(device), granularities, config) {
-            float8_kernels::GemmPath::Emulated => GemmPath::Emulated,
-            float8_kernels::GemmPath::F16Mma => GemmPath::F16Mma,
-            float8_kernels::GemmPath::Mma => GemmPath::Mma,
-            float8_kernels::GemmPath::Wgmma => GemmPath::Wgmma,
-        }
+        path(float8_kernels::gemm_path(&R::client(device), granularities, config))
+    }
+
+    fn fp8_grouped_gemm_path(
+        device: &Device<Self>,
+        granularities: [Granularity; 2],
+        grouping: Grouping,
+        config: GemmConfig,
+    ) -> GemmPath {
+        path(float8_kernels::grouped_gemm_path(&R::client(device), granularities, grouping, config))
     }
 
     fn fp8_quantize(
@@ -115,6 +120,24 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         tensor(&client, &device, y, shape, dtype)
     }
 
+    fn fp8_grouped_matmul(
+        a: &Self::Operand,
+        b: &Self::Operand,
+        ends: CubeTensor<R>,
+        grouping: Grouping,
+        shape: Shape,
+        dtype: FloatDType,
+        config: GemmConfig,
+    ) -> CubeTensor<R> {
+        let (client, device) = (a.codes.client.clone(), a.codes.device.clone());
+        let ends = into_contiguous(ends);
+        let groups = Groups { count: ends.shape()[0], ends: ends.handle, grouping };
+        let dtype = DType::from(dtype);
+        let y = grouped_scaled_gemm(&client, &kernel_operand(a), &kernel_operand(b), &groups, dtype.into(), config)
+            .expect("the caller checked dtype and shape");
+        tensor(&client, &device, y, shape, dtype)
+    }
+
     fn fp8_health(x: CubeTensor<R>, operand: &Self::Operand, transposed: bool) -> CubeTensor<R> {
         let (client, device) = (x.client.clone(), x.device.clone());
         let mut view = matrix_view(x);
@@ -152,6 +175,15 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
             granularity: operand.granularity,
             inv_scales,
         }
+    }
+}
+
+fn path(path: float8_kernels::GemmPath) -> GemmPath {
+    match path {
+        float8_kernels::GemmPath::Emulated => GemmPath::Emulated,
+        float8_kernels::GemmPath::F16Mma => GemmPath::F16Mma,
+        float8_kernels::GemmPath::Mma => GemmPath::Mma,
+        float8_kernels::GemmPath::Wgmma => GemmPath::Wgmma,
     }
 }
 

@@ -1,5 +1,7 @@
 //! The host path: a tensor is read back, cast by the scalar reference, decoded and multiplied by the backend's own f32
 //! matmul. It serves CPU backends, where reading back is free or a copy.
+mod grouped;
+
 use std::sync::Arc;
 
 use burn_backend::tensor::{Device, FloatTensor};
@@ -8,6 +10,7 @@ use burn_std::Shape;
 use float8_kernels::{Cast, Format, Granularity, InvScale, Orientation, Scale, reference};
 
 use crate::backend::{Copies, Extent, Float8Backend, HostCodes, ScaleFrom};
+pub use grouped::grouped_matmul;
 
 /// FP8 codes in host memory.
 ///
@@ -310,6 +313,27 @@ macro_rules! host_backend {
                 _: $crate::GemmConfig,
             ) -> $crate::__private::FloatTensor<Self> {
                 $crate::host::matmul::<Self>(a, b, bias, shape, dtype)
+            }
+
+            fn fp8_grouped_gemm_path(
+                _: &$crate::__private::Device<Self>,
+                _: [$crate::Granularity; 2],
+                _: $crate::Grouping,
+                _: $crate::GemmConfig,
+            ) -> $crate::GemmPath {
+                $crate::GemmPath::Host
+            }
+
+            fn fp8_grouped_matmul(
+                a: &Self::Operand,
+                b: &Self::Operand,
+                ends: $crate::__private::IntTensor<Self>,
+                grouping: $crate::Grouping,
+                shape: $crate::__private::Shape,
+                dtype: $crate::__private::FloatDType,
+                _: $crate::GemmConfig,
+            ) -> $crate::__private::FloatTensor<Self> {
+                $crate::host::grouped_matmul::<Self>(a, b, ends, grouping, shape, dtype)
             }
 
             fn fp8_health(
