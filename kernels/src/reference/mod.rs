@@ -3,15 +3,15 @@
 //! The loops are branch-free over slices, so that the compiler vectorises them.
 
 use crate::format::F32_INF;
-use crate::scale::MIN_AMAX;
 use crate::mx::amax_to_e8m0;
+use crate::scale::MIN_AMAX;
 use crate::{Format, InvScale, Scale, ScaleMode};
 
 mod health;
 mod matrix;
 
 pub use health::health;
-pub use matrix::{HostOperand, HostQuantized, quantize, scaled_gemm_f64};
+pub use matrix::{HostOperand, HostQuantized, dequantize_mx, quantize, scaled_gemm_f64};
 
 /// FP8 code of `x`: rounded to nearest even, saturating. ±inf gives ±max, NaN gives `sign | 0x7f`, in both formats.
 ///
