@@ -5,8 +5,9 @@ use codegen::device::{Execution, GenerateCuda, PaperDevice, execute};
 use cubecl_core::Runtime;
 use cubecl_core::ir::{ElemType, FloatKind, StorageType};
 use cubecl_runtime::client::ComputeClient;
+use float8_kernels::mx::to_blocked;
 use float8_kernels::{
-    Format, GemmConfig, GemmPath, Granularity, Operand, Output, VectorView, gemm_path, reference, row_words,
+    Format, GemmConfig, GemmPath, Granularity, InvScale, Operand, Output, VectorView, gemm_path, reference, row_words,
     scaled_gemm_into,
 };
 use half::{bf16, f16};
@@ -14,15 +15,21 @@ use half::{bf16, f16};
 type Client = ComputeClient<GenerateCuda>;
 
 const FORMATS: [Format; 2] = [Format::E4m3, Format::E5m2];
-const GRANULARITIES: [Granularity; 4] =
-    [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128];
+const MX: Granularity = Granularity::Block1x32;
+const GRANULARITIES: [Granularity; 5] =
+    [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128, MX];
 const F32: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F32));
 const F16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F16));
 const BF16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::BF16));
 
-/// Compute capabilities, and what their GEMM is.
-const PATHS: [(u16, GemmPath); 5] =
-    [(80, GemmPath::F16Mma), (89, GemmPath::Mma), (90, GemmPath::Wgmma), (100, GemmPath::F16Mma), (120, GemmPath::Mma)];
+/// Compute capabilities, and what their GEMM is, without and with E8M0 scales.
+const PATHS: [(u16, GemmPath, GemmPath); 5] = [
+    (80, GemmPath::F16Mma, GemmPath::F16Mma),
+    (89, GemmPath::Mma, GemmPath::Mma),
+    (90, GemmPath::Wgmma, GemmPath::Bf16Wgmma),
+    (100, GemmPath::F16Mma, GemmPath::F16Mma),
+    (120, GemmPath::Mma, GemmPath::Mma),
+];
 
 fn client(sm: u16) -> Client {
     GenerateCuda::client(&PaperDevice::new(sm))
@@ -62,7 +69,9 @@ impl Matrix {
         let [rows, k] = shape;
         let codes = random.values(rows * k).into_iter().map(|x| reference::encode(x, format)).collect();
         let scales = granularity.scale_dims(rows, k).iter().product();
-        let inv_scales = random.values(scales).into_iter().map(|x| x.abs() * 0.01 + 1e-5).collect();
+        let inv_scales = random.values(scales).into_iter().map(|x| x.abs() * 0.01 + 1e-5);
+        let power = |x: f32| f32::from_bits(x.to_bits() & 0x7f80_0000);
+        let inv_scales = inv_scales.map(|x| if granularity == MX { power(x) } else { x }).collect();
         Self { codes, inv_scales, shape, format, granularity }
     }
 
@@ -73,9 +82,14 @@ impl Matrix {
         for (padded, row) in bytes.chunks_exact_mut(pitch).zip(self.codes.chunks_exact(k)) {
             padded[..k].copy_from_slice(row);
         }
+        let byte = |scale: &f32| InvScale::new(*scale).to_e8m0().expect("a power of two, or NaN");
+        let scales = match self.granularity {
+            MX => to_blocked(&self.inv_scales.iter().map(byte).collect::<Vec<_>>(), rows, k.div_ceil(32)),
+            _ => f32_bytes(&self.inv_scales),
+        };
         Operand {
             codes: client.create_from_slice(&bytes),
-            inv_scale: client.create_from_slice(&f32_bytes(&self.inv_scales)),
+            inv_scale: client.create_from_slice(&scales),
             rows,
             k,
             format: self.format,
@@ -95,7 +109,7 @@ impl Matrix {
                     Granularity::Row => row,
                     Granularity::Block1x128 => row * blocks + block,
                     Granularity::Block128x128 => row / 128 * blocks + block,
-                    Granularity::Block1x32 => unreachable!("not among GRANULARITIES"),
+                    MX => row * k.div_ceil(32) + i % k / 32,
                 }],
             )
         };
@@ -202,10 +216,17 @@ fn each(check: impl Fn([&Client; 2])) {
 
 #[test]
 fn paths() {
-    for (sm, path) in PATHS {
-        let emulate = GemmConfig { emulate: true, ..GemmConfig::default() };
-        assert_eq!(gemm_path(&client(sm), [Granularity::Tensor; 2], GemmConfig::default()), path, "sm_{sm}");
-        assert_eq!(gemm_path(&client(sm), [Granularity::Tensor; 2], emulate), GemmPath::Emulated, "sm_{sm}");
+    for (sm, plain, scaled) in PATHS {
+        for (granularities, path) in [
+            ([Granularity::Row, Granularity::Block1x128], plain),
+            ([MX; 2], scaled),
+            ([MX, Granularity::Tensor], scaled),
+            ([Granularity::Block128x128, MX], scaled),
+        ] {
+            let emulate = GemmConfig { emulate: true, ..GemmConfig::default() };
+            assert_eq!(gemm_path(&client(sm), granularities, GemmConfig::default()), path, "sm_{sm}");
+            assert_eq!(gemm_path(&client(sm), granularities, emulate), GemmPath::Emulated, "sm_{sm}");
+        }
     }
 }
 
@@ -262,6 +283,9 @@ fn many_tiles() {
             ([200, 254, 300], BLOCKS, one),
             ([200, 254, 300], [Granularity::Tensor; 2], one),
             ([130, 258, 300], BLOCKS, one),
+            ([600, 202, 40], [MX; 2], many),
+            ([200, 254, 300], [MX; 2], one),
+            ([130, 258, 300], [MX, Granularity::Block1x128], one),
         ] {
             let a = Matrix::random([m, k], Format::E4m3, granularities[0], &mut random);
             let b = Matrix::random([n, k], Format::E4m3, granularities[1], &mut random);
@@ -296,6 +320,8 @@ fn hopper_plans() {
             [Granularity::Tensor; 2],
             [Granularity::Block1x128, Granularity::Block128x128],
             [Granularity::Block1x128; 2],
+            [MX; 2],
+            [Granularity::Block1x128, MX],
         ] {
             let a = Matrix::random([m, k], Format::E4m3, granularities[0], &mut random);
             let b = Matrix::random([n, k], Format::E5m2, granularities[1], &mut random);
@@ -307,18 +333,58 @@ fn hopper_plans() {
     }
 }
 
+/// Contractions on both sides of the edges of blocks of 32, of words of four and of what a row is padded to.
+#[test]
+fn e8m0_ragged_contractions() {
+    each(|[_, client]| {
+        let mut random = Random(7);
+        for (i, k) in [1, 16, 17, 31, 32, 33, 63, 96, 127, 128, 129, 159, 160, 257].into_iter().enumerate() {
+            let (format_a, format_b) = (FORMATS[i % 2], FORMATS[i / 2 % 2]);
+            let a = Matrix::random([33 + i, k], format_a, MX, &mut random);
+            let b = Matrix::random([70 - i, k], format_b, [MX, Granularity::Row][i / 4 % 2], &mut random);
+            check(client, &a, &b, Rest { use_fast_accum: i % 3 == 0, ..PLAIN });
+            check(client, &b, &a, PLAIN);
+        }
+    });
+}
+
+/// Scales far apart whose products are not, and the least and the largest, of zeros.
+#[test]
+fn e8m0_far_scales() {
+    each(|[_, client]| {
+        let (m, n, k) = (130, 70, 270);
+        let mut random = Random(9);
+        for format in FORMATS {
+            let mut a = Matrix::random([m, k], format, MX, &mut random);
+            let mut b = Matrix::random([n, k], format, MX, &mut random);
+            let blocks = k.div_ceil(32);
+            for (matrix, sign) in [(&mut a, 1), (&mut b, -1)] {
+                for (i, scale) in matrix.inv_scales.iter_mut().enumerate() {
+                    *scale = 2f32.powi(sign * [90, -90, 40, 0, -127, 127][i % blocks % 6]);
+                }
+                for (i, code) in matrix.codes.iter_mut().enumerate() {
+                    if i % k / 32 % 6 > 3 {
+                        *code = 0;
+                    }
+                }
+            }
+            check(client, &a, &b, PLAIN);
+        }
+    });
+}
+
 /// Every code decodes to its value, NaN and infinity too: `A` holds one code a row, `B` ones.
 #[test]
 fn every_code() {
     each(|[client, _]| {
-        for format in FORMATS {
+        for (format, granularity) in FORMATS.into_iter().flat_map(|f| [Granularity::Tensor, MX].map(|g| (f, g))) {
             let one = reference::encode(1.0, format);
-            let mut a = Matrix::random([256, 40], format, Granularity::Tensor, &mut Random(4));
+            let mut a = Matrix::random([256, 40], format, granularity, &mut Random(4));
             a.codes.fill(0);
             for row in 0..256 {
                 a.codes[row * 40 + row * 7 % 40] = row as u8;
             }
-            let mut b = Matrix::random([70, 40], format, Granularity::Tensor, &mut Random(5));
+            let mut b = Matrix::random([70, 40], format, granularity, &mut Random(5));
             b.codes.fill(one);
             check(client, &a, &b, PLAIN);
             check(client, &b, &a, PLAIN);
