@@ -2,6 +2,8 @@
 //! device.
 
 mod bias;
+mod blackwell;
+mod combine;
 mod emulated;
 mod half;
 mod hopper;

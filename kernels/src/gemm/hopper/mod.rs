@@ -11,7 +11,6 @@
 //!
 //! **Never run on a GPU**: the CUDA is compiled and its machine code checked, and its PTX is run by an interpreter.
 
-mod combine;
 mod epilogue;
 mod kernel;
 mod plan;
@@ -20,8 +19,8 @@ use cubecl::ir::{ElemType, FloatKind, StorageType, UIntKind};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::Gemm;
 use super::bias::BiasLaunch;
+use super::{Gemm, combine};
 use crate::view::Source;
 use crate::{Format, Granularity, Operand, row_words};
 use plan::{CONSUMERS, MMA_ROWS, Plan, STEP, Tile};
@@ -140,7 +139,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
 }
 
 /// CubeCL always knows them on CUDA; else those of an H200.
-fn multiprocessors<R: Runtime>(client: &ComputeClient<R>) -> usize {
+pub(super) fn multiprocessors<R: Runtime>(client: &ComputeClient<R>) -> usize {
     client.properties().hardware.num_streaming_multiprocessors.unwrap_or(132) as usize
 }
 
@@ -210,7 +209,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
 }
 
 /// Boxes of `rows` rows and 128 codes of the contraction.
-unsafe fn code_map<R: Runtime>(operand: &Operand, rows: usize) -> TensorMapArg<R, Tiled> {
+pub(super) unsafe fn code_map<R: Runtime>(operand: &Operand, rows: usize) -> TensorMapArg<R, Tiled> {
     let pitch = row_words(operand.k) * 4;
     let dtype = StorageType::Scalar(ElemType::UInt(UIntKind::U8));
     // SAFETY: by the caller.
