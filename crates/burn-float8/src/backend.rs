@@ -52,6 +52,8 @@ pub enum GemmPath {
     Mma,
     /// FP8 tensor cores, warpgroup by warpgroup (`wgmma`), fed by TMA: sm_90.
     Wgmma,
+    /// FP8 tensor cores with memory of their own (`tcgen05`), fed by TMA: sm_100.
+    Tcgen05,
 }
 
 impl GemmPath {
@@ -59,7 +61,7 @@ impl GemmPath {
     pub fn is_native(self) -> bool {
         match self {
             Self::Host | Self::Emulated | Self::F16Mma => false,
-            Self::Mma | Self::Wgmma => true,
+            Self::Mma | Self::Wgmma | Self::Tcgen05 => true,
         }
     }
 }
@@ -72,6 +74,7 @@ impl core::fmt::Display for GemmPath {
             Self::F16Mma => "f16 mma",
             Self::Mma => "mma",
             Self::Wgmma => "wgmma",
+            Self::Tcgen05 => "tcgen05",
         })
     }
 }

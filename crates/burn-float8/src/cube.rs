@@ -54,6 +54,7 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
             float8_kernels::GemmPath::F16Mma => GemmPath::F16Mma,
             float8_kernels::GemmPath::Mma => GemmPath::Mma,
             float8_kernels::GemmPath::Wgmma => GemmPath::Wgmma,
+            float8_kernels::GemmPath::Tcgen05 => GemmPath::Tcgen05,
         }
     }
 

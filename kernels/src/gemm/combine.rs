@@ -67,7 +67,7 @@ fn gemm_combine<O: Float>(
     for split in 0..splits {
         sum += partials[(split * part + row * pitch + col) as usize];
     }
-    if comptime!(!Granularity::any_blocks(granularities)) {
+    if comptime!(!Granularity::any_blocks(granularities) && !granularities[0].is_mx()) {
         let scale_a = inv_scale_a[scale_index(row, 0u32, 1u32, comptime!(granularities[0])) as usize];
         let scale_b = inv_scale_b[scale_index(col, 0u32, 1u32, comptime!(granularities[1])) as usize];
         sum *= scale_a * scale_b;

@@ -22,6 +22,8 @@ use crate::{CudaArch, Granularity, KernelError, Operand, VectorView, cuda_arch, 
 /// Which kernel runs a GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GemmPath {
+    /// TMA and `tcgen05`, block-scaled for MX: Blackwell of data centres. Never run on a GPU yet.
+    Tcgen05,
     /// TMA and `wgmma`: Hopper. Never run on a GPU yet.
     Wgmma,
     /// FP8 tensor cores through `mma.sync`: sm_89, and block-scaled with unit scales on sm_120. Never run on a GPU yet.
@@ -36,6 +38,7 @@ pub enum GemmPath {
 impl fmt::Display for GemmPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            GemmPath::Tcgen05 => "tcgen05",
             GemmPath::Wgmma => "wgmma",
             GemmPath::Mma => "mma",
             GemmPath::F16Mma => "f16 mma",
@@ -48,8 +51,8 @@ impl fmt::Display for GemmPath {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct GemmConfig {
     /// Sum in the tensor core's own accumulator (about 14 bits of mantissa on Hopper) along the whole contraction, instead
-    /// of adding its sums to f32 registers every 128 of it. Changes nothing on [`GemmPath::Emulated`], whose sums are f32, and
-    /// on [`GemmPath::F16Mma`], nor where scales change every 128.
+    /// of adding its sums to f32 registers every 128 of it. Changes nothing on [`GemmPath::Emulated`], whose sums are f32, on
+    /// [`GemmPath::F16Mma`] and on [`GemmPath::Tcgen05`], nor where scales change every 128.
     pub use_fast_accum: bool,
     /// Take [`GemmPath::Emulated`] also where the device has FP8 tensor cores.
     pub emulate: bool,
@@ -63,6 +66,7 @@ pub fn gemm_path<R: Runtime>(
 ) -> GemmPath {
     match cuda_arch(client) {
         _ if config.emulate => GemmPath::Emulated,
+        Some(CudaArch::Sm100) if blackwell::takes(granularities) => GemmPath::Tcgen05,
         _ if granularities.into_iter().any(Granularity::is_mx) => GemmPath::Emulated,
         Some(CudaArch::Sm90) => GemmPath::Wgmma,
         Some(CudaArch::Sm89 | CudaArch::Sm120) => GemmPath::Mma,
@@ -189,6 +193,7 @@ pub fn scaled_gemm_into<R: Runtime>(
     let (out, accumulate) = (&out.handle, out.accumulate);
     let gemm = Gemm { a, b, bias, out, dtype, accumulate, use_fast_accum: config.use_fast_accum };
     match gemm_path(client, [a.granularity, b.granularity], config) {
+        GemmPath::Tcgen05 => blackwell::launch(client, &gemm),
         GemmPath::Wgmma => hopper::launch(client, &gemm),
         GemmPath::Mma => mma::launch(client, &gemm),
         GemmPath::F16Mma => half::launch(client, &gemm, half::Unit::of(client).expect("the path asks for them")),

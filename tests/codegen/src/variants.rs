@@ -109,7 +109,7 @@ impl Launcher {
 
     fn operand(&self, [rows, k]: [usize; 2], format: Format, granularity: Granularity) -> Operand {
         let codes = self.memory(rows * row_words(k) * 4);
-        let inv_scale = self.memory(granularity.scale_dims(rows, k).iter().product::<usize>() * 4);
+        let inv_scale = self.memory(granularity.scale_words(rows, k) * 4);
         Operand { codes, inv_scale, rows, k, format, granularity }
     }
 

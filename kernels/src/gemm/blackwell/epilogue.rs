@@ -44,7 +44,8 @@ pub(super) fn store_tile<O: Float>(
     let first_row = item.row0 + warp_row();
     let lanes = sums + (warp_row() << 16u32);
     // Past the last row there is nothing to store.
-    let end = if first_row < extent.m { min(comptime!(config.cols as u32), extent.n - item.col0) } else { 0u32 };
+    let cols = comptime!(config.cols as u32).runtime();
+    let end = if first_row < extent.m { min(cols, extent.n - item.col0) } else { 0u32.runtime() };
     let row = first_row + UNIT_POS % 32;
     let scale_a = scale(scales_a, min(row, extent.m - 1), comptime!(config.granularities[0]));
     let scale_b = if comptime!(matches!(config.granularities[1], Granularity::Tensor)) {
@@ -78,7 +79,7 @@ pub(super) fn store_tile<O: Float>(
 /// The inverse scale of a row of an operand, or one if the tensor cores have applied it.
 #[cube]
 fn scale(scales: &Array<u32>, row: u32, #[comptime] granularity: Granularity) -> f32 {
-    if comptime!(granularity.is_blocks()) {
+    if comptime!(granularity.is_mx()) {
         f32::new(1.0)
     } else {
         f32::reinterpret(scales[scale_index(row, 0u32, 1u32, granularity) as usize])

@@ -74,7 +74,7 @@ struct Config {
 impl Config {
     /// Whether the tensor cores apply the scales.
     const fn block_scaled(&self) -> bool {
-        matches!(self.granularities, [Granularity::Block1x32, Granularity::Block1x32])
+        block_scaled(self.granularities)
     }
 
     /// Bytes of a stage of A.
@@ -151,15 +151,21 @@ impl Config {
     }
 }
 
+/// Whether the tensor cores apply the scales.
+const fn block_scaled(granularities: [Granularity; 2]) -> bool {
+    granularities[0].is_mx() && granularities[1].is_mx()
+}
+
 /// Whether this kernel multiplies such operands.
 pub(super) const fn takes(granularities: [Granularity; 2]) -> bool {
-    matches!(granularities, [Granularity::Block1x32, Granularity::Block1x32]) || !Granularity::any_blocks(granularities)
+    let [a, b] = granularities;
+    block_scaled(granularities) || !(Granularity::any_blocks(granularities) || a.is_mx() || b.is_mx())
 }
 
 /// Launches the kernel, and one more if the contraction is split.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (m, n) = (gemm.m(), gemm.n());
-    let plan = Plan::new([m, n, gemm.a.k], multiprocessors(client), gemm.by_block());
+    let plan = Plan::new([m, n, gemm.a.k], multiprocessors(client), gemm.a.granularity.is_mx());
     if plan.splits == 1 {
         let tma_store = (n * gemm.dtype.size()).is_multiple_of(16);
         let target = Target { handle: gemm.out.clone(), rows: m, pitch: n, dtype: gemm.dtype, tma_store };
