@@ -11,10 +11,11 @@ use super::{CHUNK, Config, WARP_ROWS};
 use crate::Granularity;
 use crate::gemm::bias::Bias;
 use crate::ptx::barrier::fence_proxy_async;
+use crate::ptx::memory::load_global_quad;
 use crate::ptx::shared::store_shared_quad;
 use crate::ptx::tcgen05::tmem_load;
 use crate::ptx::tma::{tma_store, tma_store_wait_read};
-use crate::ptx::wgmma::pack_half;
+use crate::ptx::wgmma::{pack_half, unpack_half};
 use crate::scale::scale_index;
 use crate::view::Source;
 
@@ -48,18 +49,20 @@ pub(super) fn store_tile<O: Float>(
     let end = if first_row < extent.m { min(cols, extent.n - item.col0) } else { 0u32.runtime() };
     let row = first_row + UNIT_POS % 32;
     let scale_a = scale(scales_a, min(row, extent.m - 1), comptime!(config.granularities[0]));
-    let scale_b = if comptime!(matches!(config.granularities[1], Granularity::Tensor)) {
-        scale(scales_b, 0u32, Granularity::Tensor)
-    } else {
-        f32::new(1.0)
-    };
     let mut values = Array::<f32>::new(comptime!(config.chunk_cols()));
     let mut at = 0u32.runtime();
     while at < end {
         tmem_load(&mut values, lanes + at, chunk_cols);
         let col = item.col0 + at;
         if comptime!(!config.partial) {
-            finish(&mut values, scale_a, scale_b, out, scales_b, bias, row, col, extent, config);
+            finish(&mut values, scale_a, scales_b, bias, col, extent, config);
+        }
+        if comptime!(config.accumulate) {
+            if comptime!(config.tma_store) {
+                add_vectors(&mut values, out, row, col, extent, config);
+            } else {
+                add_elements(&mut values, out, row, col, extent, config);
+            }
         }
         #[comptime]
         match out_map {
@@ -86,16 +89,78 @@ fn scale(scales: &Array<u32>, row: u32, #[comptime] granularity: Granularity) ->
     }
 }
 
-/// `sum · (inv_scale_a · inv_scale_b) + bias` for a chunk of row `row` from column `col` on, and what the output holds if that
-/// is to be added to. `scale_b` is that of all columns, if they share one.
+/// `sum · (inv_scale_a · inv_scale_b) + bias` for a chunk of this thread's row from column `col` on. Each lane loads what belongs
+/// to its column of 32, the others get it by shuffles.
 #[cube]
-fn finish<O: Float>(
+fn finish(
     values: &mut Array<f32>,
     scale_a: f32,
-    scale_b: f32,
-    out: &Array<O>,
     scales_b: &Array<u32>,
     bias: &Bias,
+    col: u32,
+    extent: &Extent,
+    #[comptime] config: Config,
+) {
+    let by_col = comptime!(matches!(config.granularities[1], Granularity::Row));
+    #[unroll]
+    for group in 0..comptime!(config.chunk_cols() / 32) {
+        // Past the last column there is nothing to scale; any scale will do.
+        let own = min(col + comptime!(32 * group as u32) + UNIT_POS % 32, extent.n - 1);
+        let scale_own = scale(scales_b, own, comptime!(config.granularities[1]));
+        let bias_own = bias.at(own);
+        #[unroll]
+        for i in 0..32usize {
+            let mut value = values[comptime!(32 * group + i)];
+            if comptime!(!config.block_scaled()) {
+                let scale_b = if by_col { plane_shuffle(scale_own, comptime!(i as u32)) } else { scale_own };
+                value *= scale_a * scale_b;
+            }
+            value += if comptime!(config.bias) { plane_shuffle(bias_own, comptime!(i as u32)) } else { f32::new(0.0) };
+            values[comptime!(32 * group + i)] = value;
+        }
+    }
+}
+
+/// Adds what the output holds, whose rows are a multiple of 16 bytes apart.
+#[cube]
+fn add_vectors<O: Float>(
+    values: &mut Array<f32>,
+    out: &Array<O>,
+    row: u32,
+    col: u32,
+    extent: &Extent,
+    #[comptime] config: Config,
+) {
+    let mut old = Array::<u32>::new(32usize);
+    #[unroll]
+    for piece in 0..8u32 {
+        let col = col + comptime!(piece * config.chunk_cols() as u32 / 8);
+        if row < extent.m && col < extent.n {
+            load_global_quad(out, row * extent.n + col, &mut old, comptime!(4 * piece));
+        } else {
+            #[unroll]
+            for i in 0..4u32 {
+                old[comptime!((4 * piece + i) as usize)] = 0u32.runtime();
+            }
+        }
+    }
+    #[unroll]
+    for i in 0..32usize {
+        if comptime!(config.dtype == Source::F32) {
+            values[i] += f32::reinterpret(old[i]);
+        } else {
+            let bf16 = comptime!(config.dtype == Source::Bf16);
+            values[comptime!(2 * i)] += unpack_half(old[i], false, bf16);
+            values[comptime!(2 * i + 1)] += unpack_half(old[i], true, bf16);
+        }
+    }
+}
+
+/// Adds what the output holds, whatever its rows' distance.
+#[cube]
+fn add_elements<O: Float>(
+    values: &mut Array<f32>,
+    out: &Array<O>,
     row: u32,
     col: u32,
     extent: &Extent,
@@ -104,23 +169,9 @@ fn finish<O: Float>(
     #[unroll]
     for i in 0..comptime!(config.chunk_cols()) {
         let col = col + comptime!(i as u32);
-        let inside = min(col, extent.n - 1);
-        let mut value = values[i];
-        if comptime!(!config.block_scaled()) {
-            let scale_b = if comptime!(matches!(config.granularities[1], Granularity::Row)) {
-                scale(scales_b, inside, Granularity::Row)
-            } else {
-                scale_b
-            };
-            value *= scale_a * scale_b;
+        if row < extent.m && col < extent.n {
+            values[i] += f32::cast_from(out[(row * extent.n + col) as usize]);
         }
-        value += bias.at(inside);
-        if comptime!(config.accumulate) {
-            if row < extent.m && col < extent.n {
-                value += f32::cast_from(out[(row * extent.n + col) as usize]);
-            }
-        }
-        values[i] = value;
     }
 }
 

@@ -138,47 +138,19 @@ pub(super) fn gemm_blackwell<O: Float>(
     let tmem = shared[comptime!(config.slot_at() / 4)];
 
     let items = extent.row_tiles * extent.col_tiles * extent.splits;
-    let mut index = CUBE_POS_X;
-    if UNIT_POS == 0 {
-        // The first round finds every stage empty.
-        let mut place = Place { at: 0u32.runtime(), parity: 1u32.runtime() };
-        while index < items {
-            let item = item(index, &extent, config);
-            let mut block = item.first;
-            while block < item.end {
-                mbarrier_wait(barriers.empty + 8 * place.at, place.parity);
-                fill(a, b, scales_a, scales_b, base, &barriers, place.at, block, &item, &extent, config);
-                advance(&mut place, comptime!(config.stages as u32));
-                block += 1;
-            }
-            index += CUBE_COUNT_X;
+    // One thread each: the assembler knows by `elect.sync` that it is alone, and puts addresses in uniform registers.
+    if warp == 0 {
+        if plane_elect() {
+            fill_stages(a, b, scales_a, scales_b, base, &barriers, items, &extent, config);
         }
-    } else if UNIT_POS == comptime!(32 * MULTIPLIER) {
-        let mut place = Place { at: 0u32.runtime(), parity: 0u32.runtime() };
-        // The first round finds no sums that are still to be stored.
-        let mut buffer = Place { at: 0u32.runtime(), parity: 1u32.runtime() };
-        while index < items {
-            let item = item(index, &extent, config);
-            mbarrier_wait(barriers.stored + 8 * buffer.at, buffer.parity);
-            tcgen05_after_wait();
-            let sums = tmem + buffer.at * comptime!(config.cols as u32);
-            let mut block = item.first;
-            while block < item.end {
-                mbarrier_wait(barriers.full + 8 * place.at, place.parity);
-                tcgen05_after_wait();
-                let add = select(block > item.first, 1u32, 0u32);
-                multiply_stage(base, tmem, sums, place.at, add, &item, config);
-                tcgen05_commit(barriers.empty + 8 * place.at);
-                advance(&mut place, comptime!(config.stages as u32));
-                block += 1;
-            }
-            tcgen05_commit(barriers.ready + 8 * buffer.at);
-            advance(&mut buffer, comptime!(BUFFERS as u32));
-            index += CUBE_COUNT_X;
+    } else if warp == MULTIPLIER {
+        if plane_elect() {
+            multiply_tiles(base, tmem, &barriers, items, &extent, config);
         }
-    } else if warp > MULTIPLIER {
+    } else {
         let mut buffer = Place { at: 0u32.runtime(), parity: 0u32.runtime() };
         let mut chunk = 0u32.runtime();
+        let mut index = CUBE_POS_X;
         while index < items {
             let item = item(index, &extent, config);
             mbarrier_wait(barriers.ready + 8 * buffer.at, buffer.parity);
@@ -201,6 +173,70 @@ pub(super) fn gemm_blackwell<O: Float>(
     tcgen05_after_wait();
     if warp == MULTIPLIER {
         tmem_dealloc(tmem, comptime!(config.tmem_columns() as u32));
+    }
+}
+
+/// Has TMA fill one stage after the other, as they become free.
+#[cube]
+fn fill_stages(
+    a: &TensorMap<u8, Tiled>,
+    b: &TensorMap<u8, Tiled>,
+    scales_a: &Array<u32>,
+    scales_b: &Array<u32>,
+    base: u32,
+    barriers: &Barriers,
+    items: u32,
+    extent: &Extent,
+    #[comptime] config: Config,
+) {
+    // The first round finds every stage empty.
+    let mut place = Place { at: 0u32.runtime(), parity: 1u32.runtime() };
+    let mut index = CUBE_POS_X;
+    while index < items {
+        let item = item(index, extent, config);
+        let mut block = item.first;
+        while block < item.end {
+            mbarrier_wait(barriers.empty + 8 * place.at, place.parity);
+            fill(a, b, scales_a, scales_b, base, barriers, place.at, block, &item, extent, config);
+            advance(&mut place, comptime!(config.stages as u32));
+            block += 1;
+        }
+        index += CUBE_COUNT_X;
+    }
+}
+
+/// Gives the products of one tile after the other, as stages become full and sums have been stored.
+#[cube]
+fn multiply_tiles(
+    base: u32,
+    tmem: u32,
+    barriers: &Barriers,
+    items: u32,
+    extent: &Extent,
+    #[comptime] config: Config,
+) {
+    let mut place = Place { at: 0u32.runtime(), parity: 0u32.runtime() };
+    // The first round finds no sums that are still to be stored.
+    let mut buffer = Place { at: 0u32.runtime(), parity: 1u32.runtime() };
+    let mut index = CUBE_POS_X;
+    while index < items {
+        let item = item(index, extent, config);
+        mbarrier_wait(barriers.stored + 8 * buffer.at, buffer.parity);
+        tcgen05_after_wait();
+        let sums = tmem + buffer.at * comptime!(config.cols as u32);
+        let mut block = item.first;
+        while block < item.end {
+            mbarrier_wait(barriers.full + 8 * place.at, place.parity);
+            tcgen05_after_wait();
+            let add = select(block > item.first, 1u32, 0u32);
+            multiply_stage(base, tmem, sums, place.at, add, &item, config);
+            tcgen05_commit(barriers.empty + 8 * place.at);
+            advance(&mut place, comptime!(config.stages as u32));
+            block += 1;
+        }
+        tcgen05_commit(barriers.ready + 8 * buffer.at);
+        advance(&mut buffer, comptime!(BUFFERS as u32));
+        index += CUBE_COUNT_X;
     }
 }
 

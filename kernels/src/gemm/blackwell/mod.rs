@@ -65,6 +65,7 @@ struct Config {
     /// Write unscaled f32 sums of a part of the contraction.
     partial: bool,
     accumulate: bool,
+    bias: bool,
     formats: [Format; 2],
     granularities: [Granularity; 2],
     /// Of the output.
@@ -198,6 +199,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
         tma_store: target.tma_store,
         partial,
         accumulate: gemm.accumulate && !partial,
+        bias: gemm.bias.is_some() && !partial,
         formats: [gemm.a.format, gemm.b.format],
         granularities: [gemm.a.granularity, gemm.b.granularity],
         dtype: Source::of(target.dtype).expect("checked by scaled_gemm"),
@@ -266,6 +268,7 @@ mod tests {
                     tma_store: true,
                     partial: false,
                     accumulate: false,
+                    bias: false,
                     formats: [Format::E4m3; 2],
                     granularities,
                     dtype,
