@@ -102,7 +102,7 @@ pub(crate) fn pack_half(low: f32, high: f32, #[comptime] bf16: bool) -> u32 {
 #[cube]
 pub(crate) fn unpack_half(word: u32, #[comptime] high: bool, #[comptime] bf16: bool) -> f32 {
     intrinsic!(|scope| {
-        let out = scope.create_local(f32::as_type(scope));
+        let out = scope.create_local_mut(f32::as_type(scope));
         let half = if high { "high" } else { "low" };
         let from = if bf16 { "bf16" } else { "f16" };
         let template =

@@ -1,13 +1,14 @@
-//! The GEMMs of `wgmma`, of `mma.sync` and of f16 matrix units, interpreted, against sums in f64: every pair of formats and of
-//! granularities, every class of tile, ragged edges, biases, outputs and what they are added to, NaN and infinities.
+//! The GEMMs of `tcgen05`, of `wgmma`, of `mma.sync` and of f16 matrix units, interpreted, against sums in f64: every pair of
+//! formats and of granularities, every class of tile, ragged edges, biases, outputs and what they are added to, NaN and
+//! infinities.
 
 use codegen::device::{Execution, GenerateCuda, PaperDevice, execute};
 use cubecl_core::Runtime;
 use cubecl_core::ir::{ElemType, FloatKind, StorageType};
 use cubecl_runtime::client::ComputeClient;
 use float8_kernels::{
-    Format, GemmConfig, GemmPath, Granularity, Operand, Output, VectorView, gemm_path, reference, row_words,
-    scaled_gemm_into,
+    Format, GemmConfig, GemmPath, Granularity, InvScale, Operand, Output, VectorView, gemm_path, mx, reference,
+    row_words, scaled_gemm_into,
 };
 use half::{bf16, f16};
 
@@ -20,9 +21,17 @@ const F32: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F32));
 const F16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F16));
 const BF16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::BF16));
 
+/// Both operands with scales of OCP MX.
+const MX: [Granularity; 2] = [Granularity::Block1x32; 2];
+
 /// Compute capabilities, and what their GEMM is.
-const PATHS: [(u16, GemmPath); 5] =
-    [(80, GemmPath::F16Mma), (89, GemmPath::Mma), (90, GemmPath::Wgmma), (100, GemmPath::F16Mma), (120, GemmPath::Mma)];
+const PATHS: [(u16, GemmPath); 5] = [
+    (80, GemmPath::F16Mma),
+    (89, GemmPath::Mma),
+    (90, GemmPath::Wgmma),
+    (100, GemmPath::Tcgen05),
+    (120, GemmPath::Mma),
+];
 
 fn client(sm: u16) -> Client {
     GenerateCuda::client(&PaperDevice::new(sm))
@@ -62,7 +71,11 @@ impl Matrix {
         let [rows, k] = shape;
         let codes = random.values(rows * k).into_iter().map(|x| reference::encode(x, format)).collect();
         let scales = granularity.scale_dims(rows, k).iter().product();
-        let inv_scales = random.values(scales).into_iter().map(|x| x.abs() * 0.01 + 1e-5).collect();
+        let inv_scales = random.values(scales).into_iter().map(|x| match granularity {
+            Granularity::Block1x32 => InvScale::from_e8m0(127 + (x.to_bits() % 12) as u8 - 8).get(),
+            _ => x.abs() * 0.01 + 1e-5,
+        });
+        let inv_scales = inv_scales.collect();
         Self { codes, inv_scales, shape, format, granularity }
     }
 
@@ -73,9 +86,16 @@ impl Matrix {
         for (padded, row) in bytes.chunks_exact_mut(pitch).zip(self.codes.chunks_exact(k)) {
             padded[..k].copy_from_slice(row);
         }
+        let scales = match self.granularity {
+            Granularity::Block1x32 => {
+                let byte = |scale: &f32| InvScale::new(*scale).to_e8m0().expect("a power of two");
+                mx::to_blocked(&self.inv_scales.iter().map(byte).collect::<Vec<_>>(), rows, k.div_ceil(32))
+            }
+            _ => f32_bytes(&self.inv_scales),
+        };
         Operand {
             codes: client.create_from_slice(&bytes),
-            inv_scale: client.create_from_slice(&f32_bytes(&self.inv_scales)),
+            inv_scale: client.create_from_slice(&scales),
             rows,
             k,
             format: self.format,
@@ -95,6 +115,7 @@ impl Matrix {
                     Granularity::Row => row,
                     Granularity::Block1x128 => row * blocks + block,
                     Granularity::Block128x128 => row / 128 * blocks + block,
+                    Granularity::Block1x32 => row * k.div_ceil(32) + i % k / 32,
                 }],
             )
         };
@@ -193,8 +214,7 @@ fn same(x: f64, y: f64) -> bool {
 /// Checks on a device of many multiprocessors, which has each make a small tile, and on one of two, which make large ones, one after the other or as a cluster.
 fn each(check: impl Fn([&Client; 2])) {
     let Some(_running) = execute(Execution::default()) else { return };
-    // sm_100 has the kernel of sm_80.
-    for sm in [80, 89, 90, 120] {
+    for sm in [80, 89, 90, 100, 120] {
         check([&client(sm), &GenerateCuda::client(&PaperDevice { sm, multiprocessors: 2 })]);
     }
 }
@@ -203,8 +223,8 @@ fn each(check: impl Fn([&Client; 2])) {
 fn paths() {
     for (sm, path) in PATHS {
         let emulate = GemmConfig { emulate: true, ..GemmConfig::default() };
-        assert_eq!(gemm_path(&client(sm), GemmConfig::default()), path, "sm_{sm}");
-        assert_eq!(gemm_path(&client(sm), emulate), GemmPath::Emulated, "sm_{sm}");
+        assert_eq!(gemm_path(&client(sm), [Granularity::Tensor; 2], GemmConfig::default()), path, "sm_{sm}");
+        assert_eq!(gemm_path(&client(sm), [Granularity::Tensor; 2], emulate), GemmPath::Emulated, "sm_{sm}");
     }
 }
 
@@ -303,6 +323,61 @@ fn hopper_plans() {
                 check(client, &a, &b, rest);
             }
         }
+    }
+}
+
+/// Blackwell's tiles with and without scales of blocks, one after the other in a block and in parts of the contraction, whose
+/// first scales of B lie at each place of a tile of scales; every output, with and without TMA.
+#[test]
+fn blackwell_plans() {
+    for seed in [0, 6] {
+        let Some(_running) = execute(Execution { seed }) else { return };
+        let [many, few] = [&client(100), &GenerateCuda::client(&PaperDevice { sm: 100, multiprocessors: 2 })];
+        let mut random = Random(9);
+        for ([m, n, k], client) in [
+            // 192 or 256 columns, several tiles to a block, the last ragged in every direction.
+            ([300, 520, 300], few),
+            ([128, 1024, 130], few),
+            // 64 columns, and rows that TMA cannot write.
+            ([40, 130, 900], many),
+            ([129, 201, 31], many),
+            // Split into ragged numbers of steps.
+            ([60, 72, 2700], many),
+            ([130, 67, 4100], many),
+        ] {
+            for (i, granularities) in
+                [[Granularity::Tensor; 2], [Granularity::Row; 2], MX, [Granularity::Row, Granularity::Tensor]]
+                    .into_iter()
+                    .enumerate()
+            {
+                let path = gemm_path(client, granularities, GemmConfig::default());
+                assert_eq!(path, GemmPath::Tcgen05, "{granularities:?}");
+                let a = Matrix::random([m, k], FORMATS[i % 2], granularities[0], &mut random);
+                let b = Matrix::random([n, k], FORMATS[m % 2], granularities[1], &mut random);
+                for (j, out) in [F32, F16, BF16].into_iter().enumerate() {
+                    let bias = (j != i % 3).then_some(([F32, F16, BF16][i % 3], 1 + i % 2));
+                    check(client, &a, &b, Rest { out, bias, accumulate: (i + j) % 2 == 1, ..PLAIN });
+                }
+            }
+        }
+    }
+}
+
+/// MX operands on Blackwell: NaN scales reach their block's outputs and no others, and no other device takes them.
+#[test]
+fn mx_scales() {
+    let Some(_running) = execute(Execution::default()) else { return };
+    let client = client(100);
+    let mut random = Random(10);
+    let (m, n, k) = (140, 134, 300);
+    let mut a = Matrix::random([m, k], Format::E4m3, MX[0], &mut random);
+    let mut b = Matrix::random([n, k], Format::E5m2, MX[1], &mut random);
+    a.inv_scales[7 * 10 + 3] = f32::NAN;
+    b.inv_scales[133 * 10 + 9] = f32::NAN;
+    b.codes[2 * k + 5] = 0xff;
+    check(&client, &a, &b, PLAIN);
+    for granularities in [[MX[0], Granularity::Row], [Granularity::Block1x128, MX[1]]] {
+        assert_ne!(gemm_path(&client, granularities, GemmConfig::default()), GemmPath::Tcgen05, "{granularities:?}");
     }
 }
 
