@@ -48,18 +48,22 @@ pub enum GemmPath {
     Emulated,
     /// A kernel decodes the codes to f16 in its tiles, for f16 matrix units that sum in f32.
     F16Mma,
+    /// A kernel multiplies codes and E8M0 scales into bf16, which is exact, for bf16 tensor cores (`wgmma`) that sum in f32: sm_90.
+    Bf16Wgmma,
     /// FP8 tensor cores, warp by warp (`mma.sync`): sm_89 and sm_120.
     Mma,
     /// FP8 tensor cores, warpgroup by warpgroup (`wgmma`), fed by TMA: sm_90.
     Wgmma,
+    /// FP8 tensor cores with memory of their own (`tcgen05`), fed by TMA: sm_100.
+    Tcgen05,
 }
 
 impl GemmPath {
     /// Whether FP8 tensor cores did the work.
     pub fn is_native(self) -> bool {
         match self {
-            Self::Host | Self::Emulated | Self::F16Mma => false,
-            Self::Mma | Self::Wgmma => true,
+            Self::Host | Self::Emulated | Self::F16Mma | Self::Bf16Wgmma => false,
+            Self::Mma | Self::Wgmma | Self::Tcgen05 => true,
         }
     }
 }
@@ -71,7 +75,9 @@ impl core::fmt::Display for GemmPath {
             Self::Emulated => "emulated",
             Self::F16Mma => "f16 mma",
             Self::Mma => "mma",
+            Self::Bf16Wgmma => "bf16 wgmma",
             Self::Wgmma => "wgmma",
+            Self::Tcgen05 => "tcgen05",
         })
     }
 }

@@ -183,7 +183,9 @@ fn path(path: float8_kernels::GemmPath) -> GemmPath {
         float8_kernels::GemmPath::Emulated => GemmPath::Emulated,
         float8_kernels::GemmPath::F16Mma => GemmPath::F16Mma,
         float8_kernels::GemmPath::Mma => GemmPath::Mma,
+        float8_kernels::GemmPath::Bf16Wgmma => GemmPath::Bf16Wgmma,
         float8_kernels::GemmPath::Wgmma => GemmPath::Wgmma,
+        float8_kernels::GemmPath::Tcgen05 => GemmPath::Tcgen05,
     }
 }
 

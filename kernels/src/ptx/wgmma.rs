@@ -112,6 +112,21 @@ pub(crate) fn pack_half(low: f32, high: f32, #[comptime] bf16: bool) -> u32 {
     })
 }
 
+/// The low or the high one of two 16-bit floats in a word.
+#[cube]
+pub(crate) fn unpack_half(word: u32, #[comptime] high: bool, #[comptime] bf16: bool) -> f32 {
+    intrinsic!(|scope| {
+        let out = scope.create_local_mut(f32::as_type(scope));
+        let half = if high { "high" } else { "low" };
+        let from = if bf16 { "bf16" } else { "f16" };
+        let template =
+            format!("{{\n.reg .b16 low, high;\nmov.b32 {{low, high}}, %1;\ncvt.f32.{from} %0, {half};\n}}\n");
+        let word = operand(scope, *word.expand);
+        pure_asm(scope, &template, &[("=f", name(&out))], &[("r", word)]);
+        out.into()
+    })
+}
+
 /// Writes four 8 by 8 matrices of 16-bit elements to shared memory: lane `l` gives the address of row `l mod 8` of matrix
 /// `l / 8`, and holds of each the columns `2 (l mod 4)` and the next of row `l / 4`.
 #[cube]

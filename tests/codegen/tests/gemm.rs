@@ -1,5 +1,6 @@
-//! The GEMMs of `wgmma`, of `mma.sync` and of f16 matrix units, interpreted, against sums in f64: every pair of formats and of
-//! granularities, every class of tile, ragged edges, biases, outputs and what they are added to, NaN and infinities.
+//! The GEMMs of `tcgen05`, of `wgmma`, of `mma.sync` and of f16 matrix units, interpreted, against sums in f64: every pair of
+//! formats and of granularities, every class of tile, ragged edges, biases, outputs and what they are added to, NaN and
+//! infinities.
 
 use codegen::device::{Execution, GenerateCuda, PaperDevice, execute};
 use cubecl_core::Runtime;
@@ -22,13 +23,13 @@ const F32: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F32));
 const F16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F16));
 const BF16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::BF16));
 
-/// Compute capabilities, and what their GEMM is, without and with E8M0 scales.
-const PATHS: [(u16, GemmPath, GemmPath); 5] = [
-    (80, GemmPath::F16Mma, GemmPath::F16Mma),
-    (89, GemmPath::Mma, GemmPath::Mma),
-    (90, GemmPath::Wgmma, GemmPath::Bf16Wgmma),
-    (100, GemmPath::F16Mma, GemmPath::F16Mma),
-    (120, GemmPath::Mma, GemmPath::Mma),
+/// Compute capabilities, and what their GEMM is: without E8M0 scales, with those alone, and with those and others.
+const PATHS: [(u16, [GemmPath; 3]); 5] = [
+    (80, [GemmPath::F16Mma; 3]),
+    (89, [GemmPath::Mma; 3]),
+    (90, [GemmPath::Wgmma, GemmPath::Bf16Wgmma, GemmPath::Bf16Wgmma]),
+    (100, [GemmPath::Tcgen05, GemmPath::Tcgen05, GemmPath::F16Mma]),
+    (120, [GemmPath::Mma; 3]),
 ];
 
 fn client(sm: u16) -> Client {
@@ -208,20 +209,19 @@ fn same(x: f64, y: f64) -> bool {
 /// Checks on a device of many multiprocessors, which has each make a small tile, and on one of two, which make large ones, one after the other or as a cluster.
 fn each(check: impl Fn([&Client; 2])) {
     let Some(_running) = execute(Execution::default()) else { return };
-    // sm_100 has the kernel of sm_80.
-    for sm in [80, 89, 90, 120] {
+    for sm in [80, 89, 90, 100, 120] {
         check([&client(sm), &GenerateCuda::client(&PaperDevice { sm, multiprocessors: 2 })]);
     }
 }
 
 #[test]
 fn paths() {
-    for (sm, plain, scaled) in PATHS {
+    for (sm, [plain, scaled, mixed]) in PATHS {
         for (granularities, path) in [
-            ([Granularity::Row, Granularity::Block1x128], plain),
+            ([Granularity::Row, Granularity::Tensor], plain),
             ([MX; 2], scaled),
-            ([MX, Granularity::Tensor], scaled),
-            ([Granularity::Block128x128, MX], scaled),
+            ([MX, Granularity::Tensor], mixed),
+            ([Granularity::Block128x128, MX], mixed),
         ] {
             let emulate = GemmConfig { emulate: true, ..GemmConfig::default() };
             assert_eq!(gemm_path(&client(sm), granularities, GemmConfig::default()), path, "sm_{sm}");
@@ -371,6 +371,61 @@ fn e8m0_far_scales() {
             check(client, &a, &b, PLAIN);
         }
     });
+}
+
+/// Blackwell's tiles with and without scales of blocks, one after the other in a block and in parts of the contraction, whose
+/// first scales of B lie at each place of a tile of scales; every output, with and without TMA.
+#[test]
+fn blackwell_plans() {
+    for seed in [0, 6] {
+        let Some(_running) = execute(Execution { seed }) else { return };
+        let [many, few] = [&client(100), &GenerateCuda::client(&PaperDevice { sm: 100, multiprocessors: 2 })];
+        let mut random = Random(9);
+        for ([m, n, k], client) in [
+            // 192 or 256 columns, several tiles to a block, the last ragged in every direction.
+            ([300, 520, 300], few),
+            ([128, 1024, 130], few),
+            // 64 columns, and rows that TMA cannot write.
+            ([40, 130, 900], many),
+            ([129, 201, 31], many),
+            // Split into ragged numbers of steps.
+            ([60, 72, 2700], many),
+            ([130, 67, 4100], many),
+        ] {
+            for (i, granularities) in
+                [[Granularity::Tensor; 2], [Granularity::Row; 2], [MX; 2], [Granularity::Row, Granularity::Tensor]]
+                    .into_iter()
+                    .enumerate()
+            {
+                let path = gemm_path(client, granularities, GemmConfig::default());
+                assert_eq!(path, GemmPath::Tcgen05, "{granularities:?}");
+                let a = Matrix::random([m, k], FORMATS[i % 2], granularities[0], &mut random);
+                let b = Matrix::random([n, k], FORMATS[m % 2], granularities[1], &mut random);
+                for (j, out) in [F32, F16, BF16].into_iter().enumerate() {
+                    let bias = (j != i % 3).then_some(([F32, F16, BF16][i % 3], 1 + i % 2));
+                    check(client, &a, &b, Rest { out, bias, accumulate: (i + j) % 2 == 1, ..PLAIN });
+                }
+            }
+        }
+    }
+}
+
+/// MX operands on Blackwell: NaN scales reach their block's outputs and no others, and no other device takes them.
+#[test]
+fn mx_scales() {
+    let Some(_running) = execute(Execution::default()) else { return };
+    let client = client(100);
+    let mut random = Random(10);
+    let (m, n, k) = (140, 134, 300);
+    let mut a = Matrix::random([m, k], Format::E4m3, MX, &mut random);
+    let mut b = Matrix::random([n, k], Format::E5m2, MX, &mut random);
+    a.inv_scales[7 * 10 + 3] = f32::NAN;
+    b.inv_scales[133 * 10 + 9] = f32::NAN;
+    b.codes[2 * k + 5] = 0xff;
+    check(&client, &a, &b, PLAIN);
+    for granularities in [[MX, Granularity::Row], [Granularity::Block1x128, MX]] {
+        assert_ne!(gemm_path(&client, granularities, GemmConfig::default()), GemmPath::Tcgen05, "{granularities:?}");
+    }
 }
 
 /// Every code decodes to its value, NaN and infinity too: `A` holds one code a row, `B` ones.

@@ -3,9 +3,10 @@
 use cubecl::prelude::*;
 
 use super::epilogue::{finish_stores, store_tile};
-use super::plan::{CONSUMERS, MMA_ROWS, ROW_BYTES};
+use super::plan::{CONSUMERS, MMA_ROWS};
 use super::{Config, Element, GROUP};
 use crate::gemm::bias::Bias;
+use crate::gemm::maps::ROW_BYTES;
 use crate::grid::banded_tile;
 use crate::ptx::barrier::{
     cluster_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_arrive_remote,

@@ -27,22 +27,20 @@
 //!
 //! **Never run on a GPU**: the CUDA is compiled and its machine code checked, and its PTX is run by an interpreter.
 
-mod combine;
 mod epilogue;
 mod kernel;
 mod plan;
 
-use cubecl::ir::{ElemType, FloatKind, StorageType, UIntKind};
 use cubecl::prelude::*;
-use cubecl::server::Handle;
 
-use super::Gemm;
 use super::bias::BiasLaunch;
+use super::maps::{Matrix, ROW_BYTES, Target, multiprocessors};
+use super::{Gemm, combine};
 use crate::dequantize::to_bf16;
 use crate::operand::BLOCK;
 use crate::view::Source;
-use crate::{Format, Granularity, Operand, row_words};
-use plan::{CONSUMERS, MMA_ROWS, Plan, ROW_BYTES, Tile};
+use crate::{Format, Granularity, Operand};
+use plan::{CONSUMERS, MMA_ROWS, Plan, Tile};
 
 /// Threads of a warpgroup.
 const GROUP: u32 = 128;
@@ -176,38 +174,12 @@ impl Config {
     }
 }
 
-/// What TMA reads: rows of codes, or of bf16.
-struct Matrix {
-    handle: Handle,
-    rows: usize,
-    /// Bytes of a row.
-    pitch: usize,
-}
-
-impl Matrix {
-    fn of<R: Runtime>(client: &ComputeClient<R>, operand: &Operand, element: Element) -> Self {
-        let handle = match element {
-            Element::Fp8 => operand.codes.clone(),
-            Element::Bf16 => to_bf16(client, operand),
-        };
-        Self { handle, rows: operand.rows, pitch: row_words(operand.k) * 4 * element.bytes() }
-    }
-
-    /// The kernel's argument that stands for the memory; it reads none of it.
-    unsafe fn array<R: Runtime>(&self) -> ArrayArg<R> {
-        // SAFETY: the memory has more words than rows.
-        unsafe { ArrayArg::from_raw_parts(self.handle.clone(), self.rows) }
-    }
-
-    /// Boxes of `rows` rows and a stage's bytes of the contraction.
-    unsafe fn map<R: Runtime>(&self, rows: usize) -> TensorMapArg<R, Tiled> {
-        let (dtype, pitch) = (StorageType::Scalar(ElemType::UInt(UIntKind::U8)), self.pitch);
-        // SAFETY: by the caller.
-        let bytes =
-            unsafe { TensorArg::from_raw_parts(self.handle.clone(), [pitch, 1].into(), [self.rows, pitch].into()) };
-        TensorMapArg::new(TiledArgs { tile_size: [rows, ROW_BYTES].into() }, bytes, dtype)
-            .with_swizzle(TensorMapSwizzle::B128)
-            .with_prefetch(TensorMapPrefetch::B256)
+/// What TMA reads of an operand: its codes, or what a launch writes as bf16.
+fn matrix<R: Runtime>(client: &ComputeClient<R>, operand: &Operand, element: Element) -> Matrix {
+    let codes = Matrix::codes(operand);
+    match element {
+        Element::Fp8 => codes,
+        Element::Bf16 => Matrix { handle: to_bf16(client, operand), pitch: codes.pitch * element.bytes(), ..codes },
     }
 }
 
@@ -216,32 +188,14 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let element = Element::of([gemm.a.granularity, gemm.b.granularity]);
     let promote = gemm.by_block() || (element == Element::Fp8 && !gemm.use_fast_accum);
     let plan = Plan::new([gemm.m(), gemm.n()], gemm.a.k.div_ceil(element.step()), multiprocessors(client), promote);
-    let (m, n) = (gemm.m(), gemm.n());
     if plan.splits == 1 {
-        let tma_store = (n * gemm.dtype.size()).is_multiple_of(16);
-        let target = Target { handle: gemm.out.clone(), rows: m, pitch: n, dtype: gemm.dtype, tma_store };
-        launch_tiles(client, gemm, &plan, promote, &target);
+        launch_tiles(client, gemm, &plan, promote, &Target::output(gemm));
     } else {
-        let (rows, pitch) = (plan.splits * plan.padded_rows(m), n.next_multiple_of(4));
-        let dtype = StorageType::Scalar(ElemType::Float(FloatKind::F32));
-        let target = Target { handle: client.empty(rows * pitch * 4), rows, pitch, dtype, tma_store: true };
+        let rows = plan.padded_rows(gemm.m());
+        let target = Target::partials(client, gemm, plan.splits, rows);
         launch_tiles(client, gemm, &plan, promote, &target);
-        combine::launch(client, gemm, &target.handle, plan.splits, [plan.padded_rows(m), pitch]);
+        combine::launch(client, gemm, &target.handle, plan.splits, [rows, target.pitch]);
     }
-}
-
-/// CubeCL always knows them on CUDA; else those of an H200.
-fn multiprocessors<R: Runtime>(client: &ComputeClient<R>) -> usize {
-    client.properties().hardware.num_streaming_multiprocessors.unwrap_or(132) as usize
-}
-
-/// Where the tiles go: `[rows, pitch]`.
-struct Target {
-    handle: Handle,
-    rows: usize,
-    pitch: usize,
-    dtype: StorageType,
-    tma_store: bool,
 }
 
 fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan, promote: bool, target: &Target) {
@@ -269,7 +223,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
 
     let at_once = (multiprocessors(client) / plan.cluster).max(1);
     let clusters = plan.items(m, n).min(at_once);
-    let [a, b] = [gemm.a, gemm.b].map(|operand| Matrix::of(client, operand, config.element()));
+    let [a, b] = [gemm.a, gemm.b].map(|operand| matrix(client, operand, config.element()));
     let extent = kernel::ExtentLaunch::new(
         m as u32,
         n as u32,
@@ -288,7 +242,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
             CubeDim::new_1d(THREADS),
             a.map(plan.tile.rows),
             b.map(plan.tile.cols / plan.cluster),
-            target.tma_store.then(|| output_map(target)).into(),
+            target.tma_store.then(|| target.map(MMA_ROWS)).into(),
             a.array(),
             b.array(),
             gemm.a.scales_array(),
@@ -300,15 +254,4 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
             target.dtype,
         );
     }
-}
-
-/// Boxes of one chunk.
-unsafe fn output_map<R: Runtime>(target: &Target) -> TensorMapArg<R, Tiled> {
-    let cols = 128 / target.dtype.size();
-    // SAFETY: by the caller.
-    let out = unsafe {
-        TensorArg::from_raw_parts(target.handle.clone(), [target.pitch, 1].into(), [target.rows, target.pitch].into())
-    };
-    TensorMapArg::new(TiledArgs { tile_size: [MMA_ROWS, cols].into() }, out, target.dtype)
-        .with_swizzle(TensorMapSwizzle::B128)
 }

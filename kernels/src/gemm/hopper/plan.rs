@@ -9,10 +9,8 @@
 //! A multiprocessor multiplies 4096 pairs of codes a cycle, or 2048 of bf16, which have twice the bytes, and moves 128 bytes of shared memory: NVIDIA, *H100 Tensor Core
 //! GPU Architecture* (1979 TFLOP/s, 132 multiprocessors, 1.83 GHz). What an epilogue and a launch cost is assumed.
 
+use crate::gemm::maps::ROW_BYTES;
 use crate::view::MAX_INDEX;
-
-/// Bytes of a row in a pipeline stage: what the swizzle spans. Of codes they are 128 of the contraction, what promotion counts.
-pub(super) const ROW_BYTES: usize = 128;
 
 /// Rows of a product of one warpgroup.
 pub(super) const MMA_ROWS: usize = 64;

@@ -3,9 +3,9 @@
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
+use super::Gemm;
+use super::bias::{Bias, BiasLaunch};
 use crate::Granularity;
-use crate::gemm::Gemm;
-use crate::gemm::bias::{Bias, BiasLaunch};
 use crate::grid::{UNITS, fold};
 use crate::scale::sum_factor;
 
@@ -20,7 +20,7 @@ pub(super) fn launch<R: Runtime>(
     let (m, n) = (gemm.m(), gemm.n());
     // SAFETY: partial sums and output have the sizes given here, and every index is below `m · n`.
     unsafe {
-        gemm_hopper_combine::launch_unchecked::<R>(
+        gemm_combine::launch_unchecked::<R>(
             client,
             fold(client, (m * n).div_ceil(UNITS as usize) as u32),
             CubeDim::new_1d(UNITS),
@@ -42,7 +42,7 @@ pub(super) fn launch<R: Runtime>(
 }
 
 #[cube(launch_unchecked)]
-fn gemm_hopper_combine<O: Float>(
+fn gemm_combine<O: Float>(
     partials: &Array<f32>,
     inv_scale_a: &Array<u32>,
     inv_scale_b: &Array<u32>,
