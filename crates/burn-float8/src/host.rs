@@ -319,6 +319,7 @@ macro_rules! host_backend {
                 _: &$crate::__private::Device<Self>,
                 _: [$crate::Granularity; 2],
                 _: $crate::Grouping,
+                _: usize,
                 _: $crate::GemmConfig,
             ) -> $crate::GemmPath {
                 $crate::GemmPath::Host

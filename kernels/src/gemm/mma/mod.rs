@@ -21,6 +21,7 @@ use cubecl::prelude::*;
 
 use super::Gemm;
 use super::bias::BiasLaunch;
+use super::grouped::Grouping;
 use crate::operand::BLOCK;
 use crate::ptx::mma::MmaKind;
 use crate::{CudaArch, Format, Granularity, cuda_arch, row_words};
@@ -85,6 +86,7 @@ struct Plan {
     granularities: [Granularity; 2],
     accumulate: bool,
     fast_accum: bool,
+    grouping: Option<Grouping>,
 }
 
 impl Plan {
@@ -113,8 +115,13 @@ impl Plan {
 /// Launches the kernel.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (a, b) = (gemm.a, gemm.b);
-    let (m, n, words) = (gemm.m() as u32, gemm.n() as u32, row_words(a.k) as u32);
-    let tile = Tile::of(m, n, client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1));
+    let (m, n, matrices) = gemm.matrices();
+    let (rows, n, words) = (m as u32, n as u32, row_words(a.k) as u32);
+    let tile = Tile::of(rows, n, client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1));
+    let blocks = match gemm.groups {
+        Some(groups) => groups.row_tiles(m, tile.size[0] as usize) as u32 * n.div_ceil(tile.size[1]),
+        None => tile.count(rows, n),
+    };
     let plan = Plan {
         tile,
         kind: if cuda_arch(client) == Some(CudaArch::Sm120) { MmaKind::BlockScaled } else { MmaKind::Plain },
@@ -122,6 +129,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
         granularities: [a.granularity, b.granularity],
         accumulate: gemm.accumulate,
         fast_accum: gemm.use_fast_accum,
+        grouping: gemm.groups.map(|groups| groups.grouping),
     };
     // Two neighbouring columns are one store where every row starts at an even element.
     let width = if n.is_multiple_of(2) { 2 } else { 1 };
@@ -130,7 +138,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     unsafe {
         kernel::gemm_mma::launch_unchecked::<R>(
             client,
-            CubeCount::Static(tile.count(m, n), 1, 1),
+            CubeCount::Static(blocks, 1, 1),
             CubeDim::new_1d(tile.threads()),
             width,
             a.codes_array(1),
@@ -138,9 +146,11 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
             a.scales_array(),
             b.scales_array(),
             BiasLaunch::of(gemm.bias.as_ref()),
-            ArrayArg::from_raw_parts(gemm.out.clone(), gemm.m() * gemm.n()),
-            m,
+            gemm.groups.map(|groups| groups.array()).into(),
+            ArrayArg::from_raw_parts(gemm.out.clone(), m * n as usize * matrices),
+            rows,
             n,
+            gemm.groups.map_or(0, |groups| groups.count) as u32,
             words,
             a.k.div_ceil(BLOCK) as u32,
             plan,
