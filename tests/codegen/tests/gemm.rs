@@ -2,6 +2,9 @@
 //! formats and of granularities, every class of tile, ragged edges, biases, outputs and what they are added to, NaN and
 //! infinities.
 
+#[path = "gemm/grouped.rs"]
+mod grouped;
+
 use codegen::device::{Execution, GenerateCuda, PaperDevice, execute};
 use cubecl_core::Runtime;
 use cubecl_core::ir::{ElemType, FloatKind, StorageType};

@@ -61,12 +61,7 @@ impl Plan {
     }
 
     /// The same for a matrix of so many rows and columns, a group of them or a group of the contraction; nothing is split.
-    pub(super) fn grouped(
-        groups: &Groups,
-        [m, n, k]: [usize; 3],
-        multiprocessors: usize,
-        block_scaled: bool,
-    ) -> Self {
+    pub(super) fn grouped(groups: &Groups, [m, n, k]: [usize; 3], multiprocessors: usize, block_scaled: bool) -> Self {
         let k = match groups.grouping {
             Grouping::Rows => k,
             Grouping::Contraction => k.div_ceil(groups.count),

@@ -181,14 +181,7 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
 
 /// This block's tile.
 #[cube]
-fn work(
-    ends: &ComptimeOption<Array<u32>>,
-    m: u32,
-    n: u32,
-    groups: u32,
-    words: u32,
-    #[comptime] plan: Plan,
-) -> Work {
+fn work(ends: &ComptimeOption<Array<u32>>, m: u32, n: u32, groups: u32, words: u32, #[comptime] plan: Plan) -> Work {
     let [height, width] = comptime!(plan.tile.size);
     #[comptime]
     match ends {
