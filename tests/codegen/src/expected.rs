@@ -90,7 +90,9 @@ pub fn expected(kernel: &Generated) -> Rules {
     // A sector of 32 bytes has 8 codes of f32 and 16 of 16-bit floats; by columns there are always 16.
     match family {
         "cast_tiles" => required.push((&["STG.E.128"], 2)),
-        "cast_linear" | "cast_rows" | "cast_blocks" | "cast_mx" if name.contains("_m_4") => required.push((&["STG.E.128"], 1)),
+        "cast_linear" | "cast_rows" | "cast_blocks" | "cast_mx" if name.contains("_m_4") => {
+            required.push((&["STG.E.128"], 1))
+        }
         _ if is_cast => required.push((&["STG.E.64", "STG.E.128"], 1)),
         _ => {}
     }

@@ -8,7 +8,7 @@
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
-use super::scales::{Scales, product_factors};
+use super::scales::{Scales, load_factors, load_words, product_factors};
 use super::{Plan, Tile};
 use crate::gemm::bias::Bias;
 use crate::grid::banded_tile;
@@ -99,14 +99,21 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
     } else {
         (row, col)
     };
-    scales.load_words(inv_scale_a, inv_scale_b, given_a, given_b, m, n, 0u32.runtime(), blocks, plan);
+    if comptime!(plan.loads_ahead()) {
+        load_words(&mut scales, inv_scale_a, inv_scale_b, given_a, given_b, m, n, 0u32.runtime(), blocks, plan);
+    }
     let mut block = 0u32.runtime();
     while block < blocks {
+        if comptime!(!plan.loads_ahead()) {
+            load_words(&mut scales, inv_scale_a, inv_scale_b, given_a, given_b, m, n, block, blocks, plan);
+        }
         scales.use_words(plan);
-        let next = min(block + 1, blocks - 1);
-        scales.load_words(inv_scale_a, inv_scale_b, given_a, given_b, m, n, next, blocks, plan);
+        if comptime!(plan.loads_ahead()) {
+            let next = min(block + 1, blocks - 1);
+            load_words(&mut scales, inv_scale_a, inv_scale_b, given_a, given_b, m, n, next, blocks, plan);
+        }
         if comptime!(plan.by_block()) {
-            scales.load_factors(inv_scale_a, inv_scale_b, row, col, m, n, block, blocks, plan);
+            load_factors(&mut scales, inv_scale_a, inv_scale_b, row, col, m, n, block, blocks, plan);
         }
         #[unroll]
         for step in 0..BLOCK_STEPS {
@@ -144,7 +151,7 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
         }
     }
     if comptime!(!plan.by_block()) {
-        scales.load_factors(inv_scale_a, inv_scale_b, row, col, m, n, 0u32.runtime(), blocks, plan);
+        load_factors(&mut scales, inv_scale_a, inv_scale_b, row, col, m, n, 0u32.runtime(), blocks, plan);
         #[unroll]
         for i in 0..comptime!(4 * products_m * products_n) {
             totals[i as usize] *= scales.factor(i, plan);
