@@ -8,7 +8,7 @@
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
-use super::scales::{Scales, product_factors};
+use super::scales::{Scales, load_factors, load_words, product_factors};
 use super::{Plan, Tile};
 use crate::gemm::bias::Bias;
 use crate::gemm::grouped::{Work, grouped_tile, whole};
@@ -108,21 +108,30 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
     // First row and column of this thread in the products.
     let row = row0 + warp_row + lane / 4;
     let col = col0 + warp_col + lane % 4 * 2;
+    let col_b = work.row0_b + col;
     let mut scales = Scales::new(plan);
     let given = lane % 4 * 8 + lane / 4;
     let (given_a, given_b) = if comptime!(plan.kind == MmaKind::BlockScaled) {
         (row0 + warp_row + given, first_b + warp_col + given)
     } else {
-        (row, work.row0_b + col)
+        (row, col_b)
     };
-    scales.load_words(inv_scale_a, inv_scale_b, given_a, given_b, work.rows, rows_b, first_block, blocks, plan);
+    let (rows_a, zero) = (work.rows, 0u32.runtime());
+    if comptime!(plan.loads_ahead()) {
+        load_words(&mut scales, inv_scale_a, inv_scale_b, given_a, given_b, rows_a, rows_b, first_block, blocks, plan);
+    }
     let mut block = first_block;
     while block < end_block {
+        if comptime!(!plan.loads_ahead()) {
+            load_words(&mut scales, inv_scale_a, inv_scale_b, given_a, given_b, rows_a, rows_b, block, blocks, plan);
+        }
         scales.use_words(plan);
-        let next = min(block + 1, blocks - 1);
-        scales.load_words(inv_scale_a, inv_scale_b, given_a, given_b, work.rows, rows_b, next, blocks, plan);
+        if comptime!(plan.loads_ahead()) {
+            let next = min(block + 1, blocks - 1);
+            load_words(&mut scales, inv_scale_a, inv_scale_b, given_a, given_b, rows_a, rows_b, next, blocks, plan);
+        }
         if comptime!(plan.by_block()) {
-            scales.load_factors(inv_scale_a, inv_scale_b, row, col, work.rows, n, block, blocks, plan);
+            load_factors(&mut scales, inv_scale_a, inv_scale_b, row, col_b, rows_a, rows_b, block, blocks, plan);
         }
         #[unroll]
         for step in 0..BLOCK_STEPS {
@@ -160,8 +169,7 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
         }
     }
     if comptime!(!plan.by_block()) {
-        let col_b = work.row0_b + col;
-        scales.load_factors(inv_scale_a, inv_scale_b, row, col_b, work.rows, rows_b, 0u32.runtime(), blocks, plan);
+        load_factors(&mut scales, inv_scale_a, inv_scale_b, row, col_b, rows_a, rows_b, zero, blocks, plan);
         #[unroll]
         for i in 0..comptime!(4 * products_m * products_n) {
             totals[i as usize] *= scales.factor(i, plan);

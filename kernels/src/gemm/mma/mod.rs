@@ -8,6 +8,18 @@
 //! report), 13 of mantissa on Ada (Zhang et al., *SageAttention2*); of sm_120 nothing is published. So two steps, 128 of the
 //! contraction, are summed there and then added to f32 registers; with `use_fast_accum` only where scales change.
 //!
+//! **E8M0 scales.** A product takes 32 of the contraction, one block of them. On sm_120 the tensor cores multiply by them: a lane's
+//! scale register is a word of the tiles that scales lie in, the four of a row for 128 of the contraction, one a product. An
+//! operand without such scales has unit scales there. On sm_89 each product is summed apart and added to f32 registers as
+//!
+//! ```text
+//! total ← total + (sum · 2^(byte_a - 127)) · 2^(byte_b - 127)
+//! ```
+//!
+//! two operations for 32 products, half as long as the products take at 1024 a cycle. `sum · 2^(byte_a - 127)` is exact while it is
+//! normal; it is infinite where the sum of unscaled products is beyond f32 under the scale of A alone, which codes of e4m3 are not
+//! for scales up to 2^105, those of e5m2 up to 2^91. No infinity meets a zero, as no scale is infinite or zero.
+//!
 //! | tile | threads | products of a warp | |
 //! | --- | --- | --- | --- |
 //! | 128 × 128 | 256 | 64 × 32 | |
