@@ -113,7 +113,7 @@ fn finish(
         for i in 0..32usize {
             let mut value = values[comptime!(32 * group + i)];
             if comptime!(!config.block_scaled()) {
-                let scale_b = if by_col { plane_shuffle(scale_own, comptime!(i as u32)) } else { scale_own };
+                let scale_b = if comptime!(by_col) { plane_shuffle(scale_own, comptime!(i as u32)) } else { scale_own };
                 value *= scale_a * scale_b;
             }
             if comptime!(config.grouping.is_some()) {
