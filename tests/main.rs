@@ -13,6 +13,7 @@ mod golden_llama;
 mod golden_quantize;
 mod golden_trajectory;
 mod gradients;
+mod grouped;
 mod health;
 mod mx;
 mod nonfinite;
