@@ -4,8 +4,8 @@ use burn::module::{Module, Param, ParamId};
 use burn::nn::Initializer;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::{
-    Float8, Float8Backend, Float8Config, Float8Error, Float8LinearConfig, Float8Ops, Gemm, GroupedLinear, Recipe, Role, grouped_linear,
-    report,
+    Float8, Float8Backend, Float8Config, Float8Error, Float8LinearConfig, Float8Ops, Gemm, GroupedLinear, Recipe, Role,
+    grouped_linear, report,
 };
 
 use crate::on_every_runtime;
@@ -18,10 +18,21 @@ type A<B> = Autodiff<Float8<B>>;
 
 /// Rows of each group; some rows belong to none.
 const SIZES: [usize; 5] = [40, 0, 130, 1, 0];
-const [M, G, K, N]: [usize; 4] = [180, SIZES.len(), 70, 50];
+const M: usize = 180;
+const G: usize = SIZES.len();
+const K: usize = 70;
+const N: usize = 50;
 
 fn ends() -> Vec<usize> {
-    SIZES.iter().scan(0, |end, size| Some({ *end += size; *end })).collect()
+    SIZES
+        .iter()
+        .scan(0, |end, size| {
+            Some({
+                *end += size;
+                *end
+            })
+        })
+        .collect()
 }
 
 fn int_ends<B: Float8Backend>(ends: &[usize]) -> Tensor<A<B>, 1, Int> {
