@@ -113,7 +113,7 @@ fn definition_on<B: Float8Backend>(runtime: &str) {
         let report = report(&experts);
         verify(report.clone()).unwrap();
         let layer = &report.layers[0];
-        assert_eq!((layer.name.as_str(), layer.k, layer.n), ("linear", K, N), "{runtime}");
+        assert_eq!(layer.name, "linear", "{runtime}");
         for (gemm, calls) in layer.gemms() {
             let is_off = gemm == Gemm::Wgrad && config.casts().input_for_grad_weight.is_disabled();
             assert_eq!([calls.emulated, calls.high_precision], if is_off { [0, 1] } else { [1, 0] }, "{recipe} {gemm}");
@@ -161,7 +161,7 @@ fn experts_are_layers() {
     let device = Default::default();
     let new = |k, n| GroupedLinear::<A<Flex>>::new(3, k, n, &Initializer::Zeros, &device);
     let experts = Experts { up: new(32, 64), down: new(64, 32) };
-    let config = Float8Config::rowwise().with_filter_fqns(["down"]);
+    let config = Float8Config::new(Recipe::Rowwise).with_filter_fqns(["down"]);
     let (experts, summary) = config.convert(experts).unwrap();
     assert_eq!(summary.converted, ["up"]);
     assert_eq!(summary.skipped.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["down"]);
