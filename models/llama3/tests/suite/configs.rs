@@ -108,7 +108,7 @@ fn a_model_of_an_impossible_config_is_refused() {
 #[test]
 fn an_unknown_preset_lists_the_known_ones() {
     let error = LlamaConfig::preset("7b").unwrap_err();
-    assert_eq!(error.to_string(), "unknown model preset `7b`; there are debug, 1b, 3b, 8b, 70b, 405b");
+    assert_eq!(error.to_string(), "unknown model preset `7b`; there are debug, debug_moe, 1b, 3b, 8b, 70b, 405b");
 }
 
 #[test]

@@ -104,7 +104,7 @@ fn a_tied_output_has_no_parameter_of_its_own_and_trains_the_embedding() {
 fn weights_depend_on_the_seed_only() {
     let weights = |seed| {
         let model = model::<Flex>(tiny(), seed);
-        (values(model.layers[1].mlp.up_proj.weight.val()), values(model.embed_tokens.weight.val()))
+        (values(model.layers[1].mlp.as_ref().unwrap().up_proj.weight.val()), values(model.embed_tokens.weight.val()))
     };
     assert_eq!(weights(7), weights(7));
     assert_ne!(weights(7).0, weights(8).0);
