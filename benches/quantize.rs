@@ -8,10 +8,21 @@ use std::time::Instant;
 
 use cubecl::prelude::*;
 use cubecl::wgpu::{WgpuDevice, WgpuRuntime};
-use float8_kernels::{Cast, Format, Granularity, MatrixView, Orientation, ScaleMode, quantize, row_words};
+use float8_kernels::{
+    Cast, Format, Granularity, MatrixView, Orientation, ScaleCalculationMode, ScaleMode, quantize, row_words,
+};
 use serde::Serialize;
 
 use crate::median;
+
+/// What shares a scale, and which scales.
+const CASTS: [(Granularity, ScaleMode); 5] = [
+    (Granularity::Tensor, ScaleMode::F32),
+    (Granularity::Row, ScaleMode::F32),
+    (Granularity::Block1x128, ScaleMode::F32),
+    (Granularity::Block128x128, ScaleMode::F32),
+    (Granularity::Block1x32, ScaleMode::E8m0(ScaleCalculationMode::Rceil)),
+];
 
 const ROWS: usize = 4096;
 const COLS: usize = 1024;
@@ -56,8 +67,7 @@ fn time(client: &Client, mut launch: impl FnMut()) -> f64 {
 
 /// Bytes of codes and scales of an operand `[rows, k]`.
 fn written(granularity: Granularity, rows: usize, k: usize) -> usize {
-    let [r, c] = granularity.scale_dims(rows, k);
-    4 * (rows * row_words(k) + r * c)
+    4 * (rows * row_words(k) + granularity.scale_words(rows, k))
 }
 
 /// The default wgpu device, whose name this is.
@@ -71,9 +81,9 @@ pub fn rows(device: &str, repeat: u32) -> Vec<Row> {
         dtype: f32::as_type_native_unchecked().storage_type(),
     };
     let mut rows = vec![];
-    for granularity in [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128] {
+    for (granularity, scale_mode) in CASTS {
         for (name, orientation) in [("rows", Orientation::Rows), ("both", Orientation::Both)] {
-            let cast = Cast { format: Format::E4m3, granularity, scale_mode: ScaleMode::F32 };
+            let cast = Cast { format: Format::E4m3, granularity, scale_mode };
             let transposed = if orientation.cols() { written(granularity, COLS, ROWS) } else { 0 };
             let bytes = 4 * ROWS * COLS + written(granularity, ROWS, COLS) + transposed;
             let cubes = (bytes / 2).div_ceil(UNITS as usize * VECTOR * 4);

@@ -4,7 +4,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::backend::Backend;
 use burn_float8::{
     AmaxComputeAlgo, CastConfig, Casts, DelayedScaling, FallbackConfig, FallbackTo, Float8, Float8Config, Float8Error,
-    Float8LinearConfig, Format, Gemm, Granularity, Recipe, ScaleMode, ScalingType, StatisticsConfig, Summary,
+    Float8LinearConfig, Format, Gemm, Granularity, Recipe, ScaleCalculationMode, ScaleMode, ScalingType,
+    StatisticsConfig, Summary,
 };
 
 use crate::support::model::Model;
@@ -38,9 +39,40 @@ fn recipes_are_torchaos() {
     let blockwise = Recipe::Blockwise.casts();
     assert_eq!(blockwise.input_for_grad_weight, cast(Granularity::Block1x128, Format::E4m3));
     assert_eq!(blockwise.weight, cast(Granularity::Block128x128, Format::E4m3));
-    let modes = Recipe::ALL.map(|r| Float8LinearConfig::new(r).scale_mode());
+    let mx = cast(Granularity::Block1x32, Format::E4m3);
+    assert_eq!(Recipe::Mxfp8.casts(), Casts::new(mx, mx, mx));
+    let mx_hp = Recipe::Mxfp8WgradWithHp.casts();
+    assert_eq!([mx_hp.input, mx_hp.weight, mx_hp.weight_for_grad_input, mx_hp.grad_output], [mx; 4]);
+    assert!(mx_hp.input_for_grad_weight.is_disabled() && mx_hp.grad_output_for_grad_weight.is_disabled());
+    let modes = Recipe::ALL.map(|r| Float8LinearConfig::new(r).scale_mode(r.casts().input.scaling_granularity));
     use ScaleMode::{F32, PowerOfTwo};
-    assert_eq!(modes, [F32, PowerOfTwo, PowerOfTwo, F32, F32]);
+    let e8m0 = ScaleMode::E8m0(ScaleCalculationMode::Rceil);
+    assert_eq!(modes, [F32, PowerOfTwo, PowerOfTwo, F32, F32, e8m0, e8m0]);
+}
+
+/// Each cast has the scales of its own granularity, by names that torchao gives them.
+#[test]
+fn scale_calculation_modes_belong_to_blocks_of_32() {
+    let names = ScaleCalculationMode::ALL.map(|mode| mode.to_string());
+    assert_eq!(names, ["floor", "ceil", "even", "rceil"]);
+    for mode in ScaleCalculationMode::ALL {
+        let config = parse(&format!(r#"{{ "recipe": "mxfp8", "scale_calculation_mode": "{mode}" }}"#)).unwrap();
+        let linear = Float8LinearConfig::new(Recipe::Mxfp8).with_scale_calculation_mode(mode);
+        assert_eq!(config, linear.clone().into());
+        assert_eq!(parse(&serde_json::to_string(&config).unwrap()).unwrap(), config);
+        assert_eq!(linear.scale_calculation_mode(), mode);
+        assert_eq!(linear.scale_mode(Granularity::Block1x32), ScaleMode::E8m0(mode));
+        assert_eq!(linear.scale_mode(Granularity::Row), ScaleMode::F32);
+        let rounded = linear.clone().with_round_scales_to_power_of_2(true);
+        assert_eq!(rounded.scale_mode(Granularity::Block1x32), ScaleMode::E8m0(mode));
+        assert_eq!(rounded.scale_mode(Granularity::Row), ScaleMode::PowerOfTwo);
+        // The name tells what differs, not what is only set.
+        let is_default = mode == ScaleCalculationMode::Rceil;
+        let name = if is_default { "mxfp8" } else { "mxfp8 (customized)" };
+        assert_eq!((linear.to_string().as_str(), rounded.to_string().as_str()), (name, name));
+        let tensorwise = Float8LinearConfig::new(Recipe::Tensorwise).with_scale_calculation_mode(mode);
+        assert_eq!(tensorwise.to_string(), "tensorwise");
+    }
 }
 
 #[test]
@@ -49,9 +81,11 @@ fn files_say_all_that_code_can() {
         r#"{
             "recipe": "rowwise",
             "cast_config_input": { "scaling_granularity": "1x128", "target_dtype": "e5m2" },
+            "cast_config_grad_output": { "scaling_granularity": "1x32", "target_dtype": "e4m3" },
             "cast_config_weight_for_grad_input": { "scaling_granularity": "tensorwise", "target_dtype": "e4m3" },
             "gemm_config_output": { "use_fast_accum": true },
             "round_scales_to_power_of_2": false,
+            "scale_calculation_mode": "floor",
             "emulate": true,
             "force_recompute_fp8_weight_in_bwd": true,
             "delayed_scaling": { "amax_history_len": 16, "amax_compute_algo": "most_recent", "margin": 1 },
@@ -67,8 +101,11 @@ fn files_say_all_that_code_can() {
     )
     .unwrap();
     let input = CastConfig::dynamic(Granularity::Block1x128, Format::E5m2);
+    let grad_output = CastConfig::dynamic(Granularity::Block1x32, Format::E4m3);
     let casts = Casts {
         input,
+        grad_output,
+        grad_output_for_grad_weight: grad_output,
         // Follows the input, since the recipe does not tell them apart.
         input_for_grad_weight: input,
         weight_for_grad_input: CastConfig::dynamic(Granularity::Tensor, Format::E4m3),
@@ -80,6 +117,7 @@ fn files_say_all_that_code_can() {
         .unwrap()
         .with_use_fast_accum(Gemm::Fprop, true)
         .with_round_scales_to_power_of_2(false)
+        .with_scale_calculation_mode(ScaleCalculationMode::Floor)
         .with_emulate(true)
         .with_force_recompute_fp8_weight_in_bwd(true)
         .with_delayed_scaling(DelayedScaling { amax_history_len: 16, amax_compute_algo, margin: 1 })
@@ -114,8 +152,17 @@ fn bad_files_are_errors_that_name_the_key() {
         (r#"{ "recipie": "rowwise" }"#, &["unknown key", "recipie"][..]),
         (r#"{ "recipe": "fp4" }"#, &["fp4", "rowwise_with_gw_hp"]),
         (r#"{ "cast_config_input": { "target_dtype": "e4m3" } }"#, &["scaling_granularity"]),
-        (r#"{ "cast_config_input": { "scaling_granularity": "2x2", "target_dtype": "e4m3" } }"#, &["2x2", "128x128"]),
+        (
+            r#"{ "cast_config_input": { "scaling_granularity": "2x2", "target_dtype": "e4m3" } }"#,
+            &["2x2", "128x128", "1x32"],
+        ),
         (r#"{ "cast_config_input": { "scaling_granularity": "rowwise", "target_dtype": "e3m4" } }"#, &["e3m4", "e5m2"]),
+        (r#"{ "scale_calculation_mode": "nearest" }"#, &["nearest", "floor", "ceil", "even", "rceil"]),
+        (
+            r#"{ "recipe": "mxfp8", "cast_config_input":
+                { "scaling_type": "delayed", "scaling_granularity": "1x32", "target_dtype": "e4m3" } }"#,
+            &["cast_config_input", "delayed scaling is tensorwise, not 1x32"],
+        ),
         (r#"{ "gemm_config_output": { "fast": true } }"#, &["fast", "use_fast_accum"]),
         (r#"{ "delayed_scaling": { "amax_history_len": 0 } }"#, &["amax_history_len = 0", "1 to 65536"]),
         (r#"{ "delayed_scaling": { "margin": 99 } }"#, &["margin = 99", "-8 to 8"]),
@@ -197,7 +244,8 @@ fn small_linears_are_filtered_by_torchaos_rule() {
         assert_eq!(names(recipe), ["k4096_n1024"], "{recipe}");
     }
     let rowwise = ["k4096_n1024", "k4096_n1025", "k4097_n1024", "k1024_n4097", "k2048_n4096", "k4096_n2048"];
-    for recipe in [Recipe::Rowwise, Recipe::RowwiseWithGwHp, Recipe::Blockwise] {
+    let others = [Recipe::Rowwise, Recipe::RowwiseWithGwHp, Recipe::Blockwise, Recipe::Mxfp8, Recipe::Mxfp8WgradWithHp];
+    for recipe in others {
         assert_eq!(names(recipe), rowwise, "{recipe}");
     }
     assert_eq!(skipped(Recipe::Tensorwise)[0].1, "small: K=4096 N=1024");

@@ -28,7 +28,11 @@ fn input(seed: u64) -> Tensor<B, 3> {
 }
 
 fn applied(blocks: usize) -> Model<B> {
-    Float8Config::tensorwise().convert(Model::<B>::new(blocks)).unwrap().0
+    applied_by(Recipe::Tensorwise, blocks)
+}
+
+fn applied_by(recipe: Recipe, blocks: usize) -> Model<B> {
+    Float8Config::new(recipe).convert(Model::<B>::new(blocks)).unwrap().0
 }
 
 /// `[x, w, dy]`
@@ -44,9 +48,14 @@ fn layer<'a>(report: &'a Report, name: &str) -> &'a LayerReport {
     report.layers.iter().find(|l| l.name == name).unwrap_or_else(|| panic!("no layer {name}"))
 }
 
+/// In both orientations at once, whether they have the same scales or, as in MX, each its own.
 #[test]
 fn operands_are_cast_once() {
-    let mut model = applied(2);
+    [Recipe::Tensorwise, Recipe::Mxfp8].map(cast_once);
+}
+
+fn cast_once(recipe: Recipe) {
+    let mut model = applied_by(recipe, 2);
     let mut optimizer = AdamWConfig::new().init::<B, Model<B>>();
     let mut seen = [0; 3];
     for _ in 0..2 {
@@ -57,12 +66,12 @@ fn operands_are_cast_once() {
             let y = model.forward(input(micro_batch).require_grad());
             let forward = casts(&report(&model));
             let weights = if micro_batch == 0 { 15 } else { 0 };
-            assert_eq!([0, 1, 2].map(|i| forward[i] - seen[i]), [9, weights, 0]);
+            assert_eq!([0, 1, 2].map(|i| forward[i] - seen[i]), [9, weights, 0], "{recipe}");
             // Backward: the same 9 inputs transposed, and each of 15 output gradients in one pass.
             let grads = y.powf_scalar(2.0).mean().backward();
             accumulator.accumulate(&model, GradientsParams::from_grads(grads, &model));
             let backward = casts(&report(&model));
-            assert_eq!([0, 1, 2].map(|i| backward[i] - forward[i]), [9, 0, 15]);
+            assert_eq!([0, 1, 2].map(|i| backward[i] - forward[i]), [9, 0, 15], "{recipe}");
             seen = backward;
         }
         model = optimizer.step(1e-3, model, accumulator.grads());
@@ -70,8 +79,8 @@ fn operands_are_cast_once() {
     let report = report(&model);
     for name in ["blocks.0.q", "blocks.1.down", "head"] {
         let l = layer(&report, name);
-        assert_eq!([l.fprop.emulated, l.dgrad.emulated, l.wgrad.emulated], [6; 3], "{name}");
-        assert_eq!(l.totals().high_precision, 0, "{name}");
+        assert_eq!([l.fprop.emulated, l.dgrad.emulated, l.wgrad.emulated], [6; 3], "{recipe} {name}");
+        assert_eq!(l.totals().high_precision, 0, "{recipe} {name}");
     }
 }
 

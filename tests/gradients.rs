@@ -5,6 +5,7 @@ use burn::nn::Linear;
 use burn::tensor::Tensor;
 use burn_float8::{
     CastConfig, Casts, Float8, Float8Backend, Float8Config, Float8LinearConfig, Format, Granularity, Recipe,
+    ScaleCalculationMode,
 };
 
 use crate::on_every_runtime;
@@ -34,6 +35,19 @@ fn configs() -> Vec<Float8LinearConfig> {
         grad_output: cast(Granularity::Tensor, Format::E5m2),
         grad_output_for_grad_weight: cast(Granularity::Block128x128, Format::E5m2),
     };
+    // E8M0 scales against each of the others, on either side.
+    let mixed_mx = Casts {
+        input: cast(Granularity::Block1x32, Format::E5m2),
+        input_for_grad_weight: cast(Granularity::Block1x32, Format::E5m2),
+        weight: cast(Granularity::Block128x128, Format::E4m3),
+        weight_for_grad_input: cast(Granularity::Block1x32, Format::E4m3),
+        grad_output: cast(Granularity::Row, Format::E4m3),
+        grad_output_for_grad_weight: cast(Granularity::Tensor, Format::E4m3),
+    };
+    for mode in ScaleCalculationMode::ALL {
+        let config = Float8LinearConfig::new(Recipe::Mxfp8).with_scale_calculation_mode(mode);
+        configs.extend([config.clone(), config.with_casts(mixed_mx).unwrap()]);
+    }
     let hp_fprop = Casts { input: CastConfig::disabled(), weight: CastConfig::disabled(), ..Recipe::Blockwise.casts() };
     for casts in [mixed, hp_fprop] {
         configs.push(Float8LinearConfig::new(Recipe::Tensorwise).with_casts(casts).unwrap());

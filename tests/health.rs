@@ -5,7 +5,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Tensor;
 use burn_float8::{
     CastHealth, FallbackConfig, FallbackTo, Float8, Float8Backend, Float8Config, Float8LinearConfig, Float8State,
-    LayerReport, Recipe, ScaleMode, StatisticsConfig, report,
+    Format, Granularity, LayerReport, Recipe, StatisticsConfig, report,
 };
 
 use crate::on_every_runtime;
@@ -51,7 +51,7 @@ fn input() -> Vec<f32> {
 
 fn expected(xs: &[f32], shape: [usize; 2], config: &Float8LinearConfig, scaling: Option<f32>) -> CastHealth {
     let cast = config.casts().input;
-    let approximate = oracle::dequantized(xs, shape, cast, config.scale_mode(), false, scaling);
+    let approximate = oracle::dequantized(xs, shape, cast, config, false, scaling);
     let exact: Vec<_> = xs.iter().map(|x| f64::from(*x)).collect();
     let signal: f64 = exact.iter().map(|x| x * x).sum();
     let noise: f64 = exact.iter().zip(&approximate).map(|(x, q)| (x - q) * (x - q)).sum();
@@ -74,8 +74,8 @@ fn assert_near(ours: &CastHealth, want: &CastHealth, what: &str) {
 
 fn statistics_on<B: Float8Backend>(runtime: &str) {
     let xs = input();
-    for recipe in [Recipe::Tensorwise, Recipe::Rowwise, Recipe::Blockwise] {
-        let compare = [Recipe::Tensorwise, Recipe::Rowwise];
+    for recipe in [Recipe::Tensorwise, Recipe::Rowwise, Recipe::Blockwise, Recipe::Mxfp8] {
+        let compare = [Recipe::Tensorwise, Recipe::Rowwise, Recipe::Mxfp8];
         let statistics = StatisticsConfig::every(1).with_compare(compare);
         let linear = step(linear::<B>(Float8Config::new(recipe).with_statistics(statistics)), &xs);
         let health = layer(&linear).fprop.operands[0]
@@ -134,10 +134,8 @@ fn amax_and_scale_on<B: Float8Backend>(runtime: &str) {
         let linear = step(linear::<B>(Float8Config::new(recipe)), &xs);
         let report = layer(&linear);
         let config = Float8LinearConfig::new(recipe);
-        let mut scale = (448.0 / f64::from(amax)) as f32;
-        if config.scale_mode() == ScaleMode::PowerOfTwo {
-            scale = f32::from_bits(scale.to_bits() & 0xff80_0000);
-        }
+        let granularity = config.casts().input.scaling_granularity;
+        let scale = oracle::scale(f64::from(amax), Format::E4m3, config.scale_mode(granularity));
         let [x, w] = &report.fprop.operands;
         assert_eq!((x.amax, x.scale), (Some(amax), Some(scale)), "{runtime} {recipe}");
         assert!(report.dgrad.operands[0].amax.is_some() && w.scale.is_some(), "{runtime} {recipe}");
@@ -147,6 +145,11 @@ fn amax_and_scale_on<B: Float8Backend>(runtime: &str) {
         assert!((padding - (stored as f64 / K as f64 - 1.0)).abs() < 1e-12, "{runtime}: {padding}");
         let bytes = report.fprop.bytes().unwrap();
         assert!(bytes >= (M * stored + N * stored) as u64, "{runtime} {recipe}: {bytes}");
+        if granularity == Granularity::Block1x32 {
+            // f32 for each block on the host, whole tiles of 128 rows by four bytes on a device.
+            let scales = if stored == K { 4 * (M + N) * K.div_ceil(32) } else { 2 * 512 * K.div_ceil(128) };
+            assert_eq!(bytes as usize, (M + N) * stored + scales, "{runtime} {recipe}");
+        }
     }
 }
 

@@ -14,6 +14,7 @@ mod golden_quantize;
 mod golden_trajectory;
 mod gradients;
 mod health;
+mod mx;
 mod nonfinite;
 mod paper;
 mod properties;

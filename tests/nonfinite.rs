@@ -1,6 +1,8 @@
 //! A NaN must reach the output; an infinity saturates.
 use burn::tensor::module::linear;
-use burn_float8::{Cast, Float8, Float8Backend, Float8Config, Format, Granularity, Recipe, ScaleMode};
+use burn_float8::{
+    Cast, Float8, Float8Backend, Float8Config, Format, Granularity, Recipe, ScaleCalculationMode, ScaleMode,
+};
 use float8_kernels::reference;
 
 use crate::on_every_runtime;
@@ -85,6 +87,32 @@ fn infinity_on<B: Float8Backend>(runtime: &str) {
 #[test]
 fn an_infinity_saturates() {
     on_every_runtime!(infinity_on);
+}
+
+/// An E8M0 scale has no way to say "largest": the block of an infinity is NaN (OCP MX), and what it meets says so.
+fn infinity_in_mx_on<B: Float8Backend>(runtime: &str) {
+    let mut x = normal(M * K, 1);
+    x[3 * K + 7] = f32::INFINITY;
+    let scale_mode = ScaleMode::E8m0(ScaleCalculationMode::Rceil);
+    let cast = Cast { format: Format::E4m3, granularity: Granularity::Block1x32, scale_mode };
+    let [rows, cols] = quantize::<B>(tensor(x.clone(), [M, K]), cast);
+    for (copy, hit) in [(&rows, 3), (&cols, 7)] {
+        let nan: Vec<_> = copy.inv_scales.iter().map(|scale| scale.get().is_nan()).collect();
+        assert!(nan.iter().enumerate().all(|(block, is_nan)| *is_nan == (block == hit)), "{runtime}: {nan:?}");
+    }
+    let y = from_values::<B>(
+        &Float8Config::new(Recipe::Mxfp8),
+        [&x, &normal(K * N, 2), &normal(M * N, 3)],
+        [M, K, N],
+        None,
+    );
+    let rows: Vec<_> = y[0].chunks(N).map(|row| row.iter().all(|v| v.is_nan())).collect();
+    assert_eq!(rows, [false, false, false, true, false, false], "{runtime}: {:?}", y[0]);
+}
+
+#[test]
+fn an_infinity_in_mx_is_nan() {
+    on_every_runtime!(infinity_in_mx_on);
 }
 
 fn zeros_on<B: Float8Backend>(runtime: &str) {

@@ -10,8 +10,9 @@ use burn_float8::{Float8, Float8Config, Recipe, report};
 use burn_fusion::Fusion;
 use codegen::device::{Execution, GenerateCuda, PaperDevice, execute, take, take_waits};
 use cubecl::Runtime;
+use float8_kernels::gemm_path;
 
-use crate::support::linear::{from_values, layer};
+use crate::support::linear::{forward_backward, from_values, layer};
 use crate::support::operand::tensor;
 use crate::support::runtime::Flex;
 use crate::support::{normal, relative_error};
@@ -83,6 +84,21 @@ fn a_linear_launches_each_cast_once_and_never_waits() {
     assert_eq!((report.totals().native, report.totals().emulated), (6, 0));
 }
 
+/// MX reads each tensor once, whatever it writes: codes and scales of one orientation or of both.
+#[test]
+fn an_mx_linear_launches_one_kernel_a_cast() {
+    let _turn = turn();
+    let layer = linear(Recipe::Mxfp8);
+    // x, w, dy and the transpose of x; the second step finds the copies of w.
+    for casts in [4, 3] {
+        let launched = step(&layer, 40);
+        let names = &launched.0;
+        assert_eq!((launched.count("cast_mx"), launched.count("cast_")), (casts, casts), "{names:?}");
+        assert_eq!((launched.count("maxima"), launched.count("gemm_")), (0, 3), "{names:?}");
+    }
+    report(&layer).verify().expect("FP8 ran everywhere");
+}
+
 #[test]
 fn no_recipe_waits_and_all_reuse_their_memory() {
     let _turn = turn();
@@ -107,7 +123,16 @@ fn every_recipe_computes_what_the_cpu_does() {
     let (x, w, dy, bias) = (normal(m * k, 1), normal(k * n, 2), normal(m * n, 3), normal(n, 4));
     for recipe in Recipe::ALL {
         let config = Float8Config::new(recipe);
-        let got = from_values::<Paper>(&config, [&x, &w, &dy], SHAPE, Some(&bias));
+        let layer = layer::<Paper>(&config, tensor(w.clone(), [k, n]), Some(tensor(bias.clone(), [n])));
+        let got = forward_backward::<Paper, 2>(&layer, tensor(x.clone(), [m, k]), tensor(dy.clone(), [m, n]));
+        // The report says of each GEMM what the library chooses for its operands.
+        let client = GenerateCuda::client(&PaperDevice::default());
+        for (gemm, ran) in report(&layer).layers[0].gemms() {
+            let (granularities, settings) =
+                (config.linear.casts().granularities(gemm), config.linear.gemm_config(gemm));
+            let path = gemm_path(&client, granularities, settings).to_string();
+            assert_eq!(ran.path, (ran.high_precision == 0).then_some(path), "{recipe} {gemm}");
+        }
         let want = from_values::<Flex>(&config, [&x, &w, &dy], SHAPE, Some(&bias));
         for ((what, got), want) in ["y", "dx", "dw", "db"].iter().zip(&got).zip(&want) {
             let error = relative_error(got, want);

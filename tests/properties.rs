@@ -1,12 +1,14 @@
 //! Over any shape, view, dtype, value and cast: the same codes on every runtime, and GEMMs within their error bound.
 use burn::tensor::{DType, Tensor, TensorData, s};
-use burn_float8::{Cast, Float8Backend, Float8LinearConfig, Format, Granularity, HostCodes, Recipe, ScaleMode};
+use burn_float8::{
+    Cast, Float8Backend, Float8LinearConfig, Format, Granularity, HostCodes, Recipe, ScaleCalculationMode, ScaleMode,
+};
 use float8_kernels::reference;
 use proptest::prelude::*;
 
 use crate::on_every_runtime;
 use crate::support::linear::from_values;
-use crate::support::operand::{quantize, transpose};
+use crate::support::operand::{dequantized, quantize, transpose};
 use crate::support::runtime::{Eager, Flex, Fused, has_wgpu};
 use crate::support::{normal, oracle};
 
@@ -90,9 +92,12 @@ fn value() -> impl Strategy<Value = f32> {
     ]
 }
 
-fn granularity() -> impl Strategy<Value = Granularity> {
-    use Granularity::{Block1x128, Block128x128, Row, Tensor};
-    prop::sample::select(vec![Tensor, Row, Block1x128, Block128x128])
+/// Every granularity with every kind of scales that it may have.
+fn scalings() -> Vec<(Granularity, ScaleMode)> {
+    use Granularity::{Block1x32, Block1x128, Block128x128, Row, Tensor};
+    let floats = [Tensor, Row, Block1x128, Block128x128].into_iter();
+    let floats = floats.flat_map(|granularity| [ScaleMode::F32, ScaleMode::PowerOfTwo].map(|mode| (granularity, mode)));
+    floats.chain(ScaleCalculationMode::ALL.map(|mode| (Block1x32, ScaleMode::E8m0(mode)))).collect()
 }
 
 fn matrix() -> impl Strategy<Value = (Vec<f32>, [usize; 2])> {
@@ -108,9 +113,8 @@ proptest! {
         (x, shape) in matrix(),
         is_bf16: bool,
         at in prop::sample::select(vec![View::Contiguous, View::Transposed, View::Sliced, View::Reshaped]),
-        granularity in granularity(),
+        (granularity, scale_mode) in prop::sample::select(scalings()),
         is_e4m3: bool,
-        is_pow2: bool,
     ) {
         let dtype = if is_bf16 { DType::BF16 } else { DType::F32 };
         // Truncation to bf16, which keeps NaN a NaN by its quiet bit.
@@ -119,7 +123,7 @@ proptest! {
         let cast = Cast {
             format: if is_e4m3 { Format::E4m3 } else { Format::E5m2 },
             granularity,
-            scale_mode: if is_pow2 { ScaleMode::PowerOfTwo } else { ScaleMode::F32 },
+            scale_mode,
         };
         check::<Flex>("flex", &x, shape, dtype, at, cast);
         if has_wgpu("every_runtime_gives_the_same_codes") {
@@ -165,33 +169,14 @@ fn bound<B: Float8Backend>(runtime: &str, recipe: Recipe, inputs: [&[f32]; 3], [
 fn casts_on<B: Float8Backend>(runtime: &str) {
     let [rows, cols] = [256, 384];
     let x = normal(rows * cols, 1);
-    for granularity in [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128] {
-        for scale_mode in [ScaleMode::F32, ScaleMode::PowerOfTwo] {
-            let cast = Cast { format: Format::E4m3, granularity, scale_mode };
-            let copies = quantize::<B>(view(&x, [rows, cols], View::Contiguous), cast);
-            for (copy, exact) in copies.iter().zip([x.clone(), transpose(&x, [rows, cols])]) {
-                let sqnr = crate::support::sqnr(&dequantized(copy), &exact);
-                assert!(sqnr > 25.0, "{runtime} {granularity} {scale_mode:?} {:?}: {sqnr} dB", copy.dims);
-            }
+    for (granularity, scale_mode) in scalings() {
+        let cast = Cast { format: Format::E4m3, granularity, scale_mode };
+        let copies = quantize::<B>(view(&x, [rows, cols], View::Contiguous), cast);
+        for (copy, exact) in copies.iter().zip([x.clone(), transpose(&x, [rows, cols])]) {
+            let sqnr = crate::support::sqnr(&dequantized(copy), &exact);
+            assert!(sqnr > 25.0, "{runtime} {granularity} {scale_mode:?} {:?}: {sqnr} dB", copy.dims);
         }
     }
-}
-
-/// The values of codes read back.
-fn dequantized(copy: &HostCodes) -> Vec<f32> {
-    let [rows, k] = copy.dims;
-    let [_, scales] = copy.granularity.scale_dims(rows, k);
-    let value = |(i, code): (usize, &u8)| {
-        let (r, c) = (i / k, i % k);
-        let scale = match copy.granularity {
-            Granularity::Tensor => 0,
-            Granularity::Row => r,
-            Granularity::Block1x128 => r * scales + c / 128,
-            Granularity::Block128x128 => r / 128 * scales + c / 128,
-        };
-        reference::decode(*code, copy.format) * copy.inv_scales[scale].get()
-    };
-    copy.codes.iter().enumerate().map(value).collect()
 }
 
 #[test]

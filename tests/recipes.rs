@@ -113,7 +113,7 @@ fn weights_can_be_cast_again_in_backward() {
         let casts: Vec<_> = report(&model).layers.iter().take(3).map(|l| l.casts[Role::Weight as usize]).collect();
         (results, casts)
     };
-    for recipe in [Recipe::Tensorwise, Recipe::Rowwise, Recipe::Blockwise, Recipe::Delayed] {
+    for recipe in [Recipe::Tensorwise, Recipe::Rowwise, Recipe::Blockwise, Recipe::Delayed, Recipe::Mxfp8] {
         let (kept, once) = run(false, recipe);
         let (recomputed, again) = run(true, recipe);
         assert_eq!(kept, recomputed, "{recipe}");

@@ -120,6 +120,12 @@ pub enum KernelError {
         /// The scale mode that was asked for.
         scale_mode: ScaleMode,
     },
+    /// Only E8M0 scales leave a product of code and scale that is a bf16.
+    #[error("{granularity} operands cannot be written as bf16 exactly: only 1x32")]
+    NotMx {
+        /// The granularity of the operand.
+        granularity: Granularity,
+    },
     /// A matrix is compared with an operand of another shape.
     #[error("x is [{}, {}] but the operand [{}, {}]", x[0], x[1], operand[0], operand[1])]
     ShapeMismatch {

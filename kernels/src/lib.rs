@@ -17,6 +17,7 @@
 
 mod amax;
 mod arch;
+mod dequantize;
 mod error;
 mod format;
 mod gemm;
@@ -32,6 +33,7 @@ mod view;
 
 pub use amax::amax;
 pub use arch::{CudaArch, cuda_arch};
+pub use dequantize::dequantize_mx;
 pub use error::KernelError;
 pub use format::Format;
 pub use gemm::{

@@ -136,6 +136,14 @@ pub(crate) fn e8m0_inverse_bits(byte: u32) -> u32 {
     select(byte == 255u32, F32_NAN.runtime(), finite)
 }
 
+/// Bits of `2^(byte - 127)` for the byte `place` of a word, the low one being 0.
+#[cube]
+pub(crate) fn e8m0_inverse_bits_of(word: u32, #[comptime] place: u32) -> u32 {
+    let shifted = if comptime!(place < 3) { word << comptime!(23 - 8 * place) } else { word >> 1u32 };
+    let exponent = shifted & F32_INF;
+    select(exponent == F32_INF, F32_NAN.runtime(), max(exponent, 0x0040_0000u32))
+}
+
 /// The word of row `row` in column `tile` of the tiles of scales, of which a row of tiles has `tiles`.
 #[cube]
 pub(crate) fn tile_word(row: u32, tile: u32, tiles: u32) -> u32 {

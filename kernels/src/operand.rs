@@ -94,6 +94,11 @@ impl Granularity {
         matches!(self, Granularity::Block1x128 | Granularity::Block128x128)
     }
 
+    /// Whether either of two operands has E8M0 scales.
+    pub(crate) const fn any_mx(granularities: [Self; 2]) -> bool {
+        granularities[0].is_mx() || granularities[1].is_mx()
+    }
+
     /// Whether scales are E8M0 bytes, one for each 32 of the contraction.
     pub(crate) const fn is_mx(self) -> bool {
         matches!(self, Granularity::Block1x32)

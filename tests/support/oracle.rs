@@ -1,6 +1,6 @@
 //! Casts and GEMMs by their definition, in f64 and one element at a time: nothing here is shared with the code under test
 //! but the encoding of a single value.
-use burn_float8::{CastConfig, Float8LinearConfig, Granularity, ScaleMode};
+use burn_float8::{CastConfig, Float8LinearConfig, Format, Granularity, ScaleCalculationMode, ScaleMode};
 use float8_kernels::reference;
 
 /// What a GEMM sees of x `[rows, cols]`, in the layout of x: decode(code) / scale. `transposed`: the GEMM contracts over
@@ -9,7 +9,7 @@ pub fn dequantized(
     x: &[f32],
     [rows, cols]: [usize; 2],
     cast: CastConfig,
-    mode: ScaleMode,
+    config: &Float8LinearConfig,
     transposed: bool,
     scaling_amax: Option<f32>,
 ) -> Vec<f64> {
@@ -24,6 +24,7 @@ pub fn dequantized(
             Granularity::Row => (r, 0),
             Granularity::Block1x128 => (r, c / 128),
             Granularity::Block128x128 => (r / 128, c / 128),
+            Granularity::Block1x32 => (r, c / 32),
         }
     };
     let mut amaxes = std::collections::HashMap::new();
@@ -34,13 +35,34 @@ pub fn dequantized(
     let format = cast.target_dtype;
     let one = |(i, x): (usize, &f32)| {
         let amax = f64::from(scaling_amax.unwrap_or(amaxes[&group(i)]));
-        let mut scale = (f64::from(format.max()) / amax.max(1e-12)) as f32;
-        if mode == ScaleMode::PowerOfTwo {
-            scale = f32::from_bits(scale.to_bits() & 0xff80_0000);
-        }
+        let scale = scale(amax, format, config.scale_mode(cast.scaling_granularity));
         f64::from(reference::decode(reference::encode(x * scale, format), format)) / f64::from(scale)
     };
     x.iter().enumerate().map(one).collect()
+}
+
+/// The scale of what has this amax, which is finite.
+pub fn scale(amax: f64, format: Format, mode: ScaleMode) -> f32 {
+    let scale = (f64::from(format.max()) / amax.max(1e-12)) as f32;
+    match mode {
+        ScaleMode::F32 => scale,
+        ScaleMode::PowerOfTwo => f32::from_bits(scale.to_bits() & 0xff80_0000),
+        ScaleMode::E8m0(mode) => {
+            // log2 of the format's largest power of two, and bits of its mantissa.
+            let (largest, mantissa) = if format == Format::E4m3 { (8.0, 3) } else { (15.0, 2) };
+            let exponent = match mode {
+                ScaleCalculationMode::Floor => amax.log2().floor() - largest,
+                ScaleCalculationMode::Ceil => amax.log2().ceil() - largest,
+                // Half a step of the mantissa may carry into the exponent.
+                ScaleCalculationMode::Even => {
+                    let half = 2f64.powi(amax.log2().floor() as i32 - mantissa - 1);
+                    (amax + half).log2().floor() - largest
+                }
+                ScaleCalculationMode::Rceil => f64::from(amax as f32 * (1.0 / format.max())).log2().ceil(),
+            };
+            2f64.powi(-exponent.clamp(-127.0, 127.0) as i32) as f32
+        }
+    }
 }
 
 /// a `[m, k]` · b `[k, n]`, by strides.
@@ -71,9 +93,9 @@ fn products(
     [ax, aw, ady]: [Option<f32>; 3],
     map: fn(f64) -> f64,
 ) -> [Vec<f32>; 3] {
-    let (casts, mode) = (config.casts(), config.scale_mode());
+    let casts = config.casts();
     let quantized = |values: &[f32], shape, cast, transposed, amax| -> Vec<f64> {
-        dequantized(values, shape, cast, mode, transposed, amax).into_iter().map(map).collect()
+        dequantized(values, shape, cast, config, transposed, amax).into_iter().map(map).collect()
     };
     let xq = |cast, transposed| quantized(x, [m, k], cast, transposed, ax);
     let wq = |cast, transposed| quantized(w, [k, n], cast, transposed, aw);

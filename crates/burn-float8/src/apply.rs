@@ -114,7 +114,8 @@ impl Path {
     /// The name of the linear whose weight the walk is at.
     fn linear_weight(&self, rank: usize) -> Option<String> {
         let ((field, container), parents) = self.0.split_last()?;
-        let is_weight = rank == 2 && field == "weight" && container == "Struct:Linear";
+        let is_linear = matches!((rank, container.as_str()), (2, "Struct:Linear") | (3, "Struct:GroupedLinear"));
+        let is_weight = is_linear && field == "weight";
         let names: Vec<_> = parents.iter().map(|(name, _)| name.as_str()).collect();
         // A bare `Linear` has no path.
         is_weight.then(|| if names.is_empty() { "linear".into() } else { names.join(".") })
@@ -143,7 +144,7 @@ pub(crate) fn linears<B: Float8Ops, M: Module<B>>(model: &M) -> Vec<FoundLinear<
             let Some(name) = self.0.linear_weight(D) else { return };
             let weight = param.val();
             let (dims, device) = (weight.dims(), weight.device());
-            let info = LinearInfo { name, k: dims[0], n: dims[1] };
+            let info = LinearInfo { name, k: dims[D - 2], n: dims[D - 1] };
             self.1.push(FoundLinear { info, device, tag: B::tag(&weight.into_primitive().tensor()) });
         }
     }

@@ -7,10 +7,10 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_backend::tensor::{Device, FloatTensor};
+use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, DeviceId, DeviceOps, FloatDType};
 use burn_std::Shape;
-use float8_kernels::{Cast, Format, GemmConfig, Granularity, InvScale, Orientation};
+use float8_kernels::{Cast, Format, GemmConfig, Granularity, Grouping, InvScale, Orientation};
 use serde::Serialize;
 
 use crate::config::{Float8Config, ScalingType};
@@ -48,18 +48,22 @@ pub enum GemmPath {
     Emulated,
     /// A kernel decodes the codes to f16 in its tiles, for f16 matrix units that sum in f32.
     F16Mma,
+    /// A kernel multiplies codes and E8M0 scales into bf16, which is exact, for bf16 tensor cores (`wgmma`) that sum in f32: sm_90.
+    Bf16Wgmma,
     /// FP8 tensor cores, warp by warp (`mma.sync`): sm_89 and sm_120.
     Mma,
     /// FP8 tensor cores, warpgroup by warpgroup (`wgmma`), fed by TMA: sm_90.
     Wgmma,
+    /// FP8 tensor cores with memory of their own (`tcgen05`), fed by TMA: sm_100.
+    Tcgen05,
 }
 
 impl GemmPath {
     /// Whether FP8 tensor cores did the work.
     pub fn is_native(self) -> bool {
         match self {
-            Self::Host | Self::Emulated | Self::F16Mma => false,
-            Self::Mma | Self::Wgmma => true,
+            Self::Host | Self::Emulated | Self::F16Mma | Self::Bf16Wgmma => false,
+            Self::Mma | Self::Wgmma | Self::Tcgen05 => true,
         }
     }
 }
@@ -71,7 +75,9 @@ impl core::fmt::Display for GemmPath {
             Self::Emulated => "emulated",
             Self::F16Mma => "f16 mma",
             Self::Mma => "mma",
+            Self::Bf16Wgmma => "bf16 wgmma",
             Self::Wgmma => "wgmma",
+            Self::Tcgen05 => "tcgen05",
         })
     }
 }
@@ -131,8 +137,8 @@ pub trait Float8Backend: Backend {
         u64::MAX
     }
 
-    /// How this device computes [`fp8_matmul`](Self::fp8_matmul).
-    fn fp8_gemm_path(device: &Device<Self>, config: GemmConfig) -> GemmPath;
+    /// How this device computes [`fp8_matmul`](Self::fp8_matmul) of operands of these granularities.
+    fn fp8_gemm_path(device: &Device<Self>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath;
 
     /// Casts `x` `[.., cols]`, seen as `[rows, cols]`, in one pass over it.
     ///
@@ -153,6 +159,26 @@ pub trait Float8Backend: Backend {
         a: &Self::Operand,
         b: &Self::Operand,
         bias: Option<FloatTensor<Self>>,
+        shape: Shape,
+        dtype: FloatDType,
+        config: GemmConfig,
+    ) -> FloatTensor<Self>;
+
+    /// How this device computes [`fp8_grouped_matmul`](Self::fp8_grouped_matmul) of operands of these granularities.
+    fn fp8_grouped_gemm_path(
+        device: &Device<Self>,
+        granularities: [Granularity; 2],
+        grouping: Grouping,
+        config: GemmConfig,
+    ) -> GemmPath;
+
+    /// The products of each group, as [`grouped_scaled_gemm`](float8_kernels::grouped_scaled_gemm) defines them, given the shape of
+    /// the output; `ends` is i32 `[G]`.
+    fn fp8_grouped_matmul(
+        a: &Self::Operand,
+        b: &Self::Operand,
+        ends: IntTensor<Self>,
+        grouping: Grouping,
         shape: Shape,
         dtype: FloatDType,
         config: GemmConfig,
@@ -216,6 +242,16 @@ pub trait Float8Ops: Backend + sealed::Sealed {
         weight: FloatTensor<Self>,
         bias: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self>;
+    /// See [`grouped_linear`](crate::grouped_linear).
+    #[doc(hidden)]
+    fn grouped_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        ends: IntTensor<Self::Inner>,
+    ) -> FloatTensor<Self>;
+    /// The same integers.
+    #[doc(hidden)]
+    fn inner_int(tensor: IntTensor<Self>) -> IntTensor<Self::Inner>;
     /// The layer that stands for all untagged weights of a device.
     fn untagged_layer(device: &Device<Self>) -> Arc<Layer> {
         untagged::<Self::Inner>(&Self::inner_device(device))
@@ -245,6 +281,14 @@ impl<B: Float8Backend> Float8Ops for Float8<B> {
     ) -> FloatTensor<Self> {
         crate::linear::forward(x, weight, bias)
     }
+
+    fn grouped_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, ends: IntTensor<B>) -> FloatTensor<Self> {
+        crate::grouped::forward(x, weight, ends)
+    }
+
+    fn inner_int(tensor: IntTensor<Self>) -> IntTensor<B> {
+        tensor
+    }
 }
 
 impl<B: Float8Backend, C: CheckpointStrategy> Float8Ops for Autodiff<Float8<B>, C> {
@@ -270,6 +314,14 @@ impl<B: Float8Backend, C: CheckpointStrategy> Float8Ops for Autodiff<Float8<B>, 
         bias: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self> {
         crate::saved::linear_autodiff::<B, C>(x, weight, bias)
+    }
+
+    fn grouped_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, ends: IntTensor<B>) -> FloatTensor<Self> {
+        crate::grouped::forward_autodiff::<B, C>(x, weight, ends)
+    }
+
+    fn inner_int(tensor: IntTensor<Self>) -> IntTensor<B> {
+        tensor
     }
 }
 

@@ -182,23 +182,39 @@ impl<B: Float8Backend> Companion<B> {
     }
 }
 
+/// Which cast of a tensor, and for whom.
+#[derive(Clone, Copy)]
+pub(crate) struct CastOf<'a> {
+    pub(crate) role: Role,
+    pub(crate) along: Along,
+    pub(crate) layer: &'a Arc<Layer>,
+    pub(crate) config: &'a Float8LinearConfig,
+}
+
+/// What is cast in place of a tensor: its elements as another matrix, computed when it is needed.
+pub(crate) type View<'a, B> = Option<&'a dyn Fn() -> FloatTensor<B>>;
+
 /// The copy of `t` that a GEMM reads, made now if no clone of `t` has one. What is learnt of `t` in forward counts once
 /// backward follows.
-pub(crate) fn fp8_copy<B: Float8Backend>(
+pub(crate) fn fp8_copy<B: Float8Backend>(t: &Float8Tensor<B>, of: CastOf<'_>, in_forward: bool) -> Arc<Fp8Copy<B>> {
+    fp8_copy_of(t, None, of, in_forward)
+}
+
+/// [`fp8_copy`] of a view of `t`, in this orientation alone: no other view of `t` may be cast with the same key.
+pub(crate) fn fp8_copy_of<B: Float8Backend>(
     t: &Float8Tensor<B>,
-    role: Role,
-    along: Along,
-    layer: &Arc<Layer>,
-    config: &Float8LinearConfig,
+    view: View<'_, B>,
+    of: CastOf<'_>,
     in_forward: bool,
 ) -> Arc<Fp8Copy<B>> {
-    let key = key(config, role, along);
+    let CastOf { role, along, layer, .. } = of;
+    let key = of.key();
     // The lock is held while casting, so that threads which race for the same tensor cast it once.
     let mut casts = t.companion().casts.lock().unwrap();
     casts.copies.retain(|(_, _, held)| !matches!(held, Held::Weak(weak) if weak.strong_count() == 0));
     let copy = match casts.find(key, along) {
         Some(copy) => copy,
-        None => casts.make(t, role, along, layer, config),
+        None => casts.make(t, view, of),
     };
     let (_, known) = casts.known.iter().find(|(k, _)| *k == key).expect("a copy leaves its amaxes");
     let Known { amaxes, history } = known.clone();
@@ -210,30 +226,31 @@ pub(crate) fn fp8_copy<B: Float8Backend>(
             false => history.tell(),
         }
     }
-    health::sample::<B>(t.full(), role, along, &copy.operand, layer, in_forward);
+    let full = || view.map_or_else(|| t.full().clone(), |view| view());
+    health::sample::<B>(full, &B::float_device(t.full()), of, &copy.operand, in_forward);
     copy
 }
 
-fn key(config: &Float8LinearConfig, role: Role, along: Along) -> CastKey {
-    let cast = config.casts().of(role, along);
-    let delayed = (cast.scaling_type == ScalingType::Delayed).then(|| config.delayed_scaling());
-    CastKey { cast: cast.kernel_cast(config.scale_mode()), delayed }
-}
+impl CastOf<'_> {
+    fn key(self) -> CastKey {
+        let Self { role, along, config, .. } = self;
+        let cast = config.casts().of(role, along);
+        let delayed = (cast.scaling_type == ScalingType::Delayed).then(|| config.delayed_scaling());
+        CastKey { cast: config.kernel_cast(role, along), delayed }
+    }
 
-/// Which copies one pass makes: both where the other GEMM will read the same cast.
-fn orientation(config: &Float8LinearConfig, role: Role, along: Along) -> Orientation {
-    let other = config.casts().of(role, along.other());
-    let shared = !other.is_disabled() && key(config, role, along) == key(config, role, along.other());
-    let both = match role {
-        Role::Input => false,
-        Role::Weight => shared && !config.force_recompute_fp8_weight_in_bwd(),
-        // wgrad comes after dgrad.
-        Role::GradOutput => shared && along == Along::Rows,
-    };
-    match along {
-        _ if both => Orientation::Both,
-        Along::Rows => Orientation::Rows,
-        Along::Cols => Orientation::Cols,
+    /// Which copies one pass makes: both where the other GEMM will read the same cast.
+    fn orientation(self) -> Orientation {
+        let Self { role, along, config, .. } = self;
+        let other = Self { along: along.other(), ..self };
+        let shared = !config.casts().of(role, other.along).is_disabled() && self.key() == other.key();
+        let both = match role {
+            Role::Input => false,
+            Role::Weight => shared && !config.force_recompute_fp8_weight_in_bwd(),
+            // wgrad comes after dgrad.
+            Role::GradOutput => shared && along == Along::Rows,
+        };
+        if both { Orientation::Both } else { along.orientation() }
     }
 }
 
@@ -246,18 +263,12 @@ impl<B: Float8Backend> Casts<B> {
         }
     }
 
-    /// Casts `t`, keeps the copies as the module says, and returns the one along `along`.
-    fn make(
-        &mut self,
-        t: &Float8Tensor<B>,
-        role: Role,
-        along: Along,
-        layer: &Arc<Layer>,
-        config: &Float8LinearConfig,
-    ) -> Arc<Fp8Copy<B>> {
+    /// Casts `t`, keeps the copies as the module says, and returns the one along the axis that is asked for.
+    fn make(&mut self, t: &Float8Tensor<B>, view: View<'_, B>, of: CastOf<'_>) -> Arc<Fp8Copy<B>> {
+        let CastOf { role, along, layer, config } = of;
         layer.count_cast(role);
-        let Copies { rows, cols, .. } = self.quantize(t, role, along, layer, config);
-        let key = key(config, role, along);
+        let Copies { rows, cols, .. } = self.quantize(t, view, of);
+        let key = of.key();
         let mut wanted = None;
         for (made, operand) in [(Along::Rows, rows), (Along::Cols, cols)] {
             let Some(operand) = operand else { continue };
@@ -279,15 +290,9 @@ impl<B: Float8Backend> Casts<B> {
     }
 
     /// Casts `t` with the scale that its copies have already, else that of its history, else that of its own amax.
-    fn quantize(
-        &mut self,
-        t: &Float8Tensor<B>,
-        role: Role,
-        along: Along,
-        layer: &Arc<Layer>,
-        config: &Float8LinearConfig,
-    ) -> Copies<B> {
-        let key = key(config, role, along);
+    fn quantize(&mut self, t: &Float8Tensor<B>, view: View<'_, B>, of: CastOf<'_>) -> Copies<B> {
+        let CastOf { role, layer, .. } = of;
+        let key = of.key();
         let at = self.known.iter().position(|(k, _)| *k == key);
         let known = at.map(|i| self.known[i].1.clone());
         let one_scale = key.cast.granularity == Granularity::Tensor;
@@ -304,7 +309,11 @@ impl<B: Float8Backend> Casts<B> {
             Some(amax) => ScaleFrom::Amax { amax: amax.clone(), observe: observes },
             None => ScaleFrom::Own,
         };
-        let copies = B::fp8_quantize(t.full().clone(), key.cast, orientation(config, role, along), from);
+        let (full, orientation) = match view {
+            None => (t.full().clone(), of.orientation()),
+            Some(view) => (view(), of.along.orientation()),
+        };
+        let copies = B::fp8_quantize(full, key.cast, orientation, from);
         let observed = match (&known, observes) {
             (Some(known), false) => known.amaxes.observed.clone(),
             _ => Some(copies.amax.clone()),

@@ -8,8 +8,9 @@ use burn_std::Shape;
 use cubecl::client::ComputeClient;
 use cubecl::server::Handle;
 use float8_kernels::{
-    Cast, Format, GemmConfig, Granularity, InvScale, MAX_INDEX, MatrixView, Operand, Orientation, VectorView, health,
-    health_len, quantize, quantize_with_amax, row_words, scaled_gemm, supports,
+    Cast, Format, GemmConfig, Granularity, Grouping, Groups, InvScale, MAX_INDEX, MatrixView, Operand, Orientation,
+    VectorView, grouped_scaled_gemm, health, health_len, mx, quantize, quantize_with_amax, row_words, scaled_gemm,
+    supports,
 };
 
 use crate::backend::{Copies, Extent, Float8Backend, GemmPath, HostCodes, ScaleFrom};
@@ -19,7 +20,8 @@ use crate::backend::{Copies, Extent, Float8Backend, GemmPath, HostCodes, ScaleFr
 pub struct DeviceOperand<B: Backend> {
     /// `[rows, row_words(k)]` in u32: four codes a word, rows padded with zeros.
     pub codes: IntTensor<B>,
-    /// `granularity.scale_dims` in f32.
+    /// `granularity.scale_dims` in f32. For `Block1x32` E8M0 bytes in tiles instead ([`mod@mx`]), `[scale_words]` in u32: only
+    /// kernels of this project read it, so that its type says no more than where it lies.
     pub inv_scale: FloatTensor<B>,
     /// The axis that a GEMM contracts.
     pub k: usize,
@@ -48,13 +50,17 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         MAX_INDEX
     }
 
-    fn fp8_gemm_path(device: &Device<Self>, config: GemmConfig) -> GemmPath {
-        match float8_kernels::gemm_path(&R::client(device), config) {
-            float8_kernels::GemmPath::Emulated => GemmPath::Emulated,
-            float8_kernels::GemmPath::F16Mma => GemmPath::F16Mma,
-            float8_kernels::GemmPath::Mma => GemmPath::Mma,
-            float8_kernels::GemmPath::Wgmma => GemmPath::Wgmma,
-        }
+    fn fp8_gemm_path(device: &Device<Self>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath {
+        path(float8_kernels::gemm_path(&R::client(device), granularities, config))
+    }
+
+    fn fp8_grouped_gemm_path(
+        device: &Device<Self>,
+        granularities: [Granularity; 2],
+        grouping: Grouping,
+        config: GemmConfig,
+    ) -> GemmPath {
+        path(float8_kernels::grouped_gemm_path(&R::client(device), granularities, grouping, config))
     }
 
     fn fp8_quantize(
@@ -75,7 +81,10 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         let quantized = quantized.expect("the caller checked dtype, shape and granularity");
         let operand = |o: Operand| DeviceOperand {
             codes: tensor(&client, &device, o.codes, [o.rows, row_words(o.k)], DType::U32),
-            inv_scale: tensor(&client, &device, o.inv_scale, o.granularity.scale_dims(o.rows, o.k), DType::F32),
+            inv_scale: {
+                let (shape, dtype) = scales(o.granularity, o.rows, o.k);
+                tensor(&client, &device, o.inv_scale, shape, dtype)
+            },
             k: o.k,
             format: o.format,
             granularity: o.granularity,
@@ -111,6 +120,24 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         tensor(&client, &device, y, shape, dtype)
     }
 
+    fn fp8_grouped_matmul(
+        a: &Self::Operand,
+        b: &Self::Operand,
+        ends: CubeTensor<R>,
+        grouping: Grouping,
+        shape: Shape,
+        dtype: FloatDType,
+        config: GemmConfig,
+    ) -> CubeTensor<R> {
+        let (client, device) = (a.codes.client.clone(), a.codes.device.clone());
+        let ends = into_contiguous(ends);
+        let groups = Groups { count: ends.shape()[0], ends: ends.handle, grouping };
+        let dtype = DType::from(dtype);
+        let y = grouped_scaled_gemm(&client, &kernel_operand(a), &kernel_operand(b), &groups, dtype.into(), config)
+            .expect("the caller checked dtype and shape");
+        tensor(&client, &device, y, shape, dtype)
+    }
+
     fn fp8_health(x: CubeTensor<R>, operand: &Self::Operand, transposed: bool) -> CubeTensor<R> {
         let (client, device) = (x.client.clone(), x.device.clone());
         let mut view = matrix_view(x);
@@ -131,16 +158,42 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         let read = |t: &CubeTensor<R>| t.client.read_one(t.handle.clone()).expect("the device can be read");
         let words = read(&operand.codes);
         let (rows, k) = (operand.codes.shape()[0], operand.k);
-        let scale = |bytes: &[u8]| InvScale::new(f32::from_le_bytes(bytes.try_into().expect("four bytes")));
-        let scales = operand.inv_scale.shape().num_elements();
+        let scales = read(&operand.inv_scale);
+        let scales = &scales[..4 * operand.inv_scale.shape().num_elements()];
+        let [_, blocks] = operand.granularity.scale_dims(rows, k);
+        let inv_scales = match operand.granularity {
+            Granularity::Block1x32 => {
+                mx::from_blocked(scales, rows, blocks).into_iter().map(InvScale::from_e8m0).collect()
+            }
+            _ => scales.as_chunks().0.iter().map(|bytes| InvScale::new(f32::from_le_bytes(*bytes))).collect(),
+        };
         HostCodes {
             // Little-endian words, so the bytes are the codes in order.
             codes: words.chunks_exact(4 * row_words(k)).take(rows).flat_map(|row| &row[..k]).copied().collect(),
             dims: [rows, k],
             format: operand.format,
             granularity: operand.granularity,
-            inv_scales: read(&operand.inv_scale).chunks_exact(4).take(scales).map(scale).collect(),
+            inv_scales,
         }
+    }
+}
+
+fn path(path: float8_kernels::GemmPath) -> GemmPath {
+    match path {
+        float8_kernels::GemmPath::Emulated => GemmPath::Emulated,
+        float8_kernels::GemmPath::F16Mma => GemmPath::F16Mma,
+        float8_kernels::GemmPath::Mma => GemmPath::Mma,
+        float8_kernels::GemmPath::Bf16Wgmma => GemmPath::Bf16Wgmma,
+        float8_kernels::GemmPath::Wgmma => GemmPath::Wgmma,
+        float8_kernels::GemmPath::Tcgen05 => GemmPath::Tcgen05,
+    }
+}
+
+/// Shape and dtype of the scales of an operand `[rows, k]`.
+pub(crate) fn scales(granularity: Granularity, rows: usize, k: usize) -> (Shape, DType) {
+    match granularity {
+        Granularity::Block1x32 => (Shape::from(vec![granularity.scale_words(rows, k)]), DType::U32),
+        _ => (Shape::from(granularity.scale_dims(rows, k).to_vec()), DType::F32),
     }
 }
 

@@ -161,6 +161,18 @@ pub enum Float8Error {
         /// `[K, N]`
         weight: [usize; 2],
     },
+    /// Rows, weights and ends of a grouped linear do not fit each other.
+    #[error(
+        "a grouped linear of x {x:?}, weight {weight:?} and {ends} ends: x is [M, K], the weight [G, K, N], ends are G"
+    )]
+    GroupedShapes {
+        /// Of x.
+        x: [usize; 2],
+        /// Of the weight.
+        weight: [usize; 3],
+        /// Number of ends.
+        ends: usize,
+    },
     /// Linears whose weights carry no layer ran.
     #[error("{calls} GEMMs of linears without a layer: they were not in the model that Float8Config was applied to")]
     UntaggedCalls {

@@ -2,16 +2,16 @@
 //! element-wise neighbours still fuse.
 use core::marker::PhantomData;
 
-use burn_backend::tensor::{Device, FloatTensor};
+use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use burn_backend::{DType, FloatDType};
 use burn_fusion::stream::{Operation, OperationStreams};
 use burn_fusion::{Fusion, FusionBackend, FusionRuntime, FusionTensor};
 use burn_ir::{CustomOpIr, HandleContainer, OperationIr, TensorIr};
 use burn_std::Shape;
-use float8_kernels::{Cast, Format, GemmConfig, Granularity, Orientation, health_len, row_words};
+use float8_kernels::{Cast, Format, GemmConfig, Granularity, Grouping, Orientation, health_len, row_words};
 
 use crate::backend::{Copies, Extent, Float8Backend, GemmPath, HostCodes, ScaleFrom};
-use crate::cube::DeviceOperand;
+use crate::cube::{DeviceOperand, scales};
 use crate::host::matrix;
 
 type Handles<R> = HandleContainer<<R as FusionRuntime>::FusionHandle>;
@@ -65,8 +65,8 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         B::fp8_max_elements()
     }
 
-    fn fp8_gemm_path(device: &Device<Self>, config: GemmConfig) -> GemmPath {
-        B::fp8_gemm_path(device, config)
+    fn fp8_gemm_path(device: &Device<Self>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath {
+        B::fp8_gemm_path(device, granularities, config)
     }
 
     fn fp8_quantize(
@@ -85,7 +85,7 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         let mut outputs = vec![];
         for [rows, k] in &sides {
             outputs.push((Shape::from(vec![*rows, row_words(*k)]), DType::U32));
-            outputs.push((Shape::from(granularity.scale_dims(*rows, *k).to_vec()), DType::F32));
+            outputs.push(scales(granularity, *rows, *k));
         }
         let (given, observe) = match scale {
             ScaleFrom::Own => (None, true),
@@ -137,6 +137,36 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
             let bias = ir.inputs.get(4).map(|bias| handles.get_float_tensor::<B>(bias));
             let y = &ir.outputs[0];
             let product = B::fp8_matmul(&a, &b, bias, y.shape.clone(), dtype, config);
+            handles.register_float_tensor::<B>(&y.id, product);
+        })
+        .remove(0)
+    }
+
+    fn fp8_grouped_gemm_path(
+        device: &Device<Self>,
+        granularities: [Granularity; 2],
+        grouping: Grouping,
+        config: GemmConfig,
+    ) -> GemmPath {
+        B::fp8_grouped_gemm_path(device, granularities, grouping, config)
+    }
+
+    fn fp8_grouped_matmul(
+        a: &Self::Operand,
+        b: &Self::Operand,
+        ends: IntTensor<Self>,
+        grouping: Grouping,
+        shape: Shape,
+        dtype: FloatDType,
+        config: GemmConfig,
+    ) -> FloatTensor<Self> {
+        let inputs = vec![a.codes.clone(), a.inv_scale.clone(), b.codes.clone(), b.inv_scale.clone(), ends];
+        let (a, b) = (described(a), described(b));
+        register("float8_grouped_matmul", inputs, vec![(shape, dtype.into())], move |ir, handles| {
+            let (a, b) = (resolve(&a, &ir.inputs[..2], handles), resolve(&b, &ir.inputs[2..4], handles));
+            let ends = handles.get_int_tensor::<B>(&ir.inputs[4]);
+            let y = &ir.outputs[0];
+            let product = B::fp8_grouped_matmul(&a, &b, ends, grouping, y.shape.clone(), dtype, config);
             handles.register_float_tensor::<B>(&y.id, product);
         })
         .remove(0)

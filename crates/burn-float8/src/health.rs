@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, Weak};
 
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::{Device, FloatTensor};
-use float8_kernels::{Cast, Granularity, Health, Orientation, reference};
+use float8_kernels::{Cast, Granularity, Health, reference};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::backend::{Float8Backend, ScaleFrom};
 use crate::config::{FallbackConfig, FallbackTo, Float8LinearConfig, Recipe};
-use crate::copies::Amaxes;
+use crate::copies::{Amaxes, CastOf};
 use crate::host::read_f32;
 use crate::layer::{Along, Layer, Policy, Reason, Role};
 
@@ -271,14 +271,14 @@ pub(crate) fn confirm<B: Float8Backend>(device: &Device<B>, layer: &Arc<Layer>) 
 
 /// Whether this copy is to be sampled now: it is a step for samples, and neither this copy nor the other one of the same
 /// codes has been sampled in it.
-fn is_due<B: Float8Backend>(full: &FloatTensor<B>, (role, along): CopyOf, layer: &Arc<Layer>) -> bool {
+fn is_due<B: Float8Backend>(device: &Device<B>, CastOf { role, along, layer, .. }: CastOf<'_>) -> bool {
     let group = layer.group();
     let Some(statistics) = &group.config().statistics else { return false };
-    let state = group.device::<B>(&B::float_device(full));
+    let state = group.device::<B>(device);
     let steps = state.lock();
     let Policy::Float8(config) = layer.policy() else { return false };
     let cast = |along| config.casts().of(role, along);
-    let one = one_cast(cast(along).kernel_cast(config.scale_mode())) && cast(along) == cast(along.other());
+    let one = one_cast(config.kernel_cast(role, along)) && cast(along) == cast(along.other());
     let seen = |along| steps.samples.seen.contains(&(Arc::as_ptr(layer) as usize, (role, along)));
     steps.is_sampled(statistics.every_n_steps) && !seen(along) && !(one && seen(along.other()))
 }
@@ -286,16 +286,17 @@ fn is_due<B: Float8Backend>(full: &FloatTensor<B>, (role, along): CopyOf, layer:
 /// Samples a copy if the layer's statistics ask for it now: for good in backward, and in forward until backward shows that
 /// it was no evaluation.
 pub(crate) fn sample<B: Float8Backend>(
-    full: &FloatTensor<B>,
-    role: Role,
-    along: Along,
+    full: impl FnOnce() -> FloatTensor<B>,
+    device: &Device<B>,
+    of: CastOf<'_>,
     operand: &B::Operand,
-    layer: &Arc<Layer>,
     in_forward: bool,
 ) {
-    if !is_due::<B>(full, (role, along), layer) {
+    let CastOf { role, along, layer, .. } = of;
+    if !is_due::<B>(device, of) {
         return;
     }
+    let full = full();
     let group = layer.group();
     let Some(statistics) = &group.config().statistics else { return };
     let transposed = along == Along::Cols;
@@ -303,17 +304,16 @@ pub(crate) fn sample<B: Float8Backend>(
     let mut partials = vec![(None, health(operand))];
     for recipe in &statistics.compare {
         let config = Float8LinearConfig::new(*recipe);
-        let cast = config.casts().of(role, along);
-        if cast.is_disabled() {
+        if config.casts().of(role, along).is_disabled() {
             continue;
         }
-        let orientation = if transposed { Orientation::Cols } else { Orientation::Rows };
-        let copies = B::fp8_quantize(full.clone(), cast.kernel_cast(config.scale_mode()), orientation, ScaleFrom::Own);
+        let copies =
+            B::fp8_quantize(full.clone(), config.kernel_cast(role, along), along.orientation(), ScaleFrom::Own);
         let operand = if transposed { copies.cols } else { copies.rows };
         partials.push((Some(*recipe), health(&operand.expect("the orientation that was asked for"))));
     }
     let elements = full.shape().num_elements() as u64;
-    let state = group.device::<B>(&B::float_device(full));
+    let state = group.device::<B>(device);
     let mut steps = state.lock();
     let step = steps.step;
     let sample = Sample { layer: Arc::downgrade(layer), copy: (role, along), step, elements, partials };

@@ -1,5 +1,7 @@
 //! The host path: a tensor is read back, cast by the scalar reference, decoded and multiplied by the backend's own f32
 //! matmul. It serves CPU backends, where reading back is free or a copy.
+mod grouped;
+
 use std::sync::Arc;
 
 use burn_backend::tensor::{Device, FloatTensor};
@@ -8,6 +10,7 @@ use burn_std::Shape;
 use float8_kernels::{Cast, Format, Granularity, InvScale, Orientation, Scale, reference};
 
 use crate::backend::{Copies, Extent, Float8Backend, HostCodes, ScaleFrom};
+pub use grouped::grouped_matmul;
 
 /// FP8 codes in host memory.
 ///
@@ -40,8 +43,14 @@ impl<D> HostOperand<D> {
         if self.transposed { [cols, rows] } else { [rows, cols] }
     }
 
-    fn is_blockwise(&self) -> bool {
-        matches!(self.granularity, Granularity::Block1x128 | Granularity::Block128x128)
+    /// Rows and contraction length of a block.
+    fn block(&self) -> Option<[usize; 2]> {
+        match self.granularity {
+            Granularity::Tensor | Granularity::Row => None,
+            Granularity::Block1x128 => Some([1, 128]),
+            Granularity::Block128x128 => Some([128, 128]),
+            Granularity::Block1x32 => Some([1, 32]),
+        }
     }
 }
 
@@ -113,7 +122,7 @@ fn transpose_blocks<D: Clone>(operand: &HostOperand<D>) -> HostOperand<D> {
 /// [`Float8Backend::fp8_matmul`] on the host, with `B`'s f32 matmul.
 ///
 /// Scales of tensors and rows are applied to the sums; those of blocks to the decoded values, each then rounded once to
-/// f32 unless scales are powers of two.
+/// f32 unless scales are powers of two, as E8M0 scales are.
 pub fn matmul<B: Backend>(
     a: &HostOperand<Device<B>>,
     b: &HostOperand<Device<B>>,
@@ -223,27 +232,26 @@ fn to_dtype<B: Backend>(x: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> 
 /// The values of the codes: `[rows, k]`, or `[k, rows]` if `transpose`; unscaled, but for blocks.
 fn decode<B: Backend>(operand: &HostOperand<Device<B>>, transpose: bool) -> FloatTensor<B> {
     let mut values = values(&operand.codes, operand.format);
-    if operand.is_blockwise() {
-        scale_blocks(&mut values, operand);
+    if let Some(block) = operand.block() {
+        scale_blocks(&mut values, operand, block);
     }
     let stored = B::float_from_data(TensorData::new(values, operand.dims), &operand.device);
     if operand.transposed == transpose { stored } else { B::float_transpose(stored) }
 }
 
 /// Multiplies stored values by the scales of their blocks.
-fn scale_blocks<D>(values: &mut [f32], operand: &HostOperand<D>) {
+fn scale_blocks<D>(values: &mut [f32], operand: &HostOperand<D>, [high, wide]: [usize; 2]) {
     let [rows, k] = operand.extent();
     let [_, blocks] = operand.granularity.scale_dims(rows, k);
-    let high = if operand.granularity == Granularity::Block128x128 { 128 } else { 1 };
     let cols = operand.dims[1];
     for (r, row) in values.chunks_exact_mut(cols).enumerate() {
         if operand.transposed {
             // Stored rows run along the contraction.
             for (c, value) in row.iter_mut().enumerate() {
-                *value *= operand.inv_scales[c / high * blocks + r / 128].get();
+                *value *= operand.inv_scales[c / high * blocks + r / wide].get();
             }
         } else {
-            for (block, values) in row.chunks_mut(128).enumerate() {
+            for (block, values) in row.chunks_mut(wide).enumerate() {
                 let scale = operand.inv_scales[r / high * blocks + block].get();
                 values.iter_mut().for_each(|value| *value *= scale);
             }
@@ -279,7 +287,11 @@ macro_rules! host_backend {
                 $crate::host::supports(dtype)
             }
 
-            fn fp8_gemm_path(_: &$crate::__private::Device<Self>, _: $crate::GemmConfig) -> $crate::GemmPath {
+            fn fp8_gemm_path(
+                _: &$crate::__private::Device<Self>,
+                _: [$crate::Granularity; 2],
+                _: $crate::GemmConfig,
+            ) -> $crate::GemmPath {
                 $crate::GemmPath::Host
             }
 
@@ -301,6 +313,27 @@ macro_rules! host_backend {
                 _: $crate::GemmConfig,
             ) -> $crate::__private::FloatTensor<Self> {
                 $crate::host::matmul::<Self>(a, b, bias, shape, dtype)
+            }
+
+            fn fp8_grouped_gemm_path(
+                _: &$crate::__private::Device<Self>,
+                _: [$crate::Granularity; 2],
+                _: $crate::Grouping,
+                _: $crate::GemmConfig,
+            ) -> $crate::GemmPath {
+                $crate::GemmPath::Host
+            }
+
+            fn fp8_grouped_matmul(
+                a: &Self::Operand,
+                b: &Self::Operand,
+                ends: $crate::__private::IntTensor<Self>,
+                grouping: $crate::Grouping,
+                shape: $crate::__private::Shape,
+                dtype: $crate::__private::FloatDType,
+                _: $crate::GemmConfig,
+            ) -> $crate::__private::FloatTensor<Self> {
+                $crate::host::grouped_matmul::<Self>(a, b, ends, grouping, shape, dtype)
             }
 
             fn fp8_health(

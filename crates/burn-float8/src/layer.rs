@@ -3,6 +3,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, RwLock};
 
 use burn_backend::DType;
+use float8_kernels::Orientation;
 use serde::Serialize;
 
 use crate::backend::{Extent, GemmPath};
@@ -78,6 +79,14 @@ impl Along {
         match self {
             Self::Rows => Self::Cols,
             Self::Cols => Self::Rows,
+        }
+    }
+
+    /// This copy alone.
+    pub(crate) fn orientation(self) -> Orientation {
+        match self {
+            Self::Rows => Orientation::Rows,
+            Self::Cols => Orientation::Cols,
         }
     }
 }

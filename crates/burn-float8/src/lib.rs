@@ -35,6 +35,8 @@ mod forward;
 #[cfg(feature = "cubecl")]
 mod fusion;
 mod group;
+mod grouped;
+mod grouped_module;
 mod health;
 pub mod host;
 mod layer;
@@ -56,7 +58,11 @@ pub use config::{
 };
 pub use delayed::AmaxState;
 pub use error::Float8Error;
-pub use float8_kernels::{Cast, Format, GemmConfig, Granularity, Orientation, ScaleMode};
+pub use float8_kernels::{
+    Cast, Format, GemmConfig, Granularity, Grouping, Orientation, ScaleCalculationMode, ScaleMode,
+};
+pub use grouped::grouped_linear;
+pub use grouped_module::GroupedLinear;
 pub use health::{CastHealth, Fallback, OperandHealth};
 pub use layer::{Gemm, Layer, Policy, Reason, Role};
 pub use report::{GemmReport, GemmTotals, LayerReport, OperandReport, Report, report};
@@ -68,7 +74,7 @@ pub use tensor::Float8Tensor;
 /// Names that [`host_backend!`] writes.
 #[doc(hidden)]
 pub mod __private {
-    pub use burn_backend::tensor::{Device, FloatTensor};
+    pub use burn_backend::tensor::{Device, FloatTensor, IntTensor};
     pub use burn_backend::{DType, FloatDType};
     pub use burn_std::Shape;
 }

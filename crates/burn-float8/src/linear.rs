@@ -16,17 +16,19 @@ use burn_std::Shape;
 
 use crate::backend::{Float8Backend, untagged};
 use crate::config::Float8LinearConfig;
-use crate::copies::{Fp8Copy, Use, fp8_copy};
+use crate::copies::{CastOf, Fp8Copy, Use, fp8_copy};
 use crate::error::Float8Error;
 use crate::health;
 use crate::layer::{Along, Gemm, Layer, Policy, Reason, Role};
 use crate::tensor::Float8Tensor;
 
 /// One GEMM of a linear with these M, K and N.
-struct Call<'a> {
-    layer: &'a Arc<Layer>,
-    gemm: Gemm,
-    dims: [usize; 3],
+pub(crate) struct Call<'a> {
+    pub(crate) layer: &'a Arc<Layer>,
+    pub(crate) gemm: Gemm,
+    pub(crate) dims: [usize; 3],
+    /// Weights of K by N.
+    pub(crate) groups: usize,
 }
 
 impl Call<'_> {
@@ -35,7 +37,7 @@ impl Call<'_> {
     /// # Errors
     ///
     /// Why it runs in high precision.
-    fn decide<B: Float8Backend>(
+    pub(crate) fn decide<B: Float8Backend>(
         &self,
         device: &Device<B>,
         dtypes: impl IntoIterator<Item = DType>,
@@ -52,7 +54,7 @@ impl Call<'_> {
         if self.dims.contains(&0) {
             return Err(Reason::Empty { m, k, n });
         }
-        if largest(m, k, n) > B::fp8_max_elements() {
+        if largest(m, k, n, self.groups) > B::fp8_max_elements() {
             return Err(Reason::TooLarge { m, k, n });
         }
         match dtypes.into_iter().find(|d| !B::fp8_supports(device, *d)) {
@@ -66,7 +68,7 @@ impl Call<'_> {
     /// # Panics
     ///
     /// In strict mode, if nobody asked for it.
-    fn refuse(&self, reason: Reason) {
+    pub(crate) fn refuse(&self, reason: Reason) {
         let unrequested = !reason.is_requested();
         self.layer.count_high_precision(self.gemm, reason.clone());
         if unrequested && self.layer.group().is_strict() {
@@ -84,10 +86,12 @@ impl Call<'_> {
         device: &Device<B>,
         config: &Float8LinearConfig,
     ) -> Float8Tensor<B> {
+        let granularities = config.casts().granularities(self.gemm);
         let (bias, config) = (bias.map(|b| b.full().clone()), config.gemm_config(self.gemm));
+        let path = B::fp8_gemm_path(device, granularities, config);
         let y = B::fp8_matmul(&a.operand, &b.operand, bias, shape, FloatDType::from(dtype), config);
         let extents = [a, b].map(|copy| B::fp8_extent(&copy.operand));
-        self.layer.count_fp8(self.gemm, B::fp8_gemm_path(device, config), extents);
+        self.layer.count_fp8(self.gemm, path, extents);
         Float8Tensor::new(y)
     }
 }
@@ -110,7 +114,9 @@ fn run<B: Float8Backend>(
     let dtypes = [Some(a.tensor.dtype()), Some(b.tensor.dtype()), bias.map(|b| b.dtype()), Some(out.1)];
     let config = call.decide::<B>(&device, dtypes.into_iter().flatten()).map_err(|reason| call.refuse(reason)).ok()?;
     let in_forward = call.gemm == Gemm::Fprop;
-    let [a, b] = [a, b].map(|o| fp8_copy(o.tensor, o.role, o.along, call.layer, &config, in_forward));
+    let [a, b] = [a, b].map(|Operand { tensor, role, along }| {
+        fp8_copy(tensor, CastOf { role, along, layer: call.layer, config: &config }, in_forward)
+    });
     Some(call.run([&a, &b], bias, out, &device, &config))
 }
 
@@ -145,7 +151,7 @@ pub(crate) fn forward<B: Float8Backend>(
     let out = (with_last(&xs, n), x.dtype());
     let a = Operand { tensor: &x, role: Role::Input, along: Along::Rows };
     let b = Operand { tensor: &w, role: Role::Weight, along: Along::Cols };
-    let call = Call { layer: &layer, gemm: Gemm::Fprop, dims: [rows(&xs), k, n] };
+    let call = Call { layer: &layer, gemm: Gemm::Fprop, dims: [rows(&xs), k, n], groups: 1 };
     run(call, [a, b], bias.as_ref(), out).unwrap_or_else(|| {
         if rows(&xs) == 0 {
             return zeros(with_last(&xs, n), x.dtype(), x.full());
@@ -172,7 +178,7 @@ pub(crate) fn dgrad<B: Float8Backend>(w: Float8Tensor<B>, dy: Float8Tensor<B>) -
     let out = (with_last(&dys, k), dy.dtype());
     let a = Operand { tensor: &dy, role: Role::GradOutput, along: Along::Rows };
     let b = Operand { tensor: &w, role: Role::Weight, along: Along::Rows };
-    let call = Call { layer: &layer, gemm: Gemm::Dgrad, dims: [rows(&dys), k, n] };
+    let call = Call { layer: &layer, gemm: Gemm::Dgrad, dims: [rows(&dys), k, n], groups: 1 };
     run(call, [a, b], None, out).unwrap_or_else(|| {
         if rows(&dys) == 0 {
             return zeros(with_last(&dys, k), dy.dtype(), dy.full());
@@ -193,7 +199,7 @@ pub(crate) fn wgrad<B: Float8Backend>(x: Float8Tensor<B>, dy: Float8Tensor<B>) -
     let out = (Shape::from(vec![k, n]), weight_dtype);
     let a = Operand { tensor: &x, role: Role::Input, along: Along::Cols };
     let b = Operand { tensor: &dy, role: Role::GradOutput, along: Along::Cols };
-    let call = Call { layer: &layer, gemm: Gemm::Wgrad, dims: [rows(&xs), k, n] };
+    let call = Call { layer: &layer, gemm: Gemm::Wgrad, dims: [rows(&xs), k, n], groups: 1 };
     let dw = run(call, [a, b], None, out);
     // The bias gradient follows and is given nothing but dy.
     dy.companion().set_use(used);
@@ -216,9 +222,10 @@ pub(crate) struct Saving<B: Float8Backend> {
 /// What wgrad will read of x, if it will run in FP8.
 pub(crate) fn save_input<B: Float8Backend>(x: &Float8Tensor<B>, w: &Float8Tensor<B>) -> Option<Saving<B>> {
     let (layer, ws) = (layer_of(w), w.shape());
-    let call = Call { layer: &layer, gemm: Gemm::Wgrad, dims: [rows(&x.shape()), ws[0], ws[1]] };
+    let call = Call { layer: &layer, gemm: Gemm::Wgrad, dims: [rows(&x.shape()), ws[0], ws[1]], groups: 1 };
     let config = call.decide::<B>(&B::float_device(x.full()), [x.dtype(), w.dtype()]).ok()?;
-    let copy = fp8_copy(x, Role::Input, Along::Cols, &layer, &config, true);
+    let of = CastOf { role: Role::Input, along: Along::Cols, layer: &layer, config: &config };
+    let copy = fp8_copy(x, of, true);
     // No wgrad will look for this use.
     x.companion().uses().iter_mut().filter(|u| Arc::ptr_eq(&u.layer, &layer)).for_each(|u| u.pending = false);
     Some(Saving { copy, layer, config })
@@ -235,8 +242,8 @@ pub(crate) fn wgrad_saved<B: Float8Backend>(
     enter_backward::<B>(&B::float_device(dy.full()), layer);
     let (k, dys) = (B::fp8_extent(&x.operand).rows, dy.shape());
     let n = last(&dys);
-    let call = Call { layer, gemm: Gemm::Wgrad, dims: [rows(&dys), k, n] };
-    let dy_copy = fp8_copy(dy, Role::GradOutput, Along::Cols, layer, config, false);
+    let call = Call { layer, gemm: Gemm::Wgrad, dims: [rows(&dys), k, n], groups: 1 };
+    let dy_copy = fp8_copy(dy, CastOf { role: Role::GradOutput, along: Along::Cols, layer, config }, false);
     call.run([x, &dy_copy], None, (Shape::from(vec![k, n]), weight_dtype), &B::float_device(dy.full()), config)
 }
 
@@ -292,7 +299,7 @@ fn wgrad_use<B: Float8Backend>(x: &Float8Tensor<B>, dy: &Float8Tensor<B>, weight
     }
 }
 
-fn layer_of<B: Float8Backend>(w: &Float8Tensor<B>) -> Arc<Layer> {
+pub(crate) fn layer_of<B: Float8Backend>(w: &Float8Tensor<B>) -> Arc<Layer> {
     w.layer().cloned().unwrap_or_else(|| untagged::<B>(&B::float_device(w.full())))
 }
 
@@ -301,7 +308,7 @@ fn layer_of<B: Float8Backend>(w: &Float8Tensor<B>) -> Arc<Layer> {
 /// # Panics
 ///
 /// If the weight carries no layer, the last configuration applied on the device is strict, and FP8 is on there.
-fn weight_layer<B: Float8Backend>(w: &Float8Tensor<B>) -> Arc<Layer> {
+pub(crate) fn weight_layer<B: Float8Backend>(w: &Float8Tensor<B>) -> Arc<Layer> {
     let layer = layer_of(w);
     w.companion().mark_weight();
     match w.tag() {
@@ -310,7 +317,8 @@ fn weight_layer<B: Float8Backend>(w: &Float8Tensor<B>) -> Arc<Layer> {
             let is_on = !matches!(layer.policy(), Policy::HighPrecision(Reason::Off));
             if is_on && layer.group().is_strict() {
                 let shape = w.shape();
-                panic!("{}", Float8Error::UntaggedLinear { weight: [shape[0], shape[1]] });
+                let [k, n] = [2, 1].map(|i| shape[shape.num_dims() - i]);
+                panic!("{}", Float8Error::UntaggedLinear { weight: [k, n] });
             }
         }
     }
@@ -318,13 +326,13 @@ fn weight_layer<B: Float8Backend>(w: &Float8Tensor<B>) -> Arc<Layer> {
 }
 
 /// Backward has come to a layer: what its last fprop read was no evaluation.
-fn enter_backward<B: Float8Backend>(device: &Device<B>, layer: &Arc<Layer>) {
+pub(crate) fn enter_backward<B: Float8Backend>(device: &Device<B>, layer: &Arc<Layer>) {
     layer.tell_histories();
     health::confirm::<B>(device, layer);
 }
 
 /// The result of a GEMM over an empty batch, which not every backend multiplies or sums.
-fn zeros<B: Float8Backend>(shape: Shape, dtype: DType, like: &FloatTensor<B>) -> Float8Tensor<B> {
+pub(crate) fn zeros<B: Float8Backend>(shape: Shape, dtype: DType, like: &FloatTensor<B>) -> Float8Tensor<B> {
     Float8Tensor::new(B::float_zeros(shape, &B::float_device(like), FloatDType::from(dtype)))
 }
 
@@ -340,14 +348,14 @@ pub(crate) fn note_weight_matmul(layer: &Layer) {
     }
 }
 
-fn cast<B: Float8Backend>(t: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+pub(crate) fn cast<B: Float8Backend>(t: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
     if t.dtype() == dtype { t } else { B::float_cast(t, FloatDType::from(dtype)) }
 }
 
-/// Elements of the largest of x, w and y, each axis padded as the kernels may pad it.
-fn largest(m: usize, k: usize, n: usize) -> u64 {
+/// Elements of the largest of x, all weights and y, each axis padded as the kernels may pad it.
+fn largest(m: usize, k: usize, n: usize, groups: usize) -> u64 {
     let [m, k, n] = [m, k, n].map(|d| d.next_multiple_of(16) as u64);
-    m.saturating_mul(k).max(k.saturating_mul(n)).max(m.saturating_mul(n))
+    m.saturating_mul(k).max(k.saturating_mul(n).saturating_mul(groups as u64)).max(m.saturating_mul(n))
 }
 
 fn last(shape: &Shape) -> usize {

@@ -17,7 +17,7 @@ use crate::format::decode;
 use crate::grid::{fold, tile_origin};
 use crate::mx::e8m0_inverse_bits;
 use crate::operand::BLOCK;
-use crate::scale::scale_index;
+use crate::scale::{scale_index, sum_factor};
 use crate::{Format, Granularity, row_words};
 
 /// Rows and columns of a cube's tile of the output.
@@ -256,11 +256,7 @@ fn factors(
         for i in 0..4u32 {
             // Past the last row there is nothing to scale; any scale will do.
             let row = min(first + comptime!(half * SIDE * 4 + i), rows - 1);
-            quad[i as usize] = if comptime!(granularity.is_mx()) {
-                1.0f32.runtime()
-            } else {
-                f32::reinterpret(inv_scales[scale_index(row, block, blocks, granularity) as usize])
-            };
+            quad[i as usize] = sum_factor(inv_scales, row, block, blocks, granularity);
         }
         factors[half as usize] = quad;
     }

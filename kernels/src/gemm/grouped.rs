@@ -15,7 +15,7 @@ use cubecl::server::Handle;
 use super::{Gemm, GemmConfig, GemmPath, emulated};
 use crate::operand::{BLOCK, check_size};
 use crate::view::Source;
-use crate::{KernelError, Operand, supports};
+use crate::{Granularity, KernelError, Operand, supports};
 
 /// What the first of a group's contraction is a multiple of.
 pub const GROUP_ALIGN: usize = BLOCK;
@@ -84,7 +84,12 @@ impl Groups {
 }
 
 /// The kernel that [`grouped_scaled_gemm`] dispatches to on this device.
-pub fn grouped_gemm_path<R: Runtime>(_client: &ComputeClient<R>, _config: GemmConfig) -> GemmPath {
+pub fn grouped_gemm_path<R: Runtime>(
+    _client: &ComputeClient<R>,
+    _granularities: [Granularity; 2],
+    _grouping: Grouping,
+    _config: GemmConfig,
+) -> GemmPath {
     GemmPath::Emulated
 }
 

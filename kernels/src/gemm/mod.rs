@@ -2,10 +2,13 @@
 //! device.
 
 mod bias;
+mod blackwell;
+mod combine;
 mod emulated;
 mod grouped;
 mod half;
 mod hopper;
+mod maps;
 mod mma;
 
 use core::fmt;
@@ -23,12 +26,19 @@ use crate::{CudaArch, Granularity, KernelError, Operand, VectorView, cuda_arch, 
 /// Which kernel runs a GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GemmPath {
-    /// TMA and `wgmma`: Hopper. Never run on a GPU yet.
+    /// TMA and `tcgen05`, block-scaled for MX: Blackwell of data centres. Never run on a GPU yet.
+    Tcgen05,
+    /// TMA and FP8 `wgmma`: Hopper. Never run on a GPU yet.
     Wgmma,
-    /// FP8 tensor cores through `mma.sync`: sm_89, and block-scaled with unit scales on sm_120. Never run on a GPU yet.
+    /// The same kernel with bf16 operands, which a launch before it writes: Hopper, where an operand has E8M0 scales, that its
+    /// FP8 tensor cores know nothing of. Never run on a GPU yet.
+    Bf16Wgmma,
+    /// FP8 tensor cores through `mma.sync`: sm_89, where E8M0 scales multiply the sums of each 32, and sm_120, block-scaled,
+    /// where the tensor cores multiply by them; other operands have unit scales there. Never run on a GPU yet.
     Mma,
-    /// Decode to f16 in the tile, f16 matrix units with f32 sums: CUDA devices without FP8 tensor cores of a kernel here, and
-    /// those of other runtimes that offer such units to CubeCL as cooperative matrices. Never run on a GPU yet.
+    /// Decode to f16 in the tile, or to bf16 where an operand has E8M0 scales, and 16-bit matrix units with f32 sums: CUDA
+    /// devices without FP8 tensor cores of a kernel here, and those of other runtimes that offer such units to CubeCL as
+    /// cooperative matrices. Never run on a GPU yet.
     F16Mma,
     /// Decode in the tile, f32 multiply and add: any device.
     Emulated,
@@ -37,7 +47,9 @@ pub enum GemmPath {
 impl fmt::Display for GemmPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            GemmPath::Tcgen05 => "tcgen05",
             GemmPath::Wgmma => "wgmma",
+            GemmPath::Bf16Wgmma => "bf16 wgmma",
             GemmPath::Mma => "mma",
             GemmPath::F16Mma => "f16 mma",
             GemmPath::Emulated => "emulated",
@@ -49,8 +61,9 @@ impl fmt::Display for GemmPath {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct GemmConfig {
     /// Sum in the tensor core's own accumulator (about 14 bits of mantissa on Hopper) along the whole contraction, instead
-    /// of adding its sums to f32 registers every 128 of it. Changes nothing on [`GemmPath::Emulated`], whose sums are f32, and
-    /// on [`GemmPath::F16Mma`], nor where scales change every 128.
+    /// of adding its sums to f32 registers every 128 of it. Changes nothing on [`GemmPath::Emulated`], whose sums are f32, on
+    /// [`GemmPath::Bf16Wgmma`], [`GemmPath::F16Mma`] and [`GemmPath::Tcgen05`], which have no shorter accumulator, nor where
+    /// scales are applied every 128 or every 32.
     pub use_fast_accum: bool,
     /// Take [`GemmPath::Emulated`] also where the device has FP8 tensor cores.
     pub emulate: bool,
@@ -64,10 +77,11 @@ pub fn gemm_path<R: Runtime>(
 ) -> GemmPath {
     match cuda_arch(client) {
         _ if config.emulate => GemmPath::Emulated,
-        _ if granularities.into_iter().any(Granularity::is_mx) => GemmPath::Emulated,
+        Some(CudaArch::Sm100) if blackwell::takes(granularities) => GemmPath::Tcgen05,
+        Some(CudaArch::Sm90) if Granularity::any_mx(granularities) => GemmPath::Bf16Wgmma,
         Some(CudaArch::Sm90) => GemmPath::Wgmma,
         Some(CudaArch::Sm89 | CudaArch::Sm120) => GemmPath::Mma,
-        _ if half::Unit::of(client).is_some() => GemmPath::F16Mma,
+        _ if half::Unit::of(client, half::Element::of(granularities)).is_some() => GemmPath::F16Mma,
         _ => GemmPath::Emulated,
     }
 }
@@ -196,9 +210,10 @@ pub fn scaled_gemm_into<R: Runtime>(
     let (out, accumulate) = (&out.handle, out.accumulate);
     let gemm = Gemm { a, b, bias, out, dtype, accumulate, use_fast_accum: config.use_fast_accum, groups: None };
     match gemm_path(client, [a.granularity, b.granularity], config) {
-        GemmPath::Wgmma => hopper::launch(client, &gemm),
+        GemmPath::Tcgen05 => blackwell::launch(client, &gemm),
+        GemmPath::Wgmma | GemmPath::Bf16Wgmma => hopper::launch(client, &gemm),
         GemmPath::Mma => mma::launch(client, &gemm),
-        GemmPath::F16Mma => half::launch(client, &gemm, half::Unit::of(client).expect("the path asks for them")),
+        GemmPath::F16Mma => half::launch(client, &gemm),
         GemmPath::Emulated => emulated::launch(client, &gemm),
     }
     Ok(())

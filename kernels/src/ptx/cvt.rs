@@ -68,6 +68,20 @@ pub(crate) fn cvt_f32_f16(word: u32, #[comptime] upper: bool) -> f32 {
     })
 }
 
+/// bf16 of two codes in the lower half of a word, times `scale`: products in f32, rounded to nearest even.
+#[cube]
+pub(crate) fn cvt_bf16(codes: u32, scale: f32, #[comptime] format: Format) -> u32 {
+    intrinsic!(|scope| {
+        let out = scope.create_local_mut(u32::as_type(scope));
+        let inputs = [("r", operand(scope, *codes.expand)), ("f", operand(scope, *scale.expand))];
+        let template = format!(
+            "{{.reg .b16 a, b; .reg .b32 halves; .reg .f32 x, y; mov.b32 {{a, b}}, %1;              cvt.rn.f16x2.{format}x2 halves, a; mov.b32 {{a, b}}, halves; cvt.f32.f16 x, a; cvt.f32.f16 y, b;              mul.rn.f32 x, x, %2; mul.rn.f32 y, y, %2; cvt.rn.bf16x2.f32 %0, y, x;}}"
+        );
+        pure_asm(scope, &template, &[("=r", name(&out))], &inputs);
+        out.into()
+    })
+}
+
 /// `a / b`, correctly rounded, subnormals included.
 #[cube]
 pub(crate) fn div_rn(a: f32, b: f32) -> f32 {

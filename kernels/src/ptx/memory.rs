@@ -30,6 +30,21 @@ pub(crate) fn load_global<T: Scalar, N: Size>(
     })
 }
 
+/// Words `to[first..first + 4]` from element `index` of `x`, a multiple of 16 bytes.
+#[cube]
+pub(crate) fn load_global_quad<T: CubePrimitive>(
+    x: &Array<T>,
+    index: u32,
+    to: &mut Array<u32>,
+    #[comptime] first: u32,
+) {
+    intrinsic!(|scope| {
+        let address = format!("&{}[{}]", name(&x.expand), operand(scope, *index.expand));
+        let outputs: Vec<_> = (0..4).map(|i| ("=r", format!("{}[{}]", name(&to.expand), first + i))).collect();
+        asm(scope, "ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n", &outputs, &[("l", address)]);
+    })
+}
+
 /// Loads before this are issued before those after it; all threads of the warp must come here.
 #[cube]
 pub(crate) fn pin() {

@@ -19,9 +19,38 @@ use crate::Format;
 pub(crate) enum MmaKind {
     /// The plain one, of sm_89.
     Plain,
-    /// The block-scaled one of sm_120, all scales one: it has twice the rate of the plain one, whose f32 accumulation is
-    /// halved on consumer devices.
-    UnitScales,
+    /// The block-scaled one of sm_120, each of 32 codes with an E8M0 scale. Also for operands without such scales, as ones: it
+    /// has twice the rate of the plain one, whose f32 accumulation is halved on consumer devices.
+    BlockScaled,
+}
+
+/// Where a block-scaled product finds the E8M0 scales of one operand's rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ScaleSource {
+    /// All are one.
+    Ones,
+    /// In byte `byte` of word `word` of some lanes' scales, those of lane `l`, with `g = l / 4` and `t = l mod 4`, being for
+    /// rows of A `g + 8 (t mod 2)` where `t / 2 = lanes`, and for row of B `g` where `t = lanes`.
+    Word {
+        /// Place in the lane's array.
+        word: u32,
+        /// 0 to 3, the low one first.
+        byte: u32,
+        /// Of A 0 or 1, of B 0 to 3.
+        lanes: u32,
+    },
+}
+
+/// A product among others of a warp.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Product {
+    /// First of its sums, of its codes of A and of B.
+    pub(crate) places: [u32; 3],
+    pub(crate) formats: [Format; 2],
+    /// For the block-scaled instruction.
+    pub(crate) scales: Option<[ScaleSource; 2]>,
+    /// Start from zero.
+    pub(crate) fresh: bool,
 }
 
 /// Four E8M0 scales of `2^(0x7f - 127) = 1`.
@@ -68,21 +97,21 @@ pub(crate) fn load_matrices(fragments: &mut Array<u32>, #[comptime] place: u32, 
     })
 }
 
-/// `sums[d..d + 4] += a[a..a + 4] · b[b..b + 2]ᵀ` for `places = [d, a, b]`; with `fresh`, from zero instead.
+/// `sums[d..d + 4] += a[a..a + 4] · b[b..b + 2]ᵀ` for `places = [d, a, b]`, times the scales.
+///
+/// Source of where scales lie: PTX ISA, *Block scaling for mma.sync*, with `scale_vec::1X`.
 #[cube]
 pub(crate) fn mma_fp8(
     sums: &mut Array<f32>,
     a: &Array<u32>,
     b: &Array<u32>,
-    #[comptime] places: [u32; 3],
-    #[comptime] formats: [Format; 2],
-    #[comptime] kind: MmaKind,
-    #[comptime] fresh: bool,
+    scales_a: &Array<u32>,
+    scales_b: &Array<u32>,
+    #[comptime] product: Product,
 ) {
     intrinsic!(|scope| {
         let (sums, a, b) = (name(&sums.expand), name(&a.expand), name(&b.expand));
-        let [d, first_a, first_b] = places;
-        let [format_a, format_b] = formats;
+        let Product { places: [d, first_a, first_b], formats: [format_a, format_b], scales, fresh } = product;
         let constraint = if fresh { "=f" } else { "+f" };
         let outputs: Vec<_> = (d..d + 4).map(|i| (constraint, format!("{sums}[{i}]"))).collect();
         let codes_a = (first_a..first_a + 4).map(|i| ("r", format!("{a}[{i}]")));
@@ -94,18 +123,21 @@ pub(crate) fn mma_fp8(
             "{%0, %1, %2, %3}"
         };
         let types = format!("f32.{format_a}.{format_b}.f32");
-        let registers = format!("{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {old}");
-        let template = match kind {
-            MmaKind::Plain => format!("mma.sync.aligned.m16n8k32.row.col.{types} {registers};\n"),
-            MmaKind::UnitScales => {
-                let scales = 4 + inputs.len();
-                inputs.push(("r", UNIT_SCALES.into()));
-                format!(
-                    "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.{types}.ue8m0 \
-                     {registers}, %{scales}, {{0, 0}}, %{scales}, {{0, 0}};\n"
-                )
-            }
+        let mut operands = format!("{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {old}");
+        let (kind, scale_type) = match scales {
+            Some(_) => (".kind::mxf8f6f4.block_scale.scale_vec::1X", ".ue8m0"),
+            None => ("", ""),
         };
+        let words = [name(&scales_a.expand), name(&scales_b.expand)];
+        for (source, words) in scales.into_iter().flatten().zip(words) {
+            let (value, selector) = match source {
+                ScaleSource::Ones => (UNIT_SCALES.into(), "{0, 0}".into()),
+                ScaleSource::Word { word, byte, lanes } => (format!("{words}[{word}]"), format!("{{{byte}, {lanes}}}")),
+            };
+            operands += &format!(", %{}, {selector}", 4 + inputs.len());
+            inputs.push(("r", value));
+        }
+        let template = format!("mma.sync.aligned.m16n8k32.row.col{kind}.{types}{scale_type} {operands};\n");
         pure_asm(scope, &template, &outputs, &inputs);
     })
 }

@@ -12,6 +12,7 @@ pub(crate) mod cvt;
 pub(crate) mod memory;
 pub(crate) mod mma;
 pub(crate) mod shared;
+pub(crate) mod tcgen05;
 pub(crate) mod tma;
 pub(crate) mod wgmma;
 

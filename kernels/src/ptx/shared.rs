@@ -59,3 +59,18 @@ pub(crate) fn store_shared_pair(address: u32, first: f32, second: f32) {
         asm(scope, "st.shared.v2.f32 [%0], {%1, %2};\n", &[], &inputs);
     })
 }
+
+/// Writes four words to shared memory at a multiple of 16.
+#[cube]
+pub(crate) fn store_shared_quad(address: u32, first: u32, second: u32, third: u32, fourth: u32) {
+    intrinsic!(|scope| {
+        let inputs = [
+            ("r", operand(scope, *address.expand)),
+            ("r", operand(scope, *first.expand)),
+            ("r", operand(scope, *second.expand)),
+            ("r", operand(scope, *third.expand)),
+            ("r", operand(scope, *fourth.expand)),
+        ];
+        asm(scope, "st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n", &[], &inputs);
+    })
+}

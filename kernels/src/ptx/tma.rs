@@ -1,4 +1,4 @@
-//! Tensor copies between device memory and shared memory (TMA), two dimensions.
+//! Copies between device memory and shared memory (TMA): of tensors of two dimensions, and of bytes.
 
 use cubecl::prelude::*;
 
@@ -19,6 +19,23 @@ pub(crate) fn tma_load<T: CubePrimitive>(map: &TensorMap<T, Tiled>, shared: u32,
         let template = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes \
                         [%0], [%1, {%2, %3}], [%4];\n";
         asm(scope, template, &[], &inputs);
+    })
+}
+
+/// Starts to bring `bytes` from word `index` of `from` to `shared`, all multiples of 16 bytes; they count at `barrier`.
+#[cube]
+pub(crate) fn bulk_load(from: &Array<u32>, index: u32, shared: u32, barrier: u32, #[comptime] bytes: u32) {
+    intrinsic!(|scope| {
+        let index = operand(scope, *index.expand);
+        let from = name(&from.expand);
+        let inputs = [
+            ("r", operand(scope, *shared.expand)),
+            ("l", format!("{from} + {index}")),
+            ("r", operand(scope, *barrier.expand)),
+        ];
+        let template =
+            format!("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], {bytes}, [%2];\n");
+        asm(scope, &template, &[], &inputs);
     })
 }
 

@@ -1,4 +1,4 @@
-//! Matrix products of a warpgroup (`wgmma`), FP8 operands in shared memory, f32 accumulators in registers.
+//! Matrix products of a warpgroup (`wgmma`), FP8 or bf16 operands in shared memory, f32 accumulators in registers.
 //!
 //! Element `i` of a thread's accumulators of a product 64 by N lies, with `w` the warp in the group and `l` the lane, at
 //!
@@ -8,6 +8,7 @@
 //!
 //! Source: PTX ISA, *Asynchronous warpgroup level matrix instructions*.
 
+use cubecl::ir::Scope;
 use cubecl::prelude::*;
 
 use super::{asm, name, operand, pure_asm};
@@ -69,21 +70,34 @@ pub(crate) fn wgmma_fp8(
     #[comptime] format_b: Format,
 ) {
     intrinsic!(|scope| {
-        let acc = name(&acc.expand);
-        let count = n / 2;
-        let registers = (0..count).map(|i| format!("%{i}")).collect::<Vec<_>>().join(", ");
-        let outputs = accumulators(&acc, count);
         let inputs =
             [("l", operand(scope, *a.expand)), ("l", operand(scope, *b.expand)), ("r", operand(scope, *add.expand))];
-        let template = format!(
-            "{{\n.reg .pred add;\nsetp.ne.b32 add, %{}, 0;\n\
-             wgmma.mma_async.sync.aligned.m64n{n}k32.f32.{format_a}.{format_b} \
-             {{{registers}}}, %{count}, %{}, add, 1, 1;\n}}\n",
-            count + 2,
-            count + 1,
-        );
-        asm(scope, &template, &outputs, &inputs);
+        product(scope, &name(&acc.expand), &inputs, n, &format!("k32.f32.{format_a}.{format_b}"), "1, 1");
     })
+}
+
+/// `acc [64, n] = A [64, 16] · B [n, 16]ᵀ`, added to `acc` where `add` is not zero, of bf16.
+#[cube]
+pub(crate) fn wgmma_bf16(acc: &mut Array<f32>, a: u64, b: u64, add: u32, #[comptime] n: u32) {
+    intrinsic!(|scope| {
+        let inputs =
+            [("l", operand(scope, *a.expand)), ("l", operand(scope, *b.expand)), ("r", operand(scope, *add.expand))];
+        // Neither sign is changed, neither operand transposed.
+        product(scope, &name(&acc.expand), &inputs, n, "k16.f32.bf16.bf16", "1, 1, 0, 0");
+    })
+}
+
+/// The statement of a product: `inputs` are the descriptors of A and B and whether to add, `rest` the literals after them.
+fn product(scope: &mut Scope, acc: &str, inputs: &[(&'static str, String)], n: u32, types: &str, rest: &str) {
+    let count = n / 2;
+    let registers = (0..count).map(|i| format!("%{i}")).collect::<Vec<_>>().join(", ");
+    let template = format!(
+        "{{\n.reg .pred add;\nsetp.ne.b32 add, %{}, 0;\n\
+         wgmma.mma_async.sync.aligned.m64n{n}{types} {{{registers}}}, %{count}, %{}, add, {rest};\n}}\n",
+        count + 2,
+        count + 1,
+    );
+    asm(scope, &template, &accumulators(acc, count), inputs);
 }
 
 /// Two 16-bit floats in a word, `low` in the low half, each rounded to nearest even from f32.
@@ -94,6 +108,21 @@ pub(crate) fn pack_half(low: f32, high: f32, #[comptime] bf16: bool) -> u32 {
         let inputs = [("f", operand(scope, *high.expand)), ("f", operand(scope, *low.expand))];
         let to = if bf16 { "bf16x2" } else { "f16x2" };
         pure_asm(scope, &format!("cvt.rn.{to}.f32 %0, %1, %2;\n"), &[("=r", name(&out))], &inputs);
+        out.into()
+    })
+}
+
+/// The low or the high one of two 16-bit floats in a word.
+#[cube]
+pub(crate) fn unpack_half(word: u32, #[comptime] high: bool, #[comptime] bf16: bool) -> f32 {
+    intrinsic!(|scope| {
+        let out = scope.create_local_mut(f32::as_type(scope));
+        let half = if high { "high" } else { "low" };
+        let from = if bf16 { "bf16" } else { "f16" };
+        let template =
+            format!("{{\n.reg .b16 low, high;\nmov.b32 {{low, high}}, %1;\ncvt.f32.{from} %0, {half};\n}}\n");
+        let word = operand(scope, *word.expand);
+        pure_asm(scope, &template, &[("=f", name(&out))], &[("r", word)]);
         out.into()
     })
 }

@@ -1,5 +1,7 @@
 //! Whole matrices on the host: casts with scales of any granularity, and the GEMM in f64.
 
+use half::bf16;
+
 use super::{amax_to_scale, cast_each, decode, from_magnitude, larger, largest, magnitude};
 use crate::mx::MX_BLOCK;
 use crate::operand::BLOCK;
@@ -158,6 +160,22 @@ impl HostOperand<'_> {
         }
         values
     }
+}
+
+/// `bf16(value(code) · inv_scale)` of an operand with E8M0 scales, `[rows, k]` without padding; every NaN is `0x7fff`.
+///
+/// The products are exact in f32, or infinite.
+///
+/// # Panics
+/// If the operand is not [`Granularity::Block1x32`], or a slice does not have the length that its shape says.
+pub fn dequantize_mx(operand: &HostOperand<'_>) -> Vec<bf16> {
+    operand.assert_lengths();
+    assert!(operand.granularity.is_mx(), "dequantize_mx: {} scales are not E8M0", operand.granularity);
+    let value = |(i, &code): (usize, &u8)| {
+        let value = decode(code, operand.format) * operand.inv_scale(i / operand.k, i % operand.k);
+        if value.is_nan() { bf16::from_bits(0x7fff) } else { bf16::from_f32(value) }
+    };
+    operand.codes.iter().enumerate().map(value).collect()
 }
 
 /// `out [M, N] = Â [M, K] · B̂ [N, K]ᵀ + bias [N]` with `value · inv_scale` for each code, in f64, row-major: what the error

@@ -11,7 +11,7 @@ mod health;
 mod matrix;
 
 pub use health::health;
-pub use matrix::{HostOperand, HostQuantized, quantize, scaled_gemm_f64};
+pub use matrix::{HostOperand, HostQuantized, dequantize_mx, quantize, scaled_gemm_f64};
 
 /// FP8 code of `x`: rounded to nearest even, saturating. ±inf gives ±max, NaN gives `sign | 0x7f`, in both formats.
 ///

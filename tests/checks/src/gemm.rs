@@ -134,7 +134,7 @@ impl Case {
         let fast = if config.use_fast_accum { " fast" } else { "" };
         let added = if *accumulate { " accumulate" } else { "" };
         let ([a, b], [left, right]) = (formats, granularities);
-        let path = gemm_path(client, *config);
+        let path = gemm_path(client, *granularities, *config);
         format!("scaled_gemm {m}x{n}x{k} {a},{b} {left},{right} {codes}{bias} {out}{added} {path}{fast}")
     }
 
@@ -156,7 +156,8 @@ pub(crate) fn run<R: Runtime>(runner: &mut Runner<'_, R>) {
 fn cases<R: Runtime>(runner: &Runner<'_, R>) -> Vec<Case> {
     let client = runner.client;
     // Where all settings take the same kernel, one of them is enough.
-    let native = gemm_path(client, PRECISE) != gemm_path(client, EMULATE);
+    let tensorwise = [Granularity::Tensor; 2];
+    let native = gemm_path(client, tensorwise, PRECISE) != gemm_path(client, tensorwise, EMULATE);
     let configs = if native { vec![PRECISE, FAST, EMULATE] } else { vec![PRECISE] };
     let outs = DTYPES.into_iter().filter(|dtype| supports(client, *dtype)).collect::<Vec<_>>();
     let half = if outs.contains(&BF16) { BF16 } else { *outs.last().unwrap_or(&F32) };
@@ -206,12 +207,12 @@ struct Expected {
 }
 
 fn check<R: Runtime>(client: &ComputeClient<R>, case: &Case) -> Result<f64, Failure> {
-    let &Case { shape: [m, n, k], codes, config, .. } = case;
+    let &Case { shape: [m, n, k], codes, config, granularities, .. } = case;
     let [a, b] = case.matrices();
     let bias = bias(case);
     let added = Added { bias, old: old(case), n };
     let got = multiply(client, [&a, &b], &added, case)?;
-    let bound = Bound::of(gemm_path(client, config), config, k).get();
+    let bound = Bound::of(gemm_path(client, granularities, config), config, k).get();
     if m * n * k <= MAX_PRODUCTS {
         let rows: Vec<_> = (0..m).collect();
         let expected = Expected { elements: product(&a, &b, &rows), rows, transposed: false };
@@ -223,7 +224,7 @@ fn check<R: Runtime>(client: &ComputeClient<R>, case: &Case) -> Result<f64, Fail
         let expected = Expected { elements: product(left, right, &rows), rows, transposed };
         worst = worst.max(compare(&got, &expected, &added, case, bound)?);
     }
-    if gemm_path(client, config) != gemm_path(client, EMULATE) {
+    if gemm_path(client, granularities, config) != gemm_path(client, granularities, EMULATE) {
         let emulate = Case { config: EMULATE, out: F32, ..*case };
         let plain = Case { bias: None, accumulate: false, ..emulate };
         let want = multiply(client, [&a, &b], &Added::default(), &plain)?;

@@ -101,6 +101,7 @@ impl HostMatrix {
             Granularity::Row => row,
             Granularity::Block1x128 => row * width + block,
             Granularity::Block128x128 => row / 128 * width + block,
+            Granularity::Block1x32 => unreachable!("not among GRANULARITIES"),
         };
         self.inv_scales[place].get()
     }

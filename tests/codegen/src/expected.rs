@@ -27,8 +27,9 @@ pub fn is_native(kernel: &Generated) -> bool {
 }
 
 /// Instructions of PTX that a source may hold, and what they must have become.
-const TRANSLATED: [(&str, &str); 6] = [
-    ("wgmma.mma_async", "QGMMA"),
+const TRANSLATED: [(&str, &str); 7] = [
+    ("k32.f32.e", "QGMMA"),
+    ("k16.f32.bf16.bf16", "HGMMA"),
     ("cp.async.bulk.tensor.2d.shared", "UTMALDG"),
     (".multicast::cluster", "UTMALDG.2D.MULTICAST"),
     ("cp.async.bulk.tensor.2d.global", "UTMASTG"),
@@ -37,7 +38,7 @@ const TRANSLATED: [(&str, &str); 6] = [
 ];
 
 /// Casts to FP8.
-const CASTS: [&str; 4] = ["cast_linear", "cast_tiles", "cast_rows", "cast_blocks"];
+const CASTS: [&str; 5] = ["cast_linear", "cast_tiles", "cast_rows", "cast_blocks", "cast_mx"];
 
 /// The rules of the kernel called `name`, with its types, for compute capability `sm`.
 ///
@@ -50,7 +51,8 @@ const CASTS: [&str; 4] = ["cast_linear", "cast_tiles", "cast_rows", "cast_blocks
 /// | `cast_linear`, `line_maxima` | 128 | 4 | 128 |
 /// | `cast_tiles` | 128 | 3 | 96 |
 /// | `cast_rows` | up to 128, or up to 256 | 2 | 64 to 128 |
-/// | `cast_blocks` | 128 (16-bit floats), 256 (f32) | 2 | 64, 128 |
+/// | `cast_blocks`, `cast_mx` | 128 (16-bit floats), 256 (f32) | 2 | 64, 128 |
+/// | `dequantize` | 32 | 8 | 64 |
 ///
 /// Casts of ragged rows load element by element and hold as many bytes; two blocks of them fit. The integer encoder of Ampere
 /// needs more registers, and its memory half as many bytes in flight (2 TB/s over 108 multiprocessors, 15 KB). GEMMs on tensor
@@ -61,8 +63,10 @@ pub fn expected(kernel: &Generated) -> Rules {
     let is_cast = CASTS.contains(&family);
     let vectors = name.contains("_n_4");
     let blocks = match family {
-        "cast_blocks" if sm < 89 => 1,
-        "cast_rows" | "cast_blocks" => 2,
+        "cast_blocks" | "cast_mx" if sm < 89 => 1,
+        "cast_rows" | "cast_blocks" | "cast_mx" => 2,
+        "dequantize" if sm >= 120 => 6,
+        "dequantize" => 8,
         "cast_tiles" if vectors && sm >= 89 => 3,
         "cast_linear" if vectors => 4,
         "cast_tiles" | "cast_linear" => 2,
@@ -80,18 +84,27 @@ pub fn expected(kernel: &Generated) -> Rules {
         _ if !vectors => {}
         "cast_rows" => required.push((&["LDG.E.128"], 2)),
         "partial_maxima" => required.push((&["LDG.E.128"], 4)),
-        "cast_linear" | "cast_tiles" | "cast_blocks" | "line_maxima" => required.push((&["LDG.E.128"], 8)),
+        "cast_linear" | "cast_tiles" | "cast_blocks" | "cast_mx" | "line_maxima" => required.push((&["LDG.E.128"], 8)),
         _ => {}
     }
     // A sector of 32 bytes has 8 codes of f32 and 16 of 16-bit floats; by columns there are always 16.
     match family {
         "cast_tiles" => required.push((&["STG.E.128"], 2)),
-        "cast_linear" | "cast_rows" | "cast_blocks" if name.contains("_m_4") => required.push((&["STG.E.128"], 1)),
+        "cast_linear" | "cast_rows" | "cast_blocks" | "cast_mx" if name.contains("_m_4") => {
+            required.push((&["STG.E.128"], 1))
+        }
         _ if is_cast => required.push((&["STG.E.64", "STG.E.128"], 1)),
         _ => {}
     }
     match (family, sm) {
         ("gemm_hopper", _) => forbidden.extend(["HMMA", "QMMA"]),
+        // What is held is loaded before it is converted, by instructions where there are some.
+        ("dequantize", _) => {
+            required.extend([(&["LDG.E.64"] as &[_], 4), (&["STG.E.128"], 4)]);
+            if sm >= 89 {
+                required.push((&["F2FP.BF16"], 16));
+            }
+        }
         // FP8 products, fragments by `ldmatrix`, copies by `cp.async`.
         ("gemm_mma", 89) => {
             required.extend([(&["QMMA"] as &[_], 1), (&["LDSM"], 1), (&["LDGSTS"], 1)]);

@@ -8,8 +8,8 @@ use cubecl_core::ir::{ElemType, FloatKind, StorageType};
 use cubecl_core::server::Handle;
 use cubecl_runtime::client::ComputeClient;
 use float8_kernels::{
-    Cast, Format, GemmConfig, Granularity, MatrixView, Operand, Orientation, Output, ScaleMode, VectorView, amax,
-    health, quantize, quantize_with_amax, row_words, scaled_gemm_into, supports,
+    Cast, Format, GemmConfig, Granularity, MatrixView, Operand, Orientation, Output, ScaleCalculationMode, ScaleMode,
+    VectorView, amax, dequantize_mx, health, quantize, quantize_with_amax, row_words, scaled_gemm_into, supports,
 };
 
 use crate::device::{GenerateCuda, Generated, PaperDevice, take};
@@ -17,8 +17,10 @@ use crate::device::{GenerateCuda, Generated, PaperDevice, take};
 const FORMATS: [Format; 2] = [Format::E4m3, Format::E5m2];
 const MODES: [ScaleMode; 2] = [ScaleMode::F32, ScaleMode::PowerOfTwo];
 const ORIENTATIONS: [Orientation; 3] = [Orientation::Rows, Orientation::Cols, Orientation::Both];
+/// Those whose scales are f32; [`MX`] has modes of its own.
 const GRANULARITIES: [Granularity; 4] =
     [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128];
+const MX: Granularity = Granularity::Block1x32;
 
 /// Contraction lengths that give every plan of the rowwise cast: each number of units per row and of words that a unit
 /// keeps, and a row too long to keep.
@@ -76,6 +78,9 @@ impl Launcher {
                             self.casts(&x, Cast { format, granularity, scale_mode });
                         }
                     }
+                    for mode in ScaleCalculationMode::ALL {
+                        self.casts(&x, Cast { format, granularity: MX, scale_mode: ScaleMode::E8m0(mode) });
+                    }
                 }
             }
         }
@@ -109,7 +114,7 @@ impl Launcher {
 
     fn operand(&self, [rows, k]: [usize; 2], format: Format, granularity: Granularity) -> Operand {
         let codes = self.memory(rows * row_words(k) * 4);
-        let inv_scale = self.memory(granularity.scale_dims(rows, k).iter().product::<usize>() * 4);
+        let inv_scale = self.memory(granularity.scale_words(rows, k) * 4);
         Operand { codes, inv_scale, rows, k, format, granularity }
     }
 
@@ -132,15 +137,27 @@ impl Launcher {
         for (a, b) in pairs(GRANULARITIES) {
             self.gemm(Product { granularities: [a, b], ..base });
         }
+        for granularity in GRANULARITIES {
+            self.gemm(Product { granularities: [granularity, MX], ..base });
+            self.gemm(Product { granularities: [MX, granularity], ..base });
+        }
+        for (a, b) in pairs(FORMATS) {
+            self.gemm(Product { formats: [a, b], granularities: [MX; 2], ..base });
+        }
+        for format in FORMATS {
+            dequantize_mx(&self.client, &self.operand([300, 500], format, MX)).expect("E8M0 scales");
+        }
         for out in outputs() {
             for bias in dtypes() {
                 self.gemm(Product { granularities: [Granularity::Row; 2], bias: Some(bias), out, ..base });
             }
             self.gemm(Product { granularities: [Granularity::Block128x128; 2], out, accumulate: true, ..base });
+            self.gemm(Product { granularities: [MX; 2], bias: Some(bf16), out, accumulate: true, ..base });
             self.gemm(Product { shape: ODD, out, ..base });
         }
         for (use_fast_accum, emulate) in pairs([false, true]) {
             self.gemm(Product { config: GemmConfig { use_fast_accum, emulate }, ..base });
+            self.gemm(Product { granularities: [MX; 2], config: GemmConfig { use_fast_accum, emulate }, ..base });
         }
         for shape in [MEDIUM, FEW_ROWS, NARROW, SQUARE, LOW, WIDE, DEEP] {
             for granularities in [
@@ -148,6 +165,8 @@ impl Launcher {
                 [Granularity::Block1x128; 2],
                 [Granularity::Block1x128, Granularity::Block128x128],
                 [Granularity::Row; 2],
+                [MX; 2],
+                [MX, Granularity::Block1x128],
             ] {
                 self.gemm(Product { shape, granularities, bias: Some(bf16), accumulate: true, ..base });
             }

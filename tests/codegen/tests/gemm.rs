@@ -1,12 +1,14 @@
-//! The GEMMs of `wgmma`, of `mma.sync` and of f16 matrix units, interpreted, against sums in f64: every pair of formats and of
-//! granularities, every class of tile, ragged edges, biases, outputs and what they are added to, NaN and infinities.
+//! The GEMMs of `tcgen05`, of `wgmma`, of `mma.sync` and of f16 matrix units, interpreted, against sums in f64: every pair of
+//! formats and of granularities, every class of tile, ragged edges, biases, outputs and what they are added to, NaN and
+//! infinities.
 
 use codegen::device::{Execution, GenerateCuda, PaperDevice, execute};
 use cubecl_core::Runtime;
 use cubecl_core::ir::{ElemType, FloatKind, StorageType};
 use cubecl_runtime::client::ComputeClient;
+use float8_kernels::mx::to_blocked;
 use float8_kernels::{
-    Format, GemmConfig, GemmPath, Granularity, Operand, Output, VectorView, gemm_path, reference, row_words,
+    Format, GemmConfig, GemmPath, Granularity, InvScale, Operand, Output, VectorView, gemm_path, reference, row_words,
     scaled_gemm_into,
 };
 use half::{bf16, f16};
@@ -14,15 +16,21 @@ use half::{bf16, f16};
 type Client = ComputeClient<GenerateCuda>;
 
 const FORMATS: [Format; 2] = [Format::E4m3, Format::E5m2];
-const GRANULARITIES: [Granularity; 4] =
-    [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128];
+const MX: Granularity = Granularity::Block1x32;
+const GRANULARITIES: [Granularity; 5] =
+    [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128, MX];
 const F32: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F32));
 const F16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F16));
 const BF16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::BF16));
 
-/// Compute capabilities, and what their GEMM is.
-const PATHS: [(u16, GemmPath); 5] =
-    [(80, GemmPath::F16Mma), (89, GemmPath::Mma), (90, GemmPath::Wgmma), (100, GemmPath::F16Mma), (120, GemmPath::Mma)];
+/// Compute capabilities, and what their GEMM is: without E8M0 scales, with those alone, and with those and others.
+const PATHS: [(u16, [GemmPath; 3]); 5] = [
+    (80, [GemmPath::F16Mma; 3]),
+    (89, [GemmPath::Mma; 3]),
+    (90, [GemmPath::Wgmma, GemmPath::Bf16Wgmma, GemmPath::Bf16Wgmma]),
+    (100, [GemmPath::Tcgen05, GemmPath::Tcgen05, GemmPath::F16Mma]),
+    (120, [GemmPath::Mma; 3]),
+];
 
 fn client(sm: u16) -> Client {
     GenerateCuda::client(&PaperDevice::new(sm))
@@ -62,7 +70,9 @@ impl Matrix {
         let [rows, k] = shape;
         let codes = random.values(rows * k).into_iter().map(|x| reference::encode(x, format)).collect();
         let scales = granularity.scale_dims(rows, k).iter().product();
-        let inv_scales = random.values(scales).into_iter().map(|x| x.abs() * 0.01 + 1e-5).collect();
+        let inv_scales = random.values(scales).into_iter().map(|x| x.abs() * 0.01 + 1e-5);
+        let power = |x: f32| f32::from_bits(x.to_bits() & 0x7f80_0000);
+        let inv_scales = inv_scales.map(|x| if granularity == MX { power(x) } else { x }).collect();
         Self { codes, inv_scales, shape, format, granularity }
     }
 
@@ -73,9 +83,14 @@ impl Matrix {
         for (padded, row) in bytes.chunks_exact_mut(pitch).zip(self.codes.chunks_exact(k)) {
             padded[..k].copy_from_slice(row);
         }
+        let byte = |scale: &f32| InvScale::new(*scale).to_e8m0().expect("a power of two, or NaN");
+        let scales = match self.granularity {
+            MX => to_blocked(&self.inv_scales.iter().map(byte).collect::<Vec<_>>(), rows, k.div_ceil(32)),
+            _ => f32_bytes(&self.inv_scales),
+        };
         Operand {
             codes: client.create_from_slice(&bytes),
-            inv_scale: client.create_from_slice(&f32_bytes(&self.inv_scales)),
+            inv_scale: client.create_from_slice(&scales),
             rows,
             k,
             format: self.format,
@@ -95,6 +110,7 @@ impl Matrix {
                     Granularity::Row => row,
                     Granularity::Block1x128 => row * blocks + block,
                     Granularity::Block128x128 => row / 128 * blocks + block,
+                    MX => row * k.div_ceil(32) + i % k / 32,
                 }],
             )
         };
@@ -193,18 +209,24 @@ fn same(x: f64, y: f64) -> bool {
 /// Checks on a device of many multiprocessors, which has each make a small tile, and on one of two, which make large ones, one after the other or as a cluster.
 fn each(check: impl Fn([&Client; 2])) {
     let Some(_running) = execute(Execution::default()) else { return };
-    // sm_100 has the kernel of sm_80.
-    for sm in [80, 89, 90, 120] {
+    for sm in [80, 89, 90, 100, 120] {
         check([&client(sm), &GenerateCuda::client(&PaperDevice { sm, multiprocessors: 2 })]);
     }
 }
 
 #[test]
 fn paths() {
-    for (sm, path) in PATHS {
-        let emulate = GemmConfig { emulate: true, ..GemmConfig::default() };
-        assert_eq!(gemm_path(&client(sm), GemmConfig::default()), path, "sm_{sm}");
-        assert_eq!(gemm_path(&client(sm), emulate), GemmPath::Emulated, "sm_{sm}");
+    for (sm, [plain, scaled, mixed]) in PATHS {
+        for (granularities, path) in [
+            ([Granularity::Row, Granularity::Tensor], plain),
+            ([MX; 2], scaled),
+            ([MX, Granularity::Tensor], mixed),
+            ([Granularity::Block128x128, MX], mixed),
+        ] {
+            let emulate = GemmConfig { emulate: true, ..GemmConfig::default() };
+            assert_eq!(gemm_path(&client(sm), granularities, GemmConfig::default()), path, "sm_{sm}");
+            assert_eq!(gemm_path(&client(sm), granularities, emulate), GemmPath::Emulated, "sm_{sm}");
+        }
     }
 }
 
@@ -261,6 +283,9 @@ fn many_tiles() {
             ([200, 254, 300], BLOCKS, one),
             ([200, 254, 300], [Granularity::Tensor; 2], one),
             ([130, 258, 300], BLOCKS, one),
+            ([600, 202, 40], [MX; 2], many),
+            ([200, 254, 300], [MX; 2], one),
+            ([130, 258, 300], [MX, Granularity::Block1x128], one),
         ] {
             let a = Matrix::random([m, k], Format::E4m3, granularities[0], &mut random);
             let b = Matrix::random([n, k], Format::E4m3, granularities[1], &mut random);
@@ -295,6 +320,8 @@ fn hopper_plans() {
             [Granularity::Tensor; 2],
             [Granularity::Block1x128, Granularity::Block128x128],
             [Granularity::Block1x128; 2],
+            [MX; 2],
+            [Granularity::Block1x128, MX],
         ] {
             let a = Matrix::random([m, k], Format::E4m3, granularities[0], &mut random);
             let b = Matrix::random([n, k], Format::E5m2, granularities[1], &mut random);
@@ -306,18 +333,113 @@ fn hopper_plans() {
     }
 }
 
+/// Contractions on both sides of the edges of blocks of 32, of words of four and of what a row is padded to.
+#[test]
+fn e8m0_ragged_contractions() {
+    each(|[_, client]| {
+        let mut random = Random(7);
+        for (i, k) in [1, 16, 17, 31, 32, 33, 63, 96, 127, 128, 129, 159, 160, 257].into_iter().enumerate() {
+            let (format_a, format_b) = (FORMATS[i % 2], FORMATS[i / 2 % 2]);
+            let a = Matrix::random([33 + i, k], format_a, MX, &mut random);
+            let b = Matrix::random([70 - i, k], format_b, [MX, Granularity::Row][i / 4 % 2], &mut random);
+            check(client, &a, &b, Rest { use_fast_accum: i % 3 == 0, ..PLAIN });
+            check(client, &b, &a, PLAIN);
+        }
+    });
+}
+
+/// Scales far apart whose products are not, and the least and the largest, of zeros.
+#[test]
+fn e8m0_far_scales() {
+    each(|[_, client]| {
+        let (m, n, k) = (130, 70, 270);
+        let mut random = Random(9);
+        for format in FORMATS {
+            let mut a = Matrix::random([m, k], format, MX, &mut random);
+            let mut b = Matrix::random([n, k], format, MX, &mut random);
+            let blocks = k.div_ceil(32);
+            for (matrix, sign) in [(&mut a, 1), (&mut b, -1)] {
+                for (i, scale) in matrix.inv_scales.iter_mut().enumerate() {
+                    *scale = 2f32.powi(sign * [90, -90, 40, 0, -127, 127][i % blocks % 6]);
+                }
+                for (i, code) in matrix.codes.iter_mut().enumerate() {
+                    if i % k / 32 % 6 > 3 {
+                        *code = 0;
+                    }
+                }
+            }
+            check(client, &a, &b, PLAIN);
+        }
+    });
+}
+
+/// Blackwell's tiles with and without scales of blocks, one after the other in a block and in parts of the contraction, whose
+/// first scales of B lie at each place of a tile of scales; every output, with and without TMA.
+#[test]
+fn blackwell_plans() {
+    for seed in [0, 6] {
+        let Some(_running) = execute(Execution { seed }) else { return };
+        let [many, few] = [&client(100), &GenerateCuda::client(&PaperDevice { sm: 100, multiprocessors: 2 })];
+        let mut random = Random(9);
+        for ([m, n, k], client) in [
+            // 192 or 256 columns, several tiles to a block, the last ragged in every direction.
+            ([300, 520, 300], few),
+            ([128, 1024, 130], few),
+            // 64 columns, and rows that TMA cannot write.
+            ([40, 130, 900], many),
+            ([129, 201, 31], many),
+            // Split into ragged numbers of steps.
+            ([60, 72, 2700], many),
+            ([130, 67, 4100], many),
+        ] {
+            for (i, granularities) in
+                [[Granularity::Tensor; 2], [Granularity::Row; 2], [MX; 2], [Granularity::Row, Granularity::Tensor]]
+                    .into_iter()
+                    .enumerate()
+            {
+                let path = gemm_path(client, granularities, GemmConfig::default());
+                assert_eq!(path, GemmPath::Tcgen05, "{granularities:?}");
+                let a = Matrix::random([m, k], FORMATS[i % 2], granularities[0], &mut random);
+                let b = Matrix::random([n, k], FORMATS[m % 2], granularities[1], &mut random);
+                for (j, out) in [F32, F16, BF16].into_iter().enumerate() {
+                    let bias = (j != i % 3).then_some(([F32, F16, BF16][i % 3], 1 + i % 2));
+                    check(client, &a, &b, Rest { out, bias, accumulate: (i + j) % 2 == 1, ..PLAIN });
+                }
+            }
+        }
+    }
+}
+
+/// MX operands on Blackwell: NaN scales reach their block's outputs and no others, and no other device takes them.
+#[test]
+fn mx_scales() {
+    let Some(_running) = execute(Execution::default()) else { return };
+    let client = client(100);
+    let mut random = Random(10);
+    let (m, n, k) = (140, 134, 300);
+    let mut a = Matrix::random([m, k], Format::E4m3, MX, &mut random);
+    let mut b = Matrix::random([n, k], Format::E5m2, MX, &mut random);
+    a.inv_scales[7 * 10 + 3] = f32::NAN;
+    b.inv_scales[133 * 10 + 9] = f32::NAN;
+    b.codes[2 * k + 5] = 0xff;
+    check(&client, &a, &b, PLAIN);
+    for granularities in [[MX, Granularity::Row], [Granularity::Block1x128, MX]] {
+        assert_ne!(gemm_path(&client, granularities, GemmConfig::default()), GemmPath::Tcgen05, "{granularities:?}");
+    }
+}
+
 /// Every code decodes to its value, NaN and infinity too: `A` holds one code a row, `B` ones.
 #[test]
 fn every_code() {
     each(|[client, _]| {
-        for format in FORMATS {
+        for (format, granularity) in FORMATS.into_iter().flat_map(|f| [Granularity::Tensor, MX].map(|g| (f, g))) {
             let one = reference::encode(1.0, format);
-            let mut a = Matrix::random([256, 40], format, Granularity::Tensor, &mut Random(4));
+            let mut a = Matrix::random([256, 40], format, granularity, &mut Random(4));
             a.codes.fill(0);
             for row in 0..256 {
                 a.codes[row * 40 + row * 7 % 40] = row as u8;
             }
-            let mut b = Matrix::random([70, 40], format, Granularity::Tensor, &mut Random(5));
+            let mut b = Matrix::random([70, 40], format, granularity, &mut Random(5));
             b.codes.fill(one);
             check(client, &a, &b, PLAIN);
             check(client, &b, &a, PLAIN);

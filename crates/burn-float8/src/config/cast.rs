@@ -1,5 +1,5 @@
 //! How one operand of one GEMM is cast, and the casts of all six that a linear has; names are torchao's.
-use float8_kernels::{Cast, Format, Granularity, ScaleMode};
+use float8_kernels::{Format, Granularity, ScaleCalculationMode};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Float8Error;
@@ -24,7 +24,7 @@ pub enum ScalingType {
 pub struct CastConfig {
     /// Where the scale comes from.
     pub scaling_type: ScalingType,
-    /// What shares one scale: `tensorwise`, `rowwise` (torchao's axiswise), `1x128` or `128x128`.
+    /// What shares one scale: `tensorwise`, `rowwise` (torchao's axiswise), `1x128`, `128x128` or `1x32` (MX).
     #[serde(with = "granularity")]
     pub scaling_granularity: Granularity,
     /// Format of the codes, `e4m3` or `e5m2`.
@@ -46,6 +46,10 @@ struct RawCastConfig {
 struct GranularityName(#[serde(with = "granularity")] Granularity);
 #[derive(Deserialize)]
 struct FormatName(#[serde(with = "format")] Format);
+
+/// A [`ScaleCalculationMode`] in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ScaleCalculationModeName(#[serde(with = "scale_calculation_mode")] pub(super) ScaleCalculationMode);
 
 impl TryFrom<RawCastConfig> for CastConfig {
     type Error = Float8Error;
@@ -87,10 +91,6 @@ impl CastConfig {
     /// Whether the operand stays in high precision.
     pub const fn is_disabled(&self) -> bool {
         matches!(self.scaling_type, ScalingType::Disabled)
-    }
-
-    pub(crate) fn kernel_cast(&self, scale_mode: ScaleMode) -> Cast {
-        Cast { format: self.target_dtype, granularity: self.scaling_granularity, scale_mode }
     }
 }
 
@@ -146,6 +146,12 @@ impl Casts {
     pub(crate) fn is_disabled(&self, gemm: Gemm) -> bool {
         let (a, _) = self.operands(gemm);
         a.1.is_disabled()
+    }
+
+    /// What shares one scale in the two operands of a GEMM, in the order of the equations above.
+    pub fn granularities(&self, gemm: Gemm) -> [Granularity; 2] {
+        let (a, b) = self.operands(gemm);
+        [a.1.scaling_granularity, b.1.scaling_granularity]
     }
 
     /// Name and cast of the two operands of a GEMM.
@@ -216,4 +222,6 @@ macro_rules! names {
 }
 names!(format, Format, "e4m3" => Format::E4m3, "e5m2" => Format::E5m2);
 names!(granularity, Granularity, "tensorwise" => Granularity::Tensor, "rowwise" => Granularity::Row,
-    "1x128" => Granularity::Block1x128, "128x128" => Granularity::Block128x128);
+    "1x128" => Granularity::Block1x128, "128x128" => Granularity::Block128x128, "1x32" => Granularity::Block1x32);
+names!(scale_calculation_mode, ScaleCalculationMode, "floor" => ScaleCalculationMode::Floor,
+    "ceil" => ScaleCalculationMode::Ceil, "even" => ScaleCalculationMode::Even, "rceil" => ScaleCalculationMode::Rceil);

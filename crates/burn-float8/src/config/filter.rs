@@ -46,11 +46,12 @@ pub(super) fn matches(field: &'static str, pattern: &str, linears: &[LinearInfo]
     Ok(found)
 }
 
-/// torchao's rule (`_auto_filter_for_recipe`): whether a linear is so small that FP8 would slow it down.
+/// torchao's rule (`_auto_filter_for_recipe`): whether a linear is so small that FP8 would slow it down. It has none for
+/// blocks, which take as many scales as rows or more: that of rows.
 pub(super) fn is_small(recipe: Recipe, k: usize, n: usize) -> bool {
     match recipe {
         Recipe::Tensorwise | Recipe::Delayed => k <= 4096 && n <= 1024,
-        Recipe::Rowwise | Recipe::RowwiseWithGwHp | Recipe::Blockwise => {
+        Recipe::Rowwise | Recipe::RowwiseWithGwHp | Recipe::Blockwise | Recipe::Mxfp8 | Recipe::Mxfp8WgradWithHp => {
             n <= 2048 || k <= 1024 || (n <= 4096 && k <= 2048)
         }
     }

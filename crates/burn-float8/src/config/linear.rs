@@ -1,10 +1,10 @@
 //! [`Float8LinearConfig`]: everything about one linear's three GEMMs, from a [`Recipe`] or cast by cast.
-use float8_kernels::{Format, GemmConfig, Granularity, ScaleMode};
+use float8_kernels::{Cast, Format, GemmConfig, Granularity, ScaleCalculationMode, ScaleMode};
 use serde::{Deserialize, Serialize};
 
-use super::cast::{CastConfig, Casts};
+use super::cast::{CastConfig, Casts, ScaleCalculationModeName};
 use crate::error::Float8Error;
-use crate::layer::Gemm;
+use crate::layer::{Along, Gemm, Role};
 
 /// How the operands of a linear are cast (names are torchao's, `delayed` is TransformerEngine's).
 ///
@@ -15,6 +15,10 @@ use crate::layer::Gemm;
 /// | `rowwise_with_gw_hp` | e4m3 | e4m3, dgrad one per tensor | e4m3 | as `rowwise`; wgrad in high precision |
 /// | `delayed` | e4m3 | e4m3 | e5m2 | f32, one per tensor, from past amaxes: [`DelayedScaling`] |
 /// | `blockwise` | e4m3, 1×128 | e4m3, 128×128 | e4m3, 1×128 | f32, one per block |
+/// | `mxfp8` | e4m3 | e4m3 | e4m3 | E8M0, one for 32 neighbours along the contraction (OCP MX): [`ScaleCalculationMode`] |
+/// | `mxfp8_wgrad_with_hp` | e4m3 | e4m3 | e4m3, dgrad only | as `mxfp8`; wgrad in high precision |
+///
+/// Every copy is cast from the high-precision tensor, never from another copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Recipe {
@@ -29,11 +33,23 @@ pub enum Recipe {
     Delayed,
     /// One scale per block.
     Blockwise,
+    /// OCP MX: one power of two for each 32 along the contraction.
+    Mxfp8,
+    /// OCP MX, the weight gradient in high precision.
+    Mxfp8WgradWithHp,
 }
 
 impl Recipe {
     /// Every recipe.
-    pub const ALL: [Self; 5] = [Self::Tensorwise, Self::Rowwise, Self::RowwiseWithGwHp, Self::Delayed, Self::Blockwise];
+    pub const ALL: [Self; 7] = [
+        Self::Tensorwise,
+        Self::Rowwise,
+        Self::RowwiseWithGwHp,
+        Self::Delayed,
+        Self::Blockwise,
+        Self::Mxfp8,
+        Self::Mxfp8WgradWithHp,
+    ];
 
     /// The casts of the six operands.
     pub const fn casts(self) -> Casts {
@@ -42,6 +58,7 @@ impl Recipe {
             CastConfig::dynamic(granularity, format)
         }
         let row = dynamic(Granularity::Row, E4m3);
+        let mx = dynamic(Granularity::Block1x32, E4m3);
         match self {
             Self::Tensorwise => {
                 let e4m3 = dynamic(Granularity::Tensor, E4m3);
@@ -62,10 +79,16 @@ impl Recipe {
                 let line = dynamic(Granularity::Block1x128, E4m3);
                 Casts::new(line, dynamic(Granularity::Block128x128, E4m3), line)
             }
+            Self::Mxfp8 => Casts::new(mx, mx, mx),
+            Self::Mxfp8WgradWithHp => Casts {
+                input_for_grad_weight: CastConfig::disabled(),
+                grad_output_for_grad_weight: CastConfig::disabled(),
+                ..Casts::new(mx, mx, mx)
+            },
         }
     }
 
-    /// Whether scales are rounded down to powers of two.
+    /// Whether f32 scales are rounded down to powers of two.
     pub const fn round_scales_to_power_of_2(self) -> bool {
         matches!(self, Self::Rowwise | Self::RowwiseWithGwHp)
     }
@@ -79,6 +102,8 @@ impl core::fmt::Display for Recipe {
             Self::RowwiseWithGwHp => "rowwise_with_gw_hp",
             Self::Delayed => "delayed",
             Self::Blockwise => "blockwise",
+            Self::Mxfp8 => "mxfp8",
+            Self::Mxfp8WgradWithHp => "mxfp8_wgrad_with_hp",
         })
     }
 }
@@ -144,6 +169,7 @@ pub struct Float8LinearConfig {
     casts: Casts,
     use_fast_accum: [bool; 3],
     round_scales_to_power_of_2: bool,
+    scale_calculation_mode: ScaleCalculationMode,
     emulate: bool,
     force_recompute_fp8_weight_in_bwd: bool,
     delayed: DelayedScaling,
@@ -163,6 +189,7 @@ impl Float8LinearConfig {
             casts: recipe.casts(),
             use_fast_accum: [false; 3],
             round_scales_to_power_of_2: recipe.round_scales_to_power_of_2(),
+            scale_calculation_mode: ScaleCalculationMode::default(),
             emulate: false,
             force_recompute_fp8_weight_in_bwd: false,
             delayed: DelayedScaling::default(),
@@ -187,9 +214,16 @@ impl Float8LinearConfig {
         Ok(self)
     }
 
-    /// Whether scales are rounded down to powers of two, so that scaling is exact.
+    /// Whether scales are rounded down to powers of two, so that scaling is exact. Those of `1x32` are powers of two anyway.
     pub fn with_round_scales_to_power_of_2(mut self, round: bool) -> Self {
         self.round_scales_to_power_of_2 = round;
+        self
+    }
+
+    /// How the scales of casts of `1x32` come from an amax: the smallest that saturates nothing
+    /// ([`Rceil`](ScaleCalculationMode::Rceil)) if this is not called. Other casts do not look at it.
+    pub fn with_scale_calculation_mode(mut self, mode: ScaleCalculationMode) -> Self {
+        self.scale_calculation_mode = mode;
         self
     }
 
@@ -255,17 +289,38 @@ impl Float8LinearConfig {
         self.delayed
     }
 
-    /// Which scales are allowed.
-    pub fn scale_mode(&self) -> ScaleMode {
-        if self.round_scales_to_power_of_2 { ScaleMode::PowerOfTwo } else { ScaleMode::F32 }
+    /// How the scales of casts of `1x32` come from an amax.
+    pub fn scale_calculation_mode(&self) -> ScaleCalculationMode {
+        self.scale_calculation_mode
+    }
+
+    /// Which scales a cast of this granularity may use.
+    pub fn scale_mode(&self, granularity: Granularity) -> ScaleMode {
+        match granularity {
+            Granularity::Block1x32 => ScaleMode::E8m0(self.scale_calculation_mode),
+            _ if self.round_scales_to_power_of_2 => ScaleMode::PowerOfTwo,
+            _ => ScaleMode::F32,
+        }
+    }
+
+    /// What the kernels are asked for, for the copy of an operand that is contraction-major along this axis.
+    pub(crate) fn kernel_cast(&self, role: Role, along: Along) -> Cast {
+        let CastConfig { target_dtype, scaling_granularity, .. } = self.casts.of(role, along);
+        let scale_mode = self.scale_mode(scaling_granularity);
+        Cast { format: target_dtype, granularity: scaling_granularity, scale_mode }
+    }
+
+    /// [`kernel_cast`](Self::kernel_cast) of all six copies.
+    fn kernel_casts(&self) -> [[Cast; 2]; 3] {
+        Role::ALL.map(|role| [Along::Rows, Along::Cols].map(|along| self.kernel_cast(role, along)))
     }
 }
 
-/// The recipe's name; `recipe (customized)` if a cast or the rounding of scales differs from it.
+/// The recipe's name; `recipe (customized)` if a cast or its scales differ from it.
 impl core::fmt::Display for Float8LinearConfig {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let plain = self.casts == self.recipe.casts()
-            && self.round_scales_to_power_of_2 == self.recipe.round_scales_to_power_of_2();
+        let recipe = Self::new(self.recipe);
+        let plain = self.casts == recipe.casts && self.kernel_casts() == recipe.kernel_casts();
         write!(f, "{}{}", self.recipe, if plain { "" } else { " (customized)" })
     }
 }
@@ -303,6 +358,8 @@ pub(super) struct RawLinearConfig {
     gemm_config_grad_weight: Option<RawGemmConfig>,
     #[serde(skip_serializing_if = "Option::is_none")]
     round_scales_to_power_of_2: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scale_calculation_mode: Option<ScaleCalculationModeName>,
     #[serde(skip_serializing_if = "core::ops::Not::not")]
     emulate: bool,
     #[serde(skip_serializing_if = "core::ops::Not::not")]
@@ -356,6 +413,9 @@ impl TryFrom<RawLinearConfig> for Float8LinearConfig {
         if let Some(round) = raw.round_scales_to_power_of_2 {
             config = config.with_round_scales_to_power_of_2(round);
         }
+        if let Some(ScaleCalculationModeName(mode)) = raw.scale_calculation_mode {
+            config = config.with_scale_calculation_mode(mode);
+        }
         Ok(config)
     }
 }
@@ -368,6 +428,7 @@ impl From<Float8LinearConfig> for RawLinearConfig {
         let [output, grad_input, grad_weight] =
             config.use_fast_accum.map(|fast| fast.then_some(RawGemmConfig { use_fast_accum: true }));
         let round = config.round_scales_to_power_of_2;
+        let mode = config.scale_calculation_mode;
         Self {
             recipe: config.recipe,
             cast_config_input: cast(casts.input),
@@ -380,6 +441,7 @@ impl From<Float8LinearConfig> for RawLinearConfig {
             gemm_config_grad_input: grad_input,
             gemm_config_grad_weight: grad_weight,
             round_scales_to_power_of_2: (round != config.recipe.round_scales_to_power_of_2()).then_some(round),
+            scale_calculation_mode: (mode != ScaleCalculationMode::default()).then_some(ScaleCalculationModeName(mode)),
             emulate: config.emulate,
             force_recompute_fp8_weight_in_bwd: config.force_recompute_fp8_weight_in_bwd,
             delayed_scaling: (config.delayed != DelayedScaling::default()).then_some(config.delayed),

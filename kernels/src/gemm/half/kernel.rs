@@ -3,35 +3,28 @@
 use cubecl::cmma;
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
-use half::f16;
 
+use super::decode::{Chunk, Halves, chunk_scales, decode_halves};
 use super::{PITCH, Plan, STEP};
-use crate::Format;
 use crate::gemm::bias::Bias;
 use crate::operand::BLOCK;
-use crate::scale::scale_index;
+use crate::scale::sum_factor;
 
 /// Chunks of four words, 16 codes, in a row of a step.
-const ROW_CHUNKS: u32 = STEP / 16;
+pub(super) const ROW_CHUNKS: u32 = STEP / 16;
 
 /// Steps in a block of the contraction.
 const BLOCK_STEPS: u32 = BLOCK as u32 / STEP;
-
-/// Sixteen codes.
-type Chunk = Vector<u32, Const<4>>;
-
-/// Four decoded codes.
-type Halves = Vector<f16, Const<4>>;
 
 /// [`Halves`] from one row to the next.
 const PITCH_HALVES: u32 = PITCH / 4;
 
 #[cube(launch_unchecked)]
-pub(super) fn gemm_half<O: Float>(
+pub(super) fn gemm_half<O: Float, E: Float>(
     a: &Array<Chunk>,
     b: &Array<Chunk>,
-    inv_scale_a: &Array<f32>,
-    inv_scale_b: &Array<f32>,
+    inv_scale_a: &Array<u32>,
+    inv_scale_b: &Array<u32>,
     bias: &Bias,
     out: &mut Array<O>,
     m: u32,
@@ -40,6 +33,7 @@ pub(super) fn gemm_half<O: Float>(
     blocks: u32,
     #[comptime] plan: Plan,
     #[define(O)] _dtype: StorageType,
+    #[define(E)] _element: StorageType,
 ) {
     let tile_rows = comptime!(plan.tile.size[0]);
     let tile_cols = comptime!(plan.tile.size[1]);
@@ -54,7 +48,7 @@ pub(super) fn gemm_half<O: Float>(
     if row0 >= m {
         terminate!();
     }
-    let mut stages = SharedMemory::<Halves>::new_aligned(comptime!(2 * stage as usize), 32usize);
+    let mut stages = SharedMemory::<Halves<E>>::new_aligned(comptime!(2 * stage as usize), 32usize);
     let mut strips =
         SharedMemory::<f32>::new_aligned(comptime!(plan.tile.strips(plan.unit.shape[0]) as usize), 32usize);
     let mut factors = SharedMemory::<f32>::new(comptime!((plan.tile.size[0] + plan.tile.size[1]) as usize));
@@ -73,17 +67,10 @@ pub(super) fn gemm_half<O: Float>(
 
     let mut chunk = 0u32.runtime();
     let mut read = 0u32.runtime();
-    let held_a = load_chunks(a, row0, m, chunk, chunks, comptime!(plan.tile.size[0]), plan);
-    let held_b = load_chunks(b, col0, n, chunk, chunks, comptime!(plan.tile.size[1]), plan);
-    store_chunks(&held_a, &mut stages, 0u32.runtime(), comptime!(plan.tile.size[0]), plan, comptime!(plan.formats[0]));
-    store_chunks(
-        &held_b,
-        &mut stages,
-        comptime!(plan.tile.size[0] * PITCH_HALVES).runtime(),
-        comptime!(plan.tile.size[1]),
-        plan,
-        comptime!(plan.formats[1]),
-    );
+    let held_a = load_step(a, inv_scale_a, row0, m, chunk, chunks, blocks, plan, 0usize);
+    let held_b = load_step(b, inv_scale_b, col0, n, chunk, chunks, blocks, plan, 1usize);
+    store_step::<E>(&held_a, &mut stages, 0u32.runtime(), plan, 0usize);
+    store_step::<E>(&held_b, &mut stages, comptime!(plan.tile.size[0] * PITCH_HALVES).runtime(), plan, 1usize);
     sync_cube();
     let mut block = 0u32.runtime();
     while block < blocks {
@@ -96,9 +83,9 @@ pub(super) fn gemm_half<O: Float>(
                 }
             }
             chunk += ROW_CHUNKS;
-            let held_a = load_chunks(a, row0, m, chunk, chunks, comptime!(plan.tile.size[0]), plan);
-            let held_b = load_chunks(b, col0, n, chunk, chunks, comptime!(plan.tile.size[1]), plan);
-            multiply(
+            let held_a = load_step(a, inv_scale_a, row0, m, chunk, chunks, blocks, plan, 0usize);
+            let held_b = load_step(b, inv_scale_b, col0, n, chunk, chunks, blocks, plan, 1usize);
+            multiply::<E>(
                 &stages,
                 &sums,
                 read + plane_row * PITCH_HALVES,
@@ -106,15 +93,8 @@ pub(super) fn gemm_half<O: Float>(
                 plan,
             );
             let write = stage - read;
-            store_chunks(&held_a, &mut stages, write, comptime!(plan.tile.size[0]), plan, comptime!(plan.formats[0]));
-            store_chunks(
-                &held_b,
-                &mut stages,
-                write + comptime!(plan.tile.size[0] * PITCH_HALVES),
-                comptime!(plan.tile.size[1]),
-                plan,
-                comptime!(plan.formats[1]),
-            );
+            store_step::<E>(&held_a, &mut stages, write, plan, 0usize);
+            store_step::<E>(&held_b, &mut stages, write + comptime!(plan.tile.size[0] * PITCH_HALVES), plan, 1usize);
             read = write;
             sync_cube();
         }
@@ -173,89 +153,89 @@ fn clear(sums: &Sequence<cmma::Matrix<f32>>, #[comptime] plan: Plan) {
     }
 }
 
-/// This unit's chunks of one step of an operand's rows; zeros outside of it.
+/// Of one step of an operand's rows, this unit's chunks and what multiplies their values.
+#[derive(CubeType)]
+struct Held {
+    chunks: Array<Chunk>,
+    scales: Array<u32>,
+}
+
+/// This unit's chunks of one step of operand 0, A, or 1, B; zeros outside of it.
 #[cube]
-fn load_chunks(
+fn load_step(
     codes: &Array<Chunk>,
+    inv_scales: &Array<u32>,
     row0: u32,
     rows: u32,
     first: u32,
     chunks: u32,
-    #[comptime] tile_rows: u32,
+    blocks: u32,
     #[comptime] plan: Plan,
-) -> Array<Chunk> {
-    let units = comptime!(plan.unit.plane * plan.tile.plane_count());
-    let passes = comptime!((tile_rows * ROW_CHUNKS).div_ceil(units));
-    let mut held = Array::<Chunk>::new(comptime!(passes as usize));
+    #[comptime] side: usize,
+) -> Held {
+    let units = comptime!(plan.units());
+    let held_chunks = comptime!(plan.tile.size[side] * ROW_CHUNKS);
+    let passes = comptime!(held_chunks.div_ceil(units));
+    let mut held = Held {
+        chunks: Array::<Chunk>::new(comptime!(passes as usize)),
+        scales: Array::<u32>::new(comptime!(passes as usize)),
+    };
     #[unroll]
     for pass in 0..passes {
         let place = UNIT_POS + pass * units;
         let row = row0 + place / ROW_CHUNKS;
         let chunk = first + place % ROW_CHUNKS;
-        let inside = row < rows && chunk < chunks && place < comptime!(tile_rows * ROW_CHUNKS);
+        let inside = row < rows && chunk < chunks && place < held_chunks;
         let mut value = Chunk::new(0u32);
         if inside {
             value = codes[(row * chunks + chunk) as usize];
         }
-        held[pass as usize] = value;
+        held.chunks[pass as usize] = value;
+        if comptime!(plan.granularities[side].is_mx()) {
+            // Zeros outside stay zeros but under a NaN, which the row has then anyway.
+            let (row, chunk) = (min(row, rows - 1), min(chunk, chunks - 1));
+            held.scales[pass as usize] =
+                chunk_scales(inv_scales, row, chunk, blocks, comptime!(plan.granularities[side]));
+        }
     }
     held
 }
 
 /// Decodes them into a stage's rows from `start` on.
 #[cube]
-fn store_chunks(
-    held: &Array<Chunk>,
-    stages: &mut SharedMemory<Halves>,
+fn store_step<E: Float>(
+    held: &Held,
+    stages: &mut SharedMemory<Halves<E>>,
     start: u32,
-    #[comptime] tile_rows: u32,
     #[comptime] plan: Plan,
-    #[comptime] format: Format,
+    #[comptime] side: usize,
 ) {
-    let units = comptime!(plan.unit.plane * plan.tile.plane_count());
-    let passes = comptime!((tile_rows * ROW_CHUNKS).div_ceil(units));
+    let units = comptime!(plan.units());
+    let held_chunks = comptime!(plan.tile.size[side] * ROW_CHUNKS);
     #[unroll]
-    for pass in 0..passes {
+    for pass in 0..comptime!(held_chunks.div_ceil(units)) {
         let place = UNIT_POS + pass * units;
-        if place < comptime!(tile_rows * ROW_CHUNKS) {
+        if place < held_chunks {
             let to = start + place / ROW_CHUNKS * PITCH_HALVES + place % ROW_CHUNKS * 4;
             #[unroll]
             for i in 0..4u32 {
-                stages[(to + i) as usize] = decode_halves(held[pass as usize][i as usize], format);
+                let word = held.chunks[pass as usize][i as usize];
+                stages[(to + i) as usize] = decode_halves::<E>(
+                    word,
+                    held.scales[pass as usize],
+                    comptime!(plan.formats[side]),
+                    comptime!(plan.element()),
+                    comptime!(plan.granularities[side].is_mx()),
+                );
             }
         }
     }
 }
 
-/// The four codes of a word as f16, exactly; NaN stays NaN.
-///
-/// E5M2 is the upper byte of f16. E4M3's exponent and mantissa, put under f16's five bits of exponent, are the value times
-/// 2⁻⁸, subnormals included; only its NaN would become a number.
-#[cube]
-fn decode_halves(word: u32, #[comptime] format: Format) -> Halves {
-    let mut pair = Vector::<u32, Const<2>>::empty();
-    #[unroll]
-    for i in 0..2u32 {
-        let codes = word >> comptime!(16 * i);
-        let codes = (codes & 0xffu32) | ((codes & 0xff00u32) << 8u32);
-        if comptime!(matches!(format, Format::E5m2)) {
-            pair[i as usize] = codes << 8u32;
-        } else {
-            let magnitude = codes & 0x007f_007fu32;
-            let bits = ((codes & 0x0080_0080u32) << 8u32) | (magnitude << 7u32);
-            let halves = Vector::<f16, Const<2>>::reinterpret(bits) * Vector::new(f16::new(256.0));
-            // 0x80 where the magnitude is 0x7f, then all ones in the exponent and its neighbour.
-            let nan = ((magnitude + 0x0001_0001u32) & 0x0080_0080u32) * 0xfcu32;
-            pair[i as usize] = u32::reinterpret(halves) | nan;
-        }
-    }
-    Halves::reinterpret(pair)
-}
-
 /// Adds the products of one step, from the rows of the plane's part.
 #[cube]
-fn multiply(
-    stages: &SharedMemory<Halves>,
+fn multiply<E: Float>(
+    stages: &SharedMemory<Halves<E>>,
     sums: &Sequence<cmma::Matrix<f32>>,
     rows_a: u32,
     rows_b: u32,
@@ -268,11 +248,11 @@ fn multiply(
     let products_n = comptime!(plan.products()[1]);
     #[unroll]
     for step in 0..comptime!(STEP / k) {
-        let mut right = Sequence::<cmma::Matrix<Halves>>::new();
+        let mut right = Sequence::<cmma::Matrix<Halves<E>>>::new();
         #[unroll]
         for j in 0..products_n {
             let start = (rows_b + comptime!(j * n * PITCH_HALVES + step * k / 4)) as usize;
-            right.push(cmma::Matrix::<Halves>::from_slice(
+            right.push(cmma::Matrix::<Halves<E>>::from_slice(
                 cmma::MatrixIdent::B,
                 comptime!(m as usize),
                 comptime!(n as usize),
@@ -285,7 +265,7 @@ fn multiply(
         #[unroll]
         for i in 0..products_m {
             let start = (rows_a + comptime!(i * m * PITCH_HALVES + step * k / 4)) as usize;
-            let left = cmma::Matrix::<Halves>::from_slice(
+            let left = cmma::Matrix::<Halves<E>>::from_slice(
                 cmma::MatrixIdent::A,
                 comptime!(m as usize),
                 comptime!(n as usize),
@@ -306,8 +286,8 @@ fn multiply(
 /// Brings the inverse scales of the tile's rows, then of its columns.
 #[cube]
 fn load_factors(
-    inv_scale_a: &Array<f32>,
-    inv_scale_b: &Array<f32>,
+    inv_scale_a: &Array<u32>,
+    inv_scale_b: &Array<u32>,
     factors: &mut SharedMemory<f32>,
     row0: u32,
     col0: u32,
@@ -317,7 +297,7 @@ fn load_factors(
     blocks: u32,
     #[comptime] plan: Plan,
 ) {
-    let units = comptime!(plan.unit.plane * plan.tile.plane_count());
+    let units = comptime!(plan.units());
     let rows = comptime!(plan.tile.size[0]);
     let both = comptime!(plan.tile.size[0] + plan.tile.size[1]);
     #[unroll]
@@ -326,12 +306,10 @@ fn load_factors(
         if place < rows {
             // Past the last row or column there is nothing to scale; any scale will do.
             let row = min(row0 + place, m - 1);
-            factors[place as usize] =
-                inv_scale_a[scale_index(row, block, blocks, comptime!(plan.granularities[0])) as usize];
+            factors[place as usize] = sum_factor(inv_scale_a, row, block, blocks, comptime!(plan.granularities[0]));
         } else if place < both {
             let col = min(col0 + place - rows, n - 1);
-            factors[place as usize] =
-                inv_scale_b[scale_index(col, block, blocks, comptime!(plan.granularities[1])) as usize];
+            factors[place as usize] = sum_factor(inv_scale_b, col, block, blocks, comptime!(plan.granularities[1]));
         }
     }
 }

@@ -1,7 +1,9 @@
-//! The GEMM of GPUs with f16 matrix units but none for FP8: codes are decoded to f16 in the tile, then cooperative
+//! The GEMM of GPUs with f16 or bf16 matrix units but none for FP8: codes are decoded in the tile, then cooperative
 //! matrix products with f32 accumulators.
 //!
-//! Both formats decode exactly, and a product of two f16 is exact in f32. How the sum is rounded is the device's: NVIDIA's
+//! Both formats decode exactly to f16. Where an operand has E8M0 scales, both are decoded to bf16, and its codes times their
+//! scales: a value of at most four significant bits times a power of two is a bf16, exactly down to 2^-126 and in steps of 2^-133
+//! below. Products are exact in f32. How the sum is rounded is the device's: NVIDIA's
 //! units keep f32 accumulators whose additions truncate (Fasi et al., *Numerical behavior of NVIDIA tensor cores*); of
 //! others little is published. It is not the short accumulator that FP8 has, so `use_fast_accum` changes nothing.
 //!
@@ -9,9 +11,10 @@
 //! registers while the step before is multiplied, then decoded into the other of two stages of shared memory. Cooperative
 //! matrices do not tell which unit holds which element, so sums reach their scales through shared memory.
 
+mod decode;
 mod kernel;
 
-use cubecl::features::{MmaConfig, Plane};
+use cubecl::features::{MmaConfig, Plane, TypeUsage};
 use cubecl::ir::{ElemType, FloatKind, StorageType};
 use cubecl::prelude::*;
 
@@ -70,6 +73,27 @@ impl Tile {
     }
 }
 
+/// What codes are decoded to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Element {
+    F16,
+    Bf16,
+}
+
+impl Element {
+    /// f16, or for E8M0 scales, whose exponents have eight bits, bf16.
+    pub(super) const fn of(granularities: [Granularity; 2]) -> Self {
+        if Granularity::any_mx(granularities) { Self::Bf16 } else { Self::F16 }
+    }
+
+    const fn dtype(self) -> StorageType {
+        StorageType::Scalar(ElemType::Float(match self {
+            Self::F16 => FloatKind::F16,
+            Self::Bf16 => FloatKind::BF16,
+        }))
+    }
+}
+
 /// The matrix units of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Unit {
@@ -82,15 +106,18 @@ pub(super) struct Unit {
 }
 
 impl Unit {
-    /// The units of this client's device for f16 products and f32 sums; `None` if it has none that the kernel can use.
-    pub(super) fn of<R: Runtime>(client: &ComputeClient<R>) -> Option<Self> {
+    /// The units of this client's device for products of `element` and f32 sums; `None` if it has none that the kernel can
+    /// use, or cannot calculate with such elements.
+    pub(super) fn of<R: Runtime>(client: &ComputeClient<R>, element: Element) -> Option<Self> {
         let properties = client.properties();
         let hardware = &properties.hardware;
-        let float = |kind| StorageType::Scalar(ElemType::Float(kind));
+        if !properties.features.type_usage(element.dtype()).contains(TypeUsage::Arithmetic) {
+            return None;
+        }
         let shape = [16, 8].map(|side| MmaConfig {
-            a_type: float(FloatKind::F16),
-            b_type: float(FloatKind::F16),
-            cd_type: float(FloatKind::F32),
+            a_type: element.dtype(),
+            b_type: element.dtype(),
+            cd_type: StorageType::Scalar(ElemType::Float(FloatKind::F32)),
             m: side,
             n: side,
             k: side,
@@ -142,6 +169,16 @@ impl Plan {
         Granularity::any_blocks(self.granularities)
     }
 
+    /// What codes are decoded to.
+    const fn element(self) -> Element {
+        Element::of(self.granularities)
+    }
+
+    /// Units of a cube.
+    const fn units(self) -> u32 {
+        self.unit.plane * self.tile.plane_count()
+    }
+
     /// Products that a plane makes along the rows, along the columns.
     const fn products(self) -> [u32; 2] {
         let [rows, cols] = self.tile.part();
@@ -156,8 +193,12 @@ impl Plan {
 }
 
 /// Launches the kernel.
-pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, unit: Unit) {
+///
+/// # Panics
+/// If the device has no units for it; the path asks for them.
+pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (a, b) = (gemm.a, gemm.b);
+    let unit = Unit::of(client, Element::of([a.granularity, b.granularity])).expect("the path asks for them");
     let (m, n, words) = (gemm.m() as u32, gemm.n() as u32, row_words(a.k) as u32);
     let tile = unit.tile(client, m, n);
     let plan = Plan {
@@ -186,6 +227,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, unit: U
             a.k.div_ceil(BLOCK) as u32,
             plan,
             gemm.dtype,
+            plan.element().dtype(),
         );
     }
 }

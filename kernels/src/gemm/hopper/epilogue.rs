@@ -12,7 +12,7 @@ use crate::ptx::barrier::{fence_proxy_async, named_barrier};
 use crate::ptx::shared::store_shared_pair;
 use crate::ptx::tma::{tma_store, tma_store_wait_read};
 use crate::ptx::wgmma::{pack_half, stmatrix_x4};
-use crate::scale::scale_index;
+use crate::scale::sum_factor;
 use crate::view::Source;
 
 /// Scales a warpgroup's sums in place, adds the bias and what the output holds, and stores them.
@@ -22,8 +22,8 @@ pub(super) fn store_tile<O: Float>(
     base: u32,
     out_map: &mut ComptimeOption<TensorMap<O, Tiled>>,
     out: &mut Array<O>,
-    inv_scale_a: &Array<f32>,
-    inv_scale_b: &Array<f32>,
+    inv_scale_a: &Array<u32>,
+    inv_scale_b: &Array<u32>,
     bias: &Bias,
     item: &Item,
     extent: &Extent,
@@ -80,8 +80,8 @@ fn finish<O: Float>(
     #[comptime] first: u32,
     #[comptime] count: u32,
     out: &Array<O>,
-    inv_scale_a: &Array<f32>,
-    inv_scale_b: &Array<f32>,
+    inv_scale_a: &Array<u32>,
+    inv_scale_b: &Array<u32>,
     bias: &Bias,
     row: u32,
     col: u32,
@@ -94,8 +94,8 @@ fn finish<O: Float>(
         for i in 0..2u32 {
             // Past the last row there is nothing to scale; any scale will do.
             let row = min(row + comptime!(8 * i), extent.m - 1);
-            let index = scale_index(row, 0u32, extent.steps, comptime!(config.granularities[0]));
-            scales_a[i as usize] = inv_scale_a[index as usize];
+            scales_a[i as usize] =
+                sum_factor(inv_scale_a, row, 0u32, extent.blocks, comptime!(config.granularities[0]));
         }
     }
     #[unroll]
@@ -108,8 +108,7 @@ fn finish<O: Float>(
             let scale_b = if comptime!(config.by_block()) {
                 f32::new(0.0)
             } else {
-                let index = scale_index(inside, 0u32, extent.steps, comptime!(config.granularities[1]));
-                inv_scale_b[index as usize]
+                sum_factor(inv_scale_b, inside, 0u32, extent.blocks, comptime!(config.granularities[1]))
             };
             #[unroll]
             for i in 0..2u32 {

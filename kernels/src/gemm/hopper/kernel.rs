@@ -3,9 +3,10 @@
 use cubecl::prelude::*;
 
 use super::epilogue::{finish_stores, store_tile};
-use super::plan::{CONSUMERS, MMA_ROWS, STEP};
-use super::{Config, GROUP};
+use super::plan::{CONSUMERS, MMA_ROWS};
+use super::{Config, Element, GROUP};
 use crate::gemm::bias::Bias;
+use crate::gemm::maps::ROW_BYTES;
 use crate::grid::banded_tile;
 use crate::ptx::barrier::{
     cluster_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_arrive_remote,
@@ -13,8 +14,8 @@ use crate::ptx::barrier::{
 };
 use crate::ptx::shared::{load_shared, load_shared_pair, shared_address, store_shared};
 use crate::ptx::tma::{tma_load, tma_load_multicast, tma_prefetch_map};
-use crate::ptx::wgmma::{descriptor, wgmma_commit, wgmma_fence, wgmma_fp8, wgmma_wait};
-use crate::scale::scale_index;
+use crate::ptx::wgmma::{descriptor, wgmma_bf16, wgmma_commit, wgmma_fence, wgmma_fp8, wgmma_wait};
+use crate::scale::sum_factor;
 
 /// Threads that fetch scales: the producer's warps but the first.
 const SCALE_THREADS: u32 = 96;
@@ -28,8 +29,10 @@ const CONSUMER_REGISTERS: u32 = 232;
 pub(super) struct Extent {
     pub(super) m: u32,
     pub(super) n: u32,
-    /// Steps of 128 of the contraction.
-    pub(super) steps: u32,
+    /// Blocks of 128 of the contraction.
+    pub(super) blocks: u32,
+    /// Stages' shares of it.
+    steps: u32,
     pub(super) row_clusters: u32,
     col_tiles: u32,
     splits: u32,
@@ -88,8 +91,8 @@ pub(super) fn gemm_hopper<O: Float>(
     // Not read here: the launch waits for what another stream writes to arrays, not to maps.
     _codes_a: &Array<u32>,
     _codes_b: &Array<u32>,
-    inv_scale_a: &Array<f32>,
-    inv_scale_b: &Array<f32>,
+    inv_scale_a: &Array<u32>,
+    inv_scale_b: &Array<u32>,
     bias: &Bias,
     out: &mut Array<O>,
     extent: Extent,
@@ -204,7 +207,7 @@ fn fill(
 ) {
     let at_a = base + stage * comptime!(config.stage_a() as u32);
     let at_b = base + comptime!(config.tiles_b_at() as u32) + stage * comptime!(config.stage_b() as u32);
-    let column = block * comptime!(STEP as u32);
+    let column = block * comptime!(ROW_BYTES as u32);
     mbarrier_arrive_expect_tx(full, comptime!((config.stage_a() + config.stage_b()) as u32));
     tma_load(a, at_a, full, column, item.row0);
     if comptime!(config.cluster > 1) {
@@ -221,11 +224,11 @@ fn fill(
 /// Brings the scales of a stage's rows and columns to shared memory. Past the last row or column any scale will do.
 #[cube]
 fn fetch_scales(
-    inv_scale_a: &Array<f32>,
-    inv_scale_b: &Array<f32>,
+    inv_scale_a: &Array<u32>,
+    inv_scale_b: &Array<u32>,
     base: u32,
     stage: u32,
-    block: u32,
+    step: u32,
     item: &Item,
     extent: &Extent,
     #[comptime] config: Config,
@@ -233,16 +236,15 @@ fn fetch_scales(
     let rows = comptime!(config.tile.rows as u32);
     let lines = comptime!((config.tile.rows + config.tile.cols) as u32);
     let at = base + comptime!(config.scales_at() as u32) + stage * comptime!(config.stage_scales() as u32);
+    let block = step / comptime!(config.element().steps_per_block());
     let mut line = (UNIT_POS + SCALE_THREADS) % GROUP;
     while line < lines {
         let scale = if line < rows {
             let row = min(item.row0 + line, extent.m - 1);
-            let index = scale_index(row, block, extent.steps, comptime!(config.granularities[0]));
-            inv_scale_a[index as usize]
+            sum_factor(inv_scale_a, row, block, extent.blocks, comptime!(config.granularities[0]))
         } else {
             let col = min(item.col0 + line - rows, extent.n - 1);
-            let index = scale_index(col, block, extent.steps, comptime!(config.granularities[1]));
-            inv_scale_b[index as usize]
+            sum_factor(inv_scale_b, col, block, extent.blocks, comptime!(config.granularities[1]))
         };
         store_shared(at + 4 * line, scale);
         line += SCALE_THREADS;
@@ -280,11 +282,11 @@ pub(super) fn group_origin(#[comptime] config: Config) -> (u32, u32) {
 #[cube]
 fn operands(base: u32, stage: u32, #[comptime] config: Config) -> (u32, u32) {
     let (row, col) = group_origin(config);
-    let a = base + stage * comptime!(config.stage_a() as u32) + row * comptime!(STEP as u32);
+    let a = base + stage * comptime!(config.stage_a() as u32) + row * comptime!(ROW_BYTES as u32);
     let b = base
         + comptime!(config.tiles_b_at() as u32)
         + stage * comptime!(config.stage_b() as u32)
-        + col * comptime!(STEP as u32);
+        + col * comptime!(ROW_BYTES as u32);
     (a, b)
 }
 
@@ -327,7 +329,12 @@ fn multiply_stage(acc: &mut Array<f32>, a: u64, b: u64, add: u32, #[comptime] co
         // 32 bytes of the contraction further, in units of 16.
         let offset = u64::cast_from(comptime!(2 * k));
         let add = if comptime!(k == 0) { add } else { 1u32.runtime() };
-        wgmma_fp8(acc, a + offset, b + offset, add, cols, comptime!(config.formats[0]), comptime!(config.formats[1]));
+        let (a, b) = (a + offset, b + offset);
+        if comptime!(config.element() == Element::Bf16) {
+            wgmma_bf16(acc, a, b, add, cols);
+        } else {
+            wgmma_fp8(acc, a, b, add, cols, comptime!(config.formats[0]), comptime!(config.formats[1]));
+        }
     }
     wgmma_commit();
 }
@@ -356,7 +363,7 @@ fn multiply_promoted(
         let (a, b) = operands(base, place.stage, config);
         #[unroll]
         for p in 0..comptime!(parts as u32) {
-            let b = b + comptime!(p * (cols * STEP) as u32);
+            let b = b + comptime!(p * (cols * ROW_BYTES) as u32);
             multiply_stage(&mut part, descriptor(a), descriptor(b), 0u32.runtime(), config);
             wgmma_wait(&mut part, comptime!(cols as u32), 0u32);
             if comptime!(config.by_block()) {

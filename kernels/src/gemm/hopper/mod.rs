@@ -9,22 +9,38 @@
 //! epilogue. The tensor cores keep about 14 bits of a sum (DeepSeek-V3, section 3.3.2), so sums of 128 products are
 //! added to f32 registers, unless fast accumulation is asked for.
 //!
+//! **E8M0 scales**, of blocks of 32, go into bf16 operands: [`to_bf16`] writes codes times scales, a partner without
+//! such scales unscaled, and the same kernel multiplies bf16, 64 of the contraction a stage. That is exact down to bf16's normal
+//! values, needs no promotion, and is the fastest correct way there is here, in cycles per 32 of the contraction for a tile of
+//! 128 by 256 on a multiprocessor:
+//!
+//! | | tensor cores | f32 units | shared memory |
+//! | --- | --- | --- | --- |
+//! | FP8, the sums of each 32 scaled by row and by column | 128 · 256 · 32 / 4096 = 256 | 2 · 128 · 256 / 128 = 512, and the tensor cores wait | 288 |
+//! | bf16 that a launch before has written | 128 · 256 · 32 / 2048 = 512 | | 512 |
+//! | bf16 that a warpgroup writes from codes in the kernel | 512 | 3 · 384 · 32 / 128 = 288 | 320 to read, 3 · 384 · 32 / 128 = 288 to convert, 96 for TMA: 704 |
+//!
+//! The first does as well only if all of its arithmetic is hidden behind the tensor cores' and theirs behind it, with 128 more
+//! registers a thread for sums that are scaled while others are made. The third saves the launch, 3 (M + N) K bytes of device
+//! memory, and pays with shared memory; it is the better one where blocks of a cluster convert for each other, so that each
+//! converts half of B: the next step, should the launch show in profiles.
+//!
 //! **Never run on a GPU**: the CUDA is compiled and its machine code checked, and its PTX is run by an interpreter.
 
-mod combine;
 mod epilogue;
 mod kernel;
 mod plan;
 
-use cubecl::ir::{ElemType, FloatKind, StorageType, UIntKind};
 use cubecl::prelude::*;
-use cubecl::server::Handle;
 
-use super::Gemm;
 use super::bias::BiasLaunch;
+use super::maps::{Matrix, ROW_BYTES, Target, multiprocessors};
+use super::{Gemm, combine};
+use crate::dequantize::to_bf16;
+use crate::operand::BLOCK;
 use crate::view::Source;
-use crate::{Format, Granularity, Operand, row_words};
-use plan::{CONSUMERS, MMA_ROWS, Plan, STEP, Tile};
+use crate::{Format, Granularity, Operand};
+use plan::{CONSUMERS, MMA_ROWS, Plan, Tile};
 
 /// Threads of a warpgroup.
 const GROUP: u32 = 128;
@@ -38,13 +54,45 @@ const CHUNK: usize = MMA_ROWS * 128;
 /// Most stages of the pipeline; more would only lengthen its start.
 const MAX_STAGES: usize = 8;
 
+/// What the tensor cores multiply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Element {
+    /// The codes.
+    Fp8,
+    /// Values of the codes, times their E8M0 scales.
+    Bf16,
+}
+
+impl Element {
+    const fn of(granularities: [Granularity; 2]) -> Self {
+        if Granularity::any_mx(granularities) { Self::Bf16 } else { Self::Fp8 }
+    }
+
+    const fn bytes(self) -> usize {
+        match self {
+            Self::Fp8 => 1,
+            Self::Bf16 => 2,
+        }
+    }
+
+    /// Length of the contraction in a stage.
+    const fn step(self) -> usize {
+        ROW_BYTES / self.bytes()
+    }
+
+    /// Stages for a block of 128 of the contraction.
+    const fn steps_per_block(self) -> u32 {
+        (BLOCK / self.step()) as u32
+    }
+}
+
 /// What the kernel is generated for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Config {
     tile: Tile,
     cluster: usize,
     stages: usize,
-    /// Add sums of 128 products to f32 registers.
+    /// Add the sums of a stage to f32 registers.
     promote: bool,
     /// Chunks of the output that a warpgroup has in shared memory.
     chunks: usize,
@@ -65,9 +113,14 @@ impl Config {
         Granularity::any_blocks(self.granularities)
     }
 
-    /// Whether all columns of a product share one scale of B within a block of the contraction.
+    /// What is multiplied.
+    const fn element(&self) -> Element {
+        Element::of(self.granularities)
+    }
+
+    /// Whether all columns of a product share one scale of B within a block of the contraction; E8M0 scales are in its elements.
     const fn one_scale_b(&self) -> bool {
-        matches!(self.granularities[1], Granularity::Tensor | Granularity::Block128x128)
+        !matches!(self.granularities[1], Granularity::Row | Granularity::Block1x128)
     }
 
     /// Whether sums take more than the 168 registers that each of 384 threads can have, so that the producer gives some of its
@@ -79,12 +132,12 @@ impl Config {
 
     /// Bytes of a stage of A.
     const fn stage_a(&self) -> usize {
-        self.tile.rows * STEP
+        self.tile.rows * ROW_BYTES
     }
 
     /// Bytes of a stage of B.
     const fn stage_b(&self) -> usize {
-        self.tile.cols * STEP
+        self.tile.cols * ROW_BYTES
     }
 
     const fn tiles_b_at(&self) -> usize {
@@ -121,36 +174,28 @@ impl Config {
     }
 }
 
-/// Launches the kernel, and one more if the contraction is split.
-pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
-    let promote = gemm.by_block() || !gemm.use_fast_accum;
-    let plan = Plan::new([gemm.m(), gemm.n(), gemm.a.k], multiprocessors(client), promote);
-    let (m, n) = (gemm.m(), gemm.n());
-    if plan.splits == 1 {
-        let tma_store = (n * gemm.dtype.size()).is_multiple_of(16);
-        let target = Target { handle: gemm.out.clone(), rows: m, pitch: n, dtype: gemm.dtype, tma_store };
-        launch_tiles(client, gemm, &plan, promote, &target);
-    } else {
-        let (rows, pitch) = (plan.splits * plan.padded_rows(m), n.next_multiple_of(4));
-        let dtype = StorageType::Scalar(ElemType::Float(FloatKind::F32));
-        let target = Target { handle: client.empty(rows * pitch * 4), rows, pitch, dtype, tma_store: true };
-        launch_tiles(client, gemm, &plan, promote, &target);
-        combine::launch(client, gemm, &target.handle, plan.splits, [plan.padded_rows(m), pitch]);
+/// What TMA reads of an operand: its codes, or what a launch writes as bf16.
+fn matrix<R: Runtime>(client: &ComputeClient<R>, operand: &Operand, element: Element) -> Matrix {
+    let codes = Matrix::codes(operand);
+    match element {
+        Element::Fp8 => codes,
+        Element::Bf16 => Matrix { handle: to_bf16(client, operand), pitch: codes.pitch * element.bytes(), ..codes },
     }
 }
 
-/// CubeCL always knows them on CUDA; else those of an H200.
-fn multiprocessors<R: Runtime>(client: &ComputeClient<R>) -> usize {
-    client.properties().hardware.num_streaming_multiprocessors.unwrap_or(132) as usize
-}
-
-/// Where the tiles go: `[rows, pitch]`.
-struct Target {
-    handle: Handle,
-    rows: usize,
-    pitch: usize,
-    dtype: StorageType,
-    tma_store: bool,
+/// Launches the kernel, one before for each operand that it takes as bf16, and one more if the contraction is split.
+pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
+    let element = Element::of([gemm.a.granularity, gemm.b.granularity]);
+    let promote = gemm.by_block() || (element == Element::Fp8 && !gemm.use_fast_accum);
+    let plan = Plan::new([gemm.m(), gemm.n()], gemm.a.k.div_ceil(element.step()), multiprocessors(client), promote);
+    if plan.splits == 1 {
+        launch_tiles(client, gemm, &plan, promote, &Target::output(gemm));
+    } else {
+        let rows = plan.padded_rows(gemm.m());
+        let target = Target::partials(client, gemm, plan.splits, rows);
+        launch_tiles(client, gemm, &plan, promote, &target);
+        combine::launch(client, gemm, &target.handle, plan.splits, [rows, target.pitch]);
+    }
 }
 
 fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan, promote: bool, target: &Target) {
@@ -178,10 +223,12 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
 
     let at_once = (multiprocessors(client) / plan.cluster).max(1);
     let clusters = plan.items(m, n).min(at_once);
+    let [a, b] = [gemm.a, gemm.b].map(|operand| matrix(client, operand, config.element()));
     let extent = kernel::ExtentLaunch::new(
         m as u32,
         n as u32,
-        gemm.a.k.div_ceil(STEP) as u32,
+        gemm.a.k.div_ceil(BLOCK) as u32,
+        gemm.a.k.div_ceil(config.element().step()) as u32,
         plan.row_clusters(m) as u32,
         n.div_ceil(plan.tile.cols) as u32,
         plan.splits as u32,
@@ -193,11 +240,11 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
             client,
             CubeCount::Static((clusters * plan.cluster) as u32, 1, 1),
             CubeDim::new_1d(THREADS),
-            code_map(gemm.a, plan.tile.rows),
-            code_map(gemm.b, plan.tile.cols / plan.cluster),
-            target.tma_store.then(|| output_map(target)).into(),
-            gemm.a.codes_array(1),
-            gemm.b.codes_array(1),
+            a.map(plan.tile.rows),
+            b.map(plan.tile.cols / plan.cluster),
+            target.tma_store.then(|| target.map(MMA_ROWS)).into(),
+            a.array(),
+            b.array(),
             gemm.a.scales_array(),
             gemm.b.scales_array(),
             BiasLaunch::of(gemm.bias.as_ref().filter(|_| !partial)),
@@ -207,27 +254,4 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
             target.dtype,
         );
     }
-}
-
-/// Boxes of `rows` rows and 128 codes of the contraction.
-unsafe fn code_map<R: Runtime>(operand: &Operand, rows: usize) -> TensorMapArg<R, Tiled> {
-    let pitch = row_words(operand.k) * 4;
-    let dtype = StorageType::Scalar(ElemType::UInt(UIntKind::U8));
-    // SAFETY: by the caller.
-    let codes =
-        unsafe { TensorArg::from_raw_parts(operand.codes.clone(), [pitch, 1].into(), [operand.rows, pitch].into()) };
-    TensorMapArg::new(TiledArgs { tile_size: [rows, STEP].into() }, codes, dtype)
-        .with_swizzle(TensorMapSwizzle::B128)
-        .with_prefetch(TensorMapPrefetch::B256)
-}
-
-/// Boxes of one chunk.
-unsafe fn output_map<R: Runtime>(target: &Target) -> TensorMapArg<R, Tiled> {
-    let cols = 128 / target.dtype.size();
-    // SAFETY: by the caller.
-    let out = unsafe {
-        TensorArg::from_raw_parts(target.handle.clone(), [target.pitch, 1].into(), [target.rows, target.pitch].into())
-    };
-    TensorMapArg::new(TiledArgs { tile_size: [MMA_ROWS, cols].into() }, out, target.dtype)
-        .with_swizzle(TensorMapSwizzle::B128)
 }

@@ -1,18 +1,16 @@
 //! Tile, cluster and split of a GEMM on Hopper, by an estimate of its cycles from the shape alone.
 //!
 //! ```text
-//! step   = max(rows · cols · 128 / 4096,  shared bytes / 128)     cycles per 128 of the contraction
+//! step   = max(rows · cols · 128 / 4096,  shared bytes / 128)     cycles per 128 bytes of the contraction
 //! item   = steps · step + epilogue                                cycles of a tile, or of its share of the contraction
 //! total  = ceil(items / blocks that run at once) · item + (splits > 1) · combine
 //! ```
 //!
-//! A multiprocessor multiplies 4096 pairs of codes a cycle and moves 128 bytes of shared memory: NVIDIA, *H100 Tensor Core
+//! A multiprocessor multiplies 4096 pairs of codes a cycle, or 2048 of bf16, which have twice the bytes, and moves 128 bytes of shared memory: NVIDIA, *H100 Tensor Core
 //! GPU Architecture* (1979 TFLOP/s, 132 multiprocessors, 1.83 GHz). What an epilogue and a launch cost is assumed.
 
+use crate::gemm::maps::ROW_BYTES;
 use crate::view::MAX_INDEX;
-
-/// Length of the contraction in a pipeline stage: a row of 128 bytes, what the swizzle spans and promotion counts.
-pub(super) const STEP: usize = 128;
 
 /// Rows of a product of one warpgroup.
 pub(super) const MMA_ROWS: usize = 64;
@@ -73,9 +71,9 @@ impl Tile {
     /// Cycles of one step: what the tensor cores take, or shared memory if that is more.
     fn step_cycles(self, promote: bool) -> usize {
         let products = CONSUMERS * self.group_cols() / self.mma_cols(promote);
-        let read = products * (MMA_ROWS + self.mma_cols(promote)) * STEP;
-        let written = (self.rows + self.cols) * STEP;
-        (self.rows * self.cols * STEP / 4096).max((read + written) / 128)
+        let read = products * (MMA_ROWS + self.mma_cols(promote)) * ROW_BYTES;
+        let written = (self.rows + self.cols) * ROW_BYTES;
+        (self.rows * self.cols * ROW_BYTES / 4096).max((read + written) / 128)
     }
 }
 
@@ -90,13 +88,14 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// The plan of least cycles for `[m, n, k]` on `multiprocessors`; of equal ones the larger tile and the fewer splits.
-    pub(super) fn new([m, n, k]: [usize; 3], multiprocessors: usize, promote: bool) -> Self {
+    /// The plan of least cycles for an output `[m, n]` and `steps` of the contraction on `multiprocessors`; of equal ones the
+    /// larger tile and the fewer splits.
+    pub(super) fn new([m, n]: [usize; 2], steps: usize, multiprocessors: usize, promote: bool) -> Self {
         let candidates = TILES.into_iter().flat_map(|tile| {
             [1, 2, 4, 8, 16].into_iter().map(move |splits| Plan { tile, cluster: cluster(tile, m), splits })
         });
-        let possible = candidates.filter(|plan| plan.splits == 1 || plan.may_split([m, n, k]));
-        possible.min_by_key(|plan| plan.cycles([m, n, k], multiprocessors, promote)).expect("one split is possible")
+        let possible = candidates.filter(|plan| plan.splits == 1 || plan.may_split([m, n], steps));
+        possible.min_by_key(|plan| plan.cycles([m, n], steps, multiprocessors, promote)).expect("one split is possible")
     }
 
     /// Clusters' tiles along the rows.
@@ -114,14 +113,14 @@ impl Plan {
         self.row_clusters(m) * n.div_ceil(self.tile.cols) * self.splits
     }
 
-    fn may_split(&self, [m, n, k]: [usize; 3]) -> bool {
+    fn may_split(&self, [m, n]: [usize; 2], steps: usize) -> bool {
         let partials = (self.splits * self.padded_rows(m)) as u64 * n.next_multiple_of(4) as u64;
-        k.div_ceil(STEP) >= self.splits * MIN_STEPS && partials <= MAX_INDEX
+        steps >= self.splits * MIN_STEPS && partials <= MAX_INDEX
     }
 
-    fn cycles(&self, [m, n, k]: [usize; 3], multiprocessors: usize, promote: bool) -> usize {
+    fn cycles(&self, [m, n]: [usize; 2], steps: usize, multiprocessors: usize, promote: bool) -> usize {
         let waves = self.items(m, n).div_ceil((multiprocessors / self.cluster).max(1));
-        let steps = k.div_ceil(STEP).div_ceil(self.splits);
+        let steps = steps.div_ceil(self.splits);
         let epilogue = EPILOGUE + self.tile.rows * self.tile.cols / STORED_PER_CYCLE;
         // Partial sums are written and read once.
         let combine = LAUNCH + 2 * 4 * self.splits * m * n / (multiprocessors * MEMORY_PER_CYCLE);
@@ -142,8 +141,8 @@ mod tests {
 
     const H200: usize = 132;
 
-    fn plan(shape: [usize; 3]) -> Plan {
-        Plan::new(shape, H200, true)
+    fn plan([m, n, k]: [usize; 3]) -> Plan {
+        Plan::new([m, n], k.div_ceil(ROW_BYTES), H200, true)
     }
 
     #[test]
@@ -177,7 +176,7 @@ mod tests {
             for n in [1, 64, 100, 257, 5000] {
                 for k in [1, 128, 500, 4096, 100_000] {
                     let plan = plan([m, n, k]);
-                    assert!(plan.splits <= k.div_ceil(STEP), "{plan:?}");
+                    assert!(plan.splits <= k.div_ceil(ROW_BYTES), "{plan:?}");
                     assert!(plan.padded_rows(m) >= m && plan.padded_rows(m) - m < plan.tile.rows * plan.cluster);
                 }
             }

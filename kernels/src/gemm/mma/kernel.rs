@@ -8,13 +8,13 @@
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
+use super::scales::{Scales, product_factors};
 use super::{Plan, Tile};
 use crate::gemm::bias::Bias;
 use crate::grid::banded_tile;
 use crate::operand::BLOCK;
-use crate::ptx::mma::{commit_copies, copy_chunk, load_matrices, mma_fp8, wait_copies};
+use crate::ptx::mma::{MmaKind, Product, commit_copies, copy_chunk, load_matrices, mma_fp8, wait_copies};
 use crate::ptx::shared::shared_address;
-use crate::scale::scale_index;
 
 /// Words of contraction in a step.
 const STEP_WORDS: u32 = 16;
@@ -32,8 +32,8 @@ const BLOCK_STEPS: u32 = BLOCK as u32 / ROW_BYTES;
 pub(super) fn gemm_mma<O: Float, W: Size>(
     a: &Array<u32>,
     b: &Array<u32>,
-    inv_scale_a: &Array<f32>,
-    inv_scale_b: &Array<f32>,
+    inv_scale_a: &Array<u32>,
+    inv_scale_b: &Array<u32>,
     bias: &Bias,
     out: &mut Array<Vector<O, W>>,
     m: u32,
@@ -92,13 +92,21 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
     // First row and column of this thread in the products.
     let row = row0 + warp_row + lane / 4;
     let col = col0 + warp_col + lane % 4 * 2;
+    let mut scales = Scales::new(plan);
+    let given = lane % 4 * 8 + lane / 4;
+    let (given_a, given_b) = if comptime!(plan.kind == MmaKind::BlockScaled) {
+        (row0 + warp_row + given, col0 + warp_col + given)
+    } else {
+        (row, col)
+    };
+    scales.load_words(inv_scale_a, inv_scale_b, given_a, given_b, m, n, 0u32.runtime(), blocks, plan);
     let mut block = 0u32.runtime();
     while block < blocks {
-        let mut factors_a = Array::<f32>::new(comptime!((2 * products_m) as usize));
-        let mut factors_b = Array::<f32>::new(comptime!((2 * products_n) as usize));
+        scales.use_words(plan);
+        let next = min(block + 1, blocks - 1);
+        scales.load_words(inv_scale_a, inv_scale_b, given_a, given_b, m, n, next, blocks, plan);
         if comptime!(plan.by_block()) {
-            row_factors(inv_scale_a, &mut factors_a, row, m, block, blocks, plan);
-            col_factors(inv_scale_b, &mut factors_b, col, n, block, blocks, plan);
+            scales.load_factors(inv_scale_a, inv_scale_b, row, col, m, n, block, blocks, plan);
         }
         #[unroll]
         for step in 0..BLOCK_STEPS {
@@ -110,18 +118,16 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
             word += STEP_WORDS;
             write += stage;
             write = select(write == end, start, write);
-            multiply(&mut sums, read + from_a, read + from_b, plan, comptime!(step == 0 && plan.promotes()));
+            multiply(&mut sums, &mut totals, &scales, read + from_a, read + from_b, plan, step);
             read += stage;
             read = select(read == end, start, read);
         }
-        if comptime!(plan.promotes()) {
+        if comptime!(plan.promotes() && !plan.by_product()) {
             #[unroll]
             for i in 0..comptime!(4 * products_m * products_n) {
                 let sum = sums[i as usize];
                 if comptime!(plan.by_block()) {
-                    let factor_a = factors_a[comptime!((i / (4 * products_n) * 2 + i / 2 % 2) as usize)];
-                    let factor_b = factors_b[comptime!((i / 4 % products_n * 2 + i % 2) as usize)];
-                    totals[i as usize] = fma(sum, factor_a * factor_b, totals[i as usize]);
+                    totals[i as usize] = fma(sum, scales.factor(i, plan), totals[i as usize]);
                 } else {
                     totals[i as usize] += sum;
                 }
@@ -138,15 +144,10 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
         }
     }
     if comptime!(!plan.by_block()) {
-        let mut factors_a = Array::<f32>::new(comptime!((2 * products_m) as usize));
-        let mut factors_b = Array::<f32>::new(comptime!((2 * products_n) as usize));
-        row_factors(inv_scale_a, &mut factors_a, row, m, 0u32, blocks, plan);
-        col_factors(inv_scale_b, &mut factors_b, col, n, 0u32, blocks, plan);
+        scales.load_factors(inv_scale_a, inv_scale_b, row, col, m, n, 0u32.runtime(), blocks, plan);
         #[unroll]
         for i in 0..comptime!(4 * products_m * products_n) {
-            let factor_a = factors_a[comptime!((i / (4 * products_n) * 2 + i / 2 % 2) as usize)];
-            let factor_b = factors_b[comptime!((i / 4 % products_n * 2 + i % 2) as usize)];
-            totals[i as usize] *= factor_a * factor_b;
+            totals[i as usize] *= scales.factor(i, plan);
         }
     }
     store(&totals, bias, out, row, col, m, n, plan);
@@ -191,13 +192,23 @@ fn load_step(
     commit_copies();
 }
 
-/// Adds the products of one step to `sums`, or starts them anew.
+/// Adds the products of step `step` of a block to `sums`; or, where they have scales that the instruction does not know, to
+/// `totals` one by one.
 #[cube]
-fn multiply(sums: &mut Array<f32>, from_a: u32, from_b: u32, #[comptime] plan: Plan, #[comptime] fresh: bool) {
+fn multiply(
+    sums: &mut Array<f32>,
+    totals: &mut Array<f32>,
+    scales: &Scales,
+    from_a: u32,
+    from_b: u32,
+    #[comptime] plan: Plan,
+    #[comptime] step: u32,
+) {
     let products_m = comptime!(plan.tile.products()[0]);
     let products_n = comptime!(plan.tile.products()[1]);
     #[unroll]
     for k in 0..STEP_PRODUCTS {
+        let byte = comptime!(STEP_PRODUCTS * step + k);
         let mut codes_a = Array::<u32>::new(comptime!((4 * products_m) as usize));
         let mut codes_b = Array::<u32>::new(comptime!((2 * products_n) as usize));
         // Overwritten: for CubeCL to declare the arrays, which only statements use.
@@ -216,63 +227,27 @@ fn multiply(sums: &mut Array<f32>, from_a: u32, from_b: u32, #[comptime] plan: P
         for i in 0..products_m {
             #[unroll]
             for j in 0..products_n {
-                mma_fp8(
-                    sums,
-                    &codes_a,
-                    &codes_b,
-                    comptime!([4 * (i * products_n + j), 4 * i, 2 * j]),
-                    comptime!(plan.formats),
-                    comptime!(plan.kind),
-                    comptime!(fresh && k == 0),
-                );
+                let product = comptime!(Product {
+                    places: [4 * (i * products_n + j), 4 * i, 2 * j],
+                    formats: plan.formats,
+                    scales: plan.scale_sources([i, j], byte),
+                    fresh: plan.by_product() || (plan.promotes() && byte == 0),
+                });
+                mma_fp8(sums, &codes_a, &codes_b, &scales.words_a, &scales.words_b, product);
             }
         }
-    }
-}
-
-/// Inverse scales of this thread's rows: `row`, `row + 8`, `row + 16`, ... All rows of a tile lie in one square block.
-#[cube]
-fn row_factors(
-    inv_scales: &Array<f32>,
-    factors: &mut Array<f32>,
-    row: u32,
-    rows: u32,
-    block: u32,
-    blocks: u32,
-    #[comptime] plan: Plan,
-) {
-    let granularity = comptime!(plan.granularities[0]);
-    #[unroll]
-    for i in 0..comptime!(2 * plan.tile.products()[0]) {
-        if comptime!(i == 0 || granularity.is_by_row()) {
-            // Past the last row there is nothing to scale; any scale will do.
-            let row = min(row + comptime!(8 * i), rows - 1);
-            factors[i as usize] = inv_scales[scale_index(row, block, blocks, granularity) as usize];
-        } else {
-            factors[i as usize] = factors[0];
-        }
-    }
-}
-
-/// Inverse scales of this thread's columns: `col`, `col + 1`, `col + 8`, `col + 9`, ...
-#[cube]
-fn col_factors(
-    inv_scales: &Array<f32>,
-    factors: &mut Array<f32>,
-    col: u32,
-    cols: u32,
-    block: u32,
-    blocks: u32,
-    #[comptime] plan: Plan,
-) {
-    let granularity = comptime!(plan.granularities[1]);
-    #[unroll]
-    for j in 0..comptime!(2 * plan.tile.products()[1]) {
-        if comptime!(j == 0 || granularity.is_by_row()) {
-            let col = min(col + comptime!(j / 2 * 8 + j % 2), cols - 1);
-            factors[j as usize] = inv_scales[scale_index(col, block, blocks, granularity) as usize];
-        } else {
-            factors[j as usize] = factors[0];
+        if comptime!(plan.by_product()) {
+            let [granularity_a, granularity_b] = comptime!(plan.granularities);
+            let factors_a =
+                product_factors(&scales.words_a, &scales.factors_a, byte, plan.line_count(0), granularity_a);
+            let factors_b =
+                product_factors(&scales.words_b, &scales.factors_b, byte, plan.line_count(1), granularity_b);
+            #[unroll]
+            for i in 0..comptime!(4 * products_m * products_n) {
+                let [row, col] = comptime!(plan.lines_of(i));
+                let sum = sums[i as usize] * factors_a[row as usize];
+                totals[i as usize] = fma(sum, factors_b[col as usize], totals[i as usize]);
+            }
         }
     }
 }

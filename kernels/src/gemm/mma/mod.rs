@@ -15,6 +15,7 @@
 //! | 32 × 64 | 128 | 32 × 16 | few rows |
 
 mod kernel;
+mod scales;
 
 use cubecl::prelude::*;
 
@@ -92,9 +93,20 @@ impl Plan {
         Granularity::any_blocks(self.granularities)
     }
 
-    /// Whether sums of 128 of the contraction are added to f32 registers.
+    /// Whether the sums of each product are scaled: E8M0 scales, and an instruction that takes none.
+    const fn by_product(self) -> bool {
+        Granularity::any_mx(self.granularities) && matches!(self.kind, MmaKind::Plain)
+    }
+
+    /// Whether sums of 128 of the contraction, or of each product, are added to f32 registers.
     const fn promotes(self) -> bool {
-        self.by_block() || !self.fast_accum
+        self.by_block() || self.by_product() || !self.fast_accum
+    }
+
+    /// Row and column, among those of the thread, of its sum `i`.
+    const fn lines_of(self, i: u32) -> [u32; 2] {
+        let cols = self.tile.products()[1];
+        [i / (4 * cols) * 2 + i / 2 % 2, i / 4 % cols * 2 + i % 2]
     }
 }
 
@@ -105,7 +117,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let tile = Tile::of(m, n, client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1));
     let plan = Plan {
         tile,
-        kind: if cuda_arch(client) == Some(CudaArch::Sm120) { MmaKind::UnitScales } else { MmaKind::Plain },
+        kind: if cuda_arch(client) == Some(CudaArch::Sm120) { MmaKind::BlockScaled } else { MmaKind::Plain },
         formats: [a.format, b.format],
         granularities: [a.granularity, b.granularity],
         accumulate: gemm.accumulate,

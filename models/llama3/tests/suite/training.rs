@@ -1,7 +1,7 @@
 //! Whole runs on small text: losses fall and repeat, precisions agree, GEMMs are counted, bad runs are refused.
 
-use llama3::Error;
 use llama3::trainer::Outcome;
+use llama3::{Error, RunConfig};
 
 use crate::common::{hf_json, run, run_config as config, stored_tensors, text, tiny, write_json, write_safetensors};
 
@@ -124,4 +124,47 @@ fn runs_that_cannot_be_are_refused() {
     let error = refused(&["optimizer.lr=1e300", "training.steps=1"]);
     assert!(matches!(error, Error::HeldOutDiverged { steps: 1, loss } if !loss.is_finite()), "{error}");
     assert!(error.to_string().contains("held-out loss = "), "{error}");
+}
+
+/// The debug preset on this crate's own sources, same seed and batches: MXFP8 ends where f32 does, and the report says that
+/// every GEMM of its 28 linears ran in FP8, with scales that are powers of two.
+#[test]
+fn mxfp8_ends_within_two_percent_of_f32() {
+    const STEPS: u64 = 150;
+    const EVALUATIONS: u64 = 16;
+    let train = |settings: [&str; 2]| {
+        let common = [
+            "float8.strict=true",
+            "training.steps=150",
+            "training.batch_size=4",
+            "training.seq_len=64",
+            "training.eval_batches=16",
+            "generate.max_new_tokens=0",
+        ];
+        let settings: Vec<_> = common.iter().chain(&settings).map(|s| s.to_string()).collect();
+        let mut config = RunConfig::load(None, &settings).unwrap();
+        config.data.paths = vec![concat!(env!("CARGO_MANIFEST_DIR"), "/src").into()];
+        run(&config).unwrap().0
+    };
+    let f32 = train(["training.precision=f32", "float8.recipe=mxfp8"]);
+    assert_eq!(f32.gemms.native + f32.gemms.emulated, 0);
+    let mx = train(["training.precision=fp8", "float8.recipe=mxfp8"]);
+    println!("held-out loss: f32 {}, mxfp8 {}", f32.held_out_loss, mx.held_out_loss);
+    assert!(f32.held_out_loss < f32.steps[0].loss - 2.0, "f32 has learned: {f32:?}");
+    let ratio = mx.held_out_loss / f32.held_out_loss;
+    assert!((ratio - 1.0).abs() < 0.02 && ratio != 1.0, "{} {}", mx.held_out_loss, f32.held_out_loss);
+
+    mx.report.verify().unwrap();
+    let layers: Vec<_> = mx.report.layers.iter().filter(|layer| layer.name != "lm_head").collect();
+    assert_eq!(layers.len(), 28);
+    for layer in layers {
+        assert_eq!(layer.policy, "mxfp8", "{}", layer.name);
+        for ((gemm, ran), calls) in layer.gemms().into_iter().zip([STEPS + EVALUATIONS, STEPS, STEPS]) {
+            assert_eq!((ran.native + ran.emulated, ran.high_precision), (calls, 0), "{} {gemm}", layer.name);
+            for operand in &ran.operands {
+                let scale = operand.scale.unwrap();
+                assert!(scale > 0.0 && scale.to_bits() & 0x007f_ffff == 0, "{} {gemm}: {scale}", layer.name);
+            }
+        }
+    }
 }

@@ -120,6 +120,7 @@ impl Machine<'_> {
                 }
             }
             Op::Mma(mma) => multiply(warp, mma),
+            Op::TensorWarp(tensor) => self.tensor_warp_op(cluster, rank, warp, tensor)?,
             Op::Wmma(wmma) => self.wmma(cluster, rank, warp, wmma)?,
             _ => return Err("this instruction is not modelled".into()),
         }

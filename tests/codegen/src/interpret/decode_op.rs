@@ -120,6 +120,7 @@ impl Decoder {
             "mbarrier" => return self.mbarrier(parts, operands),
             "cp" => return self.copy(parts, operands),
             "mma" | "wmma" | "wgmma" => return self.matrix_op(parts, operands),
+            "tcgen05" => return self.tensor_op(parts, operands),
             _ => {
                 let Some((arity, function)) = alu(parts).filter(|(arity, _)| arity + 1 == operands.len()) else {
                     return Ok(None);

@@ -186,6 +186,9 @@ impl Machine<'_> {
                 }
             }
             Op::Mbarrier { op, d, address, value } => {
+                if matches!(op, Barrier::Arrive { .. }) && warp.unsignalled & mask != 0 {
+                    return Err("no tcgen05.fence::before_thread_sync since the thread read tensor memory".into());
+                }
                 for lane in lanes(mask) {
                     let value = value.map(|value| warp.registers[value as usize][lane] as u32);
                     let old = mbarrier(cluster, rank, warp, address, lane, *op, value)?;
@@ -208,6 +211,7 @@ impl Machine<'_> {
                     }
                 }
                 set_predicate(warp, *p, mask, done);
+                warp.unordered |= done;
                 if done != mask {
                     // A wait that may block does: it is tried again when the phase is over. Lanes that wait for
                     // something else than the first of them look again then.
@@ -225,6 +229,7 @@ impl Machine<'_> {
             Op::BulkLoad { .. } | Op::BulkStore { .. } | Op::BulkCommit | Op::BulkWait { .. } => {
                 self.bulk(cluster, rank, warp, op, mask)?;
             }
+            Op::Tensor(tensor) => return self.tensor_op(cluster, rank, warp, tensor, mask),
             Op::Wgmma(_) | Op::WgmmaFence | Op::WgmmaCommit | Op::WgmmaWait { .. } => {
                 if mask != warp.live {
                     return Ok(meet(warp, group, mask, warp.live, pc));

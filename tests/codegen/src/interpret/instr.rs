@@ -149,6 +149,51 @@ pub(crate) enum Wmma {
     Mma { d: Vec<u32>, a: Vec<u32>, b: Vec<u32>, c: Vec<u32>, ty: ElementType, shape: [usize; 3] },
 }
 
+/// What a thread gives to the tensor cores, and the fences around it.
+#[derive(Debug)]
+pub(crate) enum TensorOp {
+    /// `fence::before_thread_sync` and `fence::after_thread_sync`.
+    Before,
+    After,
+    Commit {
+        barrier: Addr,
+    },
+    /// `cp.32x128b.warpx4`: the register of the descriptor.
+    Copy {
+        to: Addr,
+        from: u32,
+    },
+    /// Registers of the descriptors; addresses of the scales of A and B.
+    Mma {
+        d: Addr,
+        a: u32,
+        b: u32,
+        instruction: u32,
+        scales: Option<[Addr; 2]>,
+        keep: Guard,
+    },
+}
+
+/// What the lanes of a warp do together to tensor memory.
+#[derive(Debug)]
+pub(crate) enum TensorWarpOp {
+    Alloc {
+        slot: Addr,
+        columns: u32,
+    },
+    Dealloc {
+        address: u32,
+        columns: u32,
+    },
+    Relinquish,
+    /// `ld.32x32b`.
+    Load {
+        d: Vec<u32>,
+        address: Addr,
+    },
+    Wait,
+}
+
 #[derive(Debug)]
 pub(crate) enum Op {
     Nop,
@@ -360,6 +405,10 @@ pub(crate) enum Op {
     WgmmaWait {
         pending: u32,
     },
+
+    // Of tensor memory.
+    Tensor(Box<TensorOp>),
+    TensorWarp(TensorWarpOp),
 
     /// Not modelled: an error if it is reached.
     Unknown,

@@ -156,7 +156,7 @@ impl<'a> Machine<'a> {
     fn start_block(&self, index: [u32; 3], origin: [u32; 3], inside: [u32; 3], rank: u32) -> Block {
         let threads: u32 = self.block.iter().product();
         let warps = threads.div_ceil(32);
-        let asynchronous = |op: &Op| matches!(op, Op::Wgmma(_) | Op::BulkStore { .. });
+        let asynchronous = |op: &Op| matches!(op, Op::Wgmma(_) | Op::Tensor(_) | Op::BulkStore { .. });
         let tracked = self.kernel.code.iter().any(|instr| asynchronous(&instr.op));
         let shared = self.kernel.static_shared + self.dynamic_shared;
         let start = |id: u32| {
@@ -234,7 +234,14 @@ impl<'a> Machine<'a> {
             }
             rounds += 1;
             // Warps that look again and again keep making progress, so bytes arrive now and then in any case.
-            if !cluster.loads.is_empty() && (!progress || rounds.is_multiple_of(64)) {
+            let late = !progress || rounds.is_multiple_of(64);
+            let pending = cluster.blocks.iter().any(|block| block.tensor.is_pending());
+            if late && pending && (cluster.loads.is_empty() || self.random.below(2) == 0) {
+                for rank in 0..cluster.blocks.len() {
+                    let error = |error| format!("{}: a product under way: {error}", self.kernel.name);
+                    self.advance_tensor(cluster, rank).map_err(error)?;
+                }
+            } else if late && !cluster.loads.is_empty() {
                 let which = self.random.below(cluster.loads.len());
                 let load = cluster.loads.swap_remove(which);
                 self.deliver(cluster, load).map_err(|error| format!("{}: a bulk load: {error}", self.kernel.name))?;
@@ -244,6 +251,9 @@ impl<'a> Machine<'a> {
             if self.executed - start > patience {
                 return Ok(false);
             }
+        }
+        for block in &cluster.blocks {
+            block.tensor.check_exit().map_err(|error| format!("{}: {error}", self.kernel.name))?;
         }
         if cluster.loads.is_empty() {
             Ok(true)

@@ -7,6 +7,7 @@ use super::barrier::{Mbarrier, Named};
 use super::decode::Kernel;
 use super::instr::{Addr, Space};
 use super::memory::{Global, LOCAL, SHARED, Shared, shared_parts, space_of};
+use super::tcgen05::Tensor;
 use super::tma::TensorMap;
 use super::wgmma::Warpgroup;
 
@@ -101,6 +102,11 @@ pub(crate) struct Warp {
     pub in_flight: Vec<u32>,
     /// Such copies: the register and the accumulator.
     pub moved: Vec<(u32, u32)>,
+    /// Loads of tensor memory that have not been waited for: registers and the first column.
+    pub tensor_loads: Vec<(Vec<u32>, usize)>,
+    /// Of tcgen05: lanes that have waited and not fenced since, and that have read and not fenced since.
+    pub unordered: u32,
+    pub unsignalled: u32,
 }
 
 #[derive(Debug, Default)]
@@ -111,6 +117,7 @@ pub(crate) struct Block {
     /// Warps of which a lane still runs.
     pub live_warps: u32,
     pub warpgroups: Vec<Warpgroup>,
+    pub tensor: Tensor,
 }
 
 #[derive(Debug, Default)]

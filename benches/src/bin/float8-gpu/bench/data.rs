@@ -1,7 +1,7 @@
 //! Normal-distributed inputs, made from a table so that gigabytes take no time.
 
 use cubecl::prelude::*;
-use float8_kernels::{Format, Granularity, Operand, reference, row_words};
+use float8_kernels::{Format, Granularity, Operand, mx, reference, row_words};
 
 /// Values in the table: a prime, so that rows of usual lengths do not begin at the same places.
 const TABLE: usize = 1_048_573;
@@ -42,7 +42,7 @@ impl Table {
         Self { values, codes, format }
     }
 
-    /// An operand of normal values; each of its scales lies near one. `seed` decides where in the table rows begin.
+    /// An operand of normal values; each of its scales lies near 0.01. `seed` decides where in the table rows begin.
     pub fn operand<R: Runtime>(
         &self,
         client: &ComputeClient<R>,
@@ -56,10 +56,18 @@ impl Table {
             fill(&self.codes, &mut row[..k], (i + seed * rows) * 7919 * 13);
         }
         let [height, width] = granularity.scale_dims(rows, k);
-        let scales: Vec<f32> = (0..height * width).map(|i| 0.01 * (1.0 + self.values[i % TABLE].abs() / 4.0)).collect();
+        let scale = |i: usize| 0.01 * (1.0 + self.values[i % TABLE].abs() / 4.0);
+        let scales: Vec<u8> = match granularity {
+            // 2^-8 to 2^-5.
+            Granularity::Block1x32 => {
+                let scales: Vec<u8> = (0..height * width).map(|i| 119 + self.codes[i % TABLE] % 4).collect();
+                mx::to_blocked(&scales, height, width)
+            }
+            _ => (0..height * width).flat_map(|i| scale(i).to_le_bytes()).collect(),
+        };
         Operand {
             codes: client.create_from_slice(&bytes),
-            inv_scale: client.create_from_slice(f32::as_bytes(&scales)),
+            inv_scale: client.create_from_slice(&scales),
             rows,
             k,
             format: self.format,

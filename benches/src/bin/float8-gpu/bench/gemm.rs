@@ -28,7 +28,7 @@ const LLAMA: [[usize; 2]; 8] = [
 /// Tokens.
 const TOKENS: [usize; 3] = [2048, 8192, 16_384];
 
-/// Shapes on which scales of rows and blocks are measured too.
+/// Shapes on which scales of rows, blocks and MX are measured too.
 const SCALED: [[usize; 3]; 3] = [[4096, 4096, 4096], [8192, 4096, 4096], [8192, 14_336, 4096]];
 
 /// M, N and K, the ones that targets name first: time may not suffice for all.
@@ -70,7 +70,11 @@ pub fn rows<T: Target>(timer: &mut Timer, quick: bool) -> Vec<Row> {
     let table = Table::new(Format::E4m3);
     let mut rows = vec![];
     let scaled = if quick { vec![[64, 64, 64]] } else { SCALED.to_vec() };
-    let blocks = [[Granularity::Row, Granularity::Row], [Granularity::Block1x128, Granularity::Block128x128]];
+    let blocks = [
+        [Granularity::Row, Granularity::Row],
+        [Granularity::Block1x128, Granularity::Block128x128],
+        [Granularity::Block1x32, Granularity::Block1x32],
+    ];
     let scaled = scaled.into_iter().flat_map(|shape| blocks.map(|granularities| (shape, granularities)));
     let cases = shapes(quick).into_iter().map(|shape| (shape, [Granularity::Tensor; 2])).chain(scaled);
     for (shape @ [m, n, k], granularities) in cases {
@@ -82,7 +86,7 @@ pub fn rows<T: Target>(timer: &mut Timer, quick: bool) -> Vec<Row> {
             let high = (left == Granularity::Tensor).then(|| high::<T>(timer, shape));
             // Leaves the memory to the next shape.
             client.memory_cleanup();
-            let path = gemm_path(&client, GemmConfig::default()).to_string();
+            let path = gemm_path(&client, granularities, GemmConfig::default()).to_string();
             Row { m, n, k, scales, path, precise, fast, high }
         }));
     }

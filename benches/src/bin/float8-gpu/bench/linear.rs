@@ -36,9 +36,8 @@ pub struct Row {
 fn configs() -> Vec<(String, Float8LinearConfig)> {
     let tensorwise = Float8LinearConfig::new(Recipe::Tensorwise);
     let fast = Gemm::ALL.into_iter().fold(tensorwise, |config, gemm| config.with_use_fast_accum(gemm, true));
-    let recipes = [Recipe::Tensorwise, Recipe::Rowwise, Recipe::RowwiseWithGwHp, Recipe::Blockwise];
-    let mut configs: Vec<_> =
-        recipes.map(|recipe| (recipe.to_string(), Float8LinearConfig::new(recipe))).into_iter().collect();
+    let recipes = Recipe::ALL.into_iter().filter(|recipe| *recipe != Recipe::Delayed);
+    let mut configs: Vec<_> = recipes.map(|recipe| (recipe.to_string(), Float8LinearConfig::new(recipe))).collect();
     configs.insert(1, ("tensorwise, fast accumulation".into(), fast));
     configs
 }
@@ -60,7 +59,8 @@ pub fn rows<T: Target>(timer: &mut Timer, quick: bool) -> Vec<Row> {
         };
         rows.extend(plain.map(|seconds| row(precision, seconds, None)));
         for (precision, config) in configs() {
-            let path = T::Backend::fp8_gemm_path(&Default::default(), config.gemm_config(Gemm::Fprop)).to_string();
+            let (granularities, gemm) = (config.casts().granularities(Gemm::Fprop), config.gemm_config(Gemm::Fprop));
+            let path = T::Backend::fp8_gemm_path(&Default::default(), granularities, gemm).to_string();
             let seconds = timer.case(&format!("linear {m}x{k}x{n} {precision}"), |timer| {
                 let set = set_default_config::<Float8<T::Backend>>(&Default::default(), Some(&config.into()));
                 set.expect("a recipe without a history");

@@ -19,8 +19,8 @@ use super::torch;
 use crate::target::Target;
 
 const BF16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::BF16));
-const GRANULARITIES: [Granularity; 4] =
-    [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128];
+const GRANULARITIES: [Granularity; 5] =
+    [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128, Granularity::Block1x32];
 const UNITS: u32 = 256;
 /// Words of a unit's load and store.
 const VECTOR: usize = 4;
@@ -51,8 +51,7 @@ fn copy<N: Size>(source: &Array<Vector<u32, N>>, target: &mut Array<Vector<u32, 
 
 /// Bytes of codes and scales of an operand `[rows, k]`.
 fn written(granularity: Granularity, rows: usize, k: usize) -> usize {
-    let [r, c] = granularity.scale_dims(rows, k);
-    4 * (rows * row_words(k) + r * c)
+    4 * (rows * row_words(k) + granularity.scale_words(rows, k))
 }
 
 /// Median seconds of a copy that moves `bytes`, half of them read.
@@ -147,7 +146,11 @@ pub fn rows<T: Target>(timer: &mut Timer, quick: bool) -> Vec<Row> {
                 let given = client.create_from_slice(&4f32.to_le_bytes());
                 let seconds = timer.seconds(T::sync, |turn| {
                     let x = &inputs[turn % inputs.len()];
-                    let cast = |granularity| Cast { format: Format::E4m3, granularity, scale_mode: ScaleMode::F32 };
+                    let cast = |granularity| {
+                        let is_mx = granularity == Granularity::Block1x32;
+                        let scale_mode = if is_mx { ScaleMode::E8m0(Default::default()) } else { ScaleMode::F32 };
+                        Cast { format: Format::E4m3, granularity, scale_mode }
+                    };
                     match work {
                         Work::Amax => drop(amax(&client, x).expect("a valid view")),
                         Work::Cast => {

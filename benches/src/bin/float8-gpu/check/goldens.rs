@@ -9,8 +9,8 @@ use checks::{Failure, Outcome};
 use cubecl::ir::{ElemType, FloatKind, StorageType};
 use cubecl::prelude::*;
 use float8_kernels::{
-    Cast, Format, Granularity, MatrixView, Operand, Orientation, Scale, ScaleMode, quantize, quantize_with_amax,
-    reference, row_words,
+    Cast, Format, Granularity, MatrixView, Operand, Orientation, Scale, ScaleCalculationMode, ScaleMode, quantize,
+    quantize_with_amax, reference, row_words,
 };
 use safetensors::{Dtype, SafeTensors};
 
@@ -21,6 +21,7 @@ use crate::target::Target;
 const CAST: &[u8] = include_bytes!("../../../../../tests/goldens/cast.safetensors");
 const QUANTIZE: &[u8] = include_bytes!("../../../../../tests/goldens/quantize.safetensors");
 const LINEAR: &[u8] = include_bytes!("../../../../../tests/goldens/linear.safetensors");
+const MX: &[u8] = include_bytes!("../../../../../tests/goldens/mx.safetensors");
 
 const FORMATS: [Format; 2] = [Format::E4m3, Format::E5m2];
 const MODES: [(ScaleMode, &str); 2] = [(ScaleMode::F32, ""), (ScaleMode::PowerOfTwo, "_pow2")];
@@ -115,6 +116,11 @@ pub fn run<T: Target>(
             }
         }
     }
+    for (dtype, format) in ["f32", "bf16"].into_iter().flat_map(|dtype| FORMATS.map(|format| (dtype, format))) {
+        for mode in ScaleCalculationMode::ALL {
+            case(format!("golden_mx {dtype} {format} {mode}"), wanted, each, || mx(client, dtype, format, mode));
+        }
+    }
     for recipe in [Recipe::Tensorwise, Recipe::Rowwise, Recipe::RowwiseWithGwHp] {
         for (name, dtype) in [("f32", DType::F32), ("bf16", DType::BF16)] {
             if T::Backend::fp8_supports(&Default::default(), dtype) {
@@ -166,6 +172,25 @@ fn codes<R: Runtime>(client: &ComputeClient<R>, dtype: &str, cast: Cast, suffix:
         same_codes(&read_codes(client, operand)?, &want, cast.format)?;
     }
     Ok(0.0)
+}
+
+/// Blocks of 32 along rows of x; the scales in tiles, as the GEMM reads them.
+fn mx<R: Runtime>(
+    client: &ComputeClient<R>,
+    dtype: &str,
+    format: Format,
+    mode: ScaleCalculationMode,
+) -> Result<f64, Failure> {
+    let view = upload(client, MX, &format!("x_{dtype}"))?;
+    let cast = Cast { format, granularity: Granularity::Block1x32, scale_mode: ScaleMode::E8m0(mode) };
+    let operand = quantize(client, &view, cast, Orientation::Rows)?.rows.ok_or_else(|| wrong("no copy"))?;
+    let name = format!("{dtype}_{format}_{mode}");
+    let (scales, shape, _) = tensor(MX, &format!("{name}_scale"))?;
+    let [rows, blocks] = shape[..] else { return Err(wrong(format!("{name}_scale is no matrix"))) };
+    if read(client, operand.inv_scale.clone())? != float8_kernels::mx::to_blocked(&scales, rows, blocks) {
+        return Err(wrong("the tiles of scales differ"));
+    }
+    same_codes(&read_codes(client, operand)?, &tensor(MX, &format!("{name}_codes"))?.0, format)
 }
 
 fn transpose<V: Copy>(x: &[V], [rows, cols]: [usize; 2]) -> Vec<V> {

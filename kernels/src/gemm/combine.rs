@@ -3,11 +3,11 @@
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
+use super::Gemm;
+use super::bias::{Bias, BiasLaunch};
 use crate::Granularity;
-use crate::gemm::Gemm;
-use crate::gemm::bias::{Bias, BiasLaunch};
 use crate::grid::{UNITS, fold};
-use crate::scale::scale_index;
+use crate::scale::sum_factor;
 
 /// Launches the kernel on `partials`, f32 `[splits, rows, pitch]`.
 pub(super) fn launch<R: Runtime>(
@@ -20,7 +20,7 @@ pub(super) fn launch<R: Runtime>(
     let (m, n) = (gemm.m(), gemm.n());
     // SAFETY: partial sums and output have the sizes given here, and every index is below `m · n`.
     unsafe {
-        gemm_hopper_combine::launch_unchecked::<R>(
+        gemm_combine::launch_unchecked::<R>(
             client,
             fold(client, (m * n).div_ceil(UNITS as usize) as u32),
             CubeDim::new_1d(UNITS),
@@ -42,10 +42,10 @@ pub(super) fn launch<R: Runtime>(
 }
 
 #[cube(launch_unchecked)]
-fn gemm_hopper_combine<O: Float>(
+fn gemm_combine<O: Float>(
     partials: &Array<f32>,
-    inv_scale_a: &Array<f32>,
-    inv_scale_b: &Array<f32>,
+    inv_scale_a: &Array<u32>,
+    inv_scale_b: &Array<u32>,
     bias: &Bias,
     out: &mut Array<O>,
     m: u32,
@@ -68,8 +68,8 @@ fn gemm_hopper_combine<O: Float>(
         sum += partials[(split * part + row * pitch + col) as usize];
     }
     if comptime!(!Granularity::any_blocks(granularities)) {
-        let scale_a = inv_scale_a[scale_index(row, 0u32, 1u32, comptime!(granularities[0])) as usize];
-        let scale_b = inv_scale_b[scale_index(col, 0u32, 1u32, comptime!(granularities[1])) as usize];
+        let scale_a = sum_factor(inv_scale_a, row, 0u32, 1u32, comptime!(granularities[0]));
+        let scale_b = sum_factor(inv_scale_b, col, 0u32, 1u32, comptime!(granularities[1]));
         sum *= scale_a * scale_b;
     }
     sum += bias.at(col);

@@ -1,0 +1,127 @@
+//! Codes to bf16, times their E8M0 scales: `value(code) · 2^(byte - 127)`.
+//!
+//! A value has at most four significant bits, so the product is a bf16: exactly, where its last bit is at least 2^-133, as it is
+//! from 2^-126 on and for most products below. Smaller ones are rounded to nearest even, those of 2^128 or more become infinite.
+
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+
+use crate::format::{F32_INF, decode};
+use crate::grid::{UNITS, fold};
+use crate::mx::{MX_BLOCK, e8m0_inverse_bits};
+use crate::operand::BLOCK;
+use crate::ptx::cvt::{Isa, cvt_bf16};
+use crate::scale::scale_index;
+use crate::{Format, Granularity, KernelError, Operand, row_words};
+
+/// bf16's infinity, and the NaN that the kernel writes.
+const BF16_INF: u32 = 0x7f80;
+const BF16_NAN: u32 = 0x7fff;
+
+/// Codes that a unit converts at a time, and how often.
+const PIECE: usize = 8;
+const PIECES: u32 = 4;
+
+/// bf16 `[rows, 4 · row_words(k)]` of a [`Block1x32`](Granularity::Block1x32) operand on the device: codes times scales,
+/// rows padded with zeros to 32 bytes. Two to a `u32` word, the first in the low half, for devices without 16-bit types.
+///
+/// The same bits on every device as [`reference::dequantize_mx`](crate::reference::dequantize_mx); every NaN is `0x7fff`.
+///
+/// # Errors
+/// [`KernelError::NotMx`] for other granularities; as [`scaled_gemm`](crate::scaled_gemm) for the operand.
+pub fn dequantize_mx<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -> Result<Handle, KernelError> {
+    operand.check()?;
+    let granularity = operand.granularity;
+    if granularity.is_mx() { Ok(to_bf16(client, operand)) } else { Err(KernelError::NotMx { granularity }) }
+}
+
+/// The same of a checked operand of any granularity, of which others than [`Block1x32`](Granularity::Block1x32) are not scaled.
+pub(crate) fn to_bf16<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -> Handle {
+    let pieces = operand.rows * row_words(operand.k) * 4 / PIECE;
+    let out = client.empty(pieces * PIECE * 2);
+    // SAFETY: by the caller codes and scales are as many as the shape says, and a unit stays below the number of pieces.
+    unsafe {
+        dequantize::launch_unchecked::<R>(
+            client,
+            fold(client, pieces.div_ceil((UNITS * PIECES) as usize) as u32),
+            CubeDim::new_1d(UNITS),
+            operand.codes_array(PIECE / 4),
+            operand.scales_array(),
+            ArrayArg::from_raw_parts(out.clone(), pieces),
+            pieces as u32,
+            (row_words(operand.k) * 4 / PIECE) as u32,
+            operand.k.div_ceil(BLOCK) as u32,
+            operand.format,
+            operand.granularity,
+            Isa::of(client),
+        );
+    }
+    out
+}
+
+#[cube(launch_unchecked)]
+fn dequantize(
+    codes: &Array<Vector<u32, Const<2>>>,
+    inv_scales: &Array<u32>,
+    out: &mut Array<Vector<u32, Const<4>>>,
+    pieces: u32,
+    row_pieces: u32,
+    blocks: u32,
+    #[comptime] format: Format,
+    #[comptime] granularity: Granularity,
+    #[comptime] isa: Isa,
+) {
+    let first = CUBE_POS as u32 * comptime!(UNITS * PIECES) + UNIT_POS;
+    let mut held = Array::<Vector<u32, Const<2>>>::new(comptime!(PIECES as usize));
+    let mut bytes = Array::<u32>::new(comptime!(PIECES as usize));
+    #[unroll]
+    for i in 0..PIECES {
+        // Spare units convert the last piece, and keep it.
+        let piece = min(first + comptime!(i * UNITS), pieces - 1);
+        held[i as usize] = codes[piece as usize];
+        if comptime!(granularity.is_mx()) {
+            let block = piece % row_pieces / comptime!((MX_BLOCK / PIECE) as u32);
+            let four = inv_scales[scale_index(piece / row_pieces, block / 4, blocks, granularity) as usize];
+            bytes[i as usize] = (four >> (block % 4 * 8)) & 0xffu32;
+        }
+    }
+    #[unroll]
+    for i in 0..PIECES {
+        let piece = first + comptime!(i * UNITS);
+        let mut words = Vector::<u32, Const<4>>::empty();
+        #[unroll]
+        for pair in 0..4u32 {
+            let pairs = held[i as usize][comptime!((pair / 2) as usize)] >> comptime!(pair % 2 * 16);
+            let byte = if comptime!(granularity.is_mx()) { bytes[i as usize] } else { 127u32.runtime() };
+            words[pair as usize] = if comptime!(isa.has_fp8_cvt()) {
+                cvt_bf16(pairs, f32::reinterpret(e8m0_inverse_bits(byte)), format)
+            } else {
+                let low = scaled_bf16(pairs & 0xffu32, byte, format);
+                low | (scaled_bf16((pairs >> 8u32) & 0xffu32, byte, format) << 16u32)
+            };
+        }
+        if piece < pieces {
+            out[piece as usize] = words;
+        }
+    }
+}
+
+/// bf16 of a code times `2^(byte - 127)`, in integers: devices may flush subnormal products.
+#[cube]
+fn scaled_bf16(code: u32, byte: u32, #[comptime] format: Format) -> u32 {
+    let sign = (code & 0x80u32) << 8u32;
+    // Zero or normal; not finite from infinity on.
+    let value = u32::reinterpret(decode(code & 0x7fu32, format));
+    // Of f32 and of the scale, so biased twice.
+    let exponent = (value >> 23u32) + byte;
+    let normal = min((value + (byte << 23u32) - comptime!(127u32 << 23)) >> 16u32, BF16_INF);
+    // Below the smallest normal the significand, with its leading one, shifts right.
+    let shift = clamp(128u32 - min(exponent, 128u32), 1u32, 24u32);
+    let significand = ((value >> 16u32) & 0x7fu32) | 0x80u32;
+    let odd = (significand >> shift) & 1u32;
+    let subnormal = (significand + (1u32 << (shift - 1u32)) - 1u32 + odd) >> shift;
+    let finite = select(value == 0u32, 0u32.runtime(), select(exponent < 128u32, subnormal, normal));
+    let infinite = select(value == F32_INF, BF16_INF.runtime(), finite);
+    let is_nan = value > F32_INF || byte == 255u32;
+    select(is_nan, BF16_NAN.runtime(), sign | infinite)
+}

@@ -1,0 +1,258 @@
+//! From the sums of a tile to its part of the output: scales, bias, one rounding, and the store.
+//!
+//! A thread has a row. Chunks of 32 rows by 128 bytes go through shared memory, swizzled by 128 bytes as TMA expects them: 16
+//! bytes `c` of row `r` lie at `128 r + 16 (c xor r mod 8)`.
+
+use cubecl::prelude::*;
+
+use super::kernel::{Extent, Item};
+use super::plan::ROWS;
+use super::{CHUNK, Config, WARP_ROWS};
+use crate::Granularity;
+use crate::gemm::bias::Bias;
+use crate::ptx::barrier::fence_proxy_async;
+use crate::ptx::memory::load_global_quad;
+use crate::ptx::shared::store_shared_quad;
+use crate::ptx::tcgen05::tmem_load;
+use crate::ptx::tma::{tma_store, tma_store_wait_read};
+use crate::ptx::wgmma::{pack_half, unpack_half};
+use crate::scale::scale_index;
+use crate::view::Source;
+
+/// The 32 rows of this warp: their place in a tile, which is that of the lanes of tensor memory that it may read.
+#[cube]
+fn warp_row() -> u32 {
+    UNIT_POS / 32 % 4 * comptime!(WARP_ROWS as u32)
+}
+
+/// Scales this warp's rows of a tile, adds the bias and what the output holds, and stores them. `sums` is where the tile's sums
+/// lie in tensor memory, `chunk` counts the chunks that the warp has stored.
+#[cube]
+pub(super) fn store_tile<O: Float>(
+    sums: u32,
+    base: u32,
+    chunk: &mut u32,
+    out_map: &mut ComptimeOption<TensorMap<O, Tiled>>,
+    out: &mut Array<O>,
+    scales_a: &Array<u32>,
+    scales_b: &Array<u32>,
+    bias: &Bias,
+    item: &Item,
+    extent: &Extent,
+    #[comptime] config: Config,
+) {
+    let chunk_cols = comptime!(config.chunk_cols() as u32);
+    let first_row = item.row0 + warp_row();
+    let lanes = sums + (warp_row() << 16u32);
+    // Past the last row there is nothing to store.
+    let cols = comptime!(config.cols as u32).runtime();
+    let end = if first_row < extent.m { min(cols, extent.n - item.col0) } else { 0u32.runtime() };
+    let row = first_row + UNIT_POS % 32;
+    let scale_a = scale(scales_a, min(row, extent.m - 1), comptime!(config.granularities[0]));
+    let mut values = Array::<f32>::new(comptime!(config.chunk_cols()));
+    let mut at = 0u32.runtime();
+    while at < end {
+        tmem_load(&mut values, lanes + at, chunk_cols);
+        let col = item.col0 + at;
+        if comptime!(!config.partial) {
+            finish(&mut values, scale_a, scales_b, bias, col, extent, config);
+        }
+        if comptime!(config.accumulate) {
+            if comptime!(config.tma_store) {
+                add_vectors(&mut values, out, row, col, extent, config);
+            } else {
+                add_elements(&mut values, out, row, col, extent, config);
+            }
+        }
+        #[comptime]
+        match out_map {
+            ComptimeOption::Some(map) => {
+                // Partial sums of part `s` of the contraction follow those of `s - 1`, all rows of tiles included.
+                let rows = extent.row_tiles * comptime!(ROWS as u32);
+                let above = if comptime!(config.partial) { item.split * rows } else { 0u32.runtime() };
+                store_chunk(&values, base, *chunk, map, above + first_row, col, config);
+                *chunk += 1;
+            }
+            ComptimeOption::None => store_elements(&values, out, row, col, extent, config),
+        }
+        at += chunk_cols;
+    }
+}
+
+/// The inverse scale of a row of an operand, or one if the tensor cores have applied it.
+#[cube]
+fn scale(scales: &Array<u32>, row: u32, #[comptime] granularity: Granularity) -> f32 {
+    if comptime!(granularity.is_mx()) {
+        f32::new(1.0)
+    } else {
+        f32::reinterpret(scales[scale_index(row, 0u32, 1u32, granularity) as usize])
+    }
+}
+
+/// `sum · (inv_scale_a · inv_scale_b) + bias` for a chunk of this thread's row from column `col` on. Each lane loads what belongs
+/// to its column of 32, the others get it by shuffles.
+#[cube]
+fn finish(
+    values: &mut Array<f32>,
+    scale_a: f32,
+    scales_b: &Array<u32>,
+    bias: &Bias,
+    col: u32,
+    extent: &Extent,
+    #[comptime] config: Config,
+) {
+    let by_col = comptime!(matches!(config.granularities[1], Granularity::Row));
+    #[unroll]
+    for group in 0..comptime!(config.chunk_cols() / 32) {
+        // Past the last column there is nothing to scale; any scale will do.
+        let own = min(col + comptime!(32 * group as u32) + UNIT_POS % 32, extent.n - 1);
+        let scale_own = scale(scales_b, own, comptime!(config.granularities[1]));
+        let bias_own = bias.at(own);
+        #[unroll]
+        for i in 0..32usize {
+            let mut value = values[comptime!(32 * group + i)];
+            if comptime!(!config.block_scaled()) {
+                let scale_b = if by_col { plane_shuffle(scale_own, comptime!(i as u32)) } else { scale_own };
+                value *= scale_a * scale_b;
+            }
+            value += if comptime!(config.bias) { plane_shuffle(bias_own, comptime!(i as u32)) } else { f32::new(0.0) };
+            values[comptime!(32 * group + i)] = value;
+        }
+    }
+}
+
+/// Adds what the output holds, whose rows are a multiple of 16 bytes apart.
+#[cube]
+fn add_vectors<O: Float>(
+    values: &mut Array<f32>,
+    out: &Array<O>,
+    row: u32,
+    col: u32,
+    extent: &Extent,
+    #[comptime] config: Config,
+) {
+    let mut old = Array::<u32>::new(32usize);
+    #[unroll]
+    for piece in 0..8u32 {
+        let col = col + comptime!(piece * config.chunk_cols() as u32 / 8);
+        if row < extent.m && col < extent.n {
+            load_global_quad(out, row * extent.n + col, &mut old, comptime!(4 * piece));
+        } else {
+            #[unroll]
+            for i in 0..4u32 {
+                old[comptime!((4 * piece + i) as usize)] = 0u32.runtime();
+            }
+        }
+    }
+    #[unroll]
+    for i in 0..32usize {
+        if comptime!(config.dtype == Source::F32) {
+            values[i] += f32::reinterpret(old[i]);
+        } else {
+            let bf16 = comptime!(config.dtype == Source::Bf16);
+            values[comptime!(2 * i)] += unpack_half(old[i], false, bf16);
+            values[comptime!(2 * i + 1)] += unpack_half(old[i], true, bf16);
+        }
+    }
+}
+
+/// Adds what the output holds, whatever its rows' distance.
+#[cube]
+fn add_elements<O: Float>(
+    values: &mut Array<f32>,
+    out: &Array<O>,
+    row: u32,
+    col: u32,
+    extent: &Extent,
+    #[comptime] config: Config,
+) {
+    #[unroll]
+    for i in 0..comptime!(config.chunk_cols()) {
+        let col = col + comptime!(i as u32);
+        if row < extent.m && col < extent.n {
+            values[i] += f32::cast_from(out[(row * extent.n + col) as usize]);
+        }
+    }
+}
+
+/// Whether this thread speaks to TMA for its warp.
+#[cube]
+fn leads() -> bool {
+    let lane = UNIT_POS % 32;
+    lane == 0
+}
+
+/// Waits until TMA has read the last chunks: shared memory goes with the block.
+#[cube]
+pub(super) fn finish_stores() {
+    if leads() {
+        tma_store_wait_read(0u32);
+    }
+}
+
+/// Stores the warp's chunk number `chunk` to row `row`, column `col` by TMA.
+#[cube]
+fn store_chunk<O: Float>(
+    values: &Array<f32>,
+    base: u32,
+    chunk: u32,
+    map: &TensorMap<O, Tiled>,
+    row: u32,
+    col: u32,
+    #[comptime] config: Config,
+) {
+    let chunks = comptime!(config.chunks as u32);
+    let slot = warp_row() / comptime!(WARP_ROWS as u32) * chunks + chunk % chunks;
+    let to = base + comptime!(config.chunks_at() as u32) + slot * comptime!(CHUNK as u32);
+    if leads() {
+        // The store that used these bytes last has read them.
+        tma_store_wait_read(comptime!(chunks - 1));
+    }
+    sync_plane();
+    stage(values, to, comptime!(config.dtype));
+    fence_proxy_async();
+    sync_plane();
+    if leads() {
+        tma_store(map, to, col, row);
+    }
+}
+
+/// Writes this thread's row of a chunk.
+#[cube]
+fn stage(values: &Array<f32>, to: u32, #[comptime] dtype: Source) {
+    let row = UNIT_POS % 32;
+    #[unroll]
+    for piece in 0..8u32 {
+        let address = to + 128 * row + 16 * (piece ^ (row % 8));
+        let mut words = Array::<u32>::new(4usize);
+        #[unroll]
+        for i in 0..4u32 {
+            let word = comptime!(4 * piece + i) as usize;
+            words[i as usize] = if comptime!(dtype == Source::F32) {
+                u32::reinterpret(values[word])
+            } else {
+                pack_half(values[2 * word], values[2 * word + 1], comptime!(dtype == Source::Bf16))
+            };
+        }
+        store_shared_quad(address, words[0], words[1], words[2], words[3]);
+    }
+}
+
+/// Each thread stores its row of a chunk: rows of the output that TMA cannot write, being no multiple of 16 bytes apart.
+#[cube]
+fn store_elements<O: Float>(
+    values: &Array<f32>,
+    out: &mut Array<O>,
+    row: u32,
+    col: u32,
+    extent: &Extent,
+    #[comptime] config: Config,
+) {
+    #[unroll]
+    for i in 0..comptime!(config.chunk_cols()) {
+        let col = col + comptime!(i as u32);
+        if row < extent.m && col < extent.n {
+            out[(row * extent.n + col) as usize] = O::cast_from(values[i]);
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! The kernel: what each warp does with each tile.
+
+use cubecl::prelude::*;
+
+use super::epilogue::{finish_stores, store_tile};
+use super::plan::{ROWS, STEP};
+use super::{BUFFERS, Config, SCALE_COLUMNS, SCALES, STORERS};
+use crate::gemm::bias::Bias;
+use crate::grid::banded_tile;
+use crate::ptx::barrier::{
+    fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait,
+};
+use crate::ptx::shared::shared_address;
+use crate::ptx::tcgen05::{
+    fp8_instruction, mma_fp8, mma_mxfp8, mxfp8_instruction, operand_descriptor, scales_descriptor, tcgen05_after_wait,
+    tcgen05_before_signal, tcgen05_commit, tmem_alloc, tmem_copy_scales, tmem_dealloc,
+};
+use crate::ptx::tma::{bulk_load, tma_load, tma_prefetch_map};
+
+/// The warp that multiplies; warp 0 fills stages.
+const MULTIPLIER: u32 = 1;
+
+/// Sizes that the kernel is launched for.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(super) struct Extent {
+    pub(super) m: u32,
+    pub(super) n: u32,
+    /// Steps of 128 of the contraction.
+    pub(super) steps: u32,
+    pub(super) row_tiles: u32,
+    col_tiles: u32,
+    splits: u32,
+}
+
+/// A tile of the output, and the part of the contraction to sum.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Item {
+    pub(super) row0: u32,
+    pub(super) col0: u32,
+    first: u32,
+    end: u32,
+    pub(super) split: u32,
+}
+
+/// Item `index`: bands of rows, column by column.
+#[cube]
+fn item(index: u32, extent: &Extent, #[comptime] config: Config) -> Item {
+    let tiles = extent.row_tiles * extent.col_tiles;
+    let split = index / tiles;
+    let (row, col) = banded_tile(index % tiles, extent.row_tiles, extent.col_tiles);
+    Item {
+        row0: row * comptime!(ROWS as u32),
+        col0: col * comptime!(config.cols as u32),
+        first: extent.steps * split / extent.splits,
+        end: extent.steps * (split + 1) / extent.splits,
+        split,
+    }
+}
+
+/// Addresses of the mbarriers.
+#[derive(CubeType, Clone, Copy)]
+struct Barriers {
+    /// Of stages that TMA has filled.
+    full: u32,
+    /// Of stages that have been multiplied.
+    empty: u32,
+    /// Of sums that are finished.
+    ready: u32,
+    /// Of sums that have been stored.
+    stored: u32,
+}
+
+/// Which of `count` stages or buffers comes next, and the parity of its phase.
+#[derive(CubeType, Clone, Copy)]
+struct Place {
+    at: u32,
+    parity: u32,
+}
+
+#[cube]
+fn advance(place: &mut Place, #[comptime] count: u32) {
+    place.at += 1;
+    if place.at == count {
+        place.at = 0u32;
+        place.parity ^= 1u32;
+    }
+}
+
+#[cube(launch_unchecked)]
+pub(super) fn gemm_blackwell<O: Float>(
+    a: &TensorMap<u8, Tiled>,
+    b: &TensorMap<u8, Tiled>,
+    out_map: &mut ComptimeOption<TensorMap<O, Tiled>>,
+    // Not read here: the launch waits for what another stream writes to arrays, not to maps.
+    _codes_a: &Array<u32>,
+    _codes_b: &Array<u32>,
+    // Bits of f32, or four E8M0 scales to a word.
+    scales_a: &Array<u32>,
+    scales_b: &Array<u32>,
+    bias: &Bias,
+    out: &mut Array<O>,
+    extent: Extent,
+    #[comptime] config: Config,
+    #[define(O)] _dtype: StorageType,
+) {
+    let mut shared = SharedMemory::<u32>::new_aligned(comptime!(config.shared_words()), 1024usize);
+    let base = shared_address(&shared);
+    let full = base + comptime!(config.barriers_at() as u32);
+    let empty = full + comptime!(8 * config.stages as u32);
+    let ready = empty + comptime!(8 * config.stages as u32);
+    let stored = ready + comptime!(8 * BUFFERS as u32);
+    let barriers = Barriers { full, empty, ready, stored };
+    if UNIT_POS == 0 {
+        // All else is by address, which CubeCL does not see as a use.
+        shared[comptime!(config.slot_at() / 4)] = 0u32;
+        #[unroll]
+        for stage in 0..comptime!(config.stages as u32) {
+            mbarrier_init(full + comptime!(8 * stage), 1u32);
+            mbarrier_init(empty + comptime!(8 * stage), 1u32);
+        }
+        #[unroll]
+        for buffer in 0..comptime!(BUFFERS as u32) {
+            mbarrier_init(ready + comptime!(8 * buffer), 1u32);
+            mbarrier_init(stored + comptime!(8 * buffer), comptime!(32 * STORERS as u32));
+        }
+        fence_mbarrier_init();
+        tma_prefetch_map(a);
+        tma_prefetch_map(b);
+    }
+    sync_cube();
+    let warp = UNIT_POS / 32;
+    if warp == MULTIPLIER {
+        tmem_alloc(base + comptime!(config.slot_at() as u32), comptime!(config.tmem_columns() as u32));
+    }
+    tcgen05_before_signal();
+    sync_cube();
+    tcgen05_after_wait();
+    let tmem = shared[comptime!(config.slot_at() / 4)];
+
+    let items = extent.row_tiles * extent.col_tiles * extent.splits;
+    // One thread each: the assembler knows by `elect.sync` that it is alone, and puts addresses in uniform registers.
+    if warp == 0 {
+        if plane_elect() {
+            fill_stages(a, b, scales_a, scales_b, base, &barriers, items, &extent, config);
+        }
+    } else if warp == MULTIPLIER {
+        if plane_elect() {
+            multiply_tiles(base, tmem, &barriers, items, &extent, config);
+        }
+    } else {
+        let mut buffer = Place { at: 0u32.runtime(), parity: 0u32.runtime() };
+        let mut chunk = 0u32.runtime();
+        let mut index = CUBE_POS_X;
+        while index < items {
+            let item = item(index, &extent, config);
+            mbarrier_wait(barriers.ready + 8 * buffer.at, buffer.parity);
+            tcgen05_after_wait();
+            let sums = tmem + buffer.at * comptime!(config.cols as u32);
+            store_tile::<O>(sums, base, &mut chunk, out_map, out, scales_a, scales_b, bias, &item, &extent, config);
+            tcgen05_before_signal();
+            mbarrier_arrive(barriers.stored + 8 * buffer.at);
+            advance(&mut buffer, comptime!(BUFFERS as u32));
+            index += CUBE_COUNT_X;
+        }
+        if comptime!(config.tma_store) {
+            finish_stores();
+        }
+    }
+    tcgen05_before_signal();
+    sync_cube();
+    tcgen05_after_wait();
+    if warp == MULTIPLIER {
+        tmem_dealloc(tmem, comptime!(config.tmem_columns() as u32));
+    }
+}
+
+/// Has TMA fill one stage after the other, as they become free.
+#[cube]
+fn fill_stages(
+    a: &TensorMap<u8, Tiled>,
+    b: &TensorMap<u8, Tiled>,
+    scales_a: &Array<u32>,
+    scales_b: &Array<u32>,
+    base: u32,
+    barriers: &Barriers,
+    items: u32,
+    extent: &Extent,
+    #[comptime] config: Config,
+) {
+    // The first round finds every stage empty.
+    let mut place = Place { at: 0u32.runtime(), parity: 1u32.runtime() };
+    let mut index = CUBE_POS_X;
+    while index < items {
+        let item = item(index, extent, config);
+        let mut block = item.first;
+        while block < item.end {
+            mbarrier_wait(barriers.empty + 8 * place.at, place.parity);
+            fill(a, b, scales_a, scales_b, base, barriers, place.at, block, &item, extent, config);
+            advance(&mut place, comptime!(config.stages as u32));
+            block += 1;
+        }
+        index += CUBE_COUNT_X;
+    }
+}
+
+/// Gives the products of one tile after the other, as stages become full and sums have been stored.
+#[cube]
+fn multiply_tiles(base: u32, tmem: u32, barriers: &Barriers, items: u32, extent: &Extent, #[comptime] config: Config) {
+    let mut place = Place { at: 0u32.runtime(), parity: 0u32.runtime() };
+    // The first round finds no sums that are still to be stored.
+    let mut buffer = Place { at: 0u32.runtime(), parity: 1u32.runtime() };
+    let mut index = CUBE_POS_X;
+    while index < items {
+        let item = item(index, extent, config);
+        mbarrier_wait(barriers.stored + 8 * buffer.at, buffer.parity);
+        tcgen05_after_wait();
+        let sums = tmem + buffer.at * comptime!(config.cols as u32);
+        let mut block = item.first;
+        while block < item.end {
+            mbarrier_wait(barriers.full + 8 * place.at, place.parity);
+            tcgen05_after_wait();
+            let add = select(block > item.first, 1u32, 0u32);
+            multiply_stage(base, tmem, sums, place.at, add, &item, config);
+            tcgen05_commit(barriers.empty + 8 * place.at);
+            advance(&mut place, comptime!(config.stages as u32));
+            block += 1;
+        }
+        tcgen05_commit(barriers.ready + 8 * buffer.at);
+        advance(&mut buffer, comptime!(BUFFERS as u32));
+        index += CUBE_COUNT_X;
+    }
+}
+
+/// Has TMA fill a stage.
+#[cube]
+fn fill(
+    a: &TensorMap<u8, Tiled>,
+    b: &TensorMap<u8, Tiled>,
+    scales_a: &Array<u32>,
+    scales_b: &Array<u32>,
+    base: u32,
+    barriers: &Barriers,
+    stage: u32,
+    block: u32,
+    item: &Item,
+    extent: &Extent,
+    #[comptime] config: Config,
+) {
+    let full = barriers.full + 8 * stage;
+    let at_a = base + stage * comptime!(config.stage_a() as u32);
+    let at_b = base + comptime!(config.tiles_b_at() as u32) + stage * comptime!(config.stage_b() as u32);
+    let column = block * comptime!(STEP as u32);
+    mbarrier_arrive_expect_tx(full, comptime!((config.stage_a() + config.stage_b() + config.stage_scales()) as u32));
+    tma_load(a, at_a, full, column, item.row0);
+    tma_load(b, at_b, full, column, item.col0);
+    if comptime!(config.block_scaled()) {
+        let words = comptime!(SCALES as u32 / 4);
+        let at = base + comptime!(config.scales_at() as u32) + stage * comptime!(config.stage_scales() as u32);
+        let tile_a = item.row0 / 128;
+        bulk_load(scales_a, (tile_a * extent.steps + block) * words, at, full, comptime!(SCALES as u32));
+        #[unroll]
+        for i in 0..comptime!(config.scale_tiles_b() as u32) {
+            // Columns past the last are not stored; any scales will do for them.
+            let tile_b = min(item.col0 / 128 + i, (extent.n - 1) / 128);
+            let index = (tile_b * extent.steps + block) * words;
+            bulk_load(scales_b, index, at + comptime!((1 + i) * SCALES as u32), full, comptime!(SCALES as u32));
+        }
+    }
+}
+
+/// Gives the four products of a stage, the first added to the sums if `add` is not zero.
+#[cube]
+fn multiply_stage(base: u32, tmem: u32, sums: u32, stage: u32, add: u32, item: &Item, #[comptime] config: Config) {
+    let a = operand_descriptor(base + stage * comptime!(config.stage_a() as u32));
+    let b =
+        operand_descriptor(base + comptime!(config.tiles_b_at() as u32) + stage * comptime!(config.stage_b() as u32));
+    let columns = comptime!(config.stage_scale_columns() as u32);
+    let to_a = tmem + comptime!((BUFFERS * config.cols) as u32) + stage * columns;
+    let to_b = to_a + comptime!(SCALE_COLUMNS as u32);
+    if comptime!(config.block_scaled()) {
+        let at = base + comptime!(config.scales_at() as u32) + stage * comptime!(config.stage_scales() as u32);
+        tmem_copy_scales(to_a, scales_descriptor(at));
+        #[unroll]
+        for i in 0..comptime!(config.scale_tiles_b() as u32) {
+            let from = scales_descriptor(at + comptime!((1 + i) * SCALES as u32));
+            tmem_copy_scales(to_b + comptime!(i * SCALE_COLUMNS as u32), from);
+        }
+    }
+    #[unroll]
+    for k in 0..4u32 {
+        // 32 bytes of the contraction further, in units of 16.
+        let offset = u64::cast_from(comptime!(2 * k));
+        let add = if comptime!(k == 0) { add } else { 1u32.runtime() };
+        let cols = comptime!(config.cols as u32);
+        if comptime!(config.block_scaled()) {
+            // Scales of 32 columns are in one column of tensor memory.
+            let scales_b = to_b + item.col0 % 128 / 32;
+            let instruction = comptime!(mxfp8_instruction(cols, config.formats, k));
+            mma_mxfp8(sums, a + offset, b + offset, to_a, scales_b, add, instruction);
+        } else {
+            let instruction = comptime!(fp8_instruction(ROWS as u32, cols, config.formats));
+            mma_fp8(sums, a + offset, b + offset, add, instruction);
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! What the GEMMs that TMA feeds share: the maps of their operands and of where their tiles go.
+
+use cubecl::ir::{ElemType, FloatKind, StorageType, UIntKind};
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+
+use super::Gemm;
+use crate::{Operand, row_words};
+
+/// Bytes of a box's row, what its swizzle spans. Of codes they are 128 of the contraction, what promotion counts.
+pub(super) const ROW_BYTES: usize = 128;
+
+/// CubeCL always knows them on CUDA; else those of an H200.
+pub(super) fn multiprocessors<R: Runtime>(client: &ComputeClient<R>) -> usize {
+    client.properties().hardware.num_streaming_multiprocessors.unwrap_or(132) as usize
+}
+
+/// What TMA reads: rows of bytes along the contraction.
+pub(super) struct Matrix {
+    pub(super) handle: Handle,
+    pub(super) rows: usize,
+    /// Bytes of a row.
+    pub(super) pitch: usize,
+}
+
+impl Matrix {
+    /// The codes of an operand.
+    pub(super) fn codes(operand: &Operand) -> Self {
+        Self { handle: operand.codes.clone(), rows: operand.rows, pitch: row_words(operand.k) * 4 }
+    }
+
+    /// The kernel's argument that stands for the memory; it reads none of it.
+    ///
+    /// # Safety
+    /// The memory has the rows.
+    pub(super) unsafe fn array<R: Runtime>(&self) -> ArrayArg<R> {
+        // SAFETY: by the caller; the memory has more words than rows.
+        unsafe { ArrayArg::from_raw_parts(self.handle.clone(), self.rows) }
+    }
+
+    /// Boxes of `rows` rows and [`ROW_BYTES`] of the contraction.
+    ///
+    /// # Safety
+    /// The memory has the rows.
+    pub(super) unsafe fn map<R: Runtime>(&self, rows: usize) -> TensorMapArg<R, Tiled> {
+        let (dtype, pitch) = (StorageType::Scalar(ElemType::UInt(UIntKind::U8)), self.pitch);
+        // SAFETY: by the caller.
+        let bytes =
+            unsafe { TensorArg::from_raw_parts(self.handle.clone(), [pitch, 1].into(), [self.rows, pitch].into()) };
+        TensorMapArg::new(TiledArgs { tile_size: [rows, ROW_BYTES].into() }, bytes, dtype)
+            .with_swizzle(TensorMapSwizzle::B128)
+            .with_prefetch(TensorMapPrefetch::B256)
+    }
+}
+
+/// Where the tiles go: `[rows, pitch]`.
+pub(super) struct Target {
+    pub(super) handle: Handle,
+    pub(super) rows: usize,
+    pub(super) pitch: usize,
+    pub(super) dtype: StorageType,
+    pub(super) tma_store: bool,
+}
+
+impl Target {
+    /// The output itself.
+    pub(super) fn output(gemm: &Gemm) -> Self {
+        let (m, n, matrices) = gemm.matrices();
+        // A box that ends with a group's rows would go on into the next group's.
+        let tma_store = gemm.groups.is_none() && (n * gemm.dtype.size()).is_multiple_of(16);
+        Self { handle: gemm.out.clone(), rows: m * matrices, pitch: n, dtype: gemm.dtype, tma_store }
+    }
+
+    /// Memory for unscaled f32 sums of `splits` parts of the contraction, `rows` rows each.
+    pub(super) fn partials<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, splits: usize, rows: usize) -> Self {
+        let (rows, pitch) = (splits * rows, gemm.n().next_multiple_of(4));
+        let dtype = StorageType::Scalar(ElemType::Float(FloatKind::F32));
+        Self { handle: client.empty(rows * pitch * 4), rows, pitch, dtype, tma_store: true }
+    }
+
+    /// Boxes of `rows` rows of 128 bytes.
+    ///
+    /// # Safety
+    /// The memory has `rows` by `pitch` elements.
+    pub(super) unsafe fn map<R: Runtime>(&self, rows: usize) -> TensorMapArg<R, Tiled> {
+        let (pitch, cols) = (self.pitch, ROW_BYTES / self.dtype.size());
+        // SAFETY: by the caller.
+        let out =
+            unsafe { TensorArg::from_raw_parts(self.handle.clone(), [pitch, 1].into(), [self.rows, pitch].into()) };
+        TensorMapArg::new(TiledArgs { tile_size: [rows, cols].into() }, out, self.dtype)
+            .with_swizzle(TensorMapSwizzle::B128)
+    }
+}

@@ -1,0 +1,230 @@
+//! The scales that a thread needs, as the words in which they lie in memory: f32 bits, or four E8M0 bytes for 128 of the
+//! contraction.
+
+use cubecl::prelude::*;
+
+use super::Plan;
+use crate::Granularity;
+use crate::mx::e8m0_inverse_bits_of;
+use crate::ptx::mma::{MmaKind, ScaleSource};
+use crate::scale::scale_index;
+
+/// Which rows of an operand a thread asks for, from a first one on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Lines {
+    /// Rows of its sums: 0, 8, 16, ...
+    Rows,
+    /// Columns of its sums: 0, 1, 8, 9, ...
+    Cols,
+    /// Those whose scales its lane gives to block-scaled products: 0, 32, ...
+    Given,
+}
+
+impl Lines {
+    const fn offset(self, i: u32) -> u32 {
+        match self {
+            Lines::Rows => 8 * i,
+            Lines::Cols => i / 2 * 8 + i % 2,
+            Lines::Given => 32 * i,
+        }
+    }
+}
+
+impl Plan {
+    /// How many rows of operand 0, A, or 1, B, the sums of a thread have.
+    pub(super) const fn line_count(self, side: usize) -> u32 {
+        2 * self.tile.products()[side]
+    }
+
+    /// How many words of E8M0 scales of that operand a thread holds.
+    pub(super) const fn word_count(self, side: usize) -> u32 {
+        match self.kind {
+            MmaKind::Plain => self.line_count(side),
+            // A lane gives a fourth of 32 rows: of two products' 16 of A, of four products' 8 of B.
+            MmaKind::BlockScaled => self.tile.products()[side].div_ceil([2, 4][side]),
+        }
+    }
+
+    /// Which rows they are for.
+    pub(super) const fn word_lines(self, side: usize) -> Lines {
+        match self.kind {
+            MmaKind::Plain => self.sum_lines(side),
+            MmaKind::BlockScaled => Lines::Given,
+        }
+    }
+
+    /// Which rows of an operand the sums of a thread have.
+    pub(super) const fn sum_lines(self, side: usize) -> Lines {
+        if side == 0 { Lines::Rows } else { Lines::Cols }
+    }
+
+    /// Where product `[i, j]` of block `byte` of 32 in 128 finds its scales.
+    pub(super) fn scale_sources(self, product: [u32; 2], byte: u32) -> Option<[ScaleSource; 2]> {
+        let source = |side: usize| {
+            let per_word = [2, 4][side];
+            match self.granularities[side].is_mx() {
+                true => ScaleSource::Word { word: product[side] / per_word, byte, lanes: product[side] % per_word },
+                false => ScaleSource::Ones,
+            }
+        };
+        (self.kind == MmaKind::BlockScaled).then(|| [source(0), source(1)])
+    }
+}
+
+/// What a thread holds of both operands' scales.
+#[derive(CubeType)]
+pub(super) struct Scales {
+    /// E8M0 scales of the current block of 128, four to a word.
+    pub(super) words_a: Array<u32>,
+    pub(super) words_b: Array<u32>,
+    /// Those of the next, on their way.
+    next_a: Array<u32>,
+    next_b: Array<u32>,
+    /// Bits of the f32 scales of the thread's sums.
+    pub(super) factors_a: Array<u32>,
+    pub(super) factors_b: Array<u32>,
+}
+
+#[cube]
+impl Scales {
+    /// Room for them.
+    pub(super) fn new(#[comptime] plan: Plan) -> Self {
+        Scales {
+            words_a: Array::new(comptime!(plan.word_count(0) as usize)),
+            words_b: Array::new(comptime!(plan.word_count(1) as usize)),
+            next_a: Array::new(comptime!(plan.word_count(0) as usize)),
+            next_b: Array::new(comptime!(plan.word_count(1) as usize)),
+            factors_a: Array::new(comptime!(plan.line_count(0) as usize)),
+            factors_b: Array::new(comptime!(plan.line_count(1) as usize)),
+        }
+    }
+
+    /// Starts to bring the E8M0 scales of a block.
+    pub(super) fn load_words(
+        &mut self,
+        inv_scale_a: &Array<u32>,
+        inv_scale_b: &Array<u32>,
+        row: u32,
+        col: u32,
+        m: u32,
+        n: u32,
+        block: u32,
+        blocks: u32,
+        #[comptime] plan: Plan,
+    ) {
+        let [granularity_a, granularity_b] = comptime!(plan.granularities);
+        if comptime!(granularity_a.is_mx()) {
+            let (lines, count) = comptime!((plan.word_lines(0), plan.word_count(0)));
+            load_scales(inv_scale_a, &mut self.next_a, row, m, block, blocks, lines, count, granularity_a);
+        }
+        if comptime!(granularity_b.is_mx()) {
+            let (lines, count) = comptime!((plan.word_lines(1), plan.word_count(1)));
+            load_scales(inv_scale_b, &mut self.next_b, col, n, block, blocks, lines, count, granularity_b);
+        }
+    }
+
+    /// Makes those that were brought the current ones.
+    pub(super) fn use_words(&mut self, #[comptime] plan: Plan) {
+        if comptime!(plan.granularities[0].is_mx()) {
+            #[unroll]
+            for i in 0..comptime!(plan.word_count(0) as usize) {
+                self.words_a[i] = self.next_a[i];
+            }
+        }
+        if comptime!(plan.granularities[1].is_mx()) {
+            #[unroll]
+            for i in 0..comptime!(plan.word_count(1) as usize) {
+                self.words_b[i] = self.next_b[i];
+            }
+        }
+    }
+
+    /// Brings the f32 scales of a block of 128.
+    pub(super) fn load_factors(
+        &mut self,
+        inv_scale_a: &Array<u32>,
+        inv_scale_b: &Array<u32>,
+        row: u32,
+        col: u32,
+        m: u32,
+        n: u32,
+        block: u32,
+        blocks: u32,
+        #[comptime] plan: Plan,
+    ) {
+        let [granularity_a, granularity_b] = comptime!(plan.granularities);
+        if comptime!(!granularity_a.is_mx()) {
+            let (lines, count) = comptime!((Lines::Rows, plan.line_count(0)));
+            load_scales(inv_scale_a, &mut self.factors_a, row, m, block, blocks, lines, count, granularity_a);
+        }
+        if comptime!(!granularity_b.is_mx()) {
+            let (lines, count) = comptime!((Lines::Cols, plan.line_count(1)));
+            load_scales(inv_scale_b, &mut self.factors_b, col, n, block, blocks, lines, count, granularity_b);
+        }
+    }
+
+    /// What the thread's sum `i` is multiplied by once it is over the current block of 128, or over all: the product of the
+    /// f32 scales. E8M0 scales have multiplied the products.
+    pub(super) fn factor(&self, #[comptime] i: u32, #[comptime] plan: Plan) -> f32 {
+        let [row, col] = comptime!(plan.lines_of(i));
+        let [granularity_a, granularity_b] = comptime!(plan.granularities);
+        if comptime!(granularity_a.is_mx() && granularity_b.is_mx()) {
+            1.0f32.runtime()
+        } else if comptime!(granularity_a.is_mx()) {
+            f32::reinterpret(self.factors_b[col as usize])
+        } else if comptime!(granularity_b.is_mx()) {
+            f32::reinterpret(self.factors_a[row as usize])
+        } else {
+            f32::reinterpret(self.factors_a[row as usize]) * f32::reinterpret(self.factors_b[col as usize])
+        }
+    }
+}
+
+/// Scales of `count` rows for block `block` of 128. All rows of a tile lie in one square block.
+#[cube]
+pub(super) fn load_scales(
+    inv_scales: &Array<u32>,
+    to: &mut Array<u32>,
+    first: u32,
+    rows: u32,
+    block: u32,
+    blocks: u32,
+    #[comptime] lines: Lines,
+    #[comptime] count: u32,
+    #[comptime] granularity: Granularity,
+) {
+    #[unroll]
+    for i in 0..count {
+        if comptime!(i == 0 || granularity.is_by_row()) {
+            // Past the last row there is nothing to scale; any scale will do.
+            let row = min(first + comptime!(lines.offset(i)), rows - 1);
+            to[i as usize] = inv_scales[scale_index(row, block, blocks, granularity) as usize];
+        } else {
+            to[i as usize] = to[0];
+        }
+    }
+}
+
+/// What the sums of one product are multiplied by: the E8M0 scales in byte `byte` of `words`, or f32 scales of 128 that change
+/// along the contraction; else 1.
+#[cube]
+pub(super) fn product_factors(
+    words: &Array<u32>,
+    scales: &Array<u32>,
+    #[comptime] byte: u32,
+    #[comptime] count: u32,
+    #[comptime] granularity: Granularity,
+) -> Array<f32> {
+    let mut factors = Array::<f32>::new(comptime!(count as usize));
+    #[unroll]
+    for i in 0..comptime!(count as usize) {
+        factors[i] = if comptime!(granularity.is_mx()) {
+            f32::reinterpret(e8m0_inverse_bits_of(words[i], byte))
+        } else if comptime!(granularity.is_blocks()) {
+            f32::reinterpret(scales[i])
+        } else {
+            1.0f32.runtime()
+        };
+    }
+    factors
+}

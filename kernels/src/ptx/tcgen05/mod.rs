@@ -1,0 +1,141 @@
+//! The tensor cores of sm_100 (`tcgen05`): one thread gives products of operands in shared memory, whose sums, and scales of
+//! blocks, lie in tensor memory.
+//!
+//! Tensor memory has 128 lanes of 512 columns of 32 bits; an address is `lane · 2^16 + column`. Row `i` of a product of 128
+//! rows lies in lane `i`, column `j` in column `j` behind the address that it was given. A warp reads the lanes from
+//! `32 (warp mod 4)` on and no others.
+//!
+//! Scales of 128 rows and four blocks of 32 take four columns: word `c` of lane `l` has the four of row `l + 32 c`, the first
+//! block in the low byte, and lanes 32 further on have the same (`32x128b.warpx4`).
+//!
+//! Source: PTX ISA, *TensorCore 5th generation family instructions*. Products and copies are asynchronous. A copy comes before
+//! the products that the same thread gives after it, and products to the same sums are in order; all else is ordered by
+//! [`tcgen05_commit`] and an mbarrier.
+
+mod descriptor;
+
+use cubecl::prelude::*;
+
+pub(crate) use descriptor::{fp8_instruction, mxfp8_instruction, operand_descriptor, scales_descriptor};
+
+use super::{asm, name, operand};
+
+/// Takes `columns` of tensor memory, a power of two from 32 to 512, and writes their address to the word of shared memory at
+/// `slot`. The warp gives up taking more. All lanes of one warp.
+#[cube]
+pub(crate) fn tmem_alloc(slot: u32, #[comptime] columns: u32) {
+    intrinsic!(|scope| {
+        let slot = operand(scope, *slot.expand);
+        let template = format!(
+            "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], {columns};\n\
+             tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;\n"
+        );
+        asm(scope, &template, &[], &[("r", slot)]);
+    })
+}
+
+/// Gives back what [`tmem_alloc`] took. All lanes of the same warp, before the block ends.
+#[cube]
+pub(crate) fn tmem_dealloc(tmem: u32, #[comptime] columns: u32) {
+    intrinsic!(|scope| {
+        let tmem = operand(scope, *tmem.expand);
+        let template = format!("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, {columns};\n");
+        asm(scope, &template, &[], &[("r", tmem)]);
+    })
+}
+
+/// Orders this thread's use of tensor memory before what it signals next.
+#[cube]
+pub(crate) fn tcgen05_before_signal() {
+    intrinsic!(|scope| { asm(scope, "tcgen05.fence::before_thread_sync;\n", &[], &[]) })
+}
+
+/// Orders this thread's use of tensor memory after what it has waited for.
+#[cube]
+pub(crate) fn tcgen05_after_wait() {
+    intrinsic!(|scope| { asm(scope, "tcgen05.fence::after_thread_sync;\n", &[], &[]) })
+}
+
+/// Arrives at an mbarrier of this block when all that this thread has given to the tensor cores is done.
+#[cube]
+pub(crate) fn tcgen05_commit(barrier: u32) {
+    intrinsic!(|scope| {
+        let barrier = operand(scope, *barrier.expand);
+        let template = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];\n";
+        asm(scope, template, &[], &[("r", barrier)]);
+    })
+}
+
+/// Copies 32 rows of 16 bytes to four columns of tensor memory, lanes 0 to 31, and again to each 32 lanes further on.
+#[cube]
+pub(crate) fn tmem_copy_scales(tmem: u32, scales: u64) {
+    intrinsic!(|scope| {
+        let inputs = [("r", operand(scope, *tmem.expand)), ("l", operand(scope, *scales.expand))];
+        asm(scope, "tcgen05.cp.cta_group::1.32x128b.warpx4 [%0], %1;\n", &[], &inputs);
+    })
+}
+
+/// `sums = A [M, 32] · B [N, 32]ᵀ`, added to what `sums` holds where `add` is not zero; M, N and formats are those of the
+/// instruction descriptor ([`fp8_instruction`]).
+#[cube]
+pub(crate) fn mma_fp8(sums: u32, a: u64, b: u64, add: u32, #[comptime] instruction: u32) {
+    intrinsic!(|scope| {
+        let inputs = [
+            ("r", operand(scope, *sums.expand)),
+            ("l", operand(scope, *a.expand)),
+            ("l", operand(scope, *b.expand)),
+            ("r", format!("{instruction}u")),
+            ("r", operand(scope, *add.expand)),
+        ];
+        let template = "{\n.reg .pred add;\nsetp.ne.b32 add, %4, 0;\n\
+                        tcgen05.mma.cta_group::1.kind::f8f6f4 [%0], %1, %2, %3, add;\n}\n";
+        asm(scope, template, &[], &inputs);
+    })
+}
+
+/// [`mma_fp8`] of operands with scales: those of 128 rows of A, and of N rows of B, lie at `scales_a` and `scales_b` in tensor
+/// memory ([`mxfp8_instruction`]).
+#[cube]
+pub(crate) fn mma_mxfp8(
+    sums: u32,
+    a: u64,
+    b: u64,
+    scales_a: u32,
+    scales_b: u32,
+    add: u32,
+    #[comptime] instruction: u32,
+) {
+    intrinsic!(|scope| {
+        let inputs = [
+            ("r", operand(scope, *sums.expand)),
+            ("l", operand(scope, *a.expand)),
+            ("l", operand(scope, *b.expand)),
+            ("r", format!("{instruction}u")),
+            ("r", operand(scope, *scales_a.expand)),
+            ("r", operand(scope, *scales_b.expand)),
+            ("r", operand(scope, *add.expand)),
+        ];
+        let template = "{\n.reg .pred add;\nsetp.ne.b32 add, %6, 0;\n\
+                        tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.scale_vec::1X \
+                        [%0], %1, %2, %3, [%4], [%5], add;\n}\n";
+        asm(scope, template, &[], &inputs);
+    })
+}
+
+/// Loads `count` columns of this thread's lane, a power of two up to 128: lane `l` of the warp gets lane `l` behind `tmem`. All
+/// lanes of the warp, with the same address.
+#[cube]
+pub(crate) fn tmem_load(to: &mut Array<f32>, tmem: u32, #[comptime] count: u32) {
+    intrinsic!(|scope| {
+        let to = name(&to.expand);
+        let outputs: Vec<_> = (0..count).map(|i| ("=f", format!("{to}[{i}]"))).collect();
+        let registers = (0..count).map(|i| format!("%{i}")).collect::<Vec<_>>().join(", ");
+        let tmem = operand(scope, *tmem.expand);
+        // One statement, so that nothing reads the registers before the wait.
+        let template = format!(
+            "tcgen05.ld.sync.aligned.32x32b.x{count}.b32 {{{registers}}}, [%{count}];\n\
+             tcgen05.wait::ld.sync.aligned;\n"
+        );
+        asm(scope, &template, &outputs, &[("r", tmem)]);
+    })
+}
