@@ -123,9 +123,8 @@ impl<B: Backend> Llama<B> {
         self
     }
 
-    /// Runs experts by [`burn_float8::grouped_linear`], on `B` and on the backend below its autodiff: without this they run
-    /// in the parameters' precision, and a report of the model says that they were never called. A dense model stays as it
-    /// is.
+    /// Runs experts by [`burn_float8::grouped_linear`], on `B` and on the backend below its autodiff. Without this they run
+    /// in high precision, and a report of the model says that they were never called. A dense model stays as it is.
     pub fn with_float8_experts(mut self) -> Self
     where
         B: Float8Ops,

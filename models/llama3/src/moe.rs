@@ -133,7 +133,8 @@ impl<B: Backend> Routing<B> {
         let starts = ends.clone() - counts;
         let row = (seen + starts).gather(1, chosen).sub_scalar(1);
         let copy = Tensor::arange(0..copies as i64, &device);
-        let origin = Tensor::<B, 1, Int>::zeros([copies], &device).scatter_nd(row.clone(), copy, IndexingUpdateOp::Assign);
+        let origin =
+            Tensor::<B, 1, Int>::zeros([copies], &device).scatter_nd(row.clone(), copy, IndexingUpdateOp::Assign);
         Self { ends: ends.reshape([num_experts]), row, origin: origin.reshape([copies, 1]) }
     }
 }
@@ -146,12 +147,15 @@ fn cumsum_of_rows<B: Backend>(x: Tensor<B, 2, Int>) -> Tensor<B, 2, Int> {
     let [rows, columns] = x.dims();
     let part = rows.isqrt();
     let parts = rows.div_ceil(part);
-    let padding = Tensor::zeros([parts * part - rows, columns], &x.device());
-    let x = if parts * part == rows { x } else { Tensor::cat(vec![x, padding], 0) };
+    let x = match parts * part - rows {
+        0 => x,
+        missing => Tensor::cat(vec![Tensor::zeros([missing, columns], &x.device()), x], 0),
+    };
     let within = x.reshape([parts, part, columns]).cumsum(1);
     let sums = within.clone().narrow(1, part - 1, 1);
     let before = sums.clone().cumsum(0) - sums;
-    (within + before).reshape([parts * part, columns]).narrow(0, 0, rows)
+    // The padding is before the first row.
+    (within + before).reshape([parts * part, columns]).narrow(0, parts * part - rows, rows)
 }
 
 /// What [`burn_float8::grouped_linear`] computes, on any backend and in x's dtype: a matmul for each group that has rows.

@@ -112,7 +112,8 @@ fn weights_depend_on_the_seed_only() {
     assert_ne!(weights(7).0, weights(8).0);
     // Experts are drawn as the linears that they are.
     let moe = model::<Flex>(tiny_moe(), 7).layers[1].moe.clone().unwrap();
-    let [up, down, router] = [weights(7).0, values(moe.experts.down_proj.weight.val()), values(moe.router.weight.val())];
+    let [up, down, router] =
+        [weights(7).0, values(moe.experts.down_proj.weight.val()), values(moe.router.weight.val())];
     for (weights, variance) in [(up, 1.0 / 48.0 / 4.0), (down, 1.0 / 80.0 / 4.0), (router, 1.0 / 48.0)] {
         let std = (weights.iter().map(|w| w * w).sum::<f32>() / weights.len() as f32).sqrt();
         let expected = f32::sqrt(variance);

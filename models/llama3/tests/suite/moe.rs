@@ -55,7 +55,8 @@ fn token_by_token<B: Backend>(moe: &Moe<B>, x: Tensor<B, 2>, per_token: usize) -
         let p = softmax(Tensor::cat(logits, 1), 1);
         let expert = |(slot, &e): (usize, &usize)| {
             let of = |weight: &Tensor<B, 3>| weight.clone().narrow(0, e, 1).squeeze_dim::<2>(0);
-            let [gate, up, down] = [&experts.gate_proj, &experts.up_proj, &experts.down_proj].map(|l| of(&l.weight.val()));
+            let [gate, up, down] =
+                [&experts.gate_proj, &experts.up_proj, &experts.down_proj].map(|l| of(&l.weight.val()));
             let y = (silu(x.clone().matmul(gate)) * x.clone().matmul(up)).matmul(down);
             y * p.clone().narrow(1, slot, 1)
         };
@@ -138,7 +139,10 @@ fn equal_scores_and_nan_move_every_row_somewhere() {
     moe.router.weight = moe.router.weight.clone().map(|w| w.zeros_like());
     let x = normal::<Flex>([6, H], 4);
     let y = moe.forward(x.clone(), &Linears::plain());
-    assert!(relative(&values(y), &values(token_by_token(&moe, x.clone(), 2))) < 1e-5, "the first experts, as in the loop");
+    assert!(
+        relative(&values(y), &values(token_by_token(&moe, x.clone(), 2))) < 1e-5,
+        "the first experts, as in the loop"
+    );
     let nan = Tensor::cat(vec![Tensor::full([1, H], f32::NAN, &device), x.clone()], 0);
     let y = values(moe.forward(nan, &Linears::plain()));
     assert!(y[..H].iter().all(|y| y.is_nan()), "the NaN of a token stays its own");

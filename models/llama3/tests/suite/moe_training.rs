@@ -27,7 +27,8 @@ fn the_preset_trains_in_fp8_as_in_f32() {
     let data = text();
     let held_out_loss = |setting: &str| {
         let short = ["training.steps=100", "training.eval_batches=4", "generate.max_new_tokens=0"];
-        let (Outcome { steps, held_out_loss, .. }, _) = run(&debug_moe(data.path(), &[&short, &[setting][..]].concat())).unwrap();
+        let (Outcome { steps, held_out_loss, .. }, _) =
+            run(&debug_moe(data.path(), &[&short, &[setting][..]].concat())).unwrap();
         assert!(steps[0].loss > 5.0 && held_out_loss < 2.0, "{setting}: {} {held_out_loss}", steps[0].loss);
         held_out_loss
     };
@@ -46,7 +47,9 @@ fn experts_run_in_fp8_and_routers_where_the_filter_leaves_them() {
     const FORWARDS: u64 = STEPS + 2 + 3;
     let data = text();
     let short = ["training.steps=4", "training.eval_batches=2", "generate.max_new_tokens=3", "float8.strict=true"];
-    for (recipe, filter) in Recipe::ALL.into_iter().flat_map(|recipe| [(recipe, None), (recipe, Some("float8.filter_fqns=[]"))]) {
+    for (recipe, filter) in
+        Recipe::ALL.into_iter().flat_map(|recipe| [(recipe, None), (recipe, Some("float8.filter_fqns=[]"))])
+    {
         let recipe_setting = format!("float8.recipe={recipe}");
         let settings = short.into_iter().chain([recipe_setting.as_str()]).chain(filter);
         let (outcome, log) = run(&debug_moe(data.path(), &settings.collect::<Vec<_>>())).unwrap();
@@ -63,7 +66,12 @@ fn experts_run_in_fp8_and_routers_where_the_filter_leaves_them() {
                 let count = if gemm == Gemm::Fprop { FORWARDS } else { STEPS };
                 let in_fp8 = is_float8 && !(gemm == Gemm::Wgrad && wgrad_disabled);
                 let expected = if in_fp8 { (count, 0) } else { (0, count) };
-                assert_eq!((calls.emulated + calls.native, calls.high_precision), expected, "{recipe} {} {gemm}", layer.name);
+                assert_eq!(
+                    (calls.emulated + calls.native, calls.high_precision),
+                    expected,
+                    "{recipe} {} {gemm}",
+                    layer.name
+                );
             }
             experts += u32::from(layer.name.contains(".moe.experts."));
         }
