@@ -149,13 +149,15 @@ fn cumsum_of_rows<B: Backend>(x: Tensor<B, 2, Int>) -> Tensor<B, 2, Int> {
     let parts = rows.div_ceil(part);
     let x = match parts * part - rows {
         0 => x,
-        missing => Tensor::cat(vec![Tensor::zeros([missing, columns], &x.device()), x], 0),
+        missing => {
+            let zeros = Tensor::zeros([missing, columns], &x.device());
+            Tensor::cat(vec![x, zeros], 0)
+        }
     };
     let within = x.reshape([parts, part, columns]).cumsum(1);
     let sums = within.clone().narrow(1, part - 1, 1);
     let before = sums.clone().cumsum(0) - sums;
-    // The padding is before the first row.
-    (within + before).reshape([parts * part, columns]).narrow(0, parts * part - rows, rows)
+    (within + before).reshape([parts * part, columns]).narrow(0, 0, rows)
 }
 
 /// What [`burn_float8::grouped_linear`] computes, on any backend and in x's dtype: a matmul for each group that has rows.

@@ -161,7 +161,7 @@ fn hidden_states_may_be_bf16() {
 
 #[test]
 fn experts_that_were_to_run_in_fp8_and_do_not_are_found() {
-    let config = Float8Config::tensorwise().with_filter_fqns(["lm_head", "moe.router"].map(String::from));
+    let config = Float8Config::tensorwise().with_filter_fqns(["lm_head", "moe.router"]);
     let verify = |model: &Llama<Train>| {
         model.forward(ids(&tokens([1, 6], 288, 3), [1, 6]));
         report::<Train, _>(model).verify()
