@@ -83,7 +83,7 @@ fn golden_scales_survive_tiles() {
 /// in high precision.
 #[test]
 fn a_linear_keeps_its_signal() {
-    let shape @ [m, k, n] = [1024, 1024, 2048];
+    let [m, k, n] = [1024, 1024, 2048];
     let (x, w, dy) = (normal(m * k, 1), normal(k * n, 2), normal(m * n, 3));
     let load = |values: &[f32], shape| tensor::<Autodiff<Flex>, 2>(values.to_vec(), shape).require_grad();
     let (x_hp, w_hp) = (load(&x, [m, k]), load(&w, [k, n]));

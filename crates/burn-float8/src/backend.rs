@@ -164,11 +164,13 @@ pub trait Float8Backend: Backend {
         config: GemmConfig,
     ) -> FloatTensor<Self>;
 
-    /// How this device computes [`fp8_grouped_matmul`](Self::fp8_grouped_matmul) of operands of these granularities.
+    /// How this device computes [`fp8_grouped_matmul`](Self::fp8_grouped_matmul) of operands of these granularities, `n` being the
+    /// columns of the output.
     fn fp8_grouped_gemm_path(
         device: &Device<Self>,
         granularities: [Granularity; 2],
         grouping: Grouping,
+        n: usize,
         config: GemmConfig,
     ) -> GemmPath;
 

@@ -58,9 +58,10 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         device: &Device<Self>,
         granularities: [Granularity; 2],
         grouping: Grouping,
+        n: usize,
         config: GemmConfig,
     ) -> GemmPath {
-        path(float8_kernels::grouped_gemm_path(&R::client(device), granularities, grouping, config))
+        path(float8_kernels::grouped_gemm_path(&R::client(device), granularities, grouping, n, config))
     }
 
     fn fp8_quantize(

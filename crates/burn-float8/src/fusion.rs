@@ -146,9 +146,10 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         device: &Device<Self>,
         granularities: [Granularity; 2],
         grouping: Grouping,
+        n: usize,
         config: GemmConfig,
     ) -> GemmPath {
-        B::fp8_grouped_gemm_path(device, granularities, grouping, config)
+        B::fp8_grouped_gemm_path(device, granularities, grouping, n, config)
     }
 
     fn fp8_grouped_matmul(

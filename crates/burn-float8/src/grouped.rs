@@ -111,7 +111,8 @@ fn run<B: Float8Backend>(
 ) -> Float8Tensor<B> {
     let device = B::int_device(&ends);
     let (granularities, config) = (config.casts().granularities(call.gemm), config.gemm_config(call.gemm));
-    let path = B::fp8_grouped_gemm_path(&device, granularities, grouping, config);
+    let n = shape[shape.num_dims() - 1];
+    let path = B::fp8_grouped_gemm_path(&device, granularities, grouping, n, config);
     let ends = B::int_cast(ends, IntDType::I32);
     let y = B::fp8_grouped_matmul(&a.operand, &b.operand, ends, grouping, shape, FloatDType::from(dtype), config);
     call.layer.count_fp8(call.gemm, path, [a, b].map(|copy| B::fp8_extent(&copy.operand)));

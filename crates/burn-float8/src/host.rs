@@ -244,17 +244,20 @@ fn scale_blocks<D>(values: &mut [f32], operand: &HostOperand<D>, [high, wide]: [
     let [rows, k] = operand.extent();
     let [_, blocks] = operand.granularity.scale_dims(rows, k);
     let cols = operand.dims[1];
+    if operand.transposed {
+        // Stored rows are places of the contraction.
+        for (block, band) in values.chunks_mut(wide * cols).enumerate() {
+            let scales: Vec<f32> = (0..cols).map(|c| operand.inv_scales[c / high * blocks + block].get()).collect();
+            for row in band.chunks_exact_mut(cols) {
+                row.iter_mut().zip(&scales).for_each(|(value, scale)| *value *= scale);
+            }
+        }
+        return;
+    }
     for (r, row) in values.chunks_exact_mut(cols).enumerate() {
-        if operand.transposed {
-            // Stored rows run along the contraction.
-            for (c, value) in row.iter_mut().enumerate() {
-                *value *= operand.inv_scales[c / high * blocks + r / wide].get();
-            }
-        } else {
-            for (block, values) in row.chunks_mut(wide).enumerate() {
-                let scale = operand.inv_scales[r / high * blocks + block].get();
-                values.iter_mut().for_each(|value| *value *= scale);
-            }
+        for (block, values) in row.chunks_mut(wide).enumerate() {
+            let scale = operand.inv_scales[r / high * blocks + block].get();
+            values.iter_mut().for_each(|value| *value *= scale);
         }
     }
 }
@@ -319,6 +322,7 @@ macro_rules! host_backend {
                 _: &$crate::__private::Device<Self>,
                 _: [$crate::Granularity; 2],
                 _: $crate::Grouping,
+                _: usize,
                 _: $crate::GemmConfig,
             ) -> $crate::GemmPath {
                 $crate::GemmPath::Host

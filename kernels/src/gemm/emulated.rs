@@ -12,7 +12,7 @@ use cubecl::prelude::*;
 
 use super::Gemm;
 use super::bias::{Bias, BiasLaunch};
-use super::grouped::{Grouping, Work, grouped_tile};
+use super::grouped::{Grouping, Work, grouped_tile, whole};
 use crate::format::decode;
 use crate::grid::{fold, tile_origin};
 use crate::mx::e8m0_inverse_bits;
@@ -50,9 +50,10 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (m, n, matrices) = gemm.matrices();
     let grouping = gemm.groups.map(|groups| groups.grouping);
     let tiles = match gemm.groups {
-        Some(groups) => groups.tiles([m, n], [TILE as usize; 2]),
-        None => m.div_ceil(TILE as usize) * n.div_ceil(TILE as usize),
+        Some(groups) => groups.row_tiles(m, TILE as usize),
+        None => m.div_ceil(TILE as usize),
     };
+    let tiles = tiles * n.div_ceil(TILE as usize);
     // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are guarded by
     // the rows and words of the operands, stores by `m` and `n`.
     unsafe {
@@ -198,7 +199,7 @@ fn gemm_emulated<O: Float>(
             #[unroll]
             for i in 0..8u32 {
                 let row = row0 + (unit_y + comptime!(i / 4 * SIDE)) * 4 + comptime!(i % 4);
-                if row < work.rows {
+                if row >= work.from && row < work.rows {
                     let total = totals[comptime!((2 * i + j / 4) as usize)][comptime!((j % 4) as usize)];
                     let index = (work.out0 + row * n + col) as usize;
                     let sum = if comptime!(accumulate) {
@@ -231,8 +232,7 @@ fn work(
         }
         ComptimeOption::None => {
             let (row0, col0) = tile_origin(n, TILE);
-            let zero = 0u32.runtime();
-            Work { row0, rows: m, col0, row0_b: zero, first: zero, end: words * 4, out0: zero }
+            whole(row0, col0, m, words * 4)
         }
     }
 }

@@ -12,7 +12,7 @@
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::{Gemm, GemmConfig, GemmPath, emulated};
+use super::{Gemm, GemmConfig, GemmPath, blackwell, emulated, gemm_path, hopper, mma};
 use crate::operand::{BLOCK, check_size};
 use crate::view::Source;
 use crate::{Granularity, KernelError, Operand, supports};
@@ -71,26 +71,34 @@ impl Groups {
         unsafe { ArrayArg::from_raw_parts(self.ends.clone(), self.count) }
     }
 
-    /// Tiles of a kernel whose tiles have `rows` by `cols`, for an output of `m` by `n`: as many as there can be, whatever the sizes
-    /// of the groups.
-    pub(super) fn tiles(&self, [m, n]: [usize; 2], [rows, cols]: [usize; 2]) -> usize {
-        let by_group = match self.grouping {
-            // Each group but one can add a tile that is not full, and so can the rows that no group has.
-            Grouping::Rows => m.div_ceil(rows) + self.count,
-            Grouping::Contraction => m.div_ceil(rows) * self.count,
-        };
-        by_group * n.div_ceil(cols)
+    /// Tiles of `height` rows above each other, for matrices of `m` rows: as many as there can be, whatever the groups' sizes.
+    pub(super) fn row_tiles(&self, m: usize, height: usize) -> usize {
+        match self.grouping {
+            // Where a group ends, and the rows that none has begin, a tile may be the work of two.
+            Grouping::Rows => m.div_ceil(height) + self.count,
+            Grouping::Contraction => m.div_ceil(height) * self.count,
+        }
     }
 }
 
-/// The kernel that [`grouped_scaled_gemm`] dispatches to on this device.
+/// The kernel that [`grouped_scaled_gemm`] dispatches to on this device for operands of these granularities and an output of `n`
+/// columns: that of [`scaled_gemm`](crate::scaled_gemm) where it multiplies the codes or their bf16 and no block is larger than
+/// a row's 32; else [`GemmPath::Emulated`].
 pub fn grouped_gemm_path<R: Runtime>(
-    _client: &ComputeClient<R>,
-    _granularities: [Granularity; 2],
-    _grouping: Grouping,
-    _config: GemmConfig,
+    client: &ComputeClient<R>,
+    granularities: [Granularity; 2],
+    grouping: Grouping,
+    n: usize,
+    config: GemmConfig,
 ) -> GemmPath {
-    GemmPath::Emulated
+    // Scales of 128 rows are one tile to Blackwell's tensor cores, which then has to be of one group.
+    let aligned = grouping == Grouping::Contraction || n.is_multiple_of(BLOCK);
+    match gemm_path(client, granularities, config) {
+        _ if Granularity::any_blocks(granularities) => GemmPath::Emulated,
+        GemmPath::Tcgen05 if Granularity::any_mx(granularities) && !aligned => GemmPath::Emulated,
+        GemmPath::F16Mma => GemmPath::Emulated,
+        path => path,
+    }
 }
 
 /// The products of each group, contiguous, in the dtype `out`: `[M, N]` for [`Grouping::Rows`], `[G, M, N]` for
@@ -133,16 +141,22 @@ pub fn grouped_scaled_gemm<R: Runtime>(
         use_fast_accum: config.use_fast_accum,
         groups: Some(groups),
     };
-    emulated::launch(client, &gemm);
+    match grouped_gemm_path(client, [a.granularity, b.granularity], groups.grouping, n, config) {
+        GemmPath::Tcgen05 => blackwell::launch(client, &gemm),
+        GemmPath::Wgmma | GemmPath::Bf16Wgmma => hopper::launch(client, &gemm),
+        GemmPath::Mma => mma::launch(client, &gemm),
+        GemmPath::F16Mma | GemmPath::Emulated => emulated::launch(client, &gemm),
+    }
     Ok(handle)
 }
 
 /// A tile's part of the work.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Work {
-    /// First row of A, and of the output.
+    /// First row of A, and of the output: a multiple of the tile's rows.
     pub(super) row0: u32,
-    /// Where the rows end.
+    /// Where the rows to write begin and end.
+    pub(super) from: u32,
     pub(super) rows: u32,
     /// First column of the output.
     pub(super) col0: u32,
@@ -155,8 +169,21 @@ pub(super) struct Work {
     pub(super) out0: u32,
 }
 
-/// Tile `number` of `rows` by `cols`, of an output whose matrices have `m` by `n`, over a contraction of `k`. A tile that does not
-/// exist has no rows.
+/// The work of a tile of an output that is one matrix.
+#[cube]
+pub(super) fn whole(row0: u32, col0: u32, m: u32, k: u32) -> Work {
+    let zero = 0u32.runtime();
+    Work { row0, from: zero, rows: m, col0, row0_b: zero, first: zero, end: k, out0: zero }
+}
+
+/// Tiles of `height` rows that have rows of `start..end`.
+#[cube]
+fn tiles_of(start: u32, end: u32, #[comptime] height: u32) -> u32 {
+    select(start < end, end.div_ceil(height) - start / height, 0u32)
+}
+
+/// Tile `number` of `height` by `width`, of an output whose matrices have `m` by `n`, over a contraction of `k`. A tile that has
+/// rows of two groups is the work of both, each writing its own, so that tiles stay aligned. One that does not exist has no rows.
 #[cube]
 pub(super) fn grouped_tile(
     number: u32,
@@ -166,11 +193,11 @@ pub(super) fn grouped_tile(
     n: u32,
     k: u32,
     #[comptime] grouping: Grouping,
-    #[comptime] rows: u32,
-    #[comptime] cols: u32,
+    #[comptime] height: u32,
+    #[comptime] width: u32,
 ) -> Work {
-    let tiles_per_row = n.div_ceil(cols);
-    let col0 = number % tiles_per_row * cols;
+    let tiles_per_row = n.div_ceil(width);
+    let col0 = number % tiles_per_row * width;
     let number = number / tiles_per_row;
     if comptime!(grouping == Grouping::Rows) {
         let mut left = number;
@@ -178,37 +205,40 @@ pub(super) fn grouped_tile(
         let mut start = 0u32.runtime();
         let mut end = min(ends[0], m);
         // The rows after the last group are one more, without a matrix.
-        while group < groups && left >= (end - start).div_ceil(rows) {
-            left -= (end - start).div_ceil(rows);
+        while group < groups && left >= tiles_of(start, end, height) {
+            left -= tiles_of(start, end, height);
             group += 1;
             start = end;
             end = select(group < groups, max(start, min(ends[min(group, groups - 1) as usize], m)), m);
         }
-        let has_matrix = group < groups;
+        let exists = left < tiles_of(start, end, height);
+        let has_matrix = exists && group < groups;
         Work {
-            row0: min(start + left * rows, end),
+            row0: select(exists, (start / height + left) * height, end),
+            from: start,
             rows: end,
             col0,
-            row0_b: select(has_matrix, group * n, 0u32.runtime()),
+            row0_b: select(has_matrix, group * n, 0u32),
             first: 0u32.runtime(),
-            end: select(has_matrix, k, 0u32.runtime()),
+            end: select(has_matrix, k, 0u32),
             out0: 0u32.runtime(),
         }
     } else {
-        let tiles_per_col = m.div_ceil(rows);
+        let tiles_per_col = m.div_ceil(height);
         let group = number / tiles_per_col;
         let exists = group < groups;
         let align = comptime!(GROUP_ALIGN as u32);
         let before = min(ends[(max(min(group, groups - 1), 1u32) - 1) as usize], k);
-        let first = select(group == 0, 0u32.runtime(), before.div_ceil(align) * align);
+        let first = select(group == 0, 0u32, before.div_ceil(align) * align);
         let end = min(ends[min(group, groups - 1) as usize], k);
         Work {
-            row0: select(exists, number % tiles_per_col * rows, m),
+            row0: select(exists, number % tiles_per_col * height, m),
+            from: 0u32.runtime(),
             rows: m,
             col0,
             row0_b: 0u32.runtime(),
             first,
-            end: max(first, end),
+            end: select(exists, max(first, end), first),
             out0: group * m * n,
         }
     }

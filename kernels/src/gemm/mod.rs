@@ -145,7 +145,8 @@ impl Gemm<'_> {
 /// ```
 ///
 /// The two inverse scales are multiplied with each other first. The bias is added to the scaled sum and the result is
-/// rounded once. E8M0 scales multiply the codes' values instead, which is exact. A NaN code makes every output that it meets NaN. The bias may have another dtype than the output. The
+/// rounded once. E8M0 scales multiply the
+/// codes' values instead, or the sums of 32 products, which is exact. A NaN code makes every output that it meets NaN. The bias may have another dtype than the output. The
 /// granularities of the operands need not agree.
 ///
 /// # Errors

@@ -3,15 +3,15 @@
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use float8_kernels::{
-    Cast, Format, Granularity, MatrixView, Operand, Orientation, Quantized, Scale, ScaleMode, quantize,
-    quantize_with_amax, reference, row_words,
+    Cast, Format, Granularity, MatrixView, Operand, Orientation, Quantized, Scale, quantize, quantize_with_amax,
+    reference, row_words,
 };
 
 use crate::Failure;
 use crate::case::{Runner, wrong};
 use crate::data::{BF16, Content, DTYPES, same, to_dtype, transpose};
 use crate::device::{Layout, poison, read_f32, upload, upload_f32};
-use crate::matrix::{FORMATS, GRANULARITIES, HostMatrix, MODES};
+use crate::matrix::{FORMATS, GRANULARITIES, HostMatrix, modes};
 
 pub(crate) const ORIENTATIONS: [Orientation; 3] = [Orientation::Rows, Orientation::Cols, Orientation::Both];
 
@@ -59,8 +59,10 @@ impl Case {
 }
 
 pub(crate) fn casts() -> impl Iterator<Item = Cast> {
-    let pairs = FORMATS.into_iter().flat_map(|format| MODES.map(|mode| (format, mode)));
-    pairs.flat_map(|(format, scale_mode)| GRANULARITIES.map(|granularity| Cast { format, granularity, scale_mode }))
+    let pairs = FORMATS.into_iter().flat_map(|format| GRANULARITIES.map(|granularity| (format, granularity)));
+    pairs.flat_map(|(format, granularity)| {
+        modes(granularity).iter().map(move |&scale_mode| Cast { format, granularity, scale_mode })
+    })
 }
 
 pub(crate) fn run<R: Runtime>(runner: &mut Runner<'_, R>) {
@@ -85,7 +87,7 @@ fn cases<R: Runtime>(runner: &Runner<'_, R>) -> Vec<Case> {
             }
         }
     }
-    let by_granularity = |granularity| Cast { format: Format::E4m3, granularity, scale_mode: ScaleMode::F32 };
+    let by_granularity = |granularity| Cast { format: Format::E4m3, granularity, scale_mode: modes(granularity)[0] };
     for shape in runner.sizes(&SHAPES, &LARGE) {
         for cast in GRANULARITIES.map(by_granularity) {
             cases.push(Case::new(shape, cast));
@@ -102,10 +104,12 @@ fn cases<R: Runtime>(runner: &Runner<'_, R>) -> Vec<Case> {
         }
     }
     for content in &Content::ALL[1..] {
-        for dtype in DTYPES {
-            for (i, cast) in casts().enumerate() {
-                // Scale modes in turn: what differs between them is tested above.
-                if MODES[(i / 4 + i % 4) % 2] == cast.scale_mode {
+        for (i, dtype) in DTYPES.into_iter().enumerate() {
+            for (j, format) in FORMATS.into_iter().enumerate() {
+                for (l, granularity) in GRANULARITIES.into_iter().enumerate() {
+                    // Scale modes in turn: what differs between them is tested above.
+                    let modes = modes(granularity);
+                    let cast = Cast { format, granularity, scale_mode: modes[(i + j + l) % modes.len()] };
                     cases.push(Case { content: *content, dtype, ..Case::new([35, 150], cast) });
                 }
             }
@@ -129,7 +133,7 @@ fn given_cases() -> Vec<Case> {
 
 /// Fills what a cast of `x [rows, cols]` will allocate with NaN.
 fn poison_copies<R: Runtime>(client: &ComputeClient<R>, [rows, cols]: [usize; 2], cast: Cast) -> Result<(), Failure> {
-    let scales = |rows, k| cast.granularity.scale_dims(rows, k).iter().product::<usize>() * 4;
+    let scales = |rows, k| cast.granularity.scale_words(rows, k) * 4;
     let codes = |rows, k| rows * row_words(k) * 4;
     let bytes = [codes(rows, cols), codes(cols, rows), scales(rows, cols), scales(cols, rows)];
     poison(client, &[&bytes[..], &bytes[2..], &[4; 6]].concat())

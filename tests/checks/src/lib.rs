@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! quantize, amax    codes, scales and maxima are the reference's, bit for bit
+//! dequantize_mx     bf16 is the reference's, bit for bit
 //! health            counts are equal, sums of squares within f32 summation
 //! scaled_gemm       |got - want| ≤ bound · Σ |a·b|, want in f64 (see [`gemm::Bound`])
 //! ```
@@ -12,6 +13,7 @@
 mod case;
 mod cast;
 mod data;
+mod dequantize;
 mod device;
 pub mod gemm;
 mod matrix;
@@ -34,6 +36,7 @@ pub fn run<R: Runtime>(client: &ComputeClient<R>, options: &Options) -> Vec<Outc
 pub fn run_with<R: Runtime>(client: &ComputeClient<R>, options: &Options, mut each: impl FnMut(Outcome)) {
     let mut runner = case::Runner::new(client, options, &mut each);
     cast::run(&mut runner);
+    dequantize::run(&mut runner);
     statistics::run(&mut runner);
     gemm::run(&mut runner);
 }

@@ -3,8 +3,9 @@
 use core::fmt;
 
 use cubecl::prelude::*;
+use float8_kernels::mx::{from_blocked, to_blocked};
 use float8_kernels::reference::{HostOperand, encode};
-use float8_kernels::{Format, Granularity, InvScale, Operand, ScaleMode, row_words};
+use float8_kernels::{Format, Granularity, InvScale, Operand, ScaleCalculationMode, ScaleMode, row_words};
 
 use crate::Failure;
 use crate::case::wrong;
@@ -12,9 +13,22 @@ use crate::data::Random;
 use crate::device::{read, read_f32, upload_f32};
 
 pub(crate) const FORMATS: [Format; 2] = [Format::E4m3, Format::E5m2];
-pub(crate) const MODES: [ScaleMode; 2] = [ScaleMode::F32, ScaleMode::PowerOfTwo];
-pub(crate) const GRANULARITIES: [Granularity; 4] =
-    [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128];
+pub(crate) const MX: Granularity = Granularity::Block1x32;
+pub(crate) const GRANULARITIES: [Granularity; 5] =
+    [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128, MX];
+
+/// The scale modes that go with a granularity, the default first.
+pub(crate) const fn modes(granularity: Granularity) -> &'static [ScaleMode] {
+    match granularity {
+        MX => &[
+            ScaleMode::E8m0(ScaleCalculationMode::Rceil),
+            ScaleMode::E8m0(ScaleCalculationMode::Floor),
+            ScaleMode::E8m0(ScaleCalculationMode::Ceil),
+            ScaleMode::E8m0(ScaleCalculationMode::Even),
+        ],
+        _ => &[ScaleMode::F32, ScaleMode::PowerOfTwo],
+    }
+}
 
 /// A contraction-major `[rows, k]` matrix, as [`Operand`] without the padding.
 #[derive(Clone, Debug)]
@@ -70,7 +84,10 @@ impl HostMatrix {
         let [height, width] = granularity.scale_dims(rows, k);
         let scale = |random: &mut Random| match codes {
             Codes::Exact => [0.5, 1.0, 2.0][random.below(3)],
-            _ => random.value().abs() * 0.01 + 1e-5,
+            _ => {
+                let scale = random.value().abs() * 0.01 + 1e-5;
+                if granularity == MX { f32::from_bits(scale.to_bits() & 0x7f80_0000) } else { scale }
+            }
         };
         let mut inv_scales: Vec<_> = (0..height * width).map(|_| InvScale::new(scale(&mut random))).collect();
         let place = random.below(rows * k);
@@ -93,15 +110,15 @@ impl HostMatrix {
         HostOperand { codes, rows: *rows, k: *k, format: *format, granularity: *granularity, inv_scales }
     }
 
-    /// The scale of the block `block` of the contraction in row `row`.
-    pub(crate) fn inv_scale(&self, row: usize, block: usize) -> f32 {
+    /// The scale of element `col` of the contraction in row `row`.
+    pub(crate) fn inv_scale(&self, row: usize, col: usize) -> f32 {
         let [_, width] = self.granularity.scale_dims(self.shape[0], self.shape[1]);
         let place = match self.granularity {
             Granularity::Tensor => 0,
             Granularity::Row => row,
-            Granularity::Block1x128 => row * width + block,
-            Granularity::Block128x128 => row / 128 * width + block,
-            Granularity::Block1x32 => unreachable!("not among GRANULARITIES"),
+            Granularity::Block1x128 => row * width + col / 128,
+            Granularity::Block128x128 => row / 128 * width + col / 128,
+            Granularity::Block1x32 => row * width + col / 32,
         };
         self.inv_scales[place].get()
     }
@@ -113,8 +130,12 @@ impl HostMatrix {
         for (padded, row) in bytes.chunks_exact_mut(pitch).zip(self.codes.chunks_exact(k)) {
             padded[..k].copy_from_slice(row);
         }
-        let inv_scales: Vec<f32> = self.inv_scales.iter().map(|scale| scale.get()).collect();
-        let inv_scale = upload_f32(client, &inv_scales);
+        let inv_scale = if granularity == MX {
+            let bytes = self.inv_scales.iter().map(|scale| scale.to_e8m0().expect("a power of two, or NaN"));
+            client.create_from_slice(&to_blocked(&bytes.collect::<Vec<_>>(), rows, k.div_ceil(32)))
+        } else {
+            upload_f32(client, &self.inv_scales.iter().map(|scale| scale.get()).collect::<Vec<_>>())
+        };
         Operand { codes: client.create_from_slice(&bytes), inv_scale, rows, k, format, granularity }
     }
 
@@ -133,7 +154,20 @@ impl HostMatrix {
                 return Err(wrong!("padding code [{r}, {}] of [{rows}, {k}] is {:#x}", k + place, row[k + place]));
             }
         }
-        let inv_scales: Vec<_> = read_f32(client, operand.inv_scale.clone())?.into_iter().map(InvScale::new).collect();
+        let inv_scales: Vec<_> = if granularity == MX {
+            let tiles = read(client, operand.inv_scale.clone())?;
+            let (blocks, len) = (k.div_ceil(32), granularity.scale_words(rows, k) * 4);
+            if tiles.len() != len {
+                return Err(wrong!("[{rows}, {k}] has {} bytes of scales, not {len}", tiles.len()));
+            }
+            let bytes = from_blocked(&tiles, rows, blocks);
+            if to_blocked(&bytes, rows, blocks) != tiles {
+                return Err(wrong!("scales of [{rows}, {k}] that do not exist are not zero"));
+            }
+            bytes.into_iter().map(InvScale::from_e8m0).collect()
+        } else {
+            read_f32(client, operand.inv_scale.clone())?.into_iter().map(InvScale::new).collect()
+        };
         let [height, width] = granularity.scale_dims(rows, k);
         if inv_scales.len() != height * width {
             return Err(wrong!("[{rows}, {k}] has {} {granularity} scales", inv_scales.len()));

@@ -8,7 +8,8 @@ use float8_kernels::reference::decode;
 
 use crate::matrix::HostMatrix;
 
-const BLOCK: usize = 128;
+/// The least length of the contraction that has one scale.
+const BLOCK: usize = 32;
 const LANES: usize = 8;
 
 /// One element of the product.
@@ -18,7 +19,7 @@ pub(crate) struct Element {
     pub(crate) size: f64,
 }
 
-/// Rows `rows` of `A [M, K] · B [N, K]ᵀ`, row-major: sums of 128 products in f64, scaled and added in f64. On all cores.
+/// Rows `rows` of `A [M, K] · B [N, K]ᵀ`, row-major: sums of 32 products in f64, scaled and added in f64. On all cores.
 pub(crate) fn product(a: &HostMatrix, b: &HostMatrix, rows: &[usize]) -> Vec<Element> {
     let ([_, k], n) = (a.shape, b.shape[0]);
     let right = values(b, &(0..n).collect::<Vec<_>>());
@@ -33,7 +34,7 @@ pub(crate) fn product(a: &HostMatrix, b: &HostMatrix, rows: &[usize]) -> Vec<Ele
                 // Columns outside: a row of B is read once for all rows of A that this thread has.
                 for col in 0..n {
                     for (i, &row) in rows.iter().enumerate() {
-                        let scale = |block| f64::from(a.inv_scale(row, block)) * f64::from(b.inv_scale(col, block));
+                        let scale = |at| f64::from(a.inv_scale(row, at)) * f64::from(b.inv_scale(col, at));
                         out[i * n + col] = dot(&left[i * k..][..k], &right[col * k..][..k], scale);
                     }
                 }
@@ -61,7 +62,7 @@ fn dot(a: &[f32], b: &[f32], scale: impl Fn(usize) -> f64) -> Element {
                 sizes[i] += term.abs();
             }
         }
-        let scale = scale(block);
+        let scale = scale(block * BLOCK);
         element.want += sums.iter().sum::<f64>() * scale;
         element.size += sizes.iter().sum::<f64>() * scale.abs();
     }

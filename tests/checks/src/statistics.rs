@@ -3,8 +3,7 @@
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use float8_kernels::{
-    Cast, Format, Granularity, Health, MatrixView, Orientation, ScaleMode, amax, health, health_len, quantize,
-    reference,
+    Cast, Format, Granularity, Health, MatrixView, Orientation, amax, health, health_len, quantize, reference,
 };
 
 use crate::Failure;
@@ -12,7 +11,7 @@ use crate::case::{Runner, wrong};
 use crate::cast::shapes;
 use crate::data::{BF16, Content, DTYPES, same, to_dtype, transpose};
 use crate::device::{Layout, flip, poison, read_f32, upload};
-use crate::matrix::{GRANULARITIES, HostMatrix};
+use crate::matrix::{GRANULARITIES, HostMatrix, modes};
 
 /// Numbers in a row of health's partial sums.
 const FIELDS: usize = 5;
@@ -76,7 +75,7 @@ fn check_amax<R: Runtime>(client: &ComputeClient<R>, case: &Case) -> Result<f64,
 /// Both copies of the matrix, as they are on the device.
 fn check_health<R: Runtime>(client: &ComputeClient<R>, case: &Case, granularity: Granularity) -> Result<f64, Failure> {
     let (view, x) = case.upload(client);
-    let cast = Cast { format: Format::E4m3, granularity, scale_mode: ScaleMode::F32 };
+    let cast = Cast { format: Format::E4m3, granularity, scale_mode: modes(granularity)[0] };
     let done = quantize(client, &view, cast, Orientation::Both)?;
     let flipped = transpose(&x, case.shape);
     let mut worst = 0f64;

@@ -37,12 +37,18 @@ fn quantize() {
     all_pass("quantize 70x133 f16 gapped", 4);
     all_pass("quantize 35x150 bf16 row-major spiced", 8);
     all_pass("quantize 1000x1 ", 5);
+    all_pass("quantize 129x257 bf16 row-major values e4m3 1x32", 1);
 }
 
 #[test]
 fn quantize_with_amax() {
     all_pass("quantize_with_amax 70x133 f32 column-major", 8);
     all_pass("quantize_with_amax 70x133 bf16 offset", 8);
+}
+
+#[test]
+fn dequantize_mx() {
+    all_pass("dequantize_mx", 12);
 }
 
 #[test]
@@ -60,6 +66,8 @@ fn health() {
 fn scaled_gemm() {
     all_pass("e4m3,e4m3 tensorwise,tensorwise", 30);
     all_pass("1x128,128x128", 2);
+    all_pass("1x32,1x32", 2);
+    all_pass("1x32,rowwise", 4);
     all_pass("inf-code", 4);
     all_pass("nan-scale", 8);
 }

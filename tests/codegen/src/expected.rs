@@ -23,13 +23,18 @@ pub fn family(name: &str) -> &str {
 
 /// Whether all variants of a kernel are worth compiling for an architecture, because no other before it has the same code.
 pub fn is_native(kernel: &Generated) -> bool {
-    matches!((family(&kernel.name), kernel.sm), ("gemm_half", 80) | ("gemm_mma", 89 | 120))
+    matches!((family(&kernel.name), kernel.sm), ("gemm_half", 80) | ("gemm_mma", 89 | 120) | ("gemm_blackwell", _))
 }
 
 /// Instructions of PTX that a source may hold, and what they must have become.
-const TRANSLATED: [(&str, &str); 7] = [
+const TRANSLATED: [(&str, &str); 12] = [
     ("k32.f32.e", "QGMMA"),
     ("k16.f32.bf16.bf16", "HGMMA"),
+    ("tcgen05.mma.cta_group::1.kind::f8f6f4", "UTCQMMA"),
+    ("tcgen05.mma.cta_group::1.kind::mxf8f6f4", "UTCQMMA.SF"),
+    ("tcgen05.cp", "UTCCP"),
+    ("tcgen05.ld", "LDTM"),
+    ("cp.async.bulk.shared", "UBLKCP"),
     ("cp.async.bulk.tensor.2d.shared", "UTMALDG"),
     (".multicast::cluster", "UTMALDG.2D.MULTICAST"),
     ("cp.async.bulk.tensor.2d.global", "UTMASTG"),
@@ -70,7 +75,7 @@ pub fn expected(kernel: &Generated) -> Rules {
         "cast_tiles" if vectors && sm >= 89 => 3,
         "cast_linear" if vectors => 4,
         "cast_tiles" | "cast_linear" => 2,
-        "gemm_hopper" | "gemm_mma" | "gemm_half" => 1,
+        "gemm_blackwell" | "gemm_hopper" | "gemm_mma" | "gemm_half" => 1,
         _ => 4,
     };
     let (mut required, mut forbidden): (Vec<(&'static [&'static str], usize)>, _) = (vec![], vec![]);
@@ -105,6 +110,8 @@ pub fn expected(kernel: &Generated) -> Rules {
                 required.push((&["F2FP.BF16"], 16));
             }
         }
+        // Addresses in uniform registers without a loop over threads: the assembler knows that one thread gives the products.
+        ("gemm_blackwell", _) => forbidden.extend(["HMMA", "QMMA", "R2UR.BROADCAST"]),
         // FP8 products, fragments by `ldmatrix`, copies by `cp.async`.
         ("gemm_mma", 89) => {
             required.extend([(&["QMMA"] as &[_], 1), (&["LDSM"], 1), (&["LDGSTS"], 1)]);
@@ -120,6 +127,9 @@ pub fn expected(kernel: &Generated) -> Rules {
             forbidden.push("QMMA");
         }
         _ => {}
+    }
+    if kernel.source.contains("tcgen05.mma.cta_group::1.kind::f8f6f4") {
+        forbidden.push("UTCQMMA.SF");
     }
     for (ptx, opcode) in &TRANSLATED {
         if kernel.source.contains(ptx) {

@@ -13,7 +13,8 @@ pub struct Sass {
     pub local: usize,
     /// Bytes of static shared memory per block.
     pub shared: usize,
-    /// How often each opcode stands in the code, by its name without operands and predicates, such as `LDG.E.128`.
+    /// How often each opcode stands in the code, by its name without operands and predicates, such as `LDG.E.128`. A product of
+    /// `tcgen05` that has scales, as a further operand, is called `UTCQMMA.SF`.
     pub opcodes: BTreeMap<String, usize>,
 }
 
@@ -35,7 +36,10 @@ impl Sass {
         sass.local = field("STACK")? + field("LOCAL")?;
         sass.shared = field("SHARED")?;
         for line in run(root, "nvdisasm", &["-c"], cubin)?.lines() {
-            if let Some(opcode) = opcode(line) {
+            if let Some(mut opcode) = opcode(line) {
+                if opcode == "UTCQMMA" && line.split("idesc").nth(1).is_some_and(|rest| rest.contains("tmem")) {
+                    opcode = "UTCQMMA.SF";
+                }
                 *sass.opcodes.entry(opcode.into()).or_default() += 1;
             }
         }

@@ -8,8 +8,9 @@ use cubecl_core::ir::{ElemType, FloatKind, StorageType};
 use cubecl_core::server::Handle;
 use cubecl_runtime::client::ComputeClient;
 use float8_kernels::{
-    Cast, Format, GemmConfig, Granularity, MatrixView, Operand, Orientation, Output, ScaleCalculationMode, ScaleMode,
-    VectorView, amax, dequantize_mx, health, quantize, quantize_with_amax, row_words, scaled_gemm_into, supports,
+    Cast, Format, GemmConfig, GemmPath, Granularity, MatrixView, Operand, Orientation, Output, ScaleCalculationMode,
+    ScaleMode, VectorView, amax, dequantize_mx, gemm_path, health, quantize, quantize_with_amax, row_words,
+    scaled_gemm_into, supports,
 };
 
 use crate::device::{GenerateCuda, Generated, PaperDevice, take};
@@ -147,6 +148,7 @@ impl Launcher {
         for format in FORMATS {
             dequantize_mx(&self.client, &self.operand([300, 500], format, MX)).expect("E8M0 scales");
         }
+        self.mx(base);
         for out in outputs() {
             for bias in dtypes() {
                 self.gemm(Product { granularities: [Granularity::Row; 2], bias: Some(bias), out, ..base });
@@ -171,6 +173,21 @@ impl Launcher {
                 self.gemm(Product { shape, granularities, bias: Some(bf16), accumulate: true, ..base });
             }
             self.gemm(Product { shape, config: GemmConfig { use_fast_accum: true, emulate: false }, ..base });
+        }
+    }
+
+    /// Scales of OCP MX in every output and class of tile, with and without what a GEMM may add, where the tensor cores apply
+    /// them through tensor memory.
+    fn mx(&self, base: Product) {
+        let base = Product { granularities: [MX; 2], ..base };
+        if gemm_path(&self.client, base.granularities, base.config) != GemmPath::Tcgen05 {
+            return;
+        }
+        for out in dtypes().into_iter().filter(|dtype| supports(&self.client, *dtype)) {
+            for shape in [LARGE, ODD, MEDIUM, FEW_ROWS, NARROW, BROAD, DEEP] {
+                self.gemm(Product { shape, out, ..base });
+                self.gemm(Product { shape, out, bias: Some(out), accumulate: true, ..base });
+            }
         }
     }
 
@@ -201,6 +218,9 @@ const SQUARE: [usize; 3] = [2048, 1024, 512];
 const LOW: [usize; 3] = [64, 33024, 512];
 const WIDE: [usize; 3] = [384, 8192, 512];
 const DEEP: [usize; 3] = [256, 256, 65536];
+
+/// That which gives Blackwell's widest tiles with scales of blocks.
+const BROAD: [usize; 3] = [2048, 1536, 512];
 
 /// A GEMM to launch.
 #[derive(Clone, Copy)]

@@ -1,5 +1,5 @@
 //! Every kernel variant, generated for every architecture, and its machine code checked, without a GPU. Compiled are all
-//! variants for sm_90a; for the others one of each entry point, and all of the GEMM that each of sm_80, 89 and 120 has for
+//! variants for sm_90a; for the others one of each entry point, and all of the GEMM that each of sm_80, 89, 100 and 120 has for
 //! itself.
 //!
 //! `FLOAT8_CUDA_TOOLS` names the folder of a CUDA toolkit, or `nvidia/cu13` of the PyPI wheels nvidia-cuda-nvrtc,

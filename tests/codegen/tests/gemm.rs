@@ -2,6 +2,9 @@
 //! formats and of granularities, every class of tile, ragged edges, biases, outputs and what they are added to, NaN and
 //! infinities.
 
+#[path = "gemm/grouped.rs"]
+mod grouped;
+
 use codegen::device::{Execution, GenerateCuda, PaperDevice, execute};
 use cubecl_core::Runtime;
 use cubecl_core::ir::{ElemType, FloatKind, StorageType};
@@ -407,24 +410,6 @@ fn blackwell_plans() {
                 }
             }
         }
-    }
-}
-
-/// MX operands on Blackwell: NaN scales reach their block's outputs and no others, and no other device takes them.
-#[test]
-fn mx_scales() {
-    let Some(_running) = execute(Execution::default()) else { return };
-    let client = client(100);
-    let mut random = Random(10);
-    let (m, n, k) = (140, 134, 300);
-    let mut a = Matrix::random([m, k], Format::E4m3, MX, &mut random);
-    let mut b = Matrix::random([n, k], Format::E5m2, MX, &mut random);
-    a.inv_scales[7 * 10 + 3] = f32::NAN;
-    b.inv_scales[133 * 10 + 9] = f32::NAN;
-    b.codes[2 * k + 5] = 0xff;
-    check(&client, &a, &b, PLAIN);
-    for granularities in [[MX, Granularity::Row], [Granularity::Block1x128, MX]] {
-        assert_ne!(gemm_path(&client, granularities, GemmConfig::default()), GemmPath::Tcgen05, "{granularities:?}");
     }
 }
 

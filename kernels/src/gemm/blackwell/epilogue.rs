@@ -42,20 +42,20 @@ pub(super) fn store_tile<O: Float>(
     #[comptime] config: Config,
 ) {
     let chunk_cols = comptime!(config.chunk_cols() as u32);
-    let first_row = item.row0 + warp_row();
+    let first_row = item.work.row0 + warp_row();
     let lanes = sums + (warp_row() << 16u32);
     // Past the last row there is nothing to store.
     let cols = comptime!(config.cols as u32).runtime();
-    let end = if first_row < extent.m { min(cols, extent.n - item.col0) } else { 0u32.runtime() };
+    let end = if first_row < item.work.rows { min(cols, extent.n - item.work.col0) } else { 0u32.runtime() };
     let row = first_row + UNIT_POS % 32;
     let scale_a = scale(scales_a, min(row, extent.m - 1), comptime!(config.granularities[0]));
     let mut values = Array::<f32>::new(comptime!(config.chunk_cols()));
     let mut at = 0u32.runtime();
     while at < end {
         tmem_load(&mut values, lanes + at, chunk_cols);
-        let col = item.col0 + at;
+        let col = item.work.col0 + at;
         if comptime!(!config.partial) {
-            finish(&mut values, scale_a, scales_b, bias, col, extent, config);
+            finish(&mut values, scale_a, scales_b, bias, col, item, extent, config);
         }
         if comptime!(config.accumulate) {
             if comptime!(config.tma_store) {
@@ -73,7 +73,7 @@ pub(super) fn store_tile<O: Float>(
                 store_chunk(&values, base, *chunk, map, above + first_row, col, config);
                 *chunk += 1;
             }
-            ComptimeOption::None => store_elements(&values, out, row, col, extent, config),
+            ComptimeOption::None => store_elements(&values, out, row, col, item, extent, config),
         }
         at += chunk_cols;
     }
@@ -98,6 +98,7 @@ fn finish(
     scales_b: &Array<u32>,
     bias: &Bias,
     col: u32,
+    item: &Item,
     extent: &Extent,
     #[comptime] config: Config,
 ) {
@@ -106,14 +107,18 @@ fn finish(
     for group in 0..comptime!(config.chunk_cols() / 32) {
         // Past the last column there is nothing to scale; any scale will do.
         let own = min(col + comptime!(32 * group as u32) + UNIT_POS % 32, extent.n - 1);
-        let scale_own = scale(scales_b, own, comptime!(config.granularities[1]));
+        let scale_own = scale(scales_b, item.work.row0_b + own, comptime!(config.granularities[1]));
         let bias_own = bias.at(own);
         #[unroll]
         for i in 0..32usize {
             let mut value = values[comptime!(32 * group + i)];
             if comptime!(!config.block_scaled()) {
-                let scale_b = if by_col { plane_shuffle(scale_own, comptime!(i as u32)) } else { scale_own };
+                let scale_b = if comptime!(by_col) { plane_shuffle(scale_own, comptime!(i as u32)) } else { scale_own };
                 value *= scale_a * scale_b;
+            }
+            if comptime!(config.grouping.is_some()) {
+                // Nothing was multiplied: the sums are those of another tile, and no scale counts.
+                value = select(item.first < item.end, value, 0.0f32);
             }
             value += if comptime!(config.bias) { plane_shuffle(bias_own, comptime!(i as u32)) } else { f32::new(0.0) };
             values[comptime!(32 * group + i)] = value;
@@ -245,14 +250,16 @@ fn store_elements<O: Float>(
     out: &mut Array<O>,
     row: u32,
     col: u32,
+    item: &Item,
     extent: &Extent,
     #[comptime] config: Config,
 ) {
     #[unroll]
     for i in 0..comptime!(config.chunk_cols()) {
         let col = col + comptime!(i as u32);
-        if row < extent.m && col < extent.n {
-            out[(row * extent.n + col) as usize] = O::cast_from(values[i]);
+        if row >= item.work.from && row < item.work.rows && col < extent.n {
+            let index = item.work.out0 + row * extent.n + col;
+            out[index as usize] = O::cast_from(values[i]);
         }
     }
 }

@@ -6,6 +6,7 @@ use super::epilogue::{finish_stores, store_tile};
 use super::plan::{ROWS, STEP};
 use super::{BUFFERS, Config, SCALE_COLUMNS, SCALES, STORERS};
 use crate::gemm::bias::Bias;
+use crate::gemm::grouped::{Work, grouped_tile, whole};
 use crate::grid::banded_tile;
 use crate::ptx::barrier::{
     fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait,
@@ -30,30 +31,42 @@ pub(super) struct Extent {
     pub(super) row_tiles: u32,
     col_tiles: u32,
     splits: u32,
+    groups: u32,
 }
 
-/// A tile of the output, and the part of the contraction to sum.
+/// A tile of the output, and the steps of the contraction to sum.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Item {
-    pub(super) row0: u32,
-    pub(super) col0: u32,
-    first: u32,
-    end: u32,
+    pub(super) work: Work,
+    pub(super) first: u32,
+    pub(super) end: u32,
     pub(super) split: u32,
 }
 
-/// Item `index`: bands of rows, column by column.
+/// Item `index`: bands of rows, column by column; of groups, one after the other.
 #[cube]
-fn item(index: u32, extent: &Extent, #[comptime] config: Config) -> Item {
-    let tiles = extent.row_tiles * extent.col_tiles;
-    let split = index / tiles;
-    let (row, col) = banded_tile(index % tiles, extent.row_tiles, extent.col_tiles);
-    Item {
-        row0: row * comptime!(ROWS as u32),
-        col0: col * comptime!(config.cols as u32),
-        first: extent.steps * split / extent.splits,
-        end: extent.steps * (split + 1) / extent.splits,
-        split,
+fn item(index: u32, ends: &ComptimeOption<Array<u32>>, extent: &Extent, #[comptime] config: Config) -> Item {
+    let (height, width) = comptime!((ROWS as u32, config.cols as u32));
+    let step = comptime!(STEP as u32);
+    let k = extent.steps * step;
+    #[comptime]
+    match ends {
+        ComptimeOption::Some(ends) => {
+            let grouping = comptime!(config.grouping.expect("ends come with a grouping"));
+            let work = grouped_tile(index, ends, extent.groups, extent.m, extent.n, k, grouping, height, width);
+            Item { work, first: work.first / step, end: work.end.div_ceil(step), split: 0u32.runtime() }
+        }
+        ComptimeOption::None => {
+            let tiles = extent.row_tiles * extent.col_tiles;
+            let split = index / tiles;
+            let (row, col) = banded_tile(index % tiles, extent.row_tiles, extent.col_tiles);
+            Item {
+                work: whole(row * height, col * width, extent.m, k),
+                first: extent.steps * split / extent.splits,
+                end: extent.steps * (split + 1) / extent.splits,
+                split,
+            }
+        }
     }
 }
 
@@ -98,6 +111,7 @@ pub(super) fn gemm_blackwell<O: Float>(
     scales_a: &Array<u32>,
     scales_b: &Array<u32>,
     bias: &Bias,
+    ends: &ComptimeOption<Array<u32>>,
     out: &mut Array<O>,
     extent: Extent,
     #[comptime] config: Config,
@@ -141,18 +155,18 @@ pub(super) fn gemm_blackwell<O: Float>(
     // One thread each: the assembler knows by `elect.sync` that it is alone, and puts addresses in uniform registers.
     if warp == 0 {
         if plane_elect() {
-            fill_stages(a, b, scales_a, scales_b, base, &barriers, items, &extent, config);
+            fill_stages(a, b, scales_a, scales_b, ends, base, &barriers, items, &extent, config);
         }
     } else if warp == MULTIPLIER {
         if plane_elect() {
-            multiply_tiles(base, tmem, &barriers, items, &extent, config);
+            multiply_tiles(ends, base, tmem, &barriers, items, &extent, config);
         }
     } else {
         let mut buffer = Place { at: 0u32.runtime(), parity: 0u32.runtime() };
         let mut chunk = 0u32.runtime();
         let mut index = CUBE_POS_X;
         while index < items {
-            let item = item(index, &extent, config);
+            let item = item(index, ends, &extent, config);
             mbarrier_wait(barriers.ready + 8 * buffer.at, buffer.parity);
             tcgen05_after_wait();
             let sums = tmem + buffer.at * comptime!(config.cols as u32);
@@ -181,6 +195,7 @@ fn fill_stages(
     b: &TensorMap<u8, Tiled>,
     scales_a: &Array<u32>,
     scales_b: &Array<u32>,
+    ends: &ComptimeOption<Array<u32>>,
     base: u32,
     barriers: &Barriers,
     items: u32,
@@ -191,7 +206,7 @@ fn fill_stages(
     let mut place = Place { at: 0u32.runtime(), parity: 1u32.runtime() };
     let mut index = CUBE_POS_X;
     while index < items {
-        let item = item(index, extent, config);
+        let item = item(index, ends, extent, config);
         let mut block = item.first;
         while block < item.end {
             mbarrier_wait(barriers.empty + 8 * place.at, place.parity);
@@ -205,13 +220,21 @@ fn fill_stages(
 
 /// Gives the products of one tile after the other, as stages become full and sums have been stored.
 #[cube]
-fn multiply_tiles(base: u32, tmem: u32, barriers: &Barriers, items: u32, extent: &Extent, #[comptime] config: Config) {
+fn multiply_tiles(
+    ends: &ComptimeOption<Array<u32>>,
+    base: u32,
+    tmem: u32,
+    barriers: &Barriers,
+    items: u32,
+    extent: &Extent,
+    #[comptime] config: Config,
+) {
     let mut place = Place { at: 0u32.runtime(), parity: 0u32.runtime() };
     // The first round finds no sums that are still to be stored.
     let mut buffer = Place { at: 0u32.runtime(), parity: 1u32.runtime() };
     let mut index = CUBE_POS_X;
     while index < items {
-        let item = item(index, extent, config);
+        let item = item(index, ends, extent, config);
         mbarrier_wait(barriers.stored + 8 * buffer.at, buffer.parity);
         tcgen05_after_wait();
         let sums = tmem + buffer.at * comptime!(config.cols as u32);
@@ -251,17 +274,18 @@ fn fill(
     let at_b = base + comptime!(config.tiles_b_at() as u32) + stage * comptime!(config.stage_b() as u32);
     let column = block * comptime!(STEP as u32);
     mbarrier_arrive_expect_tx(full, comptime!((config.stage_a() + config.stage_b() + config.stage_scales()) as u32));
-    tma_load(a, at_a, full, column, item.row0);
-    tma_load(b, at_b, full, column, item.col0);
+    tma_load(a, at_a, full, column, item.work.row0);
+    let row_b = item.work.row0_b + item.work.col0;
+    tma_load(b, at_b, full, column, row_b);
     if comptime!(config.block_scaled()) {
         let words = comptime!(SCALES as u32 / 4);
         let at = base + comptime!(config.scales_at() as u32) + stage * comptime!(config.stage_scales() as u32);
-        let tile_a = item.row0 / 128;
+        let tile_a = item.work.row0 / 128;
         bulk_load(scales_a, (tile_a * extent.steps + block) * words, at, full, comptime!(SCALES as u32));
         #[unroll]
         for i in 0..comptime!(config.scale_tiles_b() as u32) {
             // Columns past the last are not stored; any scales will do for them.
-            let tile_b = min(item.col0 / 128 + i, (extent.n - 1) / 128);
+            let tile_b = min(row_b / 128 + i, (item.work.row0_b + extent.n - 1) / 128);
             let index = (tile_b * extent.steps + block) * words;
             bulk_load(scales_b, index, at + comptime!((1 + i) * SCALES as u32), full, comptime!(SCALES as u32));
         }
@@ -294,7 +318,7 @@ fn multiply_stage(base: u32, tmem: u32, sums: u32, stage: u32, add: u32, item: &
         let cols = comptime!(config.cols as u32);
         if comptime!(config.block_scaled()) {
             // Scales of 32 columns are in one column of tensor memory.
-            let scales_b = to_b + item.col0 % 128 / 32;
+            let scales_b = to_b + (item.work.row0_b + item.work.col0) % 128 / 32;
             let instruction = comptime!(mxfp8_instruction(cols, config.formats, k));
             mma_mxfp8(sums, a + offset, b + offset, to_a, scales_b, add, instruction);
         } else {

@@ -20,6 +20,7 @@ mod plan;
 use cubecl::prelude::*;
 
 use super::bias::BiasLaunch;
+use super::grouped::Grouping;
 use super::maps::{Matrix, Target, multiprocessors};
 use super::{Gemm, combine};
 use crate::view::Source;
@@ -64,6 +65,7 @@ struct Config {
     partial: bool,
     accumulate: bool,
     bias: bool,
+    grouping: Option<Grouping>,
     formats: [Format; 2],
     granularities: [Granularity; 2],
     /// Of the output.
@@ -163,8 +165,11 @@ pub(super) const fn takes(granularities: [Granularity; 2]) -> bool {
 
 /// Launches the kernel, and one more if the contraction is split.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
-    let (m, n) = (gemm.m(), gemm.n());
-    let plan = Plan::new([m, n, gemm.a.k], multiprocessors(client), gemm.a.granularity.is_mx());
+    let (m, n, _) = gemm.matrices();
+    let plan = match gemm.groups {
+        Some(groups) => Plan::grouped(groups, [m, n, gemm.a.k], multiprocessors(client), gemm.a.granularity.is_mx()),
+        None => Plan::new([m, n, gemm.a.k], multiprocessors(client), gemm.a.granularity.is_mx()),
+    };
     if plan.splits == 1 {
         launch_tiles(client, gemm, &plan, &Target::output(gemm));
     } else {
@@ -176,7 +181,9 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
 }
 
 fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan, target: &Target) {
-    let (m, n) = (gemm.m(), gemm.n());
+    let (m, n, _) = gemm.matrices();
+    // Of tiles above each other.
+    let rows = gemm.groups.map_or(m, |groups| groups.row_tiles(m, ROWS) * ROWS);
     let partial = plan.splits > 1;
     let config = Config {
         cols: plan.cols,
@@ -186,6 +193,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
         partial,
         accumulate: gemm.accumulate && !partial,
         bias: gemm.bias.is_some() && !partial,
+        grouping: gemm.groups.map(|groups| groups.grouping),
         formats: [gemm.a.format, gemm.b.format],
         granularities: [gemm.a.granularity, gemm.b.granularity],
         dtype: Source::of(target.dtype).expect("checked by scaled_gemm"),
@@ -195,16 +203,17 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
         m as u32,
         n as u32,
         gemm.a.k.div_ceil(STEP) as u32,
-        m.div_ceil(ROWS) as u32,
+        rows.div_ceil(ROWS) as u32,
         n.div_ceil(plan.cols) as u32,
         plan.splits as u32,
+        gemm.groups.map_or(0, |groups| groups.count) as u32,
     );
     // SAFETY: `scaled_gemm` has checked that codes, scales, bias and output have the sizes given here; TMA stays inside its
     // maps and the scales of existing rows, and ordinary loads and stores are guarded by `m` and `n`.
     unsafe {
         kernel::gemm_blackwell::launch_unchecked::<R>(
             client,
-            CubeCount::Static(plan.items(m, n).min(multiprocessors(client)) as u32, 1, 1),
+            CubeCount::Static(plan.items(rows, n).min(multiprocessors(client)) as u32, 1, 1),
             CubeDim::new_1d(THREADS),
             Matrix::codes(gemm.a).map(ROWS),
             Matrix::codes(gemm.b).map(plan.cols),
@@ -214,6 +223,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
             gemm.a.scales_array(),
             gemm.b.scales_array(),
             BiasLaunch::of(gemm.bias.as_ref().filter(|_| !partial)),
+            gemm.groups.map(|groups| groups.array()).into(),
             ArrayArg::from_raw_parts(target.handle.clone(), target.rows * target.pitch),
             extent,
             config,

@@ -10,6 +10,7 @@
 //! multiprocessors, 1.85 GHz). That shared memory moves 128 bytes a cycle as on Hopper, and what an epilogue and a launch cost,
 //! is assumed.
 
+use crate::gemm::grouped::{Grouping, Groups};
 use crate::view::MAX_INDEX;
 
 /// Length of the contraction in a pipeline stage: a row of 128 bytes, what the swizzle spans, and four blocks of 32.
@@ -57,6 +58,18 @@ impl Plan {
             cols.into_iter().flat_map(|cols| [1, 2, 4, 8, 16].into_iter().map(move |splits| Plan { cols, splits }));
         let possible = candidates.filter(|plan| plan.splits == 1 || plan.may_split([m, n, k]));
         possible.min_by_key(|plan| plan.cycles([m, n, k], multiprocessors)).expect("one split is possible")
+    }
+
+    /// The same for a matrix of so many rows and columns, a group of them or a group of the contraction; nothing is split.
+    pub(super) fn grouped(groups: &Groups, [m, n, k]: [usize; 3], multiprocessors: usize, block_scaled: bool) -> Self {
+        let k = match groups.grouping {
+            Grouping::Rows => k,
+            Grouping::Contraction => k.div_ceil(groups.count),
+        };
+        let rows = groups.row_tiles(m, ROWS) * ROWS;
+        let cols = if block_scaled { SCALED_COLS } else { PLAIN_COLS };
+        let plans = cols.into_iter().map(|cols| Plan { cols, splits: 1 });
+        plans.min_by_key(|plan| plan.cycles([rows, n, k], multiprocessors)).expect("a width")
     }
 
     /// Rows of the output with those of all tiles.

@@ -31,15 +31,15 @@ pub(super) fn store_tile<O: Float>(
 ) {
     let (group_row, group_col) = group_origin(config);
     let thread = UNIT_POS % GROUP;
-    let row = item.row0 + group_row + thread / 32 * 16 + thread % 32 / 4;
-    let col = item.col0 + group_col + thread % 4 * 2;
+    let row = item.work.row0 + group_row + thread / 32 * 16 + thread % 32 / 4;
+    let col = item.work.col0 + group_col + thread % 4 * 2;
     #[comptime]
     match out_map {
         ComptimeOption::Some(map) => {
             // Partial sums of part `s` of the contraction follow those of `s - 1`, all rows of tiles included.
             let rows = comptime!((config.tile.rows * config.cluster) as u32) * extent.row_clusters;
             let part = if comptime!(config.partial) { item.split * rows } else { 0u32.runtime() };
-            let (row0, col0) = (part + item.row0 + group_row, item.col0 + group_col);
+            let (row0, col0) = (part + item.work.row0 + group_row, item.work.col0 + group_col);
             let cols = comptime!(config.chunk_cols() as u32);
             #[unroll]
             for chunk in 0..comptime!(config.tile.group_cols() as u32 / cols) {
@@ -54,6 +54,7 @@ pub(super) fn store_tile<O: Float>(
                     bias,
                     row,
                     col,
+                    item,
                     extent,
                     config,
                 );
@@ -64,8 +65,9 @@ pub(super) fn store_tile<O: Float>(
         {
             #[unroll]
             for j in 0..comptime!(config.tile.group_cols() as u32 / 8) {
-                finish(sums, comptime!(8 * j), 8u32, out, inv_scale_a, inv_scale_b, bias, row, col, extent, config);
-                store_elements(sums, comptime!(4 * j), out, row, col + comptime!(8 * j), extent);
+                let first = comptime!(8 * j);
+                finish(sums, first, 8u32, out, inv_scale_a, inv_scale_b, bias, row, col, item, extent, config);
+                store_elements(sums, comptime!(4 * j), out, row, col + comptime!(8 * j), item, extent);
             }
         }
     }
@@ -85,6 +87,7 @@ fn finish<O: Float>(
     bias: &Bias,
     row: u32,
     col: u32,
+    item: &Item,
     extent: &Extent,
     #[comptime] config: Config,
 ) {
@@ -108,6 +111,7 @@ fn finish<O: Float>(
             let scale_b = if comptime!(config.by_block()) {
                 f32::new(0.0)
             } else {
+                let inside = item.work.row0_b + inside;
                 sum_factor(inv_scale_b, inside, 0u32, extent.blocks, comptime!(config.granularities[1]))
             };
             #[unroll]
@@ -117,6 +121,12 @@ fn finish<O: Float>(
                     sums[place]
                 } else {
                     sums[place] * (scales_a[i as usize] * scale_b)
+                };
+                // Where nothing was multiplied no scale counts, not even NaN.
+                let scaled = if comptime!(config.grouping.is_some()) {
+                    select(item.first < item.end, scaled, 0.0f32)
+                } else {
+                    scaled
                 };
                 let mut sum = scaled + shift;
                 if comptime!(config.accumulate) {
@@ -228,14 +238,16 @@ fn store_elements<O: Float>(
     out: &mut Array<O>,
     row: u32,
     col: u32,
+    item: &Item,
     extent: &Extent,
 ) {
     #[unroll]
     for i in 0..4u32 {
         let row = row + comptime!(8 * (i / 2));
         let col = col + comptime!(i % 2);
-        if row < extent.m && col < extent.n {
-            out[(row * extent.n + col) as usize] = O::cast_from(sums[comptime!((first + i) as usize)]);
+        if row >= item.work.from && row < item.work.rows && col < extent.n {
+            let index = item.work.out0 + row * extent.n + col;
+            out[index as usize] = O::cast_from(sums[comptime!((first + i) as usize)]);
         }
     }
 }

@@ -6,8 +6,10 @@ use super::epilogue::{finish_stores, store_tile};
 use super::plan::{CONSUMERS, MMA_ROWS};
 use super::{Config, Element, GROUP};
 use crate::gemm::bias::Bias;
+use crate::gemm::grouped::{Work, grouped_tile, whole};
 use crate::gemm::maps::ROW_BYTES;
 use crate::grid::banded_tile;
+use crate::operand::BLOCK;
 use crate::ptx::barrier::{
     cluster_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_arrive_remote,
     mbarrier_init, mbarrier_wait, setmaxnreg_dec, setmaxnreg_inc,
@@ -36,32 +38,44 @@ pub(super) struct Extent {
     pub(super) row_clusters: u32,
     col_tiles: u32,
     splits: u32,
+    groups: u32,
 }
 
-/// A tile of the output, and the part of the contraction to sum.
+/// A tile of the output, and the stages' shares of the contraction to sum.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Item {
-    pub(super) row0: u32,
-    pub(super) col0: u32,
-    first: u32,
-    end: u32,
+    pub(super) work: Work,
+    pub(super) first: u32,
+    pub(super) end: u32,
     pub(super) split: u32,
 }
 
-/// Item `index`, for the block of this rank in its cluster: bands of rows, column by column.
+/// Item `index`, for the block of this rank in its cluster: bands of rows, column by column; of groups, one after the other.
 #[cube]
-fn item(index: u32, extent: &Extent, #[comptime] config: Config) -> Item {
-    let cluster = comptime!(config.cluster as u32);
-    let tiles = extent.row_clusters * extent.col_tiles;
-    let split = index / tiles;
-    let tile = index % tiles;
-    let (row_cluster, col) = banded_tile(tile, extent.row_clusters, extent.col_tiles);
-    Item {
-        row0: (row_cluster * cluster + CUBE_POS_X % cluster) * comptime!(config.tile.rows as u32),
-        col0: col * comptime!(config.tile.cols as u32),
-        first: extent.steps * split / extent.splits,
-        end: extent.steps * (split + 1) / extent.splits,
-        split,
+fn item(index: u32, ends: &ComptimeOption<Array<u32>>, extent: &Extent, #[comptime] config: Config) -> Item {
+    let (height, width) = comptime!((config.tile.rows as u32, config.tile.cols as u32));
+    let k = extent.blocks * comptime!(BLOCK as u32);
+    #[comptime]
+    match ends {
+        ComptimeOption::Some(ends) => {
+            let grouping = comptime!(config.grouping.expect("ends come with a grouping"));
+            let work = grouped_tile(index, ends, extent.groups, extent.m, extent.n, k, grouping, height, width);
+            let step = comptime!(config.element().step() as u32);
+            Item { work, first: work.first / step, end: work.end.div_ceil(step), split: 0u32.runtime() }
+        }
+        ComptimeOption::None => {
+            let cluster = comptime!(config.cluster as u32);
+            let tiles = extent.row_clusters * extent.col_tiles;
+            let split = index / tiles;
+            let (row_cluster, col) = banded_tile(index % tiles, extent.row_clusters, extent.col_tiles);
+            let row = row_cluster * cluster + CUBE_POS_X % cluster;
+            Item {
+                work: whole(row * height, col * width, extent.m, k),
+                first: extent.steps * split / extent.splits,
+                end: extent.steps * (split + 1) / extent.splits,
+                split,
+            }
+        }
     }
 }
 
@@ -94,6 +108,7 @@ pub(super) fn gemm_hopper<O: Float>(
     inv_scale_a: &Array<u32>,
     inv_scale_b: &Array<u32>,
     bias: &Bias,
+    ends: &ComptimeOption<Array<u32>>,
     out: &mut Array<O>,
     extent: Extent,
     #[comptime] config: Config,
@@ -137,7 +152,7 @@ pub(super) fn gemm_hopper<O: Float>(
         let mut place = Place { stage: 0u32.runtime(), parity: 1u32.runtime() };
         if UNIT_POS == 0 {
             while index < items {
-                let item = item(index, &extent, config);
+                let item = item(index, ends, &extent, config);
                 let mut block = item.first;
                 while block < item.end {
                     mbarrier_wait(empty + 8 * place.stage, place.parity);
@@ -150,7 +165,7 @@ pub(super) fn gemm_hopper<O: Float>(
         } else if comptime!(config.by_block()) {
             if UNIT_POS >= comptime!(GROUP - SCALE_THREADS) {
                 while index < items {
-                    let item = item(index, &extent, config);
+                    let item = item(index, ends, &extent, config);
                     let mut block = item.first;
                     while block < item.end {
                         mbarrier_wait(empty + 8 * place.stage, place.parity);
@@ -170,7 +185,7 @@ pub(super) fn gemm_hopper<O: Float>(
         let mut place = Place { stage: 0u32.runtime(), parity: 0u32.runtime() };
         let mut sums = Array::<f32>::new(comptime!(config.tile.group_cols() / 2));
         while index < items {
-            let item = item(index, &extent, config);
+            let item = item(index, ends, &extent, config);
             #[unroll]
             for i in 0..comptime!(config.tile.group_cols() / 2) {
                 sums[i] = 0.0f32;
@@ -209,15 +224,15 @@ fn fill(
     let at_b = base + comptime!(config.tiles_b_at() as u32) + stage * comptime!(config.stage_b() as u32);
     let column = block * comptime!(ROW_BYTES as u32);
     mbarrier_arrive_expect_tx(full, comptime!((config.stage_a() + config.stage_b()) as u32));
-    tma_load(a, at_a, full, column, item.row0);
+    tma_load(a, at_a, full, column, item.work.row0);
     if comptime!(config.cluster > 1) {
         let cluster = comptime!(config.cluster as u32);
         let rank = CUBE_POS_X % cluster;
         let row = rank * comptime!((config.tile.cols / config.cluster) as u32);
         let at = at_b + rank * comptime!((config.stage_b() / config.cluster) as u32);
-        tma_load_multicast(b, at, full, column, item.col0 + row, comptime!((1u32 << config.cluster) - 1));
+        tma_load_multicast(b, at, full, column, item.work.col0 + row, comptime!((1u32 << config.cluster) - 1));
     } else {
-        tma_load(b, at_b, full, column, item.col0);
+        tma_load(b, at_b, full, column, item.work.row0_b + item.work.col0);
     }
 }
 
@@ -240,10 +255,10 @@ fn fetch_scales(
     let mut line = (UNIT_POS + SCALE_THREADS) % GROUP;
     while line < lines {
         let scale = if line < rows {
-            let row = min(item.row0 + line, extent.m - 1);
+            let row = min(item.work.row0 + line, extent.m - 1);
             sum_factor(inv_scale_a, row, block, extent.blocks, comptime!(config.granularities[0]))
         } else {
-            let col = min(item.col0 + line - rows, extent.n - 1);
+            let col = min(item.work.col0 + line - rows, extent.n - 1);
             sum_factor(inv_scale_b, col, block, extent.blocks, comptime!(config.granularities[1]))
         };
         store_shared(at + 4 * line, scale);
@@ -316,7 +331,11 @@ fn multiply_fast(
         block += 1;
     }
     wgmma_wait(sums, comptime!(config.tile.group_cols() as u32), 0u32);
-    release(empty, previous, config);
+    if comptime!(config.grouping.is_none()) {
+        release(empty, previous, config);
+    } else if item.first < item.end {
+        release(empty, previous, config);
+    }
 }
 
 /// Gives the four products of a stage, the first added to the accumulators if `add` is not zero.

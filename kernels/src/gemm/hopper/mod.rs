@@ -34,6 +34,7 @@ mod plan;
 use cubecl::prelude::*;
 
 use super::bias::BiasLaunch;
+use super::grouped::Grouping;
 use super::maps::{Matrix, ROW_BYTES, Target, multiprocessors};
 use super::{Gemm, combine};
 use crate::dequantize::to_bf16;
@@ -101,6 +102,7 @@ struct Config {
     /// Write unscaled f32 sums of a part of the contraction.
     partial: bool,
     accumulate: bool,
+    grouping: Option<Grouping>,
     formats: [Format; 2],
     granularities: [Granularity; 2],
     /// Of the output.
@@ -187,7 +189,12 @@ fn matrix<R: Runtime>(client: &ComputeClient<R>, operand: &Operand, element: Ele
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let element = Element::of([gemm.a.granularity, gemm.b.granularity]);
     let promote = gemm.by_block() || (element == Element::Fp8 && !gemm.use_fast_accum);
-    let plan = Plan::new([gemm.m(), gemm.n()], gemm.a.k.div_ceil(element.step()), multiprocessors(client), promote);
+    let (m, n, _) = gemm.matrices();
+    let steps = gemm.a.k.div_ceil(element.step());
+    let plan = match gemm.groups {
+        Some(groups) => Plan::grouped(groups, [m, n], steps, multiprocessors(client), promote),
+        None => Plan::new([m, n], steps, multiprocessors(client), promote),
+    };
     if plan.splits == 1 {
         launch_tiles(client, gemm, &plan, promote, &Target::output(gemm));
     } else {
@@ -199,7 +206,9 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
 }
 
 fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan, promote: bool, target: &Target) {
-    let (m, n) = (gemm.m(), gemm.n());
+    let (m, n, _) = gemm.matrices();
+    // Of tiles above each other.
+    let rows = gemm.groups.map_or(m, |groups| groups.row_tiles(m, plan.tile.rows) * plan.tile.rows);
     let partial = plan.splits > 1;
     let by_block = gemm.by_block();
     let hardware = &client.properties().hardware;
@@ -213,6 +222,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
         tma_store: target.tma_store,
         partial,
         accumulate: gemm.accumulate && !partial,
+        grouping: gemm.groups.map(|groups| groups.grouping),
         formats: [gemm.a.format, gemm.b.format],
         granularities: [gemm.a.granularity, gemm.b.granularity],
         dtype: Source::of(target.dtype).expect("checked by scaled_gemm"),
@@ -222,16 +232,17 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
     config.stages = (1..=MAX_STAGES).take_while(fits).last().expect("a stage fits");
 
     let at_once = (multiprocessors(client) / plan.cluster).max(1);
-    let clusters = plan.items(m, n).min(at_once);
+    let clusters = plan.items(rows, n).min(at_once);
     let [a, b] = [gemm.a, gemm.b].map(|operand| matrix(client, operand, config.element()));
     let extent = kernel::ExtentLaunch::new(
         m as u32,
         n as u32,
         gemm.a.k.div_ceil(BLOCK) as u32,
         gemm.a.k.div_ceil(config.element().step()) as u32,
-        plan.row_clusters(m) as u32,
+        plan.row_clusters(rows) as u32,
         n.div_ceil(plan.tile.cols) as u32,
         plan.splits as u32,
+        gemm.groups.map_or(0, |groups| groups.count) as u32,
     );
     // SAFETY: `scaled_gemm` has checked that codes, scales, bias and output have the sizes given here; TMA stays inside its
     // maps, and ordinary loads and stores are guarded by `m` and `n`.
@@ -248,6 +259,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
             gemm.a.scales_array(),
             gemm.b.scales_array(),
             BiasLaunch::of(gemm.bias.as_ref().filter(|_| !partial)),
+            gemm.groups.map(|groups| groups.array()).into(),
             ArrayArg::from_raw_parts(target.handle.clone(), target.rows * target.pitch),
             extent,
             config,

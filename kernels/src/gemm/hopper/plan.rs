@@ -9,6 +9,7 @@
 //! A multiprocessor multiplies 4096 pairs of codes a cycle, or 2048 of bf16, which have twice the bytes, and moves 128 bytes of shared memory: NVIDIA, *H100 Tensor Core
 //! GPU Architecture* (1979 TFLOP/s, 132 multiprocessors, 1.83 GHz). What an epilogue and a launch cost is assumed.
 
+use crate::gemm::grouped::{Grouping, Groups};
 use crate::gemm::maps::ROW_BYTES;
 use crate::view::MAX_INDEX;
 
@@ -96,6 +97,24 @@ impl Plan {
         });
         let possible = candidates.filter(|plan| plan.splits == 1 || plan.may_split([m, n], steps));
         possible.min_by_key(|plan| plan.cycles([m, n], steps, multiprocessors, promote)).expect("one split is possible")
+    }
+
+    /// The same for a matrix of so many rows and columns, a group of them or a group of the contraction. Groups share no tile of B,
+    /// so there are no clusters, and have a part of the contraction each or all of it, so there are no splits.
+    pub(super) fn grouped(
+        groups: &Groups,
+        [m, n]: [usize; 2],
+        steps: usize,
+        multiprocessors: usize,
+        promote: bool,
+    ) -> Self {
+        let steps = match groups.grouping {
+            Grouping::Rows => steps,
+            Grouping::Contraction => steps.div_ceil(groups.count),
+        };
+        let rows = |tile: Tile| groups.row_tiles(m, tile.rows) * tile.rows;
+        let plans = TILES.into_iter().map(|tile| Plan { tile, cluster: 1, splits: 1 });
+        plans.min_by_key(|plan| plan.cycles([rows(plan.tile), n], steps, multiprocessors, promote)).expect("a tile")
     }
 
     /// Clusters' tiles along the rows.

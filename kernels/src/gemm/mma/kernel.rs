@@ -8,9 +8,10 @@
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
-use super::scales::{Scales, product_factors};
+use super::scales::{Scales, load_factors, load_words, product_factors};
 use super::{Plan, Tile};
 use crate::gemm::bias::Bias;
+use crate::gemm::grouped::{Work, grouped_tile, whole};
 use crate::grid::banded_tile;
 use crate::operand::BLOCK;
 use crate::ptx::mma::{MmaKind, Product, commit_copies, copy_chunk, load_matrices, mma_fp8, wait_copies};
@@ -28,6 +29,8 @@ const STEP_PRODUCTS: u32 = 2;
 /// Steps between promotions.
 const BLOCK_STEPS: u32 = BLOCK as u32 / ROW_BYTES;
 
+// The outer of nested `if`s is resolved while the kernel is generated.
+#[allow(clippy::collapsible_if)]
 #[cube(launch_unchecked)]
 pub(super) fn gemm_mma<O: Float, W: Size>(
     a: &Array<u32>,
@@ -35,9 +38,11 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
     inv_scale_a: &Array<u32>,
     inv_scale_b: &Array<u32>,
     bias: &Bias,
+    ends: &ComptimeOption<Array<u32>>,
     out: &mut Array<Vector<O, W>>,
     m: u32,
     n: u32,
+    groups: u32,
     words: u32,
     blocks: u32,
     #[comptime] plan: Plan,
@@ -48,7 +53,18 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
     let products_n = comptime!(tile.products()[1]);
     let stage = comptime!((tile.size[0] + tile.size[1]) * ROW_BYTES);
     let stages = comptime!(tile.stages);
-    let (row0, col0) = tile_in_order(m, n, tile);
+    let work = work(ends, m, n, groups, words, plan);
+    let (row0, col0) = (work.row0, work.col0);
+    if comptime!(plan.grouping.is_some()) {
+        if row0 >= work.rows {
+            terminate!();
+        }
+    }
+    // Where the tile's columns begin among the rows of B, and where those of its matrix end.
+    let first_b = work.row0_b + col0;
+    let rows_b = work.row0_b + n;
+    let first_block = work.first / comptime!(BLOCK as u32);
+    let end_block = min(work.end.div_ceil(comptime!(BLOCK as u32)), blocks);
     let mut ring = SharedMemory::<u32>::new_aligned(comptime!((stages * stage / 4) as usize), 128usize);
     // Never: it is here for CubeCL to allocate the memory, which only statements use.
     if words == 0 {
@@ -62,7 +78,7 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
     let chunk = UNIT_POS % 4;
     let place = local_row * ROW_BYTES + (chunk ^ (local_row / 2 % 4)) * 16;
     let row_a = row0 + local_row;
-    let row_b = col0 + local_row;
+    let row_b = first_b + local_row;
     // Where it reads its fragments.
     let lane = UNIT_POS % 32;
     let warp_row = UNIT_POS / 32 % comptime!(tile.warps[0]) * (16 * products_m);
@@ -80,11 +96,11 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
         totals[i as usize] = 0.0f32;
     }
 
-    let mut word = chunk * 4;
+    let mut word = work.first / 4 + chunk * 4;
     let mut write = start;
     #[unroll]
     for _ in 0..comptime!(stages - 1) {
-        load_step(a, b, write + place, row_a, row_b, m, n, word, words, tile);
+        load_step(a, b, write + place, row_a, row_b, work.rows, rows_b, word, words, tile);
         write += stage;
         word += STEP_WORDS;
     }
@@ -92,21 +108,30 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
     // First row and column of this thread in the products.
     let row = row0 + warp_row + lane / 4;
     let col = col0 + warp_col + lane % 4 * 2;
+    let col_b = work.row0_b + col;
     let mut scales = Scales::new(plan);
     let given = lane % 4 * 8 + lane / 4;
     let (given_a, given_b) = if comptime!(plan.kind == MmaKind::BlockScaled) {
-        (row0 + warp_row + given, col0 + warp_col + given)
+        (row0 + warp_row + given, first_b + warp_col + given)
     } else {
-        (row, col)
+        (row, col_b)
     };
-    scales.load_words(inv_scale_a, inv_scale_b, given_a, given_b, m, n, 0u32.runtime(), blocks, plan);
-    let mut block = 0u32.runtime();
-    while block < blocks {
+    let (rows_a, zero) = (work.rows, 0u32.runtime());
+    if comptime!(plan.loads_ahead()) {
+        load_words(&mut scales, inv_scale_a, inv_scale_b, given_a, given_b, rows_a, rows_b, first_block, blocks, plan);
+    }
+    let mut block = first_block;
+    while block < end_block {
+        if comptime!(!plan.loads_ahead()) {
+            load_words(&mut scales, inv_scale_a, inv_scale_b, given_a, given_b, rows_a, rows_b, block, blocks, plan);
+        }
         scales.use_words(plan);
-        let next = min(block + 1, blocks - 1);
-        scales.load_words(inv_scale_a, inv_scale_b, given_a, given_b, m, n, next, blocks, plan);
+        if comptime!(plan.loads_ahead()) {
+            let next = min(block + 1, blocks - 1);
+            load_words(&mut scales, inv_scale_a, inv_scale_b, given_a, given_b, rows_a, rows_b, next, blocks, plan);
+        }
         if comptime!(plan.by_block()) {
-            scales.load_factors(inv_scale_a, inv_scale_b, row, col, m, n, block, blocks, plan);
+            load_factors(&mut scales, inv_scale_a, inv_scale_b, row, col_b, rows_a, rows_b, block, blocks, plan);
         }
         #[unroll]
         for step in 0..BLOCK_STEPS {
@@ -114,7 +139,7 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
             // the stage that is written next.
             wait_copies(comptime!(stages - 2));
             sync_cube();
-            load_step(a, b, write + place, row_a, row_b, m, n, word, words, tile);
+            load_step(a, b, write + place, row_a, row_b, work.rows, rows_b, word, words, tile);
             word += STEP_WORDS;
             write += stage;
             write = select(write == end, start, write);
@@ -144,22 +169,39 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
         }
     }
     if comptime!(!plan.by_block()) {
-        scales.load_factors(inv_scale_a, inv_scale_b, row, col, m, n, 0u32.runtime(), blocks, plan);
+        load_factors(&mut scales, inv_scale_a, inv_scale_b, row, col_b, rows_a, rows_b, zero, blocks, plan);
         #[unroll]
         for i in 0..comptime!(4 * products_m * products_n) {
             totals[i as usize] *= scales.factor(i, plan);
         }
     }
-    store(&totals, bias, out, row, col, m, n, plan);
+    if comptime!(plan.grouping.is_some()) {
+        if first_block >= end_block {
+            // Nothing was multiplied, so no scale counts, not even NaN.
+            #[unroll]
+            for i in 0..comptime!(4 * products_m * products_n) {
+                totals[i as usize] = 0.0f32;
+            }
+        }
+    }
+    store(&totals, bias, out, row, col, n, &work, plan);
 }
 
-/// First row and column of this block's tile; a row past the last for spare blocks.
+/// This block's tile.
 #[cube]
-fn tile_in_order(m: u32, n: u32, #[comptime] tile: Tile) -> (u32, u32) {
-    let rows = m.div_ceil(comptime!(tile.size[0]));
-    let cols = n.div_ceil(comptime!(tile.size[1]));
-    let (row, col) = banded_tile(CUBE_POS as u32, rows, cols);
-    (row * comptime!(tile.size[0]), col * comptime!(tile.size[1]))
+fn work(ends: &ComptimeOption<Array<u32>>, m: u32, n: u32, groups: u32, words: u32, #[comptime] plan: Plan) -> Work {
+    let [height, width] = comptime!(plan.tile.size);
+    #[comptime]
+    match ends {
+        ComptimeOption::Some(ends) => {
+            let grouping = comptime!(plan.grouping.expect("ends come with a grouping"));
+            grouped_tile(CUBE_POS as u32, ends, groups, m, n, words * 4, grouping, height, width)
+        }
+        ComptimeOption::None => {
+            let (row, col) = banded_tile(CUBE_POS as u32, m.div_ceil(height), n.div_ceil(width));
+            whole(row * height, col * width, m, words * 4)
+        }
+    }
 }
 
 /// Starts this thread's copies of one step of both operands to their place in a stage, and closes their group.
@@ -260,8 +302,8 @@ fn store<O: Float, W: Size>(
     out: &mut Array<Vector<O, W>>,
     row: u32,
     col: u32,
-    m: u32,
     n: u32,
+    work: &Work,
     #[comptime] plan: Plan,
 ) {
     let products_m = comptime!(plan.tile.products()[0]);
@@ -280,8 +322,8 @@ fn store<O: Float, W: Size>(
             #[unroll]
             for i in 0..comptime!(2 * products_m) {
                 let row = row + comptime!(8 * i);
-                if row < m {
-                    let index = ((row * n + col) / width) as usize;
+                if row >= work.from && row < work.rows {
+                    let index = ((work.out0 + row * n + col) / width) as usize;
                     let mut values = Vector::<O, W>::empty();
                     #[unroll]
                     for w in 0..width {

@@ -8,6 +8,18 @@
 //! report), 13 of mantissa on Ada (Zhang et al., *SageAttention2*); of sm_120 nothing is published. So two steps, 128 of the
 //! contraction, are summed there and then added to f32 registers; with `use_fast_accum` only where scales change.
 //!
+//! **E8M0 scales.** A product takes 32 of the contraction, one block of them. On sm_120 the tensor cores multiply by them: a lane's
+//! scale register is a word of the tiles that scales lie in, the four of a row for 128 of the contraction, one a product. An
+//! operand without such scales has unit scales there. On sm_89 each product is summed apart and added to f32 registers as
+//!
+//! ```text
+//! total ← total + (sum · 2^(byte_a - 127)) · 2^(byte_b - 127)
+//! ```
+//!
+//! two operations for 32 products, half as long as the products take at 1024 a cycle. `sum · 2^(byte_a - 127)` is exact while it is
+//! normal; it is infinite where the sum of unscaled products is beyond f32 under the scale of A alone, which codes of e4m3 are not
+//! for scales up to 2^105, those of e5m2 up to 2^91. No infinity meets a zero, as no scale is infinite or zero.
+//!
 //! | tile | threads | products of a warp | |
 //! | --- | --- | --- | --- |
 //! | 128 × 128 | 256 | 64 × 32 | |
@@ -21,6 +33,7 @@ use cubecl::prelude::*;
 
 use super::Gemm;
 use super::bias::BiasLaunch;
+use super::grouped::Grouping;
 use crate::operand::BLOCK;
 use crate::ptx::mma::MmaKind;
 use crate::{CudaArch, Format, Granularity, cuda_arch, row_words};
@@ -85,6 +98,7 @@ struct Plan {
     granularities: [Granularity; 2],
     accumulate: bool,
     fast_accum: bool,
+    grouping: Option<Grouping>,
 }
 
 impl Plan {
@@ -113,8 +127,13 @@ impl Plan {
 /// Launches the kernel.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (a, b) = (gemm.a, gemm.b);
-    let (m, n, words) = (gemm.m() as u32, gemm.n() as u32, row_words(a.k) as u32);
-    let tile = Tile::of(m, n, client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1));
+    let (m, n, matrices) = gemm.matrices();
+    let (rows, n, words) = (m as u32, n as u32, row_words(a.k) as u32);
+    let tile = Tile::of(rows, n, client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1));
+    let blocks = match gemm.groups {
+        Some(groups) => groups.row_tiles(m, tile.size[0] as usize) as u32 * n.div_ceil(tile.size[1]),
+        None => tile.count(rows, n),
+    };
     let plan = Plan {
         tile,
         kind: if cuda_arch(client) == Some(CudaArch::Sm120) { MmaKind::BlockScaled } else { MmaKind::Plain },
@@ -122,6 +141,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
         granularities: [a.granularity, b.granularity],
         accumulate: gemm.accumulate,
         fast_accum: gemm.use_fast_accum,
+        grouping: gemm.groups.map(|groups| groups.grouping),
     };
     // Two neighbouring columns are one store where every row starts at an even element.
     let width = if n.is_multiple_of(2) { 2 } else { 1 };
@@ -130,7 +150,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     unsafe {
         kernel::gemm_mma::launch_unchecked::<R>(
             client,
-            CubeCount::Static(tile.count(m, n), 1, 1),
+            CubeCount::Static(blocks, 1, 1),
             CubeDim::new_1d(tile.threads()),
             width,
             a.codes_array(1),
@@ -138,9 +158,11 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
             a.scales_array(),
             b.scales_array(),
             BiasLaunch::of(gemm.bias.as_ref()),
-            ArrayArg::from_raw_parts(gemm.out.clone(), gemm.m() * gemm.n()),
-            m,
+            gemm.groups.map(|groups| groups.array()).into(),
+            ArrayArg::from_raw_parts(gemm.out.clone(), m * n as usize * matrices),
+            rows,
             n,
+            gemm.groups.map_or(0, |groups| groups.count) as u32,
             words,
             a.k.div_ceil(BLOCK) as u32,
             plan,

@@ -45,6 +45,11 @@ impl Plan {
         }
     }
 
+    /// Whether they are brought a block ahead, as the first product asks for them: where they take few registers.
+    pub(super) const fn loads_ahead(self) -> bool {
+        matches!(self.kind, MmaKind::BlockScaled)
+    }
+
     /// Which rows they are for.
     pub(super) const fn word_lines(self, side: usize) -> Lines {
         match self.kind {
@@ -77,7 +82,7 @@ pub(super) struct Scales {
     /// E8M0 scales of the current block of 128, four to a word.
     pub(super) words_a: Array<u32>,
     pub(super) words_b: Array<u32>,
-    /// Those of the next, on their way.
+    /// Those on their way.
     next_a: Array<u32>,
     next_b: Array<u32>,
     /// Bits of the f32 scales of the thread's sums.
@@ -99,30 +104,6 @@ impl Scales {
         }
     }
 
-    /// Starts to bring the E8M0 scales of a block.
-    pub(super) fn load_words(
-        &mut self,
-        inv_scale_a: &Array<u32>,
-        inv_scale_b: &Array<u32>,
-        row: u32,
-        col: u32,
-        m: u32,
-        n: u32,
-        block: u32,
-        blocks: u32,
-        #[comptime] plan: Plan,
-    ) {
-        let [granularity_a, granularity_b] = comptime!(plan.granularities);
-        if comptime!(granularity_a.is_mx()) {
-            let (lines, count) = comptime!((plan.word_lines(0), plan.word_count(0)));
-            load_scales(inv_scale_a, &mut self.next_a, row, m, block, blocks, lines, count, granularity_a);
-        }
-        if comptime!(granularity_b.is_mx()) {
-            let (lines, count) = comptime!((plan.word_lines(1), plan.word_count(1)));
-            load_scales(inv_scale_b, &mut self.next_b, col, n, block, blocks, lines, count, granularity_b);
-        }
-    }
-
     /// Makes those that were brought the current ones.
     pub(super) fn use_words(&mut self, #[comptime] plan: Plan) {
         if comptime!(plan.granularities[0].is_mx()) {
@@ -136,30 +117,6 @@ impl Scales {
             for i in 0..comptime!(plan.word_count(1) as usize) {
                 self.words_b[i] = self.next_b[i];
             }
-        }
-    }
-
-    /// Brings the f32 scales of a block of 128.
-    pub(super) fn load_factors(
-        &mut self,
-        inv_scale_a: &Array<u32>,
-        inv_scale_b: &Array<u32>,
-        row: u32,
-        col: u32,
-        m: u32,
-        n: u32,
-        block: u32,
-        blocks: u32,
-        #[comptime] plan: Plan,
-    ) {
-        let [granularity_a, granularity_b] = comptime!(plan.granularities);
-        if comptime!(!granularity_a.is_mx()) {
-            let (lines, count) = comptime!((Lines::Rows, plan.line_count(0)));
-            load_scales(inv_scale_a, &mut self.factors_a, row, m, block, blocks, lines, count, granularity_a);
-        }
-        if comptime!(!granularity_b.is_mx()) {
-            let (lines, count) = comptime!((Lines::Cols, plan.line_count(1)));
-            load_scales(inv_scale_b, &mut self.factors_b, col, n, block, blocks, lines, count, granularity_b);
         }
     }
 
@@ -177,6 +134,56 @@ impl Scales {
         } else {
             f32::reinterpret(self.factors_a[row as usize]) * f32::reinterpret(self.factors_b[col as usize])
         }
+    }
+}
+
+/// Starts to bring the E8M0 scales of a block.
+#[cube]
+pub(super) fn load_words(
+    scales: &mut Scales,
+    inv_scale_a: &Array<u32>,
+    inv_scale_b: &Array<u32>,
+    row: u32,
+    col: u32,
+    m: u32,
+    n: u32,
+    block: u32,
+    blocks: u32,
+    #[comptime] plan: Plan,
+) {
+    let [granularity_a, granularity_b] = comptime!(plan.granularities);
+    if comptime!(granularity_a.is_mx()) {
+        let (lines, count) = comptime!((plan.word_lines(0), plan.word_count(0)));
+        load_scales(inv_scale_a, &mut scales.next_a, row, m, block, blocks, lines, count, granularity_a);
+    }
+    if comptime!(granularity_b.is_mx()) {
+        let (lines, count) = comptime!((plan.word_lines(1), plan.word_count(1)));
+        load_scales(inv_scale_b, &mut scales.next_b, col, n, block, blocks, lines, count, granularity_b);
+    }
+}
+
+/// Brings the f32 scales of a block of 128.
+#[cube]
+pub(super) fn load_factors(
+    scales: &mut Scales,
+    inv_scale_a: &Array<u32>,
+    inv_scale_b: &Array<u32>,
+    row: u32,
+    col: u32,
+    m: u32,
+    n: u32,
+    block: u32,
+    blocks: u32,
+    #[comptime] plan: Plan,
+) {
+    let [granularity_a, granularity_b] = comptime!(plan.granularities);
+    if comptime!(!granularity_a.is_mx()) {
+        let (lines, count) = comptime!((Lines::Rows, plan.line_count(0)));
+        load_scales(inv_scale_a, &mut scales.factors_a, row, m, block, blocks, lines, count, granularity_a);
+    }
+    if comptime!(!granularity_b.is_mx()) {
+        let (lines, count) = comptime!((Lines::Cols, plan.line_count(1)));
+        load_scales(inv_scale_b, &mut scales.factors_b, col, n, block, blocks, lines, count, granularity_b);
     }
 }
 

@@ -1,6 +1,8 @@
 //! The interpreter on small programs whose results follow from the PTX ISA: conversions, bit operations, barriers,
 //! tensor copies, matrix instructions, clusters; and that faults are faults.
 
+mod tcgen05;
+
 use codegen::interpret::{Arg, Buffer, Kernel, Launch, TensorFloat, TensorMap};
 
 /// A module with one kernel `f` of so many pointers, and tensor maps in front of them.

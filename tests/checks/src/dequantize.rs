@@ -1,0 +1,61 @@
+//! MX operands as bf16: every code under every scale, and padding.
+
+use cubecl::prelude::*;
+use float8_kernels::reference;
+use float8_kernels::{Format, InvScale, dequantize_mx, row_words};
+
+use crate::Failure;
+use crate::case::{Runner, wrong};
+use crate::device::{poison, read};
+use crate::matrix::{Codes, FORMATS, HostMatrix, MX};
+
+/// Around the pieces of 8, the padding to 16, the blocks of 32 and tiles of 128, and every code by every scale.
+const SHAPES: [[usize; 2]; 6] = [[1, 1], [3, 17], [130, 31], [129, 160], [257, 300], EVERY];
+
+const EVERY: [usize; 2] = [256, 8 * 256];
+
+const LARGE: [[usize; 2]; 2] = [[4096, 4096], [14_336, 1040]];
+
+pub(crate) fn run<R: Runtime>(runner: &mut Runner<'_, R>) {
+    for shape in runner.sizes(&SHAPES, &LARGE) {
+        for format in FORMATS {
+            let [rows, k] = shape;
+            runner.case(format!("dequantize_mx {rows}x{k} {format}"), |client| check(client, shape, format));
+        }
+    }
+}
+
+/// Random codes and scales; of [`EVERY`], block `b` of row `r` has scale `r` and codes `32 b` and after.
+fn matrix(shape: [usize; 2], format: Format) -> HostMatrix {
+    let mut matrix = HostMatrix::new(Codes::Random, shape, format, MX, 51);
+    if shape == EVERY {
+        let [_, k] = shape;
+        matrix.codes.iter_mut().enumerate().for_each(|(i, code)| *code = (i % k) as u8);
+        let blocks = k / 32;
+        let bytes = |i: usize| (i / blocks) as u8;
+        matrix.inv_scales.iter_mut().enumerate().for_each(|(i, scale)| *scale = InvScale::from_e8m0(bytes(i)));
+    }
+    matrix
+}
+
+fn check<R: Runtime>(client: &ComputeClient<R>, shape: [usize; 2], format: Format) -> Result<f64, Failure> {
+    let [rows, k] = shape;
+    let host = matrix(shape, format);
+    let operand = host.upload(client);
+    let pitch = row_words(k) * 4;
+    poison(client, &[rows * pitch * 2; 2])?;
+    let bytes = read(client, dequantize_mx(client, &operand)?)?;
+    if bytes.len() != rows * pitch * 2 {
+        return Err(wrong!("{} bytes, not {}", bytes.len(), rows * pitch * 2));
+    }
+    let want = reference::dequantize_mx(&host.view());
+    for (i, bits) in bytes.chunks_exact(2).enumerate() {
+        let (row, col) = (i / pitch, i % pitch);
+        let got = u16::from_le_bytes([bits[0], bits[1]]);
+        let want = if col < k { want[row * k + col].to_bits() } else { 0 };
+        if got != want {
+            return Err(wrong!("[{row}, {col}] is {got:#x}, not {want:#x}"));
+        }
+    }
+    Ok(0.0)
+}

@@ -1,0 +1,142 @@
+//! Grouped GEMMs, interpreted, against sums in f64 of each group.
+
+use codegen::device::{Execution, GenerateCuda, PaperDevice, execute};
+use cubecl_core::Runtime;
+use float8_kernels::{
+    Format, GROUP_ALIGN, GemmConfig, GemmPath, Granularity, Grouping, Groups, grouped_gemm_path, grouped_scaled_gemm,
+};
+
+use super::{BF16, Client, F32, MX, Matrix, Random, client, from_bytes, same};
+
+/// Compute capabilities, and what their grouped GEMM is: without E8M0 scales, and with.
+const PATHS: [(u16, [GemmPath; 2]); 5] = [
+    (80, [GemmPath::Emulated; 2]),
+    (89, [GemmPath::Mma; 2]),
+    (90, [GemmPath::Wgmma, GemmPath::Bf16Wgmma]),
+    (100, [GemmPath::Tcgen05; 2]),
+    (120, [GemmPath::Mma; 2]),
+];
+
+#[test]
+fn paths() {
+    let config = GemmConfig::default();
+    for (sm, [plain, scaled]) in PATHS {
+        let path = |granularities, grouping, n| grouped_gemm_path(&client(sm), granularities, grouping, n, config);
+        for grouping in [Grouping::Rows, Grouping::Contraction] {
+            assert_eq!(path([Granularity::Row; 2], grouping, 100), plain, "sm_{sm}");
+            assert_eq!(path([MX; 2], grouping, 256), scaled, "sm_{sm}");
+            assert_eq!(path([Granularity::Block1x128, MX], grouping, 128), GemmPath::Emulated, "sm_{sm}");
+        }
+        // Scales of two groups in one tile.
+        let shared = if sm == 100 { GemmPath::Emulated } else { scaled };
+        assert_eq!(path([MX; 2], Grouping::Rows, 100), shared, "sm_{sm}");
+        assert_eq!(path([MX; 2], Grouping::Contraction, 100), scaled, "sm_{sm}");
+    }
+}
+
+/// Sums of the part `k0..k1` of the contraction of row `i` of `a` and row `j` of `b`, and of their magnitudes.
+fn sums(a: &[f64], b: &[f64], [i, j]: [usize; 2], k: usize, [k0, k1]: [usize; 2]) -> (f64, f64) {
+    let pairs = a[i * k + k0..i * k + k1].iter().zip(&b[j * k + k0..j * k + k1]);
+    pairs.fold((0.0, 0.0), |(sum, size), (x, y)| (sum + x * y, size + (x * y).abs()))
+}
+
+fn assert_near(got: f64, (want, size): (f64, f64), half_step: f64, what: impl Fn() -> String) {
+    let bound = half_step * want.abs() + 2f64.powi(-20) * size + 2f64.powi(-25);
+    let near = if want.is_finite() { (got - want).abs() <= bound } else { same(got, want) };
+    assert!(near, "{}: {got}, not {want}, bound {bound:e}", what());
+}
+
+fn run(client: &Client, a: &Matrix, b: &Matrix, ends: &[usize], grouping: Grouping, bf16: bool) -> Vec<f32> {
+    let bytes: Vec<u8> = ends.iter().flat_map(|&end| (end as u32).to_le_bytes()).collect();
+    let groups = Groups { ends: client.create_from_slice(&bytes), count: ends.len(), grouping };
+    let dtype = if bf16 { BF16 } else { F32 };
+    let (a, b) = (a.upload(client), b.upload(client));
+    let out = grouped_scaled_gemm(client, &a, &b, &groups, dtype, GemmConfig::default()).unwrap();
+    from_bytes(&client.read_one(out).unwrap_or_else(|error| panic!("{error:?}")), dtype)
+}
+
+const fn half_step(bf16: bool) -> f64 {
+    if bf16 { 1.0 / 256.0 } else { 1.0 / 16_777_216.0 }
+}
+
+fn check_rows(client: &Client, ends: &[usize], [m, n, k]: [usize; 3], granularity: Granularity, bf16: bool) {
+    let mut random = Random(31);
+    let a = Matrix::random([m, k], Format::E4m3, granularity, &mut random);
+    let mut b = Matrix::random([ends.len() * n, k], Format::E5m2, granularity, &mut random);
+    // A NaN is for the rows of its group alone.
+    b.codes[(ends.len() - 1) * n * k + 3] = 0x7f;
+    let got = run(client, &a, &b, ends, Grouping::Rows, bf16);
+    assert_eq!(got.len(), m * n);
+    let (left, right) = (a.values(), b.values());
+    for i in 0..m {
+        let group = ends.iter().position(|&end| i < end);
+        for j in 0..n {
+            let want = group.map_or((0.0, 0.0), |g| sums(&left, &right, [i, g * n + j], k, [0, k]));
+            let what = || format!("{granularity} {ends:?} [{m}, {n}, {k}], group {group:?}, [{i}, {j}]");
+            assert_near(f64::from(got[i * n + j]), want, half_step(bf16), what);
+        }
+    }
+}
+
+fn check_contraction(client: &Client, sizes: &[usize], [m, n]: [usize; 2], granularity: Granularity, bf16: bool) {
+    let (mut spans, mut at) = (vec![], 0);
+    for size in sizes {
+        spans.push([at, at + size]);
+        at = (at + size).next_multiple_of(GROUP_ALIGN);
+    }
+    let k = at + 7;
+    let mut random = Random(37);
+    let [a, b] = [(m, Format::E5m2), (n, Format::E4m3)].map(|(rows, format)| {
+        let mut matrix = Matrix::random([rows, k], format, granularity, &mut random);
+        let inside = |c: usize| spans.iter().any(|[start, end]| (*start..*end).contains(&c));
+        matrix.codes.iter_mut().enumerate().filter(|(i, _)| !inside(i % k)).for_each(|(_, code)| *code = 0);
+        matrix
+    });
+    let ends: Vec<usize> = spans.iter().map(|[_, end]| *end).collect();
+    let got = run(client, &a, &b, &ends, Grouping::Contraction, bf16);
+    assert_eq!(got.len(), sizes.len() * m * n);
+    let (left, right) = (a.values(), b.values());
+    for (g, span) in spans.iter().enumerate() {
+        for i in 0..m {
+            for j in 0..n {
+                let want = sums(&left, &right, [i, j], k, *span);
+                let what = || format!("{granularity} {sizes:?} [{m}, {n}], group {g}, [{i}, {j}]");
+                assert_near(f64::from(got[(g * m + i) * n + j]), want, half_step(bf16), what);
+            }
+        }
+    }
+}
+
+const GROUPED: [Granularity; 3] = [Granularity::Tensor, Granularity::Row, MX];
+
+fn each(check: impl Fn(&Client)) {
+    for sm in [80, 89, 90, 100, 120] {
+        // A device of many multiprocessors, which takes small tiles, and one of two, which takes large ones.
+        for multiprocessors in [132, 2] {
+            let Some(_running) = execute(Execution::default()) else { return };
+            check(&GenerateCuda::client(&PaperDevice { sm, multiprocessors }));
+        }
+    }
+}
+
+/// Tiles of one group, of two and of many, empty groups, and rows that no group has.
+#[test]
+fn rows_of_groups() {
+    each(|client| {
+        for (i, granularity) in GROUPED.into_iter().enumerate() {
+            check_rows(client, &[0, 70, 71, 71, 260], [270, 128, 160], granularity, i == 1);
+            check_rows(client, &[128, 192], [192, 50, 100], granularity, false);
+        }
+    });
+}
+
+/// Contractions that begin and end anywhere in a step, and empty ones.
+#[test]
+fn contractions_of_groups() {
+    each(|client| {
+        for (i, granularity) in GROUPED.into_iter().enumerate() {
+            check_contraction(client, &[0, 128, 1, 0, 300], [140, 72], granularity, i == 1);
+            check_contraction(client, &[33, 64], [64, 129], granularity, false);
+        }
+    });
+}
