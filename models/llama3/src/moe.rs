@@ -70,11 +70,12 @@ impl<B: Backend> Moe<B> {
         let chosen = top_k(logits.clone(), copies);
         let probabilities = softmax(logits.gather(1, chosen.clone()), 1);
         let num_experts = self.router.weight.dims()[1];
-        let Routing { ends, row, origin } = Routing::new(chosen, num_experts);
+        let Routing { ends, row } = Routing::new(chosen, num_experts);
 
-        // Copied first, so that moving rows is a permutation forward and backward: no two rows are added up.
+        // Copied first, so that moving rows is a permutation forward and backward: no two of them meet in one place.
         let x = x.unsqueeze_dim::<3>(1).expand([tokens, copies, hidden]).reshape([tokens * copies, hidden]);
-        let y = self.experts.forward(x.gather_nd::<2, 2>(origin), ends, linears);
+        let x = x.zeros_like().scatter_nd(row.clone(), x, IndexingUpdateOp::Add);
+        let y = self.experts.forward(x, ends, linears);
         let y = y.gather_nd::<2, 2>(row).reshape([tokens, copies, hidden]).cast(DType::F32);
         let y = (y * probabilities.unsqueeze_dim(2)).sum_dim(1);
         y.reshape([tokens, hidden]).cast(dtype)
@@ -116,14 +117,11 @@ struct Routing<B: Backend> {
     ends: Tensor<B, 1, Int>,
     /// The row of each copy, `[M·k, 1]`: a permutation, whatever was chosen.
     row: Tensor<B, 2, Int>,
-    /// The copy of each row, `[M·k, 1]`.
-    origin: Tensor<B, 2, Int>,
 }
 
 impl<B: Backend> Routing<B> {
     /// For the experts that each token has chosen, `[M, k]`.
     fn new(chosen: Tensor<B, 2, Int>, num_experts: usize) -> Self {
-        let device = chosen.device();
         let [tokens, per_token] = chosen.dims();
         let copies = tokens * per_token;
         let chosen = chosen.reshape([copies, 1]);
@@ -132,10 +130,7 @@ impl<B: Backend> Routing<B> {
         let ends = counts.clone().cumsum(1);
         let starts = ends.clone() - counts;
         let row = (seen + starts).gather(1, chosen).sub_scalar(1);
-        let copy = Tensor::arange(0..copies as i64, &device);
-        let origin =
-            Tensor::<B, 1, Int>::zeros([copies], &device).scatter_nd(row.clone(), copy, IndexingUpdateOp::Assign);
-        Self { ends: ends.reshape([num_experts]), row, origin: origin.reshape([copies, 1]) }
+        Self { ends: ends.reshape([num_experts]), row }
     }
 }
 
