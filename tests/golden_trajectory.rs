@@ -57,7 +57,8 @@ fn golden_trajectory_without_fp8() {
 /// Scales every weight of the projections by 1 + 1e-7 · noise, the size of one f32 rounding.
 fn nudged<B: AutodiffBackend>(mut model: Llama<B>, seed: u64) -> Llama<B> {
     for layer in &mut model.layers {
-        for linear in [&mut layer.self_attn.q_proj, &mut layer.self_attn.v_proj, &mut layer.mlp.up_proj] {
+        let mlp = layer.mlp.as_mut().expect("a dense model");
+        for linear in [&mut layer.self_attn.q_proj, &mut layer.self_attn.v_proj, &mut mlp.up_proj] {
             linear.weight = linear.weight.clone().map(|w| {
                 let noise = normal(w.shape().num_elements(), seed);
                 let factors = noise.into_iter().map(|n| 1.0 + 1e-7 * n).collect();

@@ -14,7 +14,7 @@ pub struct LlamaConfig {
     pub vocab_size: usize,
     /// Width of the residual stream, H.
     pub hidden_size: usize,
-    /// Width of the SwiGLU.
+    /// Width of the SwiGLU, or of that of one expert.
     pub intermediate_size: usize,
     /// Decoder layers.
     pub num_layers: usize,
@@ -34,6 +34,19 @@ pub struct LlamaConfig {
     pub max_seq_len: usize,
     /// The output layer is the transposed embedding.
     pub tie_word_embeddings: bool,
+    /// A mixture of experts in place of each SwiGLU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moe: Option<MoeConfig>,
+}
+
+/// A mixture of experts, as [`moe`](crate::moe) computes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MoeConfig {
+    /// Experts in each layer.
+    pub num_experts: usize,
+    /// Experts that each token is sent to.
+    pub num_experts_per_tok: usize,
 }
 
 /// Llama 3.1's change of the rotary frequencies, `rope_type: llama3`: see [`rope`](crate::rope).
@@ -86,6 +99,7 @@ impl LlamaConfig {
             let reason = "must be even: RoPE rotates pairs";
             return Err(bad("head_dim", self.head_dim, reason));
         }
+        self.moe.map_or(Ok(()), |moe| moe.validate())?;
         self.validate_size()?;
         positive("rms_norm_eps", self.rms_norm_eps)?;
         positive("rope_theta", self.rope_theta)?;
@@ -100,9 +114,11 @@ impl LlamaConfig {
         let heads = ("num_heads", self.num_heads);
         let head_dim = ("head_dim", self.head_dim);
         let positions = ("max_seq_len", self.max_seq_len);
+        let experts = self.moe.map(|moe| ("moe.num_experts", moe.num_experts));
+        let gate: Vec<_> = experts.into_iter().chain([hidden, intermediate]).collect();
         for (tensor, factors) in [
             ("the embedding", &[vocab, hidden][..]),
-            ("gate_proj", &[hidden, intermediate]),
+            ("gate_proj", &gate),
             ("q_proj", &[hidden, heads, head_dim]),
             ("the rotary table", &[positions, head_dim]),
         ] {
@@ -117,7 +133,7 @@ impl LlamaConfig {
         if self.num_layers > MAX_LAYERS {
             return Err(bad("num_layers", self.num_layers, format!("must be at most {MAX_LAYERS}")));
         }
-        // At most 8 · 2^40 per layer: no overflow in 128 bits.
+        // At most 9 · 2^40 per layer: no overflow in 128 bits.
         let params = self.count_params();
         if params > MAX_PARAMS.min(usize::MAX as u128) {
             let embedding = self.vocab_size as u128 * self.hidden_size as u128;
@@ -133,23 +149,37 @@ impl LlamaConfig {
     }
 
     fn count_params(&self) -> u128 {
-        let look_up = if self.tie_word_embeddings { 0 } else { self.vocab_size as u128 * self.hidden_size as u128 };
-        self.count_matmul_params().saturating_add(look_up)
+        let experts = self.moe.map_or(1, |moe| moe.num_experts);
+        self.count_matmul_params(experts).saturating_add(self.count_look_up())
     }
 
-    /// Parameters that every token is multiplied with: all but the embedding's look-up. A tied embedding counts,
-    /// as the output layer. Exact after [`validate`](Self::validate).
+    /// Parameters that serve a token: all of them, but of a mixture only the experts that the token is sent to. Exact
+    /// after [`validate`](Self::validate).
+    pub fn num_active_params(&self) -> usize {
+        self.num_matmul_params().saturating_add(self.count_look_up() as usize)
+    }
+
+    /// Of an embedding that is not the output layer, too.
+    fn count_look_up(&self) -> u128 {
+        if self.tie_word_embeddings { 0 } else { self.vocab_size as u128 * self.hidden_size as u128 }
+    }
+
+    /// Parameters that a token is multiplied with: all that serve it but the embedding's look-up. A tied embedding
+    /// counts, as the output layer. Exact after [`validate`](Self::validate).
     pub fn num_matmul_params(&self) -> usize {
-        self.count_matmul_params() as usize
+        self.count_matmul_params(self.moe.map_or(1, |moe| moe.num_experts_per_tok)) as usize
     }
 
-    fn count_matmul_params(&self) -> u128 {
+    /// With this many SwiGLUs in a layer.
+    fn count_matmul_params(&self, experts: usize) -> u128 {
         let wide = |size: usize| size as u128;
         let h = wide(self.hidden_size);
-        // h (2 q + 2 kv) for attention, 3 h · intermediate for the SwiGLU, 2 h for the norms.
+        // h (2 q + 2 kv) for attention, 3 h · intermediate for a SwiGLU, h · experts for the router, 2 h for the norms.
         let heads = wide(self.num_heads).saturating_add(wide(self.num_kv_heads));
         let attention = heads.saturating_mul(wide(self.head_dim)).saturating_mul(2);
-        let per_row = attention.saturating_add(3 * wide(self.intermediate_size) + 2);
+        let router = self.moe.map_or(0, |moe| wide(moe.num_experts));
+        let mlp = (3 * wide(self.intermediate_size)).saturating_mul(wide(experts)).saturating_add(router);
+        let per_row = attention.saturating_add(mlp).saturating_add(2);
         let layers = per_row.saturating_mul(wide(self.num_layers));
         h.saturating_mul(layers.saturating_add(1 + wide(self.vocab_size)))
     }
@@ -161,6 +191,20 @@ impl LlamaConfig {
         let sizes = [12, self.num_layers, self.num_heads, self.head_dim, seq_len];
         let attention: f64 = sizes.iter().map(|&size| size as f64).product();
         6.0 * self.num_matmul_params() as f64 + attention
+    }
+}
+
+impl MoeConfig {
+    fn validate(&self) -> Result<(), Error> {
+        let Self { num_experts, num_experts_per_tok } = *self;
+        if num_experts == 0 {
+            return Err(bad("moe.num_experts", num_experts, "must be at least 1"));
+        }
+        if !(1..=num_experts).contains(&num_experts_per_tok) {
+            let reason = format!("must be from 1 to num_experts = {num_experts}");
+            return Err(bad("moe.num_experts_per_tok", num_experts_per_tok, reason));
+        }
+        Ok(())
     }
 }
 

@@ -71,6 +71,14 @@ pub enum Error {
         /// The key, dotted if nested.
         key: String,
     },
+    /// A Hugging Face checkpoint was to be loaded into a mixture of experts.
+    #[error("{}: checkpoints are read into dense models only; this one has {num_experts} experts in a layer", path.display())]
+    MoeCheckpoint {
+        /// The folder.
+        path: PathBuf,
+        /// Of the model's config.
+        num_experts: usize,
+    },
     /// No weights beside a `config.json`.
     #[error("{} holds neither model.safetensors nor model.safetensors.index.json", path.display())]
     NoWeights {

@@ -22,17 +22,22 @@ use crate::config::LlamaConfig;
 pub struct Float8Section {
     /// Everything but the filter, which is empty here.
     pub config: Float8Config,
-    /// Linears to keep in high precision; absent, the output layer if it is a linear. An empty list filters nothing.
+    /// Linears to keep in high precision; absent, the output layer if it is a linear, and the routers of a mixture. An
+    /// empty list filters nothing.
     pub filter_fqns: Option<Vec<String>>,
     /// Which steps run in FP8: all if absent.
     pub schedule: Option<PrecisionSchedule>,
 }
 
 impl Float8Section {
-    /// The configuration for a model. A tied output is no linear of the model, so there is nothing to filter.
+    /// The configuration for a model. A tied output is no linear of the model, so there is nothing to filter. Routers
+    /// choose by differences that FP8 may lose, and are small.
     pub fn for_model(&self, model: &LlamaConfig) -> Float8Config {
-        let output = || if model.tie_word_embeddings { vec![] } else { vec!["lm_head".to_string()] };
-        self.config.clone().with_filter_fqns(self.filter_fqns.clone().unwrap_or_else(output))
+        let sensitive = || {
+            let names = [(!model.tie_word_embeddings, "lm_head"), (model.moe.is_some(), "moe.router")];
+            names.into_iter().filter(|(exists, _)| *exists).map(|(_, name)| name.to_string()).collect()
+        };
+        self.config.clone().with_filter_fqns(self.filter_fqns.clone().unwrap_or_else(sensitive))
     }
 
     /// Whether step `step`, counted from 0, of `steps` runs in FP8.

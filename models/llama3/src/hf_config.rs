@@ -69,6 +69,7 @@ impl<'a> Reader<'a> {
             rope_scaling,
             max_seq_len: self.integer("max_position_embeddings")?.unwrap_or(2048),
             tie_word_embeddings: self.boolean("tie_word_embeddings")?.unwrap_or(false),
+            moe: None,
         })
     }
 

@@ -28,8 +28,11 @@ impl<B: Backend> Llama<B> {
     /// Replaces every parameter by the checkpoint's in folder `dir`, whose `config.json` is not read.
     ///
     /// # Errors
-    /// As [`load_hf`](Self::load_hf), without those of the config.
+    /// As [`load_hf`](Self::load_hf), without those of the config; [`Error::MoeCheckpoint`].
     pub fn load_hf_weights(self, dir: impl AsRef<Path>) -> Result<Self, Error> {
+        if let Some(moe) = self.config().moe {
+            return Err(Error::MoeCheckpoint { path: dir.as_ref().into(), num_experts: moe.num_experts });
+        }
         let checkpoint = Checkpoint::open(dir.as_ref())?;
         let tied = self.config().tie_word_embeddings;
         let mut loader = Loader { checkpoint, path: ModulePath::default(), used: BTreeSet::new(), failure: None };

@@ -4,6 +4,7 @@
 //! ```text
 //! linears     N(0, 1/d_in), cut at 3 standard deviations; o_proj, up_proj and down_proj N(0, 1/d_in · 1/(2 (layer + 1)))
 //! embedding   N(0, 1), or N(0, 1/H) if it is the output layer too
+//! experts     as linears, each of them
 //! norms       1
 //! ```
 //! The division by depth is torchtitan's: the residual stream then does not grow with it. torchtitan's constant
@@ -45,7 +46,9 @@ impl<B: Backend> ModuleMapper<B> for Initialize {
         let path = self.path.dotted();
         // The shape and device of a lazy parameter, without drawing it first.
         let (shape, device) = (param.lazy_shape(), param.lazy_device());
-        let values = match deviation(&self.config, &path, shape[0]) {
+        // d_in is last but one, of experts too; a norm has one dimension.
+        let d_input = if D >= 2 { shape[D - 2] } else { 1 };
+        let values = match deviation(&self.config, &path, d_input) {
             None => vec![1.0; shape.num_elements()],
             Some(std) => {
                 let mut rng = Rng::named(self.seed, &path);
@@ -58,8 +61,8 @@ impl<B: Backend> ModuleMapper<B> for Initialize {
     }
 }
 
-/// Standard deviation; none for norms, which start at 1. `rows` is the first dimension, `d_in` of a linear.
-fn deviation(config: &LlamaConfig, path: &str, rows: usize) -> Option<f64> {
+/// Standard deviation; none for norms, which start at 1.
+fn deviation(config: &LlamaConfig, path: &str, d_input: usize) -> Option<f64> {
     if path.ends_with(".gamma") {
         return None;
     }
@@ -67,7 +70,7 @@ fn deviation(config: &LlamaConfig, path: &str, rows: usize) -> Option<f64> {
         let tied = (config.hidden_size as f64).sqrt().recip();
         return Some(if config.tie_word_embeddings { tied } else { 1.0 });
     }
-    let std = (rows as f64).sqrt().recip();
+    let std = (d_input as f64).sqrt().recip();
     let deep = ["o_proj.weight", "up_proj.weight", "down_proj.weight"];
     let layer = path.split('.').nth(1).and_then(|index| index.parse::<usize>().ok());
     Some(match layer {

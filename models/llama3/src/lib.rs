@@ -1,4 +1,4 @@
-//! Llama 3, 3.1 and 3.2 in [Burn](burn), generic over the backend, and their training in FP8.
+//! Llama 3, 3.1 and 3.2, dense or with mixtures of experts, in [Burn](burn), generic over the backend, and their training in FP8.
 //!
 //! The model is plain Burn: [`Llama<Flex>`](Llama) runs in f32, `Llama<Autodiff<Float8<Cuda>>>` trains with FP8
 //! linears. Names are Hugging Face's throughout, so filters and checkpoints read as users know them.
@@ -33,9 +33,10 @@ pub mod grads;
 mod hf_config;
 mod hf_weights;
 mod init;
-mod linears;
+pub mod linears;
 pub mod metrics;
 pub mod model;
+pub mod moe;
 pub mod names;
 pub mod presets;
 mod reporting;
@@ -47,7 +48,7 @@ pub mod steps;
 pub mod tokenizer;
 pub mod trainer;
 
-pub use config::{LlamaConfig, RopeScaling};
+pub use config::{LlamaConfig, MoeConfig, RopeScaling};
 pub use error::Error;
 pub use model::Llama;
 pub use run_config::RunConfig;

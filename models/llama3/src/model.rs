@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! h ← embed(tokens)
-//! h ← h + attention(rmsnorm(h));  h ← h + down(silu(gate(n)) ⊙ up(n)), n = rmsnorm(h)     per layer
+//! h ← h + attention(rmsnorm(h));  h ← h + down(silu(gate(n)) ⊙ up(n)), n = rmsnorm(h)     per layer; or a mixture of n
 //! logits = lm_head(rmsnorm(h))
 //! ```
 //! Hidden states are `[B·T, H]` matrices in the compute dtype; norms, softmax, logits and the loss are in f32.
@@ -17,7 +17,8 @@ use burn_float8::Float8Ops;
 use crate::Error;
 use crate::attention::{Attention, KvCache, Positions, causal_mask};
 use crate::config::LlamaConfig;
-use crate::linears::{ErasedLinear, Linears};
+use crate::linears::{ErasedLinears, Linears};
+use crate::moe::Moe;
 use crate::rope::RotaryEmbedding;
 
 /// SwiGLU: `down(silu(gate(x)) ⊙ up(x))`.
@@ -40,8 +41,10 @@ pub struct DecoderLayer<B: Backend> {
     pub self_attn: Attention<B>,
     /// Before the MLP.
     pub post_attention_layernorm: RmsNorm<B>,
-    /// SwiGLU.
-    pub mlp: Mlp<B>,
+    /// SwiGLU; none in a mixture.
+    pub mlp: Option<Mlp<B>>,
+    /// A mixture of SwiGLUs; none in a dense model.
+    pub moe: Option<Moe<B>>,
 }
 
 /// A Llama 3 model with f32 parameters.
@@ -61,7 +64,7 @@ pub struct Llama<B: Backend> {
     #[module(skip)]
     compute_dtype: DType,
     #[module(skip)]
-    linears: ErasedLinear,
+    linears: ErasedLinears,
 }
 
 impl<B: Backend> Llama<B> {
@@ -78,11 +81,12 @@ impl<B: Backend> Llama<B> {
             input_layernorm: norm(),
             self_attn: Attention::new(&config, device),
             post_attention_layernorm: norm(),
-            mlp: Mlp {
+            mlp: config.moe.is_none().then(|| Mlp {
                 gate_proj: linear(hidden, intermediate, device),
                 up_proj: linear(hidden, intermediate, device),
                 down_proj: linear(intermediate, hidden, device),
-            },
+            }),
+            moe: config.moe.map(|moe| Moe::new(hidden, intermediate, moe, device)),
         });
         let untied = !config.tie_word_embeddings;
         Ok(Self {
@@ -93,7 +97,7 @@ impl<B: Backend> Llama<B> {
             rope: RotaryEmbedding::new(&config, device),
             config,
             compute_dtype: DType::F32,
-            linears: ErasedLinear::default(),
+            linears: ErasedLinears::default(),
         })
     }
 
@@ -115,7 +119,17 @@ impl<B: Backend> Llama<B> {
     where
         B: Float8Ops,
     {
-        self.linears = ErasedLinear::saving_fp8_operands::<B>();
+        self.linears = self.linears.saving_fp8_operands::<B>();
+        self
+    }
+
+    /// Runs experts by [`burn_float8::grouped_linear`], on `B` and on the backend below its autodiff. Without this they run
+    /// in high precision, and a report of the model says that they were never called. A dense model stays as it is.
+    pub fn with_float8_experts(mut self) -> Self
+    where
+        B: Float8Ops,
+    {
+        self.linears = self.linears.with_float8_experts::<B>();
         self
     }
 
@@ -197,7 +211,14 @@ impl<B: Backend> DecoderLayer<B> {
         let x = rms_norm(&self.input_layernorm, h.clone());
         let h = h + self.self_attn.forward(x, positions, cache);
         let x = rms_norm(&self.post_attention_layernorm, h.clone());
-        h + self.mlp.forward(x, &positions.linears)
+        let mut h = h;
+        if let Some(mlp) = &self.mlp {
+            h = h + mlp.forward(x.clone(), &positions.linears);
+        }
+        if let Some(moe) = &self.moe {
+            h = h + moe.forward(x, &positions.linears);
+        }
+        h
     }
 }
 
@@ -226,7 +247,7 @@ fn rms_norm<B: Backend>(norm: &RmsNorm<B>, x: Tensor<B, 2>) -> Tensor<B, 2> {
     (x * inverse_rms * norm.gamma.val().unsqueeze()).cast(dtype)
 }
 
-const INITIALIZER: Initializer = Initializer::Normal { mean: 0.0, std: 0.02 };
+pub(crate) const INITIALIZER: Initializer = Initializer::Normal { mean: 0.0, std: 0.02 };
 
 /// A linear without bias, `[d_input, d_output]`.
 pub(crate) fn linear<B: Backend>(d_input: usize, d_output: usize, device: &B::Device) -> Linear<B> {

@@ -1,21 +1,22 @@
-//! Named sizes: `debug` for a CPU, and the published dimensions of Llama 3.1 and 3.2.
+//! Named sizes: `debug` and `debug_moe` for a CPU, and the published dimensions of Llama 3.1 and 3.2.
 
 use crate::Error;
-use crate::config::{LlamaConfig, RopeScaling};
+use crate::config::{LlamaConfig, MoeConfig, RopeScaling};
 use crate::tokenizer::ByteTokenizer;
 
 /// The names that [`LlamaConfig::preset`] takes.
-pub const PRESETS: [&str; 6] = ["debug", "1b", "3b", "8b", "70b", "405b"];
+pub const PRESETS: [&str; 7] = ["debug", "debug_moe", "1b", "3b", "8b", "70b", "405b"];
 
 impl LlamaConfig {
-    /// The dimensions that `name` stands for: `debug` (byte-level tokens, trains on a CPU in minutes), `1b` and
-    /// `3b` (Llama 3.2), `8b`, `70b` and `405b` (Llama 3.1).
+    /// The dimensions that `name` stands for: `debug` (byte-level tokens, trains on a CPU in minutes), `debug_moe` (the
+    /// same as a mixture of experts), `1b` and `3b` (Llama 3.2), `8b`, `70b` and `405b` (Llama 3.1).
     ///
     /// # Errors
     /// [`Error::UnknownPreset`].
     pub fn preset(name: &str) -> Result<Self, Error> {
         Ok(match name {
             "debug" => debug(),
+            "debug_moe" => debug_moe(),
             "1b" => llama3_2(2048, 8192, 16, 32, 64),
             "3b" => llama3_2(3072, 8192, 28, 24, 128),
             "8b" => llama3_1(4096, 14336, 32, 32),
@@ -42,7 +43,15 @@ fn debug() -> LlamaConfig {
         rope_scaling: None,
         max_seq_len: 1024,
         tie_word_embeddings: false,
+        moe: None,
     }
+}
+
+/// A token meets as many parameters as in [`debug`], and the routers.
+fn debug_moe() -> LlamaConfig {
+    let dense = debug();
+    let moe = MoeConfig { num_experts: 4, num_experts_per_tok: 2 };
+    LlamaConfig { intermediate_size: dense.intermediate_size / moe.num_experts_per_tok, moe: Some(moe), ..dense }
 }
 
 /// Llama 3.1: heads of 128, separate output layer.
@@ -82,5 +91,6 @@ fn published(
         }),
         max_seq_len: 131_072,
         tie_word_embeddings,
+        moe: None,
     }
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use crate::Error;
-use crate::config::{LlamaConfig, RopeScaling};
+use crate::config::{LlamaConfig, MoeConfig, RopeScaling};
 use crate::data::TextSource;
 use crate::float8_section::Float8Section;
 use crate::schedule::{Decay, Schedule};
@@ -67,6 +67,8 @@ pub struct ModelSection {
     pub max_seq_len: Option<usize>,
     /// Replaces the preset's value.
     pub tie_word_embeddings: Option<bool>,
+    /// Replaces the preset's value.
+    pub moe: Option<MoeConfig>,
 }
 
 /// The precision of linears.
@@ -343,6 +345,7 @@ impl RunConfig {
         replace!(vocab_size, hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim);
         replace!(rms_norm_eps, rope_theta, max_seq_len, tie_word_embeddings);
         config.rope_scaling = model.rope_scaling.or(config.rope_scaling);
+        config.moe = model.moe.or(config.moe);
         config.validate()?;
         Ok(config)
     }

@@ -178,7 +178,11 @@ fn announce(
         (Some(path), _) => path.display().to_string(),
         (None, preset) => preset.clone().unwrap_or_else(|| "debug".into()),
     };
-    writeln!(out, "model: llama3 {name}  parameters: {}", count(dims.num_params()))?;
+    write!(out, "model: llama3 {name}  parameters: {}", count(dims.num_params()))?;
+    match dims.moe {
+        Some(_) => writeln!(out, "  active: {}", count(dims.num_active_params()))?,
+        None => writeln!(out)?,
+    }
     let Corpus { train, held_out, files, skipped } = corpus;
     let (train, held_out) = (count(train.len()), count(held_out.len()));
     writeln!(out, "data: {} files ({skipped} skipped)  tokens: {train}  held out: {held_out}", count(*files))?;
@@ -198,7 +202,7 @@ pub fn prepare<B: AutodiffBackend + Float8Ops>(
     out: &mut dyn Write,
 ) -> Result<Llama<B>, Error> {
     let float8 = config.float8(&dims);
-    let model = Llama::<B>::new(dims, device)?;
+    let model = Llama::<B>::new(dims, device)?.with_float8_experts();
     let model = match &config.model.hf_path {
         Some(path) => model.load_hf_weights(path)?,
         None => model.init_weights(config.training.seed),

@@ -14,7 +14,7 @@ use llama3::data::Corpus;
 use llama3::rng::Rng;
 use llama3::steps::Steps;
 use llama3::trainer::{Outcome, prepare, train};
-use llama3::{Error, Llama, LlamaConfig, RopeScaling, RunConfig};
+use llama3::{Error, Llama, LlamaConfig, MoeConfig, RopeScaling, RunConfig};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
@@ -38,7 +38,13 @@ pub(crate) fn tiny() -> LlamaConfig {
         rope_scaling: None,
         max_seq_len: 64,
         tie_word_embeddings: false,
+        moe: None,
     }
+}
+
+/// Four experts in each layer, two for each token.
+pub(crate) fn tiny_moe() -> LlamaConfig {
+    LlamaConfig { moe: Some(MoeConfig { num_experts: 4, num_experts_per_tok: 2 }), ..tiny() }
 }
 
 pub(crate) fn llama3_scaling() -> RopeScaling {

@@ -1,8 +1,12 @@
 //! Every field of a model config is checked, and the error names it.
 
-use llama3::{Error, LlamaConfig, RopeScaling};
+use llama3::{Error, LlamaConfig, MoeConfig, RopeScaling};
 
-use crate::common::{llama3_scaling, tiny};
+use crate::common::{llama3_scaling, tiny, tiny_moe};
+
+fn moe(num_experts: usize, num_experts_per_tok: usize) -> LlamaConfig {
+    LlamaConfig { moe: Some(MoeConfig { num_experts, num_experts_per_tok }), ..tiny() }
+}
 
 fn refused(config: LlamaConfig) -> (&'static str, String) {
     match config.validate() {
@@ -14,6 +18,7 @@ fn refused(config: LlamaConfig) -> (&'static str, String) {
 #[test]
 fn impossible_dimensions_are_named() {
     tiny().validate().unwrap();
+    tiny_moe().validate().unwrap();
     let scaling = |change: fn(&mut RopeScaling)| {
         let mut scaling = llama3_scaling();
         change(&mut scaling);
@@ -31,6 +36,9 @@ fn impossible_dimensions_are_named() {
         (LlamaConfig { head_dim: 0, ..tiny() }, "head_dim", "0"),
         (LlamaConfig { head_dim: 7, ..tiny() }, "head_dim", "7"),
         (LlamaConfig { max_seq_len: 0, ..tiny() }, "max_seq_len", "0"),
+        (moe(0, 0), "moe.num_experts", "0"),
+        (moe(4, 0), "moe.num_experts_per_tok", "0"),
+        (moe(4, 5), "moe.num_experts_per_tok", "5"),
         (LlamaConfig { rms_norm_eps: 0.0, ..tiny() }, "rms_norm_eps", "0"),
         (LlamaConfig { rms_norm_eps: f64::NAN, ..tiny() }, "rms_norm_eps", "NaN"),
         (LlamaConfig { rope_theta: -1.0, ..tiny() }, "rope_theta", "-1"),
@@ -68,6 +76,7 @@ fn sizes_that_no_machine_holds_are_named() {
             (LlamaConfig { num_heads: value, num_kv_heads: value, ..tiny() }, "num_heads"),
             (LlamaConfig { head_dim: value, ..tiny() }, "head_dim"),
             (LlamaConfig { max_seq_len: value, ..tiny() }, "max_seq_len"),
+            (moe(value, 1), "moe.num_experts"),
         ] {
             assert_eq!(refused(config), (field, value.to_string()));
         }
@@ -88,7 +97,7 @@ fn sizes_that_no_machine_holds_are_named() {
         num_heads: all,
         num_kv_heads: all,
         head_dim: all,
-        ..tiny()
+        ..moe(all, all)
     };
     assert!(matches!(all.validate(), Err(Error::ModelConfig { .. })));
     assert!(all.flops_per_token(1).is_finite());
@@ -108,7 +117,21 @@ fn a_model_of_an_impossible_config_is_refused() {
 #[test]
 fn an_unknown_preset_lists_the_known_ones() {
     let error = LlamaConfig::preset("7b").unwrap_err();
-    assert_eq!(error.to_string(), "unknown model preset `7b`; there are debug, 1b, 3b, 8b, 70b, 405b");
+    assert_eq!(error.to_string(), "unknown model preset `7b`; there are debug, debug_moe, 1b, 3b, 8b, 70b, 405b");
+}
+
+#[test]
+fn only_the_experts_of_a_token_count_as_active() {
+    let (config, dense) = (tiny_moe(), tiny());
+    let expert = 3 * config.hidden_size * config.intermediate_size;
+    let router = 4 * config.hidden_size;
+    assert_eq!(config.num_params(), dense.num_params() + 2 * (3 * expert + router));
+    assert_eq!(config.num_active_params(), dense.num_params() + 2 * (expert + router));
+    assert_eq!(config.num_active_params() - config.num_matmul_params(), 288 * 48, "the embedding's look-up");
+    assert_eq!(dense.num_active_params(), dense.num_params());
+    // The preset's tokens meet as many parameters as the dense one's, and routers.
+    let [moe, dense] = ["debug_moe", "debug"].map(|name| LlamaConfig::preset(name).unwrap());
+    assert_eq!(moe.num_active_params(), dense.num_params() + 4 * 4 * 128);
 }
 
 #[test]

@@ -86,6 +86,6 @@ fn gradients_match_finite_differences() {
     check("q_proj", |m| &mut m.layers[0].self_attn.q_proj.weight);
     check("k_proj", |m| &mut m.layers[1].self_attn.k_proj.weight);
     check("v_proj", |m| &mut m.layers[0].self_attn.v_proj.weight);
-    check("down_proj", |m| &mut m.layers[1].mlp.down_proj.weight);
+    check("down_proj", |m| &mut m.layers[1].mlp.as_mut().unwrap().down_proj.weight);
     check("embed_tokens", |m| &mut m.embed_tokens.weight);
 }

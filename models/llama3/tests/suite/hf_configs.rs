@@ -67,6 +67,7 @@ fn absent_keys_have_transformers_defaults() {
         rope_scaling: None,
         max_seq_len: 2048,
         tie_word_embeddings: false,
+        moe: None,
     };
     assert_eq!(read(&json!({"model_type": "llama"})).unwrap(), expected);
     let derived = changed(json!({"head_dim": null, "num_key_value_heads": null})).unwrap();

@@ -11,6 +11,8 @@ mod gradients;
 mod hf_configs;
 mod metrics;
 mod models;
+mod moe;
+mod moe_training;
 mod precision_schedules;
 mod recipes;
 mod reports;

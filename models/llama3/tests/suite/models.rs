@@ -6,7 +6,7 @@ use llama3::attention::KvCache;
 use llama3::presets::PRESETS;
 use llama3::{Llama, LlamaConfig};
 
-use crate::common::{ids, model, relative, tiny, tokens, values};
+use crate::common::{ids, model, relative, tiny, tiny_moe, tokens, values};
 
 #[test]
 fn a_later_token_leaves_earlier_logits_alone() {
@@ -24,16 +24,18 @@ fn a_later_token_leaves_earlier_logits_alone() {
 
 #[test]
 fn cached_logits_are_those_of_the_whole_sequence() {
-    let model = model::<Flex>(tiny(), 2);
-    let tokens = tokens([1, 10], 288, 2);
-    let whole = values(model.forward(ids(&tokens, [1, 10])));
-    let mut cache = KvCache::new(2);
-    // A prompt, a single token, and several tokens after a past.
-    for (start, end) in [(0, 4), (4, 5), (5, 10)] {
-        let part = ids(&tokens[start..end], [1, end - start]);
-        let last = values(model.forward_cached(part, &mut cache));
-        assert_eq!(cache.len(), end);
-        assert!(relative(&last, &whole[(end - 1) * 288..][..288]) < 1e-5);
+    for config in [tiny(), tiny_moe()] {
+        let model = model::<Flex>(config, 2);
+        let tokens = tokens([1, 10], 288, 2);
+        let whole = values(model.forward(ids(&tokens, [1, 10])));
+        let mut cache = KvCache::new(2);
+        // A prompt, a single token, and several tokens after a past.
+        for (start, end) in [(0, 4), (4, 5), (5, 10)] {
+            let part = ids(&tokens[start..end], [1, end - start]);
+            let last = values(model.forward_cached(part, &mut cache));
+            assert_eq!(cache.len(), end);
+            assert!(relative(&last, &whole[(end - 1) * 288..][..288]) < 1e-5);
+        }
     }
 }
 
@@ -104,20 +106,25 @@ fn a_tied_output_has_no_parameter_of_its_own_and_trains_the_embedding() {
 fn weights_depend_on_the_seed_only() {
     let weights = |seed| {
         let model = model::<Flex>(tiny(), seed);
-        (values(model.layers[1].mlp.up_proj.weight.val()), values(model.embed_tokens.weight.val()))
+        (values(model.layers[1].mlp.as_ref().unwrap().up_proj.weight.val()), values(model.embed_tokens.weight.val()))
     };
     assert_eq!(weights(7), weights(7));
     assert_ne!(weights(7).0, weights(8).0);
-    let up = weights(7).0;
-    let std = (up.iter().map(|w| w * w).sum::<f32>() / up.len() as f32).sqrt();
-    let expected = 1.0 / (48.0_f32 * 4.0).sqrt();
-    assert!((std / expected - 1.0).abs() < 0.05, "{std} {expected}");
+    // Experts are drawn as the linears that they are.
+    let moe = model::<Flex>(tiny_moe(), 7).layers[1].moe.clone().unwrap();
+    let [up, down, router] =
+        [weights(7).0, values(moe.experts.down_proj.weight.val()), values(moe.router.weight.val())];
+    for (weights, variance) in [(up, 1.0 / 48.0 / 4.0), (down, 1.0 / 80.0 / 4.0), (router, 1.0 / 48.0)] {
+        let std = (weights.iter().map(|w| w * w).sum::<f32>() / weights.len() as f32).sqrt();
+        let expected = f32::sqrt(variance);
+        assert!((std / expected - 1.0).abs() < 0.1, "{std} {expected}");
+    }
 }
 
 #[test]
 fn counted_parameters_are_those_of_the_module() {
-    for tie_word_embeddings in [false, true] {
-        let config = LlamaConfig { tie_word_embeddings, ..tiny() };
+    let tied = LlamaConfig { tie_word_embeddings: true, ..tiny() };
+    for config in [tiny(), tied, tiny_moe()] {
         let module = Llama::<Flex>::new(config.clone(), &Default::default()).unwrap();
         assert_eq!(module.num_params(), config.num_params());
     }

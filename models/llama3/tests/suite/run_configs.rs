@@ -11,7 +11,7 @@ use llama3::schedule::Decay;
 use llama3::{Error, LlamaConfig, RunConfig};
 use tempfile::TempDir;
 
-use crate::common::{hf_json, llama3_scaling, tiny, write_json};
+use crate::common::{hf_json, llama3_scaling, tiny, tiny_moe, write_json};
 
 fn file(text: &str) -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
@@ -166,6 +166,9 @@ fn a_model_is_a_preset_with_changes_or_a_checkpoint() {
         "model.rope_scaling={factor = 8, low_freq_factor = 1, high_freq_factor = 4, original_max_position_embeddings = 8192}",
     ]);
     assert_eq!(scaled.unwrap().llama().unwrap().rope_scaling, Some(llama3_scaling()));
+    let mixture = set(&["model.moe={ num_experts = 4, num_experts_per_tok = 2 }"]).unwrap().llama().unwrap();
+    assert_eq!(mixture, LlamaConfig { moe: tiny_moe().moe, ..LlamaConfig::preset("debug").unwrap() });
+    assert!(matches!(set(&["model.moe={ experts = 4 }"]), Err(Error::RunConfig { .. })));
     assert!(matches!(set(&["model.num_heads=5"]).unwrap().llama(), Err(Error::ModelConfig { .. })));
     assert!(matches!(set(&["model.preset=9b"]).unwrap().llama(), Err(Error::UnknownPreset { .. })));
 
@@ -201,6 +204,7 @@ fn the_output_layer_is_filtered_where_it_is_a_linear() {
         set(settings).unwrap().float8(&dims).filter_fqns
     };
     assert_eq!(filter(&[], false), ["lm_head"]);
+    assert_eq!(set(&[]).unwrap().float8(&tiny_moe()).filter_fqns, ["lm_head", "moe.router"]);
     assert!(filter(&[], true).is_empty());
     assert_eq!(filter(&["float8.filter_fqns=['k_proj']"], false), ["k_proj"]);
     assert!(filter(&["float8.filter_fqns=[]"], false).is_empty());

@@ -1,0 +1,177 @@
+//! A mixture of SwiGLUs, Mixtral's (arXiv 2401.04088): each token goes to the k experts that a router scores highest.
+//!
+//! ```text
+//! l = x · router                                    [M, E], f32
+//! S = the k largest of l,  p = softmax(l_S)         f32
+//! y = Σ_{e in S} p_e · down_e(silu(gate_e(x)) ⊙ up_e(x))
+//! ```
+//! The k copies of each token are sorted by expert, so that each expert's linear sees neighbouring rows and all experts of a
+//! layer run in three grouped GEMMs. Where a copy goes follows from counting, on the device: no sort, nothing read back.
+//!
+//! ```text
+//! seen[i, e]  how many of the copies 0..=i are expert e's
+//! ends[e]     Σ_{e' <= e} seen[last, e']
+//! row[i]      ends[e] - seen[last, e] + seen[i, e] - 1,  e the expert of copy i
+//! ```
+//! Mixtral's auxiliary loss, which balances the experts, is not part of this.
+
+use burn::module::Module;
+use burn::nn::Linear;
+use burn::tensor::activation::{silu, softmax};
+use burn::tensor::backend::Backend;
+use burn::tensor::{Bool, DType, IndexingUpdateOp, Int, Tensor};
+use burn_float8::GroupedLinear;
+
+use crate::config::MoeConfig;
+use crate::linears::Linears;
+use crate::model::{INITIALIZER, linear};
+
+/// The router and the experts of one layer.
+#[derive(Module, Debug)]
+pub struct Moe<B: Backend> {
+    /// `[H, E]`.
+    pub router: Linear<B>,
+    /// E SwiGLUs.
+    pub experts: Experts<B>,
+    num_experts_per_tok: usize,
+}
+
+/// SwiGLUs side by side: `down(silu(gate(x)) ⊙ up(x))`, each row of x by its own expert.
+#[derive(Module, Debug)]
+pub struct Experts<B: Backend> {
+    /// `[E, H, intermediate]`.
+    pub gate_proj: GroupedLinear<B>,
+    /// `[E, H, intermediate]`.
+    pub up_proj: GroupedLinear<B>,
+    /// `[E, intermediate, H]`.
+    pub down_proj: GroupedLinear<B>,
+}
+
+impl<B: Backend> Moe<B> {
+    pub(crate) fn new(hidden: usize, intermediate: usize, config: MoeConfig, device: &B::Device) -> Self {
+        let MoeConfig { num_experts, num_experts_per_tok } = config;
+        let grouped = |d_input, d_output| GroupedLinear::new(num_experts, d_input, d_output, &INITIALIZER, device);
+        Self {
+            router: linear(hidden, num_experts, device),
+            experts: Experts {
+                gate_proj: grouped(hidden, intermediate),
+                up_proj: grouped(hidden, intermediate),
+                down_proj: grouped(intermediate, hidden),
+            },
+            num_experts_per_tok,
+        }
+    }
+
+    /// `[M, H]` → `[M, H]`, of x's dtype. M is at least 1.
+    pub fn forward(&self, x: Tensor<B, 2>, linears: &Linears<B>) -> Tensor<B, 2> {
+        let ([tokens, hidden], dtype) = (x.dims(), x.dtype());
+        let copies = self.num_experts_per_tok;
+        let logits = linears.run(&self.router, x.clone().cast(DType::F32));
+        let chosen = top_k(logits.clone(), copies);
+        let probabilities = softmax(logits.gather(1, chosen.clone()), 1);
+        let num_experts = self.router.weight.dims()[1];
+        let Routing { ends, row } = Routing::new(chosen, num_experts);
+
+        // Copied first, so that moving rows is a permutation forward and backward: no two of them meet in one place.
+        let x = x.unsqueeze_dim::<3>(1).expand([tokens, copies, hidden]).reshape([tokens * copies, hidden]);
+        let x = x.zeros_like().scatter_nd(row.clone(), x, IndexingUpdateOp::Add);
+        let y = self.experts.forward(x, ends, linears);
+        let y = y.gather_nd::<2, 2>(row).reshape([tokens, copies, hidden]).cast(DType::F32);
+        let y = (y * probabilities.unsqueeze_dim(2)).sum_dim(1);
+        y.reshape([tokens, hidden]).cast(dtype)
+    }
+}
+
+impl<B: Backend> Experts<B> {
+    /// `[M, H]` → `[M, H]`; expert e has the rows from `ends[e - 1]` to `ends[e]`.
+    fn forward(&self, x: Tensor<B, 2>, ends: Tensor<B, 1, Int>, linears: &Linears<B>) -> Tensor<B, 2> {
+        let gate = silu(linears.run_grouped(&self.gate_proj, x.clone(), ends.clone()));
+        let up = linears.run_grouped(&self.up_proj, x, ends.clone());
+        linears.run_grouped(&self.down_proj, gate * up, ends)
+    }
+}
+
+/// The columns of the `k` largest of each row, largest first: `[M, E]` → `[M, k]`.
+fn top_k<B: Backend>(scores: Tensor<B, 2>, k: usize) -> Tensor<B, 2, Int> {
+    let columns = scores.dims()[1];
+    let mut rest = scores.detach();
+    let mut chosen = Vec::with_capacity(k);
+    for _ in 0..k {
+        let best = rest.clone().argmax(1);
+        // Finite: WGSL need not represent infinities.
+        rest = rest.mask_fill(one_hot(best.clone(), columns), f32::MIN);
+        chosen.push(best);
+    }
+    Tensor::cat(chosen, 1)
+}
+
+/// Where column `index` is: `[M, 1]` → `[M, columns]`.
+fn one_hot<B: Backend>(index: Tensor<B, 2, Int>, columns: usize) -> Tensor<B, 2, Bool> {
+    let columns = Tensor::<B, 1, Int>::arange(0..columns as i64, &index.device());
+    index.equal(columns.unsqueeze())
+}
+
+/// Where each copy of each token goes when copies are sorted by expert; those of one expert keep their order.
+struct Routing<B: Backend> {
+    /// Where the rows of each expert end, `[E]`.
+    ends: Tensor<B, 1, Int>,
+    /// The row of each copy, `[M·k, 1]`: a permutation, whatever was chosen.
+    row: Tensor<B, 2, Int>,
+}
+
+impl<B: Backend> Routing<B> {
+    /// For the experts that each token has chosen, `[M, k]`.
+    fn new(chosen: Tensor<B, 2, Int>, num_experts: usize) -> Self {
+        let [tokens, per_token] = chosen.dims();
+        let copies = tokens * per_token;
+        let chosen = chosen.reshape([copies, 1]);
+        let seen = cumsum_of_rows(one_hot(chosen.clone(), num_experts).int());
+        let counts = seen.clone().narrow(0, copies - 1, 1);
+        let ends = counts.clone().cumsum(1);
+        let starts = ends.clone() - counts;
+        let row = (seen + starts).gather(1, chosen).sub_scalar(1);
+        Self { ends: ends.reshape([num_experts]), row }
+    }
+}
+
+/// `out[i] = Σ_{j <= i} x[j]`: `[M, E]` → `[M, E]`.
+///
+/// In about √M parts, and then over their sums: on CubeCL's backends the work of `Tensor::cumsum` grows with the square of
+/// the length.
+fn cumsum_of_rows<B: Backend>(x: Tensor<B, 2, Int>) -> Tensor<B, 2, Int> {
+    let [rows, columns] = x.dims();
+    let part = rows.isqrt();
+    let parts = rows.div_ceil(part);
+    let x = match parts * part - rows {
+        0 => x,
+        missing => {
+            let zeros = Tensor::zeros([missing, columns], &x.device());
+            Tensor::cat(vec![x, zeros], 0)
+        }
+    };
+    let within = x.reshape([parts, part, columns]).cumsum(1);
+    let sums = within.clone().narrow(1, part - 1, 1);
+    let before = sums.clone().cumsum(0) - sums;
+    (within + before).reshape([parts * part, columns]).narrow(0, 0, rows)
+}
+
+/// What [`burn_float8::grouped_linear`] computes, on any backend and in x's dtype: a matmul for each group that has rows.
+///
+/// x `[M, K]`, weight `[G, K, N]`, ends `[G]`, of which the last is M and M is at least 1, → `[M, N]`. The ends are read, which
+/// waits for the device.
+pub(crate) fn grouped_matmul<B: Backend>(
+    x: Tensor<B, 2>,
+    weight: Tensor<B, 3>,
+    ends: Tensor<B, 1, Int>,
+) -> Tensor<B, 2> {
+    let [groups, k, n] = weight.dims();
+    let weight = weight.cast(x.dtype());
+    let ends: Vec<usize> = ends.into_data().iter::<i64>().map(|end| end as usize).collect();
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    let of_group = |(group, (start, end))| {
+        let weight = weight.clone().narrow(0, group, 1).reshape([k, n]);
+        x.clone().narrow(0, start, end - start).matmul(weight)
+    };
+    let spans = starts.zip(ends.iter().copied()).enumerate().take(groups);
+    Tensor::cat(spans.filter(|(_, (start, end))| start < end).map(of_group).collect(), 0)
+}
