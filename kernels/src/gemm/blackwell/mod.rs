@@ -254,6 +254,7 @@ mod tests {
                     tma_store: true,
                     partial: false,
                     accumulate: false,
+                    grouping: None,
                     bias: false,
                     formats: [Format::E4m3; 2],
                     granularities,

@@ -331,9 +331,9 @@ fn multiply_fast(
         block += 1;
     }
     wgmma_wait(sums, comptime!(config.tile.group_cols() as u32), 0u32);
-    if comptime!(config.grouping.is_none()) {
-        release(empty, previous, config);
-    } else if item.first < item.end {
+    // Where a group is empty no stage was read.
+    let any = if comptime!(config.grouping.is_none()) { true.runtime() } else { item.first < item.end };
+    if any {
         release(empty, previous, config);
     }
 }

@@ -74,7 +74,7 @@ const fn element(format: Format) -> u32 {
 pub(crate) const fn fp8_instruction(rows: u32, cols: u32, formats: [Format; 2]) -> u32 {
     assert!(rows == 64 || (rows == 128 && cols.is_multiple_of(16)), "no such M");
     assert!(cols >= 8 && cols <= 256 && cols.is_multiple_of(8), "no such N");
-    1 << 4 | element(formats[0]) << 7 | element(formats[1]) << 10 | cols / 8 << 17 | rows / 16 << 24
+    (1 << 4) | (element(formats[0]) << 7) | (element(formats[1]) << 10) | ((cols / 8) << 17) | ((rows / 16) << 24)
 }
 
 /// The instruction descriptor of `kind::mxf8f6f4` for `D [128, cols]` in f32, contraction-major operands and E8M0 scales:
@@ -95,13 +95,13 @@ pub(crate) const fn fp8_instruction(rows: u32, cols: u32, formats: [Format; 2]) 
 pub(crate) const fn mxfp8_instruction(cols: u32, formats: [Format; 2], block: u32) -> u32 {
     assert!(cols >= 16 && cols <= 256 && cols.is_multiple_of(16), "no such N");
     assert!(block < 4, "a word has four scales");
-    block << 4
-        | element(formats[0]) << 7
-        | element(formats[1]) << 10
-        | cols / 8 << 17
-        | 1 << 23
-        | (128 / 128) << 27
-        | block << 29
+    (block << 4)
+        | (element(formats[0]) << 7)
+        | (element(formats[1]) << 10)
+        | ((cols / 8) << 17)
+        | (1 << 23)
+        | (1 << 27)
+        | (block << 29)
 }
 
 #[cfg(test)]
