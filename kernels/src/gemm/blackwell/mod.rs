@@ -264,8 +264,11 @@ mod tests {
                 assert!(config.stages >= 4, "{config:?}");
                 assert!(config.tmem_columns() <= 512 && config.tmem_columns() >= 32, "{config:?}");
                 assert!(config.shared_words() * 4 <= 227 * 1024, "{config:?}");
-                assert!(config.tiles_b_at() % 1024 == 0 && config.chunks_at() % 1024 == 0, "{config:?}");
-                assert!(config.scales_at() % 16 == 0 && config.barriers_at() % 8 == 0, "{config:?}");
+                assert!(
+                    config.tiles_b_at().is_multiple_of(1024) && config.chunks_at().is_multiple_of(1024),
+                    "{config:?}"
+                );
+                assert!(config.scales_at().is_multiple_of(16) && config.barriers_at().is_multiple_of(8), "{config:?}");
                 assert_eq!(config.cols % config.chunk_cols(), 0, "{config:?}");
             }
         }
