@@ -8,9 +8,9 @@ use cubecl_core::ir::{ElemType, FloatKind, StorageType};
 use cubecl_core::server::Handle;
 use cubecl_runtime::client::ComputeClient;
 use float8_kernels::{
-    Cast, Format, GemmConfig, GemmPath, Granularity, MatrixView, Operand, Orientation, Output, ScaleCalculationMode,
-    ScaleMode, VectorView, amax, dequantize_mx, gemm_path, health, quantize, quantize_with_amax, row_words,
-    scaled_gemm_into, supports,
+    Cast, Format, GemmConfig, GemmPath, Granularity, Grouping, Groups, MatrixView, Operand, Orientation, Output,
+    ScaleCalculationMode, ScaleMode, VectorView, amax, dequantize_mx, gemm_path, grouped_scaled_gemm, health, quantize,
+    quantize_with_amax, row_words, scaled_gemm_into, supports,
 };
 
 use crate::device::{GenerateCuda, Generated, PaperDevice, take};
@@ -40,6 +40,7 @@ pub fn generate(sm: u16) -> Vec<Generated> {
     launcher.quantize();
     launcher.rows();
     launcher.gemms();
+    launcher.grouped();
     // Launches are generated on the device's thread.
     cubecl_common::future::block_on(launcher.client.sync()).expect("a device that fails nothing");
     // CubeCL prints the types that a kernel uses in an order that changes from one time to the next.
@@ -187,6 +188,23 @@ impl Launcher {
             for shape in [LARGE, ODD, MEDIUM, FEW_ROWS, NARROW, BROAD, DEEP] {
                 self.gemm(Product { shape, out, ..base });
                 self.gemm(Product { shape, out, bias: Some(out), accumulate: true, ..base });
+            }
+        }
+    }
+
+    /// Groups of the rows and of the contraction, in large tiles and in small ones.
+    fn grouped(&self) {
+        let [f32, _, bf16] = dtypes();
+        for granularity in [Granularity::Tensor, Granularity::Row, MX] {
+            for (m, n, out) in [(8192, 4096, bf16), (128, 128, f32)] {
+                for grouping in [Grouping::Rows, Grouping::Contraction] {
+                    let count = 4;
+                    let rows_b = if grouping == Grouping::Rows { n * count } else { n };
+                    let [a, b] = [m, rows_b].map(|rows| self.operand([rows, 512], Format::E4m3, granularity));
+                    let groups = Groups { ends: self.memory(4 * count), count, grouping };
+                    grouped_scaled_gemm(&self.client, &a, &b, &groups, out, GemmConfig::default())
+                        .expect("operands that fit");
+                }
             }
         }
     }

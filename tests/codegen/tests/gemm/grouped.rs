@@ -110,12 +110,10 @@ fn check_contraction(client: &Client, sizes: &[usize], [m, n]: [usize; 2], granu
 const GROUPED: [Granularity; 3] = [Granularity::Tensor, Granularity::Row, MX];
 
 fn each(check: impl Fn(&Client)) {
-    for sm in [80, 89, 90, 100, 120] {
-        // A device of many multiprocessors, which takes small tiles, and one of two, which takes large ones.
-        for multiprocessors in [132, 2] {
-            let Some(_running) = execute(Execution::default()) else { return };
-            check(&GenerateCuda::client(&PaperDevice { sm, multiprocessors }));
-        }
+    // A device of many multiprocessors takes small tiles, one of two large ones, one after the other in a block.
+    for (sm, multiprocessors) in [(80, 132), (89, 132), (90, 132), (90, 2), (100, 132), (100, 2), (120, 2)] {
+        let Some(_running) = execute(Execution::default()) else { return };
+        check(&GenerateCuda::client(&PaperDevice { sm, multiprocessors }));
     }
 }
 
@@ -124,8 +122,8 @@ fn each(check: impl Fn(&Client)) {
 fn rows_of_groups() {
     each(|client| {
         for (i, granularity) in GROUPED.into_iter().enumerate() {
-            check_rows(client, &[0, 70, 71, 71, 260], [270, 128, 160], granularity, i == 1);
-            check_rows(client, &[128, 192], [192, 50, 100], granularity, false);
+            check_rows(client, &[0, 70, 71, 71, 140], [150, 128, 96], granularity, i == 1);
+            check_rows(client, &[64, 100], [100, 50, 100], granularity, false);
         }
     });
 }
@@ -135,8 +133,8 @@ fn rows_of_groups() {
 fn contractions_of_groups() {
     each(|client| {
         for (i, granularity) in GROUPED.into_iter().enumerate() {
-            check_contraction(client, &[0, 128, 1, 0, 300], [140, 72], granularity, i == 1);
-            check_contraction(client, &[33, 64], [64, 129], granularity, false);
+            check_contraction(client, &[0, 128, 1, 0, 150], [130, 40], granularity, i == 1);
+            check_contraction(client, &[33, 64], [40, 129], granularity, false);
         }
     });
 }
