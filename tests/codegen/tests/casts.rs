@@ -6,9 +6,10 @@ use cubecl_core::Runtime;
 use cubecl_core::ir::{ElemType, FloatKind, StorageType};
 use cubecl_core::server::Handle;
 use cubecl_runtime::client::ComputeClient;
+use float8_kernels::mx::to_blocked;
 use float8_kernels::{
-    Cast, Format, Granularity, MatrixView, Operand, Orientation, ScaleMode, quantize, quantize_with_amax, reference,
-    row_words,
+    Cast, Format, Granularity, MatrixView, Operand, Orientation, ScaleCalculationMode, ScaleMode, quantize,
+    quantize_with_amax, reference, row_words,
 };
 use half::{bf16, f16};
 
@@ -135,7 +136,8 @@ fn every_granularity_in_tiles() {
             let mut patterns = bits(i as u64, shape[0] * shape[1]);
             patterns.iter_mut().for_each(|bits| *bits &= if kind == FloatKind::F32 { 0xbfff_ffff } else { 0xbfff });
             let (bytes, x) = values(&patterns, kind);
-            for (j, (granularity, scale_mode)) in casts.into_iter().enumerate() {
+            let mx = (Granularity::Block1x32, ScaleMode::E8m0(ScaleCalculationMode::ALL[i]));
+            for (j, (granularity, scale_mode)) in casts.into_iter().chain([mx]).enumerate() {
                 let cast = Cast { format: FORMATS[(i + j) % 2], granularity, scale_mode };
                 let client = GenerateCuda::client(&PaperDevice::new(MACHINES[(i + j + 1) % 2]));
                 let view = view(&client, &bytes, shape, kind);
@@ -145,8 +147,14 @@ fn every_granularity_in_tiles() {
                         let Some(copy) = copy else { continue };
                         let want = reference::quantize(&x, shape[0], shape[1], cast, transposed);
                         let what = format!("{cast:?} of {shape:?} {kind:?} {orientation:?}");
-                        let scales: Vec<u8> =
-                            want.scales.iter().flat_map(|scale| scale.inverse().get().to_le_bytes()).collect();
+                        let inverses = want.scales.iter().map(|scale| scale.inverse());
+                        let scales: Vec<u8> = if granularity == Granularity::Block1x32 {
+                            let bytes: Vec<u8> =
+                                inverses.map(|scale| scale.to_e8m0().expect("a power of two")).collect();
+                            to_blocked(&bytes, copy.rows, copy.k.div_ceil(32))
+                        } else {
+                            inverses.flat_map(|scale| scale.get().to_le_bytes()).collect()
+                        };
                         assert_eq!(read(&client, &copy.inv_scale), scales, "{what}");
                         check(&client, copy, &want.codes, shape, transposed, &what);
                     }
