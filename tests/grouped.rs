@@ -138,6 +138,32 @@ fn weights_are_cast_once_a_step() {
     assert_eq!(Role::ALL.map(|role| layer.casts(role)), [4, 2, 4]);
 }
 
+fn clamped_on<B: Float8Backend>(runtime: &str) {
+    let (x, w, dy) = (normal(M * K, 1), normal(G * K * N, 2), normal(M * N, 3));
+    for recipe in [Recipe::Mxfp8, Recipe::RowwiseWithGwHp] {
+        let experts = experts::<B>(&Float8LinearConfig::new(recipe), &w);
+        let want = ours(&experts, [&x, &dy], &[40, 40, M, M, M]);
+        assert_eq!(ours(&experts, [&x, &dy], &[40, 30, 500, 10, 10]), want, "{runtime} {recipe}");
+    }
+}
+
+/// Ends beyond the rows, and below their predecessors, are taken for those: in y, in dx and in dw.
+#[test]
+fn ends_that_cannot_be() {
+    on_every_runtime!(clamped_on);
+}
+
+/// What stands between the groups of wgrad's operands counts as padding.
+#[test]
+fn padding_is_reported() {
+    let experts = experts::<Flex>(&Float8LinearConfig::new(Recipe::Mxfp8), &normal(G * K * N, 2));
+    ours(&experts, [&normal(M * K, 1), &normal(M * N, 3)], &ends());
+    let padding = report(&experts).layers[0].gemms().map(|(_, gemm)| gemm.padding().unwrap());
+    // 180 rows in five groups take up to 180 + 5 · 127, in blocks of 128: 896.
+    assert_eq!(padding[2], 896.0 / 180.0 - 1.0);
+    assert_eq!(padding[..2], [0.0; 2]);
+}
+
 /// Nothing to multiply: zeros, and no GEMM but in words.
 #[test]
 fn no_rows() {

@@ -22,7 +22,7 @@ use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use burn_std::{IntDType, Shape};
 use float8_kernels::{GROUP_ALIGN, Grouping};
 
-use crate::backend::{Float8, Float8Backend, Float8Ops};
+use crate::backend::{Extent, Float8, Float8Backend, Float8Ops};
 use crate::config::Float8LinearConfig;
 use crate::copies::{CastOf, Fp8Copy, View, fp8_copy, fp8_copy_of};
 use crate::error::Float8Error;
@@ -100,12 +100,12 @@ fn padded_rows(m: usize, groups: usize) -> usize {
     (m + groups * (GROUP_ALIGN - 1)).next_multiple_of(GROUP_ALIGN)
 }
 
-/// A grouped GEMM of two operands in FP8.
+/// A grouped GEMM of two operands in FP8, over a contraction of so many without padding.
 fn run<B: Float8Backend>(
     call: &Call<'_>,
     [a, b]: [&Fp8Copy<B>; 2],
     ends: IntTensor<B>,
-    grouping: Grouping,
+    (grouping, contracted): (Grouping, usize),
     (shape, dtype): (Shape, DType),
     config: &Float8LinearConfig,
 ) -> Float8Tensor<B> {
@@ -115,7 +115,12 @@ fn run<B: Float8Backend>(
     let path = B::fp8_grouped_gemm_path(&device, granularities, grouping, n, config);
     let ends = B::int_cast(ends, IntDType::I32);
     let y = B::fp8_grouped_matmul(&a.operand, &b.operand, ends, grouping, shape, FloatDType::from(dtype), config);
-    call.layer.count_fp8(call.gemm, path, [a, b].map(|copy| B::fp8_extent(&copy.operand)));
+    let extents = [a, b].map(|copy| {
+        let extent = B::fp8_extent(&copy.operand);
+        // What was put between the groups is padding.
+        Extent { k: contracted, ..extent }
+    });
+    call.layer.count_fp8(call.gemm, path, extents);
     Float8Tensor::new(y)
 }
 
@@ -145,7 +150,7 @@ pub(crate) fn forward<B: Float8Backend>(x: Float8Tensor<B>, w: Float8Tensor<B>, 
             let a = fp8_copy(&x, of(Role::Input, Along::Rows), true);
             let view: View<'_, B> = Some(&|| side_by_side::<B>(w.full().clone()));
             let b = fp8_copy_of(&w, view, of(Role::Weight, Along::Cols), true);
-            run(&call, [&a, &b], ends, Grouping::Rows, (out, dtype), &config)
+            run(&call, [&a, &b], ends, (Grouping::Rows, dims.k), (out, dtype), &config)
         }
         Err(reason) => {
             call.refuse(reason);
@@ -172,7 +177,7 @@ fn dgrad<B: Float8Backend>(w: Float8Tensor<B>, dy: Float8Tensor<B>, ends: IntTen
             let a = fp8_copy_of(&dy, Some(&|| dy.full().clone()), of(Role::GradOutput, Along::Rows), false);
             let view: View<'_, B> = Some(&|| above_each_other::<B>(w.full().clone()));
             let b = fp8_copy_of(&w, view, of(Role::Weight, Along::Rows), false);
-            run(&call, [&a, &b], ends, Grouping::Rows, (out, dtype), &config)
+            run(&call, [&a, &b], ends, (Grouping::Rows, dims.n), (out, dtype), &config)
         }
         Err(reason) => {
             call.refuse(reason);
@@ -206,7 +211,8 @@ fn wgrad<B: Float8Backend>(
             let view = |t: &Float8Tensor<B>| t.full().clone();
             let a = fp8_copy_of(&x, Some(&|| view(&x)), of(Role::Input, Along::Cols), false);
             let b = fp8_copy_of(&dy, Some(&|| view(&dy)), of(Role::GradOutput, Along::Cols), false);
-            run(&call, [&a, &b], padding.ends.into_primitive(), Grouping::Contraction, (out, dtype), &config)
+            let grouping = (Grouping::Contraction, dims.m);
+            run(&call, [&a, &b], padding.ends.into_primitive(), grouping, (out, dtype), &config)
         }
         Err(reason) => {
             call.refuse(reason);
@@ -236,7 +242,8 @@ struct Padding<B: Backend> {
 
 impl<B: Backend> Padding<B> {
     fn new(ends: IntTensor<B>, Dims { m, groups, .. }: Dims, device: &Device<B>) -> Self {
-        let ends = Tensor::<B, 1, Int>::from_primitive(ends);
+        // As the kernels take what cannot be: an end beyond the rows for theirs, one below its predecessor for that.
+        let ends = Tensor::<B, 1, Int>::from_primitive(ends).clamp(0, m as i64).cummax(0);
         let starts = Tensor::cat(vec![ends.zeros_like().slice(0..1), ends.clone().slice(0..groups - 1)], 0);
         let sizes = ends.clone() - starts.clone();
         let align = GROUP_ALIGN as i64;

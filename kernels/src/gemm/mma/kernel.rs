@@ -64,6 +64,8 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
     let first_b = work.row0_b + col0;
     let rows_b = work.row0_b + n;
     let first_block = work.first / comptime!(BLOCK as u32);
+    // An empty group at the end begins after the last.
+    let loaded_block = min(first_block, blocks - 1);
     let end_block = min(work.end.div_ceil(comptime!(BLOCK as u32)), blocks);
     let mut ring = SharedMemory::<u32>::new_aligned(comptime!((stages * stage / 4) as usize), 128usize);
     // Never: it is here for CubeCL to allocate the memory, which only statements use.
@@ -118,7 +120,7 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
     };
     let (rows_a, zero) = (work.rows, 0u32.runtime());
     if comptime!(plan.loads_ahead()) {
-        load_words(&mut scales, inv_scale_a, inv_scale_b, given_a, given_b, rows_a, rows_b, first_block, blocks, plan);
+        load_words(&mut scales, inv_scale_a, inv_scale_b, given_a, given_b, rows_a, rows_b, loaded_block, blocks, plan);
     }
     let mut block = first_block;
     while block < end_block {

@@ -84,7 +84,8 @@ fn check_contraction(client: &Client, sizes: &[usize], [m, n]: [usize; 2], granu
         spans.push([at, at + size]);
         at = (at + size).next_multiple_of(GROUP_ALIGN);
     }
-    let k = at + 7;
+    // Some left over, or an empty group that begins where all ends.
+    let k = if sizes.last() == Some(&0) { at } else { at + 7 };
     let mut random = Random(37);
     let [a, b] = [(m, Format::E5m2), (n, Format::E4m3)].map(|(rows, format)| {
         let mut matrix = Matrix::random([rows, k], format, granularity, &mut random);
@@ -133,7 +134,7 @@ fn rows_of_groups() {
 fn contractions_of_groups() {
     each(|client| {
         for (i, granularity) in GROUPED.into_iter().enumerate() {
-            check_contraction(client, &[0, 128, 1, 0, 150], [130, 40], granularity, i == 1);
+            check_contraction(client, &[0, 128, 1, 150, 0], [130, 40], granularity, i == 1);
             check_contraction(client, &[33, 64], [40, 129], granularity, false);
         }
     });
