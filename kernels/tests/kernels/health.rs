@@ -136,9 +136,11 @@ fn casts_keep_25_db(#[values(F32, BF16)] dtype: StorageType) {
         let device = device_health(&client, &view, &operand).sqnr_db().unwrap();
         let host = reference::health(&x, &HostMatrix::read(&client, &operand).view()).sqnr_db().unwrap();
         assert!((device - host).abs() < 1e-3, "{cast:?}: {device} and {host} dB");
-        let floor = match cast.format {
-            Format::E4m3 => 31.0,
-            Format::E5m2 => 25.0,
+        let floor = match (cast.format, cast.granularity) {
+            // OCP's own exponent saturates the largest of some blocks.
+            (Format::E4m3, Granularity::Block1x32) => 30.0,
+            (Format::E4m3, _) => 31.0,
+            (Format::E5m2, _) => 25.0,
         };
         assert!(host >= floor, "{cast:?}: {host} dB");
     }
