@@ -10,14 +10,7 @@ use burn_float8::{
 
 use crate::on_every_runtime;
 use crate::support::operand::{tensor, values};
-use crate::support::{max_error, normal, oracle};
-
-/// Values over many binades, row by row and column by column, so that every granularity has other scales.
-fn spread(rows: usize, cols: usize, seed: u64) -> Vec<f32> {
-    let binade = |i: usize| 2f32.powi((i * 7 % 5) as i32 - 2);
-    let values = normal(rows * cols, seed).into_iter().enumerate();
-    values.map(|(i, x)| x * binade(i / cols) * binade(i % cols)).collect()
-}
+use crate::support::{max_error, normal, oracle, spread};
 
 /// Every recipe, and casts that no recipe has.
 fn configs() -> Vec<Float8LinearConfig> {

@@ -12,7 +12,7 @@ use crate::on_every_runtime;
 use crate::support::operand::{tensor, values};
 use crate::support::oracle::{dequantized, matmul};
 use crate::support::runtime::Flex;
-use crate::support::{max_error, normal, verify};
+use crate::support::{max_error, normal, spread, verify};
 
 type A<B> = Autodiff<Float8<B>>;
 
@@ -90,13 +90,6 @@ fn exact(config: &Float8LinearConfig, [x, w, dy]: [&[f32]; 3]) -> [Vec<f32>; 3] 
         dw.extend(matmul(&x_cols[at[g] * K..], [1, K], &dy_cols[at[g] * N..], [N, 1], [K, m, N]));
     }
     [y, dx, dw]
-}
-
-/// Values over many binades, so that every granularity has other scales.
-fn spread(rows: usize, cols: usize, seed: u64) -> Vec<f32> {
-    let binade = |i: usize| 2f32.powi((i * 7 % 5) as i32 - 2);
-    let values = normal(rows * cols, seed).into_iter().enumerate();
-    values.map(|(i, x)| x * binade(i / cols) * binade(i % cols)).collect()
 }
 
 fn definition_on<B: Float8Backend>(runtime: &str) {

@@ -8,10 +8,9 @@ use cubecl::server::Handle;
 
 use crate::format::{F32_INF, decode};
 use crate::grid::{UNITS, fold};
-use crate::mx::{MX_BLOCK, e8m0_inverse_bits};
+use crate::mx::{MX_BLOCK, e8m0_byte, e8m0_inverse_bits};
 use crate::operand::BLOCK;
 use crate::ptx::cvt::{Isa, cvt_bf16};
-use crate::scale::scale_index;
 use crate::{Format, Granularity, KernelError, Operand, row_words};
 
 /// bf16's infinity, and the NaN that the kernel writes.
@@ -81,8 +80,7 @@ fn dequantize(
         held[i as usize] = codes[piece as usize];
         if comptime!(granularity.is_mx()) {
             let block = piece % row_pieces / comptime!((MX_BLOCK / PIECE) as u32);
-            let four = inv_scales[scale_index(piece / row_pieces, block / 4, blocks, granularity) as usize];
-            bytes[i as usize] = (four >> (block % 4 * 8)) & 0xffu32;
+            bytes[i as usize] = e8m0_byte(inv_scales, piece / row_pieces, block, blocks);
         }
     }
     #[unroll]

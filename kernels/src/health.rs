@@ -7,7 +7,7 @@ use cubecl::server::Handle;
 
 use crate::format::{F32_INF, decode};
 use crate::grid::{UNITS, fold};
-use crate::mx::{MX_BLOCK, e8m0_inverse_bits};
+use crate::mx::{MX_BLOCK, e8m0_byte, e8m0_inverse_bits};
 use crate::operand::BLOCK;
 use crate::scale::scale_index;
 use crate::view::{Checked, Geometry, Source, load_quad, widen};
@@ -168,12 +168,10 @@ fn partial_health<N: Size>(
         let raw = load_quad(x, &geometry, row, word * 4, source);
         let packed = codes[(row * pitch + word) as usize];
         let block = word / comptime!(BLOCK as u32 / 4);
-        let scale = inv_scales[scale_index(row, block, blocks, granularity) as usize];
         let scale = if comptime!(granularity.is_mx()) {
-            let byte = (scale >> (8u32 * (word / comptime!(MX_BLOCK as u32 / 4) % 4))) & 0xffu32;
-            e8m0_inverse_bits(byte)
+            e8m0_inverse_bits(e8m0_byte(inv_scales, row, word / comptime!(MX_BLOCK as u32 / 4), blocks))
         } else {
-            scale
+            inv_scales[scale_index(row, block, blocks, granularity) as usize]
         };
         let inv_scale = f32::reinterpret(scale);
         let limit = magnitude(inv_scale * comptime!(format.max())) + SLACK;

@@ -144,6 +144,13 @@ pub(crate) fn e8m0_inverse_bits_of(word: u32, #[comptime] place: u32) -> u32 {
     select(exponent == F32_INF, F32_NAN.runtime(), max(exponent, 0x0040_0000u32))
 }
 
+/// The byte of row `row` and block `block` of 32, a row of tiles having `tiles`.
+#[cube]
+pub(crate) fn e8m0_byte(scales: &Array<u32>, row: u32, block: u32, tiles: u32) -> u32 {
+    let four = scales[tile_word(row, block / 4, tiles) as usize];
+    (four >> (block % 4 * 8)) & 0xffu32
+}
+
 /// The word of row `row` in column `tile` of the tiles of scales, of which a row of tiles has `tiles`.
 #[cube]
 pub(crate) fn tile_word(row: u32, tile: u32, tiles: u32) -> u32 {

@@ -40,6 +40,13 @@ pub fn normal(n: usize, seed: u64) -> Vec<f32> {
     (0..n).map(|_| (0..12).map(|_| uniform()).sum::<f32>() - 6.0).collect()
 }
 
+/// Values over many binades, row by row and column by column, so that every granularity has other scales.
+pub fn spread(rows: usize, cols: usize, seed: u64) -> Vec<f32> {
+    let binade = |i: usize| 2f32.powi((i * 7 % 5) as i32 - 2);
+    let values = normal(rows * cols, seed).into_iter().enumerate();
+    values.map(|(i, x)| x * binade(i / cols) * binade(i % cols)).collect()
+}
+
 /// Whether all GEMMs of the model's own layers ran as configured; other tests run untagged linears on the same device.
 pub fn verify(mut report: burn_float8::Report) -> Result<(), burn_float8::Float8Error> {
     report.layers.retain(|layer| layer.name != burn_float8::UNTAGGED_NAME);

@@ -27,7 +27,7 @@ use crate::config::Float8LinearConfig;
 use crate::copies::{CastOf, Fp8Copy, View, fp8_copy, fp8_copy_of};
 use crate::error::Float8Error;
 use crate::layer::{Along, Gemm, Layer, Role};
-use crate::linear::{Call, cast, enter_backward, layer_of, weight_layer, zeros};
+use crate::linear::{Call, cast, enter_backward, layer_of, weight_layer};
 use crate::tensor::Float8Tensor;
 
 /// y `[M, N]`: each row of x `[M, K]` times the weight of its group, of `weight: [G, K, N]`.
@@ -71,6 +71,23 @@ pub fn grouped_linear<B: Float8Ops>(x: Tensor<B, 2>, weight: Tensor<B, 3>, ends:
         B::inner_int(ends.into_primitive()),
     );
     Tensor::from_primitive(TensorPrimitive::Float(y))
+}
+
+/// What [`grouped_linear`] computes, in x's dtype and by Burn's own operations on any backend: a matmul for each group that has
+/// rows. The ends are read, which waits for the device.
+pub fn grouped_matmul<B: Backend>(x: Tensor<B, 2>, weight: Tensor<B, 3>, ends: Tensor<B, 1, Int>) -> Tensor<B, 2> {
+    let (rows, dtype, device) = (x.dims()[0], x.dtype(), x.device());
+    let n = weight.dims()[2];
+    let weight = weight.cast(dtype);
+    let ranges = ranges::<B>(&ends.into_primitive(), rows);
+    let rest = rows - ranges.last().map_or(0, |last| last.end);
+    let full = ranges.into_iter().enumerate().filter(|(_, range)| !range.is_empty());
+    let of_group = |(g, range)| x.clone().slice(range).matmul(weight.clone().slice(g..g + 1).squeeze_dim(0));
+    let mut parts: Vec<_> = full.map(of_group).collect();
+    if rest > 0 || parts.is_empty() {
+        parts.push(Tensor::zeros([rest, n], (&device, dtype)));
+    }
+    Tensor::cat(parts, 0)
 }
 
 /// M, G, K and N.
@@ -154,11 +171,8 @@ pub(crate) fn forward<B: Float8Backend>(x: Float8Tensor<B>, w: Float8Tensor<B>, 
         }
         Err(reason) => {
             call.refuse(reason);
-            if dims.m == 0 {
-                return zeros(out, dtype, x.full());
-            }
-            let w = float::<B, 3>(cast::<B>(w.into_full(), dtype));
-            by_group(float::<B, 2>(x.into_full()), &ends, dims.n, |x, g| x.matmul(matrix(&w, g)))
+            let y = grouped_matmul::<B>(float(x.into_full()), float(w.into_full()), Tensor::from_primitive(ends));
+            Float8Tensor::new(y.into_primitive().tensor())
         }
     }
 }
@@ -181,11 +195,9 @@ fn dgrad<B: Float8Backend>(w: Float8Tensor<B>, dy: Float8Tensor<B>, ends: IntTen
         }
         Err(reason) => {
             call.refuse(reason);
-            if dims.m == 0 {
-                return zeros(out, dtype, dy.full());
-            }
-            let w = float::<B, 3>(cast::<B>(w.into_full(), dtype));
-            by_group(float::<B, 2>(dy.into_full()), &ends, dims.k, |dy, g| dy.matmul(matrix(&w, g).transpose()))
+            let transposed = float::<B, 3>(w.into_full()).swap_dims(1, 2);
+            let dx = grouped_matmul::<B>(float(dy.into_full()), transposed, Tensor::from_primitive(ends));
+            Float8Tensor::new(dx.into_primitive().tensor())
         }
     }
 }
@@ -276,11 +288,6 @@ fn float<B: Backend, const D: usize>(t: FloatTensor<B>) -> Tensor<B, D> {
     Tensor::from_primitive(TensorPrimitive::Float(t))
 }
 
-/// The weight of group `g`.
-fn matrix<B: Backend>(w: &Tensor<B, 3>, g: usize) -> Tensor<B, 2> {
-    w.clone().slice(g..g + 1).squeeze_dim(0)
-}
-
 /// The rows of each group; this waits for the device.
 pub(crate) fn ranges<B: Backend>(ends: &IntTensor<B>, m: usize) -> Vec<Range<usize>> {
     let ends = burn_std::future::block_on(B::int_into_data(ends.clone())).expect("a tensor that exists can be read");
@@ -290,24 +297,6 @@ pub(crate) fn ranges<B: Backend>(ends: &IntTensor<B>, m: usize) -> Vec<Range<usi
         core::mem::replace(&mut start, end)..end
     };
     ends.convert::<i64>().to_vec().expect("converted to i64").into_iter().map(range).collect()
-}
-
-/// The rows of each group by `f`, `[rows, n]` each, above each other; zeros for the rows that no group has.
-fn by_group<B: Float8Backend>(
-    rows: Tensor<B, 2>,
-    ends: &IntTensor<B>,
-    n: usize,
-    f: impl Fn(Tensor<B, 2>, usize) -> Tensor<B, 2>,
-) -> Float8Tensor<B> {
-    let m = rows.dims()[0];
-    let ranges = ranges::<B>(ends, m);
-    let rest = ranges.last().map_or(0, |last| last.end)..m;
-    let full = ranges.into_iter().enumerate().filter(|(_, range)| !range.is_empty());
-    let mut parts: Vec<_> = full.map(|(g, range)| f(rows.clone().slice(range), g)).collect();
-    if !rest.is_empty() {
-        parts.push(Tensor::zeros([rest.len(), n], (&rows.device(), rows.dtype())));
-    }
-    Float8Tensor::new(Tensor::cat(parts, 0).into_primitive().tensor())
 }
 
 /// What backward needs.

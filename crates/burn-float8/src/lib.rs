@@ -61,7 +61,7 @@ pub use error::Float8Error;
 pub use float8_kernels::{
     Cast, Format, GemmConfig, Granularity, Grouping, Orientation, ScaleCalculationMode, ScaleMode,
 };
-pub use grouped::grouped_linear;
+pub use grouped::{grouped_linear, grouped_matmul};
 pub use grouped_module::GroupedLinear;
 pub use health::{CastHealth, Fallback, OperandHealth};
 pub use layer::{Gemm, Layer, Policy, Reason, Role};

@@ -332,7 +332,7 @@ pub(crate) fn enter_backward<B: Float8Backend>(device: &Device<B>, layer: &Arc<L
 }
 
 /// The result of a GEMM over an empty batch, which not every backend multiplies or sums.
-pub(crate) fn zeros<B: Float8Backend>(shape: Shape, dtype: DType, like: &FloatTensor<B>) -> Float8Tensor<B> {
+fn zeros<B: Float8Backend>(shape: Shape, dtype: DType, like: &FloatTensor<B>) -> Float8Tensor<B> {
     Float8Tensor::new(B::float_zeros(shape, &B::float_device(like), FloatDType::from(dtype)))
 }
 

@@ -15,9 +15,9 @@ use super::bias::{Bias, BiasLaunch};
 use super::grouped::{Grouping, Work, grouped_tile, whole};
 use crate::format::decode;
 use crate::grid::{fold, tile_origin};
-use crate::mx::e8m0_inverse_bits;
+use crate::mx::{e8m0_byte, e8m0_inverse_bits};
 use crate::operand::BLOCK;
-use crate::scale::{scale_index, sum_factor};
+use crate::scale::sum_factor;
 use crate::{Format, Granularity, row_words};
 
 /// Rows and columns of a cube's tile of the output.
@@ -294,9 +294,7 @@ fn load_tile(
             }
             packed[i as usize] = value;
             if comptime!(granularity.is_mx()) {
-                let block = step / STEP_WORDS;
-                let four = inv_scales[scale_index(min(row, rows - 1), block / 4, blocks, granularity) as usize];
-                let byte = (four >> (8u32 * (block % 4))) & 0xffu32;
+                let byte = e8m0_byte(inv_scales, min(row, rows - 1), step / STEP_WORDS, blocks);
                 scales[i as usize] = f32::reinterpret(e8m0_inverse_bits(byte));
             }
         }

@@ -12,7 +12,7 @@
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::{Gemm, GemmConfig, GemmPath, blackwell, emulated, gemm_path, hopper, mma};
+use super::{Gemm, GemmConfig, GemmPath, check_pair, gemm_path};
 use crate::operand::{BLOCK, check_size};
 use crate::view::Source;
 use crate::{Granularity, KernelError, Operand, supports};
@@ -42,7 +42,8 @@ pub struct Groups {
 }
 
 impl Groups {
-    fn check(&self) -> Result<(), KernelError> {
+    /// For operands whose second has `rows_b` rows.
+    fn check(&self, rows_b: usize) -> Result<(), KernelError> {
         if self.count == 0 {
             return Err(KernelError::NoGroups);
         }
@@ -51,17 +52,22 @@ impl Groups {
             return Err(KernelError::Misaligned { offset, size: 4 });
         }
         let (needed, available) = (4 * self.count as u64, self.ends.size_in_used());
-        if needed > available { Err(KernelError::OutOfBounds { needed, available }) } else { Ok(()) }
+        if needed > available {
+            return Err(KernelError::OutOfBounds { needed, available });
+        }
+        match self.grouping {
+            Grouping::Rows if !rows_b.is_multiple_of(self.count) => {
+                Err(KernelError::UnevenGroups { rows: rows_b, groups: self.count })
+            }
+            _ => Ok(()),
+        }
     }
 
-    /// Rows and columns of one matrix of the output, and how many there are.
-    fn output(&self, a: &Operand, b: &Operand) -> Result<[usize; 3], KernelError> {
+    /// Rows and columns of one matrix of the output, and how many there are, for operands of `rows_a` and `rows_b` rows.
+    pub(super) const fn matrices(&self, rows_a: usize, rows_b: usize) -> (usize, usize, usize) {
         match self.grouping {
-            Grouping::Rows if !b.rows.is_multiple_of(self.count) => {
-                Err(KernelError::UnevenGroups { rows: b.rows, groups: self.count })
-            }
-            Grouping::Rows => Ok([a.rows, b.rows / self.count, 1]),
-            Grouping::Contraction => Ok([a.rows, b.rows, self.count]),
+            Grouping::Rows => (rows_a, rows_b / self.count, 1),
+            Grouping::Contraction => (rows_a, rows_b, self.count),
         }
     }
 
@@ -118,13 +124,9 @@ pub fn grouped_scaled_gemm<R: Runtime>(
     out: StorageType,
     config: GemmConfig,
 ) -> Result<Handle, KernelError> {
-    a.check()?;
-    b.check()?;
-    groups.check()?;
-    if a.k != b.k {
-        return Err(KernelError::ContractionMismatch { a: a.k, b: b.k });
-    }
-    let [m, n, count] = groups.output(a, b)?;
+    check_pair(a, b)?;
+    groups.check(b.rows)?;
+    let (m, n, count) = groups.matrices(a.rows, b.rows);
     check_size(m * count, n, n)?;
     if !supports(client, out) {
         return Err(KernelError::UnsupportedDtype { dtype: out });
@@ -141,12 +143,7 @@ pub fn grouped_scaled_gemm<R: Runtime>(
         use_fast_accum: config.use_fast_accum,
         groups: Some(groups),
     };
-    match grouped_gemm_path(client, [a.granularity, b.granularity], groups.grouping, n, config) {
-        GemmPath::Tcgen05 => blackwell::launch(client, &gemm),
-        GemmPath::Wgmma | GemmPath::Bf16Wgmma => hopper::launch(client, &gemm),
-        GemmPath::Mma => mma::launch(client, &gemm),
-        GemmPath::F16Mma | GemmPath::Emulated => emulated::launch(client, &gemm),
-    }
+    gemm.launch(client, grouped_gemm_path(client, [a.granularity, b.granularity], groups.grouping, n, config));
     Ok(handle)
 }
 

@@ -122,10 +122,17 @@ impl Gemm<'_> {
 
     /// Rows and columns of one matrix of the output, and how many there are.
     fn matrices(&self) -> (usize, usize, usize) {
-        match self.groups {
-            None => (self.m(), self.n(), 1),
-            Some(Groups { grouping: Grouping::Rows, count, .. }) => (self.m(), self.n() / count, 1),
-            Some(Groups { grouping: Grouping::Contraction, count, .. }) => (self.m(), self.n(), *count),
+        self.groups.map_or((self.m(), self.n(), 1), |groups| groups.matrices(self.m(), self.n()))
+    }
+
+    /// Runs the kernel of a path.
+    fn launch<R: Runtime>(&self, client: &ComputeClient<R>, path: GemmPath) {
+        match path {
+            GemmPath::Tcgen05 => blackwell::launch(client, self),
+            GemmPath::Wgmma | GemmPath::Bf16Wgmma => hopper::launch(client, self),
+            GemmPath::Mma => mma::launch(client, self),
+            GemmPath::F16Mma => half::launch(client, self),
+            GemmPath::Emulated => emulated::launch(client, self),
         }
     }
 
@@ -210,22 +217,19 @@ pub fn scaled_gemm_into<R: Runtime>(
     let dtype = source.storage();
     let (out, accumulate) = (&out.handle, out.accumulate);
     let gemm = Gemm { a, b, bias, out, dtype, accumulate, use_fast_accum: config.use_fast_accum, groups: None };
-    match gemm_path(client, [a.granularity, b.granularity], config) {
-        GemmPath::Tcgen05 => blackwell::launch(client, &gemm),
-        GemmPath::Wgmma | GemmPath::Bf16Wgmma => hopper::launch(client, &gemm),
-        GemmPath::Mma => mma::launch(client, &gemm),
-        GemmPath::F16Mma => half::launch(client, &gemm),
-        GemmPath::Emulated => emulated::launch(client, &gemm),
-    }
+    gemm.launch(client, gemm_path(client, [a.granularity, b.granularity], config));
     Ok(())
 }
 
 /// Whether the operands fit each other, and their product an index.
 fn check_operands(a: &Operand, b: &Operand) -> Result<(), KernelError> {
+    check_pair(a, b)?;
+    check_size(a.rows, b.rows, b.rows)
+}
+
+/// Whether the operands can be read, and contract over the same length.
+fn check_pair(a: &Operand, b: &Operand) -> Result<(), KernelError> {
     a.check()?;
     b.check()?;
-    if a.k != b.k {
-        return Err(KernelError::ContractionMismatch { a: a.k, b: b.k });
-    }
-    check_size(a.rows, b.rows, b.rows)
+    if a.k == b.k { Ok(()) } else { Err(KernelError::ContractionMismatch { a: a.k, b: b.k }) }
 }

@@ -14,7 +14,7 @@ use crate::common::*;
 
 const DEFAULT: GemmConfig = GemmConfig { use_fast_accum: false, emulate: false };
 
-fn magnitudes(matrix: &HostMatrix) -> HostMatrix {
+pub(crate) fn magnitudes(matrix: &HostMatrix) -> HostMatrix {
     HostMatrix { codes: matrix.codes.iter().map(|code| code & 0x7f).collect(), ..matrix.clone() }
 }
 

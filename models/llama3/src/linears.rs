@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! linears    Linear::forward, or burn_float8::linear, whose backward state is the FP8 operand of x instead of x
-//! experts    grouped_matmul, or burn_float8::grouped_linear, which is in FP8 where the weights' recipe is
+//! experts    burn_float8::grouped_matmul, or grouped_linear, which is in FP8 where the weights' recipe is
 //! ```
 //! [`Llama<B>`](crate::Llama) takes any backend, `burn_float8`'s functions only those with a `Float8` in them. So the model
 //! keeps pointers to the functions whose types are erased, and a forward pass on a backend that they were made for finds
@@ -15,9 +15,7 @@ use std::sync::Arc;
 use burn::nn::Linear;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor};
-use burn_float8::{Float8, Float8Ops, GroupedLinear};
-
-use crate::moe::grouped_matmul;
+use burn_float8::{Float8, Float8Ops, GroupedLinear, grouped_matmul};
 
 /// y `[M, N]` of x `[M, K]`, w `[K, N]` and b `[N]`.
 type LinearFn<B> = fn(Tensor<B, 2>, Tensor<B, 2>, Option<Tensor<B, 1>>) -> Tensor<B, 2>;

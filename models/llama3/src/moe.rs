@@ -154,24 +154,3 @@ fn cumsum_of_rows<B: Backend>(x: Tensor<B, 2, Int>) -> Tensor<B, 2, Int> {
     let before = sums.clone().cumsum(0) - sums;
     (within + before).reshape([parts * part, columns]).narrow(0, 0, rows)
 }
-
-/// What [`burn_float8::grouped_linear`] computes, on any backend and in x's dtype: a matmul for each group that has rows.
-///
-/// x `[M, K]`, weight `[G, K, N]`, ends `[G]`, of which the last is M and M is at least 1, → `[M, N]`. The ends are read, which
-/// waits for the device.
-pub(crate) fn grouped_matmul<B: Backend>(
-    x: Tensor<B, 2>,
-    weight: Tensor<B, 3>,
-    ends: Tensor<B, 1, Int>,
-) -> Tensor<B, 2> {
-    let [groups, k, n] = weight.dims();
-    let weight = weight.cast(x.dtype());
-    let ends: Vec<usize> = ends.into_data().iter::<i64>().map(|end| end as usize).collect();
-    let starts = std::iter::once(0).chain(ends.iter().copied());
-    let of_group = |(group, (start, end))| {
-        let weight = weight.clone().narrow(0, group, 1).reshape([k, n]);
-        x.clone().narrow(0, start, end - start).matmul(weight)
-    };
-    let spans = starts.zip(ends.iter().copied()).enumerate().take(groups);
-    Tensor::cat(spans.filter(|(_, (start, end))| start < end).map(of_group).collect(), 0)
-}

@@ -3,9 +3,8 @@
 use cubecl::prelude::*;
 
 use super::Element;
-use crate::mx::e8m0_inverse_bits;
-use crate::scale::scale_index;
-use crate::{Format, Granularity};
+use crate::Format;
+use crate::mx::{e8m0_byte, e8m0_inverse_bits};
 
 /// Sixteen codes.
 pub(super) type Chunk = Vector<u32, Const<4>>;
@@ -13,20 +12,13 @@ pub(super) type Chunk = Vector<u32, Const<4>>;
 /// Four decoded codes.
 pub(super) type Halves<E> = Vector<E, Const<4>>;
 
-/// Chunks in 128 of the contraction.
-const BLOCK_CHUNKS: u32 = 8;
+/// Chunks in a block of 32.
+const BLOCK_CHUNKS: u32 = 2;
 
 /// The scale of the block of 32 that a chunk lies in, as bf16 in both halves of a word.
 #[cube]
-pub(super) fn chunk_scales(
-    inv_scales: &Array<u32>,
-    row: u32,
-    chunk: u32,
-    blocks: u32,
-    #[comptime] granularity: Granularity,
-) -> u32 {
-    let four = inv_scales[scale_index(row, chunk / BLOCK_CHUNKS, blocks, granularity) as usize];
-    let bits = e8m0_inverse_bits((four >> (chunk % BLOCK_CHUNKS / 2 * 8)) & 0xffu32);
+pub(super) fn chunk_scales(inv_scales: &Array<u32>, row: u32, chunk: u32, blocks: u32) -> u32 {
+    let bits = e8m0_inverse_bits(e8m0_byte(inv_scales, row, chunk / BLOCK_CHUNKS, blocks));
     // Powers of two and the NaN have no low bits.
     bits | (bits >> 16u32)
 }

@@ -194,8 +194,7 @@ fn load_step(
         if comptime!(plan.granularities[side].is_mx()) {
             // Zeros outside stay zeros but under a NaN, which the row has then anyway.
             let (row, chunk) = (min(row, rows - 1), min(chunk, chunks - 1));
-            held.scales[pass as usize] =
-                chunk_scales(inv_scales, row, chunk, blocks, comptime!(plan.granularities[side]));
+            held.scales[pass as usize] = chunk_scales(inv_scales, row, chunk, blocks);
         }
     }
     held
