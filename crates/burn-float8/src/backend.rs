@@ -164,15 +164,8 @@ pub trait Float8Backend: Backend {
         config: GemmConfig,
     ) -> FloatTensor<Self>;
 
-    /// How this device computes [`fp8_grouped_matmul`](Self::fp8_grouped_matmul) of operands of these granularities, `n` being the
-    /// columns of the output.
-    fn fp8_grouped_gemm_path(
-        device: &Device<Self>,
-        granularities: [Granularity; 2],
-        grouping: Grouping,
-        n: usize,
-        config: GemmConfig,
-    ) -> GemmPath;
+    /// How this device computes [`fp8_grouped_matmul`](Self::fp8_grouped_matmul) of operands of these granularities.
+    fn fp8_grouped_gemm_path(device: &Device<Self>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath;
 
     /// The products of each group, as [`grouped_scaled_gemm`](float8_kernels::grouped_scaled_gemm) defines them, given the shape of
     /// the output; `ends` is i32 `[G]`.

@@ -54,14 +54,8 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         path(float8_kernels::gemm_path(&R::client(device), granularities, config))
     }
 
-    fn fp8_grouped_gemm_path(
-        device: &Device<Self>,
-        granularities: [Granularity; 2],
-        grouping: Grouping,
-        n: usize,
-        config: GemmConfig,
-    ) -> GemmPath {
-        path(float8_kernels::grouped_gemm_path(&R::client(device), granularities, grouping, n, config))
+    fn fp8_grouped_gemm_path(device: &Device<Self>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath {
+        path(float8_kernels::grouped_gemm_path(&R::client(device), granularities, config))
     }
 
     fn fp8_quantize(

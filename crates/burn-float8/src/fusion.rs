@@ -142,14 +142,8 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         .remove(0)
     }
 
-    fn fp8_grouped_gemm_path(
-        device: &Device<Self>,
-        granularities: [Granularity; 2],
-        grouping: Grouping,
-        n: usize,
-        config: GemmConfig,
-    ) -> GemmPath {
-        B::fp8_grouped_gemm_path(device, granularities, grouping, n, config)
+    fn fp8_grouped_gemm_path(device: &Device<Self>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath {
+        B::fp8_grouped_gemm_path(device, granularities, config)
     }
 
     fn fp8_grouped_matmul(

@@ -128,8 +128,7 @@ fn run<B: Float8Backend>(
 ) -> Float8Tensor<B> {
     let device = B::int_device(&ends);
     let (granularities, config) = (config.casts().granularities(call.gemm), config.gemm_config(call.gemm));
-    let n = shape[shape.num_dims() - 1];
-    let path = B::fp8_grouped_gemm_path(&device, granularities, grouping, n, config);
+    let path = B::fp8_grouped_gemm_path(&device, granularities, config);
     let ends = B::int_cast(ends, IntDType::I32);
     let y = B::fp8_grouped_matmul(&a.operand, &b.operand, ends, grouping, shape, FloatDType::from(dtype), config);
     let extents = [a, b].map(|copy| {

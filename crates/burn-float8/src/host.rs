@@ -321,8 +321,6 @@ macro_rules! host_backend {
             fn fp8_grouped_gemm_path(
                 _: &$crate::__private::Device<Self>,
                 _: [$crate::Granularity; 2],
-                _: $crate::Grouping,
-                _: usize,
                 _: $crate::GemmConfig,
             ) -> $crate::GemmPath {
                 $crate::GemmPath::Host

@@ -49,17 +49,12 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let words = row_words(a.k) as u32;
     let (m, n, matrices) = gemm.matrices();
     let grouping = gemm.groups.map(|groups| groups.grouping);
-    let tiles = match gemm.groups {
-        Some(groups) => groups.row_tiles(m, TILE as usize),
-        None => m.div_ceil(TILE as usize),
-    };
-    let tiles = tiles * n.div_ceil(TILE as usize);
     // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are guarded by
     // the rows and words of the operands, stores by `m` and `n`.
     unsafe {
         gemm_emulated::launch_unchecked::<R>(
             client,
-            fold(client, tiles as u32),
+            fold(client, gemm.tiles([TILE; 2])),
             CubeDim::new_1d(SIDE * SIDE),
             a.codes_array(1),
             b.codes_array(1),
@@ -228,7 +223,18 @@ fn work(
     match ends {
         ComptimeOption::Some(ends) => {
             let grouping = comptime!(grouping.expect("ends come with a grouping"));
-            grouped_tile(CUBE_POS as u32, ends, groups, m, n, words * 4, grouping, TILE, TILE)
+            grouped_tile(
+                CUBE_POS as u32,
+                n.div_ceil(TILE),
+                ends,
+                groups,
+                m,
+                n,
+                words * 4,
+                grouping,
+                comptime!([TILE; 2]),
+                1u32,
+            )
         }
         ComptimeOption::None => {
             let (row0, col0) = tile_origin(n, TILE);

@@ -87,24 +87,14 @@ impl Groups {
     }
 }
 
-/// The kernel that [`grouped_scaled_gemm`] dispatches to on this device for operands of these granularities and an output of `n`
-/// columns: that of [`scaled_gemm`](crate::scaled_gemm) where it multiplies the codes or their bf16 and no block is larger than
-/// a row's 32; else [`GemmPath::Emulated`].
+/// The kernel that [`grouped_scaled_gemm`] dispatches to on this device for operands of these granularities: that of
+/// [`scaled_gemm`](crate::scaled_gemm), but [`GemmPath::Emulated`] for blocks larger than a row's 32.
 pub fn grouped_gemm_path<R: Runtime>(
     client: &ComputeClient<R>,
     granularities: [Granularity; 2],
-    grouping: Grouping,
-    n: usize,
     config: GemmConfig,
 ) -> GemmPath {
-    // Scales of 128 rows are one tile to Blackwell's tensor cores, which then has to be of one group.
-    let aligned = grouping == Grouping::Contraction || n.is_multiple_of(BLOCK);
-    match gemm_path(client, granularities, config) {
-        _ if Granularity::any_blocks(granularities) => GemmPath::Emulated,
-        GemmPath::Tcgen05 if Granularity::any_mx(granularities) && !aligned => GemmPath::Emulated,
-        GemmPath::F16Mma => GemmPath::Emulated,
-        path => path,
-    }
+    if Granularity::any_blocks(granularities) { GemmPath::Emulated } else { gemm_path(client, granularities, config) }
 }
 
 /// The products of each group, contiguous, in the dtype `out`: `[M, N]` for [`Grouping::Rows`], `[G, M, N]` for
@@ -143,7 +133,7 @@ pub fn grouped_scaled_gemm<R: Runtime>(
         use_fast_accum: config.use_fast_accum,
         groups: Some(groups),
     };
-    gemm.launch(client, grouped_gemm_path(client, [a.granularity, b.granularity], groups.grouping, n, config));
+    gemm.launch(client, grouped_gemm_path(client, [a.granularity, b.granularity], config));
     Ok(handle)
 }
 
@@ -155,7 +145,7 @@ pub(super) struct Work {
     /// Where the rows to write begin and end.
     pub(super) from: u32,
     pub(super) rows: u32,
-    /// First column of the output.
+    /// First column of the output; before column 0 if it wraps around.
     pub(super) col0: u32,
     /// Row of B that belongs to column 0.
     pub(super) row0_b: u32,
@@ -179,21 +169,23 @@ fn tiles_of(start: u32, end: u32, #[comptime] height: u32) -> u32 {
     select(start < end, end.div_ceil(height) - start / height, 0u32)
 }
 
-/// Tile `number` of `height` by `width`, of an output whose matrices have `m` by `n`, over a contraction of `k`. A tile that has
-/// rows of two groups is the work of both, each writing its own, so that tiles stay aligned. One that does not exist has no rows.
+/// Tile `number` of the size `tile`, `tiles_per_row` beside each other, of an output whose matrices have `m` by `n`, over a
+/// contraction of `k`. A tile that has rows of two groups is the work of both, each writing its own, so that tiles stay aligned.
+/// Columns begin where the row of B is a multiple of `align`. A tile that does not exist has no rows.
 #[cube]
 pub(super) fn grouped_tile(
     number: u32,
+    tiles_per_row: u32,
     ends: &Array<u32>,
     groups: u32,
     m: u32,
     n: u32,
     k: u32,
     #[comptime] grouping: Grouping,
-    #[comptime] height: u32,
-    #[comptime] width: u32,
+    #[comptime] tile: [u32; 2],
+    #[comptime] align: u32,
 ) -> Work {
-    let tiles_per_row = n.div_ceil(width);
+    let [height, width] = comptime!(tile);
     let col0 = number % tiles_per_row * width;
     let number = number / tiles_per_row;
     if comptime!(grouping == Grouping::Rows) {
@@ -208,14 +200,16 @@ pub(super) fn grouped_tile(
             start = end;
             end = select(group < groups, max(start, min(ends[min(group, groups - 1) as usize], m)), m);
         }
-        let exists = left < tiles_of(start, end, height);
+        let row0_b = select(group < groups, group * n, 0u32);
+        let shift = row0_b % align;
+        let exists = left < tiles_of(start, end, height) && col0 < n + shift;
         let has_matrix = exists && group < groups;
         Work {
             row0: select(exists, (start / height + left) * height, end),
             from: start,
             rows: end,
-            col0,
-            row0_b: select(has_matrix, group * n, 0u32),
+            col0: col0 - shift,
+            row0_b,
             first: 0u32.runtime(),
             end: select(has_matrix, k, 0u32),
             out0: 0u32.runtime(),

@@ -125,6 +125,18 @@ impl Gemm<'_> {
         self.groups.map_or((self.m(), self.n(), 1), |groups| groups.matrices(self.m(), self.n()))
     }
 
+    /// Tiles of `height` rows above each other, of all matrices of the output.
+    fn row_tiles(&self, height: usize) -> usize {
+        let (m, ..) = self.matrices();
+        self.groups.map_or(m.div_ceil(height), |groups| groups.row_tiles(m, height))
+    }
+
+    /// Tiles of `height` by `width`, of all matrices of the output.
+    fn tiles(&self, [height, width]: [u32; 2]) -> u32 {
+        let (_, n, _) = self.matrices();
+        self.row_tiles(height as usize) as u32 * (n as u32).div_ceil(width)
+    }
+
     /// Runs the kernel of a path.
     fn launch<R: Runtime>(&self, client: &ComputeClient<R>, path: GemmPath) {
         match path {

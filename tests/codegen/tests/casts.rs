@@ -67,6 +67,26 @@ fn check(client: &Client, copy: &Operand, want: &[u8], [rows, cols]: [usize; 2],
     }
 }
 
+/// The copies of `view`, whose values are `x`, and their scales.
+fn check_cast(client: &Client, view: &MatrixView, x: &[f32], cast: Cast, orientation: Orientation) {
+    let [rows, cols] = view.shape;
+    let made = quantize(client, view, cast, orientation).expect("a valid view");
+    for (copy, transposed) in [(&made.rows, false), (&made.cols, true)] {
+        let Some(copy) = copy else { continue };
+        let want = reference::quantize(x, rows, cols, cast, transposed);
+        let what = format!("{cast:?} of {:?} {:?} {orientation:?}", view.shape, view.dtype);
+        let inverses = want.scales.iter().map(|scale| scale.inverse());
+        let scales: Vec<u8> = if cast.granularity == Granularity::Block1x32 {
+            let bytes: Vec<u8> = inverses.map(|scale| scale.to_e8m0().expect("a power of two")).collect();
+            to_blocked(&bytes, copy.rows, copy.k.div_ceil(32))
+        } else {
+            inverses.flat_map(|scale| scale.get().to_le_bytes()).collect()
+        };
+        assert_eq!(read(client, &copy.inv_scale), scales, "{what}");
+        check(client, copy, &want.codes, view.shape, transposed, &what);
+    }
+}
+
 /// All of `x` by one scale from `amax`, in every orientation.
 fn check_given(x: &[u32], kind: FloatKind, shape: [usize; 2], format: Format, amax: f32) {
     for sm in MACHINES {
@@ -142,23 +162,53 @@ fn every_granularity_in_tiles() {
                 let client = GenerateCuda::client(&PaperDevice::new(MACHINES[(i + j + 1) % 2]));
                 let view = view(&client, &bytes, shape, kind);
                 for orientation in ORIENTATIONS {
-                    let made = quantize(&client, &view, cast, orientation).expect("a valid view");
-                    for (copy, transposed) in [(&made.rows, false), (&made.cols, true)] {
-                        let Some(copy) = copy else { continue };
-                        let want = reference::quantize(&x, shape[0], shape[1], cast, transposed);
-                        let what = format!("{cast:?} of {shape:?} {kind:?} {orientation:?}");
-                        let inverses = want.scales.iter().map(|scale| scale.inverse());
-                        let scales: Vec<u8> = if granularity == Granularity::Block1x32 {
-                            let bytes: Vec<u8> =
-                                inverses.map(|scale| scale.to_e8m0().expect("a power of two")).collect();
-                            to_blocked(&bytes, copy.rows, copy.k.div_ceil(32))
-                        } else {
-                            inverses.flat_map(|scale| scale.get().to_le_bytes()).collect()
-                        };
-                        assert_eq!(read(&client, &copy.inv_scale), scales, "{what}");
-                        check(&client, copy, &want.codes, shape, transposed, &what);
-                    }
+                    check_cast(&client, &view, &x, cast, orientation);
                 }
+            }
+        }
+    }
+}
+
+/// Blocks of 32 of any exponent, whose largest value is at, or next to, what decides between two scales; of zeros, of subnormals,
+/// and with infinities and NaNs in them. As bits of f32.
+fn blocks() -> Vec<u32> {
+    // Neighbours of the formats' largest values, 1.75 times a power of two, and of what rounds up to the next.
+    let mantissas =
+        [0, 1, 0x5f_ffff, 0x60_0000, 0x60_0001, 0x6f_ffff, 0x70_0000, 0x70_0001, 0x77_ffff, 0x78_0000, 0x7f_ffff];
+    let exponents = [0, 1, 2, 7, 8, 9, 15, 16, 110, 119, 126, 127, 128, 142, 200, 246, 253, 254];
+    let largest = exponents.iter().flat_map(|e| mantissas.map(|m| e << 23 | m));
+    let largest: Vec<u32> = largest.chain([0x7f80_0000, 0x7f80_0001, 0x7fff_ffff, 0, 0]).collect();
+    let mut x = bits(23, 32 * largest.len().next_multiple_of(8));
+    for (block, largest) in x.chunks_mut(32).zip(largest) {
+        // Smaller by any power of two: none of the block decides but the one.
+        block.iter_mut().for_each(|x| *x = (*x % (largest & 0x7f80_0000).max(1)) | *x & 0x8000_0000);
+        block[7] = largest | block[7] & 0x8000_0000;
+    }
+    x
+}
+
+#[test]
+fn every_mx_scale() {
+    let Some(_running) = start() else { return };
+    let blocks = blocks();
+    let (rows, cols) = (blocks.len() / 256, 256);
+    for (kind, orientation) in
+        [(FloatKind::F32, Orientation::Rows), (FloatKind::BF16, Orientation::Rows), (FloatKind::F32, Orientation::Cols)]
+    {
+        let bits = |bits: u32| if kind == FloatKind::F32 { bits } else { bits >> 16 };
+        // Blocks of columns are blocks of rows of the transpose.
+        let (shape, place): (_, fn(usize, usize) -> usize) = match orientation {
+            Orientation::Cols => ([cols, rows], |i, rows| i % rows * 256 + i / rows),
+            _ => ([rows, cols], |i, _| i),
+        };
+        let x: Vec<u32> = (0..blocks.len()).map(|i| bits(blocks[place(i, rows)])).collect();
+        let (bytes, x) = values(&x, kind);
+        for sm in MACHINES {
+            let client = GenerateCuda::client(&PaperDevice::new(sm));
+            let view = view(&client, &bytes, shape, kind);
+            for (format, mode) in FORMATS.into_iter().flat_map(|f| ScaleCalculationMode::ALL.map(|mode| (f, mode))) {
+                let cast = Cast { format, granularity: Granularity::Block1x32, scale_mode: ScaleMode::E8m0(mode) };
+                check_cast(&client, &view, &x, cast, orientation);
             }
         }
     }

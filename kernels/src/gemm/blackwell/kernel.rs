@@ -53,7 +53,19 @@ fn item(index: u32, ends: &ComptimeOption<Array<u32>>, extent: &Extent, #[compti
     match ends {
         ComptimeOption::Some(ends) => {
             let grouping = comptime!(config.grouping.expect("ends come with a grouping"));
-            let work = grouped_tile(index, ends, extent.groups, extent.m, extent.n, k, grouping, height, width);
+            let (tile, align) = comptime!(([ROWS as u32, config.cols as u32], config.column_align() as u32));
+            let work = grouped_tile(
+                index,
+                extent.col_tiles,
+                ends,
+                extent.groups,
+                extent.m,
+                extent.n,
+                k,
+                grouping,
+                tile,
+                align,
+            );
             Item { work, first: work.first / step, end: work.end.div_ceil(step), split: 0u32.runtime() }
         }
         ComptimeOption::None => {

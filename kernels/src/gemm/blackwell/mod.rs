@@ -45,6 +45,9 @@ const SCALES: usize = 512;
 /// Columns of tensor memory that they take.
 const SCALE_COLUMNS: usize = 4;
 
+/// Rows whose scales are two columns of tensor memory.
+const SCALE_ALIGN: usize = 64;
+
 /// Tiles whose sums are in tensor memory.
 const BUFFERS: usize = 2;
 
@@ -88,9 +91,25 @@ impl Config {
         self.cols * STEP
     }
 
-    /// Parts of 128 rows of B whose scales a tile needs: it begins at a multiple of 64.
+    /// What the first row of B of a tile is a multiple of, where matrices of B follow each other: scales of 32 rows are one column
+    /// of tensor memory, and the tensor cores read them from an even one on.
+    const fn column_align(&self) -> usize {
+        if self.block_scaled() { SCALE_ALIGN } else { 1 }
+    }
+
+    /// Columns of a matrix of `n`, and the most that a tile has before it.
+    const fn columns(&self, n: usize) -> usize {
+        match self.grouping {
+            Some(Grouping::Rows) if !n.is_multiple_of(self.column_align()) => n + self.column_align() - 1,
+            _ => n,
+        }
+    }
+
+    /// Parts of 128 rows of B whose scales a tile needs.
     const fn scale_tiles_b(&self) -> usize {
-        self.cols.div_ceil(128)
+        // Tiles of one matrix begin at multiples of their columns.
+        let before = if matches!(self.grouping, Some(Grouping::Rows)) { SCALE_ALIGN } else { 0 };
+        (before + self.cols).div_ceil(128)
     }
 
     /// Bytes of a stage of scales, those of A first.
@@ -183,7 +202,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
 fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan, target: &Target) {
     let (m, n, _) = gemm.matrices();
     // Of tiles above each other.
-    let rows = gemm.groups.map_or(m, |groups| groups.row_tiles(m, ROWS) * ROWS);
+    let rows = gemm.row_tiles(ROWS) * ROWS;
     let partial = plan.splits > 1;
     let config = Config {
         cols: plan.cols,
@@ -204,7 +223,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
         n as u32,
         gemm.a.k.div_ceil(STEP) as u32,
         rows.div_ceil(ROWS) as u32,
-        n.div_ceil(plan.cols) as u32,
+        config.columns(n).div_ceil(plan.cols) as u32,
         plan.splits as u32,
         gemm.groups.map_or(0, |groups| groups.count) as u32,
     );
@@ -213,7 +232,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
     unsafe {
         kernel::gemm_blackwell::launch_unchecked::<R>(
             client,
-            CubeCount::Static(plan.items(rows, n).min(multiprocessors(client)) as u32, 1, 1),
+            CubeCount::Static(plan.items(rows, config.columns(n)).min(multiprocessors(client)) as u32, 1, 1),
             CubeDim::new_1d(THREADS),
             Matrix::codes(gemm.a).map(ROWS),
             Matrix::codes(gemm.b).map(plan.cols),

@@ -7,11 +7,15 @@ use cubecl::prelude::*;
 use super::decode::{Chunk, Halves, chunk_scales, decode_halves};
 use super::{PITCH, Plan, STEP};
 use crate::gemm::bias::Bias;
+use crate::gemm::grouped::{Work, grouped_tile, whole};
 use crate::operand::BLOCK;
 use crate::scale::sum_factor;
 
-/// Chunks of four words, 16 codes, in a row of a step.
-pub(super) const ROW_CHUNKS: u32 = STEP / 16;
+/// Codes of a chunk: four words.
+const CHUNK_CODES: u32 = 16;
+
+/// Chunks in a row of a step.
+const ROW_CHUNKS: u32 = STEP / CHUNK_CODES;
 
 /// Steps in a block of the contraction.
 const BLOCK_STEPS: u32 = BLOCK as u32 / STEP;
@@ -26,9 +30,11 @@ pub(super) fn gemm_half<O: Float, E: Float>(
     inv_scale_a: &Array<u32>,
     inv_scale_b: &Array<u32>,
     bias: &Bias,
+    ends: &ComptimeOption<Array<u32>>,
     out: &mut Array<O>,
     m: u32,
     n: u32,
+    groups: u32,
     chunks: u32,
     blocks: u32,
     #[comptime] plan: Plan,
@@ -36,18 +42,19 @@ pub(super) fn gemm_half<O: Float, E: Float>(
     #[define(E)] _element: StorageType,
 ) {
     let tile_rows = comptime!(plan.tile.size[0]);
-    let tile_cols = comptime!(plan.tile.size[1]);
     let part_rows = comptime!(plan.tile.part()[0]);
     let part_cols = comptime!(plan.tile.part()[1]);
     let stage = comptime!(plan.tile.stage() / 4);
-    let tiles_per_row = n.div_ceil(tile_cols);
-    let number = CUBE_POS as u32;
-    // No wrapping around for spare cubes of a matrix of nearly 2^32 rows.
-    let row0 = min(number / tiles_per_row, comptime!(u32::MAX / plan.tile.size[0])) * tile_rows;
-    let col0 = number % tiles_per_row * tile_cols;
-    if row0 >= m {
+    let work = work(ends, m, n, groups, chunks, plan);
+    let (row0, col0) = (work.row0, work.col0);
+    if row0 >= work.rows {
         terminate!();
     }
+    // Where the tile's columns begin and end among the rows of B.
+    let first_b = work.row0_b + col0;
+    let rows_b = work.row0_b + n;
+    let first_block = work.first / comptime!(BLOCK as u32);
+    let end_block = min(work.end.div_ceil(comptime!(BLOCK as u32)), blocks);
     let mut stages = SharedMemory::<Halves<E>>::new_aligned(comptime!(2 * stage as usize), 32usize);
     let mut strips =
         SharedMemory::<f32>::new_aligned(comptime!(plan.tile.strips(plan.unit.shape[0]) as usize), 32usize);
@@ -65,26 +72,37 @@ pub(super) fn gemm_half<O: Float, E: Float>(
     let row = row0 + plane_row + UNIT_POS_X / part_cols;
     let col = col0 + plane_col + UNIT_POS_X % part_cols;
 
-    let mut chunk = 0u32.runtime();
+    let mut chunk = work.first / CHUNK_CODES;
     let mut read = 0u32.runtime();
-    let held_a = load_step(a, inv_scale_a, row0, m, chunk, chunks, blocks, plan, 0usize);
-    let held_b = load_step(b, inv_scale_b, col0, n, chunk, chunks, blocks, plan, 1usize);
+    let held_a = load_step(a, inv_scale_a, row0, work.rows, chunk, chunks, blocks, plan, 0usize);
+    let held_b = load_step(b, inv_scale_b, first_b, rows_b, chunk, chunks, blocks, plan, 1usize);
     store_step::<E>(&held_a, &mut stages, 0u32.runtime(), plan, 0usize);
     store_step::<E>(&held_b, &mut stages, comptime!(plan.tile.size[0] * PITCH_HALVES).runtime(), plan, 1usize);
     sync_cube();
-    let mut block = 0u32.runtime();
-    while block < blocks {
+    let mut block = first_block;
+    while block < end_block {
         for step in 0..BLOCK_STEPS {
             if comptime!(plan.by_block()) {
                 // Since the first step's barrier nobody reads those of the block before.
                 let are_free = step == 1;
                 if are_free {
-                    load_factors(inv_scale_a, inv_scale_b, &mut factors, row0, col0, m, n, block, blocks, plan);
+                    load_factors(
+                        inv_scale_a,
+                        inv_scale_b,
+                        &mut factors,
+                        row0,
+                        first_b,
+                        work.rows,
+                        rows_b,
+                        block,
+                        blocks,
+                        plan,
+                    );
                 }
             }
             chunk += ROW_CHUNKS;
-            let held_a = load_step(a, inv_scale_a, row0, m, chunk, chunks, blocks, plan, 0usize);
-            let held_b = load_step(b, inv_scale_b, col0, n, chunk, chunks, blocks, plan, 1usize);
+            let held_a = load_step(a, inv_scale_a, row0, work.rows, chunk, chunks, blocks, plan, 0usize);
+            let held_b = load_step(b, inv_scale_b, first_b, rows_b, chunk, chunks, blocks, plan, 1usize);
             multiply::<E>(
                 &stages,
                 &sums,
@@ -105,24 +123,52 @@ pub(super) fn gemm_half<O: Float, E: Float>(
         block += 1;
     }
     if comptime!(!plan.by_block()) {
-        load_factors(inv_scale_a, inv_scale_b, &mut factors, row0, col0, m, n, 0u32.runtime(), blocks, plan);
+        let zero = 0u32.runtime();
+        load_factors(inv_scale_a, inv_scale_b, &mut factors, row0, first_b, work.rows, rows_b, zero, blocks, plan);
         sync_cube();
         scale(&sums, &mut strips, &mut totals, &factors, plan);
     }
 
+    if first_block >= end_block {
+        // Nothing was multiplied, so no scale counts, not even NaN.
+        #[unroll]
+        for i in 0..comptime!(plan.sums()) {
+            totals[i as usize] = 0.0f32;
+        }
+    }
     if col < n {
         let shift = bias.at(col);
         #[unroll]
         for i in 0..comptime!(plan.sums()) {
             let row = row + comptime!(i * (plan.unit.plane / part_cols));
-            if row < m {
-                let index = (row * n + col) as usize;
+            if row >= work.from && row < work.rows {
+                let index = (work.out0 + row * n + col) as usize;
                 let mut sum = totals[i as usize] + shift;
                 if comptime!(plan.accumulate) {
                     sum += f32::cast_from(out[index]);
                 }
                 out[index] = O::cast_from(sum);
             }
+        }
+    }
+}
+
+/// This cube's tile.
+#[cube]
+fn work(ends: &ComptimeOption<Array<u32>>, m: u32, n: u32, groups: u32, chunks: u32, #[comptime] plan: Plan) -> Work {
+    let number = CUBE_POS as u32;
+    let [height, width] = comptime!(plan.tile.size);
+    let (cols, k) = (n.div_ceil(width), chunks * CHUNK_CODES);
+    #[comptime]
+    match ends {
+        ComptimeOption::Some(ends) => {
+            let grouping = comptime!(plan.grouping.expect("ends come with a grouping"));
+            grouped_tile(number, cols, ends, groups, m, n, k, grouping, plan.tile.size, 1u32)
+        }
+        ComptimeOption::None => {
+            // No wrapping around for spare cubes of a matrix of nearly 2^32 rows.
+            let row = min(number / cols, comptime!(u32::MAX / plan.tile.size[0]));
+            whole(row * height, number % cols * width, m, k)
         }
     }
 }
@@ -289,9 +335,9 @@ fn load_factors(
     inv_scale_b: &Array<u32>,
     factors: &mut SharedMemory<f32>,
     row0: u32,
-    col0: u32,
-    m: u32,
-    n: u32,
+    first_b: u32,
+    rows_a: u32,
+    rows_b: u32,
     block: u32,
     blocks: u32,
     #[comptime] plan: Plan,
@@ -304,10 +350,10 @@ fn load_factors(
         let place = UNIT_POS + pass * units;
         if place < rows {
             // Past the last row or column there is nothing to scale; any scale will do.
-            let row = min(row0 + place, m - 1);
+            let row = min(row0 + place, rows_a - 1);
             factors[place as usize] = sum_factor(inv_scale_a, row, block, blocks, comptime!(plan.granularities[0]));
         } else if place < both {
-            let col = min(col0 + place - rows, n - 1);
+            let col = min(first_b + place - rows, rows_b - 1);
             factors[place as usize] = sum_factor(inv_scale_b, col, block, blocks, comptime!(plan.granularities[1]));
         }
     }

@@ -20,6 +20,7 @@ use cubecl::prelude::*;
 
 use super::Gemm;
 use super::bias::BiasLaunch;
+use super::grouped::Grouping;
 use crate::grid::fold;
 use crate::operand::BLOCK;
 use crate::{Format, Granularity, row_words};
@@ -51,10 +52,6 @@ impl Tile {
     /// Rows and columns of a plane's part.
     const fn part(self) -> [u32; 2] {
         [self.size[0] / self.planes[0], self.size[1] / self.planes[1]]
-    }
-
-    const fn count(self, m: u32, n: u32) -> u32 {
-        m.div_ceil(self.size[0]) * n.div_ceil(self.size[1])
     }
 
     /// Elements of one operand's rows, then the other's, in one of the two stages.
@@ -145,11 +142,15 @@ impl Unit {
     }
 
     /// The largest tile that there are enough of to give each multiprocessor one; else the smallest.
-    fn tile<R: Runtime>(self, client: &ComputeClient<R>, m: u32, n: u32) -> Tile {
+    fn tile<R: Runtime>(self, client: &ComputeClient<R>, gemm: &Gemm) -> Tile {
+        let (m, ..) = gemm.matrices();
         let tiles = self.tiles(client);
         let multiprocessors = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1);
         let smallest = tiles[tiles.len() - 1];
-        tiles.into_iter().find(|tile| m > tile.size[0] / 2 && tile.count(m, n) >= multiprocessors).unwrap_or(smallest)
+        tiles
+            .into_iter()
+            .find(|tile| m > tile.size[0] as usize / 2 && gemm.tiles(tile.size) >= multiprocessors)
+            .unwrap_or(smallest)
     }
 }
 
@@ -161,6 +162,7 @@ struct Plan {
     formats: [Format; 2],
     granularities: [Granularity; 2],
     accumulate: bool,
+    grouping: Option<Grouping>,
 }
 
 impl Plan {
@@ -199,30 +201,34 @@ impl Plan {
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (a, b) = (gemm.a, gemm.b);
     let unit = Unit::of(client, Element::of([a.granularity, b.granularity])).expect("the path asks for them");
-    let (m, n, words) = (gemm.m() as u32, gemm.n() as u32, row_words(a.k) as u32);
-    let tile = unit.tile(client, m, n);
+    let (m, n, matrices) = gemm.matrices();
+    let words = row_words(a.k) as u32;
+    let tile = unit.tile(client, gemm);
     let plan = Plan {
         tile,
         unit,
         formats: [a.format, b.format],
         granularities: [a.granularity, b.granularity],
         accumulate: gemm.accumulate,
+        grouping: gemm.groups.map(|groups| groups.grouping),
     };
     // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are guarded by
     // the rows and words of the operands, stores by `m` and `n`.
     unsafe {
         kernel::gemm_half::launch_unchecked::<R>(
             client,
-            fold(client, tile.count(m, n)),
+            fold(client, gemm.tiles(tile.size)),
             CubeDim::new_2d(unit.plane, tile.plane_count()),
             a.codes_array(4),
             b.codes_array(4),
             a.scales_array(),
             b.scales_array(),
             BiasLaunch::of(gemm.bias.as_ref()),
-            ArrayArg::from_raw_parts(gemm.out.clone(), gemm.m() * gemm.n()),
-            m,
-            n,
+            gemm.groups.map(|groups| groups.array()).into(),
+            ArrayArg::from_raw_parts(gemm.out.clone(), m * n * matrices),
+            m as u32,
+            n as u32,
+            gemm.groups.map_or(0, |groups| groups.count) as u32,
             words / 4,
             a.k.div_ceil(BLOCK) as u32,
             plan,

@@ -59,7 +59,9 @@ fn item(index: u32, ends: &ComptimeOption<Array<u32>>, extent: &Extent, #[compti
     match ends {
         ComptimeOption::Some(ends) => {
             let grouping = comptime!(config.grouping.expect("ends come with a grouping"));
-            let work = grouped_tile(index, ends, extent.groups, extent.m, extent.n, k, grouping, height, width);
+            let tile = comptime!([height, width]);
+            let work =
+                grouped_tile(index, extent.col_tiles, ends, extent.groups, extent.m, extent.n, k, grouping, tile, 1u32);
             let step = comptime!(config.element().step() as u32);
             Item { work, first: work.first / step, end: work.end.div_ceil(step), split: 0u32.runtime() }
         }

@@ -208,7 +208,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
 fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan, promote: bool, target: &Target) {
     let (m, n, _) = gemm.matrices();
     // Of tiles above each other.
-    let rows = gemm.groups.map_or(m, |groups| groups.row_tiles(m, plan.tile.rows) * plan.tile.rows);
+    let rows = gemm.row_tiles(plan.tile.rows) * plan.tile.rows;
     let partial = plan.splits > 1;
     let by_block = gemm.by_block();
     let hardware = &client.properties().hardware;

@@ -193,14 +193,15 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
 #[cube]
 fn work(ends: &ComptimeOption<Array<u32>>, m: u32, n: u32, groups: u32, words: u32, #[comptime] plan: Plan) -> Work {
     let [height, width] = comptime!(plan.tile.size);
+    let cols = n.div_ceil(width);
     #[comptime]
     match ends {
         ComptimeOption::Some(ends) => {
             let grouping = comptime!(plan.grouping.expect("ends come with a grouping"));
-            grouped_tile(CUBE_POS as u32, ends, groups, m, n, words * 4, grouping, height, width)
+            grouped_tile(CUBE_POS as u32, cols, ends, groups, m, n, words * 4, grouping, plan.tile.size, 1u32)
         }
         ComptimeOption::None => {
-            let (row, col) = banded_tile(CUBE_POS as u32, m.div_ceil(height), n.div_ceil(width));
+            let (row, col) = banded_tile(CUBE_POS as u32, m.div_ceil(height), cols);
             whole(row * height, col * width, m, words * 4)
         }
     }

@@ -67,23 +67,18 @@ impl Tile {
         [self.size[0] / self.warps[0] / 16, self.size[1] / self.warps[1] / 8]
     }
 
-    /// How often it is needed.
-    const fn count(self, m: u32, n: u32) -> u32 {
-        m.div_ceil(self.size[0]) * n.div_ceil(self.size[1])
-    }
-
-    /// The tile for an output `[m, n]`: the one with the least work on the busiest of the multiprocessors, the larger of
-    /// equals.
+    /// The tile for an output that has so many of a size: the one with the least work on the busiest of the multiprocessors, the
+    /// larger of equals.
     ///
     /// ```text
     /// work = ceil(tiles / multiprocessors) · (rows · cols + 32 (rows + cols))
     /// ```
     ///
     /// The second term is traffic: a multiprocessor multiplies some 32 codes in the time of loading one.
-    fn of(m: u32, n: u32, multiprocessors: u32) -> Self {
+    fn of(count: impl Fn([u32; 2]) -> u32, multiprocessors: u32) -> Self {
         let work = |tile: &Tile| {
             let [rows, cols] = tile.size;
-            u64::from(tile.count(m, n).div_ceil(multiprocessors)) * u64::from(rows * cols + 32 * (rows + cols))
+            u64::from(count(tile.size).div_ceil(multiprocessors)) * u64::from(rows * cols + 32 * (rows + cols))
         };
         TILES.into_iter().min_by_key(work).expect("there are tiles")
     }
@@ -129,11 +124,8 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (a, b) = (gemm.a, gemm.b);
     let (m, n, matrices) = gemm.matrices();
     let (rows, n, words) = (m as u32, n as u32, row_words(a.k) as u32);
-    let tile = Tile::of(rows, n, client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1));
-    let blocks = match gemm.groups {
-        Some(groups) => groups.row_tiles(m, tile.size[0] as usize) as u32 * n.div_ceil(tile.size[1]),
-        None => tile.count(rows, n),
-    };
+    let multiprocessors = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1);
+    let tile = Tile::of(|size| gemm.tiles(size), multiprocessors);
     let plan = Plan {
         tile,
         kind: if cuda_arch(client) == Some(CudaArch::Sm120) { MmaKind::BlockScaled } else { MmaKind::Plain },
@@ -150,7 +142,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     unsafe {
         kernel::gemm_mma::launch_unchecked::<R>(
             client,
-            CubeCount::Static(blocks, 1, 1),
+            CubeCount::Static(gemm.tiles(tile.size), 1, 1),
             CubeDim::new_1d(tile.threads()),
             width,
             a.codes_array(1),
@@ -177,7 +169,7 @@ mod tests {
 
     #[test]
     fn tiles_fill_the_device() {
-        let size = |m, n| Tile::of(m, n, 142).size;
+        let size = |m: u32, n: u32| Tile::of(|[rows, cols]| m.div_ceil(rows) * n.div_ceil(cols), 142).size;
         assert_eq!(size(4096, 4096), [128, 128]);
         assert_eq!(size(16384, 1024), [128, 128]);
         assert_eq!(size(1024, 1024), [64, 64]);

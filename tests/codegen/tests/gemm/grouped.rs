@@ -10,7 +10,7 @@ use super::{BF16, Client, F32, MX, Matrix, Random, client, from_bytes, same};
 
 /// Compute capabilities, and what their grouped GEMM is: without E8M0 scales, and with.
 const PATHS: [(u16, [GemmPath; 2]); 5] = [
-    (80, [GemmPath::Emulated; 2]),
+    (80, [GemmPath::F16Mma; 2]),
     (89, [GemmPath::Mma; 2]),
     (90, [GemmPath::Wgmma, GemmPath::Bf16Wgmma]),
     (100, [GemmPath::Tcgen05; 2]),
@@ -19,18 +19,11 @@ const PATHS: [(u16, [GemmPath; 2]); 5] = [
 
 #[test]
 fn paths() {
-    let config = GemmConfig::default();
     for (sm, [plain, scaled]) in PATHS {
-        let path = |granularities, grouping, n| grouped_gemm_path(&client(sm), granularities, grouping, n, config);
-        for grouping in [Grouping::Rows, Grouping::Contraction] {
-            assert_eq!(path([Granularity::Row; 2], grouping, 100), plain, "sm_{sm}");
-            assert_eq!(path([MX; 2], grouping, 256), scaled, "sm_{sm}");
-            assert_eq!(path([Granularity::Block1x128, MX], grouping, 128), GemmPath::Emulated, "sm_{sm}");
-        }
-        // Scales of two groups in one tile.
-        let shared = if sm == 100 { GemmPath::Emulated } else { scaled };
-        assert_eq!(path([MX; 2], Grouping::Rows, 100), shared, "sm_{sm}");
-        assert_eq!(path([MX; 2], Grouping::Contraction, 100), scaled, "sm_{sm}");
+        let path = |granularities| grouped_gemm_path(&client(sm), granularities, GemmConfig::default());
+        assert_eq!(path([Granularity::Row; 2]), plain, "sm_{sm}");
+        assert_eq!(path([MX; 2]), scaled, "sm_{sm}");
+        assert_eq!(path([Granularity::Block1x128, MX]), GemmPath::Emulated, "sm_{sm}");
     }
 }
 
@@ -127,6 +120,18 @@ fn rows_of_groups() {
             check_rows(client, &[64, 100], [100, 50, 100], granularity, false);
         }
     });
+}
+
+/// Matrices of B that begin anywhere in a tile of scales, and columns that need one tile more for that.
+#[test]
+fn columns_of_groups() {
+    for multiprocessors in [132, 2] {
+        let Some(_running) = execute(Execution::default()) else { return };
+        let client = GenerateCuda::client(&PaperDevice { sm: 100, multiprocessors });
+        for n in [1, 31, 64, 96, 130, 200, 320] {
+            check_rows(&client, &[40, 130, 131], [140, n, 160], MX, n == 130);
+        }
+    }
 }
 
 /// Contractions that begin and end anywhere in a step, and empty ones.
