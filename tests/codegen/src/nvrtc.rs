@@ -12,6 +12,16 @@ pub struct Nvrtc {
     root: PathBuf,
 }
 
+/// Headers that CubeCL includes wherever TMA is used. Reading them takes NVRTC four seconds.
+const SLOW_HEADERS: [&str; 3] = ["cooperative_groups.h", "cooperative_groups/memcpy_async.h", "cuda/barrier"];
+
+/// `source` without those headers if it uses nothing of theirs, which changes nothing but the line numbers.
+fn without_unused(source: &str) -> String {
+    let is_slow = |line: &str| SLOW_HEADERS.iter().any(|header| line == format!("#include <{header}>"));
+    let used = ["cooperative_groups::", "cuda::"].iter().any(|name| source.contains(name));
+    source.lines().filter(|line| used || !is_slow(line)).flat_map(|line| [line, "\n"]).collect()
+}
+
 type Program = *mut c_void;
 type SizeOf = unsafe extern "C" fn(Program, *mut usize) -> c_int;
 type Fetch = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
@@ -67,7 +77,7 @@ impl Nvrtc {
             "--ptxas-options=-v".into(),
         ];
         let options = options.map(|option| CString::new(option).expect("no NUL in a path"));
-        let source = CString::new(source).map_err(|error| error.to_string())?;
+        let source = CString::new(without_unused(source)).map_err(|error| error.to_string())?;
         // SAFETY: the signatures are those of nvrtc.h; every pointer outlives the call that it is passed to, and buffers
         // have the sizes that NVRTC names.
         unsafe {
@@ -129,5 +139,18 @@ impl Nvrtc {
     unsafe fn symbol<T>(&self, name: &[u8]) -> Result<libloading::Symbol<'_, T>, String> {
         // SAFETY: by the caller.
         unsafe { self.library.get(name) }.map_err(|error| error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_in_use_stay() {
+        let head = "#include <cuda_bf16.h>\n#include <cuda/barrier>\n";
+        let (uses, does_not) = (format!("{head}cuda::barrier b;\n"), format!("{head}int i;\n"));
+        assert_eq!(without_unused(&uses), uses);
+        assert_eq!(without_unused(&does_not), "#include <cuda_bf16.h>\nint i;\n");
     }
 }
