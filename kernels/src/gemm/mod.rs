@@ -10,6 +10,7 @@ mod half;
 mod hopper;
 mod maps;
 mod mma;
+mod pipeline;
 
 use core::fmt;
 

@@ -5,11 +5,12 @@
 
 use cubecl::prelude::*;
 
-use super::kernel::{Extent, Item};
+use super::kernel::Extent;
 use super::plan::ROWS;
 use super::{CHUNK, Config, WARP_ROWS};
 use crate::Granularity;
 use crate::gemm::bias::Bias;
+use crate::gemm::pipeline::Item;
 use crate::ptx::barrier::fence_proxy_async;
 use crate::ptx::memory::load_global_quad;
 use crate::ptx::shared::store_shared_quad;

@@ -6,7 +6,8 @@ use super::epilogue::{finish_stores, store_tile};
 use super::plan::{ROWS, STEP};
 use super::{BUFFERS, Config, SCALE_COLUMNS, SCALES, STORERS};
 use crate::gemm::bias::Bias;
-use crate::gemm::grouped::{Work, grouped_tile, whole};
+use crate::gemm::grouped::{grouped_tile, whole};
+use crate::gemm::pipeline::{Item, advance, first_place};
 use crate::grid::banded_tile;
 use crate::ptx::barrier::{
     fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait,
@@ -32,15 +33,6 @@ pub(super) struct Extent {
     col_tiles: u32,
     splits: u32,
     groups: u32,
-}
-
-/// A tile of the output, and the steps of the contraction to sum.
-#[derive(CubeType, Clone, Copy)]
-pub(super) struct Item {
-    pub(super) work: Work,
-    pub(super) first: u32,
-    pub(super) end: u32,
-    pub(super) split: u32,
 }
 
 /// Item `index`: bands of rows, column by column; of groups, one after the other.
@@ -93,22 +85,6 @@ struct Barriers {
     ready: u32,
     /// Of sums that have been stored.
     stored: u32,
-}
-
-/// Which of `count` stages or buffers comes next, and the parity of its phase.
-#[derive(CubeType, Clone, Copy)]
-struct Place {
-    at: u32,
-    parity: u32,
-}
-
-#[cube]
-fn advance(place: &mut Place, #[comptime] count: u32) {
-    place.at += 1;
-    if place.at == count {
-        place.at = 0u32;
-        place.parity ^= 1u32;
-    }
 }
 
 #[cube(launch_unchecked)]
@@ -174,7 +150,7 @@ pub(super) fn gemm_blackwell<O: Float>(
             multiply_tiles(ends, base, tmem, &barriers, items, &extent, config);
         }
     } else {
-        let mut buffer = Place { at: 0u32.runtime(), parity: 0u32.runtime() };
+        let mut buffer = first_place(0u32);
         let mut chunk = 0u32.runtime();
         let mut index = CUBE_POS_X;
         while index < items {
@@ -215,7 +191,7 @@ fn fill_stages(
     #[comptime] config: Config,
 ) {
     // The first round finds every stage empty.
-    let mut place = Place { at: 0u32.runtime(), parity: 1u32.runtime() };
+    let mut place = first_place(1u32);
     let mut index = CUBE_POS_X;
     while index < items {
         let item = item(index, ends, extent, config);
@@ -241,9 +217,9 @@ fn multiply_tiles(
     extent: &Extent,
     #[comptime] config: Config,
 ) {
-    let mut place = Place { at: 0u32.runtime(), parity: 0u32.runtime() };
+    let mut place = first_place(0u32);
     // The first round finds no sums that are still to be stored.
-    let mut buffer = Place { at: 0u32.runtime(), parity: 1u32.runtime() };
+    let mut buffer = first_place(1u32);
     let mut index = CUBE_POS_X;
     while index < items {
         let item = item(index, ends, extent, config);

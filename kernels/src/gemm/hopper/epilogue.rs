@@ -5,9 +5,10 @@
 
 use cubecl::prelude::*;
 
-use super::kernel::{Extent, Item, consumer, group_origin};
+use super::kernel::{Extent, consumer, group_origin};
 use super::{CHUNK, Config, GROUP};
 use crate::gemm::bias::Bias;
+use crate::gemm::pipeline::Item;
 use crate::ptx::barrier::{fence_proxy_async, named_barrier};
 use crate::ptx::shared::store_shared_pair;
 use crate::ptx::tma::{tma_store, tma_store_wait_read};

@@ -6,8 +6,9 @@ use super::epilogue::{finish_stores, store_tile};
 use super::plan::{CONSUMERS, MMA_ROWS};
 use super::{Config, Element, GROUP};
 use crate::gemm::bias::Bias;
-use crate::gemm::grouped::{Work, grouped_tile, whole};
+use crate::gemm::grouped::{grouped_tile, whole};
 use crate::gemm::maps::ROW_BYTES;
+use crate::gemm::pipeline::{Item, Place, advance, first_place};
 use crate::grid::banded_tile;
 use crate::operand::BLOCK;
 use crate::ptx::barrier::{
@@ -41,15 +42,6 @@ pub(super) struct Extent {
     groups: u32,
 }
 
-/// A tile of the output, and the stages' shares of the contraction to sum.
-#[derive(CubeType, Clone, Copy)]
-pub(super) struct Item {
-    pub(super) work: Work,
-    pub(super) first: u32,
-    pub(super) end: u32,
-    pub(super) split: u32,
-}
-
 /// Item `index`, for the block of this rank in its cluster: bands of rows, column by column; of groups, one after the other.
 #[cube]
 fn item(index: u32, ends: &ComptimeOption<Array<u32>>, extent: &Extent, #[comptime] config: Config) -> Item {
@@ -78,22 +70,6 @@ fn item(index: u32, ends: &ComptimeOption<Array<u32>>, extent: &Extent, #[compti
                 split,
             }
         }
-    }
-}
-
-/// Which stage comes next, and the parity of its phase.
-#[derive(CubeType, Clone, Copy)]
-struct Place {
-    stage: u32,
-    parity: u32,
-}
-
-#[cube]
-fn advance(place: &mut Place, #[comptime] config: Config) {
-    place.stage += 1;
-    if place.stage == comptime!(config.stages as u32) {
-        place.stage = 0u32;
-        place.parity ^= 1u32;
     }
 }
 
@@ -151,15 +127,15 @@ pub(super) fn gemm_hopper<O: Float>(
             setmaxnreg_dec(PRODUCER_REGISTERS);
         }
         // The first round finds every stage empty.
-        let mut place = Place { stage: 0u32.runtime(), parity: 1u32.runtime() };
+        let mut place = first_place(1u32);
         if UNIT_POS == 0 {
             while index < items {
                 let item = item(index, ends, &extent, config);
                 let mut block = item.first;
                 while block < item.end {
-                    mbarrier_wait(empty + 8 * place.stage, place.parity);
-                    fill(a, b, base, full + 8 * place.stage, place.stage, block, &item, config);
-                    advance(&mut place, config);
+                    mbarrier_wait(empty + 8 * place.at, place.parity);
+                    fill(a, b, base, full + 8 * place.at, place.at, block, &item, config);
+                    advance(&mut place, comptime!(config.stages as u32));
                     block += 1;
                 }
                 index += step;
@@ -170,10 +146,10 @@ pub(super) fn gemm_hopper<O: Float>(
                     let item = item(index, ends, &extent, config);
                     let mut block = item.first;
                     while block < item.end {
-                        mbarrier_wait(empty + 8 * place.stage, place.parity);
-                        fetch_scales(inv_scale_a, inv_scale_b, base, place.stage, block, &item, &extent, config);
-                        mbarrier_arrive(full + 8 * place.stage);
-                        advance(&mut place, config);
+                        mbarrier_wait(empty + 8 * place.at, place.parity);
+                        fetch_scales(inv_scale_a, inv_scale_b, base, place.at, block, &item, &extent, config);
+                        mbarrier_arrive(full + 8 * place.at);
+                        advance(&mut place, comptime!(config.stages as u32));
                         block += 1;
                     }
                     index += step;
@@ -184,7 +160,7 @@ pub(super) fn gemm_hopper<O: Float>(
         if comptime!(config.moves_registers()) {
             setmaxnreg_inc(CONSUMER_REGISTERS);
         }
-        let mut place = Place { stage: 0u32.runtime(), parity: 0u32.runtime() };
+        let mut place = first_place(0u32);
         let mut sums = Array::<f32>::new(comptime!(config.tile.group_cols() / 2));
         while index < items {
             let item = item(index, ends, &extent, config);
@@ -319,17 +295,17 @@ fn multiply_fast(
     #[comptime] config: Config,
 ) {
     let mut block = item.first;
-    let mut previous = place.stage;
+    let mut previous = place.at;
     while block < item.end {
-        mbarrier_wait(full + 8 * place.stage, place.parity);
-        let (a, b) = operands(base, place.stage, config);
+        mbarrier_wait(full + 8 * place.at, place.parity);
+        let (a, b) = operands(base, place.at, config);
         multiply_stage(sums, descriptor(a), descriptor(b), 1u32.runtime(), config);
         wgmma_wait(sums, comptime!(config.tile.group_cols() as u32), 1u32);
         if block > item.first {
             release(empty, previous, config);
         }
-        previous = place.stage;
-        advance(place, config);
+        previous = place.at;
+        advance(place, comptime!(config.stages as u32));
         block += 1;
     }
     wgmma_wait(sums, comptime!(config.tile.group_cols() as u32), 0u32);
@@ -380,15 +356,15 @@ fn multiply_promoted(
     }
     let mut block = item.first;
     while block < item.end {
-        mbarrier_wait(full + 8 * place.stage, place.parity);
-        let (a, b) = operands(base, place.stage, config);
+        mbarrier_wait(full + 8 * place.at, place.parity);
+        let (a, b) = operands(base, place.at, config);
         #[unroll]
         for p in 0..comptime!(parts as u32) {
             let b = b + comptime!(p * (cols * ROW_BYTES) as u32);
             multiply_stage(&mut part, descriptor(a), descriptor(b), 0u32.runtime(), config);
             wgmma_wait(&mut part, comptime!(cols as u32), 0u32);
             if comptime!(config.by_block()) {
-                add_scaled(sums, &part, base, place.stage, p, config);
+                add_scaled(sums, &part, base, place.at, p, config);
             } else {
                 #[unroll]
                 for i in 0..comptime!(cols / 2) {
@@ -400,8 +376,8 @@ fn multiply_promoted(
             // One lane speaks for the warp: all have read the stage's scales.
             sync_plane();
         }
-        release(empty, place.stage, config);
-        advance(place, config);
+        release(empty, place.at, config);
+        advance(place, comptime!(config.stages as u32));
         block += 1;
     }
 }

@@ -1,0 +1,38 @@
+//! What the GEMMs that TMA feeds keep count of: their tiles, and the stages of their pipelines.
+
+use cubecl::prelude::*;
+
+use super::grouped::Work;
+
+/// A tile of the output, and the steps of the contraction to sum.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Item {
+    pub(super) work: Work,
+    pub(super) first: u32,
+    pub(super) end: u32,
+    /// Which part of a contraction that is summed in parts.
+    pub(super) split: u32,
+}
+
+/// Which of some stages, or of some buffers, comes next, and the parity of its phase.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Place {
+    pub(super) at: u32,
+    pub(super) parity: u32,
+}
+
+/// The first, in its phase of this parity.
+#[cube]
+pub(super) fn first_place(#[comptime] parity: u32) -> Place {
+    Place { at: 0u32.runtime(), parity: parity.runtime() }
+}
+
+/// The next of `count`.
+#[cube]
+pub(super) fn advance(place: &mut Place, #[comptime] count: u32) {
+    place.at += 1;
+    if place.at == count {
+        place.at = 0u32;
+        place.parity ^= 1u32;
+    }
+}
