@@ -72,6 +72,13 @@ fn scaled_gemm() {
     all_pass("nan-scale", 8);
 }
 
+/// Every granularity, grouping and content, in one format and dtype for most.
+#[test]
+fn grouped_gemm() {
+    all_pass("grouped_gemm rows", 150);
+    all_pass("grouped_gemm contraction", 150);
+}
+
 /// Memory that a kernel would not write holds NaN: the allocation after poisoning does.
 #[test]
 fn memory_is_poisoned() {
