@@ -136,8 +136,8 @@ def grouped(grouping, x, y, sizes, repeat):
     for mode, (make, width, call) in modes.items():
         inputs = pairs(make, width)
         try:
-            time = seconds(lambda turn: call(*inputs[turn % len(inputs)]), repeat)
-            row[mode] = 2.0 * m * n * k / time * 1e-12
+            taken = seconds(lambda turn: call(*inputs[turn % len(inputs)]), repeat)
+            row[mode] = 2.0 * m * n * k / taken * 1e-12
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:
             print(f"grouped {mode} {grouping} {m}x{n}x{k}: {error}", file=sys.stderr)
             row[mode] = None
