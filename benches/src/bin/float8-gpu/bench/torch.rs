@@ -94,10 +94,12 @@ pub fn run(python: &str, parts: &[String], quick: bool, limit_seconds: u64) -> R
         .args(["--grouped", &groups.join(",")])
         .output()
         .map_err(|source| Error::Io { what: python.into(), source })?;
+    let error = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
-        let error = String::from_utf8_lossy(&output.stderr);
         return Err(Error::Torch(error.lines().last().unwrap_or("no message").into()));
     }
+    // What torch refuses.
+    error.lines().for_each(|line| println!("torch: {line}"));
     serde_json::from_slice(&output.stdout).map_err(|source| Error::Json { what: "torch baseline", source })
 }
 
