@@ -7,6 +7,7 @@ use burn_float8::device::wgpu_adapters;
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
 
+mod grouped;
 mod linear;
 mod memory;
 mod model;
@@ -36,6 +37,8 @@ struct Args {
 enum Part {
     /// Forward and backward of one linear.
     Linear,
+    /// Forward and backward of a grouped linear.
+    Grouped,
     /// A train step of the debug Llama.
     Step,
     /// Quantize kernels on wgpu against a copy of the same bytes.
@@ -49,6 +52,8 @@ enum Part {
 struct Results {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     linear: Vec<linear::Row>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    grouped: Vec<grouped::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     step: Vec<step::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -75,6 +80,9 @@ fn main() -> std::io::Result<()> {
     if runs(Part::Linear) {
         results.linear = linear::rows(wgpu, args.repeat);
     }
+    if runs(Part::Grouped) {
+        results.grouped = grouped::rows(wgpu, args.repeat);
+    }
     if runs(Part::Step) {
         results.step = step::rows(wgpu, args.repeat);
     }
@@ -86,6 +94,7 @@ fn main() -> std::io::Result<()> {
 
     println!("\nmedians of {}; ratios above one are slower", args.repeat);
     linear::print(&results.linear);
+    grouped::print(&results.grouped);
     step::print(&results.step);
     quantize::print(&results.quantize);
     memory::print(&results.memory);

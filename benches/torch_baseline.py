@@ -1,4 +1,5 @@
-"""torch on the shapes of `float8-gpu bench`: torch._scaled_mm in all its FP8 modes, bf16 matmul, a bf16 linear, a copy.
+"""torch on the shapes of `float8-gpu bench`: torch._scaled_mm in all its FP8 modes, bf16 matmul, grouped GEMMs, a bf16
+linear, a copy.
 
 Timing: batches of calls between two CUDA events after a warm-up, medians; normal-distributed inputs that rotate through
 more memory than an L2 cache holds. Prints JSON; a mode that torch refuses for a shape is null, and so is a shape that
@@ -92,6 +93,58 @@ def gemm(m, n, k, repeat):
     return row
 
 
+def grouped(grouping, x, y, sizes, repeat):
+    """Groups of rows [tokens, y] by matrices [x, y], or of the contraction of [x, tokens] and [y, tokens]."""
+    count, tokens = len(sizes), sum(sizes)
+    if grouping == "rows":
+        m, n, k = tokens, x, y
+        rows_b, length, align = count * n, k, 1
+        scales = torch.full((m,), 0.01, device="cuda"), torch.full((count, n), 0.01, device="cuda")
+    else:
+        # Every group has scales of its own, and torch wants its groups at multiples of 16.
+        m, n, k = x, y, tokens
+        align = 16
+        rows_b, length = n, sum(-(-size // align) * align for size in sizes)
+        scales = torch.full((count * m,), 0.01, device="cuda"), torch.full((count * n,), 0.01, device="cuda")
+    ends, end = [], 0
+    for size in sizes:
+        end += -(-size // align) * align
+        ends.append(end)
+    offs = torch.tensor(ends, device="cuda", dtype=torch.int32)
+
+    def pairs(make, width):
+        def right():
+            b = make(rows_b, length)
+            return b.view(count, n, length).transpose(-2, -1) if grouping == "rows" else b.t()
+
+        return [(make(m, length), right()) for _ in range(sets(width * (m + rows_b) * length))]
+
+    def bf16(rows, cols):
+        return torch.randn(rows, cols, device="cuda", dtype=torch.bfloat16)
+
+    def scaled(fast):
+        return lambda a, b: torch._scaled_grouped_mm(
+            a, b, *scales, offs=offs, out_dtype=torch.bfloat16, use_fast_accum=fast
+        )
+
+    modes = {
+        "rowwise": (fp8, 1, scaled(False)),
+        "rowwise_fast": (fp8, 1, scaled(True)),
+        "bf16": (bf16, 2, lambda a, b: torch._grouped_mm(a, b, offs=offs)),
+    }
+    row = {"grouping": grouping, "sizes": sizes, "m": m, "n": n, "k": k}
+    for mode, (make, width, call) in modes.items():
+        inputs = pairs(make, width)
+        try:
+            taken = seconds(lambda turn: call(*inputs[turn % len(inputs)]), repeat)
+            row[mode] = 2.0 * m * n * k / taken * 1e-12
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+            print(f"grouped {mode} {grouping} {m}x{n}x{k}: {error}", file=sys.stderr)
+            row[mode] = None
+        del inputs
+    return row
+
+
 def linear(m, k, n, repeat):
     """Forward and backward in bf16."""
     inputs = []
@@ -129,11 +182,20 @@ def shapes(text):
     return [tuple(int(part) for part in shape.split("x")) for shape in text.split(",") if shape]
 
 
+def groups(text):
+    def parse(case):
+        grouping, rest, sizes = case.split(":")
+        return (grouping, *(int(part) for part in rest.split("x")), [int(size) for size in sizes.split("+")])
+
+    return [parse(case) for case in text.split(",") if case]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gemm", type=shapes, default=[(n, n, n) for n in (1024, 2048, 4096, 8192)], help="MxNxK,..")
     parser.add_argument("--linear", type=shapes, default=[(8192, 4096, 4096), (8192, 8192, 8192)], help="MxKxN,..")
-    parser.add_argument("--only", default="gemm,quantize,linear", help="parts, separated by commas")
+    parser.add_argument("--grouped", type=groups, default=[], help="rows:NxK:SIZE+SIZE.. or contraction:MxN:SIZE+..,..")
+    parser.add_argument("--only", default="gemm,grouped,quantize,linear", help="parts, separated by commas")
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--limit-seconds", type=float, default=200)
     parser.add_argument("--json", help="a file to write to instead of standard output")
@@ -143,10 +205,11 @@ def main():
     end = time.monotonic() + args.limit_seconds
     torch.manual_seed(0)
     only = args.only.split(",")
-    results = {"version": torch.__version__, "device": torch.cuda.get_device_name(), "gemm": [], "linear": []}
+    results = {"version": torch.__version__, "device": torch.cuda.get_device_name(), "gemm": []}
+    results |= {"grouped": [], "linear": []}
     if "quantize" in only:
         results["copy_gb_per_s"] = copy(args.repeat)
-    for part, measure in [("linear", linear), ("gemm", gemm)]:
+    for part, measure in [("linear", linear), ("gemm", gemm), ("grouped", grouped)]:
         for shape in getattr(args, part) if part in only else []:
             if time.monotonic() < end:
                 results[part].append(measure(*shape, args.repeat))

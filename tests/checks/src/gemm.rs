@@ -1,11 +1,10 @@
 //! The scaled GEMM: every pair of formats and granularities, every bias and output, ragged, tiny and large shapes.
 //!
-//! An element passes if `|got - want| ≤ bound · Σ |a·b| + rounding`, where `rounding` is half a step of a 16-bit output, and
-//! if it is NaN or infinite exactly where the f64 product is. Matrices of -1, 0 and 1 must be right to the bit: all their
+//! Elements are compared as [`compare`](crate::compare) has it. Matrices of -1, 0 and 1 must be right to the bit: all their
 //! partial sums are exact on every path, so that a single product too many or too few shows at any size.
 //!
-//! Above [`MAX_PRODUCTS`] the f64 product is taken for a sample of rows and columns, those at edges of tiles among them, and
-//! every element is compared with the emulated kernel, whose own samples are checked the same way.
+//! Above [`MAX_PRODUCTS`] the f64 product is taken for a sample of rows and columns, and every element is compared with the
+//! emulated kernel, whose own samples are checked the same way.
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
@@ -15,13 +14,11 @@ use float8_kernels::{
 
 use crate::Failure;
 use crate::case::{Runner, wrong};
+use crate::compare::{Bound, Comparison, EMULATE, Expected, FAST, MAX_PRODUCTS, PRECISE};
 use crate::data::{BF16, DTYPES, F16, F32, Random, from_dtype, to_dtype};
 use crate::device::{poison, read, upload_vector};
 use crate::matrix::{Codes, FORMATS, GRANULARITIES, HostMatrix};
-use crate::oracle::{Element, product};
-
-/// Products of M, N and K that the host sums in full.
-pub const MAX_PRODUCTS: usize = 1 << 31;
+use crate::oracle::Element;
 
 /// Around the tiles of 64, 128, 192 and 256, the blocks of 128 and the padding to 16.
 const SHAPES: [[usize; 3]; 15] = [
@@ -63,42 +60,6 @@ const LARGE: [[usize; 3]; 18] = [
     [2048, 4096, 14_336],
     [8192, 4112, 1040],
 ];
-
-/// The error that a path may make, as a share of `Σ |a·b|`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Bound(f64);
-
-impl Bound {
-    /// For a contraction of length `k`.
-    ///
-    /// - Emulated: products are exact and sums f32, so every addition and the four operations after them round by at most
-    ///   2^-24 of the terms: a bound that always holds.
-    /// - Tensor cores add the 32 products of an instruction to the accumulator after aligning them to the largest and cutting
-    ///   them off 13 bits below it (Hopper's accumulators have about 14 bits). Each loses up to 2^-13 of that largest term,
-    ///   2^-14 of it on average and with either sign, as the data have either sign. Sums over 128 are then f32, so the losses
-    ///   do not grow with `k`: 2^-10 is a few times the worst that a block of 32 terms over a dozen binades gives. With fast
-    ///   accumulation each of the `k / 32` instructions also cuts the running sum, which grows as √k: √k · 2^-15 more. Those
-    ///   for f16 and bf16 keep more bits.
-    pub fn of(path: GemmPath, config: GemmConfig, k: usize) -> Self {
-        let k = k as f64;
-        Self(if path == GemmPath::Emulated {
-            (k + 4.0) * 2f64.powi(-24)
-        } else if config.use_fast_accum {
-            2f64.powi(-10) + k.sqrt() * 2f64.powi(-15)
-        } else {
-            2f64.powi(-10)
-        })
-    }
-
-    /// The share of `Σ |a·b|`.
-    pub const fn get(self) -> f64 {
-        self.0
-    }
-}
-
-const PRECISE: GemmConfig = GemmConfig { use_fast_accum: false, emulate: false };
-const FAST: GemmConfig = GemmConfig { use_fast_accum: true, emulate: false };
-const EMULATE: GemmConfig = GemmConfig { use_fast_accum: false, emulate: true };
 
 #[derive(Clone, Copy)]
 struct Case {
@@ -199,44 +160,36 @@ fn cases<R: Runtime>(runner: &Runner<'_, R>) -> Vec<Case> {
     cases
 }
 
-/// What to compare: elements of the output, or those of its transpose.
-struct Expected {
-    rows: Vec<usize>,
-    elements: Vec<Element>,
-    transposed: bool,
-}
-
 fn check<R: Runtime>(client: &ComputeClient<R>, case: &Case) -> Result<f64, Failure> {
-    let &Case { shape: [m, n, k], codes, granularities, config, .. } = case;
+    let &Case { shape: [m, n, k], codes, granularities, out, config, .. } = case;
     let path = gemm_path(client, granularities, config);
     let [a, b] = case.matrices();
-    let bias = bias(case);
-    let added = Added { bias, old: old(case), n };
+    let added = Added { bias: bias(case), old: old(case), n };
     let got = multiply(client, [&a, &b], &added, case)?;
     let bound = Bound::of(path, config, k).get();
-    if m * n * k <= MAX_PRODUCTS {
-        let rows: Vec<_> = (0..m).collect();
-        let expected = Expected { elements: product(&a, &b, &rows), rows, transposed: false };
-        return compare(&got, &expected, &added, case, bound);
+    let mut comparison = Comparison::new(codes, out);
+    let full = m * n * k <= MAX_PRODUCTS;
+    for expected in Expected::of(&a, &b, full) {
+        compare(&mut comparison, &got, &expected, &added, bound);
     }
-    let mut worst = 0f64;
-    for (left, right, transposed) in [(&a, &b, false), (&b, &a, true)] {
-        let rows = sample(left.shape[0]);
-        let expected = Expected { elements: product(left, right, &rows), rows, transposed };
-        worst = worst.max(compare(&got, &expected, &added, case, bound)?);
-    }
-    if path != GemmPath::Emulated {
-        let emulate = Case { config: EMULATE, out: F32, ..*case };
-        let plain = Case { bias: None, accumulate: false, ..emulate };
-        let want = multiply(client, [&a, &b], &Added::default(), &plain)?;
-        let size = multiply(client, [&a.magnitudes(), &b.magnitudes()], &Added::default(), &plain)?;
-        let element = |(want, size): (&f32, &f32)| Element { want: f64::from(*want), size: f64::from(*size) };
-        let elements = want.iter().zip(&size).map(element).collect();
-        let expected = Expected { elements, rows: (0..m).collect(), transposed: false };
+    if !full && path != GemmPath::Emulated {
+        let emulate = Case { config: EMULATE, out: F32, bias: None, accumulate: false, ..*case };
+        let want = multiply(client, [&a, &b], &Added::default(), &emulate)?;
+        let size = multiply(client, [&a.magnitudes(), &b.magnitudes()], &Added::default(), &emulate)?;
         let slack = if codes == Codes::Exact { 0.0 } else { Bound::of(GemmPath::Emulated, EMULATE, k).get() };
-        worst = worst.max(compare(&got, &expected, &added, case, bound + slack)?);
+        compare(&mut comparison, &got, &Expected::given(&want, &size, n), &added, bound + slack);
     }
-    Ok(worst)
+    comparison.finish()
+}
+
+/// Compares an output with products to which something was added.
+fn compare(comparison: &mut Comparison, got: &[f32], expected: &Expected, added: &Added, bound: f64) {
+    let n = if expected.transposed { got.len() / expected.width } else { expected.width };
+    for ([row, col], Element { want, size }) in expected.iter() {
+        let [shift, magnitude] = added.at(row, col);
+        let element = Element { want: want + shift, size: size + magnitude };
+        comparison.add([row, col], got[row * n + col], element, bound);
+    }
 }
 
 /// The bias as the kernel sees it; empty without one.
@@ -304,69 +257,6 @@ fn multiply<R: Runtime>(
     Ok(got)
 }
 
-/// Rows on both sides of the edges of tiles, the ends, and some between them.
-fn sample(rows: usize) -> Vec<usize> {
-    let mut random = Random::new(rows as u64);
-    let mut sample: Vec<_> = [0, 1, 63, 64, 127, 128, 191, 192, 255, 256, 257].into();
-    sample.extend(
-        [rows - 1, rows.saturating_sub(2), rows / 128 * 128, (rows - 1) / 256 * 256, rows / 2]
-            .map(|row| row.min(rows - 1)),
-    );
-    sample.extend((0..8).map(|_| random.below(rows)));
-    sample.retain(|&row| row < rows);
-    sample.sort_unstable();
-    sample.dedup();
-    sample
-}
-
-/// Half a step of `dtype` at `x`: what rounding the f32 result to it may add.
-fn rounding(x: f64, dtype: StorageType) -> f64 {
-    if dtype == F16 {
-        (x.abs() * 2f64.powi(-11)).max(2f64.powi(-25))
-    } else if dtype == BF16 {
-        x.abs() * 2f64.powi(-8)
-    } else {
-        0.0
-    }
-}
-
-/// The largest error as a share of what it may be.
-fn compare(got: &[f32], expected: &Expected, added: &Added, case: &Case, bound: f64) -> Result<f64, Failure> {
-    let &Case { shape: [m, n, _], out, codes, .. } = case;
-    let width = if expected.transposed { m } else { n };
-    let mut worst = 0f64;
-    let mut failures = 0usize;
-    let mut first = None;
-    for (i, element) in expected.elements.iter().enumerate() {
-        let (row, col) = (expected.rows[i / width], i % width);
-        let (row, col) = if expected.transposed { (col, row) } else { (row, col) };
-        let [shift, magnitude] = added.at(row, col);
-        let (want, size) = (element.want + shift, element.size + magnitude);
-        let got = f64::from(got[row * n + col]);
-        let error = if codes == Codes::Exact {
-            let rounded = to_dtype(&[want as f32], out).1[0];
-            if got == f64::from(rounded) { 0.0 } else { f64::INFINITY }
-        } else if want.is_finite() {
-            let allowed = bound * size + rounding(want, out);
-            let error = (got - want).abs();
-            if error <= allowed { if allowed > 0.0 { error / allowed } else { 0.0 } } else { f64::INFINITY }
-        } else if (want.is_nan() && got.is_nan()) || got == want {
-            0.0
-        } else {
-            f64::INFINITY
-        };
-        if error > 1.0 {
-            failures += 1;
-            first.get_or_insert_with(|| format!("[{row}, {col}] is {got:e}, not {want:e} (terms {size:e})"));
-        }
-        worst = worst.max(error);
-    }
-    match first {
-        Some(first) => Err(wrong!("{failures} of {} wrong: {first}", expected.elements.len())),
-        None => Ok(worst),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -378,13 +268,14 @@ mod tests {
         for (codes, out) in [(Codes::Random, F32), (Codes::Random, BF16), (Codes::Exact, F32), (Codes::Exact, F16)] {
             let case = Case { codes, out, ..Case::new(shape) };
             let [a, b] = case.matrices();
-            let rows: Vec<_> = (0..m).collect();
-            let elements = product(&a, &b, &rows);
+            let expected = Expected::all(&a, &b);
+            let elements = &expected.elements;
             let right: Vec<f32> = elements.iter().map(|element| to_dtype(&[element.want as f32], out).1[0]).collect();
             let bound = Bound::of(GemmPath::Emulated, EMULATE, k).get();
             let passes = |got: &[f32]| {
-                let expected = Expected { rows: rows.clone(), elements: elements.clone(), transposed: false };
-                compare(got, &expected, &Added::default(), &case, bound).is_ok()
+                let mut comparison = Comparison::new(codes, out);
+                compare(&mut comparison, got, &expected, &Added::default(), bound);
+                comparison.finish().is_ok()
             };
             assert!(passes(&right));
             for place in [0, 3 * n + 2, m * n - 1] {
@@ -399,33 +290,6 @@ mod tests {
                     assert!(!passes(&got), "{codes} {out} {place}: {wrong} for {}", right[place]);
                 }
             }
-        }
-    }
-
-    /// A NaN or an infinity must not be repaired.
-    #[test]
-    fn repairs_are_noticed() {
-        let case = Case { codes: Codes::NanCode, ..Case::new([2, 1, 3]) };
-        let element = |want| Element { want, size: 1.0 };
-        let expected = || Expected {
-            rows: vec![0, 1],
-            elements: vec![element(f64::NAN), element(f64::INFINITY)],
-            transposed: false,
-        };
-        let passes = |got: [f32; 2]| compare(&got, &expected(), &Added::default(), &case, 1e-3).is_ok();
-        assert!(passes([f32::NAN, f32::INFINITY]));
-        for wrong in [[0.0, f32::INFINITY], [f32::NAN, 3e38], [f32::NAN, f32::NEG_INFINITY], [f32::NAN, f32::NAN]] {
-            assert!(!passes(wrong), "{wrong:?}");
-        }
-    }
-
-    /// Samples hold both ends and lie inside, whatever the size.
-    #[test]
-    fn samples_are_rows() {
-        for rows in [1, 2, 64, 129, 4096] {
-            let sample = sample(rows);
-            assert!(sample.contains(&0) && sample.contains(&(rows - 1)), "{rows}");
-            assert!(sample.is_sorted_by(|a, b| a < b) && sample.iter().all(|&row| row < rows), "{rows}");
         }
     }
 }

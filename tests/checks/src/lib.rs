@@ -5,17 +5,20 @@
 //! quantize, amax    codes, scales and maxima are the reference's, bit for bit
 //! dequantize_mx     bf16 is the reference's, bit for bit
 //! health            counts are equal, sums of squares within f32 summation
-//! scaled_gemm       |got - want| ≤ bound · Σ |a·b|, want in f64 (see [`gemm::Bound`])
+//! scaled_gemm       |got - want| ≤ bound · Σ |a·b|, want in f64 (see [`Bound`])
+//! grouped_gemm      the same in each group, and zeros where there is none
 //! ```
 //!
 //! Fresh device memory is filled with NaN patterns before each case, so that an output that nobody writes is noticed.
 
 mod case;
 mod cast;
+mod compare;
 mod data;
 mod dequantize;
 mod device;
-pub mod gemm;
+mod gemm;
+mod grouped;
 mod matrix;
 mod oracle;
 mod statistics;
@@ -23,6 +26,7 @@ mod statistics;
 use cubecl::prelude::*;
 
 pub use case::{Failure, Options, Outcome, Size};
+pub use compare::Bound;
 pub use device::poison;
 
 /// Runs the cases that `options` name, one after the other.
@@ -39,4 +43,5 @@ pub fn run_with<R: Runtime>(client: &ComputeClient<R>, options: &Options, mut ea
     dequantize::run(&mut runner);
     statistics::run(&mut runner);
     gemm::run(&mut runner);
+    grouped::run(&mut runner);
 }

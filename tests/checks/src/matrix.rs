@@ -1,6 +1,7 @@
 //! FP8 matrices on the host, and operands made from them or read back.
 
 use core::fmt;
+use core::ops::Range;
 
 use cubecl::prelude::*;
 use float8_kernels::mx::{from_blocked, to_blocked};
@@ -103,6 +104,25 @@ impl HostMatrix {
     /// The same with the signs of the codes taken off.
     pub(crate) fn magnitudes(&self) -> Self {
         Self { codes: self.codes.iter().map(|code| code & 0x7f).collect(), ..self.clone() }
+    }
+
+    /// The rows `rows` and `k` of the contraction, which begins with a block. Rows that begin inside a square of 128 may share
+    /// its scale with others: each gets scales of its own.
+    pub(crate) fn part(&self, rows: Range<usize>, k: Range<usize>) -> Self {
+        let [_, all_k] = self.shape;
+        let granularity = match self.granularity {
+            Granularity::Block128x128 => Granularity::Block1x128,
+            granularity => granularity,
+        };
+        let [_, kept] = granularity.scale_dims(rows.len(), k.len());
+        let width = if granularity == MX { 32 } else { 128 };
+        let scale = &|row: usize, i: usize| InvScale::new(self.inv_scale(row, k.start + i * width));
+        let inv_scales = match granularity {
+            Granularity::Tensor => self.inv_scales.clone(),
+            _ => rows.clone().flat_map(|row| (0..kept).map(move |i| scale(row, i))).collect(),
+        };
+        let codes = rows.clone().flat_map(|row| &self.codes[row * all_k..][k.clone()]).copied().collect();
+        Self { codes, inv_scales, shape: [rows.len(), k.len()], format: self.format, granularity }
     }
 
     pub(crate) fn view(&self) -> HostOperand<'_> {

@@ -72,6 +72,16 @@ fn scaled_gemm() {
     all_pass("nan-scale", 8);
 }
 
+/// All sizes and contents where scales are a tensor's or MX; of other scales and formats a part.
+#[test]
+fn grouped_gemm() {
+    all_pass("e4m3 tensorwise by e4m3 tensorwise", 100);
+    all_pass("e4m3 1x32 by e4m3 1x32", 70);
+    all_pass("e5m2 rowwise by e4m3 rowwise", 6);
+    all_pass("rowwise by e4m3 128x128", 10);
+    all_pass("wild 204x40x96 e4m3 1x32", 5);
+}
+
 /// Memory that a kernel would not write holds NaN: the allocation after poisoning does.
 #[test]
 fn memory_is_poisoned() {

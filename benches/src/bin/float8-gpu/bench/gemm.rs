@@ -62,7 +62,7 @@ pub struct Row {
 }
 
 /// TFLOP/s.
-fn rate([m, n, k]: [usize; 3], seconds: f64) -> f64 {
+pub fn rate([m, n, k]: [usize; 3], seconds: f64) -> f64 {
     2.0 * m as f64 * n as f64 * k as f64 / seconds * 1e-12
 }
 

@@ -5,6 +5,7 @@
 
 mod data;
 mod gemm;
+mod grouped;
 mod linear;
 mod llama;
 mod quantize;
@@ -47,6 +48,8 @@ pub struct Args {
 enum Part {
     /// The scaled GEMM and Burn's matmul.
     Gemm,
+    /// The grouped GEMM, and a GEMM for each group.
+    Grouped,
     /// Casts and amax as shares of a copy.
     Quantize,
     /// Forward and backward of one linear, casts included.
@@ -73,6 +76,8 @@ struct Results {
     autotune: bool,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     gemm: Vec<gemm::Row>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    grouped: Vec<grouped::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     quantize: Vec<quantize::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -101,7 +106,8 @@ pub fn run<T: Target>(args: &Args) -> Result<bool, Error> {
     };
     if let Some(python) = &args.torch {
         let part = |part| args.runs(part).then(|| format!("{part:?}").to_lowercase());
-        let parts: Vec<_> = [Part::Gemm, Part::Quantize, Part::Linear].into_iter().filter_map(part).collect();
+        let parts: Vec<_> =
+            [Part::Gemm, Part::Grouped, Part::Quantize, Part::Linear].into_iter().filter_map(part).collect();
         match torch::run(python, &parts, args.quick, timer.left().min(200)) {
             Ok(torch) => results.torch = Some(torch),
             Err(error) => timer.skip("torch", &error),
@@ -128,11 +134,16 @@ pub fn run<T: Target>(args: &Args) -> Result<bool, Error> {
         gemm::print(&results.gemm, results.torch.as_ref());
         save(&results, args.json.as_deref())?;
     }
+    if args.runs(Part::Grouped) {
+        results.grouped = grouped::rows::<T>(&mut timer, args.quick);
+        grouped::print(&results.grouped, results.torch.as_ref());
+        save(&results, args.json.as_deref())?;
+    }
     if args.runs(Part::Layer) {
         results.layer = llama::layers::<T>(&mut timer, args.quick);
     }
     if let Some(torch) = &results.torch {
-        results.summary = Some(torch.summary(&results.gemm, &results.linear));
+        results.summary = Some(torch.summary(&results.gemm, &results.grouped, &results.linear));
     }
     let failed = timer.failed();
     results.skipped = timer.into_skipped();
@@ -161,6 +172,7 @@ fn print(results: &Results) {
     llama::print(STEP, &results.step);
     linear::print(&results.linear, torch.as_ref());
     gemm::print(&results.gemm, torch.as_ref());
+    grouped::print(&results.grouped, torch.as_ref());
     if let Some(summary) = &results.summary {
         summary.print();
     }

@@ -14,7 +14,8 @@ use crate::target::Target;
 /// What to check.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only cases whose name contains this; names begin with golden_, quantize, amax, health, scaled_gemm or linear.
+    /// Only cases whose name contains this; names begin with golden_, quantize, amax, health, scaled_gemm, grouped_gemm or
+    /// linear.
     #[arg(long)]
     only: Option<String>,
     /// Small matrices only.

@@ -1,0 +1,255 @@
+//! TFLOP/s of the grouped GEMM, of a dense GEMM for each group, and of Burn's matmul for each.
+//!
+//! ```text
+//! rows          M = tokens    forward             every group has [N, K]
+//! contraction   K = tokens    weight gradient     every group gives [M, N]
+//! TFLOP/s = 2 · M · N · K / time
+//! ```
+
+use burn::tensor::{Distribution, Tensor};
+use cubecl::prelude::CubeElement;
+use float8_kernels::{
+    Format, GROUP_ALIGN, GemmConfig, Granularity, Grouping, Groups, grouped_gemm_path, grouped_scaled_gemm, scaled_gemm,
+};
+use serde::Serialize;
+
+use super::data::{Table, sets};
+use super::gemm::rate;
+use super::timing::{Timer, geometric_mean, or_dash};
+use super::torch;
+use crate::target::Target;
+
+/// Tokens of each of eight experts: 8192, each to two of them.
+const BALANCED: [usize; 8] = [2048; 8];
+const SKEWED: [usize; 8] = [6001, 4099, 2503, 1597, 1031, 677, 476, 0];
+
+/// Hidden and intermediate size of Mixtral 8x7B.
+const HIDDEN: usize = 4096;
+const INTERMEDIATE: usize = 14_336;
+
+/// A grouped GEMM.
+#[derive(Clone, Copy)]
+pub struct Shape {
+    grouping: Grouping,
+    sizes: &'static [usize],
+    /// N and K, or M and N along the contraction.
+    rest: [usize; 2],
+}
+
+/// Forward and weight gradient, the skewed ones too.
+pub fn shapes(quick: bool) -> Vec<Shape> {
+    let [rows, contraction] = [Grouping::Rows, Grouping::Contraction];
+    let list: &[(Grouping, &[usize], [usize; 2])] = if quick {
+        &[(rows, &[32, 32], [48, 64]), (contraction, &[70, 0, 33], [48, 64])]
+    } else {
+        &[
+            (rows, &BALANCED, [INTERMEDIATE, HIDDEN]),
+            (rows, &SKEWED, [INTERMEDIATE, HIDDEN]),
+            (contraction, &BALANCED, [INTERMEDIATE, HIDDEN]),
+            (contraction, &SKEWED, [INTERMEDIATE, HIDDEN]),
+            (rows, &BALANCED, [HIDDEN, INTERMEDIATE]),
+        ]
+    };
+    list.iter().map(|&(grouping, sizes, rest)| Shape { grouping, sizes, rest }).collect()
+}
+
+impl Shape {
+    fn grouping(self) -> &'static str {
+        match self.grouping {
+            Grouping::Rows => "rows",
+            Grouping::Contraction => "contraction",
+        }
+    }
+
+    fn sizes(self) -> &'static str {
+        if self.sizes.iter().all(|size| *size == self.sizes[0]) { "balanced" } else { "skewed" }
+    }
+
+    /// M, N and K of a group, or of all.
+    fn product(self, tokens: usize) -> [usize; 3] {
+        let [x, y] = self.rest;
+        match self.grouping {
+            Grouping::Rows => [tokens, x, y],
+            Grouping::Contraction => [x, y, tokens],
+        }
+    }
+
+    /// M, N and K, without what lies between groups.
+    fn all(self) -> [usize; 3] {
+        self.product(self.sizes.iter().sum())
+    }
+
+    /// Where groups end.
+    fn ends(self) -> Vec<u32> {
+        let align = match self.grouping {
+            Grouping::Rows => 1,
+            Grouping::Contraction => GROUP_ALIGN,
+        };
+        let ends = self.sizes.iter().scan(0usize, |end, size| {
+            *end = end.next_multiple_of(align) + size;
+            Some(*end as u32)
+        });
+        ends.collect()
+    }
+
+    /// The shape as the torch script reads it.
+    pub fn argument(self) -> String {
+        let ([x, y], sizes) = (self.rest, self.sizes.iter().map(usize::to_string).collect::<Vec<_>>().join("+"));
+        format!("{}:{x}x{y}:{sizes}", self.grouping())
+    }
+}
+
+/// One shape with scales of one granularity.
+#[derive(Serialize)]
+pub struct Row {
+    pub grouping: &'static str,
+    pub sizes: Vec<usize>,
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    spread: &'static str,
+    pub scales: String,
+    /// The kernel that ran.
+    path: String,
+    /// TFLOP/s with f32 accumulation every 128 of the contraction.
+    pub precise: f64,
+    /// TFLOP/s with the tensor core's own accumulation.
+    pub fast: f64,
+    /// TFLOP/s of a dense FP8 GEMM for each group, precise.
+    dense: f64,
+    /// TFLOP/s of Burn's matmul for each group in high precision, where it was measured.
+    high: Option<f64>,
+}
+
+pub fn rows<T: Target>(timer: &mut Timer, quick: bool) -> Vec<Row> {
+    let table = Table::new(Format::E4m3);
+    let mut rows = vec![];
+    for shape in shapes(quick) {
+        for granularity in [Granularity::Tensor, Granularity::Row, Granularity::Block1x32] {
+            let ([m, n, k], scales) = (shape.all(), granularity.to_string());
+            let (grouping, spread) = (shape.grouping(), shape.sizes());
+            rows.extend(timer.case(&format!("grouped {grouping} {m}x{n}x{k} {spread} {scales}"), |timer| {
+                let client = T::client();
+                let config = GemmConfig::default();
+                let path = grouped_gemm_path(&client, [granularity; 2], shape.grouping, n, config).to_string();
+                let [precise, fast] = grouped::<T>(timer, &table, shape, granularity);
+                client.memory_cleanup();
+                let dense = dense::<T>(timer, &table, shape, granularity);
+                client.memory_cleanup();
+                let high = (granularity == Granularity::Tensor).then(|| high::<T>(timer, shape));
+                client.memory_cleanup();
+                Row { grouping, sizes: shape.sizes.into(), m, n, k, spread, scales, path, precise, fast, dense, high }
+            }));
+        }
+    }
+    rows
+}
+
+/// One GEMM for all groups. Along the contraction what lies between them is not zero here, which takes no more time.
+fn grouped<T: Target>(timer: &Timer, table: &Table, shape: Shape, granularity: Granularity) -> [f64; 2] {
+    let (client, out) = (T::client(), T::compute_dtype().into());
+    let (ends, count) = (shape.ends(), shape.sizes.len());
+    let [m, n, k] = shape.product(ends.last().map_or(0, |&end| end as usize));
+    let rows_b = if shape.grouping == Grouping::Rows { n * count } else { n };
+    let groups = Groups { ends: client.create_from_slice(u32::as_bytes(&ends)), count, grouping: shape.grouping };
+    let operand = |rows, seed| table.operand(&client, [rows, k], granularity, seed);
+    let sets: Vec<_> = (0..sets((m + rows_b) * k)).map(|i| [operand(m, 2 * i), operand(rows_b, 2 * i + 1)]).collect();
+    [false, true].map(|use_fast_accum| {
+        let config = GemmConfig { use_fast_accum, emulate: false };
+        let seconds = timer.seconds(T::sync, |turn| {
+            let [a, b] = &sets[turn % sets.len()];
+            grouped_scaled_gemm(&client, a, b, &groups, out, config).expect("operands that fit");
+        });
+        rate(shape.all(), seconds)
+    })
+}
+
+/// A dense GEMM for each group that has tokens, their operands and outputs apart.
+fn dense<T: Target>(timer: &Timer, table: &Table, shape: Shape, granularity: Granularity) -> f64 {
+    let (client, out) = (T::client(), T::compute_dtype().into());
+    let set = |i: usize| {
+        let full = shape.sizes.iter().enumerate().filter(|(_, size)| **size > 0);
+        let pair = |(g, size): (usize, &usize)| {
+            let ([m, n, k], seed) = (shape.product(*size), 2 * (i * shape.sizes.len() + g));
+            [(m, seed), (n, seed + 1)].map(|(rows, seed)| table.operand(&client, [rows, k], granularity, seed))
+        };
+        full.map(pair).collect::<Vec<_>>()
+    };
+    let sets: Vec<_> = (0..sets(bytes(shape))).map(set).collect();
+    let seconds = timer.seconds(T::sync, |turn| {
+        for [a, b] in &sets[turn % sets.len()] {
+            scaled_gemm(&client, a, b, None, out, GemmConfig::default()).expect("operands that fit");
+        }
+    });
+    rate(shape.all(), seconds)
+}
+
+/// A matmul for each group that has tokens.
+fn high<T: Target>(timer: &Timer, shape: Shape) -> f64 {
+    let (device, dtype) = (Default::default(), T::compute_dtype());
+    let matrix =
+        |shape: [usize; 2]| Tensor::<T::Backend, 2>::random(shape, Distribution::Normal(0.0, 1.0), &device).cast(dtype);
+    let set = |_| {
+        let products = shape.sizes.iter().filter(|size| **size > 0).map(|size| shape.product(*size));
+        products.map(|[m, n, k]| [matrix([m, k]), matrix([k, n])]).collect::<Vec<_>>()
+    };
+    let sets: Vec<_> = (0..sets(2 * bytes(shape))).map(set).collect();
+    let seconds = timer.seconds(T::sync, |turn| {
+        for [a, b] in sets[turn % sets.len()].clone() {
+            drop(a.matmul(b));
+        }
+    });
+    rate(shape.all(), seconds)
+}
+
+/// Codes of all operands.
+fn bytes(shape: Shape) -> usize {
+    let [m, n, k] = shape.all();
+    match shape.grouping {
+        Grouping::Rows => (m + n * shape.sizes.len()) * k,
+        Grouping::Contraction => (m + n) * k,
+    }
+}
+
+pub fn print(rows: &[Row], torch: Option<&torch::Results>) {
+    if rows.is_empty() {
+        return;
+    }
+    println!("\ngrouped GEMM in TFLOP/s, FP8 e4m3 to the compute dtype; dense and burn: a GEMM for each group");
+    println!(
+        "{:<11}  {:<8} {:>6} {:>6} {:>6}  {:<10}  {:<10}  {:>8} {:>8}  {:>8} {:>6}  {:>8} {:>6}  {:>8} {:>6}  {:>8}",
+        "groups of",
+        "sizes",
+        "M",
+        "N",
+        "K",
+        "scales",
+        "path",
+        "precise",
+        "fast",
+        "dense",
+        "ratio",
+        "burn",
+        "ratio",
+        "torch",
+        "ratio",
+        "bf16"
+    );
+    for row in rows {
+        let Row { grouping, m, n, k, spread, scales, path, precise, fast, dense, high, .. } = row;
+        let best = torch.and_then(|torch| torch.best_grouped(row));
+        let bf16 = torch.and_then(|torch| torch.grouped(row)?.bf16);
+        println!(
+            "{grouping:<11}  {spread:<8} {m:>6} {n:>6} {k:>6}  {scales:<10}  {path:<10}  {precise:>8.1} {fast:>8.1}  \
+             {dense:>8.1} {:>6.2}  {:>8} {:>6}  {:>8} {:>6}  {:>8}",
+            precise / dense,
+            or_dash(*high, 1),
+            or_dash(high.map(|high| precise / high), 2),
+            or_dash(best, 1),
+            or_dash(best.map(|best| precise / best), 2),
+            or_dash(bf16, 1),
+        );
+    }
+    let ratios: Vec<_> = rows.iter().map(|row| row.precise / row.dense).collect();
+    println!("geometric mean of precise to a dense GEMM for each group: {}", or_dash(geometric_mean(&ratios), 3));
+}

@@ -1,0 +1,224 @@
+//! Outputs of GEMMs against sums in f64: which elements are looked at, and what an element may be wrong by.
+//!
+//! An element passes if `|got - want| ≤ bound · Σ |a·b| + rounding`, where `rounding` is half a step of a 16-bit output, and
+//! if it is NaN or infinite exactly where the f64 product is. Of [`Codes::Exact`] every bit must be right.
+
+use cubecl::ir::StorageType;
+use float8_kernels::{GemmConfig, GemmPath};
+
+use crate::Failure;
+use crate::case::wrong;
+use crate::data::{BF16, F16, Random, to_dtype};
+use crate::matrix::{Codes, HostMatrix};
+use crate::oracle::{Element, product};
+
+pub(crate) const PRECISE: GemmConfig = GemmConfig { use_fast_accum: false, emulate: false };
+pub(crate) const FAST: GemmConfig = GemmConfig { use_fast_accum: true, emulate: false };
+pub(crate) const EMULATE: GemmConfig = GemmConfig { use_fast_accum: false, emulate: true };
+
+/// Products of M, N and K that the host sums in full.
+pub(crate) const MAX_PRODUCTS: usize = 1 << 31;
+
+/// The error that a path may make, as a share of `Σ |a·b|`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bound(f64);
+
+impl Bound {
+    /// For a contraction of length `k`.
+    ///
+    /// - Emulated: products are exact and sums f32, so every addition and the four operations after them round by at most
+    ///   2^-24 of the terms: a bound that always holds.
+    /// - Tensor cores add the 32 products of an instruction to the accumulator after aligning them to the largest and cutting
+    ///   them off 13 bits below it (Hopper's accumulators have about 14 bits). Each loses up to 2^-13 of that largest term,
+    ///   2^-14 of it on average and with either sign, as the data have either sign. Sums over 128 are then f32, so the losses
+    ///   do not grow with `k`: 2^-10 is a few times the worst that a block of 32 terms over a dozen binades gives. With fast
+    ///   accumulation each of the `k / 32` instructions also cuts the running sum, which grows as √k: √k · 2^-15 more. Those
+    ///   for f16 and bf16 keep more bits.
+    pub fn of(path: GemmPath, config: GemmConfig, k: usize) -> Self {
+        let k = k as f64;
+        Self(if path == GemmPath::Emulated {
+            (k + 4.0) * 2f64.powi(-24)
+        } else if config.use_fast_accum {
+            2f64.powi(-10) + k.sqrt() * 2f64.powi(-15)
+        } else {
+            2f64.powi(-10)
+        })
+    }
+
+    /// The share of `Σ |a·b|`.
+    pub const fn get(self) -> f64 {
+        self.0
+    }
+}
+
+/// What elements of an output must be: some rows of a product, or of its transpose.
+pub(crate) struct Expected {
+    pub(crate) rows: Vec<usize>,
+    pub(crate) elements: Vec<Element>,
+    /// Elements of a row.
+    pub(crate) width: usize,
+    pub(crate) transposed: bool,
+}
+
+impl Expected {
+    /// `A · Bᵀ` in f64, all of it or some rows and some columns, those at edges of tiles among them.
+    pub(crate) fn of(a: &HostMatrix, b: &HostMatrix, full: bool) -> Vec<Self> {
+        if full { vec![Self::all(a, b)] } else { Self::sampled(a, b).into() }
+    }
+
+    /// All elements.
+    pub(crate) fn all(a: &HostMatrix, b: &HostMatrix) -> Self {
+        let rows: Vec<_> = (0..a.shape[0]).collect();
+        Self { elements: product(a, b, &rows), rows, width: b.shape[0], transposed: false }
+    }
+
+    fn sampled(a: &HostMatrix, b: &HostMatrix) -> [Self; 2] {
+        [(a, b, false), (b, a, true)].map(|(left, right, transposed)| {
+            let rows = sample(left.shape[0]);
+            Self { elements: product(left, right, &rows), rows, width: right.shape[0], transposed }
+        })
+    }
+
+    /// All elements, as another kernel gives them, and the sizes of their terms, by the same kernel on magnitudes.
+    pub(crate) fn given(want: &[f32], size: &[f32], width: usize) -> Self {
+        let element = |(want, size): (&f32, &f32)| Element { want: f64::from(*want), size: f64::from(*size) };
+        let elements = want.iter().zip(size).map(element).collect();
+        Self { elements, rows: (0..want.len() / width).collect(), width, transposed: false }
+    }
+
+    /// Rows that must be zero.
+    pub(crate) fn zeros(rows: usize, width: usize) -> Self {
+        let zero = Element { want: 0.0, size: 0.0 };
+        Self { elements: vec![zero; rows * width], rows: (0..rows).collect(), width, transposed: false }
+    }
+
+    /// Elements with their rows and columns in the output.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = ([usize; 2], Element)> {
+        self.elements.iter().enumerate().map(|(i, element)| {
+            let (row, col) = (self.rows[i / self.width], i % self.width);
+            (if self.transposed { [col, row] } else { [row, col] }, *element)
+        })
+    }
+}
+
+/// Rows on both sides of the edges of tiles, the ends, and some between them.
+fn sample(rows: usize) -> Vec<usize> {
+    let mut random = Random::new(rows as u64);
+    let mut sample: Vec<_> = [0, 1, 63, 64, 127, 128, 191, 192, 255, 256, 257].into();
+    sample.extend(
+        [rows - 1, rows.saturating_sub(2), rows / 128 * 128, (rows - 1) / 256 * 256, rows / 2]
+            .map(|row| row.min(rows - 1)),
+    );
+    sample.extend((0..8).map(|_| random.below(rows)));
+    sample.retain(|&row| row < rows);
+    sample.sort_unstable();
+    sample.dedup();
+    sample
+}
+
+/// Half a step of `dtype` at `x`: what rounding the f32 result to it may add.
+fn rounding(x: f64, dtype: StorageType) -> f64 {
+    if dtype == F16 {
+        (x.abs() * 2f64.powi(-11)).max(2f64.powi(-25))
+    } else if dtype == BF16 {
+        x.abs() * 2f64.powi(-8)
+    } else {
+        0.0
+    }
+}
+
+/// What has been compared so far.
+pub(crate) struct Comparison {
+    /// What was multiplied.
+    codes: Codes,
+    /// The output's dtype.
+    out: StorageType,
+    elements: usize,
+    failures: usize,
+    first: Option<String>,
+    worst: f64,
+}
+
+impl Comparison {
+    pub(crate) fn new(codes: Codes, out: StorageType) -> Self {
+        Self { codes, out, elements: 0, failures: 0, first: None, worst: 0.0 }
+    }
+
+    /// Compares the element at `place`, which may be wrong by the share `bound` of its terms.
+    pub(crate) fn add(&mut self, place: [usize; 2], got: f32, Element { want, size }: Element, bound: f64) {
+        let got = f64::from(got);
+        let error = if self.codes == Codes::Exact {
+            let rounded = to_dtype(&[want as f32], self.out).1[0];
+            if got == f64::from(rounded) { 0.0 } else { f64::INFINITY }
+        } else if want.is_finite() {
+            let allowed = bound * size + rounding(want, self.out);
+            let error = (got - want).abs();
+            if error <= allowed { if allowed > 0.0 { error / allowed } else { 0.0 } } else { f64::INFINITY }
+        } else if (want.is_nan() && got.is_nan()) || got == want {
+            0.0
+        } else {
+            f64::INFINITY
+        };
+        self.elements += 1;
+        if error > 1.0 {
+            let [row, col] = place;
+            self.failures += 1;
+            self.first.get_or_insert_with(|| format!("[{row}, {col}] is {got:e}, not {want:e} (terms {size:e})"));
+        }
+        self.worst = self.worst.max(error);
+    }
+
+    /// The largest error as a share of what it may be.
+    pub(crate) fn finish(self) -> Result<f64, Failure> {
+        match self.first {
+            Some(first) => Err(wrong!("{} of {} wrong: {first}", self.failures, self.elements)),
+            None => Ok(self.worst),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A NaN or an infinity must not be repaired.
+    #[test]
+    fn repairs_are_noticed() {
+        let passes = |got: [f32; 2]| {
+            let mut comparison = Comparison::new(Codes::NanCode, crate::data::F32);
+            for (i, want) in [f64::NAN, f64::INFINITY].into_iter().enumerate() {
+                comparison.add([i, 0], got[i], Element { want, size: 1.0 }, 1e-3);
+            }
+            comparison.finish().is_ok()
+        };
+        assert!(passes([f32::NAN, f32::INFINITY]));
+        for wrong in [[0.0, f32::INFINITY], [f32::NAN, 3e38], [f32::NAN, f32::NEG_INFINITY], [f32::NAN, f32::NAN]] {
+            assert!(!passes(wrong), "{wrong:?}");
+        }
+    }
+
+    /// The smallest value of each dtype is noticed where a zero must be.
+    #[test]
+    fn zeros_are_exact() {
+        for (out, least) in [(crate::data::F32, 1e-45), (BF16, 9.3e-41), (F16, 2f32.powi(-24))] {
+            for codes in [Codes::Random, Codes::Exact] {
+                let passes = |got: f32| {
+                    let mut comparison = Comparison::new(codes, out);
+                    Expected::zeros(1, 1).iter().for_each(|(place, zero)| comparison.add(place, got, zero, 1e-3));
+                    comparison.finish().is_ok()
+                };
+                assert!(passes(0.0) && passes(-0.0) && !passes(least) && !passes(f32::NAN), "{codes} {out}");
+            }
+        }
+    }
+
+    /// Samples hold both ends and lie inside, whatever the size.
+    #[test]
+    fn samples_are_rows() {
+        for rows in [1, 2, 64, 129, 4096] {
+            let sample = sample(rows);
+            assert!(sample.contains(&0) && sample.contains(&(rows - 1)), "{rows}");
+            assert!(sample.is_sorted_by(|a, b| a < b) && sample.iter().all(|&row| row < rows), "{rows}");
+        }
+    }
+}

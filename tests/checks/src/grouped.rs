@@ -1,0 +1,380 @@
+//! The grouped GEMM: groups that divide the rows or the contraction, of any size, empty ones and what no group has among them.
+//!
+//! Each group is compared with sums of its own operands alone, as [`compare`](crate::compare) has it, so that nothing may leak
+//! from one into another. Rows that no group has, and products of empty groups, are zero, whatever NaN lies beside them.
+
+use core::ops::Range;
+
+use cubecl::ir::StorageType;
+use cubecl::prelude::*;
+use float8_kernels::{
+    Format, GROUP_ALIGN, GemmConfig, GemmPath, Granularity, Grouping, Groups, grouped_gemm_path, grouped_scaled_gemm,
+    supports,
+};
+
+use crate::Failure;
+use crate::case::{Runner, wrong};
+use crate::compare::{Bound, Comparison, EMULATE, Expected, FAST, MAX_PRODUCTS, PRECISE};
+use crate::data::{BF16, DTYPES, F32, from_dtype};
+use crate::device::{poison, read};
+use crate::matrix::{Codes, FORMATS, GRANULARITIES, HostMatrix, MX};
+
+const GROUPINGS: [Grouping; 2] = [Grouping::Rows, Grouping::Contraction];
+
+/// Those that tensor cores multiply in groups.
+const NATIVE: [Granularity; 3] = [Granularity::Tensor, Granularity::Row, MX];
+
+/// Sizes of groups, and how much comes after the last.
+type Sizes = (&'static [usize], usize);
+
+/// Empty groups at both ends and between, a single row, and tiles that two or three groups share.
+const MIXED: Sizes = (&[0, 70, 1, 0, 133, 0], 10);
+
+/// One group, ends at edges of tiles with more than a tile after them, many groups in a tile, nothing at all.
+const SIZES: [Sizes; 6] =
+    [(&[130], 0), MIXED, (&[64, 128, 64], 200), (&[3; 24], 1), (&[0, 0], 33), (&[300, 5, 260], 0)];
+
+/// The two dimensions that groups do not divide.
+const RESTS: [[usize; 2]; 3] = [[1, 17], [200, 160], [128, 256]];
+
+/// Balanced and skewed experts, many of few rows, few of many.
+const LARGE: [(Sizes, [usize; 2]); 6] = [
+    ((&[512; 8], 0), [1024, 1024]),
+    ((&[3001, 499, 0, 17, 300, 129, 100, 50], 137), [1032, 1040]),
+    ((&[9; 128], 5), [256, 512]),
+    ((&[5000, 3192], 0), [200, 160]),
+    ((&[0, 2000, 1, 1000, 1095], 0), [2048, 2304]),
+    ((&[4096, 0, 0, 0], 4096), [768, 2048]),
+];
+
+#[derive(Clone, Copy)]
+struct Case {
+    grouping: Grouping,
+    sizes: Sizes,
+    /// N and K, or M and N along the contraction.
+    rest: [usize; 2],
+    formats: [Format; 2],
+    granularities: [Granularity; 2],
+    codes: Codes,
+    out: StorageType,
+    /// Whether ends go beyond the axis or below their predecessors.
+    wild: bool,
+    config: GemmConfig,
+}
+
+impl Case {
+    fn new(grouping: Grouping, sizes: Sizes, rest: [usize; 2]) -> Self {
+        Self {
+            grouping,
+            sizes,
+            rest,
+            formats: [Format::E4m3; 2],
+            granularities: [Granularity::Tensor; 2],
+            codes: Codes::Random,
+            out: F32,
+            wild: false,
+            config: PRECISE,
+        }
+    }
+
+    fn path<R: Runtime>(&self, client: &ComputeClient<R>) -> GemmPath {
+        let [_, n, _] = self.shape();
+        grouped_gemm_path(client, self.granularities, self.grouping, n, self.config)
+    }
+
+    fn name<R: Runtime>(&self, client: &ComputeClient<R>) -> String {
+        let Self { sizes: (sizes, after), formats: [a, b], granularities: [left, right], codes, out, .. } = self;
+        let [m, n, k] = self.shape();
+        let axis = match self.grouping {
+            Grouping::Rows => "rows",
+            Grouping::Contraction => "contraction",
+        };
+        let runs = sizes.chunk_by(|a, b| a == b).map(|run| match run {
+            [size] => size.to_string(),
+            run => format!("{}*{}", run.len(), run[0]),
+        });
+        let sizes = runs.collect::<Vec<_>>().join("+");
+        let wild = if self.wild { " wild" } else { "" };
+        let fast = if self.config.use_fast_accum { " fast" } else { "" };
+        let path = self.path(client);
+        format!(
+            "grouped_gemm {axis} {sizes}:{after}{wild} {m}x{n}x{k} {a} {left} by {b} {right} {codes} {out} {path}{fast}"
+        )
+    }
+
+    /// Where each group begins and ends. Along the contraction they begin at multiples, and an empty one may end there or where
+    /// the group before it does.
+    fn spans(&self) -> Vec<Range<usize>> {
+        let align = match self.grouping {
+            Grouping::Rows => 1,
+            Grouping::Contraction => GROUP_ALIGN,
+        };
+        let mut last = 0usize;
+        let span = |(g, size): (usize, &usize)| {
+            let start = if *size == 0 && g % 2 == 1 { last } else { last.next_multiple_of(align) };
+            last = start + size;
+            start..last
+        };
+        self.sizes.0.iter().enumerate().map(span).collect()
+    }
+
+    /// M, N and K.
+    fn shape(&self) -> [usize; 3] {
+        let end = self.spans().last().map_or(0, |last| last.end);
+        let (along, [x, y]) = (end + self.sizes.1, self.rest);
+        match self.grouping {
+            Grouping::Rows => [along, x, y],
+            Grouping::Contraction => [x, y, along],
+        }
+    }
+
+    /// What the kernel gets for the ends of the groups.
+    fn ends(&self) -> Vec<u32> {
+        let spans = self.spans();
+        let last = spans.iter().rposition(|span| !span.is_empty());
+        let end = |(g, span): (usize, &Range<usize>)| match self.wild {
+            true if span.is_empty() && self.grouping == Grouping::Rows => 0,
+            true if Some(g) == last && self.sizes.1 == 0 => i32::MAX as u32,
+            _ => span.end as u32,
+        };
+        spans.iter().enumerate().map(end).collect()
+    }
+
+    fn matrices(&self) -> [HostMatrix; 2] {
+        let [m, n, k] = self.shape();
+        let rows_b = match self.grouping {
+            Grouping::Rows => n * self.sizes.0.len(),
+            Grouping::Contraction => n,
+        };
+        let matrix = |i: usize, rows: usize| {
+            HostMatrix::new(self.codes, [rows, k], self.formats[i], self.granularities[i], 61 + i as u64)
+        };
+        let mut matrices = [matrix(0, m), matrix(1, rows_b)];
+        self.spoil(&mut matrices);
+        if self.grouping == Grouping::Contraction {
+            // Zeros up to the next group; what comes after the last one's is nobody's.
+            let spans = self.spans();
+            let end = spans.last().map_or(0, |last| last.end).next_multiple_of(GROUP_ALIGN);
+            let between = |col: usize| col < end && !spans.iter().any(|span| span.contains(&col));
+            let cols: Vec<_> = (0..k).filter(|col| between(*col)).collect();
+            for row in matrices.iter_mut().flat_map(|matrix| matrix.codes.chunks_exact_mut(k)) {
+                cols.iter().for_each(|&col| row[col] = 0);
+            }
+        }
+        matrices
+    }
+
+    /// Puts NaN or infinity into the first group, the last, an empty one, and what no group has.
+    fn spoil(&self, [a, b]: &mut [HostMatrix; 2]) {
+        let code = |matrix: &HostMatrix| match (self.codes, matrix.format) {
+            (Codes::NanCode, _) => Some(0xff),
+            (Codes::InfCode, Format::E5m2) => Some(0xfc),
+            _ => None,
+        };
+        let put = |matrix: &mut HostMatrix, row: usize, col: usize| {
+            if let Some(code) = code(matrix) {
+                let [_, k] = matrix.shape;
+                matrix.codes[row * k + col] = code;
+            }
+        };
+        let ([m, n, k], spans) = (self.shape(), self.spans());
+        let full = |span: &Range<usize>| !span.is_empty();
+        let (Some(first), Some(last)) = (spans.iter().position(full), spans.iter().rposition(full)) else { return };
+        match self.grouping {
+            Grouping::Rows => {
+                put(a, spans[last].start, k / 2);
+                put(a, m - 1, 0);
+                put(b, first * n + n - 1, k - 1);
+                if let Some(empty) = spans.iter().position(Range::is_empty) {
+                    put(b, empty * n, 0);
+                }
+            }
+            Grouping::Contraction => {
+                put(a, m - 1, spans[first].end - 1);
+                put(a, 0, k - 1);
+                put(b, n / 2, spans[last].start);
+            }
+        }
+    }
+
+    /// Rows of the output, or of all its matrices above each other, with what their group multiplies: nothing, where all is zero.
+    fn parts(&self, [a, b]: [&HostMatrix; 2]) -> Vec<(Range<usize>, Option<[HostMatrix; 2]>)> {
+        let ([m, n, k], spans) = (self.shape(), self.spans());
+        let of_group = |(g, span): (usize, &Range<usize>)| {
+            let (rows, all_k) = (span.clone(), 0..k);
+            match self.grouping {
+                _ if span.is_empty() && self.grouping == Grouping::Rows => (rows, None),
+                _ if span.is_empty() => (g * m..(g + 1) * m, None),
+                Grouping::Rows => {
+                    (rows.clone(), Some([a.part(rows, all_k.clone()), b.part(g * n..(g + 1) * n, all_k)]))
+                }
+                Grouping::Contraction => {
+                    (g * m..(g + 1) * m, Some([a.part(0..m, span.clone()), b.part(0..n, span.clone())]))
+                }
+            }
+        };
+        let mut parts: Vec<_> = spans.iter().enumerate().map(of_group).collect();
+        if self.grouping == Grouping::Rows {
+            parts.push((spans.last().map_or(0, |last| last.end)..m, None));
+        }
+        parts
+    }
+}
+
+pub(crate) fn run<R: Runtime>(runner: &mut Runner<'_, R>) {
+    for case in cases(runner) {
+        runner.case(case.name(runner.client), |client| check(client, &case));
+    }
+}
+
+fn cases<R: Runtime>(runner: &Runner<'_, R>) -> Vec<Case> {
+    let client = runner.client;
+    let outs = DTYPES.into_iter().filter(|dtype| supports(client, *dtype)).collect::<Vec<_>>();
+    let half = if outs.contains(&BF16) { BF16 } else { *outs.last().unwrap_or(&F32) };
+    let mut cases = vec![];
+    for grouping in GROUPINGS {
+        let new = |sizes, rest, granularities| Case { granularities, ..Case::new(grouping, sizes, rest) };
+        for (sizes, rest) in SIZES.into_iter().flat_map(|sizes| RESTS.map(|rest| (sizes, rest))) {
+            for granularity in NATIVE {
+                cases.push(new(sizes, rest, [granularity; 2]));
+            }
+            cases.push(Case { codes: Codes::Exact, out: half, ..Case::new(grouping, sizes, rest) });
+        }
+        for (sizes, rest) in runner.sizes(&[], &LARGE) {
+            let case = Case::new(grouping, sizes, rest);
+            cases.extend([case, Case { codes: Codes::Exact, out: half, ..case }]);
+            cases.push(new(sizes, rest, [Granularity::Row; 2]));
+            cases.push(Case { out: half, ..new(sizes, rest, [MX; 2]) });
+        }
+        for granularities in GRANULARITIES.into_iter().flat_map(|a| GRANULARITIES.map(|b| [a, b])) {
+            // MX takes another kernel where columns of two groups would share a tile of scales.
+            for rest in [[70, 200], [200, 384]] {
+                for codes in [Codes::Random, Codes::Exact] {
+                    cases.push(Case { codes, ..new(MIXED, [rest[0], rest[1]], granularities) });
+                }
+            }
+            cases.push(Case { wild: true, ..new((MIXED.0, 0), [40, 96], granularities) });
+        }
+        for granularity in NATIVE {
+            for formats in FORMATS.into_iter().flat_map(|a| FORMATS.map(|b| [a, b])) {
+                for codes in [Codes::Random, Codes::NanCode, Codes::InfCode] {
+                    cases.push(Case { formats, codes, ..new(MIXED, [131, 133], [granularity; 2]) });
+                }
+            }
+            for &out in &outs {
+                for codes in [Codes::Random, Codes::Exact, Codes::NanCode] {
+                    // Rows of the output that are no multiple of 16 bytes, and such that are.
+                    for rest in [[129, 99], [128, 160]] {
+                        cases.push(Case { out, codes, ..new((&[100, 0, 77], 150), rest, [granularity; 2]) });
+                    }
+                }
+            }
+            // The last scale is the last group's, or nobody's.
+            for after in [0, 300] {
+                for codes in [Codes::NanScale, Codes::NanCode, Codes::Zeros] {
+                    cases.push(Case { codes, ..new((&[0, 64, 90], after), [64, 140], [granularity; 2]) });
+                }
+            }
+        }
+    }
+    let configs = |case: Case| [PRECISE, FAST, EMULATE].map(|config| Case { config, ..case });
+    // Where all settings take the same kernel, one of them is enough.
+    let differs =
+        |case: &Case| case.config == PRECISE || Case { config: PRECISE, ..*case }.path(client) != GemmPath::Emulated;
+    cases.into_iter().flat_map(configs).filter(differs).collect()
+}
+
+fn check<R: Runtime>(client: &ComputeClient<R>, case: &Case) -> Result<f64, Failure> {
+    let &Case { codes, out, config, .. } = case;
+    let ([m, n, k], path) = (case.shape(), case.path(client));
+    let [a, b] = case.matrices();
+    let got = multiply(client, [&a, &b], case)?;
+    let full = m * n * k <= MAX_PRODUCTS;
+    let mut comparison = Comparison::new(codes, out);
+    for (rows, factors) in case.parts([&a, &b]) {
+        let (expected, k) = match &factors {
+            Some([a, b]) => (Expected::of(a, b, full), a.shape[1]),
+            None => (vec![Expected::zeros(rows.len(), n)], 0),
+        };
+        let bound = Bound::of(path, config, k).get();
+        for ([row, col], element) in expected.iter().flat_map(Expected::iter) {
+            let row = rows.start + row;
+            comparison.add([row, col], got[row * n + col], element, bound);
+        }
+    }
+    if !full && path != GemmPath::Emulated {
+        let emulate = Case { config: EMULATE, out: F32, ..*case };
+        let want = multiply(client, [&a, &b], &emulate)?;
+        let size = multiply(client, [&a.magnitudes(), &b.magnitudes()], &emulate)?;
+        let slack = if codes == Codes::Exact { 0.0 } else { Bound::of(GemmPath::Emulated, EMULATE, k).get() };
+        let bound = Bound::of(path, config, k).get() + slack;
+        for ([row, col], element) in Expected::given(&want, &size, n).iter() {
+            comparison.add([row, col], got[row * n + col], element, bound);
+        }
+    }
+    comparison.finish()
+}
+
+fn multiply<R: Runtime>(client: &ComputeClient<R>, [a, b]: [&HostMatrix; 2], case: &Case) -> Result<Vec<f32>, Failure> {
+    let &Case { grouping, out, config, .. } = case;
+    let ([m, n, _], count) = (case.shape(), case.sizes.0.len());
+    let len = match grouping {
+        Grouping::Rows => m * n,
+        Grouping::Contraction => count * m * n,
+    };
+    let ends = client.create_from_slice(u32::as_bytes(&case.ends()));
+    let groups = Groups { ends, count, grouping };
+    let (a, b) = (a.upload(client), b.upload(client));
+    poison(client, &[len * out.size(); 2])?;
+    let got = from_dtype(&read(client, grouped_scaled_gemm(client, &a, &b, &groups, out, config)?)?, out);
+    if got.len() != len {
+        return Err(wrong!("{} elements, not {len}", got.len()));
+    }
+    Ok(got)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A group's part of an operand has the values that the operand has there.
+    #[test]
+    fn parts_are_the_operand() {
+        let (m, k) = (300, 500);
+        for granularity in GRANULARITIES {
+            let matrix = HostMatrix::new(Codes::Random, [m, k], Format::E4m3, granularity, 9);
+            for (rows, cols) in [(0..m, 0..k), (0..1, 128..129), (70..201, 384..500), (130..300, 128..410)] {
+                let part = matrix.part(rows.clone(), cols.clone());
+                let dims = part.granularity.scale_dims(rows.len(), cols.len());
+                assert_eq!(part.inv_scales.len(), dims[0] * dims[1], "{granularity} {rows:?} {cols:?}");
+                for (row, col) in rows.clone().flat_map(|row| cols.clone().map(move |col| (row, col))) {
+                    let (i, j) = (row - rows.start, col - cols.start);
+                    assert_eq!(part.codes[i * cols.len() + j], matrix.codes[row * k + col]);
+                    assert_eq!(part.inv_scale(i, j), matrix.inv_scale(row, col), "{granularity} [{row}, {col}]");
+                }
+            }
+        }
+    }
+
+    /// Every row of the output is in one part, and NaN reaches some of them but not all.
+    #[test]
+    fn parts_are_the_output() {
+        for grouping in GROUPINGS {
+            for sizes in SIZES {
+                let case = Case { codes: Codes::NanCode, ..Case::new(grouping, sizes, [20, 30]) };
+                let [a, b] = case.matrices();
+                let parts = case.parts([&a, &b]);
+                let rows: Vec<_> = parts.iter().flat_map(|(rows, _)| rows.clone()).collect();
+                let [m, n, _] = case.shape();
+                let matrices = if grouping == Grouping::Rows { 1 } else { sizes.0.len() };
+                assert_eq!(rows, (0..m * matrices).collect::<Vec<_>>(), "{:?}", sizes.0);
+                let full: Vec<_> = parts.iter().filter_map(|(_, factors)| factors.as_ref()).collect();
+                assert_eq!(full.len(), sizes.0.iter().filter(|size| **size > 0).count());
+                let products = full.iter().flat_map(|[a, b]| Expected::all(a, b).elements);
+                let nan = products.filter(|element| element.want.is_nan()).count();
+                assert_eq!(nan > 0, !full.is_empty(), "{grouping:?} {:?}", sizes.0);
+                assert!(nan < rows.len() * n, "{grouping:?} {:?}", sizes.0);
+            }
+        }
+    }
+}
