@@ -13,6 +13,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::{Gemm, GemmConfig, GemmPath, check_pair, gemm_path};
+use crate::grid::banded_tile;
 use crate::operand::{BLOCK, check_size};
 use crate::view::Source;
 use crate::{Granularity, KernelError, Operand, supports};
@@ -169,13 +170,13 @@ fn tiles_of(start: u32, end: u32, #[comptime] height: u32) -> u32 {
     select(start < end, end.div_ceil(height) - start / height, 0u32)
 }
 
-/// Tile `number` of the size `tile`, `tiles_per_row` beside each other, of an output whose matrices have `m` by `n`, over a
-/// contraction of `k`. A tile that has rows of two groups is the work of both, each writing its own, so that tiles stay aligned.
-/// Columns begin where the row of B is a multiple of `align`. A tile that does not exist has no rows.
+/// Tile `number` of the size `tile`, `cols` beside each other, of an output whose matrices have `m` by `n`, over a contraction of
+/// `k`: one group after the other, each in bands. A tile that has rows of two groups is the work of both, each writing its own, so
+/// that tiles stay aligned. Columns begin where the row of B is a multiple of `align`. A tile that does not exist has no rows.
 #[cube]
 pub(super) fn grouped_tile(
     number: u32,
-    tiles_per_row: u32,
+    cols: u32,
     ends: &Array<u32>,
     groups: u32,
     m: u32,
@@ -186,50 +187,55 @@ pub(super) fn grouped_tile(
     #[comptime] align: u32,
 ) -> Work {
     let [height, width] = comptime!(tile);
-    let col0 = number % tiles_per_row * width;
-    let number = number / tiles_per_row;
     if comptime!(grouping == Grouping::Rows) {
         let mut left = number;
         let mut group = 0u32.runtime();
         let mut start = 0u32.runtime();
         let mut end = min(ends[0], m);
         // The rows after the last group are one more, without a matrix.
-        while group < groups && left >= tiles_of(start, end, height) {
-            left -= tiles_of(start, end, height);
+        while group < groups && left >= tiles_of(start, end, height) * cols {
+            left -= tiles_of(start, end, height) * cols;
             group += 1;
             start = end;
             end = select(group < groups, max(start, min(ends[min(group, groups - 1) as usize], m)), m);
         }
+        let rows = tiles_of(start, end, height);
+        let is_tile = left < rows * cols;
+        let (row, col) = banded_tile(select(is_tile, left, 0u32), max(rows, 1u32), cols);
         let row0_b = select(group < groups, group * n, 0u32);
         let shift = row0_b % align;
-        let exists = left < tiles_of(start, end, height) && col0 < n + shift;
-        let has_matrix = exists && group < groups;
+        let exists = is_tile && col * width < n + shift;
         Work {
-            row0: select(exists, (start / height + left) * height, end),
+            row0: select(exists, (start / height + row) * height, end),
             from: start,
             rows: end,
-            col0: col0 - shift,
+            col0: col * width - shift,
             row0_b,
             first: 0u32.runtime(),
-            end: select(has_matrix, k, 0u32),
+            end: select(exists && group < groups, k, 0u32),
             out0: 0u32.runtime(),
         }
     } else {
-        let tiles_per_col = m.div_ceil(height);
-        let group = number / tiles_per_col;
+        let rows = m.div_ceil(height);
+        let group = number / (rows * cols);
+        let (row, col) = banded_tile(number % (rows * cols), rows, cols);
         let exists = group < groups;
-        let align = comptime!(GROUP_ALIGN as u32);
-        let before = min(ends[(max(min(group, groups - 1), 1u32) - 1) as usize], k);
-        let first = select(group == 0, 0u32, before.div_ceil(align) * align);
-        let end = min(ends[min(group, groups - 1) as usize], k);
+        let last = min(group, groups - 1);
+        let align_k = comptime!(GROUP_ALIGN as u32);
+        let mut before = 0u32.runtime();
+        for i in 0..last {
+            before = max(before, min(ends[i as usize], k));
+        }
+        let first = before.div_ceil(align_k) * align_k;
+        let end = max(first, min(ends[last as usize], k));
         Work {
-            row0: select(exists, number % tiles_per_col * height, m),
+            row0: select(exists, row * height, m),
             from: 0u32.runtime(),
             rows: m,
-            col0,
+            col0: col * width,
             row0_b: 0u32.runtime(),
             first,
-            end: select(exists, max(first, end), first),
+            end: select(exists, end, first),
             out0: group * m * n,
         }
     }

@@ -78,8 +78,7 @@ impl Case {
     }
 
     fn path<R: Runtime>(&self, client: &ComputeClient<R>) -> GemmPath {
-        let [_, n, _] = self.shape();
-        grouped_gemm_path(client, self.granularities, self.grouping, n, self.config)
+        grouped_gemm_path(client, self.granularities, self.config)
     }
 
     fn name<R: Runtime>(&self, client: &ComputeClient<R>) -> String {
@@ -133,7 +132,7 @@ impl Case {
         let spans = self.spans();
         let last = spans.iter().rposition(|span| !span.is_empty());
         let end = |(g, span): (usize, &Range<usize>)| match self.wild {
-            true if span.is_empty() && self.grouping == Grouping::Rows => 0,
+            true if span.is_empty() => 0,
             true if Some(g) == last && self.sizes.1 == 0 => i32::MAX as u32,
             _ => span.end as u32,
         };

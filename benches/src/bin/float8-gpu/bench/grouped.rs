@@ -131,7 +131,7 @@ pub fn rows<T: Target>(timer: &mut Timer, quick: bool) -> Vec<Row> {
             rows.extend(timer.case(&format!("grouped {grouping} {m}x{n}x{k} {spread} {scales}"), |timer| {
                 let client = T::client();
                 let config = GemmConfig::default();
-                let path = grouped_gemm_path(&client, [granularity; 2], shape.grouping, n, config).to_string();
+                let path = grouped_gemm_path(&client, [granularity; 2], config).to_string();
                 let [precise, fast] = grouped::<T>(timer, &table, shape, granularity);
                 client.memory_cleanup();
                 let dense = dense::<T>(timer, &table, shape, granularity);
