@@ -4,8 +4,8 @@ use burn::module::{Module, Param, ParamId};
 use burn::nn::Initializer;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_float8::{
-    Float8, Float8Backend, Float8Config, Float8Error, Float8LinearConfig, Float8Ops, Gemm, GroupedLinear, Recipe, Role,
-    grouped_linear, report,
+    CastConfig, Float8, Float8Backend, Float8Config, Float8Error, Float8LinearConfig, Float8Ops, Float8State, Gemm,
+    Granularity, GroupedLinear, Recipe, Role, grouped_linear, report,
 };
 
 use crate::on_every_runtime;
@@ -95,14 +95,20 @@ fn exact(config: &Float8LinearConfig, [x, w, dy]: [&[f32]; 3], sizes: &[usize]) 
         (rows, at)
     };
     let cast = |t: &[f32], shape, cast, by_cols| dequantized(t, shape, cast, config, by_cols, None);
+    // One scale for the tensor is that of all its rows, those of no group included.
+    let one_scale = |t: &[f32], first: CastConfig, second: CastConfig| {
+        let is_one = first == second && first.scaling_granularity == Granularity::Tensor;
+        is_one.then(|| t.iter().fold(0f32, |amax, x| amax.max(x.abs())))
+    };
     let (x_rows, w_cols) =
         (cast(x, [m, K], casts.input, false), cast(&transposed, [groups * N, K], casts.weight, false));
     let dy_rows = cast(dy, [m, N], casts.grad_output, false);
     let w_rows = cast(w, [groups * K, N], casts.weight_for_grad_input, false);
     let ((xp, at), (dyp, _)) = (padded(x, K), padded(dy, N));
     let p = xp.len() / K;
-    let x_cols = cast(&xp, [p, K], casts.input_for_grad_weight, true);
-    let dy_cols = cast(&dyp, [p, N], casts.grad_output_for_grad_weight, true);
+    let (x_cast, dy_cast) = (casts.input_for_grad_weight, casts.grad_output_for_grad_weight);
+    let x_cols = dequantized(&xp, [p, K], x_cast, config, true, one_scale(x, casts.input, x_cast));
+    let dy_cols = dequantized(&dyp, [p, N], dy_cast, config, true, one_scale(dy, casts.grad_output, dy_cast));
     let (mut y, mut dx, mut dw) = (vec![0.0; m * N], vec![0.0; m * K], vec![]);
     for (g, span) in spans.iter().enumerate() {
         let m = span.len();
@@ -125,7 +131,10 @@ fn assert_close(got: &[Vec<f32>; 3], exact: &[Vec<f32>; 3], limits: [f64; 3], wh
 }
 
 fn definition_on<B: Float8Backend>(runtime: &str) {
-    let (x, w, dy) = (spread(M, K, 1), spread(G * K, N, 2), spread(M, N, 3));
+    let (mut x, w, mut dy) = (spread(M, K, 1), spread(G * K, N, 2), spread(M, N, 3));
+    // The largest are in rows of no group.
+    let grouped: usize = SIZES.iter().sum();
+    x[grouped * K..].iter_mut().chain(&mut dy[grouped * N..]).for_each(|x| *x *= 8.0);
     // Of several sizes; all in one of many; fewer than there are groups, with some of none.
     let cases: [(&[usize], usize); 3] = [(&SIZES, M), (&[0, 0, 0, 33, 0], 33), (&[0, 1, 0, 0, 1], 3)];
     for (recipe, (sizes, m)) in Recipe::ALL.into_iter().flat_map(|recipe| cases.map(|case| (recipe, case))) {
@@ -279,24 +288,47 @@ fn no_rows() {
     on_every_runtime!(no_rows_on);
 }
 
+/// Two layers of experts.
+#[derive(Module, Debug)]
+struct Pair<B: burn::tensor::backend::Backend> {
+    first: GroupedLinear<B>,
+    second: GroupedLinear<B>,
+}
+
+/// Histories see x and dy once a micro-batch, though two copies of them are cast, and a weight once a step; an x that two layers
+/// share belongs to the first of them.
+#[test]
+fn delayed_scaling_observes_each_tensor_once() {
+    let device = Default::default();
+    let new = || GroupedLinear::<A<Flex>>::new(3, 32, 16, &Initializer::Normal { mean: 0.0, std: 1.0 }, &device);
+    let pair = Pair { first: new(), second: new() };
+    let pair = Float8Config::new(Recipe::Delayed).convert(pair).unwrap().0;
+    for seed in [1, 2] {
+        let x = tensor::<A<Flex>, 2>(normal(5 * 32, seed), [5, 32]).require_grad();
+        let ends = int_ends::<Flex>(&[1, 3, 5]);
+        (pair.first.forward(x.clone(), ends.clone()) * pair.second.forward(x, ends)).sum().backward();
+    }
+    let state = Float8State::export(&pair);
+    let observed = ["first", "second"].map(|name| {
+        let layer = &state.layers[name];
+        [&layer.input, &layer.weight, &layer.grad_output].map(|amax| amax.as_ref().map(|amax| amax.observed.len()))
+    });
+    assert_eq!(observed, [[Some(2), Some(1), Some(2)], [None, Some(1), Some(2)]]);
+}
+
 /// A model's experts have a name, a recipe by it, and a place in the summary.
 #[test]
 fn experts_are_layers() {
-    #[derive(Module, Debug)]
-    struct Experts<B: burn::tensor::backend::Backend> {
-        up: GroupedLinear<B>,
-        down: GroupedLinear<B>,
-    }
     let device = Default::default();
     let new = |k, n| GroupedLinear::<A<Flex>>::new(3, k, n, &Initializer::Zeros, &device);
-    let experts = Experts { up: new(32, 64), down: new(64, 32) };
-    let config = Float8Config::new(Recipe::Rowwise).with_filter_fqns(["down"]);
+    let experts = Pair { first: new(32, 64), second: new(64, 32) };
+    let config = Float8Config::new(Recipe::Rowwise).with_filter_fqns(["second"]);
     let (experts, summary) = config.convert(experts).unwrap();
-    assert_eq!(summary.converted, ["up"]);
-    assert_eq!(summary.skipped.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["down"]);
+    assert_eq!(summary.converted, ["first"]);
+    assert_eq!(summary.skipped.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["second"]);
     let x = Tensor::<A<Flex>, 2>::ones([5, 32], &device);
     let ends = int_ends::<Flex>(&[1, 3, 5]);
-    experts.down.forward(experts.up.forward(x, ends.clone()), ends).sum().backward();
+    experts.second.forward(experts.first.forward(x, ends.clone()), ends).sum().backward();
     let calls = report(&experts).layers.into_iter().map(|l| l.gemms().map(|(_, g)| [g.emulated, g.high_precision]));
     // x wants no gradient.
     assert_eq!(calls.collect::<Vec<_>>(), [[[1, 0], [0, 0], [1, 0]], [[0, 1], [0, 1], [0, 1]]]);
