@@ -57,7 +57,7 @@ fn scale_calculation_modes_belong_to_blocks_of_32() {
     assert_eq!(names, ["floor", "ceil", "even", "rceil"]);
     for mode in ScaleCalculationMode::ALL {
         let config = parse(&format!(r#"{{ "recipe": "mxfp8", "scale_calculation_mode": "{mode}" }}"#)).unwrap();
-        let linear = Float8LinearConfig::new(Recipe::Mxfp8).with_scale_calculation_mode(mode);
+        let linear = Float8LinearConfig::new(Recipe::Mxfp8).with_scale_calculation_mode(mode).unwrap();
         assert_eq!(config, linear.clone().into());
         assert_eq!(parse(&serde_json::to_string(&config).unwrap()).unwrap(), config);
         assert_eq!(linear.scale_calculation_mode(), mode);
@@ -70,8 +70,58 @@ fn scale_calculation_modes_belong_to_blocks_of_32() {
         let is_default = mode == ScaleCalculationMode::Rceil;
         let name = if is_default { "mxfp8" } else { "mxfp8 (customized)" };
         assert_eq!((linear.to_string().as_str(), rounded.to_string().as_str()), (name, name));
-        let tensorwise = Float8LinearConfig::new(Recipe::Tensorwise).with_scale_calculation_mode(mode);
-        assert_eq!(tensorwise.to_string(), "tensorwise");
+    }
+}
+
+/// A mode that no cast uses is an error, in code and in files; one that some cast uses is none, whatever the recipe.
+#[test]
+fn a_scale_calculation_mode_needs_mx_scales() {
+    let mx = |recipe: Recipe| matches!(recipe, Recipe::Mxfp8 | Recipe::Mxfp8WgradWithHp);
+    for (recipe, mode) in Recipe::ALL.into_iter().flat_map(|r| ScaleCalculationMode::ALL.map(|mode| (r, mode))) {
+        let built = Float8LinearConfig::new(recipe).with_scale_calculation_mode(mode);
+        let read = parse(&format!(r#"{{ "recipe": "{recipe}", "scale_calculation_mode": "{mode}" }}"#));
+        if mx(recipe) {
+            assert_eq!(read.unwrap(), built.unwrap().into());
+            continue;
+        }
+        let error = built.unwrap_err();
+        assert_eq!(error, Float8Error::ScaleCalculationModeWithoutMx { recipe, mode });
+        assert!(error.to_string().contains(&format!("scale_calculation_mode = {mode} with recipe {recipe}")));
+        assert!(read.unwrap_err().to_string().contains(&error.to_string()));
+    }
+    let floor = ScaleCalculationMode::Floor;
+    // One cast of the six is enough, unless its GEMM is in high precision.
+    let mx = CastConfig::dynamic(Granularity::Block1x32, Format::E4m3);
+    let one = Casts { weight_for_grad_input: mx, ..Recipe::Rowwise.casts() };
+    let off = CastConfig { scaling_type: ScalingType::Disabled, ..mx };
+    let none = Casts { weight_for_grad_input: off, grad_output: off, ..Recipe::Rowwise.casts() };
+    let rowwise = |casts| Float8LinearConfig::new(Recipe::Rowwise).with_casts(casts).unwrap();
+    rowwise(one).with_scale_calculation_mode(floor).unwrap();
+    let error = Float8Error::ScaleCalculationModeWithoutMx { recipe: Recipe::Rowwise, mode: floor };
+    assert_eq!(rowwise(none).with_scale_calculation_mode(floor).unwrap_err(), error);
+    // Nor may the casts that use it go.
+    let used = Float8LinearConfig::new(Recipe::Mxfp8).with_scale_calculation_mode(floor).unwrap();
+    used.clone().with_casts(one).unwrap();
+    let error = Float8Error::ScaleCalculationModeWithoutMx { recipe: Recipe::Mxfp8, mode: floor };
+    assert_eq!(used.with_casts(Recipe::Rowwise.casts()).unwrap_err(), error);
+}
+
+/// The mode of some linears stands in their override; that of the others does not reach them.
+#[test]
+fn overrides_have_their_own_scale_calculation_mode() {
+    let mx = r#"{ "fqns": ["*.q"], "config": { "recipe": "mxfp8", "scale_calculation_mode": "even" } }"#;
+    let config = parse(&format!(r#"{{ "recipe": "rowwise", "overrides": [{mx}] }}"#)).unwrap();
+    assert_eq!(config.overrides[0].config.scale_calculation_mode(), ScaleCalculationMode::Even);
+    assert_eq!(parse(&serde_json::to_string(&config).unwrap()).unwrap(), config);
+    assert_eq!(summary(&config, 1).unwrap().overridden, [("blocks.0.q".into(), "mxfp8 (customized)".into())]);
+    let rowwise = r#"{ "fqns": ["*.q"], "config": { "recipe": "rowwise", "scale_calculation_mode": "even" } }"#;
+    for (text, recipe) in [
+        (format!(r#"{{ "scale_calculation_mode": "even", "overrides": [{mx}] }}"#), "tensorwise"),
+        (format!(r#"{{ "recipe": "mxfp8", "overrides": [{rowwise}] }}"#), "rowwise"),
+    ] {
+        let error = parse(&text).unwrap_err().to_string();
+        let named = format!("scale_calculation_mode = even with recipe {recipe}");
+        assert!(error.contains(&named) && error.contains("an override has its own"), "{text}: {error}");
     }
 }
 
@@ -118,6 +168,7 @@ fn files_say_all_that_code_can() {
         .with_use_fast_accum(Gemm::Fprop, true)
         .with_round_scales_to_power_of_2(false)
         .with_scale_calculation_mode(ScaleCalculationMode::Floor)
+        .unwrap()
         .with_emulate(true)
         .with_force_recompute_fp8_weight_in_bwd(true)
         .with_delayed_scaling(DelayedScaling { amax_history_len: 16, amax_compute_algo, margin: 1 })

@@ -2,13 +2,14 @@
 use burn::backend::Autodiff;
 use burn::module::{Module, Param, ParamId};
 use burn::nn::Initializer;
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_float8::{
-    Float8, Float8Backend, Float8Config, Float8Error, Float8LinearConfig, Float8Ops, Gemm, GroupedLinear, Recipe, Role,
-    grouped_linear, report,
+    CastConfig, Float8, Float8Backend, Float8Config, Float8Error, Float8LinearConfig, Float8Ops, Float8State, Gemm,
+    Granularity, GroupedLinear, Recipe, Role, grouped_linear, report,
 };
 
 use crate::on_every_runtime;
+use crate::support::linear::from_values;
 use crate::support::operand::{tensor, values};
 use crate::support::oracle::{dequantized, matmul};
 use crate::support::runtime::Flex;
@@ -23,16 +24,16 @@ const G: usize = SIZES.len();
 const K: usize = 70;
 const N: usize = 50;
 
+fn ends_of(sizes: &[usize]) -> Vec<usize> {
+    let end = |end: &mut usize, size: &usize| {
+        *end += size;
+        Some(*end)
+    };
+    sizes.iter().scan(0, end).collect()
+}
+
 fn ends() -> Vec<usize> {
-    SIZES
-        .iter()
-        .scan(0, |end, size| {
-            Some({
-                *end += size;
-                *end
-            })
-        })
-        .collect()
+    ends_of(&SIZES)
 }
 
 fn int_ends<B: Float8Backend>(ends: &[usize]) -> Tensor<A<B>, 1, Int> {
@@ -42,26 +43,47 @@ fn int_ends<B: Float8Backend>(ends: &[usize]) -> Tensor<A<B>, 1, Int> {
 }
 
 /// y, dx and dw.
-fn ours<B: Float8Backend>(experts: &GroupedLinear<A<B>>, [x, dy]: [&[f32]; 2], ends: &[usize]) -> [Vec<f32>; 3] {
-    let m = x.len() / K;
-    let x = tensor::<A<B>, 2>(x.to_vec(), [m, K]).require_grad();
+fn ours<B: Float8Backend>(experts: &GroupedLinear<A<B>>, xdy: [&[f32]; 2], ends: &[usize]) -> [Vec<f32>; 3] {
+    ours_in(experts, xdy, ends, DType::F32)
+}
+
+/// The same of x and dy in a dtype, which those of y and dx must be, as that of dw the weight's.
+fn ours_in<B: Float8Backend>(
+    experts: &GroupedLinear<A<B>>,
+    [x, dy]: [&[f32]; 2],
+    ends: &[usize],
+    dtype: DType,
+) -> [Vec<f32>; 3] {
+    let (m, weight) = (x.len() / K, experts.weight.val());
+    let load = |values: &[f32], cols| {
+        let t = tensor::<A<B>, 2>(values.to_vec(), [m, cols]);
+        if dtype == DType::F32 { t } else { t.cast(dtype).detach() }
+    };
+    let x = load(x, K).require_grad();
     let y = experts.forward(x.clone(), int_ends::<B>(ends));
-    let grads = (y.clone() * tensor(dy.to_vec(), [m, N])).sum().backward();
-    [values(y), values(x.grad(&grads).unwrap()), values(experts.weight.grad(&grads).unwrap())]
+    let grads = (y.clone() * load(dy, N)).sum().backward();
+    let (dx, dw) = (x.grad(&grads).unwrap(), weight.grad(&grads).unwrap());
+    assert_eq!([y.dtype(), dx.dtype(), dw.dtype()], [dtype, dtype, weight.dtype()]);
+    [values(y), values(dx), values(dw)]
 }
 
 fn experts<B: Float8Backend>(config: &Float8LinearConfig, w: &[f32]) -> GroupedLinear<A<B>> {
-    let weight = tensor::<A<B>, 3>(w.to_vec(), [G, K, N]).require_grad();
-    let experts = GroupedLinear { weight: Param::initialized(ParamId::new(), weight) };
+    experts_in(config, w, DType::F32)
+}
+
+fn experts_in<B: Float8Backend>(config: &Float8LinearConfig, w: &[f32], dtype: DType) -> GroupedLinear<A<B>> {
+    let weight = tensor::<A<B>, 3>(w.to_vec(), [w.len() / (K * N), K, N]);
+    let weight = if dtype == DType::F32 { weight } else { weight.cast(dtype).detach() };
+    let experts = GroupedLinear { weight: Param::initialized(ParamId::new(), weight.require_grad()) };
     Float8Config::from(config.clone()).convert(experts).unwrap().0
 }
 
 /// The same by the definition: each operand is cast as the matrix that the GEMM contracts.
-fn exact(config: &Float8LinearConfig, [x, w, dy]: [&[f32]; 3]) -> [Vec<f32>; 3] {
-    let casts = config.casts();
-    let spans: Vec<_> = ends().iter().zip(SIZES).map(|(end, size)| end - size..*end).collect();
+fn exact(config: &Float8LinearConfig, [x, w, dy]: [&[f32]; 3], sizes: &[usize]) -> [Vec<f32>; 3] {
+    let (casts, groups, m) = (config.casts(), sizes.len(), x.len() / K);
+    let spans: Vec<_> = ends_of(sizes).iter().zip(sizes).map(|(end, size)| end - size..*end).collect();
     let transposed: Vec<f32> =
-        (0..G).flat_map(|g| (0..N).flat_map(move |n| (0..K).map(move |k| w[(g * K + k) * N + n]))).collect();
+        (0..groups).flat_map(|g| (0..N).flat_map(move |n| (0..K).map(move |k| w[(g * K + k) * N + n]))).collect();
     // Groups begin at multiples of 128, zeros between.
     let padded = |t: &[f32], cols: usize| {
         let (mut rows, mut at) = (vec![], vec![]);
@@ -73,14 +95,21 @@ fn exact(config: &Float8LinearConfig, [x, w, dy]: [&[f32]; 3]) -> [Vec<f32>; 3] 
         (rows, at)
     };
     let cast = |t: &[f32], shape, cast, by_cols| dequantized(t, shape, cast, config, by_cols, None);
-    let (x_rows, w_cols) = (cast(x, [M, K], casts.input, false), cast(&transposed, [G * N, K], casts.weight, false));
-    let dy_rows = cast(dy, [M, N], casts.grad_output, false);
-    let w_rows = cast(w, [G * K, N], casts.weight_for_grad_input, false);
+    // One scale for the tensor is that of all its rows, those of no group included.
+    let one_scale = |t: &[f32], first: CastConfig, second: CastConfig| {
+        let is_one = first == second && first.scaling_granularity == Granularity::Tensor;
+        is_one.then(|| t.iter().fold(0f32, |amax, x| amax.max(x.abs())))
+    };
+    let (x_rows, w_cols) =
+        (cast(x, [m, K], casts.input, false), cast(&transposed, [groups * N, K], casts.weight, false));
+    let dy_rows = cast(dy, [m, N], casts.grad_output, false);
+    let w_rows = cast(w, [groups * K, N], casts.weight_for_grad_input, false);
     let ((xp, at), (dyp, _)) = (padded(x, K), padded(dy, N));
     let p = xp.len() / K;
-    let x_cols = cast(&xp, [p, K], casts.input_for_grad_weight, true);
-    let dy_cols = cast(&dyp, [p, N], casts.grad_output_for_grad_weight, true);
-    let (mut y, mut dx, mut dw) = (vec![0.0; M * N], vec![0.0; M * K], vec![]);
+    let (x_cast, dy_cast) = (casts.input_for_grad_weight, casts.grad_output_for_grad_weight);
+    let x_cols = dequantized(&xp, [p, K], x_cast, config, true, one_scale(x, casts.input, x_cast));
+    let dy_cols = dequantized(&dyp, [p, N], dy_cast, config, true, one_scale(dy, casts.grad_output, dy_cast));
+    let (mut y, mut dx, mut dw) = (vec![0.0; m * N], vec![0.0; m * K], vec![]);
     for (g, span) in spans.iter().enumerate() {
         let m = span.len();
         let product = matmul(&x_rows[span.start * K..], [K, 1], &w_cols[g * N * K..], [1, K], [m, K, N]);
@@ -92,17 +121,28 @@ fn exact(config: &Float8LinearConfig, [x, w, dy]: [&[f32]; 3]) -> [Vec<f32>; 3] 
     [y, dx, dw]
 }
 
+/// The share of the largest that the errors of y, dx and dw may be.
+fn assert_close(got: &[Vec<f32>; 3], exact: &[Vec<f32>; 3], limits: [f64; 3], what: &str) {
+    for (((name, got), exact), limit) in ["y", "dx", "dw"].iter().zip(got).zip(exact).zip(limits) {
+        let largest = exact.iter().fold(1e-6f32, |m, v| m.max(v.abs()));
+        let error = max_error(got, exact) / f64::from(largest);
+        assert!(error < limit, "{what} {name}: {error:e} of the largest");
+    }
+}
+
 fn definition_on<B: Float8Backend>(runtime: &str) {
-    let (x, w, dy) = (spread(M, K, 1), spread(G * K, N, 2), spread(M, N, 3));
-    for recipe in Recipe::ALL {
+    let (mut x, w, mut dy) = (spread(M, K, 1), spread(G * K, N, 2), spread(M, N, 3));
+    // The largest are in rows of no group.
+    let grouped: usize = SIZES.iter().sum();
+    x[grouped * K..].iter_mut().chain(&mut dy[grouped * N..]).for_each(|x| *x *= 8.0);
+    // Of several sizes; all in one of many; fewer than there are groups, with some of none.
+    let cases: [(&[usize], usize); 3] = [(&SIZES, M), (&[0, 0, 0, 33, 0], 33), (&[0, 1, 0, 0, 1], 3)];
+    for (recipe, (sizes, m)) in Recipe::ALL.into_iter().flat_map(|recipe| cases.map(|case| (recipe, case))) {
         let config = Float8LinearConfig::new(recipe);
         let experts = experts::<B>(&config, &w);
-        let got = ours(&experts, [&x, &dy], &ends());
-        for ((what, got), exact) in ["y", "dx", "dw"].iter().zip(&got).zip(exact(&config, [&x, &w, &dy])) {
-            let largest = exact.iter().fold(0f32, |m, v| m.max(v.abs()));
-            let error = max_error(got, &exact) / f64::from(largest);
-            assert!(error < 2e-6, "{runtime} {recipe} {what}: {error:e} of the largest");
-        }
+        let (x, dy) = (&x[..m * K], &dy[..m * N]);
+        let got = ours(&experts, [x, dy], &ends_of(sizes));
+        assert_close(&got, &exact(&config, [x, &w, dy], sizes), [2e-6; 3], &format!("{runtime} {recipe} {sizes:?}"));
         let report = report(&experts);
         verify(report.clone()).unwrap();
         let layer = &report.layers[0];
@@ -117,6 +157,74 @@ fn definition_on<B: Float8Backend>(runtime: &str) {
 #[test]
 fn groups_equal_their_definition() {
     on_every_runtime!(definition_on);
+}
+
+/// Of one group, the plain linear: the same casts and the same sums.
+fn one_group_on<B: Float8Backend>(runtime: &str) {
+    let (x, w, dy) = (spread(M, K, 1), spread(K, N, 2), spread(M, N, 3));
+    for recipe in Recipe::ALL {
+        let config = Float8LinearConfig::new(recipe);
+        let dense = from_values::<B>(&config.clone().into(), [&x, &w, &dy], [M, K, N], None);
+        let got = ours(&experts::<B>(&config, &w), [&x, &dy], &[M]);
+        for ((what, got), dense) in ["y", "dx", "dw"].iter().zip(&got).zip(&dense) {
+            assert!(got == dense, "{runtime} {recipe} {what}: {:e}", max_error(got, dense));
+        }
+    }
+}
+
+#[test]
+fn one_group_equals_a_linear_bit_for_bit() {
+    on_every_runtime!(one_group_on);
+}
+
+fn dtypes_on<B: Float8Backend>(runtime: &str) {
+    let sizes = [20, 0, 45, 1];
+    let (m, groups) = (70, sizes.len());
+    for (dtype, unit) in [(DType::BF16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-11))] {
+        if !B::fp8_supports(&Default::default(), dtype) {
+            continue;
+        }
+        let round = |v: Vec<f32>| values(Tensor::<Flex, 1>::from_floats(&v[..], &Default::default()).cast(dtype));
+        let (x, w, dy) = (round(normal(m * K, 1)), round(normal(groups * K * N, 2)), round(normal(m * N, 3)));
+        for (recipe, of_w) in Recipe::ALL.into_iter().flat_map(|recipe| [(recipe, DType::F32), (recipe, dtype)]) {
+            let config = Float8LinearConfig::new(recipe);
+            let experts = experts_in::<B>(&config, &w, of_w);
+            let got = ours_in(&experts, [&x, &dy], &ends_of(&sizes), dtype);
+            // Only dw in f32 from FP8 is not rounded to the dtype.
+            let rounds_dw = of_w != DType::F32 || config.casts().input_for_grad_weight.is_disabled();
+            let limits = [unit, unit, if rounds_dw { unit } else { 2e-6 }];
+            let what = format!("{runtime} {recipe} {dtype:?} by {of_w:?}");
+            assert_close(&got, &exact(&config, [&x, &w, &dy], &sizes), limits, &what);
+            verify(report(&experts)).unwrap();
+        }
+    }
+}
+
+/// x in bf16 or f16, w in the same or f32: y and dx have x's dtype, dw has w's, as in a linear.
+#[test]
+fn dtypes_may_differ() {
+    on_every_runtime!(dtypes_on);
+}
+
+/// f64 has no FP8 cast: high precision, and the report says why.
+#[test]
+fn dtypes_without_a_cast_run_in_high_precision() {
+    let (x, w, dy) = (normal(M * K, 1), normal(G * K * N, 2), normal(M * N, 3));
+    let experts = experts::<Flex>(&Float8LinearConfig::new(Recipe::Tensorwise), &w);
+    let got = ours_in(&experts, [&x, &dy], &ends(), DType::F64);
+    let wide = |v: &[f32]| v.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
+    let (x, w) = (wide(&x), wide(&w));
+    let mut y = vec![0.0; M * N];
+    for (g, (end, size)) in ends().into_iter().zip(SIZES).enumerate() {
+        let start = end - size;
+        let product = matmul(&x[start * K..], [K, 1], &w[g * K * N..], [N, 1], [size, K, N]);
+        y[start * N..end * N].copy_from_slice(&product);
+    }
+    assert!(max_error(&got[0], &y) < 1e-5);
+    for (gemm, calls) in report(&experts).layers[0].gemms() {
+        assert_eq!((calls.emulated, calls.high_precision), (0, 1), "{gemm}");
+        assert_eq!(calls.reason.as_deref(), Some("dtype F64"), "{gemm}");
+    }
 }
 
 /// Accumulated micro-batches cast a weight once for each direction.
@@ -157,36 +265,70 @@ fn padding_is_reported() {
     assert_eq!(padding[..2], [0.0; 2]);
 }
 
+fn no_rows_on<B: Float8Backend>(runtime: &str) {
+    for recipe in Recipe::ALL {
+        let experts = experts::<B>(&Float8LinearConfig::new(recipe), &normal(G * K * N, 2));
+        let x = Tensor::<A<B>, 2>::zeros([0, K], &Default::default()).require_grad();
+        let y = experts.forward(x.clone(), int_ends::<B>(&[0; G]));
+        let grads = y.clone().sum().backward();
+        assert_eq!(y.dims(), [0, N], "{runtime} {recipe}");
+        // Not every backend gives the sum of no rows a gradient of no rows.
+        assert!(runtime != "flex" || x.grad(&grads).unwrap().dims() == [0, K], "{recipe}");
+        let dw = values(experts.weight.grad(&grads).unwrap());
+        assert!(dw.len() == G * K * N && dw.iter().all(|&x| x == 0.0), "{runtime} {recipe}");
+        // All rows outside the groups.
+        let [y, dx, dw] = ours(&experts, [&vec![1.0; 3 * K], &vec![1.0; 3 * N]], &[0; G]);
+        assert!(y.iter().chain(&dx).chain(&dw).all(|&x| x == 0.0), "{runtime} {recipe}");
+    }
+}
+
 /// Nothing to multiply: zeros, and no GEMM but in words.
 #[test]
 fn no_rows() {
-    let experts = experts::<Flex>(&Float8LinearConfig::new(Recipe::Mxfp8), &normal(G * K * N, 2));
-    let [y, dx, dw] = ours(&experts, [&[], &[]], &[0; G]);
-    assert_eq!((y.len(), dx.len(), dw.len()), (0, 0, G * K * N));
-    assert!(dw.iter().all(|&x| x == 0.0));
-    // All rows outside the groups.
-    let [y, dx, dw] = ours(&experts, [&vec![1.0; 3 * K], &vec![1.0; 3 * N]], &[0; G]);
-    assert!(y.iter().chain(&dx).chain(&dw).all(|&x| x == 0.0));
+    on_every_runtime!(no_rows_on);
+}
+
+/// Two layers of experts.
+#[derive(Module, Debug)]
+struct Pair<B: burn::tensor::backend::Backend> {
+    first: GroupedLinear<B>,
+    second: GroupedLinear<B>,
+}
+
+/// Histories see x and dy once a micro-batch, though two copies of them are cast, and a weight once a step; an x that two layers
+/// share belongs to the first of them.
+#[test]
+fn delayed_scaling_observes_each_tensor_once() {
+    let device = Default::default();
+    let new = || GroupedLinear::<A<Flex>>::new(3, 32, 16, &Initializer::Normal { mean: 0.0, std: 1.0 }, &device);
+    let pair = Pair { first: new(), second: new() };
+    let pair = Float8Config::new(Recipe::Delayed).convert(pair).unwrap().0;
+    for seed in [1, 2] {
+        let x = tensor::<A<Flex>, 2>(normal(5 * 32, seed), [5, 32]).require_grad();
+        let ends = int_ends::<Flex>(&[1, 3, 5]);
+        (pair.first.forward(x.clone(), ends.clone()) * pair.second.forward(x, ends)).sum().backward();
+    }
+    let state = Float8State::export(&pair);
+    let observed = ["first", "second"].map(|name| {
+        let layer = &state.layers[name];
+        [&layer.input, &layer.weight, &layer.grad_output].map(|amax| amax.as_ref().map(|amax| amax.observed.len()))
+    });
+    assert_eq!(observed, [[Some(2), Some(1), Some(2)], [None, Some(1), Some(2)]]);
 }
 
 /// A model's experts have a name, a recipe by it, and a place in the summary.
 #[test]
 fn experts_are_layers() {
-    #[derive(Module, Debug)]
-    struct Experts<B: burn::tensor::backend::Backend> {
-        up: GroupedLinear<B>,
-        down: GroupedLinear<B>,
-    }
     let device = Default::default();
     let new = |k, n| GroupedLinear::<A<Flex>>::new(3, k, n, &Initializer::Zeros, &device);
-    let experts = Experts { up: new(32, 64), down: new(64, 32) };
-    let config = Float8Config::new(Recipe::Rowwise).with_filter_fqns(["down"]);
+    let experts = Pair { first: new(32, 64), second: new(64, 32) };
+    let config = Float8Config::new(Recipe::Rowwise).with_filter_fqns(["second"]);
     let (experts, summary) = config.convert(experts).unwrap();
-    assert_eq!(summary.converted, ["up"]);
-    assert_eq!(summary.skipped.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["down"]);
+    assert_eq!(summary.converted, ["first"]);
+    assert_eq!(summary.skipped.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["second"]);
     let x = Tensor::<A<Flex>, 2>::ones([5, 32], &device);
     let ends = int_ends::<Flex>(&[1, 3, 5]);
-    experts.down.forward(experts.up.forward(x, ends.clone()), ends).sum().backward();
+    experts.second.forward(experts.first.forward(x, ends.clone()), ends).sum().backward();
     let calls = report(&experts).layers.into_iter().map(|l| l.gemms().map(|(_, g)| [g.emulated, g.high_precision]));
     // x wants no gradient.
     assert_eq!(calls.collect::<Vec<_>>(), [[[1, 0], [0, 0], [1, 0]], [[0, 1], [0, 1], [0, 1]]]);

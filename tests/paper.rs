@@ -3,10 +3,12 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::backend::Autodiff;
+use burn::module::{Param, ParamId};
 use burn::nn::Linear;
 use burn::tensor::backend::Backend;
+use burn::tensor::{Int, Tensor};
 use burn_cubecl::CubeBackend;
-use burn_float8::{Float8, Float8Config, Recipe, report};
+use burn_float8::{Float8, Float8Config, GroupedLinear, Recipe, report};
 use burn_fusion::Fusion;
 use codegen::device::{Execution, GenerateCuda, PaperDevice, execute, take, take_waits};
 use cubecl::Runtime;
@@ -44,15 +46,24 @@ impl Launched {
 
 /// Forward and backward between element-wise chains; what was launched until the device was asked to be done.
 fn step(layer: &Linear<B>, seed: u64) -> Launched {
+    step_of(&layer.weight, |x| layer.forward(x), seed)
+}
+
+/// The same of anything that multiplies by a weight.
+fn step_of<const D: usize>(
+    weight: &Param<Tensor<B, D>>,
+    forward: impl FnOnce(Tensor<B, 2>) -> Tensor<B, 2>,
+    seed: u64,
+) -> Launched {
     let [m, k, n] = SHAPE;
     let x = tensor::<B, 2>(normal(m * k, seed), [m, k]).require_grad();
     let dy = tensor::<B, 2>(normal(m * n, seed + 1), [m, n]);
     sync();
     // What came before does not count.
     let _before = (take(), take_waits());
-    let y = layer.forward(x.clone() * 0.5 + 1.0) * 0.25 - 1.0;
+    let y = forward(x.clone() * 0.5 + 1.0) * 0.25 - 1.0;
     let grads = (y * dy).sum().backward();
-    let kept = (x.grad(&grads).expect("tracked"), layer.weight.grad(&grads).expect("tracked"));
+    let kept = (x.grad(&grads).expect("tracked"), weight.grad(&grads).expect("tracked"));
     assert_eq!(take_waits(), 0, "the host waited for the device");
     sync();
     drop(kept);
@@ -97,6 +108,28 @@ fn an_mx_linear_launches_one_kernel_a_cast() {
         assert_eq!((launched.count("maxima"), launched.count("gemm_")), (0, 3), "{names:?}");
     }
     report(&layer).verify().expect("FP8 ran everywhere");
+}
+
+/// The weight gradient of groups casts x and dy with their rows moved apart, but looks for no second amax.
+#[test]
+fn a_grouped_linear_looks_for_each_amax_once() {
+    let _turn = turn();
+    let [m, k, n] = SHAPE;
+    let groups = 3;
+    let weight = tensor::<B, 3>(normal(groups * k * n, 2), [groups, k, n]).require_grad();
+    let experts = GroupedLinear { weight: Param::initialized(ParamId::new(), weight) };
+    let experts = Float8Config::tensorwise().convert(experts).unwrap().0;
+    let ends = [20, 20, m as i32];
+    // The second step finds the two copies of w.
+    for (amaxes, casts) in [(3, 6), (2, 4)] {
+        let ends = Tensor::<B, 1, Int>::from_ints(ends, &PaperDevice::default());
+        let launched = step_of(&experts.weight, |x| experts.forward(x, ends), 50);
+        let names = &launched.0;
+        let cast = names.iter().filter(|name| name.starts_with("cast_")).count();
+        assert_eq!((launched.count("partial_maxima"), cast), (amaxes, casts), "{names:?}");
+        assert_eq!(launched.count("gemm_hopper"), 3, "{names:?}");
+    }
+    report(&experts).verify().expect("FP8 ran everywhere");
 }
 
 #[test]

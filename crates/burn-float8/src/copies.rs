@@ -7,8 +7,9 @@
 //! | w, both orientations in one pass if they are cast alike | fprop | by the weight, so until the optimizer replaces it; with `force_recompute_fp8_weight_in_bwd` each when it is needed, by nobody |
 //! | dy, both orientations in one pass if they are cast alike | dgrad | by dy, so until its node is done |
 //!
-//! All copies of one cast of a tensor have one scale: what the first of them finds out is kept. A tensor that gradient
-//! checkpointing computes again is another one.
+//! All copies of one cast of a tensor have one scale: what the first of them finds out is kept, also for a tensor of the same
+//! elements with zeros between ([`Companion::inherit_scales`]). A tensor that gradient checkpointing computes again is another
+//! one.
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -154,6 +155,15 @@ impl<B: Float8Backend> Default for Companion<B> {
 }
 
 impl<B: Float8Backend> Companion<B> {
+    /// Takes over what is known of casts of `other` with one scale, whose elements this tensor has, and zeros beside them.
+    pub(crate) fn inherit_scales(&self, other: &Self) {
+        let others = other.casts.lock().unwrap();
+        let one_scale = others.known.iter().filter(|(key, _)| key.cast.granularity == Granularity::Tensor);
+        let known = one_scale.map(|(key, known)| (*key, known.clone())).collect();
+        drop(others);
+        self.casts.lock().unwrap().known = known;
+    }
+
     /// Notes that a linear reads this tensor.
     pub(crate) fn add_use(&self, new: Use) {
         let mut uses = self.uses.lock().unwrap();

@@ -1,6 +1,7 @@
 //! One error type for everything that a user can get wrong; its fields carry the offending values.
-use float8_kernels::{Format, Granularity};
+use float8_kernels::{Format, Granularity, ScaleCalculationMode};
 
+use crate::config::Recipe;
 use crate::layer::Gemm;
 
 /// What [`Float8Config`](crate::Float8Config), its application and the state of a run can refuse.
@@ -104,6 +105,17 @@ pub enum Float8Error {
         value: String,
         /// What it may be.
         range: &'static str,
+    },
+    /// A mode of MX scales without a cast that has such scales.
+    #[error(
+        "scale_calculation_mode = {mode} with recipe {recipe}: no cast is of 1x32, so nothing uses it (an override has \
+         its own)"
+    )]
+    ScaleCalculationModeWithoutMx {
+        /// The recipe that the casts started from.
+        recipe: Recipe,
+        /// The mode.
+        mode: ScaleCalculationMode,
     },
     /// Delayed scaling was asked for linears without a name.
     #[error("delayed scaling keeps a history for each layer: apply the configuration to a model to give them names")]

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Where groups end is known to the device alone. For dw the rows of each group are moved to the next multiple of
-//! [`GROUP_ALIGN`], with zeros between, so that no block of scales belongs to two groups.
+//! [`GROUP_ALIGN`], with zeros between, so that no block of scales belongs to two groups. One scale for the tensor is that of x
+//! and of dy, as fprop and dgrad have found it: rows of no group count in it.
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -34,8 +35,9 @@ use crate::tensor::Float8Tensor;
 ///
 /// Group `g` is the rows from `ends[g - 1]` (from 0 for the first) to `ends[g]`; `ends: [G]` ascends. Rows after the last end give
 /// zeros. The three GEMMs run in FP8 by the recipe of the weight's layer, as those of a linear do, and count in its report;
-/// with one scale for the tensor all groups share it. Nothing is read from the device, whatever the sizes of the groups, but
-/// where a GEMM runs in high precision: that is a matmul for each group, for which the ends are read.
+/// with one scale for the tensor all groups share it, and rows of no group may count in it. Nothing is read from the device,
+/// whatever the sizes of the groups, but where a GEMM runs in high precision: that is a matmul for each group, for which the
+/// ends are read.
 ///
 /// A weight gets its layer from [`Float8Config::apply`](crate::Float8Config::apply) if it is that of a
 /// [`GroupedLinear`](crate::GroupedLinear); another one runs by the device's default, as that of any untagged linear.
@@ -217,8 +219,12 @@ fn wgrad<B: Float8Backend>(
         Ok(config) => {
             let of = |role, along| CastOf { role, along, layer: &layer, config: &config };
             let padding = Padding::<B>::new(ends, dims, &device);
-            // Tensors of their own, so that nothing takes these copies for those of x and dy.
-            let [x, dy] = [x, dy].map(|t| Float8Tensor::<B>::new(padding.apply(t.into_full())));
+            // Tensors of their own, so that nothing takes these copies for those of x and dy; zeros change no amax.
+            let [x, dy] = [x, dy].map(|t| {
+                let padded = Float8Tensor::<B>::new(padding.apply(t.full().clone()));
+                padded.companion().inherit_scales(t.companion());
+                padded
+            });
             let view = |t: &Float8Tensor<B>| t.full().clone();
             let a = fp8_copy_of(&x, Some(&|| view(&x)), of(Role::Input, Along::Cols), false);
             let b = fp8_copy_of(&dy, Some(&|| view(&dy)), of(Role::GradOutput, Along::Cols), false);

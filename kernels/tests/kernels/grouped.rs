@@ -157,17 +157,29 @@ proptest! {
     }
 }
 
-/// Ends beyond the rows, or below their predecessors, read and write nothing that is not there.
+/// Ends beyond the axis, or below their predecessors, read and write nothing that is not there.
 #[test]
 fn ends_that_cannot_be() {
     let Some(client) = client() else { return };
-    let a = HostMatrix::random([40, 32], Format::E4m3, Granularity::Row, 1);
-    let b = HostMatrix::random([30, 32], Format::E4m3, Granularity::Row, 2);
-    let run = |ends: &[usize]| {
-        grouped(&client, &a.upload(&client), &b.upload(&client), &groups(&client, ends, Grouping::Rows))
+    let run = |[a, b]: &[HostMatrix; 2], ends: &[usize], grouping| {
+        grouped(&client, &a.upload(&client), &b.upload(&client), &groups(&client, ends, grouping))
     };
-    assert_eq!(run(&[20, 10, 100]), run(&[20, 20, 40]));
-    assert_eq!(run(&[1 << 31, 5, 5]), run(&[40, 40, 40]));
+    let pair = |shapes: [[usize; 2]; 2], granularity| {
+        [0, 1].map(|i| HostMatrix::random(shapes[i], Format::E4m3, granularity, 1 + i as u64))
+    };
+    let operands = pair([[40, 32], [30, 32]], Granularity::Row);
+    let rows = |ends: &[usize]| run(&operands, ends, Grouping::Rows);
+    assert_eq!(rows(&[20, 10, 100]), rows(&[20, 20, 40]));
+    assert_eq!(rows(&[1 << 31, 5, 5]), rows(&[40, 40, 40]));
+    for granularity in GRANULARITIES {
+        let operands = pair([[20, 300], [35, 300]], granularity);
+        let contraction = |ends: &[usize]| run(&operands, ends, Grouping::Contraction);
+        assert_eq!(contraction(&[20, 10, 1000]), contraction(&[20, 20, 300]), "{granularity}");
+        assert_eq!(contraction(&[1 << 31, 300, 5]), contraction(&[300, 300, 300]), "{granularity}");
+        // Where an end is below its predecessor's, that group is empty.
+        let [m, n] = [20, 35];
+        assert!(contraction(&[200, 10, 10])[m * n..2 * m * n].iter().all(|&x| x == 0.0), "{granularity}");
+    }
 }
 
 #[test]

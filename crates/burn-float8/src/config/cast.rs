@@ -148,6 +148,15 @@ impl Casts {
         a.1.is_disabled()
     }
 
+    /// Whether any operand is cast with MX scales.
+    pub(super) fn any_mx(&self) -> bool {
+        let is_mx = |cast: CastConfig| !cast.is_disabled() && cast.scaling_granularity == Granularity::Block1x32;
+        Gemm::ALL.into_iter().any(|gemm| {
+            let (a, b) = self.operands(gemm);
+            is_mx(a.1) || is_mx(b.1)
+        })
+    }
+
     /// What shares one scale in the two operands of a GEMM, in the order of the equations above.
     pub fn granularities(&self, gemm: Gemm) -> [Granularity; 2] {
         let (a, b) = self.operands(gemm);

@@ -196,10 +196,10 @@ impl Float8LinearConfig {
         }
     }
 
-    /// The same settings with another recipe's casts and rounding of scales.
+    /// The same settings with another recipe's casts and what belongs to their scales.
     pub(crate) fn with_recipe(self, recipe: Recipe) -> Self {
-        let round_scales_to_power_of_2 = recipe.round_scales_to_power_of_2();
-        Self { recipe, casts: recipe.casts(), round_scales_to_power_of_2, ..self }
+        let Self { casts, round_scales_to_power_of_2, scale_calculation_mode, .. } = Self::new(recipe);
+        Self { recipe, casts, round_scales_to_power_of_2, scale_calculation_mode, ..self }
     }
 
     /// Replaces the recipe's casts.
@@ -207,11 +207,21 @@ impl Float8LinearConfig {
     /// # Errors
     ///
     /// [`Float8Error::HalfDisabledGemm`], [`OperandDtypes`](Float8Error::OperandDtypes),
-    /// [`DelayedGranularity`](Float8Error::DelayedGranularity), [`AllDisabled`](Float8Error::AllDisabled).
+    /// [`DelayedGranularity`](Float8Error::DelayedGranularity), [`AllDisabled`](Float8Error::AllDisabled);
+    /// [`ScaleCalculationModeWithoutMx`](Float8Error::ScaleCalculationModeWithoutMx) if a mode was given that none of these uses.
     pub fn with_casts(mut self, casts: Casts) -> Result<Self, Float8Error> {
         casts.validate()?;
         self.casts = casts;
-        Ok(self)
+        if self.scale_calculation_mode == ScaleCalculationMode::default() { Ok(self) } else { self.with_used_mode() }
+    }
+
+    /// Itself if one of the casts uses the mode.
+    fn with_used_mode(self) -> Result<Self, Float8Error> {
+        if self.casts.any_mx() {
+            return Ok(self);
+        }
+        let Self { recipe, scale_calculation_mode: mode, .. } = self;
+        Err(Float8Error::ScaleCalculationModeWithoutMx { recipe, mode })
     }
 
     /// Whether scales are rounded down to powers of two, so that scaling is exact. Those of `1x32` are powers of two anyway.
@@ -221,10 +231,14 @@ impl Float8LinearConfig {
     }
 
     /// How the scales of casts of `1x32` come from an amax: the smallest that saturates nothing
-    /// ([`Rceil`](ScaleCalculationMode::Rceil)) if this is not called. Other casts do not look at it.
-    pub fn with_scale_calculation_mode(mut self, mode: ScaleCalculationMode) -> Self {
+    /// ([`Rceil`](ScaleCalculationMode::Rceil)) if this is not called. Other casts do not look at it, so give the casts first.
+    ///
+    /// # Errors
+    ///
+    /// [`Float8Error::ScaleCalculationModeWithoutMx`] if no cast is of `1x32`.
+    pub fn with_scale_calculation_mode(mut self, mode: ScaleCalculationMode) -> Result<Self, Float8Error> {
         self.scale_calculation_mode = mode;
-        self
+        self.with_used_mode()
     }
 
     /// Whether a GEMM may keep its sums in the tensor cores' own accumulator, which holds about 14 bits on Hopper, instead
@@ -414,7 +428,7 @@ impl TryFrom<RawLinearConfig> for Float8LinearConfig {
             config = config.with_round_scales_to_power_of_2(round);
         }
         if let Some(ScaleCalculationModeName(mode)) = raw.scale_calculation_mode {
-            config = config.with_scale_calculation_mode(mode);
+            config = config.with_scale_calculation_mode(mode)?;
         }
         Ok(config)
     }

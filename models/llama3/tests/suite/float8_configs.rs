@@ -47,6 +47,7 @@ fn everything() -> Float8Config {
         .with_use_fast_accum(Gemm::Wgrad, true)
         .with_round_scales_to_power_of_2(true)
         .with_scale_calculation_mode(ScaleCalculationMode::Floor)
+        .unwrap()
         .with_emulate(true)
         .with_force_recompute_fp8_weight_in_bwd(true);
     let fallback = FallbackConfig {
@@ -118,6 +119,7 @@ fn wrong_keys_and_values_are_named_with_where_they_came_from() {
         ("float8.recip=rowwise", "recip"),
         ("float8.recipe=nibblewise", "nibblewise"),
         ("float8.emulate=3", "emulate"),
+        ("float8.scale_calculation_mode=floor", "scale_calculation_mode = floor with recipe rowwise"),
         ("float8.strict=maybe", "strict"),
         ("float8.filter_fqns=lm_head", "filter_fqns"),
         ("float8.schedule=5", "schedule"),
@@ -179,6 +181,14 @@ fn the_recipe_flag_comes_last() {
     let Err(Error::RunConfig { origin, reason }) = contradiction else { panic!("{contradiction:?}") };
     assert_eq!(origin, "--recipe rowwise_with_gw_hp");
     assert!(reason.contains("wgrad"), "{reason}");
+    // Judged by the recipe that runs.
+    let mode = ["--set", "float8.scale_calculation_mode=even"];
+    let kept = args(&[&mode[..], &["--recipe", "mxfp8"]].concat()).unwrap().float8.config.linear;
+    assert_eq!(kept.scale_calculation_mode(), ScaleCalculationMode::Even);
+    let contradiction = args(&[&["--set", "float8.recipe=mxfp8"], &mode[..], &["--recipe", "blockwise"]].concat());
+    let Err(Error::RunConfig { origin, reason }) = contradiction else { panic!("{contradiction:?}") };
+    assert_eq!(origin, "--recipe blockwise");
+    assert!(reason.contains("scale_calculation_mode = even with recipe blockwise"), "{reason}");
 }
 
 #[test]
