@@ -175,6 +175,7 @@ fn ends_that_cannot_be() {
         let operands = pair([[20, 300], [35, 300]], granularity);
         let contraction = |ends: &[usize]| run(&operands, ends, Grouping::Contraction);
         assert_eq!(contraction(&[20, 10, 1000]), contraction(&[20, 20, 300]), "{granularity}");
+        assert_eq!(contraction(&[200, 10, 300]), contraction(&[200, 200, 300]), "{granularity}");
         assert_eq!(contraction(&[1 << 31, 300, 5]), contraction(&[300, 300, 300]), "{granularity}");
         // Where an end is below its predecessor's, that group is empty.
         let [m, n] = [20, 35];
