@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
+use object::{Object, ObjectSection};
+
 /// One kernel's machine code.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sass {
@@ -19,12 +21,39 @@ pub struct Sass {
 }
 
 impl Sass {
-    /// Reads a cubin with the `cuobjdump` and `nvdisasm` of the toolkit at `root`.
+    /// Reads cubins of one architecture, such as `sm_90a`, with the `cuobjdump` and `nvdisasm` of the toolkit at `root`, of which
+    /// the second takes most of a second to begin, so that it gets the code of all in one piece. `file` is written to.
     ///
     /// # Errors
     /// A tool that is missing or fails; output that says nothing.
-    pub fn of(root: &Path, cubin: &Path) -> Result<Self, String> {
-        let mut sass = Self::default();
+    pub fn of(root: &Path, arch: &str, cubins: &[Vec<u8>], file: &Path) -> Result<Vec<Self>, String> {
+        let write = |bytes: &[u8]| std::fs::write(file, bytes).map_err(|error| format!("{}: {error}", file.display()));
+        let (mut all, mut code, mut ends) = (vec![], vec![], vec![]);
+        for cubin in cubins {
+            write(cubin)?;
+            all.push(Self::usage(root, file)?);
+            let elf = object::File::parse(&**cubin).map_err(|error| error.to_string())?;
+            for section in elf.sections().filter(|section| section.name().is_ok_and(|name| name.starts_with(".text.")))
+            {
+                code.extend_from_slice(section.data().map_err(|error| error.to_string())?);
+            }
+            ends.push(code.len());
+        }
+        write(&code)?;
+        let binary = arch.replace("sm_", "SM");
+        for (address, opcode) in run(root, "nvdisasm", &["-b", &binary], file)?.lines().filter_map(opcode) {
+            let owner = ends.partition_point(|&end| end <= address);
+            let sass = all.get_mut(owner).ok_or_else(|| format!("code of nobody at {address:#x}"))?;
+            *sass.opcodes.entry(opcode.into()).or_default() += 1;
+        }
+        match all.iter().position(|sass| sass.opcodes.is_empty()) {
+            Some(i) => Err(format!("nvdisasm shows no instruction of kernel {i} of {}", all.len())),
+            None => Ok(all),
+        }
+    }
+
+    /// What a cubin's resource table says.
+    fn usage(root: &Path, cubin: &Path) -> Result<Self, String> {
         let usage = run(root, "cuobjdump", &["-res-usage"], cubin)?;
         // " Function f: REG:32 STACK:0 SHARED:1024 LOCAL:0 CONSTANT[0]:400 ..."
         let line = usage.lines().find(|line| line.contains("REG:")).ok_or_else(|| format!("no usage in {usage:?}"))?;
@@ -32,21 +61,8 @@ impl Sass {
             let value = line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix(':'));
             value.and_then(|value| value.parse::<usize>().ok()).ok_or_else(|| format!("no {name} in {line:?}"))
         };
-        sass.registers = field("REG")?;
-        sass.local = field("STACK")? + field("LOCAL")?;
-        sass.shared = field("SHARED")?;
-        for line in run(root, "nvdisasm", &["-c"], cubin)?.lines() {
-            if let Some(mut opcode) = opcode(line) {
-                if opcode == "UTCQMMA" && line.split("idesc").nth(1).is_some_and(|rest| rest.contains("tmem")) {
-                    opcode = "UTCQMMA.SF";
-                }
-                *sass.opcodes.entry(opcode.into()).or_default() += 1;
-            }
-        }
-        if sass.opcodes.is_empty() {
-            return Err(format!("{}: nvdisasm shows no instruction", cubin.display()));
-        }
-        Ok(sass)
+        let local = field("STACK")? + field("LOCAL")?;
+        Ok(Self { registers: field("REG")?, local, shared: field("SHARED")?, opcodes: BTreeMap::new() })
     }
 
     /// How often an instruction of this family stands in the code: `has("LDG")` counts `LDG` and `LDG.E.128`.
@@ -74,16 +90,17 @@ impl Sass {
     }
 }
 
-/// The opcode of a line such as `/*0040*/  @!P0 LDG.E.128 R4, desc[UR4][R2.64] ;`.
-fn opcode(line: &str) -> Option<&str> {
+/// Address and opcode of a line such as `/*0040*/  @!P0 LDG.E.128 R4, desc[UR4][R2.64] ;`.
+fn opcode(line: &str) -> Option<(usize, &str)> {
     let (address, code) = line.trim_start().strip_prefix("/*")?.split_once("*/")?;
-    if address.is_empty() || !address.chars().all(|c| c.is_ascii_hexdigit()) {
-        return None;
-    }
+    let address = usize::from_str_radix(address, 16).ok()?;
     let mut words = code.split_whitespace();
     let first = words.next()?;
     let opcode = if first.starts_with('@') { words.next()? } else { first };
-    opcode.starts_with(|c: char| c.is_ascii_uppercase()).then(|| opcode.trim_end_matches(';'))
+    let opcode = opcode.starts_with(|c: char| c.is_ascii_uppercase()).then(|| opcode.trim_end_matches(';'))?;
+    // A product of `tcgen05` that has scales, as a further operand.
+    let scaled = opcode == "UTCQMMA" && line.split("idesc").nth(1).is_some_and(|rest| rest.contains("tmem"));
+    Some((address, if scaled { "UTCQMMA.SF" } else { opcode }))
 }
 
 fn run(root: &Path, tool: &str, options: &[&str], file: &Path) -> Result<String, String> {
@@ -102,11 +119,14 @@ mod tests {
 
     #[test]
     fn opcodes_are_read_from_disassembly() {
-        assert_eq!(opcode("        /*0040*/              @!P0 LDG.E.128 R4, desc[UR4][R2.64] ;"), Some("LDG.E.128"));
-        assert_eq!(opcode("        /*0050*/                   EXIT ;"), Some("EXIT"));
+        assert_eq!(
+            opcode("        /*0040*/              @!P0 LDG.E.128 R4, desc[UR4][R2.64] ;"),
+            Some((64, "LDG.E.128"))
+        );
+        assert_eq!(opcode("        /*0050*/                   EXIT ;"), Some((80, "EXIT")));
         assert_eq!(
             opcode("        /*0060*/                   BAR.SYNC.DEFER_BLOCKING 0x0 ;"),
-            Some("BAR.SYNC.DEFER_BLOCKING")
+            Some((96, "BAR.SYNC.DEFER_BLOCKING"))
         );
         assert_eq!(opcode(".section .text.f, \"ax\""), None);
         assert_eq!(opcode("        /* a comment */"), None);

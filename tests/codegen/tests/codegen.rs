@@ -49,11 +49,8 @@ fn tools() -> Option<PathBuf> {
     tools
 }
 
-/// Machine code of one kernel, and what must hold for it.
-fn check(nvrtc: &Nvrtc, kernel: &Generated, arch: &str, file: &Path) -> Result<Sass, String> {
-    let cubin = nvrtc.compile(&kernel.source, arch)?;
-    std::fs::write(file, cubin).map_err(|error| format!("{}: {error}", file.display()))?;
-    let sass = Sass::of(nvrtc.root(), file)?;
+/// What must hold for the machine code of a kernel.
+fn check(kernel: &Generated, sass: &Sass) -> Result<(), String> {
     if sass.local > expected(kernel).local {
         let accesses = sass.count("LDL") + sass.count("STL");
         return Err(format!("{} bytes of local memory, {accesses} accesses to it", sass.local));
@@ -84,28 +81,52 @@ fn check(nvrtc: &Nvrtc, kernel: &Generated, arch: &str, file: &Path) -> Result<S
             return Err(format!("{} of {opcode}", sass.count(opcode)));
         }
     }
-    Ok(sass)
+    Ok(())
 }
+
+/// Kernels that are disassembled together.
+const BATCH: usize = 16;
 
 /// Checks all variants for one architecture on all cores; the errors, and a summary by kernel.
 fn check_all(nvrtc: &Nvrtc, kernels: &[Generated], arch: &str) -> (Vec<String>, BTreeMap<String, Summary>) {
     let (next, errors, summaries) = (AtomicUsize::new(0), Mutex::new(vec![]), Mutex::new(BTreeMap::new()));
+    let batches: Vec<_> = kernels.chunks(BATCH).collect();
     let work = |worker: usize| {
         let file = Path::new(env!("CARGO_TARGET_TMPDIR"))
             .join(format!("codegen-{}-{arch}-{worker}.cubin", std::process::id()));
-        while let Some(kernel) = kernels.get(next.fetch_add(1, Relaxed)) {
-            match check(nvrtc, kernel, arch, &file) {
-                Ok(sass) => {
-                    let fits = sass.occupancy(kernel.sm, kernel.threads, kernel.dynamic_shared);
-                    let mut summaries = summaries.lock().unwrap();
-                    let summary: &mut Summary = summaries.entry(family(&kernel.name).to_string()).or_default();
-                    summary.variants += 1;
-                    summary.registers = summary.registers.max(sass.registers);
-                    summary.local = summary.local.max(sass.local);
-                    summary.shared = summary.shared.max(sass.shared + kernel.dynamic_shared);
-                    summary.occupancy = Some(summary.occupancy.map_or(fits, |least| least.min(fits)));
+        let fail =
+            |kernel: &Generated, error| errors.lock().unwrap().push(format!("{} for {arch}: {error}", kernel.name));
+        while let Some(batch) = batches.get(next.fetch_add(1, Relaxed)) {
+            let (mut compiled, mut cubins) = (vec![], vec![]);
+            for kernel in *batch {
+                match nvrtc.compile(&kernel.source, arch) {
+                    Ok(cubin) => {
+                        compiled.push(kernel);
+                        cubins.push(cubin);
+                    }
+                    Err(error) => fail(kernel, error),
                 }
-                Err(error) => errors.lock().unwrap().push(format!("{} for {arch}: {error}", kernel.name)),
+            }
+            let code = match Sass::of(nvrtc.root(), arch, &cubins, &file) {
+                Ok(code) => code,
+                Err(error) => {
+                    compiled.into_iter().for_each(|kernel| fail(kernel, error.clone()));
+                    continue;
+                }
+            };
+            for (kernel, sass) in compiled.into_iter().zip(code) {
+                if let Err(error) = check(kernel, &sass) {
+                    fail(kernel, error);
+                    continue;
+                }
+                let fits = sass.occupancy(kernel.sm, kernel.threads, kernel.dynamic_shared);
+                let mut summaries = summaries.lock().unwrap();
+                let summary: &mut Summary = summaries.entry(family(&kernel.name).to_string()).or_default();
+                summary.variants += 1;
+                summary.registers = summary.registers.max(sass.registers);
+                summary.local = summary.local.max(sass.local);
+                summary.shared = summary.shared.max(sass.shared + kernel.dynamic_shared);
+                summary.occupancy = Some(summary.occupancy.map_or(fits, |least| least.min(fits)));
             }
         }
         // May never have been written.
