@@ -8,7 +8,7 @@ use cubecl_core::server::Handle;
 use cubecl_runtime::client::ComputeClient;
 use float8_kernels::mx::to_blocked;
 use float8_kernels::{
-    Cast, Format, Granularity, MatrixView, Operand, Orientation, ScaleCalculationMode, ScaleMode, quantize,
+    Cast, Format, Granularity, MatrixView, Operand, Orientation, ScaleCalculationMode, ScaleMode, cuda_arch, quantize,
     quantize_with_amax, reference, row_words,
 };
 use half::{bf16, f16};
@@ -87,26 +87,31 @@ fn check_cast(client: &Client, view: &MatrixView, x: &[f32], cast: Cast, orienta
     }
 }
 
+/// Runs `check` on both machines beside each other, as each has a thread of its own.
+fn on_both(check: impl Fn(&Client) + Sync) {
+    let on = &|sm| check(&GenerateCuda::client(&PaperDevice::new(sm)));
+    std::thread::scope(|scope| MACHINES.map(|sm| drop(scope.spawn(move || on(sm)))));
+}
+
 /// All of `x` by one scale from `amax`, in every orientation.
 fn check_given(x: &[u32], kind: FloatKind, shape: [usize; 2], format: Format, amax: f32) {
-    for sm in MACHINES {
-        let client = GenerateCuda::client(&PaperDevice::new(sm));
+    on_both(|client| {
         let (bytes, x) = values(x, kind);
         let cast = Cast { format, granularity: Granularity::Tensor, scale_mode: ScaleMode::F32 };
         let mut want = vec![0; x.len()];
         reference::cast(&x, reference::amax_to_scale(amax, format, cast.scale_mode), format, &mut want);
-        let x = view(&client, &bytes, shape, kind);
+        let x = view(client, &bytes, shape, kind);
         let amax = client.create_from_slice(&amax.to_le_bytes());
         for orientation in ORIENTATIONS {
-            let made = quantize_with_amax(&client, &x, &amax, false, cast, orientation).expect("a valid view");
-            let what = format!("{kind:?} to {format} on sm_{sm}");
+            let made = quantize_with_amax(client, &x, &amax, false, cast, orientation).expect("a valid view");
+            let what = format!("{kind:?} to {format} on {:?}", cuda_arch(client));
             for (copy, transposed) in [(&made.rows, false), (&made.cols, true)] {
                 if let Some(copy) = copy {
-                    check(&client, copy, &want, shape, transposed, &what);
+                    check(client, copy, &want, shape, transposed, &what);
                 }
             }
         }
-    }
+    });
 }
 
 #[test]
@@ -203,13 +208,12 @@ fn every_mx_scale() {
         };
         let x: Vec<u32> = (0..blocks.len()).map(|i| bits(blocks[place(i, rows)])).collect();
         let (bytes, x) = values(&x, kind);
-        for sm in MACHINES {
-            let client = GenerateCuda::client(&PaperDevice::new(sm));
-            let view = view(&client, &bytes, shape, kind);
+        on_both(|client| {
+            let view = view(client, &bytes, shape, kind);
             for (format, mode) in FORMATS.into_iter().flat_map(|f| ScaleCalculationMode::ALL.map(|mode| (f, mode))) {
                 let cast = Cast { format, granularity: Granularity::Block1x32, scale_mode: ScaleMode::E8m0(mode) };
-                check_cast(&client, &view, &x, cast, orientation);
+                check_cast(client, &view, &x, cast, orientation);
             }
-        }
+        });
     }
 }
