@@ -1,11 +1,11 @@
 //! Statistics of sampled steps against the definition, and the fallback that they cause.
 use burn::backend::Autodiff;
 use burn::module::AutodiffModule;
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::Tensor;
 use burn_float8::{
     CastHealth, FallbackConfig, FallbackTo, Float8, Float8Backend, Float8Config, Float8LinearConfig, Float8State,
-    Format, Granularity, LayerReport, Recipe, StatisticsConfig, report,
+    Format, Granularity, GroupedLinear, LayerReport, Recipe, StatisticsConfig, report,
 };
 
 use crate::on_every_runtime;
@@ -105,6 +105,34 @@ fn statistics_on<B: Float8Backend>(runtime: &str) {
 #[test]
 fn statistics_equal_their_definition() {
     on_every_runtime!(statistics_on);
+}
+
+/// The zeros between the groups of a weight gradient are no elements of x and dy.
+fn padding_on<B: Float8Backend>(runtime: &str) {
+    let xs = input();
+    for recipe in [Recipe::Rowwise, Recipe::Blockwise, Recipe::Mxfp8] {
+        let config = Float8Config::new(recipe).with_statistics(StatisticsConfig::every(1));
+        let dense = step(linear::<B>(config.clone()), &xs);
+        let device = Default::default();
+        let experts = GroupedLinear::<A<B>>::new(1, K, N, &Initializer::Zeros, &device);
+        let experts = config.convert(experts).unwrap().0;
+        let x = tensor::<A<B>, 2>(xs.clone(), [M, K]).require_grad();
+        let dy: Tensor<A<B>, 2> = tensor(normal(M * N, 9), [M, N]);
+        (experts.forward(x, Tensor::from_ints([M as i32], &device)) * dy).sum().backward();
+        let weight = experts.weight.map(|w| (w + 1.0).detach().require_grad());
+        let experts = GroupedLinear { weight };
+        let [want, ours] = [report(&dense), report(&experts)].map(|report| report.layers[0].wgrad.operands.clone());
+        for (want, ours) in want.iter().zip(&ours) {
+            let [want, ours] = [want, ours].map(|operand| operand.health.clone().expect("every step is sampled").cast);
+            assert_near(&ours, &want, &format!("{runtime} {recipe}"));
+        }
+        assert!(want[0].health.as_ref().is_some_and(|health| health.cast.flushed > 0.01), "{runtime} {recipe}");
+    }
+}
+
+#[test]
+fn padding_is_in_no_share() {
+    on_every_runtime!(padding_on);
 }
 
 fn saturation_on<B: Float8Backend>(runtime: &str) {

@@ -8,13 +8,13 @@
 //! | dy, both orientations in one pass if they are cast alike | dgrad | by dy, so until its node is done |
 //!
 //! All copies of one cast of a tensor have one scale: what the first of them finds out is kept, also for a tensor of the same
-//! elements with zeros between ([`Companion::inherit_scales`]). A tensor that gradient checkpointing computes again is another
+//! elements with zeros between ([`Companion::inherit`]). A tensor that gradient checkpointing computes again is another
 //! one.
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
-use burn_backend::DType;
 use burn_backend::tensor::FloatTensor;
+use burn_backend::{DType, TensorMetadata};
 use float8_kernels::{Cast, Granularity, Orientation};
 
 use crate::backend::{Copies, Float8Backend, ScaleFrom};
@@ -137,6 +137,8 @@ pub(crate) struct Companion<B: Float8Backend> {
     uses: Mutex<Vec<Use>>,
     /// Whether a linear read this tensor as its weight.
     is_weight: AtomicBool,
+    /// How many of its elements are those of another tensor, where others are zeros.
+    elements: OnceLock<u64>,
 }
 
 struct Casts<B: Float8Backend> {
@@ -150,13 +152,16 @@ impl<B: Float8Backend> Default for Companion<B> {
             casts: Mutex::new(Casts { copies: vec![], known: vec![] }),
             uses: Mutex::default(),
             is_weight: AtomicBool::new(false),
+            elements: OnceLock::new(),
         }
     }
 }
 
 impl<B: Float8Backend> Companion<B> {
-    /// Takes over what is known of casts of `other` with one scale, whose elements this tensor has, and zeros beside them.
-    pub(crate) fn inherit_scales(&self, other: &Self) {
+    /// Takes over what is known of casts of `other` with one scale, whose `elements` this tensor has, and zeros beside them, which
+    /// no share counts.
+    pub(crate) fn inherit(&self, other: &Self, elements: u64) {
+        self.elements.get_or_init(|| elements);
         let others = other.casts.lock().unwrap();
         let one_scale = others.known.iter().filter(|(key, _)| key.cast.granularity == Granularity::Tensor);
         let known = one_scale.map(|(key, known)| (*key, known.clone())).collect();
@@ -237,7 +242,8 @@ pub(crate) fn fp8_copy_of<B: Float8Backend>(
         }
     }
     let full = || view.map_or_else(|| t.full().clone(), |view| view());
-    health::sample::<B>(full, &B::float_device(t.full()), of, &copy.operand, in_forward);
+    let elements = t.companion().elements.get().copied().unwrap_or_else(|| t.full().shape().num_elements() as u64);
+    health::sample::<B>(full, elements, &B::float_device(t.full()), of, &copy.operand, in_forward);
     copy
 }
 

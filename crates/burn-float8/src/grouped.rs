@@ -114,9 +114,13 @@ impl Dims {
     }
 }
 
-/// Rows that any `m` rows in groups take when each group begins at a multiple of [`GROUP_ALIGN`].
+/// The most rows that any `m` rows in groups take when each group begins at a multiple of [`GROUP_ALIGN`].
+///
+/// ```text
+/// Σ ceil(s / 128) · 128 ≤ Σ (s + 127)     over the groups that have rows, min(groups, m) at most
+/// ```
 fn padded_rows(m: usize, groups: usize) -> usize {
-    (m + groups * (GROUP_ALIGN - 1)).next_multiple_of(GROUP_ALIGN)
+    (m + groups.min(m) * (GROUP_ALIGN - 1)) / GROUP_ALIGN * GROUP_ALIGN
 }
 
 /// A grouped GEMM of two operands in FP8, over a contraction of so many without padding.
@@ -222,7 +226,7 @@ fn wgrad<B: Float8Backend>(
             // Tensors of their own, so that nothing takes these copies for those of x and dy; zeros change no amax.
             let [x, dy] = [x, dy].map(|t| {
                 let padded = Float8Tensor::<B>::new(padding.apply(t.full().clone()));
-                padded.companion().inherit_scales(t.companion());
+                padded.companion().inherit(t.companion(), t.full().shape().num_elements() as u64);
                 padded
             });
             let view = |t: &Float8Tensor<B>| t.full().clone();

@@ -4,7 +4,6 @@ use std::any::Any;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, Weak};
 
-use burn_backend::TensorMetadata;
 use burn_backend::tensor::{Device, FloatTensor};
 use float8_kernels::{Cast, Granularity, Health, reference};
 use serde::{Deserialize, Serialize, Serializer};
@@ -284,9 +283,10 @@ fn is_due<B: Float8Backend>(device: &Device<B>, CastOf { role, along, layer, .. 
 }
 
 /// Samples a copy if the layer's statistics ask for it now: for good in backward, and in forward until backward shows that
-/// it was no evaluation.
+/// it was no evaluation. Shares are of so many elements.
 pub(crate) fn sample<B: Float8Backend>(
     full: impl FnOnce() -> FloatTensor<B>,
+    elements: u64,
     device: &Device<B>,
     of: CastOf<'_>,
     operand: &B::Operand,
@@ -312,7 +312,6 @@ pub(crate) fn sample<B: Float8Backend>(
         let operand = if transposed { copies.cols } else { copies.rows };
         partials.push((Some(*recipe), health(&operand.expect("the orientation that was asked for"))));
     }
-    let elements = full.shape().num_elements() as u64;
     let state = group.device::<B>(device);
     let mut steps = state.lock();
     let step = steps.step;

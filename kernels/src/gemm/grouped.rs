@@ -33,8 +33,8 @@ pub enum Grouping {
 /// The groups of a grouped GEMM.
 #[derive(Clone, Debug)]
 pub struct Groups {
-    /// `count` 32-bit integers, ascending, none negative: the end of each group. What an end exceeds the axis by does not count,
-    /// and one below its predecessor is taken for that.
+    /// `count` signed 32-bit integers, ascending: the end of each group. What an end exceeds the axis by does not count, a negative
+    /// one is 0, and one below its predecessor is taken for that.
     pub ends: Handle,
     /// How many, from 1.
     pub count: usize,
@@ -164,6 +164,13 @@ pub(super) fn whole(row0: u32, col0: u32, m: u32, k: u32) -> Work {
     Work { row0, from: zero, rows: m, col0, row0_b: zero, first: zero, end: k, out0: zero }
 }
 
+/// End number `group`, `limit` at most.
+#[cube]
+fn end_of(ends: &Array<u32>, group: u32, limit: u32) -> u32 {
+    let end = ends[group as usize];
+    select(end > comptime!(i32::MAX as u32), 0u32, min(end, limit))
+}
+
 /// Tiles of `height` rows that have rows of `start..end`.
 #[cube]
 fn tiles_of(start: u32, end: u32, #[comptime] height: u32) -> u32 {
@@ -191,13 +198,13 @@ pub(super) fn grouped_tile(
         let mut left = number;
         let mut group = 0u32.runtime();
         let mut start = 0u32.runtime();
-        let mut end = min(ends[0], m);
+        let mut end = end_of(ends, 0u32, m);
         // The rows after the last group are one more, without a matrix.
         while group < groups && left >= tiles_of(start, end, height) * cols {
             left -= tiles_of(start, end, height) * cols;
             group += 1;
             start = end;
-            end = select(group < groups, max(start, min(ends[min(group, groups - 1) as usize], m)), m);
+            end = select(group < groups, max(start, end_of(ends, min(group, groups - 1), m)), m);
         }
         let rows = tiles_of(start, end, height);
         let is_tile = left < rows * cols;
@@ -224,10 +231,10 @@ pub(super) fn grouped_tile(
         let align_k = comptime!(GROUP_ALIGN as u32);
         let mut before = 0u32.runtime();
         for i in 0..last {
-            before = max(before, min(ends[i as usize], k));
+            before = max(before, end_of(ends, i, k));
         }
         let first = before.div_ceil(align_k) * align_k;
-        let end = max(first, min(ends[last as usize], k));
+        let end = max(first, end_of(ends, last, k));
         Work {
             row0: select(exists, row * height, m),
             from: 0u32.runtime(),

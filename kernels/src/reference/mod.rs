@@ -7,9 +7,11 @@ use crate::mx::amax_to_e8m0;
 use crate::scale::MIN_AMAX;
 use crate::{Format, InvScale, Scale, ScaleMode};
 
+mod grouped;
 mod health;
 mod matrix;
 
+pub use grouped::grouped_scaled_gemm_f64;
 pub use health::health;
 pub use matrix::{HostOperand, HostQuantized, dequantize_mx, quantize, scaled_gemm_f64};
 

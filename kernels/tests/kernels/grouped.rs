@@ -157,6 +157,40 @@ proptest! {
     }
 }
 
+/// Groups of more rows of tiles than are gone through together, against the reference.
+#[rstest]
+fn bands_of_tiles(
+    #[values(Grouping::Rows, Grouping::Contraction)] grouping: Grouping,
+    #[values(Granularity::Row, Granularity::Block1x32)] granularity: Granularity,
+) {
+    let Some(client) = client() else { return };
+    let ends = [70, 70, 1200, 1300];
+    // Rows of both, and the contraction.
+    let [m, n, k] = match grouping {
+        Grouping::Rows => [1320, 4 * 130, 40],
+        Grouping::Contraction => [1100, 130, 1400],
+    };
+    let mut a = HostMatrix::random([m, k], Format::E4m3, granularity, 5);
+    let mut b = HostMatrix::random([n, k], Format::E5m2, granularity, 6);
+    if grouping == Grouping::Contraction {
+        // Between a group's end and the next one's beginning.
+        for (matrix, between) in [&mut a, &mut b].into_iter().flat_map(|m| [(m, [70..128, 1200..1280])]) {
+            let between = |c: usize| between.iter().any(|span| span.contains(&c));
+            matrix.codes.iter_mut().enumerate().filter(|(i, _)| between(i % k)).for_each(|(_, code)| *code = 0);
+        }
+    }
+    let got = grouped(&client, &a.upload(&client), &b.upload(&client), &groups(&client, &ends, grouping));
+    let reference = |a: &HostMatrix, b: &HostMatrix| {
+        reference::grouped_scaled_gemm_f64(&a.view(), &b.view(), &ends.map(|end| end as i32), grouping)
+    };
+    let (want, size) = (reference(&a, &b), reference(&magnitudes(&a), &magnitudes(&b)));
+    assert_eq!(got.len(), want.len());
+    for (i, (got, (want, size))) in got.iter().zip(want.iter().zip(size)).enumerate() {
+        let error = (f64::from(*got) - want).abs();
+        assert!(error <= (k + 8) as f64 * 2f64.powi(-24) * size, "element {i}: {got}, not {want}");
+    }
+}
+
 /// Ends beyond the axis, or below their predecessors, read and write nothing that is not there.
 #[test]
 fn ends_that_cannot_be() {
@@ -170,13 +204,15 @@ fn ends_that_cannot_be() {
     let operands = pair([[40, 32], [30, 32]], Granularity::Row);
     let rows = |ends: &[usize]| run(&operands, ends, Grouping::Rows);
     assert_eq!(rows(&[20, 10, 100]), rows(&[20, 20, 40]));
-    assert_eq!(rows(&[1 << 31, 5, 5]), rows(&[40, 40, 40]));
+    assert_eq!(rows(&[(1 << 31) - 1, 5, 5]), rows(&[40, 40, 40]));
+    assert_eq!(rows(&[1 << 31, 5, u32::MAX as usize]), rows(&[0, 5, 5]));
     for granularity in GRANULARITIES {
         let operands = pair([[20, 300], [35, 300]], granularity);
         let contraction = |ends: &[usize]| run(&operands, ends, Grouping::Contraction);
         assert_eq!(contraction(&[20, 10, 1000]), contraction(&[20, 20, 300]), "{granularity}");
         assert_eq!(contraction(&[200, 10, 300]), contraction(&[200, 200, 300]), "{granularity}");
-        assert_eq!(contraction(&[1 << 31, 300, 5]), contraction(&[300, 300, 300]), "{granularity}");
+        assert_eq!(contraction(&[(1 << 31) - 1, 300, 5]), contraction(&[300, 300, 300]), "{granularity}");
+        assert_eq!(contraction(&[1 << 31, 300, 5]), contraction(&[0, 300, 300]), "{granularity}");
         // Where an end is below its predecessor's, that group is empty.
         let [m, n] = [20, 35];
         assert!(contraction(&[200, 10, 10])[m * n..2 * m * n].iter().all(|&x| x == 0.0), "{granularity}");

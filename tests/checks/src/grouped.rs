@@ -246,7 +246,7 @@ fn cases<R: Runtime>(runner: &Runner<'_, R>) -> Vec<Case> {
             cases.push(Case { out: half, ..new(sizes, rest, [MX; 2]) });
         }
         for granularities in GRANULARITIES.into_iter().flat_map(|a| GRANULARITIES.map(|b| [a, b])) {
-            // MX takes another kernel where columns of two groups would share a tile of scales.
+            // Matrices of B begin inside a tile of scales.
             for rest in [[70, 200], [200, 384]] {
                 for codes in [Codes::Random, Codes::Exact] {
                     cases.push(Case { codes, ..new(MIXED, [rest[0], rest[1]], granularities) });

@@ -265,7 +265,9 @@ mod tests {
             (pairs[1], 128),
             (pairs[1], 64),
         ]) {
-            for dtype in [Source::F32, Source::F16, Source::Bf16] {
+            let groupings = [None, Some(Grouping::Rows), Some(Grouping::Contraction)];
+            let dtypes = [Source::F32, Source::F16, Source::Bf16];
+            for (dtype, grouping) in dtypes.into_iter().flat_map(|dtype| groupings.map(|grouping| (dtype, grouping))) {
                 let config = Config {
                     cols,
                     stages: 1,
@@ -273,7 +275,7 @@ mod tests {
                     tma_store: true,
                     partial: false,
                     accumulate: false,
-                    grouping: None,
+                    grouping,
                     bias: false,
                     formats: [Format::E4m3; 2],
                     granularities,
