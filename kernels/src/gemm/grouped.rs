@@ -7,7 +7,8 @@
 //! ```
 //!
 //! `ends[g]` is where group `g` ends. It begins where group `g - 1` ends; along the contraction at the next multiple of
-//! [`GROUP_ALIGN`] after that, the codes between being zero, so that no block of scales and no 16 bytes belong to two groups.
+//! [`GROUP_ALIGN`] after that, so that no block of scales and no 16 bytes belong to two groups. From each end to there, the
+//! last one's too, codes are zero.
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;
