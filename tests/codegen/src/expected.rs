@@ -146,7 +146,7 @@ pub fn expected(kernel: &Generated) -> Rules {
     // epilogue reads once a tile.
     let local = match (family, sm) {
         ("gemm_mma", 120) => 8,
-        ("gemm_blackwell", _) if name.ends_with("f32") && kernel.source.contains("mxf8f6f4") => 16,
+        ("gemm_blackwell", _) => 16,
         _ => 0,
     };
     Rules { blocks, registers, local, required, forbidden }
