@@ -104,6 +104,13 @@ fn main() -> std::io::Result<()> {
     Ok(())
 }
 
+/// Medians of the times of two things that take turns; the first two repetitions warm up.
+fn medians(repeat: u32, mut first: impl FnMut() -> f64, mut second: impl FnMut() -> f64) -> [f64; 2] {
+    let times = (0..repeat + 2).map(|_| (first(), second())).skip(2);
+    let (first, second): (Vec<_>, Vec<_>) = times.unzip();
+    [median(first), median(second)]
+}
+
 /// The middle of some times.
 fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);

@@ -7,7 +7,7 @@ use burn::tensor::{Distribution, Int, Tensor};
 use burn_float8::{Float8, grouped_linear, grouped_matmul};
 use serde::Serialize;
 
-use crate::median;
+use crate::medians;
 
 /// Rows of each of eight experts.
 const GROUPS: [(&str, [usize; 8]); 2] = [("balanced", [128; 8]), ("skewed", [375, 257, 156, 100, 64, 42, 30, 0])];
@@ -61,11 +61,8 @@ fn compare<Plain: AutodiffBackend, Fp8: AutodiffBackend>(
 ) {
     for (spread, sizes) in GROUPS {
         for [k, n] in [[256, 512], [512, 256]] {
-            let mut plain = timed::<Plain>(grouped_matmul, sizes, [k, n]);
-            let mut float8 = timed::<Fp8>(float8, sizes, [k, n]);
-            let times = (0..repeat + 2).map(|_| (plain(), float8())).skip(2);
-            let (plain, float8): (Vec<_>, Vec<_>) = times.unzip();
-            let (plain_ms, float8_ms) = (median(plain), median(float8));
+            let plain = timed::<Plain>(grouped_matmul, sizes, [k, n]);
+            let [plain_ms, float8_ms] = medians(repeat, plain, timed::<Fp8>(float8, sizes, [k, n]));
             let (m, ratio) = (sizes.iter().sum(), float8_ms / plain_ms);
             rows.push(Row { device: device.into(), m, k, n, spread: spread.into(), plain_ms, float8_ms, ratio });
         }

@@ -8,7 +8,7 @@ use burn::tensor::{Distribution, Tensor};
 use burn_float8::Float8;
 use serde::Serialize;
 
-use crate::median;
+use crate::medians;
 
 /// One shape on one device.
 #[derive(Serialize)]
@@ -47,10 +47,7 @@ fn timed<B: AutodiffBackend>([m, k, n]: [usize; 3]) -> impl FnMut() -> f64 {
 
 fn compare<Plain: AutodiffBackend, Fp8: AutodiffBackend>(device: &str, repeat: u32, rows: &mut Vec<Row>) {
     for [m, k, n] in [[1024, 256, 256], [1024, 256, 1024], [512, 1024, 1024]] {
-        let (mut plain, mut float8) = (timed::<Plain>([m, k, n]), timed::<Fp8>([m, k, n]));
-        let times = (0..repeat + 2).map(|_| (plain(), float8())).skip(2);
-        let (plain, float8): (Vec<_>, Vec<_>) = times.unzip();
-        let (plain_ms, float8_ms) = (median(plain), median(float8));
+        let [plain_ms, float8_ms] = medians(repeat, timed::<Plain>([m, k, n]), timed::<Fp8>([m, k, n]));
         rows.push(Row { device: device.into(), m, k, n, plain_ms, float8_ms, ratio: float8_ms / plain_ms });
     }
 }

@@ -13,7 +13,7 @@ use float8_kernels::{
 };
 use serde::Serialize;
 
-use crate::median;
+use crate::medians;
 
 /// What shares a scale, and which scales.
 const CASTS: [(Granularity, ScaleMode); 5] = [
@@ -105,9 +105,8 @@ pub fn rows(device: &str, repeat: u32) -> Vec<Row> {
             let mut quantized = || {
                 quantize(&client, &x, cast, orientation).expect("a matrix that the kernels take");
             };
-            let turns = (0..repeat + 2).map(|_| (time(&client, &mut quantized), time(&client, &mut copied)));
-            let (casts, copies): (Vec<_>, Vec<_>) = turns.skip(2).unzip();
-            let (quantize_ms, copy_ms) = (median(casts), median(copies));
+            let [quantize_ms, copy_ms] =
+                medians(repeat, || time(&client, &mut quantized), || time(&client, &mut copied));
             rows.push(Row {
                 device: device.into(),
                 granularity: granularity.to_string(),

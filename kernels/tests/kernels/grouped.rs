@@ -174,8 +174,8 @@ fn bands_of_tiles(
     let mut b = HostMatrix::random([n, k], Format::E5m2, granularity, 6);
     if grouping == Grouping::Contraction {
         // From a group's end to the next multiple.
-        for (matrix, between) in [&mut a, &mut b].into_iter().flat_map(|m| [(m, [70..128, 1200..1280, 1300..1400])]) {
-            let between = |c: usize| between.iter().any(|span| span.contains(&c));
+        let between = |c: usize| [70..128, 1200..1280, 1300..1400].iter().any(|span| span.contains(&c));
+        for matrix in [&mut a, &mut b] {
             matrix.codes.iter_mut().enumerate().filter(|(i, _)| between(i % k)).for_each(|(_, code)| *code = 0);
         }
     }

@@ -51,7 +51,8 @@ fn tools() -> Option<PathBuf> {
 
 /// What must hold for the machine code of a kernel.
 fn check(kernel: &Generated, sass: &Sass) -> Result<(), String> {
-    if sass.local > expected(kernel).local {
+    let rules = expected(kernel);
+    if sass.local > rules.local {
         let accesses = sass.count("LDL") + sass.count("STL");
         return Err(format!("{} bytes of local memory, {accesses} accesses to it", sass.local));
     }
@@ -59,7 +60,6 @@ fn check(kernel: &Generated, sass: &Sass) -> Result<(), String> {
     if shared > most {
         return Err(format!("{shared} bytes of shared memory, a block has {most}"));
     }
-    let rules = expected(kernel);
     let fits = sass.occupancy(kernel.sm, kernel.threads, kernel.dynamic_shared);
     if fits < rules.blocks {
         return Err(format!(

@@ -208,7 +208,8 @@ impl Float8LinearConfig {
     ///
     /// [`Float8Error::HalfDisabledGemm`], [`OperandDtypes`](Float8Error::OperandDtypes),
     /// [`DelayedGranularity`](Float8Error::DelayedGranularity), [`AllDisabled`](Float8Error::AllDisabled);
-    /// [`ScaleCalculationModeWithoutMx`](Float8Error::ScaleCalculationModeWithoutMx) if a mode but the default was given and none of these uses it.
+    /// [`ScaleCalculationModeWithoutMx`](Float8Error::ScaleCalculationModeWithoutMx) if a mode
+    /// but the default was given and none of these uses it.
     pub fn with_casts(mut self, casts: Casts) -> Result<Self, Float8Error> {
         casts.validate()?;
         self.casts = casts;
