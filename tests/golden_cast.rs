@@ -33,11 +33,11 @@ fn is_nan(code: u8, format: Format) -> bool {
     reference::decode(code, format).is_nan()
 }
 
-/// NaN inputs are compared by NaN-ness: their sign is not part of the contract.
+/// A NaN's code is one for all, as a GPU's conversion has it; the file's, made on a CPU, keep signs.
 fn assert_codes(ours: &[u8], golden: &[u8], input: &[f32], format: Format, what: &str) {
     assert_eq!(ours.len(), golden.len(), "{what}");
     for ((ours, golden), x) in ours.iter().zip(golden).zip(input) {
-        let same = if x.is_nan() { is_nan(*ours, format) && is_nan(*golden, format) } else { ours == golden };
+        let same = if x.is_nan() { *ours == 0x7f && is_nan(*golden, format) } else { ours == golden };
         assert!(same, "{what}: {x:e} ({:#010x}) casts to {ours:#04x}, golden {golden:#04x}", x.to_bits());
     }
 }

@@ -21,7 +21,7 @@ pub enum Format {
     E5m2,
 }
 
-/// What the encoder writes for NaN, sign bit aside: all ones in both formats.
+/// What the encoder writes for NaN, whatever its sign, as `cvt.rn.satfinite` does: all ones but the sign, in both formats.
 pub(crate) const NAN_CODE: u32 = 0x7f;
 
 /// Bits of f32's infinity: magnitudes above it are NaN.
@@ -97,7 +97,7 @@ pub(crate) fn encode_scaled(x: u32, scale: f32, #[comptime] format: Format) -> u
     let code = select(mag == F32_INF, comptime!(format.max_code() as u32).runtime(), finite);
     let scale_mag = u32::reinterpret(scale) & 0x7fff_ffffu32;
     let is_nan = max(mag, scale_mag) > F32_INF;
-    sign | select(is_nan, NAN_CODE.runtime(), code)
+    select(is_nan, NAN_CODE.runtime(), sign | code)
 }
 
 /// Code of a non-negative f32 given by its bits; anything from `max` up, infinity included, gives the largest code.

@@ -37,7 +37,7 @@ impl Encoding {
 /// Codes of the quad that begins at `raw[first]`, element `j` scaled by `scales[scale + j]`, or all by `scales[scale]`.
 ///
 /// They are those of [`encode_scaled`] on every path: `cvt.rn.satfinite` rounds, saturates and has subnormals as that does,
-/// an infinite product and an infinity are one to it, and the sign, which a NaN product has lost, is put back from `raw`.
+/// an infinite product and an infinity are one to it, and its NaN has no sign.
 #[cube]
 pub(super) fn encode_quad(
     raw: &Array<u32>,
@@ -55,14 +55,13 @@ pub(super) fn encode_quad(
         factors[j as usize] = scales[comptime!((if one_scale { scale } else { scale + j }) as usize)];
     }
     if comptime!(encoding.isa.has_fp8_cvt()) {
-        let codes = cvt_satfinite(
+        cvt_satfinite(
             f32::reinterpret(bits[0]) * factors[0],
             f32::reinterpret(bits[1]) * factors[1],
             f32::reinterpret(bits[2]) * factors[2],
             f32::reinterpret(bits[3]) * factors[3],
             encoding.format,
-        );
-        with_signs(codes, raw, first, encoding)
+        )
     } else {
         let mut word = 0u32.runtime();
         #[unroll]
@@ -75,12 +74,7 @@ pub(super) fn encode_quad(
             let code = encode_scaled(bits, factor, encoding.format);
             word |= code << comptime!(8 * j);
         }
-        // `cvt.f32.f16` drops the sign of a NaN.
-        if comptime!(encoding.isa.has_ptx() && encoding.source == Source::F16) {
-            with_signs(word, raw, first, encoding)
-        } else {
-            word
-        }
+        word
     }
 }
 
@@ -97,12 +91,6 @@ fn normalized(bits: u32, scale: f32) -> (u32, f32) {
     let lowered = select(scale_bits > F32_INF, scale_bits, lowered);
     let is_subnormal = mag < 0x0080_0000u32;
     (select(is_subnormal, integer, bits), f32::reinterpret(select(is_subnormal, lowered, scale_bits)))
-}
-
-/// `codes` with the signs of the elements that they are of.
-#[cube]
-fn with_signs(codes: u32, raw: &Array<u32>, #[comptime] first: u32, #[comptime] encoding: Encoding) -> u32 {
-    (codes & 0x7f7f_7f7fu32) | (signs(raw, first, encoding) & 0x8080_8080u32)
 }
 
 /// f32 bits of element `j` of a quad; of a NaN, perhaps without its sign.
@@ -125,20 +113,6 @@ fn element(raw: &Array<u32>, #[comptime] first: u32, #[comptime] j: u32, #[compt
         } else {
             widen(word & 0xffffu32, source)
         }
-    }
-}
-
-/// Upper bytes of the elements of a quad.
-#[cube]
-fn signs(raw: &Array<u32>, #[comptime] first: u32, #[comptime] encoding: Encoding) -> u32 {
-    let isa = comptime!(encoding.isa);
-    let at = comptime!(first as usize);
-    if comptime!(encoding.source.per_word() == 2) {
-        permute(raw[at], raw[comptime!(at + 1)], 0x7531u32, isa)
-    } else {
-        let low = permute(raw[at], raw[comptime!(at + 1)], 0x0073u32, isa);
-        let high = permute(raw[comptime!(at + 2)], raw[comptime!(at + 3)], 0x0073u32, isa);
-        permute(low, high, 0x5410u32, isa)
     }
 }
 

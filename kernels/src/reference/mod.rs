@@ -2,7 +2,7 @@
 //!
 //! The loops are branch-free over slices, so that the compiler vectorises them.
 
-use crate::format::F32_INF;
+use crate::format::{F32_INF, NAN_CODE};
 use crate::mx::amax_to_e8m0;
 use crate::scale::MIN_AMAX;
 use crate::{Format, InvScale, Scale, ScaleMode};
@@ -15,7 +15,7 @@ pub use grouped::grouped_scaled_gemm_f64;
 pub use health::health;
 pub use matrix::{HostOperand, HostQuantized, dequantize_mx, quantize, scaled_gemm_f64};
 
-/// FP8 code of `x`: rounded to nearest even, saturating. ±inf gives ±max, NaN gives `sign | 0x7f`, in both formats.
+/// FP8 code of `x`: rounded to nearest even, saturating. ±inf gives ±max, any NaN gives `0x7f`, in both formats.
 ///
 /// Subnormals by the addition that leaves the rounded code in the low bits of the sum, normals by integer rounding of the
 /// f32 bits.
@@ -38,8 +38,8 @@ pub fn encode(x: f32, format: Format) -> u8 {
     let code = if is_sub { sub } else { normal };
     let max = i32::from(format.max_code());
     let code = if code > max { max } else { code };
-    let code = if mag > F32_INF as i32 { 0x7f } else { code };
-    (code | sign) as u8
+    let code = if mag > F32_INF as i32 { NAN_CODE as i32 } else { code | sign };
+    code as u8
 }
 
 /// Value of a code. E4M3 `0x7f` and `0xff` are NaN; E5M2 has infinities at `0x7c` and `0xfc` and NaN above them.
@@ -123,7 +123,7 @@ pub fn amax_to_scale(amax: f32, format: Format, mode: ScaleMode) -> Scale {
 
 /// `out[i] = encode(x[i] · scale)`.
 ///
-/// A zero code keeps the sign of `x`, and so does a NaN code, also where the scale is what is NaN.
+/// A zero code keeps the sign of `x`.
 ///
 /// # Panics
 /// If `x` and `out` differ in length.
@@ -139,7 +139,7 @@ pub fn cast(x: &[f32], scale: Scale, format: Format, out: &mut [u8]) {
 #[inline(always)]
 fn cast_slice(x: &[f32], scale: f32, format: Format, out: &mut [u8]) {
     for (code, &x) in out.iter_mut().zip(x) {
-        *code = encode((x * scale).copysign(x), format);
+        *code = encode(x * scale, format);
     }
 }
 
@@ -154,6 +154,6 @@ fn cast_each(x: &[f32], scales: &[f32], format: Format, out: &mut [u8]) {
 #[inline(always)]
 fn cast_each_slice(x: &[f32], scales: &[f32], format: Format, out: &mut [u8]) {
     for ((code, &x), &scale) in out.iter_mut().zip(x).zip(scales) {
-        *code = encode((x * scale).copysign(x), format);
+        *code = encode(x * scale, format);
     }
 }

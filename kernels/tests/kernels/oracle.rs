@@ -25,7 +25,7 @@ pub(crate) fn magnitudes(format: Format) -> Vec<f64> {
     (0..=0x7f).map(|code| value(code, format)).take_while(|value| value.is_finite()).collect()
 }
 
-/// The nearest value of a format, ties to the even code, saturating, NaN to `sign | 0x7f`.
+/// The nearest value of a format, ties to the even code, saturating, NaN to `0x7f`.
 pub(crate) struct Nearest(Vec<f64>);
 
 impl Nearest {
@@ -34,10 +34,10 @@ impl Nearest {
     }
 
     pub(crate) fn encode(&self, x: f32) -> u8 {
-        let sign = if x.is_sign_negative() { 0x80 } else { 0 };
         if x.is_nan() {
-            return sign | 0x7f;
+            return 0x7f;
         }
+        let sign = if x.is_sign_negative() { 0x80 } else { 0 };
         let x = f64::from(x.abs());
         let above = self.0.partition_point(|&value| value <= x);
         if above == self.0.len() {

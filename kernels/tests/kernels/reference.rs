@@ -43,8 +43,7 @@ pub(crate) fn by_definition(x: &[f32], shape: [usize; 2], cast: Cast) -> (Vec<u8
     let nearest = Nearest::new(cast.format);
     let code = |(r, c): (usize, usize)| {
         let (x, scale) = (x[r * k + c], scales[group_of(r, c)]);
-        // A NaN keeps the sign of x.
-        nearest.encode(if x.is_nan() || scale.is_nan() { f32::NAN.copysign(x) } else { x * scale })
+        nearest.encode(x * scale)
     };
     (elements().map(code).collect(), scales)
 }

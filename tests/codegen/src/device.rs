@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use burn_backend::DeviceOps;
 use cubecl_common::device::{Device, DeviceId};
@@ -102,7 +102,7 @@ pub fn take_waits() -> usize {
 /// How launches run that are executed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Execution {
-    /// See [`Launch::seed`](crate::interpret::Launch::seed).
+    /// See [`Launch::seed`](ptx_interpreter::Launch::seed).
     pub seed: u64,
 }
 
@@ -129,8 +129,7 @@ impl Drop for Running {
     }
 }
 
-/// From here on launches are compiled to PTX and interpreted ([`interpret`](crate::interpret)) until the result is
-/// dropped; memory allocated meanwhile starts as poison. Waits for other executions of the process. Faults of kernels
+/// From here on launches are compiled to PTX and interpreted ([`ptx_interpreter`]) until the result is dropped; memory allocated meanwhile starts as poison. Waits for other executions of the process. Faults of kernels
 /// are errors of the next read or sync.
 ///
 /// Nothing if `FLOAT8_CUDA_TOOLS` names no toolkit; the test says so then, and is skipped.
@@ -144,9 +143,10 @@ pub fn execute(execution: Execution) -> Option<Running> {
         return None;
     };
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let nvrtc = Nvrtc::load(Path::new(&root)).unwrap_or_else(|error| panic!("{error}"));
+    static NVRTC: OnceLock<Arc<Nvrtc>> = OnceLock::new();
+    let nvrtc = NVRTC.get_or_init(|| Arc::new(Nvrtc::load(Path::new(&root)).unwrap_or_else(|error| panic!("{error}"))));
     *EXECUTION.lock().unwrap_or_else(PoisonError::into_inner) =
-        Some(Executor { nvrtc: Arc::new(nvrtc), seed: execution.seed });
+        Some(Executor { nvrtc: nvrtc.clone(), seed: execution.seed });
     Some(Running { _turn: turn })
 }
 

@@ -4,8 +4,8 @@
 use cubecl_core::ir::{ElemType, FloatKind, StorageType};
 use cubecl_core::server::{KernelArguments, TensorMapMeta};
 use cubecl_runtime::tma::{OobFill, TensorMapFormat, TensorMapInterleave, TensorMapSwizzle, TiledArgs};
+use ptx_interpreter::{Arg, Buffer, Kernel, Launch, TensorFloat, TensorMap};
 
-use crate::interpret::{Arg, Buffer, Kernel, Launch, TensorFloat, TensorMap};
 use crate::server::{GenerateServer, PaperResource};
 
 /// A kernel and its geometry.

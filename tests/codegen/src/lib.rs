@@ -1,9 +1,22 @@
-//! CUDA without a GPU: a CubeCL runtime that generates each kernel's C++ on the real launch path and runs nothing
-//! ([`device`]), NVRTC from a folder of wheels or a toolkit ([`nvrtc`]), and what the machine code says ([`sass`]).
+//! CUDA without a GPU: a CubeCL runtime that generates each kernel's C++ on the real launch path ([`device`]) and runs
+//! nothing, or interprets its PTX ([`device::execute`]); NVRTC from a folder of wheels or a toolkit ([`nvrtc`]), and what
+//! the machine code says ([`sass`]).
+//!
+//! ```no_run
+//! use codegen::device::{Execution, GenerateCuda, PaperDevice, execute};
+//! use cubecl_core::Runtime;
+//!
+//! // None without FLOAT8_CUDA_TOOLS.
+//! if let Some(_running) = execute(Execution { seed: 0 }) {
+//!     let client = GenerateCuda::client(&PaperDevice::new(90));
+//!     let x = client.create_from_slice(&[0; 64]);
+//!     // … launches …
+//!     let bytes = client.read_one(x).expect("faults of kernels are errors here");
+//! }
+//! ```
 
 pub mod device;
 pub mod expected;
-pub mod interpret;
 mod launch;
 pub mod nvrtc;
 pub mod sass;

@@ -3,14 +3,22 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-use libloading::Library;
+use libloading::{Library, Symbol};
+use tempfile::TempDir;
 
 /// The loaded compiler.
 pub struct Nvrtc {
-    library: Library,
+    /// NVRTC compiles one program at a time, whatever thread asks; a copy of its file is a library of its own.
+    libraries: Vec<Mutex<Library>>,
+    /// What NVRTC would look for beside its own file, which a copy has not.
+    _builtins: Vec<Library>,
     root: PathBuf,
 }
+
+/// A copy for each core, as long as tests have so many kernels at once.
+const MOST_LIBRARIES: usize = 4;
 
 /// Headers that CubeCL includes wherever TMA is used. Reading them takes NVRTC four seconds.
 const SLOW_HEADERS: [&str; 3] = ["cooperative_groups.h", "cooperative_groups/memcpy_async.h", "cuda/barrier"];
@@ -28,16 +36,21 @@ type Fetch = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 
 impl Nvrtc {
     /// # Errors
-    /// No library of NVRTC in the folder, with what was looked for.
+    /// No library of NVRTC in the folder, with what was looked for; one that cannot be loaded, or be copied to the folder of
+    /// temporary files.
     pub fn load(root: &Path) -> Result<Self, String> {
         let folder = ["lib", "lib64"].map(|lib| root.join(lib));
         let names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
         let candidates = folder.iter().flat_map(|folder| names.map(|name| folder.join(name)));
         let path = candidates.into_iter().find(|path| path.exists());
         let path = path.ok_or_else(|| format!("{}: no lib/{}", root.display(), names.join(", ")))?;
-        // SAFETY: loading NVRTC only runs its initializers.
-        let library = unsafe { Library::new(&path) }.map_err(|error| format!("{}: {error}", path.display()))?;
-        Ok(Self { library, root: root.into() })
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let builtins = beside(&path, "libnvrtc-builtins.so").iter().map(|path| open(path)).collect::<Result<_, _>>()?;
+        let mut libraries = vec![Mutex::new(open(&path)?)];
+        for _ in 1..cores.min(MOST_LIBRARIES) {
+            libraries.push(Mutex::new(open_copy(&path)?));
+        }
+        Ok(Self { libraries, _builtins: builtins, root: root.into() })
     }
 
     /// The toolkit's folder.
@@ -65,6 +78,18 @@ impl Nvrtc {
         String::from_utf8(ptx).map_err(|error| error.to_string())
     }
 
+    /// A library that nobody uses, or any.
+    fn library(&self) -> MutexGuard<'_, Library> {
+        for library in &self.libraries {
+            match library.try_lock() {
+                Ok(library) => return library,
+                Err(TryLockError::Poisoned(library)) => return library.into_inner(),
+                Err(TryLockError::WouldBlock) => {}
+            }
+        }
+        self.libraries[0].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Compiles `source`, then fetches what the two functions give.
     fn product(&self, source: &str, arch: &str, size: &[u8], bytes: &[u8]) -> Result<Vec<u8>, String> {
         let root = self.root.display();
@@ -78,10 +103,11 @@ impl Nvrtc {
         ];
         let options = options.map(|option| CString::new(option).expect("no NUL in a path"));
         let source = CString::new(without_unused(source)).map_err(|error| error.to_string())?;
+        let library = &*self.library();
         // SAFETY: the signatures are those of nvrtc.h; every pointer outlives the call that it is passed to, and buffers
         // have the sizes that NVRTC names.
         unsafe {
-            let create: libloading::Symbol<
+            let create: Symbol<
                 unsafe extern "C" fn(
                     *mut Program,
                     *const c_char,
@@ -90,11 +116,11 @@ impl Nvrtc {
                     *const *const c_char,
                     *const *const c_char,
                 ) -> c_int,
-            > = self.symbol(b"nvrtcCreateProgram\0")?;
-            let compile: libloading::Symbol<unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int> =
-                self.symbol(b"nvrtcCompileProgram\0")?;
-            let destroy: libloading::Symbol<unsafe extern "C" fn(*mut Program) -> c_int> =
-                self.symbol(b"nvrtcDestroyProgram\0")?;
+            > = symbol(library, b"nvrtcCreateProgram\0")?;
+            let compile: Symbol<unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int> =
+                symbol(library, b"nvrtcCompileProgram\0")?;
+            let destroy: Symbol<unsafe extern "C" fn(*mut Program) -> c_int> =
+                symbol(library, b"nvrtcDestroyProgram\0")?;
 
             let mut program: Program = null_mut();
             let status = create(&mut program, source.as_ptr(), null(), 0, null(), null());
@@ -103,11 +129,11 @@ impl Nvrtc {
             }
             let pointers = options.each_ref().map(|option| option.as_ptr());
             let status = compile(program, pointers.len() as c_int, pointers.as_ptr());
-            let log = self.fetch(program, b"nvrtcGetProgramLogSize\0", b"nvrtcGetProgramLog\0")?;
+            let log = fetch(library, program, b"nvrtcGetProgramLogSize\0", b"nvrtcGetProgramLog\0")?;
             let log = CStr::from_bytes_until_nul(&log).map_or_else(|_| "no log".into(), CStr::to_string_lossy);
             let lost: Vec<_> = log.lines().filter(|line| line.contains("Performance Loss")).collect();
             let result = match status {
-                0 if lost.is_empty() => self.fetch(program, size, bytes),
+                0 if lost.is_empty() => fetch(library, program, size, bytes),
                 0 => Err(lost.join("\n")),
                 _ => Err(log.clone().into_owned()),
             };
@@ -115,31 +141,51 @@ impl Nvrtc {
             result
         }
     }
+}
 
-    /// A result of NVRTC's, by the pair of functions that give its size and its bytes.
-    ///
-    /// # Safety
-    /// `program` is alive, and both names are those of such a pair.
-    unsafe fn fetch(&self, program: Program, size: &[u8], bytes: &[u8]) -> Result<Vec<u8>, String> {
-        // SAFETY: by the caller.
-        unsafe {
-            let (size, bytes) = (self.symbol::<SizeOf>(size)?, self.symbol::<Fetch>(bytes)?);
-            let mut len = 0;
-            let status = size(program, &mut len);
-            let mut buffer = vec![0u8; len];
-            if status != 0 || bytes(program, buffer.as_mut_ptr().cast()) != 0 {
-                return Err("NVRTC did not give its result".into());
-            }
-            Ok(buffer)
+fn open(path: &Path) -> Result<Library, String> {
+    // SAFETY: loading NVRTC only runs its initializers.
+    unsafe { Library::new(path) }.map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// Files in the folder of `path` whose names begin so.
+fn beside(path: &Path, name: &str) -> Vec<PathBuf> {
+    let entries = path.parent().and_then(|folder| folder.read_dir().ok()).into_iter().flatten().flatten();
+    entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(name)).map(|entry| entry.path()).collect()
+}
+
+/// Loads a copy of the library, whose file is needed no longer than that.
+fn open_copy(path: &Path) -> Result<Library, String> {
+    let fail = |error| format!("copying {}: {error}", path.display());
+    let folder = TempDir::new().map_err(fail)?;
+    let copy = folder.path().join("libnvrtc.so");
+    std::fs::copy(path, &copy).map_err(fail)?;
+    open(&copy)
+}
+
+/// A result of NVRTC's, by the pair of functions that give its size and its bytes.
+///
+/// # Safety
+/// `program` is alive, and both names are those of such a pair.
+unsafe fn fetch(library: &Library, program: Program, size: &[u8], bytes: &[u8]) -> Result<Vec<u8>, String> {
+    // SAFETY: by the caller.
+    unsafe {
+        let (size, bytes) = (symbol::<SizeOf>(library, size)?, symbol::<Fetch>(library, bytes)?);
+        let mut len = 0;
+        let status = size(program, &mut len);
+        let mut buffer = vec![0u8; len];
+        if status != 0 || bytes(program, buffer.as_mut_ptr().cast()) != 0 {
+            return Err("NVRTC did not give its result".into());
         }
+        Ok(buffer)
     }
+}
 
-    /// # Safety
-    /// `T` is the symbol's signature.
-    unsafe fn symbol<T>(&self, name: &[u8]) -> Result<libloading::Symbol<'_, T>, String> {
-        // SAFETY: by the caller.
-        unsafe { self.library.get(name) }.map_err(|error| error.to_string())
-    }
+/// # Safety
+/// `T` is the symbol's signature.
+unsafe fn symbol<'a, T>(library: &'a Library, name: &[u8]) -> Result<Symbol<'a, T>, String> {
+    // SAFETY: by the caller.
+    unsafe { library.get(name) }.map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

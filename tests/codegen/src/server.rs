@@ -29,9 +29,9 @@ use cubecl_runtime::server::{
 };
 use cubecl_runtime::storage::{ComputeStorage, ManagedResource, StorageHandle, StorageId, StorageUtilization};
 use cubecl_runtime::timestamp_profiler::TimestampProfiler;
+use ptx_interpreter::Kernel;
 
 use crate::device::{CudaCompiler, EXECUTION, GENERATED, Generated, PaperDevice, WAITS, options, properties};
-use crate::interpret::Kernel;
 use crate::launch::Request;
 
 const ALIGNMENT: usize = 512;

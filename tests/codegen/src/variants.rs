@@ -192,11 +192,20 @@ impl Launcher {
         }
     }
 
-    /// Groups of the rows and of the contraction, in large tiles and in small ones.
+    /// Groups of the rows and of the contraction: outputs of many tiles, of few, of narrow ones and of rows that do not start at
+    /// an even element.
     fn grouped(&self) {
-        let [f32, _, bf16] = dtypes();
+        let [f32, f16, bf16] = dtypes();
+        let products = [
+            (8192, 4096, bf16),
+            (8192, 4096, f32),
+            (1024, 1024, f16),
+            (16384, 48, bf16),
+            (2048, 2047, bf16),
+            (128, 128, f32),
+        ];
         for granularity in [Granularity::Tensor, Granularity::Row, MX] {
-            for (m, n, out) in [(8192, 4096, bf16), (128, 128, f32)] {
+            for (m, n, out) in products.into_iter().filter(|(_, _, out)| supports(&self.client, *out)) {
                 for grouping in [Grouping::Rows, Grouping::Contraction] {
                     let count = 4;
                     let rows_b = if grouping == Grouping::Rows { n * count } else { n };

@@ -87,9 +87,10 @@ fn check_cast(client: &Client, view: &MatrixView, x: &[f32], cast: Cast, orienta
     }
 }
 
-/// Runs `check` on both machines.
-fn on_both(check: impl Fn(&Client)) {
-    MACHINES.into_iter().for_each(|sm| check(&GenerateCuda::client(&PaperDevice::new(sm))));
+/// Runs `check` on both machines beside each other, as each has a thread of its own.
+fn on_both(check: impl Fn(&Client) + Sync) {
+    let on = &|sm| check(&GenerateCuda::client(&PaperDevice::new(sm)));
+    std::thread::scope(|scope| MACHINES.map(|sm| drop(scope.spawn(move || on(sm)))));
 }
 
 /// All of `x` by one scale from `amax`, in every orientation.

@@ -210,12 +210,11 @@ fn same(x: f64, y: f64) -> bool {
 }
 
 /// Checks on a device of many multiprocessors, which has each make a small tile, and on one of two, which make large ones, one
-/// after the other or as a cluster.
-fn each(check: impl Fn([&Client; 2])) {
+/// after the other or as a cluster; architectures beside each other, as each device has a thread of its own.
+fn each(check: impl Fn([&Client; 2]) + Sync) {
     let Some(_running) = execute(Execution::default()) else { return };
-    for sm in [80, 89, 90, 100, 120] {
-        check([&client(sm), &GenerateCuda::client(&PaperDevice { sm, multiprocessors: 2 })]);
-    }
+    let on = &|sm| check([&client(sm), &GenerateCuda::client(&PaperDevice { sm, multiprocessors: 2 })]);
+    std::thread::scope(|scope| [80, 89, 90, 100, 120].map(|sm| drop(scope.spawn(move || on(sm)))));
 }
 
 #[test]

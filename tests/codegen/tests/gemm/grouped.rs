@@ -103,12 +103,12 @@ fn check_contraction(client: &Client, sizes: &[usize], [m, n]: [usize; 2], granu
 
 const GROUPED: [Granularity; 3] = [Granularity::Tensor, Granularity::Row, MX];
 
-fn each(check: impl Fn(&Client)) {
+fn each(check: impl Fn(&Client) + Sync) {
+    let Some(_running) = execute(Execution::default()) else { return };
+    let on = &|(sm, multiprocessors)| check(&GenerateCuda::client(&PaperDevice { sm, multiprocessors }));
     // A device of many multiprocessors takes small tiles, one of two large ones, one after the other in a block.
-    for (sm, multiprocessors) in [(80, 132), (89, 132), (90, 132), (90, 2), (100, 132), (100, 2), (120, 2)] {
-        let Some(_running) = execute(Execution::default()) else { return };
-        check(&GenerateCuda::client(&PaperDevice { sm, multiprocessors }));
-    }
+    let devices = [(80, 132), (89, 132), (90, 132), (90, 2), (100, 132), (100, 2), (120, 2)];
+    std::thread::scope(|scope| devices.map(|device| drop(scope.spawn(move || on(device)))));
 }
 
 /// Tiles of one group, of two and of many, empty groups, and rows that no group has.

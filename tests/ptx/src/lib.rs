@@ -8,22 +8,6 @@
 //! CubeCL launch → CUDA C++ → NVRTC → PTX → Kernel::parse → Kernel::run
 //! ```
 //!
-//! Tests run kernels on it through the runtime: [`execute`](crate::device::execute) makes launches on
-//! [`GenerateCuda`](crate::device::GenerateCuda) run, on memory that can be written and read:
-//!
-//! ```no_run
-//! use codegen::device::{Execution, GenerateCuda, PaperDevice, execute};
-//! use cubecl_core::Runtime;
-//!
-//! // None without FLOAT8_CUDA_TOOLS.
-//! if let Some(_running) = execute(Execution { seed: 0 }) {
-//!     let client = GenerateCuda::client(&PaperDevice::new(90));
-//!     let x = client.create_from_slice(&[0; 64]);
-//!     // … launches …
-//!     let bytes = client.read_one(x).expect("faults of kernels are errors here");
-//! }
-//! ```
-//!
 //! Seed 0 lets everything asynchronous happen at the last moment; other seeds mix early and late and interleave warps
 //! at random. Not modelled: caches and the order of plain memory accesses (each is done at once), `wgmma.fence`, the
 //! tensor cores' rounding of sums, time, and whatever [`Kernel::run`] says it does not know.

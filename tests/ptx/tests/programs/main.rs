@@ -3,7 +3,7 @@
 
 mod tcgen05;
 
-use codegen::interpret::{Arg, Buffer, Kernel, Launch, TensorFloat, TensorMap};
+use ptx_interpreter::{Arg, Buffer, Kernel, Launch, TensorFloat, TensorMap};
 
 /// A module with one kernel `f` of so many pointers, and tensor maps in front of them.
 fn module(maps: usize, pointers: usize, directives: &str, body: &str) -> Kernel {
