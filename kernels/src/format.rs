@@ -97,7 +97,8 @@ pub(crate) fn encode_scaled(x: u32, scale: f32, #[comptime] format: Format) -> u
     let code = select(mag == F32_INF, comptime!(format.max_code() as u32).runtime(), finite);
     let scale_mag = u32::reinterpret(scale) & 0x7fff_ffffu32;
     let is_nan = max(mag, scale_mag) > F32_INF;
-    select(is_nan, NAN_CODE.runtime(), sign | code)
+    // Of both parts, since a selection of the whole has ptxas spill on sm_80.
+    select(is_nan, 0u32.runtime(), sign) | select(is_nan, NAN_CODE.runtime(), code)
 }
 
 /// Code of a non-negative f32 given by its bits; anything from `max` up, infinity included, gives the largest code.

@@ -5,8 +5,8 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cubecl_common::backtrace::BackTrace;
 use cubecl_common::bytes::Bytes;
@@ -35,6 +35,9 @@ use crate::device::{CudaCompiler, EXECUTION, GENERATED, Generated, PaperDevice, 
 use crate::launch::Request;
 
 const ALIGNMENT: usize = 512;
+
+/// CubeCL numbers temporaries by a counter of the process that each kernel starts anew, so that two at once have some twice.
+static COMPILING: Mutex<()> = Mutex::new(());
 
 /// Memory of any size; nothing of it is allocated before it is used.
 #[derive(Debug, Default)]
@@ -330,7 +333,10 @@ impl ComputeServer for GenerateServer {
         mode: ExecutionMode,
         _: StreamId,
     ) {
-        let compiled = kernel.compile(&mut CudaCompiler::default(), &self.options, mode, kernel.address_type());
+        let compiled = {
+            let _compiling = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
+            kernel.compile(&mut CudaCompiler::default(), &self.options, mode, kernel.address_type())
+        };
         let mut block = [1; 3];
         let generated = match compiled {
             Ok(compiled) => Ok(Generated {
