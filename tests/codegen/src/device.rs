@@ -129,8 +129,9 @@ impl Drop for Running {
     }
 }
 
-/// From here on launches are compiled to PTX and interpreted ([`ptx_interpreter`]) until the result is dropped; memory allocated meanwhile starts as poison. Waits for other executions of the process. Faults of kernels
-/// are errors of the next read or sync.
+/// From here on launches are compiled to PTX and interpreted ([`ptx_interpreter`]) until the result is dropped; memory
+/// allocated meanwhile starts as poison. Waits for other executions of the process. Faults of kernels are errors of the next
+/// read or sync.
 ///
 /// Nothing if `FLOAT8_CUDA_TOOLS` names no toolkit; the test says so then, and is skipped.
 ///

@@ -3,21 +3,23 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Condvar, Mutex};
 
 use libloading::{Library, Symbol};
 use tempfile::TempDir;
 
 /// The loaded compiler.
 pub struct Nvrtc {
-    /// NVRTC compiles one program at a time, whatever thread asks; a copy of its file is a library of its own.
-    libraries: Vec<Mutex<Library>>,
+    /// Those that nobody uses. NVRTC compiles one program at a time, whatever thread asks; a copy of its file is a library of
+    /// its own.
+    free: Mutex<Vec<Library>>,
+    freed: Condvar,
     /// What NVRTC would look for beside its own file, which a copy has not.
     _builtins: Vec<Library>,
     root: PathBuf,
 }
 
-/// A copy for each core, as long as tests have so many kernels at once.
+/// There is one for each core, but not more.
 const MOST_LIBRARIES: usize = 4;
 
 /// Headers that CubeCL includes wherever TMA is used. Reading them takes NVRTC four seconds.
@@ -46,11 +48,11 @@ impl Nvrtc {
         let path = path.ok_or_else(|| format!("{}: no lib/{}", root.display(), names.join(", ")))?;
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let builtins = beside(&path, "libnvrtc-builtins.so").iter().map(|path| open(path)).collect::<Result<_, _>>()?;
-        let mut libraries = vec![Mutex::new(open(&path)?)];
+        let mut libraries = vec![open(&path)?];
         for _ in 1..cores.min(MOST_LIBRARIES) {
-            libraries.push(Mutex::new(open_copy(&path)?));
+            libraries.push(open_copy(&path)?);
         }
-        Ok(Self { libraries, _builtins: builtins, root: root.into() })
+        Ok(Self { free: Mutex::new(libraries), freed: Condvar::new(), _builtins: builtins, root: root.into() })
     }
 
     /// The toolkit's folder.
@@ -78,16 +80,15 @@ impl Nvrtc {
         String::from_utf8(ptx).map_err(|error| error.to_string())
     }
 
-    /// A library that nobody uses, or any.
-    fn library(&self) -> MutexGuard<'_, Library> {
-        for library in &self.libraries {
-            match library.try_lock() {
-                Ok(library) => return library,
-                Err(TryLockError::Poisoned(library)) => return library.into_inner(),
-                Err(TryLockError::WouldBlock) => {}
-            }
-        }
-        self.libraries[0].lock().unwrap_or_else(PoisonError::into_inner)
+    /// What `compile` does with a library that nobody else uses meanwhile.
+    fn with_library<T>(&self, compile: impl FnOnce(&Library) -> T) -> T {
+        let free = self.free.lock().expect("nothing panics here");
+        let library = self.freed.wait_while(free, |free| free.is_empty()).expect("nothing panics here").pop();
+        let library = library.expect("waited for");
+        let result = compile(&library);
+        self.free.lock().expect("nothing panics here").push(library);
+        self.freed.notify_one();
+        result
     }
 
     /// Compiles `source`, then fetches what the two functions give.
@@ -103,10 +104,9 @@ impl Nvrtc {
         ];
         let options = options.map(|option| CString::new(option).expect("no NUL in a path"));
         let source = CString::new(without_unused(source)).map_err(|error| error.to_string())?;
-        let library = &*self.library();
         // SAFETY: the signatures are those of nvrtc.h; every pointer outlives the call that it is passed to, and buffers
         // have the sizes that NVRTC names.
-        unsafe {
+        self.with_library(|library| unsafe {
             let create: Symbol<
                 unsafe extern "C" fn(
                     *mut Program,
@@ -139,7 +139,7 @@ impl Nvrtc {
             };
             destroy(&mut program);
             result
-        }
+        })
     }
 }
 
