@@ -21,7 +21,7 @@ pub enum Format {
     E5m2,
 }
 
-/// What the encoder writes for NaN, whatever its sign, as `cvt.rn.satfinite` does: all ones but the sign, in both formats.
+/// What casts write for any NaN, as `cvt.rn.satfinite` does: all ones but the sign, in both formats.
 pub(crate) const NAN_CODE: u32 = 0x7f;
 
 /// Bits of f32's infinity: magnitudes above it are NaN.
@@ -83,7 +83,8 @@ impl fmt::Display for Format {
     }
 }
 
-/// Code of `x · scale` for an f32 `x` given by its bits: rounded to nearest even, saturating.
+/// Code of `x · scale` for an f32 `x` given by its bits: rounded to nearest even, saturating; that of a NaN has the sign of
+/// `x`.
 ///
 /// The sign and whether `x` is inf or NaN are read from the bits of `x`, so only a finite product has to come from the
 /// device's multiplier, where WGSL asks for correct rounding. A subnormal operand or product may be flushed: both
@@ -97,8 +98,7 @@ pub(crate) fn encode_scaled(x: u32, scale: f32, #[comptime] format: Format) -> u
     let code = select(mag == F32_INF, comptime!(format.max_code() as u32).runtime(), finite);
     let scale_mag = u32::reinterpret(scale) & 0x7fff_ffffu32;
     let is_nan = max(mag, scale_mag) > F32_INF;
-    // Of both parts, since a selection of the whole has ptxas spill on sm_80.
-    select(is_nan, 0u32.runtime(), sign) | select(is_nan, NAN_CODE.runtime(), code)
+    sign | select(is_nan, NAN_CODE.runtime(), code)
 }
 
 /// Code of a non-negative f32 given by its bits; anything from `max` up, infinity included, gives the largest code.
