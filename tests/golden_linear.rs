@@ -4,6 +4,7 @@ use burn::module::{Param, ParamId};
 use burn::nn::Linear as NnLinear;
 use burn::tensor::{DType, Tensor};
 use burn_float8::{Float8, Float8Backend, Float8Config, Recipe, report};
+use std::io::Write;
 
 use crate::on_every_runtime;
 use crate::support::goldens::Golden;
@@ -51,7 +52,8 @@ fn linear_on<B: Float8Backend>(runtime: &str) {
     // bf16 results differ by roundings of the f32 sums to bf16, of which few fall on the other side.
     for (hp, dtype, tolerance) in [("f32", DType::F32, 1e-5), ("bf16", DType::BF16, 1e-3)] {
         if !B::fp8_supports(&Default::default(), dtype) {
-            println!("{runtime}: {hp} skipped, the device has no {hp}");
+            writeln!(std::io::stdout(), "{runtime}: {hp} skipped, the device has no {hp}")
+                .expect("standard output is open");
             continue;
         }
         for (recipe, gw_hp) in RECIPES {

@@ -21,7 +21,7 @@ pub enum Format {
     E5m2,
 }
 
-/// What casts write for any NaN, as `cvt.rn.satfinite` does: all ones but the sign, in both formats.
+/// What casts write for any NaN: all ones but the sign, in both formats.
 pub(crate) const NAN_CODE: u32 = 0x7f;
 
 /// Bits of f32's infinity: magnitudes above it are NaN.

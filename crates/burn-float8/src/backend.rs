@@ -46,9 +46,9 @@ pub enum GemmPath {
     Host,
     /// A kernel decodes the codes in its tiles and multiplies in f32.
     Emulated,
-    /// A kernel decodes the codes to f16 in its tiles, for f16 matrix units that sum in f32.
+    /// A kernel decodes the codes to f16 in its tiles, or with E8M0 scales to bf16, for matrix units that sum in f32.
     F16Mma,
-    /// A kernel multiplies codes and E8M0 scales into bf16, which is exact, for bf16 tensor cores (`wgmma`) that sum in f32: sm_90.
+    /// A kernel multiplies codes and E8M0 scales into bf16, which is exact down to its normal values, for bf16 tensor cores (`wgmma`) that sum in f32: sm_90.
     Bf16Wgmma,
     /// FP8 tensor cores, warp by warp (`mma.sync`): sm_89 and sm_120.
     Mma,

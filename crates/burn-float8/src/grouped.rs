@@ -61,12 +61,10 @@ use crate::tensor::Float8Tensor;
 ///
 /// # Panics
 ///
-/// [`Float8Error::GroupedShapes`], in words, if the shapes do not fit.
+/// [`Float8Error::GroupedShapes`], in words, if the shapes do not fit; in strict mode, as a linear does, if the weight has no layer or
+/// a GEMM cannot run in FP8.
 pub fn grouped_linear<B: Float8Ops>(x: Tensor<B, 2>, weight: Tensor<B, 3>, ends: Tensor<B, 1, Int>) -> Tensor<B, 2> {
-    let (xs, ws, es) = (x.dims(), weight.dims(), ends.dims());
-    if xs[1] != ws[1] || es[0] != ws[0] || ws.contains(&0) {
-        panic!("{}", Float8Error::GroupedShapes { x: xs, weight: ws, ends: es[0] });
-    }
+    check_shapes(&x, &weight, &ends);
     let y = B::grouped_linear(
         x.into_primitive().tensor(),
         weight.into_primitive().tensor(),
@@ -75,9 +73,24 @@ pub fn grouped_linear<B: Float8Ops>(x: Tensor<B, 2>, weight: Tensor<B, 3>, ends:
     Tensor::from_primitive(TensorPrimitive::Float(y))
 }
 
-/// What [`grouped_linear`] computes, in x's dtype and by Burn's own operations on any backend: a matmul for each group that has
-/// rows. The ends are read, which waits for the device.
+/// # Panics
+///
+/// [`Float8Error::GroupedShapes`], in words, if the shapes do not fit.
+fn check_shapes<B: Backend>(x: &Tensor<B, 2>, weight: &Tensor<B, 3>, ends: &Tensor<B, 1, Int>) {
+    let (x, weight, [ends]) = (x.dims(), weight.dims(), ends.dims());
+    if x[1] != weight[1] || ends != weight[0] || weight.contains(&0) {
+        panic!("{}", Float8Error::GroupedShapes { x, weight, ends });
+    }
+}
+
+/// What [`grouped_linear`] computes, of the same x `[M, K]`, weight `[G, K, N]` and ends `[G]`, in x's dtype and by Burn's own
+/// operations on any backend: a matmul for each group that has rows. The ends are read, which waits for the device.
+///
+/// # Panics
+///
+/// [`Float8Error::GroupedShapes`], in words, if the shapes do not fit.
 pub fn grouped_matmul<B: Backend>(x: Tensor<B, 2>, weight: Tensor<B, 3>, ends: Tensor<B, 1, Int>) -> Tensor<B, 2> {
+    check_shapes(&x, &weight, &ends);
     let (rows, dtype, device) = (x.dims()[0], x.dtype(), x.device());
     let n = weight.dims()[2];
     let weight = weight.cast(dtype);

@@ -53,7 +53,7 @@ impl Groups {
         if !offset.is_multiple_of(4) {
             return Err(KernelError::Misaligned { offset, size: 4 });
         }
-        let (needed, available) = (4 * self.count as u64, self.ends.size_in_used());
+        let (needed, available) = ((self.count as u64).saturating_mul(4), self.ends.size_in_used());
         if needed > available {
             return Err(KernelError::OutOfBounds { needed, available });
         }
@@ -119,7 +119,7 @@ pub fn grouped_scaled_gemm<R: Runtime>(
     check_pair(a, b)?;
     groups.check(b.rows)?;
     let (m, n, count) = groups.matrices(a.rows, b.rows);
-    check_size(m * count, n, n)?;
+    check_size(m.saturating_mul(count), n, n)?;
     if !supports(client, out) {
         return Err(KernelError::UnsupportedDtype { dtype: out });
     }

@@ -39,7 +39,7 @@ impl Isa {
 
 /// Codes of four f32, the first in the low byte: rounded to nearest even, saturating; infinity gives the largest code.
 ///
-/// NaN gives a NaN code whose sign is unspecified here: the multiplier that made the NaN has dropped that of its operand.
+/// NaN gives a NaN code, which one the PTX ISA does not say.
 #[cube]
 pub(crate) fn cvt_satfinite(a: f32, b: f32, c: f32, d: f32, #[comptime] format: Format) -> u32 {
     intrinsic!(|scope| {

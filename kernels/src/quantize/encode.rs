@@ -36,8 +36,8 @@ impl Encoding {
 
 /// Codes of the quad that begins at `raw[first]`, element `j` scaled by `scales[scale + j]`, or all by `scales[scale]`.
 ///
-/// They are those of [`encode_scaled`] on every path, but a NaN's has no sign: `cvt.rn.satfinite` rounds, saturates and has
-/// subnormals as that does, an infinite product and an infinity are one to it, and so are all NaN.
+/// They are those of [`encode_scaled`] on every path, but every NaN's is `0x7f`: `cvt.rn.satfinite` rounds, saturates and
+/// has subnormals as that does, an infinite product and an infinity are one to it, and which NaN it writes the PTX ISA leaves open.
 #[cube]
 pub(super) fn encode_quad(
     raw: &Array<u32>,
@@ -54,7 +54,7 @@ pub(super) fn encode_quad(
         bits[j as usize] = element(raw, first, j, encoding);
         factors[j as usize] = scales[comptime!((if one_scale { scale } else { scale + j }) as usize)];
     }
-    if comptime!(encoding.isa.has_fp8_cvt()) {
+    let codes = if comptime!(encoding.isa.has_fp8_cvt()) {
         cvt_satfinite(
             f32::reinterpret(bits[0]) * factors[0],
             f32::reinterpret(bits[1]) * factors[1],
@@ -74,8 +74,9 @@ pub(super) fn encode_quad(
             let code = encode_scaled(bits, factor, encoding.format);
             word |= code << comptime!(8 * j);
         }
-        without_nan_signs(word)
-    }
+        word
+    };
+    one_nan(codes, encoding.format)
 }
 
 /// The same product of an element and a scale, for devices that take a subnormal element for zero: that is then an integer of up
@@ -132,12 +133,18 @@ pub(super) fn transpose(rows: &Array<u32>, #[comptime] isa: Isa) -> Array<u32> {
     columns
 }
 
-/// Four codes, those of NaN without their signs. Once for all of them it costs less than in each.
+/// Four codes, those of NaN as `0x7f`. Once for all of them it costs less than in each.
 #[cube]
-fn without_nan_signs(codes: u32) -> u32 {
-    // The high bit of each byte whose others are all ones.
-    let nan = ((codes & 0x7f7f_7f7fu32) + 0x0101_0101u32) & 0x8080_8080u32;
-    codes ^ (codes & nan)
+fn one_nan(codes: u32, #[comptime] format: Format) -> u32 {
+    // NaN are the magnitudes from 0x7f, or 0x7d, on: the high bit of their bytes.
+    let above = comptime!(match format {
+        Format::E4m3 => 0x0101_0101u32,
+        Format::E5m2 => 0x0303_0303u32,
+    });
+    let nan = ((codes & 0x7f7f_7f7fu32) + above) & 0x8080_8080u32;
+    // Of each such byte all bits but the highest.
+    let ones = nan - (nan >> 7u32);
+    (codes ^ (codes & nan)) | ones
 }
 
 /// `word` without the codes of elements `at..at + 4` that lie at `len` or beyond: padding is zero whatever the scale, and a

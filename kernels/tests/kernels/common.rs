@@ -1,5 +1,6 @@
 //! A device, and matrices to and from it.
 
+use std::io::Write;
 use std::sync::OnceLock;
 
 use cubecl::ir::{ElemType, FloatKind, StorageType};
@@ -27,6 +28,12 @@ pub(crate) const MODES: [ScaleMode; 2] = [ScaleMode::F32, ScaleMode::PowerOfTwo]
 pub(crate) const GRANULARITIES: [Granularity; 5] =
     [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128, Granularity::Block1x32];
 
+/// Says that a test, or a part of one, does not run. Not by `println!`, which the harness holds back while a test passes.
+pub(crate) fn skip(why: &str) {
+    let test = std::thread::current().name().unwrap_or_default().to_string();
+    writeln!(std::io::stdout(), "{test}: skipped, {why}").expect("standard output is open");
+}
+
 /// The machine's default wgpu device. Without one the test says that it is skipped, and fails in CI.
 pub(crate) fn client() -> Option<Client> {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
@@ -36,7 +43,7 @@ pub(crate) fn client() -> Option<Client> {
     });
     if !available {
         assert!(std::env::var_os("CI").is_none(), "CI must have a wgpu adapter");
-        eprintln!("skipped: no wgpu adapter");
+        skip("no wgpu adapter");
         return None;
     }
     Some(WgpuRuntime::client(&WgpuDevice::default()))

@@ -210,7 +210,7 @@ fn bias_of_any_dtype_and_stride(#[values(F32, F16, BF16)] dtype: StorageType, #[
 fn half_outputs_are_rounded_once(#[values(F16, BF16)] dtype: StorageType) {
     let Some(client) = client() else { return };
     if !supports(&client, dtype) {
-        eprintln!("skipped: the device has no {dtype}");
+        skip(&format!("the device has no {dtype}"));
         return;
     }
     let a = HostMatrix::random([33, 48], Format::E4m3, Granularity::Tensor, 36).upload(&client);

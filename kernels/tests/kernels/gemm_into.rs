@@ -34,7 +34,7 @@ fn results_are_added_and_rounded_once(
 ) {
     let Some(client) = client() else { return };
     if !supports(&client, dtype) {
-        eprintln!("skipped: the device has no {dtype}");
+        skip(&format!("the device has no {dtype}"));
         return;
     }
     let [m, n, k] = shape;

@@ -255,20 +255,25 @@ impl RunConfig {
         let fail = |origin: &str, reason: &str| Error::RunConfig { origin: origin.into(), reason: reason.into() };
         // Settings may make sense only together, so all are there before they are judged; to blame is the first since
         // which there has been an error.
-        let mut tables = vec![];
+        let (start, mut tables) = (table.clone(), vec![]);
         for (origin, setting) in settings {
             set(&mut table, setting).map_err(|reason| fail(origin, &reason))?;
             tables.push((origin, table.clone()));
         }
-        let mut first_error = Ok(());
-        for (origin, table) in tables.into_iter().rev() {
-            match (table.try_into(), &first_error) {
-                (Ok(last), Ok(())) => return Ok(last),
-                (Ok(_), Err(_)) => break,
-                (Err(error), _) => first_error = Err(fail(origin, toml::de::Error::message(&error))),
-            }
-        }
-        first_error.map(|()| config)
+        let Some((_, all)) = tables.last() else { return Ok(config) };
+        let last_error = match all.clone().try_into::<Self>() {
+            Ok(config) => return Ok(config),
+            Err(error) => error,
+        };
+        let errors: Vec<_> = tables.iter().map(|(_, table)| table.clone().try_into::<Self>().err()).collect();
+        let first = errors.iter().rposition(Option::is_none).map_or(0, |fine| fine + 1);
+        // What there is to say of it may have changed since, unless that is of another setting.
+        let mut without = start;
+        let others = settings.iter().enumerate().filter(|(i, _)| *i != first);
+        let is_only_one = others.into_iter().all(|(_, (_, setting))| set(&mut without, setting).is_ok())
+            && without.try_into::<Self>().is_ok();
+        let error = if is_only_one { Some(&last_error) } else { errors[first].as_ref() };
+        Err(fail(tables[first].0, error.map_or("", toml::de::Error::message)))
     }
 
     /// Checks what the types do not.

@@ -204,17 +204,45 @@ impl Launcher {
             (2048, 2047, bf16),
             (128, 128, f32),
         ];
+        let one = |granularity| [granularity; 2];
         for granularity in [Granularity::Tensor, Granularity::Row, MX] {
             for (m, n, out) in products.into_iter().filter(|(_, _, out)| supports(&self.client, *out)) {
-                for grouping in [Grouping::Rows, Grouping::Contraction] {
-                    let count = 4;
-                    let rows_b = if grouping == Grouping::Rows { n * count } else { n };
-                    let [a, b] = [m, rows_b].map(|rows| self.operand([rows, 512], Format::E4m3, granularity));
-                    let groups = Groups { ends: self.memory(4 * count), count, grouping };
-                    grouped_scaled_gemm(&self.client, &a, &b, &groups, out, GemmConfig::default())
-                        .expect("operands that fit");
-                }
+                self.group([m, n], [Format::E4m3; 2], one(granularity), out, GemmConfig::default());
             }
+            for (use_fast_accum, emulate) in [(true, false), (false, true)] {
+                let config = GemmConfig { use_fast_accum, emulate };
+                self.group([8192, 4096], [Format::E4m3; 2], one(granularity), bf16, config);
+            }
+            for (a, b) in pairs(FORMATS).skip(1) {
+                self.group([8192, 4096], [a, b], one(granularity), bf16, GemmConfig::default());
+            }
+        }
+        for granularities in [
+            [Granularity::Row, Granularity::Tensor],
+            [Granularity::Tensor, MX],
+            [Granularity::Block1x128, Granularity::Block128x128],
+            [Granularity::Block1x128; 2],
+        ] {
+            self.group([8192, 4096], [Format::E4m3; 2], granularities, bf16, GemmConfig::default());
+        }
+    }
+
+    /// Four groups of the rows, and of the contraction.
+    fn group(
+        &self,
+        [m, n]: [usize; 2],
+        formats: [Format; 2],
+        granularities: [Granularity; 2],
+        out: StorageType,
+        config: GemmConfig,
+    ) {
+        for grouping in [Grouping::Rows, Grouping::Contraction] {
+            let count = 4;
+            let rows_b = if grouping == Grouping::Rows { n * count } else { n };
+            let a = self.operand([m, 512], formats[0], granularities[0]);
+            let b = self.operand([rows_b, 512], formats[1], granularities[1]);
+            let groups = Groups { ends: self.memory(4 * count), count, grouping };
+            grouped_scaled_gemm(&self.client, &a, &b, &groups, out, config).expect("operands that fit");
         }
     }
 

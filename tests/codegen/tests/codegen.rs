@@ -40,11 +40,16 @@ struct Summary {
     occupancy: Option<usize>,
 }
 
+/// A line that is shown although the test passes: the harness holds back only what goes through `println!`.
+macro_rules! row {
+    ($($field:tt)*) => { writeln!(std::io::stdout(), $($field)*).expect("standard output is open") };
+}
+
 fn tools() -> Option<PathBuf> {
     let tools = std::env::var_os("FLOAT8_CUDA_TOOLS").map(PathBuf::from);
     if tools.is_none() {
         assert!(std::env::var_os("CI").is_none(), "CI must set FLOAT8_CUDA_TOOLS");
-        println!("the CUDA was generated but not compiled: FLOAT8_CUDA_TOOLS names no toolkit");
+        row!("the CUDA was generated but not compiled: FLOAT8_CUDA_TOOLS names no toolkit");
     }
     tools
 }
@@ -136,11 +141,6 @@ fn check_all(nvrtc: &Nvrtc, kernels: &[Generated], arch: &str) -> (Vec<String>, 
     let work = &work;
     std::thread::scope(|scope| (0..workers).for_each(|worker| drop(scope.spawn(move || work(worker)))));
     (errors.into_inner().unwrap(), summaries.into_inner().unwrap())
-}
-
-/// A line of the table, which is shown although the test passes: the harness holds back only what goes through `println!`.
-macro_rules! row {
-    ($($field:tt)*) => { writeln!(std::io::stdout(), $($field)*).expect("standard output is open") };
 }
 
 #[test]

@@ -177,11 +177,7 @@ fn check(client: &Client, a: &Matrix, b: &Matrix, rest: Rest) {
     assert_eq!(got.len(), m * n);
     let (left, right) = (a.values(), b.values());
     // One rounding to the output, and those of f32 sums of blocks and of the whole.
-    let half_step = match dtype {
-        F16 => 2f64.powi(-11),
-        BF16 => 2f64.powi(-8),
-        _ => 2f64.powi(-24),
-    };
+    let half_step = half_step(dtype);
     for (i, row) in left.chunks_exact(k).enumerate() {
         for (j, col) in right.chunks_exact(k).enumerate() {
             let (mut want, mut size) = (0.0, 0.0);
@@ -202,6 +198,15 @@ fn check(client: &Client, a: &Matrix, b: &Matrix, rest: Rest) {
                 a.format, a.granularity, b.format, b.granularity
             );
         }
+    }
+}
+
+/// Half a step of this dtype, relative to the value.
+fn half_step(dtype: StorageType) -> f64 {
+    match dtype {
+        F16 => 2f64.powi(-11),
+        BF16 => 2f64.powi(-8),
+        _ => 2f64.powi(-24),
     }
 }
 

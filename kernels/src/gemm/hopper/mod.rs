@@ -11,8 +11,8 @@
 //!
 //! **E8M0 scales**, of blocks of 32, go into bf16 operands: [`to_bf16`] writes codes times scales, a partner without
 //! such scales unscaled, and the same kernel multiplies bf16, 64 of the contraction a stage. That is exact down to bf16's normal
-//! values, needs no promotion, and is the fastest correct way there is here, in cycles per 32 of the contraction for a tile of
-//! 128 by 256 on a multiprocessor:
+//! values, needs no promotion, and nothing in the count is faster, in cycles per 32 of the contraction for a tile of 128 by 256
+//! on a multiprocessor:
 //!
 //! | | tensor cores | f32 units | shared memory |
 //! | --- | --- | --- | --- |

@@ -189,6 +189,10 @@ fn the_recipe_flag_comes_last() {
     let Err(Error::RunConfig { origin, reason }) = contradiction else { panic!("{contradiction:?}") };
     assert_eq!(origin, "--recipe blockwise");
     assert!(reason.contains("scale_calculation_mode = even with recipe blockwise"), "{reason}");
+    let contradiction = args(&[&mode[..], &["--recipe", "rowwise"]].concat());
+    let Err(Error::RunConfig { origin, reason }) = contradiction else { panic!("{contradiction:?}") };
+    assert_eq!(origin, "--set float8.scale_calculation_mode=even");
+    assert!(reason.contains("scale_calculation_mode = even with recipe rowwise"), "{reason}");
 }
 
 #[test]

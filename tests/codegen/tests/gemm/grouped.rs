@@ -2,11 +2,12 @@
 
 use codegen::device::{Execution, GenerateCuda, PaperDevice, execute};
 use cubecl_core::Runtime;
+use cubecl_core::ir::StorageType;
 use float8_kernels::{
     Format, GROUP_ALIGN, GemmConfig, GemmPath, Granularity, Grouping, Groups, grouped_gemm_path, grouped_scaled_gemm,
 };
 
-use super::{BF16, Client, F32, MX, Matrix, Random, client, from_bytes, same};
+use super::{BF16, Client, F16, F32, MX, Matrix, Random, client, from_bytes, half_step, same};
 
 /// Compute capabilities, and what their grouped GEMM is: without E8M0 scales, and with.
 const PATHS: [(u16, [GemmPath; 2]); 5] = [
@@ -39,39 +40,36 @@ fn assert_near(got: f64, (want, size): (f64, f64), half_step: f64, what: impl Fn
     assert!(near, "{}: {got}, not {want}, bound {bound:e}", what());
 }
 
-fn run(client: &Client, a: &Matrix, b: &Matrix, ends: &[usize], grouping: Grouping, bf16: bool) -> Vec<f32> {
+fn run(client: &Client, a: &Matrix, b: &Matrix, ends: &[usize], grouping: Grouping, dtype: StorageType) -> Vec<f32> {
     let bytes: Vec<u8> = ends.iter().flat_map(|&end| (end as u32).to_le_bytes()).collect();
     let groups = Groups { ends: client.create_from_slice(&bytes), count: ends.len(), grouping };
-    let dtype = if bf16 { BF16 } else { F32 };
     let (a, b) = (a.upload(client), b.upload(client));
-    let out = grouped_scaled_gemm(client, &a, &b, &groups, dtype, GemmConfig::default()).unwrap();
+    // Which changes nothing but when sums are added, on Hopper and with `mma.sync`.
+    let config = GemmConfig { use_fast_accum: dtype == F16, emulate: false };
+    let out = grouped_scaled_gemm(client, &a, &b, &groups, dtype, config).unwrap();
     from_bytes(&client.read_one(out).unwrap_or_else(|error| panic!("{error:?}")), dtype)
 }
 
-const fn half_step(bf16: bool) -> f64 {
-    if bf16 { 1.0 / 256.0 } else { 1.0 / 16_777_216.0 }
-}
-
-fn check_rows(client: &Client, ends: &[usize], [m, n, k]: [usize; 3], granularity: Granularity, bf16: bool) {
+fn check_rows(client: &Client, ends: &[usize], [m, n, k]: [usize; 3], granularities: Pair, dtype: StorageType) {
     let mut random = Random(31);
-    let a = Matrix::random([m, k], Format::E4m3, granularity, &mut random);
-    let mut b = Matrix::random([ends.len() * n, k], Format::E5m2, granularity, &mut random);
+    let a = Matrix::random([m, k], Format::E4m3, granularities[0], &mut random);
+    let mut b = Matrix::random([ends.len() * n, k], Format::E5m2, granularities[1], &mut random);
     // A NaN is for the rows of its group alone.
     b.codes[(ends.len() - 1) * n * k + 3] = 0x7f;
-    let got = run(client, &a, &b, ends, Grouping::Rows, bf16);
+    let got = run(client, &a, &b, ends, Grouping::Rows, dtype);
     assert_eq!(got.len(), m * n);
     let (left, right) = (a.values(), b.values());
     for i in 0..m {
         let group = ends.iter().position(|&end| i < end);
         for j in 0..n {
             let want = group.map_or((0.0, 0.0), |g| sums(&left, &right, [i, g * n + j], k, [0, k]));
-            let what = || format!("{granularity} {ends:?} [{m}, {n}, {k}], group {group:?}, [{i}, {j}]");
-            assert_near(f64::from(got[i * n + j]), want, half_step(bf16), what);
+            let what = || format!("{granularities:?} {ends:?} [{m}, {n}, {k}], group {group:?}, [{i}, {j}]");
+            assert_near(f64::from(got[i * n + j]), want, half_step(dtype), what);
         }
     }
 }
 
-fn check_contraction(client: &Client, sizes: &[usize], [m, n]: [usize; 2], granularity: Granularity, bf16: bool) {
+fn check_contraction(client: &Client, sizes: &[usize], [m, n]: [usize; 2], granularities: Pair, dtype: StorageType) {
     let (mut spans, mut at) = (vec![], 0);
     for size in sizes {
         spans.push([at, at + size]);
@@ -80,28 +78,37 @@ fn check_contraction(client: &Client, sizes: &[usize], [m, n]: [usize; 2], granu
     // Some left over, or an empty group that begins where all ends.
     let k = if sizes.last() == Some(&0) { at } else { at + 7 };
     let mut random = Random(37);
-    let [a, b] = [(m, Format::E5m2), (n, Format::E4m3)].map(|(rows, format)| {
+    let [a, b] = [(m, Format::E5m2, granularities[0]), (n, Format::E4m3, granularities[1])];
+    let [a, b] = [a, b].map(|(rows, format, granularity)| {
         let mut matrix = Matrix::random([rows, k], format, granularity, &mut random);
         let inside = |c: usize| spans.iter().any(|[start, end]| (*start..*end).contains(&c));
         matrix.codes.iter_mut().enumerate().filter(|(i, _)| !inside(i % k)).for_each(|(_, code)| *code = 0);
         matrix
     });
     let ends: Vec<usize> = spans.iter().map(|[_, end]| *end).collect();
-    let got = run(client, &a, &b, &ends, Grouping::Contraction, bf16);
+    let got = run(client, &a, &b, &ends, Grouping::Contraction, dtype);
     assert_eq!(got.len(), sizes.len() * m * n);
     let (left, right) = (a.values(), b.values());
     for (g, span) in spans.iter().enumerate() {
         for i in 0..m {
             for j in 0..n {
                 let want = sums(&left, &right, [i, j], k, *span);
-                let what = || format!("{granularity} {sizes:?} [{m}, {n}], group {g}, [{i}, {j}]");
-                assert_near(f64::from(got[(g * m + i) * n + j]), want, half_step(bf16), what);
+                let what = || format!("{granularities:?} {sizes:?} [{m}, {n}], group {g}, [{i}, {j}]");
+                assert_near(f64::from(got[(g * m + i) * n + j]), want, half_step(dtype), what);
             }
         }
     }
 }
 
-const GROUPED: [Granularity; 3] = [Granularity::Tensor, Granularity::Row, MX];
+type Pair = [Granularity; 2];
+
+/// With what the larger of two outputs is made of.
+const GROUPED: [(Pair, StorageType); 4] = [
+    ([Granularity::Tensor; 2], F32),
+    ([Granularity::Row; 2], BF16),
+    ([Granularity::Row, Granularity::Tensor], F16),
+    ([MX; 2], F32),
+];
 
 fn each(check: impl Fn(&Client) + Sync) {
     let Some(_running) = execute(Execution::default()) else { return };
@@ -115,9 +122,9 @@ fn each(check: impl Fn(&Client) + Sync) {
 #[test]
 fn rows_of_groups() {
     each(|client| {
-        for (i, granularity) in GROUPED.into_iter().enumerate() {
-            check_rows(client, &[0, 70, 71, 71, 140], [150, 128, 96], granularity, i == 1);
-            check_rows(client, &[64, 100], [100, 50, 100], granularity, false);
+        for (granularities, dtype) in GROUPED {
+            check_rows(client, &[0, 70, 71, 71, 140], [150, 128, 96], granularities, dtype);
+            check_rows(client, &[64, 100], [100, 50, 100], granularities, F32);
         }
     });
 }
@@ -129,7 +136,7 @@ fn columns_of_groups() {
         let Some(_running) = execute(Execution::default()) else { return };
         let client = GenerateCuda::client(&PaperDevice { sm: 100, multiprocessors });
         for n in [1, 31, 64, 96, 130, 200, 320] {
-            check_rows(&client, &[40, 130, 131], [140, n, 160], MX, n == 130);
+            check_rows(&client, &[40, 130, 131], [140, n, 160], [MX; 2], if n == 130 { BF16 } else { F32 });
         }
     }
 }
@@ -138,9 +145,9 @@ fn columns_of_groups() {
 #[test]
 fn contractions_of_groups() {
     each(|client| {
-        for (i, granularity) in GROUPED.into_iter().enumerate() {
-            check_contraction(client, &[0, 128, 1, 150, 0], [130, 40], granularity, i == 1);
-            check_contraction(client, &[33, 64], [40, 129], granularity, false);
+        for (granularities, dtype) in GROUPED {
+            check_contraction(client, &[0, 128, 1, 150, 0], [130, 40], granularities, dtype);
+            check_contraction(client, &[33, 64], [40, 129], granularities, F32);
         }
     });
 }
