@@ -75,7 +75,7 @@ pub fn expected(kernel: &Generated) -> Rules {
         "dequantize" if matches!(sm, 90 | 100) => 8,
         "dequantize" => 6,
         "cast_tiles" if vectors && sm >= 89 => 3,
-        "cast_linear" if vectors => 4,
+        "cast_linear" if vectors && sm >= 89 => 4,
         "cast_tiles" | "cast_linear" => 2,
         "gemm_blackwell" | "gemm_hopper" | "gemm_mma" | "gemm_half" => 1,
         _ => 4,
