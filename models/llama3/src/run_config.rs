@@ -261,19 +261,18 @@ impl RunConfig {
             tables.push((origin, table.clone()));
         }
         let Some((_, all)) = tables.last() else { return Ok(config) };
-        let last_error = match all.clone().try_into::<Self>() {
-            Ok(config) => return Ok(config),
-            Err(error) => error,
-        };
+        if let Ok(config) = all.clone().try_into() {
+            return Ok(config);
+        }
         let errors: Vec<_> = tables.iter().map(|(_, table)| table.clone().try_into::<Self>().err()).collect();
         let first = errors.iter().rposition(Option::is_none).map_or(0, |fine| fine + 1);
         // What there is to say of it may have changed since, unless that is of another setting.
         let mut without = start;
-        let others = settings.iter().enumerate().filter(|(i, _)| *i != first);
-        let is_only_one = others.into_iter().all(|(_, (_, setting))| set(&mut without, setting).is_ok())
-            && without.try_into::<Self>().is_ok();
-        let error = if is_only_one { Some(&last_error) } else { errors[first].as_ref() };
-        Err(fail(tables[first].0, error.map_or("", toml::de::Error::message)))
+        let mut others = settings.iter().enumerate().filter(|(i, _)| *i != first);
+        let is_only_one =
+            others.all(|(_, (_, setting))| set(&mut without, setting).is_ok()) && without.try_into::<Self>().is_ok();
+        let error = &errors[if is_only_one { errors.len() - 1 } else { first }];
+        Err(fail(tables[first].0, error.as_ref().map_or("", toml::de::Error::message)))
     }
 
     /// Checks what the types do not.

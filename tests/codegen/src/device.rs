@@ -153,6 +153,12 @@ pub fn execute(execution: Execution) -> Option<Running> {
     Some(Running { _turn: turn })
 }
 
+/// Runs `check` for all of these beside each other, since each device has a thread of its own.
+pub fn on_each<T: Send, const N: usize>(devices: [T; N], check: impl Fn(T) + Sync) {
+    let check = &check;
+    std::thread::scope(|scope| devices.map(|device| drop(scope.spawn(move || check(device)))));
+}
+
 /// CubeCL's CUDA runtime up to NVRTC, and beyond while launches are executed ([`execute`]).
 #[derive(Clone, Debug)]
 pub struct GenerateCuda;

@@ -1,7 +1,7 @@
 //! Casts on the interpreted machines with and without `cvt.rn.satfinite`, against the scalar reference, bit for bit: every
 //! 16-bit float, f32 of every kind, and every granularity on aligned and ragged tiles.
 
-use codegen::device::{Execution, GenerateCuda, PaperDevice, Running, execute};
+use codegen::device::{Execution, GenerateCuda, PaperDevice, Running, execute, on_each};
 use cubecl_core::Runtime;
 use cubecl_core::ir::{ElemType, FloatKind, StorageType};
 use cubecl_core::server::Handle;
@@ -87,10 +87,9 @@ fn check_cast(client: &Client, view: &MatrixView, x: &[f32], cast: Cast, orienta
     }
 }
 
-/// Runs `check` on both machines beside each other, as each has a thread of its own.
+/// Runs `check` on both machines.
 fn on_both(check: impl Fn(&Client) + Sync) {
-    let on = &|sm| check(&GenerateCuda::client(&PaperDevice::new(sm)));
-    std::thread::scope(|scope| MACHINES.map(|sm| drop(scope.spawn(move || on(sm)))));
+    on_each(MACHINES, |sm| check(&GenerateCuda::client(&PaperDevice::new(sm))));
 }
 
 /// All of `x` by one scale from `amax`, in every orientation.

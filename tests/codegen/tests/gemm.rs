@@ -5,7 +5,7 @@
 #[path = "gemm/grouped.rs"]
 mod grouped;
 
-use codegen::device::{Execution, GenerateCuda, PaperDevice, execute};
+use codegen::device::{Execution, GenerateCuda, PaperDevice, execute, on_each};
 use cubecl_core::Runtime;
 use cubecl_core::ir::{ElemType, FloatKind, StorageType};
 use cubecl_runtime::client::ComputeClient;
@@ -215,11 +215,12 @@ fn same(x: f64, y: f64) -> bool {
 }
 
 /// Checks on a device of many multiprocessors, which has each make a small tile, and on one of two, which make large ones, one
-/// after the other or as a cluster; architectures beside each other, as each device has a thread of its own.
+/// after the other or as a cluster.
 fn each(check: impl Fn([&Client; 2]) + Sync) {
     let Some(_running) = execute(Execution::default()) else { return };
-    let on = &|sm| check([&client(sm), &GenerateCuda::client(&PaperDevice { sm, multiprocessors: 2 })]);
-    std::thread::scope(|scope| [80, 89, 90, 100, 120].map(|sm| drop(scope.spawn(move || on(sm)))));
+    on_each([80, 89, 90, 100, 120], |sm| {
+        check([&client(sm), &GenerateCuda::client(&PaperDevice { sm, multiprocessors: 2 })]);
+    });
 }
 
 #[test]

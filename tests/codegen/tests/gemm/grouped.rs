@@ -1,6 +1,6 @@
 //! Grouped GEMMs, interpreted, against sums in f64 of each group.
 
-use codegen::device::{Execution, GenerateCuda, PaperDevice, execute};
+use codegen::device::{Execution, GenerateCuda, PaperDevice, execute, on_each};
 use cubecl_core::Runtime;
 use cubecl_core::ir::StorageType;
 use float8_kernels::{
@@ -112,10 +112,9 @@ const GROUPED: [(Pair, StorageType); 4] = [
 
 fn each(check: impl Fn(&Client) + Sync) {
     let Some(_running) = execute(Execution::default()) else { return };
-    let on = &|(sm, multiprocessors)| check(&GenerateCuda::client(&PaperDevice { sm, multiprocessors }));
     // A device of many multiprocessors takes small tiles, one of two large ones, one after the other in a block.
     let devices = [(80, 132), (89, 132), (90, 132), (90, 2), (100, 132), (100, 2), (120, 2)];
-    std::thread::scope(|scope| devices.map(|device| drop(scope.spawn(move || on(device)))));
+    on_each(devices, |(sm, multiprocessors)| check(&GenerateCuda::client(&PaperDevice { sm, multiprocessors })));
 }
 
 /// Tiles of one group, of two and of many, empty groups, and rows that no group has.
