@@ -1,8 +1,7 @@
 //! One error type for everything that a user can get wrong; its fields carry the offending values.
 use float8_kernels::{Format, Granularity, ScaleCalculationMode};
 
-use crate::config::Recipe;
-use crate::layer::Gemm;
+use crate::terms::{Gemm, Recipe};
 
 /// What [`Float8Config`](crate::Float8Config), its application and the state of a run can refuse.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -31,7 +30,7 @@ pub enum Float8Error {
     },
     /// The model has no linear at all.
     #[error(
-        "the model has no linear layer (no parameter `weight` of rank 2 inside a `Linear`), so no FP8 can run in it"
+        "the model has no linear layer (no float parameter `weight` of rank 2 inside a `Linear`), so no FP8 can run in it"
     )]
     NoLinears,
     /// Every linear is kept in high precision by the configuration.
@@ -64,11 +63,17 @@ pub enum Float8Error {
     /// An override names no linears.
     #[error("overrides: fqns is empty, so the override is for no linear")]
     EmptyOverride,
-    /// A configuration file has a key that does not exist.
-    #[error("unknown key {key:?}")]
-    UnknownKey {
-        /// The key.
-        key: String,
+    /// No recipe has this name.
+    #[error("unknown recipe {name:?}: expected one of {}", Recipe::ALL.map(Recipe::name).join(", "))]
+    UnknownRecipe {
+        /// The name.
+        name: String,
+    },
+    /// A custom layer type is neither `Type` nor `Type.parameter`.
+    #[error("module_types: {name:?} is neither the name of a module's type nor Type.parameter")]
+    ModuleType {
+        /// As configured.
+        name: String,
     },
     /// One operand of a GEMM is cast and the other is not.
     #[error("{gemm} cannot run in two precisions: {disabled} is disabled and {enabled} is not")]
@@ -165,7 +170,7 @@ pub enum Float8Error {
         /// Why.
         reason: String,
     },
-    /// A linear's weight carries no layer though a configuration was applied on the device.
+    /// A linear's weight carries no layer, and an applied configuration says `untagged = "error"`.
     #[error(
         "a linear with weight {weight:?} carries no layer: it was not in the model that Float8Config was applied to"
     )]
@@ -191,17 +196,18 @@ pub enum Float8Error {
         /// GEMM calls.
         calls: u64,
     },
-    /// `Tensor::matmul` read a linear's weight.
-    #[error("{layer}: Tensor::matmul reads its weight; only nn::Linear runs in FP8")]
-    WeightMatmul {
-        /// The layer's name.
-        layer: String,
-    },
     /// A layer was never called as a linear.
-    #[error("{layer}: converted to FP8, but never called as a linear")]
+    #[error(
+        "{layer}: converted to FP8, but never called as a linear{}",
+        if *weight_matmuls == 0 { String::new() } else { format!(
+            "; Tensor::matmul read its weight {weight_matmuls} times: set matmul = true to run these in FP8, or filter it"
+        ) }
+    )]
     NeverCalled {
         /// The layer's name.
         layer: String,
+        /// How often `Tensor::matmul` read its weight.
+        weight_matmuls: u64,
     },
     /// A saved state does not belong to the model.
     #[error("the state names {layer:?}, which is no converted linear of the model")]
@@ -217,4 +223,32 @@ pub enum Float8Error {
         /// What differs, with the values.
         what: String,
     },
+}
+
+/// A [`Float8Error`], and the model that it kept from being converted, as it was.
+pub struct ApplyError<M> {
+    /// What is wrong.
+    pub error: Float8Error,
+    /// The model.
+    pub model: Box<M>,
+}
+
+impl<M> core::fmt::Debug for ApplyError<M> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("ApplyError").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<M> core::fmt::Display for ApplyError<M> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<M> core::error::Error for ApplyError<M> {}
+
+impl<M> From<ApplyError<M>> for Float8Error {
+    fn from(error: ApplyError<M>) -> Self {
+        error.error
+    }
 }

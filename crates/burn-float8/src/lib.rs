@@ -21,55 +21,54 @@
 //! Casts follow torchao (`scale = FMAX / amax`, saturating round to nearest even); see [`Recipe`]. Everything that is
 //! not a linear, attention included, is forwarded to the wrapped backend unchanged.
 
-mod apply;
-mod backend;
-mod config;
-mod convert;
-mod copies;
-#[cfg(feature = "cubecl")]
-mod cube;
-mod delayed;
-pub mod device;
+#![warn(missing_docs)]
+
+// Each module imports only from those above it; `tests/layers.rs` checks that.
+mod terms;
+
 mod error;
-mod forward;
-#[cfg(feature = "cubecl")]
-mod fusion;
-mod group;
-mod grouped;
-mod grouped_module;
-mod health;
-pub mod host;
+
+mod config;
+
+mod backend;
+
 mod layer;
-mod linear;
-mod report;
-mod saved;
-mod schedule;
-mod state;
-mod table;
+
+mod step;
+
 mod tensor;
 
-pub use apply::Summary;
-pub use backend::{
-    Copies, Extent, Float8, Float8Backend, Float8Ops, GemmPath, HostCodes, ScaleFrom, UNTAGGED_NAME, set_default_config,
-};
+mod ops;
+
+mod stack;
+
+mod nn;
+
+mod model;
+
+#[cfg(feature = "cubecl")]
+pub use backend::DeviceOperand;
+pub use backend::{Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, host};
 pub use config::{
     AmaxComputeAlgo, CastConfig, Casts, DelayedScaling, FallbackConfig, FallbackTo, Float8Config, Float8LinearConfig,
-    LayerOverride, Recipe, ScalingType, StatisticsConfig,
+    LayerOverride, LinearInfo, Policy, ScalingType, StatisticsConfig, Untagged,
 };
-pub use delayed::AmaxState;
-pub use error::Float8Error;
+pub use error::{ApplyError, Float8Error};
 pub use float8_kernels::{
-    Cast, Format, GemmConfig, Granularity, Grouping, Orientation, ScaleCalculationMode, ScaleMode,
+    Cast, Format, GemmConfig, GemmPath, Granularity, Grouping, Orientation, ScaleCalculationMode, ScaleMode,
 };
-pub use grouped::{grouped_linear, grouped_matmul};
-pub use grouped_module::GroupedLinear;
-pub use health::{CastHealth, Fallback, OperandHealth};
-pub use layer::{Gemm, Layer, Policy, Reason, Role};
-pub use report::{GemmReport, GemmTotals, LayerReport, OperandReport, Report, report};
-pub use saved::linear;
-pub use schedule::{PrecisionSchedule, Span, set_float8_enabled};
-pub use state::{Float8State, LayerState, begin_float8_step};
+pub use layer::{CastHealth, Fallback, Layer, OperandHealth, UNTAGGED_NAME, float8_autocast};
+pub use model::{
+    Float8State, Float8StateModule, GemmReport, GemmTotals, LayerReport, LayerState, OperandReport, PrecisionSchedule,
+    Report, Span, Summary, begin_float8_step, report, set_float8_enabled, without_float8,
+};
+pub use nn::{GroupedLinear, grouped_linear, linear};
+pub use ops::Float8;
+pub use ops::grouped::grouped_matmul;
+pub use stack::{Float8Stack, set_default_config};
+pub use step::AmaxState;
 pub use tensor::Float8Tensor;
+pub use terms::{Gemm, Reason, Recipe, Role};
 
 /// Names that [`host_backend!`] writes.
 #[doc(hidden)]

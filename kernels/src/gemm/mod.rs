@@ -24,7 +24,7 @@ use crate::operand::check_size;
 use crate::view::{Checked, Source};
 use crate::{CudaArch, Granularity, KernelError, Operand, VectorView, cuda_arch, supports};
 
-/// Which kernel runs a GEMM.
+/// What computes a GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GemmPath {
     /// TMA and `tcgen05`, block-scaled for MX: Blackwell of data centres. Never run on a GPU yet.
@@ -43,6 +43,18 @@ pub enum GemmPath {
     F16Mma,
     /// Decode in the tile, f32 multiply and add: any device.
     Emulated,
+    /// No kernel: codes are decoded on the host and multiplied there in f32. No device of CubeCL takes it.
+    Host,
+}
+
+impl GemmPath {
+    /// Whether FP8 tensor cores do the work.
+    pub fn is_native(self) -> bool {
+        match self {
+            GemmPath::Mma | GemmPath::Wgmma | GemmPath::Tcgen05 => true,
+            GemmPath::Host | GemmPath::Emulated | GemmPath::F16Mma | GemmPath::Bf16Wgmma => false,
+        }
+    }
 }
 
 impl fmt::Display for GemmPath {
@@ -54,6 +66,7 @@ impl fmt::Display for GemmPath {
             GemmPath::Mma => "mma",
             GemmPath::F16Mma => "f16 mma",
             GemmPath::Emulated => "emulated",
+            GemmPath::Host => "host",
         })
     }
 }
@@ -145,7 +158,8 @@ impl Gemm<'_> {
             GemmPath::Wgmma | GemmPath::Bf16Wgmma => hopper::launch(client, self),
             GemmPath::Mma => mma::launch(client, self),
             GemmPath::F16Mma => half::launch(client, self),
-            GemmPath::Emulated => emulated::launch(client, self),
+            // `gemm_path` never gives `Host`.
+            GemmPath::Emulated | GemmPath::Host => emulated::launch(client, self),
         }
     }
 

@@ -3,7 +3,7 @@ use float8_kernels::{Format, Granularity, ScaleCalculationMode};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Float8Error;
-use crate::layer::{Along, Gemm, Role};
+use crate::terms::{ContractionAxis, Gemm, Operand, Role};
 
 /// Where the scale of a cast comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -50,6 +50,12 @@ struct FormatName(#[serde(with = "format")] Format);
 /// A [`ScaleCalculationMode`] in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ScaleCalculationModeName(#[serde(with = "scale_calculation_mode")] pub(super) ScaleCalculationMode);
+
+impl core::hash::Hash for ScaleCalculationModeName {
+    fn hash<H: core::hash::Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
 
 impl TryFrom<RawCastConfig> for CastConfig {
     type Error = Float8Error;
@@ -130,63 +136,43 @@ impl Casts {
         }
     }
 
-    /// The cast of the copy of an operand that is contraction-major along this axis.
-    pub(crate) fn of(&self, role: Role, along: Along) -> CastConfig {
-        match (role, along) {
-            (Role::Input, Along::Rows) => self.input,
-            (Role::Input, Along::Cols) => self.input_for_grad_weight,
-            (Role::Weight, Along::Cols) => self.weight,
-            (Role::Weight, Along::Rows) => self.weight_for_grad_input,
-            (Role::GradOutput, Along::Rows) => self.grad_output,
-            (Role::GradOutput, Along::Cols) => self.grad_output_for_grad_weight,
+    /// The cast of an operand.
+    pub(crate) fn of(&self, operand: Operand) -> CastConfig {
+        match (operand.role, operand.axis) {
+            (Role::Input, ContractionAxis::Last) => self.input,
+            (Role::Input, ContractionAxis::Leading) => self.input_for_grad_weight,
+            (Role::Weight, ContractionAxis::Leading) => self.weight,
+            (Role::Weight, ContractionAxis::Last) => self.weight_for_grad_input,
+            (Role::GradOutput, ContractionAxis::Last) => self.grad_output,
+            (Role::GradOutput, ContractionAxis::Leading) => self.grad_output_for_grad_weight,
         }
     }
 
     /// Whether this GEMM stays in high precision.
     pub(crate) fn is_disabled(&self, gemm: Gemm) -> bool {
-        let (a, _) = self.operands(gemm);
-        a.1.is_disabled()
+        self.of(gemm.operands()[0]).is_disabled()
     }
 
     /// Whether any operand is cast with MX scales.
     pub(super) fn any_mx(&self) -> bool {
-        let is_mx = |cast: CastConfig| !cast.is_disabled() && cast.scaling_granularity == Granularity::Block1x32;
-        Gemm::ALL.into_iter().any(|gemm| {
-            let (a, b) = self.operands(gemm);
-            is_mx(a.1) || is_mx(b.1)
-        })
+        let mut casts = Operand::ALL.into_iter().map(|operand| self.of(operand));
+        casts.any(|cast| !cast.is_disabled() && cast.scaling_granularity == Granularity::Block1x32)
     }
 
     /// What shares one scale in the two operands of a GEMM, in the order of the equations above.
     pub fn granularities(&self, gemm: Gemm) -> [Granularity; 2] {
-        let (a, b) = self.operands(gemm);
-        [a.1.scaling_granularity, b.1.scaling_granularity]
-    }
-
-    /// Name and cast of the two operands of a GEMM.
-    fn operands(&self, gemm: Gemm) -> ((&'static str, CastConfig), (&'static str, CastConfig)) {
-        match gemm {
-            Gemm::Fprop => (("cast_config_input", self.input), ("cast_config_weight", self.weight)),
-            Gemm::Dgrad => (
-                ("cast_config_grad_output", self.grad_output),
-                ("cast_config_weight_for_grad_input", self.weight_for_grad_input),
-            ),
-            Gemm::Wgrad => (
-                ("cast_config_input_for_grad_weight", self.input_for_grad_weight),
-                ("cast_config_grad_output_for_grad_weight", self.grad_output_for_grad_weight),
-            ),
-        }
+        gemm.operands().map(|operand| self.of(operand).scaling_granularity)
     }
 
     /// The rules between fields: torchao's, and those of delayed scaling.
     pub(crate) fn validate(&self) -> Result<(), Float8Error> {
         for gemm in Gemm::ALL {
-            let (a, b) = self.operands(gemm);
-            if a.1.is_disabled() != b.1.is_disabled() {
-                let (disabled, enabled) = if a.1.is_disabled() { (a.0, b.0) } else { (b.0, a.0) };
+            let casts = gemm.operands().map(|operand| (field(operand), self.of(operand)));
+            if casts[0].1.is_disabled() != casts[1].1.is_disabled() {
+                let [disabled, enabled] = if casts[0].1.is_disabled() { [0, 1] } else { [1, 0] }.map(|i| casts[i].0);
                 return Err(Float8Error::HalfDisabledGemm { gemm, disabled, enabled });
             }
-            for (operand, cast) in [a, b] {
+            for (operand, cast) in casts {
                 if cast.scaling_type == ScalingType::Delayed && cast.scaling_granularity != Granularity::Tensor {
                     return Err(Float8Error::DelayedGranularity { operand, granularity: cast.scaling_granularity });
                 }
@@ -207,6 +193,18 @@ impl Casts {
             return Err(Float8Error::AllDisabled);
         }
         Ok(())
+    }
+}
+
+/// The key of an operand's cast in a file.
+fn field(operand: Operand) -> &'static str {
+    match (operand.role, operand.axis) {
+        (Role::Input, ContractionAxis::Last) => "cast_config_input",
+        (Role::Input, ContractionAxis::Leading) => "cast_config_input_for_grad_weight",
+        (Role::Weight, ContractionAxis::Leading) => "cast_config_weight",
+        (Role::Weight, ContractionAxis::Last) => "cast_config_weight_for_grad_input",
+        (Role::GradOutput, ContractionAxis::Last) => "cast_config_grad_output",
+        (Role::GradOutput, ContractionAxis::Leading) => "cast_config_grad_output_for_grad_weight",
     }
 }
 

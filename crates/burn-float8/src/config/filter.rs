@@ -1,18 +1,18 @@
 //! Which linears a configuration names: by exact name, glob or substring, by size, by their place in the stack.
 use globset::Glob;
 
-use super::linear::Recipe;
 use crate::error::Float8Error;
+use crate::terms::Recipe;
 
 /// A linear of a model, as filters see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LinearInfo {
+pub struct LinearInfo {
     /// Its path in the module tree.
-    pub(crate) name: String,
+    pub name: String,
     /// Features of x.
-    pub(crate) k: usize,
+    pub k: usize,
     /// Features of y.
-    pub(crate) n: usize,
+    pub n: usize,
 }
 
 /// The linears that a pattern matches, by index, at least one: the one of exactly this name; else, with `*`, `?` or `[`,

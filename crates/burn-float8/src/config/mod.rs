@@ -1,21 +1,43 @@
 //! [`Float8Config`]: which linears of a model run in FP8, by which recipe, and what is watched while they do.
 mod cast;
+mod delayed;
 mod filter;
-mod health;
 mod linear;
+mod policy;
+mod recipe;
+mod statistics;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 pub use cast::{CastConfig, Casts, ScalingType};
-pub(crate) use filter::LinearInfo;
-pub use health::{FallbackConfig, FallbackTo, StatisticsConfig};
-pub use linear::{AmaxComputeAlgo, DelayedScaling, Float8LinearConfig, Recipe};
-use serde::de::IgnoredAny;
-use serde::{Deserialize, Serialize};
+pub use delayed::{AmaxComputeAlgo, DelayedScaling};
+pub use filter::LinearInfo;
+pub use linear::Float8LinearConfig;
+pub use policy::Policy;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+pub use statistics::{FallbackConfig, FallbackTo, StatisticsConfig};
 
 use crate::error::Float8Error;
-use crate::layer::{Policy, Reason};
-use linear::RawLinearConfig;
+use crate::terms::{Reason, Recipe};
+use linear::is_default;
+
+/// What a linear does whose weight carries no layer, since it was in no model that a configuration was applied to, or was
+/// rebuilt from data afterwards.
+///
+/// Before any [`Float8Config::apply`] in the process it runs by the device's default ([`set_default_config`](crate::set_default_config)).
+/// Afterwards it runs in high precision, so that a filtered layer that has lost its tag stays there, unless a configuration
+/// whose model still lives asks for something else; of several, the first of `error`, `high_precision` and `default` wins. A
+/// device whose default was set by hand keeps it where no configuration says otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Untagged {
+    /// By the device's default configuration.
+    Default,
+    /// In high precision.
+    HighPrecision,
+    /// Not at all: the linear panics with [`Float8Error::UntaggedLinear`].
+    Error,
+}
 
 /// Other settings for some of a model's linears.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,31 +73,48 @@ pub struct LayerOverride {
 /// # Ok::<(), serde_json::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "RawConfig", into = "RawConfig")]
+#[serde(remote = "Self", deny_unknown_fields)]
 pub struct Float8Config {
     /// How linears run that nothing else names.
+    #[serde(flatten)]
     pub linear: Float8LinearConfig,
     /// Linears to keep in high precision. A pattern is a linear's exact name; or, with `*`, `?` or `[`, a glob over the
     /// whole name, where `*` also crosses dots; or a substring of the name (torchtitan's `filter_fqns`). The first of the
     /// three that matches counts.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub filter_fqns: Vec<String>,
     /// Keeps linears in high precision that are too small to gain, by torchao's rule for the linear's recipe, w being
     /// `[K, N]`. tensorwise and delayed: K ≤ 4096 and N ≤ 1024. Others: N ≤ 2048, or K ≤ 1024, or N ≤ 4096 and K ≤ 2048.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub auto_filter_small_kn: bool,
     /// Keeps the first so many layers in high precision. A layer is all linears with the same first number in their
     /// names, in the list that holds most linears: `layers.0.mlp.up_proj` is in layer 0.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub num_layers_at_start_in_high_precision: usize,
     /// Keeps the last so many layers in high precision.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub num_layers_at_end_in_high_precision: usize,
     /// Other settings for some linears; of several that match one linear, the last counts. Filters still apply.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub overrides: Vec<LayerOverride>,
-    /// Panics, naming the layer, where a GEMM would run in high precision that this configuration does not ask for: a dtype
-    /// or size without FP8 kernels, an untagged weight, `Tensor::matmul` on a weight. [`Report::verify`](crate::Report::verify)
-    /// returns the same as an error, without `strict`.
+    /// Layer types of one's own whose weight is tagged as a `Linear`'s is: the name of a module's type, for its rank-2 parameter
+    /// `weight`, or `Type.parameter`. Its forward has to call [`linear`](burn::tensor::module::linear) with it, or
+    /// [`burn_float8::linear`](crate::linear()).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub module_types: Vec<String>,
+    /// What linears do whose weights carry no layer.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub untagged: Option<Untagged>,
+    /// Panics, naming the layer, where a GEMM of a converted linear would run in high precision that this configuration does not
+    /// ask for: a dtype or size without FP8 kernels. [`Report::verify`](crate::Report::verify) returns the same as an error,
+    /// without `strict`. For linears that are not in the model there is [`untagged`](Self::untagged).
+    #[serde(default, skip_serializing_if = "is_default")]
     pub strict: bool,
     /// Health statistics.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub statistics: Option<StatisticsConfig>,
     /// When statistics move a layer out of FP8.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub fallback: Option<FallbackConfig>,
 }
 
@@ -119,6 +158,18 @@ impl Float8Config {
         self
     }
 
+    /// See [`module_types`](Self::module_types).
+    pub fn with_module_types(mut self, types: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.module_types = types.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// See [`untagged`](Self::untagged).
+    pub fn with_untagged(mut self, untagged: Untagged) -> Self {
+        self.untagged = Some(untagged);
+        self
+    }
+
     /// See [`strict`](Self::strict).
     pub fn with_strict(mut self, strict: bool) -> Self {
         self.strict = strict;
@@ -137,17 +188,21 @@ impl Float8Config {
         self
     }
 
-    /// The policy of each linear.
+    /// The policy of each linear; `filter` says which the caller keeps in FP8.
     ///
     /// # Errors
     ///
     /// A pattern that is no valid glob or matches no name; no linears at all; layers to count where names have no numbers;
-    /// nothing left to convert; statistics or limits that make no sense.
-    pub(crate) fn policies(&self, linears: &[LinearInfo]) -> Result<Vec<Policy>, Float8Error> {
+    /// nothing left to convert; settings that [`validate`](Self::validate) refuses.
+    pub(crate) fn policies(
+        &self,
+        linears: &[LinearInfo],
+        filter: &mut dyn FnMut(&LinearInfo) -> bool,
+    ) -> Result<Vec<Policy>, Float8Error> {
         if linears.is_empty() {
             return Err(Float8Error::NoLinears);
         }
-        self.validate_health()?;
+        self.validate()?;
         let mut configs = vec![&self.linear; linears.len()];
         for LayerOverride { fqns, config } in &self.overrides {
             if fqns.is_empty() {
@@ -171,6 +226,11 @@ impl Float8Config {
         for pattern in &self.filter_fqns {
             for i in filter::matches("filter_fqns", pattern, linears)? {
                 policies[i] = Policy::HighPrecision(Reason::Filter(pattern.clone()));
+            }
+        }
+        for (linear, policy) in linears.iter().zip(&mut policies) {
+            if matches!(policy, Policy::Float8(_)) && !filter(linear) {
+                *policy = Policy::HighPrecision(Reason::FilterFn);
             }
         }
         if policies.iter().all(|p| matches!(p, Policy::HighPrecision(_))) {
@@ -202,7 +262,16 @@ impl Float8Config {
         Ok(())
     }
 
-    fn validate_health(&self) -> Result<(), Float8Error> {
+    /// Checks the rules between settings that need no model; deserialization and [`apply`](Self::apply) do so too.
+    ///
+    /// # Errors
+    ///
+    /// As [`Float8LinearConfig::validate`], for overrides too; statistics or limits that make no sense; a custom layer type
+    /// that is no name.
+    pub fn validate(&self) -> Result<(), Float8Error> {
+        self.linear.validate()?;
+        self.overrides.iter().try_for_each(|o| o.config.validate())?;
+        self.module_types().map(|_| ())?;
         if self.statistics.as_ref().is_some_and(|s| s.every_n_steps == 0) {
             return Err(Float8Error::StatisticsEveryZero);
         }
@@ -215,6 +284,17 @@ impl Float8Config {
             (None, _) => Ok(()),
         }
     }
+
+    /// Type and parameter of each custom layer type.
+    pub(crate) fn module_types(&self) -> Result<Vec<(&str, &str)>, Float8Error> {
+        fn parts(name: &String) -> Result<(&str, &str), Float8Error> {
+            let parts = name.split_once('.').unwrap_or((name, "weight"));
+            let is_name = |s: &str| !s.is_empty() && s.chars().all(|c| c.is_alphanumeric() || c == '_');
+            let named = is_name(parts.0) && is_name(parts.1);
+            named.then_some(parts).ok_or_else(|| Float8Error::ModuleType { name: name.clone() })
+        }
+        self.module_types.iter().map(parts).collect()
+    }
 }
 
 impl From<Float8LinearConfig> for Float8Config {
@@ -223,72 +303,16 @@ impl From<Float8LinearConfig> for Float8Config {
     }
 }
 
-/// [`Float8Config`] in a file.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct RawConfig {
-    #[serde(flatten)]
-    linear: RawLinearConfig,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    filter_fqns: Vec<String>,
-    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
-    auto_filter_small_kn: bool,
-    #[serde(default, skip_serializing_if = "is_zero")]
-    num_layers_at_start_in_high_precision: usize,
-    #[serde(default, skip_serializing_if = "is_zero")]
-    num_layers_at_end_in_high_precision: usize,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    overrides: Vec<LayerOverride>,
-    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
-    strict: bool,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    statistics: Option<StatisticsConfig>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    fallback: Option<FallbackConfig>,
-    // What no field took: serde cannot deny it beside a flattened struct.
-    #[serde(flatten, skip_serializing)]
-    unknown: BTreeMap<String, IgnoredAny>,
-}
-
-fn is_zero(n: &usize) -> bool {
-    *n == 0
-}
-
-impl TryFrom<RawConfig> for Float8Config {
-    type Error = Float8Error;
-
-    fn try_from(raw: RawConfig) -> Result<Self, Float8Error> {
-        if let Some(key) = raw.unknown.into_keys().next() {
-            return Err(Float8Error::UnknownKey { key });
-        }
-        let config = Self {
-            linear: raw.linear.try_into()?,
-            filter_fqns: raw.filter_fqns,
-            auto_filter_small_kn: raw.auto_filter_small_kn,
-            num_layers_at_start_in_high_precision: raw.num_layers_at_start_in_high_precision,
-            num_layers_at_end_in_high_precision: raw.num_layers_at_end_in_high_precision,
-            overrides: raw.overrides,
-            strict: raw.strict,
-            statistics: raw.statistics,
-            fallback: raw.fallback,
-        };
-        config.validate_health()?;
-        Ok(config)
+impl Serialize for Float8Config {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        Self::serialize(self, s)
     }
 }
 
-impl From<Float8Config> for RawConfig {
-    fn from(config: Float8Config) -> Self {
-        Self {
-            linear: config.linear.into(),
-            filter_fqns: config.filter_fqns,
-            auto_filter_small_kn: config.auto_filter_small_kn,
-            num_layers_at_start_in_high_precision: config.num_layers_at_start_in_high_precision,
-            num_layers_at_end_in_high_precision: config.num_layers_at_end_in_high_precision,
-            overrides: config.overrides,
-            strict: config.strict,
-            statistics: config.statistics,
-            fallback: config.fallback,
-            unknown: BTreeMap::new(),
-        }
+impl<'de> Deserialize<'de> for Float8Config {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let config = Self::deserialize(d)?;
+        config.validate().map_err(D::Error::custom)?;
+        Ok(config)
     }
 }

@@ -1,0 +1,235 @@
+//! CubeCL backends without fusion: the kernels of `float8-kernels` on Burn's tensors.
+use burn_backend::tensor::{Device, FloatTensor, IntTensor};
+use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
+use burn_std::Shape;
+use cubecl::client::ComputeClient;
+use cubecl::server::Handle;
+use float8_kernels::{
+    Cast, Format, GemmConfig, GemmPath, Granularity, Groups, InvScale, MAX_INDEX, MatrixView, Operand, Orientation,
+    VectorView, gemm_path, grouped_gemm_path, grouped_scaled_gemm, health, health_len, mx, quantize, quantize_with_amax,
+    row_words, scaled_gemm, supports,
+};
+
+use super::{Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom};
+
+/// FP8 codes on a device.
+#[derive(Clone, Debug)]
+pub struct DeviceOperand<B: Backend> {
+    /// `[rows, row_words(k)]` in u32: four codes a word, rows padded with zeros.
+    pub codes: IntTensor<B>,
+    /// `granularity.scale_dims` in f32. For `Block1x32` E8M0 bytes in tiles instead ([`mod@mx`]), `[scale_words]` in u32: only
+    /// kernels of this project read it, so that its type says no more than where it lies.
+    pub inv_scale: FloatTensor<B>,
+    /// The axis that a GEMM contracts.
+    pub k: usize,
+    /// The codes' format.
+    pub format: Format,
+    /// What one scale covers.
+    pub granularity: Granularity,
+}
+
+impl<B: Backend> DeviceOperand<B> {
+    pub(super) fn size(&self) -> OperandSize {
+        let (codes, scales) = (self.codes.shape(), self.inv_scale.shape());
+        let bytes = 4 * (codes.num_elements() + scales.num_elements()) as u64;
+        OperandSize { rows: codes[0], k: self.k, padded_k: 4 * codes[1], bytes }
+    }
+}
+
+impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Backend for CubeBackend<R, F, I, BT> {
+    type Operand = DeviceOperand<Self>;
+
+    fn fp8_supports(device: &Device<Self>, dtype: DType) -> bool {
+        matches!(dtype, DType::F32 | DType::F16 | DType::BF16) && supports(&R::client(device), dtype.into())
+    }
+
+    fn fp8_max_elements() -> u64 {
+        MAX_INDEX
+    }
+
+    fn fp8_gemm_path(
+        device: &Device<Self>,
+        granularities: [Granularity; 2],
+        config: GemmConfig,
+        grouped: bool,
+    ) -> GemmPath {
+        let client = R::client(device);
+        if grouped {
+            grouped_gemm_path(&client, granularities, config)
+        } else {
+            gemm_path(&client, granularities, config)
+        }
+    }
+
+    fn fp8_quantize(
+        x: CubeTensor<R>,
+        cast: Cast,
+        orientation: Orientation,
+        scale: ScaleFrom<CubeTensor<R>>,
+    ) -> Quantized<Self> {
+        let (client, device) = (x.client.clone(), x.device.clone());
+        let view = matrix_view(x);
+        let [rows, cols] = view.shape;
+        let quantized = match &scale {
+            ScaleFrom::Dynamic => quantize(&client, &view, cast, orientation),
+            ScaleFrom::Amax { amax, observe } => {
+                quantize_with_amax(&client, &view, &amax.handle, *observe, cast, orientation)
+            }
+        };
+        let quantized = quantized.expect("the caller checked dtype, shape and granularity");
+        let operand = |o: Operand| DeviceOperand {
+            codes: tensor(&client, &device, o.codes, [o.rows, row_words(o.k)], DType::U32),
+            inv_scale: {
+                let (shape, dtype) = scales(o.granularity, o.rows, o.k);
+                tensor(&client, &device, o.inv_scale, shape, dtype)
+            },
+            k: o.k,
+            format: o.format,
+            granularity: o.granularity,
+        };
+        let amax = match scale {
+            ScaleFrom::Amax { amax, observe: false } => amax,
+            _ => {
+                let len = cast.granularity.amax_len(rows, cols, orientation);
+                tensor(&client, &device, quantized.amax, [len], DType::F32)
+            }
+        };
+        Quantized { rows: quantized.rows.map(operand), cols: quantized.cols.map(operand), amax }
+    }
+
+    fn fp8_matmul(
+        [a, b]: [&Self::Operand; 2],
+        bias: Option<CubeTensor<R>>,
+        groups: Option<GroupEnds<CubeTensor<R>>>,
+        shape: Shape,
+        dtype: FloatDType,
+        config: GemmConfig,
+    ) -> CubeTensor<R> {
+        let (client, device) = (a.codes.client.clone(), a.codes.device.clone());
+        let (a, b, dtype) = (kernel_operand(a), kernel_operand(b), DType::from(dtype));
+        let y = match groups {
+            None => {
+                let bias = bias.map(|bias| VectorView {
+                    len: bias.shape()[0],
+                    stride: bias.meta.strides()[0],
+                    dtype: bias.dtype.into(),
+                    handle: bias.handle,
+                });
+                scaled_gemm(&client, &a, &b, bias.as_ref(), dtype.into(), config)
+            }
+            Some(GroupEnds { ends, grouping }) => {
+                let ends = into_contiguous(ends);
+                let groups = Groups { count: ends.shape()[0], ends: ends.handle, grouping };
+                grouped_scaled_gemm(&client, &a, &b, &groups, dtype.into(), config)
+            }
+        };
+        let y = y.expect("the caller checked dtype and shape");
+        tensor(&client, &device, y, shape, dtype)
+    }
+
+    fn fp8_health(x: CubeTensor<R>, operand: &Self::Operand, transposed: bool) -> CubeTensor<R> {
+        let (client, device) = (x.client.clone(), x.device.clone());
+        let mut view = matrix_view(x);
+        if transposed {
+            view.shape.reverse();
+            view.strides.reverse();
+        }
+        let len = health_len(view.shape[0], view.shape[1]);
+        let partials = health(&client, &view, &kernel_operand(operand)).expect("the operand was cast from this tensor");
+        tensor(&client, &device, partials, [len, 5], DType::F32)
+    }
+
+    fn fp8_size(operand: &Self::Operand) -> OperandSize {
+        operand.size()
+    }
+
+    fn fp8_read(operand: &Self::Operand) -> HostCodes {
+        let read = |t: &CubeTensor<R>| t.client.read_one(t.handle.clone()).expect("the device can be read");
+        let words = read(&operand.codes);
+        let (rows, k) = (operand.codes.shape()[0], operand.k);
+        let scales = read(&operand.inv_scale);
+        let scales = &scales[..4 * operand.inv_scale.shape().num_elements()];
+        let [_, blocks] = operand.granularity.scale_dims(rows, k);
+        let inv_scales = match operand.granularity {
+            Granularity::Block1x32 => {
+                mx::from_blocked(scales, rows, blocks).into_iter().map(InvScale::from_e8m0).collect()
+            }
+            _ => scales.as_chunks().0.iter().map(|bytes| InvScale::new(f32::from_le_bytes(*bytes))).collect(),
+        };
+        HostCodes {
+            // Little-endian words, so the bytes are the codes in order.
+            codes: words.chunks_exact(4 * row_words(k)).take(rows).flat_map(|row| &row[..k]).copied().collect(),
+            dims: [rows, k],
+            format: operand.format,
+            granularity: operand.granularity,
+            inv_scales,
+        }
+    }
+}
+
+/// Shape and dtype of the scales of an operand `[rows, k]`.
+pub(super) fn scales(granularity: Granularity, rows: usize, k: usize) -> (Shape, DType) {
+    match granularity {
+        Granularity::Block1x32 => (Shape::from(vec![granularity.scale_words(rows, k)]), DType::U32),
+        _ => (Shape::from(granularity.scale_dims(rows, k).to_vec()), DType::F32),
+    }
+}
+
+fn kernel_operand<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
+    o: &DeviceOperand<CubeBackend<R, F, I, BT>>,
+) -> Operand {
+    Operand {
+        codes: o.codes.handle.clone(),
+        inv_scale: o.inv_scale.handle.clone(),
+        rows: o.codes.shape()[0],
+        k: o.k,
+        format: o.format,
+        granularity: o.granularity,
+    }
+}
+
+fn tensor<R: CubeRuntime>(
+    client: &ComputeClient<R>,
+    device: &R::Device,
+    handle: Handle,
+    shape: impl Into<Shape>,
+    dtype: DType,
+) -> CubeTensor<R> {
+    CubeTensor::new_contiguous(client.clone(), device.clone(), shape.into(), handle, dtype)
+}
+
+/// `[.., cols]` as a strided `[rows, cols]`; copied first only if the leading axes cannot be walked with one stride, or if
+/// it is a view whose strides reach further than the kernels index.
+fn matrix_view<R: CubeRuntime>(x: CubeTensor<R>) -> MatrixView {
+    let reach: u64 = x.meta.shape().iter().zip(x.meta.strides().iter()).map(|(d, s)| (d - 1) as u64 * *s as u64).sum();
+    let x = if leading_stride(&x).is_some() && reach <= MAX_INDEX { x } else { into_contiguous(x) };
+    let row_stride = leading_stride(&x).expect("a contiguous tensor has one leading stride");
+    let (shape, strides) = (x.meta.shape(), x.meta.strides());
+    let last = shape.num_dims() - 1;
+    let cols = shape[last];
+    MatrixView {
+        shape: [shape.num_elements() / cols, cols],
+        strides: [row_stride, strides[last]],
+        dtype: x.dtype.into(),
+        handle: x.handle,
+    }
+}
+
+/// The stride of the rows if all leading axes are laid out like one: stride[i] = stride[i + 1] · shape[i + 1].
+fn leading_stride<R: CubeRuntime>(x: &CubeTensor<R>) -> Option<usize> {
+    let (shape, strides) = (x.meta.shape(), x.meta.strides());
+    let mut leading = (0..shape.num_dims() - 1).rev().filter(|i| shape[*i] != 1);
+    // One row: its stride is never used.
+    let Some(inner) = leading.next() else { return Some(shape[shape.num_dims() - 1]) };
+    let mut expected = strides[inner] * shape[inner];
+    for axis in leading {
+        if strides[axis] != expected {
+            return None;
+        }
+        expected *= shape[axis];
+    }
+    Some(strides[inner])
+}

@@ -1,0 +1,211 @@
+//! `Fusion<B>`: quantization and the scaled GEMM as custom operations in the stream. Nothing is drained, and the
+//! element-wise neighbours still fuse.
+use core::marker::PhantomData;
+
+use burn_backend::tensor::{Device, FloatTensor, IntTensor};
+use burn_backend::{DType, FloatDType};
+use burn_fusion::stream::{Operation, OperationStreams};
+use burn_fusion::{Fusion, FusionBackend, FusionRuntime, FusionTensor};
+use burn_ir::{CustomOpIr, HandleContainer, OperationIr, TensorIr};
+use burn_std::Shape;
+use float8_kernels::{Cast, Format, GemmConfig, GemmPath, Granularity, Orientation, health_len, row_words};
+
+use super::cube::{DeviceOperand, scales};
+use super::host::matrix;
+use super::{Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom};
+
+type Handles<R> = HandleContainer<<R as FusionRuntime>::FusionHandle>;
+
+/// A custom operation: its description and the closure that runs it.
+struct Op<R, F> {
+    ir: CustomOpIr,
+    run: F,
+    runtime: PhantomData<fn(R)>,
+}
+
+impl<R, F> core::fmt::Debug for Op<R, F> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(&self.ir.id)
+    }
+}
+
+impl<R: FusionRuntime, F: Fn(&CustomOpIr, &mut Handles<R>) + Send + Sync> Operation<R> for Op<R, F> {
+    fn execute(&self, handles: &mut Handles<R>) {
+        (self.run)(&self.ir, handles)
+    }
+}
+
+/// Puts an operation into the stream and returns its outputs, which exist once the stream runs it.
+fn register<R: FusionRuntime>(
+    name: &'static str,
+    inputs: Vec<FusionTensor<R>>,
+    outputs: Vec<(Shape, DType)>,
+    run: impl Fn(&CustomOpIr, &mut Handles<R>) + Send + Sync + 'static,
+) -> Vec<FusionTensor<R>> {
+    let client = inputs[0].client.clone();
+    let streams = OperationStreams::with_inputs(&inputs);
+    let outputs: Vec<_> = outputs
+        .into_iter()
+        .map(|(shape, dtype)| TensorIr::uninit(client.create_empty_handle(), shape, dtype))
+        .collect();
+    let inputs: Vec<_> = inputs.into_iter().map(FusionTensor::into_ir).collect();
+    let ir = CustomOpIr::new(name, &inputs, &outputs);
+    let op = Op { ir: ir.clone(), run, runtime: PhantomData };
+    client.register(streams, OperationIr::Custom(ir), op)
+}
+
+impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend for Fusion<B> {
+    type Operand = DeviceOperand<Self>;
+
+    fn fp8_supports(device: &Device<Self>, dtype: DType) -> bool {
+        B::fp8_supports(device, dtype)
+    }
+
+    fn fp8_max_elements() -> u64 {
+        B::fp8_max_elements()
+    }
+
+    fn fp8_gemm_path(
+        device: &Device<Self>,
+        granularities: [Granularity; 2],
+        config: GemmConfig,
+        grouped: bool,
+    ) -> GemmPath {
+        B::fp8_gemm_path(device, granularities, config, grouped)
+    }
+
+    fn fp8_quantize(
+        x: FloatTensor<Self>,
+        cast: Cast,
+        orientation: Orientation,
+        scale: ScaleFrom<FloatTensor<Self>>,
+    ) -> Quantized<Self> {
+        let [rows, cols] = matrix(&x.shape);
+        let Cast { format, granularity, .. } = cast;
+        // Codes and scales of each copy, then the amax if it is not the given one.
+        let sides: Vec<_> = [(orientation.rows(), [rows, cols]), (orientation.cols(), [cols, rows])]
+            .into_iter()
+            .filter_map(|(wanted, dims)| wanted.then_some(dims))
+            .collect();
+        let mut outputs = vec![];
+        for [rows, k] in &sides {
+            outputs.push((Shape::from(vec![*rows, row_words(*k)]), DType::U32));
+            outputs.push(scales(granularity, *rows, *k));
+        }
+        let (given, observe) = match scale {
+            ScaleFrom::Dynamic => (None, true),
+            ScaleFrom::Amax { amax, observe } => (Some(amax), observe),
+        };
+        if observe {
+            outputs.push((Shape::from(vec![granularity.amax_len(rows, cols, orientation)]), DType::F32));
+        }
+        let inputs = [x].into_iter().chain(given.clone()).collect();
+        let mut made = register("float8_quantize", inputs, outputs, move |ir, handles| {
+            let mut inputs = ir.inputs.iter().map(|input| handles.get_float_tensor::<B>(input));
+            let x = inputs.next().expect("registered with x");
+            let scale = inputs.next().map_or(ScaleFrom::Dynamic, |amax| ScaleFrom::Amax { amax, observe });
+            drop(inputs);
+            let copies = B::fp8_quantize(x, cast, orientation, scale);
+            let mut outputs = ir.outputs.iter();
+            let mut next = || &outputs.next().expect("two outputs for each orientation, and the amax").id;
+            for operand in [copies.rows, copies.cols].into_iter().flatten() {
+                handles.register_int_tensor::<B>(next(), operand.codes);
+                handles.register_float_tensor::<B>(next(), operand.inv_scale);
+            }
+            if observe {
+                handles.register_float_tensor::<B>(next(), copies.amax);
+            }
+        })
+        .into_iter();
+        let mut next = || made.next().expect("one tensor for each output");
+        let mut copy = |wanted: bool, k| {
+            wanted.then(|| DeviceOperand { codes: next(), inv_scale: next(), k, format, granularity })
+        };
+        let (row_copy, col_copy) = (copy(orientation.rows(), cols), copy(orientation.cols(), rows));
+        let amax = if observe { next() } else { given.expect("nothing is observed only where an amax is given") };
+        Quantized { rows: row_copy, cols: col_copy, amax }
+    }
+
+    fn fp8_matmul(
+        [a, b]: [&Self::Operand; 2],
+        bias: Option<FloatTensor<Self>>,
+        groups: Option<GroupEnds<IntTensor<Self>>>,
+        shape: Shape,
+        dtype: FloatDType,
+        config: GemmConfig,
+    ) -> FloatTensor<Self> {
+        let mut inputs = vec![a.codes.clone(), a.inv_scale.clone(), b.codes.clone(), b.inv_scale.clone()];
+        let (has_bias, grouping) = (bias.is_some(), groups.as_ref().map(|groups| groups.grouping));
+        inputs.extend(bias);
+        inputs.extend(groups.map(|groups| groups.ends));
+        let (a, b) = (described(a), described(b));
+        register("float8_matmul", inputs, vec![(shape, dtype.into())], move |ir, handles| {
+            let (a, b) = (resolve(&a, &ir.inputs[..2], handles), resolve(&b, &ir.inputs[2..4], handles));
+            let mut rest = ir.inputs[4..].iter();
+            let bias = has_bias.then(|| handles.get_float_tensor::<B>(rest.next().expect("registered with a bias")));
+            let groups = grouping.map(|grouping| {
+                let ends = handles.get_int_tensor::<B>(rest.next().expect("registered with ends"));
+                GroupEnds { ends, grouping }
+            });
+            let y = &ir.outputs[0];
+            let product = B::fp8_matmul([&a, &b], bias, groups, y.shape.clone(), dtype, config);
+            handles.register_float_tensor::<B>(&y.id, product);
+        })
+        .remove(0)
+    }
+
+    fn fp8_health(x: FloatTensor<Self>, operand: &Self::Operand, transposed: bool) -> FloatTensor<Self> {
+        let mut dims = matrix(&x.shape);
+        if transposed {
+            dims.reverse();
+        }
+        let output = (Shape::from(vec![health_len(dims[0], dims[1]), 5]), DType::F32);
+        let inputs = vec![x, operand.codes.clone(), operand.inv_scale.clone()];
+        let operand = described(operand);
+        register("float8_health", inputs, vec![output], move |ir, handles| {
+            let x = handles.get_float_tensor::<B>(&ir.inputs[0]);
+            let operand = resolve(&operand, &ir.inputs[1..], handles);
+            handles.register_float_tensor::<B>(&ir.outputs[0].id, B::fp8_health(x, &operand, transposed));
+        })
+        .remove(0)
+    }
+
+    fn fp8_size(operand: &Self::Operand) -> OperandSize {
+        operand.size()
+    }
+
+    fn fp8_read(operand: &Self::Operand) -> HostCodes {
+        let client = operand.codes.client.clone();
+        let DeviceOperand { codes, inv_scale, k, format, granularity } = operand.clone();
+        B::fp8_read(&DeviceOperand {
+            codes: client.resolve_tensor_int::<B>(codes),
+            inv_scale: client.resolve_tensor_float::<B>(inv_scale),
+            k,
+            format,
+            granularity,
+        })
+    }
+}
+
+/// An operand without its tensors.
+#[derive(Clone, Copy)]
+struct Described {
+    k: usize,
+    format: Format,
+    granularity: Granularity,
+}
+
+fn described<B: FusionBackend>(operand: &DeviceOperand<Fusion<B>>) -> Described {
+    let DeviceOperand { k, format, granularity, .. } = *operand;
+    Described { k, format, granularity }
+}
+
+/// The operand whose codes and scales are the next two inputs.
+fn resolve<B: FusionBackend>(
+    &Described { k, format, granularity }: &Described,
+    inputs: &[TensorIr],
+    handles: &mut Handles<B::FusionRuntime>,
+) -> DeviceOperand<B> {
+    let codes = handles.get_int_tensor::<B>(&inputs[0]);
+    DeviceOperand { codes, inv_scale: handles.get_float_tensor::<B>(&inputs[1]), k, format, granularity }
+}

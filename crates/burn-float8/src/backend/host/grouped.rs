@@ -1,0 +1,98 @@
+//! The grouped GEMM on the host: a GEMM for each group.
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn_backend::tensor::{Device, FloatTensor, IntTensor};
+use burn_backend::{Backend, FloatDType};
+use burn_std::Shape;
+use float8_kernels::{GROUP_ALIGN, Granularity, Grouping};
+
+use super::{GroupEnds, HostOperand, product};
+
+/// The rows of each group; this waits for the device. Ends are clamped to the rows, and to their predecessors.
+pub(crate) fn ranges<B: Backend>(ends: &IntTensor<B>, m: usize) -> Vec<Range<usize>> {
+    let ends = burn_std::future::block_on(B::int_into_data(ends.clone())).expect("a tensor that exists can be read");
+    let mut start = 0;
+    let range = |end: i64| {
+        let end = usize::try_from(end).unwrap_or(0).clamp(start, m);
+        core::mem::replace(&mut start, end)..end
+    };
+    ends.convert::<i64>().to_vec().expect("converted to i64").into_iter().map(range).collect()
+}
+
+/// The product of each group.
+pub(super) fn matmul<B: Backend>(
+    [a, b]: [&HostOperand<Device<B>>; 2],
+    GroupEnds { ends, grouping }: GroupEnds<IntTensor<B>>,
+    shape: Shape,
+    dtype: FloatDType,
+) -> FloatTensor<B> {
+    let ([m, k], [rows_b, _]) = (a.matrix(), b.matrix());
+    let zeros = |rows: usize, n: usize| B::float_zeros(Shape::from(vec![rows, n]), &a.device, dtype);
+    let product = |a: &HostOperand<_>, b: &HostOperand<_>| {
+        let shape = Shape::from(vec![a.matrix()[0], b.matrix()[0]]);
+        product::<B>([a, b], None, shape, dtype)
+    };
+    let mut parts = vec![];
+    match grouping {
+        Grouping::Rows => {
+            let ranges = ranges::<B>(&ends, m);
+            let n = rows_b / ranges.len();
+            let rest = m - ranges.last().map_or(0, |last| last.end);
+            for (g, rows) in ranges.into_iter().enumerate().filter(|(_, rows)| !rows.is_empty()) {
+                parts.push(product(&a.part(rows, 0..k), &b.part(g * n..(g + 1) * n, 0..k)));
+            }
+            if rest > 0 {
+                parts.push(zeros(rest, n));
+            }
+        }
+        Grouping::Contraction => {
+            let mut start = 0;
+            for range in ranges::<B>(&ends, k) {
+                let part = start..range.end.max(start);
+                start = range.end.next_multiple_of(GROUP_ALIGN);
+                parts.push(match part.is_empty() {
+                    true => zeros(m, rows_b),
+                    false => product(&a.part(0..m, part.clone()), &b.part(0..rows_b, part)),
+                });
+            }
+        }
+    }
+    B::float_reshape(B::float_cat(parts, 0), shape)
+}
+
+impl<D: Clone> HostOperand<D> {
+    /// The operand of some rows and some of the contraction, which begin at a multiple of [`GROUP_ALIGN`].
+    fn part(&self, rows: Range<usize>, k: Range<usize>) -> Self {
+        let [all_rows, all_k] = self.matrix();
+        let [_, width] = self.granularity.scale_dims(all_rows, all_k);
+        let [_, kept] = self.granularity.scale_dims(1, k.len());
+        let (high, first) = match self.granularity {
+            Granularity::Tensor | Granularity::Row => (1, 0),
+            Granularity::Block1x128 => (1, k.start / 128),
+            Granularity::Block128x128 => (128, k.start / 128),
+            Granularity::Block1x32 => (1, k.start / 32),
+        };
+        let inv_scales = match self.granularity {
+            Granularity::Tensor => self.inv_scales.clone(),
+            _ => {
+                let of_row = |r: usize| &self.inv_scales[r / high * width + first..][..kept];
+                Arc::new(rows.clone().flat_map(|r| of_row(r).iter().copied()).collect())
+            }
+        };
+        let [stored_rows, stored_cols] = if self.transposed { [k, rows] } else { [rows, k] };
+        let codes =
+            stored_rows.clone().flat_map(|r| self.codes[r * self.dims[1]..][stored_cols.clone()].iter().copied());
+        Self {
+            codes: Arc::new(codes.collect()),
+            dims: [stored_rows.len(), stored_cols.len()],
+            inv_scales,
+            // The rows may begin inside a square, so that each has scales of its own.
+            granularity: match self.granularity {
+                Granularity::Block128x128 => Granularity::Block1x128,
+                granularity => granularity,
+            },
+            ..self.clone()
+        }
+    }
+}

@@ -1,0 +1,357 @@
+//! The host path: a tensor is read back, cast by the scalar reference, decoded and multiplied by the backend's own f32
+//! matmul. It serves CPU backends, where reading back is free or a copy.
+mod grouped;
+
+use std::sync::Arc;
+
+use burn_backend::tensor::{Device, FloatTensor, IntTensor};
+use burn_backend::{Backend, DType, FloatDType, Scalar, TensorData, TensorMetadata};
+use burn_std::Shape;
+use float8_kernels::{Cast, Format, Granularity, InvScale, Orientation, Scale, reference};
+
+use super::{Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom};
+pub(crate) use grouped::ranges;
+
+/// FP8 codes in host memory.
+///
+/// Where one scale serves both orientations, both share the codes.
+#[derive(Clone)]
+pub struct HostOperand<D> {
+    device: D,
+    /// Row-major `[dims[0], dims[1]]`.
+    codes: Arc<Vec<u8>>,
+    dims: [usize; 2],
+    /// Whether the operand is the transpose of `codes`.
+    transposed: bool,
+    /// `granularity.scale_dims` of the operand.
+    inv_scales: Arc<Vec<InvScale>>,
+    format: Format,
+    granularity: Granularity,
+}
+
+impl<D> core::fmt::Debug for HostOperand<D> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Self { dims, transposed, format, granularity, .. } = self;
+        write!(f, "HostOperand {{ {format} {granularity} {dims:?}, transposed: {transposed} }}")
+    }
+}
+
+impl<D> HostOperand<D> {
+    /// Rows and contraction length.
+    fn matrix(&self) -> [usize; 2] {
+        let [rows, cols] = self.dims;
+        if self.transposed { [cols, rows] } else { [rows, cols] }
+    }
+
+    /// Rows and contraction length of a block.
+    fn block(&self) -> Option<[usize; 2]> {
+        match self.granularity {
+            Granularity::Tensor | Granularity::Row => None,
+            Granularity::Block1x128 => Some([1, 128]),
+            Granularity::Block128x128 => Some([128, 128]),
+            Granularity::Block1x32 => Some([1, 32]),
+        }
+    }
+}
+
+/// Whether the host path can cast a tensor of this dtype.
+pub fn supports(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+/// [`Float8Backend::fp8_quantize`] on the host.
+pub fn quantize<B: Float8Backend<Operand = HostOperand<Device<B>>>>(
+    x: FloatTensor<B>,
+    cast: Cast,
+    orientation: Orientation,
+    scale: ScaleFrom<FloatTensor<B>>,
+) -> Quantized<B> {
+    let device = B::float_device(&x);
+    let dims = matrix(&x.shape());
+    let data = read::<B>(x);
+    let values = data.as_slice::<f32>().expect("converted to f32");
+    let operand = |transposed, codes: Arc<Vec<u8>>, scales: &[Scale]| HostOperand {
+        device: device.clone(),
+        codes,
+        dims,
+        transposed,
+        inv_scales: Arc::new(scales.iter().map(|s| s.inverse()).collect()),
+        format: cast.format,
+        granularity: cast.granularity,
+    };
+    let amax_tensor = |amax: f32| B::float_from_data(TensorData::new(vec![amax], [1]), &device);
+    if cast.granularity == Granularity::Tensor {
+        let (scaling, amax) = match scale {
+            ScaleFrom::Dynamic => {
+                let amax = reference::amax(values);
+                (amax, amax_tensor(amax))
+            }
+            ScaleFrom::Amax { amax, observe } => {
+                let scaling = reference::amax(&read_f32::<B>(amax.clone()));
+                (scaling, if observe { amax_tensor(reference::amax(values)) } else { amax })
+            }
+        };
+        let scale = reference::amax_to_scale(scaling, cast.format, cast.scale_mode);
+        let codes = Arc::new(encode(values, scale, cast.format));
+        let copy = |transposed| operand(transposed, codes.clone(), &[scale]);
+        let (rows, cols) = (orientation.rows().then(|| copy(false)), orientation.cols().then(|| copy(true)));
+        return Quantized { rows, cols, amax };
+    }
+    let mut amax = None;
+    let mut copy = |transposed| {
+        let made = reference::quantize(values, dims[0], dims[1], cast, transposed);
+        amax = Some(made.amax);
+        operand(transposed, Arc::new(made.codes), &made.scales)
+    };
+    let rows = orientation.rows().then(|| copy(false));
+    let cols = match (&rows, cast.granularity) {
+        (Some(rows), Granularity::Block128x128) if orientation.cols() => Some(transpose_blocks(rows)),
+        _ => orientation.cols().then(|| copy(true)),
+    };
+    Quantized { rows, cols, amax: amax_tensor(amax.expect("at least one orientation")) }
+}
+
+/// The other orientation of an operand with square blocks: the same codes, the scales transposed.
+fn transpose_blocks<D: Clone>(operand: &HostOperand<D>) -> HostOperand<D> {
+    let [rows, k] = operand.matrix();
+    let [r, c] = operand.granularity.scale_dims(rows, k);
+    let inv_scales = (0..c).flat_map(|j| (0..r).map(move |i| i * c + j)).map(|i| operand.inv_scales[i]).collect();
+    HostOperand { transposed: !operand.transposed, inv_scales: Arc::new(inv_scales), ..operand.clone() }
+}
+
+/// [`Float8Backend::fp8_matmul`] on the host, with `B`'s f32 matmul; with groups this waits for the device.
+///
+/// Scales of tensors and rows are applied to the sums; those of blocks to the decoded values, each then rounded once to
+/// f32 unless scales are powers of two, as E8M0 scales are.
+pub fn matmul<B: Backend>(
+    operands: [&HostOperand<Device<B>>; 2],
+    bias: Option<FloatTensor<B>>,
+    groups: Option<GroupEnds<IntTensor<B>>>,
+    shape: Shape,
+    dtype: FloatDType,
+) -> FloatTensor<B> {
+    match groups {
+        None => product::<B>(operands, bias, shape, dtype),
+        Some(groups) => grouped::matmul::<B>(operands, groups, shape, dtype),
+    }
+}
+
+/// y = a · bᵀ + bias.
+fn product<B: Backend>(
+    [a, b]: [&HostOperand<Device<B>>; 2],
+    bias: Option<FloatTensor<B>>,
+    shape: Shape,
+    dtype: FloatDType,
+) -> FloatTensor<B> {
+    let y = B::float_matmul(decode::<B>(a, false), decode::<B>(b, true));
+    let tensor_scale = |o: &HostOperand<_>| match o.granularity {
+        Granularity::Tensor => o.inv_scales[0].get(),
+        _ => 1.0,
+    };
+    let scale = tensor_scale(a) * tensor_scale(b);
+    let mut y = if scale == 1.0 { y } else { B::float_mul_scalar(y, Scalar::from(scale)) };
+    let rows = |o: &HostOperand<_>, shape: fn(usize) -> [usize; 2]| {
+        (o.granularity == Granularity::Row).then(|| {
+            let scales: Vec<_> = o.inv_scales.iter().map(|s| s.get()).collect();
+            let shape = shape(scales.len());
+            B::float_from_data(TensorData::new(scales, shape), &o.device)
+        })
+    };
+    // The product of both scales first, as on a device: one of them alone may overflow the sum.
+    let scales = match (rows(a, |m| [m, 1]), rows(b, |n| [1, n])) {
+        (Some(a), Some(b)) => Some(B::float_mul(a, b)),
+        (a, b) => a.or(b),
+    };
+    if let Some(scales) = scales {
+        y = B::float_mul(y, scales);
+    }
+    let y = match bias {
+        Some(bias) => {
+            let n = bias.shape().num_elements();
+            let bias = B::float_reshape(bias, Shape::from(vec![1, n]));
+            B::float_add(y, to_dtype::<B>(bias, FloatDType::F32))
+        }
+        None => y,
+    };
+    to_dtype::<B>(B::float_reshape(y, shape), dtype)
+}
+
+/// [`Float8Backend::fp8_health`] on the host.
+pub fn health<B: Backend>(x: FloatTensor<B>, operand: &HostOperand<Device<B>>, transposed: bool) -> FloatTensor<B> {
+    let [rows, cols] = matrix(&x.shape());
+    let data = read::<B>(x);
+    let values = data.as_slice::<f32>().expect("converted to f32");
+    let values = if transposed { transpose(values, [rows, cols]) } else { values.to_vec() };
+    let HostCodes { codes, dims: [rows, k], format, granularity, inv_scales } = read_codes(operand);
+    let host = reference::HostOperand { codes: &codes, rows, k, format, granularity, inv_scales: &inv_scales };
+    let health = reference::health(&values, &host);
+    // Two partial sums each, so that f32 holds counts exactly and sums to 48 bits.
+    let counts = [health.saturated, health.flushed, health.non_finite].map(|n| {
+        let low = n % (1 << 20);
+        [low as f32, (n - low) as f32]
+    });
+    let sums = [health.signal, health.noise].map(|sum| {
+        let high = sum as f32;
+        [high, if high.is_finite() { (sum - f64::from(high)) as f32 } else { 0.0 }]
+    });
+    let [signal, noise] = sums;
+    let [saturated, flushed, non_finite] = counts;
+    let rows = [0, 1].map(|i| [signal[i], noise[i], saturated[i], flushed[i], non_finite[i]]);
+    B::float_from_data(TensorData::new(rows.concat(), [2, 5]), &operand.device)
+}
+
+/// [`Float8Backend::fp8_read`] on the host.
+pub fn read_codes<D>(operand: &HostOperand<D>) -> HostCodes {
+    let codes = if operand.transposed { transpose(&operand.codes, operand.dims) } else { operand.codes.to_vec() };
+    HostCodes {
+        codes,
+        dims: operand.matrix(),
+        format: operand.format,
+        granularity: operand.granularity,
+        inv_scales: operand.inv_scales.to_vec(),
+    }
+}
+
+/// [`Float8Backend::fp8_size`] on the host, where nothing is padded.
+pub fn size<D>(operand: &HostOperand<D>) -> OperandSize {
+    let [rows, k] = operand.matrix();
+    let bytes = operand.codes.len() as u64 + 4 * operand.inv_scales.len() as u64;
+    OperandSize { rows, k, padded_k: k, bytes }
+}
+
+/// The values of a tensor in f32; this waits for the device.
+pub(crate) fn read_f32<B: Backend>(x: FloatTensor<B>) -> Vec<f32> {
+    read::<B>(x).into_vec().expect("converted to f32")
+}
+
+fn read<B: Backend>(x: FloatTensor<B>) -> TensorData {
+    burn_std::future::block_on(B::float_into_data(x)).expect("a tensor that exists can be read").convert::<f32>()
+}
+
+/// `[rows, cols]` of a tensor seen as a matrix.
+pub(crate) fn matrix(shape: &Shape) -> [usize; 2] {
+    let cols = shape[shape.num_dims() - 1];
+    [shape.num_elements() / cols, cols]
+}
+
+fn transpose<T: Copy>(values: &[T], [rows, cols]: [usize; 2]) -> Vec<T> {
+    (0..cols).flat_map(|c| (0..rows).map(move |r| values[r * cols + c])).collect()
+}
+
+fn to_dtype<B: Backend>(x: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
+    if x.dtype() == DType::from(dtype) { x } else { B::float_cast(x, dtype) }
+}
+
+/// The values of the codes: `[rows, k]`, or `[k, rows]` if `transpose`; unscaled, but for blocks.
+fn decode<B: Backend>(operand: &HostOperand<Device<B>>, transpose: bool) -> FloatTensor<B> {
+    let mut values = values(&operand.codes, operand.format);
+    if let Some(block) = operand.block() {
+        scale_blocks(&mut values, operand, block);
+    }
+    let stored = B::float_from_data(TensorData::new(values, operand.dims), &operand.device);
+    if operand.transposed == transpose { stored } else { B::float_transpose(stored) }
+}
+
+/// Multiplies stored values by the scales of their blocks.
+fn scale_blocks<D>(values: &mut [f32], operand: &HostOperand<D>, [high, wide]: [usize; 2]) {
+    let [rows, k] = operand.matrix();
+    let [_, blocks] = operand.granularity.scale_dims(rows, k);
+    let cols = operand.dims[1];
+    if operand.transposed {
+        // Stored rows are places of the contraction.
+        for (block, band) in values.chunks_mut(wide * cols).enumerate() {
+            let scales: Vec<f32> = (0..cols).map(|c| operand.inv_scales[c / high * blocks + block].get()).collect();
+            for row in band.chunks_exact_mut(cols) {
+                row.iter_mut().zip(&scales).for_each(|(value, scale)| *value *= scale);
+            }
+        }
+        return;
+    }
+    for (r, row) in values.chunks_exact_mut(cols).enumerate() {
+        for (block, values) in row.chunks_mut(wide).enumerate() {
+            let scale = operand.inv_scales[r / high * blocks + block].get();
+            values.iter_mut().for_each(|value| *value *= scale);
+        }
+    }
+}
+
+// The loops over elements are not generic, so that they are optimized here and not as the user's crate is.
+
+fn encode(values: &[f32], scale: Scale, format: Format) -> Vec<u8> {
+    let mut codes = vec![0; values.len()];
+    reference::cast(values, scale, format, &mut codes);
+    codes
+}
+
+/// The exact values of codes, unscaled.
+fn values(codes: &[u8], format: Format) -> Vec<f32> {
+    codes.iter().map(|code| reference::decode(*code, format)).collect()
+}
+
+/// Implements [`Float8Backend`](crate::Float8Backend) for a CPU backend of your own by the host path; `Flex` and `NdArray` have it.
+///
+/// ```text
+/// burn_float8::host_backend!(MyCpuBackend);
+/// ```
+#[macro_export]
+macro_rules! host_backend {
+    ($backend:ty) => {
+        impl $crate::Float8Backend for $backend {
+            type Operand = $crate::host::HostOperand<$crate::__private::Device<Self>>;
+
+            fn fp8_supports(_: &$crate::__private::Device<Self>, dtype: $crate::__private::DType) -> bool {
+                $crate::host::supports(dtype)
+            }
+
+            fn fp8_gemm_path(
+                _: &$crate::__private::Device<Self>,
+                _: [$crate::Granularity; 2],
+                _: $crate::GemmConfig,
+                _: bool,
+            ) -> $crate::GemmPath {
+                $crate::GemmPath::Host
+            }
+
+            fn fp8_quantize(
+                x: $crate::__private::FloatTensor<Self>,
+                cast: $crate::Cast,
+                orientation: $crate::Orientation,
+                scale: $crate::ScaleFrom<$crate::__private::FloatTensor<Self>>,
+            ) -> $crate::Quantized<Self> {
+                $crate::host::quantize::<Self>(x, cast, orientation, scale)
+            }
+
+            fn fp8_matmul(
+                operands: [&Self::Operand; 2],
+                bias: Option<$crate::__private::FloatTensor<Self>>,
+                groups: Option<$crate::GroupEnds<$crate::__private::IntTensor<Self>>>,
+                shape: $crate::__private::Shape,
+                dtype: $crate::__private::FloatDType,
+                _: $crate::GemmConfig,
+            ) -> $crate::__private::FloatTensor<Self> {
+                $crate::host::matmul::<Self>(operands, bias, groups, shape, dtype)
+            }
+
+            fn fp8_health(
+                x: $crate::__private::FloatTensor<Self>,
+                operand: &Self::Operand,
+                transposed: bool,
+            ) -> $crate::__private::FloatTensor<Self> {
+                $crate::host::health::<Self>(x, operand, transposed)
+            }
+
+            fn fp8_size(operand: &Self::Operand) -> $crate::OperandSize {
+                $crate::host::size(operand)
+            }
+
+            fn fp8_read(operand: &Self::Operand) -> $crate::HostCodes {
+                $crate::host::read_codes(operand)
+            }
+        }
+    };
+}
+
+#[cfg(feature = "flex")]
+host_backend!(burn_flex::Flex);
+#[cfg(feature = "ndarray")]
+host_backend!(burn_ndarray::NdArray);

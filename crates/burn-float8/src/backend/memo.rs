@@ -1,0 +1,50 @@
+//! What a device answered once: neither its dtypes nor its kernels change, and asking takes a lock of the whole process.
+use std::any::TypeId;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::thread::LocalKey;
+
+use burn_backend::tensor::Device;
+use burn_backend::{DType, DeviceId, DeviceOps};
+use float8_kernels::{GemmConfig, GemmPath, Granularity};
+
+use super::Float8Backend;
+
+type Memo<Q, A> = RefCell<HashMap<(TypeId, DeviceId, Q), A>>;
+
+thread_local! {
+    static DTYPES: Memo<DType, bool> = RefCell::default();
+    static PATHS: Memo<([Granularity; 2], GemmConfig, bool), GemmPath> = RefCell::default();
+}
+
+fn ask<B: Float8Backend, Q: Copy + Eq + Hash, A: Copy>(
+    memo: &'static LocalKey<Memo<Q, A>>,
+    device: &Device<B>,
+    question: Q,
+    answer: impl FnOnce() -> A,
+) -> A {
+    let key = (TypeId::of::<B>(), device.id(), question);
+    if let Some(known) = memo.with_borrow(|memo| memo.get(&key).copied()) {
+        return known;
+    }
+    let answer = answer();
+    memo.with_borrow_mut(|memo| memo.insert(key, answer));
+    answer
+}
+
+/// [`Float8Backend::fp8_supports`].
+pub(crate) fn supports<B: Float8Backend>(device: &Device<B>, dtype: DType) -> bool {
+    ask::<B, _, _>(&DTYPES, device, dtype, || B::fp8_supports(device, dtype))
+}
+
+/// [`Float8Backend::fp8_gemm_path`].
+pub(crate) fn gemm_path<B: Float8Backend>(
+    device: &Device<B>,
+    granularities: [Granularity; 2],
+    config: GemmConfig,
+    grouped: bool,
+) -> GemmPath {
+    let path = || B::fp8_gemm_path(device, granularities, config, grouped);
+    ask::<B, _, _>(&PATHS, device, (granularities, config, grouped), path)
+}

@@ -1,0 +1,139 @@
+//! [`Float8Backend`]: what [`Float8`](crate::Float8) asks of the backend that it wraps, and what goes in and out.
+#[cfg(feature = "cubecl")]
+mod cube;
+#[cfg(feature = "cubecl")]
+mod fusion;
+pub mod host;
+pub(crate) mod memo;
+
+use burn_backend::tensor::{Device, FloatTensor, IntTensor};
+use burn_backend::{Backend, DType, FloatDType};
+use burn_std::Shape;
+#[cfg(feature = "cubecl")]
+pub use cube::DeviceOperand;
+use float8_kernels::{Cast, Format, GemmConfig, GemmPath, Granularity, Grouping, InvScale, Orientation};
+use serde::Serialize;
+
+/// The contraction-major FP8 copies of a tensor seen as `[rows, cols]`, its last axis being `cols`.
+#[derive(Clone, Debug)]
+pub struct Quantized<B: Float8Backend> {
+    /// `[rows, cols]`, if asked for.
+    pub rows: Option<B::Operand>,
+    /// `[cols, rows]`, if asked for.
+    pub cols: Option<B::Operand>,
+    /// f32, an array whose maximum is max |x|, NaN if x holds one; the given amax if it was not to be observed.
+    pub amax: FloatTensor<B>,
+}
+
+/// Where the scale of a cast comes from.
+#[derive(Clone, Debug)]
+pub enum ScaleFrom<T> {
+    /// From the amax of each part of x that shares a scale.
+    Dynamic,
+    /// From this amax, f32 `[1]`, with one scale per tensor only; what exceeds the format saturates.
+    Amax {
+        /// The amax.
+        amax: T,
+        /// Whether [`Quantized::amax`] is to be that of x all the same.
+        observe: bool,
+    },
+}
+
+/// The groups of a grouped GEMM.
+#[derive(Clone, Debug)]
+pub struct GroupEnds<T> {
+    /// i32 `[G]`: where each group ends, and the next begins.
+    pub ends: T,
+    /// Which axis they divide.
+    pub grouping: Grouping,
+}
+
+/// The size of an operand, and what padding adds to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct OperandSize {
+    /// Rows.
+    pub rows: usize,
+    /// The axis that a GEMM contracts.
+    pub k: usize,
+    /// Codes in a stored row: `k`, and zeros up to what the kernels ask for.
+    pub padded_k: usize,
+    /// Bytes of codes and scales.
+    pub bytes: u64,
+}
+
+/// What a backend must offer so that [`Float8`](crate::Float8) can wrap it.
+///
+/// Implemented for `CubeBackend` and `Fusion<CubeBackend>` (`Cuda`, `Wgpu`, `Vulkan`, `Metal`, `Rocm`), `Flex` and `NdArray`. For a
+/// CPU backend of your own, [`host_backend!`](crate::host_backend) implements it in one line. Burn's `Router`, `RemoteBackend` and
+/// `Dispatch` cannot be wrapped: they choose the backend when a program runs and have no operation for FP8 in what they send.
+pub trait Float8Backend: Backend {
+    /// FP8 codes of a matrix, contraction-major, with their inverse scale.
+    type Operand: Clone + Send + Sync + core::fmt::Debug + 'static;
+
+    /// Whether a tensor of this dtype can be quantized, and a GEMM can return it, on this device.
+    fn fp8_supports(device: &Device<Self>, dtype: DType) -> bool;
+
+    /// The largest number of elements of an operand or output that [`fp8_quantize`](Self::fp8_quantize) and
+    /// [`fp8_matmul`](Self::fp8_matmul) take.
+    fn fp8_max_elements() -> u64 {
+        u64::MAX
+    }
+
+    /// How this device computes [`fp8_matmul`](Self::fp8_matmul) of operands of these granularities, in groups or not.
+    fn fp8_gemm_path(
+        device: &Device<Self>,
+        granularities: [Granularity; 2],
+        config: GemmConfig,
+        grouped: bool,
+    ) -> GemmPath;
+
+    /// Casts `x` `[.., cols]`, seen as `[rows, cols]`, in one pass over it.
+    ///
+    /// The caller has checked that the dtype is supported, that no dimension is zero, the size, and that an amax is given
+    /// only with one scale per tensor.
+    fn fp8_quantize(
+        x: FloatTensor<Self>,
+        cast: Cast,
+        orientation: Orientation,
+        scale: ScaleFrom<FloatTensor<Self>>,
+    ) -> Quantized<Self>;
+
+    /// y `[M, N]` = a `[M, K]` · b `[N, K]`ᵀ + bias `[N]`, given the shape of y, whose last axis is N. With groups, the products of
+    /// each as [`grouped_scaled_gemm`](float8_kernels::grouped_scaled_gemm) defines them, without a bias.
+    ///
+    /// Products are exact, accumulation is in f32; scales and bias are applied to the accumulator before the one
+    /// rounding to `dtype`.
+    fn fp8_matmul(
+        operands: [&Self::Operand; 2],
+        bias: Option<FloatTensor<Self>>,
+        groups: Option<GroupEnds<IntTensor<Self>>>,
+        shape: Shape,
+        dtype: FloatDType,
+        config: GemmConfig,
+    ) -> FloatTensor<Self>;
+
+    /// How well `operand`, cast from `x` or from its transpose, represents it: f32 `[n, 5]`, which
+    /// [`Health::from_partials`](float8_kernels::Health::from_partials) sums up.
+    fn fp8_health(x: FloatTensor<Self>, operand: &Self::Operand, transposed: bool) -> FloatTensor<Self>;
+
+    /// The size of an operand.
+    fn fp8_size(operand: &Self::Operand) -> OperandSize;
+
+    /// Reads an operand back; this waits for the device.
+    fn fp8_read(operand: &Self::Operand) -> HostCodes;
+}
+
+/// An operand read back to the host.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HostCodes {
+    /// Row-major `dims`, without padding; the contraction runs over the last axis.
+    pub codes: Vec<u8>,
+    /// `[rows, k]`
+    pub dims: [usize; 2],
+    /// The codes' format.
+    pub format: Format,
+    /// What shares one scale.
+    pub granularity: Granularity,
+    /// value = decode(code) · inv_scale: row-major, `granularity.scale_dims(rows, k)`.
+    pub inv_scales: Vec<InvScale>,
+}

@@ -1,0 +1,21 @@
+//! [`Policy`]: in which precision a linear runs.
+use super::linear::Float8LinearConfig;
+use crate::terms::Reason;
+
+/// In which precision a linear runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// In FP8, GEMM by GEMM as configured.
+    Float8(Float8LinearConfig),
+    /// All three GEMMs in high precision, and why.
+    HighPrecision(Reason),
+}
+
+impl core::fmt::Display for Policy {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Float8(config) => config.fmt(f),
+            Self::HighPrecision(reason) => write!(f, "high precision: {reason}"),
+        }
+    }
+}

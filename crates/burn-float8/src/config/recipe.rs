@@ -1,0 +1,50 @@
+//! What each [`Recipe`] stands for: its six casts and its kind of scale, in one table.
+use std::str::FromStr;
+
+use float8_kernels::{Format, Granularity};
+
+use super::cast::{CastConfig, Casts};
+use crate::error::Float8Error;
+use crate::terms::Recipe;
+
+impl Recipe {
+    /// The casts of the six operands.
+    pub const fn casts(self) -> Casts {
+        use Format::{E4m3, E5m2};
+        const fn e4m3(granularity: Granularity) -> CastConfig {
+            CastConfig::dynamic(granularity, E4m3)
+        }
+        const fn without_wgrad(casts: Casts) -> Casts {
+            let off = CastConfig::disabled();
+            Casts { input_for_grad_weight: off, grad_output_for_grad_weight: off, ..casts }
+        }
+        let (tensor, row, mx) = (e4m3(Granularity::Tensor), e4m3(Granularity::Row), e4m3(Granularity::Block1x32));
+        let (line, square) = (e4m3(Granularity::Block1x128), e4m3(Granularity::Block128x128));
+        let history = CastConfig::delayed(E4m3);
+        match self {
+            Self::Tensorwise => Casts::new(tensor, tensor, CastConfig::dynamic(Granularity::Tensor, E5m2)),
+            Self::Rowwise => Casts::new(row, row, row),
+            Self::RowwiseWithGwHp => {
+                without_wgrad(Casts { weight_for_grad_input: tensor, ..Casts::new(row, row, row) })
+            }
+            Self::Delayed => Casts::new(history, history, CastConfig::delayed(E5m2)),
+            Self::Blockwise => Casts::new(line, square, line),
+            Self::Mxfp8 => Casts::new(mx, mx, mx),
+            Self::Mxfp8WgradWithHp => without_wgrad(Casts::new(mx, mx, mx)),
+        }
+    }
+
+    /// Whether f32 scales are rounded down to powers of two.
+    pub const fn round_scales_to_power_of_2(self) -> bool {
+        matches!(self, Self::Rowwise | Self::RowwiseWithGwHp)
+    }
+}
+
+impl FromStr for Recipe {
+    type Err = Float8Error;
+
+    fn from_str(name: &str) -> Result<Self, Float8Error> {
+        let found = Self::ALL.into_iter().find(|recipe| recipe.name() == name);
+        found.ok_or_else(|| Float8Error::UnknownRecipe { name: name.into() })
+    }
+}

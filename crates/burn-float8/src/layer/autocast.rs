@@ -1,0 +1,40 @@
+//! [`float8_autocast`]: FP8 on or off for what runs in a closure.
+use std::cell::Cell;
+
+thread_local! {
+    static ENABLED: Cell<bool> = const { Cell::new(true) };
+}
+
+/// Runs `f` with FP8 off for all linears, or on again inside a closure that has it off. Only GEMMs that run in the closure, on
+/// this thread, are concerned, of backward as of forward: other threads and what comes later are untouched. It is the
+/// `enabled` of TransformerEngine's `autocast`, but a backward pass outside of the closure runs as configured.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::backend::Flex;
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::Tensor;
+/// use burn_float8::{Float8, Float8Config, float8_autocast, report};
+/// type B = Float8<Flex>;
+///
+/// let device = Default::default();
+/// let model = Float8Config::tensorwise().apply(LinearConfig::new(8, 8).init::<B>(&device)).unwrap();
+/// float8_autocast(false, || model.forward(Tensor::ones([4, 8], &device)));
+/// assert_eq!(report(&model).totals().high_precision, 1);
+/// # }
+/// ```
+pub fn float8_autocast<T>(enabled: bool, f: impl FnOnce() -> T) -> T {
+    /// Puts the setting back when the closure ends, by a panic too.
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            ENABLED.set(self.0);
+        }
+    }
+    let _restore = Restore(ENABLED.replace(enabled));
+    f()
+}
+
+pub(crate) fn is_autocast_enabled() -> bool {
+    ENABLED.get()
+}

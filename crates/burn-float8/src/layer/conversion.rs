@@ -1,0 +1,46 @@
+//! [`Conversion`]: what the layers of one applied configuration share.
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use burn_backend::DeviceId;
+use parking_lot::Mutex;
+
+use crate::config::Float8Config;
+
+type DeviceStates = HashMap<(TypeId, DeviceId), Arc<dyn Any + Send + Sync>>;
+
+/// The settings of one [`Float8Config::apply`], and for each device what its layers share there.
+#[derive(Default)]
+pub(crate) struct Conversion {
+    config: Float8Config,
+    /// Whether steps begin by `begin_float8_step` alone.
+    manual_steps: AtomicBool,
+    states: Mutex<DeviceStates>,
+}
+
+impl Conversion {
+    pub(crate) fn new(config: Float8Config) -> Self {
+        Self { config, ..Self::default() }
+    }
+
+    pub(crate) fn config(&self) -> &Float8Config {
+        &self.config
+    }
+
+    pub(crate) fn has_manual_steps(&self) -> bool {
+        self.manual_steps.load(Relaxed)
+    }
+
+    pub(crate) fn set_manual_steps(&self) {
+        self.manual_steps.store(true, Relaxed);
+    }
+
+    /// What the layers share on a device, made when it is first asked for.
+    pub(crate) fn state<T: Any + Default + Send + Sync>(&self, device: DeviceId) -> Arc<T> {
+        let key = (TypeId::of::<T>(), device);
+        let state = self.states.lock().entry(key).or_insert_with(|| Arc::new(T::default())).clone();
+        state.downcast().expect("keyed by its type")
+    }
+}

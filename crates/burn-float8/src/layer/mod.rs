@@ -1,0 +1,335 @@
+//! [`Layer`]: what a linear's weight carries through training: its name, its precision policy and its counters.
+mod autocast;
+mod conversion;
+mod health;
+mod tag;
+mod untagged;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+
+use burn_backend::DType;
+use float8_kernels::{Cast, GemmPath};
+use parking_lot::{Mutex, RwLock};
+
+use crate::backend::OperandSize;
+use crate::config::{FallbackTo, Float8LinearConfig, Policy};
+use crate::terms::{Gemm, Operand, Reason, Recipe, Role};
+pub use autocast::float8_autocast;
+pub(crate) use autocast::is_autocast_enabled;
+pub(crate) use conversion::Conversion;
+pub(crate) use health::serialize_non_finite;
+pub use health::{CastHealth, Fallback, OperandHealth};
+pub(crate) use tag::{Mark, Tag, now};
+pub use untagged::UNTAGGED_NAME;
+pub(crate) use untagged::{note_apply, set_default, untagged, untagged_reason};
+
+/// Reads the amax of a cast's tensor, if it was looked at, and the amax that the scale was made of.
+pub(crate) trait ReadAmax: Send + Sync {
+    fn read(&self) -> (Option<f32>, f32);
+}
+
+/// An operand of the last FP8 call of a GEMM.
+#[derive(Clone)]
+pub(crate) struct LastOperand {
+    pub(crate) size: OperandSize,
+    pub(crate) cast: Cast,
+    pub(crate) amaxes: Arc<dyn ReadAmax>,
+}
+
+/// The last calls of one GEMM.
+#[derive(Clone, Default)]
+pub(crate) struct LastCall {
+    /// How the last FP8 call was computed, and its operands.
+    pub(crate) float8: Option<(GemmPath, [LastOperand; 2])>,
+    /// Why the last high-precision call was one.
+    pub(crate) reason: Option<Reason>,
+    /// Why the last one was that nobody asked for.
+    pub(crate) unrequested: Option<Reason>,
+}
+
+/// Calls of one GEMM by the path they took.
+#[derive(Default)]
+struct GemmCalls {
+    native: AtomicU64,
+    emulated: AtomicU64,
+    high_precision: AtomicU64,
+    last: Mutex<LastCall>,
+}
+
+/// What the configuration says, what statistics have made of it, and with whom the layer shares it.
+struct Settings {
+    configured: Arc<Policy>,
+    active: Arc<Policy>,
+    fallback: Option<Fallback>,
+    conversion: Arc<Conversion>,
+}
+
+/// Name, precision policy and counters of one linear. Clones, `valid()` copies and replicas of a model share it.
+pub struct Layer {
+    name: String,
+    settings: RwLock<Settings>,
+    /// What [`set_float8_enabled`](crate::set_float8_enabled) says.
+    enabled: AtomicBool,
+    calls: [GemmCalls; 3],
+    casts: [AtomicU64; 3],
+    weight_matmuls: AtomicU64,
+    live_copies: AtomicI64,
+    live_bytes: AtomicI64,
+    sampled: Mutex<[Option<OperandHealth>; 6]>,
+    /// The stamp of the newest tensor that was built for this layer's weight.
+    built_at: AtomicU64,
+    expects_dgrad: AtomicBool,
+    has_wgrad: AtomicBool,
+    /// Whose amax history x, w and dy had in forward, where several layers read one tensor.
+    history_owners: Mutex<[Option<String>; 3]>,
+    /// For a bias gradient whose output gradient no dgrad or wgrad has seen with its own record of the bias.
+    bias_dtype: Mutex<Option<DType>>,
+}
+
+impl core::fmt::Debug for Layer {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Layer({:?}, {})", self.name, self.policy())
+    }
+}
+
+impl Layer {
+    pub(crate) fn new(name: impl Into<String>, policy: Policy, conversion: Arc<Conversion>) -> Self {
+        let policy = Arc::new(policy);
+        let settings = Settings { configured: policy.clone(), active: policy, fallback: None, conversion };
+        Self {
+            name: name.into(),
+            settings: RwLock::new(settings),
+            enabled: AtomicBool::new(true),
+            calls: Default::default(),
+            casts: Default::default(),
+            weight_matmuls: AtomicU64::new(0),
+            live_copies: AtomicI64::new(0),
+            live_bytes: AtomicI64::new(0),
+            sampled: Mutex::default(),
+            built_at: AtomicU64::new(0),
+            expects_dgrad: AtomicBool::new(false),
+            has_wgrad: AtomicBool::new(false),
+            history_owners: Mutex::default(),
+            bias_dtype: Mutex::new(None),
+        }
+    }
+
+    /// The path of the linear in the module tree, such as `layers.0.mlp.up_proj`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// In which precision the layer runs.
+    pub fn policy(&self) -> Policy {
+        Policy::clone(&self.active())
+    }
+
+    /// [`policy`](Self::policy), shared.
+    pub(crate) fn active(&self) -> Arc<Policy> {
+        self.settings.read().active.clone()
+    }
+
+    /// How the layer runs in FP8, if it does.
+    pub(crate) fn float8_config(&self) -> Option<Float8LinearConfig> {
+        match self.settings.read().active.as_ref() {
+            Policy::Float8(config) => Some(config.clone()),
+            Policy::HighPrecision(_) => None,
+        }
+    }
+
+    /// Whether this stands for weights that carry no layer.
+    pub(crate) fn is_untagged(&self) -> bool {
+        self.name == UNTAGGED_NAME
+    }
+
+    /// What the configuration says, whatever statistics have made of it.
+    pub(crate) fn configured(&self) -> Arc<Policy> {
+        self.settings.read().configured.clone()
+    }
+
+    /// Sets what the configuration says; a fallback is over.
+    pub(crate) fn configure(&self, policy: Policy) {
+        let mut settings = self.settings.write();
+        settings.configured = Arc::new(policy);
+        settings.active = settings.configured.clone();
+        settings.fallback = None;
+    }
+
+    /// Moves the layer out of its recipe.
+    pub(crate) fn fall_back(&self, fallback: Fallback) {
+        let mut settings = self.settings.write();
+        settings.active = Arc::new(match (fallback.to, settings.configured.as_ref()) {
+            (FallbackTo::Rowwise, Policy::Float8(config)) => {
+                Policy::Float8(config.clone().with_recipe(Recipe::Rowwise))
+            }
+            _ => Policy::HighPrecision(Reason::Fallback(fallback.reason.clone())),
+        });
+        settings.fallback = Some(fallback);
+    }
+
+    /// Where statistics have moved the layer.
+    pub(crate) fn fallback(&self) -> Option<Fallback> {
+        self.settings.read().fallback.clone()
+    }
+
+    /// What the layers of one applied configuration share.
+    pub(crate) fn conversion(&self) -> Arc<Conversion> {
+        self.settings.read().conversion.clone()
+    }
+
+    pub(crate) fn set_conversion(&self, conversion: Arc<Conversion>) {
+        self.settings.write().conversion = conversion;
+    }
+
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.enabled.load(Relaxed)
+    }
+
+    pub(crate) fn set_enabled(&self, enabled: bool) {
+        self.enabled.store(enabled, Relaxed);
+    }
+
+    /// How often an operand of this role was cast on behalf of this layer. A copy that the layer shares with the one
+    /// that made it is not counted again.
+    pub fn casts(&self, role: Role) -> u64 {
+        self.casts[role as usize].load(Relaxed)
+    }
+
+    /// How often `Tensor::matmul` read the weight in high precision.
+    pub fn weight_matmuls(&self) -> u64 {
+        self.weight_matmuls.load(Relaxed)
+    }
+
+    /// FP8 copies made on behalf of this layer that are alive now.
+    pub fn live_copies(&self) -> u64 {
+        self.live_copies.load(Relaxed).max(0) as u64
+    }
+
+    /// Bytes of the codes and scales of [`live_copies`](Self::live_copies).
+    pub fn live_bytes(&self) -> u64 {
+        self.live_bytes.load(Relaxed).max(0) as u64
+    }
+
+    pub(crate) fn count_cast(&self, role: Role) {
+        self.casts[role as usize].fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn count_weight_matmul(&self) {
+        self.weight_matmuls.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn count_copy(&self, change: i64, bytes: i64) {
+        self.live_copies.fetch_add(change, Relaxed);
+        self.live_bytes.fetch_add(change * bytes, Relaxed);
+    }
+
+    pub(crate) fn count_fp8(&self, gemm: Gemm, path: GemmPath, operands: [LastOperand; 2]) {
+        let calls = &self.calls[gemm as usize];
+        let counter = if path.is_native() { &calls.native } else { &calls.emulated };
+        counter.fetch_add(1, Relaxed);
+        // The tensors of the call before are dropped after the lock is released.
+        let _before = calls.last.lock().float8.replace((path, operands));
+    }
+
+    pub(crate) fn count_high_precision(&self, gemm: Gemm, reason: Reason) {
+        let calls = &self.calls[gemm as usize];
+        calls.high_precision.fetch_add(1, Relaxed);
+        let mut last = calls.last.lock();
+        if !reason.is_requested() {
+            last.unrequested = Some(reason.clone());
+        }
+        last.reason = Some(reason);
+    }
+
+    /// `[native, emulated, high precision]` calls.
+    pub(crate) fn calls(&self, gemm: Gemm) -> [u64; 3] {
+        let calls = &self.calls[gemm as usize];
+        [&calls.native, &calls.emulated, &calls.high_precision].map(|c| c.load(Relaxed))
+    }
+
+    /// Forgets the calls so far.
+    pub(crate) fn reset_calls(&self) {
+        for calls in &self.calls {
+            for counter in [&calls.native, &calls.emulated, &calls.high_precision] {
+                counter.store(0, Relaxed);
+            }
+            *calls.last.lock() = LastCall::default();
+        }
+    }
+
+    pub(crate) fn last(&self, gemm: Gemm) -> LastCall {
+        self.calls[gemm as usize].last.lock().clone()
+    }
+
+    pub(crate) fn set_sampled(&self, operand: Operand, health: OperandHealth) {
+        self.sampled.lock()[operand.index()] = Some(health);
+    }
+
+    /// The statistics of an operand; those of its other copy where both are one cast, which is sampled once.
+    pub(crate) fn sampled(&self, operand: Operand) -> Option<OperandHealth> {
+        let sampled = self.sampled.lock();
+        let other = || match self.active().as_ref() {
+            Policy::Float8(config) if has_one_cast(config, operand) => sampled[operand.other().index()].clone(),
+            _ => None,
+        };
+        sampled[operand.index()].clone().or_else(other)
+    }
+
+    /// Notes that a tensor with this stamp was built for the weight.
+    pub(crate) fn set_built(&self, stamp: u64) {
+        self.built_at.fetch_max(stamp, Relaxed);
+    }
+
+    pub(crate) fn built_at(&self) -> u64 {
+        self.built_at.load(Relaxed)
+    }
+
+    /// Whether the last weight that was cast met a dgrad, so that the next one is cast for both GEMMs in one pass. Forgotten
+    /// when asked for: a model that is only evaluated holds one copy.
+    pub(crate) fn take_expects_dgrad(&self) -> bool {
+        self.expects_dgrad.swap(false, Relaxed)
+    }
+
+    pub(crate) fn set_expects_dgrad(&self) {
+        self.expects_dgrad.store(true, Relaxed);
+    }
+
+    /// Whether any weight gradient was ever wanted.
+    pub(crate) fn has_wgrad(&self) -> bool {
+        self.has_wgrad.load(Relaxed)
+    }
+
+    pub(crate) fn set_has_wgrad(&self) {
+        self.has_wgrad.store(true, Relaxed);
+    }
+
+    /// The layer whose amax history this layer's operand has.
+    pub(crate) fn history_owner(&self, role: Role) -> String {
+        self.history_owners.lock()[role as usize].clone().unwrap_or_else(|| self.name.clone())
+    }
+
+    pub(crate) fn set_history_owner(&self, role: Role, owner: &str) {
+        let mut owners = self.history_owners.lock();
+        let known = owners[role as usize].as_deref().unwrap_or(&self.name);
+        if known != owner {
+            owners[role as usize] = Some(owner.into());
+        }
+    }
+
+    pub(crate) fn set_bias_dtype(&self, dtype: DType) {
+        *self.bias_dtype.lock() = Some(dtype);
+    }
+
+    pub(crate) fn bias_dtype(&self) -> Option<DType> {
+        *self.bias_dtype.lock()
+    }
+}
+
+/// Whether both copies of an operand's tensor have the same codes, and so the same statistics.
+pub(crate) fn has_one_cast(config: &Float8LinearConfig, operand: Operand) -> bool {
+    use float8_kernels::Granularity::{Block128x128, Tensor};
+    let casts = config.casts();
+    matches!(casts.of(operand).scaling_granularity, Tensor | Block128x128)
+        && casts.of(operand) == casts.of(operand.other())
+}

@@ -1,0 +1,80 @@
+//! [`Tag`]: the layer that a weight belongs to, and what keeps it when optimizers build new weights.
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::Layer;
+
+static STAMP: AtomicU64 = AtomicU64::new(0);
+
+/// The stamp that no weight built so far exceeds.
+pub(crate) fn now() -> u64 {
+    STAMP.load(Relaxed)
+}
+
+/// What a linear's weight carries.
+#[derive(Clone)]
+pub(crate) struct Tag {
+    pub(crate) layer: Arc<Layer>,
+    /// When the weight got its value: grows with every operation that mixes a weight with another tensor, as an optimizer's
+    /// update does. Casts, transposes and scalar factors keep it: the same weight in another form.
+    pub(crate) stamp: u64,
+    /// Whether this copy of the model may run in FP8.
+    pub(crate) enabled: bool,
+}
+
+impl Tag {
+    pub(crate) fn new(layer: Arc<Layer>) -> Self {
+        let stamp = STAMP.fetch_add(1, Relaxed) + 1;
+        layer.set_built(stamp);
+        Self { layer, stamp, enabled: true }
+    }
+
+    /// The tag of a weight that was built from this one.
+    fn rebuilt(self) -> Self {
+        Self { enabled: self.enabled, ..Self::new(self.layer) }
+    }
+}
+
+/// The layers whose weights a tensor holds.
+#[derive(Clone)]
+pub(crate) enum Mark {
+    /// It is one weight.
+    Weight(Tag),
+    /// It is of rank 1 and holds parameters one after the other, weights in these ranges, as optimizers flatten a model
+    /// (L-BFGS).
+    Flattened(Arc<[(Range<usize>, Tag)]>),
+}
+
+impl Mark {
+    /// That of an operation's result on this tensor and `others` other float tensors.
+    pub(crate) fn after(self, others: usize) -> Self {
+        match self {
+            Self::Weight(tag) if others > 0 => Self::Weight(tag.rebuilt()),
+            mark => mark,
+        }
+    }
+
+    /// That of several tensors of rank 1, with their lengths, one after the other.
+    pub(crate) fn concatenate(parts: impl IntoIterator<Item = (usize, Option<Self>)>) -> Option<Self> {
+        let (mut begin, mut weights) = (0, vec![]);
+        for (len, mark) in parts {
+            match mark {
+                Some(Self::Weight(tag)) => weights.push((begin..begin + len, tag)),
+                Some(Self::Flattened(inner)) => weights.extend(
+                    inner.iter().map(|(range, tag)| (begin + range.start..begin + range.end, tag.clone())),
+                ),
+                None => {}
+            }
+            begin += len;
+        }
+        (!weights.is_empty()).then(|| Self::Flattened(weights.into()))
+    }
+
+    /// That of a part of a tensor of rank 1.
+    pub(crate) fn slice(&self, part: &Range<usize>) -> Option<Self> {
+        let Self::Flattened(weights) = self else { return None };
+        let found = weights.iter().find(|(range, _)| range == part);
+        found.map(|(_, tag)| Self::Weight(tag.clone().rebuilt()))
+    }
+}

@@ -1,0 +1,16 @@
+//! What a user does with a model: apply a configuration, switch FP8 on and off, read the report, save and restore the state.
+mod apply;
+mod report;
+mod schedule;
+mod state;
+mod state_module;
+mod switch;
+mod table;
+mod walk;
+
+pub use apply::Summary;
+pub use report::{GemmReport, GemmTotals, LayerReport, OperandReport, Report, report};
+pub use schedule::{PrecisionSchedule, Span};
+pub use state::{Float8State, LayerState, begin_float8_step};
+pub use state_module::Float8StateModule;
+pub use switch::{set_float8_enabled, without_float8};

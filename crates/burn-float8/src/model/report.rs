@@ -1,0 +1,236 @@
+//! [`report`]: what each linear of a model really did.
+use std::sync::Arc;
+
+use burn::module::Module;
+use float8_kernels::reference;
+use serde::Serialize;
+
+use super::walk::{FoundLinear, linears};
+use crate::backend::OperandSize;
+use crate::config::Policy;
+use crate::error::Float8Error;
+use crate::layer::{Fallback, Layer, OperandHealth, Tag, UNTAGGED_NAME, serialize_non_finite};
+use crate::nn::register;
+use crate::stack::Float8Stack;
+use crate::step::DeviceState;
+use crate::terms::{Gemm, Role};
+
+/// One operand of one GEMM of one linear, as it was last cast.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct OperandReport {
+    /// `input`, `weight` or `grad_output`.
+    pub role: &'static str,
+    /// Size, padding and bytes.
+    pub size: Option<OperandSize>,
+    /// Its max |x|.
+    #[serde(serialize_with = "serialize_non_finite")]
+    pub amax: Option<f32>,
+    /// The scale of its largest element: the only one of its tensor, or the smallest of its rows or blocks.
+    #[serde(serialize_with = "serialize_non_finite")]
+    pub scale: Option<f32>,
+    /// Statistics of the last sampled step.
+    pub health: Option<OperandHealth>,
+}
+
+/// One GEMM of one linear since the layer was tagged.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct GemmReport {
+    /// Calls on FP8 tensor cores.
+    pub native: u64,
+    /// Calls in FP8 numerics without FP8 tensor cores.
+    pub emulated: u64,
+    /// Calls in the tensors' own precision.
+    pub high_precision: u64,
+    /// How the last FP8 call was computed.
+    pub path: Option<String>,
+    /// Its operands: x and w in fprop, dy and w in dgrad, x and dy in wgrad.
+    pub operands: [OperandReport; 2],
+    /// Why the last high-precision call was one.
+    pub reason: Option<String>,
+    /// Why the last high-precision call that nobody asked for was one.
+    pub unrequested: Option<String>,
+}
+
+impl GemmReport {
+    /// Share of zeros that padding added to the codes of the last FP8 call: `padded_k / k - 1`.
+    pub fn padding(&self) -> Option<f64> {
+        self.operands[0].size.map(|a| a.padded_k as f64 / a.k as f64 - 1.0)
+    }
+
+    /// Bytes of codes and scales of both operands of the last FP8 call.
+    pub fn bytes(&self) -> Option<u64> {
+        let [a, b] = &self.operands;
+        Some(a.size?.bytes + b.size?.bytes)
+    }
+}
+
+/// One linear.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LayerReport {
+    /// Its path in the module tree.
+    pub name: String,
+    /// Its recipe, or why it is in high precision.
+    pub policy: String,
+    /// Whether it is to run in FP8.
+    pub is_float8: bool,
+    /// y = x · w
+    pub fprop: GemmReport,
+    /// dx = dy · wᵀ
+    pub dgrad: GemmReport,
+    /// dw = xᵀ · dy
+    pub wgrad: GemmReport,
+    /// Passes that cast x, w and dy on behalf of this layer; copies shared with another layer count there.
+    pub casts: [u64; 3],
+    /// FP8 copies alive now that were made on behalf of this layer.
+    pub live_copies: u64,
+    /// Bytes of their codes and scales.
+    pub live_bytes: u64,
+    /// Calls of `Tensor::matmul` on the weight in high precision.
+    pub weight_matmuls: u64,
+    /// Where statistics have moved the layer, if they have.
+    pub fallback: Option<Fallback>,
+}
+
+/// Every linear of a model, in the order of the module tree, then the device's untagged linears if there were calls.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// The linears.
+    pub layers: Vec<LayerReport>,
+}
+
+/// GEMM calls by path, summed over a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct GemmTotals {
+    /// On FP8 tensor cores.
+    pub native: u64,
+    /// In FP8 numerics without FP8 tensor cores.
+    pub emulated: u64,
+    /// In the tensors' own precision.
+    pub high_precision: u64,
+}
+
+impl core::iter::Sum for GemmTotals {
+    fn sum<I: Iterator<Item = Self>>(totals: I) -> Self {
+        totals.fold(Self::default(), |sum, t| Self {
+            native: sum.native + t.native,
+            emulated: sum.emulated + t.emulated,
+            high_precision: sum.high_precision + t.high_precision,
+        })
+    }
+}
+
+impl core::fmt::Display for GemmTotals {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Self { native, emulated, high_precision } = self;
+        write!(f, "GEMMs: {native} in FP8, {emulated} in FP8 emulated, {high_precision} in high precision")
+    }
+}
+
+/// What each linear of `model` did since it was tagged. The last row, where there is one, stands for linears of any
+/// model on the same device whose weights carry no tag, since a configuration was last applied there. A weight that was
+/// sliced, or rebuilt from data, has lost its tag. Waits for the device, to read amaxes and statistics.
+pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
+    register::<B>();
+    let (mut layers, mut untagged): (Vec<Arc<Layer>>, Vec<Arc<Layer>>) = (vec![], vec![]);
+    for FoundLinear { device, tag, .. } in linears::<B, M>(model, None) {
+        let of_device = B::untagged_layer(&device);
+        if !untagged.iter().any(|l| Arc::ptr_eq(l, &of_device)) {
+            untagged.push(of_device);
+        }
+        if let Some(Tag { layer, .. }) = tag {
+            if layer.conversion().config().statistics.is_some() {
+                DeviceState::<B::Inner>::of(&layer, &B::inner_device(&device)).lock().samples.read();
+            }
+            layers.push(layer);
+        }
+    }
+    untagged.retain(|l| Gemm::ALL.iter().any(|g| l.calls(*g) != [0; 3]));
+    Report { layers: layers.iter().chain(&untagged).map(|l| LayerReport::new(l)).collect() }
+}
+
+impl LayerReport {
+    fn new(layer: &Layer) -> Self {
+        let gemm = |gemm: Gemm| {
+            let [native, emulated, high_precision] = layer.calls(gemm);
+            let last = layer.last(gemm);
+            let (path, operands) = last.float8.map(|(path, operands)| (path.to_string(), operands)).unzip();
+            let [reason, unrequested] = [last.reason, last.unrequested].map(|r| r.map(|r| r.to_string()));
+            let operands = [0, 1].map(|i| {
+                let operand = gemm.operands()[i];
+                let last = operands.as_ref().map(|operands| &operands[i]);
+                let (amax, scale) = last.map_or((None, None), |last| {
+                    let (observed, scaling) = last.amaxes.read();
+                    let scale = reference::amax_to_scale(scaling, last.cast.format, last.cast.scale_mode);
+                    (observed, Some(scale.get()))
+                });
+                let (role, size, health) = (operand.role.name(), last.map(|last| last.size), layer.sampled(operand));
+                OperandReport { role, size, amax, scale, health }
+            });
+            GemmReport { native, emulated, high_precision, path, operands, reason, unrequested }
+        };
+        let policy = layer.active();
+        Self {
+            name: layer.name().into(),
+            policy: policy.to_string(),
+            is_float8: matches!(policy.as_ref(), Policy::Float8(_)),
+            fprop: gemm(Gemm::Fprop),
+            dgrad: gemm(Gemm::Dgrad),
+            wgrad: gemm(Gemm::Wgrad),
+            casts: Role::ALL.map(|role| layer.casts(role)),
+            live_copies: layer.live_copies(),
+            live_bytes: layer.live_bytes(),
+            weight_matmuls: layer.weight_matmuls(),
+            fallback: layer.fallback(),
+        }
+    }
+
+    /// The three GEMMs.
+    pub fn gemms(&self) -> [(Gemm, &GemmReport); 3] {
+        [(Gemm::Fprop, &self.fprop), (Gemm::Dgrad, &self.dgrad), (Gemm::Wgrad, &self.wgrad)]
+    }
+
+    /// Calls of all three GEMMs.
+    pub fn totals(&self) -> GemmTotals {
+        let totals =
+            |g: &GemmReport| GemmTotals { native: g.native, emulated: g.emulated, high_precision: g.high_precision };
+        self.gemms().into_iter().map(|(_, g)| totals(g)).sum()
+    }
+}
+
+impl Report {
+    /// Calls of all GEMMs of all linears.
+    pub fn totals(&self) -> GemmTotals {
+        self.layers.iter().map(LayerReport::totals).sum()
+    }
+
+    /// Whether every linear that was to run in FP8 did. At the end of a run this finds what `strict` cannot: layers that were
+    /// never called.
+    ///
+    /// # Errors
+    ///
+    /// The first layer that did not: [`Float8Error::UnrequestedHighPrecision`], [`NeverCalled`](Float8Error::NeverCalled),
+    /// [`UntaggedCalls`](Float8Error::UntaggedCalls) for linears without a layer about which no configuration says anything.
+    pub fn verify(&self) -> Result<(), Float8Error> {
+        let (untagged, layers): (Vec<_>, Vec<_>) = self.layers.iter().partition(|layer| layer.name == UNTAGGED_NAME);
+        for layer in &layers {
+            for (gemm, calls) in layer.gemms() {
+                if let Some(reason) = calls.unrequested.clone() {
+                    return Err(Float8Error::UnrequestedHighPrecision { layer: layer.name.clone(), gemm, reason });
+                }
+            }
+        }
+        for layer in untagged {
+            let calls = layer.gemms().iter().filter(|(_, g)| g.unrequested.is_some()).map(|(_, g)| g.high_precision).sum();
+            if calls > 0 {
+                return Err(Float8Error::UntaggedCalls { calls });
+            }
+        }
+        for layer in layers {
+            if layer.is_float8 && layer.totals() == GemmTotals::default() {
+                let (layer, weight_matmuls) = (layer.name.clone(), layer.weight_matmuls);
+                return Err(Float8Error::NeverCalled { layer, weight_matmuls });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,90 @@
+//! [`PrecisionSchedule`]: high precision at the beginning and end of a run, FP8 between, in one run.
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+
+use crate::error::Float8Error;
+
+/// A part of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected a whole number of steps or a fraction from 0 to 1")]
+pub enum Span {
+    /// Optimizer steps: a whole number in a file.
+    Steps(u64),
+    /// A share of all steps, 0 to 1, rounded to the nearest step: a number with a point in a file.
+    Fraction(f64),
+}
+
+impl Default for Span {
+    fn default() -> Self {
+        Self::Steps(0)
+    }
+}
+
+impl Span {
+    fn steps(self, total: u64) -> u64 {
+        match self {
+            Self::Steps(steps) => steps,
+            Self::Fraction(share) => (share * total as f64).round() as u64,
+        }
+    }
+}
+
+/// High precision, then FP8, then high precision again. Nothing is rebuilt at a switch: parameters, optimizer state and
+/// amax histories stay as they are, so that the first FP8 step is that of an FP8 run from the same state, bit for bit.
+///
+/// ```
+/// use burn_float8::{PrecisionSchedule, Span};
+///
+/// let schedule = PrecisionSchedule::new(Span::Steps(100), Span::Fraction(0.1))?;
+/// assert!(!schedule.is_float8(99, 1000));
+/// assert!(schedule.is_float8(100, 1000) && schedule.is_float8(899, 1000));
+/// assert!(!schedule.is_float8(900, 1000));
+/// # Ok::<(), burn_float8::Float8Error>(())
+/// ```
+///
+/// Before each step, call [`set_float8_enabled`](crate::set_float8_enabled) with what [`is_float8`](Self::is_float8) says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(remote = "Self", deny_unknown_fields, default)]
+pub struct PrecisionSchedule {
+    warmup: Span,
+    cooldown: Span,
+}
+
+impl Serialize for PrecisionSchedule {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        Self::serialize(self, s)
+    }
+}
+
+impl<'de> Deserialize<'de> for PrecisionSchedule {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let Self { warmup, cooldown } = Self::deserialize(d)?;
+        Self::new(warmup, cooldown).map_err(D::Error::custom)
+    }
+}
+
+impl PrecisionSchedule {
+    /// High precision for the first `warmup` and the last `cooldown` of the steps.
+    ///
+    /// # Errors
+    ///
+    /// [`Float8Error::Schedule`] for a fraction outside 0 to 1.
+    pub fn new(warmup: Span, cooldown: Span) -> Result<Self, Float8Error> {
+        for (field, span) in [("schedule.warmup", warmup), ("schedule.cooldown", cooldown)] {
+            if let Span::Fraction(share) = span
+                && !(0.0..=1.0).contains(&share)
+            {
+                return Err(Float8Error::Schedule {
+                    field,
+                    value: share.to_string(),
+                    range: "a whole number of steps or a fraction from 0 to 1",
+                });
+            }
+        }
+        Ok(Self { warmup, cooldown })
+    }
+
+    /// Whether step `step`, counted from 0, of `total` runs in FP8.
+    pub fn is_float8(&self, step: u64, total: u64) -> bool {
+        step >= self.warmup.steps(total) && step < total.saturating_sub(self.cooldown.steps(total))
+    }
+}

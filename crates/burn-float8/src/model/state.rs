@@ -1,0 +1,253 @@
+//! [`Float8State`]: what a run must save so that it continues with the same losses: amax histories and fallbacks.
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::record::{PrecisionSettings, Record};
+use burn::tensor::backend::Backend;
+use serde::{Deserialize, Serialize};
+
+use super::walk::linears;
+use crate::config::{DelayedScaling, Float8LinearConfig, Policy, ScalingType};
+use crate::error::Float8Error;
+use crate::layer::{Fallback, Layer};
+use crate::nn::register;
+use crate::stack::Float8Stack;
+use crate::step::{AmaxState, DeviceState};
+use crate::terms::{ContractionAxis, Operand, Role};
+
+/// The state of a model's converted linears: what their casts depend on besides the tensors.
+///
+/// Without statistics, of no consequence for recipes but `delayed`. Export it between two optimizer steps, with the
+/// parameters and the optimizer's record. Restore it after
+/// [`Float8Config::apply`](crate::Float8Config::apply) with the same configuration and after loading the parameters, into
+/// a new model or into the running one: it replaces what is there. [`Float8StateModule`](crate::Float8StateModule) makes it a part
+/// of the model's record.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Float8State {
+    /// Optimizer steps begun: decides which steps are sampled.
+    pub step: u64,
+    /// Whether a linear has read the parameters as they are, in an evaluation: the step that they belong to has begun.
+    pub has_begun: bool,
+    /// By the linear's path in the module tree; linears without a state are left out.
+    pub layers: BTreeMap<String, LayerState>,
+}
+
+/// The state of one linear.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LayerState {
+    /// Where the layer was moved, if it was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fallback: Option<Fallback>,
+    /// What its histories were made with; absent without any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub delayed_scaling: Option<DelayedScaling>,
+    /// Its amax history as x.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub input: Option<AmaxState>,
+    /// That of w.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight: Option<AmaxState>,
+    /// That of dy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grad_output: Option<AmaxState>,
+}
+
+impl LayerState {
+    fn amaxes(&self) -> [(Role, &Option<AmaxState>); 3] {
+        [(Role::Input, &self.input), (Role::Weight, &self.weight), (Role::GradOutput, &self.grad_output)]
+    }
+}
+
+impl<B: Backend> Record<B> for Float8State {
+    type Item<S: PrecisionSettings> = Self;
+
+    fn into_item<S: PrecisionSettings>(self) -> Self {
+        self
+    }
+
+    fn from_item<S: PrecisionSettings>(item: Self, _: &B::Device) -> Self {
+        item
+    }
+}
+
+/// The converted linears of a model: their paths, and the shares of their conversions in their devices.
+pub(super) struct Converted<B: Float8Stack>(Vec<Found<B>>);
+
+struct Found<B: Float8Stack> {
+    path: String,
+    layer: Arc<Layer>,
+    state: Arc<DeviceState<B::Inner>>,
+    device: B::Device,
+}
+
+impl<B: Float8Stack> Converted<B> {
+    pub(super) fn of<M: Module<B>>(model: &M) -> Self {
+        register::<B>();
+        let found = linears::<B, M>(model, None).into_iter().filter_map(|linear| {
+            let (layer, device) = (linear.tag?.layer, linear.device);
+            let state = DeviceState::of(&layer, &B::inner_device(&device));
+            Some(Found { path: linear.info.name, layer, state, device })
+        });
+        Self(found.collect())
+    }
+
+    /// The share of each conversion in each device once.
+    fn states(&self) -> Vec<Arc<DeviceState<B::Inner>>> {
+        let mut states: Vec<Arc<DeviceState<B::Inner>>> = vec![];
+        for Found { state, .. } in &self.0 {
+            if !states.iter().any(|known| Arc::ptr_eq(known, state)) {
+                states.push(state.clone());
+            }
+        }
+        states
+    }
+
+    /// Waits for the device.
+    pub(super) fn export(&self) -> Float8State {
+        let mut exported = Float8State { has_begun: !self.0.is_empty(), ..Float8State::default() };
+        for state in self.states() {
+            let own = || self.0.iter().filter(|found| Arc::ptr_eq(&found.state, &state));
+            let has_begun = own().all(|found| found.layer.built_at() <= state.begun_at());
+            let mut step = state.lock();
+            exported.step = exported.step.max(step.number);
+            exported.has_begun &= has_begun;
+            if !has_begun {
+                // The last step is over, so what its samples say holds.
+                step.samples.resolve();
+            }
+            let mut histories = step.histories.export();
+            for Found { path, layer, .. } in own() {
+                let Some((scaling, mut amaxes)) = histories.remove(layer.name()) else { continue };
+                let state = exported.layers.entry(path.clone()).or_default();
+                state.delayed_scaling = Some(scaling);
+                state.input = amaxes.remove(&Role::Input);
+                state.weight = amaxes.remove(&Role::Weight);
+                state.grad_output = amaxes.remove(&Role::GradOutput);
+            }
+        }
+        for Found { path, layer, .. } in &self.0 {
+            if let Some(fallback) = layer.fallback() {
+                exported.layers.entry(path.clone()).or_default().fallback = Some(fallback);
+            }
+        }
+        exported
+    }
+
+    pub(super) fn restore(&self, saved: &Float8State) -> Result<(), Float8Error> {
+        let by_path = |path: &str| self.0.iter().find(|found| found.path == path);
+        for (path, state) in &saved.layers {
+            let found = by_path(path).ok_or_else(|| Float8Error::StateLayer { layer: path.clone() })?;
+            state.check(path, &found.layer.configured())?;
+        }
+        self.states().iter().for_each(|state| state.reset(saved.step, saved.has_begun));
+        for Found { layer, .. } in &self.0 {
+            layer.configure(Policy::clone(&layer.configured()));
+        }
+        // Casts that have a row of the history first: those without come after them there.
+        let restored = [true, false].into_iter().flat_map(|has_ended| saved.layers.iter().map(move |l| (has_ended, l)));
+        for (has_ended, (path, saved)) in restored {
+            let Some(Found { layer, state, device, .. }) = by_path(path) else { continue };
+            if let (Policy::Float8(config), Some(scaling)) = (layer.configured().as_ref(), saved.delayed_scaling) {
+                let device = B::inner_device(device);
+                let mut step = state.lock();
+                for (role, amax) in saved.amaxes() {
+                    if let Some(amax) = amax.as_ref().filter(|amax| amax.scaling_amax.is_some() == has_ended) {
+                        let initial = initial_amax(config, role);
+                        step.histories.restore(layer.name(), role, scaling, amax, initial, &device);
+                    }
+                }
+            }
+            if let Some(fallback) = &saved.fallback {
+                layer.fall_back(fallback.clone());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Float8State {
+    /// The state of `model`. Waits for the device.
+    pub fn export<B: Float8Stack, M: Module<B>>(model: &M) -> Self {
+        Converted::<B>::of(model).export()
+    }
+
+    /// Puts the state back into a model to which the same configuration was applied.
+    ///
+    /// # Errors
+    ///
+    /// [`Float8Error::StateLayer`] and [`Float8Error::StateMismatch`]; nothing is changed then.
+    pub fn restore<B: Float8Stack, M: Module<B>>(&self, model: &M) -> Result<(), Float8Error> {
+        Converted::<B>::of(model).restore(self)
+    }
+}
+
+/// Both copies of an operand.
+fn copies(role: Role) -> [Operand; 2] {
+    [ContractionAxis::Last, ContractionAxis::Leading].map(|axis| Operand { role, axis })
+}
+
+/// An amax whose scale is 1.
+fn initial_amax(config: &Float8LinearConfig, role: Role) -> f32 {
+    let casts = copies(role).map(|operand| config.casts().of(operand));
+    casts.iter().find(|cast| !cast.is_disabled()).unwrap_or(&casts[0]).target_dtype.max()
+}
+
+/// Whether a cast of this role has a history.
+fn is_delayed(config: &Float8LinearConfig, role: Role) -> bool {
+    copies(role).iter().any(|operand| config.casts().of(*operand).scaling_type == ScalingType::Delayed)
+}
+
+impl LayerState {
+    fn check(&self, path: &str, configured: &Policy) -> Result<(), Float8Error> {
+        let mismatch = |what: String| Err(Float8Error::StateMismatch { layer: path.into(), what });
+        if self.fallback.is_some() && matches!(configured, Policy::HighPrecision(_)) {
+            return mismatch("it fell back, and the configuration keeps it in high precision anyway".into());
+        }
+        for (role, amax) in self.amaxes() {
+            let Some(AmaxState { history, scaling_amax, .. }) = amax else { continue };
+            let role_name = role.name();
+            let config = match configured {
+                Policy::Float8(config) if is_delayed(config, role) => config,
+                policy => {
+                    return mismatch(format!(
+                        "it has an amax history of {role_name}, the configuration none: {policy}"
+                    ));
+                }
+            };
+            let expected = config.delayed_scaling();
+            if self.delayed_scaling != Some(expected) {
+                let has = self.delayed_scaling;
+                return mismatch(format!("its history was made with {has:?}, the configuration says {expected:?}"));
+            }
+            let len = if scaling_amax.is_some() { expected.amax_history_len } else { 0 };
+            if history.len() != len {
+                let has = history.len();
+                return mismatch(format!("its history of {role_name} holds {has} steps, not {len}"));
+            }
+            let amaxes = history.iter().map(|bits| (f32::from_bits(*bits), 0.0));
+            let scaling = scaling_amax.iter().map(|bits| (f32::from_bits(*bits), f32::MIN_POSITIVE));
+            for (value, least) in amaxes.chain(scaling) {
+                if !(least..=f32::MAX).contains(&value) {
+                    return mismatch(format!("an amax of {role_name} is {value}"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Begins an optimizer step, and from now on only this does so for the model and all that share its layers.
+///
+/// Steps begin by themselves where linears read parameters: the first that was built since the last step began is the sign, if
+/// backward has come through the model since then. If a model computes weights in its forward pass from other tensors (weight
+/// norm, merged LoRA) and accumulates gradients over several backward passes, each of them would look like a step to delayed
+/// scaling and to sampled statistics: call this once before each step then. A weight that is only cast, transposed or multiplied
+/// by a number needs no call.
+pub fn begin_float8_step<B: Float8Stack, M: Module<B>>(model: &M) {
+    let converted = Converted::<B>::of(model);
+    converted.0.iter().for_each(|found| found.layer.conversion().set_manual_steps());
+    converted.states().iter().for_each(|state| state.begin());
+}

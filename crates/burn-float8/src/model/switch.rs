@@ -1,0 +1,39 @@
+//! FP8 on and off for a model or a part of it.
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{Tensor, TensorPrimitive};
+
+use super::walk::linears;
+use crate::layer::Tag;
+use crate::stack::Float8Stack;
+
+/// Switches FP8 on or off for the converted linears of a model or of a part of it, and for those that share their layers:
+/// clones, `valid()` copies, replicas. The report gives the reason `precision schedule`; strict mode does not mind.
+pub fn set_float8_enabled<B: Float8Stack, M: Module<B>>(model: &M, enabled: bool) {
+    for linear in linears::<B, M>(model, None) {
+        if let Some(tag) = linear.tag {
+            tag.layer.set_enabled(enabled);
+        }
+    }
+}
+
+/// A copy of a model or of a part of it whose linears run in high precision, forward and backward, while those that share their
+/// layers run as before: `without_float8(model.valid())` evaluates in high precision. What is loaded into it later, as what an
+/// optimizer makes of it, stays without FP8 until a configuration is applied.
+pub fn without_float8<B: Float8Stack, M: Module<B>>(model: M) -> M {
+    struct Off;
+    impl<B: Float8Stack> ModuleMapper<B> for Off {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+            let off = |t: Tensor<B, D>| match t.into_primitive() {
+                TensorPrimitive::Float(t) => Tensor::from_primitive(TensorPrimitive::Float(match B::tag(&t) {
+                    Some(tag) => B::with_tag(t, Tag { enabled: false, ..tag }),
+                    None => t,
+                })),
+                quantized => Tensor::from_primitive(quantized),
+            };
+            let (id, tensor, mapper) = param.consume();
+            let own = mapper.clone();
+            Param::from_mapped_value(id, off(tensor), mapper).load_mapper(move |t| off(own.on_load(t)))
+        }
+    }
+    model.map(&mut Off)
+}

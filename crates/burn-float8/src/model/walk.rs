@@ -1,0 +1,85 @@
+//! The linears of a model, by their paths in the module tree.
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Tensor, TensorPrimitive};
+
+use crate::config::{Float8Config, LinearInfo};
+use crate::layer::Tag;
+use crate::stack::Float8Stack;
+
+/// Whether a parameter is the weight of a linear: of a `Linear`, a `GroupedLinear`, or one of the configuration's own types.
+fn is_weight(config: &Float8Config, container: &str, field: &str, rank: usize) -> bool {
+    let module = container.trim_start_matches("Struct:");
+    let is_own = || config.module_types().is_ok_and(|types| types.contains(&(module, field)));
+    match (module, field, rank) {
+        ("Linear", "weight", 2) | ("GroupedLinear", "weight", 3) => true,
+        (_, _, 2) => is_own(),
+        _ => false,
+    }
+}
+
+/// The path while walking a model.
+#[derive(Default)]
+pub(super) struct Path(Vec<(String, String)>);
+
+impl Path {
+    pub(super) fn enter(&mut self, name: &str, container: &str) {
+        self.0.push((name.into(), container.into()));
+    }
+
+    pub(super) fn exit(&mut self) {
+        self.0.pop();
+    }
+
+    /// The name of the linear whose weight the walk is at.
+    pub(super) fn linear_weight(&self, rank: usize, config: &Float8Config) -> Option<String> {
+        let ((field, container), parents) = self.0.split_last()?;
+        let names: Vec<_> = parents.iter().map(|(name, _)| name.as_str()).collect();
+        // A bare `Linear` has no path.
+        let name = || if names.is_empty() { "linear".into() } else { names.join(".") };
+        is_weight(config, container, field, rank).then(name)
+    }
+}
+
+/// A linear of a model.
+pub(super) struct FoundLinear<B: Float8Stack> {
+    pub(super) info: LinearInfo,
+    pub(super) device: B::Device,
+    /// Of its weight, once a configuration was applied.
+    pub(super) tag: Option<Tag>,
+    /// Whether the weight is a quantized tensor, which no FP8 linear reads.
+    pub(super) is_quantized: bool,
+}
+
+/// The linears of a model in the order of the walk, by the custom types of this configuration, or else by those of the
+/// configuration that was applied to each.
+pub(super) fn linears<B: Float8Stack, M: Module<B>>(model: &M, config: Option<&Float8Config>) -> Vec<FoundLinear<B>> {
+    struct Walk<'a, B: Float8Stack>(Path, Option<&'a Float8Config>, Vec<FoundLinear<B>>);
+    impl<B: Float8Stack> ModuleVisitor<B> for Walk<'_, B> {
+        fn enter_module(&mut self, name: &str, container: &str) {
+            self.0.enter(name, container);
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.0.exit();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            if D < 2 {
+                return;
+            }
+            let weight = param.val();
+            let (dims, device) = (weight.dims(), weight.device());
+            let (tag, is_quantized) = match weight.into_primitive() {
+                TensorPrimitive::Float(weight) => (B::tag(&weight), false),
+                TensorPrimitive::QFloat(_) => (None, true),
+            };
+            let applied = tag.as_ref().map(|tag| tag.layer.conversion());
+            let fallback = Float8Config::default();
+            let config = self.1.or(applied.as_ref().map(|applied| applied.config())).unwrap_or(&fallback);
+            let Some(name) = self.0.linear_weight(D, config) else { return };
+            let info = LinearInfo { name, k: dims[D - 2], n: dims[D - 1] };
+            self.2.push(FoundLinear { info, device, tag, is_quantized });
+        }
+    }
+    let mut walk = Walk(Path::default(), config, vec![]);
+    Module::<B>::visit(model, &mut walk);
+    walk.2
+}

@@ -1,0 +1,74 @@
+//! `Tensor::matmul` where a linear's weight is involved: in FP8 if the layer's configuration says so, else noted.
+//!
+//! Burn differentiates a matmul by two more of them, and these are the GEMMs of a linear:
+//!
+//! ```text
+//! y  = x · w         w a weight                        fprop
+//! dx = dy · wᵀ       the transpose of that weight      dgrad
+//! dw = xᵀ · dy       the transpose of an x that it read wgrad
+//! ```
+use burn_backend::TensorMetadata;
+use burn_backend::tensor::FloatTensor;
+
+use super::linear;
+use crate::backend::Float8Backend;
+use crate::layer::Layer;
+use crate::tensor::{Float8Tensor, Fp8Cache};
+
+pub(super) fn matmul<B: Float8Backend>(lhs: Float8Tensor<B>, rhs: Float8Tensor<B>) -> Float8Tensor<B> {
+    if lhs.rank() == 2 && rhs.rank() == 2 {
+        let (l, r) = (lhs.shape(), rhs.shape());
+        if let Some(w) = rhs.transpose_of().filter(|w| is_weight(w) && l[1] == r[0]) {
+            return linear::dgrad(w.clone(), lhs);
+        }
+        if let Some(x) = lhs.transpose_of().filter(|x| l[1] == r[0] && wants_wgrad(x, [l[0], r[1]])) {
+            return linear::wgrad(x.clone(), rhs);
+        }
+        if rhs.transpose_of().is_none() && rhs.layer().is_some_and(|layer| has_matmul(layer)) {
+            return linear::forward(lhs, rhs, None);
+        }
+    }
+    for layer in [lhs.layer(), rhs.layer()].into_iter().flatten() {
+        layer.count_weight_matmul();
+    }
+    Float8Tensor::new(B::float_matmul(lhs.into_full(), rhs.into_full()))
+}
+
+pub(super) fn transpose<B: Float8Backend>(t: Float8Tensor<B>) -> Float8Tensor<B> {
+    transposed(t, B::float_transpose)
+}
+
+pub(super) fn swap_dims<B: Float8Backend>(t: Float8Tensor<B>, dim1: usize, dim2: usize) -> Float8Tensor<B> {
+    transposed(t, |t| B::float_swap_dims(t, dim1, dim2))
+}
+
+/// The result of swapping axes, which remembers `t` where a matmul in FP8 may want it.
+fn transposed<B: Float8Backend>(
+    t: Float8Tensor<B>,
+    swap: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
+) -> Float8Tensor<B> {
+    let is_input = |cache: &Fp8Cache<B>| cache.with_uses(|uses| uses.iter().any(|used| has_matmul(&used.layer)));
+    if t.rank() == 2 && (is_weight(&t) || t.known_cache().is_some_and(is_input)) {
+        return Float8Tensor::transposed(swap(t.full().clone()), t);
+    }
+    let mark = t.mark().cloned();
+    Float8Tensor::new(swap(t.into_full())).with_mark(mark)
+}
+
+/// Whether fprop has read this as a weight whose matmuls run in FP8.
+fn is_weight<B: Float8Backend>(w: &Float8Tensor<B>) -> bool {
+    w.layer().is_some_and(|layer| has_matmul(layer)) && w.known_cache().is_some_and(|cache| cache.is_weight())
+}
+
+/// Whether a weight of this shape, whose matmuls run in FP8, has read x and waits for its gradient.
+fn wants_wgrad<B: Float8Backend>(x: &Float8Tensor<B>, weight_shape: [usize; 2]) -> bool {
+    x.known_cache().is_some_and(|cache| {
+        cache.with_uses(|uses| {
+            uses.iter().any(|u| u.pending && u.weight_shape == weight_shape && has_matmul(&u.layer))
+        })
+    })
+}
+
+fn has_matmul(layer: &Layer) -> bool {
+    layer.float8_config().is_some_and(|config| config.matmul())
+}

@@ -1,0 +1,108 @@
+//! A device's optimizer step, the amax histories and the statistics of the step, for the layers of one conversion.
+//!
+//! A step begins when a linear meets a weight that was built since the last step began, and backward has come through a layer
+//! since then: optimizers build new tensors after a backward pass, and all linears of a step, over all micro-batches, read the
+//! same ones. Weights that are computed in forward are new every time, but only the first of them follows a backward pass. So
+//! nothing has to call a `step` function, unless weights are computed in forward and gradients accumulated
+//! ([`begin_float8_step`](crate::begin_float8_step)).
+mod delayed;
+mod samples;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use burn_backend::DeviceOps;
+use burn_backend::tensor::Device;
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::backend::Float8Backend;
+use crate::layer::{Layer, Tag, now};
+pub use delayed::AmaxState;
+pub(crate) use delayed::{Histories, Observation};
+pub(crate) use samples::{Sample, Samples};
+
+/// What the layers of one conversion share on one device.
+pub(crate) struct DeviceState<B: Float8Backend> {
+    /// The newest stamp when the last step began.
+    begun_at: AtomicU64,
+    /// Whether backward has come through a layer since then.
+    has_backward: AtomicBool,
+    step: Mutex<Step<B>>,
+}
+
+/// The step under way.
+pub(crate) struct Step<B: Float8Backend> {
+    /// Optimizer steps begun.
+    pub(crate) number: u64,
+    pub(crate) histories: Histories<B>,
+    pub(crate) samples: Samples<B>,
+}
+
+impl<B: Float8Backend> Default for DeviceState<B> {
+    fn default() -> Self {
+        let step = Step { number: 0, histories: Histories::default(), samples: Samples::default() };
+        // The first weight that a linear meets begins the first step.
+        Self { begun_at: AtomicU64::new(0), has_backward: AtomicBool::new(true), step: Mutex::new(step) }
+    }
+}
+
+impl<B: Float8Backend> DeviceState<B> {
+    /// The share of a layer's conversion in this device.
+    pub(crate) fn of(layer: &Layer, device: &Device<B>) -> Arc<Self> {
+        layer.conversion().state(device.id())
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Step<B>> {
+        self.step.lock()
+    }
+
+    /// The newest stamp when the last step began.
+    pub(crate) fn begun_at(&self) -> u64 {
+        self.begun_at.load(Relaxed)
+    }
+
+    /// Ends a step and begins the next.
+    pub(crate) fn begin(&self) {
+        self.begin_locked(&mut self.lock());
+    }
+
+    fn begin_locked(&self, step: &mut Step<B>) {
+        step.histories.update();
+        step.samples.resolve();
+        step.number = step.number.saturating_add(1);
+        self.begun_at.store(now(), Relaxed);
+        self.has_backward.store(false, Relaxed);
+    }
+
+    /// Puts the device back to where a run was saved: `has_begun` if the parameters' step had begun.
+    pub(crate) fn reset(&self, number: u64, has_begun: bool) {
+        let mut step = self.lock();
+        step.histories = Histories::default();
+        step.samples = Samples::default();
+        step.number = number;
+        self.begun_at.store(if has_begun { now() } else { 0 }, Relaxed);
+        self.has_backward.store(!has_begun, Relaxed);
+    }
+
+    fn ends_before(&self, stamp: u64) -> bool {
+        stamp > self.begun_at() && self.has_backward.load(Relaxed)
+    }
+}
+
+/// Notes that fprop reads a weight, which may be the first that an optimizer step has built.
+pub(crate) fn on_weight_read<B: Float8Backend>(tag: &Tag, device: &Device<B>) {
+    let conversion = tag.layer.conversion();
+    let state = conversion.state::<DeviceState<B>>(device.id());
+    if state.ends_before(tag.stamp) && !conversion.has_manual_steps() {
+        let mut step = state.lock();
+        // Another thread may have begun it.
+        if state.ends_before(tag.stamp) {
+            state.begin_locked(&mut step);
+        }
+    }
+}
+
+/// Notes that backward has come to a layer.
+pub(crate) fn on_backward<B: Float8Backend>(layer: &Layer, device: &Device<B>) {
+    DeviceState::<B>::of(layer, device).has_backward.store(true, Relaxed);
+}

@@ -1,0 +1,246 @@
+//! Casts: the copy of a tensor that a GEMM reads, made when no clone of the tensor has one.
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use burn_backend::tensor::FloatTensor;
+use float8_kernels::Orientation;
+
+use super::cache::{CastKey, CastResult, CopyKey, Entries, Fp8Copy, Held, Layout};
+use super::{Float8Tensor, recent};
+use crate::backend::{Float8Backend, Quantized, ScaleFrom};
+use crate::config::{Float8LinearConfig, ScalingType};
+use crate::layer::Layer;
+use crate::step::{DeviceState, Observation};
+use crate::terms::{ContractionAxis, Operand, Role};
+
+/// Which cast of a tensor, and for whom.
+#[derive(Clone, Copy)]
+pub(crate) struct CastRequest<'a> {
+    pub(crate) operand: Operand,
+    pub(crate) layer: &'a Arc<Layer>,
+    pub(crate) config: &'a Float8LinearConfig,
+    pub(crate) in_forward: bool,
+}
+
+/// As which matrix a tensor is cast: its own, or one that is computed from it when it is needed.
+pub(crate) enum View<'a, B: Float8Backend> {
+    /// The tensor, in both orientations where that saves a pass.
+    Own,
+    /// This matrix, in the orientation that is asked for.
+    Computed(Layout, &'a dyn Fn() -> FloatTensor<B>),
+}
+
+impl<B: Float8Backend> Clone for View<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Float8Backend> Copy for View<'_, B> {}
+
+impl<B: Float8Backend> View<'_, B> {
+    pub(super) fn of(&self, t: &Float8Tensor<B>) -> FloatTensor<B> {
+        match self {
+            Self::Own => t.full().clone(),
+            Self::Computed(_, compute) => compute(),
+        }
+    }
+
+    pub(super) fn layout(&self) -> Layout {
+        match self {
+            Self::Own => Layout::Matrix,
+            Self::Computed(layout, _) => *layout,
+        }
+    }
+}
+
+/// The copy of `t` that a GEMM reads, made now if no clone of `t` has one. Amaxes that backward reads count in their histories;
+/// those of forward once backward follows ([`confirm`]).
+pub(crate) fn fp8_copy<B: Float8Backend>(
+    t: &Float8Tensor<B>,
+    view: View<'_, B>,
+    request: CastRequest<'_>,
+) -> Arc<Fp8Copy<B>> {
+    let CastRequest { operand, layer, in_forward, .. } = request;
+    let key = CopyKey { cast: request.key(), layout: view.layout(), operand };
+    // The lock is held while casting, so that threads which race for the same tensor cast it once.
+    let mut entries = t.cache().lock();
+    entries.copies.retain(|(_, held)| !matches!(held, Held::Weak(weak) if weak.strong_count() == 0));
+    let copy = match entries.find(key) {
+        Some(copy) => copy,
+        None => entries.make(t, view, request),
+    };
+    drop(entries);
+    if let Some(observation) = &copy.result.observation {
+        if in_forward {
+            layer.set_history_owner(operand.role, &observation.layer);
+        } else {
+            observation.confirm();
+        }
+    }
+    copy
+}
+
+/// Backward has come to `t`, which fprop read as this operand of a layer: what its cast found out counts.
+pub(crate) fn confirm<B: Float8Backend>(t: &Float8Tensor<B>, config: &Float8LinearConfig, operand: Operand) {
+    if let Some(observation) = observation(t, config, operand) {
+        observation.confirm();
+    }
+}
+
+/// What the cast of an operand has to tell its history.
+pub(crate) fn observation<B: Float8Backend>(
+    t: &Float8Tensor<B>,
+    config: &Float8LinearConfig,
+    operand: Operand,
+) -> Option<Arc<Observation<B>>> {
+    let key = cast_key(config, operand);
+    key.delayed?;
+    t.known_cache()?.lock().result(key)?.observation.clone()
+}
+
+/// `t` cast as the request says, with the scale that other copies of the cast have; nothing is kept or counted.
+pub(super) fn recast<B: Float8Backend>(
+    t: &Float8Tensor<B>,
+    view: View<'_, B>,
+    request: CastRequest<'_>,
+) -> Option<B::Operand> {
+    let key = request.key();
+    let entries = t.cache().lock();
+    if let Some(copy) = entries.find(CopyKey { cast: key, layout: view.layout(), operand: request.operand }) {
+        return Some(copy.operand.clone());
+    }
+    let known = entries.result(key).filter(|_| key.has_one_scale());
+    let scale = match (known, key.delayed) {
+        (Some(known), _) => ScaleFrom::Amax { amax: known.scaling.clone(), observe: false },
+        // Its history is not to be guessed.
+        (None, Some(_)) => return None,
+        (None, None) => ScaleFrom::Dynamic,
+    };
+    drop(entries);
+    let Quantized { rows, cols, .. } =
+        B::fp8_quantize(view.of(t), key.cast, request.operand.axis.orientation(), scale);
+    rows.or(cols)
+}
+
+fn cast_key(config: &Float8LinearConfig, operand: Operand) -> CastKey {
+    let is_delayed = config.casts().of(operand).scaling_type == ScalingType::Delayed;
+    CastKey { cast: config.kernel_cast(operand), delayed: is_delayed.then(|| config.delayed_scaling()) }
+}
+
+impl CastRequest<'_> {
+    fn key(&self) -> CastKey {
+        cast_key(self.config, self.operand)
+    }
+
+    /// Which copies one pass makes: both where the other GEMM will read the same cast.
+    fn orientation(&self) -> Orientation {
+        let Self { operand, layer, config, .. } = *self;
+        let other = operand.other();
+        let is_shared = || {
+            let casts = config.casts();
+            !casts.of(other).is_disabled() && self.key() == cast_key(config, other)
+        };
+        let both = match operand {
+            Operand::WEIGHT_T => {
+                layer.take_expects_dgrad() && !config.force_recompute_fp8_weight_in_bwd() && is_shared()
+            }
+            // wgrad comes after dgrad.
+            Operand::GRAD_OUTPUT => is_shared(),
+            _ => false,
+        };
+        if both { Orientation::Both } else { operand.axis.orientation() }
+    }
+}
+
+impl<B: Float8Backend> Entries<B> {
+    fn find(&self, key: CopyKey) -> Option<Arc<Fp8Copy<B>>> {
+        let (_, held) = self.copies.iter().find(|(k, _)| *k == key)?;
+        match held {
+            Held::Strong(copy) => Some(copy.clone()),
+            Held::Weak(weak) => weak.upgrade(),
+        }
+    }
+
+    fn result(&self, key: CastKey) -> Option<&Arc<CastResult<B>>> {
+        self.results.iter().find(|(k, _)| *k == key).map(|(_, result)| result)
+    }
+
+    /// Casts `t`, keeps the copies as the cache's module says, and returns the one that is asked for.
+    fn make(&mut self, t: &Float8Tensor<B>, view: View<'_, B>, request: CastRequest<'_>) -> Arc<Fp8Copy<B>> {
+        let CastRequest { operand, layer, config, .. } = request;
+        let orientation = match view {
+            View::Own => request.orientation(),
+            View::Computed(..) => operand.axis.orientation(),
+        };
+        layer.count_cast(operand.role);
+        let (Quantized { rows, cols, .. }, result) = self.quantize(t, view.of(t), orientation, request);
+        let cast = request.key();
+        let mut wanted = None;
+        for (axis, made) in [(ContractionAxis::Last, rows), (ContractionAxis::Leading, cols)] {
+            let Some(made) = made else { continue };
+            let copy = Fp8Copy::new(made, cast.cast, result.clone(), layer);
+            let held = match operand.role {
+                Role::Input => {
+                    recent::push(copy.clone());
+                    Held::Weak(Arc::downgrade(&copy))
+                }
+                Role::Weight if config.force_recompute_fp8_weight_in_bwd() => Held::Weak(Arc::downgrade(&copy)),
+                Role::Weight | Role::GradOutput => Held::Strong(copy.clone()),
+            };
+            self.copies.push((CopyKey { cast, layout: view.layout(), operand: Operand { axis, ..operand } }, held));
+            if axis == operand.axis {
+                wanted = Some(copy);
+            }
+        }
+        wanted.expect("fp8_quantize returns every orientation that it is asked for")
+    }
+
+    /// Casts with the scale that the tensor's copies have already, else that of its history, else that of its own amax.
+    fn quantize(
+        &mut self,
+        t: &Float8Tensor<B>,
+        full: FloatTensor<B>,
+        orientation: Orientation,
+        request: CastRequest<'_>,
+    ) -> (Quantized<B>, Arc<CastResult<B>>) {
+        let CastRequest { operand, layer, in_forward, .. } = request;
+        let key = request.key();
+        // Other granularities have other scales along the other axis.
+        let known = self.result(key).filter(|_| key.has_one_scale()).cloned();
+        if let Some(known) = known {
+            let amax = ScaleFrom::Amax { amax: known.scaling.clone(), observe: false };
+            return (B::fp8_quantize(full, key.cast, orientation, amax), known);
+        }
+        // An x that gradient checkpointing computes again belongs to the history that it had in forward.
+        let owner = || match operand.role {
+            Role::Input if !in_forward => layer.history_owner(operand.role),
+            _ => layer.name().to_string(),
+        };
+        let history = key.delayed.map(|delayed| {
+            let (state, owner) = (DeviceState::<B>::of(layer, &B::float_device(t.full())), owner());
+            let scaling = state.lock().histories.scaling_amax(&owner, operand.role, delayed);
+            (state, owner, delayed, scaling)
+        });
+        let scaling = history.as_ref().and_then(|(.., scaling)| scaling.clone());
+        let from = match &scaling {
+            // With one scale the amax is the same whatever the orientation: the first cast observes it.
+            Some(amax) => ScaleFrom::Amax { amax: amax.clone(), observe: true },
+            None => ScaleFrom::Dynamic,
+        };
+        let quantized = B::fp8_quantize(full, key.cast, orientation, from);
+        let observed = quantized.amax.clone();
+        let observation = history.map(|(state, layer, delayed, _)| {
+            let (initial, amax) = (key.cast.format.max(), observed.clone());
+            let (role, is_confirmed) = (operand.role, AtomicBool::new(false));
+            Arc::new(Observation { state, layer, role, delayed, initial, amax, is_confirmed })
+        });
+        let scaling = scaling.unwrap_or_else(|| observed.clone());
+        let result = Arc::new(CastResult { scaling, observed: Some(observed), observation });
+        match self.results.iter_mut().find(|(k, _)| *k == key) {
+            Some((_, known)) => *known = result.clone(),
+            None => self.results.push((key, result.clone())),
+        }
+        (quantized, result)
+    }
+}

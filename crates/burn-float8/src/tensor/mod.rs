@@ -1,0 +1,150 @@
+//! [`Float8Tensor`]: the inner backend's float tensor plus what only linear layers touch.
+mod cache;
+mod cast;
+mod recent;
+mod sample;
+
+use std::sync::{Arc, OnceLock};
+
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{DType, TensorMetadata};
+use burn_std::Shape;
+
+use crate::backend::Float8Backend;
+use crate::layer::{Layer, Mark, Tag};
+pub(crate) use cache::{Fp8Cache, Fp8Copy, Layout, LinearUse};
+pub(crate) use cast::{CastRequest, View, confirm, fp8_copy, observation};
+pub(crate) use recent::{clear as clear_recent, in_backward, in_forward};
+pub(crate) use sample::{is_sampled, push_sample, sample, take_sample};
+
+/// The float primitive of [`Float8<B>`](crate::Float8): the full-precision tensor, the layer it belongs to if it is a
+/// linear's weight, and the FP8 copies that all clones of it share.
+///
+/// A Burn tensor never changes its value, so a copy made once cannot go stale.
+pub struct Float8Tensor<B: Float8Backend> {
+    full: FloatTensor<B>,
+    mark: Option<Mark>,
+    /// Filled by the first linear that reads the tensor: any other tensor pays one small allocation.
+    cache: Arc<OnceLock<Box<Fp8Cache<B>>>>,
+    /// What this is the transpose of, where `Tensor::matmul` runs in FP8: its backward is given transposes.
+    transpose_of: Option<Box<Float8Tensor<B>>>,
+}
+
+impl<B: Float8Backend> Float8Tensor<B> {
+    /// Wraps a tensor that no linear has seen.
+    #[inline]
+    pub fn new(full: FloatTensor<B>) -> Self {
+        Self { full, mark: None, cache: Arc::default(), transpose_of: None }
+    }
+
+    /// The full-precision tensor.
+    #[inline]
+    pub fn full(&self) -> &FloatTensor<B> {
+        &self.full
+    }
+
+    /// The full-precision tensor, without the rest.
+    #[inline]
+    pub fn into_full(self) -> FloatTensor<B> {
+        self.full
+    }
+
+    /// The layer whose weight this is.
+    #[inline]
+    pub fn layer(&self) -> Option<&Arc<Layer>> {
+        self.tag().map(|tag| &tag.layer)
+    }
+
+    /// The same tensor as the weight of a layer that has not seen it. Copies that another layer's linears made stay with that:
+    /// a history that counts them would be the other's.
+    pub(crate) fn tagged(self, tag: Tag) -> Self {
+        Self { mark: Some(Mark::Weight(tag)), ..Self::new(self.full) }
+    }
+
+    /// The tag of a linear's weight.
+    #[inline]
+    pub(crate) fn tag(&self) -> Option<&Tag> {
+        match &self.mark {
+            Some(Mark::Weight(tag)) => Some(tag),
+            _ => None,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn mark(&self) -> Option<&Mark> {
+        self.mark.as_ref()
+    }
+
+    /// The result of an operation on marked tensors.
+    #[inline]
+    pub(crate) fn with_mark(mut self, mark: Option<Mark>) -> Self {
+        self.mark = mark;
+        self
+    }
+
+    /// The result of an operation that changes no value: everything stays.
+    #[inline]
+    pub(crate) fn map(self, f: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>) -> Self {
+        Self { full: f(self.full), ..self }
+    }
+
+    /// The transpose of `of`, whose mark it keeps.
+    pub(crate) fn transposed(full: FloatTensor<B>, of: Self) -> Self {
+        Self { mark: of.mark.clone(), transpose_of: Some(Box::new(of)), ..Self::new(full) }
+    }
+
+    pub(crate) fn transpose_of(&self) -> Option<&Self> {
+        self.transpose_of.as_deref()
+    }
+
+    /// Whether this is the weight of a linear, tagged or not.
+    pub(crate) fn is_weight(&self) -> bool {
+        self.mark.is_some() || self.cache.get().is_some_and(|cache| cache.is_weight())
+    }
+
+    pub(crate) fn cache(&self) -> &Fp8Cache<B> {
+        self.cache.get_or_init(Box::default)
+    }
+
+    /// The cache of a tensor that a linear has read.
+    pub(crate) fn known_cache(&self) -> Option<&Fp8Cache<B>> {
+        self.cache.get().map(|cache| &**cache)
+    }
+
+    /// The cache, without keeping it.
+    fn downgrade_cache(&self) -> std::sync::Weak<OnceLock<Box<Fp8Cache<B>>>> {
+        Arc::downgrade(&self.cache)
+    }
+}
+
+impl<B: Float8Backend> Clone for Float8Tensor<B> {
+    #[inline]
+    fn clone(&self) -> Self {
+        Self {
+            full: self.full.clone(),
+            mark: self.mark.clone(),
+            cache: self.cache.clone(),
+            transpose_of: self.transpose_of.clone(),
+        }
+    }
+}
+
+impl<B: Float8Backend> core::fmt::Debug for Float8Tensor<B> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.full.fmt(f)
+    }
+}
+
+impl<B: Float8Backend> TensorMetadata for Float8Tensor<B> {
+    fn dtype(&self) -> DType {
+        self.full.dtype()
+    }
+
+    fn shape(&self) -> Shape {
+        self.full.shape()
+    }
+
+    fn rank(&self) -> usize {
+        self.full.rank()
+    }
+}

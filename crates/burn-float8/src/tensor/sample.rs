@@ -1,0 +1,82 @@
+//! Statistics of an operand, taken in backward by the GEMM that is given its tensor.
+use std::sync::Arc;
+
+use burn_backend::TensorMetadata;
+
+use super::Float8Tensor;
+use super::cast::{CastRequest, View, recast};
+use crate::backend::{Float8Backend, Quantized, ScaleFrom};
+use crate::config::Float8LinearConfig;
+use crate::layer::{Layer, has_one_cast};
+use crate::step::{DeviceState, Sample};
+use crate::terms::ContractionAxis;
+
+/// Samples an operand if the layer's statistics ask for it now.
+pub(crate) fn sample<B: Float8Backend>(t: &Float8Tensor<B>, view: View<'_, B>, request: CastRequest<'_>) {
+    if let Some(sample) = take_sample(t, view, request) {
+        push_sample(&DeviceState::of(request.layer, &B::float_device(t.full())), sample);
+    }
+}
+
+/// Counts a sample in the step that it was taken in.
+pub(crate) fn push_sample<B: Float8Backend>(state: &Arc<DeviceState<B>>, sample: Sample<B>) {
+    let mut step = state.lock();
+    if sample.step == step.number {
+        step.samples.push(sample);
+    }
+}
+
+/// The statistics of an operand if it is a step for them, and neither this copy nor the other one of the same codes has been
+/// sampled in it.
+pub(crate) fn take_sample<B: Float8Backend>(
+    t: &Float8Tensor<B>,
+    view: View<'_, B>,
+    request: CastRequest<'_>,
+) -> Option<Sample<B>> {
+    let CastRequest { operand, layer, config, .. } = request;
+    let conversion = layer.conversion();
+    let statistics = conversion.config().statistics.as_ref()?;
+    if config.casts().of(operand).is_disabled() {
+        return None;
+    }
+    let number = due_step::<B>(layer, &B::float_device(t.full()), statistics.every_n_steps, |step| {
+        let has_seen = |operand| step.samples.has_seen(layer, operand);
+        !has_seen(operand) && !(has_one_cast(config, operand) && has_seen(operand.other()))
+    })?;
+    let cast = recast(t, view, request)?;
+    let full = view.of(t);
+    let transposed = operand.axis == ContractionAxis::Leading;
+    let health = |operand: &B::Operand| B::fp8_health(full.clone(), operand, transposed);
+    let mut partials = vec![(None, health(&cast))];
+    for recipe in &statistics.compare {
+        let config = Float8LinearConfig::new(*recipe);
+        if config.casts().of(operand).is_disabled() {
+            continue;
+        }
+        let (cast, orientation) = (config.kernel_cast(operand), operand.axis.orientation());
+        let Quantized { rows, cols, .. } = B::fp8_quantize(full.clone(), cast, orientation, ScaleFrom::Dynamic);
+        partials.push((Some(*recipe), health(&rows.or(cols).expect("the orientation that was asked for"))));
+    }
+    let elements = t.cache().elements(t.full().shape().num_elements());
+    Some(Sample { layer: Arc::downgrade(layer), operand, step: number, elements, partials })
+}
+
+/// Whether the operands of a layer are sampled in the step under way.
+pub(crate) fn is_sampled<B: Float8Backend>(layer: &Layer, device: &burn_backend::tensor::Device<B>) -> bool {
+    let conversion = layer.conversion();
+    let statistics = conversion.config().statistics.as_ref();
+    statistics.is_some_and(|statistics| due_step::<B>(layer, device, statistics.every_n_steps, |_| true).is_some())
+}
+
+/// The number of the step under way, if it is one of every so many and the condition holds. Steps count from 1.
+fn due_step<B: Float8Backend>(
+    layer: &Layer,
+    device: &burn_backend::tensor::Device<B>,
+    every_n_steps: u64,
+    condition: impl FnOnce(&crate::step::Step<B>) -> bool,
+) -> Option<u64> {
+    let state = DeviceState::<B>::of(layer, device);
+    let step = state.lock();
+    let is_due = step.number.saturating_sub(1).is_multiple_of(every_n_steps) && condition(&step);
+    is_due.then_some(step.number)
+}

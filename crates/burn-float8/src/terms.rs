@@ -1,0 +1,280 @@
+//! The words of everything above: the three GEMMs, their operands, recipes, and why a GEMM is not in FP8.
+use burn_backend::DType;
+use float8_kernels::Orientation;
+use serde::{Deserialize, Serialize};
+
+/// The three GEMMs of a linear, for x `[M, K]`, w `[K, N]` and dy `[M, N]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Gemm {
+    /// y `[M, N]` = x · w
+    Fprop,
+    /// dx `[M, K]` = dy · wᵀ
+    Dgrad,
+    /// dw `[K, N]` = xᵀ · dy
+    Wgrad,
+}
+
+impl Gemm {
+    /// All three, in the order in which a step runs them.
+    pub const ALL: [Self; 3] = [Self::Fprop, Self::Dgrad, Self::Wgrad];
+
+    /// The two operands that it reads, in the order of the equations above.
+    pub(crate) const fn operands(self) -> [Operand; 2] {
+        match self {
+            Self::Fprop => [Operand::INPUT, Operand::WEIGHT_T],
+            Self::Dgrad => [Operand::GRAD_OUTPUT, Operand::WEIGHT],
+            Self::Wgrad => [Operand::INPUT_T, Operand::GRAD_OUTPUT_T],
+        }
+    }
+}
+
+impl core::fmt::Display for Gemm {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::Fprop => "fprop",
+            Self::Dgrad => "dgrad",
+            Self::Wgrad => "wgrad",
+        })
+    }
+}
+
+/// The role of an operand, which decides its FP8 format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// x
+    Input,
+    /// w
+    Weight,
+    /// dy
+    GradOutput,
+}
+
+impl Role {
+    /// All three roles.
+    pub const ALL: [Self; 3] = [Self::Input, Self::Weight, Self::GradOutput];
+
+    /// As in configurations: `input`, `weight`, `grad_output`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Input => "input",
+            Self::Weight => "weight",
+            Self::GradOutput => "grad_output",
+        }
+    }
+}
+
+/// The axis that a GEMM contracts of a tensor seen as `[rows, cols]`; its FP8 copy is stored with that axis contiguous.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum ContractionAxis {
+    /// The last axis: the copy is `[rows, cols]`.
+    Last,
+    /// All other axes: the copy is `[cols, rows]`.
+    Leading,
+}
+
+impl ContractionAxis {
+    /// The copy along this axis alone.
+    pub(crate) fn orientation(self) -> Orientation {
+        match self {
+            Self::Last => Orientation::Rows,
+            Self::Leading => Orientation::Cols,
+        }
+    }
+}
+
+/// One of the six FP8 copies that the GEMMs of a linear read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Operand {
+    pub(crate) role: Role,
+    pub(crate) axis: ContractionAxis,
+}
+
+impl Operand {
+    /// x in fprop.
+    pub(crate) const INPUT: Self = Self { role: Role::Input, axis: ContractionAxis::Last };
+    /// xᵀ in wgrad.
+    pub(crate) const INPUT_T: Self = Self { role: Role::Input, axis: ContractionAxis::Leading };
+    /// w in dgrad.
+    pub(crate) const WEIGHT: Self = Self { role: Role::Weight, axis: ContractionAxis::Last };
+    /// wᵀ in fprop.
+    pub(crate) const WEIGHT_T: Self = Self { role: Role::Weight, axis: ContractionAxis::Leading };
+    /// dy in dgrad.
+    pub(crate) const GRAD_OUTPUT: Self = Self { role: Role::GradOutput, axis: ContractionAxis::Last };
+    /// dyᵀ in wgrad.
+    pub(crate) const GRAD_OUTPUT_T: Self = Self { role: Role::GradOutput, axis: ContractionAxis::Leading };
+
+    /// All six.
+    pub(crate) const ALL: [Self; 6] =
+        [Self::INPUT, Self::INPUT_T, Self::WEIGHT, Self::WEIGHT_T, Self::GRAD_OUTPUT, Self::GRAD_OUTPUT_T];
+
+    /// The copy of the same tensor that another GEMM reads.
+    pub(crate) fn other(self) -> Self {
+        let axis = match self.axis {
+            ContractionAxis::Last => ContractionAxis::Leading,
+            ContractionAxis::Leading => ContractionAxis::Last,
+        };
+        Self { axis, ..self }
+    }
+
+    /// Its place in an array of all six.
+    pub(crate) fn index(self) -> usize {
+        2 * self.role as usize + self.axis as usize
+    }
+}
+
+/// How the operands of a linear are cast (names are torchao's, `delayed` is TransformerEngine's).
+///
+/// | | x | w | dy | scales |
+/// | --- | --- | --- | --- | --- |
+/// | `tensorwise` | e4m3 | e4m3 | e5m2 | f32, one per tensor |
+/// | `rowwise` | e4m3 | e4m3 | e4m3 | power of two, one per row of the contraction-major operand |
+/// | `rowwise_with_gw_hp` | e4m3 | e4m3, dgrad one per tensor | e4m3 | as `rowwise`; wgrad in high precision |
+/// | `delayed` | e4m3 | e4m3 | e5m2 | f32, one per tensor, from past amaxes: [`DelayedScaling`](crate::DelayedScaling) |
+/// | `blockwise` | e4m3, 1×128 | e4m3, 128×128 | e4m3, 1×128 | f32, one per block |
+/// | `mxfp8` | e4m3 | e4m3 | e4m3 | E8M0, one for 32 neighbours along the contraction (OCP MX): [`ScaleCalculationMode`](crate::ScaleCalculationMode) |
+/// | `mxfp8_wgrad_with_hp` | e4m3 | e4m3 | e4m3, dgrad only | as `mxfp8`; wgrad in high precision |
+///
+/// Every copy is cast from the high-precision tensor, never from another copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Recipe {
+    /// One scale per tensor.
+    #[default]
+    Tensorwise,
+    /// One scale per row.
+    Rowwise,
+    /// One scale per row, the weight gradient in high precision.
+    RowwiseWithGwHp,
+    /// One scale per tensor, from a history of amaxes.
+    Delayed,
+    /// One scale per block.
+    Blockwise,
+    /// OCP MX: one power of two for each 32 along the contraction.
+    Mxfp8,
+    /// OCP MX, the weight gradient in high precision.
+    Mxfp8WgradWithHp,
+}
+
+impl Recipe {
+    /// Every recipe.
+    pub const ALL: [Self; 7] = [
+        Self::Tensorwise,
+        Self::Rowwise,
+        Self::RowwiseWithGwHp,
+        Self::Delayed,
+        Self::Blockwise,
+        Self::Mxfp8,
+        Self::Mxfp8WgradWithHp,
+    ];
+
+    /// Its name in configurations.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tensorwise => "tensorwise",
+            Self::Rowwise => "rowwise",
+            Self::RowwiseWithGwHp => "rowwise_with_gw_hp",
+            Self::Delayed => "delayed",
+            Self::Blockwise => "blockwise",
+            Self::Mxfp8 => "mxfp8",
+            Self::Mxfp8WgradWithHp => "mxfp8_wgrad_with_hp",
+        }
+    }
+}
+
+impl core::fmt::Display for Recipe {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Why a GEMM ran in high precision.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Reason {
+    /// A name in `filter_fqns` matched.
+    #[error("filter {0:?}")]
+    Filter(String),
+    /// The filter function refused the linear.
+    #[error("filter function")]
+    FilterFn,
+    /// `auto_filter_small_kn` matched.
+    #[error("small: K={k} N={n}")]
+    SmallKn {
+        /// Features of x.
+        k: usize,
+        /// Features of y.
+        n: usize,
+    },
+    /// One of the first or last layers.
+    #[error("layer {number} of {layers}")]
+    EdgeLayer {
+        /// Its number, from 0.
+        number: usize,
+        /// How many there are.
+        layers: usize,
+    },
+    /// The recipe keeps this GEMM in high precision.
+    #[error("disabled by the recipe")]
+    Recipe,
+    /// [`set_float8_enabled`](crate::set_float8_enabled) has switched the layer off, as a precision schedule does.
+    #[error("precision schedule")]
+    Schedule,
+    /// [`without_float8`](crate::without_float8) has switched this copy of the model off.
+    #[error("without_float8")]
+    WithoutFloat8,
+    /// It ran inside a closure of [`float8_autocast`](crate::float8_autocast) that switches FP8 off.
+    #[error("float8_autocast is off")]
+    Autocast,
+    /// Statistics crossed a limit.
+    #[error("fallback: {0}")]
+    Fallback(String),
+    /// The device's default configuration is off and the weight was never tagged.
+    #[error("FP8 is off on this device")]
+    Off,
+    /// The weight carries no layer, and a configuration was applied in this process: see [`Untagged`](crate::Untagged).
+    #[error("untagged: not in a model that Float8Config was applied to")]
+    Untagged {
+        /// Whether a configuration says so, or none says anything.
+        is_configured: bool,
+    },
+    /// The operand's dtype has no FP8 cast on this device.
+    #[error("dtype {0:?}")]
+    Dtype(DType),
+    /// An operand or the output is beyond what the backend's kernels index.
+    #[error("{m}x{k}x{n} is beyond the kernels' index range")]
+    TooLarge {
+        /// Rows of x.
+        m: usize,
+        /// Features of x.
+        k: usize,
+        /// Features of y.
+        n: usize,
+    },
+    /// M, K or N is zero.
+    #[error("empty GEMM {m}x{k}x{n}")]
+    Empty {
+        /// Rows of x.
+        m: usize,
+        /// Features of x.
+        k: usize,
+        /// Features of y.
+        n: usize,
+    },
+}
+
+impl Reason {
+    /// The setting of a configuration that it comes from.
+    pub(crate) fn kind(&self) -> String {
+        match self {
+            Self::SmallKn { .. } => "auto_filter_small_kn".into(),
+            Self::EdgeLayer { .. } => "first and last layers".into(),
+            reason => reason.to_string(),
+        }
+    }
+
+    /// Whether the user asked for it, by a filter, recipe, switch, limit or default; or there is nothing to multiply.
+    pub fn is_requested(&self) -> bool {
+        !matches!(self, Self::Dtype(_) | Self::TooLarge { .. } | Self::Untagged { is_configured: false })
+    }
+}
