@@ -3,7 +3,7 @@
 //! `cargo bench --bench float8 -- --only step,memory` runs some of the parts only.
 use std::path::PathBuf;
 
-use burn_float8::device::wgpu_adapters;
+use device_select::wgpu_adapters;
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
 

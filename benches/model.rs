@@ -3,7 +3,7 @@ use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Int, Tensor, TensorData};
-use burn_float8::{Float8Config, Float8Ops};
+use burn_float8::{Float8Config, Float8Stack};
 use llama3::rng::Rng;
 use llama3::{Llama, LlamaConfig, RunConfig};
 
@@ -22,7 +22,7 @@ pub fn plain<B: AutodiffBackend>() -> Llama<B> {
 }
 
 /// The debug Llama in FP8, but for its output layer.
-pub fn float8<B: AutodiffBackend + Float8Ops>(config: Float8Config) -> Llama<B> {
+pub fn float8<B: AutodiffBackend + Float8Stack>(config: Float8Config) -> Llama<B> {
     let model = plain::<B>();
     let mut run = RunConfig::default();
     run.float8.config = config;

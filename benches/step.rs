@@ -3,7 +3,7 @@ use std::time::Instant;
 
 use burn::backend::{Autodiff, Flex, Wgpu};
 use burn::tensor::backend::AutodiffBackend;
-use burn_float8::{Float8, Float8Config, Float8Ops, Recipe};
+use burn_float8::{Float8, Float8Config, Float8Stack, Recipe};
 use llama3::Llama;
 use serde::Serialize;
 
@@ -28,7 +28,7 @@ fn case<B: AutodiffBackend>(precision: impl Into<String>, model: Llama<B>) -> Ca
     (precision.into(), Box::new(move || training.step()))
 }
 
-fn compare<Plain: AutodiffBackend, Fp8: AutodiffBackend + Float8Ops>(device: &str, repeat: u32, rows: &mut Vec<Row>) {
+fn compare<Plain: AutodiffBackend, Fp8: AutodiffBackend + Float8Stack>(device: &str, repeat: u32, rows: &mut Vec<Row>) {
     let mut cases = vec![case("f32", plain::<Plain>())];
     cases.extend(Recipe::ALL.map(|recipe| case(recipe.to_string(), float8::<Fp8>(Float8Config::new(recipe)))));
     let saved = float8::<Fp8>(Float8Config::tensorwise()).with_saved_fp8_operands();

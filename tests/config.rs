@@ -57,7 +57,7 @@ fn scale_calculation_modes_belong_to_blocks_of_32() {
     assert_eq!(names, ["floor", "ceil", "even", "rceil"]);
     for mode in ScaleCalculationMode::ALL {
         let config = parse(&format!(r#"{{ "recipe": "mxfp8", "scale_calculation_mode": "{mode}" }}"#)).unwrap();
-        let linear = Float8LinearConfig::new(Recipe::Mxfp8).with_scale_calculation_mode(mode).unwrap();
+        let linear = Float8LinearConfig::new(Recipe::Mxfp8).with_scale_calculation_mode(mode);
         assert_eq!(config, linear.clone().into());
         assert_eq!(parse(&serde_json::to_string(&config).unwrap()).unwrap(), config);
         assert_eq!(linear.scale_calculation_mode(), mode);
@@ -81,10 +81,11 @@ fn a_scale_calculation_mode_needs_mx_scales() {
         let built = Float8LinearConfig::new(recipe).with_scale_calculation_mode(mode);
         let read = parse(&format!(r#"{{ "recipe": "{recipe}", "scale_calculation_mode": "{mode}" }}"#));
         if mx(recipe) {
-            assert_eq!(read.unwrap(), built.unwrap().into());
+            built.validate().unwrap();
+            assert_eq!(read.unwrap(), built.into());
             continue;
         }
-        let error = built.unwrap_err();
+        let error = built.validate().unwrap_err();
         assert_eq!(error, Float8Error::ScaleCalculationModeWithoutMx { recipe, mode });
         assert!(error.to_string().contains(&format!("scale_calculation_mode = {mode} with recipe {recipe}")));
         assert!(read.unwrap_err().to_string().contains(&error.to_string()));
@@ -95,15 +96,15 @@ fn a_scale_calculation_mode_needs_mx_scales() {
     let one = Casts { weight_for_grad_input: mx, ..Recipe::Rowwise.casts() };
     let off = CastConfig { scaling_type: ScalingType::Disabled, ..mx };
     let none = Casts { weight_for_grad_input: off, grad_output: off, ..Recipe::Rowwise.casts() };
-    let rowwise = |casts| Float8LinearConfig::new(Recipe::Rowwise).with_casts(casts).unwrap();
-    rowwise(one).with_scale_calculation_mode(floor).unwrap();
+    let rowwise = |casts| Float8LinearConfig::new(Recipe::Rowwise).with_casts(casts);
+    rowwise(one).with_scale_calculation_mode(floor).validate().unwrap();
     let error = Float8Error::ScaleCalculationModeWithoutMx { recipe: Recipe::Rowwise, mode: floor };
-    assert_eq!(rowwise(none).with_scale_calculation_mode(floor).unwrap_err(), error);
+    assert_eq!(rowwise(none).with_scale_calculation_mode(floor).validate().unwrap_err(), error);
     // Nor may the casts that use it go.
-    let used = Float8LinearConfig::new(Recipe::Mxfp8).with_scale_calculation_mode(floor).unwrap();
-    used.clone().with_casts(one).unwrap();
+    let used = Float8LinearConfig::new(Recipe::Mxfp8).with_scale_calculation_mode(floor);
+    used.clone().with_casts(one).validate().unwrap();
     let error = Float8Error::ScaleCalculationModeWithoutMx { recipe: Recipe::Mxfp8, mode: floor };
-    assert_eq!(used.with_casts(Recipe::Rowwise.casts()).unwrap_err(), error);
+    assert_eq!(used.with_casts(Recipe::Rowwise.casts()).validate().unwrap_err(), error);
 }
 
 /// The mode of some linears stands in their override; that of the others does not reach them.
@@ -164,15 +165,12 @@ fn files_say_all_that_code_can() {
     let amax_compute_algo = AmaxComputeAlgo::MostRecent;
     let linear = Float8LinearConfig::new(Recipe::Rowwise)
         .with_casts(casts)
-        .unwrap()
         .with_use_fast_accum(Gemm::Fprop, true)
         .with_round_scales_to_power_of_2(false)
         .with_scale_calculation_mode(ScaleCalculationMode::Floor)
-        .unwrap()
         .with_emulate(true)
         .with_force_recompute_fp8_weight_in_bwd(true)
-        .with_delayed_scaling(DelayedScaling { amax_history_len: 16, amax_compute_algo, margin: 1 })
-        .unwrap();
+        .with_delayed_scaling(DelayedScaling { amax_history_len: 16, amax_compute_algo, margin: 1 });
     let fallback = FallbackConfig { min_sqnr_db: Some(20.0), to: FallbackTo::Rowwise, ..FallbackConfig::default() };
     let built = Float8Config::from(linear)
         .with_filter_fqns(["head"])
@@ -233,9 +231,9 @@ fn bad_files_are_errors_that_name_the_key() {
 }
 
 #[test]
-fn rules_between_casts_are_checked_at_construction() {
+fn rules_between_casts_are_checked() {
     let base = Recipe::Rowwise.casts();
-    let with = |casts| Float8LinearConfig::new(Recipe::Rowwise).with_casts(casts);
+    let with = |casts| Float8LinearConfig::new(Recipe::Rowwise).with_casts(casts).validate();
     let off = CastConfig::disabled();
     let e5m2 = CastConfig::dynamic(Granularity::Row, Format::E5m2);
     for (casts, needles) in [

@@ -24,7 +24,7 @@ const N: usize = 12;
 
 fn config(amax_history_len: usize, amax_compute_algo: AmaxComputeAlgo, margin: i32) -> Float8LinearConfig {
     let delayed = DelayedScaling { amax_history_len, amax_compute_algo, margin };
-    Float8LinearConfig::new(Recipe::Delayed).with_delayed_scaling(delayed).unwrap()
+    Float8LinearConfig::new(Recipe::Delayed).with_delayed_scaling(delayed)
 }
 
 /// One history, as the documentation describes it.
@@ -312,7 +312,7 @@ fn a_forward_without_backward_leaves_no_trace() {
 fn every_delayed_cast_has_a_history() {
     let of = |casts: Casts| {
         let linear = LinearConfig::new(K, N).with_bias(false).init(&Default::default());
-        let config = Float8LinearConfig::new(Recipe::Delayed).with_casts(casts).unwrap();
+        let config = Float8LinearConfig::new(Recipe::Delayed).with_casts(casts);
         let linear: Linear<A<Flex>> = Float8Config::from(config).convert(linear).unwrap().0;
         let x = tensor::<A<Flex>, 2>(normal(M * K, 1), [M, K]).require_grad();
         linear.forward(x).sum().backward();

@@ -3,7 +3,7 @@ use burn::backend::Autodiff;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Int, Tensor, TensorData};
-use burn_float8::{Float8, Float8Backend, Float8Config, Float8Ops, Recipe, report};
+use burn_float8::{Float8, Float8Backend, Float8Config, Float8Stack, Recipe, report};
 use llama3::Llama;
 
 use crate::support::goldens::{Golden, folder};
@@ -97,7 +97,7 @@ fn trajectory<B: Float8Backend>(runtime: &str, recipe: Recipe, runs: usize) {
 }
 
 /// Every projection ran its GEMMs in FP8 at every step, wgrad only if the recipe says so, and the output layer none.
-fn proves_fp8<B: Float8Ops>(model: &Llama<B>, steps: u64, recipe: Recipe) {
+fn proves_fp8<B: Float8Stack>(model: &Llama<B>, steps: u64, recipe: Recipe) {
     let high = if recipe == Recipe::RowwiseWithGwHp { steps } else { 0 };
     for layer in report(model).layers {
         let totals = layer.totals();

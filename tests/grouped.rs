@@ -4,7 +4,7 @@ use burn::module::{Module, Param, ParamId};
 use burn::nn::Initializer;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_float8::{
-    CastConfig, Float8, Float8Backend, Float8Config, Float8Error, Float8LinearConfig, Float8Ops, Float8State, Gemm,
+    CastConfig, Float8, Float8Backend, Float8Config, Float8Error, Float8LinearConfig, Float8Stack, Float8State, Gemm,
     Granularity, GroupedLinear, Recipe, Role, grouped_linear, report,
 };
 

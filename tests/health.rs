@@ -205,7 +205,7 @@ fn each_gemm_reports_its_own_scale() {
     // Rowwise, so a power of two by a row; then tensorwise. Both round down to powers of two.
     let scales = [report.fprop.operands[1].scale, report.dgrad.operands[1].scale].map(Option::unwrap);
     assert_eq!(scales[0], scales[1], "the largest element of both");
-    let bytes = [&report.fprop, &report.dgrad].map(|g| g.operands[1].extent.unwrap().bytes);
+    let bytes = [&report.fprop, &report.dgrad].map(|g| g.operands[1].size.unwrap().bytes);
     assert_eq!(bytes, [(K * N + 4 * N) as u64, (K * N + 4) as u64]);
     assert_eq!(report.wgrad.operands[0].scale, None, "in high precision");
 }

@@ -17,7 +17,7 @@ mod grouped;
 mod health;
 mod mx;
 mod nonfinite;
-mod paper;
+mod cuda_offline;
 mod properties;
 mod recipes;
 mod saved;

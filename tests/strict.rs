@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Distribution, Tensor};
-use burn_float8::{Float8, Float8Config, Float8Error, Gemm, Recipe, UNTAGGED_NAME, report, set_float8_enabled};
+use burn_float8::{Float8, Float8Config, Float8Error, Gemm, Recipe, UNTAGGED_NAME, Untagged, report, set_float8_enabled};
 
 type B = Autodiff<Float8<Flex>>;
 
@@ -52,33 +52,41 @@ fn strict_mode() {
     let Float8Error::UnrequestedHighPrecision { layer, gemm, .. } = &error else { panic!("{error}") };
     assert_eq!((layer.as_str(), *gemm), ("second", Gemm::Fprop));
 
-    // A matmul on a weight is; on a filtered one it is not.
-    let message = panic_of(|| drop(input().matmul(model64.first.weight.val())));
-    assert_eq!(message, "first: Tensor::matmul reads its weight; only nn::Linear runs in FP8");
+    // A matmul on a weight may be a penalty: it is none.
+    input().matmul(model64.first.weight.val());
     input().matmul(filtered.second.weight.val().transpose());
 
-    // So is a linear that the configuration has never seen.
+    // Nor is a linear that the configuration has never seen, unless it says so: that one may be of another model.
     let stranger = LinearConfig::new(8, 3).init::<B>(&Default::default());
+    stranger.forward(input());
+    let severe = strict.clone().with_untagged(Untagged::Error).convert(model()).unwrap().0;
     let message = panic_of(|| drop(stranger.forward(input())));
     assert!(message.starts_with("a linear with weight [8, 3] carries no layer"), "{message}");
+    drop(severe);
+    stranger.forward(input());
 
     // Without strict mode all of it runs, is counted, and `verify` says so.
     let relaxed = Float8Config::tensorwise().convert(model()).unwrap().0;
     let never = report(&relaxed).verify().unwrap_err();
-    assert_eq!(never, Float8Error::NeverCalled { layer: "first".into() });
+    assert_eq!(never, Float8Error::NeverCalled { layer: "first".into(), weight_matmuls: 0 });
     relaxed.second.forward(relaxed.first.forward(input()));
     report(&relaxed).verify().unwrap();
     relaxed.first.forward(input().cast(DType::F64));
     assert!(matches!(report(&relaxed).verify(), Err(Float8Error::UnrequestedHighPrecision { .. })));
 
+    // A layer that nothing but matmul reads is none that runs in FP8.
     let matmul = Float8Config::tensorwise().convert(model()).unwrap().0;
-    matmul.second.forward(matmul.first.forward(input()));
+    matmul.second.forward(input());
     let y = input().matmul(matmul.first.weight.val());
     y.sum().backward();
     let found = report(&matmul);
     assert_eq!(found.layers[0].weight_matmuls, 1, "{found}");
-    assert_eq!(found.verify().unwrap_err(), Float8Error::WeightMatmul { layer: "first".into() });
+    let error = found.verify().unwrap_err();
+    assert_eq!(error, Float8Error::NeverCalled { layer: "first".into(), weight_matmuls: 1 });
+    assert!(error.to_string().contains("Tensor::matmul read its weight 1 times"), "{error}");
     assert!(found.to_string().contains("1 reads by Tensor::matmul, not FP8"), "{found}");
+    matmul.first.forward(input());
+    report(&matmul).verify().unwrap();
 
     stranger.forward(input());
     let found = report(&stranger);

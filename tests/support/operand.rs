@@ -6,7 +6,7 @@ use float8_kernels::reference;
 /// The copies of a matrix in both orientations.
 pub fn quantize<B: Float8Backend>(x: Tensor<B, 2>, cast: Cast) -> [HostCodes; 2] {
     let x = x.into_primitive().tensor();
-    let copies = B::fp8_quantize(x, cast, Orientation::Both, ScaleFrom::Own);
+    let copies = B::fp8_quantize(x, cast, Orientation::Both, ScaleFrom::Dynamic);
     [copies.rows, copies.cols].map(|operand| B::fp8_read(&operand.expect("both were asked for")))
 }
 

@@ -12,7 +12,7 @@ pub type Eager = CubeBackend<WgpuRuntime, f32, i32, u32>;
 
 /// Whether wgpu can run here. A machine without an adapter skips, and says so; CI must have one.
 pub fn has_wgpu(test: &str) -> bool {
-    let adapters = burn_float8::device::wgpu_adapters().expect("wgpu is compiled in");
+    let adapters = device_select::wgpu_adapters().expect("wgpu is compiled in");
     if adapters.is_empty() {
         assert!(std::env::var_os("CI").is_none(), "CI needs a Vulkan adapter: install mesa-vulkan-drivers");
         // Not `println!`, which the harness holds back while a test passes.

@@ -60,12 +60,13 @@ pub use float8_kernels::{
 pub use layer::{CastHealth, Fallback, Layer, OperandHealth, UNTAGGED_NAME, float8_autocast};
 pub use model::{
     Float8State, Float8StateModule, GemmReport, GemmTotals, LayerReport, LayerState, OperandReport, PrecisionSchedule,
-    Report, Span, Summary, begin_float8_step, report, set_float8_enabled, without_float8,
+    Report, Span, Summary, begin_float8_step, report, set_default_config, set_float8_enabled,
+    without_float8,
 };
 pub use nn::{GroupedLinear, grouped_linear, linear};
 pub use ops::Float8;
 pub use ops::grouped::grouped_matmul;
-pub use stack::{Float8Stack, set_default_config};
+pub use stack::Float8Stack;
 pub use step::AmaxState;
 pub use tensor::Float8Tensor;
 pub use terms::{Gemm, Reason, Recipe, Role};

@@ -1,17 +1,15 @@
 //! [`Float8Stack`]: a stack of backends with a [`Float8`] in it, with autodiff or without.
+use std::sync::Arc;
+
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_backend::Backend;
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 
 use crate::backend::Float8Backend;
-use crate::config::{Float8Config, Policy, ScalingType};
-use crate::error::Float8Error;
-use crate::layer::{Layer, Tag, set_default, untagged};
+use crate::layer::{Layer, Tag, untagged};
 use crate::ops::{Float8, grouped, linear, linear_saved};
 use crate::tensor::Float8Tensor;
-use crate::terms::{Operand, Reason};
-use std::sync::Arc;
 
 mod sealed {
     pub trait Sealed {}
@@ -114,31 +112,4 @@ impl<B: Float8Backend, C: CheckpointStrategy> Float8Stack for Autodiff<Float8<B>
     fn grouped_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, ends: IntTensor<Self>) -> FloatTensor<Self> {
         grouped::forward_autodiff::<B, C>(x, weight, ends)
     }
-}
-
-/// Sets how linears run on this device whose weights were not tagged by [`Float8Config::apply`]; `None` turns FP8 off
-/// for them. Filters, overrides and statistics do not apply, since an untagged linear has no name. A configuration that says
-/// what [`untagged`](Float8Config::untagged) linears do comes first.
-///
-/// # Errors
-///
-/// As [`Float8LinearConfig::validate`](crate::Float8LinearConfig::validate);
-/// [`Float8Error::DelayedWithoutLayers`]: an amax history belongs to a layer.
-pub fn set_default_config<B: Float8Stack>(
-    device: &Device<B>,
-    config: Option<&Float8Config>,
-) -> Result<(), Float8Error> {
-    let policy = match config {
-        Some(Float8Config { linear, .. }) => {
-            linear.validate()?;
-            let casts = linear.casts();
-            if Operand::ALL.into_iter().any(|operand| casts.of(operand).scaling_type == ScalingType::Delayed) {
-                return Err(Float8Error::DelayedWithoutLayers);
-            }
-            Policy::Float8(linear.clone())
-        }
-        None => Policy::HighPrecision(Reason::Off),
-    };
-    set_default::<B::Inner>(&B::inner_device(device), policy);
-    Ok(())
 }

@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use burn_float8::device::{self, SelectedDevice};
+use device_select::{SelectedDevice, select};
 use clap::Parser;
 use llama3::cli::Args;
 use llama3::{Error, RunConfig};
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), Error> {
     let config = Args::parse().run_config()?;
-    let selected = device::select(config.training.device)?;
+    let selected = select(config.training.device)?;
     let train = match selected {
         SelectedDevice::Cpu => on_cpu,
         SelectedDevice::Wgpu(_) => on_wgpu,

@@ -14,7 +14,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor, TensorData};
 
 use crate::config::LlamaConfig;
-use crate::linears::Linears;
+use crate::saved_input::SavedInput;
 use crate::model::linear;
 use crate::rope::RotaryTables;
 
@@ -45,8 +45,8 @@ pub(crate) struct Positions<B: Backend> {
     pub(crate) rope: RotaryTables<B>,
     /// Added to the scores, `[1, T · S]`; none if there is nothing to hide.
     pub(crate) mask: Option<Tensor<B, 2>>,
-    /// How linears run.
-    pub(crate) linears: Linears<B>,
+    /// What linears keep for backward.
+    pub(crate) saved_input: SavedInput,
 }
 
 /// Keys and values of the positions seen so far, one pair per layer: `[B, kv_heads, S, head_dim]`.
@@ -97,12 +97,12 @@ impl<B: Backend> Attention<B> {
         cache: Option<&mut Option<[Tensor<B, 4>; 2]>>,
     ) -> Tensor<B, 2> {
         let dtype = x.dtype();
-        let &Positions { batch, len, ref linears, .. } = positions;
+        let &Positions { batch, len, saved_input, .. } = positions;
         let (heads, kv_heads, head_dim) = (self.num_heads, self.num_kv_heads, self.head_dim);
 
-        let q = linears.run(&self.q_proj, x.clone()).reshape([batch, len, heads, head_dim]);
-        let k = linears.run(&self.k_proj, x.clone()).reshape([batch, len, kv_heads, head_dim]);
-        let v = linears.run(&self.v_proj, x).reshape([batch, len, kv_heads, head_dim]);
+        let q = saved_input.run(&self.q_proj, x.clone()).reshape([batch, len, heads, head_dim]);
+        let k = saved_input.run(&self.k_proj, x.clone()).reshape([batch, len, kv_heads, head_dim]);
+        let v = saved_input.run(&self.v_proj, x).reshape([batch, len, kv_heads, head_dim]);
         // 1/√d is folded into q while it is in f32: fewer elements than scores, and one rounding.
         let scale = (head_dim as f64).sqrt().recip();
         let q = (positions.rope.rotate(q) * scale).cast(dtype);
@@ -128,7 +128,7 @@ impl<B: Backend> Attention<B> {
         let weights = softmax(scores.reshape([batch * heads * len, seen]), 1).cast(dtype);
         let y = weights.reshape([batch, kv_heads, rows, seen]).matmul(v);
         let y = y.reshape([batch, heads, len, head_dim]).swap_dims(1, 2);
-        linears.run(&self.o_proj, y.reshape([batch * len, heads * head_dim]))
+        saved_input.run(&self.o_proj, y.reshape([batch * len, heads * head_dim]))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use burn_float8::Recipe;
-use burn_float8::device::DeviceChoice;
+use device_select::DeviceChoice;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum};
 

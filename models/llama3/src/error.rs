@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use burn_float8::Float8Error;
-use burn_float8::device::DeviceError;
+use device_select::DeviceError;
 
 /// What can go wrong between a command line and a trained model.
 #[derive(Debug, thiserror::Error)]

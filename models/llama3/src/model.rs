@@ -12,14 +12,13 @@ use burn::nn::{Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig, Rm
 use burn::tensor::activation::{log_softmax, silu};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor};
-use burn_float8::Float8Ops;
 
 use crate::Error;
 use crate::attention::{Attention, KvCache, Positions, causal_mask};
 use crate::config::LlamaConfig;
-use crate::linears::{ErasedLinears, Linears};
 use crate::moe::Moe;
 use crate::rope::RotaryEmbedding;
+use crate::saved_input::SavedInput;
 
 /// SwiGLU: `down(silu(gate(x)) ⊙ up(x))`.
 #[derive(Module, Debug)]
@@ -64,7 +63,7 @@ pub struct Llama<B: Backend> {
     #[module(skip)]
     compute_dtype: DType,
     #[module(skip)]
-    linears: ErasedLinears,
+    saved_input: SavedInput,
 }
 
 impl<B: Backend> Llama<B> {
@@ -97,7 +96,7 @@ impl<B: Backend> Llama<B> {
             rope: RotaryEmbedding::new(&config, device),
             config,
             compute_dtype: DType::F32,
-            linears: ErasedLinears::default(),
+            saved_input: SavedInput::default(),
         })
     }
 
@@ -115,21 +114,8 @@ impl<B: Backend> Llama<B> {
 
     /// Lets backward keep the FP8 operand of each linear's x, a byte an element and the scales, instead of x, where its
     /// weight gradient runs in FP8. Losses and gradients are the same bits; see [`burn_float8::linear`].
-    pub fn with_saved_fp8_operands(mut self) -> Self
-    where
-        B: Float8Ops,
-    {
-        self.linears = self.linears.saving_fp8_operands::<B>();
-        self
-    }
-
-    /// Runs experts by [`burn_float8::grouped_linear`], on `B` and on the backend below its autodiff. Without this they run
-    /// in high precision, and a report of the model says that they were never called. A dense model stays as it is.
-    pub fn with_float8_experts(mut self) -> Self
-    where
-        B: Float8Ops,
-    {
-        self.linears = self.linears.with_float8_experts::<B>();
+    pub fn with_saved_fp8_operands(mut self) -> Self {
+        self.saved_input = SavedInput::Float8;
         self
     }
 
@@ -166,7 +152,7 @@ impl<B: Backend> Llama<B> {
             len,
             rope: self.rope.at(past..past + len),
             mask: causal_mask(past, len, &device),
-            linears: self.linears.on(),
+            saved_input: self.saved_input,
         };
         let embedded = self.embed_tokens.forward(tokens).cast(self.compute_dtype);
         let mut h = embedded.reshape([batch * len, self.config.hidden_size]);
@@ -189,7 +175,7 @@ impl<B: Backend> Llama<B> {
     /// `[M, H]` → `[M, V]`, f32.
     fn logits(&self, hidden: Tensor<B, 2>) -> Tensor<B, 2> {
         let logits = match &self.lm_head {
-            Some(lm_head) => self.linears.on().run(lm_head, hidden),
+            Some(lm_head) => self.saved_input.run(lm_head, hidden),
             // A matmul, not a linear: a tied output has no name for a filter, so it never runs in FP8.
             None => {
                 let weight = self.embed_tokens.weight.val().cast(hidden.dtype());
@@ -213,10 +199,10 @@ impl<B: Backend> DecoderLayer<B> {
         let x = rms_norm(&self.post_attention_layernorm, h.clone());
         let mut h = h;
         if let Some(mlp) = &self.mlp {
-            h = h + mlp.forward(x.clone(), &positions.linears);
+            h = h + mlp.forward(x.clone(), positions.saved_input);
         }
         if let Some(moe) = &self.moe {
-            h = h + moe.forward(x, &positions.linears);
+            h = h + moe.run(x, positions.saved_input);
         }
         h
     }
@@ -224,9 +210,9 @@ impl<B: Backend> DecoderLayer<B> {
 
 impl<B: Backend> Mlp<B> {
     /// `[M, H]` → `[M, H]`.
-    fn forward(&self, x: Tensor<B, 2>, linears: &Linears<B>) -> Tensor<B, 2> {
-        let gate = silu(linears.run(&self.gate_proj, x.clone()));
-        linears.run(&self.down_proj, gate * linears.run(&self.up_proj, x))
+    fn forward(&self, x: Tensor<B, 2>, saved_input: SavedInput) -> Tensor<B, 2> {
+        let gate = silu(saved_input.run(&self.gate_proj, x.clone()));
+        saved_input.run(&self.down_proj, gate * saved_input.run(&self.up_proj, x))
     }
 }
 

@@ -23,7 +23,7 @@ use burn::tensor::{Bool, DType, IndexingUpdateOp, Int, Tensor};
 use burn_float8::GroupedLinear;
 
 use crate::config::MoeConfig;
-use crate::linears::Linears;
+use crate::saved_input::SavedInput;
 use crate::model::{INITIALIZER, linear};
 
 /// The router and the experts of one layer.
@@ -63,10 +63,15 @@ impl<B: Backend> Moe<B> {
     }
 
     /// `[M, H]` → `[M, H]`, of x's dtype. M is at least 1.
-    pub fn forward(&self, x: Tensor<B, 2>, linears: &Linears<B>) -> Tensor<B, 2> {
+    pub fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
+        self.run(x, SavedInput::Full)
+    }
+
+    /// [`forward`](Self::forward), keeping this of the router's x for backward.
+    pub(crate) fn run(&self, x: Tensor<B, 2>, saved_input: SavedInput) -> Tensor<B, 2> {
         let ([tokens, hidden], dtype) = (x.dims(), x.dtype());
         let copies = self.num_experts_per_tok;
-        let logits = linears.run(&self.router, x.clone().cast(DType::F32));
+        let logits = saved_input.run(&self.router, x.clone().cast(DType::F32));
         let chosen = top_k(logits.clone(), copies);
         let probabilities = softmax(logits.gather(1, chosen.clone()), 1);
         let num_experts = self.router.weight.dims()[1];
@@ -75,7 +80,7 @@ impl<B: Backend> Moe<B> {
         // Copied first, so that moving rows is a permutation forward and backward: no two of them meet in one place.
         let x = x.unsqueeze_dim::<3>(1).expand([tokens, copies, hidden]).reshape([tokens * copies, hidden]);
         let x = x.zeros_like().scatter_nd(row.clone(), x, IndexingUpdateOp::Add);
-        let y = self.experts.forward(x, ends, linears);
+        let y = self.experts.forward(x, ends);
         let y = y.gather_nd::<2, 2>(row).reshape([tokens, copies, hidden]).cast(DType::F32);
         let y = (y * probabilities.unsqueeze_dim(2)).sum_dim(1);
         y.reshape([tokens, hidden]).cast(dtype)
@@ -84,10 +89,10 @@ impl<B: Backend> Moe<B> {
 
 impl<B: Backend> Experts<B> {
     /// `[M, H]` → `[M, H]`; expert e has the rows from `ends[e - 1]` to `ends[e]`.
-    fn forward(&self, x: Tensor<B, 2>, ends: Tensor<B, 1, Int>, linears: &Linears<B>) -> Tensor<B, 2> {
-        let gate = silu(linears.run_grouped(&self.gate_proj, x.clone(), ends.clone()));
-        let up = linears.run_grouped(&self.up_proj, x, ends.clone());
-        linears.run_grouped(&self.down_proj, gate * up, ends)
+    fn forward(&self, x: Tensor<B, 2>, ends: Tensor<B, 1, Int>) -> Tensor<B, 2> {
+        let gate = silu(self.gate_proj.forward(x.clone(), ends.clone()));
+        let up = self.up_proj.forward(x, ends.clone());
+        self.down_proj.forward(gate * up, ends)
     }
 }
 

@@ -4,13 +4,13 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use burn_float8::{Float8Ops, Report, UNTAGGED_NAME, report};
+use burn_float8::{Float8Stack, Report, UNTAGGED_NAME, report};
 
 use crate::Error;
 use crate::model::Llama;
 
 /// The report of this model's linears.
-pub(crate) fn report_of<B: Float8Ops>(model: &Llama<B>) -> Report {
+pub(crate) fn report_of<B: Float8Stack>(model: &Llama<B>) -> Report {
     let mut report = report::<B, _>(model);
     // Every linear of a converted Llama has a tag: calls without one are those of other models of the process.
     report.layers.retain(|layer| layer.name != UNTAGGED_NAME);

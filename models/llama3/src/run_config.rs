@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn_float8::Float8Config;
-use burn_float8::device::DeviceChoice;
+use device_select::DeviceChoice;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 

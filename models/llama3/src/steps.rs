@@ -4,7 +4,7 @@ use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{AdamW, AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor};
-use burn_float8::{Float8Ops, set_float8_enabled};
+use burn_float8::{Float8Stack, set_float8_enabled};
 
 use crate::batches::TrainBatches;
 use crate::grads::clip_grad_norm;
@@ -40,7 +40,7 @@ pub struct Step<B: AutodiffBackend> {
     pub is_float8: bool,
 }
 
-impl<'a, B: AutodiffBackend + Float8Ops> Steps<'a, B> {
+impl<'a, B: AutodiffBackend + Float8Stack> Steps<'a, B> {
     /// A run of `config` from its beginning, on a model that FP8 has been applied to if the run asks for it.
     pub fn new(config: &'a RunConfig, model: Llama<B>, batches: TrainBatches<'a>) -> Self {
         let OptimizerSection { betas, eps, weight_decay, .. } = config.optimizer;

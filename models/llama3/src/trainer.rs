@@ -6,8 +6,8 @@ use std::time::Instant;
 use burn::module::AutodiffModule;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor};
-use burn_float8::device::SelectedDevice;
-use burn_float8::{Float8Ops, GemmTotals, Report, set_default_config};
+use device_select::SelectedDevice;
+use burn_float8::{Float8Error, Float8Stack, GemmTotals, Report, set_default_config};
 
 use crate::Error;
 use crate::batches::{Batch, BatchShape, TrainBatches, held_out_batches};
@@ -44,7 +44,7 @@ pub struct Outcome {
 ///
 /// # Errors
 /// Any [`Error`].
-pub fn train<B: AutodiffBackend + Float8Ops>(
+pub fn train<B: AutodiffBackend + Float8Stack>(
     config: &RunConfig,
     selected: &SelectedDevice,
     device: &B::Device,
@@ -70,7 +70,7 @@ pub fn train<B: AutodiffBackend + Float8Ops>(
 ///
 /// # Errors
 /// As [`train`].
-pub fn finish<B: AutodiffBackend + Float8Ops>(
+pub fn finish<B: AutodiffBackend + Float8Stack>(
     config: &RunConfig,
     selected: &SelectedDevice,
     steps: Steps<'_, B>,
@@ -195,14 +195,14 @@ fn announce(
 ///
 /// # Errors
 /// Weights that do not load, an FP8 config that does not fit the model, a log that cannot be written.
-pub fn prepare<B: AutodiffBackend + Float8Ops>(
+pub fn prepare<B: AutodiffBackend + Float8Stack>(
     config: &RunConfig,
     dims: LlamaConfig,
     device: &B::Device,
     out: &mut dyn Write,
 ) -> Result<Llama<B>, Error> {
     let float8 = config.float8(&dims);
-    let model = Llama::<B>::new(dims, device)?.with_float8_experts();
+    let model = Llama::<B>::new(dims, device)?;
     let model = match &config.model.hf_path {
         Some(path) => model.load_hf_weights(path)?,
         None => model.init_weights(config.training.seed),
@@ -212,12 +212,12 @@ pub fn prepare<B: AutodiffBackend + Float8Ops>(
         return Ok(model);
     }
     // Strict mode panics in the GEMM; a run reports an error instead.
-    let (model, summary) = float8.with_strict(false).convert::<B, _>(model)?;
+    let (model, summary) = float8.with_strict(false).convert::<B, _>(model).map_err(Float8Error::from)?;
     writeln!(out, "{summary}")?;
     Ok(if config.training.save_fp8_operands { model.with_saved_fp8_operands() } else { model })
 }
 
-fn optimize<B: AutodiffBackend + Float8Ops>(
+fn optimize<B: AutodiffBackend + Float8Stack>(
     config: &RunConfig,
     selected: &SelectedDevice,
     mut steps: Steps<'_, B>,

@@ -33,27 +33,27 @@ pub type CudaCompiler = CppCompiler<CudaDialect<CudaWmmaCompiler>>;
 
 /// A device that does not exist.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct PaperDevice {
+pub struct OfflineDevice {
     /// Ten times the compute capability, such as 90.
     pub sm: u16,
     /// Few of them have even small problems take large tiles, and several tiles to a block.
     pub multiprocessors: u16,
 }
 
-impl PaperDevice {
+impl OfflineDevice {
     /// A device as large as an H200.
     pub const fn new(sm: u16) -> Self {
         Self { sm, multiprocessors: 132 }
     }
 }
 
-impl Default for PaperDevice {
+impl Default for OfflineDevice {
     fn default() -> Self {
         Self::new(90)
     }
 }
 
-impl Device for PaperDevice {
+impl Device for OfflineDevice {
     fn from_id(id: DeviceId) -> Self {
         Self { sm: id.index_id, multiprocessors: id.type_id }
     }
@@ -63,7 +63,7 @@ impl Device for PaperDevice {
     }
 }
 
-impl DeviceOps for PaperDevice {}
+impl DeviceOps for OfflineDevice {}
 
 /// A kernel as it would have gone to NVRTC.
 #[derive(Clone, Debug)]
@@ -166,9 +166,9 @@ pub struct GenerateCuda;
 impl Runtime for GenerateCuda {
     type Compiler = CudaCompiler;
     type Server = GenerateServer;
-    type Device = PaperDevice;
+    type Device = OfflineDevice;
 
-    fn client(device: &PaperDevice) -> ComputeClient<Self> {
+    fn client(device: &OfflineDevice) -> ComputeClient<Self> {
         ComputeClient::load(device)
     }
 
@@ -235,7 +235,7 @@ pub fn max_shared_memory(sm: u32) -> usize {
 }
 
 /// What CubeCL's CUDA runtime registers for such a device.
-pub(crate) fn properties(device: &PaperDevice) -> DeviceProperties {
+pub(crate) fn properties(device: &OfflineDevice) -> DeviceProperties {
     let sm = u32::from(device.sm);
     let hardware = HardwareProperties {
         load_width: 128,

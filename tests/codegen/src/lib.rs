@@ -3,12 +3,12 @@
 //! the machine code says ([`sass`]).
 //!
 //! ```no_run
-//! use codegen::device::{Execution, GenerateCuda, PaperDevice, execute};
+//! use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute};
 //! use cubecl_core::Runtime;
 //!
 //! // None without FLOAT8_CUDA_TOOLS.
 //! if let Some(_running) = execute(Execution { seed: 0 }) {
-//!     let client = GenerateCuda::client(&PaperDevice::new(90));
+//!     let client = GenerateCuda::client(&OfflineDevice::new(90));
 //!     let x = client.create_from_slice(&[0; 64]);
 //!     // … launches …
 //!     let bytes = client.read_one(x).expect("faults of kernels are errors here");

@@ -31,7 +31,7 @@ use cubecl_runtime::storage::{ComputeStorage, ManagedResource, StorageHandle, St
 use cubecl_runtime::timestamp_profiler::TimestampProfiler;
 use ptx_interpreter::Kernel;
 
-use crate::device::{CudaCompiler, EXECUTION, GENERATED, Generated, PaperDevice, WAITS, options, properties};
+use crate::device::{CudaCompiler, EXECUTION, GENERATED, Generated, OfflineDevice, WAITS, options, properties};
 use crate::launch::Request;
 
 const ALIGNMENT: usize = 512;
@@ -217,7 +217,7 @@ fn rows(descriptor: &CopyDescriptor) -> [usize; 3] {
 
 impl DeviceService for GenerateServer {
     fn init(id: DeviceId) -> Self {
-        let device = PaperDevice::from_id(id);
+        let device = OfflineDevice::from_id(id);
         let sm = u32::from(device.sm);
         let logger = Arc::new(ServerLogger::default());
         let memory = MemoryManagement::from_configuration(

@@ -13,7 +13,7 @@ use float8_kernels::{
     quantize_with_amax, row_words, scaled_gemm_into, supports,
 };
 
-use crate::device::{GenerateCuda, Generated, PaperDevice, take};
+use crate::device::{GenerateCuda, Generated, OfflineDevice, take};
 
 const FORMATS: [Format; 2] = [Format::E4m3, Format::E5m2];
 const MODES: [ScaleMode; 2] = [ScaleMode::F32, ScaleMode::PowerOfTwo];
@@ -36,7 +36,7 @@ fn dtypes() -> [StorageType; 3] {
 /// # Panics
 /// If a kernel cannot be generated.
 pub fn generate(sm: u16) -> Vec<Generated> {
-    let launcher = Launcher { client: GenerateCuda::client(&PaperDevice::new(sm)) };
+    let launcher = Launcher { client: GenerateCuda::client(&OfflineDevice::new(sm)) };
     launcher.quantize();
     launcher.rows();
     launcher.gemms();

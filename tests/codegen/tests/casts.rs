@@ -1,7 +1,7 @@
 //! Casts on the interpreted machines with and without `cvt.rn.satfinite`, against the scalar reference, bit for bit: every
 //! 16-bit float, f32 of every kind, and every granularity on aligned and ragged tiles.
 
-use codegen::device::{Execution, GenerateCuda, PaperDevice, Running, execute, on_each};
+use codegen::device::{Execution, GenerateCuda, OfflineDevice, Running, execute, on_each};
 use cubecl_core::Runtime;
 use cubecl_core::ir::{ElemType, FloatKind, StorageType};
 use cubecl_core::server::Handle;
@@ -89,7 +89,7 @@ fn check_cast(client: &Client, view: &MatrixView, x: &[f32], cast: Cast, orienta
 
 /// Runs `check` on both machines.
 fn on_both(check: impl Fn(&Client) + Sync) {
-    on_each(MACHINES, |sm| check(&GenerateCuda::client(&PaperDevice::new(sm))));
+    on_each(MACHINES, |sm| check(&GenerateCuda::client(&OfflineDevice::new(sm))));
 }
 
 /// All of `x` by one scale from `amax`, in every orientation.
@@ -163,7 +163,7 @@ fn every_granularity_in_tiles() {
             let mx = (Granularity::Block1x32, ScaleMode::E8m0(ScaleCalculationMode::ALL[i]));
             for (j, (granularity, scale_mode)) in casts.into_iter().chain([mx]).enumerate() {
                 let cast = Cast { format: FORMATS[(i + j) % 2], granularity, scale_mode };
-                let client = GenerateCuda::client(&PaperDevice::new(MACHINES[(i + j + 1) % 2]));
+                let client = GenerateCuda::client(&OfflineDevice::new(MACHINES[(i + j + 1) % 2]));
                 let view = view(&client, &bytes, shape, kind);
                 for orientation in ORIENTATIONS {
                     check_cast(&client, &view, &x, cast, orientation);

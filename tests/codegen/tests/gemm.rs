@@ -5,7 +5,7 @@
 #[path = "gemm/grouped.rs"]
 mod grouped;
 
-use codegen::device::{Execution, GenerateCuda, PaperDevice, execute, on_each};
+use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};
 use cubecl_core::Runtime;
 use cubecl_core::ir::{ElemType, FloatKind, StorageType};
 use cubecl_runtime::client::ComputeClient;
@@ -36,7 +36,7 @@ const PATHS: [(u16, [GemmPath; 3]); 5] = [
 ];
 
 fn client(sm: u16) -> Client {
-    GenerateCuda::client(&PaperDevice::new(sm))
+    GenerateCuda::client(&OfflineDevice::new(sm))
 }
 
 /// A reproducible stream of bits (Knuth's MMIX generator, high half).
@@ -219,7 +219,7 @@ fn same(x: f64, y: f64) -> bool {
 fn each(check: impl Fn([&Client; 2]) + Sync) {
     let Some(_running) = execute(Execution::default()) else { return };
     on_each([80, 89, 90, 100, 120], |sm| {
-        check([&client(sm), &GenerateCuda::client(&PaperDevice { sm, multiprocessors: 2 })]);
+        check([&client(sm), &GenerateCuda::client(&OfflineDevice { sm, multiprocessors: 2 })]);
     });
 }
 
@@ -309,7 +309,7 @@ fn many_tiles() {
 #[test]
 fn hopper_plans() {
     let Some(_running) = execute(Execution { seed: 5 }) else { return };
-    let [many, few] = [&client(90), &GenerateCuda::client(&PaperDevice { sm: 90, multiprocessors: 2 })];
+    let [many, few] = [&client(90), &GenerateCuda::client(&OfflineDevice { sm: 90, multiprocessors: 2 })];
     let mut random = Random(8);
     for ([m, n, k], client) in [
         // 128 x 256, in clusters: four items of one cluster, the last row of tiles ragged.
@@ -388,7 +388,7 @@ fn e8m0_far_scales() {
 fn blackwell_plans() {
     for seed in [0, 6] {
         let Some(_running) = execute(Execution { seed }) else { return };
-        let [many, few] = [&client(100), &GenerateCuda::client(&PaperDevice { sm: 100, multiprocessors: 2 })];
+        let [many, few] = [&client(100), &GenerateCuda::client(&OfflineDevice { sm: 100, multiprocessors: 2 })];
         let mut random = Random(9);
         for ([m, n, k], client) in [
             // 192 or 256 columns, several tiles to a block, the last ragged in every direction.

@@ -1,7 +1,7 @@
 //! The library's kernels, compiled to PTX for sm_90a and interpreted, against the scalar reference: codes and scales
 //! bit for bit.
 
-use codegen::device::{Execution, GenerateCuda, PaperDevice, Running, execute};
+use codegen::device::{Execution, GenerateCuda, OfflineDevice, Running, execute};
 use cubecl_core::Runtime;
 use cubecl_core::ir::{ElemType, FloatKind, StorageType};
 use cubecl_core::server::Handle;
@@ -21,7 +21,7 @@ const FLOATS: [FloatKind; 3] = [FloatKind::F32, FloatKind::F16, FloatKind::BF16]
 
 fn start(seed: u64) -> Option<(Client, Running)> {
     let running = execute(Execution { seed })?;
-    Some((GenerateCuda::client(&PaperDevice::new(90)), running))
+    Some((GenerateCuda::client(&OfflineDevice::new(90)), running))
 }
 
 fn stored(kind: FloatKind) -> StorageType {

@@ -10,7 +10,7 @@ mod target;
 
 use std::process::ExitCode;
 
-use burn_float8::device::{DeviceChoice, SelectedDevice, select};
+use device_select::{DeviceChoice, SelectedDevice, select};
 use clap::{Parser, Subcommand, ValueEnum};
 
 use target::{OnCuda, OnWgpu};
@@ -44,7 +44,7 @@ enum Command {
 enum Error {
     /// The device cannot be used.
     #[error(transparent)]
-    Device(#[from] burn_float8::device::DeviceError),
+    Device(#[from] device_select::DeviceError),
     /// A file could not be written or a program not be run.
     #[error("{what}: {source}")]
     Io { what: String, source: std::io::Error },

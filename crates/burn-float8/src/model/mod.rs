@@ -1,5 +1,6 @@
 //! What a user does with a model: apply a configuration, switch FP8 on and off, read the report, save and restore the state.
 mod apply;
+mod default;
 mod report;
 mod schedule;
 mod state;
@@ -9,6 +10,7 @@ mod table;
 mod walk;
 
 pub use apply::Summary;
+pub use default::set_default_config;
 pub use report::{GemmReport, GemmTotals, LayerReport, OperandReport, Report, report};
 pub use schedule::{PrecisionSchedule, Span};
 pub use state::{Float8State, LayerState, begin_float8_step};

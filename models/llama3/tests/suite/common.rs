@@ -8,7 +8,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::Float8;
-use burn_float8::device::SelectedDevice;
+use device_select::SelectedDevice;
 use llama3::batches::{BatchShape, TrainBatches};
 use llama3::data::Corpus;
 use llama3::rng::Rng;

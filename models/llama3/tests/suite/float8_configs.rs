@@ -39,15 +39,12 @@ fn everything() -> Float8Config {
     let delayed = DelayedScaling { amax_history_len: 16, amax_compute_algo: AmaxComputeAlgo::MostRecent, margin: 1 };
     let linear = Float8LinearConfig::new(Recipe::Delayed)
         .with_casts(casts)
-        .unwrap()
         .with_delayed_scaling(delayed)
-        .unwrap()
         .with_use_fast_accum(Gemm::Fprop, true)
         .with_use_fast_accum(Gemm::Dgrad, true)
         .with_use_fast_accum(Gemm::Wgrad, true)
         .with_round_scales_to_power_of_2(true)
         .with_scale_calculation_mode(ScaleCalculationMode::Floor)
-        .unwrap()
         .with_emulate(true)
         .with_force_recompute_fp8_weight_in_bwd(true);
     let fallback = FallbackConfig {

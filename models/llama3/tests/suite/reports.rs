@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use burn::tensor::DType;
-use burn_float8::device::SelectedDevice;
+use device_select::SelectedDevice;
 use burn_float8::{Float8Error, Gemm};
 use llama3::batches::{BatchShape, held_out_batches};
 use llama3::trainer::{Outcome, finish};

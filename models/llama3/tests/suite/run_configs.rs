@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use burn_float8::device::DeviceChoice;
+use device_select::DeviceChoice;
 use clap::Parser;
 use llama3::cli::Args;
 use llama3::run_config::{ComputeDtype, Precision};

@@ -1,6 +1,6 @@
 //! Grouped GEMMs, interpreted, against sums in f64 of each group.
 
-use codegen::device::{Execution, GenerateCuda, PaperDevice, execute, on_each};
+use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};
 use cubecl_core::Runtime;
 use cubecl_core::ir::StorageType;
 use float8_kernels::{
@@ -114,7 +114,7 @@ fn each(check: impl Fn(&Client) + Sync) {
     let Some(_running) = execute(Execution::default()) else { return };
     // A device of many multiprocessors takes small tiles, one of two large ones, one after the other in a block.
     let devices = [(80, 132), (89, 132), (90, 132), (90, 2), (100, 132), (100, 2), (120, 2)];
-    on_each(devices, |(sm, multiprocessors)| check(&GenerateCuda::client(&PaperDevice { sm, multiprocessors })));
+    on_each(devices, |(sm, multiprocessors)| check(&GenerateCuda::client(&OfflineDevice { sm, multiprocessors })));
 }
 
 /// Tiles of one group, of two and of many, empty groups, and rows that no group has.
@@ -133,7 +133,7 @@ fn rows_of_groups() {
 fn columns_of_groups() {
     for multiprocessors in [132, 2] {
         let Some(_running) = execute(Execution::default()) else { return };
-        let client = GenerateCuda::client(&PaperDevice { sm: 100, multiprocessors });
+        let client = GenerateCuda::client(&OfflineDevice { sm: 100, multiprocessors });
         for n in [1, 31, 64, 96, 130, 200, 320] {
             check_rows(&client, &[40, 130, 131], [140, n, 160], [MX; 2], if n == 130 { BF16 } else { F32 });
         }

@@ -60,7 +60,7 @@ pub fn rows<T: Target>(timer: &mut Timer, quick: bool) -> Vec<Row> {
         rows.extend(plain.map(|seconds| row(precision, seconds, None)));
         for (precision, config) in configs() {
             let (granularities, gemm) = (config.casts().granularities(Gemm::Fprop), config.gemm_config(Gemm::Fprop));
-            let path = T::Backend::fp8_gemm_path(&Default::default(), granularities, gemm).to_string();
+            let path = T::Backend::fp8_gemm_path(&Default::default(), granularities, gemm, false).to_string();
             let seconds = timer.case(&format!("linear {m}x{k}x{n} {precision}"), |timer| {
                 let set = set_default_config::<Float8<T::Backend>>(&Default::default(), Some(&config.into()));
                 set.expect("a recipe without a history");

@@ -10,7 +10,7 @@ use burn::tensor::{Int, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_float8::{Float8, Float8Config, GroupedLinear, Recipe, report};
 use burn_fusion::Fusion;
-use codegen::device::{Execution, GenerateCuda, PaperDevice, execute, take, take_waits};
+use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, take, take_waits};
 use cubecl::Runtime;
 use float8_kernels::gemm_path;
 
@@ -32,7 +32,7 @@ fn turn() -> MutexGuard<'static, ()> {
 }
 
 fn sync() {
-    B::sync(&PaperDevice::default()).expect("nothing runs");
+    B::sync(&OfflineDevice::default()).expect("nothing runs");
 }
 
 /// What one step launched, by name.
@@ -122,7 +122,7 @@ fn a_grouped_linear_looks_for_each_amax_once() {
     let ends = [20, 20, m as i32];
     // The second step finds the two copies of w.
     for (amaxes, casts) in [(3, 6), (2, 4)] {
-        let ends = Tensor::<B, 1, Int>::from_ints(ends, &PaperDevice::default());
+        let ends = Tensor::<B, 1, Int>::from_ints(ends, &OfflineDevice::default());
         let launched = step_of(&experts.weight, |x| experts.forward(x, ends), 50);
         let names = &launched.0;
         let cast = names.iter().filter(|name| name.starts_with("cast_")).count();
@@ -135,7 +135,7 @@ fn a_grouped_linear_looks_for_each_amax_once() {
 #[test]
 fn no_recipe_waits_and_all_reuse_their_memory() {
     let _turn = turn();
-    let client = GenerateCuda::client(&PaperDevice::default());
+    let client = GenerateCuda::client(&OfflineDevice::default());
     for recipe in Recipe::ALL {
         let layer = linear(recipe);
         let mut reserved = vec![];
@@ -159,7 +159,7 @@ fn every_recipe_computes_what_the_cpu_does() {
         let layer = layer::<Paper>(&config, tensor(w.clone(), [k, n]), Some(tensor(bias.clone(), [n])));
         let got = forward_backward::<Paper, 2>(&layer, tensor(x.clone(), [m, k]), tensor(dy.clone(), [m, n]));
         // The report says of each GEMM what the library chooses for its operands.
-        let client = GenerateCuda::client(&PaperDevice::default());
+        let client = GenerateCuda::client(&OfflineDevice::default());
         for (gemm, ran) in report(&layer).layers[0].gemms() {
             let (granularities, settings) =
                 (config.linear.casts().granularities(gemm), config.linear.gemm_config(gemm));

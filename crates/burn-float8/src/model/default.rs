@@ -1,0 +1,37 @@
+//! [`set_default_config`]: how linears run that were not in a model to which a configuration was applied.
+use burn_backend::tensor::Device;
+
+use crate::config::{Float8Config, Policy, ScalingType};
+use crate::error::Float8Error;
+use crate::layer::set_default;
+use crate::nn::register;
+use crate::stack::Float8Stack;
+use crate::terms::{Operand, Reason};
+
+/// Sets how linears run on this device whose weights were not tagged by [`Float8Config::apply`]; `None` turns FP8 off
+/// for them. Filters, overrides and statistics do not apply, since an untagged linear has no name. A configuration that says
+/// what [`untagged`](Float8Config::untagged) linears do comes first.
+///
+/// # Errors
+///
+/// As [`Float8LinearConfig::validate`](crate::Float8LinearConfig::validate);
+/// [`Float8Error::DelayedWithoutLayers`]: an amax history belongs to a layer.
+pub fn set_default_config<B: Float8Stack>(
+    device: &Device<B>,
+    config: Option<&Float8Config>,
+) -> Result<(), Float8Error> {
+    register::<B>();
+    let policy = match config {
+        Some(Float8Config { linear, .. }) => {
+            linear.validate()?;
+            let casts = linear.casts();
+            if Operand::ALL.into_iter().any(|operand| casts.of(operand).scaling_type == ScalingType::Delayed) {
+                return Err(Float8Error::DelayedWithoutLayers);
+            }
+            Policy::Float8(linear.clone())
+        }
+        None => Policy::HighPrecision(Reason::Off),
+    };
+    set_default::<B::Inner>(&B::inner_device(device), policy);
+    Ok(())
+}
