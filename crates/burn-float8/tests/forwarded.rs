@@ -1,7 +1,7 @@
 //! Every method of every operation trait of burn-backend is forwarded by name.
 //!
 //! A defaulted method that is not forwarded compiles, and silently replaces the inner backend's fast kernel by the
-//! generic one, so the list in `src/forward.rs` is compared with the traits' own sources.
+//! generic one, so the list in `src/ops/delegate.rs` is compared with the traits' own sources.
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -60,9 +60,9 @@ fn upstream() -> BTreeMap<String, BTreeSet<String>> {
     names.map(|name| (name.clone(), methods(&name))).collect()
 }
 
-/// The methods of each `impl .. for Float8<B>` in `src/forward.rs`, written out or in the macro's list.
+/// The methods of each `impl .. for Float8<B>` in `src/ops/delegate.rs`, written out or in the macro's list.
 fn forwarded() -> BTreeMap<String, BTreeSet<String>> {
-    let source = include_str!("../src/forward.rs");
+    let source = include_str!("../src/ops/delegate.rs");
     let mut found = BTreeMap::<String, BTreeSet<String>>::new();
     for item in syn::parse_file(source).unwrap().items {
         let Item::Impl(block) = item else { continue };
@@ -102,7 +102,7 @@ fn every_operation_is_forwarded() {
 #[test]
 fn no_name_collides_with_burn() {
     let upstream = upstream();
-    let ours = syn::parse_file(include_str!("../src/backend.rs")).unwrap();
+    let ours = syn::parse_file(include_str!("../src/backend/mod.rs")).unwrap();
     let own = ours.items.into_iter().find_map(|i| match i {
         Item::Trait(t) if t.ident == "Float8Backend" => Some(t),
         _ => None,

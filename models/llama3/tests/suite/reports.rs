@@ -123,6 +123,6 @@ fn strict_runs_refuse_high_precision_that_nobody_asked_for() {
     assert!(outcome.gemms.emulated > 0);
     // Only evaluated: FP8 as well, and checked as well.
     run(&config(&["float8.strict=true", "training.steps=0"])).unwrap();
-    let error = Error::Strict(Float8Error::NeverCalled { layer: "lm_head".into() });
+    let error = Error::Strict(Float8Error::NeverCalled { layer: "lm_head".into(), weight_matmuls: 0 });
     assert_eq!(error.to_string(), "float8.strict: lm_head: converted to FP8, but never called as a linear");
 }

@@ -1,0 +1,67 @@
+//! The modules of the crate import downwards only, in the order in which `lib.rs` lists them.
+use std::path::{Path, PathBuf};
+
+/// The modules of `lib.rs`, lowest first.
+fn order() -> Vec<String> {
+    let file = syn::parse_file(include_str!("../src/lib.rs")).unwrap();
+    let module = |item| match item {
+        syn::Item::Mod(module) if module.content.is_none() => Some(module.ident.to_string()),
+        _ => None,
+    };
+    file.items.into_iter().filter_map(module).collect()
+}
+
+/// Files of a folder and below it, with the first part of their path in it.
+fn files(root: &Path) -> Vec<(String, PathBuf)> {
+    let mut found = vec![];
+    let mut folders = vec![root.to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let first = path.strip_prefix(root).unwrap().iter().next().unwrap().to_string_lossy();
+                found.push((first.trim_end_matches(".rs").to_string(), path));
+            }
+        }
+    }
+    found
+}
+
+/// The modules that follow each `crate::` in code.
+fn imports(source: &str) -> Vec<String> {
+    let code = source.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let after = |line: &str| -> Vec<String> {
+        let names = line.split("crate::").skip(1);
+        // `$crate::` is what a macro writes for its users.
+        let own = names.zip(line.split("crate::")).filter(|(_, before)| !before.ends_with('$'));
+        own.map(|(name, _)| name.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()).collect()
+    };
+    code.flat_map(after).collect()
+}
+
+#[test]
+fn modules_import_downwards_only() {
+    let order = order();
+    assert!(order.len() > 8, "{order:?}");
+    let place = |name: &str| order.iter().position(|module| module == name);
+    let (mut checked, mut upwards) = (0, vec![]);
+    for (module, path) in files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src")) {
+        let Some(own) = place(&module) else {
+            assert_eq!(module, "lib", "{} is in no module of lib.rs", path.display());
+            continue;
+        };
+        for import in imports(&std::fs::read_to_string(&path).unwrap()) {
+            let Some(imported) = place(&import) else {
+                panic!("{}: crate::{import} is no module of lib.rs: import from where it is defined", path.display());
+            };
+            checked += 1;
+            if imported > own {
+                upwards.push(format!("{}: crate::{import}", path.display()));
+            }
+        }
+    }
+    assert!(checked > 100, "only {checked} imports found");
+    assert!(upwards.is_empty(), "imports that point up:\n{}", upwards.join("\n"));
+}
