@@ -32,11 +32,16 @@ pub trait Float8Stack: Backend + sealed::Sealed {
     /// The layer whose weight this is, and when it was built.
     #[doc(hidden)]
     #[allow(private_interfaces)]
-    fn tag(tensor: &FloatTensor<Self>) -> Option<Tag>;
+    fn tag(tensor: &FloatTensor<Self>) -> Option<Tag> {
+        Self::float8_tensor(tensor).tag().cloned()
+    }
     /// The layer whose weight this is.
     fn layer(tensor: &FloatTensor<Self>) -> Option<Arc<Layer>> {
         Self::tag(tensor).map(|tag| tag.layer)
     }
+    /// The same tensor below autodiff.
+    #[doc(hidden)]
+    fn float8_tensor(tensor: &FloatTensor<Self>) -> &Float8Tensor<Self::Inner>;
     /// See [`linear`](crate::linear()).
     #[doc(hidden)]
     fn linear_saved(
@@ -65,9 +70,8 @@ impl<B: Float8Backend> Float8Stack for Float8<B> {
         tensor.tagged(tag)
     }
 
-    #[allow(private_interfaces)]
-    fn tag(tensor: &FloatTensor<Self>) -> Option<Tag> {
-        Float8Tensor::tag(tensor).cloned()
+    fn float8_tensor(tensor: &FloatTensor<Self>) -> &Float8Tensor<B> {
+        tensor
     }
 
     fn linear_saved(
@@ -96,9 +100,8 @@ impl<B: Float8Backend, C: CheckpointStrategy> Float8Stack for Autodiff<Float8<B>
         tensor
     }
 
-    #[allow(private_interfaces)]
-    fn tag(tensor: &FloatTensor<Self>) -> Option<Tag> {
-        Float8::<B>::tag(&tensor.primitive)
+    fn float8_tensor(tensor: &FloatTensor<Self>) -> &Float8Tensor<B> {
+        &tensor.primitive
     }
 
     fn linear_saved(

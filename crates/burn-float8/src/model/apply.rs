@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::walk::{Path, linears};
 use crate::config::{Float8Config, LinearInfo, Policy};
-use crate::error::ApplyError;
+use crate::error::{ApplyError, Float8Error};
 use crate::layer::{Conversion, Layer, Tag, note_apply};
 use crate::nn::register;
 use crate::stack::Float8Stack;
@@ -130,12 +130,16 @@ impl Float8Config {
         mut filter: impl FnMut(&LinearInfo) -> bool,
     ) -> Result<(M, Summary), ApplyError<M>> {
         let (quantized, linears): (Vec<_>, Vec<_>) =
-            linears::<B, M>(&model, Some(self)).into_iter().partition(|linear| linear.is_quantized);
+            linears::<B, M>(&model, Some(self)).into_iter().partition(|linear| linear.weight.is_none());
         let known = linears.iter().find_map(|linear| Some(linear.tag.as_ref()?.layer.conversion()));
         let devices: Vec<_> = linears.iter().map(|linear| linear.device.clone()).collect();
         let infos: Vec<_> = linears.into_iter().map(|linear| linear.info).collect();
         let policies = match self.policies(&infos, &mut filter) {
             Ok(policies) => policies,
+            Err(Float8Error::NoLinears) if !quantized.is_empty() => {
+                let error = Float8Error::NothingConverted { linears: quantized.len(), reasons: "quantized".into() };
+                return Err(ApplyError { error, model: Box::new(model) });
+            }
             Err(error) => return Err(ApplyError { error, model: Box::new(model) }),
         };
         let quantized = quantized.into_iter().map(|linear| linear.info.name).collect();

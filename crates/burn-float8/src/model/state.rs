@@ -39,19 +39,14 @@ pub struct Float8State {
 #[serde(deny_unknown_fields, default)]
 pub struct LayerState {
     /// Where the layer was moved, if it was.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub fallback: Option<Fallback>,
     /// What its histories were made with; absent without any.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub delayed_scaling: Option<DelayedScaling>,
     /// Its amax history as x.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub input: Option<AmaxState>,
     /// That of w.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<AmaxState>,
     /// That of dy.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub grad_output: Option<AmaxState>,
 }
 
@@ -248,6 +243,16 @@ impl LayerState {
 /// by a number needs no call.
 pub fn begin_float8_step<B: Float8Stack, M: Module<B>>(model: &M) {
     let converted = Converted::<B>::of(model);
+    for linear in linears::<B, M>(model, None) {
+        let (Some(tag), Some(weight)) = (linear.tag, linear.weight) else { continue };
+        let state = DeviceState::<B::Inner>::of(&tag.layer, &B::inner_device(&linear.device));
+        // An evaluation may have cast it already, with the scale of the step that ends now.
+        if tag.stamp > state.begun_at()
+            && let Some(cache) = B::float8_tensor(&weight).known_cache()
+        {
+            cache.forget_delayed();
+        }
+    }
     converted.0.iter().for_each(|found| found.layer.conversion().set_manual_steps());
     converted.states().iter().for_each(|state| state.begin());
 }

@@ -1,6 +1,7 @@
 //! The linears of a model, by their paths in the module tree.
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorPrimitive};
+use burn_backend::tensor::FloatTensor;
 
 use crate::config::{Float8Config, LinearInfo};
 use crate::layer::Tag;
@@ -46,8 +47,8 @@ pub(super) struct FoundLinear<B: Float8Stack> {
     pub(super) device: B::Device,
     /// Of its weight, once a configuration was applied.
     pub(super) tag: Option<Tag>,
-    /// Whether the weight is a quantized tensor, which no FP8 linear reads.
-    pub(super) is_quantized: bool,
+    /// The weight, unless it is a quantized tensor, which no FP8 linear reads.
+    pub(super) weight: Option<FloatTensor<B>>,
 }
 
 /// The linears of a model in the order of the walk, by the custom types of this configuration, or else by those of the
@@ -67,16 +68,17 @@ pub(super) fn linears<B: Float8Stack, M: Module<B>>(model: &M, config: Option<&F
             }
             let weight = param.val();
             let (dims, device) = (weight.dims(), weight.device());
-            let (tag, is_quantized) = match weight.into_primitive() {
-                TensorPrimitive::Float(weight) => (B::tag(&weight), false),
-                TensorPrimitive::QFloat(_) => (None, true),
+            let weight = match weight.into_primitive() {
+                TensorPrimitive::Float(weight) => Some(weight),
+                TensorPrimitive::QFloat(_) => None,
             };
+            let tag = weight.as_ref().and_then(B::tag);
             let applied = tag.as_ref().map(|tag| tag.layer.conversion());
             let fallback = Float8Config::default();
             let config = self.1.or(applied.as_ref().map(|applied| applied.config())).unwrap_or(&fallback);
             let Some(name) = self.0.linear_weight(D, config) else { return };
             let info = LinearInfo { name, k: dims[D - 2], n: dims[D - 1] };
-            self.2.push(FoundLinear { info, device, tag, is_quantized });
+            self.2.push(FoundLinear { info, device, tag, weight });
         }
     }
     let mut walk = Walk(Path::default(), config, vec![]);

@@ -44,7 +44,11 @@ pub(crate) fn forward<B: Float8Backend>(
     if let Some(dtype) = bias_dtype {
         layer.set_bias_dtype(dtype);
     }
-    let mut used = LinearUse { bias_dtype, ..LinearUse::new(layer.clone(), owner.enabled, w.dtype(), [k, n]) };
+    let saved = x.saved_clone();
+    if saved.is_some() {
+        w.cache().set_trained();
+    }
+    let mut used = LinearUse { bias_dtype, saved, ..LinearUse::new(layer.clone(), owner.enabled, w.dtype(), [k, n]) };
     let call = GemmCall::new(&owner, Gemm::Fprop, [m, k, n]);
     let dtypes = [Some(dtype), Some(w.dtype()), bias_dtype];
     let Some(config) = call.float8_config::<B>(&device, dtypes.into_iter().flatten()) else {
@@ -59,7 +63,7 @@ pub(crate) fn forward<B: Float8Backend>(
     used.weight_observation = b.result.observation.clone();
     used.sampled_weight = is_sampled::<B>(layer, &device).then(|| w.clone());
     x.cache().add_use(used);
-    if let Some(observation) = a.result.observation.clone().filter(|_| !layer.has_wgrad()) {
+    if let Some(observation) = a.result.observation.clone().filter(|_| !is_trained(&w, layer)) {
         w.cache().push_unconfirmed(&x, m, observation);
     }
     call.run([&a, &b], bias.map(Float8Tensor::into_full), None, (out, dtype), (&device, &config))
@@ -72,7 +76,7 @@ pub(crate) fn dgrad<B: Float8Backend>(w: Float8Tensor<B>, dy: Float8Tensor<B>) -
     let (m, dtype, out) = (rows(&dys), dy.dtype(), with_last(&dys, k));
     let owner = Owner::of(&w);
     enter_dgrad(&w, &owner);
-    if !owner.layer.has_wgrad()
+    if !is_trained(&w, &owner.layer)
         && let Some(observation) = w.cache().pop_unconfirmed(m)
     {
         observation.confirm();
@@ -147,6 +151,11 @@ pub(super) fn bias_grad_as<B: Float8Backend>(dy: Float8Tensor<B>, dtype: DType) 
     Float8Tensor::new(B::linear_bias_backward(dy))
 }
 
+/// Whether a weight's gradient is wanted, so that wgrad will confirm what fprop has read.
+fn is_trained<B: Float8Backend>(w: &Float8Tensor<B>, layer: &Layer) -> bool {
+    w.cache().is_trained() || layer.has_wgrad()
+}
+
 /// Backward has come to a weight.
 pub(super) fn enter_dgrad<B: Float8Backend>(w: &Float8Tensor<B>, owner: &Owner) {
     in_backward();
@@ -188,15 +197,17 @@ pub(super) fn sample_operands<B: Float8Backend, const N: usize>(
 /// - a residual sum hands one dy to two layers, so dy's record counts only while its wgrad is to come, and if x's name the same
 ///   linear or x has none (it was recomputed under gradient checkpointing);
 /// - x's records alone decide where nothing asked for dx. Linears of one shape then take turns, last one first as
-///   backward visits them, so that each is counted once.
+///   backward visits them, so that each is counted once; those for which Autodiff saved no x, such as a frozen teacher, come
+///   last.
 fn take_use<B: Float8Backend>(x: &Float8Tensor<B>, dy: &Float8Tensor<B>, weight_shape: [usize; 2]) -> LinearUse<B> {
     let fits = |used: &LinearUse<B>| used.weight_shape == weight_shape;
     let of_dy = dy.cache().with_uses(|uses| uses.iter().find(|used| fits(used) && used.pending).cloned());
     let of_x = x.cache().with_uses(|uses| {
         let same = of_dy.as_ref().and_then(|of_dy| uses.iter().position(|used| used.is_same(of_dy)));
+        let saved = || uses.iter().rposition(|used| fits(used) && used.pending && used.saved.is_some());
         let pending = || uses.iter().rposition(|used| fits(used) && used.pending);
         let any = || uses.iter().rposition(fits);
-        let found = if uses.is_empty() { None } else { same.or_else(pending).or_else(any) };
+        let found = if uses.is_empty() { None } else { same.or_else(saved).or_else(pending).or_else(any) };
         found.map(|i| {
             uses[i].pending = false;
             let taken = uses[i].clone();

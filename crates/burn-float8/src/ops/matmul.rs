@@ -13,18 +13,21 @@ use burn_backend::tensor::FloatTensor;
 use super::linear;
 use crate::backend::Float8Backend;
 use crate::layer::Layer;
-use crate::tensor::{Float8Tensor, Fp8Cache};
+use crate::tensor::{Float8Tensor, LinearUse};
 
 pub(super) fn matmul<B: Float8Backend>(lhs: Float8Tensor<B>, rhs: Float8Tensor<B>) -> Float8Tensor<B> {
     if lhs.rank() == 2 && rhs.rank() == 2 {
         let (l, r) = (lhs.shape(), rhs.shape());
-        if let Some(w) = rhs.transpose_of().filter(|w| is_weight(w) && l[1] == r[0]) {
+        if let Some(w) = rhs.transpose_of().filter(|w| is_saved_weight(w) && l[1] == r[0]) {
             return linear::dgrad(w.clone(), lhs);
         }
-        if let Some(x) = lhs.transpose_of().filter(|x| l[1] == r[0] && wants_wgrad(x, [l[0], r[1]])) {
+        if let Some(x) = lhs.transpose_of().filter(|x| l[1] == r[0] && is_saved_input(x, [l[0], r[1]])) {
             return linear::wgrad(x.clone(), rhs);
         }
-        if rhs.transpose_of().is_none() && rhs.layer().is_some_and(|layer| has_matmul(layer)) {
+        if rhs.transpose_of().is_none() && l[1] == r[0] && rhs.layer().is_some_and(|layer| has_matmul(layer)) {
+            if let Some(clone) = rhs.saved_clone() {
+                rhs.cache().add_saved(clone);
+            }
             return linear::forward(lhs, rhs, None);
         }
     }
@@ -47,25 +50,30 @@ fn transposed<B: Float8Backend>(
     t: Float8Tensor<B>,
     swap: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
 ) -> Float8Tensor<B> {
-    let is_input = |cache: &Fp8Cache<B>| cache.with_uses(|uses| uses.iter().any(|used| has_matmul(&used.layer)));
-    if t.rank() == 2 && (is_weight(&t) || t.known_cache().is_some_and(is_input)) {
+    if t.rank() == 2 && (is_saved_weight(&t) || is_saved_for(&t, |_| true)) {
         return Float8Tensor::transposed(swap(t.full().clone()), t);
     }
     let mark = t.mark().cloned();
     Float8Tensor::new(swap(t.into_full())).with_mark(mark)
 }
 
-/// Whether fprop has read this as a weight whose matmuls run in FP8.
-fn is_weight<B: Float8Backend>(w: &Float8Tensor<B>) -> bool {
-    w.layer().is_some_and(|layer| has_matmul(layer)) && w.known_cache().is_some_and(|cache| cache.is_weight())
+/// Whether this is what Autodiff saved of a weight for the backward of a matmul in FP8; a transpose in forward is not.
+fn is_saved_weight<B: Float8Backend>(w: &Float8Tensor<B>) -> bool {
+    w.layer().is_some_and(|layer| has_matmul(layer))
+        && w.known_cache().is_some_and(|cache| cache.with_saved(|saved| w.is_clone_of(saved)))
 }
 
-/// Whether a weight of this shape, whose matmuls run in FP8, has read x and waits for its gradient.
-fn wants_wgrad<B: Float8Backend>(x: &Float8Tensor<B>, weight_shape: [usize; 2]) -> bool {
-    x.known_cache().is_some_and(|cache| {
-        cache.with_uses(|uses| {
-            uses.iter().any(|u| u.pending && u.weight_shape == weight_shape && has_matmul(&u.layer))
-        })
+/// Whether this is what Autodiff saved of an x for the gradient of a weight of this shape, which a matmul in FP8 read.
+fn is_saved_input<B: Float8Backend>(x: &Float8Tensor<B>, weight_shape: [usize; 2]) -> bool {
+    is_saved_for(x, |used| used.pending && used.weight_shape == weight_shape)
+}
+
+fn is_saved_for<B: Float8Backend>(x: &Float8Tensor<B>, condition: impl Fn(&LinearUse<B>) -> bool) -> bool {
+    let Some(cache) = x.known_cache() else { return false };
+    cache.with_uses(|uses| {
+        // One clone of x is saved for all that read it.
+        let saved: Vec<_> = uses.iter().filter_map(|used| used.saved).collect();
+        x.is_clone_of(&saved) && uses.iter().any(|used| condition(used) && has_matmul(&used.layer))
     })
 }
 

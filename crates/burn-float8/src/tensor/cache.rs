@@ -11,6 +11,7 @@
 //! All copies of one cast of a tensor have one scale: what the first of them finds out is kept, also for a tensor of the same
 //! elements with zeros between ([`Fp8Cache::inherit`]). A tensor that gradient checkpointing computes again is another
 //! one.
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -32,6 +33,9 @@ const MAX_UNREAD_FPROPS: u32 = 16;
 
 /// Amaxes of inputs of a frozen weight that wait for its dgrad.
 const MAX_UNCONFIRMED: usize = 64;
+
+/// Clones of a weight that matmuls have saved for backward.
+const MAX_SAVED: usize = 1024;
 
 /// What tells two casts of one tensor apart.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -129,6 +133,8 @@ pub(crate) struct LinearUse<B: Float8Backend> {
     pub(crate) weight_shape: [usize; 2],
     /// Whether the weight gradient of this use is still to come.
     pub(crate) pending: bool,
+    /// The clone of x that Autodiff saved for it, if it did: not in an evaluation, nor with a frozen weight.
+    pub(crate) saved: Option<u32>,
     /// The bias' dtype, where fprop left this record: dgrad is given no bias.
     pub(crate) bias_dtype: Option<DType>,
     /// What fprop's cast of w has to tell its history, once backward follows.
@@ -139,9 +145,17 @@ pub(crate) struct LinearUse<B: Float8Backend> {
 
 impl<B: Float8Backend> LinearUse<B> {
     pub(crate) fn new(layer: Arc<Layer>, enabled: bool, weight_dtype: DType, weight_shape: [usize; 2]) -> Self {
-        let (bias_dtype, weight_observation, sampled_weight) = Default::default();
-        let pending = true;
-        Self { layer, enabled, weight_dtype, weight_shape, pending, bias_dtype, weight_observation, sampled_weight }
+        Self {
+            layer,
+            enabled,
+            weight_dtype,
+            weight_shape,
+            pending: true,
+            saved: None,
+            bias_dtype: None,
+            weight_observation: None,
+            sampled_weight: None,
+        }
     }
 
     /// Whether both are the same linear.
@@ -157,7 +171,7 @@ impl<B: Float8Backend> LinearUse<B> {
 struct Unconfirmed<B: Float8Backend> {
     rows: usize,
     /// Alive as long as something keeps x, as a backward pass to come may; the x of an evaluation is gone.
-    x: Weak<OnceLock<Box<Fp8Cache<B>>>>,
+    x: Weak<dyn Send + Sync>,
     observation: Arc<Observation<B>>,
 }
 
@@ -166,6 +180,8 @@ pub(crate) struct Fp8Cache<B: Float8Backend> {
     entries: Mutex<Entries<B>>,
     /// Whether a linear read this tensor as its weight.
     is_weight: AtomicBool,
+    /// Whether Autodiff saved an x for its gradient.
+    is_trained: AtomicBool,
     /// How many of its elements are those of another tensor, where others are zeros.
     elements: OnceLock<u64>,
 }
@@ -175,15 +191,18 @@ pub(super) struct Entries<B: Float8Backend> {
     pub(super) results: Vec<(CastKey, Arc<CastResult<B>>)>,
     uses: Vec<LinearUse<B>>,
     unconfirmed: Vec<Unconfirmed<B>>,
+    /// Clones that Autodiff saved of this weight for the backward of matmuls.
+    saved: VecDeque<u32>,
     fprops_since_dgrad: u32,
 }
 
 impl<B: Float8Backend> Default for Fp8Cache<B> {
     fn default() -> Self {
-        let (copies, results, uses, unconfirmed) = Default::default();
+        let (copies, results, uses, unconfirmed, saved) = Default::default();
         Self {
-            entries: Mutex::new(Entries { copies, results, uses, unconfirmed, fprops_since_dgrad: 0 }),
+            entries: Mutex::new(Entries { copies, results, uses, unconfirmed, saved, fprops_since_dgrad: 0 }),
             is_weight: AtomicBool::new(false),
+            is_trained: AtomicBool::new(false),
             elements: OnceLock::new(),
         }
     }
@@ -225,6 +244,36 @@ impl<B: Float8Backend> Fp8Cache<B> {
         self.lock().fprops_since_dgrad = 0;
     }
 
+    /// Notes that Autodiff has saved an x for this weight's gradient.
+    pub(crate) fn set_trained(&self) {
+        self.is_trained.store(true, Relaxed);
+    }
+
+    pub(crate) fn is_trained(&self) -> bool {
+        self.is_trained.load(Relaxed)
+    }
+
+    /// Notes the clone of this weight that Autodiff saved for the backward of a matmul.
+    pub(crate) fn add_saved(&self, clone: u32) {
+        let saved = &mut self.lock().saved;
+        if saved.len() == MAX_SAVED {
+            saved.pop_front();
+        }
+        saved.push_back(clone);
+    }
+
+    /// Reads the clones that were saved.
+    pub(crate) fn with_saved<T>(&self, f: impl FnOnce(&[u32]) -> T) -> T {
+        f(self.lock().saved.make_contiguous())
+    }
+
+    /// Forgets what casts with delayed scaling have made: a step begins that has other scales.
+    pub(crate) fn forget_delayed(&self) {
+        let mut entries = self.lock();
+        let _copies: Vec<_> = entries.copies.extract_if(.., |(key, _)| key.cast.delayed.is_some()).collect();
+        entries.results.retain(|(key, _)| key.delayed.is_none());
+    }
+
     pub(crate) fn is_weight(&self) -> bool {
         self.is_weight.load(Relaxed)
     }
@@ -254,7 +303,7 @@ impl<B: Float8Backend> Fp8Cache<B> {
         if unconfirmed.len() == MAX_UNCONFIRMED {
             unconfirmed.remove(0);
         }
-        unconfirmed.push(Unconfirmed { rows, x: x.downgrade_cache(), observation });
+        unconfirmed.push(Unconfirmed { rows, x: x.liveness(), observation });
     }
 
     /// What the x that belongs to a dy of so many rows has to tell: backward visits the last first, and passes over

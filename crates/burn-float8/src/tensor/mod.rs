@@ -4,6 +4,7 @@ mod cast;
 mod recent;
 mod sample;
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 use burn_backend::tensor::FloatTensor;
@@ -24,17 +25,41 @@ pub(crate) use sample::{is_sampled, push_sample, sample, take_sample};
 pub struct Float8Tensor<B: Float8Backend> {
     full: FloatTensor<B>,
     mark: Option<Mark>,
-    /// Filled by the first linear that reads the tensor: any other tensor pays one small allocation.
-    cache: Arc<OnceLock<Box<Fp8Cache<B>>>>,
+    shared: Arc<Shared<B>>,
+    clone: CloneId,
     /// What this is the transpose of, where `Tensor::matmul` runs in FP8: its backward is given transposes.
     transpose_of: Option<Box<Float8Tensor<B>>>,
+}
+
+/// What all clones of a tensor share.
+struct Shared<B: Float8Backend> {
+    /// The newest clone: its number in the upper half, that of the clone which it was made from in the lower one.
+    newest: AtomicU64,
+    /// Filled by the first linear that reads the tensor: any other tensor pays one small allocation.
+    cache: OnceLock<Box<Fp8Cache<B>>>,
+}
+
+impl<B: Float8Backend> Default for Shared<B> {
+    fn default() -> Self {
+        Self { newest: AtomicU64::new(0), cache: OnceLock::new() }
+    }
+}
+
+/// Which clone of a tensor this is, and from which it was made; the original is 0.
+///
+/// Autodiff clones what it saves for backward just before it calls the operation. So a linear can tell whether its x was saved,
+/// and backward's tensors from forward's.
+#[derive(Clone, Copy, Default)]
+struct CloneId {
+    own: u32,
+    parent: u32,
 }
 
 impl<B: Float8Backend> Float8Tensor<B> {
     /// Wraps a tensor that no linear has seen.
     #[inline]
     pub fn new(full: FloatTensor<B>) -> Self {
-        Self { full, mark: None, cache: Arc::default(), transpose_of: None }
+        Self { full, mark: None, shared: Arc::default(), clone: CloneId::default(), transpose_of: None }
     }
 
     /// The full-precision tensor.
@@ -99,31 +124,49 @@ impl<B: Float8Backend> Float8Tensor<B> {
 
     /// Whether this is the weight of a linear, tagged or not.
     pub(crate) fn is_weight(&self) -> bool {
-        self.mark.is_some() || self.cache.get().is_some_and(|cache| cache.is_weight())
+        self.mark.is_some() || self.known_cache().is_some_and(|cache| cache.is_weight())
     }
 
     pub(crate) fn cache(&self) -> &Fp8Cache<B> {
-        self.cache.get_or_init(Box::default)
+        self.shared.cache.get_or_init(Box::default)
     }
 
     /// The cache of a tensor that a linear has read.
     pub(crate) fn known_cache(&self) -> Option<&Fp8Cache<B>> {
-        self.cache.get().map(|cache| &**cache)
+        self.shared.cache.get().map(|cache| &**cache)
     }
 
-    /// The cache, without keeping it.
-    fn downgrade_cache(&self) -> std::sync::Weak<OnceLock<Box<Fp8Cache<B>>>> {
-        Arc::downgrade(&self.cache)
+    /// Whether anything keeps the tensor.
+    fn liveness(&self) -> std::sync::Weak<dyn Send + Sync> {
+        let shared: Arc<dyn Send + Sync> = self.shared.clone();
+        Arc::downgrade(&shared)
+    }
+
+    /// The clone that Autodiff has just saved of this argument of an operation, if it did.
+    pub(crate) fn saved_clone(&self) -> Option<u32> {
+        let newest = self.shared.newest.load(Relaxed);
+        let (clone, parent) = ((newest >> 32) as u32, newest as u32);
+        (clone != 0 && parent == self.clone.own).then_some(clone)
+    }
+
+    /// Whether this is one of these clones or was made from one, as what backward is given of a saved tensor.
+    pub(crate) fn is_clone_of(&self, saved: &[u32]) -> bool {
+        let CloneId { own, parent } = self.clone;
+        saved.contains(&own) || saved.contains(&parent)
     }
 }
 
 impl<B: Float8Backend> Clone for Float8Tensor<B> {
     #[inline]
     fn clone(&self) -> Self {
+        let parent = self.clone.own;
+        let next = |newest: u64| Some(((newest >> 32) + 1) << 32 | u64::from(parent));
+        let before = self.shared.newest.fetch_update(Relaxed, Relaxed, next).unwrap_or_default();
         Self {
             full: self.full.clone(),
             mark: self.mark.clone(),
-            cache: self.cache.clone(),
+            shared: self.shared.clone(),
+            clone: CloneId { own: (before >> 32) as u32 + 1, parent },
             transpose_of: self.transpose_of.clone(),
         }
     }
