@@ -156,30 +156,44 @@ fn between_backward_and_the_optimizer() {
     });
 }
 
+/// Steps begun by hand; `evaluate` is called where programs evaluate: before backward, and after the optimizer's step.
+fn by_hand(evaluate: impl Fn(&Attention<B>, &Attention<B>, u64, bool)) -> (Vec<u32>, Float8State) {
+    let mut model: Attention<B> = applied(&Float8Config::new(Recipe::Delayed), Attention::new());
+    let mut optimizer = AdamWConfig::new().init::<B, Attention<B>>();
+    let mut average = model.clone().no_grad();
+    let mut losses = vec![];
+    for step in 0..STEPS {
+        begin_float8_step(&model);
+        let loss = model.forward(x(step)).powf_scalar(2.0).mean();
+        losses.extend(bits(loss.clone()));
+        evaluate(&model, &average, step, false);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        model = optimizer.step(1e-2, model, grads);
+        average = follow(average, &model);
+        evaluate(&model, &average, step, true);
+    }
+    (losses, Float8State::export(&model))
+}
+
 /// A model whose steps are begun by hand is left alone just so.
 #[test]
-fn of_a_model_whose_steps_begin_by_hand() {
-    let run = |evaluate: bool| {
-        let mut model: Attention<B> = applied(&Float8Config::new(Recipe::Delayed), Attention::new());
-        let mut optimizer = AdamWConfig::new().init::<B, Attention<B>>();
-        let mut average = model.clone().no_grad();
-        let mut losses = vec![];
-        for step in 0..STEPS {
-            begin_float8_step(&model);
-            let loss = model.forward(x(step)).powf_scalar(2.0).mean();
-            losses.extend(bits(loss.clone()));
-            if evaluate {
-                average.valid().forward(other::<F8>(step));
-            }
-            let grads = GradientsParams::from_grads(loss.backward(), &model);
-            model = optimizer.step(1e-2, model, grads);
-            average = follow(average, &model);
-            if evaluate {
-                average.valid().forward(other::<F8>(step));
-                model.valid().forward(other::<F8>(step));
-            }
+fn where_steps_begin_by_hand() {
+    let evaluated = by_hand(|model, average, step, after_step| {
+        average.valid().forward(other::<F8>(step));
+        if !after_step {
+            model.valid().forward(other::<F8>(step));
         }
-        (losses, Float8State::export(&model))
-    };
-    assert_eq!(run(true), run(false));
+    });
+    assert_eq!(evaluated, by_hand(|_, _, _, _| ()));
+}
+
+/// The evaluation reads the new weights before their step has begun.
+#[test]
+fn of_new_weights_where_steps_begin_by_hand() {
+    let evaluated = by_hand(|model, _, step, after_step| {
+        if after_step {
+            model.valid().forward(other::<F8>(step));
+        }
+    });
+    assert_eq!(evaluated, by_hand(|_, _, _, _| ()));
 }

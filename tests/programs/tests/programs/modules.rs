@@ -115,7 +115,8 @@ fn assert_recurrent<M: Module<B>>(model: &M, directions: &[&str]) {
                     l.name
                 );
                 assert_eq!(l.totals().high_precision, 0, "{}", l.name);
-                assert_eq!(l.casts[1], STEPS, "{}: a weight is cast once a step, over all time steps", l.name);
+                // Until a layer's first backward nothing shows that it will need the other orientation.
+                assert_eq!(l.casts[1], STEPS + 1, "{}: a weight is cast once a step, over all time steps", l.name);
             }
         }
     }
