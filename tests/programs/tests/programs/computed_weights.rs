@@ -164,3 +164,27 @@ fn interpolated_weights() {
     assert_eq!(Float8State::export(&model).step, STEPS);
     assert_eq!(float8_calls(layer(&own_report(&model), "first")), [STEPS, 0, STEPS]);
 }
+
+/// `xᵀ·y` in forward has the shapes of a weight gradient, and is none.
+#[test]
+fn products_of_inputs_and_outputs() {
+    for config in configs() {
+        let model: Mlp<B> = applied(&config, Mlp::new());
+        let (model, losses) = train(model, 0..STEPS, |m, step| {
+            let y = m.first.forward(x());
+            let before = float8_calls(layer(&own_report(m), "first"));
+            let correlation = x().transpose().matmul(y.clone());
+            // By `matmul` with the weight too, as GRU reads it.
+            let shared = x();
+            let z = shared.clone().matmul(m.first.weight.val());
+            let gram = shared.transpose().matmul(z.clone());
+            let after = float8_calls(layer(&own_report(m), "first"));
+            assert_eq!([after[1], after[2]], [before[1], before[2]], "no backward has come");
+            assert_eq!(Float8State::export(m).step, step + 1);
+            to_target(m.second.forward(burn::tensor::activation::relu(y + z)))
+                + (correlation.powf_scalar(2.0).mean() + gram.powf_scalar(2.0).mean()) * 1e-3
+        });
+        assert!(losses[4] < losses[0], "{losses:?}");
+        assert_eq!(Float8State::export(&model).step, STEPS);
+    }
+}

@@ -16,10 +16,7 @@ fn new<A: Backend>() -> Linear<A> {
 }
 
 /// y, dx, dw by `nn::Linear` and by `burn_float8::linear`, and db by both.
-fn both<A: AutodiffBackend>(l: &Linear<A>) -> [([Vec<u32>; 3], Vec<u32>); 2]
-where
-    A: Backend,
-{
+fn both<A: AutodiffBackend>(l: &Linear<A>) -> [([Vec<u32>; 3], Vec<u32>); 2] {
     let (x, dy) = (tensor::<A, 3>([2, 5, D], 1), tensor::<A, 3>([2, 5, N], 2));
     let bias = || l.bias.as_ref().expect("it has one");
     let run = |forward: &dyn Fn(Tensor<A, 3>) -> Tensor<A, 3>| {
