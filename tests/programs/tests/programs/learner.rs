@@ -5,9 +5,12 @@ use burn_float8::{Float8Config, Float8State, Recipe};
 use burn_train::checkpoint::KeepLastNCheckpoints;
 use burn_train::metric::LossMetric;
 use burn_train::metric::store::{Aggregate, Direction, Split};
-use burn_train::{ExecutionStrategy, MetricEarlyStoppingStrategy, MultiDeviceOptim, StoppingCondition};
+use burn_train::{
+    ExecutionStrategy, InferenceStep, MetricEarlyStoppingStrategy, MultiDeviceOptim, RegressionOutput,
+    StoppingCondition, TrainStep,
+};
 
-use crate::support::learner::{History, StateLast, Stateless, Trainable, fit, net, trainable};
+use crate::support::learner::{Batch, History, StateLast, Stateless, Trainable, fit, net, trainable};
 use crate::support::{B, F8, float8_calls, own_report};
 
 const RATE: f64 = 1e-2;
@@ -40,11 +43,8 @@ fn it_trains() {
 /// Four epochs at a stretch, or two and, in a new model that is restored from the checkpoint, two more.
 fn resumes<M>(new: impl Fn(u64) -> M) -> [History; 2]
 where
-    M: burn_train::TrainStep<Input = crate::support::learner::Batch<B>, Output = burn_train::RegressionOutput<B>>
-        + AutodiffModule<B>
-        + core::fmt::Display
-        + 'static,
-    M::InnerModule: burn_train::InferenceStep<Input = crate::support::learner::Batch<F8>, Output = burn_train::RegressionOutput<F8>>,
+    M: TrainStep<Input = Batch<B>, Output = RegressionOutput<B>> + AutodiffModule<B> + core::fmt::Display + 'static,
+    M::InnerModule: InferenceStep<Input = Batch<F8>, Output = RegressionOutput<F8>>,
 {
     let [whole, parts] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let keep = || KeepLastNCheckpoints::new(4);
