@@ -1,0 +1,204 @@
+//! Configuring: filters as closures, layers of types of one's own, recipes by name, builders in any order, models given back.
+use burn::module::{Module, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::backend::Backend;
+use burn::tensor::{Tensor, module::linear};
+use burn_float8::{
+    AmaxComputeAlgo, ApplyError, CastConfig, Casts, DelayedScaling, Float8Config, Float8Error, Float8LinearConfig,
+    Float8State, LinearInfo, Recipe, ScaleCalculationMode, set_default_config,
+};
+
+use crate::support::models::{D, Mlp};
+use crate::support::{
+    B, F8, applied, assert_falls, bits, float8_calls, high_precision_calls, layer, layer_of, own_report, panic_of,
+    tensor, train, with_parameters,
+};
+
+fn x() -> Tensor<B, 2> {
+    tensor([6, D], 1)
+}
+
+#[test]
+fn a_closure_decides_which_linears_stay() {
+    let seen = std::sync::Mutex::new(vec![]);
+    let config = Float8Config::tensorwise().with_strict(true);
+    let (model, summary) = config
+        .convert_filtered(Mlp::<B>::new(), |l: &LinearInfo| {
+            seen.lock().unwrap().push((l.name.clone(), l.k, l.n));
+            l.n > 4
+        })
+        .unwrap();
+    let mut seen = seen.into_inner().unwrap();
+    seen.dedup();
+    assert_eq!(seen, [("first".to_string(), D, 2 * D), ("second".to_string(), 2 * D, 4)]);
+    assert_eq!(summary.converted, ["first"]);
+    assert_eq!(summary.skipped, [("second".to_string(), "filter function".to_string())]);
+    model.forward(x());
+    let report = own_report(&model);
+    assert_eq!(float8_calls(layer(&report, "first"))[0], 1);
+    assert_eq!(high_precision_calls(layer(&report, "second"))[0], 1);
+    assert_eq!(layer(&report, "second").fprop.reason.as_deref(), Some("filter function"));
+    // Beside the configuration's own filters, which still count.
+    let both = config.with_filter_fqns(["first"]).apply_filtered(Mlp::<B>::new(), |l| l.n > 4);
+    let ApplyError { error, model } = both.unwrap_err();
+    assert!(matches!(error, Float8Error::NothingConverted { linears: 2, .. }), "{error}");
+    assert_eq!(model.first.weight.dims(), [D, 2 * D], "the model is given back");
+}
+
+/// A projection that keeps its matrix under a name of its own, as models ported from elsewhere do.
+#[derive(Module, Debug)]
+struct Proj<B: Backend> {
+    kernel: Param<Tensor<B, 2>>,
+}
+
+/// A linear of another type, with a field `weight`, and one parameter that is no linear's.
+#[derive(Module, Debug)]
+struct MyLinear<B: Backend> {
+    weight: Param<Tensor<B, 2>>,
+    table: Param<Tensor<B, 2>>,
+}
+
+#[derive(Module, Debug)]
+struct Custom<B: Backend> {
+    up: MyLinear<B>,
+    down: Proj<B>,
+    head: Linear<B>,
+}
+
+impl<B: Backend> Custom<B> {
+    fn new() -> Self {
+        let device = Default::default();
+        let matrix = |k, n| Param::from_tensor(Tensor::ones([k, n], &device));
+        Self {
+            up: MyLinear { weight: matrix(D, 2 * D), table: matrix(D, D) },
+            down: Proj { kernel: matrix(2 * D, D) },
+            head: LinearConfig::new(D, 4).init(&device),
+        }
+    }
+
+    fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
+        let x = x.matmul(self.up.table.val());
+        let h = linear(x, self.up.weight.val(), None).tanh();
+        self.head.forward(linear(h, self.down.kernel.val(), None))
+    }
+}
+
+#[test]
+fn layers_of_types_of_ones_own() {
+    const STEPS: u64 = 8;
+    let config = Float8Config::tensorwise().with_module_types(["MyLinear", "Proj.kernel"]).with_strict(true);
+    let (model, summary) = config.convert(with_parameters(Custom::<B>::new(), 1)).unwrap();
+    assert_eq!(summary.converted, ["up", "down", "head"]);
+    let (model, losses) = train(model, 0..STEPS, |m, _| {
+        (m.forward(x().require_grad()) - tensor::<B, 2>([6, 4], 2).tanh()).powf_scalar(2.0).mean()
+    });
+    assert_falls(&losses);
+    crate::support::assert_all_in_float8(&model, &["up", "down", "head"], STEPS);
+    // Not named: not found, in high precision.
+    let (other, summary) = Float8Config::tensorwise().convert(with_parameters(Custom::<B>::new(), 1)).unwrap();
+    assert_eq!(summary.converted, ["head"]);
+    other.forward(x());
+    assert_eq!(own_report(&other).layers.len(), 1);
+    // Filters see them under the same names.
+    let filtered = config.with_filter_fqns(["down"]).convert(Custom::<B>::new()).unwrap().1;
+    assert_eq!(filtered.skipped[0].0, "down");
+    let json = serde_json::to_string(&Float8Config::tensorwise().with_module_types(["Proj.kernel"])).unwrap();
+    let read: Float8Config = serde_json::from_str(&json).unwrap();
+    assert_eq!(read.convert(Custom::<B>::new()).unwrap().1.converted, ["down", "head"]);
+}
+
+#[test]
+fn recipes_by_name() {
+    for recipe in Recipe::ALL {
+        assert_eq!(recipe.to_string().parse::<Recipe>().unwrap(), recipe);
+    }
+    let error = "tensorwize".parse::<Recipe>().unwrap_err();
+    assert!(matches!(&error, Float8Error::UnknownRecipe { name, .. } if name == "tensorwize"), "{error}");
+    assert!(error.to_string().contains("tensorwize"), "{error}");
+}
+
+#[test]
+fn builders_take_any_order() {
+    let delayed = DelayedScaling { amax_history_len: 3, amax_compute_algo: AmaxComputeAlgo::MostRecent, margin: 1 };
+    let mx = Recipe::Mxfp8.casts();
+    let new = || Float8LinearConfig::new(Recipe::Tensorwise);
+    let mode = ScaleCalculationMode::Floor;
+    let one = new().with_casts(mx).with_scale_calculation_mode(mode).with_delayed_scaling(delayed).with_emulate(true);
+    let other = new().with_emulate(true).with_delayed_scaling(delayed).with_scale_calculation_mode(mode).with_casts(mx);
+    assert_eq!(one, other);
+    one.validate().unwrap();
+    // What makes no sense is found where it is used, whatever came first.
+    let half = Casts { grad_output: CastConfig::disabled(), ..Recipe::Rowwise.casts() };
+    let wrong = [
+        new().with_casts(half),
+        new().with_scale_calculation_mode(mode),
+        new().with_delayed_scaling(DelayedScaling { amax_history_len: 0, ..delayed }),
+        new().with_delayed_scaling(DelayedScaling { margin: 9, ..delayed }),
+    ];
+    for config in wrong {
+        let error = config.validate().unwrap_err();
+        let config = Float8Config::from(config);
+        assert_eq!(Float8Error::from(config.convert(Mlp::<B>::new()).unwrap_err()), error);
+        assert_eq!(Float8Error::from(config.apply(Mlp::<B>::new()).unwrap_err()), error);
+        assert_eq!(set_default_config::<F8>(&Default::default(), Some(&config)).unwrap_err(), error);
+        let json = serde_json::to_string(&config).unwrap();
+        let read = serde_json::from_str::<Float8Config>(&json).unwrap_err();
+        assert!(read.to_string().contains(&error.to_string()), "{read}");
+    }
+}
+
+#[test]
+fn errors_give_the_model_back() {
+    let model: Mlp<B> = with_parameters(Mlp::new(), 3);
+    let weight = bits(model.first.weight.val());
+    let error = Float8Config::tensorwise().with_filter_fqns(["frist"]).apply(model).unwrap_err();
+    assert!(error.to_string().contains("frist"), "{error}");
+    let ApplyError { error, model } = error;
+    assert!(matches!(error, Float8Error::FilterMatchesNothing { .. }), "{error}");
+    assert_eq!(bits(model.first.weight.val()), weight);
+    let model = Float8Config::tensorwise().with_filter_fqns(["first"]).apply(*model).unwrap();
+    model.forward(x());
+    assert_eq!(float8_calls(&layer_of(&model, "second"))[0], 1);
+    // A model to which another configuration was applied keeps that one.
+    let error = Float8Config::tensorwise().with_filter_fqns(["nothing"]).apply(model).unwrap_err();
+    assert_eq!(layer_of(&*error.model, "first").policy, "high precision: filter \"first\"");
+}
+
+/// As a program's `main` passes errors on.
+#[test]
+fn errors_convert() {
+    fn typed() -> Result<Mlp<B>, Float8Error> {
+        Ok(Float8Config::tensorwise().with_filter_fqns(["nothing"]).apply(Mlp::new())?)
+    }
+    fn boxed() -> Result<Mlp<B>, Box<dyn std::error::Error>> {
+        Ok(Float8Config::tensorwise().with_filter_fqns(["nothing"]).apply(Mlp::new())?)
+    }
+    let typed = typed().unwrap_err();
+    assert!(matches!(typed, Float8Error::FilterMatchesNothing { .. }));
+    assert!(boxed().unwrap_err().to_string().contains(&typed.to_string()));
+}
+
+/// Applying again to a running model with an equal configuration keeps its histories.
+#[test]
+fn applying_again_keeps_histories() {
+    let config = Float8Config::new(Recipe::Delayed);
+    let model: Mlp<B> = applied(&config, Mlp::new());
+    let (model, _) = train(model, 0..3, |m, _| m.forward(x()).powf_scalar(2.0).mean());
+    let state = Float8State::export(&model);
+    let again = config.apply(model).unwrap();
+    assert_eq!(Float8State::export(&again), state);
+}
+
+/// A filter or a program's own code may panic while a configuration is applied.
+#[test]
+fn panics_while_applying() {
+    let config = Float8Config::tensorwise();
+    panic_of(|| drop(config.apply_filtered(Mlp::<B>::new(), |_| panic!("filter"))));
+    let model: Mlp<B> = applied(&config, Mlp::new());
+    panic_of(|| drop(config.apply_filtered(model.clone(), |_| panic!("filter"))));
+    model.forward(x()).sum().backward();
+    own_report(&model).verify().unwrap();
+    let model = config.apply(model).unwrap();
+    model.forward(x()).sum().backward();
+    assert_eq!(layer_of(&model, "first").fprop.emulated, 2);
+}

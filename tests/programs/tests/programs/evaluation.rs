@@ -1,0 +1,199 @@
+//! Evaluations between forward and backward, of the model, an average of it or a target network, change nothing: losses,
+//! amax histories and samples are those of the run without them, bit for bit.
+use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::tensor::Tensor;
+use burn::tensor::backend::Backend;
+use burn_float8::{Float8Config, Float8State, LayerReport, Recipe, StatisticsConfig, begin_float8_step};
+
+use crate::support::models::{Attention, D};
+use crate::support::{B, F8, applied, bits, own_report, tensor};
+
+const STEPS: u64 = 5;
+
+fn x<A: Backend>(seed: u64) -> Tensor<A, 3> {
+    // Amaxes grow, so that a scale from another history would show.
+    tensor::<A, 3>([2, 4, D], seed) * (1.0 + seed as f32)
+}
+
+/// `average ← 0.9 · average + 0.1 · model`, as an exponential moving average does it: parameter by parameter.
+fn follow(average: Attention<B>, model: &Attention<B>) -> Attention<B> {
+    struct Collect(Vec<(ParamId, Tensor<B, 2>)>);
+    impl ModuleVisitor<B> for Collect {
+        fn visit_float<const R: usize>(&mut self, param: &Param<Tensor<B, R>>) {
+            let dims: [usize; R] = param.dims();
+            self.0.push((param.id, param.val().detach().reshape([dims[0], dims[1]])));
+        }
+    }
+    struct Mix(std::vec::IntoIter<(ParamId, Tensor<B, 2>)>);
+    impl ModuleMapper<B> for Mix {
+        fn map_float<const R: usize>(&mut self, param: Param<Tensor<B, R>>) -> Param<Tensor<B, R>> {
+            let (_, new) = self.0.next().expect("both have the same parameters");
+            param.map(|old| {
+                let dims: [usize; R] = old.dims();
+                (old.detach() * 0.9 + new.reshape(dims) * 0.1).set_require_grad(false)
+            })
+        }
+    }
+    let mut parameters = Collect(vec![]);
+    Module::<B>::visit(model, &mut parameters);
+    average.map(&mut Mix(parameters.0.into_iter()))
+}
+
+/// What a run leaves behind.
+#[derive(Debug, PartialEq)]
+struct Run {
+    losses: Vec<u32>,
+    state: Float8State,
+    /// Of each layer, after each step: health statistics of all operands.
+    samples: Vec<String>,
+}
+
+fn samples(layers: &[LayerReport]) -> String {
+    let health = |l: &LayerReport| {
+        let gemms = l.gemms().map(|(gemm, g)| format!("{gemm}: {:?}", g.operands.each_ref().map(|o| &o.health)));
+        format!("{} {}", l.name, gemms.join(" "))
+    };
+    layers.iter().map(health).collect::<Vec<_>>().join("\n")
+}
+
+/// Two micro-batches a step; `evaluate` is called with the model and its average at these places.
+fn run(recipe: Recipe, evaluate: impl Fn(&Attention<B>, &Attention<B>, u64, Place)) -> Run {
+    let config = Float8Config::new(recipe).with_statistics(StatisticsConfig::every(1));
+    let mut model: Attention<B> = applied(&config, Attention::new());
+    let mut average = model.clone().no_grad();
+    let mut optimizer = AdamWConfig::new().init::<B, Attention<B>>();
+    let mut run = Run { losses: vec![], state: Float8State::default(), samples: vec![] };
+    for step in 0..STEPS {
+        let mut accumulator = burn::optim::GradientsAccumulator::new();
+        for micro_batch in 0..2 {
+            let seed = 2 * step + micro_batch;
+            let loss = model.forward(x(seed)).powf_scalar(2.0).mean();
+            run.losses.extend(bits(loss.clone()));
+            evaluate(&model, &average, seed, Place::BeforeBackward);
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            accumulator.accumulate(&model, grads);
+        }
+        evaluate(&model, &average, step, Place::BeforeStep);
+        run.samples.push(samples(&own_report(&model).layers));
+        model = optimizer.step(1e-2, model, accumulator.grads());
+        average = follow(average, &model);
+    }
+    run.state = Float8State::export(&model);
+    run
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    /// Between a forward and its backward.
+    BeforeBackward,
+    /// Between the last backward and the optimizer.
+    BeforeStep,
+}
+
+/// Larger than any input, so that a trace of it would show.
+fn other<A: Backend>(seed: u64) -> Tensor<A, 3> {
+    tensor::<A, 3>([2, 4, D], 500 + seed) * 100.0
+}
+
+fn leaves_no_trace(name: &str, evaluate: impl Fn(&Attention<B>, &Attention<B>, u64, Place)) {
+    for recipe in [Recipe::Delayed, Recipe::Tensorwise] {
+        let without = run(recipe, |_, _, _, _| ());
+        assert_eq!(run(recipe, |_, _, _, _| ()), without, "a run repeats itself");
+        assert_eq!(without.state.step, STEPS);
+        let with = run(recipe, &evaluate);
+        assert_eq!(with.losses, without.losses, "{recipe} {name}");
+        assert_eq!(with.samples, without.samples, "{recipe} {name}");
+        assert_eq!(with.state, without.state, "{recipe} {name}");
+    }
+}
+
+#[test]
+fn of_the_same_model() {
+    leaves_no_trace("valid", |model, _, seed, place| {
+        if place == Place::BeforeBackward {
+            model.valid().forward(other::<F8>(seed));
+        }
+    });
+}
+
+/// Not by `valid`, but on the autodiff backend, where a forward looks like one of training until no backward comes.
+#[test]
+fn of_the_same_model_under_autodiff() {
+    leaves_no_trace("autodiff", |model, _, seed, place| {
+        if place == Place::BeforeBackward {
+            model.forward(other::<B>(seed)).detach();
+        }
+    });
+}
+
+#[test]
+fn of_an_average() {
+    leaves_no_trace("average", |_, average, seed, place| {
+        if place == Place::BeforeBackward {
+            average.valid().forward(other::<F8>(seed));
+        }
+    });
+}
+
+/// A target network runs in the same forward pass, untracked.
+#[test]
+fn of_a_target_network() {
+    leaves_no_trace("target", |_, target, seed, place| {
+        if place == Place::BeforeBackward {
+            target.forward(other::<B>(seed)).detach();
+        }
+    });
+}
+
+/// The step is over for these tensors, not for the run: the optimizer has built nothing yet.
+#[test]
+fn between_backward_and_the_optimizer() {
+    leaves_no_trace("model", |model, _, seed, place| {
+        if place == Place::BeforeStep {
+            model.valid().forward(other::<F8>(seed));
+        }
+    });
+}
+
+/// Steps begun by hand; `evaluate` is called where programs evaluate: before backward, and after the optimizer's step.
+fn by_hand(evaluate: impl Fn(&Attention<B>, &Attention<B>, u64, bool)) -> (Vec<u32>, Float8State) {
+    let mut model: Attention<B> = applied(&Float8Config::new(Recipe::Delayed), Attention::new());
+    let mut optimizer = AdamWConfig::new().init::<B, Attention<B>>();
+    let mut average = model.clone().no_grad();
+    let mut losses = vec![];
+    for step in 0..STEPS {
+        begin_float8_step(&model);
+        let loss = model.forward(x(step)).powf_scalar(2.0).mean();
+        losses.extend(bits(loss.clone()));
+        evaluate(&model, &average, step, false);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        model = optimizer.step(1e-2, model, grads);
+        average = follow(average, &model);
+        evaluate(&model, &average, step, true);
+    }
+    (losses, Float8State::export(&model))
+}
+
+/// A model whose steps are begun by hand is left alone just so.
+#[test]
+fn where_steps_begin_by_hand() {
+    let evaluated = by_hand(|model, average, step, after_step| {
+        average.valid().forward(other::<F8>(step));
+        if !after_step {
+            model.valid().forward(other::<F8>(step));
+        }
+    });
+    assert_eq!(evaluated, by_hand(|_, _, _, _| ()));
+}
+
+/// The evaluation reads the new weights before their step has begun.
+#[test]
+fn of_new_weights_where_steps_begin_by_hand() {
+    let evaluated = by_hand(|model, _, step, after_step| {
+        if after_step {
+            model.valid().forward(other::<F8>(step));
+        }
+    });
+    assert_eq!(evaluated, by_hand(|_, _, _, _| ()));
+}

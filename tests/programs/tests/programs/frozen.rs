@@ -1,0 +1,133 @@
+//! Frozen teachers, targets and layers: their own recipe and strictness, no weight gradient, and an amax history all the same.
+use burn::module::Module;
+use burn::tensor::{DType, Tensor, TensorData};
+use burn_float8::{Float8Config, Float8State, Recipe, StatisticsConfig};
+
+use crate::support::models::{Attention, D, Mlp};
+use crate::support::{
+    B, applied, assert_falls, bits, float8_calls, layer, layer_of, own_report, panic_of, tensor, train, values,
+    with_parameters,
+};
+
+fn x(seed: u64) -> Tensor<B, 2> {
+    tensor([6, D], seed)
+}
+
+/// Another recipe, no gradients, the same device, the same x.
+#[test]
+fn a_teacher_keeps_its_own_configuration() {
+    const STEPS: u64 = 20;
+    let teacher = Mlp::<B>::new().no_grad();
+    let teacher = applied(&Float8Config::new(Recipe::Rowwise).with_filter_fqns(["second"]), teacher);
+    let student = || {
+        let student: Mlp<B> = with_parameters(Mlp::new(), 7);
+        Float8Config::new(Recipe::Delayed).with_strict(true).convert(student).unwrap().0
+    };
+    let (student, losses) = train(student(), 0..STEPS, |m, step| {
+        let x = x(step % 2);
+        (m.forward(x.clone()) - teacher.forward(x)).powf_scalar(2.0).mean()
+    });
+    assert_falls(&losses);
+    let (of_teacher, of_student) = (own_report(&teacher), own_report(&student));
+    assert_eq!(layer(&of_teacher, "first").policy, "rowwise");
+    assert_eq!(float8_calls(layer(&of_teacher, "first")), [STEPS, 0, 0]);
+    assert_eq!(float8_calls(layer(&of_teacher, "second")), [0; 3]);
+    for name in ["first", "second"] {
+        assert_eq!(layer(&of_student, name).policy, "delayed");
+        assert_eq!([0, 2].map(|i| float8_calls(layer(&of_student, name))[i]), [STEPS; 2], "{name}");
+    }
+    of_teacher.verify().unwrap();
+    of_student.verify().unwrap();
+    assert_eq!(Float8State::export(&student).step, STEPS);
+}
+
+/// The student learns as one that is only told the teacher's outputs: its gradients are its own recipe's.
+#[test]
+fn a_student_learns_as_it_would_alone() {
+    const STEPS: u64 = 6;
+    let run = |beside: bool| {
+        let teacher = applied(&Float8Config::new(Recipe::Rowwise), Mlp::<B>::new().no_grad());
+        let outputs = [0, 1].map(|seed| values(teacher.forward(x(seed))));
+        let student: Mlp<B> = with_parameters(Mlp::new(), 7);
+        let student = Float8Config::new(Recipe::Delayed).convert(student).unwrap().0;
+        let (student, losses) = train(student, 0..STEPS, |m, step| {
+            let x = x(step % 2);
+            let y = m.forward(x.clone());
+            let data = TensorData::new(outputs[(step % 2) as usize].clone(), [6, 4]);
+            let target = if beside { teacher.forward(x) } else { Tensor::from_data(data, &Default::default()) };
+            (y - target).powf_scalar(2.0).mean()
+        });
+        (losses, Float8State::export(&student))
+    };
+    assert_eq!(run(true), run(false));
+}
+
+/// A dtype without FP8 kernels is an error for the strict model alone, before and after the other is applied.
+#[test]
+fn strictness_is_each_models_own() {
+    let wide = |m: &Mlp<B>| drop(m.forward(x(1).cast(DType::F64)));
+    let strict: Mlp<B> = applied(&Float8Config::tensorwise().with_strict(true), Mlp::new());
+    let message = panic_of(|| wide(&strict));
+    assert_eq!(message, "first: fprop in high precision, unrequested: dtype F64");
+    let lax: Mlp<B> = applied(&Float8Config::tensorwise(), Mlp::new());
+    assert_eq!(panic_of(|| wide(&strict)), message);
+    wide(&lax);
+    let also_strict: Mlp<B> = applied(&Float8Config::tensorwise().with_strict(true), Mlp::new());
+    wide(&lax);
+    assert_eq!(panic_of(|| wide(&also_strict)), message);
+}
+
+/// A frozen linear between two that learn: dgrad goes through it, wgrad does not, its histories follow.
+#[test]
+fn frozen_layers_learn_their_histories() {
+    const STEPS: u64 = 6;
+    let mut model: Attention<B> = Attention::new();
+    model.v = model.v.no_grad();
+    let model = applied(&Float8Config::new(Recipe::Delayed), model);
+    let frozen = bits(model.v.weight.val());
+    let (model, _) = train(model, 0..STEPS, |m, step| {
+        let scale = 1.0 + step as f32;
+        m.o.forward(m.v.forward(m.embed.forward(x(step) * scale))).powf_scalar(2.0).mean()
+    });
+    assert_eq!(bits(model.v.weight.val()), frozen);
+    assert_eq!(float8_calls(&layer_of(&model, "v")), [STEPS, STEPS, 0]);
+    let state = Float8State::export(&model);
+    assert_eq!(state.step, STEPS);
+    let amaxes = |name: &str| {
+        let history =
+            &state.layers[name].input.as_ref().unwrap_or_else(|| panic!("{name} has no history of x")).history;
+        history.iter().filter(|amax| **amax > 0).count() as u64
+    };
+    assert_eq!(["embed", "v", "o"].map(amaxes), [STEPS - 1; 3], "the last step is not over");
+}
+
+/// A frozen backbone, through which no gradient goes at all, below a head that learns.
+#[test]
+fn frozen_backbones_learn_their_histories() {
+    const STEPS: u64 = 6;
+    let mut model: Mlp<B> = Mlp::new();
+    model.first = model.first.no_grad();
+    let model = applied(&Float8Config::new(Recipe::Delayed), model);
+    let (model, _) = train(model, 0..STEPS, |m, step| m.forward(x(step) * (1.0 + step as f32)).powf_scalar(2.0).mean());
+    assert_eq!(float8_calls(&layer_of(&model, "first")), [STEPS, 0, 0]);
+    let state = Float8State::export(&model);
+    assert_eq!(state.step, STEPS);
+    let history = state.layers.get("first").and_then(|l| l.input.as_ref()).expect("a history of x");
+    assert_eq!(history.history.iter().filter(|amax| **amax > 0).count() as u64, STEPS - 1);
+}
+
+/// A teacher's statistics cost nothing: no backward comes to it.
+#[test]
+fn a_teacher_is_not_sampled() {
+    let config = Float8Config::tensorwise().with_statistics(StatisticsConfig::every(1));
+    let teacher = applied(&config, Mlp::<B>::new().no_grad());
+    let student: Mlp<B> = applied(&config, Mlp::new());
+    let (student, _) =
+        train(student, 0..3, |m, step| (m.forward(x(step)) - teacher.forward(x(step))).powf_scalar(2.0).mean());
+    let sampled = |m: &Mlp<B>| {
+        let operands = own_report(m).layers.into_iter().flat_map(|l| [l.fprop, l.dgrad, l.wgrad]);
+        operands.flat_map(|gemm| gemm.operands).filter(|operand| operand.health.is_some()).count()
+    };
+    assert_eq!(sampled(&teacher), 0);
+    assert!(sampled(&student) > 0, "the test can fail");
+}

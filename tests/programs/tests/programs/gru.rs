@@ -1,0 +1,144 @@
+//! GRU multiplies by `Tensor::matmul`: the report says so, and the option `matmul` runs it in FP8, as a linear would.
+use burn::nn::{BiGruConfig, Gru, GruConfig, Linear, LinearConfig};
+use burn::tensor::Tensor;
+use burn_float8::{Float8Config, Float8Error, Float8LinearConfig, Recipe};
+
+use crate::support::{B, applied, assert_falls, bits, forward_backward, layer_of, own_report, tensor, train};
+
+const D: usize = 16;
+const H: usize = 8;
+const TOKENS: usize = 3;
+const STEPS: u64 = 6;
+
+fn gru(config: &Float8Config, bias: bool) -> Gru<B> {
+    applied(config, GruConfig::new(D, H, bias).with_reset_after(false).init::<B>(&Default::default()))
+}
+
+fn with_matmul(recipe: Recipe) -> Float8Config {
+    Float8Config::from(Float8LinearConfig::new(recipe).with_matmul(true))
+}
+
+fn x() -> Tensor<B, 3> {
+    tensor::<B, 3>([2, TOKENS, D], 80).require_grad()
+}
+
+fn loss(y: Tensor<B, 3>) -> Tensor<B, 1> {
+    let target = tensor::<B, 3>(y.dims(), 81).tanh() * 0.5;
+    (y - target).powf_scalar(2.0).mean()
+}
+
+/// Whether what the layer multiplies needs a gradient in the first time step too.
+fn needs_every_dgrad(name: &str) -> bool {
+    name.ends_with("input_transform") || name == "new_gate.hidden_transform"
+}
+
+/// Strict mode is about GEMMs of linears: a module that has none of them may be built of matmuls.
+#[test]
+fn without_the_option_the_report_says_that_matmuls_read_the_weights() {
+    let config = Float8Config::tensorwise().with_strict(true);
+    let (model, losses) = train(gru(&config, true), 0..STEPS, |m, _| loss(m.forward(x(), None)));
+    assert_falls(&losses);
+    let report = own_report(&model);
+    assert_eq!(report.layers.len(), 6);
+    for l in &report.layers {
+        // Forward and for dx, which the hidden state that the first time step starts from does not need: but for the new
+        // gate's, which the reset gate has multiplied.
+        let calls = STEPS * TOKENS as u64;
+        let dgrads = if needs_every_dgrad(&l.name) { calls } else { calls - STEPS };
+        assert_eq!(l.weight_matmuls, calls + dgrads, "{}", l.name);
+        let totals = l.totals();
+        assert_eq!([totals.native, totals.emulated], [0; 2], "{}", l.name);
+    }
+    let reads = report.layers[0].weight_matmuls;
+    assert!(report.to_string().contains(&format!("{reads} reads by Tensor::matmul, not FP8")), "{report}");
+    let error = report.verify().unwrap_err();
+    let Float8Error::NeverCalled { layer, .. } = &error else { panic!("{error}") };
+    assert_eq!(layer, "update_gate.input_transform");
+    assert!(error.to_string().contains(&reads.to_string()), "the text counts the matmuls: {error}");
+}
+
+#[test]
+fn with_the_option_all_three_gemms_run_in_float8() {
+    for recipe in [Recipe::Tensorwise, Recipe::Rowwise, Recipe::Delayed] {
+        let config = with_matmul(recipe).with_strict(true);
+        let (model, losses) = train(gru(&config, true), 0..STEPS, |m, _| loss(m.forward(x(), None)));
+        assert_falls(&losses);
+        let report = own_report(&model);
+        let calls = STEPS * TOKENS as u64;
+        for l in &report.layers {
+            let dgrads = if needs_every_dgrad(&l.name) { calls } else { calls - STEPS };
+            let ran = [l.fprop.emulated, l.dgrad.emulated, l.wgrad.emulated];
+            assert_eq!(ran, [calls, dgrads, calls], "{recipe} {}\n{report}", l.name);
+            assert_eq!(l.totals().high_precision, 0, "{recipe} {}", l.name);
+            assert_eq!(l.weight_matmuls, 0, "{recipe} {}: none of them is a read beside FP8", l.name);
+        }
+        report.verify().unwrap();
+    }
+}
+
+#[test]
+fn bi_gru() {
+    let model = BiGruConfig::new(D, H, true).init::<B>(&Default::default());
+    let model = applied(&with_matmul(Recipe::Tensorwise), model);
+    let (model, losses) = train(model, 0..STEPS, |m, _| loss(m.forward(x(), None).0));
+    assert_falls(&losses);
+    let report = own_report(&model);
+    assert_eq!(report.layers.len(), 12);
+    report.verify().unwrap();
+    assert_eq!(report.totals().high_precision, 0);
+}
+
+/// A matmul with a weight computes what the linear of the same weight computes, bit for bit, y and both gradients.
+#[test]
+fn a_matmul_is_the_linear_of_the_same_weight() {
+    for recipe in Recipe::ALL {
+        let new = || LinearConfig::new(40, 24).with_bias(false).init::<B>(&Default::default());
+        let (x, dy) = (tensor::<B, 2>([9, 40], 1), tensor::<B, 2>([9, 24], 2));
+        let linear: Linear<B> = applied(&Float8Config::new(recipe), new());
+        let expected = forward_backward(x.clone(), linear.weight.val(), dy.clone(), |x| linear.forward(x));
+        let other: Linear<B> = applied(&with_matmul(recipe), new());
+        let ours = forward_backward(x, other.weight.val(), dy, |x| x.matmul(other.weight.val()));
+        assert_eq!(ours, expected, "{recipe}");
+        let l = layer_of(&other, "linear");
+        let wgrads = if recipe == Recipe::RowwiseWithGwHp || recipe == Recipe::Mxfp8WgradWithHp { 0 } else { 1 };
+        assert_eq!([l.fprop.emulated, l.dgrad.emulated, l.wgrad.emulated], [1, 1, wgrads], "{recipe}");
+    }
+}
+
+/// burn-nn's own gate of an LSTM is the gate of a GRU through `nn::Linear`.
+#[test]
+fn a_gru_computes_what_its_linears_would() {
+    let model = gru(&with_matmul(Recipe::Tensorwise), false);
+    let linears = gru(&Float8Config::tensorwise(), false);
+    let y = model.forward(x(), None);
+    let by_linears = |m: &Gru<B>, x: Tensor<B, 3>| {
+        let mut hidden = Tensor::<B, 2>::zeros([2, H], &Default::default());
+        let mut outputs = vec![];
+        for t in 0..TOKENS {
+            let x = x.clone().slice([0..2, t..t + 1, 0..D]).squeeze_dim::<2>(1);
+            let gate = |g: &burn::nn::GateController<B>, h: &Tensor<B, 2>| g.gate_product(x.clone(), h.clone());
+            let update = burn::tensor::activation::sigmoid(gate(&m.update_gate, &hidden));
+            let reset = burn::tensor::activation::sigmoid(gate(&m.reset_gate, &hidden));
+            let new = gate(&m.new_gate, &(hidden.clone().mul(reset))).tanh();
+            hidden = new.mul(update.clone().neg().add_scalar(1.0)) + update.mul(hidden);
+            outputs.push(hidden.clone().unsqueeze_dim::<3>(1));
+        }
+        Tensor::cat(outputs, 1)
+    };
+    let expected = by_linears(&linears, x());
+    assert_eq!(bits(y.clone()), bits(expected.clone()));
+    let (grads, expected) = (loss(y).backward(), loss(expected).backward());
+    let pairs = [
+        (&model.update_gate, &linears.update_gate),
+        (&model.reset_gate, &linears.reset_gate),
+        (&model.new_gate, &linears.new_gate),
+    ];
+    for (ours, theirs) in pairs {
+        let pairs =
+            [(&ours.input_transform, &theirs.input_transform), (&ours.hidden_transform, &theirs.hidden_transform)];
+        for (ours, theirs) in pairs {
+            let [ours, theirs] = [(ours, &grads), (theirs, &expected)].map(|(l, g)| bits(l.weight.grad(g).unwrap()));
+            assert_eq!(ours, theirs);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! LoRA, with merged weights and with two small linears: one step for each of the optimizer's, one cast of x.
+use burn::module::{Module, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::backend::Backend;
+use burn::tensor::{Tensor, module::linear};
+use burn_float8::{Float8Config, Float8LinearConfig, Float8State, Recipe};
+
+use crate::support::models::D;
+use crate::support::{B, applied, assert_falls, float8_calls, layer, own_report, tensor, train};
+
+const RANK: usize = 2;
+const STEPS: u64 = 6;
+
+/// A frozen weight and its low-rank update, merged in every forward pass.
+#[derive(Module, Debug)]
+struct Merged<B: Backend> {
+    base: Linear<B>,
+    lora_a: Param<Tensor<B, 2>>,
+    lora_b: Param<Tensor<B, 2>>,
+}
+
+impl<B: Backend> Merged<B> {
+    fn new() -> Self {
+        let device = Default::default();
+        Self {
+            base: LinearConfig::new(D, D).with_bias(false).init(&device).no_grad(),
+            lora_a: Param::from_tensor(Tensor::ones([D, RANK], &device)),
+            lora_b: Param::from_tensor(Tensor::ones([RANK, D], &device)),
+        }
+    }
+
+    fn forward(&self, x: Tensor<B, 3>) -> Tensor<B, 3> {
+        let update = self.lora_a.val().matmul(self.lora_b.val()) * 0.5;
+        linear(x, self.base.weight.val() + update, None)
+    }
+}
+
+#[derive(Module, Debug)]
+struct Projections<B: Backend> {
+    q: Merged<B>,
+    k: Merged<B>,
+    v: Merged<B>,
+}
+
+impl<B: Backend> Projections<B> {
+    fn new() -> Self {
+        Self { q: Merged::new(), k: Merged::new(), v: Merged::new() }
+    }
+
+    fn forward(&self, x: Tensor<B, 3>) -> Tensor<B, 3> {
+        self.q.forward(x.clone()) * self.k.forward(x.clone()).tanh() + self.v.forward(x)
+    }
+}
+
+fn x(seed: u64) -> Tensor<B, 3> {
+    tensor([2, 4, D], seed)
+}
+
+fn loss(model: &Projections<B>) -> Tensor<B, 1> {
+    (model.forward(x(1)) - tensor::<B, 3>([2, 4, D], 2).tanh()).powf_scalar(2.0).mean()
+}
+
+#[test]
+fn merged_weights_share_one_cast_of_x() {
+    for recipe in [Recipe::Tensorwise, Recipe::Delayed] {
+        let model: Projections<B> = applied(&Float8Config::new(recipe).with_strict(true), Projections::new());
+        model.forward(x(1));
+        let report = own_report(&model);
+        assert_eq!(["q", "k", "v"].map(|n| layer(&report, &format!("{n}.base")).casts[0]), [1, 0, 0], "{recipe}");
+    }
+}
+
+#[test]
+fn merged_weights_begin_one_step_for_each_of_the_optimizers() {
+    for recipe in [Recipe::Tensorwise, Recipe::Delayed] {
+        let model: Projections<B> = applied(&Float8Config::new(recipe).with_strict(true), Projections::new());
+        let frozen = crate::support::bits(model.q.base.weight.val());
+        let (model, losses) = train(model, 0..STEPS, |m, step| {
+            let loss = loss(m);
+            assert_eq!(Float8State::export(m).step, step + 1, "{recipe}");
+            loss
+        });
+        assert_falls(&losses);
+        let report = own_report(&model);
+        for name in ["q.base", "k.base", "v.base"] {
+            let l = layer(&report, name);
+            assert_eq!([float8_calls(l)[0], float8_calls(l)[2]], [STEPS; 2], "{recipe} {name}");
+            assert_eq!(l.totals().high_precision, 0, "{recipe} {name}");
+            assert_eq!(l.casts[1], STEPS, "{recipe} {name}: a merged weight is cast once");
+        }
+        report.verify().unwrap();
+        assert_eq!(crate::support::bits(model.q.base.weight.val()), frozen, "the base stays frozen");
+    }
+}
+
+/// The history of a merged weight holds one amax a step.
+#[test]
+fn merged_weights_have_a_history() {
+    let model: Projections<B> = applied(&Float8Config::new(Recipe::Delayed), Projections::new());
+    let (model, _) = train(model, 0..STEPS, |m, _| loss(m));
+    let state = Float8State::export(&model);
+    for name in ["q.base", "k.base", "v.base"] {
+        let history = &state.layers[name].weight.as_ref().expect("delayed").history;
+        let entries = history.iter().filter(|amax| **amax > 0).count() as u64;
+        assert_eq!(entries, STEPS - 1, "{name}: the last step is not over");
+    }
+}
+
+/// Two linears whose product is the update: merging multiplies a weight by a weight, which is no linear.
+#[derive(Module, Debug)]
+struct TwoLinears<B: Backend> {
+    base: Linear<B>,
+    lora_a: Linear<B>,
+    lora_b: Linear<B>,
+}
+
+#[test]
+fn the_product_of_two_weights_is_no_error() {
+    for matmul in [false, true] {
+        let recipe = Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(matmul);
+        let config = Float8Config::from(recipe).with_strict(true);
+        let small = |k, n| LinearConfig::new(k, n).with_bias(false).init(&Default::default());
+        let model = TwoLinears { base: small(D, D).no_grad(), lora_a: small(D, RANK), lora_b: small(RANK, D) };
+        let model: TwoLinears<B> = applied(&config, model);
+        let (model, losses) = train(model, 0..STEPS, |m, _| {
+            // As a regularizer reads it, and as the adapter runs it.
+            let update = m.lora_a.weight.val().matmul(m.lora_b.weight.val());
+            let y = m.base.forward(x(1)) + m.lora_b.forward(m.lora_a.forward(x(1)));
+            let target = tensor::<B, 3>([2, 4, D], 2).tanh();
+            (y - target).powf_scalar(2.0).mean() + update.powf_scalar(2.0).mean() * 1e-3
+        });
+        assert_falls(&losses);
+        let report = own_report(&model);
+        for name in ["lora_a", "lora_b"] {
+            let l = layer(&report, name);
+            assert!(float8_calls(l)[0] >= STEPS, "matmul {matmul} {name}: {:?}", float8_calls(l));
+            assert_eq!(l.fprop.high_precision, 0, "matmul {matmul} {name}");
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! Ordinary Burn programs with FP8 linears: each test runs Burn's own modules, optimizers, learner or stores.
+mod support;
+
+mod checkpointing;
+mod computed_weights;
+mod config;
+mod evaluation;
+mod frozen;
+mod gru;
+mod learner;
+mod linear_fn;
+mod lora;
+mod modules;
+mod optimizers;
+mod panics;
+mod precision;
+mod quantized;
+mod records;
+mod residual;
+mod store;
+mod tied;

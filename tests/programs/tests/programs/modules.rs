@@ -1,0 +1,162 @@
+//! burn-nn's modules: `apply` finds their linears, a training step runs all three GEMMs of each in FP8, losses fall.
+use burn::module::Module;
+use burn::nn::attention::{MhaInput, MultiHeadAttentionConfig};
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::pool::{AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig};
+use burn::nn::transformer::{
+    TransformerDecoderConfig, TransformerDecoderInput, TransformerEncoderConfig, TransformerEncoderInput,
+};
+use burn::nn::{BiLstmConfig, Linear, LinearConfig, LstmConfig, PaddingConfig2d, SwiGluConfig};
+use burn::tensor::backend::Backend;
+use burn::tensor::{Tensor, activation};
+use burn_float8::Float8Config;
+
+use crate::support::{B, applied, assert_all_in_float8, assert_falls, layer, layer_of, own_report, tensor, train};
+
+const STEPS: u64 = 8;
+const BATCH: usize = 3;
+const TOKENS: usize = 4;
+const D: usize = 16;
+
+/// Tracked, so that the first linears have a dgrad too.
+fn x() -> Tensor<B, 3> {
+    tensor::<B, 3>([BATCH, TOKENS, D], 90).require_grad()
+}
+
+/// The mean square of what is left to a fixed target.
+fn to_target<const R: usize>(y: Tensor<B, R>) -> Tensor<B, 1> {
+    let target = tensor::<B, R>(y.dims(), 91).tanh();
+    (y - target).powf_scalar(2.0).mean()
+}
+
+#[test]
+fn multi_head_attention() {
+    let model = MultiHeadAttentionConfig::new(D, 2).with_dropout(0.0).init::<B>(&Default::default());
+    let model = applied(&Float8Config::tensorwise(), model);
+    let (model, losses) = train(model, 0..STEPS, |m, _| to_target(m.forward(MhaInput::self_attn(x())).context));
+    assert_all_in_float8(&model, &["query", "key", "value", "output"], STEPS);
+    assert_falls(&losses);
+    assert_x_is_shared(&model, &["query", "key", "value"]);
+}
+
+/// x is cast twice a step, forward and for the weight gradients, whichever of those that read it comes first.
+fn assert_x_is_shared<M: Module<B>>(model: &M, names: &[&str]) {
+    let report = own_report(model);
+    let casts: u64 = names.iter().map(|name| layer(&report, name).casts[0]).sum();
+    assert_eq!(casts, 2 * STEPS, "{report}");
+}
+
+#[test]
+fn transformer_encoder() {
+    let model = TransformerEncoderConfig::new(D, 2 * D, 2, 2).with_dropout(0.0).init::<B>(&Default::default());
+    let model = applied(&Float8Config::tensorwise(), model);
+    let (model, losses) = train(model, 0..STEPS, |m, _| to_target(m.forward(TransformerEncoderInput::new(x()))));
+    let block = ["mha.query", "mha.key", "mha.value", "mha.output", "pwff.linear_inner", "pwff.linear_outer"];
+    let names: Vec<_> = (0..2).flat_map(|i| block.map(|name| format!("layers.{i}.{name}"))).collect();
+    assert_all_in_float8(&model, &names.iter().map(String::as_str).collect::<Vec<_>>(), STEPS);
+    assert_falls(&losses);
+}
+
+#[test]
+fn transformer_decoder() {
+    let model = TransformerDecoderConfig::new(D, 2 * D, 2, 1).with_dropout(0.0).init::<B>(&Default::default());
+    let model = applied(&Float8Config::tensorwise(), model);
+    let memory = || tensor::<B, 3>([BATCH, 5, D], 92).require_grad();
+    let (model, losses) =
+        train(model, 0..STEPS, |m, _| to_target(m.forward(TransformerDecoderInput::new(x(), memory()))));
+    let attention = |name: &str| ["query", "key", "value", "output"].map(|part| format!("layers.0.{name}.{part}"));
+    let ffn = ["linear_inner", "linear_outer"].map(|part| format!("layers.0.pwff.{part}"));
+    let names: Vec<_> = attention("cross_attn").into_iter().chain(attention("self_attn")).chain(ffn).collect();
+    assert_all_in_float8(&model, &names.iter().map(String::as_str).collect::<Vec<_>>(), STEPS);
+    assert_falls(&losses);
+    // One token after the other, as a program generates.
+    let inner = burn::module::AutodiffModule::valid(&model);
+    let mut cache = inner.new_autoregressive_cache();
+    let before = layer_of(&model, "layers.0.pwff.linear_inner").fprop.emulated;
+    for tokens in 1..=TOKENS {
+        let [target, memory] = [tokens, 5].map(|n| tensor::<_, 3>([1, n, D], 93));
+        inner.forward_autoregressive_inference(TransformerDecoderInput::new(target, memory), &mut cache);
+    }
+    assert_eq!(layer_of(&model, "layers.0.pwff.linear_inner").fprop.emulated, before + TOKENS as u64);
+}
+
+/// Each linear is called once a time step; the hidden state that the first one starts from needs no gradient.
+#[test]
+fn lstm() {
+    let model = LstmConfig::new(D, D, true).init::<B>(&Default::default());
+    let model = applied(&Float8Config::tensorwise(), model);
+    let (model, losses) = train(model, 0..STEPS, |m, _| to_target(m.forward(x(), None).0));
+    assert_recurrent(&model, &[""]);
+    assert_falls(&losses);
+}
+
+#[test]
+fn bi_lstm() {
+    let model = BiLstmConfig::new(D, D, true).init::<B>(&Default::default());
+    let model = applied(&Float8Config::tensorwise(), model);
+    let (model, losses) = train(model, 0..STEPS, |m, _| to_target(m.forward(x(), None).0));
+    assert_recurrent(&model, &["forward.", "reverse."]);
+    assert_falls(&losses);
+}
+
+fn assert_recurrent<M: Module<B>>(model: &M, directions: &[&str]) {
+    let report = own_report(model);
+    let calls = STEPS * TOKENS as u64;
+    assert_eq!(report.layers.len(), 8 * directions.len());
+    for direction in directions {
+        for gate in ["input_gate", "forget_gate", "output_gate", "cell_gate"] {
+            let [input, hidden] =
+                ["input", "hidden"].map(|name| layer(&report, &format!("{direction}{gate}.{name}_transform")));
+            for (l, dgrads) in [(input, calls), (hidden, calls - STEPS)] {
+                assert_eq!(
+                    [l.fprop.emulated, l.dgrad.emulated, l.wgrad.emulated],
+                    [calls, dgrads, calls],
+                    "{}",
+                    l.name
+                );
+                assert_eq!(l.totals().high_precision, 0, "{}", l.name);
+                // Until a layer's first backward nothing shows that it will need the other orientation.
+                assert_eq!(l.casts[1], STEPS + 1, "{}: a weight is cast once a step, over all time steps", l.name);
+            }
+        }
+    }
+    report.verify().unwrap();
+}
+
+#[test]
+fn swiglu() {
+    let model = SwiGluConfig::new(D, 2 * D).with_bias(true).init::<B>(&Default::default());
+    let model = applied(&Float8Config::tensorwise(), model);
+    let (model, losses) = train(model, 0..STEPS, |m, _| to_target(m.forward(x())));
+    assert_all_in_float8(&model, &["linear_inner", "linear_outer"], STEPS);
+    assert_falls(&losses);
+    assert_x_is_shared(&model, &["linear_inner", "linear_outer"]);
+}
+
+#[derive(Module, Debug)]
+struct ConvNet<B: Backend> {
+    conv: Conv2d<B>,
+    pool: AdaptiveAvgPool2d,
+    head: Linear<B>,
+}
+
+#[test]
+fn convolutions_with_a_linear_head() {
+    let device = Default::default();
+    let model = ConvNet {
+        conv: Conv2dConfig::new([1, 4], [3, 3]).with_padding(PaddingConfig2d::Same).init(&device),
+        pool: AdaptiveAvgPool2dConfig::new([2, 2]).init(),
+        head: LinearConfig::new(16, 4).init(&device),
+    };
+    let model: ConvNet<B> = applied(&Float8Config::tensorwise().with_strict(true), model);
+    let kernel = model.conv.weight.val();
+    let (model, losses) = train(model, 0..STEPS, |m, _| {
+        let images = tensor::<B, 4>([BATCH, 1, 6, 6], 94);
+        let features = m.pool.forward(activation::relu(m.conv.forward(images)));
+        to_target(m.head.forward(features.flatten::<2>(1, 3)))
+    });
+    assert_all_in_float8(&model, &["head"], STEPS);
+    assert_falls(&losses);
+    let moved = (model.conv.weight.val() - kernel).abs().max().into_scalar();
+    assert!(moved > 1e-3, "the convolution learns too: {moved}");
+}

@@ -1,0 +1,199 @@
+//! Optimizers beyond those that rebuild a parameter from itself element by element, clipping and accumulation.
+use burn::grad_clipping::GradientClippingConfig;
+use burn::nn::Linear;
+use burn::optim::{
+    AdamWConfig, AdanConfig, GradientsAccumulator, GradientsParams, LBFGSConfig, LineSearchFn, MuonConfig, Optimizer,
+    SgdConfig,
+};
+use burn::tensor::Tensor;
+use burn_float8::{Float8Config, Float8LinearConfig, Float8State, Recipe};
+
+use crate::support::models::{Attention, D, Mlp};
+use crate::support::{
+    B, Plain, applied, assert_falls, bits, float8_calls, high_precision_calls, layer, own_report, tensor, values,
+    with_parameters,
+};
+
+fn x(seed: u64) -> Tensor<B, 3> {
+    tensor([2, 4, D], seed)
+}
+
+fn loss(model: &Attention<B>) -> Tensor<B, 1> {
+    (model.forward(x(1)) - tensor::<B, 3>([2, 4, D], 2).tanh()).powf_scalar(2.0).mean()
+}
+
+/// A converted model with one filtered layer, trained; every linear must stay what it is.
+fn keeps_every_layer(name: &str, mut step: impl FnMut(Attention<B>, GradientsParams) -> Attention<B>) {
+    let config = Float8Config::tensorwise().with_filter_fqns(["k"]).with_strict(true);
+    let mut model: Attention<B> = applied(&config, Attention::new());
+    let mut losses = vec![];
+    for _ in 0..10 {
+        let loss = loss(&model);
+        losses.push(values(loss.clone())[0]);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        model = step(model, grads);
+    }
+    assert_falls(&losses);
+    assert_kept(name, &model, 10);
+}
+
+fn assert_kept(name: &str, model: &Attention<B>, calls: u64) {
+    let report = own_report(model);
+    for l in &report.layers {
+        let wanted = if l.name == "k" { [0, calls] } else { [calls, 0] };
+        let found = [float8_calls(l), high_precision_calls(l)].map(|calls| [calls[0], calls[2]]);
+        assert_eq!(found, wanted.map(|calls| [calls; 2]), "{name}: fprop and wgrad of {}", l.name);
+    }
+    report.verify().unwrap();
+}
+
+#[test]
+fn adan() {
+    let mut optimizer = AdanConfig::new().with_weight_decay(0.01).init::<B, Attention<B>>();
+    keeps_every_layer("adan", |model, grads| optimizer.step(3e-2, model, grads));
+}
+
+#[test]
+fn gradient_clipping() {
+    for clipping in [GradientClippingConfig::Value(0.01), GradientClippingConfig::Norm(0.1)] {
+        let name = format!("{clipping:?}");
+        let mut adamw = AdamWConfig::new().with_grad_clipping(Some(clipping)).init::<B, Attention<B>>();
+        keeps_every_layer(&name, |model, grads| adamw.step(3e-2, model, grads));
+    }
+}
+
+/// A clipped gradient is clipped: SGD moves no parameter by more than the rate times the limit.
+#[test]
+fn clipping_clips_the_gradients_of_float8_linears() {
+    let model: Attention<B> = applied(&Float8Config::tensorwise(), Attention::new());
+    let before = values(model.q.weight.val());
+    let clipping = Some(GradientClippingConfig::Value(1e-4));
+    let mut sgd = SgdConfig::new().with_gradient_clipping(clipping).init::<B, Attention<B>>();
+    let grads = GradientsParams::from_grads((loss(&model) * 100.0).backward(), &model);
+    let largest = values(grads.get::<crate::support::F8, 2>(model.q.weight.id).unwrap());
+    assert!(largest.iter().any(|g| g.abs() > 1e-4), "there is something to clip");
+    let model = sgd.step(1.0, model, grads);
+    let moved = before.iter().zip(values(model.q.weight.val())).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+    assert!(moved <= 1.01e-4 && moved > 0.5e-4, "{moved:e}");
+}
+
+/// LBFGS joins all parameters into one vector and cuts the new ones out of it.
+#[test]
+fn lbfgs() {
+    for line_search in [LineSearchFn::None, LineSearchFn::StrongWolfe] {
+        let config = Float8Config::tensorwise().with_filter_fqns(["k"]);
+        let mut model: Attention<B> = applied(&config, Attention::new());
+        let lbfgs = LBFGSConfig::new().with_max_iter(4).with_line_search_fn(line_search);
+        let mut optimizer = lbfgs.init::<B>();
+        let (mut calls, mut losses) = (0, vec![]);
+        for _ in 0..3 {
+            let (new, loss) = optimizer.step(0.5, model, |model| {
+                calls += 1;
+                let loss = loss(&model);
+                let value = f64::from(values(loss.clone())[0]);
+                losses.push(value as f32);
+                (value, GradientsParams::from_grads(loss.backward(), &model))
+            });
+            model = new;
+            assert!(loss.is_finite());
+        }
+        let (first, least) = (losses[0], losses.iter().copied().fold(f32::MAX, f32::min));
+        assert!(least < 0.9 * first, "{line_search:?}: {losses:?}");
+        let report = own_report(&model);
+        assert_eq!(
+            high_precision_calls(layer(&report, "k"))[0],
+            calls,
+            "{line_search:?}: the filtered layer\n{report}"
+        );
+        assert_eq!(float8_calls(layer(&report, "k")), [0; 3], "{line_search:?}: the filtered layer");
+        assert_kept(&format!("{line_search:?}"), &model, calls);
+    }
+}
+
+/// A model that Muon has updated: its weights, from these gradients.
+fn muon_step<A: burn::tensor::backend::AutodiffBackend>(
+    model: Attention<A>,
+    grads: &[(&str, Vec<f32>)],
+) -> Vec<Vec<u32>> {
+    let mut params = GradientsParams::new();
+    for (linear, (name, values)) in linears(&model).into_iter().zip(grads) {
+        assert_eq!(linear.1, *name);
+        let data = burn::tensor::TensorData::new(values.clone(), linear.0.weight.dims());
+        let grad = Tensor::<A::InnerBackend, 2>::from_data(data, &Default::default());
+        params.register::<A::InnerBackend, 2>(linear.0.weight.id, grad);
+    }
+    let model = MuonConfig::new().init::<A, Attention<A>>().step(0.02, model, params);
+    linears(&model).into_iter().map(|(linear, _)| bits(linear.weight.val())).collect()
+}
+
+fn linears<A: burn::tensor::backend::Backend>(m: &Attention<A>) -> [(&Linear<A>, &'static str); 5] {
+    [(&m.embed, "embed"), (&m.q, "q"), (&m.k, "k"), (&m.v, "v"), (&m.o, "o")]
+}
+
+/// Muon multiplies gradients by each other: no weight, no linear, so never in FP8, whatever the gradients were made of.
+#[test]
+fn muon() {
+    let linear = Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(true);
+    let config = Float8Config::from(linear).with_strict(true);
+    for l2_penalty in [0.0, 1e-2] {
+        let mut model: Attention<B> = applied(&config, Attention::new());
+        let mut optimizer = MuonConfig::new().init::<B, Attention<B>>();
+        let mut losses = vec![];
+        for _ in 0..8 {
+            let loss = loss(&model);
+            losses.push(values(loss.clone())[0]);
+            // The gradient of the penalty is made of the weight itself, element by element.
+            let penalty = linears(&model).map(|(l, _)| l.weight.val().powf_scalar(2.0).sum());
+            let penalty = penalty.into_iter().reduce(|a, b| a + b).expect("five");
+            let total = if l2_penalty > 0.0 { loss + penalty * l2_penalty } else { loss };
+            let grads = GradientsParams::from_grads(total.backward(), &model);
+            model = optimizer.step(2e-2, model, grads);
+        }
+        assert_falls(&losses);
+        let report = own_report(&model);
+        for l in &report.layers {
+            assert_eq!([float8_calls(l)[0], float8_calls(l)[2]], [8; 2], "penalty {l2_penalty}: {}", l.name);
+            assert_eq!(l.weight_matmuls, 0, "penalty {l2_penalty}: {}", l.name);
+            assert_eq!(l.totals().high_precision, 0, "penalty {l2_penalty}: {}", l.name);
+        }
+        report.verify().unwrap();
+    }
+}
+
+#[test]
+fn muon_computes_what_it_does_without_float8() {
+    let linear = Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(true);
+    let model: Attention<B> = applied(&Float8Config::from(linear), Attention::new());
+    let plain: Attention<Plain> = with_parameters(Attention::new(), 1);
+    let grads = loss(&model).backward();
+    let grads: Vec<_> =
+        linears(&model).into_iter().map(|(l, name)| (name, values(l.weight.grad(&grads).unwrap()))).collect();
+    assert_eq!(muon_step(model, &grads), muon_step(plain, &grads));
+}
+
+/// Micro-batches belong to one step: histories move on once, a weight is cast once.
+#[test]
+fn gradient_accumulation() {
+    let mut model: Mlp<B> = applied(&Float8Config::new(Recipe::Delayed), Mlp::new());
+    let mut optimizer = AdamWConfig::new().init::<B, Mlp<B>>();
+    for step in 0..4 {
+        let mut accumulator = GradientsAccumulator::new();
+        for micro_batch in 0..3 {
+            let x = tensor::<B, 2>([5, D], 10 * step + micro_batch);
+            let grads = model.forward(x).powf_scalar(2.0).mean().backward();
+            accumulator.accumulate(&model, GradientsParams::from_grads(grads, &model));
+        }
+        let report = own_report(&model);
+        for l in &report.layers {
+            // Until a layer's first backward nothing shows that it will need the other orientation.
+            let first_dgrad = u64::from(l.name == "second");
+            assert_eq!(l.casts[1], step + 1 + first_dgrad, "{}: one cast of the weight a step", l.name);
+            assert_eq!([float8_calls(l)[0], float8_calls(l)[2]], [3 * (step + 1); 2], "{}", l.name);
+        }
+        assert_eq!(Float8State::export(&model).step, step + 1);
+        model = optimizer.step(1e-2, model, accumulator.grads());
+    }
+    let state = Float8State::export(&model);
+    let history = &state.layers["first"].input.as_ref().expect("delayed").history;
+    assert_eq!(history.iter().filter(|amax| **amax > 0).count(), 3, "the last step is not over");
+}

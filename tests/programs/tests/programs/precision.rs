@@ -1,0 +1,192 @@
+//! Switching precision: for a part of a model, for a copy of it, for a piece of code; and what evaluation alone costs.
+use std::sync::Barrier;
+
+use burn::module::{AutodiffModule, Module};
+use burn::tensor::Tensor;
+use burn::tensor::backend::Backend;
+use burn_float8::{
+    Float8Config, Float8State, Recipe, StatisticsConfig, float8_autocast, set_float8_enabled, without_float8,
+};
+
+use crate::support::models::{Attention, D, Mlp};
+use crate::support::{
+    B, F8, Plain, applied, bits, counters, float8_calls, high_precision_calls, layer, layer_of, own_report, panic_of,
+    relative_error, tensor, values, with_parameters,
+};
+
+fn x<A: Backend>(seed: u64) -> Tensor<A, 2> {
+    tensor([6, D], seed)
+}
+
+/// What the backend without FP8 computes: y, and the gradient of `first`.
+fn without() -> [Vec<u32>; 2] {
+    let model: Mlp<Plain> = with_parameters(Mlp::new(), 1);
+    forward_backward(&model)
+}
+
+fn forward_backward<A: burn::tensor::backend::AutodiffBackend>(model: &Mlp<A>) -> [Vec<u32>; 2] {
+    let y = model.forward(x::<A>(1));
+    let grads = y.clone().powf_scalar(2.0).mean().backward();
+    [bits(y), bits(model.first.weight.grad(&grads).expect("tracked"))]
+}
+
+#[test]
+fn of_a_submodule() {
+    let model: Attention<B> = applied(&Float8Config::tensorwise(), Attention::new());
+    let run = |m: &Attention<B>| drop(m.forward(tensor([2, 4, D], 1)).mean().backward());
+    set_float8_enabled(&model.q, false);
+    run(&model);
+    let report = own_report(&model);
+    assert_eq!(high_precision_calls(layer(&report, "q")), [1; 3]);
+    assert_eq!(layer(&report, "q").fprop.reason.as_deref(), Some("precision schedule"));
+    for name in ["k", "v", "o"] {
+        assert_eq!(float8_calls(layer(&report, name)), [1; 3], "{name}");
+        assert_eq!(high_precision_calls(layer(&report, name)), [0; 3], "{name}");
+    }
+    // Clones and `valid` copies share the switch; the rest of the model still does not.
+    run(&model.clone());
+    model.valid().forward(tensor([2, 4, D], 1));
+    assert_eq!(float8_calls(&layer_of(&model, "q")), [0; 3]);
+    assert_eq!(float8_calls(&layer_of(&model, "k")), [3, 2, 2]);
+    set_float8_enabled(&model.valid().q, true);
+    run(&model);
+    assert_eq!(float8_calls(&layer_of(&model, "q")), [1; 3]);
+    set_float8_enabled(&model, false);
+    run(&model);
+    assert_eq!(["q", "k", "v", "o"].map(|name| float8_calls(&layer_of(&model, name))[0]), [1, 4, 4, 4]);
+}
+
+/// Off in one model is not off in another to which the same configuration was applied.
+#[test]
+fn of_one_model_of_two() {
+    let config = Float8Config::tensorwise();
+    let [a, b] = [(), ()].map(|()| applied(&config, Mlp::<B>::new()));
+    set_float8_enabled(&a, false);
+    a.forward(x(1));
+    b.forward(x(1));
+    assert_eq!(float8_calls(&layer_of(&a, "first"))[0], 0);
+    assert_eq!(float8_calls(&layer_of(&b, "first"))[0], 1);
+}
+
+/// The usual evaluation in high precision, beside training in FP8.
+#[test]
+fn of_a_copy_for_evaluation() {
+    let model: Mlp<B> = applied(&Float8Config::new(Recipe::Delayed).with_strict(true), Mlp::new());
+    let trained = forward_backward(&model);
+    let before = counters(&model);
+    let state = Float8State::export(&model);
+    let evaluation = without_float8(model.valid());
+    assert_eq!(bits(evaluation.forward(x::<F8>(1))), without()[0], "the inner backend's own numbers");
+    let float8 = |counters: &[(String, [[u64; 3]; 3], u64)]| counters.iter().map(|c| c.1[0]).collect::<Vec<_>>();
+    assert_eq!(float8(&counters(&model)), float8(&before));
+    assert_eq!(Float8State::export(&model), state);
+    // The original goes on, and so does another copy.
+    assert_eq!(forward_backward(&model), trained);
+    let y = bits(model.valid().forward(x::<F8>(1)));
+    assert_eq!(y, trained[0]);
+    assert_ne!(y, without()[0]);
+}
+
+#[test]
+fn of_a_copy_with_its_backward() {
+    let model: Mlp<B> = applied(&Float8Config::tensorwise(), Mlp::new());
+    let copy = without_float8(model.clone());
+    assert_eq!(forward_backward(&copy), without());
+    let float8 = forward_backward(&model);
+    assert_ne!(float8, without());
+    assert!(float8_calls(&layer_of(&model, "second")).iter().all(|calls| *calls == 1));
+    // Its copies stay in high precision, too.
+    assert_eq!(bits(copy.valid().forward(x::<F8>(1))), without()[0]);
+    assert_eq!(forward_backward(&copy.clone()), without());
+}
+
+#[test]
+fn of_a_closure() {
+    let model: Mlp<B> = applied(&Float8Config::tensorwise().with_strict(true), Mlp::new());
+    let float8 = forward_backward(&model);
+    assert_ne!(float8, without());
+    assert_eq!(float8_autocast(false, || forward_backward(&model)), without());
+    assert_eq!(forward_backward(&model), float8, "on again");
+    // Nested, the innermost counts.
+    let nested = float8_autocast(false, || {
+        let on = float8_autocast(true, || forward_backward(&model));
+        (on, forward_backward(&model))
+    });
+    assert_eq!(nested, (float8.clone(), without()));
+    // Enabled is what it is anyway; it does not put a filtered or switched-off layer into FP8.
+    assert_eq!(float8_autocast(true, || forward_backward(&model)), float8);
+    let filtered: Mlp<B> = applied(&Float8Config::tensorwise().with_filter_fqns(["first"]), Mlp::new());
+    float8_autocast(true, || filtered.forward(x(1)));
+    assert_eq!(float8_calls(&layer_of(&filtered, "first"))[0], 0);
+    // A panic leaves the closure as a return does.
+    panic_of(|| float8_autocast(false, || panic!("inside")));
+    assert_eq!(forward_backward(&model), float8);
+}
+
+/// Off in this thread, in FP8 in the other one, at the same time and on the same model.
+#[test]
+fn of_a_closure_in_one_thread_of_two() {
+    let model: Mlp<B> = applied(&Float8Config::tensorwise(), Mlp::new());
+    let float8 = forward_backward(&model);
+    let barrier = Barrier::new(2);
+    let copies = [model.clone(), model.clone()];
+    let [off, on] = std::thread::scope(|scope| {
+        let [first, second] = &copies;
+        let off = scope.spawn(|| {
+            float8_autocast(false, || {
+                barrier.wait();
+                let ran: Vec<_> = (0..5).map(|_| forward_backward(first)).collect();
+                barrier.wait();
+                ran
+            })
+        });
+        let on = scope.spawn(|| {
+            barrier.wait();
+            let ran: Vec<_> = (0..5).map(|_| forward_backward(second)).collect();
+            barrier.wait();
+            ran
+        });
+        [off, on].map(|thread| thread.join().expect("no panic"))
+    });
+    assert_eq!(off, vec![without(); 5]);
+    assert_eq!(on, vec![float8; 5]);
+}
+
+/// A model that is only evaluated takes no statistics and holds one FP8 copy of each weight, cast once.
+#[test]
+fn an_evaluation_only_model_costs_little() {
+    let config = Float8Config::tensorwise().with_statistics(StatisticsConfig::every(1));
+    let model = Attention::<F8>::new();
+    let model = applied(&config, model);
+    let x = |seed| tensor::<F8, 3>([2, 4, D], seed);
+    for seed in 0..4 {
+        model.forward(x(seed));
+    }
+    // The last activations are kept until the thread's next linears.
+    let other: Attention<F8> = applied(&Float8Config::tensorwise(), Attention::new());
+    other.forward(x(5));
+    for l in own_report(&model).layers {
+        assert_eq!(l.live_copies, 1, "{}", l.name);
+        assert_eq!(l.casts[1], 1, "{}", l.name);
+        for (gemm, calls) in l.gemms() {
+            assert!(calls.operands.iter().all(|operand| operand.health.is_none()), "{} {gemm}", l.name);
+        }
+    }
+}
+
+/// The `valid` copy of a model that has never trained, and of one under autodiff that nothing asks gradients of.
+#[test]
+fn evaluation_holds_one_copy_of_each_weight() {
+    let flush = || drop(applied(&Float8Config::tensorwise(), Attention::<F8>::new()).forward(tensor([2, 4, D], 9)));
+    let model: Attention<B> = applied(&Float8Config::tensorwise(), Attention::new());
+    model.valid().forward(tensor([2, 4, D], 1));
+    flush();
+    assert_eq!(own_report(&model).layers.iter().map(|l| l.live_copies).collect::<Vec<_>>(), [1; 5]);
+    let frozen: Attention<B> = applied(&Float8Config::tensorwise(), Attention::new().no_grad());
+    frozen.forward(tensor([2, 4, D], 1));
+    flush();
+    assert_eq!(own_report(&frozen).layers.iter().map(|l| l.live_copies).collect::<Vec<_>>(), [1; 5]);
+    let y = values(frozen.forward(tensor([2, 4, D], 1)));
+    let plain: Attention<Plain> = with_parameters(Attention::new(), 1);
+    assert!(relative_error(&y, &values(plain.forward(tensor([2, 4, D], 1)))) < 0.2);
+}

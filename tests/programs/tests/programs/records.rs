@@ -1,0 +1,196 @@
+//! Records: loaded into copies without autodiff, kept through every recorder, and gradients switched off.
+use burn::module::{AutodiffModule, Module};
+use burn::record::{
+    BinBytesRecorder, BinFileRecorder, BinGzFileRecorder, DoublePrecisionSettings, FileRecorder, FullPrecisionSettings,
+    HalfPrecisionSettings, JsonGzFileRecorder, NamedMpkBytesRecorder, NamedMpkFileRecorder, NamedMpkGzFileRecorder,
+    PrettyJsonFileRecorder, Recorder,
+};
+use burn::tensor::Tensor;
+use burn::tensor::backend::Backend;
+use burn_float8::{Float8Config, Float8State, Float8StateModule, Recipe};
+
+use crate::support::models::{Attention, D, Mlp};
+use crate::support::{
+    B, F8, Plain, applied, bits, float8_calls, high_precision_calls, layer, layer_of, own_report, tensor, train,
+    with_parameters,
+};
+
+fn x<A: Backend>(seed: u64) -> Tensor<A, 2> {
+    tensor([6, D], seed)
+}
+
+fn loss(m: &Mlp<B>, step: u64) -> Tensor<B, 1> {
+    (m.forward(x(step)) * (1.0 + step as f32)).powf_scalar(2.0).mean()
+}
+
+/// A `valid` copy's parameters have no mappers that would tag what is loaded into them.
+#[test]
+fn loaded_into_a_copy_without_autodiff() {
+    let config = Float8Config::tensorwise().with_filter_fqns(["first"]);
+    let model: Mlp<B> = applied(&config, Mlp::new());
+    let other: Mlp<F8> = with_parameters(Mlp::new(), 2);
+    let copy = model.valid().load_record(other.clone().into_record());
+    copy.forward(x::<F8>(1));
+    assert_eq!(float8_calls(&layer_of(&model, "first")), [0; 3], "filtered");
+    // Nor in FP8 by another name: its numbers are the inner backend's.
+    let plain: Mlp<Plain> = with_parameters(Mlp::new(), 2);
+    assert_eq!(bits(copy.first.forward(x::<F8>(1))), bits(plain.first.forward(x::<Plain>(1))));
+    // Applied again, it runs as configured.
+    let copy = config.convert(copy).unwrap().0;
+    copy.forward(x::<F8>(1));
+    let report = own_report(&copy);
+    assert_eq!(float8_calls(layer(&report, "first")), [0; 3]);
+    assert_eq!(float8_calls(layer(&report, "second")), [1, 0, 0]);
+}
+
+/// The tag is loaded with the model where the model is the one that it was applied to.
+#[test]
+fn loaded_into_the_model() {
+    let config = Float8Config::tensorwise().with_filter_fqns(["first"]).with_strict(true);
+    let model: Mlp<B> = applied(&config, Mlp::new());
+    let model = model.load_record(with_parameters::<B, _>(Mlp::new(), 2).into_record());
+    model.forward(x::<B>(1)).sum().backward();
+    model.valid().forward(x::<F8>(1));
+    let report = own_report(&model);
+    assert_eq!(high_precision_calls(layer(&report, "first")), [2, 0, 1]);
+    assert_eq!(float8_calls(layer(&report, "second")), [2, 1, 1]);
+    report.verify().unwrap();
+}
+
+#[test]
+fn without_gradients() {
+    let config = Float8Config::tensorwise().with_filter_fqns(["k"]).with_strict(true);
+    let model: Attention<B> = applied(&config, Attention::new());
+    let model = model.no_grad();
+    let x = tensor::<B, 3>([2, 4, D], 1).require_grad();
+    let grads = model.forward(x.clone()).sum().backward();
+    assert!(x.grad(&grads).is_some());
+    let report = own_report(&model);
+    for name in ["embed", "q", "v", "o"] {
+        assert_eq!(float8_calls(layer(&report, name)), [1, 1, 0], "{name}");
+    }
+    assert_eq!(high_precision_calls(layer(&report, "k")), [1, 1, 0]);
+    report.verify().unwrap();
+}
+
+#[derive(Module, Debug)]
+struct Trainable<B: Backend> {
+    float8: Float8StateModule<B>,
+    net: Mlp<B>,
+}
+
+#[derive(Module, Debug)]
+struct StateLast<B: Backend> {
+    net: Mlp<B>,
+    float8: Float8StateModule<B>,
+}
+
+fn new(seed: u64) -> Trainable<B> {
+    let net: Mlp<B> = with_parameters(Mlp::new(), seed);
+    let net = Float8Config::new(Recipe::Delayed).convert(net).unwrap().0;
+    Trainable { float8: Float8StateModule::new(&net), net }
+}
+
+fn trained() -> Trainable<B> {
+    train(new(1), 0..4, |m, step| loss(&m.net, step)).0
+}
+
+/// A trained model goes out and into another one, by a file.
+fn through_file<R: FileRecorder<B>>(recorder: R) {
+    let folder = tempfile::tempdir().unwrap();
+    let model = trained();
+    let state = Float8State::export(&model.net);
+    assert!(state.layers["first"].input.is_some());
+    let path = folder.path().join("model");
+    model.save_file(&path, &recorder).unwrap();
+    let loaded = new(2).load_file(&path, &recorder, &Default::default()).unwrap();
+    assert_eq!(Float8State::export(&loaded.net), state, "{}", R::file_extension());
+}
+
+/// The state is bits, not floats: no recorder's precision rounds it.
+#[test]
+fn the_state_goes_through_recorders_of_names() {
+    through_file(NamedMpkFileRecorder::<FullPrecisionSettings>::new());
+    through_file(NamedMpkFileRecorder::<HalfPrecisionSettings>::new());
+    through_file(NamedMpkGzFileRecorder::<DoublePrecisionSettings>::new());
+    through_file(PrettyJsonFileRecorder::<FullPrecisionSettings>::new());
+    through_file(JsonGzFileRecorder::<FullPrecisionSettings>::new());
+    let model = trained();
+    let state = Float8State::export(&model.net);
+    let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::new();
+    let bytes = recorder.record(model.into_record(), ()).unwrap();
+    let loaded = new(2).load_record(recorder.load(bytes, &Default::default()).unwrap());
+    assert_eq!(Float8State::export(&loaded.net), state);
+}
+
+/// Formats without names, in which a field that is left out is a field too few.
+#[test]
+fn the_state_goes_through_binary_recorders() {
+    through_file(BinFileRecorder::<FullPrecisionSettings>::new());
+    through_file(BinGzFileRecorder::<HalfPrecisionSettings>::new());
+    let model = trained();
+    let state = Float8State::export(&model.net);
+    let recorder = BinBytesRecorder::<FullPrecisionSettings>::new();
+    let bytes = recorder.record(model.into_record(), ()).unwrap();
+    let loaded = new(2).load_record(recorder.load(bytes, &Default::default()).unwrap());
+    assert_eq!(Float8State::export(&loaded.net), state);
+}
+
+/// Wherever the state stands in the struct, before or behind the parameters, and whether or not the model was evaluated.
+#[test]
+fn a_record_resumes_identically() {
+    use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+    fn resumed<M: AutodiffModule<B>>(new: impl Fn(u64) -> M, net: impl Fn(&M) -> &Mlp<B>, evaluate: bool) {
+        let step = |model: M, optimizer: &mut dyn FnMut(M, GradientsParams) -> M, step: u64| {
+            let loss = loss(net(&model), step);
+            let value = bits(loss.clone())[0];
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            (optimizer(model, grads), value)
+        };
+        let mut adamw = AdamWConfig::new().init::<B, M>();
+        let (mut model, mut record, mut saved, mut losses) = (new(1), None, None, vec![]);
+        for i in 0..8 {
+            if i == 4 {
+                if evaluate {
+                    net(&model).valid().forward(x::<F8>(50) * 100.0);
+                }
+                record = Some(model.clone().into_record());
+                saved = Some(adamw.to_record());
+            }
+            let (next, loss) = step(model, &mut |m, g| adamw.step(1e-2, m, g), i);
+            model = next;
+            losses.push(loss);
+        }
+        let mut resumed = new(2).load_record(record.expect("saved"));
+        let mut adamw = AdamWConfig::new().init::<B, M>().load_record(saved.expect("saved"));
+        for i in 4..8 {
+            let (next, loss) = step(resumed, &mut |m, g| adamw.step(1e-2, m, g), i);
+            resumed = next;
+            assert_eq!(loss, losses[i as usize], "step {i}, evaluated {evaluate}");
+        }
+        assert_eq!(Float8State::export(&resumed), Float8State::export(&model), "evaluated {evaluate}");
+    }
+    for evaluate in [false, true] {
+        resumed(new, |m| &m.net, evaluate);
+        let last = |seed| {
+            let Trainable { float8, net } = new(seed);
+            StateLast { float8, net }
+        };
+        resumed(last, |m| &m.net, evaluate);
+    }
+}
+
+/// The state's module follows the model through what programs do with modules.
+#[test]
+fn the_state_is_a_module_like_others() {
+    let model = trained();
+    let state = Float8State::export(&model.net);
+    let model = model.clone().fork(&Default::default()).to_device(&Default::default()).no_grad();
+    assert_eq!(Float8State::export(&model.net), state);
+    let inner = model.valid();
+    inner.net.forward(x::<F8>(1));
+    assert!(!format!("{model} {model:?}").is_empty());
+    assert_eq!(Module::<B>::num_params(&model), Module::<B>::num_params(&model.net), "it has no parameters");
+    let back = Trainable::<B>::from_inner(inner);
+    assert_eq!(Float8State::export(&back.net).step, Float8State::export(&model.net).step);
+}

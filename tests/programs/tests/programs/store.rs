@@ -1,0 +1,159 @@
+//! burn-store: snapshots go out of a converted model and into one, through either format, and layers stay what they are.
+use burn::module::AutodiffModule;
+use burn::tensor::Tensor;
+use burn::tensor::backend::Backend;
+use burn_float8::{Float8Config, Float8State, Recipe};
+use burn_store::{BurnpackStore, HalfPrecisionAdapter, ModuleSnapshot, ModuleStore, PathFilter, SafetensorsStore};
+
+use crate::support::models::{Attention, D};
+use crate::support::{
+    B, F8, Plain, applied, bits, float8_calls, high_precision_calls, layer, own_report, tensor, train, with_parameters,
+};
+
+fn x<A: Backend>(seed: u64) -> Tensor<A, 3> {
+    tensor([2, 4, D], seed)
+}
+
+fn config(recipe: Recipe) -> Float8Config {
+    Float8Config::new(recipe).with_filter_fqns(["k"]).with_strict(true)
+}
+
+fn trained(recipe: Recipe) -> Attention<B> {
+    let model: Attention<B> = applied(&config(recipe), Attention::new());
+    train(model, 0..3, |m, step| m.forward(x(step)).powf_scalar(2.0).mean()).0
+}
+
+fn weights<A: Backend>(m: &Attention<A>) -> Vec<Vec<u32>> {
+    [&m.embed, &m.q, &m.k, &m.v, &m.o].map(|l| bits(l.weight.val())).to_vec()
+}
+
+/// Loads into a converted model with other parameters.
+fn loads<S: ModuleStore>(name: &str, recipe: Recipe, saved: &Attention<B>, store: &mut S)
+where
+    S::Error: core::fmt::Debug,
+{
+    let (mut model, _) = config(recipe).convert(with_parameters(Attention::<B>::new(), 2)).unwrap();
+    let before = model.forward(x(9));
+    assert_ne!(bits(before), bits(saved.forward(x(9))));
+    let result = model.load_from(store).unwrap();
+    assert!(result.is_success() && result.applied.len() == 5, "{name}: {result}");
+    assert_eq!(weights(&model), weights(saved), "{name}");
+    let calls = |model: &Attention<B>| -> Vec<_> {
+        let report = own_report(model);
+        report.layers.iter().map(|l| [float8_calls(l), high_precision_calls(l)]).collect()
+    };
+    let before = calls(&model);
+    let y = model.forward(x(9));
+    y.clone().powf_scalar(2.0).mean().backward();
+    if recipe != Recipe::Delayed {
+        assert_eq!(bits(y), bits(saved.forward(x(9))), "{name}");
+    }
+    for ((l, before), after) in own_report(&model).layers.iter().zip(before).zip(calls(&model)) {
+        let ran: Vec<_> =
+            (0..2).flat_map(|i| (0..3).map(move |g| (i, g))).map(|(i, g)| after[i][g] - before[i][g]).collect();
+        let dgrad = u64::from(l.name != "embed");
+        let expected = if l.name == "k" { [0, 0, 0, 1, 1, 1] } else { [1, dgrad, 1, 0, 0, 0] };
+        assert_eq!(ran, expected, "{name}: {}", l.name);
+    }
+    own_report(&model).verify().unwrap();
+    // It trains on, and so does its copy without autodiff.
+    let (model, losses) = train(model, 0..2, |m, step| m.forward(x(step)).powf_scalar(2.0).mean());
+    assert!(losses.iter().all(|loss| loss.is_finite()));
+    model.valid().forward(x::<F8>(1));
+    assert_eq!(float8_calls(layer(&own_report(&model), "k")), [0; 3], "{name}");
+    assert!(Float8State::export(&model).step >= 2, "{name}");
+}
+
+#[test]
+fn safetensors() {
+    let folder = tempfile::tempdir().unwrap();
+    for recipe in [Recipe::Tensorwise, Recipe::Delayed] {
+        let saved = trained(recipe);
+        let path = folder.path().join(format!("{recipe}.safetensors"));
+        saved.save_into(&mut SafetensorsStore::from_file(&path)).unwrap();
+        loads("safetensors", recipe, &saved, &mut SafetensorsStore::from_file(&path));
+    }
+}
+
+#[test]
+fn burnpack() {
+    let folder = tempfile::tempdir().unwrap();
+    for recipe in [Recipe::Tensorwise, Recipe::Delayed] {
+        let saved = trained(recipe);
+        let path = folder.path().join(format!("{recipe}.bpk"));
+        saved.save_into(&mut BurnpackStore::from_file(&path)).unwrap();
+        loads("burnpack", recipe, &saved, &mut BurnpackStore::from_file(&path));
+    }
+}
+
+/// What is saved is the model, not its FP8 copies: a backend without FP8 reads it.
+#[test]
+fn snapshots_know_nothing_of_float8() {
+    let saved = trained(Recipe::Tensorwise);
+    let mut store = SafetensorsStore::from_bytes(None);
+    saved.save_into(&mut store).unwrap();
+    let bytes = store.get_bytes().unwrap();
+    let mut plain: Attention<Plain> = Attention::new();
+    plain.load_from(&mut SafetensorsStore::from_bytes(Some(bytes.clone()))).unwrap();
+    assert_eq!(weights(&plain), weights(&saved));
+    // And the other way round, into a model that is converted afterwards.
+    let mut new = Attention::<B>::new();
+    new.load_from(&mut SafetensorsStore::from_bytes(Some(bytes))).unwrap();
+    let model = config(Recipe::Tensorwise).convert(new).unwrap().0;
+    assert_eq!(bits(model.forward(x(9))), bits(saved.forward(x(9))));
+}
+
+/// A part of the model, as adapters and backbones are loaded.
+#[test]
+fn a_part_of_the_model() {
+    let saved = trained(Recipe::Tensorwise);
+    let snapshots = saved.collect(Some(PathFilter::new().with_regex(r"^(q|k)\.")), None, false);
+    let (mut model, _) = config(Recipe::Tensorwise).convert(with_parameters(Attention::<B>::new(), 2)).unwrap();
+    let kept = bits(model.v.weight.val());
+    let result = ModuleSnapshot::<B>::apply(&mut model, snapshots, None, None, false);
+    assert_eq!(result.applied.len(), 2, "{result}");
+    assert_eq!(bits(model.q.weight.val()), bits(saved.q.weight.val()));
+    assert_eq!(bits(model.v.weight.val()), kept);
+    model.forward(x(1)).sum().backward();
+    let report = own_report(&model);
+    for name in ["q", "v", "o"] {
+        assert_eq!(float8_calls(layer(&report, name)), [1; 3], "{name}");
+    }
+    assert_eq!(high_precision_calls(layer(&report, "k")), [1; 3]);
+    report.verify().unwrap();
+}
+
+/// Weights that a file keeps in half precision, loaded as they are, run in FP8 from that dtype.
+#[test]
+fn half_precision_files() {
+    let saved = trained(Recipe::Tensorwise);
+    let mut store = SafetensorsStore::from_bytes(None).with_to_adapter(HalfPrecisionAdapter::new());
+    saved.save_into(&mut store).unwrap();
+    let (mut model, _) = config(Recipe::Tensorwise).convert(with_parameters(Attention::<B>::new(), 2)).unwrap();
+    model.load_from(&mut SafetensorsStore::from_bytes(Some(store.get_bytes().unwrap()))).unwrap();
+    assert_eq!(model.q.weight.val().dtype(), burn::tensor::DType::F16);
+    model.forward(x(1)).sum().backward();
+    let report = own_report(&model);
+    assert_eq!(float8_calls(layer(&report, "q")), [1; 3]);
+    assert_eq!(float8_calls(layer(&report, "k")), [0; 3]);
+    report.verify().unwrap();
+}
+
+/// Into a copy without autodiff, whose parameters have no mappers: what was filtered must not run in FP8.
+#[test]
+fn into_a_copy_without_autodiff() {
+    let saved = trained(Recipe::Tensorwise);
+    let mut store = BurnpackStore::from_bytes(None);
+    saved.save_into(&mut store).unwrap();
+    let model: Attention<B> = applied(&config(Recipe::Tensorwise), Attention::new());
+    let mut copy = model.valid();
+    copy.load_from(&mut BurnpackStore::from_bytes(Some(store.get_bytes().unwrap()))).unwrap();
+    let plain: Attention<Plain> = {
+        let mut plain = Attention::new();
+        plain.load_from(&mut BurnpackStore::from_bytes(Some(store.get_bytes().unwrap()))).unwrap();
+        plain
+    };
+    let h = tensor::<F8, 2>([3, D], 1);
+    assert_eq!(bits(copy.k.forward(h)), bits(plain.k.forward(tensor([3, D], 1))));
+    assert_eq!(float8_calls(layer(&own_report(&model), "k")), [0; 3]);
+}

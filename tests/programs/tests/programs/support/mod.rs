@@ -1,0 +1,181 @@
+//! What all programs share: deterministic parameters and data, a training loop, and what to expect of a report.
+pub mod learner;
+pub mod models;
+
+use burn::backend::{Autodiff, Flex};
+use burn::module::{AutodiffModule, Module, ModuleMapper, Param};
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{Tensor, TensorData};
+use burn_float8::{Float8, Float8Config, Float8Error, Float8Stack, LayerReport, Report, UNTAGGED_NAME, report};
+
+/// The FP8 backend without autodiff.
+pub type F8 = Float8<Flex>;
+/// The FP8 backend.
+pub type B = Autodiff<F8>;
+/// The same without FP8.
+pub type Plain = Autodiff<Flex>;
+
+/// `n` values, roughly normal, from a fixed generator.
+pub fn normal(n: usize, seed: u64) -> Vec<f32> {
+    let mut state = (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut uniform = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1u64 << 24) as f32
+    };
+    (0..n).map(|_| (0..12).map(|_| uniform()).sum::<f32>() - 6.0).collect()
+}
+
+/// A normal tensor on the default device, the same for every backend.
+pub fn tensor<B: Backend, const D: usize>(shape: [usize; D], seed: u64) -> Tensor<B, D> {
+    let values = normal(shape.iter().product(), seed);
+    Tensor::from_data(TensorData::new(values, shape), &Default::default())
+}
+
+/// The values of a tensor.
+pub fn values<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
+    tensor.into_data().convert::<f32>().to_vec().expect("converted to f32")
+}
+
+/// The bits of values, which `assert_eq` tells apart where `==` does not.
+pub fn bits<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<u32> {
+    values(tensor).into_iter().map(f32::to_bits).collect()
+}
+
+/// ‖a − b‖ / ‖b‖
+pub fn relative_error(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let square = |x: f32| f64::from(x) * f64::from(x);
+    let difference: f64 = a.iter().zip(b).map(|(a, b)| square(a - b)).sum();
+    (difference / b.iter().map(|b| square(*b)).sum::<f64>()).sqrt()
+}
+
+/// The model with parameters that depend on nothing but their place in it and the seed. Burn's `seed` is one for all tests
+/// of the process.
+pub fn with_parameters<B: Backend, M: Module<B>>(model: M, seed: u64) -> M {
+    struct Set {
+        path: Vec<String>,
+        seed: u64,
+    }
+    impl<B: Backend> ModuleMapper<B> for Set {
+        fn enter_module(&mut self, name: &str, _: &str) {
+            self.path.push(name.into());
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.path.pop();
+        }
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+            self.seed += 1;
+            let is_norm = self.path.iter().any(|name| name.starts_with("norm"));
+            if is_norm {
+                return param;
+            }
+            let seed = self.seed;
+            param.map(|t| {
+                let dims = t.dims();
+                let scale = if D == 1 { 0.05 } else { (dims[0] as f32).powf(-0.5) };
+                let new = tensor::<B, D>(dims, seed) * scale;
+                new.set_require_grad(t.is_require_grad())
+            })
+        }
+    }
+    model.map(&mut Set { path: vec![], seed: 1000 * seed })
+}
+
+/// The model with fixed parameters and the configuration applied.
+pub fn applied<B: Float8Stack, M: Module<B>>(config: &Float8Config, model: M) -> M {
+    config.convert(with_parameters(model, 1)).unwrap_or_else(|error| panic!("{}", Float8Error::from(error))).0
+}
+
+/// Trains with AdamW: the model, the optimizer's steps and each step's loss.
+pub fn train<B: AutodiffBackend, M: AutodiffModule<B>>(
+    mut model: M,
+    steps: std::ops::Range<u64>,
+    loss: impl Fn(&M, u64) -> Tensor<B, 1>,
+) -> (M, Vec<f32>) {
+    let mut optimizer = AdamWConfig::new().init::<B, M>();
+    let mut losses = vec![];
+    for step in steps {
+        let loss = loss(&model, step);
+        losses.push(values(loss.clone())[0]);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        model = optimizer.step(1e-2, model, grads);
+    }
+    (model, losses)
+}
+
+/// Panics unless the last loss is well below the first.
+pub fn assert_falls(losses: &[f32]) {
+    let (first, last) = (losses[0], losses[losses.len() - 1]);
+    assert!(last < 0.8 * first && last.is_finite(), "losses do not fall: {losses:?}");
+}
+
+/// The report without the row of linears that carry no layer, which other tests of the process also run.
+pub fn own_report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
+    let mut report = report(model);
+    report.layers.retain(|layer| layer.name != UNTAGGED_NAME);
+    report
+}
+
+/// A layer of a report.
+pub fn layer<'a>(report: &'a Report, name: &str) -> &'a LayerReport {
+    report.layers.iter().find(|l| l.name == name).unwrap_or_else(|| panic!("no layer {name} in\n{report}"))
+}
+
+/// A layer of a model's report.
+pub fn layer_of<B: Float8Stack, M: Module<B>>(model: &M, name: &str) -> LayerReport {
+    layer(&own_report(model), name).clone()
+}
+
+/// FP8 calls of fprop, dgrad and wgrad.
+pub fn float8_calls(layer: &LayerReport) -> [u64; 3] {
+    [&layer.fprop, &layer.dgrad, &layer.wgrad].map(|gemm| gemm.native + gemm.emulated)
+}
+
+/// High-precision calls of fprop, dgrad and wgrad.
+pub fn high_precision_calls(layer: &LayerReport) -> [u64; 3] {
+    [&layer.fprop, &layer.dgrad, &layer.wgrad].map(|gemm| gemm.high_precision)
+}
+
+/// What a model's layers have counted: FP8 and high-precision calls, casts of x, w and dy, matmuls on the weight.
+pub fn counters<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<(String, [[u64; 3]; 3], u64)> {
+    let counters =
+        |l: &LayerReport| (l.name.clone(), [float8_calls(l), high_precision_calls(l), l.casts], l.weight_matmuls);
+    own_report(model).layers.iter().map(counters).collect()
+}
+
+/// Panics unless every linear of the model ran all three GEMMs in FP8, so often each, and never in high precision.
+pub fn assert_all_in_float8<B: Float8Stack, M: Module<B>>(model: &M, names: &[&str], calls: u64) {
+    let report = own_report(model);
+    let found: Vec<_> = report.layers.iter().map(|l| l.name.as_str()).collect();
+    assert_eq!(found, names);
+    for l in &report.layers {
+        assert_eq!(float8_calls(l), [calls; 3], "{}\n{report}", l.name);
+        assert_eq!(high_precision_calls(l), [0; 3], "{}\n{report}", l.name);
+    }
+    let totals = report.totals();
+    assert_eq!(totals.native + totals.emulated, 3 * calls * names.len() as u64);
+    report.verify().unwrap();
+}
+
+/// What a closure panics with.
+pub fn panic_of(run: impl FnOnce()) -> String {
+    let payload = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).expect_err("it panics");
+    let text = payload.downcast_ref::<String>().cloned();
+    text.or_else(|| payload.downcast_ref::<&str>().map(|s| s.to_string())).expect("a message")
+}
+
+/// `[fprop, dgrad, wgrad]` of a linear on its own: y, dx and dw for this dy.
+pub fn forward_backward<A: AutodiffBackend, const D: usize>(
+    x: Tensor<A, D>,
+    weight: Tensor<A, 2>,
+    dy: Tensor<A, D>,
+    forward: impl FnOnce(Tensor<A, D>) -> Tensor<A, D>,
+) -> [Vec<u32>; 3] {
+    let x = x.require_grad();
+    let y = forward(x.clone());
+    let grads = (y.clone() * dy).sum().backward();
+    [bits(y), bits(x.grad(&grads).expect("tracked")), bits(weight.grad(&grads).expect("tracked"))]
+}

@@ -1,0 +1,82 @@
+//! Nothing is printed: what burn-float8 has to say goes to `log`. A process of its own, for its logger and its output.
+#[allow(dead_code, unused_imports, unused_macros, reason = "other test programs use the rest")]
+#[path = "programs/support/mod.rs"]
+mod support;
+
+use std::process::Command;
+use std::sync::Mutex;
+
+use burn_float8::{FallbackConfig, Float8Config, Recipe, StatisticsConfig, report};
+use log::{Level, LevelFilter, Log, Metadata, Record};
+
+use support::learner::{fit, trainable};
+use support::models::{D, Mlp};
+use support::{B, own_report, panic_of, tensor, train, with_parameters};
+
+struct Collect(Mutex<Vec<(Level, String)>>);
+
+static LOGGER: Collect = Collect(Mutex::new(vec![]));
+
+impl Log for Collect {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+    fn log(&self, record: &Record<'_>) {
+        if record.target().starts_with("burn_float8") {
+            self.0.lock().unwrap().push((record.level(), record.args().to_string()));
+        }
+    }
+    fn flush(&self) {}
+}
+
+/// Applies, trains, falls back, reports, and trains by burn-train.
+#[test]
+fn a_program() {
+    log::set_logger(&LOGGER).unwrap();
+    log::set_max_level(LevelFilter::Info);
+    // Far more than FP8 can give: every layer falls back.
+    let fallback = FallbackConfig { min_sqnr_db: Some(150.0), ..Default::default() };
+    let config = Float8Config::new(Recipe::Delayed)
+        .with_filter_fqns(["second"])
+        .with_statistics(StatisticsConfig::every(1))
+        .with_fallback(fallback);
+    let model: Mlp<B> = with_parameters(Mlp::new(), 1);
+    let model = config.apply(model).unwrap();
+    let (model, _) = train(model, 0..3, |m, step| m.forward(tensor::<B, 2>([6, D], step)).powf_scalar(2.0).mean());
+    assert!(own_report(&model).layers[0].fallback.is_some());
+    assert!(report(&model).to_string().contains("first"));
+    let wide = || drop(model.first.forward(tensor::<B, 2>([6, D + 1], 1)));
+    std::panic::set_hook(Box::new(|_| ()));
+    panic_of(wide);
+    drop(std::panic::take_hook());
+    let folder = tempfile::tempdir().unwrap();
+    fit(trainable(&Float8Config::new(Recipe::Delayed), 1), folder.path(), 2, 1e-2, |training| training);
+
+    let logged = LOGGER.0.lock().unwrap();
+    let summary = "Applied Float8: recipe=delayed, 1 of 2 linears; skipped: second (filter \"second\")";
+    assert_eq!(logged[0], (Level::Info, summary.to_string()));
+    let warnings: Vec<_> = logged.iter().filter(|(level, _)| *level == Level::Warn).collect();
+    assert_eq!(warnings.len(), 1, "one layer falls back, once: {warnings:?}");
+    assert!(warnings[0].1.contains("first") && warnings[0].1.contains("SQNR"), "{warnings:?}");
+    assert!(logged.iter().all(|(level, _)| *level >= Level::Warn), "no errors: {logged:?}");
+}
+
+/// Runs the program above by itself and looks at all that the process prints.
+#[test]
+fn nothing_is_printed() {
+    let this = std::env::current_exe().unwrap();
+    let output = Command::new(this).args(["--exact", "a_program", "--nocapture", "--color=never"]).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    let (stdout, stderr) = (text(output.stdout), text(output.stderr));
+    assert!(output.status.success(), "{stdout}\n{stderr}");
+    assert_eq!(stderr, "");
+    // The harness's own lines.
+    let is_harness = |line: &str| {
+        line.is_empty()
+            || line == "running 1 test"
+            || line == "test a_program ... ok"
+            || line.starts_with("test result: ok. 1 passed")
+    };
+    let others: Vec<_> = stdout.lines().filter(|line| !is_harness(line)).collect();
+    assert_eq!(others, Vec::<&str>::new());
+}
