@@ -198,7 +198,7 @@ fn files_say_all_that_code_can() {
 #[test]
 fn bad_files_are_errors_that_name_the_key() {
     for (text, needles) in [
-        (r#"{ "recipie": "rowwise" }"#, &["unknown key", "recipie"][..]),
+        (r#"{ "recipie": "rowwise" }"#, &["unknown field", "recipie"][..]),
         (r#"{ "recipe": "fp4" }"#, &["fp4", "rowwise_with_gw_hp"]),
         (r#"{ "cast_config_input": { "target_dtype": "e4m3" } }"#, &["scaling_granularity"]),
         (

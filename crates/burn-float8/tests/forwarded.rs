@@ -3,25 +3,35 @@
 //! A defaulted method that is not forwarded compiles, and silently replaces the inner backend's fast kernel by the
 //! generic one, so the list in `src/ops/delegate.rs` is compared with the traits' own sources.
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::sync::{OnceLock, mpsc};
 
+use burn_backend::ops::unfold::calculate_unfold_windows;
 use syn::{FnArg, ImplItem, Item, TraitItem, TypeParamBound};
 
 /// Methods that must stay as burn-backend defines them, and why.
 const ALLOWED: [(&str, &str); 0] = [];
 
-fn burn_backend_src() -> PathBuf {
-    let out = Command::new(env!("CARGO"))
-        .args(["metadata", "--format-version", "1", "--offline", "--manifest-path"])
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))
-        .output()
-        .expect("cargo metadata runs");
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    let metadata: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
-    let packages = metadata["packages"].as_array().unwrap();
-    let package = packages.iter().find(|p| p["name"] == "burn-backend").expect("burn-backend is a dependency");
-    Path::new(package["manifest_path"].as_str().unwrap()).parent().unwrap().join("src")
+/// The sources of burn-backend that this test was compiled with: a panic in them names its file, and whoever compiled it
+/// has it. `cargo metadata` would not do, it downloads what other platforms need.
+fn burn_backend_src() -> &'static Path {
+    static SRC: OnceLock<PathBuf> = OnceLock::new();
+    SRC.get_or_init(|| {
+        let (sender, receiver) = mpsc::channel();
+        panic::set_hook(Box::new(move |info| {
+            let file = info.location().map(|location| location.file().to_string());
+            sender.send(file).expect("the receiver outlives the hook");
+        }));
+        let outcome = panic::catch_unwind(|| calculate_unfold_windows(1, 1, 0));
+        drop(panic::take_hook());
+        assert!(outcome.is_err(), "an unfold by steps of 0 no longer panics");
+        let file = receiver.recv().ok().flatten().expect("the panic has a location");
+        // Relative where the sources lie in the workspace: vendored, or in a CARGO_HOME there.
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(file);
+        let src = file.ancestors().find(|dir| dir.ends_with("src")).filter(|src| src.join("lib.rs").is_file());
+        src.unwrap_or_else(|| panic!("no sources of burn-backend around {}", file.display())).to_path_buf()
+    })
 }
 
 fn rust_files(dir: &Path, files: &mut Vec<PathBuf>) {
@@ -38,7 +48,7 @@ fn rust_files(dir: &Path, files: &mut Vec<PathBuf>) {
 /// The traits that `Backend` is made of, itself included, with all their methods.
 fn upstream() -> BTreeMap<String, BTreeSet<String>> {
     let mut files = vec![];
-    rust_files(&burn_backend_src(), &mut files);
+    rust_files(burn_backend_src(), &mut files);
     let mut traits = BTreeMap::new();
     for file in files {
         let parsed = syn::parse_file(&std::fs::read_to_string(&file).unwrap()).unwrap();

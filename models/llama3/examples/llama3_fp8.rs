@@ -4,8 +4,8 @@ use std::error::Error as _;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use device_select::{SelectedDevice, select};
 use clap::Parser;
+use device_select::{SelectedDevice, select};
 use llama3::cli::Args;
 use llama3::{Error, RunConfig};
 
@@ -26,6 +26,9 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), Error> {
     let config = Args::parse().run_config()?;
+    // What burn-float8 says during a run: layers that statistics have moved.
+    let mut logger = env_logger::builder();
+    logger.format(|line, record| writeln!(line, "{}", record.args())).parse_default_env().init();
     let selected = select(config.training.device)?;
     let train = match selected {
         SelectedDevice::Cpu => on_cpu,
@@ -35,13 +38,11 @@ fn run() -> Result<(), Error> {
     train(&selected, &config, &mut io::stdout())
 }
 
-// Here and not in the library: each backend is compiled once, and only by who trains on it.
 macro_rules! backend {
-    ($function:ident, $backend:ident, $device:literal, $feature:literal) => {
+    ($function:ident, $library:ident, $device:literal, $feature:literal) => {
         #[cfg(feature = $feature)]
         fn $function(selected: &SelectedDevice, config: &RunConfig, out: &mut dyn Write) -> Result<(), Error> {
-            type Decorated = burn::backend::Autodiff<burn_float8::Float8<burn::backend::$backend>>;
-            llama3::trainer::train::<Decorated>(config, selected, &Default::default(), out).map(|_| ())
+            $library::train(config, selected, out).map(|_| ())
         }
 
         #[cfg(not(feature = $feature))]
@@ -51,6 +52,6 @@ macro_rules! backend {
     };
 }
 
-backend!(on_cpu, Flex, "cpu", "flex");
-backend!(on_wgpu, Wgpu, "wgpu", "wgpu");
-backend!(on_cuda, Cuda, "cuda", "cuda");
+backend!(on_cpu, llama3_cpu, "cpu", "flex");
+backend!(on_wgpu, llama3_wgpu, "wgpu", "wgpu");
+backend!(on_cuda, llama3_cuda, "cuda", "cuda");
