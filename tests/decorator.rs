@@ -115,23 +115,6 @@ fn copies_live_no_longer_than_needed() {
     }
 }
 
-/// The same on a backend that is only wrapped: no layer is tagged.
-#[test]
-fn copies_of_untagged_models_live_no_longer_either() {
-    type Own = CubeBackend<WgpuRuntime, f32, i64, u8>;
-    type A = Autodiff<Float8<Own>>;
-    if !has_wgpu("copies_of_untagged_models_live_no_longer_either") {
-        return;
-    }
-    let model = Model::<A>::new(1);
-    let y = model.forward(tensor(normal(2 * 4 * D, 1), [2, 4, D]));
-    let live = |model: &Model<A>| report(model).layers.iter().map(|l| l.live_copies).sum::<u64>();
-    assert!(live(&model) > 0);
-    let grads = GradientsParams::from_grads(y.powf_scalar(2.0).mean().backward(), &model);
-    let model = SgdConfig::new().init::<A, Model<A>>().step(0.1, model, grads);
-    assert_eq!(live(&model), 0);
-}
-
 /// A linear in high precision between two that share an input does not part them.
 #[test]
 fn a_filtered_linear_leaves_the_shared_cast_alone() {
@@ -261,33 +244,3 @@ fn applying_again_keeps_the_counters() {
     assert_eq!(head.fprop.reason.as_deref(), Some("filter \"head\""));
 }
 
-/// Wrapping the backend is enough; turning the default off gives the inner backend's results, bit for bit.
-///
-/// The default belongs to the device and the backend's type, so this test has a type of its own.
-#[test]
-fn untagged_linears_follow_the_devices_default() {
-    if !has_wgpu("untagged_linears_follow_the_devices_default") {
-        return;
-    }
-    fn run<B: burn::tensor::backend::AutodiffBackend>() -> [Vec<f32>; 3] {
-        let (x, w, b) = (normal(5 * 24, 1), normal(24 * 12, 2), normal(12, 3));
-        let x = tensor::<B, 2>(x, [5, 24]).require_grad();
-        let w = tensor::<B, 2>(w, [24, 12]).require_grad();
-        let y = burn::tensor::module::linear(x.clone(), w.clone(), Some(tensor(b, [12])));
-        let grads = y.clone().powf_scalar(2.0).sum().backward();
-        [values(y), values(x.grad(&grads).unwrap()), values(w.grad(&grads).unwrap())]
-    }
-    type Own = CubeBackend<WgpuRuntime, f32, i64, u32>;
-    type A = Autodiff<Float8<Own>>;
-    let device = Default::default();
-    let plain = run::<Autodiff<Own>>();
-    let fp8 = run::<A>();
-    for (fp8, plain) in fp8.iter().zip(&plain) {
-        let sqnr = crate::support::sqnr(fp8, plain);
-        assert!((15.0..60.0).contains(&sqnr), "FP8 by default, so near but not equal: {sqnr} dB");
-    }
-    set_default_config::<A>(&device, None).unwrap();
-    assert_eq!(run::<A>(), plain);
-    set_default_config::<A>(&device, Some(&Float8Config::tensorwise())).unwrap();
-    assert_eq!(run::<A>(), fp8);
-}

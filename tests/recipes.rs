@@ -104,10 +104,10 @@ fn weights_can_be_cast_again_in_backward() {
         let config = Float8LinearConfig::new(recipe).with_force_recompute_fp8_weight_in_bwd(recompute);
         let model = Float8Config::from(config).convert(Ffn::<A<Flex>>::new(1)).unwrap().0;
         let y = model.forward(tensor(normal(TOKENS * HIDDEN, 4), [TOKENS, HIDDEN]));
-        // Three weights, each in both orientations, and the two last activations.
+        // Three weights, transposed for forward, and the two last activations.
         let (copies, bytes) = live(&report(&model));
-        assert_eq!(copies, if recompute { 2 } else { 8 }, "{recipe}");
-        assert!(bytes >= if recompute { 0 } else { 2 * 3 * (HIDDEN * INTERMEDIATE) as u64 });
+        assert_eq!(copies, if recompute { 2 } else { 5 }, "{recipe}");
+        assert!(bytes >= if recompute { 0 } else { 3 * (HIDDEN * INTERMEDIATE) as u64 });
         drop(y);
         let results = ffn(&model);
         let casts: Vec<_> = report(&model).layers.iter().take(3).map(|l| l.casts[Role::Weight as usize]).collect();
@@ -117,8 +117,8 @@ fn weights_can_be_cast_again_in_backward() {
         let (kept, once) = run(false, recipe);
         let (recomputed, again) = run(true, recipe);
         assert_eq!(kept, recomputed, "{recipe}");
-        // Rowwise codes differ by orientation, but one pass makes both. Two forwards and one backward, without sharing.
-        assert_eq!((once, again), (vec![1; 3], vec![3; 3]), "{recipe}");
+        // That a dgrad follows is not known of the first weight. Two forwards and one backward, without sharing.
+        assert_eq!((once, again), (vec![2; 3], vec![3; 3]), "{recipe}");
     }
 }
 

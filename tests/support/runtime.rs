@@ -5,6 +5,8 @@ use std::io::Write;
 
 /// The CPU backend.
 pub type Flex = burn::backend::Flex;
+/// Another CPU backend; it has f32 and f64 only.
+pub type NdArray = burn::backend::NdArray;
 /// wgpu with kernel fusion, as Burn users get it.
 pub type Fused = burn::backend::Wgpu;
 /// wgpu without fusion.
@@ -27,6 +29,7 @@ pub fn has_wgpu(test: &str) -> bool {
 macro_rules! on_every_runtime {
     ($case:ident) => {
         $case::<$crate::support::runtime::Flex>("flex");
+        $case::<$crate::support::runtime::NdArray>("ndarray");
         if $crate::support::runtime::has_wgpu(stringify!($case)) {
             $case::<$crate::support::runtime::Fused>("wgpu fused");
             $case::<$crate::support::runtime::Eager>("wgpu");

@@ -23,3 +23,10 @@ impl<B: Float8Backend + DistributedBackend> DistributedBackend for Float8<B> {
         B::sync_collective(device);
     }
 }
+
+/// Compiles only if the stack is one that Burn trains with.
+#[cfg(feature = "cuda")]
+const _: () = {
+    const fn is_autodiff<B: burn_backend::AutodiffBackend>() {}
+    is_autodiff::<burn_autodiff::Autodiff<Float8<burn::backend::Cuda>>>();
+};

@@ -56,6 +56,7 @@ fn save<B: Float8Backend>(x: &Float8Tensor<B>, w: &Float8Tensor<B>) -> SavedInpu
     let layer = &owner.layer;
     let request = |operand| CastRequest { operand, layer, config: &config, in_forward: true };
     let copy = fp8_copy(x, View::Own, request(Operand::INPUT_T));
+    w.cache().set_trained();
     // No wgrad will look for this use.
     x.cache().with_uses(|uses| {
         uses.iter_mut().filter(|used| Arc::ptr_eq(&used.layer, layer)).for_each(|used| used.pending = false);

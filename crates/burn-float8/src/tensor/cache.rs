@@ -29,7 +29,7 @@ use crate::step::Observation;
 use crate::terms::Operand;
 
 /// Fprops that a weight's copy for dgrad outlives without one.
-const MAX_UNREAD_FPROPS: u32 = 16;
+const MAX_UNREAD_FPROPS: u32 = 256;
 
 /// Amaxes of inputs of a frozen weight that wait for its dgrad.
 const MAX_UNCONFIRMED: usize = 64;

@@ -54,9 +54,9 @@ impl<D> HostOperand<D> {
     }
 }
 
-/// Whether the host path can cast a tensor of this dtype.
-pub fn supports(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+/// Whether the host path can cast a tensor of this dtype, and the backend has such tensors.
+pub fn supports<B: Backend>(device: &Device<B>, dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16) && B::supports_dtype(device, dtype)
 }
 
 /// [`Float8Backend::fp8_quantize`] on the host.
@@ -299,8 +299,8 @@ macro_rules! host_backend {
         impl $crate::Float8Backend for $backend {
             type Operand = $crate::host::HostOperand<$crate::__private::Device<Self>>;
 
-            fn fp8_supports(_: &$crate::__private::Device<Self>, dtype: $crate::__private::DType) -> bool {
-                $crate::host::supports(dtype)
+            fn fp8_supports(device: &$crate::__private::Device<Self>, dtype: $crate::__private::DType) -> bool {
+                $crate::host::supports::<Self>(device, dtype)
             }
 
             fn fp8_gemm_path(
