@@ -1,13 +1,14 @@
 //! Trains a Llama 3 with FP8 linears: `cargo run --release --example llama3_fp8`, see `--help`.
 
 use std::error::Error as _;
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
 
 use burn_float8::device::{self, SelectedDevice};
 use clap::Parser;
+use llama3::Error;
 use llama3::cli::Args;
-use llama3::{Error, RunConfig};
+use llama3_backends::{on_cpu, on_cuda, on_wgpu};
 
 fn main() -> ExitCode {
     match run() {
@@ -34,21 +35,3 @@ fn run() -> Result<(), Error> {
     };
     train(&selected, &config, &mut io::stdout())
 }
-
-macro_rules! backend {
-    ($function:ident, $library:ident, $device:literal, $feature:literal) => {
-        #[cfg(feature = $feature)]
-        fn $function(selected: &SelectedDevice, config: &RunConfig, out: &mut dyn Write) -> Result<(), Error> {
-            $library::train(config, selected, out).map(|_| ())
-        }
-
-        #[cfg(not(feature = $feature))]
-        fn $function(_: &SelectedDevice, _: &RunConfig, _: &mut dyn Write) -> Result<(), Error> {
-            Err(Error::FeatureOff { device: $device, feature: $feature })
-        }
-    };
-}
-
-backend!(on_cpu, llama3_cpu, "cpu", "flex");
-backend!(on_wgpu, llama3_wgpu, "wgpu", "wgpu");
-backend!(on_cuda, llama3_cuda, "cuda", "cuda");
