@@ -6,8 +6,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use device_select::{SelectedDevice, select};
+use llama3::Error;
 use llama3::cli::Args;
-use llama3::{Error, RunConfig};
+use llama3_backends::{on_cpu, on_cuda, on_wgpu};
 
 fn main() -> ExitCode {
     match run() {
@@ -37,21 +38,3 @@ fn run() -> Result<(), Error> {
     };
     train(&selected, &config, &mut io::stdout())
 }
-
-macro_rules! backend {
-    ($function:ident, $library:ident, $device:literal, $feature:literal) => {
-        #[cfg(feature = $feature)]
-        fn $function(selected: &SelectedDevice, config: &RunConfig, out: &mut dyn Write) -> Result<(), Error> {
-            $library::train(config, selected, out).map(|_| ())
-        }
-
-        #[cfg(not(feature = $feature))]
-        fn $function(_: &SelectedDevice, _: &RunConfig, _: &mut dyn Write) -> Result<(), Error> {
-            Err(Error::FeatureOff { device: $device, feature: $feature })
-        }
-    };
-}
-
-backend!(on_cpu, llama3_cpu, "cpu", "flex");
-backend!(on_wgpu, llama3_wgpu, "wgpu", "wgpu");
-backend!(on_cuda, llama3_cuda, "cuda", "cuda");
