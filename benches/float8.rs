@@ -3,8 +3,8 @@
 //! `cargo bench --bench float8 -- --only step,memory` runs some of the parts only.
 use std::path::PathBuf;
 
-use device_select::wgpu_adapters;
 use clap::{Parser, ValueEnum};
+use device_select::wgpu_adapters;
 use serde::Serialize;
 
 mod grouped;

@@ -243,4 +243,3 @@ fn applying_again_keeps_the_counters() {
     assert_eq!((head.fprop.emulated, head.fprop.high_precision), (1, 1));
     assert_eq!(head.fprop.reason.as_deref(), Some("filter \"head\""));
 }
-

@@ -5,8 +5,8 @@ use burn::module::Module;
 use burn::nn::{LayerNorm, LayerNormConfig, LinearConfig};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, module::linear};
-use device_select::{DeviceChoice, DeviceError, SelectedDevice, cuda_usable, select};
 use burn_float8::{Float8, Float8Config, Float8Error};
+use device_select::{DeviceChoice, DeviceError, SelectedDevice, cuda_usable, select};
 
 use crate::support::model::Model;
 use crate::support::runtime::Flex;

@@ -2,6 +2,7 @@
 mod support;
 
 mod config;
+mod cuda_offline;
 mod decorator;
 mod delayed;
 mod dtypes;
@@ -17,7 +18,6 @@ mod grouped;
 mod health;
 mod mx;
 mod nonfinite;
-mod cuda_offline;
 mod properties;
 mod recipes;
 mod saved;

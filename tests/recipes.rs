@@ -7,8 +7,8 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::module::conv2d;
 use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Tensor, TensorData};
-use device_select::wgpu_adapters;
 use burn_float8::{Float8, Float8Backend, Float8Config, Float8LinearConfig, Gemm, Recipe, Report, Role, report};
+use device_select::wgpu_adapters;
 
 use crate::on_every_runtime;
 use crate::support::linear::from_values;

@@ -6,7 +6,9 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Distribution, Tensor};
-use burn_float8::{Float8, Float8Config, Float8Error, Gemm, Recipe, UNTAGGED_NAME, Untagged, report, set_float8_enabled};
+use burn_float8::{
+    Float8, Float8Config, Float8Error, Gemm, Recipe, UNTAGGED_NAME, Untagged, report, set_float8_enabled,
+};
 
 type B = Autodiff<Float8<Flex>>;
 

@@ -16,12 +16,12 @@ use crate::{Cast, Format, KernelError, MatrixView, ScaleMode};
 /// Vectors of 16 bytes that a unit has in flight.
 const IN_FLIGHT: u32 = 4;
 
-/// Cubes on a multiprocessor: with 256 units each they have 128 KiB in flight, four times what the memory of an H200 needs
-/// to stay busy (4.8 TB/s for 0.8 µs over 132 multiprocessors, 29 KB).
-const CUBES_PER_MULTIPROCESSOR: u32 = 8;
+/// Cubes on an SM: with 256 units each they have 128 KiB in flight, four times what the memory of an H200 needs
+/// to stay busy (4.8 TB/s for 0.8 µs over 132 SMs, 29 KB).
+const CUBES_PER_SM: u32 = 8;
 
-/// Multiprocessors of a device that does not tell.
-const MULTIPROCESSORS: u32 = 128;
+/// SMs of a device that does not tell.
+const SMS: u32 = 128;
 
 /// `max |x|` as f32 `[1]` on the device; NaN if `x` holds one.
 ///
@@ -101,8 +101,8 @@ struct Partials {
 fn launch_partials<R: Runtime>(client: &ComputeClient<R>, x: &Checked) -> Partials {
     let x = if x.is_column_major() { x.clone().transpose() } else { x.clone() }.flatten();
     let per_row = x.cols.div_ceil(x.source.vector_len() as usize);
-    let multiprocessors = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(MULTIPROCESSORS);
-    let most = multiprocessors * CUBES_PER_MULTIPROCESSOR;
+    let sms = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(SMS);
+    let most = sms * CUBES_PER_SM;
     let count = (x.rows * per_row).div_ceil((UNITS * IN_FLIGHT) as usize).clamp(1, most as usize) as u32;
     let handle = client.empty(count as usize * 4);
     // SAFETY: `x` is checked, `load_vector` reads only inside it, and cube `i` of `count` writes word `i` of `count`.

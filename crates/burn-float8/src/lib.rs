@@ -60,8 +60,7 @@ pub use float8_kernels::{
 pub use layer::{CastHealth, Fallback, Layer, OperandHealth, UNTAGGED_NAME, float8_autocast};
 pub use model::{
     Float8State, Float8StateModule, GemmReport, GemmTotals, LayerReport, LayerState, OperandReport, PrecisionSchedule,
-    Report, Span, Summary, begin_float8_step, report, set_default_config, set_float8_enabled,
-    without_float8,
+    Report, Span, Summary, begin_float8_step, report, set_default_config, set_float8_enabled, without_float8,
 };
 pub use nn::{GroupedLinear, grouped_linear, linear};
 pub use ops::Float8;

@@ -105,7 +105,7 @@ fn gemm_emulated<O: Float>(
 ) {
     let work = work(ends, m, n, groups, words, grouping);
     let (row0, col0) = (work.row0, work.col0);
-    if row0 >= work.rows {
+    if row0 >= work.row_end {
         terminate!();
     }
     let end = min(work.end.div_ceil(4u32), words);
@@ -133,7 +133,7 @@ fn gemm_emulated<O: Float>(
     let rows_b = work.row0_b + n;
     let mut step = work.first / 4;
     while step < end {
-        load_tile(a, inv_scale_a, &mut tile_a, row0, work.rows, step, words, blocks, format_a, granularity_a);
+        load_tile(a, inv_scale_a, &mut tile_a, row0, work.row_end, step, words, blocks, format_a, granularity_a);
         load_tile(b, inv_scale_b, &mut tile_b, first_b, rows_b, step, words, blocks, format_b, granularity_b);
         sync_cube();
         for k in 0..STEP {
@@ -157,7 +157,7 @@ fn gemm_emulated<O: Float>(
             let after = step % BLOCK_WORDS;
             if after == 0 || step >= end {
                 let block = (step - 1) / BLOCK_WORDS;
-                let factors_a = factors(inv_scale_a, row0 + unit_y * 4, work.rows, block, blocks, granularity_a);
+                let factors_a = factors(inv_scale_a, row0 + unit_y * 4, work.row_end, block, blocks, granularity_a);
                 let factors_b = factors(inv_scale_b, first_b + unit_x * 4, rows_b, block, blocks, granularity_b);
                 #[unroll]
                 for i in 0..16usize {
@@ -169,7 +169,7 @@ fn gemm_emulated<O: Float>(
         }
     }
     if comptime!(!by_block) {
-        let factors_a = factors(inv_scale_a, row0 + unit_y * 4, work.rows, 0u32, blocks, granularity_a);
+        let factors_a = factors(inv_scale_a, row0 + unit_y * 4, work.row_end, 0u32, blocks, granularity_a);
         let factors_b = factors(inv_scale_b, first_b + unit_x * 4, rows_b, 0u32, blocks, granularity_b);
         #[unroll]
         for i in 0..16usize {
@@ -194,7 +194,7 @@ fn gemm_emulated<O: Float>(
             #[unroll]
             for i in 0..8u32 {
                 let row = row0 + (unit_y + comptime!(i / 4 * SIDE)) * 4 + comptime!(i % 4);
-                if row >= work.from && row < work.rows {
+                if row >= work.row_begin && row < work.row_end {
                     let total = totals[comptime!((2 * i + j / 4) as usize)][comptime!((j % 4) as usize)];
                     let index = (work.out0 + row * n + col) as usize;
                     let sum = if comptime!(accumulate) {

@@ -145,8 +145,8 @@ pub(super) struct Work {
     /// First row of A, and of the output: a multiple of the tile's rows.
     pub(super) row0: u32,
     /// Where the rows to write begin and end.
-    pub(super) from: u32,
-    pub(super) rows: u32,
+    pub(super) row_begin: u32,
+    pub(super) row_end: u32,
     /// First column of the output; before column 0 if it wraps around.
     pub(super) col0: u32,
     /// Row of B that belongs to column 0.
@@ -162,7 +162,7 @@ pub(super) struct Work {
 #[cube]
 pub(super) fn whole(row0: u32, col0: u32, m: u32, k: u32) -> Work {
     let zero = 0u32.runtime();
-    Work { row0, from: zero, rows: m, col0, row0_b: zero, first: zero, end: k, out0: zero }
+    Work { row0, row_begin: zero, row_end: m, col0, row0_b: zero, first: zero, end: k, out0: zero }
 }
 
 /// End number `group`, `limit` at most.
@@ -215,8 +215,8 @@ pub(super) fn grouped_tile(
         let exists = is_tile && col * width < n + shift;
         Work {
             row0: select(exists, (start / height + row) * height, end),
-            from: start,
-            rows: end,
+            row_begin: start,
+            row_end: end,
             col0: col * width - shift,
             row0_b,
             first: 0u32.runtime(),
@@ -238,8 +238,8 @@ pub(super) fn grouped_tile(
         let end = max(first, end_of(ends, last, k));
         Work {
             row0: select(exists, row * height, m),
-            from: 0u32.runtime(),
-            rows: m,
+            row_begin: 0u32.runtime(),
+            row_end: m,
             col0: col * width,
             row0_b: 0u32.runtime(),
             first,

@@ -11,7 +11,7 @@ use crate::{Operand, row_words};
 pub(super) const ROW_BYTES: usize = 128;
 
 /// CubeCL always knows them on CUDA; else those of an H200.
-pub(super) fn multiprocessors<R: Runtime>(client: &ComputeClient<R>) -> usize {
+pub(super) fn sms<R: Runtime>(client: &ComputeClient<R>) -> usize {
     client.properties().hardware.num_streaming_multiprocessors.unwrap_or(132) as usize
 }
 

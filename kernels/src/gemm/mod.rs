@@ -3,7 +3,6 @@
 
 mod bias;
 mod blackwell;
-mod combine;
 mod emulated;
 mod grouped;
 mod half;
@@ -11,6 +10,7 @@ mod hopper;
 mod maps;
 mod mma;
 mod pipeline;
+mod split_k;
 
 use core::fmt;
 

@@ -8,8 +8,8 @@ use super::grouped::Work;
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Item {
     pub(super) work: Work,
-    pub(super) first: u32,
-    pub(super) end: u32,
+    pub(super) step_begin: u32,
+    pub(super) step_end: u32,
     /// Which part of a contraction that is summed in parts.
     pub(super) split: u32,
 }

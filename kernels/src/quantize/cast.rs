@@ -6,7 +6,7 @@
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::encode::{Encoding, encode_quad, keep};
+use super::encode::{Encoding, encode_quad, zero_past_end};
 use super::tile::{
     SECTOR_WORDS, TILE_ROWS, UNIT_ROWS, UNITS_X, cast_sector, load_unit, origin, sector_col, stage_words, store_cols,
     store_words,
@@ -155,7 +155,7 @@ fn cast_linear<N: Size, M: Size>(
         for q in 0..quads {
             let at = comptime!(i * SECTOR_WORDS + q * encoding.quad_words());
             let word = encode_quad(&raw, at, &scales, 0u32, true, encoding);
-            packed[q as usize] = keep(word, cols[i as usize] + comptime!(4 * q), geometry.cols, aligned);
+            packed[q as usize] = zero_past_end(word, cols[i as usize] + comptime!(4 * q), geometry.cols, aligned);
         }
         let to = first + comptime!(i * UNITS);
         if to < sectors {

@@ -76,7 +76,7 @@ pub(super) fn encode_quad(
         }
         word
     };
-    one_nan(codes, encoding.format)
+    canonicalize_nan(codes, encoding.format)
 }
 
 /// The same product of an element and a scale, for devices that take a subnormal element for zero: that is then an integer of up
@@ -135,7 +135,7 @@ pub(super) fn transpose(rows: &Array<u32>, #[comptime] isa: Isa) -> Array<u32> {
 
 /// Four codes, those of NaN as `0x7f`. Once for all of them it costs less than in each.
 #[cube]
-fn one_nan(codes: u32, #[comptime] format: Format) -> u32 {
+fn canonicalize_nan(codes: u32, #[comptime] format: Format) -> u32 {
     // NaN are the magnitudes from 0x7f, or 0x7d, on: the high bit of their bytes.
     let above = comptime!(match format {
         Format::E4m3 => 0x0101_0101u32,
@@ -150,7 +150,7 @@ fn one_nan(codes: u32, #[comptime] format: Format) -> u32 {
 /// `word` without the codes of elements `at..at + 4` that lie at `len` or beyond: padding is zero whatever the scale, and a
 /// NaN scale would make it NaN. With `whole`, either all four lie beyond or none.
 #[cube]
-pub(super) fn keep(word: u32, at: u32, len: u32, #[comptime] whole: bool) -> u32 {
+pub(super) fn zero_past_end(word: u32, at: u32, len: u32, #[comptime] whole: bool) -> u32 {
     if comptime!(whole) { select(at < len, word, 0u32.runtime()) } else { word & mask(at, len) }
 }
 

@@ -1,12 +1,12 @@
 //! One scale per row of the contraction.
 //!
-//! By rows: amax and cast in one launch, the row kept in registers between the two ([`Plan`]). By columns, or both: the
+//! By rows: amax and cast in one launch, the row kept in registers between the two ([`RowSplit`]). By columns, or both: the
 //! maxima of all lines that are asked for in one read of `x`, tile by tile, then the cast in a second.
 
 use cubecl::prelude::*;
 
 use super::cast::{self, SCALE_VECTOR, Scales, sectors_per_row};
-use super::encode::{Encoding, encode_quad, keep};
+use super::encode::{Encoding, encode_quad, zero_past_end};
 use super::tile::{
     ROW_STAGE, SECTOR_WORDS, TILE_ROWS, UNITS_X, col_maximum, col_stage, line_col, load_unit, origin, row_maximum,
     stage_maxima, store_words,
@@ -38,21 +38,21 @@ pub(super) fn launch<R: Runtime>(
 
 /// How many units work on a row and how many sectors of 32 bytes each of them keeps in registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Plan {
+struct RowSplit {
     /// Units per row, a power of two; a cube takes `UNITS / lanes` rows.
     lanes: u32,
-    /// Sectors per unit; zero for rows too long to keep, which the cube reads twice.
+    /// Sectors per unit; zero for rows too long to zero_past_end, which the cube reads twice.
     held: u32,
 }
 
-impl Plan {
+impl RowSplit {
     /// The fewest units that keep a row of so many sectors four to each, so that few of them wait for each other and four
-    /// cubes fit on a multiprocessor; from the whole cube on in as many as it takes, up to eight.
+    /// cubes fit on an SM; from the whole cube on in as many as it takes, up to eight.
     fn new(sectors: usize) -> Self {
         let sectors = sectors as u32;
         let lanes = sectors.div_ceil(4).next_power_of_two().clamp(4, UNITS);
         let held = sectors.div_ceil(lanes);
-        Plan { lanes, held: if held <= 8 { held } else { 0 } }
+        RowSplit { lanes, held: if held <= 8 { held } else { 0 } }
     }
 }
 
@@ -62,7 +62,7 @@ const IN_FLIGHT: u32 = 4;
 fn launch_rows<R: Runtime>(client: &ComputeClient<R>, x: &Checked, cast: Cast) -> Copy {
     let pitch = row_words(x.cols);
     let per_row = sectors_per_row(x);
-    let plan = Plan::new(per_row);
+    let plan = RowSplit::new(per_row);
     let copy =
         Copy { codes: words(client, x.rows * pitch), inv_scale: words(client, x.rows), amax: words(client, x.rows) };
     // SAFETY: `x` is checked and `load_sector` reads only inside it; stores are guarded by the rows and by the sectors of a
@@ -98,7 +98,7 @@ fn cast_rows<N: Size, M: Size>(
     per_row: u32,
     #[comptime] encoding: Encoding,
     #[comptime] mode: ScaleMode,
-    #[comptime] plan: Plan,
+    #[comptime] plan: RowSplit,
 ) {
     let source = comptime!(encoding.source);
     let lanes = comptime!(plan.lanes);
@@ -224,7 +224,7 @@ fn store_sectors<M: Size>(
             let at = comptime!(i * SECTOR_WORDS + q * encoding.quad_words());
             let word = encode_quad(raw, at, scales, 0u32, true, encoding);
             let col = sector * comptime!(encoding.source.sector_len()) + comptime!(4 * q);
-            packed[q as usize] = keep(word, col, geometry.cols, aligned);
+            packed[q as usize] = zero_past_end(word, col, geometry.cols, aligned);
         }
         if row < geometry.rows && sector < per_row {
             store_words(codes, row * per_row + sector, &packed, 0u32);

@@ -7,7 +7,7 @@
 
 use cubecl::prelude::*;
 
-use super::encode::{Encoding, encode_quad, keep, mask, transpose};
+use super::encode::{Encoding, encode_quad, mask, transpose, zero_past_end};
 use crate::ptx::cvt::Isa;
 use crate::view::{Geometry, Source, all_loaded, load_sector, magnitude, max_magnitude};
 
@@ -218,7 +218,7 @@ pub(super) fn cast_sector(
                 let scale = comptime!(if one_scale { 0 } else { i });
                 let word = encode_quad(raw, first, row_scales, scale, true, encoding);
                 along[i as usize] = word;
-                by_row[comptime!((i * quads + q) as usize)] = keep(word, col, geometry.cols, aligned);
+                by_row[comptime!((i * quads + q) as usize)] = zero_past_end(word, col, geometry.cols, aligned);
             }
             if comptime!(by_cols && !one_scale) {
                 along[i as usize] = encode_quad(raw, first, col_scales, comptime!(4 * q), false, encoding);

@@ -14,9 +14,9 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor, TensorData};
 
 use crate::config::LlamaConfig;
-use crate::saved_input::SavedInput;
 use crate::model::linear;
 use crate::rope::RotaryTables;
+use crate::saved_input::SavedInput;
 
 /// Self-attention of one decoder layer.
 #[derive(Module, Debug)]

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use burn_float8::Recipe;
-use device_select::DeviceChoice;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum};
+use device_select::DeviceChoice;
 
 use crate::Error;
 use crate::run_config::{Precision, RunConfig};

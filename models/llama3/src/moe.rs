@@ -23,8 +23,8 @@ use burn::tensor::{Bool, DType, IndexingUpdateOp, Int, Tensor};
 use burn_float8::GroupedLinear;
 
 use crate::config::MoeConfig;
-use crate::saved_input::SavedInput;
 use crate::model::{INITIALIZER, linear};
+use crate::saved_input::SavedInput;
 
 /// The router and the experts of one layer.
 #[derive(Module, Debug)]

@@ -6,8 +6,8 @@ use std::time::Instant;
 use burn::module::AutodiffModule;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor};
-use device_select::SelectedDevice;
 use burn_float8::{Float8Error, Float8Stack, GemmTotals, Report, set_default_config};
+use device_select::SelectedDevice;
 
 use crate::Error;
 use crate::batches::{Batch, BatchShape, TrainBatches, held_out_batches};

@@ -37,13 +37,13 @@ pub struct OfflineDevice {
     /// Ten times the compute capability, such as 90.
     pub sm: u16,
     /// Few of them have even small problems take large tiles, and several tiles to a block.
-    pub multiprocessors: u16,
+    pub sms: u16,
 }
 
 impl OfflineDevice {
     /// A device as large as an H200.
     pub const fn new(sm: u16) -> Self {
-        Self { sm, multiprocessors: 132 }
+        Self { sm, sms: 132 }
     }
 }
 
@@ -55,11 +55,11 @@ impl Default for OfflineDevice {
 
 impl Device for OfflineDevice {
     fn from_id(id: DeviceId) -> Self {
-        Self { sm: id.index_id, multiprocessors: id.type_id }
+        Self { sm: id.index_id, sms: id.type_id }
     }
 
     fn to_id(&self) -> DeviceId {
-        DeviceId { type_id: self.multiprocessors, index_id: self.sm }
+        DeviceId { type_id: self.sms, index_id: self.sm }
     }
 }
 
@@ -246,7 +246,7 @@ pub(crate) fn properties(device: &OfflineDevice) -> DeviceProperties {
         max_cube_count: MAX_GRID,
         max_units_per_cube: 1024,
         max_cube_dim: (1024, 1024, 64),
-        num_streaming_multiprocessors: Some(u32::from(device.multiprocessors)),
+        num_streaming_multiprocessors: Some(u32::from(device.sms)),
         num_tensor_cores: Some(4),
         min_tensor_cores_dim: Some(8),
         num_cpu_cores: None,

@@ -5,7 +5,7 @@ use crate::device::Generated;
 /// Rules for one kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// Blocks per multiprocessor that must fit.
+    /// Blocks per SM that must fit.
     pub blocks: usize,
     /// Registers per thread, where the source counts on a number: what is given away at the start must cover what is taken.
     pub registers: Option<usize>,
@@ -49,7 +49,7 @@ const CASTS: [&str; 5] = ["cast_linear", "cast_tiles", "cast_rows", "cast_blocks
 
 /// The rules of the kernel called `name`, with its types, for compute capability `sm`.
 ///
-/// Blocks have 256 threads. The memory of an H200 stays busy with 29 KB in flight per multiprocessor (4.8 TB/s for 0.8 µs over
+/// Blocks have 256 threads. The memory of an H200 stays busy with 29 KB in flight per SM (4.8 TB/s for 0.8 µs over
 /// 132 of them), and blocks that wait at a barrier or store have none, so twice that is asked for at least:
 ///
 /// | kernel | bytes per thread | blocks | KiB in flight |
@@ -62,7 +62,7 @@ const CASTS: [&str; 5] = ["cast_linear", "cast_tiles", "cast_rows", "cast_blocks
 /// | `dequantize` | 32 | 8, or 6 where fewer threads fit or registers are for the conversion | 64, 48 |
 ///
 /// Casts of ragged rows load element by element and hold as many bytes; two blocks of them fit. The integer encoder of Ampere
-/// needs more registers, and its memory half as many bytes in flight (2 TB/s over 108 multiprocessors, 15 KB). GEMMs on tensor
+/// needs more registers, and its memory half as many bytes in flight (2 TB/s over 108 SMs, 15 KB). GEMMs on tensor
 /// cores copy ahead of their products, and the warps of one block have products enough that wait for no other.
 pub fn expected(kernel: &Generated) -> Rules {
     let (name, sm) = (kernel.name.as_str(), kernel.sm);

@@ -72,7 +72,7 @@ impl Sass {
         self.opcodes.iter().filter(|(opcode, _)| belongs(opcode)).map(|(_, count)| count).sum()
     }
 
-    /// Blocks of `threads` that fit on a multiprocessor of architecture `sm`, by registers, shared memory and threads, by the
+    /// Blocks of `threads` that fit on an SM of architecture `sm`, by registers, shared memory and threads, by the
     /// CUDA programming guide's table of compute capabilities.
     pub fn occupancy(&self, sm: u32, threads: u32, dynamic_shared: usize) -> usize {
         let (max_threads, shared, blocks) = match sm {

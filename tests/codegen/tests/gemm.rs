@@ -214,12 +214,12 @@ fn same(x: f64, y: f64) -> bool {
     x == y || (x.is_nan() && y.is_nan())
 }
 
-/// Checks on a device of many multiprocessors, which has each make a small tile, and on one of two, which make large ones, one
+/// Checks on a device of many SMs, which has each make a small tile, and on one of two, which make large ones, one
 /// after the other or as a cluster.
 fn each(check: impl Fn([&Client; 2]) + Sync) {
     let Some(_running) = execute(Execution::default()) else { return };
     on_each([80, 89, 90, 100, 120], |sm| {
-        check([&client(sm), &GenerateCuda::client(&OfflineDevice { sm, multiprocessors: 2 })]);
+        check([&client(sm), &GenerateCuda::client(&OfflineDevice { sm, sms: 2 })]);
     });
 }
 
@@ -309,7 +309,7 @@ fn many_tiles() {
 #[test]
 fn hopper_plans() {
     let Some(_running) = execute(Execution { seed: 5 }) else { return };
-    let [many, few] = [&client(90), &GenerateCuda::client(&OfflineDevice { sm: 90, multiprocessors: 2 })];
+    let [many, few] = [&client(90), &GenerateCuda::client(&OfflineDevice { sm: 90, sms: 2 })];
     let mut random = Random(8);
     for ([m, n, k], client) in [
         // 128 x 256, in clusters: four items of one cluster, the last row of tiles ragged.
@@ -388,7 +388,7 @@ fn e8m0_far_scales() {
 fn blackwell_plans() {
     for seed in [0, 6] {
         let Some(_running) = execute(Execution { seed }) else { return };
-        let [many, few] = [&client(100), &GenerateCuda::client(&OfflineDevice { sm: 100, multiprocessors: 2 })];
+        let [many, few] = [&client(100), &GenerateCuda::client(&OfflineDevice { sm: 100, sms: 2 })];
         let mut random = Random(9);
         for ([m, n, k], client) in [
             // 192 or 256 columns, several tiles to a block, the last ragged in every direction.

@@ -10,8 +10,8 @@ mod target;
 
 use std::process::ExitCode;
 
-use device_select::{DeviceChoice, SelectedDevice, select};
 use clap::{Parser, Subcommand, ValueEnum};
+use device_select::{DeviceChoice, SelectedDevice, select};
 
 use target::{OnCuda, OnWgpu};
 

@@ -9,8 +9,8 @@ use cubecl::client::ComputeClient;
 use cubecl::server::Handle;
 use float8_kernels::{
     Cast, Format, GemmConfig, GemmPath, Granularity, Groups, InvScale, MAX_INDEX, MatrixView, Operand, Orientation,
-    VectorView, gemm_path, grouped_gemm_path, grouped_scaled_gemm, health, health_len, mx, quantize, quantize_with_amax,
-    row_words, scaled_gemm, supports,
+    VectorView, gemm_path, grouped_gemm_path, grouped_scaled_gemm, health, health_len, mx, quantize,
+    quantize_with_amax, row_words, scaled_gemm, supports,
 };
 
 use super::{Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom};

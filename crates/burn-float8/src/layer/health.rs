@@ -32,7 +32,10 @@ impl From<Health> for CastHealth {
 }
 
 /// A number, or the name of what JSON has no number for: `inf`, `-inf`, `NaN`.
-pub(crate) fn serialize_non_finite<T: Copy + Into<f64> + Serialize, S: Serializer>(x: &Option<T>, s: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn serialize_non_finite<T: Copy + Into<f64> + Serialize, S: Serializer>(
+    x: &Option<T>,
+    s: S,
+) -> Result<S::Ok, S::Error> {
     match x {
         Some(x) if !(*x).into().is_finite() => s.serialize_str(&(*x).into().to_string()),
         x => x.serialize(s),

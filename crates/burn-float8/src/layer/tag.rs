@@ -61,9 +61,8 @@ impl Mark {
         for (len, mark) in parts {
             match mark {
                 Some(Self::Weight(tag)) => weights.push((begin..begin + len, tag)),
-                Some(Self::Flattened(inner)) => weights.extend(
-                    inner.iter().map(|(range, tag)| (begin + range.start..begin + range.end, tag.clone())),
-                ),
+                Some(Self::Flattened(inner)) => weights
+                    .extend(inner.iter().map(|(range, tag)| (begin + range.start..begin + range.end, tag.clone()))),
                 None => {}
             }
             begin += len;

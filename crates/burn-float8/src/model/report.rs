@@ -220,7 +220,8 @@ impl Report {
             }
         }
         for layer in untagged {
-            let calls = layer.gemms().iter().filter(|(_, g)| g.unrequested.is_some()).map(|(_, g)| g.high_precision).sum();
+            let calls =
+                layer.gemms().iter().filter(|(_, g)| g.unrequested.is_some()).map(|(_, g)| g.high_precision).sum();
             if calls > 0 {
                 return Err(Float8Error::UntaggedCalls { calls });
             }

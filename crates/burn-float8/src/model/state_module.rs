@@ -3,7 +3,8 @@ use core::marker::PhantomData;
 use std::sync::Arc;
 
 use burn::module::{
-    AutodiffModule, Content, Devices, HasAutodiffModule, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
+    AutodiffModule, Content, Devices, HasAutodiffModule, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper,
+    ModuleVisitor,
 };
 use burn::tensor::backend::{AutodiffBackend, Backend};
 

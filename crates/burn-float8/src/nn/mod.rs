@@ -5,8 +5,8 @@ mod grouped;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorPrimitive, module};
 
-pub(crate) use functions::register;
 use functions::find;
+pub(crate) use functions::register;
 pub use grouped::{GroupedLinear, grouped_linear};
 
 /// y = x · w + b as [`nn::Linear`](burn::nn::Linear) computes it, keeping only the FP8 operand of x for backward.

@@ -233,11 +233,8 @@ impl<B: Float8Backend> FloatTensorOps<Self> for Float8<B> {
     /// Parameters that are put one after the other keep their tags, for the slices that optimizers take of them.
     fn float_cat(tensors: Vec<F<Self>>, dim: usize) -> F<Self> {
         let is_flat = tensors.iter().all(|t| t.rank() == 1) && tensors.iter().any(|t| t.mark().is_some());
-        let mark = if is_flat {
-            Mark::concatenate(tensors.iter().map(|t| (t.shape()[0], t.mark().cloned())))
-        } else {
-            None
-        };
+        let mark =
+            if is_flat { Mark::concatenate(tensors.iter().map(|t| (t.shape()[0], t.mark().cloned()))) } else { None };
         let tensors = tensors.into_iter().map(Float8Tensor::into_full).collect();
         Float8Tensor::new(B::float_cat(tensors, dim)).with_mark(mark)
     }

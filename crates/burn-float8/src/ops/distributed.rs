@@ -1,19 +1,15 @@
 //! Burn's data-parallel training: gradients are reduced by the wrapped backend. `Autodiff` asks for this where the feature
 //! `distributed` is on.
+use burn_backend::DeviceId;
 use burn_backend::distributed::{CollectiveTensor, DistributedBackend, ReduceOperation};
 use burn_backend::tensor::{Device, FloatTensor};
-use burn_backend::DeviceId;
 
 use super::Float8;
 use crate::backend::Float8Backend;
 use crate::tensor::Float8Tensor;
 
 impl<B: Float8Backend + DistributedBackend> DistributedBackend for Float8<B> {
-    fn all_reduce(
-        tensor: FloatTensor<Self>,
-        op: ReduceOperation,
-        device_ids: Vec<DeviceId>,
-    ) -> CollectiveTensor<Self> {
+    fn all_reduce(tensor: FloatTensor<Self>, op: ReduceOperation, device_ids: Vec<DeviceId>) -> CollectiveTensor<Self> {
         let reduced = B::all_reduce(tensor.into_full(), op, device_ids);
         // SAFETY: it is wrapped as unresolved again, and `sync_collective` is that of `B`.
         CollectiveTensor::new(Float8Tensor::new(unsafe { reduced.assume_resolved() }))

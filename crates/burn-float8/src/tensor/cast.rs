@@ -118,8 +118,7 @@ pub(super) fn recast<B: Float8Backend>(
         (None, None) => ScaleFrom::Dynamic,
     };
     drop(entries);
-    let Quantized { rows, cols, .. } =
-        B::fp8_quantize(view.of(t), key.cast, request.operand.axis.orientation(), scale);
+    let Quantized { rows, cols, .. } = B::fp8_quantize(view.of(t), key.cast, request.operand.axis.orientation(), scale);
     rows.or(cols)
 }
 

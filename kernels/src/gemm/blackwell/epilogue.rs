@@ -47,7 +47,7 @@ pub(super) fn store_tile<O: Float>(
     let lanes = sums + (warp_row() << 16u32);
     // Past the last row there is nothing to store.
     let cols = comptime!(config.cols as u32).runtime();
-    let end = if first_row < item.work.rows { min(cols, extent.n - item.work.col0) } else { 0u32.runtime() };
+    let end = if first_row < item.work.row_end { min(cols, extent.n - item.work.col0) } else { 0u32.runtime() };
     let row = first_row + UNIT_POS % 32;
     let scale_a = scale(scales_a, min(row, extent.m - 1), comptime!(config.granularities[0]));
     let mut values = Array::<f32>::new(comptime!(config.chunk_cols()));
@@ -119,7 +119,7 @@ fn finish(
             }
             if comptime!(config.grouping.is_some()) {
                 // Nothing was multiplied: the sums are those of another tile, and no scale counts.
-                value = select(item.first < item.end, value, 0.0f32);
+                value = select(item.step_begin < item.step_end, value, 0.0f32);
             }
             value += if comptime!(config.bias) { plane_shuffle(bias_own, comptime!(i as u32)) } else { f32::new(0.0) };
             values[comptime!(32 * group + i)] = value;
@@ -258,7 +258,7 @@ fn store_elements<O: Float>(
     #[unroll]
     for i in 0..comptime!(config.chunk_cols()) {
         let col = col + comptime!(i as u32);
-        if row >= item.work.from && row < item.work.rows && col < extent.n {
+        if row >= item.work.row_begin && row < item.work.row_end && col < extent.n {
             let index = item.work.out0 + row * extent.n + col;
             out[index as usize] = O::cast_from(values[i]);
         }

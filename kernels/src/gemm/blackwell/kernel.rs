@@ -58,7 +58,7 @@ fn item(index: u32, ends: &ComptimeOption<Array<u32>>, extent: &Extent, #[compti
                 tile,
                 align,
             );
-            Item { work, first: work.first / step, end: work.end.div_ceil(step), split: 0u32.runtime() }
+            Item { work, step_begin: work.first / step, step_end: work.end.div_ceil(step), split: 0u32.runtime() }
         }
         ComptimeOption::None => {
             let tiles = extent.row_tiles * extent.col_tiles;
@@ -66,8 +66,8 @@ fn item(index: u32, ends: &ComptimeOption<Array<u32>>, extent: &Extent, #[compti
             let (row, col) = banded_tile(index % tiles, extent.row_tiles, extent.col_tiles);
             Item {
                 work: whole(row * height, col * width, extent.m, k),
-                first: extent.steps * split / extent.splits,
-                end: extent.steps * (split + 1) / extent.splits,
+                step_begin: extent.steps * split / extent.splits,
+                step_end: extent.steps * (split + 1) / extent.splits,
                 split,
             }
         }
@@ -195,8 +195,8 @@ fn fill_stages(
     let mut index = CUBE_POS_X;
     while index < items {
         let item = item(index, ends, extent, config);
-        let mut block = item.first;
-        while block < item.end {
+        let mut block = item.step_begin;
+        while block < item.step_end {
             mbarrier_wait(barriers.empty + 8 * place.at, place.parity);
             fill(a, b, scales_a, scales_b, base, barriers, place.at, block, &item, extent, config);
             advance(&mut place, comptime!(config.stages as u32));
@@ -226,11 +226,11 @@ fn multiply_tiles(
         mbarrier_wait(barriers.stored + 8 * buffer.at, buffer.parity);
         tcgen05_after_wait();
         let sums = tmem + buffer.at * comptime!(config.cols as u32);
-        let mut block = item.first;
-        while block < item.end {
+        let mut block = item.step_begin;
+        while block < item.step_end {
             mbarrier_wait(barriers.full + 8 * place.at, place.parity);
             tcgen05_after_wait();
-            let add = select(block > item.first, 1u32, 0u32);
+            let add = select(block > item.step_begin, 1u32, 0u32);
             multiply_stage(base, tmem, sums, place.at, add, &item, config);
             tcgen05_commit(barriers.empty + 8 * place.at);
             advance(&mut place, comptime!(config.stages as u32));

@@ -21,8 +21,8 @@ use cubecl::prelude::*;
 
 use super::bias::BiasLaunch;
 use super::grouped::Grouping;
-use super::maps::{Matrix, Target, multiprocessors};
-use super::{Gemm, combine};
+use super::maps::{Matrix, Target, sms};
+use super::{Gemm, split_k};
 use crate::view::Source;
 use crate::{Format, Granularity};
 use plan::{Plan, ROWS, STEP};
@@ -186,8 +186,8 @@ pub(super) const fn takes(granularities: [Granularity; 2]) -> bool {
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (m, n, _) = gemm.matrices();
     let plan = match gemm.groups {
-        Some(groups) => Plan::grouped(groups, [m, n, gemm.a.k], multiprocessors(client), gemm.a.granularity.is_mx()),
-        None => Plan::new([m, n, gemm.a.k], multiprocessors(client), gemm.a.granularity.is_mx()),
+        Some(groups) => Plan::grouped(groups, [m, n, gemm.a.k], sms(client), gemm.a.granularity.is_mx()),
+        None => Plan::new([m, n, gemm.a.k], sms(client), gemm.a.granularity.is_mx()),
     };
     if plan.splits == 1 {
         launch_tiles(client, gemm, &plan, &Target::output(gemm));
@@ -195,7 +195,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
         let rows = plan.padded_rows(m);
         let target = Target::partials(client, gemm, plan.splits, rows);
         launch_tiles(client, gemm, &plan, &target);
-        combine::launch(client, gemm, &target.handle, plan.splits, [rows, target.pitch]);
+        split_k::launch(client, gemm, &target.handle, plan.splits, [rows, target.pitch]);
     }
 }
 
@@ -232,7 +232,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
     unsafe {
         kernel::gemm_blackwell::launch_unchecked::<R>(
             client,
-            CubeCount::Static(plan.items(rows, config.columns(n)).min(multiprocessors(client)) as u32, 1, 1),
+            CubeCount::Static(plan.items(rows, config.columns(n)).min(sms(client)) as u32, 1, 1),
             CubeDim::new_1d(THREADS),
             Matrix::codes(gemm.a).map(ROWS),
             Matrix::codes(gemm.b).map(plan.cols),

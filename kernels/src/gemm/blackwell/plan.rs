@@ -3,11 +3,11 @@
 //! ```text
 //! step   = max(128 · cols · 128 / 8192,  shared bytes / 128)      cycles per 128 of the contraction
 //! item   = max(steps · step, epilogue)                            cycles of a tile: the last one's epilogue runs beside it
-//! total  = ceil(items / multiprocessors) · item + epilogue + (splits > 1) · combine
+//! total  = ceil(items / SMs) · item + epilogue + (splits > 1) · combine
 //! ```
 //!
-//! A multiprocessor multiplies 8192 pairs of codes a cycle: NVIDIA, *Blackwell Architecture* (4.5 PFLOP/s of dense FP8, 148
-//! multiprocessors, 1.85 GHz). That shared memory moves 128 bytes a cycle as on Hopper, and what an epilogue and a launch cost,
+//! An SM multiplies 8192 pairs of codes a cycle: NVIDIA, *Blackwell Architecture* (4.5 PFLOP/s of dense FP8, 148
+//! SMs, 1.85 GHz). That shared memory moves 128 bytes a cycle as on Hopper, and what an epilogue and a launch cost,
 //! is assumed.
 
 use crate::gemm::grouped::{Grouping, Groups};
@@ -34,7 +34,7 @@ const STORED_PER_CYCLE: usize = 32;
 /// Cycles of a second launch that waits for the first.
 const LAUNCH: usize = 4000;
 
-/// Bytes of device memory per cycle and multiprocessor: 8 TB/s, 148 multiprocessors, 1.85 GHz.
+/// Bytes of device memory per cycle and SM: 8 TB/s, 148 SMs, 1.85 GHz.
 const MEMORY_PER_CYCLE: usize = 29;
 
 /// Fewest steps that are worth a split of their own.
@@ -50,18 +50,18 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// The plan of least cycles for `[m, n, k]` on `multiprocessors`, with scales of blocks or without; of equal ones the wider
+    /// The plan of least cycles for `[m, n, k]` on `SMs`, with scales of blocks or without; of equal ones the wider
     /// tile and the fewer splits.
-    pub(super) fn new([m, n, k]: [usize; 3], multiprocessors: usize, block_scaled: bool) -> Self {
+    pub(super) fn new([m, n, k]: [usize; 3], sms: usize, block_scaled: bool) -> Self {
         let cols = if block_scaled { SCALED_COLS } else { PLAIN_COLS };
         let candidates =
             cols.into_iter().flat_map(|cols| [1, 2, 4, 8, 16].into_iter().map(move |splits| Plan { cols, splits }));
         let possible = candidates.filter(|plan| plan.splits == 1 || plan.may_split([m, n, k]));
-        possible.min_by_key(|plan| plan.cycles([m, n, k], multiprocessors)).expect("one split is possible")
+        possible.min_by_key(|plan| plan.cycles([m, n, k], sms)).expect("one split is possible")
     }
 
     /// The same for a matrix of so many rows and columns, a group of them or a group of the contraction; nothing is split.
-    pub(super) fn grouped(groups: &Groups, [m, n, k]: [usize; 3], multiprocessors: usize, block_scaled: bool) -> Self {
+    pub(super) fn grouped(groups: &Groups, [m, n, k]: [usize; 3], sms: usize, block_scaled: bool) -> Self {
         let k = match groups.grouping {
             Grouping::Rows => k,
             Grouping::Contraction => k.div_ceil(groups.count),
@@ -69,7 +69,7 @@ impl Plan {
         let rows = groups.row_tiles(m, ROWS) * ROWS;
         let cols = if block_scaled { SCALED_COLS } else { PLAIN_COLS };
         let plans = cols.into_iter().map(|cols| Plan { cols, splits: 1 });
-        plans.min_by_key(|plan| plan.cycles([rows, n, k], multiprocessors)).expect("a width")
+        plans.min_by_key(|plan| plan.cycles([rows, n, k], sms)).expect("a width")
     }
 
     /// Rows of the output with those of all tiles.
@@ -87,15 +87,15 @@ impl Plan {
         k.div_ceil(STEP) >= self.splits * MIN_STEPS && partials <= MAX_INDEX
     }
 
-    fn cycles(&self, [m, n, k]: [usize; 3], multiprocessors: usize) -> usize {
-        let waves = self.items(m, n).div_ceil(multiprocessors);
+    fn cycles(&self, [m, n, k]: [usize; 3], sms: usize) -> usize {
+        let waves = self.items(m, n).div_ceil(sms);
         let steps = k.div_ceil(STEP).div_ceil(self.splits);
         // Written by TMA, then read by the tensor cores.
         let moved = 2 * (ROWS + self.cols) * STEP;
         let step = (ROWS * self.cols * STEP / 8192).max(moved / 128);
         let epilogue = EPILOGUE + ROWS * self.cols / STORED_PER_CYCLE;
         // Partial sums are written and read once.
-        let combine = LAUNCH + 2 * 4 * self.splits * m * n / (multiprocessors * MEMORY_PER_CYCLE);
+        let combine = LAUNCH + 2 * 4 * self.splits * m * n / (sms * MEMORY_PER_CYCLE);
         let tiles = waves * (steps * step).max(epilogue) + epilogue;
         if self.splits > 1 { tiles + combine } else { tiles }
     }

@@ -47,7 +47,7 @@ pub(super) fn gemm_half<O: Float, E: Float>(
     let stage = comptime!(plan.tile.stage() / 4);
     let work = work(ends, m, n, groups, chunks, plan);
     let (row0, col0) = (work.row0, work.col0);
-    if row0 >= work.rows {
+    if row0 >= work.row_end {
         terminate!();
     }
     // Where the tile's columns begin and end among the rows of B.
@@ -74,7 +74,7 @@ pub(super) fn gemm_half<O: Float, E: Float>(
 
     let mut chunk = work.first / CHUNK_CODES;
     let mut read = 0u32.runtime();
-    let held_a = load_step(a, inv_scale_a, row0, work.rows, chunk, chunks, blocks, plan, 0usize);
+    let held_a = load_step(a, inv_scale_a, row0, work.row_end, chunk, chunks, blocks, plan, 0usize);
     let held_b = load_step(b, inv_scale_b, first_b, rows_b, chunk, chunks, blocks, plan, 1usize);
     store_step::<E>(&held_a, &mut stages, 0u32.runtime(), plan, 0usize);
     store_step::<E>(&held_b, &mut stages, comptime!(plan.tile.size[0] * PITCH_HALVES).runtime(), plan, 1usize);
@@ -92,7 +92,7 @@ pub(super) fn gemm_half<O: Float, E: Float>(
                         &mut factors,
                         row0,
                         first_b,
-                        work.rows,
+                        work.row_end,
                         rows_b,
                         block,
                         blocks,
@@ -101,7 +101,7 @@ pub(super) fn gemm_half<O: Float, E: Float>(
                 }
             }
             chunk += ROW_CHUNKS;
-            let held_a = load_step(a, inv_scale_a, row0, work.rows, chunk, chunks, blocks, plan, 0usize);
+            let held_a = load_step(a, inv_scale_a, row0, work.row_end, chunk, chunks, blocks, plan, 0usize);
             let held_b = load_step(b, inv_scale_b, first_b, rows_b, chunk, chunks, blocks, plan, 1usize);
             multiply::<E>(
                 &stages,
@@ -124,7 +124,7 @@ pub(super) fn gemm_half<O: Float, E: Float>(
     }
     if comptime!(!plan.by_block()) {
         let zero = 0u32.runtime();
-        load_factors(inv_scale_a, inv_scale_b, &mut factors, row0, first_b, work.rows, rows_b, zero, blocks, plan);
+        load_factors(inv_scale_a, inv_scale_b, &mut factors, row0, first_b, work.row_end, rows_b, zero, blocks, plan);
         sync_cube();
         scale(&sums, &mut strips, &mut totals, &factors, plan);
     }
@@ -141,7 +141,7 @@ pub(super) fn gemm_half<O: Float, E: Float>(
         #[unroll]
         for i in 0..comptime!(plan.sums()) {
             let row = row + comptime!(i * (plan.unit.plane / part_cols));
-            if row >= work.from && row < work.rows {
+            if row >= work.row_begin && row < work.row_end {
                 let index = (work.out0 + row * n + col) as usize;
                 let mut sum = totals[i as usize] + shift;
                 if comptime!(plan.accumulate) {

@@ -141,16 +141,13 @@ impl Unit {
         TILES.into_iter().filter(fits).collect()
     }
 
-    /// The largest tile that there are enough of to give each multiprocessor one; else the smallest.
+    /// The largest tile that there are enough of to give each SM one; else the smallest.
     fn tile<R: Runtime>(self, client: &ComputeClient<R>, gemm: &Gemm) -> Tile {
         let (m, ..) = gemm.matrices();
         let tiles = self.tiles(client);
-        let multiprocessors = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1);
+        let sms = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1);
         let smallest = tiles[tiles.len() - 1];
-        tiles
-            .into_iter()
-            .find(|tile| m > tile.size[0] as usize / 2 && gemm.tiles(tile.size) >= multiprocessors)
-            .unwrap_or(smallest)
+        tiles.into_iter().find(|tile| m > tile.size[0] as usize / 2 && gemm.tiles(tile.size) >= sms).unwrap_or(smallest)
     }
 }
 

@@ -125,7 +125,7 @@ fn finish<O: Float>(
                 };
                 // Where nothing was multiplied no scale counts, not even NaN.
                 let scaled = if comptime!(config.grouping.is_some()) {
-                    select(item.first < item.end, scaled, 0.0f32)
+                    select(item.step_begin < item.step_end, scaled, 0.0f32)
                 } else {
                     scaled
                 };
@@ -246,7 +246,7 @@ fn store_elements<O: Float>(
     for i in 0..4u32 {
         let row = row + comptime!(8 * (i / 2));
         let col = col + comptime!(i % 2);
-        if row >= item.work.from && row < item.work.rows && col < extent.n {
+        if row >= item.work.row_begin && row < item.work.row_end && col < extent.n {
             let index = item.work.out0 + row * extent.n + col;
             out[index as usize] = O::cast_from(sums[comptime!((first + i) as usize)]);
         }

@@ -23,7 +23,7 @@ use crate::scale::sum_factor;
 /// Threads that fetch scales: the producer's warps but the first.
 const SCALE_THREADS: u32 = 96;
 
-/// Registers of a producer's and of a consumer's thread: 128 · (40 + 2 · 232) are all but 1024 of a multiprocessor.
+/// Registers of a producer's and of a consumer's thread: 128 · (40 + 2 · 232) are all but 1024 of an SM.
 const PRODUCER_REGISTERS: u32 = 40;
 const CONSUMER_REGISTERS: u32 = 232;
 
@@ -55,7 +55,7 @@ fn item(index: u32, ends: &ComptimeOption<Array<u32>>, extent: &Extent, #[compti
             let work =
                 grouped_tile(index, extent.col_tiles, ends, extent.groups, extent.m, extent.n, k, grouping, tile, 1u32);
             let step = comptime!(config.element().step() as u32);
-            Item { work, first: work.first / step, end: work.end.div_ceil(step), split: 0u32.runtime() }
+            Item { work, step_begin: work.first / step, step_end: work.end.div_ceil(step), split: 0u32.runtime() }
         }
         ComptimeOption::None => {
             let cluster = comptime!(config.cluster as u32);
@@ -65,8 +65,8 @@ fn item(index: u32, ends: &ComptimeOption<Array<u32>>, extent: &Extent, #[compti
             let row = row_cluster * cluster + CUBE_POS_X % cluster;
             Item {
                 work: whole(row * height, col * width, extent.m, k),
-                first: extent.steps * split / extent.splits,
-                end: extent.steps * (split + 1) / extent.splits,
+                step_begin: extent.steps * split / extent.splits,
+                step_end: extent.steps * (split + 1) / extent.splits,
                 split,
             }
         }
@@ -131,8 +131,8 @@ pub(super) fn gemm_hopper<O: Float>(
         if UNIT_POS == 0 {
             while index < items {
                 let item = item(index, ends, &extent, config);
-                let mut block = item.first;
-                while block < item.end {
+                let mut block = item.step_begin;
+                while block < item.step_end {
                     mbarrier_wait(empty + 8 * place.at, place.parity);
                     fill(a, b, base, full + 8 * place.at, place.at, block, &item, config);
                     advance(&mut place, comptime!(config.stages as u32));
@@ -144,8 +144,8 @@ pub(super) fn gemm_hopper<O: Float>(
             if UNIT_POS >= comptime!(GROUP - SCALE_THREADS) {
                 while index < items {
                     let item = item(index, ends, &extent, config);
-                    let mut block = item.first;
-                    while block < item.end {
+                    let mut block = item.step_begin;
+                    while block < item.step_end {
                         mbarrier_wait(empty + 8 * place.at, place.parity);
                         fetch_scales(inv_scale_a, inv_scale_b, base, place.at, block, &item, &extent, config);
                         mbarrier_arrive(full + 8 * place.at);
@@ -294,14 +294,14 @@ fn multiply_fast(
     item: &Item,
     #[comptime] config: Config,
 ) {
-    let mut block = item.first;
+    let mut block = item.step_begin;
     let mut previous = place.at;
-    while block < item.end {
+    while block < item.step_end {
         mbarrier_wait(full + 8 * place.at, place.parity);
         let (a, b) = operands(base, place.at, config);
         multiply_stage(sums, descriptor(a), descriptor(b), 1u32.runtime(), config);
         wgmma_wait(sums, comptime!(config.tile.group_cols() as u32), 1u32);
-        if block > item.first {
+        if block > item.step_begin {
             release(empty, previous, config);
         }
         previous = place.at;
@@ -310,7 +310,7 @@ fn multiply_fast(
     }
     wgmma_wait(sums, comptime!(config.tile.group_cols() as u32), 0u32);
     // Where a group is empty no stage was read.
-    let any = if comptime!(config.grouping.is_none()) { true.runtime() } else { item.first < item.end };
+    let any = if comptime!(config.grouping.is_none()) { true.runtime() } else { item.step_begin < item.step_end };
     if any {
         release(empty, previous, config);
     }
@@ -354,8 +354,8 @@ fn multiply_promoted(
     for i in 0..comptime!(cols / 2) {
         part[i] = 0.0f32;
     }
-    let mut block = item.first;
-    while block < item.end {
+    let mut block = item.step_begin;
+    while block < item.step_end {
         mbarrier_wait(full + 8 * place.at, place.parity);
         let (a, b) = operands(base, place.at, config);
         #[unroll]

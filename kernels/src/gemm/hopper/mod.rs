@@ -12,7 +12,7 @@
 //! **E8M0 scales**, of blocks of 32, go into bf16 operands: [`to_bf16`] writes codes times scales, a partner without
 //! such scales unscaled, and the same kernel multiplies bf16, 64 of the contraction a stage. That is exact down to bf16's normal
 //! values, needs no promotion, and nothing in the count is faster, in cycles per 32 of the contraction for a tile of 128 by 256
-//! on a multiprocessor:
+//! on an SM:
 //!
 //! | | tensor cores | f32 units | shared memory |
 //! | --- | --- | --- | --- |
@@ -35,8 +35,8 @@ use cubecl::prelude::*;
 
 use super::bias::BiasLaunch;
 use super::grouped::Grouping;
-use super::maps::{Matrix, ROW_BYTES, Target, multiprocessors};
-use super::{Gemm, combine};
+use super::maps::{Matrix, ROW_BYTES, Target, sms};
+use super::{Gemm, split_k};
 use crate::dequantize::to_bf16;
 use crate::operand::BLOCK;
 use crate::view::Source;
@@ -192,8 +192,8 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (m, n, _) = gemm.matrices();
     let steps = gemm.a.k.div_ceil(element.step());
     let plan = match gemm.groups {
-        Some(groups) => Plan::grouped(groups, [m, n], steps, multiprocessors(client), promote),
-        None => Plan::new([m, n], steps, multiprocessors(client), promote),
+        Some(groups) => Plan::grouped(groups, [m, n], steps, sms(client), promote),
+        None => Plan::new([m, n], steps, sms(client), promote),
     };
     if plan.splits == 1 {
         launch_tiles(client, gemm, &plan, promote, &Target::output(gemm));
@@ -201,7 +201,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
         let rows = plan.padded_rows(gemm.m());
         let target = Target::partials(client, gemm, plan.splits, rows);
         launch_tiles(client, gemm, &plan, promote, &target);
-        combine::launch(client, gemm, &target.handle, plan.splits, [rows, target.pitch]);
+        split_k::launch(client, gemm, &target.handle, plan.splits, [rows, target.pitch]);
     }
 }
 
@@ -231,7 +231,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
         |stages: &usize| Config { stages: *stages, ..config }.shared_words() * 4 <= hardware.max_shared_memory_size;
     config.stages = (1..=MAX_STAGES).take_while(fits).last().expect("a stage fits");
 
-    let at_once = (multiprocessors(client) / plan.cluster).max(1);
+    let at_once = (sms(client) / plan.cluster).max(1);
     let clusters = plan.items(rows, n).min(at_once);
     let [a, b] = [gemm.a, gemm.b].map(|operand| matrix(client, operand, config.element()));
     let extent = kernel::ExtentLaunch::new(

@@ -6,8 +6,8 @@
 //! total  = ceil(items / blocks that run at once) · item + (splits > 1) · combine
 //! ```
 //!
-//! A multiprocessor multiplies 4096 pairs of codes a cycle, or 2048 of bf16, which have twice the bytes, and moves 128 bytes of shared memory: NVIDIA, *H100 Tensor Core
-//! GPU Architecture* (1979 TFLOP/s, 132 multiprocessors, 1.83 GHz). What an epilogue and a launch cost is assumed.
+//! An SM multiplies 4096 pairs of codes a cycle, or 2048 of bf16, which have twice the bytes, and moves 128 bytes of shared memory: NVIDIA, *H100 Tensor Core
+//! GPU Architecture* (1979 TFLOP/s, 132 SMs, 1.83 GHz). What an epilogue and a launch cost is assumed.
 
 use crate::gemm::grouped::{Grouping, Groups};
 use crate::gemm::maps::ROW_BYTES;
@@ -31,7 +31,7 @@ const STORED_PER_CYCLE: usize = 32;
 /// Cycles of a second launch that waits for the first.
 const LAUNCH: usize = 4000;
 
-/// Bytes of device memory per cycle and multiprocessor: 4.8 TB/s, 132 multiprocessors, 1.75 GHz.
+/// Bytes of device memory per cycle and SM: 4.8 TB/s, 132 SMs, 1.75 GHz.
 const MEMORY_PER_CYCLE: usize = 20;
 
 /// Fewest steps that are worth a split of their own.
@@ -89,32 +89,26 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// The plan of least cycles for an output `[m, n]` and `steps` of the contraction on `multiprocessors`; of equal ones the
+    /// The plan of least cycles for an output `[m, n]` and `steps` of the contraction on `SMs`; of equal ones the
     /// larger tile and the fewer splits.
-    pub(super) fn new([m, n]: [usize; 2], steps: usize, multiprocessors: usize, promote: bool) -> Self {
+    pub(super) fn new([m, n]: [usize; 2], steps: usize, sms: usize, promote: bool) -> Self {
         let candidates = TILES.into_iter().flat_map(|tile| {
             [1, 2, 4, 8, 16].into_iter().map(move |splits| Plan { tile, cluster: cluster(tile, m), splits })
         });
         let possible = candidates.filter(|plan| plan.splits == 1 || plan.may_split([m, n], steps));
-        possible.min_by_key(|plan| plan.cycles([m, n], steps, multiprocessors, promote)).expect("one split is possible")
+        possible.min_by_key(|plan| plan.cycles([m, n], steps, sms, promote)).expect("one split is possible")
     }
 
     /// The same for a matrix of so many rows and columns, a group of them or a group of the contraction. Groups share no tile of B,
     /// so there are no clusters, and have a part of the contraction each or all of it, so there are no splits.
-    pub(super) fn grouped(
-        groups: &Groups,
-        [m, n]: [usize; 2],
-        steps: usize,
-        multiprocessors: usize,
-        promote: bool,
-    ) -> Self {
+    pub(super) fn grouped(groups: &Groups, [m, n]: [usize; 2], steps: usize, sms: usize, promote: bool) -> Self {
         let steps = match groups.grouping {
             Grouping::Rows => steps,
             Grouping::Contraction => steps.div_ceil(groups.count),
         };
         let rows = |tile: Tile| groups.row_tiles(m, tile.rows) * tile.rows;
         let plans = TILES.into_iter().map(|tile| Plan { tile, cluster: 1, splits: 1 });
-        plans.min_by_key(|plan| plan.cycles([rows(plan.tile), n], steps, multiprocessors, promote)).expect("a tile")
+        plans.min_by_key(|plan| plan.cycles([rows(plan.tile), n], steps, sms, promote)).expect("a tile")
     }
 
     /// Clusters' tiles along the rows.
@@ -137,12 +131,12 @@ impl Plan {
         steps >= self.splits * MIN_STEPS && partials <= MAX_INDEX
     }
 
-    fn cycles(&self, [m, n]: [usize; 2], steps: usize, multiprocessors: usize, promote: bool) -> usize {
-        let waves = self.items(m, n).div_ceil((multiprocessors / self.cluster).max(1));
+    fn cycles(&self, [m, n]: [usize; 2], steps: usize, sms: usize, promote: bool) -> usize {
+        let waves = self.items(m, n).div_ceil((sms / self.cluster).max(1));
         let steps = steps.div_ceil(self.splits);
         let epilogue = EPILOGUE + self.tile.rows * self.tile.cols / STORED_PER_CYCLE;
         // Partial sums are written and read once.
-        let combine = LAUNCH + 2 * 4 * self.splits * m * n / (multiprocessors * MEMORY_PER_CYCLE);
+        let combine = LAUNCH + 2 * 4 * self.splits * m * n / (sms * MEMORY_PER_CYCLE);
         let tiles = waves * (steps * self.tile.step_cycles(promote) + epilogue);
         if self.splits > 1 { tiles + combine } else { tiles }
     }

@@ -56,7 +56,7 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
     let work = work(ends, m, n, groups, words, plan);
     let (row0, col0) = (work.row0, work.col0);
     if comptime!(plan.grouping.is_some()) {
-        if row0 >= work.rows {
+        if row0 >= work.row_end {
             terminate!();
         }
     }
@@ -102,7 +102,7 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
     let mut write = start;
     #[unroll]
     for _ in 0..comptime!(stages - 1) {
-        load_step(a, b, write + place, row_a, row_b, work.rows, rows_b, word, words, tile);
+        load_step(a, b, write + place, row_a, row_b, work.row_end, rows_b, word, words, tile);
         write += stage;
         word += STEP_WORDS;
     }
@@ -118,7 +118,7 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
     } else {
         (row, col_b)
     };
-    let (rows_a, zero) = (work.rows, 0u32.runtime());
+    let (rows_a, zero) = (work.row_end, 0u32.runtime());
     if comptime!(plan.loads_ahead()) {
         load_words(&mut scales, inv_scale_a, inv_scale_b, given_a, given_b, rows_a, rows_b, loaded_block, blocks, plan);
     }
@@ -141,7 +141,7 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
             // the stage that is written next.
             wait_copies(comptime!(stages - 2));
             sync_cube();
-            load_step(a, b, write + place, row_a, row_b, work.rows, rows_b, word, words, tile);
+            load_step(a, b, write + place, row_a, row_b, work.row_end, rows_b, word, words, tile);
             word += STEP_WORDS;
             write += stage;
             write = select(write == end, start, write);
@@ -325,7 +325,7 @@ fn store<O: Float, W: Size>(
             #[unroll]
             for i in 0..comptime!(2 * products_m) {
                 let row = row + comptime!(8 * i);
-                if row >= work.from && row < work.rows {
+                if row >= work.row_begin && row < work.row_end {
                     let index = ((work.out0 + row * n + col) / width) as usize;
                     let mut values = Vector::<O, W>::empty();
                     #[unroll]

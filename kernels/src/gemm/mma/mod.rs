@@ -23,7 +23,7 @@
 //! | tile | threads | products of a warp | |
 //! | --- | --- | --- | --- |
 //! | 128 × 128 | 256 | 64 × 32 | |
-//! | 64 × 64 | 128 | 32 × 32 | where the larger leave multiprocessors idle |
+//! | 64 × 64 | 128 | 32 × 32 | where the larger leave SMs idle |
 //! | 32 × 64 | 128 | 32 × 16 | few rows |
 
 mod kernel;
@@ -49,7 +49,7 @@ struct Tile {
     stages: u32,
 }
 
-/// Largest first. Three stages of the first take 48 KiB, so that two blocks fit on a multiprocessor where their registers
+/// Largest first. Three stages of the first take 48 KiB, so that two blocks fit on an SM where their registers
 /// do.
 const TILES: [Tile; 3] = [
     Tile { size: [128, 128], warps: [2, 4], stages: 3 },
@@ -67,18 +67,18 @@ impl Tile {
         [self.size[0] / self.warps[0] / 16, self.size[1] / self.warps[1] / 8]
     }
 
-    /// The tile for an output that has so many of a size: the one with the least work on the busiest of the multiprocessors, the
+    /// The tile for an output that has so many of a size: the one with the least work on the busiest of the SMs, the
     /// larger of equals.
     ///
     /// ```text
-    /// work = ceil(tiles / multiprocessors) · (rows · cols + 32 (rows + cols))
+    /// work = ceil(tiles / SMs) · (rows · cols + 32 (rows + cols))
     /// ```
     ///
-    /// The second term is traffic: a multiprocessor multiplies some 32 codes in the time of loading one.
-    fn of(count: impl Fn([u32; 2]) -> u32, multiprocessors: u32) -> Self {
+    /// The second term is traffic: an SM multiplies some 32 codes in the time of loading one.
+    fn of(count: impl Fn([u32; 2]) -> u32, sms: u32) -> Self {
         let work = |tile: &Tile| {
             let [rows, cols] = tile.size;
-            u64::from(count(tile.size).div_ceil(multiprocessors)) * u64::from(rows * cols + 32 * (rows + cols))
+            u64::from(count(tile.size).div_ceil(sms)) * u64::from(rows * cols + 32 * (rows + cols))
         };
         TILES.into_iter().min_by_key(work).expect("there are tiles")
     }
@@ -124,8 +124,8 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (a, b) = (gemm.a, gemm.b);
     let (m, n, matrices) = gemm.matrices();
     let (rows, n, words) = (m as u32, n as u32, row_words(a.k) as u32);
-    let multiprocessors = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1);
-    let tile = Tile::of(|size| gemm.tiles(size), multiprocessors);
+    let sms = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1);
+    let tile = Tile::of(|size| gemm.tiles(size), sms);
     let plan = Plan {
         tile,
         kind: if cuda_arch(client) == Some(CudaArch::Sm120) { MmaKind::BlockScaled } else { MmaKind::Plain },

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use burn::tensor::DType;
-use device_select::SelectedDevice;
 use burn_float8::{Float8Error, Gemm};
+use device_select::SelectedDevice;
 use llama3::batches::{BatchShape, held_out_batches};
 use llama3::trainer::{Outcome, finish};
 use llama3::{Error, RunConfig};

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use device_select::DeviceChoice;
 use clap::Parser;
+use device_select::DeviceChoice;
 use llama3::cli::Args;
 use llama3::run_config::{ComputeDtype, Precision};
 use llama3::schedule::Decay;

@@ -112,9 +112,9 @@ const GROUPED: [(Pair, StorageType); 4] = [
 
 fn each(check: impl Fn(&Client) + Sync) {
     let Some(_running) = execute(Execution::default()) else { return };
-    // A device of many multiprocessors takes small tiles, one of two large ones, one after the other in a block.
+    // A device of many SMs takes small tiles, one of two large ones, one after the other in a block.
     let devices = [(80, 132), (89, 132), (90, 132), (90, 2), (100, 132), (100, 2), (120, 2)];
-    on_each(devices, |(sm, multiprocessors)| check(&GenerateCuda::client(&OfflineDevice { sm, multiprocessors })));
+    on_each(devices, |(sm, sms)| check(&GenerateCuda::client(&OfflineDevice { sm, sms })));
 }
 
 /// Tiles of one group, of two and of many, empty groups, and rows that no group has.
@@ -131,9 +131,9 @@ fn rows_of_groups() {
 /// Matrices of B that begin anywhere in a tile of scales, and columns that need one tile more for that.
 #[test]
 fn columns_of_groups() {
-    for multiprocessors in [132, 2] {
+    for sms in [132, 2] {
         let Some(_running) = execute(Execution::default()) else { return };
-        let client = GenerateCuda::client(&OfflineDevice { sm: 100, multiprocessors });
+        let client = GenerateCuda::client(&OfflineDevice { sm: 100, sms });
         for n in [1, 31, 64, 96, 130, 200, 320] {
             check_rows(&client, &[40, 130, 131], [140, n, 160], [MX; 2], if n == 130 { BF16 } else { F32 });
         }
