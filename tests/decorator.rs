@@ -2,7 +2,6 @@
 use std::sync::Arc;
 
 use burn::backend::Autodiff;
-use burn::backend::wgpu::WgpuRuntime;
 use burn::module::{AutodiffModule, Module};
 use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::optim::momentum::MomentumConfig;
@@ -11,15 +10,12 @@ use burn::optim::{
 };
 use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
 use burn::tensor::Tensor;
-use burn_cubecl::CubeBackend;
-use burn_float8::{
-    Float8, Float8Config, Float8Stack, LayerReport, Recipe, Report, StatisticsConfig, report, set_default_config,
-};
+use burn_float8::{Float8, Float8Config, Float8Stack, LayerReport, Recipe, Report, StatisticsConfig, report};
 
 use crate::support::model::{D, Model};
+use crate::support::normal;
 use crate::support::operand::{tensor, values};
 use crate::support::runtime::Flex;
-use crate::support::{normal, runtime::has_wgpu};
 
 type B = Autodiff<Float8<Flex>>;
 

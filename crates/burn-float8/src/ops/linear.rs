@@ -44,8 +44,8 @@ pub(crate) fn forward<B: Float8Backend>(
     if let Some(dtype) = bias_dtype {
         layer.set_bias_dtype(dtype);
     }
-    let saved = x.saved_clone();
-    if saved.is_some() {
+    let saved = x.saved_clone().is_some();
+    if saved {
         w.cache().set_trained();
     }
     let mut used = LinearUse { bias_dtype, saved, ..LinearUse::new(layer.clone(), owner.enabled, w.dtype(), [k, n]) };
@@ -204,7 +204,7 @@ fn take_use<B: Float8Backend>(x: &Float8Tensor<B>, dy: &Float8Tensor<B>, weight_
     let of_dy = dy.cache().with_uses(|uses| uses.iter().find(|used| fits(used) && used.pending).cloned());
     let of_x = x.cache().with_uses(|uses| {
         let same = of_dy.as_ref().and_then(|of_dy| uses.iter().position(|used| used.is_same(of_dy)));
-        let saved = || uses.iter().rposition(|used| fits(used) && used.pending && used.saved.is_some());
+        let saved = || uses.iter().rposition(|used| fits(used) && used.pending && used.saved);
         let pending = || uses.iter().rposition(|used| fits(used) && used.pending);
         let any = || uses.iter().rposition(fits);
         let found = if uses.is_empty() { None } else { same.or_else(saved).or_else(pending).or_else(any) };

@@ -63,18 +63,15 @@ fn is_saved_weight<B: Float8Backend>(w: &Float8Tensor<B>) -> bool {
         && w.known_cache().is_some_and(|cache| cache.with_saved(|saved| w.is_clone_of(saved)))
 }
 
-/// Whether this is what Autodiff saved of an x for the gradient of a weight of this shape, which a matmul in FP8 read.
+/// Whether a weight of this shape, whose matmuls run in FP8, has read x, and Autodiff has saved x for its gradient, which is still
+/// to come. What it saved cannot be told from what the program holds, since other operations save x too.
 fn is_saved_input<B: Float8Backend>(x: &Float8Tensor<B>, weight_shape: [usize; 2]) -> bool {
-    is_saved_for(x, |used| used.pending && used.weight_shape == weight_shape)
+    is_saved_for(x, |used| used.weight_shape == weight_shape)
 }
 
-fn is_saved_for<B: Float8Backend>(x: &Float8Tensor<B>, condition: impl Fn(&LinearUse<B>) -> bool) -> bool {
-    let Some(cache) = x.known_cache() else { return false };
-    cache.with_uses(|uses| {
-        // One clone of x is saved for all that read it.
-        let saved: Vec<_> = uses.iter().filter_map(|used| used.saved).collect();
-        x.is_clone_of(&saved) && uses.iter().any(|used| condition(used) && has_matmul(&used.layer))
-    })
+fn is_saved_for<B: Float8Backend>(x: &Float8Tensor<B>, fits: impl Fn(&LinearUse<B>) -> bool) -> bool {
+    let waits = |used: &LinearUse<B>| used.pending && used.saved && fits(used) && has_matmul(&used.layer);
+    x.known_cache().is_some_and(|cache| cache.with_uses(|uses| uses.iter().any(waits)))
 }
 
 fn has_matmul(layer: &Layer) -> bool {

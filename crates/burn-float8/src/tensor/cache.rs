@@ -133,8 +133,8 @@ pub(crate) struct LinearUse<B: Float8Backend> {
     pub(crate) weight_shape: [usize; 2],
     /// Whether the weight gradient of this use is still to come.
     pub(crate) pending: bool,
-    /// The clone of x that Autodiff saved for it, if it did: not in an evaluation, nor with a frozen weight.
-    pub(crate) saved: Option<u32>,
+    /// Whether Autodiff saved x for it: not in an evaluation, nor with a frozen weight.
+    pub(crate) saved: bool,
     /// The bias' dtype, where fprop left this record: dgrad is given no bias.
     pub(crate) bias_dtype: Option<DType>,
     /// What fprop's cast of w has to tell its history, once backward follows.
@@ -151,7 +151,7 @@ impl<B: Float8Backend> LinearUse<B> {
             weight_dtype,
             weight_shape,
             pending: true,
-            saved: None,
+            saved: false,
             bias_dtype: None,
             weight_observation: None,
             sampled_weight: None,
