@@ -143,7 +143,7 @@ fn wrong_keys_and_values_are_named_with_where_they_came_from() {
         }
     }
     let error = file("[float8]\nrecip = 'rowwise'\n").unwrap_err().to_string();
-    assert!(error.contains("run.toml: ") && error.contains("unknown key \"recip\""), "{error}");
+    assert!(error.contains("run.toml: ") && error.contains("unknown field `recip`"), "{error}");
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn the_report_file_says_what_each_linear_did() {
     assert_eq!(first["name"], "layers.0.self_attn.q_proj");
     assert_eq!((&first["fprop"]["emulated"], &first["fprop"]["path"]), (&Value::from(6 + 2 + 8), &Value::from("host")));
     assert_eq!(
-        (&first["fprop"]["operands"][1]["extent"]["k"], &first["is_float8"]),
+        (&first["fprop"]["operands"][1]["size"]["k"], &first["is_float8"]),
         (&Value::from(48), &Value::from(true))
     );
     let weight = &first["fprop"]["operands"][1];
