@@ -287,13 +287,13 @@ impl Float8Config {
 
     /// Type and parameter of each custom layer type.
     pub(crate) fn module_types(&self) -> Result<Vec<(&str, &str)>, Float8Error> {
-        fn parts(name: &String) -> Result<(&str, &str), Float8Error> {
+        fn parts(name: &str) -> Result<(&str, &str), Float8Error> {
             let parts = name.split_once('.').unwrap_or((name, "weight"));
             let is_name = |s: &str| !s.is_empty() && s.chars().all(|c| c.is_alphanumeric() || c == '_');
             let named = is_name(parts.0) && is_name(parts.1);
-            named.then_some(parts).ok_or_else(|| Float8Error::ModuleType { name: name.clone() })
+            named.then_some(parts).ok_or_else(|| Float8Error::ModuleType { name: name.into() })
         }
-        self.module_types.iter().map(parts).collect()
+        self.module_types.iter().map(|name| parts(name)).collect()
     }
 }
 

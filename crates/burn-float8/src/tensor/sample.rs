@@ -41,7 +41,7 @@ pub(crate) fn take_sample<B: Float8Backend>(
     }
     let number = due_step::<B>(layer, &B::float_device(t.full()), statistics.every_n_steps, |step| {
         let has_seen = |operand| step.samples.has_seen(layer, operand);
-        !has_seen(operand) && !(has_one_cast(config, operand) && has_seen(operand.other()))
+        !(has_seen(operand) || has_one_cast(config, operand) && has_seen(operand.other()))
     })?;
     let cast = recast(t, view, request)?;
     let full = view.of(t);

@@ -5,7 +5,7 @@
 use burn::backend::Autodiff;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::{Int, Tensor, TensorData};
-use burn_float8::{Float8, Float8Config, Recipe, report, set_default_config};
+use burn_float8::{Float8, Float8Config, Float8Error, Recipe, report, set_default_config};
 use llama3::rng::Rng;
 use llama3::{Llama, LlamaConfig, RunConfig};
 use serde::Serialize;
@@ -129,7 +129,10 @@ fn measure<T: Target>(
         Some(recipe) => {
             let mut run = RunConfig::default();
             run.float8.config = Float8Config::new(recipe);
-            (run.float8(config).convert::<Backend<T>, _>(model)?.0, Some(Float8Config::default()))
+            (
+                run.float8(config).convert::<Backend<T>, _>(model).map_err(Float8Error::from)?.0,
+                Some(Float8Config::default()),
+            )
         }
     };
     set_default_config::<Backend<T>>(&device, on.as_ref())?;

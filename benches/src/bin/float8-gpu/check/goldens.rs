@@ -212,7 +212,7 @@ fn linear<B: Float8Backend>(recipe: Recipe, name: &str, dtype: DType) -> Result<
     let w = load(transpose(&w, [n, k]), [k, n]).detach().require_grad();
     let linear = Linear { weight: Param::initialized(ParamId::new(), w), bias: None };
     let failed = |error: burn_float8::Float8Error| wrong(error.to_string());
-    let linear = Float8Config::new(recipe).convert(linear).map_err(failed)?.0;
+    let linear = Float8Config::new(recipe).convert(linear).map_err(|error| failed(error.into()))?.0;
     let y = linear.forward(x.clone());
     let grads = (y.clone() * load(dy, dy_shape)).sum().backward();
     let dw = linear.weight.grad(&grads).ok_or_else(|| wrong("no dw"))?.transpose();
