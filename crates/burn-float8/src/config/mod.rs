@@ -271,7 +271,7 @@ impl Float8Config {
     pub fn validate(&self) -> Result<(), Float8Error> {
         self.linear.validate()?;
         self.overrides.iter().try_for_each(|o| o.config.validate())?;
-        self.module_types().map(|_| ())?;
+        self.parsed_module_types().map(|_| ())?;
         if self.statistics.as_ref().is_some_and(|s| s.every_n_steps == 0) {
             return Err(Float8Error::StatisticsEveryZero);
         }
@@ -286,7 +286,7 @@ impl Float8Config {
     }
 
     /// Type and parameter of each custom layer type.
-    pub(crate) fn module_types(&self) -> Result<Vec<(&str, &str)>, Float8Error> {
+    pub(crate) fn parsed_module_types(&self) -> Result<Vec<(&str, &str)>, Float8Error> {
         fn parts(name: &str) -> Result<(&str, &str), Float8Error> {
             let parts = name.split_once('.').unwrap_or((name, "weight"));
             let is_name = |s: &str| !s.is_empty() && s.chars().all(|c| c.is_alphanumeric() || c == '_');

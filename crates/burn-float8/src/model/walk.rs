@@ -10,7 +10,7 @@ use crate::stack::Float8Stack;
 /// Whether a parameter is the weight of a linear: of a `Linear`, a `GroupedLinear`, or one of the configuration's own types.
 fn is_weight(config: &Float8Config, container: &str, field: &str, rank: usize) -> bool {
     let module = container.trim_start_matches("Struct:");
-    let is_own = || config.module_types().is_ok_and(|types| types.contains(&(module, field)));
+    let is_own = || config.parsed_module_types().is_ok_and(|types| types.contains(&(module, field)));
     match (module, field, rank) {
         ("Linear", "weight", 2) | ("GroupedLinear", "weight", 3) => true,
         (_, _, 2) => is_own(),

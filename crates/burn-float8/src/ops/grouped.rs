@@ -39,7 +39,7 @@ pub(crate) fn check_shapes<B: Backend>(x: &Tensor<B, 2>, weight: &Tensor<B, 3>, 
     }
 }
 
-/// What [`grouped_linear`] computes, of the same x `[M, K]`, weight `[G, K, N]` and ends `[G]`, in x's dtype and by Burn's own
+/// What [`grouped_linear`](crate::grouped_linear) computes, of the same x `[M, K]`, weight `[G, K, N]` and ends `[G]`, in x's dtype and by Burn's own
 /// operations on any backend: a matmul for each group that has rows. The ends are read, which waits for the device.
 ///
 /// # Panics
