@@ -19,7 +19,7 @@ thread_local! {
 ///
 /// let device = Default::default();
 /// let model = Float8Config::tensorwise().apply(LinearConfig::new(8, 8).init::<B>(&device)).unwrap();
-/// float8_autocast(false, || model.forward(Tensor::ones([4, 8], &device)));
+/// float8_autocast(false, || model.forward(Tensor::<B, 2>::ones([4, 8], &device)));
 /// assert_eq!(report(&model).totals().high_precision, 1);
 /// # }
 /// ```
