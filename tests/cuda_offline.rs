@@ -1,4 +1,4 @@
-//! `Float8` over CUDA on paper: Burn's CUDA backend on a runtime that generates every kernel for an H200 that does not exist,
+//! `Float8` over CUDA offline: Burn's CUDA backend on a runtime that generates every kernel for an H200 that does not exist,
 //! and, with NVRTC at hand, interprets it.
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -20,8 +20,8 @@ use crate::support::runtime::Flex;
 use crate::support::{normal, relative_error};
 
 /// What `burn::backend::Cuda` is, on another runtime.
-type Paper = Fusion<CubeBackend<GenerateCuda, f32, i32, u8>>;
-type B = Autodiff<Float8<Paper>>;
+type Offline = Fusion<CubeBackend<GenerateCuda, f32, i32, u8>>;
+type B = Autodiff<Float8<Offline>>;
 
 const SHAPE: [usize; 3] = [128, 256, 192];
 
@@ -72,7 +72,7 @@ fn step_of<const D: usize>(
 
 fn linear(recipe: Recipe) -> Linear<B> {
     let [_, k, n] = SHAPE;
-    layer::<Paper>(&Float8Config::new(recipe), tensor(normal(k * n, 2), [k, n]), Some(tensor(normal(n, 3), [n])))
+    layer::<Offline>(&Float8Config::new(recipe), tensor(normal(k * n, 2), [k, n]), Some(tensor(normal(n, 3), [n])))
 }
 
 /// With a new weight of the same value, as an optimizer makes one.
@@ -196,8 +196,8 @@ fn every_recipe_computes_what_the_cpu_does() {
     let (x, w, dy, bias) = (normal(m * k, 1), normal(k * n, 2), normal(m * n, 3), normal(n, 4));
     for recipe in Recipe::ALL {
         let config = Float8Config::new(recipe);
-        let layer = layer::<Paper>(&config, tensor(w.clone(), [k, n]), Some(tensor(bias.clone(), [n])));
-        let got = forward_backward::<Paper, 2>(&layer, tensor(x.clone(), [m, k]), tensor(dy.clone(), [m, n]));
+        let layer = layer::<Offline>(&config, tensor(w.clone(), [k, n]), Some(tensor(bias.clone(), [n])));
+        let got = forward_backward::<Offline, 2>(&layer, tensor(x.clone(), [m, k]), tensor(dy.clone(), [m, n]));
         // The report says of each GEMM what the library chooses for its operands.
         let client = GenerateCuda::client(&OfflineDevice::default());
         for (gemm, ran) in report(&layer).layers[0].gemms() {

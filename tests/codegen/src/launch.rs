@@ -6,7 +6,7 @@ use cubecl_core::server::{KernelArguments, TensorMapMeta};
 use cubecl_runtime::tma::{OobFill, TensorMapFormat, TensorMapInterleave, TensorMapSwizzle, TiledArgs};
 use ptx_interpreter::{Arg, Buffer, Kernel, Launch, TensorFloat, TensorMap};
 
-use crate::server::{GenerateServer, PaperResource};
+use crate::server::{GenerateServer, OfflineResource};
 
 /// A kernel and its geometry.
 pub(crate) struct Request<'a> {
@@ -50,7 +50,7 @@ impl Request<'_> {
 }
 
 /// The runtime rounds allocations up, so that a kernel may read the whole of the last word.
-fn buffer(resource: PaperResource) -> Buffer {
+fn buffer(resource: OfflineResource) -> Buffer {
     let len = resource.len.next_multiple_of(4);
     // SAFETY: the server's memory lives, and only this thread uses it, while a kernel runs. Allocations are rounded up
     // to their alignment.

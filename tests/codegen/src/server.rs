@@ -41,7 +41,7 @@ static COMPILING: Mutex<()> = Mutex::new(());
 
 /// Memory of any size; nothing of it is allocated before it is used.
 #[derive(Debug, Default)]
-pub struct PaperStorage {
+pub struct OfflineStorage {
     sizes: HashMap<StorageId, u64>,
     memory: HashMap<StorageId, Memory>,
 }
@@ -65,15 +65,15 @@ impl Drop for Memory {
 
 /// A range of device memory.
 #[derive(Clone, Copy, Debug)]
-pub struct PaperResource {
+pub struct OfflineResource {
     pub(crate) ptr: *mut u8,
     pub(crate) len: usize,
 }
 
 // SAFETY: dereferenced on the server's thread only.
-unsafe impl Send for PaperResource {}
+unsafe impl Send for OfflineResource {}
 
-impl PaperResource {
+impl OfflineResource {
     /// The bytes.
     ///
     /// # Safety
@@ -84,14 +84,14 @@ impl PaperResource {
     }
 }
 
-impl ComputeStorage for PaperStorage {
-    type Resource = PaperResource;
+impl ComputeStorage for OfflineStorage {
+    type Resource = OfflineResource;
 
     fn alignment(&self) -> usize {
         ALIGNMENT
     }
 
-    fn get(&mut self, handle: &StorageHandle) -> PaperResource {
+    fn get(&mut self, handle: &StorageHandle) -> OfflineResource {
         let size = self.sizes.get(&handle.id).copied().unwrap_or(0);
         let memory = self.memory.entry(handle.id).or_insert_with(|| {
             let layout = Layout::from_size_align(size.max(1) as usize, ALIGNMENT).expect("a size of memory");
@@ -103,7 +103,7 @@ impl ComputeStorage for PaperStorage {
         let StorageUtilization { offset, size: len } = handle.utilization;
         assert!(offset + len <= memory.layout.size() as u64, "a resource ends behind its memory");
         // SAFETY: inside the allocation.
-        PaperResource { ptr: unsafe { memory.ptr.add(offset as usize) }, len: len as usize }
+        OfflineResource { ptr: unsafe { memory.ptr.add(offset as usize) }, len: len as usize }
     }
 
     fn alloc(&mut self, size: u64) -> Result<StorageHandle, IoError> {
@@ -124,7 +124,7 @@ impl ComputeStorage for PaperStorage {
 #[derive(Debug)]
 pub struct GenerateServer {
     sm: u32,
-    memory: MemoryManagement<PaperStorage>,
+    memory: MemoryManagement<OfflineStorage>,
     utilities: Arc<ServerUtilities<Self>>,
     options: CompilationOptions,
     profiler: TimestampProfiler,
@@ -135,7 +135,7 @@ pub struct GenerateServer {
 }
 
 impl GenerateServer {
-    pub(crate) fn resource(&mut self, binding: Binding) -> Result<PaperResource, String> {
+    pub(crate) fn resource(&mut self, binding: Binding) -> Result<OfflineResource, String> {
         let resource = self.memory.get_resource(binding.memory, binding.offset_start, binding.offset_end);
         resource.map_err(|error| error.to_string())
     }
@@ -221,7 +221,7 @@ impl DeviceService for GenerateServer {
         let sm = u32::from(device.sm);
         let logger = Arc::new(ServerLogger::default());
         let memory = MemoryManagement::from_configuration(
-            PaperStorage::default(),
+            OfflineStorage::default(),
             &MemoryDeviceProperties { max_page_size: 64 << 30, alignment: ALIGNMENT as u64 },
             MemoryConfiguration::default(),
             logger.clone(),
@@ -251,7 +251,7 @@ impl ServerCommunication for GenerateServer {
 
 impl ComputeServer for GenerateServer {
     type Kernel = Box<dyn CubeTask<CudaCompiler>>;
-    type Storage = PaperStorage;
+    type Storage = OfflineStorage;
     type MemoryLayoutPolicy = PitchedMemoryLayoutPolicy;
     type Info = ();
 
@@ -320,7 +320,7 @@ impl ComputeServer for GenerateServer {
         Box::pin(async { result })
     }
 
-    fn get_resource(&mut self, binding: Binding, _: StreamId) -> Result<ManagedResource<PaperResource>, ServerError> {
+    fn get_resource(&mut self, binding: Binding, _: StreamId) -> Result<ManagedResource<OfflineResource>, ServerError> {
         let resource = self.memory.get_resource(binding.memory.clone(), binding.offset_start, binding.offset_end)?;
         Ok(ManagedResource::new(binding.memory, resource))
     }

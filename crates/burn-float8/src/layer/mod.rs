@@ -22,7 +22,7 @@ pub(crate) use health::serialize_non_finite;
 pub use health::{CastHealth, Fallback, OperandHealth};
 pub(crate) use tag::{Mark, Tag, now};
 pub use untagged::UNTAGGED_NAME;
-pub(crate) use untagged::{note_apply, set_default, untagged, untagged_reason};
+pub(crate) use untagged::{note_apply, set_default, untagged, untagged_choice};
 
 /// Reads the amax of a cast's tensor, if it was looked at, and the amax that the scale was made of.
 pub(crate) trait ReadAmax: Send + Sync {
@@ -81,8 +81,8 @@ pub struct Layer {
     built_at: AtomicU64,
     expects_dgrad: AtomicBool,
     has_wgrad: AtomicBool,
-    /// Whose amax history x, w and dy had in forward, where several layers read one tensor.
-    history_owners: Mutex<[Option<String>; 3]>,
+    /// Whose amax history x had in forward, where several layers read one x: another layer's name.
+    input_history_owner: Mutex<Option<String>>,
     /// For a bias gradient whose output gradient no dgrad or wgrad has seen with its own record of the bias.
     bias_dtype: Mutex<Option<DType>>,
 }
@@ -110,7 +110,7 @@ impl Layer {
             built_at: AtomicU64::new(0),
             expects_dgrad: AtomicBool::new(false),
             has_wgrad: AtomicBool::new(false),
-            history_owners: Mutex::default(),
+            input_history_owner: Mutex::default(),
             bias_dtype: Mutex::new(None),
         }
     }
@@ -304,16 +304,15 @@ impl Layer {
         self.has_wgrad.store(true, Relaxed);
     }
 
-    /// The layer whose amax history this layer's operand has.
-    pub(crate) fn history_owner(&self, role: Role) -> String {
-        self.history_owners.lock()[role as usize].clone().unwrap_or_else(|| self.name.clone())
+    /// The name of the layer whose amax history the x of this layer had in forward.
+    pub(crate) fn input_history_owner(&self) -> String {
+        self.input_history_owner.lock().clone().unwrap_or_else(|| self.name.clone())
     }
 
-    pub(crate) fn set_history_owner(&self, role: Role, owner: &str) {
-        let mut owners = self.history_owners.lock();
-        let known = owners[role as usize].as_deref().unwrap_or(&self.name);
-        if known != owner {
-            owners[role as usize] = Some(owner.into());
+    pub(crate) fn set_input_history_owner(&self, owner: &str) {
+        let mut known = self.input_history_owner.lock();
+        if known.as_deref().unwrap_or(&self.name) != owner {
+            *known = Some(owner.into());
         }
     }
 

@@ -47,7 +47,7 @@ pub(crate) enum Mark {
 }
 
 impl Mark {
-    /// That of an operation's result on this tensor and `others` other float tensors.
+    /// The mark of the result of an operation on this tensor and on `others` more float tensors.
     pub(crate) fn after(self, others: usize) -> Self {
         match self {
             Self::Weight(tag) if others > 0 => Self::Weight(tag.rebuilt()),
@@ -55,7 +55,7 @@ impl Mark {
         }
     }
 
-    /// That of several tensors of rank 1, with their lengths, one after the other.
+    /// The mark of several tensors of rank 1, given with their lengths, put one after the other.
     pub(crate) fn concatenate(parts: impl IntoIterator<Item = (usize, Option<Self>)>) -> Option<Self> {
         let (mut begin, mut weights) = (0, vec![]);
         for (len, mark) in parts {
@@ -70,7 +70,7 @@ impl Mark {
         (!weights.is_empty()).then(|| Self::Flattened(weights.into()))
     }
 
-    /// That of a part of a tensor of rank 1.
+    /// The mark of a part of a tensor of rank 1: a weight's, if it is exactly that weight.
     pub(crate) fn slice(&self, part: &Range<usize>) -> Option<Self> {
         let Self::Flattened(weights) = self else { return None };
         let found = weights.iter().find(|(range, _)| range == part);

@@ -10,7 +10,6 @@ use parking_lot::Mutex;
 use super::{Conversion, Layer};
 use crate::backend::Float8Backend;
 use crate::config::{Policy, Untagged};
-use crate::terms::Reason;
 
 /// The name under which reports list the linears whose weights carry no layer.
 pub const UNTAGGED_NAME: &str = "(untagged)";
@@ -73,16 +72,12 @@ pub(crate) fn note_apply(conversion: &Arc<Conversion>) {
     }
 }
 
-/// Why an untagged linear does not run by the device's default, if so: an error where it is not to run at all.
-pub(crate) fn untagged_reason<B: Float8Backend>(device: &Device<B>) -> Result<Option<Reason>, ()> {
+/// What untagged linears of a device do now, and whether a configuration says so.
+pub(crate) fn untagged_choice<B: Float8Backend>(device: &Device<B>) -> (Untagged, bool) {
     let mut registry = REGISTRY.lock();
     match registry.choice() {
-        Some(Untagged::Error) => Err(()),
-        Some(Untagged::HighPrecision) => Ok(Some(Reason::Untagged { is_configured: true })),
-        Some(Untagged::Default) => Ok(None),
-        None if registry.has_applied && !registry.default::<B>(device).is_set => {
-            Ok(Some(Reason::Untagged { is_configured: false }))
-        }
-        None => Ok(None),
+        Some(choice) => (choice, true),
+        None if registry.has_applied && !registry.default::<B>(device).is_set => (Untagged::HighPrecision, false),
+        None => (Untagged::Default, false),
     }
 }

@@ -5,7 +5,7 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Tensor, TensorPrimitive};
 use serde::Serialize;
 
-use super::walk::{Path, linears};
+use super::walk::{Path, linears, map_param};
 use crate::config::{Float8Config, LinearInfo, Policy};
 use crate::error::{ApplyError, Float8Error};
 use crate::layer::{Conversion, Layer, Tag, note_apply};
@@ -186,15 +186,7 @@ impl<B: Float8Stack> ModuleMapper<B> for Tagger {
             return param;
         }
         let layer = Arc::new(Layer::new(name, policy, self.conversion.clone()));
-        let tag = move |t: Tensor<B, D>| match t.into_primitive() {
-            TensorPrimitive::Float(t) => {
-                Tensor::from_primitive(TensorPrimitive::Float(B::with_tag(t, Tag::new(layer.clone()))))
-            }
-            quantized => Tensor::from_primitive(quantized),
-        };
-        // A record loaded later has no tag; the parameter may have a mapper of its own (`LinearLayout::Col`).
-        let (id, tensor, mapper) = param.consume();
-        let (own, on_load) = (mapper.clone(), tag.clone());
-        Param::from_mapped_value(id, tag(tensor), mapper).load_mapper(move |t| on_load(own.on_load(t)))
+        // A record that is loaded later has no tag.
+        map_param(param, move |t| B::with_tag(t, Tag::new(layer.clone())))
     }
 }

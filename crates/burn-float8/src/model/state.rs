@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::walk::linears;
 use crate::config::{DelayedScaling, Float8LinearConfig, Policy, ScalingType};
 use crate::error::Float8Error;
-use crate::layer::{Fallback, Layer};
+use crate::layer::{Fallback, Layer, Tag};
 use crate::nn::register;
 use crate::stack::Float8Stack;
 use crate::step::{AmaxState, DeviceState};
@@ -91,13 +91,7 @@ impl<B: Float8Stack> Converted<B> {
 
     /// The share of each conversion in each device once.
     fn states(&self) -> Vec<Arc<DeviceState<B::Inner>>> {
-        let mut states: Vec<Arc<DeviceState<B::Inner>>> = vec![];
-        for Found { state, .. } in &self.0 {
-            if !states.iter().any(|known| Arc::ptr_eq(known, state)) {
-                states.push(state.clone());
-            }
-        }
-        states
+        distinct(self.0.iter().map(|found| found.state.clone()))
     }
 
     /// Waits for the device.
@@ -179,6 +173,17 @@ impl Float8State {
     }
 }
 
+/// Each of several shared values once.
+fn distinct<T>(all: impl Iterator<Item = Arc<T>>) -> Vec<Arc<T>> {
+    let mut distinct: Vec<Arc<T>> = vec![];
+    for one in all {
+        if !distinct.iter().any(|known| Arc::ptr_eq(known, &one)) {
+            distinct.push(one);
+        }
+    }
+    distinct
+}
+
 /// Both copies of an operand.
 fn copies(role: Role) -> [Operand; 2] {
     [ContractionAxis::Last, ContractionAxis::Leading].map(|axis| Operand { role, axis })
@@ -242,17 +247,19 @@ impl LayerState {
 /// scaling and to sampled statistics: call this once before each step then. A weight that is only cast, transposed or multiplied
 /// by a number needs no call.
 pub fn begin_float8_step<B: Float8Stack, M: Module<B>>(model: &M) {
-    let converted = Converted::<B>::of(model);
+    register::<B>();
+    let mut states = vec![];
     for linear in linears::<B, M>(model, None) {
-        let (Some(tag), Some(weight)) = (linear.tag, linear.weight) else { continue };
-        let state = DeviceState::<B::Inner>::of(&tag.layer, &B::inner_device(&linear.device));
+        let (Some(Tag { layer, stamp, .. }), Some(weight)) = (linear.tag, linear.weight) else { continue };
+        layer.conversion().set_manual_steps();
+        let state = DeviceState::<B::Inner>::of(&layer, &B::inner_device(&linear.device));
         // An evaluation may have cast it already, with the scale of the step that ends now.
-        if tag.stamp > state.begun_at()
+        if stamp > state.begun_at()
             && let Some(cache) = B::float8_tensor(&weight).known_cache()
         {
             cache.forget_delayed();
         }
+        states.push(state);
     }
-    converted.0.iter().for_each(|found| found.layer.conversion().set_manual_steps());
-    converted.states().iter().for_each(|state| state.begin());
+    distinct(states.into_iter()).iter().for_each(|state| state.begin());
 }

@@ -1,8 +1,8 @@
 //! FP8 on and off for a model or a part of it.
 use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{Tensor, TensorPrimitive};
+use burn::tensor::Tensor;
 
-use super::walk::linears;
+use super::walk::{linears, map_param};
 use crate::layer::Tag;
 use crate::stack::Float8Stack;
 
@@ -23,16 +23,10 @@ pub fn without_float8<B: Float8Stack, M: Module<B>>(model: M) -> M {
     struct Off;
     impl<B: Float8Stack> ModuleMapper<B> for Off {
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-            let off = |t: Tensor<B, D>| match t.into_primitive() {
-                TensorPrimitive::Float(t) => Tensor::from_primitive(TensorPrimitive::Float(match B::tag(&t) {
-                    Some(tag) => B::with_tag(t, Tag { enabled: false, ..tag }),
-                    None => t,
-                })),
-                quantized => Tensor::from_primitive(quantized),
-            };
-            let (id, tensor, mapper) = param.consume();
-            let own = mapper.clone();
-            Param::from_mapped_value(id, off(tensor), mapper).load_mapper(move |t| off(own.on_load(t)))
+            map_param(param, |t| match B::tag(&t) {
+                Some(tag) => B::with_tag(t, Tag { enabled: false, ..tag }),
+                None => t,
+            })
         }
     }
     model.map(&mut Off)

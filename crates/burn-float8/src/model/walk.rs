@@ -85,3 +85,20 @@ pub(super) fn linears<B: Float8Stack, M: Module<B>>(model: &M, config: Option<&F
     Module::<B>::visit(model, &mut walk);
     walk.2
 }
+
+/// The parameter with `f` of its tensor, and of what is loaded into it later. Quantized tensors stay as they are.
+pub(super) fn map_param<B: Float8Stack, const D: usize>(
+    param: Param<Tensor<B, D>>,
+    f: impl Fn(FloatTensor<B>) -> FloatTensor<B> + Clone + Send + Sync + 'static,
+) -> Param<Tensor<B, D>> {
+    let f = move |t: Tensor<B, D>| {
+        Tensor::from_primitive(match t.into_primitive() {
+            TensorPrimitive::Float(t) => TensorPrimitive::Float(f(t)),
+            quantized => quantized,
+        })
+    };
+    // The parameter may have a mapper of its own (`LinearLayout::Col`).
+    let (id, tensor, mapper) = param.consume();
+    let (own, on_load) = (mapper.clone(), f.clone());
+    Param::from_mapped_value(id, f(tensor), mapper).load_mapper(move |t| on_load(own.on_load(t)))
+}

@@ -6,9 +6,9 @@ use burn_backend::{DType, FloatDType, TensorMetadata};
 use burn_std::Shape;
 
 use crate::backend::{Float8Backend, GroupEnds, OperandSize, memo};
-use crate::config::{Float8LinearConfig, Policy};
+use crate::config::{Float8LinearConfig, Policy, Untagged};
 use crate::error::Float8Error;
-use crate::layer::{LastOperand, Layer, is_autocast_enabled, untagged, untagged_reason};
+use crate::layer::{LastOperand, Layer, is_autocast_enabled, untagged, untagged_choice};
 use crate::step::on_weight_read;
 use crate::tensor::{CastRequest, Float8Tensor, Fp8Copy, View, fp8_copy, in_forward};
 use crate::terms::{Gemm, Reason};
@@ -21,7 +21,7 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    /// That of a weight.
+    /// The owner of a weight.
     pub(super) fn of<B: Float8Backend>(w: &Float8Tensor<B>) -> Self {
         match w.tag() {
             Some(tag) => Self { layer: tag.layer.clone(), enabled: tag.enabled },
@@ -29,7 +29,7 @@ impl Owner {
         }
     }
 
-    /// That of a weight that fprop reads, which may be the first that an optimizer step has built.
+    /// The owner of a weight that fprop reads; begins an optimizer step if this is the first weight that the step has built.
     pub(super) fn of_fprop<B: Float8Backend>(w: &Float8Tensor<B>) -> Self {
         in_forward();
         w.cache().note_fprop();
@@ -86,10 +86,10 @@ impl<'a> GemmCall<'a> {
     ) -> Result<Float8LinearConfig, Reason> {
         let (Owner { layer, enabled }, [m, k, n]) = (self.owner, self.dims);
         if layer.is_untagged() {
-            match untagged_reason::<B>(device) {
-                Ok(None) => {}
-                Ok(Some(reason)) => return Err(reason),
-                Err(()) => panic!("{}", Float8Error::UntaggedLinear { weight: [k, n] }),
+            match untagged_choice::<B>(device) {
+                (Untagged::Default, _) => {}
+                (Untagged::HighPrecision, is_configured) => return Err(Reason::Untagged { is_configured }),
+                (Untagged::Error, _) => panic!("{}", Float8Error::UntaggedLinear { weight: [k, n] }),
             }
         }
         let config = match layer.active().as_ref() {

@@ -22,11 +22,11 @@ use float8_kernels::{GROUP_ALIGN, Grouping};
 
 use super::Float8;
 use super::call::{GemmCall, Owner, cast};
-use super::linear::{enter_dgrad, enter_wgrad};
+use super::linear::{enter_dgrad, enter_wgrad, sample_operands};
 use crate::backend::host::ranges;
 use crate::backend::{Float8Backend, GroupEnds};
 use crate::error::Float8Error;
-use crate::tensor::{CastRequest, Float8Tensor, Layout, View, confirm, sample};
+use crate::tensor::{Float8Tensor, Layout, View, confirm};
 use crate::terms::{Gemm, Operand};
 
 /// # Panics
@@ -111,15 +111,6 @@ fn experts_along_k<B: Backend>(w: FloatTensor<B>) -> FloatTensor<B> {
     B::float_reshape(w, Shape::from(vec![groups * k, n]))
 }
 
-/// Samples an operand, if it is a step for it.
-fn sample_operand<B: Float8Backend>(owner: &Owner, t: &Float8Tensor<B>, view: View<'_, B>, operand: Operand) {
-    if let Some(config) = owner.layer.float8_config()
-        && !t.shape().iter().any(|dim| *dim == 0)
-    {
-        sample(t, view, CastRequest { operand, layer: &owner.layer, config: &config, in_forward: false });
-    }
-}
-
 /// y. `x: [M, K]`, `w: [G, K, N]`, `ends: [G]`.
 pub(crate) fn forward<B: Float8Backend>(x: Float8Tensor<B>, w: Float8Tensor<B>, ends: IntTensor<B>) -> Float8Tensor<B> {
     let (dims, dtype, device) = (Dims::of(&x, &w), x.dtype(), B::float_device(x.full()));
@@ -129,8 +120,8 @@ pub(crate) fn forward<B: Float8Backend>(x: Float8Tensor<B>, w: Float8Tensor<B>, 
         let y = grouped_matmul::<B>(float(x.into_full()), float(w.into_full()), Tensor::from_primitive(ends));
         return Float8Tensor::new(y.into_primitive().tensor());
     };
-    let side = || experts_along_n::<B>(w.full().clone());
-    let [a, b] = call.copies([(&x, View::Own), (&w, View::Computed(Layout::ExpertsAlongN, &side))], &config);
+    let beside = || experts_along_n::<B>(w.full().clone());
+    let [a, b] = call.copies([(&x, View::Own), (&w, View::Computed(Layout::ExpertsAlongN, &beside))], &config);
     let out = (Shape::from(vec![dims.m, dims.n]), dtype);
     call.run([&a, &b], None, groups::<B>(ends, Grouping::Rows), out, (&device, &config))
 }
@@ -140,19 +131,18 @@ fn dgrad<B: Float8Backend>(w: Float8Tensor<B>, dy: Float8Tensor<B>, ends: IntTen
     let (dims, dtype, device) = (Dims::of(&dy, &w), dy.dtype(), B::float_device(dy.full()));
     let owner = Owner::of(&w);
     let call = dims.call(&owner, Gemm::Dgrad);
+    let (beside, stacked) = (|| experts_along_n::<B>(w.full().clone()), || experts_along_k::<B>(w.full().clone()));
+    let weight_views = [View::Computed(Layout::ExpertsAlongN, &beside), View::Computed(Layout::Matrix, &stacked)];
     let dx = call.float8_config::<B>(&device, [dtype, w.dtype()]).map(|config| {
         // By rows alone: wgrad reads another transpose.
-        let (rows, stacked) = (|| dy.full().clone(), || experts_along_k::<B>(w.full().clone()));
-        let views = [View::Computed(Layout::Matrix, &rows), View::Computed(Layout::Matrix, &stacked)];
-        let [a, b] = call.copies([(&dy, views[0]), (&w, views[1])], &config);
+        let rows = || dy.full().clone();
+        let [a, b] = call.copies([(&dy, View::Computed(Layout::Matrix, &rows)), (&w, weight_views[1])], &config);
         let out = (Shape::from(vec![dims.m, dims.k]), dtype);
         call.run([&a, &b], None, groups::<B>(ends.clone(), Grouping::Rows), out, (&device, &config))
     });
-    let side = || experts_along_n::<B>(w.full().clone());
-    let stacked = || experts_along_k::<B>(w.full().clone());
-    sample_operand(&owner, &w, View::Computed(Layout::ExpertsAlongN, &side), Operand::WEIGHT_T);
-    sample_operand(&owner, &w, View::Computed(Layout::Matrix, &stacked), Operand::WEIGHT);
-    sample_operand(&owner, &dy, View::Own, Operand::GRAD_OUTPUT);
+    let weights = [(&w, weight_views[0], Operand::WEIGHT_T), (&w, weight_views[1], Operand::WEIGHT)];
+    sample_operands(&owner.layer, weights);
+    sample_operands(&owner.layer, [(&dy, View::Own, Operand::GRAD_OUTPUT)]);
     dx.unwrap_or_else(|| {
         let transposed = float::<B, 3>(w.into_full()).swap_dims(1, 2);
         let dx = grouped_matmul::<B>(float(dy.into_full()), transposed, Tensor::from_primitive(ends));
@@ -170,9 +160,9 @@ fn wgrad<B: Float8Backend>(
     let (dims, dtype, device) = (Dims::of(&x, w), w.dtype(), B::float_device(dy.full()));
     let owner = Owner::of(w);
     enter_wgrad::<B>(&owner.layer, &device);
-    sample_operand(&owner, &x, View::Own, Operand::INPUT);
-    let side = || experts_along_n::<B>(w.full().clone());
-    sample_operand(&owner, w, View::Computed(Layout::ExpertsAlongN, &side), Operand::WEIGHT_T);
+    sample_operands(&owner.layer, [(&x, View::Own, Operand::INPUT)]);
+    let beside = || experts_along_n::<B>(w.full().clone());
+    sample_operands(&owner.layer, [(w, View::Computed(Layout::ExpertsAlongN, &beside), Operand::WEIGHT_T)]);
     let call = dims.call(&owner, Gemm::Wgrad);
     if let Some(config) = call.float8_config::<B>(&device, [x.dtype(), dy.dtype(), dtype]) {
         let padding = Padding::<B>::new(ends, dims, &device);
@@ -185,8 +175,7 @@ fn wgrad<B: Float8Backend>(
         let (x_rows, dy_rows) = (|| x.full().clone(), || dy.full().clone());
         let views = [View::Computed(Layout::Matrix, &x_rows), View::Computed(Layout::Matrix, &dy_rows)];
         let [a, b] = call.copies([(&x, views[0]), (&dy, views[1])], &config);
-        sample_operand(&owner, &x, View::Own, Operand::INPUT_T);
-        sample_operand(&owner, &dy, View::Own, Operand::GRAD_OUTPUT_T);
+        sample_operands(&owner.layer, [(&x, View::Own, Operand::INPUT_T), (&dy, View::Own, Operand::GRAD_OUTPUT_T)]);
         let groups = groups::<B>(padding.ends.into_primitive(), Grouping::Contraction);
         return call.run([&a, &b], None, groups, (w.shape(), dtype), (&device, &config));
     }

@@ -87,7 +87,9 @@ pub(crate) fn dgrad<B: Float8Backend>(w: Float8Tensor<B>, dy: Float8Tensor<B>) -
         let [a, b] = call.copies([(&dy, View::Own), (&w, View::Own)], &config);
         call.run([&a, &b], None, None, (out.clone(), dtype), (&device, &config))
     });
-    sample_operands(&owner.layer, [(&w, Operand::WEIGHT_T), (&w, Operand::WEIGHT), (&dy, Operand::GRAD_OUTPUT)]);
+    let weights = [Operand::WEIGHT_T, Operand::WEIGHT].map(|operand| (&w, View::Own, operand));
+    sample_operands(&owner.layer, weights);
+    sample_operands(&owner.layer, [(&dy, View::Own, Operand::GRAD_OUTPUT)]);
     dx.unwrap_or_else(|| {
         if m == 0 {
             return zeros(out, dtype, dy.full());
@@ -116,9 +118,10 @@ pub(crate) fn wgrad<B: Float8Backend>(x: Float8Tensor<B>, dy: Float8Tensor<B>) -
         let [a, b] = call.copies([(&x, View::Own), (&dy, View::Own)], &config);
         call.run([&a, &b], None, None, (out.clone(), weight_dtype), (&device, &config))
     });
-    sample_operands(layer, [(&x, Operand::INPUT), (&x, Operand::INPUT_T), (&dy, Operand::GRAD_OUTPUT_T)]);
+    sample_operands(layer, [Operand::INPUT, Operand::INPUT_T].map(|operand| (&x, View::Own, operand)));
+    sample_operands(layer, [(&dy, View::Own, Operand::GRAD_OUTPUT_T)]);
     if let Some(w) = used.sampled_weight.take() {
-        sample_operands(layer, [(&w, Operand::WEIGHT_T)]);
+        sample_operands(layer, [(&w, View::Own, Operand::WEIGHT_T)]);
     }
     // The bias gradient follows and is given nothing but dy.
     dy.cache().set_use(LinearUse { pending: false, ..used });
@@ -175,18 +178,18 @@ pub(super) fn enter_wgrad<B: Float8Backend>(layer: &Layer, device: &Device<B>) {
     layer.set_has_wgrad();
 }
 
-/// Samples operands that backward is given, if it is a step for it.
+/// Samples operands that backward is given, each as the matrix that its GEMM reads, if statistics are taken in this step.
 pub(super) fn sample_operands<B: Float8Backend, const N: usize>(
     layer: &Arc<Layer>,
-    operands: [(&Float8Tensor<B>, Operand); N],
+    operands: [(&Float8Tensor<B>, View<'_, B>, Operand); N],
 ) {
     if layer.conversion().config().statistics.is_none() {
         return;
     }
     let Some(config) = layer.float8_config() else { return };
-    for (tensor, operand) in operands {
+    for (tensor, view, operand) in operands {
         if !tensor.shape().iter().any(|dim| *dim == 0) {
-            sample(tensor, View::Own, CastRequest { operand, layer, config: &config, in_forward: false });
+            sample(tensor, view, CastRequest { operand, layer, config: &config, in_forward: false });
         }
     }
 }

@@ -82,7 +82,7 @@ fn wgrad<B: Float8Backend>(saved: Saved<B>, dy: &Float8Tensor<B>, weight_dtype: 
     let dw = call.run([&x, &dy_copy], None, None, out, (&device, &config));
     let state = DeviceState::of(layer, &device);
     samples.into_iter().for_each(|sample| push_sample(&state, sample));
-    sample_operands(layer, [(dy, Operand::GRAD_OUTPUT_T)]);
+    sample_operands(layer, [(dy, View::Own, Operand::GRAD_OUTPUT_T)]);
     dw
 }
 

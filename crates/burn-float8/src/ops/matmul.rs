@@ -5,7 +5,7 @@
 //! ```text
 //! y  = x · w         w a weight                        fprop
 //! dx = dy · wᵀ       the transpose of that weight      dgrad
-//! dw = xᵀ · dy       the transpose of an x that it read wgrad
+//! dw = xᵀ · dy       the transpose of its x             wgrad
 //! ```
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;

@@ -72,10 +72,10 @@ pub(crate) fn fp8_copy<B: Float8Backend>(
     };
     drop(entries);
     if let Some(observation) = &copy.result.observation {
-        if in_forward {
-            layer.set_history_owner(operand.role, &observation.layer);
-        } else {
-            observation.confirm();
+        match (in_forward, operand.role) {
+            (false, _) => observation.confirm(),
+            (true, Role::Input) => layer.set_input_history_owner(&observation.layer),
+            (true, _) => {}
         }
     }
     copy
@@ -213,7 +213,7 @@ impl<B: Float8Backend> Entries<B> {
         }
         // An x that gradient checkpointing computes again belongs to the history that it had in forward.
         let owner = || match operand.role {
-            Role::Input if !in_forward => layer.history_owner(operand.role),
+            Role::Input if !in_forward => layer.input_history_owner(),
             _ => layer.name().to_string(),
         };
         let history = key.delayed.map(|delayed| {

@@ -5,7 +5,7 @@ mod recent;
 mod sample;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, TensorMetadata};
@@ -136,8 +136,8 @@ impl<B: Float8Backend> Float8Tensor<B> {
         self.shared.cache.get().map(|cache| &**cache)
     }
 
-    /// Whether anything keeps the tensor.
-    fn liveness(&self) -> std::sync::Weak<dyn Send + Sync> {
+    /// Upgrades as long as a clone of the tensor lives.
+    fn liveness(&self) -> Weak<dyn Send + Sync> {
         let shared: Arc<dyn Send + Sync> = self.shared.clone();
         Arc::downgrade(&shared)
     }

@@ -2,13 +2,14 @@
 use std::sync::Arc;
 
 use burn_backend::TensorMetadata;
+use burn_backend::tensor::Device;
 
 use super::Float8Tensor;
 use super::cast::{CastRequest, View, recast};
 use crate::backend::{Float8Backend, Quantized, ScaleFrom};
 use crate::config::Float8LinearConfig;
 use crate::layer::{Layer, has_one_cast};
-use crate::step::{DeviceState, Sample};
+use crate::step::{DeviceState, Sample, Step};
 use crate::terms::ContractionAxis;
 
 /// Samples an operand if the layer's statistics ask for it now.
@@ -62,18 +63,18 @@ pub(crate) fn take_sample<B: Float8Backend>(
 }
 
 /// Whether the operands of a layer are sampled in the step under way.
-pub(crate) fn is_sampled<B: Float8Backend>(layer: &Layer, device: &burn_backend::tensor::Device<B>) -> bool {
+pub(crate) fn is_sampled<B: Float8Backend>(layer: &Layer, device: &Device<B>) -> bool {
     let conversion = layer.conversion();
     let statistics = conversion.config().statistics.as_ref();
     statistics.is_some_and(|statistics| due_step::<B>(layer, device, statistics.every_n_steps, |_| true).is_some())
 }
 
-/// The number of the step under way, if it is one of every so many and the condition holds. Steps count from 1.
+/// The number of the step under way, from 1, if it is one of every `every_n_steps` and the condition holds.
 fn due_step<B: Float8Backend>(
     layer: &Layer,
-    device: &burn_backend::tensor::Device<B>,
+    device: &Device<B>,
     every_n_steps: u64,
-    condition: impl FnOnce(&crate::step::Step<B>) -> bool,
+    condition: impl FnOnce(&Step<B>) -> bool,
 ) -> Option<u64> {
     let state = DeviceState::<B>::of(layer, device);
     let step = state.lock();
