@@ -10,7 +10,7 @@ use burn::tensor::{Int, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_float8::{Float8, Float8Config, GroupedLinear, Recipe, begin_float8_step, report};
 use burn_fusion::Fusion;
-use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, take, take_waits};
+use codegen::device::{Execution, GenerateCuda, Generated, OfflineDevice, execute, take, take_allocations, take_waits};
 use cubecl::Runtime;
 use float8_kernels::gemm_path;
 
@@ -35,12 +35,29 @@ fn sync() {
     B::sync(&OfflineDevice::default()).expect("nothing runs");
 }
 
-/// What one step launched, by name.
-struct Launched(Vec<String>);
+/// What one step launched.
+struct Launched {
+    names: Vec<String>,
+    /// Kernels of float8-kernels.
+    own: usize,
+    /// Those among them before which the host copies something to the device.
+    uploads: usize,
+    /// Pieces of memory that the whole step has asked for.
+    allocations: usize,
+}
 
 impl Launched {
+    fn new(kernels: &[Generated], allocations: usize) -> Self {
+        const OWN: [&str; 7] = ["cast_", "partial_maxima", "line_maxima", "fold_", "gemm_", "dequantize", "scale_"];
+        let is_own = |kernel: &&Generated| OWN.iter().any(|own| kernel.name.starts_with(own));
+        let own = || kernels.iter().filter(is_own);
+        let uploads = own().filter(|kernel| kernel.copies_shapes).count();
+        let names = kernels.iter().map(|kernel| kernel.name.clone()).collect();
+        Self { names, own: own().count(), uploads, allocations }
+    }
+
     fn count(&self, part: &str) -> usize {
-        self.0.iter().filter(|name| name.contains(part)).count()
+        self.names.iter().filter(|name| name.contains(part)).count()
     }
 }
 
@@ -60,14 +77,14 @@ fn step_of<const D: usize>(
     let dy = tensor::<B, 2>(normal(m * n, seed + 1), [m, n]);
     sync();
     // What came before does not count.
-    let _before = (take(), take_waits());
+    let _before = (take(), take_waits(), take_allocations());
     let y = forward(x.clone() * 0.5 + 1.0) * 0.25 - 1.0;
     let grads = (y * dy).sum().backward();
     let kept = (x.grad(&grads).expect("tracked"), weight.grad(&grads).expect("tracked"));
     assert_eq!(take_waits(), 0, "the host waited for the device");
     sync();
     drop(kept);
-    Launched(take().into_iter().map(|kernel| kernel.name).collect())
+    Launched::new(&take(), take_allocations())
 }
 
 fn linear(recipe: Recipe) -> Linear<B> {
@@ -88,7 +105,7 @@ fn a_linear_launches_each_cast_once_and_never_waits() {
     let (first, second) = (step(&layer, 10), step(&layer, 20));
     let third = step(&rebuilt(layer.clone()), 30);
     for (launched, tensors, casts) in [(&first, 3, 5), (&second, 2, 3), (&third, 3, 4)] {
-        let names = &launched.0;
+        let names = &launched.names;
         // x, w and dy; the second step finds the copies of w. One amax each, and one cast, which writes both copies of w and
         // of dy, but for the first weight, of which it is not known that a dgrad follows; that of the transpose of x is made in
         // backward.
@@ -101,6 +118,31 @@ fn a_linear_launches_each_cast_once_and_never_waits() {
     let report = report(&layer);
     report.verify().expect("FP8 ran everywhere");
     assert_eq!((report.totals().native, report.totals().emulated), (9, 0));
+}
+
+/// What a linear with a new weight launches, forward and backward, by recipe, on an H200: the table of the README.
+#[test]
+fn launches_of_a_linear() {
+    let _turn = turn();
+    // Launches, and pieces of memory in the whole step: half of those are its element-wise neighbours' and Burn's gradients.
+    let budgets = [
+        (Recipe::Tensorwise, [10, 27]),
+        (Recipe::Rowwise, [15, 39]),
+        (Recipe::RowwiseWithGwHp, [9, 26]),
+        (Recipe::Delayed, [10, 27]),
+        (Recipe::Blockwise, [7, 27]),
+        (Recipe::Mxfp8, [13, 33]),
+        (Recipe::Mxfp8WgradWithHp, [9, 26]),
+    ];
+    let measured = Recipe::ALL.map(|recipe| {
+        let layer = linear(recipe);
+        // The second weight is the first of which it is known that a dgrad follows.
+        step(&layer, 60);
+        let launched = step(&rebuilt(layer), 70);
+        assert_eq!(launched.uploads, 0, "{recipe}: {:?}", launched.names);
+        (recipe, [launched.own, launched.allocations])
+    });
+    assert_eq!(measured, budgets);
 }
 
 /// Delayed scaling ends a step in so many launches, whatever the number of layers and micro-batches.
@@ -143,7 +185,7 @@ fn an_mx_linear_launches_one_kernel_a_cast() {
     // weight is cast for both at once.
     for (layer, casts) in [(layer.clone(), 5), (layer.clone(), 3), (rebuilt(layer.clone()), 4)] {
         let launched = step(&layer, 40);
-        let names = &launched.0;
+        let names = &launched.names;
         assert_eq!((launched.count("cast_mx"), launched.count("cast_")), (casts, casts), "{names:?}");
         assert_eq!((launched.count("maxima"), launched.count("gemm_")), (0, 3), "{names:?}");
     }
@@ -164,7 +206,7 @@ fn a_grouped_linear_looks_for_each_amax_once() {
     for (amaxes, casts) in [(3, 6), (2, 4)] {
         let ends = Tensor::<B, 1, Int>::from_ints(ends, &OfflineDevice::default());
         let launched = step_of(&experts.weight, |x| experts.forward(x, ends), 50);
-        let names = &launched.0;
+        let names = &launched.names;
         let cast = names.iter().filter(|name| name.starts_with("cast_")).count();
         assert_eq!((launched.count("partial_maxima"), cast), (amaxes, casts), "{names:?}");
         assert_eq!(launched.count("gemm_hopper"), 3, "{names:?}");

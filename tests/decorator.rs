@@ -224,18 +224,22 @@ fn records_of_column_major_linears_still_load() {
 }
 
 #[test]
-fn applying_again_keeps_the_counters() {
-    let model = applied(1);
+fn applying_again_keeps_the_counters_of_an_equal_configuration() {
+    let config = Float8Config::tensorwise();
+    let model = config.apply(applied(1)).unwrap();
     model.forward(input(1));
-    let (model, summary) = Float8Config::tensorwise().with_filter_fqns(["head"]).convert(model).unwrap();
+    let model = config.apply(model).unwrap();
+    model.forward(input(2));
+    assert_eq!(layer(&report(&model), "blocks.0.q").fprop.emulated, 2);
+    let (model, summary) = config.with_filter_fqns(["head"]).convert(model).unwrap();
     assert_eq!(
         summary.to_string(),
         "Applied Float8: recipe=tensorwise, 7 of 8 linears; skipped: head (filter \"head\")"
     );
-    model.forward(input(2));
+    model.forward(input(3));
     let report = report(&model);
-    assert_eq!(layer(&report, "blocks.0.q").fprop.emulated, 2);
+    assert_eq!(layer(&report, "blocks.0.q").fprop.emulated, 1);
     let head = layer(&report, "head");
-    assert_eq!((head.fprop.emulated, head.fprop.high_precision), (1, 1));
+    assert_eq!((head.fprop.emulated, head.fprop.high_precision), (0, 1));
     assert_eq!(head.fprop.reason.as_deref(), Some("filter \"head\""));
 }

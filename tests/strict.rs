@@ -1,4 +1,4 @@
-//! Strict mode, in a process of its own: it concerns all linears on the device.
+//! Strict mode, in a process of its own: what untagged linears do is the process's.
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::backend::{Autodiff, Flex};
@@ -32,7 +32,7 @@ fn panic_of(run: impl FnOnce()) -> String {
     payload.downcast_ref::<String>().expect("a message").clone()
 }
 
-/// One test: the mode belongs to the device, so cases must not run at once.
+/// One test: cases that configure untagged linears must not run at once.
 #[test]
 fn strict_mode() {
     let strict = Float8Config::new(Recipe::RowwiseWithGwHp).with_strict(true);

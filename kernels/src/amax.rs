@@ -1,7 +1,7 @@
-//! `amax = max |x|` over a tensor, exact, NaN in, NaN out; and the scale that follows from it.
+//! `amax = max |x|` over a tensor, exact, NaN in, NaN out.
 //!
-//! Two launches and no atomics: partial maxima per cube, then one cube folds them. Nothing is uploaded and the host never
-//! waits. The maximum is taken over the bits of |x|, which order like the values, with NaN on top.
+//! No atomics: a launch leaves partial maxima, one per cube, and whoever wants the amax folds them, each cube for itself.
+//! Nothing is uploaded and the host never waits. The maximum is taken over the bits of |x|, which order like the values, with NaN on top.
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -9,9 +9,8 @@ use cubecl::server::Handle;
 use crate::format::{F32_INF, F32_NAN};
 use crate::grid::{UNITS, cube_max};
 use crate::ptx::cvt::Isa;
-use crate::scale::{inverse_bits, scale_bits};
-use crate::view::{Checked, Geometry, Source, all_loaded, load_vector, max_magnitude, widen};
-use crate::{Cast, Format, KernelError, MatrixView, ScaleMode};
+use crate::view::{Checked, Geometry, Source, all_loaded, load_vector, magnitude, max_magnitude, widen};
+use crate::{KernelError, MatrixView};
 
 /// Vectors of 16 bytes that a unit has in flight.
 const IN_FLIGHT: u32 = 4;
@@ -19,6 +18,9 @@ const IN_FLIGHT: u32 = 4;
 /// Cubes on an SM: with 256 units each they have 128 KiB in flight, four times what the memory of an H200 needs
 /// to stay busy (4.8 TB/s for 0.8 µs over 132 SMs, 29 KB).
 const CUBES_PER_SM: u32 = 8;
+
+/// Partial maxima that a unit has in flight when they are folded, which takes one round for as many as there are.
+const FOLDED: u32 = 4;
 
 /// SMs of a device that does not tell.
 const SMS: u32 = 128;
@@ -33,94 +35,116 @@ const SMS: u32 = 128;
 /// [`TooLarge`](KernelError::TooLarge).
 pub fn amax<R: Runtime>(client: &ComputeClient<R>, x: &MatrixView) -> Result<Handle, KernelError> {
     let x = Checked::new(client, x)?;
-    let Partials { handle, count } = launch_partials(client, &x);
-    Ok(fold_partials(client, handle, count as usize, x.source))
+    Ok(find_maxima(client, &x).fold(client))
 }
 
-/// amax f32 `[1]` from `count` raw magnitudes.
-pub(crate) fn fold_partials<R: Runtime>(
-    client: &ComputeClient<R>,
-    partials: Handle,
+/// Raw magnitudes on the device, of which the largest is an amax.
+#[derive(Clone)]
+pub(crate) struct Maxima {
+    handle: Handle,
+    /// Where they begin in `handle`.
+    base: usize,
     count: usize,
     source: Source,
-) -> Handle {
-    let amax = client.empty(4);
-    // SAFETY: the kernel reads `count` words, which the caller allocated, and writes one.
-    unsafe {
-        fold_amax::launch_unchecked::<R>(
-            client,
-            CubeCount::new_single(),
-            CubeDim::new_1d(UNITS),
-            ArrayArg::from_raw_parts(partials, count),
-            ArrayArg::from_raw_parts(amax.clone(), 1),
-            count as u32,
-            source,
-            Isa::of(client),
-        );
+    /// Whether there is but one, so that no cube has to fold them.
+    is_amax: bool,
+}
+
+impl Maxima {
+    /// The first `count` words of `handle`, magnitudes of `source`.
+    pub(crate) fn partial(handle: Handle, count: usize, source: Source) -> Self {
+        Self { handle, base: 0, count, source, is_amax: false }
     }
-    amax
-}
 
-/// amax, scale and inverse scale on the device, f32, one of each per group.
-pub(crate) struct Scaling {
-    pub(crate) amax: Handle,
-    pub(crate) scale: Handle,
-    pub(crate) inv_scale: Handle,
-}
-
-/// Launches what computes the scale of `x` under `cast`.
-pub(crate) fn scaling<R: Runtime>(client: &ComputeClient<R>, x: &Checked, cast: Cast) -> Scaling {
-    let partials = launch_partials(client, x);
-    let out = Scaling { amax: client.empty(4), scale: client.empty(4), inv_scale: client.empty(4) };
-    // SAFETY: the kernel reads `partials.count` words and writes one word of each output, the sizes given here.
-    unsafe {
-        fold_scale::launch_unchecked::<R>(
-            client,
-            CubeCount::new_single(),
-            CubeDim::new_1d(UNITS),
-            ArrayArg::from_raw_parts(partials.handle, partials.count as usize),
-            ArrayArg::from_raw_parts(out.amax.clone(), 1),
-            ArrayArg::from_raw_parts(out.scale.clone(), 1),
-            ArrayArg::from_raw_parts(out.inv_scale.clone(), 1),
-            partials.count,
-            x.source,
-            cast.format,
-            cast.scale_mode,
-            Isa::of(client),
-        );
+    /// An amax that is known, the first element of a checked f32 vector.
+    pub(crate) fn of_amax(amax: &Checked) -> Self {
+        let (handle, base) = amax.words();
+        Self { handle, base, count: 1, source: Source::F32, is_amax: true }
     }
-    out
+
+    /// Launches what finds the largest, f32 `[1]`.
+    pub(crate) fn fold<R: Runtime>(&self, client: &ComputeClient<R>) -> Handle {
+        let amax = client.empty(4);
+        // SAFETY: the kernel writes one word.
+        unsafe {
+            fold_amax::launch_unchecked::<R>(
+                client,
+                CubeCount::new_single(),
+                CubeDim::new_1d(UNITS),
+                self.arg(),
+                ArrayArg::from_raw_parts(amax.clone(), 1),
+                Isa::of(client),
+            );
+        }
+        amax
+    }
+
+    /// The kernel's argument.
+    pub(crate) fn arg<R: Runtime>(&self) -> MaximaArrayLaunch<R> {
+        // SAFETY: whoever made this has allocated as many.
+        let values = unsafe { ArrayArg::from_raw_parts(self.handle.clone(), self.base + self.count) };
+        MaximaArrayLaunch::new(values, self.base as u32, self.count as u32, self.source, self.is_amax)
+    }
 }
 
-/// Raw magnitudes, one per cube of the first launch.
-struct Partials {
-    handle: Handle,
+/// [`Maxima`] in a kernel.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct MaximaArray {
+    values: Array<u32>,
+    base: u32,
     count: u32,
+    #[cube(comptime)]
+    source: Source,
+    #[cube(comptime)]
+    is_amax: bool,
 }
 
-fn launch_partials<R: Runtime>(client: &ComputeClient<R>, x: &Checked) -> Partials {
+#[cube]
+impl MaximaArray {
+    /// f32 bits of the largest, in every unit of the cube, with one NaN for all.
+    pub(crate) fn amax(&self, #[comptime] isa: Isa) -> u32 {
+        if comptime!(self.is_amax) {
+            amax_bits(magnitude(self.values[self.base as usize], comptime!(self.source)), comptime!(self.source))
+        } else {
+            let mut largest = 0u32.runtime();
+            let mut first = UNIT_POS;
+            while first < self.count {
+                #[unroll]
+                for i in 0..FOLDED {
+                    let at = min(first + comptime!(i * UNITS), self.count - 1);
+                    largest = max(largest, self.values[(self.base + at) as usize]);
+                }
+                first += comptime!(FOLDED * UNITS);
+            }
+            amax_bits(cube_max(largest, isa), comptime!(self.source))
+        }
+    }
+}
+
+/// Launches what finds the largest magnitudes of parts of `x`, one for each cube.
+pub(crate) fn find_maxima<R: Runtime>(client: &ComputeClient<R>, x: &Checked) -> Maxima {
     let x = if x.is_column_major() { x.clone().transpose() } else { x.clone() }.flatten();
     let per_row = x.cols.div_ceil(x.source.vector_len() as usize);
     let sms = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(SMS);
-    let most = sms * CUBES_PER_SM;
-    let count = (x.rows * per_row).div_ceil((UNITS * IN_FLIGHT) as usize).clamp(1, most as usize) as u32;
-    let handle = client.empty(count as usize * 4);
+    let most = (sms * CUBES_PER_SM).min(UNITS * FOLDED);
+    let count = (x.rows * per_row).div_ceil((UNITS * IN_FLIGHT) as usize).clamp(1, most as usize);
+    let handle = client.empty(count * 4);
     // SAFETY: `x` is checked, `load_vector` reads only inside it, and cube `i` of `count` writes word `i` of `count`.
     unsafe {
         partial_maxima::launch_unchecked::<R>(
             client,
-            CubeCount::new_1d(count),
+            CubeCount::new_1d(count as u32),
             CubeDim::new_1d(UNITS),
             x.vector_words(),
             x.array(),
-            ArrayArg::from_raw_parts(handle.clone(), count as usize),
+            ArrayArg::from_raw_parts(handle.clone(), count),
             x.geometry(),
             per_row as u32,
             x.source,
             Isa::of(client),
         );
     }
-    Partials { handle, count }
+    Maxima::partial(handle, count, x.source)
 }
 
 /// Where a unit is in a matrix of rows of vectors.
@@ -194,55 +218,10 @@ pub(crate) fn amax_bits(raw: u32, #[comptime] source: Source) -> u32 {
     select(bits > F32_INF, F32_NAN.runtime(), bits)
 }
 
-/// Partial maxima that a unit has in flight when they are folded.
-const FOLDED: u32 = 8;
-
-/// f32 bits of the largest of `count` raw magnitudes.
-#[cube]
-fn fold(partials: &Array<u32>, count: u32, #[comptime] source: Source, #[comptime] isa: Isa) -> u32 {
-    let mut largest = 0u32.runtime();
-    let mut first = UNIT_POS;
-    while first < count {
-        #[unroll]
-        for i in 0..FOLDED {
-            largest = max(largest, partials[min(first + comptime!(i * UNITS), count - 1) as usize]);
-        }
-        first += comptime!(FOLDED * UNITS);
-    }
-    amax_bits(cube_max(largest, isa), source)
-}
-
 #[cube(launch_unchecked)]
-fn fold_amax(
-    partials: &Array<u32>,
-    amax: &mut Array<u32>,
-    count: u32,
-    #[comptime] source: Source,
-    #[comptime] isa: Isa,
-) {
-    let bits = fold(partials, count, source, isa);
+fn fold_amax(maxima: &MaximaArray, amax: &mut Array<u32>, #[comptime] isa: Isa) {
+    let bits = maxima.amax(isa);
     if UNIT_POS == 0 {
         amax[0] = bits;
-    }
-}
-
-#[cube(launch_unchecked)]
-fn fold_scale(
-    partials: &Array<u32>,
-    amax: &mut Array<u32>,
-    scale: &mut Array<u32>,
-    inv_scale: &mut Array<u32>,
-    count: u32,
-    #[comptime] source: Source,
-    #[comptime] format: Format,
-    #[comptime] mode: ScaleMode,
-    #[comptime] isa: Isa,
-) {
-    let bits = fold(partials, count, source, isa);
-    if UNIT_POS == 0 {
-        let multiplier = scale_bits(bits, format, mode, isa);
-        amax[0] = bits;
-        scale[0] = multiplier;
-        inv_scale[0] = inverse_bits(multiplier, isa);
     }
 }

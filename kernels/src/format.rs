@@ -4,6 +4,7 @@
 use core::fmt;
 
 use cubecl::prelude::*;
+use serde::{Deserialize, Serialize};
 
 /// An 8-bit floating-point format: 1 sign bit, then exponent, then mantissa.
 ///
@@ -13,7 +14,8 @@ use cubecl::prelude::*;
 /// | [`E5m2`](Format::E5m2) | 5, 2 | 15 | 57344 | 2⁻¹⁶ | `0x7c`, `0xfc` | `0x7d..=0x7f`, `0xfd..=0xff` |
 ///
 /// Source: Micikevicius et al., *FP8 Formats for Deep Learning* (2022), and the OCP OFP8 specification.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Format {
     /// OFP8 E4M3: finite only, "fn" in torch's `float8_e4m3fn`.
     E4m3,

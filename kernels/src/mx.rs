@@ -20,6 +20,7 @@
 use core::fmt;
 
 use cubecl::prelude::*;
+use serde::{Deserialize, Serialize};
 
 use crate::format::{F32_INF, F32_NAN};
 use crate::operand::BLOCK;
@@ -35,7 +36,8 @@ pub(crate) const TILE_WORDS: usize = 128;
 const TILE_BLOCKS: usize = BLOCK / MX_BLOCK;
 
 /// How an amax becomes the exponent of an E8M0 scale; names are torchao's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ScaleCalculationMode {
     /// `floor(log2(amax))`, as the OCP specification has it: the largest elements may saturate.
     Floor,

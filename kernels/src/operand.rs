@@ -4,6 +4,7 @@ use core::fmt;
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;
+use serde::{Deserialize, Serialize};
 
 use crate::mx::{MX_BLOCK, TILE_WORDS};
 use crate::view::MAX_INDEX;
@@ -24,17 +25,22 @@ pub(crate) const BLOCK: usize = 128;
 /// | [`Block1x128`](Granularity::Block1x128) | 1 × 128 | DeepSeek-V3's activations |
 /// | [`Block128x128`](Granularity::Block128x128) | 128 × 128 | DeepSeek-V3's weights |
 /// | [`Block1x32`](Granularity::Block1x32) | 1 × 32 | OCP MX, MXFP8 |
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Granularity {
     /// The whole tensor.
+    #[serde(rename = "tensorwise")]
     Tensor,
     /// A row of the contraction-major operand.
+    #[serde(rename = "rowwise")]
     Row,
     /// 128 neighbours in a row; fewer at its end.
+    #[serde(rename = "1x128")]
     Block1x128,
     /// A square of 128 rows and 128 of the contraction; less at the edges.
+    #[serde(rename = "128x128")]
     Block128x128,
     /// 32 neighbours in a row, fewer at its end, with an E8M0 scale. Goes with [`ScaleMode::E8m0`] and with nothing else.
+    #[serde(rename = "1x32")]
     Block1x32,
 }
 

@@ -224,6 +224,11 @@ impl Checked {
         unsafe { ArrayArg::from_raw_parts(self.handle.clone(), words) }
     }
 
+    /// The memory, and the element of it where the view begins.
+    pub(crate) fn words(&self) -> (Handle, usize) {
+        (self.handle.clone(), self.base)
+    }
+
     /// The kernel's geometry.
     pub(crate) fn geometry<R: Runtime>(&self) -> GeometryLaunch<R> {
         GeometryLaunch::new(

@@ -69,6 +69,15 @@ pub enum Float8Error {
         /// The name.
         name: String,
     },
+    /// A custom layer type is not in the model.
+    #[error("module_types: the model has no parameter of rank 2 that {name:?} names")]
+    ModuleTypeMatchesNothing {
+        /// As configured.
+        name: String,
+    },
+    /// No configuration was applied to the model.
+    #[error("no configuration was applied to the model, so it has no FP8 state: call `Float8Config::apply` first")]
+    NotApplied,
     /// A custom layer type is neither `Type` nor `Type.parameter`.
     #[error("module_types: {name:?} is neither the name of a module's type nor Type.parameter")]
     ModuleType {

@@ -8,6 +8,7 @@ use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 
 use crate::backend::Float8Backend;
 use crate::layer::{Layer, Tag, untagged};
+use crate::ops::functions::{self, Functions};
 use crate::ops::{Float8, grouped, linear, linear_saved};
 use crate::tensor::Float8Tensor;
 
@@ -115,4 +116,9 @@ impl<B: Float8Backend, C: CheckpointStrategy> Float8Stack for Autodiff<Float8<B>
     fn grouped_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, ends: IntTensor<Self>) -> FloatTensor<Self> {
         grouped::forward_autodiff::<B, C>(x, weight, ends)
     }
+}
+
+/// Registers the functions of a stack whose checkpointing strategy is not one of Burn's.
+pub(crate) fn register<B: Float8Stack>() {
+    functions::register(Functions::<B> { linear: B::linear_saved, grouped_linear: B::grouped_linear });
 }

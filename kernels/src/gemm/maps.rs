@@ -1,4 +1,8 @@
 //! What the GEMMs that TMA feeds share: the maps of their operands and of where their tiles go.
+//!
+//! CubeCL keeps shape and strides of every map in device memory too, for kernels that ask for them, and copies them there before
+//! each launch. Ours do not ask: their maps have rank 0 there ([`without_shape`]), so that nothing is left to copy, and
+//! [`InsteadOfShapes`] fills the kernel's parameter for the copy.
 
 use cubecl::ir::{ElemType, FloatKind, StorageType, UIntKind};
 use cubecl::prelude::*;
@@ -13,6 +17,34 @@ pub(super) const ROW_BYTES: usize = 128;
 /// CubeCL always knows them on CUDA; else those of an H200.
 pub(super) fn sms<R: Runtime>(client: &ComputeClient<R>) -> usize {
     client.properties().hardware.num_streaming_multiprocessors.unwrap_or(132) as usize
+}
+
+/// The map of this memory, with no shape but that which TMA has.
+fn without_shape<R: Runtime>(map: TensorMapArg<R, Tiled>, handle: &Handle) -> TensorMapArg<R, Tiled> {
+    let (strides, shape): ([usize; 0], [usize; 0]) = ([], []);
+    // SAFETY: a kernel reads nothing through it.
+    let tensor = unsafe { TensorArg::from_raw_parts(handle.clone(), strides.into(), shape.into()) };
+    TensorMapArg { tensor, ..map }
+}
+
+/// An array that a kernel with maps has a parameter for and no variable: the pointer to shapes of maps. It must be the last array
+/// in the kernel's signature. Like every array, and unlike a map, it has the launch wait for what another stream writes to it.
+pub(super) struct InsteadOfShapes;
+
+impl CubeType for InsteadOfShapes {
+    type ExpandType = ();
+}
+
+impl LaunchArg for InsteadOfShapes {
+    type RuntimeArg<R: Runtime> = ArrayArg<R>;
+    type CompilationArg = ();
+
+    fn register<R: Runtime>(array: ArrayArg<R>, launcher: &mut KernelLauncher<R>) {
+        let word = launcher.with_scope(|scope| u32::as_type(scope));
+        launcher.register_array(array, word);
+    }
+
+    fn expand((): &(), _: &mut KernelBuilder) {}
 }
 
 /// What TMA reads: rows of bytes along the contraction.
@@ -47,9 +79,10 @@ impl Matrix {
         // SAFETY: by the caller.
         let bytes =
             unsafe { TensorArg::from_raw_parts(self.handle.clone(), [pitch, 1].into(), [self.rows, pitch].into()) };
-        TensorMapArg::new(TiledArgs { tile_size: [rows, ROW_BYTES].into() }, bytes, dtype)
+        let map = TensorMapArg::new(TiledArgs { tile_size: [rows, ROW_BYTES].into() }, bytes, dtype)
             .with_swizzle(TensorMapSwizzle::B128)
-            .with_prefetch(TensorMapPrefetch::B256)
+            .with_prefetch(TensorMapPrefetch::B256);
+        without_shape(map, &self.handle)
     }
 }
 
@@ -87,7 +120,8 @@ impl Target {
         // SAFETY: by the caller.
         let out =
             unsafe { TensorArg::from_raw_parts(self.handle.clone(), [pitch, 1].into(), [self.rows, pitch].into()) };
-        TensorMapArg::new(TiledArgs { tile_size: [rows, cols].into() }, out, self.dtype)
-            .with_swizzle(TensorMapSwizzle::B128)
+        let map = TensorMapArg::new(TiledArgs { tile_size: [rows, cols].into() }, out, self.dtype)
+            .with_swizzle(TensorMapSwizzle::B128);
+        without_shape(map, &self.handle)
     }
 }

@@ -29,13 +29,14 @@ pub(crate) fn mbarrier_arrive(barrier: u32) {
     })
 }
 
-/// Arrives at the mbarrier that lies at `barrier` in block `rank` of the cluster.
+/// Arrives at the mbarrier that lies at `barrier` in block `rank` of the cluster, which then may have TMA overwrite what this thread
+/// has read. It publishes no ordinary writes: `.release.cluster` would, by a fence of the whole GPU (`MEMBAR.ALL.GPU`).
 #[cube]
 pub(crate) fn mbarrier_arrive_remote(barrier: u32, rank: u32) {
     intrinsic!(|scope| {
         let inputs = [("r", operand(scope, *barrier.expand)), ("r", operand(scope, *rank.expand))];
         let template = "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n\
-                        mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}\n";
+                        mbarrier.arrive.shared::cluster.b64 _, [remote];\n}\n";
         asm(scope, template, &[], &inputs);
     })
 }
@@ -51,13 +52,15 @@ pub(crate) fn mbarrier_arrive_expect_tx(barrier: u32, #[comptime] bytes: u32) {
 }
 
 /// Waits until the phase of this parity is complete; a barrier that has just been made counts as having completed parity 1.
+///
+/// What TMA has brought is then visible, from whichever block, and what threads of this block wrote before they arrived. Ordinary
+/// writes of other blocks are not: `.acquire.cluster` would see them, by emptying the SM's L1 cache at every wait (`CCTL.IVALL`).
 #[cube]
 pub(crate) fn mbarrier_wait(barrier: u32, parity: u32) {
     intrinsic!(|scope| {
         let inputs = [("r", operand(scope, *barrier.expand)), ("r", operand(scope, *parity.expand))];
-        // What a block of the cluster released before it arrived must be visible, so the acquire is the cluster's.
         let template = "{\n.reg .pred done;\nWAIT:\n\
-                        mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n\
+                        mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\
                         @done bra DONE;\nbra WAIT;\nDONE:\n}\n";
         asm(scope, template, &[], &inputs);
     })

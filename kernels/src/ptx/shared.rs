@@ -27,12 +27,12 @@ pub(crate) fn load_shared(address: u32) -> f32 {
     })
 }
 
-/// Reads two words of shared memory, `offset` bytes past `address`, a multiple of 8 together.
+/// Reads two words of shared memory, `offset` bytes past `address`, a multiple of 8 together, to `words` from `first` on.
 #[cube]
-pub(crate) fn load_shared_pair(pair: &mut Array<f32>, address: u32, #[comptime] offset: u32) {
+pub(crate) fn load_shared_pair(words: &mut Array<f32>, #[comptime] first: u32, address: u32, #[comptime] offset: u32) {
     intrinsic!(|scope| {
-        let pair = name(&pair.expand);
-        let outputs = [("=f", format!("{pair}[0]")), ("=f", format!("{pair}[1]"))];
+        let words = name(&words.expand);
+        let outputs = [0, 1].map(|i| ("=f", format!("{words}[{}]", first + i)));
         let address = operand(scope, *address.expand);
         asm(scope, &format!("ld.shared.v2.f32 {{%0, %1}}, [%2+{offset}];\n"), &outputs, &[("r", address)]);
     })

@@ -1,4 +1,5 @@
-//! The cast with scales that are on the device: of the tensor, or of each row for one copy and each column for the other.
+//! The cast with one scale, which each cube makes of the tensor's maxima, or with scales that are on the device: of each row for
+//! one copy and of each column for the other.
 //!
 //! By rows with one scale it is elementwise: units take sectors of 32 bytes as they follow each other. Else a cube takes a
 //! tile ([`tile`](super::tile)) and writes it in the orientations that are asked for.
@@ -6,18 +7,19 @@
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::encode::{Encoding, encode_quad, zero_past_end};
+use super::encode::{Encoding, encode_quad, lanes_scale, zero_past_end};
 use super::tile::{
     SECTOR_WORDS, TILE_ROWS, UNIT_ROWS, UNITS_X, cast_sector, load_unit, origin, sector_col, stage_words, store_cols,
     store_words,
 };
 use super::{Copies, Copy, optional, words};
-use crate::amax::Scaling;
+use crate::amax::{Maxima, MaximaArray};
 use crate::grid::{UNITS, cube_max, fold};
 use crate::ptx::cvt::Isa;
 use crate::ptx::memory::load_global;
+use crate::scale::inverse_bits;
 use crate::view::{Checked, Geometry, Source, all_loaded, load_sector, max_magnitude};
-use crate::{Format, Orientation, row_words};
+use crate::{Format, Orientation, ScaleMode, row_words};
 
 /// Sectors that a unit has in flight, 128 bytes of `x`.
 const SECTORS: u32 = 4;
@@ -27,14 +29,70 @@ const fn tile_cols(source: Source) -> u32 {
     UNITS_X * source.sector_len()
 }
 
+/// One scale, made of an amax by the kernel that casts with it.
+pub(super) struct TensorScale {
+    pub(super) maxima: Maxima,
+    pub(super) mode: ScaleMode,
+    /// The amax, if it is known: then the kernel writes none.
+    pub(super) amax: Option<Handle>,
+}
+
+impl TensorScale {
+    /// Where amax and inverse scale come to lie, and the kernel's argument.
+    fn launch<R: Runtime>(&self, client: &ComputeClient<R>) -> (Handle, Handle, TensorScaleArgLaunch<R>) {
+        let (amax, inv_scale) = (self.amax.clone().unwrap_or_else(|| words(client, 1)), words(client, 1));
+        let new_amax = optional(self.amax.is_none().then_some(&amax), 1);
+        // SAFETY: allocated above.
+        let new_inv_scale = unsafe { ArrayArg::from_raw_parts(inv_scale.clone(), 1) };
+        let arg = TensorScaleArgLaunch::new(self.maxima.arg(), new_amax, new_inv_scale, self.mode);
+        (amax, inv_scale, arg)
+    }
+}
+
+/// [`TensorScale`] in a kernel.
+#[derive(CubeType, CubeLaunch)]
+struct TensorScaleArg {
+    maxima: MaximaArray,
+    amax: ComptimeOption<Array<u32>>,
+    inv_scale: Array<u32>,
+    #[cube(comptime)]
+    mode: ScaleMode,
+}
+
+#[cube]
+impl TensorScaleArg {
+    /// The scale, in every unit; the first cube writes amax and inverse scale. All units of a cube must call it.
+    fn make(&mut self, #[comptime] encoding: Encoding) -> Array<f32> {
+        let amax = self.maxima.amax(encoding.isa);
+        let scale = lanes_scale(amax, UNITS, encoding, comptime!(self.mode));
+        if UNIT_POS == 0 && CUBE_POS == 0 {
+            #[comptime]
+            if let ComptimeOption::Some(to) = &mut self.amax {
+                to[0] = amax;
+            }
+            self.inv_scale[0] = inverse_bits(scale, encoding.isa);
+        }
+        let mut scales = Array::<f32>::new(1usize);
+        scales[0] = f32::reinterpret(scale);
+        scales
+    }
+}
+
+/// amax, scale and inverse scale of every line on the device, f32.
+pub(super) struct LineScales {
+    pub(super) amax: Handle,
+    pub(super) scale: Handle,
+    pub(super) inv_scale: Handle,
+}
+
 /// What scales the copies.
 pub(super) enum Scales {
     /// One scale for both.
-    Tensor(Scaling),
+    Tensor(TensorScale),
     /// A scale per column, for the copy by columns alone.
-    Cols(Scaling),
+    Cols(LineScales),
     /// A scale per row for the copy by rows, and per column for the copy by columns.
-    RowsAndCols(Scaling, Scaling),
+    RowsAndCols(LineScales, LineScales),
 }
 
 /// Cubes that cast `x` with one scale, so many partial maxima are observed.
@@ -66,8 +124,8 @@ pub(super) fn launch<R: Runtime>(
     observed: Option<&Handle>,
 ) -> Copies {
     match scales {
-        Scales::Tensor(scaling) if orientation == Orientation::Rows => {
-            Copies { rows: Some(launch_linear(client, x, scaling, format, observed)), cols: None }
+        Scales::Tensor(scale) if orientation == Orientation::Rows => {
+            Copies { rows: Some(launch_linear(client, x, scale, format, observed)), cols: None }
         }
         _ => launch_tiles(client, x, scales, format, orientation, observed),
     }
@@ -76,12 +134,13 @@ pub(super) fn launch<R: Runtime>(
 fn launch_linear<R: Runtime>(
     client: &ComputeClient<R>,
     x: &Checked,
-    scaling: &Scaling,
+    scale: &TensorScale,
     format: Format,
     observed: Option<&Handle>,
 ) -> Copy {
     let len = x.rows * row_words(x.cols);
-    let copy = Copy { codes: words(client, len), inv_scale: scaling.inv_scale.clone(), amax: scaling.amax.clone() };
+    let (amax, inv_scale, scale) = scale.launch(client);
+    let copy = Copy { codes: words(client, len), inv_scale, amax };
     let cubes = cubes(x, Orientation::Rows);
     // Without padding between them, rows of codes follow each other as those of a dense `x` do.
     let dense = x.clone().flatten();
@@ -97,7 +156,7 @@ fn launch_linear<R: Runtime>(
             x.vector_words(),
             (x.source.sector_len() / 4) as usize,
             x.array(),
-            ArrayArg::from_raw_parts(scaling.scale.clone(), 1),
+            scale,
             ArrayArg::from_raw_parts(copy.codes.clone(), len),
             optional(observed, cubes),
             x.geometry(),
@@ -113,7 +172,7 @@ fn launch_linear<R: Runtime>(
 #[cube(launch_unchecked)]
 fn cast_linear<N: Size, M: Size>(
     x: &Array<Vector<u32, N>>,
-    scale: &Array<Vector<f32, Const<1>>>,
+    scale: &mut TensorScaleArg,
     codes: &mut Array<Vector<u32, M>>,
     observed: &mut ComptimeOption<Array<u32>>,
     geometry: Geometry,
@@ -143,7 +202,7 @@ fn cast_linear<N: Size, M: Size>(
         row += row_step + select(carry, 1u32.runtime(), 0u32.runtime());
     }
     all_loaded(encoding.isa);
-    let scales = line_scales(scale, 0u32, 1u32, 1u32, true, encoding.isa);
+    let scales = scale.make(encoding);
     let quads = comptime!(encoding.sector_quads());
     let mut packed = Array::<u32>::new(comptime!(quads as usize));
     let width = N::value();
@@ -185,21 +244,25 @@ fn launch_tiles<R: Runtime>(
     orientation: Orientation,
     observed: Option<&Handle>,
 ) -> Copies {
-    // The scales of a copy that is not asked for are not read.
-    let (row_scaling, col_scaling) = match scales {
-        Scales::Tensor(scaling) | Scales::Cols(scaling) => (scaling, scaling),
-        Scales::RowsAndCols(rows, cols) => (rows, cols),
-    };
-    let one_scale = matches!(scales, Scales::Tensor(_));
     let (row_len, col_len) = (x.rows * row_words(x.cols), x.cols * row_words(x.rows));
-    let copy = |len, scaling: &Scaling| Copy {
+    let copy = |len, inv_scale: &Handle, amax: &Handle| Copy {
         codes: words(client, len),
-        inv_scale: scaling.inv_scale.clone(),
-        amax: scaling.amax.clone(),
+        inv_scale: inv_scale.clone(),
+        amax: amax.clone(),
     };
-    let rows = orientation.rows().then(|| copy(row_len, row_scaling));
-    let cols = copy(col_len, col_scaling);
-    let scale_count = |lines: usize| if one_scale { 1 } else { lines.next_multiple_of(SCALE_VECTOR) };
+    let of_lines = |len, lines: &LineScales| copy(len, &lines.inv_scale, &lines.amax);
+    let (rows, cols, scale, row_scales, col_scales) = match scales {
+        Scales::Tensor(scale) => {
+            let (amax, inv_scale, scale) = scale.launch(client);
+            let rows = orientation.rows().then(|| copy(row_len, &inv_scale, &amax));
+            (rows, copy(col_len, &inv_scale, &amax), Some(scale), None, None)
+        }
+        Scales::Cols(cols) => (None, of_lines(col_len, cols), None, None, Some(&cols.scale)),
+        Scales::RowsAndCols(rows, cols) => {
+            let copies = (Some(of_lines(row_len, rows)), of_lines(col_len, cols));
+            (copies.0, copies.1, None, Some(&rows.scale), Some(&cols.scale))
+        }
+    };
     let cubes = cubes(x, orientation);
     let per_sector = x.source.sector_len() / 4;
     // SAFETY: `x` is checked and `load_unit` reads only inside it; every store is guarded by the pitch and the number of
@@ -212,10 +275,11 @@ fn launch_tiles<R: Runtime>(
             CubeDim::new_1d(UNITS),
             x.vector_words(),
             per_sector as usize,
-            if one_scale { 1 } else { SCALE_VECTOR },
+            SCALE_VECTOR,
             x.array(),
-            ArrayArg::from_raw_parts(row_scaling.scale.clone(), scale_count(x.rows)),
-            ArrayArg::from_raw_parts(col_scaling.scale.clone(), scale_count(x.cols)),
+            scale.into(),
+            optional(row_scales, x.rows.next_multiple_of(SCALE_VECTOR)),
+            optional(col_scales, x.cols.next_multiple_of(SCALE_VECTOR)),
             optional(rows.as_ref().map(|copy| &copy.codes), row_len),
             ArrayArg::from_raw_parts(cols.codes.clone(), col_len),
             optional(observed, cubes),
@@ -224,7 +288,6 @@ fn launch_tiles<R: Runtime>(
             row_words(x.rows) as u32 / 4,
             Encoding { source: x.source, format, isa: Isa::of(client), has_subnormals: false },
             orientation.rows(),
-            one_scale,
         );
     }
     Copies { rows, cols: Some(cols) }
@@ -238,8 +301,9 @@ pub(super) const SCALE_VECTOR: usize = 4;
 #[cube(launch_unchecked)]
 fn cast_tiles<N: Size, M: Size, S: Size>(
     x: &Array<Vector<u32, N>>,
-    row_scales: &Array<Vector<f32, S>>,
-    col_scales: &Array<Vector<f32, S>>,
+    scale: &mut ComptimeOption<TensorScaleArg>,
+    row_scales: &ComptimeOption<Array<Vector<f32, S>>>,
+    col_scales: &ComptimeOption<Array<Vector<f32, S>>>,
     rows: &mut ComptimeOption<Array<Vector<u32, M>>>,
     cols: &mut Array<Vector<u32, Const<4>>>,
     observed: &mut ComptimeOption<Array<u32>>,
@@ -248,7 +312,6 @@ fn cast_tiles<N: Size, M: Size, S: Size>(
     col_pitch: u32,
     #[comptime] encoding: Encoding,
     #[comptime] by_rows: bool,
-    #[comptime] one_scale: bool,
 ) {
     let source = comptime!(encoding.source);
     let len = comptime!(source.sector_len());
@@ -267,9 +330,13 @@ fn cast_tiles<N: Size, M: Size, S: Size>(
         }
     }
 
-    let row_scales =
-        line_scales(row_scales, row, geometry.rows, UNIT_ROWS, comptime!(by_rows || one_scale), encoding.isa);
-    let col_scales = line_scales(col_scales, col, geometry.cols, len, comptime!(!one_scale), encoding.isa);
+    let one_scale = comptime!(scale.is_some());
+    let row_scales = #[comptime]
+    match scale {
+        ComptimeOption::Some(scale) => scale.make(encoding),
+        ComptimeOption::None => line_scales(row_scales, row, geometry.rows, UNIT_ROWS, encoding.isa),
+    };
+    let col_scales = line_scales(col_scales, col, geometry.cols, len, encoding.isa);
     let mut stage = SharedMemory::<u32>::new_aligned(comptime!(stage_words(tile_cols(source)) as usize), 16usize);
     let width = N::value();
     let aligned = comptime!(width > 1);
@@ -309,25 +376,24 @@ fn cast_tiles<N: Size, M: Size, S: Size>(
     }
 }
 
-/// Scales of the `count` lines from `first` on, a multiple of four; past the last line, any. Without vectors, the one scale.
+/// Scales of the `count` lines from `first` on, a multiple of four; past the last line, any. Without scales, nothing that may be
+/// read.
 #[cube]
 fn line_scales<S: Size>(
-    scales: &Array<Vector<f32, S>>,
+    scales: &ComptimeOption<Array<Vector<f32, S>>>,
     first: u32,
     lines: u32,
     #[comptime] count: u32,
-    #[comptime] wanted: bool,
     #[comptime] isa: Isa,
 ) -> Array<f32> {
-    let width = S::value();
-    let vectors = comptime!(if width == 1 { 1 } else { count / width as u32 });
     let mut of_lines = Array::<f32>::new(comptime!(count as usize));
-    if comptime!(wanted) {
+    #[comptime]
+    if let ComptimeOption::Some(scales) = scales {
+        let width = S::value();
         #[unroll]
-        for v in 0..vectors {
+        for v in 0..comptime!(count / width as u32) {
             // Past the last line there is padding, which no scale touches.
             let index = min(first / width as u32 + v, (lines - 1) / width as u32);
-            let index = if comptime!(width == 1) { 0u32.runtime() } else { index };
             if comptime!(isa.has_ptx()) {
                 load_global(scales, index, &mut of_lines, comptime!(v * width as u32));
             } else {

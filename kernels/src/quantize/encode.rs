@@ -6,10 +6,12 @@
 
 use cubecl::prelude::*;
 
-use crate::Format;
 use crate::format::{F32_INF, encode_scaled};
+use crate::grid::UNITS;
 use crate::ptx::cvt::{Isa, cvt_f32_f16, cvt_satfinite, permute};
+use crate::scale::scale_bits;
 use crate::view::{Source, widen};
+use crate::{Format, ScaleMode};
 
 /// What selects the code of a cast, apart from how it reads and writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -152,6 +154,29 @@ fn canonicalize_nan(codes: u32, #[comptime] format: Format) -> u32 {
 #[cube]
 pub(super) fn zero_past_end(word: u32, at: u32, len: u32, #[comptime] whole: bool) -> u32 {
     if comptime!(whole) { select(at < len, word, 0u32.runtime()) } else { word & mask(at, len) }
+}
+
+/// Bits of the scale for an amax that each `lanes` neighbouring units have in common. A division in integers is left to one of
+/// them. All units of the cube must call it.
+#[cube]
+pub(super) fn lanes_scale(
+    amax: u32,
+    #[comptime] lanes: u32,
+    #[comptime] encoding: Encoding,
+    #[comptime] mode: ScaleMode,
+) -> u32 {
+    if comptime!(encoding.isa.has_ptx()) {
+        scale_bits(amax, encoding.format, mode, encoding.isa)
+    } else {
+        let mut scales = SharedMemory::<u32>::new(comptime!((UNITS / lanes) as usize));
+        let slot = (UNIT_POS / lanes) as usize;
+        let lane = UNIT_POS % lanes;
+        if lane == 0 {
+            scales[slot] = scale_bits(amax, encoding.format, mode, encoding.isa);
+        }
+        sync_cube();
+        scales[slot]
+    }
 }
 
 /// All ones in the bytes of elements `at..at + 4` that lie below `len`.

@@ -3,8 +3,8 @@
 //!
 //! | granularity | reads of `x` | launches |
 //! | --- | --- | --- |
-//! | tensor | 2: amax, then the cast | 3 |
-//! | tensor, given amax | 1 | 2, one more to observe the amax |
+//! | tensor | 2: maxima, then the cast, whose cubes fold them | 2 |
+//! | tensor, given amax | 1 | 1, one more to observe the amax |
 //! | row, by rows | 1 | 1 |
 //! | row, by columns or both | 2: maxima of all lines, then the cast | 3, or 4 for both |
 //! | blocks of 128, of 32 | 1 | 1 |

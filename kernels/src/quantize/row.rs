@@ -5,14 +5,14 @@
 
 use cubecl::prelude::*;
 
-use super::cast::{self, SCALE_VECTOR, Scales, sectors_per_row};
-use super::encode::{Encoding, encode_quad, zero_past_end};
+use super::cast::{self, LineScales, SCALE_VECTOR, Scales, sectors_per_row};
+use super::encode::{Encoding, encode_quad, lanes_scale, zero_past_end};
 use super::tile::{
     ROW_STAGE, SECTOR_WORDS, TILE_ROWS, UNITS_X, col_maximum, col_stage, line_col, load_unit, origin, row_maximum,
     stage_maxima, store_words,
 };
 use super::{Copies, Copy, optional, words};
-use crate::amax::{Scaling, amax_bits};
+use crate::amax::amax_bits;
 use crate::grid::{UNITS, fold, lanes_max};
 use crate::ptx::cvt::Isa;
 use crate::scale::{inverse_bits, scale_bits};
@@ -127,7 +127,7 @@ fn cast_rows<N: Size, M: Size>(
         }
     }
     let bits = amax_bits(lanes_max(largest, lanes, encoding.isa), source);
-    let multiplier = row_scale(bits, lanes, encoding, mode);
+    let multiplier = lanes_scale(bits, lanes, encoding, mode);
     let mut scales = Array::<f32>::new(1usize);
     scales[0] = f32::reinterpret(multiplier);
     if lane == 0 && row < geometry.rows {
@@ -182,23 +182,6 @@ fn largest_of(raw: &Array<u32>, largest: u32, #[comptime] sectors: u32, #[compti
     largest
 }
 
-/// Bits of the scale for the amax of this unit's row. A division in integers is left to one unit of each row.
-#[cube]
-fn row_scale(amax: u32, #[comptime] lanes: u32, #[comptime] encoding: Encoding, #[comptime] mode: ScaleMode) -> u32 {
-    if comptime!(encoding.isa.has_ptx()) {
-        scale_bits(amax, encoding.format, mode, encoding.isa)
-    } else {
-        let mut scales = SharedMemory::<u32>::new(comptime!((UNITS / lanes) as usize));
-        let slot = (UNIT_POS / lanes) as usize;
-        let lane = UNIT_POS % lanes;
-        if lane == 0 {
-            scales[slot] = scale_bits(amax, encoding.format, mode, encoding.isa);
-        }
-        sync_cube();
-        scales[slot]
-    }
-}
-
 /// Casts what [`load_sectors`] has loaded.
 #[cube]
 fn store_sectors<M: Size>(
@@ -238,7 +221,7 @@ fn launch_maxima<R: Runtime>(
     x: &Checked,
     cast: Cast,
     orientation: Orientation,
-) -> (Option<Scaling>, Scaling) {
+) -> (Option<LineScales>, LineScales) {
     let tiles_x = x.cols.div_ceil(maxima_cols(x.source) as usize);
     let tiles_y = x.rows.div_ceil(TILE_ROWS as usize);
     let row_partials = orientation.rows().then(|| words(client, tiles_x * x.rows));
@@ -261,7 +244,8 @@ fn launch_maxima<R: Runtime>(
     }
     let fold_lines = |partials, lines: usize, count: usize| {
         let padded = lines.next_multiple_of(SCALE_VECTOR);
-        let out = Scaling { amax: words(client, lines), scale: words(client, padded), inv_scale: words(client, lines) };
+        let out =
+            LineScales { amax: words(client, lines), scale: words(client, padded), inv_scale: words(client, lines) };
         // SAFETY: the kernel reads `count · lines` words and writes `lines` of each output, the sizes given here.
         unsafe {
             fold_lines::launch_unchecked::<R>(

@@ -78,6 +78,8 @@ pub struct Generated {
     pub dynamic_shared: usize,
     /// Threads in a block.
     pub threads: u32,
+    /// Whether the host copies shapes to the device before the launch.
+    pub copies_shapes: bool,
 }
 
 /// What was launched since the last [`take`].
@@ -94,6 +96,14 @@ pub fn take() -> Vec<Generated> {
 
 /// Reads and syncs: times that a host would have waited for its device.
 pub(crate) static WAITS: AtomicUsize = AtomicUsize::new(0);
+
+/// Pieces of device memory that were asked for.
+pub(crate) static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+/// How many pieces of device memory were asked for since the last call.
+pub fn take_allocations() -> usize {
+    ALLOCATIONS.swap(0, Relaxed)
+}
 
 /// How often the host would have waited since the last call.
 pub fn take_waits() -> usize {

@@ -18,6 +18,21 @@ pub struct Sass {
     /// How often each opcode stands in the code, by its name without operands and predicates, such as `LDG.E.128`. A product of
     /// `tcgen05` that has scales, as a further operand, is called `UTCQMMA.SF`.
     pub opcodes: BTreeMap<String, usize>,
+    /// Fences of the whole GPU and invalidations of the L1 cache that do not belong to a barrier of the cluster.
+    pub stray_fences: usize,
+}
+
+/// Instructions from a barrier of the cluster to the fences that make it one of memory too.
+const FENCE_DISTANCE: usize = 16;
+
+/// How many of these opcodes, in the order of the code, are [stray fences](Sass::stray_fences).
+fn stray_fences(code: &[&str]) -> usize {
+    let is_fence = |opcode: &str| opcode == "CCTL.IVALL" || opcode.starts_with("MEMBAR") && opcode.ends_with(".GPU");
+    let near = |at: usize| {
+        let around = at.saturating_sub(FENCE_DISTANCE)..(at + FENCE_DISTANCE + 1).min(code.len());
+        code[around].iter().any(|opcode| opcode.starts_with("UCGABAR"))
+    };
+    (0..code.len()).filter(|&at| is_fence(code[at]) && !near(at)).count()
 }
 
 impl Sass {
@@ -41,10 +56,18 @@ impl Sass {
         }
         write(&code)?;
         let binary = arch.replace("sm_", "SM");
-        for (address, opcode) in run(root, "nvdisasm", &["-b", &binary], file)?.lines().filter_map(opcode) {
+        let disassembly = run(root, "nvdisasm", &["-b", &binary], file)?;
+        let mut instructions = vec![vec![]; all.len()];
+        for (address, opcode) in disassembly.lines().filter_map(opcode) {
             let owner = ends.partition_point(|&end| end <= address);
-            let sass = all.get_mut(owner).ok_or_else(|| format!("code of nobody at {address:#x}"))?;
-            *sass.opcodes.entry(opcode.into()).or_default() += 1;
+            let code = instructions.get_mut(owner).ok_or_else(|| format!("code of nobody at {address:#x}"))?;
+            code.push(opcode);
+        }
+        for (sass, code) in all.iter_mut().zip(instructions) {
+            sass.stray_fences = stray_fences(&code);
+            for opcode in code {
+                *sass.opcodes.entry(opcode.into()).or_default() += 1;
+            }
         }
         match all.iter().position(|sass| sass.opcodes.is_empty()) {
             Some(i) => Err(format!("nvdisasm shows no instruction of kernel {i} of {}", all.len())),
@@ -62,7 +85,7 @@ impl Sass {
             value.and_then(|value| value.parse::<usize>().ok()).ok_or_else(|| format!("no {name} in {line:?}"))
         };
         let local = field("STACK")? + field("LOCAL")?;
-        Ok(Self { registers: field("REG")?, local, shared: field("SHARED")?, opcodes: BTreeMap::new() })
+        Ok(Self { registers: field("REG")?, local, shared: field("SHARED")?, ..Self::default() })
     }
 
     /// How often an instruction of this family stands in the code: `has("LDG")` counts `LDG` and `LDG.E.128`.
@@ -137,6 +160,17 @@ mod tests {
         let opcodes = [("LD", 1), ("LDL.64", 2), ("LDL", 3), ("LDLX", 5)].map(|(name, n)| (name.to_string(), n)).into();
         let sass = Sass { opcodes, ..Sass::default() };
         assert_eq!((sass.count("LDL"), sass.count("LD"), sass.count("STL")), (5, 1, 0));
+    }
+
+    #[test]
+    fn fences_far_from_a_barrier_of_the_cluster_are_stray() {
+        let mut code = vec!["FADD"; 100];
+        for (at, opcode) in [(10, "MEMBAR.ALL.GPU"), (14, "UCGABAR_ARV"), (16, "UCGABAR_WAIT"), (18, "CCTL.IVALL")] {
+            code[at] = opcode;
+        }
+        assert_eq!(stray_fences(&code), 0);
+        (code[60], code[61], code[90]) = ("MEMBAR.ALL.CTA", "MEMBAR.SC.GPU", "CCTL.IVALL");
+        assert_eq!(stray_fences(&code), 2);
     }
 
     #[test]

@@ -31,7 +31,9 @@ use cubecl_runtime::storage::{ComputeStorage, ManagedResource, StorageHandle, St
 use cubecl_runtime::timestamp_profiler::TimestampProfiler;
 use ptx_interpreter::Kernel;
 
-use crate::device::{CudaCompiler, EXECUTION, GENERATED, Generated, OfflineDevice, WAITS, options, properties};
+use crate::device::{
+    ALLOCATIONS, CudaCompiler, EXECUTION, GENERATED, Generated, OfflineDevice, WAITS, options, properties,
+};
 use crate::launch::Request;
 
 const ALIGNMENT: usize = 512;
@@ -264,6 +266,7 @@ impl ComputeServer for GenerateServer {
     }
 
     fn initialize_memory(&mut self, memory: ManagedMemoryHandle, size: u64, _: StreamId) {
+        ALLOCATIONS.fetch_add(1, Relaxed);
         let reserved = self.memory.reserve(size).expect("there is as much as asked for");
         self.memory.bind(reserved, memory.clone(), 0).expect("just reserved");
         if EXECUTION.lock().unwrap().is_some() {
@@ -337,6 +340,8 @@ impl ComputeServer for GenerateServer {
             let _compiling = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
             kernel.compile(&mut CudaCompiler::default(), &self.options, mode, kernel.address_type())
         };
+        // With launches' arguments by value, as all of these architectures have them.
+        let copies_shapes = arguments.info.dynamic_metadata_offset < arguments.info.data.len();
         let mut block = [1; 3];
         let generated = match compiled {
             Ok(compiled) => Ok(Generated {
@@ -348,6 +353,7 @@ impl ComputeServer for GenerateServer {
                     block = [compiled.cube_dim.x, compiled.cube_dim.y, compiled.cube_dim.z];
                     block.iter().product()
                 },
+                copies_shapes,
             }),
             Err(error) => Err(format!("{} for sm_{}: {error}", kernel.name(), self.sm)),
         };

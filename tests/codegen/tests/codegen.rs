@@ -81,6 +81,12 @@ fn check(kernel: &Generated, sass: &Sass) -> Result<(), String> {
             return Err(format!("{count} of {}, not {least}", opcodes.join(" and ")));
         }
     }
+    if sass.stray_fences > 0 && !rules.may_fence {
+        return Err(format!(
+            "{} fences of the whole GPU or its L1 caches outside barriers of the cluster",
+            sass.stray_fences
+        ));
+    }
     for opcode in rules.forbidden {
         if sass.count(opcode) > 0 {
             return Err(format!("{} of {opcode}", sass.count(opcode)));

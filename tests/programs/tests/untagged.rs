@@ -5,8 +5,9 @@
 mod support;
 
 use burn::nn::{Linear, LinearConfig};
+use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
-use burn_float8::{Float8Config, Recipe, Untagged, set_default_config};
+use burn_float8::{Float8Config, Recipe, Untagged, grouped_linear, set_default_config};
 
 use support::models::Mlp;
 use support::{B, F8, Plain, bits, panic_of, relative_error, tensor, values, with_parameters};
@@ -18,11 +19,15 @@ fn linear<A: Backend>() -> Linear<A> {
     with_parameters(LinearConfig::new(K, N).init(&Default::default()), 5)
 }
 
+fn grouped<A: Backend>() -> Vec<u32> {
+    let (x, w) = (tensor::<A, 2>([7, K], 1), tensor::<A, 3>([2, K, N], 2));
+    bits(grouped_linear(x, w, Tensor::from_ints([3, 7], &Default::default())))
+}
+
 fn run<A: Backend>(linear: &Linear<A>) -> Vec<u32> {
     bits(linear.forward(tensor::<A, 2>([7, K], 1)))
 }
 
-/// Never called, so that nothing but the model itself keeps its configuration alive.
 fn applied(config: Float8Config) -> Mlp<F8> {
     config.convert(Mlp::new()).unwrap().0
 }
@@ -47,6 +52,10 @@ fn untagged_linears() {
     let error = relative_error(&floats(&float8), &floats(&plain));
     assert!(float8 != plain && error < 0.2, "{error}");
     let float8_gradients = gradients(&linear());
+    // So it is for linears that are called by name.
+    let experts = grouped::<F8>();
+    let error = relative_error(&floats(&experts), &floats(&grouped::<Plain>()));
+    assert!(error > 0.0 && error < 0.2, "{error}");
     // A failed apply changes nothing.
     Float8Config::tensorwise().with_filter_fqns(["nothing"]).convert(Mlp::<F8>::new()).unwrap_err();
     assert_eq!(run(&untagged), float8);
@@ -68,8 +77,9 @@ fn untagged_linears() {
     let message = panic_of(|| drop(run(&untagged)));
     assert!(message.starts_with(&format!("a linear with weight [{K}, {N}] carries no layer")), "{message}");
     panic_of(|| drop(gradients(&linear())));
-    // A clone keeps it alive.
+    // A clone keeps it alive; copies of its casts, of which the thread has the last, do not.
     let clone = error.clone();
+    clone.forward(tensor::<F8, 2>([7, support::models::D], 1));
     drop(error);
     panic_of(|| drop(run(&untagged)));
     drop(clone);

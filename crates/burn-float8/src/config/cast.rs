@@ -1,5 +1,5 @@
 //! How one operand of one GEMM is cast, and the casts of all six that a linear has; names are torchao's.
-use float8_kernels::{Format, Granularity, ScaleCalculationMode};
+use float8_kernels::{Format, Granularity};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Float8Error;
@@ -20,59 +20,44 @@ pub enum ScalingType {
 
 /// How one operand of one GEMM is cast. In a file, a cast that is not disabled names its granularity and dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "RawCastConfig")]
+#[serde(try_from = "CastConfigFile")]
 pub struct CastConfig {
     /// Where the scale comes from.
     pub scaling_type: ScalingType,
     /// What shares one scale: `tensorwise`, `rowwise` (torchao's axiswise), `1x128`, `128x128` or `1x32` (MX).
-    #[serde(with = "granularity")]
     pub scaling_granularity: Granularity,
     /// Format of the codes, `e4m3` or `e5m2`.
-    #[serde(with = "format")]
     pub target_dtype: Format,
 }
 
-/// [`CastConfig`] in a file.
+/// [`CastConfig`] in a file, where one that is disabled need not say what the cast would be.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RawCastConfig {
+struct CastConfigFile {
     #[serde(default)]
     scaling_type: ScalingType,
-    scaling_granularity: Option<GranularityName>,
-    target_dtype: Option<FormatName>,
+    scaling_granularity: Option<Granularity>,
+    target_dtype: Option<Format>,
 }
 
-#[derive(Deserialize)]
-struct GranularityName(#[serde(with = "granularity")] Granularity);
-#[derive(Deserialize)]
-struct FormatName(#[serde(with = "format")] Format);
-
-/// A [`ScaleCalculationMode`] in a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct ScaleCalculationModeName(#[serde(with = "scale_calculation_mode")] pub(super) ScaleCalculationMode);
-
-impl core::hash::Hash for ScaleCalculationModeName {
-    fn hash<H: core::hash::Hasher>(&self, state: &mut H) {
-        self.0.hash(state);
-    }
-}
-
-impl TryFrom<RawCastConfig> for CastConfig {
+impl TryFrom<CastConfigFile> for CastConfig {
     type Error = Float8Error;
 
-    fn try_from(raw: RawCastConfig) -> Result<Self, Float8Error> {
-        let RawCastConfig { scaling_type, scaling_granularity, target_dtype } = raw;
+    fn try_from(file: CastConfigFile) -> Result<Self, Float8Error> {
+        let CastConfigFile { scaling_type, scaling_granularity, target_dtype } = file;
         let off = CastConfig::disabled();
         let missing = |field| Float8Error::MissingCastField { field };
         match (scaling_type, scaling_granularity, target_dtype) {
             (ScalingType::Disabled, g, t) => Ok(Self {
-                scaling_granularity: g.map_or(off.scaling_granularity, |g| g.0),
-                target_dtype: t.map_or(off.target_dtype, |t| t.0),
+                scaling_granularity: g.unwrap_or(off.scaling_granularity),
+                target_dtype: t.unwrap_or(off.target_dtype),
                 ..off
             }),
             (_, None, _) => Err(missing("scaling_granularity")),
             (_, _, None) => Err(missing("target_dtype")),
-            (scaling_type, Some(g), Some(t)) => Ok(Self { scaling_type, scaling_granularity: g.0, target_dtype: t.0 }),
+            (scaling_type, Some(scaling_granularity), Some(target_dtype)) => {
+                Ok(Self { scaling_type, scaling_granularity, target_dtype })
+            }
         }
     }
 }
@@ -207,28 +192,3 @@ fn field(operand: Operand) -> &'static str {
         (Role::GradOutput, ContractionAxis::Leading) => "cast_config_grad_output_for_grad_weight",
     }
 }
-
-/// A fixed list of names, for enums of another crate.
-macro_rules! names {
-    ($module:ident, $type:ty, $($name:literal => $value:path),*) => {
-        mod $module {
-            use serde::{Deserialize, Deserializer, Serializer, de::Error};
-            use super::*;
-            pub(super) fn serialize<S: Serializer>(value: &$type, s: S) -> Result<S::Ok, S::Error> {
-                s.serialize_str(match value { $($value => $name),* })
-            }
-            pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<$type, D::Error> {
-                let name = String::deserialize(d)?;
-                match name.as_str() {
-                    $($name => Ok($value),)*
-                    _ => Err(D::Error::unknown_variant(&name, &[$($name),*])),
-                }
-            }
-        }
-    };
-}
-names!(format, Format, "e4m3" => Format::E4m3, "e5m2" => Format::E5m2);
-names!(granularity, Granularity, "tensorwise" => Granularity::Tensor, "rowwise" => Granularity::Row,
-    "1x128" => Granularity::Block1x128, "128x128" => Granularity::Block128x128, "1x32" => Granularity::Block1x32);
-names!(scale_calculation_mode, ScaleCalculationMode, "floor" => ScaleCalculationMode::Floor,
-    "ceil" => ScaleCalculationMode::Ceil, "even" => ScaleCalculationMode::Even, "rceil" => ScaleCalculationMode::Rceil);

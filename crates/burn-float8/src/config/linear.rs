@@ -2,7 +2,7 @@
 use float8_kernels::{Cast, GemmConfig, Granularity, ScaleCalculationMode, ScaleMode};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-use super::cast::{CastConfig, Casts, ScaleCalculationModeName};
+use super::cast::{CastConfig, Casts};
 use super::delayed::DelayedScaling;
 use crate::error::Float8Error;
 use crate::terms::{Gemm, Operand, Recipe};
@@ -53,7 +53,7 @@ pub struct Float8LinearConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     round_scales_to_power_of_2: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    scale_calculation_mode: Option<ScaleCalculationModeName>,
+    scale_calculation_mode: Option<ScaleCalculationMode>,
     #[serde(skip_serializing_if = "is_default")]
     emulate: bool,
     #[serde(skip_serializing_if = "is_default")]
@@ -126,7 +126,7 @@ impl Float8LinearConfig {
     /// How the scales of casts of `1x32` come from an amax: the smallest that saturates nothing
     /// ([`Rceil`](ScaleCalculationMode::Rceil)) if this is not called. Other casts do not look at it.
     pub fn with_scale_calculation_mode(mut self, mode: ScaleCalculationMode) -> Self {
-        self.scale_calculation_mode = Some(ScaleCalculationModeName(mode));
+        self.scale_calculation_mode = Some(mode);
         self
     }
 
@@ -184,7 +184,7 @@ impl Float8LinearConfig {
         casts.validate()?;
         self.delayed_scaling.validate()?;
         match self.scale_calculation_mode {
-            Some(ScaleCalculationModeName(mode)) if !casts.any_mx() => {
+            Some(mode) if !casts.any_mx() => {
                 Err(Float8Error::ScaleCalculationModeWithoutMx { recipe: self.recipe, mode })
             }
             _ => Ok(()),
@@ -265,7 +265,7 @@ impl Float8LinearConfig {
 
     /// How the scales of casts of `1x32` come from an amax.
     pub fn scale_calculation_mode(&self) -> ScaleCalculationMode {
-        self.scale_calculation_mode.map_or_else(Default::default, |mode| mode.0)
+        self.scale_calculation_mode.unwrap_or_default()
     }
 
     /// Which scales a cast of this granularity may use.

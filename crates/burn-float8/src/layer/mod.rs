@@ -57,17 +57,17 @@ struct GemmCalls {
     last: Mutex<LastCall>,
 }
 
-/// What the configuration says, what statistics have made of it, and with whom the layer shares it.
+/// What the configuration says, and what statistics have made of it.
 struct Settings {
     configured: Arc<Policy>,
     active: Arc<Policy>,
     fallback: Option<Fallback>,
-    conversion: Arc<Conversion>,
 }
 
 /// Name, precision policy and counters of one linear. Clones, `valid()` copies and replicas of a model share it.
 pub struct Layer {
     name: String,
+    conversion: Arc<Conversion>,
     settings: RwLock<Settings>,
     /// What [`set_float8_enabled`](crate::set_float8_enabled) says.
     enabled: AtomicBool,
@@ -80,7 +80,10 @@ pub struct Layer {
     /// The stamp of the newest tensor that was built for this layer's weight.
     built_at: AtomicU64,
     expects_dgrad: AtomicBool,
-    has_wgrad: AtomicBool,
+    /// The newest stamp when a weight gradient was last wanted.
+    wgrad_at: AtomicU64,
+    /// The newest stamp when backward last came.
+    backward_at: AtomicU64,
     /// Whose amax history x had in forward, where several layers read one x: another layer's name.
     input_history_owner: Mutex<Option<String>>,
     /// For a bias gradient whose output gradient no dgrad or wgrad has seen with its own record of the bias.
@@ -96,9 +99,10 @@ impl core::fmt::Debug for Layer {
 impl Layer {
     pub(crate) fn new(name: impl Into<String>, policy: Policy, conversion: Arc<Conversion>) -> Self {
         let policy = Arc::new(policy);
-        let settings = Settings { configured: policy.clone(), active: policy, fallback: None, conversion };
+        let settings = Settings { configured: policy.clone(), active: policy, fallback: None };
         Self {
             name: name.into(),
+            conversion,
             settings: RwLock::new(settings),
             enabled: AtomicBool::new(true),
             calls: Default::default(),
@@ -109,7 +113,8 @@ impl Layer {
             sampled: Mutex::default(),
             built_at: AtomicU64::new(0),
             expects_dgrad: AtomicBool::new(false),
-            has_wgrad: AtomicBool::new(false),
+            wgrad_at: AtomicU64::new(0),
+            backward_at: AtomicU64::new(0),
             input_history_owner: Mutex::default(),
             bias_dtype: Mutex::new(None),
         }
@@ -174,12 +179,8 @@ impl Layer {
     }
 
     /// What the layers of one applied configuration share.
-    pub(crate) fn conversion(&self) -> Arc<Conversion> {
-        self.settings.read().conversion.clone()
-    }
-
-    pub(crate) fn set_conversion(&self, conversion: Arc<Conversion>) {
-        self.settings.write().conversion = conversion;
+    pub(crate) fn conversion(&self) -> &Arc<Conversion> {
+        &self.conversion
     }
 
     pub(crate) fn is_enabled(&self) -> bool {
@@ -295,13 +296,22 @@ impl Layer {
         self.expects_dgrad.store(true, Relaxed);
     }
 
-    /// Whether any weight gradient was ever wanted.
-    pub(crate) fn has_wgrad(&self) -> bool {
-        self.has_wgrad.load(Relaxed)
+    /// The newest stamp when a weight gradient was last wanted.
+    pub(crate) fn wgrad_at(&self) -> u64 {
+        self.wgrad_at.load(Relaxed)
     }
 
-    pub(crate) fn set_has_wgrad(&self) {
-        self.has_wgrad.store(true, Relaxed);
+    /// The newest stamp when backward last came; 0 before it ever did.
+    pub(crate) fn backward_at(&self) -> u64 {
+        self.backward_at.load(Relaxed)
+    }
+
+    pub(crate) fn note_backward(&self) {
+        self.backward_at.store(now(), Relaxed);
+    }
+
+    pub(crate) fn note_wgrad(&self) {
+        self.wgrad_at.store(now(), Relaxed);
     }
 
     /// The name of the layer whose amax history the x of this layer had in forward.

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::Layer;
 
-static STAMP: AtomicU64 = AtomicU64::new(0);
+/// From 1: 0 is before all.
+static STAMP: AtomicU64 = AtomicU64::new(1);
 
 /// The stamp that no weight built so far exceeds.
 pub(crate) fn now() -> u64 {

@@ -5,12 +5,11 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Tensor, TensorPrimitive};
 use serde::Serialize;
 
-use super::walk::{Path, linears, map_param};
+use super::walk::{FoundLinear, Path, linears, map_param};
 use crate::config::{Float8Config, LinearInfo, Policy};
 use crate::error::{ApplyError, Float8Error};
 use crate::layer::{Conversion, Layer, Tag, note_apply};
-use crate::nn::register;
-use crate::stack::Float8Stack;
+use crate::stack::{Float8Stack, register};
 
 /// What [`Float8Config::convert`] did; its `Display` is the one-line summary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -106,14 +105,14 @@ impl Float8Config {
     /// two models apart that began as one, load a record of one into a model that was converted by itself. The report's
     /// count of untagged linears on the device begins anew.
     ///
-    /// The tag outlives optimizer steps, `clone`, `valid`, `fork` and `load_record`. Applying again, after parameters
-    /// were rebuilt or with another configuration, is fine: a weight that still has its tag keeps its counters, and with an
-    /// equal configuration its amax history and fallback too. Parameters not initialised yet are initialised; quantized ones
-    /// are left as they are.
+    /// The tag outlives optimizer steps, `clone`, `valid`, `fork` and `load_record`. Applying an equal configuration again, after
+    /// parameters were rebuilt, keeps counters, amax histories and fallbacks of weights that still have their tags. Applying another
+    /// one, or to a part of the model, makes new layers: clones of the model stay as they were. Parameters not initialised yet are
+    /// initialised; quantized ones are left as they are.
     ///
     /// # Errors
     ///
-    /// A pattern that is no valid glob or matches no linear; a model without linears; too few layers for those to be kept in
+    /// A pattern that is no valid glob or matches no linear; a custom layer type that the model does not have; a model without linears; too few layers for those to be kept in
     /// high precision; nothing left to convert; settings that [`validate`](Self::validate) refuses. The error holds the model.
     pub fn convert<B: Float8Stack, M: Module<B>>(&self, model: M) -> Result<(M, Summary), ApplyError<M>> {
         self.convert_filtered(model, |_| true)
@@ -131,10 +130,9 @@ impl Float8Config {
     ) -> Result<(M, Summary), ApplyError<M>> {
         let (quantized, linears): (Vec<_>, Vec<_>) =
             linears::<B, M>(&model, Some(self)).into_iter().partition(|linear| linear.weight.is_none());
-        let known = linears.iter().find_map(|linear| Some(linear.tag.as_ref()?.layer.conversion()));
-        let devices: Vec<_> = linears.iter().map(|linear| linear.device.clone()).collect();
-        let infos: Vec<_> = linears.into_iter().map(|linear| linear.info).collect();
-        let policies = match self.policies(&infos, &mut filter) {
+        let infos: Vec<_> = linears.iter().map(|linear| linear.info.clone()).collect();
+        let policies = self.check_module_types(&linears, &quantized).and_then(|()| self.policies(&infos, &mut filter));
+        let policies = match policies {
             Ok(policies) => policies,
             Err(Float8Error::NoLinears) if !quantized.is_empty() => {
                 let error = Float8Error::NothingConverted { linears: quantized.len(), reasons: "quantized".into() };
@@ -144,14 +142,48 @@ impl Float8Config {
         };
         let quantized = quantized.into_iter().map(|linear| linear.info.name).collect();
         let summary = Summary::new(self, &infos, &policies, quantized);
-        let conversion = known
-            .filter(|conversion| conversion.config() == self)
-            .unwrap_or_else(|| Arc::new(Conversion::new(self.clone())));
+        let known = self.known_conversion(&linears, &policies);
+        let keeps_tags = known.is_some();
+        let conversion = known.unwrap_or_else(|| Arc::new(Conversion::new(self.clone())));
         register::<B>();
         note_apply(&conversion);
-        devices.iter().for_each(|device| B::untagged_layer(device).reset_calls());
-        let mut tagger = Tagger { path: Path::default(), policies: policies.into_iter(), conversion };
+        linears.iter().for_each(|linear| B::untagged_layer(&linear.device).reset_calls());
+        let mut tagger = Tagger { path: Path::default(), policies: policies.into_iter(), conversion, keeps_tags };
         Ok((model.map(&mut tagger), summary))
+    }
+
+    /// The conversion of all tagged linears, if this configuration was applied to this very model before, so that their tags say
+    /// what it says.
+    fn known_conversion<B: Float8Stack>(
+        &self,
+        linears: &[FoundLinear<B>],
+        policies: &[Policy],
+    ) -> Option<Arc<Conversion>> {
+        let tagged = || linears.iter().zip(policies).filter_map(|(linear, p)| Some((linear, linear.tag.as_ref()?, p)));
+        let conversion = tagged().next()?.1.layer.conversion().clone();
+        let is_same = tagged().all(|(FoundLinear { info, .. }, Tag { layer, .. }, policy)| {
+            layer.name() == info.name
+                && Arc::ptr_eq(layer.conversion(), &conversion)
+                && layer.configured().as_ref() == policy
+        });
+        (is_same && conversion.config() == self).then_some(conversion)
+    }
+
+    /// # Errors
+    ///
+    /// [`Float8Error::ModuleTypeMatchesNothing`].
+    fn check_module_types<B: Float8Stack>(
+        &self,
+        linears: &[FoundLinear<B>],
+        quantized: &[FoundLinear<B>],
+    ) -> Result<(), Float8Error> {
+        for (name, (module, field)) in self.module_types.iter().zip(self.parsed_module_types()?) {
+            let is_it = |linear: &FoundLinear<B>| linear.parameter.0 == module && linear.parameter.1 == field;
+            if !linears.iter().chain(quantized).any(is_it) {
+                return Err(Float8Error::ModuleTypeMatchesNothing { name: name.clone() });
+            }
+        }
+        Ok(())
     }
 }
 
@@ -160,6 +192,8 @@ struct Tagger {
     /// One for each linear that is not quantized, in the order of the walk.
     policies: std::vec::IntoIter<Policy>,
     conversion: Arc<Conversion>,
+    /// Whether weights that have tags keep them.
+    keeps_tags: bool,
 }
 
 impl<B: Float8Stack> ModuleMapper<B> for Tagger {
@@ -175,17 +209,13 @@ impl<B: Float8Stack> ModuleMapper<B> for Tagger {
         let Some(name) = self.path.linear_weight(D, self.conversion.config()) else { return param };
         let TensorPrimitive::Float(weight) = param.val().into_primitive() else { return param };
         let policy = self.policies.next().expect("visit and map walk the same linears");
-        if let Some(Tag { layer, .. }) = B::tag(&weight)
-            && layer.name() == name
-        {
-            let has_moved = layer.fallback().is_some() && Arc::ptr_eq(&layer.conversion(), &self.conversion);
-            if !has_moved {
-                layer.configure(policy);
-                layer.set_conversion(self.conversion.clone());
-            }
+        let known = B::tag(&weight).filter(|_| self.keeps_tags);
+        if known.as_ref().is_some_and(|tag| tag.enabled) {
             return param;
         }
-        let layer = Arc::new(Layer::new(name, policy, self.conversion.clone()));
+        // What `without_float8` has switched off is on again.
+        let new = || Arc::new(Layer::new(name, policy, self.conversion.clone()));
+        let layer = known.map_or_else(new, |tag| tag.layer);
         // A record that is loaded later has no tag.
         map_param(param, move |t| B::with_tag(t, Tag::new(layer.clone())))
     }

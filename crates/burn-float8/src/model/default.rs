@@ -4,7 +4,6 @@ use burn_backend::tensor::Device;
 use crate::config::{Float8Config, Policy, ScalingType};
 use crate::error::Float8Error;
 use crate::layer::set_default;
-use crate::nn::register;
 use crate::stack::Float8Stack;
 use crate::terms::{Operand, Reason};
 
@@ -20,7 +19,6 @@ pub fn set_default_config<B: Float8Stack>(
     device: &Device<B>,
     config: Option<&Float8Config>,
 ) -> Result<(), Float8Error> {
-    register::<B>();
     let policy = match config {
         Some(Float8Config { linear, .. }) => {
             linear.validate()?;

@@ -10,7 +10,6 @@ use crate::backend::OperandSize;
 use crate::config::Policy;
 use crate::error::Float8Error;
 use crate::layer::{Fallback, Layer, OperandHealth, Tag, UNTAGGED_NAME, serialize_non_finite};
-use crate::nn::register;
 use crate::stack::Float8Stack;
 use crate::step::DeviceState;
 use crate::terms::{Gemm, Role};
@@ -130,7 +129,6 @@ impl core::fmt::Display for GemmTotals {
 /// model on the same device whose weights carry no tag, since a configuration was last applied there. A weight that was
 /// sliced, or rebuilt from data, has lost its tag. Waits for the device, to read amaxes and statistics.
 pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
-    register::<B>();
     let (mut layers, mut untagged): (Vec<Arc<Layer>>, Vec<Arc<Layer>>) = (vec![], vec![]);
     for FoundLinear { device, tag, .. } in linears::<B, M>(model, None) {
         let of_device = B::untagged_layer(&device);

@@ -11,7 +11,6 @@ use super::walk::linears;
 use crate::config::{DelayedScaling, Float8LinearConfig, Policy, ScalingType};
 use crate::error::Float8Error;
 use crate::layer::{Fallback, Layer, Tag};
-use crate::nn::register;
 use crate::stack::Float8Stack;
 use crate::step::{AmaxState, DeviceState};
 use crate::terms::{ContractionAxis, Operand, Role};
@@ -80,13 +79,16 @@ struct Found<B: Float8Stack> {
 
 impl<B: Float8Stack> Converted<B> {
     pub(super) fn of<M: Module<B>>(model: &M) -> Self {
-        register::<B>();
         let found = linears::<B, M>(model, None).into_iter().filter_map(|linear| {
             let (layer, device) = (linear.tag?.layer, linear.device);
             let state = DeviceState::of(&layer, &B::inner_device(&device));
             Some(Found { path: linear.info.name, layer, state, device })
         });
         Self(found.collect())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// The share of each conversion in each device once.
@@ -185,19 +187,19 @@ fn distinct<T>(all: impl Iterator<Item = Arc<T>>) -> Vec<Arc<T>> {
 }
 
 /// Both copies of an operand.
-fn copies(role: Role) -> [Operand; 2] {
+fn operands_of(role: Role) -> [Operand; 2] {
     [ContractionAxis::Last, ContractionAxis::Leading].map(|axis| Operand { role, axis })
 }
 
 /// An amax whose scale is 1.
 fn initial_amax(config: &Float8LinearConfig, role: Role) -> f32 {
-    let casts = copies(role).map(|operand| config.casts().of(operand));
+    let casts = operands_of(role).map(|operand| config.casts().of(operand));
     casts.iter().find(|cast| !cast.is_disabled()).unwrap_or(&casts[0]).target_dtype.max()
 }
 
 /// Whether a cast of this role has a history.
 fn is_delayed(config: &Float8LinearConfig, role: Role) -> bool {
-    copies(role).iter().any(|operand| config.casts().of(*operand).scaling_type == ScalingType::Delayed)
+    operands_of(role).iter().any(|operand| config.casts().of(*operand).scaling_type == ScalingType::Delayed)
 }
 
 impl LayerState {
@@ -247,7 +249,6 @@ impl LayerState {
 /// scaling and to sampled statistics: call this once before each step then. A weight that is only cast, transposed or multiplied
 /// by a number needs no call.
 pub fn begin_float8_step<B: Float8Stack, M: Module<B>>(model: &M) {
-    register::<B>();
     let mut states = vec![];
     for linear in linears::<B, M>(model, None) {
         let (Some(Tag { layer, stamp, .. }), Some(weight)) = (linear.tag, linear.weight) else { continue };

@@ -48,7 +48,7 @@ impl<B: Float8Stack> States for Converted<B> {
 /// type B = Autodiff<Float8<Flex>>;
 /// let model = LinearConfig::new(8, 8).init::<B>(&Default::default());
 /// let model = Float8Config::new(Recipe::Delayed).apply(model).unwrap();
-/// let trained = Trained { float8: Float8StateModule::new(&model), model };
+/// let trained = Trained { float8: Float8StateModule::new(&model).unwrap(), model };
 /// let record = trained.clone().into_record();
 /// let resumed = trained.load_record(record);
 /// # }
@@ -64,9 +64,17 @@ pub struct Float8StateModule<B: Backend> {
 }
 
 impl<B: Float8Stack> Float8StateModule<B> {
-    /// That of a model to which a configuration was applied.
-    pub fn new<M: Module<B>>(model: &M) -> Self {
-        Self { states: Arc::new(Converted::<B>::of(model)), backend: PhantomData }
+    /// That of a model to which a configuration was applied; of no use to it once another one is.
+    ///
+    /// # Errors
+    ///
+    /// [`Float8Error::NotApplied`].
+    pub fn new<M: Module<B>>(model: &M) -> Result<Self, Float8Error> {
+        let states = Converted::<B>::of(model);
+        if states.is_empty() {
+            return Err(Float8Error::NotApplied);
+        }
+        Ok(Self { states: Arc::new(states), backend: PhantomData })
     }
 }
 

@@ -7,9 +7,14 @@ use crate::config::{Float8Config, LinearInfo};
 use crate::layer::Tag;
 use crate::stack::Float8Stack;
 
+/// Burn's name of a container without its kind.
+fn module_type(container: &str) -> &str {
+    container.trim_start_matches("Struct:")
+}
+
 /// Whether a parameter is the weight of a linear: of a `Linear`, a `GroupedLinear`, or one of the configuration's own types.
 fn is_weight(config: &Float8Config, container: &str, field: &str, rank: usize) -> bool {
-    let module = container.trim_start_matches("Struct:");
+    let module = module_type(container);
     let is_own = || config.parsed_module_types().is_ok_and(|types| types.contains(&(module, field)));
     match (module, field, rank) {
         ("Linear", "weight", 2) | ("GroupedLinear", "weight", 3) => true,
@@ -31,10 +36,20 @@ impl Path {
         self.0.pop();
     }
 
+    /// The type of the module that the walk is in, and the field that it is at.
+    fn parameter(&self) -> (String, String) {
+        let (field, container) = self.0.last().cloned().unwrap_or_default();
+        (module_type(&container).into(), field)
+    }
+
     /// The name of the linear whose weight the walk is at.
     pub(super) fn linear_weight(&self, rank: usize, config: &Float8Config) -> Option<String> {
         let ((field, container), parents) = self.0.split_last()?;
-        let names: Vec<_> = parents.iter().map(|(name, _)| name.as_str()).collect();
+        let mut names: Vec<_> = parents.iter().map(|(name, _)| name.as_str()).collect();
+        // A type of one's own may have several.
+        if field != "weight" {
+            names.push(field);
+        }
         // A bare `Linear` has no path.
         let name = || if names.is_empty() { "linear".into() } else { names.join(".") };
         is_weight(config, container, field, rank).then(name)
@@ -44,6 +59,8 @@ impl Path {
 /// A linear of a model.
 pub(super) struct FoundLinear<B: Float8Stack> {
     pub(super) info: LinearInfo,
+    /// The type of its module, and its field in that.
+    pub(super) parameter: (String, String),
     pub(super) device: B::Device,
     /// Of its weight, once a configuration was applied.
     pub(super) tag: Option<Tag>,
@@ -78,7 +95,7 @@ pub(super) fn linears<B: Float8Stack, M: Module<B>>(model: &M, config: Option<&F
             let config = self.1.or(applied.as_ref().map(|applied| applied.config())).unwrap_or(&fallback);
             let Some(name) = self.0.linear_weight(D, config) else { return };
             let info = LinearInfo { name, k: dims[D - 2], n: dims[D - 1] };
-            self.2.push(FoundLinear { info, device, tag, weight });
+            self.2.push(FoundLinear { info, parameter: self.0.parameter(), device, tag, weight });
         }
     }
     let mut walk = Walk(Path::default(), config, vec![]);

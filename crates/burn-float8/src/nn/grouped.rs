@@ -5,7 +5,7 @@ use burn::nn::Initializer;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor, TensorPrimitive};
 
-use super::functions::find;
+use crate::ops::functions::find;
 use crate::ops::grouped::{check_shapes, grouped_matmul};
 
 /// y `[M, N]`: each row of x `[M, K]` times the weight of its group, of `weight: [G, K, N]`.

@@ -1,12 +1,10 @@
 //! Linears that a model calls by name: [`linear`] and [`grouped_linear`], on any backend.
-mod functions;
 mod grouped;
 
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorPrimitive, module};
 
-use functions::find;
-pub(crate) use functions::register;
+use crate::ops::functions::find;
 pub use grouped::{GroupedLinear, grouped_linear};
 
 /// y = x · w + b as [`nn::Linear`](burn::nn::Linear) computes it, keeping only the FP8 operand of x for backward.
@@ -14,10 +12,10 @@ pub use grouped::{GroupedLinear, grouped_linear};
 /// `x: [.., K]`, `weight: [K, N]`, `bias: [N]`, y: `[.., N]`, for any rank from 1. y and the gradients equal those of
 /// `nn::Linear` bit for bit. Memory falls only if nothing else keeps x: an activation that its own backward saves, too, such
 /// as a norm's output that the norm does not need, is the case that gains. Where wgrad runs in high precision, x is saved as
-/// it is.
+/// it is. Backward runs as forward did: to switch FP8 off between the two changes nothing.
 ///
-/// On any backend: which of them wrap a [`Float8`](crate::Float8) is known once [`Float8Config::apply`](crate::Float8Config::apply)
-/// has seen a model on them. On others, without autodiff, and before any `apply`, this is `nn::Linear`.
+/// On any backend: on one without a [`Float8`](crate::Float8), or without autodiff, this is `nn::Linear`. Under a checkpointing
+/// strategy other than Burn's two, too, until a configuration is applied to a model.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -40,6 +38,10 @@ pub fn linear<B: Backend, const D: usize>(
     weight: Tensor<B, 2>,
     bias: Option<Tensor<B, 1>>,
 ) -> Tensor<B, D> {
+    if D == 1 {
+        // A row.
+        return linear(x.unsqueeze::<2>(), weight, bias).squeeze_dim(0);
+    }
     let Some(functions) = find::<B>() else { return module::linear(x, weight, bias) };
     let bias = bias.map(|bias| bias.into_primitive().tensor());
     let y = (functions.linear)(x.into_primitive().tensor(), weight.into_primitive().tensor(), bias);

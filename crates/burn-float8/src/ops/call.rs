@@ -10,7 +10,7 @@ use crate::config::{Float8LinearConfig, Policy, Untagged};
 use crate::error::Float8Error;
 use crate::layer::{LastOperand, Layer, is_autocast_enabled, untagged, untagged_choice};
 use crate::step::on_weight_read;
-use crate::tensor::{CastRequest, Float8Tensor, Fp8Copy, View, fp8_copy, in_forward};
+use crate::tensor::{CastRequest, Float8Tensor, Fp8Copy, View, fp8_copy, note_forward};
 use crate::terms::{Gemm, Reason};
 
 /// The layer of a weight, and whether this copy of the model may run in FP8.
@@ -31,7 +31,7 @@ impl Owner {
 
     /// The owner of a weight that fprop reads; begins an optimizer step if this is the first weight that the step has built.
     pub(super) fn of_fprop<B: Float8Backend>(w: &Float8Tensor<B>) -> Self {
-        in_forward();
+        note_forward();
         w.cache().note_fprop();
         if let Some(tag) = w.tag() {
             on_weight_read::<B>(tag, &B::float_device(w.full()));

@@ -1,4 +1,4 @@
-//! Every Burn operation, listed once in upstream order, forwarded to the inner backend; `tests/forwarded.rs` compares
+//! Every Burn operation, listed once, forwarded to the inner backend; `tests/forwarded.rs` compares
 //! this list with the traits of burn-backend.
 use std::future::Future;
 use std::ops::Range;
@@ -13,6 +13,7 @@ use burn_backend::*;
 use burn_std::{Shape, Slice};
 
 use super::convert::{Arg, PassArg, PassRet, Ret};
+use super::functions::register_wrappers;
 use super::{Float8, linear, matmul};
 use crate::backend::Float8Backend;
 use crate::layer::Mark;
@@ -25,6 +26,7 @@ use crate::tensor::{Float8Tensor, clear_recent};
 // `#[keep_lhs] fn`: the same, if the first operand is the tagged one. The gradient of a penalty is a product whose right side is a
 // weight, and is no weight.
 // `#[same] fn`: the value is unchanged, so the FP8 copies stay too.
+// `#[new] fn`: it makes a tensor of none.
 // `#[raw] fn`: the result holds no float tensor (futures, unit).
 macro_rules! forward {
     ($($(#[$mark:ident])? fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?;)*) => {
@@ -32,6 +34,10 @@ macro_rules! forward {
     };
 }
 macro_rules! body {
+    (new $name:ident($($arg:ident),*) $ret:ty) => {{
+        register_wrappers::<B>();
+        Ret::<$ret>::wrap(B::$name($(Arg($arg).unwrap()),*))
+    }};
     (raw $name:ident($($arg:ident),*) $($ret:ty)?) => { B::$name($(Arg($arg).unwrap()),*) };
     (keep $name:ident($($arg:ident),*) $ret:ty) => {{
         let floats = 0$(+ usize::from(Arg(&$arg).is_float()))*;
@@ -90,16 +96,16 @@ impl<B: Float8Backend> Backend for Float8<B> {
 
 impl<B: Float8Backend> FloatTensorOps<Self> for Float8<B> {
     forward! {
-        fn float_from_data(data: TensorData, device: &D<Self>) -> F<Self>;
-        fn float_random(shape: Shape, distribution: Distribution, device: &D<Self>, dtype: FloatDType) -> F<Self>;
-        fn float_zeros(shape: Shape, device: &D<Self>, dtype: FloatDType) -> F<Self>;
-        fn float_ones(shape: Shape, device: &D<Self>, dtype: FloatDType) -> F<Self>;
-        fn float_full(shape: Shape, fill_value: Scalar, device: &D<Self>, dtype: FloatDType) -> F<Self>;
+        #[new] fn float_from_data(data: TensorData, device: &D<Self>) -> F<Self>;
+        #[new] fn float_random(shape: Shape, distribution: Distribution, device: &D<Self>, dtype: FloatDType) -> F<Self>;
+        #[new] fn float_zeros(shape: Shape, device: &D<Self>, dtype: FloatDType) -> F<Self>;
+        #[new] fn float_ones(shape: Shape, device: &D<Self>, dtype: FloatDType) -> F<Self>;
+        #[new] fn float_full(shape: Shape, fill_value: Scalar, device: &D<Self>, dtype: FloatDType) -> F<Self>;
         #[raw] fn float_into_data(tensor: F<Self>) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send;
         fn float_device(tensor: &F<Self>) -> D<Self>;
         #[keep] fn float_to_device(tensor: F<Self>, device: &D<Self>) -> F<Self>;
         fn float_into_int(tensor: F<Self>, out_dtype: IntDType) -> I<Self>;
-        fn float_empty(shape: Shape, device: &D<Self>, dtype: FloatDType) -> F<Self>;
+        #[new] fn float_empty(shape: Shape, device: &D<Self>, dtype: FloatDType) -> F<Self>;
         fn float_repeat_dim(tensor: F<Self>, dim: usize, times: usize) -> F<Self>;
         #[keep] fn float_add(lhs: F<Self>, rhs: F<Self>) -> F<Self>;
         #[keep] fn float_add_scalar(lhs: F<Self>, rhs: Scalar) -> F<Self>;

@@ -120,8 +120,8 @@ pub(crate) fn forward<B: Float8Backend>(x: Float8Tensor<B>, w: Float8Tensor<B>, 
         let y = grouped_matmul::<B>(float(x.into_full()), float(w.into_full()), Tensor::from_primitive(ends));
         return Float8Tensor::new(y.into_primitive().tensor());
     };
-    let beside = || experts_along_n::<B>(w.full().clone());
-    let [a, b] = call.copies([(&x, View::Own), (&w, View::Computed(Layout::ExpertsAlongN, &beside))], &config);
+    let along_n = || experts_along_n::<B>(w.full().clone());
+    let [a, b] = call.copies([(&x, View::Own), (&w, View::Computed(Layout::ExpertsAlongN, &along_n))], &config);
     let out = (Shape::from(vec![dims.m, dims.n]), dtype);
     call.run([&a, &b], None, groups::<B>(ends, Grouping::Rows), out, (&device, &config))
 }
@@ -131,8 +131,8 @@ fn dgrad<B: Float8Backend>(w: Float8Tensor<B>, dy: Float8Tensor<B>, ends: IntTen
     let (dims, dtype, device) = (Dims::of(&dy, &w), dy.dtype(), B::float_device(dy.full()));
     let owner = Owner::of(&w);
     let call = dims.call(&owner, Gemm::Dgrad);
-    let (beside, stacked) = (|| experts_along_n::<B>(w.full().clone()), || experts_along_k::<B>(w.full().clone()));
-    let weight_views = [View::Computed(Layout::ExpertsAlongN, &beside), View::Computed(Layout::Matrix, &stacked)];
+    let (along_n, along_k) = (|| experts_along_n::<B>(w.full().clone()), || experts_along_k::<B>(w.full().clone()));
+    let weight_views = [View::Computed(Layout::ExpertsAlongN, &along_n), View::Computed(Layout::Matrix, &along_k)];
     let dx = call.float8_config::<B>(&device, [dtype, w.dtype()]).map(|config| {
         // By rows alone: wgrad reads another transpose.
         let rows = || dy.full().clone();
@@ -161,8 +161,8 @@ fn wgrad<B: Float8Backend>(
     let owner = Owner::of(w);
     enter_wgrad::<B>(&owner.layer, &device);
     sample_operands(&owner.layer, [(&x, View::Own, Operand::INPUT)]);
-    let beside = || experts_along_n::<B>(w.full().clone());
-    sample_operands(&owner.layer, [(w, View::Computed(Layout::ExpertsAlongN, &beside), Operand::WEIGHT_T)]);
+    let along_n = || experts_along_n::<B>(w.full().clone());
+    sample_operands(&owner.layer, [(w, View::Computed(Layout::ExpertsAlongN, &along_n), Operand::WEIGHT_T)]);
     let call = dims.call(&owner, Gemm::Wgrad);
     if let Some(config) = call.float8_config::<B>(&device, [x.dtype(), dy.dtype(), dtype]) {
         let padding = Padding::<B>::new(ends, dims, &device);
@@ -269,7 +269,7 @@ fn enter<B: Float8Backend>(x: &Float8Tensor<B>, w: &Float8Tensor<B>) {
     let owner = Owner::of(w);
     enter_dgrad(w, &owner);
     if let Some(config) = owner.layer.float8_config() {
-        confirm(x, &config, Operand::INPUT);
+        confirm(x, &owner.layer, &config, Operand::INPUT);
     }
 }
 

@@ -17,8 +17,8 @@ use burn_std::Shape;
 use super::call::{GemmCall, Owner, cast, zeros};
 use crate::backend::Float8Backend;
 use crate::layer::Layer;
-use crate::step::on_backward;
-use crate::tensor::{CastRequest, Float8Tensor, LinearUse, View, confirm, in_backward, is_sampled, sample};
+use crate::step::{DeviceState, on_backward};
+use crate::tensor::{CastRequest, Float8Tensor, LinearUse, View, confirm, is_sampled, note_backward, sample};
 use crate::terms::{Gemm, Operand};
 
 /// y = x · w + b. `x: [.., K]`, `w: [K, N]`, `bias: [N]`, y: `[.., N]`.
@@ -44,15 +44,18 @@ pub(crate) fn forward<B: Float8Backend>(
     if let Some(dtype) = bias_dtype {
         layer.set_bias_dtype(dtype);
     }
-    let saved = x.saved_clone().is_some();
-    if saved {
+    let [saved, saved_weight] = Float8Tensor::saved_clones(&x, &w);
+    if let Some(clone) = saved_weight.filter(|_| layer.float8_config().is_some_and(|config| config.matmul())) {
+        w.cache().add_saved(clone);
+    }
+    if saved.is_some() {
         w.cache().set_trained();
     }
     let mut used = LinearUse { bias_dtype, saved, ..LinearUse::new(layer.clone(), owner.enabled, w.dtype(), [k, n]) };
     let call = GemmCall::new(&owner, Gemm::Fprop, [m, k, n]);
     let dtypes = [Some(dtype), Some(w.dtype()), bias_dtype];
     let Some(config) = call.float8_config::<B>(&device, dtypes.into_iter().flatten()) else {
-        x.cache().add_use(used);
+        x.add_use(used);
         if m == 0 {
             return zeros(out, dtype, x.full());
         }
@@ -62,7 +65,7 @@ pub(crate) fn forward<B: Float8Backend>(
     let [a, b] = call.copies([(&x, View::Own), (&w, View::Own)], &config);
     used.weight_observation = b.result.observation.clone();
     used.sampled_weight = is_sampled::<B>(layer, &device).then(|| w.clone());
-    x.cache().add_use(used);
+    x.add_use(used);
     if let Some(observation) = a.result.observation.clone().filter(|_| !is_trained(&w, layer)) {
         w.cache().push_unconfirmed(&x, m, observation);
     }
@@ -111,7 +114,7 @@ pub(crate) fn wgrad<B: Float8Backend>(x: Float8Tensor<B>, dy: Float8Tensor<B>) -
         observation.confirm();
     }
     if let Some(config) = layer.float8_config() {
-        confirm(&x, &config, Operand::INPUT);
+        confirm(&x, layer, &config, Operand::INPUT);
     }
     let call = GemmCall::new(&owner, Gemm::Wgrad, [m, k, n]);
     let dw = call.float8_config::<B>(&device, [x.dtype(), dy.dtype(), weight_dtype]).map(|config| {
@@ -154,28 +157,30 @@ pub(super) fn bias_grad_as<B: Float8Backend>(dy: Float8Tensor<B>, dtype: DType) 
     Float8Tensor::new(B::linear_bias_backward(dy))
 }
 
-/// Whether a weight's gradient is wanted, so that wgrad will confirm what fprop has read.
+/// Whether a weight's gradient is wanted, so that wgrad will confirm what fprop has read. A layer that is frozen in training is found
+/// out after a step.
 fn is_trained<B: Float8Backend>(w: &Float8Tensor<B>, layer: &Layer) -> bool {
-    w.cache().is_trained() || layer.has_wgrad()
+    let state = DeviceState::<B>::of(layer, &B::float_device(w.full()));
+    state.is_recent(w.cache().trained_at()) || state.is_recent(layer.wgrad_at())
 }
 
 /// Backward has come to a weight.
 pub(super) fn enter_dgrad<B: Float8Backend>(w: &Float8Tensor<B>, owner: &Owner) {
-    in_backward();
+    note_backward();
     let layer = &owner.layer;
     on_backward::<B>(layer, &B::float_device(w.full()));
     layer.set_expects_dgrad();
     w.cache().note_dgrad();
     if let Some(config) = layer.float8_config() {
-        confirm(w, &config, Operand::WEIGHT_T);
+        confirm(w, layer, &config, Operand::WEIGHT_T);
     }
 }
 
 /// Backward has come to a layer's weight gradient.
 pub(super) fn enter_wgrad<B: Float8Backend>(layer: &Layer, device: &Device<B>) {
-    in_backward();
+    note_backward();
     on_backward::<B>(layer, device);
-    layer.set_has_wgrad();
+    layer.note_wgrad();
 }
 
 /// Samples operands that backward is given, each as the matrix that its GEMM reads, if statistics are taken in this step.
@@ -199,15 +204,18 @@ pub(super) fn sample_operands<B: Float8Backend, const N: usize>(
 /// wgrad is not given the weight, but fprop left a record on x and dgrad one on dy. Several linears may share either:
 /// - a residual sum hands one dy to two layers, so dy's record counts only while its wgrad is to come, and if x's name the same
 ///   linear or x has none (it was recomputed under gradient checkpointing);
-/// - x's records alone decide where nothing asked for dx. Linears of one shape then take turns, last one first as
-///   backward visits them, so that each is counted once; those for which Autodiff saved no x, such as a frozen teacher, come
-///   last.
+/// - x's records alone decide where nothing asked for dx: those of the graph that backward walks, which another model on the same
+///   batch, or a frozen teacher, is not in. Linears of one shape then take turns, last one first as backward visits them, so that
+///   each is counted once.
 fn take_use<B: Float8Backend>(x: &Float8Tensor<B>, dy: &Float8Tensor<B>, weight_shape: [usize; 2]) -> LinearUse<B> {
     let fits = |used: &LinearUse<B>| used.weight_shape == weight_shape;
     let of_dy = dy.cache().with_uses(|uses| uses.iter().find(|used| fits(used) && used.pending).cloned());
     let of_x = x.cache().with_uses(|uses| {
-        let same = of_dy.as_ref().and_then(|of_dy| uses.iter().position(|used| used.is_same(of_dy)));
-        let saved = || uses.iter().rposition(|used| fits(used) && used.pending && used.saved);
+        let same = of_dy.as_ref().and_then(|of_dy| {
+            let same = |used: &LinearUse<B>| used.is_same(of_dy);
+            x.find_use(uses, same).or_else(|| uses.iter().position(same))
+        });
+        let saved = || x.find_use(uses, fits);
         let pending = || uses.iter().rposition(|used| fits(used) && used.pending);
         let any = || uses.iter().rposition(fits);
         let found = if uses.is_empty() { None } else { same.or_else(saved).or_else(pending).or_else(any) };

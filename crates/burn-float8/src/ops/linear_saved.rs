@@ -62,7 +62,7 @@ fn save<B: Float8Backend>(x: &Float8Tensor<B>, w: &Float8Tensor<B>) -> SavedInpu
         uses.iter_mut().filter(|used| Arc::ptr_eq(&used.layer, layer)).for_each(|used| used.pending = false);
     });
     let operands = [(x, Operand::INPUT), (x, Operand::INPUT_T), (w, Operand::WEIGHT_T)];
-    let observations = operands.iter().filter_map(|(t, operand)| observation(t, &config, *operand)).collect();
+    let observations = operands.iter().filter_map(|(t, operand)| observation(t, layer, &config, *operand)).collect();
     let samples = operands.iter().filter_map(|(t, operand)| take_sample(t, View::Own, request(*operand))).collect();
     SavedInput::Float8(Saved { copy, owner, config, observations, samples })
 }

@@ -25,9 +25,6 @@ pub(super) fn matmul<B: Float8Backend>(lhs: Float8Tensor<B>, rhs: Float8Tensor<B
             return linear::wgrad(x.clone(), rhs);
         }
         if rhs.transpose_of().is_none() && l[1] == r[0] && rhs.layer().is_some_and(|layer| has_matmul(layer)) {
-            if let Some(clone) = rhs.saved_clone() {
-                rhs.cache().add_saved(clone);
-            }
             return linear::forward(lhs, rhs, None);
         }
     }
@@ -70,7 +67,7 @@ fn is_saved_input<B: Float8Backend>(x: &Float8Tensor<B>, weight_shape: [usize; 2
 }
 
 fn is_saved_for<B: Float8Backend>(x: &Float8Tensor<B>, fits: impl Fn(&LinearUse<B>) -> bool) -> bool {
-    let waits = |used: &LinearUse<B>| used.pending && used.saved && fits(used) && has_matmul(&used.layer);
+    let waits = |used: &LinearUse<B>| used.pending && used.saved.is_some() && fits(used) && has_matmul(&used.layer);
     x.known_cache().is_some_and(|cache| cache.with_uses(|uses| uses.iter().any(waits)))
 }
 

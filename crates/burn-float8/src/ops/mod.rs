@@ -4,6 +4,7 @@ mod convert;
 mod delegate;
 #[cfg(feature = "distributed")]
 mod distributed;
+pub(crate) mod functions;
 pub(crate) mod grouped;
 pub(crate) mod linear;
 pub(crate) mod linear_saved;

@@ -25,6 +25,8 @@ pub(crate) use samples::{Sample, Samples};
 pub(crate) struct DeviceState<B: Float8Backend> {
     /// The newest stamp when the last step began.
     begun_at: AtomicU64,
+    /// The same of the step before.
+    before_at: AtomicU64,
     /// Whether backward has come through a layer since then.
     has_backward: AtomicBool,
     step: Mutex<Step<B>>,
@@ -42,7 +44,8 @@ impl<B: Float8Backend> Default for DeviceState<B> {
     fn default() -> Self {
         let step = Step { number: 0, histories: Histories::default(), samples: Samples::default() };
         // The first weight that a linear meets begins the first step.
-        Self { begun_at: AtomicU64::new(0), has_backward: AtomicBool::new(true), step: Mutex::new(step) }
+        let zero = || AtomicU64::new(0);
+        Self { begun_at: zero(), before_at: zero(), has_backward: AtomicBool::new(true), step: Mutex::new(step) }
     }
 }
 
@@ -70,7 +73,7 @@ impl<B: Float8Backend> DeviceState<B> {
         step.histories.update();
         step.samples.resolve();
         step.number = step.number.saturating_add(1);
-        self.begun_at.store(now(), Relaxed);
+        self.before_at.store(self.begun_at.swap(now(), Relaxed), Relaxed);
         self.has_backward.store(false, Relaxed);
     }
 
@@ -80,8 +83,20 @@ impl<B: Float8Backend> DeviceState<B> {
         step.histories = Histories::default();
         step.samples = Samples::default();
         step.number = number;
+        self.before_at.store(0, Relaxed);
         self.begun_at.store(if has_begun { now() } else { 0 }, Relaxed);
         self.has_backward.store(!has_begun, Relaxed);
+    }
+
+    /// Whether a stamp is of this step or of the one before, the last whose backward is over.
+    pub(crate) fn is_recent(&self, stamp: u64) -> bool {
+        stamp > 0 && stamp >= self.before_at.load(Relaxed)
+    }
+
+    /// Whether the layer's histories stand still while steps go on, since it was frozen and backward does not come to it any more.
+    pub(crate) fn has_left(&self, layer: &Layer) -> bool {
+        let stamp = layer.backward_at();
+        stamp > 0 && !self.is_recent(stamp)
     }
 
     fn ends_before(&self, stamp: u64) -> bool {
@@ -104,5 +119,6 @@ pub(crate) fn on_weight_read<B: Float8Backend>(tag: &Tag, device: &Device<B>) {
 
 /// Notes that backward has come to a layer.
 pub(crate) fn on_backward<B: Float8Backend>(layer: &Layer, device: &Device<B>) {
+    layer.note_backward();
     DeviceState::<B>::of(layer, device).has_backward.store(true, Relaxed);
 }

@@ -12,7 +12,7 @@
 //! elements with zeros between ([`Fp8Cache::inherit`]). A tensor that gradient checkpointing computes again is another
 //! one.
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 
 use burn_backend::DType;
@@ -20,11 +20,11 @@ use burn_backend::tensor::FloatTensor;
 use float8_kernels::{Cast, Granularity};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::Float8Tensor;
+use super::{Float8Tensor, SavedClone};
 use crate::backend::Float8Backend;
 use crate::backend::host::read_f32;
 use crate::config::DelayedScaling;
-use crate::layer::{Layer, ReadAmax};
+use crate::layer::{Layer, ReadAmax, now};
 use crate::step::Observation;
 use crate::terms::Operand;
 
@@ -41,8 +41,8 @@ const MAX_SAVED: usize = 1024;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct CastKey {
     pub(super) cast: Cast,
-    /// Scaled by a history, of this kind: the codes then differ from those that the tensor's own amax would give.
-    pub(super) delayed: Option<DelayedScaling>,
+    /// Scaled by a history: the codes then differ from those that the tensor's own amax would give.
+    pub(super) delayed: Option<HistoryKey>,
 }
 
 impl CastKey {
@@ -50,6 +50,14 @@ impl CastKey {
     pub(super) fn has_one_scale(&self) -> bool {
         self.cast.granularity == Granularity::Tensor
     }
+}
+
+/// Which history scales a cast: layers of one conversion that read the same tensor share the first one's.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct HistoryKey {
+    pub(super) scaling: DelayedScaling,
+    /// The address of the conversion, alive as long as the layer that asks.
+    pub(super) conversion: usize,
 }
 
 /// What a cast found out.
@@ -74,8 +82,8 @@ pub(crate) struct Fp8Copy<B: Float8Backend> {
     pub(crate) operand: B::Operand,
     pub(crate) cast: Cast,
     pub(crate) result: Arc<CastResult<B>>,
-    /// The layer on whose behalf it was made.
-    layer: Arc<Layer>,
+    /// The layer on whose behalf it was made, which the ring of recent casts must not keep alive.
+    layer: Weak<Layer>,
     bytes: i64,
 }
 
@@ -83,13 +91,15 @@ impl<B: Float8Backend> Fp8Copy<B> {
     pub(super) fn new(operand: B::Operand, cast: Cast, result: Arc<CastResult<B>>, layer: &Arc<Layer>) -> Arc<Self> {
         let bytes = B::fp8_size(&operand).bytes as i64;
         layer.count_copy(1, bytes);
-        Arc::new(Self { operand, cast, result, layer: layer.clone(), bytes })
+        Arc::new(Self { operand, cast, result, layer: Arc::downgrade(layer), bytes })
     }
 }
 
 impl<B: Float8Backend> Drop for Fp8Copy<B> {
     fn drop(&mut self) {
-        self.layer.count_copy(-1, self.bytes);
+        if let Some(layer) = self.layer.upgrade() {
+            layer.count_copy(-1, self.bytes);
+        }
     }
 }
 
@@ -133,8 +143,8 @@ pub(crate) struct LinearUse<B: Float8Backend> {
     pub(crate) weight_shape: [usize; 2],
     /// Whether the weight gradient of this use is still to come.
     pub(crate) pending: bool,
-    /// Whether Autodiff saved x for it: not in an evaluation, nor with a frozen weight.
-    pub(crate) saved: bool,
+    /// What Autodiff saved of x for it: nothing in an evaluation, nor with a frozen weight.
+    pub(crate) saved: Option<SavedClone>,
     /// The bias' dtype, where fprop left this record: dgrad is given no bias.
     pub(crate) bias_dtype: Option<DType>,
     /// What fprop's cast of w has to tell its history, once backward follows.
@@ -151,7 +161,7 @@ impl<B: Float8Backend> LinearUse<B> {
             weight_dtype,
             weight_shape,
             pending: true,
-            saved: false,
+            saved: None,
             bias_dtype: None,
             weight_observation: None,
             sampled_weight: None,
@@ -180,8 +190,8 @@ pub(crate) struct Fp8Cache<B: Float8Backend> {
     entries: Mutex<Entries<B>>,
     /// Whether a linear read this tensor as its weight.
     is_weight: AtomicBool,
-    /// Whether Autodiff saved an x for its gradient.
-    is_trained: AtomicBool,
+    /// The newest stamp when Autodiff last saved an x for its gradient.
+    trained_at: AtomicU64,
     /// How many of its elements are those of another tensor, where others are zeros.
     elements: OnceLock<u64>,
 }
@@ -192,7 +202,7 @@ pub(super) struct Entries<B: Float8Backend> {
     uses: Vec<LinearUse<B>>,
     unconfirmed: Vec<Unconfirmed<B>>,
     /// Clones that Autodiff saved of this weight for the backward of matmuls.
-    saved: VecDeque<u32>,
+    saved: VecDeque<SavedClone>,
     fprops_since_dgrad: u32,
 }
 
@@ -202,7 +212,7 @@ impl<B: Float8Backend> Default for Fp8Cache<B> {
         Self {
             entries: Mutex::new(Entries { copies, results, uses, unconfirmed, saved, fprops_since_dgrad: 0 }),
             is_weight: AtomicBool::new(false),
-            is_trained: AtomicBool::new(false),
+            trained_at: AtomicU64::new(0),
             elements: OnceLock::new(),
         }
     }
@@ -246,15 +256,16 @@ impl<B: Float8Backend> Fp8Cache<B> {
 
     /// Notes that Autodiff has saved an x for this weight's gradient.
     pub(crate) fn set_trained(&self) {
-        self.is_trained.store(true, Relaxed);
+        self.trained_at.store(now(), Relaxed);
     }
 
-    pub(crate) fn is_trained(&self) -> bool {
-        self.is_trained.load(Relaxed)
+    /// The newest stamp when an x was last saved.
+    pub(crate) fn trained_at(&self) -> u64 {
+        self.trained_at.load(Relaxed)
     }
 
     /// Notes the clone of this weight that Autodiff saved for the backward of a matmul.
-    pub(crate) fn add_saved(&self, clone: u32) {
+    pub(crate) fn add_saved(&self, clone: SavedClone) {
         let saved = &mut self.lock().saved;
         if saved.len() == MAX_SAVED {
             saved.pop_front();
@@ -263,7 +274,7 @@ impl<B: Float8Backend> Fp8Cache<B> {
     }
 
     /// Reads the clones that were saved.
-    pub(crate) fn with_saved<T>(&self, f: impl FnOnce(&[u32]) -> T) -> T {
+    pub(crate) fn with_saved<T>(&self, f: impl FnOnce(&[SavedClone]) -> T) -> T {
         f(self.lock().saved.make_contiguous())
     }
 
@@ -276,15 +287,6 @@ impl<B: Float8Backend> Fp8Cache<B> {
 
     pub(crate) fn is_weight(&self) -> bool {
         self.is_weight.load(Relaxed)
-    }
-
-    /// Notes that a linear reads this tensor.
-    pub(crate) fn add_use(&self, new: LinearUse<B>) {
-        let mut entries = self.lock();
-        match entries.uses.iter_mut().find(|known| known.is_same(&new)) {
-            Some(known) => *known = new,
-            None => entries.uses.push(new),
-        }
     }
 
     /// Notes that `new` is the linear whose backward read this tensor last.

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use burn_backend::tensor::FloatTensor;
 use float8_kernels::Orientation;
 
-use super::cache::{CastKey, CastResult, CopyKey, Entries, Fp8Copy, Held, Layout};
+use super::cache::{CastKey, CastResult, CopyKey, Entries, Fp8Copy, Held, HistoryKey, Layout};
 use super::{Float8Tensor, recent};
 use crate::backend::{Float8Backend, Quantized, ScaleFrom};
 use crate::config::{Float8LinearConfig, ScalingType};
@@ -82,8 +82,13 @@ pub(crate) fn fp8_copy<B: Float8Backend>(
 }
 
 /// Backward has come to `t`, which fprop read as this operand of a layer: what its cast found out counts.
-pub(crate) fn confirm<B: Float8Backend>(t: &Float8Tensor<B>, config: &Float8LinearConfig, operand: Operand) {
-    if let Some(observation) = observation(t, config, operand) {
+pub(crate) fn confirm<B: Float8Backend>(
+    t: &Float8Tensor<B>,
+    layer: &Layer,
+    config: &Float8LinearConfig,
+    operand: Operand,
+) {
+    if let Some(observation) = observation(t, layer, config, operand) {
         observation.confirm();
     }
 }
@@ -91,10 +96,11 @@ pub(crate) fn confirm<B: Float8Backend>(t: &Float8Tensor<B>, config: &Float8Line
 /// What the cast of an operand has to tell its history.
 pub(crate) fn observation<B: Float8Backend>(
     t: &Float8Tensor<B>,
+    layer: &Layer,
     config: &Float8LinearConfig,
     operand: Operand,
 ) -> Option<Arc<Observation<B>>> {
-    let key = cast_key(config, operand);
+    let key = cast_key(layer, config, operand);
     key.delayed?;
     t.known_cache()?.lock().result(key)?.observation.clone()
 }
@@ -122,14 +128,16 @@ pub(super) fn recast<B: Float8Backend>(
     rows.or(cols)
 }
 
-fn cast_key(config: &Float8LinearConfig, operand: Operand) -> CastKey {
+fn cast_key(layer: &Layer, config: &Float8LinearConfig, operand: Operand) -> CastKey {
     let is_delayed = config.casts().of(operand).scaling_type == ScalingType::Delayed;
-    CastKey { cast: config.kernel_cast(operand), delayed: is_delayed.then(|| config.delayed_scaling()) }
+    let history =
+        || HistoryKey { scaling: config.delayed_scaling(), conversion: Arc::as_ptr(layer.conversion()) as usize };
+    CastKey { cast: config.kernel_cast(operand), delayed: is_delayed.then(history) }
 }
 
 impl CastRequest<'_> {
     fn key(&self) -> CastKey {
-        cast_key(self.config, self.operand)
+        cast_key(self.layer, self.config, self.operand)
     }
 
     /// Which copies one pass makes: both where the other GEMM will read the same cast.
@@ -138,7 +146,7 @@ impl CastRequest<'_> {
         let other = operand.other();
         let is_shared = || {
             let casts = config.casts();
-            !casts.of(other).is_disabled() && self.key() == cast_key(config, other)
+            !casts.of(other).is_disabled() && self.key() == cast_key(layer, config, other)
         };
         let both = match operand {
             Operand::WEIGHT_T => {
@@ -216,9 +224,10 @@ impl<B: Float8Backend> Entries<B> {
             Role::Input if !in_forward => layer.input_history_owner(),
             _ => layer.name().to_string(),
         };
-        let history = key.delayed.map(|delayed| {
+        let history = key.delayed.map(|HistoryKey { scaling: delayed, .. }| {
             let (state, owner) = (DeviceState::<B>::of(layer, &B::float_device(t.full())), owner());
-            let scaling = state.lock().histories.scaling_amax(&owner, operand.role, delayed);
+            let from_history = || state.lock().histories.scaling_amax(&owner, operand.role, delayed);
+            let scaling = if state.has_left(layer) { None } else { from_history() };
             (state, owner, delayed, scaling)
         });
         let scaling = history.as_ref().and_then(|(.., scaling)| scaling.clone());
@@ -241,5 +250,35 @@ impl<B: Float8Backend> Entries<B> {
             None => self.results.push((key, result.clone())),
         }
         (quantized, result)
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use burn::backend::Flex;
+    use burn_backend::ops::FloatTensorOps;
+    use burn_backend::{FloatDType, TensorMetadata};
+    use burn_std::Shape;
+
+    use super::*;
+    use crate::config::Policy;
+
+    /// The lock is held while casting; the next cast finds it free, and nothing half made behind it.
+    #[test]
+    fn a_panic_in_a_cast_poisons_nothing() {
+        let ones = Flex::float_ones(Shape::from(vec![3, 5]), &Default::default(), FloatDType::F32);
+        let t = Float8Tensor::<Flex>::new(ones);
+        let config = Float8LinearConfig::default();
+        let layer = Arc::new(Layer::new("layer", Policy::Float8(config.clone()), Arc::default()));
+        let request = CastRequest { operand: Operand::INPUT, layer: &layer, config: &config, in_forward: true };
+        let panics = || -> FloatTensor<Flex> { panic!("in a cast") };
+        let cast = || fp8_copy(&t, View::Computed(Layout::Matrix, &panics), request);
+        for _ in 0..2 {
+            assert!(catch_unwind(AssertUnwindSafe(cast)).is_err());
+        }
+        let copy = fp8_copy(&t, View::Own, request);
+        assert_eq!((Flex::fp8_size(&copy.operand).k, layer.live_copies()), (t.shape()[1], 1));
     }
 }

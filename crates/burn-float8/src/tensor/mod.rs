@@ -1,10 +1,10 @@
 //! [`Float8Tensor`]: the inner backend's float tensor plus what only linear layers touch.
 mod cache;
 mod cast;
+mod clones;
 mod recent;
 mod sample;
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 
 use burn_backend::tensor::FloatTensor;
@@ -15,7 +15,9 @@ use crate::backend::Float8Backend;
 use crate::layer::{Layer, Mark, Tag};
 pub(crate) use cache::{Fp8Cache, Fp8Copy, Layout, LinearUse};
 pub(crate) use cast::{CastRequest, View, confirm, fp8_copy, observation};
-pub(crate) use recent::{clear as clear_recent, in_backward, in_forward};
+pub(crate) use clones::SavedClone;
+use clones::{Clones, Handle};
+pub(crate) use recent::{clear as clear_recent, note_backward, note_forward};
 pub(crate) use sample::{is_sampled, push_sample, sample, take_sample};
 
 /// The float primitive of [`Float8<B>`](crate::Float8): the full-precision tensor, the layer it belongs to if it is a
@@ -25,41 +27,35 @@ pub(crate) use sample::{is_sampled, push_sample, sample, take_sample};
 pub struct Float8Tensor<B: Float8Backend> {
     full: FloatTensor<B>,
     mark: Option<Mark>,
-    shared: Arc<Shared<B>>,
-    clone: CloneId,
+    handle: Handle<Shared<B>>,
     /// What this is the transpose of, where `Tensor::matmul` runs in FP8: its backward is given transposes.
     transpose_of: Option<Box<Float8Tensor<B>>>,
 }
 
 /// What all clones of a tensor share.
 struct Shared<B: Float8Backend> {
-    /// The newest clone: its number in the upper half, that of the clone which it was made from in the lower one.
-    newest: AtomicU64,
+    clones: Clones,
     /// Filled by the first linear that reads the tensor: any other tensor pays one small allocation.
     cache: OnceLock<Box<Fp8Cache<B>>>,
 }
 
 impl<B: Float8Backend> Default for Shared<B> {
     fn default() -> Self {
-        Self { newest: AtomicU64::new(0), cache: OnceLock::new() }
+        Self { clones: Clones::default(), cache: OnceLock::new() }
     }
 }
 
-/// Which clone of a tensor this is, and from which it was made; the original is 0.
-///
-/// Autodiff clones what it saves for backward just before it calls the operation. So a linear can tell whether its x was saved,
-/// and backward's tensors from forward's.
-#[derive(Clone, Copy, Default)]
-struct CloneId {
-    own: u32,
-    parent: u32,
+impl<B: Float8Backend> AsRef<Clones> for Shared<B> {
+    fn as_ref(&self) -> &Clones {
+        &self.clones
+    }
 }
 
 impl<B: Float8Backend> Float8Tensor<B> {
     /// Wraps a tensor that no linear has seen.
     #[inline]
     pub fn new(full: FloatTensor<B>) -> Self {
-        Self { full, mark: None, shared: Arc::default(), clone: CloneId::default(), transpose_of: None }
+        Self { full, mark: None, handle: Handle::default(), transpose_of: None }
     }
 
     /// The full-precision tensor.
@@ -128,45 +124,64 @@ impl<B: Float8Backend> Float8Tensor<B> {
     }
 
     pub(crate) fn cache(&self) -> &Fp8Cache<B> {
-        self.shared.cache.get_or_init(Box::default)
+        self.handle.shared().cache.get_or_init(Box::default)
     }
 
     /// The cache of a tensor that a linear has read.
     pub(crate) fn known_cache(&self) -> Option<&Fp8Cache<B>> {
-        self.shared.cache.get().map(|cache| &**cache)
+        self.handle.shared().cache.get().map(|cache| &**cache)
     }
 
     /// Upgrades as long as a clone of the tensor lives.
     fn liveness(&self) -> Weak<dyn Send + Sync> {
-        let shared: Arc<dyn Send + Sync> = self.shared.clone();
+        let shared: Arc<dyn Send + Sync> = self.handle.shared().clone();
         Arc::downgrade(&shared)
     }
 
-    /// The clone that Autodiff has just saved of this argument of an operation, if it did.
-    pub(crate) fn saved_clone(&self) -> Option<u32> {
-        let newest = self.shared.newest.load(Relaxed);
-        let (clone, parent) = ((newest >> 32) as u32, newest as u32);
-        (clone != 0 && parent == self.clone.own).then_some(clone)
+    /// The clones that Autodiff has just saved of x and w, the arguments of an operation, if it did.
+    pub(crate) fn saved_clones(x: &Self, w: &Self) -> [Option<SavedClone>; 2] {
+        Handle::saved_of(&x.handle, &w.handle)
     }
 
     /// Whether this is one of these clones or was made from one, as what backward is given of a saved tensor.
-    pub(crate) fn is_clone_of(&self, saved: &[u32]) -> bool {
-        let CloneId { own, parent } = self.clone;
-        saved.contains(&own) || saved.contains(&parent)
+    pub(crate) fn is_clone_of(&self, saved: &[SavedClone]) -> bool {
+        saved.iter().any(|saved| self.handle.is_clone_of(*saved))
+    }
+
+    /// Notes that a linear reads this tensor. An evaluation by the layer, or by an average of the model, takes nothing from a use
+    /// whose weight gradient is still to come.
+    pub(crate) fn add_use(&self, new: LinearUse<B>) {
+        self.cache().with_uses(|uses| {
+            let waits =
+                |used: &LinearUse<B>| used.pending && used.saved.is_some_and(|saved| self.handle.is_alive(saved));
+            match uses.iter().position(|known| known.is_same(&new) && !waits(known)) {
+                Some(known) => uses[known] = new,
+                None if new.saved.is_none() && uses.iter().any(|known| known.is_same(&new)) => {}
+                None => uses.push(new),
+            }
+        });
+    }
+
+    /// The use that backward has come to, of those that fit, if it is given this x: one of the graph that backward walks, the last
+    /// first.
+    pub(crate) fn find_use(&self, uses: &[LinearUse<B>], fits: impl Fn(&LinearUse<B>) -> bool) -> Option<usize> {
+        let last = |of_graph: &dyn Fn(SavedClone) -> bool| {
+            uses.iter().rposition(|used| used.pending && fits(used) && used.saved.is_some_and(of_graph))
+        };
+        let found = last(&|saved| self.handle.is_clone_of(saved) || !self.handle.is_alive(saved))?;
+        // Of several uses by one layer, such as one whose graph was dropped.
+        let given = last(&|saved| self.handle.is_clone_of(saved)).filter(|given| uses[*given].is_same(&uses[found]));
+        given.or(Some(found))
     }
 }
 
 impl<B: Float8Backend> Clone for Float8Tensor<B> {
     #[inline]
     fn clone(&self) -> Self {
-        let parent = self.clone.own;
-        let next = |newest: u64| Some(((newest >> 32) + 1) << 32 | u64::from(parent));
-        let before = self.shared.newest.fetch_update(Relaxed, Relaxed, next).unwrap_or_default();
         Self {
             full: self.full.clone(),
             mark: self.mark.clone(),
-            shared: self.shared.clone(),
-            clone: CloneId { own: (before >> 32) as u32 + 1, parent },
+            handle: self.handle.clone(),
             transpose_of: self.transpose_of.clone(),
         }
     }

@@ -21,12 +21,12 @@ pub(super) fn push(copy: Arc<dyn Any>) {
 }
 
 /// Notes that the last linear on this thread was one of forward.
-pub(crate) fn in_forward() {
+pub(crate) fn note_forward() {
     IS_BACKWARD.set(false);
 }
 
 /// Notes that the last linear on this thread was one of backward.
-pub(crate) fn in_backward() {
+pub(crate) fn note_backward() {
     IS_BACKWARD.set(true);
 }
 

@@ -7,6 +7,7 @@ use super::plan::{ROWS, STEP};
 use super::{BUFFERS, Config, SCALE_COLUMNS, SCALES, STORERS};
 use crate::gemm::bias::Bias;
 use crate::gemm::grouped::{grouped_tile, whole};
+use crate::gemm::maps::InsteadOfShapes;
 use crate::gemm::pipeline::{Item, advance, first_place};
 use crate::grid::banded_tile;
 use crate::ptx::barrier::{
@@ -94,13 +95,13 @@ pub(super) fn gemm_blackwell<O: Float>(
     out_map: &mut ComptimeOption<TensorMap<O, Tiled>>,
     // Not read here: the launch waits for what another stream writes to arrays, not to maps.
     _codes_a: &Array<u32>,
-    _codes_b: &Array<u32>,
     // Bits of f32, or four E8M0 scales to a word.
     scales_a: &Array<u32>,
     scales_b: &Array<u32>,
     bias: &Bias,
     ends: &ComptimeOption<Array<u32>>,
     out: &mut Array<O>,
+    _codes_b: &InsteadOfShapes,
     extent: Extent,
     #[comptime] config: Config,
     #[define(O)] _dtype: StorageType,

@@ -3,11 +3,11 @@
 use cubecl::prelude::*;
 
 use super::epilogue::{finish_stores, store_tile};
-use super::plan::{CONSUMERS, MMA_ROWS};
+use super::plan::{CONSUMERS, MMA_ROWS, Promotion};
 use super::{Config, Element, GROUP};
 use crate::gemm::bias::Bias;
 use crate::gemm::grouped::{grouped_tile, whole};
-use crate::gemm::maps::ROW_BYTES;
+use crate::gemm::maps::{InsteadOfShapes, ROW_BYTES};
 use crate::gemm::pipeline::{Item, Place, advance, first_place};
 use crate::grid::banded_tile;
 use crate::operand::BLOCK;
@@ -82,12 +82,12 @@ pub(super) fn gemm_hopper<O: Float>(
     out_map: &mut ComptimeOption<TensorMap<O, Tiled>>,
     // Not read here: the launch waits for what another stream writes to arrays, not to maps.
     _codes_a: &Array<u32>,
-    _codes_b: &Array<u32>,
     inv_scale_a: &Array<u32>,
     inv_scale_b: &Array<u32>,
     bias: &Bias,
     ends: &ComptimeOption<Array<u32>>,
     out: &mut Array<O>,
+    _codes_b: &InsteadOfShapes,
     extent: Extent,
     #[comptime] config: Config,
     #[define(O)] _dtype: StorageType,
@@ -120,7 +120,7 @@ pub(super) fn gemm_hopper<O: Float>(
 
     let cluster = comptime!(config.cluster as u32);
     let items = extent.row_clusters * extent.col_tiles * extent.splits;
-    let step = CUBE_COUNT_X / cluster;
+    let stride = CUBE_COUNT_X / cluster;
     let mut index = CUBE_POS_X / cluster;
     if UNIT_POS < GROUP {
         if comptime!(config.moves_registers()) {
@@ -131,28 +131,28 @@ pub(super) fn gemm_hopper<O: Float>(
         if UNIT_POS == 0 {
             while index < items {
                 let item = item(index, ends, &extent, config);
-                let mut block = item.step_begin;
-                while block < item.step_end {
+                let mut step = item.step_begin;
+                while step < item.step_end {
                     mbarrier_wait(empty + 8 * place.at, place.parity);
-                    fill(a, b, base, full + 8 * place.at, place.at, block, &item, config);
+                    fill(a, b, base, full + 8 * place.at, place.at, step, &item, config);
                     advance(&mut place, comptime!(config.stages as u32));
-                    block += 1;
+                    step += 1;
                 }
-                index += step;
+                index += stride;
             }
         } else if comptime!(config.by_block()) {
             if UNIT_POS >= comptime!(GROUP - SCALE_THREADS) {
                 while index < items {
                     let item = item(index, ends, &extent, config);
-                    let mut block = item.step_begin;
-                    while block < item.step_end {
+                    let mut step = item.step_begin;
+                    while step < item.step_end {
                         mbarrier_wait(empty + 8 * place.at, place.parity);
-                        fetch_scales(inv_scale_a, inv_scale_b, base, place.at, block, &item, &extent, config);
+                        fetch_scales(inv_scale_a, inv_scale_b, base, place.at, step, &item, &extent, config);
                         mbarrier_arrive(full + 8 * place.at);
                         advance(&mut place, comptime!(config.stages as u32));
-                        block += 1;
+                        step += 1;
                     }
-                    index += step;
+                    index += stride;
                 }
             }
         }
@@ -168,13 +168,13 @@ pub(super) fn gemm_hopper<O: Float>(
             for i in 0..comptime!(config.tile.group_cols() / 2) {
                 sums[i] = 0.0f32;
             }
-            if comptime!(config.promote) {
+            if comptime!(config.promotion != Promotion::Never) {
                 multiply_promoted(&mut sums, base, full, empty, &mut place, &item, config);
             } else {
                 multiply_fast(&mut sums, base, full, empty, &mut place, &item, config);
             }
             store_tile::<O>(&mut sums, base, out_map, out, inv_scale_a, inv_scale_b, bias, &item, &extent, config);
-            index += step;
+            index += stride;
         }
         if comptime!(config.tma_store) {
             finish_stores();
@@ -194,13 +194,13 @@ fn fill(
     base: u32,
     full: u32,
     stage: u32,
-    block: u32,
+    step: u32,
     item: &Item,
     #[comptime] config: Config,
 ) {
     let at_a = base + stage * comptime!(config.stage_a() as u32);
     let at_b = base + comptime!(config.tiles_b_at() as u32) + stage * comptime!(config.stage_b() as u32);
-    let column = block * comptime!(ROW_BYTES as u32);
+    let column = step * comptime!(ROW_BYTES as u32);
     mbarrier_arrive_expect_tx(full, comptime!((config.stage_a() + config.stage_b()) as u32));
     tma_load(a, at_a, full, column, item.work.row0);
     if comptime!(config.cluster > 1) {
@@ -283,7 +283,7 @@ fn operands(base: u32, stage: u32, #[comptime] config: Config) -> (u32, u32) {
     (a, b)
 }
 
-/// Sums in the tensor cores' accumulators; a stage is freed when the products after it have been given.
+/// Sums in the tensor cores' accumulators; a stage is freed when the products after it have been issued.
 #[cube]
 fn multiply_fast(
     sums: &mut Array<f32>,
@@ -294,19 +294,19 @@ fn multiply_fast(
     item: &Item,
     #[comptime] config: Config,
 ) {
-    let mut block = item.step_begin;
+    let mut step = item.step_begin;
     let mut previous = place.at;
-    while block < item.step_end {
+    while step < item.step_end {
         mbarrier_wait(full + 8 * place.at, place.parity);
         let (a, b) = operands(base, place.at, config);
         multiply_stage(sums, descriptor(a), descriptor(b), 1u32.runtime(), config);
         wgmma_wait(sums, comptime!(config.tile.group_cols() as u32), 1u32);
-        if block > item.step_begin {
+        if step > item.step_begin {
             release(empty, previous, config);
         }
         previous = place.at;
         advance(place, comptime!(config.stages as u32));
-        block += 1;
+        step += 1;
     }
     wgmma_wait(sums, comptime!(config.tile.group_cols() as u32), 0u32);
     // Where a group is empty no stage was read.
@@ -316,10 +316,10 @@ fn multiply_fast(
     }
 }
 
-/// Gives the four products of a stage, the first added to the accumulators if `add` is not zero.
+/// Issues the four `wgmma` of a stage; the first adds to the accumulators if `add` is not zero.
 #[cube]
 fn multiply_stage(acc: &mut Array<f32>, a: u64, b: u64, add: u32, #[comptime] config: Config) {
-    let cols = comptime!(config.tile.mma_cols(config.promote) as u32);
+    let cols = comptime!(config.tile.mma_cols(config.promotion) as u32);
     wgmma_fence(acc, cols);
     #[unroll]
     for k in 0..4u32 {
@@ -336,7 +336,8 @@ fn multiply_stage(acc: &mut Array<f32>, a: u64, b: u64, add: u32, #[comptime] co
     wgmma_commit();
 }
 
-/// Sums each stage apart and adds it, times its scales if they change along the contraction, to f32 registers.
+/// Sums each stage apart and adds it, times its scales if they change along the contraction, to f32 registers. A stage is freed
+/// as soon as its last product is done: its scales are in registers by then.
 #[cube]
 fn multiply_promoted(
     sums: &mut Array<f32>,
@@ -347,76 +348,76 @@ fn multiply_promoted(
     item: &Item,
     #[comptime] config: Config,
 ) {
-    let cols = comptime!(config.tile.mma_cols(true));
-    let parts = comptime!(config.tile.group_cols() / config.tile.mma_cols(true));
+    let cols = comptime!(config.tile.mma_cols(config.promotion));
+    let parts = comptime!(config.tile.group_cols() / config.tile.mma_cols(config.promotion));
     let mut part = Array::<f32>::new(comptime!(cols / 2));
     #[unroll]
     for i in 0..comptime!(cols / 2) {
         part[i] = 0.0f32;
     }
-    let mut block = item.step_begin;
-    while block < item.step_end {
+    let mut scales_a = Array::<f32>::new(2usize);
+    let mut scales_b = Array::<f32>::new(comptime!(config.scales_b_per_thread()));
+    let mut step = item.step_begin;
+    while step < item.step_end {
         mbarrier_wait(full + 8 * place.at, place.parity);
         let (a, b) = operands(base, place.at, config);
         #[unroll]
         for p in 0..comptime!(parts as u32) {
             let b = b + comptime!(p * (cols * ROW_BYTES) as u32);
             multiply_stage(&mut part, descriptor(a), descriptor(b), 0u32.runtime(), config);
-            wgmma_wait(&mut part, comptime!(cols as u32), 0u32);
             if comptime!(config.by_block()) {
-                add_scaled(sums, &part, base, place.at, p, config);
-            } else {
-                #[unroll]
-                for i in 0..comptime!(cols / 2) {
-                    sums[comptime!(p as usize * cols / 2 + i)] += part[i];
+                load_scales(&mut scales_a, &mut scales_b, base, place.at, p, config);
+            }
+            wgmma_wait(&mut part, comptime!(cols as u32), 0u32);
+            if comptime!(p as usize == parts - 1) {
+                if comptime!(config.by_block()) {
+                    // One lane speaks for the warp: all have read the stage's scales.
+                    sync_plane();
                 }
+                release(empty, place.at, config);
+            }
+            #[unroll]
+            for i in 0..comptime!(cols / 2) {
+                let sum = comptime!(p as usize * cols / 2 + i);
+                sums[sum] = if comptime!(config.by_block()) {
+                    let scale_b = scales_b[comptime!(if config.one_scale_b() { 0 } else { i / 4 * 2 + i % 2 })];
+                    fma(part[i], scales_a[comptime!(i / 2 % 2)] * scale_b, sums[sum])
+                } else {
+                    sums[sum] + part[i]
+                };
             }
         }
-        if comptime!(config.by_block()) {
-            // One lane speaks for the warp: all have read the stage's scales.
-            sync_plane();
-        }
-        release(empty, place.at, config);
         advance(place, comptime!(config.stages as u32));
-        block += 1;
+        step += 1;
     }
 }
 
-/// `sums ← sums + part · (inv_scale_a · inv_scale_b)` for product `p` of a stage.
+/// The scales of this thread's two rows, and of its columns of product `p` of a stage.
 #[cube]
-fn add_scaled(
-    sums: &mut Array<f32>,
-    part: &Array<f32>,
+fn load_scales(
+    scales_a: &mut Array<f32>,
+    scales_b: &mut Array<f32>,
     base: u32,
     stage: u32,
     #[comptime] p: u32,
     #[comptime] config: Config,
 ) {
-    let cols = comptime!(config.tile.mma_cols(true) as u32);
+    let cols = comptime!(config.tile.mma_cols(config.promotion) as u32);
     let (group_row, group_col) = group_origin(config);
     let lane = UNIT_POS % 32;
-    let row = group_row + UNIT_POS % GROUP / 32 * 16 + lane / 4;
     let scales = base + comptime!(config.scales_at() as u32) + stage * comptime!(config.stage_scales() as u32);
-    let above = load_shared(scales + 4 * row);
-    let below = load_shared(scales + 4 * (row + 8));
-    let scales_b = scales + 4 * (comptime!(config.tile.rows as u32 + p * cols) + group_col);
-    let mut scale_b = Array::<f32>::new(2usize);
-    if comptime!(config.one_scale_b()) {
-        let scale = load_shared(scales_b);
-        scale_b[0] = scale;
-        scale_b[1] = scale;
+    if comptime!(p == 0) {
+        let row = group_row + UNIT_POS % GROUP / 32 * 16 + lane / 4;
+        scales_a[0] = load_shared(scales + 4 * row);
+        scales_a[1] = load_shared(scales + 4 * (row + 8));
     }
-    #[unroll]
-    for j in 0..comptime!(cols / 8) {
-        let place = comptime!((p * cols / 2 + 4 * j) as usize);
-        let from = comptime!((4 * j) as usize);
-        if comptime!(!config.one_scale_b()) {
-            load_shared_pair(&mut scale_b, scales_b + 8 * (lane % 4), comptime!(32 * j));
-        }
+    let columns = scales + 4 * (comptime!(config.tile.rows as u32 + p * cols) + group_col);
+    if comptime!(config.one_scale_b()) {
+        scales_b[0] = load_shared(columns);
+    } else {
         #[unroll]
-        for c in 0..2usize {
-            sums[place + c] = fma(part[from + c], above * scale_b[c], sums[place + c]);
-            sums[place + c + 2] = fma(part[from + c + 2], below * scale_b[c], sums[place + c + 2]);
+        for j in 0..comptime!(cols / 8) {
+            load_shared_pair(scales_b, comptime!(2 * j), columns + 8 * (lane % 4), comptime!(32 * j));
         }
     }
 }

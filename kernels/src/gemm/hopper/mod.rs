@@ -41,7 +41,7 @@ use crate::dequantize::to_bf16;
 use crate::operand::BLOCK;
 use crate::view::Source;
 use crate::{Format, Granularity, Operand};
-use plan::{CONSUMERS, MMA_ROWS, Plan, Tile};
+use plan::{CONSUMERS, MMA_ROWS, Plan, Promotion, Tile};
 
 /// Threads of a warpgroup.
 const GROUP: u32 = 128;
@@ -93,8 +93,8 @@ struct Config {
     tile: Tile,
     cluster: usize,
     stages: usize,
-    /// Add the sums of a stage to f32 registers.
-    promote: bool,
+    /// Of the sums of a stage.
+    promotion: Promotion,
     /// Chunks of the output that a warpgroup has in shared memory.
     chunks: usize,
     /// Store through TMA; otherwise each thread stores its elements.
@@ -120,16 +120,20 @@ impl Config {
         Element::of(self.granularities)
     }
 
-    /// Whether all columns of a product share one scale of B within a block of the contraction; E8M0 scales are in its elements.
+    /// Whether all columns of a product share one scale of B within a block of the contraction.
     const fn one_scale_b(&self) -> bool {
-        !matches!(self.granularities[1], Granularity::Row | Granularity::Block1x128)
+        !matches!(self.promotion, Promotion::EachStepByColumn)
+    }
+
+    /// Scales of B that a thread holds for a product: of its columns, if they differ.
+    const fn scales_b_per_thread(&self) -> usize {
+        if self.one_scale_b() { 1 } else { self.tile.mma_cols(self.promotion) / 4 }
     }
 
     /// Whether sums take more than the 168 registers that each of 384 threads can have, so that the producer gives some of its
     /// own away.
     const fn moves_registers(&self) -> bool {
-        let product = if self.promote { self.tile.mma_cols(true) / 2 } else { 0 };
-        self.tile.group_cols() / 2 + product > 112
+        self.tile.registers(self.promotion) > 112
     }
 
     /// Bytes of a stage of A.
@@ -188,24 +192,36 @@ fn matrix<R: Runtime>(client: &ComputeClient<R>, operand: &Operand, element: Ele
 /// Launches the kernel, one before for each operand that it takes as bf16, and one more if the contraction is split.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let element = Element::of([gemm.a.granularity, gemm.b.granularity]);
-    let promote = gemm.by_block() || (element == Element::Fp8 && !gemm.use_fast_accum);
+    let promotion = match gemm.b.granularity {
+        Granularity::Row | Granularity::Block1x128 if gemm.by_block() => Promotion::EachStepByColumn,
+        _ if gemm.by_block() => Promotion::EachStep,
+        // Elements of bf16 have their scales in them, and their sums need no promotion.
+        _ if element == Element::Bf16 || gemm.use_fast_accum => Promotion::Never,
+        _ => Promotion::EachStep,
+    };
     let (m, n, _) = gemm.matrices();
     let steps = gemm.a.k.div_ceil(element.step());
     let plan = match gemm.groups {
-        Some(groups) => Plan::grouped(groups, [m, n], steps, sms(client), promote),
-        None => Plan::new([m, n], steps, sms(client), promote),
+        Some(groups) => Plan::grouped(groups, [m, n], steps, sms(client), promotion),
+        None => Plan::new([m, n], steps, sms(client), promotion),
     };
     if plan.splits == 1 {
-        launch_tiles(client, gemm, &plan, promote, &Target::output(gemm));
+        launch_tiles(client, gemm, &plan, promotion, &Target::output(gemm));
     } else {
         let rows = plan.padded_rows(gemm.m());
         let target = Target::partials(client, gemm, plan.splits, rows);
-        launch_tiles(client, gemm, &plan, promote, &target);
+        launch_tiles(client, gemm, &plan, promotion, &target);
         split_k::launch(client, gemm, &target.handle, plan.splits, [rows, target.pitch]);
     }
 }
 
-fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan, promote: bool, target: &Target) {
+fn launch_tiles<R: Runtime>(
+    client: &ComputeClient<R>,
+    gemm: &Gemm,
+    plan: &Plan,
+    promotion: Promotion,
+    target: &Target,
+) {
     let (m, n, _) = gemm.matrices();
     // Of tiles above each other.
     let rows = gemm.row_tiles(plan.tile.rows) * plan.tile.rows;
@@ -216,7 +232,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
         tile: plan.tile,
         cluster: plan.cluster,
         stages: 1,
-        promote,
+        promotion,
         // Successive chunks must alternate, also from one tile to the next. Scales need the room of the second.
         chunks: if by_block || plan.tile.group_cols() * target.dtype.size() == 128 { 1 } else { 2 },
         tma_store: target.tma_store,
@@ -255,12 +271,12 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
             b.map(plan.tile.cols / plan.cluster),
             target.tma_store.then(|| target.map(MMA_ROWS)).into(),
             a.array(),
-            b.array(),
             gemm.a.scales_array(),
             gemm.b.scales_array(),
             BiasLaunch::of(gemm.bias.as_ref().filter(|_| !partial)),
             gemm.groups.map(|groups| groups.array()).into(),
             ArrayArg::from_raw_parts(target.handle.clone(), target.rows * target.pitch),
+            b.array(),
             extent,
             config,
             target.dtype,

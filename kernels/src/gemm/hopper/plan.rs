@@ -22,6 +22,9 @@ pub(super) const CONSUMERS: usize = 2;
 /// Widest product whose sums fit in registers beside those of the whole tile.
 const MAX_PROMOTED_COLS: usize = 128;
 
+/// Most f32 registers of a thread for sums and scales, of the 232 that it has.
+const MAX_REGISTERS: usize = 192;
+
 /// Cycles of an epilogue but for its stores.
 const EPILOGUE: usize = 600;
 
@@ -36,6 +39,17 @@ const MEMORY_PER_CYCLE: usize = 20;
 
 /// Fewest steps that are worth a split of their own.
 const MIN_STEPS: usize = 4;
+
+/// Whether the sums of a step stay in the tensor cores' accumulators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Promotion {
+    /// They do.
+    Never,
+    /// They are added to f32 registers.
+    EachStep,
+    /// They are added times a scale for each column, which takes registers too.
+    EachStepByColumn,
+}
 
 /// Rows and columns of the output that a block makes at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,14 +79,28 @@ impl Tile {
     }
 
     /// Columns of one product.
-    pub(super) const fn mma_cols(self, promote: bool) -> usize {
-        if promote && self.group_cols() > MAX_PROMOTED_COLS { MAX_PROMOTED_COLS } else { self.group_cols() }
+    pub(super) const fn mma_cols(self, promotion: Promotion) -> usize {
+        match promotion {
+            Promotion::Never => self.group_cols(),
+            _ if self.group_cols() > MAX_PROMOTED_COLS => MAX_PROMOTED_COLS,
+            _ => self.group_cols(),
+        }
+    }
+
+    /// f32 registers of a thread for the sums of the tile, those of one product, and the scales of its columns.
+    pub(super) const fn registers(self, promotion: Promotion) -> usize {
+        let (sums, cols) = (self.group_cols() / 2, self.mma_cols(promotion));
+        match promotion {
+            Promotion::Never => sums,
+            Promotion::EachStep => sums + cols / 2,
+            Promotion::EachStepByColumn => sums + cols / 2 + cols / 4,
+        }
     }
 
     /// Cycles of one step: what the tensor cores take, or shared memory if that is more.
-    fn step_cycles(self, promote: bool) -> usize {
-        let products = CONSUMERS * self.group_cols() / self.mma_cols(promote);
-        let read = products * (MMA_ROWS + self.mma_cols(promote)) * ROW_BYTES;
+    fn step_cycles(self, promotion: Promotion) -> usize {
+        let products = CONSUMERS * self.group_cols() / self.mma_cols(promotion);
+        let read = products * (MMA_ROWS + self.mma_cols(promotion)) * ROW_BYTES;
         let written = (self.rows + self.cols) * ROW_BYTES;
         (self.rows * self.cols * ROW_BYTES / 4096).max((read + written) / 128)
     }
@@ -91,24 +119,24 @@ pub(super) struct Plan {
 impl Plan {
     /// The plan of least cycles for an output `[m, n]` and `steps` of the contraction on `SMs`; of equal ones the
     /// larger tile and the fewer splits.
-    pub(super) fn new([m, n]: [usize; 2], steps: usize, sms: usize, promote: bool) -> Self {
-        let candidates = TILES.into_iter().flat_map(|tile| {
+    pub(super) fn new([m, n]: [usize; 2], steps: usize, sms: usize, promotion: Promotion) -> Self {
+        let candidates = tiles(promotion).flat_map(|tile| {
             [1, 2, 4, 8, 16].into_iter().map(move |splits| Plan { tile, cluster: cluster(tile, m), splits })
         });
         let possible = candidates.filter(|plan| plan.splits == 1 || plan.may_split([m, n], steps));
-        possible.min_by_key(|plan| plan.cycles([m, n], steps, sms, promote)).expect("one split is possible")
+        possible.min_by_key(|plan| plan.cycles([m, n], steps, sms, promotion)).expect("one split is possible")
     }
 
     /// The same for a matrix of so many rows and columns, a group of them or a group of the contraction. Groups share no tile of B,
     /// so there are no clusters, and have a part of the contraction each or all of it, so there are no splits.
-    pub(super) fn grouped(groups: &Groups, [m, n]: [usize; 2], steps: usize, sms: usize, promote: bool) -> Self {
+    pub(super) fn grouped(groups: &Groups, [m, n]: [usize; 2], steps: usize, sms: usize, promotion: Promotion) -> Self {
         let steps = match groups.grouping {
             Grouping::Rows => steps,
             Grouping::Contraction => steps.div_ceil(groups.count),
         };
         let rows = |tile: Tile| groups.row_tiles(m, tile.rows) * tile.rows;
-        let plans = TILES.into_iter().map(|tile| Plan { tile, cluster: 1, splits: 1 });
-        plans.min_by_key(|plan| plan.cycles([rows(plan.tile), n], steps, sms, promote)).expect("a tile")
+        let plans = tiles(promotion).map(|tile| Plan { tile, cluster: 1, splits: 1 });
+        plans.min_by_key(|plan| plan.cycles([rows(plan.tile), n], steps, sms, promotion)).expect("a tile")
     }
 
     /// Clusters' tiles along the rows.
@@ -131,15 +159,20 @@ impl Plan {
         steps >= self.splits * MIN_STEPS && partials <= MAX_INDEX
     }
 
-    fn cycles(&self, [m, n]: [usize; 2], steps: usize, sms: usize, promote: bool) -> usize {
+    fn cycles(&self, [m, n]: [usize; 2], steps: usize, sms: usize, promotion: Promotion) -> usize {
         let waves = self.items(m, n).div_ceil((sms / self.cluster).max(1));
         let steps = steps.div_ceil(self.splits);
         let epilogue = EPILOGUE + self.tile.rows * self.tile.cols / STORED_PER_CYCLE;
         // Partial sums are written and read once.
         let combine = LAUNCH + 2 * 4 * self.splits * m * n / (sms * MEMORY_PER_CYCLE);
-        let tiles = waves * (steps * self.tile.step_cycles(promote) + epilogue);
+        let tiles = waves * (steps * self.tile.step_cycles(promotion) + epilogue);
         if self.splits > 1 { tiles + combine } else { tiles }
     }
+}
+
+/// Tiles whose sums and scales fit in registers.
+fn tiles(promotion: Promotion) -> impl Iterator<Item = Tile> {
+    TILES.into_iter().filter(move |tile| tile.registers(promotion) <= MAX_REGISTERS)
 }
 
 /// Two blocks share B where there are two and at most one in eight multiplies rows that do not exist.
@@ -155,7 +188,7 @@ mod tests {
     const H200: usize = 132;
 
     fn plan([m, n, k]: [usize; 3]) -> Plan {
-        Plan::new([m, n], k.div_ceil(ROW_BYTES), H200, true)
+        Plan::new([m, n], k.div_ceil(ROW_BYTES), H200, Promotion::EachStep)
     }
 
     #[test]
@@ -197,14 +230,14 @@ mod tests {
     }
 
     #[test]
-    fn a_product_and_its_promotion_fit_in_registers() {
+    fn sums_and_scales_fit_in_registers() {
+        for promotion in [Promotion::Never, Promotion::EachStep] {
+            assert_eq!(tiles(promotion).count(), TILES.len());
+        }
+        let by_column: Vec<_> = tiles(Promotion::EachStepByColumn).collect();
+        assert_eq!(by_column, TILES[1..]);
         for tile in TILES {
-            assert_eq!(
-                tile.row_groups() * tile.group_cols() * MMA_ROWS * CONSUMERS,
-                tile.rows * tile.cols * tile.row_groups()
-            );
-            let sums = tile.group_cols() / 2;
-            assert!(sums + tile.mma_cols(true) / 2 <= 192 && tile.mma_cols(false) / 2 <= 128);
+            assert_eq!(CONSUMERS * tile.group_cols() * MMA_ROWS, tile.rows * tile.cols);
         }
     }
 }

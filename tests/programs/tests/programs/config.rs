@@ -5,7 +5,8 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, module::linear};
 use burn_float8::{
     AmaxComputeAlgo, ApplyError, CastConfig, Casts, DelayedScaling, Float8Config, Float8Error, Float8LinearConfig,
-    Float8State, LinearInfo, Recipe, ScaleCalculationMode, set_default_config,
+    Float8State, Float8StateModule, LinearInfo, Recipe, ScaleCalculationMode, begin_float8_step, set_default_config,
+    without_float8,
 };
 
 use crate::support::models::{D, Mlp};
@@ -88,12 +89,12 @@ fn layers_of_types_of_ones_own() {
     const STEPS: u64 = 8;
     let config = Float8Config::tensorwise().with_module_types(["MyLinear", "Proj.kernel"]).with_strict(true);
     let (model, summary) = config.convert(with_parameters(Custom::<B>::new(), 1)).unwrap();
-    assert_eq!(summary.converted, ["up", "down", "head"]);
+    assert_eq!(summary.converted, ["up", "down.kernel", "head"]);
     let (model, losses) = train(model, 0..STEPS, |m, _| {
         (m.forward(x().require_grad()) - tensor::<B, 2>([6, 4], 2).tanh()).powf_scalar(2.0).mean()
     });
     assert_falls(&losses);
-    crate::support::assert_all_in_float8(&model, &["up", "down", "head"], STEPS);
+    crate::support::assert_all_in_float8(&model, &["up", "down.kernel", "head"], STEPS);
     // Not named: not found, in high precision.
     let (other, summary) = Float8Config::tensorwise().convert(with_parameters(Custom::<B>::new(), 1)).unwrap();
     assert_eq!(summary.converted, ["head"]);
@@ -101,10 +102,10 @@ fn layers_of_types_of_ones_own() {
     assert_eq!(own_report(&other).layers.len(), 1);
     // Filters see them under the same names.
     let filtered = config.with_filter_fqns(["down"]).convert(Custom::<B>::new()).unwrap().1;
-    assert_eq!(filtered.skipped[0].0, "down");
+    assert_eq!(filtered.skipped[0].0, "down.kernel");
     let json = serde_json::to_string(&Float8Config::tensorwise().with_module_types(["Proj.kernel"])).unwrap();
     let read: Float8Config = serde_json::from_str(&json).unwrap();
-    assert_eq!(read.convert(Custom::<B>::new()).unwrap().1.converted, ["down", "head"]);
+    assert_eq!(read.convert(Custom::<B>::new()).unwrap().1.converted, ["down.kernel", "head"]);
 }
 
 #[test]
@@ -201,4 +202,76 @@ fn panics_while_applying() {
     let model = config.apply(model).unwrap();
     model.forward(x()).sum().backward();
     assert_eq!(layer_of(&model, "first").fprop.emulated, 2);
+}
+
+/// A baseline that began as a clone, by another configuration: the model that was applied to first stays as it was.
+#[test]
+fn a_clone_by_another_configuration() {
+    let model: Mlp<B> = applied(&Float8Config::new(Recipe::Delayed).with_strict(true), Mlp::new());
+    model.forward(x()).sum().backward();
+    let other = Float8Config::new(Recipe::Rowwise).with_filter_fqns(["second"]).apply(model.clone()).unwrap();
+    other.forward(x()).sum().backward();
+    model.forward(x()).sum().backward();
+    let policies = |model: &Mlp<B>| ["first", "second"].map(|name| layer_of(model, name).policy);
+    assert_eq!(policies(&model), ["delayed", "delayed"]);
+    assert_eq!(policies(&other), ["rowwise", "high precision: filter \"second\""]);
+    let calls = |model: &Mlp<B>| ["first", "second"].map(|name| float8_calls(&layer_of(model, name))[0]);
+    assert_eq!((calls(&model), calls(&other)), ([2, 2], [1, 0]));
+    // Other layers of the same type and names, by the same configuration: parts of it apart.
+    let parts = applied(&Float8Config::new(Recipe::Delayed), vec![Mlp::<B>::new(), Mlp::new()]);
+    let parts: Vec<_> = parts.into_iter().map(|part| Float8Config::new(Recipe::Delayed).apply(part).unwrap()).collect();
+    let run = |part: &Mlp<B>, scale: f32| {
+        for _ in 0..2 {
+            (part.forward(x() * scale)).sum().backward();
+            begin_float8_step(part);
+        }
+        Float8State::export(part)
+    };
+    let first = run(&parts[0], 1.0);
+    run(&parts[1], 1000.0);
+    assert_eq!(Float8State::export(&parts[0]), first);
+}
+
+/// What `without_float8` switched off is on again where a configuration is applied.
+#[test]
+fn applying_switches_on() {
+    let config = Float8Config::tensorwise();
+    let model: Mlp<B> = applied(&config, Mlp::new());
+    let again = config.apply(without_float8(model.clone())).unwrap();
+    again.forward(x());
+    assert_eq!(float8_calls(&layer_of(&again, "first"))[0], 1);
+    let other = Float8Config::new(Recipe::Rowwise).apply(without_float8(model)).unwrap();
+    other.forward(x());
+    assert_eq!(float8_calls(&layer_of(&other, "first"))[0], 1);
+}
+
+/// A custom type that the model does not have is an error, as a name that no linear has; two weights in one type have two names.
+#[test]
+fn custom_types_are_checked() {
+    #[derive(Module, Debug)]
+    struct Gate<B: Backend> {
+        weight: Param<Tensor<B, 2>>,
+        gate: Param<Tensor<B, 2>>,
+        scale: Param<Tensor<B, 1>>,
+    }
+    let gate = || {
+        let weight = |seed| Param::from_tensor(tensor::<B, 2>([D, D], seed));
+        Gate { weight: weight(1), gate: weight(2), scale: Param::from_tensor(tensor([D], 3)) }
+    };
+    let types = |names: &[&str]| Float8Config::tensorwise().with_module_types(names.iter().copied());
+    assert_eq!(types(&["Gate", "Gate.gate"]).convert(vec![gate()]).unwrap().1.converted, ["0", "0.gate"]);
+    assert_eq!(types(&["Gate.gate"]).convert(gate()).unwrap().1.converted, ["gate"]);
+    for wrong in ["Gats", "Gate.weights", "Gate.scale"] {
+        let error = types(&["Gate", wrong]).convert(gate()).unwrap_err().error;
+        assert!(matches!(&error, Float8Error::ModuleTypeMatchesNothing { name } if name == wrong), "{error}");
+        assert!(error.to_string().contains(wrong), "{error}");
+    }
+}
+
+/// There is no state before a configuration is applied.
+#[test]
+fn a_state_module_needs_a_configuration() {
+    let model: Mlp<B> = Mlp::new();
+    assert_eq!(Float8StateModule::new(&model).unwrap_err(), Float8Error::NotApplied);
+    Float8StateModule::new(&applied(&Float8Config::tensorwise(), model)).unwrap();
 }

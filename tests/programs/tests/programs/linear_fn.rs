@@ -131,3 +131,25 @@ fn grouped_linears_train_on_both_backends() {
     let apart = float8.iter().zip(&plain).map(|(a, b)| (a - b).abs() / b).fold(0f32, f32::max);
     assert!(apart > 0.0 && apart < 0.1, "near, but not the same: {apart}");
 }
+
+/// A single row without its axis, as `nn::Linear` takes it, also where GEMMs run in high precision.
+#[test]
+fn it_takes_vectors() {
+    for recipe in Recipe::ALL {
+        for filter in [false, true] {
+            let config = Float8Config::new(recipe);
+            let mut linear: Linear<B> = applied(&config, new());
+            if filter {
+                linear = burn_float8::without_float8(linear);
+            }
+            let bias = || linear.bias.as_ref().expect("it has one");
+            let run = |forward: &dyn Fn(Tensor<B, 1>) -> Tensor<B, 1>| {
+                let x = tensor::<B, 1>([D], 1).require_grad();
+                let grads = (forward(x.clone()) * tensor::<B, 1>([N], 2)).sum().backward();
+                [bits(x.grad(&grads).unwrap()), bits(linear.weight.grad(&grads).unwrap())]
+            };
+            let function = |x| burn_float8::linear(x, linear.weight.val(), Some(bias().val()));
+            assert_eq!(run(&function), run(&|x| linear.forward(x)), "{recipe} {filter}");
+        }
+    }
+}

@@ -17,5 +17,6 @@ mod precision;
 mod quantized;
 mod records;
 mod residual;
+mod shared_inputs;
 mod store;
 mod tied;

@@ -88,7 +88,7 @@ struct StateLast<B: Backend> {
 fn new(seed: u64) -> Trainable<B> {
     let net: Mlp<B> = with_parameters(Mlp::new(), seed);
     let net = Float8Config::new(Recipe::Delayed).convert(net).unwrap().0;
-    Trainable { float8: Float8StateModule::new(&net), net }
+    Trainable { float8: Float8StateModule::new(&net).unwrap(), net }
 }
 
 fn trained() -> Trainable<B> {

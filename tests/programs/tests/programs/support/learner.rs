@@ -116,7 +116,7 @@ pub fn net(config: &Float8Config, seed: u64) -> Mlp<B> {
 /// A converted model with its state.
 pub fn trainable(config: &Float8Config, seed: u64) -> Trainable<B> {
     let net = net(config, seed);
-    Trainable { float8: Float8StateModule::new(&net), net }
+    Trainable { float8: Float8StateModule::new(&net).unwrap(), net }
 }
 
 /// Keeps each loss with its epoch.

@@ -1,0 +1,124 @@
+//! Which clone of a tensor is which, by which linears tell what Autodiff saves and what it gives back.
+//!
+//! Autodiff clones what it saves of an operation's arguments, x before w, and then calls the operation. So the last clones that a
+//! thread has made tell a linear whether its x was saved. Backward is given the first clone that was saved of x in its graph, or
+//! clones of that; Autodiff drops the others just before, while those of other graphs live on. That tells which linears of an x a
+//! backward pass belongs to.
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
+
+use parking_lot::Mutex;
+
+/// The number of a clone among those of its tensor, and of the clone that it was made from; the original is 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct CloneId {
+    own: u32,
+    parent: u32,
+}
+
+/// What the clones of a tensor share.
+#[derive(Debug, Default)]
+pub(super) struct Clones {
+    newest: AtomicU32,
+    /// Clones that linears have found saved of their x, as long as they live.
+    saved: Mutex<Vec<u32>>,
+    saved_len: AtomicUsize,
+}
+
+impl Clones {
+    /// The clone of `id`.
+    fn next(&self, id: CloneId) -> CloneId {
+        let new = CloneId { own: self.newest.fetch_add(1, Relaxed).wrapping_add(1), parent: id.own };
+        let [last, _] = LAST.get();
+        LAST.set([(self.address(), new), last]);
+        new
+    }
+
+    fn address(&self) -> usize {
+        core::ptr::from_ref(self) as usize
+    }
+
+    fn with_saved(&self, f: impl FnOnce(&mut Vec<u32>)) {
+        let mut saved = self.saved.lock();
+        f(&mut saved);
+        self.saved_len.store(saved.len(), Relaxed);
+    }
+
+    /// Notes that a clone is gone.
+    fn forget(&self, id: CloneId) {
+        // Most tensors have no saved clone.
+        if self.saved_len.load(Relaxed) > 0 {
+            self.with_saved(|saved| saved.retain(|own| *own != id.own));
+        }
+    }
+}
+
+type LastClone = (usize, CloneId);
+thread_local! {
+    /// The last clones of this thread, by the address of what their tensor's clones share, and those before.
+    static LAST: Cell<[LastClone; 2]> = const { Cell::new([(0, CloneId { own: 0, parent: 0 }); 2]) };
+}
+
+/// A clone that Autodiff has saved.
+pub(crate) type SavedClone = u32;
+
+/// One clone of a tensor, `S` being what all of them share.
+pub(super) struct Handle<S: AsRef<Clones>> {
+    id: CloneId,
+    shared: std::sync::Arc<S>,
+}
+
+impl<S: AsRef<Clones> + Default> Default for Handle<S> {
+    fn default() -> Self {
+        Self { id: CloneId::default(), shared: std::sync::Arc::default() }
+    }
+}
+
+impl<S: AsRef<Clones>> Clone for Handle<S> {
+    fn clone(&self) -> Self {
+        Self { id: self.shared.as_ref().as_ref().next(self.id), shared: self.shared.clone() }
+    }
+}
+
+impl<S: AsRef<Clones>> Drop for Handle<S> {
+    fn drop(&mut self) {
+        self.clones().forget(self.id);
+    }
+}
+
+impl<S: AsRef<Clones>> Handle<S> {
+    pub(super) fn shared(&self) -> &std::sync::Arc<S> {
+        &self.shared
+    }
+
+    fn clones(&self) -> &Clones {
+        self.shared.as_ref().as_ref()
+    }
+
+    /// Whether this was made from `argument`.
+    fn is_of(&self, (address, id): LastClone) -> bool {
+        address == self.clones().address() && id.parent == self.id.own
+    }
+
+    /// The clones that Autodiff has saved of x and w just before it called the operation with them as arguments.
+    pub(super) fn saved_of<T: AsRef<Clones>>(x: &Self, w: &Handle<T>) -> [Option<SavedClone>; 2] {
+        let [last, before] = LAST.get();
+        let of_w = w.is_of(last).then_some(last.1.own);
+        let candidate = if of_w.is_some() { before } else { last };
+        let of_x = x.is_of(candidate).then_some(candidate.1.own);
+        if let Some(own) = of_x {
+            x.clones().with_saved(|saved| saved.push(own));
+        }
+        [of_x, of_w]
+    }
+
+    /// Whether a clone that was saved of x still lives.
+    pub(super) fn is_alive(&self, saved: SavedClone) -> bool {
+        self.clones().saved.lock().contains(&saved)
+    }
+
+    /// Whether this is that clone or was made from it.
+    pub(super) fn is_clone_of(&self, saved: SavedClone) -> bool {
+        saved == self.id.own || saved == self.id.parent
+    }
+}
