@@ -224,8 +224,8 @@ impl Checked {
         unsafe { ArrayArg::from_raw_parts(self.handle.clone(), words) }
     }
 
-    /// The memory, and the element of it where the view begins.
-    pub(crate) fn words(&self) -> (Handle, usize) {
+    /// The memory, and the index of the view's first element in it.
+    pub(crate) fn memory(&self) -> (Handle, usize) {
         (self.handle.clone(), self.base)
     }
 

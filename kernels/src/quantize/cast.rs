@@ -259,8 +259,8 @@ fn launch_tiles<R: Runtime>(
         }
         Scales::Cols(cols) => (None, of_lines(col_len, cols), None, None, Some(&cols.scale)),
         Scales::RowsAndCols(rows, cols) => {
-            let copies = (Some(of_lines(row_len, rows)), of_lines(col_len, cols));
-            (copies.0, copies.1, None, Some(&rows.scale), Some(&cols.scale))
+            let (row_copy, col_copy) = (of_lines(row_len, rows), of_lines(col_len, cols));
+            (Some(row_copy), col_copy, None, Some(&rows.scale), Some(&cols.scale))
         }
     };
     let cubes = cubes(x, orientation);
@@ -376,8 +376,8 @@ fn cast_tiles<N: Size, M: Size, S: Size>(
     }
 }
 
-/// Scales of the `count` lines from `first` on, a multiple of four; past the last line, any. Without scales, nothing that may be
-/// read.
+/// Scales of the `count` lines from `first` on, a multiple of four; past the last line, any. Without scales the result is not to
+/// be read.
 #[cube]
 fn line_scales<S: Size>(
     scales: &ComptimeOption<Array<Vector<f32, S>>>,

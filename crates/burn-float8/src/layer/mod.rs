@@ -143,6 +143,11 @@ impl Layer {
         }
     }
 
+    /// Whether `Tensor::matmul` with its weight on the right runs in FP8.
+    pub(crate) fn has_matmul(&self) -> bool {
+        matches!(self.settings.read().active.as_ref(), Policy::Float8(config) if config.matmul())
+    }
+
     /// Whether this stands for weights that carry no layer.
     pub(crate) fn is_untagged(&self) -> bool {
         self.name == UNTAGGED_NAME

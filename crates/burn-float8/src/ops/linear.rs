@@ -45,7 +45,7 @@ pub(crate) fn forward<B: Float8Backend>(
         layer.set_bias_dtype(dtype);
     }
     let [saved, saved_weight] = Float8Tensor::saved_clones(&x, &w);
-    if let Some(clone) = saved_weight.filter(|_| layer.float8_config().is_some_and(|config| config.matmul())) {
+    if let Some(clone) = saved_weight.filter(|_| layer.has_matmul()) {
         w.cache().add_saved(clone);
     }
     if saved.is_some() {

@@ -12,7 +12,6 @@ use burn_backend::tensor::FloatTensor;
 
 use super::linear;
 use crate::backend::Float8Backend;
-use crate::layer::Layer;
 use crate::tensor::{Float8Tensor, LinearUse};
 
 pub(super) fn matmul<B: Float8Backend>(lhs: Float8Tensor<B>, rhs: Float8Tensor<B>) -> Float8Tensor<B> {
@@ -24,7 +23,7 @@ pub(super) fn matmul<B: Float8Backend>(lhs: Float8Tensor<B>, rhs: Float8Tensor<B
         if let Some(x) = lhs.transpose_of().filter(|x| l[1] == r[0] && is_saved_input(x, [l[0], r[1]])) {
             return linear::wgrad(x.clone(), rhs);
         }
-        if rhs.transpose_of().is_none() && l[1] == r[0] && rhs.layer().is_some_and(|layer| has_matmul(layer)) {
+        if rhs.transpose_of().is_none() && l[1] == r[0] && rhs.layer().is_some_and(|layer| layer.has_matmul()) {
             return linear::forward(lhs, rhs, None);
         }
     }
@@ -56,7 +55,7 @@ fn transposed<B: Float8Backend>(
 
 /// Whether this is what Autodiff saved of a weight for the backward of a matmul in FP8; a transpose in forward is not.
 fn is_saved_weight<B: Float8Backend>(w: &Float8Tensor<B>) -> bool {
-    w.layer().is_some_and(|layer| has_matmul(layer))
+    w.layer().is_some_and(|layer| layer.has_matmul())
         && w.known_cache().is_some_and(|cache| cache.with_saved(|saved| w.is_clone_of(saved)))
 }
 
@@ -67,10 +66,6 @@ fn is_saved_input<B: Float8Backend>(x: &Float8Tensor<B>, weight_shape: [usize; 2
 }
 
 fn is_saved_for<B: Float8Backend>(x: &Float8Tensor<B>, fits: impl Fn(&LinearUse<B>) -> bool) -> bool {
-    let waits = |used: &LinearUse<B>| used.pending && used.saved.is_some() && fits(used) && has_matmul(&used.layer);
+    let waits = |used: &LinearUse<B>| used.pending && used.saved.is_some() && fits(used) && used.layer.has_matmul();
     x.known_cache().is_some_and(|cache| cache.with_uses(|uses| uses.iter().any(waits)))
-}
-
-fn has_matmul(layer: &Layer) -> bool {
-    layer.float8_config().is_some_and(|config| config.matmul())
 }

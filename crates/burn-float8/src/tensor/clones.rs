@@ -1,9 +1,8 @@
-//! Which clone of a tensor is which, by which linears tell what Autodiff saves and what it gives back.
+//! Numbers for the clones of a tensor. They tell a linear whether Autodiff has saved its x, and wgrad which graph its x comes from.
 //!
-//! Autodiff clones what it saves of an operation's arguments, x before w, and then calls the operation. So the last clones that a
-//! thread has made tell a linear whether its x was saved. Backward is given the first clone that was saved of x in its graph, or
-//! clones of that; Autodiff drops the others just before, while those of other graphs live on. That tells which linears of an x a
-//! backward pass belongs to.
+//! Autodiff clones the arguments that it saves, x before w, and calls the operation right afterwards: a linear finds these clones
+//! as the last ones that its thread has made. When a backward pass begins, Autodiff keeps the first clone of x that its graph has
+//! saved, which wgrad is given (or clones of it), and drops the graph's others. The clones that other graphs have saved stay alive.
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
