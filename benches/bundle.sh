@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the GPU program for a machine without Rust: binary, torch script and run.sh in one folder to copy there.
+# Builds the GPU program for a machine without Rust: the binary, compressed, and run.sh in one folder to copy there.
 #
 #   benches/bundle.sh [FOLDER]      default: target/float8-gpu
 #
@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:-target/float8-gpu}
-limit_mib=60
+limit_mib=20
 
 # The driver's bindings ask for every symbol of their version, and a build machine has no driver to take it from. A target
 # folder of its own: another version rebuilds everything above the bindings.
@@ -21,11 +21,14 @@ export CARGO_PROFILE_RELEASE_DEBUG=false
 cargo build --release --bin float8-gpu "${features[@]}"
 
 mkdir -p "$folder"
-cp "$CARGO_TARGET_DIR/release/float8-gpu" "$folder/float8-gpu"
-strip --strip-all "$folder/float8-gpu"
-cp benches/torch_baseline.py benches/run.sh "$folder/"
+binary=$(mktemp)
+trap 'rm -f "$binary"' EXIT
+strip --strip-all -o "$binary" "$CARGO_TARGET_DIR/release/float8-gpu"
+python3 -c 'import lzma, shutil, sys; shutil.copyfileobj(open(sys.argv[1], "rb"), lzma.open(sys.argv[2], "wb", preset=6))' \
+    "$binary" "$folder/float8-gpu.xz"
+cp benches/run.sh benches/FIRST_RUN.md "$folder/"
 chmod +x "$folder/run.sh"
-size=$(stat -c %s "$folder/float8-gpu")
-echo "$folder: float8-gpu has $((size / 1048576)) MiB"
+size=$(stat -c %s "$folder/float8-gpu.xz")
+echo "$folder: float8-gpu.xz has $((size / 1048576)) MiB, $(($(stat -c %s "$binary") / 1048576)) MiB unpacked"
 ls -l "$folder"
 [ "$size" -lt $((limit_mib * 1048576)) ] || { echo "more than $limit_mib MiB" >&2; exit 1; }

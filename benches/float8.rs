@@ -8,6 +8,7 @@ use device_select::wgpu_adapters;
 use serde::Serialize;
 
 mod grouped;
+mod host;
 mod linear;
 mod memory;
 mod model;
@@ -45,6 +46,8 @@ enum Part {
     Quantize,
     /// Peak bytes of a train step on the CPU.
     Memory,
+    /// What a linear on CUDA costs the host.
+    Host,
 }
 
 /// What was measured; parts that did not run are absent.
@@ -60,6 +63,8 @@ struct Results {
     quantize: Vec<quantize::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     memory: Vec<memory::Row>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    host: Vec<host::Row>,
 }
 
 fn main() -> std::io::Result<()> {
@@ -76,6 +81,9 @@ fn main() -> std::io::Result<()> {
     // Memory first: nothing of the other parts is alive yet.
     if runs(Part::Memory) {
         results.memory = memory::rows();
+    }
+    if runs(Part::Host) {
+        results.host = host::rows(args.repeat);
     }
     if runs(Part::Linear) {
         results.linear = linear::rows(wgpu, args.repeat);
@@ -98,6 +106,7 @@ fn main() -> std::io::Result<()> {
     step::print(&results.step);
     quantize::print(&results.quantize);
     memory::print(&results.memory);
+    host::print(&results.host);
     if let Some(path) = args.json {
         std::fs::write(path, serde_json::to_string_pretty(&results)?)?;
     }

@@ -1,34 +1,133 @@
 #!/usr/bin/env bash
-# Checks, then measures, beside torch where python3 has it. In a folder that bundle.sh made.
+# The first run on a GPU, in the order of FIRST_RUN.md: the most valuable things first, each with a limit, what is known written as
+# it comes. In a folder that bundle.sh made.
 #
-#   ./run.sh [OPTIONS OF float8-gpu bench]
+#   ./run.sh [--minutes 10] [--device cuda|wgpu]
 #
-# PYTHON: the Python with torch (python3). OUT: the folder for the results (this one). LIMIT: seconds for the measurements
-# (480).
-set -euo pipefail
+# PYTHON: the Python with torch (python3). OUT: the folder for the results (this one): summary.txt, log.txt, check.jsonl, and a JSON
+# file for each measurement. Exit code 0 if nothing that ran was wrong, 2 without a device.
+set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=${OUT:-$here}
 python=${PYTHON:-python3}
+minutes=10 device=cuda
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --minutes) minutes=$2; shift 2 ;;
+        --device) device=$2; shift 2 ;;
+        *) echo "unknown argument $1" >&2; exit 64 ;;
+    esac
+done
+SECONDS=0
+end=$((minutes * 60))
+mkdir -p "$out"
+: >"$out/summary.txt" >"$out/log.txt" >"$out/check.jsonl"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# The binary travels compressed.
+gpu=$work/float8-gpu
+"$python" -c 'import lzma, shutil, sys; shutil.copyfileobj(lzma.open(sys.argv[1]), open(sys.argv[2], "wb"))' \
+    "$here/float8-gpu.xz" "$gpu" || exit 1
+chmod +x "$gpu"
 
 # Kernels are compiled on the machine: NVRTC and the CUDA headers must be found. Without a toolkit, the wheels of CUDA 13 that
 # torch brings may do.
-if [ -z "${CUDA_PATH:-}" ] && [ ! -d /usr/local/cuda/include ]; then
-    find_wheels='import glob, importlib.util as u
+if [ "$device" = cuda ] && [ -z "${CUDA_PATH:-}" ]; then
+    CUDA_PATH=/usr/local/cuda
+    if [ ! -d "$CUDA_PATH/include" ]; then
+        find_wheels='import glob, importlib.util as u
 spec = u.find_spec("nvidia")
 roots = spec.submodule_search_locations if spec else []
 print(next((f for root in roots for f in glob.glob(root + "/cu1*")), ""))'
-    wheels=$("$python" -c "$find_wheels" 2>/dev/null || true)
-    if [ -n "$wheels" ]; then
-        export CUDA_PATH=$wheels LD_LIBRARY_PATH=$wheels/lib:${LD_LIBRARY_PATH:-}
+        CUDA_PATH=$("$python" -c "$find_wheels" 2>/dev/null || true)
     fi
+    export CUDA_PATH LD_LIBRARY_PATH=$CUDA_PATH/lib:$CUDA_PATH/lib64:${LD_LIBRARY_PATH:-}
+fi
+# The same headers without three that CubeCL includes in every kernel with tensor maps, which takes NVRTC four seconds to read each
+# time. Our kernels use nothing of theirs; Burn's may, so measurements take the real ones.
+fast=$work/cuda
+mkdir -p "$fast/include/cccl/cuda" "$fast/include/cooperative_groups"
+if [ -d "${CUDA_PATH:-}/include" ]; then
+    ln -s "$CUDA_PATH"/include/* "$fast/include/" 2>/dev/null
+    ln -s "$CUDA_PATH"/include/cccl/* "$fast/include/cccl/" 2>/dev/null
+    ln -s "$CUDA_PATH"/include/cccl/cuda/* "$fast/include/cccl/cuda/" 2>/dev/null
+    for header in cooperative_groups.h cooperative_groups/memcpy_async.h cccl/cuda/barrier; do
+        rm -f "$fast/include/$header"
+        : >"$fast/include/$header"
+    done
 fi
 torch=()
-if "$python" -c 'import torch' 2>/dev/null; then
+if "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
     torch=(--torch "$python")
 fi
-# What is wrong does not keep the rest from being measured, but for a device that is not there (2).
+
 status=0
-"$here/float8-gpu" check || status=$?
-[ "$status" != 2 ] || exit 2
-"$here/float8-gpu" bench "${torch[@]}" --limit-seconds "${LIMIT:-480}" --json "$out/float8-gpu.json" "$@" || status=$?
+# step NAME SECONDS COMMAND...: `LEFT` in the command stands for the seconds that it has. A command may print for as long as it likes.
+step() {
+    local name=$1 limit=$2 left=$((end - SECONDS)) begin=$SECONDS code
+    shift 2
+    if [ "$left" -lt 15 ]; then
+        printf '%-12s not run: no time left\n' "$name" | tee -a "$out/summary.txt"
+        return
+    fi
+    [ "$limit" -le "$left" ] || limit=$left
+    printf '\n== %s: %s\n' "$name" "$*" | tee -a "$out/log.txt"
+    # Killed only if it does not end by itself.
+    timeout -k 5 "$limit" "${@//LEFT/$((limit - 5))}" 2>&1 | tee -a "$out/log.txt"
+    code=${PIPESTATUS[0]}
+    case $code in
+        0) outcome=passed ;;
+        124 | 137) outcome="KILLED at its limit" ;;
+        *) outcome="FAILED ($code)" ;;
+    esac
+    [ "$code" = 0 ] || status=1
+    printf '%-12s %s after %d s\n' "$name" "$outcome" $((SECONDS - begin)) | tee -a "$out/summary.txt"
+    return "$code"
+}
+# check NAME SECONDS OPTIONS...
+check() {
+    local name=$1 limit=$2
+    shift 2
+    step "$name" "$limit" env CUDA_PATH="$fast" "$gpu" --device "$device" check --limit-seconds LEFT --json "$work/check.jsonl" "$@"
+    local code=$?
+    cat "$work/check.jsonl" >>"$out/check.jsonl" 2>/dev/null
+    rm -f "$work/check.jsonl"
+    return $code
+}
+# bench NAME SECONDS OPTIONS...
+bench() {
+    local name=$1 limit=$2
+    shift 2
+    step "$name" "$limit" "$gpu" --device "$device" bench --limit-seconds LEFT --json "$out/$name.json" "$@"
+}
+# sanitize TOOL: one small GEMM in one process.
+sanitize() {
+    step "$1" 60 env CUDA_PATH="$fast" compute-sanitizer --tool "$1" --target-processes all --error-exitcode 7 \
+        "$gpu" check --jobs 1 --case-seconds 50 --limit-seconds LEFT --only "scaled_gemm 257x130x32 e4m3,e4m3 tensorwise,tensorwise"
+}
+
+step versions 30 sh -c "nvidia-smi 2>/dev/null; nvcc --version 2>/dev/null | tail -n 2; '$gpu' --device '$device' versions" || exit 2
+check casts 90 --only golden_ --only "quantize 37x140 bf16"
+check smallest 60 --trap --only "scaled_gemm 64x64x64 e4m3,e4m3"
+check clusters 90 --trap --only "scaled_gemm 1024x1024x1024 e4m3,e4m3" --only "scaled_gemm 4096x4096x4096 e4m3,e4m3"
+check repeated 60 --only repeated_gemm
+if [ "$device" = cuda ] && command -v compute-sanitizer >/dev/null; then
+    sanitize memcheck
+    sanitize synccheck
+fi
+bench gemm 240 --only gemm --size headline "${torch[@]}"
+bench host 60 --only host --size headline
+bench linear 180 --only linear,quantize --size headline "${torch[@]}"
+bench step 180 --only step --size headline
+if [ "$device" = cuda ] && command -v ncu >/dev/null; then
+    step ncu 120 ncu --target-processes all --kernel-name regex:gemm_hopper --launch-skip 20 --launch-count 3 \
+        --section SpeedOfLight --section WarpStateStats --section LaunchStats --section ComputeWorkloadAnalysis \
+        "$gpu" bench --only gemm --size headline --limit-seconds 60
+fi
+# All the rest, for as long as there is time.
+check rest $((end / 3))
+bench full "$end" --size full "${torch[@]}"
+printf '\n'
+cat "$out/summary.txt"
 exit "$status"

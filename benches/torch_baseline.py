@@ -2,15 +2,14 @@
 linear, a copy.
 
 Timing: batches of calls between two CUDA events after a warm-up, medians; normal-distributed inputs that rotate through
-more memory than an L2 cache holds. Prints JSON; a mode that torch refuses for a shape is null, and so is a shape that
-the time did not suffice for.
+more memory than an L2 cache holds. Prints a line of JSON for each result, as it is known; a mode that torch refuses for a
+shape is null.
 """
 
 import argparse
 import json
 import statistics
 import sys
-import time
 
 import torch
 
@@ -197,29 +196,22 @@ def main():
     parser.add_argument("--grouped", type=groups, default=[], help="rows:NxK:SIZE+SIZE.. or contraction:MxN:SIZE+..,..")
     parser.add_argument("--only", default="gemm,grouped,quantize,linear", help="parts, separated by commas")
     parser.add_argument("--repeat", type=int, default=7)
-    parser.add_argument("--limit-seconds", type=float, default=200)
-    parser.add_argument("--json", help="a file to write to instead of standard output")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("torch finds no CUDA device")
-    end = time.monotonic() + args.limit_seconds
     torch.manual_seed(0)
     only = args.only.split(",")
-    results = {"version": torch.__version__, "device": torch.cuda.get_device_name(), "gemm": []}
-    results |= {"grouped": [], "linear": []}
-    if "quantize" in only:
-        results["copy_gb_per_s"] = copy(args.repeat)
-    for part, measure in [("linear", linear), ("gemm", gemm), ("grouped", grouped)]:
+
+    def say(kind, result):
+        print(json.dumps({kind: result}), flush=True)
+
+    say("versions", {"version": torch.__version__, "device": torch.cuda.get_device_name()})
+    for part, measure in [("gemm", gemm), ("linear", linear), ("grouped", grouped)]:
         for shape in getattr(args, part) if part in only else []:
-            if time.monotonic() < end:
-                results[part].append(measure(*shape, args.repeat))
-                torch.cuda.empty_cache()
-    text = json.dumps(results, indent=2)
-    if args.json:
-        with open(args.json, "w") as file:
-            file.write(text + "\n")
-    else:
-        print(text)
+            say(part, measure(*shape, args.repeat))
+            torch.cuda.empty_cache()
+    if "quantize" in only:
+        say("copy", copy(args.repeat))
 
 
 if __name__ == "__main__":

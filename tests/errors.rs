@@ -6,7 +6,7 @@ use burn::nn::{LayerNorm, LayerNormConfig, LinearConfig};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, module::linear};
 use burn_float8::{Float8, Float8Config, Float8Error};
-use device_select::{DeviceChoice, DeviceError, SelectedDevice, cuda_usable, select};
+use device_select::{DeviceChoice, DeviceError, SelectedDevice, cuda_setup, select};
 
 use crate::support::model::Model;
 use crate::support::runtime::Flex;
@@ -65,8 +65,8 @@ fn devices_that_are_absent_are_errors() {
     assert_eq!("tpu".parse::<DeviceChoice>(), Err(DeviceError::Unknown { name: "tpu".into() }));
     assert_eq!(select(DeviceChoice::Cpu), Ok(SelectedDevice::Cpu));
     assert!(select(DeviceChoice::Auto).is_ok());
-    match (cuda_usable(), select(DeviceChoice::Cuda)) {
-        (Ok(n), selected) => assert!(n > 0 && selected == Ok(SelectedDevice::Cuda)),
+    match (cuda_setup(), select(DeviceChoice::Cuda)) {
+        (Ok(setup), selected) => assert!(setup.devices > 0 && selected == Ok(SelectedDevice::Cuda)),
         (Err(e), selected) => assert_eq!(selected, Err(e)),
     }
 }

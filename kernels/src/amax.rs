@@ -10,6 +10,7 @@ use cubecl::server::Handle;
 use crate::format::{F32_INF, F32_NAN};
 use crate::grid::{UNITS, cube_max};
 use crate::ptx::cvt::Isa;
+use crate::version::{VERSION, Version};
 use crate::view::{Checked, Geometry, Source, all_loaded, load_vector, magnitude, max_magnitude, widen};
 use crate::{KernelError, MatrixView};
 
@@ -74,6 +75,7 @@ impl Maxima {
                 self.arg(),
                 ArrayArg::from_raw_parts(amax.clone(), 1),
                 Isa::of(client),
+                VERSION,
             );
         }
         amax
@@ -142,6 +144,7 @@ pub(crate) fn find_maxima<R: Runtime>(client: &ComputeClient<R>, x: &Checked) ->
             per_row as u32,
             x.source,
             Isa::of(client),
+            VERSION,
         );
     }
     Maxima::partial(handle, count, x.source)
@@ -163,6 +166,7 @@ fn partial_maxima<N: Size>(
     per_row: u32,
     #[comptime] source: Source,
     #[comptime] isa: Isa,
+    #[comptime] _version: Version,
 ) {
     let step = CUBE_COUNT as u32 * UNITS;
     let mut at = Cursor { row: ABSOLUTE_POS as u32 / per_row, vector: ABSOLUTE_POS as u32 % per_row };
@@ -219,7 +223,7 @@ pub(crate) fn amax_bits(raw: u32, #[comptime] source: Source) -> u32 {
 }
 
 #[cube(launch_unchecked)]
-fn fold_amax(maxima: &MaximaArray, amax: &mut Array<u32>, #[comptime] isa: Isa) {
+fn fold_amax(maxima: &MaximaArray, amax: &mut Array<u32>, #[comptime] isa: Isa, #[comptime] _version: Version) {
     let bits = maxima.amax(isa);
     if UNIT_POS == 0 {
         amax[0] = bits;

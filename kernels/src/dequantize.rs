@@ -11,6 +11,7 @@ use crate::grid::{UNITS, fold};
 use crate::mx::{MX_BLOCK, e8m0_byte, e8m0_inverse_bits};
 use crate::operand::BLOCK;
 use crate::ptx::cvt::{Isa, cvt_bf16};
+use crate::version::{VERSION, Version};
 use crate::{Format, Granularity, KernelError, Operand, row_words};
 
 /// bf16's infinity, and the NaN that the kernel writes.
@@ -53,6 +54,7 @@ pub(crate) fn to_bf16<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) 
             operand.format,
             operand.granularity,
             Isa::of(client),
+            VERSION,
         );
     }
     out
@@ -69,6 +71,7 @@ fn dequantize(
     #[comptime] format: Format,
     #[comptime] granularity: Granularity,
     #[comptime] isa: Isa,
+    #[comptime] _version: Version,
 ) {
     let first = CUBE_POS as u32 * comptime!(UNITS * PIECES) + UNIT_POS;
     let mut held = Array::<Vector<u32, Const<2>>>::new(comptime!(PIECES as usize));

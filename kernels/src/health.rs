@@ -10,6 +10,7 @@ use crate::grid::{UNITS, fold};
 use crate::mx::{MX_BLOCK, e8m0_byte, e8m0_inverse_bits};
 use crate::operand::BLOCK;
 use crate::scale::scale_index;
+use crate::version::{VERSION, Version};
 use crate::view::{Checked, Geometry, Source, load_quad, widen};
 use crate::{Format, Granularity, KernelError, MatrixView, Operand, row_words};
 
@@ -131,6 +132,7 @@ pub fn health<R: Runtime>(client: &ComputeClient<R>, x: &MatrixView, operand: &O
             x.source,
             operand.format,
             operand.granularity,
+            VERSION,
         );
     }
     Ok(out)
@@ -148,6 +150,7 @@ fn partial_health<N: Size>(
     #[comptime] source: Source,
     #[comptime] format: Format,
     #[comptime] granularity: Granularity,
+    #[comptime] _version: Version,
 ) {
     let cube = CUBE_POS as u32;
     if cube >= partials {

@@ -29,6 +29,7 @@ mod ptx;
 mod quantize;
 pub mod reference;
 mod scale;
+mod version;
 mod view;
 
 pub use amax::amax;
@@ -38,7 +39,7 @@ pub use error::KernelError;
 pub use format::Format;
 pub use gemm::{
     GROUP_ALIGN, GemmConfig, GemmPath, Grouping, Groups, Output, gemm_path, grouped_gemm_path, grouped_scaled_gemm,
-    scaled_gemm, scaled_gemm_into,
+    scaled_gemm, scaled_gemm_into, trap_stuck_barriers,
 };
 pub use health::{Health, health, health_len};
 pub use mx::ScaleCalculationMode;

@@ -18,6 +18,7 @@ use crate::grid::{fold, tile_origin};
 use crate::mx::{e8m0_byte, e8m0_inverse_bits};
 use crate::operand::BLOCK;
 use crate::scale::sum_factor;
+use crate::version::{VERSION, Version};
 use crate::{Format, Granularity, row_words};
 
 /// Rows and columns of a cube's tile of the output.
@@ -75,6 +76,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
             grouping,
             gemm.accumulate,
             gemm.dtype,
+            VERSION,
         );
     }
 }
@@ -102,6 +104,7 @@ fn gemm_emulated<O: Float>(
     #[comptime] grouping: Option<Grouping>,
     #[comptime] accumulate: bool,
     #[define(O)] _dtype: StorageType,
+    #[comptime] _version: Version,
 ) {
     let work = work(ends, m, n, groups, words, grouping);
     let (row0, col0) = (work.row0, work.col0);

@@ -19,6 +19,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 pub use grouped::{GROUP_ALIGN, Grouping, Groups, grouped_gemm_path, grouped_scaled_gemm};
+pub use pipeline::trap_stuck_barriers;
 
 use crate::operand::check_size;
 use crate::view::{Checked, Source};

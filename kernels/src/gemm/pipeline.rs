@@ -1,8 +1,26 @@
 //! What the GEMMs that TMA feeds keep count of: their tiles, and the stages of their pipelines.
 
+use core::sync::atomic::{AtomicBool, Ordering};
+
 use cubecl::prelude::*;
 
 use super::grouped::Work;
+
+/// Whether waits for barriers end.
+static TRAP: AtomicBool = AtomicBool::new(cfg!(debug_assertions));
+
+/// Whether kernels that are compiled from now on end with an error that names them when a barrier is not complete after ten
+/// seconds, instead of hanging: in debug builds they do. They are slower: the assertion is a function, and a call serializes `wgmma`. CUDA prints
+/// the assertion `an mbarrier is complete within ten seconds` when the process next waits for the device, which cannot be used
+/// by this process any longer.
+pub fn trap_stuck_barriers(trap: bool) {
+    TRAP.store(trap, Ordering::Relaxed);
+}
+
+/// What [`mbarrier_wait`](crate::ptx::barrier::mbarrier_wait) is to trap for.
+pub(super) fn trap(kernel: &'static str) -> Option<&'static str> {
+    TRAP.load(Ordering::Relaxed).then_some(kernel)
+}
 
 /// A tile of the output, and the steps of the contraction to sum.
 #[derive(CubeType, Clone, Copy)]

@@ -8,6 +8,7 @@ use super::bias::{Bias, BiasLaunch};
 use crate::Granularity;
 use crate::grid::{UNITS, fold};
 use crate::scale::sum_factor;
+use crate::version::{VERSION, Version};
 
 /// Launches the kernel on `partials`, f32 `[splits, rows, pitch]`.
 pub(super) fn launch<R: Runtime>(
@@ -37,6 +38,7 @@ pub(super) fn launch<R: Runtime>(
             [gemm.a.granularity, gemm.b.granularity],
             gemm.accumulate,
             gemm.dtype,
+            VERSION,
         );
     }
 }
@@ -56,6 +58,7 @@ fn gemm_combine<O: Float>(
     #[comptime] granularities: [Granularity; 2],
     #[comptime] accumulate: bool,
     #[define(O)] _dtype: StorageType,
+    #[comptime] _version: Version,
 ) {
     let index = ABSOLUTE_POS as u32;
     let row = index / n;

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::{asm, operand};
+use super::{asm, operand, statement};
 
 /// Makes an mbarrier that completes a phase after `count` arrivals and the bytes that they announce.
 #[cube]
@@ -51,18 +51,36 @@ pub(crate) fn mbarrier_arrive_expect_tx(barrier: u32, #[comptime] bytes: u32) {
     })
 }
 
+/// Nanoseconds of a wait after which a barrier counts as stuck.
+const STUCK: u64 = 10_000_000_000;
+
 /// Waits until the phase of this parity is complete; a barrier that has just been made counts as having completed parity 1.
 ///
 /// What TMA has brought is then visible, from whichever block, and what threads of this block wrote before they arrived. Ordinary
 /// writes of other blocks are not: `.acquire.cluster` would see them, by emptying the SM's L1 cache at every wait (`CCTL.IVALL`).
+///
+/// With the name of a kernel to `trap`, a wait of ten seconds ends the launch as a failed assertion that names it.
 #[cube]
-pub(crate) fn mbarrier_wait(barrier: u32, parity: u32) {
+pub(crate) fn mbarrier_wait(barrier: u32, parity: u32, #[comptime] trap: Option<&'static str>) {
     intrinsic!(|scope| {
         let inputs = [("r", operand(scope, *barrier.expand)), ("r", operand(scope, *parity.expand))];
-        let template = "{\n.reg .pred done;\nWAIT:\n\
-                        mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\
-                        @done bra DONE;\nbra WAIT;\nDONE:\n}\n";
-        asm(scope, template, &[], &inputs);
+        let Some(kernel) = trap else {
+            let template = "{\n.reg .pred done;\nWAIT:\n\
+                            mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\
+                            @done bra DONE;\nbra WAIT;\nDONE:\n}\n";
+            return asm(scope, template, &[], &inputs);
+        };
+        let template = format!(
+            "{{\n.reg .pred done;\n.reg .b64 begin, now;\nmov.u64 begin, %globaltimer;\nWAIT:\n\
+             mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n@done bra DONE;\n\
+             mov.u64 now, %globaltimer;\nsub.u64 now, now, begin;\nsetp.lt.u64 done, now, {STUCK};\n\
+             @done bra WAIT;\nDONE:\nselp.u32 %0, 0, 1, done;\n}}\n"
+        );
+        statement(scope, "{ unsigned stuck;");
+        asm(scope, &template, &[("=r", "stuck".into())], &inputs);
+        let message = "an mbarrier is complete within ten seconds";
+        let fail = format!("__assertfail(\"{message}\", \"{kernel}\", 0, \"mbarrier_wait\", 1);");
+        statement(scope, &format!("if (stuck) {fail} }}"));
     })
 }
 

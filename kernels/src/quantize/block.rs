@@ -17,6 +17,7 @@ use crate::grid::{UNITS, cube_max, fold};
 use crate::operand::BLOCK;
 use crate::ptx::cvt::Isa;
 use crate::scale::{inverse_bits, scale_bits};
+use crate::version::{VERSION, Version};
 use crate::view::{Checked, Geometry, Source};
 use crate::{Cast, Granularity, Orientation, ScaleMode, row_words};
 
@@ -70,6 +71,7 @@ pub(super) fn launch<R: Runtime>(
             cast.scale_mode,
             orientation,
             cast.granularity == Granularity::Block128x128,
+            VERSION,
         );
     }
     Copies { rows, cols }
@@ -92,6 +94,7 @@ fn cast_blocks<N: Size, M: Size>(
     #[comptime] mode: ScaleMode,
     #[comptime] orientation: Orientation,
     #[comptime] square: bool,
+    #[comptime] _version: Version,
 ) {
     let (row0, col0) = origin(geometry.cols, TILE);
     if row0 >= geometry.rows {

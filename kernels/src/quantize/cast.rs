@@ -18,6 +18,7 @@ use crate::grid::{UNITS, cube_max, fold};
 use crate::ptx::cvt::Isa;
 use crate::ptx::memory::load_global;
 use crate::scale::inverse_bits;
+use crate::version::{VERSION, Version};
 use crate::view::{Checked, Geometry, Source, all_loaded, load_sector, max_magnitude};
 use crate::{Format, Orientation, ScaleMode, row_words};
 
@@ -163,6 +164,7 @@ fn launch_linear<R: Runtime>(
             sectors,
             per_row,
             Encoding { source: x.source, format, isa: Isa::of(client), has_subnormals: false },
+            VERSION,
         );
     }
     copy
@@ -179,6 +181,7 @@ fn cast_linear<N: Size, M: Size>(
     sectors: u32,
     per_row: u32,
     #[comptime] encoding: Encoding,
+    #[comptime] _version: Version,
 ) {
     let source = comptime!(encoding.source);
     let len = comptime!(source.sector_len());
@@ -288,6 +291,7 @@ fn launch_tiles<R: Runtime>(
             row_words(x.rows) as u32 / 4,
             Encoding { source: x.source, format, isa: Isa::of(client), has_subnormals: false },
             orientation.rows(),
+            VERSION,
         );
     }
     Copies { rows, cols: Some(cols) }
@@ -312,6 +316,7 @@ fn cast_tiles<N: Size, M: Size, S: Size>(
     col_pitch: u32,
     #[comptime] encoding: Encoding,
     #[comptime] by_rows: bool,
+    #[comptime] _version: Version,
 ) {
     let source = comptime!(encoding.source);
     let len = comptime!(source.sector_len());

@@ -17,6 +17,7 @@ use crate::grid::{UNITS, cube_max, fold};
 use crate::mx::{MX_BLOCK, ScaleCalculationMode, TILE_WORDS, e8m0_of_amax, e8m0_scale_bits, tile_row_word};
 use crate::operand::BLOCK;
 use crate::ptx::cvt::Isa;
+use crate::version::{VERSION, Version};
 use crate::view::{Checked, Geometry, Source, magnitude, max_magnitude};
 use crate::{Format, Granularity, Orientation, row_words};
 
@@ -78,6 +79,7 @@ pub(super) fn launch<R: Runtime>(
             Encoding { source: x.source, format, isa, has_subnormals: true },
             mode,
             orientation,
+            VERSION,
         );
     }
     Copies { rows, cols }
@@ -99,6 +101,7 @@ fn cast_mx<N: Size, M: Size>(
     #[comptime] encoding: Encoding,
     #[comptime] mode: ScaleCalculationMode,
     #[comptime] orientation: Orientation,
+    #[comptime] _version: Version,
 ) {
     let (row0, col0) = origin(geometry.cols, TILE);
     if row0 >= geometry.rows {

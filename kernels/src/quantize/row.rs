@@ -16,6 +16,7 @@ use crate::amax::amax_bits;
 use crate::grid::{UNITS, fold, lanes_max};
 use crate::ptx::cvt::Isa;
 use crate::scale::{inverse_bits, scale_bits};
+use crate::version::{VERSION, Version};
 use crate::view::{Checked, Geometry, Source, all_loaded, load_sector, max_magnitude};
 use crate::{Cast, Format, Orientation, ScaleMode, row_words};
 
@@ -83,6 +84,7 @@ fn launch_rows<R: Runtime>(client: &ComputeClient<R>, x: &Checked, cast: Cast) -
             Encoding { source: x.source, format: cast.format, isa: Isa::of(client), has_subnormals: false },
             cast.scale_mode,
             plan,
+            VERSION,
         );
     }
     copy
@@ -99,6 +101,7 @@ fn cast_rows<N: Size, M: Size>(
     #[comptime] encoding: Encoding,
     #[comptime] mode: ScaleMode,
     #[comptime] plan: RowSplit,
+    #[comptime] _version: Version,
 ) {
     let source = comptime!(encoding.source);
     let lanes = comptime!(plan.lanes);
@@ -240,6 +243,7 @@ fn launch_maxima<R: Runtime>(
             x.source,
             Isa::of(client),
             orientation.rows(),
+            VERSION,
         );
     }
     let fold_lines = |partials, lines: usize, count: usize| {
@@ -262,6 +266,7 @@ fn launch_maxima<R: Runtime>(
                 cast.format,
                 cast.scale_mode,
                 Isa::of(client),
+                VERSION,
             );
         }
         out
@@ -286,6 +291,7 @@ fn line_maxima<N: Size>(
     #[comptime] source: Source,
     #[comptime] isa: Isa,
     #[comptime] by_rows: bool,
+    #[comptime] _version: Version,
 ) {
     let tile_cols = comptime!(maxima_cols(source));
     let (row0, col0) = origin(geometry.cols, tile_cols);
@@ -333,6 +339,7 @@ fn fold_lines(
     #[comptime] format: Format,
     #[comptime] mode: ScaleMode,
     #[comptime] isa: Isa,
+    #[comptime] _version: Version,
 ) {
     let groups = comptime!(UNITS / FOLD_LINES);
     let line0 = min(CUBE_POS as u32, comptime!(u32::MAX / FOLD_LINES)) * FOLD_LINES;

@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::{amax_to_scale, cast_each, decode, from_magnitude, larger, largest, magnitude};
+use super::{amax_to_scale, cast_all, cast_each, decode, from_magnitude, larger, largest, magnitude};
 use crate::mx::MX_BLOCK;
 use crate::operand::BLOCK;
 use crate::{Cast, Format, Granularity, InvScale, Scale};
@@ -26,48 +26,87 @@ pub struct HostQuantized {
 /// # Panics
 /// If `x` does not hold `rows · cols` elements.
 pub fn quantize(x: &[f32], rows: usize, cols: usize, cast: Cast, transposed: bool) -> HostQuantized {
+    let mut codes = vec![0; x.len()];
+    let (scales, amax) = quantize_into(x, rows, cols, cast, transposed, &mut codes);
+    HostQuantized { codes, scales, amax }
+}
+
+/// [`quantize`] to codes that are there already; scales and amax.
+///
+/// # Panics
+/// If `x` or `codes` do not hold `rows · cols` elements.
+pub fn quantize_into(
+    x: &[f32],
+    rows: usize,
+    cols: usize,
+    cast: Cast,
+    transposed: bool,
+    codes: &mut [u8],
+) -> (Vec<Scale>, f32) {
     assert_eq!(x.len(), rows * cols, "quantize: x is not [{rows}, {cols}]");
-    let scale_of = |amax| amax_to_scale(amax, cast.format, cast.scale_mode);
+    assert_eq!(codes.len(), x.len(), "quantize: one code per element");
     if x.is_empty() {
         let [height, width] =
             if transposed { cast.granularity.scale_dims(cols, rows) } else { cast.granularity.scale_dims(rows, cols) };
-        return HostQuantized { codes: Vec::new(), scales: vec![scale_of(0.0); height * width], amax: 0.0 };
+        return (vec![amax_to_scale(0.0, cast.format, cast.scale_mode); height * width], 0.0);
     }
-    let [height, width] = group(cast.granularity, rows, cols, transposed);
-    let mut codes = vec![0; x.len()];
-    let mut scales = Vec::with_capacity(rows.div_ceil(height) * cols.div_ceil(width));
-    let mut amax = 0;
-    let mut columns = Columns::default();
-    for (band, codes) in x.chunks(height * cols).zip(codes.chunks_mut(height * cols)) {
-        if width == cols {
-            let bits = largest(band);
-            let scale = scale_of(from_magnitude(bits));
-            super::cast(band, scale, cast.format, codes);
-            scales.push(scale);
-            amax = larger(amax, bits);
-        } else if width == 1 {
-            columns.cast(band, cols, cast.format, scale_of, codes);
-            scales.extend(columns.scales.iter().copied().map(Scale::new));
-            amax = columns.maxima.iter().copied().fold(amax, larger);
-        } else {
-            for start in (0..cols).step_by(width) {
-                let part = start..(start + width).min(cols);
-                let bits = band.chunks(cols).fold(0, |bits, row| larger(bits, largest(&row[part.clone()])));
-                let scale = scale_of(from_magnitude(bits));
-                for (row, codes) in band.chunks(cols).zip(codes.chunks_mut(cols)) {
-                    super::cast(&row[part.clone()], scale, cast.format, &mut codes[part.clone()]);
+    let size @ [height, width] = group(cast.granularity, rows, cols, transposed);
+    let (scales, amax) = cast_parts(x, Parts { size, cols, cast }, codes);
+    let (bands, parts) = (rows.div_ceil(height), cols.div_ceil(width));
+    let by_columns = || (0..parts).flat_map(|part| (0..bands).map(move |band| band * parts + part)).map(|i| scales[i]);
+    (if transposed { by_columns().collect() } else { scales }, amax)
+}
+
+/// How a matrix is divided into parts that share a scale.
+#[derive(Clone, Copy)]
+struct Parts {
+    /// Rows and columns of a part.
+    size: [usize; 2],
+    /// Of the matrix.
+    cols: usize,
+    cast: Cast,
+}
+
+vectorized! {
+    /// Codes, the scales of all parts row by row, and the amax.
+    fn cast_parts(x: &[f32], parts: Parts, codes: &mut [u8]) -> (Vec<Scale>, f32) {
+        let Parts { size: [height, width], cols, cast } = parts;
+        let scale_of = |bits| amax_to_scale(from_magnitude(bits), cast.format, cast.scale_mode);
+        let (mut scales, mut amax) = (vec![], 0);
+        let (mut maxima, mut factors) = (vec![], vec![]);
+        for (band, codes) in x.chunks(height * cols).zip(codes.chunks_mut(height * cols)) {
+            maxima.clear();
+            if width == 1 {
+                largest_of_columns(band, cols, &mut maxima);
+            } else {
+                maxima.resize(cols.div_ceil(width), 0);
+                for row in band.chunks(cols) {
+                    for (bits, part) in maxima.iter_mut().zip(row.chunks(width)) {
+                        *bits = larger(*bits, largest(part));
+                    }
                 }
-                scales.push(scale);
+            }
+            let first = scales.len();
+            for &bits in &maxima {
+                scales.push(scale_of(bits));
                 amax = larger(amax, bits);
             }
+            if width == 1 {
+                factors.clear();
+                for scale in &scales[first..] {
+                    factors.push(scale.get());
+                }
+                cast_rows(band, &factors, cast.format, codes);
+            } else {
+                for (row, codes) in band.chunks(cols).zip(codes.chunks_mut(cols)) {
+                    for ((part, codes), &scale) in row.chunks(width).zip(codes.chunks_mut(width)).zip(&scales[first..]) {
+                        cast_all(part, scale, cast.format, codes);
+                    }
+                }
+            }
         }
+        (scales, from_magnitude(amax))
     }
-    if transposed {
-        let (bands, parts) = (rows.div_ceil(height), cols.div_ceil(width));
-        scales =
-            (0..parts).flat_map(|part| (0..bands).map(move |band| band * parts + part)).map(|i| scales[i]).collect();
-    }
-    HostQuantized { codes, scales, amax: from_magnitude(amax) }
 }
 
 /// Rows and columns of `x [rows, cols]`, which has elements, that share one scale.
@@ -84,27 +123,44 @@ fn group(granularity: Granularity, rows: usize, cols: usize, transposed: bool) -
     }
 }
 
-/// One scale per column of a band of rows, row by row so that memory is read in order.
-#[derive(Default)]
-struct Columns {
-    maxima: Vec<i32>,
-    scales: Vec<f32>,
+/// Bits of the largest magnitude of each column, row by row so that memory is read in order.
+#[inline(always)]
+fn largest_of_columns(x: &[f32], cols: usize, maxima: &mut Vec<i32>) {
+    maxima.clear();
+    maxima.resize(cols, 0);
+    for row in x.chunks(cols) {
+        for (bits, &x) in maxima.iter_mut().zip(row) {
+            *bits = larger(*bits, magnitude(x));
+        }
+    }
 }
 
-impl Columns {
-    fn cast(&mut self, band: &[f32], cols: usize, format: Format, scale_of: impl Fn(f32) -> Scale, codes: &mut [u8]) {
-        self.maxima.clear();
-        self.maxima.resize(cols, 0);
-        for row in band.chunks(cols) {
-            for (bits, &x) in self.maxima.iter_mut().zip(row) {
-                *bits = larger(*bits, magnitude(x));
-            }
-        }
-        self.scales.clear();
-        self.scales.extend(self.maxima.iter().map(|&bits| scale_of(from_magnitude(bits)).get()));
-        for (row, codes) in band.chunks(cols).zip(codes.chunks_mut(cols)) {
-            cast_each(row, &self.scales, format, codes);
-        }
+#[inline(always)]
+fn cast_rows(x: &[f32], scales: &[f32], format: Format, codes: &mut [u8]) {
+    for (row, codes) in x.chunks(scales.len()).zip(codes.chunks_mut(scales.len())) {
+        cast_each(row, scales, format, codes);
+    }
+}
+
+vectorized! {
+    /// The amax of each column of `x [_, cols]`, of a part of the rows of a larger matrix, say.
+    ///
+    /// # Panics
+    /// If `cols` is zero.
+    pub fn column_amaxes(x: &[f32], cols: usize) -> Vec<f32> {
+        let mut maxima = vec![];
+        largest_of_columns(x, cols, &mut maxima);
+        maxima.into_iter().map(from_magnitude).collect()
+    }
+
+    /// `codes[r, c] = encode(x[r, c] · scales[c])`.
+    ///
+    /// # Panics
+    /// If there are no scales, or the codes are not as many as the elements.
+    pub fn cast_columns(x: &[f32], scales: &[Scale], format: Format, codes: &mut [u8]) -> () {
+        assert_eq!(codes.len(), x.len(), "cast_columns: one code per element");
+        let scales: Vec<f32> = scales.iter().map(|scale| scale.get()).collect();
+        cast_rows(x, &scales, format, codes)
     }
 }
 

@@ -1,11 +1,33 @@
 //! The kernels' results on the host, one scalar at a time: the oracle of the tests and the CPU backend's cast.
 //!
-//! The loops are branch-free over slices, so that the compiler vectorises them.
+//! The loops are branch-free over slices, so that the compiler vectorises them, and compiled for each vector extension that the
+//! machine may have.
 
 use crate::format::{F32_INF, NAN_CODE};
 use crate::mx::amax_to_e8m0;
 use crate::scale::MIN_AMAX;
 use crate::{Format, InvScale, Scale, ScaleMode};
+
+/// Defines functions that are compiled for each vector extension; the best one of the machine runs. All that they call must be
+/// `#[inline(always)]`: a function of its own is compiled once, for the least of them.
+macro_rules! vectorized {
+    ($($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),* $(,)?) -> $out:ty $body:block)*) => { $(
+        $(#[$meta])*
+        $vis fn $name($($arg: $type),*) -> $out {
+            struct Call<T>(T);
+            impl pulp::WithSimd for Call<($($type,)*)> {
+                type Output = $out;
+
+                #[inline(always)]
+                fn with_simd<S: pulp::Simd>(self, _: S) -> $out {
+                    let Call(($($arg,)*)) = self;
+                    $body
+                }
+            }
+            pulp::Arch::new().dispatch(Call(($($arg,)*)))
+        }
+    )* };
+}
 
 mod grouped;
 mod health;
@@ -13,13 +35,15 @@ mod matrix;
 
 pub use grouped::grouped_scaled_gemm_f64;
 pub use health::health;
-pub use matrix::{HostOperand, HostQuantized, dequantize_mx, quantize, scaled_gemm_f64};
+pub use matrix::{
+    HostOperand, HostQuantized, cast_columns, column_amaxes, dequantize_mx, quantize, quantize_into, scaled_gemm_f64,
+};
 
 /// FP8 code of `x`: rounded to nearest even, saturating. ±inf gives ±max, any NaN gives `0x7f`, in both formats.
 ///
 /// Subnormals by the addition that leaves the rounded code in the low bits of the sum, normals by integer rounding of the
 /// f32 bits.
-#[inline]
+#[inline(always)]
 pub fn encode(x: f32, format: Format) -> u8 {
     // Signed integers, which the baseline vector instructions can compare; magnitudes fit.
     let bits = x.to_bits();
@@ -53,6 +77,56 @@ pub fn decode(code: u8, format: Format) -> f32 {
     }
 }
 
+vectorized! {
+    /// `out[i] = decode(codes[i])`.
+    ///
+    /// # Panics
+    /// If the slices differ in length.
+    pub fn decode_slice(codes: &[u8], format: Format, out: &mut [f32]) -> () {
+        assert_eq!(codes.len(), out.len(), "decode_slice: one value per code");
+        match format {
+            Format::E4m3 => decode_each(codes, Format::E4m3, out),
+            Format::E5m2 => decode_each(codes, Format::E5m2, out),
+        }
+    }
+
+    /// `max |x|`; NaN if `x` holds one, 0 if `x` is empty.
+    pub fn amax(x: &[f32]) -> f32 {
+        from_magnitude(largest(x))
+    }
+
+    /// `out[i] = encode(x[i] · scale)`.
+    ///
+    /// A zero code keeps the sign of `x`.
+    ///
+    /// # Panics
+    /// If `x` and `out` differ in length.
+    pub fn cast(x: &[f32], scale: Scale, format: Format, out: &mut [u8]) -> () {
+        assert_eq!(x.len(), out.len(), "cast: one code per element");
+        cast_all(x, scale, format, out)
+    }
+}
+
+/// Without the table, as vector units have no fast look-up: normals by moving the bits, subnormals by a product.
+#[inline(always)]
+fn decode_each(codes: &[u8], format: Format, out: &mut [f32]) {
+    let shift = 23 - format.mantissa_bits();
+    let offset = (127 - format.bias()) << 23;
+    let least_normal = 1i32 << format.mantissa_bits();
+    // Of infinity, or of the NaN where there is none.
+    let special = if matches!(format, Format::E4m3) { 0x7f } else { 0x7c };
+    for (value, &code) in out.iter_mut().zip(codes) {
+        let mag = i32::from(code & 0x7f);
+        let normal = ((mag as u32) << shift) + offset;
+        let subnormal = (mag as f32 * format.subnormal_step()).to_bits();
+        let bits = if mag < least_normal { subnormal } else { normal };
+        let is_inf = matches!(format, Format::E5m2) && mag == special;
+        let not_finite = if is_inf { F32_INF } else { f32::NAN.to_bits() };
+        let bits = if mag >= special { not_finite } else { bits };
+        *value = f32::from_bits(bits | u32::from(code & 0x80) << 24);
+    }
+}
+
 const fn decode_table(format: Format) -> [f32; 256] {
     let mut table = [0.0; 256];
     let mut code = 0;
@@ -74,23 +148,18 @@ const fn decode_table(format: Format) -> [f32; 256] {
     table
 }
 
-/// `max |x|`; NaN if `x` holds one, 0 if `x` is empty.
-pub fn amax(x: &[f32]) -> f32 {
-    from_magnitude(largest(x))
-}
-
 /// Bits of |x|: magnitudes order like their bits, with NaN on top.
-#[inline]
+#[inline(always)]
 fn magnitude(x: f32) -> i32 {
     (x.to_bits() & 0x7fff_ffff) as i32
 }
 
-#[inline]
+#[inline(always)]
 fn larger(a: i32, b: i32) -> i32 {
     if a > b { a } else { b }
 }
 
-#[inline]
+#[inline(always)]
 fn largest(x: &[f32]) -> i32 {
     x.iter().fold(0, |largest, &x| larger(largest, magnitude(x)))
 }
@@ -121,15 +190,9 @@ pub fn amax_to_scale(amax: f32, format: Format, mode: ScaleMode) -> Scale {
     })
 }
 
-/// `out[i] = encode(x[i] · scale)`.
-///
-/// A zero code keeps the sign of `x`.
-///
-/// # Panics
-/// If `x` and `out` differ in length.
-pub fn cast(x: &[f32], scale: Scale, format: Format, out: &mut [u8]) {
-    assert_eq!(x.len(), out.len(), "cast: one code per element");
-    // A loop per format, so that the format is a constant in each.
+/// A loop per format, so that the format is a constant in each.
+#[inline(always)]
+fn cast_all(x: &[f32], scale: Scale, format: Format, out: &mut [u8]) {
     match format {
         Format::E4m3 => cast_slice(x, scale.get(), Format::E4m3, out),
         Format::E5m2 => cast_slice(x, scale.get(), Format::E5m2, out),
@@ -144,6 +207,7 @@ fn cast_slice(x: &[f32], scale: f32, format: Format, out: &mut [u8]) {
 }
 
 /// `out[i] = encode(x[i] · scales[i])`.
+#[inline(always)]
 fn cast_each(x: &[f32], scales: &[f32], format: Format, out: &mut [u8]) {
     match format {
         Format::E4m3 => cast_each_slice(x, scales, Format::E4m3, out),
@@ -155,5 +219,22 @@ fn cast_each(x: &[f32], scales: &[f32], format: Format, out: &mut [u8]) {
 fn cast_each_slice(x: &[f32], scales: &[f32], format: Format, out: &mut [u8]) {
     for ((code, &x), &scale) in out.iter_mut().zip(x).zip(scales) {
         *code = encode(x * scale, format);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_decode_alike_alone_and_in_slices() {
+        let codes: Vec<u8> = (0..=255).collect();
+        for format in [Format::E4m3, Format::E5m2] {
+            let mut values = vec![0.0; 256];
+            decode_slice(&codes, format, &mut values);
+            for (&code, value) in codes.iter().zip(&values) {
+                assert_eq!(value.to_bits(), decode(code, format).to_bits(), "{format} {code:#x}");
+            }
+        }
     }
 }

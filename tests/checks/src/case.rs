@@ -1,4 +1,4 @@
-//! One case: its name, what it measured or why it failed.
+//! One case: its name, what it measures and why it failed.
 
 use core::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,34 +16,38 @@ pub enum Size {
     Full,
 }
 
-/// What to run.
-#[derive(Clone, Debug, Default)]
-pub struct Options {
-    /// How much.
-    pub size: Size,
-    /// Only cases whose name contains this.
-    pub only: Option<String>,
-}
-
-/// What became of a case.
-#[derive(Debug)]
-pub struct Outcome {
+/// A case that has not run yet.
+pub struct Case<'a> {
     /// Kernel, shape and the rest of the case, words separated by blanks; the first is the kernel.
     pub name: String,
-    /// The worst error relative to what the case allows, 0 to 1 (0 where bits are compared), or what is wrong.
-    pub detail: Result<f64, Failure>,
+    check: Box<dyn FnOnce() -> Result<f64, Failure> + 'a>,
 }
 
-impl Outcome {
-    /// Of a case that may panic: runtimes do where they have no error to return.
-    pub fn of(name: String, check: impl FnOnce() -> Result<f64, Failure>) -> Self {
-        let detail = catch_unwind(AssertUnwindSafe(check)).unwrap_or_else(|payload| {
-            let text = payload.downcast_ref::<String>().map(String::as_str);
-            let text = text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("without a message");
-            Err(Failure::Panicked(text.into()))
-        });
-        Self { name, detail }
+impl<'a> Case<'a> {
+    /// A case and what it does.
+    pub fn new(name: impl fmt::Display, check: impl FnOnce() -> Result<f64, Failure> + 'a) -> Self {
+        Self { name: name.to_string(), check: Box::new(check) }
     }
+
+    /// The worst error relative to what the case allows, 0 to 1 (0 where bits are compared).
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn run(self) -> Result<f64, Failure> {
+        caught(self.check)
+    }
+}
+
+/// Runs what may panic, as runtimes do where they have no error to return.
+///
+/// # Errors
+/// Its own; a panic.
+pub fn caught<V>(run: impl FnOnce() -> Result<V, Failure>) -> Result<V, Failure> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|payload| {
+        let text = payload.downcast_ref::<String>().map(String::as_str);
+        let text = text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("without a message");
+        Err(Failure::Panicked(text.into()))
+    })
 }
 
 /// Why a case failed.
@@ -69,39 +73,30 @@ macro_rules! wrong {
 }
 pub(crate) use wrong;
 
-/// Runs cases and hands on their outcomes.
-pub(crate) struct Runner<'a, R: Runtime> {
+/// Hands on the cases of a device.
+pub(crate) struct Cases<'a, R: Runtime> {
     pub(crate) client: &'a ComputeClient<R>,
-    options: &'a Options,
-    each: &'a mut dyn FnMut(Outcome),
+    size: Size,
+    visit: &'a mut dyn FnMut(Case<'_>),
 }
 
-impl<'a, R: Runtime> Runner<'a, R> {
-    pub(crate) fn new(client: &'a ComputeClient<R>, options: &'a Options, each: &'a mut dyn FnMut(Outcome)) -> Self {
-        Self { client, options, each }
-    }
-
-    pub(crate) fn is_full(&self) -> bool {
-        self.options.size == Size::Full
+impl<'a, R: Runtime> Cases<'a, R> {
+    pub(crate) fn new(client: &'a ComputeClient<R>, size: Size, visit: &'a mut dyn FnMut(Case<'_>)) -> Self {
+        Self { client, size, visit }
     }
 
     /// `small` and, in full runs, `large`.
     pub(crate) fn sizes<T: Copy>(&self, small: &[T], large: &[T]) -> Vec<T> {
-        let large = if self.is_full() { large } else { &[] };
+        let large = if self.size == Size::Full { large } else { &[] };
         small.iter().chain(large).copied().collect()
     }
 
-    /// Runs a case, if it is among those asked for.
-    pub(crate) fn case(
+    pub(crate) fn add(
         &mut self,
         name: impl fmt::Display,
         check: impl FnOnce(&ComputeClient<R>) -> Result<f64, Failure>,
     ) {
-        let name = name.to_string();
-        if self.options.only.as_ref().is_some_and(|only| !name.contains(only.as_str())) {
-            return;
-        }
         let client = self.client;
-        (self.each)(Outcome::of(name, || check(client)));
+        (self.visit)(Case::new(name, || check(client)));
     }
 }

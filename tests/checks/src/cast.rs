@@ -8,7 +8,7 @@ use float8_kernels::{
 };
 
 use crate::Failure;
-use crate::case::{Runner, wrong};
+use crate::case::{Cases, wrong};
 use crate::data::{BF16, Content, DTYPES, same, to_dtype, transpose};
 use crate::device::{Layout, poison, read_f32, upload, upload_f32};
 use crate::matrix::{FORMATS, GRANULARITIES, HostMatrix, modes};
@@ -65,19 +65,19 @@ pub(crate) fn casts() -> impl Iterator<Item = Cast> {
     })
 }
 
-pub(crate) fn run<R: Runtime>(runner: &mut Runner<'_, R>) {
-    for case in cases(runner) {
-        runner.case(case.name("quantize"), |client| check(client, &case));
+pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
+    for case in cases(all) {
+        all.add(case.name("quantize"), |client| check(client, &case));
     }
     for case in given_cases() {
         for observe in [false, true] {
             let name = format!("{} {}", case.name("quantize_with_amax"), if observe { "observed" } else { "given" });
-            runner.case(name, |client| check_given(client, &case, observe));
+            all.add(name, |client| check_given(client, &case, observe));
         }
     }
 }
 
-fn cases<R: Runtime>(runner: &Runner<'_, R>) -> Vec<Case> {
+fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
     let mut cases = vec![];
     // Every kernel there is.
     for dtype in DTYPES {
@@ -88,7 +88,7 @@ fn cases<R: Runtime>(runner: &Runner<'_, R>) -> Vec<Case> {
         }
     }
     let by_granularity = |granularity| Cast { format: Format::E4m3, granularity, scale_mode: modes(granularity)[0] };
-    for shape in runner.sizes(&SHAPES, &LARGE) {
+    for shape in all.sizes(&SHAPES, &LARGE) {
         for cast in GRANULARITIES.map(by_granularity) {
             cases.push(Case::new(shape, cast));
             if cast.granularity == Granularity::Row {
@@ -252,6 +252,6 @@ fn check_given<R: Runtime>(client: &ComputeClient<R>, case: &Case, observe: bool
 }
 
 /// The shapes of [`run`].
-pub(crate) fn shapes<R: Runtime>(runner: &Runner<'_, R>) -> Vec<[usize; 2]> {
-    runner.sizes(&SHAPES, &LARGE)
+pub(crate) fn shapes<R: Runtime>(all: &Cases<'_, R>) -> Vec<[usize; 2]> {
+    all.sizes(&SHAPES, &LARGE)
 }

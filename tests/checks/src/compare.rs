@@ -28,20 +28,34 @@ impl Bound {
     ///
     /// - Emulated: products are exact and sums f32, so every addition and the four operations after them round by at most
     ///   2^-24 of the terms: a bound that always holds.
-    /// - Tensor cores add the 32 products of an instruction to the accumulator after aligning them to the largest and cutting
-    ///   them off 13 bits below it (Hopper's accumulators have about 14 bits). Each loses up to 2^-13 of that largest term,
-    ///   2^-14 of it on average and with either sign, as the data have either sign. Sums over 128 are then f32, so the losses
-    ///   do not grow with `k`: 2^-10 is a few times the worst that a block of 32 terms over a dozen binades gives. With fast
-    ///   accumulation each of the `k / 32` instructions also cuts the running sum, which grows as √k: √k · 2^-15 more. Those
-    ///   for f16 and bf16 keep more bits.
+    /// - FP8 tensor cores of sm_89 and sm_90 align the products of an instruction and the accumulator to the largest of them,
+    ///   drop what lies 13 or 14 bits below it, and cut the sum as short (DeepSeek-V3, arXiv:2412.19437, 3.5.2; MMA-Sim,
+    ///   arXiv:2511.10909). The largest itself loses nothing. Until the sum is added to f32 registers, these are n = min(k, 128)
+    ///   products in i ≤ ⌈n / 16⌉ instructions. Whichever way bits are dropped and whatever the data,
+    ///
+    ///   ```text
+    ///           products, accumulators, but the largest; sums
+    ///   lost  <  (n   +    (i - 1)    -      i       +   i) · 2^-13 · Σ |a·b|   ≤   (n + 16) · 2^-13 · Σ |a·b|
+    ///   ```
+    ///
+    ///   where 16 leaves room for what the losses themselves add to the sums, for f32 sums and scales, and for products of
+    ///   subnormal codes, which count as larger than they are. Random data lose a tenth of it where bits are dropped toward zero,
+    ///   and a third where they are dropped downward, which is the same way each time.
+    /// - With fast accumulation the running sum is cut on, and grows as √k: √k · 2^-15 more, toward zero. Dropped downward it
+    ///   would lose 33 / 2 · 2^-13 of itself in each of k / 32 instructions, some √k · 2^-12 · Σ |a·b|: with 16384 products as
+    ///   much as the result is. That is not allowed for, and beyond 512 products would be noticed: MMA-Sim agrees with the
+    ///   hardware bit for bit by dropping toward zero.
+    /// - Others keep 23 bits or more (ib.): some k · 2^-24 in the worst case.
     pub fn of(path: GemmPath, config: GemmConfig, k: usize) -> Self {
+        let promoted = k.min(128) as f64;
         let k = k as f64;
-        Self(if path == GemmPath::Emulated {
-            (k + 4.0) * 2f64.powi(-24)
-        } else if config.use_fast_accum {
-            2f64.powi(-10) + k.sqrt() * 2f64.powi(-15)
-        } else {
-            2f64.powi(-10)
+        Self(match path {
+            GemmPath::Emulated => (k + 4.0) * 2f64.powi(-24),
+            GemmPath::Wgmma | GemmPath::Mma => {
+                let running = if config.use_fast_accum { k.sqrt() * 2f64.powi(-15) } else { 0.0 };
+                (promoted + 16.0) * 2f64.powi(-13) + running
+            }
+            GemmPath::Tcgen05 | GemmPath::Bf16Wgmma | GemmPath::F16Mma | GemmPath::Host => 2f64.powi(-10),
         })
     }
 

@@ -5,7 +5,7 @@ use float8_kernels::reference;
 use float8_kernels::{Format, InvScale, dequantize_mx, row_words};
 
 use crate::Failure;
-use crate::case::{Runner, wrong};
+use crate::case::{Cases, wrong};
 use crate::device::{poison, read};
 use crate::matrix::{Codes, FORMATS, HostMatrix, MX};
 
@@ -16,11 +16,11 @@ const EVERY: [usize; 2] = [256, 8 * 256];
 
 const LARGE: [[usize; 2]; 2] = [[4096, 4096], [14_336, 1040]];
 
-pub(crate) fn run<R: Runtime>(runner: &mut Runner<'_, R>) {
-    for shape in runner.sizes(&SHAPES, &LARGE) {
+pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
+    for shape in all.sizes(&SHAPES, &LARGE) {
         for format in FORMATS {
             let [rows, k] = shape;
-            runner.case(format!("dequantize_mx {rows}x{k} {format}"), |client| check(client, shape, format));
+            all.add(format!("dequantize_mx {rows}x{k} {format}"), |client| check(client, shape, format));
         }
     }
 }

@@ -13,7 +13,7 @@ use float8_kernels::{
 };
 
 use crate::Failure;
-use crate::case::{Runner, wrong};
+use crate::case::{Cases, wrong};
 use crate::compare::{Bound, Comparison, EMULATE, Expected, FAST, MAX_PRODUCTS, PRECISE};
 use crate::data::{BF16, DTYPES, F16, F32, Random, from_dtype, to_dtype};
 use crate::device::{poison, read, upload_vector};
@@ -109,14 +109,14 @@ impl Case {
     }
 }
 
-pub(crate) fn run<R: Runtime>(runner: &mut Runner<'_, R>) {
-    for case in cases(runner) {
-        runner.case(case.name(runner.client), |client| check(client, &case));
+pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
+    for case in cases(all) {
+        all.add(case.name(all.client), |client| check(client, &case));
     }
 }
 
-fn cases<R: Runtime>(runner: &Runner<'_, R>) -> Vec<Case> {
-    let client = runner.client;
+fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
+    let client = all.client;
     // Where all settings take the same kernel, one of them is enough.
     let native = gemm_path(client, [Granularity::Tensor; 2], PRECISE) != GemmPath::Emulated;
     let configs = if native { vec![PRECISE, FAST, EMULATE] } else { vec![PRECISE] };
@@ -125,7 +125,7 @@ fn cases<R: Runtime>(runner: &Runner<'_, R>) -> Vec<Case> {
     let mut cases = vec![];
     for config in configs {
         let new = |shape| Case { config, ..Case::new(shape) };
-        for shape in runner.sizes(&SHAPES, &LARGE) {
+        for shape in all.sizes(&SHAPES, &LARGE) {
             cases.push(new(shape));
             cases.push(Case { codes: Codes::Exact, out: half, bias: Some((F32, 1)), ..new(shape) });
         }
@@ -135,7 +135,7 @@ fn cases<R: Runtime>(runner: &Runner<'_, R>) -> Vec<Case> {
             }
         }
         for granularities in GRANULARITIES.into_iter().flat_map(|a| GRANULARITIES.map(|b| [a, b])) {
-            for shape in runner.sizes(&[[130, 137, 300]], &[[1025, 1100, 2060], [300, 260, 128], [2048, 2304, 2560]]) {
+            for shape in all.sizes(&[[130, 137, 300]], &[[1025, 1100, 2060], [300, 260, 128], [2048, 2304, 2560]]) {
                 for codes in [Codes::Random, Codes::Exact] {
                     cases.push(Case { granularities, codes, ..new(shape) });
                 }

@@ -13,7 +13,7 @@ use float8_kernels::{
 };
 
 use crate::Failure;
-use crate::case::{Runner, wrong};
+use crate::case::{Cases, wrong};
 use crate::compare::{Bound, Comparison, EMULATE, Expected, FAST, MAX_PRODUCTS, PRECISE};
 use crate::data::{BF16, DTYPES, F32, from_dtype};
 use crate::device::{poison, read};
@@ -220,14 +220,14 @@ impl Case {
     }
 }
 
-pub(crate) fn run<R: Runtime>(runner: &mut Runner<'_, R>) {
-    for case in cases(runner) {
-        runner.case(case.name(runner.client), |client| check(client, &case));
+pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
+    for case in cases(all) {
+        all.add(case.name(all.client), |client| check(client, &case));
     }
 }
 
-fn cases<R: Runtime>(runner: &Runner<'_, R>) -> Vec<Case> {
-    let client = runner.client;
+fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
+    let client = all.client;
     let outs = DTYPES.into_iter().filter(|dtype| supports(client, *dtype)).collect::<Vec<_>>();
     let half = if outs.contains(&BF16) { BF16 } else { *outs.last().unwrap_or(&F32) };
     let mut cases = vec![];
@@ -239,7 +239,7 @@ fn cases<R: Runtime>(runner: &Runner<'_, R>) -> Vec<Case> {
             }
             cases.push(Case { codes: Codes::Exact, out: half, ..Case::new(grouping, sizes, rest) });
         }
-        for (sizes, rest) in runner.sizes(&[], &LARGE) {
+        for (sizes, rest) in all.sizes(&[], &LARGE) {
             let case = Case::new(grouping, sizes, rest);
             cases.extend([case, Case { codes: Codes::Exact, out: half, ..case }]);
             cases.push(new(sizes, rest, [Granularity::Row; 2]));

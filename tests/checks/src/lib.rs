@@ -1,5 +1,5 @@
 //! Comparisons of every kernel with the scalar reference, on any CubeCL runtime: each case gives its worst error or says
-//! what is wrong, and none stops the others.
+//! what is wrong.
 //!
 //! ```text
 //! quantize, amax    codes, scales and maxima are the reference's, bit for bit
@@ -7,6 +7,7 @@
 //! health            counts are equal, sums of squares within f32 summation
 //! scaled_gemm       |got - want| ≤ bound · Σ |a·b|, want in f64 (see [`Bound`])
 //! grouped_gemm      the same in each group, and zeros where there is none
+//! repeated_gemm     exact sums, 200 launches without a wait
 //! ```
 //!
 //! Fresh device memory is filled with NaN patterns before each case, so that an output that nobody writes is noticed.
@@ -21,27 +22,22 @@ mod gemm;
 mod grouped;
 mod matrix;
 mod oracle;
+mod repeated;
 mod statistics;
 
 use cubecl::prelude::*;
 
-pub use case::{Failure, Options, Outcome, Size};
+pub use case::{Case, Failure, Size, caught};
 pub use compare::Bound;
 pub use device::poison;
 
-/// Runs the cases that `options` name, one after the other.
-pub fn run<R: Runtime>(client: &ComputeClient<R>, options: &Options) -> Vec<Outcome> {
-    let mut outcomes = vec![];
-    run_with(client, options, |outcome| outcomes.push(outcome));
-    outcomes
-}
-
-/// The same, with each outcome as soon as it is known.
-pub fn run_with<R: Runtime>(client: &ComputeClient<R>, options: &Options, mut each: impl FnMut(Outcome)) {
-    let mut runner = case::Runner::new(client, options, &mut each);
-    cast::run(&mut runner);
-    dequantize::run(&mut runner);
-    statistics::run(&mut runner);
-    gemm::run(&mut runner);
-    grouped::run(&mut runner);
+/// Hands every case to `visit`, which runs those that it wants to.
+pub fn visit<R: Runtime>(client: &ComputeClient<R>, size: Size, visit: &mut dyn FnMut(Case<'_>)) {
+    let mut cases = case::Cases::new(client, size, visit);
+    cast::add(&mut cases);
+    dequantize::add(&mut cases);
+    statistics::add(&mut cases);
+    gemm::add(&mut cases);
+    grouped::add(&mut cases);
+    repeated::add(&mut cases);
 }

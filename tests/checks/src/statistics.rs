@@ -7,7 +7,7 @@ use float8_kernels::{
 };
 
 use crate::Failure;
-use crate::case::{Runner, wrong};
+use crate::case::{Cases, wrong};
 use crate::cast::shapes;
 use crate::data::{BF16, Content, DTYPES, same, to_dtype, transpose};
 use crate::device::{Layout, flip, poison, read_f32, upload};
@@ -39,24 +39,24 @@ impl Case {
     }
 }
 
-pub(crate) fn run<R: Runtime>(runner: &mut Runner<'_, R>) {
-    for case in cases(runner) {
-        runner.case(case.name("amax"), |client| check_amax(client, &case));
+pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
+    for case in cases(all) {
+        all.add(case.name("amax"), |client| check_amax(client, &case));
         // The sums of health are f32: squares of huge values overflow there and not on the host.
         if matches!(case.content, Content::Spiced | Content::Huge) {
             continue;
         }
         for granularity in GRANULARITIES {
             let name = format!("{} {granularity}", case.name("health"));
-            runner.case(name, |client| check_health(client, &case, granularity));
+            all.add(name, |client| check_health(client, &case, granularity));
         }
     }
 }
 
-fn cases<R: Runtime>(runner: &Runner<'_, R>) -> Vec<Case> {
+fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
     let (layout, content) = (Layout::RowMajor, Content::Values);
     let new = |shape, dtype| Case { shape, dtype, layout, content };
-    let mut cases: Vec<_> = shapes(runner).into_iter().map(|shape| new(shape, BF16)).collect();
+    let mut cases: Vec<_> = shapes(all).into_iter().map(|shape| new(shape, BF16)).collect();
     for dtype in DTYPES {
         cases.extend(Layout::ALL.map(|layout| Case { layout, ..new([70, 133], dtype) }));
         cases.extend(Content::ALL.map(|content| Case { content, ..new([37, 140], dtype) }));

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use burn_backend::DeviceOps;
@@ -24,6 +24,7 @@ use cubecl_cpp::shared::{
 };
 use cubecl_cpp::{DialectWmmaCompiler, register_supported_types};
 use cubecl_runtime::client::ComputeClient;
+use ptx_interpreter::Accumulator;
 
 use crate::nvrtc::Nvrtc;
 use crate::server::GenerateServer;
@@ -110,6 +111,34 @@ pub fn take_waits() -> usize {
     WAITS.swap(0, Relaxed)
 }
 
+/// Launches are only counted while this is true.
+pub(crate) static IDLE: AtomicBool = AtomicBool::new(false);
+
+/// Those that were counted.
+pub(crate) static LAUNCHES: AtomicUsize = AtomicUsize::new(0);
+
+/// While it lives, launches on [`GenerateCuda`] are counted and nothing else: no kernel is generated.
+pub struct Idle(());
+
+impl Idle {
+    /// Launches since the last call.
+    pub fn take_launches(&self) -> usize {
+        LAUNCHES.swap(0, Relaxed)
+    }
+}
+
+impl Drop for Idle {
+    fn drop(&mut self) {
+        IDLE.store(false, Relaxed);
+    }
+}
+
+/// From here on launches are only counted, until the result is dropped: for measurements of what they cost the host.
+pub fn idle() -> Idle {
+    IDLE.store(true, Relaxed);
+    Idle(())
+}
+
 /// How launches run that are executed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Execution {
@@ -121,6 +150,7 @@ pub struct Execution {
 pub(crate) struct Executor {
     pub(crate) nvrtc: Arc<Nvrtc>,
     pub(crate) seed: u64,
+    pub(crate) accumulator: Accumulator,
 }
 
 /// Set while launches are executed.
@@ -132,6 +162,14 @@ static TURN: Mutex<()> = Mutex::new(());
 /// While it lives, launches on [`GenerateCuda`] are executed.
 pub struct Running {
     _turn: MutexGuard<'static, ()>,
+}
+
+impl Running {
+    /// Has tensor cores of launches from here on add products of FP8 codes like this; in full at first.
+    pub fn set_accumulator(&self, accumulator: Accumulator) {
+        let mut execution = EXECUTION.lock().unwrap_or_else(PoisonError::into_inner);
+        execution.as_mut().expect("launches are executed").accumulator = accumulator;
+    }
 }
 
 impl Drop for Running {
@@ -156,10 +194,12 @@ pub fn execute(execution: Execution) -> Option<Running> {
         return None;
     };
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    // The interpreter notices what is stuck.
+    float8_kernels::trap_stuck_barriers(false);
     static NVRTC: OnceLock<Arc<Nvrtc>> = OnceLock::new();
     let nvrtc = NVRTC.get_or_init(|| Arc::new(Nvrtc::load(Path::new(&root)).unwrap_or_else(|error| panic!("{error}"))));
     *EXECUTION.lock().unwrap_or_else(PoisonError::into_inner) =
-        Some(Executor { nvrtc: nvrtc.clone(), seed: execution.seed });
+        Some(Executor { nvrtc: nvrtc.clone(), seed: execution.seed, accumulator: Accumulator::Full });
     Some(Running { _turn: turn })
 }
 

@@ -1,6 +1,7 @@
 //! What the machine code of each kernel must hold, by architecture.
 
-use crate::device::Generated;
+use crate::device::{Generated, max_shared_memory};
+use crate::sass::Sass;
 
 /// Rules for one kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -157,4 +158,48 @@ pub fn expected(kernel: &Generated) -> Rules {
     // What TMA brings is ordered by mbarriers: a fence in the main loop would cost as much as a step.
     let may_fence = !matches!(family, "gemm_hopper" | "gemm_blackwell");
     Rules { blocks, registers, local, required, forbidden, may_fence }
+}
+
+/// Checks the machine code of a kernel.
+///
+/// # Errors
+/// The rule that it breaks.
+pub fn check(kernel: &Generated, sass: &Sass) -> Result<(), String> {
+    let rules = expected(kernel);
+    if sass.local > rules.local {
+        let accesses = sass.count("LDL") + sass.count("STL");
+        return Err(format!("{} bytes of local memory, {accesses} accesses to it", sass.local));
+    }
+    let (shared, most) = (sass.shared + kernel.dynamic_shared, max_shared_memory(kernel.sm));
+    if shared > most {
+        return Err(format!("{shared} bytes of shared memory, a block has {most}"));
+    }
+    let fits = sass.occupancy(kernel.sm, kernel.threads, kernel.dynamic_shared);
+    if fits < rules.blocks {
+        return Err(format!(
+            "{} registers and {shared} bytes of shared memory: {fits} blocks fit, not {}",
+            sass.registers, rules.blocks
+        ));
+    }
+    if rules.registers.is_some_and(|registers| registers != sass.registers) {
+        return Err(format!("{} registers, not {:?}", sass.registers, rules.registers));
+    }
+    for (opcodes, least) in rules.required {
+        let count: usize = opcodes.iter().map(|opcode| sass.count(opcode)).sum();
+        if count < least {
+            return Err(format!("{count} of {}, not {least}", opcodes.join(" and ")));
+        }
+    }
+    if sass.stray_fences > 0 && !rules.may_fence {
+        return Err(format!(
+            "{} fences of the whole GPU or its L1 caches outside barriers of the cluster",
+            sass.stray_fences
+        ));
+    }
+    for opcode in rules.forbidden {
+        if sass.count(opcode) > 0 {
+            return Err(format!("{} of {opcode}", sass.count(opcode)));
+        }
+    }
+    Ok(())
 }

@@ -4,7 +4,7 @@
 use cubecl_core::ir::{ElemType, FloatKind, StorageType};
 use cubecl_core::server::{KernelArguments, TensorMapMeta};
 use cubecl_runtime::tma::{OobFill, TensorMapFormat, TensorMapInterleave, TensorMapSwizzle, TiledArgs};
-use ptx_interpreter::{Arg, Buffer, Kernel, Launch, TensorFloat, TensorMap};
+use ptx_interpreter::{Accumulator, Arg, Buffer, Kernel, Launch, TensorFloat, TensorMap};
 
 use crate::server::{GenerateServer, OfflineResource};
 
@@ -15,6 +15,7 @@ pub(crate) struct Request<'a> {
     pub(crate) block: [u32; 3],
     pub(crate) dynamic_shared: usize,
     pub(crate) seed: u64,
+    pub(crate) accumulator: Accumulator,
 }
 
 impl Request<'_> {
@@ -26,6 +27,7 @@ impl Request<'_> {
             block: self.block,
             dynamic_shared: self.dynamic_shared,
             seed: self.seed,
+            accumulator: self.accumulator,
             ..Launch::default()
         };
         for (index, tensor) in tensor_maps.iter().enumerate() {

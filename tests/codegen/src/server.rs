@@ -29,10 +29,11 @@ use cubecl_runtime::server::{
 };
 use cubecl_runtime::storage::{ComputeStorage, ManagedResource, StorageHandle, StorageId, StorageUtilization};
 use cubecl_runtime::timestamp_profiler::TimestampProfiler;
-use ptx_interpreter::Kernel;
+use ptx_interpreter::{Accumulator, Kernel};
 
 use crate::device::{
-    ALLOCATIONS, CudaCompiler, EXECUTION, GENERATED, Generated, OfflineDevice, WAITS, options, properties,
+    ALLOCATIONS, CudaCompiler, EXECUTION, GENERATED, Generated, IDLE, LAUNCHES, OfflineDevice, WAITS, options,
+    properties,
 };
 use crate::launch::Request;
 
@@ -174,7 +175,7 @@ impl GenerateServer {
         block: [u32; 3],
         count: CubeCount,
         arguments: KernelArguments,
-        seed: u64,
+        (seed, accumulator): (u64, Accumulator),
     ) -> Result<(), String> {
         let grid = match count {
             CubeCount::Static(x, y, z) => [x, y, z],
@@ -188,7 +189,8 @@ impl GenerateServer {
             }
         };
         let kernel = self.kernel(&generated.source)?;
-        let request = Request { kernel: &kernel, grid, block, dynamic_shared: generated.dynamic_shared, seed };
+        let dynamic_shared = generated.dynamic_shared;
+        let request = Request { kernel: &kernel, grid, block, dynamic_shared, seed, accumulator };
         request.run(self, arguments)
     }
 }
@@ -336,6 +338,10 @@ impl ComputeServer for GenerateServer {
         mode: ExecutionMode,
         _: StreamId,
     ) {
+        if IDLE.load(Relaxed) {
+            LAUNCHES.fetch_add(1, Relaxed);
+            return;
+        }
         let compiled = {
             let _compiling = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
             kernel.compile(&mut CudaCompiler::default(), &self.options, mode, kernel.address_type())
@@ -357,12 +363,12 @@ impl ComputeServer for GenerateServer {
             }),
             Err(error) => Err(format!("{} for sm_{}: {error}", kernel.name(), self.sm)),
         };
-        let seed = EXECUTION.lock().unwrap().as_ref().map(|execution| execution.seed);
-        let Some(seed) = seed else {
+        let how = EXECUTION.lock().unwrap().as_ref().map(|execution| (execution.seed, execution.accumulator));
+        let Some(how) = how else {
             GENERATED.lock().unwrap().push(generated);
             return;
         };
-        let done = generated.and_then(|generated| self.execute(&generated, block, count, arguments, seed));
+        let done = generated.and_then(|generated| self.execute(&generated, block, count, arguments, how));
         if let Err(error) = done {
             self.errors.push(error);
         }

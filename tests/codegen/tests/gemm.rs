@@ -4,6 +4,10 @@
 
 #[path = "gemm/grouped.rs"]
 mod grouped;
+#[path = "gemm/stuck.rs"]
+mod stuck;
+#[path = "gemm/truncated.rs"]
+mod truncated;
 
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};
 use cubecl_core::Runtime;

@@ -1,6 +1,7 @@
 //! Instructions of a whole warp: shuffles, votes, matrix loads and multiplications, by the fragment layouts of the PTX
 //! ISA.
 
+use super::accumulator::{Accumulator, Factor};
 use super::convert::ue8m0;
 use super::exec::{Flow, lanes, meet, set_predicate};
 use super::execute::atomic;
@@ -119,7 +120,7 @@ impl Machine<'_> {
                     }
                 }
             }
-            Op::Mma(mma) => multiply(warp, mma),
+            Op::Mma(mma) => multiply(warp, mma, self.accumulator),
             Op::TensorWarp(tensor) => self.tensor_warp_op(cluster, rank, warp, tensor)?,
             Op::Wmma(wmma) => self.wmma(cluster, rank, warp, wmma)?,
             _ => return Err("this instruction is not modelled".into()),
@@ -260,17 +261,18 @@ fn shuffle(
 /// `d = a · b + c` for 16 × 8 sums. With E elements to a register, lane l = 4 g + t: register r of A has row `g + 8 (r
 /// % 2)` from column `t E + (r / 2) 4 E` on, register r of B has column g from row `t E + r 4 E` on, element `2 h + i`
 /// of C and D row `g + 8 h`, column `2 t + i`.
-fn multiply(warp: &mut Warp, mma: &Mma) {
+fn multiply(warp: &mut Warp, mma: &Mma, accumulator: Accumulator) {
     let k = mma.k;
+    let accumulator = accumulator.of(mma.types);
     let per = 4 / mma.types[0].bytes();
-    let mut a = vec![0.0; 16 * k];
-    let mut b = vec![0.0; 8 * k];
+    let mut a = vec![Factor::new(0.0, mma.types[0]); 16 * k];
+    let mut b = vec![Factor::new(0.0, mma.types[1]); 8 * k];
     for lane in 0..32 {
         let (g, t) = (lane / 4, lane % 4);
-        let gather = |register: u32, ty: ElementType, target: &mut [f64], at: usize| {
+        let gather = |register: u32, ty: ElementType, target: &mut [Factor], at: usize| {
             let bytes = (warp.registers[register as usize][lane] as u32).to_le_bytes();
             for (e, bits) in bytes.chunks(ty.bytes()).enumerate() {
-                target[at + e] = f64::from(element(bits, ty));
+                target[at + e] = Factor::new(f64::from(element(bits, ty)), ty);
             }
         };
         for (r, register) in mma.a.iter().enumerate() {
@@ -284,36 +286,36 @@ fn multiply(warp: &mut Warp, mma: &Mma) {
     let scale = |(register, byte, _): (u32, u32, u32), lane: usize| {
         ue8m0((warp.registers[register as usize][lane] >> (8 * byte)) as u8)
     };
-    let mut row_scales = [1.0; 16];
-    let mut column_scales = [1.0; 8];
     if let Some([of_a, of_b]) = mma.scales {
-        for (row, value) in row_scales.iter_mut().enumerate() {
-            *value = scale(of_a, row % 8 * 4 + of_a.2 as usize * 2 + row / 8);
+        for (row, a) in a.chunks_mut(k).enumerate() {
+            let scale = scale(of_a, row % 8 * 4 + of_a.2 as usize * 2 + row / 8);
+            a.iter_mut().for_each(|a| *a = a.scaled(scale));
         }
-        for (column, value) in column_scales.iter_mut().enumerate() {
-            *value = scale(of_b, column * 4 + of_b.2 as usize);
+        for (column, b) in b.chunks_mut(k).enumerate() {
+            let scale = scale(of_b, column * 4 + of_b.2 as usize);
+            b.iter_mut().for_each(|b| *b = b.scaled(scale));
         }
     }
     for lane in 0..32 {
-        let sum = |h: usize, i: usize| {
+        let add = |h: usize, i: usize, old: f64| {
             let (row, column) = (lane / 4 + 8 * h, lane % 4 * 2 + i);
             let products = a[row * k..][..k].iter().zip(&b[column * k..][..k]);
-            products.map(|(a, b)| a * b).sum::<f64>() * row_scales[row] * column_scales[column]
+            accumulator.add(old, products.map(|(a, b)| [*a, *b]))
         };
-        let results = [sum(0, 0), sum(0, 1), sum(1, 0), sum(1, 1)];
         if mma.half {
             for h in 0..2 {
                 let old = warp.registers[mma.c[h] as usize][lane];
                 let halves = [0, 1].map(|i| {
                     let old = half::f16::from_bits((old >> (16 * i)) as u16).to_f64();
-                    u64::from(half::f16::from_f64(old + results[2 * h + i]).to_bits())
+                    u64::from(half::f16::from_f64(add(h, i, old)).to_bits())
                 });
                 warp.registers[mma.d[h] as usize][lane] = halves[0] | halves[1] << 16;
             }
         } else {
             let old = [0, 1, 2, 3].map(|i| f64::from(f32::from_bits(warp.registers[mma.c[i] as usize][lane] as u32)));
-            for i in 0..4 {
-                warp.registers[mma.d[i] as usize][lane] = super::alu::f32_bits((old[i] + results[i]) as f32);
+            for (i, old) in old.into_iter().enumerate() {
+                let new = add(i / 2, i % 2, old);
+                warp.registers[mma.d[i] as usize][lane] = super::alu::f32_bits(new as f32);
             }
         }
     }

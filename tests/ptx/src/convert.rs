@@ -252,7 +252,7 @@ fn value(bits: u64, ty: Ty) -> f64 {
     }
 }
 
-fn exponent(value: f64) -> i32 {
+pub(crate) fn exponent(value: f64) -> i32 {
     (value.to_bits() >> 52 & 0x7ff) as i32 - 1023
 }
 

@@ -132,7 +132,8 @@ impl Decoder {
                 kernel.static_shared += variable.size;
                 address
             }
-            "local" => {
+            // Parameters of a call: those of the kernel are no variables here.
+            "local" | "param" => {
                 kernel.local_bytes = kernel.local_bytes.next_multiple_of(align);
                 let address = LOCAL + kernel.local_bytes as u64;
                 kernel.local_bytes += variable.size;

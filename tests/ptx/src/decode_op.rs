@@ -1,10 +1,11 @@
 //! Decoding of plain instructions: arithmetic, predicates, memory, control.
 
 use super::alu::alu;
+use super::assert::PARAMS;
 use super::compare::compare;
 use super::convert::Convert;
 use super::decode::Decoder;
-use super::instr::{ElementType, Logic, Op, Space};
+use super::instr::{Addr, ElementType, Logic, Op, Space};
 use super::text::Operand;
 
 impl Decoder {
@@ -19,6 +20,7 @@ impl Decoder {
                 self.branches.push((self.kernel.code.len(), label.clone(), self.open.clone()));
                 Op::Nop
             }
+            "call" => return self.call(operands),
             "ret" | "exit" => Op::Exit,
             "trap" | "brkpt" => Op::Trap,
             "membar" | "pragma" | "nanosleep" | "prefetch" | "prefetchu" | "setmaxnreg" | "griddepcontrol"
@@ -53,6 +55,10 @@ impl Decoder {
                         Op::Predicate { logic, d, a, b: self.guard(operand(2)?)? }
                     }
                 }
+            }
+            "mov" if timer(operand(1)?).is_some() => {
+                let from = timer(operand(1)?).expect("just asked");
+                Op::Timer { d: self.target(operand(0)?)?, from, bits: bits(ty) }
             }
             "mov" if bits(ty) > 64 => return Ok(None),
             "mov" if matches!(operand(1)?, Operand::Vector(_)) => {
@@ -135,6 +141,28 @@ impl Decoder {
             }
         };
         Ok(Some(op))
+    }
+
+    /// Of functions that are not inlined only CUDA's own for assertions is known.
+    fn call(&mut self, operands: &[Operand]) -> Result<Option<Op>, String> {
+        let [Operand::Name(function), Operand::Vector(names)] = operands else { return Ok(None) };
+        if function != "__assertfail" || names.len() != PARAMS.len() {
+            return Ok(None);
+        }
+        let mut params = [Addr { space: Space::Param, base: 0, offset: 0 }; 5];
+        for (param, name) in params.iter_mut().zip(names) {
+            param.base = self.source(name, 64)?;
+        }
+        Ok(Some(Op::AssertFail { params: Box::new(params) }))
+    }
+}
+
+/// The first bit of `%globaltimer` that a special register has.
+fn timer(operand: &Operand) -> Option<u32> {
+    match operand {
+        Operand::Name(name) if name == "%globaltimer" || name == "%globaltimer_lo" => Some(0),
+        Operand::Name(name) if name == "%globaltimer_hi" => Some(32),
+        _ => None,
     }
 }
 

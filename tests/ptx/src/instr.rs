@@ -272,6 +272,16 @@ pub(crate) enum Op {
     },
     Exit,
     Trap,
+    /// `__assertfail`, by its parameters.
+    AssertFail {
+        params: Box<[Addr; 5]>,
+    },
+    /// `%globaltimer`, or a part of it from this bit on.
+    Timer {
+        d: u32,
+        from: u32,
+        bits: u32,
+    },
     ToShared {
         d: u32,
         a: u32,
@@ -474,9 +484,7 @@ impl Special {
             "%is_explicit_cluster" => Self::IsCluster,
             "%dynamic_smem_size" => Self::DynamicShared,
             "%nsmid" => Self::Multiprocessors,
-            "%smid" | "%gridid" | "%clock" | "%clock_hi" | "%clock64" | "%globaltimer" | "%globaltimer_lo" => {
-                Self::Zero
-            }
+            "%smid" | "%gridid" | "%clock" | "%clock_hi" | "%clock64" => Self::Zero,
             _ => return None,
         })
     }

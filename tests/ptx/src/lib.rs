@@ -9,10 +9,13 @@
 //! ```
 //!
 //! Seed 0 lets everything asynchronous happen at the last moment; other seeds mix early and late and interleave warps
-//! at random. Not modelled: caches and the order of plain memory accesses (each is done at once), `wgmma.fence`, the
-//! tensor cores' rounding of sums, time, and whatever [`Kernel::run`] says it does not know.
+//! at random. Tensor cores add FP8 products in full, or with as few bits as an [`Accumulator`] says. Time passes only while
+//! nothing else can go on. Not modelled: caches and the order of plain memory accesses (each is done at once),
+//! `wgmma.fence`, and whatever [`Kernel::run`] says it does not know.
 
+mod accumulator;
 mod alu;
+mod assert;
 mod barrier;
 mod bits;
 mod collective;
@@ -30,11 +33,13 @@ mod instr;
 mod memory;
 mod run;
 mod state;
+mod stuck;
 mod tcgen05;
 mod text;
 mod tma;
 mod wgmma;
 
+pub use accumulator::{Accumulator, Rounding};
 pub use decode::Kernel;
 pub use memory::Buffer;
 pub use run::{Arg, Launch};

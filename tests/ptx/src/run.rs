@@ -1,11 +1,12 @@
 //! A grid's execution: a cluster at a time, its warps in turn, asynchronous bytes when nothing else can go on. A
 //! cluster that runs long may be waiting for another, so then the next is let in beside it.
 
+use super::accumulator::Accumulator;
 use super::copies::MAP_TAG;
 use super::decode::Kernel;
 use super::instr::{Op, Special};
 use super::memory::{Buffer, Global, Shared};
-use super::state::{Block, Cluster, Machine, Random, Wait, Warp};
+use super::state::{Block, Cluster, Machine, Random, Warp};
 use super::tma::TensorMap;
 
 /// An argument of a kernel.
@@ -37,6 +38,8 @@ pub struct Launch {
     /// 0: asynchronous copies and reads of shared memory happen as late as the program allows. Others: each at once or
     /// late, and warps take turns of random length, repeatable by the seed.
     pub seed: u64,
+    /// How tensor cores add products of FP8 codes.
+    pub accumulator: Accumulator,
     /// Instructions that a warp may execute on average before the launch is given up; 0 for the default.
     pub limit: u64,
 }
@@ -51,7 +54,7 @@ impl Kernel {
     ///
     /// # Errors
     /// The first fault: an access out of bounds or misaligned, a misuse of a barrier, an instruction that is not
-    /// modelled, a deadlock.
+    /// modelled, a failed assertion, a deadlock.
     pub fn run(&self, launch: &Launch) -> Result<u64, String> {
         let mut machine = Machine::new(self, launch)?;
         let size = self.cluster;
@@ -102,6 +105,7 @@ impl<'a> Machine<'a> {
             let (given, taken) = (launch.args.len(), kernel.params.len());
             return Err(format!("{}: {given} arguments for {taken} parameters", kernel.name));
         }
+        launch.accumulator.check()?;
         for map in &launch.maps {
             map.check(&launch.buffers)?;
         }
@@ -134,6 +138,7 @@ impl<'a> Machine<'a> {
             grid: launch.grid,
             block: launch.block,
             dynamic_shared: launch.dynamic_shared,
+            accumulator: launch.accumulator,
             random: Random::new(launch.seed),
             random_turns: launch.seed != 0,
             executed: 0,
@@ -229,7 +234,8 @@ impl<'a> Machine<'a> {
                 for i in 0..warps {
                     let id = (first + i) % warps;
                     let fuel = if self.random_turns { 1 + self.random.below(2000) as u64 } else { 20_000 };
-                    progress |= self.run_warp(cluster, rank, id, fuel)? > 0;
+                    let executed = self.run_warp(cluster, rank, id, fuel);
+                    progress |= executed.map_err(|error| cluster.with_stuck(error))? > 0;
                 }
             }
             rounds += 1;
@@ -245,7 +251,7 @@ impl<'a> Machine<'a> {
                 let which = self.random.below(cluster.loads.len());
                 let load = cluster.loads.swap_remove(which);
                 self.deliver(cluster, load).map_err(|error| format!("{}: a bulk load: {error}", self.kernel.name))?;
-            } else if !progress {
+            } else if !progress && !self.pass_time(cluster) {
                 return Err(self.deadlock(cluster));
             }
             if self.executed - start > patience {
@@ -264,45 +270,5 @@ impl<'a> Machine<'a> {
                 cluster.loads.len()
             ))
         }
-    }
-
-    /// Who waits where for what.
-    fn deadlock(&self, cluster: &mut Cluster) -> String {
-        let mut lines = vec![];
-        for rank in 0..cluster.blocks.len() {
-            for id in 0..cluster.blocks[rank].warps.len() {
-                let mut groups: Vec<(u32, Wait, u32)> = vec![];
-                let warp = &cluster.blocks[rank].warps[id];
-                for lane in super::exec::lanes(warp.live) {
-                    let (pc, wait) = (warp.pc[lane], warp.wait[lane]);
-                    match groups.iter_mut().find(|group| (group.0, group.1) == (pc, wait)) {
-                        Some(group) => group.2 |= 1 << lane,
-                        None => groups.push((pc, wait, 1 << lane)),
-                    }
-                }
-                for (pc, wait, mask) in groups {
-                    let state = match wait {
-                        Wait::Bar { id, .. } => {
-                            let barrier = cluster.blocks[rank].barriers[id];
-                            let count = barrier.count.map_or("all".to_string(), |count| count.to_string());
-                            format!("barrier {id}: {} of {count} threads", barrier.arrived)
-                        }
-                        Wait::Mbarrier { rank, offset, .. } => match cluster.mbarrier(rank, offset) {
-                            Ok(state) => format!("mbarrier at {offset}: {state:?}"),
-                            Err(error) => error,
-                        },
-                        wait => format!("{wait:?}"),
-                    };
-                    // A lane behind a barrier stands at the next instruction.
-                    let at = match wait {
-                        Wait::Bar { .. } | Wait::Cluster { .. } | Wait::Warpgroup { .. } => pc - 1,
-                        _ => pc,
-                    };
-                    let text = &self.kernel.text[at as usize];
-                    lines.push(format!("  block {rank} warp {id} lanes {mask:#x}: {at}: {text}: waits for {state}"));
-                }
-            }
-        }
-        format!("{}: deadlock in the cluster at {:?}:\n{}", self.kernel.name, cluster.origin, lines.join("\n"))
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::accumulator::Accumulator;
 use super::alu::Lanes;
 use super::barrier::{Mbarrier, Named};
 use super::decode::Kernel;
@@ -129,6 +130,10 @@ pub(crate) struct Cluster {
     pub arrived: u32,
     pub generation: u64,
     pub live_threads: u32,
+    /// Nanoseconds of `%globaltimer`.
+    pub clock: u64,
+    /// Who waited for what when the clock last moved.
+    pub stuck: String,
 }
 
 impl Cluster {
@@ -169,6 +174,7 @@ pub(crate) struct Machine<'a> {
     pub grid: [u32; 3],
     pub block: [u32; 3],
     pub dynamic_shared: usize,
+    pub accumulator: Accumulator,
     pub random: Random,
     /// Whether warps take turns of random length.
     pub random_turns: bool,
@@ -225,7 +231,8 @@ impl Machine<'_> {
         if !address.is_multiple_of(len as u64) {
             return Err(format!("{len} bytes at {address:#x}, which is not aligned"));
         }
-        let space = if space == Space::Generic { space_of(address) } else { space };
+        // Parameters of the kernel have a window of their own, those of its calls are local.
+        let space = if matches!(space, Space::Generic | Space::Param) { space_of(address) } else { space };
         match space {
             Space::Shared => {
                 let (owner, offset) = shared_parts(address & 0xffff_ffff, rank);

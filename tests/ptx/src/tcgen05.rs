@@ -5,11 +5,12 @@
 //! poison until then. Tensor memory starts as NaN, and its addresses as high as can be.
 //!
 //! The PTX ISA orders a copy before the products after it, and products to the same sums; that a product has read its scales
-//! before a later copy overwrites them is not promised, so such a copy is an error. Products are exact, and the sum over one
-//! instruction is taken in f64 and added to the f32 accumulator.
+//! before a later copy overwrites them is not promised, so such a copy is an error. Products and their scales are exact; how those
+//! of one instruction are added to the f32 accumulator is in [`Accumulator`].
 
 use std::collections::VecDeque;
 
+use super::accumulator::{Accumulator, Factor, Right};
 use super::convert::ue8m0;
 use super::exec::{Flow, lanes};
 use super::instr::{ElementType, TensorOp, TensorWarpOp};
@@ -372,12 +373,12 @@ impl Machine<'_> {
                 }
             }
             Pending::Product(product) => {
-                let mut operand = |matrix: Matrix, rows: usize, ty: ElementType| -> Result<Vec<f64>, String> {
+                let mut operand = |matrix: Matrix, rows: usize, ty: ElementType| -> Result<Vec<Factor>, String> {
                     let mut values = Vec::with_capacity(rows * 32);
                     for at in matrix.chunks(rows, 32) {
                         block.shared.locate(at, 16)?;
                         let bytes = &block.shared.bytes[at..at + 16];
-                        values.extend(bytes.iter().map(|byte| f64::from(element(&[*byte], ty))));
+                        values.extend(bytes.iter().map(|byte| Factor::new(f64::from(element(&[*byte], ty)), ty)));
                     }
                     Ok(values)
                 };
@@ -387,11 +388,11 @@ impl Machine<'_> {
                     for (i, values) in [&mut a, &mut b].into_iter().enumerate() {
                         for (row, values) in values.chunks_mut(32).enumerate() {
                             let scale = block.tensor.scale(columns[i], row, product.shape.scale_bytes[i])?;
-                            values.iter_mut().for_each(|value| *value *= scale);
+                            values.iter_mut().for_each(|value| *value = value.scaled(scale));
                         }
                     }
                 }
-                multiply(&mut block.tensor, &product, &a, &b);
+                multiply(&mut block.tensor, &product, &a, b, self.accumulator);
             }
         }
         Ok(true)
@@ -468,24 +469,18 @@ impl Machine<'_> {
 }
 
 /// `d = a · bᵀ`, added to what `d` holds if that is kept: row i in lane i, column j in the j-th column.
-fn multiply(tensor: &mut Tensor, product: &Product, a: &[f64], b: &[f64]) {
-    let n = product.shape.n;
-    let mut columns = vec![0.0; 32 * n];
-    for (column, row) in b.chunks(32).enumerate() {
-        row.iter().enumerate().for_each(|(i, value)| columns[i * n + column] = *value);
-    }
-    let mut sums = vec![0.0; n];
+fn multiply(tensor: &mut Tensor, product: &Product, a: &[Factor], b: Vec<Factor>, accumulator: Accumulator) {
+    let accumulator = accumulator.of(product.shape.types);
+    let b = Right::new(b, 32);
+    let mut d = vec![0.0; product.shape.n];
     for (lane, a) in a.chunks(32).enumerate() {
-        sums.fill(0.0);
-        for (a, columns) in a.iter().zip(columns.chunks(n)) {
-            for (sum, b) in sums.iter_mut().zip(columns) {
-                *sum += a * b;
-            }
+        for (column, d) in d.iter_mut().enumerate() {
+            let old = *tensor.word(lane, product.column + column);
+            *d = if product.keep { f64::from(f32::from_bits(old)) } else { 0.0 };
         }
-        for (column, sum) in sums.iter().enumerate() {
-            let word = tensor.word(lane, product.column + column);
-            let old = if product.keep { f64::from(f32::from_bits(*word)) } else { 0.0 };
-            *word = super::alu::f32_bits((old + sum) as f32) as u32;
+        accumulator.add_row(&mut d, a, &b);
+        for (column, d) in d.iter().enumerate() {
+            *tensor.word(lane, product.column + column) = super::alu::f32_bits(*d as f32) as u32;
         }
     }
 }

@@ -11,7 +11,7 @@ pub(crate) enum Operand {
     Pair(String, String),
     /// A literal's bits: of an f32 for `0f`, of an f64 for `0d`, two's complement otherwise.
     Imm(u64),
-    /// `{a, b}`.
+    /// `{a, b}`, or a call's `(a, b)`.
     Vector(Vec<Operand>),
     /// `[a, b]`, `[a+8]`: what stands in the brackets, and the offset that the first has.
     Address(Vec<Operand>, i64),
@@ -222,8 +222,6 @@ fn statement(text: &str) -> Result<Option<Statement>, String> {
     }
     let (opcode, operands) = code.split_once(char::is_whitespace).unwrap_or((code, ""));
     let opcode = opcode.split('.').map(str::to_string).collect();
-    // Calls have a syntax of their own, and are not modelled.
-    let operands = if code.starts_with("call") { "" } else { operands };
     let operands = split(operands).into_iter().map(operand).collect::<Result<_, _>>()?;
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     Ok(Some(Statement::Instruction { guard, opcode, operands, text }))
@@ -251,8 +249,8 @@ fn split(text: &str) -> Vec<&str> {
 }
 
 fn operand(text: &str) -> Result<Operand, String> {
-    if let Some(inner) = text.strip_prefix('{') {
-        let inner = inner.trim_end().trim_end_matches('}');
+    if let Some(inner) = text.strip_prefix(['{', '(']) {
+        let inner = inner.trim_end().trim_end_matches(['}', ')']);
         return Ok(Operand::Vector(split(inner).into_iter().map(operand).collect::<Result<_, _>>()?));
     }
     if let Some(inner) = text.strip_prefix('[') {

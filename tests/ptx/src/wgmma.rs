@@ -1,11 +1,11 @@
 //! `wgmma`: the warps of a warpgroup issue together; operands are read from shared memory, and accumulators written,
 //! when a wait asks for it, or the operands at a random moment before. Until then accumulators in flight hold NaN.
 //!
-//! Products are exact; the sum over one instruction is taken in f64 and added to the f32 accumulator. (The hardware
-//! keeps fewer bits.)
+//! Products are exact; how those of one instruction are added to the f32 accumulator is in [`Accumulator`].
 
 use std::sync::Arc;
 
+use super::accumulator::{Accumulator, Factor, Right};
 use super::alu::Lanes;
 use super::exec::Flow;
 use super::instr::{ElementType, Op, Wgmma};
@@ -233,7 +233,7 @@ impl Machine<'_> {
             read_operands(cluster, rank, &mut operation)?;
             let group = &mut cluster.blocks[rank].warpgroups[index];
             let flight = group.flight.iter_mut().find(|flight| flight.registers[0] == operation.d);
-            multiply(&operation, flight.ok_or("accumulators are not in flight")?);
+            multiply(&operation, flight.ok_or("accumulators are not in flight")?, self.accumulator);
         }
         let group = &mut cluster.blocks[rank].warpgroups[index];
         let member = warp.id % 4;
@@ -348,33 +348,27 @@ fn a_elements(gathered: &[Gathered; 4], ty: ElementType) -> Vec<f32> {
 
 /// `d = a · bᵀ + d`: the accumulator `4 j + 2 h + i` of lane l has row `l / 4 + 8 h`, column `8 j + 2 (l % 4) + i` of
 /// the warp's 16 rows.
-fn multiply(operation: &Issued, flight: &mut Accumulators) {
+fn multiply(operation: &Issued, flight: &mut Accumulators, accumulator: Accumulator) {
     let (a, b) = operation.operands.as_ref().expect("read before");
     let k = a.len() / 64;
-    let n = operation.n;
+    let accumulator = accumulator.of(operation.types);
     let sign = if operation.negate[0] != operation.negate[1] { -1.0 } else { 1.0 };
-    let mut columns = vec![0.0; k * n];
-    for (column, row) in b.chunks(k).enumerate() {
-        for (i, value) in row.iter().enumerate() {
-            columns[i * n + column] = f64::from(*value);
-        }
-    }
-    let mut sums = vec![0.0; n];
-    for (row, a) in a.chunks(k).enumerate() {
-        sums.fill(0.0);
-        for (a, columns) in a.iter().zip(columns.chunks(n)) {
-            let a = f64::from(*a) * sign;
-            for (sum, b) in sums.iter_mut().zip(columns) {
-                *sum += a * b;
-            }
-        }
+    let factors = |values: &[f32], sign: f64, ty| -> Vec<Factor> {
+        values.iter().map(|value| Factor::new(f64::from(*value) * sign, ty)).collect()
+    };
+    let b = Right::new(factors(b, 1.0, operation.types[1]), k);
+    let mut d = vec![0.0; operation.n];
+    for (row, a) in factors(a, sign, operation.types[0]).chunks(k).enumerate() {
         let values = &mut flight.values[row / 16];
-        let (half, quad) = (row % 16 / 8, row % 8 * 4);
-        for (column, sum) in sums.iter().enumerate() {
-            let lane = quad + column % 8 / 2;
-            let value = &mut values[column / 8 * 4 + half * 2 + column % 2][lane];
-            let old = if operation.keep { f64::from(f32::from_bits(*value as u32)) } else { 0.0 };
-            *value = super::alu::f32_bits((old + sum) as f32);
+        let place = |column: usize| (column / 8 * 4 + row % 16 / 8 * 2 + column % 2, row % 8 * 4 + column % 8 / 2);
+        for (column, d) in d.iter_mut().enumerate() {
+            let (register, lane) = place(column);
+            *d = if operation.keep { f64::from(f32::from_bits(values[register][lane] as u32)) } else { 0.0 };
+        }
+        accumulator.add_row(&mut d, a, &b);
+        for (column, d) in d.iter().enumerate() {
+            let (register, lane) = place(column);
+            values[register][lane] = super::alu::f32_bits(*d as f32);
         }
     }
 }

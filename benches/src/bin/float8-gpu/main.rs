@@ -1,17 +1,20 @@
 //! Checks and measurements on a GPU, in one program that needs nothing beside it but the driver and NVRTC with its headers.
 //!
 //! `float8-gpu check` compares every kernel and Float8 linears with the scalar reference; `float8-gpu bench` measures them
-//! against the same work in high precision, and against torch where it is installed. Exit codes: 0, 1 if something is wrong,
-//! 2 if the device is absent.
+//! against the same work in high precision, and against torch where it is installed; `float8-gpu versions` says what they run on.
+//! Cases run in worker processes, each with a limit, so that a fault of the GPU or a hang costs one case. Exit codes: 0, 1 if
+//! something is wrong, 2 if the device is absent.
 
 mod bench;
 mod check;
+mod supervise;
 mod target;
+mod worker;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use device_select::{DeviceChoice, SelectedDevice, select};
+use device_select::{DeviceChoice, SelectedDevice, cuda_setup, select};
 
 use target::{OnCuda, OnWgpu};
 
@@ -21,6 +24,12 @@ struct Args {
     /// Where to run; wgpu is there to try the program without an NVIDIA GPU.
     #[arg(long, value_enum, default_value_t = Device::Cuda, global = true)]
     device: Device,
+    /// Ends a kernel with an error that names it if one of its barriers is not complete after ten seconds, instead of hanging.
+    #[arg(long, global = true)]
+    trap: bool,
+    /// Runs cases whose numbers come from standard input: what the program calls itself with.
+    #[arg(long, global = true, hide = true)]
+    worker: bool,
     #[command(subcommand)]
     command: Command,
 }
@@ -37,6 +46,8 @@ enum Command {
     Check(check::Args),
     /// TFLOP/s, bandwidths and train steps, as ratios to high precision in the same run.
     Bench(bench::Args),
+    /// The device, its driver and NVRTC.
+    Versions,
 }
 
 /// What can stop the program.
@@ -51,15 +62,9 @@ enum Error {
     /// Results that are no JSON.
     #[error("{what}: {source}")]
     Json { what: &'static str, source: serde_json::Error },
-    /// The library refused.
-    #[error(transparent)]
-    Kernel(#[from] float8_kernels::KernelError),
-    /// A configuration was refused.
-    #[error(transparent)]
-    Float8(#[from] burn_float8::Float8Error),
-    /// A model was refused.
-    #[error(transparent)]
-    Llama(#[from] llama3::Error),
+    /// No worker process starts.
+    #[error("worker process: {0}")]
+    Worker(String),
     /// The torch script failed.
     #[error("torch baseline: {0}")]
     Torch(String),
@@ -78,12 +83,30 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    let on_cuda = selected == SelectedDevice::Cuda;
+    if args.worker {
+        if args.trap {
+            float8_kernels::trap_stuck_barriers(true);
+        }
+        match (&args.command, on_cuda) {
+            (Command::Check(args), true) => check::serve::<OnCuda>(args),
+            (Command::Check(args), false) => check::serve::<OnWgpu>(args),
+            (Command::Bench(args), true) => bench::serve::<OnCuda>(args),
+            (Command::Bench(args), false) => bench::serve::<OnWgpu>(args),
+            (Command::Versions, _) => {}
+        }
+        return ExitCode::SUCCESS;
+    }
     println!("device: {selected}");
-    let done = match (&args.command, selected) {
-        (Command::Check(args), SelectedDevice::Cuda) => check::run::<OnCuda>(args),
-        (Command::Check(args), _) => check::run::<OnWgpu>(args),
-        (Command::Bench(args), SelectedDevice::Cuda) => bench::run::<OnCuda>(args),
-        (Command::Bench(args), _) => bench::run::<OnWgpu>(args),
+    let done = match &args.command {
+        Command::Check(args) => check::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Versions => {
+            if on_cuda && let Ok(setup) = cuda_setup() {
+                println!("driver: CUDA {}; NVRTC {}; {} devices", setup.driver, setup.nvrtc, setup.devices);
+            }
+            Ok(true)
+        }
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,

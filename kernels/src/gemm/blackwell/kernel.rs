@@ -19,6 +19,7 @@ use crate::ptx::tcgen05::{
     tcgen05_before_signal, tcgen05_commit, tmem_alloc, tmem_copy_scales, tmem_dealloc,
 };
 use crate::ptx::tma::{bulk_load, tma_load, tma_prefetch_map};
+use crate::version::Version;
 
 /// The warp that multiplies; warp 0 fills stages.
 const MULTIPLIER: u32 = 1;
@@ -105,6 +106,7 @@ pub(super) fn gemm_blackwell<O: Float>(
     extent: Extent,
     #[comptime] config: Config,
     #[define(O)] _dtype: StorageType,
+    #[comptime] _version: Version,
 ) {
     let mut shared = SharedMemory::<u32>::new_aligned(comptime!(config.shared_words()), 1024usize);
     let base = shared_address(&shared);
@@ -156,7 +158,7 @@ pub(super) fn gemm_blackwell<O: Float>(
         let mut index = CUBE_POS_X;
         while index < items {
             let item = item(index, ends, &extent, config);
-            mbarrier_wait(barriers.ready + 8 * buffer.at, buffer.parity);
+            mbarrier_wait(barriers.ready + 8 * buffer.at, buffer.parity, comptime!(config.trap));
             tcgen05_after_wait();
             let sums = tmem + buffer.at * comptime!(config.cols as u32);
             store_tile::<O>(sums, base, &mut chunk, out_map, out, scales_a, scales_b, bias, &item, &extent, config);
@@ -198,7 +200,7 @@ fn fill_stages(
         let item = item(index, ends, extent, config);
         let mut block = item.step_begin;
         while block < item.step_end {
-            mbarrier_wait(barriers.empty + 8 * place.at, place.parity);
+            mbarrier_wait(barriers.empty + 8 * place.at, place.parity, comptime!(config.trap));
             fill(a, b, scales_a, scales_b, base, barriers, place.at, block, &item, extent, config);
             advance(&mut place, comptime!(config.stages as u32));
             block += 1;
@@ -224,12 +226,12 @@ fn multiply_tiles(
     let mut index = CUBE_POS_X;
     while index < items {
         let item = item(index, ends, extent, config);
-        mbarrier_wait(barriers.stored + 8 * buffer.at, buffer.parity);
+        mbarrier_wait(barriers.stored + 8 * buffer.at, buffer.parity, comptime!(config.trap));
         tcgen05_after_wait();
         let sums = tmem + buffer.at * comptime!(config.cols as u32);
         let mut block = item.step_begin;
         while block < item.step_end {
-            mbarrier_wait(barriers.full + 8 * place.at, place.parity);
+            mbarrier_wait(barriers.full + 8 * place.at, place.parity, comptime!(config.trap));
             tcgen05_after_wait();
             let add = select(block > item.step_begin, 1u32, 0u32);
             multiply_stage(base, tmem, sums, place.at, add, &item, config);

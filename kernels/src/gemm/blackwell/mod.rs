@@ -22,7 +22,9 @@ use cubecl::prelude::*;
 use super::bias::BiasLaunch;
 use super::grouped::Grouping;
 use super::maps::{Matrix, Target, sms};
+use super::pipeline::trap;
 use super::{Gemm, split_k};
+use crate::version::VERSION;
 use crate::view::Source;
 use crate::{Format, Granularity};
 use plan::{Plan, ROWS, STEP};
@@ -73,6 +75,8 @@ struct Config {
     granularities: [Granularity; 2],
     /// Of the output.
     dtype: Source,
+    /// The kernel's name, if barriers that are stuck end it.
+    trap: Option<&'static str>,
 }
 
 impl Config {
@@ -216,6 +220,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
         formats: [gemm.a.format, gemm.b.format],
         granularities: [gemm.a.granularity, gemm.b.granularity],
         dtype: Source::of(target.dtype).expect("checked by scaled_gemm"),
+        trap: trap("gemm_blackwell"),
     };
     let config = config.with_stages(client.properties().hardware.max_shared_memory_size);
     let extent = kernel::ExtentLaunch::new(
@@ -247,6 +252,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
             extent,
             config,
             target.dtype,
+            VERSION,
         );
     }
 }
@@ -280,6 +286,7 @@ mod tests {
                     formats: [Format::E4m3; 2],
                     granularities,
                     dtype,
+                    trap: None,
                 };
                 let config = config.with_stages(227 * 1024);
                 assert!(config.stages >= 4, "{config:?}");

@@ -10,6 +10,7 @@ use crate::gemm::bias::Bias;
 use crate::gemm::grouped::{Work, grouped_tile, whole};
 use crate::operand::BLOCK;
 use crate::scale::sum_factor;
+use crate::version::Version;
 
 /// Codes of a chunk: four words.
 const CHUNK_CODES: u32 = 16;
@@ -40,6 +41,7 @@ pub(super) fn gemm_half<O: Float, E: Float>(
     #[comptime] plan: Plan,
     #[define(O)] _dtype: StorageType,
     #[define(E)] _element: StorageType,
+    #[comptime] _version: Version,
 ) {
     let tile_rows = comptime!(plan.tile.size[0]);
     let part_rows = comptime!(plan.tile.part()[0]);

@@ -23,6 +23,7 @@ use super::bias::BiasLaunch;
 use super::grouped::Grouping;
 use crate::grid::fold;
 use crate::operand::BLOCK;
+use crate::version::VERSION;
 use crate::{Format, Granularity, row_words};
 
 /// Codes of the contraction in a step.
@@ -231,6 +232,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
             plan,
             gemm.dtype,
             plan.element().dtype(),
+            VERSION,
         );
     }
 }

@@ -19,6 +19,7 @@ use crate::ptx::shared::{load_shared, load_shared_pair, shared_address, store_sh
 use crate::ptx::tma::{tma_load, tma_load_multicast, tma_prefetch_map};
 use crate::ptx::wgmma::{descriptor, wgmma_bf16, wgmma_commit, wgmma_fence, wgmma_fp8, wgmma_wait};
 use crate::scale::sum_factor;
+use crate::version::Version;
 
 /// Threads that fetch scales: the producer's warps but the first.
 const SCALE_THREADS: u32 = 96;
@@ -91,6 +92,7 @@ pub(super) fn gemm_hopper<O: Float>(
     extent: Extent,
     #[comptime] config: Config,
     #[define(O)] _dtype: StorageType,
+    #[comptime] _version: Version,
 ) {
     let mut shared = SharedMemory::<u32>::new_aligned(comptime!(config.shared_words()), 1024usize);
     let base = shared_address(&shared);
@@ -133,7 +135,7 @@ pub(super) fn gemm_hopper<O: Float>(
                 let item = item(index, ends, &extent, config);
                 let mut step = item.step_begin;
                 while step < item.step_end {
-                    mbarrier_wait(empty + 8 * place.at, place.parity);
+                    mbarrier_wait(empty + 8 * place.at, place.parity, comptime!(config.trap));
                     fill(a, b, base, full + 8 * place.at, place.at, step, &item, config);
                     advance(&mut place, comptime!(config.stages as u32));
                     step += 1;
@@ -146,7 +148,7 @@ pub(super) fn gemm_hopper<O: Float>(
                     let item = item(index, ends, &extent, config);
                     let mut step = item.step_begin;
                     while step < item.step_end {
-                        mbarrier_wait(empty + 8 * place.at, place.parity);
+                        mbarrier_wait(empty + 8 * place.at, place.parity, comptime!(config.trap));
                         fetch_scales(inv_scale_a, inv_scale_b, base, place.at, step, &item, &extent, config);
                         mbarrier_arrive(full + 8 * place.at);
                         advance(&mut place, comptime!(config.stages as u32));
@@ -297,7 +299,7 @@ fn multiply_fast(
     let mut step = item.step_begin;
     let mut previous = place.at;
     while step < item.step_end {
-        mbarrier_wait(full + 8 * place.at, place.parity);
+        mbarrier_wait(full + 8 * place.at, place.parity, comptime!(config.trap));
         let (a, b) = operands(base, place.at, config);
         multiply_stage(sums, descriptor(a), descriptor(b), 1u32.runtime(), config);
         wgmma_wait(sums, comptime!(config.tile.group_cols() as u32), 1u32);
@@ -359,7 +361,7 @@ fn multiply_promoted(
     let mut scales_b = Array::<f32>::new(comptime!(config.scales_b_per_thread()));
     let mut step = item.step_begin;
     while step < item.step_end {
-        mbarrier_wait(full + 8 * place.at, place.parity);
+        mbarrier_wait(full + 8 * place.at, place.parity, comptime!(config.trap));
         let (a, b) = operands(base, place.at, config);
         #[unroll]
         for p in 0..comptime!(parts as u32) {

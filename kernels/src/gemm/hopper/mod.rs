@@ -36,9 +36,11 @@ use cubecl::prelude::*;
 use super::bias::BiasLaunch;
 use super::grouped::Grouping;
 use super::maps::{Matrix, ROW_BYTES, Target, sms};
+use super::pipeline::trap;
 use super::{Gemm, split_k};
 use crate::dequantize::to_bf16;
 use crate::operand::BLOCK;
+use crate::version::VERSION;
 use crate::view::Source;
 use crate::{Format, Granularity, Operand};
 use plan::{CONSUMERS, MMA_ROWS, Plan, Promotion, Tile};
@@ -107,6 +109,8 @@ struct Config {
     granularities: [Granularity; 2],
     /// Of the output.
     dtype: Source,
+    /// The kernel's name, if barriers that are stuck end it.
+    trap: Option<&'static str>,
 }
 
 impl Config {
@@ -242,6 +246,7 @@ fn launch_tiles<R: Runtime>(
         formats: [gemm.a.format, gemm.b.format],
         granularities: [gemm.a.granularity, gemm.b.granularity],
         dtype: Source::of(target.dtype).expect("checked by scaled_gemm"),
+        trap: trap("gemm_hopper"),
     };
     let fits =
         |stages: &usize| Config { stages: *stages, ..config }.shared_words() * 4 <= hardware.max_shared_memory_size;
@@ -280,6 +285,7 @@ fn launch_tiles<R: Runtime>(
             extent,
             config,
             target.dtype,
+            VERSION,
         );
     }
 }

@@ -16,6 +16,7 @@ use crate::grid::banded_tile;
 use crate::operand::BLOCK;
 use crate::ptx::mma::{MmaKind, Product, commit_copies, copy_chunk, load_matrices, mma_fp8, wait_copies};
 use crate::ptx::shared::shared_address;
+use crate::version::Version;
 
 /// Words of contraction in a step.
 const STEP_WORDS: u32 = 16;
@@ -47,6 +48,7 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
     blocks: u32,
     #[comptime] plan: Plan,
     #[define(O)] _dtype: StorageType,
+    #[comptime] _version: Version,
 ) {
     let tile = comptime!(plan.tile);
     let products_m = comptime!(tile.products()[0]);

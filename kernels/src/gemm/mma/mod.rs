@@ -36,6 +36,7 @@ use super::bias::BiasLaunch;
 use super::grouped::Grouping;
 use crate::operand::BLOCK;
 use crate::ptx::mma::MmaKind;
+use crate::version::VERSION;
 use crate::{CudaArch, Format, Granularity, cuda_arch, row_words};
 
 /// A block's part of the output, and how it is cut among warps and held in shared memory.
@@ -159,6 +160,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
             a.k.div_ceil(BLOCK) as u32,
             plan,
             gemm.dtype,
+            VERSION,
         );
     }
 }

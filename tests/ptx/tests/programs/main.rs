@@ -2,6 +2,7 @@
 //! tensor copies, matrix instructions, clusters; and that faults are faults.
 
 mod tcgen05;
+mod time;
 
 use ptx_interpreter::{Arg, Buffer, Kernel, Launch, TensorFloat, TensorMap};
 

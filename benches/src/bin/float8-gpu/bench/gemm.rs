@@ -4,13 +4,16 @@
 //! TFLOP/s = 2 · M · N · K / time
 //! ```
 
+use std::cell::LazyCell;
+
 use burn::tensor::{Distribution, Tensor};
+use checks::Failure;
 use float8_kernels::{Format, GemmConfig, Granularity, gemm_path, scaled_gemm};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::data::{Table, sets};
-use super::timing::{Timer, geometric_mean, or_dash};
-use super::torch;
+use super::timing::{Clock, geometric_mean, or_dash};
+use super::{Bench, Size, torch};
 use crate::target::Target;
 
 /// K and N of the linears of Llama 3 8B and 70B: q and o, k and v, gate and up, down.
@@ -31,21 +34,16 @@ const TOKENS: [usize; 3] = [2048, 8192, 16_384];
 /// Shapes on which scales of rows, blocks and MX are measured too.
 const SCALED: [[usize; 3]; 3] = [[4096, 4096, 4096], [8192, 4096, 4096], [8192, 14_336, 4096]];
 
-/// M, N and K, the ones that targets name first: time may not suffice for all.
-pub fn shapes(quick: bool) -> Vec<[usize; 3]> {
-    if quick {
-        return vec![[64, 64, 64], [128, 192, 256]];
-    }
+/// Cubes of 4096, 8192 and 2048, which targets name, first.
+pub fn shapes(size: Size) -> Vec<[usize; 3]> {
     let cubes = [4096, 8192, 2048, 1024, 16_384].map(|n| [n; 3]);
-    let mut shapes = cubes.to_vec();
-    for m in TOKENS {
-        shapes.extend(LLAMA.map(|[k, n]| [m, n, k]));
-    }
-    shapes
+    let linears = TOKENS.into_iter().flat_map(|m| LLAMA.map(|[k, n]| [m, n, k]));
+    let all: Vec<_> = cubes.into_iter().chain(linears).collect();
+    size.of(&[[64, 64, 64], [128, 192, 256]], 3, &all)
 }
 
 /// One shape with scales of one granularity.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 pub struct Row {
     pub m: usize,
     pub n: usize,
@@ -66,67 +64,67 @@ pub fn rate([m, n, k]: [usize; 3], seconds: f64) -> f64 {
     2.0 * m as f64 * n as f64 * k as f64 / seconds * 1e-12
 }
 
-pub fn rows<T: Target>(timer: &mut Timer, quick: bool) -> Vec<Row> {
-    let table = Table::new(Format::E4m3);
-    let mut rows = vec![];
-    let scaled = if quick { vec![[64, 64, 64]] } else { SCALED.to_vec() };
+pub fn cases<T: Target>(bench: &mut Bench<'_>) {
+    let table = LazyCell::new(|| Table::new(Format::E4m3));
     let blocks = [
         [Granularity::Row, Granularity::Row],
         [Granularity::Block1x128, Granularity::Block128x128],
         [Granularity::Block1x32, Granularity::Block1x32],
     ];
+    let scaled = bench.size.of(&[[64, 64, 64]], 1, &SCALED);
     let scaled = scaled.into_iter().flat_map(|shape| blocks.map(|granularities| (shape, granularities)));
-    let cases = shapes(quick).into_iter().map(|shape| (shape, [Granularity::Tensor; 2])).chain(scaled);
+    let cases = shapes(bench.size).into_iter().map(|shape| (shape, [Granularity::Tensor; 2])).chain(scaled);
     for (shape @ [m, n, k], granularities) in cases {
         let [left, right] = granularities;
         let scales = if left == right { left.to_string() } else { format!("{left},{right}") };
-        rows.extend(timer.case(&format!("gemm {m}x{n}x{k} {scales}"), |timer| {
+        bench.case(&format!("gemm {m}x{n}x{k} {scales}"), |clock| {
             let client = T::client();
-            let [precise, fast] = fp8::<T>(timer, &table, shape, granularities);
-            let high = (left == Granularity::Tensor).then(|| high::<T>(timer, shape));
+            let [precise, fast] = fp8::<T>(clock, &table, shape, granularities)?;
+            let high = (left == Granularity::Tensor).then(|| high::<T>(clock, shape));
             // Leaves the memory to the next shape.
             client.memory_cleanup();
             let path = gemm_path(&client, granularities, GemmConfig::default()).to_string();
-            Row { m, n, k, scales, path, precise, fast, high }
-        }));
+            Ok(super::Row::Gemm(Row { m, n, k, scales, path, precise, fast, high }))
+        });
     }
-    rows
 }
 
 fn fp8<T: Target>(
-    timer: &Timer,
+    clock: Clock,
     table: &Table,
     shape @ [m, n, k]: [usize; 3],
     [left, right]: [Granularity; 2],
-) -> [f64; 2] {
+) -> Result<[f64; 2], Failure> {
     let client = T::client();
     let out = T::compute_dtype().into();
     let sets: Vec<_> = (0..sets((m + n) * k))
         .map(|i| [table.operand(&client, [m, k], left, 2 * i), table.operand(&client, [n, k], right, 2 * i + 1)])
         .collect();
-    [false, true].map(|use_fast_accum| {
+    let [a, b] = &sets[0];
+    scaled_gemm(&client, a, b, None, out, GemmConfig::default())?;
+    Ok([false, true].map(|use_fast_accum| {
         let config = GemmConfig { use_fast_accum, emulate: false };
-        let seconds = timer.seconds(T::sync, |turn| {
+        let seconds = clock.seconds(T::sync, |turn| {
             let [a, b] = &sets[turn % sets.len()];
-            scaled_gemm(&client, a, b, None, out, config).expect("operands that fit");
+            scaled_gemm(&client, a, b, None, out, config).expect("it took such operands before");
         });
         rate(shape, seconds)
-    })
+    }))
 }
 
-fn high<T: Target>(timer: &Timer, shape @ [m, n, k]: [usize; 3]) -> f64 {
+fn high<T: Target>(clock: Clock, shape @ [m, n, k]: [usize; 3]) -> f64 {
     let (device, dtype) = (Default::default(), T::compute_dtype());
     let matrix =
         |shape: [usize; 2]| Tensor::<T::Backend, 2>::random(shape, Distribution::Normal(0.0, 1.0), &device).cast(dtype);
     let sets: Vec<_> = (0..sets((m + n) * k * 2)).map(|_| [matrix([m, k]), matrix([k, n])]).collect();
-    let seconds = timer.seconds(T::sync, |turn| {
+    let seconds = clock.seconds(T::sync, |turn| {
         let [a, b] = sets[turn % sets.len()].clone();
         drop(a.matmul(b));
     });
     rate(shape, seconds)
 }
 
-pub fn print(rows: &[Row], torch: Option<&torch::Results>) {
+pub fn print(rows: &[Row], torch: &torch::Results) {
     if rows.is_empty() {
         return;
     }
@@ -137,8 +135,8 @@ pub fn print(rows: &[Row], torch: Option<&torch::Results>) {
     );
     for row in rows {
         let Row { m, n, k, scales, path, precise, fast, high } = row;
-        let best = torch.and_then(|torch| torch.best(row));
-        let bf16 = torch.and_then(|torch| torch.gemm(row)?.bf16);
+        let best = torch.best(row);
+        let bf16 = torch.gemm(row).and_then(|torch| torch.bf16);
         println!(
             "{m:>6} {n:>6} {k:>6}  {scales:<15}  {path:<10}  {precise:>8.1} {fast:>8.1}  {:>8} {:>6}  {:>8} {:>6}  {:>8}",
             or_dash(*high, 1),

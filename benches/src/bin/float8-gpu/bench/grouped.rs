@@ -6,17 +6,20 @@
 //! TFLOP/s = 2 · M · N · K / time
 //! ```
 
+use std::cell::LazyCell;
+
 use burn::tensor::{Distribution, Tensor};
+use checks::Failure;
 use cubecl::prelude::CubeElement;
 use float8_kernels::{
     Format, GROUP_ALIGN, GemmConfig, Granularity, Grouping, Groups, grouped_gemm_path, grouped_scaled_gemm, scaled_gemm,
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::data::{Table, sets};
 use super::gemm::rate;
-use super::timing::{Timer, geometric_mean, or_dash};
-use super::torch;
+use super::timing::{Clock, geometric_mean, or_dash};
+use super::{Bench, Size, torch};
 use crate::target::Target;
 
 /// Tokens of each of eight experts: 8192, each to two of them.
@@ -37,20 +40,20 @@ pub struct Shape {
 }
 
 /// Forward and weight gradient, the skewed ones too.
-pub fn shapes(quick: bool) -> Vec<Shape> {
+pub fn shapes(size: Size) -> Vec<Shape> {
     let [rows, contraction] = [Grouping::Rows, Grouping::Contraction];
-    let list: &[(Grouping, &[usize], [usize; 2])] = if quick {
-        &[(rows, &[32, 32], [48, 64]), (contraction, &[70, 0, 33], [48, 64])]
-    } else {
+    let shape = |grouping, sizes, rest| Shape { grouping, sizes, rest };
+    size.of(
+        &[shape(rows, &[32, 32], [48, 64]), shape(contraction, &[70, 0, 33], [48, 64])],
+        3,
         &[
-            (rows, &BALANCED, [INTERMEDIATE, HIDDEN]),
-            (rows, &SKEWED, [INTERMEDIATE, HIDDEN]),
-            (contraction, &BALANCED, [INTERMEDIATE, HIDDEN]),
-            (contraction, &SKEWED, [INTERMEDIATE, HIDDEN]),
-            (rows, &BALANCED, [HIDDEN, INTERMEDIATE]),
-        ]
-    };
-    list.iter().map(|&(grouping, sizes, rest)| Shape { grouping, sizes, rest }).collect()
+            shape(rows, &BALANCED, [INTERMEDIATE, HIDDEN]),
+            shape(rows, &SKEWED, [INTERMEDIATE, HIDDEN]),
+            shape(contraction, &BALANCED, [INTERMEDIATE, HIDDEN]),
+            shape(contraction, &SKEWED, [INTERMEDIATE, HIDDEN]),
+            shape(rows, &BALANCED, [HIDDEN, INTERMEDIATE]),
+        ],
+    )
 }
 
 impl Shape {
@@ -100,14 +103,14 @@ impl Shape {
 }
 
 /// One shape with scales of one granularity.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 pub struct Row {
-    pub grouping: &'static str,
+    pub grouping: String,
     pub sizes: Vec<usize>,
     pub m: usize,
     pub n: usize,
     pub k: usize,
-    spread: &'static str,
+    spread: String,
     pub scales: String,
     /// The kernel that ran.
     path: String,
@@ -121,32 +124,48 @@ pub struct Row {
     high: Option<f64>,
 }
 
-pub fn rows<T: Target>(timer: &mut Timer, quick: bool) -> Vec<Row> {
-    let table = Table::new(Format::E4m3);
-    let mut rows = vec![];
-    for shape in shapes(quick) {
+pub fn cases<T: Target>(bench: &mut Bench<'_>) {
+    let table = LazyCell::new(|| Table::new(Format::E4m3));
+    for shape in shapes(bench.size) {
         for granularity in [Granularity::Tensor, Granularity::Row, Granularity::Block1x32] {
             let ([m, n, k], scales) = (shape.all(), granularity.to_string());
             let (grouping, spread) = (shape.grouping(), shape.sizes());
-            rows.extend(timer.case(&format!("grouped {grouping} {m}x{n}x{k} {spread} {scales}"), |timer| {
+            bench.case(&format!("grouped {grouping} {m}x{n}x{k} {spread} {scales}"), |clock| {
                 let client = T::client();
-                let config = GemmConfig::default();
-                let path = grouped_gemm_path(&client, [granularity; 2], config).to_string();
-                let [precise, fast] = grouped::<T>(timer, &table, shape, granularity);
+                let path = grouped_gemm_path(&client, [granularity; 2], GemmConfig::default()).to_string();
+                let [precise, fast] = grouped::<T>(clock, &table, shape, granularity)?;
                 client.memory_cleanup();
-                let dense = dense::<T>(timer, &table, shape, granularity);
+                let dense = dense::<T>(clock, &table, shape, granularity);
                 client.memory_cleanup();
-                let high = (granularity == Granularity::Tensor).then(|| high::<T>(timer, shape));
+                let high = (granularity == Granularity::Tensor).then(|| high::<T>(clock, shape));
                 client.memory_cleanup();
-                Row { grouping, sizes: shape.sizes.into(), m, n, k, spread, scales, path, precise, fast, dense, high }
-            }));
+                let (grouping, spread, sizes) = (grouping.into(), spread.into(), shape.sizes.into());
+                Ok(super::Row::Grouped(Row {
+                    grouping,
+                    sizes,
+                    m,
+                    n,
+                    k,
+                    spread,
+                    scales,
+                    path,
+                    precise,
+                    fast,
+                    dense,
+                    high,
+                }))
+            });
         }
     }
-    rows
 }
 
 /// One GEMM for all groups. Along the contraction what lies between them is not zero here, which takes no more time.
-fn grouped<T: Target>(timer: &Timer, table: &Table, shape: Shape, granularity: Granularity) -> [f64; 2] {
+fn grouped<T: Target>(
+    clock: Clock,
+    table: &Table,
+    shape: Shape,
+    granularity: Granularity,
+) -> Result<[f64; 2], Failure> {
     let (client, out) = (T::client(), T::compute_dtype().into());
     let (ends, count) = (shape.ends(), shape.sizes.len());
     let [m, n, k] = shape.product(ends.last().map_or(0, |&end| end as usize));
@@ -154,18 +173,20 @@ fn grouped<T: Target>(timer: &Timer, table: &Table, shape: Shape, granularity: G
     let groups = Groups { ends: client.create_from_slice(u32::as_bytes(&ends)), count, grouping: shape.grouping };
     let operand = |rows, seed| table.operand(&client, [rows, k], granularity, seed);
     let sets: Vec<_> = (0..sets((m + rows_b) * k)).map(|i| [operand(m, 2 * i), operand(rows_b, 2 * i + 1)]).collect();
-    [false, true].map(|use_fast_accum| {
+    let [a, b] = &sets[0];
+    grouped_scaled_gemm(&client, a, b, &groups, out, GemmConfig::default())?;
+    Ok([false, true].map(|use_fast_accum| {
         let config = GemmConfig { use_fast_accum, emulate: false };
-        let seconds = timer.seconds(T::sync, |turn| {
+        let seconds = clock.seconds(T::sync, |turn| {
             let [a, b] = &sets[turn % sets.len()];
-            grouped_scaled_gemm(&client, a, b, &groups, out, config).expect("operands that fit");
+            grouped_scaled_gemm(&client, a, b, &groups, out, config).expect("it took such operands before");
         });
         rate(shape.all(), seconds)
-    })
+    }))
 }
 
 /// A dense GEMM for each group that has tokens, their operands and outputs apart.
-fn dense<T: Target>(timer: &Timer, table: &Table, shape: Shape, granularity: Granularity) -> f64 {
+fn dense<T: Target>(clock: Clock, table: &Table, shape: Shape, granularity: Granularity) -> f64 {
     let (client, out) = (T::client(), T::compute_dtype().into());
     let set = |i: usize| {
         let full = shape.sizes.iter().enumerate().filter(|(_, size)| **size > 0);
@@ -176,7 +197,7 @@ fn dense<T: Target>(timer: &Timer, table: &Table, shape: Shape, granularity: Gra
         full.map(pair).collect::<Vec<_>>()
     };
     let sets: Vec<_> = (0..sets(bytes(shape))).map(set).collect();
-    let seconds = timer.seconds(T::sync, |turn| {
+    let seconds = clock.seconds(T::sync, |turn| {
         for [a, b] in &sets[turn % sets.len()] {
             scaled_gemm(&client, a, b, None, out, GemmConfig::default()).expect("operands that fit");
         }
@@ -185,7 +206,7 @@ fn dense<T: Target>(timer: &Timer, table: &Table, shape: Shape, granularity: Gra
 }
 
 /// A matmul for each group that has tokens.
-fn high<T: Target>(timer: &Timer, shape: Shape) -> f64 {
+fn high<T: Target>(clock: Clock, shape: Shape) -> f64 {
     let (device, dtype) = (Default::default(), T::compute_dtype());
     let matrix =
         |shape: [usize; 2]| Tensor::<T::Backend, 2>::random(shape, Distribution::Normal(0.0, 1.0), &device).cast(dtype);
@@ -194,7 +215,7 @@ fn high<T: Target>(timer: &Timer, shape: Shape) -> f64 {
         products.map(|[m, n, k]| [matrix([m, k]), matrix([k, n])]).collect::<Vec<_>>()
     };
     let sets: Vec<_> = (0..sets(2 * bytes(shape))).map(set).collect();
-    let seconds = timer.seconds(T::sync, |turn| {
+    let seconds = clock.seconds(T::sync, |turn| {
         for [a, b] in sets[turn % sets.len()].clone() {
             drop(a.matmul(b));
         }
@@ -211,7 +232,7 @@ fn bytes(shape: Shape) -> usize {
     }
 }
 
-pub fn print(rows: &[Row], torch: Option<&torch::Results>) {
+pub fn print(rows: &[Row], torch: &torch::Results) {
     if rows.is_empty() {
         return;
     }
@@ -237,8 +258,8 @@ pub fn print(rows: &[Row], torch: Option<&torch::Results>) {
     );
     for row in rows {
         let Row { grouping, m, n, k, spread, scales, path, precise, fast, dense, high, .. } = row;
-        let best = torch.and_then(|torch| torch.best_grouped(row));
-        let bf16 = torch.and_then(|torch| torch.grouped(row)?.bf16);
+        let best = torch.best_grouped(row);
+        let bf16 = torch.grouped(row).and_then(|torch| torch.bf16);
         println!(
             "{grouping:<11}  {spread:<8} {m:>6} {n:>6} {k:>6}  {scales:<10}  {path:<10}  {precise:>8.1} {fast:>8.1}  \
              {dense:>8.1} {:>6.2}  {:>8} {:>6}  {:>8} {:>6}  {:>8}",

@@ -5,20 +5,20 @@ use burn::tensor::{Distribution, Tensor};
 use burn_float8::{
     Float8, Float8Backend, Float8Config, Float8LinearConfig, Float8Tensor, Gemm, Recipe, set_default_config,
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::data::sets;
-use super::timing::{Timer, or_dash};
-use super::torch;
+use super::timing::or_dash;
+use super::{Bench, Size, torch};
 use crate::target::Target;
 
 /// M, K and N.
-pub fn shapes(quick: bool) -> Vec<[usize; 3]> {
-    if quick { vec![[64, 128, 96]] } else { vec![[8192, 4096, 4096], [8192, 8192, 8192], [8192, 4096, 14_336]] }
+pub fn shapes(size: Size) -> Vec<[usize; 3]> {
+    size.of(&[[64, 128, 96]], 2, &[[8192, 4096, 4096], [8192, 8192, 8192], [8192, 4096, 14_336]])
 }
 
 /// One precision of one shape.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 pub struct Row {
     pub m: usize,
     pub k: usize,
@@ -26,61 +26,74 @@ pub struct Row {
     /// A recipe, or the compute dtype.
     pub precision: String,
     pub milliseconds: f64,
-    /// Burn in high precision / this.
+    /// Burn in high precision / this, if that was measured.
     pub speedup: Option<f64>,
     /// How FP8 GEMMs are computed.
     pub path: Option<String>,
 }
 
 /// Recipes without a history, which would need a layer to belong to.
-fn configs() -> Vec<(String, Float8LinearConfig)> {
+fn configs(size: Size) -> Vec<(String, Float8LinearConfig)> {
     let tensorwise = Float8LinearConfig::new(Recipe::Tensorwise);
     let fast = Gemm::ALL.into_iter().fold(tensorwise, |config, gemm| config.with_use_fast_accum(gemm, true));
     let recipes = Recipe::ALL.into_iter().filter(|recipe| *recipe != Recipe::Delayed);
     let mut configs: Vec<_> = recipes.map(|recipe| (recipe.to_string(), Float8LinearConfig::new(recipe))).collect();
     configs.insert(1, ("tensorwise, fast accumulation".into(), fast));
+    if size == Size::Headline {
+        configs.truncate(3);
+    }
     configs
 }
 
-pub fn rows<T: Target>(timer: &mut Timer, quick: bool) -> Vec<Row> {
-    let mut rows: Vec<Row> = vec![];
-    for shape @ [m, k, n] in shapes(quick) {
+pub fn cases<T: Target>(bench: &mut Bench<'_>) {
+    for shape @ [m, k, n] in shapes(bench.size) {
         let precision = format!("{:?}", T::compute_dtype()).to_lowercase();
-        let plain = timer.case(&format!("linear {m}x{k}x{n} {precision}"), |timer| {
+        let row = |precision, seconds: f64, path| {
+            super::Row::Linear(Row { m, k, n, precision, milliseconds: seconds * 1e3, speedup: None, path })
+        };
+        bench.case(&format!("linear {m}x{k}x{n} {precision}"), |clock| {
             let inputs = inputs::<T>(shape);
-            timer.seconds(T::sync, |turn| {
+            let seconds = clock.seconds(T::sync, |turn| {
                 let [x, w, dy] = inputs[turn % inputs.len()].clone();
                 step::<T::Backend>(x, w, dy);
-            })
+            });
+            Ok(row(precision, seconds, None))
         });
-        let row = |precision, seconds: f64, path| {
-            let speedup = plain.map(|plain| plain / seconds);
-            Row { m, k, n, precision, milliseconds: seconds * 1e3, speedup, path }
-        };
-        rows.extend(plain.map(|seconds| row(precision, seconds, None)));
-        for (precision, config) in configs() {
+        for (precision, config) in configs(bench.size) {
             let (granularities, gemm) = (config.casts().granularities(Gemm::Fprop), config.gemm_config(Gemm::Fprop));
-            let path = T::Backend::fp8_gemm_path(&Default::default(), granularities, gemm, false).to_string();
-            let seconds = timer.case(&format!("linear {m}x{k}x{n} {precision}"), |timer| {
-                let set = set_default_config::<Float8<T::Backend>>(&Default::default(), Some(&config.into()));
-                set.expect("a recipe without a history");
+            bench.case(&format!("linear {m}x{k}x{n} {precision}"), |clock| {
+                let path = T::Backend::fp8_gemm_path(&Default::default(), granularities, gemm, false).to_string();
+                with_default::<T>(&config.into());
                 let inputs = inputs::<T>(shape);
-                timer.seconds(T::sync, |turn| {
+                let seconds = clock.seconds(T::sync, |turn| {
                     // New to the decorator: nothing is cast yet.
                     let [x, w, dy] = inputs[turn % inputs.len()].clone().map(Float8Tensor::new);
                     step::<Float8<T::Backend>>(x, w, dy);
-                })
+                });
+                with_default::<T>(&Float8Config::default());
+                Ok(row(precision, seconds, Some(path)))
             });
-            rows.extend(seconds.map(|seconds| row(precision, seconds, Some(path))));
         }
     }
-    let reset = set_default_config::<Float8<T::Backend>>(&Default::default(), Some(&Float8Config::default()));
-    reset.expect("the default recipe needs no layers");
-    rows
+}
+
+/// Sets what linears of no model run.
+pub fn with_default<T: Target>(config: &Float8Config) {
+    set_default_config::<Float8<T::Backend>>(&Default::default(), Some(config)).expect("a recipe without a history");
+}
+
+/// Compares with high precision, where both are known.
+pub fn compare(rows: &mut [Row]) {
+    let key = |row: &Row| [row.m, row.k, row.n];
+    let plain: Vec<_> = rows.iter().filter(|row| row.path.is_none()).map(|row| (key(row), row.milliseconds)).collect();
+    for row in rows {
+        let plain = plain.iter().find(|(shape, _)| *shape == key(row));
+        row.speedup = plain.map(|(_, milliseconds)| milliseconds / row.milliseconds);
+    }
 }
 
 /// Sets of x `[M, K]`, w `[K, N]` and dy `[M, N]`.
-fn inputs<T: Target>([m, k, n]: [usize; 3]) -> Vec<[FloatTensor<T::Backend>; 3]> {
+pub fn inputs<T: Target>([m, k, n]: [usize; 3]) -> Vec<[FloatTensor<T::Backend>; 3]> {
     let (device, dtype) = (Default::default(), T::compute_dtype());
     let tensor = |shape: [usize; 2], deviation| {
         let tensor = Tensor::<T::Backend, 2>::random(shape, Distribution::Normal(0.0, deviation), &device);
@@ -90,14 +103,18 @@ fn inputs<T: Target>([m, k, n]: [usize; 3]) -> Vec<[FloatTensor<T::Backend>; 3]>
     (0..sets(2 * (m * k + k * n + m * n)).max(2)).map(set).collect()
 }
 
-fn step<B: ModuleOps<B> + burn::tensor::backend::Backend>(x: FloatTensor<B>, w: FloatTensor<B>, dy: FloatTensor<B>) {
+pub fn step<B: ModuleOps<B> + burn::tensor::backend::Backend>(
+    x: FloatTensor<B>,
+    w: FloatTensor<B>,
+    dy: FloatTensor<B>,
+) {
     let y = B::linear(x.clone(), w.clone(), None);
     let dx = B::linear_x_backward(w, dy.clone());
     let dw = B::linear_weight_backward(x, dy);
     drop((y, dx, dw));
 }
 
-pub fn print(rows: &[Row], torch: Option<&torch::Results>) {
+pub fn print(rows: &[Row], torch: &torch::Results) {
     if rows.is_empty() {
         return;
     }
@@ -108,7 +125,7 @@ pub fn print(rows: &[Row], torch: Option<&torch::Results>) {
     );
     for row in rows {
         let Row { m, k, n, precision, milliseconds, speedup, path } = row;
-        let torch = torch.and_then(|torch| torch.linear_ms(row)).map(|torch| torch / milliseconds);
+        let torch = torch.linear_ms(row).map(|torch| torch / milliseconds);
         println!(
             "{m:>6} {k:>6} {n:>6}  {precision:<30}  {milliseconds:>8.3}  {:>9}  {:>13}  {}",
             or_dash(*speedup, 2),

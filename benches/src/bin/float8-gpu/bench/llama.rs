@@ -6,18 +6,19 @@ use burn::backend::Autodiff;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::{Float8, Float8Config, Float8Error, Recipe, report, set_default_config};
+use checks::Failure;
 use llama3::rng::Rng;
 use llama3::{Llama, LlamaConfig, RunConfig};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::timing::{Timer, or_dash};
-use crate::Error;
+use super::timing::{Clock, or_dash};
+use super::{Bench, Size};
 use crate::target::Target;
 
 type Backend<T> = Autodiff<Float8<<T as Target>::Backend>>;
 
 /// One precision of one model.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 pub struct Row {
     model: String,
     /// Sequences and their length.
@@ -25,104 +26,100 @@ pub struct Row {
     precision: String,
     milliseconds: f64,
     tokens_per_second: f64,
-    /// High precision / this.
+    /// High precision / this, if that was measured.
     speedup: Option<f64>,
+    /// Whether linears run in FP8.
+    is_fp8: bool,
     /// GEMM calls of linears by path, since the model was made.
     gemms: String,
 }
 
-/// What is run: a model by name, its dimensions, and the batch.
+/// What is run: a preset with so many layers, if they are cut, and so many tokens in its vocabulary; and the batch.
+#[derive(Clone, Copy)]
 struct Case {
-    name: String,
-    config: LlamaConfig,
+    preset: &'static str,
+    layers: Option<usize>,
+    vocab: Option<usize>,
     batch: [usize; 2],
 }
 
 impl Case {
-    /// A preset with so many layers, if they are cut, and so many tokens in its vocabulary.
-    fn new(preset: &str, layers: Option<usize>, vocab: Option<usize>, batch: [usize; 2]) -> Result<Self, Error> {
-        let mut config = LlamaConfig::preset(preset)?;
-        let name = layers.map_or_else(|| preset.into(), |layers| format!("{preset}, {layers} layers"));
-        config.num_layers = layers.unwrap_or(config.num_layers);
-        config.vocab_size = vocab.unwrap_or(config.vocab_size);
-        Ok(Self { name, config, batch })
+    fn name(&self) -> String {
+        self.layers.map_or_else(|| self.preset.into(), |layers| format!("{}, {layers} layers", self.preset))
+    }
+
+    fn config(&self) -> Result<LlamaConfig, llama3::Error> {
+        let mut config = LlamaConfig::preset(self.preset)?;
+        config.num_layers = self.layers.unwrap_or(config.num_layers);
+        config.vocab_size = self.vocab.unwrap_or(config.vocab_size);
+        Ok(config)
     }
 }
 
 /// None for high precision.
-fn precisions() -> Vec<Option<Recipe>> {
-    std::iter::once(None).chain(Recipe::ALL.map(Some)).collect()
+fn precisions(size: Size) -> Vec<Option<Recipe>> {
+    let all: Vec<_> = std::iter::once(None).chain(Recipe::ALL.map(Some)).collect();
+    size.of(&all, 3, &all)
 }
 
-pub fn layers<T: Target>(timer: &mut Timer, quick: bool) -> Vec<Row> {
-    let cases = if quick {
-        vec![Case::new("debug", Some(1), None, [2, 16])]
-    } else {
-        // Little vocabulary: the output layer is not what is measured.
-        vec![Case::new("8b", Some(1), Some(256), [4, 2048]), Case::new("70b", Some(1), Some(256), [2, 2048])]
-    };
-    rows::<T>(timer, "layer", cases, false)
+pub fn layers<T: Target>(bench: &mut Bench<'_>) {
+    let case = |preset, layers, vocab, batch| Case { preset, layers, vocab, batch };
+    let tiny = case("debug", Some(1), None, [2, 16]);
+    // Little vocabulary: the output layer is not what is measured.
+    let full = [case("8b", Some(1), Some(256), [4, 2048]), case("70b", Some(1), Some(256), [2, 2048])];
+    cases::<T>(bench, "layer", &[tiny], &full, super::Row::Layer);
 }
 
-pub fn steps<T: Target>(timer: &mut Timer, quick: bool) -> Vec<Row> {
-    let cases = if quick {
-        vec![Case::new("debug", Some(2), None, [2, 16])]
-    } else {
-        vec![Case::new("1b", None, None, [4, 2048]), Case::new("8b", Some(8), None, [4, 2048])]
-    };
-    rows::<T>(timer, "step", cases, true)
+pub fn steps<T: Target>(bench: &mut Bench<'_>) {
+    let case = |preset, layers, vocab, batch| Case { preset, layers, vocab, batch };
+    let tiny = case("debug", Some(2), None, [2, 16]);
+    let full = [case("1b", None, None, [4, 2048]), case("8b", Some(8), None, [4, 2048])];
+    cases::<T>(bench, "step", &[tiny], &full, super::Row::Step);
 }
 
-fn rows<T: Target>(timer: &mut Timer, what: &str, cases: Vec<Result<Case, Error>>, update: bool) -> Vec<Row> {
-    let mut rows = vec![];
-    for case in cases {
-        let case = match case {
-            Ok(case) => case,
-            Err(error) => {
-                timer.skip(what, &error);
-                continue;
-            }
-        };
-        let mut plain = None;
-        for recipe in precisions() {
-            let precision =
-                recipe.map_or_else(|| format!("{:?}", T::compute_dtype()).to_lowercase(), |recipe| recipe.to_string());
-            let name = format!("{what} {} {precision}", case.name);
-            let measured = match timer.case(&name, |timer| measure::<T>(timer, &case, recipe, update)) {
-                Some(Ok(measured)) => measured,
-                Some(Err(error)) => {
-                    timer.skip(&name, &error);
-                    continue;
-                }
-                None => continue,
-            };
-            let (seconds, gemms) = measured;
-            if recipe.is_none() {
-                plain = Some(seconds);
-            }
-            rows.push(Row {
-                model: case.name.clone(),
-                batch: case.batch,
-                precision,
-                milliseconds: seconds * 1e3,
-                tokens_per_second: (case.batch[0] * case.batch[1]) as f64 / seconds,
-                speedup: plain.map(|plain| plain / seconds),
-                gemms,
+fn cases<T: Target>(bench: &mut Bench<'_>, what: &str, tiny: &[Case], full: &[Case], row: fn(Row) -> super::Row) {
+    for case in bench.size.of(tiny, 1, full) {
+        for recipe in precisions(bench.size) {
+            let plain = || format!("{:?}", T::compute_dtype()).to_lowercase();
+            let precision = recipe.map_or_else(plain, |recipe| recipe.to_string());
+            let model = case.name();
+            bench.case(&format!("{what} {model} {precision}"), |clock| {
+                let measured = measure::<T>(clock, &case, recipe, what == "step");
+                let (seconds, gemms) = measured.map_err(|error| Failure::Wrong(error.to_string()))?;
+                Ok(row(Row {
+                    model,
+                    batch: case.batch,
+                    precision,
+                    milliseconds: seconds * 1e3,
+                    tokens_per_second: (case.batch[0] * case.batch[1]) as f64 / seconds,
+                    speedup: None,
+                    is_fp8: recipe.is_some(),
+                    gemms,
+                }))
             });
         }
     }
-    rows
+}
+
+/// Compares with high precision, where both are known.
+pub fn compare(rows: &mut [Row]) {
+    let plain = rows.iter().filter(|row| !row.is_fp8).map(|row| (row.model.clone(), row.milliseconds));
+    let plain: Vec<_> = plain.collect();
+    for row in rows {
+        let plain = plain.iter().find(|(model, _)| *model == row.model);
+        row.speedup = plain.map(|(_, milliseconds)| milliseconds / row.milliseconds);
+    }
 }
 
 /// Median seconds of forward and backward, with the optimizer's update if asked for; and what its linears did.
 fn measure<T: Target>(
-    timer: &Timer,
+    clock: Clock,
     case: &Case,
     recipe: Option<Recipe>,
     update: bool,
-) -> Result<(f64, String), Error> {
+) -> Result<(f64, String), Box<dyn std::error::Error>> {
     let device = Default::default();
-    let config = &case.config;
+    let config = &case.config()?;
     let model = Llama::<Backend<T>>::new(config.clone(), &device)?.with_compute_dtype(T::compute_dtype());
     let (model, on) = match recipe {
         None => (model, None),
@@ -144,7 +141,7 @@ fn measure<T: Target>(
     });
     let mut optimizer = AdamWConfig::new().init();
     let mut model = Some(model);
-    let seconds = timer.seconds(T::sync, |_| {
+    let seconds = clock.seconds(T::sync, |_| {
         let current = model.take().expect("put back after every step");
         let grads = current.loss(inputs.clone(), targets.clone()).backward();
         model = Some(if update {
@@ -175,7 +172,7 @@ pub fn print(title: &str, rows: &[Row]) {
         "{:<14}  {:>10}  {:<20}  {:>9}  {:>10}  {:>7}  GEMMs",
         "model", "tokens", "precision", "ms", "tokens/s", "speedup"
     );
-    for Row { model, batch: [b, t], precision, milliseconds, tokens_per_second, speedup, gemms } in rows {
+    for Row { model, batch: [b, t], precision, milliseconds, tokens_per_second, speedup, gemms, .. } in rows {
         println!(
             "{model:<14}  {:>10}  {precision:<20}  {milliseconds:>9.2}  {tokens_per_second:>10.0}  {:>7}  {}",
             format!("{b} x {t}"),

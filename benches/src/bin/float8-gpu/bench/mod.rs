@@ -1,11 +1,13 @@
 //! `bench`: each part against the same work in high precision, and torch's numbers beside them; JSON, and tables last.
 //!
 //! Device work is timed in batches of many launches between two waits, after a warm-up, and the median of the batches
-//! counts. Inputs are normal-distributed and rotate through more memory than an L2 cache holds.
+//! counts. Inputs are normal-distributed and rotate through more memory than an L2 cache holds. Each row is a case of a worker
+//! process, and is written as soon as it is known.
 
 mod data;
 mod gemm;
 mod grouped;
+mod host;
 mod linear;
 mod llama;
 mod quantize;
@@ -13,13 +15,17 @@ mod timing;
 mod torch;
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+use checks::Failure;
 use clap::ValueEnum;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::supervise::{Done, Limits, Loss, supervise};
 use crate::target::Target;
-use timing::Timer;
+use crate::worker::Worker;
+use timing::Clock;
 
 /// What to measure.
 #[derive(clap::Args)]
@@ -27,37 +33,61 @@ pub struct Args {
     /// Parts to run, separated by commas; all if absent.
     #[arg(long, value_delimiter = ',')]
     only: Vec<Part>,
-    /// Small shapes: to try the program, not to measure.
-    #[arg(long)]
-    quick: bool,
+    /// Shapes to run.
+    #[arg(long, value_enum, default_value_t = Size::Full)]
+    size: Size,
     /// Timed batches of each case; the median counts.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
-    /// Cases that would begin later than this are skipped.
-    #[arg(long, default_value_t = 540)]
-    limit_seconds: u64,
     /// A Python with torch, such as python3: measures torch on the same shapes first.
     #[arg(long)]
     torch: Option<String>,
-    /// Writes the results as JSON.
+    /// Writes the results as JSON, after each row.
     #[arg(long)]
     json: Option<PathBuf>,
+    #[command(flatten)]
+    limits: Limits,
 }
 
+/// How much to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Size {
+    /// Small shapes and short batches: to try the program, not to measure.
+    Tiny,
+    /// The shapes and recipes that targets name: some minutes.
+    Headline,
+    /// All.
+    Full,
+}
+
+impl Size {
+    /// The list for this size; `full` begins with what targets name.
+    fn of<T: Copy>(self, tiny: &[T], headline: usize, full: &[T]) -> Vec<T> {
+        match self {
+            Self::Tiny => tiny.to_vec(),
+            Self::Headline => full[..headline].to_vec(),
+            Self::Full => full.to_vec(),
+        }
+    }
+}
+
+// In the order in which they run: those that targets name come first, as time may not suffice for all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
     /// The scaled GEMM and Burn's matmul.
     Gemm,
-    /// The grouped GEMM, and a GEMM for each group.
-    Grouped,
-    /// Casts and amax as shares of a copy.
-    Quantize,
+    /// What a GEMM and a linear cost the host.
+    Host,
     /// Forward and backward of one linear, casts included.
     Linear,
-    /// Forward and backward of one Llama layer.
-    Layer,
+    /// Casts and amax as shares of a copy.
+    Quantize,
     /// A Llama train step.
     Step,
+    /// The grouped GEMM, and a GEMM for each group.
+    Grouped,
+    /// Forward and backward of one Llama layer.
+    Layer,
 }
 
 impl Args {
@@ -66,93 +96,144 @@ impl Args {
     }
 }
 
+/// A row of a table.
+#[derive(Serialize, Deserialize)]
+enum Row {
+    Gemm(gemm::Row),
+    Host(host::Row),
+    Linear(linear::Row),
+    Quantize(quantize::Row),
+    Step(llama::Row),
+    Grouped(grouped::Row),
+    Layer(llama::Row),
+}
+
 /// What was measured; parts that did not run are absent.
 #[derive(Default, Serialize)]
 struct Results {
-    device: String,
-    /// Of the high-precision work.
-    compute_dtype: String,
     /// Whether Burn tuned its kernels for the shapes.
     autotune: bool,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     gemm: Vec<gemm::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    grouped: Vec<grouped::Row>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    quantize: Vec<quantize::Row>,
+    host: Vec<host::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     linear: Vec<linear::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    layer: Vec<llama::Row>,
+    quantize: Vec<quantize::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     step: Vec<llama::Row>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    torch: Option<torch::Results>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    grouped: Vec<grouped::Row>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    layer: Vec<llama::Row>,
+    #[serde(skip_serializing_if = "torch::Results::is_empty")]
+    torch: torch::Results,
     /// Geometric means of ratios to torch's best mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     summary: Option<torch::Summary>,
-    /// Cases that the time did not suffice for, or that failed.
+    /// Cases without a result, and why.
     skipped: Vec<String>,
 }
 
-/// Whether nothing failed.
-pub fn run<T: Target>(args: &Args) -> Result<bool, Error> {
-    let mut timer = Timer::new(args.repeat, args.limit_seconds, args.quick);
-    let mut results = Results {
-        device: <T::Runtime as cubecl::Runtime>::name(&T::client()).into(),
-        compute_dtype: format!("{:?}", T::compute_dtype()),
-        autotune: cfg!(feature = "autotune"),
-        ..Results::default()
-    };
-    if let Some(python) = &args.torch {
-        let part = |part| args.runs(part).then(|| format!("{part:?}").to_lowercase());
-        let parts: Vec<_> =
-            [Part::Gemm, Part::Grouped, Part::Quantize, Part::Linear].into_iter().filter_map(part).collect();
-        match torch::run(python, &parts, args.quick, timer.left().min(200)) {
-            Ok(torch) => results.torch = Some(torch),
-            Err(error) => timer.skip("torch", &error),
+impl Results {
+    fn add(&mut self, row: Row) {
+        match row {
+            Row::Gemm(row) => self.gemm.push(row),
+            Row::Host(row) => self.host.push(row),
+            Row::Linear(row) => self.linear.push(row),
+            Row::Quantize(row) => self.quantize.push(row),
+            Row::Step(row) => self.step.push(row),
+            Row::Grouped(row) => self.grouped.push(row),
+            Row::Layer(row) => self.layer.push(row),
         }
+        linear::compare(&mut self.linear);
+        llama::compare(&mut self.step);
+        llama::compare(&mut self.layer);
     }
-    // The parts that targets name first: time may not suffice for all. What is known is kept after each.
-    if args.runs(Part::Linear) {
-        results.linear = linear::rows::<T>(&mut timer, args.quick);
-        linear::print(&results.linear, results.torch.as_ref());
+}
+
+/// Hands cases to a worker.
+struct Bench<'a> {
+    worker: &'a mut Worker,
+    clock: Clock,
+    size: Size,
+}
+
+impl Bench<'_> {
+    fn case(&mut self, name: &str, measure: impl FnOnce(Clock) -> Result<Row, Failure>) {
+        let clock = self.clock;
+        self.worker.case(name, || measure(clock));
+    }
+}
+
+/// Runs cases for [`run`], which is another process.
+pub fn serve<T: Target>(args: &Args) {
+    let clock = Clock::new(args.repeat, args.size == Size::Tiny);
+    Worker::serve(&[], |worker| {
+        let mut bench = Bench { worker, clock, size: args.size };
+        for part in Part::value_variants().iter().filter(|part| args.runs(**part)) {
+            match part {
+                Part::Gemm => gemm::cases::<T>(&mut bench),
+                Part::Host => host::cases::<T>(&mut bench),
+                Part::Linear => linear::cases::<T>(&mut bench),
+                Part::Quantize => quantize::cases::<T>(&mut bench),
+                Part::Step => llama::steps::<T>(&mut bench),
+                Part::Grouped => grouped::cases::<T>(&mut bench),
+                Part::Layer => llama::layers::<T>(&mut bench),
+            }
+        }
+    });
+}
+
+/// Whether nothing failed.
+///
+/// # Errors
+/// No device; a file that cannot be written.
+pub fn run(args: &Args) -> Result<bool, Error> {
+    let start = Instant::now();
+    let mut results = Results { autotune: cfg!(feature = "autotune"), ..Results::default() };
+    let mut failed = false;
+    if let Some(python) = &args.torch {
+        // Torch may have half of the time.
+        let limit = Duration::from_secs(args.limits.limit_seconds / 2);
+        let parts = Part::value_variants().iter().filter(|part| args.runs(**part));
+        let parts: Vec<_> = parts.map(|part| format!("{part:?}").to_lowercase()).collect();
+        if let Err(error) = results.torch.run(python, &parts, args.size, limit) {
+            println!("torch: {error}");
+            results.skipped.push(format!("torch: {error}"));
+            failed = true;
+        }
         save(&results, args.json.as_deref())?;
     }
-    if args.runs(Part::Quantize) {
-        results.quantize = quantize::rows::<T>(&mut timer, args.quick);
-        quantize::print(&results.quantize, results.torch.as_ref());
-        save(&results, args.json.as_deref())?;
+    let mut limits = args.limits;
+    limits.limit_seconds = limits.limit_seconds.saturating_sub(start.elapsed().as_secs());
+    let mut wrong = None;
+    supervise(limits, 1, &mut |progress, done| {
+        let Done { name, seconds, result } = done;
+        println!("{} of {}, {} s: {name} ({seconds:.1} s)", progress.done, progress.of, progress.elapsed.as_secs());
+        match result.and_then(|row| serde_json::from_value(row).map_err(|error| Loss::Failed(error.to_string()))) {
+            Ok(row) => results.add(row),
+            Err(loss) => {
+                failed |= !matches!(loss, Loss::NoTime);
+                println!("{name}: {loss}");
+                results.skipped.push(format!("{name}: {loss}"));
+            }
+        }
+        if let Err(error) = save(&results, args.json.as_deref()) {
+            wrong = Some(error);
+        }
+    })?;
+    if let Some(error) = wrong {
+        return Err(error);
     }
-    if args.runs(Part::Step) {
-        results.step = llama::steps::<T>(&mut timer, args.quick);
-        llama::print(STEP, &results.step);
-        save(&results, args.json.as_deref())?;
+    if !results.torch.is_empty() {
+        results.summary = Some(results.torch.summary(&results.gemm, &results.grouped, &results.linear));
     }
-    if args.runs(Part::Gemm) {
-        results.gemm = gemm::rows::<T>(&mut timer, args.quick);
-        gemm::print(&results.gemm, results.torch.as_ref());
-        save(&results, args.json.as_deref())?;
-    }
-    if args.runs(Part::Grouped) {
-        results.grouped = grouped::rows::<T>(&mut timer, args.quick);
-        grouped::print(&results.grouped, results.torch.as_ref());
-        save(&results, args.json.as_deref())?;
-    }
-    if args.runs(Part::Layer) {
-        results.layer = llama::layers::<T>(&mut timer, args.quick);
-    }
-    if let Some(torch) = &results.torch {
-        results.summary = Some(torch.summary(&results.gemm, &results.grouped, &results.linear));
-    }
-    let failed = timer.failed();
-    results.skipped = timer.into_skipped();
     print(&results);
     save(&results, args.json.as_deref())?;
     Ok(!failed)
 }
-
-const STEP: &str = "Llama train step: forward, backward, AdamW";
 
 /// Writes what is known so far, if a file is asked for.
 fn save(results: &Results, path: Option<&Path>) -> Result<(), Error> {
@@ -162,17 +243,21 @@ fn save(results: &Results, path: Option<&Path>) -> Result<(), Error> {
 }
 
 fn print(results: &Results) {
-    let Results { device, compute_dtype, autotune, torch, .. } = results;
-    println!("\n{device}, high precision is {compute_dtype}{}", if *autotune { ", autotuned" } else { "" });
-    if let Some(torch) = torch {
+    let torch = &results.torch;
+    println!();
+    if results.autotune {
+        println!("Burn's kernels are tuned for the shapes");
+    }
+    if let Some(torch) = &torch.versions {
         println!("torch {} on {}", torch.version, torch.device);
     }
-    quantize::print(&results.quantize, torch.as_ref());
+    quantize::print(&results.quantize, torch);
     llama::print("forward + backward of one Llama layer", &results.layer);
-    llama::print(STEP, &results.step);
-    linear::print(&results.linear, torch.as_ref());
-    gemm::print(&results.gemm, torch.as_ref());
-    grouped::print(&results.grouped, torch.as_ref());
+    llama::print("Llama train step: forward, backward, AdamW", &results.step);
+    linear::print(&results.linear, torch);
+    host::print(&results.host);
+    gemm::print(&results.gemm, torch);
+    grouped::print(&results.grouped, torch);
     if let Some(summary) = &results.summary {
         summary.print();
     }

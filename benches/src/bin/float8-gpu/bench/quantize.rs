@@ -5,17 +5,19 @@
 //! share = time of a copy that reads bytes / 2 and writes bytes / 2  /  time of the cast
 //! ```
 
+use std::cell::LazyCell;
+
 use cubecl::ir::{ElemType, FloatKind, StorageType};
 use cubecl::prelude::*;
 use float8_kernels::{
     Cast, Format, Granularity, MatrixView, Orientation, ScaleMode, amax, quantize, quantize_with_amax, row_words,
 };
 use half::bf16;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::data::{Table, fill, sets};
-use super::timing::{Timer, or_dash};
-use super::torch;
+use super::timing::{Clock, or_dash};
+use super::{Bench, torch};
 use crate::target::Target;
 
 const BF16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::BF16));
@@ -26,14 +28,14 @@ const UNITS: u32 = 256;
 const VECTOR: usize = 4;
 
 /// One kernel, or several that make a cast.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 pub struct Row {
     rows: usize,
     cols: usize,
     /// `amax`, or the granularity of a cast.
     what: String,
     /// What is written: x by rows, or both orientations.
-    orientation: &'static str,
+    orientation: String,
     /// Read and written.
     bytes: u64,
     microseconds: f64,
@@ -55,7 +57,7 @@ fn written(granularity: Granularity, rows: usize, k: usize) -> usize {
 }
 
 /// Median seconds of a copy that moves `bytes`, half of them read.
-fn copy_seconds<T: Target>(timer: &Timer, bytes: usize) -> f64 {
+fn copy_seconds<T: Target>(clock: Clock, bytes: usize) -> f64 {
     let client = T::client();
     // Folded, as no dimension of a grid is as large as a large copy asks for.
     let cubes = (bytes / 2).div_ceil(UNITS as usize * VECTOR * 4).max(1);
@@ -64,7 +66,7 @@ fn copy_seconds<T: Target>(timer: &Timer, bytes: usize) -> f64 {
     let buffers: Vec<_> = (0..sets(bytes).max(2))
         .map(|_| (client.create_from_slice(&vec![0x5a; 4 * words]), client.empty(4 * words)))
         .collect();
-    timer.seconds(T::sync, |turn| {
+    clock.seconds(T::sync, |turn| {
         let (source, target) = &buffers[turn % buffers.len()];
         // SAFETY: every unit copies one vector of the `words` that both hold.
         unsafe {
@@ -109,19 +111,18 @@ impl Work {
     }
 }
 
-pub fn rows<T: Target>(timer: &mut Timer, quick: bool) -> Vec<Row> {
-    let table: Vec<bf16> = Table::new(Format::E4m3).values.into_iter().map(bf16::from_f32).collect();
-    let shapes: &[[usize; 2]] =
-        if quick { &[[128, 256]] } else { &[[8192, 4096], [8192, 14_336], [16_384, 8192], [4096, 4096]] };
-    let mut rows = vec![];
-    for &shape @ [height, width] in shapes {
+pub fn cases<T: Target>(bench: &mut Bench<'_>) {
+    let table =
+        LazyCell::new(|| -> Vec<bf16> { Table::new(Format::E4m3).values.into_iter().map(bf16::from_f32).collect() });
+    let shapes = bench.size.of(&[[128, 256]], 1, &[[8192, 4096], [8192, 14_336], [16_384, 8192], [4096, 4096]]);
+    for shape @ [height, width] in shapes {
         let orientations = [("rows", Orientation::Rows), ("both", Orientation::Both)];
         let mut cases = vec![(Work::Amax, "", Orientation::Rows)];
         cases.extend(orientations.map(|(name, wanted)| (Work::Cast, name, wanted)));
         for granularity in GRANULARITIES {
             cases.extend(orientations.map(|(name, wanted)| (Work::Quantize(granularity), name, wanted)));
         }
-        let inputs = || -> Vec<MatrixView> {
+        let inputs = LazyCell::new(|| -> Vec<MatrixView> {
             let client = T::client();
             let mut values = vec![bf16::ZERO; height * width];
             let matrix = |i: usize| {
@@ -130,12 +131,11 @@ pub fn rows<T: Target>(timer: &mut Timer, quick: bool) -> Vec<Row> {
                 MatrixView { handle, shape, strides: [width, 1], dtype: BF16 }
             };
             (0..sets(2 * height * width).max(2)).map(matrix).collect()
-        };
-        let Some(inputs) = timer.case(&format!("quantize {height}x{width}, inputs"), |_| inputs()) else { continue };
+        });
         for (work, orientation, wanted) in cases {
             let what = work.name();
             let name = format!("quantize {height}x{width} {what} {orientation}");
-            rows.extend(timer.case(&name, |timer| {
+            bench.case(&name, |clock| {
                 let client = T::client();
                 let granularity = work.granularity();
                 let out = granularity.map_or(4, |granularity| {
@@ -144,7 +144,7 @@ pub fn rows<T: Target>(timer: &mut Timer, quick: bool) -> Vec<Row> {
                 });
                 let bytes = 2 * height * width + out;
                 let given = client.create_from_slice(&4f32.to_le_bytes());
-                let seconds = timer.seconds(T::sync, |turn| {
+                let seconds = clock.seconds(T::sync, |turn| {
                     let x = &inputs[turn % inputs.len()];
                     let cast = |granularity| {
                         let is_mx = granularity == Granularity::Block1x32;
@@ -162,25 +162,24 @@ pub fn rows<T: Target>(timer: &mut Timer, quick: bool) -> Vec<Row> {
                         }
                     }
                 });
-                let copied = copy_seconds::<T>(timer, bytes);
-                Row {
+                let copied = copy_seconds::<T>(clock, bytes);
+                Ok(super::Row::Quantize(Row {
                     rows: height,
                     cols: width,
                     what,
-                    orientation,
+                    orientation: orientation.into(),
                     bytes: bytes as u64,
                     microseconds: seconds * 1e6,
                     copy_microseconds: copied * 1e6,
                     share: copied / seconds,
                     copy_gb_per_s: bytes as f64 / copied * 1e-9,
-                }
-            }));
+                }))
+            });
         }
     }
-    rows
 }
 
-pub fn print(rows: &[Row], torch: Option<&torch::Results>) {
+pub fn print(rows: &[Row], torch: &torch::Results) {
     if rows.is_empty() {
         return;
     }
@@ -197,5 +196,5 @@ pub fn print(rows: &[Row], torch: Option<&torch::Results>) {
         );
     }
     let best = rows.iter().map(|row| row.copy_gb_per_s).fold(0.0, f64::max);
-    println!("copy: {best:.0} GB/s at most; torch's {}", or_dash(torch.and_then(|torch| torch.copy_gb_per_s), 0));
+    println!("copy: {best:.0} GB/s at most; torch's {}", or_dash(torch.copy_gb_per_s, 0));
 }

@@ -1,8 +1,6 @@
-//! Batches of calls between two waits, and the time that is left.
+//! Batches of calls between two waits.
 
-use std::fmt::Display;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Seconds that a batch should take: long against the wait at its end.
 const BATCH: f64 = 0.03;
@@ -10,62 +8,17 @@ const BATCH: f64 = 0.03;
 /// Calls in a batch at most.
 const MOST: usize = 500;
 
-/// Measures, until the time is over.
-pub struct Timer {
+/// Times calls.
+#[derive(Clone, Copy)]
+pub struct Clock {
     repeat: u32,
-    end: Instant,
     batch: f64,
-    failed: bool,
-    skipped: Vec<String>,
 }
 
-impl Timer {
-    /// Medians of `repeat` batches; no case begins after `limit` seconds.
-    pub fn new(repeat: u32, limit: u64, quick: bool) -> Self {
-        let batch = if quick { BATCH / 30.0 } else { BATCH };
-        Self { repeat, end: Instant::now() + Duration::from_secs(limit), batch, failed: false, skipped: vec![] }
-    }
-
-    /// Seconds left.
-    pub fn left(&self) -> u64 {
-        self.end.saturating_duration_since(Instant::now()).as_secs()
-    }
-
-    /// Runs a case if there is time for it. One that panics, for want of memory say, is noted and the others go on.
-    pub fn case<V>(&mut self, name: &str, case: impl FnOnce(&Self) -> V) -> Option<V> {
-        if self.left() == 0 {
-            self.skipped.push(format!("{name}: no time left"));
-            return None;
-        }
-        match catch_unwind(AssertUnwindSafe(|| case(self))) {
-            Ok(value) => {
-                println!("{name}: done, {} s left", self.left());
-                Some(value)
-            }
-            Err(payload) => {
-                let text = payload.downcast_ref::<String>().map(String::as_str);
-                let text = text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("a panic").to_string();
-                self.skip(name, &text);
-                None
-            }
-        }
-    }
-
-    /// Notes what failed.
-    pub fn skip(&mut self, name: &str, why: &dyn Display) {
-        self.failed = true;
-        self.skipped.push(format!("{name}: {why}"));
-        println!("{name}: {why}");
-    }
-
-    /// Whether a case failed, other than for want of time.
-    pub fn failed(&self) -> bool {
-        self.failed
-    }
-
-    /// What was skipped and why.
-    pub fn into_skipped(self) -> Vec<String> {
-        self.skipped
+impl Clock {
+    /// Medians of `repeat` batches, short ones if nothing is to be measured.
+    pub fn new(repeat: u32, quick: bool) -> Self {
+        Self { repeat, batch: if quick { BATCH / 30.0 } else { BATCH } }
     }
 
     /// Median seconds of a call. `call` gets the number of the call, to rotate inputs by; `sync` waits for the device.

@@ -1,11 +1,14 @@
 //! torch on the same shapes, by a Python script that is part of the program.
 
-use std::process::Command;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::timing::{geometric_mean, or_dash};
-use super::{gemm, grouped, linear};
+use super::{Size, gemm, grouped, linear};
 use crate::Error;
 
 const SCRIPT: &str = include_str!("../../../../torch_baseline.py");
@@ -13,19 +16,34 @@ const SCRIPT: &str = include_str!("../../../../torch_baseline.py");
 /// Tokens, K and N from which on a shape counts for the mean.
 const LARGE: usize = 2048;
 
-/// What the script prints.
-#[derive(Serialize, Deserialize)]
+/// What the script has printed.
+#[derive(Default, Serialize)]
 pub struct Results {
-    pub version: String,
-    pub device: String,
-    #[serde(default)]
+    #[serde(flatten)]
+    pub versions: Option<Versions>,
     gemm: Vec<Gemm>,
-    #[serde(default)]
     grouped: Vec<Grouped>,
-    #[serde(default)]
     linear: Vec<Linear>,
     /// GB/s of a copy on the device, reads and writes.
     pub copy_gb_per_s: Option<f64>,
+}
+
+/// What ran.
+#[derive(Serialize, Deserialize)]
+pub struct Versions {
+    pub version: String,
+    pub device: String,
+}
+
+/// A line of the script's output.
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Line {
+    Versions(Versions),
+    Copy(f64),
+    Gemm(Gemm),
+    Grouped(Grouped),
+    Linear(Linear),
 }
 
 /// TFLOP/s of one shape; none where torch refuses it.
@@ -82,28 +100,61 @@ pub struct Summary {
     linear_to_bf16: Option<f64>,
 }
 
-/// Runs the script on the shapes of `parts`.
-pub fn run(python: &str, parts: &[String], quick: bool, limit_seconds: u64) -> Result<Results, Error> {
-    let list =
-        |shapes: Vec<[usize; 3]>| shapes.iter().map(|[a, b, c]| format!("{a}x{b}x{c}")).collect::<Vec<_>>().join(",");
-    let groups: Vec<_> = grouped::shapes(quick).into_iter().map(grouped::Shape::argument).collect();
-    println!("torch baseline ...");
-    let output = Command::new(python)
-        .args(["-c", SCRIPT, "--only", &parts.join(","), "--limit-seconds", &limit_seconds.to_string()])
-        .args(["--gemm", &list(gemm::shapes(quick)), "--linear", &list(linear::shapes(quick))])
-        .args(["--grouped", &groups.join(",")])
-        .output()
-        .map_err(|source| Error::Io { what: python.into(), source })?;
-    let error = String::from_utf8_lossy(&output.stderr);
-    if !output.status.success() {
-        return Err(Error::Torch(error.lines().last().unwrap_or("no message").into()));
-    }
-    // What torch refuses.
-    error.lines().for_each(|line| println!("torch: {line}"));
-    serde_json::from_slice(&output.stdout).map_err(|source| Error::Json { what: "torch baseline", source })
-}
-
 impl Results {
+    /// Whether torch did not run.
+    pub fn is_empty(&self) -> bool {
+        self.versions.is_none()
+    }
+
+    /// Runs the script on the shapes of `parts` and takes what it measures within `limit`.
+    ///
+    /// # Errors
+    /// It does not start, fails, or prints what is no result; it is killed at its limit. What it has measured until then is kept.
+    pub fn run(&mut self, python: &str, parts: &[String], size: Size, limit: Duration) -> Result<(), Error> {
+        let list = |shapes: Vec<[usize; 3]>| {
+            shapes.iter().map(|[a, b, c]| format!("{a}x{b}x{c}")).collect::<Vec<_>>().join(",")
+        };
+        let groups: Vec<_> = grouped::shapes(size).into_iter().map(grouped::Shape::argument).collect();
+        println!("torch baseline ...");
+        let io = |source| Error::Io { what: python.into(), source };
+        let mut child = Command::new(python)
+            .args(["-u", "-c", SCRIPT, "--only", &parts.join(",")])
+            .args(["--gemm", &list(gemm::shapes(size)), "--linear", &list(linear::shapes(size))])
+            .args(["--grouped", &groups.join(",")])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(io)?;
+        let (sender, lines) = channel();
+        let output = child.stdout.take().expect("piped");
+        std::thread::spawn(move || BufReader::new(output).lines().try_for_each(|line| sender.send(line)));
+        let end = Instant::now() + limit;
+        let mut result = Ok(());
+        while let Ok(line) = lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            match serde_json::from_str(&line.map_err(io)?) {
+                Ok(line) => self.add(line),
+                Err(source) => result = Err(Error::Json { what: "torch baseline", source }),
+            }
+        }
+        if Instant::now() >= end {
+            // It may end just now.
+            let _ = child.kill();
+            return Err(Error::Torch(format!("killed after {} s", limit.as_secs())));
+        }
+        let status = child.wait().map_err(io)?;
+        if status.success() { result } else { Err(Error::Torch(status.to_string())) }
+    }
+
+    fn add(&mut self, line: Line) {
+        match line {
+            Line::Versions(versions) => self.versions = Some(versions),
+            Line::Copy(rate) => self.copy_gb_per_s = Some(rate),
+            Line::Gemm(row) => self.gemm.push(row),
+            Line::Grouped(row) => self.grouped.push(row),
+            Line::Linear(row) => self.linear.push(row),
+        }
+    }
+
     /// torch on the shape of this row.
     pub fn gemm(&self, row: &gemm::Row) -> Option<&Gemm> {
         self.gemm.iter().find(|torch| [torch.m, torch.n, torch.k] == [row.m, row.n, row.k])

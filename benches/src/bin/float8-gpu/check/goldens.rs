@@ -5,7 +5,7 @@ use burn::module::{Param, ParamId};
 use burn::nn::Linear;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::{Float8, Float8Backend, Float8Config, Recipe, report};
-use checks::{Failure, Outcome};
+use checks::{Case, Failure};
 use cubecl::ir::{ElemType, FloatKind, StorageType};
 use cubecl::prelude::*;
 use float8_kernels::{
@@ -15,7 +15,7 @@ use float8_kernels::{
 use safetensors::{Dtype, SafeTensors};
 
 use super::linears::tolerance;
-use super::{case, relative_error};
+use super::relative_error;
 use crate::target::Target;
 
 const CAST: &[u8] = include_bytes!("../../../../../tests/goldens/cast.safetensors");
@@ -96,36 +96,32 @@ fn same_scales(got: &[f32], scales: &[f32]) -> Result<(), Failure> {
     }
 }
 
-pub fn run<T: Target>(
-    client: &ComputeClient<T::Runtime>,
-    wanted: &dyn Fn(&str) -> bool,
-    each: &mut dyn FnMut(Outcome),
-) {
+pub fn visit<T: Target>(client: &ComputeClient<T::Runtime>, visit: &mut dyn FnMut(Case<'_>)) {
     for format in FORMATS {
         for input in ["bf16", "f32", "f32_small", "edge"] {
-            case(format!("golden_cast {format} {input}"), wanted, each, || cast(client, format, input));
+            visit(Case::new(format!("golden_cast {format} {input}"), || cast(client, format, input)));
         }
         for (mode, suffix) in MODES {
-            case(format!("golden_scale {format}{suffix}"), wanted, each, || scales(client, format, mode, suffix));
+            visit(Case::new(format!("golden_scale {format}{suffix}"), || scales(client, format, mode, suffix)));
             for dtype in ["f32", "bf16"] {
                 for granularity in [Granularity::Tensor, Granularity::Row] {
                     let name = format!("golden_codes {dtype} {format} {granularity}{suffix}");
                     let cast = Cast { format, granularity, scale_mode: mode };
-                    case(name, wanted, each, || codes(client, dtype, cast, suffix));
+                    visit(Case::new(name, || codes(client, dtype, cast, suffix)));
                 }
             }
         }
     }
     for (dtype, format) in ["f32", "bf16"].into_iter().flat_map(|dtype| FORMATS.map(|format| (dtype, format))) {
         for mode in ScaleCalculationMode::ALL {
-            case(format!("golden_mx {dtype} {format} {mode}"), wanted, each, || mx(client, dtype, format, mode));
+            visit(Case::new(format!("golden_mx {dtype} {format} {mode}"), || mx(client, dtype, format, mode)));
         }
     }
     for recipe in [Recipe::Tensorwise, Recipe::Rowwise, Recipe::RowwiseWithGwHp] {
         for (name, dtype) in [("f32", DType::F32), ("bf16", DType::BF16)] {
             if T::Backend::fp8_supports(&Default::default(), dtype) {
                 let case_name = format!("golden_linear {recipe} {name}");
-                case(case_name, wanted, each, || linear::<T::Backend>(recipe, name, dtype));
+                visit(Case::new(case_name, || linear::<T::Backend>(recipe, name, dtype)));
             }
         }
     }

@@ -2,17 +2,15 @@
 //!
 //! Codes and scales are the same bits there, so results differ by the sums' rounding only.
 
-use std::collections::BTreeMap;
-
 use burn::backend::{Autodiff, Flex};
 use burn::module::{Param, ParamId};
 use burn::nn::Linear;
 use burn::tensor::{DType, Tensor, TensorData};
-use burn_float8::{Float8, Float8Backend, Float8Config, Float8Error, Recipe, Report, report};
-use checks::{Failure, Outcome};
+use burn_float8::{Float8, Float8Backend, Float8Config, Float8Error, Float8LinearConfig, Gemm, Recipe, Report, report};
+use checks::{Case, Failure};
 use half::bf16;
 
-use super::{case, relative_error};
+use super::relative_error;
 use crate::target::Target;
 
 /// M, K and N: tiny, ragged, one past tiles, and sizes that models have.
@@ -53,46 +51,39 @@ struct Done {
     report: Report,
 }
 
-pub fn run<T: Target>(quick: bool, wanted: &dyn Fn(&str) -> bool, each: &mut dyn FnMut(Outcome)) {
+/// Names end with the path that the forward pass should take.
+pub fn visit<T: Target>(quick: bool, visit: &mut dyn FnMut(Case<'_>)) {
     let large: &[_] = if quick { &[] } else { &LARGE };
-    let mut paths = BTreeMap::new();
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         if !T::Backend::fp8_supports(&Default::default(), dtype) {
             continue;
         }
         for recipe in Recipe::ALL {
+            let config = Float8LinearConfig::new(recipe);
+            let (granularities, gemm) = (config.casts().granularities(Gemm::Fprop), config.gemm_config(Gemm::Fprop));
+            let path = T::Backend::fp8_gemm_path(&Default::default(), granularities, gemm, false).to_string();
             for &shape in SHAPES.iter().chain(large) {
-                let [m, k, n] = shape;
-                let name = format!("linear {recipe} {m}x{k}x{n} {dtype:?}");
-                case(name, wanted, each, || compare::<T::Backend>(recipe, shape, dtype, &mut paths));
+                let ([m, k, n], path) = (shape, &path);
+                visit(Case::new(format!("linear {recipe} {m}x{k}x{n} {dtype:?} {path}"), move || {
+                    compare::<T::Backend>(recipe, shape, dtype, path)
+                }));
             }
         }
     }
-    let paths: Vec<_> = paths.into_iter().map(|(path, gemms)| format!("{gemms} GEMMs {path}")).collect();
-    if !paths.is_empty() {
-        println!("linears ran {}", paths.join(", "));
-    }
 }
 
-fn compare<B: Float8Backend>(
-    recipe: Recipe,
-    shape: [usize; 3],
-    dtype: DType,
-    paths: &mut BTreeMap<String, u64>,
-) -> Result<f64, Failure> {
+fn compare<B: Float8Backend>(recipe: Recipe, shape: [usize; 3], dtype: DType, path: &str) -> Result<f64, Failure> {
     let got = linear::<B>(recipe, shape, dtype)?;
     let want = linear::<Flex>(recipe, shape, DType::F32)?;
     // Only this model's: other tests may have run untagged linears.
     let mut ran = got.report.clone();
     ran.layers.truncate(1);
     ran.verify().map_err(|error| wrong(error.to_string()))?;
-    for (_, gemm) in ran.layers[0].gemms() {
-        if let Some(path) = &gemm.path {
-            *paths.entry(path.clone()).or_insert(0) += gemm.native + gemm.emulated;
-        }
+    let taken = ran.layers[0].fprop.path.as_deref();
+    if taken != Some(path) {
+        return Err(wrong(format!("the forward pass took {}, not {path}", taken.unwrap_or("no FP8 path"))));
     }
     let allowed = tolerance(&ran, dtype);
-    let path = ran.layers[0].fprop.path.clone().unwrap_or_else(|| "high precision".into());
     let mut worst = 0f64;
     for (what, (got, want)) in ["y", "dx", "dw", "db"].into_iter().zip(got.results.iter().zip(&want.results)) {
         // The bias' gradient is Burn's own sum, whose precision is not ours.

@@ -1,36 +1,55 @@
-//! `check`: everything that can be wrong, each as one outcome; a table of the groups comes last.
+//! `check`: everything that can be wrong, each as one case in a worker; a table of the groups comes last.
 
 mod goldens;
 mod linears;
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::fs::File;
+use std::io::{IsTerminal, Write, stdout};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
-use checks::{Options, Outcome, Size};
+use checks::{Case, Size};
+use serde_json::{Value, json};
 
 use crate::Error;
+use crate::supervise::{Done, Limits, Loss, Progress, supervise};
 use crate::target::Target;
+use crate::worker::Worker;
 
 /// What to check.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only cases whose name contains this; names begin with golden_, quantize, amax, health, scaled_gemm, grouped_gemm or
-    /// linear.
+    /// Only cases whose name contains this, or one of several; names begin with golden_, quantize, dequantize_mx, amax, health,
+    /// scaled_gemm, grouped_gemm, repeated_gemm or linear.
     #[arg(long)]
-    only: Option<String>,
+    only: Vec<String>,
     /// Small matrices only.
     #[arg(long)]
     quick: bool,
-    /// Lists every case.
+    /// Prints every case.
     #[arg(long)]
     verbose: bool,
+    /// Workers at once, each with a CUDA context of its own: compiling kernels takes longer than running them. 0 for half of the
+    /// machine's cores, 8 at most.
+    #[arg(long, default_value_t = 0)]
+    jobs: usize,
+    /// Writes every result, a line of JSON each, as it is known.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    #[command(flatten)]
+    limits: Limits,
 }
+
+/// Between two lines that say how far the run is, in a file; on a terminal it is one line that changes.
+const PROGRESS: Duration = Duration::from_secs(10);
 
 /// Outcomes of one kind.
 #[derive(Default)]
 struct Group {
     cases: usize,
     failures: usize,
+    not_run: usize,
     worst: f64,
     seconds: f64,
 }
@@ -38,70 +57,126 @@ struct Group {
 /// Prints outcomes as they come, and keeps count.
 struct Tally {
     groups: BTreeMap<String, Group>,
-    last: Instant,
     verbose: bool,
+    said: Instant,
+    json: Option<(PathBuf, File)>,
 }
 
 impl Tally {
-    fn add(&mut self, Outcome { name, detail }: Outcome) {
-        let kind = name.split(' ').next().unwrap_or_default().to_string();
-        let group = self.groups.entry(kind).or_default();
+    fn new(args: &Args) -> Result<Self, Error> {
+        let create = |path: &PathBuf| {
+            let file = File::create(path).map_err(|source| Error::Io { what: path.display().to_string(), source })?;
+            Ok::<_, Error>((path.clone(), file))
+        };
+        let json = args.json.as_ref().map(create).transpose()?;
+        Ok(Self { groups: BTreeMap::new(), verbose: args.verbose, said: Instant::now(), json })
+    }
+
+    fn add(&mut self, progress: Progress, done: Done) -> Result<(), Error> {
+        let Done { name, seconds, result } = &done;
+        let group = self.groups.entry(name.split(' ').next().unwrap_or_default().into()).or_default();
         group.cases += 1;
-        group.seconds += self.last.elapsed().as_secs_f64();
-        self.last = Instant::now();
-        match detail {
+        group.seconds += seconds;
+        match result {
             Ok(worst) => {
+                let worst = worst.as_f64().unwrap_or(f64::NAN);
                 group.worst = group.worst.max(worst);
                 if self.verbose {
-                    println!("ok    {name}: {worst:.3}");
+                    println!("ok    {name}: {worst:.3} ({seconds:.1} s)");
                 }
             }
-            Err(failure) => {
+            Err(Loss::NoTime) => group.not_run += 1,
+            Err(loss) => {
                 group.failures += 1;
-                println!("WRONG {name}: {failure}");
+                println!("WRONG {name}: {loss} ({seconds:.1} s)");
             }
+        }
+        if let Some((path, file)) = &mut self.json {
+            let line = match result {
+                Ok(worst) => json!({ "name": name, "seconds": seconds, "worst": worst }),
+                Err(loss) => json!({ "name": name, "seconds": seconds, "wrong": loss.to_string() }),
+            };
+            writeln!(file, "{line}").map_err(|source| Error::Io { what: path.display().to_string(), source })?;
+        }
+        self.say(progress, name);
+        Ok(())
+    }
+
+    fn say(&mut self, Progress { done, of, elapsed }: Progress, name: &str) {
+        let terminal = stdout().is_terminal();
+        if self.verbose || (!terminal && self.said.elapsed() < PROGRESS) {
+            return;
+        }
+        self.said = Instant::now();
+        let line = format!("{done} of {of}, {} s: {name}", elapsed.as_secs());
+        if terminal {
+            print!("\r\x1b[2K{line}");
+            // It is only a line of progress.
+            let _ = stdout().flush();
+            if done == of {
+                println!();
+            }
+        } else {
+            println!("{line}");
         }
     }
 
     /// Whether something ran and all of it is right.
     fn print(&self) -> bool {
-        println!("\n{:<20}  {:>6}  {:>6}  {:>15}  {:>8}", "check", "cases", "wrong", "worst / allowed", "seconds");
-        for (kind, Group { cases, failures, worst, seconds }) in &self.groups {
-            println!("{kind:<20}  {cases:>6}  {failures:>6}  {worst:>15.3}  {seconds:>8.1}");
-        }
-        let cases: usize = self.groups.values().map(|group| group.cases).sum();
-        let failures: usize = self.groups.values().map(|group| group.failures).sum();
         println!(
-            "{}",
-            if cases == 0 { "no case has this name".into() } else { format!("{failures} of {cases} wrong") }
+            "\n{:<20}  {:>6}  {:>6}  {:>7}  {:>15}  {:>8}",
+            "check", "cases", "wrong", "not run", "worst / allowed", "seconds"
         );
+        for (kind, Group { cases, failures, not_run, worst, seconds }) in &self.groups {
+            println!("{kind:<20}  {cases:>6}  {failures:>6}  {not_run:>7}  {worst:>15.3}  {seconds:>8.1}");
+        }
+        let sum = |field: fn(&Group) -> usize| self.groups.values().map(field).sum::<usize>();
+        let (cases, failures, not_run) =
+            (sum(|group| group.cases), sum(|group| group.failures), sum(|group| group.not_run));
+        match (cases, not_run) {
+            (0, _) => println!("no case has this name"),
+            (_, 0) => println!("{failures} of {cases} wrong"),
+            _ => println!("{failures} of {cases} wrong, and the time did not suffice for {not_run}"),
+        }
         cases > 0 && failures == 0
     }
 }
 
-/// Whether all is right.
-pub fn run<T: Target>(args: &Args) -> Result<bool, Error> {
-    let client = T::client();
-    let mut tally = Tally { groups: BTreeMap::new(), last: Instant::now(), verbose: args.verbose };
-    let size = if args.quick { Size::Small } else { Size::Full };
-    let options = Options { size, only: args.only.clone() };
-    let wanted = |name: &str| args.only.as_ref().is_none_or(|only| name.contains(only.as_str()));
-    goldens::run::<T>(&client, &wanted, &mut |outcome| tally.add(outcome));
-    linears::run::<T>(args.quick, &wanted, &mut |outcome| tally.add(outcome));
-    checks::run_with(&client, &options, |outcome| tally.add(outcome));
-    Ok(tally.print())
+/// Whether all that ran is right.
+///
+/// # Errors
+/// No device; a file that cannot be written.
+pub fn run(args: &Args) -> Result<bool, Error> {
+    let jobs = match args.jobs {
+        0 => (std::thread::available_parallelism().map_or(1, |cores| cores.get()) / 2).clamp(1, 8),
+        jobs => jobs,
+    };
+    let mut tally = Tally::new(args)?;
+    let mut failed = None;
+    supervise(args.limits, jobs, &mut |progress, done| {
+        if let Err(error) = tally.add(progress, done) {
+            failed = Some(error);
+        }
+    })?;
+    match failed {
+        Some(error) => Err(error),
+        None => Ok(tally.print()),
+    }
 }
 
-/// Runs a case that is asked for; a panic below is its failure.
-fn case(
-    name: String,
-    wanted: &dyn Fn(&str) -> bool,
-    each: &mut dyn FnMut(Outcome),
-    check: impl FnOnce() -> Result<f64, checks::Failure>,
-) {
-    if wanted(&name) {
-        each(Outcome::of(name, check));
-    }
+/// Runs cases for [`run`], which is another process.
+pub fn serve<T: Target>(args: &Args) {
+    let client = T::client();
+    let size = if args.quick { Size::Small } else { Size::Full };
+    Worker::serve(&args.only, |worker| {
+        let visit = &mut |case: Case<'_>| {
+            let name = case.name.clone();
+            worker.case(&name, || case.run().map(Value::from));
+        };
+        goldens::visit::<T>(&client, visit);
+        checks::visit(&client, size, visit);
+        linears::visit::<T>(args.quick, visit);
+    });
 }
 
 /// ‖a − b‖ / ‖b‖ in f64; NaN if the lengths differ.

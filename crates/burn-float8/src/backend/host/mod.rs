@@ -1,7 +1,9 @@
 //! The host path: a tensor is read back, cast by the scalar reference, decoded and multiplied by the backend's own f32
 //! matmul. It serves CPU backends, where reading back is free or a copy.
 mod grouped;
+mod loops;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
@@ -68,8 +70,7 @@ pub fn quantize<B: Float8Backend<Operand = HostOperand<Device<B>>>>(
 ) -> Quantized<B> {
     let device = B::float_device(&x);
     let dims = matrix(&x.shape());
-    let data = read::<B>(x);
-    let values = data.as_slice::<f32>().expect("converted to f32");
+    let values = &*floats::<B>(&x);
     let operand = |transposed, codes: Arc<Vec<u8>>, scales: &[Scale]| HostOperand {
         device: device.clone(),
         codes,
@@ -83,25 +84,25 @@ pub fn quantize<B: Float8Backend<Operand = HostOperand<Device<B>>>>(
     if cast.granularity == Granularity::Tensor {
         let (scaling, amax) = match scale {
             ScaleFrom::Dynamic => {
-                let amax = reference::amax(values);
+                let amax = loops::amax(values);
                 (amax, amax_tensor(amax))
             }
             ScaleFrom::Amax { amax, observe } => {
                 let scaling = reference::amax(&read_f32::<B>(amax.clone()));
-                (scaling, if observe { amax_tensor(reference::amax(values)) } else { amax })
+                (scaling, if observe { amax_tensor(loops::amax(values)) } else { amax })
             }
         };
         let scale = reference::amax_to_scale(scaling, cast.format, cast.scale_mode);
-        let codes = Arc::new(encode(values, scale, cast.format));
+        let codes = Arc::new(loops::encode(values, scale, cast.format));
         let copy = |transposed| operand(transposed, codes.clone(), &[scale]);
         let (rows, cols) = (orientation.rows().then(|| copy(false)), orientation.cols().then(|| copy(true)));
         return Quantized { rows, cols, amax };
     }
     let mut amax = None;
     let mut copy = |transposed| {
-        let made = reference::quantize(values, dims[0], dims[1], cast, transposed);
-        amax = Some(made.amax);
-        operand(transposed, Arc::new(made.codes), &made.scales)
+        let (codes, scales, largest) = loops::quantize(values, dims, cast, transposed);
+        amax = Some(largest);
+        operand(transposed, Arc::new(codes), &scales)
     };
     let rows = orientation.rows().then(|| copy(false));
     let cols = match (&rows, cast.granularity) {
@@ -179,8 +180,7 @@ fn product<B: Backend>(
 /// [`Float8Backend::fp8_health`] on the host.
 pub fn health<B: Backend>(x: FloatTensor<B>, operand: &HostOperand<Device<B>>, transposed: bool) -> FloatTensor<B> {
     let [rows, cols] = matrix(&x.shape());
-    let data = read::<B>(x);
-    let values = data.as_slice::<f32>().expect("converted to f32");
+    let values = &*floats::<B>(&x);
     let values = if transposed { transpose(values, [rows, cols]) } else { values.to_vec() };
     let HostCodes { codes, dims: [rows, k], format, granularity, inv_scales } = read_codes(operand);
     let host = reference::HostOperand { codes: &codes, rows, k, format, granularity, inv_scales: &inv_scales };
@@ -228,6 +228,18 @@ fn read<B: Backend>(x: FloatTensor<B>) -> TensorData {
     burn_std::future::block_on(B::float_into_data(x)).expect("a tensor that exists can be read").convert::<f32>()
 }
 
+/// The values of a tensor in f32, where they lie if the backend shows them.
+fn floats<B: Backend>(x: &FloatTensor<B>) -> Cow<'_, [f32]> {
+    #[cfg(feature = "flex")]
+    if let Some(x) = (x as &dyn core::any::Any).downcast_ref::<burn_flex::FlexTensor>()
+        && x.dtype() == DType::F32
+        && let Some(values) = x.as_slice::<f32>()
+    {
+        return Cow::Borrowed(values);
+    }
+    Cow::Owned(read_f32::<B>(x.clone()))
+}
+
 /// `[rows, cols]` of a tensor seen as a matrix.
 pub(crate) fn matrix(shape: &Shape) -> [usize; 2] {
     let cols = shape[shape.num_dims() - 1];
@@ -244,7 +256,7 @@ fn to_dtype<B: Backend>(x: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> 
 
 /// The values of the codes: `[rows, k]`, or `[k, rows]` if `transpose`; unscaled, but for blocks.
 fn decode<B: Backend>(operand: &HostOperand<Device<B>>, transpose: bool) -> FloatTensor<B> {
-    let mut values = values(&operand.codes, operand.format);
+    let mut values = loops::decode(&operand.codes, operand.format);
     if let Some(block) = operand.block() {
         scale_blocks(&mut values, operand, block);
     }
@@ -256,36 +268,13 @@ fn decode<B: Backend>(operand: &HostOperand<Device<B>>, transpose: bool) -> Floa
 fn scale_blocks<D>(values: &mut [f32], operand: &HostOperand<D>, [high, wide]: [usize; 2]) {
     let [rows, k] = operand.matrix();
     let [_, blocks] = operand.granularity.scale_dims(rows, k);
-    let cols = operand.dims[1];
+    let (scales, cols) = (&operand.inv_scales, operand.dims[1]);
     if operand.transposed {
         // Stored rows are places of the contraction.
-        for (block, band) in values.chunks_mut(wide * cols).enumerate() {
-            let scales: Vec<f32> = (0..cols).map(|c| operand.inv_scales[c / high * blocks + block].get()).collect();
-            for row in band.chunks_exact_mut(cols) {
-                row.iter_mut().zip(&scales).for_each(|(value, scale)| *value *= scale);
-            }
-        }
-        return;
+        loops::scale_columns(values, cols, wide, &|block, col| scales[col / high * blocks + block].get());
+    } else {
+        loops::scale_blocks(values, cols, wide, &|row, block| scales[row / high * blocks + block].get());
     }
-    for (r, row) in values.chunks_exact_mut(cols).enumerate() {
-        for (block, values) in row.chunks_mut(wide).enumerate() {
-            let scale = operand.inv_scales[r / high * blocks + block].get();
-            values.iter_mut().for_each(|value| *value *= scale);
-        }
-    }
-}
-
-// The loops over elements are not generic, so that they are optimized here and not as the user's crate is.
-
-fn encode(values: &[f32], scale: Scale, format: Format) -> Vec<u8> {
-    let mut codes = vec![0; values.len()];
-    reference::cast(values, scale, format, &mut codes);
-    codes
-}
-
-/// The exact values of codes, unscaled.
-fn values(codes: &[u8], format: Format) -> Vec<f32> {
-    codes.iter().map(|code| reference::decode(*code, format)).collect()
 }
 
 /// Implements [`Float8Backend`](crate::Float8Backend) for a CPU backend of your own by the host path; `Flex` and `NdArray` have it.

@@ -1,0 +1,110 @@
+//! What launches cost the host, beside what they cost the device: a step is no faster than the slower of the two.
+//!
+//! ```text
+//! issue    time until the calls return, none of them waited for / calls
+//! total    time until their work is done / calls
+//! ```
+//!
+//! Where both are equal the host is what is waited for. Tiny shapes have next to no work for the device.
+
+use std::time::Instant;
+
+use burn::tensor::{Distribution, Tensor};
+use burn_float8::{Float8, Float8Config, Float8LinearConfig, Float8Tensor, Recipe};
+use float8_kernels::{Format, GemmConfig, Granularity, scaled_gemm};
+use serde::{Deserialize, Serialize};
+
+use super::Bench;
+use super::data::Table;
+use super::linear::{inputs, step, with_default};
+use crate::target::Target;
+
+/// Calls between two waits: few enough for a stream to take them all without a wait.
+const CALLS: usize = 50;
+
+/// Rounds, of which the median counts.
+const ROUNDS: usize = 15;
+
+#[derive(Serialize, Deserialize)]
+pub struct Row {
+    what: String,
+    /// M, N and K, or M, K and N of a linear.
+    shape: [usize; 3],
+    issue_microseconds: f64,
+    total_microseconds: f64,
+}
+
+pub fn cases<T: Target>(bench: &mut Bench<'_>) {
+    for shape @ [m, n, k] in bench.size.of(&[[64, 64, 64]], 3, &[[64, 64, 64], [1024, 1024, 1024], [4096, 4096, 4096]])
+    {
+        let dtype = T::compute_dtype();
+        bench.case(&format!("host gemm {m}x{n}x{k}"), |_| {
+            let (client, table) = (T::client(), Table::new(Format::E4m3));
+            let operand = |rows, seed| table.operand(&client, [rows, k], Granularity::Tensor, seed);
+            let (a, b) = (operand(m, 0), operand(n, 1));
+            scaled_gemm(&client, &a, &b, None, dtype.into(), GemmConfig::default())?;
+            Ok(row::<T>("scaled GEMM", shape, || {
+                let out = scaled_gemm(&client, &a, &b, None, dtype.into(), GemmConfig::default());
+                drop(out.expect("it took these operands before"));
+            }))
+        });
+        bench.case(&format!("host matmul {m}x{n}x{k}"), |_| {
+            let matrix =
+                |shape| Tensor::<T::Backend, 2>::random(shape, Distribution::Default, &Default::default()).cast(dtype);
+            let (a, b) = (matrix([m, k]), matrix([k, n]));
+            Ok(row::<T>("Burn's matmul", shape, || drop(a.clone().matmul(b.clone()))))
+        });
+        bench.case(&format!("host linear {m}x{k}x{n} tensorwise"), |_| {
+            with_default::<T>(&Float8LinearConfig::new(Recipe::Tensorwise).into());
+            let inputs = inputs::<T>([m, k, n]).swap_remove(0);
+            let row = row::<T>("linear, forward and backward, tensorwise", [m, k, n], || {
+                let [x, w, dy] = inputs.clone().map(Float8Tensor::new);
+                step::<Float8<T::Backend>>(x, w, dy);
+            });
+            with_default::<T>(&Float8Config::default());
+            Ok(row)
+        });
+        bench.case(&format!("host linear {m}x{k}x{n} plain"), |_| {
+            let inputs = inputs::<T>([m, k, n]).swap_remove(0);
+            Ok(row::<T>("the same, Burn's", [m, k, n], || {
+                let [x, w, dy] = inputs.clone();
+                step::<T::Backend>(x, w, dy);
+            }))
+        });
+    }
+}
+
+/// Medians.
+fn row<T: Target>(what: &str, shape: [usize; 3], mut call: impl FnMut()) -> super::Row {
+    let mut round = || {
+        T::sync();
+        let start = Instant::now();
+        for _ in 0..CALLS {
+            call();
+        }
+        let issue = start.elapsed();
+        T::sync();
+        [issue, start.elapsed()].map(|time| time.as_secs_f64() / CALLS as f64 * 1e6)
+    };
+    // Compiles, and fills the memory pools.
+    round();
+    let rounds: Vec<_> = (0..ROUNDS).map(|_| round()).collect();
+    let median = |i: usize| {
+        let mut times: Vec<_> = rounds.iter().map(|round| round[i]).collect();
+        times.sort_by(f64::total_cmp);
+        times[ROUNDS / 2]
+    };
+    super::Row::Host(Row { what: what.into(), shape, issue_microseconds: median(0), total_microseconds: median(1) })
+}
+
+pub fn print(rows: &[Row]) {
+    if rows.is_empty() {
+        return;
+    }
+    println!("\nhost time: until the calls return, and until their work is done");
+    println!("{:>18}  {:>9}  {:>9}  what", "shape", "issue us", "total us");
+    for Row { what, shape: [a, b, c], issue_microseconds, total_microseconds } in rows {
+        let shape = format!("{a}x{b}x{c}");
+        println!("{shape:>18}  {issue_microseconds:>9.1}  {total_microseconds:>9.1}  {what}");
+    }
+}

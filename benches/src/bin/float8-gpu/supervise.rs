@@ -1,0 +1,258 @@
+//! Runs cases in worker processes, each case with a limit: a fault of the GPU or a hang costs one case, not the run.
+//!
+//! Workers are this program with the same arguments and `--worker`. A worker that fails or overstays is killed, and a new one goes
+//! on with the next case.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, atomic::AtomicUsize, atomic::Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::Error;
+use crate::worker::{Event, MARK};
+
+/// Bounds of a run.
+#[derive(Clone, Copy, clap::Args)]
+pub struct Limits {
+    /// Seconds for all; cases that would begin later are not run.
+    #[arg(long, default_value_t = 540)]
+    pub limit_seconds: u64,
+    /// Seconds for one case, compiling its kernels included.
+    #[arg(long, default_value_t = 90)]
+    pub case_seconds: u64,
+}
+
+/// A worker may need this long until it has named its cases: the driver makes a context.
+const START: Duration = Duration::from_secs(60);
+
+/// A killed worker may need this long to end: the driver tears its context down.
+const END: Duration = Duration::from_secs(10);
+
+/// Workers that end at once, one after the other, before the rest is given up.
+const MOST_FALSE_STARTS: usize = 3;
+
+/// What became of a case.
+pub struct Done {
+    pub name: String,
+    pub seconds: f64,
+    pub result: Result<Value, Loss>,
+}
+
+/// Why a case has no result.
+#[derive(Debug, thiserror::Error)]
+pub enum Loss {
+    #[error("{0}")]
+    Failed(String),
+    #[error("killed after {0} s")]
+    TimedOut(u64),
+    #[error("its process ended: {0}")]
+    Died(String),
+    #[error("not run: no time left")]
+    NoTime,
+}
+
+/// How far a run is.
+#[derive(Clone, Copy)]
+pub struct Progress {
+    pub done: usize,
+    pub of: usize,
+    pub elapsed: Duration,
+}
+
+/// Runs all cases in `jobs` workers at once and hands on what became of each, as it is known.
+///
+/// # Errors
+/// No worker starts: the device is absent, say.
+pub fn supervise(limits: Limits, jobs: usize, each: &mut dyn FnMut(Progress, Done)) -> Result<(), Error> {
+    let start = Instant::now();
+    let deadline = start + Duration::from_secs(limits.limit_seconds);
+    let first = Worker::start(deadline)?;
+    let names = first.names.clone();
+    let next = AtomicUsize::new(0);
+    let (sender, receiver) = channel();
+    let run = Run { limits, deadline, names: &names, next: &next, false_starts: &Mutex::new(0) };
+    std::thread::scope(|scope| {
+        let mut first = Some(first);
+        for _ in 0..jobs.clamp(1, names.len().max(1)) {
+            let (sender, worker) = (sender.clone(), first.take());
+            scope.spawn(move || run.serve(worker, &sender));
+        }
+        drop(sender);
+        for (i, done) in receiver.into_iter().enumerate() {
+            each(Progress { done: i + 1, of: names.len(), elapsed: start.elapsed() }, done);
+        }
+    });
+    Ok(())
+}
+
+/// What the threads that mind workers share.
+#[derive(Clone, Copy)]
+struct Run<'a> {
+    limits: Limits,
+    deadline: Instant,
+    names: &'a [String],
+    next: &'a AtomicUsize,
+    /// Workers that did not start since one did.
+    false_starts: &'a Mutex<usize>,
+}
+
+impl Run<'_> {
+    /// Takes cases until none is left.
+    fn serve(&self, mut worker: Option<Worker>, sender: &Sender<Done>) {
+        loop {
+            let index = self.next.fetch_add(1, Ordering::Relaxed);
+            let Some(name) = self.names.get(index) else { return };
+            let start = Instant::now();
+            let result = self.case(&mut worker, index);
+            let done = Done { name: name.clone(), seconds: start.elapsed().as_secs_f64(), result };
+            if sender.send(done).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn case(&self, slot: &mut Option<Worker>, index: usize) -> Result<Value, Loss> {
+        let mut worker = match slot.take() {
+            Some(worker) => worker,
+            None => self.restart()?,
+        };
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Loss::NoTime);
+        }
+        let limit = Duration::from_secs(self.limits.case_seconds).min(left);
+        let (result, last) = worker.run(index, limit)?;
+        if !last {
+            *slot = Some(worker);
+        }
+        result.map_err(Loss::Failed)
+    }
+
+    fn restart(&self) -> Result<Worker, Loss> {
+        // Held while a worker starts: those of other threads would meet the same.
+        let mut failed = self.false_starts.lock().expect("no panic under this lock");
+        if *failed == MOST_FALSE_STARTS {
+            return Err(Loss::Died("no worker starts any more".into()));
+        }
+        if self.deadline <= Instant::now() {
+            return Err(Loss::NoTime);
+        }
+        match Worker::start(self.deadline) {
+            Ok(worker) => {
+                *failed = 0;
+                Ok(worker)
+            }
+            Err(error) => {
+                *failed += 1;
+                Err(Loss::Died(error.to_string()))
+            }
+        }
+    }
+}
+
+/// A worker process.
+struct Worker {
+    child: Child,
+    stdin: ChildStdin,
+    lines: Receiver<Line>,
+    names: Vec<String>,
+    /// What it last printed, for when it dies.
+    tail: VecDeque<String>,
+}
+
+/// A line that a worker printed.
+enum Line {
+    Event(Event),
+    Text(String),
+}
+
+impl Worker {
+    fn start(deadline: Instant) -> Result<Self, Error> {
+        let program = std::env::current_exe().map_err(|source| Error::Io { what: "this program".into(), source })?;
+        let mut command = Command::new(&program);
+        command.args(std::env::args_os().skip(1)).arg("--worker");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(|source| Error::Io { what: program.display().to_string(), source })?;
+        let (sender, lines) = channel();
+        let stdin = child.stdin.take().expect("piped");
+        forward(child.stdout.take().expect("piped"), sender.clone());
+        forward(child.stderr.take().expect("piped"), sender);
+        let mut worker = Self { child, stdin, lines, names: vec![], tail: VecDeque::new() };
+        match worker.event(START.min(deadline.saturating_duration_since(Instant::now()))) {
+            Ok(Event::Cases(names)) => worker.names = names,
+            Ok(Event::Done { .. }) => return Err(Error::Worker("it ran a case before it was asked to".into())),
+            Err(loss) => return Err(Error::Worker(loss.to_string())),
+        }
+        Ok(worker)
+    }
+
+    /// The result of a case, and whether it was this worker's last.
+    fn run(&mut self, index: usize, limit: Duration) -> Result<(Result<Value, String>, bool), Loss> {
+        // A worker that cannot be written to has died, which reading says better.
+        let _ = writeln!(self.stdin, "{index}");
+        match self.event(limit)? {
+            Event::Done { result, last } => Ok((result, last)),
+            Event::Cases(_) => Err(Loss::Died("it named its cases again".into())),
+        }
+    }
+
+    /// Waits for the next event; prints all else.
+    fn event(&mut self, limit: Duration) -> Result<Event, Loss> {
+        let end = Instant::now() + limit;
+        loop {
+            match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(Line::Event(event)) => return Ok(event),
+                Ok(Line::Text(text)) => {
+                    println!("  | {text}");
+                    self.tail.push_back(text);
+                    if self.tail.len() > 3 {
+                        self.tail.pop_front();
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => return Err(Loss::TimedOut(limit.as_secs())),
+                Err(RecvTimeoutError::Disconnected) => {
+                    let status = self.end().map_or_else(|| "still running".into(), |status| status.to_string());
+                    let tail: Vec<_> = self.tail.drain(..).collect();
+                    return Err(Loss::Died([status].into_iter().chain(tail).collect::<Vec<_>>().join("; ")));
+                }
+            }
+        }
+    }
+
+    /// Waits for the end of the process, but not for ever: one that waits for a hung GPU cannot be killed.
+    fn end(&mut self) -> Option<std::process::ExitStatus> {
+        let end = Instant::now() + END;
+        loop {
+            match self.child.try_wait() {
+                Ok(None) if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
+                Ok(status) => return status,
+                Err(_) => return None,
+            }
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        self.end();
+    }
+}
+
+/// Sends on what is printed, line by line, until its end.
+fn forward(output: impl Read + Send + 'static, sender: Sender<Line>) {
+    std::thread::spawn(move || {
+        for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+            let line = String::from_utf8_lossy(&line).into_owned();
+            let event = line.strip_prefix(MARK).and_then(|event| serde_json::from_str(event).ok());
+            if sender.send(event.map_or_else(|| Line::Text(line), Line::Event)).is_err() {
+                return;
+            }
+        }
+    });
+}

@@ -1,0 +1,99 @@
+//! The side of a worker: names its cases, then runs those whose numbers it is told, one after the other.
+//!
+//! ```text
+//! worker → supervisor    a line of standard output that begins with MARK: an Event as JSON
+//! supervisor → worker    a line of standard input: the number of the next case, larger than all before
+//! ```
+//!
+//! A worker ends after a panic or an error of the device: a CUDA context in which a kernel has failed fails in every later call.
+
+use std::io::{Write, stdin, stdout};
+use std::process::exit;
+
+use checks::{Failure, caught};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Begins lines of standard output that are events.
+pub const MARK: &str = "@float8-gpu ";
+
+/// What a worker says.
+#[derive(Serialize, Deserialize)]
+pub enum Event {
+    /// Names of all cases, in order: after the start.
+    Cases(Vec<String>),
+    /// A case has run.
+    Done {
+        /// What it gave, or what is wrong.
+        result: Result<Value, String>,
+        /// Whether the worker ends, as its device may be unusable.
+        last: bool,
+    },
+}
+
+impl Event {
+    fn send(&self) {
+        let line = serde_json::to_string(self).expect("strings and numbers");
+        // Nobody is left to tell when the supervisor has gone.
+        if writeln!(stdout(), "{MARK}{line}").and_then(|()| stdout().flush()).is_err() {
+            exit(1);
+        }
+    }
+}
+
+/// Meets every case in order, and runs those whose turn it is.
+pub struct Worker {
+    only: Vec<String>,
+    /// Names so far; none once they have been sent.
+    names: Option<Vec<String>>,
+    /// Number of the case to come.
+    next: usize,
+    /// Number of the case to run.
+    turn: usize,
+}
+
+impl Worker {
+    /// Serves a supervisor until it has no more cases. `walk` meets the cases, in the same order each time that it is called; those
+    /// whose names contain one of `only` count, all if there is none.
+    pub fn serve(only: &[String], walk: impl Fn(&mut Self)) {
+        let mut worker = Self { only: only.to_vec(), names: Some(vec![]), next: 0, turn: 0 };
+        walk(&mut worker);
+        Event::Cases(worker.names.take().expect("set above")).send();
+        worker.turn = turn();
+        walk(&mut worker);
+    }
+
+    /// Runs this case if it is its turn.
+    pub fn case<V: Serialize>(&mut self, name: &str, run: impl FnOnce() -> Result<V, Failure>) {
+        if !self.only.is_empty() && !self.only.iter().any(|only| name.contains(only.as_str())) {
+            return;
+        }
+        if let Some(names) = &mut self.names {
+            names.push(name.into());
+            return;
+        }
+        self.next += 1;
+        if self.next <= self.turn {
+            return;
+        }
+        let result = caught(run);
+        let last = matches!(result, Err(Failure::Panicked(_) | Failure::Device(_)));
+        let result = result.map_err(|failure| failure.to_string());
+        let result = result.and_then(|value| serde_json::to_value(value).map_err(|error| error.to_string()));
+        Event::Done { result, last }.send();
+        if last {
+            // Not by returning: destructors would wait for the device.
+            exit(0);
+        }
+        self.turn = turn();
+    }
+}
+
+/// The number of the next case to run, or the end of this process.
+fn turn() -> usize {
+    let mut line = String::new();
+    match stdin().read_line(&mut line).ok().and_then(|_| line.trim().parse().ok()) {
+        Some(turn) => turn,
+        None => exit(0),
+    }
+}
