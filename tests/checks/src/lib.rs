@@ -24,12 +24,16 @@ mod matrix;
 mod oracle;
 mod repeated;
 mod statistics;
+mod supervise;
+mod worker;
 
 use cubecl::prelude::*;
 
 pub use case::{Case, Failure, Size, caught};
 pub use compare::Bound;
 pub use device::poison;
+pub use supervise::{Done, Limits, Loss, Progress, StartError, supervise};
+pub use worker::Worker;
 
 /// Hands every case to `visit`, which runs those that it wants to.
 pub fn visit<R: Runtime>(client: &ComputeClient<R>, size: Size, visit: &mut dyn FnMut(Case<'_>)) {

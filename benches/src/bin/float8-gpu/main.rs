@@ -7,12 +7,12 @@
 
 mod bench;
 mod check;
-mod supervise;
 mod target;
-mod worker;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
+use checks::Limits;
 use clap::{Parser, Subcommand, ValueEnum};
 use device_select::{DeviceChoice, SelectedDevice, cuda_setup, select};
 
@@ -63,11 +63,36 @@ enum Error {
     #[error("{what}: {source}")]
     Json { what: &'static str, source: serde_json::Error },
     /// No worker process starts.
-    #[error("worker process: {0}")]
-    Worker(String),
+    #[error(transparent)]
+    Start(#[from] checks::StartError),
     /// The torch script failed.
     #[error("torch baseline: {0}")]
     Torch(String),
+}
+
+/// Bounds of a run.
+#[derive(Clone, Copy, clap::Args)]
+struct LimitArgs {
+    /// Seconds for all; cases that would begin later are not run.
+    #[arg(long, default_value_t = 540)]
+    limit_seconds: u64,
+    /// Seconds for one case, compiling its kernels included.
+    #[arg(long, default_value_t = 90)]
+    case_seconds: u64,
+}
+
+impl LimitArgs {
+    fn of(self, jobs: usize) -> Limits {
+        let [all, case] = [self.limit_seconds, self.case_seconds].map(Duration::from_secs);
+        Limits { all, case, jobs }
+    }
+}
+
+/// This program as a worker, with the same arguments.
+fn worker() -> std::process::Command {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap_or_else(|_| "float8-gpu".into()));
+    command.args(std::env::args_os().skip(1)).arg("--worker");
+    command
 }
 
 fn main() -> ExitCode {

@@ -17,14 +17,12 @@ mod torch;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use checks::Failure;
+use checks::{Done, Failure, Loss, Worker, supervise};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
-use crate::supervise::{Done, Limits, Loss, supervise};
 use crate::target::Target;
-use crate::worker::Worker;
+use crate::{Error, LimitArgs, worker};
 use timing::Clock;
 
 /// What to measure.
@@ -46,7 +44,7 @@ pub struct Args {
     #[arg(long)]
     json: Option<PathBuf>,
     #[command(flatten)]
-    limits: Limits,
+    limits: LimitArgs,
 }
 
 /// How much to measure.
@@ -206,10 +204,10 @@ pub fn run(args: &Args) -> Result<bool, Error> {
         }
         save(&results, args.json.as_deref())?;
     }
-    let mut limits = args.limits;
-    limits.limit_seconds = limits.limit_seconds.saturating_sub(start.elapsed().as_secs());
+    let mut limits = args.limits.of(1);
+    limits.all = limits.all.saturating_sub(start.elapsed());
     let mut wrong = None;
-    supervise(limits, 1, &mut |progress, done| {
+    supervise(limits, &worker, &mut |progress, done| {
         let Done { name, seconds, result } = done;
         println!("{} of {}, {} s: {name} ({seconds:.1} s)", progress.done, progress.of, progress.elapsed.as_secs());
         match result.and_then(|row| serde_json::from_value(row).map_err(|error| Loss::Failed(error.to_string()))) {

@@ -9,13 +9,11 @@ use std::io::{IsTerminal, Write, stdout};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use checks::{Case, Size};
+use checks::{Case, Done, Loss, Progress, Size, Worker, supervise};
 use serde_json::{Value, json};
 
-use crate::Error;
-use crate::supervise::{Done, Limits, Loss, Progress, supervise};
 use crate::target::Target;
-use crate::worker::Worker;
+use crate::{Error, LimitArgs, worker};
 
 /// What to check.
 #[derive(clap::Args)]
@@ -38,7 +36,7 @@ pub struct Args {
     #[arg(long)]
     json: Option<PathBuf>,
     #[command(flatten)]
-    limits: Limits,
+    limits: LimitArgs,
 }
 
 /// Between two lines that say how far the run is, in a file; on a terminal it is one line that changes.
@@ -153,7 +151,7 @@ pub fn run(args: &Args) -> Result<bool, Error> {
     };
     let mut tally = Tally::new(args)?;
     let mut failed = None;
-    supervise(args.limits, jobs, &mut |progress, done| {
+    supervise(args.limits.of(jobs), &worker, &mut |progress, done| {
         if let Err(error) = tally.add(progress, done) {
             failed = Some(error);
         }

@@ -1,7 +1,6 @@
 //! Runs cases in worker processes, each case with a limit: a fault of the GPU or a hang costs one case, not the run.
 //!
-//! Workers are this program with the same arguments and `--worker`. A worker that fails or overstays is killed, and a new one goes
-//! on with the next case.
+//! A worker that fails or overstays is killed, and a new one goes on with the next case.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,18 +11,17 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::Error;
 use crate::worker::{Event, MARK};
 
 /// Bounds of a run.
-#[derive(Clone, Copy, clap::Args)]
+#[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Seconds for all; cases that would begin later are not run.
-    #[arg(long, default_value_t = 540)]
-    pub limit_seconds: u64,
-    /// Seconds for one case, compiling its kernels included.
-    #[arg(long, default_value_t = 90)]
-    pub case_seconds: u64,
+    /// For all; cases that would begin later are not run.
+    pub all: Duration,
+    /// For one case, compiling its kernels included.
+    pub case: Duration,
+    /// Workers at once.
+    pub jobs: usize,
 }
 
 /// A worker may need this long until it has named its cases: the driver makes a context.
@@ -36,48 +34,69 @@ const END: Duration = Duration::from_secs(10);
 const MOST_FALSE_STARTS: usize = 3;
 
 /// What became of a case.
+#[derive(Debug)]
 pub struct Done {
+    /// The case's.
     pub name: String,
+    /// From its turn to its result, the start of a worker included.
     pub seconds: f64,
+    /// What it gave.
     pub result: Result<Value, Loss>,
 }
 
 /// Why a case has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum Loss {
+    /// It said so.
     #[error("{0}")]
     Failed(String),
+    /// It was not done within its limit, in seconds.
     #[error("killed after {0} s")]
     TimedOut(u64),
+    /// Its process ended, with its status and what it printed last.
     #[error("its process ended: {0}")]
     Died(String),
+    /// The time for all was over.
     #[error("not run: no time left")]
     NoTime,
 }
 
+/// No worker starts: the device is absent, say.
+#[derive(Debug, thiserror::Error)]
+#[error("no worker process: {0}")]
+pub struct StartError(String);
+
 /// How far a run is.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Progress {
+    /// Cases that are over.
     pub done: usize,
+    /// All cases.
     pub of: usize,
+    /// Since the beginning.
     pub elapsed: Duration,
 }
 
-/// Runs all cases in `jobs` workers at once and hands on what became of each, as it is known.
+/// Runs all cases in processes that `command` describes, which call [`Worker::serve`](crate::Worker::serve), and hands on what became
+/// of each case, as it is known. What workers print is printed.
 ///
 /// # Errors
-/// No worker starts: the device is absent, say.
-pub fn supervise(limits: Limits, jobs: usize, each: &mut dyn FnMut(Progress, Done)) -> Result<(), Error> {
+/// No worker starts.
+pub fn supervise(
+    limits: Limits,
+    command: &(dyn Fn() -> Command + Sync),
+    each: &mut dyn FnMut(Progress, Done),
+) -> Result<(), StartError> {
     let start = Instant::now();
-    let deadline = start + Duration::from_secs(limits.limit_seconds);
-    let first = Worker::start(deadline)?;
+    let deadline = start + limits.all;
+    let first = Worker::start(command(), deadline)?;
     let names = first.names.clone();
     let next = AtomicUsize::new(0);
     let (sender, receiver) = channel();
-    let run = Run { limits, deadline, names: &names, next: &next, false_starts: &Mutex::new(0) };
+    let run = Run { limits, deadline, command, names: &names, next: &next, false_starts: &Mutex::new(0) };
     std::thread::scope(|scope| {
         let mut first = Some(first);
-        for _ in 0..jobs.clamp(1, names.len().max(1)) {
+        for _ in 0..limits.jobs.clamp(1, names.len().max(1)) {
             let (sender, worker) = (sender.clone(), first.take());
             scope.spawn(move || run.serve(worker, &sender));
         }
@@ -94,6 +113,7 @@ pub fn supervise(limits: Limits, jobs: usize, each: &mut dyn FnMut(Progress, Don
 struct Run<'a> {
     limits: Limits,
     deadline: Instant,
+    command: &'a (dyn Fn() -> Command + Sync),
     names: &'a [String],
     next: &'a AtomicUsize,
     /// Workers that did not start since one did.
@@ -124,7 +144,7 @@ impl Run<'_> {
         if left.is_zero() {
             return Err(Loss::NoTime);
         }
-        let limit = Duration::from_secs(self.limits.case_seconds).min(left);
+        let limit = self.limits.case.min(left);
         let (result, last) = worker.run(index, limit)?;
         if !last {
             *slot = Some(worker);
@@ -141,7 +161,7 @@ impl Run<'_> {
         if self.deadline <= Instant::now() {
             return Err(Loss::NoTime);
         }
-        match Worker::start(self.deadline) {
+        match Worker::start((self.command)(), self.deadline) {
             Ok(worker) => {
                 *failed = 0;
                 Ok(worker)
@@ -171,12 +191,9 @@ enum Line {
 }
 
 impl Worker {
-    fn start(deadline: Instant) -> Result<Self, Error> {
-        let program = std::env::current_exe().map_err(|source| Error::Io { what: "this program".into(), source })?;
-        let mut command = Command::new(&program);
-        command.args(std::env::args_os().skip(1)).arg("--worker");
+    fn start(mut command: Command, deadline: Instant) -> Result<Self, StartError> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().map_err(|source| Error::Io { what: program.display().to_string(), source })?;
+        let mut child = command.spawn().map_err(|error| StartError(format!("{command:?}: {error}")))?;
         let (sender, lines) = channel();
         let stdin = child.stdin.take().expect("piped");
         forward(child.stdout.take().expect("piped"), sender.clone());
@@ -184,8 +201,8 @@ impl Worker {
         let mut worker = Self { child, stdin, lines, names: vec![], tail: VecDeque::new() };
         match worker.event(START.min(deadline.saturating_duration_since(Instant::now()))) {
             Ok(Event::Cases(names)) => worker.names = names,
-            Ok(Event::Done { .. }) => return Err(Error::Worker("it ran a case before it was asked to".into())),
-            Err(loss) => return Err(Error::Worker(loss.to_string())),
+            Ok(Event::Done { .. }) => return Err(StartError("it ran a case before it was asked to".into())),
+            Err(loss) => return Err(StartError(loss.to_string())),
         }
         Ok(worker)
     }

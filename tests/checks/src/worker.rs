@@ -10,16 +10,17 @@
 use std::io::{Write, stdin, stdout};
 use std::process::exit;
 
-use checks::{Failure, caught};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::case::{Failure, caught};
+
 /// Begins lines of standard output that are events.
-pub const MARK: &str = "@float8-gpu ";
+pub(crate) const MARK: &str = "@checks ";
 
 /// What a worker says.
 #[derive(Serialize, Deserialize)]
-pub enum Event {
+pub(crate) enum Event {
     /// Names of all cases, in order: after the start.
     Cases(Vec<String>),
     /// A case has run.

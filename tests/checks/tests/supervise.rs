@@ -1,0 +1,118 @@
+//! Workers that fail in every way cost the case that they were at, and no other. This program is its own worker.
+
+use std::process::{Command, abort};
+use std::time::{Duration, Instant};
+
+use checks::{Done, Failure, Limits, Loss, Worker, supervise};
+use serde_json::json;
+
+/// Cases of a worker that is called with this.
+const WORKER: &str = "--worker";
+
+/// As a worker that cannot start.
+const BROKEN: &str = "--broken";
+
+fn serve() {
+    Worker::serve(&["case".into()], |worker| {
+        worker.case("case 0", || Ok(json!({ "sum": 0.1f64 + 0.2 })));
+        worker.case("case 1 is wrong", || Err::<f64, _>(Failure::Wrong("3, not 4".into())));
+        worker.case("not asked for", || -> Result<f64, _> { abort() });
+        worker.case("case 2 panics", || -> Result<f64, _> { panic!("no memory") });
+        worker.case("case 3", || Ok(std::process::id()));
+        worker.case("case 4 ends the process", || -> Result<f64, _> {
+            eprintln!("a last word");
+            abort()
+        });
+        worker.case("case 5 hangs", || -> Result<f64, _> {
+            loop {
+                std::thread::sleep(Duration::from_secs(1));
+            }
+        });
+        worker.case("case 6 loses the device", || Err::<f64, _>(Failure::Device("an illegal address".into())));
+        worker.case("case 7", || Ok(std::process::id()));
+        worker.case("case 8", || {
+            println!("@checks nonsense");
+            Ok(std::process::id())
+        });
+    });
+}
+
+fn this(argument: &'static str) -> impl Fn() -> Command + Sync {
+    move || {
+        let mut command = Command::new(std::env::current_exe().expect("it runs"));
+        command.arg(argument);
+        command
+    }
+}
+
+/// All results, by name.
+fn run(all: Duration, jobs: usize) -> Vec<Done> {
+    let mut done = vec![];
+    let limits = Limits { all, case: Duration::from_secs(2), jobs };
+    let started = supervise(limits, &this(WORKER), &mut |progress, row| {
+        assert_eq!((progress.done, progress.of), (done.len() + 1, 9));
+        done.push(row);
+    });
+    started.expect("a worker starts");
+    done.sort_by(|a, b| a.name.cmp(&b.name));
+    done
+}
+
+fn a_failure_costs_one_case() {
+    for jobs in [1, 3] {
+        let done = run(Duration::from_secs(60), jobs);
+        let names: Vec<_> = done.iter().map(|done| done.name.split(' ').nth(1).expect("a number")).collect();
+        assert_eq!(names, ["0", "1", "2", "3", "4", "5", "6", "7", "8"]);
+        let loss = |i: usize| done[i].result.as_ref().expect_err("lost").to_string();
+        assert_eq!(done[0].result.as_ref().expect("it passes"), &json!({ "sum": 0.1f64 + 0.2 }));
+        assert!(matches!(&done[1].result, Err(Loss::Failed(why)) if why == "3, not 4"), "{:?}", done[1]);
+        assert!(matches!(&done[2].result, Err(Loss::Failed(why)) if why.contains("no memory")), "{:?}", done[2]);
+        assert!(matches!(&done[4].result, Err(Loss::Died(_))) && loss(4).contains("a last word"), "{:?}", done[4]);
+        assert!(matches!(&done[5].result, Err(Loss::TimedOut(2))), "{:?}", done[5]);
+        assert!(matches!(&done[6].result, Err(Loss::Failed(why)) if why.contains("illegal address")), "{:?}", done[6]);
+        let process = |i: usize| done[i].result.as_ref().expect("it passes").as_u64();
+        if jobs == 1 {
+            // A new process after every loss, and the same one otherwise.
+            assert!(process(3) != process(7) && process(7) == process(8));
+        }
+    }
+}
+
+fn time_that_is_over_is_said() {
+    let start = Instant::now();
+    let done = run(Duration::from_secs(1), 1);
+    assert!(start.elapsed() < Duration::from_secs(20));
+    // The case that hangs has the rest of the time, and those after it have none.
+    assert!(matches!(&done[5].result, Err(Loss::TimedOut(_) | Loss::NoTime)), "{:?}", done[5]);
+    for done in &done[6..] {
+        assert!(matches!(&done.result, Err(Loss::NoTime)), "{done:?}");
+    }
+}
+
+fn a_worker_that_does_not_start_is_an_error() {
+    let limits = Limits { all: Duration::from_secs(60), case: Duration::from_secs(2), jobs: 1 };
+    let error = supervise(limits, &this(BROKEN), &mut |_, _| panic!("no case runs")).expect_err("it ends at once");
+    assert!(error.to_string().contains("no such device"), "{error}");
+}
+
+fn main() {
+    match std::env::args().nth(1).as_deref() {
+        Some(WORKER) => return serve(),
+        Some(BROKEN) => {
+            eprintln!("no such device");
+            std::process::exit(2);
+        }
+        // What cargo's runners ask of a test without a harness.
+        Some("--list") => return,
+        _ => {}
+    }
+    let tests: [(&str, fn()); 3] = [
+        ("a_failure_costs_one_case", a_failure_costs_one_case),
+        ("time_that_is_over_is_said", time_that_is_over_is_said),
+        ("a_worker_that_does_not_start_is_an_error", a_worker_that_does_not_start_is_an_error),
+    ];
+    for (name, test) in tests {
+        test();
+        println!("test {name} ... ok");
+    }
+}
