@@ -40,7 +40,7 @@ fn serve() {
 fn this(argument: &'static str) -> impl Fn() -> Command + Sync {
     move || {
         let mut command = Command::new(std::env::current_exe().expect("it runs"));
-        command.arg(argument);
+        command.arg(argument).env("RUST_BACKTRACE", "0");
         command
     }
 }
