@@ -30,13 +30,13 @@ const START: Duration = Duration::from_secs(60);
 /// A killed worker may need this long to end: the driver tears its context down.
 const END: Duration = Duration::from_secs(10);
 
-/// Workers that end at once, one after the other, before the rest is given up.
+/// Failed starts in a row after which the remaining cases are given up.
 const MOST_FALSE_STARTS: usize = 3;
 
 /// What became of a case.
 #[derive(Debug)]
 pub struct Done {
-    /// The case's.
+    /// Of the case.
     pub name: String,
     /// From its turn to its result, the start of a worker included.
     pub seconds: f64,
@@ -108,7 +108,7 @@ pub fn supervise(
     Ok(())
 }
 
-/// What the threads that mind workers share.
+/// What the threads share, each of which controls one worker at a time.
 #[derive(Clone, Copy)]
 struct Run<'a> {
     limits: Limits,
@@ -116,7 +116,7 @@ struct Run<'a> {
     command: &'a (dyn Fn() -> Command + Sync),
     names: &'a [String],
     next: &'a AtomicUsize,
-    /// Workers that did not start since one did.
+    /// Failed starts since a worker last started.
     false_starts: &'a Mutex<usize>,
 }
 
@@ -153,7 +153,7 @@ impl Run<'_> {
     }
 
     fn restart(&self) -> Result<Worker, Loss> {
-        // Held while a worker starts: those of other threads would meet the same.
+        // Held while a worker starts, so that threads do not all try at once what just failed.
         let mut failed = self.false_starts.lock().expect("no panic under this lock");
         if *failed == MOST_FALSE_STARTS {
             return Err(Loss::Died("no worker starts any more".into()));

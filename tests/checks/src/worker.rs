@@ -1,4 +1,4 @@
-//! The side of a worker: names its cases, then runs those whose numbers it is told, one after the other.
+//! The worker's side: it sends the names of its cases, then runs those whose numbers it receives, one after the other.
 //!
 //! ```text
 //! worker → supervisor    a line of standard output that begins with MARK: an Event as JSON
@@ -42,7 +42,7 @@ impl Event {
     }
 }
 
-/// Meets every case in order, and runs those whose turn it is.
+/// Is shown every case in order, and runs those whose turn it is.
 pub struct Worker {
     only: Vec<String>,
     /// Names so far; none once they have been sent.
@@ -54,8 +54,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Serves a supervisor until it has no more cases. `walk` meets the cases, in the same order each time that it is called; those
-    /// whose names contain one of `only` count, all if there is none.
+    /// Serves a supervisor until it has no more cases. `walk` calls [`case`](Self::case) for every case, in the same order each time:
+    /// first to collect the names, then to run them. If `only` is not empty, cases whose names contain none of it are left out.
     pub fn serve(only: &[String], walk: impl Fn(&mut Self)) {
         let mut worker = Self { only: only.to_vec(), names: Some(vec![]), next: 0, turn: 0 };
         walk(&mut worker);
