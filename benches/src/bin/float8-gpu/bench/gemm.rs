@@ -59,6 +59,13 @@ pub struct Row {
     pub high: Option<f64>,
 }
 
+impl Row {
+    /// M, N and K.
+    pub fn shape(&self) -> [usize; 3] {
+        [self.m, self.n, self.k]
+    }
+}
+
 /// TFLOP/s.
 pub fn rate([m, n, k]: [usize; 3], seconds: f64) -> f64 {
     2.0 * m as f64 * n as f64 * k as f64 / seconds * 1e-12
@@ -135,8 +142,8 @@ pub fn print(rows: &[Row], torch: &torch::Results) {
     );
     for row in rows {
         let Row { m, n, k, scales, path, precise, fast, high } = row;
-        let best = torch.best(row);
-        let bf16 = torch.gemm(row).and_then(|torch| torch.bf16);
+        let best = torch.best(row.shape());
+        let bf16 = torch.gemm(row.shape()).and_then(|torch| torch.bf16);
         println!(
             "{m:>6} {n:>6} {k:>6}  {scales:<15}  {path:<10}  {precise:>8.1} {fast:>8.1}  {:>8} {:>6}  {:>8} {:>6}  {:>8}",
             or_dash(*high, 1),

@@ -124,6 +124,13 @@ pub struct Row {
     high: Option<f64>,
 }
 
+impl Row {
+    /// torch on the same groups.
+    pub fn torch<'a>(&self, torch: &'a torch::Results) -> Option<&'a torch::Grouped> {
+        torch.grouped(&self.grouping, &self.sizes, [self.m, self.n, self.k])
+    }
+}
+
 pub fn cases<T: Target>(bench: &mut Bench<'_>) {
     let table = LazyCell::new(|| Table::new(Format::E4m3));
     for shape in shapes(bench.size) {
@@ -258,8 +265,8 @@ pub fn print(rows: &[Row], torch: &torch::Results) {
     );
     for row in rows {
         let Row { grouping, m, n, k, spread, scales, path, precise, fast, dense, high, .. } = row;
-        let best = torch.best_grouped(row);
-        let bf16 = torch.grouped(row).and_then(|torch| torch.bf16);
+        let baseline = row.torch(torch);
+        let (best, bf16) = (baseline.and_then(torch::Grouped::best), baseline.and_then(|torch| torch.bf16));
         println!(
             "{grouping:<11}  {spread:<8} {m:>6} {n:>6} {k:>6}  {scales:<10}  {path:<10}  {precise:>8.1} {fast:>8.1}  \
              {dense:>8.1} {:>6.2}  {:>8} {:>6}  {:>8} {:>6}  {:>8}",

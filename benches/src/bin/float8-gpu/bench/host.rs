@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::Bench;
 use super::data::Table;
 use super::linear::{inputs, step, with_default};
+use super::timing::median;
 use crate::target::Target;
 
 /// Calls between two waits: few enough for a stream to take them all without a wait.
@@ -89,12 +90,9 @@ fn row<T: Target>(what: &str, shape: [usize; 3], mut call: impl FnMut()) -> supe
     // Compiles, and fills the memory pools.
     round();
     let rounds: Vec<_> = (0..ROUNDS).map(|_| round()).collect();
-    let median = |i: usize| {
-        let mut times: Vec<_> = rounds.iter().map(|round| round[i]).collect();
-        times.sort_by(f64::total_cmp);
-        times[ROUNDS / 2]
-    };
-    super::Row::Host(Row { what: what.into(), shape, issue_microseconds: median(0), total_microseconds: median(1) })
+    let [issue_microseconds, total_microseconds] =
+        [0, 1].map(|i| median(rounds.iter().map(|round| round[i]).collect()));
+    super::Row::Host(Row { what: what.into(), shape, issue_microseconds, total_microseconds })
 }
 
 pub fn print(rows: &[Row]) {

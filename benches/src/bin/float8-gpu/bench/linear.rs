@@ -125,7 +125,7 @@ pub fn print(rows: &[Row], torch: &torch::Results) {
     );
     for row in rows {
         let Row { m, k, n, precision, milliseconds, speedup, path } = row;
-        let torch = torch.linear_ms(row).map(|torch| torch / milliseconds);
+        let torch = torch.linear_ms([*m, *k, *n]).map(|torch| torch / milliseconds);
         println!(
             "{m:>6} {k:>6} {n:>6}  {precision:<30}  {milliseconds:>8.3}  {:>9}  {:>13}  {}",
             or_dash(*speedup, 2),

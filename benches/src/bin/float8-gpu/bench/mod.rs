@@ -11,6 +11,7 @@ mod host;
 mod linear;
 mod llama;
 mod quantize;
+mod summary;
 mod timing;
 mod torch;
 
@@ -23,6 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::target::Target;
 use crate::{Error, LimitArgs, worker};
+use summary::Summary;
 use timing::Clock;
 
 /// What to measure.
@@ -129,7 +131,7 @@ struct Results {
     torch: torch::Results,
     /// Geometric means of ratios to torch's best mode.
     #[serde(skip_serializing_if = "Option::is_none")]
-    summary: Option<torch::Summary>,
+    summary: Option<Summary>,
     /// Cases without a result, and why.
     skipped: Vec<String>,
 }
@@ -197,7 +199,18 @@ pub fn run(args: &Args) -> Result<bool, Error> {
         let limit = Duration::from_secs(args.limits.limit_seconds / 2);
         let parts = Part::value_variants().iter().filter(|part| args.runs(**part));
         let parts: Vec<_> = parts.map(|part| format!("{part:?}").to_lowercase()).collect();
-        if let Err(error) = results.torch.run(python, &parts, args.size, limit) {
+        let list = |shapes: Vec<[usize; 3]>| {
+            shapes.iter().map(|[a, b, c]| format!("{a}x{b}x{c}")).collect::<Vec<_>>().join(",")
+        };
+        let groups: Vec<_> = grouped::shapes(args.size).into_iter().map(grouped::Shape::argument).collect();
+        let arguments = [
+            ("--only", parts.join(",")),
+            ("--gemm", list(gemm::shapes(args.size))),
+            ("--linear", list(linear::shapes(args.size))),
+            ("--grouped", groups.join(",")),
+        ];
+        let arguments = arguments.map(|(name, value)| [name.to_string(), value]);
+        if let Err(error) = results.torch.run(python, &arguments, limit) {
             println!("torch: {error}");
             results.skipped.push(format!("torch: {error}"));
             failed = true;
@@ -226,7 +239,7 @@ pub fn run(args: &Args) -> Result<bool, Error> {
         return Err(error);
     }
     if !results.torch.is_empty() {
-        results.summary = Some(results.torch.summary(&results.gemm, &results.grouped, &results.linear));
+        results.summary = Some(Summary::new(&results.torch, &results.gemm, &results.grouped, &results.linear));
     }
     print(&results);
     save(&results, args.json.as_deref())?;

@@ -41,10 +41,14 @@ impl Clock {
         if calls > 2 {
             batch(calls);
         }
-        let mut times: Vec<_> = (0..self.repeat).map(|_| batch(calls)).collect();
-        times.sort_by(f64::total_cmp);
-        times[times.len() / 2]
+        median((0..self.repeat).map(|_| batch(calls)).collect())
     }
+}
+
+/// The middle of some times.
+pub fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
 }
 
 /// Geometric mean; none of nothing.
