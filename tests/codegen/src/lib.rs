@@ -19,6 +19,7 @@ pub mod device;
 pub mod expected;
 mod launch;
 pub mod nvrtc;
+pub mod parallel;
 pub mod ptxas;
 pub mod sass;
 mod server;

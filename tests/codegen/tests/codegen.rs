@@ -8,13 +8,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use codegen::device::Generated;
 use codegen::expected::{check, family, is_native};
 use codegen::nvrtc::Nvrtc;
+use codegen::parallel::on_all_cores;
 use codegen::sass::Sass;
 use codegen::variants::generate;
 
@@ -59,52 +59,42 @@ const BATCH: usize = 16;
 
 /// Checks all variants for one architecture on all cores; the errors, and a summary by kernel.
 fn check_all(nvrtc: &Nvrtc, kernels: &[Generated], arch: &str) -> (Vec<String>, BTreeMap<String, Summary>) {
-    let (next, errors, summaries) = (AtomicUsize::new(0), Mutex::new(vec![]), Mutex::new(BTreeMap::new()));
+    let (errors, summaries) = (Mutex::new(vec![]), Mutex::new(BTreeMap::new()));
+    let fail = |kernel: &Generated, error| errors.lock().unwrap().push(format!("{} for {arch}: {error}", kernel.name));
     let batches: Vec<_> = kernels.chunks(BATCH).collect();
-    let work = |worker: usize| {
-        let file = Path::new(env!("CARGO_TARGET_TMPDIR"))
-            .join(format!("codegen-{}-{arch}-{worker}.cubin", std::process::id()));
-        let fail =
-            |kernel: &Generated, error| errors.lock().unwrap().push(format!("{} for {arch}: {error}", kernel.name));
-        while let Some(batch) = batches.get(next.fetch_add(1, Relaxed)) {
-            let (mut compiled, mut cubins) = (vec![], vec![]);
-            for kernel in *batch {
-                match nvrtc.compile(&kernel.source, arch) {
-                    Ok(cubin) => {
-                        compiled.push(kernel);
-                        cubins.push(cubin);
-                    }
-                    Err(error) => fail(kernel, error),
+    on_all_cores(&batches, |batch| {
+        let folder = tempfile::tempdir().expect("a folder for temporary files");
+        let (mut compiled, mut cubins) = (vec![], vec![]);
+        for kernel in *batch {
+            match nvrtc.compile(&kernel.source, arch) {
+                Ok(cubin) => {
+                    compiled.push(kernel);
+                    cubins.push(cubin);
                 }
-            }
-            let code = match Sass::of(nvrtc.root(), arch, &cubins, &file) {
-                Ok(code) => code,
-                Err(error) => {
-                    compiled.into_iter().for_each(|kernel| fail(kernel, error.clone()));
-                    continue;
-                }
-            };
-            for (kernel, sass) in compiled.into_iter().zip(code) {
-                if let Err(error) = check(kernel, &sass) {
-                    fail(kernel, error);
-                    continue;
-                }
-                let fits = sass.occupancy(kernel.sm, kernel.threads, kernel.dynamic_shared);
-                let mut summaries = summaries.lock().unwrap();
-                let summary: &mut Summary = summaries.entry(family(&kernel.name).to_string()).or_default();
-                summary.variants += 1;
-                summary.registers = summary.registers.max(sass.registers);
-                summary.local = summary.local.max(sass.local);
-                summary.shared = summary.shared.max(sass.shared + kernel.dynamic_shared);
-                summary.occupancy = Some(summary.occupancy.map_or(fits, |least| least.min(fits)));
+                Err(error) => fail(kernel, error),
             }
         }
-        // May never have been written.
-        let _ = std::fs::remove_file(file);
-    };
-    let workers = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let work = &work;
-    std::thread::scope(|scope| (0..workers).for_each(|worker| drop(scope.spawn(move || work(worker)))));
+        let code = match Sass::of(nvrtc.root(), arch, &cubins, &folder.path().join("code")) {
+            Ok(code) => code,
+            Err(error) => {
+                return compiled.into_iter().for_each(|kernel| fail(kernel, error.clone()));
+            }
+        };
+        for (kernel, sass) in compiled.into_iter().zip(code) {
+            if let Err(error) = check(kernel, &sass) {
+                fail(kernel, error);
+                continue;
+            }
+            let fits = sass.occupancy(kernel.sm, kernel.threads, kernel.dynamic_shared);
+            let mut summaries = summaries.lock().unwrap();
+            let summary: &mut Summary = summaries.entry(family(&kernel.name).to_string()).or_default();
+            summary.variants += 1;
+            summary.registers = summary.registers.max(sass.registers);
+            summary.local = summary.local.max(sass.local);
+            summary.shared = summary.shared.max(sass.shared + kernel.dynamic_shared);
+            summary.occupancy = Some(summary.occupancy.map_or(fits, |least| least.min(fits)));
+        }
+    });
     (errors.into_inner().unwrap(), summaries.into_inner().unwrap())
 }
 
