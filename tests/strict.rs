@@ -7,7 +7,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Distribution, Tensor};
 use burn_float8::{
-    Float8, Float8Config, Float8Error, Gemm, Recipe, UNTAGGED_NAME, Untagged, report, set_float8_enabled,
+    Float8, Float8Config, Float8Error, Float8LinearConfig, Gemm, Recipe, UNTAGGED_NAME, Untagged, report,
+    set_float8_enabled,
 };
 
 type B = Autodiff<Float8<Flex>>;
@@ -66,6 +67,13 @@ fn strict_mode() {
     assert!(message.starts_with("a linear with weight [8, 3] carries no layer"), "{message}");
     drop(severe);
     stranger.forward(input());
+
+    // With `matmul = true` a matmul promises what a linear does.
+    let matmul = Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(true);
+    let matmul64 = Float8Config::from(matmul).with_strict(true).convert(model()).unwrap().0;
+    input().matmul(matmul64.first.weight.val());
+    let message = panic_of(|| drop(input().cast(DType::F64).matmul(matmul64.first.weight.val())));
+    assert_eq!(message, "first: fprop in high precision, unrequested: dtype F64");
 
     // Without strict mode all of it runs, is counted, and `verify` says so.
     let relaxed = Float8Config::tensorwise().convert(model()).unwrap().0;

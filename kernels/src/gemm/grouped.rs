@@ -25,7 +25,7 @@ pub const GROUP_ALIGN: usize = BLOCK;
 /// Which axis of the operands the groups divide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Grouping {
-    /// The rows of A; B has as many matrices as there are groups, above each other.
+    /// The rows of A; B has as many matrices as there are groups, stacked by rows.
     Rows,
     /// The contraction of both.
     Contraction,
@@ -79,7 +79,7 @@ impl Groups {
         unsafe { ArrayArg::from_raw_parts(self.ends.clone(), self.count) }
     }
 
-    /// Tiles of `height` rows above each other, for matrices of `m` rows: as many as there can be, whatever the groups' sizes.
+    /// Tiles of `height` rows along M, for matrices of `m` rows: as many as there can be, whatever the groups' sizes.
     pub(super) fn row_tiles(&self, m: usize, height: usize) -> usize {
         match self.grouping {
             // Where a group ends, and the rows that none has begin, a tile may be the work of two.

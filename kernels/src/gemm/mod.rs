@@ -140,7 +140,7 @@ impl Gemm<'_> {
         self.groups.map_or((self.m(), self.n(), 1), |groups| groups.matrices(self.m(), self.n()))
     }
 
-    /// Tiles of `height` rows above each other, of all matrices of the output.
+    /// Tiles of `height` rows along M, of all matrices of the output.
     fn row_tiles(&self, height: usize) -> usize {
         let (m, ..) = self.matrices();
         self.groups.map_or(m.div_ceil(height), |groups| groups.row_tiles(m, height))
@@ -181,8 +181,8 @@ impl Gemm<'_> {
 ///
 /// The two inverse scales are multiplied with each other first. The bias is added to the scaled sum and the result is
 /// rounded once. E8M0 scales multiply the codes' values instead, or the sums of 32 products, which is exact. A NaN code makes
-/// every output that it meets NaN. The bias may have another dtype than the output. The granularities of the operands need not
-/// agree.
+/// NaN of every output that it contributes to. The bias may have another dtype than the output. The granularities of the
+/// operands need not agree.
 ///
 /// # Errors
 /// [`KernelError::EmptyMatrix`] for a zero M, N or K, [`ContractionMismatch`](KernelError::ContractionMismatch),

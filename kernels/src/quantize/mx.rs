@@ -27,7 +27,7 @@ const TILE: u32 = BLOCK as u32;
 /// Blocks in a line of a tile.
 const BLOCKS: u32 = TILE / MX_BLOCK as u32;
 
-/// Units above each other in a block of a column.
+/// Units along the rows in a block of a column.
 const UNITS_PER_COL_BLOCK: u32 = MX_BLOCK as u32 / UNIT_ROWS;
 
 /// Sectors of a row of the tile that a unit holds: two of f32, one of 16-bit floats.

@@ -264,7 +264,7 @@ fn nan_scales_reach_their_rows() {
     }
 }
 
-/// A cast that meets a NaN gives a GEMM that does, in the rows that share its scale.
+/// A NaN in x makes NaN of the GEMM's output, in the rows that share its scale.
 #[test]
 fn nan_inputs_reach_the_output() {
     let Some(client) = client() else { return };

@@ -196,7 +196,7 @@ impl Case {
         }
     }
 
-    /// Rows of the output, or of all its matrices above each other, with what their group multiplies: nothing, where all is zero.
+    /// Rows of the output, or of all its matrices stacked, with what their group multiplies: nothing, where all is zero.
     fn parts(&self, [a, b]: [&HostMatrix; 2]) -> Vec<(Range<usize>, Option<[HostMatrix; 2]>)> {
         let ([m, n, k], spans) = (self.shape(), self.spans());
         let of_group = |(g, span): (usize, &Range<usize>)| {

@@ -1,6 +1,6 @@
-//! Every kernel variant, generated for every architecture, and its machine code checked, without a GPU. Compiled are all
-//! variants for sm_90a; for the others one of each entry point, and all of the GEMM that each of sm_80, 89, 100 and 120 has for
-//! itself.
+//! Every kernel variant, generated for every architecture, and its machine code checked, without a GPU. Compiled are one variant
+//! of each entry point, and of those that an architecture has for itself (all on sm_90a, a GEMM on each of sm_80, 89, 100 and 120)
+//! every fourth, or with `FLOAT8_VARIANTS=all` every one.
 //!
 //! `FLOAT8_CUDA_TOOLS` names the folder of a CUDA toolkit, or `nvidia/cu13` of the PyPI wheels nvidia-cuda-nvrtc,
 //! -runtime, -cccl, -crt, -cuobjdump and -nvdisasm. Without it the CUDA is generated and not compiled; in CI that is a
@@ -22,11 +22,15 @@ use codegen::variants::generate;
 const ARCHITECTURES: [(u16, &str); 5] =
     [(80, "sm_80"), (89, "sm_89"), (90, "sm_90a"), (100, "sm_100a"), (120, "sm_120a")];
 
-/// The first kernel of each entry point, of which there is one for each width of loads and each output type; all of those
-/// that only this architecture has.
-fn one_of_each(kernels: Vec<Generated>) -> Vec<Generated> {
-    let mut names = BTreeSet::new();
-    let keep = |kernel: &Generated| names.insert(kernel.name.clone()) || is_native(kernel);
+/// The first kernel of each entry point, of which there is one for each width of loads and each output type; and of those that
+/// only this architecture has, every so-many-th.
+fn selected(kernels: Vec<Generated>, step: usize) -> Vec<Generated> {
+    let (mut names, mut native) = (BTreeSet::new(), 0..);
+    let keep = |kernel: &Generated| {
+        let is_new = names.insert(kernel.name.clone());
+        let is_own = kernel.sm == 90 || is_native(kernel);
+        is_own && native.next().is_some_and(|n: usize| n.is_multiple_of(step)) || is_new
+    };
     kernels.into_iter().filter(keep).collect()
 }
 
@@ -103,6 +107,11 @@ fn every_kernel_compiles_and_fits() {
     // In debug builds too the rules are for what users run.
     float8_kernels::trap_stuck_barriers(false);
     let nvrtc = tools().map(|root| Nvrtc::load(&root).unwrap_or_else(|error| panic!("{error}")));
+    let step = match std::env::var("FLOAT8_VARIANTS").as_deref() {
+        Ok("all") => 1,
+        Ok(other) => panic!("FLOAT8_VARIANTS is {other:?}: expected all, or nothing"),
+        Err(_) => 4,
+    };
     let mut failed = vec![];
     row!(
         "{:8}  {:16}  {:>8}  {:>9}  {:>11}  {:>12}  {:>9}",
@@ -118,7 +127,7 @@ fn every_kernel_compiles_and_fits() {
         let kernels = generate(sm);
         assert!(kernels.len() > 300, "only {} kernels for {arch}: has a launch been lost?", kernels.len());
         let Some(nvrtc) = &nvrtc else { continue };
-        let kernels = if sm == 90 { kernels } else { one_of_each(kernels) };
+        let kernels = selected(kernels, step);
         let (errors, summaries) = check_all(nvrtc, &kernels, arch);
         for (family, Summary { variants, registers, local, shared, occupancy }) in summaries {
             let blocks = occupancy.expect("a summary has variants");

@@ -17,7 +17,7 @@ pub enum AmaxComputeAlgo {
 /// TransformerEngine's delayed scaling: `scale = FMAX / (algo(history) · 2^margin)`.
 ///
 /// The history holds one amax for each past optimizer step, the largest of its micro-batches. Histories of all layers move
-/// together, when a linear first meets a parameter that was built since the last step began, and backward has come through a
+/// together, when a linear first reads a parameter that was built since the last step began, and backward has come through a
 /// layer since then ([`begin_float8_step`](crate::begin_float8_step) says when that needs help). A step whose amax is 0, inf or
 /// NaN leaves history and scale as they were. An amax counts once backward has come to its tensor, so evaluations leave no
 /// trace. A tensor without a history is scaled by its own amax: in the first step, and where no backward comes, as to the x of

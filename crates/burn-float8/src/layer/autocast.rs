@@ -5,9 +5,10 @@ thread_local! {
     static ENABLED: Cell<bool> = const { Cell::new(true) };
 }
 
-/// Runs `f` with FP8 off for all linears, or on again inside a closure that has it off. Only GEMMs that run in the closure, on
-/// this thread, are concerned, of backward as of forward: other threads and what comes later are untouched. It is the
-/// `enabled` of TransformerEngine's `autocast`, but a backward pass outside of the closure runs as configured.
+/// Runs `f` with FP8 off for all linears, or on again inside a closure that has it off. Only linears whose forward runs in the
+/// closure, on this thread, are concerned: other threads and what comes later are untouched. As with the `enabled` of
+/// TransformerEngine's `autocast`, a linear's backward follows its forward, wherever it runs; where one graph uses a weight several
+/// times, its dgrads follow the first use.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {

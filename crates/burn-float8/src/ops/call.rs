@@ -13,19 +13,20 @@ use crate::step::on_weight_read;
 use crate::tensor::{CastRequest, Float8Tensor, Fp8Copy, View, fp8_copy, note_forward};
 use crate::terms::{Gemm, Reason};
 
-/// The layer of a weight, and whether this copy of the model may run in FP8.
-#[derive(Clone)]
+/// The layer of a weight, and what holds for this use of it.
+#[derive(Clone, Debug)]
 pub(super) struct Owner {
     pub(super) layer: Arc<Layer>,
-    pub(super) enabled: bool,
+    /// Why it runs in high precision, whatever the layer is configured for.
+    pub(super) off: Option<Reason>,
 }
 
 impl Owner {
     /// The owner of a weight.
     pub(super) fn of<B: Float8Backend>(w: &Float8Tensor<B>) -> Self {
         match w.tag() {
-            Some(tag) => Self { layer: tag.layer.clone(), enabled: tag.enabled },
-            None => Self { layer: untagged::<B>(&B::float_device(w.full())), enabled: true },
+            Some(tag) => Self { layer: tag.layer.clone(), off: (!tag.enabled).then_some(Reason::WithoutFloat8) },
+            None => Self { layer: untagged::<B>(&B::float_device(w.full())), off: None },
         }
     }
 
@@ -36,7 +37,27 @@ impl Owner {
         if let Some(tag) = w.tag() {
             on_weight_read::<B>(tag, &B::float_device(w.full()));
         }
-        Self::of(w)
+        Self::of_forward(w)
+    }
+
+    /// The owner of a weight that a forward running here and now reads.
+    pub(super) fn of_forward<B: Float8Backend>(w: &Float8Tensor<B>) -> Self {
+        let owner = Self::of(w);
+        if is_autocast_enabled() { owner } else { owner.autocast_off() }
+    }
+
+    /// The owner of a weight that Autodiff has saved for dgrad.
+    pub(super) fn of_dgrad<B: Float8Backend>(w: &Float8Tensor<B>) -> Self {
+        let owner = Self::of(w);
+        if w.cache().with_saved(|saved| saved.iter().any(|s| s.is_autocast_off && w.is_clone_of(s.clone))) {
+            owner.autocast_off()
+        } else {
+            owner
+        }
+    }
+
+    fn autocast_off(self) -> Self {
+        Self { off: self.off.or(Some(Reason::Autocast)), ..self }
     }
 }
 
@@ -84,7 +105,7 @@ impl<'a> GemmCall<'a> {
         device: &Device<B>,
         dtypes: impl IntoIterator<Item = DType>,
     ) -> Result<Float8LinearConfig, Reason> {
-        let (Owner { layer, enabled }, [m, k, n]) = (self.owner, self.dims);
+        let (Owner { layer, off }, [m, k, n]) = (self.owner, self.dims);
         if layer.is_untagged() {
             match untagged_choice::<B>(device) {
                 (Untagged::Default, _) => {}
@@ -94,10 +115,11 @@ impl<'a> GemmCall<'a> {
         }
         let config = match layer.active().as_ref() {
             Policy::HighPrecision(reason) => return Err(reason.clone()),
-            Policy::Float8(_) if !enabled => return Err(Reason::WithoutFloat8),
-            Policy::Float8(_) if !layer.is_enabled() => return Err(Reason::Schedule),
-            Policy::Float8(_) if !is_autocast_enabled() => return Err(Reason::Autocast),
-            Policy::Float8(config) => config.clone(),
+            Policy::Float8(config) => match off {
+                Some(reason) => return Err(reason.clone()),
+                None if !layer.is_enabled() => return Err(Reason::Schedule),
+                None => config.clone(),
+            },
         };
         if config.casts().is_disabled(self.gemm) {
             return Err(Reason::Recipe);

@@ -127,10 +127,14 @@ pub(crate) fn forward<B: Float8Backend>(x: Float8Tensor<B>, w: Float8Tensor<B>, 
 }
 
 /// dx. `w: [G, K, N]`, `dy: [M, N]`, `ends: [G]`.
-fn dgrad<B: Float8Backend>(w: Float8Tensor<B>, dy: Float8Tensor<B>, ends: IntTensor<B>) -> Float8Tensor<B> {
+fn dgrad<B: Float8Backend>(
+    owner: &Owner,
+    w: Float8Tensor<B>,
+    dy: Float8Tensor<B>,
+    ends: IntTensor<B>,
+) -> Float8Tensor<B> {
     let (dims, dtype, device) = (Dims::of(&dy, &w), dy.dtype(), B::float_device(dy.full()));
-    let owner = Owner::of(&w);
-    let call = dims.call(&owner, Gemm::Dgrad);
+    let call = dims.call(owner, Gemm::Dgrad);
     let (along_n, along_k) = (|| experts_along_n::<B>(w.full().clone()), || experts_along_k::<B>(w.full().clone()));
     let weight_views = [View::Computed(Layout::ExpertsAlongN, &along_n), View::Computed(Layout::Matrix, &along_k)];
     let dx = call.float8_config::<B>(&device, [dtype, w.dtype()]).map(|config| {
@@ -152,18 +156,18 @@ fn dgrad<B: Float8Backend>(w: Float8Tensor<B>, dy: Float8Tensor<B>, ends: IntTen
 
 /// dw. `x: [M, K]`, `dy: [M, N]`, `ends: [G]`; `w` is the weight.
 fn wgrad<B: Float8Backend>(
+    owner: &Owner,
     w: &Float8Tensor<B>,
     x: Float8Tensor<B>,
     dy: Float8Tensor<B>,
     ends: IntTensor<B>,
 ) -> Float8Tensor<B> {
     let (dims, dtype, device) = (Dims::of(&x, w), w.dtype(), B::float_device(dy.full()));
-    let owner = Owner::of(w);
     enter_wgrad::<B>(&owner.layer, &device);
     sample_operands(&owner.layer, [(&x, View::Own, Operand::INPUT)]);
     let along_n = || experts_along_n::<B>(w.full().clone());
     sample_operands(&owner.layer, [(w, View::Computed(Layout::ExpertsAlongN, &along_n), Operand::WEIGHT_T)]);
-    let call = dims.call(&owner, Gemm::Wgrad);
+    let call = dims.call(owner, Gemm::Wgrad);
     if let Some(config) = call.float8_config::<B>(&device, [x.dtype(), dy.dtype(), dtype]) {
         let padding = Padding::<B>::new(ends, dims, &device);
         // Tensors of their own, so that nothing takes these copies for those of x and dy; zeros change no amax.
@@ -239,6 +243,7 @@ fn float<B: Backend, const D: usize>(t: FloatTensor<B>) -> Tensor<B, D> {
 /// What backward needs.
 #[derive(Clone, Debug)]
 struct State<B: Float8Backend> {
+    owner: Owner,
     x: Float8Tensor<B>,
     weight: Float8Tensor<B>,
     ends: IntTensor<B>,
@@ -252,22 +257,21 @@ impl<B: Float8Backend> Backward<Float8<B>, 2> for GroupedLinearBackward {
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let dy = grads.consume::<Float8<B>>(&ops.node);
-        let State { x, weight, ends } = ops.state;
+        let State { owner, x, weight, ends } = ops.state;
         let [x_node, weight_node] = ops.parents;
-        enter(&x, &weight);
+        enter(&owner, &x, &weight);
         if let Some(node) = x_node {
-            grads.register::<Float8<B>>(node.id, dgrad(weight.clone(), dy.clone(), ends.clone()));
+            grads.register::<Float8<B>>(node.id, dgrad(&owner, weight.clone(), dy.clone(), ends.clone()));
         }
         if let Some(node) = weight_node {
-            grads.register::<Float8<B>>(node.id, wgrad(&weight, x, dy, ends));
+            grads.register::<Float8<B>>(node.id, wgrad(&owner, &weight, x, dy, ends));
         }
     }
 }
 
 /// Backward has come to a grouped linear, which keeps both of what fprop read: what their casts found out counts.
-fn enter<B: Float8Backend>(x: &Float8Tensor<B>, w: &Float8Tensor<B>) {
-    let owner = Owner::of(w);
-    enter_dgrad(w, &owner);
+fn enter<B: Float8Backend>(owner: &Owner, x: &Float8Tensor<B>, w: &Float8Tensor<B>) {
+    enter_dgrad(w, owner);
     if let Some(config) = owner.layer.float8_config() {
         confirm(x, &owner.layer, &config, Operand::INPUT);
     }
@@ -284,7 +288,8 @@ pub(crate) fn forward_autodiff<B: Float8Backend, C: CheckpointStrategy>(
     match GroupedLinearBackward.prepare::<C>(nodes).compute_bound().stateful() {
         OpsKind::Tracked(prep) => {
             let y = y();
-            prep.finish(State { x: x.primitive, weight: weight.primitive, ends }, y)
+            let owner = Owner::of_forward(&weight.primitive);
+            prep.finish(State { owner, x: x.primitive, weight: weight.primitive, ends }, y)
         }
         OpsKind::UnTracked(prep) => prep.finish(y()),
     }

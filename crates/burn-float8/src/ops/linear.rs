@@ -18,8 +18,10 @@ use super::call::{GemmCall, Owner, cast, zeros};
 use crate::backend::Float8Backend;
 use crate::layer::Layer;
 use crate::step::{DeviceState, on_backward};
-use crate::tensor::{CastRequest, Float8Tensor, LinearUse, View, confirm, is_sampled, note_backward, sample};
-use crate::terms::{Gemm, Operand};
+use crate::tensor::{
+    CastRequest, Float8Tensor, LinearUse, SavedWeight, View, confirm, is_sampled, note_backward, sample,
+};
+use crate::terms::{Gemm, Operand, Reason};
 
 /// y = x · w + b. `x: [.., K]`, `w: [K, N]`, `bias: [N]`, y: `[.., N]`.
 pub(crate) fn forward<B: Float8Backend>(
@@ -45,13 +47,15 @@ pub(crate) fn forward<B: Float8Backend>(
         layer.set_bias_dtype(dtype);
     }
     let [saved, saved_weight] = Float8Tensor::saved_clones(&x, &w);
-    if let Some(clone) = saved_weight.filter(|_| layer.has_matmul()) {
-        w.cache().add_saved(clone);
+    let is_autocast_off = owner.off == Some(Reason::Autocast);
+    if let Some(clone) = saved_weight.filter(|_| is_autocast_off || layer.has_matmul()) {
+        w.cache().add_saved(SavedWeight { clone, is_autocast_off });
     }
     if saved.is_some() {
         w.cache().set_trained();
     }
-    let mut used = LinearUse { bias_dtype, saved, ..LinearUse::new(layer.clone(), owner.enabled, w.dtype(), [k, n]) };
+    let mut used =
+        LinearUse { bias_dtype, saved, ..LinearUse::new(layer.clone(), owner.off.clone(), w.dtype(), [k, n]) };
     let call = GemmCall::new(&owner, Gemm::Fprop, [m, k, n]);
     let dtypes = [Some(dtype), Some(w.dtype()), bias_dtype];
     let Some(config) = call.float8_config::<B>(&device, dtypes.into_iter().flatten()) else {
@@ -72,20 +76,25 @@ pub(crate) fn forward<B: Float8Backend>(
     call.run([&a, &b], bias.map(Float8Tensor::into_full), None, (out, dtype), (&device, &config))
 }
 
-/// dx = dy · wᵀ. `w: [K, N]`, `dy: [.., N]`, dx: `[.., K]`.
+/// dx = dy · wᵀ, where Autodiff has saved w. `w: [K, N]`, `dy: [.., N]`, dx: `[.., K]`.
 pub(crate) fn dgrad<B: Float8Backend>(w: Float8Tensor<B>, dy: Float8Tensor<B>) -> Float8Tensor<B> {
+    let owner = Owner::of_dgrad(&w);
+    dgrad_of(&owner, w, dy)
+}
+
+/// [`dgrad`] of a known use of w.
+pub(super) fn dgrad_of<B: Float8Backend>(owner: &Owner, w: Float8Tensor<B>, dy: Float8Tensor<B>) -> Float8Tensor<B> {
     let (ws, dys) = (w.shape(), dy.shape());
     let ([k, n], device) = ([ws[0], ws[1]], B::float_device(w.full()));
     let (m, dtype, out) = (rows(&dys), dy.dtype(), with_last(&dys, k));
-    let owner = Owner::of(&w);
-    enter_dgrad(&w, &owner);
+    enter_dgrad(&w, owner);
     if !is_trained(&w, &owner.layer)
         && let Some(observation) = w.cache().pop_unconfirmed(m)
     {
         observation.confirm();
     }
-    dy.cache().set_use(LinearUse::new(owner.layer.clone(), owner.enabled, w.dtype(), [k, n]));
-    let call = GemmCall::new(&owner, Gemm::Dgrad, [m, k, n]);
+    dy.cache().set_use(LinearUse::new(owner.layer.clone(), owner.off.clone(), w.dtype(), [k, n]));
+    let call = GemmCall::new(owner, Gemm::Dgrad, [m, k, n]);
     let dx = call.float8_config::<B>(&device, [dtype, w.dtype()]).map(|config| {
         let [a, b] = call.copies([(&dy, View::Own), (&w, View::Own)], &config);
         call.run([&a, &b], None, None, (out.clone(), dtype), (&device, &config))
@@ -107,7 +116,7 @@ pub(crate) fn wgrad<B: Float8Backend>(x: Float8Tensor<B>, dy: Float8Tensor<B>) -
     let (m, [k, n]) = (rows(&xs), [last(&xs), last(&dys)]);
     let mut used = take_use(&x, &dy, [k, n]);
     let (weight_dtype, out) = (used.weight_dtype, Shape::from(vec![k, n]));
-    let owner = Owner { layer: used.layer.clone(), enabled: used.enabled };
+    let owner = Owner { layer: used.layer.clone(), off: used.off.clone() };
     let layer = &owner.layer;
     enter_wgrad::<B>(layer, &device);
     if let Some(observation) = used.weight_observation.take() {
@@ -227,8 +236,8 @@ fn take_use<B: Float8Backend>(x: &Float8Tensor<B>, dy: &Float8Tensor<B>, weight_
         })
     });
     of_x.or(of_dy).unwrap_or_else(|| {
-        let Owner { layer, enabled } = Owner::of(&Float8Tensor::<B>::new(x.full().clone()));
-        LinearUse::new(layer, enabled, x.dtype(), weight_shape)
+        let Owner { layer, off } = Owner::of(&Float8Tensor::<B>::new(x.full().clone()));
+        LinearUse::new(layer, off, x.dtype(), weight_shape)
     })
 }
 

@@ -48,7 +48,7 @@ impl<B: Float8Backend> core::fmt::Debug for Saved<B> {
 
 /// What wgrad will read of x, which fprop has read.
 fn save<B: Float8Backend>(x: &Float8Tensor<B>, w: &Float8Tensor<B>) -> SavedInput<B> {
-    let (owner, ws) = (Owner::of(w), w.shape());
+    let (owner, ws) = (Owner::of_forward(w), w.shape());
     let call = GemmCall::new(&owner, Gemm::Wgrad, [rows(&x.shape()), ws[0], ws[1]]);
     let Ok(config) = call.decide::<B>(&B::float_device(x.full()), [x.dtype(), w.dtype()]) else {
         return SavedInput::Full(x.clone());
@@ -92,7 +92,7 @@ struct State<B: Float8Backend> {
     /// For wgrad.
     x: Option<SavedInput<B>>,
     /// For dgrad.
-    weight: Option<Float8Tensor<B>>,
+    weight: Option<(Owner, Float8Tensor<B>)>,
     weight_dtype: DType,
     bias_dtype: Option<DType>,
 }
@@ -105,8 +105,8 @@ fn backward<B: Float8Backend>(
     grads: &mut Gradients,
 ) {
     if let Some(id) = x {
-        let weight = state.weight.expect("saved if x is tracked");
-        grads.register::<Float8<B>>(id, linear::dgrad(weight, dy.clone()));
+        let (owner, weight) = state.weight.expect("saved if x is tracked");
+        grads.register::<Float8<B>>(id, linear::dgrad_of(&owner, weight, dy.clone()));
     }
     if let Some(id) = weight {
         let dw = match state.x.expect("saved if the weight is tracked") {
@@ -157,7 +157,7 @@ pub(crate) fn forward_autodiff<B: Float8Backend, C: CheckpointStrategy>(
     };
     let state = || State {
         x: weight.is_tracked().then(|| save(&x.primitive, &weight.primitive)),
-        weight: x.is_tracked().then(|| weight.primitive.clone()),
+        weight: x.is_tracked().then(|| (Owner::of_forward(&weight.primitive), weight.primitive.clone())),
         weight_dtype: weight.dtype(),
         bias_dtype: bias.as_ref().map(|bias| bias.dtype()),
     };

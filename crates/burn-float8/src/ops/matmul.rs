@@ -56,7 +56,8 @@ fn transposed<B: Float8Backend>(
 /// Whether this is what Autodiff saved of a weight for the backward of a matmul in FP8; a transpose in forward is not.
 fn is_saved_weight<B: Float8Backend>(w: &Float8Tensor<B>) -> bool {
     w.layer().is_some_and(|layer| layer.has_matmul())
-        && w.known_cache().is_some_and(|cache| cache.with_saved(|saved| w.is_clone_of(saved)))
+        && w.known_cache()
+            .is_some_and(|cache| cache.with_saved(|saved| saved.iter().any(|saved| w.is_clone_of(saved.clone))))
 }
 
 /// Whether a weight of this shape, whose matmuls run in FP8, has read x, and Autodiff has saved x for its gradient, which is still

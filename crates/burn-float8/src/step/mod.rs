@@ -1,6 +1,6 @@
 //! A device's optimizer step, the amax histories and the statistics of the step, for the layers of one conversion.
 //!
-//! A step begins when a linear meets a weight that was built since the last step began, and backward has come through a layer
+//! A step begins when a linear reads a weight that was built since the last step began, and backward has come through a layer
 //! since then: optimizers build new tensors after a backward pass, and all linears of a step, over all micro-batches, read the
 //! same ones. Weights that are computed in forward are new every time, but only the first of them follows a backward pass. So
 //! nothing has to call a `step` function, unless weights are computed in forward and gradients accumulated
@@ -43,7 +43,7 @@ pub(crate) struct Step<B: Float8Backend> {
 impl<B: Float8Backend> Default for DeviceState<B> {
     fn default() -> Self {
         let step = Step { number: 0, histories: Histories::default(), samples: Samples::default() };
-        // The first weight that a linear meets begins the first step.
+        // The first weight that a linear reads begins the first step.
         let zero = || AtomicU64::new(0);
         Self { begun_at: zero(), before_at: zero(), has_backward: AtomicBool::new(true), step: Mutex::new(step) }
     }

@@ -4,7 +4,7 @@
 //! | --- | --- | --- |
 //! | x, by rows | fprop | weakly, plus by the ring of recent casts: Autodiff's saved clone of x must not keep it until backward |
 //! | x, transposed | wgrad | as above; in the forward of [`linear`](crate::linear()), by its saved state |
-//! | w, transposed | fprop, with the other in one pass if the last weight met a dgrad and both are cast alike | by the weight, so until the optimizer replaces it |
+//! | w, transposed | fprop, with the other in one pass if a dgrad read the last weight and both are cast alike | by the weight, so until the optimizer replaces it |
 //! | w, by rows | fprop or dgrad | by the weight, unless no dgrad follows; with `force_recompute_fp8_weight_in_bwd` each when it is needed, by nobody |
 //! | dy, both orientations in one pass if they are cast alike | dgrad | by dy, so until its node is done |
 //!
@@ -26,7 +26,7 @@ use crate::backend::host::read_f32;
 use crate::config::DelayedScaling;
 use crate::layer::{Layer, ReadAmax, now};
 use crate::step::Observation;
-use crate::terms::Operand;
+use crate::terms::{Operand, Reason};
 
 /// Fprops that a weight's copy for dgrad outlives without one.
 const MAX_UNREAD_FPROPS: u32 = 256;
@@ -34,7 +34,7 @@ const MAX_UNREAD_FPROPS: u32 = 256;
 /// Amaxes of inputs of a frozen weight that wait for its dgrad.
 const MAX_UNCONFIRMED: usize = 64;
 
-/// Clones of a weight that matmuls have saved for backward.
+/// Clones of a weight, saved for backward, that are remembered.
 const MAX_SAVED: usize = 1024;
 
 /// What tells two casts of one tensor apart.
@@ -136,8 +136,8 @@ pub(super) enum Held<B: Float8Backend> {
 #[derive(Clone)]
 pub(crate) struct LinearUse<B: Float8Backend> {
     pub(crate) layer: Arc<Layer>,
-    /// Whether this copy of the model may run in FP8.
-    pub(crate) enabled: bool,
+    /// Why it runs in high precision, whatever the layer is configured for.
+    pub(crate) off: Option<Reason>,
     pub(crate) weight_dtype: DType,
     /// `[K, N]`
     pub(crate) weight_shape: [usize; 2],
@@ -154,10 +154,10 @@ pub(crate) struct LinearUse<B: Float8Backend> {
 }
 
 impl<B: Float8Backend> LinearUse<B> {
-    pub(crate) fn new(layer: Arc<Layer>, enabled: bool, weight_dtype: DType, weight_shape: [usize; 2]) -> Self {
+    pub(crate) fn new(layer: Arc<Layer>, off: Option<Reason>, weight_dtype: DType, weight_shape: [usize; 2]) -> Self {
         Self {
             layer,
-            enabled,
+            off,
             weight_dtype,
             weight_shape,
             pending: true,
@@ -171,7 +171,7 @@ impl<B: Float8Backend> LinearUse<B> {
     /// Whether both are the same linear.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.layer, &other.layer)
-            && self.enabled == other.enabled
+            && self.off == other.off
             && self.weight_dtype == other.weight_dtype
             && self.weight_shape == other.weight_shape
     }
@@ -183,6 +183,14 @@ struct Unconfirmed<B: Float8Backend> {
     /// Alive as long as something keeps x, as a backward pass to come may; the x of an evaluation is gone.
     x: Weak<dyn Send + Sync>,
     observation: Arc<Observation<B>>,
+}
+
+/// What Autodiff saved of a weight for the backward of a matmul in FP8, or of a linear in high precision.
+#[derive(Clone, Copy)]
+pub(crate) struct SavedWeight {
+    pub(crate) clone: SavedClone,
+    /// Whether its forward ran with FP8 switched off.
+    pub(crate) is_autocast_off: bool,
 }
 
 /// See the module.
@@ -201,8 +209,7 @@ pub(super) struct Entries<B: Float8Backend> {
     pub(super) results: Vec<(CastKey, Arc<CastResult<B>>)>,
     uses: Vec<LinearUse<B>>,
     unconfirmed: Vec<Unconfirmed<B>>,
-    /// Clones that Autodiff saved of this weight for the backward of matmuls.
-    saved: VecDeque<SavedClone>,
+    saved: VecDeque<SavedWeight>,
     fprops_since_dgrad: u32,
 }
 
@@ -264,17 +271,17 @@ impl<B: Float8Backend> Fp8Cache<B> {
         self.trained_at.load(Relaxed)
     }
 
-    /// Notes the clone of this weight that Autodiff saved for the backward of a matmul.
-    pub(crate) fn add_saved(&self, clone: SavedClone) {
+    /// Notes what Autodiff saved of this weight.
+    pub(crate) fn add_saved(&self, new: SavedWeight) {
         let saved = &mut self.lock().saved;
         if saved.len() == MAX_SAVED {
             saved.pop_front();
         }
-        saved.push_back(clone);
+        saved.push_back(new);
     }
 
-    /// Reads the clones that were saved.
-    pub(crate) fn with_saved<T>(&self, f: impl FnOnce(&[SavedClone]) -> T) -> T {
+    /// Reads what was saved.
+    pub(crate) fn with_saved<T>(&self, f: impl FnOnce(&[SavedWeight]) -> T) -> T {
         f(self.lock().saved.make_contiguous())
     }
 

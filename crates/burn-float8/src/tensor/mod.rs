@@ -13,7 +13,7 @@ use burn_std::Shape;
 
 use crate::backend::Float8Backend;
 use crate::layer::{Layer, Mark, Tag};
-pub(crate) use cache::{Fp8Cache, Fp8Copy, Layout, LinearUse};
+pub(crate) use cache::{Fp8Cache, Fp8Copy, Layout, LinearUse, SavedWeight};
 pub(crate) use cast::{CastRequest, View, confirm, fp8_copy, observation};
 pub(crate) use clones::SavedClone;
 use clones::{Clones, Handle};
@@ -143,9 +143,9 @@ impl<B: Float8Backend> Float8Tensor<B> {
         Handle::saved_of(&x.handle, &w.handle)
     }
 
-    /// Whether this is one of these clones or was made from one, as what backward is given of a saved tensor.
-    pub(crate) fn is_clone_of(&self, saved: &[SavedClone]) -> bool {
-        saved.iter().any(|saved| self.handle.is_clone_of(*saved))
+    /// Whether this is that clone or was made from it, as what backward is given of a saved tensor.
+    pub(crate) fn is_clone_of(&self, saved: SavedClone) -> bool {
+        self.handle.is_clone_of(saved)
     }
 
     /// Notes that a linear reads this tensor. An evaluation by the layer, or by an average of the model, takes nothing from a use

@@ -283,7 +283,7 @@ fn fill(
     }
 }
 
-/// Gives the four products of a stage, the first added to the sums if `add` is not zero.
+/// Issues the four products of a stage, the first added to the sums if `add` is not zero.
 #[cube]
 fn multiply_stage(base: u32, tmem: u32, sums: u32, stage: u32, add: u32, item: &Item, #[comptime] config: Config) {
     let a = operand_descriptor(base + stage * comptime!(config.stage_a() as u32));

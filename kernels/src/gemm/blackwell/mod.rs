@@ -205,7 +205,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
 
 fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan, target: &Target) {
     let (m, n, _) = gemm.matrices();
-    // Of tiles above each other.
+    // Tiles along M.
     let rows = gemm.row_tiles(ROWS) * ROWS;
     let partial = plan.splits > 1;
     let config = Config {

@@ -227,7 +227,7 @@ fn launch_tiles<R: Runtime>(
     target: &Target,
 ) {
     let (m, n, _) = gemm.matrices();
-    // Of tiles above each other.
+    // Tiles along M.
     let rows = gemm.row_tiles(plan.tile.rows) * plan.tile.rows;
     let partial = plan.splits > 1;
     let by_block = gemm.by_block();

@@ -68,7 +68,7 @@ pub(super) const TILES: [Tile; 5] = [
 ];
 
 impl Tile {
-    /// Warpgroups above each other; the others lie beside.
+    /// Warpgroups along M; the others lie along N.
     pub(super) const fn row_groups(self) -> usize {
         self.rows / MMA_ROWS
     }
@@ -110,7 +110,7 @@ impl Tile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Plan {
     pub(super) tile: Tile,
-    /// Blocks above each other that share the tiles of B: 1 or 2.
+    /// Blocks along M that share the tiles of B: 1 or 2.
     pub(super) cluster: usize,
     /// Parts of the contraction that are summed apart.
     pub(super) splits: usize,

@@ -68,7 +68,7 @@ impl Tile {
         [self.size[0] / self.warps[0] / 16, self.size[1] / self.warps[1] / 8]
     }
 
-    /// The tile for an output that has so many of a size: the one with the least work on the busiest of the SMs, the
+    /// The tile for an output, given how many tiles of a size it has: the one with the least work on the busiest of the SMs, the
     /// larger of equals.
     ///
     /// ```text

@@ -4,10 +4,13 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor};
-use burn_float8::{Float8Config, GroupedLinear, Recipe, grouped_linear};
+use burn_float8::{Float8Config, GroupedLinear, Recipe, float8_autocast, grouped_linear};
 
 use crate::support::models::D;
-use crate::support::{B, Plain, applied, bits, forward_backward, layer_of, tensor, train, values, with_parameters};
+use crate::support::{
+    B, Plain, applied, bits, float8_calls, forward_backward, high_precision_calls, layer_of, tensor, train, values,
+    with_parameters,
+};
 
 const N: usize = 12;
 
@@ -69,6 +72,29 @@ fn it_saves_the_float8_operand_of_x() {
     assert_eq!(saved_copies, copies + 1, "the operand of x, beside the weight's");
     assert_eq!([casts, saved_casts], [1, 0], "casts of x in backward");
     assert_eq!(saved_dw, dw);
+}
+
+/// As with `nn::Linear`, backward runs as its forward did.
+#[test]
+fn a_forward_in_high_precision_has_such_a_backward() {
+    let linear: Linear<B> = applied(&Float8Config::tensorwise(), new());
+    let y = float8_autocast(false, || {
+        burn_float8::linear(tensor::<B, 2>([6, D], 1).require_grad(), linear.weight.val(), None)
+    });
+    y.sum().backward();
+    assert_eq!(high_precision_calls(&layer_of(&linear, "linear")), [1; 3]);
+    let y = burn_float8::linear(tensor::<B, 2>([6, D], 1).require_grad(), linear.weight.val(), None);
+    float8_autocast(false, || y.sum().backward());
+    assert_eq!(float8_calls(&layer_of(&linear, "linear")), [1; 3]);
+
+    let weight = burn::module::Param::from_tensor(Tensor::ones([3, D, N], &Default::default()));
+    let model: Experts<B> = applied(&Float8Config::tensorwise(), Experts { experts: GroupedLinear { weight } });
+    let forward = || model.experts.forward(tensor::<B, 2>([9, D], 1).require_grad(), ends());
+    float8_autocast(false, forward).sum().backward();
+    assert_eq!(high_precision_calls(&layer_of(&model, "experts")), [1; 3]);
+    let y = forward();
+    float8_autocast(false, || y.sum().backward());
+    assert_eq!(float8_calls(&layer_of(&model, "experts")), [1; 3]);
 }
 
 #[derive(Module, Debug)]

@@ -123,6 +123,27 @@ fn of_a_closure() {
     assert_eq!(forward_backward(&model), float8);
 }
 
+/// As in TransformerEngine, backward runs as its forward did, whatever is switched where it runs.
+#[test]
+fn of_a_forward_decides_its_backward() {
+    let model: Mlp<B> = applied(&Float8Config::tensorwise().with_strict(true), Mlp::new());
+    let gradient = |forward: bool, backward: bool| {
+        let y = float8_autocast(forward, || model.forward(x::<B>(1)));
+        // An evaluation between them decides nothing.
+        float8_autocast(!forward, || model.forward(x::<B>(2)));
+        let grads = float8_autocast(backward, || y.clone().powf_scalar(2.0).mean().backward());
+        [bits(y), bits(model.first.weight.grad(&grads).expect("tracked"))]
+    };
+    let (float8, high_precision) = (gradient(true, true), gradient(false, false));
+    assert_eq!((&float8, &high_precision), (&forward_backward(&model), &without()));
+    let second = || high_precision_calls(&layer_of(&model, "second"));
+    assert_eq!(second(), [2, 1, 1]);
+    assert_eq!(gradient(false, true), high_precision);
+    assert_eq!(second(), [3, 2, 2]);
+    assert_eq!(gradient(true, false), float8);
+    assert_eq!(second(), [4, 2, 2]);
+}
+
 /// Off in this thread, in FP8 in the other one, at the same time and on the same model.
 #[test]
 fn of_a_closure_in_one_thread_of_two() {
