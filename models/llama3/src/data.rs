@@ -6,8 +6,9 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use train::Tokenizer;
+
 use crate::Error;
-use crate::tokenizer::ByteTokenizer;
 
 /// Where text comes from.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,7 +29,7 @@ pub struct TextSource {
 /// Tokens to train on and tokens to judge by.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Corpus {
-    /// Documents, each begun by [`ByteTokenizer::BOS`].
+    /// Documents, each as [`Tokenizer::document`] makes it.
     pub train: Vec<u32>,
     /// Documents that are not in `train`; the end of the last one that is, if there are too few documents.
     pub held_out: Vec<u32>,
@@ -50,19 +51,21 @@ impl TextSource {
         Self { paths, extension: Some("rs"), max_bytes, held_out_fraction, is_default: true }
     }
 
-    /// Reads the text and splits it.
+    /// Reads the text, splits it, and makes tokens of it.
     ///
     /// # Errors
     /// [`Error::Io`] for a path that is missing or unreadable, [`Error::NoText`]; for default paths either is the
-    /// source of an [`Error::NoDefaultText`].
-    pub fn load(&self) -> Result<Corpus, Error> {
-        self.read().map_err(|error| match self.is_default {
-            true => Error::NoDefaultText { source: Box::new(error) },
-            false => error,
+    /// source of an [`Error::NoDefaultText`]. [`Error::Tokenizer`].
+    pub fn load(&self, tokenizer: &Tokenizer) -> Result<Corpus, Error> {
+        self.read(tokenizer).map_err(|error| match error {
+            Error::Io { .. } | Error::NoText { .. } if self.is_default => {
+                Error::NoDefaultText { source: Box::new(error) }
+            }
+            error => error,
         })
     }
 
-    fn read(&self) -> Result<Corpus, Error> {
+    fn read(&self, tokenizer: &Tokenizer) -> Result<Corpus, Error> {
         let mut candidates = Vec::new();
         for path in &self.paths {
             let metadata = fs::metadata(path).map_err(|source| io_error(path, source))?;
@@ -81,7 +84,7 @@ impl TextSource {
             match read_text(path, *left)? {
                 Some(text) => {
                     *left -= text.len();
-                    split.push(&text);
+                    split.push(tokenizer.document(&text)?);
                     files += 1;
                 }
                 None => skipped += 1,
@@ -182,13 +185,12 @@ impl Split {
     }
 
     /// A document is held out when the held-out stream is behind its share by the document's length or more.
-    fn push(&mut self, text: &str) {
-        let document = || std::iter::once(ByteTokenizer::BOS).chain(ByteTokenizer::encode(text));
-        let len = text.len() + 1;
+    fn push(&mut self, document: Vec<u32>) {
+        let len = document.len();
         let total = self.train.len() + self.held_out.len() + len;
         let behind = self.fraction * total as f64 - self.held_out.len() as f64;
         let stream = if len as f64 <= behind { &mut self.held_out } else { &mut self.train };
-        stream.extend(document());
+        stream.extend(document);
     }
 
     fn finish(mut self) -> (Vec<u32>, Vec<u32>) {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use burn_float8::Float8Error;
 use device_select::DeviceError;
+use train::TokenizerError;
 
 /// What can go wrong between a command line and a trained model.
 #[derive(Debug, thiserror::Error)]
@@ -172,13 +173,24 @@ pub enum Error {
         seq_len: usize,
     },
     /// A vocabulary that has no room for the tokenizer's tokens.
-    #[error("vocab_size = {vocab_size}, but byte-level tokens need at least {needed}")]
+    #[error("vocab_size = {vocab_size}, but there are tokens up to {}", needed - 1)]
     Vocabulary {
         /// The model's vocabulary.
         vocab_size: usize,
         /// What the tokenizer needs.
         needed: usize,
     },
+    /// A checkpoint folder without a tokenizer: its model knows other tokens than bytes.
+    #[error("cannot tell which tokens the model of {} knows: data.tokenizer = PATH names a tokenizer, \"bytes\" takes bytes for tokens", folder.display())]
+    NoTokenizer {
+        /// The folder.
+        folder: PathBuf,
+        /// What is missing.
+        source: TokenizerError,
+    },
+    /// A tokenizer that cannot be read, or does not take a text.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
     /// A run config (file, `--set` or flag) that does not parse or has an unknown key.
     #[error("{origin}: {reason}")]
     RunConfig {

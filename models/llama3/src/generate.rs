@@ -24,7 +24,7 @@ pub enum Sampling {
 
 impl<B: Backend> Llama<B> {
     /// Continues `prompt` by `max_new_tokens` tokens out of the first `num_choices` of the vocabulary (the rest may
-    /// be padding), and returns the new ones.
+    /// be padding), or until one of `stop`, and returns the new ones without that.
     ///
     /// # Errors
     /// [`Error::RunValue`] for an empty prompt or no choices, [`Error::Vocabulary`] for a prompt token or a choice
@@ -34,6 +34,7 @@ impl<B: Backend> Llama<B> {
         prompt: &[u32],
         max_new_tokens: usize,
         num_choices: usize,
+        stop: &[u32],
         sampling: Sampling,
     ) -> Result<Vec<u32>, Error> {
         let vocab_size = self.config().vocab_size;
@@ -67,8 +68,12 @@ impl<B: Backend> Llama<B> {
                 Sampling::Greedy => argmax(&logits),
                 Sampling::Temperature { temperature, .. } => draw(&logits, temperature, &mut rng),
             };
-            tokens.push(token as u32);
-            input = vec![token as u32];
+            let token = token as u32;
+            if stop.contains(&token) {
+                break;
+            }
+            tokens.push(token);
+            input = vec![token];
         }
         Ok(tokens)
     }

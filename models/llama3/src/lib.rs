@@ -45,7 +45,6 @@ pub mod run_config;
 mod saved_input;
 pub mod schedule;
 pub mod steps;
-pub mod tokenizer;
 pub mod trainer;
 
 pub use config::{LlamaConfig, MoeConfig, RopeScaling};

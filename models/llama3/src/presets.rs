@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::config::{LlamaConfig, MoeConfig, RopeScaling};
-use crate::tokenizer::ByteTokenizer;
+use train::ByteTokenizer;
 
 /// The names that [`LlamaConfig::preset`] takes.
 pub const PRESETS: [&str; 7] = ["debug", "debug_moe", "1b", "3b", "8b", "70b", "405b"];

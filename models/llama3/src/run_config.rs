@@ -9,6 +9,7 @@ use burn_float8::Float8Config;
 use device_select::DeviceChoice;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
+use train::{Tokenizer, TokenizerError};
 
 use crate::Error;
 use crate::config::{LlamaConfig, MoeConfig, RopeScaling};
@@ -156,6 +157,9 @@ pub struct OptimizerSection {
 pub struct DataSection {
     /// Files and folders; the Rust sources of the local Cargo registry if empty.
     pub paths: Vec<PathBuf>,
+    /// A checkpoint folder, a `tokenizer.json` or a `tokenizer.model`, or `bytes`. If absent, that of `model.hf_path`, and bytes for a
+    /// preset.
+    pub tokenizer: Option<String>,
     /// Bytes to take at most.
     pub max_bytes: usize,
     /// Share to hold out.
@@ -168,7 +172,7 @@ pub struct DataSection {
 pub struct GenerateSection {
     /// What to continue.
     pub prompt: String,
-    /// Bytes to add; 0 leaves the sample out.
+    /// Tokens to add; 0 leaves the sample out.
     pub max_new_tokens: usize,
     /// 0 is greedy.
     pub temperature: f64,
@@ -212,7 +216,7 @@ impl Default for OptimizerSection {
 
 impl Default for DataSection {
     fn default() -> Self {
-        Self { paths: Vec::new(), max_bytes: 4_000_000, held_out_fraction: 0.05 }
+        Self { paths: Vec::new(), tokenizer: None, max_bytes: 4_000_000, held_out_fraction: 0.05 }
     }
 }
 
@@ -359,9 +363,24 @@ impl RunConfig {
         self.float8.for_model(model)
     }
 
+    /// The tokenizer of text and samples.
+    ///
+    /// # Errors
+    /// [`Error::NoTokenizer`] for a checkpoint without one, [`Error::Tokenizer`].
+    pub fn tokenizer(&self) -> Result<Tokenizer, Error> {
+        match (&self.data.tokenizer, &self.model.hf_path) {
+            (Some(name), _) => Ok(Tokenizer::open(name)?),
+            (None, None) => Ok(Tokenizer::bytes()),
+            (None, Some(folder)) => Tokenizer::from_folder(folder).map_err(|error| match error {
+                source @ TokenizerError::Missing { .. } => Error::NoTokenizer { folder: folder.clone(), source },
+                error => error.into(),
+            }),
+        }
+    }
+
     /// Where the text comes from.
     pub fn text(&self) -> TextSource {
-        let DataSection { paths, max_bytes, held_out_fraction } = self.data.clone();
+        let DataSection { paths, max_bytes, held_out_fraction, .. } = self.data.clone();
         if paths.is_empty() {
             return TextSource::cargo_registry(max_bytes, held_out_fraction);
         }

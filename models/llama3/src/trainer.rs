@@ -8,6 +8,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor};
 use burn_float8::{Float8Error, Float8Stack, GemmTotals, Report, set_default_config};
 use device_select::SelectedDevice;
+use train::Tokenizer;
 
 use crate::Error;
 use crate::batches::{Batch, BatchShape, TrainBatches, held_out_batches};
@@ -19,7 +20,6 @@ use crate::model::Llama;
 use crate::reporting;
 use crate::run_config::{ComputeDtype, Precision, RunConfig};
 use crate::steps::{Step, Steps};
-use crate::tokenizer::ByteTokenizer;
 
 /// What a run came to.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,16 +54,18 @@ pub fn train<B: AutodiffBackend + Float8Stack>(
     if let Some(path) = &config.training.report {
         reporting::check_destination(path)?;
     }
-    let dims = dimensions(config)?;
+    let tokenizer = config.tokenizer()?;
+    let prompt = tokenizer.prompt(&config.generate.prompt)?;
+    let dims = dimensions(config, &tokenizer, prompt.len())?;
     let dtype = compute_dtype::<B>(config, selected, device)?;
-    let corpus = config.text().load()?;
+    let corpus = config.text().load(&tokenizer)?;
     let shape = BatchShape { batch_size: config.training.batch_size, seq_len: config.training.seq_len };
     let held_out = held_out_batches(&corpus.held_out, shape, config.training.eval_batches)?;
     let batches = TrainBatches::new(&corpus.train, shape, config.training.seed)?;
-    announce(config, selected, dtype, &dims, &corpus, out)?;
+    announce(config, selected, dtype, &dims, &tokenizer, &corpus, out)?;
 
     let model = prepare::<B>(config, dims, device, out)?.with_compute_dtype(dtype);
-    finish(config, selected, Steps::new(config, model, batches), &held_out, device, out)
+    finish(config, selected, &tokenizer, Steps::new(config, model, batches), &held_out, device, out)
 }
 
 /// Makes the steps of `config` that `steps` has not made yet, then evaluates, samples and reports as [`train`] does.
@@ -73,6 +75,7 @@ pub fn train<B: AutodiffBackend + Float8Stack>(
 pub fn finish<B: AutodiffBackend + Float8Stack>(
     config: &RunConfig,
     selected: &SelectedDevice,
+    tokenizer: &Tokenizer,
     steps: Steps<'_, B>,
     held_out: &[Batch],
     device: &B::Device,
@@ -86,7 +89,7 @@ pub fn finish<B: AutodiffBackend + Float8Stack>(
     }
     let tokens: usize = held_out.iter().map(Batch::num_tokens).sum();
     writeln!(out, "held-out loss: {held_out_loss:.5}  ({} tokens)", thousands(&tokens.to_string()))?;
-    let sample = sample(config, &evaluated)?;
+    let sample = sample(config, tokenizer, &evaluated)?;
     if !sample.is_empty() {
         writeln!(out, "sample:\n{}{sample}", config.generate.prompt)?;
     }
@@ -113,10 +116,10 @@ fn verify(config: &RunConfig, report: &Report) -> Result<(), Error> {
     }
 }
 
-/// The model's dimensions, with rotary tables no longer than this run needs.
-fn dimensions(config: &RunConfig) -> Result<LlamaConfig, Error> {
+/// The model's dimensions, with rotary tables no longer than this run needs; the prompt has so many tokens.
+fn dimensions(config: &RunConfig, tokenizer: &Tokenizer, prompt: usize) -> Result<LlamaConfig, Error> {
     let mut dims = config.llama()?;
-    let needed = ByteTokenizer::VOCAB_SIZE;
+    let needed = tokenizer.vocab_size();
     if dims.vocab_size < needed {
         return Err(Error::Vocabulary { vocab_size: dims.vocab_size, needed });
     }
@@ -125,10 +128,10 @@ fn dimensions(config: &RunConfig) -> Result<LlamaConfig, Error> {
         let reason = format!("the model has {max_seq_len} positions");
         return Err(Error::RunValue { key: "training.seq_len", value: seq_len.to_string(), reason });
     }
-    let (prompt, new) = (config.generate.prompt.len(), config.generate.max_new_tokens);
-    let generated = (1 + prompt).saturating_add(new);
+    let new = config.generate.max_new_tokens;
+    let generated = prompt.saturating_add(new);
     if generated > max_seq_len {
-        let reason = format!("with a BOS token and a prompt of {prompt} exceeds the model's {max_seq_len} positions");
+        let reason = format!("with a prompt of {prompt} tokens exceeds the model's {max_seq_len} positions");
         return Err(Error::RunValue { key: "generate.max_new_tokens", value: new.to_string(), reason });
     }
     dims.max_seq_len = generated.max(seq_len);
@@ -167,6 +170,7 @@ fn announce(
     selected: &SelectedDevice,
     dtype: DType,
     dims: &LlamaConfig,
+    tokenizer: &Tokenizer,
     corpus: &Corpus,
     out: &mut dyn Write,
 ) -> Result<(), Error> {
@@ -182,6 +186,10 @@ fn announce(
     match dims.moe {
         Some(_) => writeln!(out, "  active: {}", count(dims.num_active_params()))?,
         None => writeln!(out)?,
+    }
+    // Bytes are what a preset has.
+    if config.model.hf_path.is_some() || config.data.tokenizer.is_some() {
+        writeln!(out, "tokenizer: {}, {} tokens", tokenizer.format(), tokenizer.vocab_size())?;
     }
     let Corpus { train, held_out, files, skipped } = corpus;
     let (train, held_out) = (count(train.len()), count(held_out.len()));
@@ -278,16 +286,18 @@ fn mean_loss<B: Backend>(model: &Llama<B>, batches: &[Batch], device: &B::Device
     Ok(sum / batches.len() as f64)
 }
 
-fn sample<B: Backend>(config: &RunConfig, model: &Llama<B>) -> Result<String, Error> {
+fn sample<B: Backend>(config: &RunConfig, tokenizer: &Tokenizer, model: &Llama<B>) -> Result<String, Error> {
     let generate = &config.generate;
     let sampling = match generate.temperature {
         0.0 => Sampling::Greedy,
         temperature => Sampling::Temperature { temperature, seed: config.training.seed },
     };
-    let mut prompt = vec![ByteTokenizer::BOS];
-    prompt.extend(ByteTokenizer::encode(&generate.prompt));
-    let tokens = model.generate(&prompt, generate.max_new_tokens, ByteTokenizer::NUM_BYTES, sampling)?;
-    Ok(ByteTokenizer::decode(&tokens))
+    let prompt = tokenizer.prompt(&generate.prompt)?;
+    let (choices, stop) = (tokenizer.num_choices(), tokenizer.stop());
+    let tokens = model.generate(&prompt, generate.max_new_tokens, choices, stop, sampling)?;
+    let mut stream = tokenizer.stream_text();
+    let pieces = tokens.iter().map(|token| stream.push(*token)).collect::<Result<String, _>>()?;
+    Ok(pieces + &stream.finish()?)
 }
 
 fn read<B: Backend>(scalar: Tensor<B, 1>) -> Result<f64, Error> {

@@ -6,16 +6,17 @@ use std::path::PathBuf;
 use llama3::Error;
 use llama3::batches::{BatchShape, TrainBatches, held_out_batches};
 use llama3::data::{Corpus, TextSource};
-use llama3::tokenizer::ByteTokenizer;
+use train::{ByteTokenizer, Tokenizer};
 
-use crate::common::{values, write_text};
+use crate::common::values;
 
 fn source(paths: Vec<PathBuf>) -> TextSource {
     TextSource { paths, extension: None, max_bytes: 1_000_000, held_out_fraction: 0.2, is_default: false }
 }
 
 fn documents(tokens: &[u32]) -> Vec<String> {
-    tokens.split(|&token| token == ByteTokenizer::BOS).map(ByteTokenizer::decode).skip(1).collect()
+    let text = |tokens: &[u32]| Tokenizer::bytes().decode(tokens).unwrap();
+    tokens.split(|&token| token == ByteTokenizer::BOS).map(text).skip(1).collect()
 }
 
 #[test]
@@ -30,7 +31,7 @@ fn folders_are_searched_in_order_and_documents_are_held_out_whole() {
     fs::write(dir.path().join("binary"), [1, 0, 2]).unwrap();
     fs::write(dir.path().join("latin1"), [b'a', 0xe9]).unwrap();
 
-    let Corpus { train, held_out, files, skipped } = source(vec![dir.path().into()]).load().unwrap();
+    let Corpus { train, held_out, files, skipped } = source(vec![dir.path().into()]).load(&Tokenizer::bytes()).unwrap();
     assert_eq!((files, skipped), (5, 3));
     // Sorted: a, b/1, b/c/2, d, e. After "a" and "1" the held-out share is 0.2 * 6 = 1.2 tokens, too few for "1" + BOS.
     assert_eq!(documents(&train), ["one", "1", "two", "three"]);
@@ -43,7 +44,7 @@ fn a_single_file_is_cut_for_the_held_out_part() {
     let file = dir.path().join("text");
     let text: String = ('a'..='z').cycle().take(999).collect();
     fs::write(&file, &text).unwrap();
-    let corpus = source(vec![file]).load().unwrap();
+    let corpus = source(vec![file]).load(&Tokenizer::bytes()).unwrap();
     assert_eq!((corpus.train.len(), corpus.held_out.len()), (800, 200));
     let together = [corpus.train, corpus.held_out].concat();
     assert_eq!(documents(&together), [text]);
@@ -56,9 +57,9 @@ fn more_text_than_asked_for_is_sampled_evenly() {
         fs::write(dir.path().join(format!("{file:03}")), format!("{file:03}").repeat(10)).unwrap();
     }
     let some = TextSource { max_bytes: 600, ..source(vec![dir.path().into()]) };
-    let corpus = some.load().unwrap();
+    let corpus = some.load(&Tokenizer::bytes()).unwrap();
     assert_eq!(corpus.files, 20);
-    assert_eq!(corpus, some.load().unwrap());
+    assert_eq!(corpus, some.load(&Tokenizer::bytes()).unwrap());
     let mut chosen: Vec<usize> = [documents(&corpus.train), documents(&corpus.held_out)]
         .concat()
         .iter()
@@ -70,7 +71,7 @@ fn more_text_than_asked_for_is_sampled_evenly() {
     // One file larger than the limit is cut, and not inside a character.
     let large = dir.path().join("large");
     fs::write(&large, "é".repeat(1000)).unwrap();
-    let corpus = TextSource { max_bytes: 101, ..source(vec![large]) }.load().unwrap();
+    let corpus = TextSource { max_bytes: 101, ..source(vec![large]) }.load(&Tokenizer::bytes()).unwrap();
     assert_eq!(corpus.train.len() + corpus.held_out.len(), 101);
 }
 
@@ -79,7 +80,8 @@ fn a_folder_with_one_large_file_works_as_the_file_does() {
     let dir = tempfile::tempdir().unwrap();
     let corpus = dir.path().join("corpus");
     fs::write(&corpus, "aé".repeat(2000)).unwrap();
-    let load = |path: PathBuf, max_bytes| TextSource { max_bytes, ..source(vec![path]) }.load().unwrap();
+    let load =
+        |path: PathBuf, max_bytes| TextSource { max_bytes, ..source(vec![path]) }.load(&Tokenizer::bytes()).unwrap();
     for max_bytes in [4000, 4001] {
         let alone = load(corpus.clone(), max_bytes);
         // Three bytes make "aé": 4000 bytes end with an "a", 4001 would end inside an "é".
@@ -110,11 +112,11 @@ fn a_limit_that_leaves_no_text_is_named() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("a"), "é".repeat(100)).unwrap();
     let one = TextSource { max_bytes: 1, ..source(vec![dir.path().into()]) };
-    let error = one.load().unwrap_err();
+    let error = one.load(&Tokenizer::bytes()).unwrap_err();
     assert!(matches!(error, Error::NoText { max_bytes: 1, skipped: 1, .. }), "{error:?}");
     assert!(error.to_string().contains("data.max_bytes = 1"), "{error}");
     fs::write(dir.path().join("b"), "x".repeat(100)).unwrap();
-    let corpus = one.load().unwrap();
+    let corpus = one.load(&Tokenizer::bytes()).unwrap();
     assert_eq!((corpus.files, documents(&corpus.train)), (1, vec!["x".to_string()]));
     let error = held_out_batches(&corpus.held_out, BatchShape { batch_size: 1, seq_len: 8 }, 1).unwrap_err();
     assert!(error.to_string().contains("raise data.max_bytes"), "{error}");
@@ -124,7 +126,7 @@ fn a_limit_that_leaves_no_text_is_named() {
 fn a_missing_registry_says_how_to_do_without() {
     let dir = tempfile::tempdir().unwrap();
     for path in [dir.path().join("absent"), dir.path().into()] {
-        let error = TextSource { is_default: true, ..source(vec![path]) }.load().unwrap_err();
+        let error = TextSource { is_default: true, ..source(vec![path]) }.load(&Tokenizer::bytes()).unwrap_err();
         assert!(matches!(error, Error::NoDefaultText { .. }), "{error:?}");
         assert!(error.to_string().contains("--data PATH"), "{error}");
     }
@@ -139,7 +141,7 @@ fn only_the_extension_asked_for_and_every_explicit_file() {
     fs::write(dir.path().join("src/a.md"), "prose").unwrap();
     fs::write(dir.path().join("note"), "note").unwrap();
     let paths = vec![dir.path().join("src"), dir.path().join("note")];
-    let corpus = TextSource { extension: Some("rs"), ..source(paths) }.load().unwrap();
+    let corpus = TextSource { extension: Some("rs"), ..source(paths) }.load(&Tokenizer::bytes()).unwrap();
     assert_eq!(documents(&[corpus.train, corpus.held_out].concat()), ["rust", "note"]);
 }
 
@@ -147,14 +149,17 @@ fn only_the_extension_asked_for_and_every_explicit_file() {
 fn missing_and_textless_paths_are_errors() {
     let dir = tempfile::tempdir().unwrap();
     let absent = dir.path().join("absent");
-    match source(vec![absent.clone()]).load() {
+    match source(vec![absent.clone()]).load(&Tokenizer::bytes()) {
         Err(Error::Io { path, .. }) => assert_eq!(path, absent),
         other => panic!("{other:?}"),
     }
-    assert!(matches!(source(vec![dir.path().into()]).load(), Err(Error::NoText { skipped: 0, .. })));
+    assert!(matches!(source(vec![dir.path().into()]).load(&Tokenizer::bytes()), Err(Error::NoText { skipped: 0, .. })));
     fs::write(dir.path().join("binary"), [0; 4]).unwrap();
-    assert!(matches!(source(vec![dir.path().into()]).load(), Err(Error::NoText { skipped: 1, .. })));
-    assert!(matches!(source(vec![dir.path().join("binary")]).load(), Err(Error::NoText { skipped: 1, .. })));
+    assert!(matches!(source(vec![dir.path().into()]).load(&Tokenizer::bytes()), Err(Error::NoText { skipped: 1, .. })));
+    assert!(matches!(
+        source(vec![dir.path().join("binary")]).load(&Tokenizer::bytes()),
+        Err(Error::NoText { skipped: 1, .. })
+    ));
 }
 
 #[cfg(unix)]
@@ -163,7 +168,7 @@ fn links_do_not_make_a_search_endless() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("a"), "text").unwrap();
     std::os::unix::fs::symlink(dir.path(), dir.path().join("loop")).unwrap();
-    assert_eq!(source(vec![dir.path().into()]).load().unwrap().files, 1);
+    assert_eq!(source(vec![dir.path().into()]).load(&Tokenizer::bytes()).unwrap().files, 1);
 }
 
 #[test]
@@ -215,16 +220,4 @@ fn too_little_text_is_an_error_with_numbers() {
         held_out_batches(&stream[1..], shape, 3),
         Err(Error::DataTooSmall { split: "held-out", have: 39, need: 40, .. })
     ));
-}
-
-#[test]
-fn text_survives_the_tokenizer() {
-    let dir = tempfile::tempdir().unwrap();
-    write_text(dir.path(), 1);
-    let text = fs::read_to_string(dir.path().join("00.rs")).unwrap() + "é�\u{10ffff}";
-    let tokens = ByteTokenizer::encode(&text);
-    assert!(tokens.iter().all(|&token| (token as usize) < ByteTokenizer::NUM_BYTES));
-    assert_eq!(ByteTokenizer::decode(&tokens), text);
-    assert_eq!(ByteTokenizer::decode(&[ByteTokenizer::BOS, 97, 300, 98]), "ab");
-    assert_eq!(ByteTokenizer::decode(&[0xc3]), "\u{fffd}");
 }

@@ -8,6 +8,7 @@ use burn_float8::{Gemm, Recipe};
 use llama3::RunConfig;
 use llama3::steps::Steps;
 use llama3::trainer::Outcome;
+use train::Tokenizer;
 
 use crate::common::{Train, parameters, run, run_config, steps, text, values};
 
@@ -92,7 +93,7 @@ fn advance(steps: Steps<'_, Train>, count: usize) -> (Steps<'_, Train>, Vec<u32>
 fn a_resumed_run_goes_on_with_the_same_bits() {
     let data = text();
     let config = run_config(data.path(), &[MOE]);
-    let corpus = config.text().load().unwrap();
+    let corpus = config.text().load(&Tokenizer::bytes()).unwrap();
     let (before, _) = advance(steps(&config, &corpus, |model| model), 3);
     let (model, moments) = (before.model.clone().into_record(), before.optimizer.to_record());
     let mut resumed = steps(&config, &corpus, |fresh| fresh.load_record(model)).after(3);
@@ -107,7 +108,7 @@ fn saved_operands_change_no_bit() {
     let data = text();
     let trace = |saving: bool| {
         let config = run_config(data.path(), &[MOE, &format!("training.save_fp8_operands={saving}")]);
-        let corpus = config.text().load().unwrap();
+        let corpus = config.text().load(&Tokenizer::bytes()).unwrap();
         let (run, losses) = advance(steps(&config, &corpus, |model| model), 4);
         (losses, parameters(&run.model))
     };

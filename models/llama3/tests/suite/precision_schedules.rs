@@ -4,6 +4,7 @@ use burn::module::Module;
 use burn::optim::Optimizer;
 use llama3::run_config::Precision;
 use llama3::steps::{Step, Steps};
+use train::Tokenizer;
 
 use crate::common::{Train, parameters, run, run_config as config, steps, text, values};
 
@@ -27,7 +28,7 @@ fn the_first_fp8_steps_are_those_of_an_fp8_run_from_that_state() {
         let recipe = format!("float8.recipe={recipe}");
         let config = |settings: &[&str]| config(data.path(), &[&[recipe.as_str()], settings].concat());
         let scheduled = config(&[&format!("float8.schedule={{ warmup = {WARMUP} }}")]);
-        let corpus = scheduled.text().load().unwrap();
+        let corpus = scheduled.text().load(&Tokenizer::bytes()).unwrap();
         let (run, made) = advance(steps(&scheduled, &corpus, |model| model), WARMUP + 2);
         let expected: Vec<_> = made[WARMUP..].iter().map(loss).collect();
         let is_float8: Vec<_> = made.iter().map(|step| step.is_float8).collect();

@@ -10,6 +10,7 @@ use llama3::batches::{BatchShape, held_out_batches};
 use llama3::trainer::{Outcome, finish};
 use llama3::{Error, RunConfig};
 use serde_json::Value;
+use train::Tokenizer;
 
 use crate::common::{run, run_config as config, steps, text};
 
@@ -82,12 +83,13 @@ fn a_report_that_cannot_be_written_stops_the_run_before_it_trains() {
 
 /// A run whose hidden states are in `dtype`, of which the config knows nothing, and its log.
 fn in_dtype(config: &RunConfig, dtype: DType) -> (Result<Outcome, Error>, String) {
-    let corpus = config.text().load().unwrap();
+    let corpus = config.text().load(&Tokenizer::bytes()).unwrap();
     let shape = BatchShape { batch_size: config.training.batch_size, seq_len: config.training.seq_len };
     let held_out = held_out_batches(&corpus.held_out, shape, 2).unwrap();
     let steps = steps(config, &corpus, |model| model.with_compute_dtype(dtype));
     let mut log = Vec::new();
-    let outcome = finish(config, &SelectedDevice::Cpu, steps, &held_out, &Default::default(), &mut log);
+    let outcome =
+        finish(config, &SelectedDevice::Cpu, &Tokenizer::bytes(), steps, &held_out, &Default::default(), &mut log);
     (outcome, String::from_utf8(log).unwrap())
 }
 

@@ -4,6 +4,7 @@ use burn::backend::{Autodiff, Flex};
 use burn::module::AutodiffModule;
 use burn_float8::{Recipe, report};
 use llama3::Llama;
+use train::Tokenizer;
 
 use crate::common::{Train, ids, model, parameters, run, run_config as config, steps, text, tiny, tokens, values};
 
@@ -14,7 +15,7 @@ fn losses_and_parameters_are_the_same_bits() {
         let trace = |saving: bool| {
             let settings = [format!("float8.recipe={recipe}"), format!("training.save_fp8_operands={saving}")];
             let config = config(data.path(), &settings.each_ref().map(String::as_str));
-            let corpus = config.text().load().unwrap();
+            let corpus = config.text().load(&Tokenizer::bytes()).unwrap();
             let mut run = steps(&config, &corpus, |model| model);
             let mut losses = vec![];
             for _ in 0..5 {
@@ -57,7 +58,7 @@ fn backward_keeps_fp8_operands_instead() {
     let data = text();
     let between = |setting: &str| {
         let config = config(data.path(), &[setting]);
-        let corpus = config.text().load().unwrap();
+        let corpus = config.text().load(&Tokenizer::bytes()).unwrap();
         copies_in_between(&steps(&config, &corpus, |model| model).model)
     };
     let plain = between("training.save_fp8_operands=false");

@@ -1,7 +1,8 @@
 //! Whole runs on small text: losses fall and repeat, precisions agree, GEMMs are counted, bad runs are refused.
 
 use llama3::trainer::Outcome;
-use llama3::{Error, RunConfig};
+use llama3::{Error, LlamaConfig, RunConfig};
+use train::Tokenizer;
 
 use crate::common::{hf_json, run, run_config as config, stored_tensors, text, tiny, write_json, write_safetensors};
 
@@ -77,6 +78,10 @@ fn a_checkpoint_is_trained_on() {
     let mut config = config(data.path(), &["training.steps=0", "generate.max_new_tokens=0"]);
     config.model = Default::default();
     config.model.hf_path = Some(dir.path().into());
+    let error = run(&config).unwrap_err();
+    assert!(matches!(error, Error::NoTokenizer { .. }), "{error}");
+    assert!(error.to_string().contains(&dir.path().display().to_string()), "{error}");
+    config.data.tokenizer = Some("bytes".into());
     let (loaded, log) = run(&config).unwrap();
     assert!(log.contains(&dir.path().display().to_string()) && !log.contains("sample"));
     assert!(loaded.steps.is_empty() && loaded.sample.is_empty());
@@ -88,6 +93,43 @@ fn a_checkpoint_is_trained_on() {
     assert!(trained.held_out_loss < loaded.held_out_loss, "{} {}", trained.held_out_loss, loaded.held_out_loss);
     std::fs::remove_file(dir.path().join("model.safetensors")).unwrap();
     assert!(matches!(run(&config), Err(Error::NoWeights { .. })));
+}
+
+/// A checkpoint's tokens are its own tokenizer's, in training and in the sample, whatever a preset would have.
+#[test]
+fn a_checkpoint_brings_its_tokenizer() {
+    let (data, dir) = (text(), tempfile::tempdir().unwrap());
+    let dims = LlamaConfig { vocab_size: 1008, ..tiny() };
+    write_json(&dir.path().join("config.json"), &hf_json(&dims));
+    write_safetensors(&dir.path().join("model.safetensors"), &stored_tensors(&dims, 1));
+    let vectors = concat!(env!("CARGO_MANIFEST_DIR"), "/../train/tests/vectors/tokenizer.json");
+    std::fs::copy(vectors, dir.path().join("tokenizer.json")).unwrap();
+    let mut config = config(data.path(), &["training.steps=1", "data.held_out_fraction=0.5"]);
+    config.model = Default::default();
+    config.model.hf_path = Some(dir.path().into());
+
+    let (own, log) = run(&config).unwrap();
+    let tokens = config.text().load(&config.tokenizer().unwrap()).unwrap();
+    let bytes = config.text().load(&Tokenizer::bytes()).unwrap();
+    assert!(tokens.train.len() < bytes.train.len() && tokens.train.iter().any(|token| *token > 256));
+    assert!(log.contains("tokenizer: tokenizer.json, 1001 tokens"), "{log}");
+    config.data.tokenizer = Some("bytes".into());
+    let (other, log) = run(&config).unwrap();
+    assert!(log.contains("tokenizer: bytes, 257 tokens"), "{log}");
+    assert_ne!(own.held_out_loss, other.held_out_loss);
+
+    // It is for 1,001 tokens.
+    config.data.tokenizer = None;
+    write_json(&dir.path().join("config.json"), &hf_json(&tiny()));
+    let error = run(&config).unwrap_err();
+    assert!(matches!(error, Error::Vocabulary { vocab_size: 288, needed: 1001 }), "{error}");
+    // A preset takes a tokenizer by name.
+    config.model = Default::default();
+    (config.model.preset, config.model.vocab_size) = (Some("debug".into()), Some(1008));
+    config.data.tokenizer = Some(dir.path().display().to_string());
+    run(&config).unwrap();
+    config.data.tokenizer = Some(dir.path().join("none.json").display().to_string());
+    assert!(matches!(run(&config).unwrap_err(), Error::Tokenizer(_)));
 }
 
 #[test]
@@ -107,8 +149,7 @@ fn runs_that_cannot_be_are_refused() {
     let error = refused(&["training.seq_len=2000"]);
     assert!(matches!(error, Error::RunValue { key: "training.seq_len", .. }), "{error}");
     let error = refused(&["model.max_seq_len=30", "generate.max_new_tokens=100"]);
-    let expected =
-        "generate.max_new_tokens = 100: with a BOS token and a prompt of 15 exceeds the model's 30 positions";
+    let expected = "generate.max_new_tokens = 100: with a prompt of 16 tokens exceeds the model's 30 positions";
     assert_eq!(error.to_string(), expected);
     let error = refused(&["generate.max_new_tokens=9000000000000000000"]);
     assert!(matches!(error, Error::RunValue { key: "generate.max_new_tokens", .. }), "{error}");

@@ -1,0 +1,7 @@
+//! What training a language model needs that is not the model.
+//!
+//! [`Tokenizer`] maps text to token ids and back: bytes, Hugging Face's `tokenizer.json`, or the ranks that Llama 3 is published with.
+
+mod tokenizer;
+
+pub use tokenizer::{ByteTokenizer, SpecialTokens, TextStream, Tokenizer, TokenizerError};

@@ -1,0 +1,84 @@
+//! Hugging Face's `tokenizer.json`, by their own library.
+
+use std::path::Path;
+use std::sync::OnceLock;
+
+use tokenizers::tokenizer::step_decode_stream;
+
+use super::{SpecialTokens, TokenizerError};
+
+/// A `tokenizer.json`, ready for use.
+pub(super) struct HuggingFace {
+    /// Takes special tokens for text.
+    text: tokenizers::Tokenizer,
+    /// Takes them for what they are; a copy that most programs never need.
+    special: OnceLock<Box<tokenizers::Tokenizer>>,
+    vocab_size: usize,
+}
+
+impl HuggingFace {
+    pub(super) fn from_file(path: &Path) -> Result<Self, TokenizerError> {
+        let bytes = std::fs::read(path).map_err(|source| TokenizerError::Io { path: path.into(), source })?;
+        let fail = |reason: String| TokenizerError::HuggingFace { path: path.into(), reason };
+        let mut text = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| fail(error.to_string()))?;
+        // The file may say to what length its author cut texts.
+        text.with_padding(None).with_truncation(None).map_err(|error| fail(error.to_string()))?;
+        text.set_encode_special_tokens(true);
+        let largest = text.get_vocab(true).into_values().max();
+        let vocab_size = largest.ok_or_else(|| fail("it has no tokens".into()))? as usize + 1;
+        Ok(Self { text, special: OnceLock::new(), vocab_size })
+    }
+
+    pub(super) fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    pub(super) fn id(&self, token: &str) -> Option<u32> {
+        self.text.token_to_id(token)
+    }
+
+    pub(super) fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, String> {
+        let tokenizer = match special {
+            SpecialTokens::AreText => &self.text,
+            SpecialTokens::InText => self.special.get_or_init(|| {
+                let mut special = self.text.clone();
+                special.set_encode_special_tokens(false);
+                Box::new(special)
+            }),
+        };
+        let encoding = tokenizer.encode_fast(text, false).map_err(|error| error.to_string())?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// What the tokenizer itself puts before a text.
+    pub(super) fn first(&self) -> Option<u32> {
+        let encoding = self.text.encode_fast("", true).ok()?;
+        encoding.get_ids().first().copied()
+    }
+
+    pub(super) fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, String> {
+        self.text.decode(ids, skip_special).map_err(|error| error.to_string())
+    }
+}
+
+/// Decodes one id after another.
+#[derive(Default)]
+pub(super) struct Stream {
+    ids: Vec<u32>,
+    prefix: String,
+    prefix_index: usize,
+}
+
+impl Stream {
+    pub(super) fn push(&mut self, tokenizer: &HuggingFace, id: u32, skip_special: bool) -> Result<String, String> {
+        let Self { ids, prefix, prefix_index } = self;
+        let text = step_decode_stream(&tokenizer.text, vec![id], skip_special, ids, prefix, prefix_index);
+        text.map(Option::unwrap_or_default).map_err(|error| error.to_string())
+    }
+
+    /// What is left of a character that has not ended.
+    pub(super) fn finish(self, tokenizer: &HuggingFace, skip_special: bool) -> Result<String, String> {
+        let text = tokenizer.decode(&self.ids, skip_special)?;
+        Ok(text.get(self.prefix.len()..).unwrap_or_default().into())
+    }
+}

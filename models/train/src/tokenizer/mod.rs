@@ -1,0 +1,226 @@
+//! [`Tokenizer`]: text to token ids and back, in the formats that checkpoints come with.
+
+mod bytes;
+mod error;
+mod hugging_face;
+mod marks;
+mod stream;
+mod tiktoken;
+
+use std::path::Path;
+
+pub use bytes::ByteTokenizer;
+pub use error::TokenizerError;
+use hugging_face::HuggingFace;
+use marks::Marks;
+pub use stream::TextStream;
+use tiktoken::Tiktoken;
+
+/// What the name of a special token in a text stands for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SpecialTokens {
+    /// Itself, letter by letter: right for text that somebody else has written.
+    #[default]
+    AreText,
+    /// The token: right for templates.
+    InText,
+}
+
+/// Maps text to token ids and back.
+///
+/// ```
+/// use train::{SpecialTokens, Tokenizer};
+///
+/// let tokenizer = Tokenizer::bytes();
+/// let ids = tokenizer.encode("né", SpecialTokens::AreText)?;
+/// assert_eq!(ids, [0x6e, 0xc3, 0xa9]);
+/// assert_eq!(tokenizer.decode(&ids)?, "né");
+/// # Ok::<(), train::TokenizerError>(())
+/// ```
+pub struct Tokenizer {
+    kind: Kind,
+    marks: Marks,
+}
+
+enum Kind {
+    Bytes,
+    HuggingFace(Box<HuggingFace>),
+    Tiktoken(Box<Tiktoken>),
+}
+
+impl Tokenizer {
+    /// Byte-level tokens, see [`ByteTokenizer`].
+    pub fn bytes() -> Self {
+        Self { kind: Kind::Bytes, marks: Marks { bos: Some(ByteTokenizer::BOS), ..Marks::default() } }
+    }
+
+    /// The tokenizer of a checkpoint: `folder/tokenizer.json` (Hugging Face), else `folder/tokenizer.model` (Llama 3's ranks). Which
+    /// tokens begin and end a text is read from `tokenizer_config.json` and `generation_config.json` where these are there.
+    ///
+    /// # Errors
+    /// Any [`TokenizerError`] about files.
+    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self, TokenizerError> {
+        let folder = folder.as_ref();
+        let file = ["tokenizer.json", "tokenizer.model"].map(|name| folder.join(name)).into_iter().find(|f| f.exists());
+        Self::from_file(file.ok_or_else(|| TokenizerError::Missing { folder: folder.into() })?)
+    }
+
+    /// A `.json` file in Hugging Face's format, or else Llama 3's ranks; as [`from_folder`](Self::from_folder) with what lies beside it.
+    ///
+    /// # Errors
+    /// Any [`TokenizerError`] about files.
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, TokenizerError> {
+        let path = path.as_ref();
+        let (kind, own) = if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json")) {
+            let tokenizer = HuggingFace::from_file(path)?;
+            let own = Marks { bos: tokenizer.first(), ..Marks::default() };
+            (Kind::HuggingFace(Box::new(tokenizer)), own)
+        } else {
+            let tokenizer = Tiktoken::from_file(path)?;
+            let id = |name| tokenizer.id(name);
+            let stop = ["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"].into_iter().filter_map(id).collect();
+            let own = Marks { bos: id("<|begin_of_text|>"), eos: id("<|end_of_text|>"), stop };
+            (Kind::Tiktoken(Box::new(tokenizer)), own)
+        };
+        let mut tokenizer = Self { kind, marks: Marks::default() };
+        tokenizer.marks =
+            own.with_files_beside(path, |id| (id as usize) < tokenizer.vocab_size(), |name| tokenizer.id_of(name))?;
+        Ok(tokenizer)
+    }
+
+    /// A tokenizer by name: `bytes`, a folder as for [`from_folder`](Self::from_folder), or a file as for
+    /// [`from_file`](Self::from_file).
+    ///
+    /// # Errors
+    /// Any [`TokenizerError`] about files.
+    pub fn open(name: &str) -> Result<Self, TokenizerError> {
+        match name {
+            "bytes" => Ok(Self::bytes()),
+            path if Path::new(path).is_dir() => Self::from_folder(path),
+            path => Self::from_file(path),
+        }
+    }
+
+    /// The file that the format is named after, or `bytes`.
+    pub fn format(&self) -> &'static str {
+        match &self.kind {
+            Kind::Bytes => "bytes",
+            Kind::HuggingFace(_) => "tokenizer.json",
+            Kind::Tiktoken(_) => "tokenizer.model",
+        }
+    }
+
+    /// One more than the largest id.
+    pub fn vocab_size(&self) -> usize {
+        match &self.kind {
+            Kind::Bytes => ByteTokenizer::VOCAB_SIZE,
+            Kind::HuggingFace(tokenizer) => tokenizer.vocab_size(),
+            Kind::Tiktoken(tokenizer) => tokenizer.vocab_size(),
+        }
+    }
+
+    /// How many ids from 0 on a model may generate: all but the byte tokenizer's `BOS`.
+    pub fn num_choices(&self) -> usize {
+        match &self.kind {
+            Kind::Bytes => ByteTokenizer::NUM_BYTES,
+            _ => self.vocab_size(),
+        }
+    }
+
+    /// The token that begins a text.
+    pub fn bos(&self) -> Option<u32> {
+        self.marks.bos
+    }
+
+    /// The token that ends a document.
+    pub fn eos(&self) -> Option<u32> {
+        self.marks.eos
+    }
+
+    /// The tokens at which generation ends.
+    pub fn stop(&self) -> &[u32] {
+        &self.marks.stop
+    }
+
+    /// The ids of `text`, without any that begin or end it.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Encode`].
+    pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, TokenizerError> {
+        let ids = match &self.kind {
+            Kind::Bytes => Ok(text.bytes().map(u32::from).collect()),
+            Kind::HuggingFace(tokenizer) => tokenizer.encode(text, special),
+            Kind::Tiktoken(tokenizer) => tokenizer.encode(text, special),
+        };
+        ids.map_err(|reason| TokenizerError::Encode { text: text.chars().take(40).collect(), reason })
+    }
+
+    /// A text that a model is to continue: BOS, if there is one, and the text, whose special tokens are text.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Encode`].
+    pub fn prompt(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let text = self.encode(text, SpecialTokens::AreText)?;
+        Ok(self.bos().into_iter().chain(text).collect())
+    }
+
+    /// A whole text: as [`prompt`](Self::prompt), and EOS if there is one.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Encode`].
+    pub fn document(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let mut ids = self.prompt(text)?;
+        ids.extend(self.eos());
+        Ok(ids)
+    }
+
+    /// The text of `ids`, special tokens by their names but for the byte tokenizer's, which has none. Bytes that are not UTF-8 become `�`.
+    ///
+    /// # Errors
+    /// [`TokenizerError::UnknownId`], [`TokenizerError::Decode`].
+    pub fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
+        let mut stream = self.stream();
+        let mut text = String::new();
+        if let Kind::HuggingFace(tokenizer) = &self.kind {
+            ids.iter().try_for_each(|id| self.check(*id))?;
+            return tokenizer.decode(ids, false).map_err(|reason| TokenizerError::Decode { reason });
+        }
+        for id in ids {
+            text += &stream.push(*id)?;
+        }
+        Ok(text + &stream.finish()?)
+    }
+
+    /// Decodes ids one after another, as [`decode`](Self::decode) does, without splitting a character.
+    pub fn stream(&self) -> TextStream<'_> {
+        TextStream::new(self, false)
+    }
+
+    /// As [`stream`](Self::stream), without special tokens: what a model says to a reader.
+    pub fn stream_text(&self) -> TextStream<'_> {
+        TextStream::new(self, true)
+    }
+
+    fn id_of(&self, token: &str) -> Option<u32> {
+        match &self.kind {
+            Kind::Bytes => None,
+            Kind::HuggingFace(tokenizer) => tokenizer.id(token),
+            Kind::Tiktoken(tokenizer) => tokenizer.id(token),
+        }
+    }
+
+    /// Ids that no token has, between those of tokens, are no text, as in the original.
+    fn check(&self, id: u32) -> Result<(), TokenizerError> {
+        if (id as usize) < self.vocab_size() {
+            return Ok(());
+        }
+        Err(TokenizerError::UnknownId { id, vocab_size: self.vocab_size() })
+    }
+}
+
+impl core::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let mut f = f.debug_struct("Tokenizer");
+        f.field("format", &self.format()).field("vocab_size", &self.vocab_size()).field("marks", &self.marks).finish()
+    }
+}

@@ -1,0 +1,81 @@
+//! Ids to text one at a time, in whole characters.
+
+use super::{ByteTokenizer, Kind, Tokenizer, TokenizerError, hugging_face};
+
+/// Decodes ids one after another. The pieces, put together, are the text of all ids.
+pub struct TextStream<'a> {
+    tokenizer: &'a Tokenizer,
+    skip_special: bool,
+    state: State,
+}
+
+enum State {
+    /// The beginning of a character.
+    Bytes(Vec<u8>),
+    HuggingFace(hugging_face::Stream),
+}
+
+impl<'a> TextStream<'a> {
+    pub(super) fn new(tokenizer: &'a Tokenizer, skip_special: bool) -> Self {
+        let state = match tokenizer.kind {
+            Kind::HuggingFace(_) => State::HuggingFace(hugging_face::Stream::default()),
+            _ => State::Bytes(vec![]),
+        };
+        Self { tokenizer, skip_special, state }
+    }
+
+    /// The text that ends with this id; empty while a character has not ended.
+    ///
+    /// # Errors
+    /// [`TokenizerError::UnknownId`], [`TokenizerError::Decode`].
+    pub fn push(&mut self, id: u32) -> Result<String, TokenizerError> {
+        self.tokenizer.check(id)?;
+        match (&mut self.state, &self.tokenizer.kind) {
+            (State::HuggingFace(stream), Kind::HuggingFace(tokenizer)) => {
+                let text = stream.push(tokenizer, id, self.skip_special);
+                text.map_err(|reason| TokenizerError::Decode { reason })
+            }
+            (State::Bytes(bytes), Kind::Tiktoken(tokenizer)) => {
+                if !(self.skip_special && tokenizer.is_special(id)) {
+                    bytes.extend(tokenizer.bytes(id).unwrap_or_default());
+                }
+                Ok(take_characters(bytes))
+            }
+            (State::Bytes(bytes), _) => {
+                bytes.extend(u8::try_from(id).ok().filter(|_| id != ByteTokenizer::BOS));
+                Ok(take_characters(bytes))
+            }
+            (State::HuggingFace(_), _) => unreachable!("made for this tokenizer"),
+        }
+    }
+
+    /// What is left: `�` for a character that has not ended.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Decode`].
+    pub fn finish(self) -> Result<String, TokenizerError> {
+        match (self.state, &self.tokenizer.kind) {
+            (State::HuggingFace(stream), Kind::HuggingFace(tokenizer)) => {
+                let text = stream.finish(tokenizer, self.skip_special);
+                text.map_err(|reason| TokenizerError::Decode { reason })
+            }
+            (State::Bytes(bytes), _) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+            (State::HuggingFace(_), _) => unreachable!("made for this tokenizer"),
+        }
+    }
+}
+
+/// Takes all but the beginning of a character that may still end. Bytes that are no UTF-8, whatever follows, become `�`.
+fn take_characters(bytes: &mut Vec<u8>) -> String {
+    let incomplete = match bytes.utf8_chunks().last() {
+        // The last bytes are wrong only because they stop.
+        Some(last) if core::str::from_utf8(last.invalid()).is_err_and(|error| error.error_len().is_none()) => {
+            last.invalid().len()
+        }
+        _ => 0,
+    };
+    let rest = bytes.split_off(bytes.len() - incomplete);
+    let text = String::from_utf8_lossy(bytes).into_owned();
+    *bytes = rest;
+    text
+}

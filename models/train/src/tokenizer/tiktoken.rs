@@ -1,0 +1,125 @@
+//! Llama 3's `tokenizer.model`: byte-pair ranks, one `BASE64 RANK` a line, as tiktoken reads them. The special tokens and the
+//! expression that splits text into words are not in the file; they are those of the package `llama-models`.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::path::Path;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use tiktoken_rs::{CoreBPE, Rank};
+
+use super::{SpecialTokens, TokenizerError};
+
+/// Ranks of Llama 3 to 3.3.
+const RANKS: usize = 128_000;
+/// Special tokens, of which the first have names.
+const NUM_SPECIAL: usize = 256;
+const NAMED: [&str; 12] = [
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|reserved_special_token_0|>",
+    "<|reserved_special_token_1|>",
+    "<|finetune_right_pad_id|>",
+    "<|step_id|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eom_id|>",
+    "<|eot_id|>",
+    "<|python_tag|>",
+    "<|image|>",
+];
+/// One word.
+const PATTERN: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// Characters that are split at once, and characters in a row that are all white space or all not: limits of the original, at
+/// which words end whatever follows.
+const MAX_CHARS: usize = 400_000;
+const MAX_RUN: usize = 25_000;
+
+/// The ranks, ready for use.
+pub(super) struct Tiktoken {
+    bpe: CoreBPE,
+    special: HashMap<Rank, String>,
+}
+
+impl Tiktoken {
+    pub(super) fn from_file(path: &Path) -> Result<Self, TokenizerError> {
+        let text = fs::read_to_string(path).map_err(|source| TokenizerError::Io { path: path.into(), source })?;
+        let mut ranks = HashMap::new();
+        for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.is_empty()) {
+            let fail = |reason: String| TokenizerError::Ranks { path: path.into(), line: i + 1, reason };
+            let (token, rank) = line.split_once(' ').ok_or_else(|| fail("expected BASE64 RANK".into()))?;
+            let token = STANDARD.decode(token).map_err(|error| fail(format!("{token:?} is not base64: {error}")))?;
+            let rank: Rank = rank.parse().map_err(|_| fail(format!("{rank:?} is not a rank")))?;
+            if rank as usize != ranks.len() {
+                return Err(fail(format!("rank {rank} where {} is expected", ranks.len())));
+            }
+            if ranks.insert(token, rank).is_some() {
+                return Err(fail("an earlier line has this token".into()));
+            }
+        }
+        if ranks.len() != RANKS {
+            return Err(TokenizerError::UnknownRanks { path: path.into(), ranks: ranks.len(), expected: RANKS });
+        }
+        if let Some(byte) = (0..=u8::MAX).find(|byte| !ranks.contains_key([*byte].as_slice())) {
+            let reason = format!("no line has the byte {byte:#04x}");
+            return Err(TokenizerError::Ranks { path: path.into(), line: RANKS, reason });
+        }
+        let reserved = (2..).map(|i| format!("<|reserved_special_token_{i}|>"));
+        let names = NAMED.into_iter().map(String::from).chain(reserved).take(NUM_SPECIAL);
+        let special: HashMap<_, _> = (RANKS as Rank..).zip(names).collect();
+        let by_name = special.iter().map(|(id, name)| (name.clone(), *id)).collect();
+        let bpe = CoreBPE::new(ranks.into_iter().collect(), by_name, PATTERN).expect("the expression is valid");
+        Ok(Self { bpe, special })
+    }
+
+    pub(super) fn vocab_size(&self) -> usize {
+        RANKS + NUM_SPECIAL
+    }
+
+    pub(super) fn id(&self, special: &str) -> Option<u32> {
+        self.special.iter().find(|(_, name)| *name == special).map(|(id, _)| *id)
+    }
+
+    pub(super) fn is_special(&self, id: u32) -> bool {
+        self.special.contains_key(&id)
+    }
+
+    pub(super) fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, String> {
+        let allowed: HashSet<&str> = match special {
+            SpecialTokens::AreText => HashSet::new(),
+            SpecialTokens::InText => self.special.values().map(String::as_str).collect(),
+        };
+        let mut ids = vec![];
+        for part in parts(text) {
+            ids.extend(self.bpe.encode(part, &allowed).map_err(|error| error.message)?.0);
+        }
+        Ok(ids)
+    }
+
+    pub(super) fn bytes(&self, id: u32) -> Option<Vec<u8>> {
+        self.bpe.decode_bytes(&[id]).ok()
+    }
+}
+
+/// The pieces of a text that the original gives to tiktoken one by one.
+fn parts(text: &str) -> Vec<&str> {
+    let (mut parts, mut start) = (vec![], 0);
+    let (mut chars, mut run, mut run_is_space) = (0, 0, None);
+    for (i, c) in text.char_indices() {
+        // What Python's `str.isspace` adds to White_Space.
+        let is_space = c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}');
+        run = if run_is_space == Some(is_space) { run + 1 } else { 1 };
+        run_is_space = Some(is_space);
+        if chars == MAX_CHARS || run > MAX_RUN {
+            parts.push(&text[start..i]);
+            start = i;
+            chars = if chars == MAX_CHARS { 0 } else { chars };
+            run = 1;
+        }
+        chars += 1;
+    }
+    parts.push(&text[start..]);
+    parts
+}

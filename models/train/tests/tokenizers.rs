@@ -1,0 +1,222 @@
+//! Tokenizers against the Python originals, whose ids `vectors.py` has written down, and what is wrong with their files.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use train::{ByteTokenizer, SpecialTokens, Tokenizer, TokenizerError};
+
+fn vectors() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors")
+}
+
+fn rows(name: &str) -> Vec<Value> {
+    let text = fs::read_to_string(vectors().join(name)).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Texts, of which long ones say what they repeat.
+fn strings() -> Vec<String> {
+    let text = |row: Value| match row {
+        Value::String(text) => text,
+        row => {
+            let [repeat, then] = ["repeat", "then"].map(|key| row[key].as_str().unwrap().to_string());
+            repeat.repeat(row["times"].as_u64().unwrap() as usize) + &then
+        }
+    };
+    rows("strings.jsonl").into_iter().map(text).collect()
+}
+
+/// Long rows of ids as `vectors.py` abbreviates them.
+fn abbreviated(ids: &[u32]) -> Value {
+    if ids.len() <= 2000 {
+        return ids.into();
+    }
+    let digest = Sha256::digest(ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<u8>>());
+    let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    serde_json::json!({ "len": ids.len(), "sha256": hex })
+}
+
+fn streamed(tokenizer: &Tokenizer, ids: &[u32]) -> String {
+    let mut stream = tokenizer.stream();
+    let mut text: String = ids.iter().map(|id| stream.push(*id).unwrap()).collect();
+    text += &stream.finish().unwrap();
+    text
+}
+
+/// Ids, and the way back at once and by and by.
+fn equals_the_original(tokenizer: &Tokenizer, expected: &str, special: SpecialTokens) {
+    let (strings, expected) = (strings(), rows(expected));
+    assert!(strings.len() >= 1000 && strings.len() == expected.len());
+    for (text, expected) in strings.iter().zip(expected) {
+        let ids = tokenizer.encode(text, special).unwrap();
+        assert_eq!(abbreviated(&ids), expected, "{:?}", text.chars().take(80).collect::<String>());
+        assert_eq!(&tokenizer.decode(&ids).unwrap(), text);
+        // Each step of the other decoder reads what has not been said yet: a quarter of a second for the longest.
+        if ids.len() < 30_000 {
+            assert_eq!(&streamed(tokenizer, &ids), text);
+        }
+    }
+}
+
+/// What the original makes of ids whose bytes are no UTF-8; streamed, the pieces come to the same.
+fn decodes_broken_text_like_the_original(tokenizer: &Tokenizer, rows: Vec<Value>) {
+    assert!(rows.len() >= 300);
+    for row in rows {
+        let ids: Vec<u32> = row["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+        let text = row["text"].as_str().unwrap();
+        assert_eq!(tokenizer.decode(&ids).unwrap(), text, "{ids:?}");
+        assert_eq!(streamed(tokenizer, &ids), text, "{ids:?}");
+    }
+}
+
+#[test]
+fn hugging_face_gives_the_ids_of_the_original() {
+    let tokenizer = Tokenizer::from_folder(vectors()).unwrap();
+    equals_the_original(&tokenizer, "hf_text.jsonl", SpecialTokens::AreText);
+    equals_the_original(&tokenizer, "hf_special.jsonl", SpecialTokens::InText);
+    assert_ne!(rows("hf_text.jsonl"), rows("hf_special.jsonl"));
+    decodes_broken_text_like_the_original(&tokenizer, rows("broken_hf.jsonl"));
+}
+
+/// Llama 3's `tokenizer.model`, of which `FLOAT8_LLAMA3_TOKENIZER` is the path: its licence does not let it lie here.
+fn llama3_file() -> Option<PathBuf> {
+    let path = std::env::var_os("FLOAT8_LLAMA3_TOKENIZER").map(PathBuf::from);
+    if path.is_none() {
+        assert!(std::env::var_os("CI").is_none(), "CI must set FLOAT8_LLAMA3_TOKENIZER");
+        eprintln!("skipped: FLOAT8_LLAMA3_TOKENIZER names no tokenizer.model of Llama 3");
+    }
+    path
+}
+
+#[test]
+fn llama3_gives_the_ids_of_the_original() {
+    let Some(path) = llama3_file() else { return };
+    let tokenizer = Tokenizer::from_file(&path).unwrap();
+    assert_eq!(tokenizer.vocab_size(), 128_256);
+    assert_eq!((tokenizer.bos(), tokenizer.eos()), (Some(128_000), Some(128_001)));
+    assert_eq!(tokenizer.stop(), [128_001, 128_008, 128_009]);
+    equals_the_original(&tokenizer, "llama3_text.jsonl", SpecialTokens::AreText);
+    equals_the_original(&tokenizer, "llama3_special.jsonl", SpecialTokens::InText);
+    decodes_broken_text_like_the_original(&tokenizer, rows("broken_llama3.jsonl"));
+
+    // A file that is not whole.
+    let (folder, text) = (tempfile::tempdir().unwrap(), fs::read_to_string(path).unwrap());
+    let damaged = folder.path().join("tokenizer.model");
+    let error = |text: &str| {
+        fs::write(&damaged, text).unwrap();
+        Tokenizer::from_folder(folder.path()).unwrap_err().to_string()
+    };
+    let half: String = text.split_inclusive('\n').take(64_000).collect();
+    assert!(error(&half).contains("has 64000 ranks, Llama 3's tokenizer.model has 128000"));
+    let lines: Vec<_> = text.lines().collect();
+    let changed = |line: usize, new: &str| {
+        let mut lines = lines.clone();
+        lines[line - 1] = new;
+        error(&lines.join("\n"))
+    };
+    assert!(changed(7, "Jw==7").ends_with("tokenizer.model:7: expected BASE64 RANK"));
+    assert!(changed(7, "J*== 6").contains("tokenizer.model:7: \"J*==\" is not base64"));
+    assert!(changed(7, "Jw== six").ends_with("tokenizer.model:7: \"six\" is not a rank"));
+    assert!(changed(7, "Jw== 7").ends_with("tokenizer.model:7: rank 7 where 6 is expected"));
+    assert!(
+        changed(7, &format!("{} 6", lines[0].split(' ').next().unwrap())).ends_with("an earlier line has this token")
+    );
+    assert!(changed(7, "AAAAAAAA 6").contains("no line has the byte"));
+}
+
+#[test]
+fn bytes_are_their_own_ids() {
+    let tokenizer = Tokenizer::open("bytes").unwrap();
+    for text in strings() {
+        let ids = tokenizer.encode(&text, SpecialTokens::InText).unwrap();
+        assert!(ids.iter().map(|id| *id as u8).eq(text.bytes()));
+        assert_eq!(tokenizer.decode(&ids).unwrap(), text);
+        assert_eq!(streamed(&tokenizer, &ids), text);
+    }
+    assert_eq!(tokenizer.document("é").unwrap(), [ByteTokenizer::BOS, 0xc3, 0xa9]);
+    assert_eq!(tokenizer.decode(&[0xc3, 0x28, 0xc3]).unwrap(), "\u{fffd}(\u{fffd}");
+    assert_eq!((tokenizer.vocab_size(), tokenizer.num_choices(), tokenizer.stop()), (257, 256, &[][..]));
+    let error = tokenizer.decode(&[97, 300]).unwrap_err();
+    assert!(matches!(error, TokenizerError::UnknownId { id: 300, vocab_size: 257 }), "{error}");
+}
+
+#[test]
+fn a_stream_ends_no_character_early() {
+    let tokenizer = Tokenizer::bytes();
+    let mut stream = tokenizer.stream();
+    let pieces: Vec<_> = "né👩".bytes().map(|byte| stream.push(u32::from(byte)).unwrap()).collect();
+    assert_eq!(pieces, ["n", "", "é", "", "", "", "👩"]);
+    assert_eq!(stream.finish().unwrap(), "");
+    // Wrong, whatever follows; then one that could still end, and does not.
+    let mut stream = tokenizer.stream();
+    let pieces: Vec<_> = [0xf0, 0x9f, 0x41, 0xe2, 0x82].map(|id| stream.push(id).unwrap()).into();
+    assert_eq!(pieces, ["", "", "\u{fffd}A", "", ""]);
+    assert_eq!(stream.finish().unwrap(), "\u{fffd}");
+}
+
+/// A folder with the tokenizer of the vectors and these files.
+fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::copy(vectors().join("tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+    files.iter().for_each(|(name, text)| fs::write(folder.path().join(name), text).unwrap());
+    folder
+}
+
+#[test]
+fn the_files_beside_it_say_what_begins_and_ends_a_text() {
+    let marks = |files: &[(&str, &str)]| {
+        let tokenizer = Tokenizer::from_folder(folder(files).path()).unwrap();
+        (tokenizer.bos(), tokenizer.eos(), tokenizer.stop().to_vec(), tokenizer.document("a").unwrap().len())
+    };
+    let (config, generation) = ("tokenizer_config.json", "generation_config.json");
+    // The template of tokenizer.json puts <|begin_of_text|> first, and says of no end.
+    assert_eq!(marks(&[]), (Some(0), None, vec![], 2));
+    assert_eq!(marks(&[(generation, r#"{"eos_token_id": [1, 4]}"#)]), (Some(0), Some(1), vec![1, 4], 3));
+    let text = r#"{"bos_token": "<|end_header_id|>", "eos_token": {"content": "<|end_of_text|>"}}"#;
+    assert_eq!(marks(&[(config, text)]), (Some(3), Some(1), vec![1], 3));
+    let both = [(config, text), (generation, r#"{"bos_token_id": 0, "eos_token_id": 4}"#)];
+    assert_eq!(marks(&both), (Some(3), Some(1), vec![4], 3), "of texts the tokenizer's, of generation the other");
+    let without = r#"{"add_bos_token": false, "bos_token": "<|begin_of_text|>", "eos_token": null}"#;
+    assert_eq!(marks(&[(config, without)]), (None, None, vec![], 1));
+
+    let error = |name, text| Tokenizer::from_folder(folder(&[(name, text)]).path()).unwrap_err().to_string();
+    let message = error(config, r#"{"eos_token": "</s>"}"#);
+    assert!(
+        message.ends_with("tokenizer_config.json: eos_token = \"</s>\" is not a token of this tokenizer"),
+        "{message}"
+    );
+    let message = error(generation, r#"{"eos_token_id": [1, 5000]}"#);
+    assert!(message.ends_with("eos_token_id = 5000 is not a token of this tokenizer"), "{message}");
+    assert!(error(generation, "{").ends_with("generation_config.json is not valid"));
+}
+
+#[test]
+fn what_is_no_tokenizer_is_an_error() {
+    let empty = tempfile::tempdir().unwrap();
+    let error = Tokenizer::from_folder(empty.path()).unwrap_err();
+    assert!(error.to_string().ends_with("has neither tokenizer.json nor tokenizer.model"), "{error}");
+    for text in ["", "{}", "[1]", r#"{"model": {"type": "Nonsense"}}"#] {
+        let folder = folder(&[("tokenizer.json", text)]);
+        let error = Tokenizer::from_folder(folder.path()).unwrap_err();
+        assert!(matches!(error, TokenizerError::HuggingFace { .. }), "{text}: {error}");
+    }
+    let error = Tokenizer::open("nowhere/tokenizer.json").unwrap_err();
+    assert!(matches!(error, TokenizerError::Io { .. }), "{error}");
+    let tokenizer = Tokenizer::from_folder(vectors()).unwrap();
+    let error = tokenizer.decode(&[0, 1001]).unwrap_err();
+    assert!(matches!(error, TokenizerError::UnknownId { id: 1001, vocab_size: 1001 }), "{error}");
+}
+
+/// A file's settings of length are its author's.
+#[test]
+fn nothing_is_cut_or_padded() {
+    let text = fs::read_to_string(vectors().join("tokenizer.json")).unwrap();
+    let truncation = r#""truncation":{"direction":"Right","max_length":4,"strategy":"LongestFirst","stride":0}"#;
+    let text = text.replace(r#""truncation":null"#, truncation);
+    assert!(text.contains("max_length"));
+    let folder = folder(&[("tokenizer.json", &text)]);
+    let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+    assert!(tokenizer.encode("one two three four five six", SpecialTokens::AreText).unwrap().len() > 4);
+}
