@@ -1,14 +1,59 @@
-//! The command line of `examples/llama3_fp8.rs`.
+//! The command lines of `examples/llama3_fp8.rs` and of the program `llama3`.
 
+use std::io::Write;
 use std::path::PathBuf;
 
 use burn_float8::Recipe;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum};
 use device_select::DeviceChoice;
+use train::{SpecialTokens, Tokenizer};
 
 use crate::Error;
 use crate::run_config::{Precision, RunConfig};
+
+/// Llama 3 in FP8.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "llama3")]
+pub enum Command {
+    /// Train on text files; takes what the example llama3_fp8 takes.
+    Train(Args),
+    /// Print an array of token ids for each JSON string of a file, one a line.
+    Tokenize(TokenizeArgs),
+}
+
+/// What to tokenize, and how.
+#[derive(Clone, Debug, Parser)]
+pub struct TokenizeArgs {
+    /// bytes, a checkpoint folder, a tokenizer.json or a tokenizer.model.
+    #[arg(long, value_name = "PATH")]
+    pub tokenizer: String,
+    /// Take special tokens in the text for what they are.
+    #[arg(long, conflicts_with = "decode")]
+    pub special: bool,
+    /// The way back: a JSON string for each array of ids.
+    #[arg(long)]
+    pub decode: bool,
+    /// Lines of JSON.
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+}
+
+impl TokenizeArgs {
+    /// Writes a line to `out` for each line of the file.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`], [`Error::Tokenize`].
+    pub fn run(&self, out: &mut dyn Write) -> Result<(), Error> {
+        let tokenizer = Tokenizer::open(&self.tokenizer)?;
+        let special = if self.special { SpecialTokens::InText } else { SpecialTokens::AreText };
+        match self.decode {
+            true => tokenizer.decode_lines(&self.file, out)?,
+            false => tokenizer.encode_lines(&self.file, special, out)?,
+        }
+        Ok(())
+    }
+}
 
 /// Train a Llama 3 with FP8 linears on text files.
 ///

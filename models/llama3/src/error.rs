@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use burn_float8::Float8Error;
 use device_select::DeviceError;
-use train::TokenizerError;
+use train::{TokenizeError, TokenizerError};
 
 /// What can go wrong between a command line and a trained model.
 #[derive(Debug, thiserror::Error)]
@@ -191,6 +191,9 @@ pub enum Error {
     /// A tokenizer that cannot be read, or does not take a text.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// A file that is not tokenized.
+    #[error(transparent)]
+    Tokenize(#[from] TokenizeError),
     /// A run config (file, `--set` or flag) that does not parse or has an unknown key.
     #[error("{origin}: {reason}")]
     RunConfig {

@@ -3,10 +3,40 @@
 //! A library is compiled as soon as the declarations of what it uses are known, so beside burn-flex; a program waits for
 //! all their code. One library for all: the GPU backends share a lot of it, which two would compile twice.
 
+use std::error::Error as _;
 use std::io::Write;
+use std::process::ExitCode;
 
-use device_select::SelectedDevice;
+use device_select::{SelectedDevice, select};
 use llama3::{Error, RunConfig};
+
+/// Runs a program: what burn-float8 logs goes to the terminal, and so does an error with all its causes.
+pub fn main(run: impl FnOnce() -> Result<(), Error>) -> ExitCode {
+    let mut logger = env_logger::builder();
+    logger.format(|line, record| writeln!(line, "{}", record.args())).parse_default_env().init();
+    let Err(error) = run() else { return ExitCode::SUCCESS };
+    eprintln!("error: {error}");
+    let mut source = error.source();
+    while let Some(cause) = source {
+        eprintln!("  caused by: {cause}");
+        source = cause.source();
+    }
+    ExitCode::FAILURE
+}
+
+/// Trains as `config` says, on the device that it chooses, and writes the log to `out`.
+///
+/// # Errors
+/// Any [`Error`].
+pub fn train(config: &RunConfig, out: &mut dyn Write) -> Result<(), Error> {
+    let selected = select(config.training.device)?;
+    let train = match selected {
+        SelectedDevice::Cpu => on_cpu,
+        SelectedDevice::Wgpu(_) => on_wgpu,
+        SelectedDevice::Cuda => on_cuda,
+    };
+    train(&selected, config, out)
+}
 
 macro_rules! backend {
     ($function:ident, $backend:ident, $device:literal, $feature:literal) => {
