@@ -65,6 +65,9 @@ fn spans_are_steps_or_fractions() {
     assert!(steps(of(Span::Steps(9), Span::Steps(9)), 8).is_empty());
     let error = PrecisionSchedule::new(Span::Fraction(1.5), Span::Steps(0)).unwrap_err();
     assert_eq!(error.to_string(), "schedule.warmup = 1.5: must be a whole number of steps or a fraction from 0 to 1");
+    let error = PrecisionSchedule::new(Span::Fraction(0.75), Span::Fraction(0.5)).unwrap_err();
+    let expected = "schedule.warmup + schedule.cooldown = 1.25: must be at most 1: nothing is left to run in FP8";
+    assert_eq!(error.to_string(), expected);
     assert!(matches!(error, Float8Error::Schedule { .. }));
     let parsed: PrecisionSchedule = serde_json::from_str(r#"{"warmup": 5, "cooldown": 0.5}"#).unwrap();
     assert_eq!(parsed, of(Span::Steps(5), Span::Fraction(0.5)));

@@ -67,7 +67,7 @@ impl PrecisionSchedule {
     ///
     /// # Errors
     ///
-    /// [`Float8Error::Schedule`] for a fraction outside 0 to 1.
+    /// [`Float8Error::Schedule`] for a fraction outside 0 to 1, and for two that exceed 1 together.
     pub fn new(warmup: Span, cooldown: Span) -> Result<Self, Float8Error> {
         for (field, span) in [("schedule.warmup", warmup), ("schedule.cooldown", cooldown)] {
             if let Span::Fraction(share) = span
@@ -79,6 +79,15 @@ impl PrecisionSchedule {
                     range: "a whole number of steps or a fraction from 0 to 1",
                 });
             }
+        }
+        if let (Span::Fraction(first), Span::Fraction(last)) = (warmup, cooldown)
+            && first + last > 1.0
+        {
+            return Err(Float8Error::Schedule {
+                field: "schedule.warmup + schedule.cooldown",
+                value: (first + last).to_string(),
+                range: "at most 1: nothing is left to run in FP8",
+            });
         }
         Ok(Self { warmup, cooldown })
     }

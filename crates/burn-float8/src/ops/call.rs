@@ -46,14 +46,16 @@ impl Owner {
         if is_autocast_enabled() { owner } else { owner.autocast_off() }
     }
 
-    /// The owner of a weight that Autodiff has saved for dgrad.
-    pub(super) fn of_dgrad<B: Float8Backend>(w: &Float8Tensor<B>) -> Self {
+    /// The owner of a weight that Autodiff has saved for a dgrad of so many rows.
+    pub(super) fn of_dgrad<B: Float8Backend>(w: &Float8Tensor<B>, rows: usize) -> Self {
         let owner = Self::of(w);
-        if w.cache().with_saved(|saved| saved.iter().any(|s| s.is_autocast_off && w.is_clone_of(s.clone))) {
-            owner.autocast_off()
-        } else {
-            owner
-        }
+        if w.take_autocast_off(rows) { owner.autocast_off() } else { owner }
+    }
+
+    /// The layer's configuration where this use of it may run in FP8: histories and statistics are of such uses.
+    pub(super) fn float8_config(&self) -> Option<Float8LinearConfig> {
+        let is_on = self.off.is_none() && self.layer.is_enabled();
+        self.layer.float8_config().filter(|_| is_on)
     }
 
     fn autocast_off(self) -> Self {

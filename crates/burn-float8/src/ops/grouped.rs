@@ -145,8 +145,8 @@ fn dgrad<B: Float8Backend>(
         call.run([&a, &b], None, groups::<B>(ends.clone(), Grouping::Rows), out, (&device, &config))
     });
     let weights = [(&w, weight_views[0], Operand::WEIGHT_T), (&w, weight_views[1], Operand::WEIGHT)];
-    sample_operands(&owner.layer, weights);
-    sample_operands(&owner.layer, [(&dy, View::Own, Operand::GRAD_OUTPUT)]);
+    sample_operands(owner, weights);
+    sample_operands(owner, [(&dy, View::Own, Operand::GRAD_OUTPUT)]);
     dx.unwrap_or_else(|| {
         let transposed = float::<B, 3>(w.into_full()).swap_dims(1, 2);
         let dx = grouped_matmul::<B>(float(dy.into_full()), transposed, Tensor::from_primitive(ends));
@@ -164,9 +164,9 @@ fn wgrad<B: Float8Backend>(
 ) -> Float8Tensor<B> {
     let (dims, dtype, device) = (Dims::of(&x, w), w.dtype(), B::float_device(dy.full()));
     enter_wgrad::<B>(&owner.layer, &device);
-    sample_operands(&owner.layer, [(&x, View::Own, Operand::INPUT)]);
+    sample_operands(owner, [(&x, View::Own, Operand::INPUT)]);
     let along_n = || experts_along_n::<B>(w.full().clone());
-    sample_operands(&owner.layer, [(w, View::Computed(Layout::ExpertsAlongN, &along_n), Operand::WEIGHT_T)]);
+    sample_operands(owner, [(w, View::Computed(Layout::ExpertsAlongN, &along_n), Operand::WEIGHT_T)]);
     let call = dims.call(owner, Gemm::Wgrad);
     if let Some(config) = call.float8_config::<B>(&device, [x.dtype(), dy.dtype(), dtype]) {
         let padding = Padding::<B>::new(ends, dims, &device);
@@ -179,7 +179,7 @@ fn wgrad<B: Float8Backend>(
         let (x_rows, dy_rows) = (|| x.full().clone(), || dy.full().clone());
         let views = [View::Computed(Layout::Matrix, &x_rows), View::Computed(Layout::Matrix, &dy_rows)];
         let [a, b] = call.copies([(&x, views[0]), (&dy, views[1])], &config);
-        sample_operands(&owner.layer, [(&x, View::Own, Operand::INPUT_T), (&dy, View::Own, Operand::GRAD_OUTPUT_T)]);
+        sample_operands(owner, [(&x, View::Own, Operand::INPUT_T), (&dy, View::Own, Operand::GRAD_OUTPUT_T)]);
         let groups = groups::<B>(padding.ends.into_primitive(), Grouping::Contraction);
         return call.run([&a, &b], None, groups, (w.shape(), dtype), (&device, &config));
     }
@@ -272,7 +272,7 @@ impl<B: Float8Backend> Backward<Float8<B>, 2> for GroupedLinearBackward {
 /// Backward has come to a grouped linear, which keeps both of what fprop read: what their casts found out counts.
 fn enter<B: Float8Backend>(owner: &Owner, x: &Float8Tensor<B>, w: &Float8Tensor<B>) {
     enter_dgrad(w, owner);
-    if let Some(config) = owner.layer.float8_config() {
+    if let Some(config) = owner.float8_config() {
         confirm(x, &owner.layer, &config, Operand::INPUT);
     }
 }

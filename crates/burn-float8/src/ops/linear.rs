@@ -8,8 +8,6 @@
 //!
 //! M is the product of the leading dimensions. x may be bf16 while w is an f32 master weight: each is quantized from
 //! its own dtype, y and dx have x's dtype, dw has w's.
-use std::sync::Arc;
-
 use burn_backend::tensor::Device;
 use burn_backend::{DType, TensorMetadata};
 use burn_std::Shape;
@@ -18,9 +16,7 @@ use super::call::{GemmCall, Owner, cast, zeros};
 use crate::backend::Float8Backend;
 use crate::layer::Layer;
 use crate::step::{DeviceState, on_backward};
-use crate::tensor::{
-    CastRequest, Float8Tensor, LinearUse, SavedWeight, View, confirm, is_sampled, note_backward, sample,
-};
+use crate::tensor::{CastRequest, Float8Tensor, LinearUse, View, confirm, is_sampled, note_backward, sample};
 use crate::terms::{Gemm, Operand, Reason};
 
 /// y = x · w + b. `x: [.., K]`, `w: [K, N]`, `bias: [N]`, y: `[.., N]`.
@@ -47,9 +43,11 @@ pub(crate) fn forward<B: Float8Backend>(
         layer.set_bias_dtype(dtype);
     }
     let [saved, saved_weight] = Float8Tensor::saved_clones(&x, &w);
-    let is_autocast_off = owner.off == Some(Reason::Autocast);
-    if let Some(clone) = saved_weight.filter(|_| is_autocast_off || layer.has_matmul()) {
-        w.cache().add_saved(SavedWeight { clone, is_autocast_off });
+    if let Some(clone) = saved_weight {
+        let is_autocast_off = owner.off == Some(Reason::Autocast);
+        if is_autocast_off || layer.has_matmul() || w.has_forwards() {
+            w.add_forward(clone, m, is_autocast_off);
+        }
     }
     if saved.is_some() {
         w.cache().set_trained();
@@ -78,7 +76,7 @@ pub(crate) fn forward<B: Float8Backend>(
 
 /// dx = dy · wᵀ, where Autodiff has saved w. `w: [K, N]`, `dy: [.., N]`, dx: `[.., K]`.
 pub(crate) fn dgrad<B: Float8Backend>(w: Float8Tensor<B>, dy: Float8Tensor<B>) -> Float8Tensor<B> {
-    let owner = Owner::of_dgrad(&w);
+    let owner = Owner::of_dgrad(&w, rows(&dy.shape()));
     dgrad_of(&owner, w, dy)
 }
 
@@ -100,8 +98,8 @@ pub(super) fn dgrad_of<B: Float8Backend>(owner: &Owner, w: Float8Tensor<B>, dy: 
         call.run([&a, &b], None, None, (out.clone(), dtype), (&device, &config))
     });
     let weights = [Operand::WEIGHT_T, Operand::WEIGHT].map(|operand| (&w, View::Own, operand));
-    sample_operands(&owner.layer, weights);
-    sample_operands(&owner.layer, [(&dy, View::Own, Operand::GRAD_OUTPUT)]);
+    sample_operands(owner, weights);
+    sample_operands(owner, [(&dy, View::Own, Operand::GRAD_OUTPUT)]);
     dx.unwrap_or_else(|| {
         if m == 0 {
             return zeros(out, dtype, dy.full());
@@ -122,7 +120,7 @@ pub(crate) fn wgrad<B: Float8Backend>(x: Float8Tensor<B>, dy: Float8Tensor<B>) -
     if let Some(observation) = used.weight_observation.take() {
         observation.confirm();
     }
-    if let Some(config) = layer.float8_config() {
+    if let Some(config) = owner.float8_config() {
         confirm(&x, layer, &config, Operand::INPUT);
     }
     let call = GemmCall::new(&owner, Gemm::Wgrad, [m, k, n]);
@@ -130,10 +128,10 @@ pub(crate) fn wgrad<B: Float8Backend>(x: Float8Tensor<B>, dy: Float8Tensor<B>) -
         let [a, b] = call.copies([(&x, View::Own), (&dy, View::Own)], &config);
         call.run([&a, &b], None, None, (out.clone(), weight_dtype), (&device, &config))
     });
-    sample_operands(layer, [Operand::INPUT, Operand::INPUT_T].map(|operand| (&x, View::Own, operand)));
-    sample_operands(layer, [(&dy, View::Own, Operand::GRAD_OUTPUT_T)]);
+    sample_operands(&owner, [Operand::INPUT, Operand::INPUT_T].map(|operand| (&x, View::Own, operand)));
+    sample_operands(&owner, [(&dy, View::Own, Operand::GRAD_OUTPUT_T)]);
     if let Some(w) = used.sampled_weight.take() {
-        sample_operands(layer, [(&w, View::Own, Operand::WEIGHT_T)]);
+        sample_operands(&owner, [(&w, View::Own, Operand::WEIGHT_T)]);
     }
     // The bias gradient follows and is given nothing but dy.
     dy.cache().set_use(LinearUse { pending: false, ..used });
@@ -180,7 +178,7 @@ pub(super) fn enter_dgrad<B: Float8Backend>(w: &Float8Tensor<B>, owner: &Owner) 
     on_backward::<B>(layer, &B::float_device(w.full()));
     layer.set_expects_dgrad();
     w.cache().note_dgrad();
-    if let Some(config) = layer.float8_config() {
+    if let Some(config) = owner.float8_config() {
         confirm(w, layer, &config, Operand::WEIGHT_T);
     }
 }
@@ -194,13 +192,14 @@ pub(super) fn enter_wgrad<B: Float8Backend>(layer: &Layer, device: &Device<B>) {
 
 /// Samples operands that backward is given, each as the matrix that its GEMM reads, if statistics are taken in this step.
 pub(super) fn sample_operands<B: Float8Backend, const N: usize>(
-    layer: &Arc<Layer>,
+    owner: &Owner,
     operands: [(&Float8Tensor<B>, View<'_, B>, Operand); N],
 ) {
+    let layer = &owner.layer;
     if layer.conversion().config().statistics.is_none() {
         return;
     }
-    let Some(config) = layer.float8_config() else { return };
+    let Some(config) = owner.float8_config() else { return };
     for (tensor, view, operand) in operands {
         if !tensor.shape().iter().any(|dim| *dim == 0) {
             sample(tensor, view, CastRequest { operand, layer, config: &config, in_forward: false });

@@ -20,14 +20,16 @@ use super::linear::{self, enter_wgrad, last, rows, sample_operands};
 use crate::backend::Float8Backend;
 use crate::config::Float8LinearConfig;
 use crate::step::{DeviceState, Observation, Sample};
-use crate::tensor::{CastRequest, Float8Tensor, Fp8Copy, View, fp8_copy, observation, push_sample, take_sample};
+use crate::tensor::{
+    CastRequest, Float8Tensor, Fp8Copy, LinearUse, View, fp8_copy, observation, push_sample, take_sample,
+};
 use crate::terms::{Gemm, Operand};
 
 /// What wgrad needs of x.
 #[derive(Clone, Debug)]
 enum SavedInput<B: Float8Backend> {
     Float8(Saved<B>),
-    Full(Float8Tensor<B>),
+    Full(Owner, Float8Tensor<B>),
 }
 
 /// The FP8 operand of x that wgrad reads, and what counts once backward follows.
@@ -51,7 +53,7 @@ fn save<B: Float8Backend>(x: &Float8Tensor<B>, w: &Float8Tensor<B>) -> SavedInpu
     let (owner, ws) = (Owner::of_forward(w), w.shape());
     let call = GemmCall::new(&owner, Gemm::Wgrad, [rows(&x.shape()), ws[0], ws[1]]);
     let Ok(config) = call.decide::<B>(&B::float_device(x.full()), [x.dtype(), w.dtype()]) else {
-        return SavedInput::Full(x.clone());
+        return SavedInput::Full(owner, x.clone());
     };
     let layer = &owner.layer;
     let request = |operand| CastRequest { operand, layer, config: &config, in_forward: true };
@@ -82,7 +84,7 @@ fn wgrad<B: Float8Backend>(saved: Saved<B>, dy: &Float8Tensor<B>, weight_dtype: 
     let dw = call.run([&x, &dy_copy], None, None, out, (&device, &config));
     let state = DeviceState::of(layer, &device);
     samples.into_iter().for_each(|sample| push_sample(&state, sample));
-    sample_operands(layer, [(dy, View::Own, Operand::GRAD_OUTPUT_T)]);
+    sample_operands(&owner, [(dy, View::Own, Operand::GRAD_OUTPUT_T)]);
     dw
 }
 
@@ -110,7 +112,12 @@ fn backward<B: Float8Backend>(
     }
     if let Some(id) = weight {
         let dw = match state.x.expect("saved if the weight is tracked") {
-            SavedInput::Full(x) => linear::wgrad(x, dy.clone()),
+            SavedInput::Full(Owner { layer, off }, x) => {
+                // x may have other uses than this one.
+                let shape = [last(&x.shape()), last(&dy.shape())];
+                dy.cache().set_use(LinearUse::new(layer, off, state.weight_dtype, shape));
+                linear::wgrad(x, dy.clone())
+            }
             SavedInput::Float8(saved) => wgrad(saved, &dy, state.weight_dtype),
         };
         grads.register::<Float8<B>>(id, dw);

@@ -17,11 +17,13 @@ use crate::tensor::{Float8Tensor, LinearUse};
 pub(super) fn matmul<B: Float8Backend>(lhs: Float8Tensor<B>, rhs: Float8Tensor<B>) -> Float8Tensor<B> {
     if lhs.rank() == 2 && rhs.rank() == 2 {
         let (l, r) = (lhs.shape(), rhs.shape());
-        if let Some(w) = rhs.transpose_of().filter(|w| is_saved_weight(w) && l[1] == r[0]) {
-            return linear::dgrad(w.clone(), lhs);
+        if rhs.transpose_of().is_some_and(|w| l[1] == r[0] && is_saved_weight(w, Some(l[0]))) {
+            let w = rhs.into_transpose_of().expect("it is one");
+            return linear::dgrad(w, lhs);
         }
-        if let Some(x) = lhs.transpose_of().filter(|x| l[1] == r[0] && is_saved_input(x, [l[0], r[1]])) {
-            return linear::wgrad(x.clone(), rhs);
+        if lhs.transpose_of().is_some_and(|x| l[1] == r[0] && is_saved_input(x, [l[0], r[1]])) {
+            let x = lhs.into_transpose_of().expect("it is one");
+            return linear::wgrad(x, rhs);
         }
         if rhs.transpose_of().is_none() && l[1] == r[0] && rhs.layer().is_some_and(|layer| layer.has_matmul()) {
             return linear::forward(lhs, rhs, None);
@@ -46,18 +48,17 @@ fn transposed<B: Float8Backend>(
     t: Float8Tensor<B>,
     swap: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
 ) -> Float8Tensor<B> {
-    if t.rank() == 2 && (is_saved_weight(&t) || is_saved_for(&t, |_| true)) {
+    if t.rank() == 2 && (is_saved_weight(&t, None) || is_saved_for(&t, |_| true)) {
         return Float8Tensor::transposed(swap(t.full().clone()), t);
     }
     let mark = t.mark().cloned();
     Float8Tensor::new(swap(t.into_full())).with_mark(mark)
 }
 
-/// Whether this is what Autodiff saved of a weight for the backward of a matmul in FP8; a transpose in forward is not.
-fn is_saved_weight<B: Float8Backend>(w: &Float8Tensor<B>) -> bool {
-    w.layer().is_some_and(|layer| layer.has_matmul())
-        && w.known_cache()
-            .is_some_and(|cache| cache.with_saved(|saved| saved.iter().any(|saved| w.is_clone_of(saved.clone))))
+/// Whether this is what Autodiff saved of a weight for the backward of a matmul in FP8, of so many rows; a transpose in forward is
+/// not.
+fn is_saved_weight<B: Float8Backend>(w: &Float8Tensor<B>, rows: Option<usize>) -> bool {
+    w.layer().is_some_and(|layer| layer.has_matmul()) && w.is_before_dgrad(rows)
 }
 
 /// Whether a weight of this shape, whose matmuls run in FP8, has read x, and Autodiff has saved x for its gradient, which is still

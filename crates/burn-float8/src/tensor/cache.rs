@@ -11,7 +11,6 @@
 //! All copies of one cast of a tensor have one scale: what the first of them finds out is kept, also for a tensor of the same
 //! elements with zeros between ([`Fp8Cache::inherit`]). A tensor that gradient checkpointing computes again is another
 //! one.
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -33,9 +32,6 @@ const MAX_UNREAD_FPROPS: u32 = 256;
 
 /// Amaxes of inputs of a frozen weight that wait for its dgrad.
 const MAX_UNCONFIRMED: usize = 64;
-
-/// Clones of a weight, saved for backward, that are remembered.
-const MAX_SAVED: usize = 1024;
 
 /// What tells two casts of one tensor apart.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -185,12 +181,12 @@ struct Unconfirmed<B: Float8Backend> {
     observation: Arc<Observation<B>>,
 }
 
-/// What Autodiff saved of a weight for the backward of a matmul in FP8, or of a linear in high precision.
-#[derive(Clone, Copy)]
-pub(crate) struct SavedWeight {
-    pub(crate) clone: SavedClone,
-    /// Whether its forward ran with FP8 switched off.
-    pub(crate) is_autocast_off: bool,
+/// An fprop whose dgrad is still to come.
+pub(super) struct Forward {
+    /// What Autodiff saved of the weight for it.
+    pub(super) saved: SavedClone,
+    pub(super) rows: usize,
+    pub(super) is_autocast_off: bool,
 }
 
 /// See the module.
@@ -209,15 +205,17 @@ pub(super) struct Entries<B: Float8Backend> {
     pub(super) results: Vec<(CastKey, Arc<CastResult<B>>)>,
     uses: Vec<LinearUse<B>>,
     unconfirmed: Vec<Unconfirmed<B>>,
-    saved: VecDeque<SavedWeight>,
+    /// Fprops in the order that they ran: all where matmuls run in FP8, else those since the first with FP8 switched off.
+    pub(super) forwards: Vec<Forward>,
     fprops_since_dgrad: u32,
 }
 
 impl<B: Float8Backend> Default for Fp8Cache<B> {
     fn default() -> Self {
-        let (copies, results, uses, unconfirmed, saved) = Default::default();
+        let (copies, results, uses, unconfirmed, forwards) = Default::default();
+        let entries = Entries { copies, results, uses, unconfirmed, forwards, fprops_since_dgrad: 0 };
         Self {
-            entries: Mutex::new(Entries { copies, results, uses, unconfirmed, saved, fprops_since_dgrad: 0 }),
+            entries: Mutex::new(entries),
             is_weight: AtomicBool::new(false),
             trained_at: AtomicU64::new(0),
             elements: OnceLock::new(),
@@ -269,20 +267,6 @@ impl<B: Float8Backend> Fp8Cache<B> {
     /// The newest stamp when an x was last saved.
     pub(crate) fn trained_at(&self) -> u64 {
         self.trained_at.load(Relaxed)
-    }
-
-    /// Notes what Autodiff saved of this weight.
-    pub(crate) fn add_saved(&self, new: SavedWeight) {
-        let saved = &mut self.lock().saved;
-        if saved.len() == MAX_SAVED {
-            saved.pop_front();
-        }
-        saved.push_back(new);
-    }
-
-    /// Reads what was saved.
-    pub(crate) fn with_saved<T>(&self, f: impl FnOnce(&[SavedWeight]) -> T) -> T {
-        f(self.lock().saved.make_contiguous())
     }
 
     /// Forgets what casts with delayed scaling have made: a step begins that has other scales.

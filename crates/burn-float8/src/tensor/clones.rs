@@ -19,7 +19,7 @@ struct CloneId {
 #[derive(Debug, Default)]
 pub(super) struct Clones {
     newest: AtomicU32,
-    /// Clones that linears have found saved of their x, as long as they live.
+    /// Clones that linears have found saved, of their x or weight, as long as they live.
     saved: Mutex<Vec<u32>>,
     saved_len: AtomicUsize,
 }
@@ -106,12 +106,17 @@ impl<S: AsRef<Clones>> Handle<S> {
         let candidate = if of_w.is_some() { before } else { last };
         let of_x = x.is_of(candidate).then_some(candidate.1.own);
         if let Some(own) = of_x {
-            x.clones().with_saved(|saved| saved.push(own));
+            x.add_saved(own);
         }
         [of_x, of_w]
     }
 
-    /// Whether a clone that was saved of x still lives.
+    /// From now on it is known whether this clone lives.
+    pub(super) fn add_saved(&self, clone: SavedClone) {
+        self.clones().with_saved(|saved| saved.push(clone));
+    }
+
+    /// Whether a clone that was [added](Self::add_saved) still lives.
     pub(super) fn is_alive(&self, saved: SavedClone) -> bool {
         self.clones().saved.lock().contains(&saved)
     }

@@ -13,7 +13,8 @@ use burn_std::Shape;
 
 use crate::backend::Float8Backend;
 use crate::layer::{Layer, Mark, Tag};
-pub(crate) use cache::{Fp8Cache, Fp8Copy, Layout, LinearUse, SavedWeight};
+use cache::Forward;
+pub(crate) use cache::{Fp8Cache, Fp8Copy, Layout, LinearUse};
 pub(crate) use cast::{CastRequest, View, confirm, fp8_copy, observation};
 pub(crate) use clones::SavedClone;
 use clones::{Clones, Handle};
@@ -118,6 +119,11 @@ impl<B: Float8Backend> Float8Tensor<B> {
         self.transpose_of.as_deref()
     }
 
+    /// [`transpose_of`](Self::transpose_of), the very clone that this was made from.
+    pub(crate) fn into_transpose_of(self) -> Option<Self> {
+        self.transpose_of.map(|of| *of)
+    }
+
     /// Whether this is the weight of a linear, tagged or not.
     pub(crate) fn is_weight(&self) -> bool {
         self.mark.is_some() || self.known_cache().is_some_and(|cache| cache.is_weight())
@@ -143,9 +149,38 @@ impl<B: Float8Backend> Float8Tensor<B> {
         Handle::saved_of(&x.handle, &w.handle)
     }
 
-    /// Whether this is that clone or was made from it, as what backward is given of a saved tensor.
-    pub(crate) fn is_clone_of(&self, saved: SavedClone) -> bool {
-        self.handle.is_clone_of(saved)
+    /// Notes an fprop of so many rows that reads this weight, of which Autodiff has saved that clone for dgrad.
+    pub(crate) fn add_forward(&self, saved: SavedClone, rows: usize, is_autocast_off: bool) {
+        let forwards = &mut self.cache().lock().forwards;
+        // What is dead here is of graphs that were dropped. Long lists are looked through when they have doubled.
+        if forwards.len() < 64 || forwards.len().is_power_of_two() {
+            forwards.retain(|forward| self.handle.is_alive(forward.saved));
+        }
+        self.handle.add_saved(saved);
+        forwards.push(Forward { saved, rows, is_autocast_off });
+    }
+
+    /// Whether fprops of this weight are remembered.
+    pub(crate) fn has_forwards(&self) -> bool {
+        self.known_cache().is_some_and(|cache| !cache.lock().forwards.is_empty())
+    }
+
+    /// Whether this is what backward is given of a weight whose dgrad is to come, of so many rows if that is known.
+    pub(crate) fn is_before_dgrad(&self, rows: Option<usize>) -> bool {
+        self.known_cache().is_some_and(|cache| self.find_forward(&cache.lock().forwards, rows).is_some())
+    }
+
+    /// Whether FP8 was switched off in the fprop that belongs to a dgrad of so many rows, which is given this weight.
+    pub(crate) fn take_autocast_off(&self, rows: usize) -> bool {
+        let forwards = &mut self.cache().lock().forwards;
+        self.find_forward(forwards, Some(rows)).is_some_and(|at| forwards.remove(at).is_autocast_off)
+    }
+
+    /// The last fprop of the graph that backward walks, if this is what it is given of the weight. Of all that a graph has saved of
+    /// it, the first clone alone is alive then, which another operation may have saved.
+    fn find_forward(&self, forwards: &[Forward], rows: Option<usize>) -> Option<usize> {
+        let is_of_graph = |saved| self.handle.is_clone_of(saved) || !self.handle.is_alive(saved);
+        forwards.iter().rposition(|forward| rows.is_none_or(|rows| forward.rows == rows) && is_of_graph(forward.saved))
     }
 
     /// Notes that a linear reads this tensor. An evaluation by the layer, or by an average of the model, takes nothing from a use

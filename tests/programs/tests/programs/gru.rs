@@ -3,7 +3,9 @@ use burn::nn::{BiGruConfig, Gru, GruConfig, Linear, LinearConfig};
 use burn::tensor::Tensor;
 use burn_float8::{Float8Config, Float8Error, Float8LinearConfig, Recipe};
 
-use crate::support::{B, applied, assert_falls, bits, forward_backward, layer_of, own_report, tensor, train};
+use crate::support::{
+    B, applied, assert_falls, bits, float8_calls, forward_backward, layer_of, own_report, tensor, train,
+};
 
 const D: usize = 16;
 const H: usize = 8;
@@ -141,4 +143,44 @@ fn a_gru_computes_what_its_linears_would() {
             assert_eq!(ours, theirs);
         }
     }
+}
+
+/// What else reads a weight, as a penalty, saves it too: the backward of its matmul stays a dgrad, with the casts of one.
+#[test]
+fn a_penalty_on_the_weight_changes_no_gradient_of_the_matmul() {
+    for recipe in [Recipe::Tensorwise, Recipe::Delayed] {
+        let run = |penalty: Option<bool>| {
+            let l: Linear<B> =
+                applied(&with_matmul(recipe).with_strict(true), LinearConfig::new(D, D).init(&Default::default()));
+            let mut dx = vec![];
+            for step in 0..3 {
+                let x = tensor::<B, 2>([6, D], step).require_grad();
+                let square = || l.weight.val().powf_scalar(2.0).sum() * 1e-9;
+                let before = penalty.filter(|is_before| *is_before).map(|_| square());
+                let mut loss = x.clone().matmul(l.weight.val()).powf_scalar(2.0).sum() * 1e3;
+                if penalty.is_some() {
+                    loss = loss + before.unwrap_or_else(square);
+                }
+                dx.push(bits(x.grad(&loss.backward()).unwrap()));
+            }
+            let layer = layer_of(&l, "linear");
+            assert_eq!((float8_calls(&layer), layer.weight_matmuls), ([3; 3], 0), "{recipe} {penalty:?}");
+            dx
+        };
+        let expected = run(None);
+        assert_eq!(run(Some(true)), expected, "{recipe}");
+        assert_eq!(run(Some(false)), expected, "{recipe}");
+    }
+    // As often as a long sequence reads it.
+    let l: Linear<B> = applied(&with_matmul(Recipe::Tensorwise), LinearConfig::new(D, D).init(&Default::default()));
+    let y = (0..1100).fold(tensor::<B, 2>([6, D], 1).require_grad(), |x, _| x.matmul(l.weight.val()).tanh());
+    y.sum().backward();
+    assert_eq!(float8_calls(&layer_of(&l, "linear")), [1100; 3]);
+    // Forwards whose graphs are dropped before the one that counts.
+    let l: Linear<B> = applied(&with_matmul(Recipe::Tensorwise), LinearConfig::new(D, D).init(&Default::default()));
+    let forward = |seed| tensor::<B, 2>([6, D], seed).require_grad().matmul(l.weight.val()).sum();
+    let y = forward(1);
+    (0..100).for_each(|seed| drop(forward(seed)));
+    y.backward();
+    assert_eq!(float8_calls(&layer_of(&l, "linear")), [101, 1, 1]);
 }

@@ -86,6 +86,13 @@ fn a_forward_in_high_precision_has_such_a_backward() {
     let y = burn_float8::linear(tensor::<B, 2>([6, D], 1).require_grad(), linear.weight.val(), None);
     float8_autocast(false, || y.sum().backward());
     assert_eq!(float8_calls(&layer_of(&linear, "linear")), [1; 3]);
+    // An x that wants no gradient, evaluated in FP8 between.
+    let x = tensor::<B, 2>([6, D], 1);
+    let y = float8_autocast(false, || burn_float8::linear(x.clone(), linear.weight.val(), None));
+    linear.forward(x);
+    y.sum().backward();
+    assert_eq!(high_precision_calls(&layer_of(&linear, "linear")), [2, 1, 2]);
+    assert_eq!(float8_calls(&layer_of(&linear, "linear")), [2, 1, 1]);
 
     let weight = burn::module::Param::from_tensor(Tensor::ones([3, D, N], &Default::default()));
     let model: Experts<B> = applied(&Float8Config::tensorwise(), Experts { experts: GroupedLinear { weight } });

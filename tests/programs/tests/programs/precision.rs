@@ -2,16 +2,18 @@
 use std::sync::Barrier;
 
 use burn::module::{AutodiffModule, Module};
+use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use burn_float8::{
-    Float8Config, Float8State, Recipe, StatisticsConfig, float8_autocast, set_float8_enabled, without_float8,
+    FallbackConfig, Float8Config, Float8LinearConfig, Float8State, Recipe, StatisticsConfig, float8_autocast,
+    set_float8_enabled, without_float8,
 };
 
 use crate::support::models::{Attention, D, Mlp};
 use crate::support::{
     B, F8, Plain, applied, bits, counters, float8_calls, high_precision_calls, layer, layer_of, own_report, panic_of,
-    relative_error, tensor, values, with_parameters,
+    relative_error, tensor, train, values, with_parameters,
 };
 
 fn x<A: Backend>(seed: u64) -> Tensor<A, 2> {
@@ -142,6 +144,92 @@ fn of_a_forward_decides_its_backward() {
     assert_eq!(second(), [3, 2, 2]);
     assert_eq!(gradient(true, false), float8);
     assert_eq!(second(), [4, 2, 2]);
+}
+
+/// Several uses of one weight in one graph, of which some run in high precision; and what else Autodiff saves of a weight.
+#[test]
+fn of_a_forward_among_other_uses_of_its_weight() {
+    let new =
+        || applied::<B, Linear<B>>(&Float8Config::tensorwise(), LinearConfig::new(D, D).init(&Default::default()));
+    let counts = |l: &Linear<B>| {
+        let l = layer_of(l, "linear");
+        [float8_calls(&l), high_precision_calls(&l)]
+    };
+    let input = |seed| x::<B>(seed).require_grad();
+    for (first, second) in [(false, true), (true, false), (false, false)] {
+        let on = u64::from(first) + u64::from(second);
+        for is_shared in [true, false] {
+            let (l, x) = (new(), [input(1), input(2)]);
+            let y = float8_autocast(first, || l.forward(x[0].clone()));
+            let z = float8_autocast(second, || l.forward(x[usize::from(!is_shared)].clone()));
+            (y + z).sum().backward();
+            assert_eq!(counts(&l), [[on; 3], [2 - on; 3]], "{first} {second} {is_shared}");
+        }
+        // One after the other.
+        let l = new();
+        let y = float8_autocast(first, || l.forward(input(1))).tanh();
+        float8_autocast(second, || l.forward(y)).sum().backward();
+        assert_eq!(counts(&l), [[on; 3], [2 - on; 3]], "{first} then {second}");
+        // Two graphs, the first of which is walked first; and one that is dropped.
+        let l = new();
+        let y = float8_autocast(first, || l.forward(input(1)));
+        drop(float8_autocast(!second, || l.forward(input(1))));
+        let z = float8_autocast(second, || l.forward(input(1)));
+        y.sum().backward();
+        z.sum().backward();
+        let dropped = u64::from(!second);
+        assert_eq!(counts(&l), [[on + dropped, on, on], [3 - on - dropped, 2 - on, 2 - on]], "{first} {second}");
+    }
+    // A penalty saves the weight too, before its linear or after it.
+    for is_before in [true, false] {
+        let l = new();
+        let penalty = || l.weight.val().powf_scalar(2.0).sum();
+        let before = is_before.then(penalty);
+        let y = float8_autocast(false, || l.forward(input(1))).sum();
+        (y + before.unwrap_or_else(penalty)).backward();
+        assert_eq!(counts(&l), [[0; 3], [1; 3]], "{is_before}");
+    }
+    // More uses than anything is remembered for matmuls.
+    let l = new();
+    let mut y = input(1);
+    for _ in 0..1100 {
+        y = float8_autocast(false, || l.forward(y).tanh());
+    }
+    y.sum().backward();
+    assert_eq!(counts(&l), [[0; 3], [1100; 3]]);
+    // matmul = true
+    let config = Float8Config::from(Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(true));
+    let l: Linear<B> = applied(&config, LinearConfig::new(D, D).init(&Default::default()));
+    let y = float8_autocast(false, || input(1).matmul(l.weight.val()).tanh().matmul(l.weight.val()));
+    y.sum().backward();
+    assert_eq!(counts(&l), [[0; 3], [2; 3]]);
+}
+
+/// What ran in high precision is in no statistics and no history, whatever an evaluation has cast.
+#[test]
+fn of_what_is_not_in_float8_nothing_is_recorded() {
+    let loss = |m: &Mlp<B>, seed: u64| m.forward(x(seed)).powf_scalar(2.0).mean();
+    // A limit that no tensor keeps.
+    let limit = FallbackConfig { min_sqnr_db: Some(150.0), ..Default::default() };
+    let config = Float8Config::tensorwise().with_statistics(StatisticsConfig::every(1)).with_fallback(limit);
+    let has_fallen_back = |model: &Mlp<B>| Float8State::export(model).layers.values().any(|l| l.fallback.is_some());
+    let model: Mlp<B> = applied(&config, Mlp::new());
+    let model = float8_autocast(false, || train(model, 0..3, loss).0);
+    set_float8_enabled(&model, false);
+    let model = train(model, 0..3, loss).0;
+    set_float8_enabled(&model, true);
+    let (copy, _) = train(without_float8(model.clone()), 0..3, loss);
+    assert!(!has_fallen_back(&model) && !has_fallen_back(&copy));
+    assert!(has_fallen_back(&train(model, 0..3, loss).0), "the limit is one");
+
+    for is_closure in [true, false] {
+        let model: Mlp<B> = applied(&Float8Config::new(Recipe::Delayed), Mlp::new());
+        let copy = if is_closure { model.clone() } else { without_float8(model.clone()) };
+        let y = float8_autocast(!is_closure, || copy.forward(x::<B>(1)));
+        model.valid().forward(x::<F8>(1));
+        y.sum().backward();
+        assert!(Float8State::export(&model).layers.is_empty(), "{:?}", Float8State::export(&model));
+    }
 }
 
 /// Off in this thread, in FP8 in the other one, at the same time and on the same model.
