@@ -7,5 +7,5 @@ use clap::Parser;
 use llama3::cli::Args;
 
 fn main() -> ExitCode {
-    llama3_backends::main(|| llama3_backends::train(&Args::parse().run_config()?, &mut io::stdout()))
+    llama3_backends::main(|| llama3_backends::train(&Args::parse(), &mut io::stdout()))
 }

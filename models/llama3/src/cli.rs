@@ -91,6 +91,9 @@ pub struct Args {
     /// Print it as a table at the end.
     #[arg(long)]
     pub print_report: bool,
+    /// Print the configuration with all its defaults, and end.
+    #[arg(long)]
+    pub print_config: bool,
 }
 
 /// Recipes by name.
@@ -127,6 +130,9 @@ impl Args {
         // The recipe decides what the file's other keys of [float8] mean, so it has to be there when they are read.
         settings.extend(self.recipe.map(|name| (format!("--recipe {name}"), format!("float8.recipe={name}"))));
         let mut config = RunConfig::load_from(self.config.as_deref(), &settings)?;
+        if !self.data.is_empty() {
+            config.data.paths = self.data.clone();
+        }
         let training = &mut config.training;
         training.device = self.device.unwrap_or(training.device);
         training.precision = self.precision.unwrap_or(training.precision);
@@ -134,8 +140,10 @@ impl Args {
         training.seed = self.seed.unwrap_or(training.seed);
         training.report = self.report.clone().or(training.report.take());
         training.print_report |= self.print_report;
-        if !self.data.is_empty() {
-            config.data.paths = self.data.clone();
+        if let (Some(recipe), precision @ (Precision::F32 | Precision::Bf16)) = (self.recipe, training.precision) {
+            let precision = format!("{precision:?}").to_lowercase();
+            let reason = format!("contradicts precision {precision}, in which nothing runs in FP8");
+            return Err(Error::RunConfig { origin: format!("--recipe {recipe}"), reason });
         }
         config.validate()?;
         Ok(config)

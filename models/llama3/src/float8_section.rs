@@ -8,6 +8,9 @@ use toml::Table;
 
 use crate::config::LlamaConfig;
 
+/// A key of [`Float8Config`], which torchtitan's configurations name among the layers.
+const AUTO_FILTER: &str = "auto_filter_small_kn";
+
 /// FP8: in a file, the keys of [`Float8Config`] and `schedule`.
 ///
 /// ```toml
@@ -17,6 +20,9 @@ use crate::config::LlamaConfig;
 /// filter_fqns = ["lm_head", "*.k_proj"]
 /// schedule = { warmup = 100, cooldown = 0.1 }
 /// ```
+///
+/// torchtitan's names are understood: `recipe_name`; `"auto_filter_small_kn"` in `filter_fqns`;
+/// `enable_fsdp_float8_all_gather` and `precompute_float8_dynamic_scale_for_fsdp`, of which only `false` can be had.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(try_from = "Table")]
 pub struct Float8Section {
@@ -51,7 +57,24 @@ impl TryFrom<Table> for Float8Section {
 
     fn try_from(mut table: Table) -> Result<Self, String> {
         let schedule = take(&mut table, "schedule")?;
-        let filter_fqns = take(&mut table, "filter_fqns")?;
+        let mut filter_fqns: Option<Vec<String>> = take(&mut table, "filter_fqns")?;
+        for key in ["enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp"] {
+            if take::<bool>(&mut table, key)? == Some(true) {
+                return Err(format!("{key}: training is not sharded, so there is nothing to gather"));
+            }
+        }
+        if let Some(recipe) = table.remove("recipe_name")
+            && let Some(other) = table.insert("recipe".into(), recipe.clone())
+        {
+            return Err(format!("recipe = {other} and recipe_name = {recipe} are two names of one key"));
+        }
+        if let Some(names) = &mut filter_fqns {
+            let all = names.len();
+            names.retain(|name| name != AUTO_FILTER);
+            if names.len() < all && table.insert(AUTO_FILTER.into(), true.into()) == Some(false.into()) {
+                return Err(format!("{AUTO_FILTER}: false, but filter_fqns names it"));
+            }
+        }
         Ok(Self { config: parse(table)?, filter_fqns, schedule })
     }
 }

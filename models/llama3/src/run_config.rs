@@ -149,6 +149,8 @@ pub struct OptimizerSection {
     pub decay: Decay,
     /// Share of the peak that the decay ends at.
     pub min_lr_ratio: f64,
+    /// With the decay `wsd`, the share of the steps that it takes.
+    pub decay_ratio: f64,
 }
 
 /// Text.
@@ -210,6 +212,7 @@ impl Default for OptimizerSection {
             warmup_steps: 20,
             decay: Decay::Cosine,
             min_lr_ratio: 0.1,
+            decay_ratio: 0.2,
         }
     }
 }
@@ -249,6 +252,12 @@ impl RunConfig {
             // From the text, so that an error shows the line.
             config = toml::from_str(&text).map_err(fail)?;
             table = toml::from_str(&text).map_err(fail)?;
+            // So that what is set later replaces it under either name.
+            if let Some(Value::Table(float8)) = table.get_mut("float8")
+                && let Some(recipe) = float8.remove("recipe_name")
+            {
+                float8.insert("recipe".into(), recipe);
+            }
         }
         // A flag cannot remove the file's preset; a preset that a flag asks for is a contradiction.
         if settings.iter().any(|(_, setting)| key_of(setting) == Some("model.hf_path"))
@@ -279,6 +288,15 @@ impl RunConfig {
         Err(fail(tables[first].0, error.as_ref().map_or("", toml::de::Error::message)))
     }
 
+    /// The whole of it as TOML, defaults included, which [`load`](Self::load) reads back.
+    ///
+    /// # Errors
+    /// [`Error::RunConfig`] for what TOML cannot say, as an integer beyond 63 bits.
+    pub fn to_toml(&self) -> Result<String, Error> {
+        toml::to_string(self)
+            .map_err(|error| Error::RunConfig { origin: "the configuration".into(), reason: error.to_string() })
+    }
+
     /// Checks what the types do not.
     ///
     /// # Errors
@@ -299,13 +317,15 @@ impl RunConfig {
         let range = "must be in [0, 1)";
         require("optimizer.betas[0]", beta1, (0.0..1.0).contains(&beta1), range)?;
         require("optimizer.betas[1]", beta2, (0.0..1.0).contains(&beta2), range)?;
-        let OptimizerSection { lr, eps, weight_decay, min_lr_ratio, .. } = *optimizer;
+        let OptimizerSection { lr, eps, weight_decay, min_lr_ratio, decay_ratio, .. } = *optimizer;
         require("optimizer.lr", lr, lr > 0.0 && lr.is_finite(), "must be positive and finite")?;
         require("optimizer.eps", eps, eps > 0.0 && eps.is_finite(), "must be positive and finite")?;
         let fits = weight_decay >= 0.0 && weight_decay.is_finite();
         require("optimizer.weight_decay", weight_decay, fits, "must be finite and not negative")?;
         let fits = (0.0..=1.0).contains(&min_lr_ratio);
         require("optimizer.min_lr_ratio", min_lr_ratio, fits, "must be in [0, 1]")?;
+        let fits = decay_ratio > 0.0 && decay_ratio <= 1.0;
+        require("optimizer.decay_ratio", decay_ratio, fits, "must be in (0, 1]")?;
         let max_norm = training.max_norm;
         require("training.max_norm", max_norm, max_norm > 0.0, "must be positive; inf does not clip")?;
         if let Some(peak) = training.peak_tflops {
@@ -389,8 +409,8 @@ impl RunConfig {
 
     /// The learning rate by step.
     pub fn schedule(&self) -> Schedule {
-        let OptimizerSection { lr, warmup_steps, decay, min_lr_ratio, .. } = self.optimizer;
-        Schedule { lr, warmup_steps, steps: self.training.steps, decay, min_lr_ratio }
+        let OptimizerSection { lr, warmup_steps, decay, min_lr_ratio, decay_ratio, .. } = self.optimizer;
+        Schedule { lr, warmup_steps, steps: self.training.steps, decay, min_lr_ratio, decay_ratio }
     }
 }
 
@@ -407,6 +427,7 @@ fn set(table: &mut Table, setting: &str) -> Result<(), String> {
         .ok()
         .and_then(|mut table| table.remove("value").filter(|_| table.is_empty()))
         .unwrap_or_else(|| Value::String(text.into()));
+    let key = if key == "float8.recipe_name" { "float8.recipe" } else { key };
     let mut parts: Vec<&str> = key.split('.').collect();
     let last = parts.pop().filter(|last| !last.is_empty() && !parts.is_empty());
     let last = last.ok_or("expected section.key=value")?;

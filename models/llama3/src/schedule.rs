@@ -15,12 +15,16 @@ pub enum Decay {
     Linear,
     /// No decay.
     Constant,
+    /// Warm-up, stable, decay: the peak until the last [`decay_ratio`](Schedule::decay_ratio) of the steps, then one minus a square
+    /// root (Hägele et al., 2024).
+    Wsd,
 }
 
 /// ```text
 /// step < warmup:  lr · (step + 1) / warmup
-/// else:           lr · (floor + (1 - floor) · d(p)),   p = (step - warmup) / (steps - warmup)
-/// d(p) = (1 + cos πp) / 2,   1 - p,   or 1
+/// else:           lr · (floor + (1 - floor) · d(p)),   p = (step - start) / (steps - start)
+/// d(p) = (1 + cos πp) / 2,   1 - p,   1,   or 1 - √p
+/// start = warmup,   of wsd max(warmup, steps - decay_ratio · steps), before which d = 1
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {
@@ -34,6 +38,8 @@ pub struct Schedule {
     pub decay: Decay,
     /// Share of the peak that the decay ends at.
     pub min_lr_ratio: f64,
+    /// Share of the steps that [`Decay::Wsd`] decays in.
+    pub decay_ratio: f64,
 }
 
 impl Schedule {
@@ -43,11 +49,16 @@ impl Schedule {
         if step < warmup {
             return self.lr * (step + 1) as f64 / warmup as f64;
         }
-        let progress = (step - warmup) as f64 / (self.steps - warmup).max(1) as f64;
+        let start = match self.decay {
+            Decay::Wsd => warmup.max(self.steps - (self.decay_ratio * self.steps as f64).round() as usize),
+            Decay::Cosine | Decay::Linear | Decay::Constant => warmup,
+        };
+        let progress = step.saturating_sub(start) as f64 / (self.steps - start).max(1) as f64;
         let left = match self.decay {
             Decay::Cosine => (1.0 + (PI * progress.min(1.0)).cos()) / 2.0,
             Decay::Linear => 1.0 - progress.min(1.0),
             Decay::Constant => 1.0,
+            Decay::Wsd => 1.0 - progress.min(1.0).sqrt(),
         };
         self.lr * (self.min_lr_ratio + (1.0 - self.min_lr_ratio) * left)
     }

@@ -1,8 +1,9 @@
-//! Numbers for the clones of a tensor. They tell a linear whether Autodiff has saved its x, and wgrad which graph its x comes from.
+//! Numbers for the clones of a tensor. They tell a linear whether Autodiff has saved its x, and wgrad and dgrad which graph their x or
+//! w comes from.
 //!
 //! Autodiff clones the arguments that it saves, x before w, and calls the operation right afterwards: a linear finds these clones
 //! as the last ones that its thread has made. When a backward pass begins, Autodiff keeps the first clone of x that its graph has
-//! saved, which wgrad is given (or clones of it), and drops the graph's others. The clones that other graphs have saved stay alive.
+//! saved, by whatever operation, which wgrad is given (or clones of it), and drops the graph's others; so with w and dgrad. The clones that other graphs have saved stay alive.
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 

@@ -8,6 +8,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use device_select::{SelectedDevice, select};
+use llama3::cli::Args;
 use llama3::{Error, RunConfig};
 
 /// Runs a program: what burn-float8 logs goes to the terminal, and so does an error with all its causes.
@@ -24,18 +25,22 @@ pub fn main(run: impl FnOnce() -> Result<(), Error>) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Trains as `config` says, on the device that it chooses, and writes the log to `out`.
+/// Trains as the arguments say, on the device that they choose, and writes the log to `out`; or prints the configuration.
 ///
 /// # Errors
 /// Any [`Error`].
-pub fn train(config: &RunConfig, out: &mut dyn Write) -> Result<(), Error> {
+pub fn train(args: &Args, out: &mut dyn Write) -> Result<(), Error> {
+    let config = args.run_config()?;
+    if args.print_config {
+        return Ok(write!(out, "{}", config.to_toml()?)?);
+    }
     let selected = select(config.training.device)?;
     let train = match selected {
         SelectedDevice::Cpu => on_cpu,
         SelectedDevice::Wgpu(_) => on_wgpu,
         SelectedDevice::Cuda => on_cuda,
     };
-    train(&selected, config, out)
+    train(&selected, &config, out)
 }
 
 macro_rules! backend {

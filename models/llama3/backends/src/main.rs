@@ -8,7 +8,7 @@ use llama3::cli::Command;
 
 fn main() -> ExitCode {
     llama3_backends::main(|| match Command::parse() {
-        Command::Train(args) => llama3_backends::train(&args.run_config()?, &mut io::stdout()),
+        Command::Train(args) => llama3_backends::train(&args, &mut io::stdout()),
         Command::Tokenize(args) => args.run(&mut io::BufWriter::new(io::stdout())),
     })
 }

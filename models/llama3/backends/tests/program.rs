@@ -72,9 +72,12 @@ fn what_cannot_be_tokenized_is_named() {
 fn train_takes_what_the_example_takes() {
     let data = file(&"fn main() { println!(\"one, two, three\"); }\n".repeat(400));
     let run = |tokenizer: &str| {
-        let model = "model={preset='debug', vocab_size=1008, num_layers=1, hidden_size=32, intermediate_size=64, num_heads=2, num_kv_heads=1, head_dim=16}";
-        let settings = [model, tokenizer, "training.seq_len=16", "data.held_out_fraction=0.3"];
-        let settings = settings.iter().flat_map(|setting| ["--set", setting]);
+        let model =
+            ["vocab_size=1008", "num_layers=1", "hidden_size=32", "num_heads=2", "num_kv_heads=1", "head_dim=16"];
+        let model = model.map(|setting| format!("model.{setting}"));
+        let other = [tokenizer, "training.seq_len=16", "data.held_out_fraction=0.3"].map(String::from);
+        let settings = [&model[..], &other[..]].concat();
+        let settings = settings.iter().flat_map(|setting| ["--set", setting.as_str()]);
         let arguments = ["train", "--device", "cpu", "--steps", "2", "--data", &data.1];
         let output = llama3(&arguments.into_iter().chain(settings).collect::<Vec<_>>());
         stdout(&output).to_string()
@@ -85,4 +88,12 @@ fn train_takes_what_the_example_takes() {
         assert!(log.contains(&format!("tokenizer: {line} tokens\n")), "{log}");
         assert!(log.contains("step:  2") && log.contains("held-out loss") && log.contains("sample:"), "{log}");
     }
+}
+
+#[test]
+fn a_configuration_is_printed_and_nothing_trained() {
+    let printed = llama3(&["train", "--recipe", "rowwise", "--data", "nowhere", "--print-config"]);
+    let text = stdout(&printed);
+    assert!(text.contains("recipe = \"rowwise\"") && text.contains("paths = [\"nowhere\"]"), "{text}");
+    assert!(text.contains("decay_ratio = 0.2"), "defaults too: {text}");
 }

@@ -193,6 +193,62 @@ fn the_recipe_flag_comes_last() {
 }
 
 #[test]
+fn a_recipe_without_fp8_is_a_contradiction() {
+    for precision in ["bf16", "f32"] {
+        let error = args(&["--precision", precision, "--recipe", "rowwise"]).unwrap_err().to_string();
+        let expected = format!("--recipe rowwise: contradicts precision {precision}, in which nothing runs in FP8");
+        assert_eq!(error, expected);
+    }
+    // One word gives the baseline of a file that has a recipe.
+    args(&["--precision", "bf16", "--set", "float8.recipe=rowwise"]).unwrap();
+}
+
+#[test]
+fn torchtitans_names_are_understood() {
+    let text = |float8: &str| file(&format!("[float8]\n{float8}"));
+    let recipe = |config: &RunConfig| config.float8.config.linear.recipe();
+    assert_eq!(recipe(&text("recipe_name = 'rowwise_with_gw_hp'").unwrap()), Recipe::RowwiseWithGwHp);
+    let names = "filter_fqns = ['output', 'auto_filter_small_kn']\nenable_fsdp_float8_all_gather = false";
+    let section = text(names).unwrap().float8;
+    assert_eq!(section.filter_fqns, Some(vec!["output".to_string()]));
+    assert_eq!(section.config, Float8Config::default().with_auto_filter_small_kn(true));
+
+    let error = |float8: &str| text(float8).unwrap_err().to_string();
+    for key in ["enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp"] {
+        assert!(error(&format!("{key} = true")).contains(&format!("{key}: training is not sharded")));
+        assert!(error(&format!("{key} = 1")).contains(key));
+        text(&format!("{key} = false")).unwrap();
+    }
+    assert!(error("recipe = 'rowwise'\nrecipe_name = 'tensorwise'").contains("two names of one key"));
+    assert!(error("auto_filter_small_kn = false\nfilter_fqns = ['auto_filter_small_kn']").contains("names it"));
+    assert!(error("recipe_name = 'nibblewise'").contains("nibblewise"));
+
+    // Under either name, what comes later wins.
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.toml");
+    fs::write(&path, "[float8]\nrecipe_name = 'rowwise'").unwrap();
+    let path = path.to_str().unwrap();
+    for later in [["--recipe", "mxfp8"], ["--set", "float8.recipe=mxfp8"], ["--set", "float8.recipe_name=mxfp8"]] {
+        assert_eq!(recipe(&args(&[&["--config", path], &later[..]].concat()).unwrap()), Recipe::Mxfp8, "{later:?}");
+    }
+}
+
+#[test]
+fn a_printed_configuration_is_read_back() {
+    let section = "schedule = { warmup = 1, cooldown = 0.1 }\nfilter_fqns = []\nrecipe_name = 'blockwise'";
+    let config =
+        file(&format!("[float8]\n{section}\n[training]\nmax_norm = inf\n[data]\ntokenizer = 'bytes'")).unwrap();
+    for config in
+        [RunConfig::default(), config, file("[model]\nmoe = { num_experts = 4, num_experts_per_tok = 2 }").unwrap()]
+    {
+        let text = config.to_toml().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("run.toml"), &text).unwrap();
+        assert_eq!(RunConfig::load(Some(&folder.path().join("run.toml")), &[]).unwrap(), config, "{text}");
+    }
+}
+
+#[test]
 fn report_flags_and_keys_are_the_same() {
     let flags = args(&["--report", "r.json", "--print-report"]).unwrap().training;
     let keys = args(&["--set", "training.report=r.json", "--set", "training.print_report=true"]).unwrap().training;
