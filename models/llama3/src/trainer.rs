@@ -68,10 +68,10 @@ pub fn train<B: AutodiffBackend + Float8Stack>(
     finish(config, selected, &tokenizer, Steps::new(config, model, batches), &held_out, device, out)
 }
 
-/// Makes the steps of `config` that `steps` has not made yet, then evaluates, samples and reports as [`train`] does.
+/// Makes the steps of `config` that `steps` has not made yet, then evaluates, samples and reports as [`train()`] does.
 ///
 /// # Errors
-/// As [`train`].
+/// As [`train()`].
 pub fn finish<B: AutodiffBackend + Float8Stack>(
     config: &RunConfig,
     selected: &SelectedDevice,
