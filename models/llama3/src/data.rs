@@ -55,7 +55,7 @@ impl TextSource {
     ///
     /// # Errors
     /// [`Error::Io`] for a path that is missing or unreadable, [`Error::NoText`]; for default paths either is the
-    /// source of an [`Error::NoDefaultText`]. [`Error::Tokenizer`].
+    /// source of an [`Error::NoDefaultText`]. [`Error::Tokenizer`] for text that the tokenizer does not take.
     pub fn load(&self, tokenizer: &Tokenizer) -> Result<Corpus, Error> {
         self.read(tokenizer).map_err(|error| match error {
             Error::Io { .. } | Error::NoText { .. } if self.is_default => {

@@ -181,7 +181,7 @@ pub enum Error {
         needed: usize,
     },
     /// A checkpoint folder without a tokenizer: its model knows other tokens than bytes.
-    #[error("cannot tell which tokens the model of {} knows: data.tokenizer = PATH names a tokenizer, \"bytes\" takes bytes for tokens", folder.display())]
+    #[error("no tokenizer in {}: set data.tokenizer to the path of one, or to \"bytes\" to take bytes for tokens", folder.display())]
     NoTokenizer {
         /// The folder.
         folder: PathBuf,

@@ -295,9 +295,7 @@ fn sample<B: Backend>(config: &RunConfig, tokenizer: &Tokenizer, model: &Llama<B
     let prompt = tokenizer.prompt(&generate.prompt)?;
     let (choices, stop) = (tokenizer.num_choices(), tokenizer.stop());
     let tokens = model.generate(&prompt, generate.max_new_tokens, choices, stop, sampling)?;
-    let mut stream = tokenizer.stream_text();
-    let pieces = tokens.iter().map(|token| stream.push(*token)).collect::<Result<String, _>>()?;
-    Ok(pieces + &stream.finish()?)
+    Ok(tokenizer.stream_text().read(&tokens)?)
 }
 
 fn read<B: Backend>(scalar: Tensor<B, 1>) -> Result<f64, Error> {

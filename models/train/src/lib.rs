@@ -2,8 +2,8 @@
 //!
 //! [`Tokenizer`] maps text to token ids and back: bytes, Hugging Face's `tokenizer.json`, or the ranks that Llama 3 is published with.
 
-mod tokenize;
+mod lines;
 mod tokenizer;
 
-pub use tokenize::TokenizeError;
+pub use lines::TokenizeError;
 pub use tokenizer::{ByteTokenizer, SpecialTokens, TextStream, Tokenizer, TokenizerError};

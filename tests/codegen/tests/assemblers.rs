@@ -16,8 +16,8 @@ use codegen::sass::Sass;
 use codegen::variants::generate;
 use float8_kernels::trap_stuck_barriers;
 
-/// The kernel for tensor cores of each architecture, and that every how-many-th of its variants is taken: all of them would take an
-/// hour.
+/// The kernel for tensor cores of each architecture, and a step: variant 0, `step`, 2 · `step` and so on are assembled, since all of
+/// them would take an hour.
 const KERNELS: [(u16, &str, &str, usize); 4] = [
     (90, "sm_90a", "gemm_hopper", 13),
     (100, "sm_100a", "gemm_blackwell", 25),

@@ -23,13 +23,15 @@ const ARCHITECTURES: [(u16, &str); 5] =
     [(80, "sm_80"), (89, "sm_89"), (90, "sm_90a"), (100, "sm_100a"), (120, "sm_120a")];
 
 /// The first kernel of each entry point, of which there is one for each width of loads and each output type; and of those that
-/// only this architecture has, every so-many-th.
+/// only this architecture has, every `step`-th.
 fn selected(kernels: Vec<Generated>, step: usize) -> Vec<Generated> {
-    let (mut names, mut native) = (BTreeSet::new(), 0..);
+    let (mut names, mut count) = (BTreeSet::new(), 0_usize);
     let keep = |kernel: &Generated| {
         let is_new = names.insert(kernel.name.clone());
         let is_own = kernel.sm == 90 || is_native(kernel);
-        is_own && native.next().is_some_and(|n: usize| n.is_multiple_of(step)) || is_new
+        let is_sampled = is_own && count.is_multiple_of(step);
+        count += usize::from(is_own);
+        is_sampled || is_new
     };
     kernels.into_iter().filter(keep).collect()
 }

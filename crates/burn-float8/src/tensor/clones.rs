@@ -3,7 +3,8 @@
 //!
 //! Autodiff clones the arguments that it saves, x before w, and calls the operation right afterwards: a linear finds these clones
 //! as the last ones that its thread has made. When a backward pass begins, Autodiff keeps the first clone of x that its graph has
-//! saved, by whatever operation, which wgrad is given (or clones of it), and drops the graph's others; so with w and dgrad. The clones that other graphs have saved stay alive.
+//! saved, by whatever operation, which wgrad is given (or clones of it), and drops the graph's others; so with w and dgrad. The
+//! clones that other graphs have saved stay alive.
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 

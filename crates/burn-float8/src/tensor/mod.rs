@@ -176,11 +176,16 @@ impl<B: Float8Backend> Float8Tensor<B> {
         self.find_forward(forwards, Some(rows)).is_some_and(|at| forwards.remove(at).is_autocast_off)
     }
 
-    /// The last fprop of the graph that backward walks, if this is what it is given of the weight. Of all that a graph has saved of
-    /// it, the first clone alone is alive then, which another operation may have saved.
+    /// The last fprop of the graph that backward walks, if this is what it is given of the weight.
     fn find_forward(&self, forwards: &[Forward], rows: Option<usize>) -> Option<usize> {
-        let is_of_graph = |saved| self.handle.is_clone_of(saved) || !self.handle.is_alive(saved);
-        forwards.iter().rposition(|forward| rows.is_none_or(|rows| forward.rows == rows) && is_of_graph(forward.saved))
+        let fits = |forward: &Forward| rows.is_none_or(|rows| forward.rows == rows);
+        forwards.iter().rposition(|forward| fits(forward) && self.is_of_graph(forward.saved))
+    }
+
+    /// Whether the graph that backward walks has saved that clone, if this is what it is given of the tensor. Of all that the graph has
+    /// saved of it, only the first clone is alive then, which another operation may have saved.
+    fn is_of_graph(&self, saved: SavedClone) -> bool {
+        self.handle.is_clone_of(saved) || !self.handle.is_alive(saved)
     }
 
     /// Notes that a linear reads this tensor. An evaluation by the layer, or by an average of the model, takes nothing from a use
@@ -203,7 +208,7 @@ impl<B: Float8Backend> Float8Tensor<B> {
         let last = |of_graph: &dyn Fn(SavedClone) -> bool| {
             uses.iter().rposition(|used| used.pending && fits(used) && used.saved.is_some_and(of_graph))
         };
-        let found = last(&|saved| self.handle.is_clone_of(saved) || !self.handle.is_alive(saved))?;
+        let found = last(&|saved| self.is_of_graph(saved))?;
         // Of several uses by one layer, such as one whose graph was dropped.
         let given = last(&|saved| self.handle.is_clone_of(saved)).filter(|given| uses[*given].is_same(&uses[found]));
         given.or(Some(found))

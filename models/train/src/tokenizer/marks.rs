@@ -24,12 +24,13 @@ impl Marks {
     pub(super) fn with_files_beside(
         self,
         tokenizer: &Path,
-        has: impl Fn(u32) -> bool,
+        vocab_size: usize,
         id_of: impl Fn(&str) -> Option<u32>,
     ) -> Result<Self, TokenizerError> {
         let generation = File::read(tokenizer.with_file_name("generation_config.json"))?;
         let config = File::read(tokenizer.with_file_name("tokenizer_config.json"))?;
-        let [generation_bos, generation_eos] = ["bos_token_id", "eos_token_id"].map(|key| generation.ids(key, &has));
+        let [generation_bos, generation_eos] =
+            ["bos_token_id", "eos_token_id"].map(|key| generation.ids(key, vocab_size));
         let (generation_bos, generation_eos) = (generation_bos?, generation_eos?);
         let begins = config.map.get("add_bos_token").and_then(Value::as_bool).unwrap_or(true);
         let bos = config.token("bos_token", &id_of)?.or(self.bos).or(generation_bos.first().copied());
@@ -69,13 +70,13 @@ impl File {
     }
 
     /// An id or several.
-    fn ids(&self, key: &'static str, has: impl Fn(u32) -> bool) -> Result<Vec<u32>, TokenizerError> {
+    fn ids(&self, key: &'static str, vocab_size: usize) -> Result<Vec<u32>, TokenizerError> {
         let values = match self.get(key) {
             None => return Ok(vec![]),
             Some(Value::Array(values)) => values.iter().collect(),
             Some(value) => vec![value],
         };
-        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| has(*id));
+        let id = |value: &Value| u32::try_from(value.as_u64()?).ok().filter(|id| (*id as usize) < vocab_size);
         values.into_iter().map(|value| id(value).ok_or_else(|| self.no_token(key, value))).collect()
     }
 

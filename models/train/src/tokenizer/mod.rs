@@ -83,8 +83,7 @@ impl Tokenizer {
             (Kind::Tiktoken(Box::new(tokenizer)), own)
         };
         let mut tokenizer = Self { kind, marks: Marks::default() };
-        tokenizer.marks =
-            own.with_files_beside(path, |id| (id as usize) < tokenizer.vocab_size(), |name| tokenizer.id_of(name))?;
+        tokenizer.marks = own.with_files_beside(path, tokenizer.vocab_size(), |name| tokenizer.id_of(name))?;
         Ok(tokenizer)
     }
 
@@ -179,16 +178,12 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::UnknownId`], [`TokenizerError::Decode`].
     pub fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
-        let mut stream = self.stream();
-        let mut text = String::new();
+        // Its streams decode again what came before an id.
         if let Kind::HuggingFace(tokenizer) = &self.kind {
             ids.iter().try_for_each(|id| self.check(*id))?;
             return tokenizer.decode(ids, false).map_err(|reason| TokenizerError::Decode { reason });
         }
-        for id in ids {
-            text += &stream.push(*id)?;
-        }
-        Ok(text + &stream.finish()?)
+        self.stream().read(ids)
     }
 
     /// Decodes ids one after another, as [`decode`](Self::decode) does, without splitting a character.

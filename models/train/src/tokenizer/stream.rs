@@ -1,25 +1,26 @@
 //! Ids to text one at a time, in whole characters.
 
-use super::{ByteTokenizer, Kind, Tokenizer, TokenizerError, hugging_face};
+use super::hugging_face::{self, HuggingFace};
+use super::{Kind, Tokenizer, TokenizerError};
 
 /// Decodes ids one after another. The pieces, put together, are the text of all ids.
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     skip_special: bool,
-    state: State,
+    state: State<'a>,
 }
 
-enum State {
+enum State<'a> {
     /// The beginning of a character.
     Bytes(Vec<u8>),
-    HuggingFace(hugging_face::Stream),
+    HuggingFace(&'a HuggingFace, hugging_face::Stream),
 }
 
 impl<'a> TextStream<'a> {
     pub(super) fn new(tokenizer: &'a Tokenizer, skip_special: bool) -> Self {
-        let state = match tokenizer.kind {
-            Kind::HuggingFace(_) => State::HuggingFace(hugging_face::Stream::default()),
-            _ => State::Bytes(vec![]),
+        let state = match &tokenizer.kind {
+            Kind::HuggingFace(tokenizer) => State::HuggingFace(tokenizer, hugging_face::Stream::default()),
+            Kind::Bytes | Kind::Tiktoken(_) => State::Bytes(vec![]),
         };
         Self { tokenizer, skip_special, state }
     }
@@ -30,23 +31,30 @@ impl<'a> TextStream<'a> {
     /// [`TokenizerError::UnknownId`], [`TokenizerError::Decode`].
     pub fn push(&mut self, id: u32) -> Result<String, TokenizerError> {
         self.tokenizer.check(id)?;
-        match (&mut self.state, &self.tokenizer.kind) {
-            (State::HuggingFace(stream), Kind::HuggingFace(tokenizer)) => {
+        match &mut self.state {
+            State::HuggingFace(tokenizer, stream) => {
                 let text = stream.push(tokenizer, id, self.skip_special);
                 text.map_err(|reason| TokenizerError::Decode { reason })
             }
-            (State::Bytes(bytes), Kind::Tiktoken(tokenizer)) => {
-                if !(self.skip_special && tokenizer.is_special(id)) {
-                    bytes.extend(tokenizer.bytes(id).unwrap_or_default());
+            State::Bytes(bytes) => {
+                match &self.tokenizer.kind {
+                    Kind::Tiktoken(tokenizer) if self.skip_special && tokenizer.is_special(id) => {}
+                    Kind::Tiktoken(tokenizer) => bytes.extend(tokenizer.bytes(id).unwrap_or_default()),
+                    // BOS is no byte.
+                    _ => bytes.extend(u8::try_from(id)),
                 }
                 Ok(take_characters(bytes))
             }
-            (State::Bytes(bytes), _) => {
-                bytes.extend(u8::try_from(id).ok().filter(|_| id != ByteTokenizer::BOS));
-                Ok(take_characters(bytes))
-            }
-            (State::HuggingFace(_), _) => unreachable!("made for this tokenizer"),
         }
+    }
+
+    /// The text of ids that nothing follows.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub fn read(mut self, ids: &[u32]) -> Result<String, TokenizerError> {
+        let text = ids.iter().map(|id| self.push(*id)).collect::<Result<String, _>>()?;
+        Ok(text + &self.finish()?)
     }
 
     /// What is left: `�` for a character that has not ended.
@@ -54,13 +62,12 @@ impl<'a> TextStream<'a> {
     /// # Errors
     /// [`TokenizerError::Decode`].
     pub fn finish(self) -> Result<String, TokenizerError> {
-        match (self.state, &self.tokenizer.kind) {
-            (State::HuggingFace(stream), Kind::HuggingFace(tokenizer)) => {
+        match self.state {
+            State::HuggingFace(tokenizer, stream) => {
                 let text = stream.finish(tokenizer, self.skip_special);
                 text.map_err(|reason| TokenizerError::Decode { reason })
             }
-            (State::Bytes(bytes), _) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-            (State::HuggingFace(_), _) => unreachable!("made for this tokenizer"),
+            State::Bytes(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
         }
     }
 }

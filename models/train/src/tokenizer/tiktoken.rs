@@ -40,7 +40,7 @@ const MAX_RUN: usize = 25_000;
 /// The ranks, ready for use.
 pub(super) struct Tiktoken {
     bpe: CoreBPE,
-    special: HashMap<Rank, String>,
+    special: HashMap<String, Rank>,
 }
 
 impl Tiktoken {
@@ -68,9 +68,9 @@ impl Tiktoken {
         }
         let reserved = (2..).map(|i| format!("<|reserved_special_token_{i}|>"));
         let names = NAMED.into_iter().map(String::from).chain(reserved).take(NUM_SPECIAL);
-        let special: HashMap<_, _> = (RANKS as Rank..).zip(names).collect();
-        let by_name = special.iter().map(|(id, name)| (name.clone(), *id)).collect();
-        let bpe = CoreBPE::new(ranks.into_iter().collect(), by_name, PATTERN).expect("the expression is valid");
+        let special: HashMap<_, _> = names.zip(RANKS as Rank..).collect();
+        let bpe = CoreBPE::new(ranks.into_iter().collect(), special.clone().into_iter().collect(), PATTERN);
+        let bpe = bpe.expect("the expression is valid");
         Ok(Self { bpe, special })
     }
 
@@ -79,17 +79,17 @@ impl Tiktoken {
     }
 
     pub(super) fn id(&self, special: &str) -> Option<u32> {
-        self.special.iter().find(|(_, name)| *name == special).map(|(id, _)| *id)
+        self.special.get(special).copied()
     }
 
     pub(super) fn is_special(&self, id: u32) -> bool {
-        self.special.contains_key(&id)
+        id as usize >= RANKS
     }
 
     pub(super) fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, String> {
         let allowed: HashSet<&str> = match special {
             SpecialTokens::AreText => HashSet::new(),
-            SpecialTokens::InText => self.special.values().map(String::as_str).collect(),
+            SpecialTokens::InText => self.bpe.special_tokens(),
         };
         let mut ids = vec![];
         for part in parts(text) {

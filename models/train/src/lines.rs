@@ -73,18 +73,18 @@ fn each_line<T: DeserializeOwned, U: serde::Serialize>(
     let io = |source| TokenizeError::Io { path: path.into(), source };
     let file = BufReader::new(File::open(path).map_err(io)?);
     for (i, line) in file.split(b'\n').enumerate() {
-        let (path, line, number) = (path.to_path_buf(), line.map_err(io)?, i + 1);
-        if line.trim_ascii().is_empty() {
+        let (text, line) = (line.map_err(io)?, i + 1);
+        if text.trim_ascii().is_empty() {
             continue;
         }
-        let value = match serde_json::from_slice(&line) {
-            Ok(value) => value,
-            Err(source) => return Err(TokenizeError::Line { path, line: number, expected, source }),
-        };
-        let converted = match convert(value) {
-            Ok(converted) => converted,
-            Err(source) => return Err(TokenizeError::Tokenizer { path, line: number, source }),
-        };
+        let value = serde_json::from_slice(&text).map_err(|source| TokenizeError::Line {
+            path: path.into(),
+            line,
+            expected,
+            source,
+        })?;
+        let converted =
+            convert(value).map_err(|source| TokenizeError::Tokenizer { path: path.into(), line, source })?;
         serde_json::to_writer(&mut *out, &converted).map_err(std::io::Error::from)?;
         writeln!(out)?;
     }
