@@ -4,7 +4,7 @@ use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::{Float8Config, Float8Stack};
-use llama3::rng::Rng;
+use train::rng::Rng;
 use llama3::{Llama, LlamaConfig, RunConfig};
 
 /// A model, its optimizer and one batch of 8 sequences of 128 tokens.

@@ -7,5 +7,11 @@ use clap::Parser;
 use llama3::cli::Args;
 
 fn main() -> ExitCode {
-    llama3_backends::main(|| llama3_backends::train(&Args::parse(), &mut io::stdout()))
+    llama3_backends::main(|| {
+        let out = &mut io::stdout();
+        match Args::parse().job(out)? {
+            Some(job) => llama3_backends::run(&job, out),
+            None => Ok(()),
+        }
+    })
 }

@@ -1,16 +1,21 @@
 //! The command lines of `examples/llama3_fp8.rs` and of the program `llama3`.
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
 
 use burn_float8::Recipe;
+use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Parser, ValueEnum};
 use device_select::DeviceChoice;
-use train::{SpecialTokens, Tokenizer};
+use train::checkpoint::{ASSETS, CONFIG, Change, CheckpointError, SavedRun, Which, changes, saved_steps};
+use train::config::{ConfigError, Precision, Setting};
+use train::{Signals, SpecialTokens, Tokenizer, TrainError};
 
 use crate::Error;
-use crate::run_config::{Precision, RunConfig};
+use crate::jobs::{Job, Task};
+use crate::run_config::RunConfig;
+use crate::trainer::Start;
 
 /// Llama 3 in FP8.
 #[derive(Clone, Debug, Parser)]
@@ -18,8 +23,212 @@ use crate::run_config::{Precision, RunConfig};
 pub enum Command {
     /// Train on text files; takes what the example llama3_fp8 takes.
     Train(Args),
+    /// Go on with a run that was stopped, from its newest checkpoint.
+    Resume(ResumeArgs),
+    /// Print the held-out loss of a run's checkpoint, or of a Hugging Face checkpoint.
+    Eval(EvalArgs),
+    /// Continue a text.
+    Generate(GenerateArgs),
     /// Print an array of token ids for each JSON string of a file, one a line.
     Tokenize(TokenizeArgs),
+}
+
+impl Command {
+    /// What is to be done with a model; none if the command needs none or only prints, which has been done then.
+    ///
+    /// # Errors
+    /// Any [`Error`] of arguments, configurations and checkpoints.
+    pub fn job(&self, out: &mut dyn Write) -> Result<Option<Job>, Error> {
+        match self {
+            Self::Train(args) => args.job(out),
+            Self::Resume(args) => args.job(out),
+            Self::Eval(args) => args.job().map(Some),
+            Self::Generate(args) => args.job().map(Some),
+            Self::Tokenize(args) => args.run(out).map(|()| None),
+        }
+    }
+}
+
+/// A model that is there.
+#[derive(Clone, Debug, Parser)]
+pub struct ModelArgs {
+    /// Folder of a run, as checkpoint.folder names it, or of a Hugging Face checkpoint.
+    #[arg(value_name = "FOLDER")]
+    pub folder: PathBuf,
+    /// The run's checkpoint after so many steps instead of the newest.
+    #[arg(long, value_name = "N")]
+    pub step: Option<u64>,
+    /// The run's checkpoint with the smallest held-out loss instead of the newest.
+    #[arg(long, conflicts_with = "step")]
+    pub best: bool,
+    /// auto, cuda, wgpu or cpu.
+    #[arg(long)]
+    pub device: Option<DeviceChoice>,
+    /// Override a key of the config; repeatable.
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+impl ModelArgs {
+    fn settings(&self) -> Vec<Setting> {
+        self.set.iter().map(Setting::new).collect()
+    }
+
+    /// The run's configuration, and its checkpoint if it has come to one.
+    fn open_run(&self) -> Result<(RunConfig, Option<SavedRun>), Error> {
+        let which = match self.step {
+            Some(step) => Which::Step(step),
+            None if self.best => Which::Best,
+            None => Which::Latest,
+        };
+        let saved = match (which, saved_steps(&self.folder)?.is_empty()) {
+            (Which::Latest, true) => None,
+            _ => Some(SavedRun::open(&self.folder, which)?),
+        };
+        let (path, text) = match &saved {
+            Some(saved) => (saved.path().to_path_buf(), saved.config().to_string()),
+            None => (self.folder.clone(), read_config(&self.folder)?),
+        };
+        let mut config = RunConfig::from_toml(&path, &text)?;
+        config.checkpoint.folder = Some(self.folder.clone());
+        config.assets = Some(self.folder.join(ASSETS));
+        Ok((config, saved))
+    }
+
+    /// The parameters there are: of a checkpoint of a run, or a Hugging Face checkpoint.
+    fn open(&self, task: Task) -> Result<Job, Error> {
+        let is_hf = self.folder.join("config.json").exists();
+        let (mut config, saved) = match is_hf {
+            true => {
+                let mut config = RunConfig::default();
+                config.model.hf_path = Some(self.folder.clone());
+                (config, None)
+            }
+            false => {
+                let (config, saved) = self.open_run()?;
+                let missing =
+                    || CheckpointError::Missing { folder: self.folder.clone(), wanted: "newest".into(), have: vec![] };
+                (config, Some(saved.ok_or_else(missing)?))
+            }
+        };
+        let assets = config.assets.take();
+        config = config.change(&self.settings())?;
+        config.assets = assets;
+        config.training.device = self.device.unwrap_or(config.training.device);
+        Ok(Job { config, start: Start { saved, ..Start::default() }, task })
+    }
+}
+
+fn read_config(folder: &Path) -> Result<String, Error> {
+    let path = folder.join(CONFIG);
+    fs::read_to_string(&path).map_err(|source| match source.kind() {
+        ErrorKind::NotFound => CheckpointError::NoRun { folder: folder.into() }.into(),
+        _ => Error::Io { path, source },
+    })
+}
+
+/// Which run to resume, and what is to be different.
+#[derive(Clone, Debug, Parser)]
+pub struct ResumeArgs {
+    /// The run.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// TOML file to take instead of the configuration that the checkpoint has. Keys that decide what the run is must be as they were.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Optimizer steps in all.
+    #[arg(long, value_name = "N")]
+    pub steps: Option<usize>,
+    /// Write what each linear did, GEMM by GEMM, as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Print it as a table at the end.
+    #[arg(long)]
+    pub print_report: bool,
+    /// Print the configuration with all its defaults, and end.
+    #[arg(long)]
+    pub print_config: bool,
+}
+
+impl ResumeArgs {
+    fn job(&self, out: &mut dyn Write) -> Result<Option<Job>, Error> {
+        let (was, saved) = self.model.open_run()?;
+        let settings = self.model.settings();
+        let mut config = match &self.config {
+            Some(path) => RunConfig::load_from(Some(path), &settings)?,
+            None => was.change(&settings)?,
+        };
+        config.checkpoint.folder.clone_from(&was.checkpoint.folder);
+        config.assets.clone_from(&was.assets);
+        let training = &mut config.training;
+        training.device = self.model.device.unwrap_or(training.device);
+        training.steps = self.steps.unwrap_or(training.steps);
+        training.report = self.report.clone().or(training.report.take());
+        training.print_report |= self.print_report;
+        config.validate()?;
+        if self.print_config {
+            write!(out, "{}", config.to_toml()?)?;
+            return Ok(None);
+        }
+        for Change { key, saved, now } in changes(&was, &config)? {
+            writeln!(out, "changed: {key} was {saved}, is {now}")?;
+        }
+        let signals = Signals::listen().map_err(TrainError::Signals)?;
+        Ok(Some(Job { config, start: Start { saved, is_resumed: true, signals }, task: Task::Train }))
+    }
+}
+
+/// What to evaluate.
+#[derive(Clone, Debug, Parser)]
+pub struct EvalArgs {
+    /// The model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// File or folder of text instead of the run's; its held-out part counts. Repeatable.
+    #[arg(long, value_name = "PATH")]
+    pub data: Vec<PathBuf>,
+}
+
+impl EvalArgs {
+    fn job(&self) -> Result<Job, Error> {
+        let mut job = self.model.open(Task::Evaluate)?;
+        if !self.data.is_empty() {
+            job.config.data.paths = self.data.clone();
+        }
+        Ok(job)
+    }
+}
+
+/// What to continue.
+#[derive(Clone, Debug, Parser)]
+pub struct GenerateArgs {
+    /// The model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// The text to continue, instead of generate.prompt.
+    #[arg(long, value_name = "TEXT")]
+    pub prompt: Option<String>,
+    /// Tokens to add at most.
+    #[arg(long, value_name = "N")]
+    pub max_new_tokens: Option<usize>,
+    /// 0 is greedy.
+    #[arg(long, value_name = "T")]
+    pub temperature: Option<f64>,
+    /// Decides what is drawn.
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+}
+
+impl GenerateArgs {
+    fn job(&self) -> Result<Job, Error> {
+        let mut job = self.model.open(Task::Generate)?;
+        let RunConfig { generate, training, .. } = &mut job.config;
+        generate.prompt = self.prompt.clone().unwrap_or_else(|| generate.prompt.clone());
+        generate.max_new_tokens = self.max_new_tokens.unwrap_or(generate.max_new_tokens);
+        generate.temperature = self.temperature.unwrap_or(generate.temperature);
+        training.seed = self.seed.unwrap_or(training.seed);
+        Ok(job)
+    }
 }
 
 /// What to tokenize, and how.
@@ -65,7 +274,7 @@ pub struct Args {
     #[arg(long)]
     pub device: Option<DeviceChoice>,
     /// Precision of linears.
-    #[arg(long)]
+    #[arg(long, value_enum)]
     pub precision: Option<Precision>,
     /// How FP8 operands are scaled.
     #[arg(long, value_parser = recipe())]
@@ -79,6 +288,9 @@ pub struct Args {
     /// File or folder of text to train on instead of the local Cargo registry; repeatable.
     #[arg(long, value_name = "PATH")]
     pub data: Vec<PathBuf>,
+    /// Folder to save checkpoints in, which `llama3 resume` goes on from.
+    #[arg(long, value_name = "FOLDER")]
+    pub checkpoints: Option<PathBuf>,
     /// Optimizer steps.
     #[arg(long, value_name = "N")]
     pub steps: Option<usize>,
@@ -104,35 +316,40 @@ fn recipe() -> impl TypedValueParser<Value = Recipe> {
     PossibleValuesParser::new(Recipe::ALL.map(|recipe| recipe.to_string())).try_map(parse)
 }
 
-impl ValueEnum for Precision {
-    fn value_variants<'a>() -> &'a [Self] {
-        &[Self::F32, Self::Bf16, Self::Fp8]
-    }
-
-    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
-        let (name, help) = match self {
-            Self::F32 => ("f32", "everything in f32"),
-            Self::Bf16 => ("bf16", "hidden states and GEMMs in bf16"),
-            Self::Fp8 => ("fp8", "GEMMs of linears in FP8"),
-        };
-        Some(clap::builder::PossibleValue::new(name).help(help))
-    }
-}
-
 impl Args {
+    /// The run that these arguments ask for; none if they ask for its configuration, which has been printed then.
+    ///
+    /// # Errors
+    /// Those of [`run_config`](Self::run_config); [`TrainError::Signals`].
+    pub fn job(&self, out: &mut dyn Write) -> Result<Option<Job>, Error> {
+        let config = self.run_config()?;
+        if self.print_config {
+            write!(out, "{}", config.to_toml()?)?;
+            return Ok(None);
+        }
+        let mut start = Start::default();
+        if config.checkpoint.folder.is_some() {
+            start.signals = Signals::listen().map_err(TrainError::Signals)?;
+        }
+        Ok(Some(Job { config, start, task: Task::Train }))
+    }
+
     /// The run that these arguments ask for, validated.
     ///
     /// # Errors
     /// Those of [`RunConfig::load`] and [`RunConfig::validate`].
     pub fn run_config(&self) -> Result<RunConfig, Error> {
-        let mut settings: Vec<_> =
-            self.set.iter().map(|setting| (format!("--set {setting}"), setting.clone())).collect();
+        let mut settings: Vec<_> = self.set.iter().map(Setting::new).collect();
         // The recipe decides what the file's other keys of [float8] mean, so it has to be there when they are read.
-        settings.extend(self.recipe.map(|name| (format!("--recipe {name}"), format!("float8.recipe={name}"))));
+        settings.extend(
+            self.recipe
+                .map(|name| Setting { origin: format!("--recipe {name}"), setting: format!("float8.recipe={name}") }),
+        );
         let mut config = RunConfig::load_from(self.config.as_deref(), &settings)?;
         if !self.data.is_empty() {
             config.data.paths = self.data.clone();
         }
+        config.checkpoint.folder = self.checkpoints.clone().or(config.checkpoint.folder);
         let training = &mut config.training;
         training.device = self.device.unwrap_or(training.device);
         training.precision = self.precision.unwrap_or(training.precision);
@@ -143,7 +360,7 @@ impl Args {
         if let (Some(recipe), precision @ (Precision::F32 | Precision::Bf16)) = (self.recipe, training.precision) {
             let precision = format!("{precision:?}").to_lowercase();
             let reason = format!("contradicts precision {precision}, in which nothing runs in FP8");
-            return Err(Error::RunConfig { origin: format!("--recipe {recipe}"), reason });
+            return Err(ConfigError::Parse { origin: format!("--recipe {recipe}"), reason }.into());
         }
         config.validate()?;
         Ok(config)

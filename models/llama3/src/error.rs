@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use burn_float8::Float8Error;
 use device_select::DeviceError;
-use train::{TokenizeError, TokenizerError};
+use train::batches::BatchError;
+use train::checkpoint::CheckpointError;
+use train::config::ConfigError;
+use train::{TokenizeError, TokenizerError, TrainError};
 
 /// What can go wrong between a command line and a trained model.
 #[derive(Debug, thiserror::Error)]
@@ -154,24 +157,6 @@ pub enum Error {
         /// What is wrong with the registry.
         source: Box<Error>,
     },
-    /// Too little text for the batches asked for.
-    #[error(
-        "too little text: the {split} split has {have} tokens, one batch of {batch_size} \
-         sequences of {seq_len} + 1 tokens needs {need}: give more text or raise data.max_bytes, \
-         data.held_out_fraction moves text between the splits"
-    )]
-    DataTooSmall {
-        /// `training` or `held-out`.
-        split: &'static str,
-        /// Tokens there are.
-        have: usize,
-        /// Tokens needed.
-        need: usize,
-        /// Sequences in a batch.
-        batch_size: usize,
-        /// Tokens in a sequence.
-        seq_len: usize,
-    },
     /// A vocabulary that has no room for the tokenizer's tokens.
     #[error("vocab_size = {vocab_size}, but there are tokens up to {}", needed - 1)]
     Vocabulary {
@@ -188,30 +173,21 @@ pub enum Error {
         /// What is missing.
         source: TokenizerError,
     },
+    /// Too little text for the batches asked for.
+    #[error(transparent)]
+    Batches(#[from] BatchError),
+    /// A key of the configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A run, or what is saved of it.
+    #[error(transparent)]
+    Train(#[from] TrainError),
     /// A tokenizer that cannot be read, or does not take a text.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
     /// A file that is not tokenized.
     #[error(transparent)]
     Tokenize(#[from] TokenizeError),
-    /// A run config (file, `--set` or flag) that does not parse or has an unknown key.
-    #[error("{origin}: {reason}")]
-    RunConfig {
-        /// The file or the argument.
-        origin: String,
-        /// What is wrong, naming the key.
-        reason: String,
-    },
-    /// A key of the run config has a value that cannot be run.
-    #[error("{key} = {value}: {reason}")]
-    RunValue {
-        /// The dotted key.
-        key: &'static str,
-        /// Its value.
-        value: String,
-        /// Why it cannot be run.
-        reason: String,
-    },
     /// The device does not compute in this dtype.
     #[error("{device} does not compute in {dtype}: use precision f32, or fp8 with training.compute_dtype = \"f32\"")]
     UnsupportedDtype {
@@ -234,9 +210,6 @@ pub enum Error {
     /// FP8 could not be applied.
     #[error(transparent)]
     Float8(#[from] Float8Error),
-    /// Not all that was to run in FP8 did, and `float8.strict` is set.
-    #[error("float8.strict: {0}")]
-    Strict(#[source] Float8Error),
     /// The device failed while computing.
     #[error("the device failed while {doing}: {reason}")]
     Execution {
@@ -245,27 +218,15 @@ pub enum Error {
         /// The device's reason.
         reason: String,
     },
-    /// Training left the finite numbers.
-    #[error("training diverged at step {step}: loss = {loss}, grad_norm = {grad_norm}")]
-    Diverged {
-        /// The step, from 1.
-        step: usize,
-        /// Its loss.
-        loss: f64,
-        /// Its gradient norm.
-        grad_norm: f64,
-    },
-    /// The trained model's held-out loss is not finite.
-    #[error("training diverged: held-out loss = {loss} after {steps} steps")]
-    HeldOutDiverged {
-        /// Optimizer steps that were made; 0 if the initial parameters are to blame.
-        steps: usize,
-        /// The loss.
-        loss: f64,
-    },
     /// The output could not be written.
     #[error("cannot write the log")]
     Output(#[from] std::io::Error),
+}
+
+impl From<CheckpointError> for Error {
+    fn from(error: CheckpointError) -> Self {
+        Self::Train(error.into())
+    }
 }
 
 fn join(paths: &[PathBuf]) -> String {

@@ -6,7 +6,9 @@ use burn::tensor::{Int, Tensor, TensorData};
 use crate::Error;
 use crate::attention::KvCache;
 use crate::model::Llama;
-use crate::rng::Rng;
+use train::TrainError;
+use train::config::ConfigError;
+use train::rng::Rng;
 
 /// How to choose the next token.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,8 +29,8 @@ impl<B: Backend> Llama<B> {
     /// be padding), or until one of `stop`, and returns the new ones without that.
     ///
     /// # Errors
-    /// [`Error::RunValue`] for an empty prompt or no choices, [`Error::Vocabulary`] for a prompt token or a choice
-    /// that the model does not have, [`Error::Execution`] if the device fails.
+    /// [`ConfigError::Value`] for an empty prompt or no choices, [`Error::Vocabulary`] for a prompt token or a choice
+    /// that the model does not have, [`TrainError::Execution`] if the device fails.
     pub fn generate(
         &self,
         prompt: &[u32],
@@ -37,10 +39,32 @@ impl<B: Backend> Llama<B> {
         stop: &[u32],
         sampling: Sampling,
     ) -> Result<Vec<u32>, Error> {
+        let mut tokens = Vec::with_capacity(max_new_tokens);
+        self.generate_each(prompt, max_new_tokens, num_choices, stop, sampling, |token| {
+            tokens.push(token);
+            Ok(())
+        })?;
+        Ok(tokens)
+    }
+
+    /// As [`generate`](Self::generate), but gives each token to `take` when it is there.
+    ///
+    /// # Errors
+    /// Those of [`generate`](Self::generate), and `take`'s.
+    pub fn generate_each(
+        &self,
+        prompt: &[u32],
+        max_new_tokens: usize,
+        num_choices: usize,
+        stop: &[u32],
+        sampling: Sampling,
+        mut take: impl FnMut(u32) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let vocab_size = self.config().vocab_size;
         if prompt.is_empty() || num_choices == 0 {
             let key = if prompt.is_empty() { "prompt" } else { "num_choices" };
-            return Err(Error::RunValue { key, value: "empty".into(), reason: "there is nothing to go by".into() });
+            let (value, reason) = ("empty".into(), "there is nothing to go by".into());
+            return Err(ConfigError::Value { key, value, reason }.into());
         }
         let needed = prompt.iter().map(|&token| token as usize + 1).fold(num_choices, usize::max);
         if needed > vocab_size {
@@ -53,16 +77,15 @@ impl<B: Backend> Llama<B> {
             Sampling::Temperature { seed, .. } => Rng::named(seed, "generate"),
         };
         let mut cache = KvCache::new(self.config().num_layers);
-        let mut tokens = Vec::with_capacity(max_new_tokens);
         let mut input = prompt.to_vec();
-        while tokens.len() < max_new_tokens {
+        for _ in 0..max_new_tokens {
             let len = input.len();
             let values: Vec<i32> = input.iter().map(|&token| token as i32).collect();
             let input_ids = Tensor::<B, 2, Int>::from_data(TensorData::new(values, [1, len]), &device);
             let logits = self.forward_cached(input_ids, &mut cache);
             let data = logits
                 .try_into_data()
-                .map_err(|error| Error::Execution { doing: "generating", reason: error.to_string() })?;
+                .map_err(|error| TrainError::Execution { doing: "generating", reason: error.to_string() })?;
             let logits: Vec<f32> = data.iter().take(num_choices).collect();
             let token = match sampling {
                 Sampling::Greedy => argmax(&logits),
@@ -72,10 +95,10 @@ impl<B: Backend> Llama<B> {
             if stop.contains(&token) {
                 break;
             }
-            tokens.push(token);
+            take(token)?;
             input = vec![token];
         }
-        Ok(tokens)
+        Ok(())
     }
 }
 

@@ -17,7 +17,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 use crate::config::LlamaConfig;
 use crate::model::Llama;
 use crate::names::ModulePath;
-use crate::rng::Rng;
+use train::rng::Rng;
 
 impl<B: Backend> Llama<B> {
     /// Replaces every parameter by its initial value under `seed`.

@@ -21,30 +21,23 @@
 //! `examples/llama3_fp8.rs`, configured by a [`RunConfig`].
 
 pub mod attention;
-pub mod batches;
 mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod data;
 mod error;
-pub mod float8_section;
 pub mod generate;
-pub mod grads;
 mod hf_config;
 mod hf_weights;
 mod init;
-pub mod metrics;
+pub mod jobs;
 pub mod model;
 pub mod moe;
 pub mod names;
 pub mod presets;
-mod reporting;
-pub mod rng;
 pub mod rope;
 pub mod run_config;
 mod saved_input;
-pub mod schedule;
-pub mod steps;
 pub mod trainer;
 
 pub use config::{LlamaConfig, MoeConfig, RopeScaling};

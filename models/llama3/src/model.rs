@@ -12,6 +12,7 @@ use burn::nn::{Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig, Rm
 use burn::tensor::activation::{log_softmax, silu};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor};
+use train::LanguageModel;
 
 use crate::Error;
 use crate::attention::{Attention, KvCache, Positions, causal_mask};
@@ -183,6 +184,16 @@ impl<B: Backend> Llama<B> {
             }
         };
         logits.cast(DType::F32)
+    }
+}
+
+impl<B: Backend> LanguageModel<B> for Llama<B> {
+    fn loss(&self, inputs: Tensor<B, 2, Int>, targets: Tensor<B, 2, Int>) -> Tensor<B, 1> {
+        Llama::loss(self, inputs, targets)
+    }
+
+    fn flops_per_token(&self, seq_len: usize) -> f64 {
+        self.config.flops_per_token(seq_len)
     }
 }
 

@@ -1,25 +1,25 @@
-//! The training loop: batches in, step lines out, then a held-out loss, a sample and what the linears did.
+//! A run from its configuration to its end: data, model, steps, then a held-out loss, a sample and what the linears did.
 
 use std::io::Write;
-use std::time::Instant;
 
 use burn::module::AutodiffModule;
+use burn::tensor::DType;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{DType, Tensor};
 use burn_float8::{Float8Error, Float8Stack, GemmTotals, Report, set_default_config};
 use device_select::SelectedDevice;
-use train::Tokenizer;
+use train::batches::{Batch, BatchShape, TrainBatches, held_out_batches};
+use train::checkpoint::{Checkpoints, SavedRun};
+use train::config::{ComputeDtype, ConfigError, Precision};
+use train::metrics::{StepLine, thousands};
+use train::run::{mean_loss, verify};
+use train::{Run, Signals, Steps, Tokenizer, TrainError, check_report_path, report_of, write_report};
 
 use crate::Error;
-use crate::batches::{Batch, BatchShape, TrainBatches, held_out_batches};
 use crate::config::LlamaConfig;
 use crate::data::Corpus;
 use crate::generate::Sampling;
-use crate::metrics::{Memory, StepLine, thousands};
 use crate::model::Llama;
-use crate::reporting;
-use crate::run_config::{ComputeDtype, Precision, RunConfig};
-use crate::steps::{Step, Steps};
+use crate::run_config::RunConfig;
 
 /// What a run came to.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,66 +36,87 @@ pub struct Outcome {
     pub report: Report,
 }
 
+/// Where a run begins, and what may stop it.
+#[derive(Debug, Default)]
+pub struct Start {
+    /// The checkpoint to go on from; none at the beginning.
+    pub saved: Option<SavedRun>,
+    /// Whether the folder of checkpoints may hold some: those of this run.
+    pub is_resumed: bool,
+    /// What a run with checkpoints is stopped by.
+    pub signals: Signals,
+}
+
 /// Trains as `config` says on `device`, which is `selected`, and writes the log to `out`.
 ///
 /// The backend's default FP8 config is switched off for `device`: only linears that `config` names run in FP8. With
-/// `float8.strict`, a GEMM in high precision that `config` does not ask for is [`Error::Strict`], after the first step in
+/// `float8.strict`, a GEMM in high precision that `config` does not ask for is [`TrainError::Strict`], after the first step in
 /// FP8 or at the end.
 ///
 /// # Errors
 /// Any [`Error`].
 pub fn train<B: AutodiffBackend + Float8Stack>(
     config: &RunConfig,
+    start: &Start,
     selected: &SelectedDevice,
     device: &B::Device,
     out: &mut dyn Write,
 ) -> Result<Outcome, Error> {
     config.validate()?;
     if let Some(path) = &config.training.report {
-        reporting::check_destination(path)?;
+        check_report_path(path)?;
     }
     let tokenizer = config.tokenizer()?;
     let prompt = tokenizer.prompt(&config.generate.prompt)?;
     let dims = dimensions(config, &tokenizer, prompt.len())?;
     let dtype = compute_dtype::<B>(config, selected, device)?;
+    let checkpoints = Checkpoints::new(&config.checkpoint, config.to_toml()?, !start.is_resumed, |folder| {
+        config.copy_assets(folder)
+    })?;
     let corpus = config.text().load(&tokenizer)?;
     let shape = BatchShape { batch_size: config.training.batch_size, seq_len: config.training.seq_len };
     let held_out = held_out_batches(&corpus.held_out, shape, config.training.eval_batches)?;
     let batches = TrainBatches::new(&corpus.train, shape, config.training.seed)?;
     announce(config, selected, dtype, &dims, &tokenizer, &corpus, out)?;
 
-    let model = prepare::<B>(config, dims, device, out)?.with_compute_dtype(dtype);
-    finish(config, selected, &tokenizer, Steps::new(config, model, batches), &held_out, device, out)
+    let saved = start.saved.as_ref();
+    let model = prepare::<B>(config, saved, dims, device, out)?.with_compute_dtype(dtype);
+    let mut steps = Steps::new(config.steps(), model, batches);
+    if let Some(saved) = saved {
+        steps = steps.resume(saved)?;
+        writeln!(out, "resumed: step {} of {}", saved.step(), saved.path().display())?;
+    }
+    let signals = start.signals.clone();
+    let run = Run { config: config.steps(), selected, device, held_out: &held_out, checkpoints, signals, out };
+    finish(config, &tokenizer, run, steps)
 }
 
-/// Makes the steps of `config` that `steps` has not made yet, then evaluates, samples and reports as [`train()`] does.
+/// Makes the steps of `config` that are left, then evaluates, samples and reports as [`train()`] does.
 ///
 /// # Errors
 /// As [`train()`].
 pub fn finish<B: AutodiffBackend + Float8Stack>(
     config: &RunConfig,
-    selected: &SelectedDevice,
     tokenizer: &Tokenizer,
-    steps: Steps<'_, B>,
-    held_out: &[Batch],
-    device: &B::Device,
-    out: &mut dyn Write,
+    mut run: Run<'_, B>,
+    steps: Steps<'_, B, Llama<B>>,
 ) -> Result<Outcome, Error> {
-    let (model, steps) = optimize::<B>(config, selected, steps, device, out)?;
+    let (model, steps) = run.run(steps)?;
+    let Run { held_out, device, out, .. } = run;
     let evaluated = model.valid();
     let held_out_loss = mean_loss(&evaluated, held_out, device)?;
     if !held_out_loss.is_finite() {
-        return Err(Error::HeldOutDiverged { steps: config.training.steps, loss: held_out_loss });
+        let steps = config.training.steps;
+        return Err(TrainError::HeldOutDiverged { steps, loss: held_out_loss }.into());
     }
-    let tokens: usize = held_out.iter().map(Batch::num_tokens).sum();
-    writeln!(out, "held-out loss: {held_out_loss:.5}  ({} tokens)", thousands(&tokens.to_string()))?;
+    announce_held_out(held_out_loss, held_out, out)?;
     let sample = sample(config, tokenizer, &evaluated)?;
     if !sample.is_empty() {
         writeln!(out, "sample:\n{}{sample}", config.generate.prompt)?;
     }
-    let report = reporting::report_of(&model);
+    let report = report_of::<B, _>(&model);
     if let Some(path) = &config.training.report {
-        reporting::write(&report, path)?;
+        write_report(&report, path)?;
         writeln!(out, "report: {}", path.display())?;
     }
     let gemms = report.totals();
@@ -104,20 +125,17 @@ pub fn finish<B: AutodiffBackend + Float8Stack>(
         true => writeln!(out, "{report}")?,
         false => writeln!(out, "{gemms}")?,
     }
-    verify(config, &report)?;
+    verify::<B, _>(&config.float8, &model)?;
     Ok(Outcome { steps, held_out_loss, sample, gemms, report })
 }
 
-/// With `float8.strict`, whether all ran in FP8 that was to.
-fn verify(config: &RunConfig, report: &Report) -> Result<(), Error> {
-    match config.float8.config.strict {
-        true => report.verify().map_err(Error::Strict),
-        false => Ok(()),
-    }
+pub(crate) fn announce_held_out(loss: f64, held_out: &[Batch], out: &mut dyn Write) -> Result<(), Error> {
+    let tokens: usize = held_out.iter().map(Batch::num_tokens).sum();
+    Ok(writeln!(out, "held-out loss: {loss:.5}  ({} tokens)", thousands(&tokens.to_string()))?)
 }
 
 /// The model's dimensions, with rotary tables no longer than this run needs; the prompt has so many tokens.
-fn dimensions(config: &RunConfig, tokenizer: &Tokenizer, prompt: usize) -> Result<LlamaConfig, Error> {
+pub(crate) fn dimensions(config: &RunConfig, tokenizer: &Tokenizer, prompt: usize) -> Result<LlamaConfig, Error> {
     let mut dims = config.llama()?;
     let needed = tokenizer.vocab_size();
     if dims.vocab_size < needed {
@@ -126,19 +144,19 @@ fn dimensions(config: &RunConfig, tokenizer: &Tokenizer, prompt: usize) -> Resul
     let (seq_len, max_seq_len) = (config.training.seq_len, dims.max_seq_len);
     if seq_len > max_seq_len {
         let reason = format!("the model has {max_seq_len} positions");
-        return Err(Error::RunValue { key: "training.seq_len", value: seq_len.to_string(), reason });
+        return Err(ConfigError::Value { key: "training.seq_len", value: seq_len.to_string(), reason }.into());
     }
     let new = config.generate.max_new_tokens;
     let generated = prompt.saturating_add(new);
     if generated > max_seq_len {
         let reason = format!("with a prompt of {prompt} tokens exceeds the model's {max_seq_len} positions");
-        return Err(Error::RunValue { key: "generate.max_new_tokens", value: new.to_string(), reason });
+        return Err(ConfigError::Value { key: "generate.max_new_tokens", value: new.to_string(), reason }.into());
     }
     dims.max_seq_len = generated.max(seq_len);
     Ok(dims)
 }
 
-fn compute_dtype<B: Backend>(
+pub(crate) fn compute_dtype<B: Backend>(
     config: &RunConfig,
     selected: &SelectedDevice,
     device: &B::Device,
@@ -151,9 +169,9 @@ fn compute_dtype<B: Backend>(
     };
     let chosen = training.compute_dtype.unwrap_or(implied);
     if training.precision != Precision::Fp8 && chosen != implied {
-        let reason = format!("precision {:?} computes in {implied:?}", training.precision);
+        let reason = format!("precision {:?} computes in {implied:?}", training.precision).to_lowercase();
         let value = format!("{chosen:?}").to_lowercase();
-        return Err(Error::RunValue { key: "training.compute_dtype", value, reason: reason.to_lowercase() });
+        return Err(ConfigError::Value { key: "training.compute_dtype", value, reason }.into());
     }
     let dtype = match chosen {
         ComputeDtype::F32 => DType::F32,
@@ -197,7 +215,7 @@ fn announce(
     Ok(())
 }
 
-/// The initial model of a run, of these dimensions, with FP8 applied if `config` asks for it.
+/// The model of a run, of these dimensions, as a checkpoint has it or at its beginning, with FP8 applied if `config` asks for it.
 ///
 /// The backend's default FP8 config is switched off for `device`.
 ///
@@ -205,15 +223,17 @@ fn announce(
 /// Weights that do not load, an FP8 config that does not fit the model, a log that cannot be written.
 pub fn prepare<B: AutodiffBackend + Float8Stack>(
     config: &RunConfig,
+    saved: Option<&SavedRun>,
     dims: LlamaConfig,
     device: &B::Device,
     out: &mut dyn Write,
 ) -> Result<Llama<B>, Error> {
     let float8 = config.float8(&dims);
     let model = Llama::<B>::new(dims, device)?;
-    let model = match &config.model.hf_path {
-        Some(path) => model.load_hf_weights(path)?,
-        None => model.init_weights(config.training.seed),
+    let model = match (saved, &config.model.hf_path) {
+        (Some(saved), _) => saved.load_parameters(model)?,
+        (None, Some(path)) => model.load_hf_weights(path)?,
+        (None, None) => model.init_weights(config.training.seed),
     };
     set_default_config::<B>(device, None)?;
     if config.training.precision != Precision::Fp8 {
@@ -225,82 +245,17 @@ pub fn prepare<B: AutodiffBackend + Float8Stack>(
     Ok(if config.training.save_fp8_operands { model.with_saved_fp8_operands() } else { model })
 }
 
-fn optimize<B: AutodiffBackend + Float8Stack>(
-    config: &RunConfig,
-    selected: &SelectedDevice,
-    mut steps: Steps<'_, B>,
-    device: &B::Device,
-    out: &mut dyn Write,
-) -> Result<(Llama<B>, Vec<StepLine>), Error> {
-    let training = &config.training;
-    let fp8 = training.precision == Precision::Fp8;
-    let flops_per_token = steps.model.config().flops_per_token(training.seq_len);
-    let mut lines = Vec::new();
-    let (mut since, mut tokens) = (Instant::now(), 0);
-    // As `prepare` leaves the model.
-    let mut was_float8 = fp8;
-    let mut verified = false;
-    while steps.done() < training.steps {
-        let step;
-        (steps, step) = steps.step(device);
-        let Step { number, is_float8, .. } = step;
-        tokens += step.tokens;
-        if is_float8 != was_float8 {
-            let precision = if is_float8 { "FP8" } else { "high precision" };
-            writeln!(out, "step: {number:2}  linears switch to {precision} (float8.schedule)")?;
-            was_float8 = is_float8;
-        }
-        if is_float8 && !verified {
-            verify(config, &reporting::report_of(&steps.model))?;
-            verified = true;
-        }
-        if number == 1 || number == training.steps || number.is_multiple_of(training.log_every) {
-            let [loss, grad_norm] = [read(step.loss)?, read(step.grad_norm)?];
-            if !loss.is_finite() || !grad_norm.is_finite() {
-                return Err(Error::Diverged { step: number, loss, grad_norm });
-            }
-            let line = StepLine {
-                step: number,
-                loss,
-                grad_norm,
-                memory: (*selected == SelectedDevice::Cpu).then(Memory::of_process).flatten(),
-                tokens_per_second: tokens as f64 / since.elapsed().as_secs_f64(),
-                flops_per_token,
-                peak_flops: training.peak_tflops.map(|peak| peak * 1e12),
-            };
-            writeln!(out, "{line}")?;
-            lines.push(line);
-            (since, tokens) = (Instant::now(), 0);
-        }
-    }
-    Ok((steps.model, lines))
-}
-
-/// Mean loss per token over `batches`, which are all of one shape.
-fn mean_loss<B: Backend>(model: &Llama<B>, batches: &[Batch], device: &B::Device) -> Result<f64, Error> {
-    let mut sum = 0.0;
-    for batch in batches {
-        let [inputs, targets] = batch.tensors::<B>(device);
-        sum += read(model.loss(inputs, targets))?;
-    }
-    Ok(sum / batches.len() as f64)
-}
-
 fn sample<B: Backend>(config: &RunConfig, tokenizer: &Tokenizer, model: &Llama<B>) -> Result<String, Error> {
-    let generate = &config.generate;
-    let sampling = match generate.temperature {
-        0.0 => Sampling::Greedy,
-        temperature => Sampling::Temperature { temperature, seed: config.training.seed },
-    };
-    let prompt = tokenizer.prompt(&generate.prompt)?;
+    let prompt = tokenizer.prompt(&config.generate.prompt)?;
     let (choices, stop) = (tokenizer.num_choices(), tokenizer.stop());
-    let tokens = model.generate(&prompt, generate.max_new_tokens, choices, stop, sampling)?;
+    let tokens = model.generate(&prompt, config.generate.max_new_tokens, choices, stop, sampling(config))?;
     Ok(tokenizer.stream_text().read(&tokens)?)
 }
 
-fn read<B: Backend>(scalar: Tensor<B, 1>) -> Result<f64, Error> {
-    let data = scalar
-        .try_into_data()
-        .map_err(|error| Error::Execution { doing: "reading the loss", reason: error.to_string() })?;
-    Ok(data.iter::<f64>().sum())
+/// How the configuration has text sampled.
+pub(crate) fn sampling(config: &RunConfig) -> Sampling {
+    match config.generate.temperature {
+        0.0 => Sampling::Greedy,
+        temperature => Sampling::Temperature { temperature, seed: config.training.seed },
+    }
 }

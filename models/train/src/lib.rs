@@ -1,9 +1,32 @@
 //! What training a language model needs that is not the model.
 //!
 //! [`Tokenizer`] maps text to token ids and back: bytes, Hugging Face's `tokenizer.json`, or the ranks that Llama 3 is published with.
+//! [`Steps`] makes optimizer steps on any [`LanguageModel`], [`Run`] makes those of a whole run, and [`checkpoint`] saves them so that it
+//! can go on bit for bit.
 
+pub mod batches;
+pub mod checkpoint;
+pub mod config;
+pub mod data;
+mod error;
+mod files;
+pub mod grads;
 mod lines;
+pub mod metrics;
+mod model;
+mod report;
+pub mod rng;
+pub mod run;
+pub mod schedule;
+mod signals;
+mod steps;
 mod tokenizer;
 
+pub use error::TrainError;
 pub use lines::TokenizeError;
+pub use model::LanguageModel;
+pub use report::{check_report_path, report_of, write_report};
+pub use run::Run;
+pub use signals::Signals;
+pub use steps::{Step, StepConfig, Steps};
 pub use tokenizer::{ByteTokenizer, SpecialTokens, TextStream, Tokenizer, TokenizerError};

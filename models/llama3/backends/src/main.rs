@@ -7,8 +7,11 @@ use clap::Parser;
 use llama3::cli::Command;
 
 fn main() -> ExitCode {
-    llama3_backends::main(|| match Command::parse() {
-        Command::Train(args) => llama3_backends::train(&args, &mut io::stdout()),
-        Command::Tokenize(args) => args.run(&mut io::BufWriter::new(io::stdout())),
+    llama3_backends::main(|| {
+        let out = &mut io::stdout();
+        match Command::parse().job(out)? {
+            Some(job) => llama3_backends::run(&job, out),
+            None => Ok(()),
+        }
     })
 }

@@ -9,16 +9,16 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::Float8;
 use device_select::SelectedDevice;
-use llama3::batches::{BatchShape, TrainBatches};
 use llama3::data::Corpus;
-use llama3::rng::Rng;
-use llama3::steps::Steps;
-use llama3::trainer::{Outcome, prepare, train};
+use llama3::trainer::{Outcome, Start, prepare, train};
 use llama3::{Error, Llama, LlamaConfig, MoeConfig, RopeScaling, RunConfig};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use train::Steps;
+use train::batches::{BatchShape, TrainBatches};
+use train::rng::Rng;
 
 /// A backend that trains in FP8.
 pub(crate) type Train = Autodiff<Float8<Flex>>;
@@ -198,7 +198,7 @@ pub(crate) fn run_config(data: &Path, settings: &[&str]) -> RunConfig {
 
 pub(crate) fn run(config: &RunConfig) -> Result<(Outcome, String), Error> {
     let mut log = Vec::new();
-    let outcome = train::<Train>(config, &SelectedDevice::Cpu, &Default::default(), &mut log)?;
+    let outcome = train::<Train>(config, &Start::default(), &SelectedDevice::Cpu, &Default::default(), &mut log)?;
     Ok((outcome, String::from_utf8(log).unwrap()))
 }
 
@@ -207,12 +207,12 @@ pub(crate) fn steps<'a>(
     config: &'a RunConfig,
     corpus: &'a Corpus,
     change: impl FnOnce(Llama<Train>) -> Llama<Train>,
-) -> Steps<'a, Train> {
+) -> Steps<'a, Train, Llama<Train>> {
     let dims = config.llama().unwrap();
-    let model = prepare::<Train>(config, dims, &Default::default(), &mut std::io::sink()).unwrap();
+    let model = prepare::<Train>(config, None, dims, &Default::default(), &mut std::io::sink()).unwrap();
     let shape = BatchShape { batch_size: config.training.batch_size, seq_len: config.training.seq_len };
     let batches = TrainBatches::new(&corpus.train, shape, config.training.seed).unwrap();
-    Steps::new(config, change(model), batches)
+    Steps::new(config.steps(), change(model), batches)
 }
 
 /// The bits of every parameter.

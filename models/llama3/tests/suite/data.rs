@@ -4,8 +4,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use llama3::Error;
-use llama3::batches::{BatchShape, TrainBatches, held_out_batches};
 use llama3::data::{Corpus, TextSource};
+use train::batches::{BatchError, BatchShape, TrainBatches, held_out_batches};
 use train::{ByteTokenizer, Tokenizer};
 
 use crate::common::values;
@@ -193,7 +193,7 @@ fn held_out_windows_are_spread_and_disjoint() {
     let shape = BatchShape { batch_size: 2, seq_len: 9 };
     let starts = |count| -> Vec<i64> {
         let batches = held_out_batches(&stream, shape, count).unwrap();
-        let first = |batch: &llama3::batches::Batch| {
+        let first = |batch: &train::batches::Batch| {
             let [inputs, _] = batch.tensors::<burn::backend::Flex>(&Default::default());
             inputs.slice([0..2, 0..1]).into_data().iter::<i64>().collect::<Vec<_>>()
         };
@@ -218,6 +218,6 @@ fn too_little_text_is_an_error_with_numbers() {
     );
     assert!(matches!(
         held_out_batches(&stream[1..], shape, 3),
-        Err(Error::DataTooSmall { split: "held-out", have: 39, need: 40, .. })
+        Err(BatchError { split: "held-out", have: 39, need: 40, .. })
     ));
 }

@@ -9,11 +9,12 @@ use burn_float8::{
 };
 use clap::{CommandFactory, Parser};
 use llama3::cli::Args;
-use llama3::float8_section::Float8Section;
 use llama3::{Error, RunConfig};
 use toml::{Table, Value};
+use train::config::Float8Section;
 
 use crate::common::tiny;
+use train::config::ConfigError;
 
 fn set(settings: &[&str]) -> Result<RunConfig, Error> {
     let settings: Vec<_> = settings.iter().map(|s| s.to_string()).collect();
@@ -135,7 +136,7 @@ fn wrong_keys_and_values_are_named_with_where_they_came_from() {
         ("float8.num_layers_at_start_in_high_precision=-1", "num_layers_at_start_in_high_precision"),
     ] {
         match set(&["float8.recipe=rowwise", setting]) {
-            Err(Error::RunConfig { origin, reason }) => {
+            Err(Error::Config(ConfigError::Parse { origin, reason })) => {
                 assert_eq!(origin, format!("--set {setting}"));
                 assert!(reason.contains(named), "{setting}: {reason}");
             }
@@ -156,7 +157,7 @@ fn settings_are_judged_together_and_the_first_wrong_one_is_blamed() {
     ];
     set(&halves).unwrap();
     let wrong = set(&["training.steps=1", halves[0], halves[2], "training.seed=2"]);
-    let Err(Error::RunConfig { origin, reason }) = wrong else { panic!("{wrong:?}") };
+    let Err(Error::Config(ConfigError::Parse { origin, reason })) = wrong else { panic!("{wrong:?}") };
     assert_eq!(origin, format!("--set {}", halves[0]));
     assert!(reason.contains("dgrad"), "{reason}");
 }
@@ -175,7 +176,7 @@ fn the_recipe_flag_comes_last() {
     assert_eq!(kept.linear, Float8LinearConfig::new(Recipe::Rowwise).with_emulate(true));
     let cast = "float8.cast_config_input_for_grad_weight={ scaling_granularity = 'rowwise', target_dtype = 'e4m3' }";
     let contradiction = args(&["--set", cast, "--recipe", "rowwise_with_gw_hp"]);
-    let Err(Error::RunConfig { origin, reason }) = contradiction else { panic!("{contradiction:?}") };
+    let Err(Error::Config(ConfigError::Parse { origin, reason })) = contradiction else { panic!("{contradiction:?}") };
     assert_eq!(origin, "--recipe rowwise_with_gw_hp");
     assert!(reason.contains("wgrad"), "{reason}");
     // Judged by the recipe that runs.
@@ -183,11 +184,11 @@ fn the_recipe_flag_comes_last() {
     let kept = args(&[&mode[..], &["--recipe", "mxfp8"]].concat()).unwrap().float8.config.linear;
     assert_eq!(kept.scale_calculation_mode(), ScaleCalculationMode::Even);
     let contradiction = args(&[&["--set", "float8.recipe=mxfp8"], &mode[..], &["--recipe", "blockwise"]].concat());
-    let Err(Error::RunConfig { origin, reason }) = contradiction else { panic!("{contradiction:?}") };
+    let Err(Error::Config(ConfigError::Parse { origin, reason })) = contradiction else { panic!("{contradiction:?}") };
     assert_eq!(origin, "--recipe blockwise");
     assert!(reason.contains("scale_calculation_mode = even with recipe blockwise"), "{reason}");
     let contradiction = args(&[&mode[..], &["--recipe", "rowwise"]].concat());
-    let Err(Error::RunConfig { origin, reason }) = contradiction else { panic!("{contradiction:?}") };
+    let Err(Error::Config(ConfigError::Parse { origin, reason })) = contradiction else { panic!("{contradiction:?}") };
     assert_eq!(origin, "--set float8.scale_calculation_mode=even");
     assert!(reason.contains("scale_calculation_mode = even with recipe rowwise"), "{reason}");
 }

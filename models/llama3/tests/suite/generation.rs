@@ -5,6 +5,7 @@ use llama3::Error;
 use llama3::generate::Sampling;
 
 use crate::common::{ids, model, tiny, values};
+use train::config::ConfigError;
 
 #[test]
 fn greedy_is_the_argmax_of_the_full_forward_pass() {
@@ -55,8 +56,8 @@ fn a_stop_token_ends_it() {
 fn impossible_requests_are_refused() {
     let model = model::<Flex>(tiny(), 4);
     let generate = |prompt: &[u32], choices| model.generate(prompt, 1, choices, &[], Sampling::Greedy);
-    assert!(matches!(generate(&[], 288), Err(Error::RunValue { key: "prompt", .. })));
-    assert!(matches!(generate(&[1], 0), Err(Error::RunValue { key: "num_choices", .. })));
+    assert!(matches!(generate(&[], 288), Err(Error::Config(ConfigError::Value { key: "prompt", .. }))));
+    assert!(matches!(generate(&[1], 0), Err(Error::Config(ConfigError::Value { key: "num_choices", .. }))));
     assert!(matches!(generate(&[288], 288), Err(Error::Vocabulary { vocab_size: 288, needed: 289 })));
     assert!(matches!(generate(&[1], 289), Err(Error::Vocabulary { vocab_size: 288, needed: 289 })));
 }

@@ -5,7 +5,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use llama3::Llama;
-use llama3::grads::clip_grad_norm;
+use train::grads::clip_grad_norm;
 
 use crate::common::{ids, model, relative, tiny, tokens, values};
 

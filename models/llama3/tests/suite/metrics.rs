@@ -1,6 +1,6 @@
 //! The step line, character by character.
 
-use llama3::metrics::{Memory, StepLine};
+use train::metrics::{Memory, StepLine};
 
 fn line() -> StepLine {
     StepLine {

@@ -8,8 +8,8 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::{Float8Config, Float8Error, report, set_default_config};
 use llama3::moe::Moe;
-use llama3::rng::Rng;
 use llama3::{Error, LlamaConfig, MoeConfig};
+use train::rng::Rng;
 
 use crate::common::{Train, hf_json, ids, model, relative, stored_tensors, tiny, tiny_moe, tokens, values};
 use crate::common::{write_json, write_safetensors};

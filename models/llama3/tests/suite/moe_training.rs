@@ -5,9 +5,10 @@ use std::path::Path;
 use burn::module::Module;
 use burn::optim::Optimizer;
 use burn_float8::{Gemm, Recipe};
+use llama3::Llama;
 use llama3::RunConfig;
-use llama3::steps::Steps;
 use llama3::trainer::Outcome;
+use train::Steps;
 use train::Tokenizer;
 
 use crate::common::{Train, parameters, run, run_config, steps, text, values};
@@ -81,7 +82,7 @@ fn experts_run_in_fp8_and_routers_where_the_filter_leaves_them() {
     }
 }
 
-fn advance(steps: Steps<'_, Train>, count: usize) -> (Steps<'_, Train>, Vec<u32>) {
+fn advance(steps: Steps<'_, Train, Llama<Train>>, count: usize) -> (Steps<'_, Train, Llama<Train>>, Vec<u32>) {
     (0..count).fold((steps, vec![]), |(steps, mut losses), _| {
         let (steps, step) = steps.step(&Default::default());
         losses.push(values(step.loss)[0].to_bits());
@@ -96,7 +97,7 @@ fn a_resumed_run_goes_on_with_the_same_bits() {
     let corpus = config.text().load(&Tokenizer::bytes()).unwrap();
     let (before, _) = advance(steps(&config, &corpus, |model| model), 3);
     let (model, moments) = (before.model.clone().into_record(), before.optimizer.to_record());
-    let mut resumed = steps(&config, &corpus, |fresh| fresh.load_record(model)).after(3);
+    let mut resumed = steps(&config, &corpus, |fresh| fresh.load_record(model)).after(3, &before.batches.position());
     resumed.optimizer = resumed.optimizer.load_record(moments);
     let [(straight, expected), (resumed, losses)] = [before, resumed].map(|run| advance(run, 3));
     assert_eq!(losses, expected);

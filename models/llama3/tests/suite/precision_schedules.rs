@@ -2,13 +2,17 @@
 
 use burn::module::Module;
 use burn::optim::Optimizer;
-use llama3::run_config::Precision;
-use llama3::steps::{Step, Steps};
+use llama3::Llama;
 use train::Tokenizer;
+use train::config::Precision;
+use train::{Step, Steps};
 
 use crate::common::{Train, parameters, run, run_config as config, steps, text, values};
 
-fn advance<'a>(steps: Steps<'a, Train>, count: usize) -> (Steps<'a, Train>, Vec<Step<Train>>) {
+fn advance<'a>(
+    steps: Steps<'a, Train, Llama<Train>>,
+    count: usize,
+) -> (Steps<'a, Train, Llama<Train>>, Vec<Step<Train>>) {
     (0..count).fold((steps, vec![]), |(steps, mut made), _| {
         let (steps, step) = steps.step(&Default::default());
         made.push(step);
@@ -41,13 +45,14 @@ fn the_first_fp8_steps_are_those_of_an_fp8_run_from_that_state() {
         let losses = |made: &[Step<Train>]| -> Vec<_> { made.iter().map(loss).collect() };
         assert_eq!(losses(&plain_made), losses(&made[..WARMUP]));
         let (model, moments) = (before.model.clone().into_record(), before.optimizer.to_record());
+        let position = before.batches.position();
 
         // Another run, in FP8 from its start, takes over its parameters and moments.
         let float8 = config(&[]);
         let mut taken = steps(&float8, &corpus, |fresh| fresh.load_record(model));
         assert!(parameters(&taken.model) == parameters(&before.model), "loaded");
         taken.optimizer = taken.optimizer.load_record(moments);
-        let (taken, made) = advance(taken.after(WARMUP), 2);
+        let (taken, made) = advance(taken.after(WARMUP, &position), 2);
         assert_eq!(losses(&made), expected, "{recipe}");
         assert!(parameters(&taken.model) == parameters(&run.model), "{recipe}: parameters differ");
 

@@ -6,11 +6,11 @@ use std::path::Path;
 use burn::tensor::DType;
 use burn_float8::{Float8Error, Gemm};
 use device_select::SelectedDevice;
-use llama3::batches::{BatchShape, held_out_batches};
 use llama3::trainer::{Outcome, finish};
 use llama3::{Error, RunConfig};
 use serde_json::Value;
-use train::Tokenizer;
+use train::batches::{BatchShape, held_out_batches};
+use train::{Run, Signals, Tokenizer, TrainError};
 
 use crate::common::{run, run_config as config, steps, text};
 
@@ -75,7 +75,7 @@ fn a_report_that_cannot_be_written_stops_the_run_before_it_trains() {
         let mut config = config(data.path(), &["training.steps=1000000000"]);
         config.training.report = Some(path.clone());
         match run(&config) {
-            Err(Error::Write { path: named, .. }) => assert_eq!(named, path),
+            Err(Error::Train(TrainError::Write { path: named, .. })) => assert_eq!(named, path),
             other => panic!("{other:?}"),
         }
     }
@@ -88,8 +88,16 @@ fn in_dtype(config: &RunConfig, dtype: DType) -> (Result<Outcome, Error>, String
     let held_out = held_out_batches(&corpus.held_out, shape, 2).unwrap();
     let steps = steps(config, &corpus, |model| model.with_compute_dtype(dtype));
     let mut log = Vec::new();
-    let outcome =
-        finish(config, &SelectedDevice::Cpu, &Tokenizer::bytes(), steps, &held_out, &Default::default(), &mut log);
+    let run = Run {
+        config: config.steps(),
+        selected: &SelectedDevice::Cpu,
+        device: &Default::default(),
+        held_out: &held_out,
+        checkpoints: None,
+        signals: Signals::default(),
+        out: &mut log,
+    };
+    let outcome = finish(config, &Tokenizer::bytes(), run, steps);
     (outcome, String::from_utf8(log).unwrap())
 }
 
@@ -101,7 +109,11 @@ fn strict_runs_refuse_high_precision_that_nobody_asked_for() {
     for steps in [3, 0] {
         let (result, log) = in_dtype(&config(&["float8.strict=true", &format!("training.steps={steps}")]), DType::F64);
         match result {
-            Err(Error::Strict(Float8Error::UnrequestedHighPrecision { layer, gemm: Gemm::Fprop, reason })) => {
+            Err(Error::Train(TrainError::Strict(Float8Error::UnrequestedHighPrecision {
+                layer,
+                gemm: Gemm::Fprop,
+                reason,
+            }))) => {
                 assert_eq!((layer.as_str(), reason.as_str()), ("layers.0.self_attn.q_proj", "dtype F64"));
             }
             other => panic!("{other:?}"),
@@ -125,6 +137,6 @@ fn strict_runs_refuse_high_precision_that_nobody_asked_for() {
     assert!(outcome.gemms.emulated > 0);
     // Only evaluated: FP8 as well, and checked as well.
     run(&config(&["float8.strict=true", "training.steps=0"])).unwrap();
-    let error = Error::Strict(Float8Error::NeverCalled { layer: "lm_head".into(), weight_matmuls: 0 });
+    let error = TrainError::Strict(Float8Error::NeverCalled { layer: "lm_head".into(), weight_matmuls: 0 });
     assert_eq!(error.to_string(), "float8.strict: lm_head: converted to FP8, but never called as a linear");
 }

@@ -4,9 +4,9 @@ use std::f64::consts::TAU;
 
 use burn::backend::Flex;
 use burn::tensor::{Tensor, TensorData};
-use llama3::rng::Rng;
 use llama3::rope::{RotaryEmbedding, rotary_frequencies};
 use llama3::{LlamaConfig, RopeScaling};
+use train::rng::Rng;
 
 use crate::common::{llama3_scaling, tiny, values};
 

@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use clap::Parser;
 use device_select::DeviceChoice;
 use llama3::cli::Args;
-use llama3::run_config::{ComputeDtype, Precision};
-use llama3::schedule::Decay;
 use llama3::{Error, LlamaConfig, RunConfig};
 use tempfile::TempDir;
+use train::config::{ComputeDtype, Precision};
+use train::schedule::Decay;
 
 use crate::common::{hf_json, llama3_scaling, tiny, tiny_moe, write_json};
+use train::config::ConfigError;
 
 fn file(text: &str) -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
@@ -94,7 +95,7 @@ fn unknown_keys_and_wrong_types_are_named() {
         ("training.=1", "section.key=value"),
     ] {
         match set(&["training.steps=5", setting]) {
-            Err(Error::RunConfig { origin, reason }) => {
+            Err(Error::Config(ConfigError::Parse { origin, reason })) => {
                 assert_eq!(origin, format!("--set {setting}"));
                 assert!(reason.contains(named), "{setting}: {reason}");
             }
@@ -106,7 +107,7 @@ fn unknown_keys_and_wrong_types_are_named() {
     {
         let (_dir, path) = file(text);
         match RunConfig::load(Some(&path), &[]) {
-            Err(Error::RunConfig { origin, reason }) => {
+            Err(Error::Config(ConfigError::Parse { origin, reason })) => {
                 assert_eq!(origin, path.display().to_string());
                 assert!(reason.contains(named), "{text}: {reason}");
             }
@@ -144,7 +145,7 @@ fn impossible_values_are_named() {
         ("generate.prompt=\"\"", "generate.prompt"),
     ] {
         match args(&["--set", setting]) {
-            Err(Error::RunValue { key: k, .. }) => assert_eq!(k, key),
+            Err(Error::Config(ConfigError::Value { key: k, .. })) => assert_eq!(k, key),
             other => panic!("{setting}: {other:?}"),
         }
     }
@@ -168,7 +169,7 @@ fn a_model_is_a_preset_with_changes_or_a_checkpoint() {
     assert_eq!(scaled.unwrap().llama().unwrap().rope_scaling, Some(llama3_scaling()));
     let mixture = set(&["model.moe={ num_experts = 4, num_experts_per_tok = 2 }"]).unwrap().llama().unwrap();
     assert_eq!(mixture, LlamaConfig { moe: tiny_moe().moe, ..LlamaConfig::preset("debug").unwrap() });
-    assert!(matches!(set(&["model.moe={ experts = 4 }"]), Err(Error::RunConfig { .. })));
+    assert!(matches!(set(&["model.moe={ experts = 4 }"]), Err(Error::Config(ConfigError::Parse { .. }))));
     assert!(matches!(set(&["model.num_heads=5"]).unwrap().llama(), Err(Error::ModelConfig { .. })));
     assert!(matches!(set(&["model.preset=9b"]).unwrap().llama(), Err(Error::UnknownPreset { .. })));
 
@@ -178,7 +179,10 @@ fn a_model_is_a_preset_with_changes_or_a_checkpoint() {
     assert_eq!(set(&[&path]).unwrap().llama().unwrap(), tiny());
     for other in ["model.preset=debug", "model.num_layers=1"] {
         let config = set(&[&path, other]).unwrap();
-        assert!(matches!(config.llama(), Err(Error::RunValue { key: "model.hf_path", .. })), "{other}");
+        assert!(
+            matches!(config.llama(), Err(Error::Config(ConfigError::Value { key: "model.hf_path", .. }))),
+            "{other}"
+        );
     }
     // A flag cannot remove the file's preset, so it replaces it; the file's dimensions and a flag's preset remain.
     let load = |text: &str, settings: &[&str]| {
@@ -193,7 +197,10 @@ fn a_model_is_a_preset_with_changes_or_a_checkpoint() {
         ("[model]\npreset = 'debug'", vec![&path, "model.head_dim=8"]),
     ] {
         let config = load(text, &settings);
-        assert!(matches!(config, Err(Error::RunValue { key: "model.hf_path", .. })), "{text} {settings:?}");
+        assert!(
+            matches!(config, Err(Error::Config(ConfigError::Value { key: "model.hf_path", .. }))),
+            "{text} {settings:?}"
+        );
     }
 }
 

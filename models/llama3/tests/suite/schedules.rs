@@ -1,6 +1,6 @@
 //! The learning rate at the corners of its curve.
 
-use llama3::schedule::{Decay, Schedule};
+use train::schedule::{Decay, Schedule};
 
 fn schedule(decay: Decay) -> Schedule {
     Schedule { lr: 2.0, warmup_steps: 4, steps: 14, decay, min_lr_ratio: 0.1, decay_ratio: 0.3 }

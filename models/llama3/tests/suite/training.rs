@@ -3,8 +3,11 @@
 use llama3::trainer::Outcome;
 use llama3::{Error, LlamaConfig, RunConfig};
 use train::Tokenizer;
+use train::batches::BatchError;
 
 use crate::common::{hf_json, run, run_config as config, stored_tensors, text, tiny, write_json, write_safetensors};
+use train::TrainError;
+use train::config::ConfigError;
 
 #[test]
 fn losses_fall_repeat_and_agree_between_precisions() {
@@ -147,23 +150,26 @@ fn runs_that_cannot_be_are_refused() {
     let error = refused(&["model.vocab_size=256"]);
     assert!(matches!(error, Error::Vocabulary { vocab_size: 256, needed: 257 }), "{error}");
     let error = refused(&["training.seq_len=2000"]);
-    assert!(matches!(error, Error::RunValue { key: "training.seq_len", .. }), "{error}");
+    assert!(matches!(error, Error::Config(ConfigError::Value { key: "training.seq_len", .. })), "{error}");
     let error = refused(&["model.max_seq_len=30", "generate.max_new_tokens=100"]);
     let expected = "generate.max_new_tokens = 100: with a prompt of 16 tokens exceeds the model's 30 positions";
     assert_eq!(error.to_string(), expected);
     let error = refused(&["generate.max_new_tokens=9000000000000000000"]);
-    assert!(matches!(error, Error::RunValue { key: "generate.max_new_tokens", .. }), "{error}");
+    assert!(matches!(error, Error::Config(ConfigError::Value { key: "generate.max_new_tokens", .. })), "{error}");
     let error = refused(&["training.batch_size=5000"]);
-    assert!(matches!(error, Error::DataTooSmall { batch_size: 5000, .. }), "{error}");
+    assert!(matches!(error, Error::Batches(BatchError { batch_size: 5000, .. })), "{error}");
     let error = refused(&["training.precision=f32", "training.compute_dtype=bf16"]);
     assert_eq!(error.to_string(), "training.compute_dtype = bf16: precision f32 computes in f32");
     let error = refused(&["float8.filter_fqns=['no_such_layer']"]);
     assert!(error.to_string().contains("no_such_layer"), "{error}");
     let error = refused(&["optimizer.lr=1e30", "training.max_norm=inf", "training.log_every=1"]);
-    assert!(matches!(error, Error::Diverged { .. }), "{error}");
+    assert!(matches!(error, Error::Train(TrainError::Diverged { .. })), "{error}");
     // The only step's own loss is finite; what it left behind is not.
     let error = refused(&["optimizer.lr=1e300", "training.steps=1"]);
-    assert!(matches!(error, Error::HeldOutDiverged { steps: 1, loss } if !loss.is_finite()), "{error}");
+    assert!(
+        matches!(error, Error::Train(TrainError::HeldOutDiverged { steps: 1, loss }) if !loss.is_finite()),
+        "{error}"
+    );
     assert!(error.to_string().contains("held-out loss = "), "{error}");
 }
 

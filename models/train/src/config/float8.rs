@@ -1,12 +1,10 @@
-//! `[float8]` of a run config: every key of [`Float8Config`], and the precision schedule.
+//! `[float8]`: every key of [`Float8Config`], and the precision schedule.
 
 use burn_float8::{Float8Config, PrecisionSchedule};
 use serde::de::DeserializeOwned;
 use serde::ser::Error as _;
 use serde::{Deserialize, Serialize, Serializer};
 use toml::Table;
-
-use crate::config::LlamaConfig;
 
 /// A key of [`Float8Config`], which torchtitan's configurations name among the layers.
 const AUTO_FILTER: &str = "auto_filter_small_kn";
@@ -28,22 +26,17 @@ const AUTO_FILTER: &str = "auto_filter_small_kn";
 pub struct Float8Section {
     /// Everything but the filter, which is empty here.
     pub config: Float8Config,
-    /// Linears to keep in high precision; absent, the output layer if it is a linear, and the routers of a mixture. An
-    /// empty list filters nothing.
+    /// Linears to keep in high precision; absent, those that the model names as sensitive. An empty list filters nothing.
     pub filter_fqns: Option<Vec<String>>,
     /// Which steps run in FP8: all if absent.
     pub schedule: Option<PrecisionSchedule>,
 }
 
 impl Float8Section {
-    /// The configuration for a model. A tied output is no linear of the model, so there is nothing to filter. Routers
-    /// choose by differences that FP8 may lose, and are small.
-    pub fn for_model(&self, model: &LlamaConfig) -> Float8Config {
-        let sensitive = || {
-            let names = [(!model.tie_word_embeddings, "lm_head"), (model.moe.is_some(), "moe.router")];
-            names.into_iter().filter(|(exists, _)| *exists).map(|(_, name)| name.to_string()).collect()
-        };
-        self.config.clone().with_filter_fqns(self.filter_fqns.clone().unwrap_or_else(sensitive))
+    /// The configuration, which keeps `sensitive` linears in high precision unless the file says which.
+    pub fn with_default_filter(&self, sensitive: impl IntoIterator<Item = String>) -> Float8Config {
+        let names = self.filter_fqns.clone().unwrap_or_else(|| sensitive.into_iter().collect());
+        self.config.clone().with_filter_fqns(names)
     }
 
     /// Whether step `step`, counted from 0, of `steps` runs in FP8.

@@ -16,7 +16,7 @@ pub struct StepLine {
     pub memory: Option<Memory>,
     /// Tokens per second since the last line.
     pub tokens_per_second: f64,
-    /// Model FLOPs of one token: see [`LlamaConfig::flops_per_token`](crate::LlamaConfig::flops_per_token).
+    /// Model FLOPs of one token: see [`LanguageModel::flops_per_token`](crate::LanguageModel::flops_per_token).
     pub flops_per_token: f64,
     /// The device's peak in FLOP/s, where it is known.
     pub peak_flops: Option<f64>,
@@ -65,7 +65,7 @@ impl fmt::Display for StepLine {
 }
 
 /// Commas between groups of three digits of the integer part: `1234567.89` → `1,234,567.89`.
-pub(crate) fn thousands(number: &str) -> String {
+pub fn thousands(number: &str) -> String {
     let integer = number.find('.').unwrap_or(number.len());
     let mut text = String::new();
     for (i, digit) in number.chars().enumerate() {

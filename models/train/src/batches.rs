@@ -3,8 +3,28 @@
 use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor, TensorData};
 
-use crate::Error;
+use crate::data::Position;
 use crate::rng::Rng;
+
+/// Too little text for the batches asked for.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "too little text: the {split} split has {have} tokens, one batch of {batch_size} \
+     sequences of {seq_len} + 1 tokens needs {need}: give more text or raise data.max_bytes, \
+     data.held_out_fraction moves text between the splits"
+)]
+pub struct BatchError {
+    /// `training` or `held-out`.
+    pub split: &'static str,
+    /// Tokens there are.
+    pub have: usize,
+    /// Tokens needed.
+    pub need: usize,
+    /// Sequences in a batch.
+    pub batch_size: usize,
+    /// Tokens in a sequence.
+    pub seq_len: usize,
+}
 
 /// Sequences of `seq_len + 1` tokens, so that inputs and targets overlap in all but one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,15 +60,15 @@ pub struct BatchShape {
 
 impl BatchShape {
     /// # Errors
-    /// [`Error::DataTooSmall`] unless `tokens` hold one batch without overlap.
-    fn check(self, split: &'static str, tokens: &[u32]) -> Result<(), Error> {
+    /// [`BatchError`] unless `tokens` hold one batch without overlap.
+    fn check(self, split: &'static str, tokens: &[u32]) -> Result<(), BatchError> {
         let Self { batch_size, seq_len } = self;
         let need = batch_size.saturating_mul(seq_len.saturating_add(1));
         let have = tokens.len();
         if have >= need {
             return Ok(());
         }
-        Err(Error::DataTooSmall { split, have, need, batch_size, seq_len })
+        Err(BatchError { split, have, need, batch_size, seq_len })
     }
 }
 
@@ -58,16 +78,32 @@ pub struct TrainBatches<'a> {
     tokens: &'a [u32],
     shape: BatchShape,
     rng: Rng,
+    taken: u64,
+    seed: u64,
 }
 
 impl<'a> TrainBatches<'a> {
     /// Batches of `tokens` in an order that depends on `seed` only.
     ///
     /// # Errors
-    /// [`Error::DataTooSmall`].
-    pub fn new(tokens: &'a [u32], shape: BatchShape, seed: u64) -> Result<Self, Error> {
+    /// [`BatchError`].
+    pub fn new(tokens: &'a [u32], shape: BatchShape, seed: u64) -> Result<Self, BatchError> {
         shape.check("training", tokens)?;
-        Ok(Self { tokens, shape, rng: Rng::named(seed, "batches") })
+        Ok(Self { tokens, shape, rng: Rng::named(seed, "batches"), taken: 0, seed })
+    }
+
+    /// The next sequence.
+    pub fn position(&self) -> Position {
+        Position { taken: self.taken }
+    }
+
+    /// Goes there.
+    pub fn seek(&mut self, position: &Position) {
+        self.rng = Rng::named(self.seed, "batches");
+        self.taken = 0;
+        while self.taken < position.taken {
+            self.next();
+        }
     }
 }
 
@@ -75,6 +111,7 @@ impl Iterator for TrainBatches<'_> {
     type Item = Batch;
 
     fn next(&mut self) -> Option<Batch> {
+        self.taken += self.shape.batch_size as u64;
         let len = self.shape.seq_len + 1;
         let mut row = || {
             let start = self.rng.below(self.tokens.len() - len + 1);
@@ -87,8 +124,8 @@ impl Iterator for TrainBatches<'_> {
 /// Up to `count` batches of windows that do not overlap, at even distances over `tokens`: always the same ones.
 ///
 /// # Errors
-/// [`Error::DataTooSmall`] if there is not one batch.
-pub fn held_out_batches(tokens: &[u32], shape: BatchShape, count: usize) -> Result<Vec<Batch>, Error> {
+/// [`BatchError`] if there is not one batch.
+pub fn held_out_batches(tokens: &[u32], shape: BatchShape, count: usize) -> Result<Vec<Batch>, BatchError> {
     shape.check("held-out", tokens)?;
     let len = shape.seq_len + 1;
     let available = tokens.len() / len;

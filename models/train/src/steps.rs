@@ -1,27 +1,38 @@
 //! Optimizer steps one after another: what a run carries from each to the next.
 
-use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::{AdamW, AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
+use burn::module::AutodiffModule;
+use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor};
 use burn_float8::{Float8Stack, set_float8_enabled};
 
 use crate::batches::TrainBatches;
+use crate::checkpoint::{CheckpointError, ModuleAdamW, SavedRun};
+use crate::config::{Float8Section, OptimizerSection, Precision, TrainingSection};
+use crate::data::Position;
 use crate::grads::clip_grad_norm;
-use crate::model::Llama;
-use crate::run_config::{OptimizerSection, Precision, RunConfig};
+use crate::model::LanguageModel;
 
-/// AdamW over a Llama's parameters.
-pub type LlamaAdamW<B> = OptimizerAdaptor<AdamW, Llama<B>, B>;
+/// The sections of a configuration that decide what a step does.
+#[derive(Clone, Copy, Debug)]
+pub struct StepConfig<'a> {
+    /// Micro-batches, clipping, precision.
+    pub training: &'a TrainingSection,
+    /// AdamW and the learning rate.
+    pub optimizer: &'a OptimizerSection,
+    /// Which steps run in FP8.
+    pub float8: &'a Float8Section,
+}
 
 /// A model, its optimizer and the batches to come.
-pub struct Steps<'a, B: AutodiffBackend> {
-    config: &'a RunConfig,
+pub struct Steps<'a, B: AutodiffBackend, M: AutodiffModule<B>> {
+    config: StepConfig<'a>,
     /// As the steps so far have left it.
-    pub model: Llama<B>,
+    pub model: M,
     /// Its record holds the moments.
-    pub optimizer: LlamaAdamW<B>,
-    batches: TrainBatches<'a>,
+    pub optimizer: ModuleAdamW<M, B>,
+    /// What the next steps will be made on.
+    pub batches: TrainBatches<'a>,
     done: usize,
 }
 
@@ -40,26 +51,32 @@ pub struct Step<B: AutodiffBackend> {
     pub is_float8: bool,
 }
 
-impl<'a, B: AutodiffBackend + Float8Stack> Steps<'a, B> {
+impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<B>> Steps<'a, B, M> {
     /// A run of `config` from its beginning, on a model that FP8 has been applied to if the run asks for it.
-    pub fn new(config: &'a RunConfig, model: Llama<B>, batches: TrainBatches<'a>) -> Self {
-        let OptimizerSection { betas, eps, weight_decay, .. } = config.optimizer;
+    pub fn new(config: StepConfig<'a>, model: M, batches: TrainBatches<'a>) -> Self {
+        let OptimizerSection { betas, eps, weight_decay, .. } = *config.optimizer;
         let optimizer = AdamWConfig::new()
             .with_beta_1(betas[0] as f32)
             .with_beta_2(betas[1] as f32)
             .with_epsilon(eps as f32)
             .with_weight_decay(weight_decay as f32)
-            .init::<B, Llama<B>>();
+            .init::<B, M>();
         Self { config, model, optimizer, batches, done: 0 }
     }
 
-    /// Goes on after `done` steps that another run has made: their batches are passed over, and schedules continue.
-    /// Parameters and moments are the caller's to load.
-    pub fn after(mut self, done: usize) -> Self {
-        self.batches
-            .by_ref()
-            .take(done.saturating_sub(self.done) * self.config.training.grad_accumulation)
-            .for_each(drop);
+    /// Goes on where `saved` is, on the model that its parameters were loaded into before FP8 was applied.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tensors`], [`CheckpointError::Float8`], [`CheckpointError::Io`].
+    pub fn resume(mut self, saved: &SavedRun) -> Result<Self, CheckpointError> {
+        saved.restore_float8::<B, M>(&self.model)?;
+        self.optimizer = saved.load_moments(&self.model, self.optimizer)?;
+        Ok(self.after(saved.step(), saved.position()))
+    }
+
+    /// Goes on after `done` steps, with the sequence at `position`. Parameters and moments are the caller's to load.
+    pub fn after(mut self, done: usize, position: &Position) -> Self {
+        self.batches.seek(position);
         self.done = done;
         self
     }
@@ -71,7 +88,7 @@ impl<'a, B: AutodiffBackend + Float8Stack> Steps<'a, B> {
 
     /// Makes one step.
     pub fn step(mut self, device: &B::Device) -> (Self, Step<B>) {
-        let RunConfig { training, float8, .. } = self.config;
+        let StepConfig { training, float8, optimizer } = self.config;
         let fp8 = training.precision == Precision::Fp8;
         let is_float8 = fp8 && float8.is_float8(self.done, training.steps);
         if fp8 {
@@ -91,7 +108,7 @@ impl<'a, B: AutodiffBackend + Float8Stack> Steps<'a, B> {
         }
         let mut grads = accumulator.grads();
         let grad_norm = clip_grad_norm(&self.model, &mut grads, training.max_norm, device);
-        let lr = self.config.schedule().at(self.done);
+        let lr = optimizer.schedule(training.steps).at(self.done);
         self.model = self.optimizer.step(lr, self.model, grads);
         self.done += 1;
         let number = self.done;

@@ -1,0 +1,114 @@
+//! [`Job`]: what the program does with a model, on whatever backend.
+
+use std::io::Write;
+
+use burn::module::AutodiffModule;
+use burn::tensor::backend::AutodiffBackend;
+use burn_float8::Float8Stack;
+use device_select::{DeviceChoice, SelectedDevice};
+use train::batches::{BatchShape, held_out_batches};
+use train::checkpoint::SavedRun;
+use train::run::mean_loss;
+
+use crate::Error;
+use crate::run_config::RunConfig;
+use crate::trainer::{self, Start, announce_held_out, compute_dtype, dimensions, prepare, sampling};
+
+/// What is to be done with a model.
+#[derive(Debug)]
+pub struct Job {
+    /// Of the run.
+    pub config: RunConfig,
+    /// Its parameters; without a checkpoint, those that the run begins with.
+    pub start: Start,
+    /// What is to be done.
+    pub task: Task,
+}
+
+/// What a [`Job`] does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// Makes the steps that are left.
+    Train,
+    /// Prints the held-out loss.
+    Evaluate,
+    /// Continues `generate.prompt` and prints it as it comes.
+    Generate,
+}
+
+impl Job {
+    /// The device that it asks for.
+    pub fn device(&self) -> DeviceChoice {
+        self.config.training.device
+    }
+
+    /// Does it on `device`, which is `selected`, and writes the log to `out`.
+    ///
+    /// # Errors
+    /// Any [`Error`].
+    pub fn run<B: AutodiffBackend + Float8Stack>(
+        &self,
+        selected: &SelectedDevice,
+        device: &B::Device,
+        out: &mut dyn Write,
+    ) -> Result<(), Error> {
+        match self.task {
+            Task::Train => trainer::train::<B>(&self.config, &self.start, selected, device, out).map(drop),
+            Task::Evaluate => self.evaluate::<B>(selected, device, out),
+            Task::Generate => self.generate::<B>(selected, device, out),
+        }
+    }
+
+    fn saved(&self) -> Option<&SavedRun> {
+        self.start.saved.as_ref()
+    }
+
+    fn evaluate<B: AutodiffBackend + Float8Stack>(
+        &self,
+        selected: &SelectedDevice,
+        device: &B::Device,
+        out: &mut dyn Write,
+    ) -> Result<(), Error> {
+        let config = &self.config;
+        config.validate()?;
+        let tokenizer = config.tokenizer()?;
+        let dims = dimensions(config, &tokenizer, 0)?;
+        let dtype = compute_dtype::<B>(config, selected, device)?;
+        let corpus = config.text().load(&tokenizer)?;
+        let shape = BatchShape { batch_size: config.training.batch_size, seq_len: config.training.seq_len };
+        let held_out = held_out_batches(&corpus.held_out, shape, config.training.eval_batches)?;
+        let model = prepare::<B>(config, self.saved(), dims, device, out)?.with_compute_dtype(dtype);
+        if let Some(saved) = self.saved() {
+            saved.restore_float8::<B, _>(&model)?;
+        }
+        let loss = mean_loss(&model.valid(), &held_out, device)?;
+        announce_held_out(loss, &held_out, out)
+    }
+
+    fn generate<B: AutodiffBackend + Float8Stack>(
+        &self,
+        selected: &SelectedDevice,
+        device: &B::Device,
+        out: &mut dyn Write,
+    ) -> Result<(), Error> {
+        let config = &self.config;
+        config.validate()?;
+        let tokenizer = config.tokenizer()?;
+        let prompt = tokenizer.prompt(&config.generate.prompt)?;
+        let dims = dimensions(config, &tokenizer, prompt.len())?;
+        let dtype = compute_dtype::<B>(config, selected, device)?;
+        let model = prepare::<B>(config, self.saved(), dims, device, &mut std::io::sink())?.with_compute_dtype(dtype);
+        if let Some(saved) = self.saved() {
+            saved.restore_float8::<B, _>(&model)?;
+        }
+        write!(out, "{}", config.generate.prompt)?;
+        let mut text = tokenizer.stream_text();
+        let (choices, stop) = (tokenizer.num_choices(), tokenizer.stop());
+        let new = config.generate.max_new_tokens;
+        model.valid().generate_each(&prompt, new, choices, stop, sampling(config), |token| {
+            write!(out, "{}", text.push(token)?)?;
+            Ok(out.flush()?)
+        })?;
+        Ok(writeln!(out, "{}", text.finish()?)?)
+    }
+}

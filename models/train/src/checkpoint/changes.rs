@@ -1,0 +1,88 @@
+//! Which keys of a run's configuration may change when it is resumed.
+
+use serde::Serialize;
+use toml::{Table, Value};
+
+use super::CheckpointError;
+use crate::config::{ConfigError, to_table};
+
+/// Keys that may change, and sections all of whose keys may. A run that is resumed with other values of those from `optimizer.lr` on
+/// has other losses from there on.
+pub const MAY_CHANGE: [&str; 20] = [
+    "checkpoint.",
+    "generate.",
+    "data.cache",
+    "float8.strict",
+    "training.eval_batches",
+    "training.log_every",
+    "training.peak_tflops",
+    "training.print_report",
+    "training.report",
+    "training.save_fp8_operands",
+    "optimizer.decay",
+    "optimizer.decay_ratio",
+    "optimizer.lr",
+    "optimizer.min_lr_ratio",
+    "optimizer.warmup_steps",
+    "optimizer.weight_decay",
+    "training.device",
+    "training.max_norm",
+    "training.steps",
+    "float8.schedule",
+];
+
+/// A key whose value has changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The dotted key.
+    pub key: String,
+    /// Its value in the checkpoint, as TOML.
+    pub saved: String,
+    /// Its value now.
+    pub now: String,
+}
+
+/// What differs between two configurations.
+///
+/// # Errors
+/// [`CheckpointError::ConfigChanged`] for the first key that must not, [`CheckpointError::Config`].
+pub fn changes(saved: &impl Serialize, now: &impl Serialize) -> Result<Vec<Change>, CheckpointError> {
+    let flat = |config: Result<Table, ConfigError>| -> Result<Table, ConfigError> {
+        let mut flat = Table::new();
+        flatten("", Value::Table(config?), &mut flat);
+        Ok(flat)
+    };
+    let (saved, now) = (flat(to_table(saved))?, flat(to_table(now))?);
+    let keys: std::collections::BTreeSet<_> = saved.keys().chain(now.keys()).collect();
+    let text = |value: Option<&Value>| value.map_or_else(|| "absent".into(), Value::to_string);
+    let differ = keys.into_iter().filter(|key| saved.get(*key) != now.get(*key));
+    let changes: Vec<_> =
+        differ.map(|key| Change { key: key.clone(), saved: text(saved.get(key)), now: text(now.get(key)) }).collect();
+    let may_change = |key: &str| {
+        MAY_CHANGE.iter().any(|may| {
+            if may.ends_with('.') {
+                key.starts_with(may)
+            } else {
+                key == *may || key.strip_prefix(may).is_some_and(|rest| rest.starts_with('.'))
+            }
+        })
+    };
+    match changes.iter().find(|change| !may_change(&change.key)) {
+        None => Ok(changes),
+        Some(Change { key, saved, now }) => {
+            Err(CheckpointError::ConfigChanged { key: key.clone(), saved: saved.clone(), now: now.clone() })
+        }
+    }
+}
+
+fn flatten(prefix: &str, value: Value, flat: &mut Table) {
+    match value {
+        Value::Table(table) => {
+            for (key, value) in table {
+                let key = if prefix.is_empty() { key } else { format!("{prefix}.{key}") };
+                flatten(&key, value, flat);
+            }
+        }
+        value => drop(flat.insert(prefix.into(), value)),
+    }
+}

@@ -1,0 +1,134 @@
+//! What can go wrong with checkpoints; each variant carries the values that are wrong and says what to do.
+
+use std::io;
+use std::path::PathBuf;
+
+use burn_float8::Float8Error;
+
+use crate::config::ConfigError;
+
+/// What can go wrong with checkpoints.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// Another run writes here.
+    #[error("another run is writing to {}: wait for it or stop it, or give this one another checkpoint.folder", folder.display())]
+    Locked {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A new run was to write where there is one.
+    #[error("{} holds a run of {step} steps: `resume` goes on with it; a new run needs another checkpoint.folder", folder.display())]
+    Occupied {
+        /// The folder.
+        folder: PathBuf,
+        /// Steps made at the newest checkpoint.
+        step: u64,
+    },
+    /// There is no run.
+    #[error("{} holds no run: no config.toml and no checkpoint", folder.display())]
+    NoRun {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// There is no such checkpoint.
+    #[error("{} has no {wanted} checkpoint; there are {}", folder.display(), steps(have))]
+    Missing {
+        /// The folder.
+        folder: PathBuf,
+        /// `newest`, `best` or the step.
+        wanted: String,
+        /// The steps that have one.
+        have: Vec<u64>,
+    },
+    /// A file or folder could not be read or written.
+    #[error("cannot {doing} {}{}", path.display(), hint(source))]
+    Io {
+        /// `read`, `write`, ...
+        doing: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// A file is not as it was written.
+    #[error("{} is damaged: {reason}. There are checkpoints of {}: `--step N` takes one of them", path.display(), steps(have))]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What differs.
+        reason: String,
+        /// The steps that have a checkpoint.
+        have: Vec<u64>,
+    },
+    /// A checkpoint that another version of this program has written.
+    #[error("{} has format {found}, this program reads {expected}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// Its format.
+        found: u32,
+        /// What is read.
+        expected: u32,
+    },
+    /// A JSON file that does not parse.
+    #[error("{} is not valid", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// The parser's reason.
+        source: serde_json::Error,
+    },
+    /// A file of tensors that is not the model's.
+    #[error("{}: {reason}", path.display())]
+    Tensors {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A tensor could not be read from its device.
+    #[error("the device failed while {tensor} was read: {reason}")]
+    Device {
+        /// Its name.
+        tensor: String,
+        /// The device's reason.
+        reason: String,
+    },
+    /// A key was changed that must not be.
+    #[error(
+        "{key} was {saved} when the checkpoint was made and is {now} now: a run cannot be resumed with another; start a new run, or leave it as it was"
+    )]
+    ConfigChanged {
+        /// The dotted key.
+        key: String,
+        /// Its value in the checkpoint.
+        saved: String,
+        /// Its value now.
+        now: String,
+    },
+    /// The saved configuration does not parse.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The FP8 state is not the model's.
+    #[error(transparent)]
+    Float8(#[from] Float8Error),
+}
+
+fn steps(steps: &[u64]) -> String {
+    if steps.is_empty() {
+        return "none".into();
+    }
+    let steps: Vec<_> = steps.iter().map(u64::to_string).collect();
+    format!("step {}", steps.join(", "))
+}
+
+/// What helps against a full disk; the checkpoints before are whole.
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+            ": make room, or lower checkpoint.keep; earlier checkpoints are whole, and `resume` goes on from the newest"
+        }
+        _ => "",
+    }
+}

@@ -1,0 +1,307 @@
+//! A folder of checkpoints: each written beside, synced and renamed, so that a run that dies at any moment leaves the last whole one.
+//!
+//! ```text
+//! FOLDER/LOCK                     held by the run that writes here
+//! FOLDER/step-000000120/          a checkpoint: what the caller writes, and checksums.json
+//! FOLDER/.step-000000140.partial/ one under way, or what is left of one
+//! FOLDER/diverged-000000150/      what has left the finite numbers; never resumed from unless it is moved by hand
+//! FOLDER/LATEST, BEST             the name of the newest checkpoint, and of the one with the smallest held-out loss, with the loss
+//! ```
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::CheckpointError;
+use crate::files;
+
+const CHECKSUMS: &str = "checksums.json";
+const PARTIAL: &str = ".partial";
+
+type Result<T> = std::result::Result<T, CheckpointError>;
+
+/// Which checkpoint of a folder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Which {
+    /// The newest.
+    #[default]
+    Latest,
+    /// That with the smallest held-out loss.
+    Best,
+    /// That after so many steps.
+    Step(u64),
+}
+
+/// What a checkpoint is worth.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Worth {
+    /// This held-out loss.
+    HeldOutLoss(f64),
+    /// Nothing but to look at.
+    Diverged,
+}
+
+/// A file's length and SHA-256.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Checksum {
+    bytes: u64,
+    sha256: String,
+}
+
+/// A folder of checkpoints that this process alone writes to.
+#[derive(Debug)]
+pub struct CheckpointFolder {
+    path: PathBuf,
+    /// Released when the process ends, however it ends.
+    _lock: File,
+}
+
+fn io_error(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
+    let path = path.to_path_buf();
+    move |source| CheckpointError::Io { doing, path, source }
+}
+
+fn name_of(step: u64) -> String {
+    format!("step-{step:09}")
+}
+
+fn step_of(name: &str) -> Option<u64> {
+    name.strip_prefix("step-")?.parse().ok()
+}
+
+fn checksum(path: &Path) -> Result<Checksum> {
+    let mut file = File::open(path).map_err(io_error("read", path))?;
+    let (mut hasher, mut buffer, mut bytes) = (Sha256::new(), vec![0; 1 << 20], 0);
+    loop {
+        let read = file.read(&mut buffer).map_err(io_error("read", path))?;
+        if read == 0 {
+            break;
+        }
+        hasher.update(&buffer[..read]);
+        bytes += read as u64;
+    }
+    let sha256 = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(Checksum { bytes, sha256 })
+}
+
+fn names(folder: &Path) -> Result<Vec<String>> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
+        entries => entries.map_err(io_error("read", folder))?,
+    };
+    let names = entries.map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned()));
+    names.collect::<io::Result<_>>().map_err(io_error("read", folder))
+}
+
+fn remove(path: &Path) -> Result<()> {
+    let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    removed.map_err(io_error("remove", path))
+}
+
+/// The steps that have a checkpoint in `folder`, in order; none if there is no such folder.
+///
+/// # Errors
+/// [`CheckpointError::Io`].
+pub fn saved_steps(folder: &Path) -> Result<Vec<u64>> {
+    let mut steps: Vec<_> = names(folder)?.iter().filter_map(|name| step_of(name)).collect();
+    steps.sort_unstable();
+    Ok(steps)
+}
+
+/// The step of the checkpoint with the smallest held-out loss, and that loss.
+pub fn best(folder: &Path) -> Option<(u64, f64)> {
+    let text = fs::read_to_string(folder.join("BEST")).ok()?;
+    let (name, loss) = text.split_once('\n')?;
+    let step = step_of(name).filter(|step| folder.join(name_of(*step)).exists())?;
+    Some((step, loss.trim().parse().ok()?))
+}
+
+/// Where a checkpoint lies, and its step, after all of its files have been compared with their checksums.
+///
+/// # Errors
+/// [`CheckpointError::Missing`], [`CheckpointError::Damaged`], [`CheckpointError::Io`].
+pub fn find_checkpoint(folder: &Path, which: Which) -> Result<(u64, PathBuf)> {
+    // Not the file LATEST: a crash may have come between a rename and the note of it.
+    let have = saved_steps(folder)?;
+    let (found, wanted) = match which {
+        Which::Latest => (have.last().copied(), "newest".into()),
+        Which::Best => (best(folder).map(|(step, _)| step), "best".into()),
+        Which::Step(step) => (have.contains(&step).then_some(step), format!("step {step}")),
+    };
+    let Some(step) = found else {
+        return Err(CheckpointError::Missing { folder: folder.into(), wanted, have });
+    };
+    let path = folder.join(name_of(step));
+    verify(&path, have.into_iter().filter(|other| *other != step).collect())?;
+    Ok((step, path))
+}
+
+fn verify(checkpoint: &Path, have: Vec<u64>) -> Result<()> {
+    let damaged =
+        |file: &Path, reason: String| CheckpointError::Damaged { path: file.into(), reason, have: have.clone() };
+    let list = checkpoint.join(CHECKSUMS);
+    let text = fs::read_to_string(&list).map_err(|error| damaged(&list, error.to_string()))?;
+    let checksums: BTreeMap<String, Checksum> =
+        serde_json::from_str(&text).map_err(|error| damaged(&list, error.to_string()))?;
+    for (name, expected) in checksums {
+        let file = checkpoint.join(name);
+        if !file.is_file() {
+            return Err(damaged(&file, "it is missing".into()));
+        }
+        let found = checksum(&file)?;
+        if found.bytes != expected.bytes {
+            return Err(damaged(&file, format!("it has {} bytes, {} were written", found.bytes, expected.bytes)));
+        }
+        if found != expected {
+            return Err(damaged(&file, "its SHA-256 is not that of what was written".into()));
+        }
+    }
+    Ok(())
+}
+
+impl CheckpointFolder {
+    /// Opens or makes the folder, and removes what interrupted runs have left half-written.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Locked`], [`CheckpointError::Io`].
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
+        let path = path.into();
+        fs::create_dir_all(&path).map_err(io_error("make", &path))?;
+        let lock = path.join("LOCK");
+        let file = File::options().create(true).append(true).open(&lock).map_err(io_error("write", &lock))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(CheckpointError::Locked { folder: path }),
+            Err(TryLockError::Error(source)) => return Err(CheckpointError::Io { doing: "lock", path: lock, source }),
+        }
+        for name in names(&path)?.iter().filter(|name| name.ends_with(PARTIAL)) {
+            remove(&path.join(name))?;
+        }
+        Ok(Self { path, _lock: file })
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes a small file of the run: either the old or the new one is there.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`].
+    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let path = self.path.join(name);
+        files::replace(&path, bytes).map_err(io_error("write", &path))
+    }
+
+    /// Makes the folder `name` by `write`, which is given an empty one; nothing if it is there.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`], or the error of `write`.
+    pub fn write_folder<E: From<CheckpointError>>(
+        &self,
+        name: &str,
+        write: impl FnOnce(&Path) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        let path = self.path.join(name);
+        if path.exists() {
+            return Ok(());
+        }
+        let partial = self.partial(name)?;
+        let written = write(&partial).and_then(|()| Ok(self.publish(&partial, &path)?));
+        written.inspect_err(|_| discard(&partial))
+    }
+
+    /// Writes the checkpoint of `step`: `write` is given an empty folder and puts files into it. When it is whole, all but the newest
+    /// `keep` and the best are removed, and those of later steps, which are of a run that went on from an earlier checkpoint.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`], or the error of `write`; the checkpoints before are as they were.
+    pub fn save<E: From<CheckpointError>>(
+        &self,
+        step: u64,
+        worth: Worth,
+        keep: usize,
+        write: impl FnOnce(&Path) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        let name = match worth {
+            Worth::HeldOutLoss(_) => name_of(step),
+            Worth::Diverged => format!("diverged-{step:09}"),
+        };
+        let (partial, path) = (self.partial(&name)?, self.path.join(&name));
+        let written = write(&partial).and_then(|()| {
+            write_checksums(&partial)?;
+            if worth == Worth::Diverged {
+                self.retire(&name)?;
+            } else {
+                // Before the new one is there: the newest is what a run resumes from.
+                let steps = saved_steps(&self.path)?.into_iter().filter(|other| *other >= step);
+                steps.rev().try_for_each(|step| self.retire(&name_of(step)))?;
+            }
+            Ok(self.publish(&partial, &path)?)
+        });
+        written.inspect_err(|_| discard(&partial))?;
+        let Worth::HeldOutLoss(loss) = worth else { return Ok(()) };
+        self.write("LATEST", format!("{name}\n").as_bytes())?;
+        if best(&self.path).is_none_or(|(best_step, best)| loss < best || best_step == step) {
+            self.write("BEST", format!("{name}\n{loss:?}\n").as_bytes())?;
+        }
+        Ok(self.prune(keep)?)
+    }
+
+    fn partial(&self, name: &str) -> Result<PathBuf> {
+        let partial = self.path.join(format!(".{name}{PARTIAL}"));
+        if partial.exists() {
+            remove(&partial)?;
+        }
+        fs::create_dir(&partial).map_err(io_error("make", &partial))?;
+        Ok(partial)
+    }
+
+    /// Syncs a written folder and gives it its name.
+    fn publish(&self, partial: &Path, path: &Path) -> Result<()> {
+        for name in names(partial)? {
+            let file = partial.join(name);
+            File::open(&file).and_then(|file| file.sync_all()).map_err(io_error("sync", &file))?;
+        }
+        files::sync_folder(partial).map_err(io_error("sync", partial))?;
+        fs::rename(partial, path).map_err(io_error("rename", path))?;
+        files::sync_folder(&self.path).map_err(io_error("sync", &self.path))
+    }
+
+    fn prune(&self, keep: usize) -> Result<()> {
+        let best = best(&self.path).map(|(step, _)| step);
+        let old = saved_steps(&self.path)?.into_iter().rev().skip(keep.max(1)).filter(|step| Some(*step) != best);
+        old.into_iter().try_for_each(|step| self.retire(&name_of(step)))
+    }
+
+    /// Removes a checkpoint, if it is there: first its name, so that no half of one is taken for a whole.
+    fn retire(&self, name: &str) -> Result<()> {
+        let (path, partial) = (self.path.join(name), self.path.join(format!(".{name}.old{PARTIAL}")));
+        match fs::rename(&path, &partial) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            renamed => renamed.map_err(io_error("remove", &path)).and_then(|()| remove(&partial)),
+        }
+    }
+}
+
+/// The error that led here is the one to tell; what stays is removed by the next run.
+fn discard(partial: &Path) {
+    let _ = fs::remove_dir_all(partial);
+}
+
+fn write_checksums(folder: &Path) -> Result<()> {
+    let mut checksums = BTreeMap::new();
+    for name in names(folder)? {
+        let sum = checksum(&folder.join(&name))?;
+        checksums.insert(name, sum);
+    }
+    let path = folder.join(CHECKSUMS);
+    let text = serde_json::to_string_pretty(&checksums).map_err(|error| io_error("write", &path)(error.into()))?;
+    fs::write(&path, text).map_err(io_error("write", &path))
+}

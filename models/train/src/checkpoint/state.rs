@@ -1,0 +1,173 @@
+//! What a run needs to go on with the same losses, bit for bit: written at one step, read at the start of another process.
+//!
+//! ```text
+//! model.safetensors      parameters, f32, by path in the module tree
+//! optimizer.safetensors  AdamW's moments
+//! state.json             steps, place in the data, FP8 state
+//! config.toml            the run's configuration
+//! ```
+//! Learning rate, precision schedule and batches depend on the configuration, its seed and these; there is no other random state.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use burn::module::AutodiffModule;
+use burn::tensor::backend::AutodiffBackend;
+use burn_float8::{Float8Stack, Float8State};
+use serde::{Deserialize, Serialize};
+
+use super::tensors::{self, ModuleAdamW, Pending};
+use super::{CONFIG, CheckpointError, Which, find_checkpoint};
+use crate::data::Position;
+
+const FORMAT: u32 = 1;
+const MODEL: &str = "model.safetensors";
+const OPTIMIZER: &str = "optimizer.safetensors";
+const STATE: &str = "state.json";
+
+/// What is neither tensors nor configuration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RunState {
+    format: u32,
+    /// Optimizer steps made.
+    pub(super) step: usize,
+    /// The next sequence.
+    pub(super) data: Position,
+    /// Steps that each parameter has taken, by its path.
+    parameter_steps: BTreeMap<String, usize>,
+    /// Amax histories, fallbacks, sampled steps.
+    float8: Float8State,
+    /// `null` if it is not finite.
+    held_out_loss: Option<f64>,
+}
+
+/// A run between two steps. Tensors stay on their device until they are written.
+pub(crate) struct Snapshot {
+    parameters: Vec<Pending>,
+    moments: Vec<Pending>,
+    state: RunState,
+    config: String,
+}
+
+impl Snapshot {
+    pub(crate) fn of<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
+        model: &M,
+        optimizer: &ModuleAdamW<M, B>,
+        step: usize,
+        data: Position,
+        held_out_loss: Option<f64>,
+        config: String,
+    ) -> Self {
+        let (moments, parameter_steps) = tensors::moments(model, optimizer);
+        let float8 = Float8State::export::<B, M>(model);
+        let state = RunState { format: FORMAT, step, data, parameter_steps, float8, held_out_loss };
+        Self { parameters: tensors::parameters(model), moments, state, config }
+    }
+
+    pub(super) fn step(&self) -> usize {
+        self.state.step
+    }
+
+    pub(super) fn write(&self, folder: &Path) -> Result<(), CheckpointError> {
+        tensors::write(&folder.join(MODEL), &self.parameters)?;
+        tensors::write(&folder.join(OPTIMIZER), &self.moments)?;
+        let path = folder.join(STATE);
+        let text = serde_json::to_string(&self.state)
+            .map_err(|source| CheckpointError::Json { path: path.clone(), source })?;
+        write(&path, &text)?;
+        write(&folder.join(CONFIG), &self.config)
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<(), CheckpointError> {
+    fs::write(path, text).map_err(|source| CheckpointError::Io { doing: "write", path: path.into(), source })
+}
+
+fn read(path: &Path) -> Result<String, CheckpointError> {
+    fs::read_to_string(path).map_err(|source| CheckpointError::Io { doing: "read", path: path.into(), source })
+}
+
+/// A checkpoint whose files are as they were written.
+#[derive(Debug)]
+pub struct SavedRun {
+    path: PathBuf,
+    state: RunState,
+    config: String,
+}
+
+impl SavedRun {
+    /// Opens a checkpoint of `folder`, which may be that of a checkpoint itself.
+    ///
+    /// # Errors
+    /// Those of [`find_checkpoint`]; [`CheckpointError::Format`], [`CheckpointError::Json`].
+    pub fn open(folder: &Path, which: Which) -> Result<Self, CheckpointError> {
+        let (_, path) = find_checkpoint(folder, which)?;
+        let file = path.join(STATE);
+        #[derive(Deserialize)]
+        struct Header {
+            format: u32,
+        }
+        let text = read(&file)?;
+        let json = |source| CheckpointError::Json { path: file.clone(), source };
+        let Header { format: found } = serde_json::from_str(&text).map_err(json)?;
+        if found != FORMAT {
+            return Err(CheckpointError::Format { path: file, found, expected: FORMAT });
+        }
+        let state = serde_json::from_str(&text).map_err(json)?;
+        let config = read(&path.join(CONFIG))?;
+        Ok(Self { path, state, config })
+    }
+
+    /// Where it lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Optimizer steps made.
+    pub fn step(&self) -> usize {
+        self.state.step
+    }
+
+    /// The configuration, as TOML.
+    pub fn config(&self) -> &str {
+        &self.config
+    }
+
+    /// The next sequence.
+    pub fn position(&self) -> &Position {
+        &self.state.data
+    }
+
+    /// Replaces every parameter of `model`, before FP8 is applied to it.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tensors`], [`CheckpointError::Io`].
+    pub fn load_parameters<B: AutodiffBackend, M: AutodiffModule<B>>(&self, model: M) -> Result<M, CheckpointError> {
+        tensors::load_parameters(model, self.path.join(MODEL))
+    }
+
+    /// Gives a model to which FP8 has been applied its FP8 state.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Float8`].
+    pub fn restore_float8<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
+        &self,
+        model: &M,
+    ) -> Result<(), CheckpointError> {
+        Ok(self.state.float8.restore::<B, M>(model)?)
+    }
+
+    /// Gives an optimizer its moments.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tensors`], [`CheckpointError::Io`].
+    pub fn load_moments<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &self,
+        model: &M,
+        optimizer: ModuleAdamW<M, B>,
+    ) -> Result<ModuleAdamW<M, B>, CheckpointError> {
+        tensors::load_moments(model, optimizer, self.path.join(OPTIMIZER), &self.state.parameter_steps)
+    }
+}

@@ -1,0 +1,119 @@
+//! [`Checkpoints`]: writes a run's checkpoints, beside training or not, one at a time.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::state::Snapshot;
+use super::{ASSETS, CONFIG, CheckpointError, CheckpointFolder, Worth, saved_steps};
+use crate::config::CheckpointSection;
+
+/// A checkpoint that has been written.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Written {
+    /// Optimizer steps made.
+    pub step: usize,
+    /// What it is worth.
+    pub worth: Worth,
+    /// From the first tensor to the last rename.
+    pub took: Duration,
+}
+
+/// The checkpoints of a run that is under way.
+#[derive(Debug)]
+pub struct Checkpoints {
+    folder: Arc<CheckpointFolder>,
+    /// The run's configuration, as TOML.
+    config: String,
+    keep: usize,
+    every: usize,
+    in_background: bool,
+    under_way: Option<JoinHandle<Result<Written, CheckpointError>>>,
+}
+
+impl Checkpoints {
+    /// The checkpoints of a run of `config`, if `section` wants any. A new run needs a folder without one; its configuration is
+    /// written there at once, and by `assets` what else `resume` and `export` will need, into a folder of that name.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Locked`], [`CheckpointError::Occupied`], [`CheckpointError::Io`], or the error of `assets`.
+    pub fn new<E: From<CheckpointError>>(
+        section: &CheckpointSection,
+        config: String,
+        is_new: bool,
+        assets: impl FnOnce(&Path) -> Result<(), E>,
+    ) -> Result<Option<Self>, E> {
+        let Some(path) = &section.folder else { return Ok(None) };
+        let folder = CheckpointFolder::open(path)?;
+        if let (true, Some(&step)) = (is_new, saved_steps(path)?.last()) {
+            return Err(CheckpointError::Occupied { folder: path.clone(), step }.into());
+        }
+        folder.write_folder(ASSETS, assets)?;
+        folder.write(CONFIG, config.as_bytes())?;
+        Ok(Some(Self {
+            folder: Arc::new(folder),
+            config,
+            keep: section.keep,
+            every: section.every,
+            in_background: section.background,
+            under_way: None,
+        }))
+    }
+
+    /// Whether there is to be one after `step` of `steps`.
+    pub(crate) fn is_due(&self, step: usize, steps: usize) -> bool {
+        step == steps || (self.every > 0 && step.is_multiple_of(self.every))
+    }
+
+    pub(crate) fn config(&self) -> &str {
+        &self.config
+    }
+
+    /// The folder.
+    pub(crate) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Writes `snapshot`, after the one before. What has been written by now is returned.
+    pub(crate) fn save(&mut self, snapshot: Snapshot, worth: Worth) -> Result<Vec<Written>, CheckpointError> {
+        let before = self.finish()?;
+        let (folder, keep) = (self.folder.clone(), self.keep);
+        let write = move || {
+            let (start, step) = (Instant::now(), snapshot.step());
+            folder.save::<CheckpointError>(step as u64, worth, keep, |folder| snapshot.write(folder))?;
+            Ok(Written { step, worth, took: start.elapsed() })
+        };
+        if self.in_background {
+            self.under_way = Some(std::thread::spawn(write));
+            return Ok(before.into_iter().collect());
+        }
+        Ok(before.into_iter().chain([write()?]).collect())
+    }
+
+    /// What has been written since, without waiting.
+    pub(crate) fn poll(&mut self) -> Result<Option<Written>, CheckpointError> {
+        match &self.under_way {
+            Some(thread) if thread.is_finished() => self.finish(),
+            _ => Ok(None),
+        }
+    }
+
+    /// Waits for the checkpoint that is under way.
+    pub(crate) fn finish(&mut self) -> Result<Option<Written>, CheckpointError> {
+        match self.under_way.take().map(JoinHandle::join) {
+            None => Ok(None),
+            Some(Ok(written)) => written.map(Some),
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+        }
+    }
+}
+
+impl Drop for Checkpoints {
+    /// A run that ends with an error leaves its last checkpoint whole.
+    fn drop(&mut self) {
+        if let Some(thread) = self.under_way.take() {
+            let _ = thread.join();
+        }
+    }
+}

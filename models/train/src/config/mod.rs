@@ -1,0 +1,204 @@
+//! A run's configuration: sections that every model's runs have, from a TOML file, `section.key=value` and flags.
+//!
+//! Later wins: defaults, file, settings in order. A key that does not exist is an error that names it.
+
+mod float8;
+mod sections;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+pub use float8::Float8Section;
+pub use sections::{CheckpointSection, ComputeDtype, DataSection, OptimizerSection, Precision, TrainingSection};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use toml::{Table, Value};
+
+/// What is wrong with a configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file could not be read.
+    #[error("cannot read {}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A file, setting or flag that does not parse or has an unknown key.
+    #[error("{origin}: {reason}")]
+    Parse {
+        /// The file or the argument.
+        origin: String,
+        /// What is wrong, naming the key.
+        reason: String,
+    },
+    /// A key has a value that cannot be run.
+    #[error("{key} = {value}: {reason}")]
+    Value {
+        /// The dotted key.
+        key: &'static str,
+        /// Its value.
+        value: String,
+        /// Why it cannot be run.
+        reason: String,
+    },
+}
+
+/// `section.key=value`, and where it is from, as an error names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// `--set section.key=value`, or the flag that stands for it.
+    pub origin: String,
+    /// `section.key=value`; a value that is not TOML is a string.
+    pub setting: String,
+}
+
+impl Setting {
+    /// One of `--set`.
+    pub fn new(setting: impl Into<String>) -> Self {
+        let setting = setting.into();
+        Self { origin: format!("--set {setting}"), setting }
+    }
+
+    /// The key.
+    fn key(&self) -> Option<&str> {
+        self.setting.split_once('=').map(|(key, _)| key.trim())
+    }
+
+    /// Puts the value into `table`. A value that is not TOML is a string, so `precision=fp8` needs no quotes.
+    fn put(&self, table: &mut Table) -> Result<(), String> {
+        let key = self.key().ok_or("expected section.key=value")?;
+        let text = self.setting.split_once('=').map_or("", |(_, text)| text);
+        let value = toml::from_str::<Table>(&format!("value = {text}"))
+            .ok()
+            .and_then(|mut table| table.remove("value").filter(|_| table.is_empty()))
+            .unwrap_or_else(|| Value::String(text.into()));
+        let key = if key == "float8.recipe_name" { "float8.recipe" } else { key };
+        let mut parts: Vec<&str> = key.split('.').collect();
+        let last = parts.pop().filter(|last| !last.is_empty() && !parts.is_empty());
+        let last = last.ok_or("expected section.key=value")?;
+        let mut inner = table;
+        for part in parts {
+            let entry = inner.entry(part).or_insert_with(|| Value::Table(Table::new()));
+            inner = entry.as_table_mut().ok_or_else(|| format!("`{part}` of `{key}` is not a section"))?;
+        }
+        inner.insert(last.into(), value);
+        Ok(())
+    }
+}
+
+/// Reads a TOML file, if there is one, and applies `settings` in order. Of each pair in `replaces`, a setting of the first key removes
+/// the file's second.
+///
+/// # Errors
+/// [`ConfigError::Io`]; [`ConfigError::Parse`] naming the file or the setting, and the key.
+pub fn load<T: DeserializeOwned + Default>(
+    file: Option<&Path>,
+    settings: &[Setting],
+    replaces: &[(&str, &str)],
+) -> Result<T, ConfigError> {
+    let mut table = Table::new();
+    let mut config = T::default();
+    if let Some(path) = file {
+        let text = fs::read_to_string(path).map_err(|source| ConfigError::Io { path: path.to_path_buf(), source })?;
+        // From the text, so that an error shows the line.
+        config = from_toml(path, &text)?;
+        table = from_toml(path, &text)?;
+    }
+    match settings.is_empty() {
+        true => Ok(config),
+        false => apply(table, settings, replaces),
+    }
+}
+
+/// Reads a configuration from the text of `origin`.
+///
+/// # Errors
+/// [`ConfigError::Parse`] naming the file, the line and the key.
+pub fn from_toml<T: DeserializeOwned>(origin: &Path, text: &str) -> Result<T, ConfigError> {
+    toml::from_str(text).map_err(|error| ConfigError::Parse {
+        origin: origin.display().to_string(),
+        reason: error.to_string().trim_end().into(),
+    })
+}
+
+/// Applies `settings` in order to a configuration that has been read.
+///
+/// # Errors
+/// [`ConfigError::Parse`] naming the setting and the key.
+pub fn change<T: DeserializeOwned + Serialize>(
+    config: &T,
+    settings: &[Setting],
+    replaces: &[(&str, &str)],
+) -> Result<T, ConfigError> {
+    apply(to_table(config)?, settings, replaces)
+}
+
+fn apply<T: DeserializeOwned>(
+    mut table: Table,
+    settings: &[Setting],
+    replaces: &[(&str, &str)],
+) -> Result<T, ConfigError> {
+    // So that what is set later replaces it under either name.
+    if let Some(Value::Table(float8)) = table.get_mut("float8")
+        && let Some(recipe) = float8.remove("recipe_name")
+    {
+        float8.insert("recipe".into(), recipe);
+    }
+    for (key, replaced) in replaces {
+        if settings.iter().any(|setting| setting.key() == Some(key))
+            && let Some((section, key)) = replaced.split_once('.')
+            && let Some(Value::Table(section)) = table.get_mut(section)
+        {
+            section.remove(key);
+        }
+    }
+    let fail = |origin: &str, reason: &str| ConfigError::Parse { origin: origin.into(), reason: reason.into() };
+    // Settings may make sense only together, so all are there before they are judged; to blame is the first since
+    // which there has been an error.
+    let (start, mut tables) = (table.clone(), vec![]);
+    for setting in settings {
+        setting.put(&mut table).map_err(|reason| fail(&setting.origin, &reason))?;
+        tables.push(table.clone());
+    }
+    let errors: Vec<_> = match table.try_into() {
+        Ok(config) => return Ok(config),
+        Err(_) => tables.into_iter().map(|table| table.try_into::<T>().err()).collect(),
+    };
+    let first = errors.iter().rposition(Option::is_none).map_or(0, |fine| fine + 1);
+    // What there is to say of it may have changed since, unless that is of another setting.
+    let mut without = start;
+    let mut others = settings.iter().enumerate().filter(|(i, _)| *i != first);
+    let is_only_one = others.all(|(_, setting)| setting.put(&mut without).is_ok()) && without.try_into::<T>().is_ok();
+    let error = &errors[if is_only_one { errors.len() - 1 } else { first }];
+    Err(fail(&settings[first].origin, error.as_ref().map_or("", toml::de::Error::message)))
+}
+
+/// The whole of a configuration as TOML, defaults included, which [`load`] reads back.
+///
+/// # Errors
+/// [`ConfigError::Parse`] for what TOML cannot say, as an integer beyond 63 bits.
+pub fn to_toml(config: &impl Serialize) -> Result<String, ConfigError> {
+    toml::to_string(config).map_err(|error| unspeakable(&error))
+}
+
+/// As [`to_toml`].
+pub(crate) fn to_table(config: &impl Serialize) -> Result<Table, ConfigError> {
+    Table::try_from(config).map_err(|error| unspeakable(&error))
+}
+
+fn unspeakable(error: &toml::ser::Error) -> ConfigError {
+    ConfigError::Parse { origin: "the configuration".into(), reason: error.to_string() }
+}
+
+/// [`ConfigError::Value`] unless it `holds`.
+///
+/// # Errors
+/// That.
+pub fn require(key: &'static str, value: impl ToString, holds: bool, reason: &str) -> Result<(), ConfigError> {
+    if holds {
+        return Ok(());
+    }
+    Err(ConfigError::Value { key, value: value.to_string(), reason: reason.into() })
+}

@@ -1,0 +1,269 @@
+//! The sections `[training]`, `[optimizer]`, `[data]` and `[checkpoint]`, and what their types do not check.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
+use device_select::DeviceChoice;
+use serde::{Deserialize, Serialize};
+use toml::Value;
+
+use super::{ConfigError, Float8Section, require};
+use crate::schedule::{Decay, Schedule};
+
+/// The precision of linears.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// Everything in f32.
+    F32,
+    /// Hidden states and GEMMs in bf16, parameters in f32.
+    Bf16,
+    /// GEMMs of linears in FP8, hidden states in `training.compute_dtype`, parameters in f32.
+    #[default]
+    Fp8,
+}
+
+impl ValueEnum for Precision {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self::F32, Self::Bf16, Self::Fp8]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let (name, help) = match self {
+            Self::F32 => ("f32", "everything in f32"),
+            Self::Bf16 => ("bf16", "hidden states and GEMMs in bf16"),
+            Self::Fp8 => ("fp8", "GEMMs of linears in FP8"),
+        };
+        Some(PossibleValue::new(name).help(help))
+    }
+}
+
+/// The dtype of hidden states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ComputeDtype {
+    /// 32-bit.
+    F32,
+    /// bfloat16.
+    Bf16,
+}
+
+/// How long, on what, in which precision.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainingSection {
+    /// Which device.
+    pub device: DeviceChoice,
+    /// Precision of linears.
+    pub precision: Precision,
+    /// Dtype of hidden states with precision fp8: bf16 on CUDA and f32 elsewhere if absent.
+    pub compute_dtype: Option<ComputeDtype>,
+    /// Optimizer steps; 0 only evaluates.
+    pub steps: usize,
+    /// Sequences in a micro-batch.
+    pub batch_size: usize,
+    /// Micro-batches per optimizer step.
+    pub grad_accumulation: usize,
+    /// Tokens in a sequence.
+    pub seq_len: usize,
+    /// Decides the initial weights, the batches and the sample.
+    pub seed: u64,
+    /// Global gradient norm to clip to; `inf` does not clip.
+    pub max_norm: f64,
+    /// Steps between step lines; the first and the last step always have one.
+    pub log_every: usize,
+    /// Batches for the held-out loss.
+    pub eval_batches: usize,
+    /// The device's peak in TFLOP/s, for `mfu`.
+    pub peak_tflops: Option<f64>,
+    /// With precision fp8, backward keeps the FP8 operand of each linear's x instead of x: less memory, same results.
+    pub save_fp8_operands: bool,
+    /// Where to write what each linear did, as JSON.
+    pub report: Option<PathBuf>,
+    /// Whether to print it as a table.
+    pub print_report: bool,
+}
+
+/// AdamW and the learning rate; see [`Schedule`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OptimizerSection {
+    /// Peak learning rate.
+    pub lr: f64,
+    /// Decay of the first and second moment.
+    pub betas: [f64; 2],
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled, on every parameter.
+    pub weight_decay: f64,
+    /// Steps of linear warm-up.
+    pub warmup_steps: usize,
+    /// The curve after warm-up.
+    pub decay: Decay,
+    /// Share of the peak that the decay ends at.
+    pub min_lr_ratio: f64,
+    /// With the decay `wsd`, the share of the steps that it takes.
+    pub decay_ratio: f64,
+}
+
+/// Text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DataSection {
+    /// Files and folders; the Rust sources of the local Cargo registry if empty.
+    pub paths: Vec<PathBuf>,
+    /// A checkpoint folder, a `tokenizer.json` or a `tokenizer.model`, or `bytes`. If absent, that of `model.hf_path`, and bytes for a
+    /// preset.
+    pub tokenizer: Option<String>,
+    /// Bytes to take at most.
+    pub max_bytes: usize,
+    /// Share to hold out.
+    pub held_out_fraction: f64,
+}
+
+/// What is saved of a run, and when.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CheckpointSection {
+    /// Where checkpoints are; none are saved if absent.
+    pub folder: Option<PathBuf>,
+    /// Steps between checkpoints; one is also saved after the last step and when the run is told to stop. 0 saves only then.
+    pub every: usize,
+    /// How many of the newest stay. That with the smallest held-out loss stays besides.
+    pub keep: usize,
+    /// Training goes on while a checkpoint is written, which holds on to its parameters and moments until it is.
+    pub background: bool,
+}
+
+impl Default for TrainingSection {
+    fn default() -> Self {
+        Self {
+            device: DeviceChoice::Auto,
+            precision: Precision::Fp8,
+            compute_dtype: None,
+            steps: 600,
+            batch_size: 8,
+            grad_accumulation: 1,
+            seq_len: 128,
+            seed: 0,
+            max_norm: 1.0,
+            log_every: 20,
+            eval_batches: 16,
+            peak_tflops: None,
+            save_fp8_operands: false,
+            report: None,
+            print_report: false,
+        }
+    }
+}
+
+impl Default for OptimizerSection {
+    fn default() -> Self {
+        Self {
+            lr: 5e-3,
+            betas: [0.9, 0.95],
+            eps: 1e-8,
+            weight_decay: 0.1,
+            warmup_steps: 20,
+            decay: Decay::Cosine,
+            min_lr_ratio: 0.1,
+            decay_ratio: 0.2,
+        }
+    }
+}
+
+impl Default for DataSection {
+    fn default() -> Self {
+        Self { paths: Vec::new(), tokenizer: None, max_bytes: 4_000_000, held_out_fraction: 0.05 }
+    }
+}
+
+impl Default for CheckpointSection {
+    fn default() -> Self {
+        Self { folder: None, every: 100, keep: 2, background: true }
+    }
+}
+
+impl TrainingSection {
+    /// Checks what the types do not, `float8.schedule` against the steps included.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] naming the first key that cannot be.
+    pub fn validate(&self, float8: &Float8Section) -> Result<(), ConfigError> {
+        for (key, value) in [
+            ("training.batch_size", self.batch_size),
+            ("training.grad_accumulation", self.grad_accumulation),
+            ("training.seq_len", self.seq_len),
+            ("training.log_every", self.log_every),
+            ("training.eval_batches", self.eval_batches),
+        ] {
+            require(key, value, value >= 1, "must be at least 1")?;
+        }
+        let max_norm = self.max_norm;
+        require("training.max_norm", max_norm, max_norm > 0.0, "must be positive; inf does not clip")?;
+        if let Some(peak) = self.peak_tflops {
+            let fits = peak > 0.0 && peak.is_finite();
+            require("training.peak_tflops", peak, fits, "must be positive and finite")?;
+        }
+        let steps = self.steps;
+        if let Some(schedule) = &float8.schedule
+            && self.precision == Precision::Fp8
+        {
+            let fits = steps == 0 || (0..steps).any(|step| float8.is_float8(step, steps));
+            let value = Value::try_from(schedule).map_or_else(|_| format!("{schedule:?}"), |value| value.to_string());
+            require("float8.schedule", value, fits, &format!("none of {steps} steps runs in FP8"))?;
+        }
+        Ok(())
+    }
+}
+
+impl OptimizerSection {
+    /// Checks what the types do not.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] naming the first key that cannot be.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let [beta1, beta2] = self.betas;
+        let range = "must be in [0, 1)";
+        require("optimizer.betas[0]", beta1, (0.0..1.0).contains(&beta1), range)?;
+        require("optimizer.betas[1]", beta2, (0.0..1.0).contains(&beta2), range)?;
+        let Self { lr, eps, weight_decay, min_lr_ratio, decay_ratio, .. } = *self;
+        require("optimizer.lr", lr, lr > 0.0 && lr.is_finite(), "must be positive and finite")?;
+        require("optimizer.eps", eps, eps > 0.0 && eps.is_finite(), "must be positive and finite")?;
+        let fits = weight_decay >= 0.0 && weight_decay.is_finite();
+        require("optimizer.weight_decay", weight_decay, fits, "must be finite and not negative")?;
+        let fits = (0.0..=1.0).contains(&min_lr_ratio);
+        require("optimizer.min_lr_ratio", min_lr_ratio, fits, "must be in [0, 1]")?;
+        let fits = decay_ratio > 0.0 && decay_ratio <= 1.0;
+        require("optimizer.decay_ratio", decay_ratio, fits, "must be in (0, 1]")
+    }
+
+    /// The learning rate of each of so many steps.
+    pub fn schedule(&self, steps: usize) -> Schedule {
+        let Self { lr, warmup_steps, decay, min_lr_ratio, decay_ratio, .. } = *self;
+        Schedule { lr, warmup_steps, steps, decay, min_lr_ratio, decay_ratio }
+    }
+}
+
+impl DataSection {
+    /// Checks what the types do not.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] naming the first key that cannot be.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        require("data.max_bytes", self.max_bytes, self.max_bytes >= 1, "must be at least 1")?;
+        let held_out = self.held_out_fraction;
+        require("data.held_out_fraction", held_out, held_out > 0.0 && held_out < 1.0, "must be in (0, 1)")
+    }
+}
+
+impl CheckpointSection {
+    /// Checks what the types do not.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] naming the first key that cannot be.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        require("checkpoint.keep", self.keep, self.keep >= 1, "must be at least 1")
+    }
+}

@@ -1,0 +1,94 @@
+//! What can go wrong in a run.
+
+use std::path::PathBuf;
+
+use burn_float8::Float8Error;
+
+use crate::checkpoint::CheckpointError;
+use crate::config::ConfigError;
+use crate::tokenizer::TokenizerError;
+
+/// What can go wrong in a run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrainError {
+    /// The configuration is not one.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A checkpoint could not be written or read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// A tokenizer that cannot be read, or does not take a text.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// A file could not be written.
+    #[error("cannot write {}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// FP8 could not be applied.
+    #[error(transparent)]
+    Float8(#[from] Float8Error),
+    /// Not all that was to run in FP8 did, and `float8.strict` is set.
+    #[error("float8.strict: {0}")]
+    Strict(#[source] Float8Error),
+    /// The device failed while computing.
+    #[error("the device failed while {doing}: {reason}")]
+    Execution {
+        /// What was being read.
+        doing: &'static str,
+        /// The device's reason.
+        reason: String,
+    },
+    /// Training left the finite numbers.
+    #[error("training diverged at step {step}: loss = {loss}, grad_norm = {grad_norm}{}", last_good(*good, folder.as_ref()))]
+    Diverged {
+        /// The step, from 1.
+        step: usize,
+        /// Its loss.
+        loss: f64,
+        /// Its gradient norm.
+        grad_norm: f64,
+        /// The step of the newest checkpoint, which is of finite numbers.
+        good: Option<u64>,
+        /// Its folder.
+        folder: Option<PathBuf>,
+    },
+    /// The trained model's held-out loss is not finite.
+    #[error("training diverged: held-out loss = {loss} after {steps} steps")]
+    HeldOutDiverged {
+        /// Optimizer steps that were made; 0 if the initial parameters are to blame.
+        steps: usize,
+        /// The loss.
+        loss: f64,
+    },
+    /// The run was told to stop, and has saved where it is.
+    #[error("stopped by {signal} after step {step}; `resume {}` goes on from there", folder.display())]
+    Interrupted {
+        /// Its name.
+        signal: &'static str,
+        /// Steps made and saved.
+        step: usize,
+        /// The folder of checkpoints.
+        folder: PathBuf,
+    },
+    /// The system did not let signals be received.
+    #[error("cannot listen to signals")]
+    Signals(#[source] std::io::Error),
+    /// The log could not be written.
+    #[error("cannot write the log")]
+    Output(#[from] std::io::Error),
+}
+
+fn last_good(good: Option<u64>, folder: Option<&PathBuf>) -> String {
+    match (good, folder) {
+        (Some(step), Some(folder)) => format!(
+            "; the last good checkpoint is that of step {step}: `resume {}` with a lower optimizer.lr or another precision goes on from it",
+            folder.display()
+        ),
+        _ => String::new(),
+    }
+}

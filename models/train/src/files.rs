@@ -1,0 +1,42 @@
+//! Files that are there as a whole or not at all.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Writes `bytes` to `path`: whoever reads it finds all of them, or what was there before, also after a crash.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let beside = beside(path);
+    let written = || -> io::Result<()> {
+        let mut file = File::create(&beside)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&beside, path)?;
+        sync_folder(path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")))
+    };
+    written().inspect_err(|_| {
+        // The first error is the one to tell.
+        let _ = fs::remove_file(&beside);
+    })
+}
+
+/// Refuses a path that no file can be written to.
+pub(crate) fn check_destination(path: &Path) -> io::Result<()> {
+    if path.is_dir() || path.file_name().is_none() {
+        return Err(io::ErrorKind::IsADirectory.into());
+    }
+    let beside = beside(path);
+    File::create(&beside).and_then(|_| fs::remove_file(&beside))
+}
+
+/// Makes renames in a folder outlive a loss of power.
+pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
+    // Only Unix opens folders.
+    if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
+}
+
+/// A hidden name in the same folder, so on the same file system.
+fn beside(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!(".{name}.{}.partial", std::process::id()))
+}

@@ -1,0 +1,36 @@
+//! What a run leaves behind about its linears.
+
+use std::path::Path;
+
+use burn::module::Module;
+use burn_float8::{Float8Stack, Report, UNTAGGED_NAME, report};
+
+use crate::TrainError;
+use crate::files;
+
+/// The report of this model's linears.
+pub fn report_of<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
+    let mut report = report::<B, _>(model);
+    // Every linear of a converted model has a tag: calls without one are those of other models of the process.
+    report.layers.retain(|layer| layer.name != UNTAGGED_NAME);
+    report
+}
+
+/// Refuses a path that no report can be written to, before hours of training.
+///
+/// # Errors
+/// [`TrainError::Write`].
+pub fn check_report_path(path: &Path) -> Result<(), TrainError> {
+    files::check_destination(path).map_err(|source| TrainError::Write { path: path.into(), source })
+}
+
+/// Writes pretty JSON: whoever reads `path` finds the whole report or what was there before.
+///
+/// # Errors
+/// [`TrainError::Write`].
+pub fn write_report(report: &Report, path: &Path) -> Result<(), TrainError> {
+    let fail = |source| TrainError::Write { path: path.into(), source };
+    let mut text = serde_json::to_vec_pretty(report).map_err(|error| fail(error.into()))?;
+    text.push(b'\n');
+    files::replace(path, &text).map_err(fail)
+}
