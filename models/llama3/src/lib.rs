@@ -17,12 +17,11 @@
 //! # }
 //! ```
 //!
-//! [`Llama::load_hf`] loads a Hugging Face checkpoint; [`trainer::train`] is the loop behind
+//! [`Llama::load_hf`] loads a Hugging Face checkpoint, [`Llama::save_hf`] writes one; [`trainer::train`] is the loop behind
 //! `examples/llama3_fp8.rs`, configured by a [`RunConfig`].
 
 pub mod attention;
 pub mod batches;
-mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod data;
@@ -30,8 +29,7 @@ mod error;
 pub mod float8_section;
 pub mod generate;
 pub mod grads;
-mod hf_config;
-mod hf_weights;
+pub mod hf;
 mod init;
 pub mod metrics;
 pub mod model;
