@@ -1,32 +1,33 @@
-//! Reading: headers when files are opened, each tensor's bytes from the mapped file when they are asked for.
+//! Reading: headers when files are opened, a tensor's bytes when they are asked for, mapped from the file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::ops::Range;
+use std::io::Read;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapOptions};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::Deserialize;
 
 use super::{INDEX, SINGLE, TensorFilesError};
 
-/// The tensors of one safetensors file, or of shards with an index. The files are mapped, not read: nobody may change them
-/// while this lives.
+/// The tensors of one safetensors file, or of shards with an index. Nobody may change the files while this lives.
 #[derive(Debug)]
 pub struct TensorFiles {
     path: PathBuf,
-    files: Vec<MappedFile>,
+    files: Vec<OpenFile>,
     tensors: BTreeMap<String, Entry>,
 }
 
 #[derive(Debug)]
-struct MappedFile {
+struct OpenFile {
     path: PathBuf,
     file: File,
-    map: Mmap,
+    /// When it was opened.
+    bytes: u64,
 }
 
 #[derive(Debug)]
@@ -35,8 +36,9 @@ struct Entry {
     file: usize,
     dtype: Dtype,
     shape: Vec<usize>,
-    /// In the file.
-    bytes: Range<usize>,
+    /// First byte in the file.
+    start: u64,
+    bytes: usize,
 }
 
 #[derive(Deserialize)]
@@ -69,7 +71,7 @@ impl TensorFiles {
     /// Those of [`open_folder`](Self::open_folder) that one file can have.
     pub fn open_file(path: impl AsRef<Path>) -> Result<Self, TensorFilesError> {
         let path = path.as_ref();
-        let (file, tensors) = MappedFile::open(path, 0)?;
+        let (file, tensors) = OpenFile::open(path, 0)?;
         Ok(Self { path: path.into(), files: vec![file], tensors })
     }
 
@@ -83,7 +85,7 @@ impl TensorFiles {
         let mut files = Vec::with_capacity(shards.len());
         let mut tensors = BTreeMap::new();
         for shard in shards {
-            let (file, entries) = MappedFile::open(&folder.join(shard), files.len())?;
+            let (file, entries) = OpenFile::open(&folder.join(shard), files.len())?;
             files.push(file);
             for (name, entry) in entries {
                 // The index decides which of two copies counts; a tensor that it does not know is reported.
@@ -145,7 +147,7 @@ impl TensorFiles {
 pub struct StoredTensor<'a> {
     name: &'a str,
     entry: &'a Entry,
-    file: &'a MappedFile,
+    file: &'a OpenFile,
 }
 
 impl<'a> StoredTensor<'a> {
@@ -159,13 +161,24 @@ impl<'a> StoredTensor<'a> {
         &self.entry.shape
     }
 
-    /// The elements as the file has them: row-major, little-endian. Nothing is copied; the system reads what is touched.
+    /// The elements as the file has them: row-major, little-endian. Nothing is copied, the system reads what is touched.
     ///
     /// # Errors
     /// [`TensorFilesError::Io`]; [`TensorFilesError::Broken`] if the file is shorter than when it was opened.
-    pub fn bytes(&self) -> Result<&'a [u8], TensorFilesError> {
-        self.file.check_length()?;
-        Ok(&self.file.map[self.entry.bytes.clone()])
+    pub fn bytes(&self) -> Result<MappedBytes, TensorFilesError> {
+        let Entry { start, bytes, .. } = *self.entry;
+        let OpenFile { path, file, bytes: opened } = self.file;
+        let io = |source| TensorFilesError::Io { path: path.clone(), source };
+        // To touch a page that the file no longer has would end the process.
+        let now = file.metadata().map_err(io)?.len();
+        if now < *opened {
+            let reason = format!("{now} bytes, {opened} when it was opened");
+            return Err(TensorFilesError::Broken { path: path.clone(), reason });
+        }
+        // SAFETY: the map is read-only and seen as bytes, for which every value is valid. That nobody changes the file
+        // meanwhile is the caller's to see to.
+        let map = unsafe { MmapOptions::new().offset(start).len(bytes).map(file) };
+        map.map(MappedBytes).map_err(io)
     }
 
     /// The elements in f32, row-major: F32, F16 and BF16 exactly.
@@ -185,7 +198,19 @@ impl<'a> StoredTensor<'a> {
                 });
             }
         };
-        self.bytes().map(decode)
+        self.bytes().map(|bytes| decode(&bytes))
+    }
+}
+
+/// The bytes of a tensor in its file.
+#[derive(Debug)]
+pub struct MappedBytes(Mmap);
+
+impl Deref for MappedBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
     }
 }
 
@@ -194,51 +219,40 @@ fn decode<const N: usize>(bytes: &[u8], convert: impl Fn([u8; N]) -> f32) -> Vec
     chunks.iter().map(|&chunk| convert(chunk)).collect()
 }
 
-impl MappedFile {
-    /// Maps the file and reads its header, whose tensors then lie in file number `number`.
+impl OpenFile {
+    /// Reads the header, whose tensors then lie in file number `number`.
     ///
     /// A safetensors file is an 8-byte little-endian length, that many bytes of JSON, and the data.
     fn open(path: &Path, number: usize) -> Result<(Self, BTreeMap<String, Entry>), TensorFilesError> {
         let io = |source| TensorFilesError::Io { path: path.into(), source };
         let broken = |reason| TensorFilesError::Broken { path: path.into(), reason };
 
-        let file = File::open(path).map_err(io)?;
-        // SAFETY: the map is read-only and only seen as bytes, for which every value is valid. The header is taken out of it
-        // once, and no code relies on reading the same data twice. That nobody changes the file is asked of the caller.
-        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-        let Some((length, rest)) = map.split_first_chunk() else {
-            return Err(broken(format!("{} bytes are no safetensors file", map.len())));
+        let mut file = File::open(path).map_err(io)?;
+        let file_bytes = file.metadata().map_err(io)?.len();
+        let mut length = [0; 8];
+        if file_bytes < length.len() as u64 {
+            return Err(broken(format!("{file_bytes} bytes are no safetensors file")));
+        }
+        file.read_exact(&mut length).map_err(io)?;
+        let length = u64::from_le_bytes(length);
+        let data = length.checked_add(8).filter(|&data| data <= file_bytes);
+        let Some(data) = data else {
+            return Err(broken(format!("a header of {length} bytes in a file of {file_bytes}")));
         };
-        let length = u64::from_le_bytes(*length);
-        let header = usize::try_from(length).ok().and_then(|length| rest.get(..length));
-        let Some(header) = header else {
-            return Err(broken(format!("a header of {length} bytes in a file of {}", map.len())));
-        };
+        let mut header = Vec::new();
+        file.by_ref().take(length).read_to_end(&mut header).map_err(io)?;
         let metadata: Metadata =
-            serde_json::from_slice(header).map_err(|source| TensorFilesError::Json { path: path.into(), source })?;
-        let data = map.len() - rest.len() + header.len();
-        let end = data.checked_add(metadata.data_len());
-        if end != Some(map.len()) {
-            let asked = end.map_or("more than there is memory".into(), |end| end.to_string());
-            return Err(broken(format!("{} bytes, its header asks for {asked}", map.len())));
+            serde_json::from_slice(&header).map_err(|source| TensorFilesError::Json { path: path.into(), source })?;
+        if data.checked_add(metadata.data_len() as u64) != Some(file_bytes) {
+            let asked = data as u128 + metadata.data_len() as u128;
+            return Err(broken(format!("{file_bytes} bytes, its header asks for {asked}")));
         }
         let entry = |(name, info): (String, &TensorInfo)| {
             let (start, end) = info.data_offsets;
             let (dtype, shape) = (info.dtype, info.shape.clone());
-            (name, Entry { file: number, dtype, shape, bytes: data + start..data + end })
+            (name, Entry { file: number, dtype, shape, start: data + start as u64, bytes: end - start })
         };
         let tensors = metadata.tensors().into_iter().map(entry).collect();
-        Ok((Self { path: path.into(), file, map }, tensors))
-    }
-
-    /// Reading a page that the file no longer has would end the process.
-    fn check_length(&self) -> Result<(), TensorFilesError> {
-        let path = &self.path;
-        let metadata = self.file.metadata().map_err(|source| TensorFilesError::Io { path: path.clone(), source })?;
-        if metadata.len() >= self.map.len() as u64 {
-            return Ok(());
-        }
-        let reason = format!("{} bytes, {} when it was opened", metadata.len(), self.map.len());
-        Err(TensorFilesError::Broken { path: path.clone(), reason })
+        Ok((Self { path: path.into(), file, bytes: file_bytes }, tensors))
     }
 }
