@@ -7,7 +7,7 @@ use device_select::DeviceError;
 use train::batches::BatchError;
 use train::checkpoint::CheckpointError;
 use train::config::ConfigError;
-use train::{TokenizeError, TokenizerError, TrainError};
+use train::{FolderError, TensorFilesError, TokenizeError, TokenizerError, TrainError};
 
 /// What can go wrong between a command line and a trained model.
 #[derive(Debug, thiserror::Error)]
@@ -83,30 +83,6 @@ pub enum Error {
         /// Of the model's config.
         num_experts: usize,
     },
-    /// No weights beside a `config.json`.
-    #[error("{} holds neither model.safetensors nor model.safetensors.index.json", path.display())]
-    NoWeights {
-        /// The folder.
-        path: PathBuf,
-    },
-    /// A file that is not a whole safetensors file, or an index that contradicts its shards.
-    #[error("{}: {reason}", path.display())]
-    Checkpoint {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
-    /// A checkpoint lacks a tensor of the model.
-    #[error("{} lacks the tensor {name} {shape:?}", path.display())]
-    MissingTensor {
-        /// Its Hugging Face name.
-        name: String,
-        /// The shape that the model needs, `[out, in]` for a linear.
-        shape: Vec<usize>,
-        /// The checkpoint folder.
-        path: PathBuf,
-    },
     /// A checkpoint holds tensors that the model has no place for.
     #[error("{} holds tensors that the model does not have: {}", path.display(), names.join(", "))]
     UnexpectedTensors {
@@ -115,28 +91,18 @@ pub enum Error {
         /// The checkpoint folder.
         path: PathBuf,
     },
-    /// A tensor of a checkpoint has the wrong shape.
-    #[error("{}: {name} has shape {found:?}, the model needs {expected:?}", path.display())]
-    TensorShape {
-        /// Its Hugging Face name.
-        name: String,
-        /// What the config asks for.
-        expected: Vec<usize>,
-        /// What the file holds.
-        found: Vec<usize>,
-        /// The file.
-        path: PathBuf,
+    /// A mixture of experts was to be exported: Hugging Face's Llama has none.
+    #[error("only dense models are exported: this one has {num_experts} experts in a layer")]
+    MoeExport {
+        /// Of the model's config.
+        num_experts: usize,
     },
-    /// A tensor of a checkpoint has a dtype that is not read.
-    #[error("{}: {name} has dtype {dtype}; F32, F16 and BF16 are read", path.display())]
-    TensorDtype {
-        /// Its Hugging Face name.
-        name: String,
-        /// The dtype in the file.
-        dtype: String,
-        /// The file.
-        path: PathBuf,
-    },
+    /// Weights that cannot be read or written.
+    #[error(transparent)]
+    TensorFiles(#[from] TensorFilesError),
+    /// A folder that cannot be made.
+    #[error(transparent)]
+    Folder(#[from] FolderError),
     /// The given paths hold no text, or none within the limit.
     #[error(
         "no text in {} ({skipped} files skipped: empty, binary or not UTF-8, \
@@ -213,7 +179,7 @@ pub enum Error {
     /// The device failed while computing.
     #[error("the device failed while {doing}: {reason}")]
     Execution {
-        /// What was being read.
+        /// What it was doing.
         doing: &'static str,
         /// The device's reason.
         reason: String,

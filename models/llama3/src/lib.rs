@@ -17,18 +17,16 @@
 //! # }
 //! ```
 //!
-//! [`Llama::load_hf`] loads a Hugging Face checkpoint; [`trainer::train`] is the loop behind
+//! [`Llama::load_hf`] loads a Hugging Face checkpoint, [`Llama::save_hf`] writes one; [`trainer::train`] is the loop behind
 //! `examples/llama3_fp8.rs`, configured by a [`RunConfig`].
 
 pub mod attention;
-mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod data;
 mod error;
 pub mod generate;
-mod hf_config;
-mod hf_weights;
+pub mod hf;
 mod init;
 pub mod jobs;
 pub mod model;

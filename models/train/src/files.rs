@@ -1,16 +1,16 @@
 //! Files that are there as a whole or not at all.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
+
+use crate::folder::{sync_folder, write_synced};
 
 /// Writes `bytes` to `path`: whoever reads it finds all of them, or what was there before, also after a crash.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let beside = beside(path);
     let written = || -> io::Result<()> {
-        let mut file = File::create(&beside)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
+        write_synced(&beside, bytes)?;
         fs::rename(&beside, path)?;
         sync_folder(path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")))
     };
@@ -27,12 +27,6 @@ pub(crate) fn check_destination(path: &Path) -> io::Result<()> {
     }
     let beside = beside(path);
     File::create(&beside).and_then(|_| fs::remove_file(&beside))
-}
-
-/// Makes renames in a folder outlive a loss of power.
-pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
-    // Only Unix opens folders.
-    if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
 }
 
 /// A hidden name in the same folder, so on the same file system.

@@ -2,7 +2,7 @@
 //!
 //! [`Tokenizer`] maps text to token ids and back: bytes, Hugging Face's `tokenizer.json`, or the ranks that Llama 3 is published with.
 //! [`Steps`] makes optimizer steps on any [`LanguageModel`], [`Run`] makes those of a whole run, and [`checkpoint`] saves them so that it
-//! can go on bit for bit.
+//! can go on bit for bit. [`TensorFiles`] and [`write_shards`](tensor_files::write_shards) read and write safetensors.
 
 pub mod batches;
 pub mod checkpoint;
@@ -10,6 +10,7 @@ pub mod config;
 pub mod data;
 mod error;
 mod files;
+mod folder;
 pub mod grads;
 mod lines;
 pub mod metrics;
@@ -20,13 +21,16 @@ pub mod run;
 pub mod schedule;
 mod signals;
 mod steps;
+pub mod tensor_files;
 mod tokenizer;
 
 pub use error::TrainError;
+pub use folder::{FolderError, create_folder, write_synced};
 pub use lines::TokenizeError;
 pub use model::LanguageModel;
 pub use report::{check_report_path, report_of, write_report};
 pub use run::Run;
 pub use signals::Signals;
 pub use steps::{Step, StepConfig, Steps};
+pub use tensor_files::{TensorFiles, TensorFilesError};
 pub use tokenizer::{ByteTokenizer, SpecialTokens, TextStream, Tokenizer, TokenizerError};

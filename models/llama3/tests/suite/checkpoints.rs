@@ -10,6 +10,7 @@ use llama3::{Error, Llama, LlamaConfig, names};
 use safetensors::Dtype;
 use serde_json::json;
 use tempfile::TempDir;
+use train::TensorFilesError;
 
 use crate::common::{Stored, Train, hf_json, stored_tensors, tiny, values, write_json, write_safetensors};
 
@@ -95,25 +96,29 @@ fn shards_equal_one_file() {
     wrong.insert("model.extra".into(), json!("model-00001-of-00003.safetensors"));
     write_json(&index, &json!({"weight_map": wrong}));
     match load(dir.path()) {
-        Err(Error::Checkpoint { reason, .. }) => assert!(reason.contains("model.extra"), "{reason}"),
+        Err(Error::TensorFiles(TensorFilesError::Broken { reason, .. })) => {
+            assert!(reason.contains("model.extra"), "{reason}")
+        }
         other => panic!("{other:?}"),
     }
     let mut wrong = weight_map.clone();
     wrong.remove("model.norm.weight");
     write_json(&index, &json!({"weight_map": wrong}));
     match load(dir.path()) {
-        Err(Error::Checkpoint { reason, .. }) => assert!(reason.contains("model.norm.weight"), "{reason}"),
+        Err(Error::TensorFiles(TensorFilesError::Broken { reason, .. })) => {
+            assert!(reason.contains("model.norm.weight"), "{reason}")
+        }
         other => panic!("{other:?}"),
     }
     let mut wrong = weight_map;
     wrong.insert("model.norm.weight".into(), json!("absent.safetensors"));
     write_json(&index, &json!({"weight_map": wrong}));
     match load(dir.path()) {
-        Err(Error::Io { path, .. }) => assert!(path.ends_with("absent.safetensors")),
+        Err(Error::TensorFiles(TensorFilesError::Io { path, .. })) => assert!(path.ends_with("absent.safetensors")),
         other => panic!("{other:?}"),
     }
     fs::write(&index, "{}").unwrap();
-    assert!(matches!(load(dir.path()), Err(Error::Json { .. })));
+    assert!(matches!(load(dir.path()), Err(Error::TensorFiles(TensorFilesError::Json { .. }))));
 }
 
 #[test]
@@ -165,13 +170,15 @@ fn missing_unexpected_and_misshapen_tensors_are_named() {
     let mut wrong = tensors.clone();
     wrong.remove(at);
     match load(folder(&config, &wrong).path()) {
-        Err(Error::MissingTensor { name: n, shape, .. }) => assert_eq!((n.as_str(), shape), (name, vec![48, 80])),
+        Err(Error::TensorFiles(TensorFilesError::Missing { name: n, shape, .. })) => {
+            assert_eq!((n.as_str(), shape), (name, vec![48, 80]))
+        }
         other => panic!("{other:?}"),
     }
     let mut wrong = tensors.clone();
     wrong[at].shape = vec![80, 48];
     match load(folder(&config, &wrong).path()) {
-        Err(Error::TensorShape { name: n, expected, found, .. }) => {
+        Err(Error::TensorFiles(TensorFilesError::Shape { name: n, expected, found, .. })) => {
             assert_eq!((n.as_str(), expected, found), (name, vec![48, 80], vec![80, 48]));
         }
         other => panic!("{other:?}"),
@@ -179,7 +186,9 @@ fn missing_unexpected_and_misshapen_tensors_are_named() {
     let mut wrong = tensors.clone();
     wrong[at].dtype = Dtype::I32;
     match load(folder(&config, &wrong).path()) {
-        Err(Error::TensorDtype { name: n, dtype, .. }) => assert_eq!((n.as_str(), dtype.as_str()), (name, "I32")),
+        Err(Error::TensorFiles(TensorFilesError::Dtype { name: n, dtype, .. })) => {
+            assert_eq!((n.as_str(), dtype.as_str()), (name, "I32"))
+        }
         other => panic!("{other:?}"),
     }
     let mut wrong = tensors.clone();
@@ -195,7 +204,7 @@ fn missing_unexpected_and_misshapen_tensors_are_named() {
     // An untied model has no place for a missing output layer.
     let tied = LlamaConfig { tie_word_embeddings: true, ..tiny() };
     match load(folder(&config, &stored_tensors(&tied, 6)).path()) {
-        Err(Error::MissingTensor { name, .. }) => assert_eq!(name, "lm_head.weight"),
+        Err(Error::TensorFiles(TensorFilesError::Missing { name, .. })) => assert_eq!(name, "lm_head.weight"),
         other => panic!("{other:?}"),
     }
 }
@@ -215,13 +224,16 @@ fn files_that_are_no_checkpoint_are_errors() {
         (&[0xff; 64], "a header beyond the file"),
     ] {
         fs::write(&file, bytes).unwrap();
-        assert!(matches!(load(dir.path()), Err(Error::Checkpoint { .. })), "{what}");
+        assert!(matches!(load(dir.path()), Err(Error::TensorFiles(TensorFilesError::Broken { .. }))), "{what}");
     }
     let longer = [&whole[..], &[0]].concat();
     fs::write(&file, longer).unwrap();
-    assert!(matches!(load(dir.path()), Err(Error::Checkpoint { .. })), "bytes left over");
+    assert!(matches!(load(dir.path()), Err(Error::TensorFiles(TensorFilesError::Broken { .. }))), "bytes left over");
     fs::write(&file, [&4_u64.to_le_bytes()[..], b"{]}}"].concat()).unwrap();
-    assert!(matches!(load(dir.path()), Err(Error::Json { .. })), "a header that is no JSON");
+    assert!(
+        matches!(load(dir.path()), Err(Error::TensorFiles(TensorFilesError::Json { .. }))),
+        "a header that is no JSON"
+    );
     fs::remove_file(&file).unwrap();
-    assert!(matches!(load(dir.path()), Err(Error::NoWeights { .. })));
+    assert!(matches!(load(dir.path()), Err(Error::TensorFiles(TensorFilesError::NoTensors { .. }))));
 }

@@ -1,7 +1,9 @@
 //! Small models, text folders and checkpoints for the other topics.
 
+use std::env;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use burn::backend::{Autodiff, Flex};
 use burn::module::{Module, ModuleVisitor, Param};
@@ -93,8 +95,8 @@ impl Stored {
     }
 }
 
-/// The tensors of a Hugging Face checkpoint of `config`, random, written out name by name as transformers does.
-pub(crate) fn stored_tensors(config: &LlamaConfig, seed: u64) -> Vec<Stored> {
+/// The tensors of a Hugging Face checkpoint of `config`, written out name by name as transformers does.
+pub(crate) fn tensor_shapes(config: &LlamaConfig) -> Vec<(String, Vec<usize>)> {
     let LlamaConfig { vocab_size, hidden_size: h, intermediate_size, .. } = *config;
     let q = config.num_heads * config.head_dim;
     let kv = config.num_kv_heads * config.head_dim;
@@ -118,6 +120,11 @@ pub(crate) fn stored_tensors(config: &LlamaConfig, seed: u64) -> Vec<Stored> {
     if !config.tie_word_embeddings {
         shapes.push(("lm_head.weight".into(), vec![vocab_size, h]));
     }
+    shapes
+}
+
+/// [`tensor_shapes`] with random values.
+pub(crate) fn stored_tensors(config: &LlamaConfig, seed: u64) -> Vec<Stored> {
     let random = |(name, shape): &(String, Vec<usize>)| {
         let mut rng = Rng::named(seed, name);
         let offset = if name.contains("norm") { 1.0 } else { 0.0 };
@@ -125,7 +132,7 @@ pub(crate) fn stored_tensors(config: &LlamaConfig, seed: u64) -> Vec<Stored> {
         let values: Vec<f32> = (0..count).map(|_| (offset + 0.1 * rng.truncated_normal(3.0)) as f32).collect();
         Stored::f32(name, shape, &values)
     };
-    shapes.iter().map(random).collect()
+    tensor_shapes(config).iter().map(random).collect()
 }
 
 pub(crate) fn write_safetensors(path: &Path, tensors: &[Stored]) {
@@ -226,4 +233,21 @@ pub(crate) fn parameters(model: &Llama<Train>) -> Vec<u32> {
     let mut collect = Collect(Vec::new());
     model.visit(&mut collect);
     collect.0
+}
+
+/// Runs this test alone in another process, through `shell` if given, and wants it to pass there.
+pub(crate) fn run_alone(test: &str, variable: &str, folder: &Path, shell: Option<&str>) {
+    let binary = env::current_exe().unwrap();
+    let mut command = match shell {
+        Some(shell) => {
+            let mut command = Command::new("sh");
+            command.args(["-c", &format!("{shell}; exec \"$0\" \"$@\"")]).arg(binary);
+            command
+        }
+        None => Command::new(binary),
+    };
+    let output = command.args(["--exact", test, "--nocapture"]).env(variable, folder).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    println!("{out}{err}");
+    assert!(output.status.success() && out.contains("1 passed"), "{test} failed");
 }

@@ -5,10 +5,13 @@ mod checkpoints;
 mod common;
 mod configs;
 mod data;
+mod exports;
 mod float8_configs;
 mod generation;
 mod gradients;
 mod hf_configs;
+#[cfg(target_os = "linux")]
+mod import_memory;
 mod metrics;
 mod models;
 mod moe;

@@ -2,8 +2,8 @@
 
 use llama3::trainer::Outcome;
 use llama3::{Error, LlamaConfig, RunConfig};
-use train::Tokenizer;
 use train::batches::BatchError;
+use train::{TensorFilesError, Tokenizer};
 
 use crate::common::{hf_json, run, run_config as config, stored_tensors, text, tiny, write_json, write_safetensors};
 use train::TrainError;
@@ -95,7 +95,7 @@ fn a_checkpoint_is_trained_on() {
     assert_eq!(trained.steps.iter().map(|line| line.step).collect::<Vec<_>>(), [1, 2]);
     assert!(trained.held_out_loss < loaded.held_out_loss, "{} {}", trained.held_out_loss, loaded.held_out_loss);
     std::fs::remove_file(dir.path().join("model.safetensors")).unwrap();
-    assert!(matches!(run(&config), Err(Error::NoWeights { .. })));
+    assert!(matches!(run(&config), Err(Error::TensorFiles(TensorFilesError::NoTensors { .. }))));
 }
 
 /// A checkpoint's tokens are its own tokenizer's, in training and in the sample, whatever a preset would have.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use burn_float8::Float8Error;
 
 use crate::config::ConfigError;
+use crate::tensor_files::TensorFilesError;
 
 /// What can go wrong with checkpoints.
 #[derive(Debug, thiserror::Error)]
@@ -79,14 +80,9 @@ pub enum CheckpointError {
         /// The parser's reason.
         source: serde_json::Error,
     },
-    /// A file of tensors that is not the model's.
-    #[error("{}: {reason}", path.display())]
-    Tensors {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
+    /// A file of tensors that is not the model's, or could not be written.
+    #[error(transparent)]
+    Tensors(TensorFilesError),
     /// A tensor could not be read from its device.
     #[error("the device failed while {tensor} was read: {reason}")]
     Device {
@@ -113,6 +109,15 @@ pub enum CheckpointError {
     /// The FP8 state is not the model's.
     #[error(transparent)]
     Float8(#[from] Float8Error),
+}
+
+impl From<TensorFilesError> for CheckpointError {
+    fn from(error: TensorFilesError) -> Self {
+        match error {
+            TensorFilesError::Write { path, source } => Self::Io { doing: "write", path, source },
+            error => Self::Tensors(error),
+        }
+    }
 }
 
 fn steps(steps: &[u64]) -> String {

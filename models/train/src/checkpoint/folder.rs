@@ -18,6 +18,7 @@ use sha2::{Digest, Sha256};
 
 use super::CheckpointError;
 use crate::files;
+use crate::folder::sync_folder;
 
 const CHECKSUMS: &str = "checksums.json";
 const PARTIAL: &str = ".partial";
@@ -269,9 +270,9 @@ impl CheckpointFolder {
             let file = partial.join(name);
             File::open(&file).and_then(|file| file.sync_all()).map_err(io_error("sync", &file))?;
         }
-        files::sync_folder(partial).map_err(io_error("sync", partial))?;
+        sync_folder(partial).map_err(io_error("sync", partial))?;
         fs::rename(partial, path).map_err(io_error("rename", path))?;
-        files::sync_folder(&self.path).map_err(io_error("sync", &self.path))
+        sync_folder(&self.path).map_err(io_error("sync", &self.path))
     }
 
     fn prune(&self, keep: usize) -> Result<()> {

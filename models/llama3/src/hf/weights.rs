@@ -1,14 +1,14 @@
-//! Loading a Hugging Face checkpoint into a [`Llama`].
+//! Import: a Hugging Face checkpoint into a [`Llama`], with at most two tensors in host memory besides the model.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::backend::Backend;
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, Shape, Tensor, TensorData};
+use train::TensorFiles;
 
 use crate::Error;
-use crate::checkpoint::Checkpoint;
 use crate::config::LlamaConfig;
 use crate::model::Llama;
 use crate::names::{self, ModulePath};
@@ -18,8 +18,7 @@ impl<B: Backend> Llama<B> {
     /// `model.safetensors.index.json` and its shards. F32, F16 and BF16 tensors become f32 parameters.
     ///
     /// # Errors
-    /// Those of [`LlamaConfig::from_hf_dir`]; [`Error::NoWeights`], [`Error::Checkpoint`], [`Error::MissingTensor`],
-    /// [`Error::UnexpectedTensors`], [`Error::TensorShape`], [`Error::TensorDtype`].
+    /// Those of [`LlamaConfig::from_hf_dir`]; [`Error::TensorFiles`], [`Error::UnexpectedTensors`], [`Error::Execution`].
     pub fn load_hf(dir: impl AsRef<Path>, device: &B::Device) -> Result<Self, Error> {
         let config = LlamaConfig::from_hf_dir(&dir)?;
         Self::new(config, device)?.load_hf_weights(dir)
@@ -33,9 +32,9 @@ impl<B: Backend> Llama<B> {
         if let Some(moe) = self.config().moe {
             return Err(Error::MoeCheckpoint { path: dir.as_ref().into(), num_experts: moe.num_experts });
         }
-        let checkpoint = Checkpoint::open(dir.as_ref())?;
+        let files = TensorFiles::open_folder(dir)?;
         let tied = self.config().tie_word_embeddings;
-        let mut loader = Loader { checkpoint, path: ModulePath::default(), used: BTreeSet::new(), failure: None };
+        let mut loader = Loader { files, path: ModulePath::default(), used: BTreeSet::new(), failure: None };
         let model = self.map(&mut loader);
         if let Some(failure) = loader.failure {
             return Err(failure);
@@ -44,20 +43,20 @@ impl<B: Backend> Llama<B> {
             let repeated_head = tied && name == names::hf_name("lm_head.weight");
             loader.used.contains(name) || repeated_head || names::is_ignored(name)
         };
-        let unexpected: Vec<_> = loader.checkpoint.names().filter(|name| !known(name)).collect();
+        let unexpected: Vec<_> = loader.files.names().filter(|name| !known(name)).collect();
         if unexpected.is_empty() {
             return Ok(model);
         }
         Err(Error::UnexpectedTensors {
             names: unexpected.into_iter().map(String::from).collect(),
-            path: loader.checkpoint.dir().to_path_buf(),
+            path: loader.files.path().to_path_buf(),
         })
     }
 }
 
-/// Fills parameters in the order of the module tree, so that one tensor is on the host at a time.
+/// Fills parameters in the order of the module tree, one tensor at a time.
 struct Loader {
-    checkpoint: Checkpoint,
+    files: TensorFiles,
     path: ModulePath,
     used: BTreeSet<String>,
     /// A mapper cannot return early: after the first failure the rest of the tree passes unchanged.
@@ -65,19 +64,30 @@ struct Loader {
 }
 
 impl Loader {
-    /// The values of the parameter at the current path, in Burn's layout.
-    fn read(&mut self, shape: &[usize]) -> Result<Vec<f32>, Error> {
+    /// The parameter at the current path, in Burn's layout.
+    ///
+    /// Half precision widens on the host: a device may lack the dtype, or flush its subnormal numbers.
+    fn load<B: Backend, const D: usize>(&mut self, shape: Shape, device: &B::Device) -> Result<Tensor<B, D>, Error> {
         let path = self.path.dotted();
         let name = names::hf_name(&path);
-        let values = match *shape {
+        let tensor = match *shape {
             [d_input, d_output] if names::is_linear(&path) => {
-                let values = self.checkpoint.read(&name, &[d_output, d_input])?;
-                transpose(&values, d_output, d_input)
+                let stored = [d_output, d_input];
+                let values = self.files.expect(&name, &stored)?.to_f32()?;
+                let tensor = Tensor::<B, 2>::from_data(TensorData::new(values, stored), (device, DType::F32));
+                // Through one dimension, so that elements move and not only the strides.
+                tensor.transpose().reshape([d_input * d_output]).reshape(shape)
             }
-            _ => self.checkpoint.read(&name, shape)?,
+            _ => {
+                let values = self.files.expect(&name, &shape)?.to_f32()?;
+                Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
+            }
         };
+        // What is still on its way to the device is in host memory.
+        B::sync(device)
+            .map_err(|error| Error::Execution { doing: "loading the weights", reason: error.to_string() })?;
         self.used.insert(name);
-        Ok(values)
+        Ok(tensor)
     }
 }
 
@@ -95,33 +105,12 @@ impl<B: Backend> ModuleMapper<B> for Loader {
             return param;
         }
         // The shape and device of a lazy parameter, without drawing it first.
-        let (shape, device) = (param.lazy_shape(), param.lazy_device());
-        match self.read(shape.as_slice()) {
-            Ok(values) => {
-                let data = TensorData::new(values, shape);
-                let tensor = Tensor::from_data(data, (&device, DType::F32));
-                Param::initialized(param.id, tensor.require_grad())
-            }
+        match self.load(param.lazy_shape(), &param.lazy_device()) {
+            Ok(tensor) => Param::initialized(param.id, tensor.require_grad()),
             Err(failure) => {
                 self.failure = Some(failure);
                 param
             }
         }
     }
-}
-
-/// `[rows, cols]` → `[cols, rows]`, in square tiles so that both sides stay in cache.
-fn transpose(values: &[f32], rows: usize, cols: usize) -> Vec<f32> {
-    const TILE: usize = 32;
-    let mut out = vec![0.0; values.len()];
-    for row0 in (0..rows).step_by(TILE) {
-        for col0 in (0..cols).step_by(TILE) {
-            for row in row0..rows.min(row0 + TILE) {
-                for col in col0..cols.min(col0 + TILE) {
-                    out[col * rows + row] = values[row * cols + col];
-                }
-            }
-        }
-    }
-    out
 }

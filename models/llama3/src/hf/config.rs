@@ -1,10 +1,12 @@
-//! Hugging Face's `config.json`, in the `rope_theta` + `rope_scaling` form and the newer `rope_parameters` form.
+//! Hugging Face's `config.json`: read in the `rope_theta` + `rope_scaling` form and the newer `rope_parameters` form, written
+//! in the former, which every version of transformers reads.
 
 use std::fs;
 use std::path::Path;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
+use super::files::CONFIG;
 use crate::Error;
 use crate::config::{LlamaConfig, RopeScaling};
 
@@ -15,14 +17,76 @@ impl LlamaConfig {
     /// [`Error::Io`], [`Error::Json`], [`Error::HfMissingKey`], [`Error::HfUnsupported`] for a feature that this
     /// model does not have, [`Error::ModelConfig`].
     pub fn from_hf_dir(dir: impl AsRef<Path>) -> Result<Self, Error> {
-        let path = dir.as_ref().join("config.json");
-        let text = fs::read_to_string(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
-        let root: Map<String, Value> =
-            serde_json::from_str(&text).map_err(|source| Error::Json { path: path.clone(), source })?;
-        let config = Reader { path: &path, prefix: "", map: &root }.llama()?;
+        let path = dir.as_ref().join(CONFIG);
+        let config = Reader { path: &path, prefix: "", map: &object(&path)? }.llama()?;
         config.validate()?;
         Ok(config)
     }
+}
+
+/// The `config.json` of a dense model whose weights have this dtype. What the one in the folder `source`, if there is one,
+/// says besides is kept.
+///
+/// # Errors
+/// [`Error::Io`] for a folder that is not there; those of [`LlamaConfig::from_hf_dir`].
+pub(super) fn to_json(config: &LlamaConfig, torch_dtype: &str, source: Option<&Path>) -> Result<String, Error> {
+    let mut json = source.map_or(Ok(Map::new()), source_object)?;
+    // The form of rope that is not written.
+    json.remove("rope_parameters");
+    let rope_scaling = config.rope_scaling.map(|scaling| {
+        json!({
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_max_position_embeddings,
+        })
+    });
+    for (key, value) in [
+        ("architectures", json!(["LlamaForCausalLM"])),
+        ("model_type", json!("llama")),
+        ("hidden_act", json!("silu")),
+        ("attention_bias", json!(false)),
+        ("mlp_bias", json!(false)),
+        ("vocab_size", json!(config.vocab_size)),
+        ("hidden_size", json!(config.hidden_size)),
+        ("intermediate_size", json!(config.intermediate_size)),
+        ("num_hidden_layers", json!(config.num_layers)),
+        ("num_attention_heads", json!(config.num_heads)),
+        ("num_key_value_heads", json!(config.num_kv_heads)),
+        ("head_dim", json!(config.head_dim)),
+        ("rms_norm_eps", json!(config.rms_norm_eps)),
+        ("rope_theta", json!(config.rope_theta)),
+        ("rope_scaling", json!(rope_scaling)),
+        ("max_position_embeddings", json!(config.max_seq_len)),
+        ("tie_word_embeddings", json!(config.tie_word_embeddings)),
+        // The newer name and the older one.
+        ("dtype", json!(torch_dtype)),
+        ("torch_dtype", json!(torch_dtype)),
+    ] {
+        json.insert(key.into(), value);
+    }
+    let mut json = Value::from(json);
+    // Whatever the features of serde_json that a build has.
+    json.sort_all_objects();
+    Ok(format!("{json:#}\n"))
+}
+
+fn source_object(folder: &Path) -> Result<Map<String, Value>, Error> {
+    fs::read_dir(folder).map_err(|source| Error::Io { path: folder.into(), source })?;
+    let path = folder.join(CONFIG);
+    if !path.exists() {
+        return Ok(Map::new());
+    }
+    let json = object(&path)?;
+    // Refuses a model that is no Llama, whose other keys would be wrong.
+    Reader { path: &path, prefix: "", map: &json }.llama()?;
+    Ok(json)
+}
+
+fn object(path: &Path) -> Result<Map<String, Value>, Error> {
+    let text = fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
+    serde_json::from_str(&text).map_err(|source| Error::Json { path: path.into(), source })
 }
 
 /// One JSON object and where it stands.

@@ -1,0 +1,10 @@
+//! Hugging Face checkpoints: [`Llama::load_hf`](crate::Llama::load_hf) reads them, [`Llama::save_hf`](crate::Llama::save_hf)
+//! writes them as transformers reads them.
+
+mod config;
+mod export;
+mod files;
+mod weights;
+
+pub use export::{ExportDtype, ExportOptions};
+pub use files::copy_assets;

@@ -1,0 +1,67 @@
+//! Host memory of an import, measured in a process of its own: on Flex the model is in host memory, too.
+
+use std::env;
+use std::path::Path;
+
+use burn::backend::Flex;
+use burn::module::Module;
+use llama3::{Error, Llama, LlamaConfig};
+use safetensors::Dtype;
+use train::tensor_files::{NewTensor, write_shards};
+
+use crate::common::{hf_json, run_alone, tensor_shapes, write_json};
+
+const VARIABLE: &str = "FLOAT8_TEST_IMPORT";
+
+/// Three weights of 36 MB and small ones.
+fn wide() -> LlamaConfig {
+    LlamaConfig {
+        vocab_size: 288,
+        hidden_size: 1024,
+        intermediate_size: 8704,
+        num_layers: 1,
+        num_heads: 8,
+        num_kv_heads: 2,
+        head_dim: 64,
+        ..crate::common::tiny()
+    }
+}
+
+#[test]
+fn import_needs_the_model_and_two_tensors() {
+    if let Some(folder) = env::var_os(VARIABLE) {
+        return measure(Path::new(&folder));
+    }
+    for dtype in [Dtype::F32, Dtype::BF16] {
+        let dir = tempfile::tempdir().unwrap();
+        let config = wide();
+        write_json(&dir.path().join("config.json"), &hf_json(&config));
+        let tensor = |(name, shape): (String, Vec<usize>)| {
+            let bytes = shape.iter().product::<usize>() * dtype.bitsize() / 8;
+            NewTensor { name, dtype, shape, bytes: Box::new(move || Ok::<_, Error>(vec![0x3c; bytes])) }
+        };
+        let tensors: Vec<_> = tensor_shapes(&config).into_iter().map(tensor).collect();
+        write_shards(dir.path(), &tensors, 60_000_000).unwrap();
+        run_alone("import_memory::import_needs_the_model_and_two_tensors", VARIABLE, dir.path(), None);
+    }
+}
+
+fn measure(folder: &Path) {
+    let config = wide();
+    let tensor = config.hidden_size * config.intermediate_size * 4;
+    let parameters = config.num_params() * 4;
+    let before = status("VmRSS:");
+    let model = Llama::<Flex>::load_hf(folder, &Default::default()).unwrap();
+    let more = status("VmHWM:") - before;
+    assert_eq!(model.num_params(), config.num_params());
+    println!("model: {parameters}, its largest tensor: {tensor}, peak: {more}");
+    assert!(more >= parameters, "the model itself was not seen");
+    assert!(more <= parameters + 2 * tensor, "{more} bytes for a model of {parameters} and tensors of {tensor}");
+}
+
+/// Bytes of this process in memory, pages of files too: now, or at most so far.
+fn status(key: &str) -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse::<usize>().unwrap() * 1024
+}

@@ -1,0 +1,15 @@
+//! Tensors in safetensors files: [`TensorFiles`] reads a file, or shards and their index; [`write_file`] and [`write_shards`]
+//! write them.
+
+mod error;
+mod read;
+mod write;
+
+pub use error::TensorFilesError;
+pub use read::{MappedBytes, StoredTensor, TensorFiles};
+pub use write::{NewTensor, write_file, write_shards};
+
+/// Of a folder's only file.
+const SINGLE: &str = "model.safetensors";
+/// Of the file that says in which shard each tensor is.
+const INDEX: &str = "model.safetensors.index.json";

@@ -1,0 +1,258 @@
+//! Reading: headers when files are opened, a tensor's bytes when they are asked for, mapped from the file.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::Read;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use memmap2::{Mmap, MmapOptions};
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+use serde::Deserialize;
+
+use super::{INDEX, SINGLE, TensorFilesError};
+
+/// The tensors of one safetensors file, or of shards with an index. Nobody may change the files while this lives.
+#[derive(Debug)]
+pub struct TensorFiles {
+    path: PathBuf,
+    files: Vec<OpenFile>,
+    tensors: BTreeMap<String, Entry>,
+}
+
+#[derive(Debug)]
+struct OpenFile {
+    path: PathBuf,
+    file: File,
+    /// When it was opened.
+    bytes: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// Which of the files.
+    file: usize,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    /// First byte in the file.
+    start: u64,
+    bytes: usize,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl TensorFiles {
+    /// Opens `folder/model.safetensors`, or the shards that `folder/model.safetensors.index.json` names.
+    ///
+    /// # Errors
+    /// [`TensorFilesError::NoTensors`], [`Io`](TensorFilesError::Io), [`Json`](TensorFilesError::Json);
+    /// [`Broken`](TensorFilesError::Broken) for a file that is cut or too long, and for an index that contradicts its shards.
+    pub fn open_folder(folder: impl AsRef<Path>) -> Result<Self, TensorFilesError> {
+        let folder = folder.as_ref();
+        let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
+        let files = if single.exists() {
+            Self::open_file(&single)?
+        } else if index.exists() {
+            Self::open_shards(folder, &index)?
+        } else {
+            return Err(TensorFilesError::NoTensors { folder: folder.into() });
+        };
+        Ok(Self { path: folder.into(), ..files })
+    }
+
+    /// Opens one file.
+    ///
+    /// # Errors
+    /// Those of [`open_folder`](Self::open_folder) that one file can have.
+    pub fn open_file(path: impl AsRef<Path>) -> Result<Self, TensorFilesError> {
+        let path = path.as_ref();
+        let (file, tensors) = OpenFile::open(path, 0)?;
+        Ok(Self { path: path.into(), files: vec![file], tensors })
+    }
+
+    fn open_shards(folder: &Path, index: &Path) -> Result<Self, TensorFilesError> {
+        let text = fs::read_to_string(index).map_err(|source| TensorFilesError::Io { path: index.into(), source })?;
+        let Index { weight_map } =
+            serde_json::from_str(&text).map_err(|source| TensorFilesError::Json { path: index.into(), source })?;
+        let contradiction = |reason| TensorFilesError::Broken { path: index.into(), reason };
+
+        let shards: BTreeSet<&String> = weight_map.values().collect();
+        let mut files = Vec::with_capacity(shards.len());
+        let mut tensors = BTreeMap::new();
+        for shard in shards {
+            let (file, entries) = OpenFile::open(&folder.join(shard), files.len())?;
+            files.push(file);
+            for (name, entry) in entries {
+                // The index decides which of two copies counts; a tensor that it does not know is reported.
+                match weight_map.get(&name) {
+                    Some(file) if file == shard => drop(tensors.insert(name, entry)),
+                    Some(_) => {}
+                    None => return Err(contradiction(format!("{name} of {shard} is not in the index"))),
+                }
+            }
+        }
+        match weight_map.iter().find(|(name, _)| !tensors.contains_key(*name)) {
+            Some((name, shard)) => Err(contradiction(format!("{name} is not in {shard}"))),
+            None => Ok(Self { path: index.into(), files, tensors }),
+        }
+    }
+
+    /// What was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// All tensors' names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// The tensor `name`, if it is there.
+    pub fn get(&self, name: &str) -> Option<StoredTensor<'_>> {
+        let (name, entry) = self.tensors.get_key_value(name)?;
+        Some(StoredTensor { name, entry, file: &self.files[entry.file] })
+    }
+
+    /// The tensor `name`, which should have this shape.
+    ///
+    /// # Errors
+    /// [`TensorFilesError::Missing`], [`TensorFilesError::Shape`].
+    pub fn expect(&self, name: &str, shape: &[usize]) -> Result<StoredTensor<'_>, TensorFilesError> {
+        let Some(tensor) = self.get(name) else {
+            return Err(TensorFilesError::Missing {
+                name: name.into(),
+                shape: shape.to_vec(),
+                path: self.path.clone(),
+            });
+        };
+        if tensor.shape() == shape {
+            return Ok(tensor);
+        }
+        Err(TensorFilesError::Shape {
+            name: name.into(),
+            expected: shape.to_vec(),
+            found: tensor.shape().to_vec(),
+            path: tensor.file.path.clone(),
+        })
+    }
+}
+
+/// A tensor in a file, of which only the header was read.
+#[derive(Clone, Copy, Debug)]
+pub struct StoredTensor<'a> {
+    name: &'a str,
+    entry: &'a Entry,
+    file: &'a OpenFile,
+}
+
+impl<'a> StoredTensor<'a> {
+    /// Of the elements in the file.
+    pub fn dtype(&self) -> Dtype {
+        self.entry.dtype
+    }
+
+    /// Slowest dimension first.
+    pub fn shape(&self) -> &'a [usize] {
+        &self.entry.shape
+    }
+
+    /// The elements as the file has them: row-major, little-endian. Nothing is copied, the system reads what is touched.
+    ///
+    /// # Errors
+    /// [`TensorFilesError::Io`]; [`TensorFilesError::Broken`] if the file is shorter than when it was opened.
+    pub fn bytes(&self) -> Result<MappedBytes, TensorFilesError> {
+        let Entry { start, bytes, .. } = *self.entry;
+        let OpenFile { path, file, bytes: opened } = self.file;
+        let io = |source| TensorFilesError::Io { path: path.clone(), source };
+        // To touch a page that the file no longer has would end the process.
+        let now = file.metadata().map_err(io)?.len();
+        if now < *opened {
+            let reason = format!("{now} bytes, {opened} when it was opened");
+            return Err(TensorFilesError::Broken { path: path.clone(), reason });
+        }
+        // SAFETY: the map is read-only and seen as bytes, for which every value is valid. That nobody changes the file
+        // meanwhile is the caller's to see to.
+        let map = unsafe { MmapOptions::new().offset(start).len(bytes).map(file) };
+        map.map(MappedBytes).map_err(io)
+    }
+
+    /// The elements in f32, row-major: F32, F16 and BF16 exactly.
+    ///
+    /// # Errors
+    /// Those of [`bytes`](Self::bytes); [`TensorFilesError::Dtype`].
+    pub fn to_f32(&self) -> Result<Vec<f32>, TensorFilesError> {
+        let decode: fn(&[u8]) -> Vec<f32> = match self.entry.dtype {
+            Dtype::F32 => |bytes| decode(bytes, f32::from_le_bytes),
+            Dtype::F16 => |bytes| decode(bytes, |bytes| f16::from_le_bytes(bytes).to_f32()),
+            Dtype::BF16 => |bytes| decode(bytes, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+            other => {
+                return Err(TensorFilesError::Dtype {
+                    name: self.name.into(),
+                    dtype: format!("{other:?}"),
+                    path: self.file.path.clone(),
+                });
+            }
+        };
+        self.bytes().map(|bytes| decode(&bytes))
+    }
+}
+
+/// The bytes of a tensor in its file.
+#[derive(Debug)]
+pub struct MappedBytes(Mmap);
+
+impl Deref for MappedBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+fn decode<const N: usize>(bytes: &[u8], convert: impl Fn([u8; N]) -> f32) -> Vec<f32> {
+    let (chunks, _) = bytes.as_chunks::<N>();
+    chunks.iter().map(|&chunk| convert(chunk)).collect()
+}
+
+impl OpenFile {
+    /// Reads the header, whose tensors then lie in file number `number`.
+    ///
+    /// A safetensors file is an 8-byte little-endian length, that many bytes of JSON, and the data.
+    fn open(path: &Path, number: usize) -> Result<(Self, BTreeMap<String, Entry>), TensorFilesError> {
+        let io = |source| TensorFilesError::Io { path: path.into(), source };
+        let broken = |reason| TensorFilesError::Broken { path: path.into(), reason };
+
+        let mut file = File::open(path).map_err(io)?;
+        let file_bytes = file.metadata().map_err(io)?.len();
+        let mut length = [0; 8];
+        if file_bytes < length.len() as u64 {
+            return Err(broken(format!("{file_bytes} bytes are no safetensors file")));
+        }
+        file.read_exact(&mut length).map_err(io)?;
+        let length = u64::from_le_bytes(length);
+        let data = length.checked_add(8).filter(|&data| data <= file_bytes);
+        let Some(data) = data else {
+            return Err(broken(format!("a header of {length} bytes in a file of {file_bytes}")));
+        };
+        let mut header = Vec::new();
+        file.by_ref().take(length).read_to_end(&mut header).map_err(io)?;
+        let metadata: Metadata =
+            serde_json::from_slice(&header).map_err(|source| TensorFilesError::Json { path: path.into(), source })?;
+        if data.checked_add(metadata.data_len() as u64) != Some(file_bytes) {
+            let asked = data as u128 + metadata.data_len() as u128;
+            return Err(broken(format!("{file_bytes} bytes, its header asks for {asked}")));
+        }
+        let entry = |(name, info): (String, &TensorInfo)| {
+            let (start, end) = info.data_offsets;
+            let (dtype, shape) = (info.dtype, info.shape.clone());
+            (name, Entry { file: number, dtype, shape, start: data + start as u64, bytes: end - start })
+        };
+        let tensors = metadata.tensors().into_iter().map(entry).collect();
+        Ok((Self { path: path.into(), file, bytes: file_bytes }, tensors))
+    }
+}

@@ -1,0 +1,170 @@
+//! Writing: one tensor on the host at a time, into one file or into shards with an index, and on disk when the call returns.
+
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::{self, File};
+use std::path::Path;
+
+use safetensors::tensor::View;
+use safetensors::{Dtype, SafeTensorError};
+use serde_json::json;
+
+use super::{INDEX, SINGLE, TensorFilesError};
+use crate::folder::write_synced;
+
+/// A tensor to write.
+pub struct NewTensor<'a, E> {
+    /// Its name in the file.
+    pub name: String,
+    /// Of its elements.
+    pub dtype: Dtype,
+    /// Slowest dimension first.
+    pub shape: Vec<usize>,
+    /// Its elements, row-major and little-endian, asked for when it is this tensor's turn.
+    pub bytes: Box<dyn Fn() -> Result<Vec<u8>, E> + 'a>,
+}
+
+impl<E> NewTensor<'_, E> {
+    /// Bytes that it takes in a file; none if no memory is that large.
+    fn len(&self) -> Option<usize> {
+        let bits = self.shape.iter().try_fold(self.dtype.bitsize(), |bits, &size| bits.checked_mul(size))?;
+        bits.is_multiple_of(8).then_some(bits / 8)
+    }
+}
+
+/// Writes `tensors` to the file `path`, replacing it, in safetensors' order: by dtype, then by name.
+///
+/// `metadata` is the header's `__metadata__`; transformers wants `{"format": "pt"}`. Several entries stand in any order.
+///
+/// # Errors
+/// That of the first tensor whose bytes are not to be had; [`TensorFilesError::Write`]; [`TensorFilesError::Unwritable`] for
+/// a name given twice, and for bytes that are more or fewer than the shape says. The file is then removed.
+pub fn write_file<E: From<TensorFilesError>>(
+    path: &Path,
+    tensors: &[NewTensor<'_, E>],
+    metadata: Option<HashMap<String, String>>,
+) -> Result<(), E> {
+    write(path, tensors.iter(), metadata).inspect_err(|_| {
+        // The first error is the one to tell.
+        let _ = fs::remove_file(path);
+    })
+}
+
+/// Writes `tensors` into `folder` as `model.safetensors`, or, if they take more than `max_shard_bytes`, as shards
+/// `model-00001-of-0000N.safetensors` and `model.safetensors.index.json`, as transformers' `save_pretrained` does.
+///
+/// Shards are filled in the order of `tensors`; a tensor that is larger than a shard may be is a shard of its own.
+///
+/// # Errors
+/// Those of [`write_file`]. Shards that were written before stay.
+pub fn write_shards<E: From<TensorFilesError>>(
+    folder: &Path,
+    tensors: &[NewTensor<'_, E>],
+    max_shard_bytes: u64,
+) -> Result<(), E> {
+    let metadata = || Some(HashMap::from([("format".to_string(), "pt".to_string())]));
+    let size = |tensor: &NewTensor<'_, E>| tensor.len().map_or(u64::MAX, |len| len as u64);
+    let (mut shards, mut first, mut filled, mut total) = (Vec::new(), 0, 0_u64, 0_u64);
+    for (i, tensor) in tensors.iter().enumerate() {
+        let size = size(tensor);
+        if i > first && filled.saturating_add(size) > max_shard_bytes {
+            shards.push(&tensors[first..i]);
+            (first, filled) = (i, 0);
+        }
+        filled = filled.saturating_add(size);
+        total = total.saturating_add(size);
+    }
+    shards.push(&tensors[first..]);
+    if let [all] = shards[..] {
+        return write_file(&folder.join(SINGLE), all, metadata());
+    }
+    let mut weight_map = BTreeMap::new();
+    for (i, shard) in shards.iter().enumerate() {
+        let file = format!("model-{:05}-of-{:05}.safetensors", i + 1, shards.len());
+        write_file(&folder.join(&file), shard, metadata())?;
+        for tensor in *shard {
+            if weight_map.insert(&tensor.name, file.clone()).is_some() {
+                return Err(twice(&folder.join(&file), &tensor.name).into());
+            }
+        }
+    }
+    let index = json!({"metadata": {"total_size": total}, "weight_map": weight_map});
+    let path = folder.join(INDEX);
+    let failed = |source| TensorFilesError::Write { path: path.clone(), source };
+    write_synced(&path, format!("{index:#}\n").as_bytes()).map_err(|source| failed(source).into())
+}
+
+fn write<'a, E: From<TensorFilesError> + 'a>(
+    path: &Path,
+    tensors: impl Iterator<Item = &'a NewTensor<'a, E>>,
+    metadata: Option<HashMap<String, String>>,
+) -> Result<(), E> {
+    let failure = RefCell::new(None);
+    let mut names = BTreeSet::new();
+    let mut views = Vec::new();
+    for tensor in tensors {
+        if !names.insert(&tensor.name) {
+            return Err(twice(path, &tensor.name).into());
+        }
+        let Some(len) = tensor.len() else {
+            let NewTensor { name, dtype, shape, .. } = tensor;
+            let reason = format!("{name} {shape:?} of {dtype:?} is no number of bytes");
+            return Err(TensorFilesError::Unwritable { path: path.into(), reason }.into());
+        };
+        views.push((&tensor.name, Streamed { tensor, len, path, failure: &failure }));
+    }
+    let written = safetensors::serialize_to_file(views, metadata, path);
+    if let Some(failure) = failure.take() {
+        return Err(failure);
+    }
+    let failed = |source| TensorFilesError::Write { path: path.into(), source };
+    written.map_err(|error| match error {
+        SafeTensorError::IoError(source) => failed(source),
+        other => TensorFilesError::Unwritable { path: path.into(), reason: other.to_string() },
+    })?;
+    File::open(path).and_then(|file| file.sync_all()).map_err(failed)?;
+    Ok(())
+}
+
+fn twice(path: &Path, name: &str) -> TensorFilesError {
+    TensorFilesError::Unwritable { path: path.into(), reason: format!("two tensors are called {name}") }
+}
+
+/// [`View`] cannot fail: after the first failure, which is kept, tensors are empty.
+struct Streamed<'a, E> {
+    tensor: &'a NewTensor<'a, E>,
+    len: usize,
+    path: &'a Path,
+    failure: &'a RefCell<Option<E>>,
+}
+
+impl<E: From<TensorFilesError>> View for Streamed<'_, E> {
+    fn dtype(&self) -> Dtype {
+        self.tensor.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.tensor.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        if self.failure.borrow().is_some() {
+            return Cow::Borrowed(&[]);
+        }
+        let failure = match (self.tensor.bytes)() {
+            Ok(bytes) if bytes.len() == self.len => return bytes.into(),
+            Ok(bytes) => {
+                let reason = format!("{} has {} bytes, its shape says {}", self.tensor.name, bytes.len(), self.len);
+                TensorFilesError::Unwritable { path: self.path.into(), reason }.into()
+            }
+            Err(failure) => failure,
+        };
+        *self.failure.borrow_mut() = Some(failure);
+        Cow::Borrowed(&[])
+    }
+
+    fn data_len(&self) -> usize {
+        self.len
+    }
+}

@@ -1,0 +1,171 @@
+//! Tensors in files: what is read back, and what is left of a file or a folder that fails.
+#![allow(missing_docs)]
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use safetensors::{Dtype, SafeTensors};
+use train::tensor_files::{NewTensor, write_file, write_shards};
+use train::{FolderError, TensorFiles, TensorFilesError, create_folder};
+
+/// As a caller's own error.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error("the device is gone")]
+    Device,
+    #[error(transparent)]
+    Files(#[from] TensorFilesError),
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+}
+
+fn tensor(name: &str, dtype: Dtype, shape: &[usize], bytes: Vec<u8>) -> NewTensor<'static, Failure> {
+    NewTensor { name: name.into(), dtype, shape: shape.into(), bytes: Box::new(move || Ok(bytes.clone())) }
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn what_is_written_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("state.safetensors");
+    let tensors = [
+        tensor("moment", Dtype::BF16, &[2, 1], vec![0x80, 0x3f, 0x00, 0xc0]),
+        tensor("codes", Dtype::U8, &[3], vec![1, 2, 255]),
+        tensor("scalar", Dtype::F32, &[], 1.5_f32.to_le_bytes().to_vec()),
+        tensor("nothing", Dtype::F32, &[0, 4], vec![]),
+    ];
+    write_file(&path, &tensors, Some(HashMap::from([("step".into(), "7".into())]))).unwrap();
+    let (_, header) = SafeTensors::read_metadata(&fs::read(&path).unwrap()).unwrap();
+    assert_eq!(header.metadata().as_ref().unwrap()["step"], "7");
+
+    let files = TensorFiles::open_file(&path).unwrap();
+    assert_eq!(files.names().collect::<Vec<_>>(), ["codes", "moment", "nothing", "scalar"]);
+    for NewTensor { name, dtype, shape, bytes } in &tensors {
+        let read = files.get(name).unwrap();
+        assert_eq!((read.dtype(), read.shape()), (*dtype, &shape[..]));
+        assert_eq!(&*read.bytes().unwrap(), bytes().unwrap(), "{name}");
+    }
+    assert_eq!(files.get("moment").unwrap().to_f32().unwrap(), [1.0, -2.0]);
+    assert_eq!(files.expect("nothing", &[0, 4]).unwrap().to_f32().unwrap(), []);
+    assert!(
+        matches!(files.get("codes").unwrap().to_f32(), Err(TensorFilesError::Dtype { dtype, .. }) if dtype == "U8")
+    );
+    assert!(matches!(files.expect("codes", &[4]), Err(TensorFilesError::Shape { found, .. }) if found == [3]));
+    assert!(matches!(files.expect("absent", &[4]), Err(TensorFilesError::Missing { shape, .. }) if shape == [4]));
+    assert!(files.get("absent").is_none());
+}
+
+#[test]
+fn a_file_that_is_cut_after_it_was_opened_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("cut.safetensors");
+    write_file(&path, &[tensor("x", Dtype::U8, &[10_000], vec![7; 10_000])], None).unwrap();
+    let files = TensorFiles::open_file(&path).unwrap();
+    fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(100).unwrap();
+    match files.get("x").unwrap().bytes() {
+        Err(TensorFilesError::Broken { reason, .. }) => assert!(reason.starts_with("100 bytes"), "{reason}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_file_that_fails_is_removed_and_says_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.safetensors");
+    let good = || tensor("good", Dtype::F32, &[2], vec![0; 8]);
+    let write = |tensors: &[NewTensor<'_, Failure>]| {
+        fs::write(&path, "what was there before").unwrap();
+        let error = write_file(&path, tensors, None).unwrap_err();
+        assert_eq!(names(dir.path()), [""; 0], "{error}");
+        error
+    };
+    let gone = NewTensor { bytes: Box::new(|| Err(Failure::Device)), ..tensor("gone", Dtype::F32, &[2], vec![]) };
+    // Asked for later than the one that fails.
+    let never = NewTensor { bytes: Box::new(|| panic!("asked for")), ..tensor("never", Dtype::F32, &[2], vec![]) };
+    assert!(matches!(write(&[never, good(), gone]), Failure::Device));
+    let short = write(&[good(), tensor("short", Dtype::F32, &[2], vec![0; 7])]).to_string();
+    assert!(short.ends_with("short has 7 bytes, its shape says 8"), "{short}");
+    let twice = write(&[good(), good()]).to_string();
+    assert!(twice.ends_with("two tensors are called good"), "{twice}");
+    let huge = write(&[tensor("huge", Dtype::F32, &[usize::MAX, 2], vec![])]).to_string();
+    assert!(huge.contains("huge [18446744073709551615, 2]"), "{huge}");
+
+    let folder = dir.path().join("shards");
+    fs::create_dir(&folder).unwrap();
+    let twice = write_shards(&folder, &[good(), good()], 8).unwrap_err().to_string();
+    assert!(twice.ends_with("two tensors are called good"), "{twice}");
+    let absent = write_shards(&dir.path().join("absent"), &[good()], 8).unwrap_err();
+    assert!(matches!(absent, Failure::Files(TensorFilesError::Write { .. })), "{absent}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.safetensors");
+    std::os::unix::fs::symlink("/dev/full", &path).unwrap();
+    match write_file(&path, &[tensor("x", Dtype::U8, &[1], vec![7])], None) {
+        Err(Failure::Files(TensorFilesError::Write { source, .. })) => {
+            assert_eq!(source.kind(), std::io::ErrorKind::StorageFull);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(names(dir.path()), [""; 0]);
+}
+
+#[test]
+fn a_folder_is_there_whole_or_not_at_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("new");
+    let failed = create_folder(&path, |hidden| {
+        fs::write(hidden.join("half"), "").unwrap();
+        assert_eq!(hidden.parent(), Some(dir.path()));
+        assert!(hidden.file_name().unwrap().to_str().unwrap().starts_with(".new."));
+        Err(Failure::Device)
+    });
+    assert!(matches!(failed, Err(Failure::Device)));
+    assert_eq!(names(dir.path()), [""; 0]);
+
+    // Somebody else makes it meanwhile.
+    let raced = create_folder(&path, |_| {
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("theirs"), "").unwrap();
+        Ok::<_, Failure>(())
+    });
+    assert!(matches!(raced, Err(Failure::Folder(FolderError::Occupied { .. }))), "{raced:?}");
+    assert_eq!((names(dir.path()), names(&path)), (vec!["new".to_string()], vec!["theirs".to_string()]));
+
+    let fill = |hidden: &Path| {
+        fs::write(hidden.join("file"), "").unwrap();
+        Ok::<_, Failure>(())
+    };
+    assert!(matches!(create_folder(&path, fill), Err(Failure::Folder(FolderError::Occupied { .. }))));
+    assert!(matches!(create_folder(Path::new("/"), fill), Err(Failure::Folder(FolderError::Occupied { .. }))));
+    fs::remove_file(path.join("theirs")).unwrap();
+    create_folder(&path, fill).unwrap();
+    create_folder(&dir.path().join("above/new"), fill).unwrap();
+    assert_eq!((names(&path), names(&dir.path().join("above"))), (vec!["file".into()], vec!["new".to_string()]));
+
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::{MetadataExt, symlink};
+        fs::create_dir(dir.path().join("plain")).unwrap();
+        let mode = |name: &str| fs::metadata(dir.path().join(name)).unwrap().mode();
+        assert_eq!(mode("new"), mode("plain"), "as other folders");
+
+        // Through a link to an empty folder, but not to nothing.
+        symlink(dir.path().join("plain"), dir.path().join("link")).unwrap();
+        create_folder(&dir.path().join("link"), fill).unwrap();
+        assert_eq!(names(&dir.path().join("plain")), ["file"]);
+        symlink(dir.path().join("absent"), dir.path().join("dangling")).unwrap();
+        let dangling = create_folder(&dir.path().join("dangling"), fill);
+        assert!(matches!(dangling, Err(Failure::Folder(FolderError::Occupied { .. }))), "{dangling:?}");
+    }
+}
