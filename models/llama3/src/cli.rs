@@ -13,6 +13,7 @@ use train::config::{ConfigError, Precision, Setting};
 use train::{Signals, SpecialTokens, Tokenizer, TrainError};
 
 use crate::Error;
+use crate::hf::{ExportDtype, ExportOptions};
 use crate::jobs::{Job, Task};
 use crate::run_config::RunConfig;
 use crate::trainer::Start;
@@ -29,6 +30,8 @@ pub enum Command {
     Eval(EvalArgs),
     /// Continue a text.
     Generate(GenerateArgs),
+    /// Write a run's checkpoint as a Hugging Face checkpoint.
+    Export(ExportArgs),
     /// Print an array of token ids for each JSON string of a file, one a line.
     Tokenize(TokenizeArgs),
 }
@@ -44,6 +47,7 @@ impl Command {
             Self::Resume(args) => args.job(out),
             Self::Eval(args) => args.job().map(Some),
             Self::Generate(args) => args.job().map(Some),
+            Self::Export(args) => args.job().map(Some),
             Self::Tokenize(args) => args.run(out).map(|()| None),
         }
     }
@@ -227,6 +231,35 @@ impl GenerateArgs {
         generate.max_new_tokens = self.max_new_tokens.unwrap_or(generate.max_new_tokens);
         generate.temperature = self.temperature.unwrap_or(generate.temperature);
         training.seed = self.seed.unwrap_or(training.seed);
+        Ok(job)
+    }
+}
+
+/// What to export, and how.
+#[derive(Clone, Debug, Parser)]
+pub struct ExportArgs {
+    /// The model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// A folder that does not exist, or is empty.
+    #[arg(value_name = "TO")]
+    pub to: PathBuf,
+    /// Dtype of the weights in the files.
+    #[arg(long, value_enum, default_value = "bf16")]
+    pub dtype: ExportDtype,
+    /// Bytes in a file at most; weights that take more are split over several.
+    #[arg(long, value_name = "BYTES")]
+    pub max_shard_bytes: Option<u64>,
+}
+
+impl ExportArgs {
+    fn job(&self) -> Result<Job, Error> {
+        let mut job = self.model.open(Task::Evaluate)?;
+        let default = ExportOptions::default();
+        let max_shard_bytes = self.max_shard_bytes.unwrap_or(default.max_shard_bytes);
+        let source = job.config.assets.clone().or_else(|| job.config.model.hf_path.clone());
+        let options = ExportOptions { dtype: self.dtype, max_shard_bytes, source };
+        job.task = Task::Export { to: self.to.clone(), options };
         Ok(job)
     }
 }

@@ -176,14 +176,6 @@ pub enum Error {
     /// FP8 could not be applied.
     #[error(transparent)]
     Float8(#[from] Float8Error),
-    /// The device failed while computing.
-    #[error("the device failed while {doing}: {reason}")]
-    Execution {
-        /// What it was doing.
-        doing: &'static str,
-        /// The device's reason.
-        reason: String,
-    },
     /// The output could not be written.
     #[error("cannot write the log")]
     Output(#[from] std::io::Error),

@@ -1,6 +1,7 @@
 //! [`Job`]: what the program does with a model, on whatever backend.
 
 use std::io::Write;
+use std::path::{Path, PathBuf};
 
 use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
@@ -11,8 +12,9 @@ use train::checkpoint::SavedRun;
 use train::run::mean_loss;
 
 use crate::Error;
+use crate::hf::ExportOptions;
 use crate::run_config::RunConfig;
-use crate::trainer::{self, Start, announce_held_out, compute_dtype, dimensions, prepare, sampling};
+use crate::trainer::{self, Start, announce_held_out, compute_dtype, dimensions, initial, prepare, sampling};
 
 /// What is to be done with a model.
 #[derive(Debug)]
@@ -34,6 +36,13 @@ pub enum Task {
     Evaluate,
     /// Continues `generate.prompt` and prints it as it comes.
     Generate,
+    /// Writes the parameters in Hugging Face's format.
+    Export {
+        /// A folder that does not exist.
+        to: PathBuf,
+        /// In which form.
+        options: ExportOptions,
+    },
 }
 
 impl Job {
@@ -52,11 +61,24 @@ impl Job {
         device: &B::Device,
         out: &mut dyn Write,
     ) -> Result<(), Error> {
-        match self.task {
+        match &self.task {
             Task::Train => trainer::train::<B>(&self.config, &self.start, selected, device, out).map(drop),
             Task::Evaluate => self.evaluate::<B>(selected, device, out),
             Task::Generate => self.generate::<B>(selected, device, out),
+            Task::Export { to, options } => self.export::<B>(to, options, device, out),
         }
+    }
+
+    fn export<B: AutodiffBackend>(
+        &self,
+        to: &Path,
+        options: &ExportOptions,
+        device: &B::Device,
+        out: &mut dyn Write,
+    ) -> Result<(), Error> {
+        let model = initial::<B>(&self.config, self.saved(), self.config.llama()?, device)?;
+        model.save_hf(to, options)?;
+        Ok(writeln!(out, "exported: {}", to.display())?)
     }
 
     fn saved(&self) -> Option<&SavedRun> {

@@ -14,6 +14,7 @@ use train::{StepConfig, Tokenizer, TokenizerError};
 use crate::Error;
 use crate::config::{LlamaConfig, MoeConfig, RopeScaling};
 use crate::data::TextSource;
+use crate::hf;
 
 /// One training run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -92,6 +93,9 @@ impl Default for GenerateSection {
         Self { prompt: "    pub fn new(".into(), max_new_tokens: 100, temperature: 0.7 }
     }
 }
+
+/// What `data.tokenizer` calls [`Tokenizer::bytes`].
+const BYTES: &str = "bytes";
 
 /// A setting of the first key removes the file's second: a flag cannot remove the file's preset. A preset that a flag asks for is a
 /// contradiction.
@@ -200,33 +204,35 @@ impl RunConfig {
     /// # Errors
     /// [`Error::NoTokenizer`] for a checkpoint without one, [`Error::Tokenizer`].
     pub fn tokenizer(&self) -> Result<Tokenizer, Error> {
-        if let Some(folder) = self.assets.as_ref().filter(|folder| folder.join("tokenizer.json").exists()) {
-            return Ok(Tokenizer::from_folder(folder)?);
-        }
-        match (&self.data.tokenizer, &self.model.hf_path) {
-            (Some(name), _) => Ok(Tokenizer::open(name)?),
-            (None, None) => Ok(Tokenizer::bytes()),
-            (None, Some(folder)) => Tokenizer::from_folder(folder).map_err(|error| match error {
+        let kept = self.assets.as_ref().filter(|folder| hf::has_tokenizer(folder));
+        match (self.data.tokenizer.as_deref(), kept, &self.model.hf_path) {
+            (Some(BYTES), ..) => Ok(Tokenizer::bytes()),
+            (_, Some(folder), _) => Ok(Tokenizer::from_folder(folder)?),
+            (Some(name), ..) => Ok(Tokenizer::open(name)?),
+            (None, None, None) => Ok(Tokenizer::bytes()),
+            (None, None, Some(folder)) => Tokenizer::from_folder(folder).map_err(|error| match error {
                 source @ TokenizerError::Missing { .. } => Error::NoTokenizer { folder: folder.clone(), source },
                 error => error.into(),
             }),
         }
     }
 
-    /// Copies what `resume` and `export` need of other folders.
+    /// Copies to the folder `to` what `resume` and `export` will need of other folders: the checkpoint's `config.json`, the tokenizer.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Write`].
     pub fn copy_assets(&self, to: &Path) -> Result<(), Error> {
-        for from in self.model.hf_path.iter().map(PathBuf::as_path) {
-            for name in
-                ["config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "generation_config.json"]
-            {
-                let from = from.join(name);
-                if from.exists() {
-                    std::fs::copy(&from, to.join(name))
-                        .map_err(|source| Error::Write { path: to.join(name), source })?;
-                }
+        // A run that is resumed has them, though the folders may be gone.
+        if self.assets.is_some() {
+            return Ok(());
+        }
+        match (&self.model.hf_path, self.data.tokenizer.as_deref()) {
+            (Some(folder), None) => hf::copy_assets(folder, to),
+            (folder, tokenizer) => {
+                folder.as_ref().map_or(Ok(()), |folder| hf::copy_config(folder, to))?;
+                tokenizer.filter(|name| *name != BYTES).map_or(Ok(()), |path| hf::copy_tokenizer(path, to))
             }
         }
-        Ok(())
     }
 
     /// Where the text comes from.

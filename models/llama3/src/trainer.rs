@@ -229,12 +229,7 @@ pub fn prepare<B: AutodiffBackend + Float8Stack>(
     out: &mut dyn Write,
 ) -> Result<Llama<B>, Error> {
     let float8 = config.float8(&dims);
-    let model = Llama::<B>::new(dims, device)?;
-    let model = match (saved, &config.model.hf_path) {
-        (Some(saved), _) => saved.load_parameters(model)?,
-        (None, Some(path)) => model.load_hf_weights(path)?,
-        (None, None) => model.init_weights(config.training.seed),
-    };
+    let model = initial(config, saved, dims, device)?;
     set_default_config::<B>(device, None)?;
     if config.training.precision != Precision::Fp8 {
         return Ok(model);
@@ -243,6 +238,21 @@ pub fn prepare<B: AutodiffBackend + Float8Stack>(
     let (model, summary) = float8.with_strict(false).convert::<B, _>(model).map_err(Float8Error::from)?;
     writeln!(out, "{summary}")?;
     Ok(if config.training.save_fp8_operands { model.with_saved_fp8_operands() } else { model })
+}
+
+/// The parameters of a checkpoint, or those that a run begins with.
+pub(crate) fn initial<B: AutodiffBackend>(
+    config: &RunConfig,
+    saved: Option<&SavedRun>,
+    dims: LlamaConfig,
+    device: &B::Device,
+) -> Result<Llama<B>, Error> {
+    let model = Llama::<B>::new(dims, device)?;
+    Ok(match (saved, &config.model.hf_path) {
+        (Some(saved), _) => saved.load_parameters(model)?,
+        (None, Some(path)) => model.load_hf_weights(path)?,
+        (None, None) => model.init_weights(config.training.seed),
+    })
 }
 
 fn sample<B: Backend>(config: &RunConfig, tokenizer: &Tokenizer, model: &Llama<B>) -> Result<String, Error> {

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, bf16};
+use clap::ValueEnum;
 use safetensors::Dtype;
 use train::tensor_files::{NewTensor, write_shards};
-use train::{create_folder, write_synced};
+use train::{TrainError, create_folder, write_synced};
 
 use super::{config, files};
 use crate::Error;
@@ -35,7 +36,7 @@ impl Default for ExportOptions {
 }
 
 /// Dtype of exported weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ExportDtype {
     /// The parameters' own.
     F32,
@@ -76,7 +77,7 @@ impl<B: Backend> Llama<B> {
     /// # Errors
     /// [`Error::MoeExport`]; [`Error::Folder`] for a folder that is not empty or cannot be made; [`Error::Io`],
     /// [`Error::Json`], [`Error::HfUnsupported`] and [`Error::HfMissingKey`] for the source; [`Error::TensorFiles`] and
-    /// [`Error::Write`] for files that cannot be written; [`Error::Execution`] if the device fails.
+    /// [`Error::Write`] for files that cannot be written; [`TrainError::Execution`] if the device fails.
     pub fn save_hf(&self, folder: impl AsRef<Path>, options: &ExportOptions) -> Result<(), Error> {
         if let Some(moe) = self.config().moe {
             return Err(Error::MoeExport { num_experts: moe.num_experts });
@@ -122,7 +123,7 @@ impl<B: Backend> ModuleVisitor<B> for Collect {
             dtype: dtype.stored(),
             shape: tensor.dims().to_vec(),
             bytes: Box::new(move || {
-                let failed = |reason| Error::Execution { doing: "reading the weights", reason };
+                let failed = |reason| Error::from(TrainError::Execution { doing: "reading the weights", reason });
                 let data = tensor.clone().try_into_data().map_err(|error| failed(error.to_string()))?.convert::<f32>();
                 data.as_slice().map(|values| dtype.encode(values)).map_err(|error| failed(format!("{error:?}")))
             }),

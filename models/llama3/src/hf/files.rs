@@ -9,10 +9,13 @@ use crate::Error;
 /// The model's dimensions and more that transformers knows of it.
 pub(super) const CONFIG: &str = "config.json";
 
-/// The rest: a checkpoint has some of them.
+/// A tokenizer, in either format.
+const TOKENIZERS: [&str; 2] = ["tokenizer.json", "tokenizer.model"];
+
+/// The rest, of which a checkpoint has some; tokenizers first.
 const OTHERS: [&str; 10] = [
-    "tokenizer.json",
-    "tokenizer.model",
+    TOKENIZERS[0],
+    TOKENIZERS[1],
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -40,22 +43,53 @@ pub fn copy_assets(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), E
     copy_others(from, to)
 }
 
+/// Copies a tokenizer, a folder's or a file, and what lies beside it as in [`copy_assets`], into the folder `to`, from where
+/// [`Tokenizer::from_folder`](train::Tokenizer::from_folder) reads it.
+///
+/// # Errors
+/// [`Error::Io`] if it cannot be read, [`Error::Write`].
+pub fn copy_tokenizer(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), Error> {
+    let (from, to) = (from.as_ref(), to.as_ref());
+    if from.is_dir() {
+        return copy_others(from, to);
+    }
+    let folder = from.parent().unwrap_or(Path::new(""));
+    OTHERS[TOKENIZERS.len()..].iter().try_for_each(|name| copy_if_there(folder, to, name))?;
+    let is_json = from.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
+    copy_file(from, &to.join(if is_json { TOKENIZERS[0] } else { TOKENIZERS[1] }))
+}
+
+/// Copies `config.json` and `generation_config.json` into the folder `to`, and no tokenizer.
+///
+/// # Errors
+/// [`Error::Io`] if `from` cannot be read, [`Error::Write`].
+pub fn copy_config(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), Error> {
+    [CONFIG, "generation_config.json"].iter().try_for_each(|name| copy_if_there(from.as_ref(), to.as_ref(), name))
+}
+
+/// Whether a tokenizer is in the folder.
+pub(crate) fn has_tokenizer(folder: &Path) -> bool {
+    TOKENIZERS.iter().any(|name| folder.join(name).exists())
+}
+
 /// [`copy_assets`] without `config.json`.
 pub(super) fn copy_others(from: &Path, to: &Path) -> Result<(), Error> {
     OTHERS.iter().try_for_each(|name| copy_if_there(from, to, name))
 }
 
 fn copy_if_there(from: &Path, to: &Path, name: &str) -> Result<(), Error> {
-    let (from, to) = (from.join(name), to.join(name));
-    let mut reader = match File::open(&from) {
-        Ok(reader) => reader,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(source) => return Err(Error::Io { path: from, source }),
-    };
+    match from.join(name) {
+        from if from.exists() => copy_file(&from, &to.join(name)),
+        _ => Ok(()),
+    }
+}
+
+fn copy_file(from: &Path, to: &Path) -> Result<(), Error> {
+    let mut reader = File::open(from).map_err(|source| Error::Io { path: from.into(), source })?;
     // Contents only: the files of Hugging Face's cache are read-only.
-    let copied = File::create(&to).and_then(|mut writer| {
+    let copied = File::create(to).and_then(|mut writer| {
         io::copy(&mut reader, &mut writer)?;
         writer.sync_all()
     });
-    copied.map_err(|source| Error::Write { path: to, source })
+    copied.map_err(|source| Error::Write { path: to.into(), source })
 }

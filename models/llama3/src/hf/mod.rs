@@ -7,4 +7,5 @@ mod files;
 mod weights;
 
 pub use export::{ExportDtype, ExportOptions};
-pub use files::copy_assets;
+pub(crate) use files::has_tokenizer;
+pub use files::{copy_assets, copy_config, copy_tokenizer};

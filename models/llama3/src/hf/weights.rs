@@ -6,7 +6,7 @@ use std::path::Path;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Shape, Tensor, TensorData};
-use train::TensorFiles;
+use train::{TensorFiles, TrainError};
 
 use crate::Error;
 use crate::config::LlamaConfig;
@@ -18,7 +18,7 @@ impl<B: Backend> Llama<B> {
     /// `model.safetensors.index.json` and its shards. F32, F16 and BF16 tensors become f32 parameters.
     ///
     /// # Errors
-    /// Those of [`LlamaConfig::from_hf_dir`]; [`Error::TensorFiles`], [`Error::UnexpectedTensors`], [`Error::Execution`].
+    /// Those of [`LlamaConfig::from_hf_dir`]; [`Error::TensorFiles`], [`Error::UnexpectedTensors`], [`TrainError::Execution`].
     pub fn load_hf(dir: impl AsRef<Path>, device: &B::Device) -> Result<Self, Error> {
         let config = LlamaConfig::from_hf_dir(&dir)?;
         Self::new(config, device)?.load_hf_weights(dir)
@@ -85,7 +85,7 @@ impl Loader {
         };
         // What is still on its way to the device is in host memory.
         B::sync(device)
-            .map_err(|error| Error::Execution { doing: "loading the weights", reason: error.to_string() })?;
+            .map_err(|error| TrainError::Execution { doing: "loading the weights", reason: error.to_string() })?;
         self.used.insert(name);
         Ok(tensor)
     }
