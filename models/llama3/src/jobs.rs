@@ -5,14 +5,16 @@ use std::path::{Path, PathBuf};
 
 use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
-use burn_float8::Float8Stack;
+use burn_float8::{Float8Stack, set_float8_enabled};
 use device_select::{DeviceChoice, SelectedDevice};
 use train::batches::{BatchShape, held_out_batches};
 use train::checkpoint::SavedRun;
+use train::config::Precision;
 use train::run::mean_loss;
 
 use crate::Error;
 use crate::hf::ExportOptions;
+use crate::model::Llama;
 use crate::run_config::RunConfig;
 use crate::trainer::{self, Start, announce_held_out, compute_dtype, dimensions, initial, prepare, sampling};
 
@@ -81,6 +83,17 @@ impl Job {
         Ok(writeln!(out, "exported: {}", to.display())?)
     }
 
+    /// FP8 as it was when the checkpoint was made.
+    fn restore<B: AutodiffBackend + Float8Stack>(&self, model: &Llama<B>) -> Result<(), Error> {
+        let Some(saved) = self.saved() else { return Ok(()) };
+        saved.restore_float8::<B, _>(model)?;
+        let RunConfig { training, float8, .. } = &self.config;
+        if training.precision == Precision::Fp8 {
+            set_float8_enabled(model, float8.is_float8(saved.step().saturating_sub(1), training.steps));
+        }
+        Ok(())
+    }
+
     fn saved(&self) -> Option<&SavedRun> {
         self.start.saved.as_ref()
     }
@@ -100,9 +113,7 @@ impl Job {
         let shape = BatchShape { batch_size: config.training.batch_size, seq_len: config.training.seq_len };
         let held_out = held_out_batches(&corpus.held_out, shape, config.training.eval_batches)?;
         let model = prepare::<B>(config, self.saved(), dims, device, out)?.with_compute_dtype(dtype);
-        if let Some(saved) = self.saved() {
-            saved.restore_float8::<B, _>(&model)?;
-        }
+        self.restore(&model)?;
         let loss = mean_loss(&model.valid(), &held_out, device)?;
         announce_held_out(loss, &held_out, out)
     }
@@ -120,9 +131,7 @@ impl Job {
         let dims = dimensions(config, &tokenizer, prompt.len())?;
         let dtype = compute_dtype::<B>(config, selected, device)?;
         let model = prepare::<B>(config, self.saved(), dims, device, &mut std::io::sink())?.with_compute_dtype(dtype);
-        if let Some(saved) = self.saved() {
-            saved.restore_float8::<B, _>(&model)?;
-        }
+        self.restore(&model)?;
         write!(out, "{}", config.generate.prompt)?;
         let mut text = tokenizer.stream_text();
         let (choices, stop) = (tokenizer.num_choices(), tokenizer.stop());

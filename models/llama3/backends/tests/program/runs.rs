@@ -1,0 +1,326 @@
+//! Runs that are stopped, killed, or find their folder changed: they go on with the same bits, or say what is wrong.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use train::rng::Rng;
+
+use crate::support::{command, llama3, small, stderr, stdout, text, train};
+
+const RECIPES: [&str; 7] =
+    ["tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise", "mxfp8", "mxfp8_wgrad_with_hp"];
+const STEPS: usize = 12;
+
+/// A run's text, arguments and folder.
+struct Case {
+    text: (TempDir, String),
+    settings: Vec<String>,
+    steps: usize,
+    folder: PathBuf,
+}
+
+impl Case {
+    /// Micro-batches are accumulated, and linears run in FP8 from the fifth step to the tenth.
+    fn new(settings: &[&str]) -> Self {
+        let text = text();
+        let folder = text.0.path().join("run");
+        let fixed = [
+            "training.grad_accumulation=3",
+            "float8.schedule={ warmup = 4, cooldown = 2 }",
+            "checkpoint.every=2",
+            "checkpoint.keep=2",
+        ];
+        let settings = fixed.iter().chain(settings).map(|setting| setting.to_string()).collect();
+        Self { text, settings, steps: STEPS, folder }
+    }
+
+    fn recipe(name: &str) -> Self {
+        Self::new(&[&format!("float8.recipe={name}")])
+    }
+
+    fn train(&self) -> Command {
+        let settings: Vec<_> = self.settings.iter().map(String::as_str).collect();
+        let mut command = train(&small(&self.text.1, &settings));
+        let steps = self.steps.to_string();
+        command.args(["--steps", &steps, "--checkpoints", self.path()]);
+        command
+    }
+
+    fn resume(&self, arguments: &[&str]) -> Command {
+        command(&[&["resume", self.path()], arguments].concat())
+    }
+
+    /// Whichever of the two there is to do.
+    fn go_on(&self) -> Command {
+        if self.folder.join("config.toml").exists() { self.resume(&[]) } else { self.train() }
+    }
+
+    fn path(&self) -> &str {
+        self.folder.to_str().unwrap()
+    }
+
+    fn saved(&self) -> Vec<u64> {
+        train::checkpoint::saved_steps(&self.folder).unwrap()
+    }
+}
+
+/// Of each step, its loss and gradient norm as they are printed.
+fn losses(log: &str) -> BTreeMap<usize, String> {
+    let lines = log.lines().filter(|line| line.contains("  loss: "));
+    let step = |line: &str| {
+        let (step, rest) = line.strip_prefix("step:")?.split_once("loss:")?;
+        Some((step.trim().parse().ok()?, rest.split("memory:").next()?.trim().to_string()))
+    };
+    lines.filter_map(step).collect()
+}
+
+/// What a run has come to, all its bits: parameters, moments and everything else of its last checkpoint.
+fn end_of(folder: &Path) -> Vec<Vec<u8>> {
+    let last = folder.join(format!("step-{STEPS:09}"));
+    ["model.safetensors", "optimizer.safetensors", "state.json"].map(|name| fs::read(last.join(name)).unwrap()).to_vec()
+}
+
+fn spawn(mut command: Command) -> Child {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn kill(child: &Child, signal: &str) {
+    let _ = Command::new("kill").args([signal, &child.id().to_string()]).stderr(Stdio::null()).status().unwrap();
+}
+
+fn wait_for_step(child: &mut Child, step: usize) -> String {
+    let mut log = Vec::new();
+    let mut byte = [0];
+    let stdout = child.stdout.as_mut().unwrap();
+    let wanted = format!("step: {step:2}  loss");
+    while !String::from_utf8_lossy(&log).contains(&wanted) {
+        assert_eq!(stdout.read(&mut byte).unwrap(), 1, "ended before step {step}: {}", String::from_utf8_lossy(&log));
+        log.extend(byte);
+    }
+    String::from_utf8(log).unwrap()
+}
+
+#[test]
+fn a_run_told_to_stop_saves_and_goes_on_with_the_same_bits() {
+    for (i, recipe) in RECIPES.iter().enumerate() {
+        let straight = Case::recipe(recipe);
+        let expected = losses(stdout(&straight.train().output().unwrap()));
+        assert_eq!(expected.len(), STEPS);
+
+        // Not at a multiple of checkpoint.every, before FP8, in it, and after it.
+        let (case, step) = (Case::recipe(recipe), [3, 7, 11][i % 3]);
+        let (signal, name, code) = if i % 2 == 0 { ("-INT", "SIGINT", 130) } else { ("-TERM", "SIGTERM", 143) };
+        let mut child = spawn(case.train());
+        let log = wait_for_step(&mut child, step);
+        kill(&child, signal);
+        let output = child.wait_with_output().unwrap();
+        let error = stderr(&output);
+        assert_eq!(output.status.code(), Some(code), "{recipe}: {error}");
+        assert!(error.starts_with(&format!("stopped by {name} after step ")), "{error}");
+        let log = log + str::from_utf8(&output.stdout).unwrap();
+        let made = losses(&log);
+        let (last, _) = made.last_key_value().unwrap();
+        assert_eq!(case.saved().last().copied(), Some(*last as u64), "{recipe}: the step it stopped after is saved");
+
+        let resumed = losses(stdout(&case.resume(&[]).output().unwrap()));
+        assert_eq!(resumed.len(), STEPS - last);
+        let all: BTreeMap<_, _> = made.into_iter().chain(resumed).collect();
+        assert_eq!(all, expected, "{recipe}");
+        assert!(end_of(&case.folder) == end_of(&straight.folder), "{recipe}: parameters, moments or state differ");
+    }
+}
+
+/// `FLOAT8_KILLS=200 cargo test --release --workspace --test program killed` for more than CI does.
+#[test]
+fn runs_killed_at_random_moments_always_resume_with_the_same_bits() {
+    let kills: usize = std::env::var("FLOAT8_KILLS").map_or(20, |kills| kills.parse().unwrap());
+    let mut rng = Rng::named(0, "kills");
+    let (mut killed, mut while_writing, mut runs) = (0, 0, 0);
+    for recipe in RECIPES.iter().cycle() {
+        let straight = Case::recipe(recipe);
+        let start = Instant::now();
+        let expected = losses(stdout(&straight.train().output().unwrap()));
+        let whole = start.elapsed();
+        let end = end_of(&straight.folder);
+        while killed < kills {
+            let case = Case::recipe(recipe);
+            let before = killed;
+            let log = loop {
+                let mut child = spawn(case.go_on());
+                // In the first third of a run's time, so that one is killed several times.
+                std::thread::sleep(whole.mul_f64(rng.uniform() / if killed < kills { 2.0 } else { 0.01 }));
+                let ended = child.try_wait().unwrap().is_some();
+                kill(&child, "-KILL");
+                let output = child.wait_with_output().unwrap();
+                let log = String::from_utf8_lossy(&output.stdout).into_owned();
+                for (step, loss) in losses(&log) {
+                    assert_eq!(loss, expected[&step], "{recipe}, step {step}, after {killed} kills");
+                }
+                if ended {
+                    stdout(&output);
+                    break log;
+                }
+                killed += 1;
+                let partial = |entry: fs::DirEntry| entry.file_name().to_string_lossy().ends_with(".partial");
+                let entries = fs::read_dir(&case.folder).into_iter().flatten().flatten();
+                while_writing += usize::from(entries.into_iter().any(partial));
+            };
+            assert!(log.contains("held-out loss: "), "{log}");
+            assert!(end_of(&case.folder) == end, "{recipe}: parameters, moments or state differ");
+            runs += 1;
+            if killed - before > 0 {
+                break;
+            }
+        }
+        if killed >= kills {
+            break;
+        }
+    }
+    println!(
+        "{killed} kills of {runs} runs, {while_writing} while a checkpoint was written: all ended with the same bits"
+    );
+}
+
+#[test]
+fn one_folder_has_one_run() {
+    let case = Case { steps: 100_000, ..Case::new(&["float8.schedule={ warmup = 0 }"]) };
+    let mut running = spawn(case.train());
+    wait_for_step(&mut running, 4);
+    for mut other in [case.resume(&[]), case.train()] {
+        let output = other.output().unwrap();
+        let error = stderr(&output);
+        assert!(error.contains("another run is writing to ") && error.contains(case.path()), "{error}");
+    }
+    // To look is allowed.
+    while case.saved().is_empty() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    kill(&running, "-KILL");
+    running.wait().unwrap();
+    stdout(&case.resume(&["--steps", "16"]).output().unwrap());
+    let output = case.train().output().unwrap();
+    assert!(stderr(&output).contains("holds a run of 16 steps: `resume` goes on with it"), "{}", stderr(&output));
+}
+
+/// A run that has ended, once for all tests that damage copies of it.
+fn ended(settings: &[&str]) -> Case {
+    let case = Case::new(settings);
+    stdout(&case.train().output().unwrap());
+    case
+}
+
+#[test]
+fn damaged_files_are_named_and_an_older_checkpoint_is_taken() {
+    let case = ended(&[]);
+    assert_eq!(case.saved(), [10, 12]);
+    let last = case.folder.join("step-000000012");
+    let names: Vec<_> = fs::read_dir(&last).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names.len(), 5);
+    for name in names {
+        let path = last.join(&name);
+        let whole = fs::read(&path).unwrap();
+        let mut flipped = whole.clone();
+        flipped[whole.len() / 2] ^= 1;
+        for (damage, bytes) in [("flipped", &flipped[..]), ("cut", &whole[..whole.len() / 2]), ("emptied", &[])] {
+            fs::write(&path, bytes).unwrap();
+            let output = case.resume(&[]).output().unwrap();
+            let error = stderr(&output);
+            assert!(error.contains(name.to_str().unwrap()) || error.contains("checksums.json"), "{damage}: {error}");
+            assert!(error.contains("is damaged") && error.contains("step 10: `--step N`"), "{damage}: {error}");
+        }
+        fs::write(&path, whole).unwrap();
+    }
+    let whole = end_of(&case.folder);
+    fs::remove_file(last.join("model.safetensors")).unwrap();
+    assert!(stderr(&case.resume(&[]).output().unwrap()).contains("it is missing"));
+    stdout(&case.resume(&["--step", "10"]).output().unwrap());
+    assert!(end_of(&case.folder) == whole, "made again from step 10");
+}
+
+#[test]
+fn a_full_disk_costs_no_checkpoint() {
+    let case = ended(&["checkpoint.background=false"]);
+    let before = end_of(&case.folder);
+    // Blocks of 512 or 1024 bytes; parameters and moments take more.
+    let script = format!("ulimit -f 40; exec \"$0\" resume {} --steps 16", case.path());
+    for _ in 0..2 {
+        let output = Command::new("sh").args(["-c", &script, env!("CARGO_BIN_EXE_llama3")]).output().unwrap();
+        let error = stderr(&output);
+        assert!(error.contains("cannot write ") && error.contains("safetensors: make room"), "{error}");
+        assert!(end_of(&case.folder) == before);
+        let left = fs::read_dir(&case.folder).unwrap().map(|entry| entry.unwrap().file_name());
+        assert!(left.into_iter().all(|name| !name.to_string_lossy().ends_with(".partial")));
+    }
+    stdout(&case.resume(&["--steps", "16"]).output().unwrap());
+    assert_eq!(case.saved(), [14, 16]);
+}
+
+#[test]
+fn a_changed_key_is_named_with_both_values() {
+    let case = ended(&[]);
+    let resume = |arguments: &[&str]| case.resume(&[arguments, &["--steps", "14"]].concat()).output().unwrap();
+    for (setting, key, saved, now) in [
+        ("training.seq_len=8", "training.seq_len", "16", "8"),
+        ("training.seed=1", "training.seed", "0", "1"),
+        ("float8.recipe=rowwise", "float8.recipe", "\"tensorwise\"", "\"rowwise\""),
+        ("model.num_layers=2", "model.num_layers", "1", "2"),
+        ("data.tokenizer=bytes", "data.tokenizer", "absent", "\"bytes\""),
+        ("optimizer.betas=[0.9, 0.99]", "optimizer.betas", "[0.9, 0.95]", "[0.9, 0.99]"),
+    ] {
+        let output = resume(&["--set", setting]);
+        let expected = format!("{key} was {saved} when the checkpoint was made and is {now} now");
+        assert!(stderr(&output).contains(&expected), "{}", stderr(&output));
+    }
+    let output = resume(&["--set", "optimizer.lr=1e-3", "--set", "training.log_every=2"]);
+    let log = stdout(&output);
+    for line in ["optimizer.lr was 0.005, is 0.001", "training.log_every was 1, is 2", "training.steps was 12, is 14"] {
+        assert!(log.contains(&format!("changed: {line}\n")), "{log}");
+    }
+    assert!(log.contains("step: 14  loss"), "{log}");
+    // A file in place of the saved configuration.
+    let file = case.text.0.path().join("edited.toml");
+    let config = fs::read_to_string(case.folder.join("step-000000014/config.toml")).unwrap();
+    fs::write(&file, config.replace("seq_len = 16", "seq_len = 32")).unwrap();
+    let output = case.resume(&["--config", file.to_str().unwrap()]).output().unwrap();
+    assert!(stderr(&output).contains("training.seq_len was 16"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_run_that_diverges_keeps_its_last_good_checkpoint() {
+    let case = ended(&[]);
+    let resume = ["--steps", "40", "--set", "optimizer.lr=1e30", "--set", "training.log_every=7"];
+    let output = case.resume(&resume).output().unwrap();
+    let error = stderr(&output);
+    assert!(error.contains("training diverged at step ") || error.contains("held-out loss = NaN"), "{error}");
+    let good = *case.saved().last().unwrap();
+    let diverged = fs::read_dir(&case.folder).unwrap().map(|entry| entry.unwrap().file_name());
+    assert!(diverged.into_iter().any(|name| name.to_string_lossy().starts_with("diverged-")));
+    assert!(error.contains(&format!("the last good checkpoint is that of step {good}: `resume ")), "{error}");
+    let again = case.resume(&["--steps", "16", "--set", "optimizer.lr=1e-4"]).output().unwrap();
+    assert!(stdout(&again).contains("held-out loss: "));
+}
+
+#[test]
+fn the_newest_and_the_best_stay() {
+    // The second half makes everything worse.
+    let case = ended(&["checkpoint.keep=1", "optimizer.lr=1e-2"]);
+    let (best, loss) = train::checkpoint::best(&case.folder).unwrap();
+    let worse = ["--steps", "20", "--set", "optimizer.lr=3e-1", "--set", "optimizer.decay=constant"];
+    stdout(&case.resume(&worse).output().unwrap());
+    assert_eq!(case.saved(), [best, 20]);
+    assert_eq!(train::checkpoint::best(&case.folder), Some((best, loss)));
+    assert_eq!(fs::read_to_string(case.folder.join("LATEST")).unwrap(), "step-000000020\n");
+    let eval = |arguments: &[&str]| -> Output { llama3(&[&["eval", case.path()], arguments].concat()) };
+    let (newest, best) = (eval(&[]), eval(&["--best"]));
+    assert!(stdout(&best).contains(&format!("held-out loss: {loss:.5}")), "{}", stdout(&best));
+    assert_ne!(stdout(&best), stdout(&newest));
+    // Back to the best: what came after it is another run's past.
+    let step = case.saved()[0].to_string();
+    stdout(&case.resume(&["--step", &step, "--steps", "14"]).output().unwrap());
+    assert_eq!(case.saved().last(), Some(&14));
+}

@@ -1,0 +1,75 @@
+//! The program, small models for it, and text for them.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+pub(crate) fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_llama3"));
+    command.args(arguments);
+    command
+}
+
+pub(crate) fn llama3(arguments: &[&str]) -> Output {
+    command(arguments).output().unwrap()
+}
+
+pub(crate) fn stdout(output: &Output) -> &str {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    str::from_utf8(&output.stdout).unwrap()
+}
+
+pub(crate) fn stderr(output: &Output) -> &str {
+    assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    str::from_utf8(&output.stderr).unwrap()
+}
+
+/// A tokenizer of Hugging Face's format with 1001 ids.
+pub(crate) fn vectors() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../train/tests/vectors")
+}
+
+pub(crate) fn file(name: &str, text: &str) -> (TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    std::fs::write(&path, text).unwrap();
+    (folder, path.display().to_string())
+}
+
+/// Text that a small model learns from.
+pub(crate) fn text() -> (TempDir, String) {
+    file("text.rs", &"fn main() { println!(\"one, two, three\"); }\n".repeat(400))
+}
+
+/// `--set` for each.
+pub(crate) fn set(settings: &[&str]) -> Vec<String> {
+    settings.iter().flat_map(|setting| ["--set".into(), setting.to_string()]).collect()
+}
+
+/// Arguments of a run of a small model on `data`: one layer, sequences of 16 tokens.
+pub(crate) fn small(data: &str, settings: &[&str]) -> Vec<String> {
+    let model = [
+        "model.vocab_size=1008",
+        "model.num_layers=1",
+        "model.hidden_size=32",
+        "model.intermediate_size=64",
+        "model.num_heads=2",
+        "model.num_kv_heads=1",
+        "model.head_dim=16",
+        "training.seq_len=16",
+        "training.batch_size=2",
+        "training.eval_batches=2",
+        "training.log_every=1",
+        "data.held_out_fraction=0.1",
+        "generate.max_new_tokens=4",
+    ];
+    let fixed = ["--device", "cpu", "--data", data].map(String::from);
+    [&fixed[..], &set(&model), &set(settings)].concat()
+}
+
+pub(crate) fn train(arguments: &[String]) -> Command {
+    let mut command = command(&["train"]);
+    command.args(arguments);
+    command
+}
