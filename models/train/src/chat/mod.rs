@@ -166,7 +166,8 @@ impl ChatTemplate {
     /// If the template has the tags `{% generation %}` and `{% endgeneration %}`, that is what is between them. Else it is what the
     /// template adds for a message of the assistant to the text so far that ends with the generation prompt, without white space
     /// after a special token at its end. If later messages change that text (some templates drop earlier reasoning), it is looked for
-    /// in the text of the whole conversation. A token of which only a part is the assistant's counts as the assistant's.
+    /// in the text of the whole conversation. What ends the conversation belongs to its last turn if no special token ends that. A
+    /// token of which only a part is the assistant's counts as the assistant's.
     ///
     /// # Errors
     /// Any [`ChatError`] not about files.

@@ -33,8 +33,15 @@ impl ChatTemplate {
             from = span.end;
             // The white space after the token that ends a turn is the template's.
             let last = specials.iter().rfind(|special| span.start <= special.start && special.end <= span.end);
-            let last = last.filter(|last| text[last.end..span.end].trim().is_empty());
-            spans.push(span.start..last.map_or(span.end, |last| last.end));
+            let ends_turn =
+                |last: &&Range<usize>| text.get(last.end..span.end).is_some_and(|rest| rest.trim().is_empty());
+            let end = match last.filter(ends_turn) {
+                Some(last) => last.end,
+                // What ends the conversation ends its last turn too.
+                None if index + 1 == messages.len() => text.len(),
+                None => span.end,
+            };
+            spans.push(span.start..end);
         }
         Ok(spans)
     }
@@ -62,7 +69,7 @@ impl Rendered<'_> {
             let same = common_prefix(&text, &prompt).len();
             let (_, ranges) = self.tokenizer.encode_with_ranges(&text).ok()?;
             let split = ranges.iter().find(|range| range.start < same && same < range.end);
-            text.truncate(split.map_or(same, |token| token.start));
+            text.truncate(text.floor_char_boundary(split.map_or(same, |token| token.start)));
         }
         Some(text)
     }
