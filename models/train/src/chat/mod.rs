@@ -182,7 +182,7 @@ impl ChatTemplate {
             self.untagged(tokenizer, messages, &text, &specials)?
         };
         let mut is_assistant = vec![false; ids.len()];
-        for span in spans {
+        for span in spans.into_iter().filter(|span| !span.is_empty()) {
             let first = ranges.partition_point(|range| range.end <= span.start);
             let others = ranges[first..].partition_point(|range| range.start < span.end);
             is_assistant[first..first + others].fill(true);
