@@ -3,8 +3,10 @@
 //! [`Tokenizer`] maps text to token ids and back: bytes, Hugging Face's `tokenizer.json`, or the ranks that Llama 3 is published with.
 //! [`Steps`] makes optimizer steps on any [`LanguageModel`], [`Run`] makes those of a whole run, and [`checkpoint`] saves them so that it
 //! can go on bit for bit. [`TensorFiles`] and [`write_shards`](tensor_files::write_shards) read and write safetensors.
+//! [`ChatTemplate`] turns a conversation into the ids that a chat model reads, and knows which of them the assistant says.
 
 pub mod batches;
+mod chat;
 pub mod checkpoint;
 pub mod config;
 pub mod data;
@@ -24,6 +26,7 @@ mod steps;
 pub mod tensor_files;
 mod tokenizer;
 
+pub use chat::{ChatError, ChatTemplate, Conversation, Message};
 pub use error::TrainError;
 pub use folder::{FolderError, create_folder, write_synced};
 pub use lines::TokenizeError;
