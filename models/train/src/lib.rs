@@ -2,8 +2,17 @@
 //!
 //! [`Tokenizer`] maps text to token ids and back: bytes, Hugging Face's `tokenizer.json`, or the ranks that Llama 3 is published with.
 
+mod chat;
+mod data;
+mod digest;
 mod lines;
+pub mod rng;
 mod tokenizer;
 
+pub use chat::{ChatError, ChatTemplate, Conversation, Message};
+pub use data::{
+    DataError, DataSource, Dataset, DatasetSize, DocumentError, FileState, Format, Packing, Place, Position, Progress,
+    Sequence, SequenceShape, SourceState, StreamPosition, TrainSequences,
+};
 pub use lines::TokenizeError;
 pub use tokenizer::{ByteTokenizer, SpecialTokens, TextStream, Tokenizer, TokenizerError};
