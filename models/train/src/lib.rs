@@ -1,6 +1,7 @@
 //! What training a language model needs that is not the model.
 //!
 //! [`Tokenizer`] maps text to token ids and back: bytes, Hugging Face's `tokenizer.json`, or the ranks that Llama 3 is published with.
+//! [`ChatTemplate`] turns a conversation into the ids that a chat model reads, and knows which of them the assistant says.
 
 mod chat;
 mod data;

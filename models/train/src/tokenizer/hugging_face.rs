@@ -1,5 +1,6 @@
 //! Hugging Face's `tokenizer.json`, by their own library.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -40,14 +41,35 @@ impl HuggingFace {
     pub(super) fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, String> {
         let tokenizer = match special {
             SpecialTokens::AreText => &self.text,
-            SpecialTokens::InText => self.special.get_or_init(|| {
-                let mut special = self.text.clone();
-                special.set_encode_special_tokens(false);
-                Box::new(special)
-            }),
+            SpecialTokens::InText => self.special(),
         };
         let encoding = tokenizer.encode_fast(text, false).map_err(|error| error.to_string())?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// As `Tokenizer::encode_with_ranges`.
+    pub(super) fn encode_with_ranges(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>), String> {
+        let encoding = self.special().encode(text, false).map_err(|error| error.to_string())?;
+        let mut end = 0;
+        let range = |&(start, own_end): &(usize, usize)| {
+            let start = start.min(end);
+            end = end.max(own_end);
+            start..end
+        };
+        let ranges = encoding.get_offsets().iter().map(range).collect();
+        Ok((encoding.get_ids().to_vec(), ranges))
+    }
+
+    pub(super) fn is_special(&self, id: u32) -> bool {
+        self.text.get_added_vocabulary().get_added_tokens_decoder().get(&id).is_some_and(|token| token.special)
+    }
+
+    fn special(&self) -> &tokenizers::Tokenizer {
+        self.special.get_or_init(|| {
+            let mut special = self.text.clone();
+            special.set_encode_special_tokens(false);
+            Box::new(special)
+        })
     }
 
     /// What the tokenizer itself puts before a text.

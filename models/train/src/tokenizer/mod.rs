@@ -1,6 +1,7 @@
 //! [`Tokenizer`]: text to token ids and back, in the formats that checkpoints come with.
 
 mod bytes;
+mod config;
 mod error;
 mod hugging_face;
 mod marks;
@@ -8,11 +9,13 @@ mod stream;
 mod tiktoken;
 
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
 pub use bytes::ByteTokenizer;
+pub(crate) use config::ConfigFile;
 pub use error::TokenizerError;
 use hugging_face::HuggingFace;
 use marks::Marks;
@@ -171,7 +174,36 @@ impl Tokenizer {
             Kind::HuggingFace(tokenizer) => tokenizer.encode(text, special),
             Kind::Tiktoken(tokenizer) => tokenizer.encode(text, special),
         };
-        ids.map_err(|reason| TokenizerError::Encode { text: text.chars().take(40).collect(), reason })
+        ids.map_err(|reason| cannot_encode(text, reason))
+    }
+
+    /// The ids that `text` has with [`SpecialTokens::InText`], and the bytes of the text that each one is of. Without gaps: white
+    /// space of which the tokenizer says nothing is of the token that follows. Tokens that share a character have all of it.
+    pub(crate) fn encode_with_ranges(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>), TokenizerError> {
+        if let Kind::HuggingFace(tokenizer) = &self.kind {
+            return tokenizer.encode_with_ranges(text).map_err(|reason| cannot_encode(text, reason));
+        }
+        let ids = self.encode(text, SpecialTokens::InText)?;
+        let mut end = 0;
+        let range = |id: &u32| {
+            let start = end;
+            end += match &self.kind {
+                Kind::Tiktoken(tokenizer) => tokenizer.bytes(*id).map_or(0, |bytes| bytes.len()),
+                _ => 1,
+            };
+            start..end
+        };
+        let ranges = ids.iter().map(range).collect();
+        Ok((ids, ranges))
+    }
+
+    /// Whether this is a special token's id.
+    pub(crate) fn is_special(&self, id: u32) -> bool {
+        match &self.kind {
+            Kind::Bytes => id == ByteTokenizer::BOS,
+            Kind::HuggingFace(tokenizer) => tokenizer.is_special(id),
+            Kind::Tiktoken(tokenizer) => tokenizer.is_special(id),
+        }
     }
 
     /// A text that a model is to continue: BOS, if there is one, and the text, whose special tokens are text.
@@ -231,6 +263,10 @@ impl Tokenizer {
         }
         Err(TokenizerError::UnknownId { id, vocab_size: self.vocab_size() })
     }
+}
+
+fn cannot_encode(text: &str, reason: String) -> TokenizerError {
+    TokenizerError::Encode { text: text.chars().take(40).collect(), reason }
 }
 
 impl core::fmt::Debug for Tokenizer {

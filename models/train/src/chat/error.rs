@@ -1,0 +1,63 @@
+//! Everything that can be wrong with a chat template, or with a conversation it is given.
+
+use std::path::PathBuf;
+
+use crate::TokenizerError;
+
+/// What is wrong with a chat template, or with a conversation.
+#[derive(Debug, thiserror::Error)]
+pub enum ChatError {
+    /// A file could not be read.
+    #[error("cannot read {}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// `chat_template` is neither text nor a list in which `default` has one.
+    #[error("{}: chat_template is neither a text nor a list of names and templates with one named \"default\"", path.display())]
+    NoDefault {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The template is not Jinja.
+    #[error("line {line} of the chat template: {reason}")]
+    Syntax {
+        /// From 1.
+        line: usize,
+        /// The parser's reason.
+        reason: String,
+    },
+    /// The template called `raise_exception`.
+    #[error("the chat template refuses the conversation: {0}")]
+    Refused(String),
+    /// The template cannot be applied to these messages.
+    #[error("line {line} of the chat template: {reason}")]
+    Render {
+        /// From 1.
+        line: usize,
+        /// What went wrong.
+        reason: String,
+    },
+    /// A conversation without messages.
+    #[error("a conversation must have a message")]
+    Empty,
+    /// A conversation in which the assistant says nothing, so that there is nothing to learn from.
+    #[error("the conversation has nothing that the assistant says")]
+    NoAssistant,
+    /// The text does not show what is the assistant's.
+    #[error(
+        "the chat template does not show which part of the text is message {index}: mark it with {{% generation %}}"
+    )]
+    NotSeparable {
+        /// The message, from 0.
+        index: usize,
+    },
+    /// The template changes what is between its tags `generation` and `endgeneration` afterwards.
+    #[error("the chat template changes what its tags {{% generation %}} mark")]
+    Tags,
+    /// A tokenizer's file is not valid, or the tokenizer does not take the text.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+}

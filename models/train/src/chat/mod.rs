@@ -1,0 +1,262 @@
+//! [`ChatTemplate`]: conversations to the ids that `transformers`' `apply_chat_template` gives, and which of them the assistant says.
+
+mod environment;
+mod error;
+mod python;
+mod spans;
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use minijinja::Environment;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::tokenizer::ConfigFile;
+use crate::{SpecialTokens, Tokenizer};
+pub use error::ChatError;
+
+/// The role whose messages the loss counts.
+const ASSISTANT: &str = "assistant";
+/// Special tokens that templates know by the names that `tokenizer_config.json` has for them.
+const TOKENS: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+/// Names under which a message's reasoning is passed; the first is the usual one.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// One message of a conversation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Message {
+    /// Who speaks: `system`, `user`, `assistant`, `tool` or what else the template knows.
+    pub role: String,
+    /// All other keys, as they reach the template: `content`, `tool_calls`, `name`, ...
+    #[serde(flatten)]
+    pub rest: Map<String, Value>,
+}
+
+impl Message {
+    /// A message that is text.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
+        let rest = Map::from_iter([("content".to_string(), Value::String(content.into()))]);
+        Self { role: role.into(), rest }
+    }
+}
+
+/// A conversation in tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conversation {
+    /// The ids of the whole text.
+    pub ids: Vec<u32>,
+    /// For each id whether the assistant says it.
+    pub is_assistant: Vec<bool>,
+}
+
+/// A Jinja template that makes one text of a conversation.
+///
+/// It is rendered as `transformers` does, with two differences. `strftime_now` is not defined, so that the same conversation has the
+/// same ids tomorrow: a template that asks `strftime_now is defined` takes its fixed date, or the variable that [`with`](Self::with)
+/// sets (`date_string` for Llama's); one that calls it without asking is an error. And in `a ~ b`, `true`, `none`, lists and maps print
+/// as Jinja for Rust prints them.
+///
+/// Special tokens written in a message are taken for the tokens, as `transformers` does.
+///
+/// ```
+/// use train::{ChatTemplate, Message};
+///
+/// let source = "{% for m in messages %}{{ m.role }}: {{ m.content | trim }}{{ eos_token }}{% endfor %}";
+/// let template = ChatTemplate::new(source, [("eos_token", "</s>")])?;
+/// let text = template.render(&[Message::new("user", " Hello ")], false)?;
+/// assert_eq!(text, "user: Hello</s>");
+/// # Ok::<(), train::ChatError>(())
+/// ```
+#[derive(Clone)]
+pub struct ChatTemplate {
+    source: Arc<str>,
+    environment: Arc<Environment<'static>>,
+    /// The template says itself what the assistant says.
+    has_tags: bool,
+    variables: Map<String, Value>,
+}
+
+impl ChatTemplate {
+    /// The template of a checkpoint: `chat_template.jinja`, else `chat_template` of `tokenizer_config.json` or, if that has none, of
+    /// `chat_template.json`. That is a text, or a list of `{name, template}`, of which the one named `default` is taken. None if the
+    /// checkpoint has no template. The special tokens are those of `tokenizer_config.json`.
+    ///
+    /// # Errors
+    /// [`ChatError::Io`], [`ChatError::Tokenizer`], [`ChatError::NoDefault`], [`ChatError::Syntax`].
+    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Option<Self>, ChatError> {
+        let folder = folder.as_ref();
+        let path = folder.join("chat_template.jinja");
+        if path.exists() {
+            return Self::from_file(path).map(Some);
+        }
+        for name in ["tokenizer_config.json", "chat_template.json"] {
+            let path = folder.join(name);
+            let file = ConfigFile::read(path.clone())?;
+            if let Some(value) = file.get("chat_template") {
+                let source = default_template(value).ok_or(ChatError::NoDefault { path })?;
+                return Self::new(source, special_tokens(folder)?).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    /// A file that is the template. The special tokens are those of `tokenizer_config.json` beside it, if there is one.
+    ///
+    /// # Errors
+    /// [`ChatError::Io`], [`ChatError::Tokenizer`], [`ChatError::Syntax`].
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ChatError> {
+        let path = path.as_ref();
+        let source = fs::read_to_string(path).map_err(|source| ChatError::Io { path: path.into(), source })?;
+        Self::new(&source, special_tokens(path.parent().unwrap_or(Path::new("")))?)
+    }
+
+    /// A template and the special tokens it uses: `("bos_token", "<s>")`.
+    ///
+    /// # Errors
+    /// [`ChatError::Syntax`].
+    pub fn new<N: Into<String>, T: Into<String>>(
+        source: &str,
+        tokens: impl IntoIterator<Item = (N, T)>,
+    ) -> Result<Self, ChatError> {
+        let translated = environment::without_tags(source);
+        let has_tags = matches!(translated, Cow::Owned(_));
+        let environment = Arc::new(environment::environment(translated.into_owned())?);
+        let variables = tokens.into_iter().map(|(name, token)| (name.into(), Value::String(token.into()))).collect();
+        Ok(Self { source: source.into(), environment, has_tags, variables })
+    }
+
+    /// The same template with one more variable: `tools`, `date_string`, `enable_thinking`, ...
+    #[must_use]
+    pub fn with(&self, name: impl Into<String>, value: impl Into<Value>) -> Self {
+        let mut template = self.clone();
+        template.variables.insert(name.into(), value.into());
+        template
+    }
+
+    /// The template's text.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// What the template is rendered with besides the messages: special tokens, and what [`with`](Self::with) has set.
+    pub fn variables(&self) -> &Map<String, Value> {
+        &self.variables
+    }
+
+    /// The text of a conversation, at its end what the assistant's next message begins with if `add_generation_prompt` is set.
+    ///
+    /// # Errors
+    /// [`ChatError::Empty`], [`ChatError::Refused`], [`ChatError::Render`].
+    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, ChatError> {
+        if messages.is_empty() {
+            return Err(ChatError::Empty);
+        }
+        self.render_with(messages, add_generation_prompt, None)
+    }
+
+    /// The ids of a whole conversation, and which of them the assistant says, the token that ends its turn included.
+    ///
+    /// If the template has the tags `{% generation %}` and `{% endgeneration %}`, that is what is between them. Else it is what the
+    /// template adds for a message of the assistant to the text so far that ends with the generation prompt, without white space
+    /// after a special token at its end. If later messages change that text (some templates drop earlier reasoning), it is looked for
+    /// in the text of the whole conversation. A token of which only a part is the assistant's counts as the assistant's.
+    ///
+    /// # Errors
+    /// Any [`ChatError`] not about files.
+    pub fn encode(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Conversation, ChatError> {
+        let text = self.render(messages, false)?;
+        let (ids, ranges) = tokenizer.encode_with_ranges(&text)?;
+        let mut spans = if self.has_tags { self.tagged(messages, &text)? } else { self.spans(messages, &text)? };
+        if !self.has_tags {
+            let specials =
+                || ids.iter().zip(&ranges).filter(|(id, _)| tokenizer.is_special(**id)).map(|(_, range)| range);
+            for span in &mut spans {
+                let last = specials().rfind(|range| span.start <= range.start && range.end <= span.end);
+                if let Some(last) = last.filter(|last| text[last.end..span.end].trim().is_empty()) {
+                    span.end = last.end;
+                }
+            }
+        }
+        let mut is_assistant = vec![false; ids.len()];
+        for span in spans {
+            let first = ranges.partition_point(|range| range.end <= span.start);
+            let others = ranges[first..].partition_point(|range| range.start < span.end);
+            is_assistant[first..first + others].fill(true);
+        }
+        if !is_assistant.contains(&true) {
+            return Err(ChatError::NoAssistant);
+        }
+        Ok(Conversation { ids, is_assistant })
+    }
+
+    /// The ids of the conversation so far with the generation prompt: what a model is to continue.
+    ///
+    /// # Errors
+    /// [`ChatError::Empty`], [`ChatError::Refused`], [`ChatError::Render`], [`ChatError::Tokenizer`].
+    pub fn prompt(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Vec<u32>, ChatError> {
+        let text = self.render(messages, true)?;
+        Ok(tokenizer.encode(&text, SpecialTokens::InText)?)
+    }
+
+    /// Renders any number of messages; the template's tags put `marks` around what the assistant says.
+    fn render_with(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+        marks: Option<[char; 2]>,
+    ) -> Result<String, ChatError> {
+        use minijinja::Value;
+        let messages: Vec<_> = messages.iter().map(seen_by_templates).collect();
+        let mut context = BTreeMap::from([
+            ("messages", Value::from_serialize(&messages)),
+            ("tools", Value::from(())),
+            ("documents", Value::from(())),
+            ("add_generation_prompt", Value::from(add_generation_prompt)),
+        ]);
+        context.extend(self.variables.iter().map(|(name, value)| (name.as_str(), Value::from_serialize(value))));
+        if let Some(marks) = marks {
+            context.insert(environment::MARKS, Value::from_iter(marks.map(String::from)));
+        }
+        let template = self.environment.get_template("chat").expect("the environment has this template");
+        template.render(context).map_err(|error| environment::render_error(&error))
+    }
+}
+
+impl core::fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("ChatTemplate").field("source", &self.source).field("variables", &self.variables).finish()
+    }
+}
+
+/// A message as `transformers` passes it: without keys whose value is null, its reasoning under the names that templates know.
+fn seen_by_templates(message: &Message) -> Map<String, Value> {
+    let rest = message.rest.iter().filter(|(_, value)| !value.is_null());
+    let mut seen = Map::from_iter([("role".to_string(), Value::String(message.role.clone()))]);
+    seen.extend(rest.map(|(key, value)| (key.clone(), value.clone())));
+    if let Some(reasoning) = REASONING.iter().find_map(|key| seen.get(*key)).cloned() {
+        seen.entry("thinking").or_insert_with(|| reasoning.clone());
+        seen.insert("reasoning_content".into(), reasoning);
+    }
+    seen
+}
+
+fn default_template(value: &Value) -> Option<&str> {
+    match value {
+        Value::String(source) => Some(source),
+        Value::Array(named) => named.iter().find(|named| named["name"] == "default")?["template"].as_str(),
+        _ => None,
+    }
+}
+
+fn special_tokens(folder: &Path) -> Result<Vec<(&'static str, String)>, ChatError> {
+    let config = ConfigFile::read(folder.join("tokenizer_config.json"))?;
+    let mut tokens = vec![];
+    for name in TOKENS {
+        tokens.extend(config.token_text(name)?.map(|token| (name, token.to_string())));
+    }
+    Ok(tokens)
+}

@@ -1,0 +1,65 @@
+//! JSON objects that lie beside a tokenizer.
+
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::{Map, Value};
+
+use super::TokenizerError;
+
+/// A JSON object in a file; empty if the file is not there.
+pub(crate) struct ConfigFile {
+    path: PathBuf,
+    map: Map<String, Value>,
+}
+
+impl ConfigFile {
+    pub(crate) fn read(path: PathBuf) -> Result<Self, TokenizerError> {
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Self { path, map: Map::new() }),
+            Err(source) => return Err(TokenizerError::Io { path, source }),
+        };
+        match serde_json::from_str(&text) {
+            Ok(map) => Ok(Self { path, map }),
+            Err(source) => Err(TokenizerError::Json { path, source }),
+        }
+    }
+
+    pub(crate) fn get(&self, key: &str) -> Option<&Value> {
+        self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    /// An id or several.
+    pub(super) fn ids(&self, key: &'static str, vocab_size: usize) -> Result<Vec<u32>, TokenizerError> {
+        let values = match self.get(key) {
+            None => return Ok(vec![]),
+            Some(Value::Array(values)) => values.iter().collect(),
+            Some(value) => vec![value],
+        };
+        let id = |value: &Value| u32::try_from(value.as_u64()?).ok().filter(|id| (*id as usize) < vocab_size);
+        values.into_iter().map(|value| id(value).ok_or_else(|| self.no_token(key, value))).collect()
+    }
+
+    /// The id of the token of which this is the text.
+    pub(super) fn token(
+        &self,
+        key: &'static str,
+        id_of: impl Fn(&str) -> Option<u32>,
+    ) -> Result<Option<u32>, TokenizerError> {
+        let Some(text) = self.token_text(key)? else { return Ok(None) };
+        let id = id_of(text).ok_or_else(|| self.no_token(key, &self.map[key]))?;
+        Ok(Some(id))
+    }
+
+    /// The text of a token, which may be the `content` of an object.
+    pub(crate) fn token_text(&self, key: &'static str) -> Result<Option<&str>, TokenizerError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let text = value.as_str().or_else(|| value.get("content")?.as_str());
+        text.map(Some).ok_or_else(|| self.no_token(key, value))
+    }
+
+    fn no_token(&self, key: &'static str, value: &Value) -> TokenizerError {
+        TokenizerError::NotAToken { path: self.path.clone(), key, value: value.to_string() }
+    }
+}
