@@ -183,7 +183,7 @@ pub enum DataError {
 #[non_exhaustive]
 pub enum DocumentError {
     /// Not JSON.
-    #[error("not valid JSON: {0}")]
+    #[error("not valid JSON: {}", without_line(.0))]
     Json(serde_json::Error),
     /// Bytes that are no text.
     #[error("not valid UTF-8 at byte {at} of the line")]
@@ -243,6 +243,11 @@ pub(super) fn cannot_read(path: &Path) -> impl Fn(io::Error) -> DataError + '_ {
 /// For `map_err` of what writes `path`.
 pub(super) fn cannot_write(path: &Path) -> impl Fn(io::Error) -> DataError + '_ {
     |source| DataError::Cache { path: path.to_path_buf(), source }
+}
+
+/// The parser has been given one line, and calls it line 1.
+fn without_line(error: &serde_json::Error) -> String {
+    error.to_string().replace(" at line 1 column ", " at column ")
 }
 
 fn join(paths: &[PathBuf]) -> String {

@@ -12,10 +12,10 @@ use std::path::Path;
 /// Bytes of a piece at most.
 pub(super) const PIECE: usize = 1 << 20;
 
-/// Where the first piece of `text` ends, if `text` is longer than a piece.
-fn cut(text: &str) -> usize {
+/// Where the first piece of `text` ends, if `text` is longer than `limit`.
+fn cut(text: &str, limit: usize) -> usize {
     let bytes = text.as_bytes();
-    let limit = text.floor_char_boundary(PIECE);
+    let limit = text.floor_char_boundary(limit);
     // `str` knows white space that is not ASCII; the character before a line end begins at most three bytes earlier.
     let is_space_at = |place: usize| text[place..].starts_with(char::is_whitespace);
     let mut after_space = None;
@@ -30,9 +30,14 @@ fn cut(text: &str) -> usize {
 }
 
 /// The pieces of a text.
-pub(super) fn of_text(mut text: &str) -> impl Iterator<Item = &str> {
+pub(super) fn of_text(text: &str) -> impl Iterator<Item = &str> {
+    within(text, PIECE)
+}
+
+/// Pieces of at most `limit` bytes.
+fn within(mut text: &str, limit: usize) -> impl Iterator<Item = &str> {
     std::iter::from_fn(move || {
-        let end = if text.len() > PIECE { cut(text) } else { text.len() };
+        let end = if text.len() > limit { cut(text, limit) } else { text.len() };
         let (piece, rest) = text.split_at(end);
         text = rest;
         (!piece.is_empty()).then_some(piece)
@@ -77,7 +82,8 @@ impl FilePieces {
 mod tests {
     use std::io::Write;
 
-    use super::{FilePieces, PIECE, of_text};
+    use super::{FilePieces, PIECE, of_text, within};
+    use crate::{SpecialTokens, Tokenizer};
 
     fn from_file(text: &str) -> Vec<String> {
         let mut file = tempfile::NamedTempFile::new().unwrap();
@@ -98,7 +104,8 @@ mod tests {
     fn ends_after_lines() {
         let pieces = check(&"a line of text, and \u{e9} \n\n  indented\nagain\n".repeat(80_000));
         assert!(pieces.len() > 2);
-        for [piece, next] in pieces.array_windows() {
+        for pair in pieces.windows(2) {
+            let (piece, next) = (&pair[0], &pair[1]);
             assert!(piece.ends_with("indented\n") || piece.ends_with("again\n"));
             assert!(next.starts_with("again") || next.starts_with("a line"));
         }
@@ -114,6 +121,20 @@ mod tests {
     fn cuts_between_characters_without_lines() {
         for text in ["\u{1f600}".repeat(600_000), "x\u{e9}".repeat(800_000), "\n".repeat(3 << 20)] {
             assert!(check(&text).len() > 2);
+        }
+    }
+
+    /// The ids of the pieces are those of the text.
+    #[test]
+    fn changes_no_id() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors/tokenizer.json");
+        let tokenizer = Tokenizer::from_file(file).unwrap();
+        let ids = |text: &str| tokenizer.encode(text, SpecialTokens::AreText).unwrap();
+        let text = "The quick brown fox, 123 times.\n\n    indented \u{e9}\r\n  \n\tand so on \nend\n".repeat(40);
+        for limit in (100..200).step_by(9) {
+            let pieces: Vec<&str> = within(&text, limit).collect();
+            assert!(pieces.len() > 10);
+            assert_eq!(pieces.into_iter().flat_map(ids).collect::<Vec<_>>(), ids(&text), "pieces of {limit} bytes");
         }
     }
 
