@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use train::{ByteTokenizer, SpecialTokens, Tokenizer, TokenizerError};
+use train::{ByteTokenizer, ChatTemplate, Conversation, Message, SpecialTokens, Tokenizer, TokenizerError};
 
 fn vectors() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors")
@@ -100,6 +100,16 @@ fn llama3_gives_the_ids_of_the_original() {
     equals_the_original(&tokenizer, "llama3_text.jsonl", SpecialTokens::AreText);
     equals_the_original(&tokenizer, "llama3_special.jsonl", SpecialTokens::InText);
     decodes_broken_text_like_the_original(&tokenizer, rows("broken_llama3.jsonl"));
+
+    let source = "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}<|eot_id|>{% endfor %}\
+                  {% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}";
+    let template = ChatTemplate::new(source, [("bos_token", "<|begin_of_text|>")]).unwrap();
+    let messages = [("user", "naïve 漢字?"), ("assistant", "\u{a0}👩‍👩‍👧‍👦 漢")].map(|(role, text)| Message::new(role, text));
+    let Conversation { ids, is_assistant } = template.encode(&tokenizer, &messages).unwrap();
+    assert_eq!(ids, tokenizer.encode(&template.render(&messages, false).unwrap(), SpecialTokens::InText).unwrap());
+    let first = is_assistant.iter().position(|is| *is).unwrap();
+    assert!(is_assistant[first..].iter().all(|is| *is));
+    assert_eq!(tokenizer.decode(&ids[first..]).unwrap(), "\u{a0}👩‍👩‍👧‍👦 漢<|eot_id|>");
 
     // A file that is not whole.
     let (folder, text) = (tempfile::tempdir().unwrap(), fs::read_to_string(path).unwrap());

@@ -4,7 +4,6 @@ use std::borrow::Cow;
 
 use minijinja::value::{Kwargs, Rest};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
-use minijinja_contrib::pycompat::unknown_method_callback;
 use regex::Regex;
 
 use super::{ChatError, python};
@@ -33,9 +32,10 @@ pub(super) fn environment(source: String) -> Result<Environment<'static>, ChatEr
     let mut environment = Environment::new();
     environment.set_trim_blocks(true);
     environment.set_lstrip_blocks(true);
-    environment.set_unknown_method_callback(unknown_method_callback);
+    environment.set_unknown_method_callback(python::method);
     environment.set_formatter(|out, _, value| python::write_str(out, value).map_err(Error::from));
     environment.add_filter("tojson", python::to_json);
+    environment.add_filter("trim", python::trim);
     environment.add_filter("string", |value: Value| python::str(&value));
     // In Python a text is a sequence.
     environment.add_test("sequence", |value: Value| value.as_str().is_some() || value.len().is_some());

@@ -2,6 +2,7 @@
 
 mod environment;
 mod error;
+mod marks;
 mod python;
 mod spans;
 
@@ -55,10 +56,12 @@ pub struct Conversation {
 
 /// A Jinja template that makes one text of a conversation.
 ///
-/// It is rendered as `transformers` does, with two differences. `strftime_now` is not defined, so that the same conversation has the
-/// same ids tomorrow: a template that asks `strftime_now is defined` takes its fixed date, or the variable that [`with`](Self::with)
-/// sets (`date_string` for Llama's); one that calls it without asking is an error. And in `a ~ b`, `true`, `none`, lists and maps print
-/// as Jinja for Rust prints them.
+/// It is rendered as `transformers` does, but for this:
+/// - `strftime_now` is not defined, so that the same conversation has the same ids tomorrow. A template that asks
+///   `strftime_now is defined` takes its fixed date, or the variable that [`with`](Self::with) sets (`date_string` for Llama's); one
+///   that calls it without asking is an error.
+/// - In `a ~ b`, `true`, `none`, lists and maps print as `minijinja` prints them, not as Python does.
+/// - A slice of what is undefined is empty, not an error.
 ///
 /// Special tokens written in a message are taken for the tokens, as `transformers` does.
 ///
@@ -163,26 +166,23 @@ impl ChatTemplate {
     /// If the template has the tags `{% generation %}` and `{% endgeneration %}`, that is what is between them. Else it is what the
     /// template adds for a message of the assistant to the text so far that ends with the generation prompt, without white space
     /// after a special token at its end. If later messages change that text (some templates drop earlier reasoning), it is looked for
-    /// in the text of the whole conversation. A token of which only a part is the assistant's counts as the assistant's.
+    /// in the text of the whole conversation. What ends the conversation belongs to its last turn if no special token ends that. A
+    /// token of which only a part is the assistant's counts as the assistant's.
     ///
     /// # Errors
     /// Any [`ChatError`] not about files.
     pub fn encode(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Conversation, ChatError> {
         let text = self.render(messages, false)?;
         let (ids, ranges) = tokenizer.encode_with_ranges(&text)?;
-        let mut spans = if self.has_tags { self.tagged(messages, &text)? } else { self.spans(messages, &text)? };
-        if !self.has_tags {
-            let specials =
-                || ids.iter().zip(&ranges).filter(|(id, _)| tokenizer.is_special(**id)).map(|(_, range)| range);
-            for span in &mut spans {
-                let last = specials().rfind(|range| span.start <= range.start && range.end <= span.end);
-                if let Some(last) = last.filter(|last| text[last.end..span.end].trim().is_empty()) {
-                    span.end = last.end;
-                }
-            }
-        }
+        let spans = if self.has_tags {
+            self.tagged(messages, &text)?
+        } else {
+            let specials = ids.iter().zip(&ranges).filter(|(id, _)| tokenizer.is_special(**id));
+            let specials: Vec<_> = specials.map(|(_, range)| range.clone()).collect();
+            self.untagged(tokenizer, messages, &text, &specials)?
+        };
         let mut is_assistant = vec![false; ids.len()];
-        for span in spans {
+        for span in spans.into_iter().filter(|span| !span.is_empty()) {
             let first = ranges.partition_point(|range| range.end <= span.start);
             let others = ranges[first..].partition_point(|range| range.start < span.end);
             is_assistant[first..first + others].fill(true);
@@ -207,7 +207,7 @@ impl ChatTemplate {
         &self,
         messages: &[Message],
         add_generation_prompt: bool,
-        marks: Option<[char; 2]>,
+        marks: Option<marks::Marks>,
     ) -> Result<String, ChatError> {
         use minijinja::Value;
         let messages: Vec<_> = messages.iter().map(seen_by_templates).collect();
@@ -234,13 +234,13 @@ impl core::fmt::Debug for ChatTemplate {
 
 /// A message as `transformers` passes it: without keys whose value is null, its reasoning under the names that templates know.
 fn seen_by_templates(message: &Message) -> Map<String, Value> {
-    let rest = message.rest.iter().filter(|(_, value)| !value.is_null());
-    let mut seen = Map::from_iter([("role".to_string(), Value::String(message.role.clone()))]);
-    seen.extend(rest.map(|(key, value)| (key.clone(), value.clone())));
-    if let Some(reasoning) = REASONING.iter().find_map(|key| seen.get(*key)).cloned() {
-        seen.entry("thinking").or_insert_with(|| reasoning.clone());
-        seen.insert("reasoning_content".into(), reasoning);
-    }
+    let keys = message.rest.iter().filter(|(_, value)| !value.is_null());
+    let reasoning = REASONING.iter().find_map(|key| message.rest.get(*key).filter(|value| !value.is_null()));
+    let mut seen = Map::new();
+    seen.extend(reasoning.map(|reasoning| ("thinking".to_string(), reasoning.clone())));
+    seen.insert("role".into(), message.role.clone().into());
+    seen.extend(keys.map(|(key, value)| (key.clone(), value.clone())));
+    seen.extend(reasoning.map(|reasoning| ("reasoning_content".to_string(), reasoning.clone())));
     seen
 }
 

@@ -3,10 +3,14 @@
 use std::fmt::{self, Write};
 use std::io;
 
-use minijinja::value::{Kwargs, Rest, ValueKind};
-use minijinja::{Error, ErrorKind, Value};
+use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
+use minijinja::{Error, ErrorKind, State, Value};
+use minijinja_contrib::pycompat::unknown_method_callback;
 use serde::Serialize;
 use serde_json::ser::{Formatter, Serializer};
+
+/// More spaces than anybody indents by.
+const MAX_INDENT: i64 = 64;
 
 /// `str(value)`.
 pub(super) fn str(value: &Value) -> String {
@@ -37,7 +41,7 @@ fn write_repr(out: &mut impl Write, value: &Value) -> fmt::Result {
             Ok(number) => out.write_str(&float(number)),
             Err(_) => write!(out, "{value}"),
         },
-        ValueKind::Seq => {
+        ValueKind::Seq | ValueKind::Iterable => {
             out.write_char('[')?;
             for (i, item) in value.try_iter().into_iter().flatten().enumerate() {
                 out.write_str(if i == 0 { "" } else { ", " })?;
@@ -69,12 +73,19 @@ fn write_quoted(out: &mut impl Write, text: &str) -> fmt::Result {
             '\t' => out.write_str("\\t")?,
             '\\' => out.write_str("\\\\")?,
             c if c == quote => write!(out, "\\{c}")?,
-            c if c == ' ' || !(c.is_control() || c.is_whitespace()) => out.write_char(c)?,
+            c if is_printable(c) => out.write_char(c)?,
             c if (c as u32) < 0x100 => write!(out, "\\x{:02x}", c as u32)?,
-            c => write!(out, "\\u{:04x}", c as u32)?,
+            c if (c as u32) < 0x10000 => write!(out, "\\u{:04x}", c as u32)?,
+            c => write!(out, "\\U{:08x}", c as u32)?,
         }
     }
     out.write_char(quote)
+}
+
+/// `c.isprintable()`.
+fn is_printable(c: char) -> bool {
+    // Rust's debug format escapes the same characters, and at the beginning of a text combining ones.
+    matches!(c, '\'' | '"') || !String::from_iter(['a', c]).escape_debug().any(|c| c == '\\')
 }
 
 /// `repr` of a float: the shortest digits that give it back, with an exponent below 1e-4 and from 1e16.
@@ -90,6 +101,38 @@ fn float(number: f64) -> String {
     }
 }
 
+/// The filter `trim`.
+pub(super) fn trim(value: Value, characters: Option<String>) -> String {
+    strip(&str(&value), characters.as_deref(), [true; 2]).to_string()
+}
+
+/// Methods of texts that count characters, or know Python's white space.
+pub(super) fn method(state: &State<'_, '_>, value: &Value, name: &str, arguments: &[Value]) -> Result<Value, Error> {
+    let Some(text) = value.as_str() else { return unknown_method_callback(state, value, name, arguments) };
+    let sides = match name {
+        "find" | "rfind" => {
+            let (part,): (&str,) = from_args(arguments)?;
+            let at = if name == "find" { text.find(part) } else { text.rfind(part) };
+            return Ok(at.map_or(Value::from(-1), |at| text[..at].chars().count().into()));
+        }
+        "strip" => [true, true],
+        "lstrip" => [true, false],
+        "rstrip" => [false, true],
+        _ => return unknown_method_callback(state, value, name, arguments),
+    };
+    let (characters,): (Option<&str>,) = from_args(arguments)?;
+    Ok(strip(text, characters, sides).into())
+}
+
+fn strip<'a>(text: &'a str, characters: Option<&str>, [left, right]: [bool; 2]) -> &'a str {
+    let strips = |c: char| match characters {
+        Some(characters) => characters.contains(c),
+        None => c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}'),
+    };
+    let text = if left { text.trim_start_matches(strips) } else { text };
+    if right { text.trim_end_matches(strips) } else { text }
+}
+
 /// The filter `tojson` of `transformers`: `json.dumps(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
 pub(super) fn to_json(value: Value, arguments: Rest<Value>, options: Kwargs) -> Result<Value, Error> {
     let option = |position: usize, name: &str| -> Result<Option<Value>, Error> {
@@ -98,13 +141,10 @@ pub(super) fn to_json(value: Value, arguments: Rest<Value>, options: Kwargs) -> 
     };
     let invalid = |detail: &'static str| Error::new(ErrorKind::InvalidOperation, detail);
     let ascii = option(0, "ensure_ascii")?.is_some_and(|value| value.is_true());
-    let indent = match option(1, "indent")? {
-        None => None,
-        Some(value) => Some(match value.as_str() {
-            Some(text) => text.to_string(),
-            None => " ".repeat(value.as_i64().map_or(0, |n| usize::try_from(n).unwrap_or(0)).min(64)),
-        }),
-    };
+    let indent = option(1, "indent")?.map(|value| match value.as_str() {
+        Some(text) => text.to_string(),
+        None => " ".repeat(value.as_i64().map_or(0, |n| n.clamp(0, MAX_INDENT) as usize)),
+    });
     let item = if indent.is_some() { "," } else { ", " };
     let [item, key] = match option(2, "separators")? {
         None => [item.to_string(), ": ".to_string()],

@@ -4,139 +4,161 @@ use std::ops::Range;
 
 use serde_json::Value;
 
+use super::marks::{self, Marked, Marks};
 use super::{ASSISTANT, ChatError, ChatTemplate, Message};
-
-/// Characters that Unicode keeps from being text, of which two mark places.
-const MARKS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
+use crate::Tokenizer;
 
 impl ChatTemplate {
     /// What is between the template's own tags.
     pub(super) fn tagged(&self, messages: &[Message], text: &str) -> Result<Vec<Range<usize>>, ChatError> {
-        let marks = unused_marks(text).ok_or(ChatError::Tags)?;
+        let marks = marks::unused(text).ok_or(ChatError::Tags)?;
         let marked = self.render_with(messages, false, Some(marks))?;
-        let (mut plain, mut spans, mut open) = (String::new(), vec![], vec![]);
-        for c in marked.chars() {
-            if c == marks[0] {
-                open.push(plain.len());
-            } else if c == marks[1] {
-                let start = open.pop().ok_or(ChatError::Tags)?;
-                // Tags inside of tags say nothing new.
-                spans.extend(open.is_empty().then_some(start..plain.len()));
-            } else {
-                plain.push(c);
-            }
-        }
-        if plain == text && open.is_empty() { Ok(spans) } else { Err(ChatError::Tags) }
+        marks::spans(&marked, marks).filter(|(plain, _)| plain == text).map(|(_, spans)| spans).ok_or(ChatError::Tags)
     }
 
     /// What the template adds for each message of the assistant.
-    pub(super) fn spans(&self, messages: &[Message], text: &str) -> Result<Vec<Range<usize>>, ChatError> {
+    pub(super) fn untagged(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        text: &str,
+        specials: &[Range<usize>],
+    ) -> Result<Vec<Range<usize>>, ChatError> {
+        let conversation = Rendered { template: self, tokenizer, messages, text, specials };
         let (mut spans, mut from) = (vec![], 0);
         for (index, _) in messages.iter().enumerate().filter(|(_, message)| message.role == ASSISTANT) {
-            let span = self.added(messages, index, text).or_else(|| self.around_content(messages, index, text, from));
+            let span = conversation.added(index).or_else(|| conversation.around_content(index, from));
             let span = span.filter(|span| from <= span.start && span.start <= span.end);
             let span = span.ok_or(ChatError::NotSeparable { index })?;
             from = span.end;
-            spans.push(span);
+            // The white space after the token that ends a turn is the template's.
+            let last = specials.iter().rfind(|special| span.start <= special.start && special.end <= span.end);
+            let ends_turn =
+                |last: &&Range<usize>| text.get(last.end..span.end).is_some_and(|rest| rest.trim().is_empty());
+            let end = match last.filter(ends_turn) {
+                Some(last) => last.end,
+                // What ends the conversation ends its last turn too.
+                None if index + 1 == messages.len() => text.len(),
+                None => span.end,
+            };
+            spans.push(span.start..end);
         }
         Ok(spans)
     }
+}
+
+/// A conversation, its text, and what makes others.
+struct Rendered<'a> {
+    template: &'a ChatTemplate,
+    tokenizer: &'a Tokenizer,
+    messages: &'a [Message],
+    text: &'a str,
+    /// Where the text has special tokens.
+    specials: &'a [Range<usize>],
+}
+
+impl Rendered<'_> {
+    fn prompt(&self, messages: &[Message]) -> Option<String> {
+        self.template.render_with(messages, true, None).ok()
+    }
+
+    /// The text to which messages can be added: without what some templates end every text with that has no generation prompt.
+    fn so_far(&self, messages: &[Message]) -> Option<String> {
+        let mut text = self.template.render_with(messages, false, None).ok()?;
+        if let Some(prompt) = self.prompt(messages).filter(|prompt| !prompt.starts_with(&text)) {
+            let same = common_prefix(&text, &prompt).len();
+            let (_, ranges) = self.tokenizer.encode_with_ranges(&text).ok()?;
+            let split = ranges.iter().find(|range| range.start < same && same < range.end);
+            text.truncate(text.floor_char_boundary(split.map_or(same, |token| token.start)));
+        }
+        Some(text)
+    }
 
     /// From the end of the generation prompt to the end of the text so far, if what follows changes neither.
-    fn added(&self, messages: &[Message], index: usize, text: &str) -> Option<Range<usize>> {
-        let prompt = self.render_with(&messages[..index], true, None).ok()?;
-        let so_far = self.render_with(&messages[..=index], false, None).ok()?;
-        (so_far.starts_with(&prompt) && text.starts_with(&so_far)).then_some(prompt.len()..so_far.len())
+    fn added(&self, index: usize) -> Option<Range<usize>> {
+        let prompt = self.prompt(&self.messages[..index])?;
+        let so_far = self.so_far(&self.messages[..=index])?;
+        (so_far.starts_with(&prompt) && self.text.starts_with(&so_far)).then_some(prompt.len()..so_far.len())
     }
 
     /// Looks for the message's content, then for the generation prompt before it and what ends the turn after it.
-    fn around_content(&self, messages: &[Message], index: usize, text: &str, from: usize) -> Option<Range<usize>> {
-        let marks = unused_marks(text)?;
-        let mut messages = messages.to_vec();
-        mark(messages[index].rest.get_mut("content")?, marks)?;
-        let [whole, so_far] = [&messages[..], &messages[..=index]].map(|messages| {
-            let text = self.render_with(messages, false, None).ok()?;
-            Content::find(&text, marks)
-        });
-        let (whole, so_far) = (whole?, so_far?);
+    fn around_content(&self, index: usize, from: usize) -> Option<Range<usize>> {
+        let (content, end) = self.turn(index)?;
+        let limit = content.start.unwrap_or(content.end);
+        let opening = self.opening(&self.messages[..index]).or_else(|| self.opening(self.messages))?;
+        let previous = index.checked_sub(1).and_then(|previous| self.turn(previous));
+        let start = match previous {
+            Some((_, previous)) => previous + self.same_opening(&opening, previous, limit)?,
+            None => match self.text.get(from..limit)?.rfind(&opening) {
+                Some(at) if !opening.is_empty() => from + at + opening.len(),
+                _ => content.start?,
+            },
+        };
+        Some(start..end)
+    }
+
+    /// How much of a generation prompt the text has from `at`. Some begin the reasoning, which then is not in the text: that the
+    /// letters after a special token are the same for a while says nothing.
+    fn same_opening(&self, opening: &str, at: usize, limit: usize) -> Option<usize> {
+        let same = common_prefix(opening, self.text.get(at..limit)?).len();
+        let mut specials = self.specials.iter().filter(|special| at <= special.start && special.end <= at + same);
+        Some(specials.next_back().filter(|_| same < opening.len()).map_or(same, |special| special.end - at))
+    }
+
+    /// What a generation prompt adds to the text so far.
+    fn opening(&self, messages: &[Message]) -> Option<String> {
+        let (prompt, so_far) = (self.prompt(messages)?, self.so_far(messages)?);
+        Some(prompt.strip_prefix(&so_far)?.to_string())
+    }
+
+    /// Where a message's content is in the text, and where its turn ends.
+    fn turn(&self, index: usize) -> Option<(Marked, usize)> {
+        // Some templates that write calls drop the content, or the other way round.
+        let (whole, so_far) = self.marked(index, mark_content).or_else(|| self.marked(index, mark_call))?;
         let ending = &so_far.text[so_far.end..];
-        if whole.text != text || !text[whole.end..].starts_with(ending) {
-            return None;
-        }
-        let before = self.render_with(&messages[..index], false, None).ok();
-        let prompt = self.render_with(&messages[..index], true, None).ok();
-        let start = match before.zip(prompt) {
-            Some((before, prompt)) => {
-                // Of the generation prompt only that which the template writes before this message too: some begin the reasoning.
-                let prompt = prompt.strip_prefix(&before)?;
-                let turn = so_far.text[..so_far.start.unwrap_or(so_far.end)].strip_prefix(&before)?;
-                let header = common_prefix(prompt, turn);
-                let limit = whole.start.unwrap_or(whole.end);
-                match header {
-                    "" => limit,
-                    header => from + text.get(from..limit)?.rfind(header)? + header.len(),
-                }
-            }
-            // No message comes before this one.
-            None => whole.start?,
-        };
-        Some(start..whole.end + ending.len())
+        let end = self.text[whole.end..].starts_with(ending).then_some(whole.end + ending.len())?;
+        Some((whole, end))
+    }
+
+    /// The whole text and the text so far with marks in a message.
+    fn marked(&self, index: usize, mark: fn(&mut Message, Marks) -> Option<()>) -> Option<(Marked, Marked)> {
+        let marks = marks::unused(self.text)?;
+        let mut messages = self.messages.to_vec();
+        mark(&mut messages[index], marks)?;
+        let whole = Marked::read(&self.template.render_with(&messages, false, None).ok()?, marks)?;
+        let so_far = Marked::read(&self.so_far(&messages[..=index])?, marks)?;
+        (whole.text == self.text).then_some((whole, so_far))
     }
 }
 
-/// A text and where in it a message's content is.
-struct Content {
-    text: String,
-    /// None if the template drops the content's beginning.
-    start: Option<usize>,
-    end: usize,
-}
-
-impl Content {
-    /// None if the template writes the content not once.
-    fn find(marked: &str, [start, end]: [char; 2]) -> Option<Self> {
-        let mut ends = marked.match_indices(end);
-        let (Some((end_at, _)), None) = (ends.next(), ends.next()) else { return None };
-        let mut starts = marked.match_indices(start);
-        let start_at = match (starts.next(), starts.next()) {
-            (None, _) => None,
-            (Some((at, _)), None) if at < end_at => Some(at),
-            _ => return None,
-        };
-        let text = marked.replace([start, end], "");
-        Some(Self { text, start: start_at, end: end_at - start_at.map_or(0, |_| start.len_utf8()) })
-    }
-}
-
-/// Puts marks around text, inside of the white space that templates strip. None if there is no text.
-fn mark(content: &mut Value, [start, end]: [char; 2]) -> Option<()> {
-    match content {
-        Value::String(text) => {
-            let core = text.trim();
-            let (before, after) = text.split_once(core).filter(|_| !core.is_empty())?;
-            *text = format!("{before}{start}{core}{end}{after}");
-            Some(())
-        }
+/// Puts marks around the content's text. None if it has none.
+fn mark_content(message: &mut Message, marks: Marks) -> Option<()> {
+    match message.rest.get_mut("content")? {
+        Value::String(text) => *text = marks::around(text, marks),
         Value::Array(parts) => {
-            let mut texts = parts.iter_mut().filter_map(|part| part.get_mut("text"));
+            let mut texts = parts.iter_mut().filter_map(|part| part.get_mut("text")).filter(|text| text.is_string());
             let (first, last) = (texts.next()?, texts.next_back());
+            let text = first.as_str()?;
             match last {
-                None => mark(first, [start, end]),
+                None => *first = marks::around(text, marks).into(),
                 Some(last) => {
-                    let (first_text, last_text) = (first.as_str()?, last.as_str()?);
-                    (*first, *last) = (format!("{start}{first_text}").into(), format!("{last_text}{end}").into());
-                    Some(())
+                    *first = format!("{}{text}", marks[0]).into();
+                    *last = format!("{}{}", last.as_str()?, marks[1]).into();
                 }
             }
         }
-        _ => None,
+        _ => return None,
     }
+    Some(())
 }
 
-/// Two characters that the text does not have.
-fn unused_marks(text: &str) -> Option<[char; 2]> {
-    let mut unused = MARKS.filter(|mark| !text.contains(*mark));
-    Some([unused.next()?, unused.next()?])
+/// Puts the second mark after the name of the last function called.
+fn mark_call(message: &mut Message, [_, end]: Marks) -> Option<()> {
+    let call = message.rest.get_mut("tool_calls")?.as_array_mut()?.last_mut()?;
+    let call = if call.get("function").is_some() { call.get_mut("function")? } else { call };
+    let name = call.get_mut("name")?;
+    *name = format!("{}{end}", name.as_str()?).into();
+    Some(())
 }
 
 fn common_prefix<'a>(a: &'a str, b: &str) -> &'a str {

@@ -44,7 +44,8 @@ fn tokens_are_found_again() {
 fn whatever_decides_makes_another() {
     let files = Files::new([("a.jsonl", "{\"text\": \"some text\", \"body\": \"other text\"}")]);
     let open = |source: DataSource, fraction, tokenizer: &Tokenizer| {
-        let [first, second] = [(); 2].map(|()| files.open_with(&[source.clone()], fraction, tokenizer, None).unwrap());
+        let [first, second] =
+            [(); 2].map(|()| files.open_with(std::slice::from_ref(&source), fraction, tokenizer, None).unwrap());
         assert!(second.was_cached());
         first.was_cached()
     };

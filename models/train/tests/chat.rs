@@ -1,0 +1,264 @@
+//! Chat templates against `transformers`, whose ids `chat_vectors.py` has written down, and what is wrong with their files.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use train::{ChatError, ChatTemplate, Conversation, Message, Tokenizer};
+
+fn vectors() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors")
+}
+
+/// What `chat_vectors.py` has made.
+struct Vectors {
+    /// The special tokens, variables, tools and conversations.
+    given: Value,
+    rows: Vec<Value>,
+}
+
+impl Vectors {
+    fn read() -> Self {
+        let text = fs::read_to_string(vectors().join("chat.jsonl")).unwrap();
+        let mut rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let given = rows.remove(0);
+        Self { given, rows }
+    }
+
+    /// The tokenizer of the vectors with more special tokens.
+    fn tokenizer(&self) -> Tokenizer {
+        let text = fs::read_to_string(vectors().join("tokenizer.json")).unwrap();
+        let mut file: Value = serde_json::from_str(&text).unwrap();
+        let added = file["added_tokens"].as_array_mut().unwrap();
+        let (mut token, mut id) = (added[0].clone(), added.last().unwrap()["id"].as_u64().unwrap());
+        for special in self.given["special"].as_array().unwrap() {
+            id += 1;
+            (token["content"], token["id"]) = (special.clone(), id.into());
+            added.push(token.clone());
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokenizer.json");
+        fs::write(&path, file.to_string()).unwrap();
+        Tokenizer::from_file(path).unwrap()
+    }
+
+    fn template(&self, source: &str, row: &Value) -> ChatTemplate {
+        let tokens = self.given["tokens"].as_object().unwrap();
+        let tokens = tokens.iter().map(|(name, token)| (name, token.as_str().unwrap()));
+        let mut template = ChatTemplate::new(source, tokens).unwrap();
+        for (name, value) in self.given["variables"].as_object().unwrap() {
+            template = template.with(name, value.clone());
+        }
+        if row["tools"] == true { template.with("tools", self.given["tools"].clone()) } else { template }
+    }
+
+    fn messages(&self, row: &Value) -> Vec<Message> {
+        let index = row["conversation"].as_u64().unwrap() as usize;
+        serde_json::from_value(self.given["conversations"][index].clone()).unwrap()
+    }
+}
+
+fn source(row: &Value) -> String {
+    let name = row["template"].as_str().unwrap();
+    fs::read_to_string(vectors().join("chat").join(format!("{name}.jinja"))).unwrap()
+}
+
+fn ids(row: &Value, key: &str) -> Vec<u32> {
+    serde_json::from_value(row[key].clone()).unwrap()
+}
+
+fn mask(row: &Value) -> Vec<bool> {
+    let mut mask = vec![false; ids(row, "ids").len()];
+    for run in row["assistant"].as_array().unwrap() {
+        let [start, len] = [0, 1].map(|i| run[i].as_u64().unwrap() as usize);
+        mask[start..start + len].fill(true);
+    }
+    mask
+}
+
+/// What the assistant says, runs of it apart, for a reader of a failed test.
+fn said(tokenizer: &Tokenizer, ids: &[u32], mask: &[bool]) -> Vec<String> {
+    let pieces = ids.iter().zip(mask).collect::<Vec<_>>();
+    let runs = pieces.chunk_by(|a, b| a.1 == b.1).filter(|run| *run[0].1);
+    runs.map(|run| tokenizer.decode(&run.iter().map(|(id, _)| **id).collect::<Vec<_>>()).unwrap()).collect()
+}
+
+/// What templates with tags say, and what is found out without them.
+fn has_the_mask(template: &ChatTemplate, tokenizer: &Tokenizer, messages: &[Message], row: &Value, at: &str) {
+    let (ids, expected) = (ids(row, "ids"), mask(row));
+    match template.encode(tokenizer, messages) {
+        Ok(conversation) => {
+            assert_eq!(conversation.ids, ids, "{at}");
+            let [said, should] = [&conversation.is_assistant, &expected].map(|mask| said(tokenizer, &ids, mask));
+            assert_eq!((said, conversation.is_assistant), (should, expected), "{at}");
+        }
+        Err(error) => {
+            assert!(matches!(error, ChatError::NoAssistant) && !expected.contains(&true), "{at}: {error}");
+        }
+    }
+}
+
+#[test]
+fn templates_give_the_ids_of_transformers() {
+    let vectors = Vectors::read();
+    let tokenizer = vectors.tokenizer();
+    assert!(vectors.rows.len() >= 200);
+    for row in &vectors.rows {
+        let source = source(row);
+        let (template, messages) = (vectors.template(&source, row), vectors.messages(row));
+        let at = format!("{} {} {}", row["template"], row["conversation"], row["tools"]);
+        let text = template.render(&messages, false);
+        if let Some(error) = row["error"].as_str() {
+            match (error.strip_prefix("TemplateError: "), text) {
+                (Some(refusal), Err(ChatError::Refused(message))) => assert_eq!(message, refusal, "{at}"),
+                (None, Err(ChatError::Render { .. })) => {}
+                (_, text) => panic!("{at}: {error}, but {text:?}"),
+            }
+            continue;
+        }
+        let expected = ids(row, "ids");
+        assert_eq!(text.unwrap(), tokenizer.decode(&expected).unwrap(), "{at}");
+        let same = row["same"].as_u64().unwrap() as usize;
+        let prompt = [&expected[..same], &ids(row, "then")].concat();
+        assert_eq!(template.prompt(&tokenizer, &messages).unwrap(), prompt, "{at}");
+        has_the_mask(&template, &tokenizer, &messages, row, &at);
+        // This one has no generation prompt to speak of.
+        if row["template"] != "values" {
+            let untagged = source.replace("endgeneration", "endif").replace("generation %}", "if true %}");
+            assert_ne!(untagged, source);
+            has_the_mask(&vectors.template(&untagged, row), &tokenizer, &messages, row, &at);
+        }
+    }
+}
+
+#[test]
+fn white_space_and_characters_of_several_tokens_are_the_assistants() {
+    let text = fs::read_to_string(vectors().join("tokenizer.json")).unwrap();
+    let mut file: Value = serde_json::from_str(&text).unwrap();
+    // As Llama 3's: what it says of a token leaves out white space.
+    file["post_processor"] =
+        json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
+    let folder = folder(&[("tokenizer.json", &file.to_string())]);
+    let trimmed = Tokenizer::from_folder(folder.path()).unwrap();
+    let source = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
+    let template = ChatTemplate::new(source, NO_TOKENS).unwrap();
+    for content in ["\n\n  a \n\n", " 漢", "   ", "👩‍👩‍👧‍👦"] {
+        let messages = [("user", "q"), ("assistant", content), ("user", " 漢"), ("assistant", content)];
+        let messages = messages.map(|(role, content)| Message::new(role, content));
+        for tokenizer in [&trimmed, &Tokenizer::bytes()] {
+            let Conversation { ids, is_assistant } = template.encode(tokenizer, &messages).unwrap();
+            // A token may begin before what is said.
+            for said in said(tokenizer, &ids, &is_assistant) {
+                assert!(said.ends_with(&format!("{content};")) && said.len() <= content.len() + 2, "{said:?}");
+            }
+        }
+    }
+}
+
+const NO_TOKENS: [(&str, &str); 0] = [];
+
+fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    files.iter().for_each(|(name, text)| fs::write(folder.path().join(name), text).unwrap());
+    folder
+}
+
+#[test]
+fn a_checkpoint_has_its_template_in_one_of_three_files() {
+    let source = |files: &[(&str, &str)]| {
+        let template = ChatTemplate::from_folder(folder(files).path()).unwrap();
+        template.map(|template| template.render(&[Message::new("user", "hi")], false).unwrap())
+    };
+    let jinja = ("chat_template.jinja", "jinja {{ bos_token }}{{ eos_token }}{{ pad_token is defined }}");
+    let config = r#"{"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": null, "chat_template": "config {{ bos_token }}"}"#;
+    let config = ("tokenizer_config.json", config);
+    let json = ("chat_template.json", r#"{"chat_template": "json {{ messages[-1].content }}"}"#);
+    assert_eq!(source(&[jinja, config, json]).unwrap(), "jinja <s></s>False");
+    assert_eq!(source(&[config, json]).unwrap(), "config <s>");
+    assert_eq!(source(&[json]).unwrap(), "json hi");
+    assert_eq!(source(&[("tokenizer_config.json", r#"{"chat_template": null}"#)]), None);
+    assert_eq!(source(&[]), None);
+    let list = r#"{"chat_template": [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]}"#;
+    assert_eq!(source(&[("tokenizer_config.json", list)]).unwrap(), "b");
+
+    let error = |name, text| ChatTemplate::from_folder(folder(&[(name, text)]).path()).unwrap_err();
+    for text in [
+        r#"{"chat_template": 1}"#,
+        r#"{"chat_template": []}"#,
+        r#"{"chat_template": [{"name": "rag", "template": "a"}]}"#,
+    ] {
+        assert!(matches!(error("tokenizer_config.json", text), ChatError::NoDefault { .. }), "{text}");
+    }
+    let message = error("chat_template.json", "{").to_string();
+    assert!(message.ends_with("chat_template.json is not valid"), "{message}");
+    let message = error("tokenizer_config.json", r#"{"chat_template": "a", "eos_token": 2}"#).to_string();
+    assert!(message.ends_with("eos_token = 2 is not a token of this tokenizer"), "{message}");
+    let error = ChatTemplate::from_file("nowhere/chat_template.jinja").unwrap_err();
+    assert!(matches!(error, ChatError::Io { .. }), "{error}");
+}
+
+#[test]
+fn what_is_wrong_with_a_template_or_a_conversation_is_an_error() {
+    let error = ChatTemplate::new("a\n{% if %}", NO_TOKENS).unwrap_err();
+    assert!(matches!(error, ChatError::Syntax { line: 2, .. }), "{error}");
+    assert!(ChatTemplate::new("{% generation %}", NO_TOKENS).is_err());
+
+    let tokenizer = Tokenizer::bytes();
+    let talk = ["user", "assistant"].map(|role| Message::new(role, "text"));
+    let encode = |source: &str, messages: &[Message]| {
+        ChatTemplate::new(source, NO_TOKENS).unwrap().encode(&tokenizer, messages).unwrap_err()
+    };
+    let plain = "{% for m in messages %}{{ m.content }}.{% endfor %}";
+    assert!(matches!(encode(plain, &[]), ChatError::Empty));
+    assert!(matches!(encode(plain, &talk[..1]), ChatError::NoAssistant));
+    assert!(matches!(encode("{% if true %}\n{{ missing.x }}{% endif %}", &talk), ChatError::Render { line: 2, .. }));
+    let error = encode("\n{{ strftime_now('%Y') }}", &talk).to_string();
+    assert_eq!(error, "line 2 of the chat template: unknown function: strftime_now is unknown");
+    let within = "{% macro check() %}{{ raise_exception('no ' + messages[0].role) }}{% endmacro %}{{ check() }}";
+    assert_eq!(encode(within, &talk).to_string(), "the chat template refuses the conversation: no user");
+    // Nothing of the text is the message's.
+    let error = encode("{{ messages | length }}{{ add_generation_prompt }}", &talk);
+    assert!(matches!(error, ChatError::NotSeparable { index: 1 }), "{error}");
+    let changed = "{% set text %}{% generation %} a {% endgeneration %}{% endset %}{{ text[:2] }}";
+    assert!(matches!(encode(changed, &talk), ChatError::Tags));
+    // A template that has tags and uses none.
+    let unused = "{% if false %}{% generation %}a{% endgeneration %}{% endif %}b";
+    assert!(matches!(encode(unused, &talk), ChatError::NoAssistant));
+}
+
+#[test]
+fn a_message_keeps_what_it_does_not_know() {
+    let text = r#"{"role":"tool","content":null,"name":"z","a":{"y":1,"b":[]}}"#;
+    let message: Message = serde_json::from_str(text).unwrap();
+    assert_eq!(serde_json::to_string(&message).unwrap(), text);
+    let template = ChatTemplate::new("{{ messages | tojson }}{{ x }}", NO_TOKENS).unwrap();
+    let text = template.with("x", 7).render(&[message], false).unwrap();
+    assert_eq!(text, r#"[{"role": "tool", "name": "z", "a": {"y": 1, "b": []}}]7"#);
+    assert_eq!((template.source(), template.variables().len()), ("{{ messages | tojson }}{{ x }}", 0));
+}
+
+/// What only ends a text that is not to go on belongs to the last turn, if nothing else ends that.
+#[test]
+fn the_end_of_the_conversation_ends_the_last_turn() {
+    let source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}\
+                  {% if add_generation_prompt %}assistant: {% else %}{{ eos_token }}{% endif %}";
+    let messages = [("user", "q"), ("assistant", "1"), ("user", "r"), ("assistant", "2")];
+    let messages = messages.map(|(role, content)| Message::new(role, content));
+    let template = ChatTemplate::new(source, [("eos_token", "<|end_of_text|>")]).unwrap();
+    for tokenizer in [Vectors::read().tokenizer(), Tokenizer::bytes()] {
+        let Conversation { ids, is_assistant } = template.encode(&tokenizer, &messages).unwrap();
+        assert_eq!(said(&tokenizer, &ids, &is_assistant), ["1\n", "2\n<|end_of_text|>"]);
+    }
+}
+
+/// Where this template has no text for the messages before.
+#[test]
+fn an_assistant_may_speak_first() {
+    let source = "{{ messages[0]['role'] }}|{% for m in messages %}<{{ m.role }}>{{ m.content }}</>\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    let template = ChatTemplate::new(source, NO_TOKENS).unwrap();
+    let tokenizer = Tokenizer::bytes();
+    let messages =
+        [("assistant", "One"), ("user", "Two"), ("assistant", "")].map(|(role, text)| Message::new(role, text));
+    let Conversation { ids, is_assistant } = template.encode(&tokenizer, &messages).unwrap();
+    assert_eq!(said(&tokenizer, &ids, &is_assistant), ["One</>\n", "</>\n"]);
+}
