@@ -1,6 +1,7 @@
 //! Rows of a Parquet file: the columns that hold documents, page by page.
 
 use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ pub(super) fn read_rows<'a>(
     let path: &Path = &file.path;
     let broken = |error: ParquetError| DataError::Parquet { path: path.into(), reason: error.to_string() };
     let input = File::open(path).map_err(cannot_read(path))?;
-    let reader = SerializedFileReader::new(input).map_err(broken)?;
+    let reader = without_panic(|| SerializedFileReader::new(input)).map_err(broken)?;
     let schema = reader.metadata().file_metadata().schema();
     let name = if schema.get_fields().iter().any(|column| column.name() == field) { field } else { "messages" };
     let column: Vec<Arc<Type>> = schema.get_fields().iter().filter(|column| column.name() == name).cloned().collect();
@@ -45,8 +46,9 @@ pub(super) fn read_rows<'a>(
             return None;
         }
         row += 1;
-        let fields = match rows.next()? {
-            Ok(fields) => fields.to_json_value(),
+        let next = without_panic(|| rows.next().map(|row| row.map(|row| row.to_json_value())).transpose());
+        let fields = match next.transpose()? {
+            Ok(fields) => fields,
             Err(error) => {
                 failed = true;
                 return Some(Err(broken(error)));
@@ -58,6 +60,15 @@ pub(super) fn read_rows<'a>(
         left -= bytes;
         Some(Ok(Work { file, content: Content::Row { row, fields }, bytes }))
     }))
+}
+
+/// The reader of records panics where a file contradicts itself.
+fn without_panic<T>(read: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, ParquetError> {
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| text.to_string()));
+        Err(ParquetError::General(text.unwrap_or_else(|| "it contradicts itself".into())))
+    })
 }
 
 /// Bytes that are not said to be text, which as JSON would become base64.
