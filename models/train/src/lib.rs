@@ -2,6 +2,7 @@
 //!
 //! [`Tokenizer`] maps text to token ids and back: bytes, Hugging Face's `tokenizer.json`, or the ranks that Llama 3 is published with.
 //! [`ChatTemplate`] turns a conversation into the ids that a chat model reads, and knows which of them the assistant says.
+//! [`Dataset`] turns files into sequences of tokens to train on, of which a bounded part is in memory.
 
 mod chat;
 mod data;

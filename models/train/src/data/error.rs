@@ -162,6 +162,12 @@ pub enum DataError {
         /// What it may be.
         range: &'static str,
     },
+    /// A file was written to while it was read.
+    #[error("{} changed while it was read: start again when nothing writes to it", path.display())]
+    ChangedWhileRead {
+        /// The file.
+        path: PathBuf,
+    },
     /// A file is not what it was when the checkpoint was written.
     #[error("{} changed since the checkpoint: {difference}", path.display())]
     ChangedFile {

@@ -16,7 +16,6 @@ pub(super) const PIECE: usize = 1 << 20;
 fn cut(text: &str, limit: usize) -> usize {
     let bytes = text.as_bytes();
     let limit = text.floor_char_boundary(limit);
-    // `str` knows white space that is not ASCII; the character before a line end begins at most three bytes earlier.
     let is_space_at = |place: usize| text[place..].starts_with(char::is_whitespace);
     let mut after_space = None;
     for end in (2..=limit).rev().filter(|end| bytes[end - 1] == b'\n' && !is_space_at(*end)) {

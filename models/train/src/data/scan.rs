@@ -35,6 +35,28 @@ pub(super) struct Scanned {
     pub(super) sha256: String,
 }
 
+impl Scanned {
+    /// # Errors
+    /// [`DataError::ChangedWhileRead`] if the file has been changed since the look.
+    pub(super) fn check_unchanged(&self) -> Result<(), DataError> {
+        let (bytes, changed) = size_and_time(&self.path)?;
+        match (bytes, nanoseconds(changed)) == (self.bytes, self.modified) {
+            true => Ok(()),
+            false => Err(DataError::ChangedWhileRead { path: self.path.clone() }),
+        }
+    }
+}
+
+fn size_and_time(path: &Path) -> Result<(u64, SystemTime), DataError> {
+    let metadata = fs::metadata(path).map_err(cannot_read(path))?;
+    Ok((metadata.len(), metadata.modified().map_err(cannot_read(path))?))
+}
+
+/// Since 1970.
+fn nanoseconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64
+}
+
 /// Looks at files and remembers what it saw.
 #[derive(Debug, Default)]
 pub(super) struct Scanner {
@@ -85,9 +107,8 @@ impl Scanner {
             return Err(DataError::FeatureOff { path: path.into(), format: "Parquet", feature: "parquet" });
         }
         let now = SystemTime::now();
-        let metadata = fs::metadata(path).map_err(cannot_read(path))?;
-        let (bytes, changed) = (metadata.len(), metadata.modified().map_err(cannot_read(path))?);
-        let modified = changed.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
+        let (bytes, changed) = size_and_time(path)?;
+        let modified = nanoseconds(changed);
         let limit = limit.min(bytes);
         let same = |seen: &&Seen| {
             (seen.format, seen.bytes, seen.modified, seen.limit) == (format, bytes, modified, limit)

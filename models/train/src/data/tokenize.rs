@@ -14,8 +14,21 @@ use super::{DataError, Progress};
 const BATCH_BYTES: u64 = 8 << 20;
 const BATCH_DOCUMENTS: usize = 8192;
 
-/// Writes the streams of `files` to `folder`.
+/// Writes the streams of `files`, as they were when they were scanned, to `folder`.
 pub(super) fn tokenize(
+    files: &[&Scanned],
+    encoder: &Encoder<'_>,
+    held_out_fraction: f64,
+    folder: &Path,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Streams, DataError> {
+    let streams = write_streams(files, encoder, held_out_fraction, folder, progress);
+    // Such a change may be why there is an error.
+    files.iter().try_for_each(|file| file.check_unchanged())?;
+    streams
+}
+
+fn write_streams(
     files: &[&Scanned],
     encoder: &Encoder<'_>,
     held_out_fraction: f64,

@@ -167,6 +167,19 @@ fn an_error_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_file_that_is_written_to_while_it_is_read() {
+    let files = Files::new([("a.jsonl", "{\"text\": \"some\"}\n".repeat(9000))]);
+    let mut write = |_| files.write("a.jsonl", "{\"text\": \"other\"}\n".repeat(9000));
+    let error =
+        Dataset::open(&files.sources(), 0.0, &Tokenizer::bytes(), None, &files.cache(), &mut write).unwrap_err();
+    assert!(
+        message(&error).ends_with("a.jsonl changed while it was read: start again when nothing writes to it"),
+        "{error}"
+    );
+    assert!(!is_cached(&files));
+}
+
+#[test]
 fn a_cache_that_cannot_be_written() {
     let files = Files::new([("a", "text")]);
     fs::write(files.cache(), "a file").unwrap();

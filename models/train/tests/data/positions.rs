@@ -101,6 +101,22 @@ fn a_changed_file_is_named() {
     assert!(error.ends_with("new changed since the checkpoint: it was not there then"), "{error}");
 }
 
+/// A position does not grow with the number of files.
+#[test]
+fn one_of_many_files_has_changed() {
+    let files = Files::new((0..1001).map(|i| (i.to_string(), "text")));
+    let position = files.all().train(wrapped(10), 1).unwrap().position().unwrap();
+    let source = &position.streams[0].sources[0];
+    assert_eq!((source.num_files, source.files.len()), (1001, 0));
+    files.all().train(wrapped(10), 1).unwrap().seek(&position).unwrap();
+    let error = |files: &Files| message(&files.all().train(wrapped(10), 1).unwrap().seek(&position).unwrap_err());
+    files.write("7", "TEXT");
+    let expected = "the data changed since the checkpoint: one or more of the files have other content";
+    assert_eq!(error(&files), expected);
+    files.write("new", "text");
+    assert_eq!(error(&files), "the data changed since the checkpoint: there were 1001 files, now there are 1002");
+}
+
 /// Written again with the same content, or moved with its folder, it is the same data.
 #[test]
 fn the_same_content_is_the_same_data() {
