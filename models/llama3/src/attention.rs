@@ -11,7 +11,7 @@ use burn::module::Module;
 use burn::nn::Linear;
 use burn::tensor::activation::softmax;
 use burn::tensor::backend::Backend;
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, Int, Tensor, TensorData};
 
 use crate::config::LlamaConfig;
 use crate::model::linear;
@@ -43,7 +43,7 @@ pub(crate) struct Positions<B: Backend> {
     pub(crate) len: usize,
     /// cos and sin of the new positions.
     pub(crate) rope: RotaryTables<B>,
-    /// Added to the scores, `[1, T · S]`; none if there is nothing to hide.
+    /// Added to the scores, `[1 or B, T · S]`; none if there is nothing to hide.
     pub(crate) mask: Option<Tensor<B, 2>>,
     /// What linears keep for backward.
     pub(crate) saved_input: SavedInput,
@@ -120,11 +120,15 @@ impl<B: Backend> Attention<B> {
         let rows = heads / kv_heads * len;
         let q = q.reshape([batch, kv_heads, rows, head_dim]);
         let scores = q.matmul(k.swap_dims(2, 3)).cast(DType::F32);
-        // One row per head: the mask is a row that all share.
-        let mut scores = scores.reshape([batch * heads, len * seen]);
-        if let Some(mask) = &positions.mask {
-            scores = scores + mask.clone();
-        }
+        let scores = match &positions.mask {
+            None => scores.reshape([batch * heads, len * seen]),
+            // One row per head: the mask is a row that all share.
+            Some(mask) if mask.dims()[0] == 1 => scores.reshape([batch * heads, len * seen]) + mask.clone(),
+            Some(mask) => {
+                let masked = scores.reshape([batch, heads, len * seen]) + mask.clone().unsqueeze_dim(1);
+                masked.reshape([batch * heads, len * seen])
+            }
+        };
         let weights = softmax(scores.reshape([batch * heads * len, seen]), 1).cast(dtype);
         let y = weights.reshape([batch, kv_heads, rows, seen]).matmul(v);
         let y = y.reshape([batch, heads, len, head_dim]).swap_dims(1, 2);
@@ -132,8 +136,14 @@ impl<B: Backend> Attention<B> {
     }
 }
 
-/// `[len, past + len]` as one row: 0 where position `past + row` may look, a number no score outweighs elsewhere.
-pub(crate) fn causal_mask<B: Backend>(past: usize, len: usize, device: &B::Device) -> Option<Tensor<B, 2>> {
+/// 0 where position `past + row` may look, a number no score outweighs elsewhere: `[len, past + len]` as one row, or one for each
+/// sequence if attention stays within `documents`, `[B, len]`, which nothing comes before.
+pub(crate) fn attention_mask<B: Backend>(
+    past: usize,
+    len: usize,
+    documents: Option<Tensor<B, 2, Int>>,
+    device: &B::Device,
+) -> Option<Tensor<B, 2>> {
     // Finite: WGSL need not represent infinities.
     const HIDDEN: f32 = -1e30;
     if len <= 1 {
@@ -142,5 +152,10 @@ pub(crate) fn causal_mask<B: Backend>(past: usize, len: usize, device: &B::Devic
     let seen = past + len;
     let values: Vec<f32> =
         (0..len).flat_map(|row| (0..seen).map(move |col| if col <= past + row { 0.0 } else { HIDDEN })).collect();
-    Some(Tensor::from_data(TensorData::new(values, [1, len * seen]), (device, DType::F32)))
+    let causal = Tensor::from_data(TensorData::new(values, [1, len * seen]), (device, DType::F32));
+    let Some(documents) = documents else { return Some(causal) };
+    let [batch, _] = documents.dims();
+    let [of_row, of_col] = [[batch, len, 1], [batch, 1, len]].map(|shape| documents.clone().reshape(shape));
+    let other = of_row.repeat_dim(2, len).not_equal(of_col.repeat_dim(1, len)).float().cast(DType::F32);
+    Some(other.mul_scalar(HIDDEN).reshape([batch, len * len]) + causal)
 }

@@ -196,9 +196,7 @@ pub struct EvalArgs {
 impl EvalArgs {
     fn job(&self) -> Result<Job, Error> {
         let mut job = self.model.open(Task::Evaluate)?;
-        if !self.data.is_empty() {
-            job.config.data.paths = self.data.clone();
-        }
+        job.config.data.replace_paths(&self.data);
         Ok(job)
     }
 }
@@ -379,9 +377,7 @@ impl Args {
                 .map(|name| Setting { origin: format!("--recipe {name}"), setting: format!("float8.recipe={name}") }),
         );
         let mut config = RunConfig::load_from(self.config.as_deref(), &settings)?;
-        if !self.data.is_empty() {
-            config.data.paths = self.data.clone();
-        }
+        config.data.replace_paths(&self.data);
         config.checkpoint.folder = self.checkpoints.clone().or(config.checkpoint.folder);
         let training = &mut config.training;
         training.device = self.device.unwrap_or(training.device);

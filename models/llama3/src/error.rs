@@ -4,10 +4,9 @@ use std::path::PathBuf;
 
 use burn_float8::Float8Error;
 use device_select::DeviceError;
-use train::batches::BatchError;
 use train::checkpoint::CheckpointError;
 use train::config::ConfigError;
-use train::{FolderError, TensorFilesError, TokenizeError, TokenizerError, TrainError};
+use train::{ChatError, DataError, FolderError, TensorFilesError, TokenizeError, TokenizerError, TrainError};
 
 /// What can go wrong between a command line and a trained model.
 #[derive(Debug, thiserror::Error)]
@@ -103,26 +102,6 @@ pub enum Error {
     /// A folder that cannot be made.
     #[error(transparent)]
     Folder(#[from] FolderError),
-    /// The given paths hold no text, or none within the limit.
-    #[error(
-        "no text in {} ({skipped} files skipped: empty, binary or not UTF-8, \
-         or with a first character longer than data.max_bytes = {max_bytes})",
-        join(paths)
-    )]
-    NoText {
-        /// Where it was looked for.
-        paths: Vec<PathBuf>,
-        /// Bytes to take at most.
-        max_bytes: usize,
-        /// How many files were passed over.
-        skipped: usize,
-    },
-    /// The text that is trained on by default is not there.
-    #[error("no Rust sources in the local Cargo registry: give text to train on with --data PATH")]
-    NoDefaultText {
-        /// What is wrong with the registry.
-        source: Box<Error>,
-    },
     /// A vocabulary that has no room for the tokenizer's tokens.
     #[error("vocab_size = {vocab_size}, but there are tokens up to {}", needed - 1)]
     Vocabulary {
@@ -139,9 +118,12 @@ pub enum Error {
         /// What is missing.
         source: TokenizerError,
     },
-    /// Too little text for the batches asked for.
+    /// The data cannot be read, or is not what it was.
     #[error(transparent)]
-    Batches(#[from] BatchError),
+    Data(#[from] DataError),
+    /// A chat template that cannot be read.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
     /// A key of the configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -185,9 +167,4 @@ impl From<CheckpointError> for Error {
     fn from(error: CheckpointError) -> Self {
         Self::Train(error.into())
     }
-}
-
-fn join(paths: &[PathBuf]) -> String {
-    let names: Vec<_> = paths.iter().map(|p| p.display().to_string()).collect();
-    names.join(", ")
 }

@@ -7,7 +7,6 @@ use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{Float8Stack, set_float8_enabled};
 use device_select::{DeviceChoice, SelectedDevice};
-use train::batches::{BatchShape, held_out_batches};
 use train::checkpoint::SavedRun;
 use train::config::Precision;
 use train::run::mean_loss;
@@ -109,9 +108,7 @@ impl Job {
         let tokenizer = config.tokenizer()?;
         let dims = dimensions(config, &tokenizer, 0)?;
         let dtype = compute_dtype::<B>(config, selected, device)?;
-        let corpus = config.text().load(&tokenizer)?;
-        let shape = BatchShape { batch_size: config.training.batch_size, seq_len: config.training.seq_len };
-        let held_out = held_out_batches(&corpus.held_out, shape, config.training.eval_batches)?;
+        let held_out = config.held_out_batches(&config.open_data(&tokenizer)?)?;
         let model = prepare::<B>(config, self.saved(), dims, device, out)?.with_compute_dtype(dtype);
         self.restore(&model)?;
         let loss = mean_loss(&model.valid(), &held_out, device)?;

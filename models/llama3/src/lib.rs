@@ -23,7 +23,6 @@
 pub mod attention;
 pub mod cli;
 pub mod config;
-pub mod data;
 mod error;
 pub mod generate;
 pub mod hf;

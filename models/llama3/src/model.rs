@@ -13,9 +13,10 @@ use burn::tensor::activation::{log_softmax, silu};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor};
 use train::LanguageModel;
+use train::batches::BatchTensors;
 
 use crate::Error;
-use crate::attention::{Attention, KvCache, Positions, causal_mask};
+use crate::attention::{Attention, KvCache, Positions, attention_mask};
 use crate::config::LlamaConfig;
 use crate::moe::Moe;
 use crate::rope::RotaryEmbedding;
@@ -123,7 +124,7 @@ impl<B: Backend> Llama<B> {
     /// Logits in f32, `[B, T, V]`, for `tokens` `[B, T]`, all in `0..V`.
     pub fn forward(&self, tokens: Tensor<B, 2, Int>) -> Tensor<B, 3> {
         let [batch, len] = tokens.dims();
-        let hidden = self.hidden(tokens, None);
+        let hidden = self.hidden(tokens, None, None);
         self.logits(hidden).reshape([batch, len, self.config.vocab_size])
     }
 
@@ -131,7 +132,7 @@ impl<B: Backend> Llama<B> {
     /// `cache`, which then holds them too.
     pub fn forward_cached(&self, tokens: Tensor<B, 2, Int>, cache: &mut KvCache<B>) -> Tensor<B, 2> {
         let [batch, len] = tokens.dims();
-        let hidden = self.hidden(tokens, Some(cache));
+        let hidden = self.hidden(tokens, None, Some(cache));
         let width = self.config.hidden_size;
         let last = hidden.reshape([batch, len, width]).slice([0..batch, len - 1..len, 0..width]);
         self.logits(last.reshape([batch, width]))
@@ -140,11 +141,16 @@ impl<B: Backend> Llama<B> {
     /// Mean cross entropy in f32 of `targets` under the logits of `inputs`, both `[B, T]`: `[1]`.
     pub fn loss(&self, inputs: Tensor<B, 2, Int>, targets: Tensor<B, 2, Int>) -> Tensor<B, 1> {
         let [batch, len] = inputs.dims();
-        let hidden = self.hidden(inputs, None);
-        cross_entropy(self.logits(hidden), targets.reshape([batch * len]))
+        let hidden = self.hidden(inputs, None, None);
+        cross_entropy(self.logits(hidden), targets.reshape([batch * len]), None)
     }
 
-    fn hidden(&self, tokens: Tensor<B, 2, Int>, cache: Option<&mut KvCache<B>>) -> Tensor<B, 2> {
+    fn hidden(
+        &self,
+        tokens: Tensor<B, 2, Int>,
+        documents: Option<Tensor<B, 2, Int>>,
+        cache: Option<&mut KvCache<B>>,
+    ) -> Tensor<B, 2> {
         let [batch, len] = tokens.dims();
         let device = tokens.device();
         let past = cache.as_ref().map_or(0, |cache| cache.len);
@@ -152,7 +158,7 @@ impl<B: Backend> Llama<B> {
             batch,
             len,
             rope: self.rope.at(past..past + len),
-            mask: causal_mask(past, len, &device),
+            mask: attention_mask(past, len, documents, &device),
             saved_input: self.saved_input,
         };
         let embedded = self.embed_tokens.forward(tokens).cast(self.compute_dtype);
@@ -188,8 +194,11 @@ impl<B: Backend> Llama<B> {
 }
 
 impl<B: Backend> LanguageModel<B> for Llama<B> {
-    fn loss(&self, inputs: Tensor<B, 2, Int>, targets: Tensor<B, 2, Int>) -> Tensor<B, 1> {
-        Llama::loss(self, inputs, targets)
+    fn batch_loss(&self, batch: BatchTensors<B>) -> Tensor<B, 1> {
+        let BatchTensors { inputs, targets, loss_mask, documents } = batch;
+        let [batch, len] = inputs.dims();
+        let hidden = self.hidden(inputs, documents, None);
+        cross_entropy(self.logits(hidden), targets.reshape([batch * len]), loss_mask.map(|m| m.reshape([batch * len])))
     }
 
     fn flops_per_token(&self, seq_len: usize) -> f64 {
@@ -227,10 +236,22 @@ impl<B: Backend> Mlp<B> {
     }
 }
 
-/// Mean over rows of `-log softmax(logits)[target]`: `[M, V]`, `[M]` → `[1]`.
-fn cross_entropy<B: Backend>(logits: Tensor<B, 2>, targets: Tensor<B, 1, Int>) -> Tensor<B, 1> {
+/// Mean of `-log softmax(logits)[target]` over the rows that count, all if there is no mask, 0 if there is no such row: `[M, V]`,
+/// `[M]`, `[M]` → `[1]`.
+fn cross_entropy<B: Backend>(
+    logits: Tensor<B, 2>,
+    targets: Tensor<B, 1, Int>,
+    mask: Option<Tensor<B, 1>>,
+) -> Tensor<B, 1> {
     let rows = logits.dims()[0];
-    log_softmax(logits, 1).gather(1, targets.reshape([rows, 1])).mean().neg()
+    let likelihoods = log_softmax(logits, 1).gather(1, targets.reshape([rows, 1]));
+    match mask {
+        None => likelihoods.mean().neg(),
+        Some(mask) => {
+            let count = mask.clone().sum().clamp_min(1.0);
+            (likelihoods.reshape([rows]) * mask).sum().neg() / count
+        }
+    }
 }
 
 /// RMSNorm in f32 whatever the dtype of `x`, which the result has: `x · (1 / √(mean x² + ε)) · γ`.

@@ -6,14 +6,15 @@ use std::path::{Path, PathBuf};
 
 use burn_float8::Float8Config;
 use serde::{Deserialize, Serialize};
+use train::batches::{Batch, TrainBatches, held_out_batches};
 use train::config::{
     CheckpointSection, DataSection, Float8Section, OptimizerSection, Setting, TrainingSection, require,
 };
-use train::{StepConfig, Tokenizer, TokenizerError};
+use train::data::SequenceShape;
+use train::{ChatTemplate, Dataset, StepConfig, Tokenizer, TokenizerError};
 
 use crate::Error;
 use crate::config::{LlamaConfig, MoeConfig, RopeScaling};
-use crate::data::TextSource;
 use crate::hf;
 
 /// One training run.
@@ -217,7 +218,8 @@ impl RunConfig {
         }
     }
 
-    /// Copies to the folder `to` what `resume` and `export` will need of other folders: the checkpoint's `config.json`, the tokenizer.
+    /// Copies to the folder `to` what `resume` and `export` will need of other folders: the checkpoint's `config.json`, the tokenizer and
+    /// the chat template.
     ///
     /// # Errors
     /// [`Error::Io`], [`Error::Write`].
@@ -232,15 +234,57 @@ impl RunConfig {
                 folder.as_ref().map_or(Ok(()), |folder| hf::copy_config(folder, to))?;
                 tokenizer.filter(|name| *name != BYTES).map_or(Ok(()), |path| hf::copy_tokenizer(path, to))
             }
-        }
+        }?;
+        self.data.chat_template.as_ref().map_or(Ok(()), |path| hf::copy_chat_template(path, to))
     }
 
-    /// Where the text comes from.
-    pub fn text(&self) -> TextSource {
-        let DataSection { paths, max_bytes, held_out_fraction, .. } = self.data.clone();
-        if paths.is_empty() {
-            return TextSource::cargo_registry(max_bytes, held_out_fraction);
+    /// The template of conversations: `data.chat_template`, or that of the tokenizer's folder.
+    ///
+    /// # Errors
+    /// [`Error::Chat`].
+    pub fn chat_template(&self) -> Result<Option<ChatTemplate>, Error> {
+        if let Some(folder) = &self.assets {
+            return Ok(ChatTemplate::from_folder(folder)?);
         }
-        TextSource { paths, extension: None, max_bytes, held_out_fraction, is_default: false }
+        if let Some(path) = &self.data.chat_template {
+            return Ok(Some(ChatTemplate::from_file(path)?));
+        }
+        let named = self.data.tokenizer.as_ref().filter(|name| *name != BYTES).map(Path::new);
+        let folder = named.map(|path| if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) });
+        let folder = folder.or(self.model.hf_path.as_deref());
+        Ok(folder.map(ChatTemplate::from_folder).transpose()?.flatten())
+    }
+
+    /// The shape of batches.
+    pub fn shape(&self) -> SequenceShape {
+        let TrainingSection { batch_size, seq_len, .. } = self.training;
+        SequenceShape { batch_size, seq_len, packing: self.data.packing }
+    }
+
+    /// What is trained on, and what is held out.
+    ///
+    /// # Errors
+    /// [`Error::Chat`], and any [`Error::Data`].
+    pub fn open_data(&self, tokenizer: &Tokenizer) -> Result<Dataset, Error> {
+        let template = self.chat_template()?;
+        Ok(self.data.open(tokenizer, template.as_ref(), &mut |_| {})?)
+    }
+
+    /// Batches of what is trained on, from the first one on.
+    ///
+    /// # Errors
+    /// Those of [`TrainBatches::new`].
+    pub fn train_batches(&self, data: &Dataset) -> Result<TrainBatches, Error> {
+        let TrainingSection { attn_mask_type, seed, .. } = self.training;
+        Ok(TrainBatches::new(data, self.shape(), attn_mask_type, seed)?)
+    }
+
+    /// Batches for the held-out loss.
+    ///
+    /// # Errors
+    /// Those of [`held_out_batches`].
+    pub fn held_out_batches(&self, data: &Dataset) -> Result<Vec<Batch>, Error> {
+        let TrainingSection { attn_mask_type, eval_batches, .. } = self.training;
+        Ok(held_out_batches(data, self.shape(), attn_mask_type, eval_batches)?)
     }
 }

@@ -7,16 +7,16 @@ use burn::tensor::DType;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::{Float8Error, Float8Stack, GemmTotals, Report, set_default_config};
 use device_select::SelectedDevice;
-use train::batches::{Batch, BatchShape, TrainBatches, held_out_batches};
+use train::batches::Batch;
 use train::checkpoint::{Checkpoints, SavedRun};
 use train::config::{ComputeDtype, ConfigError, Precision};
+use train::data::DatasetSize;
 use train::metrics::{StepLine, thousands};
 use train::run::{mean_loss, verify};
-use train::{Run, Signals, Steps, Tokenizer, TrainError, check_report_path, report_of, write_report};
+use train::{Dataset, Run, Signals, Steps, Tokenizer, TrainError, check_report_path, report_of, write_report};
 
 use crate::Error;
 use crate::config::LlamaConfig;
-use crate::data::Corpus;
 use crate::generate::Sampling;
 use crate::model::Llama;
 use crate::run_config::RunConfig;
@@ -73,11 +73,9 @@ pub fn train<B: AutodiffBackend + Float8Stack>(
     let checkpoints = Checkpoints::new(&config.checkpoint, config.to_toml()?, !start.is_resumed, |folder| {
         config.copy_assets(folder)
     })?;
-    let corpus = config.text().load(&tokenizer)?;
-    let shape = BatchShape { batch_size: config.training.batch_size, seq_len: config.training.seq_len };
-    let held_out = held_out_batches(&corpus.held_out, shape, config.training.eval_batches)?;
-    let batches = TrainBatches::new(&corpus.train, shape, config.training.seed)?;
-    announce(config, selected, dtype, &dims, &tokenizer, &corpus, out)?;
+    let data = config.open_data(&tokenizer)?;
+    let (held_out, batches) = (config.held_out_batches(&data)?, config.train_batches(&data)?);
+    announce(config, selected, dtype, &dims, &tokenizer, &data, out)?;
 
     let saved = start.saved.as_ref();
     let model = prepare::<B>(config, saved, dims, device, out)?.with_compute_dtype(dtype);
@@ -130,7 +128,7 @@ pub fn finish<B: AutodiffBackend + Float8Stack>(
 }
 
 pub(crate) fn announce_held_out(loss: f64, held_out: &[Batch], out: &mut dyn Write) -> Result<(), Error> {
-    let tokens: usize = held_out.iter().map(Batch::num_tokens).sum();
+    let tokens: usize = held_out.iter().map(Batch::num_targets).sum();
     Ok(writeln!(out, "held-out loss: {loss:.5}  ({} tokens)", thousands(&tokens.to_string()))?)
 }
 
@@ -189,7 +187,7 @@ fn announce(
     dtype: DType,
     dims: &LlamaConfig,
     tokenizer: &Tokenizer,
-    corpus: &Corpus,
+    data: &Dataset,
     out: &mut dyn Write,
 ) -> Result<(), Error> {
     let count = |n: usize| thousands(&n.to_string());
@@ -209,9 +207,9 @@ fn announce(
     if config.model.hf_path.is_some() || config.data.tokenizer.is_some() {
         writeln!(out, "tokenizer: {}, {} tokens", tokenizer.format(), tokenizer.vocab_size())?;
     }
-    let Corpus { train, held_out, files, skipped } = corpus;
-    let (train, held_out) = (count(train.len()), count(held_out.len()));
-    writeln!(out, "data: {} files ({skipped} skipped)  tokens: {train}  held out: {held_out}", count(*files))?;
+    let DatasetSize { files, skipped, train_tokens, held_out_tokens } = data.size();
+    let [train, held_out] = [train_tokens, held_out_tokens].map(|tokens| thousands(&tokens.to_string()));
+    writeln!(out, "data: {} files ({skipped} skipped)  tokens: {train}  held out: {held_out}", count(files))?;
     Ok(())
 }
 

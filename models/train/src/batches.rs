@@ -1,141 +1,170 @@
-//! Token streams to batches of next-token prediction: `targets[t] = inputs[t + 1]`.
+//! Sequences to batches of next-token prediction: `targets[t] = inputs[t + 1]`.
 
 use burn::tensor::backend::Backend;
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{DType, Int, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
 
-use crate::data::Position;
-use crate::rng::Rng;
+use crate::data::{DataError, Dataset, Position, Sequence, SequenceShape, TrainSequences};
 
-/// Too little text for the batches asked for.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "too little text: the {split} split has {have} tokens, one batch of {batch_size} \
-     sequences of {seq_len} + 1 tokens needs {need}: give more text or raise data.max_bytes, \
-     data.held_out_fraction moves text between the splits"
-)]
-pub struct BatchError {
-    /// `training` or `held-out`.
-    pub split: &'static str,
-    /// Tokens there are.
-    pub have: usize,
-    /// Tokens needed.
-    pub need: usize,
-    /// Sequences in a batch.
-    pub batch_size: usize,
-    /// Tokens in a sequence.
-    pub seq_len: usize,
+/// What a token may look at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AttnMaskType {
+    /// Everything before it in its sequence, of other documents too.
+    #[default]
+    Causal,
+    /// What is before it in its document. The first token of a document is then no target: nothing predicts it.
+    BlockCausal,
 }
 
-/// Sequences of `seq_len + 1` tokens, so that inputs and targets overlap in all but one.
+/// Sequences of one length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
-    rows: Vec<Vec<u32>>,
+    sequences: Vec<Sequence>,
+    mask: AttnMaskType,
+}
+
+/// A batch on a device.
+#[derive(Clone, Debug)]
+pub struct BatchTensors<B: Backend> {
+    /// Tokens, `[batch, seq_len]`.
+    pub inputs: Tensor<B, 2, Int>,
+    /// The token after each, `[batch, seq_len]`.
+    pub targets: Tensor<B, 2, Int>,
+    /// 1 for each target whose loss counts, else 0, in f32, `[batch, seq_len]`; all count if absent.
+    pub loss_mask: Option<Tensor<B, 2>>,
+    /// The document that each input belongs to, numbered within its sequence, `[batch, seq_len]`: attention stays within it. It
+    /// reaches back to the sequence's beginning if absent.
+    pub documents: Option<Tensor<B, 2, Int>>,
 }
 
 impl Batch {
-    /// Inputs and targets, each `[batch_size, seq_len]`.
-    pub fn tensors<B: Backend>(&self, device: &B::Device) -> [Tensor<B, 2, Int>; 2] {
-        [0, 1].map(|shift| {
-            let len = self.rows[0].len() - 1;
-            let tokens = self.rows.iter().flat_map(|row| &row[shift..shift + len]);
-            let values: Vec<i32> = tokens.map(|&token| token as i32).collect();
-            Tensor::from_data(TensorData::new(values, [self.rows.len(), len]), device)
-        })
-    }
-
-    /// Targets in the batch.
-    pub fn num_tokens(&self) -> usize {
-        self.rows.iter().map(|row| row.len() - 1).sum()
-    }
-}
-
-/// Shape of a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BatchShape {
-    /// Sequences.
-    pub batch_size: usize,
-    /// Targets per sequence.
-    pub seq_len: usize,
-}
-
-impl BatchShape {
-    /// # Errors
-    /// [`BatchError`] unless `tokens` hold one batch without overlap.
-    fn check(self, split: &'static str, tokens: &[u32]) -> Result<(), BatchError> {
-        let Self { batch_size, seq_len } = self;
-        let need = batch_size.saturating_mul(seq_len.saturating_add(1));
-        let have = tokens.len();
-        if have >= need {
-            return Ok(());
+    /// Sequences of the same length, at least one.
+    pub fn new(mut sequences: Vec<Sequence>, mask: AttnMaskType) -> Self {
+        if mask == AttnMaskType::BlockCausal {
+            for Sequence { tokens, loss_mask, document_starts, .. } in &mut sequences {
+                for place in document_starts.iter().filter(|place| **place > 0) {
+                    loss_mask.get_or_insert_with(|| vec![true; tokens.len() - 1])[place - 1] = false;
+                }
+            }
         }
-        Err(BatchError { split, have, need, batch_size, seq_len })
+        Self { sequences, mask }
+    }
+
+    /// Puts it on a device.
+    pub fn tensors<B: Backend>(&self, device: &B::Device) -> BatchTensors<B> {
+        let (rows, len) = (self.sequences.len(), self.seq_len());
+        let [inputs, targets] = [0, 1].map(|shift| {
+            let tokens = self.sequences.iter().flat_map(|sequence| &sequence.tokens[shift..shift + len]);
+            let values: Vec<i32> = tokens.map(|&token| token as i32).collect();
+            Tensor::from_data(TensorData::new(values, [rows, len]), device)
+        });
+        let is_masked = self.sequences.iter().any(|sequence| sequence.loss_mask.is_some());
+        let loss_mask = is_masked.then(|| {
+            let counts = |sequence: &Sequence| sequence.loss_mask.clone().unwrap_or_else(|| vec![true; len]);
+            let values: Vec<f32> =
+                self.sequences.iter().flat_map(counts).map(|counts| f32::from(u8::from(counts))).collect();
+            Tensor::from_data(TensorData::new(values, [rows, len]), (device, DType::F32))
+        });
+        let has_several = self.sequences.iter().any(|sequence| sequence.document_starts.iter().any(|place| *place > 0));
+        let documents = (self.mask == AttnMaskType::BlockCausal && has_several).then(|| {
+            let values: Vec<i32> = self.sequences.iter().flat_map(|sequence| documents(sequence, len)).collect();
+            Tensor::from_data(TensorData::new(values, [rows, len]), device)
+        });
+        BatchTensors { inputs, targets, loss_mask, documents }
+    }
+
+    /// Sequences.
+    pub fn batch_size(&self) -> usize {
+        self.sequences.len()
+    }
+
+    /// Targets of a sequence.
+    pub fn seq_len(&self) -> usize {
+        self.sequences.first().map_or(0, |sequence| sequence.tokens.len() - 1)
+    }
+
+    /// Tokens that are no padding, which a step's speed is about.
+    pub fn num_tokens(&self) -> usize {
+        self.sequences.iter().map(|sequence| sequence.num_tokens.min(self.seq_len())).sum()
+    }
+
+    /// Targets whose loss counts.
+    pub fn num_targets(&self) -> usize {
+        let count = |sequence: &Sequence| match &sequence.loss_mask {
+            Some(mask) => mask.iter().filter(|counts| **counts).count(),
+            None => self.seq_len(),
+        };
+        self.sequences.iter().map(count).sum()
     }
 }
 
-/// Endless training batches: windows at random places of the stream.
-#[derive(Clone, Debug)]
-pub struct TrainBatches<'a> {
-    tokens: &'a [u32],
-    shape: BatchShape,
-    rng: Rng,
-    taken: u64,
-    seed: u64,
+/// The number of the document of each of the first `len` tokens: how many have begun after the first token.
+fn documents(sequence: &Sequence, len: usize) -> Vec<i32> {
+    let mut starts = sequence.document_starts.iter().filter(|place| **place > 0).peekable();
+    let mut number = 0;
+    let of = |place| {
+        if starts.next_if(|start| **start == place).is_some() {
+            number += 1;
+        }
+        number
+    };
+    (0..len).map(of).collect()
 }
 
-impl<'a> TrainBatches<'a> {
-    /// Batches of `tokens` in an order that depends on `seed` only.
+/// Endless training batches.
+#[derive(Clone, Debug)]
+pub struct TrainBatches {
+    sequences: TrainSequences,
+    batch_size: usize,
+    mask: AttnMaskType,
+}
+
+impl TrainBatches {
+    /// Batches in an order that depends on `seed` only.
     ///
     /// # Errors
-    /// [`BatchError`].
-    pub fn new(tokens: &'a [u32], shape: BatchShape, seed: u64) -> Result<Self, BatchError> {
-        shape.check("training", tokens)?;
-        Ok(Self { tokens, shape, rng: Rng::named(seed, "batches"), taken: 0, seed })
+    /// Those of [`Dataset::train`].
+    pub fn new(data: &Dataset, shape: SequenceShape, mask: AttnMaskType, seed: u64) -> Result<Self, DataError> {
+        Ok(Self { sequences: data.train(shape, seed)?, batch_size: shape.batch_size, mask })
     }
 
-    /// The next sequence.
-    pub fn position(&self) -> Position {
-        Position { taken: self.taken }
+    /// Where the next batch begins.
+    ///
+    /// # Errors
+    /// Those of [`TrainSequences::position`].
+    pub fn position(&self) -> Result<Position, DataError> {
+        self.sequences.position()
     }
 
-    /// Goes there.
-    pub fn seek(&mut self, position: &Position) {
-        self.rng = Rng::named(self.seed, "batches");
-        self.taken = 0;
-        while self.taken < position.taken {
-            self.next();
-        }
+    /// Goes on at `position`.
+    ///
+    /// # Errors
+    /// Those of [`TrainSequences::seek`].
+    pub fn seek(&mut self, position: &Position) -> Result<(), DataError> {
+        self.sequences.seek(position)
     }
-}
 
-impl Iterator for TrainBatches<'_> {
-    type Item = Batch;
-
-    fn next(&mut self) -> Option<Batch> {
-        self.taken += self.shape.batch_size as u64;
-        let len = self.shape.seq_len + 1;
-        let mut row = || {
-            let start = self.rng.below(self.tokens.len() - len + 1);
-            self.tokens[start..start + len].to_vec()
-        };
-        Some(Batch { rows: (0..self.shape.batch_size).map(|_| row()).collect() })
+    /// The next batch.
+    ///
+    /// # Errors
+    /// Any that reading sequences has.
+    pub fn next_batch(&mut self) -> Result<Batch, DataError> {
+        let sequences = self.sequences.by_ref().take(self.batch_size).collect::<Result<_, _>>()?;
+        Ok(Batch::new(sequences, self.mask))
     }
 }
 
-/// Up to `count` batches of windows that do not overlap, at even distances over `tokens`: always the same ones.
+/// Up to `count` batches of what is held out, always the same ones.
 ///
 /// # Errors
-/// [`BatchError`] if there is not one batch.
-pub fn held_out_batches(tokens: &[u32], shape: BatchShape, count: usize) -> Result<Vec<Batch>, BatchError> {
-    shape.check("held-out", tokens)?;
-    let len = shape.seq_len + 1;
-    let available = tokens.len() / len;
-    let batches = count.min(available / shape.batch_size);
-    let wanted = batches * shape.batch_size;
-    let rows: Vec<_> = (0..wanted)
-        .map(|row| {
-            let start = row * available / wanted * len;
-            tokens[start..start + len].to_vec()
-        })
-        .collect();
-    Ok(rows.chunks(shape.batch_size).map(|rows| Batch { rows: rows.to_vec() }).collect())
+/// Those of [`Dataset::held_out`].
+pub fn held_out_batches(
+    data: &Dataset,
+    shape: SequenceShape,
+    mask: AttnMaskType,
+    count: usize,
+) -> Result<Vec<Batch>, DataError> {
+    let sequences = data.held_out(shape, count.saturating_mul(shape.batch_size))?;
+    Ok(sequences.chunks(shape.batch_size).map(|sequences| Batch::new(sequences.to_vec(), mask)).collect())
 }

@@ -6,6 +6,7 @@ use burn_float8::Float8Error;
 
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
+use crate::data::DataError;
 use crate::tokenizer::TokenizerError;
 
 /// What can go wrong in a run.
@@ -18,6 +19,9 @@ pub enum TrainError {
     /// A checkpoint could not be written or read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// The data cannot be read, or is not what it was.
+    #[error(transparent)]
+    Data(#[from] DataError),
     /// A tokenizer that cannot be read, or does not take a text.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),

@@ -4,12 +4,14 @@
 //! [`Steps`] makes optimizer steps on any [`LanguageModel`], [`Run`] makes those of a whole run, and [`checkpoint`] saves them so that it
 //! can go on bit for bit. [`TensorFiles`] and [`write_shards`](tensor_files::write_shards) read and write safetensors.
 //! [`ChatTemplate`] turns a conversation into the ids that a chat model reads, and knows which of them the assistant says.
+//! [`Dataset`] turns files into sequences of tokens to train on, of which a bounded part is in memory.
 
 pub mod batches;
 mod chat;
 pub mod checkpoint;
 pub mod config;
 pub mod data;
+mod digest;
 mod error;
 mod files;
 mod folder;
@@ -27,6 +29,7 @@ pub mod tensor_files;
 mod tokenizer;
 
 pub use chat::{ChatError, ChatTemplate, Conversation, Message};
+pub use data::{DataError, DataSource, Dataset};
 pub use error::TrainError;
 pub use folder::{FolderError, create_folder, write_synced};
 pub use lines::TokenizeError;

@@ -57,7 +57,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         let mut verified = false;
         while steps.done() < training.steps {
             let step;
-            (steps, step) = steps.step(self.device);
+            (steps, step) = steps.step(self.device)?;
             let Step { number, is_float8, .. } = step;
             tokens += step.tokens;
             if is_float8 != was_float8 {
@@ -137,7 +137,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
             Worth::Diverged => None,
         };
         let config = checkpoints.config().to_string();
-        let position = steps.batches.position();
+        let position = steps.batches.position()?;
         let snapshot =
             Snapshot::of::<B, M>(&steps.model, &steps.optimizer, steps.done(), position, held_out_loss, config);
         let written = checkpoints.save(snapshot, worth)?;
@@ -193,7 +193,7 @@ pub fn verify<B: Float8Stack, M: burn::module::Module<B>>(float8: &Float8Section
     }
 }
 
-/// Mean loss in nats per token over `batches`, which are all of one shape.
+/// Mean loss in nats per target that counts, over `batches`.
 ///
 /// # Errors
 /// [`TrainError::Execution`].
@@ -202,12 +202,12 @@ pub fn mean_loss<B: Backend, M: LanguageModel<B>>(
     batches: &[Batch],
     device: &B::Device,
 ) -> Result<f64, TrainError> {
-    let mut sum = 0.0;
+    let (mut sum, mut targets) = (0.0, 0);
     for batch in batches {
-        let [inputs, targets] = batch.tensors::<B>(device);
-        sum += read(model.loss(inputs, targets))?;
+        sum += read(model.batch_loss(batch.tensors::<B>(device)))? * batch.num_targets() as f64;
+        targets += batch.num_targets();
     }
-    Ok(sum / batches.len() as f64)
+    Ok(sum / targets as f64)
 }
 
 fn read<B: Backend>(scalar: Tensor<B, 1>) -> Result<f64, TrainError> {

@@ -6,10 +6,11 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor};
 use burn_float8::{Float8Stack, set_float8_enabled};
 
-use crate::batches::TrainBatches;
-use crate::checkpoint::{CheckpointError, ModuleAdamW, SavedRun};
+use crate::TrainError;
+use crate::batches::{Batch, TrainBatches};
+use crate::checkpoint::{ModuleAdamW, SavedRun};
 use crate::config::{Float8Section, OptimizerSection, Precision, TrainingSection};
-use crate::data::Position;
+use crate::data::{DataError, Position};
 use crate::grads::clip_grad_norm;
 use crate::model::LanguageModel;
 
@@ -32,7 +33,7 @@ pub struct Steps<'a, B: AutodiffBackend, M: AutodiffModule<B>> {
     /// Its record holds the moments.
     pub optimizer: ModuleAdamW<M, B>,
     /// What the next steps will be made on.
-    pub batches: TrainBatches<'a>,
+    pub batches: TrainBatches,
     done: usize,
 }
 
@@ -45,7 +46,7 @@ pub struct Step<B: AutodiffBackend> {
     pub loss: Tensor<B::InnerBackend, 1>,
     /// Global gradient norm before clipping, `[1]`.
     pub grad_norm: Tensor<B::InnerBackend, 1>,
-    /// Targets in the batch.
+    /// Tokens in the batch, without padding.
     pub tokens: usize,
     /// Whether linears were to run in FP8.
     pub is_float8: bool,
@@ -53,7 +54,7 @@ pub struct Step<B: AutodiffBackend> {
 
 impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<B>> Steps<'a, B, M> {
     /// A run of `config` from its beginning, on a model that FP8 has been applied to if the run asks for it.
-    pub fn new(config: StepConfig<'a>, model: M, batches: TrainBatches<'a>) -> Self {
+    pub fn new(config: StepConfig<'a>, model: M, batches: TrainBatches) -> Self {
         let OptimizerSection { betas, eps, weight_decay, .. } = *config.optimizer;
         let optimizer = AdamWConfig::new()
             .with_beta_1(betas[0] as f32)
@@ -67,18 +68,21 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     /// Goes on where `saved` is, on the model that its parameters were loaded into before FP8 was applied.
     ///
     /// # Errors
-    /// [`CheckpointError::Tensors`], [`CheckpointError::Float8`], [`CheckpointError::Io`].
-    pub fn resume(mut self, saved: &SavedRun) -> Result<Self, CheckpointError> {
+    /// [`TrainError::Checkpoint`]; [`TrainError::Data`] if the data is not what it was.
+    pub fn resume(mut self, saved: &SavedRun) -> Result<Self, TrainError> {
         saved.restore_float8::<B, M>(&self.model)?;
         self.optimizer = saved.load_moments(&self.model, self.optimizer)?;
-        Ok(self.after(saved.step(), saved.position()))
+        Ok(self.after(saved.step(), saved.position())?)
     }
 
     /// Goes on after `done` steps, with the sequence at `position`. Parameters and moments are the caller's to load.
-    pub fn after(mut self, done: usize, position: &Position) -> Self {
-        self.batches.seek(position);
+    ///
+    /// # Errors
+    /// Those of [`TrainBatches::seek`].
+    pub fn after(mut self, done: usize, position: &Position) -> Result<Self, DataError> {
+        self.batches.seek(position)?;
         self.done = done;
-        self
+        Ok(self)
     }
 
     /// Steps made.
@@ -87,21 +91,27 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     }
 
     /// Makes one step.
-    pub fn step(mut self, device: &B::Device) -> (Self, Step<B>) {
+    ///
+    /// The loss is the mean over all targets of the step that count: a micro-batch weighs as many as it has.
+    ///
+    /// # Errors
+    /// Any that reading data has.
+    pub fn step(mut self, device: &B::Device) -> Result<(Self, Step<B>), DataError> {
         let StepConfig { training, float8, optimizer } = self.config;
         let fp8 = training.precision == Precision::Fp8;
         let is_float8 = fp8 && float8.is_float8(self.done, training.steps);
         if fp8 {
             set_float8_enabled(&self.model, is_float8);
         }
-        let micro_batches = training.grad_accumulation;
-        let mut tokens = 0;
+        let batches = (0..training.grad_accumulation).map(|_| self.batches.next_batch());
+        let batches = batches.collect::<Result<Vec<_>, _>>()?;
+        let tokens = batches.iter().map(Batch::num_tokens).sum();
+        let targets: usize = batches.iter().map(Batch::num_targets).sum();
         let mut loss = Tensor::<B::InnerBackend, 1>::zeros([1], (device, DType::F32));
         let mut accumulator = GradientsAccumulator::new();
-        for batch in self.batches.by_ref().take(micro_batches) {
-            tokens += batch.num_tokens();
-            let [inputs, targets] = batch.tensors::<B>(device);
-            let part = self.model.loss(inputs, targets).div_scalar(micro_batches as f64);
+        for batch in batches.iter().filter(|batch| batch.num_targets() > 0) {
+            let share = targets as f64 / batch.num_targets() as f64;
+            let part = self.model.batch_loss(batch.tensors::<B>(device)).div_scalar(share);
             loss = loss + part.clone().inner();
             let grads = GradientsParams::from_grads(part.backward(), &self.model);
             accumulator.accumulate(&self.model, grads);
@@ -112,6 +122,6 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         self.model = self.optimizer.step(lr, self.model, grads);
         self.done += 1;
         let number = self.done;
-        (self, Step { number, loss, grad_norm, tokens, is_float8 })
+        Ok((self, Step { number, loss, grad_norm, tokens, is_float8 }))
     }
 }

@@ -12,6 +12,9 @@ pub(super) const CONFIG: &str = "config.json";
 /// A tokenizer, in either format.
 const TOKENIZERS: [&str; 2] = ["tokenizer.json", "tokenizer.model"];
 
+/// Counts before those of other files.
+const CHAT_TEMPLATE: &str = "chat_template.jinja";
+
 /// The rest, of which a checkpoint has some; tokenizers first.
 const OTHERS: [&str; 10] = [
     TOKENIZERS[0],
@@ -21,7 +24,7 @@ const OTHERS: [&str; 10] = [
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
-    "chat_template.jinja",
+    CHAT_TEMPLATE,
     "chat_template.json",
     "generation_config.json",
 ];
@@ -65,6 +68,14 @@ pub fn copy_tokenizer(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()
 /// [`Error::Io`] if `from` cannot be read, [`Error::Write`].
 pub fn copy_config(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), Error> {
     [CONFIG, "generation_config.json"].iter().try_for_each(|name| copy_if_there(from.as_ref(), to.as_ref(), name))
+}
+
+/// Copies a Jinja file into the folder `to`, as its chat template.
+///
+/// # Errors
+/// [`Error::Io`] if it cannot be read, [`Error::Write`].
+pub fn copy_chat_template(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), Error> {
+    copy_file(from.as_ref(), &to.as_ref().join(CHAT_TEMPLATE))
 }
 
 /// Whether a tokenizer is in the folder.

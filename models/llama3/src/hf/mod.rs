@@ -8,4 +8,4 @@ mod weights;
 
 pub use export::{ExportDtype, ExportOptions};
 pub(crate) use files::has_tokenizer;
-pub use files::{copy_assets, copy_config, copy_tokenizer};
+pub use files::{copy_assets, copy_chat_template, copy_config, copy_tokenizer};

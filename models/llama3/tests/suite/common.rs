@@ -11,16 +11,14 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::Float8;
 use device_select::SelectedDevice;
-use llama3::data::Corpus;
 use llama3::trainer::{Outcome, Start, prepare, train};
 use llama3::{Error, Llama, LlamaConfig, MoeConfig, RopeScaling, RunConfig};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use train::Steps;
-use train::batches::{BatchShape, TrainBatches};
 use train::rng::Rng;
+use train::{Dataset, Steps, Tokenizer};
 
 /// A backend that trains in FP8.
 pub(crate) type Train = Autodiff<Float8<Flex>>;
@@ -200,6 +198,7 @@ pub(crate) fn run_config(data: &Path, settings: &[&str]) -> RunConfig {
     let settings: Vec<_> = tiny.iter().chain(settings).map(|s| s.to_string()).collect();
     let mut config = RunConfig::load(None, &settings).unwrap();
     config.data.paths = vec![data.into()];
+    config.data.cache = Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("tokens"));
     config
 }
 
@@ -209,17 +208,20 @@ pub(crate) fn run(config: &RunConfig) -> Result<(Outcome, String), Error> {
     Ok((outcome, String::from_utf8(log).unwrap()))
 }
 
+/// What a run of `config` reads, as bytes.
+pub(crate) fn open(config: &RunConfig) -> Dataset {
+    config.open_data(&Tokenizer::bytes()).unwrap()
+}
+
 /// The beginning of a run of `config`, step by step; `change` has the last word on the model.
 pub(crate) fn steps<'a>(
     config: &'a RunConfig,
-    corpus: &'a Corpus,
+    data: &Dataset,
     change: impl FnOnce(Llama<Train>) -> Llama<Train>,
 ) -> Steps<'a, Train, Llama<Train>> {
     let dims = config.llama().unwrap();
     let model = prepare::<Train>(config, None, dims, &Default::default(), &mut std::io::sink()).unwrap();
-    let shape = BatchShape { batch_size: config.training.batch_size, seq_len: config.training.seq_len };
-    let batches = TrainBatches::new(&corpus.train, shape, config.training.seed).unwrap();
-    Steps::new(config.steps(), change(model), batches)
+    Steps::new(config.steps(), change(model), config.train_batches(data).unwrap())
 }
 
 /// The bits of every parameter.

@@ -4,7 +4,6 @@
 mod checkpoints;
 mod common;
 mod configs;
-mod data;
 mod exports;
 mod float8_configs;
 mod generation;
@@ -12,6 +11,7 @@ mod gradients;
 mod hf_configs;
 #[cfg(target_os = "linux")]
 mod import_memory;
+mod masks;
 mod metrics;
 mod models;
 mod moe;

@@ -9,9 +9,8 @@ use llama3::Llama;
 use llama3::RunConfig;
 use llama3::trainer::Outcome;
 use train::Steps;
-use train::Tokenizer;
 
-use crate::common::{Train, parameters, run, run_config, steps, text, values};
+use crate::common::{Train, open, parameters, run, run_config, steps, text, values};
 
 const MOE: &str = "model.moe={ num_experts = 4, num_experts_per_tok = 2 }";
 
@@ -26,11 +25,11 @@ fn debug_moe(data: &Path, settings: &[&str]) -> RunConfig {
 
 #[test]
 fn the_preset_trains_in_fp8_as_in_f32() {
-    let data = text();
+    let folder = text();
     let held_out_loss = |setting: &str| {
         let short = ["training.steps=100", "training.eval_batches=4", "generate.max_new_tokens=0"];
         let (Outcome { steps, held_out_loss, .. }, _) =
-            run(&debug_moe(data.path(), &[&short, &[setting][..]].concat())).unwrap();
+            run(&debug_moe(folder.path(), &[&short, &[setting][..]].concat())).unwrap();
         assert!(steps[0].loss > 5.0 && held_out_loss < 2.0, "{setting}: {} {held_out_loss}", steps[0].loss);
         held_out_loss
     };
@@ -48,14 +47,14 @@ fn experts_run_in_fp8_and_routers_where_the_filter_leaves_them() {
     const STEPS: u64 = 4;
     // Evaluation, and a sample token by token.
     const FORWARDS: u64 = STEPS + 2 + 3;
-    let data = text();
+    let folder = text();
     let short = ["training.steps=4", "training.eval_batches=2", "generate.max_new_tokens=3", "float8.strict=true"];
     for (recipe, filter) in
         Recipe::ALL.into_iter().flat_map(|recipe| [(recipe, None), (recipe, Some("float8.filter_fqns=[]"))])
     {
         let recipe_setting = format!("float8.recipe={recipe}");
         let settings = short.into_iter().chain([recipe_setting.as_str()]).chain(filter);
-        let (outcome, log) = run(&debug_moe(data.path(), &settings.collect::<Vec<_>>())).unwrap();
+        let (outcome, log) = run(&debug_moe(folder.path(), &settings.collect::<Vec<_>>())).unwrap();
         // Four of attention, the router and three of the experts in each layer; the output.
         let converted = if filter.is_some() { 33 } else { 28 };
         assert!(log.contains(&format!("recipe={recipe}, {converted} of 33 linears")), "{log}");
@@ -84,7 +83,7 @@ fn experts_run_in_fp8_and_routers_where_the_filter_leaves_them() {
 
 fn advance(steps: Steps<'_, Train, Llama<Train>>, count: usize) -> (Steps<'_, Train, Llama<Train>>, Vec<u32>) {
     (0..count).fold((steps, vec![]), |(steps, mut losses), _| {
-        let (steps, step) = steps.step(&Default::default());
+        let (steps, step) = steps.step(&Default::default()).unwrap();
         losses.push(values(step.loss)[0].to_bits());
         (steps, losses)
     })
@@ -92,12 +91,13 @@ fn advance(steps: Steps<'_, Train, Llama<Train>>, count: usize) -> (Steps<'_, Tr
 
 #[test]
 fn a_resumed_run_goes_on_with_the_same_bits() {
-    let data = text();
-    let config = run_config(data.path(), &[MOE]);
-    let corpus = config.text().load(&Tokenizer::bytes()).unwrap();
-    let (before, _) = advance(steps(&config, &corpus, |model| model), 3);
+    let folder = text();
+    let config = run_config(folder.path(), &[MOE]);
+    let data = open(&config);
+    let (before, _) = advance(steps(&config, &data, |model| model), 3);
     let (model, moments) = (before.model.clone().into_record(), before.optimizer.to_record());
-    let mut resumed = steps(&config, &corpus, |fresh| fresh.load_record(model)).after(3, &before.batches.position());
+    let mut resumed =
+        steps(&config, &data, |fresh| fresh.load_record(model)).after(3, &before.batches.position().unwrap()).unwrap();
     resumed.optimizer = resumed.optimizer.load_record(moments);
     let [(straight, expected), (resumed, losses)] = [before, resumed].map(|run| advance(run, 3));
     assert_eq!(losses, expected);
@@ -106,11 +106,11 @@ fn a_resumed_run_goes_on_with_the_same_bits() {
 
 #[test]
 fn saved_operands_change_no_bit() {
-    let data = text();
+    let folder = text();
     let trace = |saving: bool| {
-        let config = run_config(data.path(), &[MOE, &format!("training.save_fp8_operands={saving}")]);
-        let corpus = config.text().load(&Tokenizer::bytes()).unwrap();
-        let (run, losses) = advance(steps(&config, &corpus, |model| model), 4);
+        let config = run_config(folder.path(), &[MOE, &format!("training.save_fp8_operands={saving}")]);
+        let data = open(&config);
+        let (run, losses) = advance(steps(&config, &data, |model| model), 4);
         (losses, parameters(&run.model))
     };
     assert!(trace(false) == trace(true));

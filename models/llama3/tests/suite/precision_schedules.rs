@@ -3,18 +3,17 @@
 use burn::module::Module;
 use burn::optim::Optimizer;
 use llama3::Llama;
-use train::Tokenizer;
 use train::config::Precision;
 use train::{Step, Steps};
 
-use crate::common::{Train, parameters, run, run_config as config, steps, text, values};
+use crate::common::{Train, open, parameters, run, run_config as config, steps, text, values};
 
 fn advance<'a>(
     steps: Steps<'a, Train, Llama<Train>>,
     count: usize,
 ) -> (Steps<'a, Train, Llama<Train>>, Vec<Step<Train>>) {
     (0..count).fold((steps, vec![]), |(steps, mut made), _| {
-        let (steps, step) = steps.step(&Default::default());
+        let (steps, step) = steps.step(&Default::default()).unwrap();
         made.push(step);
         (steps, made)
     })
@@ -27,13 +26,13 @@ fn loss(step: &Step<Train>) -> u32 {
 #[test]
 fn the_first_fp8_steps_are_those_of_an_fp8_run_from_that_state() {
     const WARMUP: usize = 3;
-    let data = text();
+    let folder = text();
     for recipe in ["tensorwise", "delayed", "rowwise_with_gw_hp"] {
         let recipe = format!("float8.recipe={recipe}");
-        let config = |settings: &[&str]| config(data.path(), &[&[recipe.as_str()], settings].concat());
+        let config = |settings: &[&str]| config(folder.path(), &[&[recipe.as_str()], settings].concat());
         let scheduled = config(&[&format!("float8.schedule={{ warmup = {WARMUP} }}")]);
-        let corpus = scheduled.text().load(&Tokenizer::bytes()).unwrap();
-        let (run, made) = advance(steps(&scheduled, &corpus, |model| model), WARMUP + 2);
+        let data = open(&scheduled);
+        let (run, made) = advance(steps(&scheduled, &data, |model| model), WARMUP + 2);
         let expected: Vec<_> = made[WARMUP..].iter().map(loss).collect();
         let is_float8: Vec<_> = made.iter().map(|step| step.is_float8).collect();
         assert_eq!(is_float8, [false, false, false, true, true]);
@@ -41,18 +40,18 @@ fn the_first_fp8_steps_are_those_of_an_fp8_run_from_that_state() {
         // A run in high precision ends after as many steps.
         let mut plain = config(&[]);
         plain.training.precision = Precision::F32;
-        let (before, plain_made) = advance(steps(&plain, &corpus, |model| model), WARMUP);
+        let (before, plain_made) = advance(steps(&plain, &data, |model| model), WARMUP);
         let losses = |made: &[Step<Train>]| -> Vec<_> { made.iter().map(loss).collect() };
         assert_eq!(losses(&plain_made), losses(&made[..WARMUP]));
         let (model, moments) = (before.model.clone().into_record(), before.optimizer.to_record());
-        let position = before.batches.position();
+        let position = before.batches.position().unwrap();
 
         // Another run, in FP8 from its start, takes over its parameters and moments.
         let float8 = config(&[]);
-        let mut taken = steps(&float8, &corpus, |fresh| fresh.load_record(model));
+        let mut taken = steps(&float8, &data, |fresh| fresh.load_record(model));
         assert!(parameters(&taken.model) == parameters(&before.model), "loaded");
         taken.optimizer = taken.optimizer.load_record(moments);
-        let (taken, made) = advance(taken.after(WARMUP, &position), 2);
+        let (taken, made) = advance(taken.after(WARMUP, &position).unwrap(), 2);
         assert_eq!(losses(&made), expected, "{recipe}");
         assert!(parameters(&taken.model) == parameters(&run.model), "{recipe}: parameters differ");
 
@@ -64,7 +63,7 @@ fn the_first_fp8_steps_are_those_of_an_fp8_run_from_that_state() {
 
 #[test]
 fn a_run_switches_by_steps_and_shares_and_evaluates_as_its_last_step_ran() {
-    let data = text();
+    let folder = text();
     let evaluations = 2 + 8;
     for (schedule, switches, float8, last_is_float8) in [
         ("{ warmup = 3 }", vec![(1, "high precision"), (4, "FP8")], 5, true),
@@ -72,7 +71,7 @@ fn a_run_switches_by_steps_and_shares_and_evaluates_as_its_last_step_ran() {
         ("{ warmup = 0.25, cooldown = 1 }", vec![(1, "high precision"), (3, "FP8"), (8, "high precision")], 5, false),
     ] {
         let schedule = format!("float8.schedule={schedule}");
-        let (outcome, log) = run(&config(data.path(), &[&schedule, "training.steps=8"])).unwrap();
+        let (outcome, log) = run(&config(folder.path(), &[&schedule, "training.steps=8"])).unwrap();
         let lines: Vec<_> = log.lines().filter(|line| line.contains("linears switch")).collect();
         let expected: Vec<_> = switches
             .iter()
@@ -94,6 +93,6 @@ fn a_run_switches_by_steps_and_shares_and_evaluates_as_its_last_step_ran() {
     }
     // Without FP8 there is nothing to schedule.
     let f32_run = ["training.precision=f32", "float8.schedule={ warmup = 3 }", "training.steps=4"];
-    let (_, log) = run(&config(data.path(), &f32_run)).unwrap();
+    let (_, log) = run(&config(folder.path(), &f32_run)).unwrap();
     assert!(!log.contains("linears switch"), "{log}");
 }

@@ -9,10 +9,9 @@ use device_select::SelectedDevice;
 use llama3::trainer::{Outcome, finish};
 use llama3::{Error, RunConfig};
 use serde_json::Value;
-use train::batches::{BatchShape, held_out_batches};
 use train::{Run, Signals, Tokenizer, TrainError};
 
-use crate::common::{run, run_config as config, steps, text};
+use crate::common::{open, run, run_config as config, steps, text};
 
 #[test]
 fn the_report_file_says_what_each_linear_did() {
@@ -83,10 +82,9 @@ fn a_report_that_cannot_be_written_stops_the_run_before_it_trains() {
 
 /// A run whose hidden states are in `dtype`, of which the config knows nothing, and its log.
 fn in_dtype(config: &RunConfig, dtype: DType) -> (Result<Outcome, Error>, String) {
-    let corpus = config.text().load(&Tokenizer::bytes()).unwrap();
-    let shape = BatchShape { batch_size: config.training.batch_size, seq_len: config.training.seq_len };
-    let held_out = held_out_batches(&corpus.held_out, shape, 2).unwrap();
-    let steps = steps(config, &corpus, |model| model.with_compute_dtype(dtype));
+    let data = open(config);
+    let held_out = config.held_out_batches(&data).unwrap();
+    let steps = steps(config, &data, |model| model.with_compute_dtype(dtype));
     let mut log = Vec::new();
     let run = Run {
         config: config.steps(),

@@ -4,23 +4,24 @@ use burn::backend::{Autodiff, Flex};
 use burn::module::AutodiffModule;
 use burn_float8::{Recipe, report};
 use llama3::Llama;
-use train::Tokenizer;
 
-use crate::common::{Train, ids, model, parameters, run, run_config as config, steps, text, tiny, tokens, values};
+use crate::common::{
+    Train, ids, model, open, parameters, run, run_config as config, steps, text, tiny, tokens, values,
+};
 
 #[test]
 fn losses_and_parameters_are_the_same_bits() {
-    let data = text();
+    let folder = text();
     for recipe in Recipe::ALL {
         let trace = |saving: bool| {
             let settings = [format!("float8.recipe={recipe}"), format!("training.save_fp8_operands={saving}")];
-            let config = config(data.path(), &settings.each_ref().map(String::as_str));
-            let corpus = config.text().load(&Tokenizer::bytes()).unwrap();
-            let mut run = steps(&config, &corpus, |model| model);
+            let config = config(folder.path(), &settings.each_ref().map(String::as_str));
+            let data = open(&config);
+            let mut run = steps(&config, &data, |model| model);
             let mut losses = vec![];
             for _ in 0..5 {
                 let step;
-                (run, step) = run.step(&Default::default());
+                (run, step) = run.step(&Default::default()).unwrap();
                 losses.push(values(step.loss)[0].to_bits());
             }
             (losses, parameters(&run.model))
@@ -33,10 +34,10 @@ fn losses_and_parameters_are_the_same_bits() {
 
 #[test]
 fn whole_runs_come_to_the_same() {
-    let data = text();
+    let folder = text();
     let trace = |settings: [&str; 2]| {
         let steps = ["training.steps=5", "training.log_every=1"];
-        let (outcome, _) = run(&config(data.path(), &[settings, steps].concat())).unwrap();
+        let (outcome, _) = run(&config(folder.path(), &[settings, steps].concat())).unwrap();
         let losses: Vec<_> = outcome.steps.iter().map(|line| (line.loss, line.grad_norm)).collect();
         (losses, outcome.held_out_loss, outcome.sample, outcome.gemms)
     };
@@ -55,11 +56,11 @@ fn copies_in_between(model: &Llama<Train>) -> u64 {
 
 #[test]
 fn backward_keeps_fp8_operands_instead() {
-    let data = text();
+    let folder = text();
     let between = |setting: &str| {
-        let config = config(data.path(), &[setting]);
-        let corpus = config.text().load(&Tokenizer::bytes()).unwrap();
-        copies_in_between(&steps(&config, &corpus, |model| model).model)
+        let config = config(folder.path(), &[setting]);
+        let data = open(&config);
+        copies_in_between(&steps(&config, &data, |model| model).model)
     };
     let plain = between("training.save_fp8_operands=false");
     let saved = between("training.save_fp8_operands=true");

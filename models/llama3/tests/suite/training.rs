@@ -2,7 +2,7 @@
 
 use llama3::trainer::Outcome;
 use llama3::{Error, LlamaConfig, RunConfig};
-use train::batches::BatchError;
+use train::DataError;
 use train::{TensorFilesError, Tokenizer};
 
 use crate::common::{hf_json, run, run_config as config, stored_tensors, text, tiny, write_json, write_safetensors};
@@ -112,9 +112,9 @@ fn a_checkpoint_brings_its_tokenizer() {
     config.model.hf_path = Some(dir.path().into());
 
     let (own, log) = run(&config).unwrap();
-    let tokens = config.text().load(&config.tokenizer().unwrap()).unwrap();
-    let bytes = config.text().load(&Tokenizer::bytes()).unwrap();
-    assert!(tokens.train.len() < bytes.train.len() && tokens.train.iter().any(|token| *token > 256));
+    let tokens = config.open_data(&config.tokenizer().unwrap()).unwrap().size().train_tokens;
+    let bytes = config.open_data(&Tokenizer::bytes()).unwrap().size().train_tokens;
+    assert!(tokens < bytes);
     assert!(log.contains("tokenizer: tokenizer.json, 1001 tokens"), "{log}");
     config.data.tokenizer = Some("bytes".into());
     let (other, log) = run(&config).unwrap();
@@ -157,7 +157,7 @@ fn runs_that_cannot_be_are_refused() {
     let error = refused(&["generate.max_new_tokens=9000000000000000000"]);
     assert!(matches!(error, Error::Config(ConfigError::Value { key: "generate.max_new_tokens", .. })), "{error}");
     let error = refused(&["training.batch_size=5000"]);
-    assert!(matches!(error, Error::Batches(BatchError { batch_size: 5000, .. })), "{error}");
+    assert!(matches!(error, Error::Data(DataError::TooFewTokens { batch_size: 5000, .. })), "{error}");
     let error = refused(&["training.precision=f32", "training.compute_dtype=bf16"]);
     assert_eq!(error.to_string(), "training.compute_dtype = bf16: precision f32 computes in f32");
     let error = refused(&["float8.filter_fqns=['no_such_layer']"]);

@@ -8,10 +8,12 @@ use crate::config::{ConfigError, to_table};
 
 /// Keys that may change, and sections all of whose keys may. A run that is resumed with other values of those from `optimizer.lr` on
 /// has other losses from there on.
-pub const MAY_CHANGE: [&str; 20] = [
+pub const MAY_CHANGE: [&str; 21] = [
     "checkpoint.",
     "generate.",
     "data.cache",
+    // Files that lie elsewhere; that they are the same is seen from their content.
+    "data.paths",
     "float8.strict",
     "training.eval_batches",
     "training.log_every",

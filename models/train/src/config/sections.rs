@@ -9,7 +9,10 @@ use serde::{Deserialize, Serialize};
 use toml::Value;
 
 use super::{ConfigError, Float8Section, require};
+use crate::batches::AttnMaskType;
+use crate::data::{DataError, DataSource, Dataset, Format, Packing, Progress};
 use crate::schedule::{Decay, Schedule};
+use crate::{ChatTemplate, Tokenizer};
 
 /// The precision of linears.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,6 +70,8 @@ pub struct TrainingSection {
     pub grad_accumulation: usize,
     /// Tokens in a sequence.
     pub seq_len: usize,
+    /// What a token may look at: causal or block_causal.
+    pub attn_mask_type: AttnMaskType,
     /// Decides the initial weights, the batches and the sample.
     pub seed: u64,
     /// Global gradient norm to clip to; `inf` does not clip.
@@ -107,19 +112,31 @@ pub struct OptimizerSection {
     pub decay_ratio: f64,
 }
 
-/// Text.
+/// What is trained on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataSection {
-    /// Files and folders; the Rust sources of the local Cargo registry if empty.
+    /// Files and folders; the Rust sources of the local Cargo registry if there are neither these nor `sources`.
     pub paths: Vec<PathBuf>,
+    /// How files are read: text, jsonl, parquet or bin (tokens, as llm.c writes them). If absent, their extensions decide.
+    pub format: Option<Format>,
+    /// The field or column of JSON Lines and Parquet that holds text. Where it is missing, `messages` is read.
+    pub field: String,
+    /// Bytes to take at most, sampled at even distances; if absent, all, and 4,000,000 of the Cargo registry.
+    pub max_bytes: Option<u64>,
+    /// Several sources instead of `paths`, `format`, `field` and `max_bytes`, with weights or without.
+    pub sources: Vec<DataSource>,
+    /// How documents become sequences: wrapped or whole. If absent, whole for conversations, and wrapped for others.
+    pub packing: Option<Packing>,
+    /// Share to hold out.
+    pub held_out_fraction: f64,
     /// A checkpoint folder, a `tokenizer.json` or a `tokenizer.model`, or `bytes`. If absent, that of `model.hf_path`, and bytes for a
     /// preset.
     pub tokenizer: Option<String>,
-    /// Bytes to take at most.
-    pub max_bytes: usize,
-    /// Share to hold out.
-    pub held_out_fraction: f64,
+    /// A Jinja file for `messages`. If absent, that of the tokenizer's folder.
+    pub chat_template: Option<PathBuf>,
+    /// Where tokens are kept. If absent, `burn-float8/tokens` in the user's cache folder.
+    pub cache: Option<PathBuf>,
 }
 
 /// What is saved of a run, and when.
@@ -146,6 +163,7 @@ impl Default for TrainingSection {
             batch_size: 8,
             grad_accumulation: 1,
             seq_len: 128,
+            attn_mask_type: AttnMaskType::Causal,
             seed: 0,
             max_norm: 1.0,
             log_every: 20,
@@ -175,7 +193,18 @@ impl Default for OptimizerSection {
 
 impl Default for DataSection {
     fn default() -> Self {
-        Self { paths: Vec::new(), tokenizer: None, max_bytes: 4_000_000, held_out_fraction: 0.05 }
+        Self {
+            paths: vec![],
+            format: None,
+            field: "text".into(),
+            max_bytes: None,
+            sources: vec![],
+            packing: None,
+            held_out_fraction: 0.05,
+            tokenizer: None,
+            chat_template: None,
+            cache: None,
+        }
     }
 }
 
@@ -247,14 +276,87 @@ impl OptimizerSection {
 }
 
 impl DataSection {
+    /// Bytes that are taken of the Cargo registry.
+    const REGISTRY_BYTES: u64 = 4_000_000;
+
     /// Checks what the types do not.
     ///
     /// # Errors
     /// [`ConfigError::Value`] naming the first key that cannot be.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        require("data.max_bytes", self.max_bytes, self.max_bytes >= 1, "must be at least 1")?;
+        if let Some(max_bytes) = self.max_bytes {
+            require("data.max_bytes", max_bytes, max_bytes >= 1, "must be at least 1")?;
+        }
         let held_out = self.held_out_fraction;
-        require("data.held_out_fraction", held_out, held_out > 0.0 && held_out < 1.0, "must be in (0, 1)")
+        require("data.held_out_fraction", held_out, held_out > 0.0 && held_out < 1.0, "must be in (0, 1)")?;
+        let default = Self::default();
+        let is_alone =
+            self.paths.is_empty() && self.format.is_none() && self.field == default.field && self.max_bytes.is_none();
+        let reason = "each source has its own paths, format, field and max_bytes: remove those of [data]";
+        require("data.sources", format!("{} sources", self.sources.len()), self.sources.is_empty() || is_alone, reason)
+    }
+
+    /// Reads these files and folders instead, if there are any.
+    pub fn replace_paths(&mut self, paths: &[PathBuf]) {
+        if !paths.is_empty() {
+            self.paths = paths.to_vec();
+            self.sources.clear();
+        }
+    }
+
+    /// Whether nobody has said what to train on.
+    pub fn is_default(&self) -> bool {
+        self.paths.is_empty() && self.sources.is_empty()
+    }
+
+    /// What to read.
+    pub fn sources(&self) -> Vec<DataSource> {
+        if !self.sources.is_empty() {
+            return self.sources.clone();
+        }
+        let Self { paths, format, field, max_bytes, .. } = self.clone();
+        let source = DataSource { paths, format, field, max_bytes, ..DataSource::default() };
+        if !self.is_default() {
+            return vec![source];
+        }
+        let cargo_home = std::env::var_os("CARGO_HOME")
+            .map_or_else(|| std::env::home_dir().unwrap_or_default().join(".cargo"), PathBuf::from);
+        vec![DataSource {
+            paths: vec![cargo_home.join("registry").join("src")],
+            extension: Some("rs".into()),
+            max_bytes: max_bytes.or(Some(Self::REGISTRY_BYTES)),
+            ..source
+        }]
+    }
+
+    /// Where tokens are kept.
+    pub fn cache(&self) -> PathBuf {
+        self.cache.clone().unwrap_or_else(|| {
+            let set = std::env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
+            let default = || std::env::home_dir().map(|home| home.join(".cache"));
+            let user = set.or_else(default).unwrap_or_else(std::env::temp_dir);
+            user.join("burn-float8").join("tokens")
+        })
+    }
+
+    /// Opens it.
+    ///
+    /// # Errors
+    /// Any [`DataError`]; for the Cargo registry, which nobody asked for, [`DataError::NoDefaultText`].
+    pub fn open(
+        &self,
+        tokenizer: &Tokenizer,
+        template: Option<&ChatTemplate>,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Dataset, DataError> {
+        let cache = self.cache();
+        let data = Dataset::open(&self.sources(), self.held_out_fraction, tokenizer, template, &cache, progress);
+        data.map_err(|error| match error {
+            error @ (DataError::Io { .. } | DataError::NoText { .. }) if self.is_default() => {
+                DataError::NoDefaultText(Box::new(error))
+            }
+            error => error,
+        })
     }
 }
 

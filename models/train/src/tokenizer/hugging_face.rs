@@ -18,8 +18,8 @@ pub(super) struct HuggingFace {
 }
 
 impl HuggingFace {
-    pub(super) fn from_file(path: &Path) -> Result<Self, TokenizerError> {
-        let bytes = std::fs::read(path).map_err(|source| TokenizerError::Io { path: path.into(), source })?;
+    /// `path` is for errors.
+    pub(super) fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self, TokenizerError> {
         let fail = |reason: String| TokenizerError::HuggingFace { path: path.into(), reason };
         let mut text = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| fail(error.to_string()))?;
         // The file may say to what length its author cut texts.

@@ -8,8 +8,11 @@ mod marks;
 mod stream;
 mod tiktoken;
 
+use std::fs;
 use std::ops::Range;
 use std::path::Path;
+
+use sha2::{Digest, Sha256};
 
 pub use bytes::ByteTokenizer;
 pub(crate) use config::ConfigFile;
@@ -18,6 +21,8 @@ use hugging_face::HuggingFace;
 use marks::Marks;
 pub use stream::TextStream;
 use tiktoken::Tiktoken;
+
+use crate::digest::{Fingerprint, hex};
 
 /// What the name of a special token in a text stands for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,6 +48,8 @@ pub enum SpecialTokens {
 pub struct Tokenizer {
     kind: Kind,
     marks: Marks,
+    /// SHA-256 of the file.
+    digest: String,
 }
 
 enum Kind {
@@ -54,7 +61,11 @@ enum Kind {
 impl Tokenizer {
     /// Byte-level tokens, see [`ByteTokenizer`].
     pub fn bytes() -> Self {
-        Self { kind: Kind::Bytes, marks: Marks { bos: Some(ByteTokenizer::BOS), ..Marks::default() } }
+        Self {
+            kind: Kind::Bytes,
+            marks: Marks { bos: Some(ByteTokenizer::BOS), ..Marks::default() },
+            digest: String::new(),
+        }
     }
 
     /// The tokenizer of a checkpoint: `folder/tokenizer.json` (Hugging Face), else `folder/tokenizer.model` (Llama 3's ranks). Which
@@ -74,18 +85,20 @@ impl Tokenizer {
     /// Any [`TokenizerError`] about files.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, TokenizerError> {
         let path = path.as_ref();
+        let bytes = fs::read(path).map_err(|source| TokenizerError::Io { path: path.into(), source })?;
+        let digest = hex(Sha256::new_with_prefix(&bytes));
         let (kind, own) = if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json")) {
-            let tokenizer = HuggingFace::from_file(path)?;
+            let tokenizer = HuggingFace::from_bytes(&bytes, path)?;
             let own = Marks { bos: tokenizer.first(), ..Marks::default() };
             (Kind::HuggingFace(Box::new(tokenizer)), own)
         } else {
-            let tokenizer = Tiktoken::from_file(path)?;
+            let tokenizer = Tiktoken::from_bytes(bytes, path)?;
             let id = |name| tokenizer.id(name);
             let stop = ["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"].into_iter().filter_map(id).collect();
             let own = Marks { bos: id("<|begin_of_text|>"), eos: id("<|end_of_text|>"), stop };
             (Kind::Tiktoken(Box::new(tokenizer)), own)
         };
-        let mut tokenizer = Self { kind, marks: Marks::default() };
+        let mut tokenizer = Self { kind, marks: Marks::default(), digest };
         tokenizer.marks = own.with_files_beside(path, tokenizer.vocab_size(), |name| tokenizer.id_of(name))?;
         Ok(tokenizer)
     }
@@ -110,6 +123,13 @@ impl Tokenizer {
             Kind::HuggingFace(_) => "tokenizer.json",
             Kind::Tiktoken(_) => "tokenizer.model",
         }
+    }
+
+    /// SHA-256, in hexadecimal, over all that decides which ids [`document`](Self::document) gives: the format, the file, BOS and EOS.
+    pub fn fingerprint(&self) -> String {
+        let mark = |mark: Option<u32>| mark.map_or(u64::MAX, u64::from);
+        let fingerprint = Fingerprint::default().field(self.format()).field(&self.digest);
+        fingerprint.number(mark(self.bos())).number(mark(self.eos())).hex()
     }
 
     /// One more than the largest id.

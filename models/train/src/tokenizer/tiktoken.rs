@@ -2,7 +2,6 @@
 //! expression that splits text into words are not in the file; they are those of the package `llama-models`.
 
 use std::collections::{HashMap, HashSet};
-use std::fs;
 use std::path::Path;
 
 use base64::Engine;
@@ -44,8 +43,12 @@ pub(super) struct Tiktoken {
 }
 
 impl Tiktoken {
-    pub(super) fn from_file(path: &Path) -> Result<Self, TokenizerError> {
-        let text = fs::read_to_string(path).map_err(|source| TokenizerError::Io { path: path.into(), source })?;
+    /// `path` is for errors.
+    pub(super) fn from_bytes(bytes: Vec<u8>, path: &Path) -> Result<Self, TokenizerError> {
+        let text = String::from_utf8(bytes).map_err(|error| TokenizerError::Io {
+            path: path.into(),
+            source: std::io::Error::new(std::io::ErrorKind::InvalidData, error),
+        })?;
         let mut ranks = HashMap::new();
         for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.is_empty()) {
             let fail = |reason: String| TokenizerError::Ranks { path: path.into(), line: i + 1, reason };

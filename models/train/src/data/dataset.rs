@@ -1,0 +1,349 @@
+//! [`Dataset`]: sources, tokenized, and the sequences that are made of them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::cache::entry;
+use super::documents::Encoder;
+use super::error::cannot_write;
+use super::packing::{Packing, Sequence, Sequences};
+use super::part::{Marks, Part};
+use super::position::SourceState;
+use super::scan::{Scanned, Scanner};
+use super::sequences::{Stream, TrainSequences};
+use super::split::{StreamFiles, Streams};
+use super::token_file::{TokenFile, Width};
+use super::tokenize::tokenize;
+use super::{DataError, DataSource, Format};
+use crate::digest::Fingerprint;
+use crate::{ChatTemplate, Tokenizer};
+
+/// Of everything that decides what the cache holds and is in no file: the way from text to tokens in this code.
+const CACHE_VERSION: u64 = 1;
+
+/// How far tokenizing has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes tokenized.
+    pub bytes: u64,
+    /// Bytes to tokenize; of Parquet files about as many.
+    pub total_bytes: u64,
+}
+
+/// How much data there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DatasetSize {
+    /// Files that were read.
+    pub files: usize,
+    /// Files that were passed over: empty, binary or not UTF-8.
+    pub skipped: usize,
+    /// Tokens to train on.
+    pub train_tokens: u64,
+    /// Tokens held out.
+    pub held_out_tokens: u64,
+}
+
+/// The shape of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SequenceShape {
+    /// Sequences in a batch.
+    pub batch_size: usize,
+    /// Targets per sequence.
+    pub seq_len: usize,
+    /// If absent, sources with messages, and token files with a mask, keep documents whole, and others are wrapped.
+    pub packing: Option<Packing>,
+}
+
+/// Tokenized sources.
+#[derive(Debug)]
+pub struct Dataset {
+    sources: Vec<Source>,
+    cache: PathBuf,
+    size: DatasetSize,
+    was_cached: bool,
+    padding: u32,
+}
+
+#[derive(Debug)]
+struct Source {
+    weight: Option<f64>,
+    /// With the packing by default.
+    state: SourceState,
+    train: Vec<Arc<Part>>,
+    held_out: Vec<Arc<Part>>,
+}
+
+impl Dataset {
+    /// Finds `sources` in the folder `cache`, or tokenizes them into it. Token files are read where they are.
+    ///
+    /// Of each source, documents with `held_out_fraction` of the tokens, and the end of each token file, are held out. `template` is
+    /// for `messages`. `progress` is called while something is tokenized.
+    ///
+    /// # Errors
+    /// Any [`DataError`] but those of [`train`](Self::train) and [`TrainSequences::seek`].
+    pub fn open(
+        sources: &[DataSource],
+        held_out_fraction: f64,
+        tokenizer: &Tokenizer,
+        template: Option<&ChatTemplate>,
+        cache: &Path,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Self, DataError> {
+        check_weights(sources)?;
+        if !(0.0..1.0).contains(&held_out_fraction) {
+            return Err(DataError::HeldOutFraction { fraction: held_out_fraction });
+        }
+        fs::create_dir_all(cache).map_err(cannot_write(cache))?;
+        let mut dataset = Self {
+            sources: vec![],
+            cache: cache.into(),
+            size: DatasetSize::default(),
+            was_cached: true,
+            padding: tokenizer.eos().or(tokenizer.bos()).unwrap_or_default(),
+        };
+        let mut opener = Opener { held_out_fraction, tokenizer, template, cache, progress };
+        for source in sources {
+            dataset.add(&mut opener, source)?;
+        }
+        for part in dataset.sources.iter().flat_map(|source| &source.train) {
+            dataset.size.train_tokens += part.len();
+        }
+        for part in dataset.sources.iter().flat_map(|source| &source.held_out) {
+            dataset.size.held_out_tokens += part.len();
+        }
+        Ok(dataset)
+    }
+
+    fn add(&mut self, opener: &mut Opener<'_>, source: &DataSource) -> Result<(), DataError> {
+        let memory = opener.cache.join(format!("{}.files.json", source_name(source)));
+        let mut scanner = Scanner::load(&memory);
+        let selection = source.select(&mut scanner);
+        scanner.save(&memory);
+        let selection = selection?;
+        self.size.files += selection.files.len();
+        self.size.skipped += selection.skipped;
+        let (opened, was_cached) = opener.open(source, &selection.files)?;
+        self.was_cached &= was_cached;
+        self.sources.push(opened);
+        Ok(())
+    }
+
+    /// How much data there is.
+    pub fn size(&self) -> DatasetSize {
+        self.size
+    }
+
+    /// Whether nothing had to be tokenized.
+    pub fn was_cached(&self) -> bool {
+        self.was_cached
+    }
+
+    /// Endless sequences to train on, from the first one of the order of `seed`.
+    ///
+    /// # Errors
+    /// [`DataError::TooFewTokens`] unless there is one batch without overlap, [`DataError::Shape`], and [`DataError::Io`] or
+    /// [`DataError::Cache`] for what is wrong with the cache.
+    pub fn train(&self, shape: SequenceShape, seed: u64) -> Result<TrainSequences, DataError> {
+        let SequenceShape { batch_size, seq_len, .. } = shape.check()?;
+        let mut streams: Vec<Stream> = vec![];
+        for (number, source) in self.sources.iter().enumerate() {
+            let packing = shape.packing.unwrap_or(source.state.packing);
+            let mut parts = vec![];
+            for part in &source.train {
+                let part = part.clone();
+                parts.push(match packing {
+                    Packing::Wrapped => (number, Sequences::windows(part, seq_len, self.padding)),
+                    Packing::Whole => (number, Sequences::whole(part, seq_len, self.padding, &self.cache)?),
+                });
+            }
+            let state = SourceState { packing, ..source.state.clone() };
+            match streams.last_mut().filter(|_| source.weight.is_none()) {
+                Some(stream) => {
+                    stream.sources.push(state);
+                    stream.parts.extend(parts);
+                }
+                None => streams.push(Stream { weight: source.weight, sources: vec![state], parts }),
+            }
+        }
+        let full = streams.iter().flat_map(|stream| &stream.parts).map(|(_, part)| part.full()).sum();
+        let all_have_some = streams.iter().all(|stream| stream.count() > 0);
+        if full < batch_size as u64 || !all_have_some {
+            let sequences = if all_have_some { full } else { 0 };
+            return Err(shape.too_few("training", self.size.train_tokens, sequences));
+        }
+        Ok(TrainSequences::new(streams, seed, seq_len))
+    }
+
+    /// Up to `count` sequences that have no target in common, in whole batches, at even distances over what is held out: always the
+    /// same ones.
+    ///
+    /// # Errors
+    /// As [`train`](Self::train), and any that reading sequences has.
+    pub fn held_out(&self, shape: SequenceShape, count: usize) -> Result<Vec<Sequence>, DataError> {
+        let SequenceShape { batch_size, seq_len, .. } = shape.check()?;
+        let mut parts = vec![];
+        for source in &self.sources {
+            for part in source.held_out.iter().cloned() {
+                parts.push(match shape.packing.unwrap_or(source.state.packing) {
+                    Packing::Wrapped => (0, Sequences::separate_windows(part, seq_len, self.padding)),
+                    Packing::Whole => (0, Sequences::whole(part, seq_len, self.padding, &self.cache)?),
+                });
+            }
+        }
+        let stream = Stream { weight: None, sources: vec![], parts };
+        let (available, batch) = (stream.count(), batch_size as u64);
+        if available < batch {
+            return Err(shape.too_few("held-out", self.size.held_out_tokens, available));
+        }
+        let wanted = available.min(count as u64) / batch * batch;
+        let place = |i: u64| (u128::from(i) * u128::from(available) / u128::from(wanted)) as u64;
+        (0..wanted).map(|i| stream.sequence(place(i))).collect()
+    }
+}
+
+impl SequenceShape {
+    fn check(self) -> Result<Self, DataError> {
+        let fail = |name, value| Err(DataError::Shape { name, value, range: "between 1 and 2^31 - 1" });
+        let range = 1..=i32::MAX as usize;
+        match self {
+            Self { seq_len, .. } if !range.contains(&seq_len) => fail("seq_len", seq_len),
+            Self { batch_size, .. } if !range.contains(&batch_size) => fail("batch_size", batch_size),
+            shape => Ok(shape),
+        }
+    }
+
+    fn too_few(self, split: &'static str, tokens: u64, sequences: u64) -> DataError {
+        let Self { batch_size, seq_len, .. } = self;
+        DataError::TooFewTokens { split, tokens, sequences, batch_size, seq_len }
+    }
+}
+
+/// What opening a source needs.
+struct Opener<'a> {
+    held_out_fraction: f64,
+    tokenizer: &'a Tokenizer,
+    template: Option<&'a ChatTemplate>,
+    cache: &'a Path,
+    progress: &'a mut dyn FnMut(Progress),
+}
+
+impl Opener<'_> {
+    /// And whether nothing had to be tokenized.
+    fn open(&mut self, source: &DataSource, files: &[Scanned]) -> Result<(Source, bool), DataError> {
+        let (token_files, documents): (Vec<_>, Vec<_>) = files.iter().partition(|file| file.format == Format::Bin);
+        let is_object = |file: &&Scanned| matches!(file.format, Format::Jsonl | Format::Parquet);
+        let has_objects = documents.iter().any(is_object);
+        let field = if has_objects { source.field.clone() } else { String::new() };
+        let chat_template = self.template.filter(|_| has_objects).map(template_fingerprint);
+        let tokenizer = self.tokenizer.fingerprint();
+        let fingerprint = |files: &[&Scanned]| {
+            let settings = Fingerprint::default()
+                .number(CACHE_VERSION)
+                .field(&tokenizer)
+                .field(chat_template.as_deref().unwrap_or_default())
+                .field(&field)
+                .number(self.held_out_fraction.to_bits());
+            let file = |fingerprint: Fingerprint, file: &&Scanned| {
+                fingerprint.field(format!("{:?}", file.format)).number(file.taken).field(&file.sha256)
+            };
+            files.iter().fold(settings, file).hex()
+        };
+        let name = fingerprint(&documents);
+        let mut state = SourceState {
+            fingerprint: fingerprint(&files.iter().collect::<Vec<_>>()),
+            tokenizer: tokenizer.clone(),
+            chat_template: chat_template.clone(),
+            field: field.clone(),
+            held_out_fraction: self.held_out_fraction,
+            packing: Packing::Wrapped,
+            num_files: files.len(),
+            files: SourceState::list_files(files),
+        };
+        let names: Vec<_> = token_files.iter().map(|file| fingerprint(&[file])).collect();
+        let (mut train, mut held_out, mut was_cached) = (vec![], vec![], true);
+        if !documents.is_empty() {
+            let parts = self.open_documents(&source.field, &documents, name)?;
+            was_cached = parts.1;
+            let [first, second] = parts.0;
+            train.push(first);
+            held_out.push(second);
+        }
+        for (file, name) in token_files.into_iter().zip(names) {
+            let [first, second] = self.open_token_file(file, &name)?;
+            train.push(first);
+            held_out.push(second);
+        }
+        if train.iter().any(Part::has_mask) {
+            state.packing = Packing::Whole;
+        }
+        let [train, held_out] = [train, held_out].map(|parts| parts.into_iter().map(Arc::new).collect());
+        Ok((Source { weight: source.weight, state, train, held_out }, was_cached))
+    }
+
+    fn open_documents(
+        &mut self,
+        field: &str,
+        files: &[&Scanned],
+        name: String,
+    ) -> Result<([Part; 2], bool), DataError> {
+        let vocab_size = self.tokenizer.vocab_size();
+        let width = Width::for_vocabulary(vocab_size);
+        let is_whole = |folder: &Path, streams: &Streams| {
+            StreamFiles::train(folder).are_whole(streams.train, width, streams.has_mask)
+                && StreamFiles::held_out(folder).are_whole(streams.held_out, width, streams.has_mask)
+        };
+        let encoder = Encoder { tokenizer: self.tokenizer, template: self.template, field };
+        let cached = entry(self.cache, &name, is_whole, |folder| {
+            tokenize(files, &encoder, self.held_out_fraction, folder, self.progress)
+        })?;
+        let Streams { train, held_out, has_mask } = cached.manifest;
+        let part = |files, size, split| Part::cached(&files, size, has_mask, vocab_size, format!("{name}-{split}"));
+        let parts = [
+            part(StreamFiles::train(&cached.folder), train, "train")?,
+            part(StreamFiles::held_out(&cached.folder), held_out, "held_out")?,
+        ];
+        Ok((parts, cached.was_cached))
+    }
+
+    fn open_token_file(&self, file: &Scanned, name: &str) -> Result<[Part; 2], DataError> {
+        let vocab_size = self.tokenizer.vocab_size();
+        let marks = Marks { bos: self.tokenizer.bos(), eos: self.tokenizer.eos() };
+        let len = TokenFile::open(&file.path, file.taken, vocab_size)?.len();
+        let cut = len - (self.held_out_fraction * len as f64) as u64;
+        // The time of change too: an index of documents is made of all tokens, of which the fingerprint may know samples.
+        let part = |range, split| {
+            let name = format!("{name}-{split}-{}", file.modified);
+            Part::of_token_file(&file.path, file.taken, range, marks, vocab_size, name)
+        };
+        Ok([part(0..cut, "train")?, part(cut..len, "held_out")?])
+    }
+}
+
+fn template_fingerprint(template: &ChatTemplate) -> String {
+    let variables = serde_json::Value::Object(template.variables().clone()).to_string();
+    Fingerprint::default().field(template.source()).field(variables).hex()
+}
+
+/// Where the scanner's memory of a source is.
+fn source_name(source: &DataSource) -> String {
+    let paths = source.paths.iter().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
+    paths.fold(Fingerprint::default(), |name, path| name.field(path.as_os_str().as_encoded_bytes())).hex()
+}
+
+fn check_weights(sources: &[DataSource]) -> Result<(), DataError> {
+    if sources.iter().all(|source| source.paths.is_empty()) {
+        return Err(DataError::NoSource);
+    }
+    let is_weighted = sources.iter().any(|source| source.weight.is_some());
+    for source in sources {
+        match source.weight {
+            Some(weight) if !(weight > 0.0 && weight.is_finite()) => {
+                return Err(DataError::Weight { paths: source.paths.clone(), weight });
+            }
+            None if is_weighted => return Err(DataError::MissingWeight { paths: source.paths.clone() }),
+            _ => {}
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,31 @@
+//! Training data: files to sequences of tokens, of which a bounded part is in memory.
+//!
+//! [`Dataset::open`] tokenizes what [`DataSource`]s name into a cache on disk, or finds it there. [`Dataset::train`] gives endless
+//! [`TrainSequences`] in an order that depends on seed and epoch alone, and goes on from the [`Position`] in a checkpoint;
+//! [`Dataset::held_out`] gives the sequences that a model is judged by.
+
+mod cache;
+mod dataset;
+mod documents;
+mod error;
+mod order;
+mod packing;
+#[cfg(feature = "parquet")]
+mod parquet;
+mod part;
+mod pieces;
+mod position;
+mod raw_file;
+mod scan;
+mod sequences;
+mod source;
+mod split;
+mod token_file;
+mod tokenize;
+
+pub use dataset::{Dataset, DatasetSize, Progress, SequenceShape};
+pub use error::{DataError, DocumentError};
+pub use packing::{Packing, Sequence};
+pub use position::{FileState, Place, Position, SourceState, StreamPosition};
+pub use sequences::TrainSequences;
+pub use source::{DataSource, Format};

@@ -1,0 +1,179 @@
+//! [`Position`]: where training is in its data, and of which data that is said.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::scan::{Scanned, is_sampled};
+use super::{DataError, Format, Packing};
+
+/// Sources of more files do not list them in a position.
+const MAX_FILES: usize = 1000;
+
+/// Where training is in its data: what a checkpoint holds of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Position {
+    /// Sequences taken in all.
+    pub sequences: u64,
+    /// That of the order.
+    pub seed: u64,
+    /// Targets of a sequence.
+    pub seq_len: usize,
+    /// One for each source that has a weight, or one for all sources.
+    pub streams: Vec<StreamPosition>,
+}
+
+/// Where training is in sources that are visited together.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StreamPosition {
+    /// From 0.
+    pub epoch: u64,
+    /// Sequences taken in this epoch.
+    pub index: u64,
+    /// What the next sequence begins with.
+    pub next: Place,
+    /// The weight of its source.
+    pub weight: Option<f64>,
+    /// What the sequences are made of.
+    pub sources: Vec<SourceState>,
+}
+
+/// A place in the data, for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// The number of the source, from 0.
+    pub source: usize,
+    /// The number of the document among those to train on, from 0; none for a token file, whose documents are not numbered.
+    pub document: Option<u64>,
+    /// Tokens from the beginning of the document, or of the token file.
+    pub offset: u64,
+}
+
+/// What a source was when its sequences were made: everything that decides about them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SourceState {
+    /// SHA-256 over everything that decides about its tokens.
+    pub fingerprint: String,
+    /// That of the tokenizer.
+    pub tokenizer: String,
+    /// That of the chat template.
+    pub chat_template: Option<String>,
+    /// [`DataSource::field`](super::DataSource::field).
+    pub field: String,
+    /// Share that is not trained on.
+    pub held_out_fraction: f64,
+    /// How its documents became sequences.
+    pub packing: Packing,
+    /// How many files it has.
+    pub num_files: usize,
+    /// These files, unless there are more than 1000.
+    pub files: Vec<FileState>,
+}
+
+/// What a file was.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileState {
+    /// As it was found.
+    pub path: PathBuf,
+    /// How it is read.
+    pub format: Format,
+    /// Its size.
+    pub bytes: u64,
+    /// How many of them are taken.
+    pub taken: u64,
+    /// When it was last changed, in nanoseconds since 1970.
+    pub modified: u64,
+    /// SHA-256 of the bytes that are taken. Of a token file of more than 64 MiB, that of samples; there, `modified` must be the same
+    /// too.
+    pub sha256: String,
+}
+
+impl FileState {
+    fn is_sampled(&self) -> bool {
+        self.format == Format::Bin && is_sampled(self.bytes)
+    }
+
+    fn difference(&self, now: &Self) -> Option<String> {
+        let Self { bytes, taken, modified, sha256, .. } = self;
+        if *bytes != now.bytes {
+            Some(format!("it had {bytes} bytes, now it has {}", now.bytes))
+        } else if *taken != now.taken {
+            Some(format!("{taken} of its bytes were taken, now {}: set max_bytes as it was", now.taken))
+        } else if *sha256 != now.sha256 {
+            Some("it has the same size but other content".into())
+        } else if self.is_sampled() && *modified != now.modified {
+            let [then, now] = [*modified, now.modified].map(seconds);
+            Some(format!(
+                "its last change was at {then}, now it is at {now} (seconds since 1970), and it is too large to compare all of it; if \
+                 you know that it is the same, set the time back with `touch -d @{then}`"
+            ))
+        } else {
+            None
+        }
+    }
+}
+
+impl From<&Scanned> for FileState {
+    fn from(file: &Scanned) -> Self {
+        let Scanned { path, format, bytes, modified, taken, sha256 } = file.clone();
+        Self { path, format, bytes, taken, modified, sha256 }
+    }
+}
+
+fn seconds(nanoseconds: u64) -> String {
+    format!("{}.{:09}", nanoseconds / 1_000_000_000, nanoseconds % 1_000_000_000)
+}
+
+impl SourceState {
+    pub(super) fn list_files(files: &[Scanned]) -> Vec<FileState> {
+        if files.len() > MAX_FILES { vec![] } else { files.iter().map(FileState::from).collect() }
+    }
+
+    /// # Errors
+    /// [`DataError::ChangedFile`] and [`DataError::ChangedData`] unless `now` gives the same sequences.
+    pub(super) fn check(&self, now: &Self) -> Result<(), DataError> {
+        if self.num_files == self.files.len() && now.num_files == now.files.len() {
+            self.check_files(now)?;
+        }
+        let changed = |what: String| Err(DataError::ChangedData { difference: what });
+        if self.tokenizer != now.tokenizer {
+            changed("it is tokenized with another tokenizer, or one whose files have changed".into())
+        } else if self.chat_template != now.chat_template {
+            changed("the chat template is another one".into())
+        } else if self.field != now.field {
+            changed(format!("text was read from the field `{}`, now from `{}`", self.field, now.field))
+        } else if self.held_out_fraction != now.held_out_fraction {
+            changed(format!("held_out_fraction was {}, now it is {}", self.held_out_fraction, now.held_out_fraction))
+        } else if self.packing != now.packing {
+            changed(format!("packing was {:?}, now it is {:?}", self.packing, now.packing).to_lowercase())
+        } else if self.num_files != now.num_files {
+            changed(format!("there were {} files, now there are {}", self.num_files, now.num_files))
+        } else if self.fingerprint != now.fingerprint {
+            changed("one or more of the files have other content".into())
+        } else {
+            Ok(())
+        }
+    }
+
+    fn check_files(&self, now: &Self) -> Result<(), DataError> {
+        let changed = |path: &PathBuf, difference| Err(DataError::ChangedFile { path: path.clone(), difference });
+        // Files that lie elsewhere, with the same content in the same order, are the same data.
+        for (then, now) in self.files.iter().zip(&now.files) {
+            if let Some(difference) = then.difference(now).filter(|_| then.path == now.path) {
+                return changed(&then.path, difference);
+            }
+        }
+        let is_in = |file: &FileState, files: &[FileState]| files.iter().any(|other| other.path == file.path);
+        let same = |(then, now): (&FileState, &FileState)| then.difference(now).is_none();
+        if self.files.len() == now.files.len() && self.files.iter().zip(&now.files).all(same) {
+            return Ok(());
+        }
+        if let Some(file) = self.files.iter().find(|file| !is_in(file, &now.files)) {
+            return changed(&file.path, "it is no longer there".into());
+        }
+        match now.files.iter().find(|file| !is_in(file, &self.files)) {
+            Some(file) => changed(&file.path, "it was not there then".into()),
+            None => Err(DataError::ChangedData { difference: "the order of the files is another one".into() }),
+        }
+    }
+}

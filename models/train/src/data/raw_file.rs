@@ -1,0 +1,45 @@
+//! [`RawFile`]: bytes and numbers from any place of a file. Nothing is mapped into memory, as pages once read would stay there.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use super::DataError;
+use super::error::cannot_read;
+
+/// A file that is read at any place, by any thread.
+#[derive(Debug)]
+pub(super) struct RawFile {
+    path: PathBuf,
+    file: Mutex<File>,
+}
+
+impl RawFile {
+    pub(super) fn open(path: &Path) -> Result<Self, DataError> {
+        let file = File::open(path).map_err(cannot_read(path))?;
+        Ok(Self { path: path.into(), file: Mutex::new(file) })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// `len` bytes from `begin` on. A file that has become shorter is an error.
+    pub(super) fn read(&self, begin: u64, len: usize) -> Result<Vec<u8>, DataError> {
+        let mut bytes = vec![0; len];
+        let mut read = || -> io::Result<()> {
+            let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+            file.seek(SeekFrom::Start(begin))?;
+            file.read_exact(&mut bytes)
+        };
+        read().map_err(cannot_read(&self.path))?;
+        Ok(bytes)
+    }
+
+    /// `len` numbers of 64 bits from number `begin` on.
+    pub(super) fn numbers(&self, begin: u64, len: usize) -> Result<Vec<u64>, DataError> {
+        let bytes = self.read(8 * begin, 8 * len)?;
+        Ok(bytes.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect())
+    }
+}

@@ -1,0 +1,240 @@
+//! One look at each file before it is tokenized: what can be taken of it, and a fingerprint of that. A file whose size and time
+//! of change are those of the last look is not read again.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::error::cannot_read;
+use super::token_file::Header;
+use super::{DataError, Format};
+use crate::digest::{Fingerprint, hex};
+
+/// Bytes that are read at once.
+const CHUNK: usize = 1 << 20;
+/// A change this long before a look could be followed by one with the same time: clocks of file systems are coarse.
+const COARSEST_CLOCK: Duration = Duration::from_secs(2);
+
+/// A file, and what is taken of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Scanned {
+    pub(super) path: PathBuf,
+    pub(super) format: Format,
+    /// Bytes of the file.
+    pub(super) bytes: u64,
+    /// Of the last change, in nanoseconds since 1970.
+    pub(super) modified: u64,
+    /// Bytes from the beginning that are taken; of a Parquet file, bytes of text.
+    pub(super) taken: u64,
+    /// SHA-256 of these bytes, or of samples of a large token file.
+    pub(super) sha256: String,
+}
+
+impl Scanned {
+    /// # Errors
+    /// [`DataError::ChangedWhileRead`] if the file has been changed since the look.
+    pub(super) fn check_unchanged(&self) -> Result<(), DataError> {
+        let (bytes, changed) = size_and_time(&self.path)?;
+        match (bytes, nanoseconds(changed)) == (self.bytes, self.modified) {
+            true => Ok(()),
+            false => Err(DataError::ChangedWhileRead { path: self.path.clone() }),
+        }
+    }
+}
+
+fn size_and_time(path: &Path) -> Result<(u64, SystemTime), DataError> {
+    let metadata = fs::metadata(path).map_err(cannot_read(path))?;
+    Ok((metadata.len(), metadata.modified().map_err(cannot_read(path))?))
+}
+
+/// Since 1970.
+fn nanoseconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64
+}
+
+/// Looks at files and remembers what it saw.
+#[derive(Debug, Default)]
+pub(super) struct Scanner {
+    known: HashMap<PathBuf, Seen>,
+    seen: Vec<Seen>,
+}
+
+/// One look at a file; `None` is one that was passed over.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Seen {
+    path: PathBuf,
+    format: Format,
+    bytes: u64,
+    modified: u64,
+    limit: u64,
+    result: Option<(u64, String)>,
+}
+
+impl Scanner {
+    /// Remembers what an earlier [`save`](Self::save) wrote to `memory`. A file that is missing or broken is no memory.
+    pub(super) fn load(memory: &Path) -> Self {
+        let seen: Vec<Seen> =
+            fs::read(memory).ok().and_then(|json| serde_json::from_slice(&json).ok()).unwrap_or_default();
+        Self { known: seen.into_iter().map(|seen| (seen.path.clone(), seen)).collect(), seen: vec![] }
+    }
+
+    /// Writes down what was seen. Without it the next start reads the files again, so that failing is no error.
+    pub(super) fn save(&self, memory: &Path) {
+        let save = || -> Option<()> {
+            let file = tempfile::NamedTempFile::new_in(memory.parent()?).ok()?;
+            serde_json::to_writer(&file, &self.seen).ok()?;
+            file.persist(memory).ok()?;
+            Some(())
+        };
+        let _ = save();
+    }
+
+    /// What is taken of `path` within `limit` bytes; none of a file that is empty, binary or not UTF-8.
+    pub(super) fn scan(
+        &mut self,
+        path: &Path,
+        format: Format,
+        limit: u64,
+        must_be_of_format: bool,
+    ) -> Result<Option<Scanned>, DataError> {
+        #[cfg(not(feature = "parquet"))]
+        if format == Format::Parquet {
+            return Err(DataError::FeatureOff { path: path.into(), format: "Parquet", feature: "parquet" });
+        }
+        let now = SystemTime::now();
+        let (bytes, changed) = size_and_time(path)?;
+        let modified = nanoseconds(changed);
+        let limit = limit.min(bytes);
+        let same = |seen: &&Seen| {
+            (seen.format, seen.bytes, seen.modified, seen.limit) == (format, bytes, modified, limit)
+                && (seen.result.is_some() || !must_be_of_format)
+        };
+        let seen = match self.known.get(path).filter(same) {
+            Some(seen) => seen.clone(),
+            None => {
+                let result = match format {
+                    Format::Text => scan_text(path, bytes, limit)?,
+                    Format::Jsonl => scan_lines(path, bytes, limit)?,
+                    Format::Parquet => scan_bytes(path, bytes)?.map(|(_, sha256)| (limit, sha256)),
+                    Format::Bin => scan_tokens(path, bytes, limit, must_be_of_format)?,
+                };
+                Seen { path: path.into(), format, bytes, modified, limit, result }
+            }
+        };
+        let file = seen.result.clone().filter(|(taken, _)| *taken > 0).map(|(taken, sha256)| Scanned {
+            path: path.into(),
+            format,
+            bytes,
+            modified,
+            taken,
+            sha256,
+        });
+        if now.duration_since(changed).is_ok_and(|age| age > COARSEST_CLOCK) {
+            self.seen.push(seen);
+        }
+        Ok(file)
+    }
+}
+
+/// Gives the first `limit` bytes of a file to `visit`, piece by piece, until that returns false.
+fn visit(path: &Path, limit: u64, mut visit: impl FnMut(&[u8]) -> bool) -> Result<(), DataError> {
+    let mut file = File::open(path).map_err(cannot_read(path))?.take(limit);
+    let mut buffer = vec![0; CHUNK.min(limit as usize + 1)];
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(n) if !visit(&buffer[..n]) => return Ok(()),
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(cannot_read(path)(error)),
+        }
+    }
+}
+
+/// Less a character that the limit would cut.
+fn scan_text(path: &Path, bytes: u64, limit: u64) -> Result<Option<(u64, String)>, DataError> {
+    let mut hasher = Sha256::new();
+    let (mut taken, mut is_text) = (0_u64, true);
+    // The beginning of a character.
+    let mut begun: Vec<u8> = vec![];
+    visit(path, limit, |piece| {
+        begun.extend(piece);
+        let valid = match std::str::from_utf8(&begun) {
+            Ok(text) => text.len(),
+            Err(error) => {
+                is_text &= error.error_len().is_none();
+                error.valid_up_to()
+            }
+        };
+        is_text &= !begun[..valid].contains(&0);
+        hasher.update(&begun[..valid]);
+        taken += valid as u64;
+        begun.drain(..valid);
+        is_text
+    })?;
+    let ends_in_character = !begun.is_empty() && limit == bytes;
+    Ok(Some((taken, hex(hasher))).filter(|_| is_text && !ends_in_character))
+}
+
+/// Less a line that the limit would cut.
+fn scan_lines(path: &Path, bytes: u64, limit: u64) -> Result<Option<(u64, String)>, DataError> {
+    let mut taken = limit;
+    if limit < bytes {
+        let mut at = 0;
+        taken = 0;
+        visit(path, limit, |piece| {
+            if let Some(end) = piece.iter().rposition(|byte| *byte == b'\n') {
+                taken = at + end as u64 + 1;
+            }
+            at += piece.len() as u64;
+            true
+        })?;
+    }
+    scan_bytes(path, taken)
+}
+
+fn scan_bytes(path: &Path, limit: u64) -> Result<Option<(u64, String)>, DataError> {
+    let mut hasher = Sha256::new();
+    visit(path, limit, |piece| {
+        hasher.update(piece);
+        true
+    })?;
+    Ok(Some((limit, hex(hasher))))
+}
+
+/// Token files are read where they are, and a start must not take the time to read all of one: of a large one, samples at even
+/// distances stand for the whole, and its time of change is compared too (see `Position`).
+fn scan_tokens(path: &Path, bytes: u64, limit: u64, must_be: bool) -> Result<Option<(u64, String)>, DataError> {
+    let header = match Header::read(path) {
+        Ok(header) => header,
+        Err(DataError::TokenFile { .. }) if !must_be => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    if limit < bytes && header.tokens_within(limit) < 2 {
+        return Ok(None);
+    }
+    if !is_sampled(bytes) {
+        return Ok(scan_bytes(path, bytes)?.map(|(_, sha256)| (limit, sha256)));
+    }
+    let file = super::raw_file::RawFile::open(path)?;
+    let samples = MAX_HASHED / CHUNK as u64;
+    let mut fingerprint = Fingerprint::default().number(bytes);
+    for sample in 0..samples {
+        let begin = (u128::from(bytes - CHUNK as u64) * u128::from(sample) / u128::from(samples - 1)) as u64;
+        fingerprint = fingerprint.field(file.read(begin, CHUNK)?);
+    }
+    Ok(Some((limit, fingerprint.hex())))
+}
+
+/// Larger token files are known by samples of as many bytes.
+const MAX_HASHED: u64 = 64 << 20;
+
+/// Whether a token file of as many bytes is known by samples.
+pub(super) fn is_sampled(bytes: u64) -> bool {
+    bytes > MAX_HASHED
+}

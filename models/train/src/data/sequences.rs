@@ -1,0 +1,184 @@
+//! [`TrainSequences`]: endless sequences to train on, in an order that depends on seed and epoch alone, from any position on.
+
+use std::sync::Arc;
+
+use super::DataError;
+use super::order::Permutation;
+use super::packing::{Sequence, Sequences};
+use super::position::{Place, Position, SourceState, StreamPosition};
+
+/// Sources that are visited together: everything in them once in an epoch.
+#[derive(Debug)]
+pub(super) struct Stream {
+    pub(super) weight: Option<f64>,
+    pub(super) sources: Vec<SourceState>,
+    /// Each with the number of its source.
+    pub(super) parts: Vec<(usize, Sequences)>,
+}
+
+impl Stream {
+    pub(super) fn count(&self) -> u64 {
+        self.parts.iter().map(|(_, part)| part.count()).sum()
+    }
+
+    /// The part that sequence `i` is in, and its number there.
+    fn find(&self, mut i: u64) -> (usize, &Sequences, u64) {
+        let mut parts = self.parts.iter().filter(|(_, part)| part.count() > 0).peekable();
+        loop {
+            match parts.next() {
+                Some((_, part)) if i >= part.count() && parts.peek().is_some() => i -= part.count(),
+                Some((source, part)) => return (*source, part, i),
+                None => unreachable!("a stream without sequences is an error when it is made"),
+            }
+        }
+    }
+
+    pub(super) fn sequence(&self, i: u64) -> Result<Sequence, DataError> {
+        let (_, part, i) = self.find(i);
+        part.sequence(i)
+    }
+
+    fn place(&self, i: u64) -> Result<Place, DataError> {
+        let (source, part, i) = self.find(i);
+        let (document, offset) = part.part().document_at(part.range(i)?.start)?;
+        Ok(Place { source, document, offset })
+    }
+}
+
+/// Where a stream is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Cursor {
+    epoch: u64,
+    index: u64,
+}
+
+/// Endless sequences to train on: an iterator without an end.
+///
+/// An epoch of a stream has each of its sequences once. With weights every source is a stream of its own, and each sequence comes from
+/// the source that is furthest behind its share.
+#[derive(Clone, Debug)]
+pub struct TrainSequences {
+    streams: Arc<[Stream]>,
+    cursors: Vec<Cursor>,
+    seed: u64,
+    seq_len: usize,
+}
+
+impl TrainSequences {
+    pub(super) fn new(streams: Vec<Stream>, seed: u64, seq_len: usize) -> Self {
+        let cursors = vec![Cursor::default(); streams.len()];
+        Self { streams: streams.into(), cursors, seed, seq_len }
+    }
+
+    /// Sequences of one epoch of each stream: one for each source that has a weight, or one for all sources.
+    pub fn sequences_per_epoch(&self) -> Vec<u64> {
+        self.streams.iter().map(Stream::count).collect()
+    }
+
+    /// Sequences taken in all.
+    pub fn taken(&self) -> u64 {
+        (0..self.streams.len()).map(|stream| self.taken_of(stream)).sum()
+    }
+
+    /// Where the next sequence is.
+    ///
+    /// # Errors
+    /// [`DataError::Io`] if the cache cannot be read.
+    pub fn position(&self) -> Result<Position, DataError> {
+        let streams = self.streams.iter().zip(&self.cursors).map(|(stream, &cursor)| {
+            let next = stream.place(self.order(stream, cursor))?;
+            let (weight, sources) = (stream.weight, stream.sources.clone());
+            Ok(StreamPosition { epoch: cursor.epoch, index: cursor.index, next, weight, sources })
+        });
+        let streams = streams.collect::<Result<_, DataError>>()?;
+        Ok(Position { sequences: self.taken(), seed: self.seed, seq_len: self.seq_len, streams })
+    }
+
+    /// Goes on where `position` was taken, with exactly the sequences that would have followed there.
+    ///
+    /// # Errors
+    /// [`DataError::ChangedFile`] and [`DataError::ChangedData`] if these cannot be had, as something that decides about them is not
+    /// what it was.
+    pub fn seek(&mut self, position: &Position) -> Result<(), DataError> {
+        let changed = |difference: String| Err(DataError::ChangedData { difference });
+        if position.seed != self.seed {
+            return changed(format!("its seed was {}, now it is {}", position.seed, self.seed));
+        }
+        if position.seq_len != self.seq_len {
+            return changed(format!("seq_len was {}, now it is {}", position.seq_len, self.seq_len));
+        }
+        let [then, now] = [
+            position.streams.iter().map(|s| s.weight).collect(),
+            self.streams.iter().map(|s| s.weight).collect::<Vec<_>>(),
+        ];
+        if then != now {
+            return changed(format!(
+                "the weights of its sources were {}, now they are {}",
+                weights(&then),
+                weights(&now)
+            ));
+        }
+        let mut cursors = vec![];
+        for (then, now) in position.streams.iter().zip(&*self.streams) {
+            if then.sources.len() != now.sources.len() {
+                return changed(format!(
+                    "there were {} sources, now there are {}",
+                    then.sources.len(),
+                    now.sources.len()
+                ));
+            }
+            then.sources.iter().zip(&now.sources).try_for_each(|(then, now)| then.check(now))?;
+            let count = now.count();
+            if then.index >= count {
+                return changed(format!("the position is sequence {} of an epoch of {count}", then.index));
+            }
+            cursors.push(Cursor { epoch: then.epoch, index: then.index });
+        }
+        self.cursors = cursors;
+        Ok(())
+    }
+
+    fn taken_of(&self, stream: usize) -> u64 {
+        let Cursor { epoch, index } = self.cursors[stream];
+        epoch.saturating_mul(self.streams[stream].count()).saturating_add(index)
+    }
+
+    /// The number of the sequence at `cursor`.
+    fn order(&self, stream: &Stream, cursor: Cursor) -> u64 {
+        Permutation::new(stream.count(), self.seed, cursor.epoch).at(cursor.index)
+    }
+
+    /// The stream that the next sequence comes from: the one that is furthest behind its share, the first of several.
+    fn next_stream(&self) -> usize {
+        let weight = |stream: usize| self.streams[stream].weight.unwrap_or(1.0);
+        let all: f64 = (0..self.streams.len()).map(weight).sum();
+        let after = self.taken() as f64 + 1.0;
+        let behind = |stream: usize| after * (weight(stream) / all) - self.taken_of(stream) as f64;
+        (1..self.streams.len()).fold(0, |best, stream| if behind(stream) > behind(best) { stream } else { best })
+    }
+}
+
+impl Iterator for TrainSequences {
+    type Item = Result<Sequence, DataError>;
+
+    /// Never none. After an error the next call tries the same sequence.
+    fn next(&mut self) -> Option<Self::Item> {
+        let number = self.next_stream();
+        let (stream, cursor) = (&self.streams[number], self.cursors[number]);
+        let sequence = stream.sequence(self.order(stream, cursor));
+        if sequence.is_ok() {
+            let ends_epoch = cursor.index + 1 == stream.count();
+            self.cursors[number] = match ends_epoch {
+                true => Cursor { epoch: cursor.epoch + 1, index: 0 },
+                false => Cursor { index: cursor.index + 1, ..cursor },
+            };
+        }
+        Some(sequence)
+    }
+}
+
+fn weights(weights: &[Option<f64>]) -> String {
+    let names: Vec<_> =
+        weights.iter().map(|weight| weight.map_or("none".into(), |weight| weight.to_string())).collect();
+    names.join(", ")
+}

@@ -1,0 +1,255 @@
+//! The cache: found again, made again when something changes or is broken, and never half of one.
+
+use std::env;
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, SystemTime};
+
+use train::{DataSource, Dataset, Tokenizer};
+
+use crate::{Files, documents, folder_with_tokenizer, message, stream, whole, wrapped};
+
+fn is_cached(files: &Files) -> bool {
+    files.all().was_cached()
+}
+
+/// The folder of the cache that holds the tokens.
+fn entry(files: &Files) -> PathBuf {
+    let folders = fs::read_dir(files.cache()).unwrap().map(|entry| entry.unwrap().path());
+    let mut folders: Vec<_> = folders.filter(|path| path.join("train.tokens").exists()).collect();
+    assert_eq!(folders.len(), 1);
+    folders.remove(0)
+}
+
+#[test]
+fn tokens_are_found_again() {
+    let files = Files::new([("a", "one"), ("b.jsonl", "{\"text\": \"two\"}")]);
+    let mut bytes = vec![];
+    let mut open = || {
+        bytes.clear();
+        let dataset =
+            Dataset::open(&files.sources(), 0.1, &Tokenizer::bytes(), None, &files.cache(), &mut |p| bytes.push(p))
+                .unwrap();
+        (dataset.was_cached(), bytes.clone(), dataset.size())
+    };
+    let (was_cached, progress, size) = open();
+    assert!(!was_cached);
+    let last = progress.last().unwrap();
+    assert_eq!((last.bytes, last.total_bytes), (18, 18));
+    assert_eq!(open(), (true, vec![], size));
+}
+
+#[test]
+fn whatever_decides_makes_another() {
+    let files = Files::new([("a.jsonl", "{\"text\": \"some text\", \"body\": \"other text\"}")]);
+    let open = |source: DataSource, fraction, tokenizer: &Tokenizer| {
+        let [first, second] =
+            [(); 2].map(|()| files.open_with(std::slice::from_ref(&source), fraction, tokenizer, None).unwrap());
+        assert!(second.was_cached());
+        first.was_cached()
+    };
+    let (source, bytes) = (files.source("a.jsonl"), Tokenizer::bytes());
+    assert!(!open(source.clone(), 0.0, &bytes));
+    assert!(!open(source.clone(), 0.1, &bytes));
+    assert!(!open(source.clone(), 0.0, &folder_with_tokenizer()));
+    assert!(!open(DataSource { field: "body".into(), ..source.clone() }, 0.0, &bytes));
+    // These decide nothing here.
+    assert!(open(
+        DataSource { max_bytes: Some(1000), extension: Some("x".into()), weight: Some(2.0), ..source },
+        0.0,
+        &bytes
+    ));
+}
+
+#[test]
+fn a_changed_file_is_tokenized_again() {
+    let files = Files::new([("a", "one"), ("b", "two")]);
+    assert!(!is_cached(&files));
+    files.write("b", "six");
+    assert!(!is_cached(&files));
+    assert_eq!(stream(&files.all()).0, documents(["one", "six"]));
+    files.write("c", "more");
+    assert!(!is_cached(&files));
+    fs::remove_file(files.path("c")).unwrap();
+    assert!(is_cached(&files));
+}
+
+fn set_time(files: &Files, name: &str, seconds: u64) {
+    let file = File::options().append(true).open(files.path(name)).unwrap();
+    file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
+}
+
+/// A file with the size and time of the last look is not read; one with another time is, and found to be the same.
+#[test]
+fn size_and_time_are_trusted() {
+    let files = Files::new([("a", "one")]);
+    set_time(&files, "a", 1_000_000);
+    assert!(!is_cached(&files));
+    files.write("a", "two");
+    set_time(&files, "a", 1_000_000);
+    assert!(is_cached(&files));
+    assert_eq!(stream(&files.all()).0, documents(["one"]));
+    set_time(&files, "a", 2_000_000);
+    assert!(!is_cached(&files));
+    assert_eq!(stream(&files.all()).0, documents(["two"]));
+    set_time(&files, "a", 3_000_000);
+    assert!(is_cached(&files));
+}
+
+/// A file just written may be written once more at the same time by the clock.
+#[test]
+fn a_time_just_now_is_not_trusted() {
+    let files = Files::new([("a", "one")]);
+    assert!(!is_cached(&files));
+    let modified = fs::metadata(files.path("a")).unwrap().modified().unwrap();
+    files.write("a", "two");
+    File::options().append(true).open(files.path("a")).unwrap().set_modified(modified).unwrap();
+    assert_eq!(stream(&files.all()).0, documents(["two"]));
+}
+
+#[test]
+fn what_is_broken_is_made_again() {
+    let files = Files::new([("a", "some text"), ("b", "and more text")]);
+    let expected = stream(&files.all());
+    let breaks: [&dyn Fn(PathBuf); 5] = [
+        &|folder| File::options().write(true).open(folder.join("train.tokens")).unwrap().set_len(10).unwrap(),
+        &|folder| fs::remove_file(folder.join("train.starts")).unwrap(),
+        &|folder| fs::write(folder.join("held_out.tokens"), "x").unwrap(),
+        &|folder| fs::remove_file(folder.join("manifest.json")).unwrap(),
+        &|folder| fs::write(folder.join("manifest.json"), "{\"train\": ").unwrap(),
+    ];
+    for break_it in breaks {
+        break_it(entry(&files));
+        assert!(!is_cached(&files));
+        assert!(is_cached(&files));
+        assert_eq!(stream(&files.all()), expected);
+    }
+    // The memory of sizes and times is no loss.
+    for path in fs::read_dir(files.cache()).unwrap().map(|entry| entry.unwrap().path()) {
+        if path.to_string_lossy().ends_with(".files.json") {
+            fs::write(path, "broken").unwrap();
+        }
+    }
+    assert!(is_cached(&files));
+}
+
+/// The index of whole documents too.
+#[test]
+fn a_broken_index_is_made_again() {
+    let files = Files::new([("a", "some text"), ("b", "and more text")]);
+    let expected = crate::epoch(&files.all(), whole(15)).unwrap();
+    let index = fs::read_dir(files.cache()).unwrap().map(|entry| entry.unwrap().path().join("ranges"));
+    let index = index.filter(|path| path.exists()).collect::<Vec<_>>().remove(0);
+    File::options().write(true).open(index).unwrap().set_len(16).unwrap();
+    assert_eq!(crate::epoch(&files.all(), whole(15)).unwrap(), expected);
+}
+
+/// A token out of range in the cache is no token of the file that was tokenized.
+#[test]
+fn a_token_that_is_none_is_named() {
+    let files = Files::new([("a", "some text")]);
+    let dataset = files.all();
+    let path = entry(&files).join("train.tokens");
+    fs::write(&path, vec![0xff; 20]).unwrap();
+    let error = message(&crate::epoch(&dataset, wrapped(9)).unwrap_err());
+    assert!(error.starts_with(&format!("{}: token 65535 at place 0", path.display())), "{error}");
+}
+
+#[test]
+fn an_error_leaves_nothing_behind() {
+    let files = Files::new([("a.jsonl", "{\"text\": \"good\"}\nbad\n")]);
+    assert!(files.error().contains("a.jsonl:2: "));
+    let left: Vec<_> = fs::read_dir(files.cache()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(left.iter().all(|path| path.is_file()), "{left:?}");
+    files.write("a.jsonl", "{\"text\": \"good\"}\n");
+    assert_eq!(stream(&files.all()).0, documents(["good"]));
+}
+
+#[test]
+fn a_file_that_is_written_to_while_it_is_read() {
+    let files = Files::new([("a.jsonl", "{\"text\": \"some\"}\n".repeat(9000))]);
+    let mut write = |_| files.write("a.jsonl", "{\"text\": \"other\"}\n".repeat(9000));
+    let error =
+        Dataset::open(&files.sources(), 0.0, &Tokenizer::bytes(), None, &files.cache(), &mut write).unwrap_err();
+    assert!(
+        message(&error).ends_with("a.jsonl changed while it was read: start again when nothing writes to it"),
+        "{error}"
+    );
+    assert!(!is_cached(&files));
+}
+
+#[test]
+fn a_cache_that_cannot_be_written() {
+    let files = Files::new([("a", "text")]);
+    fs::write(files.cache(), "a file").unwrap();
+    let error = message(&files.open(&files.sources(), 0.0).unwrap_err());
+    let expected =
+        format!("cannot write {}: free space there, or choose another cache folder: ", files.cache().display());
+    assert!(error.starts_with(&expected), "{error}");
+}
+
+const FOLDER: &str = "TRAIN_TEST_FOLDER";
+const DIES: &str = "TRAIN_TEST_DIES";
+
+/// This test again, in a process of its own, which opens the files in `folder`.
+fn process(test: &str, files: &Files, dies: bool) -> Command {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command
+        .args([test, "--exact", "--nocapture"])
+        .env(FOLDER, files.dir.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    if dies {
+        command.env(DIES, "");
+    }
+    command
+}
+
+/// What such a process does: says how many tokens there are, or dies when some are written.
+fn open_in_folder(folder: PathBuf) {
+    let source = DataSource::new([folder.join("files")]);
+    let mut die = |progress: train::Progress| {
+        if env::var_os(DIES).is_some() && progress.bytes > 0 {
+            std::process::abort();
+        }
+    };
+    let dataset = Dataset::open(&[source], 0.1, &Tokenizer::bytes(), None, &folder.join("cache"), &mut die).unwrap();
+    println!("cached {} tokens {}.", dataset.was_cached(), dataset.size().train_tokens);
+}
+
+#[test]
+fn two_processes_at_once() {
+    if let Some(folder) = env::var_os(FOLDER) {
+        return open_in_folder(folder.into());
+    }
+    let files = Files::new((0..200).map(|i| (format!("{i}"), "text ".repeat(2000))));
+    let mut children: Vec<_> =
+        (0..3).map(|_| process("cache::two_processes_at_once", &files, false).spawn().unwrap()).collect();
+    let mut made = 0;
+    for child in children.drain(..) {
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && text.contains("tokens 1800180."), "{text}");
+        made += usize::from(text.contains("cached false"));
+    }
+    // One has tokenized, the others have waited.
+    assert_eq!(made, 1);
+    assert!(files.open(&files.sources(), 0.1).unwrap().was_cached());
+}
+
+#[test]
+fn a_process_that_dies_leaves_no_cache() {
+    if let Some(folder) = env::var_os(FOLDER) {
+        return open_in_folder(folder.into());
+    }
+    let files = Files::new((0..3).map(|i| (format!("{i}"), "text ".repeat(1000))));
+    let output = process("cache::a_process_that_dies_leaves_no_cache", &files, true).output().unwrap();
+    assert!(!output.status.success());
+    let partial = fs::read_dir(files.cache()).unwrap().any(|e| e.unwrap().path().join("train.tokens").exists());
+    assert!(partial, "it died before it wrote anything");
+    let dataset = files.open(&files.sources(), 0.1).unwrap();
+    assert!(!dataset.was_cached());
+    assert_eq!(dataset.size().train_tokens + dataset.size().held_out_tokens, 15_003);
+    assert!(entry(&files).join("manifest.json").exists());
+}

@@ -1,0 +1,208 @@
+//! Text, JSON Lines and messages: what becomes a document, and which line is named when it does not.
+
+use train::{ChatTemplate, DataSource, Format, Message, Packing, SequenceShape, SpecialTokens, Tokenizer};
+
+use crate::{Files, by_default, documents, epoch, message, stream, wrapped};
+
+#[test]
+fn a_text_file_is_a_document() {
+    let files = Files::new([("b.txt", "second"), ("a.md", "first \u{e9}"), ("c/d", "third")]);
+    let dataset = files.all();
+    assert_eq!(stream(&dataset), (documents(["first \u{e9}", "second", "third"]), vec![0, 9, 16]));
+    assert_eq!((dataset.size().files, dataset.size().skipped), (3, 0));
+}
+
+#[test]
+fn paths_are_read_in_the_order_given() {
+    let files = Files::new([("b", "second"), ("a", "first")]);
+    let source = DataSource::new([files.path("b"), files.path("a")]);
+    assert_eq!(stream(&files.open(&[source], 0.0).unwrap()).0, documents(["second", "first"]));
+}
+
+/// It is read in pieces.
+#[test]
+fn a_large_file_is_a_document() {
+    let text = "one line\nand another \u{e9}\n".repeat(100_000);
+    let files = Files::new([("large.txt", &text), ("line.jsonl", &serde_json::json!({ "text": text }).to_string())]);
+    for name in ["large.txt", "line.jsonl"] {
+        let (tokens, starts) = stream(&files.open(&[files.source(name)], 0.0).unwrap());
+        assert!(tokens == documents([&text]), "{name} has other tokens");
+        assert_eq!(starts, [0]);
+    }
+}
+
+#[test]
+fn a_line_is_a_document() {
+    let text = "{\"text\": \"one\"}\n\n  \r\n{\"id\": 3, \"text\": \"two\"}\r\n{\"text\": \"three\"}";
+    let files = Files::new([("a.jsonl", text), ("b.ndjson", text)]);
+    let expected = documents(["one", "two", "three", "one", "two", "three"]);
+    assert_eq!(stream(&files.all()).0, expected);
+    let files = Files::new([("a.json", "{\"body\": \"one\"}\n")]);
+    let source = DataSource { field: "body".into(), format: Some(Format::Jsonl), ..files.source("a.json") };
+    assert_eq!(stream(&files.open(&[source], 0.0).unwrap()).0, documents(["one"]));
+}
+
+/// More documents than are tokenized at once keep their order.
+#[test]
+fn many_lines_keep_their_order() {
+    let texts: Vec<String> = (0..20_000).map(|i| format!("line {i}")).collect();
+    let lines: String = texts.iter().map(|text| format!("{{\"text\": \"{text}\"}}\n")).collect();
+    let (tokens, starts) = stream(&Files::new([("a.jsonl", lines)]).all());
+    assert!(tokens == documents(&texts));
+    assert_eq!(starts.len(), texts.len());
+}
+
+#[test]
+fn a_bad_line_is_named() {
+    let good = "{\"text\": \"good\"}\n";
+    for (bad, expected) in [
+        (&b"{\"text\": \"cut"[..], "not valid JSON: EOF while parsing a string at column 13"),
+        (b"[1]", "expected an object, found a list"),
+        (b"{\"body\": \"x\", \"id\": 1}", "neither `text` nor `messages`: there are `body`, `id`; `field` names"),
+        (b"{}", "there are no fields"),
+        (b"{\"text\": 1}", "`text` is a number, expected text"),
+        (b"{\"text\": null}", "`text` is null, expected text"),
+        (b"{\"messages\": \"hi\"}", "`messages` is a string, expected a list"),
+        (b"{\"messages\": [{\"content\": \"hi\"}]}", "`messages`: missing field `role`"),
+        (b"{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}", "`messages` need a chat template"),
+        (b"{\"text\": \"\xff\"}", "not valid UTF-8 at byte 10 of the line"),
+    ] {
+        let content = [good.repeat(2).as_bytes(), b"\n", bad, b"\n", good.as_bytes(), b"not JSON"].concat();
+        let files = Files::new([("dir/a.jsonl", content)]);
+        let error = files.error();
+        let place = format!("{}:4: ", files.path("dir/a.jsonl").display());
+        assert!(error.starts_with(&place) && error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn a_line_too_long_for_memory_is_named() {
+    let files = Files::new([("a.jsonl", vec![b' '; (64 << 20) + 1])]);
+    let error = files.error();
+    assert!(error.ends_with("a.jsonl:1: longer than 67108864 bytes"), "{error}");
+}
+
+#[test]
+fn nothing_is_there() {
+    let files = Files::new([("empty", &b""[..]), ("binary", b"a\0b"), ("latin1", b"caf\xe9")]);
+    let error = files.error();
+    let expected = "(3 files skipped: empty, binary, not UTF-8, or cut to nothing by max_bytes)";
+    assert!(error.starts_with("no text in ") && error.ends_with(expected), "{error}");
+    let error = files.error_of(&[files.source("missing")]);
+    assert!(error.starts_with("cannot read ") && error.contains("missing: "), "{error}");
+    assert_eq!(files.error_of(&[]), "no data: give files or folders to train on");
+    let error = message(&files.open(&files.sources(), 1.0).unwrap_err());
+    assert_eq!(error, "held_out_fraction = 1: must be at least 0 and below 1");
+}
+
+#[test]
+fn a_format_that_is_not_compiled_in_is_an_error() {
+    let files = Files::new([("a.parquet", "PAR1")]);
+    let error = files.error();
+    let expected = match cfg!(feature = "parquet") {
+        true => "is no Parquet file that can be read",
+        false => "this build does not read Parquet files: build it with the cargo feature `parquet`",
+    };
+    assert!(error.contains("a.parquet") && error.contains(expected), "{error}");
+}
+
+#[test]
+fn too_little_text() {
+    let files = Files::new([("a", "four")]);
+    let dataset = files.all();
+    assert!(dataset.train(wrapped(4), 0).is_ok());
+    let error = message(&dataset.train(wrapped(5), 0).unwrap_err());
+    assert!(error.contains("the training split has 5 tokens, which make 0 sequences of 5 + 1 tokens"), "{error}");
+    let shape = SequenceShape { batch_size: 3, ..wrapped(1) };
+    let error = message(&dataset.train(shape, 0).unwrap_err());
+    assert!(error.contains("which make 2 sequences of 1 + 1 tokens; one batch needs 3"), "{error}");
+    let error = message(&dataset.held_out(wrapped(1), 1).unwrap_err());
+    assert!(error.contains("the held-out split has 0 tokens"), "{error}");
+    for (name, shape) in [("seq_len", wrapped(0)), ("batch_size", SequenceShape { batch_size: 0, ..wrapped(1) })] {
+        let error = message(&dataset.train(shape, 0).unwrap_err());
+        assert_eq!(error, format!("{name} = 0: must be between 1 and 2^31 - 1"));
+    }
+}
+
+const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}\
+                        {% if add_generation_prompt %}<assistant>{% endif %}";
+
+fn conversation(pairs: &[(&str, &str)]) -> String {
+    let messages: Vec<_> = pairs.iter().map(|(role, content)| Message::new(*role, *content)).collect();
+    serde_json::json!({ "messages": messages }).to_string()
+}
+
+/// The loss counts where the assistant says something, and nowhere else.
+#[test]
+fn only_what_the_assistant_says_counts() {
+    let lines = [
+        conversation(&[("user", "2+2?"), ("assistant", "four"), ("user", "ok"), ("assistant", "bye")]),
+        conversation(&[("user", "hi"), ("assistant", "hello")]),
+    ];
+    let files = Files::new([("chat.jsonl", lines.join("\n"))]);
+    let template = ChatTemplate::new(TEMPLATE, [("", ""); 0]).unwrap();
+    let tokenizer = Tokenizer::bytes();
+    let dataset = files.open_with(&files.sources(), 0.0, &tokenizer, Some(&template)).unwrap();
+    // By default, documents stay whole.
+    let sequences = epoch(&dataset, by_default(60)).unwrap();
+    assert_eq!(sequences.len(), 2);
+    let said: Vec<(String, String)> = sequences
+        .iter()
+        .map(|sequence| {
+            let mask = sequence.loss_mask.as_ref().unwrap();
+            assert_eq!((mask.len(), sequence.tokens.len()), (60, 61));
+            let targets = sequence.tokens[1..].iter().zip(mask);
+            let counted: Vec<u32> = targets.filter(|(_, counts)| **counts).map(|(token, _)| *token).collect();
+            let text = tokenizer.decode(&sequence.tokens[..sequence.num_tokens]).unwrap();
+            (text, tokenizer.decode(&counted).unwrap())
+        })
+        .collect();
+    let first = "<user>2+2?\n<assistant>four\n<user>ok\n<assistant>bye\n";
+    assert!(said.contains(&(first.into(), "four\nbye\n".into())), "{said:?}");
+    assert!(said.contains(&("<user>hi\n<assistant>hello\n".into(), "hello\n".into())), "{said:?}");
+    // Windows of the stream have the same mask.
+    let shape = SequenceShape { packing: Some(Packing::Wrapped), ..by_default(7) };
+    let wrapped = epoch(&dataset, shape).unwrap();
+    let counted: usize = wrapped.iter().map(|s| s.loss_mask.as_ref().unwrap().iter().filter(|c| **c).count()).sum();
+    assert_eq!(counted, "four\nbye\nhello\n".len());
+}
+
+/// Text beside messages counts as a whole, before and after the first conversation.
+#[test]
+fn text_beside_messages_counts() {
+    let lines = [
+        "{\"text\": \"before\"}".into(),
+        conversation(&[("user", "hi"), ("assistant", "yo")]),
+        "{\"text\": \"after\"}".into(),
+    ];
+    let files = Files::new([("chat.jsonl", lines.join("\n"))]);
+    let template = ChatTemplate::new(TEMPLATE, [("", ""); 0]).unwrap();
+    let dataset = files.open_with(&files.sources(), 0.0, &Tokenizer::bytes(), Some(&template)).unwrap();
+    let tokens = dataset.size().train_tokens as usize;
+    let sequence = &epoch(&dataset, wrapped(tokens - 1)).unwrap()[0];
+    let mask = sequence.loss_mask.as_ref().unwrap();
+    let counted: Vec<u32> = (0..tokens - 1).filter(|t| mask[*t]).map(|t| sequence.tokens[t + 1]).collect();
+    let expected = Tokenizer::bytes().encode("beforeyo\n", SpecialTokens::AreText).unwrap();
+    assert_eq!(counted, [expected, documents(["after"])].concat());
+}
+
+#[test]
+fn a_conversation_that_the_template_refuses_is_named() {
+    let line = conversation(&[("user", "hi")]);
+    let files = Files::new([("chat.jsonl", format!("\n{line}\n"))]);
+    let template = ChatTemplate::new(TEMPLATE, [("", ""); 0]).unwrap();
+    let error = files.open_with(&files.sources(), 0.0, &Tokenizer::bytes(), Some(&template)).unwrap_err();
+    assert!(message(&error).contains("chat.jsonl:2: the conversation has nothing that the assistant says"), "{error}");
+}
+
+/// What stands in a TOML config.
+#[test]
+fn a_source_is_a_section_of_a_config() {
+    let source: DataSource = toml::from_str("paths = ['a', 'b']\nformat = 'jsonl'\nweight = 0.5").unwrap();
+    let expected = DataSource { format: Some(Format::Jsonl), weight: Some(0.5), ..DataSource::new(["a", "b"]) };
+    assert_eq!(source, expected);
+    assert_eq!(source.field, "text");
+    assert!(toml::from_str::<DataSource>("path = 'a'").unwrap_err().to_string().contains("unknown field `path`"));
+    assert!(toml::from_str::<DataSource>("paths = []\nformat = 'csv'").is_err());
+    assert_eq!(toml::from_str::<DataSource>(&toml::to_string(&source).unwrap()).unwrap(), source);
+}

@@ -1,0 +1,156 @@
+//! Training data, from files to sequences: formats, the cache, packing, order and positions.
+
+mod cache;
+mod formats;
+mod mixtures;
+mod order;
+mod packing;
+#[cfg(feature = "parquet")]
+mod parquet;
+mod positions;
+mod selection;
+mod split;
+mod token_files;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+use train::rng::Rng;
+use train::{
+    ChatTemplate, DataError, DataSource, Dataset, Packing, Sequence, SequenceShape, Tokenizer, TrainSequences,
+};
+
+/// A folder with files in it, and a cache beside it.
+struct Files {
+    dir: TempDir,
+}
+
+impl Files {
+    fn new<C: AsRef<[u8]>>(files: impl IntoIterator<Item = (impl AsRef<Path>, C)>) -> Self {
+        let new = Self { dir: TempDir::new().unwrap() };
+        fs::create_dir(new.root()).unwrap();
+        files.into_iter().for_each(|(name, content)| new.write(name, content));
+        new
+    }
+
+    fn root(&self) -> PathBuf {
+        self.dir.path().join("files")
+    }
+
+    fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.root().join(name)
+    }
+
+    fn cache(&self) -> PathBuf {
+        self.dir.path().join("cache")
+    }
+
+    fn write(&self, name: impl AsRef<Path>, content: impl AsRef<[u8]>) {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+
+    fn source(&self, name: impl AsRef<Path>) -> DataSource {
+        DataSource::new([self.path(name)])
+    }
+
+    /// All files.
+    fn sources(&self) -> Vec<DataSource> {
+        vec![DataSource::new([self.root()])]
+    }
+
+    fn open(&self, sources: &[DataSource], held_out_fraction: f64) -> Result<Dataset, DataError> {
+        self.open_with(sources, held_out_fraction, &Tokenizer::bytes(), None)
+    }
+
+    fn open_with(
+        &self,
+        sources: &[DataSource],
+        held_out_fraction: f64,
+        tokenizer: &Tokenizer,
+        template: Option<&ChatTemplate>,
+    ) -> Result<Dataset, DataError> {
+        Dataset::open(sources, held_out_fraction, tokenizer, template, &self.cache(), &mut |_| {})
+    }
+
+    /// All files, nothing held out, as bytes.
+    fn all(&self) -> Dataset {
+        self.open(&self.sources(), 0.0).unwrap()
+    }
+
+    /// The message of the error that opening all files and reading an epoch of them gives, with its causes.
+    fn error(&self) -> String {
+        self.error_of(&self.sources())
+    }
+
+    fn error_of(&self, sources: &[DataSource]) -> String {
+        message(&self.open(sources, 0.0).and_then(|dataset| epoch(&dataset, wrapped(2))).unwrap_err())
+    }
+}
+
+fn message(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut error = error;
+    while let Some(source) = error.source() {
+        if !text.ends_with(&source.to_string()) {
+            text = format!("{text}: {source}");
+        }
+        error = source;
+    }
+    text
+}
+
+fn wrapped(seq_len: usize) -> SequenceShape {
+    SequenceShape { batch_size: 1, seq_len, packing: Some(Packing::Wrapped) }
+}
+
+fn whole(seq_len: usize) -> SequenceShape {
+    SequenceShape { packing: Some(Packing::Whole), ..wrapped(seq_len) }
+}
+
+fn by_default(seq_len: usize) -> SequenceShape {
+    SequenceShape { packing: None, ..wrapped(seq_len) }
+}
+
+/// All sequences of the first epoch.
+fn epoch(dataset: &Dataset, shape: SequenceShape) -> Result<Vec<Sequence>, DataError> {
+    let sequences = dataset.train(shape, 1)?;
+    let count = sequences.sequences_per_epoch().iter().sum::<u64>();
+    sequences.take(count as usize).collect()
+}
+
+fn take(sequences: &mut TrainSequences, count: usize) -> Vec<Sequence> {
+    sequences.take(count).collect::<Result<_, _>>().unwrap()
+}
+
+/// The training stream, put together from its windows, and where documents begin in it.
+fn stream(dataset: &Dataset) -> (Vec<u32>, Vec<usize>) {
+    let tokens = dataset.size().train_tokens as usize;
+    let sequences = epoch(dataset, wrapped(tokens - 1)).unwrap();
+    assert_eq!((sequences.len(), sequences[0].tokens.len()), (1, tokens));
+    (sequences[0].tokens.clone(), sequences[0].document_starts.clone())
+}
+
+fn held_out_stream(dataset: &Dataset) -> Vec<u32> {
+    match dataset.size().held_out_tokens as usize {
+        0 => vec![],
+        tokens => dataset.held_out(wrapped(tokens - 1), 1).unwrap()[0].tokens.clone(),
+    }
+}
+
+/// The stream of these texts as bytes.
+fn documents<T: AsRef<str>>(texts: impl IntoIterator<Item = T>) -> Vec<u32> {
+    texts.into_iter().flat_map(|text| Tokenizer::bytes().document(text.as_ref()).unwrap()).collect()
+}
+
+/// Text without a pattern.
+fn noise(rng: &mut Rng, len: usize) -> String {
+    (0..len).map(|_| char::from(b'a' + rng.below(26) as u8)).collect()
+}
+
+/// Of the tests' own tokenizer.
+fn folder_with_tokenizer() -> Tokenizer {
+    Tokenizer::from_file(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors/tokenizer.json")).unwrap()
+}

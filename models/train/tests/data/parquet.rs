@@ -1,0 +1,118 @@
+//! Parquet: rows of a column of text, or of messages.
+
+use std::sync::Arc;
+
+use parquet::basic::Compression;
+use parquet::data_type::{ByteArray, ByteArrayType};
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
+use train::{ChatTemplate, DataSource, Tokenizer};
+
+use crate::{Files, by_default, documents, epoch, stream};
+
+/// Values of a column, and their definition and repetition levels.
+type Column<'a> = (Vec<&'a str>, Vec<i16>, Vec<i16>);
+
+fn parquet(schema: &str, groups: &[Vec<Column<'_>>], compression: Compression) -> Vec<u8> {
+    let properties = WriterProperties::builder().set_compression(compression).build();
+    let schema = Arc::new(parse_message_type(schema).unwrap());
+    let mut writer = SerializedFileWriter::new(vec![], schema, Arc::new(properties)).unwrap();
+    for columns in groups {
+        let mut group = writer.next_row_group().unwrap();
+        for (values, definition, repetition) in columns {
+            let values: Vec<ByteArray> = values.iter().map(|value| ByteArray::from(*value)).collect();
+            let mut column = group.next_column().unwrap().unwrap();
+            column.typed::<ByteArrayType>().write_batch(&values, Some(definition), Some(repetition)).unwrap();
+            column.close().unwrap();
+        }
+        group.close().unwrap();
+    }
+    writer.into_inner().unwrap()
+}
+
+fn texts(texts: &[&'static str]) -> Vec<Column<'static>> {
+    let ones = vec![1; texts.len()];
+    vec![(vec!["id"; texts.len()], ones.clone(), vec![0; texts.len()]), (texts.to_vec(), ones, vec![0; texts.len()])]
+}
+
+const TEXT: &str = "message m { optional binary id (UTF8); optional binary text (UTF8); }";
+
+#[test]
+fn a_row_is_a_document() {
+    for compression in [Compression::UNCOMPRESSED, Compression::SNAPPY, Compression::GZIP(Default::default())] {
+        let content = parquet(TEXT, &[texts(&["one", "two"]), texts(&["three"])], compression);
+        let files = Files::new([("a.parquet", content)]);
+        assert_eq!(stream(&files.all()).0, documents(["one", "two", "three"]));
+        let source = DataSource { field: "id".into(), ..files.source("a.parquet") };
+        assert_eq!(stream(&files.open(&[source], 0.0).unwrap()).0, documents(["id", "id", "id"]));
+    }
+}
+
+#[test]
+fn messages_are_a_column_of_lists() {
+    let schema = "message m { optional group messages (LIST) { repeated group list { optional group element {
+        optional binary role (UTF8); optional binary content (UTF8); optional binary name (UTF8); } } } }";
+    // Two conversations of two messages; no message has a name.
+    let levels = (vec![4; 4], vec![0, 1, 0, 1]);
+    let group = vec![
+        (vec!["user", "assistant", "user", "assistant"], levels.0.clone(), levels.1.clone()),
+        (vec!["2+2?", "four", "hi", "hello"], levels.0.clone(), levels.1.clone()),
+        (vec![], vec![3; 4], levels.1.clone()),
+    ];
+    let files = Files::new([("a.parquet", parquet(schema, &[group], Compression::SNAPPY))]);
+    let source = "{% for m in messages %}{{ m.role }}:{{ m.content }}{{ m.name is defined }};{% endfor %}\
+                  {% if add_generation_prompt %}assistant:{% endif %}";
+    let template = ChatTemplate::new(source, [("", ""); 0]).unwrap();
+    let dataset = files.open_with(&files.sources(), 0.0, &Tokenizer::bytes(), Some(&template)).unwrap();
+    let sequences = epoch(&dataset, by_default(48)).unwrap();
+    let texts: Vec<_> = sequences
+        .iter()
+        .map(|s| Tokenizer::bytes().decode(&s.tokens[..s.num_tokens]).unwrap().to_lowercase())
+        .collect();
+    assert!(texts.contains(&"user:2+2?false;assistant:fourfalse;".into()), "{texts:?}");
+    assert!(texts.contains(&"user:hifalse;assistant:hellofalse;".into()), "{texts:?}");
+    let counted: usize = sequences.iter().map(|s| s.loss_mask.as_ref().unwrap().iter().filter(|c| **c).count()).sum();
+    assert_eq!(counted, "fourfalse;hellofalse;".len());
+}
+
+#[test]
+fn rows_are_taken_until_their_text_is_enough() {
+    let files =
+        Files::new([("a.parquet", parquet(TEXT, &[texts(&["one", "two", "six", "ten"])], Compression::SNAPPY))]);
+    let source = DataSource { max_bytes: Some(5), ..files.source("a.parquet") };
+    assert_eq!(stream(&files.open(&[source], 0.0).unwrap()).0, documents(["one", "two"]));
+}
+
+#[test]
+fn a_bad_row_is_named() {
+    let mut null = texts(&["one", "two"]);
+    null[1] = (vec!["one"], vec![1, 0], vec![0, 0]);
+    let files = Files::new([("a.parquet", parquet(TEXT, &[texts(&["zero"]), null], Compression::SNAPPY))]);
+    let expected = format!("{}, row 3: `text` is null, expected text", files.path("a.parquet").display());
+    assert_eq!(files.error(), expected);
+    let source = DataSource { field: "body".into(), ..files.source("a.parquet") };
+    let error = files.error_of(&[source]);
+    assert!(error.contains("row 1: neither `body` nor `messages`: there are `id`, `text`"), "{error}");
+    let bytes = parquet(&TEXT.replace(" (UTF8)", ""), &[texts(&["one"])], Compression::SNAPPY);
+    let error = Files::new([("a.parquet", bytes)]).error();
+    assert!(error.contains("row 1: `text` is bytes, expected text"), "{error}");
+}
+
+/// However it is broken: an error or other rows, and the process goes on.
+#[test]
+fn a_broken_file_is_an_error() {
+    let whole = parquet(TEXT, &[texts(&["one", "two", "three"])], Compression::SNAPPY);
+    let mut errors = 0;
+    for (place, bits) in (0..whole.len()).map(|place| (place, [0x55, 0xff, 0x01, 0x80][place % 4])) {
+        let mut broken = whole.clone();
+        broken[place] ^= bits;
+        let files = Files::new([("a.parquet", broken)]);
+        errors += usize::from(files.open(&files.sources(), 0.0).is_err());
+    }
+    assert!(errors > whole.len() / 4, "{errors} of {}", whole.len());
+    for len in [0, 3, 8, whole.len() - 1] {
+        let files = Files::new([("a.parquet", &whole[..len])]);
+        assert!(files.open(&files.sources(), 0.0).is_err());
+    }
+}

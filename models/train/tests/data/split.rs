@@ -1,0 +1,98 @@
+//! Which documents are held out, against the rule written down for documents in memory.
+
+use proptest::prelude::*;
+use train::rng::Rng;
+
+use crate::{Files, documents, epoch, held_out_stream, noise, stream, wrapped};
+
+fn split(documents: &[Vec<u32>], fraction: f64) -> (Vec<u32>, Vec<u32>) {
+    let (mut train, mut held_out): (Vec<u32>, Vec<u32>) = (vec![], vec![]);
+    for document in documents {
+        let total = train.len() + held_out.len() + document.len();
+        let behind = fraction * total as f64 - held_out.len() as f64;
+        if document.len() as f64 <= behind { &mut held_out } else { &mut train }.extend(document);
+    }
+    let wanted = (fraction * (train.len() + held_out.len()) as f64) as usize;
+    if held_out.len() * 2 < wanted {
+        let tail = train.split_off(train.len() - (wanted - held_out.len()));
+        held_out.extend(tail);
+    }
+    (train, held_out)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn documents_are_dealt_to_two_streams(lens in proptest::collection::vec(1..60_usize, 1..40), fraction in 0.0..0.9, seed: u64) {
+        let mut rng = Rng::new(seed);
+        let texts: Vec<String> = lens.iter().map(|len| noise(&mut rng, *len)).collect();
+        let lines: String = texts.iter().map(|text| format!("{{\"text\": \"{text}\"}}\n")).collect();
+        let files = Files::new([("a.jsonl", lines)]);
+        let dataset = files.open(&files.sources(), fraction).unwrap();
+        let all: Vec<_> = texts.iter().map(|text| documents([text])).collect();
+        let (train, held_out) = split(&all, fraction);
+        prop_assert_eq!(dataset.size().train_tokens, train.len() as u64);
+        if train.len() > 1 {
+            let (tokens, starts) = stream(&dataset);
+            // Every document begins with BOS, and nothing else has it.
+            let expected: Vec<usize> = (0..train.len()).filter(|i| train[*i] == 256).collect();
+            prop_assert_eq!((tokens, starts), (train, expected));
+        }
+        if held_out.len() > 1 {
+            prop_assert_eq!(held_out_stream(&dataset), held_out);
+        }
+    }
+}
+
+/// The end of one document, held out, begins where the end of another is cut off.
+#[test]
+fn the_end_of_one_large_document() {
+    let files = Files::new([("a", "0123456789".repeat(10))]);
+    let dataset = files.open(&files.sources(), 0.2).unwrap();
+    let all = documents(["0123456789".repeat(10)]);
+    assert_eq!(stream(&dataset), (all[..81].to_vec(), vec![0]));
+    let held_out = &dataset.held_out(wrapped(19), 1).unwrap()[0];
+    assert_eq!((&held_out.tokens[..], &held_out.document_starts[..]), (&all[81..], &[0][..]));
+}
+
+/// A tail with whole documents in it: they begin where they began.
+#[test]
+fn the_end_of_the_stream_with_its_documents() {
+    let mut rng = Rng::new(1);
+    let texts: Vec<String> = [100, 30, 30, 1].iter().map(|len| noise(&mut rng, *len)).collect();
+    let files = Files::new(texts.iter().enumerate().map(|(i, text)| (i.to_string(), text)));
+    let dataset = files.open(&files.sources(), 0.3).unwrap();
+    let (train, held_out) = (stream(&dataset), held_out_stream(&dataset));
+    let all: Vec<_> = texts.iter().map(|text| documents([text])).collect();
+    assert_eq!((train.0, held_out.clone()), split(&all, 0.3));
+    let sequence = &dataset.held_out(wrapped(held_out.len() - 1), 1).unwrap()[0];
+    let begins: Vec<usize> = (0..held_out.len()).filter(|i| *i == 0 || held_out[*i] == 256).collect();
+    assert_eq!(sequence.document_starts, begins);
+    assert!(begins.len() > 1, "{begins:?}");
+}
+
+#[test]
+fn fraction_0_holds_nothing_out() {
+    let files = Files::new([("a", "one"), ("b", "two")]);
+    assert_eq!(files.all().size().held_out_tokens, 0);
+}
+
+/// Sequences at even distances over what is held out, always the same ones.
+#[test]
+fn held_out_sequences_are_at_even_distances() {
+    let files = Files::new([("a", noise(&mut Rng::new(5), 2000))]);
+    let dataset = files.open(&files.sources(), 0.5).unwrap();
+    let stream = held_out_stream(&dataset);
+    let windows: Vec<_> = stream.chunks_exact(11).collect();
+    assert_eq!(windows.len(), 90);
+    let all = dataset.held_out(wrapped(10), usize::MAX).unwrap();
+    assert!(all.iter().map(|sequence| &sequence.tokens[..]).eq(windows.iter().copied()));
+    let some = dataset.held_out(wrapped(10), 4).unwrap();
+    let places = [0, 22, 45, 67];
+    assert!(some.iter().map(|sequence| &sequence.tokens[..]).eq(places.map(|place| windows[place])));
+    // In whole batches.
+    let shape = train::SequenceShape { batch_size: 8, ..wrapped(10) };
+    assert_eq!([0, 7, 8, 20, 1000].map(|count| dataset.held_out(shape, count).unwrap().len()), [0, 0, 8, 16, 88]);
+    assert_eq!(epoch(&dataset, wrapped(10)).unwrap().len(), 100);
+}
