@@ -67,6 +67,7 @@ pub struct Dataset {
 
 #[derive(Debug)]
 struct Source {
+    paths: Vec<PathBuf>,
     weight: Option<f64>,
     /// With the packing by default.
     state: SourceState,
@@ -142,7 +143,7 @@ impl Dataset {
     /// Endless sequences to train on, from the first one of the order of `seed`.
     ///
     /// # Errors
-    /// [`DataError::TooFewTokens`] unless there is one batch without overlap, [`DataError::Shape`], and [`DataError::Io`] or
+    /// [`DataError::TooFewTokens`] unless there is one batch without overlap, [`DataError::EmptySource`], [`DataError::Shape`], and [`DataError::Io`] or
     /// [`DataError::Cache`] for what is wrong with the cache.
     pub fn train(&self, shape: SequenceShape, seed: u64) -> Result<TrainSequences, DataError> {
         let SequenceShape { batch_size, seq_len, .. } = shape.check()?;
@@ -167,10 +168,12 @@ impl Dataset {
             }
         }
         let full = streams.iter().flat_map(|stream| &stream.parts).map(|(_, part)| part.full()).sum();
-        let all_have_some = streams.iter().all(|stream| stream.count() > 0);
-        if full < batch_size as u64 || !all_have_some {
-            let sequences = if all_have_some { full } else { 0 };
-            return Err(shape.too_few("training", self.size.train_tokens, sequences));
+        if full < batch_size as u64 {
+            return Err(shape.too_few("training", self.size.train_tokens, full));
+        }
+        // Without weights there is one stream, which is not empty.
+        if let Some((_, source)) = streams.iter().zip(&self.sources).find(|(stream, _)| stream.count() == 0) {
+            return Err(DataError::EmptySource { paths: source.paths.clone() });
         }
         Ok(TrainSequences::new(streams, seed, seq_len))
     }
@@ -278,7 +281,7 @@ impl Opener<'_> {
             state.packing = Packing::Whole;
         }
         let [train, held_out] = [train, held_out].map(|parts| parts.into_iter().map(Arc::new).collect());
-        Ok((Source { weight: source.weight, state, train, held_out }, was_cached))
+        Ok((Source { paths: source.paths.clone(), weight: source.weight, state, train, held_out }, was_cached))
     }
 
     fn open_documents(

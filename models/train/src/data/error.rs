@@ -135,6 +135,12 @@ pub enum DataError {
         /// One more than the largest id.
         vocab_size: usize,
     },
+    /// A source with a weight, but without a token to train on.
+    #[error("nothing to train on in {}, which has a weight: give more text, or leave this source out", join(paths))]
+    EmptySource {
+        /// Of the source.
+        paths: Vec<PathBuf>,
+    },
     /// Weights that cannot be used.
     #[error("weight = {weight} of {}: weights must be positive and finite", join(paths))]
     Weight {

@@ -124,6 +124,11 @@ fn seconds(nanoseconds: u64) -> String {
     format!("{}.{:09}", nanoseconds / 1_000_000_000, nanoseconds % 1_000_000_000)
 }
 
+/// But for the last digit, which a JSON parser may get wrong.
+pub(super) fn is_same_number(then: f64, now: f64) -> bool {
+    (then - now).abs() <= 1e-12 * now.abs()
+}
+
 impl SourceState {
     pub(super) fn list_files(files: &[Scanned]) -> Vec<FileState> {
         if files.len() > MAX_FILES { vec![] } else { files.iter().map(FileState::from).collect() }
@@ -142,7 +147,7 @@ impl SourceState {
             changed("the chat template is another one".into())
         } else if self.field != now.field {
             changed(format!("text was read from the field `{}`, now from `{}`", self.field, now.field))
-        } else if self.held_out_fraction != now.held_out_fraction {
+        } else if !is_same_number(self.held_out_fraction, now.held_out_fraction) {
             changed(format!("held_out_fraction was {}, now it is {}", self.held_out_fraction, now.held_out_fraction))
         } else if self.packing != now.packing {
             changed(format!("packing was {:?}, now it is {:?}", self.packing, now.packing).to_lowercase())

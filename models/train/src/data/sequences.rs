@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::DataError;
 use super::order::Permutation;
 use super::packing::{Sequence, Sequences};
-use super::position::{Place, Position, SourceState, StreamPosition};
+use super::position::{Place, Position, SourceState, StreamPosition, is_same_number};
 
 /// Sources that are visited together: everything in them once in an epoch.
 #[derive(Debug)]
@@ -107,11 +107,13 @@ impl TrainSequences {
         if position.seq_len != self.seq_len {
             return changed(format!("seq_len was {}, now it is {}", position.seq_len, self.seq_len));
         }
-        let [then, now] = [
-            position.streams.iter().map(|s| s.weight).collect(),
-            self.streams.iter().map(|s| s.weight).collect::<Vec<_>>(),
-        ];
-        if then != now {
+        let then: Vec<_> = position.streams.iter().map(|stream| stream.weight).collect();
+        let now: Vec<_> = self.streams.iter().map(|stream| stream.weight).collect();
+        let is_same = |(then, now): (&Option<f64>, &Option<f64>)| match (then, now) {
+            (Some(then), Some(now)) => is_same_number(*then, *now),
+            (then, now) => then == now,
+        };
+        if then.len() != now.len() || !then.iter().zip(&now).all(is_same) {
             return changed(format!(
                 "the weights of its sources were {}, now they are {}",
                 weights(&then),
