@@ -4,8 +4,8 @@ use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::{Float8Config, Float8Stack};
-use train::rng::Rng;
 use llama3::{Llama, LlamaConfig, RunConfig};
+use train::rng::Rng;
 
 /// A model, its optimizer and one batch of 8 sequences of 128 tokens.
 pub struct Training<B: AutodiffBackend> {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the reference vectors of tests/suite/exports.rs: transformers' logits of the models that the test exports.
 
-    pip install torch==TORCH transformers==TRANSFORMERS
+    pip install torch==2.15.0 transformers==5.23.0
     FLOAT8_EXPORT_VECTORS=DIR cargo test -p llama3 --test suite exports::transformers
     python3 export_vectors.py DIR
 

@@ -66,10 +66,13 @@ fn destination(path: &Path) -> Result<PathBuf, FolderError> {
     match fs::read_dir(path).map(is_empty) {
         Ok(true) => fs::canonicalize(path).map_err(failed),
         Ok(false) => Err(occupied()),
-        Err(error) if error.kind() == ErrorKind::NotADirectory => Err(occupied()),
-        // A link to nothing is something, too.
-        Err(error) if error.kind() == ErrorKind::NotFound && path.is_symlink() => Err(occupied()),
-        Err(error) if error.kind() == ErrorKind::NotFound => std::path::absolute(path).map_err(failed),
+        Err(error) if matches!(error.kind(), ErrorKind::NotADirectory | ErrorKind::NotFound) => {
+            // A file, or a link to nothing; a file above it is the system's error to tell.
+            if path.symlink_metadata().is_ok() {
+                return Err(occupied());
+            }
+            std::path::absolute(path).map_err(failed)
+        }
         Err(error) => Err(failed(error)),
     }
 }

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use safetensors::{Dtype, SafeTensors};
-use train::tensor_files::{NewTensor, write_file, write_shards};
+use train::tensor_files::{NewTensor, bf16_bytes, f32_bytes, write_file, write_shards};
 use train::{FolderError, TensorFiles, TensorFilesError, create_folder};
 
 /// As a caller's own error.
@@ -36,9 +36,9 @@ fn what_is_written_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("state.safetensors");
     let tensors = [
-        tensor("moment", Dtype::BF16, &[2, 1], vec![0x80, 0x3f, 0x00, 0xc0]),
+        tensor("moment", Dtype::BF16, &[2, 1], bf16_bytes(&[1.0, -2.0])),
         tensor("codes", Dtype::U8, &[3], vec![1, 2, 255]),
-        tensor("scalar", Dtype::F32, &[], 1.5_f32.to_le_bytes().to_vec()),
+        tensor("scalar", Dtype::F32, &[], f32_bytes(&[1.5])),
         tensor("nothing", Dtype::F32, &[0, 4], vec![]),
     ];
     write_file(&path, &tensors, Some(HashMap::from([("step".into(), "7".into())]))).unwrap();
@@ -53,7 +53,9 @@ fn what_is_written_is_read() {
         assert_eq!(&*read.bytes().unwrap(), bytes().unwrap(), "{name}");
     }
     assert_eq!(files.get("moment").unwrap().to_f32().unwrap(), [1.0, -2.0]);
-    assert_eq!(files.expect("nothing", &[0, 4]).unwrap().to_f32().unwrap(), []);
+    assert_eq!(files.get("scalar").unwrap().to_f32().unwrap(), [1.5]);
+    assert_eq!(&*files.get("moment").unwrap().bytes().unwrap(), [0x80, 0x3f, 0x00, 0xc0]);
+    assert!(files.expect("nothing", &[0, 4]).unwrap().to_f32().unwrap().is_empty());
     assert!(
         matches!(files.get("codes").unwrap().to_f32(), Err(TensorFilesError::Dtype { dtype, .. }) if dtype == "U8")
     );

@@ -1,13 +1,13 @@
-//! Export: a [`Llama`] into a folder that transformers loads, one tensor in host memory at a time.
+//! Export: a [`Llama`] into a folder that transformers loads, read from the device tensor by tensor.
 
 use std::path::{Path, PathBuf};
 
 use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
-use burn::tensor::{Tensor, bf16};
 use clap::ValueEnum;
 use safetensors::Dtype;
-use train::tensor_files::{NewTensor, write_shards};
+use train::tensor_files::{NewTensor, bf16_bytes, f32_bytes, write_shards};
 use train::{TrainError, create_folder, write_synced};
 
 use super::{config, files};
@@ -62,8 +62,8 @@ impl ExportDtype {
 
     fn encode(self, values: &[f32]) -> Vec<u8> {
         match self {
-            Self::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-            Self::Bf16 => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
+            Self::F32 => f32_bytes(values),
+            Self::Bf16 => bf16_bytes(values),
         }
     }
 }

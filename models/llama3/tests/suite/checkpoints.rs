@@ -38,6 +38,8 @@ fn parameters(model: &Llama<Flex>) -> Vec<(String, Vec<usize>, Vec<f32>)> {
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Flex, D>>) {
             let name = names::hf_name(&self.0.join("."));
+            // As a tensor from the host is, though a linear's was transposed.
+            assert!(param.val().into_primitive().tensor().is_contiguous(), "{name}");
             self.1.push((name, param.shape().to_vec(), values(param.val())));
         }
     }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use burn::backend::Flex;
 use burn::tensor::bf16;
 use llama3::hf::{ExportDtype, ExportOptions, copy_assets};
+use llama3::trainer::prepare;
 use llama3::{Error, Llama, LlamaConfig};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
@@ -16,8 +17,8 @@ use tempfile::TempDir;
 use train::{FolderError, TensorFiles, TensorFilesError};
 
 use crate::common::{
-    Stored, Train, hf_json, ids, llama3_scaling, model, run_alone, stored_tensors, tiny, tiny_moe, tokens, values,
-    write_json, write_safetensors,
+    Stored, Train, hf_json, ids, llama3_scaling, model, run_alone, run_config, stored_tensors, tiny, tiny_moe, tokens,
+    values, write_json, write_safetensors,
 };
 
 fn load(folder: &Path) -> Llama<Flex> {
@@ -56,7 +57,7 @@ fn source(config: &LlamaConfig) -> TempDir {
     json["rope_parameters"] = json!({"rope_type": "default", "rope_theta": config.rope_theta});
     json["architectures"] = json!(["LlamaForSequenceClassification"]);
     json["dtype"] = json!("float16");
-    json["initializer_range"] = json!(0.1234567890123456789);
+    json["initializer_range"] = json!(0.123_456_789_012_345_68);
     json["eos_token_id"] = json!([7, 3]);
     write_json(&dir.path().join("config.json"), &json);
     for name in ["tokenizer.json", "chat_template.jinja", "generation_config.json"] {
@@ -123,11 +124,12 @@ fn transformers_computes_the_same_logits() {
 
 #[test]
 fn export_import_export_gives_the_same_bytes() {
+    // An epsilon that serde_json reads as another one unless it is asked to be exact.
+    let rms_norm_eps = 1.000_001_464_007_551_1e-5;
     for dtype in [ExportDtype::F32, ExportDtype::Bf16] {
         for tied in [false, true] {
             for max_shard_bytes in [5_000_000_000, 30_000] {
-                let config =
-                    LlamaConfig { tie_word_embeddings: tied, rms_norm_eps: 1.234_567_890_123_456_7e-5, ..tiny() };
+                let config = LlamaConfig { tie_word_embeddings: tied, rms_norm_eps, ..tiny() };
                 let source = source(&config);
                 let dir = tempfile::tempdir().unwrap();
                 let [first, second] = ["first", "second"].map(|name| dir.path().join(name));
@@ -141,6 +143,19 @@ fn export_import_export_gives_the_same_bytes() {
             }
         }
     }
+}
+
+#[test]
+fn a_model_that_trains_in_fp8_exports_its_parameters() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = run_config(dir.path(), &["training.precision=fp8", "training.seed=9"]);
+    let fp8 =
+        prepare::<Train>(&config, None, config.llama().unwrap(), &Default::default(), &mut std::io::sink()).unwrap();
+    let plain = model::<Flex>(fp8.config().clone(), 9);
+    let [ours, expected] = ["ours", "expected"].map(|name| dir.path().join(name));
+    fp8.save_hf(&ours, &ExportOptions::default()).unwrap();
+    plain.save_hf(&expected, &ExportOptions::default()).unwrap();
+    assert!(contents(&ours) == contents(&expected));
 }
 
 /// Parameters are laid out as those that never were in a file.
@@ -256,7 +271,7 @@ fn config_json_keeps_what_the_model_does_not_know() {
     for key in ["dtype", "torch_dtype"] {
         expected[key] = json!("bfloat16");
     }
-    expected["initializer_range"] = json!(0.1234567890123456789);
+    expected["initializer_range"] = json!(0.123_456_789_012_345_68);
     expected["eos_token_id"] = json!([7, 3]);
     assert_eq!(json_file(&with.join("config.json")), expected);
 
@@ -324,7 +339,8 @@ fn nothing_is_left_of_an_export_that_fails() {
         assert!(error.to_string().contains(&path.display().to_string()), "{error}");
     };
     occupied(&out);
-    occupied(&out.join("below"));
+    let below = dense.save_hf(out.join("below"), &plain).unwrap_err();
+    assert!(matches!(below, Error::Folder(FolderError::Io { .. })), "{below}");
     assert_eq!(contents(dir.path()).into_iter().collect::<Vec<_>>(), [("out".into(), b"a file".to_vec())]);
     occupied(dir.path());
 

@@ -7,7 +7,7 @@ mod write;
 
 pub use error::TensorFilesError;
 pub use read::{MappedBytes, StoredTensor, TensorFiles};
-pub use write::{NewTensor, write_file, write_shards};
+pub use write::{NewTensor, bf16_bytes, f32_bytes, write_file, write_shards};
 
 /// Of a folder's only file.
 const SINGLE: &str = "model.safetensors";

@@ -1,4 +1,4 @@
-//! Writing: one tensor on the host at a time, into one file or into shards with an index, and on disk when the call returns.
+//! Writing: tensor by tensor, into one file or into shards with an index, and on disk when the call returns.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::path::Path;
 
+use half::bf16;
 use safetensors::tensor::View;
 use safetensors::{Dtype, SafeTensorError};
 use serde_json::json;
@@ -31,6 +32,24 @@ impl<E> NewTensor<'_, E> {
         let bits = self.shape.iter().try_fold(self.dtype.bitsize(), |bits, &size| bits.checked_mul(size))?;
         bits.is_multiple_of(8).then_some(bits / 8)
     }
+}
+
+/// `values` as a file has them.
+pub fn f32_bytes(values: &[f32]) -> Vec<u8> {
+    encode(values, f32::to_le_bytes)
+}
+
+/// `values` in bf16, rounded to nearest, ties to even, as a file has them.
+pub fn bf16_bytes(values: &[f32]) -> Vec<u8> {
+    encode(values, |value| bf16::from_f32(value).to_le_bytes())
+}
+
+fn encode<const N: usize>(values: &[f32], convert: impl Fn(f32) -> [u8; N]) -> Vec<u8> {
+    let mut bytes = vec![0; values.len() * N];
+    for (slot, &value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
+        *slot = convert(value);
+    }
+    bytes
 }
 
 /// Writes `tensors` to the file `path`, replacing it, in safetensors' order: by dtype, then by name.

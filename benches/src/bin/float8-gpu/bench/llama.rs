@@ -7,9 +7,9 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::{Float8, Float8Config, Float8Error, Recipe, report, set_default_config};
 use checks::Failure;
-use train::rng::Rng;
 use llama3::{Llama, LlamaConfig, RunConfig};
 use serde::{Deserialize, Serialize};
+use train::rng::Rng;
 
 use super::timing::{Clock, or_dash};
 use super::{Bench, Size};
