@@ -140,6 +140,9 @@ pub struct ResumeArgs {
     /// TOML file to take instead of the configuration that the checkpoint has. Keys that decide what the run is must be as they were.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// Where the run's data lies now; repeatable. It must be the same data.
+    #[arg(long, value_name = "PATH")]
+    pub data: Vec<PathBuf>,
     /// Optimizer steps in all.
     #[arg(long, value_name = "N")]
     pub steps: Option<usize>,
@@ -164,6 +167,7 @@ impl ResumeArgs {
         };
         config.checkpoint.folder.clone_from(&was.checkpoint.folder);
         config.assets.clone_from(&was.assets);
+        config.data.replace_paths(&self.data);
         let training = &mut config.training;
         training.device = self.model.device.unwrap_or(training.device);
         training.steps = self.steps.unwrap_or(training.steps);
@@ -210,6 +214,9 @@ pub struct GenerateArgs {
     /// The text to continue, instead of generate.prompt.
     #[arg(long, value_name = "TEXT")]
     pub prompt: Option<String>,
+    /// The text is what a user says, in the model's chat template; the answer is printed.
+    #[arg(long)]
+    pub chat: bool,
     /// Tokens to add at most.
     #[arg(long, value_name = "N")]
     pub max_new_tokens: Option<usize>,
@@ -223,7 +230,7 @@ pub struct GenerateArgs {
 
 impl GenerateArgs {
     fn job(&self) -> Result<Job, Error> {
-        let mut job = self.model.open(Task::Generate)?;
+        let mut job = self.model.open(Task::Generate { is_chat: self.chat })?;
         let RunConfig { generate, training, .. } = &mut job.config;
         generate.prompt = self.prompt.clone().unwrap_or_else(|| generate.prompt.clone());
         generate.max_new_tokens = self.max_new_tokens.unwrap_or(generate.max_new_tokens);

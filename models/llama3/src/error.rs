@@ -121,7 +121,12 @@ pub enum Error {
     /// The data cannot be read, or is not what it was.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// A chat template that cannot be read.
+    /// A conversation with a model whose tokenizer came without a template.
+    #[error(
+        "the model has no chat template: set data.chat_template to a Jinja file, or take a checkpoint that brings one"
+    )]
+    NoTemplate,
+    /// A chat template that cannot be read, or does not take a conversation.
     #[error(transparent)]
     Chat(#[from] ChatError),
     /// A key of the configuration.

@@ -7,6 +7,7 @@ use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{Float8Stack, set_float8_enabled};
 use device_select::{DeviceChoice, SelectedDevice};
+use train::Message;
 use train::checkpoint::SavedRun;
 use train::config::Precision;
 use train::run::mean_loss;
@@ -36,7 +37,10 @@ pub enum Task {
     /// Prints the held-out loss.
     Evaluate,
     /// Continues `generate.prompt` and prints it as it comes.
-    Generate,
+    Generate {
+        /// The prompt is what a user says, and only the answer is printed.
+        is_chat: bool,
+    },
     /// Writes the parameters in Hugging Face's format.
     Export {
         /// A folder that does not exist.
@@ -65,7 +69,7 @@ impl Job {
         match &self.task {
             Task::Train => trainer::train::<B>(&self.config, &self.start, selected, device, out).map(drop),
             Task::Evaluate => self.evaluate::<B>(selected, device, out),
-            Task::Generate => self.generate::<B>(selected, device, out),
+            Task::Generate { is_chat } => self.generate::<B>(*is_chat, selected, device, out),
             Task::Export { to, options } => self.export::<B>(to, options, device, out),
         }
     }
@@ -117,6 +121,7 @@ impl Job {
 
     fn generate<B: AutodiffBackend + Float8Stack>(
         &self,
+        is_chat: bool,
         selected: &SelectedDevice,
         device: &B::Device,
         out: &mut dyn Write,
@@ -124,12 +129,20 @@ impl Job {
         let config = &self.config;
         config.validate()?;
         let tokenizer = config.tokenizer()?;
-        let prompt = tokenizer.prompt(&config.generate.prompt)?;
+        let text = &config.generate.prompt;
+        let prompt = match is_chat {
+            true => {
+                config.chat_template()?.ok_or(Error::NoTemplate)?.prompt(&tokenizer, &[Message::new("user", text)])?
+            }
+            false => tokenizer.prompt(text)?,
+        };
         let dims = dimensions(config, &tokenizer, prompt.len())?;
         let dtype = compute_dtype::<B>(config, selected, device)?;
         let model = prepare::<B>(config, self.saved(), dims, device, &mut std::io::sink())?.with_compute_dtype(dtype);
         self.restore(&model)?;
-        write!(out, "{}", config.generate.prompt)?;
+        if !is_chat {
+            write!(out, "{text}")?;
+        }
         let mut text = tokenizer.stream_text();
         let (choices, stop) = (tokenizer.num_choices(), tokenizer.stop());
         let new = config.generate.max_new_tokens;

@@ -7,7 +7,8 @@ use tempfile::TempDir;
 
 pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_llama3"));
-    command.args(arguments);
+    // Where tokens are kept.
+    command.args(arguments).env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
     command
 }
 
