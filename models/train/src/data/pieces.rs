@@ -2,15 +2,16 @@
 //!
 //! A piece ends after a line end that white space does not follow, and which white space does not precede if there is such a one.
 //! No pre-tokenizer of the kind that GPT-2 and Llama 3 have puts anything together across it, so the ids are those of the whole text.
-//! (Except that Llama 3's tokenizer cuts after 400,000 characters, wherever that is: those cuts are other ones, in texts of more.) Only
-//! a piece without such a line end is cut between any two characters.
+//! (Except that Llama 3's tokenizer cuts after 400,000 characters, wherever that is: those cuts are other ones, in texts of more. And a
+//! tokenizer that puts a space before a text puts one before each piece.) Only a piece without such a line end is cut between any two
+//! characters.
 
 use std::fs::File;
 use std::io::{self, Read, Take};
 use std::path::Path;
 
-/// Bytes of a piece at most.
-pub(super) const PIECE: usize = 1 << 20;
+/// Bytes of a piece at most. While it tokenizes, Hugging Face's library takes some hundred times as many bytes of memory.
+pub(super) const PIECE: usize = 32 << 10;
 
 /// Where the first piece of `text` ends, if `text` is longer than `limit`.
 fn cut(text: &str, limit: usize) -> usize {
