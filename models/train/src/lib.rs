@@ -29,7 +29,10 @@ pub mod tensor_files;
 mod tokenizer;
 
 pub use chat::{ChatError, ChatTemplate, Conversation, Message};
-pub use data::{DataError, DataSource, Dataset};
+pub use data::{
+    DataError, DataSource, Dataset, DatasetSize, DocumentError, Format, Packing, Position, Progress, Sequence,
+    SequenceShape, TrainSequences,
+};
 pub use error::TrainError;
 pub use folder::{FolderError, create_folder, write_synced};
 pub use lines::TokenizeError;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::cache::entry;
-use super::documents::Encoder;
+use super::encode::Encoder;
 use super::error::cannot_write;
 use super::packing::{Packing, Sequence, Sequences};
 use super::part::{Marks, Part};

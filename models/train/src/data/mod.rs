@@ -7,6 +7,7 @@
 mod cache;
 mod dataset;
 mod documents;
+mod encode;
 mod error;
 mod order;
 mod packing;

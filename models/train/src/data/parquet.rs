@@ -12,7 +12,7 @@ use parquet::record::reader::RowIter;
 use parquet::schema::types::Type;
 use serde_json::{Map, Value};
 
-use super::documents::{Content, Work};
+use super::encode::{Content, Work};
 use super::error::cannot_read;
 use super::scan::Scanned;
 use super::{DataError, DocumentError};

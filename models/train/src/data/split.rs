@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::DataError;
 use super::cache::has_size;
-use super::documents::Tokenized;
+use super::encode::Tokenized;
 use super::error::cannot_write;
 use super::token_file::Width;
 

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use rayon::prelude::*;
 
-use super::documents::{self, Encoder, Work};
+use super::documents;
+use super::encode::{Encoder, Work};
 use super::scan::Scanned;
 use super::split::{Split, Streams};
 use super::token_file::Width;
