@@ -36,15 +36,15 @@ pub struct Outcome {
     pub report: Report,
 }
 
-/// Where a run begins, and what may stop it.
+/// Where a run begins.
 #[derive(Debug, Default)]
 pub struct Start {
     /// The checkpoint to go on from; none at the beginning.
     pub saved: Option<SavedRun>,
     /// Whether the folder of checkpoints may hold some: those of this run.
     pub is_resumed: bool,
-    /// What a run with checkpoints is stopped by.
-    pub signals: Signals,
+    /// Whether SIGINT and SIGTERM end a run with checkpoints after a step, and save it. They are the process's from the first step on.
+    pub listens: bool,
 }
 
 /// Trains as `config` says on `device`, which is `selected`, and writes the log to `out`.
@@ -84,7 +84,10 @@ pub fn train<B: AutodiffBackend + Float8Stack>(
         steps = steps.resume(saved)?;
         writeln!(out, "resumed: step {} of {}", saved.step(), saved.path().display())?;
     }
-    let signals = start.signals.clone();
+    let signals = match start.listens && checkpoints.is_some() {
+        true => Signals::listen().map_err(TrainError::Signals)?,
+        false => Signals::default(),
+    };
     let run = Run { config: config.steps(), selected, device, held_out: &held_out, checkpoints, signals, out };
     finish(config, &tokenizer, run, steps)
 }

@@ -27,9 +27,6 @@ impl Signals {
             flag::register(signal, again.clone())?;
             flag::register_usize(signal, signals.stop.clone(), signal as usize)?;
         }
-        // A file that exceeds the limit on its size is an error like others, not the end of the process.
-        #[cfg(unix)]
-        flag::register(signal_hook::consts::SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
         Ok(signals)
     }
 
@@ -41,4 +38,14 @@ impl Signals {
             _ => Some("SIGINT"),
         }
     }
+}
+
+/// Makes a file that exceeds the limit on its size an error like others, not the end of the process.
+///
+/// # Errors
+/// The system's.
+pub fn file_limits_are_errors() -> io::Result<()> {
+    #[cfg(unix)]
+    flag::register(signal_hook::consts::SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
+    Ok(())
 }

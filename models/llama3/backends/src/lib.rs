@@ -16,7 +16,9 @@ use train::TrainError;
 pub fn main(run: impl FnOnce() -> Result<(), Error>) -> ExitCode {
     let mut logger = env_logger::builder();
     logger.format(|line, record| writeln!(line, "{}", record.args())).parse_default_env().init();
-    let Err(error) = run() else { return ExitCode::SUCCESS };
+    let result =
+        train::file_limits_are_errors().map_err(|error| TrainError::Signals(error).into()).and_then(|()| run());
+    let Err(error) = result else { return ExitCode::SUCCESS };
     if let Error::Train(TrainError::Interrupted { signal, .. }) = &error {
         eprintln!("{error}");
         // As shells have it: 128 and the number of the signal.

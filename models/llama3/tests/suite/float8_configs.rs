@@ -11,10 +11,10 @@ use clap::{CommandFactory, Parser};
 use llama3::cli::Args;
 use llama3::{Error, RunConfig};
 use toml::{Table, Value};
+use train::config::ConfigError;
 use train::config::Float8Section;
 
 use crate::common::tiny;
-use train::config::ConfigError;
 
 fn set(settings: &[&str]) -> Result<RunConfig, Error> {
     let settings: Vec<_> = settings.iter().map(|s| s.to_string()).collect();

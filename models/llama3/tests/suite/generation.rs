@@ -3,9 +3,9 @@
 use burn::backend::Flex;
 use llama3::Error;
 use llama3::generate::Sampling;
+use train::config::ConfigError;
 
 use crate::common::{ids, model, tiny, values};
-use train::config::ConfigError;
 
 #[test]
 fn greedy_is_the_argmax_of_the_full_forward_pass() {

@@ -8,11 +8,11 @@ use device_select::DeviceChoice;
 use llama3::cli::Args;
 use llama3::{Error, LlamaConfig, RunConfig};
 use tempfile::TempDir;
+use train::config::ConfigError;
 use train::config::{ComputeDtype, Precision};
 use train::schedule::Decay;
 
 use crate::common::{hf_json, llama3_scaling, tiny, tiny_moe, write_json};
-use train::config::ConfigError;
 
 fn file(text: &str) -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
@@ -202,6 +202,25 @@ fn a_model_is_a_preset_with_changes_or_a_checkpoint() {
             "{text} {settings:?}"
         );
     }
+}
+
+#[test]
+fn sources_stand_alone_and_are_read_back() {
+    let sources =
+        "data.sources=[{ paths = ['a'], weight = 3.0 }, { paths = ['b.jsonl'], field = 'body', weight = 1.0 }]";
+    let config = set(&[sources, "data.packing=whole", "checkpoint.folder=runs/a"]).unwrap();
+    config.validate().unwrap();
+    assert_eq!(config.data.sources().len(), 2);
+    assert_eq!(config.data.sources()[1].field, "body");
+    let (_dir, path) = file(&config.to_toml().unwrap());
+    assert_eq!(RunConfig::load(Some(&path), &[]).unwrap(), config);
+    for other in ["data.paths=['c']", "data.field=body", "data.max_bytes=5", "data.format=text"] {
+        let error = set(&[sources, other]).unwrap().validate().unwrap_err();
+        assert!(error.to_string().starts_with("data.sources = 2 sources: each source has its own"), "{error}");
+    }
+    // A flag replaces what the file has.
+    let replaced = args(&["--set", sources, "--data", "c"]).unwrap().data.sources();
+    assert_eq!(replaced.iter().map(|source| &source.paths).collect::<Vec<_>>(), [&[PathBuf::from("c")]]);
 }
 
 #[test]

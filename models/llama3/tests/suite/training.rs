@@ -3,11 +3,11 @@
 use llama3::trainer::Outcome;
 use llama3::{Error, LlamaConfig, RunConfig};
 use train::DataError;
+use train::TrainError;
+use train::config::ConfigError;
 use train::{TensorFilesError, Tokenizer};
 
 use crate::common::{hf_json, run, run_config as config, stored_tensors, text, tiny, write_json, write_safetensors};
-use train::TrainError;
-use train::config::ConfigError;
 
 #[test]
 fn losses_fall_repeat_and_agree_between_precisions() {

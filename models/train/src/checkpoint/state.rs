@@ -98,7 +98,7 @@ pub struct SavedRun {
 }
 
 impl SavedRun {
-    /// Opens a checkpoint of `folder`, which may be that of a checkpoint itself.
+    /// Opens a checkpoint of the run in `folder`.
     ///
     /// # Errors
     /// Those of [`find_checkpoint`]; [`CheckpointError::Format`], [`CheckpointError::Json`].

@@ -1,57 +1,19 @@
-//! The command lines of `examples/llama3_fp8.rs` and of the program `llama3`.
+//! Commands that take a model that is there: a run's checkpoint, or a Hugging Face checkpoint.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use burn_float8::Recipe;
 use clap::Parser;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use device_select::DeviceChoice;
 use train::checkpoint::{ASSETS, CONFIG, Change, CheckpointError, SavedRun, Which, changes, saved_steps};
-use train::config::{ConfigError, Precision, Setting};
-use train::{Signals, SpecialTokens, Tokenizer, TrainError};
+use train::config::Setting;
 
 use crate::Error;
 use crate::hf::{ExportDtype, ExportOptions};
 use crate::jobs::{Job, Task};
 use crate::run_config::RunConfig;
 use crate::trainer::Start;
-
-/// Llama 3 in FP8.
-#[derive(Clone, Debug, Parser)]
-#[command(name = "llama3")]
-pub enum Command {
-    /// Train on text files; takes what the example llama3_fp8 takes.
-    Train(Args),
-    /// Go on with a run that was stopped, from its newest checkpoint.
-    Resume(ResumeArgs),
-    /// Print the held-out loss of a run's checkpoint, or of a Hugging Face checkpoint.
-    Eval(EvalArgs),
-    /// Continue a text.
-    Generate(GenerateArgs),
-    /// Write a run's checkpoint as a Hugging Face checkpoint.
-    Export(ExportArgs),
-    /// Print an array of token ids for each JSON string of a file, one a line.
-    Tokenize(TokenizeArgs),
-}
-
-impl Command {
-    /// What is to be done with a model; none if the command needs none or only prints, which has been done then.
-    ///
-    /// # Errors
-    /// Any [`Error`] of arguments, configurations and checkpoints.
-    pub fn job(&self, out: &mut dyn Write) -> Result<Option<Job>, Error> {
-        match self {
-            Self::Train(args) => args.job(out),
-            Self::Resume(args) => args.job(out),
-            Self::Eval(args) => args.job().map(Some),
-            Self::Generate(args) => args.job().map(Some),
-            Self::Export(args) => args.job().map(Some),
-            Self::Tokenize(args) => args.run(out).map(|()| None),
-        }
-    }
-}
 
 /// A model that is there.
 #[derive(Clone, Debug, Parser)]
@@ -158,7 +120,7 @@ pub struct ResumeArgs {
 }
 
 impl ResumeArgs {
-    fn job(&self, out: &mut dyn Write) -> Result<Option<Job>, Error> {
+    pub(super) fn job(&self, out: &mut dyn Write) -> Result<Option<Job>, Error> {
         let (was, saved) = self.model.open_run()?;
         let settings = self.model.settings();
         let mut config = match &self.config {
@@ -181,8 +143,8 @@ impl ResumeArgs {
         for Change { key, saved, now } in changes(&was, &config)? {
             writeln!(out, "changed: {key} was {saved}, is {now}")?;
         }
-        let signals = Signals::listen().map_err(TrainError::Signals)?;
-        Ok(Some(Job { config, start: Start { saved, is_resumed: true, signals }, task: Task::Train }))
+        let start = Start { saved, is_resumed: true, listens: true };
+        Ok(Some(Job { config, start, task: Task::Train }))
     }
 }
 
@@ -198,7 +160,7 @@ pub struct EvalArgs {
 }
 
 impl EvalArgs {
-    fn job(&self) -> Result<Job, Error> {
+    pub(super) fn job(&self) -> Result<Job, Error> {
         let mut job = self.model.open(Task::Evaluate)?;
         job.config.data.replace_paths(&self.data);
         Ok(job)
@@ -229,7 +191,7 @@ pub struct GenerateArgs {
 }
 
 impl GenerateArgs {
-    fn job(&self) -> Result<Job, Error> {
+    pub(super) fn job(&self) -> Result<Job, Error> {
         let mut job = self.model.open(Task::Generate { is_chat: self.chat })?;
         let RunConfig { generate, training, .. } = &mut job.config;
         generate.prompt = self.prompt.clone().unwrap_or_else(|| generate.prompt.clone());
@@ -258,7 +220,7 @@ pub struct ExportArgs {
 }
 
 impl ExportArgs {
-    fn job(&self) -> Result<Job, Error> {
+    pub(super) fn job(&self) -> Result<Job, Error> {
         let mut job = self.model.open(Task::Evaluate)?;
         let default = ExportOptions::default();
         let max_shard_bytes = self.max_shard_bytes.unwrap_or(default.max_shard_bytes);
@@ -266,139 +228,5 @@ impl ExportArgs {
         let options = ExportOptions { dtype: self.dtype, max_shard_bytes, source };
         job.task = Task::Export { to: self.to.clone(), options };
         Ok(job)
-    }
-}
-
-/// What to tokenize, and how.
-#[derive(Clone, Debug, Parser)]
-pub struct TokenizeArgs {
-    /// bytes, a checkpoint folder, a tokenizer.json or a tokenizer.model.
-    #[arg(long, value_name = "PATH")]
-    pub tokenizer: String,
-    /// Take special tokens in the text for what they are.
-    #[arg(long, conflicts_with = "decode")]
-    pub special: bool,
-    /// The way back: a JSON string for each array of ids.
-    #[arg(long)]
-    pub decode: bool,
-    /// Lines of JSON.
-    #[arg(value_name = "FILE")]
-    pub file: PathBuf,
-}
-
-impl TokenizeArgs {
-    /// Writes a line to `out` for each line of the file.
-    ///
-    /// # Errors
-    /// [`Error::Tokenizer`], [`Error::Tokenize`].
-    pub fn run(&self, out: &mut dyn Write) -> Result<(), Error> {
-        let tokenizer = Tokenizer::open(&self.tokenizer)?;
-        let special = if self.special { SpecialTokens::InText } else { SpecialTokens::AreText };
-        match self.decode {
-            true => tokenizer.decode_lines(&self.file, out)?,
-            false => tokenizer.encode_lines(&self.file, special, out)?,
-        }
-        Ok(())
-    }
-}
-
-/// Train a Llama 3 with FP8 linears on text files.
-///
-/// Later wins: defaults, --config, --set in order, the other flags. configs/llama3_debug.toml lists every key.
-#[derive(Clone, Debug, Default, Parser)]
-#[command(name = "llama3_fp8")]
-pub struct Args {
-    /// auto, cuda, wgpu or cpu; auto takes CUDA, else a hardware wgpu adapter, else the CPU.
-    #[arg(long)]
-    pub device: Option<DeviceChoice>,
-    /// Precision of linears.
-    #[arg(long, value_enum)]
-    pub precision: Option<Precision>,
-    /// How FP8 operands are scaled.
-    #[arg(long, value_parser = recipe())]
-    pub recipe: Option<Recipe>,
-    /// TOML file; configs/ has examples.
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// Override a key of the config; repeatable.
-    #[arg(long, value_name = "SECTION.KEY=VALUE")]
-    pub set: Vec<String>,
-    /// File or folder of text to train on instead of the local Cargo registry; repeatable.
-    #[arg(long, value_name = "PATH")]
-    pub data: Vec<PathBuf>,
-    /// Folder to save checkpoints in, which `llama3 resume` goes on from.
-    #[arg(long, value_name = "FOLDER")]
-    pub checkpoints: Option<PathBuf>,
-    /// Optimizer steps.
-    #[arg(long, value_name = "N")]
-    pub steps: Option<usize>,
-    /// Decides weights, batches and sample.
-    #[arg(long, value_name = "N")]
-    pub seed: Option<u64>,
-    /// Write what each linear did, GEMM by GEMM, as JSON.
-    #[arg(long, value_name = "FILE")]
-    pub report: Option<PathBuf>,
-    /// Print it as a table at the end.
-    #[arg(long)]
-    pub print_report: bool,
-    /// Print the configuration with all its defaults, and end.
-    #[arg(long)]
-    pub print_config: bool,
-}
-
-/// Recipes by name.
-fn recipe() -> impl TypedValueParser<Value = Recipe> {
-    let parse = |name: String| {
-        Recipe::ALL.into_iter().find(|recipe| recipe.to_string() == name).ok_or("not one of the possible values")
-    };
-    PossibleValuesParser::new(Recipe::ALL.map(|recipe| recipe.to_string())).try_map(parse)
-}
-
-impl Args {
-    /// The run that these arguments ask for; none if they ask for its configuration, which has been printed then.
-    ///
-    /// # Errors
-    /// Those of [`run_config`](Self::run_config); [`TrainError::Signals`].
-    pub fn job(&self, out: &mut dyn Write) -> Result<Option<Job>, Error> {
-        let config = self.run_config()?;
-        if self.print_config {
-            write!(out, "{}", config.to_toml()?)?;
-            return Ok(None);
-        }
-        let mut start = Start::default();
-        if config.checkpoint.folder.is_some() {
-            start.signals = Signals::listen().map_err(TrainError::Signals)?;
-        }
-        Ok(Some(Job { config, start, task: Task::Train }))
-    }
-
-    /// The run that these arguments ask for, validated.
-    ///
-    /// # Errors
-    /// Those of [`RunConfig::load`] and [`RunConfig::validate`].
-    pub fn run_config(&self) -> Result<RunConfig, Error> {
-        let mut settings: Vec<_> = self.set.iter().map(Setting::new).collect();
-        // The recipe decides what the file's other keys of [float8] mean, so it has to be there when they are read.
-        settings.extend(
-            self.recipe
-                .map(|name| Setting { origin: format!("--recipe {name}"), setting: format!("float8.recipe={name}") }),
-        );
-        let mut config = RunConfig::load_from(self.config.as_deref(), &settings)?;
-        config.data.replace_paths(&self.data);
-        config.checkpoint.folder = self.checkpoints.clone().or(config.checkpoint.folder);
-        let training = &mut config.training;
-        training.device = self.device.unwrap_or(training.device);
-        training.precision = self.precision.unwrap_or(training.precision);
-        training.steps = self.steps.unwrap_or(training.steps);
-        training.seed = self.seed.unwrap_or(training.seed);
-        training.report = self.report.clone().or(training.report.take());
-        training.print_report |= self.print_report;
-        if let (Some(recipe), precision @ (Precision::F32 | Precision::Bf16)) = (self.recipe, training.precision) {
-            let precision = format!("{precision:?}").to_lowercase();
-            let reason = format!("contradicts precision {precision}, in which nothing runs in FP8");
-            return Err(ConfigError::Parse { origin: format!("--recipe {recipe}"), reason }.into());
-        }
-        config.validate()?;
-        Ok(config)
     }
 }

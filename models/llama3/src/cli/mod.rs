@@ -1,0 +1,153 @@
+//! The command lines of `examples/llama3_fp8.rs` and of the program `llama3`.
+
+mod model;
+mod tokenize;
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use burn_float8::Recipe;
+use clap::Parser;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use device_select::DeviceChoice;
+pub use model::{EvalArgs, ExportArgs, GenerateArgs, ModelArgs, ResumeArgs};
+pub use tokenize::TokenizeArgs;
+use train::config::{ConfigError, Precision, Setting};
+
+use crate::Error;
+use crate::jobs::{Job, Task};
+use crate::run_config::RunConfig;
+use crate::trainer::Start;
+
+/// Llama 3 in FP8.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "llama3")]
+pub enum Command {
+    /// Train on text files; takes what the example llama3_fp8 takes.
+    Train(Args),
+    /// Go on with a run that was stopped, from its newest checkpoint.
+    Resume(ResumeArgs),
+    /// Print the held-out loss of a run's checkpoint, or of a Hugging Face checkpoint.
+    Eval(EvalArgs),
+    /// Continue a text.
+    Generate(GenerateArgs),
+    /// Write a run's checkpoint as a Hugging Face checkpoint.
+    Export(ExportArgs),
+    /// Print an array of token ids for each JSON string of a file, one a line.
+    Tokenize(TokenizeArgs),
+}
+
+impl Command {
+    /// What is to be done with a model; none if the command needs none or only prints, which has been done then.
+    ///
+    /// # Errors
+    /// Any [`Error`] of arguments, configurations and checkpoints.
+    pub fn job(&self, out: &mut dyn Write) -> Result<Option<Job>, Error> {
+        match self {
+            Self::Train(args) => args.job(out),
+            Self::Resume(args) => args.job(out),
+            Self::Eval(args) => args.job().map(Some),
+            Self::Generate(args) => args.job().map(Some),
+            Self::Export(args) => args.job().map(Some),
+            Self::Tokenize(args) => args.run(out).map(|()| None),
+        }
+    }
+}
+
+/// Train a Llama 3 with FP8 linears on text files.
+///
+/// Later wins: defaults, --config, --set in order, the other flags. configs/llama3_debug.toml lists every key.
+#[derive(Clone, Debug, Default, Parser)]
+#[command(name = "llama3_fp8")]
+pub struct Args {
+    /// auto, cuda, wgpu or cpu; auto takes CUDA, else a hardware wgpu adapter, else the CPU.
+    #[arg(long)]
+    pub device: Option<DeviceChoice>,
+    /// Precision of linears.
+    #[arg(long, value_enum)]
+    pub precision: Option<Precision>,
+    /// How FP8 operands are scaled.
+    #[arg(long, value_parser = recipe())]
+    pub recipe: Option<Recipe>,
+    /// TOML file; configs/ has examples.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Override a key of the config; repeatable.
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
+    pub set: Vec<String>,
+    /// File or folder of text to train on instead of the local Cargo registry; repeatable.
+    #[arg(long, value_name = "PATH")]
+    pub data: Vec<PathBuf>,
+    /// Folder to save checkpoints in, which `llama3 resume` goes on from.
+    #[arg(long, value_name = "FOLDER")]
+    pub checkpoints: Option<PathBuf>,
+    /// Optimizer steps.
+    #[arg(long, value_name = "N")]
+    pub steps: Option<usize>,
+    /// Decides weights, batches and sample.
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Write what each linear did, GEMM by GEMM, as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Print it as a table at the end.
+    #[arg(long)]
+    pub print_report: bool,
+    /// Print the configuration with all its defaults, and end.
+    #[arg(long)]
+    pub print_config: bool,
+}
+
+/// Recipes by name.
+fn recipe() -> impl TypedValueParser<Value = Recipe> {
+    let parse = |name: String| {
+        Recipe::ALL.into_iter().find(|recipe| recipe.to_string() == name).ok_or("not one of the possible values")
+    };
+    PossibleValuesParser::new(Recipe::ALL.map(|recipe| recipe.to_string())).try_map(parse)
+}
+
+impl Args {
+    /// The run that these arguments ask for; none if they ask for its configuration, which has been printed then.
+    ///
+    /// # Errors
+    /// Those of [`run_config`](Self::run_config).
+    pub fn job(&self, out: &mut dyn Write) -> Result<Option<Job>, Error> {
+        let config = self.run_config()?;
+        if self.print_config {
+            write!(out, "{}", config.to_toml()?)?;
+            return Ok(None);
+        }
+        let start = Start { listens: true, ..Start::default() };
+        Ok(Some(Job { config, start, task: Task::Train }))
+    }
+
+    /// The run that these arguments ask for, validated.
+    ///
+    /// # Errors
+    /// Those of [`RunConfig::load`] and [`RunConfig::validate`].
+    pub fn run_config(&self) -> Result<RunConfig, Error> {
+        let mut settings: Vec<_> = self.set.iter().map(Setting::new).collect();
+        // The recipe decides what the file's other keys of [float8] mean, so it has to be there when they are read.
+        settings.extend(
+            self.recipe
+                .map(|name| Setting { origin: format!("--recipe {name}"), setting: format!("float8.recipe={name}") }),
+        );
+        let mut config = RunConfig::load_from(self.config.as_deref(), &settings)?;
+        config.data.replace_paths(&self.data);
+        config.checkpoint.folder = self.checkpoints.clone().or(config.checkpoint.folder);
+        let training = &mut config.training;
+        training.device = self.device.unwrap_or(training.device);
+        training.precision = self.precision.unwrap_or(training.precision);
+        training.steps = self.steps.unwrap_or(training.steps);
+        training.seed = self.seed.unwrap_or(training.seed);
+        training.report = self.report.clone().or(training.report.take());
+        training.print_report |= self.print_report;
+        if let (Some(recipe), precision @ (Precision::F32 | Precision::Bf16)) = (self.recipe, training.precision) {
+            let precision = format!("{precision:?}").to_lowercase();
+            let reason = format!("contradicts precision {precision}, in which nothing runs in FP8");
+            return Err(ConfigError::Parse { origin: format!("--recipe {recipe}"), reason }.into());
+        }
+        config.validate()?;
+        Ok(config)
+    }
+}
