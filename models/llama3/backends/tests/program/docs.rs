@@ -37,7 +37,7 @@ fn prepare(folder: &Path) {
     fs::create_dir(folder.join("text")).unwrap();
     fs::write(folder.join("text/a.txt"), "One line after another, and then one more.\n".repeat(2000)).unwrap();
     let chat = r#"{"messages": [{"role": "user", "content": "What is FP8?"}, {"role": "assistant", "content": "Eight bits."}]}"#;
-    fs::write(folder.join("chats.jsonl"), format!("{chat}\n").repeat(500)).unwrap();
+    fs::write(folder.join("chats.jsonl"), format!("{chat}\n").repeat(2000)).unwrap();
     fs::write(folder.join("strings.jsonl"), "\"some text\"\n").unwrap();
     fs::write(folder.join("ids.jsonl"), "[72, 105]\n").unwrap();
     let tokenizer = folder.join("tokenizer");

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -16,19 +17,24 @@ const RECIPES: [&str; 7] =
     ["tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise", "mxfp8", "mxfp8_wgrad_with_hp"];
 const STEPS: usize = 12;
 
+/// Text, which runs that are compared have in common: a checkpoint names its files.
+type Text = Arc<(TempDir, String)>;
+
 /// A run's text, arguments and folder.
 struct Case {
-    text: (TempDir, String),
+    text: Text,
     settings: Vec<String>,
     steps: usize,
-    folder: PathBuf,
+    folder: TempDir,
 }
 
 impl Case {
     /// Micro-batches are accumulated, and linears run in FP8 from the fifth step to the tenth.
     fn new(settings: &[&str]) -> Self {
-        let text = text();
-        let folder = text.0.path().join("run");
+        Self::on(&Arc::new(text()), settings)
+    }
+
+    fn on(text: &Text, settings: &[&str]) -> Self {
         let fixed = [
             "training.grad_accumulation=3",
             "float8.schedule={ warmup = 4, cooldown = 2 }",
@@ -36,11 +42,15 @@ impl Case {
             "checkpoint.keep=2",
         ];
         let settings = fixed.iter().chain(settings).map(|setting| setting.to_string()).collect();
-        Self { text, settings, steps: STEPS, folder }
+        Self { text: text.clone(), settings, steps: STEPS, folder: tempfile::tempdir().unwrap() }
     }
 
-    fn recipe(name: &str) -> Self {
-        Self::new(&[&format!("float8.recipe={name}")])
+    fn recipe(text: &Text, name: &str) -> Self {
+        Self::on(text, &[&format!("float8.recipe={name}")])
+    }
+
+    fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     fn train(&self) -> Command {
@@ -57,15 +67,15 @@ impl Case {
 
     /// Whichever of the two there is to do.
     fn go_on(&self) -> Command {
-        if self.folder.join("config.toml").exists() { self.resume(&[]) } else { self.train() }
+        if self.folder().join("config.toml").exists() { self.resume(&[]) } else { self.train() }
     }
 
     fn path(&self) -> &str {
-        self.folder.to_str().unwrap()
+        self.folder().to_str().unwrap()
     }
 
     fn saved(&self) -> Vec<u64> {
-        train::checkpoint::saved_steps(&self.folder).unwrap()
+        train::checkpoint::saved_steps(self.folder()).unwrap()
     }
 }
 
@@ -107,13 +117,14 @@ fn wait_for_step(child: &mut Child, step: usize) -> String {
 
 #[test]
 fn a_run_told_to_stop_saves_and_goes_on_with_the_same_bits() {
+    let text = Arc::new(text());
     for (i, recipe) in RECIPES.iter().enumerate() {
-        let straight = Case::recipe(recipe);
+        let straight = Case::recipe(&text, recipe);
         let expected = losses(stdout(&straight.train().output().unwrap()));
         assert_eq!(expected.len(), STEPS);
 
         // Not at a multiple of checkpoint.every, before FP8, in it, and after it.
-        let (case, step) = (Case::recipe(recipe), [3, 7, 11][i % 3]);
+        let (case, step) = (Case::recipe(&text, recipe), [3, 7, 11][i % 3]);
         let (signal, name, code) = if i % 2 == 0 { ("-INT", "SIGINT", 130) } else { ("-TERM", "SIGTERM", 143) };
         let mut child = spawn(case.train());
         let log = wait_for_step(&mut child, step);
@@ -131,7 +142,7 @@ fn a_run_told_to_stop_saves_and_goes_on_with_the_same_bits() {
         assert_eq!(resumed.len(), STEPS - last);
         let all: BTreeMap<_, _> = made.into_iter().chain(resumed).collect();
         assert_eq!(all, expected, "{recipe}");
-        assert!(end_of(&case.folder) == end_of(&straight.folder), "{recipe}: parameters, moments or state differ");
+        assert!(end_of(case.folder()) == end_of(straight.folder()), "{recipe}: parameters, moments or state differ");
     }
 }
 
@@ -139,16 +150,17 @@ fn a_run_told_to_stop_saves_and_goes_on_with_the_same_bits() {
 #[test]
 fn runs_killed_at_random_moments_always_resume_with_the_same_bits() {
     let kills: usize = std::env::var("FLOAT8_KILLS").map_or(20, |kills| kills.parse().unwrap());
+    let text = Arc::new(text());
     let mut rng = Rng::named(0, "kills");
     let (mut killed, mut while_writing, mut runs) = (0, 0, 0);
     for recipe in RECIPES.iter().cycle() {
-        let straight = Case::recipe(recipe);
+        let straight = Case::recipe(&text, recipe);
         let start = Instant::now();
         let expected = losses(stdout(&straight.train().output().unwrap()));
         let whole = start.elapsed();
-        let end = end_of(&straight.folder);
+        let end = end_of(straight.folder());
         while killed < kills {
-            let case = Case::recipe(recipe);
+            let case = Case::recipe(&text, recipe);
             let before = killed;
             let log = loop {
                 let mut child = spawn(case.go_on());
@@ -167,11 +179,11 @@ fn runs_killed_at_random_moments_always_resume_with_the_same_bits() {
                 }
                 killed += 1;
                 let partial = |entry: fs::DirEntry| entry.file_name().to_string_lossy().ends_with(".partial");
-                let entries = fs::read_dir(&case.folder).into_iter().flatten().flatten();
+                let entries = fs::read_dir(case.folder()).into_iter().flatten().flatten();
                 while_writing += usize::from(entries.into_iter().any(partial));
             };
             assert!(log.contains("held-out loss: "), "{log}");
-            assert!(end_of(&case.folder) == end, "{recipe}: parameters, moments or state differ");
+            assert!(end_of(case.folder()) == end, "{recipe}: parameters, moments or state differ");
             runs += 1;
             if killed - before > 0 {
                 break;
@@ -218,7 +230,7 @@ fn ended(settings: &[&str]) -> Case {
 fn damaged_files_are_named_and_an_older_checkpoint_is_taken() {
     let case = ended(&[]);
     assert_eq!(case.saved(), [10, 12]);
-    let last = case.folder.join("step-000000012");
+    let last = case.folder().join("step-000000012");
     let names: Vec<_> = fs::read_dir(&last).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names.len(), 5);
     for name in names {
@@ -235,25 +247,30 @@ fn damaged_files_are_named_and_an_older_checkpoint_is_taken() {
         }
         fs::write(&path, whole).unwrap();
     }
-    let whole = end_of(&case.folder);
+    let whole = end_of(case.folder());
     fs::remove_file(last.join("model.safetensors")).unwrap();
     assert!(stderr(&case.resume(&[]).output().unwrap()).contains("it is missing"));
     stdout(&case.resume(&["--step", "10"]).output().unwrap());
-    assert!(end_of(&case.folder) == whole, "made again from step 10");
+    assert!(end_of(case.folder()) == whole, "made again from step 10");
 }
 
 #[test]
 fn a_full_disk_costs_no_checkpoint() {
     let case = ended(&["checkpoint.background=false"]);
-    let before = end_of(&case.folder);
+    let before = end_of(case.folder());
     // Blocks of 512 or 1024 bytes; parameters and moments take more.
     let script = format!("ulimit -f 40; exec \"$0\" resume {} --steps 16", case.path());
     for _ in 0..2 {
-        let output = Command::new("sh").args(["-c", &script, env!("CARGO_BIN_EXE_llama3")]).output().unwrap();
+        let mut shell = Command::new("sh");
+        // Its tokens are where they were.
+        shell
+            .args(["-c", &script, env!("CARGO_BIN_EXE_llama3")])
+            .envs(case.train().get_envs().flat_map(|(k, v)| Some((k, v?))));
+        let output = shell.output().unwrap();
         let error = stderr(&output);
         assert!(error.contains("cannot write ") && error.contains("safetensors: make room"), "{error}");
-        assert!(end_of(&case.folder) == before);
-        let left = fs::read_dir(&case.folder).unwrap().map(|entry| entry.unwrap().file_name());
+        assert!(end_of(case.folder()) == before);
+        let left = fs::read_dir(case.folder()).unwrap().map(|entry| entry.unwrap().file_name());
         assert!(left.into_iter().all(|name| !name.to_string_lossy().ends_with(".partial")));
     }
     stdout(&case.resume(&["--steps", "16"]).output().unwrap());
@@ -284,10 +301,41 @@ fn a_changed_key_is_named_with_both_values() {
     assert!(log.contains("step: 14  loss"), "{log}");
     // A file in place of the saved configuration.
     let file = case.text.0.path().join("edited.toml");
-    let config = fs::read_to_string(case.folder.join("step-000000014/config.toml")).unwrap();
+    let config = fs::read_to_string(case.folder().join("step-000000014/config.toml")).unwrap();
     fs::write(&file, config.replace("seq_len = 16", "seq_len = 32")).unwrap();
     let output = case.resume(&["--config", file.to_str().unwrap()]).output().unwrap();
     assert!(stderr(&output).contains("training.seq_len was 16"), "{}", stderr(&output));
+}
+
+#[test]
+fn data_that_changed_is_named_and_may_lie_elsewhere() {
+    let case = ended(&[]);
+    let (text, moved) = (Path::new(&case.text.1), case.text.0.path().join("moved.rs"));
+    fs::rename(text, &moved).unwrap();
+    let steps = ["--steps", "14"];
+    let missing = case.resume(&steps).output().unwrap();
+    assert!(stderr(&missing).contains("cannot read ") && stderr(&missing).contains("text.rs"), "{}", stderr(&missing));
+    let elsewhere = case.resume(&[&steps[..], &["--data", moved.to_str().unwrap()]].concat()).output().unwrap();
+    assert!(stdout(&elsewhere).contains("step: 14  loss"));
+
+    let whole = fs::read_to_string(&moved).unwrap();
+    for (other, difference) in [
+        (whole.clone() + "more\n", "bytes, now it has"),
+        (whole.replacen("one", "two", 1), "it has the same size but other content"),
+    ] {
+        fs::write(&moved, other).unwrap();
+        let output = case.resume(&["--steps", "16"]).output().unwrap();
+        let error = stderr(&output);
+        let expected = format!("{} changed since the checkpoint: ", moved.display());
+        assert!(error.contains(&expected) && error.contains(difference), "{error}");
+    }
+    assert_eq!(case.saved().last(), Some(&14));
+
+    // A bad line is named.
+    let lines = case.text.0.path().join("lines.jsonl");
+    fs::write(&lines, "{\"text\": \"fine\"}\n{\"text\": 1}\n").unwrap();
+    let output = train(&small(lines.to_str().unwrap(), &[])).output().unwrap();
+    assert!(stderr(&output).contains("lines.jsonl:2: `text` is a number, expected text"), "{}", stderr(&output));
 }
 
 #[test]
@@ -298,7 +346,7 @@ fn a_run_that_diverges_keeps_its_last_good_checkpoint() {
     let error = stderr(&output);
     assert!(error.contains("training diverged at step ") || error.contains("held-out loss = NaN"), "{error}");
     let good = *case.saved().last().unwrap();
-    let diverged = fs::read_dir(&case.folder).unwrap().map(|entry| entry.unwrap().file_name());
+    let diverged = fs::read_dir(case.folder()).unwrap().map(|entry| entry.unwrap().file_name());
     assert!(diverged.into_iter().any(|name| name.to_string_lossy().starts_with("diverged-")));
     assert!(error.contains(&format!("the last good checkpoint is that of step {good}: `resume ")), "{error}");
     let again = case.resume(&["--steps", "16", "--set", "optimizer.lr=1e-4"]).output().unwrap();
@@ -309,12 +357,12 @@ fn a_run_that_diverges_keeps_its_last_good_checkpoint() {
 fn the_newest_and_the_best_stay() {
     // The second half makes everything worse.
     let case = ended(&["checkpoint.keep=1", "optimizer.lr=1e-2"]);
-    let (best, loss) = train::checkpoint::best(&case.folder).unwrap();
+    let (best, loss) = train::checkpoint::best(case.folder()).unwrap();
     let worse = ["--steps", "20", "--set", "optimizer.lr=3e-1", "--set", "optimizer.decay=constant"];
     stdout(&case.resume(&worse).output().unwrap());
     assert_eq!(case.saved(), [best, 20]);
-    assert_eq!(train::checkpoint::best(&case.folder), Some((best, loss)));
-    assert_eq!(fs::read_to_string(case.folder.join("LATEST")).unwrap(), "step-000000020\n");
+    assert_eq!(train::checkpoint::best(case.folder()), Some((best, loss)));
+    assert_eq!(fs::read_to_string(case.folder().join("LATEST")).unwrap(), "step-000000020\n");
     let eval = |arguments: &[&str]| -> Output { llama3(&[&["eval", case.path()], arguments].concat()) };
     let (newest, best) = (eval(&[]), eval(&["--best"]));
     assert!(stdout(&best).contains(&format!("held-out loss: {loss:.5}")), "{}", stdout(&best));
