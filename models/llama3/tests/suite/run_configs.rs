@@ -115,7 +115,7 @@ fn unknown_keys_and_wrong_types_are_named() {
         }
     }
     let absent = RunConfig::load(Some(Path::new("absent.toml")), &[]);
-    assert!(matches!(absent, Err(Error::Io { .. })), "{absent:?}");
+    assert!(matches!(absent, Err(Error::Config(ConfigError::Io { .. }))), "{absent:?}");
 }
 
 #[test]
