@@ -16,7 +16,8 @@ use burn::tensor::{DType, Tensor, TensorData};
 
 use crate::config::LlamaConfig;
 use crate::model::Llama;
-use crate::names::ModulePath;
+
+use train::ModulePath;
 use train::rng::Rng;
 
 impl<B: Backend> Llama<B> {

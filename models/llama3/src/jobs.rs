@@ -13,6 +13,7 @@ use train::config::Precision;
 use train::run::mean_loss;
 
 use crate::Error;
+use crate::config::LlamaConfig;
 use crate::hf::ExportOptions;
 use crate::model::Llama;
 use crate::run_config::RunConfig;
@@ -86,15 +87,25 @@ impl Job {
         Ok(writeln!(out, "exported: {}", to.display())?)
     }
 
-    /// FP8 as it was when the checkpoint was made.
-    fn restore<B: AutodiffBackend + Float8Stack>(&self, model: &Llama<B>) -> Result<(), Error> {
-        let Some(saved) = self.saved() else { return Ok(()) };
-        saved.restore_float8::<B, _>(model)?;
+    /// The model to evaluate, with FP8 as it was when the checkpoint was made.
+    fn model<B: AutodiffBackend + Float8Stack>(
+        &self,
+        dims: LlamaConfig,
+        selected: &SelectedDevice,
+        device: &B::Device,
+        out: &mut dyn Write,
+    ) -> Result<Llama<B::InnerBackend>, Error> {
         let RunConfig { training, float8, .. } = &self.config;
-        if training.precision == Precision::Fp8 {
-            set_float8_enabled(model, float8.is_float8(saved.step().saturating_sub(1), training.steps));
+        let dtype = compute_dtype::<B>(&self.config, selected, device)?;
+        let model = prepare::<B>(&self.config, self.saved(), dims, device, out)?.with_compute_dtype(dtype);
+        if let Some(saved) = self.saved() {
+            saved.restore_float8::<B, _>(&model)?;
+            if training.precision == Precision::Fp8 {
+                let last = saved.step().saturating_sub(1);
+                set_float8_enabled(&model, float8.is_float8(last, training.steps));
+            }
         }
-        Ok(())
+        Ok(model.valid())
     }
 
     fn saved(&self) -> Option<&SavedRun> {
@@ -111,11 +122,9 @@ impl Job {
         config.validate()?;
         let tokenizer = config.tokenizer()?;
         let dims = dimensions(config, &tokenizer, 0)?;
-        let dtype = compute_dtype::<B>(config, selected, device)?;
         let held_out = config.held_out_batches(&config.open_data(&tokenizer)?)?;
-        let model = prepare::<B>(config, self.saved(), dims, device, out)?.with_compute_dtype(dtype);
-        self.restore(&model)?;
-        let loss = mean_loss(&model.valid(), &held_out, device)?;
+        let model = self.model::<B>(dims, selected, device, out)?;
+        let loss = mean_loss(&model, &held_out, device)?;
         announce_held_out(loss, &held_out, out)
     }
 
@@ -137,16 +146,14 @@ impl Job {
             false => tokenizer.prompt(text)?,
         };
         let dims = dimensions(config, &tokenizer, prompt.len())?;
-        let dtype = compute_dtype::<B>(config, selected, device)?;
-        let model = prepare::<B>(config, self.saved(), dims, device, &mut std::io::sink())?.with_compute_dtype(dtype);
-        self.restore(&model)?;
+        let model = self.model::<B>(dims, selected, device, &mut std::io::sink())?;
         if !is_chat {
             write!(out, "{text}")?;
         }
         let mut text = tokenizer.stream_text();
         let (choices, stop) = (tokenizer.num_choices(), tokenizer.stop());
         let new = config.generate.max_new_tokens;
-        model.valid().generate_each(&prompt, new, choices, stop, sampling(config), |token| {
+        model.generate_each(&prompt, new, choices, stop, sampling(config), |token| {
             write!(out, "{}", text.push(token)?)?;
             Ok(out.flush()?)
         })?;

@@ -23,21 +23,3 @@ pub fn is_linear(module_path: &str) -> bool {
 pub(crate) fn is_ignored(hf_name: &str) -> bool {
     hf_name.ends_with(".rotary_emb.inv_freq")
 }
-
-/// The names met on the way down a module tree, for visitors and mappers.
-#[derive(Debug, Default)]
-pub(crate) struct ModulePath(Vec<String>);
-
-impl ModulePath {
-    pub(crate) fn enter(&mut self, name: &str) {
-        self.0.push(name.to_string());
-    }
-
-    pub(crate) fn exit(&mut self) {
-        self.0.pop();
-    }
-
-    pub(crate) fn dotted(&self) -> String {
-        self.0.join(".")
-    }
-}

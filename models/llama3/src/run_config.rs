@@ -224,10 +224,6 @@ impl RunConfig {
     /// # Errors
     /// [`Error::Io`], [`Error::Write`].
     pub fn copy_assets(&self, to: &Path) -> Result<(), Error> {
-        // A run that is resumed has them, though the folders may be gone.
-        if self.assets.is_some() {
-            return Ok(());
-        }
         match (&self.model.hf_path, self.data.tokenizer.as_deref()) {
             (Some(folder), None) => hf::copy_assets(folder, to),
             (folder, tokenizer) => {

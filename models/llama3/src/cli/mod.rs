@@ -1,5 +1,6 @@
 //! The command lines of `examples/llama3_fp8.rs` and of the program `llama3`.
 
+mod flags;
 mod model;
 mod tokenize;
 
@@ -10,6 +11,7 @@ use burn_float8::Recipe;
 use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use device_select::DeviceChoice;
+pub use flags::RunFlags;
 pub use model::{EvalArgs, ExportArgs, GenerateArgs, ModelArgs, ResumeArgs};
 pub use tokenize::TokenizeArgs;
 use train::config::{ConfigError, Precision, Setting};
@@ -81,21 +83,12 @@ pub struct Args {
     /// Folder to save checkpoints in, which `llama3 resume` goes on from.
     #[arg(long, value_name = "FOLDER")]
     pub checkpoints: Option<PathBuf>,
-    /// Optimizer steps.
-    #[arg(long, value_name = "N")]
-    pub steps: Option<usize>,
     /// Decides weights, batches and sample.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// Write what each linear did, GEMM by GEMM, as JSON.
-    #[arg(long, value_name = "FILE")]
-    pub report: Option<PathBuf>,
-    /// Print it as a table at the end.
-    #[arg(long)]
-    pub print_report: bool,
-    /// Print the configuration with all its defaults, and end.
-    #[arg(long)]
-    pub print_config: bool,
+    /// How long, and what is said about it.
+    #[command(flatten)]
+    pub flags: RunFlags,
 }
 
 /// Recipes by name.
@@ -113,8 +106,7 @@ impl Args {
     /// Those of [`run_config`](Self::run_config).
     pub fn job(&self, out: &mut dyn Write) -> Result<Option<Job>, Error> {
         let config = self.run_config()?;
-        if self.print_config {
-            write!(out, "{}", config.to_toml()?)?;
+        if self.flags.print(&config, out)? {
             return Ok(None);
         }
         let start = Start { listens: true, ..Start::default() };
@@ -135,13 +127,11 @@ impl Args {
         let mut config = RunConfig::load_from(self.config.as_deref(), &settings)?;
         config.data.replace_paths(&self.data);
         config.checkpoint.folder = self.checkpoints.clone().or(config.checkpoint.folder);
+        self.flags.apply(&mut config);
         let training = &mut config.training;
         training.device = self.device.unwrap_or(training.device);
         training.precision = self.precision.unwrap_or(training.precision);
-        training.steps = self.steps.unwrap_or(training.steps);
         training.seed = self.seed.unwrap_or(training.seed);
-        training.report = self.report.clone().or(training.report.take());
-        training.print_report |= self.print_report;
         if let (Some(recipe), precision @ (Precision::F32 | Precision::Bf16)) = (self.recipe, training.precision) {
             let precision = format!("{precision:?}").to_lowercase();
             let reason = format!("contradicts precision {precision}, in which nothing runs in FP8");

@@ -9,6 +9,7 @@ use device_select::DeviceChoice;
 use train::checkpoint::{ASSETS, CONFIG, Change, CheckpointError, SavedRun, Which, changes, saved_steps};
 use train::config::Setting;
 
+use super::RunFlags;
 use crate::Error;
 use crate::hf::{ExportDtype, ExportOptions};
 use crate::jobs::{Job, Task};
@@ -105,18 +106,9 @@ pub struct ResumeArgs {
     /// Where the run's data lies now; repeatable. It must be the same data.
     #[arg(long, value_name = "PATH")]
     pub data: Vec<PathBuf>,
-    /// Optimizer steps in all.
-    #[arg(long, value_name = "N")]
-    pub steps: Option<usize>,
-    /// Write what each linear did, GEMM by GEMM, as JSON.
-    #[arg(long, value_name = "FILE")]
-    pub report: Option<PathBuf>,
-    /// Print it as a table at the end.
-    #[arg(long)]
-    pub print_report: bool,
-    /// Print the configuration with all its defaults, and end.
-    #[arg(long)]
-    pub print_config: bool,
+    /// How long, and what is said about it.
+    #[command(flatten)]
+    pub flags: RunFlags,
 }
 
 impl ResumeArgs {
@@ -130,14 +122,10 @@ impl ResumeArgs {
         config.checkpoint.folder.clone_from(&was.checkpoint.folder);
         config.assets.clone_from(&was.assets);
         config.data.replace_paths(&self.data);
-        let training = &mut config.training;
-        training.device = self.model.device.unwrap_or(training.device);
-        training.steps = self.steps.unwrap_or(training.steps);
-        training.report = self.report.clone().or(training.report.take());
-        training.print_report |= self.print_report;
+        config.training.device = self.model.device.unwrap_or(config.training.device);
+        self.flags.apply(&mut config);
         config.validate()?;
-        if self.print_config {
-            write!(out, "{}", config.to_toml()?)?;
+        if self.flags.print(&config, out)? {
             return Ok(None);
         }
         for Change { key, saved, now } in changes(&was, &config)? {

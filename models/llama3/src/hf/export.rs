@@ -8,12 +8,12 @@ use burn::tensor::backend::Backend;
 use clap::ValueEnum;
 use safetensors::Dtype;
 use train::tensor_files::{NewTensor, bf16_bytes, f32_bytes, write_shards};
-use train::{TrainError, create_folder, write_synced};
+use train::{ModulePath, TrainError, create_folder, write_synced};
 
 use super::{config, files};
 use crate::Error;
 use crate::model::Llama;
-use crate::names::{self, ModulePath};
+use crate::names;
 
 /// What is exported, and with what.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,12 +6,12 @@ use std::path::Path;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Shape, Tensor, TensorData};
-use train::{TensorFiles, TrainError};
+use train::{ModulePath, TensorFiles, TrainError};
 
 use crate::Error;
 use crate::config::LlamaConfig;
 use crate::model::Llama;
-use crate::names::{self, ModulePath};
+use crate::names;
 
 impl<B: Backend> Llama<B> {
     /// Loads the model in folder `dir`: `config.json` with `model.safetensors`, or with

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::CheckpointError;
+use crate::digest::hex;
 use crate::files;
 use crate::folder::sync_folder;
 
@@ -86,8 +87,7 @@ fn checksum(path: &Path) -> Result<Checksum> {
         hasher.update(&buffer[..read]);
         bytes += read as u64;
     }
-    let sha256 = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(Checksum { bytes, sha256 })
+    Ok(Checksum { bytes, sha256: hex(hasher) })
 }
 
 fn names(folder: &Path) -> Result<Vec<String>> {
@@ -200,7 +200,7 @@ impl CheckpointFolder {
         files::replace(&path, bytes).map_err(io_error("write", &path))
     }
 
-    /// Makes the folder `name` by `write`, which is given an empty one; nothing if it is there.
+    /// Makes the folder `name` by `write`, which is given an empty one, in place of one that is there.
     ///
     /// # Errors
     /// [`CheckpointError::Io`], or the error of `write`.
@@ -209,12 +209,11 @@ impl CheckpointFolder {
         name: &str,
         write: impl FnOnce(&Path) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
-        let path = self.path.join(name);
-        if path.exists() {
-            return Ok(());
-        }
         let partial = self.partial(name)?;
-        let written = write(&partial).and_then(|()| Ok(self.publish(&partial, &path)?));
+        let written = write(&partial).and_then(|()| {
+            self.retire(name)?;
+            Ok(self.publish(&partial, &self.path.join(name))?)
+        });
         written.inspect_err(|_| discard(&partial))
     }
 

@@ -14,6 +14,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 use safetensors::Dtype;
 
 use super::CheckpointError;
+use crate::ModulePath;
 use crate::tensor_files::{NewTensor, TensorFiles, write_file};
 
 /// AdamW over the parameters of a module.
@@ -52,25 +53,15 @@ pub(super) fn write(path: &Path, tensors: &[Pending]) -> Result<(), CheckpointEr
     write_file(path, &new, None)
 }
 
-/// The names on the way down a module tree.
-#[derive(Default)]
-struct ModulePath(Vec<String>);
-
-impl ModulePath {
-    fn dotted(&self) -> String {
-        self.0.join(".")
-    }
-}
-
 /// The parameters of a module.
 pub(super) fn parameters<B: AutodiffBackend, M: Module<B>>(module: &M) -> Vec<Pending> {
     struct Collect(ModulePath, Vec<Pending>);
     impl<B: AutodiffBackend> ModuleVisitor<B> for Collect {
         fn enter_module(&mut self, name: &str, _: &str) {
-            self.0.0.push(name.into());
+            self.0.enter(name);
         }
         fn exit_module(&mut self, _: &str, _: &str) {
-            self.0.0.pop();
+            self.0.exit();
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             self.1.push(Pending::new(self.0.dotted(), param.val().inner()));
@@ -94,10 +85,10 @@ pub(super) fn moments<B: AutodiffBackend, M: AutodiffModule<B>>(
     }
     impl<B: AutodiffBackend> ModuleVisitor<B> for Collect<B> {
         fn enter_module(&mut self, name: &str, _: &str) {
-            self.path.0.push(name.into());
+            self.path.enter(name);
         }
         fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.0.pop();
+            self.path.exit();
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             let Some(record) = self.records.remove(&param.id) else { return };
@@ -133,10 +124,10 @@ pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
     }
     impl<B: AutodiffBackend> ModuleMapper<B> for Load {
         fn enter_module(&mut self, name: &str, _: &str) {
-            self.path.0.push(name.into());
+            self.path.enter(name);
         }
         fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.0.pop();
+            self.path.exit();
         }
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
             if self.failure.is_some() {
@@ -177,10 +168,10 @@ pub(super) fn load_moments<B: AutodiffBackend, M: AutodiffModule<B>>(
     }
     impl<B: AutodiffBackend> ModuleVisitor<B> for Load<'_, B> {
         fn enter_module(&mut self, name: &str, _: &str) {
-            self.path.0.push(name.into());
+            self.path.enter(name);
         }
         fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.0.pop();
+            self.path.exit();
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             let path = self.path.dotted();

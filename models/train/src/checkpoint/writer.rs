@@ -49,7 +49,10 @@ impl Checkpoints {
         if let (true, Some(&step)) = (is_new, saved_steps(path)?.last()) {
             return Err(CheckpointError::Occupied { folder: path.clone(), step }.into());
         }
-        folder.write_folder(ASSETS, assets)?;
+        // Those of a run that ended before its first checkpoint may be of another model.
+        if is_new {
+            folder.write_folder(ASSETS, assets)?;
+        }
         folder.write(CONFIG, config.as_bytes())?;
         Ok(Some(Self {
             folder: Arc::new(folder),

@@ -1,0 +1,43 @@
+//! What `train` and `resume` have in common.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::Parser;
+
+use crate::Error;
+use crate::run_config::RunConfig;
+
+/// How long a run is, and what is said about it.
+#[derive(Clone, Debug, Default, Parser)]
+pub struct RunFlags {
+    /// Optimizer steps in all.
+    #[arg(long, value_name = "N")]
+    pub steps: Option<usize>,
+    /// Write what each linear did, GEMM by GEMM, as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Print it as a table at the end.
+    #[arg(long)]
+    pub print_report: bool,
+    /// Print the configuration with all its defaults, and end.
+    #[arg(long)]
+    pub print_config: bool,
+}
+
+impl RunFlags {
+    pub(super) fn apply(&self, config: &mut RunConfig) {
+        let training = &mut config.training;
+        training.steps = self.steps.unwrap_or(training.steps);
+        training.report = self.report.clone().or(training.report.take());
+        training.print_report |= self.print_report;
+    }
+
+    /// Whether the configuration was to be printed, which it has been then.
+    pub(super) fn print(&self, config: &RunConfig, out: &mut dyn Write) -> Result<bool, Error> {
+        if self.print_config {
+            write!(out, "{}", config.to_toml()?)?;
+        }
+        Ok(self.print_config)
+    }
+}
