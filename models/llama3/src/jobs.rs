@@ -122,7 +122,7 @@ impl Job {
         config.validate()?;
         let tokenizer = config.tokenizer()?;
         let dims = dimensions(config, &tokenizer, 0)?;
-        let held_out = config.held_out_batches(&config.open_data(&tokenizer)?)?;
+        let held_out = config.held_out_batches(&config.open_data(&tokenizer, out)?)?;
         let model = self.model::<B>(dims, selected, device, out)?;
         let loss = mean_loss(&model, &held_out, device)?;
         announce_held_out(loss, &held_out, out)

@@ -2,7 +2,9 @@
 //!
 //! Later wins: defaults, file, `--set` in order, dedicated flags. A key that does not exist is an error that names it.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use burn_float8::Float8Config;
 use serde::{Deserialize, Serialize};
@@ -10,7 +12,7 @@ use train::batches::{Batch, TrainBatches, held_out_batches};
 use train::config::{
     CheckpointSection, DataSection, Float8Section, OptimizerSection, Setting, TrainingSection, require,
 };
-use train::data::SequenceShape;
+use train::data::{Progress, SequenceShape};
 use train::{ChatTemplate, Dataset, StepConfig, Tokenizer, TokenizerError};
 
 use crate::Error;
@@ -257,13 +259,23 @@ impl RunConfig {
         SequenceShape { batch_size, seq_len, packing: self.data.packing }
     }
 
-    /// What is trained on, and what is held out.
+    /// What is trained on, and what is held out. How far tokenizing is goes to `out` every ten seconds.
     ///
     /// # Errors
-    /// [`Error::Chat`], and any [`Error::Data`].
-    pub fn open_data(&self, tokenizer: &Tokenizer) -> Result<Dataset, Error> {
+    /// [`Error::Chat`], [`Error::Output`], and any [`Error::Data`].
+    pub fn open_data(&self, tokenizer: &Tokenizer, out: &mut dyn Write) -> Result<Dataset, Error> {
         let template = self.chat_template()?;
-        Ok(self.data.open(tokenizer, template.as_ref(), &mut |_| {})?)
+        let (mut since, mut written) = (Instant::now(), Ok(()));
+        let mut progress = |Progress { bytes, total_bytes }: Progress| {
+            if written.is_ok() && since.elapsed() >= Duration::from_secs(10) {
+                let [done, all] = [bytes, total_bytes].map(|bytes| bytes as f64 / 1e6);
+                written = writeln!(out, "tokenized: {done:.0} of {all:.0} MB");
+                since = Instant::now();
+            }
+        };
+        let data = self.data.open(tokenizer, template.as_ref(), &mut progress)?;
+        written?;
+        Ok(data)
     }
 
     /// Batches of what is trained on, from the first one on.

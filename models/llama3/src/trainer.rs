@@ -73,7 +73,7 @@ pub fn train<B: AutodiffBackend + Float8Stack>(
     let checkpoints = Checkpoints::new(&config.checkpoint, config.to_toml()?, !start.is_resumed, |folder| {
         config.copy_assets(folder)
     })?;
-    let data = config.open_data(&tokenizer)?;
+    let data = config.open_data(&tokenizer, out)?;
     let (held_out, batches) = (config.held_out_batches(&data)?, config.train_batches(&data)?);
     announce(config, selected, dtype, &dims, &tokenizer, &data, out)?;
 

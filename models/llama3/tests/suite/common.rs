@@ -210,7 +210,7 @@ pub(crate) fn run(config: &RunConfig) -> Result<(Outcome, String), Error> {
 
 /// What a run of `config` reads, as bytes.
 pub(crate) fn open(config: &RunConfig) -> Dataset {
-    config.open_data(&Tokenizer::bytes()).unwrap()
+    config.open_data(&Tokenizer::bytes(), &mut std::io::sink()).unwrap()
 }
 
 /// The beginning of a run of `config`, step by step; `change` has the last word on the model.

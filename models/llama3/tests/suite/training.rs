@@ -112,8 +112,8 @@ fn a_checkpoint_brings_its_tokenizer() {
     config.model.hf_path = Some(dir.path().into());
 
     let (own, log) = run(&config).unwrap();
-    let tokens = config.open_data(&config.tokenizer().unwrap()).unwrap().size().train_tokens;
-    let bytes = config.open_data(&Tokenizer::bytes()).unwrap().size().train_tokens;
+    let tokens = config.open_data(&config.tokenizer().unwrap(), &mut std::io::sink()).unwrap().size().train_tokens;
+    let bytes = config.open_data(&Tokenizer::bytes(), &mut std::io::sink()).unwrap().size().train_tokens;
     assert!(tokens < bytes);
     assert!(log.contains("tokenizer: tokenizer.json, 1001 tokens"), "{log}");
     config.data.tokenizer = Some("bytes".into());

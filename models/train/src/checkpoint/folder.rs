@@ -200,6 +200,17 @@ impl CheckpointFolder {
         files::replace(&path, bytes).map_err(io_error("write", &path))
     }
 
+    /// Removes a file of the run, if it is there.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`].
+    pub fn remove_file(&self, name: &str) -> Result<()> {
+        match fs::remove_file(self.path.join(name)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed.map_err(io_error("remove", &self.path.join(name))),
+        }
+    }
+
     /// Makes the folder `name` by `write`, which is given an empty one, in place of one that is there.
     ///
     /// # Errors

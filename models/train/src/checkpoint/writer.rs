@@ -49,8 +49,10 @@ impl Checkpoints {
         if let (true, Some(&step)) = (is_new, saved_steps(path)?.last()) {
             return Err(CheckpointError::Occupied { folder: path.clone(), step }.into());
         }
-        // Those of a run that ended before its first checkpoint may be of another model.
         if is_new {
+            // Those of a run that ended before its first checkpoint may be of another model: a folder without a configuration holds no
+            // run.
+            folder.remove_file(CONFIG)?;
             folder.write_folder(ASSETS, assets)?;
         }
         folder.write(CONFIG, config.as_bytes())?;
