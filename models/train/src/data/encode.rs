@@ -89,7 +89,7 @@ impl Encoder<'_> {
         match (fields.get(self.field), fields.get("messages")) {
             (Some(Value::String(text)), _) => self.encode_text(text),
             (Some(value), _) if self.field != "messages" => wrong(self.field, value, "text"),
-            (_, Some(value @ Value::Array(_))) => self.encode_messages(value),
+            (_, Some(value @ Value::Array(_))) => self.encode_messages(value, fields.get("tools")),
             (_, Some(value)) => wrong("messages", value, "a list"),
             _ => Err(DocumentError::Missing {
                 field: self.field.into(),
@@ -108,10 +108,14 @@ impl Encoder<'_> {
         Ok(Tokenized { ids, mask: None, ends: true })
     }
 
-    fn encode_messages(&self, messages: &Value) -> Result<Tokenized, DocumentError> {
+    /// With the tools that the record offers the assistant, if it does.
+    fn encode_messages(&self, messages: &Value, tools: Option<&Value>) -> Result<Tokenized, DocumentError> {
         let messages: Vec<Message> = serde::Deserialize::deserialize(messages).map_err(DocumentError::Messages)?;
         let template = self.template.ok_or(DocumentError::NoTemplate)?;
-        let conversation = template.encode(self.tokenizer, &messages)?;
+        let conversation = match tools.filter(|tools| !tools.is_null()) {
+            Some(tools) => template.with("tools", tools.clone()).encode(self.tokenizer, &messages)?,
+            None => template.encode(self.tokenizer, &messages)?,
+        };
         Ok(Tokenized { ids: conversation.ids, mask: Some(conversation.is_assistant), ends: true })
     }
 }

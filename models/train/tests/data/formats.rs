@@ -1,6 +1,6 @@
 //! Text, JSON Lines and messages: what becomes a document, and which line is named when it does not.
 
-use train::{ChatTemplate, DataSource, Format, Message, Packing, SequenceShape, SpecialTokens, Tokenizer};
+use train::{ChatTemplate, DataSource, Format, Message, Packing, Sequence, SequenceShape, SpecialTokens, Tokenizer};
 
 use crate::{Files, by_default, documents, epoch, message, stream, wrapped};
 
@@ -165,6 +165,21 @@ fn only_what_the_assistant_says_counts() {
     let wrapped = epoch(&dataset, shape).unwrap();
     let counted: usize = wrapped.iter().map(|s| s.loss_mask.as_ref().unwrap().iter().filter(|c| **c).count()).sum();
     assert_eq!(counted, "four\nbye\nhello\n".len());
+}
+
+#[test]
+fn tools_of_a_conversation_reach_its_template() {
+    let plain = conversation(&[("user", "1+1?"), ("assistant", "2")]);
+    let with_tools = plain.replacen('{', "{\"tools\": [{\"name\": \"add\"}], ", 1);
+    let files = Files::new([("chat.jsonl", [plain, with_tools].join("\n"))]);
+    let source = format!("{{% for tool in tools or [] %}}[{{{{ tool.name }}}}]{{% endfor %}}{TEMPLATE}");
+    let template = ChatTemplate::new(&source, [("", ""); 0]).unwrap();
+    let tokenizer = Tokenizer::bytes();
+    let dataset = files.open_with(&files.sources(), 0.0, &tokenizer, Some(&template)).unwrap();
+    let text = |sequence: &Sequence| tokenizer.decode(&sequence.tokens[..sequence.num_tokens]).unwrap();
+    let mut texts: Vec<_> = epoch(&dataset, by_default(40)).unwrap().iter().map(text).collect();
+    texts.sort();
+    assert_eq!(texts, ["<user>1+1?\n<assistant>2\n", "[add]<user>1+1?\n<assistant>2\n"]);
 }
 
 /// Text beside messages counts as a whole, before and after the first conversation.
