@@ -121,7 +121,7 @@ impl Job {
         let config = &self.config;
         config.validate()?;
         let tokenizer = config.tokenizer()?;
-        let dims = dimensions(config, &tokenizer, 0)?;
+        let dims = dimensions(config, &tokenizer, Some(config.training.seq_len), None)?;
         let held_out = config.held_out_batches(&config.open_data(&tokenizer, out)?)?;
         let model = self.model::<B>(dims, selected, device, out)?;
         let loss = mean_loss(&model, &held_out, device)?;
@@ -145,7 +145,7 @@ impl Job {
             }
             false => tokenizer.prompt(text)?,
         };
-        let dims = dimensions(config, &tokenizer, prompt.len())?;
+        let dims = dimensions(config, &tokenizer, None, Some(prompt.len()))?;
         let model = self.model::<B>(dims, selected, device, &mut std::io::sink())?;
         if !is_chat {
             write!(out, "{text}")?;

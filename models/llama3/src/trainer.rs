@@ -9,7 +9,7 @@ use burn_float8::{Float8Error, Float8Stack, GemmTotals, Report, set_default_conf
 use device_select::SelectedDevice;
 use train::batches::Batch;
 use train::checkpoint::{Checkpoints, SavedRun};
-use train::config::{ComputeDtype, ConfigError, Precision};
+use train::config::{ComputeDtype, ConfigError, Precision, require};
 use train::data::DatasetSize;
 use train::metrics::{StepLine, thousands};
 use train::run::{mean_loss, verify};
@@ -68,7 +68,7 @@ pub fn train<B: AutodiffBackend + Float8Stack>(
     }
     let tokenizer = config.tokenizer()?;
     let prompt = tokenizer.prompt(&config.generate.prompt)?;
-    let dims = dimensions(config, &tokenizer, prompt.len())?;
+    let dims = dimensions(config, &tokenizer, Some(config.training.seq_len), Some(prompt.len()))?;
     let dtype = compute_dtype::<B>(config, selected, device)?;
     let checkpoints = Checkpoints::new(&config.checkpoint, config.to_toml()?, !start.is_resumed, |folder| {
         config.copy_assets(folder)
@@ -135,25 +135,31 @@ pub(crate) fn announce_held_out(loss: f64, held_out: &[Batch], out: &mut dyn Wri
     Ok(writeln!(out, "held-out loss: {loss:.5}  ({} tokens)", thousands(&tokens.to_string()))?)
 }
 
-/// The model's dimensions, with rotary tables no longer than this run needs; the prompt has so many tokens.
-pub(crate) fn dimensions(config: &RunConfig, tokenizer: &Tokenizer, prompt: usize) -> Result<LlamaConfig, Error> {
+/// The model's dimensions, with rotary tables no longer than what is to be done needs: sequences of `seq_len`, and text after a prompt of
+/// so many tokens.
+pub(crate) fn dimensions(
+    config: &RunConfig,
+    tokenizer: &Tokenizer,
+    seq_len: Option<usize>,
+    prompt: Option<usize>,
+) -> Result<LlamaConfig, Error> {
     let mut dims = config.llama()?;
     let needed = tokenizer.vocab_size();
     if dims.vocab_size < needed {
         return Err(Error::Vocabulary { vocab_size: dims.vocab_size, needed });
     }
-    let (seq_len, max_seq_len) = (config.training.seq_len, dims.max_seq_len);
-    if seq_len > max_seq_len {
+    let max_seq_len = dims.max_seq_len;
+    if let Some(seq_len) = seq_len {
         let reason = format!("the model has {max_seq_len} positions");
-        return Err(ConfigError::Value { key: "training.seq_len", value: seq_len.to_string(), reason }.into());
+        require("training.seq_len", seq_len, seq_len <= max_seq_len, &reason)?;
     }
     let new = config.generate.max_new_tokens;
-    let generated = prompt.saturating_add(new);
-    if generated > max_seq_len {
+    let generated = prompt.map_or(0, |prompt| prompt.saturating_add(new));
+    if let Some(prompt) = prompt {
         let reason = format!("with a prompt of {prompt} tokens exceeds the model's {max_seq_len} positions");
-        return Err(ConfigError::Value { key: "generate.max_new_tokens", value: new.to_string(), reason }.into());
+        require("generate.max_new_tokens", new, generated <= max_seq_len, &reason)?;
     }
-    dims.max_seq_len = generated.max(seq_len);
+    dims.max_seq_len = generated.max(seq_len.unwrap_or(1)).max(1);
     Ok(dims)
 }
 

@@ -99,6 +99,12 @@ impl Batch {
     }
 }
 
+/// Whether the sequence has a target that counts.
+fn counts(sequence: &Sequence, mask: AttnMaskType) -> bool {
+    // Only few sequences have a mask with nothing in it, or a document in each place.
+    Batch::new(vec![sequence.clone()], mask).num_targets() > 0
+}
+
 /// The number of the document of each of the first `len` tokens: how many have begun after the first token.
 fn documents(sequence: &Sequence, len: usize) -> Vec<i32> {
     let mut starts = sequence.document_starts.iter().filter(|place| **place > 0).peekable();
@@ -145,26 +151,43 @@ impl TrainBatches {
         self.sequences.seek(position)
     }
 
-    /// The next batch.
+    /// The next batch. Sequences without a target that counts are passed over.
     ///
     /// # Errors
-    /// Any that reading sequences has.
+    /// [`DataError::NoTargets`] if there is none with one; any that reading sequences has.
     pub fn next_batch(&mut self) -> Result<Batch, DataError> {
-        let sequences = self.sequences.by_ref().take(self.batch_size).collect::<Result<_, _>>()?;
+        let (mut sequences, mut passed) = (Vec::with_capacity(self.batch_size), 0);
+        let epoch: u64 = self.sequences.sequences_per_epoch().iter().sum();
+        while sequences.len() < self.batch_size {
+            // Endless.
+            let Some(sequence) = self.sequences.next().transpose()? else { break };
+            if counts(&sequence, self.mask) {
+                sequences.push(sequence);
+                passed = 0;
+            } else if passed == epoch {
+                return Err(DataError::NoTargets { split: "training", seq_len: sequence.tokens.len() - 1 });
+            } else {
+                passed += 1;
+            }
+        }
         Ok(Batch::new(sequences, self.mask))
     }
 }
 
-/// Up to `count` batches of what is held out, always the same ones.
+/// Up to `count` batches of what is held out, always the same ones, without sequences that have no target that counts.
 ///
 /// # Errors
-/// Those of [`Dataset::held_out`].
+/// [`DataError::NoTargets`] if none has one; those of [`Dataset::held_out`].
 pub fn held_out_batches(
     data: &Dataset,
     shape: SequenceShape,
     mask: AttnMaskType,
     count: usize,
 ) -> Result<Vec<Batch>, DataError> {
-    let sequences = data.held_out(shape, count.saturating_mul(shape.batch_size))?;
+    let mut sequences = data.held_out(shape, count.saturating_mul(shape.batch_size))?;
+    sequences.retain(|sequence| counts(sequence, mask));
+    if sequences.is_empty() {
+        return Err(DataError::NoTargets { split: "held-out", seq_len: shape.seq_len });
+    }
     Ok(sequences.chunks(shape.batch_size).map(|sequences| Batch::new(sequences.to_vec(), mask)).collect())
 }

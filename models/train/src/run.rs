@@ -48,6 +48,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
     where
         M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
     {
+        self.checkpoints.as_ref().map_or(Ok(()), Checkpoints::begin)?;
         let training = self.config.training;
         let fp8 = training.precision == Precision::Fp8;
         let flops_per_token = steps.model.flops_per_token(training.seq_len);
@@ -207,7 +208,7 @@ pub fn mean_loss<B: Backend, M: LanguageModel<B>>(
         sum += read(model.batch_loss(batch.tensors::<B>(device)))? * batch.num_targets() as f64;
         targets += batch.num_targets();
     }
-    Ok(sum / targets as f64)
+    Ok(sum / targets.max(1) as f64)
 }
 
 fn read<B: Backend>(scalar: Tensor<B, 1>) -> Result<f64, TrainError> {

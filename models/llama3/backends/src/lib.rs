@@ -24,10 +24,16 @@ pub fn main(run: impl FnOnce() -> Result<(), Error>) -> ExitCode {
         // As shells have it: 128 and the number of the signal.
         return ExitCode::from(if *signal == "SIGTERM" { 143 } else { 130 });
     }
-    eprintln!("error: {error}");
+    let mut said = error.to_string();
+    eprintln!("error: {said}");
     let mut source = error.source();
     while let Some(cause) = source {
-        eprintln!("  caused by: {cause}");
+        // Some errors quote their causes.
+        let cause_text = cause.to_string();
+        if !said.contains(&cause_text) {
+            eprintln!("  caused by: {cause_text}");
+            said = cause_text;
+        }
         source = cause.source();
     }
     ExitCode::FAILURE

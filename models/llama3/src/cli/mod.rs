@@ -132,10 +132,12 @@ impl Args {
         training.device = self.device.unwrap_or(training.device);
         training.precision = self.precision.unwrap_or(training.precision);
         training.seed = self.seed.unwrap_or(training.seed);
-        if let (Some(recipe), precision @ (Precision::F32 | Precision::Bf16)) = (self.recipe, training.precision) {
-            let precision = format!("{precision:?}").to_lowercase();
+        // A file's recipe is no contradiction: that is how a baseline is run.
+        let recipe = settings.iter().find(|setting| setting.is_of(&["float8.recipe", "float8.recipe_name"]));
+        if let (Some(Setting { origin, .. }), Precision::F32 | Precision::Bf16) = (recipe, training.precision) {
+            let precision = format!("{:?}", training.precision).to_lowercase();
             let reason = format!("contradicts precision {precision}, in which nothing runs in FP8");
-            return Err(ConfigError::Parse { origin: format!("--recipe {recipe}"), reason }.into());
+            return Err(ConfigError::Parse { origin: origin.clone(), reason }.into());
         }
         config.validate()?;
         Ok(config)

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Parser;
 use device_select::DeviceChoice;
-use train::checkpoint::{ASSETS, CONFIG, Change, CheckpointError, SavedRun, Which, changes, saved_steps};
-use train::config::Setting;
+use train::checkpoint::{ASSETS, CONFIG, Change, CheckpointError, SavedRun, Which, changes, noted_latest, saved_steps};
+use train::config::{Setting, require};
 
 use super::RunFlags;
 use crate::Error;
@@ -52,6 +52,9 @@ impl ModelArgs {
             (Which::Latest, true) => None,
             _ => Some(SavedRun::open(&self.folder, which)?),
         };
+        if let (None, Some(wanted)) = (&saved, noted_latest(&self.folder)) {
+            return Err(CheckpointError::Missing { folder: self.folder.clone(), wanted, have: vec![] }.into());
+        }
         let (path, text) = match &saved {
             Some(saved) => (saved.path().to_path_buf(), saved.config().to_string()),
             None => (self.folder.clone(), read_config(&self.folder)?),
@@ -115,7 +118,10 @@ impl ResumeArgs {
     pub(super) fn job(&self, out: &mut dyn Write) -> Result<Option<Job>, Error> {
         let (was, saved) = self.model.open_run()?;
         let settings = self.model.settings();
-        let mut config = match &self.config {
+        // What the run was last resumed with counts, also if it has not come to a checkpoint since.
+        let noted = self.model.folder.join(CONFIG);
+        let file = self.config.as_ref().or(Some(&noted).filter(|noted| noted.exists()));
+        let mut config = match file {
             Some(path) => RunConfig::load_from(Some(path), &settings)?,
             None => was.change(&settings)?,
         };
@@ -127,6 +133,14 @@ impl ResumeArgs {
         config.validate()?;
         if self.flags.print(&config, out)? {
             return Ok(None);
+        }
+        let (steps, done) = (config.training.steps, saved.as_ref().map_or(0, SavedRun::step));
+        let reason = format!("the checkpoint is of step {done}; `--step` takes an older one");
+        require("training.steps", steps, done <= steps, &reason)?;
+        if saved.is_none() {
+            writeln!(out, "no checkpoint yet: the run begins again")?;
+        } else if done == steps {
+            writeln!(out, "all {steps} steps are made: `--steps` asks for more")?;
         }
         for Change { key, saved, now } in changes(&was, &config)? {
             writeln!(out, "changed: {key} was {saved}, is {now}")?;

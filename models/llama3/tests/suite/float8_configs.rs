@@ -199,9 +199,16 @@ fn a_recipe_without_fp8_is_a_contradiction() {
         let error = args(&["--precision", precision, "--recipe", "rowwise"]).unwrap_err().to_string();
         let expected = format!("--recipe rowwise: contradicts precision {precision}, in which nothing runs in FP8");
         assert_eq!(error, expected);
+        for setting in ["float8.recipe=rowwise", "float8.recipe_name=rowwise"] {
+            let error = args(&["--precision", precision, "--set", setting]).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("--set {setting}: contradicts precision {precision}")), "{error}");
+        }
     }
     // One word gives the baseline of a file that has a recipe.
-    args(&["--precision", "bf16", "--set", "float8.recipe=rowwise"]).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.toml");
+    fs::write(&path, "[float8]\nrecipe = 'rowwise'").unwrap();
+    args(&["--precision", "bf16", "--config", path.to_str().unwrap()]).unwrap();
 }
 
 #[test]

@@ -33,11 +33,11 @@ pub enum CheckpointError {
         folder: PathBuf,
     },
     /// There is no such checkpoint.
-    #[error("{} has no {wanted} checkpoint; there are {}", folder.display(), steps(have))]
+    #[error("{} has no checkpoint `{wanted}`; there are {}", folder.display(), steps(have))]
     Missing {
         /// The folder.
         folder: PathBuf,
-        /// `newest`, `best` or the step.
+        /// `newest`, `best`, the step, or the name that LATEST has.
         wanted: String,
         /// The steps that have one.
         have: Vec<u64>,
@@ -53,7 +53,7 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// A file is not as it was written.
-    #[error("{} is damaged: {reason}. There are checkpoints of {}: `--step N` takes one of them", path.display(), steps(have))]
+    #[error("{} is damaged: {reason}. {}", path.display(), others(have))]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -128,11 +128,18 @@ fn steps(steps: &[u64]) -> String {
     format!("step {}", steps.join(", "))
 }
 
+fn others(steps: &[u64]) -> String {
+    match steps {
+        [] => "There is no other checkpoint".into(),
+        steps => format!("There are checkpoints of {}: `--step N` takes one of them", self::steps(steps)),
+    }
+}
+
 /// What helps against a full disk; the checkpoints before are whole.
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
-            ": make room, or lower checkpoint.keep; earlier checkpoints are whole, and `resume` goes on from the newest"
+            ": make room, or lower checkpoint.keep; checkpoints that were there are whole"
         }
         _ => "",
     }

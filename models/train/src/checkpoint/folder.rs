@@ -23,6 +23,8 @@ use crate::folder::sync_folder;
 
 const CHECKSUMS: &str = "checksums.json";
 const PARTIAL: &str = ".partial";
+/// What the names of files and folders under way begin with.
+const OURS: [&str; 6] = [".step-", ".diverged-", ".assets", ".config.toml", ".LATEST", ".BEST"];
 
 type Result<T> = std::result::Result<T, CheckpointError>;
 
@@ -53,6 +55,20 @@ pub enum Worth {
 struct Checksum {
     bytes: u64,
     sha256: String,
+}
+
+/// What a checkpoint says of itself.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Manifest {
+    held_out_loss: Option<f64>,
+    files: BTreeMap<String, Checksum>,
+}
+
+impl Manifest {
+    fn read(checkpoint: &Path) -> io::Result<Self> {
+        Ok(serde_json::from_str(&fs::read_to_string(checkpoint.join(CHECKSUMS))?)?)
+    }
 }
 
 /// A folder of checkpoints that this process alone writes to.
@@ -114,12 +130,25 @@ pub fn saved_steps(folder: &Path) -> Result<Vec<u64>> {
     Ok(steps)
 }
 
-/// The step of the checkpoint with the smallest held-out loss, and that loss.
-pub fn best(folder: &Path) -> Option<(u64, f64)> {
-    let text = fs::read_to_string(folder.join("BEST")).ok()?;
-    let (name, loss) = text.split_once('\n')?;
-    let step = step_of(name).filter(|step| folder.join(name_of(*step)).exists())?;
-    Some((step, loss.trim().parse().ok()?))
+/// The checkpoint that is noted as the newest; none if no checkpoint has been written.
+pub fn noted_latest(folder: &Path) -> Option<String> {
+    Some(fs::read_to_string(folder.join("LATEST")).ok()?.trim().to_string())
+}
+
+/// The step of the checkpoint with the smallest held-out loss, and that loss; of several the first.
+///
+/// # Errors
+/// [`CheckpointError::Io`].
+pub fn best(folder: &Path) -> Result<Option<(u64, f64)>> {
+    let mut best: Option<(u64, f64)> = None;
+    for step in saved_steps(folder)? {
+        // A damaged one is not the best.
+        let Ok(manifest) = Manifest::read(&folder.join(name_of(step))) else { continue };
+        if let Some(loss) = manifest.held_out_loss.filter(|loss| best.is_none_or(|(_, best)| *loss < best)) {
+            best = Some((step, loss));
+        }
+    }
+    Ok(best)
 }
 
 /// Where a checkpoint lies, and its step, after all of its files have been compared with their checksums.
@@ -131,7 +160,7 @@ pub fn find_checkpoint(folder: &Path, which: Which) -> Result<(u64, PathBuf)> {
     let have = saved_steps(folder)?;
     let (found, wanted) = match which {
         Which::Latest => (have.last().copied(), "newest".into()),
-        Which::Best => (best(folder).map(|(step, _)| step), "best".into()),
+        Which::Best => (best(folder)?.map(|(step, _)| step), "best".into()),
         Which::Step(step) => (have.contains(&step).then_some(step), format!("step {step}")),
     };
     let Some(step) = found else {
@@ -146,10 +175,8 @@ fn verify(checkpoint: &Path, have: Vec<u64>) -> Result<()> {
     let damaged =
         |file: &Path, reason: String| CheckpointError::Damaged { path: file.into(), reason, have: have.clone() };
     let list = checkpoint.join(CHECKSUMS);
-    let text = fs::read_to_string(&list).map_err(|error| damaged(&list, error.to_string()))?;
-    let checksums: BTreeMap<String, Checksum> =
-        serde_json::from_str(&text).map_err(|error| damaged(&list, error.to_string()))?;
-    for (name, expected) in checksums {
+    let manifest = Manifest::read(checkpoint).map_err(|error| damaged(&list, error.to_string()))?;
+    for (name, expected) in manifest.files {
         let file = checkpoint.join(name);
         if !file.is_file() {
             return Err(damaged(&file, "it is missing".into()));
@@ -180,7 +207,9 @@ impl CheckpointFolder {
             Err(TryLockError::WouldBlock) => return Err(CheckpointError::Locked { folder: path }),
             Err(TryLockError::Error(source)) => return Err(CheckpointError::Io { doing: "lock", path: lock, source }),
         }
-        for name in names(&path)?.iter().filter(|name| name.ends_with(PARTIAL)) {
+        // Nothing of somebody else's.
+        let is_ours = |name: &String| OURS.iter().any(|ours| name.starts_with(ours)) && name.ends_with(PARTIAL);
+        for name in names(&path)?.iter().filter(|name| is_ours(name)) {
             remove(&path.join(name))?;
         }
         Ok(Self { path, _lock: file })
@@ -246,7 +275,7 @@ impl CheckpointFolder {
         };
         let (partial, path) = (self.partial(&name)?, self.path.join(&name));
         let written = write(&partial).and_then(|()| {
-            write_checksums(&partial)?;
+            write_manifest(&partial, worth)?;
             if worth == Worth::Diverged {
                 self.retire(&name)?;
             } else {
@@ -257,12 +286,15 @@ impl CheckpointFolder {
             Ok(self.publish(&partial, &path)?)
         });
         written.inspect_err(|_| discard(&partial))?;
-        let Worth::HeldOutLoss(loss) = worth else { return Ok(()) };
-        self.write("LATEST", format!("{name}\n").as_bytes())?;
-        if best(&self.path).is_none_or(|(best_step, best)| loss < best || best_step == step) {
-            self.write("BEST", format!("{name}\n{loss:?}\n").as_bytes())?;
+        if worth == Worth::Diverged {
+            return Ok(());
         }
-        Ok(self.prune(keep)?)
+        self.write("LATEST", format!("{name}\n").as_bytes())?;
+        let best = best(&self.path)?;
+        if let Some((step, loss)) = best {
+            self.write("BEST", format!("{}\n{loss:?}\n", name_of(step)).as_bytes())?;
+        }
+        Ok(self.prune(keep, best.map(|(step, _)| step))?)
     }
 
     fn partial(&self, name: &str) -> Result<PathBuf> {
@@ -285,8 +317,7 @@ impl CheckpointFolder {
         sync_folder(&self.path).map_err(io_error("sync", &self.path))
     }
 
-    fn prune(&self, keep: usize) -> Result<()> {
-        let best = best(&self.path).map(|(step, _)| step);
+    fn prune(&self, keep: usize, best: Option<u64>) -> Result<()> {
         let old = saved_steps(&self.path)?.into_iter().rev().skip(keep.max(1)).filter(|step| Some(*step) != best);
         old.into_iter().try_for_each(|step| self.retire(&name_of(step)))
     }
@@ -306,13 +337,18 @@ fn discard(partial: &Path) {
     let _ = fs::remove_dir_all(partial);
 }
 
-fn write_checksums(folder: &Path) -> Result<()> {
-    let mut checksums = BTreeMap::new();
+fn write_manifest(folder: &Path, worth: Worth) -> Result<()> {
+    let mut files = BTreeMap::new();
     for name in names(folder)? {
         let sum = checksum(&folder.join(&name))?;
-        checksums.insert(name, sum);
+        files.insert(name, sum);
     }
+    let held_out_loss = match worth {
+        Worth::HeldOutLoss(loss) => Some(loss),
+        Worth::Diverged => None,
+    };
     let path = folder.join(CHECKSUMS);
-    let text = serde_json::to_string_pretty(&checksums).map_err(|error| io_error("write", &path)(error.into()))?;
+    let text = serde_json::to_string_pretty(&Manifest { held_out_loss, files });
+    let text = text.map_err(|error| io_error("write", &path)(error.into()))?;
     fs::write(&path, text).map_err(io_error("write", &path))
 }

@@ -15,7 +15,7 @@ pub const ASSETS: &str = "assets";
 
 pub use changes::{Change, MAY_CHANGE, changes};
 pub use error::CheckpointError;
-pub use folder::{CheckpointFolder, Which, Worth, best, find_checkpoint, saved_steps};
+pub use folder::{CheckpointFolder, Which, Worth, best, find_checkpoint, noted_latest, saved_steps};
 pub use state::SavedRun;
 pub(crate) use state::Snapshot;
 pub use tensors::ModuleAdamW;

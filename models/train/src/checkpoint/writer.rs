@@ -33,8 +33,8 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// The checkpoints of a run of `config`, if `section` wants any. A new run needs a folder without one; its configuration is
-    /// written there at once, and by `assets` what else `resume` and `export` will need, into a folder of that name.
+    /// The checkpoints of a run of `config`, if `section` wants any. A new run needs a folder without one; `assets` writes
+    /// there what `resume` and `export` will need of other folders.
     ///
     /// # Errors
     /// [`CheckpointError::Locked`], [`CheckpointError::Occupied`], [`CheckpointError::Io`], or the error of `assets`.
@@ -55,7 +55,6 @@ impl Checkpoints {
             folder.remove_file(CONFIG)?;
             folder.write_folder(ASSETS, assets)?;
         }
-        folder.write(CONFIG, config.as_bytes())?;
         Ok(Some(Self {
             folder: Arc::new(folder),
             config,
@@ -69,6 +68,11 @@ impl Checkpoints {
     /// Whether there is to be one after `step` of `steps`.
     pub(crate) fn is_due(&self, step: usize, steps: usize) -> bool {
         step == steps || (self.every > 0 && step.is_multiple_of(self.every))
+    }
+
+    /// Notes the configuration in the folder: from now on `resume` goes on with this run.
+    pub(crate) fn begin(&self) -> Result<(), CheckpointError> {
+        self.folder.write(CONFIG, self.config.as_bytes())
     }
 
     pub(crate) fn config(&self) -> &str {

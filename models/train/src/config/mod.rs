@@ -61,6 +61,11 @@ impl Setting {
         Self { origin: format!("--set {setting}"), setting }
     }
 
+    /// Whether it sets one of these keys.
+    pub fn is_of(&self, keys: &[&str]) -> bool {
+        self.key().is_some_and(|key| keys.contains(&key))
+    }
+
     /// The key.
     fn key(&self) -> Option<&str> {
         self.setting.split_once('=').map(|(key, _)| key.trim())

@@ -1,17 +1,34 @@
 //! Folders of a cache: made whole or not at all, by one process while others wait, and known by a fingerprint.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use super::DataError;
 use super::error::cannot_write;
+use crate::digest::hex;
 
 /// Written last: a folder without it is not whole.
 const MANIFEST: &str = "manifest.json";
+
+/// Files up to this size are compared whole each time they are opened, larger ones by samples: a start must not take the time to
+/// read all of them.
+const MAX_HASHED: u64 = 1 << 30;
+/// Bytes of a sample.
+const SAMPLE: usize = 1 << 20;
+
+/// What a manifest says of its folder.
+#[derive(Serialize, Deserialize)]
+struct Manifest<M> {
+    content: M,
+    /// SHA-256 of each file, or of samples of it.
+    sha256: BTreeMap<String, String>,
+}
 
 /// A folder of the cache.
 pub(super) struct Entry<M> {
@@ -30,8 +47,9 @@ pub(super) fn entry<M: Serialize + DeserializeOwned>(
 ) -> Result<Entry<M>, DataError> {
     let folder = cache.join(name);
     let open = || {
-        let manifest: M = serde_json::from_slice(&fs::read(folder.join(MANIFEST)).ok()?).ok()?;
-        is_whole(&folder, &manifest).then(|| Entry { folder: folder.clone(), manifest, was_cached: true })
+        let manifest: Manifest<M> = serde_json::from_slice(&fs::read(folder.join(MANIFEST)).ok()?).ok()?;
+        let is_whole = is_whole(&folder, &manifest.content) && digests(&folder).is_ok_and(|now| now == manifest.sha256);
+        is_whole.then(|| Entry { folder: folder.clone(), manifest: manifest.content, was_cached: true })
     };
     if let Some(entry) = open() {
         return Ok(entry);
@@ -48,12 +66,13 @@ pub(super) fn entry<M: Serialize + DeserializeOwned>(
     let partial = cache.join(format!("{name}.partial"));
     remove(&partial)?;
     fs::create_dir(&partial).map_err(cannot_write(&partial))?;
-    let built = build(&partial).and_then(|manifest| {
+    let built = build(&partial).and_then(|content| {
         let path = partial.join(MANIFEST);
+        let manifest = Manifest { content, sha256: digests(&partial).map_err(cannot_write(&partial))? };
         write_manifest(&path, &manifest).map_err(cannot_write(&path))?;
         remove(&folder)?;
         fs::rename(&partial, &folder).map_err(cannot_write(&folder))?;
-        Ok(manifest)
+        Ok(manifest.content)
     });
     match built {
         Ok(manifest) => Ok(Entry { folder, manifest, was_cached: false }),
@@ -62,6 +81,41 @@ pub(super) fn entry<M: Serialize + DeserializeOwned>(
             Err(error)
         }
     }
+}
+
+/// Of all files but the manifest.
+fn digests(folder: &Path) -> io::Result<BTreeMap<String, String>> {
+    let mut digests = BTreeMap::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name != MANIFEST {
+            digests.insert(name, digest(&entry.path())?);
+        }
+    }
+    Ok(digests)
+}
+
+fn digest(path: &Path) -> io::Result<String> {
+    let mut file = File::open(path)?;
+    let bytes = file.metadata()?.len();
+    let mut buffer = vec![0; SAMPLE];
+    let mut hasher = Sha256::new();
+    // Samples at even distances, so many that the last one ends with the file.
+    let samples = if bytes > MAX_HASHED { MAX_HASHED / 16 / SAMPLE as u64 } else { 0 };
+    for sample in 0..samples {
+        let begin = u128::from(bytes - SAMPLE as u64) * u128::from(sample) / u128::from(samples - 1);
+        file.seek(SeekFrom::Start(begin as u64))?;
+        file.read_exact(&mut buffer)?;
+        hasher.update(&buffer);
+    }
+    while samples == 0 {
+        match file.read(&mut buffer)? {
+            0 => break,
+            read => hasher.update(&buffer[..read]),
+        }
+    }
+    Ok(hex(hasher))
 }
 
 fn write_manifest(path: &Path, manifest: &impl Serialize) -> std::io::Result<()> {

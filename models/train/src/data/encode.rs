@@ -76,7 +76,8 @@ impl Encoder<'_> {
 
     fn encode_line(&self, line: &[u8]) -> Result<Tokenized, DocumentError> {
         let line = std::str::from_utf8(line).map_err(|error| DocumentError::Utf8 { at: error.valid_up_to() })?;
-        match serde_json::from_str(line.trim_end()).map_err(DocumentError::Json)? {
+        // Some editors put a byte order mark first.
+        match serde_json::from_str(line.trim_start_matches('\u{feff}').trim_end()).map_err(DocumentError::Json)? {
             Value::Object(fields) => self.encode_fields(&fields),
             other => Err(DocumentError::NotAnObject { found: kind(&other) }),
         }

@@ -62,6 +62,17 @@ pub enum DataError {
         /// Targets in a sequence.
         seq_len: usize,
     },
+    /// Sequences of which no target counts: conversations whose beginnings, in which the assistant has not spoken yet, fill them.
+    #[error(
+        "no target of the {split} sequences counts for the loss: in sequences of {seq_len} tokens the assistant says nothing. \
+         Raise training.seq_len, or give more data"
+    )]
+    NoTargets {
+        /// `training` or `held-out`.
+        split: &'static str,
+        /// Targets in a sequence.
+        seq_len: usize,
+    },
     /// A line of JSON that is no document.
     #[error("{}:{line}: {problem}", path.display())]
     Line {

@@ -112,7 +112,14 @@ fn a_time_just_now_is_not_trusted() {
 fn what_is_broken_is_made_again() {
     let files = Files::new([("a", "some text"), ("b", "and more text")]);
     let expected = stream(&files.all());
-    let breaks: [&dyn Fn(PathBuf); 5] = [
+    let flip = |path: PathBuf| {
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[2] ^= 1;
+        fs::write(path, bytes).unwrap();
+    };
+    let breaks: [&dyn Fn(PathBuf); 7] = [
+        &|folder| flip(folder.join("train.tokens")),
+        &|folder| flip(folder.join("train.starts")),
         &|folder| File::options().write(true).open(folder.join("train.tokens")).unwrap().set_len(10).unwrap(),
         &|folder| fs::remove_file(folder.join("train.starts")).unwrap(),
         &|folder| fs::write(folder.join("held_out.tokens"), "x").unwrap(),

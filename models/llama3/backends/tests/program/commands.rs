@@ -61,3 +61,26 @@ fn a_configuration_is_printed_and_nothing_trained() {
     assert!(text.contains("recipe = \"rowwise\"") && text.contains("paths = [\"nowhere\"]"), "{text}");
     assert!(text.contains("decay_ratio = 0.2"), "defaults too: {text}");
 }
+
+#[test]
+fn conversations_without_a_target_are_passed_over() {
+    let (folder, template) = file("chat.jinja", "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}");
+    let long = |words: usize| {
+        let user = "w ".repeat(words);
+        format!(
+            r#"{{"messages": [{{"role": "user", "content": "{user}"}}, {{"role": "assistant", "content": "yes"}}]}}"#
+        ) + "\n"
+    };
+    let path = folder.path().join("chat.jsonl");
+    std::fs::write(&path, (0..60).map(|i| long(5 + i)).collect::<String>()).unwrap();
+    let settings = [format!("data.chat_template={template}"), "data.tokenizer=bytes".into(), "training.steps=3".into()];
+    let settings: Vec<_> = settings.iter().map(String::as_str).collect();
+    let run = |more: &[&str]| train(&small(path.to_str().unwrap(), &[&settings[..], more].concat())).output().unwrap();
+    let output = run(&["training.eval_batches=8"]);
+    assert!(!stdout(&output).contains("loss:  0.00000"), "{}", stdout(&output));
+    // No sequence that is held out has any.
+    let text = format!("{}{}", long(4000), long(4000));
+    std::fs::write(&path, text).unwrap();
+    let output = run(&["training.eval_batches=2"]);
+    assert!(stderr(&output).contains("no target of the held-out sequences counts"), "{}", stderr(&output));
+}
