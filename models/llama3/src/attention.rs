@@ -14,7 +14,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 
 use crate::config::LlamaConfig;
-use crate::model::linear;
+use crate::linear::linear;
 use crate::rope::RotaryTables;
 use crate::saved_input::SavedInput;
 

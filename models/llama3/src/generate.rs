@@ -2,13 +2,13 @@
 
 use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor, TensorData};
+use train::TrainError;
+use train::config::ConfigError;
+use train::rng::Rng;
 
 use crate::Error;
 use crate::attention::KvCache;
 use crate::model::Llama;
-use train::TrainError;
-use train::config::ConfigError;
-use train::rng::Rng;
 
 /// How to choose the next token.
 #[derive(Clone, Copy, Debug, PartialEq)]

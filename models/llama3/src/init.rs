@@ -13,12 +13,11 @@
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor, TensorData};
+use train::ModulePath;
+use train::rng::Rng;
 
 use crate::config::LlamaConfig;
 use crate::model::Llama;
-
-use train::ModulePath;
-use train::rng::Rng;
 
 impl<B: Backend> Llama<B> {
     /// Replaces every parameter by its initial value under `seed`.

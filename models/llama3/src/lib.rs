@@ -28,6 +28,7 @@ pub mod generate;
 pub mod hf;
 mod init;
 pub mod jobs;
+mod linear;
 pub mod model;
 pub mod moe;
 pub mod names;

@@ -8,7 +8,7 @@
 //! Hidden states are `[B·T, H]` matrices in the compute dtype; norms, softmax, logits and the loss are in f32.
 
 use burn::module::Module;
-use burn::nn::{Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, RmsNorm, RmsNormConfig};
 use burn::tensor::activation::{log_softmax, silu};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor};
@@ -18,6 +18,7 @@ use train::batches::BatchTensors;
 use crate::Error;
 use crate::attention::{Attention, KvCache, Positions, attention_mask};
 use crate::config::LlamaConfig;
+use crate::linear::{INITIALIZER, linear};
 use crate::moe::Moe;
 use crate::rope::RotaryEmbedding;
 use crate::saved_input::SavedInput;
@@ -263,11 +264,4 @@ fn rms_norm<B: Backend>(norm: &RmsNorm<B>, x: Tensor<B, 2>) -> Tensor<B, 2> {
     let x = x.cast(DType::F32);
     let inverse_rms = (x.clone().square().mean_dim(1) + norm.epsilon).sqrt().recip();
     (x * inverse_rms * norm.gamma.val().unsqueeze()).cast(dtype)
-}
-
-pub(crate) const INITIALIZER: Initializer = Initializer::Normal { mean: 0.0, std: 0.02 };
-
-/// A linear without bias, `[d_input, d_output]`.
-pub(crate) fn linear<B: Backend>(d_input: usize, d_output: usize, device: &B::Device) -> Linear<B> {
-    LinearConfig::new(d_input, d_output).with_bias(false).with_initializer(INITIALIZER).init(device)
 }

@@ -23,7 +23,7 @@ use burn::tensor::{Bool, DType, IndexingUpdateOp, Int, Tensor};
 use burn_float8::GroupedLinear;
 
 use crate::config::MoeConfig;
-use crate::model::{INITIALIZER, linear};
+use crate::linear::{INITIALIZER, linear};
 use crate::saved_input::SavedInput;
 
 /// The router and the experts of one layer.

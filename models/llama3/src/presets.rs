@@ -1,8 +1,9 @@
 //! Named sizes: `debug` and `debug_moe` for a CPU, and the published dimensions of Llama 3.1 and 3.2.
 
+use train::ByteTokenizer;
+
 use crate::Error;
 use crate::config::{LlamaConfig, MoeConfig, RopeScaling};
-use train::ByteTokenizer;
 
 /// The names that [`LlamaConfig::preset`] takes.
 pub const PRESETS: [&str; 7] = ["debug", "debug_moe", "1b", "3b", "8b", "70b", "405b"];

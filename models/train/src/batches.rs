@@ -40,15 +40,8 @@ pub struct BatchTensors<B: Backend> {
 
 impl Batch {
     /// Sequences of the same length, at least one.
-    pub fn new(mut sequences: Vec<Sequence>, mask: AttnMaskType) -> Self {
-        if mask == AttnMaskType::BlockCausal {
-            for Sequence { tokens, loss_mask, document_starts, .. } in &mut sequences {
-                for place in document_starts.iter().filter(|place| **place > 0) {
-                    loss_mask.get_or_insert_with(|| vec![true; tokens.len() - 1])[place - 1] = false;
-                }
-            }
-        }
-        Self { sequences, mask }
+    pub fn new(sequences: Vec<Sequence>, mask: AttnMaskType) -> Self {
+        Self { sequences: sequences.into_iter().map(|sequence| masked(sequence, mask)).collect(), mask }
     }
 
     /// Puts it on a device.
@@ -91,18 +84,27 @@ impl Batch {
 
     /// Targets whose loss counts.
     pub fn num_targets(&self) -> usize {
-        let count = |sequence: &Sequence| match &sequence.loss_mask {
-            Some(mask) => mask.iter().filter(|counts| **counts).count(),
-            None => self.seq_len(),
-        };
-        self.sequences.iter().map(count).sum()
+        self.sequences.iter().map(num_targets).sum()
     }
 }
 
-/// Whether the sequence has a target that counts.
-fn counts(sequence: &Sequence, mask: AttnMaskType) -> bool {
-    // Only few sequences have a mask with nothing in it, or a document in each place.
-    Batch::new(vec![sequence.clone()], mask).num_targets() > 0
+/// The sequence, in which first tokens of documents are no targets if attention stays within documents.
+fn masked(mut sequence: Sequence, mask: AttnMaskType) -> Sequence {
+    if mask == AttnMaskType::BlockCausal {
+        let Sequence { tokens, loss_mask, document_starts, .. } = &mut sequence;
+        for place in document_starts.iter().filter(|place| **place > 0) {
+            loss_mask.get_or_insert_with(|| vec![true; tokens.len() - 1])[place - 1] = false;
+        }
+    }
+    sequence
+}
+
+/// Targets whose loss counts.
+fn num_targets(sequence: &Sequence) -> usize {
+    match &sequence.loss_mask {
+        Some(mask) => mask.iter().filter(|counts| **counts).count(),
+        None => sequence.tokens.len() - 1,
+    }
 }
 
 /// The number of the document of each of the first `len` tokens: how many have begun after the first token.
@@ -161,7 +163,8 @@ impl TrainBatches {
         while sequences.len() < self.batch_size {
             // Endless.
             let Some(sequence) = self.sequences.next().transpose()? else { break };
-            if counts(&sequence, self.mask) {
+            let sequence = masked(sequence, self.mask);
+            if num_targets(&sequence) > 0 {
                 sequences.push(sequence);
                 passed = 0;
             } else if passed == epoch {
@@ -170,7 +173,7 @@ impl TrainBatches {
                 passed += 1;
             }
         }
-        Ok(Batch::new(sequences, self.mask))
+        Ok(Batch { sequences, mask: self.mask })
     }
 }
 
@@ -184,10 +187,11 @@ pub fn held_out_batches(
     mask: AttnMaskType,
     count: usize,
 ) -> Result<Vec<Batch>, DataError> {
-    let mut sequences = data.held_out(shape, count.saturating_mul(shape.batch_size))?;
-    sequences.retain(|sequence| counts(sequence, mask));
+    let held_out = data.held_out(shape, count.saturating_mul(shape.batch_size))?;
+    let mut sequences = Batch::new(held_out, mask).sequences;
+    sequences.retain(|sequence| num_targets(sequence) > 0);
     if sequences.is_empty() {
         return Err(DataError::NoTargets { split: "held-out", seq_len: shape.seq_len });
     }
-    Ok(sequences.chunks(shape.batch_size).map(|sequences| Batch::new(sequences.to_vec(), mask)).collect())
+    Ok(sequences.chunks(shape.batch_size).map(|sequences| Batch { sequences: sequences.to_vec(), mask }).collect())
 }

@@ -1,8 +1,15 @@
 //! SHA-256 digests in hexadecimal, the fingerprints of everything whose change must be noticed.
 
 use core::fmt::Write;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::Path;
 
 use sha2::{Digest, Sha256};
+
+/// Bytes of a sample, and how many there are.
+const SAMPLE: usize = 1 << 20;
+const SAMPLES: u64 = 64;
 
 /// A digest of fields, each of which goes in with its length, so that no two lists of fields look the same.
 #[derive(Default)]
@@ -23,6 +30,29 @@ impl Fingerprint {
     pub(crate) fn hex(self) -> String {
         hex(self.0)
     }
+}
+
+/// A file's size in bytes, and its digest.
+pub(crate) fn of_file(path: &Path) -> io::Result<(u64, String)> {
+    let mut hasher = Sha256::new();
+    let bytes = io::copy(&mut File::open(path)?, &mut hasher)?;
+    Ok((bytes, hex(hasher)))
+}
+
+/// The digest of a file's size and of samples at even distances, the last of which ends with the file: for files that take too long
+/// to read. At least one sample long.
+pub(crate) fn of_samples(path: &Path) -> io::Result<String> {
+    let mut file = File::open(path)?;
+    let bytes = file.metadata()?.len();
+    let mut sample = vec![0; SAMPLE];
+    let mut fingerprint = Fingerprint::default().number(bytes);
+    for i in 0..SAMPLES {
+        let begin = u128::from(bytes.saturating_sub(SAMPLE as u64)) * u128::from(i) / u128::from(SAMPLES - 1);
+        file.seek(SeekFrom::Start(begin as u64))?;
+        file.read_exact(&mut sample)?;
+        fingerprint = fingerprint.field(&sample);
+    }
+    Ok(fingerprint.hex())
 }
 
 /// The digest of what `hasher` has been given.

@@ -133,14 +133,8 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         M: LanguageModel<B> + AutodiffModule<B>,
     {
         let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
-        let held_out_loss = match worth {
-            Worth::HeldOutLoss(loss) => Some(loss),
-            Worth::Diverged => None,
-        };
-        let config = checkpoints.config().to_string();
         let position = steps.batches.position()?;
-        let snapshot =
-            Snapshot::of::<B, M>(&steps.model, &steps.optimizer, steps.done(), position, held_out_loss, config);
+        let snapshot = Snapshot::of::<B, M>(&steps.model, &steps.optimizer, steps.done(), position);
         let written = checkpoints.save(snapshot, worth)?;
         self.announce(written)
     }

@@ -19,7 +19,7 @@ use crate::trainer::Start;
 /// A model that is there.
 #[derive(Clone, Debug, Parser)]
 pub struct ModelArgs {
-    /// Folder of a run, as checkpoint.folder names it, or of a Hugging Face checkpoint.
+    /// Folder of a run, as checkpoint.folder names it. All commands but `resume` also take that of a Hugging Face checkpoint.
     #[arg(value_name = "FOLDER")]
     pub folder: PathBuf,
     /// The run's checkpoint after so many steps instead of the newest.
@@ -66,7 +66,7 @@ impl ModelArgs {
     }
 
     /// The parameters there are: of a checkpoint of a run, or a Hugging Face checkpoint.
-    fn open(&self, task: Task) -> Result<Job, Error> {
+    fn open(&self) -> Result<(RunConfig, Start), Error> {
         let is_hf = self.folder.join("config.json").exists();
         let (mut config, saved) = match is_hf {
             true => {
@@ -85,7 +85,7 @@ impl ModelArgs {
         config = config.change(&self.settings())?;
         config.assets = assets;
         config.training.device = self.device.unwrap_or(config.training.device);
-        Ok(Job { config, start: Start { saved, ..Start::default() }, task })
+        Ok((config, Start { saved, ..Start::default() }))
     }
 }
 
@@ -103,7 +103,7 @@ pub struct ResumeArgs {
     /// The run.
     #[command(flatten)]
     pub model: ModelArgs,
-    /// TOML file to take instead of the configuration that the checkpoint has. Keys that decide what the run is must be as they were.
+    /// TOML file to take instead of the folder's config.toml. Keys that decide what the run is must be as they were.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Where the run's data lies now; repeatable. It must be the same data.
@@ -163,9 +163,9 @@ pub struct EvalArgs {
 
 impl EvalArgs {
     pub(super) fn job(&self) -> Result<Job, Error> {
-        let mut job = self.model.open(Task::Evaluate)?;
-        job.config.data.replace_paths(&self.data);
-        Ok(job)
+        let (mut config, start) = self.model.open()?;
+        config.data.replace_paths(&self.data);
+        Ok(Job { config, start, task: Task::Evaluate })
     }
 }
 
@@ -194,13 +194,13 @@ pub struct GenerateArgs {
 
 impl GenerateArgs {
     pub(super) fn job(&self) -> Result<Job, Error> {
-        let mut job = self.model.open(Task::Generate { is_chat: self.chat })?;
-        let RunConfig { generate, training, .. } = &mut job.config;
+        let (mut config, start) = self.model.open()?;
+        let RunConfig { generate, training, .. } = &mut config;
         generate.prompt = self.prompt.clone().unwrap_or_else(|| generate.prompt.clone());
         generate.max_new_tokens = self.max_new_tokens.unwrap_or(generate.max_new_tokens);
         generate.temperature = self.temperature.unwrap_or(generate.temperature);
         training.seed = self.seed.unwrap_or(training.seed);
-        Ok(job)
+        Ok(Job { config, start, task: Task::Generate { is_chat: self.chat } })
     }
 }
 
@@ -223,12 +223,11 @@ pub struct ExportArgs {
 
 impl ExportArgs {
     pub(super) fn job(&self) -> Result<Job, Error> {
-        let mut job = self.model.open(Task::Evaluate)?;
+        let (config, start) = self.model.open()?;
         let default = ExportOptions::default();
         let max_shard_bytes = self.max_shard_bytes.unwrap_or(default.max_shard_bytes);
-        let source = job.config.assets.clone().or_else(|| job.config.model.hf_path.clone());
+        let source = config.assets.clone().or_else(|| config.model.hf_path.clone());
         let options = ExportOptions { dtype: self.dtype, max_shard_bytes, source };
-        job.task = Task::Export { to: self.to.clone(), options };
-        Ok(job)
+        Ok(Job { config, start, task: Task::Export { to: self.to.clone(), options } })
     }
 }

@@ -6,8 +6,7 @@ use toml::{Table, Value};
 use super::CheckpointError;
 use crate::config::{ConfigError, to_table};
 
-/// Keys that may change, and sections all of whose keys may. A run that is resumed with other values of those from `optimizer.lr` on
-/// has other losses from there on.
+/// Keys that may change, and sections (they end with a point) all of whose keys may. Those before `optimizer.decay` change no loss.
 pub const MAY_CHANGE: [&str; 21] = [
     "checkpoint.",
     "generate.",

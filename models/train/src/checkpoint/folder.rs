@@ -10,14 +10,13 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use super::CheckpointError;
-use crate::digest::hex;
+use crate::digest;
 use crate::files;
 use crate::folder::sync_folder;
 
@@ -93,17 +92,8 @@ fn step_of(name: &str) -> Option<u64> {
 }
 
 fn checksum(path: &Path) -> Result<Checksum> {
-    let mut file = File::open(path).map_err(io_error("read", path))?;
-    let (mut hasher, mut buffer, mut bytes) = (Sha256::new(), vec![0; 1 << 20], 0);
-    loop {
-        let read = file.read(&mut buffer).map_err(io_error("read", path))?;
-        if read == 0 {
-            break;
-        }
-        hasher.update(&buffer[..read]);
-        bytes += read as u64;
-    }
-    Ok(Checksum { bytes, sha256: hex(hasher) })
+    let (bytes, sha256) = digest::of_file(path).map_err(io_error("read", path))?;
+    Ok(Checksum { bytes, sha256 })
 }
 
 fn names(folder: &Path) -> Result<Vec<String>> {
@@ -151,11 +141,11 @@ pub fn best(folder: &Path) -> Result<Option<(u64, f64)>> {
     Ok(best)
 }
 
-/// Where a checkpoint lies, and its step, after all of its files have been compared with their checksums.
+/// Where a checkpoint lies, after all of its files have been compared with their checksums.
 ///
 /// # Errors
 /// [`CheckpointError::Missing`], [`CheckpointError::Damaged`], [`CheckpointError::Io`].
-pub fn find_checkpoint(folder: &Path, which: Which) -> Result<(u64, PathBuf)> {
+pub fn find_checkpoint(folder: &Path, which: Which) -> Result<PathBuf> {
     // Not the file LATEST: a crash may have come between a rename and the note of it.
     let have = saved_steps(folder)?;
     let (found, wanted) = match which {
@@ -168,7 +158,7 @@ pub fn find_checkpoint(folder: &Path, which: Which) -> Result<(u64, PathBuf)> {
     };
     let path = folder.join(name_of(step));
     verify(&path, have.into_iter().filter(|other| *other != step).collect())?;
-    Ok((step, path))
+    Ok(path)
 }
 
 fn verify(checkpoint: &Path, have: Vec<u64>) -> Result<()> {
@@ -207,7 +197,7 @@ impl CheckpointFolder {
             Err(TryLockError::WouldBlock) => return Err(CheckpointError::Locked { folder: path }),
             Err(TryLockError::Error(source)) => return Err(CheckpointError::Io { doing: "lock", path: lock, source }),
         }
-        // Nothing of somebody else's.
+        // Files of other programs may end alike.
         let is_ours = |name: &String| OURS.iter().any(|ours| name.starts_with(ours)) && name.ends_with(PARTIAL);
         for name in names(&path)?.iter().filter(|name| is_ours(name)) {
             remove(&path.join(name))?;

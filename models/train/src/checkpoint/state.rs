@@ -39,8 +39,6 @@ pub(super) struct RunState {
     parameter_steps: BTreeMap<String, usize>,
     /// Amax histories, fallbacks, sampled steps.
     float8: Float8State,
-    /// `null` if it is not finite.
-    held_out_loss: Option<f64>,
 }
 
 /// A run between two steps. Tensors stay on their device until they are written.
@@ -48,7 +46,6 @@ pub(crate) struct Snapshot {
     parameters: Vec<Pending>,
     moments: Vec<Pending>,
     state: RunState,
-    config: String,
 }
 
 impl Snapshot {
@@ -57,27 +54,26 @@ impl Snapshot {
         optimizer: &ModuleAdamW<M, B>,
         step: usize,
         data: Position,
-        held_out_loss: Option<f64>,
-        config: String,
     ) -> Self {
         let (moments, parameter_steps) = tensors::moments(model, optimizer);
         let float8 = Float8State::export::<B, M>(model);
-        let state = RunState { format: FORMAT, step, data, parameter_steps, float8, held_out_loss };
-        Self { parameters: tensors::parameters(model), moments, state, config }
+        let state = RunState { format: FORMAT, step, data, parameter_steps, float8 };
+        Self { parameters: tensors::parameters(model), moments, state }
     }
 
     pub(super) fn step(&self) -> usize {
         self.state.step
     }
 
-    pub(super) fn write(&self, folder: &Path) -> Result<(), CheckpointError> {
+    /// With the run's configuration, as TOML.
+    pub(super) fn write(&self, folder: &Path, config: &str) -> Result<(), CheckpointError> {
         tensors::write(&folder.join(MODEL), &self.parameters)?;
         tensors::write(&folder.join(OPTIMIZER), &self.moments)?;
         let path = folder.join(STATE);
         let text = serde_json::to_string(&self.state)
             .map_err(|source| CheckpointError::Json { path: path.clone(), source })?;
         write(&path, &text)?;
-        write(&folder.join(CONFIG), &self.config)
+        write(&folder.join(CONFIG), config)
     }
 }
 
@@ -103,7 +99,7 @@ impl SavedRun {
     /// # Errors
     /// Those of [`find_checkpoint`]; [`CheckpointError::Format`], [`CheckpointError::Json`].
     pub fn open(folder: &Path, which: Which) -> Result<Self, CheckpointError> {
-        let (_, path) = find_checkpoint(folder, which)?;
+        let path = find_checkpoint(folder, which)?;
         let file = path.join(STATE);
         #[derive(Deserialize)]
         struct Header {

@@ -75,10 +75,6 @@ impl Checkpoints {
         self.folder.write(CONFIG, self.config.as_bytes())
     }
 
-    pub(crate) fn config(&self) -> &str {
-        &self.config
-    }
-
     /// The folder.
     pub(crate) fn path(&self) -> &Path {
         self.folder.path()
@@ -87,10 +83,10 @@ impl Checkpoints {
     /// Writes `snapshot`, after the one before. What has been written by now is returned.
     pub(crate) fn save(&mut self, snapshot: Snapshot, worth: Worth) -> Result<Vec<Written>, CheckpointError> {
         let before = self.finish()?;
-        let (folder, keep) = (self.folder.clone(), self.keep);
+        let (folder, config, keep) = (self.folder.clone(), self.config.clone(), self.keep);
         let write = move || {
             let (start, step) = (Instant::now(), snapshot.step());
-            folder.save::<CheckpointError>(step as u64, worth, keep, |folder| snapshot.write(folder))?;
+            folder.save::<CheckpointError>(step as u64, worth, keep, |folder| snapshot.write(folder, &config))?;
             Ok(Written { step, worth, took: start.elapsed() })
         };
         if self.in_background {

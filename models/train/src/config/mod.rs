@@ -185,15 +185,15 @@ fn apply<T: DeserializeOwned>(
 /// # Errors
 /// [`ConfigError::Parse`] for what TOML cannot say, as an integer beyond 63 bits.
 pub fn to_toml(config: &impl Serialize) -> Result<String, ConfigError> {
-    toml::to_string(config).map_err(|error| unspeakable(&error))
+    toml::to_string(config).map_err(|error| not_toml(&error))
 }
 
 /// As [`to_toml`].
 pub(crate) fn to_table(config: &impl Serialize) -> Result<Table, ConfigError> {
-    Table::try_from(config).map_err(|error| unspeakable(&error))
+    Table::try_from(config).map_err(|error| not_toml(&error))
 }
 
-fn unspeakable(error: &toml::ser::Error) -> ConfigError {
+fn not_toml(error: &toml::ser::Error) -> ConfigError {
     ConfigError::Parse { origin: "the configuration".into(), reason: error.to_string() }
 }
 

@@ -1,17 +1,17 @@
 //! Folders of a cache: made whole or not at all, by one process while others wait, and known by a fingerprint.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use super::DataError;
 use super::error::cannot_write;
-use crate::digest::hex;
+use crate::digest;
+use crate::folder::write_synced;
 
 /// Written last: a folder without it is not whole.
 const MANIFEST: &str = "manifest.json";
@@ -19,8 +19,6 @@ const MANIFEST: &str = "manifest.json";
 /// Files up to this size are compared whole each time they are opened, larger ones by samples: a start must not take the time to
 /// read all of them.
 const MAX_HASHED: u64 = 1 << 30;
-/// Bytes of a sample.
-const SAMPLE: usize = 1 << 20;
 
 /// What a manifest says of its folder.
 #[derive(Serialize, Deserialize)]
@@ -69,7 +67,8 @@ pub(super) fn entry<M: Serialize + DeserializeOwned>(
     let built = build(&partial).and_then(|content| {
         let path = partial.join(MANIFEST);
         let manifest = Manifest { content, sha256: digests(&partial).map_err(cannot_write(&partial))? };
-        write_manifest(&path, &manifest).map_err(cannot_write(&path))?;
+        let text = serde_json::to_vec_pretty(&manifest).map_err(io::Error::from).map_err(cannot_write(&path))?;
+        write_synced(&path, &text).map_err(cannot_write(&path))?;
         remove(&folder)?;
         fs::rename(&partial, &folder).map_err(cannot_write(&folder))?;
         Ok(manifest.content)
@@ -97,30 +96,10 @@ fn digests(folder: &Path) -> io::Result<BTreeMap<String, String>> {
 }
 
 fn digest(path: &Path) -> io::Result<String> {
-    let mut file = File::open(path)?;
-    let bytes = file.metadata()?.len();
-    let mut hasher = Sha256::new();
-    if bytes <= MAX_HASHED {
-        io::copy(&mut file, &mut hasher)?;
-        return Ok(hex(hasher));
+    match fs::metadata(path)?.len() {
+        bytes if bytes > MAX_HASHED => digest::of_samples(path),
+        _ => digest::of_file(path).map(|(_, digest)| digest),
     }
-    // Samples at even distances, so many that the last one ends with the file.
-    let mut buffer = vec![0; SAMPLE];
-    let samples = MAX_HASHED / 16 / SAMPLE as u64;
-    for sample in 0..samples {
-        let begin = u128::from(bytes - SAMPLE as u64) * u128::from(sample) / u128::from(samples - 1);
-        file.seek(SeekFrom::Start(begin as u64))?;
-        file.read_exact(&mut buffer)?;
-        hasher.update(&buffer);
-    }
-    Ok(hex(hasher))
-}
-
-fn write_manifest(path: &Path, manifest: &impl Serialize) -> std::io::Result<()> {
-    let mut file = File::create(path)?;
-    serde_json::to_writer_pretty(&mut file, manifest)?;
-    file.flush()?;
-    file.sync_all()
 }
 
 fn remove(folder: &Path) -> Result<(), DataError> {

@@ -143,8 +143,8 @@ impl Dataset {
     /// Endless sequences to train on, from the first one of the order of `seed`.
     ///
     /// # Errors
-    /// [`DataError::TooFewTokens`] unless there is one batch without overlap, [`DataError::EmptySource`], [`DataError::Shape`], and [`DataError::Io`] or
-    /// [`DataError::Cache`] for what is wrong with the cache.
+    /// [`DataError::TooFewTokens`] unless there is one batch without overlap, [`DataError::EmptySource`], [`DataError::Shape`], and
+    /// [`DataError::Io`] or [`DataError::Cache`] for what is wrong with the cache.
     pub fn train(&self, shape: SequenceShape, seed: u64) -> Result<TrainSequences, DataError> {
         let SequenceShape { batch_size, seq_len, .. } = shape.check()?;
         let mut streams: Vec<Stream> = vec![];

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use super::error::cannot_read;
 use super::token_file::Header;
 use super::{DataError, Format};
-use crate::digest::{Fingerprint, hex};
+use crate::digest::{self, hex};
 
 /// Bytes that are read at once.
 const CHUNK: usize = 1 << 20;
@@ -221,17 +221,10 @@ fn scan_tokens(path: &Path, bytes: u64, limit: u64, must_be: bool) -> Result<Opt
     if !is_sampled(bytes) {
         return Ok(scan_bytes(path, bytes)?.map(|(_, sha256)| (limit, sha256)));
     }
-    let file = super::raw_file::RawFile::open(path)?;
-    let samples = MAX_HASHED / CHUNK as u64;
-    let mut fingerprint = Fingerprint::default().number(bytes);
-    for sample in 0..samples {
-        let begin = (u128::from(bytes - CHUNK as u64) * u128::from(sample) / u128::from(samples - 1)) as u64;
-        fingerprint = fingerprint.field(file.read(begin, CHUNK)?);
-    }
-    Ok(Some((limit, fingerprint.hex())))
+    digest::of_samples(path).map(|digest| Some((limit, digest))).map_err(cannot_read(path))
 }
 
-/// Larger token files are known by samples of as many bytes.
+/// Larger token files are known by samples.
 const MAX_HASHED: u64 = 64 << 20;
 
 /// Whether a token file of as many bytes is known by samples.
