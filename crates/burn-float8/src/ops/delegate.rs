@@ -17,7 +17,7 @@ use super::functions::register_wrappers;
 use super::{Float8, linear, matmul};
 use crate::backend::Float8Backend;
 use crate::layer::Mark;
-use crate::tensor::{Float8Tensor, clear_recent};
+use crate::tensor::{Float8Tensor, clear_recent, note_ones};
 
 // `fn`: unwrap the arguments, wrap the result.
 // `#[keep] fn`: the result also keeps the layer of the first tagged operand. Optimizers rebuild a parameter by such
@@ -99,7 +99,6 @@ impl<B: Float8Backend> FloatTensorOps<Self> for Float8<B> {
         #[new] fn float_from_data(data: TensorData, device: &D<Self>) -> F<Self>;
         #[new] fn float_random(shape: Shape, distribution: Distribution, device: &D<Self>, dtype: FloatDType) -> F<Self>;
         #[new] fn float_zeros(shape: Shape, device: &D<Self>, dtype: FloatDType) -> F<Self>;
-        #[new] fn float_ones(shape: Shape, device: &D<Self>, dtype: FloatDType) -> F<Self>;
         #[new] fn float_full(shape: Shape, fill_value: Scalar, device: &D<Self>, dtype: FloatDType) -> F<Self>;
         #[raw] fn float_into_data(tensor: F<Self>) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send;
         fn float_device(tensor: &F<Self>) -> D<Self>;
@@ -229,6 +228,11 @@ impl<B: Float8Backend> FloatTensorOps<Self> for Float8<B> {
     }
     fn float_matmul(lhs: F<Self>, rhs: F<Self>) -> F<Self> {
         matmul::matmul(lhs, rhs)
+    }
+    fn float_ones(shape: Shape, device: &D<Self>, dtype: FloatDType) -> F<Self> {
+        note_ones();
+        register_wrappers::<B>();
+        Float8Tensor::new(B::float_ones(shape, device, dtype))
     }
     fn float_transpose(tensor: F<Self>) -> F<Self> {
         matmul::transpose(tensor)

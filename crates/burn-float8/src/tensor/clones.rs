@@ -3,10 +3,14 @@
 //!
 //! Autodiff clones the arguments that it saves, x before w, and calls the operation right afterwards: a linear finds these clones
 //! as the last ones that its thread has made. When a backward pass begins, Autodiff keeps the first clone of x that its graph has
-//! saved, by whatever operation, which wgrad is given (or clones of it), and drops the graph's others; so with w and dgrad. The
-//! clones that other graphs have saved stay alive.
-use std::cell::Cell;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
+//! saved, by whatever operation, which wgrad is given (or clones of it), and drops the graph's others; so with w and dgrad.
+//!
+//! Clones of other graphs are dropped too, when any thread's backward has ended and nothing refers to them any more. A backward
+//! pass is known by what its thread does just before and after it drops its own: it clones the root, and makes a tensor of ones
+//! ([`note_ones`]).
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
@@ -21,9 +25,15 @@ struct CloneId {
 #[derive(Debug, Default)]
 pub(super) struct Clones {
     newest: AtomicU32,
-    /// Clones that linears have found saved, of their x or weight, as long as they live.
-    saved: Mutex<Vec<u32>>,
-    saved_len: AtomicUsize,
+    /// Clones that linears have found saved, of their x or weight: most tensors have none.
+    saved: OnceLock<Arc<Mutex<Vec<Saved>>>>,
+}
+
+/// A clone that Autodiff has saved and that lives, or that a backward pass dropped when it began.
+#[derive(Debug)]
+struct Saved {
+    clone: SavedClone,
+    is_alive: bool,
 }
 
 impl Clones {
@@ -32,6 +42,7 @@ impl Clones {
         let new = CloneId { own: self.newest.fetch_add(1, Relaxed).wrapping_add(1), parent: id.own };
         let [last, _] = LAST.get();
         LAST.set([(self.address(), new), last]);
+        let _ = DROPPED.try_with(|dropped| dropped.borrow_mut().clear());
         new
     }
 
@@ -39,18 +50,26 @@ impl Clones {
         core::ptr::from_ref(self) as usize
     }
 
-    fn with_saved(&self, f: impl FnOnce(&mut Vec<u32>)) {
-        let mut saved = self.saved.lock();
-        f(&mut saved);
-        self.saved_len.store(saved.len(), Relaxed);
+    /// Whether a saved clone lives, if it is known.
+    fn is_alive(&self, clone: SavedClone) -> Option<bool> {
+        let saved = self.saved.get()?.lock();
+        saved.iter().find(|saved| saved.clone == clone).map(|saved| saved.is_alive)
     }
 
     /// Notes that a clone is gone.
     fn forget(&self, id: CloneId) {
-        // Most tensors have no saved clone.
-        if self.saved_len.load(Relaxed) > 0 {
-            self.with_saved(|saved| saved.retain(|own| *own != id.own));
+        let Some(saved) = self.saved.get() else { return };
+        let was_alive = saved.lock().extract_if(.., |saved| saved.clone == id.own && saved.is_alive).next().is_some();
+        if was_alive {
+            let _ = DROPPED.try_with(|dropped| dropped.borrow_mut().push((saved.clone(), id.own)));
         }
+    }
+}
+
+/// Notes that this thread makes a tensor of ones: what it has dropped since it made a clone, it dropped for a backward pass.
+pub(crate) fn note_ones() {
+    for (saved, clone) in DROPPED.take() {
+        saved.lock().push(Saved { clone, is_alive: false });
     }
 }
 
@@ -58,6 +77,8 @@ type LastClone = (usize, CloneId);
 thread_local! {
     /// The last clones of this thread, by the address of what their tensor's clones share, and those before.
     static LAST: Cell<[LastClone; 2]> = const { Cell::new([(0, CloneId { own: 0, parent: 0 }); 2]) };
+    /// Saved clones that this thread has dropped since it made a clone.
+    static DROPPED: RefCell<Vec<(Arc<Mutex<Vec<Saved>>>, SavedClone)>> = const { RefCell::new(vec![]) };
 }
 
 /// A clone that Autodiff has saved.
@@ -66,12 +87,12 @@ pub(crate) type SavedClone = u32;
 /// One clone of a tensor, `S` being what all of them share.
 pub(super) struct Handle<S: AsRef<Clones>> {
     id: CloneId,
-    shared: std::sync::Arc<S>,
+    shared: Arc<S>,
 }
 
 impl<S: AsRef<Clones> + Default> Default for Handle<S> {
     fn default() -> Self {
-        Self { id: CloneId::default(), shared: std::sync::Arc::default() }
+        Self { id: CloneId::default(), shared: Arc::default() }
     }
 }
 
@@ -88,7 +109,7 @@ impl<S: AsRef<Clones>> Drop for Handle<S> {
 }
 
 impl<S: AsRef<Clones>> Handle<S> {
-    pub(super) fn shared(&self) -> &std::sync::Arc<S> {
+    pub(super) fn shared(&self) -> &Arc<S> {
         &self.shared
     }
 
@@ -113,14 +134,26 @@ impl<S: AsRef<Clones>> Handle<S> {
         [of_x, of_w]
     }
 
-    /// From now on it is known whether this clone lives.
+    /// From now on it is known what becomes of this clone.
     pub(super) fn add_saved(&self, clone: SavedClone) {
-        self.clones().with_saved(|saved| saved.push(clone));
+        self.clones().saved.get_or_init(Arc::default).lock().push(Saved { clone, is_alive: true });
     }
 
     /// Whether a clone that was [added](Self::add_saved) still lives.
     pub(super) fn is_alive(&self, saved: SavedClone) -> bool {
-        self.clones().saved.lock().contains(&saved)
+        self.clones().is_alive(saved) == Some(true)
+    }
+
+    /// Whether a backward pass has dropped a clone as one of its graph's that are not the first.
+    pub(super) fn is_walked(&self, saved: SavedClone) -> bool {
+        self.clones().is_alive(saved) == Some(false)
+    }
+
+    /// Forgets a clone that a backward pass has come to.
+    pub(super) fn remove_saved(&self, clone: SavedClone) {
+        if let Some(saved) = self.clones().saved.get() {
+            saved.lock().retain(|saved| saved.clone != clone);
+        }
     }
 
     /// Whether this is that clone or was made from it.

@@ -16,8 +16,8 @@ use crate::layer::{Layer, Mark, Tag};
 use cache::Forward;
 pub(crate) use cache::{Fp8Cache, Fp8Copy, Layout, LinearUse};
 pub(crate) use cast::{CastRequest, View, confirm, fp8_copy, observation};
-pub(crate) use clones::SavedClone;
 use clones::{Clones, Handle};
+pub(crate) use clones::{SavedClone, note_ones};
 pub(crate) use recent::{clear as clear_recent, note_backward, note_forward};
 pub(crate) use sample::{is_sampled, push_sample, sample, take_sample};
 
@@ -152,9 +152,9 @@ impl<B: Float8Backend> Float8Tensor<B> {
     /// Notes an fprop of so many rows that reads this weight, of which Autodiff has saved that clone for dgrad.
     pub(crate) fn add_forward(&self, saved: SavedClone, rows: usize, is_autocast_off: bool) {
         let forwards = &mut self.cache().lock().forwards;
-        // What is dead here is of graphs that were dropped. Long lists are looked through when they have doubled.
+        // Some may be of graphs that were dropped. Long lists are looked through when they have doubled.
         if forwards.len() < 64 || forwards.len().is_power_of_two() {
-            forwards.retain(|forward| self.handle.is_alive(forward.saved));
+            forwards.retain(|forward| self.handle.is_alive(forward.saved) || self.handle.is_walked(forward.saved));
         }
         self.handle.add_saved(saved);
         forwards.push(Forward { saved, rows, is_autocast_off });
@@ -173,7 +173,11 @@ impl<B: Float8Backend> Float8Tensor<B> {
     /// Whether FP8 was switched off in the fprop that belongs to a dgrad of so many rows, which is given this weight.
     pub(crate) fn take_autocast_off(&self, rows: usize) -> bool {
         let forwards = &mut self.cache().lock().forwards;
-        self.find_forward(forwards, Some(rows)).is_some_and(|at| forwards.remove(at).is_autocast_off)
+        self.find_forward(forwards, Some(rows)).is_some_and(|at| {
+            let forward = forwards.remove(at);
+            self.handle.remove_saved(forward.saved);
+            forward.is_autocast_off
+        })
     }
 
     /// The last fprop of the graph that backward walks, if this is what it is given of the weight.
@@ -182,10 +186,10 @@ impl<B: Float8Backend> Float8Tensor<B> {
         forwards.iter().rposition(|forward| fits(forward) && self.is_of_graph(forward.saved))
     }
 
-    /// Whether the graph that backward walks has saved that clone, if this is what it is given of the tensor. Of all that the graph has
-    /// saved of it, only the first clone is alive then, which another operation may have saved.
+    /// Whether the graph that backward walks has saved that clone, if this is what it is given of the tensor: the first clone that
+    /// the graph has saved of it, which another operation may have saved.
     fn is_of_graph(&self, saved: SavedClone) -> bool {
-        self.handle.is_clone_of(saved) || !self.handle.is_alive(saved)
+        self.handle.is_clone_of(saved) || self.handle.is_walked(saved)
     }
 
     /// Notes that a linear reads this tensor. An evaluation by the layer, or by an average of the model, takes nothing from a use

@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 use burn_float8::{Float8Config, Float8State, Recipe, StatisticsConfig, without_float8};
 
 use crate::support::models::{D, Mlp};
-use crate::support::{B, applied, bits, layer_of, tensor, train, with_parameters};
+use crate::support::{B, applied, bits, layer_of, tensor, train, unrelated_backward, with_parameters};
 
 fn x(seed: u64) -> Tensor<B, 2> {
     tensor([6, D], seed)
@@ -74,11 +74,13 @@ fn a_teacher_beside_a_residual() {
     }
 }
 
-/// An average of the model, or the model without backward, evaluated on the very batch between forward and backward.
+/// An average of the model, or the model without backward, evaluated on the very batch between forward and backward; and another
+/// graph's backward, on this thread or another, which drops what the evaluation has saved.
 #[test]
 fn evaluations_on_the_batch_leave_no_trace() {
     const STEPS: u64 = 4;
     type Evaluate = fn(&Mlp<B>, Tensor<B, 2>);
+    const ELSEWHERE: [fn(); 3] = [|| (), unrelated_backward, || std::thread::spawn(unrelated_backward).join().unwrap()];
     let evaluations: [Evaluate; 4] = [
         |_, _| (),
         |model, x| drop(with_parameters(model.clone().no_grad(), 9).forward(x)),
@@ -86,12 +88,14 @@ fn evaluations_on_the_batch_leave_no_trace() {
         |model, x| drop(with_parameters(model.valid(), 9).forward(x.inner())),
     ];
     for recipe in [Recipe::Delayed, Recipe::Tensorwise] {
-        let runs = evaluations.map(|evaluate| {
+        let runs = evaluations.iter().flat_map(|evaluate| ELSEWHERE.map(|elsewhere| (evaluate, elsewhere)));
+        let runs = runs.map(|(evaluate, elsewhere)| {
             let config = Float8Config::new(recipe).with_statistics(StatisticsConfig::every(1));
             let (model, losses) = train(applied(&config, Mlp::<B>::new()), 0..STEPS, |model, step| {
                 let x = x(step) * (1.0 + step as f32);
                 let y = model.forward(x.clone());
                 evaluate(model, x);
+                elsewhere();
                 loss(y)
             });
             let health = ["first", "second"].map(|name| {
@@ -100,8 +104,9 @@ fn evaluations_on_the_batch_leave_no_trace() {
             });
             (losses, Float8State::export(&model), health)
         });
-        for run in &runs[1..] {
-            assert_eq!(run, &runs[0], "{recipe}");
+        let runs: Vec<_> = runs.collect();
+        for (i, run) in runs.iter().enumerate() {
+            assert!(*run == runs[0], "{recipe}, run {i}: losses {:?} instead of {:?}", run.0, runs[0].0);
         }
     }
 }

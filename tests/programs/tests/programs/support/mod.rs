@@ -160,6 +160,11 @@ pub fn assert_all_in_float8<B: Float8Stack, M: Module<B>>(model: &M, names: &[&s
     report.verify().unwrap();
 }
 
+/// Backward of a graph of its own, after which Autodiff drops what graphs have saved that nothing refers to any more.
+pub fn unrelated_backward() {
+    tensor::<B, 2>([2, 2], 1).require_grad().sum().backward();
+}
+
 /// What a closure panics with.
 pub fn panic_of(run: impl FnOnce()) -> String {
     let payload = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).expect_err("it panics");
