@@ -1,7 +1,11 @@
 //! The step line, in torchtitan's format, with what a device cannot tell left out.
 
+mod record;
+
 use std::fmt;
 use std::fs;
+
+pub use record::{HealthRecord, METRICS_FILE, MetricsError, MetricsFile, Record, RunRecord, TrainRecord, read_metrics};
 
 /// What is said about one step.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,0 +1,238 @@
+//! `metrics.jsonl`: what a run says about itself, a JSON object a line, for programs to read.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::TrainError;
+
+/// The file's name in a run's folder.
+pub const METRICS_FILE: &str = "metrics.jsonl";
+
+/// One line. Steps grow from line to line, except where a run was resumed from an earlier checkpoint: the last line of a step
+/// counts, and lines of later steps that come before it do not.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Record {
+    /// Optimizer steps made, from 1; 0 for what is measured before the first.
+    pub step: usize,
+    /// What the run is, in its first line and after each resume.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run: Option<RunRecord>,
+    /// A step.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub train: Option<TrainRecord>,
+    /// Mean loss of the held-out batches after this step, in nats per token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub held_out_loss: Option<f64>,
+    /// FP8 statistics of the last sampled step, by layer and by operand (`input`, `weight`, `grad_output`, each with `_t` where the
+    /// transpose is cast).
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub health: BTreeMap<String, BTreeMap<String, HealthRecord>>,
+}
+
+/// What a run is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RunRecord {
+    /// f32, bf16 or fp8.
+    pub precision: String,
+    /// The recipe, where the precision is fp8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recipe: Option<String>,
+    /// The device.
+    pub device: String,
+    /// Steps that it is to make.
+    pub steps: usize,
+}
+
+/// A step, as its line in the log.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TrainRecord {
+    /// Mean cross entropy of the step's batch, in nats per token; null in JSON, and NaN when read back, if it was not finite.
+    #[serde(deserialize_with = "or_nan")]
+    pub loss: f64,
+    /// Global gradient norm before clipping, likewise.
+    #[serde(deserialize_with = "or_nan")]
+    pub grad_norm: f64,
+    /// Learning rate.
+    pub lr: f64,
+    /// Tokens per second since the last line.
+    pub tokens_per_second: f64,
+    /// Model TFLOP/s since the last line.
+    pub tflops: f64,
+    /// Peak memory in bytes: the device's as CubeCL counts it, the process's on a CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Calls of linears' GEMMs since the run was started or resumed, by path (`wgmma`, `emulated`, ..; `high_precision`).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub gemms: BTreeMap<String, u64>,
+}
+
+/// How well one operand was represented in FP8.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HealthRecord {
+    /// The sampled step.
+    pub step: usize,
+    /// Signal to quantization noise; none if the operand is zero.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sqnr_db: Option<f64>,
+    /// Share of elements beyond the format.
+    pub saturated: f64,
+    /// Share of non-zero elements whose code is zero.
+    pub flushed: f64,
+    /// Elements that are inf or NaN.
+    pub non_finite: u64,
+}
+
+fn or_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}
+
+/// What keeps a file of metrics from being read.
+#[derive(Debug, thiserror::Error)]
+pub enum MetricsError {
+    /// It cannot be read.
+    #[error("cannot read {}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A line that no run has written.
+    #[error("{}:{line}: not a line of {METRICS_FILE}: {source}", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// From 1.
+        line: usize,
+        /// The parser's reason.
+        source: serde_json::Error,
+    },
+}
+
+/// Appends lines to a run's file.
+#[derive(Debug)]
+pub struct MetricsFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl MetricsFile {
+    /// Opens a file to go on, or makes one. A line that a killed process has left unfinished is removed.
+    ///
+    /// # Errors
+    /// [`TrainError::Write`].
+    pub fn append(path: &Path) -> Result<Self, TrainError> {
+        let open = || {
+            let mut file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
+            let mut text = vec![];
+            file.read_to_end(&mut text)?;
+            let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+            file.set_len(whole as u64)?;
+            Ok(file)
+        };
+        let file = open().map_err(|source| TrainError::Write { path: path.into(), source })?;
+        Ok(Self { path: path.into(), file })
+    }
+
+    /// Writes a line.
+    ///
+    /// # Errors
+    /// [`TrainError::Write`].
+    pub fn write(&mut self, record: &Record) -> Result<(), TrainError> {
+        let written = serde_json::to_vec(record).map_err(std::io::Error::from).and_then(|mut line| {
+            line.push(b'\n');
+            self.file.write_all(&line)
+        });
+        written.map_err(|source| TrainError::Write { path: self.path.clone(), source })
+    }
+}
+
+/// The lines of a run's file that count: of a run that went back to an earlier checkpoint, those of the steps that it then made.
+///
+/// # Errors
+/// Any [`MetricsError`].
+pub fn read_metrics(path: &Path) -> Result<Vec<Record>, MetricsError> {
+    let io = |source| MetricsError::Io { path: path.into(), source };
+    let mut records: Vec<Record> = vec![];
+    let mut lines = BufReader::new(File::open(path).map_err(io)?);
+    for number in 1.. {
+        let mut line = vec![];
+        // A last line without an end is being written, or was when the process was killed.
+        if lines.read_until(b'\n', &mut line).map_err(io)? == 0 || line.last() != Some(&b'\n') {
+            break;
+        }
+        let record: Record = serde_json::from_slice(&line).map_err(|source| MetricsError::Line {
+            path: path.into(),
+            line: number,
+            source,
+        })?;
+        if record.run.is_some() {
+            records.retain(|earlier| earlier.step <= record.step);
+        }
+        records.push(record);
+    }
+    Ok(records)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(step: usize, loss: f64) -> Record {
+        Record { step, train: Some(TrainRecord { loss, ..Default::default() }), ..Default::default() }
+    }
+
+    #[test]
+    fn lines_come_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(METRICS_FILE);
+        let run = Record { run: Some(RunRecord { steps: 30, ..Default::default() }), ..Default::default() };
+        let health = HealthRecord { step: 9, sqnr_db: Some(31.5), ..Default::default() };
+        let health = BTreeMap::from([("layers.0".into(), BTreeMap::from([("input".into(), health)]))]);
+        let all = [
+            run,
+            step(10, 2.5),
+            Record { step: 10, held_out_loss: Some(2.0), ..Default::default() },
+            Record { step: 10, health, ..Default::default() },
+            step(20, 1.5),
+        ];
+        let mut file = MetricsFile::append(&path).unwrap();
+        all.iter().for_each(|record| file.write(record).unwrap());
+        assert_eq!(read_metrics(&path).unwrap(), all);
+    }
+
+    #[test]
+    fn a_run_that_went_back_is_what_it_then_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(METRICS_FILE);
+        let run = |step| Record { step, run: Some(RunRecord::default()), ..Default::default() };
+        let lines = [run(0), step(10, 3.0), step(20, 2.0), step(30, 1.0), run(20), step(30, 0.5)];
+        let mut file = MetricsFile::append(&path).unwrap();
+        lines.iter().for_each(|record| file.write(record).unwrap());
+        let steps: Vec<_> =
+            read_metrics(&path).unwrap().iter().filter_map(|r| Some((r.step, r.train.as_ref()?.loss))).collect();
+        assert_eq!(steps, [(10, 3.0), (20, 2.0), (30, 0.5)]);
+    }
+
+    #[test]
+    fn unfinished_lines_and_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(METRICS_FILE);
+        MetricsFile::append(&path).unwrap().write(&step(1, f64::NAN)).unwrap();
+        OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"step\": 2, \"lo").unwrap();
+        assert_eq!(read_metrics(&path).unwrap().len(), 1);
+        MetricsFile::append(&path).unwrap().write(&step(3, 1.0)).unwrap();
+        let read = read_metrics(&path).unwrap();
+        assert_eq!(read.iter().map(|record| record.step).collect::<Vec<_>>(), [1, 3]);
+        assert!(read[0].train.as_ref().unwrap().loss.is_nan());
+        std::fs::write(&path, "{\"step\": 1}\nnothing\n").unwrap();
+        assert!(matches!(read_metrics(&path), Err(MetricsError::Line { line: 2, .. })));
+    }
+}
