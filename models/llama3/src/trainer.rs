@@ -12,6 +12,7 @@ use train::checkpoint::{Checkpoints, SavedRun};
 use train::config::{ComputeDtype, ConfigError, Precision, require};
 use train::data::DatasetSize;
 use train::metrics::{StepLine, thousands};
+use train::profile::Profiler;
 use train::run::{mean_loss, verify};
 use train::{Dataset, Run, Signals, Steps, Tokenizer, TrainError, check_report_path, report_of, write_report};
 
@@ -69,6 +70,10 @@ pub fn train<B: AutodiffBackend + Float8Stack>(
     let tokenizer = config.tokenizer()?;
     let prompt = tokenizer.prompt(&config.generate.prompt)?;
     let dims = dimensions(config, &tokenizer, Some(config.training.seq_len), Some(prompt.len()))?;
+    // Before anything touches the device.
+    let done = start.saved.as_ref().map_or(0, |saved| saved.step());
+    let profile = config.profile.as_ref().filter(|profile| profile.last() > done);
+    let profiler = profile.map(|profile| Profiler::prepare::<B>(profile, selected, device)).transpose()?;
     let dtype = compute_dtype::<B>(config, selected, device)?;
     let checkpoints = Checkpoints::new(&config.checkpoint, config.to_toml()?, !start.is_resumed, |folder| {
         config.copy_assets(folder)
@@ -88,7 +93,8 @@ pub fn train<B: AutodiffBackend + Float8Stack>(
         true => Signals::listen().map_err(TrainError::Signals)?,
         false => Signals::default(),
     };
-    let run = Run { config: config.steps(), selected, device, held_out: &held_out, checkpoints, signals, out };
+    let run =
+        Run { config: config.steps(), selected, device, held_out: &held_out, checkpoints, profiler, signals, out };
     finish(config, &tokenizer, run, steps)
 }
 

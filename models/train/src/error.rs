@@ -7,6 +7,7 @@ use burn_float8::Float8Error;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::data::DataError;
+use crate::profile::ProfileError;
 use crate::tokenizer::TokenizerError;
 
 /// What can go wrong in a run.
@@ -33,6 +34,9 @@ pub enum TrainError {
         /// The system's reason.
         source: std::io::Error,
     },
+    /// Steps could not be profiled.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
     /// FP8 could not be applied.
     #[error(transparent)]
     Float8(#[from] Float8Error),

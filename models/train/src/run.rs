@@ -16,6 +16,7 @@ use crate::checkpoint::{Checkpoints, Snapshot, Worth, Written, saved_steps};
 use crate::config::{Float8Section, Precision};
 use crate::metrics::{Memory, StepLine};
 use crate::model::LanguageModel;
+use crate::profile::Profiler;
 use crate::report::report_of;
 use crate::signals::Signals;
 use crate::steps::{Step, StepConfig, Steps};
@@ -32,6 +33,8 @@ pub struct Run<'a, B: AutodiffBackend> {
     pub held_out: &'a [Batch],
     /// Where it is saved, if it is.
     pub checkpoints: Option<Checkpoints>,
+    /// Where the time of some steps goes, if that is asked for.
+    pub profiler: Option<Profiler>,
     /// Asked between steps, if it is saved.
     pub signals: Signals,
     /// The log.
@@ -43,7 +46,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
     ///
     /// # Errors
     /// [`TrainError::Diverged`], [`TrainError::Interrupted`], [`TrainError::Strict`], [`TrainError::Checkpoint`],
-    /// [`TrainError::Execution`], [`TrainError::Output`].
+    /// [`TrainError::Execution`], [`TrainError::Output`], [`TrainError::Profile`] and [`TrainError::Write`] of its table.
     pub fn run<M>(&mut self, mut steps: Steps<'_, B, M>) -> Result<(M, Vec<StepLine>), TrainError>
     where
         M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
@@ -57,9 +60,16 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         let mut was_float8 = fp8 && (steps.done() == 0 || self.is_float8(steps.done() - 1));
         let mut verified = false;
         while steps.done() < training.steps {
+            if let Some(profiler) = &mut self.profiler {
+                profiler.before_step::<B>(steps.done() + 1, self.device)?;
+            }
             let step;
             (steps, step) = steps.step(self.device)?;
             let Step { number, is_float8, .. } = step;
+            let table = self.profiler.as_mut().map(|profiler| profiler.after_step::<B>(number, self.device));
+            if let Some(table) = table.transpose()?.flatten() {
+                writeln!(self.out, "{table}")?;
+            }
             tokens += step.tokens;
             if is_float8 != was_float8 {
                 let precision = if is_float8 { "FP8" } else { "high precision" };

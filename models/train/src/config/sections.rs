@@ -1,4 +1,4 @@
-//! The sections `[training]`, `[optimizer]`, `[data]` and `[checkpoint]`, and what their types do not check.
+//! The sections `[training]`, `[optimizer]`, `[data]`, `[checkpoint]` and `[profile]`, and what their types do not check.
 
 use std::path::PathBuf;
 
@@ -153,6 +153,19 @@ pub struct CheckpointSection {
     pub background: bool,
 }
 
+/// Steps whose time is broken down by kernel, or on a CPU by operation; see [`Profiler`](crate::profile::Profiler). None without this
+/// section.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ProfileSection {
+    /// The first of them, from 1. On a GPU the first steps of a run also compile kernels.
+    pub start: usize,
+    /// How many.
+    pub steps: usize,
+    /// Where to write the table, as JSON; it is printed in any case.
+    pub file: Option<PathBuf>,
+}
+
 impl Default for TrainingSection {
     fn default() -> Self {
         Self {
@@ -211,6 +224,12 @@ impl Default for DataSection {
 impl Default for CheckpointSection {
     fn default() -> Self {
         Self { folder: None, every: 100, keep: 2, background: true }
+    }
+}
+
+impl Default for ProfileSection {
+    fn default() -> Self {
+        Self { start: 4, steps: 2, file: None }
     }
 }
 
@@ -367,5 +386,24 @@ impl CheckpointSection {
     /// [`ConfigError::Value`] naming the first key that cannot be.
     pub fn validate(&self) -> Result<(), ConfigError> {
         require("checkpoint.keep", self.keep, self.keep >= 1, "must be at least 1")
+    }
+}
+
+impl ProfileSection {
+    /// Checks what the types do not, against the steps of the run.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] naming the first key that cannot be.
+    pub fn validate(&self, steps: usize) -> Result<(), ConfigError> {
+        let last = self.start.saturating_add(self.steps).saturating_sub(1);
+        require("profile.start", self.start, self.start >= 1, "must be at least 1")?;
+        require("profile.steps", self.steps, self.steps >= 1, "must be at least 1")?;
+        let reason = format!("from step {} on goes to step {last}, and the run has {steps}", self.start);
+        require("profile.steps", self.steps, last <= steps, &reason)
+    }
+
+    /// The last step that is profiled.
+    pub fn last(&self) -> usize {
+        self.start + self.steps - 1
     }
 }
