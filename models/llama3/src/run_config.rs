@@ -4,7 +4,6 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use burn_float8::Float8Config;
 use serde::{Deserialize, Serialize};
@@ -12,8 +11,9 @@ use train::batches::{Batch, TrainBatches, held_out_batches};
 use train::config::{
     CheckpointSection, DataSection, Float8Section, OptimizerSection, Setting, TrainingSection, require,
 };
-use train::data::{Progress, SequenceShape};
-use train::{ChatTemplate, Dataset, StepConfig, Tokenizer, TokenizerError};
+use train::data::SequenceShape;
+use train::metrics::METRICS_FILE;
+use train::{ChatTemplate, Dataset, ProgressLine, StepConfig, Tokenizer, TokenizerError};
 
 use crate::Error;
 use crate::config::{LlamaConfig, MoeConfig, RopeScaling};
@@ -259,23 +259,24 @@ impl RunConfig {
         SequenceShape { batch_size, seq_len, packing: self.data.packing }
     }
 
-    /// What is trained on, and what is held out. How far tokenizing is goes to `out` every ten seconds.
+    /// What is trained on, and what is held out.
     ///
     /// # Errors
     /// [`Error::Chat`], [`Error::Output`], and any [`Error::Data`].
-    pub fn open_data(&self, tokenizer: &Tokenizer, out: &mut dyn Write) -> Result<Dataset, Error> {
+    pub fn open_data(
+        &self,
+        tokenizer: &Tokenizer,
+        progress: &ProgressLine,
+        out: &mut dyn Write,
+    ) -> Result<Dataset, Error> {
         let template = self.chat_template()?;
-        let (mut since, mut written) = (Instant::now(), Ok(()));
-        let mut progress = |Progress { bytes, total_bytes }: Progress| {
-            if written.is_ok() && since.elapsed() >= Duration::from_secs(10) {
-                let [done, all] = [bytes, total_bytes].map(|bytes| bytes as f64 / 1e6);
-                written = writeln!(out, "tokenized: {done:.0} of {all:.0} MB");
-                since = Instant::now();
-            }
-        };
-        let data = self.data.open(tokenizer, template.as_ref(), &mut progress)?;
-        written?;
-        Ok(data)
+        Ok(progress.track("tokenized", out, |progress| self.data.open(tokenizer, template.as_ref(), progress))??)
+    }
+
+    /// Where the metrics of a run go: `training.metrics`, or beside its checkpoints.
+    pub fn metrics_file(&self) -> Option<PathBuf> {
+        let beside = || Some(self.checkpoint.folder.as_ref()?.join(METRICS_FILE));
+        self.training.metrics.clone().or_else(beside)
     }
 
     /// Batches of what is trained on, from the first one on.

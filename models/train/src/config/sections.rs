@@ -10,7 +10,8 @@ use toml::Value;
 
 use super::{ConfigError, Float8Section, require};
 use crate::batches::AttnMaskType;
-use crate::data::{DataError, DataSource, Dataset, Format, Packing, Progress};
+use crate::data::{DataError, DataSource, Dataset, Format, Packing};
+use crate::progress::Progress;
 use crate::schedule::{Decay, Schedule};
 use crate::{ChatTemplate, Tokenizer};
 
@@ -78,12 +79,16 @@ pub struct TrainingSection {
     pub max_norm: f64,
     /// Steps between step lines; the first and the last step always have one.
     pub log_every: usize,
-    /// Batches for the held-out loss.
+    /// Steps between held-out losses; 0 leaves them to checkpoints and the end, which always have one.
+    pub eval_every: usize,
+    /// Batches for the held-out loss, always the same ones.
     pub eval_batches: usize,
     /// The device's peak in TFLOP/s, for `mfu`.
     pub peak_tflops: Option<f64>,
     /// With precision fp8, backward keeps the FP8 operand of each linear's x instead of x: less memory, same results.
     pub save_fp8_operands: bool,
+    /// Where to write losses, throughput and FP8 statistics, a JSON object a line. If absent, `metrics.jsonl` in `checkpoint.folder`.
+    pub metrics: Option<PathBuf>,
     /// Where to write what each linear did, as JSON.
     pub report: Option<PathBuf>,
     /// Whether to print it as a table.
@@ -167,9 +172,11 @@ impl Default for TrainingSection {
             seed: 0,
             max_norm: 1.0,
             log_every: 20,
+            eval_every: 0,
             eval_batches: 16,
             peak_tflops: None,
             save_fp8_operands: false,
+            metrics: None,
             report: None,
             print_report: false,
         }
