@@ -50,7 +50,7 @@ mod model;
 
 #[cfg(feature = "cubecl")]
 pub use backend::DeviceOperand;
-pub use backend::{Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, host};
+pub use backend::{DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, host};
 pub use config::{
     AmaxComputeAlgo, CastConfig, Casts, DelayedScaling, FallbackConfig, FallbackTo, Float8Config, Float8LinearConfig,
     LayerOverride, LinearInfo, Policy, ScalingType, StatisticsConfig, Untagged,
@@ -61,8 +61,9 @@ pub use float8_kernels::{
 };
 pub use layer::{CastHealth, Fallback, Layer, OperandHealth, UNTAGGED_NAME, float8_autocast};
 pub use model::{
-    Float8State, Float8StateModule, GemmReport, GemmTotals, LayerReport, LayerState, OperandReport, PrecisionSchedule,
-    Report, Span, Summary, begin_float8_step, report, set_default_config, set_float8_enabled, without_float8,
+    Amaxes, Float8State, Float8StateModule, GemmReport, GemmTotals, LayerReport, LayerState, Monitor, NonFiniteOperand,
+    OperandReport, PrecisionSchedule, Report, SampledOperand, Span, Summary, begin_float8_step, report,
+    set_default_config, set_float8_enabled, without_float8,
 };
 pub use nn::{GroupedLinear, grouped_linear, linear};
 pub use ops::Float8;

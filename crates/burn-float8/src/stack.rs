@@ -6,7 +6,7 @@ use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_backend::Backend;
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 
-use crate::backend::Float8Backend;
+use crate::backend::{DeviceMemory, Float8Backend};
 use crate::layer::{Layer, Tag, untagged};
 use crate::ops::functions::{self, Functions};
 use crate::ops::{Float8, grouped, linear, linear_saved};
@@ -26,6 +26,10 @@ pub trait Float8Stack: Backend + sealed::Sealed {
     /// The same device.
     #[doc(hidden)]
     fn inner_device(device: &Device<Self>) -> Device<Self::Inner>;
+    /// What the wrapped backend holds of the device's memory, if it counts that: CubeCL does.
+    fn device_memory(device: &Device<Self>) -> Option<DeviceMemory> {
+        Self::Inner::fp8_device_memory(&Self::inner_device(device))
+    }
     /// The same tensor as the weight of a layer.
     #[doc(hidden)]
     #[allow(private_interfaces)]

@@ -109,6 +109,16 @@ impl Operand {
     pub(crate) const ALL: [Self; 6] =
         [Self::INPUT, Self::INPUT_T, Self::WEIGHT, Self::WEIGHT_T, Self::GRAD_OUTPUT, Self::GRAD_OUTPUT_T];
 
+    /// Its role, and `_t` behind it if a GEMM reads the transpose of the tensor.
+    pub(crate) fn name(self) -> &'static str {
+        let [plain, transposed] = match self.role {
+            Role::Input => ["input", "input_t"],
+            Role::Weight => ["weight", "weight_t"],
+            Role::GradOutput => ["grad_output", "grad_output_t"],
+        };
+        if self.axis == ContractionAxis::Last { plain } else { transposed }
+    }
+
     /// The copy of the same tensor that another GEMM reads.
     pub(crate) fn other(self) -> Self {
         let axis = match self.axis {

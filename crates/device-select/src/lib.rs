@@ -3,6 +3,19 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+/// Keeps Mesa's Vulkan driver from printing `error: XDG_RUNTIME_DIR is invalid or not set` for each adapter where there is no desktop
+/// session: it looks for a Wayland display, and with any folder finds none.
+///
+/// # Safety
+/// No other thread may run yet: the first thing that `main` does.
+pub unsafe fn quiet_wayland() {
+    const FOLDER: &str = "XDG_RUNTIME_DIR";
+    if cfg!(target_os = "linux") && std::env::var_os(FOLDER).is_none() {
+        // SAFETY: nobody else reads or writes the environment, as the caller has promised.
+        unsafe { std::env::set_var(FOLDER, std::env::temp_dir()) };
+    }
+}
+
 /// What a user asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

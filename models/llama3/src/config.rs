@@ -39,7 +39,7 @@ pub struct LlamaConfig {
     pub moe: Option<MoeConfig>,
 }
 
-/// A mixture of experts, as [`moe`](crate::moe) computes it.
+/// A mixture of experts in place of each SwiGLU; the module [`moe`](crate::moe) has the equations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MoeConfig {
@@ -49,7 +49,8 @@ pub struct MoeConfig {
     pub num_experts_per_tok: usize,
 }
 
-/// Llama 3.1's change of the rotary frequencies, `rope_type: llama3`: see [`rope`](crate::rope).
+/// Llama 3.1's change of the rotary frequencies, `rope_type: llama3` in Hugging Face's `config.json`; the module [`rope`](crate::rope) has
+/// the equations.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RopeScaling {

@@ -7,10 +7,10 @@ use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{Float8Stack, set_float8_enabled};
 use device_select::{DeviceChoice, SelectedDevice};
-use train::Message;
 use train::checkpoint::SavedRun;
 use train::config::Precision;
 use train::run::mean_loss;
+use train::{Message, ProgressLine};
 
 use crate::Error;
 use crate::config::LlamaConfig;
@@ -82,7 +82,8 @@ impl Job {
         device: &B::Device,
         out: &mut dyn Write,
     ) -> Result<(), Error> {
-        let model = initial::<B>(&self.config, self.saved(), self.config.llama()?, device)?;
+        let progress = ProgressLine::new();
+        let model = initial::<B>(&self.config, self.saved(), self.config.llama()?, device, &progress, out)?;
         model.save_hf(to, options)?;
         Ok(writeln!(out, "exported: {}", to.display())?)
     }
@@ -97,7 +98,8 @@ impl Job {
     ) -> Result<Llama<B::InnerBackend>, Error> {
         let RunConfig { training, float8, .. } = &self.config;
         let dtype = compute_dtype::<B>(&self.config, selected, device)?;
-        let model = prepare::<B>(&self.config, self.saved(), dims, device, out)?.with_compute_dtype(dtype);
+        let progress = ProgressLine::new();
+        let model = prepare::<B>(&self.config, self.saved(), dims, device, &progress, out)?.with_compute_dtype(dtype);
         if let Some(saved) = self.saved() {
             saved.restore_float8::<B, _>(&model)?;
             if training.precision == Precision::Fp8 {
@@ -122,7 +124,7 @@ impl Job {
         config.validate()?;
         let tokenizer = config.tokenizer()?;
         let dims = dimensions(config, &tokenizer, Some(config.training.seq_len), None)?;
-        let held_out = config.held_out_batches(&config.open_data(&tokenizer, out)?)?;
+        let held_out = config.held_out_batches(&config.open_data(&tokenizer, &ProgressLine::new(), out)?)?;
         let model = self.model::<B>(dims, selected, device, out)?;
         let loss = mean_loss(&model, &held_out, device)?;
         announce_held_out(loss, &held_out, out)

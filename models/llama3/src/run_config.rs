@@ -4,7 +4,6 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use burn_float8::Float8Config;
 use serde::{Deserialize, Serialize};
@@ -12,8 +11,9 @@ use train::batches::{Batch, TrainBatches, held_out_batches};
 use train::config::{
     CheckpointSection, DataSection, Float8Section, OptimizerSection, ProfileSection, Setting, TrainingSection, require,
 };
-use train::data::{Progress, SequenceShape};
-use train::{ChatTemplate, Dataset, StepConfig, Tokenizer, TokenizerError};
+use train::data::SequenceShape;
+use train::metrics::METRICS_FILE;
+use train::{ChatTemplate, Dataset, ProgressLine, StepConfig, Tokenizer, TokenizerError};
 
 use crate::Error;
 use crate::config::{LlamaConfig, MoeConfig, RopeScaling};
@@ -23,7 +23,7 @@ use crate::hf;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RunConfig {
-    /// What to train.
+    /// The model.
     pub model: ModelSection,
     /// How long, on what, in which precision.
     pub training: TrainingSection,
@@ -31,7 +31,7 @@ pub struct RunConfig {
     pub optimizer: OptimizerSection,
     /// FP8, used with `training.precision = "fp8"`.
     pub float8: Float8Section,
-    /// Text.
+    /// What is trained on.
     pub data: DataSection,
     /// What is saved.
     pub checkpoint: CheckpointSection,
@@ -44,52 +44,53 @@ pub struct RunConfig {
     pub assets: Option<PathBuf>,
 }
 
-/// A preset with changes, or a Hugging Face checkpoint.
+/// The model: a preset with changes, or a Hugging Face checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ModelSection {
-    /// One of [`PRESETS`](crate::presets::PRESETS); `debug` if absent.
+    /// A size by name: `debug` and `debug_moe` (a mixture of experts), which train on a CPU; `1b` and `3b` of Llama 3.2; `8b`, `70b` and
+    /// `405b` of Llama 3.1. If absent, `debug`.
     pub preset: Option<String>,
-    /// Folder of a Hugging Face checkpoint to start from, instead of `preset` and changes. Given with `--set`, it
-    /// replaces the file's `preset`.
+    /// Folder of a Hugging Face checkpoint to start from: its `config.json` decides the model, so no other key of this section may be
+    /// given. Given with `--set`, it replaces the file's `preset`.
     pub hf_path: Option<PathBuf>,
-    /// Replaces the preset's value.
+    /// Tokens in the vocabulary, no fewer than the tokenizer's. If absent, the preset's.
     pub vocab_size: Option<usize>,
-    /// Replaces the preset's value.
+    /// Width of the residual stream. If absent, the preset's.
     pub hidden_size: Option<usize>,
-    /// Replaces the preset's value.
+    /// Width of the SwiGLU, or of that of one expert. If absent, the preset's.
     pub intermediate_size: Option<usize>,
-    /// Replaces the preset's value.
+    /// Decoder layers. If absent, the preset's.
     pub num_layers: Option<usize>,
-    /// Replaces the preset's value.
+    /// Query heads. If absent, the preset's.
     pub num_heads: Option<usize>,
-    /// Replaces the preset's value.
+    /// Key and value heads; must divide `num_heads`. If absent, the preset's.
     pub num_kv_heads: Option<usize>,
-    /// Replaces the preset's value.
+    /// Width of one head; must be even. If absent, the preset's.
     pub head_dim: Option<usize>,
-    /// Replaces the preset's value.
+    /// Added to the mean square in RMSNorm. If absent, the preset's.
     pub rms_norm_eps: Option<f64>,
-    /// Replaces the preset's value.
+    /// Base of the rotary frequencies. If absent, the preset's.
     pub rope_theta: Option<f64>,
-    /// Replaces the preset's value.
+    /// Frequency scaling of Llama 3.1 and later. If absent, the preset's; a preset's cannot be removed.
     pub rope_scaling: Option<RopeScaling>,
-    /// Replaces the preset's value.
+    /// Positions of the model: neither `training.seq_len` nor prompt and sample together may be longer. If absent, the preset's.
     pub max_seq_len: Option<usize>,
-    /// Replaces the preset's value.
+    /// Whether the output layer is the transposed embedding. If absent, the preset's.
     pub tie_word_embeddings: Option<bool>,
-    /// Replaces the preset's value.
+    /// A mixture of experts in place of each SwiGLU. If absent, the preset's; a preset's cannot be removed.
     pub moe: Option<MoeConfig>,
 }
 
-/// The sample at the end.
+/// The text that is sampled at the end of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GenerateSection {
-    /// What to continue.
+    /// Text that the sample continues.
     pub prompt: String,
     /// Tokens to add; 0 leaves the sample out.
     pub max_new_tokens: usize,
-    /// 0 is greedy.
+    /// How freely tokens are drawn: logits are divided by it; 0 always takes the likeliest token.
     pub temperature: f64,
 }
 
@@ -262,23 +263,24 @@ impl RunConfig {
         SequenceShape { batch_size, seq_len, packing: self.data.packing }
     }
 
-    /// What is trained on, and what is held out. How far tokenizing is goes to `out` every ten seconds.
+    /// What is trained on, and what is held out.
     ///
     /// # Errors
     /// [`Error::Chat`], [`Error::Output`], and any [`Error::Data`].
-    pub fn open_data(&self, tokenizer: &Tokenizer, out: &mut dyn Write) -> Result<Dataset, Error> {
+    pub fn open_data(
+        &self,
+        tokenizer: &Tokenizer,
+        progress: &ProgressLine,
+        out: &mut dyn Write,
+    ) -> Result<Dataset, Error> {
         let template = self.chat_template()?;
-        let (mut since, mut written) = (Instant::now(), Ok(()));
-        let mut progress = |Progress { bytes, total_bytes }: Progress| {
-            if written.is_ok() && since.elapsed() >= Duration::from_secs(10) {
-                let [done, all] = [bytes, total_bytes].map(|bytes| bytes as f64 / 1e6);
-                written = writeln!(out, "tokenized: {done:.0} of {all:.0} MB");
-                since = Instant::now();
-            }
-        };
-        let data = self.data.open(tokenizer, template.as_ref(), &mut progress)?;
-        written?;
-        Ok(data)
+        Ok(progress.track("tokenized", out, |progress| self.data.open(tokenizer, template.as_ref(), progress))??)
+    }
+
+    /// Where the metrics of a run go: `training.metrics`, or beside its checkpoints.
+    pub fn metrics_file(&self) -> Option<PathBuf> {
+        let beside = || Some(self.checkpoint.folder.as_ref()?.join(METRICS_FILE));
+        self.training.metrics.clone().or_else(beside)
     }
 
     /// Batches of what is trained on, from the first one on.

@@ -11,10 +11,12 @@ use train::batches::Batch;
 use train::checkpoint::{Checkpoints, SavedRun};
 use train::config::{ComputeDtype, ConfigError, Precision, require};
 use train::data::DatasetSize;
-use train::metrics::{StepLine, thousands};
+use train::metrics::{Metrics, StepLine, thousands};
 use train::profile::Profiler;
-use train::run::{mean_loss, verify};
-use train::{Dataset, Run, Signals, Steps, Tokenizer, TrainError, check_report_path, report_of, write_report};
+use train::run::{Finished, HeldOut, verify};
+use train::{
+    Dataset, Log, ProgressLine, Run, Signals, Steps, Tokenizer, TrainError, check_report_path, report_of, write_report,
+};
 
 use crate::Error;
 use crate::config::LlamaConfig;
@@ -29,6 +31,8 @@ pub struct Outcome {
     pub steps: Vec<StepLine>,
     /// Mean cross entropy over the held-out batches, in nats per token.
     pub held_out_loss: f64,
+    /// The smallest that it was, and after which step.
+    pub best_held_out_loss: (usize, f64),
     /// Generated text, without the prompt.
     pub sample: String,
     /// GEMMs of linears by precision, evaluation and sampling included.
@@ -64,6 +68,8 @@ pub fn train<B: AutodiffBackend + Float8Stack>(
     out: &mut dyn Write,
 ) -> Result<Outcome, Error> {
     config.validate()?;
+    let progress = ProgressLine::new();
+    let out = &mut Log::new(out, &progress);
     if let Some(path) = &config.training.report {
         check_report_path(path)?;
     }
@@ -78,12 +84,12 @@ pub fn train<B: AutodiffBackend + Float8Stack>(
     let checkpoints = Checkpoints::new(&config.checkpoint, config.to_toml()?, !start.is_resumed, |folder| {
         config.copy_assets(folder)
     })?;
-    let data = config.open_data(&tokenizer, out)?;
+    let data = config.open_data(&tokenizer, &progress, out)?;
     let (held_out, batches) = (config.held_out_batches(&data)?, config.train_batches(&data)?);
     announce(config, selected, dtype, &dims, &tokenizer, &data, out)?;
 
     let saved = start.saved.as_ref();
-    let model = prepare::<B>(config, saved, dims, device, out)?.with_compute_dtype(dtype);
+    let model = prepare::<B>(config, saved, dims, device, &progress, out)?.with_compute_dtype(dtype);
     let mut steps = Steps::new(config.steps(), model, batches);
     if let Some(saved) = saved {
         steps = steps.resume(saved)?;
@@ -93,8 +99,20 @@ pub fn train<B: AutodiffBackend + Float8Stack>(
         true => Signals::listen().map_err(TrainError::Signals)?,
         false => Signals::default(),
     };
-    let run =
-        Run { config: config.steps(), selected, device, held_out: &held_out, checkpoints, profiler, signals, out };
+    let metrics = config.metrics_file().map(|path| Metrics::append(&path)).transpose()?;
+    let held_out = &held_out;
+    let run = Run {
+        config: config.steps(),
+        selected,
+        device,
+        held_out,
+        checkpoints,
+        profiler,
+        metrics,
+        signals,
+        progress,
+        out,
+    };
     finish(config, &tokenizer, run, steps)
 }
 
@@ -108,16 +126,13 @@ pub fn finish<B: AutodiffBackend + Float8Stack>(
     mut run: Run<'_, B>,
     steps: Steps<'_, B, Llama<B>>,
 ) -> Result<Outcome, Error> {
-    let (model, steps) = run.run(steps)?;
-    let Run { held_out, device, out, .. } = run;
-    let evaluated = model.valid();
-    let held_out_loss = mean_loss(&evaluated, held_out, device)?;
-    if !held_out_loss.is_finite() {
-        let steps = config.training.steps;
-        return Err(TrainError::HeldOutDiverged { steps, loss: held_out_loss }.into());
-    }
+    let Finished { model, lines, held_out: HeldOut { last: (_, held_out_loss), best } } = run.run(steps)?;
+    let Run { held_out, out, .. } = run;
     announce_held_out(held_out_loss, held_out, out)?;
-    let sample = sample(config, tokenizer, &evaluated)?;
+    if best.1 < held_out_loss {
+        writeln!(out, "best held-out loss: {:.5}  (step {})", best.1, best.0)?;
+    }
+    let sample = sample(config, tokenizer, &model.valid())?;
     if !sample.is_empty() {
         writeln!(out, "sample:\n{}{sample}", config.generate.prompt)?;
     }
@@ -133,7 +148,7 @@ pub fn finish<B: AutodiffBackend + Float8Stack>(
         false => writeln!(out, "{gemms}")?,
     }
     verify::<B, _>(&config.float8, &model)?;
-    Ok(Outcome { steps, held_out_loss, sample, gemms, report })
+    Ok(Outcome { steps: lines, held_out_loss, best_held_out_loss: best, sample, gemms, report })
 }
 
 pub(crate) fn announce_held_out(loss: f64, held_out: &[Batch], out: &mut dyn Write) -> Result<(), Error> {
@@ -239,10 +254,11 @@ pub fn prepare<B: AutodiffBackend + Float8Stack>(
     saved: Option<&SavedRun>,
     dims: LlamaConfig,
     device: &B::Device,
+    progress: &ProgressLine,
     out: &mut dyn Write,
 ) -> Result<Llama<B>, Error> {
     let float8 = config.float8(&dims);
-    let model = initial(config, saved, dims, device)?;
+    let model = initial(config, saved, dims, device, progress, out)?;
     set_default_config::<B>(device, None)?;
     if config.training.precision != Precision::Fp8 {
         return Ok(model);
@@ -259,11 +275,15 @@ pub(crate) fn initial<B: AutodiffBackend>(
     saved: Option<&SavedRun>,
     dims: LlamaConfig,
     device: &B::Device,
+    progress: &ProgressLine,
+    out: &mut dyn Write,
 ) -> Result<Llama<B>, Error> {
     let model = Llama::<B>::new(dims, device)?;
     Ok(match (saved, &config.model.hf_path) {
-        (Some(saved), _) => saved.load_parameters(model)?,
-        (None, Some(path)) => model.load_hf_weights(path)?,
+        (Some(saved), _) => progress.track("loaded", out, |progress| saved.load_parameters(model, progress))??,
+        (None, Some(path)) => {
+            progress.track("loaded", out, |progress| model.load_hf_weights_with(path, progress))??
+        }
         (None, None) => model.init_weights(config.training.seed),
     })
 }

@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
-use burn_float8::Float8Error;
+use burn_float8::{Float8Error, NonFiniteOperand};
 
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::data::DataError;
+use crate::metrics::MetricsError;
 use crate::profile::ProfileError;
 use crate::tokenizer::TokenizerError;
 
@@ -26,6 +27,9 @@ pub enum TrainError {
     /// A tokenizer that cannot be read, or does not take a text.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// A run's metrics cannot be read.
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
     /// A file could not be written.
     #[error("cannot write {}", path.display())]
     Write {
@@ -52,19 +56,8 @@ pub enum TrainError {
         reason: String,
     },
     /// Training left the finite numbers.
-    #[error("training diverged at step {step}: loss = {loss}, grad_norm = {grad_norm}{}", last_good(*good, folder.as_ref()))]
-    Diverged {
-        /// The step, from 1.
-        step: usize,
-        /// Its loss.
-        loss: f64,
-        /// Its gradient norm.
-        grad_norm: f64,
-        /// The step of the newest checkpoint, which is of finite numbers.
-        good: Option<u64>,
-        /// Its folder.
-        folder: Option<PathBuf>,
-    },
+    #[error(transparent)]
+    Diverged(Box<Divergence>),
     /// The trained model's held-out loss is not finite.
     #[error("training diverged: held-out loss = {loss} after {steps} steps")]
     HeldOutDiverged {
@@ -89,6 +82,28 @@ pub enum TrainError {
     /// The log could not be written.
     #[error("cannot write the log")]
     Output(#[from] std::io::Error),
+}
+
+/// Training left the finite numbers.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("training diverged at step {step}: loss = {loss}, grad_norm = {grad_norm}{}{}", first(cause.as_ref()), last_good(*good, folder.as_ref()))]
+pub struct Divergence {
+    /// The step, from 1.
+    pub step: usize,
+    /// Its loss.
+    pub loss: f64,
+    /// Its gradient norm.
+    pub grad_norm: f64,
+    /// What was not finite first of what FP8 linears read.
+    pub cause: Option<NonFiniteOperand>,
+    /// The step of the newest checkpoint, which is of finite numbers.
+    pub good: Option<u64>,
+    /// Its folder.
+    pub folder: Option<PathBuf>,
+}
+
+fn first(cause: Option<&NonFiniteOperand>) -> String {
+    cause.map_or_else(String::new, |cause| format!("; not finite first: {cause}"))
 }
 
 fn last_good(good: Option<u64>, folder: Option<&PathBuf>) -> String {

@@ -21,6 +21,7 @@ pub mod metrics;
 mod model;
 mod module_path;
 pub mod profile;
+mod progress;
 mod report;
 pub mod rng;
 pub mod run;
@@ -32,14 +33,15 @@ mod tokenizer;
 
 pub use chat::{ChatError, ChatTemplate, Conversation, Message};
 pub use data::{
-    DataError, DataSource, Dataset, DatasetSize, DocumentError, Format, Packing, Position, Progress, Sequence,
-    SequenceShape, TrainSequences,
+    DataError, DataSource, Dataset, DatasetSize, DocumentError, Format, Packing, Position, Sequence, SequenceShape,
+    TrainSequences,
 };
-pub use error::TrainError;
+pub use error::{Divergence, TrainError};
 pub use folder::{FolderError, create_folder, write_synced};
 pub use lines::TokenizeError;
 pub use model::LanguageModel;
 pub use module_path::ModulePath;
+pub use progress::{Log, Progress, ProgressLine};
 pub use report::{check_report_path, report_of, write_report};
 pub use run::Run;
 pub use signals::{Signals, file_limits_are_errors};

@@ -8,24 +8,19 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Decay {
-    /// Half a cosine.
+    /// Half a cosine, from the peak down.
     #[default]
     Cosine,
-    /// A straight line.
+    /// A straight line, from the peak down.
     Linear,
-    /// No decay.
+    /// The peak to the end.
     Constant,
-    /// Warm-up, stable, decay: the peak until the last [`decay_ratio`](Schedule::decay_ratio) of the steps, then one minus a square
-    /// root (Hägele et al., 2024).
+    /// Warm-up, stable, decay: the peak until the last [`decay_ratio`](Schedule::decay_ratio) of the steps, then the peak times one
+    /// minus a square root (Hägele et al., 2024).
     Wsd,
 }
 
-/// ```text
-/// step < warmup:  lr · (step + 1) / warmup
-/// else:           lr · (floor + (1 - floor) · d(p)),   p = (step - start) / (steps - start)
-/// d(p) = (1 + cos πp) / 2,   1 - p,   1,   or 1 - √p
-/// start = warmup,   of wsd max(warmup, steps - decay_ratio · steps), before which d = 1
-/// ```
+/// The learning rate of each step; [`OptimizerSection`](crate::config::OptimizerSection) has the equation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {
     /// Peak learning rate.

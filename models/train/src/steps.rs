@@ -4,7 +4,7 @@ use burn::module::AutodiffModule;
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor};
-use burn_float8::{Float8Stack, set_float8_enabled};
+use burn_float8::{Amaxes, Float8Stack, Monitor, set_float8_enabled};
 
 use crate::TrainError;
 use crate::batches::{Batch, TrainBatches};
@@ -26,7 +26,7 @@ pub struct StepConfig<'a> {
 }
 
 /// A model, its optimizer and the batches to come.
-pub struct Steps<'a, B: AutodiffBackend, M: AutodiffModule<B>> {
+pub struct Steps<'a, B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>> {
     config: StepConfig<'a>,
     /// As the steps so far have left it.
     pub model: M,
@@ -34,6 +34,7 @@ pub struct Steps<'a, B: AutodiffBackend, M: AutodiffModule<B>> {
     pub optimizer: ModuleAdamW<M, B>,
     /// What the next steps will be made on.
     pub batches: TrainBatches,
+    monitor: Monitor<B>,
     done: usize,
 }
 
@@ -50,6 +51,10 @@ pub struct Step<B: AutodiffBackend> {
     pub tokens: usize,
     /// Whether linears were to run in FP8.
     pub is_float8: bool,
+    /// The learning rate.
+    pub lr: f64,
+    /// What FP8 linears have read, by micro-batch.
+    pub amaxes: Vec<Amaxes>,
 }
 
 impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<B>> Steps<'a, B, M> {
@@ -62,7 +67,8 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
             .with_epsilon(eps as f32)
             .with_weight_decay(weight_decay as f32)
             .init::<B, M>();
-        Self { config, model, optimizer, batches, done: 0 }
+        let monitor = Monitor::new(&model);
+        Self { config, model, optimizer, batches, monitor, done: 0 }
     }
 
     /// Goes on where `saved` is, on the model that its parameters were loaded into before FP8 was applied.
@@ -90,6 +96,11 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         self.done
     }
 
+    /// The model's linears.
+    pub fn monitor(&self) -> &Monitor<B> {
+        &self.monitor
+    }
+
     /// Makes one step.
     ///
     /// The loss is the mean over all targets of the step that count: a micro-batch weighs as many as it has.
@@ -109,12 +120,16 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         let targets: usize = batches.iter().map(Batch::num_targets).sum();
         let mut loss = Tensor::<B::InnerBackend, 1>::zeros([1], (device, DType::F32));
         let mut accumulator = GradientsAccumulator::new();
+        let mut amaxes = Vec::new();
         for batch in batches.iter().filter(|batch| batch.num_targets() > 0) {
             let share = targets as f64 / batch.num_targets() as f64;
             let part = self.model.batch_loss(batch.tensors::<B>(device)).div_scalar(share);
             loss = loss + part.clone().inner();
             let grads = GradientsParams::from_grads(part.backward(), &self.model);
             accumulator.accumulate(&self.model, grads);
+            if is_float8 {
+                amaxes.push(self.monitor.amaxes());
+            }
         }
         let mut grads = accumulator.grads();
         let grad_norm = clip_grad_norm(&self.model, &mut grads, training.max_norm, device);
@@ -122,6 +137,6 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         self.model = self.optimizer.step(lr, self.model, grads);
         self.done += 1;
         let number = self.done;
-        Ok((self, Step { number, loss, grad_norm, tokens, is_float8 }))
+        Ok((self, Step { number, loss, grad_norm, tokens, is_float8, lr, amaxes }))
     }
 }

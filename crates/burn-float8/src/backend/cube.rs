@@ -13,7 +13,7 @@ use float8_kernels::{
     quantize_with_amax, row_words, scaled_gemm, supports,
 };
 
-use super::{Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom};
+use super::{DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom};
 
 /// FP8 codes on a device.
 #[derive(Clone, Debug)]
@@ -48,6 +48,11 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
 
     fn fp8_max_elements() -> u64 {
         MAX_INDEX
+    }
+
+    fn fp8_device_memory(device: &Device<Self>) -> Option<DeviceMemory> {
+        let usage = R::client(device).memory_usage().ok()?;
+        Some(DeviceMemory { in_use: usage.bytes_in_use, reserved: usage.bytes_reserved })
     }
 
     fn fp8_gemm_path(

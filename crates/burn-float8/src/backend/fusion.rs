@@ -12,7 +12,7 @@ use float8_kernels::{Cast, Format, GemmConfig, GemmPath, Granularity, Orientatio
 
 use super::cube::{DeviceOperand, scales};
 use super::host::matrix;
-use super::{Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom};
+use super::{DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom};
 
 type Handles<R> = HandleContainer<<R as FusionRuntime>::FusionHandle>;
 
@@ -63,6 +63,10 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
 
     fn fp8_max_elements() -> u64 {
         B::fp8_max_elements()
+    }
+
+    fn fp8_device_memory(device: &Device<Self>) -> Option<DeviceMemory> {
+        B::fp8_device_memory(device)
     }
 
     fn fp8_gemm_path(

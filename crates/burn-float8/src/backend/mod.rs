@@ -61,6 +61,16 @@ pub struct OperandSize {
     pub bytes: u64,
 }
 
+/// What a backend holds of its device's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Bytes of live tensors.
+    pub in_use: u64,
+    /// Bytes taken from the device: those of live tensors, and what is kept for the next ones. It does not shrink by itself, so it
+    /// is close to the peak.
+    pub reserved: u64,
+}
+
 /// What a backend must offer so that [`Float8`](crate::Float8) can wrap it.
 ///
 /// Implemented for `CubeBackend` and `Fusion<CubeBackend>` (`Cuda`, `Wgpu`, `Vulkan`, `Metal`, `Rocm`), `Flex` and `NdArray`. For a
@@ -77,6 +87,12 @@ pub trait Float8Backend: Backend {
     /// [`fp8_matmul`](Self::fp8_matmul) take.
     fn fp8_max_elements() -> u64 {
         u64::MAX
+    }
+
+    /// What the backend holds of the device's memory, if it counts that.
+    fn fp8_device_memory(device: &Device<Self>) -> Option<DeviceMemory> {
+        let _ = device;
+        None
     }
 
     /// How this device computes [`fp8_matmul`](Self::fp8_matmul) of operands of these granularities, in groups or not.

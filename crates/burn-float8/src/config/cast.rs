@@ -18,15 +18,15 @@ pub enum ScalingType {
     Disabled,
 }
 
-/// How one operand of one GEMM is cast. In a file, a cast that is not disabled names its granularity and dtype.
+/// How one operand of one GEMM is cast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "CastConfigFile")]
 pub struct CastConfig {
     /// Where the scale comes from.
     pub scaling_type: ScalingType,
-    /// What shares one scale: `tensorwise`, `rowwise` (torchao's axiswise), `1x128`, `128x128` or `1x32` (MX).
+    /// What shares one scale. Needed in a file unless the cast is disabled.
     pub scaling_granularity: Granularity,
-    /// Format of the codes, `e4m3` or `e5m2`.
+    /// Format of the codes. Needed in a file unless the cast is disabled.
     pub target_dtype: Format,
 }
 

@@ -30,44 +30,63 @@ use crate::terms::{Gemm, Operand, Recipe};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(remote = "Self", deny_unknown_fields, default)]
 pub struct Float8LinearConfig {
+    /// How the operands of the three GEMMs are cast, where the keys below do not say otherwise.
     recipe: Recipe,
     // Either all six or none, once read: nothing then depends on which of them stand for another.
+    /// x in fprop, y = x · w. The recipe's if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     cast_config_input: Option<CastConfig>,
+    /// xᵀ in wgrad, dw = xᵀ · dy. If absent, the cast of `cast_config_input` where the recipe casts both alike, else the recipe's.
     #[serde(skip_serializing_if = "Option::is_none")]
     cast_config_input_for_grad_weight: Option<CastConfig>,
+    /// wᵀ in fprop. The recipe's if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     cast_config_weight: Option<CastConfig>,
+    /// w in dgrad, dx = dy · wᵀ. If absent, the cast of `cast_config_weight` where the recipe casts both alike, else the recipe's.
     #[serde(skip_serializing_if = "Option::is_none")]
     cast_config_weight_for_grad_input: Option<CastConfig>,
+    /// dy in dgrad. The recipe's if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     cast_config_grad_output: Option<CastConfig>,
+    /// dyᵀ in wgrad. If absent, the cast of `cast_config_grad_output` where the recipe casts both alike, else the recipe's.
     #[serde(skip_serializing_if = "Option::is_none")]
     cast_config_grad_output_for_grad_weight: Option<CastConfig>,
+    /// The sums of fprop.
     #[serde(skip_serializing_if = "is_default")]
     gemm_config_output: Accumulation,
+    /// The sums of dgrad.
     #[serde(skip_serializing_if = "is_default")]
     gemm_config_grad_input: Accumulation,
+    /// The sums of wgrad.
     #[serde(skip_serializing_if = "is_default")]
     gemm_config_grad_weight: Accumulation,
+    /// Round scales down to powers of two, so that scaling is exact. If absent, `rowwise` and `rowwise_with_gw_hp` do, and other recipes
+    /// do not. The scales of `1x32` are powers of two anyway.
     #[serde(skip_serializing_if = "Option::is_none")]
     round_scales_to_power_of_2: Option<bool>,
+    /// How the scales of casts of `1x32` come from an amax, `rceil` if absent. An error where no cast is of `1x32`.
     #[serde(skip_serializing_if = "Option::is_none")]
     scale_calculation_mode: Option<ScaleCalculationMode>,
+    /// Run GEMMs emulated where the device has FP8 tensor cores too.
     #[serde(skip_serializing_if = "is_default")]
     emulate: bool,
+    /// Drop the weight's FP8 copies after fprop and make them again in backward: less memory, one more cast.
     #[serde(skip_serializing_if = "is_default")]
     force_recompute_fp8_weight_in_bwd: bool,
+    /// Run `Tensor::matmul(x, w)` of rank 2 with this layer's weight on the right in FP8 too, forward and backward.
     #[serde(skip_serializing_if = "is_default")]
     matmul: bool,
+    /// How casts with `scaling_type = "delayed"`, those of the recipe `delayed`, find their scale.
     #[serde(skip_serializing_if = "is_default")]
     delayed_scaling: DelayedScaling,
 }
 
-/// torchao's `Float8GemmConfig`.
+/// How a GEMM adds up; torchao's `Float8GemmConfig`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Accumulation {
+    /// Keep the sums in the FP8 tensor cores' own accumulator, about 14 bits of mantissa on Hopper, instead of adding them to f32 every
+    /// 128 of the contraction. Changes nothing where a GEMM is emulated or applies scales every 128 or every 32.
     use_fast_accum: bool,
 }
 

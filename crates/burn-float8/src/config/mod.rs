@@ -43,7 +43,7 @@ pub enum Untagged {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerOverride {
-    /// Patterns, as in [`Float8Config::filter_fqns`].
+    /// Names or patterns, as in [`filter_fqns`](Float8Config::filter_fqns).
     pub fqns: Vec<String>,
     /// How these linears run.
     pub config: Float8LinearConfig,
@@ -102,7 +102,8 @@ pub struct Float8Config {
     /// [`burn_float8::linear`](crate::linear()).
     #[serde(default, skip_serializing_if = "is_default")]
     pub module_types: Vec<String>,
-    /// What linears do whose weights carry no layer.
+    /// What a linear does whose weight is in no model that a configuration was applied to, or was rebuilt from data since. If absent,
+    /// it runs in high precision, unless another model's configuration or the device's default says otherwise ([`Untagged`]).
     #[serde(default, skip_serializing_if = "is_default")]
     pub untagged: Option<Untagged>,
     /// Panics, naming the layer, where a GEMM of a converted linear would run in high precision that this configuration does not
@@ -110,10 +111,10 @@ pub struct Float8Config {
     /// without `strict`. For linears that are not in the model there is [`untagged`](Self::untagged).
     #[serde(default, skip_serializing_if = "is_default")]
     pub strict: bool,
-    /// Health statistics.
+    /// Sample how well FP8 holds the operands of each linear; the report has the samples. None are taken if absent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub statistics: Option<StatisticsConfig>,
-    /// When statistics move a layer out of FP8.
+    /// Move layers out of FP8 whose `statistics` cross these limits. None is moved if absent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub fallback: Option<FallbackConfig>,
 }

@@ -1,6 +1,7 @@
 //! What a user does with a model: apply a configuration, switch FP8 on and off, read the report, save and restore the state.
 mod apply;
 mod default;
+mod monitor;
 mod report;
 mod schedule;
 mod state;
@@ -11,6 +12,7 @@ mod walk;
 
 pub use apply::Summary;
 pub use default::set_default_config;
+pub use monitor::{Amaxes, Monitor, NonFiniteOperand, SampledOperand};
 pub use report::{GemmReport, GemmTotals, LayerReport, OperandReport, Report, report};
 pub use schedule::{PrecisionSchedule, Span};
 pub use state::{Float8State, LayerState, begin_float8_step};

@@ -45,7 +45,9 @@ impl Span {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(remote = "Self", deny_unknown_fields, default)]
 pub struct PrecisionSchedule {
+    /// How long the run is in high precision at its beginning.
     warmup: Span,
+    /// How long the run is in high precision at its end.
     cooldown: Span,
 }
 

@@ -7,13 +7,15 @@ use std::error::Error as _;
 use std::io::Write;
 use std::process::ExitCode;
 
-use device_select::{SelectedDevice, select};
+use device_select::{SelectedDevice, quiet_wayland, select};
 use llama3::Error;
 use llama3::jobs::Job;
 use train::TrainError;
 
-/// Runs a program: what burn-float8 logs goes to the terminal, and so does an error with all its causes.
+/// Runs a program, whose `main` does nothing else: what burn-float8 logs goes to the terminal, and so does an error with all its causes.
 pub fn main(run: impl FnOnce() -> Result<(), Error>) -> ExitCode {
+    // SAFETY: a program begins with one thread.
+    unsafe { quiet_wayland() };
     let mut logger = env_logger::builder();
     logger.format(|line, record| writeln!(line, "{}", record.args())).parse_default_env().init();
     let result =

@@ -6,7 +6,7 @@ use std::path::Path;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Shape, Tensor, TensorData};
-use train::{ModulePath, TensorFiles, TrainError};
+use train::{ModulePath, Progress, TensorFiles, TrainError};
 
 use crate::Error;
 use crate::config::LlamaConfig;
@@ -29,12 +29,26 @@ impl<B: Backend> Llama<B> {
     /// # Errors
     /// As [`load_hf`](Self::load_hf), without those of the config; [`Error::MoeCheckpoint`].
     pub fn load_hf_weights(self, dir: impl AsRef<Path>) -> Result<Self, Error> {
+        self.load_hf_weights_with(dir, &mut |_| ())
+    }
+
+    /// [`load_hf_weights`](Self::load_hf_weights), which says how far it is.
+    ///
+    /// # Errors
+    /// As [`load_hf_weights`](Self::load_hf_weights).
+    pub fn load_hf_weights_with(
+        self,
+        dir: impl AsRef<Path>,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Self, Error> {
         if let Some(moe) = self.config().moe {
             return Err(Error::MoeCheckpoint { path: dir.as_ref().into(), num_experts: moe.num_experts });
         }
         let files = TensorFiles::open_folder(dir)?;
         let tied = self.config().tie_word_embeddings;
-        let mut loader = Loader { files, path: ModulePath::default(), used: BTreeSet::new(), failure: None };
+        let done = Progress { bytes: 0, total_bytes: files.num_bytes() };
+        let path = ModulePath::default();
+        let mut loader = Loader { files, path, used: BTreeSet::new(), done, progress, failure: None };
         let model = self.map(&mut loader);
         if let Some(failure) = loader.failure {
             return Err(failure);
@@ -55,15 +69,17 @@ impl<B: Backend> Llama<B> {
 }
 
 /// Fills parameters in the order of the module tree, one tensor at a time.
-struct Loader {
+struct Loader<'a> {
     files: TensorFiles,
     path: ModulePath,
     used: BTreeSet<String>,
+    done: Progress,
+    progress: &'a mut dyn FnMut(Progress),
     /// A mapper cannot return early: after the first failure the rest of the tree passes unchanged.
     failure: Option<Error>,
 }
 
-impl Loader {
+impl Loader<'_> {
     /// The parameter at the current path, in Burn's layout.
     ///
     /// Half precision widens on the host: a device may lack the dtype, or flush its subnormal numbers.
@@ -86,12 +102,14 @@ impl Loader {
         // What is still on its way to the device is in host memory.
         B::sync(device)
             .map_err(|error| TrainError::Execution { doing: "loading the weights", reason: error.to_string() })?;
+        self.done.bytes += self.files.get(&name).map_or(0, |stored| stored.num_bytes());
+        (self.progress)(self.done);
         self.used.insert(name);
         Ok(tensor)
     }
 }
 
-impl<B: Backend> ModuleMapper<B> for Loader {
+impl<B: Backend> ModuleMapper<B> for Loader<'_> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
         self.path.enter(name);
     }

@@ -18,7 +18,7 @@ use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use train::rng::Rng;
-use train::{Dataset, Steps, Tokenizer};
+use train::{Dataset, ProgressLine, Steps, Tokenizer};
 
 /// A backend that trains in FP8.
 pub(crate) type Train = Autodiff<Float8<Flex>>;
@@ -210,7 +210,7 @@ pub(crate) fn run(config: &RunConfig) -> Result<(Outcome, String), Error> {
 
 /// What a run of `config` reads, as bytes.
 pub(crate) fn open(config: &RunConfig) -> Dataset {
-    config.open_data(&Tokenizer::bytes(), &mut std::io::sink()).unwrap()
+    config.open_data(&Tokenizer::bytes(), &ProgressLine::hidden(), &mut std::io::sink()).unwrap()
 }
 
 /// The beginning of a run of `config`, step by step; `change` has the last word on the model.
@@ -220,7 +220,9 @@ pub(crate) fn steps<'a>(
     change: impl FnOnce(Llama<Train>) -> Llama<Train>,
 ) -> Steps<'a, Train, Llama<Train>> {
     let dims = config.llama().unwrap();
-    let model = prepare::<Train>(config, None, dims, &Default::default(), &mut std::io::sink()).unwrap();
+    let model =
+        prepare::<Train>(config, None, dims, &Default::default(), &ProgressLine::hidden(), &mut std::io::sink())
+            .unwrap();
     Steps::new(config.steps(), change(model), config.train_batches(data).unwrap())
 }
 

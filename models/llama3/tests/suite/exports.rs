@@ -14,7 +14,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
-use train::{FolderError, TensorFiles, TensorFilesError};
+use train::{FolderError, ProgressLine, TensorFiles, TensorFilesError};
 
 use crate::common::{
     Stored, Train, hf_json, ids, llama3_scaling, model, run_alone, run_config, stored_tensors, tiny, tiny_moe, tokens,
@@ -149,8 +149,15 @@ fn export_import_export_gives_the_same_bytes() {
 fn a_model_that_trains_in_fp8_exports_its_parameters() {
     let dir = tempfile::tempdir().unwrap();
     let config = run_config(dir.path(), &["training.precision=fp8", "training.seed=9"]);
-    let fp8 =
-        prepare::<Train>(&config, None, config.llama().unwrap(), &Default::default(), &mut std::io::sink()).unwrap();
+    let fp8 = prepare::<Train>(
+        &config,
+        None,
+        config.llama().unwrap(),
+        &Default::default(),
+        &ProgressLine::hidden(),
+        &mut std::io::sink(),
+    )
+    .unwrap();
     let plain = model::<Flex>(fp8.config().clone(), 9);
     let [ours, expected] = ["ours", "expected"].map(|name| dir.path().join(name));
     fp8.save_hf(&ours, &ExportOptions::default()).unwrap();

@@ -25,3 +25,4 @@ mod run_configs;
 mod saved_operands;
 mod schedules;
 mod training;
+mod watching;

@@ -9,7 +9,7 @@ use device_select::SelectedDevice;
 use llama3::trainer::{Outcome, finish};
 use llama3::{Error, RunConfig};
 use serde_json::Value;
-use train::{Run, Signals, Tokenizer, TrainError};
+use train::{ProgressLine, Run, Signals, Tokenizer, TrainError};
 
 use crate::common::{open, run, run_config as config, steps, text};
 
@@ -93,7 +93,9 @@ fn in_dtype(config: &RunConfig, dtype: DType) -> (Result<Outcome, Error>, String
         held_out: &held_out,
         checkpoints: None,
         profiler: None,
+        metrics: None,
         signals: Signals::default(),
+        progress: ProgressLine::hidden(),
         out: &mut log,
     };
     let outcome = finish(config, &Tokenizer::bytes(), run, steps);

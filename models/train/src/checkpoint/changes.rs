@@ -7,7 +7,7 @@ use super::CheckpointError;
 use crate::config::{ConfigError, to_table};
 
 /// Keys that may change, and sections (they end with a point) all of whose keys may. Those before `optimizer.decay` change no loss.
-pub const MAY_CHANGE: [&str; 22] = [
+pub const MAY_CHANGE: [&str; 24] = [
     "checkpoint.",
     "generate.",
     "profile.",
@@ -16,7 +16,9 @@ pub const MAY_CHANGE: [&str; 22] = [
     "data.paths",
     "float8.strict",
     "training.eval_batches",
+    "training.eval_every",
     "training.log_every",
+    "training.metrics",
     "training.peak_tflops",
     "training.print_report",
     "training.report",

@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use super::tensors::{self, ModuleAdamW, Pending};
 use super::{CONFIG, CheckpointError, Which, find_checkpoint};
 use crate::data::Position;
+use crate::progress::Progress;
 
 const FORMAT: u32 = 1;
 const MODEL: &str = "model.safetensors";
@@ -140,8 +141,12 @@ impl SavedRun {
     ///
     /// # Errors
     /// [`CheckpointError::Tensors`], [`CheckpointError::Io`].
-    pub fn load_parameters<B: AutodiffBackend, M: AutodiffModule<B>>(&self, model: M) -> Result<M, CheckpointError> {
-        tensors::load_parameters(model, self.path.join(MODEL))
+    pub fn load_parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &self,
+        model: M,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<M, CheckpointError> {
+        tensors::load_parameters(model, self.path.join(MODEL), progress)
     }
 
     /// Gives a model to which FP8 has been applied its FP8 state.

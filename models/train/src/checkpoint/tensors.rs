@@ -15,6 +15,7 @@ use safetensors::Dtype;
 
 use super::CheckpointError;
 use crate::ModulePath;
+use crate::progress::Progress;
 use crate::tensor_files::{NewTensor, TensorFiles, write_file};
 
 /// AdamW over the parameters of a module.
@@ -115,14 +116,17 @@ fn read(file: &TensorFiles, name: &str, shape: &[usize]) -> Result<TensorData, C
 pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
     module: M,
     path: PathBuf,
+    progress: &mut dyn FnMut(Progress),
 ) -> Result<M, CheckpointError> {
-    struct Load {
+    struct Load<'a> {
         file: TensorFiles,
         path: ModulePath,
+        done: Progress,
+        progress: &'a mut dyn FnMut(Progress),
         /// A mapper cannot return early: after the first failure the rest of the tree passes unchanged.
         failure: Option<CheckpointError>,
     }
-    impl<B: AutodiffBackend> ModuleMapper<B> for Load {
+    impl<B: AutodiffBackend> ModuleMapper<B> for Load<'_> {
         fn enter_module(&mut self, name: &str, _: &str) {
             self.path.enter(name);
         }
@@ -137,6 +141,8 @@ pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
             let (shape, device) = (param.lazy_shape(), param.lazy_device());
             match read(&self.file, &self.path.dotted(), &shape) {
                 Ok(data) => {
+                    self.done.bytes += data.bytes.len() as u64;
+                    (self.progress)(self.done);
                     let tensor = Tensor::from_data(data, (&device, DType::F32));
                     Param::initialized(param.id, tensor.require_grad())
                 }
@@ -147,7 +153,9 @@ pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
             }
         }
     }
-    let mut load = Load { file: TensorFiles::open_file(path)?, path: ModulePath::default(), failure: None };
+    let file = TensorFiles::open_file(path)?;
+    let done = Progress { bytes: 0, total_bytes: file.num_bytes() };
+    let mut load = Load { file, path: ModulePath::default(), done, progress, failure: None };
     let module = module.map(&mut load);
     load.failure.map_or(Ok(module), Err)
 }

@@ -9,7 +9,7 @@ use toml::Table;
 /// A key of [`Float8Config`], which torchtitan's configurations name among the layers.
 const AUTO_FILTER: &str = "auto_filter_small_kn";
 
-/// FP8: in a file, the keys of [`Float8Config`] and `schedule`.
+/// FP8, used with `training.precision = "fp8"`.
 ///
 /// ```toml
 /// [float8]
@@ -19,16 +19,21 @@ const AUTO_FILTER: &str = "auto_filter_small_kn";
 /// schedule = { warmup = 100, cooldown = 0.1 }
 /// ```
 ///
-/// torchtitan's names are understood: `recipe_name`; `"auto_filter_small_kn"` in `filter_fqns`;
-/// `enable_fsdp_float8_all_gather` and `precompute_float8_dynamic_scale_for_fsdp`, of which only `false` can be had.
+/// torchtitan's names are understood too: `recipe_name` for `recipe`; `"auto_filter_small_kn"` in `filter_fqns` for
+/// `auto_filter_small_kn = true`; `enable_fsdp_float8_all_gather` and `precompute_float8_dynamic_scale_for_fsdp`, which can only be
+/// `false`.
+///
+/// Where `strict` would panic in a program, a run ends with an error after its last step.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(try_from = "Table")]
 pub struct Float8Section {
     /// Everything but the filter, which is empty here.
     pub config: Float8Config,
-    /// Linears to keep in high precision; absent, those that the model names as sensitive. An empty list filters nothing.
+    /// Linears to keep in high precision. A name is a linear's exact name; or, with `*`, `?` or `[`, a glob over the whole name; or a part
+    /// of the name; the first of the three that matches a linear counts. If absent, the linears that the model names as sensitive: of a
+    /// Llama `lm_head`, unless it is tied, and the routers of mixtures. An empty list keeps none.
     pub filter_fqns: Option<Vec<String>>,
-    /// Which steps run in FP8: all if absent.
+    /// Which steps run in FP8. If absent, all of them.
     pub schedule: Option<PrecisionSchedule>,
 }
 

@@ -10,17 +10,18 @@ use toml::Value;
 
 use super::{ConfigError, Float8Section, require};
 use crate::batches::AttnMaskType;
-use crate::data::{DataError, DataSource, Dataset, Format, Packing, Progress};
+use crate::data::{DataError, DataSource, Dataset, Format, Packing};
+use crate::progress::Progress;
 use crate::schedule::{Decay, Schedule};
 use crate::{ChatTemplate, Tokenizer};
 
-/// The precision of linears.
+/// In which precision a run computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// Everything in f32.
     F32,
-    /// Hidden states and GEMMs in bf16, parameters in f32.
+    /// Hidden states and the GEMMs of linears in bf16, parameters in f32.
     Bf16,
     /// GEMMs of linears in FP8, hidden states in `training.compute_dtype`, parameters in f32.
     #[default]
@@ -52,63 +53,76 @@ pub enum ComputeDtype {
     Bf16,
 }
 
-/// How long, on what, in which precision.
+/// How long to train, on which device, in which precision, and what is said about it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainingSection {
-    /// Which device.
+    /// Where to compute.
     pub device: DeviceChoice,
-    /// Precision of linears.
+    /// In which precision to compute. Parameters and the optimizer's state are f32 in all of them.
     pub precision: Precision,
-    /// Dtype of hidden states with precision fp8: bf16 on CUDA and f32 elsewhere if absent.
+    /// Dtype of hidden states with `precision = "fp8"`. If absent, bf16 on CUDA and f32 elsewhere.
     pub compute_dtype: Option<ComputeDtype>,
-    /// Optimizer steps; 0 only evaluates.
+    /// Optimizer steps in all; 0 only evaluates.
     pub steps: usize,
-    /// Sequences in a micro-batch.
+    /// Sequences in a micro-batch, which is what the device computes at once.
     pub batch_size: usize,
-    /// Micro-batches per optimizer step.
+    /// Micro-batches per optimizer step, so `batch_size · grad_accumulation · seq_len` tokens. The loss is the mean over all targets of
+    /// the step.
     pub grad_accumulation: usize,
     /// Tokens in a sequence.
     pub seq_len: usize,
-    /// What a token may look at: causal or block_causal.
+    /// What a token may look at.
     pub attn_mask_type: AttnMaskType,
-    /// Decides the initial weights, the batches and the sample.
+    /// Decides the initial weights of a preset, the order of the sequences and the sampled text at the end.
     pub seed: u64,
-    /// Global gradient norm to clip to; `inf` does not clip.
+    /// The norm of all gradients together is clipped to this; `inf` does not clip.
     pub max_norm: f64,
     /// Steps between step lines; the first and the last step always have one.
     pub log_every: usize,
-    /// Batches for the held-out loss.
+    /// Steps between held-out losses; 0 leaves them to checkpoints and the end, which always have one.
+    pub eval_every: usize,
+    /// Batches for the held-out loss, always the same ones.
     pub eval_batches: usize,
-    /// The device's peak in TFLOP/s, for `mfu`.
+    /// The device's peak in TFLOP/s, of which step lines then give the share that is used, `mfu`.
     pub peak_tflops: Option<f64>,
     /// With precision fp8, backward keeps the FP8 operand of each linear's x instead of x: less memory, same results.
     pub save_fp8_operands: bool,
-    /// Where to write what each linear did, as JSON.
+    /// File to write losses, throughput and FP8 statistics to, a JSON object a line. If absent, `metrics.jsonl` in
+    /// `checkpoint.folder`, and none without that.
+    pub metrics: Option<PathBuf>,
+    /// File to write what each linear did, GEMM by GEMM, as JSON. If absent, none is written.
     pub report: Option<PathBuf>,
-    /// Whether to print it as a table.
+    /// Whether to print what each linear did as a table at the end.
     pub print_report: bool,
 }
 
-/// AdamW and the learning rate; see [`Schedule`].
+/// AdamW and the learning rate.
+///
+/// ```text
+/// step < warmup_steps:  lr · (step + 1) / warmup_steps
+/// else:                 lr · (min_lr_ratio + (1 - min_lr_ratio) · d(p)),   p = (step - start) / (steps - start)
+/// d(p) = (1 + cos πp) / 2 with cosine,   1 - p with linear,   1 with constant,   1 - √p with wsd
+/// start = warmup_steps,   with wsd max(warmup_steps, steps - decay_ratio · steps), before which d = 1
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimizerSection {
-    /// Peak learning rate.
+    /// Learning rate at its peak, which it has when warm-up ends.
     pub lr: f64,
-    /// Decay of the first and second moment.
+    /// How much of AdamW's first and second moment stays at each step.
     pub betas: [f64; 2],
-    /// Added to the root of the second moment.
+    /// Added to the root of the second moment, so that nothing is divided by 0.
     pub eps: f64,
-    /// Decoupled, on every parameter.
+    /// Share of each parameter, times the learning rate, that a step takes away (decoupled, as AdamW does); norms and embeddings too.
     pub weight_decay: f64,
-    /// Steps of linear warm-up.
+    /// Steps in which the learning rate rises linearly to `lr`.
     pub warmup_steps: usize,
     /// The curve after warm-up.
     pub decay: Decay,
-    /// Share of the peak that the decay ends at.
+    /// Share of `lr` that the decay ends at.
     pub min_lr_ratio: f64,
-    /// With the decay `wsd`, the share of the steps that it takes.
+    /// With `decay = "wsd"`, the share of all steps that the decay takes, at the end.
     pub decay_ratio: f64,
 }
 
@@ -116,26 +130,28 @@ pub struct OptimizerSection {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataSection {
-    /// Files and folders; the Rust sources of the local Cargo registry if there are neither these nor `sources`.
+    /// Files, and folders that are searched recursively. If there are neither these nor `sources`, the Rust sources of the local Cargo
+    /// registry.
     pub paths: Vec<PathBuf>,
-    /// How files are read: text, jsonl, parquet or bin (tokens, as llm.c writes them). If absent, their extensions decide.
+    /// How files are read. If absent, their extensions decide: `.jsonl` and `.ndjson`, `.parquet`, `.bin`; all others are text.
     pub format: Option<Format>,
-    /// The field or column of JSON Lines and Parquet that holds text. Where it is missing, `messages` is read.
+    /// The field or column of JSON Lines and Parquet that holds text. Where it is missing, the conversation in `messages` is read.
     pub field: String,
-    /// Bytes to take at most, sampled at even distances; if absent, all, and 4,000,000 of the Cargo registry.
+    /// Bytes to take at most: of more, files at even distances are taken. If absent, all, and 4,000,000 of the Cargo registry.
     pub max_bytes: Option<u64>,
-    /// Several sources instead of `paths`, `format`, `field` and `max_bytes`, with weights or without.
+    /// Several sources, each a table, instead of `paths`, `format`, `field` and `max_bytes`.
     pub sources: Vec<DataSource>,
-    /// How documents become sequences: wrapped or whole. If absent, whole for conversations, and wrapped for others.
+    /// How documents become sequences. If absent, `whole` for conversations and `wrapped` for others.
     pub packing: Option<Packing>,
-    /// Share to hold out.
+    /// Share of the tokens that is not trained on, but held out for the held-out loss.
     pub held_out_fraction: f64,
-    /// A checkpoint folder, a `tokenizer.json` or a `tokenizer.model`, or `bytes`. If absent, that of `model.hf_path`, and bytes for a
-    /// preset.
+    /// A folder of a Hugging Face checkpoint, a `tokenizer.json`, a `tokenizer.model`, or `bytes`, in which a byte is a token. If absent,
+    /// the tokenizer in `model.hf_path`, and `bytes` for a preset.
     pub tokenizer: Option<String>,
-    /// A Jinja file for `messages`. If absent, that of the tokenizer's folder.
+    /// Jinja file that makes text of `messages`. If absent, the one in the tokenizer's folder.
     pub chat_template: Option<PathBuf>,
-    /// Where tokens are kept. If absent, `burn-float8/tokens` in the user's cache folder.
+    /// Folder in which tokens are kept for later runs. If absent, `burn-float8/tokens` in the user's cache folder, `$XDG_CACHE_HOME` or
+    /// `~/.cache`.
     pub cache: Option<PathBuf>,
 }
 
@@ -143,24 +159,24 @@ pub struct DataSection {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointSection {
-    /// Where checkpoints are; none are saved if absent.
+    /// Folder of the run's checkpoints. If absent, none are saved.
     pub folder: Option<PathBuf>,
     /// Steps between checkpoints; one is also saved after the last step and when the run is told to stop. 0 saves only then.
     pub every: usize,
-    /// How many of the newest stay. That with the smallest held-out loss stays besides.
+    /// How many of the newest checkpoints stay. The one with the smallest held-out loss stays besides.
     pub keep: usize,
-    /// Training goes on while a checkpoint is written, which holds on to its parameters and moments until it is.
+    /// Whether training goes on while a checkpoint is written; its parameters and moments stay in memory until then.
     pub background: bool,
 }
 
-/// Steps whose time is broken down by kernel, or on a CPU by operation; see [`Profiler`](crate::profile::Profiler). None without this
-/// section.
+/// Steps of which a table says where their time went: by kernel on a GPU, by operation on a CPU. Without this section there are none.
+/// On a GPU it makes all steps of the run slower, those outside of the window too, as each kernel is waited for and timed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ProfileSection {
-    /// The first of them, from 1. On a GPU the first steps of a run also compile kernels.
+    /// The first step that is profiled, counted from 1. On a GPU the first steps of a run also compile kernels.
     pub start: usize,
-    /// How many.
+    /// How many steps are profiled. The last of them must not come after `training.steps`.
     pub steps: usize,
     /// Where to write the table, as JSON; it is printed in any case.
     pub file: Option<PathBuf>,
@@ -180,9 +196,11 @@ impl Default for TrainingSection {
             seed: 0,
             max_norm: 1.0,
             log_every: 20,
+            eval_every: 0,
             eval_batches: 16,
             peak_tflops: None,
             save_fp8_operands: false,
+            metrics: None,
             report: None,
             print_report: false,
         }

@@ -17,19 +17,11 @@ use super::token_file::{TokenFile, Width};
 use super::tokenize::tokenize;
 use super::{DataError, DataSource, Format};
 use crate::digest::Fingerprint;
+use crate::progress::Progress;
 use crate::{ChatTemplate, Tokenizer};
 
 /// Of everything that decides what the cache holds and is in no file: the way from text to tokens in this code.
 const CACHE_VERSION: u64 = 1;
-
-/// How far tokenizing has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// Bytes tokenized.
-    pub bytes: u64,
-    /// Bytes to tokenize; of Parquet files about as many.
-    pub total_bytes: u64,
-}
 
 /// How much data there is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

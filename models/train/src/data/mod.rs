@@ -24,7 +24,7 @@ mod split;
 mod token_file;
 mod tokenize;
 
-pub use dataset::{Dataset, DatasetSize, Progress, SequenceShape};
+pub use dataset::{Dataset, DatasetSize, SequenceShape};
 pub use error::{DataError, DocumentError};
 pub use packing::{Packing, Sequence};
 pub use position::{FileState, Place, Position, SourceState, StreamPosition};

@@ -16,11 +16,11 @@ use super::scan::{Scanned, Scanner};
 pub struct DataSource {
     /// Files, and folders that are searched recursively, in sorted order; links in them are not followed.
     pub paths: Vec<PathBuf>,
-    /// How the files are read. If absent, their extensions decide, see [`Format::of`].
+    /// How files are read. If absent, their extensions decide: `.jsonl` and `.ndjson`, `.parquet`, `.bin`; all others are text.
     pub format: Option<Format>,
-    /// The field or column of JSON Lines and Parquet that holds text. Where it is missing, `messages` is read.
+    /// The field or column of JSON Lines and Parquet that holds text. Where it is missing, the conversation in `messages` is read.
     pub field: String,
-    /// Take only files with this extension; explicit files are always taken.
+    /// Of folders, take only files with this extension, as `rs`. If absent, all.
     pub extension: Option<String>,
     /// Bytes to take at most. If there are more, files are taken at even distances, in sorted order; where that
     /// leaves more than a tenth of the bytes untaken, the largest other files follow, the last of them cut. Of a Parquet file,
@@ -43,7 +43,7 @@ impl Default for DataSource {
 pub enum Format {
     /// UTF-8; a file is a document.
     Text,
-    /// JSON Lines: an object a line, which is a document.
+    /// JSON Lines: each line is an object and a document.
     Jsonl,
     /// Parquet: a row is a document. Needs the cargo feature `parquet`.
     Parquet,

@@ -4,12 +4,13 @@ use std::path::Path;
 
 use rayon::prelude::*;
 
+use super::DataError;
 use super::documents;
 use super::encode::{Encoder, Work};
 use super::scan::Scanned;
 use super::split::{Split, Streams};
 use super::token_file::Width;
-use super::{DataError, Progress};
+use crate::progress::Progress;
 
 /// Bytes of text that are tokenized at once, and documents: a document has some memory of its own.
 const BATCH_BYTES: u64 = 8 << 20;

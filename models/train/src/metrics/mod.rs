@@ -1,10 +1,12 @@
 //! The step line, in torchtitan's format, with what a device cannot tell left out.
 
+mod log;
 mod record;
 
 use std::fmt;
 use std::fs;
 
+pub use log::Metrics;
 pub use record::{HealthRecord, METRICS_FILE, MetricsError, MetricsFile, Record, RunRecord, TrainRecord, read_metrics};
 
 /// What is said about one step.
@@ -16,7 +18,7 @@ pub struct StepLine {
     pub loss: f64,
     /// Global gradient norm before clipping.
     pub grad_norm: f64,
-    /// Peak memory, where it can be read.
+    /// Peak memory, where it can be read: the process's on a CPU, else what CubeCL has taken of the device.
     pub memory: Option<Memory>,
     /// Tokens per second since the last line.
     pub tokens_per_second: f64,
@@ -31,8 +33,8 @@ pub struct StepLine {
 pub struct Memory {
     /// Bytes in use at most.
     pub bytes: u64,
-    /// Bytes there are.
-    pub total: u64,
+    /// Bytes there are, where that is known.
+    pub total: Option<u64>,
 }
 
 impl Memory {
@@ -44,7 +46,7 @@ impl Memory {
             let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
             Some(kib * 1024)
         };
-        Some(Self { bytes: read("/proc/self/status", "VmHWM:")?, total: read("/proc/meminfo", "MemTotal:")? })
+        Some(Self { bytes: read("/proc/self/status", "VmHWM:")?, total: read("/proc/meminfo", "MemTotal:") })
     }
 }
 
@@ -54,8 +56,11 @@ impl fmt::Display for StepLine {
         write!(f, "step: {step:2}  loss: {loss:8.5}  grad_norm: {grad_norm:7.4}  ")?;
         if let Some(Memory { bytes, total }) = self.memory {
             let gib = bytes as f64 / (1_u64 << 30) as f64;
-            let percent = 100.0 * bytes as f64 / total as f64;
-            write!(f, "memory: {gib:5.2}GiB({percent:.2}%)  ")?;
+            write!(f, "memory: {gib:5.2}GiB")?;
+            if let Some(total) = total {
+                write!(f, "({:.2}%)", 100.0 * bytes as f64 / total as f64)?;
+            }
+            write!(f, "  ")?;
         }
         let flops = tokens_per_second * flops_per_token;
         let tps = thousands(&format!("{tokens_per_second:.0}"));
@@ -79,4 +84,9 @@ pub fn thousands(number: &str) -> String {
         text.push(digit);
     }
     text
+}
+
+/// Of two held-out losses with their steps the smaller, of equal ones the first.
+pub(crate) fn better(a: (usize, f64), b: (usize, f64)) -> (usize, f64) {
+    if b.1 < a.1 { b } else { a }
 }

@@ -141,6 +141,11 @@ impl MetricsFile {
         Ok(Self { path: path.into(), file })
     }
 
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Writes a line.
     ///
     /// # Errors
@@ -154,7 +159,8 @@ impl MetricsFile {
     }
 }
 
-/// The lines of a run's file that count: of a run that went back to an earlier checkpoint, those of the steps that it then made.
+/// The lines of a run's file that count: of a run that went back to an earlier checkpoint, those of the steps that it then made; of
+/// several runs, the last.
 ///
 /// # Errors
 /// Any [`MetricsError`].
@@ -174,7 +180,7 @@ pub fn read_metrics(path: &Path) -> Result<Vec<Record>, MetricsError> {
             source,
         })?;
         if record.run.is_some() {
-            records.retain(|earlier| earlier.step <= record.step);
+            records.retain(|earlier| 0 < record.step && earlier.step <= record.step);
         }
         records.push(record);
     }

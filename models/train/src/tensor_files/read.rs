@@ -112,6 +112,11 @@ impl TensorFiles {
         self.tensors.keys().map(String::as_str)
     }
 
+    /// Bytes of all tensors.
+    pub fn num_bytes(&self) -> u64 {
+        self.tensors.values().map(|entry| entry.bytes as u64).sum()
+    }
+
     /// The tensor `name`, if it is there.
     pub fn get(&self, name: &str) -> Option<StoredTensor<'_>> {
         let (name, entry) = self.tensors.get_key_value(name)?;
@@ -159,6 +164,11 @@ impl<'a> StoredTensor<'a> {
     /// Slowest dimension first.
     pub fn shape(&self) -> &'a [usize] {
         &self.entry.shape
+    }
+
+    /// Bytes in the file.
+    pub fn num_bytes(&self) -> u64 {
+        self.entry.bytes as u64
     }
 
     /// The elements as the file has them: row-major, little-endian. Nothing is copied, the system reads what is touched.

@@ -11,6 +11,7 @@ mod learner;
 mod linear_fn;
 mod lora;
 mod modules;
+mod monitoring;
 mod optimizers;
 mod panics;
 mod precision;

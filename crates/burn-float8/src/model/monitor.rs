@@ -1,0 +1,144 @@
+//! [`Monitor`]: what the linears of a model are doing while it trains, at so little cost that each step can be looked at.
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use burn::module::Module;
+
+use super::walk::linears;
+use crate::layer::{Layer, OperandHealth, ReadAmax, Tag};
+use crate::stack::Float8Stack;
+use crate::step::DeviceState;
+use crate::terms::{Gemm, Operand};
+
+/// The linears that a configuration was applied to, in the order of the module tree. What optimizers make of the model, and its
+/// clones, have the same ones.
+pub struct Monitor<B: Float8Stack> {
+    layers: Vec<(B::Device, Arc<Layer>)>,
+}
+
+/// Statistics of one operand of one linear.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SampledOperand {
+    /// The linear's path in the module tree.
+    pub layer: String,
+    /// `input`, `weight` or `grad_output`, and `_t` behind it where a GEMM reads the transpose.
+    pub operand: &'static str,
+    /// Of the last sampled step.
+    pub health: OperandHealth,
+}
+
+/// The amaxes of all operands of the last FP8 GEMMs of a model, where they lie: on the device.
+#[derive(Clone, Debug)]
+pub struct Amaxes {
+    layers: Vec<LayerAmaxes>,
+}
+
+/// Of one linear.
+#[derive(Clone)]
+struct LayerAmaxes {
+    layer: Arc<Layer>,
+    /// By GEMM.
+    operands: [Option<[Arc<dyn ReadAmax>; 2]>; 3],
+}
+
+/// An operand that is not finite.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NonFiniteOperand {
+    /// The linear's path in the module tree.
+    pub layer: String,
+    /// Which GEMM read it.
+    pub gemm: Gemm,
+    /// `input`, `weight` or `grad_output`.
+    pub role: &'static str,
+    /// Its max |x|: inf or NaN.
+    pub amax: f32,
+}
+
+impl core::fmt::Display for NonFiniteOperand {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Self { layer, gemm, role, amax } = self;
+        write!(f, "amax = {amax} of the {role} of {layer} in {gemm}")
+    }
+}
+
+impl core::fmt::Debug for LayerAmaxes {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.layer.fmt(f)
+    }
+}
+
+impl<B: Float8Stack> Monitor<B> {
+    /// Finds the linears; without a configuration there are none.
+    pub fn new<M: Module<B>>(model: &M) -> Self {
+        let tagged = |tag: Option<Tag>| tag.map(|tag| tag.layer);
+        let layers = linears::<B, M>(model, None).into_iter();
+        Self { layers: layers.filter_map(|found| Some((found.device, tagged(found.tag)?))).collect() }
+    }
+
+    /// GEMM calls so far by path: how FP8 ones were computed (`wgmma`, `emulated`, ..), and `high_precision`. Nothing is read from the
+    /// device.
+    pub fn gemm_calls(&self) -> BTreeMap<String, u64> {
+        let mut all = BTreeMap::new();
+        for (_, layer) in &self.layers {
+            for gemm in Gemm::ALL {
+                let [native, emulated, high_precision] = layer.calls(gemm);
+                // A layer's path is that of its device.
+                let path = layer.last(gemm).float8.map_or_else(|| "fp8".into(), |(path, _)| path.to_string());
+                for (path, calls) in [(path, native + emulated), ("high_precision".into(), high_precision)] {
+                    if calls > 0 {
+                        *all.entry(path).or_default() += calls;
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    /// Statistics of the last sampled step, if a configuration takes any. Waits for the device, to read them.
+    pub fn health(&self) -> Vec<SampledOperand> {
+        let mut all = vec![];
+        for (device, layer) in &self.layers {
+            if layer.conversion().config().statistics.is_none() {
+                continue;
+            }
+            DeviceState::<B::Inner>::of(layer, &B::inner_device(device)).lock().samples.read();
+            for operand in Operand::ALL {
+                if let Some(health) = layer.sampled(operand) {
+                    all.push(SampledOperand { layer: layer.name().into(), operand: operand.name(), health });
+                }
+            }
+        }
+        all
+    }
+
+    /// The amaxes of the last GEMMs, to be read later, if at all. Waits for nothing.
+    pub fn amaxes(&self) -> Amaxes {
+        let operands =
+            |layer: &Layer, gemm| layer.last(gemm).float8.map(|(_, operands)| operands.map(|operand| operand.amaxes));
+        let layers = self.layers.iter();
+        Amaxes {
+            layers: layers
+                .map(|(_, layer)| LayerAmaxes {
+                    layer: layer.clone(),
+                    operands: Gemm::ALL.map(|gemm| operands(layer, gemm)),
+                })
+                .collect(),
+        }
+    }
+}
+
+impl Amaxes {
+    /// The first operand that was not finite in the order in which a step computes: forward from the first layer to the last, then
+    /// backward from the last to the first. Waits for the device, to read amaxes.
+    pub fn first_non_finite(&self) -> Option<NonFiniteOperand> {
+        let find = |of: &LayerAmaxes, gemm: Gemm| {
+            let operands = of.operands[gemm as usize].as_ref()?;
+            let amaxes = operands.iter().map(|operand| operand.read()).map(|(own, scaling)| own.unwrap_or(scaling));
+            let (operand, amax) = gemm.operands().into_iter().zip(amaxes).find(|(_, amax)| !amax.is_finite())?;
+            Some(NonFiniteOperand { layer: of.layer.name().into(), gemm, role: operand.role.name(), amax })
+        };
+        let forward = self.layers.iter().find_map(|of| find(of, Gemm::Fprop));
+        let backward = |of| find(of, Gemm::Dgrad).or_else(|| find(of, Gemm::Wgrad));
+        forward.or_else(|| self.layers.iter().rev().find_map(backward))
+    }
+}

@@ -1,0 +1,87 @@
+//! [`Metrics`]: what a run writes to its `metrics.jsonl`.
+
+use std::path::Path;
+
+use burn_float8::{Float8Stack, Monitor};
+use device_select::SelectedDevice;
+
+use super::record::{HealthRecord, MetricsFile, Record, RunRecord, TrainRecord, read_metrics};
+use super::{StepLine, better};
+use crate::TrainError;
+use crate::config::Precision;
+use crate::steps::StepConfig;
+
+/// Writes a run's records.
+#[derive(Debug)]
+pub struct Metrics {
+    file: MetricsFile,
+    /// The last sampled step that was written.
+    sampled: u64,
+}
+
+impl Metrics {
+    /// Goes on with a file, or makes one.
+    ///
+    /// # Errors
+    /// [`TrainError::Write`].
+    pub fn append(path: &Path) -> Result<Self, TrainError> {
+        Ok(Self { file: MetricsFile::append(path)?, sampled: 0 })
+    }
+
+    /// Says what the run is, and returns the smallest held-out loss that it has had, with its step.
+    pub(crate) fn begin(
+        &mut self,
+        done: usize,
+        config: StepConfig<'_>,
+        selected: &SelectedDevice,
+    ) -> Result<Option<(usize, f64)>, TrainError> {
+        let precision = config.training.precision;
+        let run = RunRecord {
+            precision: format!("{precision:?}").to_lowercase(),
+            recipe: (precision == Precision::Fp8).then(|| config.float8.config.linear.recipe().to_string()),
+            device: selected.to_string(),
+            steps: config.training.steps,
+        };
+        self.file.write(&Record { step: done, run: Some(run), ..Record::default() })?;
+        let losses = read_metrics(self.file.path())?.into_iter().filter_map(|r| Some((r.step, r.held_out_loss?)));
+        Ok(losses.reduce(better))
+    }
+
+    /// Writes a step, and FP8 statistics if any were taken since.
+    pub(crate) fn step<B: Float8Stack>(
+        &mut self,
+        line: &StepLine,
+        lr: f64,
+        monitor: &Monitor<B>,
+    ) -> Result<(), TrainError> {
+        let train = TrainRecord {
+            loss: line.loss,
+            grad_norm: line.grad_norm,
+            lr,
+            tokens_per_second: line.tokens_per_second,
+            tflops: line.tokens_per_second * line.flops_per_token / 1e12,
+            memory_bytes: line.memory.map(|memory| memory.bytes),
+            gemms: monitor.gemm_calls(),
+        };
+        let mut record = Record { step: line.step, train: Some(train), ..Record::default() };
+        let sampled = self.sampled;
+        for operand in monitor.health().into_iter().filter(|operand| operand.health.step > sampled) {
+            let (step, cast) = (operand.health.step, operand.health.cast);
+            self.sampled = self.sampled.max(step);
+            let health = HealthRecord {
+                step: step as usize,
+                sqnr_db: cast.sqnr_db,
+                saturated: cast.saturated,
+                flushed: cast.flushed,
+                non_finite: cast.non_finite,
+            };
+            record.health.entry(operand.layer).or_default().insert(operand.operand.into(), health);
+        }
+        self.file.write(&record)
+    }
+
+    /// Writes the held-out loss after a step.
+    pub(crate) fn held_out(&mut self, step: usize, loss: f64) -> Result<(), TrainError> {
+        self.file.write(&Record { step, held_out_loss: Some(loss), ..Record::default() })
+    }
+}

@@ -1,0 +1,332 @@
+//! The training loop: batches in, step lines, metrics and checkpoints out.
+
+mod watch;
+
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+use burn::module::AutodiffModule;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn_float8::{Float8Stack, NonFiniteOperand};
+use device_select::SelectedDevice;
+use watch::{Seen, Watch, scalar};
+
+use crate::TrainError;
+use crate::batches::Batch;
+use crate::checkpoint::{Checkpoints, Snapshot, Worth, Written, saved_steps};
+use crate::config::{Float8Section, Precision};
+use crate::error::Divergence;
+use crate::metrics::{Memory, Metrics, StepLine, better};
+use crate::model::LanguageModel;
+use crate::profile::Profiler;
+use crate::progress::ProgressLine;
+use crate::report::report_of;
+use crate::signals::Signals;
+use crate::steps::{Step, StepConfig, Steps};
+
+/// Where a run runs, and what it is in touch with.
+pub struct Run<'a, B: AutodiffBackend> {
+    /// What it is to do.
+    pub config: StepConfig<'a>,
+    /// The device, as it was asked for.
+    pub selected: &'a SelectedDevice,
+    /// The backend's device.
+    pub device: &'a B::Device,
+    /// What the held-out loss is of.
+    pub held_out: &'a [Batch],
+    /// Where it is saved, if it is.
+    pub checkpoints: Option<Checkpoints>,
+    /// Where the time of some steps goes, if that is asked for.
+    pub profiler: Option<Profiler>,
+    /// Where its metrics go, if they do.
+    pub metrics: Option<Metrics>,
+    /// Asked between steps, if it is saved.
+    pub signals: Signals,
+    /// How far it is.
+    pub progress: ProgressLine,
+    /// The log.
+    pub out: &'a mut dyn Write,
+}
+
+/// What a run has come to.
+#[derive(Debug)]
+pub struct Finished<M> {
+    /// The trained model.
+    pub model: M,
+    /// Its step lines.
+    pub lines: Vec<StepLine>,
+    /// Losses of the held-out batches.
+    pub held_out: HeldOut,
+}
+
+/// Mean losses of the held-out batches, in nats per token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeldOut {
+    /// The newest, and the steps that had been made.
+    pub last: (usize, f64),
+    /// The smallest, and the steps that had been made.
+    pub best: (usize, f64),
+}
+
+impl HeldOut {
+    /// After one more.
+    fn and(so_far: Option<Self>, last: (usize, f64)) -> Self {
+        Self { last, best: so_far.map_or(last, |so_far| better(so_far.best, last)) }
+    }
+}
+
+/// What goes on from step to step.
+struct UnderWay<B: AutodiffBackend> {
+    watch: Watch<B>,
+    lines: Vec<StepLine>,
+    held_out: Option<HeldOut>,
+    /// When the last line was written, and tokens since.
+    since: Instant,
+    tokens: usize,
+    flops_per_token: f64,
+}
+
+impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
+    /// Makes the steps that are left, and evaluates.
+    ///
+    /// # Errors
+    /// [`TrainError::Diverged`], [`TrainError::HeldOutDiverged`], [`TrainError::Interrupted`], [`TrainError::Strict`],
+    /// [`TrainError::Checkpoint`], [`TrainError::Execution`], [`TrainError::Write`], [`TrainError::Output`],
+    /// [`TrainError::Profile`].
+    pub fn run<M>(&mut self, steps: Steps<'_, B, M>) -> Result<Finished<M>, TrainError>
+    where
+        M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
+    {
+        self.progress.begin_steps(steps.done(), self.config.training.steps);
+        let finished = self.make(steps);
+        self.progress.end();
+        finished
+    }
+
+    fn make<M>(&mut self, mut steps: Steps<'_, B, M>) -> Result<Finished<M>, TrainError>
+    where
+        M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
+    {
+        self.checkpoints.as_ref().map_or(Ok(()), Checkpoints::begin)?;
+        let training = self.config.training;
+        let fp8 = training.precision == Precision::Fp8;
+        let held_out = match &mut self.metrics {
+            Some(metrics) => metrics.begin(steps.done(), self.config, self.selected)?,
+            None => None,
+        };
+        let mut now = UnderWay {
+            watch: Watch::new(),
+            lines: Vec::new(),
+            held_out: held_out.map(|best| HeldOut { last: best, best }),
+            since: Instant::now(),
+            tokens: 0,
+            flops_per_token: steps.model.flops_per_token(training.seq_len),
+        };
+        let mut was_float8 = fp8 && (steps.done() == 0 || self.is_float8(steps.done() - 1));
+        let mut verified = false;
+        while steps.done() < training.steps {
+            if let Some(profiler) = &mut self.profiler {
+                profiler.before_step::<B>(steps.done() + 1, self.device)?;
+            }
+            let step;
+            (steps, step) = steps.step(self.device)?;
+            let number = step.number;
+            let table = self.profiler.as_mut().map(|profiler| profiler.after_step::<B>(number, self.device));
+            if let Some(table) = table.transpose()?.flatten() {
+                writeln!(self.out, "{table}")?;
+            }
+            now.tokens += step.tokens;
+            now.watch.push(&step);
+            if step.is_float8 != was_float8 {
+                let precision = if step.is_float8 { "FP8" } else { "high precision" };
+                writeln!(self.out, "step: {number:2}  linears switch to {precision} (float8.schedule)")?;
+                was_float8 = step.is_float8;
+            }
+            if step.is_float8 && !verified {
+                verify::<B, M>(self.config.float8, &steps.model)?;
+                verified = true;
+            }
+            let stop = self.checkpoints.as_ref().and_then(|_| self.signals.stop());
+            let save = stop.is_some() || self.checkpoints.as_ref().is_some_and(|c| c.is_due(number, training.steps));
+            let log = number == 1 || number == training.steps || number.is_multiple_of(training.log_every);
+            let evaluate =
+                number == training.steps || training.eval_every > 0 && number.is_multiple_of(training.eval_every);
+            // A CPU has computed the step by now.
+            let seen = match log || save || evaluate || *self.selected == SelectedDevice::Cpu {
+                true => Some(now.watch.wait(number)?),
+                false => now.watch.poll()?,
+            };
+            if let Some(seen) = seen.filter(|seen| !seen.is_finite()) {
+                return Err(self.diverged(&steps, seen, now.watch.cause(seen.step)));
+            }
+            self.progress.set_step(number, seen.map(|seen| seen.loss));
+            if let Some(seen) = seen.filter(|_| log) {
+                self.log(&mut now, &step, seen, &steps)?;
+            }
+            if save || evaluate {
+                self.evaluate(&mut now, &steps, !save)?;
+            }
+            if let (true, Some(HeldOut { last: (_, loss), .. })) = (save, now.held_out) {
+                self.write(&steps, Worth::HeldOutLoss(loss))?;
+            }
+            if let (Some(signal), Some(checkpoints)) = (stop, &mut self.checkpoints) {
+                let written = checkpoints.finish()?;
+                let folder = checkpoints.path().to_path_buf();
+                self.announce(written)?;
+                return Err(TrainError::Interrupted { signal, step: number, folder });
+            }
+            let written = self.checkpoints.as_mut().map(Checkpoints::poll).transpose()?.flatten();
+            self.announce(written)?;
+        }
+        let written = self.checkpoints.as_mut().map(Checkpoints::finish).transpose()?.flatten();
+        self.announce(written)?;
+        let held_out = match now.held_out.filter(|held_out| held_out.last.0 == steps.done()) {
+            Some(held_out) => held_out,
+            // No step was left to make.
+            None => self.evaluate(&mut now, &steps, false)?,
+        };
+        Ok(Finished { model: steps.model, lines: now.lines, held_out })
+    }
+
+    /// The line of a step, in the log and in the metrics.
+    fn log<M>(
+        &mut self,
+        now: &mut UnderWay<B>,
+        step: &Step<B>,
+        seen: Seen,
+        steps: &Steps<'_, B, M>,
+    ) -> Result<(), TrainError>
+    where
+        M: LanguageModel<B> + AutodiffModule<B>,
+    {
+        let memory = match self.selected {
+            SelectedDevice::Cpu => Memory::of_process(),
+            _ => B::device_memory(self.device).map(|memory| Memory { bytes: memory.reserved, total: None }),
+        };
+        let line = StepLine {
+            step: seen.step,
+            loss: seen.loss,
+            grad_norm: seen.grad_norm,
+            memory,
+            tokens_per_second: now.tokens as f64 / now.since.elapsed().as_secs_f64(),
+            flops_per_token: now.flops_per_token,
+            peak_flops: self.config.training.peak_tflops.map(|peak| peak * 1e12),
+        };
+        writeln!(self.out, "{line}")?;
+        if let Some(metrics) = &mut self.metrics {
+            metrics.step(&line, step.lr, steps.monitor())?;
+        }
+        now.lines.push(line);
+        (now.since, now.tokens) = (Instant::now(), 0);
+        Ok(())
+    }
+
+    /// The held-out loss after the steps so far, which goes to the log if it is to be said.
+    fn evaluate<M>(&mut self, now: &mut UnderWay<B>, steps: &Steps<'_, B, M>, says: bool) -> Result<HeldOut, TrainError>
+    where
+        M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
+    {
+        let begun = Instant::now();
+        let done = steps.done();
+        let loss = mean_loss(&steps.model.valid(), self.held_out, self.device)?;
+        if !loss.is_finite() {
+            self.keep_diverged(steps)?;
+            return Err(TrainError::HeldOutDiverged { steps: done, loss });
+        }
+        let held_out = HeldOut::and(now.held_out, (done, loss));
+        if let Some(metrics) = &mut self.metrics {
+            metrics.held_out(done, loss)?;
+        }
+        // The last one is said when all is done.
+        if says && done < self.config.training.steps {
+            let (best_step, best) = held_out.best;
+            writeln!(self.out, "step: {done:2}  held-out loss: {loss:8.5}  best: {best:8.5} (step {best_step})")?;
+        }
+        now.held_out = Some(held_out);
+        // Tokens per second are of training.
+        now.since += begun.elapsed();
+        Ok(held_out)
+    }
+
+    fn is_float8(&self, step: usize) -> bool {
+        self.config.float8.is_float8(step, self.config.training.steps)
+    }
+
+    fn write<M>(&mut self, steps: &Steps<'_, B, M>, worth: Worth) -> Result<(), TrainError>
+    where
+        M: LanguageModel<B> + AutodiffModule<B>,
+    {
+        let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
+        let position = steps.batches.position()?;
+        let snapshot = Snapshot::of::<B, M>(&steps.model, &steps.optimizer, steps.done(), position);
+        let written = checkpoints.save(snapshot, worth)?;
+        self.announce(written)
+    }
+
+    fn announce(&mut self, written: impl IntoIterator<Item = Written>) -> Result<(), TrainError> {
+        for Written { step, worth, took } in written {
+            let what = match worth {
+                Worth::HeldOutLoss(loss) => format!("held-out loss: {loss:8.5}"),
+                Worth::Diverged => "diverged, kept to look at".into(),
+            };
+            writeln!(self.out, "step: {step:2}  saved in {:.2} s  {what}", took.as_secs_f64())?;
+        }
+        Ok(())
+    }
+
+    /// The error of a run that has diverged. What it has come to is kept beside its checkpoints.
+    fn diverged<M>(&mut self, steps: &Steps<'_, B, M>, seen: Seen, cause: Option<NonFiniteOperand>) -> TrainError
+    where
+        M: LanguageModel<B> + AutodiffModule<B>,
+    {
+        if let Err(error) = self.keep_diverged(steps) {
+            return error;
+        }
+        let folder = self.checkpoints.as_ref().map(|checkpoints| checkpoints.path().to_path_buf());
+        let good = folder.as_deref().and_then(newest);
+        let Seen { step, loss, grad_norm } = seen;
+        TrainError::Diverged(Box::new(Divergence { step, loss, grad_norm, cause, good, folder }))
+    }
+
+    fn keep_diverged<M>(&mut self, steps: &Steps<'_, B, M>) -> Result<(), TrainError>
+    where
+        M: LanguageModel<B> + AutodiffModule<B>,
+    {
+        self.write(steps, Worth::Diverged)?;
+        let written = self.checkpoints.as_mut().map(Checkpoints::finish).transpose()?.flatten();
+        self.announce(written)
+    }
+}
+
+fn newest(folder: &Path) -> Option<u64> {
+    saved_steps(folder).ok()?.last().copied()
+}
+
+/// With `float8.strict`, whether all ran in FP8 that was to.
+///
+/// # Errors
+/// [`TrainError::Strict`].
+pub fn verify<B: Float8Stack, M: burn::module::Module<B>>(float8: &Float8Section, model: &M) -> Result<(), TrainError> {
+    match float8.config.strict {
+        true => report_of::<B, M>(model).verify().map_err(TrainError::Strict),
+        false => Ok(()),
+    }
+}
+
+/// Mean loss in nats per target that counts, over `batches`.
+///
+/// # Errors
+/// [`TrainError::Execution`].
+pub fn mean_loss<B: Backend, M: LanguageModel<B>>(
+    model: &M,
+    batches: &[Batch],
+    device: &B::Device,
+) -> Result<f64, TrainError> {
+    let (mut sum, mut targets) = (0.0, 0);
+    for batch in batches {
+        sum += scalar(model.batch_loss(batch.tensors::<B>(device)))? * batch.num_targets() as f64;
+        targets += batch.num_targets();
+    }
+    Ok(sum / targets.max(1) as f64)
+}

@@ -1,0 +1,137 @@
+//! [`Watch`]: losses and gradient norms of the steps, read on a thread of its own, so that training does not wait for them.
+//!
+//! A step's values are read in order: the thread waits for the device, while the run makes further steps. A value that is not finite
+//! is known at most [`AHEAD`] steps later, and named with its own step.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, channel, sync_channel};
+use std::thread::{self, JoinHandle};
+
+use burn::tensor::Tensor;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn_float8::{Amaxes, NonFiniteOperand};
+
+use crate::TrainError;
+use crate::steps::Step;
+
+/// Steps whose values may be unread while the next one is made.
+pub(super) const AHEAD: usize = 4;
+
+/// What was read of a step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    /// From 1.
+    pub(super) step: usize,
+    pub(super) loss: f64,
+    pub(super) grad_norm: f64,
+}
+
+impl Seen {
+    pub(super) fn is_finite(&self) -> bool {
+        self.loss.is_finite() && self.grad_norm.is_finite()
+    }
+}
+
+type Unread<B> = (usize, [Tensor<B, 1>; 2]);
+
+/// Steps that are being looked at.
+pub(super) struct Watch<B: AutodiffBackend> {
+    unread: Option<SyncSender<Unread<B::InnerBackend>>>,
+    read: Receiver<Result<Seen, TrainError>>,
+    thread: Option<JoinHandle<()>>,
+    /// The amaxes of each step whose values have not been seen.
+    amaxes: VecDeque<(usize, Vec<Amaxes>)>,
+    last: Option<Seen>,
+}
+
+impl<B: AutodiffBackend> Watch<B> {
+    pub(super) fn new() -> Self {
+        let (unread, steps) = sync_channel::<Unread<B::InnerBackend>>(AHEAD);
+        let (seen, read) = channel();
+        let thread = thread::spawn(move || {
+            for (step, [loss, grad_norm]) in steps {
+                let values = scalar(loss).and_then(|loss| Ok(Seen { step, loss, grad_norm: scalar(grad_norm)? }));
+                if seen.send(values).is_err() {
+                    break;
+                }
+            }
+        });
+        Self { unread: Some(unread), read, thread: Some(thread), amaxes: VecDeque::new(), last: None }
+    }
+
+    /// Looks at a step; waits if there are more than [`AHEAD`] before it.
+    pub(super) fn push(&mut self, step: &Step<B>) {
+        self.amaxes.push_back((step.number, step.amaxes.clone()));
+        let unread = self.unread.as_ref().expect("closed when dropped");
+        // It fails if the thread has panicked, which `wait` says.
+        let _ = unread.send((step.number, [step.loss.clone(), step.grad_norm.clone()]));
+    }
+
+    /// The newest step that was seen, or the first one that is not finite. Waits for nothing.
+    ///
+    /// # Errors
+    /// [`TrainError::Execution`].
+    pub(super) fn poll(&mut self) -> Result<Option<Seen>, TrainError> {
+        loop {
+            match self.read.try_recv() {
+                Ok(seen) => {
+                    let seen = self.note(seen?);
+                    if !seen.is_finite() {
+                        return Ok(Some(seen));
+                    }
+                }
+                Err(TryRecvError::Empty | TryRecvError::Disconnected) => return Ok(self.last),
+            }
+        }
+    }
+
+    /// The values of `step`, or of the first one before it that is not finite.
+    ///
+    /// # Errors
+    /// [`TrainError::Execution`].
+    pub(super) fn wait(&mut self, step: usize) -> Result<Seen, TrainError> {
+        loop {
+            match self.last {
+                Some(seen) if seen.step == step || !seen.is_finite() => return Ok(seen),
+                _ => {}
+            }
+            let lost = |_| TrainError::Execution { doing: "reading the loss", reason: "its thread panicked".into() };
+            let seen = self.read.recv().map_err(lost)??;
+            self.note(seen);
+        }
+    }
+
+    fn note(&mut self, seen: Seen) -> Seen {
+        if seen.is_finite() {
+            self.amaxes.retain(|(step, _)| *step > seen.step);
+        }
+        *self.last.insert(seen)
+    }
+
+    /// The first operand of a step's FP8 GEMMs that was not finite.
+    pub(super) fn cause(&self, step: usize) -> Option<NonFiniteOperand> {
+        let (_, amaxes) = self.amaxes.iter().find(|(number, _)| *number == step)?;
+        amaxes.iter().find_map(Amaxes::first_non_finite)
+    }
+}
+
+impl<B: AutodiffBackend> Drop for Watch<B> {
+    fn drop(&mut self) {
+        self.unread = None;
+        if let Some(thread) = self.thread.take() {
+            // What it panicked with was printed then.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Reads a tensor `[1]`.
+///
+/// # Errors
+/// [`TrainError::Execution`].
+pub(super) fn scalar<B: Backend>(scalar: Tensor<B, 1>) -> Result<f64, TrainError> {
+    let data = scalar
+        .try_into_data()
+        .map_err(|error| TrainError::Execution { doing: "reading the loss", reason: error.to_string() })?;
+    Ok(data.iter::<f64>().sum())
+}
