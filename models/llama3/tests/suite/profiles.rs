@@ -106,7 +106,7 @@ fn a_run_says_where_the_time_went_and_its_losses_stay() {
     let at = |what: &str| log.find(what).unwrap_or_else(|| panic!("no {what:?} in\n{log}"));
     assert!(at("step:  3  loss") < at("profile: steps 2 to 4 on cpu, "), "{log}");
     assert!(at("profile: ") < at("step:  4  loss") && log.matches("profile: ").count() == 1, "{log}");
-    assert!(at("scaled_gemm wgrad") < at("\nsum:  cast "), "{log}");
+    assert!(at("scaled_gemm wgrad") < at("\nsum of wall:  cast "), "{log}");
     let json: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
     assert_eq!((&json["first_step"], &json["steps"], &json["timing"]), (&2.into(), &3.into(), &"call".into()));
     let rows = json["rows"].as_array().unwrap();

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::Spent;
 use super::kernels::Kind;
 
-/// Rows of [`Kind::Other`] with less than this share are one row in text.
+/// Rows of [`Kind::Other`] with less than this share of the work are one row in text.
 const SMALL: f64 = 0.005;
 
 /// What a row's time is.
@@ -47,6 +47,9 @@ pub struct ProfileRow {
     pub seconds: f64,
     /// Of the window's wall time.
     pub share: f64,
+    /// Of the sum of all rows but [`Kind::Host`], whose own is 0. On a GPU this says more of a run that is not profiled: waiting for
+    /// each kernel makes the wall time longer.
+    pub work_share: f64,
 }
 
 /// Where the time of a window's steps went.
@@ -75,17 +78,14 @@ impl ProfileTable {
         wall_seconds: f64,
         spent: Vec<Spent>,
     ) -> Self {
-        let row = |Spent { name, kind, calls, seconds }| ProfileRow {
-            name,
-            kind,
-            calls,
-            seconds,
-            share: seconds / wall_seconds,
+        let work: f64 = spent.iter().map(|spent| spent.seconds).sum();
+        let row = |Spent { name, kind, calls, seconds }| {
+            let work_share = if kind == Kind::Host || work == 0.0 { 0.0 } else { seconds / work };
+            ProfileRow { name, kind, calls, seconds, share: seconds / wall_seconds, work_share }
         };
         let mut rows: Vec<_> = spent.into_iter().map(row).collect();
         rows.sort_by(|a, b| b.seconds.total_cmp(&a.seconds).then_with(|| a.name.cmp(&b.name)));
-        let named: f64 = rows.iter().map(|row| row.seconds).sum();
-        let (name, seconds) = ("host".into(), (wall_seconds - named).max(0.0));
+        let (name, seconds) = ("host".into(), (wall_seconds - work).max(0.0));
         rows.push(row(Spent { name, kind: Kind::Host, calls: 0, seconds }));
         let (first_step, steps) = (*steps.start(), steps.count());
         Self { device, timing, first_step, steps, wall_seconds, rows }
@@ -95,9 +95,14 @@ impl ProfileTable {
     pub fn share(&self, kind: Kind) -> f64 {
         self.rows.iter().filter(|row| row.kind == kind).map(|row| row.share).sum()
     }
+
+    /// The sum of the shares of the work of all rows of a kind.
+    pub fn work_share(&self, kind: Kind) -> f64 {
+        self.rows.iter().filter(|row| row.kind == kind).map(|row| row.work_share).sum()
+    }
 }
 
-/// A header, aligned rows, and the sum of each kind. Rows of [`Kind::Other`] with less than 0.5 % each are one.
+/// A header, aligned rows, and the sum of each kind. Rows of [`Kind::Other`] with less than 0.5 % of the work each are one.
 impl fmt::Display for ProfileTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, timing, first_step, steps, wall_seconds, rows } = self;
@@ -107,9 +112,9 @@ impl fmt::Display for ProfileTable {
             "profile: steps {first_step} to {last} on {device}, {:.1} ms a step",
             1e3 * wall_seconds / *steps as f64
         )?;
-        writeln!(f, "time: {timing}; host: what is left of the steps' time")?;
+        writeln!(f, "time: {timing}; host: what is left of the steps' time; work: all but host")?;
         let (small, shown): (Vec<_>, Vec<_>) =
-            rows.iter().cloned().partition(|row| row.kind == Kind::Other && row.share < SMALL);
+            rows.iter().cloned().partition(|row| row.kind == Kind::Other && row.work_share < SMALL);
         let mut shown = shown;
         if !small.is_empty() {
             let folded = ProfileRow {
@@ -118,19 +123,28 @@ impl fmt::Display for ProfileTable {
                 calls: small.iter().map(|row| row.calls).sum(),
                 seconds: small.iter().map(|row| row.seconds).sum(),
                 share: small.iter().map(|row| row.share).sum(),
+                work_share: small.iter().map(|row| row.work_share).sum(),
             };
             shown.insert(shown.len() - 1, folded);
         }
-        writeln!(f, "{:>7}  {:>12}  {:>8}  {:<11}  name", "share", "time", "calls", "kind")?;
-        for ProfileRow { name, kind, calls, seconds, share } in &shown {
-            let calls = if *kind == Kind::Host { "".into() } else { calls.to_string() };
-            writeln!(f, "{:>5.1} %  {:>9.3} ms  {calls:>8}  {kind:<11}  {name}", 100.0 * share, 1e3 * seconds)?;
+        writeln!(f, "{:>7}  {:>7}  {:>12}  {:>8}  {:<11}  name", "of wall", "of work", "time", "calls", "kind")?;
+        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+        for ProfileRow { name, kind, calls, seconds, share, work_share } in &shown {
+            let (work, calls) = match kind {
+                Kind::Host => Default::default(),
+                _ => (percent(*work_share), calls.to_string()),
+            };
+            let wall = percent(*share);
+            writeln!(f, "{wall:>7}  {work:>7}  {:>9.3} ms  {calls:>8}  {kind:<11}  {name}", 1e3 * seconds)?;
         }
-        write!(f, "sum:")?;
-        for kind in Kind::ALL {
-            if rows.iter().any(|row| row.kind == kind) {
-                write!(f, "  {kind} {:.1} %", 100.0 * self.share(kind))?;
-            }
+        write!(f, "sum of wall:")?;
+        let has = |kind| rows.iter().any(|row| row.kind == kind);
+        for kind in Kind::ALL.into_iter().filter(|kind| has(*kind)) {
+            write!(f, "  {kind} {}", percent(self.share(kind)))?;
+        }
+        write!(f, "\nsum of work:")?;
+        for kind in Kind::ALL.into_iter().filter(|kind| has(*kind) && *kind != Kind::Host) {
+            write!(f, "  {kind} {}", percent(self.work_share(kind)))?;
         }
         Ok(())
     }
@@ -143,11 +157,12 @@ mod tests {
     fn table() -> ProfileTable {
         let spent = |name: &str, kind, calls, seconds| Spent { name: name.into(), kind, calls, seconds };
         let spent = vec![
-            spent("tiny", Kind::Other, 3, 0.004),
+            spent("tiny", Kind::Other, 3, 0.0015),
             spent("cast_tiles", Kind::Cast, 7, 0.001),
-            spent("gemm_mma", Kind::ScaledGemm, 9, 0.5),
-            spent("minute", Kind::Other, 2, 0.002),
-            spent("Matmul", Kind::Other, 1, 0.25),
+            spent("gemm_mma", Kind::ScaledGemm, 9, 0.3),
+            spent("minute", Kind::Other, 2, 0.0005),
+            spent("Matmul", Kind::Other, 1, 0.097),
+            spent("Reduce", Kind::Other, 5, 0.1),
         ];
         ProfileTable::new("cuda".into(), Timing::Synchronized, 3..=4, 1.0, spent)
     }
@@ -156,14 +171,16 @@ mod tests {
     fn rows_are_aligned_and_small_others_folded() {
         let expected = "\
 profile: steps 3 to 4 on cuda, 500.0 ms a step
-time: on the host, from a kernel's launch until the device has finished it; host: what is left of the steps' time
-  share          time     calls  kind         name
- 50.0 %    500.000 ms         9  scaled GEMM  gemm_mma
- 25.0 %    250.000 ms         1  other        Matmul
-  0.1 %      1.000 ms         7  cast         cast_tiles
-  0.6 %      6.000 ms         5  other        others (2 kernels)
- 24.3 %    243.000 ms            host         host
-sum:  cast 0.1 %  scaled GEMM 50.0 %  other 25.6 %  host 24.3 %";
+time: on the host, from a kernel's launch until the device has finished it; host: what is left of the steps' time; work: all but host
+of wall  of work          time     calls  kind         name
+ 30.0 %   60.0 %    300.000 ms         9  scaled GEMM  gemm_mma
+ 10.0 %   20.0 %    100.000 ms         5  other        Reduce
+  9.7 %   19.4 %     97.000 ms         1  other        Matmul
+  0.1 %    0.2 %      1.000 ms         7  cast         cast_tiles
+  0.2 %    0.4 %      2.000 ms         5  other        others (2 kernels)
+ 50.0 %             500.000 ms            host         host
+sum of wall:  cast 0.1 %  scaled GEMM 30.0 %  other 19.9 %  host 50.0 %
+sum of work:  cast 0.2 %  scaled GEMM 60.0 %  other 39.8 %";
         assert_eq!(table().to_string(), expected);
     }
 
@@ -172,6 +189,10 @@ sum:  cast 0.1 %  scaled GEMM 50.0 %  other 25.6 %  host 24.3 %";
         let table = table();
         let sum: f64 = Kind::ALL.into_iter().map(|kind| table.share(kind)).sum();
         assert!((sum - 1.0).abs() < 1e-12, "{sum}");
+        let sum: f64 = table.rows.iter().map(|row| row.work_share).sum();
+        assert!((sum - 1.0).abs() < 1e-12, "{sum}");
+        let idle = ProfileTable::new("cpu".into(), Timing::Call, 1..=1, 2.0, vec![]);
+        assert_eq!((idle.share(Kind::Host), idle.work_share(Kind::Host)), (1.0, 0.0));
         let spent = vec![Spent { name: "a".into(), kind: Kind::Other, calls: 1, seconds: 3.0 }];
         let overlaps = ProfileTable::new("cpu".into(), Timing::Call, 1..=1, 2.0, spent);
         assert_eq!((overlaps.share(Kind::Other), overlaps.share(Kind::Host)), (1.5, 0.0));
@@ -184,7 +205,7 @@ sum:  cast 0.1 %  scaled GEMM 50.0 %  other 25.6 %  host 24.3 %";
             (&json["first_step"], &json["steps"], &json["timing"]),
             (&3.into(), &2.into(), &"synchronized".into())
         );
-        assert_eq!(json["rows"].as_array().unwrap().len(), 6);
+        assert_eq!(json["rows"].as_array().unwrap().len(), 7);
         let row = &json["rows"][0];
         assert_eq!((&row["name"], &row["kind"], &row["calls"]), (&"gemm_mma".into(), &"scaled_gemm".into(), &9.into()));
     }
