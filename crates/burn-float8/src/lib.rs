@@ -26,6 +26,8 @@
 // Each module imports only from those above it; `tests/layers.rs` checks that.
 mod terms;
 
+pub mod profile;
+
 mod error;
 
 mod config;

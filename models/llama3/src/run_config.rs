@@ -9,7 +9,7 @@ use burn_float8::Float8Config;
 use serde::{Deserialize, Serialize};
 use train::batches::{Batch, TrainBatches, held_out_batches};
 use train::config::{
-    CheckpointSection, DataSection, Float8Section, OptimizerSection, Setting, TrainingSection, require,
+    CheckpointSection, DataSection, Float8Section, OptimizerSection, ProfileSection, Setting, TrainingSection, require,
 };
 use train::data::SequenceShape;
 use train::metrics::METRICS_FILE;
@@ -37,6 +37,8 @@ pub struct RunConfig {
     pub checkpoint: CheckpointSection,
     /// The sample at the end.
     pub generate: GenerateSection,
+    /// Steps whose time is broken down, if there are any.
+    pub profile: Option<ProfileSection>,
     /// Of a run that is resumed, the folder that [`copy_assets`](Self::copy_assets) has filled.
     #[serde(skip)]
     pub assets: Option<PathBuf>,
@@ -156,6 +158,7 @@ impl RunConfig {
         self.optimizer.validate()?;
         self.data.validate()?;
         self.checkpoint.validate()?;
+        self.profile.as_ref().map_or(Ok(()), |profile| profile.validate(self.training.steps))?;
         let GenerateSection { prompt, temperature, .. } = &self.generate;
         let fits = *temperature >= 0.0 && temperature.is_finite();
         require("generate.temperature", temperature, fits, "must be finite and not negative")?;

@@ -12,6 +12,7 @@ use train::checkpoint::{Checkpoints, SavedRun};
 use train::config::{ComputeDtype, ConfigError, Precision, require};
 use train::data::DatasetSize;
 use train::metrics::{Metrics, StepLine, thousands};
+use train::profile::Profiler;
 use train::run::{Finished, HeldOut, verify};
 use train::{
     Dataset, Log, ProgressLine, Run, Signals, Steps, Tokenizer, TrainError, check_report_path, report_of, write_report,
@@ -75,6 +76,10 @@ pub fn train<B: AutodiffBackend + Float8Stack>(
     let tokenizer = config.tokenizer()?;
     let prompt = tokenizer.prompt(&config.generate.prompt)?;
     let dims = dimensions(config, &tokenizer, Some(config.training.seq_len), Some(prompt.len()))?;
+    // Before anything touches the device.
+    let done = start.saved.as_ref().map_or(0, |saved| saved.step());
+    let profile = config.profile.as_ref().filter(|profile| profile.last() > done);
+    let profiler = profile.map(|profile| Profiler::prepare::<B>(profile, selected, device)).transpose()?;
     let dtype = compute_dtype::<B>(config, selected, device)?;
     let checkpoints = Checkpoints::new(&config.checkpoint, config.to_toml()?, !start.is_resumed, |folder| {
         config.copy_assets(folder)
@@ -96,7 +101,18 @@ pub fn train<B: AutodiffBackend + Float8Stack>(
     };
     let metrics = config.metrics_file().map(|path| Metrics::append(&path)).transpose()?;
     let held_out = &held_out;
-    let run = Run { config: config.steps(), selected, device, held_out, checkpoints, metrics, signals, progress, out };
+    let run = Run {
+        config: config.steps(),
+        selected,
+        device,
+        held_out,
+        checkpoints,
+        profiler,
+        metrics,
+        signals,
+        progress,
+        out,
+    };
     finish(config, &tokenizer, run, steps)
 }
 

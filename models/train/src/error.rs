@@ -8,6 +8,7 @@ use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::data::DataError;
 use crate::metrics::MetricsError;
+use crate::profile::ProfileError;
 use crate::tokenizer::TokenizerError;
 
 /// What can go wrong in a run.
@@ -37,6 +38,9 @@ pub enum TrainError {
         /// The system's reason.
         source: std::io::Error,
     },
+    /// Steps could not be profiled.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
     /// FP8 could not be applied.
     #[error(transparent)]
     Float8(#[from] Float8Error),

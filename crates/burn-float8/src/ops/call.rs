@@ -9,6 +9,7 @@ use crate::backend::{Float8Backend, GroupEnds, OperandSize, memo};
 use crate::config::{Float8LinearConfig, Policy, Untagged};
 use crate::error::Float8Error;
 use crate::layer::{LastOperand, Layer, is_autocast_enabled, untagged, untagged_choice};
+use crate::profile::{Work, operation, time};
 use crate::step::on_weight_read;
 use crate::tensor::{CastRequest, Float8Tensor, Fp8Copy, View, fp8_copy, note_forward};
 use crate::terms::{Gemm, Reason};
@@ -175,7 +176,9 @@ impl<'a> GemmCall<'a> {
         let config = config.gemm_config(self.gemm);
         let path = memo::gemm_path::<B>(device, granularities, config, groups.is_some());
         let operands = copies.map(|copy| &copy.operand);
+        let timer = time(Work::ScaledGemm(self.gemm));
         let y = B::fp8_matmul(operands, bias, groups, shape, FloatDType::from(dtype), config);
+        drop(timer);
         let operand = |copy: &Fp8Copy<B>| {
             let size = B::fp8_size(&copy.operand);
             let size = OperandSize { k: self.unpadded.unwrap_or(size.k), ..size };
@@ -188,11 +191,16 @@ impl<'a> GemmCall<'a> {
 
 /// The result of a GEMM over an empty batch, which not every backend multiplies or sums.
 pub(super) fn zeros<B: Float8Backend>(shape: Shape, dtype: DType, like: &FloatTensor<B>) -> Float8Tensor<B> {
+    let _timer = operation("float_zeros");
     Float8Tensor::new(B::float_zeros(shape, &B::float_device(like), FloatDType::from(dtype)))
 }
 
 pub(super) fn cast<B: Float8Backend>(t: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
-    if t.dtype() == dtype { t } else { B::float_cast(t, FloatDType::from(dtype)) }
+    if t.dtype() == dtype {
+        return t;
+    }
+    let _timer = operation("float_cast");
+    B::float_cast(t, FloatDType::from(dtype))
 }
 
 /// Elements of the largest of x, all weights and y, each axis padded as the kernels may pad it.

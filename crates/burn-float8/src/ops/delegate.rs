@@ -17,6 +17,7 @@ use super::functions::register_wrappers;
 use super::{Float8, linear, matmul};
 use crate::backend::Float8Backend;
 use crate::layer::Mark;
+use crate::profile::operation;
 use crate::tensor::{Float8Tensor, clear_recent, note_ones};
 
 // `fn`: unwrap the arguments, wrap the result.
@@ -27,7 +28,8 @@ use crate::tensor::{Float8Tensor, clear_recent, note_ones};
 // weight, and is no weight.
 // `#[same] fn`: the value is unchanged, so the FP8 copies stay too.
 // `#[new] fn`: it makes a tensor of none.
-// `#[raw] fn`: the result holds no float tensor (futures, unit).
+// `#[raw] fn`: the result holds no float tensor (futures, unit). It is no work to time.
+// All but `#[same]` and `#[raw]` are timed in the inner backend.
 macro_rules! forward {
     ($($(#[$mark:ident])? fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?;)*) => {
         $(fn $name($($arg: $ty),*) $(-> $ret)? { body!($($mark)? $name($($arg),*) $($ret)?) })*
@@ -36,7 +38,7 @@ macro_rules! forward {
 macro_rules! body {
     (new $name:ident($($arg:ident),*) $ret:ty) => {{
         register_wrappers::<B>();
-        Ret::<$ret>::wrap(B::$name($(Arg($arg).unwrap()),*))
+        Ret::<$ret>::wrap(timed!($name($(Arg($arg).unwrap()),*)))
     }};
     (raw $name:ident($($arg:ident),*) $($ret:ty)?) => { B::$name($(Arg($arg).unwrap()),*) };
     (keep $name:ident($($arg:ident),*) $ret:ty) => {{
@@ -45,17 +47,23 @@ macro_rules! body {
         if false$(|| Arg(&$arg).is_weight())* {
             clear_recent();
         }
-        Ret::<$ret>::wrap(B::$name($(Arg($arg).unwrap()),*)).with_mark(mark)
+        Ret::<$ret>::wrap(timed!($name($(Arg($arg).unwrap()),*))).with_mark(mark)
     }};
     (keep_lhs $name:ident($lhs:ident, $rhs:ident) $ret:ty) => {{
         let mark = $lhs.mark().map(|mark| mark.clone().after(1));
         if $lhs.is_weight() {
             clear_recent();
         }
-        Ret::<$ret>::wrap(B::$name($lhs.into_full(), $rhs.into_full())).with_mark(mark)
+        Ret::<$ret>::wrap(timed!($name($lhs.into_full(), $rhs.into_full()))).with_mark(mark)
     }};
     (same $name:ident($t:ident $(, $arg:ident)*) $ret:ty) => { $t.map(|t| B::$name(t $(, $arg)*)) };
-    ($name:ident($($arg:ident),*) $ret:ty) => { Ret::<$ret>::wrap(B::$name($(Arg($arg).unwrap()),*)) };
+    ($name:ident($($arg:ident),*) $ret:ty) => { Ret::<$ret>::wrap(timed!($name($(Arg($arg).unwrap()),*))) };
+}
+macro_rules! timed {
+    ($name:ident($($arg:expr),*)) => {{
+        let _timer = operation(stringify!($name));
+        B::$name($($arg),*)
+    }};
 }
 
 impl<B: Float8Backend> BackendTypes for Float8<B> {
@@ -101,7 +109,7 @@ impl<B: Float8Backend> FloatTensorOps<Self> for Float8<B> {
         #[new] fn float_zeros(shape: Shape, device: &D<Self>, dtype: FloatDType) -> F<Self>;
         #[new] fn float_full(shape: Shape, fill_value: Scalar, device: &D<Self>, dtype: FloatDType) -> F<Self>;
         #[raw] fn float_into_data(tensor: F<Self>) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send;
-        fn float_device(tensor: &F<Self>) -> D<Self>;
+        #[raw] fn float_device(tensor: &F<Self>) -> D<Self>;
         #[keep] fn float_to_device(tensor: F<Self>, device: &D<Self>) -> F<Self>;
         fn float_into_int(tensor: F<Self>, out_dtype: IntDType) -> I<Self>;
         #[new] fn float_empty(shape: Shape, device: &D<Self>, dtype: FloatDType) -> F<Self>;
@@ -147,7 +155,7 @@ impl<B: Float8Backend> FloatTensorOps<Self> for Float8<B> {
         fn float_lower_equal_elem(lhs: F<Self>, rhs: Scalar, out_dtype: BoolDType) -> L<Self>;
         #[same] fn float_detach(tensor: F<Self>) -> F<Self>;
         #[same] fn float_set_require_grad(tensor: F<Self>, require_grad: bool) -> F<Self>;
-        fn float_is_require_grad(tensor: &F<Self>) -> bool;
+        #[raw] fn float_is_require_grad(tensor: &F<Self>) -> bool;
         fn float_sum(tensor: F<Self>) -> F<Self>;
         fn float_sum_dim(tensor: F<Self>, dim: usize) -> F<Self>;
         fn float_prod(tensor: F<Self>) -> F<Self>;
@@ -219,7 +227,7 @@ impl<B: Float8Backend> FloatTensorOps<Self> for Float8<B> {
         let last = |s: &Shape| s.iter().last().copied();
         let old = tensor.shape();
         let is_same_matrix = last(&old).is_some() && last(&old) == last(&shape);
-        let reshaped = |tensor: F<B>| B::float_reshape(tensor, shape);
+        let reshaped = |tensor: F<B>| timed!(float_reshape(tensor, shape));
         if is_same_matrix && tensor.transpose_of().is_none() {
             return tensor.map(reshaped);
         }
@@ -232,7 +240,7 @@ impl<B: Float8Backend> FloatTensorOps<Self> for Float8<B> {
     fn float_ones(shape: Shape, device: &D<Self>, dtype: FloatDType) -> F<Self> {
         note_ones();
         register_wrappers::<B>();
-        Float8Tensor::new(B::float_ones(shape, device, dtype))
+        Float8Tensor::new(timed!(float_ones(shape, device, dtype)))
     }
     fn float_transpose(tensor: F<Self>) -> F<Self> {
         matmul::transpose(tensor)
@@ -246,7 +254,7 @@ impl<B: Float8Backend> FloatTensorOps<Self> for Float8<B> {
         let mark =
             if is_flat { Mark::concatenate(tensors.iter().map(|t| (t.shape()[0], t.mark().cloned()))) } else { None };
         let tensors = tensors.into_iter().map(Float8Tensor::into_full).collect();
-        Float8Tensor::new(B::float_cat(tensors, dim)).with_mark(mark)
+        Float8Tensor::new(timed!(float_cat(tensors, dim))).with_mark(mark)
     }
     fn float_slice(tensor: F<Self>, slices: &[Slice]) -> F<Self> {
         let mark = match (tensor.mark(), slices) {
@@ -255,7 +263,7 @@ impl<B: Float8Backend> FloatTensorOps<Self> for Float8<B> {
             }
             _ => None,
         };
-        Float8Tensor::new(B::float_slice(tensor.into_full(), slices)).with_mark(mark)
+        Float8Tensor::new(timed!(float_slice(tensor.into_full(), slices))).with_mark(mark)
     }
 }
 impl<B: Float8Backend> IntTensorOps<Self> for Float8<B> {
@@ -263,7 +271,7 @@ impl<B: Float8Backend> IntTensorOps<Self> for Float8<B> {
         fn int_empty(shape: Shape, device: &D<Self>, dtype: IntDType) -> I<Self>;
         #[raw] fn int_into_data(tensor: I<Self>) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send;
         fn int_from_data(data: TensorData, device: &D<Self>) -> I<Self>;
-        fn int_device(tensor: &I<Self>) -> D<Self>;
+        #[raw] fn int_device(tensor: &I<Self>) -> D<Self>;
         fn int_to_device(tensor: I<Self>, device: &D<Self>) -> I<Self>;
         fn int_reshape(tensor: I<Self>, shape: Shape) -> I<Self>;
         fn int_slice(tensor: I<Self>, slices: &[Slice]) -> I<Self>;
@@ -375,7 +383,7 @@ impl<B: Float8Backend> BoolTensorOps<Self> for Float8<B> {
         fn bool_from_data(data: TensorData, device: &D<Self>) -> L<Self>;
         fn bool_into_int(tensor: L<Self>, out_dtype: IntDType) -> I<Self>;
         fn bool_into_float(tensor: L<Self>, out_dtype: FloatDType) -> F<Self>;
-        fn bool_device(tensor: &L<Self>) -> D<Self>;
+        #[raw] fn bool_device(tensor: &L<Self>) -> D<Self>;
         fn bool_to_device(tensor: L<Self>, device: &D<Self>) -> L<Self>;
         fn bool_reshape(tensor: L<Self>, shape: Shape) -> L<Self>;
         fn bool_slice(tensor: L<Self>, slices: &[Slice]) -> L<Self>;
@@ -459,7 +467,7 @@ impl<B: Float8Backend> ModuleOps<Self> for Float8<B> {
         fn attention(query: F<Self>, key: F<Self>, value: F<Self>, mask: Option<L<Self>>, attn_bias: Option<F<Self>>, options: AttentionModuleOptions) -> F<Self>;
         fn layer_norm(tensor: F<Self>, gamma: F<Self>, beta: Option<F<Self>>, epsilon: f64) -> F<Self>;
         fn ctc_loss(log_probs: F<Self>, targets: I<Self>, input_lengths: I<Self>, target_lengths: I<Self>, blank: usize) -> F<Self>;
-        fn has_ctc_loss_backward() -> bool;
+        #[raw] fn has_ctc_loss_backward() -> bool;
         fn ctc_loss_backward(log_probs: F<Self>, targets: I<Self>, input_lengths: I<Self>, target_lengths: I<Self>, grad_loss: F<Self>, blank: usize) -> F<Self>;
         fn irfft(spectrum_re: F<Self>, spectrum_im: F<Self>, dim: usize, n: Option<usize>) -> F<Self>;
     }
@@ -476,7 +484,7 @@ impl<B: Float8Backend> ModuleOps<Self> for Float8<B> {
         linear::bias_grad(output_grad)
     }
     fn rfft(signal: F<Self>, dim: usize, n: Option<usize>) -> (F<Self>, F<Self>) {
-        let (re, im) = B::rfft(signal.into_full(), dim, n);
+        let (re, im) = timed!(rfft(signal.into_full(), dim, n));
         (Float8Tensor::new(re), Float8Tensor::new(im))
     }
 }
@@ -504,13 +512,13 @@ impl<B: Float8Backend> QTensorOps<Self> for Float8<B> {
         fn quantize(tensor: F<Self>, scheme: &QuantScheme, qparams: QuantizationParametersPrimitive<Self>) -> Q<Self>;
         fn quantize_dynamic(tensor: F<Self>, scheme: &QuantScheme) -> Q<Self>;
         fn dequantize(tensor: Q<Self>, dtype: FloatDType) -> F<Self>;
-        fn q_device(tensor: &Q<Self>) -> D<Self>;
+        #[raw] fn q_device(tensor: &Q<Self>) -> D<Self>;
         fn q_to_device(tensor: Q<Self>, device: &D<Self>) -> Q<Self>;
         fn q_reshape(tensor: Q<Self>, shape: Shape) -> Q<Self>;
         #[raw] fn q_into_data(tensor: Q<Self>) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send;
         fn q_detach(tensor: Q<Self>) -> Q<Self>;
         fn q_set_require_grad(tensor: Q<Self>, require_grad: bool) -> Q<Self>;
-        fn q_is_require_grad(tensor: &Q<Self>) -> bool;
+        #[raw] fn q_is_require_grad(tensor: &Q<Self>) -> bool;
         fn q_expand(tensor: Q<Self>, shape: Shape) -> Q<Self>;
         fn q_transpose(tensor: Q<Self>) -> Q<Self>;
         fn q_swap_dims(tensor: Q<Self>, dim1: usize, dim2: usize) -> Q<Self>;

@@ -26,6 +26,7 @@ use super::linear::{enter_dgrad, enter_wgrad, sample_operands};
 use crate::backend::host::ranges;
 use crate::backend::{Float8Backend, GroupEnds};
 use crate::error::Float8Error;
+use crate::profile::operation;
 use crate::tensor::{Float8Tensor, Layout, View, confirm};
 use crate::terms::{Gemm, Operand};
 
@@ -95,11 +96,13 @@ fn padded_rows(m: usize, groups: usize) -> usize {
 
 /// The ends as kernels take them.
 fn groups<B: Float8Backend>(ends: IntTensor<B>, grouping: Grouping) -> Option<GroupEnds<IntTensor<B>>> {
+    let _timer = operation("int_cast");
     Some(GroupEnds { ends: B::int_cast(ends, IntDType::I32), grouping })
 }
 
 /// The weight as a matrix whose transpose is fprop's operand, `[K, G·N]`.
 fn experts_along_n<B: Backend>(w: FloatTensor<B>) -> FloatTensor<B> {
+    let _timer = operation("float_reshape");
     let [groups, k, n] = w.shape().dims();
     let transposed = B::float_reshape(B::float_swap_dims(w, 1, 2), Shape::from(vec![groups * n, k]));
     B::float_transpose(transposed)
@@ -107,6 +110,7 @@ fn experts_along_n<B: Backend>(w: FloatTensor<B>) -> FloatTensor<B> {
 
 /// The weight as dgrad's operand, `[G·K, N]`.
 fn experts_along_k<B: Backend>(w: FloatTensor<B>) -> FloatTensor<B> {
+    let _timer = operation("float_reshape");
     let [groups, k, n] = w.shape().dims();
     B::float_reshape(w, Shape::from(vec![groups * k, n]))
 }
@@ -117,6 +121,7 @@ pub(crate) fn forward<B: Float8Backend>(x: Float8Tensor<B>, w: Float8Tensor<B>, 
     let owner = Owner::of_fprop(&w);
     let call = dims.call(&owner, Gemm::Fprop);
     let Some(config) = call.float8_config::<B>(&device, [dtype, w.dtype()]) else {
+        let _timer = operation("grouped_matmul");
         let y = grouped_matmul::<B>(float(x.into_full()), float(w.into_full()), Tensor::from_primitive(ends));
         return Float8Tensor::new(y.into_primitive().tensor());
     };
@@ -148,6 +153,7 @@ fn dgrad<B: Float8Backend>(
     sample_operands(owner, weights);
     sample_operands(owner, [(&dy, View::Own, Operand::GRAD_OUTPUT)]);
     dx.unwrap_or_else(|| {
+        let _timer = operation("grouped_matmul");
         let transposed = float::<B, 3>(w.into_full()).swap_dims(1, 2);
         let dx = grouped_matmul::<B>(float(dy.into_full()), transposed, Tensor::from_primitive(ends));
         Float8Tensor::new(dx.into_primitive().tensor())
@@ -169,6 +175,7 @@ fn wgrad<B: Float8Backend>(
     sample_operands(owner, [(w, View::Computed(Layout::ExpertsAlongN, &along_n), Operand::WEIGHT_T)]);
     let call = dims.call(owner, Gemm::Wgrad);
     if let Some(config) = call.float8_config::<B>(&device, [x.dtype(), dy.dtype(), dtype]) {
+        let timer = operation("group_padding");
         let padding = Padding::<B>::new(ends, dims, &device);
         // Tensors of their own, so that nothing takes these copies for those of x and dy; zeros change no amax.
         let [x, dy] = [x, dy].map(|t| {
@@ -176,6 +183,7 @@ fn wgrad<B: Float8Backend>(
             padded.cache().inherit(t.cache(), t.full().shape().num_elements() as u64);
             padded
         });
+        drop(timer);
         let (x_rows, dy_rows) = (|| x.full().clone(), || dy.full().clone());
         let views = [View::Computed(Layout::Matrix, &x_rows), View::Computed(Layout::Matrix, &dy_rows)];
         let [a, b] = call.copies([(&x, views[0]), (&dy, views[1])], &config);
@@ -183,6 +191,7 @@ fn wgrad<B: Float8Backend>(
         let groups = groups::<B>(padding.ends.into_primitive(), Grouping::Contraction);
         return call.run([&a, &b], None, groups, (w.shape(), dtype), (&device, &config));
     }
+    let _timer = operation("grouped_matmul");
     let (x, dy) = (float::<B, 2>(cast::<B>(x.into_full(), dy.dtype())), float::<B, 2>(dy.into_full()));
     let parts = ranges::<B>(&ends, dims.m).into_iter().map(|rows| {
         if rows.is_empty() {

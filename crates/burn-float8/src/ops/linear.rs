@@ -15,6 +15,7 @@ use burn_std::Shape;
 use super::call::{GemmCall, Owner, cast, zeros};
 use crate::backend::Float8Backend;
 use crate::layer::Layer;
+use crate::profile::operation;
 use crate::step::{DeviceState, on_backward};
 use crate::tensor::{CastRequest, Float8Tensor, LinearUse, View, confirm, is_sampled, note_backward, sample};
 use crate::terms::{Gemm, Operand, Reason};
@@ -62,6 +63,7 @@ pub(crate) fn forward<B: Float8Backend>(
             return zeros(out, dtype, x.full());
         }
         let (w, bias) = (cast::<B>(w.into_full(), dtype), bias.map(|bias| cast::<B>(bias.into_full(), dtype)));
+        let _timer = operation("linear");
         return Float8Tensor::new(B::linear(x.into_full(), w, bias));
     };
     let [a, b] = call.copies([(&x, View::Own), (&w, View::Own)], &config);
@@ -104,7 +106,9 @@ pub(super) fn dgrad_of<B: Float8Backend>(owner: &Owner, w: Float8Tensor<B>, dy: 
         if m == 0 {
             return zeros(out, dtype, dy.full());
         }
-        Float8Tensor::new(B::linear_x_backward(cast::<B>(w.into_full(), dtype), dy.into_full()))
+        let w = cast::<B>(w.into_full(), dtype);
+        let _timer = operation("linear_x_backward");
+        Float8Tensor::new(B::linear_x_backward(w, dy.into_full()))
     })
 }
 
@@ -139,7 +143,9 @@ pub(crate) fn wgrad<B: Float8Backend>(x: Float8Tensor<B>, dy: Float8Tensor<B>) -
         if m == 0 {
             return zeros(out, weight_dtype, x.full());
         }
+        let timer = operation("linear_weight_backward");
         let dw = B::linear_weight_backward(x.into_full(), dy.into_full());
+        drop(timer);
         Float8Tensor::new(cast::<B>(dw, weight_dtype))
     })
 }
@@ -161,6 +167,7 @@ pub(super) fn bias_grad_as<B: Float8Backend>(dy: Float8Tensor<B>, dtype: DType) 
     }
     // Cast first: a sum over all tokens loses too much in bf16.
     let dy = cast::<B>(dy.into_full(), dtype);
+    let _timer = operation("linear_bias_backward");
     Float8Tensor::new(B::linear_bias_backward(dy))
 }
 

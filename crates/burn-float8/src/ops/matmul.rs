@@ -12,6 +12,7 @@ use burn_backend::tensor::FloatTensor;
 
 use super::linear;
 use crate::backend::Float8Backend;
+use crate::profile::operation;
 use crate::tensor::{Float8Tensor, LinearUse};
 
 pub(super) fn matmul<B: Float8Backend>(lhs: Float8Tensor<B>, rhs: Float8Tensor<B>) -> Float8Tensor<B> {
@@ -32,22 +33,25 @@ pub(super) fn matmul<B: Float8Backend>(lhs: Float8Tensor<B>, rhs: Float8Tensor<B
     for layer in [lhs.layer(), rhs.layer()].into_iter().flatten() {
         layer.count_weight_matmul();
     }
+    let _timer = operation("float_matmul");
     Float8Tensor::new(B::float_matmul(lhs.into_full(), rhs.into_full()))
 }
 
 pub(super) fn transpose<B: Float8Backend>(t: Float8Tensor<B>) -> Float8Tensor<B> {
-    transposed(t, B::float_transpose)
+    transposed(t, "float_transpose", B::float_transpose)
 }
 
 pub(super) fn swap_dims<B: Float8Backend>(t: Float8Tensor<B>, dim1: usize, dim2: usize) -> Float8Tensor<B> {
-    transposed(t, |t| B::float_swap_dims(t, dim1, dim2))
+    transposed(t, "float_swap_dims", |t| B::float_swap_dims(t, dim1, dim2))
 }
 
 /// The result of swapping axes, which remembers `t` where a matmul in FP8 may want it.
 fn transposed<B: Float8Backend>(
     t: Float8Tensor<B>,
+    name: &'static str,
     swap: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
 ) -> Float8Tensor<B> {
+    let _timer = operation(name);
     if t.rank() == 2 && (is_saved_weight(&t, None) || is_saved_for(&t, |_| true)) {
         return Float8Tensor::transposed(swap(t.full().clone()), t);
     }

@@ -19,6 +19,7 @@ use super::DeviceState;
 use crate::backend::Float8Backend;
 use crate::backend::host::read_f32;
 use crate::config::{AmaxComputeAlgo, DelayedScaling};
+use crate::profile::operation;
 use crate::terms::Role;
 
 /// Amaxes of one cast in one step that are kept apart.
@@ -102,12 +103,14 @@ pub struct AmaxState {
 impl<B: Float8Backend> Histories<B> {
     /// The amax of which the scale of a cast is made, `[1]`, once its first step has ended.
     pub(crate) fn scaling_amax(&mut self, layer: &str, role: Role, scaling: DelayedScaling) -> Option<FloatTensor<B>> {
+        let _timer = operation("amax_history");
         let (_, table) = self.0.iter_mut().find(|(s, _)| *s == scaling)?;
         let row = *table.places.get(&(layer.to_string(), role))?;
         table.scaling_amax(row)
     }
 
     fn observe(&mut self, layer: &str, role: Role, scaling: DelayedScaling, amax: FloatTensor<B>, initial: f32) {
+        let _timer = operation("amax_history");
         let table = self.table(scaling);
         let row = table.place(layer, role, initial);
         let observed = &mut table.casts[row].1.observed;
@@ -120,6 +123,10 @@ impl<B: Float8Backend> Histories<B> {
 
     /// Ends the step.
     pub(crate) fn update(&mut self) {
+        if self.0.is_empty() {
+            return;
+        }
+        let _timer = operation("amax_history");
         for (scaling, table) in &mut self.0 {
             table.update(*scaling);
         }

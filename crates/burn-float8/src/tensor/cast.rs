@@ -10,6 +10,7 @@ use super::{Float8Tensor, recent};
 use crate::backend::{Float8Backend, Quantized, ScaleFrom};
 use crate::config::{Float8LinearConfig, ScalingType};
 use crate::layer::Layer;
+use crate::profile::{Work, time};
 use crate::step::{DeviceState, Observation};
 use crate::terms::{ContractionAxis, Operand, Role};
 
@@ -213,11 +214,15 @@ impl<B: Float8Backend> Entries<B> {
     ) -> (Quantized<B>, Arc<CastResult<B>>) {
         let CastRequest { operand, layer, in_forward, .. } = request;
         let key = request.key();
+        let timed = |scale| {
+            let _timer = time(Work::Cast { role: operand.role, format: key.cast.format });
+            B::fp8_quantize(full, key.cast, orientation, scale)
+        };
         // Other granularities have other scales along the other axis.
         let known = self.result(key).filter(|_| key.has_one_scale()).cloned();
         if let Some(known) = known {
             let amax = ScaleFrom::Amax { amax: known.scaling.clone(), observe: false };
-            return (B::fp8_quantize(full, key.cast, orientation, amax), known);
+            return (timed(amax), known);
         }
         // An x that gradient checkpointing computes again belongs to the history that it had in forward.
         let owner = || match operand.role {
@@ -236,7 +241,7 @@ impl<B: Float8Backend> Entries<B> {
             Some(amax) => ScaleFrom::Amax { amax: amax.clone(), observe: true },
             None => ScaleFrom::Dynamic,
         };
-        let quantized = B::fp8_quantize(full, key.cast, orientation, from);
+        let quantized = timed(from);
         let observed = quantized.amax.clone();
         let observation = history.map(|(state, layer, delayed, _)| {
             let (initial, amax) = (key.cast.format.max(), observed.clone());

@@ -9,6 +9,7 @@ use super::cast::{CastRequest, View, recast};
 use crate::backend::{Float8Backend, Quantized, ScaleFrom};
 use crate::config::Float8LinearConfig;
 use crate::layer::{Layer, has_one_cast};
+use crate::profile::operation;
 use crate::step::{DeviceState, Sample, Step};
 use crate::terms::ContractionAxis;
 
@@ -44,6 +45,7 @@ pub(crate) fn take_sample<B: Float8Backend>(
         let has_seen = |operand| step.samples.has_seen(layer, operand);
         !(has_seen(operand) || has_one_cast(config, operand) && has_seen(operand.other()))
     })?;
+    let _timer = operation("statistics");
     let cast = recast(t, view, request)?;
     let full = view.of(t);
     let transposed = operand.axis == ContractionAxis::Leading;

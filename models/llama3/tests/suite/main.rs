@@ -17,6 +17,7 @@ mod models;
 mod moe;
 mod moe_training;
 mod precision_schedules;
+mod profiles;
 mod recipes;
 mod reports;
 mod rope;

@@ -92,6 +92,7 @@ fn in_dtype(config: &RunConfig, dtype: DType) -> (Result<Outcome, Error>, String
         device: &Default::default(),
         held_out: &held_out,
         checkpoints: None,
+        profiler: None,
         metrics: None,
         signals: Signals::default(),
         progress: ProgressLine::hidden(),

@@ -73,7 +73,8 @@ fn losses_are_the_same_whoever_looks() {
     for recipe in ["tensorwise", "delayed"] {
         let recipe = format!("float8.recipe={recipe}");
         let (alone, ..) = recorded(&folder.path().join(""), &[&plain[..], &[&*recipe]].concat());
-        let seen = [&plain[..], &[&*recipe, "training.eval_every=1", "float8.statistics={ every_n_steps = 1 }"]].concat();
+        let seen =
+            [&plain[..], &[&*recipe, "training.eval_every=1", "float8.statistics={ every_n_steps = 1 }"]].concat();
         let (seen, records, _) = recorded(folder.path(), &seen);
         assert_eq!(losses(&alone), losses(&seen));
         // The file is of the last run alone.

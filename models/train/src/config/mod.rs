@@ -9,7 +9,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 pub use float8::Float8Section;
-pub use sections::{CheckpointSection, ComputeDtype, DataSection, OptimizerSection, Precision, TrainingSection};
+pub use sections::{
+    CheckpointSection, ComputeDtype, DataSection, OptimizerSection, Precision, ProfileSection, TrainingSection,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};

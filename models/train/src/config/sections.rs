@@ -1,4 +1,4 @@
-//! The sections `[training]`, `[optimizer]`, `[data]` and `[checkpoint]`, and what their types do not check.
+//! The sections `[training]`, `[optimizer]`, `[data]`, `[checkpoint]` and `[profile]`, and what their types do not check.
 
 use std::path::PathBuf;
 
@@ -169,6 +169,19 @@ pub struct CheckpointSection {
     pub background: bool,
 }
 
+/// Steps of which a table says where their time went: by kernel on a GPU, by operation on a CPU. Without this section there are none.
+/// On a GPU it makes all steps of the run slower, those outside of the window too, as each kernel is waited for and timed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ProfileSection {
+    /// The first step that is profiled, counted from 1. On a GPU the first steps of a run also compile kernels.
+    pub start: usize,
+    /// How many steps are profiled. The last of them must not come after `training.steps`.
+    pub steps: usize,
+    /// Where to write the table, as JSON; it is printed in any case.
+    pub file: Option<PathBuf>,
+}
+
 impl Default for TrainingSection {
     fn default() -> Self {
         Self {
@@ -229,6 +242,12 @@ impl Default for DataSection {
 impl Default for CheckpointSection {
     fn default() -> Self {
         Self { folder: None, every: 100, keep: 2, background: true }
+    }
+}
+
+impl Default for ProfileSection {
+    fn default() -> Self {
+        Self { start: 4, steps: 2, file: None }
     }
 }
 
@@ -385,5 +404,24 @@ impl CheckpointSection {
     /// [`ConfigError::Value`] naming the first key that cannot be.
     pub fn validate(&self) -> Result<(), ConfigError> {
         require("checkpoint.keep", self.keep, self.keep >= 1, "must be at least 1")
+    }
+}
+
+impl ProfileSection {
+    /// Checks what the types do not, against the steps of the run.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] naming the first key that cannot be.
+    pub fn validate(&self, steps: usize) -> Result<(), ConfigError> {
+        let last = self.start.saturating_add(self.steps).saturating_sub(1);
+        require("profile.start", self.start, self.start >= 1, "must be at least 1")?;
+        require("profile.steps", self.steps, self.steps >= 1, "must be at least 1")?;
+        let reason = format!("from step {} on goes to step {last}, and the run has {steps}", self.start);
+        require("profile.steps", self.steps, last <= steps, &reason)
+    }
+
+    /// The last step that is profiled.
+    pub fn last(&self) -> usize {
+        self.start + self.steps - 1
     }
 }

@@ -19,6 +19,7 @@ use crate::config::{Float8Section, Precision};
 use crate::error::Divergence;
 use crate::metrics::{Memory, Metrics, StepLine, better};
 use crate::model::LanguageModel;
+use crate::profile::Profiler;
 use crate::progress::ProgressLine;
 use crate::report::report_of;
 use crate::signals::Signals;
@@ -36,6 +37,8 @@ pub struct Run<'a, B: AutodiffBackend> {
     pub held_out: &'a [Batch],
     /// Where it is saved, if it is.
     pub checkpoints: Option<Checkpoints>,
+    /// Where the time of some steps goes, if that is asked for.
+    pub profiler: Option<Profiler>,
     /// Where its metrics go, if they do.
     pub metrics: Option<Metrics>,
     /// Asked between steps, if it is saved.
@@ -89,7 +92,8 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
     ///
     /// # Errors
     /// [`TrainError::Diverged`], [`TrainError::HeldOutDiverged`], [`TrainError::Interrupted`], [`TrainError::Strict`],
-    /// [`TrainError::Checkpoint`], [`TrainError::Execution`], [`TrainError::Write`], [`TrainError::Output`].
+    /// [`TrainError::Checkpoint`], [`TrainError::Execution`], [`TrainError::Write`], [`TrainError::Output`],
+    /// [`TrainError::Profile`].
     pub fn run<M>(&mut self, steps: Steps<'_, B, M>) -> Result<Finished<M>, TrainError>
     where
         M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
@@ -122,9 +126,16 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         let mut was_float8 = fp8 && (steps.done() == 0 || self.is_float8(steps.done() - 1));
         let mut verified = false;
         while steps.done() < training.steps {
+            if let Some(profiler) = &mut self.profiler {
+                profiler.before_step::<B>(steps.done() + 1, self.device)?;
+            }
             let step;
             (steps, step) = steps.step(self.device)?;
             let number = step.number;
+            let table = self.profiler.as_mut().map(|profiler| profiler.after_step::<B>(number, self.device));
+            if let Some(table) = table.transpose()?.flatten() {
+                writeln!(self.out, "{table}")?;
+            }
             now.tokens += step.tokens;
             now.watch.push(&step);
             if step.is_float8 != was_float8 {

@@ -2,6 +2,7 @@
 
 mod commands;
 mod docs;
+mod profile;
 #[cfg(unix)]
 mod runs;
 mod support;

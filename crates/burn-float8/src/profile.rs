@@ -1,0 +1,147 @@
+//! Host time of casts, scaled GEMMs and the other operations that pass through [`Float8`](crate::Float8), summed by name between
+//! [`start`] and [`stop`].
+//!
+//! An operation's time is that of the call, so it says what the operation took on backends that have computed when a call returns
+//! (`Flex`, `NdArray`), and what queueing took on others. Operations that are in progress inside another one count in that one alone.
+//! Reading a tensor back is not timed.
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use float8_kernels::Format;
+use parking_lot::Mutex;
+
+use crate::terms::{Gemm, Role};
+
+/// What time was spent on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Work {
+    /// Casting an operand of a linear to FP8, finding its amax included.
+    Cast {
+        /// Whose operand.
+        role: Role,
+        /// To which format.
+        format: Format,
+    },
+    /// Multiplying FP8 operands.
+    ScaledGemm(Gemm),
+    /// An operation of Burn by its name (`float_matmul`, `softmax`), or what [`Float8`](crate::Float8) does beside casts and GEMMs:
+    /// `amax_history` (delayed scaling), `statistics`, `group_padding` and `grouped_matmul` (a grouped linear in high precision).
+    Operation(&'static str),
+}
+
+impl core::fmt::Display for Work {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Cast { role, format } => write!(f, "cast {} {format}", role.name()),
+            Self::ScaledGemm(gemm) => write!(f, "scaled_gemm {gemm}"),
+            Self::Operation(name) => f.write_str(name),
+        }
+    }
+}
+
+/// The sum over all calls of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Of what.
+    pub work: Work,
+    /// How often.
+    pub calls: u64,
+    /// For how long, over all threads.
+    pub time: Duration,
+}
+
+static IS_ON: AtomicBool = AtomicBool::new(false);
+static SUMS: LazyLock<Mutex<HashMap<Work, (u64, Duration)>>> = LazyLock::new(Mutex::default);
+
+thread_local! {
+    /// Whether this thread is inside something that is timed.
+    static IS_TIMED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Times all threads of the process from here on, beginning with nothing.
+pub fn start() {
+    SUMS.lock().clear();
+    IS_ON.store(true, Relaxed);
+}
+
+/// What has been timed since [`start`], the longest first; nothing is timed from here on.
+pub fn stop() -> Vec<Entry> {
+    IS_ON.store(false, Relaxed);
+    let sums = core::mem::take(&mut *SUMS.lock());
+    let mut entries: Vec<_> = sums.into_iter().map(|(work, (calls, time))| Entry { work, calls, time }).collect();
+    entries.sort_by_key(|entry| core::cmp::Reverse(entry.time));
+    entries
+}
+
+/// Times until it is dropped.
+#[must_use]
+pub(crate) struct Timer(Option<(Work, Instant)>);
+
+/// Times `work` from here on, unless nothing is timed or this thread is inside something that is.
+pub(crate) fn time(work: Work) -> Timer {
+    if !IS_ON.load(Relaxed) || IS_TIMED.replace(true) {
+        return Timer(None);
+    }
+    Timer(Some((work, Instant::now())))
+}
+
+/// [`time`] of an operation of this name.
+pub(crate) fn operation(name: &'static str) -> Timer {
+    time(Work::Operation(name))
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        let Some((work, since)) = self.0.take() else { return };
+        let time = since.elapsed();
+        IS_TIMED.set(false);
+        // Of a call that `stop` has not waited for, nothing must be left for the next `start`.
+        if IS_ON.load(Relaxed) {
+            let mut sums = SUMS.lock();
+            let (calls, sum) = sums.entry(work).or_default();
+            *calls += 1;
+            *sum += time;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::sleep;
+
+    use super::*;
+
+    /// The only test of this binary that turns the process' switch on; what others do meanwhile has other names.
+    #[test]
+    fn what_is_timed_inside_of_another_counts_once() {
+        let (outer, inner) = ("outer of a test", "inner of a test");
+        let nested = || {
+            let _outer = operation(outer);
+            sleep(Duration::from_millis(2));
+            let _inner = operation(inner);
+            sleep(Duration::from_millis(2));
+        };
+        nested();
+        start();
+        nested();
+        nested();
+        drop(operation(inner));
+        let panics = std::panic::catch_unwind(|| {
+            let _outer = operation(outer);
+            panic!("in an operation")
+        });
+        assert!(panics.is_err());
+        nested();
+        let entries = stop();
+        nested();
+        let of = |name| entries.iter().find(|entry| entry.work == Work::Operation(name)).unwrap();
+        assert_eq!((of(outer).calls, of(inner).calls), (4, 1));
+        assert!(of(outer).time >= Duration::from_millis(12) && of(outer).time > of(inner).time, "{entries:?}");
+        assert!(entries.iter().is_sorted_by(|a, b| a.time >= b.time));
+        assert!(stop().is_empty());
+    }
+}

@@ -1,0 +1,74 @@
+//! `[profile]` prints where the time went, on a CPU and on a GPU that may be a software one.
+
+use std::io::Write;
+
+use crate::support::{small, stdout, text, train};
+
+const WINDOW: [&str; 2] = ["profile.start=3", "profile.steps=2"];
+
+/// The log of a run of four steps on a device, and the lines of its table.
+fn run(device: &str, data: &str, settings: &[&str]) -> (String, Vec<String>) {
+    let arguments = small(data, &[&["training.steps=4"], settings].concat());
+    let arguments: Vec<_> =
+        arguments.into_iter().map(|word| if word == "cpu" { device.into() } else { word }).collect();
+    let output = train(&arguments).output().unwrap();
+    let log = stdout(&output).to_string();
+    let from = log.lines().skip_while(|line| !line.starts_with("profile: "));
+    let table = from.skip(3).take_while(|line| !line.starts_with("sum:")).map(String::from).collect();
+    (log, table)
+}
+
+fn has_wgpu(test: &str) -> bool {
+    let adapters = device_select::wgpu_adapters().expect("wgpu is compiled in");
+    if adapters.is_empty() {
+        assert!(std::env::var_os("CI").is_none(), "CI needs a Vulkan adapter: install mesa-vulkan-drivers");
+        // Not `println!`, which the harness holds back while a test passes.
+        writeln!(std::io::stdout(), "{test}: skipped on wgpu, since this machine has no adapter").unwrap();
+    }
+    !adapters.is_empty()
+}
+
+/// Calls in the row of this kind and name.
+fn calls(table: &[String], kind: &str, name: &str) -> u64 {
+    let end = format!("  {kind:<11}  {name}");
+    let row = table.iter().find_map(|line| line.strip_suffix(&end));
+    let row = row.unwrap_or_else(|| panic!("no {name} in\n{}", table.join("\n")));
+    row.split_whitespace().last().unwrap().parse().unwrap()
+}
+
+/// Lines of steps up to what depends on time.
+fn losses(log: &str) -> Vec<&str> {
+    let steps = log.lines().filter(|line| line.contains("  loss: "));
+    steps.map(|line| &line[..line.find("grad_norm").unwrap() + 18]).collect()
+}
+
+#[test]
+fn a_cpu_names_casts_and_scaled_gemms() {
+    let data = text();
+    let (log, table) = run("cpu", &data.1, &WINDOW);
+    assert!(log.contains("profile: steps 3 to 4 on cpu, "), "{log}");
+    // Seven linears, two steps.
+    for gemm in ["fprop", "dgrad", "wgrad"] {
+        assert_eq!(calls(&table, "scaled GEMM", &format!("scaled_gemm {gemm}")), 14, "{log}");
+    }
+    assert_eq!(calls(&table, "cast", "cast weight e4m3"), 14, "{log}");
+    // x of q, k and v is one, and so is that of gate and up.
+    assert_eq!(calls(&table, "cast", "cast input e4m3"), 8, "{log}");
+}
+
+#[test]
+fn a_gpu_names_the_kernels_of_casts_and_scaled_gemms() {
+    if !has_wgpu("a_gpu_names_the_kernels_of_casts_and_scaled_gemms") {
+        return;
+    }
+    let data = text();
+    let (log, table) = run("wgpu", &data.1, &WINDOW);
+    assert!(log.contains("profile: steps 3 to 4 on wgpu (") && log.contains("\ntime: "), "{log}");
+    assert_eq!(calls(&table, "scaled GEMM", "gemm_emulated"), 3 * 14, "{log}");
+    let casts = table.iter().filter(|line| line.contains("  cast         cast_"));
+    let casts: u64 = casts.map(|line| line.split_whitespace().nth(4).unwrap().parse::<u64>().unwrap()).sum();
+    assert_eq!(casts, 14 + 8 + 14, "{log}");
+    // As in the same run without the section.
+    let plain = run("wgpu", &data.1, &[]);
+    assert_eq!(losses(&plain.0), losses(&log));
+}

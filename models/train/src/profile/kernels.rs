@@ -1,0 +1,119 @@
+//! What the kernels of float8-kernels are for, by their names.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// What a row's time is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// Finding the amax that a cast scales by, where that is a kernel of its own.
+    Amax,
+    /// Casting to FP8.
+    Cast,
+    /// Multiplying FP8 operands.
+    ScaledGemm,
+    /// Everything else that has a name.
+    Other,
+    /// What no kernel and no timed operation accounts for.
+    Host,
+}
+
+impl Kind {
+    /// All, in the order of tables.
+    pub const ALL: [Self; 5] = [Self::Amax, Self::Cast, Self::ScaledGemm, Self::Other, Self::Host];
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Amax => "amax",
+            Self::Cast => "cast",
+            Self::ScaledGemm => "scaled GEMM",
+            Self::Other => "other",
+            Self::Host => "host",
+        })
+    }
+}
+
+/// The kernels of float8-kernels by the names of their functions.
+#[cfg(any(feature = "wgpu", feature = "cuda", test))]
+const KERNELS: [(&str, Kind); 16] = [
+    ("partial_maxima", Kind::Amax),
+    ("fold_amax", Kind::Amax),
+    ("line_maxima", Kind::Amax),
+    ("fold_lines", Kind::Amax),
+    ("cast_linear", Kind::Cast),
+    ("cast_tiles", Kind::Cast),
+    ("cast_rows", Kind::Cast),
+    ("cast_blocks", Kind::Cast),
+    ("cast_mx", Kind::Cast),
+    ("gemm_emulated", Kind::ScaledGemm),
+    ("gemm_mma", Kind::ScaledGemm),
+    ("gemm_half", Kind::ScaledGemm),
+    ("gemm_hopper", Kind::ScaledGemm),
+    ("gemm_blackwell", Kind::ScaledGemm),
+    ("gemm_combine", Kind::ScaledGemm),
+    // Statistics.
+    ("partial_health", Kind::Other),
+];
+
+/// The function's name, where it is one of float8-kernels, and what a kernel is for that CubeCL names so.
+#[cfg(any(feature = "wgpu", feature = "cuda", test))]
+pub(super) fn known(kernel: &str) -> (&str, Kind) {
+    // `cast_tiles` is launched as the type `CastTiles`.
+    let is_type_of = |function: &str| {
+        let words = function.split('_').map(|word| (&word[..1], &word[1..]));
+        let mut rest = kernel;
+        let mut eats = |part: &str| rest.strip_prefix(part).map(|left| rest = left).is_some();
+        words.into_iter().all(|(first, others)| eats(&first.to_uppercase()) && eats(others)) && rest.is_empty()
+    };
+    KERNELS.into_iter().find(|(function, _)| is_type_of(function)).unwrap_or((kernel, Kind::Other))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn kernels_are_known_by_the_types_that_cubecl_names() {
+        assert_eq!(known("CastTiles"), ("cast_tiles", Kind::Cast));
+        assert_eq!(known("GemmMma"), ("gemm_mma", Kind::ScaledGemm));
+        for other in ["Cast", "CastTilesOf", "MyCastTiles", "cast_tiles", ""] {
+            assert_eq!(known(other), (other, Kind::Other));
+        }
+    }
+
+    /// The functions of a folder of sources that are kernels.
+    fn launched(folder: &Path, found: &mut BTreeSet<String>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                launched(&path, found);
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap();
+            for after in text.split("#[cube(launch").skip(1) {
+                let (_, function) = after.split_once("fn ").unwrap();
+                found.insert(function.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect());
+            }
+        }
+    }
+
+    #[test]
+    fn every_kernel_has_a_kind() {
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels/src");
+        let mut found = BTreeSet::new();
+        launched(&sources, &mut found);
+        // Tests and benches read operands back by it; no step does.
+        assert!(found.remove("dequantize"));
+        let named: BTreeSet<_> = KERNELS.iter().map(|(function, _)| function.to_string()).collect();
+        assert_eq!(found, named);
+        assert_eq!(named.len(), KERNELS.len());
+    }
+}

@@ -1,0 +1,191 @@
+//! [`ProfileTable`]: the time of a window's steps by what it was spent on, as text and as JSON.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use serde::Serialize;
+
+use super::Spent;
+use super::kernels::Kind;
+
+/// Rows of [`Kind::Other`] with less than this share are one row in text.
+const SMALL: f64 = 0.005;
+
+/// What a row's time is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Timing {
+    /// Between a kernel's timestamps on the device.
+    Timestamps,
+    /// On the host, from before a kernel's launch until the device has finished it: launch and synchronization included, and its
+    /// compilation when a kernel is first launched.
+    Synchronized,
+    /// Of the call of an operation that computes on the host.
+    Call,
+}
+
+impl fmt::Display for Timing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Timestamps => "between a kernel's timestamps on the device",
+            Self::Synchronized => "on the host, from a kernel's launch until the device has finished it",
+            Self::Call => "of calls of an operation on the host",
+        })
+    }
+}
+
+/// The time that was spent on one thing.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ProfileRow {
+    /// The kernel or operation; of kernels, those with other types and settings are one.
+    pub name: String,
+    /// What it is for.
+    pub kind: Kind,
+    /// How often in the window; 0 for [`Kind::Host`].
+    pub calls: u64,
+    /// In all.
+    pub seconds: f64,
+    /// Of the window's wall time.
+    pub share: f64,
+}
+
+/// Where the time of a window's steps went.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ProfileTable {
+    /// The device.
+    pub device: String,
+    /// What a row's time is.
+    pub timing: Timing,
+    /// From 1.
+    pub first_step: usize,
+    /// Steps in the window.
+    pub steps: usize,
+    /// Wall time of the window, from a synchronization with the device to another.
+    pub wall_seconds: f64,
+    /// The longest first, then [`Kind::Host`]: wall time less the sum of the others, and not less than 0, as what ran side by side
+    /// counts several times.
+    pub rows: Vec<ProfileRow>,
+}
+
+impl ProfileTable {
+    pub(super) fn new(
+        device: String,
+        timing: Timing,
+        steps: RangeInclusive<usize>,
+        wall_seconds: f64,
+        spent: Vec<Spent>,
+    ) -> Self {
+        let row = |Spent { name, kind, calls, seconds }| ProfileRow {
+            name,
+            kind,
+            calls,
+            seconds,
+            share: seconds / wall_seconds,
+        };
+        let mut rows: Vec<_> = spent.into_iter().map(row).collect();
+        rows.sort_by(|a, b| b.seconds.total_cmp(&a.seconds).then_with(|| a.name.cmp(&b.name)));
+        let named: f64 = rows.iter().map(|row| row.seconds).sum();
+        let (name, seconds) = ("host".into(), (wall_seconds - named).max(0.0));
+        rows.push(row(Spent { name, kind: Kind::Host, calls: 0, seconds }));
+        let (first_step, steps) = (*steps.start(), steps.count());
+        Self { device, timing, first_step, steps, wall_seconds, rows }
+    }
+
+    /// The sum of the shares of all rows of a kind.
+    pub fn share(&self, kind: Kind) -> f64 {
+        self.rows.iter().filter(|row| row.kind == kind).map(|row| row.share).sum()
+    }
+}
+
+/// A header, aligned rows, and the sum of each kind. Rows of [`Kind::Other`] with less than 0.5 % each are one.
+impl fmt::Display for ProfileTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { device, timing, first_step, steps, wall_seconds, rows } = self;
+        let last = first_step + steps - 1;
+        writeln!(
+            f,
+            "profile: steps {first_step} to {last} on {device}, {:.1} ms a step",
+            1e3 * wall_seconds / *steps as f64
+        )?;
+        writeln!(f, "time: {timing}; host: what is left of the steps' time")?;
+        let (small, shown): (Vec<_>, Vec<_>) =
+            rows.iter().cloned().partition(|row| row.kind == Kind::Other && row.share < SMALL);
+        let mut shown = shown;
+        if !small.is_empty() {
+            let folded = ProfileRow {
+                name: format!("others ({} kernels)", small.len()),
+                kind: Kind::Other,
+                calls: small.iter().map(|row| row.calls).sum(),
+                seconds: small.iter().map(|row| row.seconds).sum(),
+                share: small.iter().map(|row| row.share).sum(),
+            };
+            shown.insert(shown.len() - 1, folded);
+        }
+        writeln!(f, "{:>7}  {:>12}  {:>8}  {:<11}  name", "share", "time", "calls", "kind")?;
+        for ProfileRow { name, kind, calls, seconds, share } in &shown {
+            let calls = if *kind == Kind::Host { "".into() } else { calls.to_string() };
+            writeln!(f, "{:>5.1} %  {:>9.3} ms  {calls:>8}  {kind:<11}  {name}", 100.0 * share, 1e3 * seconds)?;
+        }
+        write!(f, "sum:")?;
+        for kind in Kind::ALL {
+            if rows.iter().any(|row| row.kind == kind) {
+                write!(f, "  {kind} {:.1} %", 100.0 * self.share(kind))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> ProfileTable {
+        let spent = |name: &str, kind, calls, seconds| Spent { name: name.into(), kind, calls, seconds };
+        let spent = vec![
+            spent("tiny", Kind::Other, 3, 0.004),
+            spent("cast_tiles", Kind::Cast, 7, 0.001),
+            spent("gemm_mma", Kind::ScaledGemm, 9, 0.5),
+            spent("minute", Kind::Other, 2, 0.002),
+            spent("Matmul", Kind::Other, 1, 0.25),
+        ];
+        ProfileTable::new("cuda".into(), Timing::Synchronized, 3..=4, 1.0, spent)
+    }
+
+    #[test]
+    fn rows_are_aligned_and_small_others_folded() {
+        let expected = "\
+profile: steps 3 to 4 on cuda, 500.0 ms a step
+time: on the host, from a kernel's launch until the device has finished it; host: what is left of the steps' time
+  share          time     calls  kind         name
+ 50.0 %    500.000 ms         9  scaled GEMM  gemm_mma
+ 25.0 %    250.000 ms         1  other        Matmul
+  0.1 %      1.000 ms         7  cast         cast_tiles
+  0.6 %      6.000 ms         5  other        others (2 kernels)
+ 24.3 %    243.000 ms            host         host
+sum:  cast 0.1 %  scaled GEMM 50.0 %  other 25.6 %  host 24.3 %";
+        assert_eq!(table().to_string(), expected);
+    }
+
+    #[test]
+    fn shares_sum_to_one_unless_work_overlaps() {
+        let table = table();
+        let sum: f64 = Kind::ALL.into_iter().map(|kind| table.share(kind)).sum();
+        assert!((sum - 1.0).abs() < 1e-12, "{sum}");
+        let spent = vec![Spent { name: "a".into(), kind: Kind::Other, calls: 1, seconds: 3.0 }];
+        let overlaps = ProfileTable::new("cpu".into(), Timing::Call, 1..=1, 2.0, spent);
+        assert_eq!((overlaps.share(Kind::Other), overlaps.share(Kind::Host)), (1.5, 0.0));
+    }
+
+    #[test]
+    fn json_has_every_row() {
+        let json = serde_json::to_value(table()).unwrap();
+        assert_eq!(
+            (&json["first_step"], &json["steps"], &json["timing"]),
+            (&3.into(), &2.into(), &"synchronized".into())
+        );
+        assert_eq!(json["rows"].as_array().unwrap().len(), 6);
+        let row = &json["rows"][0];
+        assert_eq!((&row["name"], &row["kind"], &row["calls"]), (&"gemm_mma".into(), &"scaled_gemm".into(), &9.into()));
+    }
+}
