@@ -19,7 +19,7 @@ use cubecl::prelude::*;
 use cubecl::profile::TimingMethod;
 use tempfile::NamedTempFile;
 
-use super::kernels::{Kind, known};
+use super::kernels::known;
 use super::log::{Launch, launch};
 use super::{ProfileError, Spent, Timing};
 
