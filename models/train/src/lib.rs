@@ -20,6 +20,7 @@ mod lines;
 pub mod metrics;
 mod model;
 mod module_path;
+pub mod plot;
 mod report;
 pub mod rng;
 pub mod run;
