@@ -37,7 +37,7 @@ pub struct RunConfig {
     pub checkpoint: CheckpointSection,
     /// The sample at the end.
     pub generate: GenerateSection,
-    /// Steps whose time is broken down, if there are any.
+    /// Which steps' time is broken down. If absent, no step's.
     pub profile: Option<ProfileSection>,
     /// Of a run that is resumed, the folder that [`copy_assets`](Self::copy_assets) has filled.
     #[serde(skip)]

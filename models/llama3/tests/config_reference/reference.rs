@@ -6,6 +6,7 @@ use burn_float8::{DelayedScaling, PrecisionSchedule};
 use llama3::RunConfig;
 use serde::Serialize;
 use toml::{Table as Toml, Value};
+use train::config::ProfileSection;
 use train::data::DataSource;
 
 use crate::source::{Field, Shape, Sources, Table};
@@ -105,6 +106,7 @@ fn written(type_name: &str) -> Option<Toml> {
     }
     match type_name {
         "llama3::RunConfig" => table(RunConfig::default()),
+        "train::ProfileSection" => table(ProfileSection::default()),
         "train::DataSource" => table(DataSource::default()),
         "burn_float8::DelayedScaling" => table(DelayedScaling::default()),
         "burn_float8::PrecisionSchedule" => table(PrecisionSchedule::default()),

@@ -178,7 +178,7 @@ pub struct ProfileSection {
     pub start: usize,
     /// How many steps are profiled. The last of them must not come after `training.steps`.
     pub steps: usize,
-    /// Where to write the table, as JSON; it is printed in any case.
+    /// Where to write the table, as JSON; it is printed in any case. If absent, nowhere.
     pub file: Option<PathBuf>,
 }
 
