@@ -63,7 +63,7 @@ impl Command {
 
 /// Train a Llama 3 with FP8 linears on text files.
 ///
-/// Later wins: defaults, --config, --set in order, the other flags. configs/llama3_debug.toml lists every key.
+/// Later wins: defaults, --config, --set in order, the other flags. docs/config.md lists every key.
 #[derive(Clone, Debug, Default, Parser)]
 #[command(name = "llama3_fp8")]
 pub struct Args {
