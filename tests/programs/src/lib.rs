@@ -1,4 +1,4 @@
-//! The Rust blocks of `docs/*.md` as doctests, so that each of them compiles and the quick ones run.
+//! The Rust blocks of `docs/*.md` and the READMEs as doctests, so that each of them compiles and the quick ones run.
 
 pub mod docs;
 
@@ -25,3 +25,11 @@ mod numerics {}
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/runs.md")]
 mod runs {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+mod readme {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../crates/burn-float8/README.md")]
+mod crate_readme {}

@@ -21,7 +21,7 @@ const FOR_USERS: [&str; 2] = ["README.md", "docs"];
 const LINKED: [&str; 5] = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benches", "docs"];
 
 /// Files and folders whose tables are to be read in a terminal, and how many lines a file may have.
-const READABLE: [(&str, usize); 1] = [("docs", 200)];
+const READABLE: [(&str, usize); 2] = [("README.md", 130), ("docs", 200)];
 
 /// Made by a program, as long as it is.
 const GENERATED: &str = "docs/config.md";
