@@ -120,7 +120,7 @@ fn a_linear_launches_each_cast_once_and_never_waits() {
     assert_eq!((report.totals().native, report.totals().emulated), (9, 0));
 }
 
-/// What a linear with a new weight launches, forward and backward, by recipe, on an H200: the table of the README.
+/// What a linear with a new weight launches, forward and backward, by recipe, on an H200: the table of `docs/paths.md`.
 #[test]
 fn launches_of_a_linear() {
     let _turn = turn();

@@ -6,6 +6,7 @@ use burn_float8::Float8Error;
 use device_select::DeviceError;
 use train::checkpoint::CheckpointError;
 use train::config::ConfigError;
+use train::plot::PlotError;
 use train::{ChatError, DataError, FolderError, TensorFilesError, TokenizeError, TokenizerError, TrainError};
 
 /// What can go wrong between a command line and a trained model.
@@ -141,6 +142,9 @@ pub enum Error {
     /// A file that is not tokenized.
     #[error(transparent)]
     Tokenize(#[from] TokenizeError),
+    /// Runs that are not drawn.
+    #[error(transparent)]
+    Plot(#[from] PlotError),
     /// The device does not compute in this dtype.
     #[error("{device} does not compute in {dtype}: use precision f32, or fp8 with training.compute_dtype = \"f32\"")]
     UnsupportedDtype {

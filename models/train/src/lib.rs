@@ -20,6 +20,7 @@ mod lines;
 pub mod metrics;
 mod model;
 mod module_path;
+pub mod plot;
 pub mod profile;
 mod progress;
 mod report;

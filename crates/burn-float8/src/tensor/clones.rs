@@ -26,8 +26,10 @@ struct CloneId {
 pub(super) struct Clones {
     newest: AtomicU32,
     /// Clones that linears have found saved, of their x or weight: most tensors have none.
-    saved: OnceLock<Arc<Mutex<Vec<Saved>>>>,
+    saved: OnceLock<SavedClones>,
 }
+
+type SavedClones = Arc<Mutex<Vec<Saved>>>;
 
 /// A clone that Autodiff has saved and that lives, or that a backward pass dropped when it began.
 #[derive(Debug)]
@@ -78,7 +80,7 @@ thread_local! {
     /// The last clones of this thread, by the address of what their tensor's clones share, and those before.
     static LAST: Cell<[LastClone; 2]> = const { Cell::new([(0, CloneId { own: 0, parent: 0 }); 2]) };
     /// Saved clones that this thread has dropped since it made a clone.
-    static DROPPED: RefCell<Vec<(Arc<Mutex<Vec<Saved>>>, SavedClone)>> = const { RefCell::new(vec![]) };
+    static DROPPED: RefCell<Vec<(SavedClones, SavedClone)>> = const { RefCell::new(vec![]) };
 }
 
 /// A clone that Autodiff has saved.

@@ -2,6 +2,7 @@
 
 mod flags;
 mod model;
+mod plot;
 mod tokenize;
 
 use std::io::Write;
@@ -13,6 +14,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use device_select::DeviceChoice;
 pub use flags::RunFlags;
 pub use model::{EvalArgs, ExportArgs, GenerateArgs, ModelArgs, ResumeArgs};
+pub use plot::PlotArgs;
 pub use tokenize::TokenizeArgs;
 use train::config::{ConfigError, Precision, Setting};
 
@@ -37,6 +39,8 @@ pub enum Command {
     Export(ExportArgs),
     /// Print an array of token ids for each JSON string of a file, one a line.
     Tokenize(TokenizeArgs),
+    /// Draw the losses, throughput, gradient norms and FP8 health of runs, from their metrics.jsonl.
+    Plot(PlotArgs),
 }
 
 impl Command {
@@ -52,13 +56,14 @@ impl Command {
             Self::Generate(args) => args.job().map(Some),
             Self::Export(args) => args.job().map(Some),
             Self::Tokenize(args) => args.run(out).map(|()| None),
+            Self::Plot(args) => args.run(out).map(|()| None),
         }
     }
 }
 
 /// Train a Llama 3 with FP8 linears on text files.
 ///
-/// Later wins: defaults, --config, --set in order, the other flags. configs/llama3_debug.toml lists every key.
+/// Later wins: defaults, --config, --set in order, the other flags. docs/config.md lists every key.
 #[derive(Clone, Debug, Default, Parser)]
 #[command(name = "llama3_fp8")]
 pub struct Args {

@@ -58,10 +58,7 @@ fn without_rust_links(text: &str) -> String {
         rest = &rest[start..];
         let end = match rest.starts_with('`') {
             true => rest[1..].find('`').map_or(rest.len(), |end| end + 2),
-            false => match closing(rest, '[', ']') {
-                Some(end) => end,
-                None => 1,
-            },
+            false => closing(rest, '[', ']').unwrap_or(1),
         };
         let (part, after) = rest.split_at(end);
         rest = after;

@@ -16,6 +16,7 @@ mod metrics;
 mod models;
 mod moe;
 mod moe_training;
+mod plots;
 mod precision_schedules;
 mod profiles;
 mod recipes;

@@ -23,7 +23,8 @@ fn has_wgpu(test: &str) -> bool {
     if adapters.is_empty() {
         assert!(std::env::var_os("CI").is_none(), "CI needs a Vulkan adapter: install mesa-vulkan-drivers");
         // Not `println!`, which the harness holds back while a test passes.
-        writeln!(std::io::stdout(), "{test}: skipped on wgpu, since this machine has no adapter").unwrap();
+        let out = &mut std::io::stdout();
+        writeln!(out, "{test}: skipped on wgpu, since this machine has no adapter").unwrap();
     }
     !adapters.is_empty()
 }

@@ -1,0 +1,66 @@
+//! The `sh` blocks of the documentation: what each line is.
+
+use super::markdown::Chapter;
+
+/// Commands of cargo that need no mark. CI runs the first two; the program of the third is the one that runs here, and clippy
+/// compiles the fourth's.
+const CARGO: [&str; 4] = [
+    "cargo test --release --workspace",
+    "cargo run --release --example llama3_fp8",
+    "cargo run --release --bin llama3 -- --help",
+    "cargo bench --bench float8",
+];
+
+/// Whether a line is to be run here.
+///
+/// # Errors
+/// It is of no kind that may stand in the documentation.
+fn is_run(line: &str) -> Result<bool, String> {
+    let (command, comment) = line.split_once(" #").map_or((line, ""), |(command, comment)| (command, comment.trim()));
+    let is_marked = comment == "needs a GPU"
+        || comment.strip_prefix("not run in CI:").is_some_and(|reason| !reason.trim().is_empty());
+    match command.trim() {
+        _ if is_marked => Ok(false),
+        command if command.starts_with("llama3 ") => Ok(true),
+        command if CARGO.contains(&command) => Ok(false),
+        _ => Err("end it in `# needs a GPU` or `# not run in CI: reason`, if it is no command of `llama3`".into()),
+    }
+}
+
+/// The commands of a chapter that are run, with the numbers of their lines, and what is wrong with others.
+pub(super) fn commands(chapter: &Chapter) -> (Vec<(usize, String)>, Vec<String>) {
+    let (mut run, mut wrong) = (vec![], vec![]);
+    for (first, block) in chapter.blocks("sh") {
+        let mut begun: Option<(usize, String)> = None;
+        for (number, line) in (first..).zip(block.lines()) {
+            let (number, line) = match begun.take() {
+                Some((number, begin)) => (number, begin + line),
+                None => (number, line.to_string()),
+            };
+            if let Some(begin) = line.strip_suffix('\\') {
+                begun = Some((number, begin.to_string()));
+                continue;
+            }
+            if line.trim().is_empty() || line.starts_with("# ") {
+                continue;
+            }
+            match is_run(&line) {
+                Ok(true) => run.push((number, line)),
+                Ok(false) => {}
+                Err(reason) => wrong.push(format!("{}:{number}: {line}\n    {reason}", chapter.name)),
+            }
+        }
+        wrong.extend(begun.map(|(number, line)| format!("{}:{number}: {line}\\\n    goes on nowhere", chapter.name)));
+    }
+    (run, wrong)
+}
+
+#[test]
+fn lines_of_no_kind_are_named() {
+    let text = "```sh\nllama3 train --set a=\"b c\" \\\n  --steps 1\n# a comment\n\ncargo bench --bench float8   # beside f32\n\
+                cargo bench\ncargo bench # not run in CI:\n./run.sh # needs a GPU\nhf download # not run in CI: a reason\nls\n```\n";
+    let (run, wrong) = commands(&Chapter { name: "test.md".into(), text: text.into() });
+    assert_eq!(run, [(2, "llama3 train --set a=\"b c\"   --steps 1".to_string())]);
+    let lines: Vec<_> = wrong.iter().map(|wrong| wrong.lines().next().unwrap()).collect();
+    assert_eq!(lines, ["test.md:7: cargo bench", "test.md:8: cargo bench # not run in CI:", "test.md:11: ls"]);
+}

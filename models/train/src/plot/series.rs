@@ -1,0 +1,148 @@
+//! Numbers over steps: what is left of them when they are smoothed, thinned and bounded.
+
+/// A step and what was measured then; NaN where that was not a number that can be drawn.
+pub(super) type Point = (f64, f64);
+
+/// Points of a curve that are drawn at most.
+pub(super) const MAX_POINTS: usize = 2000;
+/// The first, the last, and two for each bin between them.
+pub(super) const BINS: usize = (MAX_POINTS - 2) / 2;
+/// Weight of the mean so far in the next one.
+pub(super) const SMOOTHING: f64 = 0.9;
+
+/// `value`, or NaN if it is not finite or so large that a range around it would not be.
+pub(super) fn drawable(value: f64) -> f64 {
+    if value.abs() <= 1e30 { value } else { f64::NAN }
+}
+
+/// The exponential moving average `m = 0.9 m + 0.1 value` from 0, over `1 - 0.9^n`, so that the first values are not drawn to 0.
+/// NaN stays where it is and does not enter.
+pub(super) fn smoothed(points: &[Point]) -> Vec<Point> {
+    let (mut mean, mut weight) = (0.0, 0.0);
+    let next = |&(step, value): &Point| {
+        if value.is_nan() {
+            return (step, value);
+        }
+        mean = SMOOTHING * mean + (1.0 - SMOOTHING) * value;
+        weight = SMOOTHING * weight + (1.0 - SMOOTHING);
+        (step, mean / weight)
+    };
+    points.iter().map(next).collect()
+}
+
+/// At most [`MAX_POINTS`] points: of each bin the smallest and the largest, in the order of their steps. A NaN parts two lines.
+pub(super) fn thinned(points: &[Point]) -> Vec<Point> {
+    let [first, inner @ .., last] = points else { return points.to_vec() };
+    if points.len() <= MAX_POINTS {
+        return points.to_vec();
+    }
+    let mut thinned = vec![*first];
+    for bin in inner.chunks(inner.len().div_ceil(BINS)) {
+        let numbers = || bin.iter().enumerate().filter(|(_, (_, value))| !value.is_nan());
+        let by_value = |a: &(usize, &Point), b: &(usize, &Point)| a.1.1.total_cmp(&b.1.1);
+        if let (Some((low, _)), Some((high, _))) = (numbers().min_by(by_value), numbers().max_by(by_value)) {
+            thinned.push(bin[low.min(high)]);
+            if low != high {
+                thinned.push(bin[low.max(high)]);
+            }
+        }
+        thinned.extend(bin.iter().find(|(_, value)| value.is_nan()));
+    }
+    thinned.push(*last);
+    thinned
+}
+
+/// The smallest value that at least a share `q` of these does not exceed; none of none.
+pub(super) fn quantile(values: impl IntoIterator<Item = f64>, q: f64) -> Option<f64> {
+    let mut values: Vec<_> = values.into_iter().filter(|value| !value.is_nan()).collect();
+    values.sort_by(f64::total_cmp);
+    let index = (q * values.len() as f64).ceil() as usize;
+    values.get(index.saturating_sub(1)).copied()
+}
+
+/// The part of the axis that shows most of every curve: from the median as far beyond the 0.05 and 0.85 quantiles as these are
+/// from it, so that the first steps do not decide. A run that reaches far beyond the middle one of the runs, as one that has
+/// diverged, does not decide the upper end.
+pub(super) fn usual_range<'a>(runs: impl IntoIterator<Item = &'a [Point]>) -> Option<(f64, f64)> {
+    let of_run = |points: &'a [Point]| {
+        let [least, low, middle, high, most] =
+            [0.0, 0.05, 0.5, 0.85, 1.0].map(|q| quantile(points.iter().map(|point| point.1), q));
+        let middle = middle?;
+        Some(((2.0 * low? - middle).max(least?), (2.0 * high? - middle).min(most?)))
+    };
+    let (lows, mut highs): (Vec<_>, Vec<_>) = runs.into_iter().filter_map(of_run).unzip();
+    highs.sort_by(f64::total_cmp);
+    let low = lows.into_iter().min_by(f64::total_cmp)?;
+    let middle = highs[(highs.len() - 1) / 2];
+    let limit = low + (1.5 * (middle - low)).max(1.0 + low.abs());
+    let high = highs.into_iter().rfind(|high| *high <= limit).unwrap_or(middle);
+    Some((low, high))
+}
+
+/// `low..high` and some space around, also if they are equal.
+pub(super) fn padded((low, high): (f64, f64), share: f64) -> (f64, f64) {
+    let size = low.abs().max(high.abs());
+    let space = match high - low > 1e-6 * size {
+        true => share * (high - low),
+        false if size > 0.0 => 0.05 * size,
+        false => 0.5,
+    };
+    (low - space, high + space)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mean_is_of_the_numbers_so_far() {
+        let of = |values: &[f64]| -> Vec<_> {
+            let points: Vec<_> = values.iter().map(|value| (1.0, *value)).collect();
+            smoothed(&points).into_iter().map(|point| point.1).collect()
+        };
+        assert!(of(&[3.0; 40]).iter().all(|mean| (mean - 3.0).abs() < 1e-12));
+        // (0.9 * 0.1 * 2 + 0.1 * 4) / (1 - 0.9^2)
+        let means = of(&[2.0, f64::NAN, 4.0]);
+        assert!(means[1].is_nan() && (means[2] - 0.58 / 0.19).abs() < 1e-12, "{means:?}");
+    }
+
+    #[test]
+    fn thinning_keeps_ends_spikes_and_gaps() {
+        let n = 123_457;
+        let mut points: Vec<_> = (0..n).map(|i| (i as f64, (i % 7) as f64)).collect();
+        points[60_001].1 = 99.0;
+        points[60_002].1 = -99.0;
+        points[90_000].1 = f64::NAN;
+        let thin = thinned(&points);
+        let numbers = thin.iter().filter(|point| !point.1.is_nan()).count();
+        assert!((MAX_POINTS / 2..=MAX_POINTS).contains(&numbers), "{numbers}");
+        for kept in [points[0], points[n - 1], (60_001.0, 99.0), (60_002.0, -99.0)] {
+            assert!(thin.contains(&kept), "{kept:?}");
+        }
+        assert!(thin.iter().any(|point| point.1.is_nan()));
+        let steps: Vec<_> = thin.iter().filter(|point| !point.1.is_nan()).map(|point| point.0).collect();
+        assert!(steps.is_sorted());
+        assert_eq!(thinned(&points[..MAX_POINTS]), points[..MAX_POINTS]);
+    }
+
+    #[test]
+    fn neither_the_first_steps_nor_a_diverged_run_decide_the_range() {
+        let run = |end: f64| -> Vec<Point> {
+            let value = |i: i32| {
+                if i < 10 {
+                    12.0
+                } else if i > 150 {
+                    end
+                } else {
+                    3.0 - f64::from(i) * 0.001
+                }
+            };
+            (0..300).map(|i| (f64::from(i), value(i))).collect()
+        };
+        let (good, bad) = (run(2.5), run(1e9));
+        let (low, high) = usual_range([&*good, &*bad]).unwrap();
+        assert!(low == 2.5 && high < 3.2, "{low} {high}");
+        assert_eq!(usual_range([&[(1.0, 2.0)][..], &[(1.0, 3.0)]]), Some((2.0, 3.0)));
+        assert_eq!(usual_range([&[(1.0, f64::NAN)][..]]), None);
+    }
+}

@@ -1,0 +1,179 @@
+//! What is drawn: files of metrics, and what their runs are called.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::metrics::{METRICS_FILE, Record, RunRecord, TrainRecord, read_metrics};
+
+use super::error::PlotError;
+use super::health::Health;
+use super::series::{Point, drawable};
+
+/// A run to draw.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlotSource {
+    /// What it is called; none for the name of its folder, or of its file if that is not called `metrics.jsonl`.
+    pub name: Option<String>,
+    /// A folder with a `metrics.jsonl`, or such a file.
+    pub path: PathBuf,
+}
+
+impl PlotSource {
+    /// `PATH` or `NAME=PATH`. A path that exists is one, also if it has a `=`.
+    ///
+    /// # Errors
+    /// [`PlotError::EmptyName`].
+    pub fn parse(argument: &OsStr) -> Result<Self, PlotError> {
+        let unnamed = Self { name: None, path: argument.into() };
+        match argument.to_str().and_then(|text| text.split_once('=')) {
+            Some(_) if unnamed.path.exists() => Ok(unnamed),
+            Some(("", _)) => Err(PlotError::EmptyName { argument: argument.to_string_lossy().into() }),
+            Some((name, path)) => Ok(Self { name: Some(name.into()), path: path.into() }),
+            None => Ok(unnamed),
+        }
+    }
+
+    /// The file.
+    fn file(&self) -> Result<PathBuf, PlotError> {
+        let file = if self.path.is_dir() { self.path.join(METRICS_FILE) } else { self.path.clone() };
+        match (file.exists(), self.path.exists()) {
+            (true, _) => Ok(file),
+            (_, true) => Err(PlotError::NoMetrics { folder: self.path.clone() }),
+            (_, false) => Err(PlotError::NotFound { path: self.path.clone() }),
+        }
+    }
+}
+
+/// What a run has measured, in the order of its steps.
+#[derive(Debug, Default)]
+pub(super) struct PlotRun {
+    pub name: String,
+    /// Precision, recipe and device.
+    pub what: String,
+    pub loss: Vec<Point>,
+    pub held_out: Vec<Point>,
+    pub tokens_per_second: Vec<Point>,
+    pub grad_norm: Vec<Point>,
+    pub lr: Vec<Point>,
+    pub health: Health,
+}
+
+impl PlotRun {
+    fn new(name: String, records: &[Record]) -> Self {
+        // The last line of a step counts.
+        let trains: BTreeMap<_, _> = records.iter().filter_map(|r| Some((r.step, r.train.as_ref()?))).collect();
+        let held_out: BTreeMap<_, _> = records.iter().filter_map(|r| Some((r.step, r.held_out_loss?))).collect();
+        let of = |value: fn(&TrainRecord) -> f64| {
+            trains.iter().map(|(step, train)| (*step as f64, drawable(value(train)))).collect()
+        };
+        Self {
+            name,
+            what: records.iter().rev().find_map(|record| record.run.as_ref()).map_or(String::new(), what),
+            loss: of(|train| train.loss),
+            held_out: held_out.into_iter().map(|(step, loss)| (step as f64, drawable(loss))).collect(),
+            tokens_per_second: of(|train| train.tokens_per_second),
+            grad_norm: of(|train| train.grad_norm),
+            lr: of(|train| train.lr),
+            health: Health::new(records),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.loss.is_empty() && self.held_out.is_empty() && self.health.layers.is_empty()
+    }
+}
+
+fn what(run: &RunRecord) -> String {
+    let words = [Some(run.precision.as_str()), run.recipe.as_deref(), Some("on"), Some(run.device.as_str())];
+    let words: Vec<_> = words.into_iter().flatten().filter(|word| !word.is_empty()).collect();
+    words.join(" ").trim_end_matches("on").trim().into()
+}
+
+/// Reads the runs, of which at least one has something to draw.
+pub(super) fn read(sources: &[PlotSource]) -> Result<Vec<PlotRun>, PlotError> {
+    let files: Vec<_> = sources.iter().map(PlotSource::file).collect::<Result<_, _>>()?;
+    let mut runs = vec![];
+    for (name, file) in names(sources, &files)?.into_iter().zip(&files) {
+        runs.push(PlotRun::new(name, &read_metrics(file)?));
+    }
+    match runs.iter().all(PlotRun::is_empty) {
+        true => Err(PlotError::NoSteps { paths: files }),
+        false => Ok(runs),
+    }
+}
+
+/// What the runs are called: as was asked for, or by the last parts of their paths, as many as tell them apart.
+fn names(sources: &[PlotSource], files: &[PathBuf]) -> Result<Vec<String>, PlotError> {
+    let parts: Vec<_> = files.iter().map(|file| parts(file)).collect();
+    let mut taken = vec![1; files.len()];
+    loop {
+        let name = |run: usize| match &sources[run].name {
+            Some(name) => name.clone(),
+            None => parts[run][parts[run].len() - taken[run]..].join("/"),
+        };
+        let names: Vec<_> = (0..files.len()).map(name).collect();
+        let twin = |run: usize| (0..names.len()).find(|other| *other != run && names[*other] == names[run]);
+        let Some((run, other)) = (0..names.len()).find_map(|run| Some((run, twin(run)?))) else { return Ok(names) };
+        // All runs of that name at once, so that none keeps the short form.
+        let mut grew = false;
+        for same in (0..names.len()).filter(|same| names[*same] == names[run] && sources[*same].name.is_none()) {
+            grew |= taken[same] < parts[same].len();
+            taken[same] = (taken[same] + 1).min(parts[same].len());
+        }
+        if !grew {
+            return Err(PlotError::EqualNames {
+                name: names[run].clone(),
+                paths: [run, other].map(|i| files[i].clone()),
+            });
+        }
+    }
+}
+
+/// A file's path as names are made of: folders, and the file's stem unless all are called alike. At least one.
+fn parts(file: &Path) -> Vec<String> {
+    let path = fs::canonicalize(file).unwrap_or_else(|_| file.into());
+    // What a link is called, not what it leads to.
+    let is_usual = file.file_name().is_some_and(|name| name == METRICS_FILE);
+    let named = if is_usual { path.parent().unwrap_or(Path::new("")).into() } else { path.with_extension("") };
+    let parts: Vec<_> =
+        named.iter().map(|part| part.to_string_lossy().into_owned()).filter(|part| part != "/").collect();
+    if parts.is_empty() { vec![METRICS_FILE.into()] } else { parts }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_as_long_as_they_must_be() {
+        let named = |runs: &[(&str, Option<&str>)]| {
+            let files: Vec<_> = runs.iter().map(|run| PathBuf::from(run.0)).collect();
+            let source = |run: &(&str, Option<&str>)| PlotSource { name: run.1.map(Into::into), path: run.0.into() };
+            names(&runs.iter().map(source).collect::<Vec<_>>(), &files)
+        };
+        let runs = [("/a/x/metrics.jsonl", None), ("/b/x/metrics.jsonl", None), ("/b/y.jsonl", None)];
+        assert_eq!(named(&runs).unwrap(), ["a/x", "b/x", "y"]);
+        assert_eq!(named(&[("/a/x/metrics.jsonl", None), ("/b/z.jsonl", Some("x"))]).unwrap(), ["a/x", "x"]);
+        assert_eq!(named(&[("/metrics.jsonl", None)]).unwrap(), ["metrics.jsonl"]);
+        let twice = named(&[("/a/x.jsonl", None), ("/a/x.jsonl", None)]);
+        assert!(matches!(twice, Err(PlotError::EqualNames { name, .. }) if name == "a/x"));
+        assert!(matches!(named(&[("/a/x", Some("n")), ("/a/y", Some("n"))]), Err(PlotError::EqualNames { .. })));
+    }
+
+    #[test]
+    fn what_is_known_of_a_run() {
+        let run = |precision: &str, recipe: Option<&str>, device: &str| {
+            what(&RunRecord {
+                precision: precision.into(),
+                recipe: recipe.map(Into::into),
+                device: device.into(),
+                steps: 1,
+            })
+        };
+        assert_eq!(run("fp8", Some("rowwise"), "cpu"), "fp8 rowwise on cpu");
+        assert_eq!(run("bf16", None, ""), "bf16");
+        assert_eq!(run("", None, ""), "");
+    }
+}

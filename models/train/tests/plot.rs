@@ -1,0 +1,354 @@
+//! Pictures of runs: what an SVG shows of the metrics that were written, and runs that there is little or nothing to show of.
+#![allow(missing_docs)]
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+use train::metrics::{HealthRecord, METRICS_FILE, MetricsError, MetricsFile, Record, RunRecord, TrainRecord};
+use train::plot::{PlotError, PlotSource, plot};
+
+struct Fixture(TempDir);
+
+impl Fixture {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// A folder of that name.
+    fn run(&self, name: &str, records: &[Record]) -> PlotSource {
+        fs::create_dir_all(self.path(name)).unwrap();
+        let mut file = MetricsFile::append(&self.path(name).join(METRICS_FILE)).unwrap();
+        records.iter().for_each(|record| file.write(record).unwrap());
+        PlotSource { name: None, path: self.path(name) }
+    }
+
+    fn try_plot(&self, runs: &[PlotSource]) -> Result<Svg, PlotError> {
+        let out = self.path("plot.svg");
+        plot(runs, &out).map(|()| Svg::read(&out))
+    }
+
+    fn plot(&self, runs: &[PlotSource]) -> Svg {
+        self.try_plot(runs).unwrap()
+    }
+}
+
+/// A picture. An element is a line; a text stands between two.
+struct Svg(String);
+
+impl Svg {
+    fn read(path: &Path) -> Self {
+        let text = fs::read_to_string(path).unwrap();
+        assert!(text.starts_with("<svg width=\"900\" ") && text.trim_end().ends_with("</svg>"));
+        let mut elements = text.lines().filter(|line| line.starts_with('<'));
+        assert!(elements.all(|line| !line.contains("NaN") && !line.contains("inf")), "a number that is none");
+        Self(text)
+    }
+
+    fn texts(&self) -> Vec<&str> {
+        let elements = self.0.split("<text ").skip(1);
+        elements.map(|text| text[text.find('>').unwrap() + 1..text.find("</text>").unwrap()].trim()).collect()
+    }
+
+    fn has(&self, text: &str) -> bool {
+        self.texts().iter().any(|other| other.contains(text))
+    }
+
+    fn attribute<'a>(element: &'a str, name: &str) -> &'a str {
+        let (_, rest) = element.split_once(&format!(" {name}=\"")).unwrap();
+        rest.split_once('"').unwrap().0
+    }
+
+    /// The polylines of a colour: their opacity, their width and their points.
+    fn lines(&self, color: &str) -> Vec<(f64, u32, Vec<(i32, i32)>)> {
+        let element = |line: &str| {
+            let points = Self::attribute(line, "points").split_whitespace();
+            let point = |point: &str| point.split_once(',').map(|(x, y)| (x.parse().unwrap(), y.parse().unwrap()));
+            (
+                Self::attribute(line, "opacity").parse().unwrap(),
+                Self::attribute(line, "stroke-width").parse().unwrap(),
+                points.map(|text| point(text).unwrap()).collect(),
+            )
+        };
+        let lines =
+            self.0.lines().filter(|line| line.starts_with("<polyline ") && Self::attribute(line, "stroke") == color);
+        lines.map(element).collect()
+    }
+
+    /// How many elements of a kind have a colour.
+    fn count(&self, element: &str, color: &str) -> usize {
+        let start = format!("<{element} ");
+        self.0.lines().filter(|line| line.starts_with(&start) && Self::attribute(line, "fill") == color).count()
+    }
+}
+
+const BLUE: &str = "#0072B2";
+const VERMILION: &str = "#D55E00";
+
+fn run(precision: &str) -> Record {
+    let run = RunRecord { precision: precision.into(), device: "cpu".into(), ..Default::default() };
+    Record { run: Some(run), ..Default::default() }
+}
+
+fn step(step: usize, loss: f64) -> Record {
+    let train = TrainRecord { loss, grad_norm: 1.0, lr: 1e-3, tokens_per_second: 500.0, ..Default::default() };
+    Record { step, train: Some(train), ..Default::default() }
+}
+
+fn steps(losses: impl IntoIterator<Item = f64>) -> Vec<Record> {
+    (1..).zip(losses).map(|(number, loss)| step(number, loss)).collect()
+}
+
+fn held_out(step: usize, loss: f64) -> Record {
+    Record { step, held_out_loss: Some(loss), ..Default::default() }
+}
+
+fn health(step: usize, layers: &[(&str, HealthRecord)]) -> Record {
+    let operand = |health| BTreeMap::from([("input".to_owned(), HealthRecord { step, ..health })]);
+    let health = layers.iter().map(|(name, health)| ((*name).to_owned(), operand(*health))).collect();
+    Record { step, health, ..Default::default() }
+}
+
+fn db(db: f64) -> HealthRecord {
+    HealthRecord { sqnr_db: Some(db), ..Default::default() }
+}
+
+#[test]
+fn runs_are_drawn_together() {
+    let fixture = Fixture::new();
+    let mut first = vec![run("bf16"), held_out(0, 9.0)];
+    first.extend(steps((1..=40).map(|i| 3.0 - f64::from(i) * 0.01)));
+    first.extend([held_out(20, 2.75), held_out(40, 2.875)]);
+    let mut second = vec![run("fp8")];
+    second.extend(steps((1..=30).map(|i| 3.1 - f64::from(i) * 0.01)));
+    let named = PlotSource { name: Some("<FP8>".into()), ..fixture.run("second", &second) };
+    let svg = fixture.plot(&[fixture.run("first", &first), named]);
+    for text in ["first", "&lt;FP8&gt;", "bf16 on cpu", "fp8 on cpu", "held-out: last 2.8750, best 2.7500 (step 20)"] {
+        assert!(svg.has(text), "{text}");
+    }
+    for text in ["Training loss", "loss (nats per token)", "Throughput", "tokens/s", "Gradient norm", "Learning rate"] {
+        assert!(svg.has(text), "{text}");
+    }
+    assert!(svg.has("m = 0.9 m + 0.1 value") && svg.has("no held-out loss") && svg.has("optimizer step"));
+    assert!(!svg.has("FP8 health"));
+    // In the legend; smoothed, in three panels; held-out.
+    let lines = svg.lines(BLUE);
+    let of = |width, len| lines.iter().filter(|line| line.1 == width && line.2.len() == len).count();
+    assert_eq!((of(5, 2), of(4, 40), of(2, 3)), (1, 3, 1), "{lines:?}");
+    assert!(lines.iter().any(|line| line.0 == 0.3 && line.2.len() == 40));
+    assert!(svg.lines(VERMILION).iter().any(|line| line.0 == 0.3 && line.2.len() == 30));
+    // The legend's, and one for each held-out loss.
+    assert_eq!(svg.count("circle", BLUE), 4);
+    // The 9.0 of before the first step is at the upper end.
+    assert!(svg.has("1 value beyond the axis"), "{:?}", svg.texts());
+}
+
+#[test]
+fn the_first_losses_do_not_squash_the_others() {
+    let fixture = Fixture::new();
+    let loss = |i: i32| if i < 10 { 11.0 } else { 2.0 + f64::from(i % 2) * 0.2 };
+    let svg = fixture.plot(&[fixture.run("run", &steps((0..400).map(loss)))]);
+    let faint = svg.lines(BLUE).into_iter().find(|line| line.0 == 0.3).unwrap().2;
+    let (low, high) = (faint[300].1.max(faint[301].1), faint[300].1.min(faint[301].1));
+    // Of 640 units.
+    assert!(low - high > 250, "{low} {high}");
+    assert!(faint[..10].iter().all(|point| point.1 < high), "clamped, not lost");
+    assert!(svg.has("10 values beyond the axis"));
+}
+
+#[test]
+fn long_runs_are_thinned_and_keep_their_spikes() {
+    let fixture = Fixture::new();
+    let spike = 17_123;
+    let records = steps((0..50_000).map(|i| if i == spike { 3.0 } else { 2.0 + f64::from(i % 3) * 0.25 }));
+    let svg = fixture.plot(&[fixture.run("run", &records)]);
+    let faint = svg.lines(BLUE).into_iter().find(|line| line.0 == 0.3).unwrap().2;
+    assert!((1000..=2000).contains(&faint.len()), "{}", faint.len());
+    let highest = faint.iter().min_by_key(|point| point.1).unwrap();
+    let second = faint.iter().filter(|point| *point != highest).map(|point| point.1).min().unwrap();
+    assert!(second - highest.1 > 40, "{second} {highest:?}");
+    let share = f64::from(highest.0 - faint[0].0) / f64::from(faint[faint.len() - 1].0 - faint[0].0);
+    assert!((share - f64::from(spike) / 5e4).abs() < 0.002, "{share}");
+    assert!(svg.has("smallest and largest of each of at most 999 bins"));
+}
+
+#[test]
+fn losses_that_are_not_finite_are_marked() {
+    let fixture = Fixture::new();
+    let loss = |i: i32| if (20..25).contains(&i) { f64::NAN } else { 2.5 };
+    let svg = fixture.plot(&[fixture.run("run", &steps((0..100).map(loss)))]);
+    let lines = svg.lines(BLUE);
+    let faint: Vec<_> = lines.iter().filter(|line| line.0 == 0.3).map(|line| line.2.len()).collect();
+    assert_eq!(faint[..2], [20, 75]);
+    // Two strokes for each x, of which there are as many as do not hide each other: 5 steps are 76 units.
+    assert_eq!(lines.iter().filter(|line| line.1 == 3 && line.2.len() == 2).count(), 6);
+}
+
+#[test]
+fn strange_runs_are_drawn() {
+    let fixture = Fixture::new();
+    let mut huge = steps([1e300, -1e300, 1e29, 0.0, f64::NAN]);
+    huge.push(step(usize::MAX, 2.0));
+    let nothing = |step| Record { step, train: Some(TrainRecord::default()), ..Default::default() };
+    let alone = [vec![step(usize::MAX, 2.0)], vec![step(0, 0.0)], steps([f64::NAN; 9]), vec![held_out(7, 3.0)], huge];
+    let others = [
+        steps([2.0; 50]),
+        vec![nothing(1), nothing(2)],
+        vec![health(3, &[("layer", db(f64::INFINITY))])],
+        vec![health(3, &[("layer", HealthRecord::default())])],
+        vec![step(1, 2.0), health(1, &[])],
+        vec![health(4, &[("layer", db(1e300))]), health(5, &[("layer", db(-1e300))])],
+    ];
+    let runs: Vec<_> = alone.into_iter().chain(others).enumerate().collect();
+    let mut sources: Vec<_> = runs.iter().map(|(i, records)| fixture.run(&format!("run{i}"), records)).collect();
+    for source in &sources {
+        fixture.plot(std::slice::from_ref(source));
+    }
+    sources.push(fixture.run("without", &[run("fp8")]));
+    let svg = fixture.plot(&sources);
+    assert!((0..runs.len()).all(|i| svg.has(&format!("run{i}"))) && svg.has("without"));
+}
+
+#[test]
+fn a_record_without_an_operand_is_no_layer() {
+    let fixture = Fixture::new();
+    let mut records = steps([2.0, 1.0]);
+    let none = BTreeMap::from([("layer".to_owned(), BTreeMap::new())]);
+    records.push(Record { step: 2, health: none, ..Default::default() });
+    assert!(!fixture.plot(&[fixture.run("run", &records)]).has("FP8 health"));
+}
+
+#[test]
+fn health_is_a_cell_for_each_layer_and_sample() {
+    let fixture = Fixture::new();
+    let flushed = HealthRecord { flushed: 0.5, ..db(30.0) };
+    let non_finite = HealthRecord { non_finite: 1, ..db(30.0) };
+    let zero = HealthRecord::default();
+    let records = [
+        health(10, &[("layers.2.wq", db(10.0)), ("layers.10.wq", flushed), ("norm", zero)]),
+        health(2000, &[("layers.2.wq", db(40.0)), ("layers.10.wq", non_finite)]),
+    ];
+    let svg = fixture.plot(&[fixture.run("run", &records)]);
+    let texts = svg.texts();
+    let position = |text: &str| texts.iter().position(|other| *other == text).unwrap_or_else(|| panic!("{text}"));
+    assert!(position("layers.2.wq") < position("layers.10.wq") && position("layers.10.wq") < position("norm"));
+    assert!(svg.has("FP8 health: run") && svg.has("SQNR (dB)") && svg.has("sampled step"));
+    for label in ["10", "2,000", "20", "30", "40", "S", "F", "N"] {
+        position(label);
+    }
+    assert!(!svg.has("Training loss"), "there is none");
+    // Both ends of the colours: the cells and, nearly, the bar's.
+    assert_eq!((svg.count("rect", "#440154"), svg.count("rect", "#FEE825") + svg.count("rect", "#FDE725")), (1, 1));
+    assert_eq!(svg.count("rect", "#AAAAAA"), 1, "all zero");
+    // Of layers.10.wq, under F and under N.
+    assert_eq!(svg.count("rect", "#222222"), 2);
+}
+
+#[test]
+fn many_layers_are_labelled_now_and_then() {
+    let fixture = Fixture::new();
+    let names: Vec<_> = (0..1200).map(|i| format!("layers.{i}")).collect();
+    let layers = |n: usize| names[..n].iter().map(|name| (name.as_str(), db(30.0))).collect::<Vec<_>>();
+    for (n, samples) in [(300, 12), (1200, 40)] {
+        let layers = layers(n);
+        let records: Vec<_> = (1..=samples).map(|step| health(step, &layers)).collect();
+        let svg = fixture.plot(&[fixture.run(&format!("{n}"), &records)]);
+        let ys: Vec<i32> = svg
+            .0
+            .split("<text ")
+            .filter(|text| text.contains("layers."))
+            .map(|text| Svg::attribute(&format!(" {text}"), "y").parse().unwrap())
+            .collect();
+        assert!(ys.len() > 10 && ys.windows(2).all(|pair| pair[1] - pair[0] >= 24), "{ys:?}");
+        let all = svg.texts().join(" ");
+        assert_eq!(all.contains("Each row is the worst of up to 2 layers."), n > 800);
+        assert_eq!(all.contains("Each column is the worst of up to 2 samples."), n > 800);
+    }
+}
+
+#[test]
+fn long_names_are_cut_in_the_middle() {
+    let fixture = Fixture::new();
+    let name = format!("begins{}ends", "-and-goes-on".repeat(15));
+    let svg = fixture.plot(&[fixture.run(&name, &steps([2.0, 1.0]))]);
+    let text = svg.texts().into_iter().find(|text| text.starts_with("begins")).unwrap();
+    assert!(text.ends_with("ends") && text.contains('…') && text.chars().count() < 50, "{text}");
+}
+
+#[test]
+fn names_are_taken_from_paths() {
+    let fixture = Fixture::new();
+    let records = steps([2.0, 1.0]);
+    let runs = [fixture.run("a/x", &records), fixture.run("b/x", &records), fixture.run("lr=3", &records)];
+    let svg = fixture.plot(&runs);
+    assert!(["a/x", "b/x", "lr=3"].iter().all(|name| svg.texts().contains(name)));
+
+    let file = fixture.path("a/x").join("other.jsonl");
+    fs::copy(fixture.path("a/x").join(METRICS_FILE), &file).unwrap();
+    let svg = fixture.plot(&[PlotSource { name: None, path: file }]);
+    assert!(svg.texts().contains(&"other"));
+
+    let parse = |text: &str| PlotSource::parse(OsStr::new(text));
+    let existing = fixture.path("lr=3");
+    assert_eq!(PlotSource::parse(existing.as_os_str()).unwrap(), PlotSource { name: None, path: existing });
+    assert_eq!(parse("a b=c=d").unwrap(), PlotSource { name: Some("a b".into()), path: "c=d".into() });
+    assert!(matches!(parse("=x"), Err(PlotError::EmptyName { argument }) if argument == "=x"));
+}
+
+#[test]
+fn a_step_that_was_made_twice_is_drawn_once() {
+    let fixture = Fixture::new();
+    let mut records = steps([3.0, 3.0, 3.0]);
+    records.extend([step(2, 2.0), step(3, 1.0), held_out(3, 4.0), held_out(3, 1.5)]);
+    let svg = fixture.plot(&[fixture.run("run", &records)]);
+    assert!(svg.has("held-out: last 1.5000, best 1.5000 (step 3)"));
+    let faint = svg.lines(BLUE).into_iter().find(|line| line.0 == 0.3).unwrap().2;
+    assert!(faint.len() == 3 && faint[0].1 < faint[1].1 && faint[1].1 < faint[2].1, "{faint:?}");
+}
+
+#[test]
+fn what_cannot_be_drawn_is_told() {
+    let fixture = Fixture::new();
+    let good = fixture.run("good", &steps([2.0, 1.0]));
+    let source = |name: Option<&str>, path: &str| PlotSource { name: name.map(Into::into), path: fixture.path(path) };
+    fixture.plot(std::slice::from_ref(&good));
+    let before = fs::read(fixture.path("plot.svg")).unwrap();
+
+    let missing = fixture.try_plot(&[good.clone(), source(None, "missing")]);
+    assert!(matches!(missing, Err(PlotError::NotFound { path }) if path == fixture.path("missing")));
+    fs::create_dir(fixture.path("empty")).unwrap();
+    let empty = fixture.try_plot(&[source(None, "empty")]).err().unwrap();
+    assert!(matches!(&empty, PlotError::NoMetrics { folder } if *folder == fixture.path("empty")));
+    assert!(empty.to_string().contains("holds no metrics.jsonl: give the folder of a run"), "{empty}");
+
+    let none = fixture.run("none", &[run("fp8")]);
+    let none = fixture.try_plot(&[none]);
+    assert!(matches!(none, Err(PlotError::NoSteps { paths }) if paths == [fixture.path("none").join(METRICS_FILE)]));
+    fs::write(fixture.path("other.jsonl"), "{}\nno line\n").unwrap();
+    let line = fixture.try_plot(&[source(None, "other.jsonl")]);
+    assert!(matches!(line, Err(PlotError::Metrics(MetricsError::Line { line: 2, .. }))));
+
+    let twins = [source(Some("n"), "good"), PlotSource { name: Some("n".into()), ..fixture.run("b", &steps([1.0])) }];
+    let twins = fixture.try_plot(&twins);
+    assert!(matches!(twins, Err(PlotError::EqualNames { name, .. }) if name == "n"));
+    assert!(matches!(fixture.try_plot(&[good.clone(), good.clone()]), Err(PlotError::EqualNames { .. })));
+
+    for name in ["plot.png", "plot"] {
+        let error = plot(std::slice::from_ref(&good), &fixture.path(name)).unwrap_err();
+        assert!(matches!(&error, PlotError::Extension { path } if *path == fixture.path(name)));
+        assert!(error.to_string().contains("pictures are written as .svg"), "{error}");
+    }
+    fs::create_dir(fixture.path("folder.svg")).unwrap();
+    let folder = plot(std::slice::from_ref(&good), &fixture.path("folder.svg"));
+    assert!(matches!(folder, Err(PlotError::Write { path, .. }) if path == fixture.path("folder.svg")));
+
+    assert_eq!(fs::read(fixture.path("plot.svg")).unwrap(), before, "what was there is still there");
+    let left = fs::read_dir(fixture.0.path()).unwrap();
+    assert!(left.into_iter().all(|entry| !entry.unwrap().file_name().to_string_lossy().contains("partial")));
+}
