@@ -35,7 +35,7 @@ fn curves(runs: &[PlotRun], points: fn(&PlotRun) -> &[Point]) -> Vec<Curve> {
 }
 
 fn numbers<'a>(runs: &'a [PlotRun], points: fn(&PlotRun) -> &[Point]) -> impl Iterator<Item = f64> + 'a {
-    runs.iter().flat_map(move |run| points(run)).map(|point| point.1).filter(|value| !value.is_nan())
+    runs.iter().flat_map(points).map(|point| point.1).filter(|value| !value.is_nan())
 }
 
 /// What is said of values that the axis does not reach.
