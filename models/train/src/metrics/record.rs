@@ -59,10 +59,13 @@ pub struct TrainRecord {
     #[serde(deserialize_with = "or_nan")]
     pub grad_norm: f64,
     /// Learning rate.
+    #[serde(deserialize_with = "or_nan")]
     pub lr: f64,
     /// Tokens per second since the last line.
+    #[serde(deserialize_with = "or_nan")]
     pub tokens_per_second: f64,
     /// Model TFLOP/s since the last line.
+    #[serde(deserialize_with = "or_nan")]
     pub tflops: f64,
     /// Peak memory in bytes: the device's as CubeCL counts it, the process's on a CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -231,7 +234,9 @@ mod tests {
     fn unfinished_lines_and_others() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(METRICS_FILE);
-        MetricsFile::append(&path).unwrap().write(&step(1, f64::NAN)).unwrap();
+        let mut first = step(1, f64::NAN);
+        first.train.as_mut().unwrap().tokens_per_second = f64::INFINITY;
+        MetricsFile::append(&path).unwrap().write(&first).unwrap();
         OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"step\": 2, \"lo").unwrap();
         assert_eq!(read_metrics(&path).unwrap().len(), 1);
         MetricsFile::append(&path).unwrap().write(&step(3, 1.0)).unwrap();
