@@ -33,3 +33,7 @@ mod readme {}
 #[cfg(doctest)]
 #[doc = include_str!("../../../crates/burn-float8/README.md")]
 mod crate_readme {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/watch.md")]
+mod watch {}

@@ -263,7 +263,7 @@ fn report_flags_and_keys_are_the_same() {
     assert_eq!(flags, keys);
     assert_eq!((flags.report.as_deref(), flags.print_report), (Some(Path::new("r.json")), true));
     let help = Args::command().render_long_help().to_string();
-    for word in ["--recipe", "rowwise_with_gw_hp", "--report", "--print-report", "llama3_debug.toml"] {
+    for word in ["--recipe", "rowwise_with_gw_hp", "--report", "--print-report", "docs/config.md"] {
         assert!(help.contains(word), "{word}: {help}");
     }
 }
