@@ -65,8 +65,8 @@ impl Svg {
         rest.split_once('"').unwrap().0
     }
 
-    /// The polylines of a colour: their opacity, their width and their points.
-    fn lines(&self, color: &str) -> Vec<(f64, u32, Vec<(i32, i32)>)> {
+    /// The polylines of a colour.
+    fn lines(&self, color: &str) -> Vec<Polyline> {
         let element = |line: &str| {
             let points = Self::attribute(line, "points").split_whitespace();
             let point = |point: &str| point.split_once(',').map(|(x, y)| (x.parse().unwrap(), y.parse().unwrap()));
@@ -87,6 +87,9 @@ impl Svg {
         self.0.lines().filter(|line| line.starts_with(&start) && Self::attribute(line, "fill") == color).count()
     }
 }
+
+/// Its opacity, its width and its points.
+type Polyline = (f64, u32, Vec<(i32, i32)>);
 
 const BLUE: &str = "#0072B2";
 const VERMILION: &str = "#D55E00";
