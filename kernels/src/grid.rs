@@ -9,22 +9,11 @@ pub(crate) const UNITS: u32 = 256;
 
 /// A grid of at least `cubes` cubes, folded so that no dimension exceeds the device's limit (65535 on wgpu).
 ///
-/// A kernel finds its number as `CUBE_POS` and leaves if that is not below `cubes` ([`tile_origin`]).
+/// A kernel finds its number as `CUBE_POS` and leaves if that is not below `cubes`.
 pub(crate) fn fold<R: Runtime>(client: &ComputeClient<R>, cubes: u32) -> CubeCount {
     let limit = client.properties().hardware.max_cube_count.0;
     let x = cubes.min(limit);
     CubeCount::Static(x, cubes.div_ceil(x), 1)
-}
-
-/// Row and column of the first element of this cube's tile, tiles of `size` by `size` counted row by row over a matrix of
-/// `cols` columns. The spare cubes of a folded grid get rows past the last one.
-#[cube]
-pub(crate) fn tile_origin(cols: u32, #[comptime] size: u32) -> (u32, u32) {
-    let tiles_per_row = cols.div_ceil(size);
-    let tile = CUBE_POS as u32;
-    // No wrapping around for spare cubes of a matrix of nearly 2^32 rows.
-    let tile_row = min(tile / tiles_per_row, comptime!(u32::MAX / size));
-    (tile_row * size, tile % tiles_per_row * size)
 }
 
 /// Rows of tiles that are gone through together.
@@ -35,7 +24,8 @@ const BAND: u32 = 8;
 #[cube]
 pub(crate) fn banded_tile(number: u32, rows: u32, cols: u32) -> (u32, u32) {
     let first = number / (BAND * cols) * BAND;
-    let height = min(rows - first, BAND);
+    // Of the spare cubes of a folded grid, which get rows past the last one, a band may be empty.
+    let height = clamp(rows - first, 1u32, BAND);
     let within = number % (BAND * cols);
     (first + within % height, within / height)
 }

@@ -11,15 +11,13 @@ use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
 use super::Gemm;
-use super::bias::{Bias, BiasLaunch};
-use super::grouped::{Grouping, Work, grouped_tile, whole};
+use super::problem::{Problem, ProblemLaunch};
 use crate::format::decode;
-use crate::grid::{fold, tile_origin};
-use crate::mx::{e8m0_byte, e8m0_inverse_bits};
+use crate::grid::fold;
+use crate::mx::e8m0_inverse_bits;
 use crate::operand::BLOCK;
-use crate::scale::sum_factor;
 use crate::version::{VERSION, Version};
-use crate::{Format, Granularity, row_words};
+use crate::{Format, Granularity};
 
 /// Rows and columns of a cube's tile of the output.
 const TILE: u32 = 64;
@@ -46,10 +44,7 @@ type Quad = Vector<f32, Const<4>>;
 
 /// Launches the kernel.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
-    let (a, b) = (gemm.a, gemm.b);
-    let words = row_words(a.k) as u32;
     let (m, n, matrices) = gemm.matrices();
-    let grouping = gemm.groups.map(|groups| groups.grouping);
     // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are guarded by
     // the rows and words of the operands, stores by `m` and `n`.
     unsafe {
@@ -57,23 +52,11 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
             client,
             fold(client, gemm.tiles([TILE; 2])),
             CubeDim::new_1d(SIDE * SIDE),
-            a.codes_array(1),
-            b.codes_array(1),
-            a.scales_array(),
-            b.scales_array(),
-            BiasLaunch::of(gemm.bias.as_ref()),
-            gemm.groups.map(|groups| groups.array()).into(),
+            gemm.a.codes_array(1),
+            gemm.b.codes_array(1),
+            ProblemLaunch::of(gemm, gemm.bias.as_ref()),
             ArrayArg::from_raw_parts(gemm.out.clone(), m * n * matrices),
-            m as u32,
-            n as u32,
-            gemm.groups.map_or(0, |groups| groups.count) as u32,
-            words,
-            a.k.div_ceil(BLOCK) as u32,
-            a.format,
-            b.format,
-            a.granularity,
-            b.granularity,
-            grouping,
+            gemm.formats(),
             gemm.accumulate,
             gemm.dtype,
             VERSION,
@@ -87,36 +70,24 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
 fn gemm_emulated<O: Float>(
     a: &Array<u32>,
     b: &Array<u32>,
-    inv_scale_a: &Array<u32>,
-    inv_scale_b: &Array<u32>,
-    bias: &Bias,
-    ends: &ComptimeOption<Array<u32>>,
+    problem: &Problem,
     out: &mut Array<O>,
-    m: u32,
-    n: u32,
-    groups: u32,
-    words: u32,
-    blocks: u32,
-    #[comptime] format_a: Format,
-    #[comptime] format_b: Format,
-    #[comptime] granularity_a: Granularity,
-    #[comptime] granularity_b: Granularity,
-    #[comptime] grouping: Option<Grouping>,
+    #[comptime] formats: [Format; 2],
     #[comptime] accumulate: bool,
     #[define(O)] _dtype: StorageType,
     #[comptime] _version: Version,
 ) {
-    let work = work(ends, m, n, groups, words, grouping);
+    let work = problem.work(CUBE_POS as u32, comptime!([TILE; 2]));
     let (row0, col0) = (work.row0, work.col0);
     if row0 >= work.row_end {
         terminate!();
     }
-    let end = min(work.end.div_ceil(4u32), words);
+    let end = min(work.end.div_ceil(4u32), problem.words);
     let mut tile_a = SharedMemory::<Quad>::new(comptime!((STEP * PITCH) as usize));
     let mut tile_b = SharedMemory::<Quad>::new(comptime!((STEP * PITCH) as usize));
     let unit_x = UNIT_POS % SIDE;
     let unit_y = UNIT_POS / SIDE;
-    let by_block = comptime!(Granularity::any_blocks([granularity_a, granularity_b]));
+    let by_block = comptime!(Granularity::any_blocks(problem.granularities));
 
     // Row `i` of the unit, columns of its group `j`, at `2 * i + j`.
     let mut sums = Array::<Quad>::new(16usize);
@@ -133,11 +104,11 @@ fn gemm_emulated<O: Float>(
     }
     // Where the tile's columns begin and end among the rows of B.
     let first_b = work.row0_b + col0;
-    let rows_b = work.row0_b + n;
+    let rows_b = work.row0_b + problem.n;
     let mut step = work.first / 4;
     while step < end {
-        load_tile(a, inv_scale_a, &mut tile_a, row0, work.row_end, step, words, blocks, format_a, granularity_a);
-        load_tile(b, inv_scale_b, &mut tile_b, first_b, rows_b, step, words, blocks, format_b, granularity_b);
+        load_tile(a, problem, &mut tile_a, row0, work.row_end, step, comptime!(formats[0]), 0usize);
+        load_tile(b, problem, &mut tile_b, first_b, rows_b, step, comptime!(formats[1]), 1usize);
         sync_cube();
         for k in 0..STEP {
             let cols_0 = tile_b[(k * PITCH + unit_x) as usize];
@@ -160,8 +131,8 @@ fn gemm_emulated<O: Float>(
             let after = step % BLOCK_WORDS;
             if after == 0 || step >= end {
                 let block = (step - 1) / BLOCK_WORDS;
-                let factors_a = factors(inv_scale_a, row0 + unit_y * 4, work.row_end, block, blocks, granularity_a);
-                let factors_b = factors(inv_scale_b, first_b + unit_x * 4, rows_b, block, blocks, granularity_b);
+                let factors_a = factors(problem, row0 + unit_y * 4, work.row_end, block, 0usize);
+                let factors_b = factors(problem, first_b + unit_x * 4, rows_b, block, 1usize);
                 #[unroll]
                 for i in 0..16usize {
                     let factor = Quad::new(factors_a[i / 8][i / 2 % 4]) * factors_b[i % 2];
@@ -172,14 +143,14 @@ fn gemm_emulated<O: Float>(
         }
     }
     if comptime!(!by_block) {
-        let factors_a = factors(inv_scale_a, row0 + unit_y * 4, work.row_end, 0u32, blocks, granularity_a);
-        let factors_b = factors(inv_scale_b, first_b + unit_x * 4, rows_b, 0u32, blocks, granularity_b);
+        let factors_a = factors(problem, row0 + unit_y * 4, work.row_end, 0u32.runtime(), 0usize);
+        let factors_b = factors(problem, first_b + unit_x * 4, rows_b, 0u32.runtime(), 1usize);
         #[unroll]
         for i in 0..16usize {
             totals[i] = sums[i] * (Quad::new(factors_a[i / 8][i / 2 % 4]) * factors_b[i % 2]);
         }
     }
-    if comptime!(grouping.is_some()) {
+    if comptime!(problem.grouping.is_some()) {
         if work.first / 4 >= end {
             // Nothing was multiplied, so no scale counts, not even NaN.
             #[unroll]
@@ -192,14 +163,14 @@ fn gemm_emulated<O: Float>(
     #[unroll]
     for j in 0..8u32 {
         let col = col0 + (unit_x + comptime!(j / 4 * SIDE)) * 4 + comptime!(j % 4);
-        if col < n {
-            let shift = bias.at(col);
+        if col < problem.n {
+            let shift = problem.bias.at(col);
             #[unroll]
             for i in 0..8u32 {
                 let row = row0 + (unit_y + comptime!(i / 4 * SIDE)) * 4 + comptime!(i % 4);
                 if row >= work.row_begin && row < work.row_end {
                     let total = totals[comptime!((2 * i + j / 4) as usize)][comptime!((j % 4) as usize)];
-                    let index = (work.out0 + row * n + col) as usize;
+                    let index = (work.out0 + row * problem.n + col) as usize;
                     let sum = if comptime!(accumulate) {
                         f32::cast_from(out[index]) + (total + shift)
                     } else {
@@ -212,51 +183,10 @@ fn gemm_emulated<O: Float>(
     }
 }
 
-/// This cube's part of the output.
-#[cube]
-fn work(
-    ends: &ComptimeOption<Array<u32>>,
-    m: u32,
-    n: u32,
-    groups: u32,
-    words: u32,
-    #[comptime] grouping: Option<Grouping>,
-) -> Work {
-    #[comptime]
-    match ends {
-        ComptimeOption::Some(ends) => {
-            let grouping = comptime!(grouping.expect("ends come with a grouping"));
-            grouped_tile(
-                CUBE_POS as u32,
-                n.div_ceil(TILE),
-                ends,
-                groups,
-                m,
-                n,
-                words * 4,
-                grouping,
-                comptime!([TILE; 2]),
-                1u32,
-            )
-        }
-        ComptimeOption::None => {
-            let (row0, col0) = tile_origin(n, TILE);
-            whole(row0, col0, m, words * 4)
-        }
-    }
-}
-
 /// Inverse scales of the two groups of four rows (or columns) that a unit holds, the first beginning at `first`; ones, where
 /// the tile is scaled already.
 #[cube]
-fn factors(
-    inv_scales: &Array<u32>,
-    first: u32,
-    rows: u32,
-    block: u32,
-    blocks: u32,
-    #[comptime] granularity: Granularity,
-) -> Array<Quad> {
+fn factors(problem: &Problem, first: u32, rows: u32, block: u32, #[comptime] side: usize) -> Array<Quad> {
     let mut factors = Array::<Quad>::new(2usize);
     #[unroll]
     for half in 0..2u32 {
@@ -265,7 +195,7 @@ fn factors(
         for i in 0..4u32 {
             // Past the last row there is nothing to scale; any scale will do.
             let row = min(first + comptime!(half * SIDE * 4 + i), rows - 1);
-            quad[i as usize] = sum_factor(inv_scales, row, block, blocks, granularity);
+            quad[i as usize] = problem.factor(row, block, side);
         }
         factors[half as usize] = quad;
     }
@@ -277,16 +207,15 @@ fn factors(
 #[cube]
 fn load_tile(
     codes: &Array<u32>,
-    inv_scales: &Array<u32>,
+    problem: &Problem,
     tile: &mut SharedMemory<Quad>,
     row0: u32,
     rows: u32,
     step: u32,
-    words: u32,
-    blocks: u32,
     #[comptime] format: Format,
-    #[comptime] granularity: Granularity,
+    #[comptime] side: usize,
 ) {
+    let is_mx = comptime!(problem.granularities[side].is_mx());
     let local_word = UNIT_POS % STEP_WORDS;
     let word = step + local_word;
     #[unroll]
@@ -298,12 +227,12 @@ fn load_tile(
         for i in 0..4u32 {
             let row = row0 + quad * 4 + i;
             let mut value = 0u32.runtime();
-            if row < rows && word < words {
-                value = codes[(row * words + word) as usize];
+            if row < rows && word < problem.words {
+                value = codes[(row * problem.words + word) as usize];
             }
             packed[i as usize] = value;
-            if comptime!(granularity.is_mx()) {
-                let byte = e8m0_byte(inv_scales, min(row, rows - 1), step / STEP_WORDS, blocks);
+            if is_mx {
+                let byte = problem.e8m0(min(row, rows - 1), step / STEP_WORDS, side);
                 scales[i as usize] = f32::reinterpret(e8m0_inverse_bits(byte));
             }
         }
@@ -314,7 +243,7 @@ fn load_tile(
             for i in 0..4usize {
                 values[i] = decode((packed[i] >> comptime!(8 * j)) & 0xffu32, format);
             }
-            let values = if comptime!(granularity.is_mx()) { values * scales } else { values };
+            let values = if is_mx { values * scales } else { values };
             tile[((local_word * 4 + j) * PITCH + quad) as usize] = values;
         }
     }

@@ -10,6 +10,7 @@ mod hopper;
 mod maps;
 mod mma;
 mod pipeline;
+mod problem;
 mod split_k;
 
 use core::fmt;
@@ -23,7 +24,7 @@ pub use pipeline::trap_stuck_barriers;
 
 use crate::operand::check_size;
 use crate::view::{Checked, Source};
-use crate::{CudaArch, Granularity, KernelError, Operand, VectorView, cuda_arch, supports};
+use crate::{CudaArch, Format, Granularity, KernelError, Operand, VectorView, cuda_arch, supports};
 
 /// What computes a GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -164,9 +165,24 @@ impl Gemm<'_> {
         }
     }
 
+    /// What the groups divide.
+    fn grouping(&self) -> Option<Grouping> {
+        self.groups.map(|groups| groups.grouping)
+    }
+
+    /// Formats of the operands.
+    const fn formats(&self) -> [Format; 2] {
+        [self.a.format, self.b.format]
+    }
+
+    /// Granularities of the operands.
+    const fn granularities(&self) -> [Granularity; 2] {
+        [self.a.granularity, self.b.granularity]
+    }
+
     /// Whether scales change along the contraction.
     const fn by_block(&self) -> bool {
-        Granularity::any_blocks([self.a.granularity, self.b.granularity])
+        Granularity::any_blocks(self.granularities())
     }
 }
 

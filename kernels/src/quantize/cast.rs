@@ -9,8 +9,8 @@ use cubecl::server::Handle;
 
 use super::encode::{Encoding, encode_quad, lanes_scale, zero_past_end};
 use super::tile::{
-    SECTOR_WORDS, TILE_ROWS, UNIT_ROWS, UNITS_X, cast_sector, load_unit, origin, sector_col, stage_words, store_cols,
-    store_words,
+    SECTOR_WORDS, SectorCast, TILE_ROWS, Tile, UNIT_ROWS, UNITS_X, cast_sector, load_unit, sector_col, stage_words,
+    store_cols, store_rows, store_words,
 };
 use super::{Copies, Copy, optional, words};
 use crate::amax::{Maxima, MaximaArray};
@@ -320,13 +320,13 @@ fn cast_tiles<N: Size, M: Size, S: Size>(
 ) {
     let source = comptime!(encoding.source);
     let len = comptime!(source.sector_len());
-    let (row0, col0) = origin(geometry.cols, comptime!(tile_cols(source)));
-    if row0 >= geometry.rows {
+    let tile = Tile::of_cube(geometry, comptime!(tile_cols(source)));
+    if tile.row0 >= tile.geometry.rows {
         terminate!();
     }
-    let raw = load_unit(x, &geometry, row0, col0, 1u32, source, encoding.isa);
-    let row = row0 + UNIT_POS / UNITS_X * UNIT_ROWS;
-    let col = col0 + sector_col(0u32, source);
+    let raw = load_unit(x, &tile, 1u32, source, encoding.isa);
+    let row = tile.row0 + UNIT_POS / UNITS_X * UNIT_ROWS;
+    let col = tile.col0 + sector_col(0u32, source);
     let mut largest = 0u32.runtime();
     if comptime!(observed.is_some()) {
         #[unroll]
@@ -339,39 +339,20 @@ fn cast_tiles<N: Size, M: Size, S: Size>(
     let row_scales = #[comptime]
     match scale {
         ComptimeOption::Some(scale) => scale.make(encoding),
-        ComptimeOption::None => line_scales(row_scales, row, geometry.rows, UNIT_ROWS, encoding.isa),
+        ComptimeOption::None => line_scales(row_scales, row, tile.geometry.rows, UNIT_ROWS, encoding.isa),
     };
-    let col_scales = line_scales(col_scales, col, geometry.cols, len, encoding.isa);
+    let col_scales = line_scales(col_scales, col, tile.geometry.cols, len, encoding.isa);
     let mut stage = SharedMemory::<u32>::new_aligned(comptime!(stage_words(tile_cols(source)) as usize), 16usize);
     let width = N::value();
     let aligned = comptime!(width > 1);
-    let by_row = cast_sector(
-        &raw,
-        &mut stage,
-        &geometry,
-        row0,
-        col0,
-        &row_scales,
-        &col_scales,
-        0u32,
-        by_rows,
-        true,
-        one_scale,
-        aligned,
-        encoding,
-    );
+    let cast = comptime!(SectorCast { sector: 0, by_rows, by_cols: true, one_scale, aligned, encoding });
+    let by_row = cast_sector(&raw, &mut stage, &tile, &row_scales, &col_scales, cast);
     #[comptime]
     if let ComptimeOption::Some(rows) = rows {
-        #[unroll]
-        for i in 0..UNIT_ROWS {
-            if row + i < geometry.rows && col / len < row_pitch {
-                let first = comptime!(i * encoding.sector_quads());
-                store_words(rows, (row + i) * row_pitch + col / len, &by_row, first);
-            }
-        }
+        store_rows(&by_row, rows, &tile, row_pitch, 0u32, encoding);
     }
     sync_cube();
-    store_cols(&stage, cols, &geometry, row0, col0, col_pitch, comptime!(tile_cols(source)), source);
+    store_cols(&stage, cols, &tile, col_pitch, comptime!(tile_cols(source)), source);
     #[comptime]
     if let ComptimeOption::Some(observed) = observed {
         let largest = cube_max(largest, encoding.isa);

@@ -9,10 +9,9 @@
 //! | row, by columns or both | 2: maxima of all lines, then the cast | 3, or 4 for both |
 //! | blocks of 128, of 32 | 1 | 1 |
 
-mod block;
+mod blocks;
 mod cast;
 mod encode;
-mod mx;
 mod row;
 mod tensor;
 mod tile;
@@ -23,7 +22,7 @@ use cubecl::server::Handle;
 pub use tensor::quantize_with_amax;
 
 use crate::view::{Checked, MAX_INDEX};
-use crate::{Cast, Granularity, KernelError, MatrixView, Operand, Orientation, Quantized, ScaleMode, row_words};
+use crate::{Cast, Granularity, KernelError, MatrixView, Operand, Orientation, Quantized, row_words};
 
 /// Casts `x [R, C]` to FP8 with scales from its own maxima, and writes the copies that `orientation` names, each scaled
 /// along its own contraction.
@@ -45,11 +44,12 @@ pub fn quantize<R: Runtime>(
 ) -> Result<Quantized, KernelError> {
     cast.check()?;
     let x = check(client, x, orientation)?;
-    Ok(by_memory_order(&x, cast, orientation, |x, orientation| match (cast.scale_mode, cast.granularity) {
-        (ScaleMode::E8m0(mode), _) => mx::launch(client, x, cast.format, mode, orientation),
-        (_, Granularity::Tensor) => tensor::launch(client, x, cast, orientation),
-        (_, Granularity::Row) => row::launch(client, x, cast, orientation),
-        (_, _) => block::launch(client, x, cast, orientation),
+    Ok(by_memory_order(&x, cast, orientation, |x, orientation| match cast.granularity {
+        Granularity::Tensor => tensor::launch(client, x, cast, orientation),
+        Granularity::Row => row::launch(client, x, cast, orientation),
+        Granularity::Block1x32 | Granularity::Block1x128 | Granularity::Block128x128 => {
+            blocks::launch(client, x, cast, orientation)
+        }
     }))
 }
 

@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 use super::cast::{self, LineScales, SCALE_VECTOR, Scales, sectors_per_row};
 use super::encode::{Encoding, encode_quad, lanes_scale, zero_past_end};
 use super::tile::{
-    ROW_STAGE, SECTOR_WORDS, TILE_ROWS, UNITS_X, col_maximum, col_stage, line_col, load_unit, origin, row_maximum,
+    ROW_STAGE, SECTOR_WORDS, TILE_ROWS, Tile, UNITS_X, col_maximum, col_stage, line_col, load_unit, row_maximum,
     stage_maxima, store_words,
 };
 use super::{Copies, Copy, optional, words};
@@ -294,13 +294,14 @@ fn line_maxima<N: Size>(
     #[comptime] _version: Version,
 ) {
     let tile_cols = comptime!(maxima_cols(source));
-    let (row0, col0) = origin(geometry.cols, tile_cols);
+    let tile = Tile::of_cube(geometry, tile_cols);
+    let (row0, col0) = (tile.row0, tile.col0);
     if row0 >= geometry.rows {
         terminate!();
     }
     let mut row_stage = SharedMemory::<u32>::new(comptime!((if by_rows { ROW_STAGE } else { 1 }) as usize));
     let mut of_cols = SharedMemory::<u32>::new(comptime!(col_stage(tile_cols) as usize));
-    let raw = load_unit(x, &geometry, row0, col0, 1u32, source, isa);
+    let raw = load_unit(x, &tile, 1u32, source, isa);
     stage_maxima(&raw, &mut row_stage, &mut of_cols, by_rows, true, 1u32, source);
     sync_cube();
     // The first units take the columns, the others the rows.

@@ -15,7 +15,7 @@ use crate::view::{Geometry, Source, all_loaded, load_sector, magnitude, max_magn
 pub(super) const UNITS_X: u32 = 8;
 
 /// Units along a column of a tile.
-const UNITS_Y: u32 = 32;
+pub(super) const UNITS_Y: u32 = 32;
 
 /// Rows of a unit.
 pub(super) const UNIT_ROWS: u32 = 4;
@@ -46,15 +46,26 @@ pub(super) const fn col_stage(cols: u32) -> u32 {
     cols / UNITS_X * LINE_PITCH
 }
 
-/// Row and column of the first element of this cube's tile, tiles of `TILE_ROWS` by `tile_cols` counted row by row over a
-/// matrix of `cols` columns. The spare cubes of a folded grid get rows past the last one.
+/// A cube's tile of a matrix.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Tile {
+    pub(super) geometry: Geometry,
+    /// Row and column of its first element.
+    pub(super) row0: u32,
+    pub(super) col0: u32,
+}
+
 #[cube]
-pub(super) fn origin(cols: u32, #[comptime] tile_cols: u32) -> (u32, u32) {
-    let tiles_per_row = cols.div_ceil(tile_cols);
-    let tile = CUBE_POS as u32;
-    // No wrapping around for spare cubes of a matrix of nearly 2^32 rows.
-    let tile_row = min(tile / tiles_per_row, comptime!(u32::MAX / TILE_ROWS));
-    (tile_row * TILE_ROWS, tile % tiles_per_row * tile_cols)
+impl Tile {
+    /// That of this cube, tiles of [`TILE_ROWS`] by `cols` being counted row by row. The spare cubes of a folded grid get rows past the
+    /// last one.
+    pub(super) fn of_cube(geometry: Geometry, #[comptime] cols: u32) -> Tile {
+        let across = geometry.cols.div_ceil(cols);
+        let number = CUBE_POS as u32;
+        // No wrapping around for spare cubes of a matrix of nearly 2^32 rows.
+        let tile_row = min(number / across, comptime!(u32::MAX / TILE_ROWS));
+        Tile { geometry, row0: tile_row * TILE_ROWS, col0: number % across * cols }
+    }
 }
 
 /// Column in the tile of sector `sector` of this unit.
@@ -67,21 +78,20 @@ pub(super) fn sector_col(#[comptime] sector: u32, #[comptime] source: Source) ->
 #[cube]
 pub(super) fn load_unit<N: Size>(
     x: &Array<Vector<u32, N>>,
-    geometry: &Geometry,
-    row0: u32,
-    col0: u32,
+    tile: &Tile,
     #[comptime] sectors: u32,
     #[comptime] source: Source,
     #[comptime] isa: Isa,
 ) -> Array<u32> {
-    let row = row0 + UNIT_POS / UNITS_X * UNIT_ROWS;
+    let row = tile.row0 + UNIT_POS / UNITS_X * UNIT_ROWS;
     let mut raw = Array::<u32>::new(comptime!((sectors * UNIT_ROWS * SECTOR_WORDS) as usize));
     #[unroll]
     for s in 0..sectors {
         #[unroll]
         for i in 0..UNIT_ROWS {
             let first = comptime!((s * UNIT_ROWS + i) * SECTOR_WORDS);
-            load_sector(x, geometry, row + i, col0 + sector_col(s, source), &mut raw, first, source, isa);
+            let col = tile.col0 + sector_col(s, source);
+            load_sector(x, &tile.geometry, row + i, col, &mut raw, first, source, isa);
         }
     }
     all_loaded(isa);
@@ -118,24 +128,33 @@ pub(super) fn stage_maxima(
         largest = max(largest, along_row);
     }
     if comptime!(by_cols) {
-        let len = comptime!(source.sector_len());
-        let per_word = comptime!(source.per_word());
-        #[unroll]
-        for s in 0..sectors {
-            #[unroll]
-            for c in 0..len {
-                let mut along_col = 0u32.runtime();
-                #[unroll]
-                for i in 0..UNIT_ROWS {
-                    let place = comptime!(((s * UNIT_ROWS + i) * SECTOR_WORDS + c / per_word) as usize);
-                    let bits = raw[place] >> comptime!(16 * (c % per_word));
-                    along_col = max(along_col, magnitude(bits, source));
-                }
-                cols[(UNIT_POS + comptime!((s * len + c) * LINE_PITCH)) as usize] = along_col;
-            }
-        }
+        stage_col_maxima(raw, cols, sectors, source);
     }
     largest
+}
+
+/// Puts the maximum of each of this unit's columns where [`col_maximum`] looks for it.
+#[cube]
+pub(super) fn stage_col_maxima(
+    raw: &Array<u32>,
+    cols: &mut SharedMemory<u32>,
+    #[comptime] sectors: u32,
+    #[comptime] source: Source,
+) {
+    let len = comptime!(source.sector_len());
+    let per_word = comptime!(source.per_word());
+    #[unroll]
+    for line in 0..comptime!(sectors * len) {
+        let (s, c) = comptime!((line / len, line % len));
+        let mut along_col = 0u32.runtime();
+        #[unroll]
+        for i in 0..UNIT_ROWS {
+            let place = comptime!(((s * UNIT_ROWS + i) * SECTOR_WORDS + c / per_word) as usize);
+            let bits = raw[place] >> comptime!(16 * (c % per_word));
+            along_col = max(along_col, magnitude(bits, source));
+        }
+        cols[(UNIT_POS + comptime!(line * LINE_PITCH)) as usize] = along_col;
+    }
 }
 
 /// The maximum of row `row` of the tile.
@@ -179,37 +198,42 @@ fn chunk_place(col: u32, chunk: u32, #[comptime] source: Source) -> u32 {
     col * COL_WORDS + swizzled * 4
 }
 
-/// Casts sector `sector` of this unit: its codes by rows, those of row `i` in words `i · sector_quads` on of the result,
-/// and those by columns in `stage`.
-///
-/// Row `i` is scaled by `row_scales[i]` in the first, and column `c` of the sector by `col_scales[c]` in the second; with
-/// `one_scale` everything by `row_scales[0]`.
+/// Which sector of a unit is cast, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct SectorCast {
+    pub(super) sector: u32,
+    pub(super) by_rows: bool,
+    pub(super) by_cols: bool,
+    /// Everything is scaled by the first scale of the rows.
+    pub(super) one_scale: bool,
+    /// Rows begin where vectors do.
+    pub(super) aligned: bool,
+    pub(super) encoding: Encoding,
+}
+
+/// Casts a sector of this unit: its codes by rows, those of row `i` in words `i · sector_quads` on of the result, and those by
+/// columns in `stage`. Row `i` is scaled by `row_scales[i]` in the first, and column `c` of the sector by `col_scales[c]` in the
+/// second.
 #[cube]
 pub(super) fn cast_sector(
     raw: &Array<u32>,
     stage: &mut SharedMemory<u32>,
-    geometry: &Geometry,
-    row0: u32,
-    col0: u32,
+    tile: &Tile,
     row_scales: &Array<f32>,
     col_scales: &Array<f32>,
-    #[comptime] sector: u32,
-    #[comptime] by_rows: bool,
-    #[comptime] by_cols: bool,
-    #[comptime] one_scale: bool,
-    #[comptime] aligned: bool,
-    #[comptime] encoding: Encoding,
+    #[comptime] cast: SectorCast,
 ) -> Array<u32> {
+    let SectorCast { sector, by_rows, by_cols, one_scale, aligned, encoding } = comptime!(cast);
     let quads = comptime!(encoding.sector_quads());
     let quad_words = comptime!(encoding.quad_words());
     let source = comptime!(encoding.source);
     let unit_y = UNIT_POS / UNITS_X;
     let local_col = sector_col(sector, source);
-    let row_mask = mask(row0 + unit_y * UNIT_ROWS, geometry.rows);
+    let row_mask = mask(tile.row0 + unit_y * UNIT_ROWS, tile.geometry.rows);
     let mut by_row = Array::<u32>::new(comptime!((UNIT_ROWS * quads) as usize));
     #[unroll]
     for q in 0..quads {
-        let col = col0 + local_col + comptime!(4 * q);
+        let col = tile.col0 + local_col + comptime!(4 * q);
         let mut along = Array::<u32>::new(comptime!(UNIT_ROWS as usize));
         #[unroll]
         for i in 0..UNIT_ROWS {
@@ -218,7 +242,7 @@ pub(super) fn cast_sector(
                 let scale = comptime!(if one_scale { 0 } else { i });
                 let word = encode_quad(raw, first, row_scales, scale, true, encoding);
                 along[i as usize] = word;
-                by_row[comptime!((i * quads + q) as usize)] = zero_past_end(word, col, geometry.cols, aligned);
+                by_row[comptime!((i * quads + q) as usize)] = zero_past_end(word, col, tile.geometry.cols, aligned);
             }
             if comptime!(by_cols && !one_scale) {
                 along[i as usize] = encode_quad(raw, first, col_scales, comptime!(4 * q), false, encoding);
@@ -253,31 +277,50 @@ pub(super) fn store_words<M: Size>(
     codes[at as usize] = vector;
 }
 
+/// Writes what [`cast_sector`] gives of the codes by rows of a sector.
+#[cube]
+pub(super) fn store_rows<M: Size>(
+    words: &Array<u32>,
+    codes: &mut Array<Vector<u32, M>>,
+    tile: &Tile,
+    pitch: u32,
+    #[comptime] sector: u32,
+    #[comptime] encoding: Encoding,
+) {
+    let source = comptime!(encoding.source);
+    let row = tile.row0 + UNIT_POS / UNITS_X * UNIT_ROWS;
+    let at = (tile.col0 + sector_col(sector, source)) / comptime!(source.sector_len());
+    #[unroll]
+    for i in 0..UNIT_ROWS {
+        if row + i < tile.geometry.rows && at < pitch {
+            store_words(codes, (row + i) * pitch + at, words, comptime!(i * encoding.sector_quads()));
+        }
+    }
+}
+
 /// Writes the staged codes by columns, 16 bytes a unit. The stage must have been synchronized.
 #[cube]
 pub(super) fn store_cols(
     stage: &SharedMemory<u32>,
     codes: &mut Array<Vector<u32, Const<4>>>,
-    geometry: &Geometry,
-    row0: u32,
-    col0: u32,
+    tile: &Tile,
     pitch: u32,
     #[comptime] tile_cols: u32,
     #[comptime] source: Source,
 ) {
     let chunk = UNIT_POS % UNITS_X;
-    let at = row0 / 16 + chunk;
+    let at = tile.row0 / 16 + chunk;
     #[unroll]
     for pass in 0..comptime!(tile_cols / UNITS_Y) {
         let local_col = UNIT_POS / UNITS_X + comptime!(pass * UNITS_Y);
-        let col = col0 + local_col;
+        let col = tile.col0 + local_col;
         let place = chunk_place(local_col, chunk, source);
         let mut vector = Vector::<u32, Const<4>>::empty();
         #[unroll]
         for w in 0..4usize {
             vector[w] = stage[place as usize + w];
         }
-        if col < geometry.cols && at < pitch {
+        if col < tile.geometry.cols && at < pitch {
             codes[(col * pitch + at) as usize] = vector;
         }
     }

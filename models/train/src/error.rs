@@ -86,7 +86,7 @@ pub enum TrainError {
 
 /// Training left the finite numbers.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("training diverged at step {step}: loss = {loss}, grad_norm = {grad_norm}{}{}", first(cause.as_ref()), last_good(*good, folder.as_ref()))]
+#[error("training diverged at step {step}: loss = {loss:.5}, grad_norm = {grad_norm:.4}{}{}", first(cause.as_ref()), way_back(saved, folder.as_ref()))]
 pub struct Divergence {
     /// The step, from 1.
     pub step: usize,
@@ -94,24 +94,25 @@ pub struct Divergence {
     pub loss: f64,
     /// Its gradient norm.
     pub grad_norm: f64,
-    /// What was not finite first of what FP8 linears read.
+    /// The first operand of an FP8 linear that was not finite.
     pub cause: Option<NonFiniteOperand>,
-    /// The step of the newest checkpoint, which is of finite numbers.
-    pub good: Option<u64>,
-    /// Its folder.
+    /// Steps of the checkpoints, in order. Their numbers are finite, which is not to say that they are good.
+    pub saved: Vec<u64>,
+    /// The folder of the checkpoints.
     pub folder: Option<PathBuf>,
 }
 
 fn first(cause: Option<&NonFiniteOperand>) -> String {
-    cause.map_or_else(String::new, |cause| format!("; not finite first: {cause}"))
+    cause.map_or_else(String::new, |cause| format!("; the first non-finite operand: {cause}"))
 }
 
-fn last_good(good: Option<u64>, folder: Option<&PathBuf>) -> String {
-    match (good, folder) {
-        (Some(step), Some(folder)) => format!(
-            "; the last good checkpoint is that of step {step}: `resume {}` with a lower optimizer.lr or another precision goes on from it",
-            folder.display()
-        ),
-        _ => String::new(),
-    }
+fn way_back(saved: &[u64], folder: Option<&PathBuf>) -> String {
+    let ([_, ..], Some(folder)) = (saved, folder) else { return String::new() };
+    let steps: Vec<_> = saved.iter().map(u64::to_string).collect();
+    format!(
+        "; checkpoints with finite numbers: step {}; `resume {} --step N` goes on from one, and may lower optimizer.lr or change \
+         float8.schedule",
+        steps.join(", "),
+        folder.display()
+    )
 }

@@ -16,6 +16,7 @@ mod error;
 mod files;
 mod folder;
 pub mod grads;
+mod json_file;
 mod lines;
 pub mod metrics;
 mod model;

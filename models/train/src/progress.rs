@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 /// How often a log that is no terminal is told how far a task is.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(10);
@@ -36,11 +36,20 @@ impl ProgressLine {
         Self(ProgressBar::hidden())
     }
 
+    /// `{left}` in the template is the time left, once something has been done.
     fn begin(&self, template: &str, done: u64, total: u64) {
-        self.0.reset();
-        self.0
-            .set_style(ProgressStyle::with_template(template).expect("a template of this file").progress_chars("=> "));
+        let left = move |state: &ProgressState, out: &mut dyn fmt::Write| {
+            // A line that cannot be written is not drawn.
+            let _ = match state.pos() > done {
+                true => write!(out, "{:#} left", HumanDuration(state.eta())),
+                false => Ok(()),
+            };
+        };
+        let style = ProgressStyle::with_template(template).expect("a template of this file");
+        // Before the reset, which draws.
+        self.0.set_style(style.progress_chars("=> ").with_key("left", left));
         self.0.set_length(total);
+        self.0.reset();
         self.0.set_position(done);
         // Time left is told by what is made from here on.
         self.0.reset_eta();
@@ -48,7 +57,7 @@ impl ProgressLine {
 
     /// Steps begin, of which so many are done.
     pub(crate) fn begin_steps(&self, done: usize, total: usize) {
-        self.begin("step {pos}/{len} [{bar:25}] {msg}  {eta} left", done as u64, total as u64);
+        self.begin("step {pos}/{len} [{bar:25}] {msg}  {left}", done as u64, total as u64);
     }
 
     /// A step is made.
@@ -78,7 +87,7 @@ impl ProgressLine {
         let (mut has_begun, mut since, mut written) = (false, Instant::now(), Ok(()));
         let result = task(&mut |Progress { bytes, total_bytes }| {
             if !has_begun {
-                self.begin(&format!("{what} {{bytes}} of {{total_bytes}} [{{bar:25}}] {{eta}} left"), 0, total_bytes);
+                self.begin(&format!("{what} {{bytes}} of {{total_bytes}} [{{bar:25}}] {{left}}"), 0, total_bytes);
                 has_begun = true;
             }
             self.0.set_position(bytes);

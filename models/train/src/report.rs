@@ -5,8 +5,7 @@ use std::path::Path;
 use burn::module::Module;
 use burn_float8::{Float8Stack, Report, UNTAGGED_NAME, report};
 
-use crate::TrainError;
-use crate::files;
+use crate::{TrainError, json_file};
 
 /// The report of this model's linears.
 pub fn report_of<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
@@ -21,7 +20,7 @@ pub fn report_of<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
 /// # Errors
 /// [`TrainError::Write`].
 pub fn check_report_path(path: &Path) -> Result<(), TrainError> {
-    files::check_destination(path).map_err(|source| TrainError::Write { path: path.into(), source })
+    json_file::check(path)
 }
 
 /// Writes pretty JSON: whoever reads `path` finds the whole report or what was there before.
@@ -29,8 +28,5 @@ pub fn check_report_path(path: &Path) -> Result<(), TrainError> {
 /// # Errors
 /// [`TrainError::Write`].
 pub fn write_report(report: &Report, path: &Path) -> Result<(), TrainError> {
-    let fail = |source| TrainError::Write { path: path.into(), source };
-    let mut text = serde_json::to_vec_pretty(report).map_err(|error| fail(error.into()))?;
-    text.push(b'\n');
-    files::replace(path, &text).map_err(fail)
+    json_file::write(path, report)
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 use train::metrics::{HealthRecord, METRICS_FILE, MetricsError, MetricsFile, Record, RunRecord, TrainRecord};
-use train::plot::{PlotError, PlotSource, plot};
+use train::plot::{PlotError, PlotPanel, PlotSource, plot};
 
 struct Fixture(TempDir);
 
@@ -31,7 +31,7 @@ impl Fixture {
 
     fn try_plot(&self, runs: &[PlotSource]) -> Result<Svg, PlotError> {
         let out = self.path("plot.svg");
-        plot(runs, &out).map(|()| Svg::read(&out))
+        plot(runs, &[], &out).map(|()| Svg::read(&out))
     }
 
     fn plot(&self, runs: &[PlotSource]) -> Svg {
@@ -93,6 +93,7 @@ type Polyline = (f64, u32, Vec<(i32, i32)>);
 
 const BLUE: &str = "#0072B2";
 const VERMILION: &str = "#D55E00";
+const GREEN: &str = "#009E73";
 
 fn run(precision: &str) -> Record {
     let run = RunRecord { precision: precision.into(), device: "cpu".into(), ..Default::default() };
@@ -138,18 +139,51 @@ fn runs_are_drawn_together() {
     for text in ["Training loss", "loss (nats per token)", "Throughput", "tokens/s", "Gradient norm", "Learning rate"] {
         assert!(svg.has(text), "{text}");
     }
-    assert!(svg.has("m = 0.9 m + 0.1 value") && svg.has("no held-out loss") && svg.has("optimizer step"));
+    assert!(!svg.has("moving average") && svg.has("no held-out loss") && svg.has("optimizer step"));
     assert!(!svg.has("FP8 health"));
-    // In the legend; smoothed, in three panels; held-out.
+    // In the legend; a line in four panels, each of few points; held-out. The difference is the second run's.
     let lines = svg.lines(BLUE);
     let of = |width, len| lines.iter().filter(|line| line.1 == width && line.2.len() == len).count();
-    assert_eq!((of(5, 2), of(4, 40), of(2, 3)), (1, 3, 1), "{lines:?}");
-    assert!(lines.iter().any(|line| line.0 == 0.3 && line.2.len() == 40));
-    assert!(svg.lines(VERMILION).iter().any(|line| line.0 == 0.3 && line.2.len() == 30));
+    assert_eq!((of(5, 2), of(3, 40), of(2, 3)), (1, 4, 1), "{lines:?}");
+    assert!(svg.lines(VERMILION).iter().any(|line| line.1 == 3 && line.2.len() == 30));
     // The legend's, and one for each held-out loss.
     assert_eq!(svg.count("circle", BLUE), 4);
     // The 9.0 of before the first step is at the upper end.
     assert!(svg.has("1 value beyond the axis"), "{:?}", svg.texts());
+}
+
+#[test]
+fn differences_are_of_the_steps_that_both_have() {
+    let fixture = Fixture::new();
+    let mut first = steps(vec![3.0; 40]);
+    first.push(held_out(40, 2.0));
+    let mut second: Vec<_> = (1..=60).step_by(2).map(|i| step(i, if i < 20 { 3.25 } else { 2.75 })).collect();
+    second.extend([held_out(40, 2.25), held_out(60, 1.0)]);
+    let svg = fixture.plot(&[fixture.run("f32", &first), fixture.run("fp8", &second), fixture.run("same", &first)]);
+    assert!(svg.has("Training loss less that of f32"));
+    // The curve of twenty points: ten above the middle, ten as far below it.
+    let line = svg.lines(VERMILION).into_iter().find(|line| line.1 == 3 && line.2.len() == 20).unwrap().2;
+    assert!(line[..10].iter().all(|point| point.1 == line[0].1) && line[10..].iter().all(|p| p.1 == line[10].1));
+    // Its curves: the loss, the difference, ..
+    let same = svg.lines(GREEN).into_iter().filter(|line| line.1 == 3).nth(1).unwrap().2[0].1;
+    assert!(line[0].1 < same && line[10].1 > same && line[0].1 + line[10].1 - 2 * same <= 1, "{line:?} {same}");
+    assert!(!fixture.plot(&[fixture.run("alone", &first)]).has("less that of"));
+    assert!(!fixture.plot(&[fixture.run("a", &[step(1, 2.0)]), fixture.run("b", &[step(2, 2.0)])]).has("less that of"));
+}
+
+#[test]
+fn only_what_was_asked_for_is_drawn() {
+    let fixture = Fixture::new();
+    let run = fixture.run("run", &steps([2.0; 20]));
+    let out = fixture.path("some.svg");
+    plot(std::slice::from_ref(&run), &[PlotPanel::Lr, PlotPanel::Losses], &out).unwrap();
+    let svg = Svg::read(&out);
+    assert!(
+        svg.has("Training loss") && svg.has("Learning rate") && !svg.has("Throughput") && !svg.has("Gradient norm")
+    );
+    let none = plot(&[run], &[PlotPanel::Difference, PlotPanel::Health], &out).unwrap_err();
+    assert!(matches!(&none, PlotError::NoPanels { kinds } if kinds.len() == 2));
+    assert!(none.to_string().contains("none of these runs has what difference, health would show"), "{none}");
 }
 
 #[test]
@@ -159,8 +193,8 @@ fn the_first_losses_do_not_squash_the_others() {
     let svg = fixture.plot(&[fixture.run("run", &steps((0..400).map(loss)))]);
     let faint = svg.lines(BLUE).into_iter().find(|line| line.0 == 0.3).unwrap().2;
     let (low, high) = (faint[300].1.max(faint[301].1), faint[300].1.min(faint[301].1));
-    // Of 640 units.
-    assert!(low - high > 250, "{low} {high}");
+    // Of 440 units.
+    assert!(low - high > 170, "{low} {high}");
     assert!(faint[..10].iter().all(|point| point.1 < high), "clamped, not lost");
     assert!(svg.has("10 values beyond the axis"));
 }
@@ -191,6 +225,20 @@ fn losses_that_are_not_finite_are_marked() {
     assert_eq!(faint[..2], [20, 75]);
     // Two strokes for each x, of which there are as many as do not hide each other: 5 steps are 76 units.
     assert_eq!(lines.iter().filter(|line| line.1 == 3 && line.2.len() == 2).count(), 6);
+}
+
+#[test]
+fn a_run_that_diverged_says_so() {
+    let fixture = Fixture::new();
+    let mut records = steps([3.0, 2.5]);
+    // Its loss was still a number.
+    records.push(Record { diverged: Some("grad_norm = NaN".into()), ..step(3, 2.4) });
+    let svg = fixture.plot(&[fixture.run("run", &records)]);
+    assert!(svg.has("diverged at step 3") && !svg.has("no held-out loss"));
+    let lines = svg.lines(BLUE);
+    assert_eq!(lines.iter().find(|line| line.0 == 0.9).unwrap().2.len(), 2, "{lines:?}");
+    // The two strokes of an x.
+    assert_eq!(lines.iter().filter(|line| line.0 == 1.0 && line.1 == 3 && line.2.len() == 2).count(), 2, "{lines:?}");
 }
 
 #[test]
@@ -311,8 +359,8 @@ fn a_step_that_was_made_twice_is_drawn_once() {
     records.extend([step(2, 2.0), step(3, 1.0), held_out(3, 4.0), held_out(3, 1.5)]);
     let svg = fixture.plot(&[fixture.run("run", &records)]);
     assert!(svg.has("held-out: last 1.5000, best 1.5000 (step 3)"));
-    let faint = svg.lines(BLUE).into_iter().find(|line| line.0 == 0.3).unwrap().2;
-    assert!(faint.len() == 3 && faint[0].1 < faint[1].1 && faint[1].1 < faint[2].1, "{faint:?}");
+    let drawn = svg.lines(BLUE).into_iter().find(|line| line.1 == 3).unwrap().2;
+    assert!(drawn.len() == 3 && drawn[0].1 < drawn[1].1 && drawn[1].1 < drawn[2].1, "{drawn:?}");
 }
 
 #[test]
@@ -343,12 +391,12 @@ fn what_cannot_be_drawn_is_told() {
     assert!(matches!(fixture.try_plot(&[good.clone(), good.clone()]), Err(PlotError::EqualNames { .. })));
 
     for name in ["plot.png", "plot"] {
-        let error = plot(std::slice::from_ref(&good), &fixture.path(name)).unwrap_err();
+        let error = plot(std::slice::from_ref(&good), &[], &fixture.path(name)).unwrap_err();
         assert!(matches!(&error, PlotError::Extension { path } if *path == fixture.path(name)));
         assert!(error.to_string().contains("pictures are written as .svg"), "{error}");
     }
     fs::create_dir(fixture.path("folder.svg")).unwrap();
-    let folder = plot(std::slice::from_ref(&good), &fixture.path("folder.svg"));
+    let folder = plot(std::slice::from_ref(&good), &[], &fixture.path("folder.svg"));
     assert!(matches!(folder, Err(PlotError::Write { path, .. }) if path == fixture.path("folder.svg")));
 
     assert_eq!(fs::read(fixture.path("plot.svg")).unwrap(), before, "what was there is still there");

@@ -48,7 +48,7 @@ const TRANSLATED: [(&str, &str); 12] = [
 ];
 
 /// Casts to FP8.
-const CASTS: [&str; 5] = ["cast_linear", "cast_tiles", "cast_rows", "cast_blocks", "cast_mx"];
+const CASTS: [&str; 4] = ["cast_linear", "cast_tiles", "cast_rows", "cast_blocks"];
 
 /// The rules of the kernel called `name`, with its types, for compute capability `sm`.
 ///
@@ -61,7 +61,7 @@ const CASTS: [&str; 5] = ["cast_linear", "cast_tiles", "cast_rows", "cast_blocks
 /// | `cast_linear`, `line_maxima` | 128 | 4 | 128 |
 /// | `cast_tiles` | 128 | 3 | 96 |
 /// | `cast_rows` | up to 128, or up to 256 | 2 | 64 to 128 |
-/// | `cast_blocks`, `cast_mx` | 128 (16-bit floats), 256 (f32) | 2 | 64, 128 |
+/// | `cast_blocks` | 128 (16-bit floats), 256 (f32) | 2 | 64, 128 |
 /// | `dequantize` | 32 | 8, or 6 where fewer threads fit or registers are for the conversion | 64, 48 |
 ///
 /// Casts of ragged rows load element by element and hold as many bytes; two blocks of them fit. The integer encoder of Ampere
@@ -73,8 +73,8 @@ pub fn expected(kernel: &Generated) -> Rules {
     let is_cast = CASTS.contains(&family);
     let vectors = name.contains("_n_4");
     let blocks = match family {
-        "cast_blocks" | "cast_mx" if sm < 89 => 1,
-        "cast_rows" | "cast_blocks" | "cast_mx" => 2,
+        "cast_blocks" if sm < 89 => 1,
+        "cast_rows" | "cast_blocks" => 2,
         "dequantize" if matches!(sm, 90 | 100) => 8,
         "dequantize" => 6,
         "cast_tiles" if vectors && sm >= 89 => 3,
@@ -94,15 +94,13 @@ pub fn expected(kernel: &Generated) -> Rules {
         _ if !vectors => {}
         "cast_rows" => required.push((&["LDG.E.128"], 2)),
         "partial_maxima" => required.push((&["LDG.E.128"], 4)),
-        "cast_linear" | "cast_tiles" | "cast_blocks" | "cast_mx" | "line_maxima" => required.push((&["LDG.E.128"], 8)),
+        "cast_linear" | "cast_tiles" | "cast_blocks" | "line_maxima" => required.push((&["LDG.E.128"], 8)),
         _ => {}
     }
     // A sector of 32 bytes has 8 codes of f32 and 16 of 16-bit floats; by columns there are always 16.
     match family {
         "cast_tiles" => required.push((&["STG.E.128"], 2)),
-        "cast_linear" | "cast_rows" | "cast_blocks" | "cast_mx" if name.contains("_m_4") => {
-            required.push((&["STG.E.128"], 1))
-        }
+        "cast_linear" | "cast_rows" | "cast_blocks" if name.contains("_m_4") => required.push((&["STG.E.128"], 1)),
         _ if is_cast => required.push((&["STG.E.64", "STG.E.128"], 1)),
         _ => {}
     }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use burn::module::Module;
 
 use super::walk::linears;
-use crate::layer::{Layer, OperandHealth, ReadAmax, Tag};
+use crate::layer::{Layer, OperandHealth, ReadAmax};
 use crate::stack::Float8Stack;
 use crate::step::DeviceState;
 use crate::terms::{Gemm, Operand};
 
-/// The linears that a configuration was applied to, in the order of the module tree. What optimizers make of the model, and its
-/// clones, have the same ones.
+/// The linears that a configuration was applied to, in the order of the module tree. Clones of the model and the models that its
+/// optimizer returns share them, so one monitor serves a whole run.
 pub struct Monitor<B: Float8Stack> {
     layers: Vec<(B::Device, Arc<Layer>)>,
 }
@@ -70,9 +70,8 @@ impl core::fmt::Debug for LayerAmaxes {
 impl<B: Float8Stack> Monitor<B> {
     /// Finds the linears; without a configuration there are none.
     pub fn new<M: Module<B>>(model: &M) -> Self {
-        let tagged = |tag: Option<Tag>| tag.map(|tag| tag.layer);
         let layers = linears::<B, M>(model, None).into_iter();
-        Self { layers: layers.filter_map(|found| Some((found.device, tagged(found.tag)?))).collect() }
+        Self { layers: layers.filter_map(|found| Some((found.device, found.tag?.layer))).collect() }
     }
 
     /// GEMM calls so far by path: how FP8 ones were computed (`wgmma`, `emulated`, ..), and `high_precision`. Nothing is read from the

@@ -239,8 +239,7 @@ impl<B: Float8Backend> FloatTensorOps<Self> for Float8<B> {
     }
     fn float_ones(shape: Shape, device: &D<Self>, dtype: FloatDType) -> F<Self> {
         note_ones();
-        register_wrappers::<B>();
-        Float8Tensor::new(timed!(float_ones(shape, device, dtype)))
+        body!(new float_ones(shape, device, dtype) F<Self>)
     }
     fn float_transpose(tensor: F<Self>) -> F<Self> {
         matmul::transpose(tensor)

@@ -68,7 +68,8 @@ impl Clones {
     }
 }
 
-/// Notes that this thread makes a tensor of ones: what it has dropped since it made a clone, it dropped for a backward pass.
+/// Called where a tensor of ones is made, as the first gradient of a backward pass is: the saved clones that this thread has
+/// dropped since its last clone were dropped by that pass.
 pub(crate) fn note_ones() {
     for (saved, clone) in DROPPED.take() {
         saved.lock().push(Saved { clone, is_alive: false });
@@ -146,7 +147,7 @@ impl<S: AsRef<Clones>> Handle<S> {
         self.clones().is_alive(saved) == Some(true)
     }
 
-    /// Whether a backward pass has dropped a clone as one of its graph's that are not the first.
+    /// Whether a backward pass dropped this clone when it began, since its graph had saved another one before.
     pub(super) fn is_walked(&self, saved: SavedClone) -> bool {
         self.clones().is_alive(saved) == Some(false)
     }

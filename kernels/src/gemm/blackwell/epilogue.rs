@@ -5,19 +5,17 @@
 
 use cubecl::prelude::*;
 
-use super::kernel::Extent;
-use super::plan::ROWS;
 use super::{CHUNK, Config, WARP_ROWS};
 use crate::Granularity;
-use crate::gemm::bias::Bias;
+use crate::gemm::grouped::Work;
 use crate::gemm::pipeline::Item;
+use crate::gemm::problem::Problem;
 use crate::ptx::barrier::fence_proxy_async;
 use crate::ptx::memory::load_global_quad;
 use crate::ptx::shared::store_shared_quad;
 use crate::ptx::tcgen05::tmem_load;
 use crate::ptx::tma::{tma_store, tma_store_wait_read};
 use crate::ptx::wgmma::{pack_half, unpack_half};
-use crate::scale::scale_index;
 use crate::view::Source;
 
 /// The 32 rows of this warp: their place in a tile, which is that of the lanes of tensor memory that it may read.
@@ -35,11 +33,8 @@ pub(super) fn store_tile<O: Float>(
     chunk: &mut u32,
     out_map: &mut ComptimeOption<TensorMap<O, Tiled>>,
     out: &mut Array<O>,
-    scales_a: &Array<u32>,
-    scales_b: &Array<u32>,
-    bias: &Bias,
+    problem: &Problem,
     item: &Item,
-    extent: &Extent,
     #[comptime] config: Config,
 ) {
     let chunk_cols = comptime!(config.chunk_cols() as u32);
@@ -47,69 +42,47 @@ pub(super) fn store_tile<O: Float>(
     let lanes = sums + (warp_row() << 16u32);
     // Past the last row there is nothing to store.
     let cols = comptime!(config.cols as u32).runtime();
-    let end = if first_row < item.work.row_end { min(cols, extent.n - item.work.col0) } else { 0u32.runtime() };
+    let end = if first_row < item.work.row_end { min(cols, problem.n - item.work.col0) } else { 0u32.runtime() };
     let row = first_row + UNIT_POS % 32;
-    let scale_a = scale(scales_a, min(row, extent.m - 1), comptime!(config.granularities[0]));
+    let scale_a = problem.factor(min(row, problem.m - 1), 0u32.runtime(), 0usize);
     let mut values = Array::<f32>::new(comptime!(config.chunk_cols()));
     let mut at = 0u32.runtime();
     while at < end {
         tmem_load(&mut values, lanes + at, chunk_cols);
         let col = item.work.col0 + at;
         if comptime!(!config.partial) {
-            finish(&mut values, scale_a, scales_b, bias, col, item, extent, config);
+            finish(&mut values, scale_a, problem, col, item, config);
         }
         if comptime!(config.accumulate) {
             if comptime!(config.tma_store) {
-                add_vectors(&mut values, out, row, col, extent, config);
+                add_vectors(&mut values, out, row, col, problem, config);
             } else {
-                add_elements(&mut values, out, row, col, extent, config);
+                add_elements(&mut values, out, row, col, problem, config);
             }
         }
         #[comptime]
         match out_map {
             ComptimeOption::Some(map) => {
-                // Partial sums of part `s` of the contraction follow those of `s - 1`, all rows of tiles included.
-                let rows = extent.row_tiles * comptime!(ROWS as u32);
-                let above = if comptime!(config.partial) { item.split * rows } else { 0u32.runtime() };
-                store_chunk(&values, base, *chunk, map, above + first_row, col, config);
+                store_chunk(&values, base, *chunk, map, item.above + first_row, col, config);
                 *chunk += 1;
             }
-            ComptimeOption::None => store_elements(&values, out, row, col, item, extent, config),
+            ComptimeOption::None => store_elements(&values, out, row, col, &item.work, problem, config),
         }
         at += chunk_cols;
-    }
-}
-
-/// The inverse scale of a row of an operand, or one if the tensor cores have applied it.
-#[cube]
-fn scale(scales: &Array<u32>, row: u32, #[comptime] granularity: Granularity) -> f32 {
-    if comptime!(granularity.is_mx()) {
-        f32::new(1.0)
-    } else {
-        f32::reinterpret(scales[scale_index(row, 0u32, 1u32, granularity) as usize])
     }
 }
 
 /// `sum · (inv_scale_a · inv_scale_b) + bias` for a chunk of this thread's row from column `col` on. Each lane loads what belongs
 /// to its column of 32, the others get it by shuffles.
 #[cube]
-fn finish(
-    values: &mut Array<f32>,
-    scale_a: f32,
-    scales_b: &Array<u32>,
-    bias: &Bias,
-    col: u32,
-    item: &Item,
-    extent: &Extent,
-    #[comptime] config: Config,
-) {
+fn finish(values: &mut Array<f32>, scale_a: f32, problem: &Problem, col: u32, item: &Item, #[comptime] config: Config) {
     let by_col = comptime!(matches!(config.granularities[1], Granularity::Row));
     #[unroll]
     for group in 0..comptime!(config.chunk_cols() / 32) {
         // Past the last column there is nothing to scale; any scale will do.
-        let own = min(col + comptime!(32 * group as u32) + UNIT_POS % 32, extent.n - 1);
-        let scale_own = scale(scales_b, item.work.row0_b + own, comptime!(config.granularities[1]));
-        let bias_own = bias.at(own);
+        let own = min(col + comptime!(32 * group as u32) + UNIT_POS % 32, problem.n - 1);
+        let scale_own = problem.factor(item.work.row0_b + own, 0u32.runtime(), 1usize);
+        let bias_own = problem.bias.at(own);
         #[unroll]
         for i in 0..32usize {
             let mut value = values[comptime!(32 * group + i)];
@@ -117,7 +90,7 @@ fn finish(
                 let scale_b = if comptime!(by_col) { plane_shuffle(scale_own, comptime!(i as u32)) } else { scale_own };
                 value *= scale_a * scale_b;
             }
-            if comptime!(config.grouping.is_some()) {
+            if comptime!(problem.grouping.is_some()) {
                 // Nothing was multiplied: the sums are those of another tile, and no scale counts.
                 value = select(item.step_begin < item.step_end, value, 0.0f32);
             }
@@ -134,15 +107,15 @@ fn add_vectors<O: Float>(
     out: &Array<O>,
     row: u32,
     col: u32,
-    extent: &Extent,
+    problem: &Problem,
     #[comptime] config: Config,
 ) {
     let mut old = Array::<u32>::new(32usize);
     #[unroll]
     for piece in 0..8u32 {
         let col = col + comptime!(piece * config.chunk_cols() as u32 / 8);
-        if row < extent.m && col < extent.n {
-            load_global_quad(out, row * extent.n + col, &mut old, comptime!(4 * piece));
+        if row < problem.m && col < problem.n {
+            load_global_quad(out, row * problem.n + col, &mut old, comptime!(4 * piece));
         } else {
             #[unroll]
             for i in 0..4u32 {
@@ -169,14 +142,14 @@ fn add_elements<O: Float>(
     out: &Array<O>,
     row: u32,
     col: u32,
-    extent: &Extent,
+    problem: &Problem,
     #[comptime] config: Config,
 ) {
     #[unroll]
     for i in 0..comptime!(config.chunk_cols()) {
         let col = col + comptime!(i as u32);
-        if row < extent.m && col < extent.n {
-            values[i] += f32::cast_from(out[(row * extent.n + col) as usize]);
+        if row < problem.m && col < problem.n {
+            values[i] += f32::cast_from(out[(row * problem.n + col) as usize]);
         }
     }
 }
@@ -251,15 +224,15 @@ fn store_elements<O: Float>(
     out: &mut Array<O>,
     row: u32,
     col: u32,
-    item: &Item,
-    extent: &Extent,
+    work: &Work,
+    problem: &Problem,
     #[comptime] config: Config,
 ) {
     #[unroll]
     for i in 0..comptime!(config.chunk_cols()) {
         let col = col + comptime!(i as u32);
-        if row >= item.work.row_begin && row < item.work.row_end && col < extent.n {
-            let index = item.work.out0 + row * extent.n + col;
+        if row >= work.row_begin && row < work.row_end && col < problem.n {
+            let index = work.out0 + row * problem.n + col;
             out[index as usize] = O::cast_from(values[i]);
         }
     }

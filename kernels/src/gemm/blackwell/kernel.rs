@@ -5,11 +5,10 @@ use cubecl::prelude::*;
 use super::epilogue::{finish_stores, store_tile};
 use super::plan::{ROWS, STEP};
 use super::{BUFFERS, Config, SCALE_COLUMNS, SCALES, STORERS};
-use crate::gemm::bias::Bias;
-use crate::gemm::grouped::{grouped_tile, whole};
+use crate::gemm::grouped::Work;
 use crate::gemm::maps::InsteadOfShapes;
-use crate::gemm::pipeline::{Item, advance, first_place};
-use crate::grid::banded_tile;
+use crate::gemm::pipeline::{Extent, Item, advance, first_place, item};
+use crate::gemm::problem::Problem;
 use crate::ptx::barrier::{
     fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait,
 };
@@ -24,61 +23,10 @@ use crate::version::Version;
 /// The warp that multiplies; warp 0 fills stages.
 const MULTIPLIER: u32 = 1;
 
-/// Sizes that the kernel is launched for.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(super) struct Extent {
-    pub(super) m: u32,
-    pub(super) n: u32,
-    /// Steps of 128 of the contraction.
-    pub(super) steps: u32,
-    pub(super) row_tiles: u32,
-    col_tiles: u32,
-    splits: u32,
-    groups: u32,
-}
-
-/// Item `index`: bands of rows, column by column; of groups, one after the other.
-#[cube]
-fn item(index: u32, ends: &ComptimeOption<Array<u32>>, extent: &Extent, #[comptime] config: Config) -> Item {
-    let (height, width) = comptime!((ROWS as u32, config.cols as u32));
-    let step = comptime!(STEP as u32);
-    let k = extent.steps * step;
-    #[comptime]
-    match ends {
-        ComptimeOption::Some(ends) => {
-            let grouping = comptime!(config.grouping.expect("ends come with a grouping"));
-            let (tile, align) = comptime!(([ROWS as u32, config.cols as u32], config.column_align() as u32));
-            let work = grouped_tile(
-                index,
-                extent.col_tiles,
-                ends,
-                extent.groups,
-                extent.m,
-                extent.n,
-                k,
-                grouping,
-                tile,
-                align,
-            );
-            Item { work, step_begin: work.first / step, step_end: work.end.div_ceil(step), split: 0u32.runtime() }
-        }
-        ComptimeOption::None => {
-            let tiles = extent.row_tiles * extent.col_tiles;
-            let split = index / tiles;
-            let (row, col) = banded_tile(index % tiles, extent.row_tiles, extent.col_tiles);
-            Item {
-                work: whole(row * height, col * width, extent.m, k),
-                step_begin: extent.steps * split / extent.splits,
-                step_end: extent.steps * (split + 1) / extent.splits,
-                split,
-            }
-        }
-    }
-}
-
-/// Addresses of the mbarriers.
+/// Addresses in shared memory: where the stages begin, and the mbarriers.
 #[derive(CubeType, Clone, Copy)]
-struct Barriers {
+struct Places {
+    base: u32,
     /// Of stages that TMA has filled.
     full: u32,
     /// Of stages that have been multiplied.
@@ -96,11 +44,7 @@ pub(super) fn gemm_blackwell<O: Float>(
     out_map: &mut ComptimeOption<TensorMap<O, Tiled>>,
     // Not read here: the launch waits for what another stream writes to arrays, not to maps.
     _codes_a: &Array<u32>,
-    // Bits of f32, or four E8M0 scales to a word.
-    scales_a: &Array<u32>,
-    scales_b: &Array<u32>,
-    bias: &Bias,
-    ends: &ComptimeOption<Array<u32>>,
+    problem: &Problem,
     out: &mut Array<O>,
     _codes_b: &InsteadOfShapes,
     extent: Extent,
@@ -114,7 +58,7 @@ pub(super) fn gemm_blackwell<O: Float>(
     let empty = full + comptime!(8 * config.stages as u32);
     let ready = empty + comptime!(8 * config.stages as u32);
     let stored = ready + comptime!(8 * BUFFERS as u32);
-    let barriers = Barriers { full, empty, ready, stored };
+    let places = Places { base, full, empty, ready, stored };
     if UNIT_POS == 0 {
         // All else is by address, which CubeCL does not see as a use.
         shared[comptime!(config.slot_at() / 4)] = 0u32;
@@ -142,28 +86,27 @@ pub(super) fn gemm_blackwell<O: Float>(
     tcgen05_after_wait();
     let tmem = shared[comptime!(config.slot_at() / 4)];
 
-    let items = extent.row_tiles * extent.col_tiles * extent.splits;
     // One thread each: the assembler knows by `elect.sync` that it is alone, and puts addresses in uniform registers.
     if warp == 0 {
         if plane_elect() {
-            fill_stages(a, b, scales_a, scales_b, ends, base, &barriers, items, &extent, config);
+            fill_stages(a, b, problem, &places, &extent, config);
         }
     } else if warp == MULTIPLIER {
         if plane_elect() {
-            multiply_tiles(ends, base, tmem, &barriers, items, &extent, config);
+            multiply_tiles(problem, tmem, &places, &extent, config);
         }
     } else {
         let mut buffer = first_place(0u32);
         let mut chunk = 0u32.runtime();
         let mut index = CUBE_POS_X;
-        while index < items {
-            let item = item(index, ends, &extent, config);
-            mbarrier_wait(barriers.ready + 8 * buffer.at, buffer.parity, comptime!(config.trap));
+        while index < extent.items() {
+            let item = item(index, problem, &extent, comptime!(config.item_shape()));
+            mbarrier_wait(places.ready + 8 * buffer.at, buffer.parity, comptime!(config.trap));
             tcgen05_after_wait();
             let sums = tmem + buffer.at * comptime!(config.cols as u32);
-            store_tile::<O>(sums, base, &mut chunk, out_map, out, scales_a, scales_b, bias, &item, &extent, config);
+            store_tile::<O>(sums, base, &mut chunk, out_map, out, problem, &item, config);
             tcgen05_before_signal();
-            mbarrier_arrive(barriers.stored + 8 * buffer.at);
+            mbarrier_arrive(places.stored + 8 * buffer.at);
             advance(&mut buffer, comptime!(BUFFERS as u32));
             index += CUBE_COUNT_X;
         }
@@ -184,24 +127,20 @@ pub(super) fn gemm_blackwell<O: Float>(
 fn fill_stages(
     a: &TensorMap<u8, Tiled>,
     b: &TensorMap<u8, Tiled>,
-    scales_a: &Array<u32>,
-    scales_b: &Array<u32>,
-    ends: &ComptimeOption<Array<u32>>,
-    base: u32,
-    barriers: &Barriers,
-    items: u32,
+    problem: &Problem,
+    places: &Places,
     extent: &Extent,
     #[comptime] config: Config,
 ) {
     // The first round finds every stage empty.
     let mut place = first_place(1u32);
     let mut index = CUBE_POS_X;
-    while index < items {
-        let item = item(index, ends, extent, config);
+    while index < extent.items() {
+        let item = item(index, problem, extent, comptime!(config.item_shape()));
         let mut block = item.step_begin;
         while block < item.step_end {
-            mbarrier_wait(barriers.empty + 8 * place.at, place.parity, comptime!(config.trap));
-            fill(a, b, scales_a, scales_b, base, barriers, place.at, block, &item, extent, config);
+            mbarrier_wait(places.empty + 8 * place.at, place.parity, comptime!(config.trap));
+            fill(a, b, problem, places, place.at, block, &item.work, config);
             advance(&mut place, comptime!(config.stages as u32));
             block += 1;
         }
@@ -211,35 +150,27 @@ fn fill_stages(
 
 /// Gives the products of one tile after the other, as stages become full and sums have been stored.
 #[cube]
-fn multiply_tiles(
-    ends: &ComptimeOption<Array<u32>>,
-    base: u32,
-    tmem: u32,
-    barriers: &Barriers,
-    items: u32,
-    extent: &Extent,
-    #[comptime] config: Config,
-) {
+fn multiply_tiles(problem: &Problem, tmem: u32, places: &Places, extent: &Extent, #[comptime] config: Config) {
     let mut place = first_place(0u32);
     // The first round finds no sums that are still to be stored.
     let mut buffer = first_place(1u32);
     let mut index = CUBE_POS_X;
-    while index < items {
-        let item = item(index, ends, extent, config);
-        mbarrier_wait(barriers.stored + 8 * buffer.at, buffer.parity, comptime!(config.trap));
+    while index < extent.items() {
+        let item = item(index, problem, extent, comptime!(config.item_shape()));
+        mbarrier_wait(places.stored + 8 * buffer.at, buffer.parity, comptime!(config.trap));
         tcgen05_after_wait();
         let sums = tmem + buffer.at * comptime!(config.cols as u32);
         let mut block = item.step_begin;
         while block < item.step_end {
-            mbarrier_wait(barriers.full + 8 * place.at, place.parity, comptime!(config.trap));
+            mbarrier_wait(places.full + 8 * place.at, place.parity, comptime!(config.trap));
             tcgen05_after_wait();
             let add = select(block > item.step_begin, 1u32, 0u32);
-            multiply_stage(base, tmem, sums, place.at, add, &item, config);
-            tcgen05_commit(barriers.empty + 8 * place.at);
+            multiply_stage(places.base, tmem, sums, place.at, add, &item, config);
+            tcgen05_commit(places.empty + 8 * place.at);
             advance(&mut place, comptime!(config.stages as u32));
             block += 1;
         }
-        tcgen05_commit(barriers.ready + 8 * buffer.at);
+        tcgen05_commit(places.ready + 8 * buffer.at);
         advance(&mut buffer, comptime!(BUFFERS as u32));
         index += CUBE_COUNT_X;
     }
@@ -250,35 +181,33 @@ fn multiply_tiles(
 fn fill(
     a: &TensorMap<u8, Tiled>,
     b: &TensorMap<u8, Tiled>,
-    scales_a: &Array<u32>,
-    scales_b: &Array<u32>,
-    base: u32,
-    barriers: &Barriers,
+    problem: &Problem,
+    places: &Places,
     stage: u32,
     block: u32,
-    item: &Item,
-    extent: &Extent,
+    work: &Work,
     #[comptime] config: Config,
 ) {
-    let full = barriers.full + 8 * stage;
-    let at_a = base + stage * comptime!(config.stage_a() as u32);
-    let at_b = base + comptime!(config.tiles_b_at() as u32) + stage * comptime!(config.stage_b() as u32);
+    let full = places.full + 8 * stage;
+    let at_a = places.base + stage * comptime!(config.stage_a() as u32);
+    let at_b = places.base + comptime!(config.tiles_b_at() as u32) + stage * comptime!(config.stage_b() as u32);
     let column = block * comptime!(STEP as u32);
     mbarrier_arrive_expect_tx(full, comptime!((config.stage_a() + config.stage_b() + config.stage_scales()) as u32));
-    tma_load(a, at_a, full, column, item.work.row0);
-    let row_b = item.work.row0_b + item.work.col0;
+    tma_load(a, at_a, full, column, work.row0);
+    let row_b = work.row0_b + work.col0;
     tma_load(b, at_b, full, column, row_b);
     if comptime!(config.block_scaled()) {
         let words = comptime!(SCALES as u32 / 4);
-        let at = base + comptime!(config.scales_at() as u32) + stage * comptime!(config.stage_scales() as u32);
-        let tile_a = item.work.row0 / 128;
-        bulk_load(scales_a, (tile_a * extent.steps + block) * words, at, full, comptime!(SCALES as u32));
+        let at = places.base + comptime!(config.scales_at() as u32) + stage * comptime!(config.stage_scales() as u32);
+        let tile_a = work.row0 / 128;
+        bulk_load(&problem.inv_scale_a, (tile_a * problem.blocks + block) * words, at, full, comptime!(SCALES as u32));
         #[unroll]
         for i in 0..comptime!(config.scale_tiles_b() as u32) {
             // Columns past the last are not stored; any scales will do for them.
-            let tile_b = min(row_b / 128 + i, (item.work.row0_b + extent.n - 1) / 128);
-            let index = (tile_b * extent.steps + block) * words;
-            bulk_load(scales_b, index, at + comptime!((1 + i) * SCALES as u32), full, comptime!(SCALES as u32));
+            let tile_b = min(row_b / 128 + i, (work.row0_b + problem.n - 1) / 128);
+            let index = (tile_b * problem.blocks + block) * words;
+            let to = at + comptime!((1 + i) * SCALES as u32);
+            bulk_load(&problem.inv_scale_b, index, to, full, comptime!(SCALES as u32));
         }
     }
 }

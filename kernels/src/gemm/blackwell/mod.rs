@@ -19,10 +19,10 @@ mod plan;
 
 use cubecl::prelude::*;
 
-use super::bias::BiasLaunch;
 use super::grouped::Grouping;
 use super::maps::{Matrix, Target, sms};
-use super::pipeline::trap;
+use super::pipeline::{ExtentLaunch, ItemShape, trap};
+use super::problem::ProblemLaunch;
 use super::{Gemm, split_k};
 use crate::version::VERSION;
 use crate::view::Source;
@@ -83,6 +83,15 @@ impl Config {
     /// Whether the tensor cores apply the scales.
     const fn block_scaled(&self) -> bool {
         block_scaled(self.granularities)
+    }
+
+    const fn item_shape(&self) -> ItemShape {
+        ItemShape {
+            tile: [ROWS as u32, self.cols as u32],
+            cluster: 1,
+            step: STEP as u32,
+            align: self.column_align() as u32,
+        }
     }
 
     /// Bytes of a stage of A.
@@ -204,7 +213,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
 }
 
 fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan, target: &Target) {
-    let (m, n, _) = gemm.matrices();
+    let (_, n, _) = gemm.matrices();
     // Tiles along M.
     let rows = gemm.row_tiles(ROWS) * ROWS;
     let partial = plan.splits > 1;
@@ -216,21 +225,18 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
         partial,
         accumulate: gemm.accumulate && !partial,
         bias: gemm.bias.is_some() && !partial,
-        grouping: gemm.groups.map(|groups| groups.grouping),
-        formats: [gemm.a.format, gemm.b.format],
-        granularities: [gemm.a.granularity, gemm.b.granularity],
+        grouping: gemm.grouping(),
+        formats: gemm.formats(),
+        granularities: gemm.granularities(),
         dtype: Source::of(target.dtype).expect("checked by scaled_gemm"),
         trap: trap("gemm_blackwell"),
     };
     let config = config.with_stages(client.properties().hardware.max_shared_memory_size);
-    let extent = kernel::ExtentLaunch::new(
-        m as u32,
-        n as u32,
+    let extent = ExtentLaunch::new(
         gemm.a.k.div_ceil(STEP) as u32,
         rows.div_ceil(ROWS) as u32,
         config.columns(n).div_ceil(plan.cols) as u32,
         plan.splits as u32,
-        gemm.groups.map_or(0, |groups| groups.count) as u32,
     );
     // SAFETY: `scaled_gemm` has checked that codes, scales, bias and output have the sizes given here; TMA stays inside its
     // maps and the scales of existing rows, and ordinary loads and stores are guarded by `m` and `n`.
@@ -243,10 +249,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
             Matrix::codes(gemm.b).map(plan.cols),
             target.tma_store.then(|| target.map(WARP_ROWS)).into(),
             gemm.a.codes_array(1),
-            gemm.a.scales_array(),
-            gemm.b.scales_array(),
-            BiasLaunch::of(gemm.bias.as_ref().filter(|_| !partial)),
-            gemm.groups.map(|groups| groups.array()).into(),
+            ProblemLaunch::of(gemm, gemm.bias.as_ref().filter(|_| !partial)),
             ArrayArg::from_raw_parts(target.handle.clone(), target.rows * target.pitch),
             gemm.b.codes_array(1),
             extent,

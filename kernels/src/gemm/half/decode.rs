@@ -4,7 +4,8 @@ use cubecl::prelude::*;
 
 use super::Element;
 use crate::Format;
-use crate::mx::{e8m0_byte, e8m0_inverse_bits};
+use crate::gemm::problem::Problem;
+use crate::mx::e8m0_inverse_bits;
 
 /// Sixteen codes.
 pub(super) type Chunk = Vector<u32, Const<4>>;
@@ -17,8 +18,8 @@ const BLOCK_CHUNKS: u32 = 2;
 
 /// The scale of the block of 32 that a chunk lies in, as bf16 in both halves of a word.
 #[cube]
-pub(super) fn chunk_scales(inv_scales: &Array<u32>, row: u32, chunk: u32, blocks: u32) -> u32 {
-    let bits = e8m0_inverse_bits(e8m0_byte(inv_scales, row, chunk / BLOCK_CHUNKS, blocks));
+pub(super) fn chunk_scales(problem: &Problem, row: u32, chunk: u32, #[comptime] side: usize) -> u32 {
+    let bits = e8m0_inverse_bits(problem.e8m0(row, chunk / BLOCK_CHUNKS, side));
     // Powers of two and the NaN have no low bits.
     bits | (bits >> 16u32)
 }

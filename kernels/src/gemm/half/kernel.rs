@@ -5,11 +5,10 @@ use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
 use super::decode::{Chunk, Halves, chunk_scales, decode_halves};
-use super::{PITCH, Plan, STEP};
-use crate::gemm::bias::Bias;
-use crate::gemm::grouped::{Work, grouped_tile, whole};
+use super::{Config, PITCH, STEP};
+use crate::gemm::grouped::Work;
+use crate::gemm::problem::Problem;
 use crate::operand::BLOCK;
-use crate::scale::sum_factor;
 use crate::version::Version;
 
 /// Codes of a chunk: four words.
@@ -28,46 +27,38 @@ const PITCH_HALVES: u32 = PITCH / 4;
 pub(super) fn gemm_half<O: Float, E: Float>(
     a: &Array<Chunk>,
     b: &Array<Chunk>,
-    inv_scale_a: &Array<u32>,
-    inv_scale_b: &Array<u32>,
-    bias: &Bias,
-    ends: &ComptimeOption<Array<u32>>,
+    problem: &Problem,
     out: &mut Array<O>,
-    m: u32,
-    n: u32,
-    groups: u32,
-    chunks: u32,
-    blocks: u32,
-    #[comptime] plan: Plan,
+    #[comptime] config: Config,
     #[define(O)] _dtype: StorageType,
     #[define(E)] _element: StorageType,
     #[comptime] _version: Version,
 ) {
-    let tile_rows = comptime!(plan.tile.size[0]);
-    let part_rows = comptime!(plan.tile.part()[0]);
-    let part_cols = comptime!(plan.tile.part()[1]);
-    let stage = comptime!(plan.tile.stage() / 4);
-    let work = work(ends, m, n, groups, chunks, plan);
+    let tile_rows = comptime!(config.tile.size[0]);
+    let part_rows = comptime!(config.tile.part()[0]);
+    let part_cols = comptime!(config.tile.part()[1]);
+    let stage = comptime!(config.tile.stage() / 4);
+    let work = problem.work(CUBE_POS as u32, comptime!(config.tile.size));
     let (row0, col0) = (work.row0, work.col0);
     if row0 >= work.row_end {
         terminate!();
     }
     // Where the tile's columns begin and end among the rows of B.
     let first_b = work.row0_b + col0;
-    let rows_b = work.row0_b + n;
+    let rows_b = work.row0_b + problem.n;
     let first_block = work.first / comptime!(BLOCK as u32);
-    let end_block = min(work.end.div_ceil(comptime!(BLOCK as u32)), blocks);
+    let end_block = min(work.end.div_ceil(comptime!(BLOCK as u32)), problem.blocks);
     let mut stages = SharedMemory::<Halves<E>>::new_aligned(comptime!(2 * stage as usize), 32usize);
     let mut strips =
-        SharedMemory::<f32>::new_aligned(comptime!(plan.tile.strips(plan.unit.shape[0]) as usize), 32usize);
-    let mut factors = SharedMemory::<f32>::new(comptime!((plan.tile.size[0] + plan.tile.size[1]) as usize));
-    let plane_row = UNIT_POS_Y % comptime!(plan.tile.planes[0]) * part_rows;
-    let plane_col = UNIT_POS_Y / comptime!(plan.tile.planes[0]) * part_cols;
+        SharedMemory::<f32>::new_aligned(comptime!(config.tile.strips(config.unit.shape[0]) as usize), 32usize);
+    let mut factors = SharedMemory::<f32>::new(comptime!((config.tile.size[0] + config.tile.size[1]) as usize));
+    let plane_row = UNIT_POS_Y % comptime!(config.tile.planes[0]) * part_rows;
+    let plane_col = UNIT_POS_Y / comptime!(config.tile.planes[0]) * part_cols;
 
-    let sums = zeros(plan);
-    let mut totals = Array::<f32>::new(comptime!(plan.sums() as usize));
+    let sums = zeros(config);
+    let mut totals = Array::<f32>::new(comptime!(config.sums() as usize));
     #[unroll]
-    for i in 0..comptime!(plan.sums()) {
+    for i in 0..comptime!(config.sums()) {
         totals[i as usize] = 0.0f32;
     }
     // Of this unit's sums: row of the first, and column.
@@ -76,77 +67,71 @@ pub(super) fn gemm_half<O: Float, E: Float>(
 
     let mut chunk = work.first / CHUNK_CODES;
     let mut read = 0u32.runtime();
-    let held_a = load_step(a, inv_scale_a, row0, work.row_end, chunk, chunks, blocks, plan, 0usize);
-    let held_b = load_step(b, inv_scale_b, first_b, rows_b, chunk, chunks, blocks, plan, 1usize);
-    store_step::<E>(&held_a, &mut stages, 0u32.runtime(), plan, 0usize);
-    store_step::<E>(&held_b, &mut stages, comptime!(plan.tile.size[0] * PITCH_HALVES).runtime(), plan, 1usize);
+    let held_a = load_step(a, problem, row0, work.row_end, chunk, config, 0usize);
+    let held_b = load_step(b, problem, first_b, rows_b, chunk, config, 1usize);
+    store_step::<E>(&held_a, &mut stages, 0u32.runtime(), config, 0usize);
+    store_step::<E>(&held_b, &mut stages, comptime!(config.tile.size[0] * PITCH_HALVES).runtime(), config, 1usize);
     sync_cube();
     let mut block = first_block;
     while block < end_block {
         for step in 0..BLOCK_STEPS {
-            if comptime!(plan.by_block()) {
+            if comptime!(config.by_block()) {
                 // Since the first step's barrier nobody reads those of the block before.
                 let are_free = step == 1;
                 if are_free {
-                    load_factors(
-                        inv_scale_a,
-                        inv_scale_b,
-                        &mut factors,
-                        row0,
-                        first_b,
-                        work.row_end,
-                        rows_b,
-                        block,
-                        blocks,
-                        plan,
-                    );
+                    load_factors(problem, &mut factors, &work, block, config);
                 }
             }
             chunk += ROW_CHUNKS;
-            let held_a = load_step(a, inv_scale_a, row0, work.row_end, chunk, chunks, blocks, plan, 0usize);
-            let held_b = load_step(b, inv_scale_b, first_b, rows_b, chunk, chunks, blocks, plan, 1usize);
+            let held_a = load_step(a, problem, row0, work.row_end, chunk, config, 0usize);
+            let held_b = load_step(b, problem, first_b, rows_b, chunk, config, 1usize);
             multiply::<E>(
                 &stages,
                 &sums,
                 read + plane_row * PITCH_HALVES,
                 read + (tile_rows + plane_col) * PITCH_HALVES,
-                plan,
+                config,
             );
             let write = stage - read;
-            store_step::<E>(&held_a, &mut stages, write, plan, 0usize);
-            store_step::<E>(&held_b, &mut stages, write + comptime!(plan.tile.size[0] * PITCH_HALVES), plan, 1usize);
+            store_step::<E>(&held_a, &mut stages, write, config, 0usize);
+            store_step::<E>(
+                &held_b,
+                &mut stages,
+                write + comptime!(config.tile.size[0] * PITCH_HALVES),
+                config,
+                1usize,
+            );
             read = write;
             sync_cube();
         }
-        if comptime!(plan.by_block()) {
-            scale(&sums, &mut strips, &mut totals, &factors, plan);
-            clear(&sums, plan);
+        if comptime!(config.by_block()) {
+            scale(&sums, &mut strips, &mut totals, &factors, config);
+            clear(&sums, config);
         }
         block += 1;
     }
-    if comptime!(!plan.by_block()) {
-        let zero = 0u32.runtime();
-        load_factors(inv_scale_a, inv_scale_b, &mut factors, row0, first_b, work.row_end, rows_b, zero, blocks, plan);
+    if comptime!(!config.by_block()) {
+        load_factors(problem, &mut factors, &work, 0u32.runtime(), config);
         sync_cube();
-        scale(&sums, &mut strips, &mut totals, &factors, plan);
+        scale(&sums, &mut strips, &mut totals, &factors, config);
     }
 
     if first_block >= end_block {
         // Nothing was multiplied, so no scale counts, not even NaN.
         #[unroll]
-        for i in 0..comptime!(plan.sums()) {
+        for i in 0..comptime!(config.sums()) {
             totals[i as usize] = 0.0f32;
         }
     }
-    if col < n {
-        let shift = bias.at(col);
+    if col < problem.n {
+        let shift = problem.bias.at(col);
         #[unroll]
-        for i in 0..comptime!(plan.sums()) {
-            let row = row + comptime!(i * (plan.unit.plane / part_cols));
+        for i in 0..comptime!(config.sums()) {
+            let row = row + comptime!(i * (config.unit.plane / part_cols));
             if row >= work.row_begin && row < work.row_end {
-                let index = (work.out0 + row * n + col) as usize;
+                let index = (work.out0 + row * problem.n + col) as usize;
                 let mut sum = totals[i as usize] + shift;
-                if comptime!(plan.accumulate) {
+                if comptime!(config.accumulate) {
                     sum += f32::cast_from(out[index]);
                 }
                 out[index] = O::cast_from(sum);
@@ -155,37 +140,17 @@ pub(super) fn gemm_half<O: Float, E: Float>(
     }
 }
 
-/// This cube's tile.
-#[cube]
-fn work(ends: &ComptimeOption<Array<u32>>, m: u32, n: u32, groups: u32, chunks: u32, #[comptime] plan: Plan) -> Work {
-    let number = CUBE_POS as u32;
-    let [height, width] = comptime!(plan.tile.size);
-    let (cols, k) = (n.div_ceil(width), chunks * CHUNK_CODES);
-    #[comptime]
-    match ends {
-        ComptimeOption::Some(ends) => {
-            let grouping = comptime!(plan.grouping.expect("ends come with a grouping"));
-            grouped_tile(number, cols, ends, groups, m, n, k, grouping, plan.tile.size, 1u32)
-        }
-        ComptimeOption::None => {
-            // No wrapping around for spare cubes of a matrix of nearly 2^32 rows.
-            let row = min(number / cols, comptime!(u32::MAX / plan.tile.size[0]));
-            whole(row * height, number % cols * width, m, k)
-        }
-    }
-}
-
 /// The plane's accumulators, row by row of its products.
 #[cube]
-fn zeros(#[comptime] plan: Plan) -> Sequence<cmma::Matrix<f32>> {
+fn zeros(#[comptime] config: Config) -> Sequence<cmma::Matrix<f32>> {
     let mut sums = Sequence::<cmma::Matrix<f32>>::new();
     #[unroll]
-    for _ in 0..comptime!(plan.products()[0] * plan.products()[1]) {
+    for _ in 0..comptime!(config.products()[0] * config.products()[1]) {
         sums.push(cmma::Matrix::<f32>::from_value(
             cmma::MatrixIdent::Accumulator,
-            comptime!(plan.unit.shape[0] as usize),
-            comptime!(plan.unit.shape[1] as usize),
-            comptime!(plan.unit.shape[2] as usize),
+            comptime!(config.unit.shape[0] as usize),
+            comptime!(config.unit.shape[1] as usize),
+            comptime!(config.unit.shape[2] as usize),
             cmma::MatrixLayout::Undefined,
             0.0f32,
         ));
@@ -194,9 +159,9 @@ fn zeros(#[comptime] plan: Plan) -> Sequence<cmma::Matrix<f32>> {
 }
 
 #[cube]
-fn clear(sums: &Sequence<cmma::Matrix<f32>>, #[comptime] plan: Plan) {
+fn clear(sums: &Sequence<cmma::Matrix<f32>>, #[comptime] config: Config) {
     #[unroll]
-    for i in 0..comptime!((plan.products()[0] * plan.products()[1]) as usize) {
+    for i in 0..comptime!((config.products()[0] * config.products()[1]) as usize) {
         cmma::fill(sums.index(i), 0.0f32);
     }
 }
@@ -212,17 +177,16 @@ struct Held {
 #[cube]
 fn load_step(
     codes: &Array<Chunk>,
-    inv_scales: &Array<u32>,
+    problem: &Problem,
     row0: u32,
     rows: u32,
     first: u32,
-    chunks: u32,
-    blocks: u32,
-    #[comptime] plan: Plan,
+    #[comptime] config: Config,
     #[comptime] side: usize,
 ) -> Held {
-    let units = comptime!(plan.units());
-    let held_chunks = comptime!(plan.tile.size[side] * ROW_CHUNKS);
+    let chunks = problem.words / comptime!(CHUNK_CODES / 4);
+    let units = comptime!(config.units());
+    let held_chunks = comptime!(config.tile.size[side] * ROW_CHUNKS);
     let passes = comptime!(held_chunks.div_ceil(units));
     let mut held = Held {
         chunks: Array::<Chunk>::new(comptime!(passes as usize)),
@@ -239,10 +203,10 @@ fn load_step(
             value = codes[(row * chunks + chunk) as usize];
         }
         held.chunks[pass as usize] = value;
-        if comptime!(plan.granularities[side].is_mx()) {
+        if comptime!(config.granularities[side].is_mx()) {
             // Zeros outside stay zeros but under a NaN, which the row has then anyway.
             let (row, chunk) = (min(row, rows - 1), min(chunk, chunks - 1));
-            held.scales[pass as usize] = chunk_scales(inv_scales, row, chunk, blocks);
+            held.scales[pass as usize] = chunk_scales(problem, row, chunk, side);
         }
     }
     held
@@ -254,11 +218,11 @@ fn store_step<E: Float>(
     held: &Held,
     stages: &mut SharedMemory<Halves<E>>,
     start: u32,
-    #[comptime] plan: Plan,
+    #[comptime] config: Config,
     #[comptime] side: usize,
 ) {
-    let units = comptime!(plan.units());
-    let held_chunks = comptime!(plan.tile.size[side] * ROW_CHUNKS);
+    let units = comptime!(config.units());
+    let held_chunks = comptime!(config.tile.size[side] * ROW_CHUNKS);
     #[unroll]
     for pass in 0..comptime!(held_chunks.div_ceil(units)) {
         let place = UNIT_POS + pass * units;
@@ -270,9 +234,9 @@ fn store_step<E: Float>(
                 stages[(to + i) as usize] = decode_halves::<E>(
                     word,
                     held.scales[pass as usize],
-                    comptime!(plan.formats[side]),
-                    comptime!(plan.element()),
-                    comptime!(plan.granularities[side].is_mx()),
+                    comptime!(config.formats[side]),
+                    comptime!(config.element()),
+                    comptime!(config.granularities[side].is_mx()),
                 );
             }
         }
@@ -286,13 +250,13 @@ fn multiply<E: Float>(
     sums: &Sequence<cmma::Matrix<f32>>,
     rows_a: u32,
     rows_b: u32,
-    #[comptime] plan: Plan,
+    #[comptime] config: Config,
 ) {
-    let m = comptime!(plan.unit.shape[0]);
-    let n = comptime!(plan.unit.shape[1]);
-    let k = comptime!(plan.unit.shape[2]);
-    let products_m = comptime!(plan.products()[0]);
-    let products_n = comptime!(plan.products()[1]);
+    let m = comptime!(config.unit.shape[0]);
+    let n = comptime!(config.unit.shape[1]);
+    let k = comptime!(config.unit.shape[2]);
+    let products_m = comptime!(config.products()[0]);
+    let products_n = comptime!(config.products()[1]);
     #[unroll]
     for step in 0..comptime!(STEP / k) {
         let mut right = Sequence::<cmma::Matrix<Halves<E>>>::new();
@@ -333,30 +297,25 @@ fn multiply<E: Float>(
 /// Brings the inverse scales of the tile's rows, then of its columns.
 #[cube]
 fn load_factors(
-    inv_scale_a: &Array<u32>,
-    inv_scale_b: &Array<u32>,
+    problem: &Problem,
     factors: &mut SharedMemory<f32>,
-    row0: u32,
-    first_b: u32,
-    rows_a: u32,
-    rows_b: u32,
+    work: &Work,
     block: u32,
-    blocks: u32,
-    #[comptime] plan: Plan,
+    #[comptime] config: Config,
 ) {
-    let units = comptime!(plan.units());
-    let rows = comptime!(plan.tile.size[0]);
-    let both = comptime!(plan.tile.size[0] + plan.tile.size[1]);
+    let units = comptime!(config.units());
+    let rows = comptime!(config.tile.size[0]);
+    let both = comptime!(config.tile.size[0] + config.tile.size[1]);
     #[unroll]
     for pass in 0..comptime!(both.div_ceil(units)) {
         let place = UNIT_POS + pass * units;
         if place < rows {
             // Past the last row or column there is nothing to scale; any scale will do.
-            let row = min(row0 + place, rows_a - 1);
-            factors[place as usize] = sum_factor(inv_scale_a, row, block, blocks, comptime!(plan.granularities[0]));
+            let row = min(work.row0 + place, work.row_end - 1);
+            factors[place as usize] = problem.factor(row, block, 0usize);
         } else if place < both {
-            let col = min(first_b + place - rows, rows_b - 1);
-            factors[place as usize] = sum_factor(inv_scale_b, col, block, blocks, comptime!(plan.granularities[1]));
+            let col = min(work.col0 + place - rows, problem.n - 1);
+            factors[place as usize] = problem.factor(work.row0_b + col, block, 1usize);
         }
     }
 }
@@ -369,45 +328,45 @@ fn scale(
     strips: &mut SharedMemory<f32>,
     totals: &mut Array<f32>,
     factors: &SharedMemory<f32>,
-    #[comptime] plan: Plan,
+    #[comptime] config: Config,
 ) {
-    let shape = comptime!(plan.unit.shape);
-    let part = comptime!(plan.tile.part());
+    let shape = comptime!(config.unit.shape);
+    let part = comptime!(config.tile.part());
     let cols = comptime!(part[1]);
     let size = comptime!(shape[0] * part[1]);
-    let apart = comptime!(plan.unit.plane / part[1]);
-    let row = UNIT_POS_Y % comptime!(plan.tile.planes[0]) * comptime!(part[0]) + UNIT_POS_X / cols;
-    let col = UNIT_POS_Y / comptime!(plan.tile.planes[0]) * cols + UNIT_POS_X % cols;
-    let factor_b = factors[(comptime!(plan.tile.size[0]) + col) as usize];
+    let apart = comptime!(config.unit.plane / part[1]);
+    let row = UNIT_POS_Y % comptime!(config.tile.planes[0]) * comptime!(part[0]) + UNIT_POS_X / cols;
+    let col = UNIT_POS_Y / comptime!(config.tile.planes[0]) * cols + UNIT_POS_X % cols;
+    let factor_b = factors[(comptime!(config.tile.size[0]) + col) as usize];
     let start = UNIT_POS_Y * size;
     #[unroll]
-    for i in 0..comptime!(plan.products()[0]) {
+    for i in 0..comptime!(config.products()[0]) {
         #[unroll]
-        for j in 0..comptime!(plan.products()[1]) {
+        for j in 0..comptime!(config.products()[1]) {
             let place = (start + comptime!(j * shape[1])) as usize;
             cmma::store(
                 &mut strips.slice_mut(place, place + comptime!((size - j * shape[1]) as usize)),
-                sums.index(comptime!((i * plan.products()[1] + j) as usize)),
+                sums.index(comptime!((i * config.products()[1] + j) as usize)),
                 cols,
                 cmma::MatrixLayout::RowMajor,
             );
         }
-        sync_strips(plan);
+        sync_strips(config);
         #[unroll]
-        for q in 0..comptime!(size / plan.unit.plane) {
-            let place = comptime!(i * (size / plan.unit.plane) + q);
+        for q in 0..comptime!(size / config.unit.plane) {
+            let place = comptime!(i * (size / config.unit.plane) + q);
             let factor_a = factors[(row + comptime!(place * apart)) as usize];
-            let sum = strips[(start + UNIT_POS_X + comptime!(q * plan.unit.plane)) as usize];
+            let sum = strips[(start + UNIT_POS_X + comptime!(q * config.unit.plane)) as usize];
             totals[place as usize] = fma(sum, factor_a * factor_b, totals[place as usize]);
         }
-        sync_strips(plan);
+        sync_strips(config);
     }
 }
 
 /// Waits for the plane, which alone uses its strip.
 #[cube]
-fn sync_strips(#[comptime] plan: Plan) {
-    if comptime!(plan.unit.plane_sync) {
+fn sync_strips(#[comptime] config: Config) {
+    if comptime!(config.unit.plane_sync) {
         sync_plane();
     } else {
         sync_cube();

@@ -19,12 +19,10 @@ use cubecl::ir::{ElemType, FloatKind, StorageType};
 use cubecl::prelude::*;
 
 use super::Gemm;
-use super::bias::BiasLaunch;
-use super::grouped::Grouping;
+use super::problem::ProblemLaunch;
 use crate::grid::fold;
-use crate::operand::BLOCK;
 use crate::version::VERSION;
-use crate::{Format, Granularity, row_words};
+use crate::{Format, Granularity};
 
 /// Codes of the contraction in a step.
 const STEP: u32 = 32;
@@ -154,16 +152,15 @@ impl Unit {
 
 /// What selects other code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Plan {
+struct Config {
     tile: Tile,
     unit: Unit,
     formats: [Format; 2],
     granularities: [Granularity; 2],
     accumulate: bool,
-    grouping: Option<Grouping>,
 }
 
-impl Plan {
+impl Config {
     /// Whether scales change along the contraction.
     const fn by_block(self) -> bool {
         Granularity::any_blocks(self.granularities)
@@ -197,18 +194,15 @@ impl Plan {
 /// # Panics
 /// If the device has no units for it; the path asks for them.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
-    let (a, b) = (gemm.a, gemm.b);
-    let unit = Unit::of(client, Element::of([a.granularity, b.granularity])).expect("the path asks for them");
+    let unit = Unit::of(client, Element::of(gemm.granularities())).expect("the path asks for them");
     let (m, n, matrices) = gemm.matrices();
-    let words = row_words(a.k) as u32;
     let tile = unit.tile(client, gemm);
-    let plan = Plan {
+    let config = Config {
         tile,
         unit,
-        formats: [a.format, b.format],
-        granularities: [a.granularity, b.granularity],
+        formats: gemm.formats(),
+        granularities: gemm.granularities(),
         accumulate: gemm.accumulate,
-        grouping: gemm.groups.map(|groups| groups.grouping),
     };
     // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are guarded by
     // the rows and words of the operands, stores by `m` and `n`.
@@ -217,21 +211,13 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
             client,
             fold(client, gemm.tiles(tile.size)),
             CubeDim::new_2d(unit.plane, tile.plane_count()),
-            a.codes_array(4),
-            b.codes_array(4),
-            a.scales_array(),
-            b.scales_array(),
-            BiasLaunch::of(gemm.bias.as_ref()),
-            gemm.groups.map(|groups| groups.array()).into(),
+            gemm.a.codes_array(4),
+            gemm.b.codes_array(4),
+            ProblemLaunch::of(gemm, gemm.bias.as_ref()),
             ArrayArg::from_raw_parts(gemm.out.clone(), m * n * matrices),
-            m as u32,
-            n as u32,
-            gemm.groups.map_or(0, |groups| groups.count) as u32,
-            words / 4,
-            a.k.div_ceil(BLOCK) as u32,
-            plan,
+            config,
             gemm.dtype,
-            plan.element().dtype(),
+            config.element().dtype(),
             VERSION,
         );
     }

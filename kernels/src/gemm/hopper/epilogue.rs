@@ -5,15 +5,15 @@
 
 use cubecl::prelude::*;
 
-use super::kernel::{Extent, consumer, group_origin};
+use super::rank::{consumer, group_origin};
 use super::{CHUNK, Config, GROUP};
-use crate::gemm::bias::Bias;
+use crate::gemm::grouped::Work;
 use crate::gemm::pipeline::Item;
+use crate::gemm::problem::Problem;
 use crate::ptx::barrier::{fence_proxy_async, named_barrier};
 use crate::ptx::shared::store_shared_pair;
 use crate::ptx::tma::{tma_store, tma_store_wait_read};
 use crate::ptx::wgmma::{pack_half, stmatrix_x4};
-use crate::scale::sum_factor;
 use crate::view::Source;
 
 /// Scales a warpgroup's sums in place, adds the bias and what the output holds, and stores them.
@@ -23,42 +23,25 @@ pub(super) fn store_tile<O: Float>(
     base: u32,
     out_map: &mut ComptimeOption<TensorMap<O, Tiled>>,
     out: &mut Array<O>,
-    inv_scale_a: &Array<u32>,
-    inv_scale_b: &Array<u32>,
-    bias: &Bias,
+    problem: &Problem,
     item: &Item,
-    extent: &Extent,
     #[comptime] config: Config,
 ) {
     let (group_row, group_col) = group_origin(config);
     let thread = UNIT_POS % GROUP;
-    let row = item.work.row0 + group_row + thread / 32 * 16 + thread % 32 / 4;
-    let col = item.work.col0 + group_col + thread % 4 * 2;
+    let own = Own {
+        row: item.work.row0 + group_row + thread / 32 * 16 + thread % 32 / 4,
+        col: item.work.col0 + group_col + thread % 4 * 2,
+    };
     #[comptime]
     match out_map {
         ComptimeOption::Some(map) => {
-            // Partial sums of part `s` of the contraction follow those of `s - 1`, all rows of tiles included.
-            let rows = comptime!((config.tile.rows * config.cluster) as u32) * extent.row_clusters;
-            let part = if comptime!(config.partial) { item.split * rows } else { 0u32.runtime() };
-            let (row0, col0) = (part + item.work.row0 + group_row, item.work.col0 + group_col);
+            let (row0, col0) = (item.above + item.work.row0 + group_row, item.work.col0 + group_col);
             let cols = comptime!(config.chunk_cols() as u32);
             #[unroll]
             for chunk in 0..comptime!(config.tile.group_cols() as u32 / cols) {
                 let at = free_chunk(base, chunk, config);
-                finish(
-                    sums,
-                    comptime!(chunk * cols),
-                    cols,
-                    out,
-                    inv_scale_a,
-                    inv_scale_b,
-                    bias,
-                    row,
-                    col,
-                    item,
-                    extent,
-                    config,
-                );
+                finish(sums, comptime!([chunk * cols, cols]), out, problem, &own, item, config);
                 store_chunk(sums, at, map, row0, col0 + comptime!(chunk * cols), comptime!(chunk * cols / 2), config);
             }
         }
@@ -67,53 +50,53 @@ pub(super) fn store_tile<O: Float>(
             #[unroll]
             for j in 0..comptime!(config.tile.group_cols() as u32 / 8) {
                 let first = comptime!(8 * j);
-                finish(sums, first, 8u32, out, inv_scale_a, inv_scale_b, bias, row, col, item, extent, config);
-                store_elements(sums, comptime!(4 * j), out, row, col + comptime!(8 * j), item, extent);
+                finish(sums, comptime!([first, 8u32]), out, problem, &own, item, config);
+                store_elements(sums, comptime!(4 * j), out, own.row, own.col + comptime!(8 * j), &item.work, problem);
             }
         }
     }
 }
 
-/// `sum · (inv_scale_a · inv_scale_b) + bias` for `count` columns from `first` on, and what the output holds if that is to
+/// Row and column of the output that a thread's first sum belongs to.
+#[derive(CubeType, Clone, Copy)]
+struct Own {
+    row: u32,
+    col: u32,
+}
+
+/// `sum · (inv_scale_a · inv_scale_b) + bias` for `columns`, the first and their number, and what the output holds if that is to
 /// be added to. Partial sums stay as they are.
-#[allow(clippy::too_many_arguments)]
 #[cube]
 fn finish<O: Float>(
     sums: &mut Array<f32>,
-    #[comptime] first: u32,
-    #[comptime] count: u32,
+    #[comptime] columns: [u32; 2],
     out: &Array<O>,
-    inv_scale_a: &Array<u32>,
-    inv_scale_b: &Array<u32>,
-    bias: &Bias,
-    row: u32,
-    col: u32,
+    problem: &Problem,
+    own: &Own,
     item: &Item,
-    extent: &Extent,
     #[comptime] config: Config,
 ) {
+    let [first, count] = comptime!(columns);
     let mut scales_a = Array::<f32>::new(2usize);
     if comptime!(!config.by_block() && !config.partial) {
         #[unroll]
         for i in 0..2u32 {
             // Past the last row there is nothing to scale; any scale will do.
-            let row = min(row + comptime!(8 * i), extent.m - 1);
-            scales_a[i as usize] =
-                sum_factor(inv_scale_a, row, 0u32, extent.blocks, comptime!(config.granularities[0]));
+            let row = min(own.row + comptime!(8 * i), problem.m - 1);
+            scales_a[i as usize] = problem.factor(row, 0u32.runtime(), 0usize);
         }
     }
     #[unroll]
     for j in 0..comptime!(if config.partial { 0 } else { count / 8 }) {
         #[unroll]
         for c in 0..2u32 {
-            let col = col + comptime!(first + 8 * j + c);
-            let inside = min(col, extent.n - 1);
-            let shift = bias.at(inside);
+            let col = own.col + comptime!(first + 8 * j + c);
+            let inside = min(col, problem.n - 1);
+            let shift = problem.bias.at(inside);
             let scale_b = if comptime!(config.by_block()) {
                 f32::new(0.0)
             } else {
-                let inside = item.work.row0_b + inside;
-                sum_factor(inv_scale_b, inside, 0u32, extent.blocks, comptime!(config.granularities[1]))
+                problem.factor(item.work.row0_b + inside, 0u32.runtime(), 1usize)
             };
             #[unroll]
             for i in 0..2u32 {
@@ -124,16 +107,16 @@ fn finish<O: Float>(
                     sums[place] * (scales_a[i as usize] * scale_b)
                 };
                 // Where nothing was multiplied no scale counts, not even NaN.
-                let scaled = if comptime!(config.grouping.is_some()) {
+                let scaled = if comptime!(config.is_grouped) {
                     select(item.step_begin < item.step_end, scaled, 0.0f32)
                 } else {
                     scaled
                 };
                 let mut sum = scaled + shift;
                 if comptime!(config.accumulate) {
-                    let row = row + comptime!(8 * i);
-                    if row < extent.m && col < extent.n {
-                        sum += f32::cast_from(out[(row * extent.n + col) as usize]);
+                    let row = own.row + comptime!(8 * i);
+                    if row < problem.m && col < problem.n {
+                        sum += f32::cast_from(out[(row * problem.n + col) as usize]);
                     }
                 }
                 sums[place] = sum;
@@ -239,15 +222,15 @@ fn store_elements<O: Float>(
     out: &mut Array<O>,
     row: u32,
     col: u32,
-    item: &Item,
-    extent: &Extent,
+    work: &Work,
+    problem: &Problem,
 ) {
     #[unroll]
     for i in 0..4u32 {
         let row = row + comptime!(8 * (i / 2));
         let col = col + comptime!(i % 2);
-        if row >= item.work.row_begin && row < item.work.row_end && col < extent.n {
-            let index = item.work.out0 + row * extent.n + col;
+        if row >= work.row_begin && row < work.row_end && col < problem.n {
+            let index = work.out0 + row * problem.n + col;
             out[index as usize] = O::cast_from(sums[comptime!((first + i) as usize)]);
         }
     }

@@ -3,14 +3,12 @@
 use cubecl::prelude::*;
 
 use super::epilogue::{finish_stores, store_tile};
-use super::plan::{CONSUMERS, MMA_ROWS, Promotion};
+use super::plan::{CONSUMERS, Promotion};
+use super::rank::group_origin;
 use super::{Config, Element, GROUP};
-use crate::gemm::bias::Bias;
-use crate::gemm::grouped::{grouped_tile, whole};
 use crate::gemm::maps::{InsteadOfShapes, ROW_BYTES};
-use crate::gemm::pipeline::{Item, Place, advance, first_place};
-use crate::grid::banded_tile;
-use crate::operand::BLOCK;
+use crate::gemm::pipeline::{Extent, Item, Place, advance, first_place, item};
+use crate::gemm::problem::Problem;
 use crate::ptx::barrier::{
     cluster_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_arrive_remote,
     mbarrier_init, mbarrier_wait, setmaxnreg_dec, setmaxnreg_inc,
@@ -18,7 +16,6 @@ use crate::ptx::barrier::{
 use crate::ptx::shared::{load_shared, load_shared_pair, shared_address, store_shared};
 use crate::ptx::tma::{tma_load, tma_load_multicast, tma_prefetch_map};
 use crate::ptx::wgmma::{descriptor, wgmma_bf16, wgmma_commit, wgmma_fence, wgmma_fp8, wgmma_wait};
-use crate::scale::sum_factor;
 use crate::version::Version;
 
 /// Threads that fetch scales: the producer's warps but the first.
@@ -27,52 +24,6 @@ const SCALE_THREADS: u32 = 96;
 /// Registers of a producer's and of a consumer's thread: 128 · (40 + 2 · 232) are all but 1024 of an SM.
 const PRODUCER_REGISTERS: u32 = 40;
 const CONSUMER_REGISTERS: u32 = 232;
-
-/// Sizes that the kernel is launched for.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(super) struct Extent {
-    pub(super) m: u32,
-    pub(super) n: u32,
-    /// Blocks of 128 of the contraction.
-    pub(super) blocks: u32,
-    /// Stages' shares of it.
-    steps: u32,
-    pub(super) row_clusters: u32,
-    col_tiles: u32,
-    splits: u32,
-    groups: u32,
-}
-
-/// Item `index`, for the block of this rank in its cluster: bands of rows, column by column; of groups, one after the other.
-#[cube]
-fn item(index: u32, ends: &ComptimeOption<Array<u32>>, extent: &Extent, #[comptime] config: Config) -> Item {
-    let (height, width) = comptime!((config.tile.rows as u32, config.tile.cols as u32));
-    let k = extent.blocks * comptime!(BLOCK as u32);
-    #[comptime]
-    match ends {
-        ComptimeOption::Some(ends) => {
-            let grouping = comptime!(config.grouping.expect("ends come with a grouping"));
-            let tile = comptime!([height, width]);
-            let work =
-                grouped_tile(index, extent.col_tiles, ends, extent.groups, extent.m, extent.n, k, grouping, tile, 1u32);
-            let step = comptime!(config.element().step() as u32);
-            Item { work, step_begin: work.first / step, step_end: work.end.div_ceil(step), split: 0u32.runtime() }
-        }
-        ComptimeOption::None => {
-            let cluster = comptime!(config.cluster as u32);
-            let tiles = extent.row_clusters * extent.col_tiles;
-            let split = index / tiles;
-            let (row_cluster, col) = banded_tile(index % tiles, extent.row_clusters, extent.col_tiles);
-            let row = row_cluster * cluster + CUBE_POS_X % cluster;
-            Item {
-                work: whole(row * height, col * width, extent.m, k),
-                step_begin: extent.steps * split / extent.splits,
-                step_end: extent.steps * (split + 1) / extent.splits,
-                split,
-            }
-        }
-    }
-}
 
 // The outer of nested `if`s is resolved while the kernel is generated.
 #[allow(clippy::collapsible_if)]
@@ -83,10 +34,7 @@ pub(super) fn gemm_hopper<O: Float>(
     out_map: &mut ComptimeOption<TensorMap<O, Tiled>>,
     // Not read here: the launch waits for what another stream writes to arrays, not to maps.
     _codes_a: &Array<u32>,
-    inv_scale_a: &Array<u32>,
-    inv_scale_b: &Array<u32>,
-    bias: &Bias,
-    ends: &ComptimeOption<Array<u32>>,
+    problem: &Problem,
     out: &mut Array<O>,
     _codes_b: &InsteadOfShapes,
     extent: Extent,
@@ -121,7 +69,8 @@ pub(super) fn gemm_hopper<O: Float>(
     }
 
     let cluster = comptime!(config.cluster as u32);
-    let items = extent.row_clusters * extent.col_tiles * extent.splits;
+    let items = extent.items();
+    let shape = comptime!(config.item_shape());
     let stride = CUBE_COUNT_X / cluster;
     let mut index = CUBE_POS_X / cluster;
     if UNIT_POS < GROUP {
@@ -132,7 +81,7 @@ pub(super) fn gemm_hopper<O: Float>(
         let mut place = first_place(1u32);
         if UNIT_POS == 0 {
             while index < items {
-                let item = item(index, ends, &extent, config);
+                let item = item(index, problem, &extent, shape);
                 let mut step = item.step_begin;
                 while step < item.step_end {
                     mbarrier_wait(empty + 8 * place.at, place.parity, comptime!(config.trap));
@@ -145,11 +94,11 @@ pub(super) fn gemm_hopper<O: Float>(
         } else if comptime!(config.by_block()) {
             if UNIT_POS >= comptime!(GROUP - SCALE_THREADS) {
                 while index < items {
-                    let item = item(index, ends, &extent, config);
+                    let item = item(index, problem, &extent, shape);
                     let mut step = item.step_begin;
                     while step < item.step_end {
                         mbarrier_wait(empty + 8 * place.at, place.parity, comptime!(config.trap));
-                        fetch_scales(inv_scale_a, inv_scale_b, base, place.at, step, &item, &extent, config);
+                        fetch_scales(problem, base, place.at, step, &item, config);
                         mbarrier_arrive(full + 8 * place.at);
                         advance(&mut place, comptime!(config.stages as u32));
                         step += 1;
@@ -165,7 +114,7 @@ pub(super) fn gemm_hopper<O: Float>(
         let mut place = first_place(0u32);
         let mut sums = Array::<f32>::new(comptime!(config.tile.group_cols() / 2));
         while index < items {
-            let item = item(index, ends, &extent, config);
+            let item = item(index, problem, &extent, shape);
             #[unroll]
             for i in 0..comptime!(config.tile.group_cols() / 2) {
                 sums[i] = 0.0f32;
@@ -175,7 +124,7 @@ pub(super) fn gemm_hopper<O: Float>(
             } else {
                 multiply_fast(&mut sums, base, full, empty, &mut place, &item, config);
             }
-            store_tile::<O>(&mut sums, base, out_map, out, inv_scale_a, inv_scale_b, bias, &item, &extent, config);
+            store_tile::<O>(&mut sums, base, out_map, out, problem, &item, config);
             index += stride;
         }
         if comptime!(config.tma_store) {
@@ -218,16 +167,7 @@ fn fill(
 
 /// Brings the scales of a stage's rows and columns to shared memory. Past the last row or column any scale will do.
 #[cube]
-fn fetch_scales(
-    inv_scale_a: &Array<u32>,
-    inv_scale_b: &Array<u32>,
-    base: u32,
-    stage: u32,
-    step: u32,
-    item: &Item,
-    extent: &Extent,
-    #[comptime] config: Config,
-) {
+fn fetch_scales(problem: &Problem, base: u32, stage: u32, step: u32, item: &Item, #[comptime] config: Config) {
     let rows = comptime!(config.tile.rows as u32);
     let lines = comptime!((config.tile.rows + config.tile.cols) as u32);
     let at = base + comptime!(config.scales_at() as u32) + stage * comptime!(config.stage_scales() as u32);
@@ -235,11 +175,9 @@ fn fetch_scales(
     let mut line = (UNIT_POS + SCALE_THREADS) % GROUP;
     while line < lines {
         let scale = if line < rows {
-            let row = min(item.work.row0 + line, extent.m - 1);
-            sum_factor(inv_scale_a, row, block, extent.blocks, comptime!(config.granularities[0]))
+            problem.factor(min(item.work.row0 + line, problem.m - 1), block, 0usize)
         } else {
-            let col = min(item.work.col0 + line - rows, extent.n - 1);
-            sum_factor(inv_scale_b, col, block, extent.blocks, comptime!(config.granularities[1]))
+            problem.factor(min(item.work.col0 + line - rows, problem.n - 1), block, 1usize)
         };
         store_shared(at + 4 * line, scale);
         line += SCALE_THREADS;
@@ -257,20 +195,6 @@ fn release(empty: u32, stage: u32, #[comptime] config: Config) {
             mbarrier_arrive(empty + 8 * stage);
         }
     }
-}
-
-/// Which of the consuming warpgroups this is.
-#[cube]
-pub(super) fn consumer() -> u32 {
-    (UNIT_POS / GROUP + comptime!(CONSUMERS as u32 - 1)) % comptime!(CONSUMERS as u32)
-}
-
-/// Row and column of the tile where this warpgroup's part begins.
-#[cube]
-pub(super) fn group_origin(#[comptime] config: Config) -> (u32, u32) {
-    let group = consumer();
-    let above = comptime!(config.tile.row_groups() as u32);
-    (group % above * comptime!(MMA_ROWS as u32), group / above * comptime!(config.tile.group_cols() as u32))
 }
 
 /// Addresses of this warpgroup's rows of A and of B in a stage.
@@ -312,7 +236,7 @@ fn multiply_fast(
     }
     wgmma_wait(sums, comptime!(config.tile.group_cols() as u32), 0u32);
     // Where a group is empty no stage was read.
-    let any = if comptime!(config.grouping.is_none()) { true.runtime() } else { item.step_begin < item.step_end };
+    let any = if comptime!(!config.is_grouped) { true.runtime() } else { item.step_begin < item.step_end };
     if any {
         release(empty, previous, config);
     }

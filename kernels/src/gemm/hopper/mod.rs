@@ -30,13 +30,13 @@
 mod epilogue;
 mod kernel;
 mod plan;
+mod rank;
 
 use cubecl::prelude::*;
 
-use super::bias::BiasLaunch;
-use super::grouped::Grouping;
 use super::maps::{Matrix, ROW_BYTES, Target, sms};
-use super::pipeline::trap;
+use super::pipeline::{ExtentLaunch, ItemShape, trap};
+use super::problem::ProblemLaunch;
 use super::{Gemm, split_k};
 use crate::dequantize::to_bf16;
 use crate::operand::BLOCK;
@@ -104,7 +104,7 @@ struct Config {
     /// Write unscaled f32 sums of a part of the contraction.
     partial: bool,
     accumulate: bool,
-    grouping: Option<Grouping>,
+    is_grouped: bool,
     formats: [Format; 2],
     granularities: [Granularity; 2],
     /// Of the output.
@@ -138,6 +138,15 @@ impl Config {
     /// own away.
     const fn moves_registers(&self) -> bool {
         self.tile.registers(self.promotion) > 112
+    }
+
+    const fn item_shape(&self) -> ItemShape {
+        ItemShape {
+            tile: [self.tile.rows as u32, self.tile.cols as u32],
+            cluster: self.cluster as u32,
+            step: self.element().step() as u32,
+            align: 1,
+        }
     }
 
     /// Bytes of a stage of A.
@@ -195,7 +204,7 @@ fn matrix<R: Runtime>(client: &ComputeClient<R>, operand: &Operand, element: Ele
 
 /// Launches the kernel, one before for each operand that it takes as bf16, and one more if the contraction is split.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
-    let element = Element::of([gemm.a.granularity, gemm.b.granularity]);
+    let element = Element::of(gemm.granularities());
     let promotion = match gemm.b.granularity {
         Granularity::Row | Granularity::Block1x128 if gemm.by_block() => Promotion::EachStepByColumn,
         _ if gemm.by_block() => Promotion::EachStep,
@@ -226,7 +235,7 @@ fn launch_tiles<R: Runtime>(
     promotion: Promotion,
     target: &Target,
 ) {
-    let (m, n, _) = gemm.matrices();
+    let (_, n, _) = gemm.matrices();
     // Tiles along M.
     let rows = gemm.row_tiles(plan.tile.rows) * plan.tile.rows;
     let partial = plan.splits > 1;
@@ -242,9 +251,9 @@ fn launch_tiles<R: Runtime>(
         tma_store: target.tma_store,
         partial,
         accumulate: gemm.accumulate && !partial,
-        grouping: gemm.groups.map(|groups| groups.grouping),
-        formats: [gemm.a.format, gemm.b.format],
-        granularities: [gemm.a.granularity, gemm.b.granularity],
+        is_grouped: gemm.groups.is_some(),
+        formats: gemm.formats(),
+        granularities: gemm.granularities(),
         dtype: Source::of(target.dtype).expect("checked by scaled_gemm"),
         trap: trap("gemm_hopper"),
     };
@@ -255,15 +264,11 @@ fn launch_tiles<R: Runtime>(
     let at_once = (sms(client) / plan.cluster).max(1);
     let clusters = plan.items(rows, n).min(at_once);
     let [a, b] = [gemm.a, gemm.b].map(|operand| matrix(client, operand, config.element()));
-    let extent = kernel::ExtentLaunch::new(
-        m as u32,
-        n as u32,
-        gemm.a.k.div_ceil(BLOCK) as u32,
+    let extent = ExtentLaunch::new(
         gemm.a.k.div_ceil(config.element().step()) as u32,
         plan.row_clusters(rows) as u32,
         n.div_ceil(plan.tile.cols) as u32,
         plan.splits as u32,
-        gemm.groups.map_or(0, |groups| groups.count) as u32,
     );
     // SAFETY: `scaled_gemm` has checked that codes, scales, bias and output have the sizes given here; TMA stays inside its
     // maps, and ordinary loads and stores are guarded by `m` and `n`.
@@ -276,10 +281,7 @@ fn launch_tiles<R: Runtime>(
             b.map(plan.tile.cols / plan.cluster),
             target.tma_store.then(|| target.map(MMA_ROWS)).into(),
             a.array(),
-            gemm.a.scales_array(),
-            gemm.b.scales_array(),
-            BiasLaunch::of(gemm.bias.as_ref().filter(|_| !partial)),
-            gemm.groups.map(|groups| groups.array()).into(),
+            ProblemLaunch::of(gemm, gemm.bias.as_ref().filter(|_| !partial)),
             ArrayArg::from_raw_parts(target.handle.clone(), target.rows * target.pitch),
             b.array(),
             extent,

@@ -8,11 +8,10 @@
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
-use super::scales::{Scales, load_factors, load_words, product_factors};
-use super::{Plan, Tile};
-use crate::gemm::bias::Bias;
-use crate::gemm::grouped::{Work, grouped_tile, whole};
-use crate::grid::banded_tile;
+use super::scales::{Corner, Scales, load_factors, load_words, product_factors};
+use super::{Config, Tile};
+use crate::gemm::grouped::Work;
+use crate::gemm::problem::Problem;
 use crate::operand::BLOCK;
 use crate::ptx::mma::{MmaKind, Product, commit_copies, copy_chunk, load_matrices, mma_fp8, wait_copies};
 use crate::ptx::shared::shared_address;
@@ -36,42 +35,34 @@ const BLOCK_STEPS: u32 = BLOCK as u32 / ROW_BYTES;
 pub(super) fn gemm_mma<O: Float, W: Size>(
     a: &Array<u32>,
     b: &Array<u32>,
-    inv_scale_a: &Array<u32>,
-    inv_scale_b: &Array<u32>,
-    bias: &Bias,
-    ends: &ComptimeOption<Array<u32>>,
+    problem: &Problem,
     out: &mut Array<Vector<O, W>>,
-    m: u32,
-    n: u32,
-    groups: u32,
-    words: u32,
-    blocks: u32,
-    #[comptime] plan: Plan,
+    #[comptime] config: Config,
     #[define(O)] _dtype: StorageType,
     #[comptime] _version: Version,
 ) {
-    let tile = comptime!(plan.tile);
+    let tile = comptime!(config.tile);
     let products_m = comptime!(tile.products()[0]);
     let products_n = comptime!(tile.products()[1]);
     let stage = comptime!((tile.size[0] + tile.size[1]) * ROW_BYTES);
     let stages = comptime!(tile.stages);
-    let work = work(ends, m, n, groups, words, plan);
+    let work = problem.work(CUBE_POS as u32, tile.size);
     let (row0, col0) = (work.row0, work.col0);
-    if comptime!(plan.grouping.is_some()) {
+    if comptime!(config.grouping.is_some()) {
         if row0 >= work.row_end {
             terminate!();
         }
     }
     // Where the tile's columns begin among the rows of B, and where those of its matrix end.
     let first_b = work.row0_b + col0;
-    let rows_b = work.row0_b + n;
+    let rows_b = work.row0_b + problem.n;
     let first_block = work.first / comptime!(BLOCK as u32);
     // An empty group at the end begins after the last.
-    let loaded_block = min(first_block, blocks - 1);
-    let end_block = min(work.end.div_ceil(comptime!(BLOCK as u32)), blocks);
+    let loaded_block = min(first_block, problem.blocks - 1);
+    let end_block = min(work.end.div_ceil(comptime!(BLOCK as u32)), problem.blocks);
     let mut ring = SharedMemory::<u32>::new_aligned(comptime!((stages * stage / 4) as usize), 128usize);
     // Never: it is here for CubeCL to allocate the memory, which only statements use.
-    if words == 0 {
+    if problem.words == 0 {
         ring[0] = 0u32;
     }
     let start = shared_address(&ring);
@@ -81,8 +72,7 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
     let local_row = UNIT_POS / 4;
     let chunk = UNIT_POS % 4;
     let place = local_row * ROW_BYTES + (chunk ^ (local_row / 2 % 4)) * 16;
-    let row_a = row0 + local_row;
-    let row_b = first_b + local_row;
+    let copied = Corner { row: row0 + local_row, rows: work.row_end, col: first_b + local_row, cols: rows_b };
     // Where it reads its fragments.
     let lane = UNIT_POS % 32;
     let warp_row = UNIT_POS / 32 % comptime!(tile.warps[0]) * (16 * products_m);
@@ -104,7 +94,7 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
     let mut write = start;
     #[unroll]
     for _ in 0..comptime!(stages - 1) {
-        load_step(a, b, write + place, row_a, row_b, work.row_end, rows_b, word, words, tile);
+        load_step(a, b, write + place, &copied, word, problem.words, tile);
         write += stage;
         word += STEP_WORDS;
     }
@@ -113,29 +103,29 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
     let row = row0 + warp_row + lane / 4;
     let col = col0 + warp_col + lane % 4 * 2;
     let col_b = work.row0_b + col;
-    let mut scales = Scales::new(plan);
+    let mut scales = Scales::new(config);
     let given = lane % 4 * 8 + lane / 4;
-    let (given_a, given_b) = if comptime!(plan.kind == MmaKind::BlockScaled) {
-        (row0 + warp_row + given, first_b + warp_col + given)
+    let summed = Corner { row, rows: work.row_end, col: col_b, cols: rows_b };
+    let given = if comptime!(config.kind == MmaKind::BlockScaled) {
+        Corner { row: row0 + warp_row + given, rows: work.row_end, col: first_b + warp_col + given, cols: rows_b }
     } else {
-        (row, col_b)
+        summed
     };
-    let (rows_a, zero) = (work.row_end, 0u32.runtime());
-    if comptime!(plan.loads_ahead()) {
-        load_words(&mut scales, inv_scale_a, inv_scale_b, given_a, given_b, rows_a, rows_b, loaded_block, blocks, plan);
+    if comptime!(config.loads_ahead()) {
+        load_words(&mut scales, problem, &given, loaded_block, config);
     }
     let mut block = first_block;
     while block < end_block {
-        if comptime!(!plan.loads_ahead()) {
-            load_words(&mut scales, inv_scale_a, inv_scale_b, given_a, given_b, rows_a, rows_b, block, blocks, plan);
+        if comptime!(!config.loads_ahead()) {
+            load_words(&mut scales, problem, &given, block, config);
         }
-        scales.use_words(plan);
-        if comptime!(plan.loads_ahead()) {
-            let next = min(block + 1, blocks - 1);
-            load_words(&mut scales, inv_scale_a, inv_scale_b, given_a, given_b, rows_a, rows_b, next, blocks, plan);
+        scales.use_words(config);
+        if comptime!(config.loads_ahead()) {
+            let next = min(block + 1, problem.blocks - 1);
+            load_words(&mut scales, problem, &given, next, config);
         }
-        if comptime!(plan.by_block()) {
-            load_factors(&mut scales, inv_scale_a, inv_scale_b, row, col_b, rows_a, rows_b, block, blocks, plan);
+        if comptime!(config.by_block()) {
+            load_factors(&mut scales, problem, &summed, block, config);
         }
         #[unroll]
         for step in 0..BLOCK_STEPS {
@@ -143,20 +133,20 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
             // the stage that is written next.
             wait_copies(comptime!(stages - 2));
             sync_cube();
-            load_step(a, b, write + place, row_a, row_b, work.row_end, rows_b, word, words, tile);
+            load_step(a, b, write + place, &copied, word, problem.words, tile);
             word += STEP_WORDS;
             write += stage;
             write = select(write == end, start, write);
-            multiply(&mut sums, &mut totals, &scales, read + from_a, read + from_b, plan, step);
+            multiply(&mut sums, &mut totals, &scales, read + from_a, read + from_b, config, step);
             read += stage;
             read = select(read == end, start, read);
         }
-        if comptime!(plan.promotes() && !plan.by_product()) {
+        if comptime!(config.promotes() && !config.by_product()) {
             #[unroll]
             for i in 0..comptime!(4 * products_m * products_n) {
                 let sum = sums[i as usize];
-                if comptime!(plan.by_block()) {
-                    totals[i as usize] = fma(sum, scales.factor(i, plan), totals[i as usize]);
+                if comptime!(config.by_block()) {
+                    totals[i as usize] = fma(sum, scales.factor(i, config), totals[i as usize]);
                 } else {
                     totals[i as usize] += sum;
                 }
@@ -166,20 +156,20 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
     }
     // Nothing is in flight when the block ends.
     wait_copies(0u32);
-    if comptime!(!plan.promotes()) {
+    if comptime!(!config.promotes()) {
         #[unroll]
         for i in 0..comptime!(4 * products_m * products_n) {
             totals[i as usize] = sums[i as usize];
         }
     }
-    if comptime!(!plan.by_block()) {
-        load_factors(&mut scales, inv_scale_a, inv_scale_b, row, col_b, rows_a, rows_b, zero, blocks, plan);
+    if comptime!(!config.by_block()) {
+        load_factors(&mut scales, problem, &summed, 0u32.runtime(), config);
         #[unroll]
         for i in 0..comptime!(4 * products_m * products_n) {
-            totals[i as usize] *= scales.factor(i, plan);
+            totals[i as usize] *= scales.factor(i, config);
         }
     }
-    if comptime!(plan.grouping.is_some()) {
+    if comptime!(config.grouping.is_some()) {
         if first_block >= end_block {
             // Nothing was multiplied, so no scale counts, not even NaN.
             #[unroll]
@@ -188,52 +178,23 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
             }
         }
     }
-    store(&totals, bias, out, row, col, n, &work, plan);
-}
-
-/// This block's tile.
-#[cube]
-fn work(ends: &ComptimeOption<Array<u32>>, m: u32, n: u32, groups: u32, words: u32, #[comptime] plan: Plan) -> Work {
-    let [height, width] = comptime!(plan.tile.size);
-    let cols = n.div_ceil(width);
-    #[comptime]
-    match ends {
-        ComptimeOption::Some(ends) => {
-            let grouping = comptime!(plan.grouping.expect("ends come with a grouping"));
-            grouped_tile(CUBE_POS as u32, cols, ends, groups, m, n, words * 4, grouping, plan.tile.size, 1u32)
-        }
-        ComptimeOption::None => {
-            let (row, col) = banded_tile(CUBE_POS as u32, m.div_ceil(height), cols);
-            whole(row * height, col * width, m, words * 4)
-        }
-    }
+    store(&totals, problem, out, row, col, &work, config);
 }
 
 /// Starts this thread's copies of one step of both operands to their place in a stage, and closes their group.
 #[cube]
-fn load_step(
-    a: &Array<u32>,
-    b: &Array<u32>,
-    to: u32,
-    row_a: u32,
-    row_b: u32,
-    m: u32,
-    n: u32,
-    word: u32,
-    words: u32,
-    #[comptime] tile: Tile,
-) {
+fn load_step(a: &Array<u32>, b: &Array<u32>, to: u32, from: &Corner, word: u32, words: u32, #[comptime] tile: Tile) {
     let pass = comptime!(tile.threads() / 4);
     #[unroll]
     for i in 0..comptime!(tile.size[0] / pass) {
-        let row = row_a + i * pass;
-        let bytes = select(row < m && word < words, 16u32, 0u32.runtime());
+        let row = from.row + i * pass;
+        let bytes = select(row < from.rows && word < words, 16u32, 0u32.runtime());
         copy_chunk(to + comptime!(i * pass * ROW_BYTES), a, row * words + word, bytes);
     }
     #[unroll]
     for i in 0..comptime!(tile.size[1] / pass) {
-        let row = row_b + i * pass;
-        let bytes = select(row < n && word < words, 16u32, 0u32.runtime());
+        let row = from.col + i * pass;
+        let bytes = select(row < from.cols && word < words, 16u32, 0u32.runtime());
         copy_chunk(to + comptime!((tile.size[0] + i * pass) * ROW_BYTES), b, row * words + word, bytes);
     }
     commit_copies();
@@ -248,11 +209,11 @@ fn multiply(
     scales: &Scales,
     from_a: u32,
     from_b: u32,
-    #[comptime] plan: Plan,
+    #[comptime] config: Config,
     #[comptime] step: u32,
 ) {
-    let products_m = comptime!(plan.tile.products()[0]);
-    let products_n = comptime!(plan.tile.products()[1]);
+    let products_m = comptime!(config.tile.products()[0]);
+    let products_n = comptime!(config.tile.products()[1]);
     #[unroll]
     for k in 0..STEP_PRODUCTS {
         let byte = comptime!(STEP_PRODUCTS * step + k);
@@ -276,22 +237,22 @@ fn multiply(
             for j in 0..products_n {
                 let product = comptime!(Product {
                     places: [4 * (i * products_n + j), 4 * i, 2 * j],
-                    formats: plan.formats,
-                    scales: plan.scale_sources([i, j], byte),
-                    fresh: plan.by_product() || (plan.promotes() && byte == 0),
+                    formats: config.formats,
+                    scales: config.scale_sources([i, j], byte),
+                    fresh: config.by_product() || (config.promotes() && byte == 0),
                 });
                 mma_fp8(sums, &codes_a, &codes_b, &scales.words_a, &scales.words_b, product);
             }
         }
-        if comptime!(plan.by_product()) {
-            let [granularity_a, granularity_b] = comptime!(plan.granularities);
+        if comptime!(config.by_product()) {
+            let [granularity_a, granularity_b] = comptime!(config.granularities);
             let factors_a =
-                product_factors(&scales.words_a, &scales.factors_a, byte, plan.line_count(0), granularity_a);
+                product_factors(&scales.words_a, &scales.factors_a, byte, config.line_count(0), granularity_a);
             let factors_b =
-                product_factors(&scales.words_b, &scales.factors_b, byte, plan.line_count(1), granularity_b);
+                product_factors(&scales.words_b, &scales.factors_b, byte, config.line_count(1), granularity_b);
             #[unroll]
             for i in 0..comptime!(4 * products_m * products_n) {
-                let [row, col] = comptime!(plan.lines_of(i));
+                let [row, col] = comptime!(config.lines_of(i));
                 let sum = sums[i as usize] * factors_a[row as usize];
                 totals[i as usize] = fma(sum, factors_b[col as usize], totals[i as usize]);
             }
@@ -303,39 +264,38 @@ fn multiply(
 #[cube]
 fn store<O: Float, W: Size>(
     totals: &Array<f32>,
-    bias: &Bias,
+    problem: &Problem,
     out: &mut Array<Vector<O, W>>,
     row: u32,
     col: u32,
-    n: u32,
     work: &Work,
-    #[comptime] plan: Plan,
+    #[comptime] config: Config,
 ) {
-    let products_m = comptime!(plan.tile.products()[0]);
-    let products_n = comptime!(plan.tile.products()[1]);
+    let products_m = comptime!(config.tile.products()[0]);
+    let products_n = comptime!(config.tile.products()[1]);
     let width = W::value();
     let width = comptime!(width as u32);
     #[unroll]
     for j in 0..comptime!(products_n * 2 / width) {
         let col = col + comptime!(j * width / 2 * 8 + j * width % 2);
-        if col < n {
+        if col < problem.n {
             let mut shift = Array::<f32>::new(comptime!(width as usize));
             #[unroll]
             for w in 0..width {
-                shift[w as usize] = bias.at(col + w);
+                shift[w as usize] = problem.bias.at(col + w);
             }
             #[unroll]
             for i in 0..comptime!(2 * products_m) {
                 let row = row + comptime!(8 * i);
                 if row >= work.row_begin && row < work.row_end {
-                    let index = ((work.out0 + row * n + col) / width) as usize;
+                    let index = ((work.out0 + row * problem.n + col) / width) as usize;
                     let mut values = Vector::<O, W>::empty();
                     #[unroll]
                     for w in 0..width {
                         let place =
                             comptime!(4 * (i / 2 * products_n + j * width / 2) + 2 * (i % 2) + (j * width + w) % 2);
                         let mut sum = totals[place as usize] + shift[w as usize];
-                        if comptime!(plan.accumulate) {
+                        if comptime!(config.accumulate) {
                             let old = out[index];
                             sum += f32::cast_from(old[w as usize]);
                         }

@@ -32,12 +32,11 @@ mod scales;
 use cubecl::prelude::*;
 
 use super::Gemm;
-use super::bias::BiasLaunch;
 use super::grouped::Grouping;
-use crate::operand::BLOCK;
+use super::problem::ProblemLaunch;
 use crate::ptx::mma::MmaKind;
 use crate::version::VERSION;
-use crate::{CudaArch, Format, Granularity, cuda_arch, row_words};
+use crate::{CudaArch, Format, Granularity, cuda_arch};
 
 /// A block's part of the output, and how it is cut among warps and held in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -87,7 +86,7 @@ impl Tile {
 
 /// What selects other code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Plan {
+struct Config {
     tile: Tile,
     kind: MmaKind,
     formats: [Format; 2],
@@ -97,7 +96,7 @@ struct Plan {
     grouping: Option<Grouping>,
 }
 
-impl Plan {
+impl Config {
     /// Whether scales change along the contraction.
     const fn by_block(self) -> bool {
         Granularity::any_blocks(self.granularities)
@@ -124,17 +123,16 @@ impl Plan {
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (a, b) = (gemm.a, gemm.b);
     let (m, n, matrices) = gemm.matrices();
-    let (rows, n, words) = (m as u32, n as u32, row_words(a.k) as u32);
     let sms = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1);
     let tile = Tile::of(|size| gemm.tiles(size), sms);
-    let plan = Plan {
+    let config = Config {
         tile,
         kind: if cuda_arch(client) == Some(CudaArch::Sm120) { MmaKind::BlockScaled } else { MmaKind::Plain },
-        formats: [a.format, b.format],
-        granularities: [a.granularity, b.granularity],
+        formats: gemm.formats(),
+        granularities: gemm.granularities(),
         accumulate: gemm.accumulate,
         fast_accum: gemm.use_fast_accum,
-        grouping: gemm.groups.map(|groups| groups.grouping),
+        grouping: gemm.grouping(),
     };
     // Two neighbouring columns are one store where every row starts at an even element.
     let width = if n.is_multiple_of(2) { 2 } else { 1 };
@@ -148,17 +146,9 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
             width,
             a.codes_array(1),
             b.codes_array(1),
-            a.scales_array(),
-            b.scales_array(),
-            BiasLaunch::of(gemm.bias.as_ref()),
-            gemm.groups.map(|groups| groups.array()).into(),
-            ArrayArg::from_raw_parts(gemm.out.clone(), m * n as usize * matrices),
-            rows,
-            n,
-            gemm.groups.map_or(0, |groups| groups.count) as u32,
-            words,
-            a.k.div_ceil(BLOCK) as u32,
-            plan,
+            ProblemLaunch::of(gemm, gemm.bias.as_ref()),
+            ArrayArg::from_raw_parts(gemm.out.clone(), m * n * matrices),
+            config,
             gemm.dtype,
             VERSION,
         );

@@ -3,15 +3,16 @@
 
 use cubecl::prelude::*;
 
-use super::Plan;
+use super::Config;
 use crate::Granularity;
+use crate::gemm::problem::Problem;
 use crate::mx::e8m0_inverse_bits_of;
 use crate::ptx::mma::{MmaKind, ScaleSource};
 use crate::scale::scale_index;
 
 /// Which rows of an operand a thread asks for, from a first one on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Lines {
+pub(super) enum LinesOf {
     /// Rows of its sums: 0, 8, 16, ...
     Rows,
     /// Columns of its sums: 0, 1, 8, 9, ...
@@ -20,17 +21,17 @@ pub(super) enum Lines {
     Given,
 }
 
-impl Lines {
+impl LinesOf {
     const fn offset(self, i: u32) -> u32 {
         match self {
-            Lines::Rows => 8 * i,
-            Lines::Cols => i / 2 * 8 + i % 2,
-            Lines::Given => 32 * i,
+            LinesOf::Rows => 8 * i,
+            LinesOf::Cols => i / 2 * 8 + i % 2,
+            LinesOf::Given => 32 * i,
         }
     }
 }
 
-impl Plan {
+impl Config {
     /// How many rows of operand 0, A, or 1, B, the sums of a thread have.
     pub(super) const fn line_count(self, side: usize) -> u32 {
         2 * self.tile.products()[side]
@@ -51,16 +52,16 @@ impl Plan {
     }
 
     /// Which rows they are for.
-    pub(super) const fn word_lines(self, side: usize) -> Lines {
+    pub(super) const fn word_lines(self, side: usize) -> LinesOf {
         match self.kind {
             MmaKind::Plain => self.sum_lines(side),
-            MmaKind::BlockScaled => Lines::Given,
+            MmaKind::BlockScaled => LinesOf::Given,
         }
     }
 
     /// Which rows of an operand the sums of a thread have.
-    pub(super) const fn sum_lines(self, side: usize) -> Lines {
-        if side == 0 { Lines::Rows } else { Lines::Cols }
+    pub(super) const fn sum_lines(self, side: usize) -> LinesOf {
+        if side == 0 { LinesOf::Rows } else { LinesOf::Cols }
     }
 
     /// Where product `[i, j]` of block `byte` of 32 in 128 finds its scales.
@@ -74,6 +75,23 @@ impl Plan {
         };
         (self.kind == MmaKind::BlockScaled).then(|| [source(0), source(1)])
     }
+}
+
+/// Rows that a thread asks for the scales of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Lines {
+    of: LinesOf,
+    count: u32,
+    granularity: Granularity,
+}
+
+/// Where a thread's part begins: a row of A and a row of B, which is a column of the output; and where the rows of each end.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Corner {
+    pub(super) row: u32,
+    pub(super) rows: u32,
+    pub(super) col: u32,
+    pub(super) cols: u32,
 }
 
 /// What a thread holds of both operands' scales.
@@ -93,28 +111,28 @@ pub(super) struct Scales {
 #[cube]
 impl Scales {
     /// Room for them.
-    pub(super) fn new(#[comptime] plan: Plan) -> Self {
+    pub(super) fn new(#[comptime] config: Config) -> Self {
         Scales {
-            words_a: Array::new(comptime!(plan.word_count(0) as usize)),
-            words_b: Array::new(comptime!(plan.word_count(1) as usize)),
-            next_a: Array::new(comptime!(plan.word_count(0) as usize)),
-            next_b: Array::new(comptime!(plan.word_count(1) as usize)),
-            factors_a: Array::new(comptime!(plan.line_count(0) as usize)),
-            factors_b: Array::new(comptime!(plan.line_count(1) as usize)),
+            words_a: Array::new(comptime!(config.word_count(0) as usize)),
+            words_b: Array::new(comptime!(config.word_count(1) as usize)),
+            next_a: Array::new(comptime!(config.word_count(0) as usize)),
+            next_b: Array::new(comptime!(config.word_count(1) as usize)),
+            factors_a: Array::new(comptime!(config.line_count(0) as usize)),
+            factors_b: Array::new(comptime!(config.line_count(1) as usize)),
         }
     }
 
     /// Makes those that were brought the current ones.
-    pub(super) fn use_words(&mut self, #[comptime] plan: Plan) {
-        if comptime!(plan.granularities[0].is_mx()) {
+    pub(super) fn use_words(&mut self, #[comptime] config: Config) {
+        if comptime!(config.granularities[0].is_mx()) {
             #[unroll]
-            for i in 0..comptime!(plan.word_count(0) as usize) {
+            for i in 0..comptime!(config.word_count(0) as usize) {
                 self.words_a[i] = self.next_a[i];
             }
         }
-        if comptime!(plan.granularities[1].is_mx()) {
+        if comptime!(config.granularities[1].is_mx()) {
             #[unroll]
-            for i in 0..comptime!(plan.word_count(1) as usize) {
+            for i in 0..comptime!(config.word_count(1) as usize) {
                 self.words_b[i] = self.next_b[i];
             }
         }
@@ -122,9 +140,9 @@ impl Scales {
 
     /// What the thread's sum `i` is multiplied by once it is over the current block of 128, or over all: the product of the
     /// f32 scales. E8M0 scales have multiplied the products.
-    pub(super) fn factor(&self, #[comptime] i: u32, #[comptime] plan: Plan) -> f32 {
-        let [row, col] = comptime!(plan.lines_of(i));
-        let [granularity_a, granularity_b] = comptime!(plan.granularities);
+    pub(super) fn factor(&self, #[comptime] i: u32, #[comptime] config: Config) -> f32 {
+        let [row, col] = comptime!(config.lines_of(i));
+        let [granularity_a, granularity_b] = comptime!(config.granularities);
         if comptime!(granularity_a.is_mx() && granularity_b.is_mx()) {
             1.0f32.runtime()
         } else if comptime!(granularity_a.is_mx()) {
@@ -141,24 +159,21 @@ impl Scales {
 #[cube]
 pub(super) fn load_words(
     scales: &mut Scales,
-    inv_scale_a: &Array<u32>,
-    inv_scale_b: &Array<u32>,
-    row: u32,
-    col: u32,
-    m: u32,
-    n: u32,
+    problem: &Problem,
+    from: &Corner,
     block: u32,
-    blocks: u32,
-    #[comptime] plan: Plan,
+    #[comptime] config: Config,
 ) {
-    let [granularity_a, granularity_b] = comptime!(plan.granularities);
+    let [granularity_a, granularity_b] = comptime!(config.granularities);
     if comptime!(granularity_a.is_mx()) {
-        let (lines, count) = comptime!((plan.word_lines(0), plan.word_count(0)));
-        load_scales(inv_scale_a, &mut scales.next_a, row, m, block, blocks, lines, count, granularity_a);
+        let rows =
+            comptime!(Lines { of: config.word_lines(0), count: config.word_count(0), granularity: granularity_a });
+        load_scales(&problem.inv_scale_a, &mut scales.next_a, from.row, from.rows, block, problem.blocks, rows);
     }
     if comptime!(granularity_b.is_mx()) {
-        let (lines, count) = comptime!((plan.word_lines(1), plan.word_count(1)));
-        load_scales(inv_scale_b, &mut scales.next_b, col, n, block, blocks, lines, count, granularity_b);
+        let cols =
+            comptime!(Lines { of: config.word_lines(1), count: config.word_count(1), granularity: granularity_b });
+        load_scales(&problem.inv_scale_b, &mut scales.next_b, from.col, from.cols, block, problem.blocks, cols);
     }
 }
 
@@ -166,30 +181,25 @@ pub(super) fn load_words(
 #[cube]
 pub(super) fn load_factors(
     scales: &mut Scales,
-    inv_scale_a: &Array<u32>,
-    inv_scale_b: &Array<u32>,
-    row: u32,
-    col: u32,
-    m: u32,
-    n: u32,
+    problem: &Problem,
+    from: &Corner,
     block: u32,
-    blocks: u32,
-    #[comptime] plan: Plan,
+    #[comptime] config: Config,
 ) {
-    let [granularity_a, granularity_b] = comptime!(plan.granularities);
+    let [granularity_a, granularity_b] = comptime!(config.granularities);
     if comptime!(!granularity_a.is_mx()) {
-        let (lines, count) = comptime!((Lines::Rows, plan.line_count(0)));
-        load_scales(inv_scale_a, &mut scales.factors_a, row, m, block, blocks, lines, count, granularity_a);
+        let rows = comptime!(Lines { of: LinesOf::Rows, count: config.line_count(0), granularity: granularity_a });
+        load_scales(&problem.inv_scale_a, &mut scales.factors_a, from.row, from.rows, block, problem.blocks, rows);
     }
     if comptime!(!granularity_b.is_mx()) {
-        let (lines, count) = comptime!((Lines::Cols, plan.line_count(1)));
-        load_scales(inv_scale_b, &mut scales.factors_b, col, n, block, blocks, lines, count, granularity_b);
+        let cols = comptime!(Lines { of: LinesOf::Cols, count: config.line_count(1), granularity: granularity_b });
+        load_scales(&problem.inv_scale_b, &mut scales.factors_b, from.col, from.cols, block, problem.blocks, cols);
     }
 }
 
-/// Scales of `count` rows for block `block` of 128. All rows of a tile lie in one square block.
+/// Scales of some rows for block `block` of 128. All rows of a tile lie in one square block.
 #[cube]
-pub(super) fn load_scales(
+fn load_scales(
     inv_scales: &Array<u32>,
     to: &mut Array<u32>,
     first: u32,
@@ -197,15 +207,13 @@ pub(super) fn load_scales(
     block: u32,
     blocks: u32,
     #[comptime] lines: Lines,
-    #[comptime] count: u32,
-    #[comptime] granularity: Granularity,
 ) {
     #[unroll]
-    for i in 0..count {
-        if comptime!(i == 0 || granularity.is_by_row()) {
+    for i in 0..comptime!(lines.count) {
+        if comptime!(i == 0 || lines.granularity.is_by_row()) {
             // Past the last row there is nothing to scale; any scale will do.
-            let row = min(first + comptime!(lines.offset(i)), rows - 1);
-            to[i as usize] = inv_scales[scale_index(row, block, blocks, granularity) as usize];
+            let row = min(first + comptime!(lines.of.offset(i)), rows - 1);
+            to[i as usize] = inv_scales[scale_index(row, block, blocks, comptime!(lines.granularity)) as usize];
         } else {
             to[i as usize] = to[0];
         }

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Parser;
-use train::plot::{PlotSource, plot};
+use train::plot::{PlotPanel, PlotSource, plot};
 
 use crate::Error;
 
@@ -15,6 +15,9 @@ pub struct PlotArgs {
     /// SVG to write.
     #[arg(long, value_name = "FILE", default_value = "plot.svg")]
     pub out: PathBuf,
+    /// What to draw, separated by commas, instead of all.
+    #[arg(long, value_name = "PANELS", value_delimiter = ',')]
+    pub panels: Vec<PlotPanel>,
     /// Folder with a metrics.jsonl, or such a file; NAME=PATH to call the run NAME.
     #[arg(value_name = "RUN", required = true)]
     pub runs: Vec<OsString>,
@@ -27,7 +30,7 @@ impl PlotArgs {
     /// [`Error::Plot`], [`Error::Output`].
     pub fn run(&self, out: &mut dyn Write) -> Result<(), Error> {
         let runs = self.runs.iter().map(|run| PlotSource::parse(run)).collect::<Result<Vec<_>, _>>()?;
-        plot(&runs, &self.out)?;
+        plot(&runs, &self.panels, &self.out)?;
         writeln!(out, "plotted: {}", self.out.display())?;
         Ok(())
     }

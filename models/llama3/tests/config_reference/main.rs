@@ -151,6 +151,18 @@ fn every_key_of_the_default_is_there() {
     assert!(check(reference(), &Path::default(), &default) > 30);
 }
 
+#[test]
+fn every_key_is_in_the_commented_file() {
+    let file = fs::read_to_string(root().join("configs/llama3_debug.toml")).unwrap();
+    let words: BTreeSet<_> = file.split(|c: char| c != '_' && !c.is_ascii_alphanumeric()).collect();
+    for section in &reference().sections {
+        for entry in section.entries() {
+            let key = entry.field.key.as_str();
+            assert!(words.contains(key), "configs/llama3_debug.toml lacks {}.{key}", section.path.dotted());
+        }
+    }
+}
+
 /// Names that a doc comment lists by hand: presets, and torchtitan's, which the reader of `[float8]` has as literals.
 #[test]
 fn names_in_docs_are_complete() {

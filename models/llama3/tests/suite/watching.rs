@@ -112,6 +112,15 @@ fn divergence_is_noticed_at_its_step_and_names_the_layer() {
     let cause = unseen.cause.clone().unwrap();
     assert!(cause.layer.starts_with("layers.") && !cause.amax.is_finite(), "{cause}");
     assert!(unseen.to_string().contains(&cause.to_string()), "{unseen}");
+    // The metrics end with it.
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join(METRICS_FILE);
+    let again = of(&["training.log_every=100", &format!("training.metrics={}", file.display())]);
+    let last = read_metrics(&file).unwrap().pop().unwrap();
+    assert_eq!(last.step, again.step);
+    let (train, why) = (last.train.unwrap(), last.diverged.unwrap());
+    assert!(!train.loss.is_finite() || !train.grad_norm.is_finite());
+    assert!(why.starts_with("training diverged at step ") && why.contains(&cause.layer), "{why}");
     // Nothing is looked at in f32.
     assert_eq!(of(&["training.precision=f32"]).cause, None);
 }

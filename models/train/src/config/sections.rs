@@ -78,7 +78,7 @@ pub struct TrainingSection {
     pub seed: u64,
     /// The norm of all gradients together is clipped to this; `inf` does not clip.
     pub max_norm: f64,
-    /// Steps between step lines; the first and the last step always have one.
+    /// Steps between step lines; the first of a run and the last always have one.
     pub log_every: usize,
     /// Steps between held-out losses; 0 leaves them to checkpoints and the end, which always have one.
     pub eval_every: usize,

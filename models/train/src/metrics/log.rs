@@ -1,5 +1,6 @@
 //! [`Metrics`]: what a run writes to its `metrics.jsonl`.
 
+use std::io::Write;
 use std::path::Path;
 
 use burn_float8::{Float8Stack, Monitor};
@@ -28,12 +29,14 @@ impl Metrics {
         Ok(Self { file: MetricsFile::append(path)?, sampled: 0 })
     }
 
-    /// Says what the run is, and returns the smallest held-out loss that it has had, with its step.
+    /// Says what the run is, and returns the smallest held-out loss that it has had, with its step. A file that cannot be understood
+    /// keeps no run from going on: `out` is told.
     pub(crate) fn begin(
         &mut self,
         done: usize,
         config: StepConfig<'_>,
         selected: &SelectedDevice,
+        out: &mut dyn Write,
     ) -> Result<Option<(usize, f64)>, TrainError> {
         let precision = config.training.precision;
         let run = RunRecord {
@@ -43,8 +46,13 @@ impl Metrics {
             steps: config.training.steps,
         };
         self.file.write(&Record { step: done, run: Some(run), ..Record::default() })?;
-        let losses = read_metrics(self.file.path())?.into_iter().filter_map(|r| Some((r.step, r.held_out_loss?)));
-        Ok(losses.reduce(better))
+        match read_metrics(self.file.path()) {
+            Ok(records) => Ok(records.into_iter().filter_map(|r| Some((r.step, r.held_out_loss?))).reduce(better)),
+            Err(error) => {
+                writeln!(out, "{error}: the best held-out loss is that from here on")?;
+                Ok(None)
+            }
+        }
     }
 
     /// Writes a step, and FP8 statistics if any were taken since.
@@ -78,6 +86,20 @@ impl Metrics {
             record.health.entry(operand.layer).or_default().insert(operand.operand.into(), health);
         }
         self.file.write(&record)
+    }
+
+    /// Writes that the run diverged at a step.
+    pub(crate) fn diverged(&mut self, step: usize, loss: f64, grad_norm: f64, why: String) -> Result<(), TrainError> {
+        let unknown = f64::NAN;
+        let train = TrainRecord {
+            loss,
+            grad_norm,
+            lr: unknown,
+            tokens_per_second: unknown,
+            tflops: unknown,
+            ..TrainRecord::default()
+        };
+        self.file.write(&Record { step, train: Some(train), diverged: Some(why), ..Record::default() })
     }
 
     /// Writes the held-out loss after a step.

@@ -5,7 +5,9 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
+use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value};
 
 use crate::TrainError;
 
@@ -23,11 +25,15 @@ pub struct Record {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run: Option<RunRecord>,
     /// A step.
-    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    #[serde(flatten, skip_serializing_if = "Option::is_none", deserialize_with = "step_line")]
     pub train: Option<TrainRecord>,
     /// Mean loss of the held-out batches after this step, in nats per token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held_out_loss: Option<f64>,
+    /// Why the run ended at this step: it diverged. A loss or gradient norm that was not finite, and the first operand of an FP8
+    /// linear that was not, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub diverged: Option<String>,
     /// FP8 statistics of the last sampled step, by layer and by operand (`input`, `weight`, `grad_output`, each with `_t` where the
     /// transpose is cast).
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -61,11 +67,11 @@ pub struct TrainRecord {
     /// Learning rate.
     #[serde(deserialize_with = "or_nan")]
     pub lr: f64,
-    /// Tokens per second since the last line.
-    #[serde(deserialize_with = "or_nan")]
+    /// Tokens per second since the last line; NaN if it was taken out of the file.
+    #[serde(default = "nan", deserialize_with = "or_nan")]
     pub tokens_per_second: f64,
-    /// Model TFLOP/s since the last line.
-    #[serde(deserialize_with = "or_nan")]
+    /// Model TFLOP/s since the last line, likewise.
+    #[serde(default = "nan", deserialize_with = "or_nan")]
     pub tflops: f64,
     /// Peak memory in bytes: the device's as CubeCL counts it, the process's on a CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -90,6 +96,17 @@ pub struct HealthRecord {
     pub flushed: f64,
     /// Elements that are inf or NaN.
     pub non_finite: u64,
+}
+
+/// A line with a `loss` is a step's. Serde's own flattened `Option` would be `None` where a field cannot be read.
+fn step_line<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<TrainRecord>, D::Error> {
+    let fields = Map::deserialize(deserializer)?;
+    let step = fields.contains_key("loss").then(|| TrainRecord::deserialize(Value::Object(fields)));
+    step.transpose().map_err(D::Error::custom)
+}
+
+const fn nan() -> f64 {
+    f64::NAN
 }
 
 fn or_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
@@ -245,5 +262,23 @@ mod tests {
         assert!(read[0].train.as_ref().unwrap().loss.is_nan());
         std::fs::write(&path, "{\"step\": 1}\nnothing\n").unwrap();
         assert!(matches!(read_metrics(&path), Err(MetricsError::Line { line: 2, .. })));
+    }
+
+    #[test]
+    fn fields_of_a_step() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(METRICS_FILE);
+        let read = |line: &str| {
+            std::fs::write(&path, format!("{line}\n")).unwrap();
+            read_metrics(&path).map(|mut records| records.remove(0).train)
+        };
+        let step = read(r#"{"step": 1, "loss": 2.5, "grad_norm": 1, "lr": 0.1, "mood": "good"}"#).unwrap().unwrap();
+        assert!(step.loss == 2.5 && step.tokens_per_second.is_nan() && step.tflops.is_nan());
+        assert_eq!(read(r#"{"step": 1, "lr": 0.1}"#).unwrap(), None);
+        for wrong in
+            [r#"{"step": 1, "loss": "low", "grad_norm": 1, "lr": 0.1}"#, r#"{"step": 1, "loss": 2.5, "lr": 0.1}"#]
+        {
+            assert!(matches!(read(wrong), Err(MetricsError::Line { line: 1, .. })), "{wrong}");
+        }
     }
 }

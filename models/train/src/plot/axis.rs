@@ -25,15 +25,17 @@ pub(super) struct Axis {
 impl Axis {
     /// About `count` ticks at 1, 2 or 5 times a power of ten.
     pub(super) fn linear(low: f64, high: f64, count: usize) -> Self {
-        let step = step((high - low) / count as f64);
-        let ticks = multiples(low, high, step).map(|value| (value, label(value, low.abs().max(high.abs()), step)));
-        Self { scale: Scale::Linear, low, high, ticks: ticks.collect() }
+        Self::with_ticks(low, high, step((high - low) / count as f64))
     }
 
     /// As [`linear`](Self::linear) for whole numbers, which may be the same one.
     pub(super) fn steps(low: f64, high: f64, count: usize) -> Self {
         let (low, high) = if high - low >= 1.0 { (low, high) } else { padded((low, low), 0.0) };
-        let step = step((high - low) / count as f64).max(1.0);
+        Self::with_ticks(low, high, step((high - low) / count as f64).max(1.0))
+    }
+
+    /// Linear, with a tick at each multiple of `step`.
+    fn with_ticks(low: f64, high: f64, step: f64) -> Self {
         let ticks = multiples(low, high, step).map(|value| (value, label(value, low.abs().max(high.abs()), step)));
         Self { scale: Scale::Linear, low, high, ticks: ticks.collect() }
     }

@@ -1,17 +1,27 @@
-//! The panels of curves: losses, throughput, gradient norms, learning rates.
+//! The panels of curves: losses, their differences, throughput, gradient norms, learning rates.
+
+use std::collections::BTreeMap;
 
 use super::axis::Axis;
 use super::canvas::Look;
+use super::kind::PlotPanel;
 use super::panel::{Curve, CurvePanel, Heading};
-use super::series::{Point, padded, quantile, smoothed, thinned, usual_range};
-use super::source::PlotRun;
+use super::series::{MANY, Point, padded, quantile, smoothed, thinned, usual_range};
+use super::source::{PlotRun, weight};
 
 /// Ticks of the axis of steps, about.
 const STEP_TICKS: usize = 7;
 
-/// Those that some run has data for, from top to bottom.
-pub(super) fn panels(runs: &[PlotRun]) -> Vec<CurvePanel> {
-    [loss(runs), throughput(runs), grad_norm(runs), learning_rate(runs)].into_iter().flatten().collect()
+/// The panel of this kind, if some run has data for it. Health is a heat map, not curves.
+pub(super) fn panel(kind: PlotPanel, runs: &[PlotRun]) -> Option<CurvePanel> {
+    match kind {
+        PlotPanel::Losses => loss(runs),
+        PlotPanel::Difference => difference(runs),
+        PlotPanel::Throughput => throughput(runs),
+        PlotPanel::GradNorm => grad_norm(runs),
+        PlotPanel::Lr => learning_rate(runs),
+        PlotPanel::Health => None,
+    }
 }
 
 /// The same for all panels, so that what happened at a step is below each other.
@@ -22,16 +32,17 @@ fn steps(runs: &[PlotRun]) -> Axis {
     Axis::steps(low, high, STEP_TICKS)
 }
 
-fn curve(run: usize, points: &[Point], marked: &[Point]) -> Curve {
+/// The curve of run `run`, and its mean by [`smoothed`] unless `smoothing` is 0.
+fn curve(run: usize, points: &[Point], marked: &[Point], smoothing: f64) -> Curve {
     let lost = points.iter().chain(marked).filter(|point| point.1.is_nan()).map(|point| point.0);
     let mut lost: Vec<_> = lost.collect();
     lost.sort_by(f64::total_cmp);
-    let smooth = thinned(&smoothed(points));
+    let smooth = if smoothing > 0.0 { thinned(&smoothed(points, smoothing)) } else { vec![] };
     Curve { look: Look::of(run), raw: thinned(points), smooth, marked: thinned(marked), lost }
 }
 
 fn curves(runs: &[PlotRun], points: fn(&PlotRun) -> &[Point]) -> Vec<Curve> {
-    runs.iter().enumerate().map(|(i, run)| curve(i, points(run), &[])).collect()
+    runs.iter().enumerate().map(|(i, run)| curve(i, points(run), &[], weight(runs))).collect()
 }
 
 fn numbers<'a>(runs: &'a [PlotRun], points: fn(&PlotRun) -> &[Point]) -> impl Iterator<Item = f64> + 'a {
@@ -42,8 +53,11 @@ fn numbers<'a>(runs: &'a [PlotRun], points: fn(&PlotRun) -> &[Point]) -> impl It
 fn beyond(y: &Axis, values: impl Iterator<Item = f64>) -> String {
     let (low, high) = y.ends();
     let outside = values.filter(|value| !value.is_nan() && !(low..=high).contains(value)).count();
-    let s = if outside == 1 { "" } else { "s" };
-    if outside == 0 { String::new() } else { format!(" {outside} value{s} beyond the axis are drawn at its end.") }
+    match outside {
+        0 => String::new(),
+        1 => " 1 value beyond the axis is drawn at its end.".into(),
+        _ => format!(" {outside} values beyond the axis are drawn at its end."),
+    }
 }
 
 fn loss(runs: &[PlotRun]) -> Option<CurvePanel> {
@@ -69,10 +83,43 @@ fn loss(runs: &[PlotRun]) -> Option<CurvePanel> {
     Some(CurvePanel {
         heading: Heading::new("Training loss".into(), &notes),
         unit: "loss (nats per token)",
-        height: 640,
+        height: 440,
         x: steps(runs),
         y,
-        curves: runs.iter().enumerate().map(|(i, run)| curve(i, &run.loss, &run.held_out)).collect(),
+        curves: runs.iter().enumerate().map(|(i, run)| curve(i, &run.loss, &run.held_out, weight(runs))).collect(),
+    })
+}
+
+/// Points of `run` less those of `first` at the same step.
+fn less(run: &[Point], first: &[Point]) -> Vec<Point> {
+    // Steps are whole numbers.
+    let first: BTreeMap<_, _> = first.iter().map(|point| (point.0 as usize, point.1)).collect();
+    run.iter().filter_map(|(step, value)| Some((*step, value - first.get(&(*step as usize))?))).collect()
+}
+
+fn difference(runs: &[PlotRun]) -> Option<CurvePanel> {
+    let [first, others @ ..] = runs else { return None };
+    let points = others.iter().map(|run| [less(&run.loss, &first.loss), less(&run.held_out, &first.held_out)]);
+    let points: Vec<_> = points.collect();
+    let all = || points.iter().flatten().flatten().map(|point| point.1);
+    all().find(|value| !value.is_nan())?;
+    // The middle of the runs, so that one that has diverged does not squash the others.
+    let usual = |[loss, held_out]: &[Vec<Point>; 2]| {
+        let (share, times) = if loss.len() < MANY { (1.0, 1.05) } else { (0.9, 2.0) };
+        let [loss, held_out] = [loss, held_out].map(|points| points.iter().map(|point| point.1.abs()));
+        Some(times * quantile(loss, share).into_iter().chain(quantile(held_out, 1.0)).max_by(f64::total_cmp)?)
+    };
+    let usual = quantile(points.iter().filter_map(usual), 0.5).filter(|usual| *usual > 0.0).unwrap_or(1.0);
+    let y = Axis::linear(-usual, usual, 5);
+    let notes = format!("At the same step. Markers: held-out loss.{}", beyond(&y, all()));
+    let curves = (1..).zip(&points).map(|(i, [loss, held_out])| curve(i, loss, held_out, weight(runs)));
+    Some(CurvePanel {
+        heading: Heading::new(format!("Training loss less that of {}", first.name), &notes),
+        unit: "nats per token",
+        height: 260,
+        x: steps(runs),
+        y,
+        curves: curves.collect(),
     })
 }
 
@@ -121,7 +168,7 @@ fn grad_norm(runs: &[PlotRun]) -> Option<CurvePanel> {
 
 fn learning_rate(runs: &[PlotRun]) -> Option<CurvePanel> {
     let high = numbers(runs, |run| &run.lr).filter(|value| *value > 0.0).max_by(f64::total_cmp)?;
-    let curve = |(i, run): (usize, &PlotRun)| Curve { smooth: vec![], ..curve(i, &run.lr, &[]) };
+    let curve = |(i, run): (usize, &PlotRun)| curve(i, &run.lr, &[], 0.0);
     Some(CurvePanel {
         heading: Heading::new("Learning rate".into(), ""),
         unit: "rate",

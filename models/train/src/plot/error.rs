@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use crate::metrics::{METRICS_FILE, MetricsError};
 
+use super::kind::PlotPanel;
+
 /// What keeps runs from being drawn.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -28,6 +30,12 @@ pub enum PlotError {
     NoSteps {
         /// The files.
         paths: Vec<PathBuf>,
+    },
+    /// No run has data for the panels that were asked for.
+    #[error("none of these runs has what {} would show", kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", "))]
+    NoPanels {
+        /// What was asked for.
+        kinds: Vec<PlotPanel>,
     },
     /// `=PATH`.
     #[error("`{argument}`: the name before `=` is empty")]

@@ -51,7 +51,7 @@ impl Health {
     pub(super) fn new(records: &[Record]) -> Self {
         let mut health = Self::default();
         let mut indices = BTreeMap::new();
-        // A line that says which sample it is of without saying a step is of its own.
+        // A sample without a step of its own is of the step of its line.
         let step = |record: &Record, operand: &HealthRecord| if operand.step > 0 { operand.step } else { record.step };
         let all = |record: &Record| -> Vec<usize> {
             record.health.values().flat_map(|operands| operands.values().map(|operand| step(record, operand))).collect()

@@ -7,8 +7,8 @@ use crate::metrics::thousands;
 use super::canvas::{Anchor, Canvas, GREY, INK, Look, NORMAL, SMALL, fitted, width, wrapped};
 use super::error::PlotError;
 use super::panel::{MARGIN, Panel, RIGHT};
-use super::series::{BINS, MAX_POINTS, Point, SMOOTHING};
-use super::source::PlotRun;
+use super::series::{BINS, MAX_POINTS, Point};
+use super::source::{PlotRun, longest, weight};
 
 const ROW: i32 = 40;
 const LINE: i32 = SMALL + 8;
@@ -29,23 +29,28 @@ impl Legend {
         let names: Vec<_> = runs.iter().map(|run| fitted(&run.name, NORMAL, WHAT - NAME - 20)).collect();
         let what = NAME + 20 + names.iter().map(|name| width(name, NORMAL)).max().unwrap_or(0);
         let row = |(run, name): (&PlotRun, String)| {
-            [name, fitted(&run.what, SMALL, LOSS - what - 20), fitted(&held_out(&run.held_out), SMALL, RIGHT - LOSS)]
+            [name, fitted(&run.what, SMALL, LOSS - what - 20), fitted(&end(run), SMALL, RIGHT - LOSS)]
         };
         let rows = runs.iter().zip(names).map(row).collect();
         let mut notes = String::new();
-        if runs.iter().any(|run| !run.loss.is_empty()) {
-            notes = format!(
-                "Faint: each logged step. Thick: its exponential moving average, m = {SMOOTHING} m + {:.1} value from 0, over 1 - {SMOOTHING}^n.",
-                1.0 - SMOOTHING
-            );
+        let w = weight(runs);
+        if w > 0.0 {
+            notes = format!("Faint: each logged step. Thick: exponential moving average, decay {w}, bias-corrected.");
         }
-        let longest = runs.iter().flat_map(|run| [run.loss.len(), run.held_out.len()]).max().unwrap_or(0);
-        if longest > MAX_POINTS {
+        if longest(runs) > MAX_POINTS {
             notes += &format!(
                 " Curves of more than {MAX_POINTS} points are drawn as the first, the last, and the smallest and largest of each of at most {BINS} bins."
             );
         }
         Self { rows, what, notes: wrapped(&notes, SMALL, RIGHT - MARGIN) }
+    }
+}
+
+/// What became of a run.
+fn end(run: &PlotRun) -> String {
+    match run.diverged {
+        Some(step) => format!("diverged at step {}", thousands(&step.to_string())),
+        None => held_out(&run.held_out),
     }
 }
 

@@ -6,6 +6,7 @@ mod curves;
 mod error;
 mod health;
 mod heat_map;
+mod kind;
 mod legend;
 mod panel;
 mod series;
@@ -13,7 +14,10 @@ mod source;
 
 use std::path::Path;
 
+use clap::ValueEnum;
+
 pub use error::PlotError;
+pub use kind::PlotPanel;
 pub use source::PlotSource;
 
 use crate::files;
@@ -23,20 +27,26 @@ use panel::Panel;
 /// Units above the first panel.
 const TOP: i32 = 24;
 
-/// Draws runs into one SVG, 900 pixels wide: training and held-out losses, throughput, gradient norms and learning rates, each if
-/// some run has them, and a heat map of each run that has FP8 statistics. Whoever reads `out` finds the whole picture or what was
-/// there before.
+/// Draws runs into one SVG, 900 pixels wide: the panels of these `kinds` (none for all) that some run has data for. Whoever reads
+/// `out` finds the whole picture or what was there before.
 ///
 /// # Errors
 /// Any [`PlotError`] but [`PlotError::EmptyName`].
-pub fn plot(runs: &[PlotSource], out: &Path) -> Result<(), PlotError> {
+pub fn plot(runs: &[PlotSource], kinds: &[PlotPanel], out: &Path) -> Result<(), PlotError> {
     if out.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("svg")) {
         return Err(PlotError::Extension { path: out.into() });
     }
     let runs = source::read(runs)?;
     let mut panels: Vec<Box<dyn Panel>> = vec![Box::new(Legend::new(&runs))];
-    panels.extend(curves::panels(&runs).into_iter().map(|panel| Box::new(panel) as _));
-    panels.extend(heat_map::heat_maps(&runs).into_iter().map(|panel| Box::new(panel) as _));
+    for kind in PlotPanel::value_variants().iter().filter(|kind| kinds.is_empty() || kinds.contains(kind)) {
+        match kind {
+            PlotPanel::Health => panels.extend(heat_map::heat_maps(&runs).into_iter().map(|map| Box::new(map) as _)),
+            _ => panels.extend(curves::panel(*kind, &runs).map(|panel| Box::new(panel) as _)),
+        }
+    }
+    if panels.len() == 1 {
+        return Err(PlotError::NoPanels { kinds: kinds.into() });
+    }
     let height = TOP + panels.iter().map(|panel| panel.height()).sum::<i32>();
     let svg = canvas::svg(height, |canvas| {
         let mut top = TOP;

@@ -7,24 +7,37 @@ pub(super) type Point = (f64, f64);
 pub(super) const MAX_POINTS: usize = 2000;
 /// The first, the last, and two for each bin between them.
 pub(super) const BINS: usize = (MAX_POINTS - 2) / 2;
-/// Weight of the mean so far in the next one.
-pub(super) const SMOOTHING: f64 = 0.9;
+/// Weight of the mean so far in the next one, at most.
+const MAX_SMOOTHING: f64 = 0.9;
 
 /// `value`, or NaN if it is not finite or so large that a range around it would not be.
 pub(super) fn drawable(value: f64) -> f64 {
     if value.abs() <= 1e30 { value } else { f64::NAN }
 }
 
-/// The exponential moving average `m = 0.9 m + 0.1 value` from 0, over `1 - 0.9^n`, so that the first values are not drawn to 0.
+/// Runs of fewer points are drawn as they are.
+const FEW: usize = 100;
+
+/// The weight `w` of the mean so far for runs of at most `n` points: `1 - 15 / n`, so that the mean lags `w / (1 - w)` points behind,
+/// a fifteenth of the run; 0 for short ones. In hundredths, since it is written into the picture.
+pub(super) fn smoothing(n: usize) -> f64 {
+    if n < FEW {
+        return 0.0;
+    }
+    let weight = 1.0 - 15.0 / n as f64;
+    (weight.min(MAX_SMOOTHING) * 100.0).round() / 100.0
+}
+
+/// The exponential moving average `m = w m + (1 - w) value` from 0, over `1 - w^n`, so that the first values are not drawn to 0.
 /// NaN stays where it is and does not enter.
-pub(super) fn smoothed(points: &[Point]) -> Vec<Point> {
+pub(super) fn smoothed(points: &[Point], smoothing: f64) -> Vec<Point> {
     let (mut mean, mut weight) = (0.0, 0.0);
     let next = |&(step, value): &Point| {
         if value.is_nan() {
             return (step, value);
         }
-        mean = SMOOTHING * mean + (1.0 - SMOOTHING) * value;
-        weight = SMOOTHING * weight + (1.0 - SMOOTHING);
+        mean = smoothing * mean + (1.0 - smoothing) * value;
+        weight = smoothing * weight + (1.0 - smoothing);
         (step, mean / weight)
     };
     points.iter().map(next).collect()
@@ -60,7 +73,10 @@ pub(super) fn quantile(values: impl IntoIterator<Item = f64>, q: f64) -> Option<
     values.get(index.saturating_sub(1)).copied()
 }
 
-/// The part of the axis that shows most of every curve: from the median as far beyond the 0.05 and 0.85 quantiles as these are
+/// A curve of at least so many points may have a few beyond the axis.
+pub(super) const MANY: usize = 50;
+
+/// The part of the axis that shows most of every curve: all of a short one, else from the median as far beyond the 0.05 and 0.85 quantiles as these are
 /// from it, so that the first steps do not decide. A run that reaches far beyond the middle one of the runs, as one that has
 /// diverged, does not decide the upper end.
 pub(super) fn usual_range<'a>(runs: impl IntoIterator<Item = &'a [Point]>) -> Option<(f64, f64)> {
@@ -68,6 +84,9 @@ pub(super) fn usual_range<'a>(runs: impl IntoIterator<Item = &'a [Point]>) -> Op
         let [least, low, middle, high, most] =
             [0.0, 0.05, 0.5, 0.85, 1.0].map(|q| quantile(points.iter().map(|point| point.1), q));
         let middle = middle?;
+        if points.len() < MANY {
+            return Some((least?, most?));
+        }
         Some(((2.0 * low? - middle).max(least?), (2.0 * high? - middle).min(most?)))
     };
     let (lows, mut highs): (Vec<_>, Vec<_>) = runs.into_iter().filter_map(of_run).unzip();
@@ -98,12 +117,13 @@ mod tests {
     fn the_mean_is_of_the_numbers_so_far() {
         let of = |values: &[f64]| -> Vec<_> {
             let points: Vec<_> = values.iter().map(|value| (1.0, *value)).collect();
-            smoothed(&points).into_iter().map(|point| point.1).collect()
+            smoothed(&points, 0.9).into_iter().map(|point| point.1).collect()
         };
         assert!(of(&[3.0; 40]).iter().all(|mean| (mean - 3.0).abs() < 1e-12));
         // (0.9 * 0.1 * 2 + 0.1 * 4) / (1 - 0.9^2)
         let means = of(&[2.0, f64::NAN, 4.0]);
         assert!(means[1].is_nan() && (means[2] - 0.58 / 0.19).abs() < 1e-12, "{means:?}");
+        assert_eq!([0, 99, 100, 150, 50_000].map(smoothing), [0.0, 0.0, 0.85, 0.9, 0.9]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::metrics::{METRICS_FILE, Record, RunRecord, TrainRecord, read_metrics}
 
 use super::error::PlotError;
 use super::health::Health;
-use super::series::{Point, drawable};
+use super::series::{Point, drawable, smoothing};
 
 /// A run to draw.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,6 +52,8 @@ pub(super) struct PlotRun {
     pub name: String,
     /// Precision, recipe and device.
     pub what: String,
+    /// The step at which it diverged.
+    pub diverged: Option<usize>,
     pub loss: Vec<Point>,
     pub held_out: Vec<Point>,
     pub tokens_per_second: Vec<Point>,
@@ -68,10 +70,15 @@ impl PlotRun {
         let of = |value: fn(&TrainRecord) -> f64| {
             trains.iter().map(|(step, train)| (*step as f64, drawable(value(train)))).collect()
         };
+        let mut losses: BTreeMap<_, _> = trains.iter().map(|(step, train)| (*step, drawable(train.loss))).collect();
+        let diverged = records.iter().rfind(|record| record.diverged.is_some()).map(|record| record.step);
+        losses.extend(diverged.map(|step| (step, f64::NAN)));
+        let losses = losses.into_iter().map(|(step, loss)| (step as f64, loss));
         Self {
             name,
+            diverged,
             what: records.iter().rev().find_map(|record| record.run.as_ref()).map_or(String::new(), what),
-            loss: of(|train| train.loss),
+            loss: losses.collect(),
             held_out: held_out.into_iter().map(|(step, loss)| (step as f64, drawable(loss))).collect(),
             tokens_per_second: of(|train| train.tokens_per_second),
             grad_norm: of(|train| train.grad_norm),
@@ -83,6 +90,16 @@ impl PlotRun {
     fn is_empty(&self) -> bool {
         self.loss.is_empty() && self.held_out.is_empty() && self.health.layers.is_empty()
     }
+}
+
+/// Points of the longest curve of losses.
+pub(super) fn longest(runs: &[PlotRun]) -> usize {
+    runs.iter().flat_map(|run| [run.loss.len(), run.held_out.len()]).max().unwrap_or(0)
+}
+
+/// The weight by which the curves of these runs are [smoothed](super::series::smoothed); 0 for not at all.
+pub(super) fn weight(runs: &[PlotRun]) -> f64 {
+    smoothing(runs.iter().map(|run| run.loss.len()).max().unwrap_or(0))
 }
 
 fn what(run: &RunRecord) -> String {

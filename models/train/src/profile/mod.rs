@@ -21,9 +21,8 @@ pub use error::ProfileError;
 pub use kernels::Kind;
 pub use table::{ProfileRow, ProfileTable, Timing};
 
-use crate::TrainError;
 use crate::config::ProfileSection;
-use crate::files;
+use crate::{TrainError, json_file};
 
 /// What a window's time is spent on, as far as it has a name.
 struct Spent {
@@ -63,7 +62,7 @@ impl Profiler {
         device: &B::Device,
     ) -> Result<Self, TrainError> {
         if let Some(path) = &section.file {
-            files::check_destination(path).map_err(|source| TrainError::Write { path: path.clone(), source })?;
+            json_file::check(path)?;
         }
         let source = match selected {
             SelectedDevice::Cpu => Source::Host,
@@ -123,10 +122,7 @@ impl Profiler {
         };
         let table = ProfileTable::new(self.device.clone(), timing, first..=step, wall, spent);
         if let Some(path) = &self.section.file {
-            let fail = |source| TrainError::Write { path: path.clone(), source };
-            let mut text = serde_json::to_vec_pretty(&table).map_err(|error| fail(error.into()))?;
-            text.push(b'\n');
-            files::replace(path, &text).map_err(fail)?;
+            json_file::write(path, &table)?;
         }
         Ok(Some(table))
     }

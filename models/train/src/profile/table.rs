@@ -29,7 +29,7 @@ impl fmt::Display for Timing {
         f.write_str(match self {
             Self::Timestamps => "between a kernel's timestamps on the device",
             Self::Synchronized => "on the host, from a kernel's launch until the device has finished it",
-            Self::Call => "of calls of an operation on the host",
+            Self::Call => "of each call, on the host",
         })
     }
 }
@@ -112,7 +112,7 @@ impl fmt::Display for ProfileTable {
             "profile: steps {first_step} to {last} on {device}, {:.1} ms a step",
             1e3 * wall_seconds / *steps as f64
         )?;
-        writeln!(f, "time: {timing}; host: what is left of the steps' time; work: all but host")?;
+        writeln!(f, "time: {timing}; host: step time in no other row; of work: share without host")?;
         let (small, shown): (Vec<_>, Vec<_>) =
             rows.iter().cloned().partition(|row| row.kind == Kind::Other && row.work_share < SMALL);
         let mut shown = shown;
@@ -171,7 +171,7 @@ mod tests {
     fn rows_are_aligned_and_small_others_folded() {
         let expected = "\
 profile: steps 3 to 4 on cuda, 500.0 ms a step
-time: on the host, from a kernel's launch until the device has finished it; host: what is left of the steps' time; work: all but host
+time: on the host, from a kernel's launch until the device has finished it; host: step time in no other row; of work: share without host
 of wall  of work          time     calls  kind         name
  30.0 %   60.0 %    300.000 ms         9  scaled GEMM  gemm_mma
  10.0 %   20.0 %    100.000 ms         5  other        Reduce

@@ -3,7 +3,6 @@
 mod watch;
 
 use std::io::Write;
-use std::path::Path;
 use std::time::Instant;
 
 use burn::module::AutodiffModule;
@@ -70,13 +69,13 @@ pub struct HeldOut {
 }
 
 impl HeldOut {
-    /// After one more.
+    /// With one more loss.
     fn and(so_far: Option<Self>, last: (usize, f64)) -> Self {
         Self { last, best: so_far.map_or(last, |so_far| better(so_far.best, last)) }
     }
 }
 
-/// What goes on from step to step.
+/// What a run carries from step to step.
 struct UnderWay<B: AutodiffBackend> {
     watch: Watch<B>,
     lines: Vec<StepLine>,
@@ -112,7 +111,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         let training = self.config.training;
         let fp8 = training.precision == Precision::Fp8;
         let held_out = match &mut self.metrics {
-            Some(metrics) => metrics.begin(steps.done(), self.config, self.selected)?,
+            Some(metrics) => metrics.begin(steps.done(), self.config, self.selected, self.out)?,
             None => None,
         };
         let mut now = UnderWay {
@@ -165,10 +164,10 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
                 self.log(&mut now, &step, seen, &steps)?;
             }
             if save || evaluate {
-                self.evaluate(&mut now, &steps, !save)?;
-            }
-            if let (true, Some(HeldOut { last: (_, loss), .. })) = (save, now.held_out) {
-                self.write(&steps, Worth::HeldOutLoss(loss))?;
+                let HeldOut { last: (_, loss), .. } = self.evaluate(&mut now, &steps)?;
+                if save {
+                    self.write(&steps, Worth::HeldOutLoss(loss))?;
+                }
             }
             if let (Some(signal), Some(checkpoints)) = (stop, &mut self.checkpoints) {
                 let written = checkpoints.finish()?;
@@ -184,7 +183,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         let held_out = match now.held_out.filter(|held_out| held_out.last.0 == steps.done()) {
             Some(held_out) => held_out,
             // No step was left to make.
-            None => self.evaluate(&mut now, &steps, false)?,
+            None => self.evaluate(&mut now, &steps)?,
         };
         Ok(Finished { model: steps.model, lines: now.lines, held_out })
     }
@@ -222,8 +221,8 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         Ok(())
     }
 
-    /// The held-out loss after the steps so far, which goes to the log if it is to be said.
-    fn evaluate<M>(&mut self, now: &mut UnderWay<B>, steps: &Steps<'_, B, M>, says: bool) -> Result<HeldOut, TrainError>
+    /// The held-out loss after the steps so far.
+    fn evaluate<M>(&mut self, now: &mut UnderWay<B>, steps: &Steps<'_, B, M>) -> Result<HeldOut, TrainError>
     where
         M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
     {
@@ -231,15 +230,17 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         let done = steps.done();
         let loss = mean_loss(&steps.model.valid(), self.held_out, self.device)?;
         if !loss.is_finite() {
+            let error = TrainError::HeldOutDiverged { steps: done, loss };
+            self.metrics.as_mut().map_or(Ok(()), |m| m.diverged(done, f64::NAN, f64::NAN, error.to_string()))?;
             self.keep_diverged(steps)?;
-            return Err(TrainError::HeldOutDiverged { steps: done, loss });
+            return Err(error);
         }
         let held_out = HeldOut::and(now.held_out, (done, loss));
         if let Some(metrics) = &mut self.metrics {
             metrics.held_out(done, loss)?;
         }
         // The last one is said when all is done.
-        if says && done < self.config.training.steps {
+        if done < self.config.training.steps {
             let (best_step, best) = held_out.best;
             writeln!(self.out, "step: {done:2}  held-out loss: {loss:8.5}  best: {best:8.5} (step {best_step})")?;
         }
@@ -266,11 +267,8 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
 
     fn announce(&mut self, written: impl IntoIterator<Item = Written>) -> Result<(), TrainError> {
         for Written { step, worth, took } in written {
-            let what = match worth {
-                Worth::HeldOutLoss(loss) => format!("held-out loss: {loss:8.5}"),
-                Worth::Diverged => "diverged, kept to look at".into(),
-            };
-            writeln!(self.out, "step: {step:2}  saved in {:.2} s  {what}", took.as_secs_f64())?;
+            let what = if worth == Worth::Diverged { "  diverged, kept to look at" } else { "" };
+            writeln!(self.out, "step: {step:2}  saved in {:.2} s{what}", took.as_secs_f64())?;
         }
         Ok(())
     }
@@ -280,13 +278,15 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
     where
         M: LanguageModel<B> + AutodiffModule<B>,
     {
-        if let Err(error) = self.keep_diverged(steps) {
+        let Seen { step, loss, grad_norm } = seen;
+        let mut error = Divergence { step, loss, grad_norm, cause, saved: vec![], folder: None };
+        let noted = self.metrics.as_mut().map_or(Ok(()), |m| m.diverged(step, loss, grad_norm, error.to_string()));
+        if let Err(error) = noted.and_then(|()| self.keep_diverged(steps)) {
             return error;
         }
-        let folder = self.checkpoints.as_ref().map(|checkpoints| checkpoints.path().to_path_buf());
-        let good = folder.as_deref().and_then(newest);
-        let Seen { step, loss, grad_norm } = seen;
-        TrainError::Diverged(Box::new(Divergence { step, loss, grad_norm, cause, good, folder }))
+        error.folder = self.checkpoints.as_ref().map(|checkpoints| checkpoints.path().to_path_buf());
+        error.saved = error.folder.as_deref().map_or(vec![], |folder| saved_steps(folder).unwrap_or_default());
+        TrainError::Diverged(Box::new(error))
     }
 
     fn keep_diverged<M>(&mut self, steps: &Steps<'_, B, M>) -> Result<(), TrainError>
@@ -297,10 +297,6 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         let written = self.checkpoints.as_mut().map(Checkpoints::finish).transpose()?.flatten();
         self.announce(written)
     }
-}
-
-fn newest(folder: &Path) -> Option<u64> {
-    saved_steps(folder).ok()?.last().copied()
 }
 
 /// With `float8.strict`, whether all ran in FP8 that was to.

@@ -1,7 +1,7 @@
 //! [`Watch`]: losses and gradient norms of the steps, read on a thread of its own, so that training does not wait for them.
 //!
 //! A step's values are read in order: the thread waits for the device, while the run makes further steps. A value that is not finite
-//! is known at most [`AHEAD`] steps later, and named with its own step.
+//! is known at most [`AHEAD`] + 1 steps later, and named with its own step.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, channel, sync_channel};
@@ -14,7 +14,7 @@ use burn_float8::{Amaxes, NonFiniteOperand};
 use crate::TrainError;
 use crate::steps::Step;
 
-/// Steps whose values may be unread while the next one is made.
+/// Steps that may wait behind the one that is being read.
 pub(super) const AHEAD: usize = 4;
 
 /// What was read of a step.
@@ -59,7 +59,7 @@ impl<B: AutodiffBackend> Watch<B> {
         Self { unread: Some(unread), read, thread: Some(thread), amaxes: VecDeque::new(), last: None }
     }
 
-    /// Looks at a step; waits if there are more than [`AHEAD`] before it.
+    /// Has a step read. Waits if [`AHEAD`] steps are waiting already.
     pub(super) fn push(&mut self, step: &Step<B>) {
         self.amaxes.push_back((step.number, step.amaxes.clone()));
         let unread = self.unread.as_ref().expect("closed when dropped");

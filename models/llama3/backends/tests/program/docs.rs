@@ -18,7 +18,8 @@ use markdown::{Chapter, chapters, root};
 const FOR_USERS: [&str; 2] = ["README.md", "docs"];
 
 /// Files and folders whose links are checked.
-const LINKED: [&str; 5] = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benches", "docs"];
+const LINKED: [&str; 7] =
+    ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benches", "docs", "kernels", "crates/burn-float8"];
 
 /// Files and folders whose tables are to be read in a terminal, and how many lines a file may have.
 const READABLE: [(&str, usize); 2] = [("README.md", 130), ("docs", 200)];
@@ -39,6 +40,10 @@ const CARGO_SECTIONS: [&str; 3] = ["[dependencies]", "[dev-dependencies]", "[fea
 const CHAT_TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}<|eot_id|>{% endfor %}\
                              {% if add_generation_prompt %}assistant: {% endif %}";
 
+/// The picture on the first page, which one of the commands draws.
+#[cfg(unix)]
+const PICTURE: &str = "docs/losses.svg";
+
 /// The files that the commands name: a small model in place of the large one.
 #[cfg(unix)]
 fn prepare(folder: &Path) {
@@ -50,6 +55,8 @@ fn prepare(folder: &Path) {
     fs::write(folder.join("chats.jsonl"), format!("{chat}\n").repeat(2000)).unwrap();
     fs::write(folder.join("strings.jsonl"), "\"some text\"\n").unwrap();
     fs::write(folder.join("ids.jsonl"), "[72, 105]\n").unwrap();
+    fs::create_dir_all(folder.join("docs/curves")).unwrap();
+    copy(&root().join("docs/curves"), &folder.join("docs/curves"));
     // What the commands do not name lies elsewhere.
     let aside = tempfile::tempdir().unwrap();
     let tokenizer = aside.path().join("tokenizer");
@@ -99,7 +106,7 @@ fn shell(line: &str, folder: &Path) -> std::process::Output {
 fn the_commands_of_the_documentation_run() {
     let prepared = tempfile::tempdir().unwrap();
     prepare(prepared.path());
-    let (mut ran, mut failed) = (0, vec![]);
+    let (mut ran, mut failed, mut drawn) = (0, vec![], None);
     for chapter in chapters(&FOR_USERS) {
         let (lines, _) = commands(&chapter);
         if lines.is_empty() {
@@ -115,9 +122,12 @@ fn the_commands_of_the_documentation_run() {
             }
             ran += 1;
         }
+        drawn = drawn.or(fs::read(folder.path().join(PICTURE)).ok());
     }
     assert!(failed.is_empty(), "{} of {ran} failed:\n{}", failed.len(), failed.join("\n"));
     assert!(ran >= 10, "{ran} commands");
+    let is_current = drawn.expect("a command draws it") == fs::read(root().join(PICTURE)).unwrap();
+    assert!(is_current, "{PICTURE} is not what its command draws: run it again");
 }
 
 #[test]

@@ -2,13 +2,11 @@
 
 use super::markdown::Chapter;
 
-/// Commands of cargo that need no mark. CI runs the first two; the program of the third is the one that runs here, and clippy
-/// compiles the fourth's.
-const CARGO: [&str; 4] = [
+/// Commands of cargo that need no mark: CI runs the first two, and the program of the third runs here.
+const CARGO: [&str; 3] = [
     "cargo test --release --workspace",
     "cargo run --release --example llama3_fp8",
     "cargo run --release --bin llama3 -- --help",
-    "cargo bench --bench float8",
 ];
 
 /// Whether a line is to be run here.
@@ -57,7 +55,7 @@ pub(super) fn commands(chapter: &Chapter) -> (Vec<(usize, String)>, Vec<String>)
 
 #[test]
 fn lines_of_no_kind_are_named() {
-    let text = "```sh\nllama3 train --set a=\"b c\" \\\n  --steps 1\n# a comment\n\ncargo bench --bench float8   # beside f32\n\
+    let text = "```sh\nllama3 train --set a=\"b c\" \\\n  --steps 1\n# a comment\n\ncargo run --release --bin llama3 -- --help   # flags\n\
                 cargo bench\ncargo bench # not run in CI:\n./run.sh # needs a GPU\nhf download # not run in CI: a reason\nls\n```\n";
     let (run, wrong) = commands(&Chapter { name: "test.md".into(), text: text.into() });
     assert_eq!(run, [(2, "llama3 train --set a=\"b c\"   --steps 1".to_string())]);

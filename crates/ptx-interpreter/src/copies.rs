@@ -1,7 +1,7 @@
 //! Asynchronous copies: `cp.async`, and bulk copies of bytes and tensor boxes. They happen as late as the program
 //! allows, or at a random moment before (see [`Launch::seed`](super::Launch::seed)).
 
-use super::exec::lanes;
+use super::flow::lanes;
 use super::instr::{Bulk, Op};
 use super::memory::shared_parts;
 use super::state::{BulkLoad, BulkStore, Cluster, Copy, Machine, Place, Warp, read};

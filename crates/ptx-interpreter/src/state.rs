@@ -8,9 +8,9 @@ use super::barrier::{Mbarrier, Named};
 use super::decode::Kernel;
 use super::instr::{Addr, Space};
 use super::memory::{Global, LOCAL, SHARED, Shared, shared_parts, space_of};
-use super::tcgen05::Tensor;
+use super::tensor_memory::Tensor;
 use super::tma::TensorMap;
-use super::wgmma::Warpgroup;
+use super::warpgroup::Warpgroup;
 
 /// Why a lane does not run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -29,14 +29,17 @@ mod decode_sync;
 mod decode_tensor;
 mod exec;
 mod execute;
+mod flow;
 mod instr;
 mod memory;
 mod run;
 mod state;
 mod stuck;
 mod tcgen05;
+mod tensor_memory;
 mod text;
 mod tma;
+mod warpgroup;
 mod wgmma;
 
 pub use accumulator::{Accumulator, Rounding};
@@ -44,3 +47,7 @@ pub use decode::Kernel;
 pub use memory::Buffer;
 pub use run::{Arg, Launch};
 pub use tma::{TensorFloat, TensorMap};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -3,8 +3,9 @@
 
 use super::accumulator::{Accumulator, Factor};
 use super::convert::ue8m0;
-use super::exec::{Flow, lanes, meet, set_predicate};
+use super::exec::{meet, set_predicate};
 use super::execute::atomic;
+use super::flow::{Flow, lanes};
 use super::instr::{Addr, ElementType, Mma, Op, Shuffle, Vote, Wmma};
 use super::state::{Cluster, Machine, Warp, read, write};
 use super::tma::element;

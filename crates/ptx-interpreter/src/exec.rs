@@ -1,22 +1,9 @@
 //! A warp's execution: the runnable lanes with the least program counter go on together until they part, meet others,
 //! wait or have used up their turn, so lanes that parted meet again where the code does.
 
+use super::flow::{Flow, lanes};
 use super::instr::Op;
 use super::state::{Block, Cluster, Machine, Wait, Warp};
-
-/// What an instruction does to the lanes that reached it.
-pub(crate) enum Flow {
-    /// All go on.
-    Next,
-    /// Lanes of the mask stay at the instruction, to try again when what they wait for has happened.
-    Stay(u32, Wait),
-    /// All go on to the next instruction, but lanes of the mask wait before it.
-    Then(u32, Wait),
-}
-
-pub(crate) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
-    (0..32).filter(move |lane| mask >> lane & 1 != 0)
-}
 
 impl Machine<'_> {
     /// Runs a warp for at most `fuel` instructions; how many it was.

@@ -3,67 +3,15 @@
 //!
 //! Products are exact; how those of one instruction are added to the f32 accumulator is in [`Accumulator`].
 
-use std::sync::Arc;
-
 use super::accumulator::{Accumulator, Factor, Right};
-use super::alu::Lanes;
-use super::exec::Flow;
+use super::flow::Flow;
 use super::instr::{ElementType, Op, Wgmma};
 use super::state::{Cluster, Machine, Wait, Warp};
 use super::tma::{element, swizzled};
+use super::warpgroup::{Accumulators, Gathered, Issued};
 
 /// Poison of a register in flight.
 const IN_FLIGHT: u64 = 0x7fff_dead;
-
-/// One operation on its way.
-#[derive(Clone, Debug)]
-struct Issued {
-    index: u64,
-    n: usize,
-    types: [ElementType; 2],
-    negate: [bool; 2],
-    /// Key of the accumulators.
-    d: u32,
-    keep: bool,
-    /// A `[64][k]` and B `[n][k]`, once read.
-    operands: Option<(Vec<f32>, Vec<f32>)>,
-    /// Elements of A, if they came in registers.
-    a_registers: Option<Vec<f32>>,
-    descriptors: [u64; 2],
-}
-
-/// Accumulators in flight: `[warp][register]`.
-#[derive(Clone, Debug)]
-struct Accumulators {
-    registers: Arc<[u32]>,
-    values: [Vec<Lanes>; 4],
-    /// The last operation that adds to them, and the warps that have waited for it.
-    last: u64,
-    taken: [bool; 4],
-}
-
-/// Four warps, and what they have issued.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Warpgroup {
-    pub issued: u64,
-    /// Warps that stand at the operation that is being issued.
-    arrived: [bool; 4],
-    instruction: Option<u32>,
-    queue: Vec<Issued>,
-    flight: Vec<Accumulators>,
-    /// Per warp of the operation being issued: accumulators, elements of A, descriptors.
-    gathered: [Option<Gathered>; 4],
-}
-
-#[derive(Clone, Debug)]
-struct Gathered {
-    accumulators: Vec<Lanes>,
-    a: Option<Vec<Lanes>>,
-    descriptors: [u64; 2],
-    keep: bool,
-    /// The first accumulator under the name that it had in flight, if it has been copied to another since.
-    renamed: Option<u32>,
-}
 
 /// A copy of a register while accumulators are in flight: of one of them it is made when the value is there, which is
 /// returned. (The compiler copies accumulators from one variable to the next between operations; they are one register

@@ -5,7 +5,7 @@
 //! system. So a wait for what does come takes no time, however late that is, and a loop that gives up after some seconds comes
 //! round as often. A loop that only looks at the clock never ends.
 
-use super::exec::lanes;
+use super::flow::lanes;
 use super::instr::Op;
 use super::state::{Cluster, Machine, Wait};
 

@@ -3,7 +3,8 @@
 use super::barrier::Mbarrier;
 use super::bits::{insert, lop3};
 use super::decode_op::bits;
-use super::exec::{Flow, check_flight, lanes, meet, set_predicate};
+use super::exec::{check_flight, meet, set_predicate};
+use super::flow::{Flow, lanes};
 use super::instr::{Addr, AtomicOp, Barrier, Logic, Op};
 use super::memory::{SHARED, shared_parts, space_of};
 use super::state::{Cluster, Machine, Wait, Warp, read, write};

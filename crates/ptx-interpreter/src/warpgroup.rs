@@ -1,0 +1,56 @@
+//! Four warps that issue `wgmma` together, and what they have issued.
+
+use std::sync::Arc;
+
+use super::alu::Lanes;
+use super::instr::ElementType;
+
+/// One operation on its way.
+#[derive(Clone, Debug)]
+pub(crate) struct Issued {
+    pub index: u64,
+    pub n: usize,
+    pub types: [ElementType; 2],
+    pub negate: [bool; 2],
+    /// Key of the accumulators.
+    pub d: u32,
+    pub keep: bool,
+    /// A `[64][k]` and B `[n][k]`, once read.
+    pub operands: Option<(Vec<f32>, Vec<f32>)>,
+    /// Elements of A, if they came in registers.
+    pub a_registers: Option<Vec<f32>>,
+    pub descriptors: [u64; 2],
+}
+
+/// Accumulators in flight: `[warp][register]`.
+#[derive(Clone, Debug)]
+pub(crate) struct Accumulators {
+    pub registers: Arc<[u32]>,
+    pub values: [Vec<Lanes>; 4],
+    /// The last operation that adds to them, and the warps that have waited for it.
+    pub last: u64,
+    pub taken: [bool; 4],
+}
+
+/// Four warps, and what they have issued.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Warpgroup {
+    pub issued: u64,
+    /// Warps that stand at the operation that is being issued.
+    pub arrived: [bool; 4],
+    pub instruction: Option<u32>,
+    pub queue: Vec<Issued>,
+    pub flight: Vec<Accumulators>,
+    /// Per warp of the operation being issued: accumulators, elements of A, descriptors.
+    pub gathered: [Option<Gathered>; 4],
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Gathered {
+    pub accumulators: Vec<Lanes>,
+    pub a: Option<Vec<Lanes>>,
+    pub descriptors: [u64; 2],
+    pub keep: bool,
+    /// The first accumulator under the name that it had in flight, if it has been copied to another since.
+    pub renamed: Option<u32>,
+}

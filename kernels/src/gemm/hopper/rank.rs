@@ -1,0 +1,20 @@
+//! Which part of a tile a consuming warpgroup has.
+
+use cubecl::prelude::*;
+
+use super::plan::{CONSUMERS, MMA_ROWS};
+use super::{Config, GROUP};
+
+/// Which of the consuming warpgroups this is.
+#[cube]
+pub(super) fn consumer() -> u32 {
+    (UNIT_POS / GROUP + comptime!(CONSUMERS as u32 - 1)) % comptime!(CONSUMERS as u32)
+}
+
+/// Row and column of the tile where this warpgroup's part begins.
+#[cube]
+pub(super) fn group_origin(#[comptime] config: Config) -> (u32, u32) {
+    let group = consumer();
+    let above = comptime!(config.tile.row_groups() as u32);
+    (group % above * comptime!(MMA_ROWS as u32), group / above * comptime!(config.tile.group_cols() as u32))
+}
