@@ -94,7 +94,7 @@ proptest! {
 
     /// Bits of any range are those of its tokens; by default, files with a mask keep documents whole.
     #[test]
-    fn a_mask_of_llmq(bits in proptest::collection::vec(any::<bool>(), 10..60), seq_len in 1..9_usize) {
+    fn a_mask_of_llmq(bits in proptest::collection::vec(any::<bool>(), 20..60), seq_len in 1..9_usize) {
         let tokens: Vec<u32> = (0..bits.len() as u32).collect();
         let files = Files::new([("a.bin", llmq(2, &tokens, Some(&bits)))]);
         let dataset = files.open(&files.sources(), 0.2).unwrap();
