@@ -234,27 +234,27 @@ pub enum Float8Error {
     },
 }
 
-/// A [`Float8Error`], and the model that it kept from being converted, as it was.
-pub struct ApplyError<M> {
+/// An error, and the model that it kept from being converted or sharded, as it was.
+pub struct ApplyError<M, E = Float8Error> {
     /// What is wrong.
-    pub error: Float8Error,
+    pub error: E,
     /// The model.
     pub model: Box<M>,
 }
 
-impl<M> core::fmt::Debug for ApplyError<M> {
+impl<M, E: core::fmt::Debug> core::fmt::Debug for ApplyError<M, E> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("ApplyError").field("error", &self.error).finish_non_exhaustive()
     }
 }
 
-impl<M> core::fmt::Display for ApplyError<M> {
+impl<M, E: core::fmt::Display> core::fmt::Display for ApplyError<M, E> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         self.error.fmt(f)
     }
 }
 
-impl<M> core::error::Error for ApplyError<M> {}
+impl<M, E: core::fmt::Debug + core::fmt::Display> core::error::Error for ApplyError<M, E> {}
 
 impl<M> From<ApplyError<M>> for Float8Error {
     fn from(error: ApplyError<M>) -> Self {

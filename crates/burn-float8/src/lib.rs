@@ -34,6 +34,8 @@ mod config;
 
 mod backend;
 
+mod shard;
+
 mod layer;
 
 mod step;
@@ -56,18 +58,20 @@ pub use config::{
     LayerOverride, LinearInfo, Policy, ScalingType, StatisticsConfig, Untagged,
 };
 pub use error::{ApplyError, Float8Error};
+pub use float8_comm::{CommError, Communicator};
 pub use float8_kernels::{
     Cast, Format, GemmConfig, GemmPath, Granularity, Grouping, Orientation, ScaleCalculationMode, ScaleMode,
 };
 pub use layer::{CastHealth, Fallback, Layer, OperandHealth, UNTAGGED_NAME, float8_autocast};
 pub use model::{
     Amaxes, Float8State, Float8StateModule, GemmReport, GemmTotals, LayerReport, LayerState, Monitor, NonFiniteOperand,
-    OperandReport, PrecisionSchedule, Report, SampledOperand, Span, Summary, begin_float8_step, report,
-    set_default_config, set_float8_enabled, without_float8,
+    OperandReport, PrecisionSchedule, Report, SampledOperand, ShardSummary, Sharded, ShardedParameter, ShardingReport,
+    Span, Summary, begin_float8_step, report, set_default_config, set_float8_enabled, without_float8,
 };
 pub use nn::{GroupedLinear, grouped_linear, linear};
 pub use ops::Float8;
 pub use ops::grouped::grouped_matmul;
+pub use shard::{Reshard, ShardConfig, ShardError};
 pub use stack::Float8Stack;
 pub use step::AmaxState;
 pub use tensor::Float8Tensor;

@@ -34,6 +34,12 @@ pub trait Float8Stack: Backend + sealed::Sealed {
     #[doc(hidden)]
     #[allow(private_interfaces)]
     fn with_tag(tensor: FloatTensor<Self>, tag: Tag) -> FloatTensor<Self>;
+    /// The same leaf with another value.
+    #[doc(hidden)]
+    fn map_float8(
+        tensor: FloatTensor<Self>,
+        f: impl FnOnce(Float8Tensor<Self::Inner>) -> Float8Tensor<Self::Inner>,
+    ) -> FloatTensor<Self>;
     /// The layer whose weight this is, and when it was built.
     #[doc(hidden)]
     #[allow(private_interfaces)]
@@ -75,6 +81,10 @@ impl<B: Float8Backend> Float8Stack for Float8<B> {
         tensor.tagged(tag)
     }
 
+    fn map_float8(tensor: FloatTensor<Self>, f: impl FnOnce(Float8Tensor<B>) -> Float8Tensor<B>) -> FloatTensor<Self> {
+        f(tensor)
+    }
+
     fn float8_tensor(tensor: &FloatTensor<Self>) -> &Float8Tensor<B> {
         tensor
     }
@@ -102,6 +112,14 @@ impl<B: Float8Backend, C: CheckpointStrategy> Float8Stack for Autodiff<Float8<B>
     #[allow(private_interfaces)]
     fn with_tag(mut tensor: FloatTensor<Self>, tag: Tag) -> FloatTensor<Self> {
         tensor.primitive = tensor.primitive.tagged(tag);
+        tensor
+    }
+
+    fn map_float8(
+        mut tensor: FloatTensor<Self>,
+        f: impl FnOnce(Float8Tensor<B>) -> Float8Tensor<B>,
+    ) -> FloatTensor<Self> {
+        tensor.primitive = f(tensor.primitive);
         tensor
     }
 

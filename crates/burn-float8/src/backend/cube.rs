@@ -1,6 +1,6 @@
 //! CubeCL backends without fusion: the kernels of `float8-kernels` on Burn's tensors.
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
-use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
+use burn_backend::{Backend, DType, FloatDType, TensorData, TensorMetadata};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
@@ -151,6 +151,10 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         operand.size()
     }
 
+    fn fp8_write(codes: HostCodes, device: &Device<Self>) -> Self::Operand {
+        write_codes(codes, device)
+    }
+
     fn fp8_read(operand: &Self::Operand) -> HostCodes {
         let read = |t: &CubeTensor<R>| t.client.read_one(t.handle.clone()).expect("the device can be read");
         let words = read(&operand.codes);
@@ -173,6 +177,34 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
             inv_scales,
         }
     }
+}
+
+/// [`Float8Backend::fp8_write`] where an int tensor can pass for a float tensor.
+pub(super) fn write_codes<B: Backend<IntTensorPrimitive = FloatTensor<B>>>(
+    codes: HostCodes,
+    device: &Device<B>,
+) -> DeviceOperand<B> {
+    let HostCodes { codes, dims: [rows, k], format, granularity, inv_scales } = codes;
+    let words = |bytes: &[u8]| bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect::<Vec<_>>();
+    let ints = |words: Vec<u32>, shape: Shape| B::int_from_data(TensorData::new(words, shape), device);
+    let mut padded = vec![0; rows * 4 * row_words(k)];
+    for (row, codes) in padded.chunks_exact_mut((4 * row_words(k)).max(1)).zip(codes.chunks_exact(k.max(1))) {
+        row[..k].copy_from_slice(codes);
+    }
+    let (shape, dtype) = scales(granularity, rows, k);
+    let inv_scale = match dtype {
+        DType::U32 => {
+            let [_, blocks] = granularity.scale_dims(rows, k);
+            let byte = |scale: InvScale| scale.to_e8m0().expect("scales of blocks of 32 are E8M0");
+            ints(words(&mx::to_blocked(&inv_scales.into_iter().map(byte).collect::<Vec<_>>(), rows, blocks)), shape)
+        }
+        _ => {
+            let values: Vec<f32> = inv_scales.into_iter().map(InvScale::get).collect();
+            B::float_from_data(TensorData::new(values, shape), device)
+        }
+    };
+    let codes = ints(words(&padded), Shape::from(vec![rows, row_words(k)]));
+    DeviceOperand { codes, inv_scale, k, format, granularity }
 }
 
 /// Shape and dtype of the scales of an operand `[rows, k]`.

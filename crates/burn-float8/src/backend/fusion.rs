@@ -10,7 +10,7 @@ use burn_ir::{CustomOpIr, HandleContainer, OperationIr, TensorIr};
 use burn_std::Shape;
 use float8_kernels::{Cast, Format, GemmConfig, GemmPath, Granularity, Orientation, health_len, row_words};
 
-use super::cube::{DeviceOperand, scales};
+use super::cube::{DeviceOperand, scales, write_codes};
 use super::host::matrix;
 use super::{DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom};
 
@@ -176,6 +176,10 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
 
     fn fp8_size(operand: &Self::Operand) -> OperandSize {
         operand.size()
+    }
+
+    fn fp8_write(codes: HostCodes, device: &Device<Self>) -> Self::Operand {
+        write_codes(codes, device)
     }
 
     fn fp8_read(operand: &Self::Operand) -> HostCodes {

@@ -137,6 +137,9 @@ pub trait Float8Backend: Backend {
 
     /// Reads an operand back; this waits for the device.
     fn fp8_read(operand: &Self::Operand) -> HostCodes;
+
+    /// The operand with these codes and scales: the inverse of [`fp8_read`](Self::fp8_read).
+    fn fp8_write(codes: HostCodes, device: &Device<Self>) -> Self::Operand;
 }
 
 /// An operand read back to the host.

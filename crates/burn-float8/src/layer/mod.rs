@@ -14,6 +14,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::backend::OperandSize;
 use crate::config::{FallbackTo, Float8LinearConfig, Policy};
+use crate::shard::Sharding;
 use crate::terms::{Gemm, Operand, Reason, Recipe, Role};
 pub use autocast::float8_autocast;
 pub(crate) use autocast::is_autocast_enabled;
@@ -68,6 +69,8 @@ struct Settings {
 pub struct Layer {
     name: String,
     conversion: Arc<Conversion>,
+    /// Which rows of the weight this process holds, if not all.
+    sharding: Option<Arc<Sharding>>,
     settings: RwLock<Settings>,
     /// What [`set_float8_enabled`](crate::set_float8_enabled) says.
     enabled: AtomicBool,
@@ -103,6 +106,7 @@ impl Layer {
         Self {
             name: name.into(),
             conversion,
+            sharding: None,
             settings: RwLock::new(settings),
             enabled: AtomicBool::new(true),
             calls: Default::default(),
@@ -118,6 +122,16 @@ impl Layer {
             input_history_owner: Mutex::default(),
             bias_dtype: Mutex::new(None),
         }
+    }
+
+    /// The same layer of a sharded weight.
+    pub(crate) fn with_sharding(self, sharding: Option<Arc<Sharding>>) -> Self {
+        Self { sharding, ..self }
+    }
+
+    /// Which rows of the weight this process holds, if not all.
+    pub(crate) fn sharding(&self) -> Option<&Arc<Sharding>> {
+        self.sharding.as_ref()
     }
 
     /// The path of the linear in the module tree, such as `layers.0.mlp.up_proj`.

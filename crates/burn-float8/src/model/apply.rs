@@ -214,7 +214,8 @@ impl<B: Float8Stack> ModuleMapper<B> for Tagger {
             return param;
         }
         // What `without_float8` has switched off is on again.
-        let new = || Arc::new(Layer::new(name, policy, self.conversion.clone()));
+        let sharding = || B::tag(&weight).and_then(|tag| tag.layer.sharding().cloned());
+        let new = || Arc::new(Layer::new(name, policy, self.conversion.clone()).with_sharding(sharding()));
         let layer = known.map_or_else(new, |tag| tag.layer);
         // A record that is loaded later has no tag.
         map_param(param, move |t| B::with_tag(t, Tag::new(layer.clone())))

@@ -10,6 +10,7 @@ use crate::backend::OperandSize;
 use crate::config::Policy;
 use crate::error::Float8Error;
 use crate::layer::{Fallback, Layer, OperandHealth, Tag, UNTAGGED_NAME, serialize_non_finite};
+use crate::shard::Sharding;
 use crate::stack::Float8Stack;
 use crate::step::DeviceState;
 use crate::terms::{Gemm, Role};
@@ -88,6 +89,21 @@ pub struct LayerReport {
     pub weight_matmuls: u64,
     /// Where statistics have moved the layer, if they have.
     pub fallback: Option<Fallback>,
+    /// Which rows of its weight this process keeps, if not all.
+    pub sharding: Option<ShardingReport>,
+}
+
+/// A weight of which each rank keeps some rows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ShardingReport {
+    /// The first row that this rank keeps, and the first that it does not.
+    pub rows: [usize; 2],
+    /// Rows of the whole weight.
+    pub k: usize,
+    /// Gathers of FP8 codes from all ranks.
+    pub float8_gathers: u64,
+    /// Gathers in the weight's own precision.
+    pub high_precision_gathers: u64,
 }
 
 /// Every linear of a model, in the order of the module tree, then the device's untagged linears if there were calls.
@@ -146,6 +162,14 @@ pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
     Report { layers: layers.iter().chain(&untagged).map(|l| LayerReport::new(l)).collect() }
 }
 
+impl ShardingReport {
+    fn new(sharding: &Sharding) -> Self {
+        let (rows, [k, _], [float8_gathers, high_precision_gathers]) =
+            (sharding.rows(), sharding.logical(), sharding.gathers());
+        Self { rows: [rows.start, rows.end], k, float8_gathers, high_precision_gathers }
+    }
+}
+
 impl LayerReport {
     fn new(layer: &Layer) -> Self {
         let gemm = |gemm: Gemm| {
@@ -179,6 +203,7 @@ impl LayerReport {
             live_bytes: layer.live_bytes(),
             weight_matmuls: layer.weight_matmuls(),
             fallback: layer.fallback(),
+            sharding: layer.sharding().map(|sharding| ShardingReport::new(sharding)),
         }
     }
 

@@ -102,12 +102,13 @@ impl<B: Float8Stack> Converted<B> {
         for state in self.states() {
             let own = || self.0.iter().filter(|found| Arc::ptr_eq(&found.state, &state));
             let has_begun = own().all(|found| found.layer.built_at() <= state.begun_at());
+            let ranks = state.ranks();
             let mut step = state.lock();
             exported.step = exported.step.max(step.number);
             exported.has_begun &= has_begun;
             if !has_begun {
                 // The last step is over, so what its samples say holds.
-                step.samples.resolve();
+                step.samples.resolve(ranks.as_deref());
             }
             let mut histories = step.histories.export();
             for Found { path, layer, .. } in own() {

@@ -1,7 +1,7 @@
 //! The report as text: a table of GEMMs, and one of statistics if any were taken.
 use core::fmt::{Display, Formatter, Result};
 
-use super::report::{GemmTotals, LayerReport, OperandReport, Report};
+use super::report::{GemmTotals, LayerReport, OperandReport, Report, ShardingReport};
 use crate::layer::CastHealth;
 
 /// One row a GEMM: its calls in FP8 and in high precision, how it was computed, padding, bytes of both operands, and amax
@@ -50,6 +50,13 @@ fn gemm_rows(f: &mut Formatter<'_>, layer: &LayerReport, width: usize) -> Result
         }
         if layer.weight_matmuls > 0 {
             write!(f, "; {} reads by Tensor::matmul, not FP8", layer.weight_matmuls)?;
+        }
+        if let Some(sharding) = &layer.sharding {
+            let ShardingReport { rows: [begin, end], k, float8_gathers, high_precision_gathers } = sharding;
+            write!(f, "; rows {begin}..{end} of {k}, gathered {float8_gathers} times in FP8")?;
+            if *high_precision_gathers > 0 {
+                write!(f, ", {high_precision_gathers} in high precision")?;
+            }
         }
         if let Some(fallback) = &layer.fallback {
             write!(f, "; moved after step {}: {}", fallback.step, fallback.reason)?;

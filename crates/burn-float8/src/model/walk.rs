@@ -42,6 +42,18 @@ impl Path {
         (module_type(&container).into(), field)
     }
 
+    /// The name of the parameter that the walk is at.
+    pub(super) fn parameter_name(&self) -> String {
+        self.0.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".")
+    }
+
+    /// The name of the embedding whose table the walk is at.
+    pub(super) fn embedding(&self, rank: usize) -> Option<String> {
+        let ((field, container), parents) = self.0.split_last()?;
+        let name = || parents.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".");
+        ((module_type(container), field.as_str(), rank) == ("Embedding", "weight", 2)).then(name)
+    }
+
     /// The name of the linear whose weight the walk is at.
     pub(super) fn linear_weight(&self, rank: usize, config: &Float8Config) -> Option<String> {
         let ((field, container), parents) = self.0.split_last()?;
@@ -94,7 +106,9 @@ pub(super) fn linears<B: Float8Stack, M: Module<B>>(model: &M, config: Option<&F
             let fallback = Float8Config::default();
             let config = self.1.or(applied.as_ref().map(|applied| applied.config())).unwrap_or(&fallback);
             let Some(name) = self.0.linear_weight(D, config) else { return };
-            let info = LinearInfo { name, k: dims[D - 2], n: dims[D - 1] };
+            let sharding = tag.as_ref().and_then(|tag| tag.layer.sharding());
+            let [k, n] = sharding.map_or([dims[D - 2], dims[D - 1]], |sharding| sharding.logical());
+            let info = LinearInfo { name, k, n };
             self.2.push(FoundLinear { info, parameter: self.0.parameter(), device, tag, weight });
         }
     }

@@ -139,6 +139,25 @@ impl<'a> GemmCall<'a> {
         }
     }
 
+    /// Takes this rank's part in the gather of a sharded weight, of which a GEMM without rows reads nothing: ranks with rows wait
+    /// for it.
+    pub(super) fn join_gather<B: Float8Backend>(&self, w: &Float8Tensor<B>, dtype: DType, device: &Device<B>) {
+        let Owner { layer, .. } = self.owner;
+        if layer.sharding().is_none() {
+            return;
+        }
+        let [_, k, n] = self.dims;
+        let call = Self { dims: [1, k, n], ..*self };
+        match call.decide::<B>(device, [dtype, w.dtype()]) {
+            Ok(config) => {
+                let [_, operand] = self.gemm.operands();
+                let in_forward = self.gemm == Gemm::Fprop;
+                fp8_copy(w, View::Own, CastRequest { operand, layer, config: &config, in_forward });
+            }
+            Err(_) => drop(w.clone().into_whole(dtype)),
+        }
+    }
+
     fn record_high_precision(&self, reason: Reason) {
         let layer = &self.owner.layer;
         let is_requested = reason.is_requested();

@@ -14,7 +14,7 @@ use burn_std::{Shape, Slice};
 
 use super::convert::{Arg, PassArg, PassRet, Ret};
 use super::functions::register_wrappers;
-use super::{Float8, linear, matmul};
+use super::{Float8, embedding, linear, matmul};
 use crate::backend::Float8Backend;
 use crate::layer::Mark;
 use crate::profile::operation;
@@ -418,8 +418,6 @@ impl<B: Float8Backend> BoolTensorOps<Self> for Float8<B> {
 }
 impl<B: Float8Backend> ModuleOps<Self> for Float8<B> {
     forward! {
-        fn embedding(weights: F<Self>, indices: I<Self>) -> F<Self>;
-        fn embedding_backward(weights: F<Self>, output_grad: F<Self>, indices: I<Self>) -> F<Self>;
         fn conv1d(x: F<Self>, weight: F<Self>, bias: Option<F<Self>>, options: ConvOptions<1>) -> F<Self>;
         fn conv1d_x_backward(x: F<Self>, weight: F<Self>, output_grad: F<Self>, options: ConvOptions<1>) -> F<Self>;
         fn conv1d_weight_backward(x: F<Self>, weight: F<Self>, output_grad: F<Self>, options: ConvOptions<1>) -> F<Self>;
@@ -469,6 +467,12 @@ impl<B: Float8Backend> ModuleOps<Self> for Float8<B> {
         #[raw] fn has_ctc_loss_backward() -> bool;
         fn ctc_loss_backward(log_probs: F<Self>, targets: I<Self>, input_lengths: I<Self>, target_lengths: I<Self>, grad_loss: F<Self>, blank: usize) -> F<Self>;
         fn irfft(spectrum_re: F<Self>, spectrum_im: F<Self>, dim: usize, n: Option<usize>) -> F<Self>;
+    }
+    fn embedding(weights: F<Self>, indices: I<Self>) -> F<Self> {
+        embedding::forward(weights, indices)
+    }
+    fn embedding_backward(weights: F<Self>, output_grad: F<Self>, indices: I<Self>) -> F<Self> {
+        embedding::backward(weights, output_grad, indices)
     }
     fn linear(x: F<Self>, weight: F<Self>, bias: Option<F<Self>>) -> F<Self> {
         linear::forward(x, weight, bias)

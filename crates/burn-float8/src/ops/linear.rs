@@ -26,7 +26,7 @@ pub(crate) fn forward<B: Float8Backend>(
     w: Float8Tensor<B>,
     bias: Option<Float8Tensor<B>>,
 ) -> Float8Tensor<B> {
-    let (xs, ws) = (x.shape(), w.shape());
+    let (xs, ws) = (x.shape(), w.whole_shape());
     // Wrong ranks and mismatched dimensions: let Burn's own linear say so.
     let fits = xs.num_dims() > 0
         && ws.num_dims() == 2
@@ -60,9 +60,10 @@ pub(crate) fn forward<B: Float8Backend>(
     let Some(config) = call.float8_config::<B>(&device, dtypes.into_iter().flatten()) else {
         x.add_use(used);
         if m == 0 {
+            call.join_gather(&w, dtype, &device);
             return zeros(out, dtype, x.full());
         }
-        let (w, bias) = (cast::<B>(w.into_full(), dtype), bias.map(|bias| cast::<B>(bias.into_full(), dtype)));
+        let (w, bias) = (w.into_whole(dtype), bias.map(|bias| cast::<B>(bias.into_full(), dtype)));
         let _timer = operation("linear");
         return Float8Tensor::new(B::linear(x.into_full(), w, bias));
     };
@@ -84,7 +85,7 @@ pub(crate) fn dgrad<B: Float8Backend>(w: Float8Tensor<B>, dy: Float8Tensor<B>) -
 
 /// [`dgrad`] of a known use of w.
 pub(super) fn dgrad_of<B: Float8Backend>(owner: &Owner, w: Float8Tensor<B>, dy: Float8Tensor<B>) -> Float8Tensor<B> {
-    let (ws, dys) = (w.shape(), dy.shape());
+    let (ws, dys) = (w.whole_shape(), dy.shape());
     let ([k, n], device) = ([ws[0], ws[1]], B::float_device(w.full()));
     let (m, dtype, out) = (rows(&dys), dy.dtype(), with_last(&dys, k));
     enter_dgrad(&w, owner);
@@ -104,9 +105,10 @@ pub(super) fn dgrad_of<B: Float8Backend>(owner: &Owner, w: Float8Tensor<B>, dy: 
     sample_operands(owner, [(&dy, View::Own, Operand::GRAD_OUTPUT)]);
     dx.unwrap_or_else(|| {
         if m == 0 {
+            call.join_gather(&w, dtype, &device);
             return zeros(out, dtype, dy.full());
         }
-        let w = cast::<B>(w.into_full(), dtype);
+        let w = w.into_whole(dtype);
         let _timer = operation("linear_x_backward");
         Float8Tensor::new(B::linear_x_backward(w, dy.into_full()))
     })
@@ -139,7 +141,7 @@ pub(crate) fn wgrad<B: Float8Backend>(x: Float8Tensor<B>, dy: Float8Tensor<B>) -
     }
     // The bias gradient follows and is given nothing but dy.
     dy.cache().set_use(LinearUse { pending: false, ..used });
-    dw.unwrap_or_else(|| {
+    let dw = dw.unwrap_or_else(|| {
         if m == 0 {
             return zeros(out, weight_dtype, x.full());
         }
@@ -147,7 +149,19 @@ pub(crate) fn wgrad<B: Float8Backend>(x: Float8Tensor<B>, dy: Float8Tensor<B>) -
         let dw = B::linear_weight_backward(x.into_full(), dy.into_full());
         drop(timer);
         Float8Tensor::new(cast::<B>(dw, weight_dtype))
-    })
+    });
+    reduced(layer, dw)
+}
+
+/// The gradient of a weight, of this rank's rows where it is sharded.
+pub(super) fn reduced<B: Float8Backend>(layer: &Layer, dw: Float8Tensor<B>) -> Float8Tensor<B> {
+    match layer.sharding() {
+        Some(sharding) => {
+            let _timer = operation("reduce_scatter");
+            Float8Tensor::new(sharding.reduce_scatter::<B>(dw.into_full()))
+        }
+        None => dw,
+    }
 }
 
 /// db `[N]` = the sum of `dy: [.., N]` over its leading dimensions, in the bias' dtype.

@@ -16,7 +16,7 @@ use burn_std::Shape;
 
 use super::Float8;
 use super::call::{GemmCall, Owner};
-use super::linear::{self, enter_wgrad, last, rows, sample_operands};
+use super::linear::{self, enter_wgrad, last, reduced, rows, sample_operands};
 use crate::backend::Float8Backend;
 use crate::config::Float8LinearConfig;
 use crate::step::{DeviceState, Observation, Sample};
@@ -50,7 +50,7 @@ impl<B: Float8Backend> core::fmt::Debug for Saved<B> {
 
 /// What wgrad will read of x, which fprop has read.
 fn save<B: Float8Backend>(x: &Float8Tensor<B>, w: &Float8Tensor<B>) -> SavedInput<B> {
-    let (owner, ws) = (Owner::of_forward(w), w.shape());
+    let (owner, ws) = (Owner::of_forward(w), w.whole_shape());
     let call = GemmCall::new(&owner, Gemm::Wgrad, [rows(&x.shape()), ws[0], ws[1]]);
     let Ok(config) = call.decide::<B>(&B::float_device(x.full()), [x.dtype(), w.dtype()]) else {
         return SavedInput::Full(owner, x.clone());
@@ -85,7 +85,7 @@ fn wgrad<B: Float8Backend>(saved: Saved<B>, dy: &Float8Tensor<B>, weight_dtype: 
     let state = DeviceState::of(layer, &device);
     samples.into_iter().for_each(|sample| push_sample(&state, sample));
     sample_operands(&owner, [(dy, View::Own, Operand::GRAD_OUTPUT_T)]);
-    dw
+    reduced(layer, dw)
 }
 
 /// What backward needs.

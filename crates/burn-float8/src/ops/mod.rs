@@ -4,6 +4,7 @@ mod convert;
 mod delegate;
 #[cfg(feature = "distributed")]
 mod distributed;
+mod embedding;
 pub(crate) mod functions;
 pub(crate) mod grouped;
 pub(crate) mod linear;

@@ -15,7 +15,7 @@ use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use burn_backend::{FloatDType, Scalar, TensorData, TensorMetadata, get_device_settings};
 use burn_std::{Shape, Slice};
 
-use super::DeviceState;
+use super::{DeviceState, Ranks};
 use crate::backend::Float8Backend;
 use crate::backend::host::read_f32;
 use crate::config::{AmaxComputeAlgo, DelayedScaling};
@@ -121,6 +121,39 @@ impl<B: Float8Backend> Histories<B> {
         observed.push(table.slots.add(amax));
     }
 
+    /// Puts the largest of all ranks' amaxes of each cast in the place of this rank's, by one all-reduce.
+    pub(crate) fn reduce(&mut self, ranks: &Ranks<B>) {
+        if ranks.casts.is_empty() {
+            return;
+        }
+        let bits =
+            |amaxes: &FloatTensor<B>| read_f32::<B>(amaxes.clone()).iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let own: Vec<_> =
+            ranks.casts.iter().map(|cast| self.table(cast.scaling).slots.amaxes.as_ref().map(bits)).collect();
+        let rows: Vec<usize> = ranks
+            .casts
+            .iter()
+            .map(|cast| self.table(cast.scaling).place(&cast.layer, cast.role, cast.initial))
+            .collect();
+        let largest = ranks.casts.iter().zip(&rows).zip(&own).map(|((cast, row), own)| {
+            let observed = &self.table(cast.scaling).casts[*row].1.observed;
+            observed.iter().filter_map(|slot| own.as_ref().map(|own| own[*slot])).max().unwrap_or(0)
+        });
+        let largest = ranks.max_bits("amax histories", largest.collect());
+        for (_, table) in &mut self.0 {
+            table.slots.forget();
+            table.casts.iter_mut().for_each(|(_, cast)| cast.observed.clear());
+        }
+        for ((cast, row), bits) in ranks.casts.iter().zip(rows).zip(largest) {
+            // Zero is what a cast has that no rank has made, and counts as little.
+            if bits > 0 {
+                let table = self.table(cast.scaling);
+                let slot = table.slots.add(tensor::<B>(vec![f32::from_bits(bits)], [1], &ranks.device));
+                table.casts[row].1.observed.push(slot);
+            }
+        }
+    }
+
     /// Ends the step.
     pub(crate) fn update(&mut self) {
         if self.0.is_empty() {
@@ -208,6 +241,12 @@ impl<B: Float8Backend> Slots<B> {
         slot
     }
 
+    /// Leaves all slots to the next amaxes.
+    fn forget(&mut self) {
+        self.used = 1;
+        self.free.clear();
+    }
+
     /// The amaxes of these slots, `[n]`.
     fn gather(&mut self, slots: Vec<i32>) -> Option<FloatTensor<B>> {
         let amaxes = self.amaxes.clone()?;
@@ -287,8 +326,7 @@ impl<B: Float8Backend> Table<B> {
             slots.extend(own.into_iter().map(|slot| slot as i32));
             cast.scaling_amax = None;
         }
-        self.slots.used = 1;
-        self.slots.free.clear();
+        self.slots.forget();
         let Some(observed) = self.slots.gather(slots) else { return };
         let device = B::float_device(&observed);
         let bool_dtype = get_device_settings::<B>(&device).bool_dtype;

@@ -6,6 +6,7 @@
 //! nothing has to call a `step` function, unless weights are computed in forward and gradients accumulated
 //! ([`begin_float8_step`](crate::begin_float8_step)).
 mod delayed;
+mod ranks;
 mod samples;
 
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use crate::backend::Float8Backend;
 use crate::layer::{Layer, Tag, now};
 pub use delayed::AmaxState;
 pub(crate) use delayed::{Histories, Observation};
+pub(crate) use ranks::{Ranks, TrackedCast};
 pub(crate) use samples::{Sample, Samples};
 
 /// What the layers of one conversion share on one device.
@@ -30,6 +32,8 @@ pub(crate) struct DeviceState<B: Float8Backend> {
     /// Whether backward has come through a layer since then.
     has_backward: AtomicBool,
     step: Mutex<Step<B>>,
+    /// With whom a sharded model's steps are made.
+    ranks: Mutex<Option<Arc<Ranks<B>>>>,
 }
 
 /// The step under way.
@@ -45,7 +49,13 @@ impl<B: Float8Backend> Default for DeviceState<B> {
         let step = Step { number: 0, histories: Histories::default(), samples: Samples::default() };
         // The first weight that a linear reads begins the first step.
         let zero = || AtomicU64::new(0);
-        Self { begun_at: zero(), before_at: zero(), has_backward: AtomicBool::new(true), step: Mutex::new(step) }
+        Self {
+            begun_at: zero(),
+            before_at: zero(),
+            has_backward: AtomicBool::new(true),
+            step: Mutex::new(step),
+            ranks: Mutex::default(),
+        }
     }
 }
 
@@ -59,6 +69,15 @@ impl<B: Float8Backend> DeviceState<B> {
         self.step.lock()
     }
 
+    /// With whom a sharded model's steps are made.
+    pub(crate) fn ranks(&self) -> Option<Arc<Ranks<B>>> {
+        self.ranks.lock().clone()
+    }
+
+    pub(crate) fn set_ranks(&self, ranks: Ranks<B>) {
+        *self.ranks.lock() = Some(Arc::new(ranks));
+    }
+
     /// The newest stamp when the last step began.
     pub(crate) fn begun_at(&self) -> u64 {
         self.begun_at.load(Relaxed)
@@ -70,8 +89,12 @@ impl<B: Float8Backend> DeviceState<B> {
     }
 
     fn begin_locked(&self, step: &mut Step<B>) {
+        let ranks = self.ranks();
+        if let Some(ranks) = &ranks {
+            step.histories.reduce(ranks);
+        }
         step.histories.update();
-        step.samples.resolve();
+        step.samples.resolve(ranks.as_deref());
         step.number = step.number.saturating_add(1);
         self.before_at.store(self.begun_at.swap(now(), Relaxed), Relaxed);
         self.has_backward.store(false, Relaxed);

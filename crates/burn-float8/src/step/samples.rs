@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 use burn_backend::tensor::FloatTensor;
 use float8_kernels::Health;
 
+use super::Ranks;
 use crate::backend::Float8Backend;
 use crate::backend::host::read_f32;
 use crate::config::{FallbackConfig, FallbackTo, Policy};
@@ -41,16 +42,29 @@ impl<B: Float8Backend> Default for Samples<B> {
 
 impl<B: Float8Backend> Samples<B> {
     /// Ends the step: reads the samples, which waits for the device if there are any, and moves layers that crossed limits.
-    pub(crate) fn resolve(&mut self) {
+    pub(crate) fn resolve(&mut self, ranks: Option<&Ranks<B>>) {
         self.read();
         self.seen.clear();
         // Of several operands beyond a limit the reason names the first, x before w before dy.
         self.unchecked.sort_by_key(|(_, role, ..)| *role);
+        let mut decisions: Vec<(Arc<Layer>, Fallback)> = vec![];
         for (layer, role, step, health) in core::mem::take(&mut self.unchecked) {
             let Some(layer) = layer.upgrade() else { continue };
-            if let Some(limits) = layer.conversion().config().fallback {
-                check(&layer, role, step, &health, limits);
+            let Some(limits) = layer.conversion().config().fallback else { continue };
+            let is_decided = decisions.iter().any(|(known, _)| Arc::ptr_eq(known, &layer));
+            if let Some(fallback) = check(&layer, role, step, &health, limits).filter(|_| !is_decided) {
+                decisions.push((layer, fallback));
             }
+        }
+        let decisions = if let Some(ranks) = ranks { ranks.union(decisions) } else { decisions };
+        for (layer, fallback) in decisions {
+            let Fallback { step, to, reason } = &fallback;
+            let place = match to {
+                FallbackTo::HighPrecision => "high precision",
+                FallbackTo::Rowwise => "rowwise",
+            };
+            log::warn!("Float8: {} moved to {place} after step {step}: {reason}", layer.name());
+            layer.fall_back(fallback);
         }
     }
 
@@ -81,8 +95,8 @@ impl<B: Float8Backend> Samples<B> {
     }
 }
 
-/// Moves a layer whose operand is beyond a limit, and says so once.
-fn check(layer: &Layer, role: Role, step: u64, health: &CastHealth, limits: FallbackConfig) {
+/// Where a layer is to go whose operand is beyond a limit.
+fn check(layer: &Layer, role: Role, step: u64, health: &CastHealth, limits: FallbackConfig) -> Option<Fallback> {
     let moved = layer.fallback();
     let is_rowwise =
         matches!(layer.active().as_ref(), Policy::Float8(config) if config.casts() == Recipe::Rowwise.casts());
@@ -91,7 +105,7 @@ fn check(layer: &Layer, role: Role, step: u64, health: &CastHealth, limits: Fall
         (None, to) => to,
         // Rowwise was not enough.
         (Some(Fallback { to: FallbackTo::Rowwise, step: then, .. }), _) if step > *then => FallbackTo::HighPrecision,
-        (Some(_), _) => return,
+        (Some(_), _) => return None,
     };
     let FallbackConfig { min_sqnr_db, max_saturated, max_flushed, max_non_finite, .. } = limits;
     let (role, share) = (role.name(), |share: f64| format!("{:.3}%", 100.0 * share));
@@ -106,12 +120,7 @@ fn check(layer: &Layer, role: Role, step: u64, health: &CastHealth, limits: Fall
             format!("{} of {role} flushed to zero, limit {}%", share(health.flushed), 100.0 * limit)
         }
         (.., Some(limit)) => format!("{} elements of {role} not finite, limit {limit}", health.non_finite),
-        _ => return,
+        _ => return None,
     };
-    let place = match to {
-        FallbackTo::HighPrecision => "high precision",
-        FallbackTo::Rowwise => "rowwise",
-    };
-    log::warn!("Float8: {} moved to {place} after step {step}: {reason}", layer.name());
-    layer.fall_back(Fallback { step, to, reason });
+    Some(Fallback { step, to, reason })
 }

@@ -5,6 +5,7 @@
 //! | x, by rows | fprop | weakly, plus by the ring of recent casts: Autodiff's saved clone of x must not keep it until backward |
 //! | x, transposed | wgrad | as above; in the forward of [`linear`](crate::linear()), by its saved state |
 //! | w, transposed | fprop, with the other in one pass if a dgrad read the last weight and both are cast alike | by the weight, so until the optimizer replaces it |
+//! | w, sharded | when a GEMM first reads it, that orientation alone, from the casts of all ranks' rows | by the weight; with [`Reshard::AfterForward`](crate::Reshard) by the GEMM |
 //! | w, by rows | fprop or dgrad | by the weight, unless no dgrad follows; with `force_recompute_fp8_weight_in_bwd` each when it is needed, by nobody |
 //! | dy, both orientations in one pass if they are cast alike | dgrad | by dy, so until its node is done |
 //!
@@ -24,6 +25,7 @@ use crate::backend::Float8Backend;
 use crate::backend::host::read_f32;
 use crate::config::DelayedScaling;
 use crate::layer::{Layer, ReadAmax, now};
+use crate::shard::Amax;
 use crate::step::Observation;
 use crate::terms::{Operand, Reason};
 
@@ -208,12 +210,27 @@ pub(super) struct Entries<B: Float8Backend> {
     /// Fprops in the order that they ran: all where matmuls run in FP8, else those since the first with FP8 switched off.
     pub(super) forwards: Vec<Forward>,
     fprops_since_dgrad: u32,
+    /// Amaxes of a sharded weight over all ranks.
+    pub(super) reduced: Vec<(AmaxOf, Amax<B>)>,
+    /// A sharded weight's values from all ranks, by dtype.
+    pub(super) gathered: Vec<FloatTensor<B>>,
+}
+
+/// What amaxes are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AmaxOf {
+    /// All elements.
+    Tensor,
+    /// Each column.
+    Columns,
 }
 
 impl<B: Float8Backend> Default for Fp8Cache<B> {
     fn default() -> Self {
         let (copies, results, uses, unconfirmed, forwards) = Default::default();
-        let entries = Entries { copies, results, uses, unconfirmed, forwards, fprops_since_dgrad: 0 };
+        let (reduced, gathered) = Default::default();
+        let entries =
+            Entries { copies, results, uses, unconfirmed, forwards, fprops_since_dgrad: 0, reduced, gathered };
         Self {
             entries: Mutex::new(entries),
             is_weight: AtomicBool::new(false),
@@ -274,6 +291,13 @@ impl<B: Float8Backend> Fp8Cache<B> {
         let mut entries = self.lock();
         let _copies: Vec<_> = entries.copies.extract_if(.., |(key, _)| key.cast.delayed.is_some()).collect();
         entries.results.retain(|(key, _)| key.delayed.is_none());
+    }
+
+    /// Keeps amaxes of a sharded weight over all ranks, for the casts to come.
+    pub(crate) fn set_reduced(&self, of: AmaxOf, amax: Amax<B>) {
+        let mut entries = self.lock();
+        entries.reduced.retain(|(known, _)| *known != of);
+        entries.reduced.push((of, amax));
     }
 
     pub(crate) fn is_weight(&self) -> bool {

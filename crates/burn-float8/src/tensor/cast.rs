@@ -3,14 +3,17 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use burn_backend::tensor::FloatTensor;
-use float8_kernels::Orientation;
+use burn_backend::{FloatDType, TensorMetadata};
+use burn_std::Shape;
+use float8_kernels::{Granularity, Orientation};
 
-use super::cache::{CastKey, CastResult, CopyKey, Entries, Fp8Copy, Held, HistoryKey, Layout};
+use super::cache::{AmaxOf, CastKey, CastResult, CopyKey, Entries, Fp8Copy, Held, HistoryKey, Layout};
 use super::{Float8Tensor, recent};
 use crate::backend::{Float8Backend, Quantized, ScaleFrom};
 use crate::config::{Float8LinearConfig, ScalingType};
 use crate::layer::Layer;
 use crate::profile::{Work, time};
+use crate::shard::{Amax, Sharding, column_amaxes, tensor_amax};
 use crate::step::{DeviceState, Observation};
 use crate::terms::{ContractionAxis, Operand, Role};
 
@@ -113,8 +116,16 @@ pub(super) fn recast<B: Float8Backend>(
     request: CastRequest<'_>,
 ) -> Option<B::Operand> {
     let key = request.key();
+    let is_sharded = request.operand.role == Role::Weight && request.layer.sharding().is_some();
+    // Its scales are not those of this rank's rows.
+    if is_sharded && reads_columns(key, request.operand) {
+        return None;
+    }
     let entries = t.cache().lock();
-    if let Some(copy) = entries.find(CopyKey { cast: key, layout: view.layout(), operand: request.operand }) {
+    // The copy of a sharded weight has every rank's rows.
+    if !is_sharded
+        && let Some(copy) = entries.find(CopyKey { cast: key, layout: view.layout(), operand: request.operand })
+    {
         return Some(copy.operand.clone());
     }
     let known = entries.result(key).filter(|_| key.has_one_scale());
@@ -127,6 +138,54 @@ pub(super) fn recast<B: Float8Backend>(
     drop(entries);
     let Quantized { rows, cols, .. } = B::fp8_quantize(view.of(t), key.cast, request.operand.axis.orientation(), scale);
     rows.or(cols)
+}
+
+/// Whether the scales of a copy are those of the columns of a weight, of which each rank has a part.
+fn reads_columns(key: CastKey, operand: Operand) -> bool {
+    key.cast.granularity == Granularity::Row && operand.axis == ContractionAxis::Leading
+}
+
+/// The amaxes of a sharded weight over all ranks.
+fn reduced_amax<B: Float8Backend>(t: &Float8Tensor<B>, of: AmaxOf, sharding: &Sharding) -> FloatTensor<B> {
+    sharding.reduce_amax(&own_amax(t, of)).0
+}
+
+fn own_amax<B: Float8Backend>(t: &Float8Tensor<B>, of: AmaxOf) -> Amax<B> {
+    match of {
+        AmaxOf::Tensor => tensor_amax(t.full().clone()),
+        AmaxOf::Columns => column_amaxes(t.full().clone()),
+    }
+}
+
+/// The amaxes of this rank's rows that the casts of a sharded weight need from all ranks, and do not have yet.
+pub(crate) fn amaxes_to_reduce<B: Float8Backend>(
+    t: &Float8Tensor<B>,
+    layer: &Layer,
+    config: &Float8LinearConfig,
+) -> Vec<(AmaxOf, Amax<B>)> {
+    let entries = t.cache().lock();
+    let mut wanted = vec![];
+    for operand in [Operand::WEIGHT_T, Operand::WEIGHT] {
+        let key = cast_key(layer, config, operand);
+        let has_history = || {
+            let state = DeviceState::<B>::of(layer, &B::float_device(t.full()));
+            let scaling_amax = |scaling| state.lock().histories.scaling_amax(layer.name(), Role::Weight, scaling);
+            !state.has_left(layer) && key.delayed.is_some_and(|key| scaling_amax(key.scaling).is_some())
+        };
+        let of = match () {
+            _ if config.casts().of(operand).is_disabled() => continue,
+            _ if reads_columns(key, operand) => AmaxOf::Columns,
+            _ if key.has_one_scale() && entries.result(key).is_none() && !has_history() => AmaxOf::Tensor,
+            _ => continue,
+        };
+        let is_known =
+            entries.reduced.iter().map(|(known, _)| *known).chain(wanted.iter().copied()).any(|known| known == of);
+        if !is_known {
+            wanted.push(of);
+        }
+    }
+    drop(entries);
+    wanted.into_iter().map(|of| (of, own_amax(t, of))).collect()
 }
 
 fn cast_key(layer: &Layer, config: &Float8LinearConfig, operand: Operand) -> CastKey {
@@ -177,12 +236,15 @@ impl<B: Float8Backend> Entries<B> {
     /// Casts `t`, keeps the copies as the cache's module says, and returns the one that is asked for.
     fn make(&mut self, t: &Float8Tensor<B>, view: View<'_, B>, request: CastRequest<'_>) -> Arc<Fp8Copy<B>> {
         let CastRequest { operand, layer, config, .. } = request;
+        if let (Role::Weight, Some(sharding)) = (operand.role, layer.sharding()) {
+            return self.make_gathered(t, request, sharding);
+        }
         let orientation = match view {
             View::Own => request.orientation(),
             View::Computed(..) => operand.axis.orientation(),
         };
         layer.count_cast(operand.role);
-        let (Quantized { rows, cols, .. }, result) = self.quantize(t, view.of(t), orientation, request);
+        let (Quantized { rows, cols, .. }, result) = self.quantize(t, view.of(t), orientation, request, None);
         let cast = request.key();
         let mut wanted = None;
         for (axis, made) in [(ContractionAxis::Last, rows), (ContractionAxis::Leading, cols)] {
@@ -204,13 +266,48 @@ impl<B: Float8Backend> Entries<B> {
         wanted.expect("fp8_quantize returns every orientation that it is asked for")
     }
 
-    /// Casts with the scale that the tensor's copies have already, else that of its history, else that of its own amax.
+    /// Casts this rank's rows of a sharded weight, and puts the whole copy together from those of all ranks.
+    fn make_gathered(&mut self, t: &Float8Tensor<B>, request: CastRequest<'_>, sharding: &Sharding) -> Arc<Fp8Copy<B>> {
+        let CastRequest { operand, layer, config, .. } = request;
+        let (cast, device) = (request.key(), B::float_device(t.full()));
+        layer.count_cast(operand.role);
+        let amax = |of| {
+            let known = self.reduced.iter().find(|(known, _)| *known == of).map(|(_, amax)| amax.0.clone());
+            move || known.clone().unwrap_or_else(|| reduced_amax(t, of, sharding))
+        };
+        let (own, columns) = (amax(AmaxOf::Tensor), amax(AmaxOf::Columns));
+        let rows = match reads_columns(cast, operand) {
+            // One row more with the amax of each column: its scale is then that of the whole column.
+            true => {
+                let (dtype, n) = (FloatDType::from(t.dtype()), t.shape()[1]);
+                let columns = B::float_reshape(columns(), Shape::from(vec![1, n]));
+                B::float_cat(vec![t.full().clone(), B::float_cast(columns, dtype)], 0)
+            }
+            false => t.full().clone(),
+        };
+        let own_amax: Option<&dyn Fn() -> FloatTensor<B>> = if cast.has_one_scale() { Some(&own) } else { None };
+        let orientation = operand.axis.orientation();
+        let (Quantized { rows, cols, .. }, result) = self.quantize(t, rows, orientation, request, own_amax);
+        let shard = rows.or(cols).expect("the orientation that was asked for");
+        let whole = sharding.gather_operand::<B>(&shard, operand.axis, &device);
+        let copy = Fp8Copy::new(whole, cast.cast, result, layer);
+        let held = match sharding.keeps_gathered() && !config.force_recompute_fp8_weight_in_bwd() {
+            true => Held::Strong(copy.clone()),
+            false => Held::Weak(Arc::downgrade(&copy)),
+        };
+        self.copies.push((CopyKey { cast, layout: Layout::Matrix, operand }, held));
+        copy
+    }
+
+    /// Casts with the scale that the tensor's copies have already, else that of its history, else that of its own amax: of all
+    /// ranks' rows where it is sharded.
     fn quantize(
         &mut self,
         t: &Float8Tensor<B>,
         full: FloatTensor<B>,
         orientation: Orientation,
         request: CastRequest<'_>,
+        own_amax: Option<&dyn Fn() -> FloatTensor<B>>,
     ) -> (Quantized<B>, Arc<CastResult<B>>) {
         let CastRequest { operand, layer, in_forward, .. } = request;
         let key = request.key();
@@ -239,7 +336,7 @@ impl<B: Float8Backend> Entries<B> {
         let from = match &scaling {
             // With one scale the amax is the same whatever the orientation: the first cast observes it.
             Some(amax) => ScaleFrom::Amax { amax: amax.clone(), observe: true },
-            None => ScaleFrom::Dynamic,
+            None => own_amax.map_or(ScaleFrom::Dynamic, |amax| ScaleFrom::Amax { amax: amax(), observe: false }),
         };
         let quantized = timed(from);
         let observed = quantized.amax.clone();
@@ -264,8 +361,6 @@ mod tests {
 
     use burn::backend::Flex;
     use burn_backend::ops::FloatTensorOps;
-    use burn_backend::{FloatDType, TensorMetadata};
-    use burn_std::Shape;
 
     use super::*;
     use crate::config::Policy;

@@ -2,6 +2,7 @@
 mod cache;
 mod cast;
 mod clones;
+mod gathered;
 mod recent;
 mod sample;
 
@@ -15,7 +16,7 @@ use crate::backend::Float8Backend;
 use crate::layer::{Layer, Mark, Tag};
 use cache::Forward;
 pub(crate) use cache::{Fp8Cache, Fp8Copy, Layout, LinearUse};
-pub(crate) use cast::{CastRequest, View, confirm, fp8_copy, observation};
+pub(crate) use cast::{CastRequest, View, amaxes_to_reduce, confirm, fp8_copy, observation};
 use clones::{Clones, Handle};
 pub(crate) use clones::{SavedClone, note_ones};
 pub(crate) use recent::{clear as clear_recent, note_backward, note_forward};

@@ -212,6 +212,13 @@ pub fn read_codes<D>(operand: &HostOperand<D>) -> HostCodes {
     }
 }
 
+/// [`Float8Backend::fp8_write`] on the host.
+pub fn write_codes<D: Clone>(codes: HostCodes, device: &D) -> HostOperand<D> {
+    let HostCodes { codes, dims, format, granularity, inv_scales } = codes;
+    let (codes, inv_scales) = (Arc::new(codes), Arc::new(inv_scales));
+    HostOperand { device: device.clone(), codes, dims, transposed: false, inv_scales, format, granularity }
+}
+
 /// [`Float8Backend::fp8_size`] on the host, where nothing is padded.
 pub fn size<D>(operand: &HostOperand<D>) -> OperandSize {
     let [rows, k] = operand.matrix();
@@ -335,6 +342,10 @@ macro_rules! host_backend {
 
             fn fp8_read(operand: &Self::Operand) -> $crate::HostCodes {
                 $crate::host::read_codes(operand)
+            }
+
+            fn fp8_write(codes: $crate::HostCodes, device: &$crate::__private::Device<Self>) -> Self::Operand {
+                $crate::host::write_codes(codes, device)
             }
         }
     };

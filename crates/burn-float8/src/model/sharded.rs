@@ -1,0 +1,467 @@
+//! [`Sharded`]: a model of which each rank keeps a part: linears and embeddings sharded, everything else replicated.
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{DType, Tensor, TensorData, TensorPrimitive};
+use burn_backend::TensorMetadata;
+use burn_backend::tensor::FloatTensor;
+use float8_comm::{CommError, Communicator};
+use serde::Serialize;
+
+use super::walk::{FoundLinear, Path, linears, map_param};
+use crate::backend::host::read_f32;
+use crate::config::{Casts, Policy, ScalingType};
+use crate::error::ApplyError;
+use crate::layer::{Conversion, Layer, Tag};
+use crate::shard::{Amax, ShardConfig, ShardError, Sharding};
+use crate::stack::Float8Stack;
+use crate::step::{DeviceState, Ranks, TrackedCast};
+use crate::tensor::{Float8Tensor, amaxes_to_reduce};
+use crate::terms::{Operand, Reason};
+
+/// Rows of a shard are a multiple of what one scale covers.
+const BLOCK: usize = 128;
+
+/// Rows of a shard where no block of scales asks for more: codes then come in whole words, and rows of the transpose in 16 bytes.
+const ALIGN: usize = 16;
+
+/// The ranks of a sharded model, and what each of them keeps.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::backend::{Autodiff, Flex};
+/// use burn::nn::LinearConfig;
+/// use burn_float8::{Communicator, Float8, Float8Config, ShardConfig, Sharded};
+///
+/// type B = Autodiff<Float8<Flex>>;
+/// let model = LinearConfig::new(64, 32).init::<B>(&Default::default());
+/// let model = Float8Config::tensorwise().apply(model).unwrap();
+/// // A world of one; with a launcher, the communicator of a program that it started.
+/// let (model, sharded) = Sharded::apply(model, &Communicator::solo(), ShardConfig::default()).unwrap();
+/// sharded.precompute_scales(&model); // before each step
+/// assert_eq!(sharded.summary().sharded, 1);
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Sharded {
+    comm: Communicator,
+    summary: ShardSummary,
+}
+
+/// What [`Sharded::apply`] did; its `Display` is a line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ShardSummary {
+    /// Ranks.
+    pub ranks: usize,
+    /// Parameters of which each rank keeps its rows.
+    pub sharded: usize,
+    /// Parameters that each rank keeps whole.
+    pub replicated: usize,
+    /// Elements of the model.
+    pub elements: u64,
+    /// Elements that each rank keeps, padding included.
+    pub elements_per_rank: u64,
+    /// Those among them that are padding, on all ranks together.
+    pub padding: u64,
+}
+
+impl core::fmt::Display for ShardSummary {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Self { ranks, sharded, replicated, elements, elements_per_rank, padding } = self;
+        write!(
+            f,
+            "Sharded over {ranks} ranks: {sharded} parameters, {replicated} replicated; {elements_per_rank} of {elements} elements a \
+             rank, {padding} of padding in all"
+        )
+    }
+}
+
+impl Sharded {
+    /// Keeps of each linear's weight and each embedding of `model` the rows of this rank; every other parameter stays whole. All
+    /// ranks call it with the same model, whose parameters have the same values, after
+    /// [`Float8Config::apply`](crate::Float8Config::apply): the shards follow from how weights are cast.
+    ///
+    /// The parameters of the model that is returned are the shards, `[chunk, N]`, so that optimizers which look at one element at a
+    /// time (AdamW, SGD, Adam) keep only the moments of the shard; ones that look at whole matrices (Muon, L-BFGS) compute something
+    /// else. Gradients of sharded parameters are sums over all ranks when backward ends;
+    /// [`reduce_gradients`](Self::reduce_gradients) adds up the others. What is loaded later may be whole or a shard. Clones made
+    /// before stay whole.
+    ///
+    /// A loss is to be divided by what counts on all ranks, not by what counts on one: gradients are added, not averaged.
+    /// `Tensor::matmul` with a sharded weight and reading its values see the shard.
+    ///
+    /// # Errors
+    ///
+    /// [`ShardError`] with the model: not converted, quantized, sharded already, of a dtype that is not exchanged, nothing to
+    /// shard; ranks whose models differ.
+    pub fn apply<B: Float8Stack, M: Module<B>>(
+        model: M,
+        comm: &Communicator,
+        config: ShardConfig,
+    ) -> Result<(M, Self), ApplyError<M, ShardError>> {
+        let found = match check::<B, M>(&model, comm) {
+            Ok(found) => found,
+            Err(error) => return Err(ApplyError { error, model: Box::new(model) }),
+        };
+        let summary = ShardSummary { ranks: comm.world_size(), ..ShardSummary::default() };
+        let new = Self { comm: comm.clone(), summary };
+        let conversion = found.first().and_then(|linear| Some(linear.tag.as_ref()?.layer.conversion().clone()));
+        let mut sharder = Sharder { path: Path::default(), config, conversion, new, layers: vec![] };
+        let model = Module::<B>::map(model, &mut sharder);
+        let Sharder { new, layers, .. } = sharder;
+        for linear in &found {
+            let Some(Tag { layer, .. }) = &linear.tag else { continue };
+            let device = B::inner_device(&linear.device);
+            let of_conversion: Vec<_> =
+                layers.iter().filter(|other| Arc::ptr_eq(other.conversion(), layer.conversion())).cloned().collect();
+            let config = layer.conversion().config();
+            let ranks = Ranks {
+                comm: comm.clone(),
+                device: device.clone(),
+                casts: of_conversion.iter().flat_map(|layer| tracked_casts(layer)).collect(),
+                layers: of_conversion.iter().map(Arc::downgrade).collect(),
+                may_fall_back: config.fallback.is_some() && config.statistics.is_some(),
+            };
+            DeviceState::<B::Inner>::of(layer, &device).set_ranks(ranks);
+        }
+        log::info!("{}", new.summary);
+        Ok((model, new))
+    }
+
+    /// The ranks.
+    pub fn communicator(&self) -> &Communicator {
+        &self.comm
+    }
+
+    /// What each rank keeps.
+    pub fn summary(&self) -> ShardSummary {
+        self.summary
+    }
+
+    /// Finds the amaxes that the next casts of all sharded weights need, by one all-reduce (torchao's
+    /// `precompute_float8_dynamic_scale_for_fsdp`). To be called on all ranks after each step of the optimizer: without it, each
+    /// weight has an all-reduce of its own when it is first read. Waits for the device.
+    pub fn precompute_scales<B: Float8Stack, M: Module<B>>(&self, model: &M) {
+        let mut wanted = vec![];
+        for linear in linears::<B, M>(model, None) {
+            let (Some(Tag { layer, enabled, .. }), Some(weight)) = (linear.tag, linear.weight) else { continue };
+            let weight = B::float8_tensor(&weight).clone();
+            if let Some(config) =
+                layer.float8_config().filter(|_| enabled && layer.is_enabled() && layer.sharding().is_some())
+            {
+                wanted.extend(
+                    amaxes_to_reduce(&weight, &layer, &config).into_iter().map(|wanted| (weight.clone(), wanted)),
+                );
+            }
+        }
+        if wanted.is_empty() {
+            return;
+        }
+        let values: Vec<Vec<f32>> = wanted.iter().map(|(_, (_, amax))| read_f32::<B::Inner>(amax.0.clone())).collect();
+        let bits = values.iter().flatten().map(|value| value.to_bits()).collect();
+        let all = self.comm.all_reduce_max_bits("amaxes of all weights", bits).and_then(|pending| pending.wait());
+        let all = all.unwrap_or_else(|error| panic!("{error}"));
+        let mut rest = &all[..];
+        for ((weight, (of, _)), values) in wanted.into_iter().zip(values) {
+            let (own, after) = rest.split_at(values.len());
+            rest = after;
+            let device = <B::Inner as burn_backend::ops::FloatTensorOps<B::Inner>>::float_device(weight.full());
+            weight
+                .cache()
+                .set_reduced(of, Amax::of_values(own.iter().map(|bits| f32::from_bits(*bits)).collect(), &device));
+        }
+    }
+
+    /// Adds up the gradients of the parameters that every rank keeps whole, in f32, by one all-reduce; those of sharded ones are
+    /// added up already. A parameter without a gradient on any rank has none afterwards. Waits for the device.
+    ///
+    /// # Errors
+    ///
+    /// [`CommError`].
+    pub fn reduce_gradients<B: Float8Stack + AutodiffBackend, M: Module<B>>(
+        &self,
+        model: &M,
+        grads: &mut GradientsParams,
+    ) -> Result<(), CommError> {
+        let mut read = ReadGradients::<B> { grads, values: vec![], has_gradient: vec![], backend: PhantomData };
+        Module::<B>::visit(model, &mut read);
+        let ReadGradients { mut values, has_gradient, .. } = read;
+        if has_gradient.is_empty() {
+            return Ok(());
+        }
+        let count = has_gradient.len();
+        values.extend(has_gradient.iter().map(|has| if *has { 1.0 } else { 0.0 }));
+        let mut values = self.comm.all_reduce_sum("gradients of replicated parameters", values)?.wait()?;
+        let present = values.split_off(values.len() - count);
+        let mut write = WriteGradients::<B> { grads, values: &values, present: &present, backend: PhantomData };
+        Module::<B>::visit(model, &mut write);
+        Ok(())
+    }
+
+    /// Whether each parameter of the model is sharded, by its path in the module tree, and the shape of the whole.
+    pub fn parameters<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<ShardedParameter> {
+        struct Walk(Path, Vec<ShardedParameter>);
+        impl<B: Float8Stack> ModuleVisitor<B> for Walk {
+            fn enter_module(&mut self, name: &str, container: &str) {
+                self.0.enter(name, container);
+            }
+            fn exit_module(&mut self, _: &str, _: &str) {
+                self.0.exit();
+            }
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+                let tensor = param.val();
+                let (name, own) = (self.0.parameter_name(), tensor.dims().to_vec());
+                let sharding = match tensor.into_primitive() {
+                    TensorPrimitive::Float(t) => B::layer(&t).and_then(|layer| layer.sharding().cloned()),
+                    TensorPrimitive::QFloat(_) => None,
+                };
+                let (shape, rows) = match sharding {
+                    Some(sharding) => (sharding.logical().to_vec(), Some(sharding.rows())),
+                    None => (own, None),
+                };
+                self.1.push(ShardedParameter { name, shape, rows: rows.map(|rows| [rows.start, rows.end]) });
+            }
+        }
+        let mut walk = Walk(Path::default(), vec![]);
+        Module::<B>::visit(model, &mut walk);
+        walk.1
+    }
+
+    /// The model with whole parameters, from the shards of all ranks, which all call it; no FP8 configuration is applied to it.
+    pub fn gather<B: Float8Stack, M: Module<B>>(model: M) -> M {
+        struct Gather;
+        impl<B: Float8Stack> ModuleMapper<B> for Gather {
+            fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+                let (id, tensor, _) = param.consume();
+                let whole = match tensor.into_primitive() {
+                    TensorPrimitive::Float(t) => TensorPrimitive::Float(B::map_float8(t, |t| {
+                        let sharding = t.layer().and_then(|layer| layer.sharding()).cloned();
+                        match sharding {
+                            Some(sharding) => Float8Tensor::new(sharding.gather_values::<B::Inner>(t.into_full())),
+                            None => t,
+                        }
+                    })),
+                    quantized => quantized,
+                };
+                Param::initialized(id, Tensor::from_primitive(whole))
+            }
+        }
+        Module::<B>::map(model, &mut Gather)
+    }
+}
+
+/// A parameter of a model that may be sharded.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ShardedParameter {
+    /// Its path in the module tree.
+    pub name: String,
+    /// Of the whole.
+    pub shape: Vec<usize>,
+    /// The first row that this rank keeps, and the first that it does not; none if it keeps all.
+    pub rows: Option<[usize; 2]>,
+}
+
+/// The linears of a model that can be sharded, the same on all ranks.
+fn check<B: Float8Stack, M: Module<B>>(model: &M, comm: &Communicator) -> Result<Vec<FoundLinear<B>>, ShardError> {
+    let found = linears::<B, M>(model, None);
+    let own = check_own::<B, M>(model, &found);
+    comm.all_ok("the model to shard", own).map_err(|error| ShardError::Collective(error.to_string()))?;
+    let parameters = Sharded::parameters::<B, M>(model);
+    let text: Vec<_> = parameters.iter().map(|p| format!("{} {:?}", p.name, p.shape)).collect();
+    comm.agree("the model's parameters", &text.join(", "))
+        .map_err(|error| ShardError::Collective(error.to_string()))?;
+    Ok(found)
+}
+
+fn check_own<B: Float8Stack, M: Module<B>>(model: &M, found: &[FoundLinear<B>]) -> Result<(), ShardError> {
+    for FoundLinear { info, tag, weight, .. } in found {
+        let name = || info.name.clone();
+        let Some(weight) = weight else { return Err(ShardError::Quantized { name: name() }) };
+        let Some(tag) = tag else { return Err(ShardError::NotConverted { name: name() }) };
+        if tag.layer.sharding().is_some() {
+            return Err(ShardError::Sharded { name: name() });
+        }
+        let dtype = weight.dtype();
+        if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+            return Err(ShardError::Dtype { name: name(), dtype });
+        }
+    }
+    struct HasEmbedding(Path, bool);
+    impl<B: Backend> ModuleVisitor<B> for HasEmbedding {
+        fn enter_module(&mut self, name: &str, container: &str) {
+            self.0.enter(name, container);
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.0.exit();
+        }
+        fn visit_float<const D: usize>(&mut self, _: &Param<Tensor<B, D>>) {
+            self.1 |= self.0.embedding(D).is_some();
+        }
+    }
+    let mut embedding = HasEmbedding(Path::default(), false);
+    Module::<B>::visit(model, &mut embedding);
+    if found.is_empty() && !embedding.1 { Err(ShardError::NothingToShard) } else { Ok(()) }
+}
+
+/// The casts of a layer that are scaled by a history.
+fn tracked_casts(layer: &Layer) -> Vec<TrackedCast> {
+    let policy = layer.configured();
+    let Policy::Float8(config) = policy.as_ref() else { return vec![] };
+    let new = |operand: Operand| {
+        let cast = config.casts().of(operand);
+        (cast.scaling_type == ScalingType::Delayed).then(|| TrackedCast {
+            layer: layer.name().into(),
+            role: operand.role,
+            scaling: config.delayed_scaling(),
+            initial: cast.target_dtype.max(),
+        })
+    };
+    let mut casts: Vec<TrackedCast> = Operand::ALL.into_iter().filter_map(new).collect();
+    casts.dedup_by_key(|cast| cast.role);
+    casts
+}
+
+/// What the rows of a shard are a multiple of.
+fn alignment(casts: Option<Casts>) -> usize {
+    use float8_kernels::Granularity::{Block1x32, Block1x128, Block128x128};
+    let is_block = |operand| {
+        let cast = casts.map(|casts| casts.of(operand)).filter(|cast| !cast.is_disabled());
+        cast.is_some_and(|cast| matches!(cast.scaling_granularity, Block1x32 | Block1x128 | Block128x128))
+    };
+    if [Operand::WEIGHT, Operand::WEIGHT_T].into_iter().any(is_block) { BLOCK } else { ALIGN }
+}
+
+struct Sharder {
+    path: Path,
+    config: ShardConfig,
+    /// Of the model's linears.
+    conversion: Option<Arc<Conversion>>,
+    new: Sharded,
+    /// Of the linears.
+    layers: Vec<Arc<Layer>>,
+}
+
+impl<B: Float8Stack> ModuleMapper<B> for Sharder {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.exit();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        let tensor = param.val();
+        let dims = tensor.dims();
+        let elements = dims.iter().product::<usize>() as u64;
+        let summary = &mut self.new.summary;
+        summary.elements += elements;
+        let tag = match tensor.into_primitive() {
+            TensorPrimitive::Float(weight) => B::tag(&weight),
+            TensorPrimitive::QFloat(_) => None,
+        };
+        let embedding = self.path.embedding(D);
+        let (name, policy, conversion) = match (tag.filter(|_| D == 2), embedding) {
+            (Some(tag), _) => (tag.layer.name().to_string(), tag.layer.configured(), tag.layer.conversion().clone()),
+            (None, Some(name)) => {
+                let policy = Policy::HighPrecision(Reason::Recipe);
+                (name, Arc::new(policy), self.conversion.get_or_insert_default().clone())
+            }
+            (None, None) => {
+                summary.replicated += 1;
+                summary.elements_per_rank += elements;
+                return param;
+            }
+        };
+        let casts = match policy.as_ref() {
+            Policy::Float8(config) => Some(config.casts()),
+            Policy::HighPrecision(_) => None,
+        };
+        let sharding = Sharding::new(self.new.comm.clone(), &name, [dims[0], dims[1]], alignment(casts), self.config);
+        let sharding = Arc::new(sharding);
+        summary.sharded += 1;
+        let own = (sharding.chunk() * dims[1]) as u64;
+        summary.elements_per_rank += own;
+        summary.padding += own * summary.ranks as u64 - elements;
+        let layer = Layer::new(name, Policy::clone(&policy), conversion).with_sharding(Some(sharding));
+        let layer = Arc::new(layer);
+        if casts.is_some() {
+            self.layers.push(layer.clone());
+        }
+        map_param(param, move |t| shard::<B>(t, &layer))
+    }
+}
+
+/// This rank's rows of a weight, which may be whole or those rows.
+fn shard<B: Float8Stack>(weight: FloatTensor<B>, layer: &Arc<Layer>) -> FloatTensor<B> {
+    let sharding = layer.sharding().expect("made with one").clone();
+    let layer = layer.clone();
+    B::map_float8(weight, move |weight| {
+        let is_whole = weight.shape().to_vec() == sharding.logical();
+        let rows = if is_whole { sharding.shard_of::<B::Inner>(weight.into_full()) } else { weight.into_full() };
+        Float8Tensor::new(rows).tagged(Tag::new(layer))
+    })
+}
+
+/// Whether a parameter is sharded.
+fn is_sharded<B: Float8Stack, const D: usize>(param: &Param<Tensor<B, D>>) -> bool {
+    match param.val().into_primitive() {
+        TensorPrimitive::Float(t) => B::layer(&t).is_some_and(|layer| layer.sharding().is_some()),
+        TensorPrimitive::QFloat(_) => false,
+    }
+}
+
+/// The gradients of replicated parameters one after the other, zeros where there is none.
+struct ReadGradients<'a, B> {
+    grads: &'a GradientsParams,
+    values: Vec<f32>,
+    has_gradient: Vec<bool>,
+    backend: PhantomData<B>,
+}
+
+impl<B: Float8Stack + AutodiffBackend> ModuleVisitor<B> for ReadGradients<'_, B> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if is_sharded(param) {
+            return;
+        }
+        let gradient = self.grads.get::<B::InnerBackend, D>(param.id);
+        self.has_gradient.push(gradient.is_some());
+        let elements = param.val().dims().iter().product::<usize>();
+        match gradient {
+            Some(gradient) => {
+                let data = gradient.cast(DType::F32).into_data();
+                self.values.extend(data.iter::<f32>());
+            }
+            None => self.values.resize(self.values.len() + elements, 0.0),
+        }
+    }
+}
+
+struct WriteGradients<'a, B> {
+    grads: &'a mut GradientsParams,
+    values: &'a [f32],
+    present: &'a [f32],
+    backend: PhantomData<B>,
+}
+
+impl<B: Float8Stack + AutodiffBackend> ModuleVisitor<B> for WriteGradients<'_, B> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if is_sharded(param) {
+            return;
+        }
+        let value = param.val();
+        let (dims, device, dtype) = (value.dims(), value.device(), value.dtype());
+        let (own, rest) = self.values.split_at(dims.iter().product());
+        let (present, others) = self.present.split_at(1);
+        (self.values, self.present) = (rest, others);
+        if present[0] > 0.0 {
+            self.grads.remove::<B::InnerBackend, D>(param.id);
+            let data = TensorData::new(own.to_vec(), dims);
+            let gradient = Tensor::<B::InnerBackend, D>::from_data(data, (&device, DType::F32)).cast(dtype);
+            self.grads.register(param.id, gradient);
+        }
+    }
+}

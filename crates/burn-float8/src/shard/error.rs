@@ -1,0 +1,47 @@
+//! [`ShardError`]: why a model cannot be sharded.
+use burn::tensor::DType;
+
+use crate::error::ApplyError;
+
+/// What [`Sharded::apply`](crate::Sharded::apply) can refuse.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ShardError {
+    /// A linear carries no layer.
+    #[error("{name} is in no model that Float8Config was applied to: apply a configuration first, then shard")]
+    NotConverted {
+        /// The linear.
+        name: String,
+    },
+    /// It is sharded already.
+    #[error("{name} is sharded already")]
+    Sharded {
+        /// The parameter.
+        name: String,
+    },
+    /// There is no linear and no embedding.
+    #[error("the model has no linear and no embedding, so there is nothing to shard")]
+    NothingToShard,
+    /// A quantized parameter.
+    #[error("{name} is quantized: only float parameters are sharded")]
+    Quantized {
+        /// The parameter.
+        name: String,
+    },
+    /// A dtype that is not exchanged.
+    #[error("{name} is of {dtype:?}: parameters of f32, f16 and bf16 are sharded")]
+    Dtype {
+        /// The parameter.
+        name: String,
+        /// Its dtype.
+        dtype: DType,
+    },
+    /// The ranks do not agree, or cannot be reached.
+    #[error("{0}")]
+    Collective(String),
+}
+
+impl<M> From<ApplyError<M, ShardError>> for ShardError {
+    fn from(error: ApplyError<M, ShardError>) -> Self {
+        error.error
+    }
+}

@@ -1,0 +1,121 @@
+//! Collectives on tensors in high precision: whole weights, gradients and amaxes.
+use burn_backend::tensor::{Device, FloatTensor};
+use burn_backend::{DType, FloatDType, Scalar, TensorData, TensorMetadata, get_device_settings};
+use burn_std::{Bytes, Shape, Slice};
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::Sharding;
+use crate::backend::Float8Backend;
+use crate::backend::host::read_f32;
+
+impl Sharding {
+    /// The rows of the whole weight `[K, N]` that this rank holds, and zeros below them: `[chunk, N]`.
+    pub(crate) fn shard_of<B: Float8Backend>(&self, whole: FloatTensor<B>) -> FloatTensor<B> {
+        let (rows, [_, n]) = (self.rows(), self.logical);
+        if rows.len() == whole.shape()[0] && self.chunk == rows.len() {
+            return whole;
+        }
+        let (device, dtype) = (B::float_device(&whole), FloatDType::from(whole.dtype()));
+        let zeros = |rows: usize| B::float_zeros(Shape::from(vec![rows, n]), &device, dtype);
+        if rows.is_empty() {
+            return zeros(self.chunk);
+        }
+        let padding = self.chunk - rows.len();
+        let own = B::float_slice(whole, &[Slice::from(rows), Slice::from(0..n)]);
+        if padding == 0 { own } else { B::float_cat(vec![own, zeros(padding)], 0) }
+    }
+
+    /// The whole weight `[K, N]` from every rank's shard, in the shard's dtype; this waits for the device.
+    pub(crate) fn gather_values<B: Float8Backend>(&self, shard: FloatTensor<B>) -> FloatTensor<B> {
+        let [k, n] = self.logical;
+        if self.comm.world_size() == 1 {
+            return shard;
+        }
+        let (device, dtype) = (B::float_device(&shard), shard.dtype());
+        let data = burn_std::future::block_on(B::float_into_data(shard)).expect("a tensor that exists can be read");
+        let bytes = data.bytes.to_vec();
+        let mut words: Vec<u32> = bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
+        // An odd number of elements of two bytes.
+        let rest = bytes.as_chunks::<4>().1;
+        if let [low, high] = rest {
+            words.push(u32::from_le_bytes([*low, *high, 0, 0]));
+        }
+        let len = words.len();
+        let all = self.comm.all_gather(&self.name, words).and_then(|pending| pending.wait());
+        let all = all.unwrap_or_else(|error| self.fail(error));
+        self.full_gathers.fetch_add(1, Relaxed);
+        let rank =
+            |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).take(bytes.len()).collect::<Vec<_>>();
+        let mut whole: Vec<u8> = all.chunks_exact(len.max(1)).flat_map(rank).collect();
+        whole.truncate(k * n * dtype.size());
+        let data = TensorData::from_bytes(Bytes::from_bytes_vec(whole), Shape::from(vec![k, n]), dtype);
+        B::float_from_data(data, &device)
+    }
+
+    /// The sum over all ranks of the rows `[chunk, N]` that this rank holds of a gradient `[K, N]`, added in f32, in the gradient's
+    /// dtype; this waits for the device.
+    pub(crate) fn reduce_scatter<B: Float8Backend>(&self, gradient: FloatTensor<B>) -> FloatTensor<B> {
+        let [_, n] = self.logical;
+        let ranks = self.comm.world_size();
+        if ranks == 1 {
+            return gradient;
+        }
+        let (device, dtype) = (B::float_device(&gradient), gradient.dtype());
+        let mut all = read_f32::<B>(gradient);
+        all.resize(ranks * self.chunk * n, 0.0);
+        let own = self.comm.reduce_scatter_sum(&self.name, all).and_then(|pending| pending.wait());
+        let own = own.unwrap_or_else(|error| self.fail(error));
+        let own = B::float_from_data(TensorData::new(own, [self.chunk, n]), &device);
+        if dtype == DType::F32 { own } else { B::float_cast(own, FloatDType::from(dtype)) }
+    }
+
+    /// The amax of the whole weight from that of this rank's rows; NaN wins.
+    pub(crate) fn reduce_amax<B: Float8Backend>(&self, amax: &Amax<B>) -> Amax<B> {
+        let device = B::float_device(&amax.0);
+        let values = self.max(read_f32::<B>(amax.0.clone()));
+        Amax::of_values(values, &device)
+    }
+
+    /// The largest of every rank's values, none of which is negative.
+    fn max(&self, values: Vec<f32>) -> Vec<f32> {
+        if self.comm.world_size() == 1 {
+            return values;
+        }
+        let bits = values.into_iter().map(f32::to_bits).collect();
+        let all = self.comm.all_reduce_max_bits(&self.name, bits).and_then(|pending| pending.wait());
+        all.unwrap_or_else(|error| self.fail(error)).into_iter().map(f32::from_bits).collect()
+    }
+}
+
+/// Amaxes of a weight, f32: `[1]` of all of it, or `[N]` of its columns.
+pub(crate) struct Amax<B: Float8Backend>(pub(crate) FloatTensor<B>);
+
+impl<B: Float8Backend> Clone for Amax<B> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<B: Float8Backend> Amax<B> {
+    pub(crate) fn of_values(values: Vec<f32>, device: &Device<B>) -> Self {
+        let len = values.len();
+        Self(B::float_from_data(TensorData::new(values, [len]), device))
+    }
+}
+
+/// max |x| of all elements, `[1]`, NaN if x holds one.
+pub(crate) fn tensor_amax<B: Float8Backend>(x: FloatTensor<B>) -> Amax<B> {
+    let elements = x.shape().num_elements();
+    column_amaxes(B::float_reshape(x, Shape::from(vec![elements, 1])))
+}
+
+/// max |x| of each column of `[rows, N]`: `[N]`, NaN where the column holds one.
+pub(crate) fn column_amaxes<B: Float8Backend>(x: FloatTensor<B>) -> Amax<B> {
+    let n = x.shape()[1];
+    let x = if x.dtype() == DType::F32 { x } else { B::float_cast(x, FloatDType::F32) };
+    let bool_dtype = get_device_settings::<B>(&B::float_device(&x)).bool_dtype;
+    let has_nan = B::bool_any_dim(B::float_is_nan(x.clone(), bool_dtype), 0);
+    let amax = B::float_max_dim(B::float_abs(x), 0);
+    let amax = B::float_mask_fill(amax, has_nan, Scalar::from(f32::NAN));
+    Amax(B::float_reshape(amax, Shape::from(vec![n])))
+}

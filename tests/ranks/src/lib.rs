@@ -1,0 +1,143 @@
+//! A small language model, and training it on one rank or as a shard.
+use burn::backend::{Autodiff, Flex};
+use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::{AdamW, AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
+use burn::prelude::*;
+use burn_float8::{Float8, Float8Config, Recipe, Sharded};
+
+/// What everything runs on.
+pub type B = Autodiff<Float8<Flex>>;
+
+/// Words of the vocabulary: no multiple of anything.
+pub const VOCABULARY: usize = 50;
+
+/// Sequences of this many tokens.
+pub const LEN: usize = 12;
+
+/// Sequences of a micro-batch.
+pub const BATCH: usize = 3;
+
+/// Embedding, norm, two linears with a bias, and one without.
+#[derive(Module, Debug)]
+pub struct Net<B: Backend> {
+    embedding: Embedding<B>,
+    norm: LayerNorm<B>,
+    up: Linear<B>,
+    down: Linear<B>,
+    head: Linear<B>,
+}
+
+impl<B: Backend> Net<B> {
+    /// The same on every rank.
+    pub fn new(device: &B::Device) -> Self {
+        B::seed(device, 7);
+        let new = Self {
+            embedding: EmbeddingConfig::new(VOCABULARY, 40).init(device),
+            norm: LayerNormConfig::new(40).init(device),
+            up: LinearConfig::new(40, 144).init(device),
+            down: LinearConfig::new(144, 40).init(device),
+            head: LinearConfig::new(40, VOCABULARY).with_bias(false).init(device),
+        };
+        // Parameters are drawn when they are first read, which is to be now.
+        new.visit(&mut Draw);
+        new
+    }
+
+    fn logits(&self, tokens: Tensor<B, 2, Int>) -> Tensor<B, 3> {
+        let x = self.embedding.forward(tokens);
+        let h = burn::tensor::activation::silu(self.up.forward(self.norm.forward(x.clone())));
+        self.head.forward(x + self.down.forward(h))
+    }
+
+    /// Mean cross entropy of a micro-batch.
+    pub fn loss(&self, batch: Tensor<B, 2, Int>) -> Tensor<B, 1> {
+        let [rows, len] = batch.dims();
+        let logits = self.logits(batch.clone().slice([0..rows, 0..len - 1]));
+        let targets = batch.slice([0..rows, 1..len]).reshape([-1]);
+        CrossEntropyLossConfig::new().init(&logits.device()).forward(logits.reshape([-1, VOCABULARY as i32]), targets)
+    }
+}
+
+struct Draw;
+
+impl<B: Backend> ModuleVisitor<B> for Draw {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        param.val();
+    }
+}
+
+/// Micro-batch `number`, the same everywhere.
+pub fn batch<B: Backend>(number: usize, device: &B::Device) -> Tensor<B, 2, Int> {
+    let token = |i: usize| ((i * i * 31 + 17 * i + number * 13 + i * number) % VOCABULARY) as i32;
+    let tokens: Vec<i32> = (0..BATCH * (LEN + 1)).map(token).collect();
+    Tensor::from_data(TensorData::new(tokens, [BATCH, LEN + 1]), device)
+}
+
+/// A model with a recipe.
+pub fn model(recipe: Recipe) -> Net<B> {
+    Float8Config::new(recipe).apply(Net::new(&Default::default())).unwrap()
+}
+
+/// A model in training.
+pub struct Training {
+    /// As the steps so far have left it.
+    pub model: Net<B>,
+    /// With whom, if it is sharded.
+    pub sharded: Option<Sharded>,
+    optimizer: OptimizerAdaptor<AdamW, Net<B>, B>,
+    step: usize,
+}
+
+impl Training {
+    /// Before the first step.
+    pub fn new(model: Net<B>, sharded: Option<Sharded>) -> Self {
+        Self { model, sharded, optimizer: AdamWConfig::new().with_weight_decay(0.1).init(), step: 0 }
+    }
+
+    /// A step on so many micro-batches, of which this rank takes each whose number is its own modulo the ranks; the mean loss of all
+    /// ranks.
+    pub fn step(&mut self, micro_batches: usize) -> f32 {
+        let device = Default::default();
+        let (rank, ranks) = self.sharded.as_ref().map_or((0, 1), |sharded| {
+            let comm = sharded.communicator();
+            (comm.rank(), comm.world_size())
+        });
+        if let Some(sharded) = &self.sharded {
+            sharded.precompute_scales(&self.model);
+        }
+        let mut accumulator = GradientsAccumulator::new();
+        let mut sum = 0.0;
+        for number in (0..micro_batches).filter(|number| number % ranks == rank) {
+            let batch = batch(self.step * micro_batches + number, &device);
+            let loss = self.model.loss(batch).div_scalar(micro_batches as f64);
+            sum += loss.clone().into_scalar();
+            accumulator.accumulate(&self.model, GradientsParams::from_grads(loss.backward(), &self.model));
+        }
+        let mut grads = accumulator.grads();
+        if let Some(sharded) = &self.sharded {
+            sharded.reduce_gradients(&self.model, &mut grads).unwrap();
+            let sums = sharded.communicator().all_reduce_sum("loss", vec![sum]).unwrap().wait().unwrap();
+            sum = sums[0];
+        }
+        self.model = self.optimizer.step(1e-2, self.model.clone(), grads);
+        self.step += 1;
+        sum
+    }
+
+    /// All parameters, whole, by their bits.
+    pub fn parameters(&self) -> Vec<(String, Vec<u32>)> {
+        struct Read(Vec<(String, Vec<u32>)>);
+        impl<B: Backend> ModuleVisitor<B> for Read {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+                let values: Vec<f32> = param.val().into_data().to_vec().unwrap();
+                self.0.push((format!("{:?}", param.val().dims()), values.iter().map(|x| x.to_bits()).collect()));
+            }
+        }
+        let mut read = Read(vec![]);
+        Sharded::gather(self.model.clone()).valid().visit(&mut read);
+        read.0
+    }
+}

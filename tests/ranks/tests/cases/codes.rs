@@ -1,0 +1,80 @@
+//! What GEMMs read of a sharded weight is what they read of the whole one.
+use burn::nn::{Linear, LinearConfig};
+use burn::prelude::*;
+use burn_float8::{Float8Config, Recipe, Reshard, ShardConfig, Sharded, report};
+use ranks::B;
+
+use super::world;
+
+fn linear(k: usize, n: usize, recipe: Recipe) -> Linear<B> {
+    let device = Default::default();
+    B::seed(&device, (k + n) as u64);
+    let linear = LinearConfig::new(k, n).with_bias(false).init::<B>(&device);
+    Float8Config::new(recipe).apply(linear).unwrap()
+}
+
+fn bits<const D: usize>(t: Tensor<<B as burn::tensor::backend::AutodiffBackend>::InnerBackend, D>) -> Vec<u32> {
+    t.into_data().to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
+}
+
+/// y of x = 1 and dx of dy = 1, which are the weight in both orientations as its codes and scales say; and dw of this rank's rows.
+fn read(linear: &Linear<B>, k: usize, n: usize) -> [Vec<u32>; 3] {
+    let device = Default::default();
+    let x = Tensor::<B, 2>::eye(k, &device).require_grad();
+    let y = linear.forward(x.clone());
+    let grads = (y.clone() * Tensor::eye(n.max(k), &device).slice([0..k, 0..n])).sum().backward();
+    let dw = linear.weight.val().grad(&grads).unwrap();
+    [bits(y.inner()), bits(x.grad(&grads).unwrap()), bits(dw)]
+}
+
+pub fn are_those_of_a_cast_of_the_whole() {
+    let comm = world();
+    for recipe in Recipe::ALL {
+        // Divisible, not divisible, fewer rows than ranks, more than one block.
+        for (k, n) in [(64, 32), (100, 48), (3, 16), (300, 130)] {
+            let [kept, let_go] = [Reshard::AfterStep, Reshard::AfterForward].map(|reshard| {
+                let whole = linear(k, n, recipe);
+                let expected = read(&whole, k, n);
+                let (shard, sharded) = Sharded::apply(linear(k, n, recipe), &comm, ShardConfig { reshard }).unwrap();
+                let found = read(&shard, k, n);
+                assert_eq!(found[..2], expected[..2], "{recipe} {k}x{n}");
+                // Every rank has the same gradient, so that the sum over two is twice that, exactly.
+                let ranks = comm.world_size() as f32;
+                let rows = Sharded::parameters::<B, _>(&shard)[0].rows.unwrap();
+                let own = expected[2][rows[0] * n..rows[1] * n].iter().map(|bits| f32::from_bits(*bits) * ranks);
+                let (own_bits, padding) = found[2].split_at((rows[1] - rows[0]) * n);
+                if comm.world_size().is_power_of_two() {
+                    assert_eq!(own_bits, own.map(f32::to_bits).collect::<Vec<_>>(), "{recipe} {k}x{n}");
+                }
+                assert!(padding.iter().all(|bits| *bits == 0), "{recipe} {k}x{n}");
+                let report = report(&shard);
+                let gathers = report.layers[0].sharding.clone().unwrap();
+                assert_eq!((gathers.float8_gathers, gathers.high_precision_gathers), (2, 0), "{recipe} {k}x{n}");
+                assert_eq!(sharded.summary().sharded, 1);
+                report.layers[0].live_copies
+            });
+            // What else is alive are copies of x and dy.
+            assert_eq!(kept - let_go, 2, "{recipe} {k}x{n}");
+        }
+    }
+}
+
+/// A rank without rows takes part in everything.
+pub fn an_empty_batch_on_one_rank() {
+    let comm = world();
+    let device = Default::default();
+    for recipe in Recipe::ALL {
+        let whole = linear(64, 32, recipe);
+        let x = Tensor::<B, 2>::random([5, 64], burn::tensor::Distribution::Default, &device);
+        let run = |linear: &Linear<B>, rows: usize| {
+            let x = x.clone().slice([0..rows, 0..64]).detach().require_grad();
+            let grads = linear.forward(x.clone()).sum().backward();
+            bits(linear.weight.val().grad(&grads).unwrap())
+        };
+        let expected = run(&whole, 5);
+        let (shard, _) = Sharded::apply(linear(64, 32, recipe), &comm, ShardConfig::default()).unwrap();
+        let found = run(&shard, if comm.rank() == 0 { 5 } else { 0 });
+        let [begin, end] = Sharded::parameters::<B, _>(&shard)[0].rows.unwrap();
+        assert_eq!(found[..(end - begin) * 32], expected[begin * 32..end * 32], "{recipe}");
+    }
+}

@@ -1,0 +1,55 @@
+//! What ranks send, and what each of them keeps.
+use burn_float8::{Recipe, Reshard, ShardConfig, Sharded};
+use float8_comm::Operation;
+use ranks::{Training, model};
+
+use super::world;
+
+pub fn bytes_on_the_wire() {
+    let comm = world();
+    for (recipe, share) in
+        [(Recipe::Tensorwise, 0.5), (Recipe::Delayed, 0.5), (Recipe::Mxfp8, 0.52), (Recipe::Blockwise, 0.52)]
+    {
+        for (reshard, per_step) in [(Reshard::AfterStep, 2), (Reshard::AfterForward, 4)] {
+            let (model, sharded) = Sharded::apply(model(recipe), &comm, ShardConfig { reshard }).unwrap();
+            let shapes = Sharded::parameters::<ranks::B, _>(&model);
+            let mut training = Training::new(model, Some(sharded));
+            // The second step begins the histories, and casts the first weight that it reads by its own amax.
+            training.step(2 * comm.world_size());
+            training.step(2 * comm.world_size());
+            let before = comm.traffic();
+            training.step(2 * comm.world_size());
+            let traffic = comm.traffic().since(&before);
+            assert_eq!(traffic.operation(Operation::AllReduceMaxBits).calls, 1, "{recipe}");
+            for linear in ["up", "down", "head"] {
+                let shape = &shapes.iter().find(|p| p.name == format!("{linear}.weight")).unwrap().shape;
+                let align = if matches!(recipe, Recipe::Mxfp8 | Recipe::Blockwise) { 128 } else { 16 };
+                let chunk = shape[0].div_ceil(comm.world_size()).next_multiple_of(align);
+                let bf16 = (2 * chunk * shape[1]) as f64;
+                let (.., gathers) = traffic
+                    .iter()
+                    .find(|(operation, label, _)| (*operation, *label) == (Operation::AllGather, linear))
+                    .unwrap();
+                assert_eq!(gathers.calls, per_step, "{recipe} {linear}");
+                let bytes = gathers.sent as f64 / gathers.calls as f64;
+                assert!(bytes <= share * bf16 + 4.0, "{recipe} {linear}: {bytes} of {bf16}");
+                if share == 0.5 {
+                    assert_eq!(bytes, share * bf16, "{recipe} {linear}");
+                }
+            }
+        }
+    }
+}
+
+pub fn memory_of_a_rank() {
+    let comm = world();
+    for recipe in Recipe::ALL {
+        let (_, sharded) = Sharded::apply(model(recipe), &comm, ShardConfig::default()).unwrap();
+        let summary = sharded.summary();
+        let ranks = comm.world_size() as u64;
+        // Norm and biases stay whole.
+        let replicated = 2 * 40 + 144 + 40;
+        assert_eq!(summary.replicated, 4);
+        assert_eq!(summary.elements_per_rank * ranks, summary.elements + summary.padding + (ranks - 1) * replicated);
+    }
+}

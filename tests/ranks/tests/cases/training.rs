@@ -1,0 +1,47 @@
+//! Training on several ranks is training on one with as many micro-batches.
+use burn_float8::{Recipe, Reshard, ShardConfig, Sharded};
+use ranks::{Training, model};
+
+use super::world;
+
+fn sharded(recipe: Recipe, reshard: Reshard) -> Training {
+    let (model, sharded) = Sharded::apply(model(recipe), &world(), ShardConfig { reshard }).unwrap();
+    Training::new(model, Some(sharded))
+}
+
+pub fn two_ranks_are_one_with_accumulation() {
+    for recipe in Recipe::ALL {
+        for reshard in [Reshard::AfterStep, Reshard::AfterForward] {
+            let (mut one, mut two) = (Training::new(model(recipe), None), sharded(recipe, reshard));
+            for step in 0..20 {
+                let losses = [one.step(2), two.step(2)];
+                assert_eq!(losses[0].to_bits(), losses[1].to_bits(), "{recipe} step {step}: {losses:?}");
+            }
+            for (one, two) in one.parameters().into_iter().zip(two.parameters()) {
+                assert_eq!(one, two, "{recipe}: {}", one.0);
+            }
+        }
+    }
+}
+
+pub fn four_ranks_are_close() {
+    for recipe in Recipe::ALL {
+        let (mut one, mut four) = (Training::new(model(recipe), None), sharded(recipe, Reshard::AfterStep));
+        for step in 0..50 {
+            let [one, four] = [one.step(4), four.step(4)];
+            let limit = if step == 0 { 1e-5 } else { 1e-2 };
+            assert!((one - four).abs() <= limit * one, "{recipe} step {step}: {one} and {four}");
+        }
+    }
+}
+
+/// What was saved whole is loaded as shards, and what is gathered is what was saved.
+pub fn whole_parameters_load() {
+    use burn::module::Module;
+    let mut trained = Training::new(model(Recipe::Tensorwise), None);
+    trained.step(1);
+    let (new, handle) = Sharded::apply(model(Recipe::Tensorwise), &world(), ShardConfig::default()).unwrap();
+    let loaded = new.load_record(trained.model.clone().into_record());
+    let loaded = Training::new(loaded, Some(handle));
+    assert_eq!(loaded.parameters(), trained.parameters());
+}
