@@ -1,0 +1,12 @@
+//! Collectives over MPI: nonblocking calls on buffers of ours, each waited for with a time limit.
+
+mod collectives;
+mod element;
+mod leave;
+mod messages;
+mod watch;
+mod world;
+
+pub(crate) use element::Element;
+pub(crate) use leave::end_after_panic;
+pub(crate) use world::World;

@@ -1,0 +1,7 @@
+//! Collectives over NCCL, on device memory and a stream that the caller owns.
+
+mod comm;
+mod connect;
+mod library;
+
+pub use comm::NcclComm;
