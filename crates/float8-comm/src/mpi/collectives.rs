@@ -39,7 +39,7 @@ impl<T: Element> Drop for InFlight<T> {
         let null = unsafe { ffi::RSMPI_REQUEST_NULL };
         if self.request != null {
             let buffers = Box::new((mem::take(&mut self.send), mem::take(&mut self.receive)));
-            self.world.lock().orphans.push(Orphan { request: self.request, buffers });
+            self.world.lock().orphans.push(Orphan { request: self.request, _buffers: buffers });
         }
     }
 }
@@ -205,6 +205,10 @@ impl World {
         let lengths: Vec<usize> = lengths.into_iter().map(|length| length as usize).collect();
         // The same on every rank, so none waits for one that stopped here.
         fits(Operation::AllGatherBytes, label, lengths.iter().sum())?;
+        // Open MPI refuses a gather of nothing at all.
+        if lengths.iter().all(|length| *length == 0) {
+            return Ok(vec![Vec::new(); self.size]);
+        }
         let counts: Vec<c_int> = lengths.iter().map(|length| *length as c_int).collect();
         let starts: Vec<c_int> = counts
             .iter()

@@ -39,7 +39,7 @@ impl World {
                 )?;
                 request
             };
-            state.orphans.push(Orphan { request, buffers: Box::new(buffer) });
+            state.orphans.push(Orphan { request, _buffers: Box::new(buffer) });
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::ffi::{c_char, c_int};
+use std::fmt::Display;
 use std::time::Duration;
 
 use ::mpi::environment::Universe;
@@ -52,7 +53,7 @@ pub(crate) struct State {
 /// A transfer that nobody waits for, with the buffers that MPI still uses.
 pub(crate) struct Orphan {
     pub request: MPI_Request,
-    pub buffers: Box<dyn Any + Send>,
+    pub _buffers: Box<dyn Any + Send>,
 }
 
 // SAFETY: MPI's handles may be used from any thread where MPI provides MPI_THREAD_SERIALIZED, which `connect` makes sure of, as long
@@ -116,7 +117,7 @@ impl State {
     }
 
     /// Whether the transfer is done, after which `request` is null.
-    pub(crate) fn test(&mut self, request: &mut MPI_Request, during: &dyn ToString) -> Result<bool, CommError> {
+    pub(crate) fn test(&mut self, request: &mut MPI_Request, during: &dyn Display) -> Result<bool, CommError> {
         let mut done = 0;
         // SAFETY: the request is of MPI, and its buffers live until it is done.
         let code = unsafe { ffi::MPI_Test(request, &mut done, ffi::RSMPI_STATUS_IGNORE) };
@@ -144,7 +145,7 @@ impl State {
 }
 
 /// An error for what MPI returned, unless it was success.
-pub(crate) fn check(during: impl ToString, code: c_int) -> Result<(), CommError> {
+pub(crate) fn check(during: impl Display, code: c_int) -> Result<(), CommError> {
     if code == ffi::MPI_SUCCESS as c_int {
         return Ok(());
     }
