@@ -98,8 +98,11 @@ pub enum CommError {
         /// The level that it provides.
         provided: String,
     },
-    /// MPI has failed.
-    #[error("MPI failed in {during}: {reason}")]
+    /// MPI has failed, or was given messages that do not fit.
+    #[error(
+        "MPI failed in {during}: {reason}; if messages do not fit, ranks may be in different collectives: FLOAT8_COMM_COMPARE=1 finds \
+         the first"
+    )]
     Mpi {
         /// The call, or the collective.
         during: String,
@@ -209,7 +212,7 @@ pub enum CommError {
         world_size: usize,
     },
     /// A collective did not end within [`Options::timeout`](crate::Options::timeout).
-    #[error("rank {rank} of {world_size}: {collective} has waited {:.1} s: {}", waited.as_secs_f64(), absent(missing))]
+    #[error("rank {rank} of {world_size}: {collective} has not ended after {:.1} s: {}", waited.as_secs_f64(), absent(missing))]
     Timeout {
         /// The rank that waited.
         rank: usize,
@@ -237,6 +240,18 @@ pub enum CommError {
         left: usize,
         /// The last collective that it started.
         after: u64,
+    },
+    /// The communicator was dropped, but not all ranks' were. Logged, and the job is ended.
+    #[error("rank {rank} of {world_size} dropped its communicator {:.1} s ago, and {}", waited.as_secs_f64(), failed.map_or_else(|| "another rank still has its own".into(), |rank| format!("rank {rank} needs more of it, so the job ends")))]
+    Leave {
+        /// The rank that dropped it.
+        rank: usize,
+        /// Of how many.
+        world_size: usize,
+        /// How long it has waited for the others.
+        waited: Duration,
+        /// The first rank that met an error; None if the time limit has come.
+        failed: Option<usize>,
     },
     /// The compare mode found ranks in different collectives.
     #[error(transparent)]

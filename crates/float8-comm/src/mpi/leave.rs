@@ -16,6 +16,12 @@ const FAILED: i32 = 70;
 const PANICKED: i32 = 101;
 /// How long the process goes on after a communicator that failed is dropped: to print its error, and return its exit code.
 const GRACE: Duration = Duration::from_millis(500);
+/// How long a rank with an error of a collective waits when it drops the communicator. The first process that ends takes the others
+/// with it, and all are to print theirs first.
+const LAST_WORDS: Duration = Duration::from_millis(300);
+/// The same of a rank that had no such error, but left early. It is shorter, as its reason is what users look for, and a program may
+/// print that only when the communicator is dropped.
+const FIRST_WORDS: Duration = Duration::from_millis(100);
 
 impl Drop for World {
     fn drop(&mut self) {
@@ -26,13 +32,15 @@ impl Drop for World {
             // Finalizes MPI.
             Ok(()) => drop(universe),
             Err(error) => {
-                if state.dead.is_none() {
+                let failed = state.dead.is_some();
+                if !failed {
                     log::error!("{error}");
                 }
                 // Finalizing would wait for ranks that do not come, and MPI may write to the buffers still.
                 mem::forget(universe);
                 mem::forget(mem::take(&mut state.orphans));
                 end_soon();
+                thread::sleep(if failed { LAST_WORDS } else { FIRST_WORDS });
             }
         }
     }
@@ -67,15 +75,8 @@ impl World {
             // A rank that has given up does not come.
             let given_up = state.calls.iter().position(Option::is_some);
             if given_up.is_some() || backoff.waited() >= self.timeout {
-                let reason = match given_up {
-                    Some(rank) => format!("rank {rank} has ended with an error of its own"),
-                    None => format!(
-                        "rank {}: other ranks still run after {:.1} s",
-                        self.rank,
-                        backoff.waited().as_secs_f64()
-                    ),
-                };
-                return Err(CommError::Mpi { during: "leaving".into(), reason });
+                let (rank, world_size, waited) = (self.rank, self.size, backoff.waited());
+                return Err(CommError::Leave { rank, world_size, waited, failed: given_up });
             }
             backoff.pause();
         }

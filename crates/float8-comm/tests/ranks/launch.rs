@@ -1,9 +1,9 @@
 //! Starts the ranks of a case, and has what they printed and how they ended.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// The variable that tells a rank its case.
 pub const CASE: &str = "FLOAT8_COMM_TEST_CASE";
@@ -14,9 +14,33 @@ pub const LIMIT: Duration = Duration::from_secs(60);
 pub struct Ran {
     pub ranks: usize,
     pub code: Option<i32>,
-    pub seconds: f64,
+    ended: f64,
     /// All that was printed, on either stream.
     pub output: String,
+}
+
+const WRONG: &str = "it goes wrong at ";
+
+/// Tells the runner from when on it counts.
+pub fn goes_wrong() {
+    print_line(&format!("{WRONG}{}", now()));
+}
+
+/// In one write, so that other ranks' lines cannot come between.
+pub fn print_line(line: &str) {
+    std::io::stderr().write_all(format!("{line}\n").as_bytes()).expect("stderr is open");
+}
+
+/// How much longer things take because other programs want the cores, too.
+pub fn crowding() -> f64 {
+    let load = std::fs::read_to_string("/proc/loadavg").ok();
+    let load = load.and_then(|text| text.split(' ').next()?.parse::<f64>().ok()).unwrap_or(1.0);
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    (load / cores as f64).max(1.0)
+}
+
+fn now() -> f64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970").as_secs_f64()
 }
 
 /// Runs a case under mpirun; with 0 ranks as a plain process.
@@ -43,9 +67,9 @@ pub fn run(name: &str, ranks: usize) -> Ran {
             String::from_utf8_lossy(&bytes).into_owned()
         })
     });
-    let (code, seconds) = loop {
+    let (code, ended) = loop {
         if let Some(status) = child.try_wait().expect("mpirun is a child") {
-            break (status.code(), start.elapsed().as_secs_f64());
+            break (status.code(), now());
         }
         if start.elapsed() > LIMIT {
             child.kill().expect("mpirun is a child");
@@ -56,7 +80,7 @@ pub fn run(name: &str, ranks: usize) -> Ran {
         thread::sleep(Duration::from_millis(10));
     };
     let output = readers.map(|reader| reader.join().expect("reads")).concat();
-    Ran { ranks, code, seconds, output }
+    Ran { ranks, code, ended, output }
 }
 
 impl Ran {
@@ -67,10 +91,13 @@ impl Ran {
         assert_eq!(done, self.ranks, "{}", self.output);
     }
 
-    /// The job failed, as a whole.
-    pub fn fails_within(&self, seconds: f64) {
+    /// The job failed as a whole, at most so long after a rank said that it now [`goes_wrong`].
+    pub fn fails_within(&self, seconds: f64) -> f64 {
         assert!(self.code.is_some_and(|code| code != 0), "code {:?}: {}", self.code, self.output);
-        assert!(self.seconds < seconds, "{:.1} s: {}", self.seconds, self.output);
+        let times = self.output.lines().filter_map(|line| line.split_once(WRONG)?.1.trim().parse::<f64>().ok());
+        let took = self.ended - times.reduce(f64::min).unwrap_or_else(|| panic!("nothing went wrong: {}", self.output));
+        assert!(took < seconds * crowding(), "{took:.1} s: {}", self.output);
+        took
     }
 
     /// After how many seconds, and with which error, rank `rank` ended.
@@ -84,6 +111,10 @@ impl Ran {
 
     /// What ranks measured.
     pub fn notes(&self) -> String {
-        self.output.lines().filter_map(|line| line.split_once("note: ")).map(|(_, note)| format!("; {note}")).collect()
+        self.output
+            .lines()
+            .filter_map(|line| line.split_once("measured: "))
+            .map(|(_, note)| format!("; {note}"))
+            .collect()
     }
 }

@@ -47,6 +47,7 @@ fn main() {
         });
         return rank();
     }
+    // Several cases may be named.
     let filter = std::env::args().nth(1).filter(|argument| !argument.starts_with('-'));
     let selected = CASES.iter().filter(|case| filter.as_ref().is_none_or(|filter| case.0.contains(filter.as_str())));
     let mut cases = 0;
