@@ -1,7 +1,6 @@
-//! A collective as ranks tell each other of it: its number, operation, label and bytes.
+//! What a collective is called, to ranks and in errors: its number, operation, label and bytes.
 
 use std::fmt;
-use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// What ranks do together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -70,46 +69,6 @@ pub struct Collective {
     pub label: String,
     /// Bytes that the rank gives to it; 0 where ranks may give different amounts.
     pub bytes: u64,
-    hash: u64,
-}
-
-impl Collective {
-    /// Bytes of [`encode`](Self::encode).
-    pub(crate) const ENCODED: usize = 256;
-    const HEAD: usize = 8 * 3 + 2;
-
-    pub(crate) fn new(number: u64, operation: Operation, label: &str, bytes: u64) -> Self {
-        // Its keys are constants, so ranks that run the same program agree.
-        let mut hasher = DefaultHasher::new();
-        label.hash(&mut hasher);
-        Self { number, operation, label: label.into(), bytes, hash: hasher.finish() }
-    }
-
-    pub(crate) fn encode(&self) -> [u8; Self::ENCODED] {
-        let mut out = [0; Self::ENCODED];
-        out[..8].copy_from_slice(&self.number.to_le_bytes());
-        out[8..16].copy_from_slice(&self.bytes.to_le_bytes());
-        out[16..24].copy_from_slice(&self.hash.to_le_bytes());
-        out[24] = self.operation as u8;
-        let label = &self.label.as_bytes()[..self.label.floor_char_boundary(Self::ENCODED - Self::HEAD)];
-        out[25] = label.len() as u8;
-        out[Self::HEAD..][..label.len()].copy_from_slice(label);
-        out
-    }
-
-    /// None if these are not the bytes of one.
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
-        let operation = Operation::ALL.into_iter().find(|operation| Some(&(*operation as u8)) == bytes.get(24))?;
-        let label = bytes.get(Self::HEAD..Self::HEAD + usize::from(*bytes.get(25)?))?;
-        let label = String::from_utf8_lossy(label).into_owned();
-        Some(Self { number: word(0)?, operation, label, bytes: word(8)?, hash: word(16)? })
-    }
-
-    /// Whether two ranks' are parts of one. Labels that were cut are compared whole, by their hash.
-    pub(crate) fn matches(&self, other: &Self) -> bool {
-        (self.number, self.operation, self.bytes, self.hash) == (other.number, other.operation, other.bytes, other.hash)
-    }
 }
 
 impl fmt::Display for Collective {
@@ -160,29 +119,4 @@ pub struct Difference {
     pub first: Collective,
     /// That rank's.
     pub other: Collective,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_record_survives_the_wire() {
-        for operation in Operation::ALL {
-            let record = Collective::new(u64::MAX, operation, "layers.3.wq", 1 << 40);
-            assert_eq!(Collective::decode(&record.encode()), Some(record));
-        }
-        assert_eq!(Collective::decode(&[255; Collective::ENCODED]), None);
-        assert_eq!(Collective::decode(&[0; 20]), None);
-    }
-
-    #[test]
-    fn long_labels_are_cut_for_print_and_compared_whole() {
-        let long = "é".repeat(400);
-        let [a, b] = [long.clone() + "a", long + "b"].map(|label| Collective::new(1, Operation::Barrier, &label, 0));
-        let [seen_a, seen_b] = [&a, &b].map(|record| Collective::decode(&record.encode()).unwrap());
-        assert_eq!(seen_a.label, "é".repeat(115));
-        assert_eq!(seen_a.label, seen_b.label);
-        assert!(seen_a.matches(&a) && !seen_a.matches(&b) && !seen_a.matches(&seen_b));
-    }
 }

@@ -7,6 +7,8 @@ mod error;
 mod host;
 mod host_collectives;
 mod launch;
+#[cfg(feature = "nccl")]
+mod meeting;
 #[cfg(feature = "mpi")]
 mod mpi;
 #[cfg(feature = "nccl")]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ::mpi::ffi::{self, MPI_Comm, MPI_Op, MPI_Request};
 
 use super::element::Element;
+use super::wire::{ENCODED, decode, encode};
 use super::world::{Orphan, State, World, check};
 use crate::collective::{Collective, Difference, Operation};
 use crate::error::CommError;
@@ -51,7 +52,7 @@ impl World {
             let mut state = self.lock();
             state.alive()?;
             state.started += 1;
-            Collective::new(state.started, operation, label, bytes as u64)
+            Collective { number: state.started, operation, label: label.into(), bytes: bytes as u64 }
         };
         if self.compare {
             self.compare(&collective)?;
@@ -67,11 +68,11 @@ impl World {
     }
 
     fn compare(&self, own: &Collective) -> Result<(), CommError> {
-        let all = self.gather_now(own, own.encode().to_vec())?;
-        let each: Vec<_> = all.chunks(Collective::ENCODED).filter_map(Collective::decode).collect();
-        let differs = |rank: &usize| each.get(*rank).is_none_or(|other| !other.matches(&each[0]));
-        let Some(rank) = (1..self.size).find(differs) else { return Ok(()) };
-        let (first, other) = (each[0].clone(), each.get(rank).unwrap_or(own).clone());
+        let all = self.gather_now(own, encode(own).to_vec())?;
+        let (each, _) = all.as_chunks::<ENCODED>();
+        let Some(rank) = each.iter().position(|other| *other != each[0]) else { return Ok(()) };
+        // What cannot be read is this program's own, of another version.
+        let [first, other] = [0, rank].map(|rank| decode(&each[rank]).unwrap_or_else(|| own.clone()));
         let error = CommError::Differs(Box::new(Difference { rank, first, other }));
         Err(self.die(&mut self.lock(), own, error))
     }

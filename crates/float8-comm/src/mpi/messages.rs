@@ -4,6 +4,7 @@ use std::ffi::c_int;
 
 use ::mpi::ffi;
 
+use super::wire::{ENCODED, encode};
 use super::world::{Orphan, State, World, check};
 use crate::collective::Collective;
 use crate::error::CommError;
@@ -17,7 +18,7 @@ impl World {
     /// Tells the others that this rank has given up in `collective`.
     pub(crate) fn tell_given_up(&self, state: &mut State, collective: &Collective) -> Result<(), CommError> {
         state.called = true;
-        self.tell(state, GIVEN_UP, &collective.encode())
+        self.tell(state, GIVEN_UP, &encode(collective))
     }
 
     /// Tells the others that this rank starts no more collectives.
@@ -51,9 +52,9 @@ impl World {
             if read(state, from, LEAVING, &mut word)? {
                 state.left[from] = Some(u64::from_le_bytes(word));
             }
-            let mut record = [0; Collective::ENCODED];
+            let mut record = [0; ENCODED];
             if read(state, from, GIVEN_UP, &mut record)? {
-                state.calls[from] = Collective::decode(&record);
+                state.calls[from] = Some(record);
             }
         }
         Ok(())

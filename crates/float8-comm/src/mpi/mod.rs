@@ -5,6 +5,7 @@ mod element;
 mod leave;
 mod messages;
 mod watch;
+mod wire;
 mod world;
 
 pub(crate) use element::Element;

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use ::mpi::ffi::MPI_Request;
 
+use super::wire::{decode, encode};
 use super::world::{State, World};
 use crate::collective::{Absence, Collective, Whereabouts};
 use crate::error::CommError;
@@ -128,11 +129,12 @@ impl World {
     }
 
     fn missing(&self, state: &State, collective: &Collective) -> Vec<Absence> {
+        let own = encode(collective);
         let others = (0..self.size).filter(|rank| *rank != self.rank);
         let absent = others.filter_map(|rank| {
             let at = match (&state.calls[rank], state.left[rank]) {
-                (Some(other), _) if other.matches(collective) => return None,
-                (Some(other), _) => Whereabouts::In(other.clone()),
+                (Some(told), _) if *told == own => return None,
+                (Some(told), _) => decode(told).map_or(Whereabouts::Silent, Whereabouts::In),
                 (None, Some(after)) if after >= collective.number => return None,
                 (None, Some(after)) => Whereabouts::Left(after),
                 (None, None) => Whereabouts::Silent,

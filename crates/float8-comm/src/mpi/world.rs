@@ -10,7 +10,7 @@ use ::mpi::ffi::{self, MPI_Comm, MPI_Request};
 use ::mpi::{Threading, environment};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::collective::Collective;
+use super::wire::ENCODED;
 use crate::error::CommError;
 use crate::launch::Launch;
 use crate::options::Options;
@@ -41,7 +41,7 @@ pub(crate) struct State {
     /// By rank: after which collective it left.
     pub left: Vec<Option<u64>>,
     /// By rank: in which collective it was when it gave up.
-    pub calls: Vec<Option<Collective>>,
+    pub calls: Vec<Option<[u8; ENCODED]>>,
     /// Whether this rank has told the others that it gave up.
     pub called: bool,
     /// The error after which nothing can be sent.

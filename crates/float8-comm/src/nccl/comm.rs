@@ -11,8 +11,8 @@ use cudarc::nccl::sys::{self, ncclComm_t, ncclResult_t};
 use parking_lot::Mutex;
 
 use super::library::failure;
+use super::meeting::Meeting;
 use crate::collective::{Collective, Operation};
-use crate::communicator::Communicator;
 use crate::error::CommError;
 #[cfg(feature = "mpi")]
 use crate::mpi::World;
@@ -70,7 +70,7 @@ impl NcclComm {
             context,
             comm: Mutex::new(Handle(comm)),
             started: AtomicU64::new(0),
-            traffic: Arc::clone(host.counter()),
+            traffic: host.counter(),
             #[cfg(feature = "mpi")]
             world: host.mpi_world(),
         }
@@ -99,7 +99,7 @@ impl NcclComm {
             return world.announce(call.operation, call.label, call.bytes);
         }
         let number = self.started.fetch_add(1, Ordering::Relaxed) + 1;
-        Ok(Collective::new(number, call.operation, call.label, call.bytes as u64))
+        Ok(Collective { number, operation: call.operation, label: call.label.into(), bytes: call.bytes as u64 })
     }
 
     fn handle(&self, comm: &Handle) -> Result<ncclComm_t, CommError> {

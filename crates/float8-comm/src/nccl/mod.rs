@@ -4,5 +4,7 @@ mod collectives;
 mod comm;
 mod connect;
 mod library;
+mod meeting;
 
 pub use comm::NcclComm;
+pub(crate) use meeting::Meeting;
