@@ -58,7 +58,7 @@ impl NcclComm {
     /// # Safety
     /// `comm` is null or of NCCL, and nothing else uses it.
     pub(super) unsafe fn new(
-        host: &Communicator,
+        host: &dyn Meeting,
         comm: ncclComm_t,
         context: Arc<CudaContext>,
         options: Options,
