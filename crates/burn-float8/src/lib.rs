@@ -58,7 +58,7 @@ pub use config::{
     LayerOverride, LinearInfo, Policy, ScalingType, StatisticsConfig, Untagged,
 };
 pub use error::{ApplyError, Float8Error};
-pub use float8_comm::{CommError, Communicator};
+pub use float8_comm::{CommError, Communicator, Options as CommOptions};
 pub use float8_kernels::{
     Cast, Format, GemmConfig, GemmPath, Granularity, Grouping, Orientation, ScaleCalculationMode, ScaleMode,
 };

@@ -13,6 +13,26 @@ use train::{ChatError, DataError, FolderError, TensorFilesError, TokenizeError, 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// Only a model whose output layer has a weight of its own can be sharded.
+    #[error(
+        "model.tie_word_embeddings = true, which cannot be sharded over {ranks} ranks yet: the output layer reads the whole embedding"
+    )]
+    TiedRanks {
+        /// Ranks.
+        ranks: usize,
+    },
+    /// A command that one process does, started as several.
+    #[error("{ranks} ranks, but only `train` and `resume` are done by several: start this one without a launcher")]
+    OneRank {
+        /// Ranks.
+        ranks: usize,
+    },
+    /// The model cannot be sharded.
+    #[error("cannot shard the model")]
+    Shard(#[from] burn_float8::ShardError),
+    /// The ranks cannot work together.
+    #[error(transparent)]
+    Ranks(#[from] burn_float8::CommError),
     /// A model dimension that no Llama can have.
     #[error("model config: {field} = {value}: {reason}")]
     ModelConfig {

@@ -9,7 +9,8 @@ use burn_float8::Float8Config;
 use serde::{Deserialize, Serialize};
 use train::batches::{Batch, TrainBatches, held_out_batches};
 use train::config::{
-    CheckpointSection, DataSection, Float8Section, OptimizerSection, ProfileSection, Setting, TrainingSection, require,
+    CheckpointSection, DataSection, Float8Section, OptimizerSection, ParallelismSection, ProfileSection, Setting,
+    TrainingSection, require,
 };
 use train::data::SequenceShape;
 use train::metrics::METRICS_FILE;
@@ -33,6 +34,8 @@ pub struct RunConfig {
     pub float8: Float8Section,
     /// What is trained on.
     pub data: DataSection,
+    /// How it is shared among several ranks.
+    pub parallelism: ParallelismSection,
     /// What is saved.
     pub checkpoint: CheckpointSection,
     /// The sample at the end.

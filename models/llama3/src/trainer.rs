@@ -5,7 +5,9 @@ use std::io::Write;
 use burn::module::AutodiffModule;
 use burn::tensor::DType;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_float8::{Float8Error, Float8Stack, GemmTotals, Report, set_default_config};
+use burn_float8::{
+    Communicator, Float8Error, Float8Stack, GemmTotals, Report, ShardConfig, ShardError, Sharded, set_default_config,
+};
 use device_select::SelectedDevice;
 use train::batches::Batch;
 use train::checkpoint::{Checkpoints, SavedRun};
@@ -15,7 +17,8 @@ use train::metrics::{Metrics, StepLine, thousands};
 use train::profile::Profiler;
 use train::run::{Finished, HeldOut, verify};
 use train::{
-    Dataset, Log, ProgressLine, Run, Signals, Steps, Tokenizer, TrainError, check_report_path, report_of, write_report,
+    Dataset, Log, ProgressLine, Ranks, Run, Signals, Steps, Tokenizer, TrainError, check_report_path, report_of,
+    write_report,
 };
 
 use crate::Error;
@@ -48,6 +51,8 @@ pub struct Start {
     pub saved: Option<SavedRun>,
     /// Whether the folder of checkpoints may hold some: those of this run.
     pub is_resumed: bool,
+    /// The ranks that the launcher has started; this process alone if there is none.
+    pub comm: Option<Communicator>,
     /// Whether SIGINT and SIGTERM end a run with checkpoints after a step, and save it. They are the process's from the first step on.
     pub listens: bool,
 }
@@ -68,7 +73,11 @@ pub fn train<B: AutodiffBackend + Float8Stack>(
     out: &mut dyn Write,
 ) -> Result<Outcome, Error> {
     config.validate()?;
-    let progress = ProgressLine::new();
+    let comm = start.comm.clone().unwrap_or_else(Communicator::solo);
+    comm.agree("version", env!("CARGO_PKG_VERSION"))?;
+    comm.agree("configuration", &config.to_toml()?)?;
+    let is_first = comm.rank() == 0;
+    let progress = if is_first { ProgressLine::new() } else { ProgressLine::hidden() };
     let out = &mut Log::new(out, &progress);
     if let Some(path) = &config.training.report {
         check_report_path(path)?;
@@ -81,16 +90,23 @@ pub fn train<B: AutodiffBackend + Float8Stack>(
     let profile = config.profile.as_ref().filter(|profile| profile.last() > done);
     let profiler = profile.map(|profile| Profiler::prepare::<B>(profile, selected, device)).transpose()?;
     let dtype = compute_dtype::<B>(config, selected, device)?;
-    let checkpoints = Checkpoints::new(&config.checkpoint, config.to_toml()?, !start.is_resumed, |folder| {
-        config.copy_assets(folder)
-    })?;
+    if comm.world_size() > 1 && dims.tie_word_embeddings {
+        return Err(Error::TiedRanks { ranks: comm.world_size() });
+    }
+    let checkpoints = match is_first {
+        true => Checkpoints::new(&config.checkpoint, config.to_toml()?, !start.is_resumed, |folder| {
+            config.copy_assets(folder)
+        })?,
+        false => Checkpoints::of_another(&config.checkpoint),
+    };
     let data = config.open_data(&tokenizer, &progress, out)?;
     let (held_out, batches) = (config.held_out_batches(&data)?, config.train_batches(&data)?);
     announce(config, selected, dtype, &dims, &tokenizer, &data, out)?;
 
     let saved = start.saved.as_ref();
     let model = prepare::<B>(config, saved, dims, device, &progress, out)?.with_compute_dtype(dtype);
-    let mut steps = Steps::new(config.steps(), model, batches);
+    let (model, ranks) = shard::<B>(config, model, &comm, out)?;
+    let mut steps = Steps::new(config.steps(), model, batches).with_ranks(ranks);
     if let Some(saved) = saved {
         steps = steps.resume(saved)?;
         writeln!(out, "resumed: step {} of {}", saved.step(), saved.path().display())?;
@@ -99,7 +115,7 @@ pub fn train<B: AutodiffBackend + Float8Stack>(
         true => Signals::listen().map_err(TrainError::Signals)?,
         false => Signals::default(),
     };
-    let metrics = config.metrics_file().map(|path| Metrics::append(&path)).transpose()?;
+    let metrics = config.metrics_file().filter(|_| is_first).map(|path| Metrics::append(&path)).transpose()?;
     let held_out = &held_out;
     let run = Run {
         config: config.steps(),
@@ -126,6 +142,7 @@ pub fn finish<B: AutodiffBackend + Float8Stack>(
     mut run: Run<'_, B>,
     steps: Steps<'_, B, Llama<B>>,
 ) -> Result<Outcome, Error> {
+    let is_first = steps.ranks().is_none_or(Ranks::is_first);
     let Finished { model, lines, held_out: HeldOut { last: (_, held_out_loss), best } } = run.run(steps)?;
     let Run { held_out, out, .. } = run;
     announce_held_out(held_out_loss, held_out, out)?;
@@ -137,7 +154,7 @@ pub fn finish<B: AutodiffBackend + Float8Stack>(
         writeln!(out, "sample:\n{}{sample}", config.generate.prompt)?;
     }
     let report = report_of::<B, _>(&model);
-    if let Some(path) = &config.training.report {
+    if let Some(path) = config.training.report.as_ref().filter(|_| is_first) {
         write_report(&report, path)?;
         writeln!(out, "report: {}", path.display())?;
     }
@@ -267,6 +284,22 @@ pub fn prepare<B: AutodiffBackend + Float8Stack>(
     let (model, summary) = float8.with_strict(false).convert::<B, _>(model).map_err(Float8Error::from)?;
     writeln!(out, "{summary}")?;
     Ok(if config.training.save_fp8_operands { model.with_saved_fp8_operands() } else { model })
+}
+
+/// A model of which each rank keeps its rows, where there are several.
+fn shard<B: AutodiffBackend + Float8Stack>(
+    config: &RunConfig,
+    model: Llama<B>,
+    comm: &Communicator,
+    out: &mut dyn Write,
+) -> Result<(Llama<B>, Option<Ranks>), Error> {
+    if comm.world_size() == 1 {
+        return Ok((model, None));
+    }
+    let config = ShardConfig { reshard: config.parallelism.reshard };
+    let (model, sharded) = Sharded::apply::<B, _>(model, comm, config).map_err(ShardError::from)?;
+    writeln!(out, "{}", sharded.summary())?;
+    Ok((model, Some(Ranks::new(sharded))))
 }
 
 /// The parameters of a checkpoint, or those that a run begins with.

@@ -79,6 +79,9 @@ pub enum TrainError {
     /// The system did not let signals be received.
     #[error("cannot listen to signals")]
     Signals(#[source] std::io::Error),
+    /// The ranks of a sharded run could not work together.
+    #[error(transparent)]
+    Ranks(#[from] burn_float8::CommError),
     /// The log could not be written.
     #[error("cannot write the log")]
     Output(#[from] std::io::Error),

@@ -10,19 +10,33 @@ use std::marker::PhantomData;
 use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Tensor, TensorData};
+use burn_float8::{CommError, Float8Stack, Sharded};
+
+use crate::Ranks;
 
 /// Scales `grads` of `module` to a global norm of at most `max_norm` (infinity: leaves them alone) and returns the
-/// norm that they had, `[1]` in f32. Nothing is read back from the device.
-pub fn clip_grad_norm<B: AutodiffBackend, M: AutodiffModule<B>>(
+/// norm that they had, `[1]` in f32. Nothing is read back from the device, unless the module is sharded over `ranks`.
+///
+/// # Errors
+/// [`CommError`].
+pub fn clip_grad_norm<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
     module: &M,
     grads: &mut GradientsParams,
     max_norm: f64,
+    ranks: Option<&Ranks>,
     device: &B::Device,
-) -> Tensor<B::InnerBackend, 1> {
-    let mut squares = Squares::<B> { grads, sums: Vec::new() };
+) -> Result<Tensor<B::InnerBackend, 1>, CommError> {
+    let mut squares = Squares::<B> { grads, sums: Vec::new(), shards: Vec::new() };
     module.visit(&mut squares);
-    let norm = match squares.sums {
+    let Squares { mut sums, shards, .. } = squares;
+    if let (Some(ranks), [_, ..]) = (ranks, &shards[..]) {
+        // Each rank has its own rows; what all have whole counts once.
+        let own = Tensor::cat(shards, 0).sum().into_data().iter::<f32>().collect();
+        let all = ranks.sum("squares of the gradients", own)?;
+        sums.push(Tensor::from_data(TensorData::new(all, [1]), (device, DType::F32)));
+    }
+    let norm = match sums {
         sums if sums.is_empty() => Tensor::zeros([1], (device, DType::F32)),
         sums => Tensor::cat(sums, 0).sum().sqrt(),
     };
@@ -30,19 +44,22 @@ pub fn clip_grad_norm<B: AutodiffBackend, M: AutodiffModule<B>>(
         let factor = (norm.clone() + 1e-6).recip().mul_scalar(max_norm).clamp_max(1.0);
         module.visit(&mut Scale::<B> { grads, factor, backend: PhantomData });
     }
-    norm
+    Ok(norm)
 }
 
 struct Squares<'a, B: AutodiffBackend> {
     grads: &'a GradientsParams,
     /// One `[1]` per parameter.
     sums: Vec<Tensor<B::InnerBackend, 1>>,
+    /// Those of parameters of which each rank has some rows.
+    shards: Vec<Tensor<B::InnerBackend, 1>>,
 }
 
-impl<B: AutodiffBackend> ModuleVisitor<B> for Squares<'_, B> {
+impl<B: AutodiffBackend + Float8Stack> ModuleVisitor<B> for Squares<'_, B> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         if let Some(grad) = self.grads.get::<B::InnerBackend, D>(param.id) {
-            self.sums.push(grad.cast(DType::F32).square().sum());
+            let sum = grad.cast(DType::F32).square().sum();
+            if Sharded::is_shard(&param.val()) { self.shards.push(sum) } else { self.sums.push(sum) }
         }
     }
 }

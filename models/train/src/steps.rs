@@ -3,7 +3,7 @@
 use burn::module::AutodiffModule;
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::{Amaxes, Float8Stack, Monitor, set_float8_enabled};
 
 use crate::TrainError;
@@ -13,6 +13,7 @@ use crate::config::{Float8Section, OptimizerSection, Precision, TrainingSection}
 use crate::data::{DataError, Position};
 use crate::grads::clip_grad_norm;
 use crate::model::LanguageModel;
+use crate::ranks::Ranks;
 
 /// The sections of a configuration that decide what a step does.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +36,8 @@ pub struct Steps<'a, B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>> {
     /// What the next steps will be made on.
     pub batches: TrainBatches,
     monitor: Monitor<B>,
+    /// With whom the steps are made.
+    ranks: Option<Ranks>,
     done: usize,
 }
 
@@ -68,7 +71,18 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
             .with_weight_decay(weight_decay as f32)
             .init::<B, M>();
         let monitor = Monitor::new(&model);
-        Self { config, model, optimizer, batches, monitor, done: 0 }
+        Self { config, model, optimizer, batches, monitor, ranks: None, done: 0 }
+    }
+
+    /// Steps of a model that is sharded over `ranks`, which all make them. A step has as many times `grad_accumulation`
+    /// micro-batches as there are ranks.
+    pub fn with_ranks(self, ranks: Option<Ranks>) -> Self {
+        Self { ranks, ..self }
+    }
+
+    /// With whom the steps are made, if they are not this process's alone.
+    pub fn ranks(&self) -> Option<&Ranks> {
+        self.ranks.as_ref()
     }
 
     /// Goes on where `saved` is, on the model that its parameters were loaded into before FP8 was applied.
@@ -106,24 +120,33 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     /// The loss is the mean over all targets of the step that count: a micro-batch weighs as many as it has.
     ///
     /// # Errors
-    /// Any that reading data has.
-    pub fn step(mut self, device: &B::Device) -> Result<(Self, Step<B>), DataError> {
+    /// [`TrainError::Data`] of any kind, [`TrainError::Ranks`].
+    pub fn step(mut self, device: &B::Device) -> Result<(Self, Step<B>), TrainError> {
         let StepConfig { training, float8, optimizer } = self.config;
         let fp8 = training.precision == Precision::Fp8;
         let is_float8 = fp8 && float8.is_float8(self.done, training.steps);
         if fp8 {
             set_float8_enabled(&self.model, is_float8);
         }
-        let batches = (0..training.grad_accumulation).map(|_| self.batches.next_batch());
+        let ranks = self.ranks.as_ref().map_or(1, Ranks::count);
+        let batches = (0..training.grad_accumulation * ranks).map(|_| self.batches.next_batch());
         let batches = batches.collect::<Result<Vec<_>, _>>()?;
         let tokens = batches.iter().map(Batch::num_tokens).sum();
         let targets: usize = batches.iter().map(Batch::num_targets).sum();
         let mut loss = Tensor::<B::InnerBackend, 1>::zeros([1], (device, DType::F32));
         let mut accumulator = GradientsAccumulator::new();
         let mut amaxes = Vec::new();
-        for batch in batches.iter().filter(|batch| batch.num_targets() > 0) {
+        let own = match &self.ranks {
+            Some(ranks) => {
+                ranks.begin_step::<B, M>(&self.model);
+                ranks.share(&batches)
+            }
+            None => batches.iter().filter(|batch| batch.num_targets() > 0).map(|batch| (batch, 1.0)).collect(),
+        };
+        for (batch, factor) in own {
             let share = targets as f64 / batch.num_targets() as f64;
             let part = self.model.batch_loss(batch.tensors::<B>(device)).div_scalar(share);
+            let part = if factor == 1.0 { part } else { part.mul_scalar(factor) };
             loss = loss + part.clone().inner();
             let grads = GradientsParams::from_grads(part.backward(), &self.model);
             accumulator.accumulate(&self.model, grads);
@@ -132,7 +155,12 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
             }
         }
         let mut grads = accumulator.grads();
-        let grad_norm = clip_grad_norm(&self.model, &mut grads, training.max_norm, device);
+        if let Some(ranks) = &self.ranks {
+            ranks.reduce_gradients::<B, M>(&self.model, &mut grads)?;
+            let all = ranks.sum("loss", loss.into_data().iter::<f32>().collect())?;
+            loss = Tensor::from_data(TensorData::new(all, [1]), (device, DType::F32));
+        }
+        let grad_norm = clip_grad_norm(&self.model, &mut grads, training.max_norm, self.ranks.as_ref(), device)?;
         let lr = optimizer.schedule(training.steps).at(self.done);
         self.model = self.optimizer.step(lr, self.model, grads);
         self.done += 1;

@@ -82,7 +82,7 @@ impl core::fmt::Display for ShardSummary {
 impl Sharded {
     /// Keeps of each linear's weight and each embedding of `model` the rows of this rank; every other parameter stays whole. All
     /// ranks call it with the same model, whose parameters have the same values, after
-    /// [`Float8Config::apply`](crate::Float8Config::apply): the shards follow from how weights are cast.
+    /// [`Float8Config::apply`](crate::Float8Config::apply), if it is to run in FP8 at all: the shards follow from how weights are cast.
     ///
     /// The parameters of the model that is returned are the shards, `[chunk, N]`, so that optimizers which look at one element at a
     /// time (AdamW, SGD, Adam) keep only the moments of the shard; ones that look at whole matrices (Muon, L-BFGS) compute something
@@ -95,7 +95,7 @@ impl Sharded {
     ///
     /// # Errors
     ///
-    /// [`ShardError`] with the model: not converted, quantized, sharded already, of a dtype that is not exchanged, nothing to
+    /// [`ShardError`] with the model: quantized, sharded already, of a dtype that is not exchanged, nothing to
     /// shard; ranks whose models differ.
     pub fn apply<B: Float8Stack, M: Module<B>>(
         model: M,
@@ -214,11 +214,7 @@ impl Sharded {
             fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
                 let tensor = param.val();
                 let (name, own) = (self.0.parameter_name(), tensor.dims().to_vec());
-                let sharding = match tensor.into_primitive() {
-                    TensorPrimitive::Float(t) => B::layer(&t).and_then(|layer| layer.sharding().cloned()),
-                    TensorPrimitive::QFloat(_) => None,
-                };
-                let (shape, rows) = match sharding {
+                let (shape, rows) = match sharding_of(&tensor) {
                     Some(sharding) => (sharding.logical().to_vec(), Some(sharding.rows())),
                     None => (own, None),
                 };
@@ -228,6 +224,41 @@ impl Sharded {
         let mut walk = Walk(Path::default(), vec![]);
         Module::<B>::visit(model, &mut walk);
         walk.1
+    }
+
+    /// Whether this is a shard of a parameter.
+    pub fn is_shard<B: Float8Stack, const D: usize>(parameter: &Tensor<B, D>) -> bool {
+        sharding_of(parameter).is_some()
+    }
+
+    /// What belongs to a parameter element by element, such as a moment, from this rank's values `[chunk, N]` whole: those of all
+    /// ranks, which all call it. What belongs to a replicated parameter is whole.
+    ///
+    /// # Errors
+    ///
+    /// [`CommError`].
+    pub fn gather_values<B: Float8Stack, const D: usize>(
+        parameter: &Tensor<B, D>,
+        own: Vec<f32>,
+    ) -> Result<Vec<f32>, CommError> {
+        match sharding_of(parameter) {
+            Some(sharding) => sharding.gather_f32(own),
+            None => Ok(own),
+        }
+    }
+
+    /// The inverse of [`gather_values`](Self::gather_values): this rank's values `[chunk, N]` of whole ones, `[K, N]`.
+    pub fn own_values<B: Float8Stack, const D: usize>(parameter: &Tensor<B, D>, whole: Vec<f32>) -> Vec<f32> {
+        let Some(sharding) = sharding_of(parameter) else { return whole };
+        let ([_, n], rows) = (sharding.logical(), sharding.rows());
+        let mut own = whole[rows.start * n..rows.end * n].to_vec();
+        own.resize(sharding.chunk() * n, 0.0);
+        own
+    }
+
+    /// The shape of the whole parameter.
+    pub fn whole_shape<B: Float8Stack, const D: usize>(parameter: &Tensor<B, D>) -> Vec<usize> {
+        sharding_of(parameter).map_or_else(|| parameter.dims().to_vec(), |sharding| sharding.logical().to_vec())
     }
 
     /// The model with whole parameters, from the shards of all ranks, which all call it; no FP8 configuration is applied to it.
@@ -280,8 +311,7 @@ fn check_own<B: Float8Stack, M: Module<B>>(model: &M, found: &[FoundLinear<B>]) 
     for FoundLinear { info, tag, weight, .. } in found {
         let name = || info.name.clone();
         let Some(weight) = weight else { return Err(ShardError::Quantized { name: name() }) };
-        let Some(tag) = tag else { return Err(ShardError::NotConverted { name: name() }) };
-        if tag.layer.sharding().is_some() {
+        if tag.as_ref().is_some_and(|tag| tag.layer.sharding().is_some()) {
             return Err(ShardError::Sharded { name: name() });
         }
         let dtype = weight.dtype();
@@ -363,14 +393,15 @@ impl<B: Float8Stack> ModuleMapper<B> for Sharder {
             TensorPrimitive::Float(weight) => B::tag(&weight),
             TensorPrimitive::QFloat(_) => None,
         };
-        let embedding = self.path.embedding(D);
-        let (name, policy, conversion) = match (tag.filter(|_| D == 2), embedding) {
-            (Some(tag), _) => (tag.layer.name().to_string(), tag.layer.configured(), tag.layer.conversion().clone()),
-            (None, Some(name)) => {
-                let policy = Policy::HighPrecision(Reason::Recipe);
-                (name, Arc::new(policy), self.conversion.get_or_insert_default().clone())
+        let conversion = self.conversion.get_or_insert_default().clone();
+        let linear = self.path.linear_weight(D, conversion.config());
+        let high_precision = |name, reason| (name, Arc::new(Policy::HighPrecision(reason)), conversion.clone());
+        let (name, policy, conversion) = match (tag, linear.or(self.path.embedding(D))) {
+            (Some(tag), _) if D == 2 => {
+                (tag.layer.name().to_string(), tag.layer.configured(), tag.layer.conversion().clone())
             }
-            (None, None) => {
+            (_, Some(name)) if D == 2 => high_precision(name, Reason::Off),
+            _ => {
                 summary.replicated += 1;
                 summary.elements_per_rank += elements;
                 return param;
@@ -406,11 +437,11 @@ fn shard<B: Float8Stack>(weight: FloatTensor<B>, layer: &Arc<Layer>) -> FloatTen
     })
 }
 
-/// Whether a parameter is sharded.
-fn is_sharded<B: Float8Stack, const D: usize>(param: &Param<Tensor<B, D>>) -> bool {
-    match param.val().into_primitive() {
-        TensorPrimitive::Float(t) => B::layer(&t).is_some_and(|layer| layer.sharding().is_some()),
-        TensorPrimitive::QFloat(_) => false,
+/// How a parameter is sharded, if it is.
+fn sharding_of<B: Float8Stack, const D: usize>(parameter: &Tensor<B, D>) -> Option<Arc<Sharding>> {
+    match parameter.clone().into_primitive() {
+        TensorPrimitive::Float(t) => B::layer(&t).and_then(|layer| layer.sharding().cloned()),
+        TensorPrimitive::QFloat(_) => None,
     }
 }
 
@@ -424,7 +455,7 @@ struct ReadGradients<'a, B> {
 
 impl<B: Float8Stack + AutodiffBackend> ModuleVisitor<B> for ReadGradients<'_, B> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        if is_sharded(param) {
+        if Sharded::is_shard(&param.val()) {
             return;
         }
         let gradient = self.grads.get::<B::InnerBackend, D>(param.id);
@@ -449,7 +480,7 @@ struct WriteGradients<'a, B> {
 
 impl<B: Float8Stack + AutodiffBackend> ModuleVisitor<B> for WriteGradients<'_, B> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        if is_sharded(param) {
+        if Sharded::is_shard(&param.val()) {
             return;
         }
         let value = param.val();

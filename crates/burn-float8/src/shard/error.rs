@@ -6,12 +6,6 @@ use crate::error::ApplyError;
 /// What [`Sharded::apply`](crate::Sharded::apply) can refuse.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShardError {
-    /// A linear carries no layer.
-    #[error("{name} is in no model that Float8Config was applied to: apply a configuration first, then shard")]
-    NotConverted {
-        /// The linear.
-        name: String,
-    },
     /// It is sharded already.
     #[error("{name} is sharded already")]
     Sharded {

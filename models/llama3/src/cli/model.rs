@@ -145,7 +145,7 @@ impl ResumeArgs {
         for Change { key, saved, now } in changes(&was, &config)? {
             writeln!(out, "changed: {key} was {saved}, is {now}")?;
         }
-        let start = Start { saved, is_resumed: true, listens: true };
+        let start = Start { saved, is_resumed: true, listens: true, ..Start::default() };
         Ok(Some(Job { config, start, task: Task::Train }))
     }
 }

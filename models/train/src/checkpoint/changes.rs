@@ -7,9 +7,10 @@ use super::CheckpointError;
 use crate::config::{ConfigError, to_table};
 
 /// Keys that may change, and sections (they end with a point) all of whose keys may. Those before `optimizer.decay` change no loss.
-pub const MAY_CHANGE: [&str; 24] = [
+pub const MAY_CHANGE: [&str; 25] = [
     "checkpoint.",
     "generate.",
+    "parallelism.",
     "profile.",
     "data.cache",
     // Files that lie elsewhere; that they are the same is seen from their content.

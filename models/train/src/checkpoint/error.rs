@@ -12,6 +12,9 @@ use crate::tensor_files::TensorFilesError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
+    /// The ranks of a sharded run could not bring it together.
+    #[error(transparent)]
+    Ranks(#[from] burn_float8::CommError),
     /// Another run writes here.
     #[error("another run is writing to {}: wait for it or stop it, or give this one another checkpoint.folder", folder.display())]
     Locked {

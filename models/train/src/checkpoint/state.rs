@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::tensors::{self, ModuleAdamW, Pending};
 use super::{CONFIG, CheckpointError, Which, find_checkpoint};
+use crate::Ranks;
 use crate::data::Position;
 use crate::progress::Progress;
 
@@ -50,16 +51,18 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
+    /// Of a sharded model, every rank takes part, and the first has all of it.
     pub(crate) fn of<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
         model: &M,
         optimizer: &ModuleAdamW<M, B>,
         step: usize,
         data: Position,
-    ) -> Self {
-        let (moments, parameter_steps) = tensors::moments(model, optimizer);
+        ranks: Option<&Ranks>,
+    ) -> Result<Self, CheckpointError> {
+        let (moments, parameter_steps) = tensors::moments(model, optimizer, ranks)?;
         let float8 = Float8State::export::<B, M>(model);
         let state = RunState { format: FORMAT, step, data, parameter_steps, float8 };
-        Self { parameters: tensors::parameters(model), moments, state }
+        Ok(Self { parameters: tensors::parameters(model, ranks)?, moments, state })
     }
 
     pub(super) fn step(&self) -> usize {
@@ -164,7 +167,7 @@ impl SavedRun {
     ///
     /// # Errors
     /// [`CheckpointError::Tensors`], [`CheckpointError::Io`].
-    pub fn load_moments<B: AutodiffBackend, M: AutodiffModule<B>>(
+    pub fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
         &self,
         model: &M,
         optimizer: ModuleAdamW<M, B>,

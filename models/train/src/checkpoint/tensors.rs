@@ -11,10 +11,12 @@ use burn::optim::record::AdaptorRecord;
 use burn::optim::{AdamW, AdamWState, AdaptiveMomentumState, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor, TensorData};
+use burn_float8::{Float8Stack, Sharded};
 use safetensors::Dtype;
 
 use super::CheckpointError;
 use crate::ModulePath;
+use crate::Ranks;
 use crate::progress::Progress;
 use crate::tensor_files::{NewTensor, TensorFiles, write_file};
 
@@ -32,7 +34,27 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    fn new<B: Backend, const D: usize>(name: String, tensor: Tensor<B, D>) -> Self {
+    /// What belongs to a parameter. Of a shard it is read and gathered now, by all ranks, and kept by the first.
+    fn new<B: AutodiffBackend + Float8Stack, const D: usize>(
+        name: String,
+        param: &Tensor<B, D>,
+        tensor: Tensor<B::InnerBackend, D>,
+        ranks: Option<&Ranks>,
+    ) -> Result<Self, CheckpointError> {
+        let shape = Sharded::whole_shape(param);
+        let Some(ranks) = ranks.filter(|_| Sharded::is_shard(param)) else {
+            return Ok(Self::of_tensor(name, tensor));
+        };
+        let failed = |reason: String| CheckpointError::Device { tensor: name.clone(), reason };
+        let own = tensor.cast(DType::F32).try_into_data().map_err(|error| failed(error.to_string()))?;
+        let whole = Sharded::gather_values(param, own.iter::<f32>().collect())?;
+        let whole = if ranks.is_first() { whole } else { vec![] };
+        let data = TensorData::new(whole, shape.clone());
+        let read = move || Ok(data.clone());
+        Ok(Self { name, shape, read: Box::new(read) })
+    }
+
+    fn of_tensor<B: Backend, const D: usize>(name: String, tensor: Tensor<B, D>) -> Self {
         let shape = tensor.dims().to_vec();
         let read = move || tensor.clone().cast(DType::F32).try_into_data().map_err(|error| error.to_string());
         Self { name, shape, read: Box::new(read) }
@@ -55,9 +77,12 @@ pub(super) fn write(path: &Path, tensors: &[Pending]) -> Result<(), CheckpointEr
 }
 
 /// The parameters of a module.
-pub(super) fn parameters<B: AutodiffBackend, M: Module<B>>(module: &M) -> Vec<Pending> {
-    struct Collect(ModulePath, Vec<Pending>);
-    impl<B: AutodiffBackend> ModuleVisitor<B> for Collect {
+pub(super) fn parameters<B: AutodiffBackend + Float8Stack, M: Module<B>>(
+    module: &M,
+    ranks: Option<&Ranks>,
+) -> Result<Vec<Pending>, CheckpointError> {
+    struct Collect<'a>(ModulePath, Option<&'a Ranks>, Result<Vec<Pending>, CheckpointError>);
+    impl<B: AutodiffBackend + Float8Stack> ModuleVisitor<B> for Collect<'_> {
         fn enter_module(&mut self, name: &str, _: &str) {
             self.0.enter(name);
         }
@@ -65,26 +90,34 @@ pub(super) fn parameters<B: AutodiffBackend, M: Module<B>>(module: &M) -> Vec<Pe
             self.0.exit();
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            self.1.push(Pending::new(self.0.dotted(), param.val().inner()));
+            let Ok(collected) = &mut self.2 else { return };
+            let value = param.val();
+            match Pending::new(self.0.dotted(), &value, value.clone().inner(), self.1) {
+                Ok(pending) => collected.push(pending),
+                Err(error) => self.2 = Err(error),
+            }
         }
     }
-    let mut collect = Collect(ModulePath::default(), Vec::new());
+    let mut collect = Collect(ModulePath::default(), ranks, Ok(Vec::new()));
     module.visit(&mut collect);
-    collect.1
+    collect.2
 }
 
 /// The moments of a module's parameters, and how many steps each parameter has taken.
-pub(super) fn moments<B: AutodiffBackend, M: AutodiffModule<B>>(
+pub(super) fn moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
     module: &M,
     optimizer: &ModuleAdamW<M, B>,
-) -> (Vec<Pending>, BTreeMap<String, usize>) {
-    struct Collect<B: AutodiffBackend> {
+    ranks: Option<&Ranks>,
+) -> Result<(Vec<Pending>, BTreeMap<String, usize>), CheckpointError> {
+    struct Collect<'a, B: AutodiffBackend> {
         path: ModulePath,
+        ranks: Option<&'a Ranks>,
+        failure: Option<CheckpointError>,
         records: HashMap<ParamId, AdaptorRecord<AdamW, B>>,
         moments: Vec<Pending>,
         steps: BTreeMap<String, usize>,
     }
-    impl<B: AutodiffBackend> ModuleVisitor<B> for Collect<B> {
+    impl<B: AutodiffBackend + Float8Stack> ModuleVisitor<B> for Collect<'_, B> {
         fn enter_module(&mut self, name: &str, _: &str) {
             self.path.enter(name);
         }
@@ -96,15 +129,26 @@ pub(super) fn moments<B: AutodiffBackend, M: AutodiffModule<B>>(
             let state: AdamWState<B::InnerBackend, D> = record.into_state();
             let AdaptiveMomentumState { time, moment_1, moment_2, .. } = state.momentum;
             let path = self.path.dotted();
-            self.moments.push(Pending::new(format!("{path}.moment_1"), moment_1));
-            self.moments.push(Pending::new(format!("{path}.moment_2"), moment_2));
+            let value = param.val();
+            for (name, moment) in [("moment_1", moment_1), ("moment_2", moment_2)] {
+                if self.failure.is_none() {
+                    match Pending::new(format!("{path}.{name}"), &value, moment, self.ranks) {
+                        Ok(pending) => self.moments.push(pending),
+                        Err(error) => self.failure = Some(error),
+                    }
+                }
+            }
             self.steps.insert(path, time);
         }
     }
     let records = optimizer.to_record().into_iter().collect();
-    let mut collect = Collect { path: ModulePath::default(), records, moments: Vec::new(), steps: BTreeMap::new() };
+    let (path, moments, steps) = Default::default();
+    let mut collect = Collect { path, ranks, failure: None, records, moments, steps };
     module.visit(&mut collect);
-    (collect.moments, collect.steps)
+    match collect.failure {
+        Some(failure) => Err(failure),
+        None => Ok((collect.moments, collect.steps)),
+    }
 }
 
 fn read(file: &TensorFiles, name: &str, shape: &[usize]) -> Result<TensorData, CheckpointError> {
@@ -161,7 +205,7 @@ pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
 }
 
 /// Gives `optimizer` the moments of the file, for the parameters of `module` that have taken steps.
-pub(super) fn load_moments<B: AutodiffBackend, M: AutodiffModule<B>>(
+pub(super) fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
     module: &M,
     optimizer: ModuleAdamW<M, B>,
     path: PathBuf,
@@ -174,7 +218,7 @@ pub(super) fn load_moments<B: AutodiffBackend, M: AutodiffModule<B>>(
         records: Vec<(ParamId, AdaptorRecord<AdamW, B>)>,
         failure: Option<CheckpointError>,
     }
-    impl<B: AutodiffBackend> ModuleVisitor<B> for Load<'_, B> {
+    impl<B: AutodiffBackend + Float8Stack> ModuleVisitor<B> for Load<'_, B> {
         fn enter_module(&mut self, name: &str, _: &str) {
             self.path.enter(name);
         }
@@ -184,10 +228,11 @@ pub(super) fn load_moments<B: AutodiffBackend, M: AutodiffModule<B>>(
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             let path = self.path.dotted();
             let (None, Some(&time)) = (&self.failure, self.steps.get(&path)) else { return };
-            let inner = param.val().inner();
-            let (shape, device) = (inner.shape(), inner.device());
+            let value = param.val();
+            let (whole, device) = (Sharded::whole_shape(&value), value.device());
             let moment = |name| {
-                let data = read(&self.file, &format!("{path}.{name}"), &shape)?;
+                let values = self.file.expect(&format!("{path}.{name}"), &whole)?.to_f32()?;
+                let data = TensorData::new(Sharded::own_values(&value, values), value.dims());
                 Ok(Tensor::<B::InnerBackend, D>::from_data(data, (&device, DType::F32)))
             };
             match moment("moment_1").and_then(|first| Ok((first, moment("moment_2")?))) {

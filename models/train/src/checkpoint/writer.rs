@@ -1,6 +1,6 @@
 //! [`Checkpoints`]: writes a run's checkpoints, beside training or not, one at a time.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -23,7 +23,9 @@ pub struct Written {
 /// The checkpoints of a run that is under way.
 #[derive(Debug)]
 pub struct Checkpoints {
-    folder: Arc<CheckpointFolder>,
+    path: PathBuf,
+    /// None where another process writes.
+    folder: Option<Arc<CheckpointFolder>>,
     /// The run's configuration, as TOML.
     config: String,
     keep: usize,
@@ -55,14 +57,17 @@ impl Checkpoints {
             folder.remove_file(CONFIG)?;
             folder.write_folder(ASSETS, assets)?;
         }
-        Ok(Some(Self {
-            folder: Arc::new(folder),
-            config,
-            keep: section.keep,
-            every: section.every,
-            in_background: section.background,
-            under_way: None,
-        }))
+        Ok(Some(Self::of(section, path, Some(Arc::new(folder)), config)))
+    }
+
+    /// Those that another process writes: this one knows when they are due.
+    pub fn of_another(section: &CheckpointSection) -> Option<Self> {
+        section.folder.as_ref().map(|path| Self::of(section, path, None, String::new()))
+    }
+
+    fn of(section: &CheckpointSection, path: &Path, folder: Option<Arc<CheckpointFolder>>, config: String) -> Self {
+        let CheckpointSection { every, keep, background, .. } = *section;
+        Self { path: path.to_path_buf(), folder, config, keep, every, in_background: background, under_way: None }
     }
 
     /// Whether there is to be one after `step` of `steps`.
@@ -72,18 +77,19 @@ impl Checkpoints {
 
     /// Notes the configuration in the folder: from now on `resume` goes on with this run.
     pub(crate) fn begin(&self) -> Result<(), CheckpointError> {
-        self.folder.write(CONFIG, self.config.as_bytes())
+        self.folder.as_ref().map_or(Ok(()), |folder| folder.write(CONFIG, self.config.as_bytes()))
     }
 
     /// The folder.
     pub(crate) fn path(&self) -> &Path {
-        self.folder.path()
+        &self.path
     }
 
     /// Writes `snapshot`, after the one before. What has been written by now is returned.
     pub(crate) fn save(&mut self, snapshot: Snapshot, worth: Worth) -> Result<Vec<Written>, CheckpointError> {
         let before = self.finish()?;
-        let (folder, config, keep) = (self.folder.clone(), self.config.clone(), self.keep);
+        let Some(folder) = self.folder.clone() else { return Ok(vec![]) };
+        let (config, keep) = (self.config.clone(), self.keep);
         let write = move || {
             let (start, step) = (Instant::now(), snapshot.step());
             folder.save::<CheckpointError>(step as u64, worth, keep, |folder| snapshot.write(folder, &config))?;

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 pub use float8::Float8Section;
 pub use sections::{
-    CheckpointSection, ComputeDtype, DataSection, OptimizerSection, Precision, ProfileSection, TrainingSection,
+    CheckpointSection, ComputeDtype, DataSection, OptimizerSection, ParallelismSection, Precision, ProfileSection,
+    TrainingSection,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;

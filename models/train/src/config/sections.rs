@@ -1,7 +1,8 @@
-//! The sections `[training]`, `[optimizer]`, `[data]`, `[checkpoint]` and `[profile]`, and what their types do not check.
+//! The sections `[training]`, `[optimizer]`, `[data]`, `[parallelism]`, `[checkpoint]` and `[profile]`, and what their types do not check.
 
 use std::path::PathBuf;
 
+use burn_float8::Reshard;
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
 use device_select::DeviceChoice;
@@ -167,6 +168,15 @@ pub struct CheckpointSection {
     pub keep: usize,
     /// Whether training goes on while a checkpoint is written; its parameters and moments stay in memory until then.
     pub background: bool,
+}
+
+/// How a run over several ranks, which a launcher starts, is shared among them. Without a launcher it is of no consequence.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ParallelismSection {
+    /// How long a weight lives that was gathered from all ranks: `after_step` gathers each twice in an optimizer step, `after_forward`
+    /// twice in a micro-batch, and keeps none.
+    pub reshard: Reshard,
 }
 
 /// Steps of which a table says where their time went: by kernel on a GPU, by operation on a CPU. Without this section there are none.

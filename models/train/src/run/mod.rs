@@ -146,13 +146,17 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
                 verify::<B, M>(self.config.float8, &steps.model)?;
                 verified = true;
             }
-            let stop = self.checkpoints.as_ref().and_then(|_| self.signals.stop());
+            let stop = match (self.checkpoints.as_ref().and_then(|_| self.signals.stop()), steps.ranks()) {
+                (stop, Some(ranks)) if self.checkpoints.is_some() => ranks.stop(stop)?,
+                (stop, _) => stop,
+            };
             let save = stop.is_some() || self.checkpoints.as_ref().is_some_and(|c| c.is_due(number, training.steps));
             let log = number == 1 || number == training.steps || number.is_multiple_of(training.log_every);
             let evaluate =
                 number == training.steps || training.eval_every > 0 && number.is_multiple_of(training.eval_every);
-            // A CPU has computed the step by now.
-            let seen = match log || save || evaluate || *self.selected == SelectedDevice::Cpu {
+            // A CPU has computed the step by now; ranks have waited for it, and end together.
+            let is_there = *self.selected == SelectedDevice::Cpu || steps.ranks().is_some();
+            let seen = match log || save || evaluate || is_there {
                 true => Some(now.watch.wait(number)?),
                 false => now.watch.poll()?,
             };
@@ -260,7 +264,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
     {
         let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
         let position = steps.batches.position()?;
-        let snapshot = Snapshot::of::<B, M>(&steps.model, &steps.optimizer, steps.done(), position);
+        let snapshot = Snapshot::of::<B, M>(&steps.model, &steps.optimizer, steps.done(), position, steps.ranks())?;
         let written = checkpoints.save(snapshot, worth)?;
         self.announce(written)
     }

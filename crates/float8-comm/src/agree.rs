@@ -1,0 +1,82 @@
+//! What all ranks must agree on before they start: settings, code, and that none has failed.
+
+use std::fmt::Display;
+
+use crate::communicator::Communicator;
+use crate::error::CommError;
+
+impl Communicator {
+    /// Compares `value` with the other ranks': the configuration, the code's version.
+    ///
+    /// # Errors
+    /// [`CommError::Disagree`], the same on every rank, unless all values are equal; those of the engine.
+    pub fn agree(&self, what: &str, value: &str) -> Result<(), CommError> {
+        let all = self.all_gather_bytes(what, value.as_bytes())?;
+        let Some((rank, other)) = all.iter().enumerate().find(|(_, other)| **other != all[0]) else { return Ok(()) };
+        let [first, other] = [&all[0], other].map(|bytes| String::from_utf8_lossy(bytes));
+        let (line, first, other) = first_difference(&first, &other);
+        Err(CommError::Disagree { what: what.into(), rank, line, first, other })
+    }
+
+    /// `result`, if no rank's is an error: what a rank does alone, such as reading a file, fails on all or on none.
+    ///
+    /// # Errors
+    /// [`CommError::RankFailed`], the same on every rank, if a rank's is an error; those of the engine.
+    pub fn all_ok<T, E: Display>(&self, what: &str, result: Result<T, E>) -> Result<T, CommError> {
+        // The first byte tells an error without a message from none.
+        let own = result.as_ref().err().map_or_else(Vec::new, |error| format!("!{error}").into_bytes());
+        let all = self.all_gather_bytes(what, &own)?;
+        let failed = all.iter().position(|message| !message.is_empty());
+        let error = |rank: usize| {
+            let message = String::from_utf8_lossy(&all[rank][1..]).into_owned();
+            CommError::RankFailed { what: what.into(), rank, message }
+        };
+        match (failed, result) {
+            (None, Ok(value)) => Ok(value),
+            (Some(rank), _) => Err(error(rank)),
+            (None, Err(_)) => Err(error(self.rank())),
+        }
+    }
+}
+
+/// The first line that differs, numbered from 1 if there are several. A line that is missing is empty.
+fn first_difference(first: &str, other: &str) -> (Option<usize>, String, String) {
+    let (mut a, mut b) = (first.lines(), other.lines());
+    for line in 1.. {
+        match (a.next(), b.next()) {
+            // Line ends alone differ.
+            (None, None) => break,
+            (x, y) if x == y => {}
+            (x, y) => {
+                let several = first.lines().nth(1).is_some() || other.lines().nth(1).is_some();
+                return (several.then_some(line), x.unwrap_or_default().into(), y.unwrap_or_default().into());
+            }
+        }
+    }
+    (None, first.into(), other.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_line_that_differs_is_named() {
+        let of = |a, b| first_difference(a, b);
+        assert_eq!(of("4", "8"), (None, "4".into(), "8".into()));
+        assert_eq!(of("lr = 1\nsteps = 4\n", "lr = 1\nsteps = 8\n"), (Some(2), "steps = 4".into(), "steps = 8".into()));
+        assert_eq!(of("a", "a\nb"), (Some(2), String::new(), "b".into()));
+        assert_eq!(of("a\n", "a\r\n"), (None, "a\n".into(), "a\r\n".into()));
+    }
+
+    #[test]
+    fn a_world_of_one_agrees_and_reports_its_own_error() {
+        let comm = Communicator::solo();
+        comm.agree("config", "x").unwrap();
+        assert_eq!(comm.all_ok::<_, &str>("reading", Ok(3)).unwrap(), 3);
+        let error = comm.all_ok::<(), _>("reading the config", Err("")).unwrap_err();
+        assert!(matches!(&error, CommError::RankFailed { rank: 0, message, .. } if message.is_empty()), "{error}");
+        let error = comm.all_ok::<(), _>("reading the config", Err("no such file")).unwrap_err();
+        assert_eq!(error.to_string(), "reading the config failed on rank 0: no such file");
+    }
+}

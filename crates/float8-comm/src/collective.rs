@@ -1,0 +1,122 @@
+//! What a collective is called, to ranks and in errors: its number, operation, label and bytes.
+
+use std::fmt;
+
+/// What ranks do together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Operation {
+    /// Shards of words, one after another.
+    AllGather,
+    /// Bytes of any length, one text a rank.
+    AllGatherBytes,
+    /// Sums of f32, of which each rank keeps its chunk.
+    ReduceScatterSum,
+    /// Sums of f32.
+    AllReduceSum,
+    /// Sums of f64.
+    AllReduceSumF64,
+    /// Largest of words.
+    AllReduceMaxBits,
+    /// One rank's words for all.
+    Broadcast,
+    /// Nothing but that all are there.
+    Barrier,
+}
+
+impl Operation {
+    /// Each of them.
+    pub const ALL: [Self; 8] = [
+        Self::AllGather,
+        Self::AllGatherBytes,
+        Self::ReduceScatterSum,
+        Self::AllReduceSum,
+        Self::AllReduceSumF64,
+        Self::AllReduceMaxBits,
+        Self::Broadcast,
+        Self::Barrier,
+    ];
+
+    /// The method's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllGather => "all_gather",
+            Self::AllGatherBytes => "all_gather_bytes",
+            Self::ReduceScatterSum => "reduce_scatter_sum",
+            Self::AllReduceSum => "all_reduce_sum",
+            Self::AllReduceSumF64 => "all_reduce_sum_f64",
+            Self::AllReduceMaxBits => "all_reduce_max_bits",
+            Self::Broadcast => "broadcast",
+            Self::Barrier => "barrier",
+        }
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// One collective of one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Collective {
+    /// From 1, in the order in which the rank started them.
+    pub number: u64,
+    /// What it does.
+    pub operation: Operation,
+    /// What it is for: the layer. Of a long label that came from another rank, the beginning.
+    pub label: String,
+    /// Bytes that the rank gives to it; 0 where ranks may give different amounts.
+    pub bytes: u64,
+}
+
+impl fmt::Display for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "collective {} ({} of {:?}, {} bytes)", self.number, self.operation, self.label, self.bytes)
+    }
+}
+
+/// A rank that is not in the collective that others wait for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Absence {
+    /// The rank.
+    pub rank: usize,
+    /// Where it is instead.
+    pub at: Whereabouts,
+}
+
+/// Where a rank is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Whereabouts {
+    /// It did not answer: it waits in no collective.
+    Silent,
+    /// It waits in another collective, or has given up there.
+    In(Collective),
+    /// Its communicator is dropped, after this collective.
+    Left(u64),
+}
+
+impl fmt::Display for Absence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rank = self.rank;
+        match &self.at {
+            Whereabouts::Silent => write!(f, "rank {rank} has not arrived, and waits in no collective"),
+            Whereabouts::In(collective) => write!(f, "rank {rank} is in {collective} instead"),
+            Whereabouts::Left(after) => write!(f, "rank {rank} has dropped its communicator after collective {after}"),
+        }
+    }
+}
+
+/// The first difference between the collectives of two ranks.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("ranks are in different collectives: rank 0 is in {first}, rank {rank} in {other}")]
+pub struct Difference {
+    /// The first rank that differs from rank 0.
+    pub rank: usize,
+    /// Rank 0's.
+    pub first: Collective,
+    /// That rank's.
+    pub other: Collective,
+}

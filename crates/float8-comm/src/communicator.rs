@@ -1,0 +1,282 @@
+//! The ranks of one job, as the launcher started them, and the engine that serves them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::error::CommError;
+use crate::host::Host;
+use crate::launch::{Launch, Launcher, Lookup};
+#[cfg(feature = "mpi")]
+use crate::mpi::World;
+#[cfg(feature = "nccl")]
+use crate::nccl::NcclComm;
+use crate::options::Options;
+use crate::traffic::Traffic;
+
+/// What moves the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Engine {
+    /// Nothing: a world of one.
+    Solo,
+    /// MPI, on host memory.
+    Mpi,
+    /// NCCL, on the memory of CUDA devices.
+    Nccl,
+}
+
+impl Engine {
+    /// `solo`, `mpi` or `nccl`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Solo => "solo",
+            Self::Mpi => "mpi",
+            Self::Nccl => "nccl",
+        }
+    }
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The ranks of one job, as one of them sees them. Cheap to clone.
+///
+/// Every collective is called by all ranks in the same order, from whichever thread. `label` says what it is for, such as the layer:
+/// errors and [`Traffic`] name it. After an error of a collective each later one is [`CommError::Dead`]; once the last clone is
+/// dropped then, the job ends within a second if the process has not returned by then, so print the error at once.
+///
+/// The last clone that is dropped without an error waits until every rank has dropped its own, at most [`Options::timeout`].
+#[derive(Clone)]
+pub struct Communicator(Arc<Inner>);
+
+struct Inner {
+    rank: usize,
+    local_rank: usize,
+    world_size: usize,
+    /// Ends before MPI does.
+    #[cfg(feature = "nccl")]
+    nccl: Option<NcclComm>,
+    host: Host,
+    traffic: Arc<Mutex<Traffic>>,
+}
+
+impl fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Communicator(rank {} of {}, {})", self.rank(), self.world_size(), self.engine())
+    }
+}
+
+impl Inner {
+    fn new(rank: usize, local_rank: usize, world_size: usize, host: Host) -> Self {
+        let traffic = Arc::default();
+        Self {
+            rank,
+            local_rank,
+            world_size,
+            #[cfg(feature = "nccl")]
+            nccl: None,
+            host,
+            traffic,
+        }
+    }
+
+    fn engine(&self) -> Engine {
+        #[cfg(feature = "nccl")]
+        if self.nccl.is_some() {
+            return Engine::Nccl;
+        }
+        match self.host {
+            Host::Solo => Engine::Solo,
+            #[cfg(feature = "mpi")]
+            Host::Mpi(_) => Engine::Mpi,
+            #[cfg(feature = "nccl")]
+            Host::Absent => Engine::Nccl,
+        }
+    }
+}
+
+impl Communicator {
+    /// A world of one, whose collectives give back what they get.
+    pub fn solo() -> Self {
+        Self(Arc::new(Inner::new(0, 0, 1, Host::Solo)))
+    }
+
+    /// The world that the launcher started: mpirun's ranks over MPI, or a world of one if there is no launcher. torchrun's ranks
+    /// need `from_env_nccl`.
+    ///
+    /// Worlds of several ranks also get a panic hook: a panic of any thread, caught or not, ends the job. Called once by each
+    /// process, and MPI wants the communicator dropped by the thread that made it.
+    ///
+    /// # Errors
+    /// Variables that are none or disagree; a build without what the launcher needs; an MPI that does not confirm the launcher.
+    pub fn from_env(options: Options) -> Result<Self, CommError> {
+        Self::from_variables(options, &variable)
+    }
+
+    fn from_variables(options: Options, lookup: Lookup) -> Result<Self, CommError> {
+        let options = options.read(lookup)?;
+        match Launch::read(lookup)? {
+            None => Ok(Self::solo()),
+            Some(Launch { world_size: 1, .. }) => Ok(Self::solo()),
+            Some(launch) if launch.launcher == Launcher::Mpi => Self::over_mpi(&launch, options),
+            Some(Launch { world_size, .. }) if cfg!(feature = "nccl") => Err(CommError::NeedsNccl { world_size }),
+            Some(Launch { world_size, launcher, .. }) => {
+                Err(CommError::FeatureMissing { launcher: launcher.name(), world_size, feature: "nccl" })
+            }
+        }
+    }
+
+    #[cfg(feature = "mpi")]
+    fn over_mpi(launch: &Launch, options: Options) -> Result<Self, CommError> {
+        let world = World::connect(launch, options)?;
+        crate::panics::end_on_panic(world.rank, world.size, crate::mpi::end_after_panic);
+        Ok(Self(Arc::new(Inner::new(world.rank, world.local_rank, world.size, Host::Mpi(Arc::new(world))))))
+    }
+
+    #[cfg(not(feature = "mpi"))]
+    fn over_mpi(launch: &Launch, _options: Options) -> Result<Self, CommError> {
+        let (launcher, world_size) = (launch.launcher.name(), launch.world_size);
+        Err(CommError::FeatureMissing { launcher, world_size, feature: "mpi" })
+    }
+
+    /// The world that the launcher started, with NCCL between the CUDA devices of its ranks. `device` is the ordinal of this rank's,
+    /// its local rank if none is given. A world of one is [`solo`](Self::solo), as it needs no NCCL.
+    ///
+    /// mpirun's ranks find each other over MPI, and have the collectives on host memory. torchrun's, and those of a build without
+    /// the feature `mpi`, meet at the address in `NCCL_COMM_ID`, and have those on device memory alone.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env); NCCL, CUDA or the device are missing, on each rank if MPI is there.
+    #[cfg(feature = "nccl")]
+    pub fn from_env_nccl(options: Options, device: Option<usize>) -> Result<Self, CommError> {
+        Self::from_variables_nccl(options, device, &variable)
+    }
+
+    #[cfg(feature = "nccl")]
+    fn from_variables_nccl(options: Options, device: Option<usize>, lookup: Lookup) -> Result<Self, CommError> {
+        let options = options.read(lookup)?;
+        let Some(launch) = Launch::read(lookup)?.filter(|launch| launch.world_size > 1) else {
+            return Ok(Self::solo());
+        };
+        let host = if launch.launcher == Launcher::Mpi && cfg!(feature = "mpi") {
+            Self::over_mpi(&launch, options)?
+        } else {
+            // Ranks of which the launcher does not say where they are count as if on one machine.
+            let local_rank = launch.local_rank.unwrap_or(launch.rank);
+            crate::panics::end_on_panic(launch.rank, launch.world_size, || std::process::abort());
+            Self(Arc::new(Inner::new(launch.rank, local_rank, launch.world_size, Host::Absent)))
+        };
+        let nccl = NcclComm::connect(&host, device, options, lookup)?;
+        let Inner { rank, local_rank, world_size, .. } = *host.0;
+        let (traffic, host) = (Arc::clone(&host.0.traffic), host.0.host.clone());
+        Ok(Self(Arc::new(Inner { rank, local_rank, world_size, nccl: Some(nccl), host, traffic })))
+    }
+
+    /// The collectives on device memory, if NCCL serves this world.
+    #[cfg(feature = "nccl")]
+    pub fn nccl(&self) -> Option<&NcclComm> {
+        self.0.nccl.as_ref()
+    }
+
+    /// Whether there are collectives on host memory: not between ranks that NCCL alone connects.
+    pub fn has_host_collectives(&self) -> bool {
+        #[cfg(feature = "nccl")]
+        if matches!(self.0.host, Host::Absent) {
+            return false;
+        }
+        true
+    }
+
+    #[cfg(all(feature = "mpi", feature = "nccl"))]
+    pub(crate) fn mpi_world(&self) -> Option<Arc<World>> {
+        match &self.0.host {
+            Host::Mpi(world) => Some(Arc::clone(world)),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn host(&self) -> &Host {
+        &self.0.host
+    }
+
+    pub(crate) fn counter(&self) -> &Arc<Mutex<Traffic>> {
+        &self.0.traffic
+    }
+
+    /// This rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.0.rank
+    }
+
+    /// Its number among the ranks of its machine.
+    pub fn local_rank(&self) -> usize {
+        self.0.local_rank
+    }
+
+    /// How many ranks there are.
+    pub fn world_size(&self) -> usize {
+        self.0.world_size
+    }
+
+    /// What moves the data.
+    pub fn engine(&self) -> Engine {
+        self.0.engine()
+    }
+
+    /// What this rank has moved since the start.
+    pub fn traffic(&self) -> Traffic {
+        self.0.traffic.lock().clone()
+    }
+}
+
+fn variable(name: &str) -> Option<String> {
+    // A value that is no UTF-8 is no number either, which the error says.
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn started(variables: &[(&str, &str)]) -> Result<Communicator, CommError> {
+        let lookup = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into());
+        Communicator::from_variables(Options::default(), &lookup)
+    }
+
+    #[test]
+    fn one_rank_needs_no_engine() {
+        for variables in [&[][..], &[("RANK", "0"), ("WORLD_SIZE", "1")], &[("PMI_RANK", "0"), ("PMI_SIZE", "1")]] {
+            let comm = started(variables).unwrap();
+            assert_eq!((comm.rank(), comm.local_rank(), comm.world_size(), comm.engine()), (0, 0, 1, Engine::Solo));
+            assert!(comm.has_host_collectives());
+            assert_eq!(format!("{comm:?}"), "Communicator(rank 0 of 1, solo)");
+        }
+    }
+
+    #[cfg(not(feature = "mpi"))]
+    #[test]
+    fn a_build_without_mpi_says_so() {
+        let error = started(&[("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")]).unwrap_err();
+        let CommError::FeatureMissing { launcher: "mpirun", world_size: 2, feature: "mpi" } = error else {
+            panic!("{error}")
+        };
+    }
+
+    #[test]
+    fn torchrun_needs_nccl() {
+        let error = started(&[("RANK", "1"), ("WORLD_SIZE", "2")]).unwrap_err();
+        let named = match error {
+            CommError::NeedsNccl { world_size: 2 } => cfg!(feature = "nccl"),
+            CommError::FeatureMissing { launcher: "torchrun", world_size: 2, feature: "nccl" } => {
+                !cfg!(feature = "nccl")
+            }
+            _ => false,
+        };
+        assert!(named, "{error}");
+    }
+}

@@ -1,0 +1,161 @@
+//! The collectives on host memory, counted.
+
+use crate::collective::Operation;
+use crate::communicator::Communicator;
+use crate::error::CommError;
+use crate::host::serve;
+#[cfg(feature = "mpi")]
+use crate::mpi::Element;
+use crate::pending::Pending;
+use crate::traffic::received;
+
+impl Communicator {
+    /// The shards of all ranks, one after another. They have the same length on each.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn all_gather(&self, label: &str, shard: Vec<u32>) -> Result<Pending<Vec<u32>>, CommError> {
+        let operation = Operation::AllGather;
+        let sent = size_of_val(&shard[..]);
+        let pending =
+            serve!(self.host(), operation, label, Pending::ready(shard), |world| world.all_gather(label, shard))?;
+        self.count(operation, label, sent);
+        Ok(pending)
+    }
+
+    /// The sums of all ranks, of which each keeps its chunk: the first is rank 0's. The order of a sum depends on the number of ranks
+    /// and the length alone, and two ranks' is `a + b`.
+    ///
+    /// # Errors
+    /// [`CommError::Uneven`] if the chunks cannot be equal; those of the engine.
+    pub fn reduce_scatter_sum(&self, label: &str, all: Vec<f32>) -> Result<Pending<Vec<f32>>, CommError> {
+        let (elements, world_size) = (all.len(), self.world_size());
+        let operation = Operation::ReduceScatterSum;
+        if !elements.is_multiple_of(world_size) {
+            return Err(CommError::Uneven { operation: operation.name(), label: label.into(), elements, world_size });
+        }
+        let sent = size_of_val(&all[..]);
+        let pending =
+            serve!(self.host(), operation, label, Pending::ready(all), |world| world.reduce_scatter_sum(label, all))?;
+        self.count(operation, label, sent);
+        Ok(pending)
+    }
+
+    /// The sums of all ranks, the same on each; ordered as in [`reduce_scatter_sum`](Self::reduce_scatter_sum).
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn all_reduce_sum(&self, label: &str, values: Vec<f32>) -> Result<Pending<Vec<f32>>, CommError> {
+        self.all_reduce(Operation::AllReduceSum, label, values)
+    }
+
+    /// The same in f64.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn all_reduce_sum_f64(&self, label: &str, values: Vec<f64>) -> Result<Pending<Vec<f64>>, CommError> {
+        self.all_reduce(Operation::AllReduceSumF64, label, values)
+    }
+
+    /// The largest words of all ranks. As the bits of floats whose sign is 0 it is the largest float, and NaN is larger than all.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn all_reduce_max_bits(&self, label: &str, bits: Vec<u32>) -> Result<Pending<Vec<u32>>, CommError> {
+        self.all_reduce(Operation::AllReduceMaxBits, label, bits)
+    }
+
+    /// The words of rank `root`. Other ranks give a vector of the same length, which is overwritten.
+    ///
+    /// # Errors
+    /// [`CommError::NoSuchRoot`]; those of the engine.
+    pub fn broadcast(&self, label: &str, root: usize, words: Vec<u32>) -> Result<Pending<Vec<u32>>, CommError> {
+        let world_size = self.world_size();
+        if root >= world_size {
+            return Err(CommError::NoSuchRoot { label: label.into(), root, world_size });
+        }
+        let bytes = size_of_val(&words[..]) as u64;
+        let (sent, received) = if self.rank() == root { (bytes, 0) } else { (0, bytes) };
+        let operation = Operation::Broadcast;
+        let pending =
+            serve!(self.host(), operation, label, Pending::ready(words), |world| world.broadcast(label, root, words))?;
+        self.counter().lock().add(operation, label, sent, received);
+        Ok(pending)
+    }
+
+    /// The bytes of each rank, of whatever length: for configurations and other metadata.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn all_gather_bytes(&self, label: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
+        let operation = Operation::AllGatherBytes;
+        let alone = || vec![bytes.to_vec()];
+        let all = serve!(self.host(), operation, label, alone(), |world| world.all_gather_bytes(label, bytes))?;
+        let received = all.iter().map(Vec::len).sum::<usize>() - bytes.len();
+        self.counter().lock().add(operation, label, bytes.len() as u64, received as u64);
+        Ok(all)
+    }
+
+    /// Returns when every rank has called it.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn barrier(&self, label: &str) -> Result<(), CommError> {
+        let operation = Operation::Barrier;
+        serve!(self.host(), operation, label, (), |world| world.barrier(label))?;
+        self.counter().lock().add(operation, label, 0, 0);
+        Ok(())
+    }
+
+    fn all_reduce<T: Element>(
+        &self,
+        operation: Operation,
+        label: &str,
+        values: Vec<T>,
+    ) -> Result<Pending<Vec<T>>, CommError> {
+        let sent = size_of_val(&values[..]);
+        let pending = serve!(self.host(), operation, label, Pending::ready(values), |world| world
+            .all_reduce(operation, label, values))?;
+        self.count(operation, label, sent);
+        Ok(pending)
+    }
+
+    fn count(&self, operation: Operation, label: &str, sent: usize) {
+        let sent = sent as u64;
+        self.counter().lock().add(operation, label, sent, received(operation, sent, self.world_size() as u64));
+    }
+}
+
+/// Anything: in a world of one nothing is reduced.
+#[cfg(not(feature = "mpi"))]
+trait Element {}
+#[cfg(not(feature = "mpi"))]
+impl<T> Element for T {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::traffic::Count;
+
+    #[test]
+    fn a_world_of_one_gives_back_what_it_gets() {
+        let comm = Communicator::solo();
+        assert_eq!(comm.all_gather("a", vec![1, 2]).unwrap().wait().unwrap(), [1, 2]);
+        assert_eq!(comm.all_gather_bytes("b", b"xyz").unwrap(), [b"xyz"]);
+        assert_eq!(comm.reduce_scatter_sum("c", vec![1.5, 2.5]).unwrap().wait().unwrap(), [1.5, 2.5]);
+        assert_eq!(comm.all_reduce_sum("d", vec![3.5]).unwrap().wait().unwrap(), [3.5]);
+        assert_eq!(comm.all_reduce_sum_f64("e", vec![4.5]).unwrap().wait().unwrap(), [4.5]);
+        assert_eq!(comm.all_reduce_max_bits("f", vec![5]).unwrap().wait().unwrap(), [5]);
+        assert_eq!(comm.broadcast("g", 0, vec![6]).unwrap().wait().unwrap(), [6]);
+        comm.barrier("h").unwrap();
+        let traffic = comm.traffic();
+        assert_eq!(traffic.total(), Count { calls: 8, sent: 8 + 3 + 8 + 4 + 8 + 4 + 4, received: 0 });
+        assert_eq!(traffic.label("e"), Count { calls: 1, sent: 8, received: 0 });
+    }
+
+    #[test]
+    fn no_other_rank_can_send() {
+        let error = Communicator::solo().broadcast("seed", 1, vec![0]).unwrap_err();
+        assert_eq!(error.to_string(), "broadcast of \"seed\": there is no rank 1 among 1 to send it");
+    }
+}

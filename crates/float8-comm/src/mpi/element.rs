@@ -1,0 +1,22 @@
+//! Numbers that MPI sends and reduces.
+
+use ::mpi::ffi;
+
+/// A number of MPI.
+pub(crate) trait Element: Copy + Default + Send + 'static {
+    /// MPI's name for it.
+    fn datatype() -> ffi::MPI_Datatype;
+}
+
+macro_rules! element {
+    ($($number:ty: $datatype:ident),*) => {
+        $(impl Element for $number {
+            fn datatype() -> ffi::MPI_Datatype {
+                // SAFETY: a constant of the library.
+                unsafe { ffi::$datatype }
+            }
+        })*
+    };
+}
+
+element!(u8: RSMPI_UINT8_T, u32: RSMPI_UINT32_T, u64: RSMPI_UINT64_T, f32: RSMPI_FLOAT, f64: RSMPI_DOUBLE);

@@ -1,0 +1,149 @@
+//! The collectives of NCCL on addresses of device memory.
+
+use std::ffi::c_void;
+
+use cudarc::nccl::sys::{self, ncclDataType_t, ncclRedOp_t};
+
+use super::comm::{Call, NcclComm};
+use crate::collective::Operation;
+use crate::error::CommError;
+use crate::traffic::received;
+
+impl NcclComm {
+    /// Gathers `words` 4-byte words of each rank, one after another, at `receive`.
+    ///
+    /// # Errors
+    /// NCCL's; the compare mode's.
+    ///
+    /// # Safety
+    /// `send` is the address of `words` words, `receive` of room for those of all ranks, on this rank's device. Nothing else writes to
+    /// `send`, or uses `receive`, until `stream` has passed this call, and both stay allocated that long. They do not overlap, except
+    /// that `send` may be this rank's place in `receive`. `stream` is a stream of the device's primary context.
+    pub unsafe fn all_gather(
+        &self,
+        label: &str,
+        (send, receive): (u64, u64),
+        words: usize,
+        stream: *mut c_void,
+    ) -> Result<(), CommError> {
+        let call = self.call(Operation::AllGather, label, 4 * words);
+        // SAFETY: the caller's promise; NCCL counts the elements of one rank.
+        self.start(&call, |comm| unsafe {
+            let (from, to) = (send as *const c_void, receive as *mut c_void);
+            sys::ncclAllGather(from, to, words, ncclDataType_t::ncclUint32, comm, stream.cast())
+        })
+    }
+
+    /// Sums `world_size * chunk` f32 of all ranks; this rank's chunk goes to `receive`.
+    ///
+    /// # Errors
+    /// NCCL's; the compare mode's.
+    ///
+    /// # Safety
+    /// As [`all_gather`](Self::all_gather), with `world_size * chunk` f32 at `send` and room for `chunk` at `receive`, which may be this
+    /// rank's place in `send`.
+    pub unsafe fn reduce_scatter_sum_f32(
+        &self,
+        label: &str,
+        (send, receive): (u64, u64),
+        chunk: usize,
+        stream: *mut c_void,
+    ) -> Result<(), CommError> {
+        let call = self.call(Operation::ReduceScatterSum, label, 4 * chunk * self.world_size);
+        // SAFETY: the caller's promise; NCCL counts the elements that a rank receives.
+        self.start(&call, |comm| unsafe {
+            let (from, to) = (send as *const c_void, receive as *mut c_void);
+            let (float, sum) = (ncclDataType_t::ncclFloat32, ncclRedOp_t::ncclSum);
+            sys::ncclReduceScatter(from, to, chunk, float, sum, comm, stream.cast())
+        })
+    }
+
+    /// Sums `count` f32 of all ranks.
+    ///
+    /// # Errors
+    /// NCCL's; the compare mode's.
+    ///
+    /// # Safety
+    /// As [`all_gather`](Self::all_gather), with `count` f32 at `send` and `receive`, which may be the same.
+    pub unsafe fn all_reduce_sum_f32(
+        &self,
+        label: &str,
+        addresses: (u64, u64),
+        count: usize,
+        stream: *mut c_void,
+    ) -> Result<(), CommError> {
+        let kind = (Operation::AllReduceSum, ncclDataType_t::ncclFloat32, ncclRedOp_t::ncclSum);
+        // SAFETY: the caller's promise.
+        unsafe { self.all_reduce(kind, label, addresses, count, stream) }
+    }
+
+    /// The largest of `count` u32 of all ranks: as the bits of floats whose sign is 0, NaN is larger than all.
+    ///
+    /// # Errors
+    /// NCCL's; the compare mode's.
+    ///
+    /// # Safety
+    /// As [`all_reduce_sum_f32`](Self::all_reduce_sum_f32).
+    pub unsafe fn all_reduce_max_u32(
+        &self,
+        label: &str,
+        addresses: (u64, u64),
+        count: usize,
+        stream: *mut c_void,
+    ) -> Result<(), CommError> {
+        let kind = (Operation::AllReduceMaxBits, ncclDataType_t::ncclUint32, ncclRedOp_t::ncclMax);
+        // SAFETY: the caller's promise.
+        unsafe { self.all_reduce(kind, label, addresses, count, stream) }
+    }
+
+    unsafe fn all_reduce(
+        &self,
+        (operation, number, op): (Operation, ncclDataType_t, ncclRedOp_t),
+        label: &str,
+        (send, receive): (u64, u64),
+        count: usize,
+        stream: *mut c_void,
+    ) -> Result<(), CommError> {
+        let call = self.call(operation, label, 4 * count);
+        // SAFETY: the caller's promise; both types have 4 bytes.
+        self.start(&call, |comm| unsafe {
+            let (from, to) = (send as *const c_void, receive as *mut c_void);
+            sys::ncclAllReduce(from, to, count, number, op, comm, stream.cast())
+        })
+    }
+
+    /// Copies `words` 4-byte words at `send` of rank `root` to `receive` of all.
+    ///
+    /// # Errors
+    /// [`CommError::NoSuchRoot`]; NCCL's; the compare mode's.
+    ///
+    /// # Safety
+    /// As [`all_gather`](Self::all_gather), with `words` words at `send`, which is read on rank `root` alone, and at `receive`, which may
+    /// be the same.
+    pub unsafe fn broadcast(
+        &self,
+        label: &str,
+        root: usize,
+        (send, receive): (u64, u64),
+        words: usize,
+        stream: *mut c_void,
+    ) -> Result<(), CommError> {
+        let world_size = self.world_size;
+        if root >= world_size {
+            return Err(CommError::NoSuchRoot { label: label.into(), root, world_size });
+        }
+        let bytes = 4 * words;
+        let (sent, received) = if self.rank == root { (bytes, 0) } else { (0, bytes as u64) };
+        let call = Call { operation: Operation::Broadcast, label, sent, received, bytes };
+        // SAFETY: the caller's promise, and the root is a rank.
+        self.start(&call, |comm| unsafe {
+            let (from, to) = (send as *const c_void, receive as *mut c_void);
+            sys::ncclBroadcast(from, to, words, ncclDataType_t::ncclUint32, root as i32, comm, stream.cast())
+        })
+    }
+
+    fn call<'a>(&self, operation: Operation, label: &'a str, bytes: usize) -> Call<'a> {
+        let received = received(operation, bytes as u64, self.world_size as u64);
+        Call { operation, label, sent: bytes, received, bytes }
+    }
+}

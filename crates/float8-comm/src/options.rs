@@ -1,0 +1,75 @@
+//! How long ranks wait for each other, and whether they compare what they do.
+
+use std::time::Duration;
+
+use crate::error::CommError;
+use crate::launch::Lookup;
+
+/// How long ranks wait for each other, and whether they compare what they do. The same on every rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// A collective that takes longer is an error on every rank that waits in it. It also limits how long the first rank that drops
+    /// its communicator waits for the last, so it is longer than what a rank ever does alone, such as writing a checkpoint. The
+    /// environment variable `FLOAT8_COMM_TIMEOUT` sets it, too, in seconds.
+    pub timeout: Duration,
+    /// Before each collective ranks tell each other which it is, and the first difference is an error on all. For finding the layer
+    /// at which ranks part; it costs a small gather each time. The environment variable `FLOAT8_COMM_COMPARE=1` sets it, too.
+    pub compare: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { timeout: Duration::from_secs(300), compare: false }
+    }
+}
+
+impl Options {
+    /// With what the environment says.
+    pub(crate) fn read(self, lookup: Lookup) -> Result<Self, CommError> {
+        const COMPARE: &str = "FLOAT8_COMM_COMPARE";
+        const TIMEOUT: &str = "FLOAT8_COMM_TIMEOUT";
+        let timeout = match lookup(TIMEOUT).filter(|value| !value.is_empty()) {
+            None => self.timeout,
+            Some(value) => match value.parse() {
+                Ok(seconds) if seconds > 0 => Duration::from_secs(seconds),
+                _ => return Err(CommError::Variable { variable: TIMEOUT, value, expected: "seconds, 1 or more" }),
+            },
+        };
+        let compare = match lookup(COMPARE).as_deref() {
+            None | Some("") => self.compare,
+            Some("0") => false,
+            Some("1") => true,
+            Some(other) => {
+                return Err(CommError::Variable { variable: COMPARE, value: other.into(), expected: "0 or 1" });
+            }
+        };
+        Ok(Self { timeout, compare })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_turns_the_compare_mode_on_and_off() {
+        let compare = |name: &str| name == "FLOAT8_COMM_COMPARE";
+        let read = |options: Options, value: Option<&str>| {
+            options.read(&|name| value.filter(|_| compare(name)).map(str::to_owned))
+        };
+        let on = Options { compare: true, ..Options::default() };
+        assert!(read(Options::default(), Some("1")).unwrap().compare);
+        assert!(!read(on, Some("0")).unwrap().compare);
+        assert!(read(on, None).unwrap().compare);
+        let timeout =
+            |value: &str| Options::default().read(&|name| (name == "FLOAT8_COMM_TIMEOUT").then(|| value.into()));
+        assert_eq!(timeout("2").unwrap().timeout, Duration::from_secs(2));
+        assert_eq!(timeout("").unwrap(), Options::default());
+        for value in ["0", "-1", "soon"] {
+            let text = timeout(value).unwrap_err().to_string();
+            assert!(text.contains(&format!("FLOAT8_COMM_TIMEOUT is {value:?}: expected seconds, 1 or more")), "{text}");
+        }
+        let text = read(on, Some("yes")).unwrap_err().to_string();
+        assert!(text.contains("FLOAT8_COMM_COMPARE is \"yes\": expected 0 or 1"), "{text}");
+    }
+}

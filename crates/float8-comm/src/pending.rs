@@ -1,0 +1,59 @@
+//! A collective that was started: what it gives is there after `wait`.
+
+use std::fmt;
+
+use crate::error::CommError;
+
+/// A collective that was started. The program may do other work before it waits.
+///
+/// Ranks wait for their pendings in the order in which they started them, or in any other: MPI and NCCL go on with all of them.
+/// Dropped without [`wait`](Self::wait), it completes in the background with the communicator's later collectives; other ranks see
+/// no difference.
+#[must_use = "a collective's errors, and its result, come from `wait`"]
+pub struct Pending<T>(State<T>);
+
+enum State<T> {
+    Ready(T),
+    #[cfg(feature = "mpi")]
+    Flight(Box<dyn Flight<T>>),
+}
+
+/// A transfer of an engine.
+#[cfg(feature = "mpi")]
+pub(crate) trait Flight<T>: Send {
+    /// Waits for it.
+    fn land(self: Box<Self>) -> Result<T, CommError>;
+}
+
+impl<T> Pending<T> {
+    pub(crate) fn ready(value: T) -> Self {
+        Self(State::Ready(value))
+    }
+
+    #[cfg(feature = "mpi")]
+    pub(crate) fn flight(flight: impl Flight<T> + 'static) -> Self {
+        Self(State::Flight(Box::new(flight)))
+    }
+
+    /// Waits until the result is there.
+    ///
+    /// # Errors
+    /// [`CommError::Timeout`], [`CommError::Left`], [`CommError::Mpi`], and [`CommError::Dead`] after one of them.
+    pub fn wait(self) -> Result<T, CommError> {
+        match self.0 {
+            State::Ready(value) => Ok(value),
+            #[cfg(feature = "mpi")]
+            State::Flight(flight) => flight.land(),
+        }
+    }
+}
+
+impl<T> fmt::Debug for Pending<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            State::Ready(_) => "Pending(ready)",
+            #[cfg(feature = "mpi")]
+            State::Flight(_) => "Pending(in flight)",
+        })
+    }
+}

@@ -1,0 +1,278 @@
+//! What happens to the others when a rank fails.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use float8_comm::{CommError, Communicator, Engine, Options};
+
+use crate::launch::{Ran, crowding, goes_wrong, print_line};
+use crate::values::{done, started};
+
+/// Longer than any test waits.
+const LONG: Duration = Duration::from_secs(50);
+const TIMEOUT: f64 = 1.5;
+/// The most that a job takes to end after a rank is gone.
+const END: f64 = 5.0;
+
+fn limited() -> Communicator {
+    Communicator::from_env(Options { timeout: Duration::from_secs_f64(TIMEOUT), ..Options::default() }).unwrap()
+}
+
+fn print_error(comm: &Communicator, since: Instant, error: &CommError) {
+    print_line(&format!("rank {} failed after {:.2} s: {error}", comm.rank(), since.elapsed().as_secs_f64()));
+}
+
+fn gather(comm: &Communicator, label: &str) -> Result<(), CommError> {
+    comm.all_gather(label, vec![comm.rank() as u32; 100])?.wait().map(|_| ())
+}
+
+/// Ends this process as a program that returns an error from `main` does.
+fn fail(comm: Communicator, since: Instant, error: &CommError) {
+    print_error(&comm, since, error);
+    drop(comm);
+    std::process::exit(1);
+}
+
+pub fn difference() {
+    let comm = Communicator::from_env(Options { compare: true, ..Options::default() }).unwrap();
+    let since = Instant::now();
+    gather(&comm, "layers.0").unwrap();
+    gather(&comm, "layers.1").unwrap();
+    goes_wrong();
+    // The last rank gathers more.
+    let last = comm.rank() + 1 == comm.world_size();
+    let error = comm.all_gather("layers.2", vec![0; if last { 12 } else { 10 }]).unwrap_err();
+    let later = gather(&comm, "layers.3").unwrap_err();
+    assert!(matches!(later, CommError::Dead { .. }), "{later}");
+    fail(comm, since, &error);
+}
+
+pub fn difference_is_named(ran: &Ran) {
+    ran.fails_within(END);
+    let expected = format!(
+        "ranks are in different collectives: rank 0 is in collective 3 (all_gather of \"layers.2\", 40 bytes), rank {} in collective 3 \
+         (all_gather of \"layers.2\", 48 bytes)",
+        ran.ranks - 1
+    );
+    for rank in 0..ran.ranks {
+        assert_eq!(ran.error(rank).1, expected, "{}", ran.output);
+    }
+}
+
+pub fn stall() {
+    let comm = limited();
+    gather(&comm, "layers.0").unwrap();
+    if comm.rank() == 1 {
+        std::thread::sleep(LONG);
+    }
+    let since = Instant::now();
+    goes_wrong();
+    let error = gather(&comm, "layers.1").unwrap_err();
+    let later = comm.barrier("later").unwrap_err();
+    assert!(matches!(later, CommError::Dead { .. }), "{later}");
+    fail(comm, since, &error);
+}
+
+pub fn stall_is_named(ran: &Ran) {
+    let end = ran.fails_within(TIMEOUT + END);
+    for rank in (0..ran.ranks).filter(|rank| *rank != 1) {
+        let (seconds, error) = ran.error(rank);
+        assert!((TIMEOUT..TIMEOUT + 2.0 * crowding()).contains(&seconds), "{}", ran.output);
+        let head = format!(
+            "rank {rank} of {}: collective 2 (all_gather of \"layers.1\", 400 bytes) has not ended after ",
+            ran.ranks
+        );
+        assert!(error.starts_with(&head), "{}", ran.output);
+        assert!(error.ends_with(" s: rank 1 has not arrived, and waits in no collective"), "{}", ran.output);
+    }
+    println!("the error came after {:.2} s, the end after {end:.2} s", ran.error(0).0);
+}
+
+pub fn stall_without_exit() {
+    let comm = limited();
+    if comm.rank() == 1 {
+        std::thread::sleep(LONG);
+    }
+    let since = Instant::now();
+    goes_wrong();
+    let error = gather(&comm, "layers.0").unwrap_err();
+    print_error(&comm, since, &error);
+    // The process goes on, without its communicator.
+    drop(comm);
+    std::thread::sleep(LONG);
+}
+
+pub fn job_is_ended(ran: &Ran) {
+    ran.fails_within(TIMEOUT + END);
+    for rank in [0, 2] {
+        assert!(ran.error(rank).1.contains("rank 1 has not arrived"), "{}", ran.output);
+    }
+}
+
+/// Without the compare mode: MPI meets a message of another length, or the time limit comes.
+pub fn astray() {
+    let comm = limited();
+    let since = Instant::now();
+    goes_wrong();
+    let result = if comm.rank() == 2 { comm.barrier("elsewhere") } else { gather(&comm, "layers.0") };
+    let error = result.and_then(|()| gather(&comm, "layers.1")).unwrap_err();
+    fail(comm, since, &error);
+}
+
+pub fn astray_is_named(ran: &Ran) {
+    ran.fails_within(TIMEOUT + END);
+    let errors: Vec<_> = (0..3).map(|rank| ran.error(rank).1).collect();
+    let elsewhere = "rank 2 is in collective 1 (barrier of \"elsewhere\", 0 bytes) instead";
+    assert!(errors[..2].iter().any(|error| error.contains(elsewhere)), "{}", ran.output);
+    let own = "collective 1 (barrier of \"elsewhere\", 0 bytes)";
+    assert!(errors[2].contains(own) || errors[2].contains("layers."), "{}", ran.output);
+}
+
+/// The others wait for rank 1, which goes.
+fn waits_for_rank_1(goes: impl FnOnce()) {
+    let comm = started();
+    gather(&comm, "layers.0").unwrap();
+    if comm.rank() == 1 {
+        // The others wait by then.
+        std::thread::sleep(Duration::from_millis(500));
+        goes_wrong();
+        goes();
+    }
+    let since = Instant::now();
+    if let Err(error) = gather(&comm, "layers.1") {
+        fail(comm, since, &error);
+    }
+}
+
+pub fn killed() {
+    waits_for_rank_1(|| {
+        let kill = format!("kill -9 {}", std::process::id());
+        _ = Command::new("sh").args(["-c", &kill]).status();
+    });
+}
+
+pub fn kill_ends_all(ran: &Ran) {
+    println!("all ended after {:.2} s", ran.fails_within(END));
+    assert!(ran.output.contains("rank 1 with PID") && ran.output.contains("signal 9"), "{}", ran.output);
+}
+
+pub fn panics() {
+    waits_for_rank_1(|| panic!("the model is too small"));
+}
+
+pub fn panic_ends_all(ran: &Ran) {
+    println!("all ended after {:.2} s", ran.fails_within(END));
+    assert_eq!(ran.code, Some(101), "{}", ran.output);
+    let first = ran.output.find(&format!("rank 1 of {} panicked, which ends the job:", ran.ranks));
+    let message = ran.output.find("the model is too small");
+    assert!(first.is_some() && first < message, "{}", ran.output);
+}
+
+/// As a `main` that returns an error before it prints it.
+pub fn early_return() {
+    let comm = started();
+    gather(&comm, "layers.0").unwrap();
+    let (rank, since) = (comm.rank(), Instant::now());
+    if rank == 1 {
+        std::thread::sleep(Duration::from_millis(500));
+        goes_wrong();
+        drop(comm);
+        print_line(&format!("rank 1 failed after {:.2} s: the disk is full", since.elapsed().as_secs_f64()));
+        std::process::exit(7);
+    }
+    let error = gather(&comm, "layers.1").unwrap_err();
+    fail(comm, since, &error);
+}
+
+pub fn early_return_is_named(ran: &Ran) {
+    println!("all ended after {:.2} s", ran.fails_within(END));
+    // Its own reason is not lost.
+    assert_eq!(ran.error(1).1, "the disk is full", "{}", ran.output);
+    for rank in (0..ran.ranks).filter(|rank| *rank != 1) {
+        let (seconds, error) = ran.error(rank);
+        assert!(seconds < 2.0 * crowding(), "{}", ran.output);
+        let expected = format!(
+            "rank {rank} of {}: collective 2 (all_gather of \"layers.1\", 400 bytes) cannot end: rank 1 has dropped its communicator \
+             after collective 1; its own error says why",
+            ran.ranks
+        );
+        assert_eq!(error, expected, "{}", ran.output);
+    }
+}
+
+pub fn exits() {
+    waits_for_rank_1(|| std::process::exit(3));
+}
+
+pub fn exit_ends_all(ran: &Ran) {
+    println!("all ended after {:.2} s", ran.fails_within(END));
+    assert!(!ran.output.contains("rank is done"), "{}", ran.output);
+}
+
+/// A rank that keeps its communicator holds up the others no longer than the time limit.
+pub fn never_leaves() {
+    let comm = limited();
+    gather(&comm, "layers.0").unwrap();
+    if comm.rank() == 1 {
+        std::thread::sleep(LONG);
+    }
+    let since = Instant::now();
+    goes_wrong();
+    drop(comm);
+    print_line(&format!("rank 0 failed after {:.2} s: dropped", since.elapsed().as_secs_f64()));
+    std::thread::sleep(LONG);
+}
+
+pub fn drop_has_a_limit(ran: &Ran) {
+    ran.fails_within(TIMEOUT + END);
+    assert!((TIMEOUT..TIMEOUT + crowding()).contains(&ran.error(0).0), "{}", ran.output);
+}
+
+/// A rank that works on alone before it leaves in order, within the time limit.
+pub fn slow_end() {
+    let comm = started();
+    gather(&comm, "layers.0").unwrap();
+    if comm.rank() == 0 {
+        std::thread::sleep(Duration::from_secs(2));
+    }
+    done(comm);
+}
+
+pub fn one_rank() {
+    let comm = started();
+    assert_eq!((comm.engine(), comm.world_size()), (Engine::Solo, 1));
+    done(comm);
+}
+
+/// Variables of a launcher that did not start this process.
+pub fn unconfirmed() {
+    // SAFETY: the thread that would end a test that hangs reads no environment.
+    unsafe {
+        std::env::set_var("PMI_RANK", "1");
+        std::env::set_var("PMI_SIZE", "4");
+    }
+    goes_wrong();
+    let error = Communicator::from_env(Options::default()).unwrap_err();
+    assert!(matches!(error, CommError::WorldNotConfirmed { claimed: 4, confirmed: 1, .. }), "{error}");
+    print_line(&format!("rank 0 failed after 0 s: {error}"));
+    std::process::exit(1);
+}
+
+pub fn unconfirmed_is_named(ran: &Ran) {
+    ran.fails_within(END);
+    let (_, error) = ran.error(0);
+    assert!(error.starts_with("the environment variable PMI_SIZE says 4 ranks, but MPI says 1: "), "{}", ran.output);
+}
+
+/// The last rank's device does not exist; or there is no NCCL, no driver, no device at all.
+#[cfg(feature = "nccl")]
+pub fn no_nccl() {
+    let device = (std::env::var("OMPI_COMM_WORLD_RANK").unwrap() == "1").then_some(4096);
+    let error = Communicator::from_env_nccl(Options::default(), device).unwrap_err();
+    let named = matches!(
+        error,
+        CommError::NcclMissing | CommError::Cuda { .. } | CommError::NoDevice { .. } | CommError::RankFailed { .. }
+    );
+    assert!(named, "{error}");
+    println!("rank is done");
+}

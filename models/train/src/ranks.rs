@@ -1,0 +1,83 @@
+//! [`Ranks`]: the processes that train one model together, each with its micro-batches and its rows of the parameters.
+
+use burn::module::AutodiffModule;
+use burn::optim::GradientsParams;
+use burn::tensor::backend::AutodiffBackend;
+use burn_float8::{CommError, Communicator, Float8Stack, Sharded};
+
+use crate::batches::Batch;
+
+/// The ranks of a sharded run.
+#[derive(Clone, Debug)]
+pub struct Ranks(Sharded);
+
+impl Ranks {
+    /// Those over which a model is sharded.
+    pub fn new(sharded: Sharded) -> Self {
+        Self(sharded)
+    }
+
+    fn comm(&self) -> &Communicator {
+        self.0.communicator()
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.comm().world_size()
+    }
+
+    /// Whether this is the one that writes logs, metrics and checkpoints.
+    pub fn is_first(&self) -> bool {
+        self.comm().rank() == 0
+    }
+
+    /// Sums over all ranks.
+    ///
+    /// # Errors
+    /// [`CommError`].
+    pub fn sum(&self, what: &str, own: Vec<f32>) -> Result<Vec<f32>, CommError> {
+        self.comm().all_reduce_sum(what, own)?.wait()
+    }
+
+    /// Whether any rank was told to stop: signals do not come to all between the same two steps.
+    ///
+    /// # Errors
+    /// [`CommError`].
+    pub(crate) fn stop(&self, own: Option<&'static str>) -> Result<Option<&'static str>, CommError> {
+        let told = self.comm().all_reduce_max_bits("signals", vec![u32::from(own.is_some())])?.wait()?;
+        // The launcher passes SIGTERM on.
+        Ok(own.or((told[0] > 0).then_some("SIGTERM")))
+    }
+
+    /// This rank's share of a step's micro-batches, in order, each with the factor of its loss.
+    ///
+    /// Micro-batch `i` goes to rank `i` modulo the ranks. All ranks run equally many, since each takes part in what the others gather:
+    /// in the place of one without targets comes another of the same round, times zero. A round in which no rank has targets is left
+    /// out by all.
+    pub(crate) fn share<'a>(&self, batches: &'a [Batch]) -> Vec<(&'a Batch, f64)> {
+        let rank = self.comm().rank();
+        let round = |round: &'a [Batch]| {
+            let has_targets = |batch: &&Batch| batch.num_targets() > 0;
+            let own = round.get(rank).filter(has_targets).map(|batch| (batch, 1.0));
+            own.or_else(|| Some((round.iter().find(has_targets)?, 0.0)))
+        };
+        batches.chunks(self.count()).filter_map(round).collect()
+    }
+
+    /// Before a step: one all-reduce for the scales of all weights.
+    pub(crate) fn begin_step<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(&self, model: &M) {
+        self.0.precompute_scales::<B, M>(model);
+    }
+
+    /// After backward: the gradients of what every rank keeps whole.
+    ///
+    /// # Errors
+    /// [`CommError`].
+    pub(crate) fn reduce_gradients<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
+        &self,
+        model: &M,
+        grads: &mut GradientsParams,
+    ) -> Result<(), CommError> {
+        self.0.reduce_gradients::<B, M>(model, grads)
+    }
+}
