@@ -32,7 +32,7 @@ pub fn is_native(kernel: &Generated) -> bool {
 }
 
 /// Instructions of PTX that a source may hold, and what they must have become.
-const TRANSLATED: [(&str, &str); 12] = [
+const TRANSLATED: [(&str, &str); 14] = [
     ("k32.f32.e", "QGMMA"),
     ("k16.f32.bf16.bf16", "HGMMA"),
     ("tcgen05.mma.cta_group::1.kind::f8f6f4", "UTCQMMA"),
@@ -45,6 +45,8 @@ const TRANSLATED: [(&str, &str); 12] = [
     ("cp.async.bulk.tensor.2d.global", "UTMASTG"),
     ("setmaxnreg.inc", "USETMAXREG"),
     ("cvt.rn.satfinite", "F2FP.SATFINITE"),
+    ("ld.global.v2.b32", "LDG.E.64"),
+    ("ld.global.v4.b32", "LDG.E.128"),
 ];
 
 /// Casts to FP8.

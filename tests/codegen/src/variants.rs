@@ -162,6 +162,13 @@ impl Launcher {
             self.gemm(Product { config: GemmConfig { use_fast_accum, emulate }, ..base });
             self.gemm(Product { granularities: [MX; 2], config: GemmConfig { use_fast_accum, emulate }, ..base });
         }
+        for k in BLOCK_LENGTHS {
+            for granularities in [[Granularity::Block1x128, Granularity::Block128x128], [Granularity::Block1x128; 2]] {
+                for [m, n, _] in [LARGE, MEDIUM, LOW] {
+                    self.gemm(Product { shape: [m, n, k], granularities, ..base });
+                }
+            }
+        }
         for shape in [MEDIUM, FEW_ROWS, NARROW, SQUARE, LOW, WIDE, DEEP] {
             for granularities in [
                 [Granularity::Tensor; 2],
@@ -217,13 +224,15 @@ impl Launcher {
                 self.group([8192, 4096], [a, b], one(granularity), bf16, GemmConfig::default());
             }
         }
-        for granularities in [
-            [Granularity::Row, Granularity::Tensor],
-            [Granularity::Tensor, MX],
-            [Granularity::Block1x128, Granularity::Block128x128],
-            [Granularity::Block1x128; 2],
-        ] {
+        for granularities in
+            [[Granularity::Row, Granularity::Tensor], [Granularity::Tensor, MX], [Granularity::Block1x128, MX]]
+        {
             self.group([8192, 4096], [Format::E4m3; 2], granularities, bf16, GemmConfig::default());
+        }
+        for granularities in [[Granularity::Block1x128, Granularity::Block128x128], one(Granularity::Block1x128)] {
+            for (m, n, out) in products.into_iter().filter(|(_, _, out)| supports(&self.client, *out)) {
+                self.group([m, n], [Format::E4m3; 2], granularities, out, GemmConfig::default());
+            }
         }
     }
 
@@ -273,6 +282,9 @@ const SQUARE: [usize; 3] = [2048, 1024, 512];
 const LOW: [usize; 3] = [64, 33024, 512];
 const WIDE: [usize; 3] = [384, 8192, 512];
 const DEEP: [usize; 3] = [256, 256, 65536];
+
+/// Contractions whose rows of scales of blocks are loaded one by one, and two at a time; those of the others four at a time.
+const BLOCK_LENGTHS: [usize; 2] = [640, 768];
 
 /// That which gives Blackwell's widest tiles with scales of blocks.
 const BROAD: [usize; 3] = [2048, 1536, 512];

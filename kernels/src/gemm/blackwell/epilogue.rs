@@ -11,7 +11,7 @@ use crate::gemm::grouped::Work;
 use crate::gemm::pipeline::Item;
 use crate::gemm::problem::Problem;
 use crate::ptx::barrier::fence_proxy_async;
-use crate::ptx::memory::load_global_quad;
+use crate::ptx::memory::load_global_words;
 use crate::ptx::shared::store_shared_quad;
 use crate::ptx::tcgen05::tmem_load;
 use crate::ptx::tma::{tma_store, tma_store_wait_read};
@@ -115,7 +115,7 @@ fn add_vectors<O: Float>(
     for piece in 0..8u32 {
         let col = col + comptime!(piece * config.chunk_cols() as u32 / 8);
         if row < problem.m && col < problem.n {
-            load_global_quad(out, row * problem.n + col, &mut old, comptime!(4 * piece));
+            load_global_words(out, row * problem.n + col, &mut old, comptime!(4 * piece), 4u32);
         } else {
             #[unroll]
             for i in 0..4u32 {

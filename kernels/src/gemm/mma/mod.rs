@@ -94,6 +94,8 @@ struct Config {
     accumulate: bool,
     fast_accum: bool,
     grouping: Option<Grouping>,
+    /// Whether f32 scales of B differ among the columns of a tile.
+    scales_b_differ: bool,
 }
 
 impl Config {
@@ -133,6 +135,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
         accumulate: gemm.accumulate,
         fast_accum: gemm.use_fast_accum,
         grouping: gemm.grouping(),
+        scales_b_differ: gemm.scales_b_differ(),
     };
     // Two neighbouring columns are one store where every row starts at an even element.
     let width = if n.is_multiple_of(2) { 2 } else { 1 };

@@ -59,6 +59,18 @@ impl Config {
         }
     }
 
+    /// The rows whose E8M0 scales it holds.
+    const fn word_source(self, side: usize) -> Lines {
+        let count = self.word_count(side);
+        Lines { of: self.word_lines(side), count, granularity: self.granularities[side], differ: true }
+    }
+
+    /// The rows whose f32 scales it holds.
+    const fn factor_source(self, side: usize, differ: bool) -> Lines {
+        let count = self.line_count(side);
+        Lines { of: self.sum_lines(side), count, granularity: self.granularities[side], differ }
+    }
+
     /// Which rows of an operand the sums of a thread have.
     pub(super) const fn sum_lines(self, side: usize) -> LinesOf {
         if side == 0 { LinesOf::Rows } else { LinesOf::Cols }
@@ -83,6 +95,8 @@ struct Lines {
     of: LinesOf,
     count: u32,
     granularity: Granularity,
+    /// Whether they may have different scales.
+    differ: bool,
 }
 
 /// Where a thread's part begins: a row of A and a row of B, which is a column of the output; and where the rows of each end.
@@ -166,13 +180,11 @@ pub(super) fn load_words(
 ) {
     let [granularity_a, granularity_b] = comptime!(config.granularities);
     if comptime!(granularity_a.is_mx()) {
-        let rows =
-            comptime!(Lines { of: config.word_lines(0), count: config.word_count(0), granularity: granularity_a });
+        let rows = comptime!(config.word_source(0));
         load_scales(&problem.inv_scale_a, &mut scales.next_a, from.row, from.rows, block, problem.blocks, rows);
     }
     if comptime!(granularity_b.is_mx()) {
-        let cols =
-            comptime!(Lines { of: config.word_lines(1), count: config.word_count(1), granularity: granularity_b });
+        let cols = comptime!(config.word_source(1));
         load_scales(&problem.inv_scale_b, &mut scales.next_b, from.col, from.cols, block, problem.blocks, cols);
     }
 }
@@ -188,16 +200,16 @@ pub(super) fn load_factors(
 ) {
     let [granularity_a, granularity_b] = comptime!(config.granularities);
     if comptime!(!granularity_a.is_mx()) {
-        let rows = comptime!(Lines { of: LinesOf::Rows, count: config.line_count(0), granularity: granularity_a });
+        let rows = comptime!(config.factor_source(0, granularity_a.is_by_row()));
         load_scales(&problem.inv_scale_a, &mut scales.factors_a, from.row, from.rows, block, problem.blocks, rows);
     }
     if comptime!(!granularity_b.is_mx()) {
-        let cols = comptime!(Lines { of: LinesOf::Cols, count: config.line_count(1), granularity: granularity_b });
+        let cols = comptime!(config.factor_source(1, config.scales_b_differ));
         load_scales(&problem.inv_scale_b, &mut scales.factors_b, from.col, from.cols, block, problem.blocks, cols);
     }
 }
 
-/// Scales of some rows for block `block` of 128. All rows of a tile lie in one square block.
+/// Scales of some rows for block `block` of 128.
 #[cube]
 fn load_scales(
     inv_scales: &Array<u32>,
@@ -210,7 +222,7 @@ fn load_scales(
 ) {
     #[unroll]
     for i in 0..comptime!(lines.count) {
-        if comptime!(i == 0 || lines.granularity.is_by_row()) {
+        if comptime!(i == 0 || lines.differ) {
             // Past the last row there is nothing to scale; any scale will do.
             let row = min(first + comptime!(lines.of.offset(i)), rows - 1);
             to[i as usize] = inv_scales[scale_index(row, block, blocks, comptime!(lines.granularity)) as usize];
