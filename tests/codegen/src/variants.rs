@@ -149,7 +149,7 @@ impl Launcher {
         for format in FORMATS {
             dequantize_mx(&self.client, &self.operand([300, 500], format, MX)).expect("E8M0 scales");
         }
-        self.mx(base);
+        self.blocks(base);
         for out in outputs() {
             for bias in dtypes() {
                 self.gemm(Product { granularities: [Granularity::Row; 2], bias: Some(bias), out, ..base });
@@ -184,17 +184,20 @@ impl Launcher {
         }
     }
 
-    /// Scales of OCP MX in every output and class of tile, with and without what a GEMM may add, where the tensor cores apply
-    /// them through tensor memory.
-    fn mx(&self, base: Product) {
-        let base = Product { granularities: [MX; 2], ..base };
+    /// Scales of blocks in every output and class of tile, with and without what a GEMM may add, where sums are in tensor memory.
+    fn blocks(&self, base: Product) {
         if gemm_path(&self.client, base.granularities, base.config) != GemmPath::Tcgen05 {
             return;
         }
-        for out in dtypes().into_iter().filter(|dtype| supports(&self.client, *dtype)) {
-            for shape in [LARGE, ODD, MEDIUM, FEW_ROWS, NARROW, BROAD, DEEP] {
-                self.gemm(Product { shape, out, ..base });
-                self.gemm(Product { shape, out, bias: Some(out), accumulate: true, ..base });
+        for granularities in
+            [[MX; 2], [Granularity::Block1x128, Granularity::Block128x128], [Granularity::Block1x128; 2]]
+        {
+            let base = Product { granularities, ..base };
+            for out in dtypes().into_iter().filter(|dtype| supports(&self.client, *dtype)) {
+                for shape in [LARGE, ODD, MEDIUM, FEW_ROWS, NARROW, BROAD, DEEP] {
+                    self.gemm(Product { shape, out, ..base });
+                    self.gemm(Product { shape, out, bias: Some(out), accumulate: true, ..base });
+                }
             }
         }
     }

@@ -13,7 +13,7 @@ use crate::gemm::pipeline::{Item, Place, advance};
 use crate::gemm::problem::Problem;
 use crate::operand::BLOCK;
 use crate::ptx::barrier::{mbarrier_arrive, mbarrier_wait};
-use crate::ptx::shared::{load_shared, load_shared_pair, store_shared};
+use crate::ptx::shared::{load_shared, load_shared_words, store_shared};
 
 /// Threads that fetch scales: the producer's warps but the first.
 pub(super) const SCALE_THREADS: u32 = 96;
@@ -182,7 +182,7 @@ pub(super) fn load_scales(
     if comptime!(config.promotion == Promotion::EachStepByColumn) {
         #[unroll]
         for j in 0..comptime!(cols / 8) {
-            load_shared_pair(scales_b, comptime!(2 * j), line + 8 * (lane % 4), comptime!(32 * j));
+            load_shared_words(scales_b, comptime!(2 * j), line + 8 * (lane % 4), comptime!(32 * j), 2u32);
         }
     } else {
         scales_b[0] = load_shared(line);
