@@ -143,7 +143,7 @@ pub fn expected(kernel: &Generated) -> Rules {
             required.push((core::slice::from_ref(opcode), 1));
         }
     }
-    // 384 threads start with 168 each, and end with 40 and twice 232.
+    // 384 threads start with 168 each, and end with 40 and twice 232, or 56 and twice 224.
     let registers = kernel.source.contains("setmaxnreg").then_some(168);
     // ptxas 13.0 fits one more block on sm_120 at the price of six words, 13.5 of two. On sm_100 they spill up to four words of the
     // epilogue, which reads them once a tile.

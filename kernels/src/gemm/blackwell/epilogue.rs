@@ -256,7 +256,7 @@ fn store_chunk<O: Float>(
 ) {
     let chunks = comptime!(config.chunks as u32);
     let slot = warp_row() / comptime!(WARP_ROWS as u32) * chunks + storer.chunks % chunks;
-    let to = storer.base + comptime!(config.chunks_at() as u32) + slot * comptime!(CHUNK as u32);
+    let to = storer.base + comptime!(config.layout().chunks_at() as u32) + slot * comptime!(CHUNK as u32);
     if leads() {
         // The store that used these bytes last has read them.
         tma_store_wait_read(comptime!(chunks - 1));

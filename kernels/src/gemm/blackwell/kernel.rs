@@ -8,7 +8,7 @@ use super::promote::add_steps;
 use super::{Config, SCALE_COLUMNS, SCALES, STORERS};
 use crate::gemm::grouped::Work;
 use crate::gemm::maps::InsteadOfShapes;
-use crate::gemm::pipeline::{Extent, Item, Place, advance, first_place, item};
+use crate::gemm::pipeline::{Extent, Item, Place, advance, first_place, item, stage_operands, stage_scales};
 use crate::gemm::problem::Problem;
 use crate::ptx::barrier::{
     fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait,
@@ -221,16 +221,16 @@ fn fill(
     #[comptime] config: Config,
 ) {
     let full = places.full + 8 * stage;
-    let at_a = places.base + stage * comptime!(config.stage_a() as u32);
-    let at_b = places.base + comptime!(config.tiles_b_at() as u32) + stage * comptime!(config.stage_b() as u32);
+    let layout = comptime!(config.layout());
+    let (at_a, at_b) = stage_operands(places.base, stage, layout);
     let column = block * comptime!(STEP as u32);
-    mbarrier_arrive_expect_tx(full, comptime!((config.stage_a() + config.stage_b() + config.stage_scales()) as u32));
+    mbarrier_arrive_expect_tx(full, comptime!((layout.stage_a + layout.stage_b + layout.stage_scales) as u32));
     tma_load(a, at_a, full, column, work.row0);
     let row_b = work.row0_b + work.col0;
     tma_load(b, at_b, full, column, row_b);
     if comptime!(config.block_scaled()) {
         let words = comptime!(SCALES as u32 / 4);
-        let at = places.base + comptime!(config.scales_at() as u32) + stage * comptime!(config.stage_scales() as u32);
+        let at = stage_scales(places.base, stage, layout);
         let tile_a = work.row0 / 128;
         bulk_load(&problem.inv_scale_a, (tile_a * problem.blocks + block) * words, at, full, comptime!(SCALES as u32));
         #[unroll]
@@ -247,14 +247,14 @@ fn fill(
 /// Issues the four products of a stage, the first added to the sums if `add` is not zero.
 #[cube]
 fn multiply_stage(base: u32, tmem: u32, sums: u32, stage: u32, add: u32, item: &Item, #[comptime] config: Config) {
-    let a = operand_descriptor(base + stage * comptime!(config.stage_a() as u32));
-    let b =
-        operand_descriptor(base + comptime!(config.tiles_b_at() as u32) + stage * comptime!(config.stage_b() as u32));
+    let layout = comptime!(config.layout());
+    let (a, b) = stage_operands(base, stage, layout);
+    let (a, b) = (operand_descriptor(a), operand_descriptor(b));
     let columns = comptime!(config.stage_scale_columns() as u32);
     let to_a = tmem + comptime!((config.buffers() * config.cols) as u32) + stage * columns;
     let to_b = to_a + comptime!(SCALE_COLUMNS as u32);
     if comptime!(config.block_scaled()) {
-        let at = base + comptime!(config.scales_at() as u32) + stage * comptime!(config.stage_scales() as u32);
+        let at = stage_scales(base, stage, layout);
         tmem_copy_scales(to_a, scales_descriptor(at));
         #[unroll]
         for i in 0..comptime!(config.scale_tiles_b as u32) {

@@ -23,7 +23,7 @@ use cubecl::prelude::*;
 
 use super::grouped::Grouping;
 use super::maps::{Matrix, Target, sms};
-use super::pipeline::{ExtentLaunch, ItemShape, trap};
+use super::pipeline::{ExtentLaunch, ItemShape, Layout, trap};
 use super::problem::ProblemLaunch;
 use super::{Gemm, split_k};
 use crate::version::VERSION;
@@ -58,9 +58,6 @@ const BUFFERS: usize = 2;
 /// Steps whose sums are in tensor memory, where each is added up apart: all that its 512 columns have room for, since what is added
 /// up for a step takes about as long as to multiply it.
 const PROMOTED_BUFFERS: usize = 4;
-
-/// Most stages of the pipeline; more would only lengthen its start.
-const MAX_STAGES: usize = 8;
 
 /// What the kernel is generated for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -106,16 +103,6 @@ impl Config {
         }
     }
 
-    /// Bytes of a stage of A.
-    const fn stage_a(&self) -> usize {
-        ROWS * STEP
-    }
-
-    /// Bytes of a stage of B.
-    const fn stage_b(&self) -> usize {
-        self.cols * STEP
-    }
-
     /// What the first row of B of a tile is a multiple of, where matrices of B follow each other: scales of 32 rows are one column
     /// of tensor memory, and the tensor cores read them from an even one on.
     const fn column_align(&self) -> usize {
@@ -140,21 +127,20 @@ impl Config {
         if matches!(self.scaling, Scaling::EachStepByColumn) { self.cols * 4 } else { 0 }
     }
 
-    const fn tiles_b_at(&self) -> usize {
-        self.stages * self.stage_a()
-    }
-
-    const fn chunks_at(&self) -> usize {
-        self.tiles_b_at() + self.stages * self.stage_b()
-    }
-
-    const fn scales_at(&self) -> usize {
-        self.chunks_at() + STORERS * self.chunks * CHUNK
+    /// Of stages and chunks.
+    const fn layout(&self) -> Layout {
+        Layout {
+            stages: self.stages,
+            stage_a: ROWS * STEP,
+            stage_b: self.cols * STEP,
+            stage_scales: self.stage_scales(),
+            chunks: STORERS * self.chunks * CHUNK,
+        }
     }
 
     /// Of the columns' scales of the last step and of this one.
     const fn column_scales_at(&self) -> usize {
-        self.scales_at() + self.stages * self.stage_scales()
+        self.layout().end()
     }
 
     /// Of the mbarriers of full stages, of empty ones, of finished sums, and of sums that have been read.
@@ -191,8 +177,7 @@ impl Config {
     /// With as many stages as fit, and two chunks where that costs no stage.
     fn with_stages(self, max_shared: usize) -> Self {
         let stages = |chunks: usize| {
-            let fits = |stages: &usize| Config { stages: *stages, chunks, ..self }.shared_words() * 4 <= max_shared;
-            (1..=MAX_STAGES).take_while(fits).last().expect("a stage fits")
+            Layout::most_stages(max_shared, |stages| Config { stages, chunks, ..self }.shared_words() * 4)
         };
         let (one, two) = (stages(1), stages(2));
         Self { stages: one, chunks: if one == two { 2 } else { 1 }, ..self }
@@ -217,14 +202,9 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
         Some(groups) => Plan::grouped(groups, [m, n, gemm.a.k], sms(client), scaling),
         None => Plan::new([m, n, gemm.a.k], sms(client), scaling),
     };
-    if plan.splits == 1 {
-        launch_tiles(client, gemm, &plan, scaling, &Target::output(gemm));
-    } else {
-        let rows = plan.padded_rows(m);
-        let target = Target::partials(client, gemm, plan.splits, rows);
-        launch_tiles(client, gemm, &plan, scaling, &target);
-        split_k::launch(client, gemm, &target.handle, plan.splits, [rows, target.pitch]);
-    }
+    split_k::launch_parts(client, gemm, plan.splits, plan.padded_rows(m), |target| {
+        launch_tiles(client, gemm, &plan, scaling, target);
+    });
 }
 
 /// Parts of 128 rows of B whose scales a tile of `cols` columns needs.
@@ -324,7 +304,8 @@ mod tests {
                 assert!(config.tmem_columns() <= 512 && config.tmem_columns() >= 32, "{config:?}");
                 assert!(config.shared_words() * 4 <= 227 * 1024, "{config:?}");
                 assert!(
-                    config.tiles_b_at().is_multiple_of(1024) && config.chunks_at().is_multiple_of(1024),
+                    config.layout().tiles_b_at().is_multiple_of(1024)
+                        && config.layout().chunks_at().is_multiple_of(1024),
                     "{config:?}"
                 );
                 assert!(

@@ -148,7 +148,7 @@ fn free_chunk(base: u32, #[comptime] chunk: u32, #[comptime] config: Config) -> 
     }
     named_barrier(1 + consumer(), GROUP);
     let slot = consumer() * comptime!(config.chunks as u32) + comptime!(chunk % config.chunks as u32);
-    base + comptime!(config.chunks_at() as u32) + slot * comptime!(CHUNK as u32)
+    base + comptime!(config.layout().chunks_at() as u32) + slot * comptime!(CHUNK as u32)
 }
 
 /// Stores the chunk of the sums from `first` on to column `col`, row `row` by TMA.

@@ -8,7 +8,7 @@ use super::rank::group_origin;
 use super::scales::{SCALE_THREADS, fetch_scales, load_scales};
 use super::{Config, Element, GROUP};
 use crate::gemm::maps::{InsteadOfShapes, ROW_BYTES};
-use crate::gemm::pipeline::{Extent, Item, Place, advance, first_place, item};
+use crate::gemm::pipeline::{Extent, Item, Place, advance, first_place, item, stage_operands};
 use crate::gemm::problem::Problem;
 use crate::ptx::barrier::{
     cluster_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_arrive_remote,
@@ -18,10 +18,6 @@ use crate::ptx::shared::shared_address;
 use crate::ptx::tma::{tma_load, tma_load_multicast, tma_prefetch_map};
 use crate::ptx::wgmma::{descriptor, wgmma_bf16, wgmma_commit, wgmma_fence, wgmma_fp8, wgmma_wait};
 use crate::version::Version;
-
-/// Registers of a producer's and of a consumer's thread: 128 · (40 + 2 · 232) are all but 1024 of an SM.
-const PRODUCER_REGISTERS: u32 = 40;
-const CONSUMER_REGISTERS: u32 = 232;
 
 // The outer of nested `if`s is resolved while the kernel is generated.
 #[allow(clippy::collapsible_if)]
@@ -73,7 +69,7 @@ pub(super) fn gemm_hopper<O: Float>(
     let mut index = CUBE_POS_X / cluster;
     if UNIT_POS < GROUP {
         if comptime!(config.moves_registers()) {
-            setmaxnreg_dec(PRODUCER_REGISTERS);
+            setmaxnreg_dec(comptime!(config.registers()[0]));
         }
         // The first round finds every stage empty.
         let mut place = first_place(1u32);
@@ -100,7 +96,7 @@ pub(super) fn gemm_hopper<O: Float>(
         }
     } else {
         if comptime!(config.moves_registers()) {
-            setmaxnreg_inc(CONSUMER_REGISTERS);
+            setmaxnreg_inc(comptime!(config.registers()[1]));
         }
         let mut place = first_place(0u32);
         let mut sums = Array::<f32>::new(comptime!(config.tile.group_cols() / 2));
@@ -140,16 +136,16 @@ fn fill(
     item: &Item,
     #[comptime] config: Config,
 ) {
-    let at_a = base + stage * comptime!(config.stage_a() as u32);
-    let at_b = base + comptime!(config.tiles_b_at() as u32) + stage * comptime!(config.stage_b() as u32);
+    let layout = comptime!(config.layout());
+    let (at_a, at_b) = stage_operands(base, stage, layout);
     let column = step * comptime!(ROW_BYTES as u32);
-    mbarrier_arrive_expect_tx(full, comptime!((config.stage_a() + config.stage_b()) as u32));
+    mbarrier_arrive_expect_tx(full, comptime!((layout.stage_a + layout.stage_b) as u32));
     tma_load(a, at_a, full, column, item.work.row0);
     if comptime!(config.cluster > 1) {
         let cluster = comptime!(config.cluster as u32);
         let rank = CUBE_POS_X % cluster;
         let row = rank * comptime!((config.tile.cols / config.cluster) as u32);
-        let at = at_b + rank * comptime!((config.stage_b() / config.cluster) as u32);
+        let at = at_b + rank * comptime!((layout.stage_b / config.cluster) as u32);
         tma_load_multicast(b, at, full, column, item.work.col0 + row, comptime!((1u32 << config.cluster) - 1));
     } else {
         tma_load(b, at_b, full, column, item.work.row0_b + item.work.col0);
@@ -173,12 +169,8 @@ fn release(empty: u32, stage: u32, #[comptime] config: Config) {
 #[cube]
 fn operands(base: u32, stage: u32, #[comptime] config: Config) -> (u32, u32) {
     let (row, col) = group_origin(config);
-    let a = base + stage * comptime!(config.stage_a() as u32) + row * comptime!(ROW_BYTES as u32);
-    let b = base
-        + comptime!(config.tiles_b_at() as u32)
-        + stage * comptime!(config.stage_b() as u32)
-        + col * comptime!(ROW_BYTES as u32);
-    (a, b)
+    let (a, b) = stage_operands(base, stage, comptime!(config.layout()));
+    (a + row * comptime!(ROW_BYTES as u32), b + col * comptime!(ROW_BYTES as u32))
 }
 
 /// Sums in the tensor cores' accumulators; a stage is freed when the products after it have been issued.

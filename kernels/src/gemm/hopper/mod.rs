@@ -36,7 +36,7 @@ mod scales;
 use cubecl::prelude::*;
 
 use super::maps::{Matrix, ROW_BYTES, Target, sms};
-use super::pipeline::{ExtentLaunch, ItemShape, trap};
+use super::pipeline::{ExtentLaunch, ItemShape, Layout, trap};
 use super::problem::ProblemLaunch;
 use super::{Gemm, split_k};
 use crate::dequantize::to_bf16;
@@ -54,9 +54,6 @@ const THREADS: u32 = GROUP * (1 + CONSUMERS as u32);
 
 /// Bytes of a chunk of the output on its way to TMA: 64 rows of 128 bytes.
 const CHUNK: usize = MMA_ROWS * 128;
-
-/// Most stages of the pipeline; more would only lengthen its start.
-const MAX_STAGES: usize = 8;
 
 /// What the tensor cores multiply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -122,6 +119,15 @@ impl Config {
         self.tile.registers(self.promotion) > 112
     }
 
+    /// Registers of a producer's and of a consumer's thread where they are moved: 128 times the first and twice the second are 384
+    /// times 168. Threads that fetch scales of columns hold up to 16 of them, and consumers of such tiles fewer sums.
+    const fn registers(&self) -> [u32; 2] {
+        match self.promotion {
+            Promotion::EachStepByColumn => [56, 224],
+            _ => [40, 232],
+        }
+    }
+
     const fn item_shape(&self) -> ItemShape {
         ItemShape {
             tile: [self.tile.rows as u32, self.tile.cols as u32],
@@ -131,37 +137,22 @@ impl Config {
         }
     }
 
-    /// Bytes of a stage of A.
-    const fn stage_a(&self) -> usize {
-        self.tile.rows * ROW_BYTES
-    }
-
-    /// Bytes of a stage of B.
-    const fn stage_b(&self) -> usize {
-        self.tile.cols * ROW_BYTES
-    }
-
-    const fn tiles_b_at(&self) -> usize {
-        self.stages * self.stage_a()
-    }
-
-    const fn chunks_at(&self) -> usize {
-        self.tiles_b_at() + self.stages * self.stage_b()
-    }
-
-    /// Bytes of a stage of scales: of A, then of B.
-    const fn stage_scales(&self) -> usize {
-        let words = self.scale_lines(0) + self.scale_lines(1);
-        if self.promotion.is_scaled() { (words * 4).next_multiple_of(16) } else { 0 }
-    }
-
-    const fn scales_at(&self) -> usize {
-        self.chunks_at() + CONSUMERS * self.chunks * CHUNK
+    /// Of stages and chunks.
+    const fn layout(&self) -> Layout {
+        // Of A, then of B.
+        let scales = 4 * (self.scale_lines(0) + self.scale_lines(1));
+        Layout {
+            stages: self.stages,
+            stage_a: self.tile.rows * ROW_BYTES,
+            stage_b: self.tile.cols * ROW_BYTES,
+            stage_scales: if self.promotion.is_scaled() { scales.next_multiple_of(16) } else { 0 },
+            chunks: CONSUMERS * self.chunks * CHUNK,
+        }
     }
 
     /// Of the mbarriers of full stages, then those of empty ones.
     const fn barriers_at(&self) -> usize {
-        self.scales_at() + self.stages * self.stage_scales()
+        self.layout().end()
     }
 
     /// Words of shared memory.
@@ -201,14 +192,9 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
         Some(groups) => Plan::grouped(groups, [m, n], steps, sms(client), promotion),
         None => Plan::new([m, n], steps, sms(client), promotion),
     };
-    if plan.splits == 1 {
-        launch_tiles(client, gemm, &plan, promotion, &Target::output(gemm));
-    } else {
-        let rows = plan.padded_rows(gemm.m());
-        let target = Target::partials(client, gemm, plan.splits, rows);
-        launch_tiles(client, gemm, &plan, promotion, &target);
-        split_k::launch(client, gemm, &target.handle, plan.splits, [rows, target.pitch]);
-    }
+    split_k::launch_parts(client, gemm, plan.splits, plan.padded_rows(m), |target| {
+        launch_tiles(client, gemm, &plan, promotion, target);
+    });
 }
 
 fn launch_tiles<R: Runtime>(
@@ -239,9 +225,8 @@ fn launch_tiles<R: Runtime>(
         dtype: Source::of(target.dtype).expect("checked by scaled_gemm"),
         trap: trap("gemm_hopper"),
     };
-    let fits =
-        |stages: &usize| Config { stages: *stages, ..config }.shared_words() * 4 <= hardware.max_shared_memory_size;
-    config.stages = (1..=MAX_STAGES).take_while(fits).last().expect("a stage fits");
+    config.stages =
+        Layout::most_stages(hardware.max_shared_memory_size, |stages| Config { stages, ..config }.shared_words() * 4);
 
     let at_once = (sms(client) / plan.cluster).max(1);
     let clusters = plan.items(rows, n).min(at_once);

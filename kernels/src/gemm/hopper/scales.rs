@@ -9,7 +9,7 @@ use super::plan::Promotion;
 use super::rank::group_origin;
 use super::{Config, GROUP};
 use crate::Operand;
-use crate::gemm::pipeline::{Item, Place, advance};
+use crate::gemm::pipeline::{Item, Place, advance, stage_scales};
 use crate::gemm::problem::Problem;
 use crate::operand::BLOCK;
 use crate::ptx::barrier::{mbarrier_arrive, mbarrier_wait};
@@ -87,7 +87,7 @@ pub(super) fn fetch_scales(
         load_lines(problem, &mut of_a, item, step, config, 0usize);
         load_lines(problem, &mut of_b, item, step, config, 1usize);
         mbarrier_wait(empty + 8 * place.at, place.parity, comptime!(config.trap));
-        let at = base + comptime!(config.scales_at() as u32) + place.at * comptime!(config.stage_scales() as u32);
+        let at = stage_scales(base, place.at, comptime!(config.layout()));
         store_lines(&of_a, at, step, config, 0usize);
         store_lines(&of_b, at + comptime!(4 * config.scale_lines(0) as u32), step, config, 1usize);
         mbarrier_arrive(full + 8 * place.at);
@@ -114,8 +114,10 @@ fn load_lines(
 ) {
     let width = comptime!(config.scale_widths[side]);
     let steps_per_block = comptime!(config.element.steps_per_block());
-    if step == item.step_begin || step % (steps_per_block * width) == 0 {
-        let block = step / (steps_per_block * width) * width;
+    let steps = comptime!(steps_per_block * width);
+    let since_load = step % steps;
+    if step == item.step_begin || since_load == 0 {
+        let block = step / steps * width;
         #[unroll]
         for i in 0..comptime!(config.lines_per_thread(side)) {
             let line = first_line() + comptime!(i * SCALE_THREADS);
@@ -171,7 +173,7 @@ pub(super) fn load_scales(
     let cols = comptime!(config.tile.mma_cols(config.promotion) as u32);
     let (group_row, group_col) = group_origin(config);
     let lane = UNIT_POS % 32;
-    let scales = base + comptime!(config.scales_at() as u32) + stage * comptime!(config.stage_scales() as u32);
+    let scales = stage_scales(base, stage, comptime!(config.layout()));
     if comptime!(p == 0) {
         let row = group_row + UNIT_POS % GROUP / 32 * 16 + lane / 4;
         scales_a[0] = load_shared(scales + 4 * row);
