@@ -9,6 +9,10 @@
 //! `ends[g]` is where group `g` ends. It begins where group `g - 1` ends; along the contraction at the next multiple of
 //! [`GROUP_ALIGN`] after that, so that no block of scales and no 16 bytes belong to two groups. From each end to there, the
 //! last one's too, codes are zero.
+//!
+//! Blocks of scales are those of the operand as a whole, across the ends of groups of rows: a square of 128 by 128 may have rows of
+//! two. Of A that is no matter to tiles, which begin at multiples of their height; of B, where matrices of other than a multiple of
+//! 128 rows follow each other, columns of a tile differ in their scales ([`Gemm::scales_b_differ`]).
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -90,13 +94,13 @@ impl Groups {
 }
 
 /// The kernel that [`grouped_scaled_gemm`] dispatches to on this device for operands of these granularities: that of
-/// [`scaled_gemm`](crate::scaled_gemm), but [`GemmPath::Emulated`] for blocks larger than a row's 32.
+/// [`scaled_gemm`](crate::scaled_gemm).
 pub fn grouped_gemm_path<R: Runtime>(
     client: &ComputeClient<R>,
     granularities: [Granularity; 2],
     config: GemmConfig,
 ) -> GemmPath {
-    if Granularity::any_blocks(granularities) { GemmPath::Emulated } else { gemm_path(client, granularities, config) }
+    gemm_path(client, granularities, config)
 }
 
 /// The products of each group, contiguous, in the dtype `out`: `[M, N]` for [`Grouping::Rows`], `[G, M, N]` for

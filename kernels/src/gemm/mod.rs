@@ -22,7 +22,7 @@ use cubecl::server::Handle;
 pub use grouped::{GROUP_ALIGN, Grouping, Groups, grouped_gemm_path, grouped_scaled_gemm};
 pub use pipeline::trap_stuck_barriers;
 
-use crate::operand::check_size;
+use crate::operand::{BLOCK, check_size};
 use crate::view::{Checked, Source};
 use crate::{CudaArch, Format, Granularity, KernelError, Operand, VectorView, cuda_arch, supports};
 
@@ -183,6 +183,18 @@ impl Gemm<'_> {
     /// Whether scales change along the contraction.
     const fn by_block(&self) -> bool {
         Granularity::any_blocks(self.granularities())
+    }
+
+    /// Whether columns of an aligned tile, of 128 at most, may have different f32 scales of B.
+    fn scales_b_differ(&self) -> bool {
+        let (_, n, _) = self.matrices();
+        // Then a square of scales has the last rows of one group's matrix and the first of the next one's.
+        let shifted = self.grouping() == Some(Grouping::Rows) && !n.is_multiple_of(BLOCK);
+        match self.b.granularity {
+            Granularity::Row | Granularity::Block1x128 => true,
+            Granularity::Block128x128 => shifted,
+            Granularity::Tensor | Granularity::Block1x32 => false,
+        }
     }
 }
 

@@ -69,6 +69,59 @@ pub(super) struct ItemShape {
     pub(super) align: u32,
 }
 
+/// Where the stages of a block, and the chunks in which it stores its output, lie in shared memory: all stages of A, all of B, the
+/// chunks, all stages of scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Layout {
+    pub(super) stages: usize,
+    /// Bytes of a stage of A, of B and of scales.
+    pub(super) stage_a: usize,
+    pub(super) stage_b: usize,
+    pub(super) stage_scales: usize,
+    /// Bytes of all chunks.
+    pub(super) chunks: usize,
+}
+
+/// Most stages of the pipeline; more would only lengthen its start.
+const MAX_STAGES: usize = 8;
+
+impl Layout {
+    pub(super) const fn tiles_b_at(&self) -> usize {
+        self.stages * self.stage_a
+    }
+
+    pub(super) const fn chunks_at(&self) -> usize {
+        self.tiles_b_at() + self.stages * self.stage_b
+    }
+
+    pub(super) const fn scales_at(&self) -> usize {
+        self.chunks_at() + self.chunks
+    }
+
+    pub(super) const fn end(&self) -> usize {
+        self.scales_at() + self.stages * self.stage_scales
+    }
+
+    /// As many stages as leave `max_shared` bytes enough, if with so many the block takes `shared` bytes.
+    pub(super) fn most_stages(max_shared: usize, shared: impl Fn(usize) -> usize) -> usize {
+        (1..=MAX_STAGES).take_while(|stages| shared(*stages) <= max_shared).last().expect("a stage fits")
+    }
+}
+
+/// Addresses of A and of B in a stage.
+#[cube]
+pub(super) fn stage_operands(base: u32, stage: u32, #[comptime] layout: Layout) -> (u32, u32) {
+    let a = base + stage * comptime!(layout.stage_a as u32);
+    let b = base + comptime!(layout.tiles_b_at() as u32) + stage * comptime!(layout.stage_b as u32);
+    (a, b)
+}
+
+/// Address of a stage's scales.
+#[cube]
+pub(super) fn stage_scales(base: u32, stage: u32, #[comptime] layout: Layout) -> u32 {
+    base + comptime!(layout.scales_at() as u32) + stage * comptime!(layout.stage_scales as u32)
+}
+
 /// Item `index`, for the block of this rank in its cluster: bands of rows, column by column; of groups, one after the other.
 #[cube]
 pub(super) fn item(index: u32, problem: &Problem, extent: &Extent, #[comptime] shape: ItemShape) -> Item {

@@ -8,7 +8,8 @@ use super::grouped::{Grouping, Work, grouped_tile, whole};
 use crate::grid::banded_tile;
 use crate::mx::e8m0_byte;
 use crate::operand::BLOCK;
-use crate::scale::sum_factor;
+use crate::ptx::memory::load_global_words;
+use crate::scale::{scale_index, sum_factor};
 use crate::view::Checked;
 use crate::{Granularity, row_words};
 
@@ -64,6 +65,29 @@ impl Problem {
             sum_factor(&self.inv_scale_a, row, block, self.blocks, comptime!(self.granularities[0]))
         } else {
             sum_factor(&self.inv_scale_b, row, block, self.blocks, comptime!(self.granularities[1]))
+        }
+    }
+
+    /// [`factor`](Self::factor) of `width` blocks from `block` on, which is a multiple of it, to `to[first..]`. More than one are one
+    /// load of scales of blocks, whose rows then have a multiple of `width` of them.
+    pub(super) fn load_factors(
+        &self,
+        to: &mut Array<f32>,
+        #[comptime] first: u32,
+        row: u32,
+        block: u32,
+        #[comptime] width: u32,
+        #[comptime] side: usize,
+    ) {
+        if comptime!(width == 1) {
+            to[comptime!(first as usize)] = self.factor(row, block, side);
+        } else {
+            let index = scale_index(row, block, self.blocks, comptime!(self.granularities[side]));
+            if comptime!(side == 0) {
+                load_global_words(&self.inv_scale_a, index, to, first, width);
+            } else {
+                load_global_words(&self.inv_scale_b, index, to, first, width);
+            }
         }
     }
 

@@ -4,13 +4,31 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::Gemm;
+use super::maps::Target;
 use super::problem::{Problem, ProblemLaunch};
 use crate::Granularity;
 use crate::grid::{UNITS, fold};
 use crate::version::{VERSION, Version};
 
+/// Has `launch` write the output; or, if there are `splits`, partial sums of `rows` rows each, which this adds up.
+pub(super) fn launch_parts<R: Runtime>(
+    client: &ComputeClient<R>,
+    gemm: &Gemm,
+    splits: usize,
+    rows: usize,
+    launch: impl FnOnce(&Target),
+) {
+    if splits == 1 {
+        launch(&Target::output(gemm));
+    } else {
+        let target = Target::partials(client, gemm, splits, rows);
+        launch(&target);
+        combine(client, gemm, &target.handle, splits, [rows, target.pitch]);
+    }
+}
+
 /// Launches the kernel on `partials`, f32 `[splits, rows, pitch]`.
-pub(super) fn launch<R: Runtime>(
+fn combine<R: Runtime>(
     client: &ComputeClient<R>,
     gemm: &Gemm,
     partials: &Handle,

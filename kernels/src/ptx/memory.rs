@@ -30,18 +30,24 @@ pub(crate) fn load_global<T: Scalar, N: Size>(
     })
 }
 
-/// Words `to[first..first + 4]` from element `index` of `x`, a multiple of 16 bytes.
+/// Words `to[first..first + width]`, 2 or 4 of them, f32 or u32, from element `index` of `x` by one load, which is aligned to its
+/// size.
 #[cube]
-pub(crate) fn load_global_quad<T: CubePrimitive>(
+pub(crate) fn load_global_words<T: CubePrimitive, W: Scalar>(
     x: &Array<T>,
     index: u32,
-    to: &mut Array<u32>,
+    to: &mut Array<W>,
     #[comptime] first: u32,
+    #[comptime] width: u32,
 ) {
     intrinsic!(|scope| {
         let address = format!("&{}[{}]", name(&x.expand), operand(scope, *index.expand));
-        let outputs: Vec<_> = (0..4).map(|i| ("=r", format!("{}[{}]", name(&to.expand), first + i))).collect();
-        asm(scope, "ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n", &outputs, &[("l", address)]);
+        let constraint = if to.expand.ty.elem_type().is_float() { "=f" } else { "=r" };
+        let outputs: Vec<_> =
+            (0..width).map(|i| (constraint, format!("{}[{}]", name(&to.expand), first + i))).collect();
+        let words = (0..width).map(|i| format!("%{i}")).collect::<Vec<_>>().join(", ");
+        let template = format!("ld.global.v{width}.b32 {{{words}}}, [%{width}];\n");
+        asm(scope, &template, &outputs, &[("l", address)]);
     })
 }
 

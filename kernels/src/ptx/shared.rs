@@ -27,14 +27,23 @@ pub(crate) fn load_shared(address: u32) -> f32 {
     })
 }
 
-/// Reads two words of shared memory, `offset` bytes past `address`, a multiple of 8 together, to `words` from `first` on.
+/// Reads `width` words of shared memory, 2 or 4, `offset` bytes past `address`, together aligned to their size, to `words` from
+/// `first` on.
 #[cube]
-pub(crate) fn load_shared_pair(words: &mut Array<f32>, #[comptime] first: u32, address: u32, #[comptime] offset: u32) {
+pub(crate) fn load_shared_words(
+    words: &mut Array<f32>,
+    #[comptime] first: u32,
+    address: u32,
+    #[comptime] offset: u32,
+    #[comptime] width: u32,
+) {
     intrinsic!(|scope| {
         let words = name(&words.expand);
-        let outputs = [0, 1].map(|i| ("=f", format!("{words}[{}]", first + i)));
+        let outputs: Vec<_> = (0..width).map(|i| ("=f", format!("{words}[{}]", first + i))).collect();
+        let places = (0..width).map(|i| format!("%{i}")).collect::<Vec<_>>().join(", ");
         let address = operand(scope, *address.expand);
-        asm(scope, &format!("ld.shared.v2.f32 {{%0, %1}}, [%2+{offset}];\n"), &outputs, &[("r", address)]);
+        let template = format!("ld.shared.v{width}.f32 {{{places}}}, [%{width}+{offset}];\n");
+        asm(scope, &template, &outputs, &[("r", address)]);
     })
 }
 

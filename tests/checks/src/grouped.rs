@@ -21,8 +21,8 @@ use crate::matrix::{Codes, FORMATS, GRANULARITIES, HostMatrix, MX};
 
 const GROUPINGS: [Grouping; 2] = [Grouping::Rows, Grouping::Contraction];
 
-/// Those that tensor cores multiply in groups.
-const NATIVE: [Granularity; 3] = [Granularity::Tensor, Granularity::Row, MX];
+/// Those of which every size and format is checked.
+const THOROUGH: [Granularity; 3] = [Granularity::Tensor, Granularity::Row, MX];
 
 /// Sizes of groups, and how much comes after the last.
 type Sizes = (&'static [usize], usize);
@@ -234,7 +234,7 @@ fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
     for grouping in GROUPINGS {
         let new = |sizes, rest, granularities| Case { granularities, ..Case::new(grouping, sizes, rest) };
         for (sizes, rest) in SIZES.into_iter().flat_map(|sizes| RESTS.map(|rest| (sizes, rest))) {
-            for granularity in NATIVE {
+            for granularity in THOROUGH {
                 cases.push(new(sizes, rest, [granularity; 2]));
             }
             cases.push(Case { codes: Codes::Exact, out: half, ..Case::new(grouping, sizes, rest) });
@@ -244,6 +244,8 @@ fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
             cases.extend([case, Case { codes: Codes::Exact, out: half, ..case }]);
             cases.push(new(sizes, rest, [Granularity::Row; 2]));
             cases.push(Case { out: half, ..new(sizes, rest, [MX; 2]) });
+            cases.push(Case { out: half, ..new(sizes, rest, [Granularity::Block1x128, Granularity::Block128x128]) });
+            cases.push(new(sizes, rest, [Granularity::Block1x128; 2]));
         }
         for granularities in GRANULARITIES.into_iter().flat_map(|a| GRANULARITIES.map(|b| [a, b])) {
             // Matrices of B begin inside a tile of scales.
@@ -254,7 +256,7 @@ fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
             }
             cases.push(Case { wild: true, ..new((MIXED.0, 0), [40, 96], granularities) });
         }
-        for granularity in NATIVE {
+        for granularity in THOROUGH {
             for formats in FORMATS.into_iter().flat_map(|a| FORMATS.map(|b| [a, b])) {
                 for codes in [Codes::Random, Codes::NanCode, Codes::InfCode] {
                     cases.push(Case { formats, codes, ..new(MIXED, [131, 133], [granularity; 2]) });

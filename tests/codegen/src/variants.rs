@@ -149,7 +149,7 @@ impl Launcher {
         for format in FORMATS {
             dequantize_mx(&self.client, &self.operand([300, 500], format, MX)).expect("E8M0 scales");
         }
-        self.mx(base);
+        self.blocks(base);
         for out in outputs() {
             for bias in dtypes() {
                 self.gemm(Product { granularities: [Granularity::Row; 2], bias: Some(bias), out, ..base });
@@ -161,6 +161,13 @@ impl Launcher {
         for (use_fast_accum, emulate) in pairs([false, true]) {
             self.gemm(Product { config: GemmConfig { use_fast_accum, emulate }, ..base });
             self.gemm(Product { granularities: [MX; 2], config: GemmConfig { use_fast_accum, emulate }, ..base });
+        }
+        for k in BLOCK_LENGTHS {
+            for granularities in [[Granularity::Block1x128, Granularity::Block128x128], [Granularity::Block1x128; 2]] {
+                for [m, n, _] in [LARGE, MEDIUM, LOW] {
+                    self.gemm(Product { shape: [m, n, k], granularities, ..base });
+                }
+            }
         }
         for shape in [MEDIUM, FEW_ROWS, NARROW, SQUARE, LOW, WIDE, DEEP] {
             for granularities in [
@@ -177,17 +184,20 @@ impl Launcher {
         }
     }
 
-    /// Scales of OCP MX in every output and class of tile, with and without what a GEMM may add, where the tensor cores apply
-    /// them through tensor memory.
-    fn mx(&self, base: Product) {
-        let base = Product { granularities: [MX; 2], ..base };
+    /// Scales of blocks in every output and class of tile, with and without what a GEMM may add, where sums are in tensor memory.
+    fn blocks(&self, base: Product) {
         if gemm_path(&self.client, base.granularities, base.config) != GemmPath::Tcgen05 {
             return;
         }
-        for out in dtypes().into_iter().filter(|dtype| supports(&self.client, *dtype)) {
-            for shape in [LARGE, ODD, MEDIUM, FEW_ROWS, NARROW, BROAD, DEEP] {
-                self.gemm(Product { shape, out, ..base });
-                self.gemm(Product { shape, out, bias: Some(out), accumulate: true, ..base });
+        for granularities in
+            [[MX; 2], [Granularity::Block1x128, Granularity::Block128x128], [Granularity::Block1x128; 2]]
+        {
+            let base = Product { granularities, ..base };
+            for out in dtypes().into_iter().filter(|dtype| supports(&self.client, *dtype)) {
+                for shape in [LARGE, ODD, MEDIUM, FEW_ROWS, NARROW, BROAD, DEEP] {
+                    self.gemm(Product { shape, out, ..base });
+                    self.gemm(Product { shape, out, bias: Some(out), accumulate: true, ..base });
+                }
             }
         }
     }
@@ -217,13 +227,15 @@ impl Launcher {
                 self.group([8192, 4096], [a, b], one(granularity), bf16, GemmConfig::default());
             }
         }
-        for granularities in [
-            [Granularity::Row, Granularity::Tensor],
-            [Granularity::Tensor, MX],
-            [Granularity::Block1x128, Granularity::Block128x128],
-            [Granularity::Block1x128; 2],
-        ] {
+        for granularities in
+            [[Granularity::Row, Granularity::Tensor], [Granularity::Tensor, MX], [Granularity::Block1x128, MX]]
+        {
             self.group([8192, 4096], [Format::E4m3; 2], granularities, bf16, GemmConfig::default());
+        }
+        for granularities in [[Granularity::Block1x128, Granularity::Block128x128], one(Granularity::Block1x128)] {
+            for (m, n, out) in products.into_iter().filter(|(_, _, out)| supports(&self.client, *out)) {
+                self.group([m, n], [Format::E4m3; 2], granularities, out, GemmConfig::default());
+            }
         }
     }
 
@@ -273,6 +285,9 @@ const SQUARE: [usize; 3] = [2048, 1024, 512];
 const LOW: [usize; 3] = [64, 33024, 512];
 const WIDE: [usize; 3] = [384, 8192, 512];
 const DEEP: [usize; 3] = [256, 256, 65536];
+
+/// Contractions whose rows of scales of blocks are loaded one by one, and two at a time; those of the others four at a time.
+const BLOCK_LENGTHS: [usize; 2] = [640, 768];
 
 /// That which gives Blackwell's widest tiles with scales of blocks.
 const BROAD: [usize; 3] = [2048, 1536, 512];

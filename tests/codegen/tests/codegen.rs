@@ -128,6 +128,14 @@ fn every_kernel_compiles_and_fits() {
     for (sm, arch) in ARCHITECTURES {
         let kernels = generate(sm);
         assert!(kernels.len() > 300, "only {} kernels for {arch}: has a launch been lost?", kernels.len());
+        if sm == 90 {
+            for load in ["ld.global.v2.b32", "ld.global.v4.b32"] {
+                let wide = kernels
+                    .iter()
+                    .filter(|kernel| family(&kernel.name) == "gemm_hopper" && kernel.source.contains(load));
+                assert!(wide.count() >= 6, "scales of blocks do not come by {load}");
+            }
+        }
         let Some(nvrtc) = &nvrtc else { continue };
         let kernels = selected(kernels, step);
         let (errors, summaries) = check_all(nvrtc, &kernels, arch);

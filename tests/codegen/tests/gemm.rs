@@ -386,6 +386,17 @@ fn e8m0_far_scales() {
     });
 }
 
+/// Pairs that `tcgen05` multiplies: scaled by the epilogue, by the tensor cores, and step by step.
+const BLACKWELL: [[Granularity; 2]; 7] = [
+    [Granularity::Tensor; 2],
+    [Granularity::Row; 2],
+    [MX; 2],
+    [Granularity::Row, Granularity::Tensor],
+    [Granularity::Block1x128, Granularity::Block128x128],
+    [Granularity::Block1x128; 2],
+    [Granularity::Block128x128, Granularity::Row],
+];
+
 /// Blackwell's tiles with and without scales of blocks, one after the other in a block and in parts of the contraction, whose
 /// first scales of B lie at each place of a tile of scales; every output, with and without TMA.
 #[test]
@@ -395,7 +406,7 @@ fn blackwell_plans() {
         let [many, few] = [&client(100), &GenerateCuda::client(&OfflineDevice { sm: 100, sms: 2 })];
         let mut random = Random(9);
         for ([m, n, k], client) in [
-            // 192 or 256 columns, several tiles to a block, the last ragged in every direction.
+            // 128, 192 or 256 columns, several tiles to a block, the last ragged in every direction.
             ([300, 520, 300], few),
             ([128, 1024, 130], few),
             // 64 columns, and rows that TMA cannot write.
@@ -405,11 +416,7 @@ fn blackwell_plans() {
             ([60, 72, 2700], many),
             ([130, 67, 4100], many),
         ] {
-            for (i, granularities) in
-                [[Granularity::Tensor; 2], [Granularity::Row; 2], [MX; 2], [Granularity::Row, Granularity::Tensor]]
-                    .into_iter()
-                    .enumerate()
-            {
+            for (i, granularities) in BLACKWELL.into_iter().enumerate() {
                 let path = gemm_path(client, granularities, GemmConfig::default());
                 assert_eq!(path, GemmPath::Tcgen05, "{granularities:?}");
                 let a = Matrix::random([m, k], FORMATS[i % 2], granularities[0], &mut random);

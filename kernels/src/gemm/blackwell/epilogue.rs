@@ -5,13 +5,14 @@
 
 use cubecl::prelude::*;
 
+use super::plan::Scaling;
 use super::{CHUNK, Config, WARP_ROWS};
 use crate::Granularity;
 use crate::gemm::grouped::Work;
 use crate::gemm::pipeline::Item;
 use crate::gemm::problem::Problem;
 use crate::ptx::barrier::fence_proxy_async;
-use crate::ptx::memory::load_global_quad;
+use crate::ptx::memory::load_global_words;
 use crate::ptx::shared::store_shared_quad;
 use crate::ptx::tcgen05::tmem_load;
 use crate::ptx::tma::{tma_store, tma_store_wait_read};
@@ -20,17 +21,51 @@ use crate::view::Source;
 
 /// The 32 rows of this warp: their place in a tile, which is that of the lanes of tensor memory that it may read.
 #[cube]
-fn warp_row() -> u32 {
+pub(super) fn warp_row() -> u32 {
     UNIT_POS / 32 % 4 * comptime!(WARP_ROWS as u32)
 }
 
-/// Scales this warp's rows of a tile, adds the bias and what the output holds, and stores them. `sums` is where the tile's sums
-/// lie in tensor memory, `chunk` counts the chunks that the warp has stored.
+/// What a warp that stores keeps: how far it is, and its part of the tile at hand.
+#[derive(CubeType)]
+pub(super) struct Storer {
+    /// Where the block's shared memory begins.
+    base: u32,
+    /// Chunks that the warp has stored.
+    chunks: u32,
+    /// The warp's first row of the output.
+    first_row: u32,
+    /// Columns to store; none if the tile's rows end before the warp's.
+    cols: u32,
+    /// The inverse scale of A for this thread's row.
+    scale_a: f32,
+}
+
+#[cube]
+impl Storer {
+    /// Before the first tile.
+    pub(super) fn new(base: u32) -> Self {
+        let zero = 0u32.runtime();
+        Storer { base, chunks: zero, first_row: zero, cols: zero, scale_a: 1.0f32.runtime() }
+    }
+
+    /// Turns to the next tile.
+    pub(super) fn begin(&mut self, problem: &Problem, item: &Item, #[comptime] config: Config) {
+        self.first_row = item.work.row0 + warp_row();
+        let cols = comptime!(config.cols as u32).runtime();
+        self.cols =
+            if self.first_row < item.work.row_end { min(cols, problem.n - item.work.col0) } else { 0u32.runtime() };
+        if comptime!(!config.scaling.is_promoted()) {
+            let row = min(self.first_row + UNIT_POS % 32, problem.m - 1);
+            self.scale_a = problem.factor(row, 0u32.runtime(), 0usize);
+        }
+    }
+}
+
+/// Stores this warp's rows of a tile whose sums begin at column `sums` of tensor memory.
 #[cube]
 pub(super) fn store_tile<O: Float>(
     sums: u32,
-    base: u32,
-    chunk: &mut u32,
+    storer: &mut Storer,
     out_map: &mut ComptimeOption<TensorMap<O, Tiled>>,
     out: &mut Array<O>,
     problem: &Problem,
@@ -38,37 +73,73 @@ pub(super) fn store_tile<O: Float>(
     #[comptime] config: Config,
 ) {
     let chunk_cols = comptime!(config.chunk_cols() as u32);
-    let first_row = item.work.row0 + warp_row();
     let lanes = sums + (warp_row() << 16u32);
-    // Past the last row there is nothing to store.
-    let cols = comptime!(config.cols as u32).runtime();
-    let end = if first_row < item.work.row_end { min(cols, problem.n - item.work.col0) } else { 0u32.runtime() };
-    let row = first_row + UNIT_POS % 32;
-    let scale_a = problem.factor(min(row, problem.m - 1), 0u32.runtime(), 0usize);
     let mut values = Array::<f32>::new(comptime!(config.chunk_cols()));
     let mut at = 0u32.runtime();
-    while at < end {
+    while at < storer.cols {
         tmem_load(&mut values, lanes + at, chunk_cols);
-        let col = item.work.col0 + at;
-        if comptime!(!config.partial) {
-            finish(&mut values, scale_a, problem, col, item, config);
-        }
-        if comptime!(config.accumulate) {
-            if comptime!(config.tma_store) {
-                add_vectors(&mut values, out, row, col, problem, config);
-            } else {
-                add_elements(&mut values, out, row, col, problem, config);
-            }
-        }
-        #[comptime]
-        match out_map {
-            ComptimeOption::Some(map) => {
-                store_chunk(&values, base, *chunk, map, item.above + first_row, col, config);
-                *chunk += 1;
-            }
-            ComptimeOption::None => store_elements(&values, out, row, col, &item.work, problem, config),
-        }
+        store_columns::<O>(&mut values, at, storer, out_map, out, problem, item, config);
         at += chunk_cols;
+    }
+}
+
+/// Stores this warp's rows of a tile whose sums are in registers, a row in each thread.
+#[cube]
+pub(super) fn store_sums<O: Float>(
+    sums: &Array<f32>,
+    storer: &mut Storer,
+    out_map: &mut ComptimeOption<TensorMap<O, Tiled>>,
+    out: &mut Array<O>,
+    problem: &Problem,
+    item: &Item,
+    #[comptime] config: Config,
+) {
+    let chunk_cols = comptime!(config.chunk_cols());
+    let mut values = Array::<f32>::new(chunk_cols);
+    #[unroll]
+    for chunk in 0..comptime!(config.cols / chunk_cols) {
+        let at = comptime!((chunk * chunk_cols) as u32).runtime();
+        if at < storer.cols {
+            #[unroll]
+            for i in 0..chunk_cols {
+                values[i] = sums[comptime!(chunk * chunk_cols + i)];
+            }
+            store_columns::<O>(&mut values, at, storer, out_map, out, problem, item, config);
+        }
+    }
+}
+
+/// Scales a chunk of the warp's rows, from column `at` of the tile on, adds the bias and what the output holds, and stores it.
+#[cube]
+fn store_columns<O: Float>(
+    values: &mut Array<f32>,
+    at: u32,
+    storer: &mut Storer,
+    out_map: &mut ComptimeOption<TensorMap<O, Tiled>>,
+    out: &mut Array<O>,
+    problem: &Problem,
+    item: &Item,
+    #[comptime] config: Config,
+) {
+    let row = storer.first_row + UNIT_POS % 32;
+    let col = item.work.col0 + at;
+    if comptime!(!config.partial) {
+        finish(values, storer.scale_a, problem, col, item, config);
+    }
+    if comptime!(config.accumulate) {
+        if comptime!(config.tma_store) {
+            add_vectors(values, out, row, col, problem, config);
+        } else {
+            add_elements(values, out, row, col, problem, config);
+        }
+    }
+    #[comptime]
+    match out_map {
+        ComptimeOption::Some(map) => {
+            store_chunk(values, storer, map, item.above + storer.first_row, col, config);
+            storer.chunks += 1;
+        }
+        ComptimeOption::None => store_elements(values, out, row, col, &item.work, problem, config),
     }
 }
 
@@ -76,17 +147,21 @@ pub(super) fn store_tile<O: Float>(
 /// to its column of 32, the others get it by shuffles.
 #[cube]
 fn finish(values: &mut Array<f32>, scale_a: f32, problem: &Problem, col: u32, item: &Item, #[comptime] config: Config) {
-    let by_col = comptime!(matches!(config.granularities[1], Granularity::Row));
+    let by_col = comptime!(matches!(problem.granularities[1], Granularity::Row));
     #[unroll]
     for group in 0..comptime!(config.chunk_cols() / 32) {
         // Past the last column there is nothing to scale; any scale will do.
         let own = min(col + comptime!(32 * group as u32) + UNIT_POS % 32, problem.n - 1);
-        let scale_own = problem.factor(item.work.row0_b + own, 0u32.runtime(), 1usize);
+        let scale_own = if comptime!(config.scaling.is_promoted()) {
+            1.0f32.runtime()
+        } else {
+            problem.factor(item.work.row0_b + own, 0u32.runtime(), 1usize)
+        };
         let bias_own = problem.bias.at(own);
         #[unroll]
         for i in 0..32usize {
             let mut value = values[comptime!(32 * group + i)];
-            if comptime!(!config.block_scaled()) {
+            if comptime!(config.scaling == Scaling::Epilogue) {
                 let scale_b = if comptime!(by_col) { plane_shuffle(scale_own, comptime!(i as u32)) } else { scale_own };
                 value *= scale_a * scale_b;
             }
@@ -115,7 +190,7 @@ fn add_vectors<O: Float>(
     for piece in 0..8u32 {
         let col = col + comptime!(piece * config.chunk_cols() as u32 / 8);
         if row < problem.m && col < problem.n {
-            load_global_quad(out, row * problem.n + col, &mut old, comptime!(4 * piece));
+            load_global_words(out, row * problem.n + col, &mut old, comptime!(4 * piece), 4u32);
         } else {
             #[unroll]
             for i in 0..4u32 {
@@ -169,20 +244,19 @@ pub(super) fn finish_stores() {
     }
 }
 
-/// Stores the warp's chunk number `chunk` to row `row`, column `col` by TMA.
+/// Stores the warp's next chunk to row `row`, column `col` by TMA.
 #[cube]
 fn store_chunk<O: Float>(
     values: &Array<f32>,
-    base: u32,
-    chunk: u32,
+    storer: &Storer,
     map: &TensorMap<O, Tiled>,
     row: u32,
     col: u32,
     #[comptime] config: Config,
 ) {
     let chunks = comptime!(config.chunks as u32);
-    let slot = warp_row() / comptime!(WARP_ROWS as u32) * chunks + chunk % chunks;
-    let to = base + comptime!(config.chunks_at() as u32) + slot * comptime!(CHUNK as u32);
+    let slot = warp_row() / comptime!(WARP_ROWS as u32) * chunks + storer.chunks % chunks;
+    let to = storer.base + comptime!(config.layout().chunks_at() as u32) + slot * comptime!(CHUNK as u32);
     if leads() {
         // The store that used these bytes last has read them.
         tma_store_wait_read(comptime!(chunks - 1));

@@ -2,12 +2,13 @@
 
 use cubecl::prelude::*;
 
-use super::epilogue::{finish_stores, store_tile};
+use super::epilogue::{Storer, finish_stores, store_sums, store_tile};
 use super::plan::{ROWS, STEP};
-use super::{BUFFERS, Config, SCALE_COLUMNS, SCALES, STORERS};
+use super::promote::add_steps;
+use super::{Config, SCALE_COLUMNS, SCALES, STORERS};
 use crate::gemm::grouped::Work;
 use crate::gemm::maps::InsteadOfShapes;
-use crate::gemm::pipeline::{Extent, Item, advance, first_place, item};
+use crate::gemm::pipeline::{Extent, Item, Place, advance, first_place, item, stage_operands, stage_scales};
 use crate::gemm::problem::Problem;
 use crate::ptx::barrier::{
     fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait,
@@ -25,16 +26,16 @@ const MULTIPLIER: u32 = 1;
 
 /// Addresses in shared memory: where the stages begin, and the mbarriers.
 #[derive(CubeType, Clone, Copy)]
-struct Places {
-    base: u32,
+pub(super) struct Places {
+    pub(super) base: u32,
     /// Of stages that TMA has filled.
     full: u32,
     /// Of stages that have been multiplied.
     empty: u32,
     /// Of sums that are finished.
-    ready: u32,
-    /// Of sums that have been stored.
-    stored: u32,
+    pub(super) ready: u32,
+    /// Of sums that have been read, so that others may take their place.
+    pub(super) read: u32,
 }
 
 #[cube(launch_unchecked)]
@@ -57,8 +58,8 @@ pub(super) fn gemm_blackwell<O: Float>(
     let full = base + comptime!(config.barriers_at() as u32);
     let empty = full + comptime!(8 * config.stages as u32);
     let ready = empty + comptime!(8 * config.stages as u32);
-    let stored = ready + comptime!(8 * BUFFERS as u32);
-    let places = Places { base, full, empty, ready, stored };
+    let read = ready + comptime!(8 * config.buffers() as u32);
+    let places = Places { base, full, empty, ready, read };
     if UNIT_POS == 0 {
         // All else is by address, which CubeCL does not see as a use.
         shared[comptime!(config.slot_at() / 4)] = 0u32;
@@ -68,9 +69,9 @@ pub(super) fn gemm_blackwell<O: Float>(
             mbarrier_init(empty + comptime!(8 * stage), 1u32);
         }
         #[unroll]
-        for buffer in 0..comptime!(BUFFERS as u32) {
+        for buffer in 0..comptime!(config.buffers() as u32) {
             mbarrier_init(ready + comptime!(8 * buffer), 1u32);
-            mbarrier_init(stored + comptime!(8 * buffer), comptime!(32 * STORERS as u32));
+            mbarrier_init(read + comptime!(8 * buffer), comptime!(32 * STORERS as u32));
         }
         fence_mbarrier_init();
         tma_prefetch_map(a);
@@ -97,17 +98,25 @@ pub(super) fn gemm_blackwell<O: Float>(
         }
     } else {
         let mut buffer = first_place(0u32);
-        let mut chunk = 0u32.runtime();
+        let mut storer = Storer::new(base);
+        // Of this thread's row, where they are added up in registers.
+        let mut sums = Array::<f32>::new(comptime!(if config.scaling.is_promoted() { config.cols } else { 1 }));
         let mut index = CUBE_POS_X;
         while index < extent.items() {
             let item = item(index, problem, &extent, comptime!(config.item_shape()));
-            mbarrier_wait(places.ready + 8 * buffer.at, buffer.parity, comptime!(config.trap));
-            tcgen05_after_wait();
-            let sums = tmem + buffer.at * comptime!(config.cols as u32);
-            store_tile::<O>(sums, base, &mut chunk, out_map, out, problem, &item, config);
-            tcgen05_before_signal();
-            mbarrier_arrive(places.stored + 8 * buffer.at);
-            advance(&mut buffer, comptime!(BUFFERS as u32));
+            storer.begin(problem, &item, config);
+            if comptime!(config.scaling.is_promoted()) {
+                add_steps(&mut sums, tmem, &places, &mut buffer, problem, &item, config);
+                store_sums::<O>(&sums, &mut storer, out_map, out, problem, &item, config);
+            } else {
+                mbarrier_wait(places.ready + 8 * buffer.at, buffer.parity, comptime!(config.trap));
+                tcgen05_after_wait();
+                let tile = tmem + buffer.at * comptime!(config.cols as u32);
+                store_tile::<O>(tile, &mut storer, out_map, out, problem, &item, config);
+                tcgen05_before_signal();
+                mbarrier_arrive(places.read + 8 * buffer.at);
+                advance(&mut buffer, comptime!(config.buffers() as u32));
+            }
             index += CUBE_COUNT_X;
         }
         if comptime!(config.tma_store) {
@@ -148,32 +157,55 @@ fn fill_stages(
     }
 }
 
-/// Gives the products of one tile after the other, as stages become full and sums have been stored.
+/// Issues the products of one tile after the other, as stages become full and sums have been read.
 #[cube]
 fn multiply_tiles(problem: &Problem, tmem: u32, places: &Places, extent: &Extent, #[comptime] config: Config) {
     let mut place = first_place(0u32);
-    // The first round finds no sums that are still to be stored.
+    // The first round finds no sums that are still to be read.
     let mut buffer = first_place(1u32);
     let mut index = CUBE_POS_X;
     while index < extent.items() {
         let item = item(index, problem, extent, comptime!(config.item_shape()));
-        mbarrier_wait(places.stored + 8 * buffer.at, buffer.parity, comptime!(config.trap));
-        tcgen05_after_wait();
-        let sums = tmem + buffer.at * comptime!(config.cols as u32);
+        if comptime!(!config.scaling.is_promoted()) {
+            wait_for_room(places, &buffer, config);
+        }
         let mut block = item.step_begin;
         while block < item.step_end {
+            if comptime!(config.scaling.is_promoted()) {
+                wait_for_room(places, &buffer, config);
+            }
             mbarrier_wait(places.full + 8 * place.at, place.parity, comptime!(config.trap));
             tcgen05_after_wait();
-            let add = select(block > item.step_begin, 1u32, 0u32);
-            multiply_stage(places.base, tmem, sums, place.at, add, &item, config);
+            let sums = tmem + buffer.at * comptime!(config.cols as u32);
+            let is_sum =
+                if comptime!(config.scaling.is_promoted()) { false.runtime() } else { block > item.step_begin };
+            multiply_stage(places.base, tmem, sums, place.at, select(is_sum, 1u32, 0u32), &item, config);
             tcgen05_commit(places.empty + 8 * place.at);
             advance(&mut place, comptime!(config.stages as u32));
+            if comptime!(config.scaling.is_promoted()) {
+                finish_sums(places, &mut buffer, config);
+            }
             block += 1;
         }
-        tcgen05_commit(places.ready + 8 * buffer.at);
-        advance(&mut buffer, comptime!(BUFFERS as u32));
+        if comptime!(!config.scaling.is_promoted()) {
+            finish_sums(places, &mut buffer, config);
+        }
         index += CUBE_COUNT_X;
     }
+}
+
+/// Waits until the last sums in a buffer have been read.
+#[cube]
+fn wait_for_room(places: &Places, buffer: &Place, #[comptime] config: Config) {
+    mbarrier_wait(places.read + 8 * buffer.at, buffer.parity, comptime!(config.trap));
+    tcgen05_after_wait();
+}
+
+/// Has the sums in a buffer read when they are done, and goes on to the next.
+#[cube]
+fn finish_sums(places: &Places, buffer: &mut Place, #[comptime] config: Config) {
+    tcgen05_commit(places.ready + 8 * buffer.at);
+    advance(buffer, comptime!(config.buffers() as u32));
 }
 
 /// Has TMA fill a stage.
@@ -189,20 +221,20 @@ fn fill(
     #[comptime] config: Config,
 ) {
     let full = places.full + 8 * stage;
-    let at_a = places.base + stage * comptime!(config.stage_a() as u32);
-    let at_b = places.base + comptime!(config.tiles_b_at() as u32) + stage * comptime!(config.stage_b() as u32);
+    let layout = comptime!(config.layout());
+    let (at_a, at_b) = stage_operands(places.base, stage, layout);
     let column = block * comptime!(STEP as u32);
-    mbarrier_arrive_expect_tx(full, comptime!((config.stage_a() + config.stage_b() + config.stage_scales()) as u32));
+    mbarrier_arrive_expect_tx(full, comptime!((layout.stage_a + layout.stage_b + layout.stage_scales) as u32));
     tma_load(a, at_a, full, column, work.row0);
     let row_b = work.row0_b + work.col0;
     tma_load(b, at_b, full, column, row_b);
     if comptime!(config.block_scaled()) {
         let words = comptime!(SCALES as u32 / 4);
-        let at = places.base + comptime!(config.scales_at() as u32) + stage * comptime!(config.stage_scales() as u32);
+        let at = stage_scales(places.base, stage, layout);
         let tile_a = work.row0 / 128;
         bulk_load(&problem.inv_scale_a, (tile_a * problem.blocks + block) * words, at, full, comptime!(SCALES as u32));
         #[unroll]
-        for i in 0..comptime!(config.scale_tiles_b() as u32) {
+        for i in 0..comptime!(config.scale_tiles_b as u32) {
             // Columns past the last are not stored; any scales will do for them.
             let tile_b = min(row_b / 128 + i, (work.row0_b + problem.n - 1) / 128);
             let index = (tile_b * problem.blocks + block) * words;
@@ -215,17 +247,17 @@ fn fill(
 /// Issues the four products of a stage, the first added to the sums if `add` is not zero.
 #[cube]
 fn multiply_stage(base: u32, tmem: u32, sums: u32, stage: u32, add: u32, item: &Item, #[comptime] config: Config) {
-    let a = operand_descriptor(base + stage * comptime!(config.stage_a() as u32));
-    let b =
-        operand_descriptor(base + comptime!(config.tiles_b_at() as u32) + stage * comptime!(config.stage_b() as u32));
+    let layout = comptime!(config.layout());
+    let (a, b) = stage_operands(base, stage, layout);
+    let (a, b) = (operand_descriptor(a), operand_descriptor(b));
     let columns = comptime!(config.stage_scale_columns() as u32);
-    let to_a = tmem + comptime!((BUFFERS * config.cols) as u32) + stage * columns;
+    let to_a = tmem + comptime!((config.buffers() * config.cols) as u32) + stage * columns;
     let to_b = to_a + comptime!(SCALE_COLUMNS as u32);
     if comptime!(config.block_scaled()) {
-        let at = base + comptime!(config.scales_at() as u32) + stage * comptime!(config.stage_scales() as u32);
+        let at = stage_scales(base, stage, layout);
         tmem_copy_scales(to_a, scales_descriptor(at));
         #[unroll]
-        for i in 0..comptime!(config.scale_tiles_b() as u32) {
+        for i in 0..comptime!(config.scale_tiles_b as u32) {
             let from = scales_descriptor(at + comptime!((1 + i) * SCALES as u32));
             tmem_copy_scales(to_b + comptime!(i * SCALE_COLUMNS as u32), from);
         }

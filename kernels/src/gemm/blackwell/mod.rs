@@ -9,25 +9,27 @@
 //! A block works on one tile of the output after the other (a persistent grid). Sums are f32 in tensor memory, which has room
 //! for two tiles: one is multiplied while the one before is stored. Operands with scales of 1 x 32
 //! ([`Granularity::Block1x32`]) are multiplied by `kind::mxf8f6f4`, which applies the scales; those of tensors and rows by
-//! `kind::f8f6f4`, whose sums the epilogue scales. Operands with other blocks are not for this kernel.
+//! `kind::f8f6f4`, whose sums the epilogue scales. Where scales change every 128 of the contraction, the sums of each step are apart:
+//! warps 2 to 5 add them, times their scales, to f32 registers as soon as they are there, while the next steps are multiplied.
 //!
 //! **Never run on a GPU**: the CUDA is compiled and its machine code checked, and its PTX is run by an interpreter.
 
 mod epilogue;
 mod kernel;
 mod plan;
+mod promote;
 
 use cubecl::prelude::*;
 
 use super::grouped::Grouping;
 use super::maps::{Matrix, Target, sms};
-use super::pipeline::{ExtentLaunch, ItemShape, trap};
+use super::pipeline::{ExtentLaunch, ItemShape, Layout, trap};
 use super::problem::ProblemLaunch;
 use super::{Gemm, split_k};
 use crate::version::VERSION;
 use crate::view::Source;
 use crate::{Format, Granularity};
-use plan::{Plan, ROWS, STEP};
+use plan::{Plan, ROWS, STEP, Scaling};
 
 /// Threads of a block: a warp that fills stages, one that multiplies them, and four that store tiles.
 const THREADS: u32 = 32 * 6;
@@ -53,8 +55,9 @@ const SCALE_ALIGN: usize = 64;
 /// Tiles whose sums are in tensor memory.
 const BUFFERS: usize = 2;
 
-/// Most stages of the pipeline; more would only lengthen its start.
-const MAX_STAGES: usize = 8;
+/// Steps whose sums are in tensor memory, where each is added up apart: all that its 512 columns have room for, since what is added
+/// up for a step takes about as long as to multiply it.
+const PROMOTED_BUFFERS: usize = 4;
 
 /// What the kernel is generated for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -70,9 +73,10 @@ struct Config {
     partial: bool,
     accumulate: bool,
     bias: bool,
-    grouping: Option<Grouping>,
+    scaling: Scaling,
+    /// Parts of 128 rows of B whose scales a tile needs.
+    scale_tiles_b: usize,
     formats: [Format; 2],
-    granularities: [Granularity; 2],
     /// Of the output.
     dtype: Source,
     /// The kernel's name, if barriers that are stuck end it.
@@ -82,7 +86,12 @@ struct Config {
 impl Config {
     /// Whether the tensor cores apply the scales.
     const fn block_scaled(&self) -> bool {
-        block_scaled(self.granularities)
+        matches!(self.scaling, Scaling::TensorCores)
+    }
+
+    /// Sums that are in tensor memory, of tiles or of steps.
+    const fn buffers(&self) -> usize {
+        if self.scaling.is_promoted() { PROMOTED_BUFFERS } else { BUFFERS }
     }
 
     const fn item_shape(&self) -> ItemShape {
@@ -94,16 +103,6 @@ impl Config {
         }
     }
 
-    /// Bytes of a stage of A.
-    const fn stage_a(&self) -> usize {
-        ROWS * STEP
-    }
-
-    /// Bytes of a stage of B.
-    const fn stage_b(&self) -> usize {
-        self.cols * STEP
-    }
-
     /// What the first row of B of a tile is a multiple of, where matrices of B follow each other: scales of 32 rows are one column
     /// of tensor memory, and the tensor cores read them from an even one on.
     const fn column_align(&self) -> usize {
@@ -111,45 +110,47 @@ impl Config {
     }
 
     /// Columns of a matrix of `n`, and the most that a tile has before it.
-    const fn columns(&self, n: usize) -> usize {
-        match self.grouping {
+    const fn columns(&self, n: usize, grouping: Option<Grouping>) -> usize {
+        match grouping {
             Some(Grouping::Rows) if !n.is_multiple_of(self.column_align()) => n + self.column_align() - 1,
             _ => n,
         }
     }
 
-    /// Parts of 128 rows of B whose scales a tile needs.
-    const fn scale_tiles_b(&self) -> usize {
-        // Tiles of one matrix begin at multiples of their columns.
-        let before = if matches!(self.grouping, Some(Grouping::Rows)) { SCALE_ALIGN } else { 0 };
-        (before + self.cols).div_ceil(128)
-    }
-
     /// Bytes of a stage of scales, those of A first.
     const fn stage_scales(&self) -> usize {
-        if self.block_scaled() { (1 + self.scale_tiles_b()) * SCALES } else { 0 }
+        if self.block_scaled() { (1 + self.scale_tiles_b) * SCALES } else { 0 }
     }
 
-    const fn tiles_b_at(&self) -> usize {
-        self.stages * self.stage_a()
+    /// Bytes of the columns' scales of one step, which the warps that store keep for each other.
+    const fn column_scales(&self) -> usize {
+        if matches!(self.scaling, Scaling::EachStepByColumn) { self.cols * 4 } else { 0 }
     }
 
-    const fn chunks_at(&self) -> usize {
-        self.tiles_b_at() + self.stages * self.stage_b()
+    /// Of stages and chunks.
+    const fn layout(&self) -> Layout {
+        Layout {
+            stages: self.stages,
+            stage_a: ROWS * STEP,
+            stage_b: self.cols * STEP,
+            stage_scales: self.stage_scales(),
+            chunks: STORERS * self.chunks * CHUNK,
+        }
     }
 
-    const fn scales_at(&self) -> usize {
-        self.chunks_at() + STORERS * self.chunks * CHUNK
+    /// Of the columns' scales of the last step and of this one.
+    const fn column_scales_at(&self) -> usize {
+        self.layout().end()
     }
 
-    /// Of the mbarriers of full stages, of empty ones, of finished sums, and of sums that have been stored.
+    /// Of the mbarriers of full stages, of empty ones, of finished sums, and of sums that have been read.
     const fn barriers_at(&self) -> usize {
-        self.scales_at() + self.stages * self.stage_scales()
+        self.column_scales_at() + 2 * self.column_scales()
     }
 
     /// Of the word that holds the address in tensor memory.
     const fn slot_at(&self) -> usize {
-        self.barriers_at() + 2 * (self.stages + BUFFERS) * 8
+        self.barriers_at() + 2 * (self.stages + self.buffers()) * 8
     }
 
     /// Words of shared memory.
@@ -163,9 +164,9 @@ impl Config {
         self.stage_scales() / SCALES * SCALE_COLUMNS
     }
 
-    /// Columns of tensor memory: of two tiles' sums, then of scales.
+    /// Columns of tensor memory: of sums, then of scales.
     const fn tmem_columns(&self) -> usize {
-        (BUFFERS * self.cols + self.stages * self.stage_scale_columns()).next_power_of_two()
+        (self.buffers() * self.cols + self.stages * self.stage_scale_columns()).next_power_of_two()
     }
 
     /// Columns of a chunk of the output: 128 bytes.
@@ -176,43 +177,44 @@ impl Config {
     /// With as many stages as fit, and two chunks where that costs no stage.
     fn with_stages(self, max_shared: usize) -> Self {
         let stages = |chunks: usize| {
-            let fits = |stages: &usize| Config { stages: *stages, chunks, ..self }.shared_words() * 4 <= max_shared;
-            (1..=MAX_STAGES).take_while(fits).last().expect("a stage fits")
+            Layout::most_stages(max_shared, |stages| Config { stages, chunks, ..self }.shared_words() * 4)
         };
         let (one, two) = (stages(1), stages(2));
         Self { stages: one, chunks: if one == two { 2 } else { 1 }, ..self }
     }
 }
 
-/// Whether the tensor cores apply the scales.
-const fn block_scaled(granularities: [Granularity; 2]) -> bool {
-    granularities[0].is_mx() && granularities[1].is_mx()
-}
-
-/// Whether this kernel multiplies such operands.
-pub(super) const fn takes(granularities: [Granularity; 2]) -> bool {
-    let [a, b] = granularities;
-    block_scaled(granularities) || !(Granularity::any_blocks(granularities) || a.is_mx() || b.is_mx())
+/// Whether this kernel multiplies such operands: the tensor cores scale both by E8M0 scales, or neither.
+pub(super) const fn takes([a, b]: [Granularity; 2]) -> bool {
+    a.is_mx() == b.is_mx()
 }
 
 /// Launches the kernel, and one more if the contraction is split.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (m, n, _) = gemm.matrices();
-    let plan = match gemm.groups {
-        Some(groups) => Plan::grouped(groups, [m, n, gemm.a.k], sms(client), gemm.a.granularity.is_mx()),
-        None => Plan::new([m, n, gemm.a.k], sms(client), gemm.a.granularity.is_mx()),
+    let scaling = match gemm.by_block() {
+        true if gemm.scales_b_differ() => Scaling::EachStepByColumn,
+        true => Scaling::EachStep,
+        false if gemm.a.granularity.is_mx() => Scaling::TensorCores,
+        false => Scaling::Epilogue,
     };
-    if plan.splits == 1 {
-        launch_tiles(client, gemm, &plan, &Target::output(gemm));
-    } else {
-        let rows = plan.padded_rows(m);
-        let target = Target::partials(client, gemm, plan.splits, rows);
-        launch_tiles(client, gemm, &plan, &target);
-        split_k::launch(client, gemm, &target.handle, plan.splits, [rows, target.pitch]);
-    }
+    let plan = match gemm.groups {
+        Some(groups) => Plan::grouped(groups, [m, n, gemm.a.k], sms(client), scaling),
+        None => Plan::new([m, n, gemm.a.k], sms(client), scaling),
+    };
+    split_k::launch_parts(client, gemm, plan.splits, plan.padded_rows(m), |target| {
+        launch_tiles(client, gemm, &plan, scaling, target);
+    });
 }
 
-fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan, target: &Target) {
+/// Parts of 128 rows of B whose scales a tile of `cols` columns needs.
+const fn scale_tiles_b(cols: usize, grouping: Option<Grouping>) -> usize {
+    // Tiles of one matrix begin at multiples of their columns.
+    let before = if matches!(grouping, Some(Grouping::Rows)) { SCALE_ALIGN } else { 0 };
+    (before + cols).div_ceil(128)
+}
+
+fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan, scaling: Scaling, target: &Target) {
     let (_, n, _) = gemm.matrices();
     // Tiles along M.
     let rows = gemm.row_tiles(ROWS) * ROWS;
@@ -225,17 +227,18 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
         partial,
         accumulate: gemm.accumulate && !partial,
         bias: gemm.bias.is_some() && !partial,
-        grouping: gemm.grouping(),
+        scaling,
+        scale_tiles_b: scale_tiles_b(plan.cols, gemm.grouping()),
         formats: gemm.formats(),
-        granularities: gemm.granularities(),
         dtype: Source::of(target.dtype).expect("checked by scaled_gemm"),
         trap: trap("gemm_blackwell"),
     };
     let config = config.with_stages(client.properties().hardware.max_shared_memory_size);
+    let columns = config.columns(n, gemm.grouping());
     let extent = ExtentLaunch::new(
         gemm.a.k.div_ceil(STEP) as u32,
         rows.div_ceil(ROWS) as u32,
-        config.columns(n).div_ceil(plan.cols) as u32,
+        columns.div_ceil(plan.cols) as u32,
         plan.splits as u32,
     );
     // SAFETY: `scaled_gemm` has checked that codes, scales, bias and output have the sizes given here; TMA stays inside its
@@ -243,7 +246,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
     unsafe {
         kernel::gemm_blackwell::launch_unchecked::<R>(
             client,
-            CubeCount::Static(plan.items(rows, config.columns(n)).min(sms(client)) as u32, 1, 1),
+            CubeCount::Static(plan.items(rows, columns).min(sms(client)) as u32, 1, 1),
             CubeDim::new_1d(THREADS),
             Matrix::codes(gemm.a).map(ROWS),
             Matrix::codes(gemm.b).map(plan.cols),
@@ -268,12 +271,17 @@ mod tests {
     /// memory, at the addresses that TMA and the tensor cores ask for.
     #[test]
     fn memory_suffices() {
-        let pairs = [[Granularity::Tensor, Granularity::Row], [Granularity::Block1x32; 2]];
-        for (granularities, cols) in [(pairs[0], 256), (pairs[0], 128), (pairs[0], 64)].into_iter().chain([
-            (pairs[1], 192),
-            (pairs[1], 128),
-            (pairs[1], 64),
-        ]) {
+        for (scaling, cols) in [
+            (Scaling::Epilogue, 256),
+            (Scaling::Epilogue, 64),
+            (Scaling::TensorCores, 192),
+            (Scaling::TensorCores, 128),
+            (Scaling::TensorCores, 64),
+            (Scaling::EachStep, 128),
+            (Scaling::EachStep, 64),
+            (Scaling::EachStepByColumn, 128),
+            (Scaling::EachStepByColumn, 64),
+        ] {
             let groupings = [None, Some(Grouping::Rows), Some(Grouping::Contraction)];
             let dtypes = [Source::F32, Source::F16, Source::Bf16];
             for (dtype, grouping) in dtypes.into_iter().flat_map(|dtype| groupings.map(|grouping| (dtype, grouping))) {
@@ -284,10 +292,10 @@ mod tests {
                     tma_store: true,
                     partial: false,
                     accumulate: false,
-                    grouping,
+                    scaling,
+                    scale_tiles_b: scale_tiles_b(cols, grouping),
                     bias: false,
                     formats: [Format::E4m3; 2],
-                    granularities,
                     dtype,
                     trap: None,
                 };
@@ -296,10 +304,14 @@ mod tests {
                 assert!(config.tmem_columns() <= 512 && config.tmem_columns() >= 32, "{config:?}");
                 assert!(config.shared_words() * 4 <= 227 * 1024, "{config:?}");
                 assert!(
-                    config.tiles_b_at().is_multiple_of(1024) && config.chunks_at().is_multiple_of(1024),
+                    config.layout().tiles_b_at().is_multiple_of(1024)
+                        && config.layout().chunks_at().is_multiple_of(1024),
                     "{config:?}"
                 );
-                assert!(config.scales_at().is_multiple_of(16) && config.barriers_at().is_multiple_of(8), "{config:?}");
+                assert!(
+                    config.column_scales_at().is_multiple_of(16) && config.barriers_at().is_multiple_of(8),
+                    "{config:?}"
+                );
                 assert_eq!(config.cols % config.chunk_cols(), 0, "{config:?}");
             }
         }

@@ -69,13 +69,20 @@ pub(super) fn gemm_half<O: Float, E: Float>(
     let mut read = 0u32.runtime();
     let held_a = load_step(a, problem, row0, work.row_end, chunk, config, 0usize);
     let held_b = load_step(b, problem, first_b, rows_b, chunk, config, 1usize);
-    store_step::<E>(&held_a, &mut stages, 0u32.runtime(), config, 0usize);
-    store_step::<E>(&held_b, &mut stages, comptime!(config.tile.size[0] * PITCH_HALVES).runtime(), config, 1usize);
+    store_step::<E>(&held_a, problem, &mut stages, 0u32.runtime(), config, 0usize);
+    store_step::<E>(
+        &held_b,
+        problem,
+        &mut stages,
+        comptime!(config.tile.size[0] * PITCH_HALVES).runtime(),
+        config,
+        1usize,
+    );
     sync_cube();
     let mut block = first_block;
     while block < end_block {
         for step in 0..BLOCK_STEPS {
-            if comptime!(config.by_block()) {
+            if comptime!(config.by_block) {
                 // Since the first step's barrier nobody reads those of the block before.
                 let are_free = step == 1;
                 if are_free {
@@ -93,9 +100,10 @@ pub(super) fn gemm_half<O: Float, E: Float>(
                 config,
             );
             let write = stage - read;
-            store_step::<E>(&held_a, &mut stages, write, config, 0usize);
+            store_step::<E>(&held_a, problem, &mut stages, write, config, 0usize);
             store_step::<E>(
                 &held_b,
+                problem,
                 &mut stages,
                 write + comptime!(config.tile.size[0] * PITCH_HALVES),
                 config,
@@ -104,13 +112,13 @@ pub(super) fn gemm_half<O: Float, E: Float>(
             read = write;
             sync_cube();
         }
-        if comptime!(config.by_block()) {
+        if comptime!(config.by_block) {
             scale(&sums, &mut strips, &mut totals, &factors, config);
             clear(&sums, config);
         }
         block += 1;
     }
-    if comptime!(!config.by_block()) {
+    if comptime!(!config.by_block) {
         load_factors(problem, &mut factors, &work, 0u32.runtime(), config);
         sync_cube();
         scale(&sums, &mut strips, &mut totals, &factors, config);
@@ -203,7 +211,7 @@ fn load_step(
             value = codes[(row * chunks + chunk) as usize];
         }
         held.chunks[pass as usize] = value;
-        if comptime!(config.granularities[side].is_mx()) {
+        if comptime!(problem.granularities[side].is_mx()) {
             // Zeros outside stay zeros but under a NaN, which the row has then anyway.
             let (row, chunk) = (min(row, rows - 1), min(chunk, chunks - 1));
             held.scales[pass as usize] = chunk_scales(problem, row, chunk, side);
@@ -216,6 +224,7 @@ fn load_step(
 #[cube]
 fn store_step<E: Float>(
     held: &Held,
+    problem: &Problem,
     stages: &mut SharedMemory<Halves<E>>,
     start: u32,
     #[comptime] config: Config,
@@ -235,8 +244,8 @@ fn store_step<E: Float>(
                     word,
                     held.scales[pass as usize],
                     comptime!(config.formats[side]),
-                    comptime!(config.element()),
-                    comptime!(config.granularities[side].is_mx()),
+                    comptime!(config.element),
+                    comptime!(problem.granularities[side].is_mx()),
                 );
             }
         }

@@ -156,21 +156,14 @@ struct Config {
     tile: Tile,
     unit: Unit,
     formats: [Format; 2],
-    granularities: [Granularity; 2],
+    /// What codes are decoded to.
+    element: Element,
+    /// Whether scales change along the contraction.
+    by_block: bool,
     accumulate: bool,
 }
 
 impl Config {
-    /// Whether scales change along the contraction.
-    const fn by_block(self) -> bool {
-        Granularity::any_blocks(self.granularities)
-    }
-
-    /// What codes are decoded to.
-    const fn element(self) -> Element {
-        Element::of(self.granularities)
-    }
-
     /// Units of a cube.
     const fn units(self) -> u32 {
         self.unit.plane * self.tile.plane_count()
@@ -194,16 +187,12 @@ impl Config {
 /// # Panics
 /// If the device has no units for it; the path asks for them.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
-    let unit = Unit::of(client, Element::of(gemm.granularities())).expect("the path asks for them");
+    let element = Element::of(gemm.granularities());
+    let unit = Unit::of(client, element).expect("the path asks for them");
     let (m, n, matrices) = gemm.matrices();
     let tile = unit.tile(client, gemm);
-    let config = Config {
-        tile,
-        unit,
-        formats: gemm.formats(),
-        granularities: gemm.granularities(),
-        accumulate: gemm.accumulate,
-    };
+    let config =
+        Config { tile, unit, formats: gemm.formats(), element, by_block: gemm.by_block(), accumulate: gemm.accumulate };
     // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are guarded by
     // the rows and words of the operands, stores by `m` and `n`.
     unsafe {
@@ -217,7 +206,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
             ArrayArg::from_raw_parts(gemm.out.clone(), m * n * matrices),
             config,
             gemm.dtype,
-            config.element().dtype(),
+            element.dtype(),
             VERSION,
         );
     }

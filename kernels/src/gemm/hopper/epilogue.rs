@@ -78,7 +78,7 @@ fn finish<O: Float>(
 ) {
     let [first, count] = comptime!(columns);
     let mut scales_a = Array::<f32>::new(2usize);
-    if comptime!(!config.by_block() && !config.partial) {
+    if comptime!(!config.promotion.is_scaled() && !config.partial) {
         #[unroll]
         for i in 0..2u32 {
             // Past the last row there is nothing to scale; any scale will do.
@@ -93,7 +93,7 @@ fn finish<O: Float>(
             let col = own.col + comptime!(first + 8 * j + c);
             let inside = min(col, problem.n - 1);
             let shift = problem.bias.at(inside);
-            let scale_b = if comptime!(config.by_block()) {
+            let scale_b = if comptime!(config.promotion.is_scaled()) {
                 f32::new(0.0)
             } else {
                 problem.factor(item.work.row0_b + inside, 0u32.runtime(), 1usize)
@@ -101,13 +101,13 @@ fn finish<O: Float>(
             #[unroll]
             for i in 0..2u32 {
                 let place = comptime!((first / 2 + 4 * j + 2 * i + c) as usize);
-                let scaled = if comptime!(config.by_block()) {
+                let scaled = if comptime!(config.promotion.is_scaled()) {
                     sums[place]
                 } else {
                     sums[place] * (scales_a[i as usize] * scale_b)
                 };
                 // Where nothing was multiplied no scale counts, not even NaN.
-                let scaled = if comptime!(config.is_grouped) {
+                let scaled = if comptime!(problem.grouping.is_some()) {
                     select(item.step_begin < item.step_end, scaled, 0.0f32)
                 } else {
                     scaled
@@ -148,7 +148,7 @@ fn free_chunk(base: u32, #[comptime] chunk: u32, #[comptime] config: Config) -> 
     }
     named_barrier(1 + consumer(), GROUP);
     let slot = consumer() * comptime!(config.chunks as u32) + comptime!(chunk % config.chunks as u32);
-    base + comptime!(config.chunks_at() as u32) + slot * comptime!(CHUNK as u32)
+    base + comptime!(config.layout().chunks_at() as u32) + slot * comptime!(CHUNK as u32)
 }
 
 /// Stores the chunk of the sums from `first` on to column `col`, row `row` by TMA.

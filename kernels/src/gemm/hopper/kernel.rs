@@ -5,25 +5,19 @@ use cubecl::prelude::*;
 use super::epilogue::{finish_stores, store_tile};
 use super::plan::{CONSUMERS, Promotion};
 use super::rank::group_origin;
+use super::scales::{SCALE_THREADS, fetch_scales, load_scales};
 use super::{Config, Element, GROUP};
 use crate::gemm::maps::{InsteadOfShapes, ROW_BYTES};
-use crate::gemm::pipeline::{Extent, Item, Place, advance, first_place, item};
+use crate::gemm::pipeline::{Extent, Item, Place, advance, first_place, item, stage_operands};
 use crate::gemm::problem::Problem;
 use crate::ptx::barrier::{
     cluster_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_arrive_remote,
     mbarrier_init, mbarrier_wait, setmaxnreg_dec, setmaxnreg_inc,
 };
-use crate::ptx::shared::{load_shared, load_shared_pair, shared_address, store_shared};
+use crate::ptx::shared::shared_address;
 use crate::ptx::tma::{tma_load, tma_load_multicast, tma_prefetch_map};
 use crate::ptx::wgmma::{descriptor, wgmma_bf16, wgmma_commit, wgmma_fence, wgmma_fp8, wgmma_wait};
 use crate::version::Version;
-
-/// Threads that fetch scales: the producer's warps but the first.
-const SCALE_THREADS: u32 = 96;
-
-/// Registers of a producer's and of a consumer's thread: 128 · (40 + 2 · 232) are all but 1024 of an SM.
-const PRODUCER_REGISTERS: u32 = 40;
-const CONSUMER_REGISTERS: u32 = 232;
 
 // The outer of nested `if`s is resolved while the kernel is generated.
 #[allow(clippy::collapsible_if)]
@@ -50,7 +44,7 @@ pub(super) fn gemm_hopper<O: Float>(
         // All else is by address, which CubeCL does not see as a use.
         shared[comptime!(config.shared_words() - 1)] = 0u32;
         // The thread that asks TMA, and those that fetch scales.
-        let fillers = comptime!(1 + if config.by_block() { SCALE_THREADS } else { 0 });
+        let fillers = comptime!(1 + if config.promotion.is_scaled() { SCALE_THREADS } else { 0 });
         // Every consuming warp of the cluster.
         let readers = comptime!((4 * CONSUMERS * config.cluster) as u32);
         #[unroll]
@@ -75,7 +69,7 @@ pub(super) fn gemm_hopper<O: Float>(
     let mut index = CUBE_POS_X / cluster;
     if UNIT_POS < GROUP {
         if comptime!(config.moves_registers()) {
-            setmaxnreg_dec(PRODUCER_REGISTERS);
+            setmaxnreg_dec(comptime!(config.registers()[0]));
         }
         // The first round finds every stage empty.
         let mut place = first_place(1u32);
@@ -91,25 +85,18 @@ pub(super) fn gemm_hopper<O: Float>(
                 }
                 index += stride;
             }
-        } else if comptime!(config.by_block()) {
+        } else if comptime!(config.promotion.is_scaled()) {
             if UNIT_POS >= comptime!(GROUP - SCALE_THREADS) {
                 while index < items {
                     let item = item(index, problem, &extent, shape);
-                    let mut step = item.step_begin;
-                    while step < item.step_end {
-                        mbarrier_wait(empty + 8 * place.at, place.parity, comptime!(config.trap));
-                        fetch_scales(problem, base, place.at, step, &item, config);
-                        mbarrier_arrive(full + 8 * place.at);
-                        advance(&mut place, comptime!(config.stages as u32));
-                        step += 1;
-                    }
+                    fetch_scales(problem, base, full, empty, &mut place, &item, config);
                     index += stride;
                 }
             }
         }
     } else {
         if comptime!(config.moves_registers()) {
-            setmaxnreg_inc(CONSUMER_REGISTERS);
+            setmaxnreg_inc(comptime!(config.registers()[1]));
         }
         let mut place = first_place(0u32);
         let mut sums = Array::<f32>::new(comptime!(config.tile.group_cols() / 2));
@@ -122,7 +109,7 @@ pub(super) fn gemm_hopper<O: Float>(
             if comptime!(config.promotion != Promotion::Never) {
                 multiply_promoted(&mut sums, base, full, empty, &mut place, &item, config);
             } else {
-                multiply_fast(&mut sums, base, full, empty, &mut place, &item, config);
+                multiply_fast(&mut sums, base, full, empty, &mut place, problem, &item, config);
             }
             store_tile::<O>(&mut sums, base, out_map, out, problem, &item, config);
             index += stride;
@@ -149,38 +136,19 @@ fn fill(
     item: &Item,
     #[comptime] config: Config,
 ) {
-    let at_a = base + stage * comptime!(config.stage_a() as u32);
-    let at_b = base + comptime!(config.tiles_b_at() as u32) + stage * comptime!(config.stage_b() as u32);
+    let layout = comptime!(config.layout());
+    let (at_a, at_b) = stage_operands(base, stage, layout);
     let column = step * comptime!(ROW_BYTES as u32);
-    mbarrier_arrive_expect_tx(full, comptime!((config.stage_a() + config.stage_b()) as u32));
+    mbarrier_arrive_expect_tx(full, comptime!((layout.stage_a + layout.stage_b) as u32));
     tma_load(a, at_a, full, column, item.work.row0);
     if comptime!(config.cluster > 1) {
         let cluster = comptime!(config.cluster as u32);
         let rank = CUBE_POS_X % cluster;
         let row = rank * comptime!((config.tile.cols / config.cluster) as u32);
-        let at = at_b + rank * comptime!((config.stage_b() / config.cluster) as u32);
+        let at = at_b + rank * comptime!((layout.stage_b / config.cluster) as u32);
         tma_load_multicast(b, at, full, column, item.work.col0 + row, comptime!((1u32 << config.cluster) - 1));
     } else {
         tma_load(b, at_b, full, column, item.work.row0_b + item.work.col0);
-    }
-}
-
-/// Brings the scales of a stage's rows and columns to shared memory. Past the last row or column any scale will do.
-#[cube]
-fn fetch_scales(problem: &Problem, base: u32, stage: u32, step: u32, item: &Item, #[comptime] config: Config) {
-    let rows = comptime!(config.tile.rows as u32);
-    let lines = comptime!((config.tile.rows + config.tile.cols) as u32);
-    let at = base + comptime!(config.scales_at() as u32) + stage * comptime!(config.stage_scales() as u32);
-    let block = step / comptime!(config.element().steps_per_block());
-    let mut line = (UNIT_POS + SCALE_THREADS) % GROUP;
-    while line < lines {
-        let scale = if line < rows {
-            problem.factor(min(item.work.row0 + line, problem.m - 1), block, 0usize)
-        } else {
-            problem.factor(min(item.work.col0 + line - rows, problem.n - 1), block, 1usize)
-        };
-        store_shared(at + 4 * line, scale);
-        line += SCALE_THREADS;
     }
 }
 
@@ -201,12 +169,8 @@ fn release(empty: u32, stage: u32, #[comptime] config: Config) {
 #[cube]
 fn operands(base: u32, stage: u32, #[comptime] config: Config) -> (u32, u32) {
     let (row, col) = group_origin(config);
-    let a = base + stage * comptime!(config.stage_a() as u32) + row * comptime!(ROW_BYTES as u32);
-    let b = base
-        + comptime!(config.tiles_b_at() as u32)
-        + stage * comptime!(config.stage_b() as u32)
-        + col * comptime!(ROW_BYTES as u32);
-    (a, b)
+    let (a, b) = stage_operands(base, stage, comptime!(config.layout()));
+    (a + row * comptime!(ROW_BYTES as u32), b + col * comptime!(ROW_BYTES as u32))
 }
 
 /// Sums in the tensor cores' accumulators; a stage is freed when the products after it have been issued.
@@ -217,6 +181,7 @@ fn multiply_fast(
     full: u32,
     empty: u32,
     place: &mut Place,
+    problem: &Problem,
     item: &Item,
     #[comptime] config: Config,
 ) {
@@ -236,7 +201,7 @@ fn multiply_fast(
     }
     wgmma_wait(sums, comptime!(config.tile.group_cols() as u32), 0u32);
     // Where a group is empty no stage was read.
-    let any = if comptime!(!config.is_grouped) { true.runtime() } else { item.step_begin < item.step_end };
+    let any = if comptime!(problem.grouping.is_none()) { true.runtime() } else { item.step_begin < item.step_end };
     if any {
         release(empty, previous, config);
     }
@@ -253,7 +218,7 @@ fn multiply_stage(acc: &mut Array<f32>, a: u64, b: u64, add: u32, #[comptime] co
         let offset = u64::cast_from(comptime!(2 * k));
         let add = if comptime!(k == 0) { add } else { 1u32.runtime() };
         let (a, b) = (a + offset, b + offset);
-        if comptime!(config.element() == Element::Bf16) {
+        if comptime!(config.element == Element::Bf16) {
             wgmma_bf16(acc, a, b, add, cols);
         } else {
             wgmma_fp8(acc, a, b, add, cols, comptime!(config.formats[0]), comptime!(config.formats[1]));
@@ -291,12 +256,12 @@ fn multiply_promoted(
         for p in 0..comptime!(parts as u32) {
             let b = b + comptime!(p * (cols * ROW_BYTES) as u32);
             multiply_stage(&mut part, descriptor(a), descriptor(b), 0u32.runtime(), config);
-            if comptime!(config.by_block()) {
+            if comptime!(config.promotion.is_scaled()) {
                 load_scales(&mut scales_a, &mut scales_b, base, place.at, p, config);
             }
             wgmma_wait(&mut part, comptime!(cols as u32), 0u32);
             if comptime!(p as usize == parts - 1) {
-                if comptime!(config.by_block()) {
+                if comptime!(config.promotion.is_scaled()) {
                     // One lane speaks for the warp: all have read the stage's scales.
                     sync_plane();
                 }
@@ -305,8 +270,8 @@ fn multiply_promoted(
             #[unroll]
             for i in 0..comptime!(cols / 2) {
                 let sum = comptime!(p as usize * cols / 2 + i);
-                sums[sum] = if comptime!(config.by_block()) {
-                    let scale_b = scales_b[comptime!(if config.one_scale_b() { 0 } else { i / 4 * 2 + i % 2 })];
+                sums[sum] = if comptime!(config.promotion.is_scaled()) {
+                    let scale_b = scales_b[comptime!(config.scale_b_of(i))];
                     fma(part[i], scales_a[comptime!(i / 2 % 2)] * scale_b, sums[sum])
                 } else {
                     sums[sum] + part[i]
@@ -315,35 +280,5 @@ fn multiply_promoted(
         }
         advance(place, comptime!(config.stages as u32));
         step += 1;
-    }
-}
-
-/// The scales of this thread's two rows, and of its columns of product `p` of a stage.
-#[cube]
-fn load_scales(
-    scales_a: &mut Array<f32>,
-    scales_b: &mut Array<f32>,
-    base: u32,
-    stage: u32,
-    #[comptime] p: u32,
-    #[comptime] config: Config,
-) {
-    let cols = comptime!(config.tile.mma_cols(config.promotion) as u32);
-    let (group_row, group_col) = group_origin(config);
-    let lane = UNIT_POS % 32;
-    let scales = base + comptime!(config.scales_at() as u32) + stage * comptime!(config.stage_scales() as u32);
-    if comptime!(p == 0) {
-        let row = group_row + UNIT_POS % GROUP / 32 * 16 + lane / 4;
-        scales_a[0] = load_shared(scales + 4 * row);
-        scales_a[1] = load_shared(scales + 4 * (row + 8));
-    }
-    let columns = scales + 4 * (comptime!(config.tile.rows as u32 + p * cols) + group_col);
-    if comptime!(config.one_scale_b()) {
-        scales_b[0] = load_shared(columns);
-    } else {
-        #[unroll]
-        for j in 0..comptime!(cols / 8) {
-            load_shared_pair(scales_b, comptime!(2 * j), columns + 8 * (lane % 4), comptime!(32 * j));
-        }
     }
 }

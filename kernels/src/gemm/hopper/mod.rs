@@ -31,11 +31,12 @@ mod epilogue;
 mod kernel;
 mod plan;
 mod rank;
+mod scales;
 
 use cubecl::prelude::*;
 
 use super::maps::{Matrix, ROW_BYTES, Target, sms};
-use super::pipeline::{ExtentLaunch, ItemShape, trap};
+use super::pipeline::{ExtentLaunch, ItemShape, Layout, trap};
 use super::problem::ProblemLaunch;
 use super::{Gemm, split_k};
 use crate::dequantize::to_bf16;
@@ -53,9 +54,6 @@ const THREADS: u32 = GROUP * (1 + CONSUMERS as u32);
 
 /// Bytes of a chunk of the output on its way to TMA: 64 rows of 128 bytes.
 const CHUNK: usize = MMA_ROWS * 128;
-
-/// Most stages of the pipeline; more would only lengthen its start.
-const MAX_STAGES: usize = 8;
 
 /// What the tensor cores multiply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -104,9 +102,10 @@ struct Config {
     /// Write unscaled f32 sums of a part of the contraction.
     partial: bool,
     accumulate: bool,
-    is_grouped: bool,
+    element: Element,
     formats: [Format; 2],
-    granularities: [Granularity; 2],
+    /// Blocks whose scales of A, and of B, one load brings: 1, 2 or 4.
+    scale_widths: [u32; 2],
     /// Of the output.
     dtype: Source,
     /// The kernel's name, if barriers that are stuck end it.
@@ -114,71 +113,46 @@ struct Config {
 }
 
 impl Config {
-    /// Whether scales change along the contraction.
-    const fn by_block(&self) -> bool {
-        Granularity::any_blocks(self.granularities)
-    }
-
-    /// What is multiplied.
-    const fn element(&self) -> Element {
-        Element::of(self.granularities)
-    }
-
-    /// Whether all columns of a product share one scale of B within a block of the contraction.
-    const fn one_scale_b(&self) -> bool {
-        !matches!(self.promotion, Promotion::EachStepByColumn)
-    }
-
-    /// Scales of B that a thread holds for a product: of its columns, if they differ.
-    const fn scales_b_per_thread(&self) -> usize {
-        if self.one_scale_b() { 1 } else { self.tile.mma_cols(self.promotion) / 4 }
-    }
-
     /// Whether sums take more than the 168 registers that each of 384 threads can have, so that the producer gives some of its
     /// own away.
     const fn moves_registers(&self) -> bool {
         self.tile.registers(self.promotion) > 112
     }
 
+    /// Registers of a producer's and of a consumer's thread where they are moved: 128 times the first and twice the second are 384
+    /// times 168. Threads that fetch scales of columns hold up to 16 of them, and consumers of such tiles fewer sums.
+    const fn registers(&self) -> [u32; 2] {
+        match self.promotion {
+            Promotion::EachStepByColumn => [56, 224],
+            _ => [40, 232],
+        }
+    }
+
     const fn item_shape(&self) -> ItemShape {
         ItemShape {
             tile: [self.tile.rows as u32, self.tile.cols as u32],
             cluster: self.cluster as u32,
-            step: self.element().step() as u32,
+            step: self.element.step() as u32,
             align: 1,
         }
     }
 
-    /// Bytes of a stage of A.
-    const fn stage_a(&self) -> usize {
-        self.tile.rows * ROW_BYTES
-    }
-
-    /// Bytes of a stage of B.
-    const fn stage_b(&self) -> usize {
-        self.tile.cols * ROW_BYTES
-    }
-
-    const fn tiles_b_at(&self) -> usize {
-        self.stages * self.stage_a()
-    }
-
-    const fn chunks_at(&self) -> usize {
-        self.tiles_b_at() + self.stages * self.stage_b()
-    }
-
-    /// Bytes of a stage of scales: of the tile's rows, then of its columns.
-    const fn stage_scales(&self) -> usize {
-        if self.by_block() { (self.tile.rows + self.tile.cols) * 4 } else { 0 }
-    }
-
-    const fn scales_at(&self) -> usize {
-        self.chunks_at() + CONSUMERS * self.chunks * CHUNK
+    /// Of stages and chunks.
+    const fn layout(&self) -> Layout {
+        // Of A, then of B.
+        let scales = 4 * (self.scale_lines(0) + self.scale_lines(1));
+        Layout {
+            stages: self.stages,
+            stage_a: self.tile.rows * ROW_BYTES,
+            stage_b: self.tile.cols * ROW_BYTES,
+            stage_scales: if self.promotion.is_scaled() { scales.next_multiple_of(16) } else { 0 },
+            chunks: CONSUMERS * self.chunks * CHUNK,
+        }
     }
 
     /// Of the mbarriers of full stages, then those of empty ones.
     const fn barriers_at(&self) -> usize {
-        self.scales_at() + self.stages * self.stage_scales()
+        self.layout().end()
     }
 
     /// Words of shared memory.
@@ -205,12 +179,12 @@ fn matrix<R: Runtime>(client: &ComputeClient<R>, operand: &Operand, element: Ele
 /// Launches the kernel, one before for each operand that it takes as bf16, and one more if the contraction is split.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let element = Element::of(gemm.granularities());
-    let promotion = match gemm.b.granularity {
-        Granularity::Row | Granularity::Block1x128 if gemm.by_block() => Promotion::EachStepByColumn,
-        _ if gemm.by_block() => Promotion::EachStep,
+    let promotion = match gemm.by_block() {
+        true if gemm.scales_b_differ() => Promotion::EachStepByColumn,
+        true => Promotion::EachStepScaled,
         // Elements of bf16 have their scales in them, and their sums need no promotion.
-        _ if element == Element::Bf16 || gemm.use_fast_accum => Promotion::Never,
-        _ => Promotion::EachStep,
+        false if element == Element::Bf16 || gemm.use_fast_accum => Promotion::Never,
+        false => Promotion::EachStep,
     };
     let (m, n, _) = gemm.matrices();
     let steps = gemm.a.k.div_ceil(element.step());
@@ -218,14 +192,9 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
         Some(groups) => Plan::grouped(groups, [m, n], steps, sms(client), promotion),
         None => Plan::new([m, n], steps, sms(client), promotion),
     };
-    if plan.splits == 1 {
-        launch_tiles(client, gemm, &plan, promotion, &Target::output(gemm));
-    } else {
-        let rows = plan.padded_rows(gemm.m());
-        let target = Target::partials(client, gemm, plan.splits, rows);
-        launch_tiles(client, gemm, &plan, promotion, &target);
-        split_k::launch(client, gemm, &target.handle, plan.splits, [rows, target.pitch]);
-    }
+    split_k::launch_parts(client, gemm, plan.splits, plan.padded_rows(m), |target| {
+        launch_tiles(client, gemm, &plan, promotion, target);
+    });
 }
 
 fn launch_tiles<R: Runtime>(
@@ -239,7 +208,6 @@ fn launch_tiles<R: Runtime>(
     // Tiles along M.
     let rows = gemm.row_tiles(plan.tile.rows) * plan.tile.rows;
     let partial = plan.splits > 1;
-    let by_block = gemm.by_block();
     let hardware = &client.properties().hardware;
     let mut config = Config {
         tile: plan.tile,
@@ -247,25 +215,24 @@ fn launch_tiles<R: Runtime>(
         stages: 1,
         promotion,
         // Successive chunks must alternate, also from one tile to the next. Scales need the room of the second.
-        chunks: if by_block || plan.tile.group_cols() * target.dtype.size() == 128 { 1 } else { 2 },
+        chunks: if promotion.is_scaled() || plan.tile.group_cols() * target.dtype.size() == 128 { 1 } else { 2 },
         tma_store: target.tma_store,
         partial,
         accumulate: gemm.accumulate && !partial,
-        is_grouped: gemm.groups.is_some(),
+        element: Element::of(gemm.granularities()),
         formats: gemm.formats(),
-        granularities: gemm.granularities(),
+        scale_widths: [gemm.a, gemm.b].map(scales::load_width),
         dtype: Source::of(target.dtype).expect("checked by scaled_gemm"),
         trap: trap("gemm_hopper"),
     };
-    let fits =
-        |stages: &usize| Config { stages: *stages, ..config }.shared_words() * 4 <= hardware.max_shared_memory_size;
-    config.stages = (1..=MAX_STAGES).take_while(fits).last().expect("a stage fits");
+    config.stages =
+        Layout::most_stages(hardware.max_shared_memory_size, |stages| Config { stages, ..config }.shared_words() * 4);
 
     let at_once = (sms(client) / plan.cluster).max(1);
     let clusters = plan.items(rows, n).min(at_once);
-    let [a, b] = [gemm.a, gemm.b].map(|operand| matrix(client, operand, config.element()));
+    let [a, b] = [gemm.a, gemm.b].map(|operand| matrix(client, operand, config.element));
     let extent = ExtentLaunch::new(
-        gemm.a.k.div_ceil(config.element().step()) as u32,
+        gemm.a.k.div_ceil(config.element.step()) as u32,
         plan.row_clusters(rows) as u32,
         n.div_ceil(plan.tile.cols) as u32,
         plan.splits as u32,

@@ -47,8 +47,17 @@ pub(super) enum Promotion {
     Never,
     /// They are added to f32 registers.
     EachStep,
+    /// They are added times their scales, of which all columns of a product share that of B.
+    EachStepScaled,
     /// They are added times a scale for each column, which takes registers too.
     EachStepByColumn,
+}
+
+impl Promotion {
+    /// Whether scales change along the contraction.
+    pub(super) const fn is_scaled(self) -> bool {
+        matches!(self, Promotion::EachStepScaled | Promotion::EachStepByColumn)
+    }
 }
 
 /// Rows and columns of the output that a block makes at a time.
@@ -92,7 +101,7 @@ impl Tile {
         let (sums, cols) = (self.group_cols() / 2, self.mma_cols(promotion));
         match promotion {
             Promotion::Never => sums,
-            Promotion::EachStep => sums + cols / 2,
+            Promotion::EachStep | Promotion::EachStepScaled => sums + cols / 2,
             Promotion::EachStepByColumn => sums + cols / 2 + cols / 4,
         }
     }
@@ -231,7 +240,7 @@ mod tests {
 
     #[test]
     fn sums_and_scales_fit_in_registers() {
-        for promotion in [Promotion::Never, Promotion::EachStep] {
+        for promotion in [Promotion::Never, Promotion::EachStep, Promotion::EachStepScaled] {
             assert_eq!(tiles(promotion).count(), TILES.len());
         }
         let by_column: Vec<_> = tiles(Promotion::EachStepByColumn).collect();

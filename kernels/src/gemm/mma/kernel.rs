@@ -48,7 +48,7 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
     let stages = comptime!(tile.stages);
     let work = problem.work(CUBE_POS as u32, tile.size);
     let (row0, col0) = (work.row0, work.col0);
-    if comptime!(config.grouping.is_some()) {
+    if comptime!(problem.grouping.is_some()) {
         if row0 >= work.row_end {
             terminate!();
         }
@@ -119,12 +119,12 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
         if comptime!(!config.loads_ahead()) {
             load_words(&mut scales, problem, &given, block, config);
         }
-        scales.use_words(config);
+        scales.use_words(problem, config);
         if comptime!(config.loads_ahead()) {
             let next = min(block + 1, problem.blocks - 1);
             load_words(&mut scales, problem, &given, next, config);
         }
-        if comptime!(config.by_block()) {
+        if comptime!(config.by_block) {
             load_factors(&mut scales, problem, &summed, block, config);
         }
         #[unroll]
@@ -137,16 +137,16 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
             word += STEP_WORDS;
             write += stage;
             write = select(write == end, start, write);
-            multiply(&mut sums, &mut totals, &scales, read + from_a, read + from_b, config, step);
+            multiply(&mut sums, &mut totals, &scales, problem, read + from_a, read + from_b, config, step);
             read += stage;
             read = select(read == end, start, read);
         }
-        if comptime!(config.promotes() && !config.by_product()) {
+        if comptime!(config.promotes() && !config.by_product) {
             #[unroll]
             for i in 0..comptime!(4 * products_m * products_n) {
                 let sum = sums[i as usize];
-                if comptime!(config.by_block()) {
-                    totals[i as usize] = fma(sum, scales.factor(i, config), totals[i as usize]);
+                if comptime!(config.by_block) {
+                    totals[i as usize] = fma(sum, scales.factor(problem, i, config), totals[i as usize]);
                 } else {
                     totals[i as usize] += sum;
                 }
@@ -162,14 +162,14 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
             totals[i as usize] = sums[i as usize];
         }
     }
-    if comptime!(!config.by_block()) {
+    if comptime!(!config.by_block) {
         load_factors(&mut scales, problem, &summed, 0u32.runtime(), config);
         #[unroll]
         for i in 0..comptime!(4 * products_m * products_n) {
-            totals[i as usize] *= scales.factor(i, config);
+            totals[i as usize] *= scales.factor(problem, i, config);
         }
     }
-    if comptime!(config.grouping.is_some()) {
+    if comptime!(problem.grouping.is_some()) {
         if first_block >= end_block {
             // Nothing was multiplied, so no scale counts, not even NaN.
             #[unroll]
@@ -207,6 +207,7 @@ fn multiply(
     sums: &mut Array<f32>,
     totals: &mut Array<f32>,
     scales: &Scales,
+    problem: &Problem,
     from_a: u32,
     from_b: u32,
     #[comptime] config: Config,
@@ -238,14 +239,14 @@ fn multiply(
                 let product = comptime!(Product {
                     places: [4 * (i * products_n + j), 4 * i, 2 * j],
                     formats: config.formats,
-                    scales: config.scale_sources([i, j], byte),
-                    fresh: config.by_product() || (config.promotes() && byte == 0),
+                    scales: config.scale_sources(problem.granularities, [i, j], byte),
+                    fresh: config.by_product || (config.promotes() && byte == 0),
                 });
                 mma_fp8(sums, &codes_a, &codes_b, &scales.words_a, &scales.words_b, product);
             }
         }
-        if comptime!(config.by_product()) {
-            let [granularity_a, granularity_b] = comptime!(config.granularities);
+        if comptime!(config.by_product) {
+            let [granularity_a, granularity_b] = comptime!(problem.granularities);
             let factors_a =
                 product_factors(&scales.words_a, &scales.factors_a, byte, config.line_count(0), granularity_a);
             let factors_b =

@@ -32,7 +32,6 @@ mod scales;
 use cubecl::prelude::*;
 
 use super::Gemm;
-use super::grouped::Grouping;
 use super::problem::ProblemLaunch;
 use crate::ptx::mma::MmaKind;
 use crate::version::VERSION;
@@ -90,26 +89,20 @@ struct Config {
     tile: Tile,
     kind: MmaKind,
     formats: [Format; 2],
-    granularities: [Granularity; 2],
+    /// Whether scales change along the contraction.
+    by_block: bool,
+    /// Whether the sums of each product are scaled: E8M0 scales, and an instruction that takes none.
+    by_product: bool,
     accumulate: bool,
     fast_accum: bool,
-    grouping: Option<Grouping>,
+    /// Whether f32 scales of B differ among the columns of a tile.
+    scales_b_differ: bool,
 }
 
 impl Config {
-    /// Whether scales change along the contraction.
-    const fn by_block(self) -> bool {
-        Granularity::any_blocks(self.granularities)
-    }
-
-    /// Whether the sums of each product are scaled: E8M0 scales, and an instruction that takes none.
-    const fn by_product(self) -> bool {
-        Granularity::any_mx(self.granularities) && matches!(self.kind, MmaKind::Plain)
-    }
-
     /// Whether sums of 128 of the contraction, or of each product, are added to f32 registers.
     const fn promotes(self) -> bool {
-        self.by_block() || self.by_product() || !self.fast_accum
+        self.by_block || self.by_product || !self.fast_accum
     }
 
     /// Row and column, among those of the thread, of its sum `i`.
@@ -125,14 +118,16 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (m, n, matrices) = gemm.matrices();
     let sms = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1);
     let tile = Tile::of(|size| gemm.tiles(size), sms);
+    let kind = if cuda_arch(client) == Some(CudaArch::Sm120) { MmaKind::BlockScaled } else { MmaKind::Plain };
     let config = Config {
         tile,
-        kind: if cuda_arch(client) == Some(CudaArch::Sm120) { MmaKind::BlockScaled } else { MmaKind::Plain },
+        kind,
         formats: gemm.formats(),
-        granularities: gemm.granularities(),
+        by_block: gemm.by_block(),
+        by_product: Granularity::any_mx(gemm.granularities()) && kind == MmaKind::Plain,
         accumulate: gemm.accumulate,
         fast_accum: gemm.use_fast_accum,
-        grouping: gemm.grouping(),
+        scales_b_differ: gemm.scales_b_differ(),
     };
     // Two neighbouring columns are one store where every row starts at an even element.
     let width = if n.is_multiple_of(2) { 2 } else { 1 };

@@ -59,16 +59,34 @@ impl Config {
         }
     }
 
+    /// The rows whose E8M0 scales it holds.
+    const fn word_source(self, side: usize) -> Lines {
+        let count = self.word_count(side);
+        Lines { of: self.word_lines(side), count, granularity: Granularity::Block1x32, differ: true }
+    }
+
+    /// The rows whose f32 scales it holds.
+    const fn factor_source(self, side: usize, granularity: Granularity) -> Lines {
+        let count = self.line_count(side);
+        let differ = if side == 0 { granularity.is_by_row() } else { self.scales_b_differ };
+        Lines { of: self.sum_lines(side), count, granularity, differ }
+    }
+
     /// Which rows of an operand the sums of a thread have.
     pub(super) const fn sum_lines(self, side: usize) -> LinesOf {
         if side == 0 { LinesOf::Rows } else { LinesOf::Cols }
     }
 
     /// Where product `[i, j]` of block `byte` of 32 in 128 finds its scales.
-    pub(super) fn scale_sources(self, product: [u32; 2], byte: u32) -> Option<[ScaleSource; 2]> {
+    pub(super) fn scale_sources(
+        self,
+        granularities: [Granularity; 2],
+        product: [u32; 2],
+        byte: u32,
+    ) -> Option<[ScaleSource; 2]> {
         let source = |side: usize| {
             let per_word = [2, 4][side];
-            match self.granularities[side].is_mx() {
+            match granularities[side].is_mx() {
                 true => ScaleSource::Word { word: product[side] / per_word, byte, lanes: product[side] % per_word },
                 false => ScaleSource::Ones,
             }
@@ -83,6 +101,8 @@ struct Lines {
     of: LinesOf,
     count: u32,
     granularity: Granularity,
+    /// Whether they may have different scales.
+    differ: bool,
 }
 
 /// Where a thread's part begins: a row of A and a row of B, which is a column of the output; and where the rows of each end.
@@ -123,14 +143,14 @@ impl Scales {
     }
 
     /// Makes those that were brought the current ones.
-    pub(super) fn use_words(&mut self, #[comptime] config: Config) {
-        if comptime!(config.granularities[0].is_mx()) {
+    pub(super) fn use_words(&mut self, problem: &Problem, #[comptime] config: Config) {
+        if comptime!(problem.granularities[0].is_mx()) {
             #[unroll]
             for i in 0..comptime!(config.word_count(0) as usize) {
                 self.words_a[i] = self.next_a[i];
             }
         }
-        if comptime!(config.granularities[1].is_mx()) {
+        if comptime!(problem.granularities[1].is_mx()) {
             #[unroll]
             for i in 0..comptime!(config.word_count(1) as usize) {
                 self.words_b[i] = self.next_b[i];
@@ -140,9 +160,9 @@ impl Scales {
 
     /// What the thread's sum `i` is multiplied by once it is over the current block of 128, or over all: the product of the
     /// f32 scales. E8M0 scales have multiplied the products.
-    pub(super) fn factor(&self, #[comptime] i: u32, #[comptime] config: Config) -> f32 {
+    pub(super) fn factor(&self, problem: &Problem, #[comptime] i: u32, #[comptime] config: Config) -> f32 {
         let [row, col] = comptime!(config.lines_of(i));
-        let [granularity_a, granularity_b] = comptime!(config.granularities);
+        let [granularity_a, granularity_b] = comptime!(problem.granularities);
         if comptime!(granularity_a.is_mx() && granularity_b.is_mx()) {
             1.0f32.runtime()
         } else if comptime!(granularity_a.is_mx()) {
@@ -164,15 +184,13 @@ pub(super) fn load_words(
     block: u32,
     #[comptime] config: Config,
 ) {
-    let [granularity_a, granularity_b] = comptime!(config.granularities);
+    let [granularity_a, granularity_b] = comptime!(problem.granularities);
     if comptime!(granularity_a.is_mx()) {
-        let rows =
-            comptime!(Lines { of: config.word_lines(0), count: config.word_count(0), granularity: granularity_a });
+        let rows = comptime!(config.word_source(0));
         load_scales(&problem.inv_scale_a, &mut scales.next_a, from.row, from.rows, block, problem.blocks, rows);
     }
     if comptime!(granularity_b.is_mx()) {
-        let cols =
-            comptime!(Lines { of: config.word_lines(1), count: config.word_count(1), granularity: granularity_b });
+        let cols = comptime!(config.word_source(1));
         load_scales(&problem.inv_scale_b, &mut scales.next_b, from.col, from.cols, block, problem.blocks, cols);
     }
 }
@@ -186,18 +204,18 @@ pub(super) fn load_factors(
     block: u32,
     #[comptime] config: Config,
 ) {
-    let [granularity_a, granularity_b] = comptime!(config.granularities);
+    let [granularity_a, granularity_b] = comptime!(problem.granularities);
     if comptime!(!granularity_a.is_mx()) {
-        let rows = comptime!(Lines { of: LinesOf::Rows, count: config.line_count(0), granularity: granularity_a });
+        let rows = comptime!(config.factor_source(0, granularity_a));
         load_scales(&problem.inv_scale_a, &mut scales.factors_a, from.row, from.rows, block, problem.blocks, rows);
     }
     if comptime!(!granularity_b.is_mx()) {
-        let cols = comptime!(Lines { of: LinesOf::Cols, count: config.line_count(1), granularity: granularity_b });
+        let cols = comptime!(config.factor_source(1, granularity_b));
         load_scales(&problem.inv_scale_b, &mut scales.factors_b, from.col, from.cols, block, problem.blocks, cols);
     }
 }
 
-/// Scales of some rows for block `block` of 128. All rows of a tile lie in one square block.
+/// Scales of some rows for block `block` of 128.
 #[cube]
 fn load_scales(
     inv_scales: &Array<u32>,
@@ -210,7 +228,7 @@ fn load_scales(
 ) {
     #[unroll]
     for i in 0..comptime!(lines.count) {
-        if comptime!(i == 0 || lines.granularity.is_by_row()) {
+        if comptime!(i == 0 || lines.differ) {
             // Past the last row there is nothing to scale; any scale will do.
             let row = min(first + comptime!(lines.of.offset(i)), rows - 1);
             to[i as usize] = inv_scales[scale_index(row, block, blocks, comptime!(lines.granularity)) as usize];

@@ -4,27 +4,22 @@ use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};
 use cubecl_core::Runtime;
 use cubecl_core::ir::StorageType;
 use float8_kernels::{
-    Format, GROUP_ALIGN, GemmConfig, GemmPath, Granularity, Grouping, Groups, grouped_gemm_path, grouped_scaled_gemm,
+    Format, GROUP_ALIGN, GemmConfig, Granularity, Grouping, Groups, gemm_path, grouped_gemm_path, grouped_scaled_gemm,
 };
 
-use super::{BF16, Client, F16, F32, MX, Matrix, Random, client, from_bytes, half_step, same};
+use super::{BF16, Client, F16, F32, GRANULARITIES, MX, Matrix, PATHS, Random, client, from_bytes, half_step, same};
 
-/// Compute capabilities, and what their grouped GEMM is: without E8M0 scales, and with.
-const PATHS: [(u16, [GemmPath; 2]); 5] = [
-    (80, [GemmPath::F16Mma; 2]),
-    (89, [GemmPath::Mma; 2]),
-    (90, [GemmPath::Wgmma, GemmPath::Bf16Wgmma]),
-    (100, [GemmPath::Tcgen05; 2]),
-    (120, [GemmPath::Mma; 2]),
-];
-
+/// Groups take the kernel of one GEMM.
 #[test]
 fn paths() {
-    for (sm, [plain, scaled]) in PATHS {
-        let path = |granularities| grouped_gemm_path(&client(sm), granularities, GemmConfig::default());
-        assert_eq!(path([Granularity::Row; 2]), plain, "sm_{sm}");
-        assert_eq!(path([MX; 2]), scaled, "sm_{sm}");
-        assert_eq!(path([Granularity::Block1x128, MX]), GemmPath::Emulated, "sm_{sm}");
+    for (sm, _) in PATHS {
+        for granularities in GRANULARITIES.into_iter().flat_map(|a| GRANULARITIES.map(|b| [a, b])) {
+            for emulate in [false, true] {
+                let (client, config) = (client(sm), GemmConfig { emulate, ..GemmConfig::default() });
+                let grouped = grouped_gemm_path(&client, granularities, config);
+                assert_eq!(grouped, gemm_path(&client, granularities, config), "sm_{sm} {granularities:?}");
+            }
+        }
     }
 }
 
@@ -110,6 +105,14 @@ const GROUPED: [(Pair, StorageType); 4] = [
     ([MX; 2], F32),
 ];
 
+/// The same with scales of blocks: those of the recipe `blockwise`, for the forward pass and for the weight gradient, and others.
+const GROUPED_BLOCKS: [(Pair, StorageType); 4] = [
+    ([Granularity::Block1x128, Granularity::Block128x128], BF16),
+    ([Granularity::Block1x128; 2], F32),
+    ([Granularity::Block128x128, Granularity::Row], F16),
+    ([MX, Granularity::Block128x128], F32),
+];
+
 fn each(check: impl Fn(&Client) + Sync) {
     let Some(_running) = execute(Execution::default()) else { return };
     // A device of many SMs takes small tiles, one of two large ones, one after the other in a block.
@@ -124,6 +127,19 @@ fn rows_of_groups() {
         for (granularities, dtype) in GROUPED {
             check_rows(client, &[0, 70, 71, 71, 140], [150, 128, 96], granularities, dtype);
             check_rows(client, &[64, 100], [100, 50, 100], granularities, F32);
+        }
+    });
+}
+
+/// The same where scales change along the contraction: squares of one group's matrix of B, and such as two groups share; rows of
+/// two, of four and of five scales.
+#[test]
+fn rows_of_groups_in_blocks() {
+    each(|client| {
+        for (granularities, dtype) in GROUPED_BLOCKS {
+            check_rows(client, &[0, 70, 71, 71, 140], [150, 128, 256], granularities, dtype);
+            check_rows(client, &[64, 100], [100, 50, 400], granularities, F32);
+            check_rows(client, &[3, 131], [132, 200, 520], granularities, F32);
         }
     });
 }
@@ -147,6 +163,18 @@ fn contractions_of_groups() {
         for (granularities, dtype) in GROUPED {
             check_contraction(client, &[0, 128, 1, 150, 0], [130, 40], granularities, dtype);
             check_contraction(client, &[33, 64], [40, 129], granularities, F32);
+        }
+    });
+}
+
+/// The same where scales change along the contraction: groups that begin at any block of those that one load brings.
+#[test]
+fn contractions_of_groups_in_blocks() {
+    each(|client| {
+        for (granularities, dtype) in GROUPED_BLOCKS {
+            check_contraction(client, &[0, 128, 1, 150, 0], [130, 40], granularities, dtype);
+            check_contraction(client, &[33, 64], [40, 129], granularities, F32);
+            check_contraction(client, &[130, 200, 20], [70, 200], granularities, F32);
         }
     });
 }

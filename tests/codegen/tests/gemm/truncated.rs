@@ -64,7 +64,7 @@ fn checks_pass_with_long_accumulators() {
     let Some(running) = execute(Execution::default()) else { return };
     running.set_accumulator(LONG);
     on_each([100, 120], |sm| {
-        let which = [&TENSORWISE[..], &[MX_BLOCKS]].concat();
+        let which = [&TENSORWISE[..], &[MX_BLOCKS, BLOCKS]].concat();
         run_checks(&client(sm), &which, &format!("{LONG:?} on sm_{sm}"));
     });
 }

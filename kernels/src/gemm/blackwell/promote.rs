@@ -1,0 +1,117 @@
+//! Sums of 128 of the contraction, times their scales, added up in f32 registers.
+
+use cubecl::prelude::*;
+
+use super::epilogue::warp_row;
+use super::kernel::Places;
+use super::plan::{ROWS, Scaling};
+use super::{Config, STORERS};
+use crate::gemm::pipeline::{Item, Place, advance};
+use crate::gemm::problem::Problem;
+use crate::ptx::barrier::{mbarrier_arrive, mbarrier_wait, named_barrier};
+use crate::ptx::shared::{load_shared_words, store_shared};
+use crate::ptx::tcgen05::{tcgen05_after_wait, tcgen05_before_signal, tmem_load};
+
+/// Columns that a thread reads from tensor memory at once.
+const READ: usize = 64;
+
+/// Columns whose scales it has in registers at once.
+const SCALED: usize = 4;
+
+/// Adds up this thread's row of a tile: the sums of each of the item's steps, as they become ready, times their scales.
+#[cube]
+pub(super) fn add_steps(
+    sums: &mut Array<f32>,
+    tmem: u32,
+    places: &Places,
+    buffer: &mut Place,
+    problem: &Problem,
+    item: &Item,
+    #[comptime] config: Config,
+) {
+    #[unroll]
+    for i in 0..comptime!(config.cols) {
+        sums[i] = 0.0f32;
+    }
+    let mut part = Array::<f32>::new(comptime!(READ));
+    // Past the last row or column any scale will do.
+    let row = min(item.work.row0 + warp_row() + UNIT_POS % 32, problem.m - 1);
+    let mut step = item.step_begin;
+    while step < item.step_end {
+        let scale_a = problem.factor(row, step, 0usize);
+        // All columns share it, or it is that of the column that this thread brings for all.
+        let scale_b =
+            problem.factor(item.work.row0_b + min(item.work.col0 + own_col(config), problem.n - 1), step, 1usize);
+        let scales_b = column_scales(places.base, buffer.at, config);
+        if comptime!(config.scaling == Scaling::EachStepByColumn) {
+            // Those of the step before the last, which lie here, were read before the barrier of the last.
+            store_shared(scales_b + 4 * own_col(config), scale_b);
+            named_barrier(1u32.runtime(), comptime!(32 * STORERS as u32));
+        }
+        mbarrier_wait(places.ready + 8 * buffer.at, buffer.parity, comptime!(config.trap));
+        tcgen05_after_wait();
+        let lanes = tmem + buffer.at * comptime!(config.cols as u32) + (warp_row() << 16u32);
+        #[unroll]
+        for read in 0..comptime!(config.cols / READ) {
+            let first = comptime!(read * READ);
+            tmem_load(&mut part, lanes + comptime!(first as u32), comptime!(READ as u32));
+            if comptime!(first + READ == config.cols) {
+                tcgen05_before_signal();
+                mbarrier_arrive(places.read + 8 * buffer.at);
+            }
+            add_part(sums, &part, scale_a, scale_b, scales_b, first, config);
+        }
+        advance(buffer, comptime!(config.buffers() as u32));
+        step += 1;
+    }
+}
+
+/// The column of the tile whose scale this thread brings.
+#[cube]
+fn own_col(#[comptime] config: Config) -> u32 {
+    if comptime!(config.scaling == Scaling::EachStepByColumn) {
+        // Of the first columns, if there are fewer than threads, twice.
+        UNIT_POS % comptime!(if config.cols < ROWS { config.cols as u32 } else { ROWS as u32 })
+    } else {
+        0u32.runtime()
+    }
+}
+
+/// Where the columns' scales of a step lie, whose sums are in buffer `buffer`.
+#[cube]
+fn column_scales(base: u32, buffer: u32, #[comptime] config: Config) -> u32 {
+    base + comptime!(config.column_scales_at() as u32) + buffer % 2 * comptime!(config.column_scales() as u32)
+}
+
+/// Adds sums of a step that were read from column `first` of the tile on.
+#[cube]
+fn add_part(
+    sums: &mut Array<f32>,
+    part: &Array<f32>,
+    scale_a: f32,
+    scale_b: f32,
+    scales_b: u32,
+    #[comptime] first: usize,
+    #[comptime] config: Config,
+) {
+    let mut scales = Array::<f32>::new(comptime!(SCALED));
+    #[unroll]
+    for i in 0..comptime!(READ) {
+        let factor = if comptime!(config.scaling == Scaling::EachStepByColumn) {
+            if comptime!(i % SCALED == 0) {
+                load_shared_words(
+                    &mut scales,
+                    0u32,
+                    scales_b,
+                    comptime!(4 * (first + i) as u32),
+                    comptime!(SCALED as u32),
+                );
+            }
+            scale_a * scales[comptime!(i % SCALED)]
+        } else {
+            scale_a * scale_b
+        };
+        let sum = comptime!(first + i);
+        sums[sum] = fma(part[i], factor, sums[sum]);
+    }
+}

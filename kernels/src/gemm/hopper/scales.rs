@@ -1,0 +1,192 @@
+//! Scales of blocks, on their way from device memory to the registers of consumers.
+//!
+//! In device memory the scales of a row lie by blocks of the contraction, so that a thread which has a row loads those of two or
+//! four blocks at once, keeps them, and writes one to each stage. Past the last row or column any scale will do.
+
+use cubecl::prelude::*;
+
+use super::plan::Promotion;
+use super::rank::group_origin;
+use super::{Config, GROUP};
+use crate::Operand;
+use crate::gemm::pipeline::{Item, Place, advance, stage_scales};
+use crate::gemm::problem::Problem;
+use crate::operand::BLOCK;
+use crate::ptx::barrier::{mbarrier_arrive, mbarrier_wait};
+use crate::ptx::shared::{load_shared, load_shared_words, store_shared};
+
+/// Threads that fetch scales: the producer's warps but the first.
+pub(super) const SCALE_THREADS: u32 = 96;
+
+/// Blocks of the contraction whose scales one load brings: as many as 16 bytes have where all rows of scales begin at a multiple of
+/// that.
+pub(super) fn load_width(operand: &Operand) -> u32 {
+    let (blocks, offset) = (operand.k.div_ceil(BLOCK), operand.inv_scale.offset_start.unwrap_or(0));
+    let fits = |width: &u32| blocks.is_multiple_of(*width as usize) && offset.is_multiple_of(4 * u64::from(*width));
+    if operand.granularity.is_blocks() { [4, 2].into_iter().find(fits).unwrap_or(1) } else { 1 }
+}
+
+impl Config {
+    /// Rows of operand 0, A, or 1, B, whose scales a stage has: of B one for each product if its columns share one.
+    pub(super) const fn scale_lines(&self, side: usize) -> usize {
+        match (side, self.promotion) {
+            (0, _) => self.tile.rows,
+            (_, Promotion::EachStepByColumn) => self.tile.cols,
+            _ => self.tile.cols / self.tile.mma_cols(self.promotion),
+        }
+    }
+
+    /// Most of them that a thread fetches.
+    const fn lines_per_thread(&self, side: usize) -> u32 {
+        (self.scale_lines(side) as u32).div_ceil(SCALE_THREADS)
+    }
+
+    /// Scales that such a thread holds.
+    const fn fetched(&self, side: usize) -> usize {
+        (self.lines_per_thread(side) * self.scale_widths[side]) as usize
+    }
+
+    /// Rows of the operand from one of these rows to the next.
+    const fn lines_apart(&self, side: usize) -> u32 {
+        let rows = if side == 0 { self.tile.rows } else { self.tile.cols };
+        (rows / self.scale_lines(side)) as u32
+    }
+
+    /// Scales of B that a consumer's thread holds for a product: of its columns, if they differ.
+    pub(super) const fn scales_b_per_thread(&self) -> usize {
+        match self.promotion {
+            Promotion::EachStepByColumn => self.tile.mma_cols(self.promotion) / 4,
+            _ => 1,
+        }
+    }
+
+    /// Which of them is that of its sum `i`.
+    pub(super) const fn scale_b_of(&self, i: usize) -> usize {
+        match self.promotion {
+            Promotion::EachStepByColumn => i / 4 * 2 + i % 2,
+            _ => 0,
+        }
+    }
+}
+
+/// Writes the scales of an item's stages to shared memory, as stages become free. Loads are issued before the wait for a stage.
+#[cube]
+pub(super) fn fetch_scales(
+    problem: &Problem,
+    base: u32,
+    full: u32,
+    empty: u32,
+    place: &mut Place,
+    item: &Item,
+    #[comptime] config: Config,
+) {
+    let mut of_a = Array::<f32>::new(comptime!(config.fetched(0)));
+    let mut of_b = Array::<f32>::new(comptime!(config.fetched(1)));
+    let mut step = item.step_begin;
+    while step < item.step_end {
+        load_lines(problem, &mut of_a, item, step, config, 0usize);
+        load_lines(problem, &mut of_b, item, step, config, 1usize);
+        mbarrier_wait(empty + 8 * place.at, place.parity, comptime!(config.trap));
+        let at = stage_scales(base, place.at, comptime!(config.layout()));
+        store_lines(&of_a, at, step, config, 0usize);
+        store_lines(&of_b, at + comptime!(4 * config.scale_lines(0) as u32), step, config, 1usize);
+        mbarrier_arrive(full + 8 * place.at);
+        advance(place, comptime!(config.stages as u32));
+        step += 1;
+    }
+}
+
+/// The first of the lines that this thread fetches; the others are [`SCALE_THREADS`] apart.
+#[cube]
+fn first_line() -> u32 {
+    (UNIT_POS + SCALE_THREADS) % GROUP
+}
+
+/// Loads this thread's scales if those of the step are not among the ones that it holds.
+#[cube]
+fn load_lines(
+    problem: &Problem,
+    to: &mut Array<f32>,
+    item: &Item,
+    step: u32,
+    #[comptime] config: Config,
+    #[comptime] side: usize,
+) {
+    let width = comptime!(config.scale_widths[side]);
+    let steps_per_block = comptime!(config.element.steps_per_block());
+    let steps = comptime!(steps_per_block * width);
+    let since_load = step % steps;
+    if step == item.step_begin || since_load == 0 {
+        let block = step / steps * width;
+        #[unroll]
+        for i in 0..comptime!(config.lines_per_thread(side)) {
+            let line = first_line() + comptime!(i * SCALE_THREADS);
+            if line < comptime!(config.scale_lines(side) as u32) {
+                let row = if comptime!(side == 0) {
+                    min(item.work.row0 + line, problem.m - 1)
+                } else {
+                    let col = item.work.col0 + line * comptime!(config.lines_apart(side));
+                    item.work.row0_b + min(col, problem.n - 1)
+                };
+                problem.load_factors(to, comptime!(i * width), row, block, width, side);
+            }
+        }
+    }
+}
+
+/// Writes this thread's scales of the step's block to a stage.
+#[cube]
+fn store_lines(from: &Array<f32>, to: u32, step: u32, #[comptime] config: Config, #[comptime] side: usize) {
+    let width = comptime!(config.scale_widths[side]);
+    let which = step / comptime!(config.element.steps_per_block()) % width;
+    #[unroll]
+    for i in 0..comptime!(config.lines_per_thread(side)) {
+        let line = first_line() + comptime!(i * SCALE_THREADS);
+        if line < comptime!(config.scale_lines(side) as u32) {
+            let scale = pick(from, which, comptime!(i * width), width);
+            store_shared(to + 4 * line, scale);
+        }
+    }
+}
+
+/// Word `which` of the `width` words from `first` on, without an index at run time, which registers do not have.
+#[cube]
+fn pick(words: &Array<f32>, which: u32, #[comptime] first: u32, #[comptime] width: u32) -> f32 {
+    let mut word = words[comptime!(first as usize)];
+    #[unroll]
+    for i in 1..comptime!(width) {
+        word = select(which == i, words[comptime!((first + i) as usize)], word);
+    }
+    word
+}
+
+/// The scales of this thread's two rows, and of its columns of product `p` of a stage.
+#[cube]
+pub(super) fn load_scales(
+    scales_a: &mut Array<f32>,
+    scales_b: &mut Array<f32>,
+    base: u32,
+    stage: u32,
+    #[comptime] p: u32,
+    #[comptime] config: Config,
+) {
+    let cols = comptime!(config.tile.mma_cols(config.promotion) as u32);
+    let (group_row, group_col) = group_origin(config);
+    let lane = UNIT_POS % 32;
+    let scales = stage_scales(base, stage, comptime!(config.layout()));
+    if comptime!(p == 0) {
+        let row = group_row + UNIT_POS % GROUP / 32 * 16 + lane / 4;
+        scales_a[0] = load_shared(scales + 4 * row);
+        scales_a[1] = load_shared(scales + 4 * (row + 8));
+    }
+    let col = group_col + comptime!(p * cols);
+    let line = scales + comptime!(4 * config.tile.rows as u32) + 4 * (col / comptime!(config.lines_apart(1)));
+    if comptime!(config.promotion == Promotion::EachStepByColumn) {
+        #[unroll]
+        for j in 0..comptime!(cols / 8) {
+            load_shared_words(scales_b, comptime!(2 * j), line + 8 * (lane % 4), comptime!(32 * j), 2u32);
+        }
+    } else {
+        scales_b[0] = load_shared(line);
+    }
+}
