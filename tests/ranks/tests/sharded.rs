@@ -1,8 +1,10 @@
 //! Each case runs on the ranks of a job that this program starts: it calls itself by `mpirun`.
 mod cases;
 
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use cases::{Case, Ends};
 
 /// No case takes so long.
 const LIMIT: Duration = Duration::from_secs(240);
@@ -12,41 +14,62 @@ fn main() -> ExitCode {
     if let [flag, name] = &args[..]
         && flag == "--case"
     {
-        let (_, _, case) = cases::ALL.iter().find(|(known, ..)| known == name).expect("a case");
-        case();
+        let case = cases::ALL.iter().find(|case| case.name == name).expect("a case");
+        (case.run)();
         return ExitCode::SUCCESS;
     }
-    let wanted = |name: &str| args.iter().filter(|arg| !arg.starts_with('-')).all(|part| name.contains(part.as_str()));
+    let is_wanted =
+        |name: &str| args.iter().filter(|arg| !arg.starts_with('-')).all(|part| name.contains(part.as_str()));
     let mut failed = 0;
-    for (name, ranks, _) in cases::ALL {
-        for ranks in ranks.iter().filter(|_| wanted(name)) {
+    for case in cases::ALL.iter().filter(|case| is_wanted(case.name)) {
+        for ranks in case.ranks {
             let begin = Instant::now();
-            let is_right = run(name, *ranks);
-            let outcome = if is_right { "ok" } else { "FAILED" };
-            println!("test {name} on {ranks} ranks ... {outcome} ({:.1} s)", begin.elapsed().as_secs_f64());
-            failed += usize::from(!is_right);
+            let outcome = run(case, *ranks).and_then(|output| case.ends.check(&output));
+            let said = if outcome.is_ok() { "ok" } else { "FAILED" };
+            println!("test {} on {ranks} ranks ... {said} ({:.1} s)", case.name, begin.elapsed().as_secs_f64());
+            if let Err(reason) = outcome {
+                println!("{reason}");
+                failed += 1;
+            }
         }
     }
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn run(name: &str, ranks: usize) -> bool {
+/// What the ranks of a case have printed.
+fn run(case: &Case, ranks: usize) -> Result<Output, String> {
     let mut child = Command::new("mpirun")
         .args(["--allow-run-as-root", "--oversubscribe", "-n", &ranks.to_string()])
         .arg(std::env::current_exe().expect("this program has a path"))
-        .args(["--case", name])
+        .args(["--case", case.name])
         .env("RAYON_NUM_THREADS", "1")
+        .envs(case.variables.iter().copied())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .spawn()
         .expect("mpirun is installed (apt: openmpi-bin)");
     let begin = Instant::now();
-    loop {
-        match child.try_wait().expect("a child can be waited for") {
-            Some(status) => return status.success(),
-            None if begin.elapsed() > LIMIT => {
-                child.kill().expect("a child can be killed");
-                return false;
-            }
-            None => std::thread::sleep(Duration::from_millis(20)),
+    while child.try_wait().expect("a child can be waited for").is_none() {
+        if begin.elapsed() > LIMIT {
+            child.kill().expect("a child can be killed");
+            return Err(format!("it has not ended after {LIMIT:?}"));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child.wait_with_output().map_err(|error| error.to_string())
+}
+
+impl Ends {
+    fn check(&self, output: &Output) -> Result<(), String> {
+        let text = [&output.stdout[..], &output.stderr].concat();
+        let text = String::from_utf8_lossy(&text);
+        match self {
+            Self::Well if output.status.success() => Ok(()),
+            Self::Saying(words) if !output.status.success() => match words.iter().find(|word| !text.contains(**word)) {
+                None => Ok(()),
+                Some(word) => Err(format!("it does not say {word:?}:\n{text}")),
+            },
+            _ => Err(format!("{}:\n{text}", output.status)),
         }
     }
 }

@@ -7,7 +7,7 @@ use super::CheckpointError;
 use crate::config::{ConfigError, to_table};
 
 /// Keys that may change, and sections (they end with a point) all of whose keys may. Those before `optimizer.decay` change no loss.
-pub const MAY_CHANGE: [&str; 25] = [
+pub const MAY_CHANGE: [&str; 26] = [
     "checkpoint.",
     "generate.",
     "parallelism.",
@@ -31,6 +31,8 @@ pub const MAY_CHANGE: [&str; 25] = [
     "optimizer.warmup_steps",
     "optimizer.weight_decay",
     "training.device",
+    // Another number of ranks takes another number of micro-batches for the same step.
+    "training.grad_accumulation",
     "training.max_norm",
     "training.steps",
     "float8.schedule",

@@ -48,9 +48,8 @@ impl Pending {
         let failed = |reason: String| CheckpointError::Device { tensor: name.clone(), reason };
         let own = tensor.cast(DType::F32).try_into_data().map_err(|error| failed(error.to_string()))?;
         let whole = Sharded::gather_values(param, own.iter::<f32>().collect())?;
-        let whole = if ranks.is_first() { whole } else { vec![] };
-        let data = TensorData::new(whole, shape.clone());
-        let read = move || Ok(data.clone());
+        let data = ranks.is_first().then(|| TensorData::new(whole, shape.clone()));
+        let read = move || data.clone().ok_or_else(|| "another rank has it".into());
         Ok(Self { name, shape, read: Box::new(read) })
     }
 

@@ -78,3 +78,25 @@ pub fn an_empty_batch_on_one_rank() {
         assert_eq!(found[..(end - begin) * 32], expected[begin * 32..end * 32], "{recipe}");
     }
 }
+
+/// Layers that a configuration keeps in high precision, and models without one.
+pub fn high_precision_is_gathered_too() {
+    let comm = world();
+    let device = Default::default();
+    let plain = || {
+        B::seed(&device, 3);
+        LinearConfig::new(100, 48).init::<B>(&device)
+    };
+    let x = Tensor::<B, 2>::random([7, 100], burn::tensor::Distribution::Default, &device);
+    burn_float8::set_default_config::<B>(&device, None).unwrap();
+    let expected = bits(plain().forward(x.clone()).inner());
+    for reshard in [Reshard::AfterStep, Reshard::AfterForward] {
+        let (shard, _) = Sharded::apply(plain(), &comm, ShardConfig { reshard }).unwrap();
+        for _ in 0..2 {
+            assert_eq!(bits(shard.forward(x.clone()).inner()), expected);
+        }
+        let gathers = report(&shard).layers[0].sharding.clone().unwrap();
+        let count = if reshard == Reshard::AfterStep { 1 } else { 2 };
+        assert_eq!((gathers.float8_gathers, gathers.high_precision_gathers), (0, count));
+    }
+}

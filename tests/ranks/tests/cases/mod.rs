@@ -1,27 +1,62 @@
 //! The cases, by name, with the numbers of ranks that they run on.
 mod codes;
+mod failures;
 mod traffic;
 mod training;
 
-use burn_float8::Communicator;
-use float8_comm::Options;
+use burn_float8::{CommOptions, Communicator};
 
-type Case = (&'static str, &'static [usize], fn());
+/// What some ranks do together.
+pub struct Case {
+    pub name: &'static str,
+    pub ranks: &'static [usize],
+    pub run: fn(),
+    pub variables: &'static [(&'static str, &'static str)],
+    pub ends: Ends,
+}
+
+/// How a job ends.
+pub enum Ends {
+    Well,
+    /// With an error that has all of these words.
+    Saying(&'static [&'static str]),
+}
+
+const fn well(name: &'static str, ranks: &'static [usize], run: fn()) -> Case {
+    Case { name, ranks, run, variables: &[], ends: Ends::Well }
+}
 
 pub const ALL: &[Case] = &[
-    ("codes_are_those_of_a_cast_of_the_whole", &[2, 3, 4], codes::are_those_of_a_cast_of_the_whole),
-    ("an_empty_batch_on_one_rank", &[2], codes::an_empty_batch_on_one_rank),
-    ("two_ranks_are_one_with_accumulation", &[2], training::two_ranks_are_one_with_accumulation),
-    ("four_ranks_are_close", &[4], training::four_ranks_are_close),
-    ("whole_parameters_load", &[2], training::whole_parameters_load),
-    ("bytes_on_the_wire", &[2, 4], traffic::bytes_on_the_wire),
-    ("memory_of_a_rank", &[2, 4], traffic::memory_of_a_rank),
+    well("codes_are_those_of_a_cast_of_the_whole", &[2, 3, 4], codes::are_those_of_a_cast_of_the_whole),
+    well("an_empty_batch_on_one_rank", &[2], codes::an_empty_batch_on_one_rank),
+    well("high_precision_is_gathered_too", &[2, 3], codes::high_precision_is_gathered_too),
+    well("two_ranks_are_one_with_accumulation", &[2], training::two_ranks_are_one_with_accumulation),
+    well("four_ranks_are_close", &[4], training::four_ranks_are_close),
+    well("whole_parameters_load", &[2], training::whole_parameters_load),
+    well("bytes_on_the_wire", &[2, 4], traffic::bytes_on_the_wire),
+    well("memory_of_a_rank", &[2, 4], traffic::memory_of_a_rank),
+    well("models_that_differ_are_refused", &[2], failures::models_that_differ_are_refused),
+    well("what_cannot_be_sharded_is_refused", &[2], failures::what_cannot_be_sharded_is_refused),
+    Case {
+        name: "a_rank_that_sleeps_is_named",
+        ranks: &[2, 3],
+        run: failures::a_rank_that_sleeps,
+        variables: &[("FLOAT8_COMM_TIMEOUT", "2")],
+        ends: Ends::Saying(&["all_gather", "\"linear\"", "has not ended after", "rank 1"]),
+    },
+    Case {
+        name: "the_first_difference_is_named",
+        ranks: &[2],
+        run: failures::ranks_that_differ,
+        variables: &[("FLOAT8_COMM_COMPARE", "1"), ("FLOAT8_COMM_TIMEOUT", "20")],
+        ends: Ends::Saying(&["all_gather", "\"up\"", "\"down\""]),
+    },
 ];
 
 /// Of this process: MPI starts once.
 fn world() -> Communicator {
     thread_local! {
-        static WORLD: Communicator = Communicator::from_env(Options::default()).unwrap();
+        static WORLD: Communicator = Communicator::from_env(CommOptions::default()).unwrap();
     }
     WORLD.with(Clone::clone)
 }

@@ -3,6 +3,8 @@
 mod commands;
 mod docs;
 mod profile;
+#[cfg(all(unix, feature = "mpi"))]
+mod ranks;
 #[cfg(unix)]
 mod runs;
 mod support;

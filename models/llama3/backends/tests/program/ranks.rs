@@ -1,0 +1,91 @@
+//! Runs over several ranks, as `mpirun` starts them.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use crate::support::{command, set, small, stderr, stdout, text};
+
+/// The program with these arguments on so many ranks.
+fn ranks(count: usize, program: &Command) -> Output {
+    let mut mpirun = Command::new("mpirun");
+    mpirun.args(["--allow-run-as-root", "--oversubscribe", "-n", &count.to_string()]);
+    mpirun.arg(program.get_program()).args(program.get_args());
+    mpirun.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    mpirun.env("RAYON_NUM_THREADS", "1").output().expect("mpirun is installed (apt: openmpi-bin)")
+}
+
+fn llama3(count: usize, subcommand: &str, arguments: &[String]) -> Output {
+    let mut program = command(&[subcommand]);
+    program.args(arguments);
+    ranks(count, &program)
+}
+
+/// Losses of the steps, the held-out loss last.
+fn losses(log: &str) -> Vec<f64> {
+    let after = |line: &str, word: &str| line.split_once(word)?.1.split_whitespace().next()?.parse().ok();
+    let steps = log.lines().filter(|line| line.starts_with("step:")).filter_map(|line| after(line, "  loss:"));
+    steps
+        .chain(log.lines().filter(|line| line.starts_with("held-out")).filter_map(|line| after(line, "loss:")))
+        .collect()
+}
+
+fn accumulation(count: usize) -> Vec<String> {
+    set(&[&format!("training.grad_accumulation={count}")])
+}
+
+/// Two ranks print what one does with twice as many micro-batches; without clipping to the last digit.
+#[test]
+fn two_ranks_are_one() {
+    let data = text();
+    for precision in ["training.precision=fp8", "training.precision=f32"] {
+        let settings = ["training.steps=4", "training.max_norm=inf", "float8.recipe=delayed", precision];
+        let settings =
+            if precision.ends_with("f32") { &[settings[0], settings[1], settings[3]][..] } else { &settings };
+        let arguments = small(&data.1, settings);
+        let one = llama3(1, "train", &[&arguments[..], &accumulation(2)].concat());
+        let two = llama3(2, "train", &arguments);
+        assert!(stdout(&two).contains("Sharded over 2 ranks: "), "{}", stdout(&two));
+        assert_eq!(losses(stdout(&one)).len(), 5);
+        assert_eq!(losses(stdout(&one)), losses(stdout(&two)));
+    }
+}
+
+/// What four ranks have saved, two and one go on with.
+#[test]
+fn a_run_goes_on_with_another_number_of_ranks() {
+    let data = text();
+    let folder = tempfile::tempdir().unwrap();
+    let saved = folder.path().join("run");
+    let recipe = ["training.steps=4", "checkpoint.every=2", "float8.recipe=delayed"];
+    let arguments = [small(&data.1, &recipe), vec!["--checkpoints".into(), saved.display().to_string()]].concat();
+    let all = losses(stdout(&llama3(4, "train", &arguments)));
+    for count in [4, 2, 1] {
+        let copy = folder.path().join(format!("of-{count}"));
+        copy_folder(&saved, &copy);
+        let arguments =
+            [vec![copy.display().to_string(), "--step".into(), "2".into()], accumulation(4 / count)].concat();
+        let resumed = losses(stdout(&llama3(count, "resume", &arguments)));
+        assert_eq!(resumed.len(), 3);
+        for (resumed, all) in resumed.iter().zip(&all[2..]) {
+            assert!((resumed - all).abs() <= if count == 4 { 0.0 } else { 1e-3 * all }, "{count}: {resumed} and {all}");
+        }
+    }
+}
+
+#[test]
+fn what_several_ranks_do_not_do_is_named() {
+    let data = text();
+    let tied = llama3(2, "train", &small(&data.1, &["training.steps=1", "model.tie_word_embeddings=true"]));
+    assert!(stderr(&tied).contains("model.tie_word_embeddings = true, which cannot be sharded over 2 ranks"));
+    let none = llama3(2, "eval", &[data.1.clone() + "-none"]);
+    assert!(stderr(&none).contains("the command line failed on rank 0: "), "{}", stderr(&none));
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        let to = to.join(path.file_name().unwrap());
+        if path.is_dir() { copy_folder(&path, &to) } else { std::fs::copy(&path, &to).map(drop).unwrap() }
+    }
+}
