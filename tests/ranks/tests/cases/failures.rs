@@ -35,12 +35,12 @@ pub fn what_cannot_be_sharded_is_refused() {
 pub fn a_rank_that_sleeps() {
     let comm = world();
     let (model, _) = Sharded::apply(linear(64), &comm, ShardConfig::default()).unwrap();
-    model.forward(Tensor::ones([4, 64], &Default::default()));
+    model.forward(Tensor::<B, 2>::ones([4, 64], &Default::default()));
     if comm.rank() == 1 {
         std::thread::sleep(Duration::from_secs(60));
     }
     let changed = model.map(&mut Changed);
-    changed.forward(Tensor::ones([4, 64], &Default::default()));
+    changed.forward(Tensor::<B, 2>::ones([4, 64], &Default::default()));
 }
 
 /// Another value, as after a step of an optimizer.

@@ -42,14 +42,14 @@ pub const ALL: &[Case] = &[
         ranks: &[2, 3],
         run: failures::a_rank_that_sleeps,
         variables: &[("FLOAT8_COMM_TIMEOUT", "2")],
-        ends: Ends::Saying(&["all_gather", "\"linear\"", "has not ended after", "rank 1"]),
+        ends: Ends::Saying(&["all_reduce_max_bits of \"linear\"", "has not ended after 2", "rank 1 has not arrived"]),
     },
     Case {
         name: "the_first_difference_is_named",
         ranks: &[2],
         run: failures::ranks_that_differ,
         variables: &[("FLOAT8_COMM_COMPARE", "1"), ("FLOAT8_COMM_TIMEOUT", "20")],
-        ends: Ends::Saying(&["all_gather", "\"up\"", "\"down\""]),
+        ends: Ends::Saying(&["different collectives", "of \"up\"", "of \"down\""]),
     },
 ];
 
