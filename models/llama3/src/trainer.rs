@@ -299,7 +299,8 @@ fn shard<B: AutodiffBackend + Float8Stack>(
     let config = ShardConfig { reshard: config.parallelism.reshard };
     let (model, sharded) = Sharded::apply::<B, _>(model, comm, config).map_err(ShardError::from)?;
     writeln!(out, "{}", sharded.summary())?;
-    Ok((model, Some(Ranks::new(sharded))))
+    let ranks = Ranks::new::<B, _>(sharded, &model);
+    Ok((model, Some(ranks)))
 }
 
 /// The parameters of a checkpoint, or those that a run begins with.

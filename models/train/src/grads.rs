@@ -11,7 +11,7 @@ use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
-use burn_float8::{CommError, Float8Stack, Sharded};
+use burn_float8::CommError;
 
 use crate::Ranks;
 
@@ -20,14 +20,14 @@ use crate::Ranks;
 ///
 /// # Errors
 /// [`CommError`].
-pub fn clip_grad_norm<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
+pub fn clip_grad_norm<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: &M,
     grads: &mut GradientsParams,
     max_norm: f64,
     ranks: Option<&Ranks>,
     device: &B::Device,
 ) -> Result<Tensor<B::InnerBackend, 1>, CommError> {
-    let mut squares = Squares::<B> { grads, sums: Vec::new(), shards: Vec::new() };
+    let mut squares = Squares::<B> { grads, ranks, sums: Vec::new(), shards: Vec::new() };
     module.visit(&mut squares);
     let Squares { mut sums, shards, .. } = squares;
     if let (Some(ranks), [_, ..]) = (ranks, &shards[..]) {
@@ -49,17 +49,19 @@ pub fn clip_grad_norm<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
 
 struct Squares<'a, B: AutodiffBackend> {
     grads: &'a GradientsParams,
+    ranks: Option<&'a Ranks>,
     /// One `[1]` per parameter.
     sums: Vec<Tensor<B::InnerBackend, 1>>,
     /// Those of parameters of which each rank has some rows.
     shards: Vec<Tensor<B::InnerBackend, 1>>,
 }
 
-impl<B: AutodiffBackend + Float8Stack> ModuleVisitor<B> for Squares<'_, B> {
+impl<B: AutodiffBackend> ModuleVisitor<B> for Squares<'_, B> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         if let Some(grad) = self.grads.get::<B::InnerBackend, D>(param.id) {
             let sum = grad.cast(DType::F32).square().sum();
-            if Sharded::is_shard(&param.val()) { self.shards.push(sum) } else { self.sums.push(sum) }
+            let is_shard = self.ranks.is_some_and(|ranks| ranks.has_shard(param.id));
+            if is_shard { self.shards.push(sum) } else { self.sums.push(sum) }
         }
     }
 }

@@ -1,7 +1,10 @@
 //! [`Ranks`]: the processes that train one model together, each with its micro-batches and its rows of the parameters.
 
-use burn::module::AutodiffModule;
+use std::collections::HashSet;
+
+use burn::module::{AutodiffModule, Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{CommError, Communicator, Float8Stack, Sharded};
 
@@ -9,16 +12,35 @@ use crate::batches::Batch;
 
 /// The ranks of a sharded run.
 #[derive(Clone, Debug)]
-pub struct Ranks(Sharded);
+pub struct Ranks {
+    sharded: Sharded,
+    /// Parameters of which each rank keeps some rows.
+    shards: HashSet<ParamId>,
+}
 
 impl Ranks {
-    /// Those over which a model is sharded.
-    pub fn new(sharded: Sharded) -> Self {
-        Self(sharded)
+    /// Those over which `model` is sharded.
+    pub fn new<B: Float8Stack, M: Module<B>>(sharded: Sharded, model: &M) -> Self {
+        struct Shards(HashSet<ParamId>);
+        impl<B: Float8Stack> ModuleVisitor<B> for Shards {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+                if Sharded::is_shard(&param.val()) {
+                    self.0.insert(param.id);
+                }
+            }
+        }
+        let mut shards = Shards(HashSet::new());
+        Module::<B>::visit(model, &mut shards);
+        Self { sharded, shards: shards.0 }
+    }
+
+    /// Whether each rank keeps some rows of a parameter.
+    pub(crate) fn has_shard(&self, parameter: ParamId) -> bool {
+        self.shards.contains(&parameter)
     }
 
     fn comm(&self) -> &Communicator {
-        self.0.communicator()
+        self.sharded.communicator()
     }
 
     /// How many there are.
@@ -66,7 +88,7 @@ impl Ranks {
 
     /// Before a step: one all-reduce for the scales of all weights.
     pub(crate) fn begin_step<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(&self, model: &M) {
-        self.0.precompute_scales::<B, M>(model);
+        self.sharded.precompute_scales::<B, M>(model);
     }
 
     /// After backward: the gradients of what every rank keeps whole.
@@ -78,6 +100,6 @@ impl Ranks {
         model: &M,
         grads: &mut GradientsParams,
     ) -> Result<(), CommError> {
-        self.0.reduce_gradients::<B, M>(model, grads)
+        self.sharded.reduce_gradients::<B, M>(model, grads)
     }
 }
