@@ -27,6 +27,10 @@ mod numerics {}
 mod runs {}
 
 #[cfg(doctest)]
+#[doc = include_str!("../../../docs/sharding.md")]
+mod sharding {}
+
+#[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 mod readme {}
 

@@ -20,8 +20,8 @@ const AUTO_FILTER: &str = "auto_filter_small_kn";
 /// ```
 ///
 /// torchtitan's names are understood too: `recipe_name` for `recipe`; `"auto_filter_small_kn"` in `filter_fqns` for
-/// `auto_filter_small_kn = true`; `enable_fsdp_float8_all_gather` and `precompute_float8_dynamic_scale_for_fsdp`, which can only be
-/// `false`.
+/// `auto_filter_small_kn = true`; `enable_fsdp_float8_all_gather` and `precompute_float8_dynamic_scale_for_fsdp`, which say
+/// what sharded runs do in any case.
 ///
 /// Where `strict` would panic in a program, a run ends with an error after its last step.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -57,9 +57,8 @@ impl TryFrom<Table> for Float8Section {
         let schedule = take(&mut table, "schedule")?;
         let mut filter_fqns: Option<Vec<String>> = take(&mut table, "filter_fqns")?;
         for key in ["enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp"] {
-            if take::<bool>(&mut table, key)? == Some(true) {
-                return Err(format!("{key}: training is not sharded, so there is nothing to gather"));
-            }
+            // What a sharded run does whatever they say, and no other has to do.
+            take::<bool>(&mut table, key)?;
         }
         if let Some(recipe) = table.remove("recipe_name")
             && let Some(other) = table.insert("recipe".into(), recipe.clone())

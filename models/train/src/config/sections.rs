@@ -68,8 +68,8 @@ pub struct TrainingSection {
     pub steps: usize,
     /// Sequences in a micro-batch, which is what the device computes at once.
     pub batch_size: usize,
-    /// Micro-batches per optimizer step, so `batch_size · grad_accumulation · seq_len` tokens. The loss is the mean over all targets of
-    /// the step.
+    /// Micro-batches per optimizer step and rank, so `batch_size · grad_accumulation · seq_len` tokens on each. The loss is the mean over
+    /// all targets of the step.
     pub grad_accumulation: usize,
     /// Tokens in a sequence.
     pub seq_len: usize,
