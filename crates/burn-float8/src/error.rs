@@ -33,6 +33,9 @@ pub enum Float8Error {
         "the model has no linear layer (no float parameter `weight` of rank 2 inside a `Linear`), so no FP8 can run in it"
     )]
     NoLinears,
+    /// Its shards follow from the casts that it was configured with.
+    #[error("the model is sharded: another configuration is to be applied before Sharded::apply")]
+    Sharded,
     /// Every linear is kept in high precision by the configuration.
     #[error("all {linears} linears are kept in high precision ({reasons}): nothing is left to run in FP8")]
     NothingConverted {

@@ -6,5 +6,8 @@ use clap::Parser;
 use llama3::cli::Args;
 
 fn main() -> ExitCode {
-    llama3_backends::main(|| llama3_backends::start(|out| Args::parse().job(out)))
+    llama3_backends::main(|| {
+        let args = Args::parse();
+        llama3_backends::start(true, |out| args.job(out))
+    })
 }

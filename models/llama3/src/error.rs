@@ -21,12 +21,6 @@ pub enum Error {
         /// Ranks.
         ranks: usize,
     },
-    /// A command that one process does, started as several.
-    #[error("{ranks} ranks, but only `train` and `resume` are done by several: start this one without a launcher")]
-    OneRank {
-        /// Ranks.
-        ranks: usize,
-    },
     /// The model cannot be sharded.
     #[error("cannot shard the model")]
     Shard(#[from] burn_float8::ShardError),

@@ -143,6 +143,11 @@ impl Float8Config {
         let quantized = quantized.into_iter().map(|linear| linear.info.name).collect();
         let summary = Summary::new(self, &infos, &policies, quantized);
         let known = self.known_conversion(&linears, &policies);
+        let is_sharded =
+            |linear: &FoundLinear<B>| linear.tag.as_ref().is_some_and(|tag| tag.layer.sharding().is_some());
+        if known.is_none() && linears.iter().any(is_sharded) {
+            return Err(ApplyError { error: Float8Error::Sharded, model: Box::new(model) });
+        }
         let keeps_tags = known.is_some();
         let conversion = known.unwrap_or_else(|| Arc::new(Conversion::new(self.clone())));
         register::<B>();
@@ -214,8 +219,7 @@ impl<B: Float8Stack> ModuleMapper<B> for Tagger {
             return param;
         }
         // What `without_float8` has switched off is on again.
-        let sharding = || B::tag(&weight).and_then(|tag| tag.layer.sharding().cloned());
-        let new = || Arc::new(Layer::new(name, policy, self.conversion.clone()).with_sharding(sharding()));
+        let new = || Arc::new(Layer::new(name, policy, self.conversion.clone()));
         let layer = known.map_or_else(new, |tag| tag.layer);
         // A record that is loaded later has no tag.
         map_param(param, move |t| B::with_tag(t, Tag::new(layer.clone())))

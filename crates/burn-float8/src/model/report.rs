@@ -102,7 +102,7 @@ pub struct ShardingReport {
     pub k: usize,
     /// Gathers of FP8 codes from all ranks.
     pub float8_gathers: u64,
-    /// Gathers in the weight's own precision.
+    /// Gathers of values, in the dtype of x.
     pub high_precision_gathers: u64,
 }
 

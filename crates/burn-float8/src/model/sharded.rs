@@ -91,7 +91,8 @@ impl Sharded {
     /// before stay whole.
     ///
     /// A loss is to be divided by what counts on all ranks, not by what counts on one: gradients are added, not averaged.
-    /// `Tensor::matmul` with a sharded weight and reading its values see the shard.
+    /// `nn::Linear` and `nn::Embedding` read the whole weight; everything else, such as `Tensor::matmul`, a transpose of the weight or a
+    /// gradient norm, sees this rank's rows. A configuration cannot be changed afterwards.
     ///
     /// # Errors
     ///
@@ -102,7 +103,7 @@ impl Sharded {
         comm: &Communicator,
         config: ShardConfig,
     ) -> Result<(M, Self), ApplyError<M, ShardError>> {
-        let found = match check::<B, M>(&model, comm) {
+        let found = match check::<B, M>(&model, comm, config) {
             Ok(found) => found,
             Err(error) => return Err(ApplyError { error, model: Box::new(model) }),
         };
@@ -115,8 +116,16 @@ impl Sharded {
         for linear in &found {
             let Some(Tag { layer, .. }) = &linear.tag else { continue };
             let device = B::inner_device(&linear.device);
+            // Sharded ones in their new form; experts stay as they were.
+            let now = |tag: &Tag| {
+                let new = layers.iter().find(|new| {
+                    new.name() == tag.layer.name() && Arc::ptr_eq(new.conversion(), tag.layer.conversion())
+                });
+                new.unwrap_or(&tag.layer).clone()
+            };
+            let tags = found.iter().filter_map(|linear| linear.tag.as_ref());
             let of_conversion: Vec<_> =
-                layers.iter().filter(|other| Arc::ptr_eq(other.conversion(), layer.conversion())).cloned().collect();
+                tags.filter(|tag| Arc::ptr_eq(tag.layer.conversion(), layer.conversion())).map(now).collect();
             let config = layer.conversion().config();
             let ranks = Ranks {
                 comm: comm.clone(),
@@ -296,14 +305,24 @@ pub struct ShardedParameter {
 }
 
 /// The linears of a model that can be sharded, the same on all ranks.
-fn check<B: Float8Stack, M: Module<B>>(model: &M, comm: &Communicator) -> Result<Vec<FoundLinear<B>>, ShardError> {
+fn check<B: Float8Stack, M: Module<B>>(
+    model: &M,
+    comm: &Communicator,
+    config: ShardConfig,
+) -> Result<Vec<FoundLinear<B>>, ShardError> {
     let found = linears::<B, M>(model, None);
+    let failed = |error: CommError| ShardError::Collective(error.to_string());
     let own = check_own::<B, M>(model, &found);
-    comm.all_ok("the model to shard", own).map_err(|error| ShardError::Collective(error.to_string()))?;
+    comm.all_ok("the model to shard", own).map_err(failed)?;
     let parameters = Sharded::parameters::<B, M>(model);
-    let text: Vec<_> = parameters.iter().map(|p| format!("{} {:?}", p.name, p.shape)).collect();
-    comm.agree("the model's parameters", &text.join(", "))
-        .map_err(|error| ShardError::Collective(error.to_string()))?;
+    let parameters = parameters.iter().map(|p| format!("{} {:?}", p.name, p.shape));
+    let linears = found.iter().map(|FoundLinear { info, tag, weight, .. }| {
+        let policy = tag.as_ref().map(|tag| tag.layer.configured().to_string());
+        format!("{} {:?} {}", info.name, weight.as_ref().map(|w| w.dtype()), policy.unwrap_or_default())
+    });
+    let texts: Vec<_> = parameters.chain(linears).chain([format!("{config:?}")]).collect();
+    comm.agree("burn-float8's version", env!("CARGO_PKG_VERSION")).map_err(failed)?;
+    comm.agree("what is to be sharded", &texts.join("\n")).map_err(failed)?;
     Ok(found)
 }
 
@@ -313,6 +332,9 @@ fn check_own<B: Float8Stack, M: Module<B>>(model: &M, found: &[FoundLinear<B>]) 
         let Some(weight) = weight else { return Err(ShardError::Quantized { name: name() }) };
         if tag.as_ref().is_some_and(|tag| tag.layer.sharding().is_some()) {
             return Err(ShardError::Sharded { name: name() });
+        }
+        if tag.as_ref().is_some_and(|tag| tag.layer.has_matmul()) {
+            return Err(ShardError::Matmul { name: name() });
         }
         let dtype = weight.dtype();
         if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {

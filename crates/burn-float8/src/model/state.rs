@@ -17,6 +17,8 @@ use crate::terms::{ContractionAxis, Operand, Role};
 
 /// The state of a model's converted linears: what their casts depend on besides the tensors.
 ///
+/// Of a sharded model it is exported by all ranks together.
+///
 /// Without statistics, of no consequence for recipes but `delayed`. Export it between two optimizer steps, with the
 /// parameters and the optimizer's record. Restore it after
 /// [`Float8Config::apply`](crate::Float8Config::apply) with the same configuration and after loading the parameters, into
@@ -109,6 +111,9 @@ impl<B: Float8Stack> Converted<B> {
             if !has_begun {
                 // The last step is over, so what its samples say holds.
                 step.samples.resolve(ranks.as_deref());
+            }
+            if let Some(ranks) = &ranks {
+                step.histories.reduce(ranks);
             }
             let mut histories = step.histories.export();
             for Found { path, layer, .. } in own() {

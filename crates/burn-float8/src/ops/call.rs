@@ -141,14 +141,19 @@ impl<'a> GemmCall<'a> {
 
     /// Takes this rank's part in the gather of a sharded weight, of which a GEMM without rows reads nothing: ranks with rows wait
     /// for it.
-    pub(super) fn join_gather<B: Float8Backend>(&self, w: &Float8Tensor<B>, dtype: DType, device: &Device<B>) {
+    pub(super) fn join_gather<B: Float8Backend>(
+        &self,
+        w: &Float8Tensor<B>,
+        (dtype, dtypes): (DType, impl IntoIterator<Item = DType>),
+        device: &Device<B>,
+    ) {
         let Owner { layer, .. } = self.owner;
         if layer.sharding().is_none() {
             return;
         }
         let [_, k, n] = self.dims;
         let call = Self { dims: [1, k, n], ..*self };
-        match call.decide::<B>(device, [dtype, w.dtype()]) {
+        match call.decide::<B>(device, dtypes) {
             Ok(config) => {
                 let [_, operand] = self.gemm.operands();
                 let in_forward = self.gemm == Gemm::Fprop;

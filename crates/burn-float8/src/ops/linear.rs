@@ -60,7 +60,7 @@ pub(crate) fn forward<B: Float8Backend>(
     let Some(config) = call.float8_config::<B>(&device, dtypes.into_iter().flatten()) else {
         x.add_use(used);
         if m == 0 {
-            call.join_gather(&w, dtype, &device);
+            call.join_gather(&w, (dtype, dtypes.into_iter().flatten()), &device);
             return zeros(out, dtype, x.full());
         }
         let (w, bias) = (w.into_whole(dtype), bias.map(|bias| cast::<B>(bias.into_full(), dtype)));
@@ -105,7 +105,7 @@ pub(super) fn dgrad_of<B: Float8Backend>(owner: &Owner, w: Float8Tensor<B>, dy: 
     sample_operands(owner, [(&dy, View::Own, Operand::GRAD_OUTPUT)]);
     dx.unwrap_or_else(|| {
         if m == 0 {
-            call.join_gather(&w, dtype, &device);
+            call.join_gather(&w, (dtype, [dtype, w.dtype()]), &device);
             return zeros(out, dtype, dy.full());
         }
         let w = w.into_whole(dtype);

@@ -12,6 +12,12 @@ pub enum ShardError {
         /// The parameter.
         name: String,
     },
+    /// Its `Tensor::matmul` runs in FP8, which reads no sharded weight.
+    #[error("{name} is configured with `matmul`, and Tensor::matmul reads no sharded weight")]
+    Matmul {
+        /// The linear.
+        name: String,
+    },
     /// There is no linear and no embedding.
     #[error("the model has no linear and no embedding, so there is nothing to shard")]
     NothingToShard,

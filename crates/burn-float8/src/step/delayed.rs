@@ -15,7 +15,7 @@ use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use burn_backend::{FloatDType, Scalar, TensorData, TensorMetadata, get_device_settings};
 use burn_std::{Shape, Slice};
 
-use super::{DeviceState, Ranks};
+use super::{DeviceState, Ranks, TrackedCast};
 use crate::backend::Float8Backend;
 use crate::backend::host::read_f32;
 use crate::config::{AmaxComputeAlgo, DelayedScaling};
@@ -126,28 +126,28 @@ impl<B: Float8Backend> Histories<B> {
         if ranks.casts.is_empty() {
             return;
         }
-        let bits =
-            |amaxes: &FloatTensor<B>| read_f32::<B>(amaxes.clone()).iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let bits = |amaxes: &FloatTensor<B>| -> Vec<u32> {
+            read_f32::<B>(amaxes.clone()).iter().map(|x| x.to_bits()).collect()
+        };
         let own: Vec<_> =
-            ranks.casts.iter().map(|cast| self.table(cast.scaling).slots.amaxes.as_ref().map(bits)).collect();
-        let rows: Vec<usize> = ranks
-            .casts
-            .iter()
-            .map(|cast| self.table(cast.scaling).place(&cast.layer, cast.role, cast.initial))
-            .collect();
-        let largest = ranks.casts.iter().zip(&rows).zip(&own).map(|((cast, row), own)| {
-            let observed = &self.table(cast.scaling).casts[*row].1.observed;
-            observed.iter().filter_map(|slot| own.as_ref().map(|own| own[*slot])).max().unwrap_or(0)
+            self.0.iter().map(|(_, table)| table.slots.amaxes.as_ref().map_or_else(Vec::new, bits)).collect();
+        let place = |tables: &[(DelayedScaling, Table<B>)], cast: &TrackedCast| {
+            let number = tables.iter().position(|(scaling, _)| *scaling == cast.scaling)?;
+            Some((number, *tables[number].1.places.get(&(cast.layer.clone(), cast.role))?))
+        };
+        let largest = ranks.casts.iter().map(|cast| {
+            let (table, row) = place(&self.0, cast)?;
+            self.0[table].1.casts[row].1.observed.iter().map(|slot| own[table][*slot]).max()
         });
-        let largest = ranks.max_bits("amax histories", largest.collect());
-        for (_, table) in &mut self.0 {
-            table.slots.forget();
-            table.casts.iter_mut().for_each(|(_, cast)| cast.observed.clear());
-        }
-        for ((cast, row), bits) in ranks.casts.iter().zip(rows).zip(largest) {
-            // Zero is what a cast has that no rank has made, and counts as little.
+        // Zero is what no rank has cast; as an amax it counts as little.
+        let largest = ranks.max_bits("amax histories", largest.map(|bits| bits.unwrap_or(0)).collect());
+        for (cast, bits) in ranks.casts.iter().zip(largest) {
+            if let Some((table, row)) = place(&self.0, cast) {
+                self.0[table].1.casts[row].1.observed.clear();
+            }
             if bits > 0 {
                 let table = self.table(cast.scaling);
+                let row = table.place(&cast.layer, cast.role, cast.initial);
                 let slot = table.slots.add(tensor::<B>(vec![f32::from_bits(bits)], [1], &ranks.device));
                 table.casts[row].1.observed.push(slot);
             }

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use burn_float8::{CommOptions, Communicator};
 use device_select::{SelectedDevice, quiet_wayland, select};
 use llama3::Error;
-use llama3::jobs::{Job, Task};
+use llama3::jobs::Job;
 use train::TrainError;
 
 /// Runs a program, whose `main` does nothing else: what burn-float8 logs goes to the terminal, and so does an error with all its causes.
@@ -42,22 +42,22 @@ pub fn main(run: impl FnOnce() -> Result<(), Error>) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Does the job of a command line, with the other ranks if a launcher has started several: the first of them writes to the terminal.
+/// Does the job of a command line, which `trains` together with the other ranks if a launcher has started several: the first of them
+/// writes to the terminal.
 ///
 /// # Errors
 /// Any [`Error`], on every rank if the job of one cannot be made.
-pub fn start(job: impl FnOnce(&mut dyn Write) -> Result<Option<Job>, Error>) -> Result<(), Error> {
-    let comm = Communicator::from_env(CommOptions::default())?;
+pub fn start(trains: bool, job: impl FnOnce(&mut dyn Write) -> Result<Option<Job>, Error>) -> Result<(), Error> {
+    let comm = match trains {
+        true => Communicator::from_env(CommOptions::default())?,
+        false => Communicator::solo(),
+    };
     let (mut stdout, mut nowhere) = (std::io::stdout(), std::io::sink());
     let out: &mut dyn Write = if comm.rank() == 0 { &mut stdout } else { &mut nowhere };
-    let ranks = comm.world_size();
-    if ranks == 1 {
+    if comm.world_size() == 1 {
         return job(out)?.map_or(Ok(()), |job| run(&job, out));
     }
     let Some(mut job) = comm.all_ok("the command line", job(out))? else { return Ok(()) };
-    if job.task != Task::Train {
-        return Err(Error::OneRank { ranks });
-    }
     job.start.comm = Some(comm);
     run(&job, out)
 }

@@ -6,5 +6,8 @@ use clap::Parser;
 use llama3::cli::Command;
 
 fn main() -> ExitCode {
-    llama3_backends::main(|| llama3_backends::start(|out| Command::parse().job(out)))
+    llama3_backends::main(|| {
+        let command = Command::parse();
+        llama3_backends::start(command.trains(), |out| command.job(out))
+    })
 }

@@ -44,6 +44,11 @@ pub enum Command {
 }
 
 impl Command {
+    /// Whether it is one that several processes may do together.
+    pub fn trains(&self) -> bool {
+        matches!(self, Self::Train(_) | Self::Resume(_))
+    }
+
     /// What is to be done with a model; none if the command needs none or only prints, which has been done then.
     ///
     /// # Errors

@@ -225,7 +225,9 @@ fn torchtitans_names_are_understood() {
     for key in ["enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp"] {
         assert!(error(&format!("{key} = 1")).contains(key));
         // What sharded runs do in any case.
-        [true, false].map(|value| text(&format!("{key} = {value}")).unwrap());
+        for value in [true, false] {
+            text(&format!("{key} = {value}")).unwrap();
+        }
     }
     assert!(error("recipe = 'rowwise'\nrecipe_name = 'tensorwise'").contains("two names of one key"));
     assert!(error("auto_filter_small_kn = false\nfilter_fqns = ['auto_filter_small_kn']").contains("names it"));

@@ -20,6 +20,7 @@ use crate::metrics::{Memory, Metrics, StepLine, better};
 use crate::model::LanguageModel;
 use crate::profile::Profiler;
 use crate::progress::ProgressLine;
+use crate::ranks::Ranks;
 use crate::report::report_of;
 use crate::signals::Signals;
 use crate::steps::{Step, StepConfig, Steps};
@@ -124,6 +125,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         };
         let mut was_float8 = fp8 && (steps.done() == 0 || self.is_float8(steps.done() - 1));
         let mut verified = false;
+        let begun = steps.done();
         while steps.done() < training.steps {
             if let Some(profiler) = &mut self.profiler {
                 profiler.before_step::<B>(steps.done() + 1, self.device)?;
@@ -184,7 +186,9 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         }
         let written = self.checkpoints.as_mut().map(Checkpoints::finish).transpose()?.flatten();
         self.announce(written)?;
-        let held_out = match now.held_out.filter(|held_out| held_out.last.0 == steps.done()) {
+        // Metrics of before, which tell it, are the first rank's alone.
+        let is_known = steps.ranks().is_none() || steps.done() > begun;
+        let held_out = match now.held_out.filter(|held_out| is_known && held_out.last.0 == steps.done()) {
             Some(held_out) => held_out,
             // No step was left to make.
             None => self.evaluate(&mut now, &steps)?,
@@ -207,6 +211,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
             SelectedDevice::Cpu => Memory::of_process(),
             _ => B::device_memory(self.device).map(|memory| Memory { bytes: memory.reserved, total: None }),
         };
+        let ranks = steps.ranks().map_or(1, Ranks::count);
         let line = StepLine {
             step: seen.step,
             loss: seen.loss,
@@ -214,7 +219,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
             memory,
             tokens_per_second: now.tokens as f64 / now.since.elapsed().as_secs_f64(),
             flops_per_token: now.flops_per_token,
-            peak_flops: self.config.training.peak_tflops.map(|peak| peak * 1e12),
+            peak_flops: self.config.training.peak_tflops.map(|peak| peak * 1e12 * ranks as f64),
         };
         writeln!(self.out, "{line}")?;
         if let Some(metrics) = &mut self.metrics {

@@ -77,7 +77,7 @@ fn what_several_ranks_do_not_do_is_named() {
     let data = text();
     let tied = llama3(2, "train", &small(&data.1, &["training.steps=1", "model.tie_word_embeddings=true"]));
     assert!(stderr(&tied).contains("model.tie_word_embeddings = true, which cannot be sharded over 2 ranks"));
-    let none = llama3(2, "eval", &[data.1.clone() + "-none"]);
+    let none = llama3(2, "resume", &[data.1.clone() + "-none"]);
     assert!(stderr(&none).contains("the command line failed on rank 0: "), "{}", stderr(&none));
 }
 
