@@ -36,6 +36,16 @@ pub enum Float8Error {
     /// Its shards follow from the casts that it was configured with.
     #[error("the model is sharded: another configuration is to be applied before Sharded::apply")]
     Sharded,
+    /// What a rank has of a sharded weight or its gradient is some rows.
+    #[error(
+        "{layer}: its weight is sharded, and Tensor::matmul reads the weight or its gradient as a whole matrix: neither a weight that \
+         is also used without nn::Linear or nn::Embedding, such as a tied output, nor an optimizer that multiplies gradients, such \
+         as Muon, works on shards"
+    )]
+    ShardedMatmul {
+        /// The layer's name.
+        layer: String,
+    },
     /// Every linear is kept in high precision by the configuration.
     #[error("all {linears} linears are kept in high precision ({reasons}): nothing is left to run in FP8")]
     NothingConverted {

@@ -71,7 +71,7 @@ pub use model::{
 pub use nn::{GroupedLinear, grouped_linear, linear};
 pub use ops::Float8;
 pub use ops::grouped::grouped_matmul;
-pub use shard::{Reshard, ShardConfig, ShardError};
+pub use shard::{ReduceDtype, Reshard, ShardConfig, ShardError};
 pub use stack::Float8Stack;
 pub use step::AmaxState;
 pub use tensor::Float8Tensor;

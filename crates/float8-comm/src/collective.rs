@@ -10,6 +10,8 @@ pub enum Operation {
     AllGather,
     /// Bytes of any length, one text a rank.
     AllGatherBytes,
+    /// Words of each rank for each.
+    AllToAll,
     /// Sums of f32, of which each rank keeps its chunk.
     ReduceScatterSum,
     /// Sums of f32.
@@ -26,9 +28,10 @@ pub enum Operation {
 
 impl Operation {
     /// Each of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::AllGather,
         Self::AllGatherBytes,
+        Self::AllToAll,
         Self::ReduceScatterSum,
         Self::AllReduceSum,
         Self::AllReduceSumF64,
@@ -42,6 +45,7 @@ impl Operation {
         match self {
             Self::AllGather => "all_gather",
             Self::AllGatherBytes => "all_gather_bytes",
+            Self::AllToAll => "all_to_all",
             Self::ReduceScatterSum => "reduce_scatter_sum",
             Self::AllReduceSum => "all_reduce_sum",
             Self::AllReduceSumF64 => "all_reduce_sum_f64",

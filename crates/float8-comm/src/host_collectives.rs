@@ -23,17 +23,28 @@ impl Communicator {
         Ok(pending)
     }
 
+    /// Of words for each rank, the first chunk for rank 0: those that every rank has for this one, rank 0's first.
+    ///
+    /// # Errors
+    /// [`CommError::Uneven`] if the chunks cannot be equal; those of the engine.
+    pub fn all_to_all(&self, label: &str, words: Vec<u32>) -> Result<Pending<Vec<u32>>, CommError> {
+        let operation = Operation::AllToAll;
+        self.check_chunks(operation, label, words.len())?;
+        let sent = size_of_val(&words[..]);
+        let pending =
+            serve!(self.host(), operation, label, Pending::ready(words), |world| world.all_to_all(label, words))?;
+        self.count(operation, label, sent);
+        Ok(pending)
+    }
+
     /// The sums of all ranks, of which each keeps its chunk: the first is rank 0's. The order of a sum depends on the number of ranks
     /// and the length alone, and two ranks' is `a + b`.
     ///
     /// # Errors
     /// [`CommError::Uneven`] if the chunks cannot be equal; those of the engine.
     pub fn reduce_scatter_sum(&self, label: &str, all: Vec<f32>) -> Result<Pending<Vec<f32>>, CommError> {
-        let (elements, world_size) = (all.len(), self.world_size());
         let operation = Operation::ReduceScatterSum;
-        if !elements.is_multiple_of(world_size) {
-            return Err(CommError::Uneven { operation: operation.name(), label: label.into(), elements, world_size });
-        }
+        self.check_chunks(operation, label, all.len())?;
         let sent = size_of_val(&all[..]);
         let pending =
             serve!(self.host(), operation, label, Pending::ready(all), |world| world.reduce_scatter_sum(label, all))?;
@@ -120,6 +131,15 @@ impl Communicator {
         Ok(pending)
     }
 
+    /// Whether there are equal chunks for all ranks.
+    fn check_chunks(&self, operation: Operation, label: &str, elements: usize) -> Result<(), CommError> {
+        let world_size = self.world_size();
+        if elements.is_multiple_of(world_size) {
+            return Ok(());
+        }
+        Err(CommError::Uneven { operation: operation.name(), label: label.into(), elements, world_size })
+    }
+
     fn count(&self, operation: Operation, label: &str, sent: usize) {
         let sent = sent as u64;
         self.counter().lock().add(operation, label, sent, received(operation, sent, self.world_size() as u64));
@@ -147,9 +167,10 @@ mod tests {
         assert_eq!(comm.all_reduce_sum_f64("e", vec![4.5]).unwrap().wait().unwrap(), [4.5]);
         assert_eq!(comm.all_reduce_max_bits("f", vec![5]).unwrap().wait().unwrap(), [5]);
         assert_eq!(comm.broadcast("g", 0, vec![6]).unwrap().wait().unwrap(), [6]);
+        assert_eq!(comm.all_to_all("g", vec![7]).unwrap().wait().unwrap(), [7]);
         comm.barrier("h").unwrap();
         let traffic = comm.traffic();
-        assert_eq!(traffic.total(), Count { calls: 8, sent: 8 + 3 + 8 + 4 + 8 + 4 + 4, received: 0 });
+        assert_eq!(traffic.total(), Count { calls: 9, sent: 8 + 3 + 8 + 4 + 8 + 4 + 4 + 4, received: 0 });
         assert_eq!(traffic.label("e"), Count { calls: 1, sent: 8, received: 0 });
     }
 

@@ -95,7 +95,7 @@ pub(crate) fn received(operation: Operation, sent: u64, world_size: u64) -> u64 
     let others = world_size - 1;
     match operation {
         Operation::AllGather => sent * others,
-        Operation::ReduceScatterSum => sent / world_size * others,
+        Operation::AllToAll | Operation::ReduceScatterSum => sent / world_size * others,
         Operation::AllReduceSum | Operation::AllReduceSumF64 | Operation::AllReduceMaxBits => {
             2 * sent * others / world_size
         }

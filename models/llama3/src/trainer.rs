@@ -296,7 +296,7 @@ fn shard<B: AutodiffBackend + Float8Stack>(
     if comm.world_size() == 1 {
         return Ok((model, None));
     }
-    let config = ShardConfig { reshard: config.parallelism.reshard };
+    let config = ShardConfig { reshard: config.parallelism.reshard, reduce_dtype: config.parallelism.reduce_dtype };
     let (model, sharded) = Sharded::apply::<B, _>(model, comm, config).map_err(ShardError::from)?;
     writeln!(out, "{}", sharded.summary())?;
     let ranks = Ranks::new::<B, _>(sharded, &model);

@@ -45,6 +45,8 @@ pub(crate) enum Mark {
     /// It is of rank 1 and holds parameters one after the other, weights in these ranges, as optimizers flatten a model
     /// (L-BFGS).
     Flattened(Arc<[(Range<usize>, Tag)]>),
+    /// It is the gradient of a sharded weight, or what an optimizer made of that: this rank's rows of it.
+    ShardGradient(Arc<Layer>),
 }
 
 impl Mark {
@@ -56,6 +58,14 @@ impl Mark {
         }
     }
 
+    /// The mark of the result of an operation on tensors with these marks, of which a weight is one's.
+    pub(crate) fn either(one: Option<Self>, other: Option<Self>) -> Option<Self> {
+        match (one, other) {
+            (None | Some(Self::ShardGradient(_)), Some(other)) => Some(other),
+            (one, _) => one,
+        }
+    }
+
     /// The mark of several tensors of rank 1, given with their lengths, put one after the other.
     pub(crate) fn concatenate(parts: impl IntoIterator<Item = (usize, Option<Self>)>) -> Option<Self> {
         let (mut begin, mut weights) = (0, vec![]);
@@ -64,7 +74,7 @@ impl Mark {
                 Some(Self::Weight(tag)) => weights.push((begin..begin + len, tag)),
                 Some(Self::Flattened(inner)) => weights
                     .extend(inner.iter().map(|(range, tag)| (begin + range.start..begin + range.end, tag.clone()))),
-                None => {}
+                Some(Self::ShardGradient(_)) | None => {}
             }
             begin += len;
         }

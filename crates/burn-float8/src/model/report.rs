@@ -10,7 +10,7 @@ use crate::backend::OperandSize;
 use crate::config::Policy;
 use crate::error::Float8Error;
 use crate::layer::{Fallback, Layer, OperandHealth, Tag, UNTAGGED_NAME, serialize_non_finite};
-use crate::shard::Sharding;
+use crate::shard::{Gathers, Sharding};
 use crate::stack::Float8Stack;
 use crate::step::DeviceState;
 use crate::terms::{Gemm, Role};
@@ -102,6 +102,8 @@ pub struct ShardingReport {
     pub k: usize,
     /// Gathers of FP8 codes from all ranks.
     pub float8_gathers: u64,
+    /// Those among them that ran while other layers computed.
+    pub float8_gathers_ahead: u64,
     /// Gathers of values, in the dtype of x.
     pub high_precision_gathers: u64,
 }
@@ -164,9 +166,15 @@ pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
 
 impl ShardingReport {
     fn new(sharding: &Sharding) -> Self {
-        let (rows, [k, _], [float8_gathers, high_precision_gathers]) =
-            (sharding.rows(), sharding.logical(), sharding.gathers());
-        Self { rows: [rows.start, rows.end], k, float8_gathers, high_precision_gathers }
+        let (rows, [k, _]) = (sharding.rows(), sharding.logical());
+        let Gathers { float8, ahead, high_precision } = sharding.gathers();
+        Self {
+            rows: [rows.start, rows.end],
+            k,
+            float8_gathers: float8,
+            float8_gathers_ahead: ahead,
+            high_precision_gathers: high_precision,
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use float8_comm::{CommError, Communicator};
 use serde::Serialize;
 
 use super::walk::{FoundLinear, Path, linears, map_param};
+use crate::backend::Float8Backend;
 use crate::backend::host::read_f32;
 use crate::config::{Casts, Policy, ScalingType};
 use crate::error::ApplyError;
@@ -19,7 +20,7 @@ use crate::layer::{Conversion, Layer, Tag};
 use crate::shard::{Amax, ShardConfig, ShardError, Sharding};
 use crate::stack::Float8Stack;
 use crate::step::{DeviceState, Ranks, TrackedCast};
-use crate::tensor::{Float8Tensor, amaxes_to_reduce};
+use crate::tensor::{Ahead, AmaxOf, Float8Tensor, ShardedWeight, amaxes_to_reduce};
 use crate::terms::{Operand, Reason};
 
 /// Rows of a shard are a multiple of what one scale covers.
@@ -151,25 +152,31 @@ impl Sharded {
     }
 
     /// Finds the amaxes that the next casts of all sharded weights need, by one all-reduce (torchao's
-    /// `precompute_float8_dynamic_scale_for_fsdp`). To be called on all ranks after each step of the optimizer: without it, each
-    /// weight has an all-reduce of its own when it is first read. Waits for the device.
+    /// `precompute_float8_dynamic_scale_for_fsdp`), and begins a step: from the second on, weights are gathered while the layer before
+    /// computes. To be called on all ranks before each step. Without it each weight has an all-reduce of its own when it is first
+    /// read, and is gathered then. Waits for the device.
     pub fn precompute_scales<B: Float8Stack, M: Module<B>>(&self, model: &M) {
+        let weights = float8_weights::<B, M>(model);
         let mut wanted = vec![];
-        for linear in linears::<B, M>(model, None) {
-            let (Some(Tag { layer, enabled, .. }), Some(weight)) = (linear.tag, linear.weight) else { continue };
-            let weight = B::float8_tensor(&weight).clone();
-            if let Some(config) =
-                layer.float8_config().filter(|_| enabled && layer.is_enabled() && layer.sharding().is_some())
-            {
-                wanted.extend(
-                    amaxes_to_reduce(&weight, &layer, &config).into_iter().map(|wanted| (weight.clone(), wanted)),
-                );
+        for ShardedWeight { weight, layer, config } in &weights {
+            wanted.extend(amaxes_to_reduce(weight, layer, config).into_iter().map(|wanted| (weight.clone(), wanted)));
+        }
+        if !wanted.is_empty() {
+            self.reduce_amaxes(wanted);
+        }
+        let mut steps: Vec<(Arc<Ahead<_>>, Vec<_>)> = vec![];
+        for weight in weights {
+            let ahead = weight.ahead();
+            match steps.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &ahead)) {
+                Some((_, of_conversion)) => of_conversion.push(weight),
+                None => steps.push((ahead, vec![weight])),
             }
         }
-        if wanted.is_empty() {
-            return;
-        }
-        let values: Vec<Vec<f32>> = wanted.iter().map(|(_, (_, amax))| read_f32::<B::Inner>(amax.0.clone())).collect();
+        steps.into_iter().for_each(|(ahead, of_conversion)| ahead.begin(of_conversion));
+    }
+
+    fn reduce_amaxes<B: Float8Backend>(&self, wanted: Vec<(Float8Tensor<B>, (AmaxOf, Amax<B>))>) {
+        let values: Vec<Vec<f32>> = wanted.iter().map(|(_, (_, amax))| read_f32::<B>(amax.0.clone())).collect();
         let bits = values.iter().flatten().map(|value| value.to_bits()).collect();
         let all = self.comm.all_reduce_max_bits("amaxes of all weights", bits).and_then(|pending| pending.wait());
         let all = all.unwrap_or_else(|error| panic!("{error}"));
@@ -177,7 +184,7 @@ impl Sharded {
         for ((weight, (of, _)), values) in wanted.into_iter().zip(values) {
             let (own, after) = rest.split_at(values.len());
             rest = after;
-            let device = <B::Inner as burn_backend::ops::FloatTensorOps<B::Inner>>::float_device(weight.full());
+            let device = B::float_device(weight.full());
             weight
                 .cache()
                 .set_reduced(of, Amax::of_values(own.iter().map(|bits| f32::from_bits(*bits)).collect(), &device));
@@ -185,7 +192,8 @@ impl Sharded {
     }
 
     /// Adds up the gradients of the parameters that every rank keeps whole, in f32, by one all-reduce; those of sharded ones are
-    /// added up already. A parameter without a gradient on any rank has none afterwards. Waits for the device.
+    /// added up already. A parameter without a gradient on any rank has none afterwards. It ends the step: gathers that were started
+    /// and that nobody has read are let go. Waits for the device.
     ///
     /// # Errors
     ///
@@ -195,6 +203,7 @@ impl Sharded {
         model: &M,
         grads: &mut GradientsParams,
     ) -> Result<(), CommError> {
+        float8_weights::<B, M>(model).iter().for_each(|weight| weight.ahead().end());
         let mut read = ReadGradients::<B> { grads, values: vec![], has_gradient: vec![], backend: PhantomData };
         Module::<B>::visit(model, &mut read);
         let ReadGradients { mut values, has_gradient, .. } = read;
@@ -457,6 +466,17 @@ fn shard<B: Float8Stack>(weight: FloatTensor<B>, layer: &Arc<Layer>) -> FloatTen
         let rows = if is_whole { sharding.shard_of::<B::Inner>(weight.into_full()) } else { weight.into_full() };
         Float8Tensor::new(rows).tagged(Tag::new(layer))
     })
+}
+
+/// The sharded weights that are to be read in FP8.
+fn float8_weights<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<ShardedWeight<B::Inner>> {
+    let float8 = |FoundLinear { tag, weight, .. }: FoundLinear<B>| {
+        let (Tag { layer, enabled, .. }, weight) = (tag?, B::float8_tensor(&weight?).clone());
+        let is_read = enabled && layer.is_enabled() && layer.sharding().is_some();
+        let config = layer.float8_config().filter(|_| is_read)?;
+        Some(ShardedWeight { weight, layer, config })
+    };
+    linears::<B, M>(model, None).into_iter().filter_map(float8).collect()
 }
 
 /// How a parameter is sharded, if it is.

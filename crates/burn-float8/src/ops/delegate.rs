@@ -43,7 +43,9 @@ macro_rules! body {
     (raw $name:ident($($arg:ident),*) $($ret:ty)?) => { B::$name($(Arg($arg).unwrap()),*) };
     (keep $name:ident($($arg:ident),*) $ret:ty) => {{
         let floats = 0$(+ usize::from(Arg(&$arg).is_float()))*;
-        let mark = None$(.or_else(|| Arg(&$arg).mark()))*.map(|mark: Mark| mark.after(floats - 1));
+        let mut mark = None;
+        $(mark = Mark::either(mark, Arg(&$arg).mark());)*
+        let mark = mark.map(|mark| mark.after(floats - 1));
         if false$(|| Arg(&$arg).is_weight())* {
             clear_recent();
         }

@@ -8,13 +8,15 @@
 //!
 //! M is the product of the leading dimensions. x may be bf16 while w is an f32 master weight: each is quantized from
 //! its own dtype, y and dx have x's dtype, dw has w's.
+use std::sync::Arc;
+
 use burn_backend::tensor::Device;
 use burn_backend::{DType, TensorMetadata};
 use burn_std::Shape;
 
 use super::call::{GemmCall, Owner, cast, zeros};
 use crate::backend::Float8Backend;
-use crate::layer::Layer;
+use crate::layer::{Layer, Mark};
 use crate::profile::operation;
 use crate::step::{DeviceState, on_backward};
 use crate::tensor::{CastRequest, Float8Tensor, LinearUse, View, confirm, is_sampled, note_backward, sample};
@@ -154,11 +156,12 @@ pub(crate) fn wgrad<B: Float8Backend>(x: Float8Tensor<B>, dy: Float8Tensor<B>) -
 }
 
 /// The gradient of a weight, of this rank's rows where it is sharded.
-pub(super) fn reduced<B: Float8Backend>(layer: &Layer, dw: Float8Tensor<B>) -> Float8Tensor<B> {
+pub(super) fn reduced<B: Float8Backend>(layer: &Arc<Layer>, dw: Float8Tensor<B>) -> Float8Tensor<B> {
     match layer.sharding() {
         Some(sharding) => {
             let _timer = operation("reduce_scatter");
-            Float8Tensor::new(sharding.reduce_scatter::<B>(dw.into_full()))
+            let own = Float8Tensor::new(sharding.reduce_scatter::<B>(dw.into_full()));
+            if sharding.is_divided() { own.with_mark(Some(Mark::ShardGradient(layer.clone()))) } else { own }
         }
         None => dw,
     }

@@ -12,6 +12,7 @@ use burn_backend::tensor::FloatTensor;
 
 use super::linear;
 use crate::backend::Float8Backend;
+use crate::error::Float8Error;
 use crate::profile::operation;
 use crate::tensor::{Float8Tensor, LinearUse};
 
@@ -32,6 +33,9 @@ pub(super) fn matmul<B: Float8Backend>(lhs: Float8Tensor<B>, rhs: Float8Tensor<B
     }
     for layer in [lhs.layer(), rhs.layer()].into_iter().flatten() {
         layer.count_weight_matmul();
+    }
+    if let Some(layer) = [&lhs, &rhs].into_iter().find_map(Float8Tensor::divided) {
+        panic!("{}", Float8Error::ShardedMatmul { layer: layer.name().into() });
     }
     let _timer = operation("float_matmul");
     Float8Tensor::new(B::float_matmul(lhs.into_full(), rhs.into_full()))

@@ -10,12 +10,14 @@
 mod error;
 mod operand;
 mod values;
+mod words;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 pub use error::ShardError;
 use float8_comm::Communicator;
+pub(crate) use operand::Gathering;
 use serde::{Deserialize, Serialize};
 pub(crate) use values::{Amax, column_amaxes, tensor_amax};
 
@@ -30,12 +32,25 @@ pub enum Reshard {
     AfterForward,
 }
 
+/// What ranks exchange of the gradients of sharded parameters; they are added in f32 all the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReduceDtype {
+    /// f32.
+    #[default]
+    F32,
+    /// Each rank's gradient rounded to bf16: half the bytes.
+    Bf16,
+}
+
 /// How a model is sharded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ShardConfig {
     /// How long gathered weights live.
     pub reshard: Reshard,
+    /// What is exchanged of gradients.
+    pub reduce_dtype: ReduceDtype,
 }
 
 /// Which rows of one weight `[K, N]` this rank holds, and what it has moved.
@@ -48,7 +63,19 @@ pub(crate) struct Sharding {
     chunk: usize,
     config: ShardConfig,
     float8_gathers: AtomicU64,
+    gathers_ahead: AtomicU64,
     full_gathers: AtomicU64,
+}
+
+/// Gathers of a weight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Gathers {
+    /// Of FP8 codes.
+    pub(crate) float8: u64,
+    /// Those of them that were started before a GEMM asked for them.
+    pub(crate) ahead: u64,
+    /// In high precision.
+    pub(crate) high_precision: u64,
 }
 
 impl Sharding {
@@ -59,7 +86,8 @@ impl Sharding {
             ranks => logical[0].div_ceil(ranks).next_multiple_of(align),
         };
         let zero = || AtomicU64::new(0);
-        Self { comm, name: name.into(), logical, chunk, config, float8_gathers: zero(), full_gathers: zero() }
+        let (name, [float8_gathers, gathers_ahead, full_gathers]) = (name.into(), [zero(), zero(), zero()]);
+        Self { comm, name, logical, chunk, config, float8_gathers, gathers_ahead, full_gathers }
     }
 
     /// K and N of the whole weight.
@@ -83,9 +111,21 @@ impl Sharding {
         self.config.reshard == Reshard::AfterStep
     }
 
-    /// Gathers so far: of FP8 codes, and in high precision.
-    pub(crate) fn gathers(&self) -> [u64; 2] {
-        [&self.float8_gathers, &self.full_gathers].map(|count| count.load(Relaxed))
+    /// Gathers so far.
+    pub(crate) fn gathers(&self) -> Gathers {
+        let [float8, ahead, high_precision] =
+            [&self.float8_gathers, &self.gathers_ahead, &self.full_gathers].map(|count| count.load(Relaxed));
+        Gathers { float8, ahead, high_precision }
+    }
+
+    /// Notes that a gather of FP8 codes was started before a GEMM asked for it.
+    pub(crate) fn count_ahead(&self) {
+        self.gathers_ahead.fetch_add(1, Relaxed);
+    }
+
+    /// Whether the whole weight is on no rank.
+    pub(crate) fn is_divided(&self) -> bool {
+        self.comm.world_size() > 1
     }
 
     /// Ends this rank's part in the job: operations of a backend return no errors.

@@ -1,45 +1,51 @@
 //! All-gather of FP8 operands: the codes and scales that each rank has cast of its rows, put together as one cast of all rows would
 //! have them.
 use burn_backend::tensor::Device;
-use float8_kernels::{Granularity, InvScale};
+use float8_comm::Pending;
+use float8_kernels::{Format, Granularity, InvScale};
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Sharding;
+use super::words::{to_bytes, to_words};
 use crate::backend::{Float8Backend, HostCodes};
 use crate::terms::ContractionAxis;
 
 impl Sharding {
-    /// The operand of the whole weight from that of this rank's rows, which must have been cast with the scales that the whole has.
+    /// Starts to gather the operand of the whole weight from that of this rank's rows, which must have been cast with the scales that
+    /// the whole has.
     ///
     /// ```text
     /// last axis     [chunk, N] of each rank, one below the other:    [K, N]
     /// leading axis  [N, chunk] of each rank, side by side:           [N, K]
     /// ```
     /// Columns of `shard` beyond the chunk are left out.
-    pub(crate) fn gather_operand<B: Float8Backend>(
-        &self,
-        shard: &B::Operand,
-        axis: ContractionAxis,
-        device: &Device<B>,
-    ) -> B::Operand {
+    pub(crate) fn start_gather<B: Float8Backend>(&self, shard: &B::Operand, axis: ContractionAxis) -> Gathering<B> {
         let own = B::fp8_read(shard);
         if self.comm.world_size() == 1 && own.dims == self.dims(self.logical[0], axis) {
-            return shard.clone();
+            return Gathering(Parts::Whole(shard.clone()));
         }
-        let (format, granularity) = (own.format, own.granularity);
-        let pieces = Pieces::of(own, axis, self.chunk, self.logical[1]);
-        let words = pieces.to_words();
-        let len = words.len();
-        let all = self.comm.all_gather(&self.name, words).and_then(|pending| pending.wait());
-        let all = all.unwrap_or_else(|error| self.fail(error));
+        let own = Pieces::of(own, axis, self.chunk, self.logical[1]);
+        let all = self.comm.all_gather(&self.name, own.to_words()).unwrap_or_else(|error| self.fail(error));
         self.float8_gathers.fetch_add(1, Relaxed);
-        let ranks: Vec<_> = all.chunks_exact(len.max(1)).map(|words| pieces.from_words(words)).collect();
+        Gathering(Parts::Words { own, all })
+    }
+
+    /// Waits for what [`start_gather`](Self::start_gather) has started, and puts the operand together.
+    pub(crate) fn finish_gather<B: Float8Backend>(&self, gathering: Gathering<B>, device: &Device<B>) -> B::Operand {
+        let (own, all) = match gathering.0 {
+            Parts::Whole(operand) => return operand,
+            Parts::Words { own, all } => (own, all),
+        };
+        let all = all.wait().unwrap_or_else(|error| self.fail(error));
+        let words = all.len() / self.comm.world_size();
+        let ranks: Vec<_> = all.chunks_exact(words.max(1)).map(|words| own.from_words(words)).collect();
+        let Pieces { axis, format, granularity, .. } = own;
         let [k, n] = self.logical;
         let dims = self.dims(k, axis);
         let [height, width] = granularity.scale_dims(dims[0], dims[1]);
         let codes = join(ranks.iter().map(|rank| &rank.0[..]), axis, n, k);
-        let inv_scales = match pieces.are_scales_alike {
-            true => pieces.inv_scales,
+        let inv_scales = match own.are_scales_alike() {
+            true => own.inv_scales,
             false => {
                 // Scales of rows or blocks of rows, in the same order as the codes.
                 let (across, along) = if axis == ContractionAxis::Last { (width, height) } else { (height, width) };
@@ -58,43 +64,58 @@ impl Sharding {
     }
 }
 
+/// An operand that is on its way from all ranks.
+pub(crate) struct Gathering<B: Float8Backend>(Parts<B>);
+
+enum Parts<B: Float8Backend> {
+    Whole(B::Operand),
+    Words { own: Pieces, all: Pending<Vec<u32>> },
+}
+
 /// What a rank has of an operand.
 struct Pieces {
     /// Row-major, cropped to the chunk.
     codes: Vec<u8>,
     inv_scales: Vec<InvScale>,
-    /// Whether every rank has the same scales, which then stay where they are.
-    are_scales_alike: bool,
-    /// E8M0 bytes; else the bits of an f32.
-    are_scales_bytes: bool,
+    axis: ContractionAxis,
+    format: Format,
+    granularity: Granularity,
 }
 
 impl Pieces {
     fn of(own: HostCodes, axis: ContractionAxis, chunk: usize, n: usize) -> Self {
-        let HostCodes { codes, dims: [_, width], granularity, inv_scales, .. } = own;
+        let HostCodes { codes, dims: [_, width], format, granularity, inv_scales } = own;
         let codes = match axis {
             ContractionAxis::Last => codes[..chunk * n].to_vec(),
             ContractionAxis::Leading if width == chunk => codes,
             ContractionAxis::Leading => codes.chunks_exact(width).flat_map(|row| &row[..chunk]).copied().collect(),
         };
-        // A row of the transpose is a column of the weight, of which every rank has a part.
-        let are_scales_alike =
-            granularity == Granularity::Tensor || (granularity == Granularity::Row && axis == ContractionAxis::Leading);
-        Self { codes, inv_scales, are_scales_alike, are_scales_bytes: granularity == Granularity::Block1x32 }
+        Self { codes, inv_scales, axis, format, granularity }
+    }
+
+    /// Whether every rank has the same scales, which then stay where they are. A row of the transpose is a column of the weight, of
+    /// which every rank has a part.
+    fn are_scales_alike(&self) -> bool {
+        match self.granularity {
+            Granularity::Tensor => true,
+            Granularity::Row => self.axis == ContractionAxis::Leading,
+            _ => false,
+        }
+    }
+
+    /// E8M0; else the bits of an f32.
+    fn are_scales_bytes(&self) -> bool {
+        self.granularity == Granularity::Block1x32
     }
 
     /// Codes, then scales unless they are alike.
     fn to_words(&self) -> Vec<u32> {
-        let mut bytes = self.codes.clone();
-        if !self.are_scales_alike && self.are_scales_bytes {
-            bytes.resize(bytes.len().next_multiple_of(4), 0);
-            let byte = |scale: &InvScale| scale.to_e8m0().expect("scales of blocks of 32 are E8M0");
-            bytes.extend(self.inv_scales.iter().map(byte));
-        }
-        bytes.resize(bytes.len().next_multiple_of(4), 0);
-        let mut words: Vec<u32> = bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
-        if !self.are_scales_alike && !self.are_scales_bytes {
-            words.extend(self.inv_scales.iter().map(|scale| scale.get().to_bits()));
+        let mut words = to_words(self.codes.clone());
+        let byte = |scale: &InvScale| scale.to_e8m0().expect("scales of blocks of 32 are E8M0");
+        match (self.are_scales_alike(), self.are_scales_bytes()) {
+            (true, _) => {}
+            (_, true) => words.extend(to_words(self.inv_scales.iter().map(byte).collect())),
+            _ => words.extend(self.inv_scales.iter().map(|scale| scale.get().to_bits())),
         }
         words
     }
@@ -103,15 +124,12 @@ impl Pieces {
     #[allow(clippy::wrong_self_convention)]
     fn from_words(&self, words: &[u32]) -> (Vec<u8>, Vec<InvScale>) {
         let (codes, scales) = words.split_at(self.codes.len().div_ceil(4));
-        let bytes = |words: &[u32], len: usize| -> Vec<u8> {
-            words.iter().flat_map(|word| word.to_le_bytes()).take(len).collect()
-        };
-        let inv_scales = match (self.are_scales_alike, self.are_scales_bytes) {
+        let inv_scales = match (self.are_scales_alike(), self.are_scales_bytes()) {
             (true, _) => vec![],
-            (_, true) => bytes(scales, self.inv_scales.len()).into_iter().map(InvScale::from_e8m0).collect(),
+            (_, true) => to_bytes(scales, self.inv_scales.len()).map(InvScale::from_e8m0).collect(),
             _ => scales.iter().map(|bits| InvScale::new(f32::from_bits(*bits))).collect(),
         };
-        (bytes(codes, self.codes.len()), inv_scales)
+        (to_bytes(codes, self.codes.len()).collect(), inv_scales)
     }
 }
 

@@ -1,11 +1,12 @@
 //! Collectives on tensors in high precision: whole weights, gradients and amaxes.
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{DType, FloatDType, Scalar, TensorData, TensorMetadata, get_device_settings};
-use burn_std::{Bytes, Shape, Slice};
+use burn_std::{Bytes, Shape, Slice, bf16};
 use float8_comm::CommError;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::Sharding;
+use super::words::{to_bytes, to_words};
+use super::{ReduceDtype, Sharding};
 use crate::backend::Float8Backend;
 use crate::backend::host::read_f32;
 
@@ -35,19 +36,13 @@ impl Sharding {
         let (device, dtype) = (B::float_device(&shard), shard.dtype());
         let data = burn_std::future::block_on(B::float_into_data(shard)).expect("a tensor that exists can be read");
         let bytes = data.bytes.to_vec();
-        let mut words: Vec<u32> = bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
-        // An odd number of elements of two bytes.
-        let rest = bytes.as_chunks::<4>().1;
-        if let [low, high] = rest {
-            words.push(u32::from_le_bytes([*low, *high, 0, 0]));
-        }
+        let own = bytes.len();
+        let words = to_words(bytes);
         let len = words.len();
         let all = self.comm.all_gather(&self.name, words).and_then(|pending| pending.wait());
         let all = all.unwrap_or_else(|error| self.fail(error));
         self.full_gathers.fetch_add(1, Relaxed);
-        let rank =
-            |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).take(bytes.len()).collect::<Vec<_>>();
-        let mut whole: Vec<u8> = all.chunks_exact(len.max(1)).flat_map(rank).collect();
+        let mut whole: Vec<u8> = all.chunks_exact(len.max(1)).flat_map(|words| to_bytes(words, own)).collect();
         whole.truncate(k * n * dtype.size());
         let data = TensorData::from_bytes(Bytes::from_bytes_vec(whole), Shape::from(vec![k, n]), dtype);
         B::float_from_data(data, &device)
@@ -67,8 +62,8 @@ impl Sharding {
         Ok(all.into_iter().map(f32::from_bits).collect())
     }
 
-    /// The sum over all ranks of the rows `[chunk, N]` that this rank holds of a gradient `[K, N]`, added in f32, in the gradient's
-    /// dtype; this waits for the device.
+    /// The sum over all ranks of the rows `[chunk, N]` that this rank holds of a gradient `[K, N]`, exchanged as the configuration
+    /// says and added in f32, in the gradient's dtype; this waits for the device.
     pub(crate) fn reduce_scatter<B: Float8Backend>(&self, gradient: FloatTensor<B>) -> FloatTensor<B> {
         let [_, n] = self.logical;
         let ranks = self.comm.world_size();
@@ -78,7 +73,14 @@ impl Sharding {
         let (device, dtype) = (B::float_device(&gradient), gradient.dtype());
         let mut all = read_f32::<B>(gradient);
         all.resize(ranks * self.chunk * n, 0.0);
-        let own = self.comm.reduce_scatter_sum(&self.name, all).and_then(|pending| pending.wait());
+        let own = match self.config.reduce_dtype {
+            ReduceDtype::F32 => self.comm.reduce_scatter_sum(&self.name, all).and_then(|pending| pending.wait()),
+            ReduceDtype::Bf16 => {
+                let bytes = all.into_iter().flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect();
+                let all = self.comm.all_to_all(&self.name, to_words(bytes)).and_then(|pending| pending.wait());
+                all.map(|words| sum_bf16(&words, ranks))
+            }
+        };
         let own = own.unwrap_or_else(|error| self.fail(error));
         let own = B::float_from_data(TensorData::new(own, [self.chunk, n]), &device);
         if dtype == DType::F32 { own } else { B::float_cast(own, FloatDType::from(dtype)) }
@@ -100,6 +102,17 @@ impl Sharding {
         let all = self.comm.all_reduce_max_bits(&self.name, bits).and_then(|pending| pending.wait());
         all.unwrap_or_else(|error| self.fail(error)).into_iter().map(f32::from_bits).collect()
     }
+}
+
+/// The sums in f32 of so many ranks' equal parts, each two bf16 a word, in the order of the ranks.
+fn sum_bf16(words: &[u32], ranks: usize) -> Vec<f32> {
+    let part = words.len() / ranks;
+    // A bf16 is the upper half of an f32.
+    let of = |word: u32| [word << 16, word & 0xffff_0000].map(f32::from_bits);
+    let sum = |i: usize| {
+        (0..ranks).map(|rank| of(words[rank * part + i])).reduce(|[a, b], [c, d]| [a + c, b + d]).unwrap_or_default()
+    };
+    (0..part).flat_map(sum).collect()
 }
 
 /// Amaxes of a weight, f32: `[1]` of all of it, or `[N]` of its columns.

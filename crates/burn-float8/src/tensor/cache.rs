@@ -25,7 +25,7 @@ use crate::backend::Float8Backend;
 use crate::backend::host::read_f32;
 use crate::config::DelayedScaling;
 use crate::layer::{Layer, ReadAmax, now};
-use crate::shard::Amax;
+use crate::shard::{Amax, Gathering};
 use crate::step::Observation;
 use crate::terms::{Operand, Reason};
 
@@ -214,6 +214,14 @@ pub(super) struct Entries<B: Float8Backend> {
     pub(super) reduced: Vec<(AmaxOf, Amax<B>)>,
     /// A sharded weight's values from all ranks, by dtype.
     pub(super) gathered: Vec<FloatTensor<B>>,
+    /// Copies of a sharded weight that are on their way.
+    pub(super) started: Vec<(CopyKey, Started<B>)>,
+}
+
+/// A copy of a sharded weight that is on its way from all ranks, and what the cast of this rank's rows found out.
+pub(super) struct Started<B: Float8Backend> {
+    pub(super) gathering: Gathering<B>,
+    pub(super) result: Arc<CastResult<B>>,
 }
 
 /// What amaxes are of.
@@ -228,9 +236,10 @@ pub(crate) enum AmaxOf {
 impl<B: Float8Backend> Default for Fp8Cache<B> {
     fn default() -> Self {
         let (copies, results, uses, unconfirmed, forwards) = Default::default();
-        let (reduced, gathered) = Default::default();
+        let (reduced, gathered, started) = Default::default();
+        let fprops_since_dgrad = 0;
         let entries =
-            Entries { copies, results, uses, unconfirmed, forwards, fprops_since_dgrad: 0, reduced, gathered };
+            Entries { copies, results, uses, unconfirmed, forwards, fprops_since_dgrad, reduced, gathered, started };
         Self {
             entries: Mutex::new(entries),
             is_weight: AtomicBool::new(false),
@@ -291,6 +300,12 @@ impl<B: Float8Backend> Fp8Cache<B> {
         let mut entries = self.lock();
         let _copies: Vec<_> = entries.copies.extract_if(.., |(key, _)| key.cast.delayed.is_some()).collect();
         entries.results.retain(|(key, _)| key.delayed.is_none());
+        entries.started.retain(|(key, _)| key.cast.delayed.is_none());
+    }
+
+    /// Lets go of copies that are on their way.
+    pub(super) fn forget_started(&self) {
+        self.lock().started.clear();
     }
 
     /// Keeps amaxes of a sharded weight over all ranks, for the casts to come.

@@ -1,11 +1,20 @@
-//! The whole of a weight: its logical shape, and its values from all ranks where it is sharded.
+//! The whole of a sharded weight: its logical shape, its values, and the FP8 copies that GEMMs read, from all ranks.
+use std::sync::Arc;
+
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, FloatDType, TensorMetadata};
 use burn_std::Shape;
 
 use super::Float8Tensor;
-use crate::backend::Float8Backend;
+use super::cache::{AmaxOf, CopyKey, Entries, Fp8Copy, Held, Layout, Started};
+use super::cast::{CastRequest, cast_key, reads_columns};
+use crate::backend::{Float8Backend, Quantized};
+use crate::config::Float8LinearConfig;
+use crate::layer::Layer;
 use crate::profile::operation;
+use crate::shard::{Amax, Sharding, column_amaxes, tensor_amax};
+use crate::step::DeviceState;
+use crate::terms::{Operand, Role};
 
 impl<B: Float8Backend> Float8Tensor<B> {
     /// The shape of the whole weight, of which this may be some rows.
@@ -38,4 +47,107 @@ impl<B: Float8Backend> Float8Tensor<B> {
         entries.gathered.push(whole.clone());
         whole
     }
+}
+
+/// Starts the gather of a copy that nobody has asked for yet, unless there is one; whether it did.
+pub(super) fn start<B: Float8Backend>(t: &Float8Tensor<B>, request: CastRequest<'_>, sharding: &Sharding) -> bool {
+    let key = request.copy_key();
+    let mut entries = t.cache().lock();
+    if entries.find(key).is_some() || entries.started.iter().any(|(started, _)| *started == key) {
+        return false;
+    }
+    let started = entries.start_gather(t, request, sharding);
+    entries.started.push((key, started));
+    true
+}
+
+impl CastRequest<'_> {
+    fn copy_key(&self) -> CopyKey {
+        CopyKey { cast: self.key(), layout: Layout::Matrix, operand: self.operand }
+    }
+}
+
+impl<B: Float8Backend> Entries<B> {
+    /// The whole copy of a sharded weight, from all ranks' casts of their rows, whose gather may have been started.
+    pub(super) fn gather(
+        &mut self,
+        t: &Float8Tensor<B>,
+        request: CastRequest<'_>,
+        sharding: &Sharding,
+    ) -> Arc<Fp8Copy<B>> {
+        let (CastRequest { layer, config, .. }, key) = (request, request.copy_key());
+        let started = self.started.extract_if(.., |(started, _)| *started == key).next().map(|(_, started)| started);
+        let Started { gathering, result } = started.unwrap_or_else(|| self.start_gather(t, request, sharding));
+        let whole = sharding.finish_gather::<B>(gathering, &B::float_device(t.full()));
+        let copy = Fp8Copy::new(whole, key.cast.cast, result, layer);
+        let held = match sharding.keeps_gathered() && !config.force_recompute_fp8_weight_in_bwd() {
+            true => Held::Strong(copy.clone()),
+            false => Held::Weak(Arc::downgrade(&copy)),
+        };
+        self.copies.push((key, held));
+        copy
+    }
+
+    /// Casts this rank's rows and starts to gather the others'.
+    fn start_gather(&mut self, t: &Float8Tensor<B>, request: CastRequest<'_>, sharding: &Sharding) -> Started<B> {
+        let (CastRequest { operand, layer, .. }, cast) = (request, request.key());
+        layer.count_cast(operand.role);
+        let amax = |of| {
+            let known = self.reduced.iter().find(|(known, _)| *known == of).map(|(_, amax)| amax.0.clone());
+            move || known.clone().unwrap_or_else(|| sharding.reduce_amax(&own_amax(t, of)).0)
+        };
+        let (own, columns) = (amax(AmaxOf::Tensor), amax(AmaxOf::Columns));
+        let rows = match reads_columns(cast, operand) {
+            // One row more with the amax of each column: its scale is then that of the whole column.
+            true => {
+                let (dtype, n) = (FloatDType::from(t.dtype()), t.shape()[1]);
+                let columns = B::float_reshape(columns(), Shape::from(vec![1, n]));
+                B::float_cat(vec![t.full().clone(), B::float_cast(columns, dtype)], 0)
+            }
+            false => t.full().clone(),
+        };
+        let own_amax: Option<&dyn Fn() -> FloatTensor<B>> = if cast.has_one_scale() { Some(&own) } else { None };
+        let orientation = operand.axis.orientation();
+        let (Quantized { rows, cols, .. }, result) = self.quantize(t, rows, orientation, request, own_amax);
+        let shard = rows.or(cols).expect("the orientation that was asked for");
+        Started { gathering: sharding.start_gather::<B>(&shard, operand.axis), result }
+    }
+}
+
+fn own_amax<B: Float8Backend>(t: &Float8Tensor<B>, of: AmaxOf) -> Amax<B> {
+    match of {
+        AmaxOf::Tensor => tensor_amax(t.full().clone()),
+        AmaxOf::Columns => column_amaxes(t.full().clone()),
+    }
+}
+
+/// The amaxes of this rank's rows that the casts of a sharded weight need from all ranks, and do not have yet.
+pub(crate) fn amaxes_to_reduce<B: Float8Backend>(
+    t: &Float8Tensor<B>,
+    layer: &Layer,
+    config: &Float8LinearConfig,
+) -> Vec<(AmaxOf, Amax<B>)> {
+    let entries = t.cache().lock();
+    let mut wanted = vec![];
+    for operand in [Operand::WEIGHT_T, Operand::WEIGHT] {
+        let key = cast_key(layer, config, operand);
+        let has_history = || {
+            let state = DeviceState::<B>::of(layer, &B::float_device(t.full()));
+            let scaling_amax = |scaling| state.lock().histories.scaling_amax(layer.name(), Role::Weight, scaling);
+            !state.has_left(layer) && key.delayed.is_some_and(|key| scaling_amax(key.scaling).is_some())
+        };
+        let of = match () {
+            _ if config.casts().of(operand).is_disabled() => continue,
+            _ if reads_columns(key, operand) => AmaxOf::Columns,
+            _ if key.has_one_scale() && entries.result(key).is_none() && !has_history() => AmaxOf::Tensor,
+            _ => continue,
+        };
+        let is_known =
+            entries.reduced.iter().map(|(known, _)| *known).chain(wanted.iter().copied()).any(|known| known == of);
+        if !is_known {
+            wanted.push(of);
+        }
+    }
+    drop(entries);
+    wanted.into_iter().map(|of| (of, own_amax(t, of))).collect()
 }

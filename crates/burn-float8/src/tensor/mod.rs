@@ -1,7 +1,9 @@
 //! [`Float8Tensor`]: the inner backend's float tensor plus what only linear layers touch.
+mod ahead;
 mod cache;
 mod cast;
 mod clones;
+mod copies;
 mod gathered;
 mod recent;
 mod sample;
@@ -14,11 +16,14 @@ use burn_std::Shape;
 
 use crate::backend::Float8Backend;
 use crate::layer::{Layer, Mark, Tag};
+pub(crate) use ahead::{Ahead, ShardedWeight};
 use cache::Forward;
-pub(crate) use cache::{Fp8Cache, Fp8Copy, Layout, LinearUse};
-pub(crate) use cast::{CastRequest, View, amaxes_to_reduce, confirm, fp8_copy, observation};
+pub(crate) use cache::{AmaxOf, Fp8Cache, Fp8Copy, Layout, LinearUse};
+pub(crate) use cast::{CastRequest, View};
 use clones::{Clones, Handle};
 pub(crate) use clones::{SavedClone, note_ones};
+pub(crate) use copies::{confirm, fp8_copy, observation};
+pub(crate) use gathered::amaxes_to_reduce;
 pub(crate) use recent::{clear as clear_recent, note_backward, note_forward};
 pub(crate) use sample::{is_sampled, push_sample, sample, take_sample};
 
@@ -96,6 +101,15 @@ impl<B: Float8Backend> Float8Tensor<B> {
     #[inline]
     pub(crate) fn mark(&self) -> Option<&Mark> {
         self.mark.as_ref()
+    }
+
+    /// The layer of a weight of which this rank has some rows, if this is those rows or their gradient.
+    pub(crate) fn divided(&self) -> Option<&Arc<Layer>> {
+        let layer = match &self.mark {
+            Some(Mark::Weight(Tag { layer, .. }) | Mark::ShardGradient(layer)) => layer,
+            _ => return None,
+        };
+        layer.sharding().filter(|sharding| sharding.is_divided()).map(|_| layer)
     }
 
     /// The result of an operation on marked tensors.

@@ -5,7 +5,8 @@ use burn_backend::TensorMetadata;
 use burn_backend::tensor::Device;
 
 use super::Float8Tensor;
-use super::cast::{CastRequest, View, recast};
+use super::cast::{CastRequest, View};
+use super::copies::recast;
 use crate::backend::{Float8Backend, Quantized, ScaleFrom};
 use crate::config::Float8LinearConfig;
 use crate::layer::{Layer, has_one_cast};

@@ -146,6 +146,15 @@ impl World {
         })
     }
 
+    pub(crate) fn all_to_all(self: &Arc<Self>, label: &str, words: Vec<u32>) -> Result<Pending<Vec<u32>>, CommError> {
+        let (count, all) = ((words.len() / self.size) as c_int, vec![0; words.len()]);
+        self.launch((Operation::AllToAll, label), (words, all), |from, to, comm, request| {
+            let datatype = u32::datatype();
+            // SAFETY: both buffers have `count` words for each rank, and live until the request is done.
+            unsafe { ffi::MPI_Ialltoall(from.cast(), count, datatype, to.cast(), count, datatype, comm, request) }
+        })
+    }
+
     pub(crate) fn reduce_scatter_sum(
         self: &Arc<Self>,
         label: &str,

@@ -51,6 +51,9 @@ pub fn each_collective() {
         let sent = comm.broadcast("seed", root, vec![rank as u32 + 40, 5]).unwrap().wait().unwrap();
         assert_eq!(sent, [root as u32 + 40, 5]);
     }
+    let words = (0..size as u32).flat_map(|to| [100 * rank as u32 + to, to]).collect();
+    let all: Vec<u32> = comm.all_to_all("exchange", words).unwrap().wait().unwrap();
+    assert_eq!(all, (0..size as u32).flat_map(|from| [100 * from + rank as u32, rank as u32]).collect::<Vec<_>>());
     comm.barrier("end").unwrap();
 
     // Nothing of nothing.
@@ -59,7 +62,9 @@ pub fn each_collective() {
 
     let (r, traffic) = (size as u64, comm.traffic());
     assert_eq!(traffic.label("words"), Count { calls: 1, sent: 8, received: 8 * (r - 1) });
-    assert_eq!(traffic.label("rows"), Count { calls: 1, sent: 8 * r, received: 8 * (r - 1) });
+    for label in ["rows", "exchange"] {
+        assert_eq!(traffic.label(label), Count { calls: 1, sent: 8 * r, received: 8 * (r - 1) });
+    }
     assert_eq!(traffic.operation(Operation::AllReduceSum), Count { calls: 1, sent: 8, received: 16 * (r - 1) / r });
     assert_eq!(traffic.label("seed"), Count { calls: r, sent: 8, received: 8 * (r - 1) });
     let names = (0..r).map(|rank| rank * 3).sum::<u64>();
@@ -207,6 +212,8 @@ pub fn bad_input() {
     let text =
         format!("reduce_scatter_sum of \"wq\": {} elements cannot be split among {world_size} ranks", world_size + 1);
     assert!(error.to_string().starts_with(&text), "{error}");
+    let error = comm.all_to_all("wq", vec![0; world_size + 1]).unwrap_err();
+    assert!(error.to_string().starts_with("all_to_all of \"wq\": "), "{error}");
     let error = comm.broadcast("seed", world_size, vec![1]).unwrap_err();
     assert!(matches!(error, CommError::NoSuchRoot { root, .. } if root == world_size), "{error}");
     let error = Communicator::from_env(Options::default()).unwrap_err();

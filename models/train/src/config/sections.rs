@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use burn_float8::Reshard;
+use burn_float8::{ReduceDtype, Reshard};
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
 use device_select::DeviceChoice;
@@ -177,6 +177,8 @@ pub struct ParallelismSection {
     /// How long a weight lives that was gathered from all ranks: `after_step` gathers each twice in an optimizer step, `after_forward`
     /// twice in a micro-batch, and keeps none.
     pub reshard: Reshard,
+    /// What ranks exchange of gradients: `f32`, or `bf16`, half the bytes, rounded once and added in f32.
+    pub reduce_dtype: ReduceDtype,
 }
 
 /// Steps of which a table says where their time went: by kernel on a GPU, by operation on a CPU. Without this section there are none.

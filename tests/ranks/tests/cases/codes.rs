@@ -38,7 +38,9 @@ pub fn are_those_of_a_cast_of_the_whole() {
             let [kept, let_go] = [Reshard::AfterStep, Reshard::AfterForward].map(|reshard| {
                 let whole = linear(k, n, recipe);
                 let expected = read(&whole, k, n);
-                let (shard, sharded) = Sharded::apply(linear(k, n, recipe), &comm, ShardConfig { reshard }).unwrap();
+                let (shard, sharded) =
+                    Sharded::apply(linear(k, n, recipe), &comm, ShardConfig { reshard, ..ShardConfig::default() })
+                        .unwrap();
                 let found = read(&shard, k, n);
                 assert_eq!(found[..2], expected[..2], "{recipe} {k}x{n}");
                 // Every rank has the same gradient, so that the sum over two is twice that, exactly.
@@ -94,7 +96,7 @@ pub fn high_precision_is_gathered_too() {
     burn_float8::set_default_config::<B>(&device, None).unwrap();
     let expected = bits(plain().valid().forward(x.clone()));
     for reshard in [Reshard::AfterStep, Reshard::AfterForward] {
-        let (shard, _) = Sharded::apply(plain(), &comm, ShardConfig { reshard }).unwrap();
+        let (shard, _) = Sharded::apply(plain(), &comm, ShardConfig { reshard, ..ShardConfig::default() }).unwrap();
         let evaluated = shard.valid();
         for _ in 0..2 {
             assert_eq!(bits(evaluated.forward(x.clone())), expected);

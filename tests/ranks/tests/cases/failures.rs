@@ -2,7 +2,8 @@
 use std::time::Duration;
 
 use burn::module::Module;
-use burn::nn::{LayerNormConfig, LinearConfig};
+use burn::nn::{Embedding, EmbeddingConfig, LayerNormConfig, LinearConfig};
+use burn::optim::{GradientsParams, MuonConfig, Optimizer};
 use burn::prelude::*;
 use burn_float8::{Float8Config, ShardConfig, ShardError, Sharded};
 use ranks::B;
@@ -30,6 +31,28 @@ pub fn what_cannot_be_sharded_is_refused() {
     let norm = LayerNormConfig::new(8).init::<B>(&Default::default());
     let nothing = Sharded::apply(norm, &comm, ShardConfig::default()).unwrap_err().error.to_string();
     assert!(nothing.contains(&ShardError::NothingToShard.to_string()), "{nothing}");
+}
+
+/// An optimizer that multiplies gradients.
+pub fn muon() {
+    let (model, _) = Sharded::apply(two(), &world(), ShardConfig::default()).unwrap();
+    let x = Tensor::<B, 2>::ones([4, 64], &Default::default());
+    let loss = model.down.forward(model.up.forward(x)).sum();
+    let grads = GradientsParams::from_grads(loss.backward(), &model);
+    MuonConfig::new().init().step(1e-2, model, grads);
+}
+
+/// The table of an embedding that is also the output layer's weight.
+pub fn tied_output() {
+    let model = Tied { embedding: EmbeddingConfig::new(48, 32).init::<B>(&Default::default()) };
+    let (Tied { embedding }, _) = Sharded::apply(model, &world(), ShardConfig::default()).unwrap();
+    let x = embedding.forward(Tensor::from_ints([[1, 2, 3]], &Default::default()));
+    x.reshape([3, 32]).matmul(embedding.weight.val().transpose());
+}
+
+#[derive(Module, Debug)]
+struct Tied<B: Backend> {
+    embedding: Embedding<B>,
 }
 
 pub fn a_rank_that_sleeps() {
@@ -61,13 +84,16 @@ struct Two<B: Backend> {
     down: burn::nn::Linear<B>,
 }
 
+fn two() -> Two<B> {
+    // Of linears without a bias, which Muon does not take.
+    let new = || LinearConfig::new(64, 64).with_bias(false).init::<B>(&Default::default());
+    Float8Config::tensorwise().apply(Two { up: new(), down: new() }).unwrap()
+}
+
 pub fn ranks_that_differ() {
     let comm = world();
-    let device = Default::default();
-    let new = || LinearConfig::new(64, 64).init::<B>(&device);
-    let model = Float8Config::tensorwise().apply(Two { up: new(), down: new() }).unwrap();
-    let (model, _) = Sharded::apply(model, &comm, ShardConfig::default()).unwrap();
-    let x = Tensor::<B, 2>::ones([4, 64], &device);
+    let (model, _) = Sharded::apply(two(), &comm, ShardConfig::default()).unwrap();
+    let x = Tensor::<B, 2>::ones([4, 64], &Default::default());
     match comm.rank() {
         0 => model.down.forward(model.up.forward(x)),
         _ => model.up.forward(model.down.forward(x)),

@@ -1,5 +1,5 @@
 //! What ranks send, and what each of them keeps.
-use burn_float8::{Recipe, Reshard, ShardConfig, Sharded};
+use burn_float8::{Recipe, Reshard, ShardConfig, Sharded, report};
 use float8_comm::Operation;
 use ranks::{Training, model};
 
@@ -11,7 +11,8 @@ pub fn bytes_on_the_wire() {
         [(Recipe::Tensorwise, 0.5), (Recipe::Delayed, 0.5), (Recipe::Mxfp8, 0.52), (Recipe::Blockwise, 0.52)]
     {
         for (reshard, per_step) in [(Reshard::AfterStep, 2), (Reshard::AfterForward, 4)] {
-            let (model, sharded) = Sharded::apply(model(recipe), &comm, ShardConfig { reshard }).unwrap();
+            let (model, sharded) =
+                Sharded::apply(model(recipe), &comm, ShardConfig { reshard, ..ShardConfig::default() }).unwrap();
             let shapes = Sharded::parameters::<ranks::B, _>(&model);
             let mut training = Training::new(model, Some(sharded));
             // The second step begins the histories, and casts the first weight that it reads by its own amax.
@@ -40,6 +41,30 @@ pub fn bytes_on_the_wire() {
                 }
             }
         }
+    }
+}
+
+/// From the second step on, each but a step's first gather is started while another layer computes, and none is made in vain.
+pub fn gathers_run_ahead() {
+    for (reshard, per_step) in [(Reshard::AfterStep, 2), (Reshard::AfterForward, 4)] {
+        let config = ShardConfig { reshard, ..ShardConfig::default() };
+        let (model, sharded) = Sharded::apply(model(Recipe::Tensorwise), &world(), config).unwrap();
+        let mut training = Training::new(model, Some(sharded));
+        let mut step = |micro_batches: usize| {
+            training.step(2 * micro_batches);
+            let layers = report(&training.model).layers.into_iter();
+            let gathers = layers.filter_map(|layer| layer.sharding).map(|s| [s.float8_gathers, s.float8_gathers_ahead]);
+            gathers.fold([0; 2], |[all, ahead], [more, more_ahead]| [all + more, ahead + more_ahead])
+        };
+        let first = 3 * per_step;
+        assert_eq!(step(2), [first, 0], "{reshard:?}: the first step is the example");
+        assert_eq!(step(2), [2 * first, first - 1], "{reshard:?}");
+        assert_eq!(step(2), [3 * first, 2 * (first - 1)], "{reshard:?}");
+        // A step that ends earlier than the last one lets go of the gather that is on its way.
+        let [all, ahead] = step(1);
+        let (gathers, in_vain) = if reshard == Reshard::AfterStep { (6, 0) } else { (6, 1) };
+        assert_eq!([all - 3 * first, ahead - 2 * (first - 1)], [gathers + in_vain, 5 + in_vain], "{reshard:?}");
+        assert!(training.step(2).is_finite());
     }
 }
 

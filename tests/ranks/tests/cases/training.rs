@@ -1,11 +1,13 @@
 //! Training on several ranks is training on one with as many micro-batches.
-use burn_float8::{Recipe, Reshard, ShardConfig, Sharded};
+use burn_float8::{Recipe, ReduceDtype, Reshard, ShardConfig, Sharded};
+use float8_comm::Operation;
 use ranks::{Training, model};
 
 use super::world;
 
 fn sharded(recipe: Recipe, reshard: Reshard) -> Training {
-    let (model, sharded) = Sharded::apply(model(recipe), &world(), ShardConfig { reshard }).unwrap();
+    let (model, sharded) =
+        Sharded::apply(model(recipe), &world(), ShardConfig { reshard, ..ShardConfig::default() }).unwrap();
     Training::new(model, Some(sharded))
 }
 
@@ -33,6 +35,30 @@ pub fn four_ranks_are_close() {
             assert!((one - four).abs() <= limit * one, "{recipe} step {step}: {one} and {four}");
         }
     }
+}
+
+/// Rounded once on each rank, they cost half the bytes and little of the loss.
+pub fn gradients_in_bf16() {
+    let comm = world();
+    let ranks = comm.world_size();
+    let train = |reduce_dtype| {
+        let config = ShardConfig { reduce_dtype, ..ShardConfig::default() };
+        let (model, sharded) = Sharded::apply(model(Recipe::Tensorwise), &comm, config).unwrap();
+        let mut training = Training::new(model, Some(sharded));
+        let before = comm.traffic();
+        let losses: Vec<f32> = (0..50).map(|_| training.step(ranks)).collect();
+        (losses, comm.traffic().since(&before))
+    };
+    let [(exact, sums), (rounded, halves)] = [ReduceDtype::F32, ReduceDtype::Bf16].map(train);
+    assert_eq!(exact[0], rounded[0], "the first loss comes before any gradient");
+    assert_ne!(exact[49], rounded[49], "nothing was rounded");
+    for (step, (exact, rounded)) in exact.iter().zip(&rounded).enumerate() {
+        assert!((exact - rounded).abs() <= 1e-2 * exact, "step {step}: {exact} and {rounded}");
+    }
+    let [scattered, exchanged] =
+        [(sums, Operation::ReduceScatterSum), (halves, Operation::AllToAll)].map(|(traffic, of)| traffic.operation(of));
+    assert_eq!((exchanged.calls, 2 * exchanged.sent), (scattered.calls, scattered.sent));
+    assert!(exchanged.sent > 0);
 }
 
 /// What was saved whole is loaded as shards, and what is gathered is what was saved.
