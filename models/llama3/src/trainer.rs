@@ -99,6 +99,7 @@ pub fn train<B: AutodiffBackend + Float8Stack>(
         })?,
         false => Checkpoints::of_another(&config.checkpoint),
     };
+    let checkpoints = checkpoints.map(|checkpoints| checkpoints.with_ranks(comm.clone()));
     let data = config.open_data(&tokenizer, &progress, out)?;
     let (held_out, batches) = (config.held_out_batches(&data)?, config.train_batches(&data)?);
     announce(config, selected, dtype, &dims, &tokenizer, &data, out)?;

@@ -48,9 +48,14 @@ impl Ranks {
         self.comm().world_size()
     }
 
-    /// Whether this is the one that writes logs, metrics and checkpoints.
+    /// This one's number, from 0.
+    pub fn rank(&self) -> usize {
+        self.comm().rank()
+    }
+
+    /// Whether this is the one that writes logs and metrics.
     pub fn is_first(&self) -> bool {
-        self.comm().rank() == 0
+        self.rank() == 0
     }
 
     /// Sums over all ranks.
@@ -77,7 +82,7 @@ impl Ranks {
     /// in the place of one without targets comes another of the same round, times zero. A round in which no rank has targets is left
     /// out by all.
     pub(crate) fn share<'a>(&self, batches: &'a [Batch]) -> Vec<(&'a Batch, f64)> {
-        let rank = self.comm().rank();
+        let rank = self.rank();
         let round = |round: &'a [Batch]| {
             let has_targets = |batch: &&Batch| batch.num_targets() > 0;
             let own = round.get(rank).filter(has_targets).map(|batch| (batch, 1.0));

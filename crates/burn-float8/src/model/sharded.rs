@@ -1,5 +1,6 @@
 //! [`Sharded`]: a model of which each rank keeps a part: linears and embeddings sharded, everything else replicated.
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
@@ -249,29 +250,10 @@ impl Sharded {
         sharding_of(parameter).is_some()
     }
 
-    /// What belongs to a parameter element by element, such as a moment, from this rank's values `[chunk, N]` whole: those of all
-    /// ranks, which all call it. What belongs to a replicated parameter is whole.
-    ///
-    /// # Errors
-    ///
-    /// [`CommError`].
-    pub fn gather_values<B: Float8Stack, const D: usize>(
-        parameter: &Tensor<B, D>,
-        own: Vec<f32>,
-    ) -> Result<Vec<f32>, CommError> {
-        match sharding_of(parameter) {
-            Some(sharding) => sharding.gather_f32(own),
-            None => Ok(own),
-        }
-    }
-
-    /// The inverse of [`gather_values`](Self::gather_values): this rank's values `[chunk, N]` of whole ones, `[K, N]`.
-    pub fn own_values<B: Float8Stack, const D: usize>(parameter: &Tensor<B, D>, whole: Vec<f32>) -> Vec<f32> {
-        let Some(sharding) = sharding_of(parameter) else { return whole };
-        let ([_, n], rows) = (sharding.logical(), sharding.rows());
-        let mut own = whole[rows.start * n..rows.end * n].to_vec();
-        own.resize(sharding.chunk() * n, 0.0);
-        own
+    /// The rows of the whole parameter that this rank has: all, if it is not sharded. Below them a shard has zeros, up to the rows that
+    /// each rank has.
+    pub fn rows<B: Float8Stack, const D: usize>(parameter: &Tensor<B, D>) -> Range<usize> {
+        sharding_of(parameter).map_or_else(|| 0..parameter.dims()[0], |sharding| sharding.rows())
     }
 
     /// The shape of the whole parameter.

@@ -2,7 +2,6 @@
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{DType, FloatDType, Scalar, TensorData, TensorMetadata, get_device_settings};
 use burn_std::{Bytes, Shape, Slice, bf16};
-use float8_comm::CommError;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::words::{to_bytes, to_words};
@@ -46,20 +45,6 @@ impl Sharding {
         whole.truncate(k * n * dtype.size());
         let data = TensorData::from_bytes(Bytes::from_bytes_vec(whole), Shape::from(vec![k, n]), dtype);
         B::float_from_data(data, &device)
-    }
-
-    /// `[K, N]` of all ranks' `[chunk, N]`, on the host.
-    ///
-    /// # Errors
-    /// [`CommError`].
-    pub(crate) fn gather_f32(&self, own: Vec<f32>) -> Result<Vec<f32>, CommError> {
-        if self.comm.world_size() == 1 {
-            return Ok(own);
-        }
-        let bits = own.into_iter().map(f32::to_bits).collect();
-        let mut all = self.comm.all_gather(&self.name, bits)?.wait()?;
-        all.truncate(self.logical.iter().product());
-        Ok(all.into_iter().map(f32::from_bits).collect())
     }
 
     /// The sum over all ranks of the rows `[chunk, N]` that this rank holds of a gradient `[K, N]`, exchanged as the configuration

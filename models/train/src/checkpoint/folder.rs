@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -48,10 +49,21 @@ pub enum Worth {
     Diverged,
 }
 
+/// A checkpoint that has been written.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Written {
+    /// Optimizer steps made.
+    pub step: usize,
+    /// What it is worth.
+    pub worth: Worth,
+    /// From the first tensor to the last rename.
+    pub took: Duration,
+}
+
 /// A file's length and SHA-256.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Checksum {
+pub(super) struct Checksum {
     bytes: u64,
     sha256: String,
 }
@@ -91,7 +103,23 @@ fn step_of(name: &str) -> Option<u64> {
     name.strip_prefix("step-")?.parse().ok()
 }
 
-fn checksum(path: &Path) -> Result<Checksum> {
+fn partial_name(name: &str) -> String {
+    format!(".{name}{PARTIAL}")
+}
+
+fn checkpoint_name(step: u64, worth: Worth) -> String {
+    match worth {
+        Worth::HeldOutLoss(_) => name_of(step),
+        Worth::Diverged => format!("diverged-{step:09}"),
+    }
+}
+
+/// Where the files of a checkpoint lie until it is whole.
+pub(super) fn under_way(folder: &Path, step: u64, worth: Worth) -> PathBuf {
+    folder.join(partial_name(&checkpoint_name(step, worth)))
+}
+
+pub(super) fn checksum(path: &Path) -> Result<Checksum> {
     let (bytes, sha256) = digest::of_file(path).map_err(io_error("read", path))?;
     Ok(Checksum { bytes, sha256 })
 }
@@ -259,23 +287,31 @@ impl CheckpointFolder {
         keep: usize,
         write: impl FnOnce(&Path) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
-        let name = match worth {
-            Worth::HeldOutLoss(_) => name_of(step),
-            Worth::Diverged => format!("diverged-{step:09}"),
-        };
-        let (partial, path) = (self.partial(&name)?, self.path.join(&name));
+        let partial = self.begin(step, worth)?;
         let written = write(&partial).and_then(|()| {
-            write_manifest(&partial, worth)?;
-            if worth == Worth::Diverged {
-                self.retire(&name)?;
-            } else {
-                // Before the new one is there: the newest is what a run resumes from.
-                let steps = saved_steps(&self.path)?.into_iter().filter(|other| *other >= step);
-                steps.rev().try_for_each(|step| self.retire(&name_of(step)))?;
-            }
-            Ok(self.publish(&partial, &path)?)
+            let files = names(&partial)?.into_iter().map(|name| Ok((name.clone(), checksum(&partial.join(name))?)));
+            Ok(self.commit(step, worth, keep, files.collect::<Result<_>>()?)?)
         });
-        written.inspect_err(|_| discard(&partial))?;
+        written.inspect_err(|_| discard(&partial))
+    }
+
+    /// An empty folder for the files of the checkpoint of `step`, whether by this process or others.
+    pub(super) fn begin(&self, step: u64, worth: Worth) -> Result<PathBuf> {
+        self.partial(&checkpoint_name(step, worth))
+    }
+
+    /// The rest of [`save`](Self::save), when all files are there.
+    pub(super) fn commit(&self, step: u64, worth: Worth, keep: usize, files: BTreeMap<String, Checksum>) -> Result<()> {
+        let (name, partial) = (checkpoint_name(step, worth), under_way(&self.path, step, worth));
+        write_manifest(&partial, worth, files)?;
+        if worth == Worth::Diverged {
+            self.retire(&name)?;
+        } else {
+            // Before the new one is there: the newest is what a run resumes from.
+            let steps = saved_steps(&self.path)?.into_iter().filter(|other| *other >= step);
+            steps.rev().try_for_each(|step| self.retire(&name_of(step)))?;
+        }
+        self.publish(&partial, &self.path.join(&name))?;
         if worth == Worth::Diverged {
             return Ok(());
         }
@@ -284,11 +320,11 @@ impl CheckpointFolder {
         if let Some((step, loss)) = best {
             self.write("BEST", format!("{}\n{loss:?}\n", name_of(step)).as_bytes())?;
         }
-        Ok(self.prune(keep, best.map(|(step, _)| step))?)
+        self.prune(keep, best.map(|(step, _)| step))
     }
 
     fn partial(&self, name: &str) -> Result<PathBuf> {
-        let partial = self.path.join(format!(".{name}{PARTIAL}"));
+        let partial = self.path.join(partial_name(name));
         if partial.exists() {
             remove(&partial)?;
         }
@@ -323,16 +359,11 @@ impl CheckpointFolder {
 }
 
 /// The error that led here is the one to tell; what stays is removed by the next run.
-fn discard(partial: &Path) {
+pub(super) fn discard(partial: &Path) {
     let _ = fs::remove_dir_all(partial);
 }
 
-fn write_manifest(folder: &Path, worth: Worth) -> Result<()> {
-    let mut files = BTreeMap::new();
-    for name in names(folder)? {
-        let sum = checksum(&folder.join(&name))?;
-        files.insert(name, sum);
-    }
+fn write_manifest(folder: &Path, worth: Worth, files: BTreeMap<String, Checksum>) -> Result<()> {
     let held_out_loss = match worth {
         Worth::HeldOutLoss(loss) => Some(loss),
         Worth::Diverged => None,

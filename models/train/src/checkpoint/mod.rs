@@ -3,8 +3,10 @@
 mod changes;
 mod error;
 mod folder;
+mod parts;
 mod state;
 mod tensors;
+mod together;
 mod writer;
 
 /// The run's configuration, beside the checkpoints and in each of them.
@@ -15,8 +17,8 @@ pub const ASSETS: &str = "assets";
 
 pub use changes::{Change, MAY_CHANGE, changes};
 pub use error::CheckpointError;
-pub use folder::{CheckpointFolder, Which, Worth, best, find_checkpoint, noted_latest, saved_steps};
+pub use folder::{CheckpointFolder, Which, Worth, Written, best, find_checkpoint, noted_latest, saved_steps};
 pub use state::SavedRun;
 pub(crate) use state::Snapshot;
 pub use tensors::ModuleAdamW;
-pub use writer::{Checkpoints, Written};
+pub use writer::Checkpoints;

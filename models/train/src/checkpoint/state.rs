@@ -6,6 +6,8 @@
 //! state.json             steps, place in the data, FP8 state
 //! config.toml            the run's configuration
 //! ```
+//! Of several ranks, each writes two such files of its own, and `index.json` finds the rows of a tensor in them.
+//!
 //! Learning rate, precision schedule and batches depend on the configuration, its seed and these; there is no other random state.
 
 use std::collections::BTreeMap;
@@ -17,6 +19,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{Float8Stack, Float8State};
 use serde::{Deserialize, Serialize};
 
+use super::parts::{Rows, SavedTensors};
 use super::tensors::{self, ModuleAdamW, Pending};
 use super::{CONFIG, CheckpointError, Which, find_checkpoint};
 use crate::Ranks;
@@ -24,8 +27,8 @@ use crate::data::Position;
 use crate::progress::Progress;
 
 const FORMAT: u32 = 1;
-const MODEL: &str = "model.safetensors";
-const OPTIMIZER: &str = "optimizer.safetensors";
+const MODEL: &str = "model";
+const OPTIMIZER: &str = "optimizer";
 const STATE: &str = "state.json";
 
 /// What is neither tensors nor configuration.
@@ -48,36 +51,62 @@ pub(crate) struct Snapshot {
     parameters: Vec<Pending>,
     moments: Vec<Pending>,
     state: RunState,
+    /// Which of how many ranks this is, if there are several.
+    rank: Option<[usize; 2]>,
 }
 
 impl Snapshot {
-    /// Of a sharded model, every rank takes part, and the first has all of it.
+    /// Of a sharded model what this rank saves; every rank takes part.
     pub(crate) fn of<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
         model: &M,
         optimizer: &ModuleAdamW<M, B>,
         step: usize,
         data: Position,
         ranks: Option<&Ranks>,
-    ) -> Result<Self, CheckpointError> {
-        let (moments, parameter_steps) = tensors::moments(model, optimizer, ranks)?;
+    ) -> Self {
+        let (moments, parameter_steps) = tensors::moments(model, optimizer, ranks);
         let float8 = Float8State::export::<B, M>(model);
         let state = RunState { format: FORMAT, step, data, parameter_steps, float8 };
-        Ok(Self { parameters: tensors::parameters(model, ranks)?, moments, state })
+        let rank = ranks.map(|ranks| [ranks.rank(), ranks.count()]);
+        Self { parameters: tensors::parameters(model, ranks), moments, state, rank }
     }
 
     pub(super) fn step(&self) -> usize {
         self.state.step
     }
 
-    /// With the run's configuration, as TOML.
-    pub(super) fn write(&self, folder: &Path, config: &str) -> Result<(), CheckpointError> {
-        tensors::write(&folder.join(MODEL), &self.parameters)?;
-        tensors::write(&folder.join(OPTIMIZER), &self.moments)?;
-        let path = folder.join(STATE);
-        let text = serde_json::to_string(&self.state)
-            .map_err(|source| CheckpointError::Json { path: path.clone(), source })?;
-        write(&path, &text)?;
-        write(&folder.join(CONFIG), config)
+    /// What [`write`](Self::write) writes.
+    pub(super) fn files(&self) -> Vec<String> {
+        let first: &[&str] = if self.is_first() { &[STATE, CONFIG] } else { &[] };
+        let tensors = [MODEL, OPTIMIZER].map(|kind| file_name(kind, self.rank));
+        tensors.into_iter().chain(first.iter().map(|file| file.to_string())).collect()
+    }
+
+    fn is_first(&self) -> bool {
+        self.rank.is_none_or(|[rank, _]| rank == 0)
+    }
+
+    /// With the run's configuration, as TOML, which the first rank writes. The rows that lie in each file.
+    pub(super) fn write(&self, folder: &Path, config: &str) -> Result<Vec<Rows>, CheckpointError> {
+        let file = |kind| file_name(kind, self.rank);
+        let mut rows = tensors::write(folder, &file(MODEL), &self.parameters)?;
+        rows.extend(tensors::write(folder, &file(OPTIMIZER), &self.moments)?);
+        if self.is_first() {
+            let path = folder.join(STATE);
+            let text = serde_json::to_string(&self.state)
+                .map_err(|source| CheckpointError::Json { path: path.clone(), source })?;
+            write(&path, &text)?;
+            write(&folder.join(CONFIG), config)?;
+        }
+        Ok(rows)
+    }
+}
+
+/// Of one of several ranks, if there are.
+fn file_name(kind: &str, rank: Option<[usize; 2]>) -> String {
+    match rank {
+        None => format!("{kind}.safetensors"),
+        Some([rank, ranks]) => format!("{kind}-rank-{rank:05}-of-{ranks:05}.safetensors"),
     }
 }
 
@@ -149,7 +178,7 @@ impl SavedRun {
         model: M,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<M, CheckpointError> {
-        tensors::load_parameters(model, self.path.join(MODEL), progress)
+        tensors::load_parameters(model, SavedTensors::open(&self.path, &file_name(MODEL, None))?, progress)
     }
 
     /// Gives a model to which FP8 has been applied its FP8 state.
@@ -172,6 +201,7 @@ impl SavedRun {
         model: &M,
         optimizer: ModuleAdamW<M, B>,
     ) -> Result<ModuleAdamW<M, B>, CheckpointError> {
-        tensors::load_moments(model, optimizer, self.path.join(OPTIMIZER), &self.state.parameter_steps)
+        let saved = SavedTensors::open(&self.path, &file_name(OPTIMIZER, None))?;
+        tensors::load_moments(model, optimizer, saved, &self.state.parameter_steps)
     }
 }

@@ -3,22 +3,24 @@
 //! Names are paths in the module tree, `layers.0.mlp.up_proj.weight`, and of moments `layers.0.mlp.up_proj.weight.moment_1`.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
+use std::ops::Range;
+use std::path::Path;
 
 use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::record::AdaptorRecord;
 use burn::optim::{AdamW, AdamWState, AdaptiveMomentumState, Optimizer};
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::{Float8Stack, Sharded};
 use safetensors::Dtype;
 
 use super::CheckpointError;
+use super::parts::{Rows, SavedTensors};
 use crate::ModulePath;
 use crate::Ranks;
 use crate::progress::Progress;
-use crate::tensor_files::{NewTensor, TensorFiles, write_file};
+use crate::tensor_files::{NewTensor, write_file};
 
 /// AdamW over the parameters of a module.
 pub type ModuleAdamW<M, B> = OptimizerAdaptor<AdamW, M, B>;
@@ -26,37 +28,33 @@ pub type ModuleAdamW<M, B> = OptimizerAdaptor<AdamW, M, B>;
 /// Reads a tensor from its device.
 type Read = Box<dyn Fn() -> Result<TensorData, String> + Send>;
 
-/// A tensor that stays on its device until it is written. It is not changed by steps that are made meanwhile.
+/// A tensor that stays on its device until it is written, of a shard this rank's rows. It is not changed by steps that are made
+/// meanwhile.
 pub(super) struct Pending {
     name: String,
+    /// Of the whole.
     shape: Vec<usize>,
+    rows: Range<usize>,
     read: Read,
 }
 
 impl Pending {
-    /// What belongs to a parameter. Of a shard it is read and gathered now, by all ranks, and kept by the first.
+    /// What belongs to a parameter.
     fn new<B: AutodiffBackend + Float8Stack, const D: usize>(
         name: String,
         param: &Tensor<B, D>,
         tensor: Tensor<B::InnerBackend, D>,
-        ranks: Option<&Ranks>,
-    ) -> Result<Self, CheckpointError> {
-        let shape = Sharded::whole_shape(param);
-        let Some(ranks) = ranks.filter(|_| Sharded::is_shard(param)) else {
-            return Ok(Self::of_tensor(name, tensor));
+    ) -> Self {
+        let (shape, rows) = (Sharded::whole_shape(param), Sharded::rows(param));
+        let own = rows.len();
+        let read = move || {
+            let tensor = tensor.clone().cast(DType::F32);
+            // Without the padding of a shard.
+            let padded = tensor.dims()[0];
+            let tensor = if own < padded { tensor.narrow(0, 0, own) } else { tensor };
+            tensor.try_into_data().map_err(|error| error.to_string())
         };
-        let failed = |reason: String| CheckpointError::Device { tensor: name.clone(), reason };
-        let own = tensor.cast(DType::F32).try_into_data().map_err(|error| failed(error.to_string()))?;
-        let whole = Sharded::gather_values(param, own.iter::<f32>().collect())?;
-        let data = ranks.is_first().then(|| TensorData::new(whole, shape.clone()));
-        let read = move || data.clone().ok_or_else(|| "another rank has it".into());
-        Ok(Self { name, shape, read: Box::new(read) })
-    }
-
-    fn of_tensor<B: Backend, const D: usize>(name: String, tensor: Tensor<B, D>) -> Self {
-        let shape = tensor.dims().to_vec();
-        let read = move || tensor.clone().cast(DType::F32).try_into_data().map_err(|error| error.to_string());
-        Self { name, shape, read: Box::new(read) }
+        Self { name, shape, rows, read: Box::new(read) }
     }
 
     fn bytes(&self) -> Result<Vec<u8>, CheckpointError> {
@@ -65,22 +63,30 @@ impl Pending {
     }
 }
 
-/// Writes tensors, one on the host at a time.
-pub(super) fn write(path: &Path, tensors: &[Pending]) -> Result<(), CheckpointError> {
-    let mut new = Vec::with_capacity(tensors.len());
-    for pending in tensors {
-        let (name, shape) = (pending.name.clone(), pending.shape.clone());
+/// Writes tensors to `folder/file`, one on the host at a time; those that have rows here.
+pub(super) fn write(folder: &Path, file: &str, tensors: &[Pending]) -> Result<Vec<Rows>, CheckpointError> {
+    let (mut new, mut written) = (vec![], vec![]);
+    for pending in tensors.iter().filter(|pending| !pending.rows.is_empty()) {
+        let (name, whole, rows) = (pending.name.clone(), pending.shape.clone(), pending.rows.clone());
+        let shape = [&[rows.len()], &whole[1..]].concat();
+        written.push(Rows { name: name.clone(), shape: whole, rows, file: file.into() });
         new.push(NewTensor { name, dtype: Dtype::F32, shape, bytes: Box::new(|| pending.bytes()) });
     }
-    write_file(path, &new, None)
+    write_file(&folder.join(file), &new, None)?;
+    Ok(written)
 }
 
-/// The parameters of a module.
+/// Whether this process saves what belongs to a parameter: what every rank has whole, the first does.
+fn is_own<B: Float8Stack, const D: usize>(param: &Tensor<B, D>, ranks: Option<&Ranks>) -> bool {
+    ranks.is_none_or(Ranks::is_first) || Sharded::is_shard(param)
+}
+
+/// The parameters of a module that this process saves.
 pub(super) fn parameters<B: AutodiffBackend + Float8Stack, M: Module<B>>(
     module: &M,
     ranks: Option<&Ranks>,
-) -> Result<Vec<Pending>, CheckpointError> {
-    struct Collect<'a>(ModulePath, Option<&'a Ranks>, Result<Vec<Pending>, CheckpointError>);
+) -> Vec<Pending> {
+    struct Collect<'a>(ModulePath, Option<&'a Ranks>, Vec<Pending>);
     impl<B: AutodiffBackend + Float8Stack> ModuleVisitor<B> for Collect<'_> {
         fn enter_module(&mut self, name: &str, _: &str) {
             self.0.enter(name);
@@ -89,29 +95,26 @@ pub(super) fn parameters<B: AutodiffBackend + Float8Stack, M: Module<B>>(
             self.0.exit();
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            let Ok(collected) = &mut self.2 else { return };
             let value = param.val();
-            match Pending::new(self.0.dotted(), &value, value.clone().inner(), self.1) {
-                Ok(pending) => collected.push(pending),
-                Err(error) => self.2 = Err(error),
+            if is_own(&value, self.1) {
+                self.2.push(Pending::new(self.0.dotted(), &value, value.clone().inner()));
             }
         }
     }
-    let mut collect = Collect(ModulePath::default(), ranks, Ok(Vec::new()));
+    let mut collect = Collect(ModulePath::default(), ranks, Vec::new());
     module.visit(&mut collect);
     collect.2
 }
 
-/// The moments of a module's parameters, and how many steps each parameter has taken.
+/// The moments of a module's parameters that this process saves, and how many steps each parameter has taken.
 pub(super) fn moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
     module: &M,
     optimizer: &ModuleAdamW<M, B>,
     ranks: Option<&Ranks>,
-) -> Result<(Vec<Pending>, BTreeMap<String, usize>), CheckpointError> {
+) -> (Vec<Pending>, BTreeMap<String, usize>) {
     struct Collect<'a, B: AutodiffBackend> {
         path: ModulePath,
         ranks: Option<&'a Ranks>,
-        failure: Option<CheckpointError>,
         records: HashMap<ParamId, AdaptorRecord<AdamW, B>>,
         moments: Vec<Pending>,
         steps: BTreeMap<String, usize>,
@@ -129,40 +132,28 @@ pub(super) fn moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
             let AdaptiveMomentumState { time, moment_1, moment_2, .. } = state.momentum;
             let path = self.path.dotted();
             let value = param.val();
-            for (name, moment) in [("moment_1", moment_1), ("moment_2", moment_2)] {
-                if self.failure.is_none() {
-                    match Pending::new(format!("{path}.{name}"), &value, moment, self.ranks) {
-                        Ok(pending) => self.moments.push(pending),
-                        Err(error) => self.failure = Some(error),
-                    }
-                }
+            let moments = [("moment_1", moment_1), ("moment_2", moment_2)];
+            for (name, moment) in moments.into_iter().filter(|_| is_own(&value, self.ranks)) {
+                self.moments.push(Pending::new(format!("{path}.{name}"), &value, moment));
             }
             self.steps.insert(path, time);
         }
     }
     let records = optimizer.to_record().into_iter().collect();
     let (path, moments, steps) = Default::default();
-    let mut collect = Collect { path, ranks, failure: None, records, moments, steps };
+    let mut collect = Collect { path, ranks, records, moments, steps };
     module.visit(&mut collect);
-    match collect.failure {
-        Some(failure) => Err(failure),
-        None => Ok((collect.moments, collect.steps)),
-    }
+    (collect.moments, collect.steps)
 }
 
-fn read(file: &TensorFiles, name: &str, shape: &[usize]) -> Result<TensorData, CheckpointError> {
-    let values = file.expect(name, shape)?.to_f32()?;
-    Ok(TensorData::new(values, shape.to_vec()))
-}
-
-/// Replaces every parameter of `module` by the file's.
+/// Replaces every parameter of `module` by the saved one.
 pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
     module: M,
-    path: PathBuf,
+    saved: SavedTensors,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<M, CheckpointError> {
     struct Load<'a> {
-        file: TensorFiles,
+        saved: SavedTensors,
         path: ModulePath,
         done: Progress,
         progress: &'a mut dyn FnMut(Progress),
@@ -182,10 +173,11 @@ pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
             }
             // The shape and device of a lazy parameter, without drawing it first.
             let (shape, device) = (param.lazy_shape(), param.lazy_device());
-            match read(&self.file, &self.path.dotted(), &shape) {
-                Ok(data) => {
-                    self.done.bytes += data.bytes.len() as u64;
+            match self.saved.rows(&self.path.dotted(), &shape, 0..shape[0]) {
+                Ok(values) => {
+                    self.done.bytes += size_of_val(&values[..]) as u64;
                     (self.progress)(self.done);
+                    let data = TensorData::new(values, shape);
                     let tensor = Tensor::from_data(data, (&device, DType::F32));
                     Param::initialized(param.id, tensor.require_grad())
                 }
@@ -196,22 +188,21 @@ pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
             }
         }
     }
-    let file = TensorFiles::open_file(path)?;
-    let done = Progress { bytes: 0, total_bytes: file.num_bytes() };
-    let mut load = Load { file, path: ModulePath::default(), done, progress, failure: None };
+    let done = Progress { bytes: 0, total_bytes: saved.num_bytes() };
+    let mut load = Load { saved, path: ModulePath::default(), done, progress, failure: None };
     let module = module.map(&mut load);
     load.failure.map_or(Ok(module), Err)
 }
 
-/// Gives `optimizer` the moments of the file, for the parameters of `module` that have taken steps.
+/// Gives `optimizer` the saved moments, of shards this rank's rows, for the parameters of `module` that have taken steps.
 pub(super) fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
     module: &M,
     optimizer: ModuleAdamW<M, B>,
-    path: PathBuf,
+    saved: SavedTensors,
     steps: &BTreeMap<String, usize>,
 ) -> Result<ModuleAdamW<M, B>, CheckpointError> {
     struct Load<'a, B: AutodiffBackend> {
-        file: TensorFiles,
+        saved: SavedTensors,
         path: ModulePath,
         steps: &'a BTreeMap<String, usize>,
         records: Vec<(ParamId, AdaptorRecord<AdamW, B>)>,
@@ -228,10 +219,13 @@ pub(super) fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B
             let path = self.path.dotted();
             let (None, Some(&time)) = (&self.failure, self.steps.get(&path)) else { return };
             let value = param.val();
-            let (whole, device) = (Sharded::whole_shape(&value), value.device());
+            let (whole, rows, dims, device) =
+                (Sharded::whole_shape(&value), Sharded::rows(&value), value.dims(), value.device());
             let moment = |name| {
-                let values = self.file.expect(&format!("{path}.{name}"), &whole)?.to_f32()?;
-                let data = TensorData::new(Sharded::own_values(&value, values), value.dims());
+                let mut values = self.saved.rows(&format!("{path}.{name}"), &whole, rows.clone())?;
+                // The padding of a shard.
+                values.resize(dims.iter().product(), 0.0);
+                let data = TensorData::new(values, dims);
                 Ok(Tensor::<B::InnerBackend, D>::from_data(data, (&device, DType::F32)))
             };
             match moment("moment_1").and_then(|first| Ok((first, moment("moment_2")?))) {
@@ -244,8 +238,7 @@ pub(super) fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B
             }
         }
     }
-    let file = TensorFiles::open_file(path)?;
-    let mut load = Load { file, path: ModulePath::default(), steps, records: Vec::new(), failure: None };
+    let mut load = Load { saved, path: ModulePath::default(), steps, records: Vec::new(), failure: None };
     module.visit(&mut load);
     match load.failure {
         Some(failure) => Err(failure),

@@ -3,22 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
+
+use burn_float8::Communicator;
 
 use super::state::Snapshot;
-use super::{ASSETS, CONFIG, CheckpointError, CheckpointFolder, Worth, saved_steps};
+use super::together::{OfRank, Together};
+use super::{ASSETS, CONFIG, CheckpointError, CheckpointFolder, Worth, Written, saved_steps};
 use crate::config::CheckpointSection;
-
-/// A checkpoint that has been written.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Written {
-    /// Optimizer steps made.
-    pub step: usize,
-    /// What it is worth.
-    pub worth: Worth,
-    /// From the first tensor to the last rename.
-    pub took: Duration,
-}
 
 /// The checkpoints of a run that is under way.
 #[derive(Debug)]
@@ -31,7 +23,16 @@ pub struct Checkpoints {
     keep: usize,
     every: usize,
     in_background: bool,
-    under_way: Option<JoinHandle<Result<Written, CheckpointError>>>,
+    /// The ranks that write together, if there are several.
+    comm: Option<Communicator>,
+    under_way: Option<UnderWay>,
+}
+
+/// A checkpoint that is being written.
+#[derive(Debug)]
+enum UnderWay {
+    Alone(JoinHandle<Result<Written, CheckpointError>>),
+    Together(Together),
 }
 
 impl Checkpoints {
@@ -60,14 +61,23 @@ impl Checkpoints {
         Ok(Some(Self::of(section, path, Some(Arc::new(folder)), config)))
     }
 
-    /// Those that another process writes: this one knows when they are due.
+    /// Those of a run of several ranks, for one that is not the first: it writes its files into the folder of that.
     pub fn of_another(section: &CheckpointSection) -> Option<Self> {
         section.folder.as_ref().map(|path| Self::of(section, path, None, String::new()))
     }
 
+    /// Each rank writes its files, and the first makes a checkpoint of them when all have done so. All ranks then save and wait at the
+    /// same steps.
+    #[must_use]
+    pub fn with_ranks(mut self, comm: Communicator) -> Self {
+        self.comm = Some(comm).filter(|comm| comm.world_size() > 1);
+        self
+    }
+
     fn of(section: &CheckpointSection, path: &Path, folder: Option<Arc<CheckpointFolder>>, config: String) -> Self {
         let CheckpointSection { every, keep, background, .. } = *section;
-        Self { path: path.to_path_buf(), folder, config, keep, every, in_background: background, under_way: None }
+        let (path, comm, under_way) = (path.to_path_buf(), None, None);
+        Self { path, folder, config, keep, every, in_background: background, comm, under_way }
     }
 
     /// Whether there is to be one after `step` of `steps`.
@@ -88,42 +98,55 @@ impl Checkpoints {
     /// Writes `snapshot`, after the one before. What has been written by now is returned.
     pub(crate) fn save(&mut self, snapshot: Snapshot, worth: Worth) -> Result<Vec<Written>, CheckpointError> {
         let before = self.finish()?;
-        let Some(folder) = self.folder.clone() else { return Ok(vec![]) };
-        let (config, keep) = (self.config.clone(), self.keep);
-        let write = move || {
-            let (start, step) = (Instant::now(), snapshot.step());
-            folder.save::<CheckpointError>(step as u64, worth, keep, |folder| snapshot.write(folder, &config))?;
-            Ok(Written { step, worth, took: start.elapsed() })
-        };
-        if self.in_background {
-            self.under_way = Some(std::thread::spawn(write));
-            return Ok(before.into_iter().collect());
+        let under_way = self.start(snapshot, worth)?;
+        self.under_way = Some(under_way);
+        let now = if self.in_background { None } else { self.finish()? };
+        Ok(before.into_iter().chain(now).collect())
+    }
+
+    fn start(&self, snapshot: Snapshot, worth: Worth) -> Result<UnderWay, CheckpointError> {
+        let (config, keep, start) = (self.config.clone(), self.keep, Instant::now());
+        if let Some(comm) = &self.comm {
+            let of = OfRank { folder: self.folder.clone(), path: self.path.clone(), keep, comm: comm.clone() };
+            return of.start(snapshot, worth, config).map(UnderWay::Together);
         }
-        Ok(before.into_iter().chain([write()?]).collect())
+        let folder = self.folder.clone();
+        Ok(UnderWay::Alone(std::thread::spawn(move || {
+            let step = snapshot.step();
+            if let Some(folder) = folder {
+                folder.save(step as u64, worth, keep, |folder| snapshot.write(folder, &config).map(drop))?;
+            }
+            Ok(Written { step, worth, took: start.elapsed() })
+        })))
     }
 
     /// What has been written since, without waiting.
     pub(crate) fn poll(&mut self) -> Result<Option<Written>, CheckpointError> {
-        match &self.under_way {
-            Some(thread) if thread.is_finished() => self.finish(),
-            _ => Ok(None),
-        }
+        let is_finished = match &self.under_way {
+            None => false,
+            Some(UnderWay::Alone(thread)) => thread.is_finished(),
+            Some(UnderWay::Together(together)) => together.is_finished()?,
+        };
+        if is_finished { self.finish() } else { Ok(None) }
     }
 
     /// Waits for the checkpoint that is under way.
     pub(crate) fn finish(&mut self) -> Result<Option<Written>, CheckpointError> {
-        match self.under_way.take().map(JoinHandle::join) {
+        match self.under_way.take() {
             None => Ok(None),
-            Some(Ok(written)) => written.map(Some),
-            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            Some(UnderWay::Together(together)) => together.finish().map(Some),
+            Some(UnderWay::Alone(thread)) => match thread.join() {
+                Ok(written) => written.map(Some),
+                Err(panic) => std::panic::resume_unwind(panic),
+            },
         }
     }
 }
 
 impl Drop for Checkpoints {
-    /// A run that ends with an error leaves its last checkpoint whole.
+    /// A run of one process that ends with an error leaves its last checkpoint whole.
     fn drop(&mut self) {
-        if let Some(thread) = self.under_way.take() {
+        if let Some(UnderWay::Alone(thread)) = self.under_way.take() {
             let _ = thread.join();
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Read;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
@@ -196,6 +196,22 @@ impl<'a> StoredTensor<'a> {
     /// # Errors
     /// Those of [`bytes`](Self::bytes); [`TensorFilesError::Dtype`].
     pub fn to_f32(&self) -> Result<Vec<f32>, TensorFilesError> {
+        self.decode(0..self.entry.bytes)
+    }
+
+    /// The elements of rows of the first axis, as [`to_f32`](Self::to_f32) gives all.
+    ///
+    /// # Errors
+    /// Those of [`to_f32`](Self::to_f32).
+    ///
+    /// # Panics
+    /// If there are no such rows.
+    pub fn rows_f32(&self, rows: Range<usize>) -> Result<Vec<f32>, TensorFilesError> {
+        let row = self.entry.bytes.checked_div(self.entry.shape[0]).unwrap_or(0);
+        self.decode(rows.start * row..rows.end * row)
+    }
+
+    fn decode(&self, bytes: Range<usize>) -> Result<Vec<f32>, TensorFilesError> {
         let decode: fn(&[u8]) -> Vec<f32> = match self.entry.dtype {
             Dtype::F32 => |bytes| decode(bytes, f32::from_le_bytes),
             Dtype::F16 => |bytes| decode(bytes, |bytes| f16::from_le_bytes(bytes).to_f32()),
@@ -208,7 +224,7 @@ impl<'a> StoredTensor<'a> {
                 });
             }
         };
-        self.bytes().map(|bytes| decode(&bytes))
+        self.bytes().map(|all| decode(&all[bytes]))
     }
 }
 

@@ -59,6 +59,15 @@ fn a_run_goes_on_with_another_number_of_ranks() {
     let recipe = ["training.steps=4", "checkpoint.every=2", "float8.recipe=delayed"];
     let arguments = [small(&data.1, &recipe), vec!["--checkpoints".into(), saved.display().to_string()]].concat();
     let all = losses(stdout(&llama3(4, "train", &arguments)));
+    // Each rank has written its rows; what all have whole, such as norms, is in the first one's file.
+    let checkpoint = saved.join("step-000000004");
+    let bytes = |rank| {
+        let file = |kind| checkpoint.join(format!("{kind}-rank-0000{rank}-of-00004.safetensors"));
+        ["model", "optimizer"].map(|kind| std::fs::metadata(file(kind)).unwrap().len())
+    };
+    let [model, optimizer] = bytes(1);
+    assert!(optimizer > 2 * model - 100_000 && model < bytes(0)[0] && !checkpoint.join("model.safetensors").exists());
+    assert!(checkpoint.join("index.json").exists());
     for count in [4, 2, 1] {
         let copy = folder.path().join(format!("of-{count}"));
         copy_folder(&saved, &copy);
@@ -70,6 +79,31 @@ fn a_run_goes_on_with_another_number_of_ranks() {
             assert!((resumed - all).abs() <= if count == 4 { 0.0 } else { 1e-3 * all }, "{count}: {resumed} and {all}");
         }
     }
+}
+
+/// Any command reads what ranks have written, and notices what is damaged of it.
+#[test]
+fn what_ranks_have_saved_is_read() {
+    let data = text();
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let steps = |folder: &str| [small(&data.1, &["training.steps=2"]), vec!["--checkpoints".into(), path(folder)]];
+    let [one, two] = [
+        llama3(1, "train", &[&steps("one").concat()[..], &accumulation(2)].concat()),
+        llama3(2, "train", &steps("two").concat()),
+    ];
+    assert_eq!(losses(stdout(&one)).len(), 3);
+    assert_eq!(losses(stdout(&two)).len(), 3);
+    let evaluated = losses(stdout(&llama3(1, "eval", &[path("two")])));
+    assert_eq!(evaluated, losses(stdout(&two))[2..]);
+    let exported = llama3(1, "export", &[path("two"), path("hf")]);
+    assert!(stdout(&exported).contains("exported: ") && folder.path().join("hf/model.safetensors").exists());
+    let file = folder.path().join("two/step-000000002/optimizer-rank-00001-of-00002.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let damaged = llama3(1, "eval", &[path("two")]);
+    assert!(stderr(&damaged).contains("optimizer-rank-00001-of-00002.safetensors is damaged"), "{}", stderr(&damaged));
 }
 
 #[test]
