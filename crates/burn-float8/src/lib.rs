@@ -65,8 +65,8 @@ pub use float8_kernels::{
 pub use layer::{CastHealth, Fallback, Layer, OperandHealth, UNTAGGED_NAME, float8_autocast};
 pub use model::{
     Amaxes, Float8State, Float8StateModule, GemmReport, GemmTotals, LayerReport, LayerState, Monitor, NonFiniteOperand,
-    OperandReport, PrecisionSchedule, Report, SampledOperand, ShardSummary, Sharded, ShardedParameter, ShardingReport,
-    Span, Summary, begin_float8_step, report, set_default_config, set_float8_enabled, without_float8,
+    OperandReport, PrecisionSchedule, Report, SampledOperand, ShardPlan, ShardSummary, Sharded, ShardedParameter,
+    ShardingReport, Span, Summary, begin_float8_step, report, set_default_config, set_float8_enabled, without_float8,
 };
 pub use nn::{GroupedLinear, grouped_linear, linear};
 pub use ops::Float8;

@@ -8,6 +8,6 @@ use llama3::cli::Args;
 fn main() -> ExitCode {
     llama3_backends::main(|| {
         let args = Args::parse();
-        llama3_backends::start(true, |out| args.job(out))
+        llama3_backends::start(true, args.flags.nproc, |out| args.job(out))
     })
 }

@@ -21,6 +21,9 @@ pub enum Error {
         /// Ranks.
         ranks: usize,
     },
+    /// `mpirun` could not be started.
+    #[error("cannot start mpirun (apt-get install openmpi-bin)")]
+    Launcher(#[source] std::io::Error),
     /// The model cannot be sharded.
     #[error("cannot shard the model")]
     Shard(#[from] burn_float8::ShardError),

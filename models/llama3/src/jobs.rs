@@ -35,6 +35,11 @@ pub struct Job {
 pub enum Task {
     /// Makes the steps that are left.
     Train,
+    /// Prints what each rank would hold.
+    Plan {
+        /// How many.
+        ranks: usize,
+    },
     /// Prints the held-out loss.
     Evaluate,
     /// Continues `generate.prompt` and prints it as it comes.
@@ -69,10 +74,23 @@ impl Job {
     ) -> Result<(), Error> {
         match &self.task {
             Task::Train => trainer::train::<B>(&self.config, &self.start, selected, device, out).map(drop),
+            Task::Plan { ranks } => self.plan::<B>(*ranks, selected, device, out),
             Task::Evaluate => self.evaluate::<B>(selected, device, out),
             Task::Generate { is_chat } => self.generate::<B>(*is_chat, selected, device, out),
             Task::Export { to, options } => self.export::<B>(to, options, device, out),
         }
+    }
+
+    fn plan<B: AutodiffBackend>(
+        &self,
+        ranks: usize,
+        selected: &SelectedDevice,
+        device: &B::Device,
+        out: &mut dyn Write,
+    ) -> Result<(), Error> {
+        let config = &self.config;
+        let dtype = compute_dtype::<B>(config, selected, device)?;
+        Ok(writeln!(out, "{}", trainer::plan::<B>(config, config.llama()?, ranks, dtype, device)?)?)
     }
 
     fn export<B: AutodiffBackend>(

@@ -6,12 +6,13 @@ use burn::module::AutodiffModule;
 use burn::tensor::DType;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::{
-    Communicator, Float8Error, Float8Stack, GemmTotals, Report, ShardConfig, ShardError, Sharded, set_default_config,
+    Communicator, Float8Error, Float8Stack, GemmTotals, Report, ShardConfig, ShardError, ShardPlan, Sharded,
+    set_default_config,
 };
 use device_select::SelectedDevice;
 use train::batches::Batch;
 use train::checkpoint::{Checkpoints, SavedRun};
-use train::config::{ComputeDtype, ConfigError, Precision, require};
+use train::config::{ComputeDtype, ConfigError, ParallelismSection, Precision, require};
 use train::data::DatasetSize;
 use train::metrics::{Metrics, StepLine, thousands};
 use train::profile::Profiler;
@@ -90,8 +91,8 @@ pub fn train<B: AutodiffBackend + Float8Stack>(
     let profile = config.profile.as_ref().filter(|profile| profile.last() > done);
     let profiler = profile.map(|profile| Profiler::prepare::<B>(profile, selected, device)).transpose()?;
     let dtype = compute_dtype::<B>(config, selected, device)?;
-    if comm.world_size() > 1 && dims.tie_word_embeddings {
-        return Err(Error::TiedRanks { ranks: comm.world_size() });
+    if comm.world_size() > 1 {
+        writeln!(out, "{}", plan::<B>(config, dims.clone(), comm.world_size(), dtype, device)?)?;
     }
     let checkpoints = match is_first {
         true => Checkpoints::new(&config.checkpoint, config.to_toml()?, !start.is_resumed, |folder| {
@@ -297,11 +298,34 @@ fn shard<B: AutodiffBackend + Float8Stack>(
     if comm.world_size() == 1 {
         return Ok((model, None));
     }
-    let config = ShardConfig { reshard: config.parallelism.reshard, reduce_dtype: config.parallelism.reduce_dtype };
-    let (model, sharded) = Sharded::apply::<B, _>(model, comm, config).map_err(ShardError::from)?;
+    let (model, sharded) = Sharded::apply::<B, _>(model, comm, shard_config(config)).map_err(ShardError::from)?;
     writeln!(out, "{}", sharded.summary())?;
     let ranks = Ranks::new::<B, _>(sharded, &model);
     Ok((model, Some(ranks)))
+}
+
+fn shard_config(config: &RunConfig) -> ShardConfig {
+    let ParallelismSection { reshard, reduce_dtype } = config.parallelism;
+    ShardConfig { reshard, reduce_dtype }
+}
+
+/// What each of so many ranks would hold of the run of `config`; nothing of it is allocated.
+///
+/// # Errors
+/// Those of the configuration; [`Error::TiedRanks`].
+pub(crate) fn plan<B: AutodiffBackend>(
+    config: &RunConfig,
+    dims: LlamaConfig,
+    ranks: usize,
+    dtype: DType,
+    device: &B::Device,
+) -> Result<ShardPlan, Error> {
+    if ranks > 1 && dims.tie_word_embeddings {
+        return Err(Error::TiedRanks { ranks });
+    }
+    let float8 = (config.training.precision == Precision::Fp8).then(|| config.float8(&dims));
+    let model = Llama::<B>::new(dims, device)?;
+    Ok(ShardPlan::new::<B, _>(&model, ranks, shard_config(config), float8.as_ref(), dtype)?)
 }
 
 /// The parameters of a checkpoint, or those that a run begins with.

@@ -1,4 +1,5 @@
 //! [`Policy`]: in which precision a linear runs.
+use super::cast::Casts;
 use super::linear::Float8LinearConfig;
 use crate::terms::Reason;
 
@@ -9,6 +10,16 @@ pub enum Policy {
     Float8(Float8LinearConfig),
     /// All three GEMMs in high precision, and why.
     HighPrecision(Reason),
+}
+
+impl Policy {
+    /// The casts of a linear in FP8.
+    pub(crate) fn casts(&self) -> Option<Casts> {
+        match self {
+            Self::Float8(config) => Some(config.casts()),
+            Self::HighPrecision(_) => None,
+        }
+    }
 }
 
 impl core::fmt::Display for Policy {

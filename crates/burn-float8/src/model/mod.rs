@@ -2,6 +2,7 @@
 mod apply;
 mod default;
 mod monitor;
+mod plan;
 mod report;
 mod schedule;
 mod sharded;
@@ -14,6 +15,7 @@ mod walk;
 pub use apply::Summary;
 pub use default::set_default_config;
 pub use monitor::{Amaxes, Monitor, NonFiniteOperand, SampledOperand};
+pub use plan::ShardPlan;
 pub use report::{GemmReport, GemmTotals, LayerReport, OperandReport, Report, ShardingReport, report};
 pub use schedule::{PrecisionSchedule, Span};
 pub use sharded::{ShardSummary, Sharded, ShardedParameter};

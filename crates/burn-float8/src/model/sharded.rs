@@ -368,7 +368,7 @@ fn tracked_casts(layer: &Layer) -> Vec<TrackedCast> {
 }
 
 /// What the rows of a shard are a multiple of.
-fn alignment(casts: Option<Casts>) -> usize {
+pub(super) fn alignment(casts: Option<Casts>) -> usize {
     use float8_kernels::Granularity::{Block1x32, Block1x128, Block128x128};
     let is_block = |operand| {
         let cast = casts.map(|casts| casts.of(operand)).filter(|cast| !cast.is_disabled());
@@ -420,10 +420,7 @@ impl<B: Float8Stack> ModuleMapper<B> for Sharder {
                 return param;
             }
         };
-        let casts = match policy.as_ref() {
-            Policy::Float8(config) => Some(config.casts()),
-            Policy::HighPrecision(_) => None,
-        };
+        let casts = policy.casts();
         let sharding = Sharding::new(self.new.comm.clone(), &name, [dims[0], dims[1]], alignment(casts), self.config);
         let sharding = Arc::new(sharding);
         summary.sharded += 1;

@@ -53,6 +53,11 @@ pub struct ShardConfig {
     pub reduce_dtype: ReduceDtype,
 }
 
+/// Rows of K that each rank holds, padding included: `align` or a multiple; all rows in a world of one.
+pub(crate) fn chunk(k: usize, ranks: usize, align: usize) -> usize {
+    if ranks == 1 { k } else { k.div_ceil(ranks).next_multiple_of(align) }
+}
+
 /// Which rows of one weight `[K, N]` this rank holds, and what it has moved.
 #[derive(Debug)]
 pub(crate) struct Sharding {
@@ -79,12 +84,9 @@ pub(crate) struct Gathers {
 }
 
 impl Sharding {
-    /// Shards of `align` rows or a multiple; all rows in a world of one.
+    /// Shards of [`chunk`] rows.
     pub(crate) fn new(comm: Communicator, name: &str, logical: [usize; 2], align: usize, config: ShardConfig) -> Self {
-        let chunk = match comm.world_size() {
-            1 => logical[0],
-            ranks => logical[0].div_ceil(ranks).next_multiple_of(align),
-        };
+        let chunk = chunk(logical[0], comm.world_size(), align);
         let zero = || AtomicU64::new(0);
         let (name, [float8_gathers, gathers_ahead, full_gathers]) = (name.into(), [zero(), zero(), zero()]);
         Self { comm, name, logical, chunk, config, float8_gathers, gathers_ahead, full_gathers }

@@ -5,6 +5,7 @@
 
 use std::error::Error as _;
 use std::io::Write;
+use std::num::NonZero;
 use std::process::ExitCode;
 
 use burn_float8::{CommOptions, Communicator};
@@ -43,11 +44,18 @@ pub fn main(run: impl FnOnce() -> Result<(), Error>) -> ExitCode {
 }
 
 /// Does the job of a command line, which `trains` together with the other ranks if a launcher has started several: the first of them
-/// writes to the terminal.
+/// writes to the terminal. With `nproc`, this process becomes the launcher of so many unless it is a rank.
 ///
 /// # Errors
-/// Any [`Error`], on every rank if the job of one cannot be made.
-pub fn start(trains: bool, job: impl FnOnce(&mut dyn Write) -> Result<Option<Job>, Error>) -> Result<(), Error> {
+/// Any [`Error`], on every rank if the job of one cannot be made; [`Error::Launcher`] if there is no `mpirun`.
+pub fn start(
+    trains: bool,
+    nproc: Option<NonZero<usize>>,
+    job: impl FnOnce(&mut dyn Write) -> Result<Option<Job>, Error>,
+) -> Result<(), Error> {
+    if let Some(nproc) = nproc.filter(|_| std::env::var_os("OMPI_COMM_WORLD_RANK").is_none()) {
+        return launch(nproc);
+    }
     let comm = match trains {
         true => Communicator::from_env(CommOptions::default())?,
         false => Communicator::solo(),
@@ -60,6 +68,22 @@ pub fn start(trains: bool, job: impl FnOnce(&mut dyn Write) -> Result<Option<Job
     let Some(mut job) = comm.all_ok("the command line", job(out))? else { return Ok(()) };
     job.start.comm = Some(comm);
     run(&job, out)
+}
+
+/// Becomes `mpirun`, which starts this program with its arguments so many times on this machine.
+#[cfg(all(unix, feature = "mpi"))]
+fn launch(nproc: NonZero<usize>) -> Result<(), Error> {
+    use std::os::unix::process::CommandExt;
+
+    let program = std::env::current_exe().map_err(Error::Launcher)?;
+    let mut mpirun = std::process::Command::new("mpirun");
+    mpirun.args(["-n", &nproc.to_string()]).arg(program).args(std::env::args_os().skip(1));
+    Err(Error::Launcher(mpirun.exec()))
+}
+
+#[cfg(not(all(unix, feature = "mpi")))]
+fn launch(_: NonZero<usize>) -> Result<(), Error> {
+    Err(Error::FeatureOff { device: "--nproc", feature: "mpi" })
 }
 
 /// Does what is asked for on the device that it asks for, and writes the log to `out`.

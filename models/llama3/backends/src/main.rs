@@ -8,6 +8,6 @@ use llama3::cli::Command;
 fn main() -> ExitCode {
     llama3_backends::main(|| {
         let command = Command::parse();
-        llama3_backends::start(command.trains(), |out| command.job(out))
+        llama3_backends::start(command.trains(), command.nproc(), |out| command.job(out))
     })
 }

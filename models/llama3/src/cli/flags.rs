@@ -1,11 +1,13 @@
 //! What `train` and `resume` have in common.
 
 use std::io::Write;
+use std::num::NonZero;
 use std::path::PathBuf;
 
 use clap::Parser;
 
 use crate::Error;
+use crate::jobs::Task;
 use crate::run_config::RunConfig;
 
 /// How long a run is, and what is said about it.
@@ -23,6 +25,12 @@ pub struct RunFlags {
     /// Print the configuration with all its defaults, and end.
     #[arg(long)]
     pub print_config: bool,
+    /// Train on so many processes of this machine, which `mpirun` starts, each with a part of the model; needs the feature `mpi`.
+    #[arg(long, value_name = "N")]
+    pub nproc: Option<NonZero<usize>>,
+    /// Print the memory that each of so many processes would take, and end.
+    #[arg(long, value_name = "N", conflicts_with = "nproc")]
+    pub ranks: Option<NonZero<usize>>,
 }
 
 impl RunFlags {
@@ -39,5 +47,10 @@ impl RunFlags {
             write!(out, "{}", config.to_toml()?)?;
         }
         Ok(self.print_config)
+    }
+
+    /// What is to be done with the run.
+    pub(super) fn task(&self) -> Task {
+        self.ranks.map_or(Task::Train, |ranks| Task::Plan { ranks: ranks.get() })
     }
 }

@@ -6,6 +6,7 @@ mod plot;
 mod tokenize;
 
 use std::io::Write;
+use std::num::NonZero;
 use std::path::PathBuf;
 
 use burn_float8::Recipe;
@@ -19,7 +20,7 @@ pub use tokenize::TokenizeArgs;
 use train::config::{ConfigError, Precision, Setting};
 
 use crate::Error;
-use crate::jobs::{Job, Task};
+use crate::jobs::Job;
 use crate::run_config::RunConfig;
 use crate::trainer::Start;
 
@@ -47,6 +48,15 @@ impl Command {
     /// Whether it is one that several processes may do together.
     pub fn trains(&self) -> bool {
         matches!(self, Self::Train(_) | Self::Resume(_))
+    }
+
+    /// On how many processes of this machine it is to be done, if that was said.
+    pub fn nproc(&self) -> Option<NonZero<usize>> {
+        match self {
+            Self::Train(args) => args.flags.nproc,
+            Self::Resume(args) => args.flags.nproc,
+            _ => None,
+        }
     }
 
     /// What is to be done with a model; none if the command needs none or only prints, which has been done then.
@@ -120,7 +130,7 @@ impl Args {
             return Ok(None);
         }
         let start = Start { listens: true, ..Start::default() };
-        Ok(Some(Job { config, start, task: Task::Train }))
+        Ok(Some(Job { config, start, task: self.flags.task() }))
     }
 
     /// The run that these arguments ask for, validated.

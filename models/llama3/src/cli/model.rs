@@ -137,6 +137,10 @@ impl ResumeArgs {
         let (steps, done) = (config.training.steps, saved.as_ref().map_or(0, SavedRun::step));
         let reason = format!("the checkpoint is of step {done}; `--step` takes an older one");
         require("training.steps", steps, done <= steps, &reason)?;
+        let task = self.flags.task();
+        if task != Task::Train {
+            return Ok(Some(Job { config, start: Start::default(), task }));
+        }
         if saved.is_none() {
             writeln!(out, "no checkpoint yet: the run begins again")?;
         } else if done == steps {

@@ -106,6 +106,34 @@ fn what_ranks_have_saved_is_read() {
     assert!(stderr(&damaged).contains("optimizer-rank-00001-of-00002.safetensors is damaged"), "{}", stderr(&damaged));
 }
 
+/// The program starts `mpirun` itself.
+#[test]
+fn nproc_is_mpirun() {
+    let data = text();
+    let arguments = small(&data.1, &["training.steps=1"]);
+    let mut program = command(&["train", "--nproc", "2"]);
+    let as_root = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"];
+    let output = program.args(&arguments).envs(as_root.map(|name| (name, "1"))).env("RAYON_NUM_THREADS", "1").output();
+    let (output, two) = (output.unwrap(), llama3(2, "train", &arguments));
+    assert!(stdout(&output).contains("Sharded over 2 ranks: "));
+    assert_eq!(losses(stdout(&output)), losses(stdout(&two)));
+}
+
+/// What each rank will hold is known before it is allocated, and for any number of ranks without starting them.
+#[test]
+fn memory_of_ranks_is_told() {
+    let data = text();
+    let arguments = small(&data.1, &["training.steps=1"]);
+    let line = |output: &Output| {
+        let line = stdout(output).lines().find(|line| line.starts_with("memory of each of 2 ranks, "));
+        line.expect("a line about memory").to_string()
+    };
+    let mut program = command(&["train", "--ranks", "2"]);
+    let told = program.args(&arguments).output().unwrap();
+    assert_eq!(stdout(&told).lines().count(), 1);
+    assert_eq!(line(&told), line(&llama3(2, "train", &arguments)));
+}
+
 #[test]
 fn what_several_ranks_do_not_do_is_named() {
     let data = text();

@@ -1,0 +1,220 @@
+//! [`ShardPlan`]: the memory that a sharded model would take on each rank, before any of it is allocated.
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::backend::Backend;
+use burn::tensor::{DType, Tensor};
+use serde::Serialize;
+
+use super::sharded::alignment;
+use super::walk::Path;
+use crate::config::{Float8Config, LinearInfo, Policy};
+use crate::error::Float8Error;
+use crate::shard::{Reshard, ShardConfig, chunk};
+use crate::terms::Operand;
+
+/// Bytes that each rank would hold of a model and its training with AdamW, activations aside; its `Display` is a line.
+///
+/// ```text
+/// parameters, gradients     4 bytes for each element of this rank's rows, padding included, and of what every rank keeps whole
+/// moments                   8
+/// gathered, after_step      the whole of every weight that GEMMs read: codes and scales of both orientations, or values
+/// gathered, after_forward   the two largest of them: one that is read and one that is on its way
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ShardPlan {
+    /// Ranks.
+    pub ranks: usize,
+    /// Of this rank's parameters.
+    pub parameters: u64,
+    /// Of their gradients.
+    pub gradients: u64,
+    /// Of AdamW's two moments.
+    pub moments: u64,
+    /// Of copies of weights from all ranks, at most.
+    pub gathered: u64,
+    /// Of the largest gradient before ranks have added it up.
+    pub largest_gradient: u64,
+    /// Of the whole model, which each rank has until it is sharded.
+    pub whole: u64,
+}
+
+/// A parameter of a model, by its path.
+struct Planned {
+    dims: Vec<usize>,
+    kind: Kind,
+}
+
+enum Kind {
+    Linear(String),
+    Embedding,
+    Replicated,
+}
+
+impl ShardPlan {
+    /// Of `model` on so many ranks, whose linears in high precision compute in `dtype`. Parameters that are not initialised stay so.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Float8Config::apply`].
+    pub fn new<B: Backend, M: Module<B>>(
+        model: &M,
+        ranks: usize,
+        config: ShardConfig,
+        float8: Option<&Float8Config>,
+        dtype: DType,
+    ) -> Result<Self, Float8Error> {
+        let parameters = parameters::<B, M>(model, float8);
+        let infos: Vec<_> = parameters.iter().filter_map(Planned::linear).collect();
+        let mut policies = match float8 {
+            Some(float8) => float8.policies(&infos, &mut |_| true)?,
+            None => vec![],
+        }
+        .into_iter();
+        let mut new = Self { ranks, ..Self::default() };
+        let (mut own, mut copies) = (0, vec![]);
+        for parameter in &parameters {
+            let elements = parameter.dims.iter().product::<usize>() as u64;
+            new.whole += 4 * elements;
+            let policy = parameter.linear().and_then(|_| policies.next());
+            let (&[k, n], true) = (&parameter.dims[..], parameter.is_sharded()) else {
+                own += elements;
+                continue;
+            };
+            let casts = policy.as_ref().and_then(Policy::casts);
+            own += (chunk(k, ranks, alignment(casts)) * n) as u64;
+            new.largest_gradient = new.largest_gradient.max(4 * elements);
+            let dims = |operand| if operand == Operand::WEIGHT { [k, n] } else { [n, k] };
+            let float8 = [Operand::WEIGHT_T, Operand::WEIGHT].map(|operand| {
+                let cast = casts.map(|casts| casts.of(operand)).filter(|cast| !cast.is_disabled())?;
+                let [rows, k] = dims(operand);
+                Some((rows * k + 4 * cast.scaling_granularity.scale_words(rows, k)) as u64)
+            });
+            let is_values = float8.contains(&None);
+            let size = if matches!(parameter.kind, Kind::Embedding) { 4 } else { dtype.size() as u64 };
+            copies.extend(float8.into_iter().flatten().chain(is_values.then_some(size * elements)));
+        }
+        (new.parameters, new.gradients, new.moments) = (4 * own, 4 * own, 8 * own);
+        copies.sort_unstable_by(|a, b| b.cmp(a));
+        let alive = if config.reshard == Reshard::AfterStep { copies.len() } else { 2 };
+        // A world of one gathers nothing.
+        new.gathered = copies.iter().take(alive).sum::<u64>() * u64::from(ranks > 1);
+        Ok(new)
+    }
+
+    /// All of it at once: what is allocated while a step runs, activations aside.
+    pub fn total(&self) -> u64 {
+        let Self { parameters, gradients, moments, gathered, largest_gradient, .. } = self;
+        parameters + gradients + moments + gathered + largest_gradient
+    }
+}
+
+impl core::fmt::Display for ShardPlan {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+        write!(
+            f,
+            "memory of each of {} ranks, without activations: parameters {}, gradients {} and up to {} of one that is added up, \
+             AdamW's moments {}, gathered copies up to {}; {} in all, and the whole model, {}, while it is sharded",
+            self.ranks,
+            mib(self.parameters),
+            mib(self.gradients),
+            mib(self.largest_gradient),
+            mib(self.moments),
+            mib(self.gathered),
+            mib(self.total()),
+            mib(self.whole)
+        )
+    }
+}
+
+impl Planned {
+    fn linear(&self) -> Option<LinearInfo> {
+        let (Kind::Linear(name), [.., k, n]) = (&self.kind, &self.dims[..]) else { return None };
+        Some(LinearInfo { name: name.clone(), k: *k, n: *n })
+    }
+
+    /// Experts stay whole.
+    fn is_sharded(&self) -> bool {
+        self.dims.len() == 2 && !matches!(self.kind, Kind::Replicated)
+    }
+}
+
+fn parameters<B: Backend, M: Module<B>>(model: &M, float8: Option<&Float8Config>) -> Vec<Planned> {
+    struct Walk<'a>(Path, &'a Float8Config, Vec<Planned>);
+    impl<B: Backend> ModuleVisitor<B> for Walk<'_> {
+        fn enter_module(&mut self, name: &str, container: &str) {
+            self.0.enter(name, container);
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.0.exit();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            let kind = match (self.0.linear_weight(D, self.1), self.0.embedding(D)) {
+                (Some(name), _) => Kind::Linear(name),
+                (_, Some(_)) => Kind::Embedding,
+                _ => Kind::Replicated,
+            };
+            self.2.push(Planned { dims: param.lazy_shape().to_vec(), kind });
+        }
+    }
+    let default = Float8Config::default();
+    let mut walk = Walk(Path::default(), float8.unwrap_or(&default), vec![]);
+    Module::<B>::visit(model, &mut walk);
+    walk.2
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::backend::Flex;
+    use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+    use float8_comm::Communicator;
+
+    use super::super::Sharded;
+    use super::*;
+    use crate::ops::Float8;
+    use crate::terms::Recipe;
+
+    #[derive(Module, Debug)]
+    struct Net<B: Backend> {
+        embedding: Embedding<B>,
+        norm: LayerNorm<B>,
+        up: Linear<B>,
+        down: Linear<B>,
+    }
+
+    fn net() -> Net<Float8<Flex>> {
+        let device = Default::default();
+        Net {
+            embedding: EmbeddingConfig::new(50, 40).init(&device),
+            norm: LayerNormConfig::new(40).init(&device),
+            up: LinearConfig::new(40, 144).with_bias(false).init(&device),
+            down: LinearConfig::new(144, 40).with_bias(false).init(&device),
+        }
+    }
+
+    #[test]
+    fn bytes_are_counted() {
+        let plan = |ranks, reshard, float8: Option<&Float8Config>| {
+            let config = ShardConfig { reshard, ..ShardConfig::default() };
+            ShardPlan::new::<Float8<Flex>, _>(&net(), ranks, config, float8, DType::BF16).unwrap()
+        };
+        let tensorwise = Float8Config::tensorwise();
+        let four = plan(4, Reshard::AfterStep, Some(&tensorwise));
+        // Rows of shards are multiples of 16: of 50, 40 and 144 on 4 ranks 16, 16 and 48.
+        let own = 16 * 40 + 2 * 40 + 16 * 144 + 48 * 40;
+        assert_eq!((four.parameters, four.gradients, four.moments), (4 * own, 4 * own, 8 * own));
+        let copies = 4 * 50 * 40 + 4 * (40 * 144 + 4);
+        assert_eq!((four.gathered, four.largest_gradient), (copies, 4 * 40 * 144));
+        let let_go = plan(4, Reshard::AfterForward, Some(&tensorwise));
+        assert_eq!(let_go.gathered, 4 * 50 * 40 + 40 * 144 + 4);
+        assert_eq!(plan(4, Reshard::AfterStep, None).gathered, 4 * 50 * 40 + 2 * 2 * 40 * 144);
+        let blocks = plan(4, Reshard::AfterStep, Some(&Float8Config::new(Recipe::Blockwise)));
+        assert_eq!(blocks.parameters, 4 * (16 * 40 + 2 * 40 + 128 * 144 + 128 * 40));
+        let one = plan(1, Reshard::AfterStep, Some(&tensorwise));
+        assert_eq!((one.parameters, one.gathered), (one.whole, 0));
+        // What `apply` does of it.
+        let model = tensorwise.apply(net()).unwrap();
+        let (_, sharded) = Sharded::apply(model, &Communicator::solo(), ShardConfig::default()).unwrap();
+        assert_eq!(4 * sharded.summary().elements_per_rank, one.parameters);
+        assert!(four.to_string().starts_with("memory of each of 4 ranks, without activations: parameters 0.0 MiB"));
+    }
+}
