@@ -8,9 +8,10 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor, TensorData, TensorPrimitive};
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
-use float8_comm::{CommError, Communicator};
+use float8_comm::{CommError, Communicator, Engine};
 use serde::Serialize;
 
+use super::on_device::{self, collectives, reduce_amaxes};
 use super::walk::{FoundLinear, Path, linears, map_param};
 use crate::backend::host::read_f32;
 use crate::config::{Casts, Policy, ScalingType};
@@ -97,7 +98,7 @@ impl Sharded {
     /// # Errors
     ///
     /// [`ShardError`] with the model: quantized, sharded already, of a dtype that is not exchanged, nothing to
-    /// shard; ranks whose models differ.
+    /// shard; ranks whose models differ; NCCL without MPI, or between other devices than the model's.
     pub fn apply<B: Float8Stack, M: Module<B>>(
         model: M,
         comm: &Communicator,
@@ -152,7 +153,7 @@ impl Sharded {
 
     /// Finds the amaxes that the next casts of all sharded weights need, by one all-reduce (torchao's
     /// `precompute_float8_dynamic_scale_for_fsdp`). To be called on all ranks after each step of the optimizer: without it, each
-    /// weight has an all-reduce of its own when it is first read. Waits for the device.
+    /// weight has an all-reduce of its own when it is first read. Waits for the device, unless NCCL connects it.
     pub fn precompute_scales<B: Float8Stack, M: Module<B>>(&self, model: &M) {
         let mut wanted = vec![];
         for linear in linears::<B, M>(model, None) {
@@ -167,6 +168,14 @@ impl Sharded {
             }
         }
         if wanted.is_empty() {
+            return;
+        }
+        if let Some(collectives) = collectives::<B, M>(model, &self.comm) {
+            let own = wanted.iter().map(|(_, (_, amax))| amax.clone()).collect();
+            let all = reduce_amaxes(&*collectives, own).unwrap_or_else(|error| panic!("{error}"));
+            for ((weight, (of, _)), amax) in wanted.into_iter().zip(all) {
+                weight.cache().set_reduced(of, amax);
+            }
             return;
         }
         let values: Vec<Vec<f32>> = wanted.iter().map(|(_, (_, amax))| read_f32::<B::Inner>(amax.0.clone())).collect();
@@ -185,7 +194,7 @@ impl Sharded {
     }
 
     /// Adds up the gradients of the parameters that every rank keeps whole, in f32, by one all-reduce; those of sharded ones are
-    /// added up already. A parameter without a gradient on any rank has none afterwards. Waits for the device.
+    /// added up already. A parameter without a gradient on any rank has none afterwards. Waits for the device, unless NCCL connects it.
     ///
     /// # Errors
     ///
@@ -195,6 +204,9 @@ impl Sharded {
         model: &M,
         grads: &mut GradientsParams,
     ) -> Result<(), CommError> {
+        if let Some(collectives) = collectives::<B, M>(model, &self.comm) {
+            return on_device::reduce_gradients::<B, M>(&self.comm, &*collectives, model, grads);
+        }
         let mut read = ReadGradients::<B> { grads, values: vec![], has_gradient: vec![], backend: PhantomData };
         Module::<B>::visit(model, &mut read);
         let ReadGradients { mut values, has_gradient, .. } = read;
@@ -310,9 +322,12 @@ fn check<B: Float8Stack, M: Module<B>>(
     comm: &Communicator,
     config: ShardConfig,
 ) -> Result<Vec<FoundLinear<B>>, ShardError> {
+    if !comm.has_host_collectives() {
+        return Err(ShardError::NeedsMpi);
+    }
     let found = linears::<B, M>(model, None);
     let failed = |error: CommError| ShardError::Collective(error.to_string());
-    let own = check_own::<B, M>(model, &found);
+    let own = check_own::<B, M>(model, &found).and_then(|()| check_device::<B, M>(model, comm));
     comm.all_ok("the model to shard", own).map_err(failed)?;
     let parameters = Sharded::parameters::<B, M>(model);
     let parameters = parameters.iter().map(|p| format!("{} {:?}", p.name, p.shape));
@@ -324,6 +339,15 @@ fn check<B: Float8Stack, M: Module<B>>(
     comm.agree("burn-float8's version", env!("CARGO_PKG_VERSION")).map_err(failed)?;
     comm.agree("what is to be sharded", &texts.join("\n")).map_err(failed)?;
     Ok(found)
+}
+
+/// NCCL's ranks are those of the model's device.
+fn check_device<B: Float8Stack, M: Module<B>>(model: &M, comm: &Communicator) -> Result<(), ShardError> {
+    if comm.engine() != Engine::Nccl || collectives::<B, M>(model, comm).is_some() {
+        return Ok(());
+    }
+    let devices: Vec<_> = Module::<B>::devices(model).iter().map(|device| format!("{device:?}")).collect();
+    Err(ShardError::OtherDevice { devices: devices.join(", ") })
 }
 
 fn check_own<B: Float8Stack, M: Module<B>>(model: &M, found: &[FoundLinear<B>]) -> Result<(), ShardError> {

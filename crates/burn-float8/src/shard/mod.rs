@@ -7,6 +7,7 @@
 //! ```
 //!
 //! The parameter is the shard, so that optimizers which look at one element at a time work on it unchanged.
+mod device;
 mod error;
 mod operand;
 mod values;

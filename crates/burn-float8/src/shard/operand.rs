@@ -22,6 +22,10 @@ impl Sharding {
         axis: ContractionAxis,
         device: &Device<B>,
     ) -> B::Operand {
+        if let Some(collectives) = self.on_device::<B>(device) {
+            let pending = self.start_gather_on_device(&*collectives, shard, axis);
+            return pending.and_then(|pending| pending()).unwrap_or_else(|error| self.fail(error));
+        }
         let own = B::fp8_read(shard);
         if self.comm.world_size() == 1 && own.dims == self.dims(self.logical[0], axis) {
             return shard.clone();
