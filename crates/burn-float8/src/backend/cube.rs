@@ -7,7 +7,6 @@ use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElemen
 use burn_std::Shape;
 use cubecl::client::ComputeClient;
 use cubecl::server::Handle;
-#[cfg(feature = "nccl")]
 use float8_comm::Communicator;
 use float8_kernels::{
     Cast, Format, GemmConfig, GemmPath, Granularity, Groups, InvScale, MAX_INDEX, MatrixView, Operand, Orientation,
@@ -15,9 +14,7 @@ use float8_kernels::{
     quantize_with_amax, row_words, scaled_gemm, supports,
 };
 
-#[cfg(feature = "nccl")]
-use super::DeviceCollectives;
-use super::{DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom};
+use super::{DeviceCollectives, DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom};
 
 /// FP8 codes on a device.
 #[derive(Clone, Debug)]
@@ -59,9 +56,17 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         Some(DeviceMemory { in_use: usage.bytes_in_use, reserved: usage.bytes_reserved })
     }
 
-    #[cfg(feature = "nccl")]
+    #[allow(unused_variables)]
     fn fp8_collectives(device: &Device<Self>, comm: &Communicator) -> Option<Box<dyn DeviceCollectives<Self>>> {
-        super::nccl::collectives::<R, Self>(device, comm)
+        #[cfg(feature = "nccl")]
+        if let Some(nccl) = super::nccl::collectives::<R, Self>(device, comm) {
+            return Some(nccl);
+        }
+        #[cfg(feature = "staged")]
+        if let Some(staged) = super::staged::collectives::<R, Self>(comm) {
+            return Some(staged);
+        }
+        None
     }
 
     fn fp8_gemm_path(
@@ -231,7 +236,10 @@ fn kernel_operand<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElemen
     o: &DeviceOperand<CubeBackend<R, F, I, BT>>,
 ) -> Operand {
     // CUDA's rows are padded in what Burn has written from data.
-    let packed = |t: &CubeTensor<R>| into_contiguous(t.clone()).handle;
+    let packed = |t: &CubeTensor<R>| match t.is_contiguous() {
+        true => t.handle.clone(),
+        false => into_contiguous(t.clone()).handle,
+    };
     Operand {
         codes: packed(&o.codes),
         inv_scale: packed(&o.inv_scale),

@@ -5,11 +5,13 @@ mod cube;
 #[cfg(feature = "cubecl")]
 mod fusion;
 pub mod host;
-#[cfg(any(feature = "nccl", all(test, feature = "wgpu")))]
+#[cfg(any(feature = "nccl", feature = "staged", all(test, feature = "wgpu")))]
 mod joined;
 pub(crate) mod memo;
 #[cfg(feature = "nccl")]
 mod nccl;
+#[cfg(feature = "staged")]
+mod staged;
 
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, FloatDType};

@@ -70,6 +70,10 @@ impl<B: Float8Backend> Table<B> {
 
     /// Makes these, `[casts]`, what was observed of each cast.
     fn put(&mut self, rows: &[Option<usize>], reduced: FloatTensor<B>) {
+        // Slots are taken until an observation has ended the step.
+        if rows.iter().all(Option::is_none) {
+            return;
+        }
         let first = self.slots.append(reduced);
         for (i, row) in rows.iter().enumerate() {
             if let Some(row) = row {
