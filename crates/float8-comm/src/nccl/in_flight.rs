@@ -41,10 +41,16 @@ impl NcclComm {
         core.bind()?;
         let cuda = |error| core.cuda(error);
         lane.wait_for_context().map_err(cuda)?;
-        launch(lane.stream())?;
-        let event = Arc::new(lane.record().map_err(cuda)?);
-        self.watchdog.add(label, Arc::clone(&event));
-        Ok(InFlight { core: Arc::clone(core), lane: Arc::clone(lane), event: Some(event) })
+        let launched = launch(lane.stream());
+        if launched.is_err() {
+            // Of several calls the first may be under way, with memory that the caller is about to free.
+            core.abort();
+        }
+        let event = Arc::new(lane.record().map_err(cuda).inspect_err(|_| core.abort())?);
+        let flight = InFlight { core: Arc::clone(core), lane: Arc::clone(lane), event: Some(Arc::clone(&event)) };
+        launched?;
+        self.watchdog.add(label, event);
+        Ok(flight)
     }
 }
 
@@ -60,8 +66,12 @@ impl InFlight {
 
     fn context_waits(&mut self) -> Result<(), CommError> {
         let Some(event) = self.event.take() else { return Ok(()) };
-        self.core.bind()?;
-        self.lane.context_waits(&event).map_err(|error| self.core.cuda(error))
+        let waits = self.core.bind().and_then(|()| {
+            let waits = self.lane.context_waits(&event);
+            waits.map_err(|error| self.core.cuda(error))
+        });
+        // What nothing waits for must not go on.
+        waits.inspect_err(|_| self.core.abort())
     }
 }
 
