@@ -52,13 +52,16 @@ mod model;
 
 #[cfg(feature = "cubecl")]
 pub use backend::DeviceOperand;
-pub use backend::{DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, host};
+pub use backend::{
+    DeviceCollectives, DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, PendingOnDevice, Quantized,
+    ScaleFrom, ShardedAxis, Shards, host,
+};
 pub use config::{
     AmaxComputeAlgo, CastConfig, Casts, DelayedScaling, FallbackConfig, FallbackTo, Float8Config, Float8LinearConfig,
     LayerOverride, LinearInfo, Policy, ScalingType, StatisticsConfig, Untagged,
 };
 pub use error::{ApplyError, Float8Error};
-pub use float8_comm::{CommError, Communicator, Options as CommOptions};
+pub use float8_comm::{CommError, Communicator, Engine, Options as CommOptions};
 pub use float8_kernels::{
     Cast, Format, GemmConfig, GemmPath, Granularity, Grouping, Orientation, ScaleCalculationMode, ScaleMode,
 };

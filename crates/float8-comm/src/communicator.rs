@@ -171,10 +171,28 @@ impl Communicator {
             crate::panics::end_on_panic(launch.rank, launch.world_size, || std::process::abort());
             Self(Arc::new(Inner::new(launch.rank, local_rank, launch.world_size, Host::Absent)))
         };
-        let nccl = NcclComm::connect(&host, device, options, lookup)?;
-        let Inner { rank, local_rank, world_size, .. } = *host.0;
-        let (traffic, host) = (Arc::clone(&host.0.traffic), host.0.host.clone());
+        host.connected(options, device, lookup)
+    }
+
+    #[cfg(feature = "nccl")]
+    fn connected(&self, options: Options, device: Option<usize>, lookup: Lookup) -> Result<Self, CommError> {
+        let nccl = NcclComm::connect(self, device, options, lookup)?;
+        let Inner { rank, local_rank, world_size, .. } = *self.0;
+        let (traffic, host) = (Arc::clone(&self.0.traffic), self.0.host.clone());
         Ok(Self(Arc::new(Inner { rank, local_rank, world_size, nccl: Some(nccl), host, traffic })))
+    }
+
+    /// The same ranks with NCCL between their CUDA devices, for a program that knows only after [`from_env`](Self::from_env) whether it
+    /// wants them. All ranks call it. A world of one, or one that has NCCL already, stays as it is.
+    ///
+    /// # Errors
+    /// Those of [`from_env_nccl`](Self::from_env_nccl).
+    #[cfg(feature = "nccl")]
+    pub fn with_nccl(&self, options: Options, device: Option<usize>) -> Result<Self, CommError> {
+        if self.world_size() == 1 || self.nccl().is_some() {
+            return Ok(self.clone());
+        }
+        self.connected(options.read(&variable)?, device, &variable)
     }
 
     /// The collectives on device memory, if NCCL serves this world.

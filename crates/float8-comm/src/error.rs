@@ -149,6 +149,15 @@ pub enum CommError {
         /// The driver's reason.
         reason: String,
     },
+    /// The driver cannot order NCCL's work with other work of a device.
+    #[error(
+        "the NVIDIA driver of rank {rank} has no cuCtxRecordEvent and cuCtxWaitEvent, which CUDA 12.5 brought: install one of CUDA 12.5 \
+         or newer"
+    )]
+    DriverTooOld {
+        /// The rank.
+        rank: usize,
+    },
     /// The rank has no device of its own.
     #[error(
         "rank {rank} (local rank {local_rank}) was given CUDA device {ordinal}, but there are {devices}: start at most as many ranks as there are devices"

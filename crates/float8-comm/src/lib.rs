@@ -23,7 +23,7 @@ pub use collective::{Absence, Collective, Difference, Operation, Whereabouts};
 pub use communicator::{Communicator, Engine};
 pub use error::CommError;
 #[cfg(feature = "nccl")]
-pub use nccl::NcclComm;
+pub use nccl::{InFlight, NcclComm};
 pub use options::Options;
 pub use pending::Pending;
 pub use traffic::{Count, Traffic};

@@ -1,5 +1,9 @@
 //! A small language model, and training it on one rank or as a shard.
-use burn::backend::{Autodiff, Flex};
+use burn::backend::Autodiff;
+#[cfg(not(feature = "staged"))]
+use burn::backend::Flex as Device;
+#[cfg(feature = "staged")]
+use burn::backend::Wgpu as Device;
 use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
@@ -9,7 +13,7 @@ use burn::prelude::*;
 use burn_float8::{Float8, Float8Config, Recipe, Sharded};
 
 /// What everything runs on.
-pub type B = Autodiff<Float8<Flex>>;
+pub type B = Autodiff<Float8<Device>>;
 
 /// Words of the vocabulary: no multiple of anything.
 pub const VOCABULARY: usize = 50;

@@ -7,13 +7,14 @@ use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElemen
 use burn_std::Shape;
 use cubecl::client::ComputeClient;
 use cubecl::server::Handle;
+use float8_comm::Communicator;
 use float8_kernels::{
     Cast, Format, GemmConfig, GemmPath, Granularity, Groups, InvScale, MAX_INDEX, MatrixView, Operand, Orientation,
     VectorView, gemm_path, grouped_gemm_path, grouped_scaled_gemm, health, health_len, mx, quantize,
     quantize_with_amax, row_words, scaled_gemm, supports,
 };
 
-use super::{DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom};
+use super::{DeviceCollectives, DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom};
 
 /// FP8 codes on a device.
 #[derive(Clone, Debug)]
@@ -53,6 +54,19 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
     fn fp8_device_memory(device: &Device<Self>) -> Option<DeviceMemory> {
         let usage = R::client(device).memory_usage().ok()?;
         Some(DeviceMemory { in_use: usage.bytes_in_use, reserved: usage.bytes_reserved })
+    }
+
+    #[allow(unused_variables)]
+    fn fp8_collectives(device: &Device<Self>, comm: &Communicator) -> Option<Box<dyn DeviceCollectives<Self>>> {
+        #[cfg(feature = "nccl")]
+        if let Some(nccl) = super::nccl::collectives::<R, Self>(device, comm) {
+            return Some(nccl);
+        }
+        #[cfg(feature = "staged")]
+        if let Some(staged) = super::staged::collectives::<R, Self>(comm) {
+            return Some(staged);
+        }
+        None
     }
 
     fn fp8_gemm_path(
@@ -156,7 +170,10 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
     }
 
     fn fp8_read(operand: &Self::Operand) -> HostCodes {
-        let read = |t: &CubeTensor<R>| t.client.read_one(t.handle.clone()).expect("the device can be read");
+        let read = |t: &CubeTensor<R>| {
+            let t = into_contiguous(t.clone());
+            t.client.read_one(t.handle).expect("the device can be read")
+        };
         let words = read(&operand.codes);
         let (rows, k) = (operand.codes.shape()[0], operand.k);
         let scales = read(&operand.inv_scale);
@@ -218,9 +235,14 @@ pub(super) fn scales(granularity: Granularity, rows: usize, k: usize) -> (Shape,
 fn kernel_operand<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
     o: &DeviceOperand<CubeBackend<R, F, I, BT>>,
 ) -> Operand {
+    // CUDA's rows are padded in what Burn has written from data.
+    let packed = |t: &CubeTensor<R>| match t.is_contiguous() {
+        true => t.handle.clone(),
+        false => into_contiguous(t.clone()).handle,
+    };
     Operand {
-        codes: o.codes.handle.clone(),
-        inv_scale: o.inv_scale.handle.clone(),
+        codes: packed(&o.codes),
+        inv_scale: packed(&o.inv_scale),
         rows: o.codes.shape()[0],
         k: o.k,
         format: o.format,

@@ -1,16 +1,25 @@
 //! [`Float8Backend`]: what [`Float8`](crate::Float8) asks of the backend that it wraps, and what goes in and out.
+mod collectives;
 #[cfg(feature = "cubecl")]
 mod cube;
 #[cfg(feature = "cubecl")]
 mod fusion;
 pub mod host;
+#[cfg(any(feature = "nccl", feature = "staged", all(test, feature = "wgpu")))]
+mod joined;
 pub(crate) mod memo;
+#[cfg(feature = "nccl")]
+mod nccl;
+#[cfg(feature = "staged")]
+mod staged;
 
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, FloatDType};
 use burn_std::Shape;
+pub use collectives::{DeviceCollectives, PendingOnDevice, ShardedAxis, Shards};
 #[cfg(feature = "cubecl")]
 pub use cube::DeviceOperand;
+use float8_comm::Communicator;
 use float8_kernels::{Cast, Format, GemmConfig, GemmPath, Granularity, Grouping, InvScale, Orientation};
 use serde::Serialize;
 
@@ -92,6 +101,12 @@ pub trait Float8Backend: Backend {
     /// What the backend holds of the device's memory, if it counts that.
     fn fp8_device_memory(device: &Device<Self>) -> Option<DeviceMemory> {
         let _ = device;
+        None
+    }
+
+    /// The collectives of `comm` on the memory of this device, if it has some.
+    fn fp8_collectives(device: &Device<Self>, comm: &Communicator) -> Option<Box<dyn DeviceCollectives<Self>>> {
+        let _ = (device, comm);
         None
     }
 

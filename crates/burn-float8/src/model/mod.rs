@@ -2,6 +2,7 @@
 mod apply;
 mod default;
 mod monitor;
+mod on_device;
 mod plan;
 mod report;
 mod schedule;

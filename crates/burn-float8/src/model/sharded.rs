@@ -9,9 +9,10 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor, TensorData, TensorPrimitive};
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
-use float8_comm::{CommError, Communicator};
+use float8_comm::{CommError, Communicator, Engine};
 use serde::Serialize;
 
+use super::on_device::{self, collectives, reduce_amaxes};
 use super::walk::{FoundLinear, Path, linears, map_param};
 use crate::backend::Float8Backend;
 use crate::backend::host::read_f32;
@@ -99,7 +100,7 @@ impl Sharded {
     /// # Errors
     ///
     /// [`ShardError`] with the model: quantized, sharded already, of a dtype that is not exchanged, nothing to
-    /// shard; ranks whose models differ.
+    /// shard; ranks whose models differ; NCCL without MPI, or between other devices than the model's.
     pub fn apply<B: Float8Stack, M: Module<B>>(
         model: M,
         comm: &Communicator,
@@ -155,7 +156,7 @@ impl Sharded {
     /// Finds the amaxes that the next casts of all sharded weights need, by one all-reduce (torchao's
     /// `precompute_float8_dynamic_scale_for_fsdp`), and begins a step: from the second on, weights are gathered while the layer before
     /// computes. To be called on all ranks before each step. Without it each weight has an all-reduce of its own when it is first
-    /// read, and is gathered then. Waits for the device.
+    /// read, and is gathered then. Waits for the device, unless NCCL connects it.
     pub fn precompute_scales<B: Float8Stack, M: Module<B>>(&self, model: &M) {
         let weights = float8_weights::<B, M>(model);
         let mut wanted = vec![];
@@ -177,6 +178,15 @@ impl Sharded {
     }
 
     fn reduce_amaxes<B: Float8Backend>(&self, wanted: Vec<(Float8Tensor<B>, (AmaxOf, Amax<B>))>) {
+        let device = wanted.first().map(|(weight, _)| B::float_device(weight.full()));
+        if let Some(collectives) = device.and_then(|device| B::fp8_collectives(&device, &self.comm)) {
+            let own = wanted.iter().map(|(_, (_, amax))| amax.clone()).collect();
+            let all = reduce_amaxes(&*collectives, own).unwrap_or_else(|error| panic!("{error}"));
+            for ((weight, (of, _)), amax) in wanted.into_iter().zip(all) {
+                weight.cache().set_reduced(of, amax);
+            }
+            return;
+        }
         let values: Vec<Vec<f32>> = wanted.iter().map(|(_, (_, amax))| read_f32::<B>(amax.0.clone())).collect();
         let bits = values.iter().flatten().map(|value| value.to_bits()).collect();
         let all = self.comm.all_reduce_max_bits("amaxes of all weights", bits).and_then(|pending| pending.wait());
@@ -194,7 +204,7 @@ impl Sharded {
 
     /// Adds up the gradients of the parameters that every rank keeps whole, in f32, by one all-reduce; those of sharded ones are
     /// added up already. A parameter without a gradient on any rank has none afterwards. It ends the step: gathers that were started
-    /// and that nobody has read are let go. Waits for the device.
+    /// and that nobody has read are let go. Waits for the device, unless NCCL connects it.
     ///
     /// # Errors
     ///
@@ -205,6 +215,9 @@ impl Sharded {
         grads: &mut GradientsParams,
     ) -> Result<(), CommError> {
         float8_weights::<B, M>(model).iter().for_each(|weight| weight.ahead().end());
+        if let Some(collectives) = collectives::<B, M>(model, &self.comm) {
+            return on_device::reduce_gradients::<B, M>(&self.comm, &*collectives, model, grads);
+        }
         let mut read = ReadGradients::<B> { grads, values: vec![], has_gradient: vec![], backend: PhantomData };
         Module::<B>::visit(model, &mut read);
         let ReadGradients { mut values, has_gradient, .. } = read;
@@ -301,9 +314,12 @@ fn check<B: Float8Stack, M: Module<B>>(
     comm: &Communicator,
     config: ShardConfig,
 ) -> Result<Vec<FoundLinear<B>>, ShardError> {
+    if !comm.has_host_collectives() {
+        return Err(ShardError::NeedsMpi);
+    }
     let found = linears::<B, M>(model, None);
     let failed = |error: CommError| ShardError::Collective(error.to_string());
-    let own = check_own::<B, M>(model, &found);
+    let own = check_own::<B, M>(model, &found).and_then(|()| check_device::<B, M>(model, comm));
     comm.all_ok("the model to shard", own).map_err(failed)?;
     let parameters = Sharded::parameters::<B, M>(model);
     let parameters = parameters.iter().map(|p| format!("{} {:?}", p.name, p.shape));
@@ -315,6 +331,15 @@ fn check<B: Float8Stack, M: Module<B>>(
     comm.agree("burn-float8's version", env!("CARGO_PKG_VERSION")).map_err(failed)?;
     comm.agree("what is to be sharded", &texts.join("\n")).map_err(failed)?;
     Ok(found)
+}
+
+/// NCCL's ranks are those of the model's device.
+fn check_device<B: Float8Stack, M: Module<B>>(model: &M, comm: &Communicator) -> Result<(), ShardError> {
+    if comm.engine() != Engine::Nccl || collectives::<B, M>(model, comm).is_some() {
+        return Ok(());
+    }
+    let devices: Vec<_> = Module::<B>::devices(model).iter().map(|device| format!("{device:?}")).collect();
+    Err(ShardError::OtherDevice { devices: devices.join(", ") })
 }
 
 fn check_own<B: Float8Stack, M: Module<B>>(model: &M, found: &[FoundLinear<B>]) -> Result<(), ShardError> {

@@ -35,6 +35,22 @@ pub enum ShardError {
         /// Its dtype.
         dtype: DType,
     },
+    /// Ranks that NCCL alone connects.
+    #[error(
+        "a sharded model needs MPI beside NCCL, to compare what its ranks do and to save it: start them with mpirun, in a build of float8-comm \
+         with the feature \"mpi\""
+    )]
+    NeedsMpi,
+    /// NCCL does not connect the device that has the model.
+    #[error(
+        "the ranks' communicator is NCCL's, and the model on {devices} is not on the CUDA device that it connects: give \
+         Communicator::from_env_nccl that device, in a build of burn-float8 with the feature \"nccl\", or train over MPI with \
+         Communicator::from_env"
+    )]
+    OtherDevice {
+        /// The model's devices.
+        devices: String,
+    },
     /// The ranks do not agree, or cannot be reached.
     #[error("{0}")]
     Collective(String),

@@ -7,6 +7,7 @@
 //! ```
 //!
 //! The parameter is the shard, so that optimizers which look at one element at a time work on it unchanged.
+mod device;
 mod error;
 mod operand;
 mod values;
@@ -32,7 +33,7 @@ pub enum Reshard {
     AfterForward,
 }
 
-/// What ranks exchange of the gradients of sharded parameters; they are added in f32 all the same.
+/// What ranks exchange of the gradients of sharded parameters. Over MPI they are added in f32 all the same; NCCL adds in this dtype.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReduceDtype {

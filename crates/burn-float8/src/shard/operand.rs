@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::Sharding;
 use super::words::{to_bytes, to_words};
-use crate::backend::{Float8Backend, HostCodes};
+use crate::backend::{Float8Backend, HostCodes, PendingOnDevice};
 use crate::terms::ContractionAxis;
 
 impl Sharding {
@@ -19,7 +19,16 @@ impl Sharding {
     /// leading axis  [N, chunk] of each rank, side by side:           [N, K]
     /// ```
     /// Columns of `shard` beyond the chunk are left out.
-    pub(crate) fn start_gather<B: Float8Backend>(&self, shard: &B::Operand, axis: ContractionAxis) -> Gathering<B> {
+    pub(crate) fn start_gather<B: Float8Backend>(
+        &self,
+        shard: &B::Operand,
+        axis: ContractionAxis,
+        device: &Device<B>,
+    ) -> Gathering<B> {
+        if let Some(collectives) = self.on_device::<B>(device) {
+            let pending = self.start_gather_on_device(&*collectives, shard, axis);
+            return Gathering(Parts::OnDevice(pending.unwrap_or_else(|error| self.fail(error))));
+        }
         let own = B::fp8_read(shard);
         if self.comm.world_size() == 1 && own.dims == self.dims(self.logical[0], axis) {
             return Gathering(Parts::Whole(shard.clone()));
@@ -34,6 +43,7 @@ impl Sharding {
     pub(crate) fn finish_gather<B: Float8Backend>(&self, gathering: Gathering<B>, device: &Device<B>) -> B::Operand {
         let (own, all) = match gathering.0 {
             Parts::Whole(operand) => return operand,
+            Parts::OnDevice(pending) => return pending().unwrap_or_else(|error| self.fail(error)),
             Parts::Words { own, all } => (own, all),
         };
         let all = all.wait().unwrap_or_else(|error| self.fail(error));
@@ -69,7 +79,12 @@ pub(crate) struct Gathering<B: Float8Backend>(Parts<B>);
 
 enum Parts<B: Float8Backend> {
     Whole(B::Operand),
-    Words { own: Pieces, all: Pending<Vec<u32>> },
+    /// On the device's memory.
+    OnDevice(PendingOnDevice<B::Operand>),
+    Words {
+        own: Pieces,
+        all: Pending<Vec<u32>>,
+    },
 }
 
 /// What a rank has of an operand.

@@ -26,13 +26,17 @@ impl Sharding {
         if padding == 0 { own } else { B::float_cat(vec![own, zeros(padding)], 0) }
     }
 
-    /// The whole weight `[K, N]` from every rank's shard, in the shard's dtype; this waits for the device.
+    /// The whole weight `[K, N]` from every rank's shard, in the shard's dtype; over the host this waits for the device.
     pub(crate) fn gather_values<B: Float8Backend>(&self, shard: FloatTensor<B>) -> FloatTensor<B> {
         let [k, n] = self.logical;
         if self.comm.world_size() == 1 {
             return shard;
         }
         let (device, dtype) = (B::float_device(&shard), shard.dtype());
+        if let Some(collectives) = self.on_device::<B>(&device) {
+            let whole = self.gather_values_on_device(&*collectives, shard);
+            return whole.unwrap_or_else(|error| self.fail(error));
+        }
         let data = burn_std::future::block_on(B::float_into_data(shard)).expect("a tensor that exists can be read");
         let bytes = data.bytes.to_vec();
         let own = bytes.len();
@@ -48,7 +52,7 @@ impl Sharding {
     }
 
     /// The sum over all ranks of the rows `[chunk, N]` that this rank holds of a gradient `[K, N]`, exchanged as the configuration
-    /// says and added in f32, in the gradient's dtype; this waits for the device.
+    /// says, in the gradient's dtype; over the host this waits for the device.
     pub(crate) fn reduce_scatter<B: Float8Backend>(&self, gradient: FloatTensor<B>) -> FloatTensor<B> {
         let [_, n] = self.logical;
         let ranks = self.comm.world_size();
@@ -56,6 +60,10 @@ impl Sharding {
             return gradient;
         }
         let (device, dtype) = (B::float_device(&gradient), gradient.dtype());
+        if let Some(collectives) = self.on_device::<B>(&device) {
+            let own = self.reduce_scatter_on_device(&*collectives, gradient);
+            return own.unwrap_or_else(|error| self.fail(error));
+        }
         let mut all = read_f32::<B>(gradient);
         all.resize(ranks * self.chunk * n, 0.0);
         let own = match self.config.reduce_dtype {
@@ -74,6 +82,9 @@ impl Sharding {
     /// The amax of the whole weight from that of this rank's rows; NaN wins.
     pub(crate) fn reduce_amax<B: Float8Backend>(&self, amax: &Amax<B>) -> Amax<B> {
         let device = B::float_device(&amax.0);
+        if let Some(collectives) = self.on_device::<B>(&device) {
+            return self.reduce_amax_on_device(&*collectives, amax).unwrap_or_else(|error| self.fail(error));
+        }
         let values = self.max(read_f32::<B>(amax.0.clone()));
         Amax::of_values(values, &device)
     }

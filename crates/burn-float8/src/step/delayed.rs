@@ -7,6 +7,8 @@
 //! history  ← valid ? [amax, history[.. len-1]] : history
 //! scaling  ← valid ? algo(history) · 2^margin  : scaling      scale = FMAX / scaling
 //! ```
+mod on_device;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -49,11 +51,15 @@ impl<B: Float8Backend> Observation<B> {
 }
 
 /// The histories of all casts of a conversion on one device.
-pub(crate) struct Histories<B: Float8Backend>(Vec<(DelayedScaling, Table<B>)>);
+pub(crate) struct Histories<B: Float8Backend> {
+    tables: Vec<(DelayedScaling, Table<B>)>,
+    /// Whether each cast of a sharded model has a row, on all ranks.
+    has_all_rows: bool,
+}
 
 impl<B: Float8Backend> Default for Histories<B> {
     fn default() -> Self {
-        Self(vec![])
+        Self { tables: vec![], has_all_rows: false }
     }
 }
 
@@ -84,8 +90,8 @@ struct Slots<B: Float8Backend> {
     used: usize,
     /// Slots below `used` whose amaxes were folded into another.
     free: Vec<usize>,
-    /// Which slots the last step read, and that list on the device: most steps read the same.
-    gathered: Option<(Vec<i32>, IntTensor<B>)>,
+    /// Which slots were read last, and that list on the device, twice: most steps read the same.
+    gathered: Vec<(Vec<i32>, IntTensor<B>)>,
 }
 
 /// A cast's history on the host; all values by their bits, so that infinities and NaN survive any file format.
@@ -104,7 +110,7 @@ impl<B: Float8Backend> Histories<B> {
     /// The amax of which the scale of a cast is made, `[1]`, once its first step has ended.
     pub(crate) fn scaling_amax(&mut self, layer: &str, role: Role, scaling: DelayedScaling) -> Option<FloatTensor<B>> {
         let _timer = operation("amax_history");
-        let (_, table) = self.0.iter_mut().find(|(s, _)| *s == scaling)?;
+        let (_, table) = self.tables.iter_mut().find(|(s, _)| *s == scaling)?;
         let row = *table.places.get(&(layer.to_string(), role))?;
         table.scaling_amax(row)
     }
@@ -126,24 +132,23 @@ impl<B: Float8Backend> Histories<B> {
         if ranks.casts.is_empty() {
             return;
         }
+        if let Some(collectives) = B::fp8_collectives(&ranks.device, &ranks.comm) {
+            return self.reduce_on_device(ranks, &*collectives);
+        }
         let bits = |amaxes: &FloatTensor<B>| -> Vec<u32> {
             read_f32::<B>(amaxes.clone()).iter().map(|x| x.to_bits()).collect()
         };
         let own: Vec<_> =
-            self.0.iter().map(|(_, table)| table.slots.amaxes.as_ref().map_or_else(Vec::new, bits)).collect();
-        let place = |tables: &[(DelayedScaling, Table<B>)], cast: &TrackedCast| {
-            let number = tables.iter().position(|(scaling, _)| *scaling == cast.scaling)?;
-            Some((number, *tables[number].1.places.get(&(cast.layer.clone(), cast.role))?))
-        };
+            self.tables.iter().map(|(_, table)| table.slots.amaxes.as_ref().map_or_else(Vec::new, bits)).collect();
         let largest = ranks.casts.iter().map(|cast| {
-            let (table, row) = place(&self.0, cast)?;
-            self.0[table].1.casts[row].1.observed.iter().map(|slot| own[table][*slot]).max()
+            let (table, row) = self.place(cast)?;
+            self.tables[table].1.casts[row].1.observed.iter().map(|slot| own[table][*slot]).max()
         });
         // Zero is what no rank has cast; as an amax it counts as little.
         let largest = ranks.max_bits("amax histories", largest.map(|bits| bits.unwrap_or(0)).collect());
         for (cast, bits) in ranks.casts.iter().zip(largest) {
-            if let Some((table, row)) = place(&self.0, cast) {
-                self.0[table].1.casts[row].1.observed.clear();
+            if let Some((table, row)) = self.place(cast) {
+                self.tables[table].1.casts[row].1.observed.clear();
             }
             if bits > 0 {
                 let table = self.table(cast.scaling);
@@ -154,31 +159,37 @@ impl<B: Float8Backend> Histories<B> {
         }
     }
 
+    /// The table and the row of a cast.
+    fn place(&self, cast: &TrackedCast) -> Option<(usize, usize)> {
+        let number = self.tables.iter().position(|(scaling, _)| *scaling == cast.scaling)?;
+        Some((number, *self.tables[number].1.places.get(&(cast.layer.clone(), cast.role))?))
+    }
+
     /// Ends the step.
     pub(crate) fn update(&mut self) {
-        if self.0.is_empty() {
+        if self.tables.is_empty() {
             return;
         }
         let _timer = operation("amax_history");
-        for (scaling, table) in &mut self.0 {
+        for (scaling, table) in &mut self.tables {
             table.update(*scaling);
         }
     }
 
     fn table(&mut self, scaling: DelayedScaling) -> &mut Table<B> {
-        let i = self.0.iter().position(|(s, _)| *s == scaling).unwrap_or_else(|| {
-            let slots = Slots { amaxes: None, used: 1, free: vec![], gathered: None };
-            self.0.push((scaling, Table { casts: vec![], places: HashMap::new(), rows: 0, state: None, slots }));
-            self.0.len() - 1
+        let i = self.tables.iter().position(|(s, _)| *s == scaling).unwrap_or_else(|| {
+            let slots = Slots { amaxes: None, used: 1, free: vec![], gathered: vec![] };
+            self.tables.push((scaling, Table { casts: vec![], places: HashMap::new(), rows: 0, state: None, slots }));
+            self.tables.len() - 1
         });
-        &mut self.0[i].1
+        &mut self.tables[i].1
     }
 
     /// Reads all histories back, by layer; this waits for the device.
     pub(crate) fn export(&self) -> BTreeMap<String, (DelayedScaling, BTreeMap<Role, AmaxState>)> {
         let bits = |t: &FloatTensor<B>| -> Vec<u32> { read_f32::<B>(t.clone()).iter().map(|x| x.to_bits()).collect() };
         let mut layers = BTreeMap::<_, (_, BTreeMap<_, _>)>::new();
-        for (scaling, table) in &self.0 {
+        for (scaling, table) in &self.tables {
             let (history, scaling_amax) =
                 table.state.as_ref().map_or_else(Default::default, |(h, s)| (bits(h), bits(s)));
             let slots = table.slots.amaxes.as_ref().map_or_else(Vec::new, bits);
@@ -250,14 +261,18 @@ impl<B: Float8Backend> Slots<B> {
     /// The amaxes of these slots, `[n]`.
     fn gather(&mut self, slots: Vec<i32>) -> Option<FloatTensor<B>> {
         let amaxes = self.amaxes.clone()?;
-        let known = self.gathered.take().filter(|(known, _)| *known == slots);
-        let (slots, indices) = known.unwrap_or_else(|| {
+        let known = self.gathered.iter().position(|(known, _)| *known == slots);
+        let (slots, indices) = known.map(|i| self.gathered.remove(i)).unwrap_or_else(|| {
             let device = B::float_device(&amaxes);
             let data = TensorData::new(slots.clone(), [slots.len()]);
             let data = data.convert_dtype(get_device_settings::<B>(&device).int_dtype.into());
             (slots, B::int_from_data(data, &device))
         });
-        self.gathered = Some((slots, indices.clone()));
+        self.gathered.push((slots, indices.clone()));
+        // What a sharded model's ranks exchange, and what the histories take.
+        if self.gathered.len() > 2 {
+            self.gathered.remove(0);
+        }
         Some(B::float_select(amaxes, 0, indices))
     }
 

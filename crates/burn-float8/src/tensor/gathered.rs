@@ -110,7 +110,7 @@ impl<B: Float8Backend> Entries<B> {
         let orientation = operand.axis.orientation();
         let (Quantized { rows, cols, .. }, result) = self.quantize(t, rows, orientation, request, own_amax);
         let shard = rows.or(cols).expect("the orientation that was asked for");
-        Started { gathering: sharding.start_gather::<B>(&shard, operand.axis), result }
+        Started { gathering: sharding.start_gather::<B>(&shard, operand.axis, &B::float_device(t.full())), result }
     }
 }
 

@@ -49,12 +49,41 @@ impl NcclComm {
         chunk: usize,
         stream: *mut c_void,
     ) -> Result<(), CommError> {
-        let call = self.call(Operation::ReduceScatterSum, label, 4 * chunk * self.world_size);
+        // SAFETY: the caller's promise.
+        unsafe { self.reduce_scatter((ncclDataType_t::ncclFloat32, 4), label, (send, receive), chunk, stream) }
+    }
+
+    /// The same of bf16, in which sums are added: NCCL rounds each partial sum.
+    ///
+    /// # Errors
+    /// NCCL's; the compare mode's.
+    ///
+    /// # Safety
+    /// As [`reduce_scatter_sum_f32`](Self::reduce_scatter_sum_f32), with bf16.
+    pub unsafe fn reduce_scatter_sum_bf16(
+        &self,
+        label: &str,
+        addresses: (u64, u64),
+        chunk: usize,
+        stream: *mut c_void,
+    ) -> Result<(), CommError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.reduce_scatter((ncclDataType_t::ncclBfloat16, 2), label, addresses, chunk, stream) }
+    }
+
+    unsafe fn reduce_scatter(
+        &self,
+        (number, size): (ncclDataType_t, usize),
+        label: &str,
+        (send, receive): (u64, u64),
+        chunk: usize,
+        stream: *mut c_void,
+    ) -> Result<(), CommError> {
+        let call = self.call(Operation::ReduceScatterSum, label, size * chunk * self.world_size);
         // SAFETY: the caller's promise; NCCL counts the elements that a rank receives.
         self.start(&call, |comm| unsafe {
             let (from, to) = (send as *const c_void, receive as *mut c_void);
-            let (float, sum) = (ncclDataType_t::ncclFloat32, ncclRedOp_t::ncclSum);
-            sys::ncclReduceScatter(from, to, chunk, float, sum, comm, stream.cast())
+            sys::ncclReduceScatter(from, to, chunk, number, ncclRedOp_t::ncclSum, comm, stream.cast())
         })
     }
 
@@ -133,7 +162,7 @@ impl NcclComm {
             return Err(CommError::NoSuchRoot { label: label.into(), root, world_size });
         }
         let bytes = 4 * words;
-        let (sent, received) = if self.rank == root { (bytes, 0) } else { (0, bytes as u64) };
+        let (sent, received) = if self.rank() == root { (bytes, 0) } else { (0, bytes as u64) };
         let call = Call { operation: Operation::Broadcast, label, sent, received, bytes };
         // SAFETY: the caller's promise, and the root is a rank.
         self.start(&call, |comm| unsafe {

@@ -7,6 +7,7 @@ use std::ptr;
 use cudarc::nccl::sys::{self, ncclComm_t, ncclConfig_t};
 
 use super::comm::NcclComm;
+use super::events::Lane;
 use super::library::{self, ID, Place};
 use super::meeting::Meeting;
 use crate::error::CommError;
@@ -24,8 +25,12 @@ impl NcclComm {
         lookup: Lookup,
     ) -> Result<Self, CommError> {
         let place = Place { rank: host.rank(), local_rank: host.local_rank() };
-        let opened = library::find().and_then(|()| library::open_device(place, device.unwrap_or(place.local_rank)));
-        let context = on_all(host, "finding NCCL and a CUDA device", opened)?;
+        let opened = library::find().and_then(|()| {
+            let context = library::open_device(place, device.unwrap_or(place.local_rank))?;
+            let lane = Lane::new(place.rank, &context)?;
+            Ok((context, lane))
+        });
+        let opened = on_all(host, "finding NCCL and a CUDA device", opened)?;
         let id = meet(host, lookup)?;
         let mut config = config();
         let (world_size, rank) = (host.world_size() as c_int, place.rank as c_int);
@@ -34,7 +39,7 @@ impl NcclComm {
         // reads and writes before it returns, except `comm`, whose value it gives before it returns.
         let code = unsafe { sys::ncclCommInitRankConfig(&mut comm, world_size, library::id_of(id), rank, &mut config) };
         // SAFETY: `comm` is null or a communicator that nothing else has.
-        let connected = unsafe { Self::new(host, comm, context, options) };
+        let connected = unsafe { Self::new(host, comm, opened, options) }?;
         connected.settle("ncclCommInitRankConfig", code)?;
         Ok(connected)
     }

@@ -1,10 +1,15 @@
-//! Collectives over NCCL, on device memory and a stream that the caller owns.
+//! Collectives over NCCL, on device memory: on a stream that the caller owns, or in order with all other work of the device.
 
 mod collectives;
 mod comm;
 mod connect;
+mod core;
+mod events;
+mod in_flight;
 mod library;
 mod meeting;
+mod watchdog;
 
 pub use comm::NcclComm;
+pub use in_flight::InFlight;
 pub(crate) use meeting::Meeting;

@@ -8,6 +8,8 @@ use std::io::Write;
 use std::num::NonZero;
 use std::process::ExitCode;
 
+#[cfg(feature = "cuda")]
+use burn_float8::Engine;
 use burn_float8::{CommOptions, Communicator};
 use device_select::{SelectedDevice, quiet_wayland, select};
 use llama3::Error;
@@ -66,7 +68,7 @@ pub fn start(
         return job(out)?.map_or(Ok(()), |job| run(&job, out));
     }
     let Some(mut job) = comm.all_ok("the command line", job(out))? else { return Ok(()) };
-    job.start.comm = Some(comm);
+    job.start.comm = Some(connected(comm, &job)?);
     run(&job, out)
 }
 
@@ -86,6 +88,27 @@ fn launch(_: NonZero<usize>) -> Result<(), Error> {
     Err(Error::FeatureOff { device: "--nproc", feature: "mpi" })
 }
 
+/// The ranks with NCCL between their devices, if those are CUDA's.
+#[cfg(feature = "nccl")]
+fn connected(comm: Communicator, job: &Job) -> Result<Communicator, Error> {
+    let selected = comm.all_ok("looking for the device", select(job.device()))?;
+    let is_cuda = selected == SelectedDevice::Cuda;
+    comm.agree("whether the device is CUDA's", if is_cuda { "yes" } else { "no" })?;
+    Ok(if is_cuda { comm.with_nccl(CommOptions::default(), None)? } else { comm })
+}
+
+#[cfg(not(feature = "nccl"))]
+fn connected(comm: Communicator, _: &Job) -> Result<Communicator, Error> {
+    Ok(comm)
+}
+
+/// The CUDA device that NCCL connects, whose number is the rank's on its machine; else the first.
+#[cfg(feature = "cuda")]
+fn cuda_device(job: &Job) -> burn::backend::cuda::CudaDevice {
+    let comm = job.start.comm.as_ref().filter(|comm| comm.engine() == Engine::Nccl);
+    comm.map_or_else(Default::default, |comm| burn::backend::cuda::CudaDevice::new(comm.local_rank()))
+}
+
 /// Does what is asked for on the device that it asks for, and writes the log to `out`.
 ///
 /// # Errors
@@ -101,15 +124,15 @@ pub fn run(job: &Job, out: &mut dyn Write) -> Result<(), Error> {
 }
 
 macro_rules! backend {
-    ($function:ident, $backend:ident, $device:literal, $feature:literal) => {
-        /// Does what is asked for on the default device of this backend, which is `selected`, and writes the log to `out`.
+    ($function:ident, $backend:ident, $device:literal, $feature:literal, $place:expr) => {
+        /// Does what is asked for on this rank's device of this backend, which is `selected`, and writes the log to `out`.
         ///
         /// # Errors
         /// Any [`Error`]; [`Error::FeatureOff`] where the backend is not compiled.
         #[cfg(feature = $feature)]
         pub fn $function(job: &Job, selected: &SelectedDevice, out: &mut dyn Write) -> Result<(), Error> {
             type Decorated = burn::backend::Autodiff<burn_float8::Float8<burn::backend::$backend>>;
-            job.run::<Decorated>(selected, &Default::default(), out)
+            job.run::<Decorated>(selected, &$place(job), out)
         }
 
         /// Is [`Error::FeatureOff`]: the backend is not compiled.
@@ -123,6 +146,6 @@ macro_rules! backend {
     };
 }
 
-backend!(on_cpu, Flex, "cpu", "flex");
-backend!(on_wgpu, Wgpu, "wgpu", "wgpu");
-backend!(on_cuda, Cuda, "cuda", "cuda");
+backend!(on_cpu, Flex, "cpu", "flex", |_| Default::default());
+backend!(on_wgpu, Wgpu, "wgpu", "wgpu", |_| Default::default());
+backend!(on_cuda, Cuda, "cuda", "cuda", cuda_device);

@@ -1,0 +1,86 @@
+//! `Fusion<B>`'s collectives: those of `B`, each launched at once. Fusion decides when what it was given runs, and ranks must
+//! launch the same collectives in the same order; so the stream is drained before each, without waiting for the device.
+use burn_backend::TensorMetadata;
+use burn_backend::tensor::{Device, FloatTensor};
+use burn_fusion::stream::OperationStreams;
+use burn_fusion::{Client, Fusion, FusionBackend, FusionTensor, NoOp, get_client};
+use burn_ir::{InitOperationIr, OperationIr};
+use float8_comm::{CommError, Communicator};
+
+use super::super::{DeviceCollectives, Float8Backend, PendingOnDevice, Shards};
+use super::{DeviceOperand, resolved};
+
+struct Fused<B: FusionBackend> {
+    inner: Box<dyn DeviceCollectives<B>>,
+    client: Client<B::FusionRuntime>,
+}
+
+pub(super) fn of<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>>(
+    device: &Device<B>,
+    comm: &Communicator,
+) -> Option<Box<dyn DeviceCollectives<Fusion<B>>>> {
+    let inner = B::fp8_collectives(device, comm)?;
+    Some(Box::new(Fused { inner, client: get_client::<B>(device) }))
+}
+
+impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Fused<B> {
+    fn each(
+        &self,
+        t: FloatTensor<Fusion<B>>,
+        collective: impl FnOnce(FloatTensor<B>) -> Result<FloatTensor<B>, CommError>,
+    ) -> Result<FloatTensor<Fusion<B>>, CommError> {
+        let made = collective(self.client.resolve_tensor_float::<B>(t))?;
+        Ok(wrapped::<B>(&self.client, made.shape(), made.dtype(), B::float_tensor_handle(made)))
+    }
+}
+
+impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> DeviceCollectives<Fusion<B>> for Fused<B> {
+    fn start_gather(
+        &self,
+        label: &str,
+        shard: &DeviceOperand<Fusion<B>>,
+        shards: Shards,
+    ) -> Result<PendingOnDevice<DeviceOperand<Fusion<B>>>, CommError> {
+        let pending = self.inner.start_gather(label, &resolved(shard), shards)?;
+        let client = self.client.clone();
+        Ok(Box::new(move || {
+            let DeviceOperand { codes, inv_scale, k, format, granularity } = pending()?;
+            let (shape, dtype) = (codes.shape(), codes.dtype());
+            let codes = wrapped::<B>(&client, shape, dtype, B::int_tensor_handle(codes));
+            let (shape, dtype) = (inv_scale.shape(), inv_scale.dtype());
+            let inv_scale = wrapped::<B>(&client, shape, dtype, B::float_tensor_handle(inv_scale));
+            Ok(DeviceOperand { codes, inv_scale, k, format, granularity })
+        }))
+    }
+
+    fn gather(&self, label: &str, shard: FloatTensor<Fusion<B>>) -> Result<FloatTensor<Fusion<B>>, CommError> {
+        self.each(shard, |shard| self.inner.gather(label, shard))
+    }
+
+    fn reduce_scatter_sum(
+        &self,
+        label: &str,
+        all: FloatTensor<Fusion<B>>,
+    ) -> Result<FloatTensor<Fusion<B>>, CommError> {
+        self.each(all, |all| self.inner.reduce_scatter_sum(label, all))
+    }
+
+    fn all_reduce_sum(&self, label: &str, values: FloatTensor<Fusion<B>>) -> Result<FloatTensor<Fusion<B>>, CommError> {
+        self.each(values, |values| self.inner.all_reduce_sum(label, values))
+    }
+
+    fn all_reduce_max(&self, label: &str, values: FloatTensor<Fusion<B>>) -> Result<FloatTensor<Fusion<B>>, CommError> {
+        self.each(values, |values| self.inner.all_reduce_max(label, values))
+    }
+}
+
+/// A tensor that exists, above fusion.
+fn wrapped<B: FusionBackend>(
+    client: &Client<B::FusionRuntime>,
+    shape: burn_std::Shape,
+    dtype: burn_backend::DType,
+    handle: B::Handle,
+) -> FusionTensor<B::FusionRuntime> {
+    let init = InitOperationIr::create(shape, dtype, || client.register_tensor_handle(handle));
+    client.register(OperationStreams::default(), OperationIr::Init(init), NoOp::<B>::new()).remove(0)
+}

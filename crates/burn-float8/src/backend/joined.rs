@@ -1,0 +1,136 @@
+//! Operands of shards put together on a device, bit for bit as [`Float8Backend::fp8_write`](super::Float8Backend::fp8_write) has the
+//! whole: of each rank its words of codes and of scales, gathered one after another.
+//!
+//! ```text
+//! rows          [ranks · h, w]                                    cropped to the whole's rows
+//! contraction   [ranks, h, w] → [h, ranks, w] = [h, ranks · w]    cropped to the whole's words
+//! ```
+use burn_backend::{Backend, DType, TensorMetadata};
+use burn_cubecl::CubeRuntime;
+use burn_cubecl::kernel::{into_contiguous, slice};
+use burn_cubecl::ops::{numeric, permute};
+use burn_cubecl::tensor::CubeTensor;
+use burn_std::Shape;
+use float8_kernels::{Granularity, row_words};
+
+use super::collectives::{ShardedAxis, Shards};
+use super::cube::{DeviceOperand, scales};
+
+/// Rows of a tile of E8M0 scales, and elements of the contraction that it covers.
+const TILE: usize = 128;
+
+/// Words of such a tile.
+const TILE_WORDS: usize = 128;
+
+/// What is gathered of an operand.
+pub(super) struct Joined<B: Backend> {
+    shards: Shards,
+    /// An operand that has all but what is gathered.
+    shard: DeviceOperand<B>,
+    codes: Part,
+    /// None where every rank has the same scales.
+    scales: Option<Part>,
+}
+
+/// Rows and words of a row: of each rank, and of the whole.
+#[derive(Clone, Copy)]
+struct Part {
+    shard: [usize; 2],
+    whole: [usize; 2],
+}
+
+impl<R: CubeRuntime, B: Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorPrimitive = CubeTensor<R>>> Joined<B> {
+    pub(super) fn new(shard: &DeviceOperand<B>, shards: Shards) -> Self {
+        let granularity = shard.granularity;
+        let rows = shard.codes.shape()[0];
+        let [own, whole] = [shards.chunk, shards.len].map(|len| match shards.axis {
+            ShardedAxis::Rows => [len, shard.k],
+            ShardedAxis::Contraction => [rows, len],
+        });
+        let part = |words: &dyn Fn([usize; 2]) -> [usize; 2]| Part { shard: words(own), whole: words(whole) };
+        let are_alike = granularity == Granularity::Tensor
+            || (granularity == Granularity::Row && shards.axis == ShardedAxis::Contraction);
+        let of_scales = |[rows, k]: [usize; 2]| match granularity {
+            // Chunks are whole tiles.
+            Granularity::Block1x32 => [rows.div_ceil(TILE), k.div_ceil(TILE) * TILE_WORDS],
+            _ => granularity.scale_dims(rows, k),
+        };
+        let codes = part(&|[rows, k]| [rows, row_words(k)]);
+        Self { shards, shard: shard.clone(), codes, scales: (!are_alike).then(|| part(&of_scales)) }
+    }
+
+    /// This rank's parts, contiguous.
+    pub(super) fn parts(&self) -> Vec<CubeTensor<R>> {
+        let codes = cropped(self.shard.codes.clone(), self.codes.shard);
+        let scales = self.scales.map(|part| {
+            let scales = self.shard.inv_scale.clone();
+            match self.shard.granularity {
+                Granularity::Block1x32 => relabelled(scales, &part.shard),
+                _ => cropped(scales, part.shard),
+            }
+        });
+        [codes].into_iter().chain(scales).collect()
+    }
+
+    /// The whole operand from the parts of all ranks, each `[ranks, rows, words]`.
+    pub(super) fn join(self, gathered: Vec<CubeTensor<R>>) -> DeviceOperand<B> {
+        let axis = self.shards.axis;
+        let mut gathered = gathered.into_iter();
+        let mut next = |part: Part| gathered.next().map(|all| joined(all, axis, part));
+        let codes = next(self.codes).expect("codes of all ranks");
+        let k = match axis {
+            ShardedAxis::Rows => self.shard.k,
+            ShardedAxis::Contraction => self.shards.len,
+        };
+        let granularity = self.shard.granularity;
+        let (shape, _) = scales(granularity, codes.shape()[0], k);
+        let inv_scale = self.scales.and_then(next).map(|scales| relabelled(scales, &shape.to_vec()));
+        let codes = if axis == ShardedAxis::Contraction { without_padding(codes, k) } else { codes };
+        let inv_scale = inv_scale.unwrap_or_else(|| into_contiguous(self.shard.inv_scale.clone()));
+        DeviceOperand { codes, inv_scale, k, ..self.shard }
+    }
+}
+
+fn joined<R: CubeRuntime>(all: CubeTensor<R>, axis: ShardedAxis, Part { shard, whole }: Part) -> CubeTensor<R> {
+    let ([h, w], ranks) = (shard, all.shape()[0]);
+    match axis {
+        ShardedAxis::Rows => {
+            // The first rows of what is contiguous are where they are.
+            let all = relabelled(all, &[ranks * h, w]);
+            let beyond = (ranks * h - whole[0]) * w * all.dtype.size();
+            let handle = if beyond == 0 { all.handle } else { all.handle.offset_end(beyond as u64) };
+            CubeTensor::new_contiguous(all.client, all.device, Shape::from(whole.to_vec()), handle, all.dtype)
+        }
+        ShardedAxis::Contraction => {
+            let side_by_side = into_contiguous(permute(all, &[1, 0, 2]));
+            cropped(relabelled(side_by_side, &[h, ranks * w]), whole)
+        }
+    }
+}
+
+/// Codes beyond `k` are zeros, which a scale of NaN has not left so.
+fn without_padding<R: CubeRuntime>(codes: CubeTensor<R>, k: usize) -> CubeTensor<R> {
+    if codes.shape()[1] * 4 == k {
+        return codes;
+    }
+    let mask: Vec<u8> = (0..4 * row_words(k)).map(|i| if i < k { 0xff } else { 0 }).collect();
+    let handle = codes.client.create_from_slice(&mask);
+    let shape = Shape::from(vec![1, row_words(k)]);
+    let mask = CubeTensor::new_contiguous(codes.client.clone(), codes.device.clone(), shape, handle, DType::U32);
+    into_contiguous(numeric::bitwise_and(codes, mask))
+}
+
+/// The first rows and words, contiguous.
+fn cropped<R: CubeRuntime>(t: CubeTensor<R>, dims: [usize; 2]) -> CubeTensor<R> {
+    let is_whole = t.shape().to_vec() == dims;
+    into_contiguous(if is_whole { t } else { slice(t, &dims.map(|len| 0..len)) })
+}
+
+/// The same words, contiguous, in another shape.
+fn relabelled<R: CubeRuntime>(t: CubeTensor<R>, dims: &[usize]) -> CubeTensor<R> {
+    let t = into_contiguous(t);
+    CubeTensor::new_contiguous(t.client, t.device, Shape::from(dims.to_vec()), t.handle, t.dtype)
+}
+
+#[cfg(all(test, feature = "wgpu"))]
+mod tests;

@@ -1,0 +1,183 @@
+//! CUDA's collectives: NCCL on the addresses of Burn's tensors, ordered with CubeCL's streams on the device.
+use std::any::{Any, TypeId};
+use std::ffi::c_void;
+
+use burn_backend::{Backend, DType, TensorMetadata};
+use burn_cubecl::CubeRuntime;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use burn_std::Shape;
+use cubecl::Runtime;
+use cubecl::client::ComputeClient;
+use cubecl::cuda::{CudaDevice, CudaRuntime};
+use cubecl::server::Handle;
+use float8_comm::{CommError, Communicator, InFlight, NcclComm};
+
+use super::Float8Backend;
+use super::collectives::{DeviceCollectives, PendingOnDevice, Shards};
+use super::cube::DeviceOperand;
+use super::joined::Joined;
+
+/// A collective of NCCL on two addresses, a number of words or elements, and a stream.
+type Call<'a> = &'a dyn Fn(&NcclComm, (u64, u64), usize, *mut c_void) -> Result<(), CommError>;
+
+struct Nccl {
+    comm: Communicator,
+    cuda: ComputeClient<CudaRuntime>,
+}
+
+/// The collectives of `comm` if NCCL connects this device.
+pub(super) fn collectives<R, B>(device: &R::Device, comm: &Communicator) -> Option<Box<dyn DeviceCollectives<B>>>
+where
+    R: CubeRuntime,
+    B: Float8Backend<Operand = DeviceOperand<B>>
+        + Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorPrimitive = CubeTensor<R>>,
+{
+    let connected = comm.nccl()?.device();
+    let device: &CudaDevice = (device as &dyn Any).downcast_ref()?;
+    if TypeId::of::<R>() != TypeId::of::<CudaRuntime>() || device.index != connected {
+        return None;
+    }
+    Some(Box::new(Nccl { comm: comm.clone(), cuda: CudaRuntime::client(device) }))
+}
+
+/// Collectives in flight, and the memory that they read and write.
+struct Launched<R: CubeRuntime> {
+    // Dropped before the tensors: the device then waits before their memory is used again.
+    flight: InFlight,
+    read: Vec<CubeTensor<R>>,
+    written: Vec<CubeTensor<R>>,
+}
+
+impl<R: CubeRuntime> Launched<R> {
+    fn land(self) -> Result<Vec<CubeTensor<R>>, CommError> {
+        let Self { flight, read, written } = self;
+        flight.land()?;
+        drop(read);
+        Ok(written)
+    }
+}
+
+/// So many that no call reads or writes more than a tensor has, whatever its dtype.
+fn words<R: CubeRuntime>(t: &CubeTensor<R>) -> usize {
+    t.shape().num_elements() * t.dtype.size() / 4
+}
+
+impl Nccl {
+    fn nccl(&self) -> &NcclComm {
+        self.comm.nccl().expect("made with NCCL")
+    }
+
+    /// Starts `call` from each tensor, with so many words or elements, into a new one.
+    fn start<R: CubeRuntime>(
+        &self,
+        label: &str,
+        buffers: Vec<(CubeTensor<R>, Shape, usize)>,
+        call: Call<'_>,
+    ) -> Result<Launched<R>, CommError> {
+        let (mut read, mut written, mut calls) = (vec![], vec![], vec![]);
+        for (from, shape, count) in buffers {
+            let from = into_contiguous(from);
+            let handle = from.client.empty(shape.num_elements() * from.dtype.size());
+            let to = CubeTensor::new_contiguous(from.client.clone(), from.device.clone(), shape, handle, from.dtype);
+            calls.push(((self.address(&from.handle)?, self.address(&to.handle)?), count));
+            read.push(from);
+            written.push(to);
+        }
+        // SAFETY: addresses are those of tensors as long as the calls say, on the communicator's device. Their handles live until the
+        // context waits for the stream: `Launched` holds them. CubeCL has given the context all that writes them, as `address` waits
+        // for its thread; nothing reads the new ones before `land`, and a tensor whose handle is held is not written in place.
+        let flight = unsafe {
+            self.nccl().after_context(label, |stream| {
+                calls.iter().try_for_each(|(addresses, count)| call(self.nccl(), *addresses, *count, stream))
+            })
+        }?;
+        Ok(Launched { flight, read, written })
+    }
+
+    /// Where the memory of a handle is, once CubeCL has launched all that this thread has asked for.
+    fn address(&self, handle: &Handle) -> Result<u64, CommError> {
+        let found = self.cuda.get_resource(handle.clone());
+        let found = found.map_err(|error| CommError::Cuda { rank: self.comm.rank(), reason: error.to_string() })?;
+        Ok(found.resource().ptr)
+    }
+
+    /// The words of each rank's tensors, which have two dimensions.
+    fn start_gather<R: CubeRuntime>(&self, label: &str, parts: Vec<CubeTensor<R>>) -> Result<Launched<R>, CommError> {
+        let ranks = self.comm.world_size();
+        let buffer = |part: CubeTensor<R>| {
+            let (dims, words) = (part.shape(), words(&part));
+            (part, Shape::from(vec![ranks, dims[0], dims[1]]), words)
+        };
+        // SAFETY: `start` keeps the promise.
+        self.start(label, parts.into_iter().map(buffer).collect(), &|nccl, addresses, words, stream| unsafe {
+            nccl.all_gather(label, addresses, words, stream)
+        })
+    }
+
+    /// One tensor from one.
+    fn now<R: CubeRuntime>(
+        &self,
+        label: &str,
+        buffer: (CubeTensor<R>, Shape, usize),
+        call: Call<'_>,
+    ) -> Result<CubeTensor<R>, CommError> {
+        Ok(self.start(label, vec![buffer], call)?.land()?.remove(0))
+    }
+}
+
+impl<R, B> DeviceCollectives<B> for Nccl
+where
+    R: CubeRuntime,
+    B: Float8Backend<Operand = DeviceOperand<B>>
+        + Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorPrimitive = CubeTensor<R>>,
+{
+    fn start_gather(
+        &self,
+        label: &str,
+        shard: &DeviceOperand<B>,
+        shards: Shards,
+    ) -> Result<PendingOnDevice<DeviceOperand<B>>, CommError> {
+        let joined = Joined::new(shard, shards);
+        let launched = self.start_gather(label, joined.parts())?;
+        Ok(Box::new(move || Ok(joined.join(launched.land()?))))
+    }
+
+    fn gather(&self, label: &str, shard: CubeTensor<R>) -> Result<CubeTensor<R>, CommError> {
+        let all = self.start_gather(label, vec![shard])?.land()?.remove(0);
+        let [ranks, rows, n] = [0, 1, 2].map(|i| all.shape()[i]);
+        let shape = Shape::from(vec![ranks * rows, n]);
+        Ok(CubeTensor::new_contiguous(all.client, all.device, shape, all.handle, all.dtype))
+    }
+
+    fn reduce_scatter_sum(&self, label: &str, all: CubeTensor<R>) -> Result<CubeTensor<R>, CommError> {
+        let mut shape = all.shape();
+        shape[0] /= self.comm.world_size();
+        let is_bf16 = all.dtype == DType::BF16;
+        let words = words(&all) / self.comm.world_size();
+        let count = if is_bf16 { 2 * words } else { words };
+        // SAFETY: `start` keeps the promise.
+        self.now(label, (all, shape, count), &|nccl, addresses, count, stream| unsafe {
+            match is_bf16 {
+                true => nccl.reduce_scatter_sum_bf16(label, addresses, count, stream),
+                false => nccl.reduce_scatter_sum_f32(label, addresses, count, stream),
+            }
+        })
+    }
+
+    fn all_reduce_sum(&self, label: &str, values: CubeTensor<R>) -> Result<CubeTensor<R>, CommError> {
+        let (shape, count) = (values.shape(), words(&values));
+        // SAFETY: `start` keeps the promise.
+        self.now(label, (values, shape, count), &|nccl, addresses, count, stream| unsafe {
+            nccl.all_reduce_sum_f32(label, addresses, count, stream)
+        })
+    }
+
+    fn all_reduce_max(&self, label: &str, values: CubeTensor<R>) -> Result<CubeTensor<R>, CommError> {
+        let (shape, count) = (values.shape(), words(&values));
+        // SAFETY: `start` keeps the promise. The bits of floats that are not negative are ordered as the floats.
+        self.now(label, (values, shape, count), &|nccl, addresses, count, stream| unsafe {
+            nccl.all_reduce_max_u32(label, addresses, count, stream)
+        })
+    }
+}

@@ -1,0 +1,97 @@
+//! [`DeviceCollectives`] over the host's memory, for tests: what runs on the device is what runs there beside NCCL.
+use burn_backend::{Backend, DType, TensorMetadata};
+use burn_cubecl::CubeRuntime;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use burn_std::Shape;
+use float8_comm::{CommError, Communicator, Pending};
+
+use super::Float8Backend;
+use super::collectives::{DeviceCollectives, PendingOnDevice, Shards};
+use super::cube::DeviceOperand;
+use super::joined::Joined;
+
+struct Staged(Communicator);
+
+pub(super) fn collectives<R, B>(comm: &Communicator) -> Option<Box<dyn DeviceCollectives<B>>>
+where
+    R: CubeRuntime,
+    B: Float8Backend<Operand = DeviceOperand<B>>
+        + Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorPrimitive = CubeTensor<R>>,
+{
+    (comm.world_size() > 1 && comm.has_host_collectives()).then(|| Box::new(Staged(comm.clone())) as _)
+}
+
+/// A tensor's words.
+fn down<R: CubeRuntime>(t: &CubeTensor<R>) -> Vec<u32> {
+    let len = t.shape().num_elements() * t.dtype.size() / 4;
+    let bytes = t.client.read_one(into_contiguous(t.clone()).handle).expect("the device can be read");
+    bytes.as_chunks().0.iter().take(len).map(|word| u32::from_le_bytes(*word)).collect()
+}
+
+/// Words as a tensor like another.
+fn up<R: CubeRuntime>(like: &CubeTensor<R>, shape: Vec<usize>, words: &[u32]) -> CubeTensor<R> {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let handle = like.client.create_from_slice(&bytes);
+    CubeTensor::new_contiguous(like.client.clone(), like.device.clone(), Shape::from(shape), handle, like.dtype)
+}
+
+impl Staged {
+    fn floats<R: CubeRuntime>(
+        t: CubeTensor<R>,
+        shape: Vec<usize>,
+        exchange: impl FnOnce(Vec<f32>) -> Result<Pending<Vec<f32>>, CommError>,
+    ) -> Result<CubeTensor<R>, CommError> {
+        assert_eq!(t.dtype, DType::F32, "staged collectives are f32's");
+        let own = down(&t).into_iter().map(f32::from_bits).collect();
+        let words: Vec<u32> = exchange(own)?.wait()?.into_iter().map(f32::to_bits).collect();
+        Ok(up(&t, shape, &words))
+    }
+}
+
+impl<R, B> DeviceCollectives<B> for Staged
+where
+    R: CubeRuntime,
+    B: Float8Backend<Operand = DeviceOperand<B>>
+        + Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorPrimitive = CubeTensor<R>>,
+{
+    fn start_gather(
+        &self,
+        label: &str,
+        shard: &DeviceOperand<B>,
+        shards: Shards,
+    ) -> Result<PendingOnDevice<DeviceOperand<B>>, CommError> {
+        let (joined, ranks) = (Joined::new(shard, shards), self.0.world_size());
+        let start = |part: CubeTensor<R>| Ok((self.0.all_gather(label, down(&part))?, part));
+        let started: Vec<_> = joined.parts().into_iter().map(start).collect::<Result<_, CommError>>()?;
+        Ok(Box::new(move || {
+            let land = |(pending, part): (Pending<Vec<u32>>, CubeTensor<R>)| {
+                let dims = part.shape();
+                Ok(up(&part, vec![ranks, dims[0], dims[1]], &pending.wait()?))
+            };
+            Ok(joined.join(started.into_iter().map(land).collect::<Result<_, CommError>>()?))
+        }))
+    }
+
+    fn gather(&self, label: &str, shard: CubeTensor<R>) -> Result<CubeTensor<R>, CommError> {
+        let dims = shard.shape();
+        let all = self.0.all_gather(label, down(&shard))?.wait()?;
+        Ok(up(&shard, vec![self.0.world_size() * dims[0], dims[1]], &all))
+    }
+
+    fn reduce_scatter_sum(&self, label: &str, all: CubeTensor<R>) -> Result<CubeTensor<R>, CommError> {
+        let mut shape = all.shape().to_vec();
+        shape[0] /= self.0.world_size();
+        Self::floats(all, shape, |values| self.0.reduce_scatter_sum(label, values))
+    }
+
+    fn all_reduce_sum(&self, label: &str, values: CubeTensor<R>) -> Result<CubeTensor<R>, CommError> {
+        let shape = values.shape().to_vec();
+        Self::floats(values, shape, |values| self.0.all_reduce_sum(label, values))
+    }
+
+    fn all_reduce_max(&self, label: &str, values: CubeTensor<R>) -> Result<CubeTensor<R>, CommError> {
+        let bits = self.0.all_reduce_max_bits(label, down(&values))?.wait()?;
+        Ok(up(&values, values.shape().to_vec(), &bits))
+    }
+}

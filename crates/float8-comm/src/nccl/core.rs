@@ -1,0 +1,166 @@
+//! The part of a communicator that its watchdog shares: NCCL's handle, and the error that ended it.
+
+use std::ptr;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::{CudaContext, DriverError};
+use cudarc::nccl::sys::{self, ncclComm_t, ncclResult_t};
+use parking_lot::Mutex;
+
+use super::library::failure;
+use crate::error::CommError;
+
+pub(super) struct Core {
+    pub rank: usize,
+    pub timeout: Duration,
+    pub context: Arc<CudaContext>,
+    /// Null after an abort.
+    comm: Mutex<Handle>,
+    /// What the watchdog has met.
+    failed: Mutex<Option<CommError>>,
+}
+
+struct Handle(ncclComm_t);
+
+// SAFETY: NCCL's communicators may be used from any thread, one at a time: they are behind a lock.
+unsafe impl Send for Handle {}
+
+impl Core {
+    /// # Safety
+    /// `comm` is null or of NCCL, and nothing else uses it.
+    pub unsafe fn new(rank: usize, timeout: Duration, context: Arc<CudaContext>, comm: ncclComm_t) -> Self {
+        Self { rank, timeout, context, comm: Mutex::new(Handle(comm)), failed: Mutex::new(None) }
+    }
+
+    /// Makes the device's context this thread's.
+    pub fn bind(&self) -> Result<(), CommError> {
+        self.context.bind_to_thread().map_err(|error| self.cuda(error))
+    }
+
+    pub fn cuda(&self, error: DriverError) -> CommError {
+        CommError::Cuda { rank: self.rank, reason: error.to_string() }
+    }
+
+    /// Refuses to go on after what the watchdog has met.
+    pub fn alive(&self) -> Result<(), CommError> {
+        self.failed.lock().as_ref().map_or(Ok(()), |cause| Err(CommError::Dead { cause: Box::new(cause.clone()) }))
+    }
+
+    /// Keeps the first error that no caller was there to get.
+    pub fn fail(&self, error: CommError) {
+        log::error!("{error}");
+        self.failed.lock().get_or_insert(error);
+    }
+
+    /// Makes a call, and waits until NCCL has taken it.
+    pub fn call(&self, during: &str, launch: impl FnOnce(ncclComm_t) -> ncclResult_t) -> Result<(), CommError> {
+        self.alive()?;
+        self.bind()?;
+        let code = launch(self.handle(&self.comm.lock())?);
+        self.settle(during, code)
+    }
+
+    fn handle(&self, comm: &Handle) -> Result<ncclComm_t, CommError> {
+        if comm.0.is_null() {
+            let reason = "its communicator was aborted after an earlier error".into();
+            return Err(CommError::Nccl { during: "a later call".into(), rank: self.rank, reason });
+        }
+        Ok(comm.0)
+    }
+
+    /// Waits until NCCL has taken a call. It does not block in one, so it may still be busy with it; a call that fails or is not taken
+    /// in time aborts the communicator.
+    pub fn settle(&self, during: &str, mut code: ncclResult_t) -> Result<(), CommError> {
+        let since = Instant::now();
+        loop {
+            match code {
+                ncclResult_t::ncclSuccess => return Ok(()),
+                ncclResult_t::ncclInProgress if since.elapsed() < self.timeout => {
+                    thread::sleep(Duration::from_micros(20))
+                }
+                ncclResult_t::ncclInProgress => {
+                    self.abort();
+                    let reason = format!("not every rank has come within {:.1} s", since.elapsed().as_secs_f64());
+                    return Err(CommError::Nccl { during: during.into(), rank: self.rank, reason });
+                }
+                failed => {
+                    let error = failure(self.rank, during, failed);
+                    self.abort();
+                    return Err(error);
+                }
+            }
+            code = self.state()?;
+        }
+    }
+
+    fn state(&self) -> Result<ncclResult_t, CommError> {
+        let comm = self.comm.lock();
+        let mut state = ncclResult_t::ncclSuccess;
+        // SAFETY: the communicator is not aborted, and `state` is a local.
+        let code = unsafe { sys::ncclCommGetAsyncError(self.handle(&comm)?, &mut state) };
+        Ok(if code == ncclResult_t::ncclSuccess { state } else { code })
+    }
+
+    /// The error that NCCL met after a call had returned.
+    pub fn async_error(&self) -> Result<(), CommError> {
+        match self.state()? {
+            ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
+            code => Err(failure(self.rank, "an earlier collective", code)),
+        }
+    }
+
+    /// Returns when `done` says so; aborts at an error of `done` or of NCCL, and at the time limit.
+    pub fn watch(&self, label: &str, mut done: impl FnMut() -> Result<bool, CommError>) -> Result<(), CommError> {
+        let since = Instant::now();
+        // Most collectives end soon, and a driver that is asked often is slower to launch.
+        let mut pause = Duration::from_micros(100);
+        let ended = loop {
+            match done() {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) => break error,
+            }
+            if let Err(error) = self.async_error() {
+                break error;
+            }
+            if since.elapsed() >= self.timeout {
+                let waited = since.elapsed().as_secs_f64();
+                let reason = format!("it has not ended after {waited:.1} s: a rank has not arrived");
+                break CommError::Nccl { during: format!("the collective of {label:?}"), rank: self.rank, reason };
+            }
+            thread::sleep(pause);
+            pause = (2 * pause).min(Duration::from_millis(5));
+        };
+        self.abort();
+        Err(ended)
+    }
+
+    pub fn abort(&self) {
+        let comm = std::mem::replace(&mut self.comm.lock().0, ptr::null_mut());
+        if !comm.is_null() {
+            // SAFETY: the handle is of NCCL, and nothing has it any more.
+            unsafe { sys::ncclCommAbort(comm) };
+        }
+    }
+
+    /// Waits for what is in flight, no longer than the time limit, and ends the communicator.
+    pub fn end(&self) {
+        let comm = self.comm.lock().0;
+        if comm.is_null() {
+            return;
+        }
+        // SAFETY: the handle is of NCCL; `settle` aborts it if it does not end in time.
+        let code = unsafe { sys::ncclCommFinalize(comm) };
+        if let Err(error) = self.settle("ncclCommFinalize", code) {
+            log::error!("{error}");
+            return;
+        }
+        let comm = std::mem::replace(&mut self.comm.lock().0, ptr::null_mut());
+        if !comm.is_null() {
+            // SAFETY: finalized, and nothing else has it.
+            unsafe { sys::ncclCommDestroy(comm) };
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Events that order a device's streams without the host: those of CUDA, and those of a whole context.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUcontext, CUevent, CUresult, CUstream};
+use cudarc::driver::{CudaContext, DriverError, result};
+
+use crate::error::CommError;
+
+type OfContext = unsafe extern "C" fn(CUcontext, CUevent) -> CUresult;
+
+/// A stream of a device's primary context, and the functions that order it with all others there.
+///
+/// Whoever uses the device keeps their streams to themselves. A context's events need none of them: one covers all work that the
+/// context has been given, and all work that it will be given can wait for one. CUDA 12.5 brought them.
+pub(super) struct Lane {
+    context: Arc<CudaContext>,
+    stream: CUstream,
+    record: OfContext,
+    wait: OfContext,
+}
+
+// SAFETY: CUDA's streams and contexts may be used from any thread.
+unsafe impl Send for Lane {}
+// SAFETY: as above.
+unsafe impl Sync for Lane {}
+
+impl Lane {
+    /// `context` is of the driver that is loaded, and current.
+    pub fn new(rank: usize, context: &Arc<CudaContext>) -> Result<Self, CommError> {
+        let [record, wait] = [c"cuCtxRecordEvent", c"cuCtxWaitEvent"].map(|name| {
+            // SAFETY: both have this signature since they exist. The library is never unloaded, so the function outlives its symbol.
+            let found = unsafe { sys::culib().get::<OfContext>(name.to_bytes_with_nul()) };
+            found.map(|symbol| *symbol).map_err(|_| CommError::DriverTooOld { rank })
+        });
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
+            .map_err(|error| CommError::Cuda { rank, reason: error.to_string() })?;
+        Ok(Self { context: Arc::clone(context), stream, record: record?, wait: wait? })
+    }
+
+    /// For NCCL.
+    pub fn stream(&self) -> *mut c_void {
+        self.stream.cast()
+    }
+
+    /// Lets the stream wait for all work that the context has been given. The context is current.
+    pub fn wait_for_context(&self) -> Result<(), DriverError> {
+        let event = Event::new()?;
+        // SAFETY: the event is of this context. CUDA frees a destroyed event when nothing waits for it any more.
+        unsafe {
+            (self.record)(self.context.cu_ctx(), event.0).result()?;
+            result::stream::wait_event(self.stream, event.0, sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT)
+        }
+    }
+
+    /// What the stream has been given so far. The context is current.
+    pub fn record(&self) -> Result<Event, DriverError> {
+        let event = Event::new()?;
+        // SAFETY: event and stream are of this context.
+        unsafe { result::event::record(event.0, self.stream) }?;
+        Ok(event)
+    }
+
+    /// Lets all work that the context will be given wait for `event`. The context is current.
+    pub fn context_waits(&self, event: &Event) -> Result<(), DriverError> {
+        // SAFETY: the event is of this context.
+        unsafe { (self.wait)(self.context.cu_ctx(), event.0) }.result()
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        // SAFETY: nothing else has the stream; CUDA destroys it when its work is done.
+        let destroyed = self.context.bind_to_thread().and_then(|()| unsafe { result::stream::destroy(self.stream) });
+        if let Err(error) = destroyed {
+            log::debug!("NCCL's stream: {error}");
+        }
+    }
+}
+
+/// A point in a stream.
+pub(super) struct Event(CUevent);
+
+// SAFETY: CUDA's events may be used from any thread.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    fn new() -> Result<Self, DriverError> {
+        result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map(Self)
+    }
+
+    /// Whether the device has come so far.
+    pub fn is_done(&self) -> Result<bool, DriverError> {
+        // SAFETY: the event lives.
+        match unsafe { result::event::query(self.0) } {
+            Ok(()) => Ok(true),
+            Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: nothing else has the event; CUDA frees it when nothing waits for it any more.
+        if let Err(error) = unsafe { result::event::destroy(self.0) } {
+            log::debug!("an event: {error}");
+        }
+    }
+}

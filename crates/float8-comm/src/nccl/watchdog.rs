@@ -1,0 +1,48 @@
+//! The watchdog: a thread that waits for each collective in turn, so that none hangs longer than the time limit.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+
+use super::core::Core;
+use super::events::Event;
+use crate::error::CommError;
+
+/// A collective's label, and the event behind it.
+type Watched = (String, Arc<Event>);
+
+/// Its error, at the time limit or of NCCL, aborts the communicator, whose next call returns it.
+pub(super) struct Watchdog(Sender<Watched>);
+
+impl Watchdog {
+    /// Ends when it is dropped and the last collective has ended.
+    pub fn start(core: Arc<Core>) -> Result<Self, CommError> {
+        let (sender, receiver) = channel();
+        let rank = core.rank;
+        let spawned = thread::Builder::new().name("nccl-watchdog".into()).spawn(move || watch(&core, &receiver));
+        match spawned {
+            Ok(_) => Ok(Self(sender)),
+            Err(error) => {
+                let reason = error.to_string();
+                Err(CommError::Nccl { during: "starting the watchdog's thread".into(), rank, reason })
+            }
+        }
+    }
+
+    pub fn add(&self, label: &str, event: Arc<Event>) {
+        // A thread that is gone has met an error, which the next call returns.
+        let _ = self.0.send((label.into(), event));
+    }
+}
+
+fn watch(core: &Core, receiver: &Receiver<Watched>) {
+    if let Err(error) = core.bind() {
+        return core.fail(error);
+    }
+    while let Ok((label, event)) = receiver.recv() {
+        let done = || event.is_done().map_err(|error| core.cuda(error));
+        if let Err(error) = core.watch(&label, done) {
+            return core.fail(error);
+        }
+    }
+}
