@@ -178,6 +178,8 @@ pub fn early_return() {
         goes_wrong();
         drop(comm);
         print_line(&format!("rank 1 failed after {:.2} s: the disk is full", since.elapsed().as_secs_f64()));
+        // mpirun then kills the others, which are to print their errors first.
+        std::thread::sleep(Duration::from_secs(1));
         std::process::exit(7);
     }
     let error = gather(&comm, "layers.1").unwrap_err();
