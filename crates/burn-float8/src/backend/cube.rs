@@ -1,5 +1,5 @@
 //! CubeCL backends without fusion: the kernels of `float8-kernels` on Burn's tensors.
-use burn_backend::tensor::{Device, FloatTensor, IntTensor};
+use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{Backend, DType, FloatDType, TensorData, TensorMetadata};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
@@ -9,36 +9,13 @@ use cubecl::client::ComputeClient;
 use cubecl::server::Handle;
 use float8_comm::Communicator;
 use float8_kernels::{
-    Cast, Format, GemmConfig, GemmPath, Granularity, Groups, InvScale, MAX_INDEX, MatrixView, Operand, Orientation,
-    VectorView, gemm_path, grouped_gemm_path, grouped_scaled_gemm, health, health_len, mx, quantize,
-    quantize_with_amax, row_words, scaled_gemm, supports,
+    Cast, GemmConfig, GemmPath, Granularity, Groups, InvScale, MAX_INDEX, MatrixView, Operand, Orientation, VectorView,
+    gemm_path, grouped_gemm_path, grouped_scaled_gemm, health, health_len, mx, quantize, quantize_with_amax, row_words,
+    scaled_gemm, supports,
 };
 
+use super::operand::{DeviceOperand, scales};
 use super::{DeviceCollectives, DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom};
-
-/// FP8 codes on a device.
-#[derive(Clone, Debug)]
-pub struct DeviceOperand<B: Backend> {
-    /// `[rows, row_words(k)]` in u32: four codes a word, rows padded with zeros.
-    pub codes: IntTensor<B>,
-    /// `granularity.scale_dims` in f32. For `Block1x32` E8M0 bytes in tiles instead ([`mod@mx`]), `[scale_words]` in u32: only
-    /// kernels of this project read it, so that its type says no more than where it lies.
-    pub inv_scale: FloatTensor<B>,
-    /// The axis that a GEMM contracts.
-    pub k: usize,
-    /// The codes' format.
-    pub format: Format,
-    /// What one scale covers.
-    pub granularity: Granularity,
-}
-
-impl<B: Backend> DeviceOperand<B> {
-    pub(super) fn size(&self) -> OperandSize {
-        let (codes, scales) = (self.codes.shape(), self.inv_scale.shape());
-        let bytes = 4 * (codes.num_elements() + scales.num_elements()) as u64;
-        OperandSize { rows: codes[0], k: self.k, padded_k: 4 * codes[1], bytes }
-    }
-}
 
 impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Backend for CubeBackend<R, F, I, BT> {
     type Operand = DeviceOperand<Self>;
@@ -222,14 +199,6 @@ pub(super) fn write_codes<B: Backend<IntTensorPrimitive = FloatTensor<B>>>(
     };
     let codes = ints(words(&padded), Shape::from(vec![rows, row_words(k)]));
     DeviceOperand { codes, inv_scale, k, format, granularity }
-}
-
-/// Shape and dtype of the scales of an operand `[rows, k]`.
-pub(super) fn scales(granularity: Granularity, rows: usize, k: usize) -> (Shape, DType) {
-    match granularity {
-        Granularity::Block1x32 => (Shape::from(vec![granularity.scale_words(rows, k)]), DType::U32),
-        _ => (Shape::from(granularity.scale_dims(rows, k).to_vec()), DType::F32),
-    }
 }
 
 fn kernel_operand<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(

@@ -13,8 +13,9 @@ use burn_std::Shape;
 use float8_comm::Communicator;
 use float8_kernels::{Cast, Format, GemmConfig, GemmPath, Granularity, Orientation, health_len, row_words};
 
-use super::cube::{DeviceOperand, scales, write_codes};
+use super::cube::write_codes;
 use super::host::matrix;
+use super::operand::{DeviceOperand, scales};
 use super::{DeviceCollectives, DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom};
 
 type Handles<R> = HandleContainer<<R as FusionRuntime>::FusionHandle>;

@@ -14,7 +14,7 @@ use burn_std::Shape;
 use float8_kernels::{Granularity, row_words};
 
 use super::collectives::{ShardedAxis, Shards};
-use super::cube::{DeviceOperand, scales};
+use super::operand::{DeviceOperand, scales};
 
 /// Rows of a tile of E8M0 scales, and elements of the contraction that it covers.
 const TILE: usize = 128;

@@ -10,6 +10,8 @@ mod joined;
 pub(crate) mod memo;
 #[cfg(feature = "nccl")]
 mod nccl;
+#[cfg(feature = "cubecl")]
+mod operand;
 #[cfg(feature = "staged")]
 mod staged;
 
@@ -17,10 +19,10 @@ use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, FloatDType};
 use burn_std::Shape;
 pub use collectives::{DeviceCollectives, PendingOnDevice, ShardedAxis, Shards};
-#[cfg(feature = "cubecl")]
-pub use cube::DeviceOperand;
 use float8_comm::Communicator;
 use float8_kernels::{Cast, Format, GemmConfig, GemmPath, Granularity, Grouping, InvScale, Orientation};
+#[cfg(feature = "cubecl")]
+pub use operand::DeviceOperand;
 use serde::Serialize;
 
 /// The contraction-major FP8 copies of a tensor seen as `[rows, cols]`, its last axis being `cols`.

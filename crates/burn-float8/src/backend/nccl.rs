@@ -15,8 +15,8 @@ use float8_comm::{CommError, Communicator, InFlight, NcclComm};
 
 use super::Float8Backend;
 use super::collectives::{DeviceCollectives, PendingOnDevice, Shards};
-use super::cube::DeviceOperand;
 use super::joined::Joined;
+use super::operand::DeviceOperand;
 
 /// A collective of NCCL on two addresses, a number of words or elements, and a stream.
 type Call<'a> = &'a dyn Fn(&NcclComm, (u64, u64), usize, *mut c_void) -> Result<(), CommError>;

@@ -8,8 +8,8 @@ use float8_comm::{CommError, Communicator, Pending};
 
 use super::Float8Backend;
 use super::collectives::{DeviceCollectives, PendingOnDevice, Shards};
-use super::cube::DeviceOperand;
 use super::joined::Joined;
+use super::operand::DeviceOperand;
 
 struct Staged(Communicator);
 

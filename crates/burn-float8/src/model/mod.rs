@@ -1,6 +1,7 @@
 //! What a user does with a model: apply a configuration, switch FP8 on and off, read the report, save and restore the state.
 mod apply;
 mod default;
+mod gradients;
 mod monitor;
 mod on_device;
 mod plan;

@@ -11,7 +11,7 @@ use burn_backend::{DType, FloatDType, TensorMetadata};
 use burn_std::{Shape, Slice};
 use float8_comm::{CommError, Communicator};
 
-use super::sharded::Sharded;
+use super::walk::sharding_of;
 use crate::backend::{DeviceCollectives, Float8Backend};
 use crate::shard::Amax;
 use crate::stack::Float8Stack;
@@ -40,7 +40,7 @@ pub(super) fn reduce_amaxes<B: Float8Backend>(
     Ok(lens.into_iter().map(|len| Amax(parts.next(len))).collect())
 }
 
-/// [`Sharded::reduce_gradients`]. Which parameters have one is told on the host, so that it need not wait for the device.
+/// [`Sharded::reduce_gradients`](super::Sharded::reduce_gradients). Which parameters have one is told on the host, so that it need not wait for the device.
 pub(super) fn reduce_gradients<B: Float8Stack + AutodiffBackend, M: Module<B>>(
     comm: &Communicator,
     collectives: &dyn DeviceCollectives<B::Inner>,
@@ -86,7 +86,7 @@ struct Read<'a, B: Float8Stack> {
 impl<B: Float8Stack + AutodiffBackend> ModuleVisitor<B> for Read<'_, B> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         let value = param.val();
-        if Sharded::is_shard(&value) {
+        if sharding_of(&value).is_some() {
             return;
         }
         let gradient = self.grads.get::<B::InnerBackend, D>(param.id);
@@ -113,7 +113,7 @@ struct Write<'a, B: Float8Stack> {
 impl<B: Float8Stack + AutodiffBackend> ModuleVisitor<B> for Write<'_, B> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         let value = param.val();
-        if Sharded::is_shard(&value) {
+        if sharding_of(&value).is_some() {
             return;
         }
         let (dims, dtype) = (value.dims(), value.dtype());

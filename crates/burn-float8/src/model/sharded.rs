@@ -1,19 +1,19 @@
 //! [`Sharded`]: a model of which each rank keeps a part: linears and embeddings sharded, everything else replicated.
-use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{DType, Tensor, TensorData, TensorPrimitive};
+use burn::tensor::{DType, Tensor, TensorPrimitive};
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
 use float8_comm::{CommError, Communicator, Engine};
 use serde::Serialize;
 
+use super::gradients;
 use super::on_device::{self, collectives, reduce_amaxes};
-use super::walk::{FoundLinear, Path, linears, map_param};
+use super::walk::{FoundLinear, Path, linears, map_param, sharding_of};
 use crate::backend::Float8Backend;
 use crate::backend::host::read_f32;
 use crate::config::{Casts, Policy, ScalingType};
@@ -177,7 +177,7 @@ impl Sharded {
         steps.into_iter().for_each(|(ahead, of_conversion)| ahead.begin(of_conversion));
     }
 
-    fn reduce_amaxes<B: Float8Backend>(&self, wanted: Vec<(Float8Tensor<B>, (AmaxOf, Amax<B>))>) {
+    fn reduce_amaxes<B: Float8Backend>(&self, wanted: Vec<Wanted<B>>) {
         let device = wanted.first().map(|(weight, _)| B::float_device(weight.full()));
         if let Some(collectives) = device.and_then(|device| B::fp8_collectives(&device, &self.comm)) {
             let own = wanted.iter().map(|(_, (_, amax))| amax.clone()).collect();
@@ -218,19 +218,7 @@ impl Sharded {
         if let Some(collectives) = collectives::<B, M>(model, &self.comm) {
             return on_device::reduce_gradients::<B, M>(&self.comm, &*collectives, model, grads);
         }
-        let mut read = ReadGradients::<B> { grads, values: vec![], has_gradient: vec![], backend: PhantomData };
-        Module::<B>::visit(model, &mut read);
-        let ReadGradients { mut values, has_gradient, .. } = read;
-        if has_gradient.is_empty() {
-            return Ok(());
-        }
-        let count = has_gradient.len();
-        values.extend(has_gradient.iter().map(|has| if *has { 1.0 } else { 0.0 }));
-        let mut values = self.comm.all_reduce_sum("gradients of replicated parameters", values)?.wait()?;
-        let present = values.split_off(values.len() - count);
-        let mut write = WriteGradients::<B> { grads, values: &values, present: &present, backend: PhantomData };
-        Module::<B>::visit(model, &mut write);
-        Ok(())
+        gradients::reduce::<B, M>(&self.comm, model, grads)
     }
 
     /// Whether each parameter of the model is sharded, by its path in the module tree, and the shape of the whole.
@@ -296,6 +284,9 @@ impl Sharded {
         Module::<B>::map(model, &mut Gather)
     }
 }
+
+/// A weight, and an amax of this rank's rows that its casts need from all ranks.
+type Wanted<B> = (Float8Tensor<B>, (AmaxOf, Amax<B>));
 
 /// A parameter of a model that may be sharded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -481,64 +472,4 @@ fn float8_weights<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<ShardedWeight<
         Some(ShardedWeight { weight, layer, config })
     };
     linears::<B, M>(model, None).into_iter().filter_map(float8).collect()
-}
-
-/// How a parameter is sharded, if it is.
-fn sharding_of<B: Float8Stack, const D: usize>(parameter: &Tensor<B, D>) -> Option<Arc<Sharding>> {
-    match parameter.clone().into_primitive() {
-        TensorPrimitive::Float(t) => B::layer(&t).and_then(|layer| layer.sharding().cloned()),
-        TensorPrimitive::QFloat(_) => None,
-    }
-}
-
-/// The gradients of replicated parameters one after the other, zeros where there is none.
-struct ReadGradients<'a, B> {
-    grads: &'a GradientsParams,
-    values: Vec<f32>,
-    has_gradient: Vec<bool>,
-    backend: PhantomData<B>,
-}
-
-impl<B: Float8Stack + AutodiffBackend> ModuleVisitor<B> for ReadGradients<'_, B> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        if Sharded::is_shard(&param.val()) {
-            return;
-        }
-        let gradient = self.grads.get::<B::InnerBackend, D>(param.id);
-        self.has_gradient.push(gradient.is_some());
-        let elements = param.val().dims().iter().product::<usize>();
-        match gradient {
-            Some(gradient) => {
-                let data = gradient.cast(DType::F32).into_data();
-                self.values.extend(data.iter::<f32>());
-            }
-            None => self.values.resize(self.values.len() + elements, 0.0),
-        }
-    }
-}
-
-struct WriteGradients<'a, B> {
-    grads: &'a mut GradientsParams,
-    values: &'a [f32],
-    present: &'a [f32],
-    backend: PhantomData<B>,
-}
-
-impl<B: Float8Stack + AutodiffBackend> ModuleVisitor<B> for WriteGradients<'_, B> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        if Sharded::is_shard(&param.val()) {
-            return;
-        }
-        let value = param.val();
-        let (dims, device, dtype) = (value.dims(), value.device(), value.dtype());
-        let (own, rest) = self.values.split_at(dims.iter().product());
-        let (present, others) = self.present.split_at(1);
-        (self.values, self.present) = (rest, others);
-        if present[0] > 0.0 {
-            self.grads.remove::<B::InnerBackend, D>(param.id);
-            let data = TensorData::new(own.to_vec(), dims);
-            let gradient = Tensor::<B::InnerBackend, D>::from_data(data, (&device, DType::F32)).cast(dtype);
-            self.grads.register(param.id, gradient);
-        }
-    }
 }

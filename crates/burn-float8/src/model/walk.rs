@@ -1,10 +1,13 @@
 //! The linears of a model, by their paths in the module tree.
+use std::sync::Arc;
+
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorPrimitive};
 use burn_backend::tensor::FloatTensor;
 
 use crate::config::{Float8Config, LinearInfo};
 use crate::layer::Tag;
+use crate::shard::Sharding;
 use crate::stack::Float8Stack;
 
 /// Burn's name of a container without its kind.
@@ -132,4 +135,12 @@ pub(super) fn map_param<B: Float8Stack, const D: usize>(
     let (id, tensor, mapper) = param.consume();
     let (own, on_load) = (mapper.clone(), f.clone());
     Param::from_mapped_value(id, f(tensor), mapper).load_mapper(move |t| on_load(own.on_load(t)))
+}
+
+/// How a parameter is sharded, if it is.
+pub(super) fn sharding_of<B: Float8Stack, const D: usize>(parameter: &Tensor<B, D>) -> Option<Arc<Sharding>> {
+    match parameter.clone().into_primitive() {
+        TensorPrimitive::Float(t) => B::layer(&t).and_then(|layer| layer.sharding().cloned()),
+        TensorPrimitive::QFloat(_) => None,
+    }
 }

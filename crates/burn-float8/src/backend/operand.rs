@@ -1,0 +1,39 @@
+//! [`DeviceOperand`]: an operand in tensors of a CubeCL backend, and how they are laid out.
+use burn_backend::tensor::{FloatTensor, IntTensor};
+use burn_backend::{Backend, DType, TensorMetadata};
+use burn_std::Shape;
+use float8_kernels::{Format, Granularity};
+
+use super::OperandSize;
+
+/// FP8 codes on a device.
+#[derive(Clone, Debug)]
+pub struct DeviceOperand<B: Backend> {
+    /// `[rows, row_words(k)]` in u32: four codes a word, rows padded with zeros.
+    pub codes: IntTensor<B>,
+    /// `granularity.scale_dims` in f32. For `Block1x32` E8M0 bytes in tiles instead ([`mx`](mod@float8_kernels::mx)), `[scale_words]` in u32: only
+    /// kernels of this project read it, so that its type says no more than where it lies.
+    pub inv_scale: FloatTensor<B>,
+    /// The axis that a GEMM contracts.
+    pub k: usize,
+    /// The codes' format.
+    pub format: Format,
+    /// What one scale covers.
+    pub granularity: Granularity,
+}
+
+impl<B: Backend> DeviceOperand<B> {
+    pub(super) fn size(&self) -> OperandSize {
+        let (codes, scales) = (self.codes.shape(), self.inv_scale.shape());
+        let bytes = 4 * (codes.num_elements() + scales.num_elements()) as u64;
+        OperandSize { rows: codes[0], k: self.k, padded_k: 4 * codes[1], bytes }
+    }
+}
+
+/// Shape and dtype of the scales of an operand `[rows, k]`.
+pub(super) fn scales(granularity: Granularity, rows: usize, k: usize) -> (Shape, DType) {
+    match granularity {
+        Granularity::Block1x32 => (Shape::from(vec![granularity.scale_words(rows, k)]), DType::U32),
+        _ => (Shape::from(granularity.scale_dims(rows, k).to_vec()), DType::F32),
+    }
+}
