@@ -16,12 +16,6 @@ use float8_kernels::{Granularity, row_words};
 use super::collectives::{ShardedAxis, Shards};
 use super::operand::{DeviceOperand, scales};
 
-/// Rows of a tile of E8M0 scales, and elements of the contraction that it covers.
-const TILE: usize = 128;
-
-/// Words of such a tile.
-const TILE_WORDS: usize = 128;
-
 /// What is gathered of an operand.
 pub(super) struct Joined<B: Backend> {
     shards: Shards,
@@ -48,15 +42,17 @@ impl<R: CubeRuntime, B: Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorP
             ShardedAxis::Contraction => [rows, len],
         });
         let part = |words: &dyn Fn([usize; 2]) -> [usize; 2]| Part { shard: words(own), whole: words(whole) };
-        let are_alike = granularity == Granularity::Tensor
-            || (granularity == Granularity::Row && shards.axis == ShardedAxis::Contraction);
         let of_scales = |[rows, k]: [usize; 2]| match granularity {
-            // Chunks are whole tiles.
-            Granularity::Block1x32 => [rows.div_ceil(TILE), k.div_ceil(TILE) * TILE_WORDS],
+            // Rows of tiles, of which chunks have whole ones.
+            Granularity::Block1x32 => {
+                let words = granularity.scale_words(1, k);
+                [granularity.scale_words(rows, k) / words, words]
+            }
             _ => granularity.scale_dims(rows, k),
         };
         let codes = part(&|[rows, k]| [rows, row_words(k)]);
-        Self { shards, shard: shard.clone(), codes, scales: (!are_alike).then(|| part(&of_scales)) }
+        let scales = (!shards.axis.shares_scales(granularity)).then(|| part(&of_scales));
+        Self { shards, shard: shard.clone(), codes, scales }
     }
 
     /// This rank's parts, contiguous.

@@ -16,7 +16,7 @@ mod operand;
 mod staged;
 
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
-use burn_backend::{Backend, DType, FloatDType};
+use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use burn_std::Shape;
 pub use collectives::{DeviceCollectives, PendingOnDevice, ShardedAxis, Shards};
 use float8_comm::Communicator;
@@ -24,6 +24,8 @@ use float8_kernels::{Cast, Format, GemmConfig, GemmPath, Granularity, Grouping, 
 #[cfg(feature = "cubecl")]
 pub use operand::DeviceOperand;
 use serde::Serialize;
+
+use crate::profile::operation;
 
 /// The contraction-major FP8 copies of a tensor seen as `[rows, cols]`, its last axis being `cols`.
 #[derive(Clone, Debug)]
@@ -48,6 +50,15 @@ pub enum ScaleFrom<T> {
         /// Whether [`Quantized::amax`] is to be that of x all the same.
         observe: bool,
     },
+}
+
+/// The tensor itself where it has the dtype.
+pub(crate) fn in_dtype<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+    if x.dtype() == dtype {
+        return x;
+    }
+    let _timer = operation("float_cast");
+    B::float_cast(x, FloatDType::from(dtype))
 }
 
 /// The groups of a grouped GEMM.

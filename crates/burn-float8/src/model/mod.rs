@@ -1,13 +1,15 @@
 //! What a user does with a model: apply a configuration, switch FP8 on and off, read the report, save and restore the state.
+mod all_reduce;
 mod apply;
 mod default;
 mod gradients;
 mod monitor;
-mod on_device;
 mod plan;
 mod report;
 mod schedule;
+mod shardable;
 mod sharded;
+mod sharder;
 mod state;
 mod state_module;
 mod switch;
@@ -20,7 +22,9 @@ pub use monitor::{Amaxes, Monitor, NonFiniteOperand, SampledOperand};
 pub use plan::ShardPlan;
 pub use report::{GemmReport, GemmTotals, LayerReport, OperandReport, Report, ShardingReport, report};
 pub use schedule::{PrecisionSchedule, Span};
-pub use sharded::{ShardSummary, Sharded, ShardedParameter};
+pub use shardable::ShardedParameter;
+pub use sharded::Sharded;
+pub use sharder::ShardSummary;
 pub use state::{Float8State, LayerState, begin_float8_step};
 pub use state_module::Float8StateModule;
 pub use switch::{set_float8_enabled, without_float8};

@@ -4,7 +4,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor};
 use serde::Serialize;
 
-use super::sharded::alignment;
+use super::sharder::alignment;
 use super::walk::Path;
 use crate::config::{Float8Config, LinearInfo, Policy};
 use crate::error::Float8Error;

@@ -2,7 +2,7 @@
 use std::sync::Arc;
 
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
-use burn_backend::{DType, FloatDType, TensorMetadata};
+use burn_backend::{DType, FloatDType};
 use burn_std::Shape;
 
 use crate::backend::{Float8Backend, GroupEnds, OperandSize, memo};
@@ -217,14 +217,6 @@ impl<'a> GemmCall<'a> {
 pub(super) fn zeros<B: Float8Backend>(shape: Shape, dtype: DType, like: &FloatTensor<B>) -> Float8Tensor<B> {
     let _timer = operation("float_zeros");
     Float8Tensor::new(B::float_zeros(shape, &B::float_device(like), FloatDType::from(dtype)))
-}
-
-pub(super) fn cast<B: Float8Backend>(t: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
-    if t.dtype() == dtype {
-        return t;
-    }
-    let _timer = operation("float_cast");
-    B::float_cast(t, FloatDType::from(dtype))
 }
 
 /// Elements of the largest of x, all weights and y, each axis padded as the kernels may pad it.

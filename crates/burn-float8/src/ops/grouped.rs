@@ -21,10 +21,10 @@ use burn_std::{IntDType, Shape};
 use float8_kernels::{GROUP_ALIGN, Grouping};
 
 use super::Float8;
-use super::call::{GemmCall, Owner, cast};
+use super::call::{GemmCall, Owner};
 use super::linear::{enter_dgrad, enter_wgrad, sample_operands};
 use crate::backend::host::ranges;
-use crate::backend::{Float8Backend, GroupEnds};
+use crate::backend::{Float8Backend, GroupEnds, in_dtype};
 use crate::error::Float8Error;
 use crate::profile::operation;
 use crate::tensor::{Float8Tensor, Layout, View, confirm};
@@ -192,7 +192,7 @@ fn wgrad<B: Float8Backend>(
         return call.run([&a, &b], None, groups, (w.shape(), dtype), (&device, &config));
     }
     let _timer = operation("grouped_matmul");
-    let (x, dy) = (float::<B, 2>(cast::<B>(x.into_full(), dy.dtype())), float::<B, 2>(dy.into_full()));
+    let (x, dy) = (float::<B, 2>(in_dtype::<B>(x.into_full(), dy.dtype())), float::<B, 2>(dy.into_full()));
     let parts = ranges::<B>(&ends, dims.m).into_iter().map(|rows| {
         if rows.is_empty() {
             return Tensor::zeros([dims.k, dims.n], (&device, dy.dtype()));
@@ -200,7 +200,7 @@ fn wgrad<B: Float8Backend>(
         x.clone().slice(rows.clone()).transpose().matmul(dy.clone().slice(rows))
     });
     let dw = Tensor::stack::<3>(parts.collect(), 0).into_primitive().tensor();
-    Float8Tensor::new(cast::<B>(dw, dtype))
+    Float8Tensor::new(in_dtype::<B>(dw, dtype))
 }
 
 /// Where the rows of wgrad's operands come from.

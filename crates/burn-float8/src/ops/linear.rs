@@ -14,8 +14,8 @@ use burn_backend::tensor::Device;
 use burn_backend::{DType, TensorMetadata};
 use burn_std::Shape;
 
-use super::call::{GemmCall, Owner, cast, zeros};
-use crate::backend::Float8Backend;
+use super::call::{GemmCall, Owner, zeros};
+use crate::backend::{Float8Backend, in_dtype};
 use crate::layer::{Layer, Mark};
 use crate::profile::operation;
 use crate::step::{DeviceState, on_backward};
@@ -65,7 +65,7 @@ pub(crate) fn forward<B: Float8Backend>(
             call.join_gather(&w, (dtype, dtypes.into_iter().flatten()), &device);
             return zeros(out, dtype, x.full());
         }
-        let (w, bias) = (w.into_whole(dtype), bias.map(|bias| cast::<B>(bias.into_full(), dtype)));
+        let (w, bias) = (w.into_whole(dtype), bias.map(|bias| in_dtype::<B>(bias.into_full(), dtype)));
         let _timer = operation("linear");
         return Float8Tensor::new(B::linear(x.into_full(), w, bias));
     };
@@ -150,7 +150,7 @@ pub(crate) fn wgrad<B: Float8Backend>(x: Float8Tensor<B>, dy: Float8Tensor<B>) -
         let timer = operation("linear_weight_backward");
         let dw = B::linear_weight_backward(x.into_full(), dy.into_full());
         drop(timer);
-        Float8Tensor::new(cast::<B>(dw, weight_dtype))
+        Float8Tensor::new(in_dtype::<B>(dw, weight_dtype))
     });
     reduced(layer, dw)
 }
@@ -183,7 +183,7 @@ pub(super) fn bias_grad_as<B: Float8Backend>(dy: Float8Tensor<B>, dtype: DType) 
         return zeros(Shape::from(vec![last(&shape)]), dtype, dy.full());
     }
     // Cast first: a sum over all tokens loses too much in bf16.
-    let dy = cast::<B>(dy.into_full(), dtype);
+    let dy = in_dtype::<B>(dy.into_full(), dtype);
     let _timer = operation("linear_bias_backward");
     Float8Tensor::new(B::linear_bias_backward(dy))
 }

@@ -6,7 +6,7 @@ use float8_comm::CommError;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::{Amax, ReduceDtype, Sharding};
-use crate::backend::{DeviceCollectives, Float8Backend, PendingOnDevice, ShardedAxis, Shards};
+use crate::backend::{DeviceCollectives, Float8Backend, PendingOnDevice, Shards, in_dtype};
 use crate::terms::ContractionAxis;
 
 impl Sharding {
@@ -23,11 +23,7 @@ impl Sharding {
         shard: &B::Operand,
         axis: ContractionAxis,
     ) -> Result<PendingOnDevice<B::Operand>, CommError> {
-        let axis = match axis {
-            ContractionAxis::Last => ShardedAxis::Rows,
-            ContractionAxis::Leading => ShardedAxis::Contraction,
-        };
-        let shards = Shards { axis, chunk: self.chunk, len: self.logical[0] };
+        let shards = Shards { axis: axis.into(), chunk: self.chunk, len: self.logical[0] };
         let pending = collectives.start_gather(&self.name, shard, shards)?;
         self.float8_gathers.fetch_add(1, Relaxed);
         Ok(pending)
@@ -58,7 +54,7 @@ impl Sharding {
             ReduceDtype::F32 => DType::F32,
             ReduceDtype::Bf16 => DType::BF16,
         };
-        let all = if dtype == exchanged { gradient } else { B::float_cast(gradient, FloatDType::from(exchanged)) };
+        let all = in_dtype::<B>(gradient, exchanged);
         let padding = self.comm.world_size() * self.chunk - k;
         let all = match padding {
             0 => all,
@@ -68,7 +64,7 @@ impl Sharding {
             ),
         };
         let own = collectives.reduce_scatter_sum(&self.name, all)?;
-        Ok(if dtype == exchanged { own } else { B::float_cast(own, FloatDType::from(dtype)) })
+        Ok(in_dtype::<B>(own, dtype))
     }
 
     /// [`reduce_amax`](Self::reduce_amax).

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::Sharding;
 use super::words::{to_bytes, to_words};
-use crate::backend::{Float8Backend, HostCodes, PendingOnDevice};
+use crate::backend::{Float8Backend, HostCodes, PendingOnDevice, ShardedAxis};
 use crate::terms::ContractionAxis;
 
 impl Sharding {
@@ -54,7 +54,7 @@ impl Sharding {
         let dims = self.dims(k, axis);
         let [height, width] = granularity.scale_dims(dims[0], dims[1]);
         let codes = join(ranks.iter().map(|rank| &rank.0[..]), axis, n, k);
-        let inv_scales = match own.are_scales_alike() {
+        let inv_scales = match own.shares_scales() {
             true => own.inv_scales,
             false => {
                 // Scales of rows or blocks of rows, in the same order as the codes.
@@ -108,14 +108,9 @@ impl Pieces {
         Self { codes, inv_scales, axis, format, granularity }
     }
 
-    /// Whether every rank has the same scales, which then stay where they are. A row of the transpose is a column of the weight, of
-    /// which every rank has a part.
-    fn are_scales_alike(&self) -> bool {
-        match self.granularity {
-            Granularity::Tensor => true,
-            Granularity::Row => self.axis == ContractionAxis::Leading,
-            _ => false,
-        }
+    /// Whether only the codes are exchanged.
+    fn shares_scales(&self) -> bool {
+        ShardedAxis::from(self.axis).shares_scales(self.granularity)
     }
 
     /// E8M0; else the bits of an f32.
@@ -123,11 +118,11 @@ impl Pieces {
         self.granularity == Granularity::Block1x32
     }
 
-    /// Codes, then scales unless they are alike.
+    /// Codes, then scales unless every rank has the same.
     fn to_words(&self) -> Vec<u32> {
         let mut words = to_words(self.codes.clone());
         let byte = |scale: &InvScale| scale.to_e8m0().expect("scales of blocks of 32 are E8M0");
-        match (self.are_scales_alike(), self.are_scales_bytes()) {
+        match (self.shares_scales(), self.are_scales_bytes()) {
             (true, _) => {}
             (_, true) => words.extend(to_words(self.inv_scales.iter().map(byte).collect())),
             _ => words.extend(self.inv_scales.iter().map(|scale| scale.get().to_bits())),
@@ -139,7 +134,7 @@ impl Pieces {
     #[allow(clippy::wrong_self_convention)]
     fn from_words(&self, words: &[u32]) -> (Vec<u8>, Vec<InvScale>) {
         let (codes, scales) = words.split_at(self.codes.len().div_ceil(4));
-        let inv_scales = match (self.are_scales_alike(), self.are_scales_bytes()) {
+        let inv_scales = match (self.shares_scales(), self.are_scales_bytes()) {
             (true, _) => vec![],
             (_, true) => to_bytes(scales, self.inv_scales.len()).map(InvScale::from_e8m0).collect(),
             _ => scales.iter().map(|bits| InvScale::new(f32::from_bits(*bits))).collect(),

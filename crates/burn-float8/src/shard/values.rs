@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::words::{to_bytes, to_words};
 use super::{ReduceDtype, Sharding};
-use crate::backend::Float8Backend;
 use crate::backend::host::read_f32;
+use crate::backend::{Float8Backend, in_dtype};
 
 impl Sharding {
     /// The rows of the whole weight `[K, N]` that this rank holds, and zeros below them: `[chunk, N]`.
@@ -76,7 +76,7 @@ impl Sharding {
         };
         let own = own.unwrap_or_else(|error| self.fail(error));
         let own = B::float_from_data(TensorData::new(own, [self.chunk, n]), &device);
-        if dtype == DType::F32 { own } else { B::float_cast(own, FloatDType::from(dtype)) }
+        in_dtype::<B>(own, dtype)
     }
 
     /// The amax of the whole weight from that of this rank's rows; NaN wins.
@@ -136,7 +136,7 @@ pub(crate) fn tensor_amax<B: Float8Backend>(x: FloatTensor<B>) -> Amax<B> {
 /// max |x| of each column of `[rows, N]`: `[N]`, NaN where the column holds one.
 pub(crate) fn column_amaxes<B: Float8Backend>(x: FloatTensor<B>) -> Amax<B> {
     let n = x.shape()[1];
-    let x = if x.dtype() == DType::F32 { x } else { B::float_cast(x, FloatDType::F32) };
+    let x = in_dtype::<B>(x, DType::F32);
     let bool_dtype = get_device_settings::<B>(&B::float_device(&x)).bool_dtype;
     let has_nan = B::bool_any_dim(B::float_is_nan(x.clone(), bool_dtype), 0);
     let amax = B::float_max_dim(B::float_abs(x), 0);

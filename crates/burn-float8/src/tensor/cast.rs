@@ -3,17 +3,17 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use burn_backend::tensor::FloatTensor;
-use float8_kernels::{Granularity, Orientation};
+use float8_kernels::Orientation;
 
 use super::Float8Tensor;
 use super::cache::{CastKey, CastResult, CopyKey, Entries, Fp8Copy, Held, HistoryKey, Layout};
-use crate::backend::{Float8Backend, Quantized, ScaleFrom};
+use crate::backend::{Float8Backend, Quantized, ScaleFrom, ShardedAxis};
 use crate::config::{Float8LinearConfig, ScalingType};
 use crate::layer::Layer;
 use crate::profile::{Work, time};
 use crate::shard::Sharding;
 use crate::step::{DeviceState, Observation};
-use crate::terms::{ContractionAxis, Operand, Role};
+use crate::terms::{Operand, Role};
 
 /// Which cast of a tensor, and for whom.
 #[derive(Clone, Copy)]
@@ -65,7 +65,7 @@ pub(super) fn cast_key(layer: &Layer, config: &Float8LinearConfig, operand: Oper
 
 /// Whether the scales of a copy are those of the columns of a weight, of which each rank has a part.
 pub(super) fn reads_columns(key: CastKey, operand: Operand) -> bool {
-    key.cast.granularity == Granularity::Row && operand.axis == ContractionAxis::Leading
+    !key.has_one_scale() && ShardedAxis::from(operand.axis).shares_scales(key.cast.granularity)
 }
 
 impl<'a> CastRequest<'a> {

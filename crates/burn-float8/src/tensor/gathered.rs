@@ -2,16 +2,15 @@
 use std::sync::Arc;
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{DType, FloatDType, TensorMetadata};
+use burn_backend::{DType, TensorMetadata};
 use burn_std::Shape;
 
 use super::Float8Tensor;
 use super::cache::{AmaxOf, CopyKey, Entries, Fp8Copy, Held, Layout, Started};
 use super::cast::{CastRequest, cast_key, reads_columns};
-use crate::backend::{Float8Backend, Quantized};
+use crate::backend::{Float8Backend, Quantized, in_dtype};
 use crate::config::Float8LinearConfig;
 use crate::layer::Layer;
-use crate::profile::operation;
 use crate::shard::{Amax, Sharding, column_amaxes, tensor_amax};
 use crate::step::DeviceState;
 use crate::terms::{Operand, Role};
@@ -28,22 +27,15 @@ impl<B: Float8Backend> Float8Tensor<B> {
     /// The values of the whole weight in a dtype, which is the one that ranks exchange.
     pub(crate) fn into_whole(self, dtype: DType) -> FloatTensor<B> {
         let sharding = self.layer().and_then(|layer| layer.sharding()).cloned();
-        let cast = |full: FloatTensor<B>| match full.dtype() == dtype {
-            true => full,
-            false => {
-                let _timer = operation("float_cast");
-                B::float_cast(full, FloatDType::from(dtype))
-            }
-        };
-        let Some(sharding) = sharding else { return cast(self.full) };
+        let Some(sharding) = sharding else { return in_dtype::<B>(self.full, dtype) };
         if !sharding.keeps_gathered() {
-            return sharding.gather_values::<B>(cast(self.full));
+            return sharding.gather_values::<B>(in_dtype::<B>(self.full, dtype));
         }
         let mut entries = self.cache().lock();
         if let Some(known) = entries.gathered.iter().find(|known| known.dtype() == dtype) {
             return known.clone();
         }
-        let whole = sharding.gather_values::<B>(cast(self.full.clone()));
+        let whole = sharding.gather_values::<B>(in_dtype::<B>(self.full.clone(), dtype));
         entries.gathered.push(whole.clone());
         whole
     }
@@ -100,9 +92,8 @@ impl<B: Float8Backend> Entries<B> {
         let rows = match reads_columns(cast, operand) {
             // One row more with the amax of each column: its scale is then that of the whole column.
             true => {
-                let (dtype, n) = (FloatDType::from(t.dtype()), t.shape()[1]);
-                let columns = B::float_reshape(columns(), Shape::from(vec![1, n]));
-                B::float_cat(vec![t.full().clone(), B::float_cast(columns, dtype)], 0)
+                let columns = B::float_reshape(columns(), Shape::from(vec![1, t.shape()[1]]));
+                B::float_cat(vec![t.full().clone(), in_dtype::<B>(columns, t.dtype())], 0)
             }
             false => t.full().clone(),
         };

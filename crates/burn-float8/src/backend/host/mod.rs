@@ -11,7 +11,7 @@ use burn_backend::{Backend, DType, FloatDType, Scalar, TensorData, TensorMetadat
 use burn_std::Shape;
 use float8_kernels::{Cast, Format, Granularity, InvScale, Orientation, Scale, reference};
 
-use super::{Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom};
+use super::{Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, in_dtype};
 pub(crate) use grouped::ranges;
 
 /// FP8 codes in host memory.
@@ -170,11 +170,11 @@ fn product<B: Backend>(
         Some(bias) => {
             let n = bias.shape().num_elements();
             let bias = B::float_reshape(bias, Shape::from(vec![1, n]));
-            B::float_add(y, to_dtype::<B>(bias, FloatDType::F32))
+            B::float_add(y, in_dtype::<B>(bias, DType::F32))
         }
         None => y,
     };
-    to_dtype::<B>(B::float_reshape(y, shape), dtype)
+    in_dtype::<B>(B::float_reshape(y, shape), dtype.into())
 }
 
 /// [`Float8Backend::fp8_health`] on the host.
@@ -255,10 +255,6 @@ pub(crate) fn matrix(shape: &Shape) -> [usize; 2] {
 
 fn transpose<T: Copy>(values: &[T], [rows, cols]: [usize; 2]) -> Vec<T> {
     (0..cols).flat_map(|c| (0..rows).map(move |r| values[r * cols + c])).collect()
-}
-
-fn to_dtype<B: Backend>(x: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
-    if x.dtype() == DType::from(dtype) { x } else { B::float_cast(x, dtype) }
 }
 
 /// The values of the codes: `[rows, k]`, or `[k, rows]` if `transpose`; unscaled, but for blocks.
