@@ -7,9 +7,9 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use crate::format::{F32_INF, decode};
+use crate::granularity::{BLOCK, MX_BLOCK};
 use crate::grid::{UNITS, fold};
-use crate::mx::{MX_BLOCK, e8m0_byte, e8m0_inverse_bits};
-use crate::operand::BLOCK;
+use crate::mx::{e8m0_byte, e8m0_inverse_bits};
 use crate::ptx::cvt::{Isa, cvt_bf16};
 use crate::version::{VERSION, Version};
 use crate::{Format, Granularity, KernelError, Operand, row_words};

@@ -21,6 +21,7 @@ mod dequantize;
 mod error;
 mod format;
 mod gemm;
+mod granularity;
 mod grid;
 mod health;
 pub mod mx;
@@ -38,12 +39,13 @@ pub use dequantize::dequantize_mx;
 pub use error::KernelError;
 pub use format::Format;
 pub use gemm::{
-    GROUP_ALIGN, GemmConfig, GemmPath, Grouping, Groups, Output, gemm_path, grouped_gemm_path, grouped_scaled_gemm,
-    scaled_gemm, scaled_gemm_into, trap_stuck_barriers,
+    GROUP_ALIGN, GemmConfig, GemmPath, Grouping, Groups, Output, gemm_path, grouped_scaled_gemm, scaled_gemm,
+    scaled_gemm_into, trap_stuck_barriers,
 };
+pub use granularity::Granularity;
 pub use health::{Health, health, health_len};
 pub use mx::ScaleCalculationMode;
-pub use operand::{Cast, Granularity, Operand, Orientation, Quantized, row_words};
+pub use operand::{Cast, Operand, Orientation, Quantized, row_words};
 pub use quantize::{quantize, quantize_with_amax};
 pub use scale::{InvScale, Scale, ScaleMode};
 pub use view::{MAX_INDEX, MatrixView, VectorView, supports};

@@ -23,14 +23,8 @@ use cubecl::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::format::{F32_INF, F32_NAN};
-use crate::operand::BLOCK;
+use crate::granularity::{BLOCK, MX_BLOCK, TILE_WORDS};
 use crate::{Format, InvScale};
-
-/// Elements that share an E8M0 scale.
-pub(crate) const MX_BLOCK: usize = 32;
-
-/// Words of a tile of scales.
-pub(crate) const TILE_WORDS: usize = 128;
 
 /// Blocks in a row of a tile, and bytes in a word.
 const TILE_BLOCKS: usize = BLOCK / MX_BLOCK;

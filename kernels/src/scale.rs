@@ -9,8 +9,8 @@ use core::fmt;
 use cubecl::prelude::*;
 
 use crate::format::{F32_INF, F32_NAN};
+use crate::granularity::BLOCK;
 use crate::mx::{ScaleCalculationMode, tile_word};
-use crate::operand::BLOCK;
 use crate::ptx::cvt::{Isa, div_rn};
 use crate::{Format, Granularity};
 

@@ -6,23 +6,23 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Operation {
-    /// Shards of words, one after another.
+    /// Each rank gives words, and gets those of all ranks, in the order of the ranks.
     AllGather,
-    /// Bytes of any length, one text a rank.
+    /// The same of bytes, of which each rank may have another number.
     AllGatherBytes,
-    /// Words of each rank for each.
+    /// Each rank gives every rank a chunk of its own, and gets one from every rank.
     AllToAll,
-    /// Sums of f32, of which each rank keeps its chunk.
+    /// Sums of f32 over all ranks, of which each rank gets its own chunk.
     ReduceScatterSum,
-    /// Sums of f32.
+    /// Sums of f32 over all ranks, which every rank gets.
     AllReduceSum,
-    /// Sums of f64.
+    /// The same in f64.
     AllReduceSumF64,
-    /// Largest of words.
+    /// The largest words over all ranks, compared as unsigned.
     AllReduceMaxBits,
-    /// One rank's words for all.
+    /// One rank's words, which every rank gets.
     Broadcast,
-    /// Nothing but that all are there.
+    /// Waits until all ranks are there.
     Barrier,
 }
 

@@ -13,9 +13,9 @@ use cubecl::prelude::*;
 use super::Gemm;
 use super::problem::{Problem, ProblemLaunch};
 use crate::format::decode;
+use crate::granularity::BLOCK;
 use crate::grid::fold;
 use crate::mx::e8m0_inverse_bits;
-use crate::operand::BLOCK;
 use crate::version::{VERSION, Version};
 use crate::{Format, Granularity};
 

@@ -17,11 +17,12 @@
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::{Gemm, GemmConfig, GemmPath, check_pair, gemm_path};
+use super::{Gemm, GemmConfig, check_pair, gemm_path};
+use crate::granularity::BLOCK;
 use crate::grid::banded_tile;
-use crate::operand::{BLOCK, check_size};
+use crate::operand::check_size;
 use crate::view::Source;
-use crate::{Granularity, KernelError, Operand, supports};
+use crate::{KernelError, Operand, supports};
 
 /// What the first of a group's contraction is a multiple of.
 pub const GROUP_ALIGN: usize = BLOCK;
@@ -93,16 +94,6 @@ impl Groups {
     }
 }
 
-/// The kernel that [`grouped_scaled_gemm`] dispatches to on this device for operands of these granularities: that of
-/// [`scaled_gemm`](crate::scaled_gemm).
-pub fn grouped_gemm_path<R: Runtime>(
-    client: &ComputeClient<R>,
-    granularities: [Granularity; 2],
-    config: GemmConfig,
-) -> GemmPath {
-    gemm_path(client, granularities, config)
-}
-
 /// The products of each group, contiguous, in the dtype `out`: `[M, N]` for [`Grouping::Rows`], `[G, M, N]` for
 /// [`Grouping::Contraction`]. Rows that no group has are zero, and so is the product of an empty group.
 ///
@@ -139,7 +130,7 @@ pub fn grouped_scaled_gemm<R: Runtime>(
         use_fast_accum: config.use_fast_accum,
         groups: Some(groups),
     };
-    gemm.launch(client, grouped_gemm_path(client, [a.granularity, b.granularity], config));
+    gemm.launch(client, gemm_path(client, [a.granularity, b.granularity], config));
     Ok(handle)
 }
 

@@ -19,10 +19,11 @@ use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-pub use grouped::{GROUP_ALIGN, Grouping, Groups, grouped_gemm_path, grouped_scaled_gemm};
+pub use grouped::{GROUP_ALIGN, Grouping, Groups, grouped_scaled_gemm};
 pub use pipeline::trap_stuck_barriers;
 
-use crate::operand::{BLOCK, check_size};
+use crate::granularity::BLOCK;
+use crate::operand::check_size;
 use crate::view::{Checked, Source};
 use crate::{CudaArch, Format, Granularity, KernelError, Operand, VectorView, cuda_arch, supports};
 
@@ -85,7 +86,7 @@ pub struct GemmConfig {
     pub emulate: bool,
 }
 
-/// The kernel that [`scaled_gemm`] dispatches to on this device for operands of these granularities.
+/// The kernel that [`scaled_gemm`] and [`grouped_scaled_gemm`] dispatch to on this device for operands of these granularities.
 pub fn gemm_path<R: Runtime>(
     client: &ComputeClient<R>,
     granularities: [Granularity; 2],

@@ -15,9 +15,9 @@ use super::tile::{
 };
 use super::{Copies, Copy, optional, words};
 use crate::amax::amax_bits;
+use crate::granularity::{BLOCK, MX_BLOCK, TILE_WORDS};
 use crate::grid::{UNITS, cube_max, fold};
-use crate::mx::{MX_BLOCK, ScaleCalculationMode, TILE_WORDS, e8m0_of_amax, e8m0_scale_bits, tile_row_word};
-use crate::operand::BLOCK;
+use crate::mx::{ScaleCalculationMode, e8m0_of_amax, e8m0_scale_bits, tile_row_word};
 use crate::ptx::cvt::Isa;
 use crate::scale::{inverse_bits, scale_bits};
 use crate::version::{VERSION, Version};

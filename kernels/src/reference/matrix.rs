@@ -3,8 +3,7 @@
 use half::bf16;
 
 use super::{amax_to_scale, cast_all, cast_each, decode, from_magnitude, larger, largest, magnitude};
-use crate::mx::MX_BLOCK;
-use crate::operand::BLOCK;
+use crate::granularity::MX_BLOCK;
 use crate::{Cast, Format, Granularity, InvScale, Scale};
 
 /// What [`quantize`] returns for `x [rows, cols]`.
@@ -111,16 +110,13 @@ vectorized! {
 
 /// Rows and columns of `x [rows, cols]`, which has elements, that share one scale.
 fn group(granularity: Granularity, rows: usize, cols: usize, transposed: bool) -> [usize; 2] {
-    match (granularity, transposed) {
-        (Granularity::Tensor, _) => [rows, cols],
-        (Granularity::Row, false) => [1, cols],
-        (Granularity::Row, true) => [rows, 1],
-        (Granularity::Block1x128, false) => [1, BLOCK.min(cols)],
-        (Granularity::Block1x128, true) => [BLOCK.min(rows), 1],
-        (Granularity::Block128x128, _) => [BLOCK.min(rows), BLOCK.min(cols)],
-        (Granularity::Block1x32, false) => [1, MX_BLOCK.min(cols)],
-        (Granularity::Block1x32, true) => [MX_BLOCK.min(rows), 1],
-    }
+    let [height, width] = if transposed {
+        let [height, width] = granularity.group(cols, rows);
+        [width, height]
+    } else {
+        granularity.group(rows, cols)
+    };
+    [height.min(rows), width.min(cols)]
 }
 
 /// Bits of the largest magnitude of each column, row by row so that memory is read in order.
@@ -192,15 +188,9 @@ impl HostOperand<'_> {
 
     /// What dequantizes the code `(row, col)`.
     pub(super) fn inv_scale(&self, row: usize, col: usize) -> f32 {
-        let blocks = self.k.div_ceil(BLOCK);
-        let index = match self.granularity {
-            Granularity::Tensor => 0,
-            Granularity::Row => row,
-            Granularity::Block1x128 => row * blocks + col / BLOCK,
-            Granularity::Block128x128 => row / BLOCK * blocks + col / BLOCK,
-            Granularity::Block1x32 => row * self.k.div_ceil(MX_BLOCK) + col / MX_BLOCK,
-        };
-        self.inv_scales[index].get()
+        let [height, width] = self.granularity.group(self.rows, self.k);
+        let [_, groups] = self.granularity.scale_dims(self.rows, self.k);
+        self.inv_scales[row / height * groups + col / width].get()
     }
 
     /// `value(code) · inv_scale`, exact in f64.

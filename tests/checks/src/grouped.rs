@@ -8,8 +8,7 @@ use core::ops::Range;
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use float8_kernels::{
-    Format, GROUP_ALIGN, GemmConfig, GemmPath, Granularity, Grouping, Groups, grouped_gemm_path, grouped_scaled_gemm,
-    supports,
+    Format, GROUP_ALIGN, GemmConfig, GemmPath, Granularity, Grouping, Groups, gemm_path, grouped_scaled_gemm, supports,
 };
 
 use crate::Failure;
@@ -78,7 +77,7 @@ impl Case {
     }
 
     fn path<R: Runtime>(&self, client: &ComputeClient<R>) -> GemmPath {
-        grouped_gemm_path(client, self.granularities, self.config)
+        gemm_path(client, self.granularities, self.config)
     }
 
     fn name<R: Runtime>(&self, client: &ComputeClient<R>) -> String {

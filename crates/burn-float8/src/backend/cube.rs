@@ -10,8 +10,8 @@ use cubecl::server::Handle;
 use float8_comm::Communicator;
 use float8_kernels::{
     Cast, GemmConfig, GemmPath, Granularity, Groups, InvScale, MAX_INDEX, MatrixView, Operand, Orientation, VectorView,
-    gemm_path, grouped_gemm_path, grouped_scaled_gemm, health, health_len, mx, quantize, quantize_with_amax, row_words,
-    scaled_gemm, supports,
+    gemm_path, grouped_scaled_gemm, health, health_len, mx, quantize, quantize_with_amax, row_words, scaled_gemm,
+    supports,
 };
 
 use super::operand::{DeviceOperand, scales};
@@ -46,18 +46,8 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         None
     }
 
-    fn fp8_gemm_path(
-        device: &Device<Self>,
-        granularities: [Granularity; 2],
-        config: GemmConfig,
-        grouped: bool,
-    ) -> GemmPath {
-        let client = R::client(device);
-        if grouped {
-            grouped_gemm_path(&client, granularities, config)
-        } else {
-            gemm_path(&client, granularities, config)
-        }
+    fn fp8_gemm_path(device: &Device<Self>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath {
+        gemm_path(&R::client(device), granularities, config)
     }
 
     fn fp8_quantize(

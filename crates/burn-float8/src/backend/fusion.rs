@@ -77,13 +77,8 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         collectives::of::<B>(device, comm)
     }
 
-    fn fp8_gemm_path(
-        device: &Device<Self>,
-        granularities: [Granularity; 2],
-        config: GemmConfig,
-        grouped: bool,
-    ) -> GemmPath {
-        B::fp8_gemm_path(device, granularities, config, grouped)
+    fn fp8_gemm_path(device: &Device<Self>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath {
+        B::fp8_gemm_path(device, granularities, config)
     }
 
     fn fp8_quantize(

@@ -15,7 +15,7 @@ type Memo<Q, A> = RefCell<HashMap<(TypeId, DeviceId, Q), A>>;
 
 thread_local! {
     static DTYPES: Memo<DType, bool> = RefCell::default();
-    static PATHS: Memo<([Granularity; 2], GemmConfig, bool), GemmPath> = RefCell::default();
+    static PATHS: Memo<([Granularity; 2], GemmConfig), GemmPath> = RefCell::default();
 }
 
 fn ask<B: Float8Backend, Q: Copy + Eq + Hash, A: Copy>(
@@ -43,8 +43,7 @@ pub(crate) fn gemm_path<B: Float8Backend>(
     device: &Device<B>,
     granularities: [Granularity; 2],
     config: GemmConfig,
-    grouped: bool,
 ) -> GemmPath {
-    let path = || B::fp8_gemm_path(device, granularities, config, grouped);
-    ask::<B, _, _>(&PATHS, device, (granularities, config, grouped), path)
+    let path = || B::fp8_gemm_path(device, granularities, config);
+    ask::<B, _, _>(&PATHS, device, (granularities, config), path)
 }

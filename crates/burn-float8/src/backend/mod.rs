@@ -123,13 +123,8 @@ pub trait Float8Backend: Backend {
         None
     }
 
-    /// How this device computes [`fp8_matmul`](Self::fp8_matmul) of operands of these granularities, in groups or not.
-    fn fp8_gemm_path(
-        device: &Device<Self>,
-        granularities: [Granularity; 2],
-        config: GemmConfig,
-        grouped: bool,
-    ) -> GemmPath;
+    /// How this device computes [`fp8_matmul`](Self::fp8_matmul) of operands of these granularities.
+    fn fp8_gemm_path(device: &Device<Self>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath;
 
     /// Casts `x` `[.., cols]`, seen as `[rows, cols]`, in one pass over it.
     ///

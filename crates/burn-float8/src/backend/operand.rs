@@ -11,8 +11,8 @@ use super::OperandSize;
 pub struct DeviceOperand<B: Backend> {
     /// `[rows, row_words(k)]` in u32: four codes a word, rows padded with zeros.
     pub codes: IntTensor<B>,
-    /// `granularity.scale_dims` in f32. For `Block1x32` E8M0 bytes in tiles instead ([`mx`](mod@float8_kernels::mx)), `[scale_words]` in u32: only
-    /// kernels of this project read it, so that its type says no more than where it lies.
+    /// `granularity.scale_dims` in f32; for `Block1x32` E8M0 bytes in tiles ([`mx`](mod@float8_kernels::mx)), `[scale_words]` in u32.
+    /// A float tensor all the same, as only kernels of this project read it.
     pub inv_scale: FloatTensor<B>,
     /// The axis that a GEMM contracts.
     pub k: usize,

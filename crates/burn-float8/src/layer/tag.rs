@@ -37,15 +37,14 @@ impl Tag {
     }
 }
 
-/// The layers whose weights a tensor holds.
+/// What a tensor has to do with the weights of layers.
 #[derive(Clone)]
 pub(crate) enum Mark {
-    /// It is one weight.
+    /// The tensor is a weight.
     Weight(Tag),
-    /// It is of rank 1 and holds parameters one after the other, weights in these ranges, as optimizers flatten a model
-    /// (L-BFGS).
+    /// The tensor has rank 1 and is a concatenation of flattened parameters, with weights in these ranges: L-BFGS makes one.
     Flattened(Arc<[(Range<usize>, Tag)]>),
-    /// It is the gradient of a sharded weight, or what an optimizer made of that: this rank's rows of it.
+    /// The tensor is this rank's rows of the gradient of a sharded weight, or was computed from them, as moments are.
     ShardGradient(Arc<Layer>),
 }
 
@@ -58,7 +57,7 @@ impl Mark {
         }
     }
 
-    /// The mark of the result of an operation on tensors with these marks, of which a weight is one's.
+    /// The mark of the result of a binary operation: that of a weight if either operand is one, else that of a shard's gradient.
     pub(crate) fn either(one: Option<Self>, other: Option<Self>) -> Option<Self> {
         match (one, other) {
             (None | Some(Self::ShardGradient(_)), Some(other)) => Some(other),

@@ -112,8 +112,8 @@ impl Float8Config {
     ///
     /// # Errors
     ///
-    /// A pattern that is no valid glob or matches no linear; a custom layer type that the model does not have; a model without linears; too few layers for those to be kept in
-    /// high precision; nothing left to convert; settings that [`validate`](Self::validate) refuses. The error holds the model.
+    /// A pattern that is no valid glob or matches no linear; a custom layer type that the model does not have; a model without linears;
+    /// too few layers for those to be kept in high precision; nothing left to convert; settings that [`validate`](Self::validate) refuses. The error holds the model.
     pub fn convert<B: Float8Stack, M: Module<B>>(&self, model: M) -> Result<(M, Summary), ApplyError<M>> {
         self.convert_filtered(model, |_| true)
     }

@@ -52,10 +52,10 @@ impl Sharded {
     /// [`Float8Config::apply`](crate::Float8Config::apply), if it is to run in FP8 at all: the shards follow from how weights are cast.
     ///
     /// The parameters of the model that is returned are the shards, `[chunk, N]`, so that optimizers which look at one element at a
-    /// time (AdamW, SGD, Adam) keep only the moments of the shard; ones that look at whole matrices (Muon, L-BFGS) compute something
-    /// else. Gradients of sharded parameters are sums over all ranks when backward ends;
-    /// [`reduce_gradients`](Self::reduce_gradients) adds up the others. What is loaded later may be whole or a shard. Clones made
-    /// before stay whole.
+    /// time (AdamW, SGD, Adam) keep only the moments of the shard. Ones that multiply matrices (Muon) end with
+    /// [`Float8Error::ShardedMatmul`](crate::Float8Error::ShardedMatmul); L-BFGS would compute something else. Gradients of sharded
+    /// parameters are sums over all ranks when backward ends; [`reduce_gradients`](Self::reduce_gradients) adds up the others. What
+    /// is loaded later may be whole or a shard. Clones made before stay whole.
     ///
     /// A loss is to be divided by what counts on all ranks, not by what counts on one: gradients are added, not averaged.
     /// `nn::Linear` and `nn::Embedding` read the whole weight; everything else, such as `Tensor::matmul`, a transpose of the weight or a

@@ -38,8 +38,8 @@ use crate::ops::grouped::{check_shapes, grouped_matmul};
 ///
 /// # Panics
 ///
-/// [`Float8Error::GroupedShapes`](crate::Float8Error::GroupedShapes), in words, if the shapes do not fit; in strict mode, as a linear does, if the weight has no layer or
-/// a GEMM cannot run in FP8.
+/// [`Float8Error::GroupedShapes`](crate::Float8Error::GroupedShapes), in words, if the shapes do not fit; in strict mode, as a linear
+/// does, if the weight has no layer or a GEMM cannot run in FP8.
 pub fn grouped_linear<B: Backend>(x: Tensor<B, 2>, weight: Tensor<B, 3>, ends: Tensor<B, 1, Int>) -> Tensor<B, 2> {
     let Some(functions) = find::<B>() else { return grouped_matmul(x, weight, ends) };
     check_shapes(&x, &weight, &ends);

@@ -198,7 +198,7 @@ impl<'a> GemmCall<'a> {
     ) -> Float8Tensor<B> {
         let granularities = config.casts().granularities(self.gemm);
         let config = config.gemm_config(self.gemm);
-        let path = memo::gemm_path::<B>(device, granularities, config, groups.is_some());
+        let path = memo::gemm_path::<B>(device, granularities, config);
         let operands = copies.map(|copy| &copy.operand);
         let timer = time(Work::ScaledGemm(self.gemm));
         let y = B::fp8_matmul(operands, bias, groups, shape, FloatDType::from(dtype), config);

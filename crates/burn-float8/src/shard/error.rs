@@ -37,8 +37,8 @@ pub enum ShardError {
     },
     /// Ranks that NCCL alone connects.
     #[error(
-        "a sharded model needs MPI beside NCCL, to compare what its ranks do and to save it: start them with mpirun, in a build of float8-comm \
-         with the feature \"mpi\""
+        "a sharded model needs MPI beside NCCL, to compare what its ranks do and to save it: start them with mpirun, in a build of \
+         float8-comm with the feature \"mpi\""
     )]
     NeedsMpi,
     /// NCCL does not connect the device that has the model.

@@ -126,7 +126,7 @@ impl Sharding {
         self.gathers_ahead.fetch_add(1, Relaxed);
     }
 
-    /// Whether the whole weight is on no rank.
+    /// Whether the weight is divided between several ranks, so that none has all of it.
     pub(crate) fn is_divided(&self) -> bool {
         self.comm.world_size() > 1
     }

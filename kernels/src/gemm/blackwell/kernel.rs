@@ -3,6 +3,7 @@
 use cubecl::prelude::*;
 
 use super::epilogue::{Storer, finish_stores, store_sums, store_tile};
+use super::places::Places;
 use super::plan::{ROWS, STEP};
 use super::promote::add_steps;
 use super::{Config, SCALE_COLUMNS, SCALES, STORERS};
@@ -23,20 +24,6 @@ use crate::version::Version;
 
 /// The warp that multiplies; warp 0 fills stages.
 const MULTIPLIER: u32 = 1;
-
-/// Addresses in shared memory: where the stages begin, and the mbarriers.
-#[derive(CubeType, Clone, Copy)]
-pub(super) struct Places {
-    pub(super) base: u32,
-    /// Of stages that TMA has filled.
-    full: u32,
-    /// Of stages that have been multiplied.
-    empty: u32,
-    /// Of sums that are finished.
-    pub(super) ready: u32,
-    /// Of sums that have been read, so that others may take their place.
-    pub(super) read: u32,
-}
 
 #[cube(launch_unchecked)]
 pub(super) fn gemm_blackwell<O: Float>(

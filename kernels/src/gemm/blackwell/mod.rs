@@ -16,6 +16,7 @@
 
 mod epilogue;
 mod kernel;
+mod places;
 mod plan;
 mod promote;
 

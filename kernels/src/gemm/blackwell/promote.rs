@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::epilogue::warp_row;
-use super::kernel::Places;
+use super::places::Places;
 use super::plan::{ROWS, Scaling};
 use super::{Config, STORERS};
 use crate::gemm::pipeline::{Item, Place, advance};

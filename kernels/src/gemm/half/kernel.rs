@@ -8,7 +8,7 @@ use super::decode::{Chunk, Halves, chunk_scales, decode_halves};
 use super::{Config, PITCH, STEP};
 use crate::gemm::grouped::Work;
 use crate::gemm::problem::Problem;
-use crate::operand::BLOCK;
+use crate::granularity::BLOCK;
 use crate::version::Version;
 
 /// Codes of a chunk: four words.

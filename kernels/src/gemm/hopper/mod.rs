@@ -40,7 +40,7 @@ use super::pipeline::{ExtentLaunch, ItemShape, Layout, trap};
 use super::problem::ProblemLaunch;
 use super::{Gemm, split_k};
 use crate::dequantize::to_bf16;
-use crate::operand::BLOCK;
+use crate::granularity::BLOCK;
 use crate::version::VERSION;
 use crate::view::Source;
 use crate::{Format, Granularity, Operand};

@@ -11,7 +11,7 @@ use super::{Config, GROUP};
 use crate::Operand;
 use crate::gemm::pipeline::{Item, Place, advance, stage_scales};
 use crate::gemm::problem::Problem;
-use crate::operand::BLOCK;
+use crate::granularity::BLOCK;
 use crate::ptx::barrier::{mbarrier_arrive, mbarrier_wait};
 use crate::ptx::shared::{load_shared, load_shared_words, store_shared};
 

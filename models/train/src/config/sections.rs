@@ -177,7 +177,7 @@ pub struct ParallelismSection {
     /// How long a weight lives that was gathered from all ranks: `after_step` gathers each twice in an optimizer step, `after_forward`
     /// twice in a micro-batch, and keeps none.
     pub reshard: Reshard,
-    /// What ranks exchange of gradients: `f32`, or `bf16`, half the bytes, rounded once and added in f32.
+    /// What ranks exchange of gradients: `f32`, or `bf16`, half the bytes: MPI adds these in f32, NCCL in bf16.
     pub reduce_dtype: ReduceDtype,
 }
 

@@ -3,25 +3,9 @@
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};
 use cubecl_core::Runtime;
 use cubecl_core::ir::StorageType;
-use float8_kernels::{
-    Format, GROUP_ALIGN, GemmConfig, Granularity, Grouping, Groups, gemm_path, grouped_gemm_path, grouped_scaled_gemm,
-};
+use float8_kernels::{Format, GROUP_ALIGN, GemmConfig, Granularity, Grouping, Groups, grouped_scaled_gemm};
 
-use super::{BF16, Client, F16, F32, GRANULARITIES, MX, Matrix, PATHS, Random, client, from_bytes, half_step, same};
-
-/// Groups take the kernel of one GEMM.
-#[test]
-fn paths() {
-    for (sm, _) in PATHS {
-        for granularities in GRANULARITIES.into_iter().flat_map(|a| GRANULARITIES.map(|b| [a, b])) {
-            for emulate in [false, true] {
-                let (client, config) = (client(sm), GemmConfig { emulate, ..GemmConfig::default() });
-                let grouped = grouped_gemm_path(&client, granularities, config);
-                assert_eq!(grouped, gemm_path(&client, granularities, config), "sm_{sm} {granularities:?}");
-            }
-        }
-    }
-}
+use super::{BF16, Client, F16, F32, MX, Matrix, Random, from_bytes, half_step, same};
 
 /// Sums of the part `k0..k1` of the contraction of row `i` of `a` and row `j` of `b`, and of their magnitudes.
 fn sums(a: &[f64], b: &[f64], [i, j]: [usize; 2], k: usize, [k0, k1]: [usize; 2]) -> (f64, f64) {

@@ -12,7 +12,7 @@ use burn::tensor::{Distribution, Tensor};
 use checks::Failure;
 use cubecl::prelude::CubeElement;
 use float8_kernels::{
-    Format, GROUP_ALIGN, GemmConfig, Granularity, Grouping, Groups, grouped_gemm_path, grouped_scaled_gemm, scaled_gemm,
+    Format, GROUP_ALIGN, GemmConfig, Granularity, Grouping, Groups, gemm_path, grouped_scaled_gemm, scaled_gemm,
 };
 use serde::{Deserialize, Serialize};
 
@@ -139,7 +139,7 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
             let (grouping, spread) = (shape.grouping(), shape.sizes());
             bench.case(&format!("grouped {grouping} {m}x{n}x{k} {spread} {scales}"), |clock| {
                 let client = T::client();
-                let path = grouped_gemm_path(&client, [granularity; 2], GemmConfig::default()).to_string();
+                let path = gemm_path(&client, [granularity; 2], GemmConfig::default()).to_string();
                 let [precise, fast] = grouped::<T>(clock, &table, shape, granularity)?;
                 client.memory_cleanup();
                 let dense = dense::<T>(clock, &table, shape, granularity);

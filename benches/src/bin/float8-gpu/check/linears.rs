@@ -61,7 +61,7 @@ pub fn visit<T: Target>(quick: bool, visit: &mut dyn FnMut(Case<'_>)) {
         for recipe in Recipe::ALL {
             let config = Float8LinearConfig::new(recipe);
             let (granularities, gemm) = (config.casts().granularities(Gemm::Fprop), config.gemm_config(Gemm::Fprop));
-            let path = T::Backend::fp8_gemm_path(&Default::default(), granularities, gemm, false).to_string();
+            let path = T::Backend::fp8_gemm_path(&Default::default(), granularities, gemm).to_string();
             for &shape in SHAPES.iter().chain(large) {
                 let ([m, k, n], path) = (shape, &path);
                 visit(Case::new(format!("linear {recipe} {m}x{k}x{n} {dtype:?} {path}"), move || {

@@ -67,12 +67,7 @@ impl<D: Clone> HostOperand<D> {
         let [all_rows, all_k] = self.matrix();
         let [_, width] = self.granularity.scale_dims(all_rows, all_k);
         let [_, kept] = self.granularity.scale_dims(1, k.len());
-        let (high, first) = match self.granularity {
-            Granularity::Tensor | Granularity::Row => (1, 0),
-            Granularity::Block1x128 => (1, k.start / 128),
-            Granularity::Block128x128 => (128, k.start / 128),
-            Granularity::Block1x32 => (1, k.start / 32),
-        };
+        let (high, first) = self.block().map_or((1, 0), |[high, wide]| (high, k.start / wide));
         let inv_scales = match self.granularity {
             Granularity::Tensor => self.inv_scales.clone(),
             _ => {

@@ -35,15 +35,13 @@ pub(super) fn quantize(
     }
     let mut codes = vec![0; values.len()];
     // Rows that share scales.
-    let height = match (cast.granularity, transposed) {
-        (Granularity::Tensor, _) => rows,
-        (Granularity::Row, true) => {
+    let height = match transposed {
+        true if cast.granularity == Granularity::Row => {
             let (scales, amax) = quantize_columns(values, cols, cast, &mut codes);
             return (codes, scales, amax);
         }
-        (Granularity::Block128x128, _) | (Granularity::Block1x128, true) => 128,
-        (Granularity::Block1x32, true) => 32,
-        _ => 1,
+        true => cast.granularity.group(cols, rows)[1],
+        false => cast.granularity.group(rows, cols)[0],
     };
     let band = TASK.div_ceil(cols).next_multiple_of(height) * cols;
     let tasks = codes.par_chunks_mut(band).zip(values.par_chunks(band));

@@ -47,12 +47,9 @@ impl<D> HostOperand<D> {
 
     /// Rows and contraction length of a block.
     fn block(&self) -> Option<[usize; 2]> {
-        match self.granularity {
-            Granularity::Tensor | Granularity::Row => None,
-            Granularity::Block1x128 => Some([1, 128]),
-            Granularity::Block128x128 => Some([128, 128]),
-            Granularity::Block1x32 => Some([1, 32]),
-        }
+        let [rows, k] = self.matrix();
+        let is_block = !matches!(self.granularity, Granularity::Tensor | Granularity::Row);
+        is_block.then(|| self.granularity.group(rows, k))
     }
 }
 
@@ -299,7 +296,6 @@ macro_rules! host_backend {
                 _: &$crate::__private::Device<Self>,
                 _: [$crate::Granularity; 2],
                 _: $crate::GemmConfig,
-                _: bool,
             ) -> $crate::GemmPath {
                 $crate::GemmPath::Host
             }
