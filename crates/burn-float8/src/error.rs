@@ -38,13 +38,23 @@ pub enum Float8Error {
     Sharded,
     /// What a rank has of a sharded weight or its gradient is some rows.
     #[error(
-        "{layer}: its weight is sharded, and Tensor::matmul reads the weight or its gradient as a whole matrix: neither a weight that \
-         is also used without nn::Linear or nn::Embedding, such as a tied output, nor an optimizer that multiplies gradients, such \
-         as Muon, works on shards"
+        "{layer}: its weight is sharded, and Tensor::matmul would read this rank's rows of it, or of its gradient, as a whole matrix. A \
+         weight that is used without nn::Linear or nn::Embedding, such as a tied output, is to go through burn_float8::full_tensor; \
+         an optimizer that multiplies gradients, such as Muon, does not work on shards"
     )]
     ShardedMatmul {
         /// The layer's name.
         layer: String,
+    },
+    /// [`full_tensor`](crate::full_tensor) puts rows together, and was given something else that was computed from a shard.
+    #[error("{layer}: full_tensor is of a shard {rows:?}, not of {got:?}: transpose or slice the whole weight instead")]
+    NotRows {
+        /// The layer's name.
+        layer: String,
+        /// The shape that was given.
+        got: Vec<usize>,
+        /// The shape of a shard.
+        rows: [usize; 2],
     },
     /// Every linear is kept in high precision by the configuration.
     #[error("all {linears} linears are kept in high precision ({reasons}): nothing is left to run in FP8")]

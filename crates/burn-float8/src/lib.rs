@@ -71,7 +71,7 @@ pub use model::{
     OperandReport, PrecisionSchedule, Report, SampledOperand, ShardPlan, ShardSummary, Sharded, ShardedParameter,
     ShardingReport, Span, Summary, begin_float8_step, report, set_default_config, set_float8_enabled, without_float8,
 };
-pub use nn::{GroupedLinear, grouped_linear, linear};
+pub use nn::{GroupedLinear, full_tensor, grouped_linear, linear};
 pub use ops::Float8;
 pub use ops::grouped::grouped_matmul;
 pub use shard::{ReduceDtype, Reshard, ShardConfig, ShardError};

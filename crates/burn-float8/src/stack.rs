@@ -9,7 +9,7 @@ use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use crate::backend::{DeviceMemory, Float8Backend};
 use crate::layer::{Layer, Tag, untagged};
 use crate::ops::functions::{self, Functions};
-use crate::ops::{Float8, grouped, linear, linear_saved};
+use crate::ops::{Float8, full_tensor, grouped, linear, linear_saved};
 use crate::tensor::Float8Tensor;
 
 mod sealed {
@@ -63,6 +63,9 @@ pub trait Float8Stack: Backend + sealed::Sealed {
     /// See [`grouped_linear`](crate::grouped_linear).
     #[doc(hidden)]
     fn grouped_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, ends: IntTensor<Self>) -> FloatTensor<Self>;
+    /// See [`full_tensor`](crate::full_tensor).
+    #[doc(hidden)]
+    fn full_tensor(weight: FloatTensor<Self>) -> FloatTensor<Self>;
     /// The layer that stands for all untagged weights of a device.
     fn untagged_layer(device: &Device<Self>) -> Arc<Layer> {
         untagged::<Self::Inner>(&Self::inner_device(device))
@@ -99,6 +102,10 @@ impl<B: Float8Backend> Float8Stack for Float8<B> {
 
     fn grouped_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, ends: IntTensor<Self>) -> FloatTensor<Self> {
         grouped::forward(x, weight, ends)
+    }
+
+    fn full_tensor(weight: FloatTensor<Self>) -> FloatTensor<Self> {
+        full_tensor::forward(weight)
     }
 }
 
@@ -138,9 +145,17 @@ impl<B: Float8Backend, C: CheckpointStrategy> Float8Stack for Autodiff<Float8<B>
     fn grouped_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, ends: IntTensor<Self>) -> FloatTensor<Self> {
         grouped::forward_autodiff::<B, C>(x, weight, ends)
     }
+
+    fn full_tensor(weight: FloatTensor<Self>) -> FloatTensor<Self> {
+        full_tensor::forward_autodiff::<B, C>(weight)
+    }
 }
 
 /// Registers the functions of a stack whose checkpointing strategy is not one of Burn's.
 pub(crate) fn register<B: Float8Stack>() {
-    functions::register(Functions::<B> { linear: B::linear_saved, grouped_linear: B::grouped_linear });
+    functions::register(Functions::<B> {
+        linear: B::linear_saved,
+        grouped_linear: B::grouped_linear,
+        full_tensor: B::full_tensor,
+    });
 }

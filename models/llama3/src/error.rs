@@ -13,14 +13,6 @@ use train::{ChatError, DataError, FolderError, TensorFilesError, TokenizeError, 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Only a model whose output layer has a weight of its own can be sharded.
-    #[error(
-        "model.tie_word_embeddings = true, which cannot be sharded over {ranks} ranks yet: the output layer reads the whole embedding"
-    )]
-    TiedRanks {
-        /// Ranks.
-        ranks: usize,
-    },
     /// `mpirun` could not be started.
     #[error("cannot start mpirun (apt-get install openmpi-bin)")]
     Launcher(#[source] std::io::Error),

@@ -12,6 +12,7 @@ use burn::nn::{Embedding, EmbeddingConfig, Linear, RmsNorm, RmsNormConfig};
 use burn::tensor::activation::{log_softmax, silu};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor};
+use burn_float8::full_tensor;
 use train::LanguageModel;
 use train::batches::BatchTensors;
 
@@ -186,7 +187,7 @@ impl<B: Backend> Llama<B> {
             Some(lm_head) => self.saved_input.run(lm_head, hidden),
             // A matmul, not a linear: a tied output has no name for a filter, so it never runs in FP8.
             None => {
-                let weight = self.embed_tokens.weight.val().cast(hidden.dtype());
+                let weight = full_tensor(self.embed_tokens.weight.val().cast(hidden.dtype()));
                 hidden.matmul(weight.transpose())
             }
         };

@@ -6,7 +6,7 @@ use burn::module::AutodiffModule;
 use burn::tensor::DType;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::{
-    Communicator, Float8Error, Float8Stack, GemmTotals, Report, ShardConfig, ShardError, ShardPlan, Sharded,
+    Communicator, Float8Error, Float8Stack, GemmTotals, Report, Reshard, ShardConfig, ShardError, ShardPlan, Sharded,
     set_default_config,
 };
 use device_select::SelectedDevice;
@@ -312,7 +312,7 @@ fn shard_config(config: &RunConfig) -> ShardConfig {
 /// What each of so many ranks would hold of the run of `config`; nothing of it is allocated.
 ///
 /// # Errors
-/// Those of the configuration; [`Error::TiedRanks`].
+/// Those of the configuration.
 pub(crate) fn plan<B: AutodiffBackend>(
     config: &RunConfig,
     dims: LlamaConfig,
@@ -320,12 +320,16 @@ pub(crate) fn plan<B: AutodiffBackend>(
     dtype: DType,
     device: &B::Device,
 ) -> Result<ShardPlan, Error> {
-    if ranks > 1 && dims.tie_word_embeddings {
-        return Err(Error::TiedRanks { ranks });
-    }
+    // A tied output gathers the table once more, in its own dtype, and keeps it until backward.
+    let is_kept = config.parallelism.reshard == Reshard::AfterStep && dtype == DType::F32;
+    let tied = match dims.tie_word_embeddings && ranks > 1 && !is_kept {
+        true => (dims.vocab_size * dims.hidden_size * dtype.size()) as u64,
+        false => 0,
+    };
     let float8 = (config.training.precision == Precision::Fp8).then(|| config.float8(&dims));
     let model = Llama::<B>::new(dims, device)?;
-    Ok(ShardPlan::new::<B, _>(&model, ranks, shard_config(config), float8.as_ref(), dtype)?)
+    let plan = ShardPlan::new::<B, _>(&model, ranks, shard_config(config), float8.as_ref(), dtype)?;
+    Ok(ShardPlan { gathered: plan.gathered + tied, ..plan })
 }
 
 /// The parameters of a checkpoint, or those that a run begins with.

@@ -10,7 +10,7 @@ use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, L
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{AdamW, AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
 use burn::prelude::*;
-use burn_float8::{Float8, Float8Config, Recipe, Sharded};
+use burn_float8::{Float8, Float8Config, Recipe, Sharded, full_tensor};
 
 /// What everything runs on.
 pub type B = Autodiff<Float8<Device>>;
@@ -24,26 +24,32 @@ pub const LEN: usize = 12;
 /// Sequences of a micro-batch.
 pub const BATCH: usize = 3;
 
-/// Embedding, norm, two linears with a bias, and one without.
+/// Embedding, norm, two linears with a bias, and an output without.
 #[derive(Module, Debug)]
 pub struct Net<B: Backend> {
     embedding: Embedding<B>,
     norm: LayerNorm<B>,
     up: Linear<B>,
     down: Linear<B>,
-    head: Linear<B>,
+    /// None if the output is tied to the embedding.
+    head: Option<Linear<B>>,
 }
 
 impl<B: Backend> Net<B> {
     /// The same on every rank.
     pub fn new(device: &B::Device) -> Self {
+        Self::with_output(device, true)
+    }
+
+    /// With an output layer of its own, or with the embedding's table as its weight.
+    fn with_output(device: &B::Device, has_head: bool) -> Self {
         B::seed(device, 7);
         let new = Self {
             embedding: EmbeddingConfig::new(VOCABULARY, 40).init(device),
             norm: LayerNormConfig::new(40).init(device),
             up: LinearConfig::new(40, 144).init(device),
             down: LinearConfig::new(144, 40).init(device),
-            head: LinearConfig::new(40, VOCABULARY).with_bias(false).init(device),
+            head: has_head.then(|| LinearConfig::new(40, VOCABULARY).with_bias(false).init(device)),
         };
         // Parameters are drawn when they are first read, which is to be now.
         new.visit(&mut Draw);
@@ -53,7 +59,14 @@ impl<B: Backend> Net<B> {
     fn logits(&self, tokens: Tensor<B, 2, Int>) -> Tensor<B, 3> {
         let x = self.embedding.forward(tokens);
         let h = burn::tensor::activation::silu(self.up.forward(self.norm.forward(x.clone())));
-        self.head.forward(x + self.down.forward(h))
+        let y = x + self.down.forward(h);
+        match &self.head {
+            Some(head) => head.forward(y),
+            None => {
+                let table = full_tensor(self.embedding.weight.val());
+                y.matmul(table.transpose().unsqueeze())
+            }
+        }
     }
 
     /// Mean cross entropy of a micro-batch.
@@ -83,6 +96,11 @@ pub fn batch<B: Backend>(number: usize, device: &B::Device) -> Tensor<B, 2, Int>
 /// A model with a recipe.
 pub fn model(recipe: Recipe) -> Net<B> {
     Float8Config::new(recipe).apply(Net::new(&Default::default())).unwrap()
+}
+
+/// The same with a tied output.
+pub fn tied_model(recipe: Recipe) -> Net<B> {
+    Float8Config::new(recipe).apply(Net::with_output(&Default::default(), false)).unwrap()
 }
 
 /// A model in training.

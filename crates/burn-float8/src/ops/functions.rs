@@ -1,4 +1,4 @@
-//! The linears that a model calls by name, of each backend that is or wraps a `Float8`, found by the backend's type: a model that is
+//! What a model calls by name, of each backend that is or wraps a `Float8`, found by the backend's type: a model that is
 //! generic over the backend names no other bound.
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -10,10 +10,11 @@ use burn_backend::Backend;
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use parking_lot::RwLock;
 
-use super::{Float8, grouped, linear, linear_saved};
+use super::{Float8, full_tensor, grouped, linear, linear_saved};
 use crate::backend::Float8Backend;
 
 type LinearFn<B> = fn(FloatTensor<B>, FloatTensor<B>, Option<FloatTensor<B>>) -> FloatTensor<B>;
+type FullTensorFn<B> = fn(FloatTensor<B>) -> FloatTensor<B>;
 type GroupedFn<B> = fn(FloatTensor<B>, FloatTensor<B>, IntTensor<B>) -> FloatTensor<B>;
 
 /// Those of one backend.
@@ -22,6 +23,8 @@ pub(crate) struct Functions<B: Backend> {
     pub(crate) linear: LinearFn<B>,
     /// Of x, w and ends.
     pub(crate) grouped_linear: GroupedFn<B>,
+    /// Of a weight.
+    pub(crate) full_tensor: FullTensorFn<B>,
 }
 
 impl<B: Backend> Clone for Functions<B> {
@@ -49,11 +52,16 @@ pub(super) fn register_wrappers<B: Float8Backend>() {
         register(Functions::<Autodiff<Float8<B>, C>> {
             linear: linear_saved::forward_autodiff::<B, C>,
             grouped_linear: grouped::forward_autodiff::<B, C>,
+            full_tensor: full_tensor::forward_autodiff::<B, C>,
         });
     }
     autodiff::<B, NoCheckpointing>();
     autodiff::<B, BalancedCheckpointing>();
-    register(Functions::<Float8<B>> { linear: linear::forward, grouped_linear: grouped::forward });
+    register(Functions::<Float8<B>> {
+        linear: linear::forward,
+        grouped_linear: grouped::forward,
+        full_tensor: full_tensor::forward,
+    });
 }
 
 /// None if `B` has no FP8.

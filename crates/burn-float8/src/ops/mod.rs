@@ -5,6 +5,7 @@ mod delegate;
 #[cfg(feature = "distributed")]
 mod distributed;
 mod embedding;
+pub(crate) mod full_tensor;
 pub(crate) mod functions;
 pub(crate) mod grouped;
 pub(crate) mod linear;

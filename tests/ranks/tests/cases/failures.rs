@@ -5,7 +5,7 @@ use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, LayerNormConfig, LinearConfig};
 use burn::optim::{GradientsParams, MuonConfig, Optimizer};
 use burn::prelude::*;
-use burn_float8::{Float8Config, ShardConfig, ShardError, Sharded};
+use burn_float8::{Float8Config, ShardConfig, ShardError, Sharded, full_tensor};
 use ranks::B;
 
 use super::world;
@@ -42,16 +42,24 @@ pub fn muon() {
     MuonConfig::new().init().step(1e-2, model, grads);
 }
 
-/// The table of an embedding that is also the output layer's weight.
-pub fn tied_output() {
-    let model = Tied { embedding: EmbeddingConfig::new(48, 32).init::<B>(&Default::default()) };
-    let (Tied { embedding }, _) = Sharded::apply(model, &world(), ShardConfig::default()).unwrap();
+/// The table of an embedding is an output layer's weight too.
+pub fn matmul_with_a_shard() {
+    let embedding = sharded_embedding();
     let x = embedding.forward(Tensor::from_ints([[1, 2, 3]], &Default::default()));
-    x.reshape([3, 32]).matmul(embedding.weight.val().transpose());
+    x.reshape([3, 40]).matmul(embedding.weight.val().transpose());
+}
+
+pub fn full_tensor_of_a_transpose() {
+    full_tensor(sharded_embedding().weight.val().transpose());
+}
+
+fn sharded_embedding() -> Embedding<B> {
+    let model = WithEmbedding { embedding: EmbeddingConfig::new(48, 40).init::<B>(&Default::default()) };
+    Sharded::apply(model, &world(), ShardConfig::default()).unwrap().0.embedding
 }
 
 #[derive(Module, Debug)]
-struct Tied<B: Backend> {
+struct WithEmbedding<B: Backend> {
     embedding: Embedding<B>,
 }
 

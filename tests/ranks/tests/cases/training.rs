@@ -1,7 +1,7 @@
 //! Training on several ranks is training on one with as many micro-batches.
 use burn_float8::{Recipe, ReduceDtype, Reshard, ShardConfig, Sharded};
 use float8_comm::Operation;
-use ranks::{Training, model};
+use ranks::{Training, model, tied_model};
 
 use super::world;
 
@@ -33,6 +33,20 @@ pub fn four_ranks_are_close() {
             let [one, four] = [one.step(4), four.step(4)];
             let limit = if step == 0 { 1e-5 } else { 1e-2 };
             assert!((one - four).abs() <= limit * one, "{recipe} step {step}: {one} and {four}");
+        }
+    }
+}
+
+/// The gradients of look-ups and of the output are added up over ranks before they are added to one another, so in another order.
+pub fn a_tied_output() {
+    for reshard in [Reshard::AfterStep, Reshard::AfterForward] {
+        let (tied, config) = (tied_model(Recipe::Tensorwise), ShardConfig { reshard, ..ShardConfig::default() });
+        let (shards, sharded) = Sharded::apply(tied.clone(), &world(), config).unwrap();
+        let (mut one, mut two) = (Training::new(tied, None), Training::new(shards, Some(sharded)));
+        for step in 0..20 {
+            let [one, two] = [one.step(2), two.step(2)];
+            let limit = if step == 0 { 0.0 } else { 1e-3 };
+            assert!((one - two).abs() <= limit * one, "step {step}: {one} and {two}");
         }
     }
 }

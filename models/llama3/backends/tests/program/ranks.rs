@@ -134,11 +134,22 @@ fn memory_of_ranks_is_told() {
     assert_eq!(line(&told), line(&llama3(2, "train", &arguments)));
 }
 
+/// The output layer reads the embedding's table: gradients of both uses are added up in another order than on one rank.
 #[test]
-fn what_several_ranks_do_not_do_is_named() {
+fn a_tied_output_is_sharded() {
     let data = text();
-    let tied = llama3(2, "train", &small(&data.1, &["training.steps=1", "model.tie_word_embeddings=true"]));
-    assert!(stderr(&tied).contains("model.tie_word_embeddings = true, which cannot be sharded over 2 ranks"));
+    let arguments = small(&data.1, &["training.steps=4", "training.max_norm=inf", "model.tie_word_embeddings=true"]);
+    let one = losses(stdout(&llama3(1, "train", &[&arguments[..], &accumulation(2)].concat())));
+    let two = losses(stdout(&llama3(2, "train", &arguments)));
+    assert_eq!((one.len(), one[0]), (5, two[0]));
+    for (one, two) in one.iter().zip(&two) {
+        assert!((one - two).abs() <= 1e-3 * one, "{one} and {two}");
+    }
+}
+
+#[test]
+fn a_resume_of_nothing_is_an_error_of_each_rank() {
+    let data = text();
     let none = llama3(2, "resume", &[data.1.clone() + "-none"]);
     assert!(stderr(&none).contains("the command line failed on rank 0: "), "{}", stderr(&none));
 }
