@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::error::Error;
 use super::instr::{Addr, Guard, Instr, Op, Space, Special};
 use super::memory::{GLOBALS, LOCAL, PARAM};
 use super::text::{Operand, Statement, Variable, parse};
@@ -56,8 +57,12 @@ impl Kernel {
     /// The first kernel of a module as NVRTC writes it.
     ///
     /// # Errors
-    /// What of the text is not understood. An opcode that is not modelled is an error only where it is reached.
-    pub fn parse(ptx: &str) -> Result<Self, String> {
+    /// [`Error::Ptx`]: what of the text is not understood. An opcode that is not modelled is an error only where it is reached.
+    pub fn parse(ptx: &str) -> Result<Self, Error> {
+        Self::parse_text(ptx).map_err(Error::Ptx)
+    }
+
+    fn parse_text(ptx: &str) -> Result<Self, String> {
         let (variables, entry) = parse(ptx)?;
         let kernel = Kernel {
             name: entry.name,

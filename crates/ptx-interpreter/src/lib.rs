@@ -27,6 +27,7 @@ mod decode_async;
 mod decode_op;
 mod decode_sync;
 mod decode_tensor;
+mod error;
 mod exec;
 mod execute;
 mod flow;
@@ -44,6 +45,7 @@ mod wgmma;
 
 pub use accumulator::{Accumulator, Rounding};
 pub use decode::Kernel;
+pub use error::Error;
 pub use memory::Buffer;
 pub use run::{Arg, Launch};
 pub use tma::{TensorFloat, TensorMap};

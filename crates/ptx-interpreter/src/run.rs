@@ -4,6 +4,7 @@
 use super::accumulator::Accumulator;
 use super::copies::MAP_TAG;
 use super::decode::Kernel;
+use super::error::Error;
 use super::instr::{Op, Special};
 use super::memory::{Buffer, Global, Shared};
 use super::state::{Block, Cluster, Machine, Random, Warp};
@@ -53,16 +54,16 @@ impl Kernel {
     /// Runs a launch; how many instructions warps executed.
     ///
     /// # Errors
-    /// The first fault: an access out of bounds or misaligned, a misuse of a barrier, an instruction that is not
-    /// modelled, a failed assertion, a deadlock.
-    pub fn run(&self, launch: &Launch) -> Result<u64, String> {
-        let mut machine = Machine::new(self, launch)?;
-        let size = self.cluster;
-        for axis in 0..3 {
-            if size[axis] == 0 || !launch.grid[axis].is_multiple_of(size[axis]) {
-                return Err(format!("a grid of {:?} blocks in clusters of {size:?}", launch.grid));
-            }
-        }
+    /// [`Error::Launch`] before anything has run, then [`Error::Fault`].
+    pub fn run(&self, launch: &Launch) -> Result<u64, Error> {
+        Machine::new(self, launch).map_err(Error::Launch)?.run(launch).map_err(Error::Fault)
+    }
+}
+
+impl<'a> Machine<'a> {
+    /// All clusters; how many instructions warps executed.
+    fn run(mut self, launch: &Launch) -> Result<u64, String> {
+        let size = self.kernel.cluster;
         let [x, y, z] = [0, 1, 2].map(|axis| launch.grid[axis] / size[axis]);
         let mut waiting = (0..z).flat_map(|k| (0..y).flat_map(move |j| (0..x).map(move |i| [i, j, k])));
         let mut resident: Vec<Cluster> = vec![];
@@ -72,31 +73,35 @@ impl Kernel {
         loop {
             if resident.is_empty() {
                 match waiting.next() {
-                    Some(id) => resident.push(machine.cluster(id)),
-                    None => return Ok(machine.executed),
+                    Some(id) => resident.push(self.cluster(id)),
+                    None => return Ok(self.executed),
                 }
             }
             turn %= resident.len();
-            let finished = machine.run_cluster(&mut resident[turn], PATIENCE)?;
+            let finished = self.run_cluster(&mut resident[turn], PATIENCE)?;
             if finished {
                 resident.swap_remove(turn);
             } else {
                 if resident.len() < RESIDENT
                     && let Some(id) = waiting.next()
                 {
-                    resident.push(machine.cluster(id));
+                    resident.push(self.cluster(id));
                 }
                 turn += 1;
             }
-            if machine.executed > limit {
-                return Err(format!("{}: still running after {} instructions", self.name, machine.executed));
+            if self.executed > limit {
+                return Err(format!("{}: still running after {} instructions", self.kernel.name, self.executed));
             }
         }
     }
-}
 
-impl<'a> Machine<'a> {
     fn new(kernel: &'a Kernel, launch: &'a Launch) -> Result<Self, String> {
+        let size = kernel.cluster;
+        for axis in 0..3 {
+            if size[axis] == 0 || !launch.grid[axis].is_multiple_of(size[axis]) {
+                return Err(format!("{}: a grid of {:?} blocks in clusters of {size:?}", kernel.name, launch.grid));
+            }
+        }
         let threads: u32 = launch.block.iter().product();
         if threads == 0 || threads > 1024 || kernel.max_threads.is_some_and(|most| threads > most) {
             return Err(format!("{}: {threads} threads in a block, of {:?}", kernel.name, kernel.max_threads));

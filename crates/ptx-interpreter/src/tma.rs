@@ -42,7 +42,7 @@ pub enum TensorFloat {
 impl TensorMap {
     /// # Errors
     /// What `cuTensorMapEncodeTiled` rejects, and what is not modelled.
-    pub fn check(&self, buffers: &[Buffer]) -> Result<(), String> {
+    pub(crate) fn check(&self, buffers: &[Buffer]) -> Result<(), String> {
         let rank = self.dims.len();
         let require = |holds: bool, what: &str| if holds { Ok(()) } else { Err(format!("{what}: {self:?}")) };
         require((1..=5).contains(&rank), "a tensor map has 1 to 5 dimensions")?;

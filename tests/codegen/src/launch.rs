@@ -47,7 +47,7 @@ impl Request<'_> {
         launch.args.push(Arg::Bytes(info.data.iter().flat_map(|word| word.to_le_bytes()).collect()));
         // A kernel that reads no info has no parameter for it.
         launch.args.truncate(self.kernel.parameters());
-        self.kernel.run(&launch).map(drop)
+        self.kernel.run(&launch).map(drop).map_err(|error| error.to_string())
     }
 }
 

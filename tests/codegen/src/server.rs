@@ -163,7 +163,7 @@ impl GenerateServer {
             sm => format!("compute_{sm}"),
         };
         let ptx = nvrtc.ok_or("executions are off")?.ptx(source, &arch)?;
-        let kernel = Arc::new(Kernel::parse(&ptx)?);
+        let kernel = Arc::new(Kernel::parse(&ptx).map_err(|error| error.to_string())?);
         self.kernels.insert(key, kernel.clone());
         Ok(kernel)
     }

@@ -41,7 +41,7 @@ fn run(
         limit: 100_000,
         ..Launch::default()
     };
-    kernel.run(&launch)
+    kernel.run(&launch).map_err(|error| error.to_string())
 }
 
 /// A buffer whose address is a multiple of 16, of the allocator's own accord.

@@ -62,7 +62,7 @@ fn run(body: &str, seed: u64) -> Result<[u32; 64], String> {
         limit: 100_000,
         ..Launch::default()
     };
-    kernel(body).run(&launch).map(|_| out)
+    kernel(body).run(&launch).map(|_| out).map_err(|error| error.to_string())
 }
 
 #[test]
