@@ -12,8 +12,9 @@ pub struct Options {
     /// its communicator waits for the last, so it is longer than what a rank ever does alone, such as writing a checkpoint. The
     /// environment variable `FLOAT8_COMM_TIMEOUT` sets it, too, in seconds.
     pub timeout: Duration,
-    /// Before each collective ranks tell each other which it is, and the first difference is an error on all. For finding the layer
-    /// at which ranks part; it costs a small gather each time. The environment variable `FLOAT8_COMM_COMPARE=1` sets it, too.
+    /// Before each collective of NCCL ranks tell each other which it is, and the first difference is an error on all, as it always is
+    /// of collectives on host memory. For finding the layer at which ranks part: the host then waits for each. The environment
+    /// variable `FLOAT8_COMM_COMPARE=1` sets it, too.
     pub compare: bool,
 }
 

@@ -18,8 +18,8 @@ use train::metrics::{Metrics, StepLine, thousands};
 use train::profile::Profiler;
 use train::run::{Finished, HeldOut, verify};
 use train::{
-    Dataset, Log, ProgressLine, Ranks, Run, Signals, Steps, Tokenizer, TrainError, check_report_path, report_of,
-    write_report,
+    Dataset, Log, ProgressLine, Ranks, Run, Signals, Steps, Tokenizer, TrainError, check_report_path, digest_of_file,
+    report_of, write_report,
 };
 
 use crate::Error;
@@ -75,7 +75,7 @@ pub fn train<B: AutodiffBackend + Float8Stack>(
 ) -> Result<Outcome, Error> {
     config.validate()?;
     let comm = start.comm.clone().unwrap_or_else(Communicator::solo);
-    comm.agree("version", env!("CARGO_PKG_VERSION"))?;
+    comm.agree("the program", &program(&comm))?;
     comm.agree("configuration", &config.to_toml()?)?;
     let is_first = comm.rank() == 0;
     let progress = if is_first { ProgressLine::new() } else { ProgressLine::hidden() };
@@ -97,16 +97,19 @@ pub fn train<B: AutodiffBackend + Float8Stack>(
     let checkpoints = match is_first {
         true => Checkpoints::new(&config.checkpoint, config.to_toml()?, !start.is_resumed, |folder| {
             config.copy_assets(folder)
-        })?,
-        false => Checkpoints::of_another(&config.checkpoint),
+        }),
+        false => Ok(Checkpoints::of_another(&config.checkpoint)),
     };
+    let checkpoints = all_or_none(&comm, "the folder of checkpoints", checkpoints.map_err(Error::from))?;
     let checkpoints = checkpoints.map(|checkpoints| checkpoints.with_ranks(comm.clone()));
-    let data = config.open_data(&tokenizer, &progress, out)?;
+    let data = all_or_none(&comm, "the data", config.open_data(&tokenizer, &progress, out))?;
+    comm.agree("the data", &data.fingerprints())?;
     let (held_out, batches) = (config.held_out_batches(&data)?, config.train_batches(&data)?);
     announce(config, selected, dtype, &dims, &tokenizer, &data, out)?;
 
     let saved = start.saved.as_ref();
-    let model = prepare::<B>(config, saved, dims, device, &progress, out)?.with_compute_dtype(dtype);
+    let model = all_or_none(&comm, "the model", prepare::<B>(config, saved, dims, device, &progress, out))?;
+    let model = model.with_compute_dtype(dtype);
     let (model, ranks) = shard::<B>(config, model, &comm, out)?;
     let mut steps = Steps::new(config.steps(), model, batches).with_ranks(ranks);
     if let Some(saved) = saved {
@@ -117,7 +120,8 @@ pub fn train<B: AutodiffBackend + Float8Stack>(
         true => Signals::listen().map_err(TrainError::Signals)?,
         false => Signals::default(),
     };
-    let metrics = config.metrics_file().filter(|_| is_first).map(|path| Metrics::append(&path)).transpose()?;
+    let metrics = config.metrics_file().filter(|_| is_first).map(|path| Metrics::append(&path)).transpose();
+    let metrics = all_or_none(&comm, "the file of metrics", metrics.map_err(Error::from))?;
     let held_out = &held_out;
     let run = Run {
         config: config.steps(),
@@ -132,6 +136,27 @@ pub fn train<B: AutodiffBackend + Float8Stack>(
         out,
     };
     finish(config, &tokenizer, run, steps)
+}
+
+/// The digest of this program's file, which every rank has to run. Alone it need not be read.
+fn program(comm: &Communicator) -> String {
+    let version = || format!("version {}", env!("CARGO_PKG_VERSION"));
+    let file = || digest_of_file(&std::env::current_exe()?);
+    if comm.world_size() == 1 { version() } else { file().unwrap_or_else(|_| version()) }
+}
+
+/// `result`; where it is another rank's that failed, an error that tells its error.
+fn all_or_none<T>(comm: &Communicator, what: &str, result: Result<T, Error>) -> Result<T, Error> {
+    let told = comm.all_ok(what, result.as_ref().map(drop).map_err(|error| chain(error)));
+    let value = result?;
+    told?;
+    Ok(value)
+}
+
+/// An error and what caused it, in a line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    causes.fold(error.to_string(), |line, cause| format!("{line}: {cause}"))
 }
 
 /// Makes the steps of `config` that are left, then evaluates, samples and reports as [`train()`] does.

@@ -39,6 +39,14 @@ pub(crate) fn of_file(path: &Path) -> io::Result<(u64, String)> {
     Ok((bytes, hex(hasher)))
 }
 
+/// The SHA-256 of a file, in hexadecimal.
+///
+/// # Errors
+/// Those of reading it.
+pub fn digest_of_file(path: &Path) -> io::Result<String> {
+    Ok(of_file(path)?.1)
+}
+
 /// The digest of a file's size and of samples at even distances, the last of which ends with the file: for files that take too long
 /// to read. At least one sample long.
 pub(crate) fn of_samples(path: &Path) -> io::Result<String> {

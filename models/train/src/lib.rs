@@ -39,6 +39,7 @@ pub use data::{
     DataError, DataSource, Dataset, DatasetSize, DocumentError, Format, Packing, Position, Sequence, SequenceShape,
     TrainSequences,
 };
+pub use digest::digest_of_file;
 pub use error::{Divergence, TrainError};
 pub use folder::{FolderError, create_folder, write_synced};
 pub use lines::TokenizeError;

@@ -159,6 +159,7 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
             format: operand.format,
             granularity: operand.granularity,
             inv_scales,
+            transposed: false,
         }
     }
 }
@@ -168,7 +169,7 @@ pub(super) fn write_codes<B: Backend<IntTensorPrimitive = FloatTensor<B>>>(
     codes: HostCodes,
     device: &Device<B>,
 ) -> DeviceOperand<B> {
-    let HostCodes { codes, dims: [rows, k], format, granularity, inv_scales } = codes;
+    let HostCodes { codes, dims: [rows, k], format, granularity, inv_scales, .. } = codes;
     let words = |bytes: &[u8]| bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect::<Vec<_>>();
     let ints = |words: Vec<u32>, shape: Shape| B::int_from_data(TensorData::new(words, shape), device);
     let mut padded = vec![0; rows * 4 * row_words(k)];

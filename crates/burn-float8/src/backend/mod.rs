@@ -178,4 +178,7 @@ pub struct HostCodes {
     pub granularity: Granularity,
     /// value = decode(code) · inv_scale: row-major, `granularity.scale_dims(rows, k)`.
     pub inv_scales: Vec<InvScale>,
+    /// Whether the operand has its codes transposed, as the host path leaves a cast of the transpose: sums over them are in
+    /// another order than over the same codes in rows. Backends whose operands lie in one way only ignore it.
+    pub transposed: bool,
 }

@@ -1,13 +1,16 @@
 //! What of a model can be sharded, and what cannot, the same on all ranks.
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Tensor, TensorPrimitive};
 use burn_backend::TensorMetadata;
+use burn_backend::ops::FloatTensorOps;
+use burn_std::Slice;
 use float8_comm::{CommError, Communicator, Engine};
 use serde::Serialize;
 
-use super::all_reduce::collectives;
+use super::all_reduce::{collectives, flat};
 use super::walk::{FoundLinear, Path, linears, sharding_of};
+use crate::backend::host::read_f32;
 use crate::shard::{ShardConfig, ShardError};
 use crate::stack::Float8Stack;
 
@@ -60,16 +63,54 @@ pub(super) fn check<B: Float8Stack, M: Module<B>>(
     let failed = |error: CommError| ShardError::Collective(error.to_string());
     let own = check_own::<B, M>(model, &found).and_then(|()| check_device::<B, M>(model, comm));
     comm.all_ok("the model to shard", own).map_err(failed)?;
-    let parameters = parameters::<B, M>(model);
-    let parameters = parameters.iter().map(|p| format!("{} {:?}", p.name, p.shape));
-    let linears = found.iter().map(|FoundLinear { info, tag, weight, .. }| {
-        let policy = tag.as_ref().map(|tag| tag.layer.configured().to_string());
-        format!("{} {:?} {}", info.name, weight.as_ref().map(|w| w.dtype()), policy.unwrap_or_default())
+    let linears = found.iter().filter_map(|FoundLinear { info, tag, .. }| {
+        let layer = &tag.as_ref()?.layer;
+        // All of it, such as statistics and fallbacks, whose decisions ranks make together.
+        Some(format!("{}: {:?} {:?}", info.name, layer.configured(), layer.conversion().config()))
     });
-    let texts: Vec<_> = parameters.chain(linears).chain([format!("{config:?}")]).collect();
+    let Described { kinds, first_values } = Described::of::<B, M>(model);
+    let texts: Vec<_> = kinds.into_iter().chain(linears).chain([format!("{config:?}")]).collect();
     comm.agree("burn-float8's version", env!("CARGO_PKG_VERSION")).map_err(failed)?;
     comm.agree("what is to be sharded", &texts.join("\n")).map_err(failed)?;
+    comm.agree("the first values of parameters", &first_values.join("\n")).map_err(failed)?;
     Ok(found)
+}
+
+/// What decides how each parameter takes part, and how it begins: parameters that every rank has drawn for itself differ.
+struct Described {
+    /// Of name, dtype, shape, and whether it has a gradient.
+    kinds: Vec<String>,
+    first_values: Vec<String>,
+}
+
+impl Described {
+    fn of<B: Float8Stack, M: Module<B>>(model: &M) -> Self {
+        let mut walk = Describe(Path::default(), Self { kinds: vec![], first_values: vec![] });
+        Module::<B>::visit(model, &mut walk);
+        walk.1
+    }
+}
+
+struct Describe(Path, Described);
+
+impl<B: Float8Stack> ModuleVisitor<B> for Describe {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.0.enter(name, container);
+    }
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.0.exit();
+    }
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        const FIRST: usize = 4;
+        let (name, tensor) = (self.0.parameter_name(), param.val());
+        let (dtype, dims, has_gradient) = (tensor.dtype(), tensor.dims(), tensor.is_require_grad());
+        self.1.kinds.push(format!("{name}: {dtype:?} {dims:?}, gradient: {has_gradient}"));
+        let elements = dims.iter().product::<usize>();
+        let (TensorPrimitive::Float(tensor), 1..) = (tensor.into_primitive(), elements) else { return };
+        let flat = flat::<B::Inner>(B::float8_tensor(&tensor).full().clone());
+        let first = <B::Inner>::float_slice(flat, &[Slice::from(0..elements.min(FIRST))]);
+        self.1.first_values.push(format!("{name}: {:?}", read_f32::<B::Inner>(first)));
+    }
 }
 
 /// NCCL's ranks are those of the model's device.
@@ -92,23 +133,31 @@ fn check_own<B: Float8Stack, M: Module<B>>(model: &M, found: &[FoundLinear<B>]) 
             return Err(ShardError::Matmul { name: name() });
         }
         let dtype = weight.dtype();
-        if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+        if !is_exchanged(dtype) {
             return Err(ShardError::Dtype { name: name(), dtype });
         }
     }
-    struct HasEmbedding(Path, bool);
-    impl<B: Backend> ModuleVisitor<B> for HasEmbedding {
+    struct Embeddings(Path, Vec<(String, DType)>);
+    impl<B: Backend> ModuleVisitor<B> for Embeddings {
         fn enter_module(&mut self, name: &str, container: &str) {
             self.0.enter(name, container);
         }
         fn exit_module(&mut self, _: &str, _: &str) {
             self.0.exit();
         }
-        fn visit_float<const D: usize>(&mut self, _: &Param<Tensor<B, D>>) {
-            self.1 |= self.0.embedding(D).is_some();
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            self.1.extend(self.0.embedding(D).map(|name| (name, param.val().dtype())));
         }
     }
-    let mut embedding = HasEmbedding(Path::default(), false);
-    Module::<B>::visit(model, &mut embedding);
-    if found.is_empty() && !embedding.1 { Err(ShardError::NothingToShard) } else { Ok(()) }
+    let mut embeddings = Embeddings(Path::default(), vec![]);
+    Module::<B>::visit(model, &mut embeddings);
+    let embeddings = embeddings.1;
+    if let Some((name, dtype)) = embeddings.iter().find(|(_, dtype)| !is_exchanged(*dtype)) {
+        return Err(ShardError::Dtype { name: name.clone(), dtype: *dtype });
+    }
+    if found.is_empty() && embeddings.is_empty() { Err(ShardError::NothingToShard) } else { Ok(()) }
+}
+
+fn is_exchanged(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }

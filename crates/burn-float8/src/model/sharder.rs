@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::walk::{Path, map_param};
 use crate::config::{Casts, Policy};
 use crate::layer::{Conversion, Layer, Tag};
-use crate::shard::{ShardConfig, Sharding};
+use crate::shard::{ShardConfig, ShardError, Sharding};
 use crate::stack::Float8Stack;
 use crate::tensor::Float8Tensor;
 use crate::terms::{Operand, Reason};
@@ -134,12 +134,19 @@ impl<B: Float8Stack> ModuleMapper<B> for Sharder {
     }
 }
 
-/// This rank's rows of a weight, which may be whole or those rows.
+/// This rank's rows of a weight, which may be whole or those rows; anything else, as from a record of another model or of another
+/// number of ranks, is a panic, as it is in Burn.
 fn shard<B: Float8Stack>(weight: FloatTensor<B>, layer: &Arc<Layer>) -> FloatTensor<B> {
     let sharding = layer.sharding().expect("made with one").clone();
     let layer = layer.clone();
     B::map_float8(weight, move |weight| {
-        let is_whole = weight.shape().to_vec() == sharding.logical();
+        let (shape, whole, rows) =
+            (weight.shape().to_vec(), sharding.logical(), [sharding.chunk(), sharding.logical()[1]]);
+        let is_whole = shape == whole;
+        if !is_whole && shape != rows {
+            let name = layer.name().into();
+            panic!("{}", ShardError::Shape { name, got: shape, whole, rows, ranks: sharding.ranks() });
+        }
         let rows = if is_whole { sharding.shard_of::<B::Inner>(weight.into_full()) } else { weight.into_full() };
         Float8Tensor::new(rows).tagged(Tag::new(layer))
     })

@@ -140,26 +140,27 @@ impl<'a> GemmCall<'a> {
     }
 
     /// Takes this rank's part in the gather of a sharded weight, of which a GEMM without rows reads nothing: ranks with rows wait
-    /// for it.
+    /// for it. The copy, if it was in FP8: the amax of this rank's rows counts all the same.
     pub(super) fn join_gather<B: Float8Backend>(
         &self,
         w: &Float8Tensor<B>,
         (dtype, dtypes): (DType, impl IntoIterator<Item = DType>),
         device: &Device<B>,
-    ) {
+    ) -> Option<Arc<Fp8Copy<B>>> {
         let Owner { layer, .. } = self.owner;
-        if layer.sharding().is_none() {
-            return;
-        }
+        layer.sharding()?;
         let [_, k, n] = self.dims;
         let call = Self { dims: [1, k, n], ..*self };
         match call.decide::<B>(device, dtypes) {
             Ok(config) => {
                 let [_, operand] = self.gemm.operands();
                 let in_forward = self.gemm == Gemm::Fprop;
-                fp8_copy(w, View::Own, CastRequest { operand, layer, config: &config, in_forward });
+                Some(fp8_copy(w, View::Own, CastRequest { operand, layer, config: &config, in_forward }))
             }
-            Err(_) => drop(w.clone().into_whole(dtype)),
+            Err(_) => {
+                w.clone().into_whole(dtype);
+                None
+            }
         }
     }
 

@@ -60,11 +60,13 @@ pub(crate) fn forward<B: Float8Backend>(
     let call = GemmCall::new(&owner, Gemm::Fprop, [m, k, n]);
     let dtypes = [Some(dtype), Some(w.dtype()), bias_dtype];
     let Some(config) = call.float8_config::<B>(&device, dtypes.into_iter().flatten()) else {
-        x.add_use(used);
         if m == 0 {
-            call.join_gather(&w, (dtype, dtypes.into_iter().flatten()), &device);
+            let joined = call.join_gather(&w, (dtype, dtypes.into_iter().flatten()), &device);
+            used.weight_observation = joined.and_then(|copy| copy.result.observation.clone());
+            x.add_use(used);
             return zeros(out, dtype, x.full());
         }
+        x.add_use(used);
         let (w, bias) = (w.into_whole(dtype), bias.map(|bias| in_dtype::<B>(bias.into_full(), dtype)));
         let _timer = operation("linear");
         return Float8Tensor::new(B::linear(x.into_full(), w, bias));

@@ -35,6 +35,20 @@ pub enum ShardError {
         /// Its dtype.
         dtype: DType,
     },
+    /// What is loaded into a sharded parameter is neither the whole nor this rank's rows.
+    #[error("{name}: {got:?} was loaded, where the whole is {whole:?} and the rows of each of {ranks} ranks {rows:?}")]
+    Shape {
+        /// The parameter.
+        name: String,
+        /// What was loaded.
+        got: Vec<usize>,
+        /// The shape of the whole.
+        whole: [usize; 2],
+        /// The shape of a shard.
+        rows: [usize; 2],
+        /// Ranks.
+        ranks: usize,
+    },
     /// Ranks that NCCL alone connects.
     #[error(
         "a sharded model needs MPI beside NCCL, to compare what its ranks do and to save it: start them with mpirun, in a build of \

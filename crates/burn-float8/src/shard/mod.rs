@@ -98,6 +98,11 @@ impl Sharding {
         self.logical
     }
 
+    /// Between how many ranks it is divided.
+    pub(crate) fn ranks(&self) -> usize {
+        self.comm.world_size()
+    }
+
     /// Rows that each rank holds, padding included.
     pub(crate) fn chunk(&self) -> usize {
         self.chunk
@@ -128,7 +133,7 @@ impl Sharding {
 
     /// Whether the weight is divided between several ranks, so that none has all of it.
     pub(crate) fn is_divided(&self) -> bool {
-        self.comm.world_size() > 1
+        self.ranks() > 1
     }
 
     /// Ends this rank's part in the job: operations of a backend return no errors.

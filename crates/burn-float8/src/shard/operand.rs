@@ -49,7 +49,7 @@ impl Sharding {
         let all = all.wait().unwrap_or_else(|error| self.fail(error));
         let words = all.len() / self.comm.world_size();
         let ranks: Vec<_> = all.chunks_exact(words.max(1)).map(|words| own.from_words(words)).collect();
-        let Pieces { axis, format, granularity, .. } = own;
+        let Pieces { axis, format, granularity, transposed, .. } = own;
         let [k, n] = self.logical;
         let dims = self.dims(k, axis);
         let [height, width] = granularity.scale_dims(dims[0], dims[1]);
@@ -62,7 +62,7 @@ impl Sharding {
                 join(ranks.iter().map(|rank| &rank.1[..]), axis, across, along)
             }
         };
-        B::fp8_write(HostCodes { codes, dims, format, granularity, inv_scales }, device)
+        B::fp8_write(HostCodes { codes, dims, format, granularity, inv_scales, transposed }, device)
     }
 
     /// Rows and contraction of the operand of a matrix with `k` rows.
@@ -95,17 +95,18 @@ struct Pieces {
     axis: ContractionAxis,
     format: Format,
     granularity: Granularity,
+    transposed: bool,
 }
 
 impl Pieces {
     fn of(own: HostCodes, axis: ContractionAxis, chunk: usize, n: usize) -> Self {
-        let HostCodes { codes, dims: [_, width], format, granularity, inv_scales } = own;
+        let HostCodes { codes, dims: [_, width], format, granularity, inv_scales, transposed } = own;
         let codes = match axis {
             ContractionAxis::Last => codes[..chunk * n].to_vec(),
             ContractionAxis::Leading if width == chunk => codes,
             ContractionAxis::Leading => codes.chunks_exact(width).flat_map(|row| &row[..chunk]).copied().collect(),
         };
-        Self { codes, inv_scales, axis, format, granularity }
+        Self { codes, inv_scales, axis, format, granularity, transposed }
     }
 
     /// Whether only the codes are exchanged.

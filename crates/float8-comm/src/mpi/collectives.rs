@@ -29,8 +29,16 @@ unsafe impl<T: Element> Send for InFlight<T> {}
 impl<T: Element> Flight<Vec<T>> for InFlight<T> {
     fn land(mut self: Box<Self>) -> Result<Vec<T>, CommError> {
         let this = &mut *self;
-        this.world.wait(&mut this.request, &this.collective)?;
-        Ok(mem::take(&mut this.receive))
+        let waited = this.world.wait(&mut this.request, &this.collective);
+        let (send, receive) = (mem::take(&mut this.send), mem::take(&mut this.receive));
+        match waited {
+            Ok(()) => Ok(receive),
+            Err(error) => {
+                // Leaked: a request that has failed is none any more, and parts of it may still be on their way.
+                mem::forget((send, receive));
+                Err(error)
+            }
+        }
     }
 }
 
@@ -46,25 +54,30 @@ impl<T: Element> Drop for InFlight<T> {
 }
 
 impl World {
-    /// Numbers the next collective and, in the compare mode, makes sure that all ranks are in the same. `order` is held.
+    /// Numbers the next collective and makes sure that all ranks are in the same: MPI matches collectives by their order alone, and
+    /// would write what one rank sends over the memory of another that has room for less. `order` is held.
     fn begin(&self, operation: Operation, label: &str, bytes: usize) -> Result<Collective, CommError> {
-        let collective = {
-            let mut state = self.lock();
-            state.alive()?;
-            state.started += 1;
-            Collective { number: state.started, operation, label: label.into(), bytes: bytes as u64 }
-        };
+        let collective = self.number(operation, label, bytes)?;
+        self.compare(&collective)?;
+        Ok(collective)
+    }
+
+    fn number(&self, operation: Operation, label: &str, bytes: usize) -> Result<Collective, CommError> {
+        let mut state = self.lock();
+        state.alive()?;
+        state.started += 1;
+        Ok(Collective { number: state.started, operation, label: label.into(), bytes: bytes as u64 })
+    }
+
+    /// Numbers a collective of another engine and, in the compare mode, compares it.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn announce(&self, operation: Operation, label: &str, bytes: usize) -> Result<Collective, CommError> {
+        let _order = self.order.lock();
+        let collective = self.number(operation, label, bytes)?;
         if self.compare {
             self.compare(&collective)?;
         }
         Ok(collective)
-    }
-
-    /// Numbers and compares a collective of another engine.
-    #[cfg(feature = "nccl")]
-    pub(crate) fn announce(&self, operation: Operation, label: &str, bytes: usize) -> Result<Collective, CommError> {
-        let _order = self.order.lock();
-        self.begin(operation, label, bytes)
     }
 
     fn compare(&self, own: &Collective) -> Result<(), CommError> {

@@ -21,6 +21,8 @@ pub(crate) struct World {
     pub size: usize,
     pub local_rank: usize,
     pub timeout: Duration,
+    /// Whether NCCL's collectives are compared too.
+    #[cfg(feature = "nccl")]
     pub compare: bool,
     /// Held while a collective gets its number and starts, so that threads cannot start theirs in another order than they number
     /// them. Taken before `state`.
@@ -87,7 +89,7 @@ impl World {
                 variable: launch.size_variable,
                 claimed: launch.world_size,
                 confirmed: size,
-                library: environment::library_version().unwrap_or_default().lines().next().unwrap_or_default().into(),
+                library: library_version(),
             });
         }
         let state = State {
@@ -101,8 +103,16 @@ impl World {
             dead: None,
             orphans: Vec::new(),
         };
-        let Options { timeout, compare } = options;
-        Ok(Self { rank, size, local_rank, timeout, compare, order: Mutex::new(()), state: Mutex::new(state) })
+        Ok(Self {
+            rank,
+            size,
+            local_rank,
+            timeout: options.timeout,
+            #[cfg(feature = "nccl")]
+            compare: options.compare,
+            order: Mutex::new(()),
+            state: Mutex::new(state),
+        })
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -174,4 +184,10 @@ unsafe fn duplicate(comm: MPI_Comm) -> Result<MPI_Comm, CommError> {
     let mut copy = unsafe { ffi::RSMPI_COMM_NULL };
     check("MPI_Comm_dup", unsafe { ffi::MPI_Comm_dup(comm, &mut copy) })?;
     Ok(copy)
+}
+
+/// Its first line, of which some libraries give the terminating zero too.
+fn library_version() -> String {
+    let version = environment::library_version().unwrap_or_default();
+    version.lines().next().unwrap_or_default().trim_end_matches('\0').into()
 }

@@ -80,6 +80,11 @@ fn launch(nproc: NonZero<usize>) -> Result<(), Error> {
     let program = std::env::current_exe().map_err(Error::Launcher)?;
     let mut mpirun = std::process::Command::new("mpirun");
     mpirun.args(["-n", &nproc.to_string()]).arg(program).args(std::env::args_os().skip(1));
+    // Open MPI refuses more ranks than cores unless it is told, and others do not know its variable.
+    const OVERSUBSCRIBE: &str = "OMPI_MCA_rmaps_base_oversubscribe";
+    if std::env::var_os(OVERSUBSCRIBE).is_none() {
+        mpirun.env(OVERSUBSCRIBE, "1");
+    }
     Err(Error::Launcher(mpirun.exec()))
 }
 

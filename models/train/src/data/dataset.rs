@@ -127,6 +127,11 @@ impl Dataset {
         self.size
     }
 
+    /// A line for each source: the SHA-256 of everything that decides about its tokens.
+    pub fn fingerprints(&self) -> String {
+        self.sources.iter().map(|source| format!("{}\n", source.state.fingerprint)).collect()
+    }
+
     /// Whether nothing had to be tokenized.
     pub fn was_cached(&self) -> bool {
         self.was_cached

@@ -1,6 +1,7 @@
 //! What GEMMs read of a sharded weight is what they read of the whole one.
 use burn::module::AutodiffModule;
 use burn::nn::{Linear, LinearConfig};
+use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
 use burn_float8::{Float8Config, Recipe, Reshard, ShardConfig, Sharded, report};
 use ranks::B;
@@ -61,6 +62,52 @@ pub fn are_those_of_a_cast_of_the_whole() {
             // What else is alive are copies of x and dy.
             assert_eq!(kept - let_go, 2, "{recipe} {k}x{n}");
         }
+    }
+}
+
+/// Few rows are added up in the order in which they are on one rank.
+pub fn any_number_of_rows() {
+    let comm = world();
+    let device = Default::default();
+    for recipe in Recipe::ALL {
+        for (k, n) in [(64, 64), (256, 64), (257, 16)] {
+            let whole = linear(k, n, recipe);
+            let (shard, _) = Sharded::apply(linear(k, n, recipe), &comm, ShardConfig::default()).unwrap();
+            for m in [1, 2, 3, 4, 9, 16, 17] {
+                let x = Tensor::<B, 2>::random([m, k], burn::tensor::Distribution::Default, &device);
+                let y = |linear: &Linear<B>| {
+                    let x = x.clone().require_grad();
+                    let y = linear.forward(x.clone());
+                    let dx = x.grad(&y.clone().powi_scalar(2).sum().backward()).unwrap();
+                    [bits(y.inner()), bits(dx)]
+                };
+                assert_eq!(y(&whole), y(&shard), "{recipe} {m}x{k}x{n}");
+            }
+        }
+    }
+}
+
+/// The amax of a weight's rows on a rank without rows of x is in the history, also where x wants no gradient.
+pub fn an_empty_batch_counts_in_histories() {
+    let comm = world();
+    let device = Default::default();
+    let mut optimizers = [SgdConfig::new().init(), SgdConfig::new().init()];
+    let mut whole = linear(64, 32, Recipe::Delayed);
+    let (mut shard, sharded) = Sharded::apply(linear(64, 32, Recipe::Delayed), &comm, ShardConfig::default()).unwrap();
+    B::seed(&device, 1);
+    for step in 0..5 {
+        let x = Tensor::<B, 2>::random([5, 64], burn::tensor::Distribution::Default, &device);
+        let y = whole.forward(x.clone());
+        let expected = bits(y.clone().inner());
+        let grads = GradientsParams::from_grads(y.sum().backward(), &whole);
+        whole = optimizers[0].step(0.5, whole, grads);
+        sharded.precompute_scales(&shard);
+        let rows = if comm.rank() == 0 { 5 } else { 0 };
+        let y = shard.forward(x.slice([0..rows, 0..64]).detach());
+        assert_eq!(bits(y.clone().inner()), expected[..rows * 32], "step {step}");
+        let mut grads = GradientsParams::from_grads(y.sum().backward(), &shard);
+        sharded.reduce_gradients(&shard, &mut grads).unwrap();
+        shard = optimizers[1].step(0.5, shard, grads);
     }
 }
 

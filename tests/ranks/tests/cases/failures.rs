@@ -1,16 +1,21 @@
 //! What ranks say when they cannot go on.
 use std::time::Duration;
 
-use burn::module::Module;
-use burn::nn::{Embedding, EmbeddingConfig, LayerNormConfig, LinearConfig};
+use burn::module::{Module, Param};
+use burn::nn::{Embedding, EmbeddingConfig, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::{GradientsParams, MuonConfig, Optimizer};
 use burn::prelude::*;
-use burn_float8::{Float8Config, ShardConfig, ShardError, Sharded, full_tensor};
+use burn::tensor::DType;
+use burn_float8::{
+    DelayedScaling, Float8Config, Float8LinearConfig, Recipe, ShardConfig, ShardError, Sharded, StatisticsConfig,
+    full_tensor,
+};
 use ranks::B;
 
 use super::world;
 
-fn linear(k: usize) -> burn::nn::Linear<B> {
+fn linear(k: usize) -> Linear<B> {
+    B::seed(&Default::default(), 1);
     Float8Config::tensorwise().apply(LinearConfig::new(k, 32).init(&Default::default())).unwrap()
 }
 
@@ -21,6 +26,76 @@ pub fn models_that_differ_are_refused() {
     assert!(error.contains("[64, 32]") && error.contains("[65, 32]") && error.contains("rank 1"), "{error}");
     // The ranks go on together.
     Sharded::apply(linear(64), &comm, ShardConfig::default()).unwrap();
+}
+
+/// Models of the same shapes that would exchange something else, or at other times.
+pub fn ranks_that_would_part_are_refused() {
+    let comm = world();
+    let is_odd = comm.rank() % 2 == 1;
+    let tensorwise = Float8Config::tensorwise;
+    let margin = |margin| {
+        let scaling = DelayedScaling { margin, ..DelayedScaling::default() };
+        Float8Config::new(Recipe::Delayed)
+            .with_override(["*"], Float8LinearConfig::new(Recipe::Delayed).with_delayed_scaling(scaling))
+    };
+    let statistics = |every| tensorwise().with_statistics(StatisticsConfig::every(every));
+    let refused = |model: WithEmbedding<B>, what: &str| {
+        let error = Sharded::apply(model, &comm, ShardConfig::default()).unwrap_err().error.to_string();
+        assert!(error.contains(what) && error.contains("rank 1"), "{error}");
+    };
+    let configured = |config: Float8Config| config.apply(with_embedding(0)).unwrap();
+    refused(configured(margin(if is_odd { 1 } else { 0 })), "margin");
+    refused(configured(statistics(if is_odd { 3 } else { 1 })), "every_n_steps");
+    let frozen = configured(tensorwise());
+    refused(if is_odd { frozen.no_grad() } else { frozen }, "gradient: false");
+    refused(tensorwise().apply(with_embedding(comm.rank())).unwrap(), "the first values of parameters");
+    let cast = configured(tensorwise());
+    refused(if is_odd { cast.map(&mut Bf16) } else { cast }, "BF16");
+    Sharded::apply(configured(tensorwise()), &comm, ShardConfig::default()).unwrap();
+}
+
+/// Another dtype of embeddings.
+struct Bf16;
+
+impl burn::module::ModuleMapper<B> for Bf16 {
+    fn map_float<const D: usize>(
+        &mut self,
+        param: burn::module::Param<Tensor<B, D>>,
+    ) -> burn::module::Param<Tensor<B, D>> {
+        param.map(|t| if t.dims()[0] == 48 { t.cast(DType::BF16).detach().require_grad() } else { t })
+    }
+}
+
+fn with_embedding(seed: usize) -> WithEmbedding<B> {
+    let device = Default::default();
+    B::seed(&device, seed as u64);
+    let model = WithEmbedding {
+        embedding: EmbeddingConfig::new(48, 40).init(&device),
+        linear: LinearConfig::new(40, 32).init(&device),
+    };
+    // Parameters are drawn when they are first read.
+    (model.embedding.weight.val(), model.linear.weight.val(), model.linear.bias.as_ref().map(Param::val));
+    model
+}
+
+pub fn record_of_another_shape() {
+    let (model, _) = Sharded::apply(linear(64), &world(), ShardConfig::default()).unwrap();
+    model.load_record(linear(48).into_record()).forward(Tensor::<B, 2>::ones([4, 64], &Default::default()));
+}
+
+/// What rank 0 does alone, another one's part is missing of.
+pub fn a_step_of_one_rank_alone() {
+    let comm = world();
+    let (model, sharded) = Sharded::apply(two(), &comm, ShardConfig::default()).unwrap();
+    let forward = || model.down.forward(model.up.forward(Tensor::<B, 2>::ones([4, 64], &Default::default())));
+    if comm.rank() == 0 {
+        forward();
+    }
+    for _ in 0..2 {
+        sharded.precompute_scales(&model);
+        let mut grads = GradientsParams::from_grads(forward().sum().backward(), &model);
+        sharded.reduce_gradients(&model, &mut grads).unwrap();
+    }
 }
 
 pub fn what_cannot_be_sharded_is_refused() {
@@ -54,13 +129,13 @@ pub fn full_tensor_of_a_transpose() {
 }
 
 fn sharded_embedding() -> Embedding<B> {
-    let model = WithEmbedding { embedding: EmbeddingConfig::new(48, 40).init::<B>(&Default::default()) };
-    Sharded::apply(model, &world(), ShardConfig::default()).unwrap().0.embedding
+    Sharded::apply(with_embedding(0), &world(), ShardConfig::default()).unwrap().0.embedding
 }
 
 #[derive(Module, Debug)]
 struct WithEmbedding<B: Backend> {
     embedding: Embedding<B>,
+    linear: Linear<B>,
 }
 
 pub fn a_rank_that_sleeps() {
@@ -88,11 +163,12 @@ impl burn::module::ModuleMapper<B> for Changed {
 
 #[derive(Module, Debug)]
 struct Two<B: Backend> {
-    up: burn::nn::Linear<B>,
-    down: burn::nn::Linear<B>,
+    up: Linear<B>,
+    down: Linear<B>,
 }
 
 fn two() -> Two<B> {
+    B::seed(&Default::default(), 1);
     // Of linears without a bias, which Muon does not take.
     let new = || LinearConfig::new(64, 64).with_bias(false).init::<B>(&Default::default());
     Float8Config::tensorwise().apply(Two { up: new(), down: new() }).unwrap()

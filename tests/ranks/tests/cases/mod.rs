@@ -28,6 +28,8 @@ const fn well(name: &'static str, ranks: &'static [usize], run: fn()) -> Case {
 
 pub const ALL: &[Case] = &[
     well("codes_are_those_of_a_cast_of_the_whole", &[2, 3, 4], codes::are_those_of_a_cast_of_the_whole),
+    well("any_number_of_rows", &[2, 3], codes::any_number_of_rows),
+    well("an_empty_batch_counts_in_histories", &[2, 4], codes::an_empty_batch_counts_in_histories),
     well("an_empty_batch_on_one_rank", &[2], codes::an_empty_batch_on_one_rank),
     well("high_precision_is_gathered_too", &[2, 3], codes::high_precision_is_gathered_too),
     well("two_ranks_are_one_with_accumulation", &[2], training::two_ranks_are_one_with_accumulation),
@@ -39,6 +41,7 @@ pub const ALL: &[Case] = &[
     well("bytes_on_the_wire", &[2, 4], traffic::bytes_on_the_wire),
     well("memory_of_a_rank", &[2, 4], traffic::memory_of_a_rank),
     well("models_that_differ_are_refused", &[2], failures::models_that_differ_are_refused),
+    well("ranks_that_would_part_are_refused", &[2, 3], failures::ranks_that_would_part_are_refused),
     well("what_cannot_be_sharded_is_refused", &[2], failures::what_cannot_be_sharded_is_refused),
     Case {
         name: "muon_is_refused",
@@ -46,6 +49,20 @@ pub const ALL: &[Case] = &[
         run: failures::muon,
         variables: &[],
         ends: Ends::Saying(&["up: its weight is sharded", "Muon"]),
+    },
+    Case {
+        name: "a_record_of_another_shape_is_refused",
+        ranks: &[2],
+        run: failures::record_of_another_shape,
+        variables: &[],
+        ends: Ends::Saying(&["linear: [48, 32] was loaded", "[64, 32] and the rows of each of 2 ranks [32, 32]"]),
+    },
+    Case {
+        name: "a_step_of_one_rank_alone_is_named",
+        ranks: &[2, 4],
+        run: failures::a_step_of_one_rank_alone,
+        variables: &[("FLOAT8_COMM_TIMEOUT", "20")],
+        ends: Ends::Saying(&["ranks are in different collectives: rank 0 is in", "rank 1 in"]),
     },
     Case {
         name: "a_matmul_with_a_shard_is_refused",
@@ -72,7 +89,7 @@ pub const ALL: &[Case] = &[
         name: "the_first_difference_is_named",
         ranks: &[2],
         run: failures::ranks_that_differ,
-        variables: &[("FLOAT8_COMM_COMPARE", "1"), ("FLOAT8_COMM_TIMEOUT", "20")],
+        variables: &[("FLOAT8_COMM_TIMEOUT", "20")],
         ends: Ends::Saying(&["different collectives", "of \"up\"", "of \"down\""]),
     },
 ];

@@ -1,7 +1,11 @@
 //! What ranks send, and what each of them keeps.
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
+use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{Recipe, Reshard, ShardConfig, Sharded, report};
 use float8_comm::Operation;
-use ranks::{Training, model};
+use ranks::{B, Training, batch, model};
 
 use super::world;
 
@@ -68,15 +72,44 @@ pub fn gathers_run_ahead() {
     }
 }
 
+/// Rows and columns of the parameters, whose gradients have the same.
+struct Sizes {
+    grads: GradientsParams,
+    own: Vec<[usize; 2]>,
+}
+
+impl ModuleVisitor<B> for Sizes {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let dims = param.val().dims();
+        let gradient = self.grads.get::<<B as AutodiffBackend>::InnerBackend, D>(param.id).expect("a gradient");
+        assert_eq!(gradient.dims(), dims);
+        self.own.push([dims[0], dims[1..].iter().product()]);
+    }
+}
+
 pub fn memory_of_a_rank() {
     let comm = world();
     for recipe in Recipe::ALL {
-        let (_, sharded) = Sharded::apply(model(recipe), &comm, ShardConfig::default()).unwrap();
+        let (shards, sharded) = Sharded::apply(model(recipe), &comm, ShardConfig::default()).unwrap();
         let summary = sharded.summary();
         let ranks = comm.world_size() as u64;
         // Norm and biases stay whole.
         let replicated = 2 * 40 + 144 + 40;
         assert_eq!(summary.replicated, 4);
         assert_eq!(summary.elements_per_rank * ranks, summary.elements + summary.padding + (ranks - 1) * replicated);
+        // What is there: of each parameter this rank's share, of each gradient no more.
+        let loss = shards.loss(batch(0, &Default::default()));
+        let grads = GradientsParams::from_grads(loss.backward(), &shards);
+        let mut sizes = Sizes { grads, own: vec![] };
+        shards.visit(&mut sizes);
+        assert_eq!(sizes.own.iter().map(|[rows, n]| (rows * n) as u64).sum::<u64>(), summary.elements_per_rank);
+        let parameters = Sharded::parameters::<B, _>(&shards);
+        assert_eq!(parameters.iter().filter(|parameter| parameter.rows.is_some()).count(), 4);
+        for (parameter, [rows, _]) in parameters.iter().zip(sizes.own) {
+            if parameter.rows.is_some() {
+                let share = parameter.shape[0].div_ceil(comm.world_size());
+                assert!((share..share + 128).contains(&rows), "{parameter:?}: {rows} rows");
+            }
+        }
     }
 }

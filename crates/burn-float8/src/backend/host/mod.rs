@@ -179,7 +179,7 @@ pub fn health<B: Backend>(x: FloatTensor<B>, operand: &HostOperand<Device<B>>, t
     let [rows, cols] = matrix(&x.shape());
     let values = &*floats::<B>(&x);
     let values = if transposed { transpose(values, [rows, cols]) } else { values.to_vec() };
-    let HostCodes { codes, dims: [rows, k], format, granularity, inv_scales } = read_codes(operand);
+    let HostCodes { codes, dims: [rows, k], format, granularity, inv_scales, .. } = read_codes(operand);
     let host = reference::HostOperand { codes: &codes, rows, k, format, granularity, inv_scales: &inv_scales };
     let health = reference::health(&values, &host);
     // Two partial sums each, so that f32 holds counts exactly and sums to 48 bits.
@@ -206,14 +206,16 @@ pub fn read_codes<D>(operand: &HostOperand<D>) -> HostCodes {
         format: operand.format,
         granularity: operand.granularity,
         inv_scales: operand.inv_scales.to_vec(),
+        transposed: operand.transposed,
     }
 }
 
 /// [`Float8Backend::fp8_write`] on the host.
 pub fn write_codes<D: Clone>(codes: HostCodes, device: &D) -> HostOperand<D> {
-    let HostCodes { codes, dims, format, granularity, inv_scales } = codes;
+    let HostCodes { codes, dims: dims @ [rows, k], format, granularity, inv_scales, transposed } = codes;
+    let (codes, dims) = if transposed { (transpose(&codes, dims), [k, rows]) } else { (codes, dims) };
     let (codes, inv_scales) = (Arc::new(codes), Arc::new(inv_scales));
-    HostOperand { device: device.clone(), codes, dims, transposed: false, inv_scales, format, granularity }
+    HostOperand { device: device.clone(), codes, dims, transposed, inv_scales, format, granularity }
 }
 
 /// [`Float8Backend::fp8_size`] on the host, where nothing is padded.
