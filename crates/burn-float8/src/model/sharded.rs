@@ -55,7 +55,8 @@ impl Sharded {
     /// time (AdamW, SGD, Adam) keep only the moments of the shard. Ones that multiply matrices (Muon) end with
     /// [`Float8Error::ShardedMatmul`](crate::Float8Error::ShardedMatmul); L-BFGS would compute something else. Gradients of sharded
     /// parameters are sums over all ranks when backward ends; [`reduce_gradients`](Self::reduce_gradients) adds up the others. What
-    /// is loaded later may be whole or a shard. Clones made before stay whole.
+    /// is loaded later may be whole or a shard. Clones made before stay whole; with delayed scaling they share the amax histories, which
+    /// ranks reduce from then on, so that only one of the two is to be trained.
     ///
     /// A loss is to be divided by what counts on all ranks, not by what counts on one: gradients are added, not averaged.
     /// `nn::Linear` and `nn::Embedding` read the whole weight; everything else, such as `Tensor::matmul`, a transpose of the weight or a
