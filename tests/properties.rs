@@ -68,6 +68,7 @@ fn expected(x: &[f32], [rows, cols]: [usize; 2], cast: Cast) -> [HostCodes; 2] {
             format: cast.format,
             granularity: cast.granularity,
             inv_scales: made.scales.iter().map(|s| s.inverse()).collect(),
+            transposed,
         }
     })
 }

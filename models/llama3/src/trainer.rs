@@ -100,7 +100,7 @@ pub fn train<B: AutodiffBackend + Float8Stack>(
         }),
         false => Ok(Checkpoints::of_another(&config.checkpoint)),
     };
-    let checkpoints = all_or_none(&comm, "the folder of checkpoints", checkpoints.map_err(Error::from))?;
+    let checkpoints = all_or_none(&comm, "the folder of checkpoints", checkpoints)?;
     let checkpoints = checkpoints.map(|checkpoints| checkpoints.with_ranks(comm.clone()));
     let data = all_or_none(&comm, "the data", config.open_data(&tokenizer, &progress, out))?;
     comm.agree("the data", &data.fingerprints())?;
