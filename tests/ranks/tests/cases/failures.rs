@@ -66,6 +66,14 @@ impl burn::module::ModuleMapper<B> for Bf16 {
     }
 }
 
+struct Draw;
+
+impl burn::module::ModuleVisitor<B> for Draw {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        param.val();
+    }
+}
+
 fn with_embedding(seed: usize) -> WithEmbedding<B> {
     let device = Default::default();
     B::seed(&device, seed as u64);
@@ -74,7 +82,7 @@ fn with_embedding(seed: usize) -> WithEmbedding<B> {
         linear: LinearConfig::new(40, 32).init(&device),
     };
     // Parameters are drawn when they are first read.
-    (model.embedding.weight.val(), model.linear.weight.val(), model.linear.bias.as_ref().map(Param::val));
+    model.visit(&mut Draw);
     model
 }
 

@@ -147,6 +147,37 @@ fn a_tied_output_is_sharded() {
     }
 }
 
+/// What one rank cannot do, the others say too, before the first step.
+#[test]
+fn an_error_of_one_rank_is_one_of_each() {
+    let data = text();
+    let nowhere = "training.metrics=/nowhere/metrics.jsonl";
+    let failed = llama3(2, "train", &small(&data.1, &["training.steps=1", nowhere]));
+    let said = stderr(&failed);
+    assert!(said.contains("the file of metrics failed on rank 0: ") && said.contains("/nowhere"), "{said}");
+    assert!(!said.contains("panicked"), "{said}");
+}
+
+/// The same paths on two ranks are other files.
+#[test]
+fn other_data_on_a_rank_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut mpirun = Command::new("mpirun");
+    mpirun.args(["--allow-run-as-root", "--oversubscribe"]);
+    for (rank, word) in ["one ", "two "].into_iter().enumerate() {
+        let own = folder.path().join(word.trim());
+        std::fs::create_dir(&own).unwrap();
+        std::fs::write(own.join("text.txt"), word.repeat(5_000)).unwrap();
+        let mut program = command(&["train"]);
+        program.args(small("text.txt", &["training.steps=1"]));
+        let separator = (rank > 0).then_some(":");
+        mpirun.args(separator).args(["-n", "1", "-wdir"]).arg(own).arg(program.get_program()).args(program.get_args());
+        mpirun.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    }
+    let output = mpirun.env("RAYON_NUM_THREADS", "1").output().expect("mpirun is installed (apt: openmpi-bin)");
+    assert!(stderr(&output).contains("the data is not the same on all ranks"), "{}", stderr(&output));
+}
+
 #[test]
 fn a_resume_of_nothing_is_an_error_of_each_rank() {
     let data = text();
