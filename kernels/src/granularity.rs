@@ -41,7 +41,7 @@ pub enum Granularity {
     /// A square of 128 rows and 128 of the contraction; less at the edges.
     #[serde(rename = "128x128")]
     Block128x128,
-    /// 32 neighbours in a row, fewer at its end, with an E8M0 scale. Goes with [`ScaleMode::E8m0`] and with nothing else.
+    /// 32 neighbours in a row, fewer at its end, with an E8M0 scale. Goes with [`ScaleMode::E8m0`](crate::ScaleMode::E8m0) and with nothing else.
     #[serde(rename = "1x32")]
     Block1x32,
 }
@@ -84,7 +84,7 @@ impl Granularity {
         }
     }
 
-    /// Length of [`Quantized::amax`] for `x [rows, cols]`.
+    /// Length of [`Quantized::amax`](crate::Quantized::amax) for `x [rows, cols]`.
     ///
     /// 1 for the tensor; for rows one per row of `x`, or per column if only the transpose is cast; for blocks one per
     /// tile of 128 by 128.
