@@ -39,7 +39,7 @@ impl Communicator {
     }
 }
 
-/// The first line that differs, numbered from 1 if there are several. A line that is missing is empty.
+/// The first line that differs, numbered from 1 if there are several. A line that one of them lacks is empty there.
 fn first_difference(first: &str, other: &str) -> (Option<usize>, String, String) {
     let (mut a, mut b) = (first.lines(), other.lines());
     for line in 1.. {
@@ -49,11 +49,23 @@ fn first_difference(first: &str, other: &str) -> (Option<usize>, String, String)
             (x, y) if x == y => {}
             (x, y) => {
                 let several = first.lines().nth(1).is_some() || other.lines().nth(1).is_some();
-                return (several.then_some(line), x.unwrap_or_default().into(), y.unwrap_or_default().into());
+                // Lines of two keys are not two values of one: one side lacks a line that the other has before the common one.
+                let is_another_key = x.map(key) != y.map(key);
+                let (x, y) = match (x, y) {
+                    (Some(x), Some(y)) if is_another_key && a.any(|later| later == y) => (x, ""),
+                    (Some(x), Some(y)) if is_another_key && b.any(|later| later == x) => ("", y),
+                    (x, y) => (x.unwrap_or_default(), y.unwrap_or_default()),
+                };
+                return (several.then_some(line), x.into(), y.into());
             }
         }
     }
     (None, first.into(), other.into())
+}
+
+/// The key of a line of TOML.
+fn key(line: &str) -> &str {
+    line.split_once('=').map_or(line, |(key, _)| key.trim_end())
 }
 
 #[cfg(test)]
@@ -66,6 +78,12 @@ mod tests {
         assert_eq!(of("4", "8"), (None, "4".into(), "8".into()));
         assert_eq!(of("lr = 1\nsteps = 4\n", "lr = 1\nsteps = 8\n"), (Some(2), "steps = 4".into(), "steps = 8".into()));
         assert_eq!(of("a", "a\nb"), (Some(2), String::new(), "b".into()));
+        let (more, less) = ("a = 1\nb = 2\nc = 3\n", "a = 1\nc = 3\n");
+        assert_eq!(of(more, less), (Some(2), "b = 2".into(), String::new()));
+        assert_eq!(of(less, more), (Some(2), String::new(), "b = 2".into()));
+        // The same line later, in another section, is another key's.
+        let (first, other) = ("steps = 4\n[lr]\nsteps = 8\n", "steps = 8\n[lr]\nsteps = 8\n");
+        assert_eq!(of(first, other), (Some(1), "steps = 4".into(), "steps = 8".into()));
         assert_eq!(of("a\n", "a\r\n"), (None, "a\n".into(), "a\r\n".into()));
     }
 

@@ -176,6 +176,10 @@ impl Communicator {
 
     #[cfg(feature = "nccl")]
     fn connected(&self, options: Options, device: Option<usize>, lookup: Lookup) -> Result<Self, CommError> {
+        if self.has_host_collectives() {
+            // A rank that compares waits for messages that the others would never send.
+            self.agree("the communicator's options", &format!("{options:?}"))?;
+        }
         let nccl = NcclComm::connect(self, device, options, lookup)?;
         let Inner { rank, local_rank, world_size, .. } = *self.0;
         let (traffic, host) = (Arc::clone(&self.0.traffic), self.0.host.clone());

@@ -18,6 +18,9 @@ pub enum CommError {
         /// What it may hold.
         expected: &'static str,
     },
+    /// A collective always takes some time.
+    #[error("Options::timeout is 0, in which no collective can end: give at least the time that the slowest takes")]
+    NoTime,
     /// A launcher sets both variables.
     #[error(
         "the environment variable {present} is set ({value:?}), but {missing} is not: launchers set both; set {missing} too, or \

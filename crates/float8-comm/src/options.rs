@@ -44,6 +44,9 @@ impl Options {
                 return Err(CommError::Variable { variable: COMPARE, value: other.into(), expected: "0 or 1" });
             }
         };
+        if timeout.is_zero() {
+            return Err(CommError::NoTime);
+        }
         Ok(Self { timeout, compare })
     }
 }
@@ -70,6 +73,8 @@ mod tests {
             let text = timeout(value).unwrap_err().to_string();
             assert!(text.contains(&format!("FLOAT8_COMM_TIMEOUT is {value:?}: expected seconds, 1 or more")), "{text}");
         }
+        let no_time = Options { timeout: Duration::ZERO, ..on };
+        assert!(matches!(read(no_time, None).unwrap_err(), CommError::NoTime));
         let text = read(on, Some("yes")).unwrap_err().to_string();
         assert!(text.contains("FLOAT8_COMM_COMPARE is \"yes\": expected 0 or 1"), "{text}");
     }

@@ -16,6 +16,12 @@ pub enum Error {
     /// `mpirun` could not be started.
     #[error("cannot start mpirun (apt-get install openmpi-bin)")]
     Launcher(#[source] std::io::Error),
+    /// A launcher has started several processes of a command that one alone does.
+    #[error("{started} processes were started, but only `train` and `resume` are done by several: start one")]
+    OneProcess {
+        /// How many.
+        started: usize,
+    },
     /// The model cannot be sharded.
     #[error("cannot shard the model")]
     Shard(#[from] burn_float8::ShardError),

@@ -269,6 +269,15 @@ pub fn unconfirmed_is_named(ran: &Ran) {
     assert!(error.starts_with("the environment variable PMI_SIZE says 4 ranks, but MPI says 1: "), "{}", ran.output);
 }
 
+/// One rank alone asks for the compare mode: without the others it would wait for them.
+#[cfg(feature = "nccl")]
+pub fn other_options() {
+    let compare = std::env::var("OMPI_COMM_WORLD_RANK").unwrap() == "1";
+    let error = Communicator::from_env_nccl(Options { compare, ..Options::default() }, None).unwrap_err();
+    assert!(matches!(&error, CommError::Disagree { what, rank: 1, .. } if what.contains("options")), "{error}");
+    println!("rank is done");
+}
+
 /// The last rank's device does not exist; or there is no NCCL, no driver, no device at all.
 #[cfg(feature = "nccl")]
 pub fn no_nccl() {

@@ -35,6 +35,8 @@ const CASES: &[Case] = &[
     ("unconfirmed", &[0], cases::unconfirmed, cases::unconfirmed_is_named),
     #[cfg(feature = "nccl")]
     ("nccl_missing", &[2], cases::no_nccl, Ran::succeeds),
+    #[cfg(feature = "nccl")]
+    ("nccl_options", &[2], cases::other_options, Ran::succeeds),
 ];
 
 fn main() {

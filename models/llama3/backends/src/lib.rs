@@ -49,7 +49,8 @@ pub fn main(run: impl FnOnce() -> Result<(), Error>) -> ExitCode {
 /// writes to the terminal. With `nproc`, this process becomes the launcher of so many unless it is a rank.
 ///
 /// # Errors
-/// Any [`Error`], on every rank if the job of one cannot be made; [`Error::Launcher`] if there is no `mpirun`.
+/// Any [`Error`], on every rank if the job of one cannot be made; [`Error::Launcher`] if there is no `mpirun`; [`Error::OneProcess`] if a
+/// launcher has started several that do not train.
 pub fn start(
     trains: bool,
     nproc: Option<NonZero<usize>>,
@@ -58,16 +59,19 @@ pub fn start(
     if let Some(nproc) = nproc.filter(|_| std::env::var_os("OMPI_COMM_WORLD_RANK").is_none()) {
         return launch(nproc);
     }
-    let comm = match trains {
-        true => Communicator::from_env(CommOptions::default())?,
-        false => Communicator::solo(),
-    };
+    let comm = Communicator::from_env(CommOptions::default())?;
+    if !trains && comm.world_size() > 1 {
+        return Err(Error::OneProcess { started: comm.world_size() });
+    }
     let (mut stdout, mut nowhere) = (std::io::stdout(), std::io::sink());
     let out: &mut dyn Write = if comm.rank() == 0 { &mut stdout } else { &mut nowhere };
     if comm.world_size() == 1 {
         return job(out)?.map_or(Ok(()), |job| run(&job, out));
     }
-    let Some(mut job) = comm.all_ok("the command line", job(out))? else { return Ok(()) };
+    let job = comm.all_ok("the command line", job(out))?;
+    // A rank that only prints would leave the others waiting.
+    comm.agree("what the command line asks for", &format!("{:?}", job.as_ref().map(|job| &job.task)))?;
+    let Some(mut job) = job else { return Ok(()) };
     job.start.comm = Some(connected(comm, &job)?);
     run(&job, out)
 }

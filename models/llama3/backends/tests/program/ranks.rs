@@ -185,6 +185,34 @@ fn a_resume_of_nothing_is_an_error_of_each_rank() {
     assert!(stderr(&none).contains("the command line failed on rank 0: "), "{}", stderr(&none));
 }
 
+/// One process evaluates: two would do it twice, or write to the same folder.
+#[test]
+fn only_training_takes_several_ranks() {
+    for subcommand in ["eval", "generate"] {
+        let two = llama3(2, subcommand, &["run".into()]);
+        assert!(stderr(&two).contains("2 processes were started, but only `train` and `resume`"), "{}", stderr(&two));
+    }
+}
+
+/// A rank that only prints does not leave the other waiting.
+#[test]
+fn all_ranks_are_to_do_the_same() {
+    let data = text();
+    let arguments = small(&data.1, &["training.steps=1"]);
+    let mut mpirun = Command::new("mpirun");
+    mpirun.args(["--allow-run-as-root", "--oversubscribe"]);
+    for more in [&[][..], &["--print-config"]] {
+        let mut program = command(&["train"]);
+        program.args(&arguments).args(more);
+        let separator = (!more.is_empty()).then_some(":");
+        mpirun.args(separator).args(["-n", "1"]).arg(program.get_program()).args(program.get_args());
+        mpirun.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    }
+    let output = mpirun.env("RAYON_NUM_THREADS", "1").output().expect("mpirun is installed (apt: openmpi-bin)");
+    let said = stderr(&output);
+    assert!(said.contains("what the command line asks for is not the same on all ranks"), "{said}");
+}
+
 fn copy_folder(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
