@@ -63,6 +63,12 @@ impl Maxima {
         Self { handle, base, count: 1, source: Source::F32, is_amax: true }
     }
 
+    /// The amax, found by a launch of its own.
+    pub(crate) fn folded<R: Runtime>(&self, client: &ComputeClient<R>) -> (Self, Handle) {
+        let amax = self.fold(client);
+        (Self { handle: amax.clone(), base: 0, count: 1, source: Source::F32, is_amax: true }, amax)
+    }
+
     /// Launches what finds the largest, f32 `[1]`.
     pub(crate) fn fold<R: Runtime>(&self, client: &ComputeClient<R>) -> Handle {
         let amax = client.empty(4);

@@ -88,41 +88,40 @@ impl fmt::Display for Format {
 /// Code of `x · scale` for an f32 `x` given by its bits: rounded to nearest even, saturating; that of a NaN has the sign of
 /// `x`.
 ///
-/// The sign and whether `x` is inf or NaN are read from the bits of `x`, so only a finite product has to come from the
-/// device's multiplier, where WGSL asks for correct rounding. A subnormal operand or product may be flushed: both
+/// The sign and whether `x` is inf or NaN are read from the bits of `x`, so only finite products and sums have to come from the
+/// device, where WGSL asks for correct rounding. A subnormal operand or product may be flushed: both
 /// encode to a zero of the sign of `x` anyway, because a scale is at most 57344 / 1e-12 and the smallest code is 2⁻¹⁶.
 #[cube]
 pub(crate) fn encode_scaled(x: u32, scale: f32, #[comptime] format: Format) -> u32 {
     let sign = (x >> 24u32) & 0x80u32;
     let mag = x & 0x7fff_ffffu32;
-    let product = u32::reinterpret(f32::reinterpret(mag) * scale) & 0x7fff_ffffu32;
-    let finite = encode_magnitude(product, format);
-    let code = select(mag == F32_INF, comptime!(format.max_code() as u32).runtime(), finite);
+    let product = u32::reinterpret(f32::reinterpret(mag) * scale);
+    let product = select(mag == F32_INF, F32_INF.runtime(), product);
+    let code = encode_magnitude(product, format);
     let scale_mag = u32::reinterpret(scale) & 0x7fff_ffffu32;
     let is_nan = max(mag, scale_mag) > F32_INF;
     sign | select(is_nan, NAN_CODE.runtime(), code)
 }
 
 /// Code of a non-negative f32 given by its bits; anything from `max` up, infinity included, gives the largest code.
+///
+/// ```text
+/// e = max(exponent of |x|, that of the smallest normal)
+/// u = 2^(e + 23 - mantissa bits), the power of two whose ulp is a step of codes at e
+/// significand = ((|x| + u) - u) / ulp(u), rounded by the addition
+/// code = (e - exponent of the smallest normal) · 2^mantissa bits + significand
+/// ```
+/// The significand has the leading one of a normal, which counts the exponent of the smallest normal as one; where it is rounded up to the
+/// next power of two, the carry raises the exponent.
 #[cube]
 fn encode_magnitude(abs: u32, #[comptime] format: Format) -> u32 {
     let drop = comptime!(23 - format.mantissa_bits());
-    let min_exponent = comptime!(format.min_normal_exponent());
-    let exponent = abs >> 23u32;
-    // Below the smallest normal the significand, with its leading one, shifts right by one more bit per binade. From 25
-    // bits on nothing is left, not even a tie.
-    let is_sub = exponent < min_exponent;
-    let significand = (abs & 0x007f_ffffu32) | 0x0080_0000u32;
-    let missing = select(is_sub, min_exponent - exponent, 0u32.runtime());
-    let shift = min(missing + drop, 25u32);
-    let source = select(is_sub, significand, abs);
-    let odd = (source >> shift) & 1u32;
-    let below_half = (1u32 << (shift - 1u32)) - 1u32;
-    let rounded = (source + below_half + odd) >> shift;
-    // A carry out of the mantissa raises the exponent, which is what rounding up to the next binade means.
-    let rebias = comptime!((127 - format.bias()) << format.mantissa_bits());
-    let code = select(is_sub, rounded, rounded - rebias);
-    min(code, comptime!(format.max_code() as u32))
+    let smallest = comptime!(format.min_normal_exponent() << 23);
+    let abs = min(abs, comptime!(format.max().to_bits()));
+    let exponent = max(abs & 0x7f80_0000u32, smallest);
+    let unit = exponent + comptime!(drop << 23);
+    let sum = u32::reinterpret(f32::reinterpret(abs) + f32::reinterpret(unit));
+    ((exponent - smallest) >> drop) + (sum - unit)
 }
 
 /// Value of the code in the low byte of `code`, whose higher bits must be zero.

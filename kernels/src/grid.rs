@@ -43,7 +43,7 @@ const WARP: u32 = 32;
 /// [`UNITS`] units must call it.
 #[cube]
 pub(crate) fn lanes_max(value: u32, #[comptime] lanes: u32, #[comptime] isa: Isa) -> u32 {
-    if comptime!(isa.has_ptx()) { warps_max(value, lanes) } else { tree_max(value, lanes) }
+    if comptime!(isa.has_ptx()) { warps_max(value, lanes) } else { shared_max(value, lanes) }
 }
 
 /// By shuffles within warps, whose results then meet in shared memory: at most one barrier.
@@ -71,21 +71,37 @@ fn warps_max(value: u32, #[comptime] lanes: u32) -> u32 {
     largest
 }
 
-/// By halving in shared memory.
+/// Units whose values one of them folds in [`shared_max`], about the root of [`UNITS`]: barriers are dear where a cube's units run
+/// one after another on a CPU core.
+const FOLDED: u32 = 16;
+
+/// Through shared memory, with at most two barriers.
 #[cube]
-fn tree_max(value: u32, #[comptime] lanes: u32) -> u32 {
+fn shared_max(value: u32, #[comptime] lanes: u32) -> u32 {
     let mut shared = SharedMemory::<u32>::new(comptime!(UNITS as usize));
+    let part = comptime!(lanes.min(FOLDED));
+    let parts = comptime!(lanes / part);
     shared[UNIT_POS as usize] = value;
     sync_cube();
-    let lane = UNIT_POS % lanes;
-    let mut width = comptime!(lanes / 2).runtime();
-    while width > 0 {
-        if lane < width {
-            let other = shared[(UNIT_POS + width) as usize];
-            shared[UNIT_POS as usize] = max(shared[UNIT_POS as usize], other);
+    if comptime!(parts > 1) {
+        if UNIT_POS.is_multiple_of(part) {
+            // Nobody else reads or writes these before the barrier.
+            shared[UNIT_POS as usize] = strided_max(&shared, UNIT_POS, part, 1u32);
         }
         sync_cube();
-        width /= 2;
+        strided_max(&shared, UNIT_POS / lanes * lanes, parts, part)
+    } else {
+        strided_max(&shared, UNIT_POS / lanes * lanes, part, 1u32)
     }
-    shared[(UNIT_POS - lane) as usize]
+}
+
+/// The maximum of `count` values from `first` on, `stride` apart.
+#[cube]
+fn strided_max(values: &SharedMemory<u32>, first: u32, #[comptime] count: u32, #[comptime] stride: u32) -> u32 {
+    let mut largest = values[first as usize];
+    #[unroll]
+    for i in 1..count {
+        largest = max(largest, values[(first + comptime!(i * stride)) as usize]);
+    }
+    largest
 }

@@ -6,6 +6,7 @@ use cubecl::server::Handle;
 use super::cast::{self, Scales, TensorScale};
 use super::{Copies, by_memory_order, check, words};
 use crate::amax::{Maxima, find_maxima};
+use crate::ptx::cvt::Isa;
 use crate::view::Checked;
 use crate::{Cast, Granularity, KernelError, MatrixView, Orientation, Quantized, VectorView};
 
@@ -15,7 +16,15 @@ pub(super) fn launch<R: Runtime>(
     cast: Cast,
     orientation: Orientation,
 ) -> Copies {
-    let scale = TensorScale { maxima: find_maxima(client, x), mode: cast.scale_mode, amax: None };
+    let maxima = find_maxima(client, x);
+    // On CUDA one launch less, and every cube folds the maxima from L2; elsewhere so many folds may take as long as the cast.
+    let (maxima, amax) = if Isa::of(client).has_ptx() {
+        (maxima, None)
+    } else {
+        let (maxima, amax) = maxima.folded(client);
+        (maxima, Some(amax))
+    };
+    let scale = TensorScale { maxima, mode: cast.scale_mode, amax };
     cast::launch(client, x, &Scales::Tensor(scale), cast.format, orientation, None)
 }
 
