@@ -8,10 +8,10 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use crate::format::{F32_INF, F32_NAN};
-use crate::grid::{UNITS, cube_max};
+use crate::grid::{UNITS, cube_max, is_cpu};
 use crate::ptx::cvt::Isa;
 use crate::version::{VERSION, Version};
-use crate::view::{Checked, Geometry, Source, all_loaded, load_vector, magnitude, max_magnitude, widen};
+use crate::view::{Checked, Cursor, Geometry, Source, all_loaded, load_vector, magnitude, max_magnitude, widen};
 use crate::{KernelError, MatrixView};
 
 /// Vectors of 16 bytes that a unit has in flight.
@@ -26,6 +26,9 @@ const FOLDED: u32 = 4;
 
 /// SMs of a device that does not tell.
 const SMS: u32 = 128;
+
+/// Cubes on a CPU: enough for its cores, and so few that folding a cube's maxima costs little beside finding them.
+const CPU_CUBES: u32 = 64;
 
 /// `max |x|` as f32 `[1]` on the device; NaN if `x` holds one.
 ///
@@ -134,7 +137,7 @@ pub(crate) fn find_maxima<R: Runtime>(client: &ComputeClient<R>, x: &Checked) ->
     let x = if x.is_column_major() { x.clone().transpose() } else { x.clone() }.flatten();
     let per_row = x.cols.div_ceil(x.source.vector_len() as usize);
     let sms = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(SMS);
-    let most = (sms * CUBES_PER_SM).min(UNITS * FOLDED);
+    let most = if is_cpu(client) { CPU_CUBES } else { (sms * CUBES_PER_SM).min(UNITS * FOLDED) };
     let count = (x.rows * per_row).div_ceil((UNITS * IN_FLIGHT) as usize).clamp(1, most as usize);
     let handle = client.empty(count * 4);
     // SAFETY: `x` is checked, `load_vector` reads only inside it, and cube `i` of `count` writes word `i` of `count`.
@@ -148,19 +151,13 @@ pub(crate) fn find_maxima<R: Runtime>(client: &ComputeClient<R>, x: &Checked) ->
             ArrayArg::from_raw_parts(handle.clone(), count),
             x.geometry(),
             per_row as u32,
+            x.rows == 1,
             x.source,
             Isa::of(client),
             VERSION,
         );
     }
     Maxima::partial(handle, count, x.source)
-}
-
-/// Where a unit is in a matrix of rows of vectors.
-#[derive(CubeType)]
-struct Cursor {
-    row: u32,
-    vector: u32,
 }
 
 /// Cubes go through the vectors of `x` in step, row by row.
@@ -170,12 +167,13 @@ fn partial_maxima<N: Size>(
     partials: &mut Array<u32>,
     geometry: Geometry,
     per_row: u32,
+    #[comptime] one_row: bool,
     #[comptime] source: Source,
     #[comptime] isa: Isa,
     #[comptime] _version: Version,
 ) {
     let step = CUBE_COUNT as u32 * UNITS;
-    let mut at = Cursor { row: ABSOLUTE_POS as u32 / per_row, vector: ABSOLUTE_POS as u32 % per_row };
+    let mut at = Cursor::new(ABSOLUTE_POS as u32, step, per_row, one_row);
     let words = comptime!((4 * IN_FLIGHT) as usize);
     let mut largest = 0u32.runtime();
     // The same number of rounds for the whole cube. Loads past the end repeat an element.
@@ -183,7 +181,7 @@ fn partial_maxima<N: Size>(
     let mut first = CUBE_POS as u32 * UNITS;
     while first < vectors {
         let mut raw = Array::<u32>::new(words);
-        load_round(x, &geometry, &mut at, step, per_row, &mut raw, source, isa);
+        load_round(x, &geometry, &mut at, &mut raw, source, isa);
         all_loaded(isa);
         #[unroll]
         for i in 0..words {
@@ -203,21 +201,15 @@ fn load_round<N: Size>(
     x: &Array<Vector<u32, N>>,
     geometry: &Geometry,
     at: &mut Cursor,
-    step: u32,
-    per_row: u32,
     raw: &mut Array<u32>,
     #[comptime] source: Source,
     #[comptime] isa: Isa,
 ) {
-    let (row_step, vector_step) = (step / per_row, step % per_row);
     #[unroll]
     for i in 0..IN_FLIGHT {
-        let col = at.vector * comptime!(source.vector_len());
+        let col = at.piece * comptime!(source.vector_len());
         load_vector(x, geometry, at.row, col, raw, comptime!(4 * i), source, isa);
-        at.vector += vector_step;
-        let carry = at.vector >= per_row;
-        at.vector -= select(carry, per_row, 0u32.runtime());
-        at.row += row_step + select(carry, 1u32.runtime(), 0u32.runtime());
+        at.advance();
     }
 }
 

@@ -4,6 +4,16 @@ use cubecl::prelude::*;
 
 use crate::ptx::cvt::Isa;
 
+/// Widest vectors of a CPU, in units. GPUs have wider planes.
+const CPU_PLANE: u32 = 8;
+
+/// Whether the device's units are lanes of a CPU's vectors: of a software driver, or of a runtime for CPUs. There a barrier, and a
+/// load of an address that each unit has for itself, cost as much as dozens of operations.
+pub(crate) fn is_cpu<R: Runtime>(client: &ComputeClient<R>) -> bool {
+    let hardware = &client.properties().hardware;
+    hardware.num_cpu_cores.is_some() || hardware.plane_size_max <= CPU_PLANE
+}
+
 /// Units of every cube in this crate: four planes of 64 or eight of 32, and WebGPU's guaranteed limit.
 pub(crate) const UNITS: u32 = 256;
 

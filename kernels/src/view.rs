@@ -251,6 +251,49 @@ pub(crate) struct Geometry {
     base: u32,
 }
 
+/// Where a unit is in a matrix whose rows have the same number of pieces, while it goes on by the same number of them.
+#[derive(CubeType)]
+pub(crate) struct Cursor {
+    pub(crate) row: u32,
+    pub(crate) piece: u32,
+    per_row: u32,
+    row_step: u32,
+    piece_step: u32,
+    #[cube(comptime)]
+    one_row: bool,
+}
+
+#[cube]
+impl Cursor {
+    /// At piece `first` of all, to go on by `step`. Divides by `per_row`, which takes long, unless there is but one row; there
+    /// pieces may come to lie past its end.
+    pub(crate) fn new(first: u32, step: u32, per_row: u32, #[comptime] one_row: bool) -> Cursor {
+        if comptime!(one_row) {
+            let zero = 0u32.runtime();
+            Cursor { row: zero, piece: first, per_row, row_step: zero, piece_step: step, one_row }
+        } else {
+            Cursor {
+                row: first / per_row,
+                piece: first % per_row,
+                per_row,
+                row_step: step / per_row,
+                piece_step: step % per_row,
+                one_row,
+            }
+        }
+    }
+
+    /// Goes on by one step.
+    pub(crate) fn advance(&mut self) {
+        self.piece += self.piece_step;
+        if comptime!(!self.one_row) {
+            let carry = self.piece >= self.per_row;
+            self.piece -= select(carry, self.per_row, 0u32.runtime());
+            self.row += self.row_step + select(carry, 1u32.runtime(), 0u32.runtime());
+        }
+    }
+}
+
 /// Raw bits of elements `(r, c)` to `(r, c + 3)`, zero outside the matrix. `c` must be a multiple of 4.
 #[cube]
 pub(crate) fn load_quad<N: Size>(

@@ -1,8 +1,15 @@
 //! The GEMM of any device: codes are decoded to f32 on their way into shared memory, then an f32 tile product.
 //!
-//! A cube makes a 64x64 tile of the output, 32 codes of the contraction a step; each of its 8x8 units holds 8x8 sums, so
-//! that it reads one value from shared memory for every four multiplications. Tiles lie in shared memory as `[k, row]`,
+//! A cube makes a tile of the output ([`Tile`]), 32 codes of the contraction a step. Tiles lie in shared memory as `[k, row]`,
 //! four rows to a vector.
+//!
+//! | device | tile | units | sums of a unit | read from shared memory for them |
+//! | --- | --- | --- | --- | --- |
+//! | GPU | 64x64 | 8x8 | 8x8 | 16 values |
+//! | CPU behind a graphics driver | 32x128 | 1x8 | 32x16 | 32 values that all units read, 16 of its own |
+//!
+//! A driver for CPUs makes a vector of eight neighbouring units. It loads what all of them read once, what each reads for itself
+//! one by one, and saves their registers at every barrier of a cube that has more units.
 //!
 //! With blocks of 128, the sums of every fourth step are scaled and moved to a second set of 8x8. E8M0 scales multiply the
 //! decoded values, which is exact but for values below f32's normal ones.
@@ -14,19 +21,49 @@ use super::Gemm;
 use super::problem::{Problem, ProblemLaunch};
 use crate::format::decode;
 use crate::granularity::BLOCK;
-use crate::grid::fold;
+use crate::grid::{fold, is_cpu};
 use crate::mx::e8m0_inverse_bits;
 use crate::version::{VERSION, Version};
 use crate::{Format, Granularity};
 
-/// Rows and columns of a cube's tile of the output.
-const TILE: u32 = 64;
+/// A cube's part of the output, and how it is cut among its units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Tile {
+    /// Along the rows, along the columns.
+    units: [u32; 2],
+    /// Groups of four rows, and of four columns, that a unit holds. Unit `u` holds the groups `u`, `u + units` and so on:
+    /// neighbours read neighbouring vectors.
+    quads: [u32; 2],
+}
 
-/// Groups of four rows (or columns) in a tile.
-const QUADS: u32 = TILE / 4;
+const GPU_TILE: Tile = Tile { units: [8, 8], quads: [2, 2] };
+const CPU_TILE: Tile = Tile { units: [1, 8], quads: [8, 4] };
 
-/// Units along each side of a tile. Unit `u` holds the groups `u` and `u + SIDE`: neighbours read neighbouring vectors.
-const SIDE: u32 = QUADS / 2;
+impl Tile {
+    const fn unit_count(self) -> u32 {
+        self.units[0] * self.units[1]
+    }
+
+    /// Groups of four rows (side 0) or columns (side 1).
+    const fn side_quads(self, side: usize) -> u32 {
+        self.units[side] * self.quads[side]
+    }
+
+    /// Rows and columns.
+    const fn size(self) -> [u32; 2] {
+        [4 * self.side_quads(0), 4 * self.side_quads(1)]
+    }
+
+    /// Vectors from one `k` to the next in shared memory, with one of padding against bank conflicts.
+    const fn pitch(self, side: usize) -> u32 {
+        self.side_quads(side) + 1
+    }
+
+    /// Vectors of four columns that hold a unit's sums: `quads[1]` for each of its rows.
+    const fn sums(self) -> u32 {
+        4 * self.quads[0] * self.quads[1]
+    }
+}
 
 /// Words of contraction in a step: 32 codes, one memory sector of a row.
 const STEP_WORDS: u32 = 8;
@@ -37,26 +74,25 @@ const STEP: u32 = STEP_WORDS * 4;
 /// Words of one block of the contraction.
 const BLOCK_WORDS: u32 = BLOCK as u32 / 4;
 
-/// Vectors from one `k` to the next in shared memory, with one of padding against bank conflicts.
-const PITCH: u32 = QUADS + 1;
-
 type Quad = Vector<f32, Const<4>>;
 
 /// Launches the kernel.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (m, n, matrices) = gemm.matrices();
+    let tile = if is_cpu(client) { CPU_TILE } else { GPU_TILE };
     // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are guarded by
     // the rows and words of the operands, stores by `m` and `n`.
     unsafe {
         gemm_emulated::launch_unchecked::<R>(
             client,
-            fold(client, gemm.tiles([TILE; 2])),
-            CubeDim::new_1d(SIDE * SIDE),
+            fold(client, gemm.tiles(tile.size())),
+            CubeDim::new_1d(tile.unit_count()),
             gemm.a.codes_array(1),
             gemm.b.codes_array(1),
             ProblemLaunch::of(gemm, gemm.bias.as_ref()),
             ArrayArg::from_raw_parts(gemm.out.clone(), m * n * matrices),
             gemm.formats(),
+            tile,
             gemm.accumulate,
             gemm.dtype,
             VERSION,
@@ -73,55 +109,53 @@ fn gemm_emulated<O: Float>(
     problem: &Problem,
     out: &mut Array<O>,
     #[comptime] formats: [Format; 2],
+    #[comptime] tile: Tile,
     #[comptime] accumulate: bool,
     #[define(O)] _dtype: StorageType,
     #[comptime] _version: Version,
 ) {
-    let work = problem.work(CUBE_POS as u32, comptime!([TILE; 2]));
+    let work = problem.work(CUBE_POS as u32, comptime!(tile.size()));
     let (row0, col0) = (work.row0, work.col0);
     if row0 >= work.row_end {
         terminate!();
     }
     let end = min(work.end.div_ceil(4u32), problem.words);
-    let mut tile_a = SharedMemory::<Quad>::new(comptime!((STEP * PITCH) as usize));
-    let mut tile_b = SharedMemory::<Quad>::new(comptime!((STEP * PITCH) as usize));
-    let unit_x = UNIT_POS % SIDE;
-    let unit_y = UNIT_POS / SIDE;
+    let mut tile_a = SharedMemory::<Quad>::new(comptime!((STEP * tile.pitch(0)) as usize));
+    let mut tile_b = SharedMemory::<Quad>::new(comptime!((STEP * tile.pitch(1)) as usize));
+    let (unit_x, unit_y) = unit_of(tile);
     let by_block = comptime!(Granularity::any_blocks(problem.granularities));
+    let [quads_y, quads_x] = comptime!(tile.quads);
+    let count = comptime!(tile.sums());
 
-    // Row `i` of the unit, columns of its group `j`, at `2 * i + j`.
-    let mut sums = Array::<Quad>::new(16usize);
-    #[unroll]
-    for i in 0..16usize {
-        sums[i] = Quad::new(0.0f32);
-    }
-    let mut totals = Array::<Quad>::new(16usize);
-    if comptime!(by_block) {
-        #[unroll]
-        for i in 0..16usize {
-            totals[i] = Quad::new(0.0f32);
-        }
-    }
+    // Row `i` of the unit, columns of its group `j`, at `quads_x * i + j`.
+    let mut sums = zeros(count);
+    let mut totals = zeros(count);
     // Where the tile's columns begin and end among the rows of B.
     let first_b = work.row0_b + col0;
     let rows_b = work.row0_b + problem.n;
     let mut step = work.first / 4;
     while step < end {
-        load_tile(a, problem, &mut tile_a, row0, work.row_end, step, comptime!(formats[0]), 0usize);
-        load_tile(b, problem, &mut tile_b, first_b, rows_b, step, comptime!(formats[1]), 1usize);
+        load_tile(a, problem, &mut tile_a, row0, work.row_end, step, comptime!((tile, formats[0])), 0usize);
+        load_tile(b, problem, &mut tile_b, first_b, rows_b, step, comptime!((tile, formats[1])), 1usize);
         sync_cube();
         for k in 0..STEP {
-            let cols_0 = tile_b[(k * PITCH + unit_x) as usize];
-            let cols_1 = tile_b[(k * PITCH + unit_x + SIDE) as usize];
+            let mut cols = Array::<Quad>::new(comptime!(quads_x as usize));
             #[unroll]
-            for half in 0..2u32 {
-                let rows = tile_a[(k * PITCH + unit_y + half * SIDE) as usize];
+            for j in 0..quads_x {
+                cols[j as usize] =
+                    tile_b[(k * comptime!(tile.pitch(1)) + unit_x + comptime!(j * tile.units[1])) as usize];
+            }
+            #[unroll]
+            for quad in 0..quads_y {
+                let rows = tile_a[(k * comptime!(tile.pitch(0)) + unit_y + comptime!(quad * tile.units[0])) as usize];
                 #[unroll]
                 for i in 0..4u32 {
                     let row = Quad::new(rows[i as usize]);
-                    let place = comptime!((2 * (4 * half + i)) as usize);
-                    sums[place] = fma(row, cols_0, sums[place]);
-                    sums[place + 1] = fma(row, cols_1, sums[place + 1]);
+                    #[unroll]
+                    for j in 0..quads_x {
+                        let place = comptime!((quads_x * (4 * quad + i) + j) as usize);
+                        sums[place] = fma(row, cols[j as usize], sums[place]);
+                    }
                 }
             }
         }
@@ -131,45 +165,43 @@ fn gemm_emulated<O: Float>(
             let after = step % BLOCK_WORDS;
             if after == 0 || step >= end {
                 let block = (step - 1) / BLOCK_WORDS;
-                let factors_a = factors(problem, row0 + unit_y * 4, work.row_end, block, 0usize);
-                let factors_b = factors(problem, first_b + unit_x * 4, rows_b, block, 1usize);
+                let factors_a = factors(problem, row0 + unit_y * 4, work.row_end, block, tile, 0usize);
+                let factors_b = factors(problem, first_b + unit_x * 4, rows_b, block, tile, 1usize);
                 #[unroll]
-                for i in 0..16usize {
-                    let factor = Quad::new(factors_a[i / 8][i / 2 % 4]) * factors_b[i % 2];
-                    totals[i] = fma(sums[i], factor, totals[i]);
-                    sums[i] = Quad::new(0.0f32);
+                for i in 0..count {
+                    let place = comptime!(i as usize);
+                    totals[place] = fma(sums[place], factor_of(&factors_a, &factors_b, i, tile), totals[place]);
+                    sums[place] = Quad::new(0.0f32);
                 }
             }
         }
     }
     if comptime!(!by_block) {
-        let factors_a = factors(problem, row0 + unit_y * 4, work.row_end, 0u32.runtime(), 0usize);
-        let factors_b = factors(problem, first_b + unit_x * 4, rows_b, 0u32.runtime(), 1usize);
+        let factors_a = factors(problem, row0 + unit_y * 4, work.row_end, 0u32.runtime(), tile, 0usize);
+        let factors_b = factors(problem, first_b + unit_x * 4, rows_b, 0u32.runtime(), tile, 1usize);
         #[unroll]
-        for i in 0..16usize {
-            totals[i] = sums[i] * (Quad::new(factors_a[i / 8][i / 2 % 4]) * factors_b[i % 2]);
+        for i in 0..count {
+            let place = comptime!(i as usize);
+            totals[place] = sums[place] * factor_of(&factors_a, &factors_b, i, tile);
         }
     }
     if comptime!(problem.grouping.is_some()) {
         if work.first / 4 >= end {
             // Nothing was multiplied, so no scale counts, not even NaN.
-            #[unroll]
-            for i in 0..16usize {
-                totals[i] = Quad::new(0.0f32);
-            }
+            clear(&mut totals, count);
         }
     }
 
     #[unroll]
-    for j in 0..8u32 {
-        let col = col0 + (unit_x + comptime!(j / 4 * SIDE)) * 4 + comptime!(j % 4);
+    for j in 0..comptime!(4 * quads_x) {
+        let col = col0 + (unit_x + comptime!(j / 4 * tile.units[1])) * 4 + comptime!(j % 4);
         if col < problem.n {
             let shift = problem.bias.at(col);
             #[unroll]
-            for i in 0..8u32 {
-                let row = row0 + (unit_y + comptime!(i / 4 * SIDE)) * 4 + comptime!(i % 4);
+            for i in 0..comptime!(4 * quads_y) {
+                let row = row0 + (unit_y + comptime!(i / 4 * tile.units[0])) * 4 + comptime!(i % 4);
                 if row >= work.row_begin && row < work.row_end {
-                    let total = totals[comptime!((2 * i + j / 4) as usize)][comptime!((j % 4) as usize)];
+                    let total = totals[comptime!((quads_x * i + j / 4) as usize)][comptime!((j % 4) as usize)];
                     let index = (work.out0 + row * problem.n + col) as usize;
                     let sum = if comptime!(accumulate) {
                         f32::cast_from(out[index]) + (total + shift)
@@ -183,44 +215,85 @@ fn gemm_emulated<O: Float>(
     }
 }
 
-/// Inverse scales of the two groups of four rows (or columns) that a unit holds, the first beginning at `first`; ones, where
-/// the tile is scaled already.
+/// Column and row of this unit in its tile. Where a tile has one row of units, the compiler sees that all of them have the same rows.
 #[cube]
-fn factors(problem: &Problem, first: u32, rows: u32, block: u32, #[comptime] side: usize) -> Array<Quad> {
-    let mut factors = Array::<Quad>::new(2usize);
+fn unit_of(#[comptime] tile: Tile) -> (u32, u32) {
+    if comptime!(tile.units[0] == 1) {
+        (UNIT_POS, 0u32.runtime())
+    } else {
+        (UNIT_POS % comptime!(tile.units[1]), UNIT_POS / comptime!(tile.units[1]))
+    }
+}
+
+#[cube]
+fn zeros(#[comptime] count: u32) -> Array<Quad> {
+    let mut zeros = Array::<Quad>::new(comptime!(count as usize));
+    clear(&mut zeros, count);
+    zeros
+}
+
+#[cube]
+fn clear(sums: &mut Array<Quad>, #[comptime] count: u32) {
     #[unroll]
-    for half in 0..2u32 {
+    for i in 0..count {
+        sums[i as usize] = Quad::new(0.0f32);
+    }
+}
+
+/// Inverse scales of the groups of four rows (or columns) that a unit holds, the first beginning at `first`; ones, where the tile
+/// is scaled already.
+#[cube]
+fn factors(
+    problem: &Problem,
+    first: u32,
+    rows: u32,
+    block: u32,
+    #[comptime] tile: Tile,
+    #[comptime] side: usize,
+) -> Array<Quad> {
+    let mut factors = Array::<Quad>::new(comptime!(tile.quads[side] as usize));
+    #[unroll]
+    for group in 0..comptime!(tile.quads[side]) {
         let mut quad = Quad::empty();
         #[unroll]
         for i in 0..4u32 {
             // Past the last row there is nothing to scale; any scale will do.
-            let row = min(first + comptime!(half * SIDE * 4 + i), rows - 1);
+            let row = min(first + comptime!(group * tile.units[side] * 4 + i), rows - 1);
             quad[i as usize] = problem.factor(row, block, side);
         }
-        factors[half as usize] = quad;
+        factors[group as usize] = quad;
     }
     factors
 }
 
-/// Decodes 64 rows by 32 codes into `tile`: each unit takes one word of each of four neighbouring rows, twice. A step is one
-/// block of E8M0 scales.
+/// What vector `i` of a unit's sums is multiplied by.
+#[cube]
+fn factor_of(rows: &Array<Quad>, cols: &Array<Quad>, #[comptime] i: u32, #[comptime] tile: Tile) -> Quad {
+    let (row, quad) = comptime!((i / tile.quads[1], i % tile.quads[1]));
+    Quad::new(rows[comptime!((row / 4) as usize)][comptime!((row % 4) as usize)]) * cols[quad as usize]
+}
+
+/// Decodes a step of operand `side` into shared memory: a unit takes one word of each of four neighbouring rows at a time. A step is
+/// one block of E8M0 scales.
 #[cube]
 fn load_tile(
     codes: &Array<u32>,
     problem: &Problem,
-    tile: &mut SharedMemory<Quad>,
+    decoded: &mut SharedMemory<Quad>,
     row0: u32,
     rows: u32,
     step: u32,
-    #[comptime] format: Format,
+    #[comptime] what: (Tile, Format),
     #[comptime] side: usize,
 ) {
+    let (tile, format) = comptime!(what);
+    let at_once = comptime!(tile.unit_count() / STEP_WORDS);
     let is_mx = comptime!(problem.granularities[side].is_mx());
     let local_word = UNIT_POS % STEP_WORDS;
     let word = step + local_word;
     #[unroll]
-    for pass in 0..2u32 {
-        let quad = UNIT_POS / STEP_WORDS + pass * SIDE;
+    for pass in 0..comptime!(tile.side_quads(side) / at_once) {
+        let quad = UNIT_POS / STEP_WORDS + pass * at_once;
         let mut packed = Array::<u32>::new(4usize);
         let mut scales = Quad::new(1.0f32);
         #[unroll]
@@ -244,7 +317,7 @@ fn load_tile(
                 values[i] = decode((packed[i] >> comptime!(8 * j)) & 0xffu32, format);
             }
             let values = if is_mx { values * scales } else { values };
-            tile[((local_word * 4 + j) * PITCH + quad) as usize] = values;
+            decoded[((local_word * 4 + j) * comptime!(tile.pitch(side)) + quad) as usize] = values;
         }
     }
 }

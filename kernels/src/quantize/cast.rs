@@ -19,7 +19,7 @@ use crate::ptx::cvt::Isa;
 use crate::ptx::memory::load_global;
 use crate::scale::inverse_bits;
 use crate::version::{VERSION, Version};
-use crate::view::{Checked, Geometry, Source, all_loaded, load_sector, max_magnitude};
+use crate::view::{Checked, Cursor, Geometry, Source, all_loaded, load_sector, max_magnitude};
 use crate::{Format, Orientation, ScaleMode, row_words};
 
 /// Sectors that a unit has in flight, 128 bytes of `x`.
@@ -163,6 +163,7 @@ fn launch_linear<R: Runtime>(
             x.geometry(),
             sectors,
             per_row,
+            x.rows == 1,
             Encoding { source: x.source, format, isa: Isa::of(client), has_subnormals: false },
             VERSION,
         );
@@ -180,6 +181,7 @@ fn cast_linear<N: Size, M: Size>(
     geometry: Geometry,
     sectors: u32,
     per_row: u32,
+    #[comptime] one_row: bool,
     #[comptime] encoding: Encoding,
     #[comptime] _version: Version,
 ) {
@@ -192,17 +194,13 @@ fn cast_linear<N: Size, M: Size>(
     let first = cube_first + UNIT_POS;
     let mut raw = Array::<u32>::new(comptime!((SECTORS * SECTOR_WORDS) as usize));
     let mut cols = Array::<u32>::new(comptime!(SECTORS as usize));
-    let mut row = first / per_row;
-    let mut sector = first % per_row;
-    let (row_step, sector_step) = (UNITS / per_row, UNITS % per_row);
+    let mut at = Cursor::new(first, UNITS, per_row, one_row);
     #[unroll]
     for i in 0..SECTORS {
-        cols[i as usize] = sector * len;
-        load_sector(x, &geometry, row, sector * len, &mut raw, comptime!(i * SECTOR_WORDS), source, encoding.isa);
-        sector += sector_step;
-        let carry = sector >= per_row;
-        sector -= select(carry, per_row, 0u32.runtime());
-        row += row_step + select(carry, 1u32.runtime(), 0u32.runtime());
+        let col = at.piece * len;
+        cols[i as usize] = col;
+        load_sector(x, &geometry, at.row, col, &mut raw, comptime!(i * SECTOR_WORDS), source, encoding.isa);
+        at.advance();
     }
     all_loaded(encoding.isa);
     let scales = scale.make(encoding);

@@ -13,7 +13,7 @@ use super::tile::{
 };
 use super::{Copies, Copy, optional, words};
 use crate::amax::amax_bits;
-use crate::grid::{UNITS, fold, lanes_max};
+use crate::grid::{UNITS, fold, is_cpu, lanes_max};
 use crate::ptx::cvt::Isa;
 use crate::scale::{inverse_bits, scale_bits};
 use crate::version::{VERSION, Version};
@@ -42,20 +42,25 @@ pub(super) fn launch<R: Runtime>(
 struct RowSplit {
     /// Units per row, a power of two; a cube takes `UNITS / lanes` rows.
     lanes: u32,
-    /// Sectors per unit; zero for rows too long to zero_past_end, which the cube reads twice.
+    /// Sectors per unit; zero for rows too long to keep, which the cube reads twice.
     held: u32,
 }
 
 impl RowSplit {
     /// The fewest units that keep a row of so many sectors four to each, so that few of them wait for each other and four
-    /// cubes fit on an SM; from the whole cube on in as many as it takes, up to eight.
-    fn new(sectors: usize) -> Self {
+    /// cubes fit on an SM; from the whole cube on in as many as it takes, up to [`MOST_HELD`]. On a CPU always so many: a maximum of
+    /// fewer units is found sooner.
+    fn new(sectors: usize, cpu: bool) -> Self {
         let sectors = sectors as u32;
-        let lanes = sectors.div_ceil(4).next_power_of_two().clamp(4, UNITS);
+        let each = if cpu { MOST_HELD } else { 4 };
+        let lanes = sectors.div_ceil(each).next_power_of_two().clamp(4, UNITS);
         let held = sectors.div_ceil(lanes);
-        RowSplit { lanes, held: if held <= 8 { held } else { 0 } }
+        RowSplit { lanes, held: if held <= MOST_HELD { held } else { 0 } }
     }
 }
+
+/// Most sectors that a unit keeps in registers.
+const MOST_HELD: u32 = 8;
 
 /// Sectors that a unit has in flight in a row too long to keep.
 const IN_FLIGHT: u32 = 4;
@@ -63,7 +68,7 @@ const IN_FLIGHT: u32 = 4;
 fn launch_rows<R: Runtime>(client: &ComputeClient<R>, x: &Checked, cast: Cast) -> Copy {
     let pitch = row_words(x.cols);
     let per_row = sectors_per_row(x);
-    let plan = RowSplit::new(per_row);
+    let plan = RowSplit::new(per_row, is_cpu(client));
     let copy =
         Copy { codes: words(client, x.rows * pitch), inv_scale: words(client, x.rows), amax: words(client, x.rows) };
     // SAFETY: `x` is checked and `load_sector` reads only inside it; stores are guarded by the rows and by the sectors of a
