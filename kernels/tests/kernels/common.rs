@@ -15,6 +15,7 @@ use float8_kernels::{
 use half::{bf16, f16};
 use proptest::prelude::*;
 use proptest::sample::select;
+pub(crate) use test_data::Random;
 
 pub(crate) type Client = ComputeClient<WgpuRuntime>;
 
@@ -265,41 +266,4 @@ pub(crate) fn upload_codes(
 
 pub(crate) fn transpose<T: Copy>(x: &[T], [rows, cols]: [usize; 2]) -> Vec<T> {
     (0..cols).flat_map(|c| (0..rows).map(move |r| x[r * cols + c])).collect()
-}
-
-/// A reproducible stream of bits (Knuth's MMIX generator, high half).
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub(crate) fn bits(&mut self) -> u32 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 32) as u32
-    }
-
-    /// In [-1, 1).
-    pub(crate) fn unit(&mut self) -> f32 {
-        (self.bits() >> 8) as f32 / (1 << 23) as f32 - 1.0
-    }
-
-    /// Values over many binades, as activations and gradients have.
-    pub(crate) fn values(&mut self, len: usize) -> Vec<f32> {
-        (0..len).map(|_| self.unit() * (self.unit() * 6.0).exp2()).collect()
-    }
-
-    /// Such values with zeros, subnormals, infinities and NaNs of both signs among them, `every` elements apart on
-    /// average.
-    pub(crate) fn spiced(&mut self, len: usize, every: u32) -> Vec<f32> {
-        const SPICE: [f32; 6] = [0.0, f32::MIN_POSITIVE / 3.0, 1e-30, 3e38, f32::INFINITY, f32::NAN];
-        let mut x = self.values(len);
-        for x in &mut x {
-            if self.bits().is_multiple_of(every) {
-                *x = SPICE[self.bits() as usize % SPICE.len()].copysign(self.unit());
-            }
-        }
-        x
-    }
 }

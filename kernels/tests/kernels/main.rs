@@ -7,7 +7,6 @@ mod errors;
 mod gemm;
 mod gemm_into;
 mod given_amax;
-mod golden;
 mod grouped;
 mod health;
 mod mx;

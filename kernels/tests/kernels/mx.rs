@@ -1,4 +1,4 @@
-//! OCP MX: torchao's scales, codes and values bit for bit, the scales of every kind of amax, the tiles, and the errors.
+//! OCP MX: the scales of every kind of amax, the tiles, and the errors.
 
 use float8_kernels::reference::{self, HostOperand};
 use float8_kernels::{
@@ -8,7 +8,6 @@ use float8_kernels::{
 use rstest::rstest;
 
 use crate::common::*;
-use crate::golden::Golden;
 use crate::reference::e8m0_scale;
 
 fn mx_cast(format: Format, mode: ScaleCalculationMode) -> Cast {
@@ -17,56 +16,6 @@ fn mx_cast(format: Format, mode: ScaleCalculationMode) -> Cast {
 
 fn bytes(scales: &[InvScale]) -> Vec<u8> {
     scales.iter().map(|scale| scale.to_e8m0().expect("a power of two or NaN")).collect()
-}
-
-/// By rows as the file has it, and by columns of the transpose.
-#[rstest]
-fn golden_mx(
-    #[values("f32", "bf16")] dtype: &str,
-    #[values(Format::E4m3, Format::E5m2)] format: Format,
-    #[values(
-        ScaleCalculationMode::Floor,
-        ScaleCalculationMode::Ceil,
-        ScaleCalculationMode::Even,
-        ScaleCalculationMode::Rceil
-    )]
-    mode: ScaleCalculationMode,
-) {
-    let golden = Golden::open("mx.safetensors");
-    let (x, shape) = golden.float(&format!("x_{dtype}"));
-    let (shape, cast) = ([shape[0], shape[1]], mx_cast(format, mode));
-    let name = format!("{dtype}_{format}_{mode}");
-    let want_scales = golden.u8(&format!("{name}_scale"));
-    let want_codes = golden.u8(&format!("{name}_codes"));
-    let want_values = golden.float(&format!("{name}_dequant")).0;
-    let check = |codes: &[u8], inv_scales: &[InvScale], what: &str| {
-        assert_eq!(bytes(inv_scales), want_scales, "{name} {what}");
-        assert!(codes == want_codes, "{name} {what}: codes");
-        for (i, (code, want)) in codes.iter().zip(&want_values).enumerate() {
-            let got = reference::decode(*code, format) * inv_scales[i / 32].get();
-            assert!(same(got, *want), "{name} {what} value {i}: {got:e}, not {want:e}");
-        }
-    };
-    let inverses = |scales: &[float8_kernels::Scale]| scales.iter().map(|s| s.inverse()).collect::<Vec<_>>();
-    let rows = reference::quantize(&x, shape[0], shape[1], cast, false);
-    check(&rows.codes, &inverses(&rows.scales), "reference by rows");
-    let cols = reference::quantize(&transpose(&x, shape), shape[1], shape[0], cast, true);
-    check(&transpose(&cols.codes, [shape[1], shape[0]]), &inverses(&cols.scales), "reference by columns");
-
-    let Some(client) = client() else { return };
-    let dtype = if dtype == "f32" { F32 } else { BF16 };
-    for orientation in [Orientation::Rows, Orientation::Both] {
-        let view = upload(&client, &x, shape, Layout::RowMajor, dtype);
-        let made = quantize(&client, &view, cast, orientation).unwrap();
-        let got = HostMatrix::read(&client, &made.rows.unwrap());
-        check(&got.codes, &got.inv_scales, "device by rows");
-    }
-    for orientation in [Orientation::Cols, Orientation::Both] {
-        let view = upload(&client, &transpose(&x, shape), [shape[1], shape[0]], Layout::RowMajor, dtype);
-        let made = quantize(&client, &view, cast, orientation).unwrap();
-        let got = HostMatrix::read(&client, &made.cols.unwrap());
-        check(&got.codes, &got.inv_scales, "device by columns");
-    }
 }
 
 /// Every binade's ends, the neighbours of FMAX and of 1 in it, subnormals, and amaxes at random.

@@ -47,7 +47,7 @@ proptest! {
         dtype in select(vec![F32, F16, BF16]),
         cast in any_cast(),
         orientation in any_orientation(),
-        every in select(vec![20u32, 300, 5000]),
+        every in select(vec![20usize, 300, 5000]),
         seed: u64,
     ) {
         let Some(client) = client() else { return Ok(()) };

@@ -5,44 +5,12 @@ use core::fmt;
 use cubecl::ir::{ElemType, FloatKind, StorageType};
 use cubecl::prelude::*;
 use half::{bf16, f16};
+pub(crate) use test_data::Random;
 
 pub(crate) const F32: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F32));
 pub(crate) const F16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F16));
 pub(crate) const BF16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::BF16));
 pub(crate) const DTYPES: [StorageType; 3] = [F32, F16, BF16];
-
-/// A stream of bits: Marsaglia's xorshift with a multiplied output.
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
-        let mut random = Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        (0..4).for_each(|_| _ = random.bits());
-        random
-    }
-
-    pub(crate) fn bits(&mut self) -> u32 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) as u32
-    }
-
-    /// In 0..n.
-    pub(crate) fn below(&mut self, n: usize) -> usize {
-        ((u64::from(self.bits()) * n as u64) >> 32) as usize
-    }
-
-    /// In [-1, 1).
-    pub(crate) fn unit(&mut self) -> f32 {
-        (self.bits() >> 8) as f32 / (1 << 23) as f32 - 1.0
-    }
-
-    /// A value of either sign whose magnitude spreads over a dozen binades, as those of activations and gradients do.
-    pub(crate) fn value(&mut self) -> f32 {
-        self.unit() * (self.unit() * 6.0).exp2()
-    }
-}
 
 /// What a matrix is filled with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,6 +8,7 @@
 //! scaled_gemm       |got - want| ≤ bound · Σ |a·b|, want in f64 (see [`Bound`])
 //! grouped_gemm      the same in each group, and zeros where there is none
 //! repeated_gemm     exact sums, 200 launches without a wait
+//! golden_*          casts, scales and codes are torch's and torchao's, bit for bit
 //! ```
 //!
 //! Fresh device memory is filled with NaN patterns before each case, so that an output that nobody writes is noticed.
@@ -19,6 +20,7 @@ mod data;
 mod dequantize;
 mod device;
 mod gemm;
+mod golden;
 mod grouped;
 mod matrix;
 mod oracle;
@@ -32,6 +34,7 @@ use cubecl::prelude::*;
 pub use case::{Case, Failure, Size, caught};
 pub use compare::Bound;
 pub use device::poison;
+pub use golden::{Goldens, visit_goldens};
 pub use supervise::{Done, Limits, Loss, Progress, StartError, supervise};
 pub use worker::Worker;
 

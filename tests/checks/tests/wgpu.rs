@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::io::Write;
 
-use checks::{Size, poison, visit};
+use checks::{Case, Goldens, Size, poison, visit, visit_goldens};
 use cubecl::prelude::*;
 use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi, WgpuDevice, WgpuRuntime};
 
@@ -21,8 +21,13 @@ fn client() -> Option<ComputeClient<WgpuRuntime>> {
 
 fn all_pass(only: &str, least: usize) {
     let Some(client) = client() else { return };
+    run(only, least, |visitor| visit(&client, Size::Small, visitor));
+}
+
+/// Runs cases whose names contain `only`, of which there must be `least`.
+fn run(only: &str, least: usize, walk: impl FnOnce(&mut dyn FnMut(Case<'_>))) {
     let mut names = BTreeSet::new();
-    visit(&client, Size::Small, &mut |case| {
+    walk(&mut |case| {
         let name = case.name.clone();
         if name.contains(only) {
             match case.run() {
@@ -33,6 +38,13 @@ fn all_pass(only: &str, least: usize) {
         }
     });
     assert!(names.len() >= least, "{} cases", names.len());
+}
+
+#[test]
+fn golden_vectors() {
+    let Some(client) = client() else { return };
+    let goldens = Goldens::open();
+    run("golden_", 44, |visitor| visit_goldens(&client, &goldens, visitor));
 }
 
 /// A part of the casts: a software device compiles kernels slower than it runs them, and the crate of the kernels has tests

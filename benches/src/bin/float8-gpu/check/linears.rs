@@ -9,8 +9,8 @@ use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::{Float8, Float8Backend, Float8Config, Float8Error, Float8LinearConfig, Gemm, Recipe, Report, report};
 use checks::{Case, Failure};
 use half::bf16;
+use test_data::relative_error;
 
-use super::relative_error;
 use crate::target::Target;
 
 /// M, K and N: tiny, ragged, one past tiles, and sizes that models have.
@@ -30,18 +30,10 @@ fn wrong(message: impl Into<String>) -> Failure {
     Failure::Wrong(message.into())
 }
 
-/// Roughly normal values (a sum of twelve uniform ones), each one that bf16 and f16 have: multiples of 2^-8 of at most eight
-/// bits.
+/// Roughly normal values, each one that bf16 and f16 have: multiples of 2^-8 of at most eight bits.
 fn normal(len: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut uniform = move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1u64 << 24) as f32
-    };
-    let mut value = move || (((0..12).map(|_| uniform()).sum::<f32>() - 6.0) * 256.0).round() / 256.0;
-    (0..len).map(|_| bf16::from_f32(value()).to_f32()).collect()
+    let rounded = |x: f32| bf16::from_f32((x * 256.0).round() / 256.0).to_f32();
+    test_data::normal(len, seed).into_iter().map(rounded).collect()
 }
 
 /// What a linear gives, and what it did.

@@ -176,14 +176,3 @@ pub fn serve<T: Target>(args: &Args) {
         linears::visit::<T>(args.quick, visit);
     });
 }
-
-/// ‖a − b‖ / ‖b‖ in f64; NaN if the lengths differ.
-fn relative_error(a: &[f32], b: &[f32]) -> f64 {
-    if a.len() != b.len() {
-        return f64::NAN;
-    }
-    let square = |x: f64| x * x;
-    let difference: f64 = a.iter().zip(b).map(|(a, b)| square(f64::from(*a) - f64::from(*b))).sum();
-    let size: f64 = b.iter().map(|b| square(f64::from(*b))).sum();
-    (difference / size).sqrt()
-}

@@ -8,6 +8,7 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Tensor, TensorData};
 use burn_float8::{Float8, Float8Config, Float8Error, Float8Stack, LayerReport, Report, UNTAGGED_NAME, report};
+pub use test_data::relative_error;
 
 /// The FP8 backend without autodiff.
 pub type F8 = Float8<Flex>;
@@ -16,16 +17,9 @@ pub type B = Autodiff<F8>;
 /// The same without FP8.
 pub type Plain = Autodiff<Flex>;
 
-/// `n` values, roughly normal, from a fixed generator.
+/// `n` values, roughly normal; seeds count from 0.
 pub fn normal(n: usize, seed: u64) -> Vec<f32> {
-    let mut state = (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut uniform = move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1u64 << 24) as f32
-    };
-    (0..n).map(|_| (0..12).map(|_| uniform()).sum::<f32>() - 6.0).collect()
+    test_data::normal(n, seed + 1)
 }
 
 /// A normal tensor on the default device, the same for every backend.
@@ -42,14 +36,6 @@ pub fn values<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
 /// The bits of values, which `assert_eq` tells apart where `==` does not.
 pub fn bits<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<u32> {
     values(tensor).into_iter().map(f32::to_bits).collect()
-}
-
-/// ‖a − b‖ / ‖b‖
-pub fn relative_error(a: &[f32], b: &[f32]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    let square = |x: f32| f64::from(x) * f64::from(x);
-    let difference: f64 = a.iter().zip(b).map(|(a, b)| square(a - b)).sum();
-    (difference / b.iter().map(|b| square(*b)).sum::<f64>()).sqrt()
 }
 
 /// The model with parameters that depend on nothing but their place in it and the seed. Burn's `seed` is one for all tests

@@ -5,14 +5,14 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::{Float8, Float8Backend, Float8Config, Float8Stack, Recipe, report};
 use llama3::Llama;
+use test_data::Golden;
 
-use crate::support::goldens::{Golden, folder};
 use crate::support::normal;
 use crate::support::operand::{tensor, values};
 use crate::support::runtime::{Flex, Fused, has_wgpu};
 
 fn load<B: AutodiffBackend>() -> Llama<B> {
-    Llama::load_hf(folder().join("hf_llama"), &Default::default()).unwrap_or_else(|e| panic!("{e}"))
+    Llama::load_hf(Golden::folder().join("hf_llama"), &Default::default()).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// The loss before each update.

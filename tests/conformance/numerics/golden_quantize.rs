@@ -1,10 +1,10 @@
 //! Scales and codes of quantize.safetensors, bit for bit.
 use burn::tensor::DType;
 use burn_float8::{Cast, Float8Backend, Format, Granularity, HostCodes, ScaleMode};
-use float8_kernels::{Scale, reference};
+use float8_kernels::Scale;
+use test_data::Golden;
 
 use crate::on_every_runtime;
-use crate::support::goldens::Golden;
 use crate::support::operand::{quantize, tensor, transpose};
 
 const FORMATS: [(&str, Format); 2] = [("e4m3", Format::E4m3), ("e5m2", Format::E5m2)];
@@ -15,22 +15,6 @@ const GRANULARITIES: [(&str, Granularity, bool); 3] = [
     ("rowwise", Granularity::Row, false),
     ("colwise", Granularity::Row, true),
 ];
-
-fn bits(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|v| v.to_bits()).collect()
-}
-
-#[test]
-fn golden_scales_of_the_reference() {
-    let golden = Golden::open("quantize.safetensors");
-    let amax = golden.floats("amax");
-    for (fmt, format) in FORMATS {
-        for (suffix, mode) in MODES {
-            let scales: Vec<_> = amax.iter().map(|a| reference::amax_to_scale(*a, format, mode).get()).collect();
-            assert_eq!(bits(&scales), bits(&golden.floats(&format!("{fmt}_scale{suffix}"))), "{fmt}{suffix}");
-        }
-    }
-}
 
 /// Each amax as a row of one element, so that the device computes its scale.
 fn scales_on<B: Float8Backend>(runtime: &str) {
@@ -80,15 +64,6 @@ fn each_cast(mut check: impl FnMut(&str, &[f32], [usize; 2], DType, Cast, bool, 
     }
     let in_file = golden.names().iter().filter(|n| n.ends_with("_codes")).count();
     assert_eq!(compared, in_file, "every cast in the file");
-}
-
-#[test]
-fn golden_codes_of_the_reference() {
-    each_cast(|name, x, [rows, cols], _, cast, columns, codes, scales| {
-        let ours = reference::quantize(x, rows, cols, cast, columns);
-        assert_eq!(ours.scales, scales, "{name}");
-        assert!(ours.codes == codes, "{name}: codes differ");
-    });
 }
 
 fn codes_on<B: Float8Backend>(runtime: &str) {

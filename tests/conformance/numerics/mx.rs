@@ -4,10 +4,9 @@ use burn::tensor::DType;
 use burn_float8::{
     Cast, Float8Backend, Float8Config, Format, Granularity, HostCodes, Recipe, ScaleCalculationMode, ScaleMode, report,
 };
-use float8_kernels::{InvScale, mx};
+use test_data::Golden;
 
 use crate::on_every_runtime;
-use crate::support::goldens::Golden;
 use crate::support::linear::{forward_backward, layer};
 use crate::support::operand::{dequantized, quantize, tensor, transpose, values};
 use crate::support::runtime::Flex;
@@ -59,19 +58,6 @@ fn golden_on<B: Float8Backend>(runtime: &str) {
 #[test]
 fn golden_mx_on_every_runtime() {
     on_every_runtime!(golden_on);
-}
-
-/// The tiles of the file's scales hold them all, and nothing else.
-#[test]
-fn golden_scales_survive_tiles() {
-    let golden = Golden::open("mx.safetensors");
-    let [rows, blocks] = golden.matrix("f32_e4m3_rceil_scale");
-    let scales = golden.codes("f32_e4m3_rceil_scale");
-    let tiles = mx::to_blocked(&scales, rows, blocks);
-    assert_eq!(tiles.len() / 4, Granularity::Block1x32.scale_words(rows, 32 * blocks));
-    assert_eq!(mx::from_blocked(&tiles, rows, blocks), scales);
-    let back: Vec<_> = scales.iter().map(|&byte| InvScale::from_e8m0(byte).to_e8m0()).collect();
-    assert_eq!(back, scales.into_iter().map(Some).collect::<Vec<_>>());
 }
 
 /// Against f32 on x `[1024, 1024]` and w `[1024, 2048]`, normal: 27, 25 and 24 dB of y, dx and dw, 34 of a dw whose GEMM is

@@ -1,18 +1,11 @@
-//! What all cases share: reference vectors, error measures, and the runtimes of this machine.
-pub mod goldens;
+//! What all cases share: error measures, a layer, a model, and the runtimes of this machine.
 pub mod linear;
 pub mod model;
 pub mod operand;
 pub mod oracle;
 pub mod runtime;
 
-/// ‖a − b‖ / ‖b‖ in f64.
-pub fn relative_error(a: &[f32], b: &[f32]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    let norm = |v: &mut dyn Iterator<Item = f64>| v.map(|x| x * x).sum::<f64>().sqrt();
-    let difference = norm(&mut a.iter().zip(b).map(|(a, b)| f64::from(*a) - f64::from(*b)));
-    difference / norm(&mut b.iter().map(|b| f64::from(*b)))
-}
+pub use test_data::{normal, relative_error};
 
 /// The signal-to-quantization-noise ratio in dB: 20 log10(‖exact‖ / ‖exact − approx‖).
 pub fn sqnr(approx: &[f32], exact: &[f32]) -> f64 {
@@ -26,18 +19,6 @@ pub fn max_error(a: &[f32], b: &[f32]) -> f64 {
         .zip(b)
         .map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs())
         .fold(0.0, |m, e| if e > m || e.is_nan() { e } else { m })
-}
-
-/// `n` values, roughly normal, from a fixed generator.
-pub fn normal(n: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut uniform = move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1u64 << 24) as f32
-    };
-    (0..n).map(|_| (0..12).map(|_| uniform()).sum::<f32>() - 6.0).collect()
 }
 
 /// Values over many binades, row by row and column by column, so that every granularity has other scales.

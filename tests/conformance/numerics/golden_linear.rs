@@ -5,9 +5,9 @@ use burn::nn::Linear as NnLinear;
 use burn::tensor::{DType, Tensor};
 use burn_float8::{Float8, Float8Backend, Float8Config, Recipe, report};
 use std::io::Write;
+use test_data::Golden;
 
 use crate::on_every_runtime;
-use crate::support::goldens::Golden;
 use crate::support::operand::{tensor, transpose, values};
 use crate::support::{relative_error, sqnr};
 

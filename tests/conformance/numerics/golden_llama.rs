@@ -4,14 +4,14 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor, TensorData};
 use llama3::{Llama, names};
+use test_data::Golden;
 
-use crate::support::goldens::{Golden, folder};
 use crate::support::operand::values;
 use crate::support::runtime::Flex;
 use crate::support::{max_error, relative_error};
 
 fn load<B: Backend>() -> Llama<B> {
-    Llama::load_hf(folder().join("hf_llama"), &Default::default()).unwrap_or_else(|e| panic!("{e}"))
+    Llama::load_hf(Golden::folder().join("hf_llama"), &Default::default()).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// `[batch, tokens]`

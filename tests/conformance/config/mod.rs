@@ -1,0 +1,3 @@
+//! Configurations, and what is wrong with some.
+mod errors;
+mod files;

@@ -1,0 +1,7 @@
+//! The conformance suite: one set of cases, run over every runtime that the machine has.
+mod support;
+
+mod config;
+mod decorator;
+mod numerics;
+mod training;

@@ -1,0 +1,11 @@
+//! Codes, scales and results of linears, against reference vectors and definitions in f64.
+mod dtypes;
+mod golden_linear;
+mod golden_llama;
+mod golden_quantize;
+mod gradients;
+mod grouped;
+mod mx;
+mod nonfinite;
+mod properties;
+mod shapes;

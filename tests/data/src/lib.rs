@@ -1,0 +1,19 @@
+//! What tests of all crates share: one random generator, one reader of reference vectors, one measure of errors.
+//!
+//! It knows nothing of the crates under test, so that each of them can have it for its own tests.
+
+mod golden;
+mod random;
+
+pub use golden::Golden;
+pub use random::{Random, normal};
+
+/// ‖a − b‖ / ‖b‖ in f64; NaN if the lengths differ.
+pub fn relative_error(a: &[f32], b: &[f32]) -> f64 {
+    if a.len() != b.len() {
+        return f64::NAN;
+    }
+    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+    let difference = norm(&mut a.iter().zip(b).map(|(a, b)| f64::from(*a) - f64::from(*b)));
+    difference / norm(&mut b.iter().map(|b| f64::from(*b)))
+}
