@@ -6,8 +6,9 @@ use super::epilogue::warp_row;
 use super::places::Places;
 use super::plan::{ROWS, Scaling};
 use super::{Config, STORERS};
-use crate::gemm::pipeline::{Item, Place, advance};
 use crate::gemm::problem::Problem;
+use crate::gemm::tma::item::Item;
+use crate::gemm::tma::ring::{Place, advance};
 use crate::ptx::barrier::{mbarrier_arrive, mbarrier_wait, named_barrier};
 use crate::ptx::shared::{load_shared_words, store_shared};
 use crate::ptx::tcgen05::{tcgen05_after_wait, tcgen05_before_signal, tmem_load};
@@ -42,7 +43,7 @@ pub(super) fn add_steps(
         // All columns share it, or it is that of the column that this thread brings for all.
         let scale_b =
             problem.factor(item.work.row0_b + min(item.work.col0 + own_col(config), problem.n - 1), step, 1usize);
-        let scales_b = column_scales(places.base, buffer.at, config);
+        let scales_b = column_scales(places.ring.base, buffer.at, config);
         if comptime!(config.scaling == Scaling::EachStepByColumn) {
             // Those of the step before the last, which lie here, were read before the barrier of the last.
             store_shared(scales_b + 4 * own_col(config), scale_b);

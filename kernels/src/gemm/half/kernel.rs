@@ -6,8 +6,8 @@ use cubecl::prelude::*;
 
 use super::decode::{Chunk, Halves, chunk_scales, decode_halves};
 use super::{Config, PITCH, STEP};
-use crate::gemm::grouped::Work;
 use crate::gemm::problem::Problem;
+use crate::gemm::schedule::Work;
 use crate::granularity::BLOCK;
 use crate::version::Version;
 

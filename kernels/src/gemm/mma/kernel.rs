@@ -10,8 +10,8 @@ use cubecl::prelude::*;
 
 use super::scales::{Corner, Scales, load_factors, load_words, product_factors};
 use super::{Config, Tile};
-use crate::gemm::grouped::Work;
 use crate::gemm::problem::Problem;
+use crate::gemm::schedule::Work;
 use crate::granularity::BLOCK;
 use crate::ptx::mma::{MmaKind, Product, commit_copies, copy_chunk, load_matrices, mma_fp8, wait_copies};
 use crate::ptx::shared::shared_address;
