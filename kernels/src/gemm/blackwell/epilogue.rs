@@ -269,7 +269,7 @@ fn stage(values: &Array<f32>, to: u32, #[comptime] dtype: Source) {
                 pack_half(values[2 * word], values[2 * word + 1], comptime!(dtype == Source::Bf16))
             };
         }
-        store_shared_quad(address, words[0], words[1], words[2], words[3]);
+        store_shared_quad(address, &words);
     }
 }
 

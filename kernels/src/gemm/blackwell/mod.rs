@@ -28,6 +28,7 @@ use super::tma::item::ItemShape;
 use super::tma::launch::{self, Pass};
 use super::tma::maps::Matrix;
 use super::tma::ring::{Layout, trap};
+use super::tma::scales::load_width;
 use super::tma::store::Store;
 use crate::version::VERSION;
 use crate::{Format, Granularity};
@@ -74,6 +75,8 @@ struct Config {
     scaling: Scaling,
     /// Parts of 128 rows of B whose scales a tile needs.
     scale_tiles_b: usize,
+    /// Blocks whose scales of A, and of B, one load brings where sums are added up in registers: 1, 2 or 4.
+    scale_widths: [u32; 2],
     formats: [Format; 2],
     /// The kernel's name, if barriers that are stuck end it.
     trap: Option<&'static str>,
@@ -208,6 +211,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, scaling: Sca
         bias: pass.has_bias(),
         scaling,
         scale_tiles_b: scale_tiles_b(cols, gemm.grouping()),
+        scale_widths: if scaling.is_promoted() { [gemm.a, gemm.b].map(load_width) } else { [1; 2] },
         formats: gemm.formats(),
         trap: trap("gemm_blackwell"),
     };
@@ -266,6 +270,7 @@ mod tests {
                     store: Store { tma: true, partial: false, accumulate: false, dtype },
                     scaling,
                     scale_tiles_b: scale_tiles_b(cols, grouping),
+                    scale_widths: [1; 2],
                     bias: false,
                     formats: [Format::E4m3; 2],
                     trap: None,

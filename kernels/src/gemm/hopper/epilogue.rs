@@ -11,9 +11,9 @@ use crate::gemm::schedule::Work;
 use crate::gemm::tma::item::Item;
 use crate::gemm::tma::store::{Own, leads, store_element};
 use crate::ptx::barrier::{fence_proxy_async, named_barrier};
-use crate::ptx::shared::store_shared_pair;
+use crate::ptx::shared::{stmatrix_x4, store_shared_pair};
 use crate::ptx::tma::{tma_store, tma_store_wait_read};
-use crate::ptx::wgmma::{pack_half, stmatrix_x4};
+use crate::ptx::wgmma::pack_half;
 use crate::view::Source;
 
 /// Scales a warpgroup's sums in place, adds the bias and what the output holds, and stores them.
@@ -181,13 +181,12 @@ fn stage_half(sums: &Array<f32>, at: u32, #[comptime] first: u32, #[comptime] bf
     for j in 0..4u32 {
         let place = comptime!((first + 8 * j) as usize);
         let piece = (comptime!(2 * j) + lane / 16) ^ (row % 8);
-        stmatrix_x4(
-            at + 128 * row + 16 * piece,
-            pack_half(sums[place], sums[place + 1], bf16),
-            pack_half(sums[place + 2], sums[place + 3], bf16),
-            pack_half(sums[place + 4], sums[place + 5], bf16),
-            pack_half(sums[place + 6], sums[place + 7], bf16),
-        );
+        let mut words = Array::<u32>::new(4usize);
+        #[unroll]
+        for i in 0..4usize {
+            words[i] = pack_half(sums[comptime!(place + 2 * i)], sums[comptime!(place + 2 * i + 1)], bf16);
+        }
+        stmatrix_x4(at + 128 * row + 16 * piece, &words);
     }
 }
 

@@ -4,6 +4,7 @@ use cubecl::prelude::*;
 
 use super::item::Item;
 use crate::Operand;
+use crate::gemm::problem::Problem;
 use crate::granularity::BLOCK;
 
 /// Blocks of the contraction whose scales one load brings: as many as 16 bytes have where all rows of scales begin at a multiple of
@@ -19,6 +20,28 @@ pub(in crate::gemm) fn load_width(operand: &Operand) -> u32 {
 pub(in crate::gemm) fn loads_at(step: u32, item: &Item, #[comptime] steps: u32) -> bool {
     let since_load = step % steps;
     step == item.step_begin || since_load == 0
+}
+
+/// The inverse scale of row `row` of operand 0, A, or 1, B, for step `step` of 128 of an item's contraction, of the `width` that one
+/// load has brought to `held`.
+#[cube]
+pub(in crate::gemm) fn step_factor(
+    held: &mut Array<f32>,
+    problem: &Problem,
+    row: u32,
+    step: u32,
+    item: &Item,
+    #[comptime] width: u32,
+    #[comptime] side: usize,
+) -> f32 {
+    if comptime!(width == 1) {
+        problem.factor(row, step, side)
+    } else {
+        if loads_at(step, item, width) {
+            problem.load_factors(held, 0u32, row, step / width * width, width, side);
+        }
+        pick(held, step % width, 0u32, width)
+    }
 }
 
 /// Word `which` of the `width` words from `first` on, without an index at run time, which registers do not have.
