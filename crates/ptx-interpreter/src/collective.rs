@@ -7,21 +7,12 @@ use super::exec::{meet, set_predicate};
 use super::execute::atomic;
 use super::flow::{Flow, lanes};
 use super::instr::{Addr, ElementType, Mma, Op, Shuffle, Vote, Wmma};
-use super::state::{Cluster, Machine, Warp, read, write};
+use super::state::{Cluster, Issue, Machine, Warp, read, write};
 use super::tma::element;
 
 impl Machine<'_> {
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) fn warp_op(
-        &mut self,
-        cluster: &mut Cluster,
-        rank: usize,
-        warp: &mut Warp,
-        op: &Op,
-        mask: u32,
-        group: u32,
-        pc: u32,
-    ) -> Result<Flow, String> {
+    pub(crate) fn warp_op(&mut self, issue: Issue, op: &Op) -> Result<Flow, String> {
+        let Issue { cluster, rank, warp, mask, group, pc } = issue;
         // Lanes that take part: of the member mask, or all for `.aligned`.
         let members = match op {
             Op::SyncWarp { mask: members }

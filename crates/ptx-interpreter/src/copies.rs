@@ -4,19 +4,13 @@
 use super::flow::lanes;
 use super::instr::{Bulk, Op};
 use super::memory::shared_parts;
-use super::state::{BulkLoad, BulkStore, Cluster, Copy, Machine, Place, Warp, read};
+use super::state::{BulkLoad, BulkStore, Cluster, Copy, Issue, Machine, Place, Warp, read};
 use super::tma::{add, swizzled};
 
 impl Machine<'_> {
     /// `cp.async` and what waits for it.
-    pub(crate) fn copy(
-        &mut self,
-        cluster: &mut Cluster,
-        rank: usize,
-        warp: &mut Warp,
-        op: &Op,
-        mask: u32,
-    ) -> Result<(), String> {
+    pub(crate) fn copy(&mut self, issue: Issue, op: &Op) -> Result<(), String> {
+        let Issue { cluster, rank, warp, mask, .. } = issue;
         match op {
             Op::CpAsync { to, from, size, source_size } => {
                 for lane in lanes(mask) {
@@ -95,14 +89,8 @@ impl Machine<'_> {
     }
 
     /// Bulk copies and what waits for them.
-    pub(crate) fn bulk(
-        &mut self,
-        cluster: &mut Cluster,
-        rank: usize,
-        warp: &mut Warp,
-        op: &Op,
-        mask: u32,
-    ) -> Result<(), String> {
+    pub(crate) fn bulk(&mut self, issue: Issue, op: &Op) -> Result<(), String> {
+        let Issue { cluster, rank, warp, mask, .. } = issue;
         match op {
             Op::BulkLoad { to, from, barrier, multicast } => {
                 for lane in lanes(mask) {

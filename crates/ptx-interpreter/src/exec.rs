@@ -3,7 +3,7 @@
 
 use super::flow::{Flow, lanes};
 use super::instr::Op;
-use super::state::{Block, Cluster, Machine, Wait, Warp};
+use super::state::{Block, Cluster, Issue, Machine, Wait, Warp};
 
 impl Machine<'_> {
     /// Runs a warp for at most `fuel` instructions; how many it was.
@@ -120,7 +120,7 @@ impl Machine<'_> {
                         continue 'pick;
                     }
                     _ if mask == 0 => {}
-                    op => match self.execute(cluster, rank, warp, op, mask, group, pc)? {
+                    op => match self.execute(Issue { cluster, rank, warp, mask, group, pc }, op)? {
                         Flow::Next => {}
                         Flow::Stay(staying, wait) => {
                             lanes(group).for_each(|lane| warp.pc[lane] = pc + u32::from(staying >> lane & 1 == 0));

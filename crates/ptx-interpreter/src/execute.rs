@@ -7,20 +7,11 @@ use super::exec::{check_flight, meet, set_predicate};
 use super::flow::{Flow, lanes};
 use super::instr::{Addr, AtomicOp, Barrier, Logic, Op};
 use super::memory::{SHARED, shared_parts, space_of};
-use super::state::{Cluster, Machine, Wait, Warp, read, write};
+use super::state::{Cluster, Issue, Machine, Wait, Warp, read, write};
 
 impl Machine<'_> {
-    #[allow(clippy::too_many_arguments)]
-    pub(super) fn execute(
-        &mut self,
-        cluster: &mut Cluster,
-        rank: usize,
-        warp: &mut Warp,
-        op: &Op,
-        mask: u32,
-        group: u32,
-        pc: u32,
-    ) -> Result<Flow, String> {
+    pub(super) fn execute(&mut self, issue: Issue, op: &Op) -> Result<Flow, String> {
+        let Issue { cluster, rank, warp, mask, group, pc } = issue;
         match op {
             Op::Nop => {}
             Op::Setp { compare, d, d2, a, b, combine } => {
@@ -233,10 +224,10 @@ impl Machine<'_> {
             }
             Op::FenceProxy => cluster.blocks[rank].shared.fence(warp.id),
             Op::CpAsync { .. } | Op::CpAsyncCommit | Op::CpAsyncWait { .. } | Op::CpAsyncArrive { .. } => {
-                self.copy(cluster, rank, warp, op, mask)?;
+                self.copy(Issue { cluster, rank, warp, mask, group, pc }, op)?;
             }
             Op::BulkLoad { .. } | Op::BulkStore { .. } | Op::BulkCommit | Op::BulkWait { .. } => {
-                self.bulk(cluster, rank, warp, op, mask)?;
+                self.bulk(Issue { cluster, rank, warp, mask, group, pc }, op)?;
             }
             Op::Tensor(tensor) => return self.tensor_op(cluster, rank, warp, tensor, mask),
             Op::Wgmma(_) | Op::WgmmaFence | Op::WgmmaCommit | Op::WgmmaWait { .. } => {
@@ -245,7 +236,7 @@ impl Machine<'_> {
                 }
                 return self.wgmma(cluster, rank, warp, op);
             }
-            _ => return self.warp_op(cluster, rank, warp, op, mask, group, pc),
+            _ => return self.warp_op(Issue { cluster, rank, warp, mask, group, pc }, op),
         }
         Ok(Flow::Next)
     }

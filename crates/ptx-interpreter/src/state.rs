@@ -209,6 +209,19 @@ impl Random {
     }
 }
 
+/// Which lanes of which warp come to an instruction together, and where that is in the program.
+pub(crate) struct Issue<'a> {
+    pub(crate) cluster: &'a mut Cluster,
+    /// The warp's block in the cluster.
+    pub(crate) rank: usize,
+    pub(crate) warp: &'a mut Warp,
+    /// Lanes that execute it.
+    pub(crate) mask: u32,
+    /// Those and the ones that its predicate turns off.
+    pub(crate) group: u32,
+    pub(crate) pc: u32,
+}
+
 impl Warp {
     /// The address of an operand in a lane.
     pub(crate) fn address(&self, address: &Addr, lane: usize) -> u64 {

@@ -7,11 +7,10 @@ mod emulated;
 mod grouped;
 mod half;
 mod hopper;
-mod maps;
 mod mma;
-mod pipeline;
 mod problem;
-mod split_k;
+mod schedule;
+mod tma;
 
 use core::fmt;
 
@@ -20,7 +19,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 pub use grouped::{GROUP_ALIGN, Grouping, Groups, grouped_scaled_gemm};
-pub use pipeline::trap_stuck_barriers;
+pub use tma::ring::trap_stuck_barriers;
 
 use crate::granularity::BLOCK;
 use crate::operand::check_size;

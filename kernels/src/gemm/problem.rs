@@ -1,10 +1,11 @@
-//! [`Problem`]: what a GEMM computes, as every kernel is given it, and [`Work`], the part of it that a tile is.
+//! [`Problem`]: what a GEMM computes, as every kernel is given it, and which [`Work`] a tile of it is.
 
 use cubecl::prelude::*;
 
 use super::Gemm;
 use super::bias::{Bias, BiasLaunch};
-use super::grouped::{Grouping, Work, grouped_tile, whole};
+use super::grouped::Grouping;
+use super::schedule::{GroupSizes, Work, grouped_tile, whole};
 use crate::granularity::BLOCK;
 use crate::grid::banded_tile;
 use crate::mx::e8m0_byte;
@@ -131,7 +132,8 @@ impl Problem {
         #[comptime]
         match &self.ends {
             ComptimeOption::Some(ends) => {
-                grouped_tile(number, cols, ends, self.groups, self.m, self.n, self.words * 4, grouping, tile, align)
+                let sizes = GroupSizes { groups: self.groups, m: self.m, n: self.n, k: self.words * 4 };
+                grouped_tile(number, cols, ends, &sizes, grouping, tile, align)
             }
             ComptimeOption::None => self.whole_work(0u32.runtime(), 0u32.runtime()),
         }

@@ -1,5 +1,6 @@
 //! Shared memory by address: bytes in the shared window.
 
+use cubecl::ir::{Scope, Variable};
 use cubecl::prelude::*;
 
 use super::{asm, name, operand, statement};
@@ -69,17 +70,28 @@ pub(crate) fn store_shared_pair(address: u32, first: f32, second: f32) {
     })
 }
 
-/// Writes four words to shared memory at a multiple of 16.
+/// Writes the first four of `words` to shared memory at a multiple of 16.
 #[cube]
-pub(crate) fn store_shared_quad(address: u32, first: u32, second: u32, third: u32, fourth: u32) {
+pub(crate) fn store_shared_quad(address: u32, words: &Array<u32>) {
     intrinsic!(|scope| {
-        let inputs = [
-            ("r", operand(scope, *address.expand)),
-            ("r", operand(scope, *first.expand)),
-            ("r", operand(scope, *second.expand)),
-            ("r", operand(scope, *third.expand)),
-            ("r", operand(scope, *fourth.expand)),
-        ];
+        let inputs = address_and_quad(scope, *address.expand, &words.expand);
         asm(scope, "st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n", &[], &inputs);
     })
+}
+
+/// Writes four 8 by 8 matrices of 16-bit elements to shared memory: lane `l` gives the address of row `l mod 8` of matrix
+/// `l / 8`, and `words[i]` holds of matrix `i` the columns `2 (l mod 4)` and the next of row `l / 4`.
+#[cube]
+pub(crate) fn stmatrix_x4(address: u32, words: &Array<u32>) {
+    intrinsic!(|scope| {
+        let inputs = address_and_quad(scope, *address.expand, &words.expand);
+        asm(scope, "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n", &[], &inputs);
+    })
+}
+
+/// An address and the first four words of an array, as inputs.
+fn address_and_quad(scope: &mut Scope, address: Variable, words: &Variable) -> Vec<(&'static str, String)> {
+    let (address, words) = (operand(scope, address), name(words));
+    let words = (0..4).map(|i| ("r", format!("{words}[{i}]")));
+    [("r", address)].into_iter().chain(words).collect()
 }

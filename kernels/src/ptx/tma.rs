@@ -1,5 +1,6 @@
 //! Copies between device memory and shared memory (TMA): of tensors of two dimensions, and of bytes.
 
+use cubecl::ir::{Scope, Variable};
 use cubecl::prelude::*;
 
 use super::{asm, name, operand};
@@ -8,18 +9,26 @@ use super::{asm, name, operand};
 /// tensor is zero.
 #[cube]
 pub(crate) fn tma_load<T: CubePrimitive>(map: &TensorMap<T, Tiled>, shared: u32, barrier: u32, x: u32, y: u32) {
-    intrinsic!(|scope| {
-        let inputs = [
-            ("r", operand(scope, *shared.expand)),
-            ("l", format!("&{}", name(&map.expand))),
-            ("r", operand(scope, *x.expand)),
-            ("r", operand(scope, *y.expand)),
-            ("r", operand(scope, *barrier.expand)),
-        ];
-        let template = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes \
-                        [%0], [%1, {%2, %3}], [%4];\n";
-        asm(scope, template, &[], &inputs);
-    })
+    intrinsic!(|scope| load(scope, &map.expand, [*shared.expand, *x.expand, *y.expand, *barrier.expand], None))
+}
+
+/// The statement that brings a box of `map` to `shared`, at `x` and `y`, reported to `barrier`: in every block of the mask, or in that
+/// of the address.
+fn load(scope: &mut Scope, map: &Variable, [shared, x, y, barrier]: [Variable; 4], mask: Option<u32>) {
+    let mut inputs = vec![
+        ("r", operand(scope, shared)),
+        ("l", format!("&{}", name(map))),
+        ("r", operand(scope, x)),
+        ("r", operand(scope, y)),
+        ("r", operand(scope, barrier)),
+    ];
+    let (qualifier, place) = if mask.is_some() { (".multicast::cluster", ", %5") } else { ("", "") };
+    inputs.extend(mask.map(|mask| ("h", format!("static_cast<uint16>({mask})"))));
+    let template = format!(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes{qualifier} \
+         [%0], [%1, {{%2, %3}}], [%4]{place};\n"
+    );
+    asm(scope, &template, &[], &inputs);
 }
 
 /// Starts to bring `bytes` from word `index` of `from` to `shared`, all multiples of 16 bytes; they count at `barrier`.
@@ -50,17 +59,7 @@ pub(crate) fn tma_load_multicast<T: CubePrimitive>(
     #[comptime] mask: u32,
 ) {
     intrinsic!(|scope| {
-        let inputs = [
-            ("r", operand(scope, *shared.expand)),
-            ("l", format!("&{}", name(&map.expand))),
-            ("r", operand(scope, *x.expand)),
-            ("r", operand(scope, *y.expand)),
-            ("r", operand(scope, *barrier.expand)),
-            ("h", format!("static_cast<uint16>({mask})")),
-        ];
-        let template = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes\
-                        .multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;\n";
-        asm(scope, template, &[], &inputs);
+        load(scope, &map.expand, [*shared.expand, *x.expand, *y.expand, *barrier.expand], Some(mask));
     })
 }
 

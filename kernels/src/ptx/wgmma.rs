@@ -126,19 +126,3 @@ pub(crate) fn unpack_half(word: u32, #[comptime] high: bool, #[comptime] bf16: b
         out.into()
     })
 }
-
-/// Writes four 8 by 8 matrices of 16-bit elements to shared memory: lane `l` gives the address of row `l mod 8` of matrix
-/// `l / 8`, and holds of each the columns `2 (l mod 4)` and the next of row `l / 4`.
-#[cube]
-pub(crate) fn stmatrix_x4(address: u32, first: u32, second: u32, third: u32, fourth: u32) {
-    intrinsic!(|scope| {
-        let inputs = [
-            ("r", operand(scope, *address.expand)),
-            ("r", operand(scope, *first.expand)),
-            ("r", operand(scope, *second.expand)),
-            ("r", operand(scope, *third.expand)),
-            ("r", operand(scope, *fourth.expand)),
-        ];
-        asm(scope, "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n", &[], &inputs);
-    })
-}

@@ -21,6 +21,7 @@ mod launch;
 pub mod nvrtc;
 pub mod parallel;
 pub mod ptxas;
+pub mod random;
 pub mod sass;
 mod server;
 pub mod variants;

@@ -22,6 +22,9 @@ use codegen::variants::generate;
 const ARCHITECTURES: [(u16, &str); 5] =
     [(80, "sm_80"), (89, "sm_89"), (90, "sm_90a"), (100, "sm_100a"), (120, "sm_120a")];
 
+/// Kernels that load scales of two and of four blocks at once, and how many of each there are at least.
+const WIDE_SCALES: [(u16, &str, usize); 2] = [(90, "gemm_hopper", 6), (100, "gemm_blackwell", 6)];
+
 /// The first kernel of each entry point, of which there is one for each width of loads and each output type; and of those that
 /// only this architecture has, every `step`-th.
 fn selected(kernels: Vec<Generated>, step: usize) -> Vec<Generated> {
@@ -128,12 +131,15 @@ fn every_kernel_compiles_and_fits() {
     for (sm, arch) in ARCHITECTURES {
         let kernels = generate(sm);
         assert!(kernels.len() > 300, "only {} kernels for {arch}: has a launch been lost?", kernels.len());
-        if sm == 90 {
+        if let Some((name, least)) =
+            WIDE_SCALES.iter().find_map(|(of, name, least)| (*of == sm).then_some((name, least)))
+        {
             for load in ["ld.global.v2.b32", "ld.global.v4.b32"] {
-                let wide = kernels
-                    .iter()
-                    .filter(|kernel| family(&kernel.name) == "gemm_hopper" && kernel.source.contains(load));
-                assert!(wide.count() >= 6, "scales of blocks do not come by {load}");
+                // Into floats: words are what the output holds.
+                let is_wide = |line: &str| line.contains(load) && line.contains("=f");
+                let wide =
+                    kernels.iter().filter(|kernel| family(&kernel.name) == *name && kernel.source.lines().any(is_wide));
+                assert!(wide.count() >= *least, "scales of blocks do not come by {load} in {name}");
             }
         }
         let Some(nvrtc) = &nvrtc else { continue };

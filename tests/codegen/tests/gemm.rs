@@ -10,6 +10,7 @@ mod stuck;
 mod truncated;
 
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};
+use codegen::random::Random;
 use cubecl_core::Runtime;
 use cubecl_core::ir::{ElemType, FloatKind, StorageType};
 use cubecl_runtime::client::ComputeClient;
@@ -43,23 +44,8 @@ fn client(sm: u16) -> Client {
     GenerateCuda::client(&OfflineDevice::new(sm))
 }
 
-/// A reproducible stream of bits (Knuth's MMIX generator, high half).
-struct Random(u64);
-
-impl Random {
-    fn bits(&mut self) -> u32 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 32) as u32
-    }
-
-    /// In [-1, 1).
-    fn unit(&mut self) -> f32 {
-        (self.bits() >> 8) as f32 / (1 << 23) as f32 - 1.0
-    }
-
-    fn values(&mut self, len: usize) -> Vec<f32> {
-        (0..len).map(|_| self.unit() * (self.unit() * 6.0).exp2()).collect()
-    }
+fn values(random: &mut Random, len: usize) -> Vec<f32> {
+    (0..len).map(|_| random.value()).collect()
 }
 
 /// An operand on the host.
@@ -75,9 +61,9 @@ struct Matrix {
 impl Matrix {
     fn random(shape: [usize; 2], format: Format, granularity: Granularity, random: &mut Random) -> Self {
         let [rows, k] = shape;
-        let codes = random.values(rows * k).into_iter().map(|x| reference::encode(x, format)).collect();
+        let codes = values(random, rows * k).into_iter().map(|x| reference::encode(x, format)).collect();
         let scales = granularity.scale_dims(rows, k).iter().product();
-        let inv_scales = random.values(scales).into_iter().map(|x| x.abs() * 0.01 + 1e-5);
+        let inv_scales = values(random, scales).into_iter().map(|x| x.abs() * 0.01 + 1e-5);
         let power = |x: f32| f32::from_bits(x.to_bits() & 0x7f80_0000);
         let inv_scales = inv_scales.map(|x| if granularity == MX { power(x) } else { x }).collect();
         Self { codes, inv_scales, shape, format, granularity }
@@ -171,7 +157,7 @@ fn check(client: &Client, a: &Matrix, b: &Matrix, rest: Rest) {
         let view = VectorView { handle: client.create_from_slice(&bytes), len: n, stride, dtype };
         (view, values.into_iter().step_by(stride).collect::<Vec<_>>())
     });
-    let (bytes, old) = rounded(if accumulate { random.values(m * n) } else { vec![f32::NAN; m * n] }, dtype);
+    let (bytes, old) = rounded(if accumulate { values(&mut random, m * n) } else { vec![f32::NAN; m * n] }, dtype);
     let out = Output { handle: client.create_from_slice(&bytes), dtype, accumulate };
     let config = GemmConfig { use_fast_accum, emulate: false };
     let bias_view = shift.as_ref().map(|(view, _)| view);

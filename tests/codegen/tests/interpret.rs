@@ -2,6 +2,7 @@
 //! bit for bit.
 
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, Running, execute};
+use codegen::random::Random;
 use cubecl_core::Runtime;
 use cubecl_core::ir::{ElemType, FloatKind, StorageType};
 use cubecl_core::server::Handle;
@@ -28,28 +29,14 @@ fn stored(kind: FloatKind) -> StorageType {
     StorageType::Scalar(ElemType::Float(kind))
 }
 
-/// A reproducible stream of bits (Knuth's MMIX generator, high half).
-struct Random(u64);
-
-impl Random {
-    fn bits(&mut self) -> u32 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 32) as u32
-    }
-
-    fn unit(&mut self) -> f32 {
-        (self.bits() >> 8) as f32 / (1 << 23) as f32 - 1.0
-    }
-
-    /// Values over many binades, one in fifty special.
-    fn spiced(&mut self, len: usize, special: &[f32]) -> Vec<f32> {
-        (0..len)
-            .map(|_| match self.bits() {
-                bits if bits % 50 == 0 && !special.is_empty() => special[bits as usize / 50 % special.len()],
-                _ => self.unit() * (self.unit() * 6.0).exp2(),
-            })
-            .collect()
-    }
+/// Values over many binades, one in fifty special.
+fn spiced(random: &mut Random, len: usize, special: &[f32]) -> Vec<f32> {
+    (0..len)
+        .map(|_| match random.bits() {
+            bits if bits % 50 == 0 && !special.is_empty() => special[bits as usize / 50 % special.len()],
+            _ => random.value(),
+        })
+        .collect()
 }
 
 /// Bytes of `x` in a format, and the values that they have.
@@ -99,7 +86,7 @@ fn check_copy(client: &Client, operand: &Operand, x: &[f32], [rows, cols]: [usiz
 
 fn check_casts(client: &Client, shape: [usize; 2], kind: FloatKind, casts: &[Cast], special: &[f32], pitch: usize) {
     let [rows, cols] = shape;
-    let (_, x) = rounded(&Random(7).spiced(rows * cols, special), kind);
+    let (_, x) = rounded(&spiced(&mut Random(7), rows * cols, special), kind);
     let mut memory = vec![f32::NAN; (rows - 1) * pitch + cols];
     for (r, row) in x.chunks(cols).enumerate() {
         memory[r * pitch..r * pitch + cols].copy_from_slice(row);
@@ -163,7 +150,7 @@ struct HostMatrix {
 impl HostMatrix {
     fn random(random: &mut Random, shape: [usize; 2], format: Format, granularity: Granularity) -> Self {
         let [rows, k] = shape;
-        let codes = random.spiced(rows * k, &[]).iter().map(|x| reference::encode(*x, format)).collect();
+        let codes = spiced(random, rows * k, &[]).iter().map(|x| reference::encode(*x, format)).collect();
         let [height, width] = granularity.scale_dims(rows, k);
         let inv_scales = (0..height * width).map(|_| InvScale::new(random.unit().abs() + 0.01)).collect();
         Self { codes, inv_scales, shape, format, granularity }
@@ -202,7 +189,7 @@ fn gemms_of_every_granularity() {
         let formats = [[Format::E4m3, Format::E5m2][i % 2], [Format::E4m3, Format::E5m2][i / 2 % 2]];
         let a = HostMatrix::random(&mut random, [m, k], formats[0], GRANULARITIES[i % 4]);
         let b = HostMatrix::random(&mut random, [n, k], formats[1], GRANULARITIES[(i + i / 4) % 4]);
-        let (bytes, bias) = rounded(&random.spiced(n, &[]), FLOATS[i % 3]);
+        let (bytes, bias) = rounded(&spiced(&mut random, n, &[]), FLOATS[i % 3]);
         let handle = client.create_from_slice(&bytes);
         let view = VectorView { handle, len: n, stride: 1, dtype: stored(FLOATS[i % 3]) };
         let config = GemmConfig { emulate: true, ..GemmConfig::default() };

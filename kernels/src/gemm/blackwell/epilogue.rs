@@ -1,16 +1,16 @@
 //! From the sums of a tile to its part of the output: scales, bias, one rounding, and the store.
 //!
-//! A thread has a row. Chunks of 32 rows by 128 bytes go through shared memory, swizzled by 128 bytes as TMA expects them: 16
-//! bytes `c` of row `r` lie at `128 r + 16 (c xor r mod 8)`.
+//! A thread has a row. Chunks of 32 rows by 128 bytes go through shared memory ([`tma::store`](crate::gemm::tma::store)).
 
 use cubecl::prelude::*;
 
 use super::plan::Scaling;
 use super::{CHUNK, Config, WARP_ROWS};
 use crate::Granularity;
-use crate::gemm::grouped::Work;
-use crate::gemm::pipeline::Item;
 use crate::gemm::problem::Problem;
+use crate::gemm::schedule::Work;
+use crate::gemm::tma::item::Item;
+use crate::gemm::tma::store::{Own, leads, store_element};
 use crate::ptx::barrier::fence_proxy_async;
 use crate::ptx::memory::load_global_words;
 use crate::ptx::shared::store_shared_quad;
@@ -72,9 +72,9 @@ pub(super) fn store_tile<O: Float>(
     item: &Item,
     #[comptime] config: Config,
 ) {
-    let chunk_cols = comptime!(config.chunk_cols() as u32);
+    let chunk_cols = comptime!(config.store.chunk_cols() as u32);
     let lanes = sums + (warp_row() << 16u32);
-    let mut values = Array::<f32>::new(comptime!(config.chunk_cols()));
+    let mut values = Array::<f32>::new(comptime!(config.store.chunk_cols()));
     let mut at = 0u32.runtime();
     while at < storer.cols {
         tmem_load(&mut values, lanes + at, chunk_cols);
@@ -94,7 +94,7 @@ pub(super) fn store_sums<O: Float>(
     item: &Item,
     #[comptime] config: Config,
 ) {
-    let chunk_cols = comptime!(config.chunk_cols());
+    let chunk_cols = comptime!(config.store.chunk_cols());
     let mut values = Array::<f32>::new(chunk_cols);
     #[unroll]
     for chunk in 0..comptime!(config.cols / chunk_cols) {
@@ -121,25 +121,24 @@ fn store_columns<O: Float>(
     item: &Item,
     #[comptime] config: Config,
 ) {
-    let row = storer.first_row + UNIT_POS % 32;
-    let col = item.work.col0 + at;
-    if comptime!(!config.partial) {
-        finish(values, storer.scale_a, problem, col, item, config);
+    let own = Own { row: storer.first_row + UNIT_POS % 32, col: item.work.col0 + at };
+    if comptime!(!config.store.partial) {
+        finish(values, storer.scale_a, problem, own.col, item, config);
     }
-    if comptime!(config.accumulate) {
-        if comptime!(config.tma_store) {
-            add_vectors(values, out, row, col, problem, config);
+    if comptime!(config.store.accumulate) {
+        if comptime!(config.store.tma) {
+            add_vectors(values, out, &own, problem, config);
         } else {
-            add_elements(values, out, row, col, problem, config);
+            add_elements(values, out, &own, problem, config);
         }
     }
     #[comptime]
     match out_map {
         ComptimeOption::Some(map) => {
-            store_chunk(values, storer, map, item.above + storer.first_row, col, config);
+            store_chunk(values, storer, map, item.above + storer.first_row, own.col, config);
             storer.chunks += 1;
         }
-        ComptimeOption::None => store_elements(values, out, row, col, &item.work, problem, config),
+        ComptimeOption::None => store_elements(values, out, &own, &item.work, problem, config),
     }
 }
 
@@ -149,7 +148,7 @@ fn store_columns<O: Float>(
 fn finish(values: &mut Array<f32>, scale_a: f32, problem: &Problem, col: u32, item: &Item, #[comptime] config: Config) {
     let by_col = comptime!(matches!(problem.granularities[1], Granularity::Row));
     #[unroll]
-    for group in 0..comptime!(config.chunk_cols() / 32) {
+    for group in 0..comptime!(config.store.chunk_cols() / 32) {
         // Past the last column there is nothing to scale; any scale will do.
         let own = min(col + comptime!(32 * group as u32) + UNIT_POS % 32, problem.n - 1);
         let scale_own = if comptime!(config.scaling.is_promoted()) {
@@ -180,17 +179,16 @@ fn finish(values: &mut Array<f32>, scale_a: f32, problem: &Problem, col: u32, it
 fn add_vectors<O: Float>(
     values: &mut Array<f32>,
     out: &Array<O>,
-    row: u32,
-    col: u32,
+    own: &Own,
     problem: &Problem,
     #[comptime] config: Config,
 ) {
     let mut old = Array::<u32>::new(32usize);
     #[unroll]
     for piece in 0..8u32 {
-        let col = col + comptime!(piece * config.chunk_cols() as u32 / 8);
-        if row < problem.m && col < problem.n {
-            load_global_words(out, row * problem.n + col, &mut old, comptime!(4 * piece), 4u32);
+        let col = own.col + comptime!(piece * config.store.chunk_cols() as u32 / 8);
+        if own.row < problem.m && col < problem.n {
+            load_global_words(out, own.row * problem.n + col, &mut old, comptime!(4 * piece), 4u32);
         } else {
             #[unroll]
             for i in 0..4u32 {
@@ -200,10 +198,10 @@ fn add_vectors<O: Float>(
     }
     #[unroll]
     for i in 0..32usize {
-        if comptime!(config.dtype == Source::F32) {
+        if comptime!(config.store.dtype == Source::F32) {
             values[i] += f32::reinterpret(old[i]);
         } else {
-            let bf16 = comptime!(config.dtype == Source::Bf16);
+            let bf16 = comptime!(config.store.dtype == Source::Bf16);
             values[comptime!(2 * i)] += unpack_half(old[i], false, bf16);
             values[comptime!(2 * i + 1)] += unpack_half(old[i], true, bf16);
         }
@@ -215,32 +213,16 @@ fn add_vectors<O: Float>(
 fn add_elements<O: Float>(
     values: &mut Array<f32>,
     out: &Array<O>,
-    row: u32,
-    col: u32,
+    own: &Own,
     problem: &Problem,
     #[comptime] config: Config,
 ) {
     #[unroll]
-    for i in 0..comptime!(config.chunk_cols()) {
-        let col = col + comptime!(i as u32);
-        if row < problem.m && col < problem.n {
-            values[i] += f32::cast_from(out[(row * problem.n + col) as usize]);
+    for i in 0..comptime!(config.store.chunk_cols()) {
+        let col = own.col + comptime!(i as u32);
+        if own.row < problem.m && col < problem.n {
+            values[i] += f32::cast_from(out[(own.row * problem.n + col) as usize]);
         }
-    }
-}
-
-/// Whether this thread speaks to TMA for its warp.
-#[cube]
-fn leads() -> bool {
-    let lane = UNIT_POS % 32;
-    lane == 0
-}
-
-/// Waits until TMA has read the last chunks: shared memory goes with the block.
-#[cube]
-pub(super) fn finish_stores() {
-    if leads() {
-        tma_store_wait_read(0u32);
     }
 }
 
@@ -257,15 +239,15 @@ fn store_chunk<O: Float>(
     let chunks = comptime!(config.chunks as u32);
     let slot = warp_row() / comptime!(WARP_ROWS as u32) * chunks + storer.chunks % chunks;
     let to = storer.base + comptime!(config.layout().chunks_at() as u32) + slot * comptime!(CHUNK as u32);
-    if leads() {
+    if leads(32u32) {
         // The store that used these bytes last has read them.
         tma_store_wait_read(comptime!(chunks - 1));
     }
     sync_plane();
-    stage(values, to, comptime!(config.dtype));
+    stage(values, to, comptime!(config.store.dtype));
     fence_proxy_async();
     sync_plane();
-    if leads() {
+    if leads(32u32) {
         tma_store(map, to, col, row);
     }
 }
@@ -287,27 +269,22 @@ fn stage(values: &Array<f32>, to: u32, #[comptime] dtype: Source) {
                 pack_half(values[2 * word], values[2 * word + 1], comptime!(dtype == Source::Bf16))
             };
         }
-        store_shared_quad(address, words[0], words[1], words[2], words[3]);
+        store_shared_quad(address, &words);
     }
 }
 
-/// Each thread stores its row of a chunk: rows of the output that TMA cannot write, being no multiple of 16 bytes apart.
+/// Each thread stores its row of a chunk.
 #[cube]
 fn store_elements<O: Float>(
     values: &Array<f32>,
     out: &mut Array<O>,
-    row: u32,
-    col: u32,
+    own: &Own,
     work: &Work,
     problem: &Problem,
     #[comptime] config: Config,
 ) {
     #[unroll]
-    for i in 0..comptime!(config.chunk_cols()) {
-        let col = col + comptime!(i as u32);
-        if row >= work.row_begin && row < work.row_end && col < problem.n {
-            let index = work.out0 + row * problem.n + col;
-            out[index as usize] = O::cast_from(values[i]);
-        }
+    for i in 0..comptime!(config.store.chunk_cols()) {
+        store_element::<O>(out, values[i], own.row, own.col + comptime!(i as u32), work, problem);
     }
 }

@@ -2,15 +2,17 @@
 
 use cubecl::prelude::*;
 
-use super::epilogue::{Storer, finish_stores, store_sums, store_tile};
+use super::epilogue::{Storer, store_sums, store_tile};
 use super::places::Places;
 use super::plan::{ROWS, STEP};
 use super::promote::add_steps;
 use super::{Config, SCALE_COLUMNS, SCALES, STORERS};
-use crate::gemm::grouped::Work;
-use crate::gemm::maps::InsteadOfShapes;
-use crate::gemm::pipeline::{Extent, Item, Place, advance, first_place, item, stage_operands, stage_scales};
 use crate::gemm::problem::Problem;
+use crate::gemm::schedule::Work;
+use crate::gemm::tma::item::{Extent, Item, item};
+use crate::gemm::tma::maps::InsteadOfShapes;
+use crate::gemm::tma::ring::{Place, Ring, advance, first_place, stage_operands, stage_scales};
+use crate::gemm::tma::store::finish_stores;
 use crate::ptx::barrier::{
     fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait,
 };
@@ -42,19 +44,14 @@ pub(super) fn gemm_blackwell<O: Float>(
 ) {
     let mut shared = SharedMemory::<u32>::new_aligned(comptime!(config.shared_words()), 1024usize);
     let base = shared_address(&shared);
-    let full = base + comptime!(config.barriers_at() as u32);
-    let empty = full + comptime!(8 * config.stages as u32);
-    let ready = empty + comptime!(8 * config.stages as u32);
+    let ring = Ring::new(base, comptime!(config.barriers_at()), comptime!(config.stages));
+    let ready = ring.empty + comptime!(8 * config.stages as u32);
     let read = ready + comptime!(8 * config.buffers() as u32);
-    let places = Places { base, full, empty, ready, read };
+    let places = Places { ring, ready, read };
     if UNIT_POS == 0 {
         // All else is by address, which CubeCL does not see as a use.
         shared[comptime!(config.slot_at() / 4)] = 0u32;
-        #[unroll]
-        for stage in 0..comptime!(config.stages as u32) {
-            mbarrier_init(full + comptime!(8 * stage), 1u32);
-            mbarrier_init(empty + comptime!(8 * stage), 1u32);
-        }
+        ring.init(comptime!(config.stages), 1u32, 1u32);
         #[unroll]
         for buffer in 0..comptime!(config.buffers() as u32) {
             mbarrier_init(ready + comptime!(8 * buffer), 1u32);
@@ -106,8 +103,8 @@ pub(super) fn gemm_blackwell<O: Float>(
             }
             index += CUBE_COUNT_X;
         }
-        if comptime!(config.tma_store) {
-            finish_stores();
+        if comptime!(config.store.tma) {
+            finish_stores(32u32);
         }
     }
     tcgen05_before_signal();
@@ -135,7 +132,7 @@ fn fill_stages(
         let item = item(index, problem, extent, comptime!(config.item_shape()));
         let mut block = item.step_begin;
         while block < item.step_end {
-            mbarrier_wait(places.empty + 8 * place.at, place.parity, comptime!(config.trap));
+            places.ring.wait_empty(&place, comptime!(config.trap));
             fill(a, b, problem, places, place.at, block, &item.work, config);
             advance(&mut place, comptime!(config.stages as u32));
             block += 1;
@@ -161,13 +158,13 @@ fn multiply_tiles(problem: &Problem, tmem: u32, places: &Places, extent: &Extent
             if comptime!(config.scaling.is_promoted()) {
                 wait_for_room(places, &buffer, config);
             }
-            mbarrier_wait(places.full + 8 * place.at, place.parity, comptime!(config.trap));
+            places.ring.wait_full(&place, comptime!(config.trap));
             tcgen05_after_wait();
             let sums = tmem + buffer.at * comptime!(config.cols as u32);
             let is_sum =
                 if comptime!(config.scaling.is_promoted()) { false.runtime() } else { block > item.step_begin };
-            multiply_stage(places.base, tmem, sums, place.at, select(is_sum, 1u32, 0u32), &item, config);
-            tcgen05_commit(places.empty + 8 * place.at);
+            multiply_stage(places.ring.base, tmem, sums, place.at, select(is_sum, 1u32, 0u32), &item, config);
+            tcgen05_commit(places.ring.empty(place.at));
             advance(&mut place, comptime!(config.stages as u32));
             if comptime!(config.scaling.is_promoted()) {
                 finish_sums(places, &mut buffer, config);
@@ -207,9 +204,9 @@ fn fill(
     work: &Work,
     #[comptime] config: Config,
 ) {
-    let full = places.full + 8 * stage;
+    let full = places.ring.full(stage);
     let layout = comptime!(config.layout());
-    let (at_a, at_b) = stage_operands(places.base, stage, layout);
+    let (at_a, at_b) = stage_operands(places.ring.base, stage, layout);
     let column = block * comptime!(STEP as u32);
     mbarrier_arrive_expect_tx(full, comptime!((layout.stage_a + layout.stage_b + layout.stage_scales) as u32));
     tma_load(a, at_a, full, column, work.row0);
@@ -217,7 +214,7 @@ fn fill(
     tma_load(b, at_b, full, column, row_b);
     if comptime!(config.block_scaled()) {
         let words = comptime!(SCALES as u32 / 4);
-        let at = stage_scales(places.base, stage, layout);
+        let at = stage_scales(places.ring.base, stage, layout);
         let tile_a = work.row0 / 128;
         bulk_load(&problem.inv_scale_a, (tile_a * problem.blocks + block) * words, at, full, comptime!(SCALES as u32));
         #[unroll]

@@ -22,15 +22,17 @@ mod promote;
 
 use cubecl::prelude::*;
 
+use super::Gemm;
 use super::grouped::Grouping;
-use super::maps::{Matrix, Target, sms};
-use super::pipeline::{ExtentLaunch, ItemShape, Layout, trap};
-use super::problem::ProblemLaunch;
-use super::{Gemm, split_k};
+use super::tma::item::ItemShape;
+use super::tma::launch::{self, Pass};
+use super::tma::maps::Matrix;
+use super::tma::ring::{Layout, trap};
+use super::tma::scales::load_width;
+use super::tma::store::Store;
 use crate::version::VERSION;
-use crate::view::Source;
 use crate::{Format, Granularity};
-use plan::{Plan, ROWS, STEP, Scaling};
+use plan::{ROWS, STEP, Scaling};
 
 /// Threads of a block: a warp that fills stages, one that multiplies them, and four that store tiles.
 const THREADS: u32 = 32 * 6;
@@ -68,18 +70,14 @@ struct Config {
     stages: usize,
     /// Chunks of the output that a warp has in shared memory.
     chunks: usize,
-    /// Store through TMA; otherwise each thread stores its elements.
-    tma_store: bool,
-    /// Write unscaled f32 sums of a part of the contraction.
-    partial: bool,
-    accumulate: bool,
+    store: Store,
     bias: bool,
     scaling: Scaling,
     /// Parts of 128 rows of B whose scales a tile needs.
     scale_tiles_b: usize,
+    /// Blocks whose scales of A, and of B, one load brings where sums are added up in registers: 1, 2 or 4.
+    scale_widths: [u32; 2],
     formats: [Format; 2],
-    /// Of the output.
-    dtype: Source,
     /// The kernel's name, if barriers that are stuck end it.
     trap: Option<&'static str>,
 }
@@ -170,11 +168,6 @@ impl Config {
         (self.buffers() * self.cols + self.stages * self.stage_scale_columns()).next_power_of_two()
     }
 
-    /// Columns of a chunk of the output: 128 bytes.
-    const fn chunk_cols(&self) -> usize {
-        128 / self.dtype.size()
-    }
-
     /// With as many stages as fit, and two chunks where that costs no stage.
     fn with_stages(self, max_shared: usize) -> Self {
         let stages = |chunks: usize| {
@@ -192,20 +185,13 @@ pub(super) const fn takes([a, b]: [Granularity; 2]) -> bool {
 
 /// Launches the kernel, and one more if the contraction is split.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
-    let (m, n, _) = gemm.matrices();
     let scaling = match gemm.by_block() {
         true if gemm.scales_b_differ() => Scaling::EachStepByColumn,
         true => Scaling::EachStep,
         false if gemm.a.granularity.is_mx() => Scaling::TensorCores,
         false => Scaling::Epilogue,
     };
-    let plan = match gemm.groups {
-        Some(groups) => Plan::grouped(groups, [m, n, gemm.a.k], sms(client), scaling),
-        None => Plan::new([m, n, gemm.a.k], sms(client), scaling),
-    };
-    split_k::launch_parts(client, gemm, plan.splits, plan.padded_rows(m), |target| {
-        launch_tiles(client, gemm, &plan, scaling, target);
-    });
+    launch::launch(client, gemm, &scaling, STEP, |pass| launch_tiles(client, gemm, scaling, pass));
 }
 
 /// Parts of 128 rows of B whose scales a tile of `cols` columns needs.
@@ -215,48 +201,38 @@ const fn scale_tiles_b(cols: usize, grouping: Option<Grouping>) -> usize {
     (before + cols).div_ceil(128)
 }
 
-fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan, scaling: Scaling, target: &Target) {
-    let (_, n, _) = gemm.matrices();
-    // Tiles along M.
-    let rows = gemm.row_tiles(ROWS) * ROWS;
-    let partial = plan.splits > 1;
+fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, scaling: Scaling, pass: &Pass) {
+    let (cols, target) = (pass.plan.tile.cols, pass.target);
     let config = Config {
-        cols: plan.cols,
+        cols,
         stages: 1,
         chunks: 1,
-        tma_store: target.tma_store,
-        partial,
-        accumulate: gemm.accumulate && !partial,
-        bias: gemm.bias.is_some() && !partial,
+        store: pass.store(),
+        bias: pass.has_bias(),
         scaling,
-        scale_tiles_b: scale_tiles_b(plan.cols, gemm.grouping()),
+        scale_tiles_b: scale_tiles_b(cols, gemm.grouping()),
+        scale_widths: if scaling.is_promoted() { [gemm.a, gemm.b].map(load_width) } else { [1; 2] },
         formats: gemm.formats(),
-        dtype: Source::of(target.dtype).expect("checked by scaled_gemm"),
         trap: trap("gemm_blackwell"),
     };
     let config = config.with_stages(client.properties().hardware.max_shared_memory_size);
+    let (_, n, _) = gemm.matrices();
     let columns = config.columns(n, gemm.grouping());
-    let extent = ExtentLaunch::new(
-        gemm.a.k.div_ceil(STEP) as u32,
-        rows.div_ceil(ROWS) as u32,
-        columns.div_ceil(plan.cols) as u32,
-        plan.splits as u32,
-    );
     // SAFETY: `scaled_gemm` has checked that codes, scales, bias and output have the sizes given here; TMA stays inside its
     // maps and the scales of existing rows, and ordinary loads and stores are guarded by `m` and `n`.
     unsafe {
         kernel::gemm_blackwell::launch_unchecked::<R>(
             client,
-            CubeCount::Static(plan.items(rows, columns).min(sms(client)) as u32, 1, 1),
+            pass.cubes(columns),
             CubeDim::new_1d(THREADS),
             Matrix::codes(gemm.a).map(ROWS),
-            Matrix::codes(gemm.b).map(plan.cols),
+            Matrix::codes(gemm.b).map(cols),
             target.tma_store.then(|| target.map(WARP_ROWS)).into(),
             gemm.a.codes_array(1),
-            ProblemLaunch::of(gemm, gemm.bias.as_ref().filter(|_| !partial)),
-            ArrayArg::from_raw_parts(target.handle.clone(), target.rows * target.pitch),
+            pass.problem(),
+            target.array(),
             gemm.b.codes_array(1),
-            extent,
+            pass.extent(columns),
             config,
             target.dtype,
             VERSION,
@@ -267,6 +243,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, plan: &Plan,
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::view::Source;
 
     /// Every tile's sums and scales fit in the 512 columns of tensor memory, and stages, chunks and barriers in a block's shared
     /// memory, at the addresses that TMA and the tensor cores ask for.
@@ -290,14 +267,12 @@ mod tests {
                     cols,
                     stages: 1,
                     chunks: 1,
-                    tma_store: true,
-                    partial: false,
-                    accumulate: false,
+                    store: Store { tma: true, partial: false, accumulate: false, dtype },
                     scaling,
                     scale_tiles_b: scale_tiles_b(cols, grouping),
+                    scale_widths: [1; 2],
                     bias: false,
                     formats: [Format::E4m3; 2],
-                    dtype,
                     trap: None,
                 };
                 let config = config.with_stages(227 * 1024);
@@ -313,7 +288,7 @@ mod tests {
                     config.column_scales_at().is_multiple_of(16) && config.barriers_at().is_multiple_of(8),
                     "{config:?}"
                 );
-                assert_eq!(config.cols % config.chunk_cols(), 0, "{config:?}");
+                assert_eq!(config.cols % config.store.chunk_cols(), 0, "{config:?}");
             }
         }
     }

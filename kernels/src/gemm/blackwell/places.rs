@@ -2,14 +2,12 @@
 
 use cubecl::prelude::*;
 
-/// Addresses in shared memory: where the stages begin, and the mbarriers.
+use crate::gemm::tma::ring::Ring;
+
+/// The stages, and addresses of the mbarriers of sums.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Places {
-    pub(super) base: u32,
-    /// Of stages that TMA has filled.
-    pub(super) full: u32,
-    /// Of stages that have been multiplied.
-    pub(super) empty: u32,
+    pub(super) ring: Ring,
     /// Of sums that are finished.
     pub(super) ready: u32,
     /// Of sums that have been read, so that others may take their place.

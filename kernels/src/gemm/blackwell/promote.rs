@@ -6,8 +6,10 @@ use super::epilogue::warp_row;
 use super::places::Places;
 use super::plan::{ROWS, Scaling};
 use super::{Config, STORERS};
-use crate::gemm::pipeline::{Item, Place, advance};
 use crate::gemm::problem::Problem;
+use crate::gemm::tma::item::Item;
+use crate::gemm::tma::ring::{Place, advance};
+use crate::gemm::tma::scales::step_factor;
 use crate::ptx::barrier::{mbarrier_arrive, mbarrier_wait, named_barrier};
 use crate::ptx::shared::{load_shared_words, store_shared};
 use crate::ptx::tcgen05::{tcgen05_after_wait, tcgen05_before_signal, tmem_load};
@@ -36,13 +38,16 @@ pub(super) fn add_steps(
     let mut part = Array::<f32>::new(comptime!(READ));
     // Past the last row or column any scale will do.
     let row = min(item.work.row0 + warp_row() + UNIT_POS % 32, problem.m - 1);
+    let row_b = item.work.row0_b + min(item.work.col0 + own_col(config), problem.n - 1);
+    let [width_a, width_b] = comptime!(config.scale_widths);
+    let mut held_a = Array::<f32>::new(comptime!(width_a as usize));
+    let mut held_b = Array::<f32>::new(comptime!(width_b as usize));
     let mut step = item.step_begin;
     while step < item.step_end {
-        let scale_a = problem.factor(row, step, 0usize);
+        let scale_a = step_factor(&mut held_a, problem, row, step, item, width_a, 0usize);
         // All columns share it, or it is that of the column that this thread brings for all.
-        let scale_b =
-            problem.factor(item.work.row0_b + min(item.work.col0 + own_col(config), problem.n - 1), step, 1usize);
-        let scales_b = column_scales(places.base, buffer.at, config);
+        let scale_b = step_factor(&mut held_b, problem, row_b, step, item, width_b, 1usize);
+        let scales_b = column_scales(places.ring.base, buffer.at, config);
         if comptime!(config.scaling == Scaling::EachStepByColumn) {
             // Those of the step before the last, which lie here, were read before the barrier of the last.
             store_shared(scales_b + 4 * own_col(config), scale_b);

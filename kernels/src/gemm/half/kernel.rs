@@ -6,8 +6,8 @@ use cubecl::prelude::*;
 
 use super::decode::{Chunk, Halves, chunk_scales, decode_halves};
 use super::{Config, PITCH, STEP};
-use crate::gemm::grouped::Work;
 use crate::gemm::problem::Problem;
+use crate::gemm::schedule::Work;
 use crate::granularity::BLOCK;
 use crate::version::Version;
 
@@ -261,9 +261,7 @@ fn multiply<E: Float>(
     rows_b: u32,
     #[comptime] config: Config,
 ) {
-    let m = comptime!(config.unit.shape[0]);
-    let n = comptime!(config.unit.shape[1]);
-    let k = comptime!(config.unit.shape[2]);
+    let [m, n, k] = comptime!(config.unit.shape);
     let products_m = comptime!(config.products()[0]);
     let products_n = comptime!(config.products()[1]);
     #[unroll]
@@ -272,28 +270,12 @@ fn multiply<E: Float>(
         #[unroll]
         for j in 0..products_n {
             let start = (rows_b + comptime!(j * n * PITCH_HALVES + step * k / 4)) as usize;
-            right.push(cmma::Matrix::<Halves<E>>::from_slice(
-                cmma::MatrixIdent::B,
-                comptime!(m as usize),
-                comptime!(n as usize),
-                comptime!(k as usize),
-                cmma::MatrixLayout::ColMajor,
-                &stages.slice(start, start + comptime!((n * PITCH_HALVES) as usize)),
-                PITCH,
-            ));
+            right.push(fragment::<E>(stages, start, cmma::MatrixIdent::B, config));
         }
         #[unroll]
         for i in 0..products_m {
             let start = (rows_a + comptime!(i * m * PITCH_HALVES + step * k / 4)) as usize;
-            let left = cmma::Matrix::<Halves<E>>::from_slice(
-                cmma::MatrixIdent::A,
-                comptime!(m as usize),
-                comptime!(n as usize),
-                comptime!(k as usize),
-                cmma::MatrixLayout::RowMajor,
-                &stages.slice(start, start + comptime!((m * PITCH_HALVES) as usize)),
-                PITCH,
-            );
+            let left = fragment::<E>(stages, start, cmma::MatrixIdent::A, config);
             #[unroll]
             for j in 0..products_n {
                 let sum = sums.index(comptime!((i * products_n + j) as usize));
@@ -301,6 +283,30 @@ fn multiply<E: Float>(
             }
         }
     }
+}
+
+/// A product's operand: rows from `start` on, of A, or of B, which are its columns.
+#[cube]
+fn fragment<E: Float>(
+    stages: &SharedMemory<Halves<E>>,
+    start: usize,
+    #[comptime] ident: cmma::MatrixIdent,
+    #[comptime] config: Config,
+) -> cmma::Matrix<Halves<E>> {
+    let [m, n, k] = comptime!(config.unit.shape);
+    let (rows, layout) = comptime!(match ident {
+        cmma::MatrixIdent::A => (m, cmma::MatrixLayout::RowMajor),
+        _ => (n, cmma::MatrixLayout::ColMajor),
+    });
+    cmma::Matrix::<Halves<E>>::from_slice(
+        ident,
+        comptime!(m as usize),
+        comptime!(n as usize),
+        comptime!(k as usize),
+        layout,
+        &stages.slice(start, start + comptime!((rows * PITCH_HALVES) as usize)),
+        PITCH,
+    )
 }
 
 /// Brings the inverse scales of the tile's rows, then of its columns.

@@ -1,19 +1,19 @@
 //! From a warpgroup's sums to its part of the output: scales, bias, one rounding, and the store.
-//!
-//! Chunks of 64 rows by 128 bytes go through shared memory, swizzled by 128 bytes as TMA expects them: 16 bytes `c` of row
-//! `r` lie at `128 r + 16 (c xor r mod 8)`.
+//! Chunks of 64 rows by 128 bytes go through shared memory ([`tma::store`](crate::gemm::tma::store)).
 
 use cubecl::prelude::*;
 
+use super::plan::group_cols;
 use super::rank::{consumer, group_origin};
 use super::{CHUNK, Config, GROUP};
-use crate::gemm::grouped::Work;
-use crate::gemm::pipeline::Item;
 use crate::gemm::problem::Problem;
+use crate::gemm::schedule::Work;
+use crate::gemm::tma::item::Item;
+use crate::gemm::tma::store::{Own, leads, store_element};
 use crate::ptx::barrier::{fence_proxy_async, named_barrier};
-use crate::ptx::shared::store_shared_pair;
+use crate::ptx::shared::{stmatrix_x4, store_shared_pair};
 use crate::ptx::tma::{tma_store, tma_store_wait_read};
-use crate::ptx::wgmma::{pack_half, stmatrix_x4};
+use crate::ptx::wgmma::pack_half;
 use crate::view::Source;
 
 /// Scales a warpgroup's sums in place, adds the bias and what the output holds, and stores them.
@@ -37,9 +37,9 @@ pub(super) fn store_tile<O: Float>(
     match out_map {
         ComptimeOption::Some(map) => {
             let (row0, col0) = (item.above + item.work.row0 + group_row, item.work.col0 + group_col);
-            let cols = comptime!(config.chunk_cols() as u32);
+            let cols = comptime!(config.store.chunk_cols() as u32);
             #[unroll]
-            for chunk in 0..comptime!(config.tile.group_cols() as u32 / cols) {
+            for chunk in 0..comptime!(group_cols(config.tile) as u32 / cols) {
                 let at = free_chunk(base, chunk, config);
                 finish(sums, comptime!([chunk * cols, cols]), out, problem, &own, item, config);
                 store_chunk(sums, at, map, row0, col0 + comptime!(chunk * cols), comptime!(chunk * cols / 2), config);
@@ -48,20 +48,13 @@ pub(super) fn store_tile<O: Float>(
         ComptimeOption::None =>
         {
             #[unroll]
-            for j in 0..comptime!(config.tile.group_cols() as u32 / 8) {
+            for j in 0..comptime!(group_cols(config.tile) as u32 / 8) {
                 let first = comptime!(8 * j);
                 finish(sums, comptime!([first, 8u32]), out, problem, &own, item, config);
                 store_elements(sums, comptime!(4 * j), out, own.row, own.col + comptime!(8 * j), &item.work, problem);
             }
         }
     }
-}
-
-/// Row and column of the output that a thread's first sum belongs to.
-#[derive(CubeType, Clone, Copy)]
-struct Own {
-    row: u32,
-    col: u32,
 }
 
 /// `sum · (inv_scale_a · inv_scale_b) + bias` for `columns`, the first and their number, and what the output holds if that is to
@@ -78,7 +71,7 @@ fn finish<O: Float>(
 ) {
     let [first, count] = comptime!(columns);
     let mut scales_a = Array::<f32>::new(2usize);
-    if comptime!(!config.promotion.is_scaled() && !config.partial) {
+    if comptime!(!config.promotion.is_scaled() && !config.store.partial) {
         #[unroll]
         for i in 0..2u32 {
             // Past the last row there is nothing to scale; any scale will do.
@@ -87,7 +80,7 @@ fn finish<O: Float>(
         }
     }
     #[unroll]
-    for j in 0..comptime!(if config.partial { 0 } else { count / 8 }) {
+    for j in 0..comptime!(if config.store.partial { 0 } else { count / 8 }) {
         #[unroll]
         for c in 0..2u32 {
             let col = own.col + comptime!(first + 8 * j + c);
@@ -113,7 +106,7 @@ fn finish<O: Float>(
                     scaled
                 };
                 let mut sum = scaled + shift;
-                if comptime!(config.accumulate) {
+                if comptime!(config.store.accumulate) {
                     let row = own.row + comptime!(8 * i);
                     if row < problem.m && col < problem.n {
                         sum += f32::cast_from(out[(row * problem.n + col) as usize]);
@@ -125,25 +118,10 @@ fn finish<O: Float>(
     }
 }
 
-/// Whether this thread speaks to TMA for its warpgroup.
-#[cube]
-fn leads() -> bool {
-    let thread = UNIT_POS % GROUP;
-    thread == 0
-}
-
-/// Waits until TMA has read the last chunks: shared memory goes with the block.
-#[cube]
-pub(super) fn finish_stores() {
-    if leads() {
-        tma_store_wait_read(0u32);
-    }
-}
-
 /// Address where this warpgroup may put a chunk: the store that used it last has read it.
 #[cube]
 fn free_chunk(base: u32, #[comptime] chunk: u32, #[comptime] config: Config) -> u32 {
-    if leads() {
+    if leads(GROUP) {
         tma_store_wait_read(comptime!(config.chunks as u32 - 1));
     }
     named_barrier(1 + consumer(), GROUP);
@@ -162,14 +140,14 @@ fn store_chunk<O: Float>(
     #[comptime] first: u32,
     #[comptime] config: Config,
 ) {
-    if comptime!(config.dtype == Source::F32) {
+    if comptime!(config.store.dtype == Source::F32) {
         stage_f32(sums, at, first);
     } else {
-        stage_half(sums, at, first, comptime!(config.dtype == Source::Bf16));
+        stage_half(sums, at, first, comptime!(config.store.dtype == Source::Bf16));
     }
     fence_proxy_async();
     named_barrier(1 + consumer(), GROUP);
-    if leads() {
+    if leads(GROUP) {
         tma_store(map, at, col, row);
     }
 }
@@ -203,18 +181,16 @@ fn stage_half(sums: &Array<f32>, at: u32, #[comptime] first: u32, #[comptime] bf
     for j in 0..4u32 {
         let place = comptime!((first + 8 * j) as usize);
         let piece = (comptime!(2 * j) + lane / 16) ^ (row % 8);
-        stmatrix_x4(
-            at + 128 * row + 16 * piece,
-            pack_half(sums[place], sums[place + 1], bf16),
-            pack_half(sums[place + 2], sums[place + 3], bf16),
-            pack_half(sums[place + 4], sums[place + 5], bf16),
-            pack_half(sums[place + 6], sums[place + 7], bf16),
-        );
+        let mut words = Array::<u32>::new(4usize);
+        #[unroll]
+        for i in 0..4usize {
+            words[i] = pack_half(sums[comptime!(place + 2 * i)], sums[comptime!(place + 2 * i + 1)], bf16);
+        }
+        stmatrix_x4(at + 128 * row + 16 * piece, &words);
     }
 }
 
-/// Each thread stores its elements of eight columns, the sums from `first` on: rows of the output that TMA cannot write, being
-/// no multiple of 16 bytes apart.
+/// Each thread stores its elements of eight columns, the sums from `first` on.
 #[cube]
 fn store_elements<O: Float>(
     sums: &Array<f32>,
@@ -227,11 +203,7 @@ fn store_elements<O: Float>(
 ) {
     #[unroll]
     for i in 0..4u32 {
-        let row = row + comptime!(8 * (i / 2));
-        let col = col + comptime!(i % 2);
-        if row >= work.row_begin && row < work.row_end && col < problem.n {
-            let index = work.out0 + row * problem.n + col;
-            out[index as usize] = O::cast_from(sums[comptime!((first + i) as usize)]);
-        }
+        let (row, col) = (row + comptime!(8 * (i / 2)), col + comptime!(i % 2));
+        store_element::<O>(out, sums[comptime!((first + i) as usize)], row, col, work, problem);
     }
 }

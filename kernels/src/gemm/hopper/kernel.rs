@@ -2,17 +2,19 @@
 
 use cubecl::prelude::*;
 
-use super::epilogue::{finish_stores, store_tile};
-use super::plan::{CONSUMERS, Promotion};
+use super::epilogue::store_tile;
+use super::plan::{CONSUMERS, Promotion, group_cols, mma_cols};
 use super::rank::group_origin;
 use super::scales::{SCALE_THREADS, fetch_scales, load_scales};
 use super::{Config, Element, GROUP};
-use crate::gemm::maps::{InsteadOfShapes, ROW_BYTES};
-use crate::gemm::pipeline::{Extent, Item, Place, advance, first_place, item, stage_operands};
 use crate::gemm::problem::Problem;
+use crate::gemm::tma::item::{Extent, Item, item};
+use crate::gemm::tma::maps::{InsteadOfShapes, ROW_BYTES};
+use crate::gemm::tma::ring::{Place, Ring, advance, first_place, stage_operands};
+use crate::gemm::tma::store::finish_stores;
 use crate::ptx::barrier::{
     cluster_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_arrive_remote,
-    mbarrier_init, mbarrier_wait, setmaxnreg_dec, setmaxnreg_inc,
+    setmaxnreg_dec, setmaxnreg_inc,
 };
 use crate::ptx::shared::shared_address;
 use crate::ptx::tma::{tma_load, tma_load_multicast, tma_prefetch_map};
@@ -37,9 +39,7 @@ pub(super) fn gemm_hopper<O: Float>(
     #[comptime] _version: Version,
 ) {
     let mut shared = SharedMemory::<u32>::new_aligned(comptime!(config.shared_words()), 1024usize);
-    let base = shared_address(&shared);
-    let full = base + comptime!(config.barriers_at() as u32);
-    let empty = full + comptime!(8 * config.stages as u32);
+    let ring = Ring::new(shared_address(&shared), comptime!(config.barriers_at()), comptime!(config.stages));
     if UNIT_POS == 0 {
         // All else is by address, which CubeCL does not see as a use.
         shared[comptime!(config.shared_words() - 1)] = 0u32;
@@ -47,11 +47,7 @@ pub(super) fn gemm_hopper<O: Float>(
         let fillers = comptime!(1 + if config.promotion.is_scaled() { SCALE_THREADS } else { 0 });
         // Every consuming warp of the cluster.
         let readers = comptime!((4 * CONSUMERS * config.cluster) as u32);
-        #[unroll]
-        for stage in 0..comptime!(config.stages as u32) {
-            mbarrier_init(full + comptime!(8 * stage), fillers);
-            mbarrier_init(empty + comptime!(8 * stage), readers);
-        }
+        ring.init(comptime!(config.stages), fillers, readers);
         fence_mbarrier_init();
         tma_prefetch_map(a);
         tma_prefetch_map(b);
@@ -78,8 +74,8 @@ pub(super) fn gemm_hopper<O: Float>(
                 let item = item(index, problem, &extent, shape);
                 let mut step = item.step_begin;
                 while step < item.step_end {
-                    mbarrier_wait(empty + 8 * place.at, place.parity, comptime!(config.trap));
-                    fill(a, b, base, full + 8 * place.at, place.at, step, &item, config);
+                    ring.wait_empty(&place, comptime!(config.trap));
+                    fill(a, b, &ring, place.at, step, &item, config);
                     advance(&mut place, comptime!(config.stages as u32));
                     step += 1;
                 }
@@ -89,7 +85,7 @@ pub(super) fn gemm_hopper<O: Float>(
             if UNIT_POS >= comptime!(GROUP - SCALE_THREADS) {
                 while index < items {
                     let item = item(index, problem, &extent, shape);
-                    fetch_scales(problem, base, full, empty, &mut place, &item, config);
+                    fetch_scales(problem, &ring, &mut place, &item, config);
                     index += stride;
                 }
             }
@@ -99,23 +95,23 @@ pub(super) fn gemm_hopper<O: Float>(
             setmaxnreg_inc(comptime!(config.registers()[1]));
         }
         let mut place = first_place(0u32);
-        let mut sums = Array::<f32>::new(comptime!(config.tile.group_cols() / 2));
+        let mut sums = Array::<f32>::new(comptime!(group_cols(config.tile) / 2));
         while index < items {
             let item = item(index, problem, &extent, shape);
             #[unroll]
-            for i in 0..comptime!(config.tile.group_cols() / 2) {
+            for i in 0..comptime!(group_cols(config.tile) / 2) {
                 sums[i] = 0.0f32;
             }
             if comptime!(config.promotion != Promotion::Never) {
-                multiply_promoted(&mut sums, base, full, empty, &mut place, &item, config);
+                multiply_promoted(&mut sums, &ring, &mut place, &item, config);
             } else {
-                multiply_fast(&mut sums, base, full, empty, &mut place, problem, &item, config);
+                multiply_fast(&mut sums, &ring, &mut place, problem, &item, config);
             }
-            store_tile::<O>(&mut sums, base, out_map, out, problem, &item, config);
+            store_tile::<O>(&mut sums, ring.base, out_map, out, problem, &item, config);
             index += stride;
         }
-        if comptime!(config.tma_store) {
-            finish_stores();
+        if comptime!(config.store.tma) {
+            finish_stores(GROUP);
         }
     }
     if comptime!(config.cluster > 1) {
@@ -129,15 +125,15 @@ pub(super) fn gemm_hopper<O: Float>(
 fn fill(
     a: &TensorMap<u8, Tiled>,
     b: &TensorMap<u8, Tiled>,
-    base: u32,
-    full: u32,
+    ring: &Ring,
     stage: u32,
     step: u32,
     item: &Item,
     #[comptime] config: Config,
 ) {
     let layout = comptime!(config.layout());
-    let (at_a, at_b) = stage_operands(base, stage, layout);
+    let full = ring.full(stage);
+    let (at_a, at_b) = stage_operands(ring.base, stage, layout);
     let column = step * comptime!(ROW_BYTES as u32);
     mbarrier_arrive_expect_tx(full, comptime!((layout.stage_a + layout.stage_b) as u32));
     tma_load(a, at_a, full, column, item.work.row0);
@@ -154,13 +150,13 @@ fn fill(
 
 /// This warp no longer reads a stage: tells every producer of the cluster.
 #[cube]
-fn release(empty: u32, stage: u32, #[comptime] config: Config) {
+fn release(ring: &Ring, stage: u32, #[comptime] config: Config) {
     let lane = UNIT_POS % 32;
     if lane < comptime!(config.cluster as u32) {
         if comptime!(config.cluster > 1) {
-            mbarrier_arrive_remote(empty + 8 * stage, lane);
+            mbarrier_arrive_remote(ring.empty(stage), lane);
         } else {
-            mbarrier_arrive(empty + 8 * stage);
+            mbarrier_arrive(ring.empty(stage));
         }
     }
 }
@@ -177,9 +173,7 @@ fn operands(base: u32, stage: u32, #[comptime] config: Config) -> (u32, u32) {
 #[cube]
 fn multiply_fast(
     sums: &mut Array<f32>,
-    base: u32,
-    full: u32,
-    empty: u32,
+    ring: &Ring,
     place: &mut Place,
     problem: &Problem,
     item: &Item,
@@ -188,29 +182,29 @@ fn multiply_fast(
     let mut step = item.step_begin;
     let mut previous = place.at;
     while step < item.step_end {
-        mbarrier_wait(full + 8 * place.at, place.parity, comptime!(config.trap));
-        let (a, b) = operands(base, place.at, config);
+        ring.wait_full(place, comptime!(config.trap));
+        let (a, b) = operands(ring.base, place.at, config);
         multiply_stage(sums, descriptor(a), descriptor(b), 1u32.runtime(), config);
-        wgmma_wait(sums, comptime!(config.tile.group_cols() as u32), 1u32);
+        wgmma_wait(sums, comptime!(group_cols(config.tile) as u32), 1u32);
         if step > item.step_begin {
-            release(empty, previous, config);
+            release(ring, previous, config);
         }
         previous = place.at;
         advance(place, comptime!(config.stages as u32));
         step += 1;
     }
-    wgmma_wait(sums, comptime!(config.tile.group_cols() as u32), 0u32);
+    wgmma_wait(sums, comptime!(group_cols(config.tile) as u32), 0u32);
     // Where a group is empty no stage was read.
     let any = if comptime!(problem.grouping.is_none()) { true.runtime() } else { item.step_begin < item.step_end };
     if any {
-        release(empty, previous, config);
+        release(ring, previous, config);
     }
 }
 
 /// Issues the four `wgmma` of a stage; the first adds to the accumulators if `add` is not zero.
 #[cube]
 fn multiply_stage(acc: &mut Array<f32>, a: u64, b: u64, add: u32, #[comptime] config: Config) {
-    let cols = comptime!(config.tile.mma_cols(config.promotion) as u32);
+    let cols = comptime!(mma_cols(config.tile, config.promotion) as u32);
     wgmma_fence(acc, cols);
     #[unroll]
     for k in 0..4u32 {
@@ -230,17 +224,9 @@ fn multiply_stage(acc: &mut Array<f32>, a: u64, b: u64, add: u32, #[comptime] co
 /// Sums each stage apart and adds it, times its scales if they change along the contraction, to f32 registers. A stage is freed
 /// as soon as its last product is done: its scales are in registers by then.
 #[cube]
-fn multiply_promoted(
-    sums: &mut Array<f32>,
-    base: u32,
-    full: u32,
-    empty: u32,
-    place: &mut Place,
-    item: &Item,
-    #[comptime] config: Config,
-) {
-    let cols = comptime!(config.tile.mma_cols(config.promotion));
-    let parts = comptime!(config.tile.group_cols() / config.tile.mma_cols(config.promotion));
+fn multiply_promoted(sums: &mut Array<f32>, ring: &Ring, place: &mut Place, item: &Item, #[comptime] config: Config) {
+    let cols = comptime!(mma_cols(config.tile, config.promotion));
+    let parts = comptime!(group_cols(config.tile) / mma_cols(config.tile, config.promotion));
     let mut part = Array::<f32>::new(comptime!(cols / 2));
     #[unroll]
     for i in 0..comptime!(cols / 2) {
@@ -250,14 +236,14 @@ fn multiply_promoted(
     let mut scales_b = Array::<f32>::new(comptime!(config.scales_b_per_thread()));
     let mut step = item.step_begin;
     while step < item.step_end {
-        mbarrier_wait(full + 8 * place.at, place.parity, comptime!(config.trap));
-        let (a, b) = operands(base, place.at, config);
+        ring.wait_full(place, comptime!(config.trap));
+        let (a, b) = operands(ring.base, place.at, config);
         #[unroll]
         for p in 0..comptime!(parts as u32) {
             let b = b + comptime!(p * (cols * ROW_BYTES) as u32);
             multiply_stage(&mut part, descriptor(a), descriptor(b), 0u32.runtime(), config);
             if comptime!(config.promotion.is_scaled()) {
-                load_scales(&mut scales_a, &mut scales_b, base, place.at, p, config);
+                load_scales(&mut scales_a, &mut scales_b, ring.base, place.at, p, config);
             }
             wgmma_wait(&mut part, comptime!(cols as u32), 0u32);
             if comptime!(p as usize == parts - 1) {
@@ -265,7 +251,7 @@ fn multiply_promoted(
                     // One lane speaks for the warp: all have read the stage's scales.
                     sync_plane();
                 }
-                release(empty, place.at, config);
+                release(ring, place.at, config);
             }
             #[unroll]
             for i in 0..comptime!(cols / 2) {

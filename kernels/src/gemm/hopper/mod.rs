@@ -35,16 +35,19 @@ mod scales;
 
 use cubecl::prelude::*;
 
-use super::maps::{Matrix, ROW_BYTES, Target, sms};
-use super::pipeline::{ExtentLaunch, ItemShape, Layout, trap};
-use super::problem::ProblemLaunch;
-use super::{Gemm, split_k};
+use super::Gemm;
+use super::tma::item::ItemShape;
+use super::tma::launch::{self, Pass};
+use super::tma::maps::{Matrix, ROW_BYTES};
+use super::tma::plan::Tile;
+use super::tma::ring::{Layout, trap};
+use super::tma::scales::load_width;
+use super::tma::store::Store;
 use crate::dequantize::to_bf16;
 use crate::granularity::BLOCK;
 use crate::version::VERSION;
-use crate::view::Source;
 use crate::{Format, Granularity, Operand};
-use plan::{CONSUMERS, MMA_ROWS, Plan, Promotion, Tile};
+use plan::{CONSUMERS, MMA_ROWS, Promotion, group_cols, sum_registers};
 
 /// Threads of a warpgroup.
 const GROUP: u32 = 128;
@@ -97,17 +100,11 @@ struct Config {
     promotion: Promotion,
     /// Chunks of the output that a warpgroup has in shared memory.
     chunks: usize,
-    /// Store through TMA; otherwise each thread stores its elements.
-    tma_store: bool,
-    /// Write unscaled f32 sums of a part of the contraction.
-    partial: bool,
-    accumulate: bool,
+    store: Store,
     element: Element,
     formats: [Format; 2],
     /// Blocks whose scales of A, and of B, one load brings: 1, 2 or 4.
     scale_widths: [u32; 2],
-    /// Of the output.
-    dtype: Source,
     /// The kernel's name, if barriers that are stuck end it.
     trap: Option<&'static str>,
 }
@@ -116,7 +113,7 @@ impl Config {
     /// Whether sums take more than the 168 registers that each of 384 threads can have, so that the producer gives some of its
     /// own away.
     const fn moves_registers(&self) -> bool {
-        self.tile.registers(self.promotion) > 112
+        sum_registers(self.tile, self.promotion) > 112
     }
 
     /// Registers of a producer's and of a consumer's thread where they are moved: 128 times the first and twice the second are 384
@@ -160,11 +157,6 @@ impl Config {
         // And the one that CubeCL sees used.
         (self.barriers_at() + 2 * self.stages * 8) / 4 + 1
     }
-
-    /// Columns of a chunk of the output: 128 bytes.
-    const fn chunk_cols(&self) -> usize {
-        128 / self.dtype.size()
-    }
 }
 
 /// What TMA reads of an operand: its codes, or what a launch writes as bf16.
@@ -186,72 +178,45 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
         false if element == Element::Bf16 || gemm.use_fast_accum => Promotion::Never,
         false => Promotion::EachStep,
     };
-    let (m, n, _) = gemm.matrices();
-    let steps = gemm.a.k.div_ceil(element.step());
-    let plan = match gemm.groups {
-        Some(groups) => Plan::grouped(groups, [m, n], steps, sms(client), promotion),
-        None => Plan::new([m, n], steps, sms(client), promotion),
-    };
-    split_k::launch_parts(client, gemm, plan.splits, plan.padded_rows(m), |target| {
-        launch_tiles(client, gemm, &plan, promotion, target);
+    launch::launch(client, gemm, &promotion, element.step(), |pass| {
+        launch_tiles(client, gemm, promotion, pass);
     });
 }
 
-fn launch_tiles<R: Runtime>(
-    client: &ComputeClient<R>,
-    gemm: &Gemm,
-    plan: &Plan,
-    promotion: Promotion,
-    target: &Target,
-) {
-    let (_, n, _) = gemm.matrices();
-    // Tiles along M.
-    let rows = gemm.row_tiles(plan.tile.rows) * plan.tile.rows;
-    let partial = plan.splits > 1;
-    let hardware = &client.properties().hardware;
+fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, promotion: Promotion, pass: &Pass) {
+    let (plan, target, store) = (&pass.plan, pass.target, pass.store());
     let mut config = Config {
         tile: plan.tile,
         cluster: plan.cluster,
         stages: 1,
         promotion,
         // Successive chunks must alternate, also from one tile to the next. Scales need the room of the second.
-        chunks: if promotion.is_scaled() || plan.tile.group_cols() * target.dtype.size() == 128 { 1 } else { 2 },
-        tma_store: target.tma_store,
-        partial,
-        accumulate: gemm.accumulate && !partial,
+        chunks: if promotion.is_scaled() || group_cols(plan.tile) == store.chunk_cols() { 1 } else { 2 },
+        store,
         element: Element::of(gemm.granularities()),
         formats: gemm.formats(),
-        scale_widths: [gemm.a, gemm.b].map(scales::load_width),
-        dtype: Source::of(target.dtype).expect("checked by scaled_gemm"),
+        scale_widths: [gemm.a, gemm.b].map(load_width),
         trap: trap("gemm_hopper"),
     };
-    config.stages =
-        Layout::most_stages(hardware.max_shared_memory_size, |stages| Config { stages, ..config }.shared_words() * 4);
-
-    let at_once = (sms(client) / plan.cluster).max(1);
-    let clusters = plan.items(rows, n).min(at_once);
+    let max_shared = client.properties().hardware.max_shared_memory_size;
+    config.stages = Layout::most_stages(max_shared, |stages| Config { stages, ..config }.shared_words() * 4);
     let [a, b] = [gemm.a, gemm.b].map(|operand| matrix(client, operand, config.element));
-    let extent = ExtentLaunch::new(
-        gemm.a.k.div_ceil(config.element.step()) as u32,
-        plan.row_clusters(rows) as u32,
-        n.div_ceil(plan.tile.cols) as u32,
-        plan.splits as u32,
-    );
+    let (_, n, _) = gemm.matrices();
     // SAFETY: `scaled_gemm` has checked that codes, scales, bias and output have the sizes given here; TMA stays inside its
     // maps, and ordinary loads and stores are guarded by `m` and `n`.
     unsafe {
         kernel::gemm_hopper::launch_unchecked::<R>(
             client,
-            CubeCount::Static((clusters * plan.cluster) as u32, 1, 1),
+            pass.cubes(n),
             CubeDim::new_1d(THREADS),
             a.map(plan.tile.rows),
             b.map(plan.tile.cols / plan.cluster),
             target.tma_store.then(|| target.map(MMA_ROWS)).into(),
             a.array(),
-            ProblemLaunch::of(gemm, gemm.bias.as_ref().filter(|_| !partial)),
-            ArrayArg::from_raw_parts(target.handle.clone(), target.rows * target.pitch),
+            pass.problem(),
+            target.array(),
             b.array(),
-            extent,
+            pass.extent(n),
             config,
             target.dtype,
             VERSION,

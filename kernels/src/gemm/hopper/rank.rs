@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::plan::{CONSUMERS, MMA_ROWS};
+use super::plan::{CONSUMERS, MMA_ROWS, group_cols, row_groups};
 use super::{Config, GROUP};
 
 /// Which of the consuming warpgroups this is.
@@ -15,6 +15,6 @@ pub(super) fn consumer() -> u32 {
 #[cube]
 pub(super) fn group_origin(#[comptime] config: Config) -> (u32, u32) {
     let group = consumer();
-    let above = comptime!(config.tile.row_groups() as u32);
-    (group % above * comptime!(MMA_ROWS as u32), group / above * comptime!(config.tile.group_cols() as u32))
+    let above = comptime!(row_groups(config.tile) as u32);
+    (group % above * comptime!(MMA_ROWS as u32), group / above * comptime!(group_cols(config.tile) as u32))
 }

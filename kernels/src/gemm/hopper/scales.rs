@@ -5,26 +5,18 @@
 
 use cubecl::prelude::*;
 
-use super::plan::Promotion;
+use super::plan::{Promotion, mma_cols};
 use super::rank::group_origin;
 use super::{Config, GROUP};
-use crate::Operand;
-use crate::gemm::pipeline::{Item, Place, advance, stage_scales};
 use crate::gemm::problem::Problem;
-use crate::granularity::BLOCK;
-use crate::ptx::barrier::{mbarrier_arrive, mbarrier_wait};
+use crate::gemm::tma::item::Item;
+use crate::gemm::tma::ring::{Place, Ring, advance, stage_scales};
+use crate::gemm::tma::scales::{loads_at, pick};
+use crate::ptx::barrier::mbarrier_arrive;
 use crate::ptx::shared::{load_shared, load_shared_words, store_shared};
 
 /// Threads that fetch scales: the producer's warps but the first.
 pub(super) const SCALE_THREADS: u32 = 96;
-
-/// Blocks of the contraction whose scales one load brings: as many as 16 bytes have where all rows of scales begin at a multiple of
-/// that.
-pub(super) fn load_width(operand: &Operand) -> u32 {
-    let (blocks, offset) = (operand.k.div_ceil(BLOCK), operand.inv_scale.offset_start.unwrap_or(0));
-    let fits = |width: &u32| blocks.is_multiple_of(*width as usize) && offset.is_multiple_of(4 * u64::from(*width));
-    if operand.granularity.is_blocks() { [4, 2].into_iter().find(fits).unwrap_or(1) } else { 1 }
-}
 
 impl Config {
     /// Rows of operand 0, A, or 1, B, whose scales a stage has: of B one for each product if its columns share one.
@@ -32,7 +24,7 @@ impl Config {
         match (side, self.promotion) {
             (0, _) => self.tile.rows,
             (_, Promotion::EachStepByColumn) => self.tile.cols,
-            _ => self.tile.cols / self.tile.mma_cols(self.promotion),
+            _ => self.tile.cols / mma_cols(self.tile, self.promotion),
         }
     }
 
@@ -55,7 +47,7 @@ impl Config {
     /// Scales of B that a consumer's thread holds for a product: of its columns, if they differ.
     pub(super) const fn scales_b_per_thread(&self) -> usize {
         match self.promotion {
-            Promotion::EachStepByColumn => self.tile.mma_cols(self.promotion) / 4,
+            Promotion::EachStepByColumn => mma_cols(self.tile, self.promotion) / 4,
             _ => 1,
         }
     }
@@ -71,26 +63,18 @@ impl Config {
 
 /// Writes the scales of an item's stages to shared memory, as stages become free. Loads are issued before the wait for a stage.
 #[cube]
-pub(super) fn fetch_scales(
-    problem: &Problem,
-    base: u32,
-    full: u32,
-    empty: u32,
-    place: &mut Place,
-    item: &Item,
-    #[comptime] config: Config,
-) {
+pub(super) fn fetch_scales(problem: &Problem, ring: &Ring, place: &mut Place, item: &Item, #[comptime] config: Config) {
     let mut of_a = Array::<f32>::new(comptime!(config.fetched(0)));
     let mut of_b = Array::<f32>::new(comptime!(config.fetched(1)));
     let mut step = item.step_begin;
     while step < item.step_end {
         load_lines(problem, &mut of_a, item, step, config, 0usize);
         load_lines(problem, &mut of_b, item, step, config, 1usize);
-        mbarrier_wait(empty + 8 * place.at, place.parity, comptime!(config.trap));
-        let at = stage_scales(base, place.at, comptime!(config.layout()));
+        ring.wait_empty(place, comptime!(config.trap));
+        let at = stage_scales(ring.base, place.at, comptime!(config.layout()));
         store_lines(&of_a, at, step, config, 0usize);
         store_lines(&of_b, at + comptime!(4 * config.scale_lines(0) as u32), step, config, 1usize);
-        mbarrier_arrive(full + 8 * place.at);
+        mbarrier_arrive(ring.full(place.at));
         advance(place, comptime!(config.stages as u32));
         step += 1;
     }
@@ -115,8 +99,7 @@ fn load_lines(
     let width = comptime!(config.scale_widths[side]);
     let steps_per_block = comptime!(config.element.steps_per_block());
     let steps = comptime!(steps_per_block * width);
-    let since_load = step % steps;
-    if step == item.step_begin || since_load == 0 {
+    if loads_at(step, item, steps) {
         let block = step / steps * width;
         #[unroll]
         for i in 0..comptime!(config.lines_per_thread(side)) {
@@ -149,17 +132,6 @@ fn store_lines(from: &Array<f32>, to: u32, step: u32, #[comptime] config: Config
     }
 }
 
-/// Word `which` of the `width` words from `first` on, without an index at run time, which registers do not have.
-#[cube]
-fn pick(words: &Array<f32>, which: u32, #[comptime] first: u32, #[comptime] width: u32) -> f32 {
-    let mut word = words[comptime!(first as usize)];
-    #[unroll]
-    for i in 1..comptime!(width) {
-        word = select(which == i, words[comptime!((first + i) as usize)], word);
-    }
-    word
-}
-
 /// The scales of this thread's two rows, and of its columns of product `p` of a stage.
 #[cube]
 pub(super) fn load_scales(
@@ -170,7 +142,7 @@ pub(super) fn load_scales(
     #[comptime] p: u32,
     #[comptime] config: Config,
 ) {
-    let cols = comptime!(config.tile.mma_cols(config.promotion) as u32);
+    let cols = comptime!(mma_cols(config.tile, config.promotion) as u32);
     let (group_row, group_col) = group_origin(config);
     let lane = UNIT_POS % 32;
     let scales = stage_scales(base, stage, comptime!(config.layout()));

@@ -8,10 +8,10 @@
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
-use super::scales::{Corner, Scales, load_factors, load_words, product_factors};
+use super::scales::{Corner, Scales, product_factors};
 use super::{Config, Tile};
-use crate::gemm::grouped::Work;
 use crate::gemm::problem::Problem;
+use crate::gemm::schedule::Work;
 use crate::granularity::BLOCK;
 use crate::ptx::mma::{MmaKind, Product, commit_copies, copy_chunk, load_matrices, mma_fp8, wait_copies};
 use crate::ptx::shared::shared_address;
@@ -112,20 +112,20 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
         summed
     };
     if comptime!(config.loads_ahead()) {
-        load_words(&mut scales, problem, &given, loaded_block, config);
+        scales.load_words(problem, &given, loaded_block, config);
     }
     let mut block = first_block;
     while block < end_block {
         if comptime!(!config.loads_ahead()) {
-            load_words(&mut scales, problem, &given, block, config);
+            scales.load_words(problem, &given, block, config);
         }
         scales.use_words(problem, config);
         if comptime!(config.loads_ahead()) {
             let next = min(block + 1, problem.blocks - 1);
-            load_words(&mut scales, problem, &given, next, config);
+            scales.load_words(problem, &given, next, config);
         }
         if comptime!(config.by_block) {
-            load_factors(&mut scales, problem, &summed, block, config);
+            scales.load_factors(problem, &summed, block, config);
         }
         #[unroll]
         for step in 0..BLOCK_STEPS {
@@ -163,7 +163,7 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
         }
     }
     if comptime!(!config.by_block) {
-        load_factors(&mut scales, problem, &summed, 0u32.runtime(), config);
+        scales.load_factors(problem, &summed, 0u32.runtime(), config);
         #[unroll]
         for i in 0..comptime!(4 * products_m * products_n) {
             totals[i as usize] *= scales.factor(problem, i, config);

@@ -158,6 +158,31 @@ impl Scales {
         }
     }
 
+    /// Starts to bring the E8M0 scales of a block.
+    pub(super) fn load_words(&mut self, problem: &Problem, from: &Corner, block: u32, #[comptime] config: Config) {
+        if comptime!(problem.granularities[0].is_mx()) {
+            let rows = comptime!(config.word_source(0));
+            load_scales(&problem.inv_scale_a, &mut self.next_a, from.row, from.rows, block, problem.blocks, rows);
+        }
+        if comptime!(problem.granularities[1].is_mx()) {
+            let cols = comptime!(config.word_source(1));
+            load_scales(&problem.inv_scale_b, &mut self.next_b, from.col, from.cols, block, problem.blocks, cols);
+        }
+    }
+
+    /// Brings the f32 scales of a block of 128.
+    pub(super) fn load_factors(&mut self, problem: &Problem, from: &Corner, block: u32, #[comptime] config: Config) {
+        let [granularity_a, granularity_b] = comptime!(problem.granularities);
+        if comptime!(!granularity_a.is_mx()) {
+            let rows = comptime!(config.factor_source(0, granularity_a));
+            load_scales(&problem.inv_scale_a, &mut self.factors_a, from.row, from.rows, block, problem.blocks, rows);
+        }
+        if comptime!(!granularity_b.is_mx()) {
+            let cols = comptime!(config.factor_source(1, granularity_b));
+            load_scales(&problem.inv_scale_b, &mut self.factors_b, from.col, from.cols, block, problem.blocks, cols);
+        }
+    }
+
     /// What the thread's sum `i` is multiplied by once it is over the current block of 128, or over all: the product of the
     /// f32 scales. E8M0 scales have multiplied the products.
     pub(super) fn factor(&self, problem: &Problem, #[comptime] i: u32, #[comptime] config: Config) -> f32 {
@@ -172,46 +197,6 @@ impl Scales {
         } else {
             f32::reinterpret(self.factors_a[row as usize]) * f32::reinterpret(self.factors_b[col as usize])
         }
-    }
-}
-
-/// Starts to bring the E8M0 scales of a block.
-#[cube]
-pub(super) fn load_words(
-    scales: &mut Scales,
-    problem: &Problem,
-    from: &Corner,
-    block: u32,
-    #[comptime] config: Config,
-) {
-    let [granularity_a, granularity_b] = comptime!(problem.granularities);
-    if comptime!(granularity_a.is_mx()) {
-        let rows = comptime!(config.word_source(0));
-        load_scales(&problem.inv_scale_a, &mut scales.next_a, from.row, from.rows, block, problem.blocks, rows);
-    }
-    if comptime!(granularity_b.is_mx()) {
-        let cols = comptime!(config.word_source(1));
-        load_scales(&problem.inv_scale_b, &mut scales.next_b, from.col, from.cols, block, problem.blocks, cols);
-    }
-}
-
-/// Brings the f32 scales of a block of 128.
-#[cube]
-pub(super) fn load_factors(
-    scales: &mut Scales,
-    problem: &Problem,
-    from: &Corner,
-    block: u32,
-    #[comptime] config: Config,
-) {
-    let [granularity_a, granularity_b] = comptime!(problem.granularities);
-    if comptime!(!granularity_a.is_mx()) {
-        let rows = comptime!(config.factor_source(0, granularity_a));
-        load_scales(&problem.inv_scale_a, &mut scales.factors_a, from.row, from.rows, block, problem.blocks, rows);
-    }
-    if comptime!(!granularity_b.is_mx()) {
-        let cols = comptime!(config.factor_source(1, granularity_b));
-        load_scales(&problem.inv_scale_b, &mut scales.factors_b, from.col, from.cols, block, problem.blocks, cols);
     }
 }
 

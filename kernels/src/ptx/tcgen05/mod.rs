@@ -14,6 +14,7 @@
 
 mod descriptor;
 
+use cubecl::ir::{Scope, Variable};
 use cubecl::prelude::*;
 
 pub(crate) use descriptor::{fp8_instruction, mxfp8_instruction, operand_descriptor, scales_descriptor};
@@ -80,16 +81,8 @@ pub(crate) fn tmem_copy_scales(tmem: u32, scales: u64) {
 #[cube]
 pub(crate) fn mma_fp8(sums: u32, a: u64, b: u64, add: u32, #[comptime] instruction: u32) {
     intrinsic!(|scope| {
-        let inputs = [
-            ("r", operand(scope, *sums.expand)),
-            ("l", operand(scope, *a.expand)),
-            ("l", operand(scope, *b.expand)),
-            ("r", format!("{instruction}u")),
-            ("r", operand(scope, *add.expand)),
-        ];
-        let template = "{\n.reg .pred add;\nsetp.ne.b32 add, %4, 0;\n\
-                        tcgen05.mma.cta_group::1.kind::f8f6f4 [%0], %1, %2, %3, add;\n}\n";
-        asm(scope, template, &[], &inputs);
+        let operands = [*sums.expand, *a.expand, *b.expand];
+        product(scope, "f8f6f4", operands, &[], *add.expand, instruction);
     })
 }
 
@@ -106,20 +99,35 @@ pub(crate) fn mma_mxfp8(
     #[comptime] instruction: u32,
 ) {
     intrinsic!(|scope| {
-        let inputs = [
-            ("r", operand(scope, *sums.expand)),
-            ("l", operand(scope, *a.expand)),
-            ("l", operand(scope, *b.expand)),
-            ("r", format!("{instruction}u")),
-            ("r", operand(scope, *scales_a.expand)),
-            ("r", operand(scope, *scales_b.expand)),
-            ("r", operand(scope, *add.expand)),
-        ];
-        let template = "{\n.reg .pred add;\nsetp.ne.b32 add, %6, 0;\n\
-                        tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.scale_vec::1X \
-                        [%0], %1, %2, %3, [%4], [%5], add;\n}\n";
-        asm(scope, template, &[], &inputs);
+        let (operands, scales) = ([*sums.expand, *a.expand, *b.expand], [*scales_a.expand, *scales_b.expand]);
+        product(scope, "mxf8f6f4.block_scale.scale_vec::1X", operands, &scales, *add.expand, instruction);
     })
+}
+
+/// The statement of a product, with the addresses of both operands' scales if the kind has any.
+fn product(
+    scope: &mut Scope,
+    kind: &str,
+    [sums, a, b]: [Variable; 3],
+    scales: &[Variable],
+    add: Variable,
+    instruction: u32,
+) {
+    let mut inputs = vec![
+        ("r", operand(scope, sums)),
+        ("l", operand(scope, a)),
+        ("l", operand(scope, b)),
+        ("r", format!("{instruction}u")),
+    ];
+    inputs.extend(scales.iter().map(|scale| ("r", operand(scope, *scale))));
+    let places: String = (4..inputs.len()).map(|i| format!(", [%{i}]")).collect();
+    let template = format!(
+        "{{\n.reg .pred add;\nsetp.ne.b32 add, %{}, 0;\n\
+         tcgen05.mma.cta_group::1.kind::{kind} [%0], %1, %2, %3{places}, add;\n}}\n",
+        inputs.len()
+    );
+    inputs.push(("r", operand(scope, add)));
+    asm(scope, &template, &[], &inputs);
 }
 
 /// Loads `count` columns of this thread's lane, a power of two up to 128: lane `l` of the warp gets lane `l` behind `tmem`. All

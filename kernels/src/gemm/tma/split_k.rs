@@ -3,15 +3,15 @@
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::Gemm;
 use super::maps::Target;
-use super::problem::{Problem, ProblemLaunch};
 use crate::Granularity;
+use crate::gemm::Gemm;
+use crate::gemm::problem::{Problem, ProblemLaunch};
 use crate::grid::{UNITS, fold};
 use crate::version::{VERSION, Version};
 
 /// Has `launch` write the output; or, if there are `splits`, partial sums of `rows` rows each, which this adds up.
-pub(super) fn launch_parts<R: Runtime>(
+pub(in crate::gemm) fn launch_parts<R: Runtime>(
     client: &ComputeClient<R>,
     gemm: &Gemm,
     splits: usize,

@@ -8,14 +8,14 @@ use cubecl::ir::{ElemType, FloatKind, StorageType, UIntKind};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::Gemm;
+use crate::gemm::Gemm;
 use crate::{Operand, row_words};
 
 /// Bytes of a box's row, what its swizzle spans. Of codes they are 128 of the contraction, what promotion counts.
-pub(super) const ROW_BYTES: usize = 128;
+pub(in crate::gemm) const ROW_BYTES: usize = 128;
 
 /// CubeCL always knows them on CUDA; else those of an H200.
-pub(super) fn sms<R: Runtime>(client: &ComputeClient<R>) -> usize {
+pub(in crate::gemm) fn sms<R: Runtime>(client: &ComputeClient<R>) -> usize {
     client.properties().hardware.num_streaming_multiprocessors.unwrap_or(132) as usize
 }
 
@@ -29,7 +29,7 @@ fn without_shape<R: Runtime>(map: TensorMapArg<R, Tiled>, handle: &Handle) -> Te
 
 /// An array that a kernel with maps has a parameter for and no variable: the pointer to shapes of maps. It must be the last array
 /// in the kernel's signature. Like every array, and unlike a map, it has the launch wait for what another stream writes to it.
-pub(super) struct InsteadOfShapes;
+pub(in crate::gemm) struct InsteadOfShapes;
 
 impl CubeType for InsteadOfShapes {
     type ExpandType = ();
@@ -48,16 +48,16 @@ impl LaunchArg for InsteadOfShapes {
 }
 
 /// What TMA reads: rows of bytes along the contraction.
-pub(super) struct Matrix {
-    pub(super) handle: Handle,
-    pub(super) rows: usize,
+pub(in crate::gemm) struct Matrix {
+    pub(in crate::gemm) handle: Handle,
+    pub(in crate::gemm) rows: usize,
     /// Bytes of a row.
-    pub(super) pitch: usize,
+    pub(in crate::gemm) pitch: usize,
 }
 
 impl Matrix {
     /// The codes of an operand.
-    pub(super) fn codes(operand: &Operand) -> Self {
+    pub(in crate::gemm) fn codes(operand: &Operand) -> Self {
         Self { handle: operand.codes.clone(), rows: operand.rows, pitch: row_words(operand.k) * 4 }
     }
 
@@ -65,7 +65,7 @@ impl Matrix {
     ///
     /// # Safety
     /// The memory has the rows.
-    pub(super) unsafe fn array<R: Runtime>(&self) -> ArrayArg<R> {
+    pub(in crate::gemm) unsafe fn array<R: Runtime>(&self) -> ArrayArg<R> {
         // SAFETY: by the caller; the memory has more words than rows.
         unsafe { ArrayArg::from_raw_parts(self.handle.clone(), self.rows) }
     }
@@ -74,7 +74,7 @@ impl Matrix {
     ///
     /// # Safety
     /// The memory has the rows.
-    pub(super) unsafe fn map<R: Runtime>(&self, rows: usize) -> TensorMapArg<R, Tiled> {
+    pub(in crate::gemm) unsafe fn map<R: Runtime>(&self, rows: usize) -> TensorMapArg<R, Tiled> {
         let (dtype, pitch) = (StorageType::Scalar(ElemType::UInt(UIntKind::U8)), self.pitch);
         // SAFETY: by the caller.
         let bytes =
@@ -87,17 +87,17 @@ impl Matrix {
 }
 
 /// Where the tiles go: `[rows, pitch]`.
-pub(super) struct Target {
-    pub(super) handle: Handle,
-    pub(super) rows: usize,
-    pub(super) pitch: usize,
-    pub(super) dtype: StorageType,
-    pub(super) tma_store: bool,
+pub(in crate::gemm) struct Target {
+    pub(in crate::gemm) handle: Handle,
+    pub(in crate::gemm) rows: usize,
+    pub(in crate::gemm) pitch: usize,
+    pub(in crate::gemm) dtype: StorageType,
+    pub(in crate::gemm) tma_store: bool,
 }
 
 impl Target {
     /// The output itself.
-    pub(super) fn output(gemm: &Gemm) -> Self {
+    pub(in crate::gemm) fn output(gemm: &Gemm) -> Self {
         let (m, n, matrices) = gemm.matrices();
         // A box that ends with a group's rows would go on into the next group's.
         let tma_store = gemm.groups.is_none() && (n * gemm.dtype.size()).is_multiple_of(16);
@@ -105,17 +105,31 @@ impl Target {
     }
 
     /// Memory for unscaled f32 sums of `splits` parts of the contraction, `rows` rows each.
-    pub(super) fn partials<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, splits: usize, rows: usize) -> Self {
+    pub(in crate::gemm) fn partials<R: Runtime>(
+        client: &ComputeClient<R>,
+        gemm: &Gemm,
+        splits: usize,
+        rows: usize,
+    ) -> Self {
         let (rows, pitch) = (splits * rows, gemm.n().next_multiple_of(4));
         let dtype = StorageType::Scalar(ElemType::Float(FloatKind::F32));
         Self { handle: client.empty(rows * pitch * 4), rows, pitch, dtype, tma_store: true }
+    }
+
+    /// The memory itself, for threads that store elements.
+    ///
+    /// # Safety
+    /// The memory has `rows` by `pitch` elements.
+    pub(in crate::gemm) unsafe fn array<R: Runtime>(&self) -> ArrayArg<R> {
+        // SAFETY: by the caller.
+        unsafe { ArrayArg::from_raw_parts(self.handle.clone(), self.rows * self.pitch) }
     }
 
     /// Boxes of `rows` rows of 128 bytes.
     ///
     /// # Safety
     /// The memory has `rows` by `pitch` elements.
-    pub(super) unsafe fn map<R: Runtime>(&self, rows: usize) -> TensorMapArg<R, Tiled> {
+    pub(in crate::gemm) unsafe fn map<R: Runtime>(&self, rows: usize) -> TensorMapArg<R, Tiled> {
         let (pitch, cols) = (self.pitch, ROW_BYTES / self.dtype.size());
         // SAFETY: by the caller.
         let out =

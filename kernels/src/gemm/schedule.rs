@@ -1,0 +1,123 @@
+//! [`Work`]: the part of a GEMM that a tile is. All kernels go through the tiles of one matrix in bands, and through those of groups
+//! one group after the other.
+
+use cubecl::prelude::*;
+
+use super::grouped::{GROUP_ALIGN, Grouping};
+use crate::grid::banded_tile;
+
+/// A tile's part of the work.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Work {
+    /// First row of A, and of the output: a multiple of the tile's rows.
+    pub(super) row0: u32,
+    /// Where the rows to write begin and end.
+    pub(super) row_begin: u32,
+    pub(super) row_end: u32,
+    /// First column of the output; before column 0 if it wraps around.
+    pub(super) col0: u32,
+    /// Row of B that belongs to column 0.
+    pub(super) row0_b: u32,
+    /// Where the contraction begins and ends, in codes.
+    pub(super) first: u32,
+    pub(super) end: u32,
+    /// Element of the output that belongs to row 0 and column 0.
+    pub(super) out0: u32,
+}
+
+/// The work of a tile of an output that is one matrix.
+#[cube]
+pub(super) fn whole(row0: u32, col0: u32, m: u32, k: u32) -> Work {
+    let zero = 0u32.runtime();
+    Work { row0, row_begin: zero, row_end: m, col0, row0_b: zero, first: zero, end: k, out0: zero }
+}
+
+/// End number `group`, `limit` at most.
+#[cube]
+fn end_of(ends: &Array<u32>, group: u32, limit: u32) -> u32 {
+    let end = ends[group as usize];
+    select(end > comptime!(i32::MAX as u32), 0u32, min(end, limit))
+}
+
+/// Tiles of `height` rows that have rows of `start..end`.
+#[cube]
+fn tiles_of(start: u32, end: u32, #[comptime] height: u32) -> u32 {
+    select(start < end, end.div_ceil(height) - start / height, 0u32)
+}
+
+/// Sizes of a grouped GEMM: how many groups, rows and columns of one matrix of the output, the contraction of all.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct GroupSizes {
+    pub(super) groups: u32,
+    pub(super) m: u32,
+    pub(super) n: u32,
+    pub(super) k: u32,
+}
+
+/// Tile `number` of the size `tile`, `cols` beside each other: one group after the other, each in bands. A tile that has rows of two groups is the work of both, each writing its own, so
+/// that tiles stay aligned. Columns begin where the row of B is a multiple of `align`. A tile that does not exist has no rows.
+#[cube]
+pub(super) fn grouped_tile(
+    number: u32,
+    cols: u32,
+    ends: &Array<u32>,
+    sizes: &GroupSizes,
+    #[comptime] grouping: Grouping,
+    #[comptime] tile: [u32; 2],
+    #[comptime] align: u32,
+) -> Work {
+    let (groups, m, n, k) = (sizes.groups, sizes.m, sizes.n, sizes.k);
+    let [height, width] = comptime!(tile);
+    if comptime!(grouping == Grouping::Rows) {
+        let mut left = number;
+        let mut group = 0u32.runtime();
+        let mut start = 0u32.runtime();
+        let mut end = end_of(ends, 0u32, m);
+        // The rows after the last group are one more, without a matrix.
+        while group < groups && left >= tiles_of(start, end, height) * cols {
+            left -= tiles_of(start, end, height) * cols;
+            group += 1;
+            start = end;
+            end = select(group < groups, max(start, end_of(ends, min(group, groups - 1), m)), m);
+        }
+        let rows = tiles_of(start, end, height);
+        let is_tile = left < rows * cols;
+        let (row, col) = banded_tile(select(is_tile, left, 0u32), max(rows, 1u32), cols);
+        let row0_b = select(group < groups, group * n, 0u32);
+        let shift = row0_b % align;
+        let exists = is_tile && col * width < n + shift;
+        Work {
+            row0: select(exists, (start / height + row) * height, end),
+            row_begin: start,
+            row_end: end,
+            col0: col * width - shift,
+            row0_b,
+            first: 0u32.runtime(),
+            end: select(exists && group < groups, k, 0u32),
+            out0: 0u32.runtime(),
+        }
+    } else {
+        let rows = m.div_ceil(height);
+        let group = number / (rows * cols);
+        let (row, col) = banded_tile(number % (rows * cols), rows, cols);
+        let exists = group < groups;
+        let last = min(group, groups - 1);
+        let align_k = comptime!(GROUP_ALIGN as u32);
+        let mut before = 0u32.runtime();
+        for i in 0..last {
+            before = max(before, end_of(ends, i, k));
+        }
+        let first = before.div_ceil(align_k) * align_k;
+        let end = max(first, end_of(ends, last, k));
+        Work {
+            row0: select(exists, row * height, m),
+            row_begin: 0u32.runtime(),
+            row_end: m,
+            col0: col * width,
+            row0_b: 0u32.runtime(),
+            first,
+            end: select(exists, end, first),
+            out0: group * m * n,
+        }
+    }
+}

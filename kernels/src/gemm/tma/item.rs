@@ -1,0 +1,74 @@
+//! What a block, or a cluster of them, does next: a tile of the output and a part of the contraction.
+
+use cubecl::prelude::*;
+
+use crate::gemm::problem::Problem;
+use crate::gemm::schedule::Work;
+use crate::grid::banded_tile;
+
+/// A tile of the output, and the steps of the contraction to sum.
+#[derive(CubeType, Clone, Copy)]
+pub(in crate::gemm) struct Item {
+    pub(in crate::gemm) work: Work,
+    pub(in crate::gemm) step_begin: u32,
+    pub(in crate::gemm) step_end: u32,
+    /// Rows above those of the output where the sums go: partial sums of a part of the contraction follow those of the part before,
+    /// all rows of tiles included.
+    pub(in crate::gemm) above: u32,
+}
+
+/// How the work is divided.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(in crate::gemm) struct Extent {
+    /// Stages' shares of the contraction.
+    pub(in crate::gemm) steps: u32,
+    /// Tiles along the rows that a cluster makes together.
+    pub(in crate::gemm) row_clusters: u32,
+    /// Tiles along the columns.
+    pub(in crate::gemm) col_tiles: u32,
+    /// Parts of the contraction that are summed apart.
+    pub(in crate::gemm) splits: u32,
+}
+
+#[cube]
+impl Extent {
+    /// Items of work, for a cluster each.
+    pub(in crate::gemm) fn items(&self) -> u32 {
+        self.row_clusters * self.col_tiles * self.splits
+    }
+}
+
+/// What the kernel makes of an item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::gemm) struct ItemShape {
+    /// Rows and columns of a block's tile.
+    pub(in crate::gemm) tile: [u32; 2],
+    /// Blocks of a cluster, whose tiles are above each other.
+    pub(in crate::gemm) cluster: u32,
+    /// Length of the contraction in a stage.
+    pub(in crate::gemm) step: u32,
+    /// What the first row of B of a tile is a multiple of, where matrices of B follow each other.
+    pub(in crate::gemm) align: u32,
+}
+
+/// Item `index`, for the block of this rank in its cluster: bands of rows, column by column; of groups, one after the other.
+#[cube]
+pub(in crate::gemm) fn item(index: u32, problem: &Problem, extent: &Extent, #[comptime] shape: ItemShape) -> Item {
+    let ItemShape { tile, cluster, step, align } = comptime!(shape);
+    if comptime!(problem.grouping.is_some()) {
+        let work = problem.group_work(index, extent.col_tiles, tile, align);
+        Item { work, step_begin: work.first / step, step_end: work.end.div_ceil(step), above: 0u32.runtime() }
+    } else {
+        let [height, width] = comptime!(tile);
+        let tiles = extent.row_clusters * extent.col_tiles;
+        let split = index / tiles;
+        let (row_cluster, col) = banded_tile(index % tiles, extent.row_clusters, extent.col_tiles);
+        let row = row_cluster * cluster + CUBE_POS_X % cluster;
+        Item {
+            work: problem.whole_work(row * height, col * width),
+            step_begin: extent.steps * split / extent.splits,
+            step_end: extent.steps * (split + 1) / extent.splits,
+            above: split * extent.row_clusters * comptime!(cluster * tile[0]),
+        }
+    }
+}

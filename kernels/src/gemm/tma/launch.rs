@@ -1,0 +1,88 @@
+//! A launch: the plan, then one pass over all tiles, and one more that adds up the parts of a split contraction.
+
+use cubecl::prelude::*;
+
+use super::item::ExtentLaunch;
+use super::maps::{Target, sms};
+use super::plan::{Machine, Plan};
+use super::split_k::launch_parts;
+use super::store::Store;
+use crate::gemm::Gemm;
+use crate::gemm::problem::ProblemLaunch;
+use crate::view::Source;
+
+/// A pass over all tiles of a GEMM.
+pub(in crate::gemm) struct Pass<'a> {
+    gemm: &'a Gemm<'a>,
+    pub(in crate::gemm) plan: Plan,
+    /// Where the tiles go.
+    pub(in crate::gemm) target: &'a Target,
+    /// Steps of the whole contraction.
+    steps: usize,
+    sms: usize,
+}
+
+/// Plans a GEMM whose kernel sums `step` of the contraction a stage, has `launch` make its tiles, and adds up their parts if the
+/// contraction is split.
+pub(in crate::gemm) fn launch<R: Runtime>(
+    client: &ComputeClient<R>,
+    gemm: &Gemm,
+    machine: &impl Machine,
+    step: usize,
+    launch: impl FnOnce(&Pass),
+) {
+    let (m, n, _) = gemm.matrices();
+    let (steps, sms) = (gemm.a.k.div_ceil(step), sms(client));
+    let plan = match gemm.groups {
+        Some(groups) => Plan::grouped(machine, groups, [m, n], steps, sms),
+        None => Plan::new(machine, [m, n], steps, sms),
+    };
+    launch_parts(client, gemm, plan.splits, plan.padded_rows(m), |target| {
+        launch(&Pass { gemm, plan, target, steps, sms });
+    });
+}
+
+impl Pass<'_> {
+    /// Whether the tiles are sums of a part of the contraction.
+    const fn is_partial(&self) -> bool {
+        self.plan.splits > 1
+    }
+
+    /// Rows of the output, with those of all groups' tiles.
+    fn rows(&self) -> usize {
+        self.gemm.row_tiles(self.plan.tile.rows) * self.plan.tile.rows
+    }
+
+    /// How tiles are stored.
+    pub(in crate::gemm) fn store(&self) -> Store {
+        Store {
+            tma: self.target.tma_store,
+            partial: self.is_partial(),
+            accumulate: self.gemm.accumulate && !self.is_partial(),
+            dtype: Source::of(self.target.dtype).expect("checked by scaled_gemm"),
+        }
+    }
+
+    /// Whether the kernel adds a bias.
+    pub(in crate::gemm) const fn has_bias(&self) -> bool {
+        self.gemm.bias.is_some() && !self.is_partial()
+    }
+
+    /// The kernel's argument: scales, groups and sizes, and the bias that it adds.
+    pub(in crate::gemm) fn problem<R: Runtime>(&self) -> ProblemLaunch<R> {
+        ProblemLaunch::of(self.gemm, self.gemm.bias.as_ref().filter(|_| self.has_bias()))
+    }
+
+    /// The kernel's argument: how the work on `columns` of a matrix is divided.
+    pub(in crate::gemm) fn extent<R: Runtime>(&self, columns: usize) -> ExtentLaunch<R> {
+        let (rows, cols) = (self.plan.row_clusters(self.rows()), columns.div_ceil(self.plan.tile.cols));
+        ExtentLaunch::new(self.steps as u32, rows as u32, cols as u32, self.plan.splits as u32)
+    }
+
+    /// As many blocks as run at once, or as have work.
+    pub(in crate::gemm) fn cubes(&self, columns: usize) -> CubeCount {
+        let at_once = (self.sms / self.plan.cluster).max(1);
+        let clusters = self.plan.items(self.rows(), columns).min(at_once);
+        CubeCount::Static((clusters * self.plan.cluster) as u32, 1, 1)
+    }
+}

@@ -1,0 +1,125 @@
+//! Tile, cluster and split of a GEMM by an estimate of its cycles from the shape alone, given what a [`Machine`] takes.
+//!
+//! ```text
+//! epilogue = 600 + rows · cols / 32
+//! item     = steps · step + epilogue                               cycles of a tile, or of its share of the contraction
+//! total    = ceil(items / blocks that run at once) · item + (splits > 1) · combine
+//! ```
+//!
+//! Where the epilogue of a tile runs beside the products of the next, an item takes `max(steps · step, epilogue)`, and the last one's
+//! epilogue is added to the total. What an epilogue and a launch cost is assumed.
+
+use crate::gemm::grouped::{Grouping, Groups};
+use crate::view::MAX_INDEX;
+
+/// Cycles of an epilogue but for its stores.
+const EPILOGUE: usize = 600;
+
+/// Elements of the output that a block stores per cycle.
+const STORED_PER_CYCLE: usize = 32;
+
+/// Cycles of a second launch that waits for the first.
+const LAUNCH: usize = 4000;
+
+/// Fewest steps that are worth a split of their own.
+const MIN_STEPS: usize = 4;
+
+/// Parts that a contraction may be cut into.
+const SPLITS: [usize; 5] = [1, 2, 4, 8, 16];
+
+/// Rows and columns of the output that a block makes at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::gemm) struct Tile {
+    pub(in crate::gemm) rows: usize,
+    pub(in crate::gemm) cols: usize,
+}
+
+/// What the estimate asks of a kernel and the device that it is for.
+pub(in crate::gemm) trait Machine {
+    /// Bytes of device memory per cycle and SM.
+    const MEMORY_PER_CYCLE: usize;
+
+    /// Tiles that a block can make, the fastest per element first.
+    fn tiles(&self) -> impl Iterator<Item = Tile>;
+
+    /// Blocks along M that share the tiles of B, for an output of `m` rows.
+    fn cluster(&self, tile: Tile, m: usize) -> usize;
+
+    /// Cycles of a step of the contraction.
+    fn step_cycles(&self, tile: Tile) -> usize;
+
+    /// Whether a tile's epilogue runs beside the products of the next.
+    fn overlaps_epilogue(&self) -> bool;
+}
+
+/// How a GEMM is cut up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::gemm) struct Plan {
+    pub(in crate::gemm) tile: Tile,
+    /// Blocks along M that share the tiles of B.
+    pub(in crate::gemm) cluster: usize,
+    /// Parts of the contraction that are summed apart.
+    pub(in crate::gemm) splits: usize,
+}
+
+impl Plan {
+    /// The plan of least cycles for an output `[m, n]` and `steps` of the contraction on `SMs`; of equal ones the
+    /// tile that comes first and the fewer splits.
+    pub(in crate::gemm) fn new<M: Machine>(machine: &M, [m, n]: [usize; 2], steps: usize, sms: usize) -> Self {
+        let plans = |tile| SPLITS.map(|splits| Plan { tile, cluster: machine.cluster(tile, m), splits });
+        let possible = machine.tiles().flat_map(plans).filter(|plan| plan.splits == 1 || plan.may_split([m, n], steps));
+        possible.min_by_key(|plan| plan.cycles(machine, [m, n], steps, sms)).expect("one split is possible")
+    }
+
+    /// The same for a matrix of so many rows and columns, a group of them or a group of the contraction. Groups share no tile of B,
+    /// so there are no clusters, and have a part of the contraction each or all of it, so there are no splits.
+    pub(in crate::gemm) fn grouped<M: Machine>(
+        machine: &M,
+        groups: &Groups,
+        [m, n]: [usize; 2],
+        steps: usize,
+        sms: usize,
+    ) -> Self {
+        let steps = match groups.grouping {
+            Grouping::Rows => steps,
+            Grouping::Contraction => steps.div_ceil(groups.count),
+        };
+        let rows = |tile: Tile| groups.row_tiles(m, tile.rows) * tile.rows;
+        let plans = machine.tiles().map(|tile| Plan { tile, cluster: 1, splits: 1 });
+        plans.min_by_key(|plan| plan.cycles(machine, [rows(plan.tile), n], steps, sms)).expect("a tile")
+    }
+
+    /// Clusters' tiles along the rows.
+    pub(in crate::gemm) fn row_clusters(&self, m: usize) -> usize {
+        m.div_ceil(self.tile.rows * self.cluster)
+    }
+
+    /// Rows of the output with those of all tiles.
+    pub(in crate::gemm) fn padded_rows(&self, m: usize) -> usize {
+        self.row_clusters(m) * self.cluster * self.tile.rows
+    }
+
+    /// Clusters' shares of the work.
+    pub(in crate::gemm) fn items(&self, m: usize, n: usize) -> usize {
+        self.row_clusters(m) * n.div_ceil(self.tile.cols) * self.splits
+    }
+
+    fn may_split(&self, [m, n]: [usize; 2], steps: usize) -> bool {
+        let partials = (self.splits * self.padded_rows(m)) as u64 * n.next_multiple_of(4) as u64;
+        steps >= self.splits * MIN_STEPS && partials <= MAX_INDEX
+    }
+
+    fn cycles<M: Machine>(&self, machine: &M, [m, n]: [usize; 2], steps: usize, sms: usize) -> usize {
+        let waves = self.items(m, n).div_ceil((sms / self.cluster).max(1));
+        let steps = steps.div_ceil(self.splits) * machine.step_cycles(self.tile);
+        let epilogue = EPILOGUE + self.tile.rows * self.tile.cols / STORED_PER_CYCLE;
+        // Partial sums are written and read once.
+        let combine = LAUNCH + 2 * 4 * self.splits * m * n / (sms * M::MEMORY_PER_CYCLE);
+        let tiles = if machine.overlaps_epilogue() {
+            waves * steps.max(epilogue) + epilogue
+        } else {
+            waves * (steps + epilogue)
+        };
+        if self.splits > 1 { tiles + combine } else { tiles }
+    }
+}

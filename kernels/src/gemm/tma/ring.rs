@@ -1,0 +1,148 @@
+//! The stages of shared memory that TMA fills and the tensor cores empty, in turn: where they lie, and the mbarriers of each.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use cubecl::prelude::*;
+
+use crate::ptx::barrier::{mbarrier_init, mbarrier_wait};
+
+/// Whether waits for barriers end.
+static TRAP: AtomicBool = AtomicBool::new(cfg!(debug_assertions));
+
+/// Whether kernels that are compiled from now on end with an error that names them when a barrier is not complete after ten
+/// seconds, instead of hanging: in debug builds they do. They are slower: the assertion is a function, and a call serializes `wgmma`. CUDA prints
+/// the assertion `an mbarrier is complete within ten seconds` when the process next waits for the device, which cannot be used
+/// by this process any longer.
+pub fn trap_stuck_barriers(trap: bool) {
+    TRAP.store(trap, Ordering::Relaxed);
+}
+
+/// What [`mbarrier_wait`](crate::ptx::barrier::mbarrier_wait) is to trap for.
+pub(in crate::gemm) fn trap(kernel: &'static str) -> Option<&'static str> {
+    TRAP.load(Ordering::Relaxed).then_some(kernel)
+}
+
+/// Where the stages of a block, and the chunks in which it stores its output, lie in shared memory: all stages of A, all of B, the
+/// chunks, all stages of scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::gemm) struct Layout {
+    pub(in crate::gemm) stages: usize,
+    /// Bytes of a stage of A, of B and of scales.
+    pub(in crate::gemm) stage_a: usize,
+    pub(in crate::gemm) stage_b: usize,
+    pub(in crate::gemm) stage_scales: usize,
+    /// Bytes of all chunks.
+    pub(in crate::gemm) chunks: usize,
+}
+
+/// Most stages of the pipeline; more would only lengthen its start.
+const MAX_STAGES: usize = 8;
+
+impl Layout {
+    pub(in crate::gemm) const fn tiles_b_at(&self) -> usize {
+        self.stages * self.stage_a
+    }
+
+    pub(in crate::gemm) const fn chunks_at(&self) -> usize {
+        self.tiles_b_at() + self.stages * self.stage_b
+    }
+
+    pub(in crate::gemm) const fn scales_at(&self) -> usize {
+        self.chunks_at() + self.chunks
+    }
+
+    pub(in crate::gemm) const fn end(&self) -> usize {
+        self.scales_at() + self.stages * self.stage_scales
+    }
+
+    /// As many stages as leave `max_shared` bytes enough, if with so many the block takes `shared` bytes.
+    pub(in crate::gemm) fn most_stages(max_shared: usize, shared: impl Fn(usize) -> usize) -> usize {
+        (1..=MAX_STAGES).take_while(|stages| shared(*stages) <= max_shared).last().expect("a stage fits")
+    }
+}
+
+/// Where the stages begin in shared memory, and their mbarriers.
+#[derive(CubeType, Clone, Copy)]
+pub(in crate::gemm) struct Ring {
+    pub(in crate::gemm) base: u32,
+    /// Of stages that are filled.
+    full: u32,
+    /// Of stages that have been read.
+    pub(in crate::gemm) empty: u32,
+}
+
+#[cube]
+impl Ring {
+    /// The ring whose stages begin at `base`, with mbarriers `barriers_at` bytes further: those of full stages, then those of empty ones.
+    pub(in crate::gemm) fn new(base: u32, #[comptime] barriers_at: usize, #[comptime] stages: usize) -> Self {
+        let full = base + comptime!(barriers_at as u32);
+        let empty = full + comptime!(8 * stages as u32);
+        Ring { base, full, empty }
+    }
+
+    /// Makes the mbarriers: `fillers` arrivals fill a stage, beside the bytes that they announce, and `readers` free it.
+    pub(in crate::gemm) fn init(&self, #[comptime] stages: usize, #[comptime] fillers: u32, #[comptime] readers: u32) {
+        #[unroll]
+        for stage in 0..comptime!(stages as u32) {
+            mbarrier_init(self.full + comptime!(8 * stage), fillers);
+            mbarrier_init(self.empty + comptime!(8 * stage), readers);
+        }
+    }
+
+    /// The mbarrier of a full stage.
+    pub(in crate::gemm) fn full(&self, stage: u32) -> u32 {
+        self.full + 8 * stage
+    }
+
+    /// The mbarrier of an empty stage.
+    pub(in crate::gemm) fn empty(&self, stage: u32) -> u32 {
+        self.empty + 8 * stage
+    }
+
+    /// Waits until the stage is full.
+    pub(in crate::gemm) fn wait_full(&self, place: &Place, #[comptime] trap: Option<&'static str>) {
+        mbarrier_wait(self.full(place.at), place.parity, trap);
+    }
+
+    /// Waits until the stage is empty.
+    pub(in crate::gemm) fn wait_empty(&self, place: &Place, #[comptime] trap: Option<&'static str>) {
+        mbarrier_wait(self.empty(place.at), place.parity, trap);
+    }
+}
+
+/// Addresses of A and of B in a stage.
+#[cube]
+pub(in crate::gemm) fn stage_operands(base: u32, stage: u32, #[comptime] layout: Layout) -> (u32, u32) {
+    let a = base + stage * comptime!(layout.stage_a as u32);
+    let b = base + comptime!(layout.tiles_b_at() as u32) + stage * comptime!(layout.stage_b as u32);
+    (a, b)
+}
+
+/// Address of a stage's scales.
+#[cube]
+pub(in crate::gemm) fn stage_scales(base: u32, stage: u32, #[comptime] layout: Layout) -> u32 {
+    base + comptime!(layout.scales_at() as u32) + stage * comptime!(layout.stage_scales as u32)
+}
+
+/// Which of some stages, or of some buffers, comes next, and the parity of its phase.
+#[derive(CubeType, Clone, Copy)]
+pub(in crate::gemm) struct Place {
+    pub(in crate::gemm) at: u32,
+    pub(in crate::gemm) parity: u32,
+}
+
+/// The first, in its phase of this parity.
+#[cube]
+pub(in crate::gemm) fn first_place(#[comptime] parity: u32) -> Place {
+    Place { at: 0u32.runtime(), parity: parity.runtime() }
+}
+
+/// The next of `count`.
+#[cube]
+pub(in crate::gemm) fn advance(place: &mut Place, #[comptime] count: u32) {
+    place.at += 1;
+    if place.at == count {
+        place.at = 0u32;
+        place.parity ^= 1u32;
+    }
+}
