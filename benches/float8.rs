@@ -7,6 +7,7 @@ use clap::{Parser, ValueEnum};
 use device_select::wgpu_adapters;
 use serde::Serialize;
 
+mod gemm;
 mod grouped;
 mod host;
 mod linear;
@@ -44,6 +45,8 @@ enum Part {
     Step,
     /// Quantize kernels on wgpu against a copy of the same bytes.
     Quantize,
+    /// The emulated GEMM on wgpu against Burn's f32 matmul.
+    Gemm,
     /// Peak bytes of a train step on the CPU.
     Memory,
     /// What a linear on CUDA costs the host.
@@ -61,6 +64,8 @@ struct Results {
     step: Vec<step::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     quantize: Vec<quantize::Row>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    gemm: Vec<gemm::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     memory: Vec<memory::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -99,12 +104,18 @@ fn main() -> std::io::Result<()> {
     {
         results.quantize = quantize::rows(device, args.repeat);
     }
+    if runs(Part::Gemm)
+        && let Some(device) = wgpu
+    {
+        results.gemm = gemm::rows(device, args.repeat);
+    }
 
     println!("\nmedians of {}; ratios above one are slower", args.repeat);
     linear::print(&results.linear);
     grouped::print(&results.grouped);
     step::print(&results.step);
     quantize::print(&results.quantize);
+    gemm::print(&results.gemm);
     memory::print(&results.memory);
     host::print(&results.host);
     if let Some(path) = args.json {

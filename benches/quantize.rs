@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::medians;
 
 /// What shares a scale, and which scales.
-const CASTS: [(Granularity, ScaleMode); 5] = [
+pub(crate) const CASTS: [(Granularity, ScaleMode); 5] = [
     (Granularity::Tensor, ScaleMode::F32),
     (Granularity::Row, ScaleMode::F32),
     (Granularity::Block1x128, ScaleMode::F32),
@@ -56,13 +56,29 @@ fn copy<N: Size>(source: &Array<Vector<u32, N>>, target: &mut Array<Vector<u32, 
 type Client = ComputeClient<WgpuRuntime>;
 
 /// Milliseconds of one launch.
-fn time(client: &Client, mut launch: impl FnMut()) -> f64 {
+pub(crate) fn time(client: &Client, mut launch: impl FnMut()) -> f64 {
     let sync = || cubecl::future::block_on(client.sync()).expect("the device runs");
     sync();
     let start = Instant::now();
     (0..LAUNCHES).for_each(|_| launch());
     sync();
     start.elapsed().as_secs_f64() * 1e3 / f64::from(LAUNCHES)
+}
+
+/// The cast to e4m3 of an entry of [`CASTS`].
+pub(crate) fn cast((granularity, scale_mode): (Granularity, ScaleMode)) -> Cast {
+    Cast { format: Format::E4m3, granularity, scale_mode }
+}
+
+/// A dense f32 matrix of values in [-4, 4).
+pub(crate) fn matrix(client: &Client, [rows, cols]: [usize; 2]) -> MatrixView {
+    let values: Vec<f32> = (0..rows * cols).map(|i| ((i * 2_654_435_761) % 8191) as f32 / 1024.0 - 4.0).collect();
+    MatrixView {
+        handle: client.create_from_slice(f32::as_bytes(&values)),
+        shape: [rows, cols],
+        strides: [cols, 1],
+        dtype: f32::as_type_native_unchecked().storage_type(),
+    }
 }
 
 /// Bytes of codes and scales of an operand `[rows, k]`.
@@ -73,17 +89,11 @@ fn written(granularity: Granularity, rows: usize, k: usize) -> usize {
 /// The default wgpu device, whose name this is.
 pub fn rows(device: &str, repeat: u32) -> Vec<Row> {
     let client = WgpuRuntime::client(&WgpuDevice::default());
-    let values: Vec<f32> = (0..ROWS * COLS).map(|i| ((i * 2_654_435_761) % 8191) as f32 / 1024.0 - 4.0).collect();
-    let x = MatrixView {
-        handle: client.create_from_slice(f32::as_bytes(&values)),
-        shape: [ROWS, COLS],
-        strides: [COLS, 1],
-        dtype: f32::as_type_native_unchecked().storage_type(),
-    };
+    let x = matrix(&client, [ROWS, COLS]);
     let mut rows = vec![];
-    for (granularity, scale_mode) in CASTS {
+    for scales in CASTS {
+        let (granularity, cast) = (scales.0, cast(scales));
         for (name, orientation) in [("rows", Orientation::Rows), ("both", Orientation::Both)] {
-            let cast = Cast { format: Format::E4m3, granularity, scale_mode };
             let transposed = if orientation.cols() { written(granularity, COLS, ROWS) } else { 0 };
             let bytes = 4 * ROWS * COLS + written(granularity, ROWS, COLS) + transposed;
             let cubes = (bytes / 2).div_ceil(UNITS as usize * VECTOR * 4);
