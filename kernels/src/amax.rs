@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use crate::format::{F32_INF, F32_NAN};
-use crate::grid::{UNITS, cube_max, is_cpu};
+use crate::grid::{UNITS, cube_max};
 use crate::ptx::cvt::Isa;
 use crate::version::{VERSION, Version};
 use crate::view::{Checked, Cursor, Geometry, Source, all_loaded, load_vector, magnitude, max_magnitude, widen};
@@ -26,9 +26,6 @@ const FOLDED: u32 = 4;
 
 /// SMs of a device that does not tell.
 const SMS: u32 = 128;
-
-/// Cubes on a CPU: enough for its cores, and so few that folding a cube's maxima costs little beside finding them.
-const CPU_CUBES: u32 = 64;
 
 /// `max |x|` as f32 `[1]` on the device; NaN if `x` holds one.
 ///
@@ -137,7 +134,7 @@ pub(crate) fn find_maxima<R: Runtime>(client: &ComputeClient<R>, x: &Checked) ->
     let x = if x.is_column_major() { x.clone().transpose() } else { x.clone() }.flatten();
     let per_row = x.cols.div_ceil(x.source.vector_len() as usize);
     let sms = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(SMS);
-    let most = if is_cpu(client) { CPU_CUBES } else { (sms * CUBES_PER_SM).min(UNITS * FOLDED) };
+    let most = (sms * CUBES_PER_SM).min(UNITS * FOLDED);
     let count = (x.rows * per_row).div_ceil((UNITS * IN_FLIGHT) as usize).clamp(1, most as usize);
     let handle = client.empty(count * 4);
     // SAFETY: `x` is checked, `load_vector` reads only inside it, and cube `i` of `count` writes word `i` of `count`.

@@ -1,15 +1,15 @@
 //! The GEMM of any device: codes are decoded to f32 on their way into shared memory, then an f32 tile product.
 //!
-//! A cube makes a tile of the output ([`Tile`]), 32 codes of the contraction a step. Tiles lie in shared memory as `[k, row]`,
-//! four rows to a vector.
+//! A cube of 8x8 units makes a tile of the output ([`Tile`]), 32 codes of the contraction a step. Tiles lie in shared memory as
+//! `[k, row]`, four rows to a vector.
 //!
-//! | device | tile | units | sums of a unit | read from shared memory for them |
-//! | --- | --- | --- | --- | --- |
-//! | GPU | 64x64 | 8x8 | 8x8 | 16 values |
-//! | CPU behind a graphics driver | 32x128 | 1x8 | 32x16 | 32 values that all units read, 16 of its own |
+//! | device | tile | sums of a unit | values that it reads from shared memory for them |
+//! | --- | --- | --- | --- |
+//! | GPU, or at most 64 rows | 64x64 | 8x8 | 16 |
+//! | CPU behind a graphics driver | 128x64 | 16x8 | 24 |
 //!
-//! A driver for CPUs makes a vector of eight neighbouring units. It loads what all of them read once, what each reads for itself
-//! one by one, and saves their registers at every barrier of a cube that has more units.
+//! Such a driver makes vectors of neighbouring units and loads what each of them reads one by one, so that loads take most of the
+//! time. Larger tiles are faster still, but take it tens of seconds to compile.
 //!
 //! With blocks of 128, the sums of every fourth step are scaled and moved to a second set of 8x8. E8M0 scales multiply the
 //! decoded values, which is exact but for values below f32's normal ones.
@@ -26,42 +26,31 @@ use crate::mx::e8m0_inverse_bits;
 use crate::version::{VERSION, Version};
 use crate::{Format, Granularity};
 
-/// A cube's part of the output, and how it is cut among its units.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Tile {
-    /// Along the rows, along the columns.
-    units: [u32; 2],
-    /// Groups of four rows, and of four columns, that a unit holds. Unit `u` holds the groups `u`, `u + units` and so on:
-    /// neighbours read neighbouring vectors.
-    quads: [u32; 2],
-}
+/// Units along each side of a tile.
+const SIDE: u32 = 8;
 
-const GPU_TILE: Tile = Tile { units: [8, 8], quads: [2, 2] };
-const CPU_TILE: Tile = Tile { units: [1, 8], quads: [8, 4] };
+/// A cube's part of the output: groups of four rows, and of four columns, that each unit holds. Unit `u` holds the groups `u`,
+/// `u + SIDE` and so on: neighbours read neighbouring vectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Tile([u32; 2]);
+
+const SQUARE: Tile = Tile([2, 2]);
+const TALL: Tile = Tile([4, 2]);
 
 impl Tile {
-    const fn unit_count(self) -> u32 {
-        self.units[0] * self.units[1]
-    }
-
-    /// Groups of four rows (side 0) or columns (side 1).
-    const fn side_quads(self, side: usize) -> u32 {
-        self.units[side] * self.quads[side]
-    }
-
     /// Rows and columns.
     const fn size(self) -> [u32; 2] {
-        [4 * self.side_quads(0), 4 * self.side_quads(1)]
+        [4 * SIDE * self.0[0], 4 * SIDE * self.0[1]]
     }
 
     /// Vectors from one `k` to the next in shared memory, with one of padding against bank conflicts.
     const fn pitch(self, side: usize) -> u32 {
-        self.side_quads(side) + 1
+        SIDE * self.0[side] + 1
     }
 
-    /// Vectors of four columns that hold a unit's sums: `quads[1]` for each of its rows.
+    /// Vectors of four columns that hold a unit's sums: as many as it has groups of them, for each of its rows.
     const fn sums(self) -> u32 {
-        4 * self.quads[0] * self.quads[1]
+        4 * self.0[0] * self.0[1]
     }
 }
 
@@ -79,14 +68,14 @@ type Quad = Vector<f32, Const<4>>;
 /// Launches the kernel.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (m, n, matrices) = gemm.matrices();
-    let tile = if is_cpu(client) { CPU_TILE } else { GPU_TILE };
+    let tile = if is_cpu(client) && m > SQUARE.size()[0] as usize { TALL } else { SQUARE };
     // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are guarded by
     // the rows and words of the operands, stores by `m` and `n`.
     unsafe {
         gemm_emulated::launch_unchecked::<R>(
             client,
             fold(client, gemm.tiles(tile.size())),
-            CubeDim::new_1d(tile.unit_count()),
+            CubeDim::new_1d(SIDE * SIDE),
             gemm.a.codes_array(1),
             gemm.b.codes_array(1),
             ProblemLaunch::of(gemm, gemm.bias.as_ref()),
@@ -122,9 +111,10 @@ fn gemm_emulated<O: Float>(
     let end = min(work.end.div_ceil(4u32), problem.words);
     let mut tile_a = SharedMemory::<Quad>::new(comptime!((STEP * tile.pitch(0)) as usize));
     let mut tile_b = SharedMemory::<Quad>::new(comptime!((STEP * tile.pitch(1)) as usize));
-    let (unit_x, unit_y) = unit_of(tile);
+    let unit_x = UNIT_POS % SIDE;
+    let unit_y = UNIT_POS / SIDE;
     let by_block = comptime!(Granularity::any_blocks(problem.granularities));
-    let [quads_y, quads_x] = comptime!(tile.quads);
+    let [quads_y, quads_x] = comptime!(tile.0);
     let count = comptime!(tile.sums());
 
     // Row `i` of the unit, columns of its group `j`, at `quads_x * i + j`.
@@ -142,12 +132,11 @@ fn gemm_emulated<O: Float>(
             let mut cols = Array::<Quad>::new(comptime!(quads_x as usize));
             #[unroll]
             for j in 0..quads_x {
-                cols[j as usize] =
-                    tile_b[(k * comptime!(tile.pitch(1)) + unit_x + comptime!(j * tile.units[1])) as usize];
+                cols[j as usize] = tile_b[(k * comptime!(tile.pitch(1)) + unit_x + comptime!(j * SIDE)) as usize];
             }
             #[unroll]
             for quad in 0..quads_y {
-                let rows = tile_a[(k * comptime!(tile.pitch(0)) + unit_y + comptime!(quad * tile.units[0])) as usize];
+                let rows = tile_a[(k * comptime!(tile.pitch(0)) + unit_y + comptime!(quad * SIDE)) as usize];
                 #[unroll]
                 for i in 0..4u32 {
                     let row = Quad::new(rows[i as usize]);
@@ -194,12 +183,12 @@ fn gemm_emulated<O: Float>(
 
     #[unroll]
     for j in 0..comptime!(4 * quads_x) {
-        let col = col0 + (unit_x + comptime!(j / 4 * tile.units[1])) * 4 + comptime!(j % 4);
+        let col = col0 + (unit_x + comptime!(j / 4 * SIDE)) * 4 + comptime!(j % 4);
         if col < problem.n {
             let shift = problem.bias.at(col);
             #[unroll]
             for i in 0..comptime!(4 * quads_y) {
-                let row = row0 + (unit_y + comptime!(i / 4 * tile.units[0])) * 4 + comptime!(i % 4);
+                let row = row0 + (unit_y + comptime!(i / 4 * SIDE)) * 4 + comptime!(i % 4);
                 if row >= work.row_begin && row < work.row_end {
                     let total = totals[comptime!((quads_x * i + j / 4) as usize)][comptime!((j % 4) as usize)];
                     let index = (work.out0 + row * problem.n + col) as usize;
@@ -212,16 +201,6 @@ fn gemm_emulated<O: Float>(
                 }
             }
         }
-    }
-}
-
-/// Column and row of this unit in its tile. Where a tile has one row of units, the compiler sees that all of them have the same rows.
-#[cube]
-fn unit_of(#[comptime] tile: Tile) -> (u32, u32) {
-    if comptime!(tile.units[0] == 1) {
-        (UNIT_POS, 0u32.runtime())
-    } else {
-        (UNIT_POS % comptime!(tile.units[1]), UNIT_POS / comptime!(tile.units[1]))
     }
 }
 
@@ -251,14 +230,14 @@ fn factors(
     #[comptime] tile: Tile,
     #[comptime] side: usize,
 ) -> Array<Quad> {
-    let mut factors = Array::<Quad>::new(comptime!(tile.quads[side] as usize));
+    let mut factors = Array::<Quad>::new(comptime!(tile.0[side] as usize));
     #[unroll]
-    for group in 0..comptime!(tile.quads[side]) {
+    for group in 0..comptime!(tile.0[side]) {
         let mut quad = Quad::empty();
         #[unroll]
         for i in 0..4u32 {
             // Past the last row there is nothing to scale; any scale will do.
-            let row = min(first + comptime!(group * tile.units[side] * 4 + i), rows - 1);
+            let row = min(first + comptime!(group * SIDE * 4 + i), rows - 1);
             quad[i as usize] = problem.factor(row, block, side);
         }
         factors[group as usize] = quad;
@@ -269,7 +248,7 @@ fn factors(
 /// What vector `i` of a unit's sums is multiplied by.
 #[cube]
 fn factor_of(rows: &Array<Quad>, cols: &Array<Quad>, #[comptime] i: u32, #[comptime] tile: Tile) -> Quad {
-    let (row, quad) = comptime!((i / tile.quads[1], i % tile.quads[1]));
+    let (row, quad) = comptime!((i / tile.0[1], i % tile.0[1]));
     Quad::new(rows[comptime!((row / 4) as usize)][comptime!((row % 4) as usize)]) * cols[quad as usize]
 }
 
@@ -287,13 +266,12 @@ fn load_tile(
     #[comptime] side: usize,
 ) {
     let (tile, format) = comptime!(what);
-    let at_once = comptime!(tile.unit_count() / STEP_WORDS);
     let is_mx = comptime!(problem.granularities[side].is_mx());
     let local_word = UNIT_POS % STEP_WORDS;
     let word = step + local_word;
     #[unroll]
-    for pass in 0..comptime!(tile.side_quads(side) / at_once) {
-        let quad = UNIT_POS / STEP_WORDS + pass * at_once;
+    for pass in 0..comptime!(tile.0[side]) {
+        let quad = UNIT_POS / STEP_WORDS + pass * SIDE;
         let mut packed = Array::<u32>::new(4usize);
         let mut scales = Quad::new(1.0f32);
         #[unroll]

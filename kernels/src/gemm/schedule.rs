@@ -54,8 +54,9 @@ pub(super) struct GroupSizes {
     pub(super) k: u32,
 }
 
-/// Tile `number` of the size `tile`, `cols` beside each other: one group after the other, each in bands. A tile that has rows of two groups is the work of both, each writing its own, so
-/// that tiles stay aligned. Columns begin where the row of B is a multiple of `align`. A tile that does not exist has no rows.
+/// Tile `number` of the size `tile`, `cols` beside each other: one group after the other, each in bands. A tile that has rows of
+/// two groups is the work of both, each writing its own, so that tiles stay aligned. Columns begin where the row of B is a multiple
+/// of `align`. A tile that does not exist has no rows.
 #[cube]
 pub(super) fn grouped_tile(
     number: u32,
