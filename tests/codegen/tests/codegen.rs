@@ -22,8 +22,9 @@ use codegen::variants::generate;
 const ARCHITECTURES: [(u16, &str); 5] =
     [(80, "sm_80"), (89, "sm_89"), (90, "sm_90a"), (100, "sm_100a"), (120, "sm_120a")];
 
-/// Kernels that load scales of two and of four blocks at once, and how many of each there are at least.
-const WIDE_SCALES: [(u16, &str, usize); 2] = [(90, "gemm_hopper", 6), (100, "gemm_blackwell", 6)];
+/// Kernels that load scales of two and of four blocks at once, and how many variants of each there are at least: those of each tile, by
+/// two pairs of granularities.
+const WIDE_SCALES: [(u16, &str, usize); 2] = [(90, "gemm_hopper", 6), (100, "gemm_blackwell", 4)];
 
 /// The first kernel of each entry point, of which there is one for each width of loads and each output type; and of those that
 /// only this architecture has, every `step`-th.
