@@ -11,7 +11,7 @@
 //! Such a driver makes vectors of neighbouring units and loads what each of them reads one by one, so that loads take most of the
 //! time. Larger tiles are faster still, but take it tens of seconds to compile.
 //!
-//! With blocks of 128, the sums of every fourth step are scaled and moved to a second set of 8x8. E8M0 scales multiply the
+//! With blocks of 128, the sums of every fourth step are scaled and added to a second set. E8M0 scales multiply the
 //! decoded values, which is exact but for values below f32's normal ones.
 
 use cubecl::ir::StorageType;
