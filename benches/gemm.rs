@@ -1,6 +1,6 @@
 //! The emulated GEMM on wgpu against Burn's f32 matmul of the same shape.
-use burn::backend::Wgpu;
 use burn::tensor::{Distribution, Tensor};
+use burn_cubecl::CubeBackend;
 use cubecl::prelude::*;
 use cubecl::wgpu::{WgpuDevice, WgpuRuntime};
 use float8_kernels::{GemmConfig, Operand, Orientation, quantize, scaled_gemm};
@@ -8,6 +8,9 @@ use serde::Serialize;
 
 use crate::medians;
 use crate::quantize::{CASTS, cast, matrix, time};
+
+/// Burn's, without fusion: it runs a matmul at once, even if nobody reads the result.
+type Plain = CubeBackend<WgpuRuntime, f32, i32, u32>;
 
 /// M, N and K.
 const SHAPES: [[usize; 3]; 3] = [[512, 1024, 1024], [1024, 256, 256], [16, 1024, 1024]];
@@ -30,7 +33,7 @@ pub struct Row {
 /// The default wgpu device, whose name this is; both operands with the scales of one entry of [`CASTS`].
 pub fn rows(device: &str, repeat: u32) -> Vec<Row> {
     let client = WgpuRuntime::client(&WgpuDevice::default());
-    let random = |shape: [usize; 2]| Tensor::<Wgpu, 2>::random(shape, Distribution::Default, &WgpuDevice::default());
+    let random = |shape: [usize; 2]| Tensor::<Plain, 2>::random(shape, Distribution::Default, &WgpuDevice::default());
     let dtype = f32::as_type_native_unchecked().storage_type();
     let mut rows = vec![];
     for [m, n, k] in SHAPES {
