@@ -63,7 +63,7 @@ impl Maxima {
         Self { handle, base, count: 1, source: Source::F32, is_amax: true }
     }
 
-    /// The amax, found by a launch of its own.
+    /// The amax as the only maximum, and its handle: a launch finds it.
     pub(crate) fn folded<R: Runtime>(&self, client: &ComputeClient<R>) -> (Self, Handle) {
         let amax = self.fold(client);
         (Self { handle: amax.clone(), base: 0, count: 1, source: Source::F32, is_amax: true }, amax)

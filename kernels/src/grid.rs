@@ -81,8 +81,8 @@ fn warps_max(value: u32, #[comptime] lanes: u32) -> u32 {
     largest
 }
 
-/// Units whose values one of them folds in [`shared_max`], about the root of [`UNITS`]: barriers are dear where a cube's units run
-/// one after another on a CPU core.
+/// Units whose values one of them folds in [`shared_max`], the square root of [`UNITS`]. Halving them step by step would take a barrier
+/// a step, and barriers are slow where a CPU core runs a cube's units one after another.
 const FOLDED: u32 = 16;
 
 /// Through shared memory, with at most two barriers.

@@ -3,7 +3,7 @@
 //!
 //! | granularity | reads of `x` | launches |
 //! | --- | --- | --- |
-//! | tensor | 2: maxima, then the cast, whose cubes fold them | 2 |
+//! | tensor | 2: maxima, then the cast | 2 with PTX, where each cube of the cast folds the maxima; else 3 |
 //! | tensor, given amax | 1 | 1, one more to observe the amax |
 //! | row, by rows | 1 | 1 |
 //! | row, by columns or both | 2: maxima of all lines, then the cast | 3, or 4 for both |

@@ -48,8 +48,8 @@ struct RowSplit {
 
 impl RowSplit {
     /// The fewest units that keep a row of so many sectors four to each, so that few of them wait for each other and four
-    /// cubes fit on an SM; from the whole cube on in as many as it takes, up to [`MOST_HELD`]. On a CPU always so many: a maximum of
-    /// fewer units is found sooner.
+    /// cubes fit on an SM; from the whole cube on in as many as it takes, up to [`MOST_HELD`]. On a CPU the fewest that keep
+    /// [`MOST_HELD`]: the maximum of fewer units is found sooner.
     fn new(sectors: usize, cpu: bool) -> Self {
         let sectors = sectors as u32;
         let each = if cpu { MOST_HELD } else { 4 };

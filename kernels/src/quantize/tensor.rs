@@ -17,7 +17,8 @@ pub(super) fn launch<R: Runtime>(
     orientation: Orientation,
 ) -> Copies {
     let maxima = find_maxima(client, x);
-    // On CUDA one launch less, and every cube folds the maxima from L2; elsewhere so many folds may take as long as the cast.
+    // With PTX each cube of the cast folds the maxima, which saves a launch. Elsewhere a launch folds them once: folding them in each
+    // cube, by barriers and without shuffles, may take as long as the cast.
     let (maxima, amax) = if Isa::of(client).has_ptx() {
         (maxima, None)
     } else {
