@@ -210,26 +210,30 @@ pub fn from_blocked(tiles: &[u8], rows: usize, blocks: usize) -> Vec<u8> {
     (0..rows).flat_map(|row| (0..blocks).map(move |block| tiles[place(row, block, blocks)])).collect()
 }
 
+/// `2^(127 - byte)`, NaN for 255. No finite amax has a byte of 254, whose multiplier is subnormal.
+#[inline(always)]
+pub(crate) fn e8m0_scale(byte: u32) -> f32 {
+    f32::from_bits(if byte == 255 { F32_NAN } else { (254 - byte.min(254)) << 23 })
+}
+
 /// E8M0 byte for a finite or infinite amax, zero or positive, or NaN; see the module.
-pub(crate) fn amax_to_e8m0(amax: f32, format: Format, mode: ScaleCalculationMode) -> u8 {
+#[inline(always)]
+pub(crate) fn amax_to_e8m0(amax: f32, format: Format, mode: ScaleCalculationMode) -> u32 {
     let bits = match mode {
         ScaleCalculationMode::Even => amax.to_bits() + (1 << (22 - format.mantissa_bits())),
         _ => amax.to_bits(),
     };
-    if amax.is_nan() || bits >= F32_INF {
-        return 255;
-    }
     let ceil = |bits: u32, above: u32| (bits >> 23) + u32::from(bits & 0x007f_ffff > above);
-    let exponent = match mode {
+    let byte = match mode {
         // Of the quotient itself, whose subnormals lie above or below 2^-127.
         ScaleCalculationMode::Rceil => {
             let quotient = descale(bits, format);
-            return ceil(quotient, if quotient < 0x0080_0000 { 0x0040_0000 } else { 0 }) as u8;
+            ceil(quotient, if quotient < 0x0080_0000 { 0x0040_0000 } else { 0 })
         }
-        ScaleCalculationMode::Ceil => ceil(bits, 0),
-        ScaleCalculationMode::Floor | ScaleCalculationMode::Even => bits >> 23,
+        ScaleCalculationMode::Ceil => ceil(bits, 0).saturating_sub(max_exponent(format)),
+        ScaleCalculationMode::Floor | ScaleCalculationMode::Even => (bits >> 23).saturating_sub(max_exponent(format)),
     };
-    exponent.saturating_sub(max_exponent(format)) as u8
+    if amax.is_nan() || bits >= F32_INF { 255 } else { byte }
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 
 use half::bf16;
 
-use super::{amax_to_scale, cast_all, cast_each, decode, from_magnitude, larger, largest, magnitude};
-use crate::granularity::MX_BLOCK;
-use crate::{Cast, Format, Granularity, InvScale, Scale};
+use super::{amax_to_scale, cast_all, cast_each, decode, decode_each, from_magnitude, larger, largest, magnitude};
+use crate::granularity::{BLOCK, MX_BLOCK};
+use crate::{Cast, Format, Granularity, InvScale, Scale, ScaleMode};
 
 /// What [`quantize`] returns for `x [rows, cols]`.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,10 +27,14 @@ pub struct HostQuantized {
 pub fn quantize(x: &[f32], rows: usize, cols: usize, cast: Cast, transposed: bool) -> HostQuantized {
     let mut codes = vec![0; x.len()];
     let (scales, amax) = quantize_into(x, rows, cols, cast, transposed, &mut codes);
-    HostQuantized { codes, scales, amax }
+    let [height, width] = if transposed { cast.granularity.scale_dims(cols, rows) } else { [1, scales.len()] };
+    // From [width, height], as the parts of x lie.
+    let of_operand = (0..height).flat_map(|r| (0..width).map(move |c| c * height + r)).map(|i| scales[i]);
+    HostQuantized { scales: of_operand.collect(), codes, amax }
 }
 
-/// [`quantize`] to codes that are there already; scales and amax.
+/// [`quantize`] to codes that are there already; scales and amax. The scales lie as the parts of `x` that they belong to, row
+/// by row: with `transposed` they are the transpose of the operand's.
 ///
 /// # Panics
 /// If `x` or `codes` do not hold `rows · cols` elements.
@@ -49,11 +53,11 @@ pub fn quantize_into(
             if transposed { cast.granularity.scale_dims(cols, rows) } else { cast.granularity.scale_dims(rows, cols) };
         return (vec![amax_to_scale(0.0, cast.format, cast.scale_mode); height * width], 0.0);
     }
-    let size @ [height, width] = group(cast.granularity, rows, cols, transposed);
-    let (scales, amax) = cast_parts(x, Parts { size, cols, cast }, codes);
-    let (bands, parts) = (rows.div_ceil(height), cols.div_ceil(width));
-    let by_columns = || (0..parts).flat_map(|part| (0..bands).map(move |band| band * parts + part)).map(|i| scales[i]);
-    (if transposed { by_columns().collect() } else { scales }, amax)
+    let parts = Parts { size: group(cast.granularity, rows, cols, transposed), cols };
+    let maxima = largest_of_parts(x, parts);
+    let (scales, amax) = scale_maxima(&maxima, cast);
+    cast_parts(x, parts, &scales, cast.format, codes);
+    (scales, amax)
 }
 
 /// How a matrix is divided into parts that share a scale.
@@ -63,48 +67,61 @@ struct Parts {
     size: [usize; 2],
     /// Of the matrix.
     cols: usize,
-    cast: Cast,
+}
+
+impl Parts {
+    /// Elements of a band, the parts beside each other.
+    const fn band(self) -> usize {
+        self.size[0] * self.cols
+    }
+
+    /// Parts in a band.
+    const fn in_band(self) -> usize {
+        self.cols.div_ceil(self.size[1])
+    }
 }
 
 vectorized! {
-    /// Codes, the scales of all parts row by row, and the amax.
-    fn cast_parts(x: &[f32], parts: Parts, codes: &mut [u8]) -> (Vec<Scale>, f32) {
-        let Parts { size: [height, width], cols, cast } = parts;
-        let scale_of = |bits| amax_to_scale(from_magnitude(bits), cast.format, cast.scale_mode);
-        let (mut scales, mut amax) = (vec![], 0);
-        let (mut maxima, mut factors) = (vec![], vec![]);
-        for (band, codes) in x.chunks(height * cols).zip(codes.chunks_mut(height * cols)) {
-            maxima.clear();
-            if width == 1 {
-                largest_of_columns(band, cols, &mut maxima);
-            } else {
-                maxima.resize(cols.div_ceil(width), 0);
-                for row in band.chunks(cols) {
-                    for (bits, part) in maxima.iter_mut().zip(row.chunks(width)) {
-                        *bits = larger(*bits, largest(part));
-                    }
-                }
-            }
-            let first = scales.len();
-            for &bits in &maxima {
-                scales.push(scale_of(bits));
-                amax = larger(amax, bits);
-            }
-            if width == 1 {
-                factors.clear();
-                for scale in &scales[first..] {
-                    factors.push(scale.get());
-                }
-                cast_rows(band, &factors, cast.format, codes);
-            } else {
-                for (row, codes) in band.chunks(cols).zip(codes.chunks_mut(cols)) {
-                    for ((part, codes), &scale) in row.chunks(width).zip(codes.chunks_mut(width)).zip(&scales[first..]) {
-                        cast_all(part, scale, cast.format, codes);
-                    }
-                }
+    /// Bits of the largest magnitude of each part of `x [_, cols]`.
+    fn largest_of_parts(x: &[f32], parts: Parts) -> Vec<i32> {
+        let mut maxima = vec![0; x.len().div_ceil(parts.band()) * parts.in_band()];
+        for (band, maxima) in x.chunks(parts.band()).zip(maxima.chunks_mut(parts.in_band())) {
+            match parts.size[1] {
+                1 => largest_of_columns(band, maxima),
+                MX_BLOCK => largest_of_blocks::<MX_BLOCK>(band, parts.cols, maxima),
+                BLOCK => largest_of_blocks::<BLOCK>(band, parts.cols, maxima),
+                // As wide as the matrix.
+                _ => maxima[0] = largest(band),
             }
         }
-        (scales, from_magnitude(amax))
+        maxima
+    }
+
+    /// The scales of such maxima, and the amax of all.
+    fn scale_maxima(maxima: &[i32], cast: Cast) -> (Vec<Scale>, f32) {
+        let Cast { format, scale_mode, .. } = cast;
+        let mut scales = vec![Scale::new(0.0); maxima.len()];
+        // The mode is a constant in each loop.
+        match scale_mode {
+            ScaleMode::F32 => scale_each(maxima, format, ScaleMode::F32, &mut scales),
+            ScaleMode::PowerOfTwo => scale_each(maxima, format, ScaleMode::PowerOfTwo, &mut scales),
+            ScaleMode::E8m0(mode) => scale_each(maxima, format, ScaleMode::E8m0(mode), &mut scales),
+        }
+        (scales, from_magnitude(maxima.iter().fold(0, |amax, &bits| larger(amax, bits))))
+    }
+
+    /// Codes of the parts of `x [_, cols]`, each with its scale.
+    fn cast_parts(x: &[f32], parts: Parts, scales: &[Scale], format: Format, codes: &mut [u8]) -> () {
+        let cols = parts.cols;
+        let bands = x.chunks(parts.band()).zip(codes.chunks_mut(parts.band()));
+        for ((x, codes), scales) in bands.zip(scales.chunks(parts.in_band())) {
+            match parts.size[1] {
+                1 => cast_rows(x, scales, format, codes),
+                MX_BLOCK => cast_blocks::<MX_BLOCK>(x, cols, scales, format, codes),
+                BLOCK => cast_blocks::<BLOCK>(x, cols, scales, format, codes),
+                _ => cast_all(x, scales[0], format, codes),
+            }
+        }
     }
 }
 
@@ -119,22 +136,58 @@ fn group(granularity: Granularity, rows: usize, cols: usize, transposed: bool) -
     [height.min(rows), width.min(cols)]
 }
 
-/// Bits of the largest magnitude of each column, row by row so that memory is read in order.
+/// Raises the bits of each column's largest magnitude, row by row so that memory is read in order.
 #[inline(always)]
-fn largest_of_columns(x: &[f32], cols: usize, maxima: &mut Vec<i32>) {
-    maxima.clear();
-    maxima.resize(cols, 0);
-    for row in x.chunks(cols) {
+fn largest_of_columns(x: &[f32], maxima: &mut [i32]) {
+    for row in x.chunks(maxima.len()) {
         for (bits, &x) in maxima.iter_mut().zip(row) {
             *bits = larger(*bits, magnitude(x));
         }
     }
 }
 
+/// Raises the bits of the largest magnitudes of each `WIDTH` columns, fewer at the end of a row. The width is a constant, so
+/// that a block is a few vectors and no loop.
 #[inline(always)]
-fn cast_rows(x: &[f32], scales: &[f32], format: Format, codes: &mut [u8]) {
+fn largest_of_blocks<const WIDTH: usize>(x: &[f32], cols: usize, maxima: &mut [i32]) {
+    for row in x.chunks(cols) {
+        let (blocks, rest) = row.as_chunks::<WIDTH>();
+        for (bits, block) in maxima.iter_mut().zip(blocks) {
+            *bits = larger(*bits, largest(block));
+        }
+        if !rest.is_empty() {
+            let last = &mut maxima[blocks.len()];
+            *last = larger(*last, largest(rest));
+        }
+    }
+}
+
+#[inline(always)]
+fn scale_each(maxima: &[i32], format: Format, mode: ScaleMode, scales: &mut [Scale]) {
+    for (scale, &bits) in scales.iter_mut().zip(maxima) {
+        *scale = amax_to_scale(from_magnitude(bits), format, mode);
+    }
+}
+
+/// `codes[r, c] = encode(x[r, c] · scales[c])`.
+#[inline(always)]
+fn cast_rows(x: &[f32], scales: &[Scale], format: Format, codes: &mut [u8]) {
     for (row, codes) in x.chunks(scales.len()).zip(codes.chunks_mut(scales.len())) {
         cast_each(row, scales, format, codes);
+    }
+}
+
+/// The same with a scale for `WIDTH` columns.
+#[inline(always)]
+fn cast_blocks<const WIDTH: usize>(x: &[f32], cols: usize, scales: &[Scale], format: Format, codes: &mut [u8]) {
+    for (row, codes) in x.chunks(cols).zip(codes.chunks_mut(cols)) {
+        let ((blocks, rest), (block_codes, rest_codes)) = (row.as_chunks::<WIDTH>(), codes.as_chunks_mut::<WIDTH>());
+        for ((block, codes), &scale) in blocks.iter().zip(block_codes).zip(scales) {
+            cast_all(block, scale, format, codes);
+        }
+        if !rest.is_empty() {
+            cast_all(rest, scales[blocks.len()], format, rest_codes);
+        }
     }
 }
 
@@ -144,8 +197,8 @@ vectorized! {
     /// # Panics
     /// If `cols` is zero.
     pub fn column_amaxes(x: &[f32], cols: usize) -> Vec<f32> {
-        let mut maxima = vec![];
-        largest_of_columns(x, cols, &mut maxima);
+        let mut maxima = vec![0; cols];
+        largest_of_columns(x, &mut maxima);
         maxima.into_iter().map(from_magnitude).collect()
     }
 
@@ -155,8 +208,65 @@ vectorized! {
     /// If there are no scales, or the codes are not as many as the elements.
     pub fn cast_columns(x: &[f32], scales: &[Scale], format: Format, codes: &mut [u8]) -> () {
         assert_eq!(codes.len(), x.len(), "cast_columns: one code per element");
-        let scales: Vec<f32> = scales.iter().map(|scale| scale.get()).collect();
-        cast_rows(x, &scales, format, codes)
+        cast_rows(x, scales, format, codes)
+    }
+
+    /// The values of `codes [_, cols]` in f32, by the scales of parts of `size` rows and columns, which lie row by row:
+    /// `out[r, c] = f32(decode(codes[r, c]) · inv_scales[r / size[0], c / size[1]])`.
+    ///
+    /// # Panics
+    /// If `size` or `cols` is zero, the values are not as many as the codes, or scales are missing.
+    pub fn dequantize_into(
+        codes: &[u8],
+        cols: usize,
+        format: Format,
+        size: [usize; 2],
+        inv_scales: &[InvScale],
+        out: &mut [f32],
+    ) -> () {
+        assert_eq!(codes.len(), out.len(), "dequantize_into: one value per code");
+        match format {
+            Format::E4m3 => dequantize_parts(codes, Parts { size, cols }, Format::E4m3, inv_scales, out),
+            Format::E5m2 => dequantize_parts(codes, Parts { size, cols }, Format::E5m2, inv_scales, out),
+        }
+    }
+}
+
+#[inline(always)]
+fn dequantize_parts(codes: &[u8], parts: Parts, format: Format, inv_scales: &[InvScale], out: &mut [f32]) {
+    let bands = codes.chunks(parts.band()).zip(out.chunks_mut(parts.band()));
+    let mut count = 0;
+    for ((codes, out), scales) in bands.zip(inv_scales.chunks(parts.in_band())) {
+        count += codes.len();
+        for (codes, out) in codes.chunks(parts.cols).zip(out.chunks_mut(parts.cols)) {
+            match parts.size[1] {
+                1 => {
+                    // As many as codes, for the compiler to see.
+                    let scales = &scales[..codes.len()];
+                    decode_each(codes, format, |i| scales[i].get(), out);
+                }
+                MX_BLOCK => dequantize_blocks::<MX_BLOCK>(codes, format, scales, out),
+                BLOCK => dequantize_blocks::<BLOCK>(codes, format, scales, out),
+                width => {
+                    for ((codes, out), scale) in codes.chunks(width).zip(out.chunks_mut(width)).zip(scales) {
+                        decode_each(codes, format, |_| scale.get(), out);
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(count, codes.len(), "dequantize_into: a scale per part");
+}
+
+/// A row, with a scale for `WIDTH` columns.
+#[inline(always)]
+fn dequantize_blocks<const WIDTH: usize>(codes: &[u8], format: Format, scales: &[InvScale], out: &mut [f32]) {
+    let ((blocks, rest), (block_out, rest_out)) = (codes.as_chunks::<WIDTH>(), out.as_chunks_mut::<WIDTH>());
+    for ((codes, out), scale) in blocks.iter().zip(block_out).zip(scales) {
+        decode_each(codes, format, |_| scale.get(), out);
+    }
+    if !rest.is_empty() {
+        decode_each(rest, format, |_| scales[blocks.len()].get(), rest_out);
     }
 }
 

@@ -4,9 +4,9 @@
 //! machine may have.
 
 use crate::format::{F32_INF, NAN_CODE};
-use crate::mx::amax_to_e8m0;
+use crate::mx::{amax_to_e8m0, e8m0_scale};
 use crate::scale::MIN_AMAX;
-use crate::{Format, InvScale, Scale, ScaleMode};
+use crate::{Format, Scale, ScaleMode};
 
 /// Defines functions that are compiled for each vector extension; the best one of the machine runs. All that they call must be
 /// `#[inline(always)]`: a function of its own is compiled once, for the least of them.
@@ -36,7 +36,8 @@ mod matrix;
 pub use grouped::grouped_scaled_gemm_f64;
 pub use health::health;
 pub use matrix::{
-    HostOperand, HostQuantized, cast_columns, column_amaxes, dequantize_mx, quantize, quantize_into, scaled_gemm_f64,
+    HostOperand, HostQuantized, cast_columns, column_amaxes, dequantize_into, dequantize_mx, quantize, quantize_into,
+    scaled_gemm_f64,
 };
 
 /// FP8 code of `x`: rounded to nearest even, saturating. ±inf gives ±max, any NaN gives `0x7f`, in both formats.
@@ -85,8 +86,8 @@ vectorized! {
     pub fn decode_slice(codes: &[u8], format: Format, out: &mut [f32]) -> () {
         assert_eq!(codes.len(), out.len(), "decode_slice: one value per code");
         match format {
-            Format::E4m3 => decode_each(codes, Format::E4m3, out),
-            Format::E5m2 => decode_each(codes, Format::E5m2, out),
+            Format::E4m3 => decode_each(codes, Format::E4m3, |_| 1.0, out),
+            Format::E5m2 => decode_each(codes, Format::E5m2, |_| 1.0, out),
         }
     }
 
@@ -107,15 +108,16 @@ vectorized! {
     }
 }
 
-/// Without the table, as vector units have no fast look-up: normals by moving the bits, subnormals by a product.
+/// `out[i] = decode(codes[i]) · scale(i)`, without the table, as vector units have no fast look-up: normals by moving the bits,
+/// subnormals by a product.
 #[inline(always)]
-fn decode_each(codes: &[u8], format: Format, out: &mut [f32]) {
+fn decode_each(codes: &[u8], format: Format, scale: impl Fn(usize) -> f32, out: &mut [f32]) {
     let shift = 23 - format.mantissa_bits();
     let offset = (127 - format.bias()) << 23;
     let least_normal = 1i32 << format.mantissa_bits();
     // Of infinity, or of the NaN where there is none.
     let special = if matches!(format, Format::E4m3) { 0x7f } else { 0x7c };
-    for (value, &code) in out.iter_mut().zip(codes) {
+    for (i, (value, &code)) in out.iter_mut().zip(codes).enumerate() {
         let mag = i32::from(code & 0x7f);
         let normal = ((mag as u32) << shift) + offset;
         let subnormal = (mag as f32 * format.subnormal_step()).to_bits();
@@ -123,7 +125,7 @@ fn decode_each(codes: &[u8], format: Format, out: &mut [f32]) {
         let is_inf = matches!(format, Format::E5m2) && mag == special;
         let not_finite = if is_inf { F32_INF } else { f32::NAN.to_bits() };
         let bits = if mag >= special { not_finite } else { bits };
-        *value = f32::from_bits(bits | u32::from(code & 0x80) << 24);
+        *value = f32::from_bits(bits | u32::from(code & 0x80) << 24) * scale(i);
     }
 }
 
@@ -174,20 +176,21 @@ fn from_magnitude(bits: i32) -> f32 {
 /// A NaN amax gives a NaN scale. An infinite one counts as `f32::MAX`, so that the scale stays positive and an infinity
 /// saturates instead of turning into `inf · 0 = NaN`. [`ScaleMode::E8m0`] is another rule ([`mod@crate::mx`]): its scale is the
 /// reciprocal of the power of two that the byte means, NaN for an amax that is not finite.
+#[inline(always)]
 pub fn amax_to_scale(amax: f32, format: Format, mode: ScaleMode) -> Scale {
-    if amax.is_nan() {
-        return Scale::new(f32::NAN);
-    }
-    if let ScaleMode::E8m0(mode) = mode {
-        // Exact: the byte of a finite amax is less than 254.
-        return Scale::new(1.0 / InvScale::from_e8m0(amax_to_e8m0(amax, format, mode)).get());
-    }
-    let divisor = f64::from(amax.min(f32::MAX)).max(MIN_AMAX);
-    let scale = (f64::from(format.max()) / divisor) as f32;
-    Scale::new(match mode {
-        ScaleMode::F32 => scale,
-        _ => f32::from_bits(scale.to_bits() & 0x7f80_0000),
-    })
+    // Without branches, for the loops over many.
+    let scale = match mode {
+        ScaleMode::E8m0(mode) => e8m0_scale(amax_to_e8m0(amax, format, mode)),
+        _ => {
+            let divisor = f64::from(amax.min(f32::MAX)).max(MIN_AMAX);
+            (f64::from(format.max()) / divisor) as f32
+        }
+    };
+    let scale = match mode {
+        ScaleMode::PowerOfTwo => f32::from_bits(scale.to_bits() & 0x7f80_0000),
+        _ => scale,
+    };
+    Scale::new(if amax.is_nan() { f32::NAN } else { scale })
 }
 
 /// A loop per format, so that the format is a constant in each.
@@ -208,7 +211,7 @@ fn cast_slice(x: &[f32], scale: f32, format: Format, out: &mut [u8]) {
 
 /// `out[i] = encode(x[i] · scales[i])`.
 #[inline(always)]
-fn cast_each(x: &[f32], scales: &[f32], format: Format, out: &mut [u8]) {
+fn cast_each(x: &[f32], scales: &[Scale], format: Format, out: &mut [u8]) {
     match format {
         Format::E4m3 => cast_each_slice(x, scales, Format::E4m3, out),
         Format::E5m2 => cast_each_slice(x, scales, Format::E5m2, out),
@@ -216,9 +219,9 @@ fn cast_each(x: &[f32], scales: &[f32], format: Format, out: &mut [u8]) {
 }
 
 #[inline(always)]
-fn cast_each_slice(x: &[f32], scales: &[f32], format: Format, out: &mut [u8]) {
+fn cast_each_slice(x: &[f32], scales: &[Scale], format: Format, out: &mut [u8]) {
     for ((code, &x), &scale) in out.iter_mut().zip(x).zip(scales) {
-        *code = encode(x * scale, format);
+        *code = encode(x * scale.get(), format);
     }
 }
 

@@ -7,7 +7,7 @@ use burn_backend::{Backend, FloatDType};
 use burn_std::Shape;
 use float8_kernels::{GROUP_ALIGN, Granularity, Grouping};
 
-use super::{GroupEnds, HostOperand, product};
+use super::{GroupEnds, HostOperand, product, transpose};
 
 /// The rows of each group; this waits for the device. Ends are clamped to the rows, and to their predecessors.
 pub(crate) fn ranges<B: Backend>(ends: &IntTensor<B>, m: usize) -> Vec<Range<usize>> {
@@ -64,15 +64,20 @@ pub(super) fn matmul<B: Backend>(
 impl<D: Clone> HostOperand<D> {
     /// The operand of some rows and some of the contraction, which begin at a multiple of [`GROUP_ALIGN`].
     fn part(&self, rows: Range<usize>, k: Range<usize>) -> Self {
-        let [all_rows, all_k] = self.matrix();
-        let [_, width] = self.granularity.scale_dims(all_rows, all_k);
-        let [_, kept] = self.granularity.scale_dims(1, k.len());
-        let (high, first) = self.block().map_or((1, 0), |[high, wide]| (high, k.start / wide));
         let inv_scales = match self.granularity {
             Granularity::Tensor => self.inv_scales.clone(),
-            _ => {
-                let of_row = |r: usize| &self.inv_scales[r / high * width + first..][..kept];
-                Arc::new(rows.clone().flat_map(|r| of_row(r).iter().copied()).collect())
+            granularity => {
+                let [all_rows, all_k] = self.matrix();
+                let [high, wide] = granularity.group(all_rows, all_k);
+                let ([_, stride], first) = (self.scale_dims(), k.start / wide);
+                let [_, blocks] = granularity.scale_dims(1, k.len());
+                let of = |(r, block): (usize, usize)| {
+                    let (r, block) = (r / high, first + block);
+                    self.inv_scales[if self.transposed { block * stride + r } else { r * stride + block }]
+                };
+                let places = rows.clone().flat_map(|r| (0..blocks).map(move |block| (r, block)));
+                let scales: Vec<_> = places.map(of).collect();
+                Arc::new(if self.transposed { transpose(&scales, [rows.len(), blocks]) } else { scales })
             }
         };
         let [stored_rows, stored_cols] = if self.transposed { [k, rows] } else { [rows, k] };

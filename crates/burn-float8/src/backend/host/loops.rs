@@ -1,12 +1,23 @@
 //! The loops over all elements, on all cores: the reference's, a band of rows each.
 //!
-//! Nothing here is generic, so that it is optimized here and not as the user's crate is.
+//! Nothing here is generic over the backend, so that it is optimized here and not as the user's crate is.
 
-use float8_kernels::{Cast, Format, Granularity, Scale, reference};
+use core::mem::MaybeUninit;
+
+use float8_kernels::{Cast, Format, Granularity, InvScale, Scale, reference};
 use rayon::prelude::*;
 
 /// Elements that one task has at least: they take some ten microseconds.
 const TASK: usize = 1 << 15;
+
+/// Codes, the scales of the parts that share one, row by row as they lie, and max |x|.
+pub(super) type Codes = (Vec<u8>, Vec<Scale>, f32);
+
+/// Runs both on the pool's threads. A thread outside the pool sleeps until each of its parallel loops has ended, and to wake it
+/// takes as long as a task: several loops are therefore started from inside.
+pub(super) fn join<A: Send, B: Send>(a: impl FnOnce() -> A + Send, b: impl FnOnce() -> B + Send) -> (A, B) {
+    rayon::join(a, b)
+}
 
 /// Max |x|.
 pub(super) fn amax(values: &[f32]) -> f32 {
@@ -22,52 +33,44 @@ pub(super) fn encode(values: &[f32], scale: Scale, format: Format) -> Vec<u8> {
     codes
 }
 
-/// [`reference::quantize`], by rows, columns or blocks.
-pub(super) fn quantize(
-    values: &[f32],
-    [rows, cols]: [usize; 2],
-    cast: Cast,
-    transposed: bool,
-) -> (Vec<u8>, Vec<Scale>, f32) {
-    if values.is_empty() {
-        let made = reference::quantize(values, rows, cols, cast, transposed);
-        return (made.codes, made.scales, made.amax);
-    }
+/// [`reference::quantize_into`], with one scale, by rows, columns or blocks.
+pub(super) fn quantize(values: &[f32], [rows, cols]: [usize; 2], cast: Cast, transposed: bool) -> Codes {
     let mut codes = vec![0; values.len()];
+    if values.is_empty() {
+        let (scales, amax) = reference::quantize_into(values, rows, cols, cast, transposed, &mut codes);
+        return (codes, scales, amax);
+    }
     // Rows that share scales.
-    let height = match transposed {
-        true if cast.granularity == Granularity::Row => {
+    let height = match (cast.granularity, transposed) {
+        (Granularity::Tensor, _) => {
+            let amax = amax(values);
+            let scale = reference::amax_to_scale(amax, cast.format, cast.scale_mode);
+            return (encode(values, scale, cast.format), vec![scale], amax);
+        }
+        (Granularity::Row, true) => {
             let (scales, amax) = quantize_columns(values, cols, cast, &mut codes);
             return (codes, scales, amax);
         }
-        true => cast.granularity.group(cols, rows)[1],
-        false => cast.granularity.group(rows, cols)[0],
+        (granularity, true) => granularity.group(cols, rows)[1],
+        (granularity, false) => granularity.group(rows, cols)[0],
     };
-    let band = TASK.div_ceil(cols).next_multiple_of(height) * cols;
+    let band = band(cols, height);
     let tasks = codes.par_chunks_mut(band).zip(values.par_chunks(band));
     let parts: Vec<(Vec<Scale>, f32)> = tasks
         .map(|(codes, values)| reference::quantize_into(values, values.len() / cols, cols, cast, transposed, codes))
         .collect();
     let amaxes: Vec<f32> = parts.iter().map(|(_, amax)| *amax).collect();
-    let scales = if transposed {
-        // Each part has, for every group of columns, the scales of its bands.
-        let groups = cast.granularity.scale_dims(cols, rows)[0];
-        let of_group = |group: usize| {
-            parts.iter().flat_map(move |(scales, _)| {
-                let bands = scales.len() / groups;
-                scales[group * bands..][..bands].iter().copied()
-            })
-        };
-        (0..groups).flat_map(of_group).collect()
-    } else {
-        parts.into_iter().flat_map(|(scales, _)| scales).collect()
-    };
-    (codes, scales, reference::amax(&amaxes))
+    (codes, parts.into_iter().flat_map(|(scales, _)| scales).collect(), reference::amax(&amaxes))
+}
+
+/// Elements of a task's rows, which are a multiple of `height`.
+fn band(cols: usize, height: usize) -> usize {
+    TASK.div_ceil(cols).next_multiple_of(height) * cols
 }
 
 /// A scale for each column: their maxima first, then the codes.
 fn quantize_columns(values: &[f32], cols: usize, cast: Cast, codes: &mut [u8]) -> (Vec<Scale>, f32) {
-    let band = TASK.div_ceil(cols) * cols;
+    let band = band(cols, 1);
     let parts: Vec<Vec<f32>> = values.par_chunks(band).map(|part| reference::column_amaxes(part, cols)).collect();
     let amaxes = reference::column_amaxes(&parts.concat(), cols);
     let scale = |amax: &f32| reference::amax_to_scale(*amax, cast.format, cast.scale_mode);
@@ -79,36 +82,80 @@ fn quantize_columns(values: &[f32], cols: usize, cast: Cast, codes: &mut [u8]) -
 
 /// The exact values of codes, unscaled.
 pub(super) fn decode(codes: &[u8], format: Format) -> Vec<f32> {
-    let mut values = vec![0.0; codes.len()];
-    let tasks = values.par_chunks_mut(TASK).zip(codes.par_chunks(TASK));
-    tasks.for_each(|(values, codes)| reference::decode_slice(codes, format, values));
+    filled(codes.len(), TASK, |first, values| {
+        reference::decode_slice(&codes[first..][..values.len()], format, values);
+    })
+}
+
+/// [`reference::dequantize_into`] with parts of `height` rows and `width` columns.
+pub(super) fn dequantize(
+    codes: &[u8],
+    cols: usize,
+    format: Format,
+    [height, width]: [usize; 2],
+    inv_scales: &[InvScale],
+) -> Vec<f32> {
+    if codes.is_empty() {
+        return vec![];
+    }
+    filled(codes.len(), band(cols, height), |first, values| {
+        let inv_scales = &inv_scales[first / cols / height * cols.div_ceil(width)..];
+        reference::dequantize_into(&codes[first..][..values.len()], cols, format, [height, width], inv_scales, values);
+    })
+}
+
+/// `len` values: `fill` writes those from its first argument on, `task` of them or what is left.
+fn filled(len: usize, task: usize, fill: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {
+    let mut values = Vec::with_capacity(len);
+    let tasks = values.spare_capacity_mut()[..len].par_chunks_mut(task).enumerate();
+    tasks.for_each(|(i, part)| {
+        // Zeroed by each task, which then has them in its cache, and not by one thread before.
+        part.fill(MaybeUninit::new(0.0));
+        // SAFETY: all of them have just been written, and `MaybeUninit<f32>` has the layout of f32.
+        fill(i * task, unsafe { core::slice::from_raw_parts_mut(part.as_mut_ptr().cast(), part.len()) });
+    });
+    // SAFETY: the tasks have written every element.
+    unsafe { values.set_len(len) };
     values
 }
 
-/// A scale by two indices.
-type ScaleOf<'a> = &'a (dyn Fn(usize, usize) -> f32 + Sync);
-
-/// Multiplies `values [_, cols]` by `scale(row, block)`, a block being `width` columns of one row.
-pub(super) fn scale_blocks(values: &mut [f32], cols: usize, width: usize, scale: ScaleOf<'_>) {
-    let rows = TASK.div_ceil(cols);
-    values.par_chunks_mut(rows * cols).enumerate().for_each(|(band, values)| {
-        for (r, row) in values.chunks_exact_mut(cols).enumerate() {
-            for (block, values) in row.chunks_mut(width).enumerate() {
-                let scale = scale(band * rows + r, block);
-                values.iter_mut().for_each(|value| *value *= scale);
-            }
-        }
-    });
+/// What becomes of the sums of a GEMM: `y[i, j] = sum[i, j] · scale · (rows[i] · cols[j]) + bias[j]`, each operation rounded to
+/// f32. A factor that is missing is 1.
+pub(super) struct Epilogue<'a> {
+    pub(super) scale: f32,
+    pub(super) rows: Option<&'a [InvScale]>,
+    pub(super) cols: Option<&'a [InvScale]>,
+    pub(super) bias: Option<&'a [f32]>,
 }
 
-/// Multiplies `values [_, cols]` by `scale(block, col)`, a block being `height` rows of one column.
-pub(super) fn scale_columns(values: &mut [f32], cols: usize, height: usize, scale: ScaleOf<'_>) {
-    values.par_chunks_mut(height * cols).enumerate().for_each(|(band, values)| {
-        let scales: Vec<f32> = (0..cols).map(|c| scale(band, c)).collect();
-        for row in values.chunks_exact_mut(cols) {
-            row.iter_mut().zip(&scales).for_each(|(value, scale)| *value *= scale);
+impl Epilogue<'_> {
+    /// Whether it leaves the sums as they are.
+    pub(super) fn is_identity(&self) -> bool {
+        self.scale == 1.0 && self.rows.is_none() && self.cols.is_none() && self.bias.is_none()
+    }
+
+    /// Turns `sums [_, n]` into the output.
+    pub(super) fn apply(&self, sums: &mut [f32], n: usize) {
+        if sums.is_empty() {
+            return;
         }
-    });
+        let rows = TASK.div_ceil(n);
+        sums.par_chunks_mut(rows * n).enumerate().for_each(|(task, sums)| {
+            let mut factors = vec![1.0; n];
+            for (i, sums) in sums.chunks_mut(n).enumerate() {
+                let row = self.rows.map_or(1.0, |scales| scales[task * rows + i].get());
+                match self.cols {
+                    // One of them alone may overflow the sum.
+                    Some(cols) => factors.iter_mut().zip(cols).for_each(|(factor, col)| *factor = row * col.get()),
+                    None => factors.fill(row),
+                }
+                sums.iter_mut().zip(&factors).for_each(|(sum, factor)| *sum = *sum * self.scale * factor);
+                if let Some(bias) = self.bias {
+                    sums.iter_mut().zip(bias).for_each(|(sum, bias)| *sum += bias);
+                }
+            }
+        });
+    }
 }
 
 #[cfg(test)]
@@ -143,7 +190,9 @@ mod tests {
                     let (codes, scales, amax) = quantize(&x, dims, cast, transposed);
                     let what = format!("{dims:?} {granularity} {transposed}");
                     let bits = |scales: &[Scale]| scales.iter().map(|scale| scale.get().to_bits()).collect::<Vec<_>>();
-                    assert_eq!(bits(&scales), bits(&want.scales), "{what}");
+                    let mut codes_too = vec![0; x.len()];
+                    let (want_scales, _) = reference::quantize_into(&x, rows, cols, cast, transposed, &mut codes_too);
+                    assert_eq!(bits(&scales), bits(&want_scales), "{what}");
                     assert!(codes == want.codes && amax == want.amax, "{what}");
                 }
             }

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
-use burn_backend::{Backend, DType, FloatDType, Scalar, TensorData, TensorMetadata};
+use burn_backend::{Backend, DType, FloatDType, TensorData, TensorMetadata};
 use burn_std::Shape;
 use float8_kernels::{Cast, Format, Granularity, InvScale, Orientation, Scale, reference};
 
@@ -25,7 +25,7 @@ pub struct HostOperand<D> {
     dims: [usize; 2],
     /// Whether the operand is the transpose of `codes`.
     transposed: bool,
-    /// `granularity.scale_dims` of the operand.
+    /// `granularity.scale_dims` of the operand; transposed if it is, so that they lie as the codes do.
     inv_scales: Arc<Vec<InvScale>>,
     format: Format,
     granularity: Granularity,
@@ -45,11 +45,19 @@ impl<D> HostOperand<D> {
         if self.transposed { [cols, rows] } else { [rows, cols] }
     }
 
-    /// Rows and contraction length of a block.
+    /// Rows and columns of the codes that share one of several scales in both directions.
     fn block(&self) -> Option<[usize; 2]> {
         let [rows, k] = self.matrix();
+        let [height, width] = self.granularity.group(rows, k);
         let is_block = !matches!(self.granularity, Granularity::Tensor | Granularity::Row);
-        is_block.then(|| self.granularity.group(rows, k))
+        is_block.then_some(if self.transposed { [width, height] } else { [height, width] })
+    }
+
+    /// Rows and columns of the scales, as they lie.
+    fn scale_dims(&self) -> [usize; 2] {
+        let [rows, k] = self.matrix();
+        let [height, width] = self.granularity.scale_dims(rows, k);
+        if self.transposed { [width, height] } else { [height, width] }
     }
 }
 
@@ -78,43 +86,28 @@ pub fn quantize<B: Float8Backend<Operand = HostOperand<Device<B>>>>(
         granularity: cast.granularity,
     };
     let amax_tensor = |amax: f32| B::float_from_data(TensorData::new(vec![amax], [1]), &device);
-    if cast.granularity == Granularity::Tensor {
-        let (scaling, amax) = match scale {
-            ScaleFrom::Dynamic => {
-                let amax = loops::amax(values);
-                (amax, amax_tensor(amax))
-            }
-            ScaleFrom::Amax { amax, observe } => {
-                let scaling = reference::amax(&read_f32::<B>(amax.clone()));
-                (scaling, if observe { amax_tensor(loops::amax(values)) } else { amax })
-            }
-        };
+    if let (Granularity::Tensor, ScaleFrom::Amax { amax, observe }) = (cast.granularity, scale) {
+        let scaling = reference::amax(&read_f32::<B>(amax.clone()));
         let scale = reference::amax_to_scale(scaling, cast.format, cast.scale_mode);
         let codes = Arc::new(loops::encode(values, scale, cast.format));
         let copy = |transposed| operand(transposed, codes.clone(), &[scale]);
         let (rows, cols) = (orientation.rows().then(|| copy(false)), orientation.cols().then(|| copy(true)));
-        return Quantized { rows, cols, amax };
+        return Quantized { rows, cols, amax: if observe { amax_tensor(loops::amax(values)) } else { amax } };
     }
-    let mut amax = None;
-    let mut copy = |transposed| {
-        let (codes, scales, largest) = loops::quantize(values, dims, cast, transposed);
-        amax = Some(largest);
-        operand(transposed, Arc::new(codes), &scales)
-    };
-    let rows = orientation.rows().then(|| copy(false));
-    let cols = match (&rows, cast.granularity) {
-        (Some(rows), Granularity::Block128x128) if orientation.cols() => Some(transpose_blocks(rows)),
-        _ => orientation.cols().then(|| copy(true)),
-    };
-    Quantized { rows, cols, amax: amax_tensor(amax.expect("at least one orientation")) }
-}
-
-/// The other orientation of an operand with square blocks: the same codes, the scales transposed.
-fn transpose_blocks<D: Clone>(operand: &HostOperand<D>) -> HostOperand<D> {
-    let [rows, k] = operand.matrix();
-    let [r, c] = operand.granularity.scale_dims(rows, k);
-    let inv_scales = (0..c).flat_map(|j| (0..r).map(move |i| i * c + j)).map(|i| operand.inv_scales[i]).collect();
-    HostOperand { transposed: !operand.transposed, inv_scales: Arc::new(inv_scales), ..operand.clone() }
+    // The same codes and scales in both orientations.
+    let shared = matches!(cast.granularity, Granularity::Tensor | Granularity::Block128x128);
+    let (by_rows, by_cols) = (orientation.rows() || shared, orientation.cols() && !shared);
+    let made = |transposed| loops::quantize(values, dims, cast, transposed);
+    let (rows, cols) = loops::join(|| by_rows.then(|| made(false)), || by_cols.then(|| made(true)));
+    let amax = rows.as_ref().or(cols.as_ref()).map(|(_, _, amax)| *amax).expect("at least one orientation");
+    let copy = |transposed| move |(codes, scales, _): loops::Codes| operand(transposed, Arc::new(codes), &scales);
+    let (rows, cols) = (rows.map(copy(false)), cols.map(copy(true)));
+    let flipped = rows.as_ref().map(|rows| HostOperand { transposed: true, ..rows.clone() });
+    Quantized {
+        cols: cols.or(flipped.filter(|_| orientation.cols())),
+        rows: rows.filter(|_| orientation.rows()),
+        amax: amax_tensor(amax),
+    }
 }
 
 /// [`Float8Backend::fp8_matmul`] on the host, with `B`'s f32 matmul; with groups this waits for the device.
@@ -141,36 +134,23 @@ fn product<B: Backend>(
     shape: Shape,
     dtype: FloatDType,
 ) -> FloatTensor<B> {
-    let y = B::float_matmul(decode::<B>(a, false), decode::<B>(b, true));
+    let (left, right) = loops::join(|| values(a), || values(b));
+    let mut y = B::float_matmul(stored::<B>(a, left, false), stored::<B>(b, right, true));
     let tensor_scale = |o: &HostOperand<_>| match o.granularity {
         Granularity::Tensor => o.inv_scales[0].get(),
         _ => 1.0,
     };
-    let scale = tensor_scale(a) * tensor_scale(b);
-    let mut y = if scale == 1.0 { y } else { B::float_mul_scalar(y, Scalar::from(scale)) };
-    let rows = |o: &HostOperand<_>, shape: fn(usize) -> [usize; 2]| {
-        (o.granularity == Granularity::Row).then(|| {
-            let scales: Vec<_> = o.inv_scales.iter().map(|s| s.get()).collect();
-            let shape = shape(scales.len());
-            B::float_from_data(TensorData::new(scales, shape), &o.device)
-        })
+    let bias = bias.map(|bias| floats::<B>(&bias).into_owned());
+    let epilogue = loops::Epilogue {
+        scale: tensor_scale(a) * tensor_scale(b),
+        rows: (a.granularity == Granularity::Row).then_some(&a.inv_scales[..]),
+        cols: (b.granularity == Granularity::Row).then_some(&b.inv_scales[..]),
+        bias: bias.as_deref(),
     };
-    // The product of both scales first, as on a device: one of them alone may overflow the sum.
-    let scales = match (rows(a, |m| [m, 1]), rows(b, |n| [1, n])) {
-        (Some(a), Some(b)) => Some(B::float_mul(a, b)),
-        (a, b) => a.or(b),
-    };
-    if let Some(scales) = scales {
-        y = B::float_mul(y, scales);
+    if !epilogue.is_identity() {
+        let n = b.matrix()[0];
+        y = map_floats::<B>(y, |sums| epilogue.apply(sums, n));
     }
-    let y = match bias {
-        Some(bias) => {
-            let n = bias.shape().num_elements();
-            let bias = B::float_reshape(bias, Shape::from(vec![1, n]));
-            B::float_add(y, in_dtype::<B>(bias, DType::F32))
-        }
-        None => y,
-    };
     in_dtype::<B>(B::float_reshape(y, shape), dtype.into())
 }
 
@@ -199,13 +179,16 @@ pub fn health<B: Backend>(x: FloatTensor<B>, operand: &HostOperand<Device<B>>, t
 
 /// [`Float8Backend::fp8_read`] on the host.
 pub fn read_codes<D>(operand: &HostOperand<D>) -> HostCodes {
-    let codes = if operand.transposed { transpose(&operand.codes, operand.dims) } else { operand.codes.to_vec() };
+    let (codes, inv_scales) = match operand.transposed {
+        true => (transpose(&operand.codes, operand.dims), transpose(&operand.inv_scales, operand.scale_dims())),
+        false => (operand.codes.to_vec(), operand.inv_scales.to_vec()),
+    };
     HostCodes {
         codes,
         dims: operand.matrix(),
         format: operand.format,
         granularity: operand.granularity,
-        inv_scales: operand.inv_scales.to_vec(),
+        inv_scales,
         transposed: operand.transposed,
     }
 }
@@ -213,7 +196,13 @@ pub fn read_codes<D>(operand: &HostOperand<D>) -> HostCodes {
 /// [`Float8Backend::fp8_write`] on the host.
 pub fn write_codes<D: Clone>(codes: HostCodes, device: &D) -> HostOperand<D> {
     let HostCodes { codes, dims: dims @ [rows, k], format, granularity, inv_scales, transposed } = codes;
-    let (codes, dims) = if transposed { (transpose(&codes, dims), [k, rows]) } else { (codes, dims) };
+    let (codes, inv_scales, dims) = match transposed {
+        true => {
+            let scales = transpose(&inv_scales, granularity.scale_dims(rows, k));
+            (transpose(&codes, dims), scales, [k, rows])
+        }
+        false => (codes, inv_scales, dims),
+    };
     let (codes, inv_scales) = (Arc::new(codes), Arc::new(inv_scales));
     HostOperand { device: device.clone(), codes, dims, transposed, inv_scales, format, granularity }
 }
@@ -246,6 +235,23 @@ fn floats<B: Backend>(x: &FloatTensor<B>) -> Cow<'_, [f32]> {
     Cow::Owned(read_f32::<B>(x.clone()))
 }
 
+/// A tensor of changed values, where they lie if the backend lets them be changed there. `x` is f32.
+fn map_floats<B: Backend>(x: FloatTensor<B>, change: impl FnOnce(&mut [f32])) -> FloatTensor<B> {
+    #[cfg(feature = "flex")]
+    let mut x = x;
+    #[cfg(feature = "flex")]
+    if let Some(in_place) = (&mut x as &mut dyn core::any::Any).downcast_mut::<burn_flex::FlexTensor>()
+        && let Some((start, end)) = in_place.layout().contiguous_offsets()
+    {
+        change(&mut in_place.storage_mut::<f32>()[start..end]);
+        return x;
+    }
+    let (shape, device) = (x.shape(), B::float_device(&x));
+    let mut values = read_f32::<B>(x);
+    change(&mut values);
+    B::float_from_data(TensorData::new(values, shape), &device)
+}
+
 /// `[rows, cols]` of a tensor seen as a matrix.
 pub(crate) fn matrix(shape: &Shape) -> [usize; 2] {
     let cols = shape[shape.num_dims() - 1];
@@ -256,27 +262,19 @@ fn transpose<T: Copy>(values: &[T], [rows, cols]: [usize; 2]) -> Vec<T> {
     (0..cols).flat_map(|c| (0..rows).map(move |r| values[r * cols + c])).collect()
 }
 
-/// The values of the codes: `[rows, k]`, or `[k, rows]` if `transpose`; unscaled, but for blocks.
-fn decode<B: Backend>(operand: &HostOperand<Device<B>>, transpose: bool) -> FloatTensor<B> {
-    let mut values = loops::decode(&operand.codes, operand.format);
-    if let Some(block) = operand.block() {
-        scale_blocks(&mut values, operand, block);
+/// The values of the codes as they lie; unscaled, but for blocks.
+fn values<D>(operand: &HostOperand<D>) -> Vec<f32> {
+    let HostOperand { codes, format, inv_scales, .. } = operand;
+    match operand.block() {
+        Some(size) => loops::dequantize(codes, operand.dims[1], *format, size, inv_scales),
+        None => loops::decode(codes, *format),
     }
-    let stored = B::float_from_data(TensorData::new(values, operand.dims), &operand.device);
-    if operand.transposed == transpose { stored } else { B::float_transpose(stored) }
 }
 
-/// Multiplies stored values by the scales of their blocks.
-fn scale_blocks<D>(values: &mut [f32], operand: &HostOperand<D>, [high, wide]: [usize; 2]) {
-    let [rows, k] = operand.matrix();
-    let [_, blocks] = operand.granularity.scale_dims(rows, k);
-    let (scales, cols) = (&operand.inv_scales, operand.dims[1]);
-    if operand.transposed {
-        // Stored rows are places of the contraction.
-        loops::scale_columns(values, cols, wide, &|block, col| scales[col / high * blocks + block].get());
-    } else {
-        loops::scale_blocks(values, cols, wide, &|row, block| scales[row / high * blocks + block].get());
-    }
+/// A tensor of such values: `[rows, k]`, or `[k, rows]` if `transpose`.
+fn stored<B: Backend>(operand: &HostOperand<Device<B>>, values: Vec<f32>, transpose: bool) -> FloatTensor<B> {
+    let stored = B::float_from_data(TensorData::new(values, operand.dims), &operand.device);
+    if operand.transposed == transpose { stored } else { B::float_transpose(stored) }
 }
 
 /// Implements [`Float8Backend`](crate::Float8Backend) for a CPU backend of your own by the host path; `Flex` and `NdArray` have it.
