@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use crate::format::{F32_INF, F32_NAN};
-use crate::grid::{UNITS, cube_max};
+use crate::grid::{CPU_PLANE, UNITS, cube_max, is_cpu};
 use crate::ptx::cvt::Isa;
 use crate::version::{VERSION, Version};
 use crate::view::{Checked, Cursor, Geometry, Source, all_loaded, load_vector, magnitude, max_magnitude, widen};
@@ -20,6 +20,10 @@ const IN_FLIGHT: u32 = 4;
 /// Cubes on an SM: with 256 units each they have 128 KiB in flight, four times what the memory of an H200 needs
 /// to stay busy (4.8 TB/s for 0.8 µs over 132 SMs, 29 KB).
 const CUBES_PER_SM: u32 = 8;
+
+/// Cubes for a CPU, a few for each core, and rounds that each has at least: to begin one takes as long as dozens of loads.
+const CPU_CUBES: u32 = 64;
+const CPU_ROUNDS: u32 = 8;
 
 /// Partial maxima that a unit loads at a time when they are folded. [`find_maxima`] leaves at most `UNITS · FOLDED`: one round.
 const FOLDED: u32 = 4;
@@ -133,9 +137,16 @@ impl MaximaArray {
 pub(crate) fn find_maxima<R: Runtime>(client: &ComputeClient<R>, x: &Checked) -> Maxima {
     let x = if x.is_column_major() { x.clone().transpose() } else { x.clone() }.flatten();
     let per_row = x.cols.div_ceil(x.source.vector_len() as usize);
-    let sms = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(SMS);
-    let most = (sms * CUBES_PER_SM).min(UNITS * FOLDED);
-    let count = (x.rows * per_row).div_ceil((UNITS * IN_FLIGHT) as usize).clamp(1, most as usize);
+    let vectors = x.rows * per_row;
+    let on_cpu = is_cpu(client);
+    let (most, least) = if on_cpu {
+        (CPU_CUBES, CPU_ROUNDS)
+    } else {
+        let sms = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(SMS);
+        ((sms * CUBES_PER_SM).min(UNITS * FOLDED), 1)
+    };
+    let count = vectors.div_ceil((UNITS * IN_FLIGHT * least) as usize).clamp(1, most as usize);
+    let rounds = vectors.div_ceil(count * (UNITS * IN_FLIGHT) as usize);
     let handle = client.empty(count * 4);
     // SAFETY: `x` is checked, `load_vector` reads only inside it, and cube `i` of `count` writes word `i` of `count`.
     unsafe {
@@ -148,7 +159,9 @@ pub(crate) fn find_maxima<R: Runtime>(client: &ComputeClient<R>, x: &Checked) ->
             ArrayArg::from_raw_parts(handle.clone(), count),
             x.geometry(),
             per_row as u32,
+            rounds as u32,
             x.rows == 1,
+            on_cpu,
             x.source,
             Isa::of(client),
             VERSION,
@@ -157,26 +170,33 @@ pub(crate) fn find_maxima<R: Runtime>(client: &ComputeClient<R>, x: &Checked) ->
     Maxima::partial(handle, count, x.source)
 }
 
-/// Cubes go through the vectors of `x` in step, row by row.
+/// Cubes go through the vectors of `x` in step, row by row. On a CPU each plane goes through a part of its own, so that it reads
+/// memory in order.
 #[cube(launch_unchecked)]
 fn partial_maxima<N: Size>(
     x: &Array<Vector<u32, N>>,
     partials: &mut Array<u32>,
     geometry: Geometry,
     per_row: u32,
+    rounds: u32,
     #[comptime] one_row: bool,
+    #[comptime] on_cpu: bool,
     #[comptime] source: Source,
     #[comptime] isa: Isa,
     #[comptime] _version: Version,
 ) {
-    let step = CUBE_COUNT as u32 * UNITS;
-    let mut at = Cursor::new(ABSOLUTE_POS as u32, step, per_row, one_row);
+    let unit = ABSOLUTE_POS as u32;
+    let (first, step) = if comptime!(on_cpu) {
+        let part = rounds * comptime!(IN_FLIGHT * CPU_PLANE);
+        (unit / CPU_PLANE * part + unit % CPU_PLANE, CPU_PLANE.runtime())
+    } else {
+        (unit, CUBE_COUNT as u32 * UNITS)
+    };
+    let mut at = Cursor::new(first, step, per_row, one_row);
     let words = comptime!((4 * IN_FLIGHT) as usize);
     let mut largest = 0u32.runtime();
-    // The same number of rounds for the whole cube. Loads past the end repeat an element.
-    let vectors = geometry.rows * per_row;
-    let mut first = CUBE_POS as u32 * UNITS;
-    while first < vectors {
+    // Loads past the end repeat an element.
+    for _ in 0..rounds {
         let mut raw = Array::<u32>::new(words);
         load_round(x, &geometry, &mut at, &mut raw, source, isa);
         all_loaded(isa);
@@ -184,7 +204,6 @@ fn partial_maxima<N: Size>(
         for i in 0..words {
             largest = max_magnitude(largest, raw[i], source);
         }
-        first += step * IN_FLIGHT;
     }
     let largest = cube_max(largest, isa);
     if UNIT_POS == 0 {

@@ -5,10 +5,11 @@ use cubecl::prelude::*;
 use crate::ptx::cvt::Isa;
 
 /// Widest vectors of a CPU, in units. GPUs have wider planes.
-const CPU_PLANE: u32 = 8;
+pub(crate) const CPU_PLANE: u32 = 8;
 
 /// Whether the device's units are lanes of a CPU's vectors: of a software driver, or of a runtime for CPUs. There a barrier, and a
-/// load of an address that each unit has for itself, cost as much as dozens of operations.
+/// load of an address that each unit has for itself, cost as much as dozens of operations, and the vectors of a cube run one after
+/// another: each goes through a loop to its end before the next begins.
 pub(crate) fn is_cpu<R: Runtime>(client: &ComputeClient<R>) -> bool {
     let hardware = &client.properties().hardware;
     hardware.num_cpu_cores.is_some() || hardware.plane_size_max <= CPU_PLANE

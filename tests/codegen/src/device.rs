@@ -83,6 +83,17 @@ pub struct Generated {
     pub copies_shapes: bool,
 }
 
+impl Generated {
+    /// The source with its declarations sorted: CubeCL prints the types that a kernel uses in an order that changes from one
+    /// time to the next.
+    pub fn key(&self) -> String {
+        let body = self.source.find("extern \"C\"").unwrap_or(0);
+        let mut declarations: Vec<&str> = self.source[..body].lines().collect();
+        declarations.sort_unstable();
+        declarations.join("\n") + &self.source[body..]
+    }
+}
+
 /// What was launched since the last [`take`].
 pub(crate) static GENERATED: Mutex<Vec<Result<Generated, String>>> = Mutex::new(Vec::new());
 
@@ -137,6 +148,24 @@ impl Drop for Idle {
 pub fn idle() -> Idle {
     IDLE.store(true, Relaxed);
     Idle(())
+}
+
+/// Reads fail while this is true.
+pub(crate) static UNREADABLE: AtomicBool = AtomicBool::new(false);
+
+/// While it lives, reads of results are errors.
+pub struct Unreadable(());
+
+impl Drop for Unreadable {
+    fn drop(&mut self) {
+        UNREADABLE.store(false, Relaxed);
+    }
+}
+
+/// From here on reads are errors until the result is dropped, so that a check ends where its kernels have been launched.
+pub fn unreadable() -> Unreadable {
+    UNREADABLE.store(true, Relaxed);
+    Unreadable(())
 }
 
 /// How launches run that are executed.

@@ -32,8 +32,8 @@ use cubecl_runtime::timestamp_profiler::TimestampProfiler;
 use ptx_interpreter::{Accumulator, Kernel};
 
 use crate::device::{
-    ALLOCATIONS, CudaCompiler, EXECUTION, GENERATED, Generated, IDLE, LAUNCHES, OfflineDevice, WAITS, options,
-    properties,
+    ALLOCATIONS, CudaCompiler, EXECUTION, GENERATED, Generated, IDLE, LAUNCHES, OfflineDevice, UNREADABLE, WAITS,
+    options, properties,
 };
 use crate::launch::Request;
 
@@ -131,7 +131,7 @@ pub struct GenerateServer {
     utilities: Arc<ServerUtilities<Self>>,
     options: CompilationOptions,
     profiler: TimestampProfiler,
-    /// Kernels by their source ([`in_order`]).
+    /// Kernels by their source ([`Generated::key`]).
     kernels: HashMap<String, Arc<Kernel>>,
     /// Faults that nobody has been told of.
     errors: Vec<String>,
@@ -151,8 +151,8 @@ impl GenerateServer {
         Err(generic(core::mem::take(&mut self.errors).join("\n")))
     }
 
-    fn kernel(&mut self, source: &str) -> Result<Arc<Kernel>, String> {
-        let key = in_order(source);
+    fn kernel(&mut self, generated: &Generated) -> Result<Arc<Kernel>, String> {
+        let key = generated.key();
         if let Some(kernel) = self.kernels.get(&key) {
             return Ok(kernel.clone());
         }
@@ -162,7 +162,7 @@ impl GenerateServer {
             sm @ (90 | 100..) => format!("compute_{sm}a"),
             sm => format!("compute_{sm}"),
         };
-        let ptx = nvrtc.ok_or("executions are off")?.ptx(source, &arch)?;
+        let ptx = nvrtc.ok_or("executions are off")?.ptx(&generated.source, &arch)?;
         let kernel = Arc::new(Kernel::parse(&ptx).map_err(|error| error.to_string())?);
         self.kernels.insert(key, kernel.clone());
         Ok(kernel)
@@ -188,20 +188,11 @@ impl GenerateServer {
                 [words[0], words[1], words[2]]
             }
         };
-        let kernel = self.kernel(&generated.source)?;
+        let kernel = self.kernel(generated)?;
         let dynamic_shared = generated.dynamic_shared;
         let request = Request { kernel: &kernel, grid, block, dynamic_shared, seed, accumulator };
         request.run(self, arguments)
     }
-}
-
-/// The source with its declarations sorted: CubeCL prints the types that a kernel uses in an order that changes from
-/// one time to the next.
-fn in_order(source: &str) -> String {
-    let body = source.find("extern \"C\"").unwrap_or(0);
-    let mut declarations: Vec<&str> = source[..body].lines().collect();
-    declarations.sort_unstable();
-    declarations.join("\n") + &source[body..]
 }
 
 fn generic(reason: String) -> ServerError {
@@ -281,6 +272,9 @@ impl ComputeServer for GenerateServer {
     fn read(&mut self, descriptors: Vec<CopyDescriptor>, _: StreamId) -> DynFut<Result<Vec<Bytes>, ServerError>> {
         WAITS.fetch_add(1, Relaxed);
         let mut result = self.take_errors().map(|()| vec![]);
+        if UNREADABLE.load(Relaxed) {
+            result = Err(generic("results are not read".into()));
+        }
         for descriptor in descriptors {
             let [width, pitch, count] = rows(&descriptor);
             let mut data = vec![0; width * count];
