@@ -123,15 +123,15 @@ fn cast_rows<N: Size, M: Size>(
 
     let mut raw = Array::<u32>::new(comptime!((held * SECTOR_WORDS) as usize));
     let mut largest = 0u32.runtime();
-    let mut first = 0u32.runtime();
+    let mut sectors = Sectors { geometry, row, first: lane, per_row, held, lanes, encoding };
     if comptime!(kept) {
-        load_sectors(x, &geometry, row, lane, &mut raw, held, lanes, encoding);
+        sectors.load(x, &mut raw);
         largest = largest_of(&raw, largest, held, source);
     } else {
-        while first < per_row {
-            load_sectors(x, &geometry, row, first + lane, &mut raw, held, lanes, encoding);
+        while sectors.first - lane < per_row {
+            sectors.load(x, &mut raw);
             largest = largest_of(&raw, largest, held, source);
-            first += comptime!(held * lanes);
+            sectors.first += comptime!(held * lanes);
         }
     }
     let bits = amax_bits(lanes_max(largest, lanes, encoding.isa), source);
@@ -146,38 +146,71 @@ fn cast_rows<N: Size, M: Size>(
     let width = N::value();
     let aligned = comptime!(width > 1);
     if comptime!(kept) {
-        store_sectors(codes, &raw, &scales, &geometry, row, lane, per_row, held, lanes, aligned, encoding);
+        sectors.store(codes, &raw, &scales, aligned);
     } else {
-        first = 0u32;
-        while first < per_row {
-            let sector = first + lane;
-            load_sectors(x, &geometry, row, sector, &mut raw, held, lanes, encoding);
-            store_sectors(codes, &raw, &scales, &geometry, row, sector, per_row, held, lanes, aligned, encoding);
-            first += comptime!(held * lanes);
+        sectors.first = lane;
+        while sectors.first - lane < per_row {
+            sectors.load(x, &mut raw);
+            sectors.store(codes, &raw, &scales, aligned);
+            sectors.first += comptime!(held * lanes);
         }
     }
 }
 
-/// Sectors `first`, `first + lanes`, ... of a row.
-#[cube]
-fn load_sectors<N: Size>(
-    x: &Array<Vector<u32, N>>,
-    geometry: &Geometry,
+/// Sectors `first`, `first + lanes`, ... of a row, `held` of them.
+#[derive(CubeType)]
+struct Sectors {
+    geometry: Geometry,
     row: u32,
     first: u32,
-    raw: &mut Array<u32>,
-    #[comptime] count: u32,
-    #[comptime] lanes: u32,
-    #[comptime] encoding: Encoding,
-) {
-    let source = comptime!(encoding.source);
-    let len = comptime!(source.sector_len());
-    #[unroll]
-    for i in 0..count {
-        let col = (first + comptime!(i * lanes)) * len;
-        load_sector(x, geometry, row, col, raw, comptime!(i * SECTOR_WORDS), source, encoding.isa);
+    per_row: u32,
+    #[cube(comptime)]
+    held: u32,
+    #[cube(comptime)]
+    lanes: u32,
+    #[cube(comptime)]
+    encoding: Encoding,
+}
+
+#[cube]
+impl Sectors {
+    /// Loads them one after another into `raw`.
+    fn load<N: Size>(&self, x: &Array<Vector<u32, N>>, raw: &mut Array<u32>) {
+        let Encoding { source, isa, .. } = comptime!(self.encoding);
+        #[unroll]
+        for i in 0..self.held {
+            let col = (self.first + comptime!(i * self.lanes)) * comptime!(source.sector_len());
+            load_sector(x, &self.geometry, self.row, col, raw, comptime!(i * SECTOR_WORDS), source, isa);
+        }
+        all_loaded(isa);
     }
-    all_loaded(encoding.isa);
+
+    /// Casts what was loaded.
+    fn store<M: Size>(
+        &self,
+        codes: &mut Array<Vector<u32, M>>,
+        raw: &Array<u32>,
+        scales: &Array<f32>,
+        #[comptime] aligned: bool,
+    ) {
+        let encoding = comptime!(self.encoding);
+        let quads = comptime!(encoding.sector_quads());
+        #[unroll]
+        for i in 0..self.held {
+            let sector = self.first + comptime!(i * self.lanes);
+            let mut packed = Array::<u32>::new(comptime!(quads as usize));
+            #[unroll]
+            for q in 0..quads {
+                let at = comptime!(i * SECTOR_WORDS + q * encoding.quad_words());
+                let word = encode_quad(raw, at, scales, 0u32, true, encoding);
+                let col = sector * comptime!(encoding.source.sector_len()) + comptime!(4 * q);
+                packed[q as usize] = zero_past_end(word, col, self.geometry.cols, aligned);
+            }
+            if self.row < self.geometry.rows && sector < self.per_row {
+                store_words(codes, self.row * self.per_row + sector, &packed, 0u32);
+            }
+        }
+    }
 }
 
 #[cube]
@@ -188,39 +221,6 @@ fn largest_of(raw: &Array<u32>, largest: u32, #[comptime] sectors: u32, #[compti
         largest = max_magnitude(largest, raw[i as usize], source);
     }
     largest
-}
-
-/// Casts what [`load_sectors`] has loaded.
-#[cube]
-fn store_sectors<M: Size>(
-    codes: &mut Array<Vector<u32, M>>,
-    raw: &Array<u32>,
-    scales: &Array<f32>,
-    geometry: &Geometry,
-    row: u32,
-    first: u32,
-    per_row: u32,
-    #[comptime] count: u32,
-    #[comptime] lanes: u32,
-    #[comptime] aligned: bool,
-    #[comptime] encoding: Encoding,
-) {
-    let quads = comptime!(encoding.sector_quads());
-    #[unroll]
-    for i in 0..count {
-        let sector = first + comptime!(i * lanes);
-        let mut packed = Array::<u32>::new(comptime!(quads as usize));
-        #[unroll]
-        for q in 0..quads {
-            let at = comptime!(i * SECTOR_WORDS + q * encoding.quad_words());
-            let word = encode_quad(raw, at, scales, 0u32, true, encoding);
-            let col = sector * comptime!(encoding.source.sector_len()) + comptime!(4 * q);
-            packed[q as usize] = zero_past_end(word, col, geometry.cols, aligned);
-        }
-        if row < geometry.rows && sector < per_row {
-            store_words(codes, row * per_row + sector, &packed, 0u32);
-        }
-    }
 }
 
 /// amax and scales of the columns, and of the rows if the orientation names them.

@@ -2,11 +2,11 @@
 //! dynamic metadata, the info by value.
 
 use cubecl_core::ir::{ElemType, FloatKind, StorageType};
-use cubecl_core::server::{KernelArguments, TensorMapMeta};
+use cubecl_core::server::{Binding, KernelArguments, TensorMapMeta};
 use cubecl_runtime::tma::{OobFill, TensorMapFormat, TensorMapInterleave, TensorMapSwizzle, TiledArgs};
 use ptx_interpreter::{Accumulator, Arg, Buffer, Kernel, Launch, TensorFloat, TensorMap};
 
-use crate::server::{GenerateServer, OfflineResource};
+use crate::memory::OfflineResource;
 
 /// A kernel and its geometry.
 pub(crate) struct Request<'a> {
@@ -18,9 +18,12 @@ pub(crate) struct Request<'a> {
     pub(crate) accumulator: Accumulator,
 }
 
+/// Finds the memory of an argument.
+pub(crate) type Resources<'a> = &'a mut dyn FnMut(Binding) -> Result<OfflineResource, String>;
+
 impl Request<'_> {
-    /// Runs the kernel on the server's memory.
-    pub(crate) fn run(&self, server: &mut GenerateServer, arguments: KernelArguments) -> Result<(), String> {
+    /// Runs the kernel on the memory that `resource` finds.
+    pub(crate) fn run(&self, resource: Resources<'_>, arguments: KernelArguments) -> Result<(), String> {
         let KernelArguments { buffers, info, tensor_maps } = arguments;
         let mut launch = Launch {
             grid: self.grid,
@@ -31,12 +34,12 @@ impl Request<'_> {
             ..Launch::default()
         };
         for (index, tensor) in tensor_maps.iter().enumerate() {
-            launch.buffers.push(buffer(server.resource(tensor.binding.clone())?));
+            launch.buffers.push(buffer(resource(tensor.binding.clone())?));
             launch.maps.push(tensor_map(&tensor.map, index)?);
             launch.args.push(Arg::Map(index));
         }
         for binding in buffers {
-            launch.buffers.push(buffer(server.resource(binding)?));
+            launch.buffers.push(buffer(resource(binding)?));
         }
         let mut dynamic: Vec<u64> = info.data.get(info.dynamic_metadata_offset..).unwrap_or_default().to_vec();
         if !dynamic.is_empty() {

@@ -18,10 +18,12 @@
 pub mod device;
 pub mod expected;
 mod launch;
+mod memory;
 pub mod nvrtc;
 pub mod parallel;
 pub mod ptxas;
 pub mod random;
 pub mod sass;
 mod server;
+mod state;
 pub mod variants;

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use checks::{Size, visit};
-use codegen::device::{GenerateCuda, Generated, OfflineDevice, take, unreadable};
+use codegen::device::{GenerateCuda, Generated, OfflineDevice, on_each, take, unreadable};
 use codegen::nvrtc::Nvrtc;
 use cubecl_core::Runtime;
 
@@ -17,25 +17,29 @@ const BUDGET: Duration = Duration::from_secs(600);
 /// Kernels whose compilation is timed.
 const SAMPLE: usize = 8;
 
-/// Kernels with tensor maps that the checks of `size` launch, by their source. What is read is of no interest.
-fn kernels(sm: u16, size: Size) -> BTreeMap<String, Generated> {
+/// Launches what the checks of `kernels` launch on this device. What is read is of no interest.
+fn launch(sm: u16, kernels: &[&str]) {
     let client = GenerateCuda::client(&OfflineDevice::new(sm));
-    let mut kernels = BTreeMap::new();
-    take();
-    visit(&client, size, &mut |case| {
-        let kernel = case.name.split(' ').next().expect("a name has a first word").to_string();
-        if !["scaled_gemm", "grouped_gemm", "repeated_gemm"].contains(&kernel.as_str())
-            || case.name.contains("emulated")
-        {
-            return;
+    visit(&client, Size::Full, &mut |case| {
+        let kernel = case.name.split(' ').next().expect("a name has a first word");
+        if kernels.contains(&kernel) && !case.name.contains("emulated") {
+            let _ = case.run();
         }
-        // A repeated GEMM reads what it compares with before it launches the others.
-        let unreadable = (kernel != "repeated_gemm").then(unreadable);
-        let _ = case.run();
-        drop(unreadable);
-        let with_maps = take().into_iter().filter(|kernel| kernel.source.contains("CUtensorMap"));
-        kernels.extend(with_maps.map(|kernel| (kernel.key(), kernel)));
     });
+}
+
+/// Distinct kernels with tensor maps of all checks, by architecture.
+fn kernels<const N: usize>(architectures: [u16; N]) -> BTreeMap<u32, Vec<Generated>> {
+    {
+        let _unreadable = unreadable();
+        on_each(architectures, |sm| launch(sm, &["scaled_gemm", "grouped_gemm"]));
+    }
+    // These read what they compare with before they launch the others.
+    on_each(architectures, |sm| launch(sm, &["repeated_gemm"]));
+    let with_maps = take().into_iter().filter(|kernel| kernel.source.contains("CUtensorMap"));
+    let distinct: BTreeMap<_, _> = with_maps.map(|kernel| ((kernel.sm, kernel.key()), kernel)).collect();
+    let mut kernels = BTreeMap::<_, Vec<_>>::new();
+    distinct.into_values().for_each(|kernel| kernels.entry(kernel.sm).or_default().push(kernel));
     kernels
 }
 
@@ -48,18 +52,18 @@ fn kernels_compile_in_time() {
         return;
     };
     let nvrtc = Nvrtc::load(Path::new(&root)).unwrap_or_else(|error| panic!("{error}"));
-    for (sm, arch) in [(90, "sm_90a"), (100, "sm_100a")] {
-        let kernels = kernels(sm, Size::Full);
+    for (sm, kernels) in kernels([90, 100]) {
+        let arch = format!("sm_{sm}a");
         assert!(kernels.len() >= SAMPLE, "{} kernels with tensor maps for {arch}", kernels.len());
-        let sample: Vec<_> = kernels.values().step_by(kernels.len() / SAMPLE).collect();
+        let sample: Vec<_> = kernels.iter().step_by(kernels.len() / SAMPLE).collect();
         let start = Instant::now();
         for kernel in &sample {
-            nvrtc.compile(&kernel.source, arch).unwrap_or_else(|error| panic!("{}: {error}", kernel.name));
+            nvrtc.compile(&kernel.source, &arch).unwrap_or_else(|error| panic!("{}: {error}", kernel.name));
         }
         let each = start.elapsed() / sample.len() as u32;
         let all = each * kernels.len() as u32;
-        writeln!(std::io::stdout(), "{arch}: {} kernels with tensor maps, {each:.2?} each, {all:.0?}", kernels.len())
-            .expect("standard output is open");
-        assert!(all <= BUDGET, "{arch}: {} kernels of {each:.2?} take {all:.0?}, not {BUDGET:?}", kernels.len());
+        let sum = format!("{arch}: {} kernels with tensor maps, {each:.2?} each, {all:.0?}", kernels.len());
+        writeln!(std::io::stdout(), "{sum}").expect("standard output is open");
+        assert!(all <= BUDGET, "{sum}, more than {BUDGET:?}");
     }
 }
