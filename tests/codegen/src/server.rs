@@ -33,8 +33,8 @@ use ptx_interpreter::{Accumulator, Kernel};
 use crate::launch::Request;
 use crate::memory::{ALIGNMENT, OfflineResource, OfflineStorage};
 use crate::state::{
-    ALLOCATIONS, CudaCompiler, EXECUTION, GENERATED, Generated, IDLE, LAUNCHES, OfflineDevice, UNREADABLE, WAITS,
-    options, properties,
+    ALLOCATIONS, CudaCompiler, EXECUTION, GENERATED, Generated, IDLE, LAUNCHES, OfflineDevice, UNREAD, WAITS, options,
+    properties,
 };
 
 /// CubeCL numbers temporaries by a counter of the process that each kernel starts anew, so that two at once have some twice.
@@ -189,7 +189,7 @@ impl ComputeServer for GenerateServer {
     fn read(&mut self, descriptors: Vec<CopyDescriptor>, _: StreamId) -> DynFut<Result<Vec<Bytes>, ServerError>> {
         WAITS.fetch_add(1, Relaxed);
         let mut result = self.take_errors().map(|()| vec![]);
-        if UNREADABLE.load(Relaxed) {
+        if UNREAD.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
             result = Err(generic("results are not read".into()));
         }
         for descriptor in descriptors {
@@ -251,6 +251,11 @@ impl ComputeServer for GenerateServer {
     ) {
         if IDLE.load(Relaxed) {
             LAUNCHES.fetch_add(1, Relaxed);
+            return;
+        }
+        if let Some(known) = UNREAD.lock().unwrap_or_else(PoisonError::into_inner).as_mut()
+            && !known.insert((self.sm, kernel.id()))
+        {
             return;
         }
         let compiled = {

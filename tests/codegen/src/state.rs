@@ -1,6 +1,7 @@
 //! Devices that do not exist and what each architecture's can do, as CubeCL's CUDA runtime describes them; what was launched on
 //! them, and how launches run.
 
+use std::collections::HashSet;
 use std::io::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -22,6 +23,7 @@ use cubecl_cpp::shared::{
     register_wmma_features,
 };
 use cubecl_cpp::{DialectWmmaCompiler, register_supported_types};
+use cubecl_runtime::id::KernelId;
 use ptx_interpreter::Accumulator;
 
 use crate::nvrtc::Nvrtc;
@@ -147,22 +149,23 @@ pub fn idle() -> Idle {
     Idle(())
 }
 
-/// Reads fail while this is true.
-pub(crate) static UNREADABLE: AtomicBool = AtomicBool::new(false);
+/// The kernels generated so far, by device, while results are not read.
+pub(crate) static UNREAD: Mutex<Option<HashSet<(u32, KernelId)>>> = Mutex::new(None);
 
-/// While it lives, reads of results are errors.
-pub struct Unreadable(());
+/// While it lives, reads of results are errors and each kernel is generated once.
+pub struct Unread(());
 
-impl Drop for Unreadable {
+impl Drop for Unread {
     fn drop(&mut self) {
-        UNREADABLE.store(false, Relaxed);
+        *UNREAD.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
-/// From here on reads are errors until the result is dropped, so that a check ends where its kernels have been launched.
-pub fn unreadable() -> Unreadable {
-    UNREADABLE.store(true, Relaxed);
-    Unreadable(())
+/// From here on reads are errors, until the result is dropped, so that a check ends where its kernels have been launched; and a
+/// launch of a kernel that was generated before does nothing.
+pub fn unread() -> Unread {
+    *UNREAD.lock().unwrap_or_else(PoisonError::into_inner) = Some(HashSet::new());
+    Unread(())
 }
 
 /// How launches run that are executed.

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use checks::{Size, visit};
-use codegen::device::{GenerateCuda, Generated, OfflineDevice, on_each, take, unreadable};
+use codegen::device::{GenerateCuda, Generated, OfflineDevice, on_each, take, unread};
 use codegen::nvrtc::Nvrtc;
 use cubecl_core::Runtime;
 
@@ -31,7 +31,7 @@ fn launch(sm: u16, kernels: &[&str]) {
 /// Distinct kernels with tensor maps of all checks, by architecture.
 fn kernels<const N: usize>(architectures: [u16; N]) -> BTreeMap<u32, Vec<Generated>> {
     {
-        let _unreadable = unreadable();
+        let _unread = unread();
         on_each(architectures, |sm| launch(sm, &["scaled_gemm", "grouped_gemm"]));
     }
     // These read what they compare with before they launch the others.
