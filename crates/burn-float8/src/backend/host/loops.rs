@@ -13,8 +13,13 @@ const TASK: usize = 1 << 15;
 /// Codes, the scales of the parts that share one, row by row as they lie, and max |x|.
 pub(super) type Codes = (Vec<u8>, Vec<Scale>, f32);
 
-/// Runs both on the pool's threads. A thread outside the pool sleeps until each of its parallel loops has ended, and to wake it
-/// takes as long as a task: several loops are therefore started from inside.
+/// Runs several parallel loops on a thread of the pool. One outside it sleeps until each of its loops has ended, and to wake it
+/// takes as long as a task.
+pub(super) fn in_pool<T: Send>(run: impl FnOnce() -> T + Send) -> T {
+    rayon::join(run, || ()).0
+}
+
+/// Runs both on threads of the pool.
 pub(super) fn join<A: Send, B: Send>(a: impl FnOnce() -> A + Send, b: impl FnOnce() -> B + Send) -> (A, B) {
     rayon::join(a, b)
 }

@@ -134,8 +134,10 @@ fn product<B: Backend>(
     shape: Shape,
     dtype: FloatDType,
 ) -> FloatTensor<B> {
-    let (left, right) = loops::join(|| values(a), || values(b));
-    let mut y = B::float_matmul(stored::<B>(a, left, false), stored::<B>(b, right, true));
+    let mut y = loops::in_pool(|| {
+        let (left, right) = loops::join(|| values(a), || values(b));
+        B::float_matmul(stored::<B>(a, left, false), stored::<B>(b, right, true))
+    });
     let tensor_scale = |o: &HostOperand<_>| match o.granularity {
         Granularity::Tensor => o.inv_scales[0].get(),
         _ => 1.0,
