@@ -6,6 +6,7 @@ use std::io::Write;
 use checks::{Case, Goldens, Size, poison, visit, visit_goldens};
 use cubecl::prelude::*;
 use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi, WgpuDevice, WgpuRuntime};
+use float8_kernels::{GemmConfig, GemmPath, Granularity, gemm_path};
 
 /// The machine's default wgpu device. Without one the test says that it is skipped, and fails in CI.
 fn client() -> Option<ComputeClient<WgpuRuntime>> {
@@ -152,6 +153,17 @@ fn grouped_gemm() {
     all_pass("grouped_gemm rowwise,128x128", 10);
     all_pass("grouped_gemm wild", 50);
     all_pass("grouped_gemm e4m3,e5m2 rowwise,rowwise|1x32,1x32 emulated", 48);
+}
+
+#[test]
+fn paths_are_reported() {
+    let names = [(GemmPath::Emulated, "emulated"), (GemmPath::F16Mma, "f16 mma"), (GemmPath::Mma, "mma")];
+    assert!(names.into_iter().all(|(path, name)| path.to_string() == name));
+    let Some(client) = client() else { return };
+    for granularity in [Granularity::Tensor, Granularity::Block1x128, Granularity::Block1x32] {
+        assert_eq!(gemm_path(&client, [granularity; 2], GemmConfig::default()), GemmPath::Emulated);
+    }
+    assert_eq!(GemmConfig::default(), GemmConfig { use_fast_accum: false, emulate: false });
 }
 
 #[test]
