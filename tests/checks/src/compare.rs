@@ -1,10 +1,10 @@
 //! Outputs of GEMMs against sums in f64: which elements are looked at, and what an element may be wrong by.
 //!
 //! An element passes if `|got - want| ≤ bound · Σ |a·b| + rounding`, where `rounding` is half a step of a 16-bit output, and
-//! if it is NaN or infinite exactly where the f64 product is. Of [`Codes::Exact`] every bit must be right.
+//! if it is NaN or infinite exactly where the f64 product is. Of codes that [are exact](Codes::is_exact) every bit must be right.
 
 use cubecl::ir::StorageType;
-use float8_kernels::{GemmConfig, GemmPath};
+use float8_kernels::{GemmConfig, GemmPath, Granularity};
 
 use crate::Failure;
 use crate::case::wrong;
@@ -24,10 +24,11 @@ pub(crate) const MAX_PRODUCTS: usize = 1 << 31;
 pub struct Bound(f64);
 
 impl Bound {
-    /// For a contraction of length `k`.
+    /// For a contraction of length `k` of operands with these granularities.
     ///
     /// - Emulated: products are exact and sums f32, so every addition and the four operations after them round by at most
-    ///   2^-24 of the terms: a bound that always holds.
+    ///   2^-24 of the terms; where scales change every 128, the additions of the longest block and of the blocks' sums. A bound
+    ///   that always holds.
     /// - FP8 tensor cores of sm_89 and sm_90 align the products of an instruction and the accumulator to the largest of them,
     ///   drop what lies 13 or 14 bits below it, and cut the sum as short (DeepSeek-V3, arXiv:2412.19437, 3.5.2; MMA-Sim,
     ///   arXiv:2511.10909). The largest itself loses nothing. Until the sum is added to f32 registers, these are n = min(k, 128)
@@ -46,11 +47,13 @@ impl Bound {
     ///   much as the result is. That is not allowed for, and beyond 512 products would be noticed: MMA-Sim agrees with the
     ///   hardware bit for bit by dropping toward zero.
     /// - Others keep 23 bits or more (ib.): some k · 2^-24 in the worst case.
-    pub fn of(path: GemmPath, config: GemmConfig, k: usize) -> Self {
+    pub fn of(path: GemmPath, config: GemmConfig, granularities: [Granularity; 2], k: usize) -> Self {
         let promoted = k.min(128) as f64;
+        let is_blocks = |granularity| matches!(granularity, Granularity::Block1x128 | Granularity::Block128x128);
+        let additions = if granularities.into_iter().any(is_blocks) { k.min(128) + k.div_ceil(128) } else { k };
         let k = k as f64;
         Self(match path {
-            GemmPath::Emulated => (k + 4.0) * 2f64.powi(-24),
+            GemmPath::Emulated => (additions as f64 + 4.0) * 2f64.powi(-24),
             GemmPath::Wgmma | GemmPath::Mma => {
                 let running = if config.use_fast_accum { k.sqrt() * 2f64.powi(-15) } else { 0.0 };
                 (promoted + 16.0) * 2f64.powi(-13) + running
@@ -161,17 +164,15 @@ impl Comparison {
     /// Compares the element at `place`, which may be wrong by the share `bound` of its terms.
     pub(crate) fn add(&mut self, place: [usize; 2], got: f32, Element { want, size }: Element, bound: f64) {
         let got = f64::from(got);
-        let error = if self.codes == Codes::Exact {
-            let rounded = to_dtype(&[want as f32], self.out).1[0];
-            if got == f64::from(rounded) { 0.0 } else { f64::INFINITY }
-        } else if want.is_finite() {
+        let share = |right: bool| if right { 0.0 } else { f64::INFINITY };
+        let error = if !want.is_finite() {
+            share((want.is_nan() && got.is_nan()) || got == want)
+        } else if self.codes.is_exact() {
+            share(got == f64::from(to_dtype(&[want as f32], self.out).1[0]))
+        } else {
             let allowed = bound * size + rounding(want, self.out);
             let error = (got - want).abs();
             if error <= allowed { if allowed > 0.0 { error / allowed } else { 0.0 } } else { f64::INFINITY }
-        } else if (want.is_nan() && got.is_nan()) || got == want {
-            0.0
-        } else {
-            f64::INFINITY
         };
         self.elements += 1;
         if error > 1.0 {

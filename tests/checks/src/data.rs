@@ -6,6 +6,7 @@ use cubecl::ir::{ElemType, FloatKind, StorageType};
 use cubecl::prelude::*;
 use half::{bf16, f16};
 pub(crate) use test_data::Random;
+use test_data::normal;
 
 pub(crate) const F32: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F32));
 pub(crate) const F16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F16));
@@ -19,10 +20,14 @@ pub(crate) enum Content {
     Values,
     /// Zeros of both signs, subnormals, infinities and NaNs among them, one in fifty.
     Spiced,
+    /// The same, but nothing finite above 1e18, whose square f32 has.
+    Mild,
     /// Zeros of both signs.
     Zeros,
     /// Subnormals of the dtype.
     Subnormals,
+    /// One smallest subnormal of the dtype among zeros.
+    Least,
     /// Near the largest of the dtype.
     Huge,
     /// Multiples of 1/16 with amax 448, half of them halfway between two codes of e4m3.
@@ -31,41 +36,74 @@ pub(crate) enum Content {
     OneNan,
     /// One infinity among values.
     OneInf,
+    /// Values between an infinity, which comes first, and a NaN, which comes last.
+    Ends,
+    /// Values, and in each row one that is larger: its first, its last or its middle.
+    Peaks,
+    /// Rows that are 0, -0, the least subnormal, another one, 1e-30 or -1 throughout.
+    Constants,
+    /// Normal-distributed, with a standard deviation of 1.
+    Normal,
+    /// Magnitudes of any bits that are finite in f32.
+    Bits,
 }
 
 impl Content {
-    pub(crate) const ALL: [Content; 8] = [
+    /// Those that tell casts apart in a matrix of any dtype and shape.
+    pub(crate) const ALL: [Content; 10] = [
         Content::Values,
         Content::Spiced,
         Content::Zeros,
         Content::Subnormals,
+        Content::Least,
         Content::Huge,
         Content::Ties,
         Content::OneNan,
         Content::OneInf,
+        Content::Ends,
     ];
 
-    /// `len` elements for a matrix of `dtype`, not yet rounded to it.
-    pub(crate) fn fill(self, len: usize, dtype: StorageType, seed: u64) -> Vec<f32> {
-        const SPICE: [f32; 6] = [0.0, f32::MIN_POSITIVE / 3.0, 1e-30, 3e38, f32::INFINITY, f32::NAN];
+    /// Row-major elements of a matrix of `dtype`, not yet rounded to it.
+    pub(crate) fn fill(self, [rows, cols]: [usize; 2], dtype: StorageType, seed: u64) -> Vec<f32> {
+        const CONSTANTS: [f32; 6] = [0.0, -0.0, f32::from_bits(1), -1e-40, 1e-30, -1.0];
         let (tiny, huge) = if dtype == F16 { (2f32.powi(-15), 6e4) } else { (2f32.powi(-127), 3e38) };
+        let len = rows * cols;
         let mut random = Random::new(seed);
         let random = &mut random;
-        let mut x: Vec<f32> = (0..len)
-            .map(|_| match self {
-                Content::Zeros => 0f32.copysign(random.unit()),
-                Content::Subnormals => tiny * random.unit(),
-                Content::Huge => huge * random.unit(),
-                Content::Ties => (random.below(512) as f32 - 256.0) / 16.0 * (random.below(8) as f32 - 6.0).exp2(),
-                Content::Spiced if random.below(50) == 0 => SPICE[random.below(6)].copysign(random.unit()),
-                _ => random.value(),
-            })
-            .collect();
+        let mut x: Vec<f32> = match self {
+            Content::Spiced | Content::Mild => random.spiced(len, 50),
+            Content::Normal => normal(len, seed),
+            _ => (0..len)
+                .map(|i| match self {
+                    Content::Zeros | Content::Least => 0f32.copysign(random.unit()),
+                    Content::Subnormals => tiny * random.unit(),
+                    Content::Huge => huge * random.unit(),
+                    Content::Ties => (random.below(512) as f32 - 256.0) / 16.0 * (random.below(8) as f32 - 6.0).exp2(),
+                    Content::Constants => CONSTANTS[i / cols % 6],
+                    Content::Bits => f32::from_bits(random.bits() % 0x7f80_0000),
+                    _ => random.value(),
+                })
+                .collect(),
+        };
         let place = random.below(len);
         match self {
             Content::OneNan => x[place] = f32::NAN,
             Content::OneInf => x[place] = f32::NEG_INFINITY,
             Content::Ties => x[place] = -448.0,
+            Content::Least => x[place] = -least(dtype),
+            Content::Ends => {
+                x[0] = f32::NEG_INFINITY;
+                x[len - 1] = -f32::NAN;
+            }
+            Content::Peaks => {
+                for (r, row) in x.chunks_exact_mut(cols).enumerate() {
+                    row[[0, cols - 1, cols / 2][r % 3]] = -100.0 - r as f32;
+                }
+            }
+            Content::Mild => {
+                let large = x.iter_mut().filter(|x| x.is_finite() && x.abs() > 1e18);
+                large.for_each(|x| *x = 1e18f32.copysign(*x));
+            }
             _ => {}
         }
         x
@@ -77,13 +115,31 @@ impl fmt::Display for Content {
         f.write_str(match self {
             Content::Values => "values",
             Content::Spiced => "spiced",
+            Content::Mild => "mild",
             Content::Zeros => "zeros",
             Content::Subnormals => "subnormals",
+            Content::Least => "least",
             Content::Huge => "huge",
             Content::Ties => "ties",
             Content::OneNan => "one-nan",
             Content::OneInf => "one-inf",
+            Content::Ends => "ends",
+            Content::Peaks => "peaks",
+            Content::Constants => "constants",
+            Content::Normal => "normal",
+            Content::Bits => "bits",
         })
+    }
+}
+
+/// The smallest subnormal; by bits, as `powi` may give zero.
+fn least(dtype: StorageType) -> f32 {
+    if dtype == F16 {
+        2f32.powi(-24)
+    } else if dtype == BF16 {
+        f32::from_bits(1 << 16)
+    } else {
+        f32::from_bits(1)
     }
 }
 

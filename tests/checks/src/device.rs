@@ -57,11 +57,42 @@ pub(crate) enum Layout {
     Gapped,
     /// Row-major from 259 elements into an allocation on.
     Offset,
+    /// All rows are one, as a broadcast leaves them.
+    RepeatedRow,
+    /// All columns are one.
+    RepeatedColumn,
+    /// All elements are one.
+    RepeatedElement,
+    /// From some elements into an allocation on, with these strides.
+    Strided {
+        offset: usize,
+        strides: [usize; 2],
+    },
 }
 
 impl Layout {
+    /// Those in which every element has a place of its own.
     pub(crate) const ALL: [Layout; 6] =
         [Layout::RowMajor, Layout::ColumnMajor, Layout::Pitched, Layout::AlignedPitch, Layout::Gapped, Layout::Offset];
+
+    /// Those with a stride of zero.
+    pub(crate) const REPEATED: [Layout; 3] = [Layout::RepeatedRow, Layout::RepeatedColumn, Layout::RepeatedElement];
+
+    /// Where element (0, 0) lies, and the strides.
+    fn geometry(self, [rows, cols]: [usize; 2]) -> (usize, [usize; 2]) {
+        match self {
+            Layout::RowMajor => (0, [cols, 1]),
+            Layout::ColumnMajor => (0, [1, rows]),
+            Layout::Pitched => (0, [cols + 3, 1]),
+            Layout::AlignedPitch => (0, [cols.next_multiple_of(64), 1]),
+            Layout::Gapped => (0, [cols * 3, 3]),
+            Layout::Offset => (256 + 3, [cols, 1]),
+            Layout::RepeatedRow => (0, [0, 1]),
+            Layout::RepeatedColumn => (0, [1, 0]),
+            Layout::RepeatedElement => (0, [0, 0]),
+            Layout::Strided { offset, strides } => (offset, strides),
+        }
+    }
 }
 
 impl fmt::Display for Layout {
@@ -73,38 +104,49 @@ impl fmt::Display for Layout {
             Layout::AlignedPitch => "aligned-pitch",
             Layout::Gapped => "gapped",
             Layout::Offset => "offset",
+            Layout::RepeatedRow => "repeated-row",
+            Layout::RepeatedColumn => "repeated-column",
+            Layout::RepeatedElement => "repeated-element",
+            Layout::Strided { offset, strides: [row, col] } => return write!(f, "strided {offset}+{row},{col}"),
         })
     }
 }
 
-/// Puts row-major `x`, of `rows · cols` elements, on the device; everything outside the view is NaN.
-pub(crate) fn upload<R: Runtime>(
+/// Puts row-major `x`, of `rows · cols` elements, on the device; everything outside the view is NaN. Also the values that the view has:
+/// rounded to `dtype`, and of elements that share a place those of the last.
+pub(crate) fn place<R: Runtime>(
     client: &ComputeClient<R>,
     x: &[f32],
-    [rows, cols]: [usize; 2],
+    shape @ [rows, cols]: [usize; 2],
     layout: Layout,
     dtype: StorageType,
-) -> MatrixView {
-    let (offset, strides) = match layout {
-        Layout::RowMajor => (0, [cols, 1]),
-        Layout::ColumnMajor => (0, [1, rows]),
-        Layout::Pitched => (0, [cols + 3, 1]),
-        Layout::AlignedPitch => (0, [cols.next_multiple_of(64), 1]),
-        Layout::Gapped => (0, [cols * 3, 3]),
-        Layout::Offset => (256 + 3, [cols, 1]),
-    };
-    let last = offset + (rows - 1) * strides[0] + (cols - 1) * strides[1];
-    let mut memory = vec![f32::NAN; last + 1];
-    for r in 0..rows {
-        for c in 0..cols {
-            memory[offset + r * strides[0] + c * strides[1]] = x[r * cols + c];
+) -> (MatrixView, Vec<f32>) {
+    let (offset, strides) = layout.geometry(shape);
+    let at = |r: usize, c: usize| offset + r * strides[0] + c * strides[1];
+    let mut memory = vec![f32::NAN; at(rows - 1, cols - 1) + 1];
+    for (r, row) in x.chunks_exact(cols).enumerate() {
+        for (c, &x) in row.iter().enumerate() {
+            memory[at(r, c)] = x;
         }
     }
-    let mut handle = client.create_from_slice(&to_dtype(&memory, dtype).0);
+    let (bytes, rounded) = to_dtype(&memory, dtype);
+    let mut handle = client.create_from_slice(&bytes);
     if offset > 0 {
         handle = handle.offset_start((offset * dtype.size()) as u64);
     }
-    MatrixView { handle, shape: [rows, cols], strides, dtype }
+    let values = (0..rows).flat_map(|r| (0..cols).map(move |c| (r, c))).map(|(r, c)| rounded[at(r, c)]).collect();
+    (MatrixView { handle, shape, strides, dtype }, values)
+}
+
+/// [`place`] without the values.
+pub(crate) fn upload<R: Runtime>(
+    client: &ComputeClient<R>,
+    x: &[f32],
+    shape: [usize; 2],
+    layout: Layout,
+    dtype: StorageType,
+) -> MatrixView {
+    place(client, x, shape, layout, dtype).0
 }
 
 /// The transpose of a view.

@@ -61,6 +61,18 @@ const LARGE: [[usize; 3]; 18] = [
     [8192, 4112, 1040],
 ];
 
+/// Rows, columns and contraction on both sides of the edges of blocks.
+const BLOCKS: [[usize; 3]; 5] = [[2, 1, 1], [5, 3, 128], [70, 130, 129], [129, 257, 300], [2, 3, 513]];
+
+/// Random shapes.
+const ANY: u64 = 48;
+
+/// What lies around an output.
+const AROUND: u8 = 0xa5;
+
+/// More than eight rows of tiles.
+const BANDS: [usize; 3] = [1100, 130, 40];
+
 #[derive(Clone, Copy)]
 struct Case {
     /// M, N and K.
@@ -71,9 +83,19 @@ struct Case {
     /// Dtype and stride.
     bias: Option<(StorageType, usize)>,
     out: StorageType,
-    /// Whether the output holds values to add to.
-    accumulate: bool,
+    memory: Memory,
     config: GemmConfig,
+}
+
+/// Where the output goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Memory {
+    /// Memory that the GEMM allocates.
+    Fresh,
+    /// A part of an allocation, whose rest stays as it is; it holds NaN.
+    Given,
+    /// The same, and the result is added to the values that it holds.
+    Added,
 }
 
 impl Case {
@@ -85,27 +107,36 @@ impl Case {
             codes: Codes::Random,
             bias: None,
             out: F32,
-            accumulate: false,
+            memory: Memory::Fresh,
             config: PRECISE,
         }
     }
 
     fn name<R: Runtime>(&self, client: &ComputeClient<R>) -> String {
-        let Self { shape: [m, n, k], formats, granularities, codes, bias, out, accumulate, config } = self;
+        let Self { shape: [m, n, k], formats, granularities, codes, bias, out, memory, config } = self;
         let bias = bias.map_or(String::new(), |(dtype, stride)| format!(" bias:{dtype}/{stride}"));
         let fast = if config.use_fast_accum { " fast" } else { "" };
-        let added = if *accumulate { " accumulate" } else { "" };
+        let memory = match memory {
+            Memory::Fresh => "",
+            Memory::Given => " into",
+            Memory::Added => " accumulate",
+        };
         let ([a, b], [left, right]) = (formats, granularities);
         let path = gemm_path(client, *granularities, *config);
-        format!("scaled_gemm {m}x{n}x{k} {a},{b} {left},{right} {codes}{bias} {out}{added} {path}{fast}")
+        format!("scaled_gemm {m}x{n}x{k} {a},{b} {left},{right} {codes}{bias} {out}{memory} {path}{fast}")
     }
 
     fn matrices(&self) -> [HostMatrix; 2] {
-        let ([m, n, k], [a, b]) = (self.shape, self.granularities);
-        [
-            HostMatrix::new(self.codes, [m, k], self.formats[0], a, 31),
-            HostMatrix::new(self.codes, [n, k], self.formats[1], b, 32),
-        ]
+        let ([m, n, k], [a, b], [left, right]) = (self.shape, self.formats, self.granularities);
+        match self.codes {
+            Codes::EachLeft => {
+                [HostMatrix::every_code([m, k], n.min(k), a, left), HostMatrix::identity([n, k], b, right)]
+            }
+            Codes::EachRight => {
+                [HostMatrix::identity([m, k], a, left), HostMatrix::every_code([n, k], m.min(k), b, right)]
+            }
+            codes => [HostMatrix::new(codes, [m, k], a, left, 31), HostMatrix::new(codes, [n, k], b, right, 32)],
+        }
     }
 }
 
@@ -130,7 +161,8 @@ fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
             cases.push(Case { codes: Codes::Exact, out: half, bias: Some((F32, 1)), ..new(shape) });
         }
         for formats in FORMATS.into_iter().flat_map(|a| FORMATS.map(|b| [a, b])) {
-            for codes in [Codes::Random, Codes::Exact, Codes::Zeros, Codes::NanCode, Codes::InfCode] {
+            let codes = [Codes::Random, Codes::Exact, Codes::Zeros, Codes::NanCode, Codes::InfCode];
+            for codes in codes.into_iter().chain([Codes::EachLeft, Codes::EachRight]) {
                 cases.push(Case { formats, codes, ..new([70, 133, 200]) });
             }
         }
@@ -152,11 +184,36 @@ fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
                 for shape in [[66, 70, 48], [129, 133, 272]] {
                     let case = Case { out, bias: bias.map(|dtype| (dtype, i)), ..new(shape) };
                     cases.extend([case, Case { codes: Codes::Exact, ..case }]);
-                    cases.push(Case { accumulate: true, ..case });
+                    cases.push(Case { memory: Memory::Added, ..case });
+                    if bias.is_none() {
+                        cases.push(Case { memory: Memory::Given, ..case });
+                    }
                 }
             }
         }
     }
+    cases.extend(emulated_cases());
+    cases
+}
+
+/// What is left to the emulated kernel, as those of tensor cores take long to compile: all pairs of scales with mixed formats, with
+/// and without bias, of shapes around blocks and of any; more rows of tiles than are gone through together.
+fn emulated_cases() -> Vec<Case> {
+    let pair = |shape, [i, j]: [usize; 2]| Case {
+        formats: [FORMATS[i % 2], FORMATS[j % 2]],
+        granularities: [GRANULARITIES[i], GRANULARITIES[j]],
+        bias: ((i + j) % 2 == 1).then_some((F32, 1)),
+        config: EMULATE,
+        ..Case::new(shape)
+    };
+    let pairs = || (0..5).flat_map(|i| (0..5).map(move |j| [i, j]));
+    let mut cases: Vec<_> = BLOCKS.into_iter().flat_map(|shape| pairs().map(move |ij| pair(shape, ij))).collect();
+    cases.extend((0..ANY).map(|seed| {
+        let random = &mut Random::new(3000 + seed);
+        let shape = [150, 150, 420].map(|most| 1 + random.below(most));
+        pair(shape, [random.below(5), random.below(5)])
+    }));
+    cases.push(Case { config: EMULATE, ..Case::new(BANDS) });
     cases
 }
 
@@ -166,17 +223,18 @@ fn check<R: Runtime>(client: &ComputeClient<R>, case: &Case) -> Result<f64, Fail
     let [a, b] = case.matrices();
     let added = Added { bias: bias(case), old: old(case), n };
     let got = multiply(client, [&a, &b], &added, case)?;
-    let bound = Bound::of(path, config, k).get();
+    let bound = Bound::of(path, config, granularities, k).get();
     let mut comparison = Comparison::new(codes, out);
     let full = m * n * k <= MAX_PRODUCTS;
     for expected in Expected::of(&a, &b, full) {
         compare(&mut comparison, &got, &expected, &added, bound);
     }
     if !full && path != GemmPath::Emulated {
-        let emulate = Case { config: EMULATE, out: F32, bias: None, accumulate: false, ..*case };
+        let emulate = Case { config: EMULATE, out: F32, bias: None, memory: Memory::Fresh, ..*case };
         let want = multiply(client, [&a, &b], &Added::default(), &emulate)?;
         let size = multiply(client, [&a.magnitudes(), &b.magnitudes()], &Added::default(), &emulate)?;
-        let slack = if codes == Codes::Exact { 0.0 } else { Bound::of(GemmPath::Emulated, EMULATE, k).get() };
+        let emulated = Bound::of(GemmPath::Emulated, EMULATE, granularities, k).get();
+        let slack = if codes.is_exact() { 0.0 } else { emulated };
         compare(&mut comparison, &got, &Expected::given(&want, &size, n), &added, bound + slack);
     }
     comparison.finish()
@@ -209,7 +267,7 @@ fn bias(case: &Case) -> Vec<f32> {
 fn old(case: &Case) -> Vec<f32> {
     let [m, n, _] = case.shape;
     let mut random = Random::new(36);
-    let values: Vec<_> = (0..if case.accumulate { m * n } else { 0 }).map(|_| random.value()).collect();
+    let values: Vec<_> = (0..if case.memory == Memory::Added { m * n } else { 0 }).map(|_| random.value()).collect();
     to_dtype(&values, case.out).1
 }
 
@@ -238,19 +296,29 @@ fn multiply<R: Runtime>(
     added: &Added,
     case: &Case,
 ) -> Result<Vec<f32>, Failure> {
-    let &Case { shape: [m, n, _], out, config, .. } = case;
+    let &Case { shape: [m, n, _], out, config, memory, .. } = case;
     let view = case.bias.map(|(dtype, stride)| upload_vector(client, &added.bias, stride, dtype));
     let (a, b) = (a.upload(client), b.upload(client));
-    poison(client, &[m * n * out.size(); 2])?;
-    let out_handle = if case.accumulate {
-        let handle = client.create_from_slice(&to_dtype(&added.old, out).0);
-        let output = Output { handle, dtype: out, accumulate: true };
-        scaled_gemm_into(client, &a, &b, view.as_ref(), &output, config)?;
-        output.handle
+    let len = m * n * out.size();
+    poison(client, &[len; 2])?;
+    let bytes = if memory == Memory::Fresh {
+        read(client, scaled_gemm(client, &a, &b, view.as_ref(), out, config)?)?
     } else {
-        scaled_gemm(client, &a, &b, view.as_ref(), out, config)?
+        let margin = client.properties().memory.alignment as usize;
+        let accumulate = memory == Memory::Added;
+        let old = if accumulate { to_dtype(&added.old, out).0 } else { vec![0xff; len] };
+        let around = client.create_from_slice(&[&vec![AROUND; margin][..], &old, &vec![AROUND; margin]].concat());
+        let handle = around.clone().offset_start(margin as u64);
+        scaled_gemm_into(client, &a, &b, view.as_ref(), &Output { handle, dtype: out, accumulate }, config)?;
+        let mut bytes = read(client, around)?;
+        let after = bytes.split_off(margin + len);
+        let written = bytes.split_off(margin);
+        if bytes.iter().chain(&after).any(|&byte| byte != AROUND) {
+            return Err(wrong!("memory around the output was written"));
+        }
+        written
     };
-    let got = from_dtype(&read(client, out_handle)?, out);
+    let got = from_dtype(&bytes, out);
     if got.len() != m * n {
         return Err(wrong!("{} elements, not {m} by {n}", got.len()));
     }
@@ -271,7 +339,7 @@ mod tests {
             let expected = Expected::all(&a, &b);
             let elements = &expected.elements;
             let right: Vec<f32> = elements.iter().map(|element| to_dtype(&[element.want as f32], out).1[0]).collect();
-            let bound = Bound::of(GemmPath::Emulated, EMULATE, k).get();
+            let bound = Bound::of(GemmPath::Emulated, EMULATE, case.granularities, k).get();
             let passes = |got: &[f32]| {
                 let mut comparison = Comparison::new(codes, out);
                 compare(&mut comparison, got, &expected, &Added::default(), bound);

@@ -3,8 +3,9 @@
 //!
 //! ```text
 //! quantize, amax    codes, scales and maxima are the reference's, bit for bit
+//! scale, encode     the same for amaxes of every kind, and for elements of every kind
 //! dequantize_mx     bf16 is the reference's, bit for bit
-//! health            counts are equal, sums of squares within f32 summation
+//! health            counts are equal, those of known elements too; sums of squares within f32 summation
 //! scaled_gemm       |got - want| ≤ bound · Σ |a·b|, want in f64 (see [`Bound`])
 //! grouped_gemm      the same in each group, and zeros where there is none
 //! repeated_gemm     exact sums, 200 launches without a wait
@@ -13,6 +14,8 @@
 //!
 //! Fresh device memory is filled with NaN patterns before each case, so that an output that nobody writes is noticed.
 
+mod agree;
+mod amax;
 mod case;
 mod cast;
 mod compare;
@@ -22,10 +25,12 @@ mod device;
 mod gemm;
 mod golden;
 mod grouped;
+mod health;
+mod input;
 mod matrix;
 mod oracle;
 mod repeated;
-mod statistics;
+mod shapes;
 mod supervise;
 mod worker;
 
@@ -43,8 +48,10 @@ pub fn visit<R: Runtime>(client: &ComputeClient<R>, size: Size, visit: &mut dyn 
     let mut cases = case::Cases::new(client, size, visit);
     cast::add(&mut cases);
     dequantize::add(&mut cases);
-    statistics::add(&mut cases);
+    amax::add(&mut cases);
+    health::add(&mut cases);
     gemm::add(&mut cases);
+    agree::add(&mut cases);
     grouped::add(&mut cases);
     repeated::add(&mut cases);
 }

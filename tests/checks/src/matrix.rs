@@ -5,7 +5,7 @@ use core::ops::Range;
 
 use cubecl::prelude::*;
 use float8_kernels::mx::{from_blocked, to_blocked};
-use float8_kernels::reference::{HostOperand, encode};
+use float8_kernels::reference::{HostOperand, decode, encode};
 use float8_kernels::{Format, Granularity, InvScale, Operand, ScaleCalculationMode, ScaleMode, row_words};
 
 use crate::Failure;
@@ -56,6 +56,17 @@ pub(crate) enum Codes {
     InfCode,
     /// [`Zeros`](Codes::Zeros) whose last scale is NaN.
     NanScale,
+    /// Every code of the left operand, each by one and nothing else: its value must be right to the bit.
+    EachLeft,
+    /// Every code of the right operand.
+    EachRight,
+}
+
+impl Codes {
+    /// Whether every bit of a product must be right.
+    pub(crate) const fn is_exact(self) -> bool {
+        matches!(self, Codes::Exact | Codes::EachLeft | Codes::EachRight)
+    }
 }
 
 impl fmt::Display for Codes {
@@ -67,6 +78,8 @@ impl fmt::Display for Codes {
             Codes::NanCode => "nan-code",
             Codes::InfCode => "inf-code",
             Codes::NanScale => "nan-scale",
+            Codes::EachLeft => "each-left",
+            Codes::EachRight => "each-right",
         })
     }
 }
@@ -99,6 +112,35 @@ impl HostMatrix {
             _ => {}
         }
         Self { codes: bytes, inv_scales, shape, format, granularity }
+    }
+
+    /// Every code under scales of 1: finite ones in the first `width` columns, and each other one in a row of its own.
+    pub(crate) fn every_code(
+        shape @ [rows, k]: [usize; 2],
+        width: usize,
+        format: Format,
+        granularity: Granularity,
+    ) -> Self {
+        let mut one = Self::identity(shape, format, granularity);
+        let (finite, other): (Vec<u8>, Vec<u8>) = (0..=255).partition(|&code| decode(code, format).is_finite());
+        let plain = rows - other.len();
+        assert!(width <= k && plain * width >= finite.len(), "{rows} rows of {width} have no room for every code");
+        one.codes.fill(0);
+        for (i, &code) in finite.iter().cycle().take(plain * width).enumerate() {
+            one.codes[i / width * k + i % width] = code;
+        }
+        for (i, code) in other.into_iter().enumerate() {
+            one.codes[(plain + i) * k + i] = code;
+        }
+        one
+    }
+
+    /// Ones on the diagonal, under scales of 1.
+    pub(crate) fn identity(shape @ [rows, k]: [usize; 2], format: Format, granularity: Granularity) -> Self {
+        let [height, width] = granularity.scale_dims(rows, k);
+        let mut codes = vec![0; rows * k];
+        codes.iter_mut().step_by(k + 1).for_each(|code| *code = encode(1.0, format));
+        Self { codes, inv_scales: vec![InvScale::new(1.0); height * width], shape, format, granularity }
     }
 
     /// The same with the signs of the codes taken off.

@@ -6,6 +6,7 @@ use std::io::Write;
 use checks::{Case, Goldens, Size, poison, visit, visit_goldens};
 use cubecl::prelude::*;
 use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi, WgpuDevice, WgpuRuntime};
+use float8_kernels::{GemmConfig, GemmPath, Granularity, gemm_path};
 
 /// The machine's default wgpu device. Without one the test says that it is skipped, and fails in CI.
 fn client() -> Option<ComputeClient<WgpuRuntime>> {
@@ -19,17 +20,17 @@ fn client() -> Option<ComputeClient<WgpuRuntime>> {
     Some(WgpuRuntime::client(&WgpuDevice::default()))
 }
 
-fn all_pass(only: &str, least: usize) {
+/// Runs the cases whose names have all these words, in any order, of which there must be `least`. `a|b` stands for either.
+fn all_pass(words: &str, least: usize) {
     let Some(client) = client() else { return };
-    run(only, least, |visitor| visit(&client, Size::Small, visitor));
+    run(words, least, |visitor| visit(&client, Size::Small, visitor));
 }
 
-/// Runs cases whose names contain `only`, of which there must be `least`.
-fn run(only: &str, least: usize, walk: impl FnOnce(&mut dyn FnMut(Case<'_>))) {
+fn run(words: &str, least: usize, walk: impl FnOnce(&mut dyn FnMut(Case<'_>))) {
     let mut names = BTreeSet::new();
     walk(&mut |case| {
         let name = case.name.clone();
-        if name.contains(only) {
+        if words.split(' ').all(|word| word.split('|').any(|word| name.split(' ').any(|part| part == word))) {
             match case.run() {
                 Ok(worst) => assert!((0.0..=1.0).contains(&worst), "{name}: {worst}"),
                 Err(failure) => panic!("{name}: {failure}"),
@@ -37,31 +38,74 @@ fn run(only: &str, least: usize, walk: impl FnOnce(&mut dyn FnMut(Case<'_>))) {
             assert!(names.insert(name.clone()), "{name} stands for two cases");
         }
     });
-    assert!(names.len() >= least, "{} cases", names.len());
+    assert!(names.len() >= least, "{} cases of {words}", names.len());
+}
+
+#[test]
+fn names_are_unique() {
+    let Some(client) = client() else { return };
+    let mut names = BTreeSet::new();
+    visit(&client, Size::Full, &mut |case| {
+        assert!(names.insert(case.name.clone()), "{} stands for two cases", case.name)
+    });
+    assert!(names.len() > 5000, "{}", names.len());
 }
 
 #[test]
 fn golden_vectors() {
     let Some(client) = client() else { return };
     let goldens = Goldens::open();
-    run("golden_", 44, |visitor| visit_goldens(&client, &goldens, visitor));
+    run("golden_cast|golden_scale|golden_codes|golden_mx", 44, |visitor| visit_goldens(&client, &goldens, visitor));
 }
 
-/// A part of the casts: a software device compiles kernels slower than it runs them, and the crate of the kernels has tests
-/// of its own there.
+/// Every kernel: those of 16-bit floats by a scale mode, as a software device compiles kernels slower than it runs them.
+/// Every kernel, of f32; of 16-bit floats those of one scale mode each: a software device compiles kernels slower than it runs them.
 #[test]
-fn quantize() {
-    all_pass("quantize 37x140 bf16 row-major values e4m3", 24);
-    all_pass("quantize 70x133 f16 gapped", 4);
-    all_pass("quantize 35x150 bf16 row-major spiced", 8);
-    all_pass("quantize 1000x1 ", 5);
-    all_pass("quantize 129x257 bf16 row-major values e4m3 1x32", 1);
+fn quantize_kernels() {
+    all_pass("quantize 70x300", 144);
+    all_pass("quantize 37x140 bf16|f16 F32|E8m0(Rceil)", 60);
+}
+
+/// Every shape and layout. What is left out has the same kernels, of another dtype or orientation.
+#[test]
+fn quantize_shapes() {
+    let shapes = "1x1|3x5|17x33|64x64|1x1000|1000x1|129x257|66x128|128x132";
+    all_pass(&format!("quantize values f32 Both {shapes}"), 270);
+    all_pass(&format!("quantize values bf16 Rows|Cols row-major|offset {shapes}"), 180);
+    all_pass("quantize values f16 64x64 row-major|aligned-pitch|gapped", 45);
+}
+
+#[test]
+fn quantize_contents() {
+    all_pass("quantize 35x150", 270);
+    all_pass("quantize 139x261 ends", 20);
+    all_pass("quantize 6x300 constants", 48);
+    all_pass("quantize 140x150|150x140|5x7 repeated-row|repeated-column|repeated-element", 15);
+}
+
+/// Rows of every length, and more cubes than one dimension of a grid has.
+#[test]
+fn quantize_peaks() {
+    all_pass("quantize peaks", 81);
+}
+
+#[test]
+fn quantize_views() {
+    all_pass("quantize strided", 64);
+}
+
+#[test]
+fn scales_and_codes() {
+    all_pass("scale", 28);
+    all_pass("encode", 6);
 }
 
 #[test]
 fn quantize_with_amax() {
-    all_pass("quantize_with_amax 70x133 f32 column-major", 8);
-    all_pass("quantize_with_amax 70x133 bf16 offset", 8);
+    all_pass("quantize_with_amax f32 70x133 F32", 72);
+    all_pass("quantize_with_amax bf16|f16 PowerOfTwo offset|column-major", 48);
+    all_pass("quantize_with_amax 70x128 e4m3 F32", 18);
+    all_pass("quantize_with_amax peak observed", 3);
 }
 
 #[test]
@@ -71,33 +115,55 @@ fn dequantize_mx() {
 
 #[test]
 fn amax() {
-    all_pass("amax 37x140", 24);
+    all_pass("amax", 239);
 }
 
 #[test]
 fn health() {
-    all_pass("health 70x133 f32 pitched", 4);
-    all_pass("health 37x140 bf16 row-major one-", 8);
+    all_pass("health", 355);
 }
 
 #[test]
 fn scaled_gemm() {
-    all_pass("e4m3,e4m3 tensorwise,tensorwise", 30);
-    all_pass("1x128,128x128", 2);
-    all_pass("1x32,1x32", 2);
-    all_pass("1x32,rowwise", 4);
-    all_pass("inf-code", 4);
-    all_pass("nan-scale", 8);
+    all_pass("scaled_gemm e4m3,e4m3 tensorwise,tensorwise", 90);
+    all_pass("scaled_gemm 70x133x200", 28);
+    all_pass("scaled_gemm 140x6x300|6x140x300 nan-code|nan-scale|zeros", 30);
+    all_pass("scaled_gemm 130x137x300 1x128,128x128|1x32,1x32|1x32,rowwise exact|random", 6);
+}
+
+/// Every pair of scales, with bias and without.
+#[test]
+fn scaled_gemm_scales() {
+    all_pass("scaled_gemm 2x1x1|5x3x128|70x130x129|129x257x300|2x3x513", 125);
+}
+
+#[test]
+fn scaled_gemm_agreement() {
+    all_pass("scaled_gemm options", 1);
+    all_pass("scaled_gemm calls", 1);
+    all_pass("scaled_gemm rounded once", 9);
+    all_pass("scaled_gemm of casts", 21);
 }
 
 /// All sizes and contents where scales are a tensor's or MX; of other scales and formats a part.
 #[test]
 fn grouped_gemm() {
-    all_pass("e4m3 tensorwise by e4m3 tensorwise", 100);
-    all_pass("e4m3 1x32 by e4m3 1x32", 70);
-    all_pass("e5m2 rowwise by e4m3 rowwise", 6);
-    all_pass("rowwise by e4m3 128x128", 10);
-    all_pass("wild 204x40x96 e4m3 1x32", 5);
+    all_pass("grouped_gemm e4m3,e4m3 tensorwise,tensorwise|1x32,1x32|rowwise,rowwise", 300);
+    all_pass("grouped_gemm e5m2,e4m3 rowwise,rowwise", 6);
+    all_pass("grouped_gemm rowwise,128x128", 10);
+    all_pass("grouped_gemm wild", 50);
+    all_pass("grouped_gemm e4m3,e5m2 rowwise,rowwise|1x32,1x32 emulated", 48);
+}
+
+#[test]
+fn paths_are_reported() {
+    let names = [(GemmPath::Emulated, "emulated"), (GemmPath::F16Mma, "f16 mma"), (GemmPath::Mma, "mma")];
+    assert!(names.into_iter().all(|(path, name)| path.to_string() == name));
+    let Some(client) = client() else { return };
+    for granularity in [Granularity::Tensor, Granularity::Block1x128, Granularity::Block1x32] {
+        assert_eq!(gemm_path(&client, [granularity; 2], GemmConfig::default()), GemmPath::Emulated);
+    }
+    assert_eq!(GemmConfig::default(), GemmConfig { use_fast_accum: false, emulate: false });
 }
 
 #[test]

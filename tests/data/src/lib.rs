@@ -1,10 +1,13 @@
-//! What tests of all crates share: one random generator, one reader of reference vectors, one measure of errors.
+//! What tests of all crates share: one random generator, the floats at which casts and scales can go wrong, one reader of reference
+//! vectors, one measure of errors.
 //!
 //! It knows nothing of the crates under test, so that each of them can have it for its own tests.
 
+mod floats;
 mod golden;
 mod random;
 
+pub use floats::{amaxes, binade_edges, encoder_edges};
 pub use golden::Golden;
 pub use random::{Random, normal};
 

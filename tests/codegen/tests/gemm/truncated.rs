@@ -123,7 +123,8 @@ fn long_contractions() {
     let [a, b] = [m, n].map(|rows| Matrix::random([rows, k], Format::E4m3, Granularity::Tensor, &mut random));
     for use_fast_accum in [false, true] {
         let config = GemmConfig { use_fast_accum, emulate: false };
-        let bound = Bound::of(gemm_path(client, [Granularity::Tensor; 2], config), config, k).get();
+        let granularities = [Granularity::Tensor; 2];
+        let bound = Bound::of(gemm_path(client, granularities, config), config, granularities, k).get();
         let [zero, floor] = [SHORT[0], SHORT[1]].map(|accumulator| {
             running.set_accumulator(accumulator);
             worst_share(client, [&a, &b], config)

@@ -18,8 +18,8 @@ use crate::{Error, LimitArgs, worker};
 /// What to check.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only cases whose name contains this, or one of several; names begin with golden_, quantize, dequantize_mx, amax, health,
-    /// scaled_gemm, grouped_gemm, repeated_gemm or linear.
+    /// Only cases whose name contains this, or one of several; names begin with golden_, quantize, scale, encode, dequantize_mx, amax,
+    /// health, scaled_gemm, grouped_gemm, repeated_gemm or linear.
     #[arg(long)]
     only: Vec<String>,
     /// Small matrices only.

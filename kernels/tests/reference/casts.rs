@@ -1,10 +1,11 @@
-//! The reference's casts against the definition, one element at a time, in f64 and by search.
+//! Casts: each code by search, each scale from all the elements of its group, and where what is not finite goes.
 
 use float8_kernels::{Cast, Format, Granularity, Orientation, ScaleCalculationMode, ScaleMode, reference};
 use proptest::prelude::*;
+use test_data::Random;
 
-use crate::common::*;
-use crate::oracle::Nearest;
+use crate::common::{FORMATS, GRANULARITIES, HostMatrix, any_cast, casts, same, transpose};
+use crate::reference::oracle::{Nearest, e8m0_scale};
 
 /// Rows and columns of a group of an operand `[rows, k]`.
 fn group(granularity: Granularity, [rows, k]: [usize; 2]) -> [usize; 2] {
@@ -18,7 +19,7 @@ fn group(granularity: Granularity, [rows, k]: [usize; 2]) -> [usize; 2] {
 }
 
 /// Codes and scales of the operand `x [rows, k]`: each scale from all the elements of its group.
-pub(crate) fn by_definition(x: &[f32], shape: [usize; 2], cast: Cast) -> (Vec<u8>, Vec<f32>) {
+fn by_definition(x: &[f32], shape: [usize; 2], cast: Cast) -> (Vec<u8>, Vec<f32>) {
     let [rows, k] = shape;
     let [height, width] = group(cast.granularity, shape);
     let [scale_rows, scale_cols] = [rows.div_ceil(height), k.div_ceil(width)];
@@ -46,25 +47,6 @@ pub(crate) fn by_definition(x: &[f32], shape: [usize; 2], cast: Cast) -> (Vec<u8
         nearest.encode(x * scale)
     };
     (elements().map(code).collect(), scales)
-}
-
-/// `2^-clamp(e - e_max, -127, 127)`.
-pub(crate) fn e8m0_scale(amax: f32, format: Format, mode: ScaleCalculationMode) -> f32 {
-    let log2 = |x: f32| f64::from(x).log2();
-    // Half a step of the format's mantissa in the binade of the amax.
-    let half_step = (log2(amax).floor().max(-126.0) - f64::from(format.mantissa_bits()) - 1.0).exp2();
-    let even = (f64::from(amax) + half_step) as f32;
-    let largest = if mode == ScaleCalculationMode::Even { even } else { amax };
-    if !largest.is_finite() {
-        return f32::NAN;
-    }
-    let max_exponent = log2(format.max()).floor();
-    let exponent = match mode {
-        ScaleCalculationMode::Floor | ScaleCalculationMode::Even => log2(largest).floor() - max_exponent,
-        ScaleCalculationMode::Ceil => log2(largest).ceil() - max_exponent,
-        ScaleCalculationMode::Rceil => log2(amax * (1.0 / format.max())).ceil(),
-    };
-    (-exponent.clamp(-127.0, 127.0)).exp2() as f32
 }
 
 fn check(x: &[f32], [rows, cols]: [usize; 2], cast: Cast) {
@@ -103,19 +85,6 @@ proptest! {
     fn any_cast_is_the_definition(rows in 1usize..200, cols in 1usize..300, cast in any_cast(), seed: u64) {
         check(&Random::new(seed).spiced(rows * cols, 300), [rows, cols], cast);
     }
-
-    /// The scale is the f64 quotient rounded once; the power of two is exact, not above it and above half of it.
-    #[test]
-    fn any_scale_is_exact(bits in 0u32..=0x7f80_0000) {
-        let amax = f32::from_bits(bits);
-        for format in FORMATS {
-            let [scale, power] = MODES.map(|mode| reference::amax_to_scale(amax, format, mode).get());
-            let want = f64::from(format.max()) / f64::from(amax.min(f32::MAX)).max(1e-12);
-            prop_assert_eq!(scale, want as f32);
-            prop_assert_eq!(power.to_bits() & 0x007f_ffff, 0);
-            prop_assert!(power <= scale && power > scale / 2.0);
-        }
-    }
 }
 
 #[test]
@@ -148,4 +117,85 @@ fn dimensions_and_names() {
     }
     assert_eq!(Granularity::Row.amax_len(130, 257, Orientation::Rows), 130);
     assert_eq!(Granularity::Row.amax_len(130, 257, Orientation::Cols), 257);
+}
+
+/// NaN wins over infinity; no elements, and zeros of any sign, have amax 0.
+#[test]
+fn amax_of_anything() {
+    assert_eq!(reference::amax(&[1.0, f32::NEG_INFINITY, 2.0]), f32::INFINITY);
+    assert!(reference::amax(&[1.0, f32::NEG_INFINITY, -f32::NAN, 2.0]).is_nan());
+    assert_eq!(reference::amax(&[0.0, -f32::from_bits(1)]).to_bits(), 1);
+    assert_eq!([reference::amax(&[]), reference::amax(&[-0.0; 12])].map(f32::to_bits), [0; 2]);
+}
+
+/// A NaN poisons amax and scale, so every code of its group is NaN, but no other; an infinity saturates and leaves zeros.
+#[test]
+fn non_finite_values_stay_in_their_group() {
+    let shape @ [rows, cols] = [139, 261];
+    let at = |r: usize, c: usize| r * cols + c;
+    for (format, granularity) in FORMATS.into_iter().flat_map(|format| GRANULARITIES.map(|g| (format, g))) {
+        if granularity == Granularity::Block1x32 {
+            continue; // Its infinities are NaN.
+        }
+        let cast = Cast { format, granularity, scale_mode: ScaleMode::F32 };
+        let mut x = Random::new(23).values(rows * cols);
+        x[at(0, 5)] = f32::NEG_INFINITY;
+        x[at(0, 6)] = f32::INFINITY;
+        let codes = reference::quantize(&x, rows, cols, cast, false).codes;
+        assert_eq!(codes[5..7], [0x80 | format.max_code(), format.max_code()]);
+        assert_eq!(codes[4] & 0x7f, 0, "{format} {granularity}");
+
+        x[at(137, 259)] = -f32::NAN;
+        for transposed in [false, true] {
+            let codes = reference::quantize(&x, shape[0], shape[1], cast, transposed).codes;
+            for (i, code) in codes.iter().enumerate() {
+                let (r, c) = (i / cols, i % cols);
+                let group = match (granularity, transposed) {
+                    (Granularity::Tensor, _) => true,
+                    (Granularity::Row, false) => r == 137,
+                    (Granularity::Row, true) => c == 259,
+                    (Granularity::Block1x128, false) => r == 137 && c >= 256,
+                    (Granularity::Block1x128, true) => r >= 128 && c == 259,
+                    (Granularity::Block128x128, _) => r >= 128 && c >= 256,
+                    (Granularity::Block1x32, _) => unreachable!("left out"),
+                };
+                assert_eq!(code & 0x7f == 0x7f, group, "{format} {granularity} {transposed} [{r}, {c}] is {code:#x}");
+            }
+        }
+    }
+}
+
+fn mx_cast(format: Format, mode: ScaleCalculationMode) -> Cast {
+    Cast { format, granularity: Granularity::Block1x32, scale_mode: ScaleMode::E8m0(mode) }
+}
+
+/// An MX block that is not finite is NaN as a whole, its neighbours are as they were.
+#[test]
+fn blocks_that_are_not_finite() {
+    let (rows, cols) = (3, 100);
+    let mut x = Random::new(91).values(rows * cols);
+    x[cols + 40] = f32::INFINITY;
+    x[2 * cols + 99] = f32::NAN;
+    for mode in ScaleCalculationMode::ALL {
+        let made = reference::quantize(&x, rows, cols, mx_cast(Format::E4m3, mode), false);
+        for (i, &code) in made.codes.iter().enumerate() {
+            let block = (i / cols, i % cols / 32);
+            let is_nan = reference::decode(code, Format::E4m3).is_nan();
+            assert_eq!(is_nan, block == (1, 1) || block == (2, 3), "{mode} {block:?}");
+        }
+    }
+}
+
+/// `Floor` saturates what the others do not, for the same amax.
+#[test]
+fn modes_differ_where_they_should() {
+    let health = |mode| {
+        let x = vec![500.0f32; 32];
+        let made = HostMatrix::cast(&x, [1, 32], mx_cast(Format::E4m3, mode));
+        (made.inv_scales[0].to_e8m0(), reference::health(&x, &made.view()).saturated)
+    };
+    assert_eq!(health(ScaleCalculationMode::Floor), (Some(127), 32));
+    assert_eq!(health(ScaleCalculationMode::Even), (Some(128), 0));
+    assert_eq!(health(ScaleCalculationMode::Ceil), (Some(128), 0));
+    assert_eq!(health(ScaleCalculationMode::Rceil), (Some(128), 0));
 }

@@ -3,48 +3,27 @@
 //! Each group is compared with sums of its own operands alone, as [`compare`](crate::compare) has it, so that nothing may leak
 //! from one into another. Rows that no group has, and products of empty groups, are zero, whatever NaN lies beside them.
 
+mod cases;
+
 use core::ops::Range;
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use float8_kernels::{
-    Format, GROUP_ALIGN, GemmConfig, GemmPath, Granularity, Grouping, Groups, gemm_path, grouped_scaled_gemm, supports,
+    Format, GROUP_ALIGN, GemmConfig, GemmPath, Granularity, Grouping, Groups, gemm_path, grouped_scaled_gemm,
 };
 
 use crate::Failure;
 use crate::case::{Cases, wrong};
-use crate::compare::{Bound, Comparison, EMULATE, Expected, FAST, MAX_PRODUCTS, PRECISE};
-use crate::data::{BF16, DTYPES, F32, from_dtype};
+use crate::compare::{Bound, Comparison, EMULATE, Expected, MAX_PRODUCTS, PRECISE};
+use crate::data::{F32, from_dtype};
 use crate::device::{poison, read};
-use crate::matrix::{Codes, FORMATS, GRANULARITIES, HostMatrix, MX};
+use crate::matrix::{Codes, HostMatrix};
 
 const GROUPINGS: [Grouping; 2] = [Grouping::Rows, Grouping::Contraction];
 
-/// Those of which every size and format is checked.
-const THOROUGH: [Granularity; 3] = [Granularity::Tensor, Granularity::Row, MX];
-
 /// Sizes of groups, and how much comes after the last.
 type Sizes = (&'static [usize], usize);
-
-/// Empty groups at both ends and between, a single row, and tiles that two or three groups share.
-const MIXED: Sizes = (&[0, 70, 1, 0, 133, 0], 10);
-
-/// One group, ends at edges of tiles with more than a tile after them, many groups in a tile, nothing at all.
-const SIZES: [Sizes; 6] =
-    [(&[130], 0), MIXED, (&[64, 128, 64], 200), (&[3; 24], 1), (&[0, 0], 33), (&[300, 5, 260], 0)];
-
-/// The two dimensions that groups do not divide.
-const RESTS: [[usize; 2]; 3] = [[1, 17], [200, 160], [128, 256]];
-
-/// Balanced and skewed experts, many of few rows, few of many.
-const LARGE: [(Sizes, [usize; 2]); 6] = [
-    ((&[512; 8], 0), [1024, 1024]),
-    ((&[3001, 499, 0, 17, 300, 129, 100, 50], 137), [1032, 1040]),
-    ((&[9; 128], 5), [256, 512]),
-    ((&[5000, 3192], 0), [200, 160]),
-    ((&[0, 2000, 1, 1000, 1095], 0), [2048, 2304]),
-    ((&[4096, 0, 0, 0], 4096), [768, 2048]),
-];
 
 #[derive(Clone, Copy)]
 struct Case {
@@ -96,7 +75,7 @@ impl Case {
         let fast = if self.config.use_fast_accum { " fast" } else { "" };
         let path = self.path(client);
         format!(
-            "grouped_gemm {axis} {sizes}:{after}{wild} {m}x{n}x{k} {a} {left} by {b} {right} {codes} {out} {path}{fast}"
+            "grouped_gemm {axis} {sizes}:{after}{wild} {m}x{n}x{k} {a},{b} {left},{right} {codes} {out} {path}{fast}"
         )
     }
 
@@ -131,7 +110,8 @@ impl Case {
         let spans = self.spans();
         let last = spans.iter().rposition(|span| !span.is_empty());
         let end = |(g, span): (usize, &Range<usize>)| match self.wild {
-            true if span.is_empty() => 0,
+            // Below its predecessor's or, as a signed number, below 0.
+            true if span.is_empty() => [0, 1 << 31, u32::MAX][g / 2 % 3],
             true if Some(g) == last && self.sizes.1 == 0 => i32::MAX as u32,
             _ => span.end as u32,
         };
@@ -220,68 +200,9 @@ impl Case {
 }
 
 pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
-    for case in cases(all) {
+    for case in cases::all(all) {
         all.add(case.name(all.client), |client| check(client, &case));
     }
-}
-
-fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
-    let client = all.client;
-    let outs = DTYPES.into_iter().filter(|dtype| supports(client, *dtype)).collect::<Vec<_>>();
-    let half = if outs.contains(&BF16) { BF16 } else { *outs.last().unwrap_or(&F32) };
-    let mut cases = vec![];
-    for grouping in GROUPINGS {
-        let new = |sizes, rest, granularities| Case { granularities, ..Case::new(grouping, sizes, rest) };
-        for (sizes, rest) in SIZES.into_iter().flat_map(|sizes| RESTS.map(|rest| (sizes, rest))) {
-            for granularity in THOROUGH {
-                cases.push(new(sizes, rest, [granularity; 2]));
-            }
-            cases.push(Case { codes: Codes::Exact, out: half, ..Case::new(grouping, sizes, rest) });
-        }
-        for (sizes, rest) in all.sizes(&[], &LARGE) {
-            let case = Case::new(grouping, sizes, rest);
-            cases.extend([case, Case { codes: Codes::Exact, out: half, ..case }]);
-            cases.push(new(sizes, rest, [Granularity::Row; 2]));
-            cases.push(Case { out: half, ..new(sizes, rest, [MX; 2]) });
-            cases.push(Case { out: half, ..new(sizes, rest, [Granularity::Block1x128, Granularity::Block128x128]) });
-            cases.push(new(sizes, rest, [Granularity::Block1x128; 2]));
-        }
-        for granularities in GRANULARITIES.into_iter().flat_map(|a| GRANULARITIES.map(|b| [a, b])) {
-            // Matrices of B begin inside a tile of scales.
-            for rest in [[70, 200], [200, 384]] {
-                for codes in [Codes::Random, Codes::Exact] {
-                    cases.push(Case { codes, ..new(MIXED, [rest[0], rest[1]], granularities) });
-                }
-            }
-            cases.push(Case { wild: true, ..new((MIXED.0, 0), [40, 96], granularities) });
-        }
-        for granularity in THOROUGH {
-            for formats in FORMATS.into_iter().flat_map(|a| FORMATS.map(|b| [a, b])) {
-                for codes in [Codes::Random, Codes::NanCode, Codes::InfCode] {
-                    cases.push(Case { formats, codes, ..new(MIXED, [131, 133], [granularity; 2]) });
-                }
-            }
-            for &out in &outs {
-                for codes in [Codes::Random, Codes::Exact, Codes::NanCode] {
-                    // Rows of the output that are no multiple of 16 bytes, and such that are.
-                    for rest in [[129, 99], [128, 160]] {
-                        cases.push(Case { out, codes, ..new((&[100, 0, 77], 150), rest, [granularity; 2]) });
-                    }
-                }
-            }
-            // The last scale is the last group's, or nobody's.
-            for after in [0, 300] {
-                for codes in [Codes::NanScale, Codes::NanCode, Codes::Zeros] {
-                    cases.push(Case { codes, ..new((&[0, 64, 90], after), [64, 140], [granularity; 2]) });
-                }
-            }
-        }
-    }
-    let configs = |case: Case| [PRECISE, FAST, EMULATE].map(|config| Case { config, ..case });
-    // Where all settings take the same kernel, one of them is enough.
-    let differs =
-        |case: &Case| case.config == PRECISE || Case { config: PRECISE, ..*case }.path(client) != GemmPath::Emulated;
-    cases.into_iter().flat_map(configs).filter(differs).collect()
 }
 
 fn check<R: Runtime>(client: &ComputeClient<R>, case: &Case) -> Result<f64, Failure> {
@@ -296,7 +217,7 @@ fn check<R: Runtime>(client: &ComputeClient<R>, case: &Case) -> Result<f64, Fail
             Some([a, b]) => (Expected::of(a, b, full), a.shape[1]),
             None => (vec![Expected::zeros(rows.len(), n)], 0),
         };
-        let bound = Bound::of(path, config, k).get();
+        let bound = Bound::of(path, config, case.granularities, k).get();
         for ([row, col], element) in expected.iter().flat_map(Expected::iter) {
             let row = rows.start + row;
             comparison.add([row, col], got[row * n + col], element, bound);
@@ -306,8 +227,9 @@ fn check<R: Runtime>(client: &ComputeClient<R>, case: &Case) -> Result<f64, Fail
         let emulate = Case { config: EMULATE, out: F32, ..*case };
         let want = multiply(client, [&a, &b], &emulate)?;
         let size = multiply(client, [&a.magnitudes(), &b.magnitudes()], &emulate)?;
-        let slack = if codes == Codes::Exact { 0.0 } else { Bound::of(GemmPath::Emulated, EMULATE, k).get() };
-        let bound = Bound::of(path, config, k).get() + slack;
+        let of = |path, config| Bound::of(path, config, case.granularities, k).get();
+        let slack = if codes.is_exact() { 0.0 } else { of(GemmPath::Emulated, EMULATE) };
+        let bound = of(path, config) + slack;
         for ([row, col], element) in Expected::given(&want, &size, n).iter() {
             comparison.add([row, col], got[row * n + col], element, bound);
         }
@@ -335,7 +257,10 @@ fn multiply<R: Runtime>(client: &ComputeClient<R>, [a, b]: [&HostMatrix; 2], cas
 
 #[cfg(test)]
 mod tests {
+    use float8_kernels::reference::grouped_scaled_gemm_f64;
+
     use super::*;
+    use crate::matrix::GRANULARITIES;
 
     /// A group's part of an operand has the values that the operand has there.
     #[test]
@@ -356,11 +281,37 @@ mod tests {
         }
     }
 
+    /// Products of the parts are those that the library's own definition gives to the ends, impossible ones too.
+    #[test]
+    fn parts_are_the_definition() {
+        let sizes = [cases::MIXED, (cases::MIXED.0, 0), (&[3; 24], 1), (&[0, 0], 33), (&[300, 5, 260], 0)];
+        for (grouping, sizes) in GROUPINGS.into_iter().flat_map(|grouping| sizes.map(|sizes| (grouping, sizes))) {
+            for (wild, granularity) in [false, true].into_iter().flat_map(|wild| GRANULARITIES.map(|g| (wild, g))) {
+                let case = Case { wild, granularities: [granularity; 2], ..Case::new(grouping, sizes, [9, 14]) };
+                let ([a, b], n) = (case.matrices(), case.shape()[1]);
+                let ends: Vec<_> = case.ends().iter().map(|&end| end as i32).collect();
+                let want = grouped_scaled_gemm_f64(&a.view(), &b.view(), &ends, grouping);
+                let size = grouped_scaled_gemm_f64(&a.magnitudes().view(), &b.magnitudes().view(), &ends, grouping);
+                for (rows, factors) in case.parts([&a, &b]) {
+                    let expected = match &factors {
+                        Some([a, b]) => Expected::all(a, b),
+                        None => Expected::zeros(rows.len(), n),
+                    };
+                    for ([row, col], element) in expected.iter() {
+                        let at = (rows.start + row) * n + col;
+                        let error = (element.want - want[at]).abs();
+                        assert!(error <= 1e-12 * size[at], "{:?} {wild} {granularity} {at}: {element:?}", case.sizes);
+                    }
+                }
+            }
+        }
+    }
+
     /// Every row of the output is in one part, and NaN reaches some of them but not all.
     #[test]
     fn parts_are_the_output() {
         for grouping in GROUPINGS {
-            for sizes in SIZES {
+            for sizes in cases::SIZES {
                 let case = Case { codes: Codes::NanCode, ..Case::new(grouping, sizes, [20, 30]) };
                 let [a, b] = case.matrices();
                 let parts = case.parts([&a, &b]);

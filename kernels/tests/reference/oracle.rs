@@ -1,6 +1,6 @@
-//! Independent oracles: a format's values from its definition in f64, and encoding by search over them.
+//! Independent oracles: a format's values from its definition in f64, encoding by search over them, and E8M0 scales by logarithms.
 
-use float8_kernels::Format;
+use float8_kernels::{Format, ScaleCalculationMode};
 
 /// Value of a code by the definition `±(1 + f/2^m) · 2^(e - bias)`, subnormals `±f/2^m · 2^(1 - bias)`.
 pub(crate) fn value(code: u8, format: Format) -> f64 {
@@ -49,23 +49,21 @@ impl Nearest {
     }
 }
 
-/// Every f32 at which an encoder can go wrong: each value of the format and each midpoint, with their two neighbours, of
-/// both signs; then zeros, subnormals, the ends of f32, infinities and NaNs.
-pub(crate) fn edges(format: Format) -> Vec<f32> {
-    let values = magnitudes(format);
-    let mut points = values.clone();
-    points.extend(values.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0));
-    // Where the value after the largest would be, and the midpoint to it.
-    let step = values[values.len() - 1] - values[values.len() - 2];
-    points.extend([step / 2.0, step].map(|step| step + values[values.len() - 1]));
-    let mut edges: Vec<f32> = points
-        .iter()
-        .flat_map(|&point| {
-            let point = point as f32;
-            [point, point.next_up(), point.next_down()]
-        })
-        .collect();
-    edges.extend([f32::MIN_POSITIVE, f32::from_bits(1), f32::from_bits(0x007f_ffff), f32::MAX]);
-    edges.extend([f32::INFINITY, f32::NAN, f32::from_bits(0x7f80_0001), f32::from_bits(0x7fff_ffff)]);
-    edges.iter().flat_map(|&x| [x, -x]).collect()
+/// `2^-clamp(e - e_max, -127, 127)`.
+pub(crate) fn e8m0_scale(amax: f32, format: Format, mode: ScaleCalculationMode) -> f32 {
+    let log2 = |x: f32| f64::from(x).log2();
+    // Half a step of the format's mantissa in the binade of the amax.
+    let half_step = (log2(amax).floor().max(-126.0) - f64::from(format.mantissa_bits()) - 1.0).exp2();
+    let even = (f64::from(amax) + half_step) as f32;
+    let largest = if mode == ScaleCalculationMode::Even { even } else { amax };
+    if !largest.is_finite() {
+        return f32::NAN;
+    }
+    let max_exponent = log2(format.max()).floor();
+    let exponent = match mode {
+        ScaleCalculationMode::Floor | ScaleCalculationMode::Even => log2(largest).floor() - max_exponent,
+        ScaleCalculationMode::Ceil => log2(largest).ceil() - max_exponent,
+        ScaleCalculationMode::Rceil => log2(amax * (1.0 / format.max())).ceil(),
+    };
+    (-exponent.clamp(-127.0, 127.0)).exp2() as f32
 }

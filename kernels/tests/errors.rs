@@ -1,0 +1,310 @@
+//! Bad arguments are typed errors that name the values, and never reach the device.
+
+use std::io::Write;
+use std::sync::OnceLock;
+
+use cubecl::ir::{ElemType, FloatKind, IntKind, StorageType};
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi, WgpuDevice, WgpuRuntime};
+use float8_kernels::{
+    Cast, Format, GemmConfig, Granularity, Grouping, Groups, KernelError, MatrixView, Operand, Orientation, Output,
+    ScaleCalculationMode, ScaleMode, VectorView, amax, grouped_scaled_gemm, health, quantize, quantize_with_amax,
+    row_words, scaled_gemm, scaled_gemm_into, supports,
+};
+use rstest::rstest;
+
+use crate::common::GRANULARITIES;
+
+type Client = ComputeClient<WgpuRuntime>;
+
+const F32: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F32));
+const F16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F16));
+const BF16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::BF16));
+
+/// The machine's default wgpu device. Without one the test says that it is skipped, and fails in CI.
+fn client() -> Option<Client> {
+    static AVAILABLE: OnceLock<bool> = OnceLock::new();
+    let available = *AVAILABLE.get_or_init(|| {
+        // Type 4 is every adapter. Asking for a client without one panics.
+        !WgpuRuntime::enumerate_devices(4, &AutoGraphicsApi::backend()).is_empty()
+    });
+    if !available {
+        assert!(std::env::var_os("CI").is_none(), "CI must have a wgpu adapter");
+        // Not by `println!`, which the harness holds back while a test passes.
+        let test = std::thread::current().name().unwrap_or_default().to_string();
+        writeln!(std::io::stdout(), "{test}: skipped, no wgpu adapter").expect("standard output is open");
+        return None;
+    }
+    Some(WgpuRuntime::client(&WgpuDevice::default()))
+}
+
+fn tensorwise(format: Format, scale_mode: ScaleMode) -> Cast {
+    Cast { format, granularity: Granularity::Tensor, scale_mode }
+}
+
+fn upload_f32(client: &Client, x: &[f32]) -> Handle {
+    client.create_from_slice(f32::as_bytes(x))
+}
+
+/// Zeros, with scales of zero.
+fn operand(client: &Client, [rows, k]: [usize; 2], format: Format, granularity: Granularity) -> Operand {
+    let zeros = |words: usize| client.create_from_slice(&vec![0; 4 * words]);
+    let (codes, inv_scale) = (zeros(rows * row_words(k)), zeros(granularity.scale_words(rows, k)));
+    Operand { codes, inv_scale, rows, k, format, granularity }
+}
+
+fn zeros(client: &Client, shape: [usize; 2]) -> Operand {
+    operand(client, shape, Format::E4m3, Granularity::Tensor)
+}
+
+/// The error of all kernels that take a matrix, which must agree.
+fn error(client: &Client, view: &MatrixView) -> KernelError {
+    let error = amax(client, view).unwrap_err();
+    for granularity in GRANULARITIES {
+        let is_mx = granularity == Granularity::Block1x32;
+        let scale_mode = if is_mx { ScaleMode::E8m0(ScaleCalculationMode::Rceil) } else { ScaleMode::F32 };
+        let cast = Cast { format: Format::E4m3, granularity, scale_mode };
+        assert_eq!(quantize(client, view, cast, Orientation::Both).unwrap_err(), error);
+    }
+    let one = upload_f32(client, &[1.0]);
+    let cast = tensorwise(Format::E4m3, ScaleMode::F32);
+    assert_eq!(quantize_with_amax(client, view, &one, true, cast, Orientation::Both).unwrap_err(), error);
+    assert_eq!(health(client, view, &zeros(client, [3, 4])).unwrap_err(), error);
+    error
+}
+
+fn view(client: &Client, shape: [usize; 2], strides: [usize; 2]) -> MatrixView {
+    MatrixView { handle: upload_f32(client, &[0.0; 12]), shape, strides, dtype: F32 }
+}
+
+#[rstest]
+#[case([0, 4])]
+#[case([4, 0])]
+#[case([0, 0])]
+fn empty_matrices(#[case] shape: [usize; 2]) {
+    let Some(client) = client() else { return };
+    let [rows, cols] = shape;
+    assert_eq!(error(&client, &view(&client, shape, [4, 1])), KernelError::EmptyMatrix { rows, cols });
+}
+
+#[test]
+fn views_beyond_their_memory() {
+    let Some(client) = client() else { return };
+    let out_of_bounds = |needed, available| KernelError::OutOfBounds { needed, available };
+    assert!(amax(&client, &view(&client, [3, 4], [4, 1])).is_ok());
+    assert_eq!(error(&client, &view(&client, [3, 4], [5, 1])), out_of_bounds(56, 48));
+    assert_eq!(error(&client, &view(&client, [13, 1], [1, 1])), out_of_bounds(52, 48));
+    let mut sliced = view(&client, [2, 4], [4, 1]);
+    sliced.handle = sliced.handle.offset_start(32);
+    assert_eq!(error(&client, &sliced), out_of_bounds(32, 16));
+}
+
+#[test]
+fn handles_in_the_middle_of_an_element() {
+    let Some(client) = client() else { return };
+    let mut sliced = view(&client, [1, 4], [4, 1]);
+    sliced.handle = sliced.handle.offset_start(6);
+    assert_eq!(error(&client, &sliced), KernelError::Misaligned { offset: 6, size: 4 });
+}
+
+#[rstest]
+#[case([1 << 17, 1 << 17], [0, 1])]
+#[case([2, 2], [usize::MAX, 1])]
+#[case([usize::MAX, usize::MAX], [usize::MAX, usize::MAX])]
+#[case([2, 1], [1 << 33, 1])]
+fn more_than_32_bits_of_index(#[case] shape: [usize; 2], #[case] strides: [usize; 2]) {
+    let Some(client) = client() else { return };
+    let error = error(&client, &view(&client, shape, strides));
+    let [rows, cols] = shape;
+    assert!(
+        matches!(error, KernelError::TooLarge { rows: r, cols: c, strides: s, .. } if (r, c, s) == (rows, cols, strides))
+    );
+}
+
+#[test]
+fn other_dtypes() {
+    let Some(client) = client() else { return };
+    let dtype = StorageType::Scalar(ElemType::Int(IntKind::I32));
+    let mut ints = view(&client, [3, 4], [4, 1]);
+    ints.dtype = dtype;
+    assert_eq!(error(&client, &ints), KernelError::UnsupportedDtype { dtype });
+    assert!(!supports(&client, dtype) && supports(&client, F32));
+    let a = zeros(&client, [1, 4]);
+    assert_eq!(
+        scaled_gemm(&client, &a, &a, None, dtype, GemmConfig::default()).unwrap_err(),
+        KernelError::UnsupportedDtype { dtype }
+    );
+    for dtype in [F16, BF16] {
+        assert_eq!(
+            scaled_gemm(&client, &a, &a, None, dtype, GemmConfig::default()).is_ok(),
+            supports(&client, dtype),
+            "{dtype}"
+        );
+    }
+}
+
+#[test]
+fn operands_that_do_not_fit() {
+    let Some(client) = client() else { return };
+    let a = zeros(&client, [2, 20]);
+    let b = operand(&client, [2, 21], Format::E5m2, Granularity::Tensor);
+    let gemm = |a, b| scaled_gemm(&client, a, b, None, F32, GemmConfig::default()).unwrap_err();
+    assert_eq!(gemm(&a, &b), KernelError::ContractionMismatch { a: 20, b: 21 });
+
+    let mut empty = a.clone();
+    empty.rows = 0;
+    assert_eq!(gemm(&empty, &b), KernelError::EmptyMatrix { rows: 0, cols: 20 });
+    let mut empty = b.clone();
+    empty.k = 0;
+    assert_eq!(gemm(&a, &empty), KernelError::EmptyMatrix { rows: 2, cols: 0 });
+
+    let mut long = a.clone();
+    long.rows = 3;
+    let (format, rows, k) = (Format::E4m3, 3, 20);
+    assert_eq!(gemm(&long, &a), KernelError::BadOperand { format, rows, k, needed: 96, available: 64 });
+    let mut huge = a.clone();
+    huge.rows = usize::MAX;
+    assert!(matches!(gemm(&a, &huge), KernelError::TooLarge { rows: usize::MAX, .. }));
+}
+
+#[test]
+fn biases_that_do_not_fit() {
+    let Some(client) = client() else { return };
+    let a = zeros(&client, [2, 20]);
+    let bias = VectorView { handle: upload_f32(&client, &[0.0; 3]), len: 3, stride: 1, dtype: F32 };
+    let gemm = |bias: &VectorView| scaled_gemm(&client, &a, &a, Some(bias), F32, GemmConfig::default()).unwrap_err();
+    assert_eq!(gemm(&bias), KernelError::BiasMismatch { bias: 3, n: 2 });
+    let bias = VectorView { len: 2, stride: 3, ..bias };
+    assert_eq!(gemm(&bias), KernelError::OutOfBounds { needed: 16, available: 12 });
+}
+
+#[test]
+fn scales_that_do_not_fit() {
+    let Some(client) = client() else { return };
+    let (rows, k) = (130, 129);
+    let b = zeros(&client, [1, k]);
+    let handle = upload_f32(&client, &vec![0.0; rows * k]);
+    let view = MatrixView { handle, shape: [rows, k], strides: [k, 1], dtype: F32 };
+    let scales = [(Granularity::Tensor, 1), (Granularity::Row, 130), (Granularity::Block1x128, 260)];
+    for (granularity, count) in scales.into_iter().chain([(Granularity::Block128x128, 4)]) {
+        assert_eq!(granularity.scale_words(rows, k), count);
+        let mut a = operand(&client, [rows, k], Format::E4m3, granularity);
+        assert!(scaled_gemm(&client, &a, &b, None, F32, GemmConfig::default()).is_ok());
+        assert!(health(&client, &view, &a).is_ok());
+        a.inv_scale = a.inv_scale.offset_start(4);
+        let (needed, available) = (4 * count as u64, 4 * count as u64 - 4);
+        let want = KernelError::BadScales { granularity, rows, k, needed, available };
+        for (a, b) in [(&a, &b), (&b, &a)] {
+            assert_eq!(scaled_gemm(&client, a, b, None, F32, GemmConfig::default()).unwrap_err(), want);
+        }
+        assert_eq!(health(&client, &view, &a).unwrap_err(), want);
+    }
+}
+
+#[test]
+fn an_amax_must_be_there() {
+    let Some(client) = client() else { return };
+    let x = view(&client, [3, 4], [4, 1]);
+    let one = upload_f32(&client, &[1.0]);
+    let cast = tensorwise(Format::E4m3, ScaleMode::F32);
+    let error = |amax| quantize_with_amax(&client, &x, &amax, false, cast, Orientation::Rows).unwrap_err();
+    assert_eq!(error(one.clone().offset_start(4)), KernelError::OutOfBounds { needed: 4, available: 0 });
+    assert_eq!(error(one.offset_start(2)), KernelError::Misaligned { offset: 2, size: 4 });
+}
+
+#[test]
+fn outputs_that_do_not_fit() {
+    let Some(client) = client() else { return };
+    let a = zeros(&client, [2, 20]);
+    let b = zeros(&client, [3, 20]);
+    let gemm = |handle: Handle, dtype: StorageType| {
+        scaled_gemm_into(&client, &a, &b, None, &Output { handle, dtype, accumulate: true }, GemmConfig::default())
+    };
+    assert_eq!(gemm(upload_f32(&client, &[0.0; 6]), F32), Ok(()));
+    let small = upload_f32(&client, &[0.0; 5]);
+    assert_eq!(gemm(small, F32), Err(KernelError::OutOfBounds { needed: 24, available: 20 }));
+    let memory = upload_f32(&client, &[0.0; 64]);
+    let size = client.properties().memory.alignment as usize;
+    for offset in [2, 4] {
+        let error = gemm(memory.clone().offset_start(offset), F32).unwrap_err();
+        assert_eq!(error, KernelError::Misaligned { offset, size });
+    }
+    let dtype = StorageType::Scalar(ElemType::Int(IntKind::I32));
+    assert_eq!(gemm(memory.clone(), dtype), Err(KernelError::UnsupportedDtype { dtype }));
+    for dtype in [F16, BF16] {
+        let unsupported = Err(KernelError::UnsupportedDtype { dtype });
+        assert_eq!(gemm(memory.clone(), dtype), if supports(&client, dtype) { Ok(()) } else { unsupported });
+    }
+}
+
+#[test]
+fn groups_that_do_not_fit() {
+    let Some(client) = client() else { return };
+    let a = zeros(&client, [4, 32]);
+    let b = zeros(&client, [7, 32]);
+    let run = |groups: &Groups| grouped_scaled_gemm(&client, &a, &b, groups, F32, GemmConfig::default()).unwrap_err();
+    let ends = client.create_from_slice(u32::as_bytes(&[2, 4]));
+    let two = Groups { ends, count: 2, grouping: Grouping::Rows };
+    assert_eq!(run(&two), KernelError::UnevenGroups { rows: 7, groups: 2 });
+    assert_eq!(run(&Groups { count: 0, ..two.clone() }), KernelError::NoGroups);
+    assert_eq!(run(&Groups { count: 7, ..two.clone() }), KernelError::OutOfBounds { needed: 28, available: 8 });
+    let c = zeros(&client, [4, 33]);
+    let error = grouped_scaled_gemm(&client, &a, &c, &two, F32, GemmConfig::default()).unwrap_err();
+    assert_eq!(error, KernelError::ContractionMismatch { a: 32, b: 33 });
+}
+
+#[test]
+fn shapes_must_agree() {
+    let Some(client) = client() else { return };
+    let operand = zeros(&client, [3, 4]);
+    let view = view(&client, [4, 3], [3, 1]);
+    let error = health(&client, &view, &operand).unwrap_err();
+    assert_eq!(error, KernelError::ShapeMismatch { x: [4, 3], operand: [3, 4] });
+    assert!(error.to_string().contains("[4, 3]") && error.to_string().contains("[3, 4]"), "{error}");
+}
+
+#[test]
+fn modes_that_do_not_fit() {
+    let Some(client) = client() else { return };
+    let view = view(&client, [2, 3], [3, 1]);
+    let e8m0 = ScaleMode::E8m0(ScaleCalculationMode::Rceil);
+    for (granularity, scale_mode) in
+        [(Granularity::Block1x32, ScaleMode::F32), (Granularity::Tensor, e8m0), (Granularity::Block1x128, e8m0)]
+    {
+        let cast = Cast { format: Format::E4m3, granularity, scale_mode };
+        let error = quantize(&client, &view, cast, Orientation::Rows).unwrap_err();
+        assert_eq!(error, KernelError::ScaleModeMismatch { granularity, scale_mode });
+        for word in [granularity.to_string(), scale_mode.to_string()] {
+            assert!(error.to_string().contains(&word), "{error}");
+        }
+    }
+    let one = upload_f32(&client, &[1.0]);
+    let error = quantize_with_amax(&client, &view, &one, false, tensorwise(Format::E4m3, e8m0), Orientation::Rows);
+    let want = KernelError::ScaleModeMismatch { granularity: Granularity::Tensor, scale_mode: e8m0 };
+    assert_eq!(error.unwrap_err(), want);
+}
+
+#[rstest]
+fn only_the_tensor_takes_an_amax(#[values(F32, BF16)] dtype: StorageType) {
+    let Some(client) = client() else { return };
+    let view = MatrixView { dtype, ..view(&client, [2, 3], [3, 1]) };
+    let one = upload_f32(&client, &[1.0]);
+    for granularity in &GRANULARITIES[1..] {
+        let cast = Cast { granularity: *granularity, ..tensorwise(Format::E4m3, ScaleMode::F32) };
+        let error = quantize_with_amax(&client, &view, &one, true, cast, Orientation::Rows).unwrap_err();
+        assert_eq!(error, KernelError::NotTensorwise { granularity: *granularity });
+        assert!(error.to_string().contains(&Granularity::to_string(granularity)), "{error}");
+    }
+}
+
+#[test]
+fn messages_name_the_values() {
+    let message = KernelError::ContractionMismatch { a: 20, b: 21 }.to_string();
+    assert!(message.contains("20") && message.contains("21"), "{message}");
+    let (granularity, rows, k) = (Granularity::Block1x128, 2, 300);
+    let message = KernelError::BadScales { granularity, rows, k, needed: 24, available: 20 }.to_string();
+    for part in ["1x128", "[2, 300]", "24", "20"] {
+        assert!(message.contains(part), "{message}");
+    }
+}

@@ -1,0 +1,7 @@
+//! The scalar reference against definitions of its own, one element at a time, in f64 and by search.
+
+mod casts;
+mod codes;
+mod gemm;
+mod health;
+pub(crate) mod oracle;

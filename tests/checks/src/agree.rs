@@ -1,0 +1,198 @@
+//! GEMMs that must agree to the bit: emulated ones whatever the options, with results that are written or added, rounded once; and
+//! those of operands that come from casts, whichever way they lay before.
+
+use cubecl::ir::StorageType;
+use cubecl::prelude::*;
+use float8_kernels::{
+    Cast, Format, GemmConfig, GemmPath, Granularity, Operand, Orientation, Output, ScaleMode, VectorView, gemm_path,
+    quantize, scaled_gemm, scaled_gemm_into, supports,
+};
+
+use crate::Failure;
+use crate::case::{Cases, wrong};
+use crate::cast::{casts, describe};
+use crate::compare::{EMULATE, FAST, PRECISE};
+use crate::data::{BF16, DTYPES, F32, Random, from_dtype, same, to_dtype, transpose};
+use crate::device::{Layout, poison, read, read_f32, upload, upload_f32, upload_vector};
+use crate::matrix::{Codes, GRANULARITIES, HostMatrix};
+
+/// M, N and K of GEMMs of casts: with more than one block along each axis, and kernels that other cases have.
+const CASTS: [usize; 3] = [130, 137, 300];
+
+pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
+    all.add("scaled_gemm options 33x20x300 rowwise,128x128 emulated", check_options);
+    all.add("scaled_gemm three calls 5x6x40 tensorwise,tensorwise emulated", check_calls);
+    let pairs = [
+        [Granularity::Tensor, Granularity::Row],
+        [Granularity::Block1x128, Granularity::Block128x128],
+        [Granularity::Tensor, Granularity::Block1x128],
+    ];
+    for (dtype, pair) in DTYPES.into_iter().flat_map(|dtype| pairs.map(|pair| (dtype, pair))) {
+        if supports(all.client, dtype) {
+            for shape @ [m, n, k] in [[1, 1, 1], [33, 70, 150], [65, 3, 257]] {
+                let name = format!("scaled_gemm rounded once {m}x{n}x{k} {},{} {dtype} emulated", pair[0], pair[1]);
+                all.add(name, |client| check_rounding(client, shape, pair, dtype));
+            }
+        }
+    }
+    let [m, n, k] = CASTS;
+    for cast in casts().filter(|cast| cast.scale_mode != ScaleMode::PowerOfTwo) {
+        // Kernels of tensor cores that other cases have, too.
+        let config = if cast.format == Format::E4m3 { PRECISE } else { EMULATE };
+        let path = gemm_path(all.client, [cast.granularity; 2], config);
+        let name = format!("scaled_gemm of casts {m}x{n}x{k} {} {path}", describe(cast));
+        all.add(name, |client| check_casts(client, cast, config));
+    }
+    for granularity in GRANULARITIES {
+        let path = gemm_path(all.client, [granularity; 2], PRECISE);
+        let name = format!("scaled_gemm of casts {m}x{n}x{k} nan {granularity} {path}");
+        all.add(name, |client| check_nan(client, granularity));
+    }
+}
+
+fn random<R: Runtime>(
+    client: &ComputeClient<R>,
+    shape: [usize; 2],
+    format: Format,
+    granularity: Granularity,
+    seed: u64,
+) -> Operand {
+    HostMatrix::new(Codes::Random, shape, format, granularity, seed).upload(client)
+}
+
+fn product<R: Runtime>(
+    client: &ComputeClient<R>,
+    [a, b]: [&Operand; 2],
+    bias: Option<&VectorView>,
+    config: GemmConfig,
+) -> Result<Vec<f32>, Failure> {
+    poison(client, &[a.rows * b.rows * 4; 2])?;
+    read_f32(client, scaled_gemm(client, a, b, bias, F32, config)?)
+}
+
+/// The place of the first two elements that differ, NaN being equal to NaN.
+fn compare(got: &[f32], want: &[f32]) -> Result<(), Failure> {
+    match got.iter().zip(want).position(|(got, want)| !same(*got, *want)) {
+        _ if got.len() != want.len() => Err(wrong!("{} elements, not {}", got.len(), want.len())),
+        Some(i) => Err(wrong!("element {i} is {:e}, not {:e}", got[i], want[i])),
+        None => Ok(()),
+    }
+}
+
+/// Neither option changes a bit of the emulated path.
+fn check_options<R: Runtime>(client: &ComputeClient<R>) -> Result<f64, Failure> {
+    let granularities = [Granularity::Row, Granularity::Block128x128];
+    let a = random(client, [33, 300], Format::E4m3, granularities[0], 51);
+    let b = random(client, [20, 300], Format::E4m3, granularities[1], 52);
+    let want = product(client, [&a, &b], None, EMULATE)?;
+    let both = GemmConfig { use_fast_accum: true, emulate: true };
+    if gemm_path(client, granularities, both) != GemmPath::Emulated {
+        return Err(wrong!("fast accumulation is emulated by {}", gemm_path(client, granularities, both)));
+    }
+    for config in [both, PRECISE, FAST] {
+        if gemm_path(client, granularities, config) == GemmPath::Emulated {
+            compare(&product(client, [&a, &b], None, config)?, &want)
+                .map_err(|failure| wrong!("{config:?}: {failure}"))?;
+        }
+    }
+    Ok(0.0)
+}
+
+/// `out ← out + (A · Bᵀ · scales + bias)` or without what was there, rounded once: the f32 result is known from a GEMM of its own,
+/// so every bit is.
+fn check_rounding<R: Runtime>(
+    client: &ComputeClient<R>,
+    [m, n, k]: [usize; 3],
+    [left, right]: [Granularity; 2],
+    dtype: StorageType,
+) -> Result<f64, Failure> {
+    let (a, b) = (random(client, [m, k], Format::E4m3, left, 61), random(client, [n, k], Format::E5m2, right, 62));
+    let mut stream = Random::new(63);
+    let bias = upload_vector(client, &stream.values(n), 1, BF16);
+    let result = product(client, [&a, &b], Some(&bias), EMULATE)?;
+    let (bytes, old) = to_dtype(&stream.values(m * n), dtype);
+    for accumulate in [true, false] {
+        let out = Output { handle: client.create_from_slice(&bytes), dtype, accumulate };
+        scaled_gemm_into(client, &a, &b, Some(&bias), &out, EMULATE)?;
+        let sum = |(old, new): (&f32, &f32)| if accumulate { old + new } else { *new };
+        let sums: Vec<f32> = old.iter().zip(&result).map(sum).collect();
+        compare(&from_dtype(&read(client, out.handle)?, dtype), &to_dtype(&sums, dtype).1)
+            .map_err(|failure| wrong!("accumulate {accumulate}: {failure}"))?;
+    }
+    Ok(0.0)
+}
+
+/// Micro-batches summed into one gradient: a NaN that is there stays, and only there.
+fn check_calls<R: Runtime>(client: &ComputeClient<R>) -> Result<f64, Failure> {
+    let (m, n, k) = (5, 6, 40);
+    let [a, b] =
+        [(m, 64), (n, 65)].map(|(rows, seed)| random(client, [rows, k], Format::E4m3, Granularity::Tensor, seed));
+    let mut want = product(client, [&a, &b], None, EMULATE)?;
+    let mut start = vec![0.0; m * n];
+    start[7] = f32::NAN;
+    let out = Output { handle: upload_f32(client, &start), dtype: F32, accumulate: true };
+    for _ in 0..3 {
+        scaled_gemm_into(client, &a, &b, None, &out, EMULATE)?;
+    }
+    want.iter_mut().for_each(|once| *once = *once + *once + *once);
+    want[7] = f32::NAN;
+    compare(&read_f32(client, out.handle)?, &want)?;
+    Ok(0.0)
+}
+
+/// What the casts write is what the GEMM reads: `x · wᵀ` from the copies by rows, and by columns of the transposes.
+fn check_casts<R: Runtime>(client: &ComputeClient<R>, cast: Cast, config: GemmConfig) -> Result<f64, Failure> {
+    let ([m, n, k], mut stream) = (CASTS, Random::new(49));
+    let (x, w) = (stream.values(m * k), stream.values(n * k));
+    let operand = |x: &[f32], rows: usize, orientation: Orientation| -> Result<Operand, Failure> {
+        let by_rows = orientation == Orientation::Rows;
+        let (x, shape) = if by_rows { (x.to_vec(), [rows, k]) } else { (transpose(x, [rows, k]), [k, rows]) };
+        let done = quantize(client, &upload(client, &x, shape, Layout::RowMajor, F32), cast, orientation)?;
+        let copy = if by_rows { done.rows } else { done.cols };
+        copy.ok_or_else(|| wrong!("no copy: {orientation:?}"))
+    };
+    let [want, got] = [Orientation::Rows, Orientation::Cols].map(|orientation| -> Result<_, Failure> {
+        let (x, w) = (operand(&x, m, orientation)?, operand(&w, n, orientation)?);
+        product(client, [&x, &w], None, config)
+    });
+    let (want, got) = (want?, got?);
+    compare(&got, &want).map_err(|failure| wrong!("by columns: {failure}"))?;
+    // 2^-4 or 2^-3 of each factor is rounding.
+    let step = match cast.format {
+        Format::E4m3 => 0.13,
+        Format::E5m2 => 0.27,
+    };
+    let mut worst = 0f64;
+    for (i, got) in want.iter().enumerate() {
+        let pairs = x[i / n * k..][..k].iter().zip(&w[i % n * k..][..k]);
+        let products = pairs.map(|(x, w)| f64::from(*x) * f64::from(*w));
+        let (sum, size) = products.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
+        let error = (f64::from(*got) - sum).abs() / (step * size + 0.5);
+        if error.is_nan() || error > 1.0 {
+            return Err(wrong!("element {i} is {got}, not {sum}"));
+        }
+        worst = worst.max(error);
+    }
+    Ok(worst)
+}
+
+/// A NaN in x makes NaN of the output, in the rows that share its scale and in no other.
+fn check_nan<R: Runtime>(client: &ComputeClient<R>, granularity: Granularity) -> Result<f64, Failure> {
+    let [m, n, k] = CASTS;
+    let mut x = Random::new(53).values(m * k);
+    x[3 * k + 7] = f32::NAN;
+    let cast = Cast { granularity, ..casts().find(|cast| cast.granularity == granularity).expect("a cast of each") };
+    let done = quantize(client, &upload(client, &x, [m, k], Layout::RowMajor, F32), cast, Orientation::Rows)?;
+    let Some(x) = done.rows else { return Err(wrong!("no copy by rows")) };
+    let w = random(client, [n, k], Format::E4m3, granularity, 54);
+    let is_nan = |row: usize| match granularity {
+        Granularity::Tensor => true,
+        Granularity::Block128x128 => row < 128,
+        Granularity::Row | Granularity::Block1x128 | Granularity::Block1x32 => row == 3,
+    };
+    let out = product(client, [&x, &w], None, PRECISE)?;
+    match out.iter().enumerate().position(|(i, out)| out.is_nan() != is_nan(i / n)) {
+        Some(i) => Err(wrong!("[{}, {}] is {}", i / n, i % n, out[i])),
+        None => Ok(0.0),
+    }
+}

@@ -1,0 +1,66 @@
+//! The encoder itself: every 16-bit float, and f32 at and between all values of a format, under scales of every size.
+
+use cubecl::ir::StorageType;
+use cubecl::prelude::*;
+use float8_kernels::{Cast, Format, Granularity, Orientation, ScaleMode, quantize_with_amax, reference};
+use half::{bf16, f16};
+use test_data::encoder_edges;
+
+use super::poison_copies;
+use crate::Failure;
+use crate::case::{Cases, wrong};
+use crate::data::{BF16, DTYPES, F16, Random};
+use crate::device::{Layout, place, upload_f32};
+use crate::matrix::{FORMATS, HostMatrix};
+
+/// Random values of each kind.
+const RANDOM: usize = 1 << 18;
+
+pub(super) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
+    for (dtype, format) in DTYPES.into_iter().flat_map(|dtype| FORMATS.map(|format| (dtype, format))) {
+        all.add(format!("encode {dtype} {format}"), |client| check(client, dtype, format));
+    }
+}
+
+fn values(dtype: StorageType, format: Format) -> Vec<f32> {
+    if dtype == BF16 {
+        (0..=u16::MAX).map(|bits| bf16::from_bits(bits).to_f32()).collect()
+    } else if dtype == F16 {
+        (0..=u16::MAX).map(|bits| f16::from_bits(bits).to_f32()).collect()
+    } else {
+        let codes = (0..=format.max_code()).map(|code| f64::from(reference::decode(code, format)));
+        let random = &mut Random::new(3);
+        let mut x = encoder_edges(&codes.collect::<Vec<_>>());
+        x.extend((0..RANDOM).map(|_| f32::from_bits(random.bits())));
+        // Within and just around the range of the format.
+        let (low, high) = match format {
+            Format::E4m3 => (-13.0, 10.0),
+            Format::E5m2 => (-20.0, 17.0),
+        };
+        let magnitude = |unit: f32| (low + (high - low) * (unit + 1.0) / 2.0).exp2();
+        x.extend((0..RANDOM).map(|_| magnitude(random.unit()).copysign(random.unit())));
+        x
+    }
+}
+
+fn check<R: Runtime>(client: &ComputeClient<R>, dtype: StorageType, format: Format) -> Result<f64, Failure> {
+    let x = values(dtype, format);
+    let shape = [1, x.len()];
+    let (view, x) = place(client, &x, shape, Layout::RowMajor, dtype);
+    let cast = Cast { format, granularity: Granularity::Tensor, scale_mode: ScaleMode::F32 };
+    let mut want = vec![0; x.len()];
+    // Scales of 1, of odd numbers above and below it, the largest, the smallest and NaN.
+    for amax in [format.max(), format.max() / 0.7371, format.max() / 3.0e7, 0.0, f32::INFINITY, f32::NAN] {
+        reference::cast(&x, reference::amax_to_scale(amax, format, cast.scale_mode), format, &mut want);
+        poison_copies(client, shape, cast)?;
+        let given = upload_f32(client, &[amax]);
+        let done = quantize_with_amax(client, &view, &given, false, cast, Orientation::Rows)?;
+        let Some(operand) = done.rows else { return Err(wrong!("no copy by rows")) };
+        let got = HostMatrix::read(client, &operand)?.codes;
+        if let Some(i) = got.iter().zip(&want).position(|(got, want)| got != want) {
+            let (x, got, want) = (x[i], got[i], want[i]);
+            return Err(wrong!("{x:e} ({:#010x}) with amax {amax:e} is {got:#x}, not {want:#x}", x.to_bits()));
+        }
+    }
+    Ok(0.0)
+}

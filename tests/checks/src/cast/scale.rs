@@ -1,0 +1,78 @@
+//! The scales of every kind of amax, wherever kernels make scales: with its group's codes, some of which are products of subnormals.
+
+use cubecl::prelude::*;
+use float8_kernels::{Cast, Granularity, Orientation, Scale, ScaleMode, quantize, reference};
+use test_data::{amaxes, binade_edges};
+
+use super::{casts, check_view, describe};
+use crate::Failure;
+use crate::case::{Cases, wrong};
+use crate::data::{F32, same};
+use crate::device::{Layout, place, poison, read_f32, sync, upload};
+use crate::matrix::HostMatrix;
+
+pub(super) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
+    for cast in casts() {
+        if cast.granularity == Granularity::Tensor {
+            all.add(format!("scale {}", describe(cast)), |client| check_tensors(client, cast));
+            continue;
+        }
+        // Beside those of columns, scales of rows are made by another kernel.
+        let beside = (cast.granularity == Granularity::Row).then_some(Orientation::Both);
+        for orientation in [Orientation::Rows].into_iter().chain(beside) {
+            let name = format!("scale {} {orientation:?}", describe(cast));
+            all.add(name, |client| check_groups(client, cast, orientation));
+        }
+    }
+}
+
+/// One group for each amax: the amax, and the same halved again and again.
+fn check_groups<R: Runtime>(client: &ComputeClient<R>, cast: Cast, orientation: Orientation) -> Result<f64, Failure> {
+    let amaxes = [amaxes(300, 7), binade_edges(2000, 90)].concat();
+    // Rows of a group, and its columns; a square of which one column exists.
+    let [height, width] = match cast.granularity {
+        Granularity::Block128x128 => [128, 1],
+        Granularity::Block1x128 => [1, 128],
+        _ => [1, 32],
+    };
+    let halved = |amax: f32| (0..height * width).map(move |i| -amax * 0.5f32.powi(i as i32));
+    let x: Vec<f32> = amaxes.iter().flat_map(|&amax| halved(amax)).collect();
+    let shape = [amaxes.len() * height, width];
+    let (view, x) = place(client, &x, shape, Layout::RowMajor, F32);
+    let done = check_view(client, &view, &x, cast, orientation)?;
+    // The scale itself is seen through the codes: the amax becomes the format's largest.
+    if cast.scale_mode == ScaleMode::F32 {
+        let Some(operand) = done.rows else { return Err(wrong!("no copy by rows")) };
+        let got = HostMatrix::read(client, &operand)?;
+        for (i, amax) in amaxes.iter().enumerate().filter(|(_, amax)| amax.is_finite() && **amax >= 1e-12) {
+            let code = got.codes[i * height * width];
+            if code != 0x80 | cast.format.max_code() {
+                return Err(wrong!("the amax {amax:e} is cast to {code:#x}"));
+            }
+        }
+    }
+    Ok(0.0)
+}
+
+/// Each amax as a matrix of one element.
+fn check_tensors<R: Runtime>(client: &ComputeClient<R>, cast: Cast) -> Result<f64, Failure> {
+    let amaxes = amaxes(300, 7);
+    poison(client, &[16; 6])?;
+    let mut done = vec![];
+    for amax in &amaxes {
+        let view = upload(client, &[-amax], [1, 1], Layout::RowMajor, F32);
+        let one = quantize(client, &view, cast, Orientation::Rows)?;
+        let Some(rows) = one.rows else { return Err(wrong!("no copy by rows")) };
+        done.push([one.amax, rows.inv_scale]);
+    }
+    sync(client)?;
+    for (&amax, handles) in amaxes.iter().zip(done) {
+        let [amax_handle, inverse] = handles.map(|handle| read_f32(client, handle));
+        let (got, inverse) = (amax_handle?[0], inverse?[0]);
+        let want: Scale = reference::amax_to_scale(amax, cast.format, cast.scale_mode);
+        if !same(got, amax) || !same(inverse, want.inverse().get()) {
+            return Err(wrong!("{amax:e}: amax {got:e}, inverse {inverse:e}, not {:e}", want.inverse().get()));
+        }
+    }
+    Ok(0.0)
+}

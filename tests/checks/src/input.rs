@@ -1,0 +1,48 @@
+//! [`Input`]: a matrix that is cast or measured, on the device and as the host knows it.
+
+use core::fmt;
+
+use cubecl::ir::StorageType;
+use cubecl::prelude::*;
+use float8_kernels::MatrixView;
+
+use crate::data::Content;
+use crate::device::{Layout, place};
+
+/// A matrix: what it holds and how it lies in memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Input {
+    pub(crate) shape: [usize; 2],
+    pub(crate) dtype: StorageType,
+    pub(crate) layout: Layout,
+    pub(crate) content: Content,
+}
+
+impl Input {
+    /// Values over many binades, row-major.
+    pub(crate) fn new(shape: [usize; 2], dtype: StorageType) -> Self {
+        Self { shape, dtype, layout: Layout::RowMajor, content: Content::Values }
+    }
+
+    /// The matrix on the device, and the values that it has there.
+    pub(crate) fn upload<R: Runtime>(&self, client: &ComputeClient<R>, seed: u64) -> (MatrixView, Vec<f32>) {
+        let x = self.content.fill(self.shape, self.dtype, seed);
+        place(client, &x, self.shape, self.layout, self.dtype)
+    }
+}
+
+impl fmt::Display for Input {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { shape: [rows, cols], dtype, layout, content } = self;
+        write!(f, "{rows}x{cols} {dtype} {layout} {content}")
+    }
+}
+
+/// Places at which a largest element could be overlooked: the ends of the first and the last row, and the middle.
+pub(crate) fn far_places([rows, cols]: [usize; 2]) -> Vec<usize> {
+    let last = (rows - 1) * cols;
+    let mut places = vec![0, cols - 1, rows / 2 * cols + cols / 2, last, last + cols - 1];
+    places.sort_unstable();
+    places.dedup();
+    places
+}
