@@ -113,7 +113,7 @@ impl Machine<'_> {
                 }
             }
             Op::Mma(mma) => multiply(warp, mma, self.accumulator),
-            Op::TensorWarp(tensor) => self.tensor_warp_op(cluster, rank, warp, tensor)?,
+            Op::TensorWarp(tensor) => return self.tensor_warp_op(cluster, rank, warp, tensor),
             Op::Wmma(wmma) => self.wmma(cluster, rank, warp, wmma)?,
             _ => return Err("this instruction is not modelled".into()),
         }

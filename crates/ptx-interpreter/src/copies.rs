@@ -92,7 +92,7 @@ impl Machine<'_> {
     pub(crate) fn bulk(&mut self, issue: Issue, op: &Op) -> Result<(), String> {
         let Issue { cluster, rank, warp, mask, .. } = issue;
         match op {
-            Op::BulkLoad { to, from, barrier, multicast } => {
+            Op::BulkLoad { to, from, barrier, multicast, pair } => {
                 for lane in lanes(mask) {
                     let from = self.place(warp, from, lane)?;
                     let [to, barrier] = [to, barrier].map(|address| {
@@ -100,7 +100,7 @@ impl Machine<'_> {
                         Ok::<_, String>(shared_parts(at, rank))
                     });
                     let ((to_rank, offset), (barrier_rank, barrier)) = (to?, barrier?);
-                    if to_rank != barrier_rank {
+                    if to_rank != barrier_rank && !(*pair && to_rank ^ 1 == barrier_rank) {
                         return Err("a bulk load into one block reports to an mbarrier of another".into());
                     }
                     let ranks = match multicast {
@@ -115,7 +115,9 @@ impl Machine<'_> {
                     };
                     self.check_aligned(&from, offset)?;
                     for rank in ranks {
-                        let load = BulkLoad { from: from.clone(), rank, offset, barrier };
+                        // Of a pair that block hears of it which has the parity of the mbarrier's.
+                        let barrier_rank = if *pair { rank & !1 | barrier_rank & 1 } else { rank };
+                        let load = BulkLoad { from: from.clone(), rank, offset, barrier: (barrier_rank, barrier) };
                         if self.random.now() {
                             self.deliver(cluster, load)?;
                         } else {
@@ -211,8 +213,10 @@ impl Machine<'_> {
     pub(crate) fn deliver(&mut self, cluster: &mut Cluster, load: BulkLoad) -> Result<(), String> {
         let BulkLoad { from, rank, offset, barrier } = load;
         let len = self.bytes(&from);
-        if cluster.blocks.get(rank).is_none_or(|block| block.live_warps == 0) {
-            return Err(format!("bytes arrive in block {rank}, which has exited"));
+        for rank in [rank, barrier.0] {
+            if cluster.blocks.get(rank).is_none_or(|block| block.live_warps == 0) {
+                return Err(format!("bytes arrive in block {rank}, which has exited"));
+            }
         }
         let shared = cluster.shared(rank)?;
         shared.locate(offset, len)?;
@@ -245,9 +249,9 @@ impl Machine<'_> {
                 }
             }
         }
-        let mut state = cluster.mbarrier(rank, barrier)?;
+        let mut state = cluster.mbarrier(barrier.0, barrier.1)?;
         state.complete(len as u32)?;
-        cluster.set_mbarrier(rank, barrier, state.bits())
+        cluster.set_mbarrier(barrier.0, barrier.1, state.bits())
     }
 
     fn finish_store(&mut self, cluster: &mut Cluster, rank: usize, store: &BulkStore) -> Result<(), String> {

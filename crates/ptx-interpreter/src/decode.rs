@@ -28,6 +28,8 @@ pub struct Kernel {
     pub(crate) globals: Vec<u8>,
     /// Blocks of a cluster.
     pub(crate) cluster: [u32; 3],
+    /// Blocks that an instruction of `tcgen05` is for: `.cta_group`, which all of a kernel share.
+    pub(crate) cta_group: Option<usize>,
     pub(crate) max_threads: Option<u32>,
 }
 
@@ -77,6 +79,7 @@ impl Kernel {
             local_bytes: 0,
             globals: vec![],
             cluster: entry.cluster.unwrap_or([1; 3]),
+            cta_group: None,
             max_threads: entry.max_threads,
         };
         let mut decoder = Decoder {

@@ -83,7 +83,12 @@ impl Decoder {
             };
             let barrier = self.address(operand(next)?, Space::Shared)?;
             let multicast = if has("multicast::cluster") { Some(self.source(operand(next + 1)?, 16)?) } else { None };
-            return Ok(Some(Op::BulkLoad { to, from, barrier, multicast }));
+            let pair = has("cta_group::2");
+            // Only boxes of tensors have the qualifier, and an mbarrier of another block takes a destination in the cluster.
+            if (pair && !has("shared::cluster")) || (!is_tensor && (pair || has("cta_group::1"))) {
+                return Ok(None);
+            }
+            return Ok(Some(Op::BulkLoad { to, from, barrier, multicast, pair }));
         }
         if !has("bulk_group") || (add && !is_tensor) {
             return Ok(None);

@@ -1,4 +1,5 @@
-//! Decoding of `tcgen05`: one block's tensor cores, dense FP8 products of operands in shared memory, copies of scales.
+//! Decoding of `tcgen05`: tensor cores of a block or of a pair of blocks, dense FP8 products of operands in shared memory, copies of
+//! scales.
 
 use super::decode::Decoder;
 use super::instr::{Op, Space, TensorOp, TensorWarpOp};
@@ -8,11 +9,18 @@ impl Decoder {
     pub(super) fn tensor_op(&mut self, parts: &[&str], operands: &[Operand]) -> Result<Option<Op>, String> {
         let has = |modifier: &str| parts.contains(&modifier);
         let operand = |i: usize| operands.get(i).ok_or_else(|| format!("operand {i} is missing"));
-        let two_blocks = has("cta_group::2") || has("multicast::cluster");
+        if let Some(group) = parts.iter().find_map(|part| part.strip_prefix("cta_group::")) {
+            let blocks = group.parse().map_err(|_| format!("cta_group::{group}"))?;
+            let first = *self.kernel.cta_group.get_or_insert(blocks);
+            if first != blocks {
+                return Err(format!(
+                    "an instruction before it has cta_group::{first}, and all of a kernel have the same"
+                ));
+            }
+        }
         // Addresses of tensor memory are plain numbers.
         let (tensor, shared) = (Space::Global, Space::Shared);
         Ok(Some(match parts {
-            _ if two_blocks => return Ok(None),
             ["tcgen05", "fence::before_thread_sync"] => Op::Tensor(Box::new(TensorOp::Before)),
             ["tcgen05", "fence::after_thread_sync"] => Op::Tensor(Box::new(TensorOp::After)),
             ["tcgen05", "alloc", ..] if has("shared::cta") => {
@@ -27,13 +35,14 @@ impl Decoder {
             ["tcgen05", "relinquish_alloc_permit", ..] => Op::TensorWarp(TensorWarpOp::Relinquish),
             ["tcgen05", "commit", ..] if has("mbarrier::arrive::one") => {
                 let barrier = self.address(operand(0)?, shared)?;
-                Op::Tensor(Box::new(TensorOp::Commit { barrier }))
+                let multicast = if has("multicast::cluster") { Some(self.source(operand(1)?, 16)?) } else { None };
+                Op::Tensor(Box::new(TensorOp::Commit { barrier, multicast }))
             }
-            ["tcgen05", "cp", "cta_group::1", "32x128b", "warpx4"] => {
+            ["tcgen05", "cp", _, "32x128b", "warpx4"] => {
                 let (to, from) = (self.address(operand(0)?, tensor)?, self.source(operand(1)?, 64)?);
                 Op::Tensor(Box::new(TensorOp::Copy { to, from }))
             }
-            ["tcgen05", "mma", "cta_group::1", kind @ ..] => {
+            ["tcgen05", "mma", "cta_group::1" | "cta_group::2", kind @ ..] => {
                 let (block_scale, predicate) = match kind {
                     ["kind::f8f6f4"] => (false, 4),
                     ["kind::mxf8f6f4", "block_scale"]

@@ -34,6 +34,7 @@ impl Machine<'_> {
                     cluster.mbarrier(rank, offset)?.is_over(value, parity)
                 }
                 Wait::Warpgroup { issued } => cluster.blocks[rank].warpgroups[warp.id / 4].issued >= issued,
+                Wait::Peer => cluster.blocks[rank].tensor.together.is_none_or(|together| together.done),
             };
             if over {
                 warp.blocked &= !(1 << lane);

@@ -155,8 +155,10 @@ pub(crate) enum TensorOp {
     /// `fence::before_thread_sync` and `fence::after_thread_sync`.
     Before,
     After,
+    /// Of one mbarrier, or of those at its place in every block of the mask in this register.
     Commit {
         barrier: Addr,
+        multicast: Option<u32>,
     },
     /// `cp.32x128b.warpx4`: the register of the descriptor.
     Copy {
@@ -392,11 +394,13 @@ pub(crate) enum Op {
         address: Addr,
         increment: bool,
     },
+    /// `pair`: the mbarrier may be that of the other block of the pair (`.cta_group::2`).
     BulkLoad {
         to: Addr,
         from: Bulk,
         barrier: Addr,
         multicast: Option<u32>,
+        pair: bool,
     },
     BulkStore {
         to: Bulk,

@@ -33,6 +33,7 @@ mod execute;
 mod flow;
 mod instr;
 mod memory;
+mod pair;
 mod run;
 mod state;
 mod stuck;

@@ -247,7 +247,12 @@ impl<'a> Machine<'a> {
             // Warps that look again and again keep making progress, so bytes arrive now and then in any case.
             let late = !progress || rounds.is_multiple_of(64);
             let pending = cluster.blocks.iter().any(|block| block.tensor.is_pending());
-            if late && pending && (cluster.loads.is_empty() || self.random.below(2) == 0) {
+            let others = !cluster.loads.is_empty() || pending;
+            if late && !cluster.signals.is_empty() && (!others || self.random.below(2) == 0) {
+                let which = self.random.below(cluster.signals.len());
+                let signal = cluster.signals.swap_remove(which);
+                cluster.signal(signal).map_err(|error| format!("{}: {error}", self.kernel.name))?;
+            } else if late && pending && (cluster.loads.is_empty() || self.random.below(2) == 0) {
                 for rank in 0..cluster.blocks.len() {
                     let error = |error| format!("{}: a product under way: {error}", self.kernel.name);
                     self.advance_tensor(cluster, rank).map_err(error)?;
@@ -265,6 +270,10 @@ impl<'a> Machine<'a> {
         }
         for block in &cluster.blocks {
             block.tensor.check_exit().map_err(|error| format!("{}: {error}", self.kernel.name))?;
+        }
+        if !cluster.signals.is_empty() {
+            let count = cluster.signals.len();
+            return Err(format!("{}: {count} arrivals are under way when the cluster exits", self.kernel.name));
         }
         if cluster.loads.is_empty() {
             Ok(true)

@@ -36,6 +36,8 @@ pub(crate) enum Wait {
     Warpgroup {
         issued: u64,
     },
+    /// For a warp of the other block of its pair, which is to take tensor memory, or give it back, with this one.
+    Peer,
     /// For anything at all to change.
     Turn,
 }
@@ -76,7 +78,8 @@ pub(crate) struct BulkLoad {
     pub from: Place,
     pub rank: usize,
     pub offset: usize,
-    pub barrier: usize,
+    /// The block of the mbarrier and its offset there.
+    pub barrier: (usize, usize),
 }
 
 #[derive(Debug, Default)]
@@ -127,6 +130,8 @@ pub(crate) struct Cluster {
     pub origin: [u32; 3],
     pub blocks: Vec<Block>,
     pub loads: Vec<BulkLoad>,
+    /// Arrivals of what has been committed, on their way to mbarriers: block and offset.
+    pub signals: Vec<(usize, usize)>,
     pub arrived: u32,
     pub generation: u64,
     pub live_threads: u32,
@@ -157,6 +162,16 @@ impl Cluster {
         // SAFETY: eight bytes of shared memory.
         unsafe { at.cast::<u64>().write_unaligned(bits) };
         Ok(())
+    }
+
+    /// An arrival at an mbarrier that an asynchronous operation makes.
+    pub(crate) fn signal(&mut self, (rank, offset): (usize, usize)) -> Result<(), String> {
+        if self.blocks.get(rank).is_none_or(|block| block.live_warps == 0) {
+            return Err(format!("a commit arrives in block {rank}, which has exited"));
+        }
+        let mut state = self.mbarrier(rank, offset)?;
+        state.arrive(1, false)?;
+        self.set_mbarrier(rank, offset, state.bits())
     }
 
     pub(crate) fn shared(&mut self, rank: usize) -> Result<&mut Shared, String> {

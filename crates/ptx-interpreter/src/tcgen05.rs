@@ -4,6 +4,11 @@
 //! has: by seed 0 when nothing else can go on. Loads of tensor memory happen when they are waited for; their registers hold
 //! poison until then. Tensor memory starts as NaN, and its addresses as high as can be.
 //!
+//! With `.cta_group::2` an instruction is for a pair of blocks, whichever of the two gives it. Descriptors and addresses then mean the
+//! same place in both. A product has 256 rows: block 0 of the pair has the first 128 of A and of the sums and the first half of the
+//! rows of B in its memory, block 1 the others; each has the scales of its own rows of A, and those of all rows of B. A copy is from
+//! each block's shared memory to its own tensor memory.
+//!
 //! The PTX ISA orders a copy before the products after it, and products to the same sums; that a product has read its scales
 //! before a later copy overwrites them is not promised, so such a copy is an error. Products and their scales are exact; how those
 //! of one instruction are added to the f32 accumulator is in [`Accumulator`].
@@ -11,9 +16,9 @@
 use super::accumulator::{Accumulator, Factor, Right};
 use super::flow::{Flow, lanes};
 use super::instr::{ElementType, TensorOp, TensorWarpOp};
-use super::memory::shared_parts;
-use super::state::{Cluster, Machine, Warp};
-use super::tensor_memory::{Matrix, Pending, Product, Shape, Tensor};
+use super::memory::{Shared, shared_parts};
+use super::state::{Cluster, Machine, Wait, Warp};
+use super::tensor_memory::{LANES, Matrix, Pending, Product, Shape, Tensor};
 use super::tma::element;
 
 /// Poison of a register that a load will write.
@@ -43,7 +48,14 @@ impl Machine<'_> {
                     return Err("more than one thread gives this".into());
                 }
                 let pending = self.pending(cluster, rank, warp, op, lane)?;
-                cluster.blocks[rank].tensor.give(warp.id * 32 + lane, pending)?;
+                let thread = warp.id * 32 + lane;
+                let group = self.group(cluster, rank)?;
+                cluster.check_runs(group.clone())?;
+                for other in group {
+                    let own = (other == rank).then_some(thread);
+                    cluster.blocks[other].tensor.check_given(own, &pending)?;
+                }
+                cluster.blocks[rank].tensor.give(thread, pending);
                 if self.random.now() {
                     while self.advance_tensor(cluster, rank)? {}
                 }
@@ -68,18 +80,31 @@ impl Machine<'_> {
             (0, column) => Ok(column),
             (lane, _) => Err(format!("begins in lane {lane} of tensor memory")),
         };
+        let group = self.group(cluster, rank)?;
         let matrix = |descriptor: u64, rows: usize, bytes: usize| -> Result<Matrix, String> {
             let matrix = Matrix::of(descriptor)?;
             for at in matrix.chunks(rows, bytes) {
-                cluster.blocks[rank].shared.check_async_read(at, 16)?;
+                for block in &cluster.blocks[group.clone()] {
+                    block.shared.check_async_read(at, 16)?;
+                }
             }
             Ok(matrix)
         };
         Ok(match op {
-            TensorOp::Commit { barrier } => {
+            TensorOp::Commit { barrier, multicast } => {
                 let at = Self::shared_address(barrier, warp.address(barrier, lane))?;
-                let (rank, offset) = shared_parts(at, rank);
-                Pending::Commit { rank, offset }
+                let (owner, offset) = shared_parts(at, rank);
+                let barriers = match multicast {
+                    None => vec![(owner, offset)],
+                    Some(mask) => {
+                        let mask = value(*mask) as u32;
+                        if mask == 0 || mask >> cluster.blocks.len() != 0 {
+                            return Err(format!("multicast to {mask:#b}, with {} blocks", cluster.blocks.len()));
+                        }
+                        lanes(mask).map(|rank| (rank, offset)).collect()
+                    }
+                };
+                Pending::Commit { barriers }
             }
             TensorOp::Copy { to, from } => {
                 let from = matrix(value(*from), 32, 16)?;
@@ -89,13 +114,13 @@ impl Machine<'_> {
                 Pending::Copy { column: column(warp.address(to, lane))?, from }
             }
             TensorOp::Mma { d, a, b, instruction, scales, keep } => {
-                let shape = Shape::of(value(*instruction) as u32, scales.is_some())?;
+                let shape = Shape::of(value(*instruction) as u32, scales.is_some(), group.len())?;
                 let scales = match scales {
                     None => None,
                     Some([a, b]) => Some([column(warp.address(a, lane))?, column(warp.address(b, lane))?]),
                 };
                 let keep = (warp.predicates[keep.0 as usize] >> lane & 1 != 0) != keep.1;
-                let (a, b) = (matrix(value(*a), shape.m, 32)?, matrix(value(*b), shape.n, 32)?);
+                let (a, b) = (matrix(value(*a), LANES, 32)?, matrix(value(*b), shape.n / group.len(), 32)?);
                 Pending::Product(Box::new(Product {
                     column: column(warp.address(d, lane))?,
                     shape,
@@ -111,56 +136,59 @@ impl Machine<'_> {
 
     /// Lets the first of what some thread has given happen; whether there was any.
     pub(crate) fn advance_tensor(&mut self, cluster: &mut Cluster, rank: usize) -> Result<bool, String> {
-        let block = &mut cluster.blocks[rank];
-        let mut queues: Vec<_> = block.tensor.queues.iter_mut().filter(|(_, queue)| !queue.is_empty()).collect();
+        let queues = &mut cluster.blocks[rank].tensor.queues;
+        let mut queues: Vec<_> = queues.iter_mut().filter(|(_, queue)| !queue.is_empty()).collect();
         if queues.is_empty() {
             return Ok(false);
         }
         let which = self.random.below(queues.len());
         let pending = queues[which].1.pop_front().expect("not empty");
+        let group = self.group(cluster, rank)?;
         match pending {
-            Pending::Commit { rank, offset } => {
-                if cluster.blocks.get(rank).is_none_or(|block| block.live_warps == 0) {
-                    return Err(format!("a commit arrives in block {rank}, which has exited"));
+            Pending::Commit { barriers } => {
+                for barrier in barriers {
+                    // Of a pair each signal has a way of its own.
+                    if group.len() == 1 || self.random.now() {
+                        cluster.signal(barrier)?;
+                    } else {
+                        cluster.signals.push(barrier);
+                    }
                 }
-                let mut state = cluster.mbarrier(rank, offset)?;
-                state.arrive(1, false)?;
-                cluster.set_mbarrier(rank, offset, state.bits())?;
             }
             Pending::Copy { column, from } => {
-                for row in 0..32 {
-                    let at = from.chunk(row, 0);
-                    block.shared.locate(at, 16)?;
-                    for i in 0..4 {
-                        let bytes = &block.shared.bytes[at + 4 * i..at + 4 * i + 4];
-                        let word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-                        for part in 0..4 {
-                            *block.tensor.word(32 * part + row, column + i) = word;
+                for block in &mut cluster.blocks[group] {
+                    for row in 0..32 {
+                        let at = from.chunk(row, 0);
+                        block.shared.locate(at, 16)?;
+                        for i in 0..4 {
+                            let bytes = &block.shared.bytes[at + 4 * i..at + 4 * i + 4];
+                            let word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+                            for part in 0..4 {
+                                *block.tensor.word(32 * part + row, column + i) = word;
+                            }
                         }
                     }
                 }
             }
             Pending::Product(product) => {
-                let mut operand = |matrix: Matrix, rows: usize, ty: ElementType| -> Result<Vec<Factor>, String> {
-                    let mut values = Vec::with_capacity(rows * 32);
-                    for at in matrix.chunks(rows, 32) {
-                        block.shared.locate(at, 16)?;
-                        let bytes = &block.shared.bytes[at..at + 16];
-                        values.extend(bytes.iter().map(|byte| Factor::new(f64::from(element(&[*byte], ty)), ty)));
-                    }
-                    Ok(values)
-                };
-                let mut a = operand(product.a, product.shape.m, product.shape.types[0])?;
-                let mut b = operand(product.b, product.shape.n, product.shape.types[1])?;
-                if let Some(columns) = product.scales {
-                    for (i, values) in [&mut a, &mut b].into_iter().enumerate() {
-                        for (row, values) in values.chunks_mut(32).enumerate() {
-                            let scale = block.tensor.scale(columns[i], row, product.shape.scale_bytes[i])?;
-                            values.iter_mut().for_each(|value| *value = value.scaled(scale));
+                let (blocks, [type_a, type_b]) = (&mut cluster.blocks[group], product.shape.types);
+                let rows_b = product.shape.n / blocks.len();
+                let mut b = vec![];
+                for block in &mut *blocks {
+                    b.extend(operand(&mut block.shared, product.b, rows_b, type_b)?);
+                }
+                for block in blocks {
+                    let (mut a, mut b) = (operand(&mut block.shared, product.a, LANES, type_a)?, b.clone());
+                    if let Some(columns) = product.scales {
+                        for (i, values) in [&mut a, &mut b].into_iter().enumerate() {
+                            for (row, values) in values.chunks_mut(32).enumerate() {
+                                let scale = block.tensor.scale(columns[i], row, product.shape.scale_bytes[i])?;
+                                values.iter_mut().for_each(|value| *value = value.scaled(scale));
+                            }
                         }
                     }
+                    multiply(&mut block.tensor, &product, &a, b, self.accumulator);
                 }
-                multiply(&mut block.tensor, &product, &a, b, self.accumulator);
             }
         }
         Ok(true)
@@ -173,28 +201,28 @@ impl Machine<'_> {
         rank: usize,
         warp: &mut Warp,
         op: &TensorWarpOp,
-    ) -> Result<(), String> {
+    ) -> Result<Flow, String> {
         if warp.live != u32::MAX {
             return Err("lanes of the warp have exited".into());
         }
         match op {
             TensorWarpOp::Alloc { slot, columns } => {
                 let columns = warp.registers[*columns as usize][0] as usize;
-                let address = cluster.blocks[rank].tensor.take(columns)? as u64;
+                let group = self.group(cluster, rank)?;
+                let Some(column) = cluster.take_columns(group, rank, warp.id, columns)? else {
+                    return Ok(Flow::Stay(u32::MAX, Wait::Peer));
+                };
                 let at = (slot.space, warp.address(slot, 0), 0);
                 let to = self.locate(cluster, rank, warp, at, 4, true)?;
                 // SAFETY: located.
-                unsafe { super::state::write(to, 4, address) };
+                unsafe { super::state::write(to, 4, column as u64) };
             }
             TensorWarpOp::Dealloc { address, columns } => {
-                let [address, columns] = [address, columns].map(|register| warp.registers[*register as usize][0]);
-                let tensor = &mut cluster.blocks[rank].tensor;
-                let at = tensor.taken.iter().position(|taken| *taken == (address as usize, columns as usize));
-                let at = at.ok_or_else(|| format!("gives back {columns} columns at {address:#x}, not taken so"))?;
-                if tensor.is_pending() {
-                    return Err("gives tensor memory back while products are under way".into());
+                let [column, columns] = [address, columns].map(|register| warp.registers[*register as usize][0]);
+                let group = self.group(cluster, rank)?;
+                if !cluster.give_columns_back(group, rank, warp.id, [column as usize, columns as usize])? {
+                    return Ok(Flow::Stay(u32::MAX, Wait::Peer));
                 }
-                tensor.taken.swap_remove(at);
             }
             TensorWarpOp::Relinquish => cluster.blocks[rank].tensor.relinquished = true,
             TensorWarpOp::Load { d, address } => {
@@ -211,10 +239,12 @@ impl Machine<'_> {
                     return Err(format!("warp {} reads from lane {lane} of tensor memory on", warp.id));
                 }
                 let columns = column..column + d.len();
-                let tensor = &cluster.blocks[rank].tensor;
-                tensor.check(&columns)?;
-                if tensor.is_written(&columns) {
-                    return Err("reads tensor memory that a product or copy under way writes".into());
+                for other in self.group(cluster, rank)? {
+                    let tensor = &cluster.blocks[other].tensor;
+                    tensor.check(&columns)?;
+                    if tensor.is_written(&columns) {
+                        return Err("reads tensor memory that a product or copy under way writes".into());
+                    }
                 }
                 d.iter().for_each(|register| warp.registers[*register as usize] = [IN_FLIGHT; 32]);
                 warp.tensor_loads.push((d.clone(), column));
@@ -232,8 +262,19 @@ impl Machine<'_> {
                 }
             }
         }
-        Ok(())
+        Ok(Flow::Next)
     }
+}
+
+/// The values of 32 bytes of each of an operand's rows in a block.
+fn operand(shared: &mut Shared, matrix: Matrix, rows: usize, ty: ElementType) -> Result<Vec<Factor>, String> {
+    let mut values = Vec::with_capacity(rows * 32);
+    for at in matrix.chunks(rows, 32) {
+        shared.locate(at, 16)?;
+        let bytes = &shared.bytes[at..at + 16];
+        values.extend(bytes.iter().map(|byte| Factor::new(f64::from(element(&[*byte], ty)), ty)));
+    }
+    Ok(values)
 }
 
 /// `d = a · bᵀ`, added to what `d` holds if that is kept: row i in lane i, column j in the j-th column.

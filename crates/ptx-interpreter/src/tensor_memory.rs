@@ -18,10 +18,9 @@ pub(crate) enum Pending {
         from: Matrix,
     },
     Product(Box<Product>),
-    /// An arrival at the mbarrier of a block.
+    /// Arrivals at mbarriers: their blocks and offsets.
     Commit {
-        rank: usize,
-        offset: usize,
+        barriers: Vec<(usize, usize)>,
     },
 }
 
@@ -42,8 +41,8 @@ impl Pending {
         match self {
             Pending::Copy { column, .. } => (*column..column + 4, vec![]),
             Pending::Product(product) => {
-                let [m, n] = [product.shape.m, product.shape.n];
-                let scales = product.scales.map(|[a, b]| vec![a..a + m.div_ceil(32), b..b + n.div_ceil(32)]);
+                let [rows, n] = [LANES, product.shape.n];
+                let scales = product.scales.map(|[a, b]| vec![a..a + rows.div_ceil(32), b..b + n.div_ceil(32)]);
                 (product.column..product.column + n, scales.unwrap_or_default())
             }
             Pending::Commit { .. } => (0..0, vec![]),
@@ -63,8 +62,21 @@ pub(crate) struct Tensor {
     /// First column and number of columns of what is taken.
     pub taken: Vec<(usize, usize)>,
     pub relinquished: bool,
+    /// What a warp does, or has just done, with one of the other block of the pair.
+    pub together: Option<Together>,
     /// By thread, in the order in which it was given.
     pub queues: Vec<(usize, VecDeque<Pending>)>,
+}
+
+/// Tensor memory that both blocks of a pair take, or give back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Together {
+    pub warp: usize,
+    pub gives_back: bool,
+    /// First column; 0 until it is taken.
+    pub column: usize,
+    pub columns: usize,
+    pub done: bool,
 }
 
 impl Tensor {
@@ -99,7 +111,21 @@ impl Tensor {
         Ok(first)
     }
 
+    /// Gives back what [`take`](Self::take) took.
+    pub(crate) fn give_back(&mut self, column: usize, columns: usize) -> Result<(), String> {
+        let at = self.taken.iter().position(|taken| *taken == (column, columns));
+        let at = at.ok_or_else(|| format!("gives back {columns} columns at {column:#x}, not taken so"))?;
+        if self.is_pending() {
+            return Err("gives tensor memory back while products are under way".into());
+        }
+        self.taken.swap_remove(at);
+        Ok(())
+    }
+
     pub(crate) fn check(&self, columns: &core::ops::Range<usize>) -> Result<(), String> {
+        if self.together.is_some_and(|together| together.gives_back && !together.done) {
+            return Err("uses tensor memory that a block of the pair gives back".into());
+        }
         if self.taken.iter().any(|(first, len)| columns.start >= *first && columns.end <= first + len) {
             Ok(())
         } else {
@@ -112,7 +138,8 @@ impl Tensor {
         self.queues.iter().flat_map(|(_, queue)| queue).any(|pending| overlap(&pending.columns().0, columns))
     }
 
-    pub(crate) fn give(&mut self, thread: usize, pending: Pending) -> Result<(), String> {
+    /// What is wrong if `thread`, of this block or else of none, gives something that uses this memory.
+    pub(crate) fn check_given(&self, thread: Option<usize>, pending: &Pending) -> Result<(), String> {
         let (written, read) = pending.columns();
         if !matches!(pending, Pending::Commit { .. }) {
             self.check(&written)?;
@@ -121,7 +148,7 @@ impl Tensor {
         for (other, queue) in &self.queues {
             for before in queue {
                 let (its_written, its_read) = before.columns();
-                if *other != thread
+                if Some(*other) != thread
                     && (overlap(&its_written, &written) || read.iter().any(|r| overlap(r, &its_written)))
                 {
                     return Err("uses what another thread's products or copies write".into());
@@ -131,11 +158,14 @@ impl Tensor {
                 }
             }
         }
+        Ok(())
+    }
+
+    pub(crate) fn give(&mut self, thread: usize, pending: Pending) {
         match self.queues.iter_mut().find(|(other, _)| *other == thread) {
             Some((_, queue)) => queue.push_back(pending),
             None => self.queues.push((thread, VecDeque::from([pending]))),
         }
-        Ok(())
     }
 
     pub(crate) fn word(&mut self, lane: usize, column: usize) -> &mut u32 {
@@ -199,7 +229,6 @@ impl Matrix {
 /// An instruction descriptor (PTX ISA, *instruction descriptor*).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
-    pub m: usize,
     pub n: usize,
     pub types: [ElementType; 2],
     /// Bytes of the words of scales that are A's and B's.
@@ -207,7 +236,8 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    pub(crate) fn of(descriptor: u32, block_scale: bool) -> Result<Self, String> {
+    /// Of a product of `blocks` blocks, each of which has [`LANES`] rows of the sums and of A, and its share of the rows of B.
+    pub(crate) fn of(descriptor: u32, block_scale: bool, blocks: usize) -> Result<Self, String> {
         let bits = |from: u32, count: u32| descriptor >> from & ((1 << count) - 1);
         // Sparsity, saturation, reserved, negation, transposition; what else the kind fixes.
         let mut fixed = vec![(0, 4, 0), (6, 1, 0), (13, 2, 0), (15, 2, 0)];
@@ -228,10 +258,10 @@ impl Shape {
         };
         let m = if block_scale { bits(27, 2) << 7 } else { bits(24, 5) << 4 } as usize;
         let n = (bits(17, 6) << 3) as usize;
-        if m != 128 || !n.is_multiple_of(16) || !(16..=256).contains(&n) {
-            return Err(format!("a product of {m} by {n} is not modelled, or not possible"));
+        if m != LANES * blocks || !n.is_multiple_of(16 * blocks) || !(16..=256).contains(&n) {
+            return Err(format!("a product of {m} by {n} in {blocks} blocks is not modelled, or not possible"));
         }
         let scale_bytes = if block_scale { [bits(29, 2), bits(4, 2)] } else { [0; 2] };
-        Ok(Self { m, n, types: [ty(7)?, ty(10)?], scale_bytes })
+        Ok(Self { n, types: [ty(7)?, ty(10)?], scale_bytes })
     }
 }

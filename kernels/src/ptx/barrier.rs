@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::{asm, operand, statement};
+use super::{asm, name, operand, statement};
 
 /// Makes an mbarrier that completes a phase after `count` arrivals and the bytes that they announce.
 #[cube]
@@ -38,6 +38,17 @@ pub(crate) fn mbarrier_arrive_remote(barrier: u32, rank: u32) {
         let template = "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n\
                         mbarrier.arrive.shared::cluster.b64 _, [remote];\n}\n";
         asm(scope, template, &[], &inputs);
+    })
+}
+
+/// Where what lies at `address` in this block lies in block `rank` of the cluster, for instructions that take addresses of the cluster.
+#[cube]
+pub(crate) fn cluster_address(address: u32, rank: u32) -> u32 {
+    intrinsic!(|scope| {
+        let out = scope.create_local_mut(u32::as_type(scope));
+        let inputs = [("r", operand(scope, *address.expand)), ("r", operand(scope, *rank.expand))];
+        asm(scope, "mapa.shared::cluster.u32 %0, %1, %2;\n", &[("=r", name(&out))], &inputs);
+        out.into()
     })
 }
 

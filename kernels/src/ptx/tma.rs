@@ -9,12 +9,21 @@ use super::{asm, name, operand};
 /// tensor is zero.
 #[cube]
 pub(crate) fn tma_load<T: CubePrimitive>(map: &TensorMap<T, Tiled>, shared: u32, barrier: u32, x: u32, y: u32) {
-    intrinsic!(|scope| load(scope, &map.expand, [*shared.expand, *x.expand, *y.expand, *barrier.expand], None))
+    intrinsic!(|scope| load(scope, &map.expand, [*shared.expand, *x.expand, *y.expand, *barrier.expand], "", None))
+}
+
+/// [`tma_load`] to this block whose bytes count at an mbarrier of the pair's other block, or of this one: an address in the cluster.
+#[cube]
+pub(crate) fn tma_load_pair<T: CubePrimitive>(map: &TensorMap<T, Tiled>, shared: u32, barrier: u32, x: u32, y: u32) {
+    intrinsic!(|scope| {
+        let places = [*shared.expand, *x.expand, *y.expand, *barrier.expand];
+        load(scope, &map.expand, places, ".cta_group::2", None)
+    })
 }
 
 /// The statement that brings a box of `map` to `shared`, at `x` and `y`, reported to `barrier`: in every block of the mask, or in that
 /// of the address.
-fn load(scope: &mut Scope, map: &Variable, [shared, x, y, barrier]: [Variable; 4], mask: Option<u32>) {
+fn load(scope: &mut Scope, map: &Variable, [shared, x, y, barrier]: [Variable; 4], group: &str, mask: Option<u32>) {
     let mut inputs = vec![
         ("r", operand(scope, shared)),
         ("l", format!("&{}", name(map))),
@@ -25,7 +34,7 @@ fn load(scope: &mut Scope, map: &Variable, [shared, x, y, barrier]: [Variable; 4
     let (qualifier, place) = if mask.is_some() { (".multicast::cluster", ", %5") } else { ("", "") };
     inputs.extend(mask.map(|mask| ("h", format!("static_cast<uint16>({mask})"))));
     let template = format!(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes{qualifier} \
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes{qualifier}{group} \
          [%0], [%1, {{%2, %3}}], [%4]{place};\n"
     );
     asm(scope, &template, &[], &inputs);
@@ -59,7 +68,7 @@ pub(crate) fn tma_load_multicast<T: CubePrimitive>(
     #[comptime] mask: u32,
 ) {
     intrinsic!(|scope| {
-        load(scope, &map.expand, [*shared.expand, *x.expand, *y.expand, *barrier.expand], Some(mask));
+        load(scope, &map.expand, [*shared.expand, *x.expand, *y.expand, *barrier.expand], "", Some(mask));
     })
 }
 

@@ -32,16 +32,22 @@ pub fn is_native(kernel: &Generated) -> bool {
 }
 
 /// Instructions of PTX that a source may hold, and what they must have become.
-const TRANSLATED: [(&str, &str); 14] = [
+const TRANSLATED: [(&str, &str); 20] = [
     ("k32.f32.e", "QGMMA"),
     ("k16.f32.bf16.bf16", "HGMMA"),
     ("tcgen05.mma.cta_group::1.kind::f8f6f4", "UTCQMMA"),
     ("tcgen05.mma.cta_group::1.kind::mxf8f6f4", "UTCQMMA.SF"),
+    ("tcgen05.mma.cta_group::2.kind::f8f6f4", "UTCQMMA.2CTA"),
+    ("tcgen05.mma.cta_group::2.kind::mxf8f6f4", "UTCQMMA.2CTA.SF"),
+    ("tcgen05.commit.cta_group::2", "UTCBAR.2CTA.MULTICAST"),
+    ("tcgen05.alloc.cta_group::2", "UTCATOMSWS.2CTA"),
     ("tcgen05.cp", "UTCCP"),
+    ("tcgen05.cp.cta_group::2", "UTCCP.T.S.2CTA"),
     ("tcgen05.ld", "LDTM"),
     ("cp.async.bulk.shared", "UBLKCP"),
     ("cp.async.bulk.tensor.2d.shared", "UTMALDG"),
-    (".multicast::cluster", "UTMALDG.2D.MULTICAST"),
+    ("bytes.multicast::cluster", "UTMALDG.2D.MULTICAST"),
+    ("bytes.cta_group::2", "UTMALDG.2D.2CTA"),
     ("cp.async.bulk.tensor.2d.global", "UTMASTG"),
     ("setmaxnreg.inc", "USETMAXREG"),
     ("cvt.rn.satfinite", "F2FP.SATFINITE"),
@@ -135,9 +141,11 @@ pub fn expected(kernel: &Generated) -> Rules {
         }
         _ => {}
     }
-    if kernel.source.contains("tcgen05.mma.cta_group::1.kind::f8f6f4") {
-        forbidden.push("UTCQMMA.SF");
+    if kernel.source.contains(".kind::f8f6f4") {
+        forbidden.extend(["UTCQMMA.SF", "UTCQMMA.2CTA.SF"]);
     }
+    // Of two blocks all is for both, and plain copies would report to the wrong one.
+    forbidden.push(if kernel.source.contains("cta_group::2") { "UBLKCP" } else { "UTCQMMA.2CTA" });
     for (ptx, opcode) in &TRANSLATED {
         if kernel.source.contains(ptx) {
             required.push((core::slice::from_ref(opcode), 1));

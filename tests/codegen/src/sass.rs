@@ -16,7 +16,7 @@ pub struct Sass {
     /// Bytes of static shared memory per block.
     pub shared: usize,
     /// How often each opcode stands in the code, by its name without operands and predicates, such as `LDG.E.128`. A product of
-    /// `tcgen05` that has scales, as a further operand, is called `UTCQMMA.SF`.
+    /// `tcgen05` that has scales, as a further operand, is called `UTCQMMA.SF`, or `UTCQMMA.2CTA.SF`.
     pub opcodes: BTreeMap<String, usize>,
     /// Fences of the whole GPU and invalidations of the L1 cache that do not belong to a barrier of the cluster.
     pub stray_fences: usize,
@@ -122,8 +122,13 @@ fn opcode(line: &str) -> Option<(usize, &str)> {
     let opcode = if first.starts_with('@') { words.next()? } else { first };
     let opcode = opcode.starts_with(|c: char| c.is_ascii_uppercase()).then(|| opcode.trim_end_matches(';'))?;
     // A product of `tcgen05` that has scales, as a further operand.
-    let scaled = opcode == "UTCQMMA" && line.split("idesc").nth(1).is_some_and(|rest| rest.contains("tmem"));
-    Some((address, if scaled { "UTCQMMA.SF" } else { opcode }))
+    let scaled = line.split("idesc").nth(1).is_some_and(|rest| rest.contains("tmem"));
+    let opcode = match opcode {
+        "UTCQMMA" if scaled => "UTCQMMA.SF",
+        "UTCQMMA.2CTA" if scaled => "UTCQMMA.2CTA.SF",
+        other => other,
+    };
+    Some((address, opcode))
 }
 
 fn run(root: &Path, tool: &str, options: &[&str], file: &Path) -> Result<String, String> {

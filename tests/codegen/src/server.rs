@@ -284,6 +284,9 @@ impl ComputeServer for GenerateServer {
             GENERATED.lock().unwrap().push(generated);
             return;
         };
+        if let (Ok(generated), Some(execution)) = (&generated, EXECUTION.lock().unwrap().as_mut()) {
+            *execution.launches.entry(generated.source.clone()).or_default() += 1;
+        }
         let done = generated.and_then(|generated| self.execute(&generated, block, count, arguments, how));
         if let Err(error) = done {
             self.errors.push(error);

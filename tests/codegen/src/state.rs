@@ -1,7 +1,7 @@
 //! Devices that do not exist and what each architecture's can do, as CubeCL's CUDA runtime describes them; what was launched on
 //! them, and how launches run.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -180,6 +180,8 @@ pub(crate) struct Executor {
     pub(crate) nvrtc: Arc<Nvrtc>,
     pub(crate) seed: u64,
     pub(crate) accumulator: Accumulator,
+    /// How often each kernel was launched, by its source.
+    pub(crate) launches: HashMap<String, usize>,
 }
 
 /// Set while launches are executed.
@@ -198,6 +200,13 @@ impl Running {
     pub fn set_accumulator(&self, accumulator: Accumulator) {
         let mut execution = EXECUTION.lock().unwrap_or_else(PoisonError::into_inner);
         execution.as_mut().expect("launches are executed").accumulator = accumulator;
+    }
+
+    /// How many launches were of kernels whose CUDA has this text.
+    pub fn launches_of(&self, text: &str) -> usize {
+        let execution = EXECUTION.lock().unwrap_or_else(PoisonError::into_inner);
+        let launches = &execution.as_ref().expect("launches are executed").launches;
+        launches.iter().filter(|(source, _)| source.contains(text)).map(|(_, count)| count).sum()
     }
 }
 
@@ -227,8 +236,12 @@ pub fn execute(execution: Execution) -> Option<Running> {
     float8_kernels::trap_stuck_barriers(false);
     static NVRTC: OnceLock<Arc<Nvrtc>> = OnceLock::new();
     let nvrtc = NVRTC.get_or_init(|| Arc::new(Nvrtc::load(Path::new(&root)).unwrap_or_else(|error| panic!("{error}"))));
-    *EXECUTION.lock().unwrap_or_else(PoisonError::into_inner) =
-        Some(Executor { nvrtc: nvrtc.clone(), seed: execution.seed, accumulator: Accumulator::Full });
+    *EXECUTION.lock().unwrap_or_else(PoisonError::into_inner) = Some(Executor {
+        nvrtc: nvrtc.clone(),
+        seed: execution.seed,
+        accumulator: Accumulator::Full,
+        launches: HashMap::new(),
+    });
     Some(Running { _turn: turn })
 }
 

@@ -26,6 +26,10 @@ const ARCHITECTURES: [(u16, &str); 5] =
 /// two pairs of granularities.
 const WIDE_SCALES: [(u16, &str, usize); 2] = [(90, "gemm_hopper", 6), (100, "gemm_blackwell", 4)];
 
+/// Products of two blocks that there are on sm_100, and how many variants of each at least: those of each tile and output.
+const PAIRS: [(&str, usize); 2] =
+    [("tcgen05.mma.cta_group::2.kind::f8f6f4", 12), ("tcgen05.mma.cta_group::2.kind::mxf8f6f4", 12)];
+
 /// The first kernel of each entry point, of which there is one for each width of loads and each output type; and of those that
 /// only this architecture has, every `step`-th.
 fn selected(kernels: Vec<Generated>, step: usize) -> Vec<Generated> {
@@ -142,6 +146,10 @@ fn every_kernel_compiles_and_fits() {
                     kernels.iter().filter(|kernel| family(&kernel.name) == *name && kernel.source.lines().any(is_wide));
                 assert!(wide.count() >= *least, "scales of blocks do not come by {load} in {name}");
             }
+        }
+        for (product, least) in PAIRS.into_iter().filter(|_| sm == 100) {
+            let count = kernels.iter().filter(|kernel| kernel.source.contains(product)).count();
+            assert!(count >= least, "{count} of {product}");
         }
         let Some(nvrtc) = &nvrtc else { continue };
         let kernels = selected(kernels, step);

@@ -416,6 +416,33 @@ fn blackwell_plans() {
     }
 }
 
+/// Tiles that two blocks of a cluster make together, wide and narrow: several to a cluster, on one cluster and on two, with rows for
+/// both blocks of the last and for one; contractions longer than the stages, of less than a step, and in parts.
+#[test]
+fn blackwell_pairs() {
+    for seed in 0..3 {
+        let Some(running) = execute(Execution { seed }) else { return };
+        let on = |sms| GenerateCuda::client(&OfflineDevice { sm: 100, sms });
+        let mut random = Random(14);
+        for (i, granularities) in BLACKWELL[..4].iter().enumerate() {
+            let kind = if granularities[0] == MX { "mxf8f6f4.block_scale" } else { "f8f6f4" };
+            let product = format!("tcgen05.mma.cta_group::2.kind::{kind}");
+            for (j, ([m, n, k], sms)) in
+                [([260, 260, 1000], 2), ([390, 516, 140], 4), ([129, 201, 31], 4), ([130, 67, 4100], 8)]
+                    .into_iter()
+                    .enumerate()
+            {
+                let a = Matrix::random([m, k], FORMATS[(i + j) % 2], granularities[0], &mut random);
+                let b = Matrix::random([n, k], FORMATS[j % 2], granularities[1], &mut random);
+                let before = running.launches_of(&product);
+                let rest = Rest { out: [F32, BF16, F16][(i + j) % 3], bias: Some((F32, 1)), ..PLAIN };
+                check(&on(sms), &a, &b, Rest { accumulate: j % 2 == 1, ..rest });
+                assert!(running.launches_of(&product) > before, "no {product} for [{m}, {n}, {k}] on {sms} SMs");
+            }
+        }
+    }
+}
+
 /// Every code decodes to its value, NaN and infinity too: `A` holds one code a row, `B` ones.
 #[test]
 fn every_code() {

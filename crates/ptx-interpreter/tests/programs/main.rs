@@ -1,6 +1,7 @@
 //! The interpreter on small programs whose results follow from the PTX ISA: conversions, bit operations, barriers,
 //! tensor copies, matrix instructions, clusters; and that faults are faults.
 
+mod pair;
 mod tcgen05;
 mod time;
 

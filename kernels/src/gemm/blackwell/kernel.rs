@@ -3,6 +3,7 @@
 use cubecl::prelude::*;
 
 use super::epilogue::{Storer, store_sums, store_tile};
+use super::maps::Maps;
 use super::places::Places;
 use super::plan::{ROWS, STEP};
 use super::promote::add_steps;
@@ -14,23 +15,23 @@ use crate::gemm::tma::maps::InsteadOfShapes;
 use crate::gemm::tma::ring::{Place, Ring, advance, first_place, stage_operands, stage_scales};
 use crate::gemm::tma::store::finish_stores;
 use crate::ptx::barrier::{
-    fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait,
+    cluster_address, cluster_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx,
+    mbarrier_arrive_remote, mbarrier_init, mbarrier_wait,
 };
 use crate::ptx::shared::shared_address;
 use crate::ptx::tcgen05::{
     fp8_instruction, mma_fp8, mma_mxfp8, mxfp8_instruction, operand_descriptor, scales_descriptor, tcgen05_after_wait,
     tcgen05_before_signal, tcgen05_commit, tmem_alloc, tmem_copy_scales, tmem_dealloc,
 };
-use crate::ptx::tma::{bulk_load, tma_load, tma_prefetch_map};
+use crate::ptx::tma::{bulk_load, tma_load, tma_load_pair, tma_prefetch_map};
 use crate::version::Version;
 
 /// The warp that multiplies; warp 0 fills stages.
 const MULTIPLIER: u32 = 1;
 
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, cluster_dim = CubeDim::new_2d(config.ctas, 1))]
 pub(super) fn gemm_blackwell<O: Float>(
-    a: &TensorMap<u8, Tiled>,
-    b: &TensorMap<u8, Tiled>,
+    maps: &Maps,
     out_map: &mut ComptimeOption<TensorMap<O, Tiled>>,
     // Not read here: the launch waits for what another stream writes to arrays, not to maps.
     _codes_a: &Array<u32>,
@@ -55,37 +56,41 @@ pub(super) fn gemm_blackwell<O: Float>(
         #[unroll]
         for buffer in 0..comptime!(config.buffers() as u32) {
             mbarrier_init(ready + comptime!(8 * buffer), 1u32);
-            mbarrier_init(read + comptime!(8 * buffer), comptime!(32 * STORERS as u32));
+            mbarrier_init(read + comptime!(8 * buffer), comptime!(32 * STORERS as u32 * config.ctas));
         }
         fence_mbarrier_init();
-        tma_prefetch_map(a);
-        tma_prefetch_map(b);
+        tma_prefetch_map(&maps.a);
+        tma_prefetch_map(&maps.b);
     }
-    sync_cube();
+    // The other block of a pair must run, and have made its mbarriers, before anything is told to it.
+    sync_blocks(config);
     let warp = UNIT_POS / 32;
     if warp == MULTIPLIER {
-        tmem_alloc(base + comptime!(config.slot_at() as u32), comptime!(config.tmem_columns() as u32));
+        let slot = base + comptime!(config.slot_at() as u32);
+        tmem_alloc(slot, comptime!(config.tmem_columns() as u32), comptime!(config.ctas));
     }
     tcgen05_before_signal();
-    sync_cube();
+    sync_blocks(config);
     tcgen05_after_wait();
     let tmem = shared[comptime!(config.slot_at() / 4)];
 
     // One thread each: the assembler knows by `elect.sync` that it is alone, and puts addresses in uniform registers.
     if warp == 0 {
         if plane_elect() {
-            fill_stages(a, b, problem, &places, &extent, config);
+            fill_stages(maps, problem, &places.ring, &extent, config);
         }
     } else if warp == MULTIPLIER {
-        if plane_elect() {
-            multiply_tiles(problem, tmem, &places, &extent, config);
+        if leads_pair(config) {
+            if plane_elect() {
+                multiply_tiles(problem, tmem, &places, &extent, config);
+            }
         }
     } else {
         let mut buffer = first_place(0u32);
         let mut storer = Storer::new(base);
         // Of this thread's row, where they are added up in registers.
         let mut sums = Array::<f32>::new(comptime!(if config.scaling.is_promoted() { config.cols } else { 1 }));
-        let mut index = CUBE_POS_X;
+        let mut index = first_item(config);
         while index < extent.items() {
             let item = item(index, problem, &extent, comptime!(config.item_shape()));
             storer.begin(problem, &item, config);
@@ -98,46 +103,91 @@ pub(super) fn gemm_blackwell<O: Float>(
                 let tile = tmem + buffer.at * comptime!(config.cols as u32);
                 store_tile::<O>(tile, &mut storer, out_map, out, problem, &item, config);
                 tcgen05_before_signal();
-                mbarrier_arrive(places.read + 8 * buffer.at);
+                tell_read(places.read + 8 * buffer.at, config);
                 advance(&mut buffer, comptime!(config.buffers() as u32));
             }
-            index += CUBE_COUNT_X;
+            index += items_at_once(config);
         }
         if comptime!(config.store.tma) {
             finish_stores(32u32);
         }
     }
     tcgen05_before_signal();
-    sync_cube();
+    sync_blocks(config);
     tcgen05_after_wait();
     if warp == MULTIPLIER {
-        tmem_dealloc(tmem, comptime!(config.tmem_columns() as u32));
+        tmem_dealloc(tmem, comptime!(config.tmem_columns() as u32), comptime!(config.ctas));
+    }
+}
+
+/// All threads that make a tile meet.
+#[cube]
+fn sync_blocks(#[comptime] config: Config) {
+    if comptime!(config.ctas > 1) {
+        cluster_sync();
+    } else {
+        sync_cube();
+    }
+}
+
+/// Whether this block gives the products: alone, or the first of a pair.
+#[cube]
+fn leads_pair(#[comptime] config: Config) -> bool {
+    if comptime!(config.ctas > 1) { CUBE_POS_X % comptime!(config.ctas) == 0 } else { true.runtime() }
+}
+
+/// Number of the first item of this block, or of its pair.
+#[cube]
+fn first_item(#[comptime] config: Config) -> u32 {
+    CUBE_POS_X / comptime!(config.ctas)
+}
+
+/// From one item of this block, or of its pair, to the next.
+#[cube]
+fn items_at_once(#[comptime] config: Config) -> u32 {
+    CUBE_COUNT_X / comptime!(config.ctas)
+}
+
+/// Tells whoever gives the products that this thread has read its sums.
+#[cube]
+fn tell_read(barrier: u32, #[comptime] config: Config) {
+    if comptime!(config.ctas > 1) {
+        mbarrier_arrive_remote(barrier, 0u32.runtime());
+    } else {
+        mbarrier_arrive(barrier);
     }
 }
 
 /// Has TMA fill one stage after the other, as they become free.
 #[cube]
-fn fill_stages(
-    a: &TensorMap<u8, Tiled>,
-    b: &TensorMap<u8, Tiled>,
-    problem: &Problem,
-    places: &Places,
-    extent: &Extent,
-    #[comptime] config: Config,
-) {
+fn fill_stages(maps: &Maps, problem: &Problem, ring: &Ring, extent: &Extent, #[comptime] config: Config) {
+    // Of a pair all loads count at the mbarriers of the block that gives the products.
+    let full = if comptime!(config.ctas > 1) {
+        cluster_address(ring.full(0u32.runtime()), 0u32.runtime())
+    } else {
+        ring.full(0u32.runtime())
+    };
     // The first round finds every stage empty.
     let mut place = first_place(1u32);
-    let mut index = CUBE_POS_X;
+    let mut index = first_item(config);
     while index < extent.items() {
         let item = item(index, problem, extent, comptime!(config.item_shape()));
         let mut block = item.step_begin;
         while block < item.step_end {
-            places.ring.wait_empty(&place, comptime!(config.trap));
-            fill(a, b, problem, places, place.at, block, &item.work, config);
+            ring.wait_empty(&place, comptime!(config.trap));
+            announce(ring.full(place.at), config);
+            fill(maps, problem, ring.base, full + 8 * place.at, place.at, block, &item.work, config);
             advance(&mut place, comptime!(config.stages as u32));
             block += 1;
         }
-        index += CUBE_COUNT_X;
+        index += items_at_once(config);
+    }
+    if comptime!(config.ctas > 1) {
+        // What the other block's products free is told to this one, which must not have gone by then.
+        for _ in 0..comptime!(config.stages as u32) {
+            ring.wait_empty(&place, comptime!(config.trap));
+            advance(&mut place, comptime!(config.stages as u32));
+        }
     }
 }
 
@@ -147,7 +197,7 @@ fn multiply_tiles(problem: &Problem, tmem: u32, places: &Places, extent: &Extent
     let mut place = first_place(0u32);
     // The first round finds no sums that are still to be read.
     let mut buffer = first_place(1u32);
-    let mut index = CUBE_POS_X;
+    let mut index = first_item(config);
     while index < extent.items() {
         let item = item(index, problem, extent, comptime!(config.item_shape()));
         if comptime!(!config.scaling.is_promoted()) {
@@ -164,7 +214,7 @@ fn multiply_tiles(problem: &Problem, tmem: u32, places: &Places, extent: &Extent
             let is_sum =
                 if comptime!(config.scaling.is_promoted()) { false.runtime() } else { block > item.step_begin };
             multiply_stage(places.ring.base, tmem, sums, place.at, select(is_sum, 1u32, 0u32), &item, config);
-            tcgen05_commit(places.ring.empty(place.at));
+            tcgen05_commit(places.ring.empty(place.at), comptime!(config.ctas));
             advance(&mut place, comptime!(config.stages as u32));
             if comptime!(config.scaling.is_promoted()) {
                 finish_sums(places, &mut buffer, config);
@@ -174,7 +224,7 @@ fn multiply_tiles(problem: &Problem, tmem: u32, places: &Places, extent: &Extent
         if comptime!(!config.scaling.is_promoted()) {
             finish_sums(places, &mut buffer, config);
         }
-        index += CUBE_COUNT_X;
+        index += items_at_once(config);
     }
 }
 
@@ -188,42 +238,65 @@ fn wait_for_room(places: &Places, buffer: &Place, #[comptime] config: Config) {
 /// Has the sums in a buffer read when they are done, and goes on to the next.
 #[cube]
 fn finish_sums(places: &Places, buffer: &mut Place, #[comptime] config: Config) {
-    tcgen05_commit(places.ready + 8 * buffer.at);
+    tcgen05_commit(places.ready + 8 * buffer.at, comptime!(config.ctas));
     advance(buffer, comptime!(config.buffers() as u32));
 }
 
-/// Has TMA fill a stage.
+/// Announces what TMA will bring to a stage, of a pair to both blocks.
+#[cube]
+fn announce(full: u32, #[comptime] config: Config) {
+    let layout = comptime!(config.layout());
+    let bytes = comptime!((layout.stage_a + layout.stage_b + layout.stage_scales) as u32 * config.ctas);
+    if leads_pair(config) {
+        mbarrier_arrive_expect_tx(full, bytes);
+    }
+}
+
+/// Has TMA fill a stage, and count at the mbarrier `full`.
 #[cube]
 fn fill(
-    a: &TensorMap<u8, Tiled>,
-    b: &TensorMap<u8, Tiled>,
+    maps: &Maps,
     problem: &Problem,
-    places: &Places,
+    base: u32,
+    full: u32,
     stage: u32,
     block: u32,
     work: &Work,
     #[comptime] config: Config,
 ) {
-    let full = places.ring.full(stage);
     let layout = comptime!(config.layout());
-    let (at_a, at_b) = stage_operands(places.ring.base, stage, layout);
+    let (at_a, at_b) = stage_operands(base, stage, layout);
     let column = block * comptime!(STEP as u32);
-    mbarrier_arrive_expect_tx(full, comptime!((layout.stage_a + layout.stage_b + layout.stage_scales) as u32));
-    tma_load(a, at_a, full, column, work.row0);
     let row_b = work.row0_b + work.col0;
-    tma_load(b, at_b, full, column, row_b);
+    if comptime!(config.ctas > 1) {
+        let share = CUBE_POS_X % comptime!(config.ctas) * comptime!(config.cols as u32 / config.ctas);
+        tma_load_pair(&maps.a, at_a, full, column, work.row0);
+        tma_load_pair(&maps.b, at_b, full, column, row_b + share);
+    } else {
+        tma_load(&maps.a, at_a, full, column, work.row0);
+        tma_load(&maps.b, at_b, full, column, row_b);
+    }
     if comptime!(config.block_scaled()) {
-        let words = comptime!(SCALES as u32 / 4);
-        let at = stage_scales(places.ring.base, stage, layout);
-        let tile_a = work.row0 / 128;
-        bulk_load(&problem.inv_scale_a, (tile_a * problem.blocks + block) * words, at, full, comptime!(SCALES as u32));
+        let at = stage_scales(base, stage, layout);
+        load_scales(&maps.scales_a, &problem.inv_scale_a, work.row0 / 128 * problem.blocks + block, at, full);
         #[unroll]
         for i in 0..comptime!(config.scale_tiles_b as u32) {
             // Columns past the last are not stored; any scales will do for them.
             let tile_b = min(row_b / 128 + i, (work.row0_b + problem.n - 1) / 128);
-            let index = (tile_b * problem.blocks + block) * words;
             let to = at + comptime!((1 + i) * SCALES as u32);
-            bulk_load(&problem.inv_scale_b, index, to, full, comptime!(SCALES as u32));
+            load_scales(&maps.scales_b, &problem.inv_scale_b, tile_b * problem.blocks + block, to, full);
+        }
+    }
+}
+
+/// Has TMA bring tile `tile` of an operand's scales.
+#[cube]
+fn load_scales(map: &ComptimeOption<TensorMap<u32, Tiled>>, scales: &Array<u32>, tile: u32, to: u32, full: u32) {
+    #[comptime]
+    match map {
+        ComptimeOption::Some(map) => tma_load_pair(map, to, full, 0u32.runtime(), tile),
+        ComptimeOption::None => {
+            bulk_load(scales, tile * comptime!(SCALES as u32 / 4), to, full, comptime!(SCALES as u32));
         }
     }
 }
@@ -239,11 +312,11 @@ fn multiply_stage(base: u32, tmem: u32, sums: u32, stage: u32, add: u32, item: &
     let to_b = to_a + comptime!(SCALE_COLUMNS as u32);
     if comptime!(config.block_scaled()) {
         let at = stage_scales(base, stage, layout);
-        tmem_copy_scales(to_a, scales_descriptor(at));
+        tmem_copy_scales(to_a, scales_descriptor(at), comptime!(config.ctas));
         #[unroll]
         for i in 0..comptime!(config.scale_tiles_b as u32) {
             let from = scales_descriptor(at + comptime!((1 + i) * SCALES as u32));
-            tmem_copy_scales(to_b + comptime!(i * SCALE_COLUMNS as u32), from);
+            tmem_copy_scales(to_b + comptime!(i * SCALE_COLUMNS as u32), from, comptime!(config.ctas));
         }
     }
     #[unroll]
@@ -251,15 +324,15 @@ fn multiply_stage(base: u32, tmem: u32, sums: u32, stage: u32, add: u32, item: &
         // 32 bytes of the contraction further, in units of 16.
         let offset = u64::cast_from(comptime!(2 * k));
         let add = if comptime!(k == 0) { add } else { 1u32.runtime() };
-        let cols = comptime!(config.cols as u32);
+        let (rows, cols) = comptime!((ROWS as u32 * config.ctas, config.cols as u32));
         if comptime!(config.block_scaled()) {
             // Scales of 32 columns are in one column of tensor memory.
             let scales_b = to_b + (item.work.row0_b + item.work.col0) % 128 / 32;
-            let instruction = comptime!(mxfp8_instruction(cols, config.formats, k));
-            mma_mxfp8(sums, a + offset, b + offset, to_a, scales_b, add, instruction);
+            let instruction = comptime!(mxfp8_instruction(rows, cols, config.formats, k));
+            mma_mxfp8(sums, a + offset, b + offset, to_a, scales_b, add, instruction, comptime!(config.ctas));
         } else {
-            let instruction = comptime!(fp8_instruction(ROWS as u32, cols, config.formats));
-            mma_fp8(sums, a + offset, b + offset, add, instruction);
+            let instruction = comptime!(fp8_instruction(rows, cols, config.formats));
+            mma_fp8(sums, a + offset, b + offset, add, instruction, comptime!(config.ctas));
         }
     }
 }

@@ -6,7 +6,9 @@
 //! warps 2 to 5  wait for the sums of a tile, scale them, add the bias, and store the tile by TMA
 //! ```
 //!
-//! A block works on one tile of the output after the other (a persistent grid). Sums are f32 in tensor memory, which has room
+//! A block works on one tile of the output after the other (a persistent grid), alone or in a cluster of two. These make a tile of 256
+//! rows together: warp 0 of each fills its own stages, with half of the rows of B, and tells the mbarriers of block 0, whose warp 1
+//! gives the products of both; what these free or finish is told to both. Sums are f32 in tensor memory, which has room
 //! for two tiles: one is multiplied while the one before is stored. Operands with scales of 1 x 32
 //! ([`Granularity::Block1x32`]) are multiplied by `kind::mxf8f6f4`, which applies the scales; those of tensors and rows by
 //! `kind::f8f6f4`, whose sums the epilogue scales. Where scales change every 128 of the contraction, the sums of each step are apart:
@@ -16,6 +18,7 @@
 
 mod epilogue;
 mod kernel;
+mod maps;
 mod places;
 mod plan;
 mod promote;
@@ -32,6 +35,7 @@ use super::tma::scales::load_width;
 use super::tma::store::Store;
 use crate::version::VERSION;
 use crate::{Format, Granularity};
+use maps::{MapsLaunch, scales_map};
 use plan::{ROWS, STEP, Scaling};
 
 /// Threads of a block: a warp that fills stages, one that multiplies them, and four that store tiles.
@@ -67,6 +71,8 @@ const PROMOTED_BUFFERS: usize = 4;
 struct Config {
     /// Columns of a tile.
     cols: usize,
+    /// Blocks that multiply together: 1, or 2, which are a cluster and whose tiles are above each other.
+    ctas: u32,
     stages: usize,
     /// Chunks of the output that a warp has in shared memory.
     chunks: usize,
@@ -96,7 +102,7 @@ impl Config {
     const fn item_shape(&self) -> ItemShape {
         ItemShape {
             tile: [ROWS as u32, self.cols as u32],
-            cluster: 1,
+            cluster: self.ctas,
             step: STEP as u32,
             align: self.column_align() as u32,
         }
@@ -131,7 +137,7 @@ impl Config {
         Layout {
             stages: self.stages,
             stage_a: ROWS * STEP,
-            stage_b: self.cols * STEP,
+            stage_b: self.cols / self.ctas as usize * STEP,
             stage_scales: self.stage_scales(),
             chunks: STORERS * self.chunks * CHUNK,
         }
@@ -202,9 +208,10 @@ const fn scale_tiles_b(cols: usize, grouping: Option<Grouping>) -> usize {
 }
 
 fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, scaling: Scaling, pass: &Pass) {
-    let (cols, target) = (pass.plan.tile.cols, pass.target);
+    let (cols, ctas, target) = (pass.plan.tile.cols, pass.plan.cluster, pass.target);
     let config = Config {
         cols,
+        ctas: ctas as u32,
         stages: 1,
         chunks: 1,
         store: pass.store(),
@@ -218,6 +225,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, scaling: Sca
     let config = config.with_stages(client.properties().hardware.max_shared_memory_size);
     let (_, n, _) = gemm.matrices();
     let columns = config.columns(n, gemm.grouping());
+    let has_scale_maps = config.block_scaled() && ctas == 2;
     // SAFETY: `scaled_gemm` has checked that codes, scales, bias and output have the sizes given here; TMA stays inside its
     // maps and the scales of existing rows, and ordinary loads and stores are guarded by `m` and `n`.
     unsafe {
@@ -225,8 +233,12 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, scaling: Sca
             client,
             pass.cubes(columns),
             CubeDim::new_1d(THREADS),
-            Matrix::codes(gemm.a).map(ROWS),
-            Matrix::codes(gemm.b).map(cols),
+            MapsLaunch::new(
+                Matrix::codes(gemm.a).map(ROWS),
+                Matrix::codes(gemm.b).map(cols / ctas),
+                has_scale_maps.then(|| scales_map(gemm.a)).into(),
+                has_scale_maps.then(|| scales_map(gemm.b)).into(),
+            ),
             target.tma_store.then(|| target.map(WARP_ROWS)).into(),
             gemm.a.codes_array(1),
             pass.problem(),
@@ -249,22 +261,30 @@ mod tests {
     /// memory, at the addresses that TMA and the tensor cores ask for.
     #[test]
     fn memory_suffices() {
-        for (scaling, cols) in [
-            (Scaling::Epilogue, 256),
-            (Scaling::Epilogue, 64),
-            (Scaling::TensorCores, 192),
-            (Scaling::TensorCores, 128),
-            (Scaling::TensorCores, 64),
-            (Scaling::EachStep, 128),
-            (Scaling::EachStep, 64),
-            (Scaling::EachStepByColumn, 128),
-            (Scaling::EachStepByColumn, 64),
+        for (scaling, cols, ctas) in [
+            (Scaling::Epilogue, 256, 1),
+            (Scaling::Epilogue, 256, 2),
+            (Scaling::Epilogue, 128, 2),
+            (Scaling::Epilogue, 64, 1),
+            (Scaling::TensorCores, 192, 1),
+            (Scaling::TensorCores, 192, 2),
+            (Scaling::TensorCores, 128, 1),
+            (Scaling::TensorCores, 128, 2),
+            (Scaling::TensorCores, 64, 1),
+            (Scaling::EachStep, 128, 1),
+            (Scaling::EachStep, 64, 1),
+            (Scaling::EachStepByColumn, 128, 1),
+            (Scaling::EachStepByColumn, 64, 1),
         ] {
-            let groupings = [None, Some(Grouping::Rows), Some(Grouping::Contraction)];
+            let groupings: &[_] = match ctas {
+                1 => &[None, Some(Grouping::Rows), Some(Grouping::Contraction)],
+                _ => &[None],
+            };
             let dtypes = [Source::F32, Source::F16, Source::Bf16];
-            for (dtype, grouping) in dtypes.into_iter().flat_map(|dtype| groupings.map(|grouping| (dtype, grouping))) {
+            for (dtype, &grouping) in dtypes.into_iter().flat_map(|dtype| groupings.iter().map(move |g| (dtype, g))) {
                 let config = Config {
                     cols,
+                    ctas,
                     stages: 1,
                     chunks: 1,
                     store: Store { tma: true, partial: false, accumulate: false, dtype },
@@ -281,6 +301,7 @@ mod tests {
                 assert!(config.shared_words() * 4 <= 227 * 1024, "{config:?}");
                 assert!(
                     config.layout().tiles_b_at().is_multiple_of(1024)
+                        && config.layout().stage_b.is_multiple_of(1024)
                         && config.layout().chunks_at().is_multiple_of(1024),
                     "{config:?}"
                 );

@@ -1,8 +1,27 @@
-//! Tiles of Blackwell, what applies the scales of their sums, and the cycles that they take.
+//! Tiles of Blackwell, what applies the scales of their sums, whether two blocks multiply them together, and the cycles that they take.
 //!
 //! ```text
-//! step = max(128 · cols · 128 / 8192,  shared bytes / 128)      cycles per 128 of the contraction
+//! step         = max(128 · cols · 128 / 8192,  shared bytes / 128)      cycles per 128 of the contraction
+//! shared bytes = 2 · (128 + cols / blocks) · 128                        written by TMA, read by the tensor cores
 //! ```
+//!
+//! Two blocks of a cluster make a tile of 256 rows together, 128 each (`.cta_group::2`). Each brings half of the rows of B, which
+//! halves what its shared memory and L2 move for B:
+//!
+//! | columns | one block | two | tensor cores |
+//! | --- | --- | --- | --- |
+//! | 256 | 768 | 512 | 512 |
+//! | 192 | 640 | 448 | 384 |
+//! | 128 | 512 | 384 | 256 |
+//!
+//! A block stays alone
+//!
+//! - for an output of up to 128 rows, where the other would have none;
+//! - in grouped GEMMs: tiles are aligned to 128 rows of all groups together, so that the two tiles of a pair could be of two groups,
+//!   with different matrices of B;
+//! - where scales change every 128 of the contraction: four sums of 128 columns are apart in tensor memory, and the threads that read
+//!   one say so every 384 cycles. In a pair half of these arrivals would cross to the other SM;
+//! - in the narrowest tiles, whose sums take longer to store than to multiply.
 //!
 //! Where the warps that store tiles add up the sums of each 128, they do nothing beside that, so that an epilogue does not run beside
 //! the next tile's products. Their one or two operations for each sum, 256 cycles for 128 columns, are fewer than shared memory takes.
@@ -26,6 +45,9 @@ const PROMOTED_COLS: [usize; 2] = [128, 64];
 
 /// The same where scales need columns of their own. A tile begins at a multiple of 64, so that its scales do at an even column.
 const SCALED_COLS: [usize; 3] = [192, 128, 64];
+
+/// Fewest columns of a tile that two blocks make together.
+const MIN_PAIR_COLS: usize = 128;
 
 /// What applies the scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,13 +87,13 @@ impl Machine for Scaling {
         self.cols().iter().map(|&cols| Tile { rows: ROWS, cols })
     }
 
-    fn cluster(&self, _: Tile, _: usize) -> usize {
-        1
+    fn clusters(&self, tile: Tile, m: usize) -> &'static [usize] {
+        if self.is_promoted() || m <= tile.rows || tile.cols < MIN_PAIR_COLS { &[1] } else { &[2, 1] }
     }
 
     /// What the tensor cores take, or shared memory if that is more, which TMA writes and the tensor cores read.
-    fn step_cycles(&self, tile: Tile) -> usize {
-        let moved = 2 * (tile.rows + tile.cols) * STEP;
+    fn step_cycles(&self, tile: Tile, cluster: usize) -> usize {
+        let moved = 2 * (tile.rows + tile.cols / cluster) * STEP;
         (tile.rows * tile.cols * STEP / 8192).max(moved / 128)
     }
 
@@ -95,16 +117,47 @@ mod tests {
     }
 
     #[test]
-    fn large_gemms_take_the_widest_tile() {
+    fn large_gemms_take_the_widest_tile_in_pairs() {
         for shape in [[4096; 3], [8192; 3], [16384; 3], [8192, 14336, 4096]] {
-            for (scaling, cols) in SCALINGS.into_iter().zip([256, 192, 128, 128]) {
+            for (scaling, (cols, cluster)) in SCALINGS.into_iter().zip([(256, 2), (192, 2), (128, 1), (128, 1)]) {
                 assert_eq!(
                     plan(shape, scaling),
-                    Plan { tile: Tile { rows: ROWS, cols }, cluster: 1, splits: 1 },
+                    Plan { tile: Tile { rows: ROWS, cols }, cluster, splits: 1 },
                     "{shape:?}"
                 );
             }
         }
+    }
+
+    /// As the table of the module says.
+    #[test]
+    fn two_blocks_move_half_of_b() {
+        for (cols, alone, pair) in [(256, 768, 512), (192, 640, 448), (128, 512, 384)] {
+            let cycles = |cluster| Scaling::Epilogue.step_cycles(Tile { rows: ROWS, cols }, cluster);
+            assert_eq!([cycles(1), cycles(2)], [alone, pair], "{cols} columns");
+        }
+    }
+
+    #[test]
+    fn few_rows_take_no_pairs() {
+        for scaling in SCALINGS {
+            for m in [1, 64, 128] {
+                assert_eq!(plan([m, 65536, 4096], scaling).cluster, 1);
+            }
+        }
+    }
+
+    /// An odd number of tiles of rows leaves a block of the last pairs without work: few tiles are made alone, and of many pairs are
+    /// faster nevertheless.
+    #[test]
+    fn odd_numbers_of_tiles_take_pairs_where_that_is_faster() {
+        // 147 of 148 SMs have a tile, and no pair has two: one round of pairs needs 75 of 74.
+        assert_eq!(plan([147 * ROWS, 256, 4096], Scaling::Epilogue).cluster, 2);
+        let odd = Plan { tile: Tile { rows: ROWS, cols: 256 }, cluster: 2, splits: 1 };
+        assert_eq!((odd.row_clusters(147 * ROWS), odd.items(149 * ROWS, 256)), (74, 75));
+        // Three tiles, each on an SM, against two pairs: the same number of rounds, but a split needs fewer SMs alone.
+        let plan = plan([3 * ROWS, 256 * 49, 4096], Scaling::Epilogue);
+        assert_eq!((plan.tile.cols, plan.cluster), (256, 1), "{plan:?}");
     }
 
     #[test]
@@ -131,7 +184,8 @@ mod tests {
                     for scaling in SCALINGS {
                         let plan = plan([m, n, k], scaling);
                         assert!(plan.splits <= k.div_ceil(STEP), "{plan:?}");
-                        assert!(plan.padded_rows(m) >= m && plan.padded_rows(m) - m < ROWS);
+                        let padding = plan.padded_rows(m) - m;
+                        assert!(padding < ROWS * plan.cluster && (plan.cluster == 1 || m > ROWS), "{plan:?}");
                     }
                 }
             }

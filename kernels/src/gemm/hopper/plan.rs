@@ -90,13 +90,13 @@ impl Machine for Promotion {
     }
 
     /// Two blocks share B where there are two and at most one in eight multiplies rows that do not exist.
-    fn cluster(&self, tile: Tile, m: usize) -> usize {
+    fn clusters(&self, tile: Tile, m: usize) -> &'static [usize] {
         let tiles = m.div_ceil(tile.rows);
-        if tiles.is_multiple_of(2) || tiles > 7 { 2 } else { 1 }
+        if tiles.is_multiple_of(2) || tiles > 7 { &[2] } else { &[1] }
     }
 
-    /// What the tensor cores take, or shared memory if that is more.
-    fn step_cycles(&self, tile: Tile) -> usize {
+    /// What the tensor cores take, or shared memory if that is more; a cluster saves reads of L2 alone.
+    fn step_cycles(&self, tile: Tile, _: usize) -> usize {
         let cols = mma_cols(tile, *self);
         let products = CONSUMERS * group_cols(tile) / cols;
         let read = products * (MMA_ROWS + cols) * ROW_BYTES;

@@ -20,7 +20,10 @@ pub(in crate::gemm) fn sms<R: Runtime>(client: &ComputeClient<R>) -> usize {
 }
 
 /// The map of this memory, with no shape but that which TMA has.
-fn without_shape<R: Runtime>(map: TensorMapArg<R, Tiled>, handle: &Handle) -> TensorMapArg<R, Tiled> {
+pub(in crate::gemm) fn without_shape<R: Runtime>(
+    map: TensorMapArg<R, Tiled>,
+    handle: &Handle,
+) -> TensorMapArg<R, Tiled> {
     let (strides, shape): ([usize; 0], [usize; 0]) = ([], []);
     // SAFETY: a kernel reads nothing through it.
     let tensor = unsafe { TensorArg::from_raw_parts(handle.clone(), strides.into(), shape.into()) };

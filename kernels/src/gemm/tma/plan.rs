@@ -42,11 +42,11 @@ pub(in crate::gemm) trait Machine {
     /// Tiles that a block can make, the fastest per element first.
     fn tiles(&self) -> impl Iterator<Item = Tile>;
 
-    /// Blocks along M that share the tiles of B, for an output of `m` rows.
-    fn cluster(&self, tile: Tile, m: usize) -> usize;
+    /// Blocks along M that may share the tiles of B, for an output of `m` rows; the best number first.
+    fn clusters(&self, tile: Tile, m: usize) -> &'static [usize];
 
-    /// Cycles of a step of the contraction.
-    fn step_cycles(&self, tile: Tile) -> usize;
+    /// Cycles of a step of the contraction, in a cluster of so many blocks.
+    fn step_cycles(&self, tile: Tile, cluster: usize) -> usize;
 
     /// Whether a tile's epilogue runs beside the products of the next.
     fn overlaps_epilogue(&self) -> bool;
@@ -64,10 +64,15 @@ pub(in crate::gemm) struct Plan {
 
 impl Plan {
     /// The plan of least cycles for an output `[m, n]` and `steps` of the contraction on `SMs`; of equal ones the
-    /// tile that comes first and the fewer splits.
+    /// tile and the cluster that come first and the fewer splits.
     pub(in crate::gemm) fn new<M: Machine>(machine: &M, [m, n]: [usize; 2], steps: usize, sms: usize) -> Self {
-        let plans = |tile| SPLITS.map(|splits| Plan { tile, cluster: machine.cluster(tile, m), splits });
-        let possible = machine.tiles().flat_map(plans).filter(|plan| plan.splits == 1 || plan.may_split([m, n], steps));
+        let shapes = |tile| machine.clusters(tile, m).iter().map(move |&cluster| (tile, cluster));
+        let plans = |(tile, cluster)| SPLITS.map(|splits| Plan { tile, cluster, splits });
+        let possible = machine
+            .tiles()
+            .flat_map(shapes)
+            .flat_map(plans)
+            .filter(|plan| plan.splits == 1 || plan.may_split([m, n], steps));
         possible.min_by_key(|plan| plan.cycles(machine, [m, n], steps, sms)).expect("one split is possible")
     }
 
@@ -111,7 +116,7 @@ impl Plan {
 
     fn cycles<M: Machine>(&self, machine: &M, [m, n]: [usize; 2], steps: usize, sms: usize) -> usize {
         let waves = self.items(m, n).div_ceil((sms / self.cluster).max(1));
-        let steps = steps.div_ceil(self.splits) * machine.step_cycles(self.tile);
+        let steps = steps.div_ceil(self.splits) * machine.step_cycles(self.tile, self.cluster);
         let epilogue = EPILOGUE + self.tile.rows * self.tile.cols / STORED_PER_CYCLE;
         // Partial sums are written and read once.
         let combine = LAUNCH + 2 * 4 * self.splits * m * n / (sms * M::MEMORY_PER_CYCLE);

@@ -70,14 +70,16 @@ const fn element(format: Format) -> u32 {
 /// | 24–28 | M / 16 | |
 /// | 30–31 | shift of `.ws` | 0 |
 ///
-/// M is 64 with N a multiple of 8, or 128 with N a multiple of 16; N is at most 256.
+/// M is 64 with N a multiple of 8, 128 with N a multiple of 16, or that of a pair of blocks, 256, with N a multiple of 32; N is at
+/// most 256.
 pub(crate) const fn fp8_instruction(rows: u32, cols: u32, formats: [Format; 2]) -> u32 {
-    assert!(rows == 64 || (rows == 128 && cols.is_multiple_of(16)), "no such M");
+    let n_step = rows / 8;
+    assert!(matches!(rows, 64 | 128 | 256) && cols.is_multiple_of(n_step), "no such M");
     assert!(cols >= 8 && cols <= 256 && cols.is_multiple_of(8), "no such N");
     (1 << 4) | (element(formats[0]) << 7) | (element(formats[1]) << 10) | ((cols / 8) << 17) | ((rows / 16) << 24)
 }
 
-/// The instruction descriptor of `kind::mxf8f6f4` for `D [128, cols]` in f32, contraction-major operands and E8M0 scales:
+/// The instruction descriptor of `kind::mxf8f6f4` for `D [rows, cols]` in f32, contraction-major operands and E8M0 scales:
 /// byte `block` of the four in each word of scales is that of this product's 32 of the contraction.
 ///
 /// | bits | field | |
@@ -92,15 +94,18 @@ pub(crate) const fn fp8_instruction(rows: u32, cols: u32, formats: [Format; 2]) 
 /// | 27–28 | M / 128 | |
 /// | 29–30 | byte of A's scales | `block` |
 /// | 31 | K | 0: 32 |
-pub(crate) const fn mxfp8_instruction(cols: u32, formats: [Format; 2], block: u32) -> u32 {
-    assert!(cols >= 16 && cols <= 256 && cols.is_multiple_of(16), "no such N");
+///
+/// M is 128 with N a multiple of 16, or that of a pair of blocks, 256, with N a multiple of 32.
+pub(crate) const fn mxfp8_instruction(rows: u32, cols: u32, formats: [Format; 2], block: u32) -> u32 {
+    assert!(matches!(rows, 128 | 256), "no such M");
+    assert!(cols >= 16 && cols <= 256 && cols.is_multiple_of(rows / 8), "no such N");
     assert!(block < 4, "a word has four scales");
     (block << 4)
         | (element(formats[0]) << 7)
         | (element(formats[1]) << 10)
         | ((cols / 8) << 17)
         | (1 << 23)
-        | (1 << 27)
+        | ((rows / 128) << 27)
         | (block << 29)
 }
 
@@ -127,7 +132,7 @@ mod tests {
     fn fields_of_fp8() {
         for (i, a) in FORMATS.into_iter().enumerate() {
             for (j, b) in FORMATS.into_iter().enumerate() {
-                for (rows, cols) in [(128, 256), (128, 128), (128, 64), (128, 16), (64, 8), (64, 248)] {
+                for (rows, cols) in [(256, 256), (256, 32), (128, 256), (128, 128), (128, 16), (64, 8), (64, 248)] {
                     let fields = [
                         (0, 2, 0),
                         (2, 1, 0),
@@ -147,12 +152,12 @@ mod tests {
         }
     }
 
-    /// PTX ISA, instruction descriptor of `.kind::mxf8f6f4`. CUTLASS has M / 16 from bit 24 on, the same for 128.
+    /// PTX ISA, instruction descriptor of `.kind::mxf8f6f4`. CUTLASS has M / 16 from bit 24 on, the same for 128 and 256.
     #[test]
     fn fields_of_mxfp8() {
         for (i, a) in FORMATS.into_iter().enumerate() {
             for (j, b) in FORMATS.into_iter().enumerate() {
-                for cols in [16, 64, 128, 192, 256] {
+                for (rows, cols) in [(128, 16), (128, 64), (128, 128), (128, 192), (256, 32), (256, 192), (256, 256)] {
                     for block in 0..4 {
                         let fields = [
                             (2, 1, 0),
@@ -163,13 +168,13 @@ mod tests {
                             (15, 2, 0),
                             (17, 6, u64::from(cols) >> 3),
                             (23, 1, 1),
-                            (24, 5, 128 >> 4),
+                            (24, 5, u64::from(rows) >> 4),
                             (29, 2, u64::from(block)),
                             (31, 1, 0),
                         ];
-                        let descriptor = mxfp8_instruction(cols, [a, b], block);
+                        let descriptor = mxfp8_instruction(rows, cols, [a, b], block);
                         check(u64::from(descriptor), 32, &fields);
-                        assert_eq!(descriptor >> 27 & 3, 128 >> 7);
+                        assert_eq!(descriptor >> 27 & 3, rows >> 7);
                     }
                 }
             }

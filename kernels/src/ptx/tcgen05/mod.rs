@@ -8,6 +8,11 @@
 //! Scales of 128 rows and four blocks of 32 take four columns: word `c` of lane `l` has the four of row `l + 32 c`, the first
 //! block in the low byte, and lanes 32 further on have the same (`32x128b.warpx4`).
 //!
+//! `ctas` is 1, or 2 for a pair of blocks of a cluster, the same in all of a kernel. A pair's product has 256 rows, of which each
+//! block has 128 of A, and of the sums in its tensor memory; of the rows of B each has half in its shared memory. One thread of either
+//! gives it, by addresses that are the same in both. Scales lie in the tensor memory of both: those of A of a block's own rows, those
+//! of B of all, each copied from the block's own shared memory.
+//!
 //! Source: PTX ISA, *TensorCore 5th generation family instructions*. Products and copies are asynchronous. A copy comes before
 //! the products that the same thread gives after it, and products to the same sums are in order; all else is ordered by
 //! [`tcgen05_commit`] and an mbarrier.
@@ -22,25 +27,25 @@ pub(crate) use descriptor::{fp8_instruction, mxfp8_instruction, operand_descript
 use super::{asm, name, operand};
 
 /// Takes `columns` of tensor memory, a power of two from 32 to 512, and writes their address to the word of shared memory at
-/// `slot`. The warp gives up taking more. All lanes of one warp.
+/// `slot`. The warp gives up taking more. All lanes of one warp; of a pair those of a warp of each block, after both are known to run.
 #[cube]
-pub(crate) fn tmem_alloc(slot: u32, #[comptime] columns: u32) {
+pub(crate) fn tmem_alloc(slot: u32, #[comptime] columns: u32, #[comptime] ctas: u32) {
     intrinsic!(|scope| {
         let slot = operand(scope, *slot.expand);
         let template = format!(
-            "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], {columns};\n\
-             tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;\n"
+            "tcgen05.alloc.cta_group::{ctas}.sync.aligned.shared::cta.b32 [%0], {columns};\n\
+             tcgen05.relinquish_alloc_permit.cta_group::{ctas}.sync.aligned;\n"
         );
         asm(scope, &template, &[], &[("r", slot)]);
     })
 }
 
-/// Gives back what [`tmem_alloc`] took. All lanes of the same warp, before the block ends.
+/// Gives back what [`tmem_alloc`] took. All lanes of the same warp, before the block ends; of a pair once neither block uses it.
 #[cube]
-pub(crate) fn tmem_dealloc(tmem: u32, #[comptime] columns: u32) {
+pub(crate) fn tmem_dealloc(tmem: u32, #[comptime] columns: u32, #[comptime] ctas: u32) {
     intrinsic!(|scope| {
         let tmem = operand(scope, *tmem.expand);
-        let template = format!("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, {columns};\n");
+        let template = format!("tcgen05.dealloc.cta_group::{ctas}.sync.aligned.b32 %0, {columns};\n");
         asm(scope, &template, &[], &[("r", tmem)]);
     })
 }
@@ -57,36 +62,43 @@ pub(crate) fn tcgen05_after_wait() {
     intrinsic!(|scope| { asm(scope, "tcgen05.fence::after_thread_sync;\n", &[], &[]) })
 }
 
-/// Arrives at an mbarrier of this block when all that this thread has given to the tensor cores is done.
+/// Arrives at an mbarrier of this block, and of a pair at that at the same place in the other too, when all that this thread has given
+/// to the tensor cores is done. The cluster is the pair.
 #[cube]
-pub(crate) fn tcgen05_commit(barrier: u32) {
+pub(crate) fn tcgen05_commit(barrier: u32, #[comptime] ctas: u32) {
     intrinsic!(|scope| {
-        let barrier = operand(scope, *barrier.expand);
-        let template = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];\n";
-        asm(scope, template, &[], &[("r", barrier)]);
+        let mut inputs = vec![("r", operand(scope, *barrier.expand))];
+        let (qualifier, mask) = if ctas == 1 { ("", "") } else { (".multicast::cluster", ", %1") };
+        if ctas == 2 {
+            inputs.push(("h", "static_cast<uint16>(3)".into()));
+        }
+        let template = format!(
+            "tcgen05.commit.cta_group::{ctas}.mbarrier::arrive::one.shared::cluster{qualifier}.b64 [%0]{mask};\n"
+        );
+        asm(scope, &template, &[], &inputs);
     })
 }
 
 /// Copies 32 rows of 16 bytes to four columns of tensor memory, lanes 0 to 31, and again to each 32 lanes further on.
 #[cube]
-pub(crate) fn tmem_copy_scales(tmem: u32, scales: u64) {
+pub(crate) fn tmem_copy_scales(tmem: u32, scales: u64, #[comptime] ctas: u32) {
     intrinsic!(|scope| {
         let inputs = [("r", operand(scope, *tmem.expand)), ("l", operand(scope, *scales.expand))];
-        asm(scope, "tcgen05.cp.cta_group::1.32x128b.warpx4 [%0], %1;\n", &[], &inputs);
+        asm(scope, &format!("tcgen05.cp.cta_group::{ctas}.32x128b.warpx4 [%0], %1;\n"), &[], &inputs);
     })
 }
 
 /// `sums = A [M, 32] · B [N, 32]ᵀ`, added to what `sums` holds where `add` is not zero; M, N and formats are those of the
 /// instruction descriptor ([`fp8_instruction`]).
 #[cube]
-pub(crate) fn mma_fp8(sums: u32, a: u64, b: u64, add: u32, #[comptime] instruction: u32) {
+pub(crate) fn mma_fp8(sums: u32, a: u64, b: u64, add: u32, #[comptime] instruction: u32, #[comptime] ctas: u32) {
     intrinsic!(|scope| {
-        let operands = [*sums.expand, *a.expand, *b.expand];
-        product(scope, "f8f6f4", operands, &[], *add.expand, instruction);
+        let (operands, kind) = ([*sums.expand, *a.expand, *b.expand], format!("cta_group::{ctas}.kind::f8f6f4"));
+        product(scope, &kind, operands, &[], *add.expand, instruction);
     })
 }
 
-/// [`mma_fp8`] of operands with scales: those of 128 rows of A, and of N rows of B, lie at `scales_a` and `scales_b` in tensor
+/// [`mma_fp8`] of operands with scales: those of a block's 128 rows of A, and of N rows of B, lie at `scales_a` and `scales_b` in tensor
 /// memory ([`mxfp8_instruction`]).
 #[cube]
 pub(crate) fn mma_mxfp8(
@@ -97,10 +109,12 @@ pub(crate) fn mma_mxfp8(
     scales_b: u32,
     add: u32,
     #[comptime] instruction: u32,
+    #[comptime] ctas: u32,
 ) {
     intrinsic!(|scope| {
         let (operands, scales) = ([*sums.expand, *a.expand, *b.expand], [*scales_a.expand, *scales_b.expand]);
-        product(scope, "mxf8f6f4.block_scale.scale_vec::1X", operands, &scales, *add.expand, instruction);
+        let kind = format!("cta_group::{ctas}.kind::mxf8f6f4.block_scale.scale_vec::1X");
+        product(scope, &kind, operands, &scales, *add.expand, instruction);
     })
 }
 
@@ -123,7 +137,7 @@ fn product(
     let places: String = (4..inputs.len()).map(|i| format!(", [%{i}]")).collect();
     let template = format!(
         "{{\n.reg .pred add;\nsetp.ne.b32 add, %{}, 0;\n\
-         tcgen05.mma.cta_group::1.kind::{kind} [%0], %1, %2, %3{places}, add;\n}}\n",
+         tcgen05.mma.{kind} [%0], %1, %2, %3{places}, add;\n}}\n",
         inputs.len()
     );
     inputs.push(("r", operand(scope, add)));
