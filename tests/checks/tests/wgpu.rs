@@ -20,6 +20,10 @@ fn client() -> Option<ComputeClient<WgpuRuntime>> {
     Some(WgpuRuntime::client(&WgpuDevice::default()))
 }
 
+/// Every scale with itself, and with another.
+const PAIRS: &str = "tensorwise,tensorwise|rowwise,rowwise|1x128,1x128|128x128,128x128|1x32,1x32|tensorwise,1x32|rowwise,tensorwise|\
+                     1x128,rowwise|128x128,1x128|1x32,128x128";
+
 /// Runs the cases whose names have all these words, in any order, of which there must be `least`. `a|b` stands for either.
 fn all_pass(words: &str, least: usize) {
     let Some(client) = client() else { return };
@@ -59,11 +63,13 @@ fn golden_vectors() {
 }
 
 /// Every kernel: those of 16-bit floats by a scale mode, as a software device compiles kernels slower than it runs them.
-/// Every kernel, of f32; of 16-bit floats those of one scale mode each: a software device compiles kernels slower than it runs them.
+/// Every kernel, of f32; of 16-bit floats those of one scale mode each. A software device compiles kernels slower than it runs them, so
+/// that here and below some are left to a GPU, which runs all cases: none that has code of its own.
 #[test]
 fn quantize_kernels() {
     all_pass("quantize 70x300", 144);
-    all_pass("quantize 37x140 bf16|f16 F32|E8m0(Rceil)", 60);
+    all_pass("quantize 37x140 bf16 F32|E8m0(Rceil)", 30);
+    all_pass("quantize 37x140 f16 F32|E8m0(Rceil) Both", 10);
 }
 
 /// Every shape and layout. What is left out has the same kernels, of another dtype or orientation.
@@ -91,7 +97,7 @@ fn quantize_peaks() {
 
 #[test]
 fn quantize_views() {
-    all_pass("quantize strided", 64);
+    all_pass("quantize strided Both", 27);
 }
 
 #[test]
@@ -103,8 +109,8 @@ fn scales_and_codes() {
 #[test]
 fn quantize_with_amax() {
     all_pass("quantize_with_amax f32 70x133 F32", 72);
-    all_pass("quantize_with_amax bf16|f16 PowerOfTwo offset|column-major", 48);
-    all_pass("quantize_with_amax 70x128 e4m3 F32", 18);
+    all_pass("quantize_with_amax bf16 PowerOfTwo offset|column-major", 24);
+    all_pass("quantize_with_amax 70x128 bf16|f16 e4m3 F32", 12);
     all_pass("quantize_with_amax peak observed", 3);
 }
 
@@ -120,7 +126,8 @@ fn amax() {
 
 #[test]
 fn health() {
-    all_pass("health", 355);
+    all_pass("health e4m3|literal", 306);
+    all_pass("health e5m2 f32", 29);
 }
 
 #[test]
@@ -131,10 +138,11 @@ fn scaled_gemm() {
     all_pass("scaled_gemm 130x137x300 1x128,128x128|1x32,1x32|1x32,rowwise exact|random", 6);
 }
 
-/// Every pair of scales, with bias and without.
+/// Every pair of scales, with bias and without; in tall tiles, those of more than 64 rows, every scale of either side.
 #[test]
 fn scaled_gemm_scales() {
-    all_pass("scaled_gemm 2x1x1|5x3x128|70x130x129|129x257x300|2x3x513", 125);
+    all_pass("scaled_gemm 2x1x1|5x3x128|2x3x513", 75);
+    all_pass(&format!("scaled_gemm 70x130x129|129x257x300 {PAIRS}"), 20);
 }
 
 #[test]
@@ -151,7 +159,7 @@ fn grouped_gemm() {
     all_pass("grouped_gemm e4m3,e4m3 tensorwise,tensorwise|1x32,1x32|rowwise,rowwise", 300);
     all_pass("grouped_gemm e5m2,e4m3 rowwise,rowwise", 6);
     all_pass("grouped_gemm rowwise,128x128", 10);
-    all_pass("grouped_gemm wild", 50);
+    all_pass(&format!("grouped_gemm wild {PAIRS}"), 20);
     all_pass("grouped_gemm e4m3,e5m2 rowwise,rowwise|1x32,1x32 emulated", 48);
 }
 

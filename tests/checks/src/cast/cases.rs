@@ -31,8 +31,7 @@ const LENGTHS: [[usize; 2]; 13] = [
 /// The most cubes that WebGPU has along one dimension of a grid.
 const GRID: usize = 65_535;
 
-/// More cubes than [`GRID`]: of tiles of 128 by 128; of 64 f32 columns, for maxima and casts by columns; of 64 rows. Of lines by 16
-/// bytes, twice of which an allocation may take, WebGPU's limit on buffers has room for no more than this.
+/// More cubes than [`GRID`]: of tiles of 128 by 128; of 64 f32 columns, for maxima and casts by columns; of 64 rows.
 const FOLDED: [([usize; 2], Granularity, Orientation); 3] = [
     ([1, GRID * 128 + 129], Granularity::Block128x128, Orientation::Rows),
     ([1, GRID * 64 + 33], Granularity::Row, Orientation::Cols),

@@ -52,7 +52,7 @@ fn check<R: Runtime>(client: &ComputeClient<R>, dtype: StorageType, format: Form
     // Scales of 1, of odd numbers above and below it, the largest, the smallest and NaN.
     for amax in [format.max(), format.max() / 0.7371, format.max() / 3.0e7, 0.0, f32::INFINITY, f32::NAN] {
         reference::cast(&x, reference::amax_to_scale(amax, format, cast.scale_mode), format, &mut want);
-        poison_copies(client, shape, cast)?;
+        poison_copies(client, shape, cast, Orientation::Rows)?;
         let given = upload_f32(client, &[amax]);
         let done = quantize_with_amax(client, &view, &given, false, cast, Orientation::Rows)?;
         let Some(operand) = done.rows else { return Err(wrong!("no copy by rows")) };

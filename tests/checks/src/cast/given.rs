@@ -52,7 +52,7 @@ fn check<R: Runtime>(client: &ComputeClient<R>, case: &Case, place: usize, obser
     let mut codes = vec![0; x.len()];
     reference::cast(&x, scale, cast.format, &mut codes);
 
-    poison_copies(client, input.shape, cast)?;
+    poison_copies(client, input.shape, cast, orientation)?;
     let mut history = [f32::NAN; 6];
     history[place] = given;
     let amax = upload_f32(client, &history).offset_start(place as u64 * 4);
@@ -73,7 +73,7 @@ fn check_peak<R: Runtime>(client: &ComputeClient<R>, orientation: Orientation) -
         for value in [-2.5, f32::INFINITY, f32::NAN] {
             x[place] = value;
             let view = upload(client, &x, shape, Layout::Pitched, F32);
-            poison_copies(client, shape, cast)?;
+            poison_copies(client, shape, cast, orientation)?;
             let done = quantize_with_amax(client, &view, &given, true, cast, orientation)?;
             let got = read_f32(client, done.amax)?;
             if got.len() != 1 || !same(got[0], value.abs()) {

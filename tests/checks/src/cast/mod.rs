@@ -56,11 +56,20 @@ pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
 }
 
 /// Fills what a cast of `x [rows, cols]` will allocate with NaN.
-fn poison_copies<R: Runtime>(client: &ComputeClient<R>, [rows, cols]: [usize; 2], cast: Cast) -> Result<(), Failure> {
-    let scales = |rows, k| cast.granularity.scale_words(rows, k) * 4;
-    let codes = |rows, k| rows * row_words(k) * 4;
-    let bytes = [codes(rows, cols), codes(cols, rows), scales(rows, cols), scales(cols, rows)];
-    poison(client, &[&bytes[..], &bytes[2..], &[4; 6]].concat())
+fn poison_copies<R: Runtime>(
+    client: &ComputeClient<R>,
+    [rows, cols]: [usize; 2],
+    cast: Cast,
+    orientation: Orientation,
+) -> Result<(), Failure> {
+    let mut bytes = vec![4; 6];
+    for (wanted, rows, k) in [(orientation.rows(), rows, cols), (orientation.cols(), cols, rows)] {
+        if wanted {
+            bytes.extend([rows * row_words(k), cast.granularity.scale_words(rows, k)].map(|words| words * 4));
+            bytes.push(cast.granularity.scale_words(rows, k) * 4);
+        }
+    }
+    poison(client, &bytes)
 }
 
 fn check<R: Runtime>(client: &ComputeClient<R>, case: &Case) -> Result<f64, Failure> {
@@ -78,7 +87,7 @@ fn check_view<R: Runtime>(
     orientation: Orientation,
 ) -> Result<Quantized, Failure> {
     let shape @ [rows, cols] = view.shape;
-    poison_copies(client, shape, cast)?;
+    poison_copies(client, shape, cast, orientation)?;
     let done = quantize(client, view, cast, orientation)?;
     let amax = read_f32(client, done.amax.clone())?;
     check_copies(client, &done, shape, cast, orientation, |transposed| {

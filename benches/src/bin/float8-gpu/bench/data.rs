@@ -2,6 +2,7 @@
 
 use cubecl::prelude::*;
 use float8_kernels::{Format, Granularity, Operand, mx, reference, row_words};
+use test_data::normal;
 
 /// Values in the table: a prime, so that rows of usual lengths do not begin at the same places.
 const TABLE: usize = 1_048_573;
@@ -17,7 +18,7 @@ pub fn sets(bytes: usize) -> usize {
     ROTATION.div_ceil(bytes.max(1)).clamp(1, MOST_SETS)
 }
 
-/// Standard normal values, and the same as FP8 codes under one scale.
+/// Roughly standard normal values, and the same as FP8 codes under one scale.
 pub struct Table {
     pub values: Vec<f32>,
     codes: Vec<u8>,
@@ -26,16 +27,7 @@ pub struct Table {
 
 impl Table {
     pub fn new(format: Format) -> Self {
-        let mut state = 0x9e37_79b9_7f4a_7c15u64;
-        let mut uniform = move || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            ((state >> 11) as f64 + 0.5) / (1u64 << 53) as f64
-        };
-        // Box and Muller.
-        let value = || ((-2.0 * uniform().ln()).sqrt() * (std::f64::consts::TAU * uniform()).cos()) as f32;
-        let values: Vec<f32> = std::iter::repeat_with(value).take(TABLE).collect();
+        let values = normal(TABLE, 1);
         let scale = reference::amax_to_scale(reference::amax(&values), format, Default::default());
         let mut codes = vec![0; values.len()];
         reference::cast(&values, scale, format, &mut codes);
