@@ -22,7 +22,7 @@ pub(crate) fn tma_load_pair<T: CubePrimitive>(map: &TensorMap<T, Tiled>, shared:
 }
 
 /// The statement that brings a box of `map` to `shared`, at `x` and `y`, reported to `barrier`: in every block of the mask, or in that
-/// of the address.
+/// of the address. `group` is `.cta_group::2` if that may be in the other block of a pair.
 fn load(scope: &mut Scope, map: &Variable, [shared, x, y, barrier]: [Variable; 4], group: &str, mask: Option<u32>) {
     let mut inputs = vec![
         ("r", operand(scope, shared)),

@@ -156,6 +156,19 @@ mod tests {
             opcode("        /*0060*/                   BAR.SYNC.DEFER_BLOCKING 0x0 ;"),
             Some((96, "BAR.SYNC.DEFER_BLOCKING"))
         );
+        let product = |opcode: &str, scales: &str| {
+            format!(
+                "        /*3530*/ {opcode} gdesc[UR18], gdesc[UR20], tmem[UR38], tmem[UR30], idesc[UR31],{scales} !UPT ;"
+            )
+        };
+        for (written, scales, read) in [
+            ("UTCQMMA", "", "UTCQMMA"),
+            ("UTCQMMA", " tmem[UR16],", "UTCQMMA.SF"),
+            ("UTCQMMA.2CTA", "", "UTCQMMA.2CTA"),
+            ("UTCQMMA.2CTA", " tmem[UR16],", "UTCQMMA.2CTA.SF"),
+        ] {
+            assert_eq!(opcode(&product(written, scales)), Some((0x3530, read)));
+        }
         assert_eq!(opcode(".section .text.f, \"ax\""), None);
         assert_eq!(opcode("        /* a comment */"), None);
     }

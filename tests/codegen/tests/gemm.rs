@@ -2,6 +2,8 @@
 //! formats and of granularities, every class of tile, ragged edges, biases, outputs and what they are added to, NaN and
 //! infinities.
 
+#[path = "gemm/blackwell.rs"]
+mod blackwell;
 #[path = "gemm/grouped.rs"]
 mod grouped;
 #[path = "gemm/stuck.rs"]
@@ -370,77 +372,6 @@ fn e8m0_far_scales() {
             check(client, &a, &b, PLAIN);
         }
     });
-}
-
-/// Pairs that `tcgen05` multiplies: scaled by the epilogue, by the tensor cores, and step by step.
-const BLACKWELL: [[Granularity; 2]; 7] = [
-    [Granularity::Tensor; 2],
-    [Granularity::Row; 2],
-    [MX; 2],
-    [Granularity::Row, Granularity::Tensor],
-    [Granularity::Block1x128, Granularity::Block128x128],
-    [Granularity::Block1x128; 2],
-    [Granularity::Block128x128, Granularity::Row],
-];
-
-/// Blackwell's tiles with and without scales of blocks, one after the other in a block and in parts of the contraction, whose
-/// first scales of B lie at each place of a tile of scales; every output, with and without TMA.
-#[test]
-fn blackwell_plans() {
-    for seed in [0, 6] {
-        let Some(_running) = execute(Execution { seed }) else { return };
-        let [many, few] = [&client(100), &GenerateCuda::client(&OfflineDevice { sm: 100, sms: 2 })];
-        let mut random = Random(9);
-        for ([m, n, k], client) in [
-            // 128, 192 or 256 columns, several tiles to a block, the last ragged in every direction.
-            ([300, 520, 300], few),
-            ([128, 1024, 130], few),
-            // 64 columns, and rows that TMA cannot write.
-            ([40, 130, 900], many),
-            ([129, 201, 31], many),
-            // Split into ragged numbers of steps.
-            ([60, 72, 2700], many),
-            ([130, 67, 4100], many),
-        ] {
-            for (i, granularities) in BLACKWELL.into_iter().enumerate() {
-                let path = gemm_path(client, granularities, GemmConfig::default());
-                assert_eq!(path, GemmPath::Tcgen05, "{granularities:?}");
-                let a = Matrix::random([m, k], FORMATS[i % 2], granularities[0], &mut random);
-                let b = Matrix::random([n, k], FORMATS[m % 2], granularities[1], &mut random);
-                for (j, out) in [F32, F16, BF16].into_iter().enumerate() {
-                    let bias = (j != i % 3).then_some(([F32, F16, BF16][i % 3], 1 + i % 2));
-                    check(client, &a, &b, Rest { out, bias, accumulate: (i + j) % 2 == 1, ..PLAIN });
-                }
-            }
-        }
-    }
-}
-
-/// Tiles that two blocks of a cluster make together, wide and narrow: several to a cluster, on one cluster and on two, with rows for
-/// both blocks of the last and for one; contractions longer than the stages, of less than a step, and in parts.
-#[test]
-fn blackwell_pairs() {
-    for seed in 0..3 {
-        let Some(running) = execute(Execution { seed }) else { return };
-        let on = |sms| GenerateCuda::client(&OfflineDevice { sm: 100, sms });
-        let mut random = Random(14);
-        for (i, granularities) in BLACKWELL[..4].iter().enumerate() {
-            let kind = if granularities[0] == MX { "mxf8f6f4.block_scale" } else { "f8f6f4" };
-            let product = format!("tcgen05.mma.cta_group::2.kind::{kind}");
-            for (j, ([m, n, k], sms)) in
-                [([260, 260, 1000], 2), ([390, 516, 140], 4), ([129, 201, 31], 4), ([130, 67, 4100], 8)]
-                    .into_iter()
-                    .enumerate()
-            {
-                let a = Matrix::random([m, k], FORMATS[(i + j) % 2], granularities[0], &mut random);
-                let b = Matrix::random([n, k], FORMATS[j % 2], granularities[1], &mut random);
-                let before = running.launches_of(&product);
-                let rest = Rest { out: [F32, BF16, F16][(i + j) % 3], bias: Some((F32, 1)), ..PLAIN };
-                check(&on(sms), &a, &b, Rest { accumulate: j % 2 == 1, ..rest });
-                assert!(running.launches_of(&product) > before, "no {product} for [{m}, {n}, {k}] on {sms} SMs");
-            }
-        }
-    }
 }
 
 /// Every code decodes to its value, NaN and infinity too: `A` holds one code a row, `B` ones.

@@ -29,6 +29,8 @@ use crate::version::Version;
 /// The warp that multiplies; warp 0 fills stages.
 const MULTIPLIER: u32 = 1;
 
+// The branch of `elect.sync` stands alone.
+#[allow(clippy::collapsible_if)]
 #[cube(launch_unchecked, cluster_dim = CubeDim::new_2d(config.ctas, 1))]
 pub(super) fn gemm_blackwell<O: Float>(
     maps: &Maps,
@@ -133,7 +135,12 @@ fn sync_blocks(#[comptime] config: Config) {
 /// Whether this block gives the products: alone, or the first of a pair.
 #[cube]
 fn leads_pair(#[comptime] config: Config) -> bool {
-    if comptime!(config.ctas > 1) { CUBE_POS_X % comptime!(config.ctas) == 0 } else { true.runtime() }
+    if comptime!(config.ctas > 1) {
+        let rank = CUBE_POS_X % comptime!(config.ctas);
+        rank == 0
+    } else {
+        true.runtime()
+    }
 }
 
 /// Number of the first item of this block, or of its pair.
@@ -175,8 +182,7 @@ fn fill_stages(maps: &Maps, problem: &Problem, ring: &Ring, extent: &Extent, #[c
         let mut block = item.step_begin;
         while block < item.step_end {
             ring.wait_empty(&place, comptime!(config.trap));
-            announce(ring.full(place.at), config);
-            fill(maps, problem, ring.base, full + 8 * place.at, place.at, block, &item.work, config);
+            fill(maps, problem, ring, full, place.at, block, &item.work, config);
             advance(&mut place, comptime!(config.stages as u32));
             block += 1;
         }
@@ -252,21 +258,23 @@ fn announce(full: u32, #[comptime] config: Config) {
     }
 }
 
-/// Has TMA fill a stage, and count at the mbarrier `full`.
+/// Has TMA fill a stage, and count at that of the mbarriers from `full` on which is the stage's.
 #[cube]
 fn fill(
     maps: &Maps,
     problem: &Problem,
-    base: u32,
+    ring: &Ring,
     full: u32,
     stage: u32,
     block: u32,
     work: &Work,
     #[comptime] config: Config,
 ) {
+    let full = full + 8 * stage;
     let layout = comptime!(config.layout());
-    let (at_a, at_b) = stage_operands(base, stage, layout);
+    let (at_a, at_b) = stage_operands(ring.base, stage, layout);
     let column = block * comptime!(STEP as u32);
+    announce(ring.full(stage), config);
     let row_b = work.row0_b + work.col0;
     if comptime!(config.ctas > 1) {
         let share = CUBE_POS_X % comptime!(config.ctas) * comptime!(config.cols as u32 / config.ctas);
@@ -277,7 +285,7 @@ fn fill(
         tma_load(&maps.b, at_b, full, column, row_b);
     }
     if comptime!(config.block_scaled()) {
-        let at = stage_scales(base, stage, layout);
+        let at = stage_scales(ring.base, stage, layout);
         load_scales(&maps.scales_a, &problem.inv_scale_a, work.row0 / 128 * problem.blocks + block, at, full);
         #[unroll]
         for i in 0..comptime!(config.scale_tiles_b as u32) {

@@ -147,17 +147,33 @@ mod tests {
         }
     }
 
-    /// An odd number of tiles of rows leaves a block of the last pairs without work: few tiles are made alone, and of many pairs are
-    /// faster nevertheless.
+    /// An odd number of tiles above each other leaves a block of each last pair without rows.
     #[test]
     fn odd_numbers_of_tiles_take_pairs_where_that_is_faster() {
-        // 147 of 148 SMs have a tile, and no pair has two: one round of pairs needs 75 of 74.
-        assert_eq!(plan([147 * ROWS, 256, 4096], Scaling::Epilogue).cluster, 2);
-        let odd = Plan { tile: Tile { rows: ROWS, cols: 256 }, cluster: 2, splits: 1 };
-        assert_eq!((odd.row_clusters(147 * ROWS), odd.items(149 * ROWS, 256)), (74, 75));
-        // Three tiles, each on an SM, against two pairs: the same number of rounds, but a split needs fewer SMs alone.
-        let plan = plan([3 * ROWS, 256 * 49, 4096], Scaling::Epilogue);
-        assert_eq!((plan.tile.cols, plan.cluster), (256, 1), "{plan:?}");
+        let pairs = Plan { tile: Tile { rows: ROWS, cols: 256 }, cluster: 2, splits: 1 };
+        // 147 tiles are one round on 148 SMs, and so are their 74 pairs, which take fewer cycles a step.
+        assert_eq!(pairs.items(147 * ROWS, 256), B200 / 2);
+        assert_eq!(plan([147 * ROWS, 256, 4096], Scaling::Epilogue), pairs);
+        // 3 by 49 tiles are one round too, but their 98 pairs are two.
+        assert_eq!(pairs.items(3 * ROWS, 49 * 256), 98);
+        assert_eq!(plan([3 * ROWS, 49 * 256, 4096], Scaling::Epilogue), Plan { cluster: 1, ..pairs });
+    }
+
+    /// The shapes of the interpreted GEMMs of pairs, on so many SMs, and what they are to show: columns, clusters' tiles, splits.
+    #[test]
+    fn small_machines_take_pairs_too() {
+        for (shape, sms, [plain, mx]) in [
+            ([260, 260, 1000], 2, [[256, 4, 1], [192, 4, 1]]),
+            ([390, 516, 140], 4, [[256, 6, 1], [192, 6, 1]]),
+            ([129, 201, 31], 4, [[128, 2, 1], [128, 2, 1]]),
+            ([130, 67, 4100], 8, [[128, 4, 4], [128, 4, 4]]),
+        ] {
+            let [m, n, k] = shape;
+            for (scaling, want) in [(Scaling::Epilogue, plain), (Scaling::TensorCores, mx)] {
+                let plan = Plan::new(&scaling, [m, n], k.div_ceil(STEP), sms);
+                assert_eq!((plan.cluster, [plan.tile.cols, plan.items(m, n), plan.splits]), (2, want), "{shape:?}");
+            }
+        }
     }
 
     #[test]
