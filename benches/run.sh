@@ -101,14 +101,14 @@ bench() {
     shift 2
     step "$name" "$limit" "$gpu" --device "$device" bench --limit-seconds LEFT --json "$out/$name.json" "$@"
 }
-# sanitize TOOL: one small GEMM in one process.
+# sanitize TOOL: one small GEMM, by each kernel that the device has for it, in one worker.
 sanitize() {
     step "$1" 60 env CUDA_PATH="$fast" compute-sanitizer --tool "$1" --target-processes all --error-exitcode 7 \
         "$gpu" check --jobs 1 --case-seconds 50 --limit-seconds LEFT --only "scaled_gemm 257x130x32 e4m3,e4m3 tensorwise,tensorwise"
 }
 
-step versions 30 sh -c "nvidia-smi 2>/dev/null; nvcc --version 2>/dev/null | tail -n 2; '$gpu' --device '$device' versions" || exit 2
-check casts 90 --only golden_ --only "quantize 37x140 bf16"
+step versions 30 sh -c "nvidia-smi 2>/dev/null; nvcc --version 2>/dev/null | tail -n 2; '$python' -c 'import torch; print(\"torch\", torch.__version__)' 2>/dev/null; '$gpu' --device '$device' versions" || exit 2
+check casts 90 --only golden_cast --only golden_scale --only golden_codes --only golden_mx --only "quantize 37x140 "
 check smallest 60 --trap --only "scaled_gemm 64x64x64 e4m3,e4m3"
 check clusters 90 --trap --only "scaled_gemm 1024x1024x1024 e4m3,e4m3" --only "scaled_gemm 4096x4096x4096 e4m3,e4m3"
 check repeated 60 --only repeated_gemm
@@ -121,7 +121,7 @@ bench host 60 --only host --size headline
 bench linear 180 --only linear,quantize --size headline "${torch[@]}"
 bench step 180 --only step --size headline
 if [ "$device" = cuda ] && command -v ncu >/dev/null; then
-    step ncu 120 ncu --target-processes all --kernel-name regex:gemm_hopper --launch-skip 20 --launch-count 3 \
+    step ncu 120 ncu --target-processes all --kernel-name 'regex:gemm_(hopper|blackwell)' --launch-skip 20 --launch-count 3 \
         --section SpeedOfLight --section WarpStateStats --section LaunchStats --section ComputeWorkloadAnalysis \
         "$gpu" bench --only gemm --size headline --limit-seconds 60
 fi

@@ -120,7 +120,7 @@ impl Problem {
         whole(row0, col0, self.m, self.words * 4)
     }
 
-    /// Tile `number` of groups, `cols` beside each other, beginning where the row of B is a multiple of `align`.
+    /// Tile `number` of groups, `cols` along N, beginning where the row of B is a multiple of `align`.
     pub(super) fn group_work(
         &self,
         number: u32,

@@ -54,7 +54,7 @@ pub(super) struct GroupSizes {
     pub(super) k: u32,
 }
 
-/// Tile `number` of the size `tile`, `cols` beside each other: one group after the other, each in bands. A tile that has rows of
+/// Tile `number` of the size `tile`, `cols` along N: one group after the other, each in bands. A tile that has rows of
 /// two groups is the work of both, each writing its own, so that tiles stay aligned. Columns begin where the row of B is a multiple
 /// of `align`. A tile that does not exist has no rows.
 #[cube]

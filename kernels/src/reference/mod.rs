@@ -1,6 +1,6 @@
-//! The kernels' results on the host, one scalar at a time: the oracle of the tests and the CPU backend's cast.
+//! The kernels' results on the host, in plain loops over scalars: the oracle of the tests and the CPU backend's cast.
 //!
-//! The loops are branch-free over slices, so that the compiler vectorises them, and compiled for each vector extension that the
+//! The loops are branch-free over slices, so that the compiler vectorizes them, and compiled for each vector extension that the
 //! machine may have.
 
 use crate::format::{F32_INF, NAN_CODE};

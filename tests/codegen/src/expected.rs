@@ -121,7 +121,7 @@ pub fn expected(kernel: &Generated) -> Rules {
                 required.push((&["F2FP.BF16"], 16));
             }
         }
-        // Addresses in uniform registers without a loop over threads: the assembler knows that one thread gives the products.
+        // Addresses in uniform registers without a loop over threads: the assembler knows that one thread issues the products.
         ("gemm_blackwell", _) => forbidden.extend(["HMMA", "QMMA", "R2UR.BROADCAST"]),
         // FP8 products, fragments by `ldmatrix`, copies by `cp.async`.
         ("gemm_mma", 89) => {

@@ -2,6 +2,7 @@
 //! 16-bit float, f32 of every kind, and every granularity on aligned and ragged tiles.
 
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, Running, execute, on_each};
+use codegen::random::Random;
 use cubecl_core::Runtime;
 use cubecl_core::ir::{ElemType, FloatKind, StorageType};
 use cubecl_core::server::Handle;
@@ -46,12 +47,8 @@ fn values(bits: &[u32], kind: FloatKind) -> (Vec<u8>, Vec<f32>) {
 }
 
 fn bits(seed: u64, len: usize) -> Vec<u32> {
-    let mut state = seed;
-    let mut next = || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (state >> 32) as u32
-    };
-    (0..len).map(|_| next()).collect()
+    let mut random = Random(seed);
+    (0..len).map(|_| random.bits()).collect()
 }
 
 /// Codes of a copy, those of element `(r, c)` of `x` being `want[r * cols + c]`, and zero padding.

@@ -11,10 +11,10 @@ use codegen::device::{GenerateCuda, Generated, OfflineDevice, on_each, take, unr
 use codegen::nvrtc::Nvrtc;
 use cubecl_core::Runtime;
 
-/// What all kernels of a run may take one worker; `float8-gpu check` has up to eight.
+/// Time that one worker may need for all of them; `float8-gpu check` has up to eight workers.
 const BUDGET: Duration = Duration::from_secs(600);
 
-/// Kernels whose compilation is timed.
+/// Kernels whose compilation is timed, at least.
 const SAMPLE: usize = 8;
 
 /// What operands hold, by which no kernel differs.

@@ -132,7 +132,7 @@ fn sync_blocks(#[comptime] config: Config) {
     }
 }
 
-/// Whether this block gives the products: alone, or the first of a pair.
+/// Whether this block issues the products: alone, or the first of a pair.
 #[cube]
 fn leads_pair(#[comptime] config: Config) -> bool {
     if comptime!(config.ctas > 1) {
@@ -155,7 +155,7 @@ fn items_at_once(#[comptime] config: Config) -> u32 {
     CUBE_COUNT_X / comptime!(config.ctas)
 }
 
-/// Tells whoever gives the products that this thread has read its sums.
+/// Tells the thread that issues the products that this thread has read its sums.
 #[cube]
 fn tell_read(barrier: u32, #[comptime] config: Config) {
     if comptime!(config.ctas > 1) {
@@ -168,7 +168,7 @@ fn tell_read(barrier: u32, #[comptime] config: Config) {
 /// Has TMA fill one stage after the other, as they become free.
 #[cube]
 fn fill_stages(maps: &Maps, problem: &Problem, ring: &Ring, extent: &Extent, #[comptime] config: Config) {
-    // Of a pair all loads count at the mbarriers of the block that gives the products.
+    // Of a pair all loads count at the mbarriers of the block that issues the products.
     let full = if comptime!(config.ctas > 1) {
         cluster_address(ring.full(0u32.runtime()), 0u32.runtime())
     } else {

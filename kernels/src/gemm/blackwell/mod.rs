@@ -8,7 +8,7 @@
 //!
 //! A block works on one tile of the output after the other (a persistent grid), alone or in a cluster of two. These make a tile of 256
 //! rows together: warp 0 of each fills its own stages, with half of the rows of B, and tells the mbarriers of block 0, whose warp 1
-//! gives the products of both; what these free or finish is told to both. Sums are f32 in tensor memory, which has room
+//! issues the products of both; what these free or finish is told to both. Sums are f32 in tensor memory, which has room
 //! for two tiles: one is multiplied while the one before is stored. Operands with scales of 1 x 32
 //! ([`Granularity::Block1x32`]) are multiplied by `kind::mxf8f6f4`, which applies the scales; those of tensors and rows by
 //! `kind::f8f6f4`, whose sums the epilogue scales. Where scales change every 128 of the contraction, the sums of each step are apart:
@@ -62,8 +62,8 @@ const SCALE_ALIGN: usize = 64;
 /// Tiles whose sums are in tensor memory.
 const BUFFERS: usize = 2;
 
-/// Steps whose sums are in tensor memory, where each is added up apart: all that its 512 columns have room for, since what is added
-/// up for a step takes about as long as to multiply it.
+/// Steps whose sums are in tensor memory, where each is added up apart: all that its 512 columns have room for, so that
+/// the tensor cores go on while a step is added up.
 const PROMOTED_BUFFERS: usize = 4;
 
 /// What the kernel is generated for.
@@ -71,7 +71,7 @@ const PROMOTED_BUFFERS: usize = 4;
 struct Config {
     /// Columns of a tile.
     cols: usize,
-    /// Blocks that multiply together: 1, or 2, which are a cluster and whose tiles are above each other.
+    /// Blocks that multiply together: 1, or 2, which are a cluster, 128 rows of its tile each.
     ctas: u32,
     stages: usize,
     /// Chunks of the output that a warp has in shared memory.

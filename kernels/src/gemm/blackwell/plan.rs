@@ -1,4 +1,5 @@
-//! Tiles of Blackwell, what applies the scales of their sums, whether two blocks multiply them together, and the cycles that they take.
+//! Tiles of Blackwell, what applies the scales of their sums, whether two blocks multiply them together, and the cycles that they
+//! take.
 //!
 //! ```text
 //! step         = max(128 · cols · 128 / 8192,  shared bytes / 128)      cycles per 128 of the contraction
@@ -6,7 +7,7 @@
 //! ```
 //!
 //! Two blocks of a cluster make a tile of 256 rows together, 128 each (`.cta_group::2`). Each brings half of the rows of B, which
-//! halves what its shared memory and L2 move for B:
+//! halves what its shared memory and L2 move for B; a multicast, as on Hopper, would halve the reads of L2 alone:
 //!
 //! | columns | one block | two | tensor cores |
 //! | --- | --- | --- | --- |
@@ -21,10 +22,11 @@
 //!   with different matrices of B;
 //! - where scales change every 128 of the contraction: four sums of 128 columns are apart in tensor memory, and the threads that read
 //!   one say so every 384 cycles. In a pair half of these arrivals would cross to the other SM;
-//! - in the narrowest tiles, whose sums take longer to store than to multiply.
+//! - in tiles of 64 columns, which few columns or an uneven rest take: a pair needs a second tile of rows for each, and few SMs have one.
 //!
 //! Where the warps that store tiles add up the sums of each 128, they do nothing beside that, so that an epilogue does not run beside
-//! the next tile's products. Their one or two operations for each sum, 256 cycles for 128 columns, are fewer than shared memory takes.
+//! the next tile's products. Their one or two operations for each sum, 256 cycles for 128 columns, are fewer than the 512 that shared
+//! memory takes.
 //!
 //! An SM multiplies 8192 pairs of codes a cycle: NVIDIA, *Blackwell Architecture* (4.5 PFLOP/s of dense FP8, 148
 //! SMs, 1.85 GHz). That shared memory moves 128 bytes a cycle as on Hopper is assumed.

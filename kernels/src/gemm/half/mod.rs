@@ -150,7 +150,7 @@ impl Unit {
     }
 }
 
-/// What selects other code.
+/// Compile-time parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Config {
     tile: Tile,

@@ -83,7 +83,7 @@ impl Tile {
     }
 }
 
-/// What selects other code.
+/// Compile-time parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Config {
     tile: Tile,

@@ -43,7 +43,7 @@ impl Extent {
 pub(in crate::gemm) struct ItemShape {
     /// Rows and columns of a block's tile.
     pub(in crate::gemm) tile: [u32; 2],
-    /// Blocks of a cluster, whose tiles are above each other.
+    /// Blocks of a cluster, whose tiles lie along M.
     pub(in crate::gemm) cluster: u32,
     /// Length of the contraction in a stage.
     pub(in crate::gemm) step: u32,

@@ -1,4 +1,4 @@
-//! The tensor cores of sm_100 (`tcgen05`): one thread gives products of operands in shared memory, whose sums, and scales of
+//! The tensor cores of sm_100 (`tcgen05`): one thread issues products of operands in shared memory, whose sums, and scales of
 //! blocks, lie in tensor memory.
 //!
 //! Tensor memory has 128 lanes of 512 columns of 32 bits; an address is `lane · 2^16 + column`. Row `i` of a product of 128
@@ -14,7 +14,7 @@
 //! of B of all, each copied from the block's own shared memory.
 //!
 //! Source: PTX ISA, *TensorCore 5th generation family instructions*. Products and copies are asynchronous. A copy comes before
-//! the products that the same thread gives after it, and products to the same sums are in order; all else is ordered by
+//! the products that the same thread issues after it, and products to the same sums are in order; all else is ordered by
 //! [`tcgen05_commit`] and an mbarrier.
 
 mod descriptor;

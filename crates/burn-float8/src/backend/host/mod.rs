@@ -1,4 +1,4 @@
-//! The host path: a tensor is read back, cast by the scalar reference, decoded and multiplied by the backend's own f32
+//! The host path: a tensor is read back, cast by the kernels' reference, decoded and multiplied by the backend's own f32
 //! matmul. It serves CPU backends, where reading back is free or a copy.
 mod grouped;
 mod loops;
