@@ -4,7 +4,7 @@
 //! has: by seed 0 when nothing else can go on. Loads of tensor memory happen when they are waited for; their registers hold
 //! poison until then. Tensor memory starts as NaN, and its addresses as high as can be.
 //!
-//! With `.cta_group::2` an instruction is for a pair of blocks, whichever of the two gives it. Descriptors and addresses then mean the
+//! With `.cta_group::2` an instruction is for a pair of blocks, whichever of the two issues it. Descriptors and addresses then mean the
 //! same place in both. A product has 256 rows: block 0 of the pair has the first 128 of A and of the sums and the first half of the
 //! rows of B in its memory, block 1 the others; each has the scales of its own rows of A, and those of all rows of B. A copy is from
 //! each block's shared memory to its own tensor memory.

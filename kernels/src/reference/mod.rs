@@ -179,16 +179,11 @@ fn from_magnitude(bits: i32) -> f32 {
 #[inline(always)]
 pub fn amax_to_scale(amax: f32, format: Format, mode: ScaleMode) -> Scale {
     // Without branches, for the loops over many.
+    let quotient = || (f64::from(format.max()) / f64::from(amax.min(f32::MAX)).max(MIN_AMAX)) as f32;
     let scale = match mode {
+        ScaleMode::F32 => quotient(),
+        ScaleMode::PowerOfTwo => f32::from_bits(quotient().to_bits() & 0x7f80_0000),
         ScaleMode::E8m0(mode) => e8m0_scale(amax_to_e8m0(amax, format, mode)),
-        _ => {
-            let divisor = f64::from(amax.min(f32::MAX)).max(MIN_AMAX);
-            (f64::from(format.max()) / divisor) as f32
-        }
-    };
-    let scale = match mode {
-        ScaleMode::PowerOfTwo => f32::from_bits(scale.to_bits() & 0x7f80_0000),
-        _ => scale,
     };
     Scale::new(if amax.is_nan() { f32::NAN } else { scale })
 }

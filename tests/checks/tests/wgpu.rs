@@ -62,9 +62,8 @@ fn golden_vectors() {
     run("golden_cast|golden_scale|golden_codes|golden_mx", 44, |visitor| visit_goldens(&client, &goldens, visitor));
 }
 
-/// Every kernel: those of 16-bit floats by a scale mode, as a software device compiles kernels slower than it runs them.
-/// Every kernel, of f32; of 16-bit floats those of one scale mode each. A software device compiles kernels slower than it runs them, so
-/// that here and below some are left to a GPU, which runs all cases: none that has code of its own.
+/// Every kernel for f32, and those for 16-bit floats of one scale mode each. A software device compiles kernels slower than it runs
+/// them, so here and below some cases are left to a GPU, which runs all of them: none whose code no other case has.
 #[test]
 fn quantize_kernels() {
     all_pass("quantize 70x300", 144);

@@ -1,6 +1,7 @@
 //! NVRTC, loaded from a folder with `lib`, `include` and `bin`: a CUDA toolkit, or the `nvidia/cu13` of the PyPI wheels.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
 use std::sync::{Condvar, Mutex};
@@ -37,6 +38,21 @@ type SizeOf = unsafe extern "C" fn(Program, *mut usize) -> c_int;
 type Fetch = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 
 impl Nvrtc {
+    /// Of the toolkit that `FLOAT8_CUDA_TOOLS` names. Without it the test says that it is skipped, and gets nothing.
+    ///
+    /// # Panics
+    /// If it names none in CI, or a folder that is none.
+    pub fn from_env() -> Option<Self> {
+        let Some(root) = std::env::var_os("FLOAT8_CUDA_TOOLS") else {
+            assert!(std::env::var_os("CI").is_none(), "CI must set FLOAT8_CUDA_TOOLS");
+            // Not `println!`, which the harness holds back while a test passes.
+            writeln!(std::io::stdout(), "skipped: FLOAT8_CUDA_TOOLS names no toolkit")
+                .expect("standard output is open");
+            return None;
+        };
+        Some(Self::load(Path::new(&root)).unwrap_or_else(|error| panic!("{error}")))
+    }
+
     /// # Errors
     /// No library of NVRTC in the folder, with what was looked for; one that cannot be loaded, or be copied to the folder of
     /// temporary files.

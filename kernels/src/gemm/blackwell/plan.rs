@@ -22,7 +22,7 @@
 //!   with different matrices of B;
 //! - where scales change every 128 of the contraction: four sums of 128 columns are apart in tensor memory, and the threads that read
 //!   one say so every 384 cycles. In a pair half of these arrivals would cross to the other SM;
-//! - in tiles of 64 columns, which few columns or an uneven rest take: a pair needs a second tile of rows for each, and few SMs have one.
+//! - in tiles of 64 columns, which small outputs take: a pair would save a sixth of a step there, for more kernels to compile.
 //!
 //! Where the warps that store tiles add up the sums of each 128, they do nothing beside that, so that an epilogue does not run beside
 //! the next tile's products. Their one or two operations for each sum, 256 cycles for 128 columns, are fewer than the 512 that shared
@@ -149,7 +149,7 @@ mod tests {
         }
     }
 
-    /// An odd number of tiles above each other leaves a block of each last pair without rows.
+    /// An odd number of tiles along M leaves the last pair a block without rows.
     #[test]
     fn odd_numbers_of_tiles_take_pairs_where_that_is_faster() {
         let pairs = Plan { tile: Tile { rows: ROWS, cols: 256 }, cluster: 2, splits: 1 };

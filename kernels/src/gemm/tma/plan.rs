@@ -76,8 +76,9 @@ impl Plan {
         possible.min_by_key(|plan| plan.cycles(machine, [m, n], steps, sms)).expect("one split is possible")
     }
 
-    /// The same for a matrix of so many rows and columns, a group of them or a group of the contraction. Tiles of
-    /// two groups share no B, so there are no clusters, and groups have a part of the contraction each or all of it, so there are no splits.
+    /// The same for a matrix of so many rows and columns, a group of them or a group of the contraction. Two
+    /// tiles of a cluster could be of two groups, which share no B, so there are no clusters; groups have a part of the contraction
+    /// each or all of it, so there are no splits.
     pub(in crate::gemm) fn grouped<M: Machine>(
         machine: &M,
         groups: &Groups,

@@ -10,7 +10,7 @@
 //!
 //! `ctas` is 1, or 2 for a pair of blocks of a cluster, the same in all of a kernel. A pair's product has 256 rows, of which each
 //! block has 128 of A, and of the sums in its tensor memory; of the rows of B each has half in its shared memory. One thread of either
-//! gives it, by addresses that are the same in both. Scales lie in the tensor memory of both: those of A of a block's own rows, those
+//! issues it, by addresses that are the same in both. Scales lie in the tensor memory of both: those of A of a block's own rows, those
 //! of B of all, each copied from the block's own shared memory.
 //!
 //! Source: PTX ISA, *TensorCore 5th generation family instructions*. Products and copies are asynchronous. A copy comes before
@@ -62,7 +62,7 @@ pub(crate) fn tcgen05_after_wait() {
     intrinsic!(|scope| { asm(scope, "tcgen05.fence::after_thread_sync;\n", &[], &[]) })
 }
 
-/// Arrives at an mbarrier of this block, and of a pair at that at the same place in the other too, when all that this thread has given
+/// Arrives at an mbarrier of this block, and of a pair at that at the same place in the other too, when all that this thread has issued
 /// to the tensor cores is done. The cluster is the pair.
 #[cube]
 pub(crate) fn tcgen05_commit(barrier: u32, #[comptime] ctas: u32) {

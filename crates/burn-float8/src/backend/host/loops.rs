@@ -19,11 +19,6 @@ pub(super) fn in_pool<T: Send>(run: impl FnOnce() -> T + Send) -> T {
     rayon::join(run, || ()).0
 }
 
-/// Runs both on threads of the pool.
-pub(super) fn join<A: Send, B: Send>(a: impl FnOnce() -> A + Send, b: impl FnOnce() -> B + Send) -> (A, B) {
-    rayon::join(a, b)
-}
-
 /// Max |x|.
 pub(super) fn amax(values: &[f32]) -> f32 {
     let parts: Vec<f32> = values.par_chunks(TASK).map(reference::amax).collect();

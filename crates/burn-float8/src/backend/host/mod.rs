@@ -86,28 +86,27 @@ pub fn quantize<B: Float8Backend<Operand = HostOperand<Device<B>>>>(
         granularity: cast.granularity,
     };
     let amax_tensor = |amax: f32| B::float_from_data(TensorData::new(vec![amax], [1]), &device);
-    if let (Granularity::Tensor, ScaleFrom::Amax { amax, observe }) = (cast.granularity, scale) {
-        let scaling = reference::amax(&read_f32::<B>(amax.clone()));
-        let scale = reference::amax_to_scale(scaling, cast.format, cast.scale_mode);
-        let codes = Arc::new(loops::encode(values, scale, cast.format));
-        let copy = |transposed| operand(transposed, codes.clone(), &[scale]);
-        let (rows, cols) = (orientation.rows().then(|| copy(false)), orientation.cols().then(|| copy(true)));
-        return Quantized { rows, cols, amax: if observe { amax_tensor(loops::amax(values)) } else { amax } };
-    }
     // The same codes and scales in both orientations.
     let shared = matches!(cast.granularity, Granularity::Tensor | Granularity::Block128x128);
-    let (by_rows, by_cols) = (orientation.rows() || shared, orientation.cols() && !shared);
-    let made = |transposed| loops::quantize(values, dims, cast, transposed);
-    let (rows, cols) = loops::join(|| by_rows.then(|| made(false)), || by_cols.then(|| made(true)));
-    let amax = rows.as_ref().or(cols.as_ref()).map(|(_, _, amax)| *amax).expect("at least one orientation");
+    let (by_rows, by_cols, amax) = match (cast.granularity, scale) {
+        (Granularity::Tensor, ScaleFrom::Amax { amax, observe }) => {
+            let scaling = reference::amax(&read_f32::<B>(amax.clone()));
+            let scale = reference::amax_to_scale(scaling, cast.format, cast.scale_mode);
+            let made = (loops::encode(values, scale, cast.format), vec![scale], scaling);
+            (Some(made), None, if observe { amax_tensor(loops::amax(values)) } else { amax })
+        }
+        _ => {
+            let (by_rows, by_cols) = (orientation.rows() || shared, orientation.cols() && !shared);
+            let made = |transposed| loops::quantize(values, dims, cast, transposed);
+            let (by_rows, by_cols) = rayon::join(|| by_rows.then(|| made(false)), || by_cols.then(|| made(true)));
+            let amax = by_rows.as_ref().or(by_cols.as_ref()).map(|(_, _, amax)| *amax);
+            (by_rows, by_cols, amax_tensor(amax.expect("at least one orientation")))
+        }
+    };
     let copy = |transposed| move |(codes, scales, _): loops::Codes| operand(transposed, Arc::new(codes), &scales);
-    let (rows, cols) = (rows.map(copy(false)), cols.map(copy(true)));
+    let (rows, cols) = (by_rows.map(copy(false)), by_cols.map(copy(true)));
     let flipped = rows.as_ref().map(|rows| HostOperand { transposed: true, ..rows.clone() });
-    Quantized {
-        cols: cols.or(flipped.filter(|_| orientation.cols())),
-        rows: rows.filter(|_| orientation.rows()),
-        amax: amax_tensor(amax),
-    }
+    Quantized { cols: cols.or(flipped.filter(|_| orientation.cols())), rows: rows.filter(|_| orientation.rows()), amax }
 }
 
 /// [`Float8Backend::fp8_matmul`] on the host, with `B`'s f32 matmul; with groups this waits for the device.
@@ -135,14 +134,14 @@ fn product<B: Backend>(
     dtype: FloatDType,
 ) -> FloatTensor<B> {
     let mut y = loops::in_pool(|| {
-        let (left, right) = loops::join(|| values(a), || values(b));
+        let (left, right) = rayon::join(|| values(a), || values(b));
         B::float_matmul(stored::<B>(a, left, false), stored::<B>(b, right, true))
     });
     let tensor_scale = |o: &HostOperand<_>| match o.granularity {
         Granularity::Tensor => o.inv_scales[0].get(),
         _ => 1.0,
     };
-    let bias = bias.map(|bias| floats::<B>(&bias).into_owned());
+    let bias = bias.as_ref().map(floats::<B>);
     let epilogue = loops::Epilogue {
         scale: tensor_scale(a) * tensor_scale(b),
         rows: (a.granularity == Granularity::Row).then_some(&a.inv_scales[..]),
