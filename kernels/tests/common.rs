@@ -29,16 +29,6 @@ pub(crate) fn any_cast() -> impl Strategy<Value = Cast> {
     select(casts().collect::<Vec<_>>())
 }
 
-/// The same bits, or both NaN.
-pub(crate) fn same(a: f32, b: f32) -> bool {
-    a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
-}
-
-/// `[rows, cols]` row-major to `[cols, rows]` row-major.
-pub(crate) fn transpose<T: Copy>(x: &[T], [rows, cols]: [usize; 2]) -> Vec<T> {
-    (0..cols).flat_map(|c| (0..rows).map(move |r| x[r * cols + c])).collect()
-}
-
 /// An operand on the host.
 #[derive(Clone, Debug)]
 pub(crate) struct HostMatrix {

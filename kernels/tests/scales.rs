@@ -3,9 +3,9 @@
 use float8_kernels::{Format, ScaleCalculationMode, ScaleMode, reference};
 use proptest::prelude::*;
 use rstest::rstest;
-use test_data::{amaxes, binade_edges};
+use test_data::{amaxes, binade_edges, same};
 
-use crate::common::{FORMATS, MODES, same};
+use crate::common::{FORMATS, MODES};
 use crate::reference::oracle::e8m0_scale;
 
 #[rstest]

@@ -5,8 +5,9 @@
 //!
 //! | device | tile | sums of a unit | values that it reads from shared memory for them |
 //! | --- | --- | --- | --- |
-//! | GPU, or at most 64 rows | 64x64 | 8x8 | 16 |
-//! | CPU behind a graphics driver | 128x64 | 16x8 | 24 |
+//! | GPU | 64x64 | 8x8 | 16 |
+//! | CPU behind a graphics driver | 64x128 | 8x16 | 24 |
+//! | either, for at most 32 rows | half as high | half as many | 12, 20 |
 //!
 //! Such a driver makes vectors of neighbouring units and loads what each of them reads one by one, so that loads take most of the
 //! time. Larger tiles are faster still, but take it tens of seconds to compile.
@@ -34,10 +35,12 @@ const SIDE: u32 = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Tile([u32; 2]);
 
-const SQUARE: Tile = Tile([2, 2]);
-const TALL: Tile = Tile([4, 2]);
-
 impl Tile {
+    /// For an output of `rows` rows.
+    const fn new(rows: usize, cpu: bool) -> Self {
+        Self([if rows <= 4 * SIDE as usize { 1 } else { 2 }, if cpu { 4 } else { 2 }])
+    }
+
     /// Rows and columns.
     const fn size(self) -> [u32; 2] {
         [4 * SIDE * self.0[0], 4 * SIDE * self.0[1]]
@@ -68,7 +71,7 @@ type Quad = Vector<f32, Const<4>>;
 /// Launches the kernel.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (m, n, matrices) = gemm.matrices();
-    let tile = if is_cpu(client) && m > SQUARE.size()[0] as usize { TALL } else { SQUARE };
+    let tile = Tile::new(m, is_cpu(client));
     // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are guarded by
     // the rows and words of the operands, stores by `m` and `n`.
     unsafe {

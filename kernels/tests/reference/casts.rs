@@ -2,9 +2,9 @@
 
 use float8_kernels::{Cast, Format, Granularity, Orientation, ScaleCalculationMode, ScaleMode, reference};
 use proptest::prelude::*;
-use test_data::Random;
+use test_data::{Random, same, transpose};
 
-use crate::common::{FORMATS, GRANULARITIES, HostMatrix, any_cast, casts, same, transpose};
+use crate::common::{FORMATS, GRANULARITIES, HostMatrix, any_cast, casts};
 use crate::reference::oracle::{Nearest, e8m0_scale};
 
 /// Rows and columns of a group of an operand `[rows, k]`.

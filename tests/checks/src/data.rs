@@ -5,8 +5,8 @@ use core::fmt;
 use cubecl::ir::{ElemType, FloatKind, StorageType};
 use cubecl::prelude::*;
 use half::{bf16, f16};
-pub(crate) use test_data::Random;
 use test_data::normal;
+pub(crate) use test_data::{Random, same, transpose};
 
 pub(crate) const F32: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F32));
 pub(crate) const F16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F16));
@@ -166,14 +166,4 @@ pub(crate) fn from_dtype(bytes: &[u8], dtype: StorageType) -> Vec<f32> {
     } else {
         bytes.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).collect()
     }
-}
-
-/// `[rows, cols]` row-major to `[cols, rows]` row-major.
-pub(crate) fn transpose<T: Copy>(x: &[T], [rows, cols]: [usize; 2]) -> Vec<T> {
-    (0..cols).flat_map(|c| (0..rows).map(move |r| x[r * cols + c])).collect()
-}
-
-/// The same bits, or both NaN.
-pub(crate) fn same(a: f32, b: f32) -> bool {
-    a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
 }

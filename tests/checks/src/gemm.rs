@@ -73,23 +73,30 @@ const AROUND: u8 = 0xa5;
 /// More than eight rows of tiles.
 const BANDS: [usize; 3] = [1100, 130, 40];
 
-#[derive(Clone, Copy)]
-struct Case {
+/// A product, and what goes with it.
+#[derive(Clone, Copy, Debug)]
+pub struct Gemm {
     /// M, N and K.
-    shape: [usize; 3],
-    formats: [Format; 2],
-    granularities: [Granularity; 2],
-    codes: Codes,
+    pub shape: [usize; 3],
+    /// Of A and B.
+    pub formats: [Format; 2],
+    /// Of A and B.
+    pub granularities: [Granularity; 2],
+    /// What the operands hold.
+    pub codes: Codes,
     /// Dtype and stride.
-    bias: Option<(StorageType, usize)>,
-    out: StorageType,
-    memory: Memory,
-    config: GemmConfig,
+    pub bias: Option<(StorageType, usize)>,
+    /// The output's dtype.
+    pub out: StorageType,
+    /// Where the output goes.
+    pub memory: Memory,
+    /// How it is computed.
+    pub config: GemmConfig,
 }
 
 /// Where the output goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Memory {
+pub enum Memory {
     /// Memory that the GEMM allocates.
     Fresh,
     /// A part of an allocation, whose rest stays as it is; it holds NaN.
@@ -98,8 +105,9 @@ enum Memory {
     Added,
 }
 
-impl Case {
-    fn new(shape: [usize; 3]) -> Self {
+impl Gemm {
+    /// e4m3 with one scale for each tensor, random, to f32 in memory of its own, precise.
+    pub fn new(shape: [usize; 3]) -> Self {
         Self {
             shape,
             formats: [Format::E4m3; 2],
@@ -112,6 +120,10 @@ impl Case {
         }
     }
 
+    fn path<R: Runtime>(&self, client: &ComputeClient<R>) -> GemmPath {
+        gemm_path(client, self.granularities, self.config)
+    }
+
     fn name<R: Runtime>(&self, client: &ComputeClient<R>) -> String {
         let Self { shape: [m, n, k], formats, granularities, codes, bias, out, memory, config } = self;
         let bias = bias.map_or(String::new(), |(dtype, stride)| format!(" bias:{dtype}/{stride}"));
@@ -122,11 +134,12 @@ impl Case {
             Memory::Added => " accumulate",
         };
         let ([a, b], [left, right]) = (formats, granularities);
-        let path = gemm_path(client, *granularities, *config);
+        let path = self.path(client);
         format!("scaled_gemm {m}x{n}x{k} {a},{b} {left},{right} {codes}{bias} {out}{memory} {path}{fast}")
     }
 
-    fn matrices(&self) -> [HostMatrix; 2] {
+    /// The operands.
+    pub fn matrices(&self) -> [HostMatrix; 2] {
         let ([m, n, k], [a, b], [left, right]) = (self.shape, self.formats, self.granularities);
         match self.codes {
             Codes::EachLeft => {
@@ -138,6 +151,37 @@ impl Case {
             codes => [HostMatrix::new(codes, [m, k], a, left, 31), HostMatrix::new(codes, [n, k], b, right, 32)],
         }
     }
+
+    /// Multiplies these operands and compares every element with sums in f64: the largest error, as a share of
+    /// `bound · Σ |terms|` and the rounding to the output.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn compare<R: Runtime>(
+        &self,
+        client: &ComputeClient<R>,
+        [a, b]: [&HostMatrix; 2],
+        bound: f64,
+    ) -> Result<f64, Failure> {
+        let &Self { shape: [m, n, k], codes, granularities, out, .. } = self;
+        let path = self.path(client);
+        let added = Added { bias: bias(self), old: old(self), n };
+        let got = multiply(client, [a, b], &added, self)?;
+        let mut comparison = Comparison::new(codes, out);
+        let full = m * n * k <= MAX_PRODUCTS;
+        for expected in Expected::of(a, b, full) {
+            compare(&mut comparison, &got, &expected, &added, bound);
+        }
+        if !full && path != GemmPath::Emulated {
+            let emulate = Self { config: EMULATE, out: F32, bias: None, memory: Memory::Fresh, ..*self };
+            let want = multiply(client, [a, b], &Added::default(), &emulate)?;
+            let size = multiply(client, [&a.magnitudes(), &b.magnitudes()], &Added::default(), &emulate)?;
+            let emulated = Bound::of(GemmPath::Emulated, EMULATE, granularities, k).get();
+            let slack = if codes.is_exact() { 0.0 } else { emulated };
+            compare(&mut comparison, &got, &Expected::given(&want, &size, n), &added, bound + slack);
+        }
+        comparison.finish()
+    }
 }
 
 pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
@@ -146,7 +190,7 @@ pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
     }
 }
 
-fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
+fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Gemm> {
     let client = all.client;
     // Where all settings take the same kernel, one of them is enough.
     let native = gemm_path(client, [Granularity::Tensor; 2], PRECISE) != GemmPath::Emulated;
@@ -155,38 +199,38 @@ fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
     let half = if outs.contains(&BF16) { BF16 } else { *outs.last().unwrap_or(&F32) };
     let mut cases = vec![];
     for config in configs {
-        let new = |shape| Case { config, ..Case::new(shape) };
+        let new = |shape| Gemm { config, ..Gemm::new(shape) };
         for shape in all.sizes(&SHAPES, &LARGE) {
             cases.push(new(shape));
-            cases.push(Case { codes: Codes::Exact, out: half, bias: Some((F32, 1)), ..new(shape) });
+            cases.push(Gemm { codes: Codes::Exact, out: half, bias: Some((F32, 1)), ..new(shape) });
         }
         for formats in FORMATS.into_iter().flat_map(|a| FORMATS.map(|b| [a, b])) {
             let codes = [Codes::Random, Codes::Exact, Codes::Zeros, Codes::NanCode, Codes::InfCode];
             for codes in codes.into_iter().chain([Codes::EachLeft, Codes::EachRight]) {
-                cases.push(Case { formats, codes, ..new([70, 133, 200]) });
+                cases.push(Gemm { formats, codes, ..new([70, 133, 200]) });
             }
         }
         for granularities in GRANULARITIES.into_iter().flat_map(|a| GRANULARITIES.map(|b| [a, b])) {
             for shape in all.sizes(&[[130, 137, 300]], &[[1025, 1100, 2060], [300, 260, 128], [2048, 2304, 2560]]) {
                 for codes in [Codes::Random, Codes::Exact] {
-                    cases.push(Case { granularities, codes, ..new(shape) });
+                    cases.push(Gemm { granularities, codes, ..new(shape) });
                 }
             }
         }
         for granularity in GRANULARITIES {
             for codes in [Codes::NanCode, Codes::NanScale, Codes::Zeros] {
-                cases.push(Case { granularities: [granularity, Granularity::Row], codes, ..new([140, 6, 300]) });
-                cases.push(Case { granularities: [Granularity::Row, granularity], codes, ..new([6, 140, 300]) });
+                cases.push(Gemm { granularities: [granularity, Granularity::Row], codes, ..new([140, 6, 300]) });
+                cases.push(Gemm { granularities: [Granularity::Row, granularity], codes, ..new([6, 140, 300]) });
             }
         }
         for &out in &outs {
             for (i, bias) in [None, Some(F32), Some(F16), Some(BF16)].into_iter().enumerate() {
                 for shape in [[66, 70, 48], [129, 133, 272]] {
-                    let case = Case { out, bias: bias.map(|dtype| (dtype, i)), ..new(shape) };
-                    cases.extend([case, Case { codes: Codes::Exact, ..case }]);
-                    cases.push(Case { memory: Memory::Added, ..case });
+                    let case = Gemm { out, bias: bias.map(|dtype| (dtype, i)), ..new(shape) };
+                    cases.extend([case, Gemm { codes: Codes::Exact, ..case }]);
+                    cases.push(Gemm { memory: Memory::Added, ..case });
                     if bias.is_none() {
-                        cases.push(Case { memory: Memory::Given, ..case });
+                        cases.push(Gemm { memory: Memory::Given, ..case });
                     }
                 }
             }
@@ -198,13 +242,13 @@ fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
 
 /// What is left to the emulated kernel, as those of tensor cores take long to compile: all pairs of scales with mixed formats, with
 /// and without bias, of shapes around blocks and of any; more rows of tiles than are gone through together.
-fn emulated_cases() -> Vec<Case> {
-    let pair = |shape, [i, j]: [usize; 2]| Case {
+fn emulated_cases() -> Vec<Gemm> {
+    let pair = |shape, [i, j]: [usize; 2]| Gemm {
         formats: [FORMATS[i % 2], FORMATS[j % 2]],
         granularities: [GRANULARITIES[i], GRANULARITIES[j]],
         bias: ((i + j) % 2 == 1).then_some((F32, 1)),
         config: EMULATE,
-        ..Case::new(shape)
+        ..Gemm::new(shape)
     };
     let pairs = || (0..5).flat_map(|i| (0..5).map(move |j| [i, j]));
     let mut cases: Vec<_> = BLOCKS.into_iter().flat_map(|shape| pairs().map(move |ij| pair(shape, ij))).collect();
@@ -213,31 +257,14 @@ fn emulated_cases() -> Vec<Case> {
         let shape = [150, 150, 420].map(|most| 1 + random.below(most));
         pair(shape, [random.below(5), random.below(5)])
     }));
-    cases.push(Case { config: EMULATE, ..Case::new(BANDS) });
+    cases.push(Gemm { config: EMULATE, ..Gemm::new(BANDS) });
     cases
 }
 
-fn check<R: Runtime>(client: &ComputeClient<R>, case: &Case) -> Result<f64, Failure> {
-    let &Case { shape: [m, n, k], codes, granularities, out, config, .. } = case;
-    let path = gemm_path(client, granularities, config);
+fn check<R: Runtime>(client: &ComputeClient<R>, case: &Gemm) -> Result<f64, Failure> {
     let [a, b] = case.matrices();
-    let added = Added { bias: bias(case), old: old(case), n };
-    let got = multiply(client, [&a, &b], &added, case)?;
-    let bound = Bound::of(path, config, granularities, k).get();
-    let mut comparison = Comparison::new(codes, out);
-    let full = m * n * k <= MAX_PRODUCTS;
-    for expected in Expected::of(&a, &b, full) {
-        compare(&mut comparison, &got, &expected, &added, bound);
-    }
-    if !full && path != GemmPath::Emulated {
-        let emulate = Case { config: EMULATE, out: F32, bias: None, memory: Memory::Fresh, ..*case };
-        let want = multiply(client, [&a, &b], &Added::default(), &emulate)?;
-        let size = multiply(client, [&a.magnitudes(), &b.magnitudes()], &Added::default(), &emulate)?;
-        let emulated = Bound::of(GemmPath::Emulated, EMULATE, granularities, k).get();
-        let slack = if codes.is_exact() { 0.0 } else { emulated };
-        compare(&mut comparison, &got, &Expected::given(&want, &size, n), &added, bound + slack);
-    }
-    comparison.finish()
+    let bound = Bound::of(case.path(client), case.config, case.granularities, case.shape[2]).get();
+    case.compare(client, [&a, &b], bound)
 }
 
 /// Compares an output with products to which something was added.
@@ -251,7 +278,7 @@ fn compare(comparison: &mut Comparison, got: &[f32], expected: &Expected, added:
 }
 
 /// The bias as the kernel sees it; empty without one.
-fn bias(case: &Case) -> Vec<f32> {
+fn bias(case: &Gemm) -> Vec<f32> {
     let mut random = Random::new(35);
     let mut value = || match case.codes {
         Codes::Exact => (random.below(9) as f32 - 4.0) / 4.0,
@@ -264,7 +291,7 @@ fn bias(case: &Case) -> Vec<f32> {
 }
 
 /// What the output held, as the kernel sees it; empty if that is not to be added to.
-fn old(case: &Case) -> Vec<f32> {
+fn old(case: &Gemm) -> Vec<f32> {
     let [m, n, _] = case.shape;
     let mut random = Random::new(36);
     let values: Vec<_> = (0..if case.memory == Memory::Added { m * n } else { 0 }).map(|_| random.value()).collect();
@@ -294,9 +321,9 @@ fn multiply<R: Runtime>(
     client: &ComputeClient<R>,
     [a, b]: [&HostMatrix; 2],
     added: &Added,
-    case: &Case,
+    case: &Gemm,
 ) -> Result<Vec<f32>, Failure> {
-    let &Case { shape: [m, n, _], out, config, memory, .. } = case;
+    let &Gemm { shape: [m, n, _], out, config, memory, .. } = case;
     let view = case.bias.map(|(dtype, stride)| upload_vector(client, &added.bias, stride, dtype));
     let (a, b) = (a.upload(client), b.upload(client));
     let len = m * n * out.size();
@@ -334,7 +361,7 @@ mod tests {
     fn wrong_elements_are_noticed() {
         let shape @ [m, n, k] = [5, 7, 4000];
         for (codes, out) in [(Codes::Random, F32), (Codes::Random, BF16), (Codes::Exact, F32), (Codes::Exact, F16)] {
-            let case = Case { codes, out, ..Case::new(shape) };
+            let case = Gemm { codes, out, ..Gemm::new(shape) };
             let [a, b] = case.matrices();
             let expected = Expected::all(&a, &b);
             let elements = &expected.elements;

@@ -39,7 +39,10 @@ use cubecl::prelude::*;
 pub use case::{Case, Failure, Size, caught};
 pub use compare::Bound;
 pub use device::poison;
+pub use gemm::{Gemm, Memory};
 pub use golden::{Goldens, visit_goldens};
+pub use grouped::{GroupSizes, GroupedGemm};
+pub use matrix::{Codes, HostMatrix};
 pub use supervise::{Done, Limits, Loss, Progress, StartError, supervise};
 pub use worker::Worker;
 
@@ -54,4 +57,22 @@ pub fn visit<R: Runtime>(client: &ComputeClient<R>, size: Size, visit: &mut dyn 
     agree::add(&mut cases);
     grouped::add(&mut cases);
     repeated::add(&mut cases);
+}
+
+/// Runs the cases whose names are wanted, until one fails: how many they are.
+///
+/// # Errors
+/// The failure, with the name of its case.
+pub fn run<R: Runtime>(client: &ComputeClient<R>, size: Size, wanted: impl Fn(&str) -> bool) -> Result<usize, Failure> {
+    let mut done = Ok(0);
+    visit(client, size, &mut |case| {
+        let name = case.name.clone();
+        if let (Ok(count), true) = (&mut done, wanted(&name)) {
+            *count += 1;
+            if let Err(failure) = case.run() {
+                done = Err(Failure::Wrong(format!("{name}: {failure}")));
+            }
+        }
+    });
+    done
 }

@@ -33,17 +33,22 @@ pub(crate) const fn modes(granularity: Granularity) -> &'static [ScaleMode] {
 
 /// A contraction-major `[rows, k]` matrix, as [`Operand`] without the padding.
 #[derive(Clone, Debug)]
-pub(crate) struct HostMatrix {
-    pub(crate) codes: Vec<u8>,
-    pub(crate) inv_scales: Vec<InvScale>,
-    pub(crate) shape: [usize; 2],
-    pub(crate) format: Format,
-    pub(crate) granularity: Granularity,
+pub struct HostMatrix {
+    /// Row-major.
+    pub codes: Vec<u8>,
+    /// [`Granularity::scale_dims`], row-major.
+    pub inv_scales: Vec<InvScale>,
+    /// Rows, and the length of the contraction.
+    pub shape: [usize; 2],
+    /// Of the codes.
+    pub format: Format,
+    /// What shares one scale.
+    pub granularity: Granularity,
 }
 
 /// What codes and scales are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Codes {
+pub enum Codes {
     /// Any finite values, so sums that cancel, and scales over some binades.
     Random,
     /// -1, 0 and 1 under scales of 1/2, 1 and 2: every partial sum is exact on every path, so every bit must be right.
@@ -85,7 +90,8 @@ impl fmt::Display for Codes {
 }
 
 impl HostMatrix {
-    pub(crate) fn new(codes: Codes, shape: [usize; 2], format: Format, granularity: Granularity, seed: u64) -> Self {
+    /// Such codes and scales.
+    pub fn new(codes: Codes, shape: [usize; 2], format: Format, granularity: Granularity, seed: u64) -> Self {
         let [rows, k] = shape;
         let mut random = Random::new(seed);
         let one = encode(1.0, format);
@@ -136,7 +142,7 @@ impl HostMatrix {
     }
 
     /// Ones on the diagonal, under scales of 1.
-    pub(crate) fn identity(shape @ [rows, k]: [usize; 2], format: Format, granularity: Granularity) -> Self {
+    pub fn identity(shape @ [rows, k]: [usize; 2], format: Format, granularity: Granularity) -> Self {
         let [height, width] = granularity.scale_dims(rows, k);
         let mut codes = vec![0; rows * k];
         codes.iter_mut().step_by(k + 1).for_each(|code| *code = encode(1.0, format));
@@ -185,7 +191,8 @@ impl HostMatrix {
         self.inv_scales[place].get()
     }
 
-    pub(crate) fn upload<R: Runtime>(&self, client: &ComputeClient<R>) -> Operand {
+    /// The operand on a device.
+    pub fn upload<R: Runtime>(&self, client: &ComputeClient<R>) -> Operand {
         let &Self { shape: [rows, k], format, granularity, .. } = self;
         let pitch = row_words(k) * 4;
         let mut bytes = vec![0; rows * pitch];

@@ -1,7 +1,7 @@
 //! The scalar reference against torch's casts and torchao's scales, codes and values, bit for bit.
 
 use float8_kernels::{Cast, Format, Granularity, InvScale, Scale, ScaleCalculationMode, ScaleMode, mx, reference};
-use test_data::Golden;
+use test_data::{Golden, transpose};
 
 const FORMATS: [Format; 2] = [Format::E4m3, Format::E5m2];
 const MODES: [(&str, ScaleMode); 2] = [("", ScaleMode::F32), ("_pow2", ScaleMode::PowerOfTwo)];
@@ -9,10 +9,6 @@ const MODES: [(&str, ScaleMode); 2] = [("", ScaleMode::F32), ("_pow2", ScaleMode
 /// Bits, every NaN being one.
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }).collect()
-}
-
-fn transpose<T: Copy>(x: &[T], [rows, cols]: [usize; 2]) -> Vec<T> {
-    (0..cols).flat_map(|c| (0..rows).map(move |r| x[r * cols + c])).collect()
 }
 
 /// A NaN's code is one for all, as a GPU's conversion has it; the file's, made on a CPU, keep signs.

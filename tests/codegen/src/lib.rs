@@ -22,7 +22,6 @@ mod memory;
 pub mod nvrtc;
 pub mod parallel;
 pub mod ptxas;
-pub mod random;
 pub mod sass;
 mod server;
 mod state;

@@ -2,6 +2,7 @@
 use burn::tensor::{Tensor, TensorData, backend::Backend};
 use burn_float8::{Cast, Float8Backend, Granularity, HostCodes, Orientation, ScaleFrom};
 use float8_kernels::reference;
+pub use test_data::transpose;
 
 /// The copies of a matrix in both orientations.
 pub fn quantize<B: Float8Backend>(x: Tensor<B, 2>, cast: Cast) -> [HostCodes; 2] {
@@ -36,9 +37,4 @@ pub fn tensor<B: Backend, const D: usize>(values: Vec<f32>, shape: [usize; D]) -
 /// The values of a tensor, converted to f32.
 pub fn values<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
     tensor.into_data().convert::<f32>().to_vec().expect("converted to f32")
-}
-
-/// The values of a row-major `[rows, cols]` as `[cols, rows]`.
-pub fn transpose<T: Copy>(values: &[T], [rows, cols]: [usize; 2]) -> Vec<T> {
-    (0..cols).flat_map(|c| (0..rows).map(move |r| values[r * cols + c])).collect()
 }

@@ -1,5 +1,5 @@
 //! What tests of all crates share: one random generator, the floats at which casts and scales can go wrong, one reader of reference
-//! vectors, one measure of errors.
+//! vectors, one measure of errors, transposes.
 //!
 //! It knows nothing of the crates under test, so that each of them can have it for its own tests.
 
@@ -19,4 +19,14 @@ pub fn relative_error(a: &[f32], b: &[f32]) -> f64 {
     let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
     let difference = norm(&mut a.iter().zip(b).map(|(a, b)| f64::from(*a) - f64::from(*b)));
     difference / norm(&mut b.iter().map(|b| f64::from(*b)))
+}
+
+/// The same bits, or both NaN.
+pub fn same(a: f32, b: f32) -> bool {
+    a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
+}
+
+/// `[rows, cols]` row-major to `[cols, rows]` row-major.
+pub fn transpose<T: Copy>(x: &[T], [rows, cols]: [usize; 2]) -> Vec<T> {
+    (0..cols).flat_map(|c| (0..rows).map(move |r| x[r * cols + c])).collect()
 }

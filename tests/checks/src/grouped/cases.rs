@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 use float8_kernels::{Format, GemmPath, Granularity, Grouping, supports};
 
-use super::{Case, GROUPINGS, Sizes};
+use super::{GROUPINGS, GroupSizes, GroupedGemm};
 use crate::case::Cases;
 use crate::compare::{EMULATE, FAST, PRECISE};
 use crate::data::{BF16, DTYPES, F32};
@@ -13,17 +13,17 @@ use crate::matrix::{Codes, FORMATS, GRANULARITIES, MX};
 const THOROUGH: [Granularity; 3] = [Granularity::Tensor, Granularity::Row, MX];
 
 /// Empty groups at both ends and between, a single row, and tiles that two or three groups share.
-pub(super) const MIXED: Sizes = (&[0, 70, 1, 0, 133, 0], 10);
+pub(super) const MIXED: GroupSizes = (&[0, 70, 1, 0, 133, 0], 10);
 
 /// One group, ends at edges of tiles with more than a tile after them, many groups in a tile, nothing at all.
-pub(super) const SIZES: [Sizes; 6] =
+pub(super) const SIZES: [GroupSizes; 6] =
     [(&[130], 0), MIXED, (&[64, 128, 64], 200), (&[3; 24], 1), (&[0, 0], 33), (&[300, 5, 260], 0)];
 
 /// The two dimensions that groups do not divide.
 const RESTS: [[usize; 2]; 3] = [[1, 17], [200, 160], [128, 256]];
 
 /// Balanced and skewed experts, many of few rows, few of many.
-const LARGE: [(Sizes, [usize; 2]); 6] = [
+const LARGE: [(GroupSizes, [usize; 2]); 6] = [
     ((&[512; 8], 0), [1024, 1024]),
     ((&[3001, 499, 0, 17, 300, 129, 100, 50], 137), [1032, 1040]),
     ((&[9; 128], 5), [256, 512]),
@@ -33,10 +33,10 @@ const LARGE: [(Sizes, [usize; 2]); 6] = [
 ];
 
 /// More than eight rows of tiles in a group.
-const BANDS: Sizes = (&[70, 0, 1072, 20], 100);
+const BANDS: GroupSizes = (&[70, 0, 1072, 20], 100);
 
 /// Drawn once: up to six groups of up to 150.
-const ANY: [(Sizes, [usize; 2]); 8] = [
+const ANY: [(GroupSizes, [usize; 2]); 8] = [
     ((&[17, 149, 0, 3, 96, 33], 7), [61, 96]),
     ((&[148], 19), [5, 33]),
     ((&[1, 2, 4, 8, 16, 32], 0), [88, 17]),
@@ -47,73 +47,82 @@ const ANY: [(Sizes, [usize; 2]); 8] = [
     ((&[0, 0, 0, 1], 0), [89, 50]),
 ];
 
-pub(super) fn all<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
+pub(super) fn all<R: Runtime>(all: &Cases<'_, R>) -> Vec<GroupedGemm> {
     let client = all.client;
     let outs = DTYPES.into_iter().filter(|dtype| supports(client, *dtype)).collect::<Vec<_>>();
     let half = if outs.contains(&BF16) { BF16 } else { *outs.last().unwrap_or(&F32) };
     let mut cases = vec![];
     for grouping in GROUPINGS {
-        let new = |sizes, rest, granularities| Case { granularities, ..Case::new(grouping, sizes, rest) };
+        let new = |sizes, rest, granularities| GroupedGemm { granularities, ..GroupedGemm::new(grouping, sizes, rest) };
         for (sizes, rest) in SIZES.into_iter().flat_map(|sizes| RESTS.map(|rest| (sizes, rest))) {
             for granularity in THOROUGH {
                 cases.push(new(sizes, rest, [granularity; 2]));
             }
-            cases.push(Case { codes: Codes::Exact, out: half, ..Case::new(grouping, sizes, rest) });
+            cases.push(GroupedGemm { codes: Codes::Exact, out: half, ..GroupedGemm::new(grouping, sizes, rest) });
         }
         for (sizes, rest) in all.sizes(&[], &LARGE) {
-            let case = Case::new(grouping, sizes, rest);
-            cases.extend([case, Case { codes: Codes::Exact, out: half, ..case }]);
+            let case = GroupedGemm::new(grouping, sizes, rest);
+            cases.extend([case, GroupedGemm { codes: Codes::Exact, out: half, ..case }]);
             cases.push(new(sizes, rest, [Granularity::Row; 2]));
-            cases.push(Case { out: half, ..new(sizes, rest, [MX; 2]) });
-            cases.push(Case { out: half, ..new(sizes, rest, [Granularity::Block1x128, Granularity::Block128x128]) });
+            cases.push(GroupedGemm { out: half, ..new(sizes, rest, [MX; 2]) });
+            cases.push(GroupedGemm {
+                out: half,
+                ..new(sizes, rest, [Granularity::Block1x128, Granularity::Block128x128])
+            });
             cases.push(new(sizes, rest, [Granularity::Block1x128; 2]));
         }
         for granularities in GRANULARITIES.into_iter().flat_map(|a| GRANULARITIES.map(|b| [a, b])) {
             // Matrices of B begin inside a tile of scales.
             for rest in [[70, 200], [200, 384]] {
                 for codes in [Codes::Random, Codes::Exact] {
-                    cases.push(Case { codes, ..new(MIXED, [rest[0], rest[1]], granularities) });
+                    cases.push(GroupedGemm { codes, ..new(MIXED, [rest[0], rest[1]], granularities) });
                 }
             }
-            cases.push(Case { wild: true, ..new((MIXED.0, 0), [40, 96], granularities) });
+            cases.push(GroupedGemm { wild: true, ..new((MIXED.0, 0), [40, 96], granularities) });
         }
         for granularity in THOROUGH {
             for formats in FORMATS.into_iter().flat_map(|a| FORMATS.map(|b| [a, b])) {
                 for codes in [Codes::Random, Codes::NanCode, Codes::InfCode] {
-                    cases.push(Case { formats, codes, ..new(MIXED, [131, 133], [granularity; 2]) });
+                    cases.push(GroupedGemm { formats, codes, ..new(MIXED, [131, 133], [granularity; 2]) });
                 }
             }
             for &out in &outs {
                 for codes in [Codes::Random, Codes::Exact, Codes::NanCode] {
                     // Rows of the output that are no multiple of 16 bytes, and such that are.
                     for rest in [[129, 99], [128, 160]] {
-                        cases.push(Case { out, codes, ..new((&[100, 0, 77], 150), rest, [granularity; 2]) });
+                        cases.push(GroupedGemm { out, codes, ..new((&[100, 0, 77], 150), rest, [granularity; 2]) });
                     }
                 }
             }
             // The last scale is the last group's, or nobody's.
             for after in [0, 300] {
                 for codes in [Codes::NanScale, Codes::NanCode, Codes::Zeros] {
-                    cases.push(Case { codes, ..new((&[0, 64, 90], after), [64, 140], [granularity; 2]) });
+                    cases.push(GroupedGemm { codes, ..new((&[0, 64, 90], after), [64, 140], [granularity; 2]) });
                 }
             }
         }
     }
-    let configs = |case: Case| [PRECISE, FAST, EMULATE].map(|config| Case { config, ..case });
+    let configs = |case: GroupedGemm| [PRECISE, FAST, EMULATE].map(|config| GroupedGemm { config, ..case });
     // Where all settings take the same kernel, one of them is enough.
-    let differs =
-        |case: &Case| case.config == PRECISE || Case { config: PRECISE, ..*case }.path(client) != GemmPath::Emulated;
+    let differs = |case: &GroupedGemm| {
+        case.config == PRECISE || GroupedGemm { config: PRECISE, ..*case }.path(client) != GemmPath::Emulated
+    };
     cases.into_iter().flat_map(configs).filter(differs).chain(emulated()).collect()
 }
 
 /// What is left to the emulated kernel, as those of tensor cores take long to compile: groups of more rows of tiles than are gone
 /// through together, and of any size.
-fn emulated() -> impl Iterator<Item = Case> {
+fn emulated() -> impl Iterator<Item = GroupedGemm> {
     let bands = [(Grouping::Rows, [130, 40]), (Grouping::Contraction, [1100, 130])];
-    let bands = bands.map(|(grouping, rest)| Case::new(grouping, BANDS, rest));
-    let any = GROUPINGS.into_iter().flat_map(|grouping| ANY.map(|(sizes, rest)| Case::new(grouping, sizes, rest)));
+    let bands = bands.map(|(grouping, rest)| GroupedGemm::new(grouping, BANDS, rest));
+    let any =
+        GROUPINGS.into_iter().flat_map(|grouping| ANY.map(|(sizes, rest)| GroupedGemm::new(grouping, sizes, rest)));
     let cases = bands.into_iter().chain(any).flat_map(|case| {
-        [Granularity::Row, MX].map(|granularity| Case { granularities: [granularity; 2], config: EMULATE, ..case })
+        [Granularity::Row, MX].map(|granularity| GroupedGemm {
+            granularities: [granularity; 2],
+            config: EMULATE,
+            ..case
+        })
     });
-    cases.map(|case| Case { formats: [Format::E4m3, Format::E5m2], ..case })
+    cases.map(|case| GroupedGemm { formats: [Format::E4m3, Format::E5m2], ..case })
 }

@@ -23,25 +23,34 @@ use crate::matrix::{Codes, HostMatrix};
 const GROUPINGS: [Grouping; 2] = [Grouping::Rows, Grouping::Contraction];
 
 /// Sizes of groups, and how much comes after the last.
-type Sizes = (&'static [usize], usize);
+pub type GroupSizes = (&'static [usize], usize);
 
-#[derive(Clone, Copy)]
-struct Case {
-    grouping: Grouping,
-    sizes: Sizes,
+/// Products of groups.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupedGemm {
+    /// What the groups divide.
+    pub grouping: Grouping,
+    /// Of the groups.
+    pub sizes: GroupSizes,
     /// N and K, or M and N along the contraction.
-    rest: [usize; 2],
-    formats: [Format; 2],
-    granularities: [Granularity; 2],
-    codes: Codes,
-    out: StorageType,
+    pub rest: [usize; 2],
+    /// Of A and B.
+    pub formats: [Format; 2],
+    /// Of A and B.
+    pub granularities: [Granularity; 2],
+    /// What the operands hold.
+    pub codes: Codes,
+    /// The output's dtype.
+    pub out: StorageType,
     /// Whether ends go beyond the axis or below their predecessors.
-    wild: bool,
-    config: GemmConfig,
+    pub wild: bool,
+    /// How it is computed.
+    pub config: GemmConfig,
 }
 
-impl Case {
-    fn new(grouping: Grouping, sizes: Sizes, rest: [usize; 2]) -> Self {
+impl GroupedGemm {
+    /// e4m3 with one scale for each tensor, random, to f32, precise.
+    pub fn new(grouping: Grouping, sizes: GroupSizes, rest: [usize; 2]) -> Self {
         Self {
             grouping,
             sizes,
@@ -197,6 +206,45 @@ impl Case {
         }
         parts
     }
+
+    /// Multiplies and compares every element with sums in f64 of its group: the largest error, as a share of the rounding to the
+    /// output and `bound(path, k) · Σ |terms|` for a group's contraction of length `k`.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn compare<R: Runtime>(
+        &self,
+        client: &ComputeClient<R>,
+        bound: impl Fn(GemmPath, usize) -> f64,
+    ) -> Result<f64, Failure> {
+        let &Self { codes, out, granularities, .. } = self;
+        let ([m, n, k], path) = (self.shape(), self.path(client));
+        let [a, b] = self.matrices();
+        let got = multiply(client, [&a, &b], self)?;
+        let full = m * n * k <= MAX_PRODUCTS;
+        let mut comparison = Comparison::new(codes, out);
+        for (rows, factors) in self.parts([&a, &b]) {
+            let (expected, k) = match &factors {
+                Some([a, b]) => (Expected::of(a, b, full), a.shape[1]),
+                None => (vec![Expected::zeros(rows.len(), n)], 0),
+            };
+            for ([row, col], element) in expected.iter().flat_map(Expected::iter) {
+                let row = rows.start + row;
+                comparison.add([row, col], got[row * n + col], element, bound(path, k));
+            }
+        }
+        if !full && path != GemmPath::Emulated {
+            let emulate = Self { config: EMULATE, out: F32, ..*self };
+            let want = multiply(client, [&a, &b], &emulate)?;
+            let size = multiply(client, [&a.magnitudes(), &b.magnitudes()], &emulate)?;
+            let emulated = Bound::of(GemmPath::Emulated, EMULATE, granularities, k).get();
+            let bound = bound(path, k) + if codes.is_exact() { 0.0 } else { emulated };
+            for ([row, col], element) in Expected::given(&want, &size, n).iter() {
+                comparison.add([row, col], got[row * n + col], element, bound);
+            }
+        }
+        comparison.finish()
+    }
 }
 
 pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
@@ -205,40 +253,16 @@ pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
     }
 }
 
-fn check<R: Runtime>(client: &ComputeClient<R>, case: &Case) -> Result<f64, Failure> {
-    let &Case { codes, out, config, .. } = case;
-    let ([m, n, k], path) = (case.shape(), case.path(client));
-    let [a, b] = case.matrices();
-    let got = multiply(client, [&a, &b], case)?;
-    let full = m * n * k <= MAX_PRODUCTS;
-    let mut comparison = Comparison::new(codes, out);
-    for (rows, factors) in case.parts([&a, &b]) {
-        let (expected, k) = match &factors {
-            Some([a, b]) => (Expected::of(a, b, full), a.shape[1]),
-            None => (vec![Expected::zeros(rows.len(), n)], 0),
-        };
-        let bound = Bound::of(path, config, case.granularities, k).get();
-        for ([row, col], element) in expected.iter().flat_map(Expected::iter) {
-            let row = rows.start + row;
-            comparison.add([row, col], got[row * n + col], element, bound);
-        }
-    }
-    if !full && path != GemmPath::Emulated {
-        let emulate = Case { config: EMULATE, out: F32, ..*case };
-        let want = multiply(client, [&a, &b], &emulate)?;
-        let size = multiply(client, [&a.magnitudes(), &b.magnitudes()], &emulate)?;
-        let of = |path, config| Bound::of(path, config, case.granularities, k).get();
-        let slack = if codes.is_exact() { 0.0 } else { of(GemmPath::Emulated, EMULATE) };
-        let bound = of(path, config) + slack;
-        for ([row, col], element) in Expected::given(&want, &size, n).iter() {
-            comparison.add([row, col], got[row * n + col], element, bound);
-        }
-    }
-    comparison.finish()
+fn check<R: Runtime>(client: &ComputeClient<R>, case: &GroupedGemm) -> Result<f64, Failure> {
+    case.compare(client, |path, k| Bound::of(path, case.config, case.granularities, k).get())
 }
 
-fn multiply<R: Runtime>(client: &ComputeClient<R>, [a, b]: [&HostMatrix; 2], case: &Case) -> Result<Vec<f32>, Failure> {
-    let &Case { grouping, out, config, .. } = case;
+fn multiply<R: Runtime>(
+    client: &ComputeClient<R>,
+    [a, b]: [&HostMatrix; 2],
+    case: &GroupedGemm,
+) -> Result<Vec<f32>, Failure> {
+    let &GroupedGemm { grouping, out, config, .. } = case;
     let ([m, n, _], count) = (case.shape(), case.sizes.0.len());
     let len = match grouping {
         Grouping::Rows => m * n,
@@ -287,7 +311,8 @@ mod tests {
         let sizes = [cases::MIXED, (cases::MIXED.0, 0), (&[3; 24], 1), (&[0, 0], 33), (&[300, 5, 260], 0)];
         for (grouping, sizes) in GROUPINGS.into_iter().flat_map(|grouping| sizes.map(|sizes| (grouping, sizes))) {
             for (wild, granularity) in [false, true].into_iter().flat_map(|wild| GRANULARITIES.map(|g| (wild, g))) {
-                let case = Case { wild, granularities: [granularity; 2], ..Case::new(grouping, sizes, [9, 14]) };
+                let case =
+                    GroupedGemm { wild, granularities: [granularity; 2], ..GroupedGemm::new(grouping, sizes, [9, 14]) };
                 let ([a, b], n) = (case.matrices(), case.shape()[1]);
                 let ends: Vec<_> = case.ends().iter().map(|&end| end as i32).collect();
                 let want = grouped_scaled_gemm_f64(&a.view(), &b.view(), &ends, grouping);
@@ -312,7 +337,7 @@ mod tests {
     fn parts_are_the_output() {
         for grouping in GROUPINGS {
             for sizes in cases::SIZES {
-                let case = Case { codes: Codes::NanCode, ..Case::new(grouping, sizes, [20, 30]) };
+                let case = GroupedGemm { codes: Codes::NanCode, ..GroupedGemm::new(grouping, sizes, [20, 30]) };
                 let [a, b] = case.matrices();
                 let parts = case.parts([&a, &b]);
                 let rows: Vec<_> = parts.iter().flat_map(|(rows, _)| rows.clone()).collect();

@@ -1,10 +1,11 @@
 //! The tiles of `tcgen05`, of a block and of two, interpreted, against sums in f64.
 
+use checks::Gemm;
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute};
 use cubecl_core::Runtime;
-use float8_kernels::{GemmConfig, GemmPath, Granularity, gemm_path};
+use float8_kernels::{GemmPath, Granularity, gemm_path};
 
-use super::{BF16, F16, F32, FORMATS, MX, Matrix, PLAIN, Random, Rest, check, client};
+use super::{BF16, DTYPES, F16, F32, FORMATS, MX, PRECISE, check, client, memory};
 
 /// Pairs that `tcgen05` multiplies: scaled by the epilogue, by the tensor cores, and step by step.
 const GRANULARITIES: [[Granularity; 2]; 7] = [
@@ -24,8 +25,7 @@ fn plans() {
     for seed in [0, 6] {
         let Some(_running) = execute(Execution { seed }) else { return };
         let [many, few] = [&client(100), &GenerateCuda::client(&OfflineDevice { sm: 100, sms: 2 })];
-        let mut random = Random(9);
-        for ([m, n, k], client) in [
+        for (shape, client) in [
             // 128, 192 or 256 columns, several tiles to a block, the last ragged in every direction.
             ([300, 520, 300], few),
             ([128, 1024, 130], few),
@@ -37,13 +37,13 @@ fn plans() {
             ([130, 67, 4100], many),
         ] {
             for (i, granularities) in GRANULARITIES.into_iter().enumerate() {
-                let path = gemm_path(client, granularities, GemmConfig::default());
+                let path = gemm_path(client, granularities, PRECISE);
                 assert_eq!(path, GemmPath::Tcgen05, "{granularities:?}");
-                let a = Matrix::random([m, k], FORMATS[i % 2], granularities[0], &mut random);
-                let b = Matrix::random([n, k], FORMATS[m % 2], granularities[1], &mut random);
-                for (j, out) in [F32, F16, BF16].into_iter().enumerate() {
-                    let bias = (j != i % 3).then_some(([F32, F16, BF16][i % 3], 1 + i % 2));
-                    check(client, &a, &b, Rest { out, bias, accumulate: (i + j) % 2 == 1, ..PLAIN });
+                let formats = [FORMATS[i % 2], FORMATS[shape[0] % 2]];
+                for (j, out) in DTYPES.into_iter().enumerate() {
+                    let bias = (j != i % 3).then_some((DTYPES[i % 3], 1 + i % 2));
+                    let memory = memory((i + j) % 2 == 1);
+                    check(client, Gemm { formats, granularities, bias, out, memory, ..Gemm::new(shape) });
                 }
             }
         }
@@ -57,21 +57,22 @@ fn pairs() {
     for seed in 0..3 {
         let Some(running) = execute(Execution { seed }) else { return };
         let on = |sms| GenerateCuda::client(&OfflineDevice { sm: 100, sms });
-        let mut random = Random(14);
-        for (i, granularities) in GRANULARITIES[..4].iter().enumerate() {
+        for (i, &granularities) in GRANULARITIES[..4].iter().enumerate() {
             let kind = if granularities[0] == MX { "mxf8f6f4.block_scale" } else { "f8f6f4" };
             let product = format!("tcgen05.mma.cta_group::2.kind::{kind}");
-            for (j, ([m, n, k], sms)) in
-                [([260, 260, 1000], 2), ([390, 516, 140], 4), ([129, 201, 31], 4), ([130, 67, 4100], 8)]
-                    .into_iter()
-                    .enumerate()
-            {
-                let a = Matrix::random([m, k], FORMATS[(i + j) % 2], granularities[0], &mut random);
-                let b = Matrix::random([n, k], FORMATS[j % 2], granularities[1], &mut random);
+            let shapes = [([260, 260, 1000], 2), ([390, 516, 140], 4), ([129, 201, 31], 4), ([130, 67, 4100], 8)];
+            for (j, (shape, sms)) in shapes.into_iter().enumerate() {
+                let gemm = Gemm {
+                    formats: [FORMATS[(i + j) % 2], FORMATS[j % 2]],
+                    granularities,
+                    bias: Some((F32, 1)),
+                    out: [F32, BF16, F16][(i + j) % 3],
+                    memory: memory(j % 2 == 1),
+                    ..Gemm::new(shape)
+                };
                 let before = running.launches_of(&product);
-                let rest = Rest { out: [F32, BF16, F16][(i + j) % 3], bias: Some((F32, 1)), ..PLAIN };
-                check(&on(sms), &a, &b, Rest { accumulate: j % 2 == 1, ..rest });
-                assert!(running.launches_of(&product) > before, "no {product} for [{m}, {n}, {k}] on {sms} SMs");
+                check(&on(sms), gemm);
+                assert!(running.launches_of(&product) > before, "no {product} for {shape:?} on {sms} SMs");
             }
         }
     }

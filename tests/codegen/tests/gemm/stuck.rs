@@ -1,10 +1,11 @@
 //! GEMMs that give up a wait after ten seconds: as long as nothing is stuck they compute what others do.
 
+use checks::Gemm;
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};
 use cubecl_core::Runtime;
-use float8_kernels::{Format, Granularity, trap_stuck_barriers};
+use float8_kernels::trap_stuck_barriers;
 
-use super::{Matrix, PLAIN, Random, check};
+use super::check;
 
 #[test]
 fn waits_that_give_up_do_not() {
@@ -13,11 +14,7 @@ fn waits_that_give_up_do_not() {
         trap_stuck_barriers(true);
         // Two SMs make large tiles, several to a block.
         on_each([90, 100], |sm| {
-            let client = &GenerateCuda::client(&OfflineDevice { sm, sms: 2 });
-            let mut random = Random(13);
-            let [a, b] =
-                [300, 520].map(|rows| Matrix::random([rows, 300], Format::E4m3, Granularity::Tensor, &mut random));
-            check(client, &a, &b, PLAIN);
+            check(&GenerateCuda::client(&OfflineDevice { sm, sms: 2 }), Gemm::new([300, 520, 300]));
         });
         trap_stuck_barriers(false);
     }
