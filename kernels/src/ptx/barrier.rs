@@ -2,64 +2,54 @@
 
 use cubecl::prelude::*;
 
-use super::{asm, name, operand, statement};
+use super::{asm, input, statement};
 
-/// Makes an mbarrier that completes a phase after `count` arrivals and the bytes that they announce.
-#[cube]
-pub(crate) fn mbarrier_init(barrier: u32, #[comptime] count: u32) {
-    intrinsic!(|scope| {
-        let barrier = operand(scope, *barrier.expand);
-        let template = format!("mbarrier.init.shared::cta.b64 [%0], {count};\n");
-        asm(scope, &template, &[], &[("r", barrier)]);
-    })
-}
+ptx! {
+    /// Makes an mbarrier that completes a phase after `count` arrivals and the bytes that they announce.
+    pub(crate) fn mbarrier_init(barrier: u32, #[comptime] count: u32) {
+        "mbarrier.init.shared::cta.b64 [{barrier}], {count};\n"
+    }
 
-/// Makes the mbarriers that this thread has made visible to the cluster and to TMA.
-#[cube]
-pub(crate) fn fence_mbarrier_init() {
-    intrinsic!(|scope| { asm(scope, "fence.mbarrier_init.release.cluster;\n", &[], &[]) })
-}
+    /// Makes the mbarriers that this thread has made visible to the cluster and to TMA.
+    pub(crate) fn fence_mbarrier_init() { "fence.mbarrier_init.release.cluster;\n" }
 
-/// Arrives at an mbarrier of this block.
-#[cube]
-pub(crate) fn mbarrier_arrive(barrier: u32) {
-    intrinsic!(|scope| {
-        let barrier = operand(scope, *barrier.expand);
-        asm(scope, "mbarrier.arrive.shared::cta.b64 _, [%0];\n", &[], &[("r", barrier)]);
-    })
-}
+    /// Arrives at an mbarrier of this block.
+    pub(crate) fn mbarrier_arrive(barrier: u32) { "mbarrier.arrive.shared::cta.b64 _, [{barrier}];\n" }
 
-/// Arrives at the mbarrier that lies at `barrier` in block `rank` of the cluster, which then may have TMA overwrite what this thread
-/// has read. It publishes no ordinary writes: `.release.cluster` would, by a fence of the whole GPU (`MEMBAR.ALL.GPU`).
-#[cube]
-pub(crate) fn mbarrier_arrive_remote(barrier: u32, rank: u32) {
-    intrinsic!(|scope| {
-        let inputs = [("r", operand(scope, *barrier.expand)), ("r", operand(scope, *rank.expand))];
-        let template = "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n\
-                        mbarrier.arrive.shared::cluster.b64 _, [remote];\n}\n";
-        asm(scope, template, &[], &inputs);
-    })
-}
+    /// Arrives at the mbarrier that lies at `barrier` in block `rank` of the cluster, which then may have TMA overwrite what this thread
+    /// has read. It publishes no ordinary writes: `.release.cluster` would, by a fence of the whole GPU (`MEMBAR.ALL.GPU`).
+    pub(crate) fn mbarrier_arrive_remote(barrier: u32, rank: u32) {
+        "{{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, {barrier}, {rank};\n\
+         mbarrier.arrive.shared::cluster.b64 _, [remote];\n}}\n"
+    }
 
-/// Where what lies at `address` in this block lies in block `rank` of the cluster, for instructions that take addresses of the cluster.
-#[cube]
-pub(crate) fn cluster_address(address: u32, rank: u32) -> u32 {
-    intrinsic!(|scope| {
-        let out = scope.create_local_mut(u32::as_type(scope));
-        let inputs = [("r", operand(scope, *address.expand)), ("r", operand(scope, *rank.expand))];
-        asm(scope, "mapa.shared::cluster.u32 %0, %1, %2;\n", &[("=r", name(&out))], &inputs);
-        out.into()
-    })
-}
+    /// Where what lies at `address` in this block lies in block `rank` of the cluster, for instructions that take addresses of the
+    /// cluster.
+    pub(crate) fn cluster_address(address: u32, rank: u32) -> u32 {
+        "mapa.shared::cluster.u32 {out}, {address}, {rank};\n"
+    }
 
-/// Arrives at an mbarrier of this block and announces `bytes` that TMA will bring.
-#[cube]
-pub(crate) fn mbarrier_arrive_expect_tx(barrier: u32, #[comptime] bytes: u32) {
-    intrinsic!(|scope| {
-        let barrier = operand(scope, *barrier.expand);
-        let template = format!("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], {bytes};\n");
-        asm(scope, &template, &[], &[("r", barrier)]);
-    })
+    /// Arrives at an mbarrier of this block and announces `bytes` that TMA will bring.
+    pub(crate) fn mbarrier_arrive_expect_tx(barrier: u32, #[comptime] bytes: u32) {
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{barrier}], {bytes};\n"
+    }
+
+    /// Makes this thread's ordinary writes to shared memory visible to TMA and the tensor cores.
+    pub(crate) fn fence_proxy_async() { "fence.proxy.async.shared::cta;\n" }
+
+    /// Barrier `id` of the block's 16, for `threads` threads that all name it. 0 is `sync_cube`'s.
+    pub(crate) fn named_barrier(id: u32, #[comptime] threads: u32) { "barrier.cta.sync {id}, {threads};\n" }
+
+    /// All threads of the cluster meet.
+    pub(crate) fn cluster_sync() {
+        "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n"
+    }
+
+    /// Lowers the registers of each thread of the warpgroup to `count`, a multiple of 8.
+    pub(crate) fn setmaxnreg_dec(#[comptime] count: u32) { "setmaxnreg.dec.sync.aligned.u32 {count};\n" }
+
+    /// Raises them, as soon as other warpgroups have given theirs away.
+    pub(crate) fn setmaxnreg_inc(#[comptime] count: u32) { "setmaxnreg.inc.sync.aligned.u32 {count};\n" }
 }
 
 /// Nanoseconds of a wait after which a barrier counts as stuck.
@@ -74,7 +64,7 @@ const STUCK: u64 = 10_000_000_000;
 #[cube]
 pub(crate) fn mbarrier_wait(barrier: u32, parity: u32, #[comptime] trap: Option<&'static str>) {
     intrinsic!(|scope| {
-        let inputs = [("r", operand(scope, *barrier.expand)), ("r", operand(scope, *parity.expand))];
+        let inputs = [input(scope, *barrier.expand), input(scope, *parity.expand)];
         let Some(kernel) = trap else {
             let template = "{\n.reg .pred done;\nWAIT:\n\
                             mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\
@@ -93,40 +83,4 @@ pub(crate) fn mbarrier_wait(barrier: u32, parity: u32, #[comptime] trap: Option<
         let fail = format!("__assertfail(\"{message}\", \"{kernel}\", 0, \"mbarrier_wait\", 1);");
         statement(scope, &format!("if (stuck) {fail} }}"));
     })
-}
-
-/// Makes this thread's ordinary writes to shared memory visible to TMA and the tensor cores.
-#[cube]
-pub(crate) fn fence_proxy_async() {
-    intrinsic!(|scope| { asm(scope, "fence.proxy.async.shared::cta;\n", &[], &[]) })
-}
-
-/// Barrier `id` of the block's 16, for `threads` threads that all name it. 0 is `sync_cube`'s.
-#[cube]
-pub(crate) fn named_barrier(id: u32, #[comptime] threads: u32) {
-    intrinsic!(|scope| {
-        let id = operand(scope, *id.expand);
-        asm(scope, &format!("barrier.cta.sync %0, {threads};\n"), &[], &[("r", id)]);
-    })
-}
-
-/// All threads of the cluster meet.
-#[cube]
-pub(crate) fn cluster_sync() {
-    intrinsic!(|scope| {
-        let template = "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n";
-        asm(scope, template, &[], &[]);
-    })
-}
-
-/// Lowers the registers of each thread of the warpgroup to `count`, a multiple of 8.
-#[cube]
-pub(crate) fn setmaxnreg_dec(#[comptime] count: u32) {
-    intrinsic!(|scope| { asm(scope, &format!("setmaxnreg.dec.sync.aligned.u32 {count};\n"), &[], &[]) })
-}
-
-/// Raises them, as soon as other warpgroups have given theirs away.
-#[cube]
-pub(crate) fn setmaxnreg_inc(#[comptime] count: u32) {
-    intrinsic!(|scope| { asm(scope, &format!("setmaxnreg.inc.sync.aligned.u32 {count};\n"), &[], &[]) })
 }

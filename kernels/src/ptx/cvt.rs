@@ -2,7 +2,6 @@
 
 use cubecl::prelude::*;
 
-use super::{name, operand, pure_asm};
 use crate::Format;
 use crate::arch::{cuda_arch, has_fp8_cvt};
 
@@ -37,71 +36,33 @@ impl Isa {
     }
 }
 
-/// Codes of four f32, the first in the low byte: rounded to nearest even, saturating; infinity gives the largest code.
-///
-/// NaN gives a NaN code, which one the PTX ISA does not say.
-#[cube]
-pub(crate) fn cvt_satfinite(a: f32, b: f32, c: f32, d: f32, #[comptime] format: Format) -> u32 {
-    intrinsic!(|scope| {
-        let out = scope.create_local_mut(u32::as_type(scope));
-        let inputs = [a, b, c, d].map(|value| ("f", operand(scope, *value.expand)));
-        // The first source of a pair goes to the upper byte.
-        let template = format!(
-            "{{.reg .b16 lo, hi; cvt.rn.satfinite.{format}x2.f32 lo, %2, %1; \
-             cvt.rn.satfinite.{format}x2.f32 hi, %4, %3; mov.b32 %0, {{lo, hi}};}}"
-        );
-        pure_asm(scope, &template, &[("=r", name(&out))], &inputs);
-        out.into()
-    })
-}
+ptx! {
+    /// Codes of four f32, the first in the low byte: rounded to nearest even, saturating; infinity gives the largest code.
+    ///
+    /// NaN gives a NaN code, which one the PTX ISA does not say.
+    // The first source of a pair goes to the upper byte.
+    pub(crate) fn cvt_satfinite(a: f32, b: f32, c: f32, d: f32, #[comptime] format: Format) -> u32 {
+        pure "{{.reg .b16 lo, hi; cvt.rn.satfinite.{format}x2.f32 lo, {b}, {a}; \
+              cvt.rn.satfinite.{format}x2.f32 hi, {d}, {c}; mov.b32 {out}, {{lo, hi}};}}"
+    }
 
-/// f32 of the f16 in the lower or upper half of a word, exact.
-#[cube]
-pub(crate) fn cvt_f32_f16(word: u32, #[comptime] upper: bool) -> f32 {
-    intrinsic!(|scope| {
-        let out = scope.create_local_mut(f32::as_type(scope));
-        let inputs = [("r", operand(scope, *word.expand))];
-        let half = if upper { "hi" } else { "lo" };
-        let template = format!("{{.reg .b16 lo, hi; mov.b32 {{lo, hi}}, %1; cvt.f32.f16 %0, {half};}}");
-        pure_asm(scope, &template, &[("=f", name(&out))], &inputs);
-        out.into()
-    })
-}
+    /// f32 of the f16 in the lower or upper half of a word, exact.
+    pub(crate) fn cvt_f32_f16(word: u32, #[comptime] upper: bool) -> f32 {
+        pure "{{.reg .b16 lo, hi; mov.b32 {{lo, hi}}, {word}; cvt.f32.f16 {out}, {half};}}",
+        half = if upper { "hi" } else { "lo" }
+    }
 
-/// bf16 of two codes in the lower half of a word, times `scale`: products in f32, rounded to nearest even.
-#[cube]
-pub(crate) fn cvt_bf16(codes: u32, scale: f32, #[comptime] format: Format) -> u32 {
-    intrinsic!(|scope| {
-        let out = scope.create_local_mut(u32::as_type(scope));
-        let inputs = [("r", operand(scope, *codes.expand)), ("f", operand(scope, *scale.expand))];
-        let template = format!(
-            "{{.reg .b16 a, b; .reg .b32 halves; .reg .f32 x, y; mov.b32 {{a, b}}, %1;              cvt.rn.f16x2.{format}x2 halves, a; mov.b32 {{a, b}}, halves; cvt.f32.f16 x, a; cvt.f32.f16 y, b;              mul.rn.f32 x, x, %2; mul.rn.f32 y, y, %2; cvt.rn.bf16x2.f32 %0, y, x;}}"
-        );
-        pure_asm(scope, &template, &[("=r", name(&out))], &inputs);
-        out.into()
-    })
-}
+    /// bf16 of two codes in the lower half of a word, times `scale`: products in f32, rounded to nearest even.
+    pub(crate) fn cvt_bf16(codes: u32, scale: f32, #[comptime] format: Format) -> u32 {
+        pure "{{.reg .b16 a, b; .reg .b32 halves; .reg .f32 x, y; mov.b32 {{a, b}}, {codes}; \
+              cvt.rn.f16x2.{format}x2 halves, a; mov.b32 {{a, b}}, halves; cvt.f32.f16 x, a; cvt.f32.f16 y, b; \
+              mul.rn.f32 x, x, {scale}; mul.rn.f32 y, y, {scale}; cvt.rn.bf16x2.f32 {out}, y, x;}}"
+    }
 
-/// `a / b`, correctly rounded, subnormals included.
-#[cube]
-pub(crate) fn div_rn(a: f32, b: f32) -> f32 {
-    intrinsic!(|scope| {
-        let out = scope.create_local_mut(f32::as_type(scope));
-        let inputs = [a, b].map(|value| ("f", operand(scope, *value.expand)));
-        pure_asm(scope, "div.rn.f32 %0, %1, %2;", &[("=f", name(&out))], &inputs);
-        out.into()
-    })
-}
+    /// `a / b`, correctly rounded, subnormals included.
+    pub(crate) fn div_rn(a: f32, b: f32) -> f32 { pure "div.rn.f32 {out}, {a}, {b};" }
 
-#[cube]
-fn prmt(a: u32, b: u32, #[comptime] selector: u32) -> u32 {
-    intrinsic!(|scope| {
-        let out = scope.create_local_mut(u32::as_type(scope));
-        let inputs = [a, b].map(|value| ("r", operand(scope, *value.expand)));
-        let template = format!("prmt.b32 %0, %1, %2, 0x{selector:04x};");
-        pure_asm(scope, &template, &[("=r", name(&out))], &inputs);
-        out.into()
-    })
+    fn prmt(a: u32, b: u32, #[comptime] selector: u32) -> u32 { pure "prmt.b32 {out}, {a}, {b}, 0x{selector:04x};" }
 }
 
 /// Four of the eight bytes of `a` and `b`: byte `i` of the result is the one that nibble `i` of `selector` counts, from

@@ -6,7 +6,7 @@
 
 use cubecl::prelude::*;
 
-use super::{asm, name, operand};
+use super::{asm, constraints, elements, name, operand, places};
 
 /// Scalars `to[first..first + N]` from element `index` of `x`, of `N` scalars of 32 bits.
 #[cube]
@@ -17,16 +17,15 @@ pub(crate) fn load_global<T: Scalar, N: Size>(
     #[comptime] first: u32,
 ) {
     intrinsic!(|scope| {
-        let (width, float) = (x.expand.ty.vector_size(), x.expand.ty.elem_type().is_float());
-        let (constraint, kind) = if float { ("=f", "f32") } else { ("=r", "u32") };
+        let width = x.expand.ty.vector_size() as u32;
+        let kind = if x.expand.ty.elem_type().is_float() { "f32" } else { "u32" };
         let address = format!("&{}[{}]", name(&x.expand), operand(scope, *index.expand));
-        let outputs = (0..width).map(|i| (constraint, format!("{}[{}]", name(&to.expand), first as usize + i)));
-        let places = (0..width).map(|i| format!("%{i}")).collect::<Vec<_>>().join(", ");
+        let outputs = elements(constraints(&to.expand)[1], &to.expand, first..first + width);
         let template = match width {
             1 => format!("ld.global.{kind} %0, [%1];"),
-            _ => format!("ld.global.v{width}.{kind} {{{places}}}, [%{width}];"),
+            _ => format!("ld.global.v{width}.{kind} {{{}}}, [%{width}];", places(width)),
         };
-        asm(scope, &template, &outputs.collect::<Vec<_>>(), &[("l", address)]);
+        asm(scope, &template, &outputs, &[("l", address)]);
     })
 }
 
@@ -42,17 +41,13 @@ pub(crate) fn load_global_words<T: CubePrimitive, W: Scalar>(
 ) {
     intrinsic!(|scope| {
         let address = format!("&{}[{}]", name(&x.expand), operand(scope, *index.expand));
-        let constraint = if to.expand.ty.elem_type().is_float() { "=f" } else { "=r" };
-        let outputs: Vec<_> =
-            (0..width).map(|i| (constraint, format!("{}[{}]", name(&to.expand), first + i))).collect();
-        let words = (0..width).map(|i| format!("%{i}")).collect::<Vec<_>>().join(", ");
-        let template = format!("ld.global.v{width}.b32 {{{words}}}, [%{width}];\n");
+        let outputs = elements(constraints(&to.expand)[1], &to.expand, first..first + width);
+        let template = format!("ld.global.v{width}.b32 {{{}}}, [%{width}];\n", places(width));
         asm(scope, &template, &outputs, &[("l", address)]);
     })
 }
 
-/// Loads before this are issued before those after it; all threads of the warp must come here.
-#[cube]
-pub(crate) fn pin() {
-    intrinsic!(|scope| { asm(scope, "bar.warp.sync 0xffffffff;", &[], &[]) })
+ptx! {
+    /// Loads before this are issued before those after it; all threads of the warp must come here.
+    pub(crate) fn pin() { "bar.warp.sync 0xffffffff;" }
 }

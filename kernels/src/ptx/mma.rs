@@ -11,7 +11,7 @@
 
 use cubecl::prelude::*;
 
-use super::{asm, name, operand, pure_asm};
+use super::{asm, element_address, elements, input, name, pure_asm};
 use crate::Format;
 
 /// Which instruction multiplies FP8.
@@ -61,27 +61,18 @@ const UNIT_SCALES: &str = "0x7f7f7f7fu";
 #[cube]
 pub(crate) fn copy_chunk(to: u32, from: &Array<u32>, index: u32, bytes: u32) {
     intrinsic!(|scope| {
-        let index = operand(scope, *index.expand);
-        let from = name(&from.expand);
-        let inputs = [
-            ("r", operand(scope, *to.expand)),
-            ("l", format!("{from} + {index}")),
-            ("r", operand(scope, *bytes.expand)),
-        ];
+        let from = element_address(scope, &from.expand, *index.expand);
+        let inputs = [input(scope, *to.expand), from, input(scope, *bytes.expand)];
         asm(scope, "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n", &[], &inputs);
     })
 }
 
-/// Closes a group of copies.
-#[cube]
-pub(crate) fn commit_copies() {
-    intrinsic!(|scope| { asm(scope, "cp.async.commit_group;\n", &[], &[]) })
-}
+ptx! {
+    /// Closes a group of copies.
+    pub(crate) fn commit_copies() { "cp.async.commit_group;\n" }
 
-/// Waits for all but the last `pending` groups of this thread's copies.
-#[cube]
-pub(crate) fn wait_copies(#[comptime] pending: u32) {
-    intrinsic!(|scope| { asm(scope, &format!("cp.async.wait_group {pending};\n"), &[], &[]) })
+    /// Waits for all but the last `pending` groups of this thread's copies.
+    pub(crate) fn wait_copies(#[comptime] pending: u32) { "cp.async.wait_group {pending};\n" }
 }
 
 /// Loads four matrices of eight rows of 16 bytes into `fragments[place..place + 4]`: lane `l` gives the address of row
@@ -89,11 +80,8 @@ pub(crate) fn wait_copies(#[comptime] pending: u32) {
 #[cube]
 pub(crate) fn load_matrices(fragments: &mut Array<u32>, #[comptime] place: u32, address: u32) {
     intrinsic!(|scope| {
-        let address = operand(scope, *address.expand);
-        let fragments = name(&fragments.expand);
-        let outputs = [0, 1, 2, 3].map(|i| ("=r", format!("{fragments}[{}]", place + i)));
-        let template = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n";
-        asm(scope, template, &outputs, &[("r", address)]);
+        let (outputs, address) = (elements("=r", &fragments.expand, place..place + 4), input(scope, *address.expand));
+        asm(scope, "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n", &outputs, &[address]);
     })
 }
 
@@ -110,12 +98,10 @@ pub(crate) fn mma_fp8(
     #[comptime] product: Product,
 ) {
     intrinsic!(|scope| {
-        let (sums, a, b) = (name(&sums.expand), name(&a.expand), name(&b.expand));
         let Product { places: [d, first_a, first_b], formats: [format_a, format_b], scales, fresh } = product;
-        let constraint = if fresh { "=f" } else { "+f" };
-        let outputs: Vec<_> = (d..d + 4).map(|i| (constraint, format!("{sums}[{i}]"))).collect();
-        let codes_a = (first_a..first_a + 4).map(|i| ("r", format!("{a}[{i}]")));
-        let mut inputs: Vec<_> = codes_a.chain((first_b..first_b + 2).map(|i| ("r", format!("{b}[{i}]")))).collect();
+        let outputs = elements(if fresh { "=f" } else { "+f" }, &sums.expand, d..d + 4);
+        let mut inputs = elements("r", &a.expand, first_a..first_a + 4);
+        inputs.extend(elements("r", &b.expand, first_b..first_b + 2));
         let old = if fresh {
             inputs.push(("f", "0.0f".into()));
             "{%10, %10, %10, %10}"

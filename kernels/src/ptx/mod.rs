@@ -7,6 +7,9 @@
 // The parameters of an intrinsic are used only while a kernel is generated.
 #![allow(unused_variables)]
 
+#[macro_use]
+mod macros;
+
 pub(crate) mod barrier;
 pub(crate) mod cvt;
 pub(crate) mod memory;
@@ -16,10 +19,15 @@ pub(crate) mod tcgen05;
 pub(crate) mod tma;
 pub(crate) mod wgmma;
 
+use std::ops::Range;
+
 use cubecl::ir::{Instruction, NonSemantic, Operation, Scope, Variable, VariableKind};
 
+/// A constraint, such as `=r`, and a C++ expression.
+type Operand = (&'static str, String);
+
 /// Adds a statement of C++ to the kernel.
-pub(crate) fn statement(scope: &mut Scope, code: &str) {
+fn statement(scope: &mut Scope, code: &str) {
     scope.register(NonSemantic::Comment { content: format!("\n*/ {code} /*\n") });
 }
 
@@ -27,7 +35,7 @@ pub(crate) fn statement(scope: &mut Scope, code: &str) {
 ///
 /// # Panics
 /// For kinds that are no C++ name, such as builtins: pass those through [`operand`].
-pub(crate) fn name(variable: &Variable) -> String {
+fn name(variable: &Variable) -> String {
     match variable.kind {
         VariableKind::LocalMut { id } | VariableKind::Versioned { id, .. } => format!("l_mut_{id}"),
         VariableKind::LocalConst { id } => format!("l_{id}"),
@@ -40,24 +48,61 @@ pub(crate) fn name(variable: &Variable) -> String {
 }
 
 /// The name of a new local that holds `value`, whatever kind of variable that is.
-pub(crate) fn operand(scope: &mut Scope, value: Variable) -> String {
+fn operand(scope: &mut Scope, value: Variable) -> String {
     // Not `create_local_mut`: CubeCL reuses those once nothing refers to them, and a name in a statement does not count.
     let local = *scope.create_local(value.ty);
     scope.register(Instruction::new(Operation::Copy(value), local));
     name(&local)
 }
 
+/// Constraints of a register of the variable's type, read and written.
+fn constraints(variable: &Variable) -> [&'static str; 2] {
+    match (variable.ty.elem_type().is_float(), variable.ty.elem_type().size()) {
+        (true, 4) => ["f", "=f"],
+        (false, 4) => ["r", "=r"],
+        (false, 8) => ["l", "=l"],
+        _ => panic!("{} is no operand", variable.ty),
+    }
+}
+
+/// A value in a register.
+fn input(scope: &mut Scope, value: Variable) -> Operand {
+    (constraints(&value)[0], operand(scope, value))
+}
+
+/// A local that the statement writes.
+fn output(local: &Variable) -> Operand {
+    (constraints(local)[1], name(local))
+}
+
+/// Elements of an array in registers.
+fn elements(constraint: &'static str, array: &Variable, indices: Range<u32>) -> Vec<Operand> {
+    let array = name(array);
+    indices.map(|i| (constraint, format!("{array}[{i}]"))).collect()
+}
+
+/// The address of an element.
+fn element_address(scope: &mut Scope, array: &Variable, index: Variable) -> Operand {
+    let index = operand(scope, index);
+    ("l", format!("{} + {index}", name(array)))
+}
+
+/// The places `%0, %1, ...` of the first `count` operands.
+fn places(count: u32) -> String {
+    (0..count).map(|i| format!("%{i}")).collect::<Vec<_>>().join(", ")
+}
+
 /// An `asm volatile` statement.
 ///
-/// `template` is PTX whose operands `%0`, `%1`, ... are first `outputs`, then `inputs`: pairs of a constraint, such as
-/// `=r`, and a C++ expression. Memory is clobbered, so that the compiler moves no access across the statement.
-pub(crate) fn asm(scope: &mut Scope, template: &str, outputs: &[(&str, String)], inputs: &[(&str, String)]) {
+/// `template` is PTX whose operands `%0`, `%1`, ... are first `outputs`, then `inputs`. Memory is clobbered, so that the compiler
+/// moves no access across the statement.
+fn asm(scope: &mut Scope, template: &str, outputs: &[Operand], inputs: &[Operand]) {
     let (template, operands) = (escape(template), operands(outputs, inputs));
     statement(scope, &format!("asm volatile(\"{template}\" : {operands} : \"memory\");"));
 }
 
 /// An `asm` statement whose outputs follow from its inputs alone: the compiler may move, merge or drop it.
-pub(crate) fn pure_asm(scope: &mut Scope, template: &str, outputs: &[(&str, String)], inputs: &[(&str, String)]) {
+fn pure_asm(scope: &mut Scope, template: &str, outputs: &[Operand], inputs: &[Operand]) {
     let (template, operands) = (escape(template), operands(outputs, inputs));
     statement(scope, &format!("asm(\"{template}\" : {operands});"));
 }
@@ -67,8 +112,8 @@ fn escape(template: &str) -> String {
     template.replace('\n', "\\n")
 }
 
-fn operands(outputs: &[(&str, String)], inputs: &[(&str, String)]) -> String {
-    let list = |operands: &[(&str, String)]| {
+fn operands(outputs: &[Operand], inputs: &[Operand]) -> String {
+    let list = |operands: &[Operand]| {
         let operands = operands.iter().map(|(constraint, value)| format!("\"{constraint}\"({value})"));
         operands.collect::<Vec<_>>().join(", ")
     };

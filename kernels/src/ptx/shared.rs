@@ -3,7 +3,7 @@
 use cubecl::ir::{Scope, Variable};
 use cubecl::prelude::*;
 
-use super::{asm, name, operand, statement};
+use super::{Operand, asm, elements, input, name, places, statement};
 
 /// Address of the start of `memory`, which the kernel must also use otherwise: CubeCL allocates none for a name in a
 /// statement.
@@ -17,15 +17,17 @@ pub(crate) fn shared_address(memory: &SharedMemory<u32>) -> u32 {
     })
 }
 
-/// Word of shared memory at a multiple of 4.
-#[cube]
-pub(crate) fn load_shared(address: u32) -> f32 {
-    intrinsic!(|scope| {
-        let out = scope.create_local_mut(f32::as_type(scope));
-        let address = operand(scope, *address.expand);
-        asm(scope, "ld.shared.f32 %0, [%1];\n", &[("=f", name(&out))], &[("r", address)]);
-        out.into()
-    })
+ptx! {
+    /// Word of shared memory at a multiple of 4.
+    pub(crate) fn load_shared(address: u32) -> f32 { "ld.shared.f32 {out}, [{address}];\n" }
+
+    /// Writes a word to shared memory at a multiple of 4.
+    pub(crate) fn store_shared(address: u32, value: f32) { "st.shared.f32 [{address}], {value};\n" }
+
+    /// Writes two words to shared memory at a multiple of 8.
+    pub(crate) fn store_shared_pair(address: u32, first: f32, second: f32) {
+        "st.shared.v2.f32 [{address}], {{{first}, {second}}};\n"
+    }
 }
 
 /// Reads `width` words of shared memory, 2 or 4, `offset` bytes past `address`, together aligned to their size, to `words` from
@@ -39,34 +41,9 @@ pub(crate) fn load_shared_words(
     #[comptime] width: u32,
 ) {
     intrinsic!(|scope| {
-        let words = name(&words.expand);
-        let outputs: Vec<_> = (0..width).map(|i| ("=f", format!("{words}[{}]", first + i))).collect();
-        let places = (0..width).map(|i| format!("%{i}")).collect::<Vec<_>>().join(", ");
-        let address = operand(scope, *address.expand);
-        let template = format!("ld.shared.v{width}.f32 {{{places}}}, [%{width}+{offset}];\n");
-        asm(scope, &template, &outputs, &[("r", address)]);
-    })
-}
-
-/// Writes a word to shared memory at a multiple of 4.
-#[cube]
-pub(crate) fn store_shared(address: u32, value: f32) {
-    intrinsic!(|scope| {
-        let inputs = [("r", operand(scope, *address.expand)), ("f", operand(scope, *value.expand))];
-        asm(scope, "st.shared.f32 [%0], %1;\n", &[], &inputs);
-    })
-}
-
-/// Writes two words to shared memory at a multiple of 8.
-#[cube]
-pub(crate) fn store_shared_pair(address: u32, first: f32, second: f32) {
-    intrinsic!(|scope| {
-        let inputs = [
-            ("r", operand(scope, *address.expand)),
-            ("f", operand(scope, *first.expand)),
-            ("f", operand(scope, *second.expand)),
-        ];
-        asm(scope, "st.shared.v2.f32 [%0], {%1, %2};\n", &[], &inputs);
+        let (outputs, address) = (elements("=f", &words.expand, first..first + width), input(scope, *address.expand));
+        let template = format!("ld.shared.v{width}.f32 {{{}}}, [%{width}+{offset}];\n", places(width));
+        asm(scope, &template, &outputs, &[address]);
     })
 }
 
@@ -90,8 +67,6 @@ pub(crate) fn stmatrix_x4(address: u32, words: &Array<u32>) {
 }
 
 /// An address and the first four words of an array, as inputs.
-fn address_and_quad(scope: &mut Scope, address: Variable, words: &Variable) -> Vec<(&'static str, String)> {
-    let (address, words) = (operand(scope, address), name(words));
-    let words = (0..4).map(|i| ("r", format!("{words}[{i}]")));
-    [("r", address)].into_iter().chain(words).collect()
+fn address_and_quad(scope: &mut Scope, address: Variable, words: &Variable) -> Vec<Operand> {
+    [input(scope, address)].into_iter().chain(elements("r", words, 0..4)).collect()
 }

@@ -3,7 +3,11 @@
 use cubecl::ir::{Scope, Variable};
 use cubecl::prelude::*;
 
-use super::{asm, name, operand};
+use super::{Operand, asm, element_address, input, name};
+
+fn address(map: &Variable) -> Operand {
+    ("l", format!("&{}", name(map)))
+}
 
 /// Starts to bring the map's box at column `x`, row `y` to `shared`; its bytes count at `barrier`. What lies outside the
 /// tensor is zero.
@@ -24,13 +28,8 @@ pub(crate) fn tma_load_pair<T: CubePrimitive>(map: &TensorMap<T, Tiled>, shared:
 /// The statement that brings a box of `map` to `shared`, at `x` and `y`, reported to `barrier`: in every block of the mask, or in that
 /// of the address. `group` is `.cta_group::2` if that may be in the other block of a pair.
 fn load(scope: &mut Scope, map: &Variable, [shared, x, y, barrier]: [Variable; 4], group: &str, mask: Option<u32>) {
-    let mut inputs = vec![
-        ("r", operand(scope, shared)),
-        ("l", format!("&{}", name(map))),
-        ("r", operand(scope, x)),
-        ("r", operand(scope, y)),
-        ("r", operand(scope, barrier)),
-    ];
+    let mut inputs = vec![input(scope, shared), address(map)];
+    inputs.extend([x, y, barrier].map(|value| input(scope, value)));
     let (qualifier, place) = if mask.is_some() { (".multicast::cluster", ", %5") } else { ("", "") };
     inputs.extend(mask.map(|mask| ("h", format!("static_cast<uint16>({mask})"))));
     let template = format!(
@@ -44,13 +43,8 @@ fn load(scope: &mut Scope, map: &Variable, [shared, x, y, barrier]: [Variable; 4
 #[cube]
 pub(crate) fn bulk_load(from: &Array<u32>, index: u32, shared: u32, barrier: u32, #[comptime] bytes: u32) {
     intrinsic!(|scope| {
-        let index = operand(scope, *index.expand);
-        let from = name(&from.expand);
-        let inputs = [
-            ("r", operand(scope, *shared.expand)),
-            ("l", format!("{from} + {index}")),
-            ("r", operand(scope, *barrier.expand)),
-        ];
+        let from = element_address(scope, &from.expand, *index.expand);
+        let inputs = [input(scope, *shared.expand), from, input(scope, *barrier.expand)];
         let template =
             format!("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], {bytes}, [%2];\n");
         asm(scope, &template, &[], &inputs);
@@ -77,29 +71,21 @@ pub(crate) fn tma_load_multicast<T: CubePrimitive>(
 #[cube]
 pub(crate) fn tma_store<T: CubePrimitive>(map: &TensorMap<T, Tiled>, shared: u32, x: u32, y: u32) {
     intrinsic!(|scope| {
-        let inputs = [
-            ("l", format!("&{}", name(&map.expand))),
-            ("r", operand(scope, *x.expand)),
-            ("r", operand(scope, *y.expand)),
-            ("r", operand(scope, *shared.expand)),
-        ];
+        let (x, y) = (input(scope, *x.expand), input(scope, *y.expand));
+        let inputs = [address(&map.expand), x, y, input(scope, *shared.expand)];
         let template = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];\n\
                         cp.async.bulk.commit_group;\n";
         asm(scope, template, &[], &inputs);
     })
 }
 
-/// Waits until all but the last `pending` groups of stores of this thread have read their shared memory.
-#[cube]
-pub(crate) fn tma_store_wait_read(#[comptime] pending: u32) {
-    intrinsic!(|scope| { asm(scope, &format!("cp.async.bulk.wait_group.read {pending};\n"), &[], &[]) })
+ptx! {
+    /// Waits until all but the last `pending` groups of stores of this thread have read their shared memory.
+    pub(crate) fn tma_store_wait_read(#[comptime] pending: u32) { "cp.async.bulk.wait_group.read {pending};\n" }
 }
 
 /// Has the map fetched before its first use.
 #[cube]
 pub(crate) fn tma_prefetch_map<T: CubePrimitive>(map: &TensorMap<T, Tiled>) {
-    intrinsic!(|scope| {
-        let map = format!("&{}", name(&map.expand));
-        asm(scope, "prefetch.tensormap [%0];\n", &[], &[("l", map)]);
-    })
+    intrinsic!(|scope| { asm(scope, "prefetch.tensormap [%0];\n", &[], &[address(&map.expand)]) })
 }

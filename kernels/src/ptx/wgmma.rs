@@ -8,10 +8,10 @@
 //!
 //! Source: PTX ISA, *Asynchronous warpgroup level matrix instructions*.
 
-use cubecl::ir::Scope;
+use cubecl::ir::{Scope, Variable};
 use cubecl::prelude::*;
 
-use super::{asm, name, operand, pure_asm};
+use super::{Operand, asm, elements, input, places};
 use crate::Format;
 
 /// Descriptor of an operand in shared memory: rows of 128 bytes along the contraction, swizzled by 128 bytes, eight rows
@@ -29,32 +29,25 @@ pub(crate) fn descriptor(address: u32) -> u64 {
     u64::cast_from((address & 0x3ffffu32) >> 4u32) | layout
 }
 
-/// The first `count` accumulators as operands: the compiler moves no access to them across the statement that has them.
-fn accumulators(acc: &str, count: u32) -> Vec<(&'static str, String)> {
-    (0..count).map(|i| ("+f", format!("{acc}[{i}]"))).collect()
+/// The accumulators of a product `n` wide as operands: the compiler moves no access to them across the statement that has them.
+fn accumulators(acc: &Variable, n: u32) -> Vec<Operand> {
+    elements("+f", acc, 0..n / 2)
 }
 
 /// Orders what was written to the accumulators of products `n` wide before the products that follow.
 #[cube]
 pub(crate) fn wgmma_fence(acc: &mut Array<f32>, #[comptime] n: u32) {
     intrinsic!(|scope| {
-        let outputs = accumulators(&name(&acc.expand), n / 2);
-        asm(scope, "wgmma.fence.sync.aligned;\n", &outputs, &[]);
+        asm(scope, "wgmma.fence.sync.aligned;\n", &accumulators(&acc.expand, n), &[]);
     })
-}
-
-/// Closes a group of products.
-#[cube]
-pub(crate) fn wgmma_commit() {
-    intrinsic!(|scope| { asm(scope, "wgmma.commit_group.sync.aligned;\n", &[], &[]) })
 }
 
 /// Waits until all but the last `pending` groups of products, `n` wide, are done.
 #[cube]
 pub(crate) fn wgmma_wait(acc: &mut Array<f32>, #[comptime] n: u32, #[comptime] pending: u32) {
     intrinsic!(|scope| {
-        let outputs = accumulators(&name(&acc.expand), n / 2);
-        asm(scope, &format!("wgmma.wait_group.sync.aligned {pending};\n"), &outputs, &[]);
+        let template = format!("wgmma.wait_group.sync.aligned {pending};\n");
+        asm(scope, &template, &accumulators(&acc.expand, n), &[]);
     })
 }
 
@@ -70,9 +63,8 @@ pub(crate) fn wgmma_fp8(
     #[comptime] format_b: Format,
 ) {
     intrinsic!(|scope| {
-        let inputs =
-            [("l", operand(scope, *a.expand)), ("l", operand(scope, *b.expand)), ("r", operand(scope, *add.expand))];
-        product(scope, &name(&acc.expand), &inputs, n, &format!("k32.f32.{format_a}.{format_b}"), "1, 1");
+        let types = format!("k32.f32.{format_a}.{format_b}");
+        product(scope, &acc.expand, [*a.expand, *b.expand, *add.expand], n, &types, "1, 1");
     })
 }
 
@@ -80,49 +72,37 @@ pub(crate) fn wgmma_fp8(
 #[cube]
 pub(crate) fn wgmma_bf16(acc: &mut Array<f32>, a: u64, b: u64, add: u32, #[comptime] n: u32) {
     intrinsic!(|scope| {
-        let inputs =
-            [("l", operand(scope, *a.expand)), ("l", operand(scope, *b.expand)), ("r", operand(scope, *add.expand))];
         // Neither sign is changed, neither operand transposed.
-        product(scope, &name(&acc.expand), &inputs, n, "k16.f32.bf16.bf16", "1, 1, 0, 0");
+        product(scope, &acc.expand, [*a.expand, *b.expand, *add.expand], n, "k16.f32.bf16.bf16", "1, 1, 0, 0");
     })
 }
 
 /// The statement of a product: `inputs` are the descriptors of A and B and whether to add, `rest` the literals after them.
-fn product(scope: &mut Scope, acc: &str, inputs: &[(&'static str, String)], n: u32, types: &str, rest: &str) {
-    let count = n / 2;
-    let registers = (0..count).map(|i| format!("%{i}")).collect::<Vec<_>>().join(", ");
+fn product(scope: &mut Scope, acc: &Variable, inputs: [Variable; 3], n: u32, types: &str, rest: &str) {
+    let (count, inputs) = (n / 2, inputs.map(|value| input(scope, value)));
     let template = format!(
         "{{\n.reg .pred add;\nsetp.ne.b32 add, %{}, 0;\n\
-         wgmma.mma_async.sync.aligned.m64n{n}{types} {{{registers}}}, %{count}, %{}, add, {rest};\n}}\n",
+         wgmma.mma_async.sync.aligned.m64n{n}{types} {{{}}}, %{count}, %{}, add, {rest};\n}}\n",
         count + 2,
+        places(count),
         count + 1,
     );
-    asm(scope, &template, &accumulators(acc, count), inputs);
+    asm(scope, &template, &accumulators(acc, n), &inputs);
 }
 
-/// Two 16-bit floats in a word, `low` in the low half, each rounded to nearest even from f32.
-#[cube]
-pub(crate) fn pack_half(low: f32, high: f32, #[comptime] bf16: bool) -> u32 {
-    intrinsic!(|scope| {
-        let out = scope.create_local_mut(u32::as_type(scope));
-        let inputs = [("f", operand(scope, *high.expand)), ("f", operand(scope, *low.expand))];
-        let to = if bf16 { "bf16x2" } else { "f16x2" };
-        pure_asm(scope, &format!("cvt.rn.{to}.f32 %0, %1, %2;\n"), &[("=r", name(&out))], &inputs);
-        out.into()
-    })
-}
+ptx! {
+    /// Closes a group of products.
+    pub(crate) fn wgmma_commit() { "wgmma.commit_group.sync.aligned;\n" }
 
-/// The low or the high one of two 16-bit floats in a word.
-#[cube]
-pub(crate) fn unpack_half(word: u32, #[comptime] high: bool, #[comptime] bf16: bool) -> f32 {
-    intrinsic!(|scope| {
-        let out = scope.create_local_mut(f32::as_type(scope));
-        let half = if high { "high" } else { "low" };
-        let from = if bf16 { "bf16" } else { "f16" };
-        let template =
-            format!("{{\n.reg .b16 low, high;\nmov.b32 {{low, high}}, %1;\ncvt.f32.{from} %0, {half};\n}}\n");
-        let word = operand(scope, *word.expand);
-        pure_asm(scope, &template, &[("=f", name(&out))], &[("r", word)]);
-        out.into()
-    })
+    /// Two 16-bit floats in a word, `low` in the low half, each rounded to nearest even from f32.
+    pub(crate) fn pack_half(low: f32, high: f32, #[comptime] bf16: bool) -> u32 {
+        pure "cvt.rn.{to}.f32 {out}, {high}, {low};\n", to = if bf16 { "bf16x2" } else { "f16x2" }
+    }
+
+    /// The low or the high one of two 16-bit floats in a word.
+    pub(crate) fn unpack_half(word: u32, #[comptime] high: bool, #[comptime] bf16: bool) -> f32 {
+        pure "{{\n.reg .b16 low, high;\nmov.b32 {{low, high}}, {word};\ncvt.f32.{from} {out}, {half};\n}}\n",
+        half = if high { "high" } else { "low" },
+        from = if bf16 { "bf16" } else { "f16" }
+    }
 }

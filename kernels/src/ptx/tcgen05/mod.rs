@@ -24,42 +24,32 @@ use cubecl::prelude::*;
 
 pub(crate) use descriptor::{fp8_instruction, mxfp8_instruction, operand_descriptor, scales_descriptor};
 
-use super::{asm, name, operand};
+use super::{asm, elements, input, places};
 
-/// Takes `columns` of tensor memory, a power of two from 32 to 512, and writes their address to the word of shared memory at
-/// `slot`. The warp gives up taking more. All lanes of one warp; of a pair those of a warp of each block, after both are known to run.
-#[cube]
-pub(crate) fn tmem_alloc(slot: u32, #[comptime] columns: u32, #[comptime] ctas: u32) {
-    intrinsic!(|scope| {
-        let slot = operand(scope, *slot.expand);
-        let template = format!(
-            "tcgen05.alloc.cta_group::{ctas}.sync.aligned.shared::cta.b32 [%0], {columns};\n\
-             tcgen05.relinquish_alloc_permit.cta_group::{ctas}.sync.aligned;\n"
-        );
-        asm(scope, &template, &[], &[("r", slot)]);
-    })
-}
+ptx! {
+    /// Takes `columns` of tensor memory, a power of two from 32 to 512, and writes their address to the word of shared memory at
+    /// `slot`. The warp gives up taking more. All lanes of one warp; of a pair those of a warp of each block, after both are known to
+    /// run.
+    pub(crate) fn tmem_alloc(slot: u32, #[comptime] columns: u32, #[comptime] ctas: u32) {
+        "tcgen05.alloc.cta_group::{ctas}.sync.aligned.shared::cta.b32 [{slot}], {columns};\n\
+         tcgen05.relinquish_alloc_permit.cta_group::{ctas}.sync.aligned;\n"
+    }
 
-/// Gives back what [`tmem_alloc`] took. All lanes of the same warp, before the block ends; of a pair once neither block uses it.
-#[cube]
-pub(crate) fn tmem_dealloc(tmem: u32, #[comptime] columns: u32, #[comptime] ctas: u32) {
-    intrinsic!(|scope| {
-        let tmem = operand(scope, *tmem.expand);
-        let template = format!("tcgen05.dealloc.cta_group::{ctas}.sync.aligned.b32 %0, {columns};\n");
-        asm(scope, &template, &[], &[("r", tmem)]);
-    })
-}
+    /// Gives back what [`tmem_alloc`] took. All lanes of the same warp, before the block ends; of a pair once neither block uses it.
+    pub(crate) fn tmem_dealloc(tmem: u32, #[comptime] columns: u32, #[comptime] ctas: u32) {
+        "tcgen05.dealloc.cta_group::{ctas}.sync.aligned.b32 {tmem}, {columns};\n"
+    }
 
-/// Orders this thread's use of tensor memory before what it signals next.
-#[cube]
-pub(crate) fn tcgen05_before_signal() {
-    intrinsic!(|scope| { asm(scope, "tcgen05.fence::before_thread_sync;\n", &[], &[]) })
-}
+    /// Orders this thread's use of tensor memory before what it signals next.
+    pub(crate) fn tcgen05_before_signal() { "tcgen05.fence::before_thread_sync;\n" }
 
-/// Orders this thread's use of tensor memory after what it has waited for.
-#[cube]
-pub(crate) fn tcgen05_after_wait() {
-    intrinsic!(|scope| { asm(scope, "tcgen05.fence::after_thread_sync;\n", &[], &[]) })
+    /// Orders this thread's use of tensor memory after what it has waited for.
+    pub(crate) fn tcgen05_after_wait() { "tcgen05.fence::after_thread_sync;\n" }
+
+    /// Copies 32 rows of 16 bytes to four columns of tensor memory, lanes 0 to 31, and again to each 32 lanes further on.
+    pub(crate) fn tmem_copy_scales(tmem: u32, scales: u64, #[comptime] ctas: u32) {
+        "tcgen05.cp.cta_group::{ctas}.32x128b.warpx4 [{tmem}], {scales};\n"
+    }
 }
 
 /// Arrives at an mbarrier of this block, and of a pair at that at the same place in the other too, when all that this thread has issued
@@ -67,7 +57,7 @@ pub(crate) fn tcgen05_after_wait() {
 #[cube]
 pub(crate) fn tcgen05_commit(barrier: u32, #[comptime] ctas: u32) {
     intrinsic!(|scope| {
-        let mut inputs = vec![("r", operand(scope, *barrier.expand))];
+        let mut inputs = vec![input(scope, *barrier.expand)];
         let (qualifier, mask) = if ctas == 1 { ("", "") } else { (".multicast::cluster", ", %1") };
         if ctas == 2 {
             inputs.push(("h", "static_cast<uint16>(3)".into()));
@@ -76,15 +66,6 @@ pub(crate) fn tcgen05_commit(barrier: u32, #[comptime] ctas: u32) {
             "tcgen05.commit.cta_group::{ctas}.mbarrier::arrive::one.shared::cluster{qualifier}.b64 [%0]{mask};\n"
         );
         asm(scope, &template, &[], &inputs);
-    })
-}
-
-/// Copies 32 rows of 16 bytes to four columns of tensor memory, lanes 0 to 31, and again to each 32 lanes further on.
-#[cube]
-pub(crate) fn tmem_copy_scales(tmem: u32, scales: u64, #[comptime] ctas: u32) {
-    intrinsic!(|scope| {
-        let inputs = [("r", operand(scope, *tmem.expand)), ("l", operand(scope, *scales.expand))];
-        asm(scope, &format!("tcgen05.cp.cta_group::{ctas}.32x128b.warpx4 [%0], %1;\n"), &[], &inputs);
     })
 }
 
@@ -127,20 +108,15 @@ fn product(
     add: Variable,
     instruction: u32,
 ) {
-    let mut inputs = vec![
-        ("r", operand(scope, sums)),
-        ("l", operand(scope, a)),
-        ("l", operand(scope, b)),
-        ("r", format!("{instruction}u")),
-    ];
-    inputs.extend(scales.iter().map(|scale| ("r", operand(scope, *scale))));
+    let mut inputs = vec![input(scope, sums), input(scope, a), input(scope, b), ("r", format!("{instruction}u"))];
+    inputs.extend(scales.iter().map(|scale| input(scope, *scale)));
     let places: String = (4..inputs.len()).map(|i| format!(", [%{i}]")).collect();
     let template = format!(
         "{{\n.reg .pred add;\nsetp.ne.b32 add, %{}, 0;\n\
          tcgen05.mma.{kind} [%0], %1, %2, %3{places}, add;\n}}\n",
         inputs.len()
     );
-    inputs.push(("r", operand(scope, add)));
+    inputs.push(input(scope, add));
     asm(scope, &template, &[], &inputs);
 }
 
@@ -149,15 +125,13 @@ fn product(
 #[cube]
 pub(crate) fn tmem_load(to: &mut Array<f32>, tmem: u32, #[comptime] count: u32) {
     intrinsic!(|scope| {
-        let to = name(&to.expand);
-        let outputs: Vec<_> = (0..count).map(|i| ("=f", format!("{to}[{i}]"))).collect();
-        let registers = (0..count).map(|i| format!("%{i}")).collect::<Vec<_>>().join(", ");
-        let tmem = operand(scope, *tmem.expand);
+        let (outputs, tmem) = (elements("=f", &to.expand, 0..count), input(scope, *tmem.expand));
         // One statement, so that nothing reads the registers before the wait.
         let template = format!(
-            "tcgen05.ld.sync.aligned.32x32b.x{count}.b32 {{{registers}}}, [%{count}];\n\
-             tcgen05.wait::ld.sync.aligned;\n"
+            "tcgen05.ld.sync.aligned.32x32b.x{count}.b32 {{{}}}, [%{count}];\n\
+             tcgen05.wait::ld.sync.aligned;\n",
+            places(count)
         );
-        asm(scope, &template, &outputs, &[("r", tmem)]);
+        asm(scope, &template, &outputs, &[tmem]);
     })
 }
