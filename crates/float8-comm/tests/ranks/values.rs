@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use float8_comm::{CommError, Communicator, Count, Engine, Operation, Options};
+use test_data::Random;
 
 /// The end of a rank that found all as it should be.
 pub fn done(comm: Communicator) {
@@ -75,12 +76,7 @@ pub fn each_collective() {
 
 /// Numbers whose sums round.
 fn rough(rank: usize, count: usize) -> Vec<f32> {
-    let mut state = rank as u32 * 7919 + 1;
-    let mut next = || {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (state >> 8) as f32 / 4096.0 - 2048.0
-    };
-    (0..count).map(|_| next() * next()).collect()
+    Random::new(rank as u64).values(count)
 }
 
 pub fn sums_are_exact_and_repeat() {
