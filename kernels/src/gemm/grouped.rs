@@ -35,6 +35,17 @@ pub enum Grouping {
     Contraction,
 }
 
+impl Grouping {
+    /// [`Groups::row_tiles`] of `count` groups.
+    pub(super) const fn row_tiles(self, count: usize, m: usize, height: usize) -> usize {
+        match self {
+            // Where a group ends, and the rows that none has begin, a tile may be the work of two.
+            Grouping::Rows => m.div_ceil(height) + count,
+            Grouping::Contraction => m.div_ceil(height) * count,
+        }
+    }
+}
+
 /// The groups of a grouped GEMM.
 #[derive(Clone, Debug)]
 pub struct Groups {
@@ -85,11 +96,7 @@ impl Groups {
 
     /// Tiles of `height` rows along M, for matrices of `m` rows: as many as there can be, whatever the groups' sizes.
     pub(super) fn row_tiles(&self, m: usize, height: usize) -> usize {
-        match self.grouping {
-            // Where a group ends, and the rows that none has begin, a tile may be the work of two.
-            Grouping::Rows => m.div_ceil(height) + self.count,
-            Grouping::Contraction => m.div_ceil(height) * self.count,
-        }
+        self.grouping.row_tiles(self.count, m, height)
     }
 }
 

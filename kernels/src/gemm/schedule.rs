@@ -9,7 +9,7 @@ use crate::grid::banded_tile;
 /// A tile's part of the work.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Work {
-    /// First row of A, and of the output: a multiple of the tile's rows.
+    /// First row of A, and of the output: a multiple of the tile's rows, if the tile exists. It may have none of the rows to write.
     pub(super) row0: u32,
     /// Where the rows to write begin and end.
     pub(super) row_begin: u32,
@@ -54,8 +54,8 @@ pub(super) struct GroupSizes {
     pub(super) k: u32,
 }
 
-/// Tile `number` of the size `tile`, `cols` along N: one group after the other, each in bands. A tile that has rows of
-/// two groups is the work of both, each writing its own, so that tiles stay aligned. Columns begin where the row of B is a multiple
+/// Tile `number` of the size `tile`, of a block or of a cluster, `cols` along N: one group after the other, each in bands. A tile that
+/// has rows of two groups is the work of both, each writing its own, so that tiles stay aligned. Columns begin where the row of B is a multiple
 /// of `align`. A tile that does not exist has no rows.
 #[cube]
 pub(super) fn grouped_tile(

@@ -202,13 +202,14 @@ impl Launcher {
         }
     }
 
-    /// Groups of the rows and of the contraction: outputs of many tiles, of few, of narrow ones and of rows that do not start at
-    /// an even element.
+    /// Groups of the rows and of the contraction: outputs of many tiles, of few, of narrow ones, of groups with no rows for a cluster's
+    /// second block, and of rows that do not start at an even element.
     fn grouped(&self) {
         let [f32, f16, bf16] = dtypes();
         let products = [
             (8192, 4096, bf16),
             (8192, 4096, f32),
+            (512, 8192, bf16),
             (1024, 1024, f16),
             (16384, 48, bf16),
             (2048, 2047, bf16),

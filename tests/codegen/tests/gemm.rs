@@ -6,6 +6,8 @@
 
 #[path = "gemm/blackwell.rs"]
 mod blackwell;
+#[path = "gemm/clusters.rs"]
+mod clusters;
 #[path = "gemm/grouped.rs"]
 mod grouped;
 #[path = "gemm/stuck.rs"]

@@ -276,12 +276,9 @@ mod tests {
             (Scaling::EachStepByColumn, 128, 1),
             (Scaling::EachStepByColumn, 64, 1),
         ] {
-            let groupings: &[_] = match ctas {
-                1 => &[None, Some(Grouping::Rows), Some(Grouping::Contraction)],
-                _ => &[None],
-            };
+            let groupings = [None, Some(Grouping::Rows), Some(Grouping::Contraction)];
             let dtypes = [Source::F32, Source::F16, Source::Bf16];
-            for (dtype, &grouping) in dtypes.into_iter().flat_map(|dtype| groupings.iter().map(move |g| (dtype, g))) {
+            for (dtype, grouping) in dtypes.into_iter().flat_map(|dtype| groupings.map(|grouping| (dtype, grouping))) {
                 let config = Config {
                     cols,
                     ctas,

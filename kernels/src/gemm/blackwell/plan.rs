@@ -17,9 +17,7 @@
 //!
 //! A block stays alone
 //!
-//! - for an output of up to 128 rows, where the other would have none;
-//! - in grouped GEMMs: tiles are aligned to 128 rows of all groups together, so that the two tiles of a pair could be of two groups,
-//!   with different matrices of B;
+//! - for an output, or groups of rows on average, of up to 128 rows, where the other would have none;
 //! - where scales change every 128 of the contraction: four sums of 128 columns are apart in tensor memory, and the threads that read
 //!   one say so every 384 cycles. In a pair half of these arrivals would cross to the other SM;
 //! - in tiles of 64 columns, which small outputs take: a pair would save a sixth of a step there, for more kernels to compile.
@@ -93,6 +91,11 @@ impl Machine for Scaling {
         if self.is_promoted() || m <= tile.rows || tile.cols < MIN_PAIR_COLS { &[1] } else { &[2, 1] }
     }
 
+    /// A group may be a pair's if it has more rows than one block makes; the estimate counts what a pair adds at its ends.
+    fn group_clusters(&self, tile: Tile, rows: usize) -> &'static [usize] {
+        self.clusters(tile, rows)
+    }
+
     /// What the tensor cores take, or shared memory if that is more, which TMA writes and the tensor cores read.
     fn step_cycles(&self, tile: Tile, cluster: usize) -> usize {
         let moved = 2 * (tile.rows + tile.cols / cluster) * STEP;
@@ -108,6 +111,7 @@ impl Machine for Scaling {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gemm::grouped::Grouping;
     use crate::gemm::tma::plan::Plan;
 
     const B200: usize = 148;
@@ -174,6 +178,45 @@ mod tests {
             for (scaling, want) in [(Scaling::Epilogue, plain), (Scaling::TensorCores, mx)] {
                 let plan = Plan::new(&scaling, [m, n], k.div_ceil(STEP), sms);
                 assert_eq!((plan.cluster, [plan.tile.cols, plan.items(m, n), plan.splits]), (2, want), "{shape:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn large_grouped_gemms_take_the_widest_tile_in_pairs() {
+        let plan = |scaling: Scaling, grouping, [m, n, k]: [usize; 3]| {
+            Plan::grouped(&scaling, grouping, 8, [m, n], k.div_ceil(STEP), B200)
+        };
+        for (grouping, shape) in [
+            (Grouping::Rows, [16384, 14336, 4096]),
+            (Grouping::Rows, [16384, 4096, 14336]),
+            (Grouping::Contraction, [14336, 4096, 16384]),
+        ] {
+            for (scaling, (cols, cluster)) in SCALINGS.into_iter().zip([(256, 2), (192, 2), (128, 1), (128, 1)]) {
+                let want = Plan { tile: Tile { rows: ROWS, cols }, cluster, splits: 1 };
+                assert_eq!(plan(scaling, grouping, shape), want, "{shape:?}");
+            }
+        }
+        for scaling in SCALINGS {
+            assert_eq!(plan(scaling, Grouping::Rows, [8 * ROWS, 14336, 4096]).cluster, 1, "{ROWS} rows a group");
+        }
+    }
+
+    /// The shapes of the interpreted grouped GEMMs of pairs, on so many SMs, and their columns, plain and with scales of 1 x 32.
+    #[test]
+    fn groups_take_pairs_on_small_machines() {
+        for (grouping, count, [m, n, k], sms, [plain, mx]) in [
+            (Grouping::Rows, 4, [520, 130, 300], 2, [256, 192]),
+            (Grouping::Rows, 2, [260, 66, 1000], 2, [128, 128]),
+            (Grouping::Rows, 4, [520, 200, 300], 8, [256, 128]),
+            (Grouping::Rows, 1, [250, 66, 160], 2, [128, 128]),
+            (Grouping::Contraction, 5, [130, 258, 512], 4, [256, 192]),
+            (Grouping::Contraction, 3, [200, 130, 583], 2, [256, 192]),
+        ] {
+            for (scaling, cols) in [(Scaling::Epilogue, plain), (Scaling::TensorCores, mx)] {
+                let plan = Plan::grouped(&scaling, grouping, count, [m, n], k.div_ceil(STEP), sms);
+                let want = Plan { tile: Tile { rows: ROWS, cols }, cluster: 2, splits: 1 };
+                assert_eq!(plan, want, "{scaling:?}, {count} groups, [{m}, {n}, {k}]");
             }
         }
     }

@@ -137,14 +137,15 @@ fn fill(
     let column = step * comptime!(ROW_BYTES as u32);
     mbarrier_arrive_expect_tx(full, comptime!((layout.stage_a + layout.stage_b) as u32));
     tma_load(a, at_a, full, column, item.work.row0);
+    let row_b = item.work.row0_b + item.work.col0;
     if comptime!(config.cluster > 1) {
         let cluster = comptime!(config.cluster as u32);
         let rank = CUBE_POS_X % cluster;
-        let row = rank * comptime!((config.tile.cols / config.cluster) as u32);
+        let row = row_b + rank * comptime!((config.tile.cols / config.cluster) as u32);
         let at = at_b + rank * comptime!((layout.stage_b / config.cluster) as u32);
-        tma_load_multicast(b, at, full, column, item.work.col0 + row, comptime!((1u32 << config.cluster) - 1));
+        tma_load_multicast(b, at, full, column, row, comptime!((1u32 << config.cluster) - 1));
     } else {
-        tma_load(b, at_b, full, column, item.work.row0_b + item.work.col0);
+        tma_load(b, at_b, full, column, row_b);
     }
 }
 

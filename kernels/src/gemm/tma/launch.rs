@@ -34,7 +34,7 @@ pub(in crate::gemm) fn launch<R: Runtime>(
     let (m, n, _) = gemm.matrices();
     let (steps, sms) = (gemm.a.k.div_ceil(step), sms(client));
     let plan = match gemm.groups {
-        Some(groups) => Plan::grouped(machine, groups, [m, n], steps, sms),
+        Some(groups) => Plan::grouped(machine, groups.grouping, groups.count, [m, n], steps, sms),
         None => Plan::new(machine, [m, n], steps, sms),
     };
     launch_parts(client, gemm, plan.splits, plan.padded_rows(m), |target| {
@@ -48,9 +48,10 @@ impl Pass<'_> {
         self.plan.splits > 1
     }
 
-    /// Rows of the output, with those of all groups' tiles.
+    /// Rows of the output, with those of all groups' tiles, a cluster's each.
     fn rows(&self) -> usize {
-        self.gemm.row_tiles(self.plan.tile.rows) * self.plan.tile.rows
+        let height = self.plan.height();
+        self.gemm.row_tiles(height) * height
     }
 
     /// How tiles are stored.

@@ -8,8 +8,21 @@
 //!
 //! Where the epilogue of a tile runs beside the products of the next, an item takes `max(steps · step, epilogue)`, and the last one's
 //! epilogue is added to the total. What an epilogue and a launch cost is assumed.
+//!
+//! **Groups.** Their sizes are on the device; the host knows their number G and the `M` rows of all. Tiles are aligned in all rows
+//! together, so that a group of `r` rows begins and ends inside tiles, and a tile of two groups is made twice. A cluster's tile, of
+//! height `h = rows · blocks`, is one group's, so that its blocks share B. Counted are
+//!
+//! ```text
+//! rows of A:        ceil(M / h) + G     tiles of height h along M: a whole one more for each group's end
+//! contraction:      ceil(M / h) · G     a matrix of M rows for each group, steps / G
+//! ```
+//!
+//! The first is as many as there can be, and less than a tile a group more than there are on average, where a group may begin at any
+//! row: those of `r` rows are `1 + (r - 1) / h` tiles. In blocks' tiles that is `r / rows + 1` a group alone and `r / rows + 2` in
+//! clusters of two, which must take so many fewer cycles, or bytes of L2, for each.
 
-use crate::gemm::grouped::{Grouping, Groups};
+use crate::gemm::grouped::Grouping;
 use crate::view::MAX_INDEX;
 
 /// Cycles of an epilogue but for its stores.
@@ -45,6 +58,9 @@ pub(in crate::gemm) trait Machine {
     /// Blocks along M that may share the tiles of B, for an output of `m` rows; the best number first.
     fn clusters(&self, tile: Tile, m: usize) -> &'static [usize];
 
+    /// The same for groups of so many rows on average, which begin anywhere in a tile.
+    fn group_clusters(&self, tile: Tile, rows: usize) -> &'static [usize];
+
     /// Cycles of a step of the contraction, in a cluster of so many blocks.
     fn step_cycles(&self, tile: Tile, cluster: usize) -> usize;
 
@@ -76,33 +92,46 @@ impl Plan {
         possible.min_by_key(|plan| plan.cycles(machine, [m, n], steps, sms)).expect("one split is possible")
     }
 
-    /// The same for a matrix of so many rows and columns, a group of them or a group of the contraction. Two
-    /// tiles of a cluster could be of two groups, which share no B, so there are no clusters; groups have a part of the contraction
-    /// each or all of it, so there are no splits.
+    /// The same for `count` groups of matrices of so many rows and columns, by the formulas of the module. Groups have a part of the
+    /// contraction each or all of it, so there are no splits.
     pub(in crate::gemm) fn grouped<M: Machine>(
         machine: &M,
-        groups: &Groups,
+        grouping: Grouping,
+        count: usize,
         [m, n]: [usize; 2],
         steps: usize,
         sms: usize,
     ) -> Self {
-        let steps = match groups.grouping {
+        let steps = match grouping {
             Grouping::Rows => steps,
-            Grouping::Contraction => steps.div_ceil(groups.count),
+            Grouping::Contraction => steps.div_ceil(count),
         };
-        let rows = |tile: Tile| groups.row_tiles(m, tile.rows) * tile.rows;
-        let plans = machine.tiles().map(|tile| Plan { tile, cluster: 1, splits: 1 });
-        plans.min_by_key(|plan| plan.cycles(machine, [rows(plan.tile), n], steps, sms)).expect("a tile")
+        let clusters = |tile| match grouping {
+            Grouping::Rows => machine.group_clusters(tile, m.div_ceil(count)),
+            Grouping::Contraction => machine.clusters(tile, m),
+        };
+        let plans = |tile| clusters(tile).iter().map(move |&cluster| Plan { tile, cluster, splits: 1 });
+        let rows = |height: usize| grouping.row_tiles(count, m, height) * height;
+        machine
+            .tiles()
+            .flat_map(plans)
+            .min_by_key(|plan| plan.cycles(machine, [rows(plan.height()), n], steps, sms))
+            .expect("a tile")
+    }
+
+    /// Rows of a cluster's tile.
+    pub(in crate::gemm) const fn height(&self) -> usize {
+        self.tile.rows * self.cluster
     }
 
     /// Clusters' tiles along the rows.
     pub(in crate::gemm) fn row_clusters(&self, m: usize) -> usize {
-        m.div_ceil(self.tile.rows * self.cluster)
+        m.div_ceil(self.height())
     }
 
     /// Rows of the output with those of all tiles.
     pub(in crate::gemm) fn padded_rows(&self, m: usize) -> usize {
-        self.row_clusters(m) * self.cluster * self.tile.rows
+        self.row_clusters(m) * self.height()
     }
 
     /// Clusters' shares of the work.

@@ -9,14 +9,20 @@ use float8_kernels::{Granularity, Grouping};
 use super::{BF16, BOUND, Client, F16, F32, FORMATS, MX, config};
 
 /// Groups of rows, for each N by K; NaN in one group is for its rows alone.
-fn check_rows(client: &Client, sizes: GroupSizes, rest: [usize; 2], granularities: Pair, out: StorageType) {
+pub(super) fn check_rows(client: &Client, sizes: GroupSizes, rest: [usize; 2], granularities: Pair, out: StorageType) {
     let gemm =
         GroupedGemm { granularities, codes: Codes::NanCode, out, ..GroupedGemm::new(Grouping::Rows, sizes, rest) };
     check(client, GroupedGemm { formats: FORMATS, ..gemm });
 }
 
 /// Groups of the contraction, for each M by N.
-fn check_contraction(client: &Client, sizes: GroupSizes, rest: [usize; 2], granularities: Pair, out: StorageType) {
+pub(super) fn check_contraction(
+    client: &Client,
+    sizes: GroupSizes,
+    rest: [usize; 2],
+    granularities: Pair,
+    out: StorageType,
+) {
     let gemm = GroupedGemm { granularities, out, ..GroupedGemm::new(Grouping::Contraction, sizes, rest) };
     check(client, GroupedGemm { formats: [FORMATS[1], FORMATS[0]], ..gemm });
 }
@@ -27,13 +33,13 @@ fn check(client: &Client, gemm: GroupedGemm) {
     gemm.compare(client, |_, _| BOUND).unwrap_or_else(|failure| panic!("{gemm:?}: {failure}"));
 }
 
-type Pair = [Granularity; 2];
+pub(super) type Pair = [Granularity; 2];
 
 /// Tiles of one group, of two and of many, empty groups, and rows that no group has.
 const MIXED: GroupSizes = (&[0, 70, 1, 0, 69], 10);
 
 /// With what the larger of two outputs is made of.
-const GROUPED: [(Pair, StorageType); 4] = [
+pub(super) const GROUPED: [(Pair, StorageType); 4] = [
     ([Granularity::Tensor; 2], F32),
     ([Granularity::Row; 2], BF16),
     ([Granularity::Row, Granularity::Tensor], F16),
@@ -41,7 +47,7 @@ const GROUPED: [(Pair, StorageType); 4] = [
 ];
 
 /// The same with scales of blocks: those of the recipe `blockwise`, for the forward pass and for the weight gradient, and others.
-const GROUPED_BLOCKS: [(Pair, StorageType); 4] = [
+pub(super) const GROUPED_BLOCKS: [(Pair, StorageType); 4] = [
     ([Granularity::Block1x128, Granularity::Block128x128], BF16),
     ([Granularity::Block1x128; 2], F32),
     ([Granularity::Block128x128, Granularity::Row], F16),

@@ -1,0 +1,105 @@
+//! Grouped GEMMs whose tiles are made by clusters, interpreted, against sums in f64 of each group: on Hopper two blocks that share the
+//! tiles of B by multicast, on Blackwell pairs (`.cta_group::2`).
+//!
+//! On so many SMs plans take clusters for these shapes, as tests of `kernels/src/gemm/{hopper,blackwell}/plan.rs` say; here each launch
+//! is asked whether it did.
+
+use checks::GroupSizes;
+use codegen::device::{Execution, GenerateCuda, OfflineDevice, Running, execute};
+use cubecl_core::Runtime;
+use cubecl_core::ir::StorageType;
+use float8_kernels::Granularity;
+
+use super::grouped::{GROUPED, GROUPED_BLOCKS, Pair, check_contraction, check_rows};
+use super::{Client, F32};
+
+/// Sizes of groups, and the two dimensions that they do not divide; SMs.
+type Case = ((GroupSizes, [usize; 2]), u16);
+
+const CONTRACTIONS: [Case; 2] =
+    // Empty groups, and such of less than a step and of more; a second block with two rows.
+    [(((&[0, 128, 1, 150, 0], 0), [130, 258]), 4), (((&[33, 300, 64], 7), [200, 130]), 2)];
+
+/// Runs `check` for all of these shapes and granularities; every launch must be of a kernel whose CUDA has `text`.
+fn in_clusters(
+    [sm, seed]: [u16; 2],
+    text: &str,
+    cases: &[Case],
+    pairs: &[(Pair, StorageType)],
+    check: impl Fn(&Client, GroupSizes, [usize; 2], Pair, StorageType),
+) {
+    let Some(running) = execute(Execution { seed: u64::from(seed) }) else { return };
+    let count = |running: &Running| running.launches_of(text);
+    for &((sizes, rest), sms) in cases {
+        let client = GenerateCuda::client(&OfflineDevice { sm, sms });
+        for &(granularities, dtype) in pairs {
+            let before = count(&running);
+            check(&client, sizes, rest, granularities, dtype);
+            assert_eq!(count(&running), before + 1, "{granularities:?} on {sms} SMs of sm_{sm}: launches with {text}");
+        }
+    }
+}
+
+fn rows(of: [u16; 2], text: &str, cases: &[Case], pairs: &[(Pair, StorageType)]) {
+    in_clusters(of, text, cases, pairs, check_rows);
+}
+
+fn contractions(of: [u16; 2], text: &str, pairs: &[(Pair, StorageType)]) {
+    in_clusters(of, text, &CONTRACTIONS, pairs, check_contraction);
+}
+
+const MULTICAST: &str = "complete_tx::bytes.multicast::cluster";
+const PAIR: &str = "tcgen05.mma.cta_group::2.kind";
+
+/// Empty groups, of one row, of less than a tile; ends inside tiles, with rows for one block of a cluster and for both; one group; rows
+/// that no group has; matrices of B that begin inside squares of scales, and such that do not.
+const HOPPER: [Case; 5] = [
+    (((&[0, 100, 1, 799], 140), [66, 160]), 2),
+    (((&[300, 130], 90), [200, 300]), 6),
+    (((&[200, 270], 50), [256, 160]), 6),
+    (((&[250], 10), [200, 160]), 2),
+    (((&[0, 70, 1, 329], 120), [130, 160]), 132),
+];
+
+#[test]
+fn rows_on_hopper() {
+    rows([90, 0], MULTICAST, &HOPPER, &GROUPED);
+    rows([90, 3], MULTICAST, &HOPPER[1..2], &GROUPED);
+}
+
+#[test]
+fn rows_on_hopper_in_blocks() {
+    rows([90, 0], MULTICAST, &HOPPER, &GROUPED_BLOCKS);
+}
+
+/// The same where a pair multiplies; with 1×32 the columns of a tile begin at each place of a tile of scales.
+const BLACKWELL: [Case; 4] = [
+    (((&[0, 100, 1, 299], 120), [130, 300]), 2),
+    (((&[140, 115], 5), [66, 1000]), 2),
+    (((&[0, 129, 171, 200], 20), [200, 300]), 8),
+    (((&[240], 10), [66, 160]), 2),
+];
+
+#[test]
+fn rows_on_blackwell() {
+    rows([100, 0], PAIR, &BLACKWELL, &GROUPED);
+    rows([100, 3], PAIR, &BLACKWELL[..2], &GROUPED);
+}
+
+#[test]
+fn contractions_of_both() {
+    contractions([90, 0], MULTICAST, &GROUPED);
+    contractions([90, 0], MULTICAST, &GROUPED_BLOCKS);
+    contractions([100, 0], PAIR, &GROUPED);
+}
+
+/// Groups of as many rows as one block makes leave the other of a cluster none: there are no clusters.
+#[test]
+fn small_groups_take_none() {
+    let Some(running) = execute(Execution::default()) else { return };
+    for (sm, sizes, text) in [(90, (&[10, 90, 92], 0), MULTICAST), (100, (&[10, 90, 284], 0), PAIR)] {
+        let client = GenerateCuda::client(&OfflineDevice { sm, sms: 2 });
+        check_rows(&client, sizes, [130, 160], [Granularity::Tensor; 2], F32);
+        assert_eq!(running.launches_of(text), 0, "sm_{sm}");
+    }
+}
