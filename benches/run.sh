@@ -110,7 +110,8 @@ sanitize() {
 step versions 30 sh -c "nvidia-smi 2>/dev/null; nvcc --version 2>/dev/null | tail -n 2; '$python' -c 'import torch; print(\"torch\", torch.__version__)' 2>/dev/null; '$gpu' --device '$device' versions" || exit 2
 check casts 90 --only golden_cast --only golden_scale --only golden_codes --only golden_mx --only "quantize 37x140 "
 check smallest 60 --trap --only "scaled_gemm 64x64x64 e4m3,e4m3"
-check clusters 90 --trap --only "scaled_gemm 1024x1024x1024 e4m3,e4m3" --only "scaled_gemm 4096x4096x4096 e4m3,e4m3"
+check clusters 90 --trap --only "scaled_gemm 1024x1024x1024 e4m3,e4m3" --only "scaled_gemm 4096x4096x4096 e4m3,e4m3" \
+    --only "grouped_gemm rows 3001+499+0+17+300+129+100+50:137 4233x1032x1040 e4m3,e4m3 tensorwise,tensorwise"
 check repeated 60 --only repeated_gemm
 if [ "$device" = cuda ] && command -v compute-sanitizer >/dev/null; then
     sanitize memcheck
