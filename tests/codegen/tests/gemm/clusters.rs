@@ -14,11 +14,11 @@ use super::grouped::{GROUPED, GROUPED_BLOCKS, Pair, check_contraction, check_row
 use super::{Client, F32};
 
 /// Sizes of groups, and the two dimensions that they do not divide; SMs.
-type Case = ((GroupSizes, [usize; 2]), u16);
+type Case = (GroupSizes, [usize; 2], u16);
 
 const CONTRACTIONS: [Case; 2] =
     // Empty groups, and such of less than a step and of more; a second block with two rows.
-    [(((&[0, 128, 1, 150, 0], 0), [130, 258]), 4), (((&[33, 300, 64], 7), [200, 130]), 2)];
+    [((&[0, 128, 1, 150, 0], 0), [130, 258], 4), ((&[33, 300, 64], 7), [200, 130], 2)];
 
 /// Runs `check` for all of these shapes and granularities; every launch must be of a kernel whose CUDA has `text`.
 fn in_clusters(
@@ -30,7 +30,7 @@ fn in_clusters(
 ) {
     let Some(running) = execute(Execution { seed: u64::from(seed) }) else { return };
     let count = |running: &Running| running.launches_of(text);
-    for &((sizes, rest), sms) in cases {
+    for &(sizes, rest, sms) in cases {
         let client = GenerateCuda::client(&OfflineDevice { sm, sms });
         for &(granularities, dtype) in pairs {
             let before = count(&running);
@@ -54,11 +54,11 @@ const PAIR: &str = "tcgen05.mma.cta_group::2.kind";
 /// Empty groups, of one row, of less than a tile; ends inside tiles, with rows for one block of a cluster and for both; one group; rows
 /// that no group has; matrices of B that begin inside squares of scales, and such that do not.
 const HOPPER: [Case; 5] = [
-    (((&[0, 100, 1, 799], 140), [66, 160]), 2),
-    (((&[300, 130], 90), [200, 300]), 6),
-    (((&[200, 270], 50), [256, 160]), 6),
-    (((&[250], 10), [200, 160]), 2),
-    (((&[0, 70, 1, 329], 120), [130, 160]), 132),
+    ((&[0, 100, 1, 799], 140), [66, 160], 2),
+    ((&[300, 130], 90), [200, 300], 6),
+    ((&[200, 270], 50), [256, 160], 6),
+    ((&[250], 10), [200, 160], 2),
+    ((&[0, 70, 1, 329], 120), [130, 160], 132),
 ];
 
 #[test]
@@ -74,10 +74,10 @@ fn rows_on_hopper_in_blocks() {
 
 /// The same where a pair multiplies; with 1×32 the columns of a tile begin at each place of a tile of scales.
 const BLACKWELL: [Case; 4] = [
-    (((&[0, 100, 1, 299], 120), [130, 300]), 2),
-    (((&[140, 115], 5), [66, 1000]), 2),
-    (((&[0, 129, 171, 200], 20), [200, 300]), 8),
-    (((&[240], 10), [66, 160]), 2),
+    ((&[0, 100, 1, 299], 120), [130, 300], 2),
+    ((&[140, 115], 5), [66, 1000], 2),
+    ((&[0, 129, 171, 200], 20), [200, 300], 8),
+    ((&[240], 10), [66, 160], 2),
 ];
 
 #[test]
