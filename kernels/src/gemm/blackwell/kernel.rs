@@ -179,12 +179,12 @@ fn fill_stages(maps: &Maps, problem: &Problem, ring: &Ring, extent: &Extent, #[c
     let mut index = first_item(config);
     while index < extent.items() {
         let item = item(index, problem, extent, comptime!(config.item_shape()));
-        let mut block = item.step_begin;
-        while block < item.step_end {
+        let mut step = item.step_begin;
+        while step < item.step_end {
             ring.wait_empty(&place, comptime!(config.trap));
-            fill(maps, problem, ring, full, place.at, block, &item.work, config);
+            fill(maps, problem, ring, full, place.at, step, &item.work, config);
             advance(&mut place, comptime!(config.stages as u32));
-            block += 1;
+            step += 1;
         }
         index += items_at_once(config);
     }
@@ -209,23 +209,22 @@ fn multiply_tiles(problem: &Problem, tmem: u32, places: &Places, extent: &Extent
         if comptime!(!config.scaling.is_promoted()) {
             wait_for_room(places, &buffer, config);
         }
-        let mut block = item.step_begin;
-        while block < item.step_end {
+        let mut step = item.step_begin;
+        while step < item.step_end {
             if comptime!(config.scaling.is_promoted()) {
                 wait_for_room(places, &buffer, config);
             }
             places.ring.wait_full(&place, comptime!(config.trap));
             tcgen05_after_wait();
             let sums = tmem + buffer.at * comptime!(config.cols as u32);
-            let is_sum =
-                if comptime!(config.scaling.is_promoted()) { false.runtime() } else { block > item.step_begin };
+            let is_sum = if comptime!(config.scaling.is_promoted()) { false.runtime() } else { step > item.step_begin };
             multiply_stage(places.ring.base, tmem, sums, place.at, select(is_sum, 1u32, 0u32), &item, config);
             tcgen05_commit(places.ring.empty(place.at), comptime!(config.ctas));
             advance(&mut place, comptime!(config.stages as u32));
             if comptime!(config.scaling.is_promoted()) {
                 finish_sums(places, &mut buffer, config);
             }
-            block += 1;
+            step += 1;
         }
         if comptime!(!config.scaling.is_promoted()) {
             finish_sums(places, &mut buffer, config);
@@ -266,14 +265,14 @@ fn fill(
     ring: &Ring,
     full: u32,
     stage: u32,
-    block: u32,
+    step: u32,
     work: &Work,
     #[comptime] config: Config,
 ) {
     let full = full + 8 * stage;
     let layout = comptime!(config.layout());
     let (at_a, at_b) = stage_operands(ring.base, stage, layout);
-    let column = block * comptime!(STEP as u32);
+    let column = step * comptime!(STEP as u32);
     announce(ring.full(stage), config);
     let row_b = work.row0_b + work.col0;
     if comptime!(config.ctas > 1) {
@@ -286,13 +285,13 @@ fn fill(
     }
     if comptime!(config.block_scaled()) {
         let at = stage_scales(ring.base, stage, layout);
-        load_scales(&maps.scales_a, &problem.inv_scale_a, work.row0 / 128 * problem.blocks + block, at, full);
+        load_scales(&maps.scales_a, &problem.inv_scale_a, work.row0 / 128 * problem.blocks + step, at, full);
         #[unroll]
         for i in 0..comptime!(config.scale_tiles_b as u32) {
             // Columns past the last are not stored; any scales will do for them.
             let tile_b = min(row_b / 128 + i, (work.row0_b + problem.n - 1) / 128);
             let to = at + comptime!((1 + i) * SCALES as u32);
-            load_scales(&maps.scales_b, &problem.inv_scale_b, tile_b * problem.blocks + block, to, full);
+            load_scales(&maps.scales_b, &problem.inv_scale_b, tile_b * problem.blocks + step, to, full);
         }
     }
 }

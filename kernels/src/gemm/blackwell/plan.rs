@@ -6,7 +6,7 @@
 //! shared bytes = 2 · (128 + cols / blocks) · 128                        written by TMA, read by the tensor cores
 //! ```
 //!
-//! Two blocks of a cluster make a tile of 256 rows together, 128 each (`.cta_group::2`). Each brings half of the rows of B, which
+//! Two blocks of a cluster multiply 256 rows together (`.cta_group::2`), each for its tile of 128. Each brings half of the rows of B, which
 //! halves what its shared memory and L2 move for B; a multicast, as on Hopper, would halve the reads of L2 alone:
 //!
 //! | columns | one block | two | tensor cores |
@@ -29,10 +29,11 @@
 //! An SM multiplies 8192 pairs of codes a cycle: NVIDIA, *Blackwell Architecture* (4.5 PFLOP/s of dense FP8, 148
 //! SMs, 1.85 GHz). That shared memory moves 128 bytes a cycle as on Hopper is assumed.
 
+use crate::gemm::tma::maps::ROW_BYTES;
 use crate::gemm::tma::plan::{Machine, Tile};
 
-/// Length of the contraction in a pipeline stage: a row of 128 bytes, what the swizzle spans, and four blocks of 32.
-pub(super) const STEP: usize = 128;
+/// Length of the contraction in a pipeline stage, a byte each; four blocks of 32.
+pub(super) const STEP: usize = ROW_BYTES;
 
 /// Rows of the output that a block makes at a time: those of a product, and the lanes of tensor memory.
 pub(super) const ROWS: usize = 128;

@@ -1,4 +1,4 @@
-//! What a block, or a cluster of them, does next: a tile of the output and a part of the contraction.
+//! What a block, or a cluster of them, does next: a tile of the output and a split of the contraction.
 
 use cubecl::prelude::*;
 
@@ -12,7 +12,7 @@ pub(in crate::gemm) struct Item {
     pub(in crate::gemm) work: Work,
     pub(in crate::gemm) step_begin: u32,
     pub(in crate::gemm) step_end: u32,
-    /// Rows above those of the output where the sums go: partial sums of a part of the contraction follow those of the part before,
+    /// Rows above those of the output where the sums go: those of a split of the contraction follow those of the split before,
     /// all rows of tiles included.
     pub(in crate::gemm) above: u32,
 }
@@ -26,7 +26,7 @@ pub(in crate::gemm) struct Extent {
     pub(in crate::gemm) row_clusters: u32,
     /// Tiles along the columns.
     pub(in crate::gemm) col_tiles: u32,
-    /// Parts of the contraction that are summed apart.
+    /// Splits of the contraction, which are summed apart.
     pub(in crate::gemm) splits: u32,
 }
 

@@ -1,11 +1,11 @@
-//! A launch: the plan, then one pass over all tiles, and one more that adds up the parts of a split contraction.
+//! A launch: the plan, then one pass over all tiles, and one more that adds up splits of the contraction.
 
 use cubecl::prelude::*;
 
 use super::item::ExtentLaunch;
 use super::maps::{Target, sms};
 use super::plan::{Machine, Plan};
-use super::split_k::launch_parts;
+use super::split_k::launch_splits;
 use super::store::Store;
 use crate::gemm::Gemm;
 use crate::gemm::problem::ProblemLaunch;
@@ -22,8 +22,8 @@ pub(in crate::gemm) struct Pass<'a> {
     sms: usize,
 }
 
-/// Plans a GEMM whose kernel sums `step` of the contraction a stage, has `launch` make its tiles, and adds up their parts if the
-/// contraction is split.
+/// Plans a GEMM whose kernel sums `step` of the contraction a stage, has `launch` make its tiles, and adds up the splits if there are
+/// several.
 pub(in crate::gemm) fn launch<R: Runtime>(
     client: &ComputeClient<R>,
     gemm: &Gemm,
@@ -37,13 +37,13 @@ pub(in crate::gemm) fn launch<R: Runtime>(
         Some(groups) => Plan::grouped(machine, groups.grouping, groups.count, [m, n], steps, sms),
         None => Plan::new(machine, [m, n], steps, sms),
     };
-    launch_parts(client, gemm, plan.splits, plan.padded_rows(m), |target| {
+    launch_splits(client, gemm, plan.splits, plan.padded_rows(m), |target| {
         launch(&Pass { gemm, plan, target, steps, sms });
     });
 }
 
 impl Pass<'_> {
-    /// Whether the tiles are sums of a part of the contraction.
+    /// Whether the tiles are sums of one split of the contraction.
     const fn is_partial(&self) -> bool {
         self.plan.splits > 1
     }

@@ -107,7 +107,7 @@ impl Target {
         Self { handle: gemm.out.clone(), rows: m * matrices, pitch: n, dtype: gemm.dtype, tma_store }
     }
 
-    /// Memory for unscaled f32 sums of `splits` parts of the contraction, `rows` rows each.
+    /// Memory for the unscaled f32 sums of `splits` splits of the contraction, `rows` rows each.
     pub(in crate::gemm) fn partials<R: Runtime>(
         client: &ComputeClient<R>,
         gemm: &Gemm,

@@ -37,7 +37,7 @@ const LAUNCH: usize = 4000;
 /// Fewest steps that are worth a split of their own.
 const MIN_STEPS: usize = 4;
 
-/// Parts that a contraction may be cut into.
+/// Numbers of splits to choose from.
 const SPLITS: [usize; 5] = [1, 2, 4, 8, 16];
 
 /// Rows and columns of the output that a block makes at a time.
@@ -74,7 +74,7 @@ pub(in crate::gemm) struct Plan {
     pub(in crate::gemm) tile: Tile,
     /// Blocks along M that share the tiles of B.
     pub(in crate::gemm) cluster: usize,
-    /// Parts of the contraction that are summed apart.
+    /// Splits of the contraction (split-K), which are summed apart.
     pub(in crate::gemm) splits: usize,
 }
 

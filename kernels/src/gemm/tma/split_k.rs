@@ -1,4 +1,4 @@
-//! Adds up the parts of a split contraction, in order, and finishes as an epilogue does.
+//! Split-K: adds up the sums of the splits, in order, and finishes as an epilogue does.
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -11,7 +11,7 @@ use crate::grid::{UNITS, fold};
 use crate::version::{VERSION, Version};
 
 /// Has `launch` write the output; or, if there are `splits`, partial sums of `rows` rows each, which this adds up.
-pub(in crate::gemm) fn launch_parts<R: Runtime>(
+pub(in crate::gemm) fn launch_splits<R: Runtime>(
     client: &ComputeClient<R>,
     gemm: &Gemm,
     splits: usize,

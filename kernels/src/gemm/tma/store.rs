@@ -15,7 +15,7 @@ use crate::view::Source;
 pub(in crate::gemm) struct Store {
     /// They go through TMA; otherwise each thread stores its elements.
     pub(in crate::gemm) tma: bool,
-    /// They are unscaled f32 sums of a part of the contraction.
+    /// They are unscaled f32 sums of one split of the contraction.
     pub(in crate::gemm) partial: bool,
     /// What the output holds is added.
     pub(in crate::gemm) accumulate: bool,
