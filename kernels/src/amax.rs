@@ -200,10 +200,7 @@ fn partial_maxima<N: Size>(
         let mut raw = Array::<u32>::new(words);
         load_round(x, &geometry, &mut at, &mut raw, source, isa);
         all_loaded(isa);
-        #[unroll]
-        for i in 0..words {
-            largest = max_magnitude(largest, raw[i], source);
-        }
+        largest = largest_magnitude(largest, &raw, 0u32, comptime!(words as u32), source);
     }
     let largest = cube_max(largest, isa);
     if UNIT_POS == 0 {
@@ -227,6 +224,23 @@ fn load_round<N: Size>(
         load_vector(x, geometry, at.row, col, raw, comptime!(4 * i), source, isa);
         at.advance();
     }
+}
+
+/// The largest of `largest` and the magnitudes in `raw[first..first + words]`.
+#[cube]
+pub(crate) fn largest_magnitude(
+    largest: u32,
+    raw: &Array<u32>,
+    #[comptime] first: u32,
+    #[comptime] words: u32,
+    #[comptime] source: Source,
+) -> u32 {
+    let mut largest = largest;
+    #[unroll]
+    for i in 0..words {
+        largest = max_magnitude(largest, raw[comptime!((first + i) as usize)], source);
+    }
+    largest
 }
 
 /// f32 bits of a raw magnitude, with one NaN for all.

@@ -27,6 +27,13 @@ pub(crate) fn fold<R: Runtime>(client: &ComputeClient<R>, cubes: u32) -> CubeCou
     CubeCount::Static(x, cubes.div_ceil(x), 1)
 }
 
+/// The first of the `each` items of this cube. The spare cubes of a folded grid get ones past the last, and none wraps around, though
+/// there may be nearly 2^32.
+#[cube]
+pub(crate) fn cube_first(#[comptime] each: u32) -> u32 {
+    min(CUBE_POS as u32, comptime!(u32::MAX / each)) * each
+}
+
 /// Rows of tiles that are gone through together.
 const BAND: u32 = 8;
 

@@ -355,15 +355,7 @@ pub(crate) fn load_vector<N: Size>(
         // `has_vector_loads`: the columns are all inside or all outside.
         let len = comptime!(source.vector_len());
         let index = (start + min(c, geometry.cols - len)) / len;
-        if comptime!(isa.has_ptx()) {
-            load_global(x, index, raw, first);
-        } else {
-            let words = x[index as usize];
-            #[unroll]
-            for i in 0..4usize {
-                raw[comptime!(first as usize + i)] = words[i];
-            }
-        }
+        load_pinned(x, index, raw, first, isa);
     } else {
         let per_word = comptime!(source.per_word());
         #[unroll]
@@ -375,6 +367,27 @@ pub(crate) fn load_vector<N: Size>(
                 word |= load_raw(x, start + col * geometry.col_stride, source) << comptime!(16 * j);
             }
             raw[comptime!((first + i) as usize)] = word;
+        }
+    }
+}
+
+/// Scalars `to[first..first + N]` from element `index` of `x`; with PTX, loads before [`all_loaded`] stay before it.
+#[cube]
+pub(crate) fn load_pinned<T: Scalar, N: Size>(
+    x: &Array<Vector<T, N>>,
+    index: u32,
+    to: &mut Array<T>,
+    #[comptime] first: u32,
+    #[comptime] isa: Isa,
+) {
+    if comptime!(isa.has_ptx()) {
+        load_global(x, index, to, first);
+    } else {
+        let vector = x[index as usize];
+        let width = N::value();
+        #[unroll]
+        for i in 0..width {
+            to[comptime!(first as usize + i)] = vector[i];
         }
     }
 }

@@ -6,25 +6,28 @@
 
 use cubecl::prelude::*;
 
+use crate::Format;
 use crate::format::{F32_INF, encode_scaled};
 use crate::grid::UNITS;
 use crate::ptx::cvt::{Isa, cvt_f32_f16, cvt_satfinite, permute};
 use crate::scale::scale_bits;
-use crate::view::{Source, widen};
-use crate::{Format, ScaleMode};
+use crate::view::{Checked, Source, widen};
 
-/// What selects the code of a cast, apart from how it reads and writes.
+/// What selects the code of a cast, apart from where its scales come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Encoding {
     pub(super) source: Source,
-    pub(super) format: Format,
+    pub(super) cast: crate::Cast,
     pub(super) isa: Isa,
-    /// Whether scales may be so large that a subnormal element has a code other than zero. All are then at least 2^-126, and
-    /// powers of two or NaN.
-    pub(super) has_subnormals: bool,
+    /// Whether rows of `x` end where its vectors do.
+    aligned: bool,
 }
 
 impl Encoding {
+    pub(super) fn new<R: Runtime>(client: &ComputeClient<R>, x: &Checked, cast: crate::Cast) -> Self {
+        Self { source: x.source, cast, isa: Isa::of(client), aligned: x.has_vector_loads() }
+    }
+
     /// Words of a quad of elements.
     pub(super) const fn quad_words(self) -> u32 {
         4 / self.source.per_word()
@@ -34,6 +37,32 @@ impl Encoding {
     pub(super) const fn sector_quads(self) -> u32 {
         self.source.sector_len() / 4
     }
+
+    /// Whether scales may be so large that a subnormal element has a code other than zero. All are then at least 2^-126, and
+    /// powers of two or NaN.
+    const fn has_subnormals(self) -> bool {
+        self.cast.granularity.is_mx()
+    }
+}
+
+/// Codes of the sector that begins at `raw[first]`, in column `col`, all scaled by the one scale.
+#[cube]
+pub(super) fn encode_sector(
+    raw: &Array<u32>,
+    #[comptime] first: u32,
+    scale: &Array<f32>,
+    col: u32,
+    cols: u32,
+    #[comptime] encoding: Encoding,
+) -> Array<u32> {
+    let quads = comptime!(encoding.sector_quads());
+    let mut words = Array::<u32>::new(comptime!(quads as usize));
+    #[unroll]
+    for q in 0..quads {
+        let word = encode_quad(raw, comptime!(first + q * encoding.quad_words()), scale, 0u32, true, encoding);
+        words[q as usize] = zero_past_end(word, col + comptime!(4 * q), cols, encoding);
+    }
+    words
 }
 
 /// Codes of the quad that begins at `raw[first]`, element `j` scaled by `scales[scale + j]`, or all by `scales[scale]`.
@@ -62,23 +91,23 @@ pub(super) fn encode_quad(
             f32::reinterpret(bits[1]) * factors[1],
             f32::reinterpret(bits[2]) * factors[2],
             f32::reinterpret(bits[3]) * factors[3],
-            encoding.format,
+            encoding.cast.format,
         )
     } else {
         let mut word = 0u32.runtime();
         #[unroll]
         for j in 0..4u32 {
-            let (bits, factor) = if comptime!(encoding.has_subnormals && !encoding.isa.has_ptx()) {
+            let (bits, factor) = if comptime!(encoding.has_subnormals() && !encoding.isa.has_ptx()) {
                 normalized(bits[j as usize], factors[j as usize])
             } else {
                 (bits[j as usize], factors[j as usize])
             };
-            let code = encode_scaled(bits, factor, encoding.format);
+            let code = encode_scaled(bits, factor, encoding.cast.format);
             word |= code << comptime!(8 * j);
         }
         word
     };
-    canonicalize_nan(codes, encoding.format)
+    canonicalize_nan(codes, encoding.cast.format)
 }
 
 /// The same product of an element and a scale, for devices that take a subnormal element for zero: that is then an integer of up
@@ -150,29 +179,26 @@ fn canonicalize_nan(codes: u32, #[comptime] format: Format) -> u32 {
 }
 
 /// `word` without the codes of elements `at..at + 4` that lie at `len` or beyond: padding is zero whatever the scale, and a
-/// NaN scale would make it NaN. With `whole`, either all four lie beyond or none.
+/// NaN scale would make it NaN.
 #[cube]
-pub(super) fn zero_past_end(word: u32, at: u32, len: u32, #[comptime] whole: bool) -> u32 {
-    if comptime!(whole) { select(at < len, word, 0u32.runtime()) } else { word & mask(at, len) }
+pub(super) fn zero_past_end(word: u32, at: u32, len: u32, #[comptime] encoding: Encoding) -> u32 {
+    // Of an aligned row either all four lie beyond or none.
+    if comptime!(encoding.aligned) { select(at < len, word, 0u32.runtime()) } else { word & mask(at, len) }
 }
 
 /// Bits of the scale for an amax that each `lanes` neighbouring units have in common. A division in integers is left to one of
 /// them. All units of the cube must call it.
 #[cube]
-pub(super) fn lanes_scale(
-    amax: u32,
-    #[comptime] lanes: u32,
-    #[comptime] encoding: Encoding,
-    #[comptime] mode: ScaleMode,
-) -> u32 {
-    if comptime!(encoding.isa.has_ptx()) {
-        scale_bits(amax, encoding.format, mode, encoding.isa)
+pub(super) fn lanes_scale(amax: u32, #[comptime] lanes: u32, #[comptime] encoding: Encoding) -> u32 {
+    let Encoding { cast, isa, .. } = comptime!(encoding);
+    if comptime!(isa.has_ptx()) {
+        scale_bits(amax, cast.format, cast.scale_mode, isa)
     } else {
         let mut scales = SharedMemory::<u32>::new(comptime!((UNITS / lanes) as usize));
         let slot = (UNIT_POS / lanes) as usize;
         let lane = UNIT_POS % lanes;
         if lane == 0 {
-            scales[slot] = scale_bits(amax, encoding.format, mode, encoding.isa);
+            scales[slot] = scale_bits(amax, cast.format, cast.scale_mode, isa);
         }
         sync_cube();
         scales[slot]

@@ -10,19 +10,24 @@
 //! | blocks of 128, of 32 | 1 | 1 |
 
 mod blocks;
-mod cast;
 mod encode;
-mod row;
+mod lines;
+mod maxima;
+mod rows;
 mod tensor;
 mod tile;
+mod tiles;
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-pub use tensor::quantize_with_amax;
+use tensor::TensorScaleLaunch;
+use tiles::ScaleSourceArgs;
 
+use crate::amax::{Maxima, find_maxima};
+use crate::ptx::cvt::Isa;
 use crate::view::{Checked, MAX_INDEX};
-use crate::{Cast, Granularity, KernelError, MatrixView, Operand, Orientation, Quantized, row_words};
+use crate::{Cast, Granularity, KernelError, MatrixView, Operand, Orientation, Quantized, VectorView, row_words};
 
 /// Casts `x [R, C]` to FP8 with scales from its own maxima, and writes the copies that `orientation` names, each scaled
 /// along its own contraction.
@@ -45,12 +50,84 @@ pub fn quantize<R: Runtime>(
     cast.check()?;
     let x = check(client, x, orientation)?;
     Ok(by_memory_order(&x, cast, orientation, |x, orientation| match cast.granularity {
-        Granularity::Tensor => tensor::launch(client, x, cast, orientation),
-        Granularity::Row => row::launch(client, x, cast, orientation),
+        Granularity::Tensor => tensorwise(client, x, cast, orientation),
+        Granularity::Row if orientation == Orientation::Rows => rows::launch(client, x, cast),
+        Granularity::Row => {
+            let (copies, scales) = lines::scales(client, x, cast, orientation);
+            tiles::launch(client, x, cast, ScaleSourceArgs::Lines(scales), copies)
+        }
         Granularity::Block1x32 | Granularity::Block1x128 | Granularity::Block128x128 => {
-            blocks::launch(client, x, cast, orientation)
+            let (copies, scales) = blocks::scales(client, x, cast, orientation);
+            tiles::launch(client, x, cast, ScaleSourceArgs::Blocks(scales), copies)
         }
     }))
+}
+
+/// With one scale from the tensor's own amax.
+fn tensorwise<R: Runtime>(client: &ComputeClient<R>, x: &Checked, cast: Cast, orientation: Orientation) -> Copies {
+    let maxima = find_maxima(client, x);
+    // With PTX each cube of the cast folds the maxima, which saves a launch. Elsewhere a launch folds them once: folding them in each
+    // cube, by barriers and without shuffles, may take as long as the cast.
+    let (maxima, amax) = if Isa::of(client).has_ptx() {
+        (maxima, None)
+    } else {
+        let (maxima, amax) = maxima.folded(client);
+        (maxima, Some(amax))
+    };
+    launch_one_scale(client, x, cast, tensor::scale(client, x, orientation, &maxima, amax.as_ref(), None))
+}
+
+/// By rows elementwise, else tile by tile.
+fn launch_one_scale<R: Runtime>(
+    client: &ComputeClient<R>,
+    x: &Checked,
+    cast: Cast,
+    (copies, scale): (Copies, TensorScaleLaunch<R>),
+) -> Copies {
+    match copies.cols {
+        None => rows::launch_linear(client, x, cast, scale, copies),
+        Some(_) => tiles::launch(client, x, cast, ScaleSourceArgs::Tensor(scale), copies),
+    }
+}
+
+/// Casts `x [R, C]` to FP8 with one scale from an `amax` that is on the device already, f32 `[1]`, whatever that of `x`
+/// is: what exceeds the format saturates. This is the cast of delayed scaling.
+///
+/// With `observe`, [`Quantized::amax`] is max |x| of this `x`, taken in the pass that casts it; without, it is `amax`
+/// itself and nothing is computed. Codes and scale are those of [`quantize`] for an `x` of that amax; a
+/// NaN gives NaN codes.
+///
+/// # Errors
+/// [`KernelError::NotTensorwise`] for any other granularity; as [`quantize`], for `amax` too.
+pub fn quantize_with_amax<R: Runtime>(
+    client: &ComputeClient<R>,
+    x: &MatrixView,
+    amax: &Handle,
+    observe: bool,
+    cast: Cast,
+    orientation: Orientation,
+) -> Result<Quantized, KernelError> {
+    if cast.granularity != Granularity::Tensor {
+        return Err(KernelError::NotTensorwise { granularity: cast.granularity });
+    }
+    cast.check()?;
+    let x = check(client, x, orientation)?;
+    let dtype = f32::as_type_native_unchecked().storage_type();
+    let given = Checked::vector(client, &VectorView { handle: amax.clone(), len: 1, stride: 1, dtype })?;
+    let maxima = Maxima::of_amax(&given);
+    let mut partials = None;
+    let mut done = by_memory_order(&x, cast, orientation, |x, orientation| {
+        let cubes =
+            if orientation == Orientation::Rows { rows::linear_cubes(x) } else { tiles::cubes(x, cast.granularity) };
+        let observed = observe.then(|| words(client, cubes));
+        let scale = tensor::scale(client, x, orientation, &maxima, Some(amax), observed.as_ref());
+        partials = observed.map(|observed| Maxima::partial(observed, cubes, x.source));
+        launch_one_scale(client, x, cast, scale)
+    });
+    if let Some(partials) = partials {
+        done.amax = partials.fold(client);
+    }
+    Ok(done)
 }
 
 /// One copy on the device.
@@ -64,6 +141,25 @@ struct Copy {
 struct Copies {
     rows: Option<Copy>,
     cols: Option<Copy>,
+}
+
+impl Copies {
+    /// Memory for the codes. `scales` gives inverse scales and amax of a copy, of that by rows if it is told so.
+    fn new<R: Runtime>(
+        client: &ComputeClient<R>,
+        x: &Checked,
+        orientation: Orientation,
+        scales: impl Fn(bool) -> (Handle, Handle),
+    ) -> Self {
+        let copy = |by_rows, rows: usize, k| {
+            let (inv_scale, amax) = scales(by_rows);
+            Copy { codes: words(client, rows * row_words(k)), inv_scale, amax }
+        };
+        Self {
+            rows: orientation.rows().then(|| copy(true, x.rows, x.cols)),
+            cols: orientation.cols().then(|| copy(false, x.cols, x.rows)),
+        }
+    }
 }
 
 /// Runs `launch` on `x`, or on its transpose if that is how it lies in memory: the transpose of a column-major matrix is
@@ -117,11 +213,15 @@ fn words<R: Runtime>(client: &ComputeClient<R>, len: usize) -> Handle {
     client.empty(len * 4)
 }
 
-/// An optional kernel argument of `len` words.
+/// All of a piece of memory from [`words`], as a kernel's argument.
+fn array<R: Runtime>(memory: &Handle) -> ArrayArg<R> {
+    // SAFETY: it has so many bytes.
+    unsafe { ArrayArg::from_raw_parts(memory.clone(), memory.size_in_used() as usize / 4) }
+}
+
+/// The same where a kernel may do without.
 fn optional<T: LaunchArg<RuntimeArg<R> = ArrayArg<R>>, R: Runtime>(
-    handle: Option<&Handle>,
-    len: usize,
+    memory: Option<&Handle>,
 ) -> ComptimeOptionArgs<T, R> {
-    // SAFETY: callers give the length that they allocated.
-    handle.map(|handle| unsafe { ArrayArg::from_raw_parts(handle.clone(), len) }).into()
+    memory.map(array).into()
 }

@@ -1,70 +1,76 @@
-//! One scale for the tensor, from its own amax or from one that is on the device already.
+//! One scale for the tensor, which each cube makes of its maxima.
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::cast::{self, Scales, TensorScale};
-use super::{Copies, by_memory_order, check, words};
-use crate::amax::{Maxima, find_maxima};
+use super::encode::{Encoding, lanes_scale};
+use super::{Copies, array, optional, words};
+use crate::Orientation;
+use crate::amax::{Maxima, MaximaArray, largest_magnitude};
+use crate::grid::{UNITS, cube_max};
 use crate::ptx::cvt::Isa;
-use crate::view::Checked;
-use crate::{Cast, Granularity, KernelError, MatrixView, Orientation, Quantized, VectorView};
+use crate::scale::inverse_bits;
+use crate::view::{Checked, Source};
 
-pub(super) fn launch<R: Runtime>(
+/// What the scale is made of: maxima, or `amax` too if that is known; then the kernel writes none. `observed` has a word per cube, for
+/// the largest raw magnitude that it sees. Gives memory for the copies, and the kernel's argument.
+pub(super) fn scale<R: Runtime>(
     client: &ComputeClient<R>,
     x: &Checked,
-    cast: Cast,
     orientation: Orientation,
-) -> Copies {
-    let maxima = find_maxima(client, x);
-    // With PTX each cube of the cast folds the maxima, which saves a launch. Elsewhere a launch folds them once: folding them in each
-    // cube, by barriers and without shuffles, may take as long as the cast.
-    let (maxima, amax) = if Isa::of(client).has_ptx() {
-        (maxima, None)
-    } else {
-        let (maxima, amax) = maxima.folded(client);
-        (maxima, Some(amax))
-    };
-    let scale = TensorScale { maxima, mode: cast.scale_mode, amax };
-    cast::launch(client, x, &Scales::Tensor(scale), cast.format, orientation, None)
+    maxima: &Maxima,
+    amax: Option<&Handle>,
+    observed: Option<&Handle>,
+) -> (Copies, TensorScaleLaunch<R>) {
+    let new_amax = amax.is_none().then(|| words(client, 1));
+    let inv_scale = words(client, 1);
+    let scale =
+        TensorScaleLaunch::new(maxima.arg(), optional(new_amax.as_ref()), array(&inv_scale), optional(observed));
+    let amax = amax.or(new_amax.as_ref()).expect("one of them");
+    (Copies::new(client, x, orientation, |_| (inv_scale.clone(), amax.clone())), scale)
 }
 
-/// Casts `x [R, C]` to FP8 with one scale from an `amax` that is on the device already, f32 `[1]`, whatever that of `x`
-/// is: what exceeds the format saturates. This is the cast of delayed scaling.
-///
-/// With `observe`, [`Quantized::amax`] is max |x| of this `x`, taken in the pass that casts it; without, it is `amax`
-/// itself and nothing is computed. Codes and scale are those of [`quantize`](crate::quantize()) for an `x` of that amax; a
-/// NaN gives NaN codes.
-///
-/// # Errors
-/// [`KernelError::NotTensorwise`] for any other granularity; as [`quantize`](crate::quantize()), for `amax` too.
-pub fn quantize_with_amax<R: Runtime>(
-    client: &ComputeClient<R>,
-    x: &MatrixView,
-    amax: &Handle,
-    observe: bool,
-    cast: Cast,
-    orientation: Orientation,
-) -> Result<Quantized, KernelError> {
-    if cast.granularity != Granularity::Tensor {
-        return Err(KernelError::NotTensorwise { granularity: cast.granularity });
+/// The scale of a tensor in a kernel.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct TensorScale {
+    maxima: MaximaArray,
+    amax: ComptimeOption<Array<u32>>,
+    inv_scale: Array<u32>,
+    observed: ComptimeOption<Array<u32>>,
+}
+
+#[cube]
+impl TensorScale {
+    /// The scale, in every unit; the first cube writes amax and inverse scale. All units of a cube must call it.
+    pub(super) fn make(&mut self, #[comptime] encoding: Encoding) -> Array<f32> {
+        let amax = self.maxima.amax(encoding.isa);
+        let scale = lanes_scale(amax, UNITS, encoding);
+        if UNIT_POS == 0 && CUBE_POS == 0 {
+            #[comptime]
+            if let ComptimeOption::Some(to) = &mut self.amax {
+                to[0] = amax;
+            }
+            self.inv_scale[0] = inverse_bits(scale, encoding.isa);
+        }
+        let mut scales = Array::<f32>::new(1usize);
+        scales[0] = f32::reinterpret(scale);
+        scales
     }
-    cast.check()?;
-    let x = check(client, x, orientation)?;
-    let dtype = f32::as_type_native_unchecked().storage_type();
-    let given = Checked::vector(client, &VectorView { handle: amax.clone(), len: 1, stride: 1, dtype })?;
-    let maxima = Maxima::of_amax(&given);
-    let mut observed = None;
-    let mut done = by_memory_order(&x, cast, orientation, |x, orientation| {
-        let cubes = cast::cubes(x, orientation);
-        let partials = observe.then(|| words(client, cubes));
-        let scale = TensorScale { maxima, mode: cast.scale_mode, amax: Some(amax.clone()) };
-        let copies = cast::launch(client, x, &Scales::Tensor(scale), cast.format, orientation, partials.as_ref());
-        observed = partials.map(|partials| Maxima::partial(partials, cubes, x.source).fold(client));
-        copies
-    });
-    if let Some(observed) = observed {
-        done.amax = observed;
+
+    /// The largest magnitude in `raw`, of so many words, if it is to be observed.
+    pub(super) fn largest(&self, raw: &Array<u32>, #[comptime] words: u32, #[comptime] source: Source) -> u32 {
+        let none = 0u32.runtime();
+        if comptime!(self.observed.is_some()) { largest_magnitude(none, raw, 0u32, words, source) } else { none }
     }
-    Ok(done)
+
+    /// Leaves the largest that the units of the cube have seen. All of them must call it.
+    pub(super) fn observe(&mut self, largest: u32, #[comptime] isa: Isa) {
+        #[comptime]
+        if let ComptimeOption::Some(observed) = &mut self.observed {
+            let largest = cube_max(largest, isa);
+            if UNIT_POS == 0 {
+                observed[CUBE_POS] = largest;
+            }
+        }
+    }
 }

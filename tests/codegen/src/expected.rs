@@ -56,7 +56,7 @@ const TRANSLATED: [(&str, &str); 20] = [
 ];
 
 /// Casts to FP8.
-const CASTS: [&str; 4] = ["cast_linear", "cast_tiles", "cast_rows", "cast_blocks"];
+const CASTS: [&str; 3] = ["cast_linear", "cast_tiles", "cast_rows"];
 
 /// The rules of the kernel called `name`, with its types, for compute capability `sm`.
 ///
@@ -68,8 +68,8 @@ const CASTS: [&str; 4] = ["cast_linear", "cast_tiles", "cast_rows", "cast_blocks
 /// | `partial_maxima` | 64 | 4 | 64 |
 /// | `cast_linear`, `line_maxima` | 128 | 4 | 128 |
 /// | `cast_tiles` | 128 | 3 | 96 |
+/// | `cast_tiles` with scales of blocks | 128 (16-bit floats), 256 (f32) | 2 | 64, 128 |
 /// | `cast_rows` | up to 128, or up to 256 | 2 | 64 to 128 |
-/// | `cast_blocks` | 128 (16-bit floats), 256 (f32) | 2 | 64, 128 |
 /// | `dequantize` | 32 | 8, or 6 where fewer threads fit or registers are for the conversion | 64, 48 |
 ///
 /// Casts of ragged rows load element by element and hold as many bytes; two blocks of them fit. The integer encoder of Ampere
@@ -80,9 +80,12 @@ pub fn expected(kernel: &Generated) -> Rules {
     let family = family(name);
     let is_cast = CASTS.contains(&family);
     let vectors = name.contains("_n_4");
+    // Of blocks: a tile's scales pass through shared memory.
+    let makes_scales = kernel.source.contains("float *shared_memory");
     let blocks = match family {
-        "cast_blocks" if sm < 89 => 1,
-        "cast_rows" | "cast_blocks" => 2,
+        "cast_tiles" if makes_scales && sm < 89 => 1,
+        "cast_tiles" if makes_scales => 2,
+        "cast_rows" => 2,
         "dequantize" if matches!(sm, 90 | 100) => 8,
         "dequantize" => 6,
         "cast_tiles" if vectors && sm >= 89 => 3,
@@ -102,13 +105,13 @@ pub fn expected(kernel: &Generated) -> Rules {
         _ if !vectors => {}
         "cast_rows" => required.push((&["LDG.E.128"], 2)),
         "partial_maxima" => required.push((&["LDG.E.128"], 4)),
-        "cast_linear" | "cast_tiles" | "cast_blocks" | "line_maxima" => required.push((&["LDG.E.128"], 8)),
+        "cast_linear" | "cast_tiles" | "line_maxima" => required.push((&["LDG.E.128"], 8)),
         _ => {}
     }
     // A sector of 32 bytes has 8 codes of f32 and 16 of 16-bit floats; by columns there are always 16.
     match family {
-        "cast_tiles" => required.push((&["STG.E.128"], 2)),
-        "cast_linear" | "cast_rows" | "cast_blocks" if name.contains("_m_4") => required.push((&["STG.E.128"], 1)),
+        "cast_tiles" if !makes_scales => required.push((&["STG.E.128"], 2)),
+        "cast_linear" | "cast_rows" | "cast_tiles" if name.contains("_m_4") => required.push((&["STG.E.128"], 1)),
         _ if is_cast => required.push((&["STG.E.64", "STG.E.128"], 1)),
         _ => {}
     }

@@ -186,7 +186,7 @@ fn an_mx_linear_launches_one_kernel_a_cast() {
     for (layer, casts) in [(layer.clone(), 5), (layer.clone(), 3), (rebuilt(layer.clone()), 4)] {
         let launched = step(&layer, 40);
         let names = &launched.names;
-        assert_eq!((launched.count("cast_blocks"), launched.count("cast_")), (casts, casts), "{names:?}");
+        assert_eq!((launched.count("cast_tiles"), launched.count("cast_")), (casts, casts), "{names:?}");
         assert_eq!((launched.count("maxima"), launched.count("gemm_")), (0, 3), "{names:?}");
     }
     report(&layer).verify().expect("FP8 ran everywhere");

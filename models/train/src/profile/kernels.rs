@@ -39,7 +39,7 @@ impl fmt::Display for Kind {
 
 /// The kernels of float8-kernels by the names of their functions.
 #[cfg(any(feature = "wgpu", feature = "cuda", test))]
-const KERNELS: [(&str, Kind); 15] = [
+const KERNELS: [(&str, Kind); 14] = [
     ("partial_maxima", Kind::Amax),
     ("fold_amax", Kind::Amax),
     ("line_maxima", Kind::Amax),
@@ -47,7 +47,6 @@ const KERNELS: [(&str, Kind); 15] = [
     ("cast_linear", Kind::Cast),
     ("cast_tiles", Kind::Cast),
     ("cast_rows", Kind::Cast),
-    ("cast_blocks", Kind::Cast),
     ("gemm_emulated", Kind::ScaledGemm),
     ("gemm_mma", Kind::ScaledGemm),
     ("gemm_half", Kind::ScaledGemm),

@@ -1,0 +1,226 @@
+//! One scale for each row and column, from the maxima of all lines that are asked for: partial maxima tile by tile in one read of
+//! `x`, then a launch for each orientation that folds them.
+
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+
+use super::maxima::{col_maximum, col_stage, line_col, row_maximum, row_stage, stage_maxima};
+use super::tile::{TILE_ROWS, Tile, UNIT_ROWS, UNITS_X, UnitScales, tile_cols};
+use super::{Copies, array, optional, words};
+use crate::amax::amax_bits;
+use crate::grid::{UNITS, cube_first, fold};
+use crate::ptx::cvt::Isa;
+use crate::scale::{inverse_bits, scale_bits};
+use crate::version::{VERSION, Version};
+use crate::view::{Checked, Geometry, Source, load_pinned};
+use crate::{Cast, Orientation};
+
+/// Scales of neighbouring lines that are read at once. Arrays of scales are allocated in multiples of so many.
+const SCALE_VECTOR: usize = 4;
+
+/// Scales of the rows and of the columns of a matrix, as the orientation asks for.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct LineScales {
+    rows: ComptimeOption<Array<Vector<f32, Const<SCALE_VECTOR>>>>,
+    cols: ComptimeOption<Array<Vector<f32, Const<SCALE_VECTOR>>>>,
+}
+
+#[cube]
+impl LineScales {
+    /// Those of this unit's rows and columns.
+    pub(super) fn load(&self, tile: &Tile, #[comptime] isa: Isa) -> UnitScales {
+        let row = tile.row0 + UNIT_POS / UNITS_X * UNIT_ROWS;
+        let col = tile.col0 + tile.sector_col(0u32);
+        let len = comptime!(tile.source.sector_len());
+        UnitScales {
+            rows: load_scales(&self.rows, row, tile.geometry.rows, UNIT_ROWS, isa),
+            cols: load_scales(&self.cols, col, tile.geometry.cols, len, isa),
+        }
+    }
+}
+
+/// Scales of the `count` lines from `first` on, a multiple of four; past the last line, any. Without scales the result is not to
+/// be read.
+#[cube]
+fn load_scales(
+    scales: &ComptimeOption<Array<Vector<f32, Const<SCALE_VECTOR>>>>,
+    first: u32,
+    lines: u32,
+    #[comptime] count: u32,
+    #[comptime] isa: Isa,
+) -> Array<f32> {
+    let mut of_lines = Array::<f32>::new(comptime!(count as usize));
+    #[comptime]
+    if let ComptimeOption::Some(scales) = scales {
+        let width = comptime!(SCALE_VECTOR as u32);
+        #[unroll]
+        for v in 0..comptime!(count / width) {
+            // Past the last line there is padding, which no scale touches.
+            let index = min(first / width + v, (lines - 1) / width);
+            load_pinned(scales, index, &mut of_lines, comptime!(v * width), isa);
+        }
+    }
+    of_lines
+}
+
+/// amax, scale and inverse scale of every line on the device, f32.
+struct Folded {
+    amax: Handle,
+    scale: Handle,
+    inv_scale: Handle,
+}
+
+/// Launches what finds the scales; memory for the copies, and the kernel's argument.
+pub(super) fn scales<R: Runtime>(
+    client: &ComputeClient<R>,
+    x: &Checked,
+    cast: Cast,
+    orientation: Orientation,
+) -> (Copies, LineScalesLaunch<R>) {
+    let tiles_x = x.cols.div_ceil(tile_cols(x.source, 1) as usize);
+    let tiles_y = x.rows.div_ceil(TILE_ROWS as usize);
+    let row_partials = orientation.rows().then(|| words(client, tiles_x * x.rows));
+    let col_partials = words(client, tiles_y * x.cols);
+    // SAFETY: `x` is checked and `Tile::load` reads only inside it; stores are guarded by the rows and columns of `x`.
+    unsafe {
+        line_maxima::launch_unchecked::<R>(
+            client,
+            fold(client, (tiles_x * tiles_y) as u32),
+            CubeDim::new_1d(UNITS),
+            x.vector_words(),
+            x.array(),
+            optional(row_partials.as_ref()),
+            array(&col_partials),
+            x.geometry(),
+            x.source,
+            Isa::of(client),
+            VERSION,
+        );
+    }
+    let fold_lines = |partials: &Handle, lines: usize, count: usize| {
+        let padded = lines.next_multiple_of(SCALE_VECTOR);
+        let out = Folded { amax: words(client, lines), scale: words(client, padded), inv_scale: words(client, lines) };
+        // SAFETY: the kernel reads `count · lines` words and writes `lines` of each output.
+        unsafe {
+            fold_lines::launch_unchecked::<R>(
+                client,
+                fold(client, (lines as u32).div_ceil(FOLD_LINES)),
+                CubeDim::new_1d(UNITS),
+                array(partials),
+                array(&out.amax),
+                array(&out.scale),
+                array(&out.inv_scale),
+                lines as u32,
+                count as u32,
+                x.source,
+                cast,
+                Isa::of(client),
+                VERSION,
+            );
+        }
+        out
+    };
+    let rows = row_partials.map(|partials| fold_lines(&partials, x.rows, tiles_x));
+    let cols = fold_lines(&col_partials, x.cols, tiles_y);
+    let scales = LineScalesLaunch::new(optional(rows.as_ref().map(|rows| &rows.scale)), optional(Some(&cols.scale)));
+    let copies = Copies::new(client, x, orientation, |by_rows| {
+        let Folded { amax, inv_scale, .. } = rows.as_ref().filter(|_| by_rows).unwrap_or(&cols);
+        (inv_scale.clone(), amax.clone())
+    });
+    (copies, scales)
+}
+
+/// Largest raw magnitudes of the columns of each tile, `[tiles_y, C]`, and of its rows, `[tiles_x, R]`.
+// The outer `if let` is resolved while the kernel is generated, the inner `if` when it runs.
+#[allow(clippy::collapsible_if)]
+#[cube(launch_unchecked)]
+fn line_maxima<N: Size>(
+    x: &Array<Vector<u32, N>>,
+    rows: &mut ComptimeOption<Array<u32>>,
+    cols: &mut Array<u32>,
+    geometry: Geometry,
+    #[comptime] source: Source,
+    #[comptime] isa: Isa,
+    #[comptime] _version: Version,
+) {
+    let tile_cols = comptime!(tile_cols(source, 1));
+    let tile = Tile::of_cube(geometry, source, 1u32);
+    let (row0, col0) = (tile.row0, tile.col0);
+    if row0 >= geometry.rows {
+        terminate!();
+    }
+    let by_rows = comptime!(rows.is_some());
+    let mut of_rows = SharedMemory::<u32>::new(comptime!((if by_rows { row_stage(1) } else { 1 }) as usize));
+    let mut of_cols = SharedMemory::<u32>::new(comptime!(col_stage(tile_cols) as usize));
+    let raw = tile.load(x, isa);
+    stage_maxima(&tile, &raw, &mut of_rows, &mut of_cols, by_rows, true, 1u32);
+    sync_cube();
+    // The first units take the columns, the others the rows.
+    if UNIT_POS < tile_cols {
+        let col = col0 + line_col(UNIT_POS, source);
+        if col < geometry.cols {
+            cols[(row0 / TILE_ROWS * geometry.cols + col) as usize] = col_maximum(&of_cols, UNIT_POS, 0u32, 1u32);
+        }
+    } else if UNIT_POS >= TILE_ROWS {
+        #[comptime]
+        if let ComptimeOption::Some(rows) = rows {
+            let row = UNIT_POS - TILE_ROWS;
+            if row0 + row < geometry.rows {
+                rows[(col0 / tile_cols * geometry.rows + row0 + row) as usize] =
+                    row_maximum(&of_rows, row, 0u32, 1u32, source);
+            }
+        }
+    }
+}
+
+/// Lines that a cube of `fold_lines` takes, neighbours in memory; the other units share the partial maxima of each.
+const FOLD_LINES: u32 = 32;
+
+/// Partial maxima that a unit has in flight.
+const FOLDED: u32 = 4;
+
+/// amax and scales of each line from `count` partial maxima.
+#[cube(launch_unchecked)]
+fn fold_lines(
+    partials: &Array<u32>,
+    amax: &mut Array<u32>,
+    scales: &mut Array<u32>,
+    inv_scales: &mut Array<u32>,
+    lines: u32,
+    count: u32,
+    #[comptime] source: Source,
+    #[comptime] cast: Cast,
+    #[comptime] isa: Isa,
+    #[comptime] _version: Version,
+) {
+    let groups = comptime!(UNITS / FOLD_LINES);
+    let line0 = cube_first(FOLD_LINES);
+    if line0 >= lines {
+        terminate!();
+    }
+    let line = line0 + UNIT_POS % FOLD_LINES;
+    let mut largest = 0u32.runtime();
+    let mut first = UNIT_POS / FOLD_LINES;
+    while first < count {
+        #[unroll]
+        for i in 0..FOLDED {
+            let partial = min(first + comptime!(i * groups), count - 1);
+            largest = max(largest, partials[(partial * lines + min(line, lines - 1)) as usize]);
+        }
+        first += comptime!(FOLDED * groups);
+    }
+    let mut shared = SharedMemory::<u32>::new(comptime!(UNITS as usize));
+    shared[UNIT_POS as usize] = largest;
+    sync_cube();
+    if UNIT_POS < FOLD_LINES && line < lines {
+        #[unroll]
+        for i in 0..groups {
+            largest = max(largest, shared[(UNIT_POS + comptime!(i * FOLD_LINES)) as usize]);
+        }
+        let bits = amax_bits(largest, source);
+        let multiplier = scale_bits(bits, cast.format, cast.scale_mode, isa);
+        amax[line as usize] = bits;
+        scales[line as usize] = multiplier;
+        inv_scales[line as usize] = inverse_bits(multiplier, isa);
+    }
+}

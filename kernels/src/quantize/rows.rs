@@ -1,0 +1,263 @@
+//! The casts by rows alone. With one scale for the tensor it is elementwise: units take sectors of 32 bytes as they follow each
+//! other. With a scale for each row, amax and cast are one launch, the row kept in registers between the two ([`RowSplit`]).
+
+use cubecl::prelude::*;
+
+use super::encode::{Encoding, encode_sector, lanes_scale};
+use super::tensor::{TensorScale, TensorScaleLaunch};
+use super::tile::{SECTOR_WORDS, store_words};
+use super::{Copies, array, words};
+use crate::amax::{amax_bits, largest_magnitude};
+use crate::grid::{UNITS, cube_first, fold, is_cpu, lanes_max};
+use crate::scale::inverse_bits;
+use crate::version::{VERSION, Version};
+use crate::view::{Checked, Cursor, Geometry, all_loaded, load_sector};
+use crate::{Cast, Orientation, row_words};
+
+/// Sectors that a unit has in flight, 128 bytes of `x`, where it does not keep a row.
+const SECTORS: u32 = 4;
+
+/// Sectors of a row that is padded like one of codes.
+fn sectors_per_row(x: &Checked) -> usize {
+    row_words(x.cols) * 4 / x.source.sector_len() as usize
+}
+
+/// Cubes of [`launch_linear`].
+pub(super) fn linear_cubes(x: &Checked) -> usize {
+    (x.rows * sectors_per_row(x)).div_ceil((UNITS * SECTORS) as usize)
+}
+
+/// Launches the cast with one scale into the copy by rows.
+pub(super) fn launch_linear<R: Runtime>(
+    client: &ComputeClient<R>,
+    x: &Checked,
+    cast: Cast,
+    scale: TensorScaleLaunch<R>,
+    copies: Copies,
+) -> Copies {
+    let cubes = linear_cubes(x);
+    // Without padding between them, rows of codes follow each other as those of a dense `x` do.
+    let dense = x.clone().flatten();
+    let x = if x.cols == row_words(x.cols) * 4 { &dense } else { x };
+    let per_row = sectors_per_row(x);
+    // SAFETY: `x` is checked and `load_sector` reads only inside it; a sector's codes are as many as the copy was allocated
+    // with, and stores are guarded by the number of sectors. Cube `i` writes word `i` of what `TensorScale` observes.
+    unsafe {
+        cast_linear::launch_unchecked::<R>(
+            client,
+            fold(client, cubes as u32),
+            CubeDim::new_1d(UNITS),
+            x.vector_words(),
+            (x.source.sector_len() / 4) as usize,
+            x.array(),
+            scale,
+            array(&copies.rows.as_ref().expect("the copy by rows").codes),
+            x.geometry(),
+            (x.rows * per_row) as u32,
+            per_row as u32,
+            x.rows == 1,
+            Encoding::new(client, x, cast),
+            VERSION,
+        );
+    }
+    copies
+}
+
+/// Sector `i` of `x` becomes vector `i` of the codes.
+#[cube(launch_unchecked)]
+fn cast_linear<N: Size, M: Size>(
+    x: &Array<Vector<u32, N>>,
+    scale: &mut TensorScale,
+    codes: &mut Array<Vector<u32, M>>,
+    geometry: Geometry,
+    sectors: u32,
+    per_row: u32,
+    #[comptime] one_row: bool,
+    #[comptime] encoding: Encoding,
+    #[comptime] _version: Version,
+) {
+    let Encoding { source, isa, .. } = comptime!(encoding);
+    let cube_first = CUBE_POS as u32 * comptime!(UNITS * SECTORS);
+    if cube_first >= sectors {
+        terminate!();
+    }
+    let first = cube_first + UNIT_POS;
+    let mut raw = Array::<u32>::new(comptime!((SECTORS * SECTOR_WORDS) as usize));
+    let mut cols = Array::<u32>::new(comptime!(SECTORS as usize));
+    let mut at = Cursor::new(first, UNITS, per_row, one_row);
+    #[unroll]
+    for i in 0..SECTORS {
+        let col = at.piece * comptime!(source.sector_len());
+        cols[i as usize] = col;
+        load_sector(x, &geometry, at.row, col, &mut raw, comptime!(i * SECTOR_WORDS), source, isa);
+        at.advance();
+    }
+    all_loaded(isa);
+    let largest = scale.largest(&raw, comptime!(SECTORS * SECTOR_WORDS), source);
+    let scales = scale.make(encoding);
+    #[unroll]
+    for i in 0..SECTORS {
+        let words =
+            encode_sector(&raw, comptime!(i * SECTOR_WORDS), &scales, cols[i as usize], geometry.cols, encoding);
+        let to = first + comptime!(i * UNITS);
+        if to < sectors {
+            store_words(codes, to, &words, 0u32);
+        }
+    }
+    scale.observe(largest, isa);
+}
+
+/// How many units work on a row and how many sectors of 32 bytes each of them keeps in registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct RowSplit {
+    /// Units per row, a power of two; a cube takes `UNITS / lanes` rows.
+    lanes: u32,
+    /// Sectors per unit; zero for rows too long to keep, which the cube reads twice.
+    held: u32,
+}
+
+impl RowSplit {
+    /// The fewest units that keep a row of so many sectors four to each, so that few of them wait for each other and four
+    /// cubes fit on an SM; from the whole cube on in as many as it takes, up to [`MOST_HELD`]. On a CPU the fewest that keep
+    /// [`MOST_HELD`]: the maximum of fewer units is found sooner.
+    fn new(sectors: usize, cpu: bool) -> Self {
+        let sectors = sectors as u32;
+        let each = if cpu { MOST_HELD } else { 4 };
+        let lanes = sectors.div_ceil(each).next_power_of_two().clamp(4, UNITS);
+        let held = sectors.div_ceil(lanes);
+        RowSplit { lanes, held: if held <= MOST_HELD { held } else { 0 } }
+    }
+}
+
+/// Most sectors that a unit keeps in registers.
+const MOST_HELD: u32 = 8;
+
+/// Launches the cast with a scale for each row.
+pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, x: &Checked, cast: Cast) -> Copies {
+    let per_row = sectors_per_row(x);
+    let plan = RowSplit::new(per_row, is_cpu(client));
+    let copies = Copies::new(client, x, Orientation::Rows, |_| (words(client, x.rows), words(client, x.rows)));
+    let copy = copies.rows.as_ref().expect("the copy by rows");
+    // SAFETY: `x` is checked and `load_sector` reads only inside it; stores are guarded by the rows and by the sectors of a
+    // row, whose codes fill the pitch.
+    unsafe {
+        cast_rows::launch_unchecked::<R>(
+            client,
+            fold(client, (x.rows as u32).div_ceil(UNITS / plan.lanes)),
+            CubeDim::new_1d(UNITS),
+            x.vector_words(),
+            (x.source.sector_len() / 4) as usize,
+            x.array(),
+            array(&copy.codes),
+            array(&copy.amax),
+            array(&copy.inv_scale),
+            x.geometry(),
+            per_row as u32,
+            Encoding::new(client, x, cast),
+            plan,
+            VERSION,
+        );
+    }
+    copies
+}
+
+#[cube(launch_unchecked)]
+fn cast_rows<N: Size, M: Size>(
+    x: &Array<Vector<u32, N>>,
+    codes: &mut Array<Vector<u32, M>>,
+    amax: &mut Array<u32>,
+    inv_scales: &mut Array<u32>,
+    geometry: Geometry,
+    per_row: u32,
+    #[comptime] encoding: Encoding,
+    #[comptime] plan: RowSplit,
+    #[comptime] _version: Version,
+) {
+    let source = comptime!(encoding.source);
+    let lanes = comptime!(plan.lanes);
+    let kept = comptime!(plan.held > 0);
+    let held = comptime!(if kept { plan.held } else { SECTORS });
+    let rows_per_cube = comptime!(UNITS / plan.lanes);
+    let row0 = cube_first(rows_per_cube);
+    if row0 >= geometry.rows {
+        terminate!();
+    }
+    let lane = UNIT_POS % lanes;
+    let row = row0 + UNIT_POS / lanes;
+
+    let mut raw = Array::<u32>::new(comptime!((held * SECTOR_WORDS) as usize));
+    let mut largest = 0u32.runtime();
+    let mut sectors = Sectors { geometry, row, first: lane, per_row, held, lanes, encoding };
+    if comptime!(kept) {
+        sectors.load(x, &mut raw);
+        largest = largest_magnitude(largest, &raw, 0u32, comptime!(held * SECTOR_WORDS), source);
+    } else {
+        while sectors.first - lane < per_row {
+            sectors.load(x, &mut raw);
+            largest = largest_magnitude(largest, &raw, 0u32, comptime!(held * SECTOR_WORDS), source);
+            sectors.first += comptime!(held * lanes);
+        }
+    }
+    let bits = amax_bits(lanes_max(largest, lanes, encoding.isa), source);
+    let multiplier = lanes_scale(bits, lanes, encoding);
+    let mut scales = Array::<f32>::new(1usize);
+    scales[0] = f32::reinterpret(multiplier);
+    if lane == 0 && row < geometry.rows {
+        amax[row as usize] = bits;
+        inv_scales[row as usize] = inverse_bits(multiplier, encoding.isa);
+    }
+
+    if comptime!(kept) {
+        sectors.store(codes, &raw, &scales);
+    } else {
+        sectors.first = lane;
+        while sectors.first - lane < per_row {
+            sectors.load(x, &mut raw);
+            sectors.store(codes, &raw, &scales);
+            sectors.first += comptime!(held * lanes);
+        }
+    }
+}
+
+/// Sectors `first`, `first + lanes`, ... of a row, `held` of them.
+#[derive(CubeType)]
+struct Sectors {
+    geometry: Geometry,
+    row: u32,
+    first: u32,
+    per_row: u32,
+    #[cube(comptime)]
+    held: u32,
+    #[cube(comptime)]
+    lanes: u32,
+    #[cube(comptime)]
+    encoding: Encoding,
+}
+
+#[cube]
+impl Sectors {
+    /// Loads them one after another into `raw`.
+    fn load<N: Size>(&self, x: &Array<Vector<u32, N>>, raw: &mut Array<u32>) {
+        let Encoding { source, isa, .. } = comptime!(self.encoding);
+        #[unroll]
+        for i in 0..self.held {
+            let col = (self.first + comptime!(i * self.lanes)) * comptime!(source.sector_len());
+            load_sector(x, &self.geometry, self.row, col, raw, comptime!(i * SECTOR_WORDS), source, isa);
+        }
+        all_loaded(isa);
+    }
+
+    /// Casts what was loaded.
+    fn store<M: Size>(&self, codes: &mut Array<Vector<u32, M>>, raw: &Array<u32>, scales: &Array<f32>) {
+        let encoding = comptime!(self.encoding);
+        #[unroll]
+        for i in 0..self.held {
+            let sector = self.first + comptime!(i * self.lanes);
+            let col = sector * comptime!(encoding.source.sector_len());
+            let words = encode_sector(raw, comptime!(i * SECTOR_WORDS), scales, col, self.geometry.cols, encoding);
+            if self.row < self.geometry.rows && sector < self.per_row {
+                store_words(codes, self.row * self.per_row + sector, &words, 0u32);
+            }
+        }
+    }
+}

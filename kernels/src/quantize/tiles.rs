@@ -1,0 +1,163 @@
+//! The cast tile by tile, in any orientation and with scales of any granularity: a cube loads a [`Tile`], takes its scales from where
+//! they come ([`ScaleSource`]), and writes the copies that are asked for.
+
+use cubecl::prelude::*;
+
+use super::blocks::{self, BlockScales};
+use super::encode::Encoding;
+use super::lines::LineScales;
+use super::tensor::TensorScale;
+use super::tile::{COL_WORDS, SECTOR_WORDS, TILE_ROWS, Tile, TileCast, UNIT_ROWS, UnitScales, tile_cols};
+use super::{Copies, optional};
+use crate::granularity::BLOCK;
+use crate::grid::{UNITS, fold};
+use crate::ptx::cvt::Isa;
+use crate::version::{VERSION, Version};
+use crate::view::{Checked, Geometry, Source};
+use crate::{Cast, Granularity, row_words};
+
+/// Where the scales of a tile come from, chosen when the kernel is generated.
+// Launches make `ScaleSourceArgs`, and code that is generated the expanded type.
+#[allow(dead_code)]
+#[derive(CubeType, CubeLaunch)]
+pub(super) enum ScaleSource {
+    /// One scale, made of the maxima of the tensor.
+    Tensor(TensorScale),
+    /// Scales of rows and columns, which are on the device.
+    Lines(LineScales),
+    /// Scales of blocks, or of the square, made of their maxima in the tile.
+    Blocks(BlockScales),
+}
+
+#[cube]
+impl ScaleSource {
+    /// Scales of this unit's elements `raw`. All units of the cube must call it.
+    fn make(
+        &mut self,
+        tile: &Tile,
+        raw: &Array<u32>,
+        stage: &mut SharedMemory<u32>,
+        #[comptime] cast: TileCast,
+    ) -> UnitScales {
+        match self {
+            ScaleSource::Tensor(scale) => {
+                UnitScales { rows: scale.make(cast.encoding), cols: Array::<f32>::new(1usize) }
+            }
+            ScaleSource::Lines(lines) => lines.load(tile, cast.encoding.isa),
+            ScaleSource::Blocks(blocks) => blocks.make(tile, raw, stage, cast),
+        }
+    }
+
+    /// The largest magnitude in `raw`, if [`observe`](Self::observe) needs it.
+    fn largest(&self, raw: &Array<u32>, #[comptime] source: Source) -> u32 {
+        match self {
+            ScaleSource::Tensor(scale) => scale.largest(raw, comptime!(UNIT_ROWS * SECTOR_WORDS), source),
+            ScaleSource::Lines(_) => 0u32.runtime(),
+            ScaleSource::Blocks(_) => 0u32.runtime(),
+        }
+    }
+
+    /// Leaves the largest magnitude of the cube where it is to be observed.
+    fn observe(&mut self, largest: u32, #[comptime] isa: Isa) {
+        match self {
+            ScaleSource::Tensor(scale) => scale.observe(largest, isa),
+            ScaleSource::Lines(_) => {}
+            ScaleSource::Blocks(_) => {}
+        }
+    }
+}
+
+/// Sectors of a row that a unit holds: one, or as many as make tiles of blocks square, two of f32.
+fn sectors(source: Source, granularity: Granularity) -> u32 {
+    match granularity {
+        Granularity::Tensor | Granularity::Row => 1,
+        _ => BLOCK as u32 / tile_cols(source, 1),
+    }
+}
+
+/// Cubes that cast `x`.
+pub(super) fn cubes(x: &Checked, granularity: Granularity) -> usize {
+    let cols = tile_cols(x.source, sectors(x.source, granularity));
+    x.rows.div_ceil(TILE_ROWS as usize) * x.cols.div_ceil(cols as usize)
+}
+
+/// Launches the cast into `copies`.
+pub(super) fn launch<R: Runtime>(
+    client: &ComputeClient<R>,
+    x: &Checked,
+    cast: Cast,
+    scales: ScaleSourceArgs<R>,
+    copies: Copies,
+) -> Copies {
+    let Copies { rows, cols } = &copies;
+    let per_sector = x.source.sector_len() / 4;
+    // SAFETY: `x` is checked and `Tile::load` reads only inside it; stores of codes are guarded by the pitches and by the numbers of
+    // rows that the copies were allocated with. Of scales: `LineScales` reads below the numbers of lines; `BlockScales` writes word `i`
+    // of the amaxes in cube `i`, scales guarded by the numbers of lines, and tile `i` of E8M0 scales or its mirror image, of which there
+    // are as many; `TensorScale` writes word `i` of what it observes in cube `i`.
+    unsafe {
+        cast_tiles::launch_unchecked::<R>(
+            client,
+            fold(client, cubes(x, cast.granularity) as u32),
+            CubeDim::new_1d(UNITS),
+            x.vector_words(),
+            per_sector as usize,
+            x.array(),
+            scales,
+            optional(rows.as_ref().map(|copy| &copy.codes)),
+            optional(cols.as_ref().map(|copy| &copy.codes)),
+            x.geometry(),
+            row_words(x.cols) as u32 / per_sector,
+            row_words(x.rows) as u32 / 4,
+            TileCast {
+                encoding: Encoding::new(client, x, cast),
+                sectors: sectors(x.source, cast.granularity),
+                by_rows: rows.is_some(),
+                by_cols: cols.is_some(),
+                one_scale: matches!(cast.granularity, Granularity::Tensor | Granularity::Block128x128),
+            },
+            VERSION,
+        );
+    }
+    copies
+}
+
+#[cube(launch_unchecked)]
+fn cast_tiles<N: Size, M: Size>(
+    x: &Array<Vector<u32, N>>,
+    source: &mut ScaleSource,
+    rows: &mut ComptimeOption<Array<Vector<u32, M>>>,
+    cols: &mut ComptimeOption<Array<Vector<u32, Const<4>>>>,
+    geometry: Geometry,
+    row_pitch: u32,
+    col_pitch: u32,
+    #[comptime] cast: TileCast,
+    #[comptime] _version: Version,
+) {
+    let Encoding { source: dtype, isa, .. } = comptime!(cast.encoding);
+    let tile = Tile::of_cube(geometry, dtype, comptime!(cast.sectors));
+    if tile.row0 >= tile.geometry.rows {
+        terminate!();
+    }
+    let raw = tile.load(x, isa);
+    // Of the maxima of columns, and then of their codes.
+    let codes = comptime!(if cast.by_cols { tile_cols(dtype, cast.sectors) * COL_WORDS } else { 1 });
+    let words = comptime!(codes.max(blocks::col_stage_words(cast)));
+    let mut stage = SharedMemory::<u32>::new_aligned(comptime!(words as usize), 16usize);
+    let largest = source.largest(&raw, dtype);
+    let scales = source.make(&tile, &raw, &mut stage, cast);
+    #[unroll]
+    for s in 0..comptime!(cast.sectors) {
+        let by_row = tile.cast_sector(&raw, &mut stage, &scales, s, cast);
+        #[comptime]
+        if let ComptimeOption::Some(rows) = rows {
+            tile.store_rows(&by_row, rows, row_pitch, s);
+        }
+    }
+    #[comptime]
+    if let ComptimeOption::Some(cols) = cols {
+        sync_cube();
+        tile.store_cols(&stage, cols, col_pitch);
+    }
+    source.observe(largest, isa);
+}
