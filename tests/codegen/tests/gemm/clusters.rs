@@ -97,7 +97,8 @@ fn contractions_of_both() {
 #[test]
 fn small_groups_take_none() {
     let Some(running) = execute(Execution::default()) else { return };
-    for (sm, sizes, text) in [(90, (&[10, 90, 92], 0), MULTICAST), (100, (&[10, 90, 284], 0), PAIR)] {
+    let cases: [(u16, GroupSizes, &str); 2] = [(90, (&[10, 90, 92], 0), MULTICAST), (100, (&[10, 90, 284], 0), PAIR)];
+    for (sm, sizes, text) in cases {
         let client = GenerateCuda::client(&OfflineDevice { sm, sms: 2 });
         check_rows(&client, sizes, [130, 160], [Granularity::Tensor; 2], F32);
         assert_eq!(running.launches_of(text), 0, "sm_{sm}");
