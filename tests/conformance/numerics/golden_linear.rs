@@ -8,8 +8,9 @@ use std::io::Write;
 use test_data::Golden;
 
 use crate::on_every_runtime;
-use crate::support::operand::{tensor, transpose, values};
+use crate::support::operand::{tensor, values};
 use crate::support::{relative_error, sqnr};
+use test_data::transpose;
 
 /// torchao's recipes in the file, and whether wgrad is in high precision.
 const RECIPES: [(Recipe, bool); 3] =

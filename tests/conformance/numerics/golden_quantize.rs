@@ -5,7 +5,8 @@ use float8_kernels::Scale;
 use test_data::Golden;
 
 use crate::on_every_runtime;
-use crate::support::operand::{quantize, tensor, transpose};
+use crate::support::operand::{quantize, tensor};
+use test_data::transpose;
 
 const FORMATS: [(&str, Format); 2] = [("e4m3", Format::E4m3), ("e5m2", Format::E5m2)];
 const MODES: [(&str, ScaleMode); 2] = [("", ScaleMode::F32), ("_pow2", ScaleMode::PowerOfTwo)];

@@ -8,9 +8,10 @@ use test_data::Golden;
 
 use crate::on_every_runtime;
 use crate::support::linear::{forward_backward, layer};
-use crate::support::operand::{dequantized, quantize, tensor, transpose, values};
+use crate::support::operand::{dequantized, quantize, tensor, values};
 use crate::support::runtime::Flex;
 use crate::support::{normal, sqnr};
+use test_data::transpose;
 
 /// Bits, every NaN being one.
 fn bits(values: &[f32]) -> Vec<u32> {

@@ -8,9 +8,10 @@ use proptest::prelude::*;
 
 use crate::on_every_runtime;
 use crate::support::linear::from_values;
-use crate::support::operand::{dequantized, quantize, transpose};
+use crate::support::operand::{dequantized, quantize};
 use crate::support::runtime::{Eager, Flex, Fused, has_wgpu};
 use crate::support::{normal, oracle};
+use test_data::transpose;
 
 /// How a matrix lies in a larger tensor.
 #[derive(Clone, Copy, Debug)]

@@ -8,8 +8,9 @@ use burn_float8::{Float8, Float8Backend, Float8Config, Float8LinearConfig, Recip
 
 use crate::on_every_runtime;
 use crate::support::linear::{forward_backward, from_values, layer};
-use crate::support::operand::{tensor, transpose, values};
+use crate::support::operand::{tensor, values};
 use crate::support::{max_error, normal, oracle, relative_error};
+use test_data::transpose;
 
 type A<B> = Autodiff<Float8<B>>;
 

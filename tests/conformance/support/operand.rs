@@ -2,7 +2,6 @@
 use burn::tensor::{Tensor, TensorData, backend::Backend};
 use burn_float8::{Cast, Float8Backend, Granularity, HostCodes, Orientation, ScaleFrom};
 use float8_kernels::reference;
-pub use test_data::transpose;
 
 /// The copies of a matrix in both orientations.
 pub fn quantize<B: Float8Backend>(x: Tensor<B, 2>, cast: Cast) -> [HostCodes; 2] {
