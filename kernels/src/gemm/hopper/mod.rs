@@ -117,12 +117,9 @@ impl Config {
     }
 
     /// Registers of a producer's and of a consumer's thread where they are moved: 128 times the first and twice the second are 384
-    /// times 168. Threads that fetch scales of columns hold up to 16 of them, and consumers of such tiles fewer sums.
+    /// times 168. Threads that fetch scales of blocks hold up to 16 of them.
     const fn registers(&self) -> [u32; 2] {
-        match self.promotion {
-            Promotion::EachStepByColumn => [56, 224],
-            _ => [40, 232],
-        }
+        if self.promotion.is_scaled() { [56, 224] } else { [40, 232] }
     }
 
     const fn item_shape(&self) -> ItemShape {

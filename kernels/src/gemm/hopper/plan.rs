@@ -31,7 +31,7 @@ pub(super) const CONSUMERS: usize = 2;
 /// Widest product whose sums fit in registers beside those of the whole tile.
 const MAX_PROMOTED_COLS: usize = 128;
 
-/// Most f32 registers of a thread for sums and scales, of the 232 that it has.
+/// Most f32 registers of a thread for sums and scales, of the 232 that it has, or 224 where scales are fetched.
 const MAX_REGISTERS: usize = 192;
 
 /// Whether the sums of a step stay in the tensor cores' accumulators.
