@@ -55,8 +55,8 @@ pub(super) struct GroupSizes {
 }
 
 /// Tile `number` of the size `tile`, of a block or of a cluster, `cols` along N: one group after the other, each in bands. A tile that
-/// has rows of two groups is the work of both, each writing its own, so that tiles stay aligned. Columns begin where the row of B is a multiple
-/// of `align`. A tile that does not exist has no rows.
+/// has rows of two groups is the work of both, each writing its own, so that tiles stay aligned. Columns begin where the row of B is a
+/// multiple of `align`. A tile that does not exist has no rows.
 #[cube]
 pub(super) fn grouped_tile(
     number: u32,

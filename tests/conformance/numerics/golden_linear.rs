@@ -5,12 +5,11 @@ use burn::nn::Linear as NnLinear;
 use burn::tensor::{DType, Tensor};
 use burn_float8::{Float8, Float8Backend, Float8Config, Recipe, report};
 use std::io::Write;
-use test_data::Golden;
+use test_data::{Golden, transpose};
 
 use crate::on_every_runtime;
 use crate::support::operand::{tensor, values};
 use crate::support::{relative_error, sqnr};
-use test_data::transpose;
 
 /// torchao's recipes in the file, and whether wgrad is in high precision.
 const RECIPES: [(Recipe, bool); 3] =

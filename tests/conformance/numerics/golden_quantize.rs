@@ -2,11 +2,10 @@
 use burn::tensor::DType;
 use burn_float8::{Cast, Float8Backend, Format, Granularity, HostCodes, ScaleMode};
 use float8_kernels::Scale;
-use test_data::Golden;
+use test_data::{Golden, transpose};
 
 use crate::on_every_runtime;
 use crate::support::operand::{quantize, tensor};
-use test_data::transpose;
 
 const FORMATS: [(&str, Format); 2] = [("e4m3", Format::E4m3), ("e5m2", Format::E5m2)];
 const MODES: [(&str, ScaleMode); 2] = [("", ScaleMode::F32), ("_pow2", ScaleMode::PowerOfTwo)];

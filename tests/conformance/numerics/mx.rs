@@ -4,14 +4,13 @@ use burn::tensor::DType;
 use burn_float8::{
     Cast, Float8Backend, Float8Config, Format, Granularity, HostCodes, Recipe, ScaleCalculationMode, ScaleMode, report,
 };
-use test_data::Golden;
+use test_data::{Golden, transpose};
 
 use crate::on_every_runtime;
 use crate::support::linear::{forward_backward, layer};
 use crate::support::operand::{dequantized, quantize, tensor, values};
 use crate::support::runtime::Flex;
 use crate::support::{normal, sqnr};
-use test_data::transpose;
 
 /// Bits, every NaN being one.
 fn bits(values: &[f32]) -> Vec<u32> {

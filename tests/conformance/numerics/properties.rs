@@ -5,13 +5,13 @@ use burn_float8::{
 };
 use float8_kernels::reference;
 use proptest::prelude::*;
+use test_data::transpose;
 
 use crate::on_every_runtime;
 use crate::support::linear::from_values;
 use crate::support::operand::{dequantized, quantize};
 use crate::support::runtime::{Eager, Flex, Fused, has_wgpu};
 use crate::support::{normal, oracle};
-use test_data::transpose;
 
 /// How a matrix lies in a larger tensor.
 #[derive(Clone, Copy, Debug)]

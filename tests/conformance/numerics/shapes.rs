@@ -5,12 +5,12 @@ use burn::nn::Linear;
 use burn::tensor::ops::ModuleOps;
 use burn::tensor::{Tensor, TensorMetadata, TensorPrimitive, s};
 use burn_float8::{Float8, Float8Backend, Float8Config, Float8LinearConfig, Recipe};
+use test_data::transpose;
 
 use crate::on_every_runtime;
 use crate::support::linear::{forward_backward, from_values, layer};
 use crate::support::operand::{tensor, values};
 use crate::support::{max_error, normal, oracle, relative_error};
-use test_data::transpose;
 
 type A<B> = Autodiff<Float8<B>>;
 

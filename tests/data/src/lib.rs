@@ -1,5 +1,5 @@
 //! What tests of all crates share: one random generator, the floats at which casts and scales can go wrong, one reader of reference
-//! vectors, one measure of errors, transposes.
+//! vectors, one measure of errors, transposes and comparisons of floats.
 //!
 //! It knows nothing of the crates under test, so that each of them can have it for its own tests.
 

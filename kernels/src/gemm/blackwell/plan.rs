@@ -6,8 +6,8 @@
 //! shared bytes = 2 · (128 + cols / blocks) · 128                        written by TMA, read by the tensor cores
 //! ```
 //!
-//! Two blocks of a cluster multiply 256 rows together (`.cta_group::2`), each for its tile of 128. Each brings half of the rows of B, which
-//! halves what its shared memory and L2 move for B; a multicast, as on Hopper, would halve the reads of L2 alone:
+//! Two blocks of a cluster multiply 256 rows together (`.cta_group::2`), each for its tile of 128. Each brings half of the rows of B,
+//! which halves what its shared memory and L2 move for B; a multicast, as on Hopper, would halve the reads of L2 alone:
 //!
 //! | columns | one block | two | tensor cores |
 //! | --- | --- | --- | --- |
@@ -90,11 +90,6 @@ impl Machine for Scaling {
 
     fn clusters(&self, tile: Tile, m: usize) -> &'static [usize] {
         if self.is_promoted() || m <= tile.rows || tile.cols < MIN_PAIR_COLS { &[1] } else { &[2, 1] }
-    }
-
-    /// A group may be a pair's if it has more rows than one block makes; the estimate counts what a pair adds at its ends.
-    fn group_clusters(&self, tile: Tile, rows: usize) -> &'static [usize] {
-        self.clusters(tile, rows)
     }
 
     /// What the tensor cores take, or shared memory if that is more, which TMA writes and the tensor cores read.

@@ -51,19 +51,20 @@ pub(in crate::gemm) struct ItemShape {
     pub(in crate::gemm) align: u32,
 }
 
-/// Item `index`, for the block of this rank in its cluster: bands of rows, column by column; of groups, one after the other. Of a
-/// cluster's tile of a group a block may have no rows: it goes through all steps, since what it brings and frees is the others' too, and
-/// stores nothing.
+/// Item `index`, for the block of this rank in its cluster: bands of rows, column by column; of groups, one after the other.
+///
+/// At the end of a group a block of the cluster may have no rows to store. It goes through all steps all the same: the other block
+/// needs the share of B that it loads.
 #[cube]
 pub(in crate::gemm) fn item(index: u32, problem: &Problem, extent: &Extent, #[comptime] shape: ItemShape) -> Item {
     let ItemShape { tile, cluster, step, align } = comptime!(shape);
     if comptime!(problem.grouping.is_some()) {
         let [height, width] = comptime!(tile);
-        // A cluster's tile is of one group, as a tile of a block alone is, so that its blocks share B and all steps.
+        // A cluster's tile belongs to one group, so that its blocks have the same B and the same steps.
         let mut work = problem.group_work(index, extent.col_tiles, comptime!([cluster * height, width]), align);
         if comptime!(cluster > 1) {
-            // Of a tile that does not exist these are rows past the end, where nothing is stored; there are never so many that they
-            // wrap around (`MAX_INDEX`).
+            // In a tile that does not exist the rows lie past the end, where nothing is stored; `MAX_INDEX` keeps them from wrapping
+            // around.
             work.row0 += CUBE_POS_X % cluster * height;
         }
         Item { work, step_begin: work.first / step, step_end: work.end.div_ceil(step), above: 0u32.runtime() }

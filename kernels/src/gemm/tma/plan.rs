@@ -18,9 +18,9 @@
 //! contraction:      ceil(M / h) · G     a matrix of M rows for each group, steps / G
 //! ```
 //!
-//! The first is as many as there can be, and less than a tile a group more than there are on average, where a group may begin at any
-//! row: those of `r` rows are `1 + (r - 1) / h` tiles. In blocks' tiles that is `r / rows + 1` a group alone and `r / rows + 2` in
-//! clusters of two, which must take so many fewer cycles, or bytes of L2, for each.
+//! The first is the most that there can be. On average a group of `r` rows, which may begin at any row, has rows in `1 + (r - 1) / h`
+//! tiles. Counted in tiles of one block, that is about `r / rows + 1` for blocks alone and `r / rows + 2` for clusters of two: the
+//! extra tile is what a cluster's saving has to pay for.
 
 use crate::gemm::grouped::Grouping;
 use crate::view::MAX_INDEX;
@@ -59,7 +59,9 @@ pub(in crate::gemm) trait Machine {
     fn clusters(&self, tile: Tile, m: usize) -> &'static [usize];
 
     /// The same for groups of so many rows on average, which begin anywhere in a tile.
-    fn group_clusters(&self, tile: Tile, rows: usize) -> &'static [usize];
+    fn group_clusters(&self, tile: Tile, rows: usize) -> &'static [usize] {
+        self.clusters(tile, rows)
+    }
 
     /// Cycles of a step of the contraction, in a cluster of so many blocks.
     fn step_cycles(&self, tile: Tile, cluster: usize) -> usize;
