@@ -455,7 +455,7 @@ pub(crate) enum Special {
     ClusterSize,
     IsCluster,
     DynamicShared,
-    Multiprocessors,
+    NumSms,
     Zero,
 }
 
@@ -487,7 +487,7 @@ impl Special {
             "%cluster_nctarank" => Self::ClusterSize,
             "%is_explicit_cluster" => Self::IsCluster,
             "%dynamic_smem_size" => Self::DynamicShared,
-            "%nsmid" => Self::Multiprocessors,
+            "%nsmid" => Self::NumSms,
             "%smid" | "%gridid" | "%clock" | "%clock_hi" | "%clock64" => Self::Zero,
             _ => return None,
         })

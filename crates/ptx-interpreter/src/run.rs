@@ -222,7 +222,7 @@ impl<'a> Machine<'a> {
             Special::ClusterSize => size.iter().product(),
             Special::IsCluster => u32::from(size != [1; 3]),
             Special::DynamicShared => self.dynamic_shared as u32,
-            Special::Multiprocessors => 132,
+            Special::NumSms => 132,
             Special::Zero => 0,
         })
     }
