@@ -4,8 +4,9 @@
 #
 #   ./run.sh [--minutes 10] [--device cuda|wgpu]
 #
-# PYTHON: the Python with torch (python3). OUT: the folder for the results (this one): summary.txt, log.txt, check.jsonl, and a JSON
-# file for each measurement. Exit code 0 if nothing that ran was wrong, 2 without a device.
+# CUDA_PATH: the toolkit (/usr/local/cuda, else the wheels beside torch). PYTHON: the Python with torch (python3). OUT: the folder for
+# the results (this one): summary.txt, log.txt, check.jsonl, and a JSON file for each measurement. Exit code 0 if nothing that ran was
+# wrong, 2 without a device.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=${OUT:-$here}
@@ -42,7 +43,11 @@ roots = spec.submodule_search_locations if spec else []
 print(next((f for root in roots for f in glob.glob(root + "/cu1*")), ""))'
         CUDA_PATH=$("$python" -c "$find_wheels" 2>/dev/null || true)
     fi
-    export CUDA_PATH LD_LIBRARY_PATH=$CUDA_PATH/lib:$CUDA_PATH/lib64:${LD_LIBRARY_PATH:-}
+fi
+if [ "$device" = cuda ]; then
+    # After what is there already, so that another NVRTC can be put before the toolkit's.
+    export CUDA_PATH PATH=$PATH:$CUDA_PATH/bin
+    export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$CUDA_PATH/lib:$CUDA_PATH/lib64
 fi
 # The same headers without three that CubeCL includes in every kernel with tensor maps, which takes NVRTC four seconds to read each
 # time. Our kernels use nothing of theirs; Burn's may, so measurements take the real ones.
@@ -57,9 +62,15 @@ if [ -d "${CUDA_PATH:-}/include" ]; then
         : >"$fast/include/$header"
     done
 fi
+# skip NAME WHY
+skip() {
+    printf '%-12s not run: %s\n' "$1" "$2" | tee -a "$out/summary.txt"
+}
 torch=()
 if "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
     torch=(--torch "$python")
+else
+    skip torch "$python has none that sees a CUDA device"
 fi
 
 status=0
@@ -68,13 +79,14 @@ step() {
     local name=$1 limit=$2 left=$((end - SECONDS)) begin=$SECONDS code
     shift 2
     if [ "$left" -lt 15 ]; then
-        printf '%-12s not run: no time left\n' "$name" | tee -a "$out/summary.txt"
+        skip "$name" "no time left"
         return
     fi
     [ "$limit" -le "$left" ] || limit=$left
+    set -- "${@//LEFT/$((limit - 5))}"
     printf '\n== %s: %s\n' "$name" "$*" | tee -a "$out/log.txt"
     # Killed only if it does not end by itself.
-    timeout -k 5 "$limit" "${@//LEFT/$((limit - 5))}" 2>&1 | tee -a "$out/log.txt"
+    timeout -k 5 "$limit" "$@" 2>&1 | tee -a "$out/log.txt"
     code=${PIPESTATUS[0]}
     case $code in
         0) outcome=passed ;;
@@ -89,11 +101,7 @@ step() {
 check() {
     local name=$1 limit=$2
     shift 2
-    step "$name" "$limit" env CUDA_PATH="$fast" "$gpu" --device "$device" check --limit-seconds LEFT --json "$work/check.jsonl" "$@"
-    local code=$?
-    cat "$work/check.jsonl" >>"$out/check.jsonl" 2>/dev/null
-    rm -f "$work/check.jsonl"
-    return $code
+    step "$name" "$limit" env CUDA_PATH="$fast" "$gpu" --device "$device" check --limit-seconds LEFT --json "$out/check.jsonl" "$@"
 }
 # bench NAME SECONDS OPTIONS...
 bench() {
@@ -116,6 +124,8 @@ check repeated 60 --only repeated_gemm
 if [ "$device" = cuda ] && command -v compute-sanitizer >/dev/null; then
     sanitize memcheck
     sanitize synccheck
+else
+    skip sanitizer "no compute-sanitizer for $device"
 fi
 bench gemm 240 --only gemm --size headline "${torch[@]}"
 bench host 60 --only host --size headline
@@ -125,6 +135,8 @@ if [ "$device" = cuda ] && command -v ncu >/dev/null; then
     step ncu 120 ncu --target-processes all --kernel-name 'regex:gemm_(hopper|blackwell)' --launch-skip 20 --launch-count 3 \
         --section SpeedOfLight --section WarpStateStats --section LaunchStats --section ComputeWorkloadAnalysis \
         "$gpu" bench --only gemm --size headline --limit-seconds 60
+else
+    skip ncu "no ncu for $device"
 fi
 # All the rest, for as long as there is time.
 check rest $((end / 3))

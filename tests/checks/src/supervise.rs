@@ -56,8 +56,8 @@ pub enum Loss {
     /// Its process ended, with its status and what it printed last.
     #[error("its process ended: {0}")]
     Died(String),
-    /// The time for all was over.
-    #[error("not run: no time left")]
+    /// The time for all was over before it began, or before it was done and its own limit was over.
+    #[error("no time left")]
     NoTime,
 }
 
@@ -145,7 +145,10 @@ impl Run<'_> {
             return Err(Loss::NoTime);
         }
         let limit = self.limits.case.min(left);
-        let (result, last) = worker.run(index, limit)?;
+        let (result, last) = worker.run(index, limit).map_err(|loss| match loss {
+            Loss::TimedOut(_) if limit < self.limits.case => Loss::NoTime,
+            loss => loss,
+        })?;
         if !last {
             *slot = Some(worker);
         }
@@ -166,6 +169,8 @@ impl Run<'_> {
                 *failed = 0;
                 Ok(worker)
             }
+            // It had less time than a start may need.
+            Err(_) if self.deadline <= Instant::now() => Err(Loss::NoTime),
             Err(error) => {
                 *failed += 1;
                 Err(Loss::Died(error.to_string()))

@@ -82,9 +82,8 @@ fn time_that_is_over_is_said() {
     let start = Instant::now();
     let done = run(Duration::from_secs(1), 1);
     assert!(start.elapsed() < Duration::from_secs(20));
-    // The case that hangs has the rest of the time, and those after it have none.
-    assert!(matches!(&done[5].result, Err(Loss::TimedOut(_) | Loss::NoTime)), "{:?}", done[5]);
-    for done in &done[6..] {
+    // The case that hangs has the rest of the time, which is less than its limit, and those after it have none.
+    for done in &done[5..] {
         assert!(matches!(&done.result, Err(Loss::NoTime)), "{done:?}");
     }
 }

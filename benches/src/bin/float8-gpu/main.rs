@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use checks::Limits;
 use clap::{Parser, Subcommand, ValueEnum};
-use device_select::{DeviceChoice, SelectedDevice, cuda_setup, select};
+use device_select::{DeviceChoice, SelectedDevice, cuda_setup, quiet_wayland, select};
 
 use target::{OnCuda, OnWgpu};
 
@@ -96,6 +96,8 @@ fn worker() -> std::process::Command {
 }
 
 fn main() -> ExitCode {
+    // SAFETY: a program begins with one thread.
+    unsafe { quiet_wayland() };
     let args = Args::parse();
     let choice = match args.device {
         Device::Cuda => DeviceChoice::Cuda,

@@ -32,7 +32,7 @@ pub struct Args {
     /// machine's cores, 8 at most.
     #[arg(long, default_value_t = 0)]
     jobs: usize,
-    /// Writes every result, a line of JSON each, as it is known.
+    /// Appends every result to this file, a line of JSON each, as it is known.
     #[arg(long)]
     json: Option<PathBuf>,
     #[command(flatten)]
@@ -62,11 +62,12 @@ struct Tally {
 
 impl Tally {
     fn new(args: &Args) -> Result<Self, Error> {
-        let create = |path: &PathBuf| {
-            let file = File::create(path).map_err(|source| Error::Io { what: path.display().to_string(), source })?;
+        let open = |path: &PathBuf| {
+            let file = File::options().create(true).append(true).open(path);
+            let file = file.map_err(|source| Error::Io { what: path.display().to_string(), source })?;
             Ok::<_, Error>((path.clone(), file))
         };
-        let json = args.json.as_ref().map(create).transpose()?;
+        let json = args.json.as_ref().map(open).transpose()?;
         Ok(Self { groups: BTreeMap::new(), verbose: args.verbose, said: Instant::now(), json })
     }
 
@@ -92,6 +93,7 @@ impl Tally {
         if let Some((path, file)) = &mut self.json {
             let line = match result {
                 Ok(worst) => json!({ "name": name, "seconds": seconds, "worst": worst }),
+                Err(Loss::NoTime) => json!({ "name": name, "seconds": seconds, "not_run": Loss::NoTime.to_string() }),
                 Err(loss) => json!({ "name": name, "seconds": seconds, "wrong": loss.to_string() }),
             };
             writeln!(file, "{line}").map_err(|source| Error::Io { what: path.display().to_string(), source })?;
