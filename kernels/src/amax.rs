@@ -21,14 +21,14 @@ const IN_FLIGHT: u32 = 4;
 /// to stay busy (4.8 TB/s for 0.8 µs over 132 SMs, 29 KB).
 const CUBES_PER_SM: u32 = 8;
 
-/// Cubes for a CPU, a few for each core, and rounds that each has at least: to begin one takes as long as dozens of loads.
+/// Cubes on a CPU, a few for each core, and the fewest rounds of a cube: starting one takes as long as dozens of loads.
 const CPU_CUBES: u32 = 64;
 const CPU_ROUNDS: u32 = 8;
 
 /// Partial maxima that a unit loads at a time when they are folded. [`find_maxima`] leaves at most `UNITS · FOLDED`: one round.
 const FOLDED: u32 = 4;
 
-/// SMs of a device that does not tell.
+/// SMs, if the device does not report them.
 const SMS: u32 = 128;
 
 /// `max |x|` as f32 `[1]` on the device; NaN if `x` holds one.

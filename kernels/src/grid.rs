@@ -15,7 +15,7 @@ pub(crate) fn is_cpu<R: Runtime>(client: &ComputeClient<R>) -> bool {
     hardware.num_cpu_cores.is_some() || hardware.plane_size_max <= CPU_PLANE
 }
 
-/// Units of every cube in this crate: four planes of 64 or eight of 32, and WebGPU's guaranteed limit.
+/// Units of a cube of all kernels but GEMMs, which choose their own: four planes of 64 or eight of 32, and WebGPU's guaranteed limit.
 pub(crate) const UNITS: u32 = 256;
 
 /// A grid of at least `cubes` cubes, folded so that no dimension exceeds the device's limit (65535 on wgpu).

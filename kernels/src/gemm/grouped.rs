@@ -10,9 +10,9 @@
 //! [`GROUP_ALIGN`] after that, so that no block of scales and no 16 bytes belong to two groups. From each end to there, the
 //! last one's too, codes are zero.
 //!
-//! Blocks of scales are those of the operand as a whole, across the ends of groups of rows: a square of 128 by 128 may have rows of
-//! two. Of A that is no matter to tiles, which begin at multiples of their height; of B, where matrices of other than a multiple of
-//! 128 rows follow each other, columns of a tile differ in their scales ([`Gemm::scales_b_differ`]).
+//! Squares of 128 by 128 are counted over all rows of an operand, whatever groups they belong to. Tiles of A begin at multiples of
+//! their height, so groups change nothing for it. If a group's matrix of B has no multiple of 128 rows, two groups share a square, a
+//! tile's columns can lie in one square more, and each column has a scale of its own ([`Gemm::scales_b_differ`]).
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -49,8 +49,8 @@ impl Grouping {
 /// The groups of a grouped GEMM.
 #[derive(Clone, Debug)]
 pub struct Groups {
-    /// `count` signed 32-bit integers, ascending: the end of each group. What an end exceeds the axis by does not count, a negative
-    /// one is 0, and one below its predecessor is taken for that.
+    /// `count` signed 32-bit integers, ascending: the end of each group. An end is clamped to the length of the
+    /// axis, and from below to 0 and to the end before it.
     pub ends: Handle,
     /// How many, from 1.
     pub count: usize,

@@ -39,9 +39,9 @@ pub enum GemmPath {
     /// FP8 tensor cores through `mma.sync`: sm_89, where E8M0 scales multiply the sums of each 32, and sm_120, block-scaled,
     /// where the tensor cores multiply by them; other operands have unit scales there. Never run on a GPU yet.
     Mma,
-    /// Decode to f16 in the tile, or to bf16 where an operand has E8M0 scales, and 16-bit matrix units with f32 sums: CUDA
-    /// devices without FP8 tensor cores of a kernel here, and those of other runtimes that offer such units to CubeCL as
-    /// cooperative matrices. Never run on a GPU yet.
+    /// Decode to f16 in the tile, or to bf16 where an operand has E8M0 scales; multiply on 16-bit matrix units with f32 sums. For
+    /// CUDA devices that no FP8 kernel here fits, and for devices of other runtimes that offer CubeCL cooperative matrices. Never
+    /// run on a GPU yet.
     F16Mma,
     /// Decode in the tile, f32 multiply and add: any device.
     Emulated,

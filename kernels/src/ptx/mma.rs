@@ -29,8 +29,8 @@ pub(crate) enum MmaKind {
 pub(crate) enum ScaleSource {
     /// All are one.
     Ones,
-    /// In byte `byte` of word `word` of some lanes' scales, those of lane `l`, with `g = l / 4` and `t = l mod 4`, being for
-    /// rows of A `g + 8 (t mod 2)` where `t / 2 = lanes`, and for row of B `g` where `t = lanes`.
+    /// In byte `byte` of word `word`. With `g = l / 4` and `t = l mod 4`, lane `l` supplies the scale of row `g + 8 (t mod 2)`
+    /// of A if `t / 2 = lanes`, and of row `g` of B if `t = lanes`.
     Word {
         /// Place in the lane's array.
         word: u32,

@@ -13,7 +13,7 @@ use crate::ptx::cvt::{Isa, cvt_f32_f16, cvt_satfinite, permute};
 use crate::scale::scale_bits;
 use crate::view::{Checked, Source, widen};
 
-/// What selects the code of a cast, apart from where its scales come from.
+/// Compile-time parameters of a cast, apart from where its scales come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Encoding {
     pub(super) source: Source,

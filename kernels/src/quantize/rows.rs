@@ -135,7 +135,7 @@ const MOST_HELD: u32 = 8;
 /// Launches the cast with a scale for each row.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, x: &Checked, cast: Cast) -> Copies {
     let per_row = sectors_per_row(x);
-    let plan = RowSplit::new(per_row, is_cpu(client));
+    let split = RowSplit::new(per_row, is_cpu(client));
     let copies = Copies::new(client, x, Orientation::Rows, |_| (words(client, x.rows), words(client, x.rows)));
     let copy = copies.rows.as_ref().expect("the copy by rows");
     // SAFETY: `x` is checked and `load_sector` reads only inside it; stores are guarded by the rows and by the sectors of a
@@ -143,7 +143,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, x: &Checked, cast: C
     unsafe {
         cast_rows::launch_unchecked::<R>(
             client,
-            fold(client, (x.rows as u32).div_ceil(UNITS / plan.lanes)),
+            fold(client, (x.rows as u32).div_ceil(UNITS / split.lanes)),
             CubeDim::new_1d(UNITS),
             x.vector_words(),
             (x.source.sector_len() / 4) as usize,
@@ -154,7 +154,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, x: &Checked, cast: C
             x.geometry(),
             per_row as u32,
             Encoding::new(client, x, cast),
-            plan,
+            split,
             VERSION,
         );
     }
@@ -170,14 +170,14 @@ fn cast_rows<N: Size, M: Size>(
     geometry: Geometry,
     per_row: u32,
     #[comptime] encoding: Encoding,
-    #[comptime] plan: RowSplit,
+    #[comptime] split: RowSplit,
     #[comptime] _version: Version,
 ) {
     let source = comptime!(encoding.source);
-    let lanes = comptime!(plan.lanes);
-    let kept = comptime!(plan.held > 0);
-    let held = comptime!(if kept { plan.held } else { SECTORS });
-    let rows_per_cube = comptime!(UNITS / plan.lanes);
+    let lanes = comptime!(split.lanes);
+    let kept = comptime!(split.held > 0);
+    let held = comptime!(if kept { split.held } else { SECTORS });
+    let rows_per_cube = comptime!(UNITS / split.lanes);
     let row0 = cube_first(rows_per_cube);
     if row0 >= geometry.rows {
         terminate!();

@@ -1,5 +1,7 @@
 //! What the machine code of each kernel must hold, by architecture.
 
+use std::collections::BTreeSet;
+
 use crate::device::{Generated, max_shared_memory};
 use crate::sass::Sass;
 
@@ -10,6 +12,8 @@ pub struct Rules {
     pub blocks: usize,
     /// Registers per thread, where the source counts on a number: what is given away at the start must cover what is taken.
     pub registers: Option<usize>,
+    /// Registers per thread that each `setmaxnreg` asks for.
+    pub set_registers: BTreeSet<u32>,
     /// Bytes of local memory that a thread may have.
     pub local: usize,
     /// Of each of these groups of opcodes, at least so many instructions.
@@ -156,6 +160,7 @@ pub fn expected(kernel: &Generated) -> Rules {
     }
     // 384 threads start with 168 each, and end with 40 and twice 232, or 56 and twice 224.
     let registers = kernel.source.contains("setmaxnreg").then_some(168);
+    let set_registers = set_registers(&kernel.source);
     // ptxas 13.0 fits one more block on sm_120 at the price of six words, 13.5 of two. On sm_100 they spill up to four words of the
     // epilogue, which reads them once a tile.
     let local = match (family, sm) {
@@ -166,7 +171,13 @@ pub fn expected(kernel: &Generated) -> Rules {
     };
     // What TMA brings is ordered by mbarriers: a fence in the main loop would cost as much as a step.
     let may_fence = !matches!(family, "gemm_hopper" | "gemm_blackwell");
-    Rules { blocks, registers, local, required, forbidden, may_fence }
+    Rules { blocks, registers, set_registers, local, required, forbidden, may_fence }
+}
+
+/// The numbers of `setmaxnreg.dec.sync.aligned.u32 40;` and its like.
+fn set_registers(source: &str) -> BTreeSet<u32> {
+    let number = |rest: &str| rest.split_once("u32 ")?.1.split_once(';')?.0.parse().ok();
+    source.split("setmaxnreg.").skip(1).map(|rest| number(rest).expect("`setmaxnreg` has a number")).collect()
 }
 
 /// Checks the machine code of a kernel.
@@ -192,6 +203,9 @@ pub fn check(kernel: &Generated, sass: &Sass) -> Result<(), String> {
     }
     if rules.registers.is_some_and(|registers| registers != sass.registers) {
         return Err(format!("{} registers, not {:?}", sass.registers, rules.registers));
+    }
+    if rules.set_registers != sass.set_registers {
+        return Err(format!("setmaxnreg to {:?}, not {:?}", sass.set_registers, rules.set_registers));
     }
     for (opcodes, least) in rules.required {
         let count: usize = opcodes.iter().map(|opcode| sass.count(opcode)).sum();

@@ -1,6 +1,6 @@
 //! What a cubin needs and does: registers and memory from its resource table, instructions from its disassembly.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 
@@ -20,6 +20,8 @@ pub struct Sass {
     pub opcodes: BTreeMap<String, usize>,
     /// Fences of the whole GPU and invalidations of the L1 cache that do not belong to a barrier of the cluster.
     pub stray_fences: usize,
+    /// Registers that threads have after each `setmaxnreg`.
+    pub set_registers: BTreeSet<u32>,
 }
 
 /// Instructions from a barrier of the cluster to the fences that make it one of memory too.
@@ -58,10 +60,14 @@ impl Sass {
         let binary = arch.replace("sm_", "SM");
         let disassembly = run(root, "nvdisasm", &["-b", &binary], file)?;
         let mut instructions = vec![vec![]; all.len()];
-        for (address, opcode) in disassembly.lines().filter_map(opcode) {
+        for line in disassembly.lines() {
+            let Some((address, opcode)) = opcode(line) else { continue };
             let owner = ends.partition_point(|&end| end <= address);
             let code = instructions.get_mut(owner).ok_or_else(|| format!("code of nobody at {address:#x}"))?;
             code.push(opcode);
+            if opcode.starts_with("USETMAXREG") {
+                all[owner].set_registers.insert(immediate(line).ok_or_else(|| format!("no number in {line:?}"))?);
+            }
         }
         for (sass, code) in all.iter_mut().zip(instructions) {
             sass.stray_fences = stray_fences(&code);
@@ -131,6 +137,12 @@ fn opcode(line: &str) -> Option<(usize, &str)> {
     Some((address, opcode))
 }
 
+/// The last operand of a line such as `/*0050*/  USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xe8 ;`.
+fn immediate(line: &str) -> Option<u32> {
+    let (_, number) = line.trim_end().trim_end_matches(';').trim_end().rsplit_once(" 0x")?;
+    u32::from_str_radix(number, 16).ok()
+}
+
 fn run(root: &Path, tool: &str, options: &[&str], file: &Path) -> Result<String, String> {
     let path = root.join("bin").join(tool);
     let output = Command::new(&path).args(options).arg(file).output();
@@ -169,6 +181,9 @@ mod tests {
         ] {
             assert_eq!(opcode(&product(written, scales)), Some((0x3530, read)));
         }
+        assert_eq!(immediate("        /*0050*/                   USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xe8 ;"), Some(232));
+        assert_eq!(immediate("        /*00a0*/                   USETMAXREG.DEALLOC.CTAPOOL 0x28;"), Some(40));
+        assert_eq!(immediate("        /*00a0*/                   USETMAXREG.DEALLOC.CTAPOOL UR4;"), None);
         assert_eq!(opcode(".section .text.f, \"ax\""), None);
         assert_eq!(opcode("        /* a comment */"), None);
     }

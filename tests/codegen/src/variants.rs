@@ -23,7 +23,7 @@ const GRANULARITIES: [Granularity; 4] =
     [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128];
 const MX: Granularity = Granularity::Block1x32;
 
-/// Contraction lengths that give every plan of the rowwise cast: each number of units per row and of words that a unit
+/// Contraction lengths that give every `RowSplit` of the rowwise cast: each number of units per row and of words that a unit
 /// keeps, and a row too long to keep.
 const ROW_LENGTHS: [usize; 14] = [16, 48, 128, 144, 256, 272, 512, 1024, 2048, 4096, 8192, 12288, 16384, 32768];
 
@@ -279,8 +279,8 @@ const MEDIUM: [usize; 3] = [1024, 1024, 512];
 const FEW_ROWS: [usize; 3] = [16, 512, 512];
 const ODD: [usize; 3] = [2048, 2047, 512];
 
-/// Those that give Hopper's other tiles: 128 by 64, 128 by 128, 64 by 256, and 128 by 256 without clusters; and a contraction
-/// in parts.
+/// Those that give Hopper's other tiles: 128 by 64, 128 by 128, 64 by 256, and 128 by 256 without clusters; and
+/// split-K.
 const NARROW: [usize; 3] = [16384, 48, 512];
 const SQUARE: [usize; 3] = [2048, 1024, 512];
 const LOW: [usize; 3] = [64, 33024, 512];

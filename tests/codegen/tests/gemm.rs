@@ -156,7 +156,7 @@ fn many_tiles() {
     });
 }
 
-/// Hopper's tiles, low, narrow and large, with and without clusters, one after the other in a block; contractions in parts.
+/// Hopper's tiles, low, narrow and large, with and without clusters, one after the other in a block; split-K.
 #[test]
 fn hopper_plans() {
     let Some(_running) = execute(Execution { seed: 5 }) else { return };

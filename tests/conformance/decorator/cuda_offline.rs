@@ -120,7 +120,7 @@ fn a_linear_launches_each_cast_once_and_never_waits() {
     assert_eq!((report.totals().native, report.totals().emulated), (9, 0));
 }
 
-/// What a linear with a new weight launches, forward and backward, by recipe, on an H200: the table of `docs/paths.md`.
+/// What a linear with a new weight launches, forward and backward, by recipe, on an H200: the tables of `README.md` and `docs/paths.md`.
 #[test]
 fn launches_of_a_linear() {
     let _turn = turn();
@@ -210,6 +210,7 @@ fn a_grouped_linear_looks_for_each_amax_once() {
         let cast = names.iter().filter(|name| name.starts_with("cast_")).count();
         assert_eq!((launched.count("partial_maxima"), cast), (amaxes, casts), "{names:?}");
         assert_eq!(launched.count("gemm_hopper"), 3, "{names:?}");
+        assert_eq!(launched.uploads, 0, "{names:?}");
     }
     report(&experts).verify().expect("FP8 ran everywhere");
 }

@@ -209,7 +209,7 @@ pub(super) fn enter_dgrad<B: Float8Backend>(w: &Float8Tensor<B>, owner: &Owner) 
     }
 }
 
-/// Backward has come to a layer's weight gradient.
+/// Marks the layer's last forward as training, so that its amaxes count: backward has come to its weight gradient.
 pub(super) fn enter_wgrad<B: Float8Backend>(layer: &Layer, device: &Device<B>) {
     note_backward();
     on_backward::<B>(layer, device);

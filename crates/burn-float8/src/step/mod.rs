@@ -140,7 +140,7 @@ pub(crate) fn on_weight_read<B: Float8Backend>(tag: &Tag, device: &Device<B>) {
     }
 }
 
-/// Notes that backward has come to a layer.
+/// Marks the layer's last forward as training, so that its amaxes count.
 pub(crate) fn on_backward<B: Float8Backend>(layer: &Layer, device: &Device<B>) {
     layer.note_backward();
     DeviceState::<B>::of(layer, device).has_backward.store(true, Relaxed);

@@ -35,7 +35,7 @@ const MULTIPLIER: u32 = 1;
 pub(super) fn gemm_blackwell<O: Float>(
     maps: &Maps,
     out_map: &mut ComptimeOption<TensorMap<O, Tiled>>,
-    // Not read here: the launch waits for what another stream writes to arrays, not to maps.
+    // Not read here. CubeCL makes a launch wait for other streams that write its arrays, but not for those that write its maps.
     _codes_a: &Array<u32>,
     problem: &Problem,
     out: &mut Array<O>,
@@ -52,7 +52,7 @@ pub(super) fn gemm_blackwell<O: Float>(
     let read = ready + comptime!(8 * config.buffers() as u32);
     let places = Places { ring, ready, read };
     if UNIT_POS == 0 {
-        // All else is by address, which CubeCL does not see as a use.
+        // All other uses are by address; without this one CubeCL would take the memory for unused.
         shared[comptime!(config.slot_at() / 4)] = 0u32;
         ring.init(comptime!(config.stages), 1u32, 1u32);
         #[unroll]
@@ -308,7 +308,7 @@ fn load_scales(map: &ComptimeOption<TensorMap<u32, Tiled>>, scales: &Array<u32>,
     }
 }
 
-/// Issues the four products of a stage, the first added to the sums if `add` is not zero.
+/// Issues the four `tcgen05.mma` of a stage, the first added to the sums if `add` is not zero.
 #[cube]
 fn multiply_stage(base: u32, tmem: u32, sums: u32, stage: u32, add: u32, item: &Item, #[comptime] config: Config) {
     let layout = comptime!(config.layout());

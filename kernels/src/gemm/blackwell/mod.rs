@@ -66,7 +66,7 @@ const BUFFERS: usize = 2;
 /// the tensor cores go on while a step is added up.
 const PROMOTED_BUFFERS: usize = 4;
 
-/// What the kernel is generated for.
+/// Compile-time parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Config {
     /// Columns of a tile.
@@ -132,7 +132,7 @@ impl Config {
         if matches!(self.scaling, Scaling::EachStepByColumn) { self.cols * 4 } else { 0 }
     }
 
-    /// Of stages and chunks.
+    /// Where stages and chunks lie in shared memory.
     const fn layout(&self) -> Layout {
         Layout {
             stages: self.stages,
@@ -143,17 +143,17 @@ impl Config {
         }
     }
 
-    /// Of the columns' scales of the last step and of this one.
+    /// Where the columns' scales begin: two buffers, of the last step and of this one.
     const fn column_scales_at(&self) -> usize {
         self.layout().end()
     }
 
-    /// Of the mbarriers of full stages, of empty ones, of finished sums, and of sums that have been read.
+    /// Where the mbarriers begin: those of full stages, of empty ones, of finished sums, and of sums that have been read.
     const fn barriers_at(&self) -> usize {
         self.column_scales_at() + 2 * self.column_scales()
     }
 
-    /// Of the word that holds the address in tensor memory.
+    /// Where the word is that holds the address in tensor memory.
     const fn slot_at(&self) -> usize {
         self.barriers_at() + 2 * (self.stages + self.buffers()) * 8
     }

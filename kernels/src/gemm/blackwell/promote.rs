@@ -49,7 +49,7 @@ pub(super) fn add_steps(
         let scale_b = step_factor(&mut held_b, problem, row_b, step, item, width_b, 1usize);
         let scales_b = column_scales(places.ring.base, buffer.at, config);
         if comptime!(config.scaling == Scaling::EachStepByColumn) {
-            // Those of the step before the last, which lie here, were read before the barrier of the last.
+            // This buffer held the scales of two steps ago, which every thread had read before the barrier of the last step.
             store_shared(scales_b + 4 * own_col(config), scale_b);
             named_barrier(1u32.runtime(), comptime!(32 * STORERS as u32));
         }

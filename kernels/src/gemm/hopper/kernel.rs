@@ -28,7 +28,7 @@ pub(super) fn gemm_hopper<O: Float>(
     a: &TensorMap<u8, Tiled>,
     b: &TensorMap<u8, Tiled>,
     out_map: &mut ComptimeOption<TensorMap<O, Tiled>>,
-    // Not read here: the launch waits for what another stream writes to arrays, not to maps.
+    // Not read here. CubeCL makes a launch wait for other streams that write its arrays, but not for those that write its maps.
     _codes_a: &Array<u32>,
     problem: &Problem,
     out: &mut Array<O>,
@@ -41,7 +41,7 @@ pub(super) fn gemm_hopper<O: Float>(
     let mut shared = SharedMemory::<u32>::new_aligned(comptime!(config.shared_words()), 1024usize);
     let ring = Ring::new(shared_address(&shared), comptime!(config.barriers_at()), comptime!(config.stages));
     if UNIT_POS == 0 {
-        // All else is by address, which CubeCL does not see as a use.
+        // All other uses are by address; without this one CubeCL would take the memory for unused.
         shared[comptime!(config.shared_words() - 1)] = 0u32;
         // The thread that asks TMA, and those that fetch scales.
         let fillers = comptime!(1 + if config.promotion.is_scaled() { SCALE_THREADS } else { 0 });

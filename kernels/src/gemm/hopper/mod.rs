@@ -90,7 +90,7 @@ impl Element {
     }
 }
 
-/// What the kernel is generated for.
+/// Compile-time parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Config {
     tile: Tile,
@@ -131,9 +131,9 @@ impl Config {
         }
     }
 
-    /// Of stages and chunks.
+    /// Where stages and chunks lie in shared memory.
     const fn layout(&self) -> Layout {
-        // Of A, then of B.
+        // Those of A, then those of B.
         let scales = 4 * (self.scale_lines(0) + self.scale_lines(1));
         Layout {
             stages: self.stages,
@@ -144,7 +144,7 @@ impl Config {
         }
     }
 
-    /// Of the mbarriers of full stages, then those of empty ones.
+    /// Where the mbarriers begin: those of full stages, then those of empty ones.
     const fn barriers_at(&self) -> usize {
         self.layout().end()
     }

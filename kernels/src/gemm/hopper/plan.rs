@@ -34,16 +34,16 @@ const MAX_PROMOTED_COLS: usize = 128;
 /// Most f32 registers of a thread for sums and scales, of the 232 that it has, or 224 where scales are fetched.
 const MAX_REGISTERS: usize = 192;
 
-/// Whether the sums of a step stay in the tensor cores' accumulators.
+/// Where the sums of a step go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Promotion {
-    /// They do.
+    /// They stay in the accumulators of `wgmma`.
     Never,
     /// They are added to f32 registers.
     EachStep,
-    /// They are added times their scales, of which all columns of a product share that of B.
+    /// They are scaled and added to f32 registers; the columns of a product share one scale of B.
     EachStepScaled,
-    /// They are added times a scale for each column, which takes registers too.
+    /// They are scaled and added to f32 registers; each column has its scale of B, in registers too.
     EachStepByColumn,
 }
 

@@ -41,12 +41,12 @@ impl Config {
     pub(super) const fn word_count(self, side: usize) -> u32 {
         match self.kind {
             MmaKind::Plain => self.line_count(side),
-            // A lane gives a fourth of 32 rows: of two products' 16 of A, of four products' 8 of B.
+            // A word of each lane has the scales of 32 rows: of two products with 16 rows of A, or of four with 8 rows of B.
             MmaKind::BlockScaled => self.tile.products()[side].div_ceil([2, 4][side]),
         }
     }
 
-    /// Whether they are brought a block ahead, as the first product asks for them: where they take few registers.
+    /// Whether scales are loaded one block ahead, since the first product of a block needs them: where they take few registers.
     pub(super) const fn loads_ahead(self) -> bool {
         matches!(self.kind, MmaKind::BlockScaled)
     }

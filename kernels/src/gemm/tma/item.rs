@@ -12,15 +12,15 @@ pub(in crate::gemm) struct Item {
     pub(in crate::gemm) work: Work,
     pub(in crate::gemm) step_begin: u32,
     pub(in crate::gemm) step_end: u32,
-    /// Rows above those of the output where the sums go: those of a split of the contraction follow those of the split before,
-    /// all rows of tiles included.
+    /// First row of this split's sums in the workspace of split-K, where the sums of each split follow those of the one before, all rows
+    /// of tiles included; 0 without.
     pub(in crate::gemm) above: u32,
 }
 
 /// How the work is divided.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(in crate::gemm) struct Extent {
-    /// Stages' shares of the contraction.
+    /// Steps of the contraction, a stage each.
     pub(in crate::gemm) steps: u32,
     /// Tiles along the rows that a cluster makes together.
     pub(in crate::gemm) row_clusters: u32,

@@ -81,8 +81,8 @@ pub(in crate::gemm) struct Plan {
 }
 
 impl Plan {
-    /// The plan of least cycles for an output `[m, n]` and `steps` of the contraction on `SMs`; of equal ones the
-    /// tile and the cluster that come first and the fewer splits.
+    /// The plan of least cycles for an output `[m, n]` and `steps` of the contraction on `sms` SMs; of equal ones
+    /// the tile and the cluster that come first and the fewer splits.
     pub(in crate::gemm) fn new<M: Machine>(machine: &M, [m, n]: [usize; 2], steps: usize, sms: usize) -> Self {
         let shapes = |tile| machine.clusters(tile, m).iter().map(move |&cluster| (tile, cluster));
         let plans = |(tile, cluster)| SPLITS.map(|splits| Plan { tile, cluster, splits });

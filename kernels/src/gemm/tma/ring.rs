@@ -55,7 +55,7 @@ impl Layout {
         self.scales_at() + self.stages * self.stage_scales
     }
 
-    /// As many stages as leave `max_shared` bytes enough, if with so many the block takes `shared` bytes.
+    /// The most stages with which the block, whose shared memory for `n` stages is `shared(n)` bytes, fits in `max_shared`.
     pub(in crate::gemm) fn most_stages(max_shared: usize, shared: impl Fn(usize) -> usize) -> usize {
         (1..=MAX_STAGES).take_while(|stages| shared(*stages) <= max_shared).last().expect("a stage fits")
     }
@@ -124,14 +124,14 @@ pub(in crate::gemm) fn stage_scales(base: u32, stage: u32, #[comptime] layout: L
     base + comptime!(layout.scales_at() as u32) + stage * comptime!(layout.stage_scales as u32)
 }
 
-/// Which of some stages, or of some buffers, comes next, and the parity of its phase.
+/// A position in a ring of stages or of buffers, and the parity of its mbarrier in this round.
 #[derive(CubeType, Clone, Copy)]
 pub(in crate::gemm) struct Place {
     pub(in crate::gemm) at: u32,
     pub(in crate::gemm) parity: u32,
 }
 
-/// The first, in its phase of this parity.
+/// Position 0, with this parity.
 #[cube]
 pub(in crate::gemm) fn first_place(#[comptime] parity: u32) -> Place {
     Place { at: 0u32.runtime(), parity: parity.runtime() }

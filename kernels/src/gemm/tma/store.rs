@@ -10,7 +10,7 @@ use crate::gemm::schedule::Work;
 use crate::ptx::tma::tma_store_wait_read;
 use crate::view::Source;
 
-/// What becomes of sums.
+/// How a tile's sums are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::gemm) struct Store {
     /// They go through TMA; otherwise each thread stores its elements.

@@ -18,7 +18,7 @@ const GRANULARITIES: [[Granularity; 2]; 7] = [
     [Granularity::Block128x128, Granularity::Row],
 ];
 
-/// Blackwell's tiles with and without scales of blocks, one after the other in a block and in parts of the contraction, whose
+/// Blackwell's tiles with and without scales of blocks, one after the other in a block and with split-K, whose
 /// first scales of B lie at each place of a tile of scales; every output, with and without TMA.
 #[test]
 fn plans() {
@@ -51,7 +51,7 @@ fn plans() {
 }
 
 /// Tiles that two blocks of a cluster make together, wide and narrow: several to a cluster, on one cluster and on two, with rows for
-/// both blocks of the last and for one; contractions longer than the stages, of less than a step, and in parts.
+/// both blocks of the last and for one; contractions longer than the stages, of less than a step, and with split-K.
 #[test]
 fn pairs() {
     for seed in 0..3 {
