@@ -47,6 +47,9 @@ pub enum Granularity {
 }
 
 impl Granularity {
+    /// All there are.
+    pub const ALL: [Self; 5] = [Self::Tensor, Self::Row, Self::Block1x128, Self::Block128x128, Self::Block1x32];
+
     /// Rows and columns of the elements of an operand `[rows, k]` that share one scale; fewer at its edges. At least 1.
     pub const fn group(self, rows: usize, k: usize) -> [usize; 2] {
         let [rows, k] = [if rows == 0 { 1 } else { rows }, if k == 0 { 1 } else { k }];

@@ -6,16 +6,12 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use test_data::Random;
 
-pub(crate) const FORMATS: [Format; 2] = [Format::E4m3, Format::E5m2];
 pub(crate) const MODES: [ScaleMode; 2] = [ScaleMode::F32, ScaleMode::PowerOfTwo];
-
-pub(crate) const GRANULARITIES: [Granularity; 5] =
-    [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128, Granularity::Block1x32];
 
 /// Every cast there is.
 pub(crate) fn casts() -> impl Iterator<Item = Cast> {
-    FORMATS.into_iter().flat_map(|format| {
-        GRANULARITIES.into_iter().flat_map(move |granularity| {
+    Format::ALL.into_iter().flat_map(|format| {
+        Granularity::ALL.into_iter().flat_map(move |granularity| {
             let modes = match granularity {
                 Granularity::Block1x32 => ScaleCalculationMode::ALL.map(ScaleMode::E8m0).to_vec(),
                 _ => MODES.to_vec(),

@@ -14,8 +14,6 @@ use float8_kernels::{
 };
 use rstest::rstest;
 
-use crate::common::GRANULARITIES;
-
 type Client = ComputeClient<WgpuRuntime>;
 
 const F32: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F32));
@@ -61,7 +59,7 @@ fn zeros(client: &Client, shape: [usize; 2]) -> Operand {
 /// The error of all kernels that take a matrix, which must agree.
 fn error(client: &Client, view: &MatrixView) -> KernelError {
     let error = amax(client, view).unwrap_err();
-    for granularity in GRANULARITIES {
+    for granularity in Granularity::ALL {
         let is_mx = granularity == Granularity::Block1x32;
         let scale_mode = if is_mx { ScaleMode::E8m0(ScaleCalculationMode::Rceil) } else { ScaleMode::F32 };
         let cast = Cast { format: Format::E4m3, granularity, scale_mode };
@@ -290,7 +288,7 @@ fn only_the_tensor_takes_an_amax(#[values(F32, BF16)] dtype: StorageType) {
     let Some(client) = client() else { return };
     let view = MatrixView { dtype, ..view(&client, [2, 3], [3, 1]) };
     let one = upload_f32(&client, &[1.0]);
-    for granularity in &GRANULARITIES[1..] {
+    for granularity in &Granularity::ALL[1..] {
         let cast = Cast { granularity: *granularity, ..tensorwise(Format::E4m3, ScaleMode::F32) };
         let error = quantize_with_amax(&client, &view, &one, true, cast, Orientation::Rows).unwrap_err();
         assert_eq!(error, KernelError::NotTensorwise { granularity: *granularity });

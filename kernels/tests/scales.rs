@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use rstest::rstest;
 use test_data::{amaxes, binade_edges, same};
 
-use crate::common::{FORMATS, MODES};
+use crate::common::MODES;
 use crate::reference::oracle::e8m0_scale;
 
 #[rstest]
@@ -41,7 +41,7 @@ proptest! {
     #[test]
     fn any_scale_is_exact(bits in 0u32..=0x7f80_0000) {
         let amax = f32::from_bits(bits);
-        for format in FORMATS {
+        for format in Format::ALL {
             let [scale, power] = MODES.map(|mode| reference::amax_to_scale(amax, format, mode).get());
             let want = f64::from(format.max()) / f64::from(amax.min(f32::MAX)).max(1e-12);
             prop_assert_eq!(scale, want as f32);

@@ -4,7 +4,7 @@ use float8_kernels::{Cast, Format, Granularity, Orientation, ScaleCalculationMod
 use proptest::prelude::*;
 use test_data::{Random, same, transpose};
 
-use crate::common::{FORMATS, GRANULARITIES, HostMatrix, any_cast, casts};
+use crate::common::{HostMatrix, any_cast, casts};
 use crate::reference::oracle::{Nearest, e8m0_scale};
 
 /// Rows and columns of a group of an operand `[rows, k]`.
@@ -133,7 +133,7 @@ fn amax_of_anything() {
 fn non_finite_values_stay_in_their_group() {
     let shape @ [rows, cols] = [139, 261];
     let at = |r: usize, c: usize| r * cols + c;
-    for (format, granularity) in FORMATS.into_iter().flat_map(|format| GRANULARITIES.map(|g| (format, g))) {
+    for (format, granularity) in Format::ALL.into_iter().flat_map(|format| Granularity::ALL.map(|g| (format, g))) {
         if granularity == Granularity::Block1x32 {
             continue; // Its infinities are NaN.
         }

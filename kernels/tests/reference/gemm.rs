@@ -4,7 +4,7 @@ use core::ops::Range;
 
 use float8_kernels::{Format, Granularity, Grouping, reference};
 
-use crate::common::{GRANULARITIES, HostMatrix};
+use crate::common::HostMatrix;
 
 /// The f64 reference against sums written out, with the scale of each element looked up by its row and column.
 #[test]
@@ -23,8 +23,8 @@ fn the_reference_is_the_definition() {
     let value = |matrix: &HostMatrix, r: usize, c: usize| {
         f64::from(reference::decode(matrix.codes[r * k + c], matrix.format)) * scale_at(matrix, r, c)
     };
-    for left in GRANULARITIES {
-        for right in GRANULARITIES {
+    for left in Granularity::ALL {
+        for right in Granularity::ALL {
             let a = HostMatrix::random([m, k], Format::E4m3, left, 43);
             let b = HostMatrix::random([n, k], Format::E5m2, right, 44);
             let got = reference::scaled_gemm_f64(&a.view(), &b.view(), Some(&[1.0, -2.0, 0.5]));
@@ -52,7 +52,8 @@ fn groups_are_sums_of_their_own() {
         (Grouping::Contraction, &[-7, 130, 280], &[0..0, 0..130, 256..280]),
     ];
     let (m, n, k) = (12, 2, 300);
-    for ((grouping, ends, spans), granularity) in cases.into_iter().flat_map(|case| GRANULARITIES.map(|g| (case, g))) {
+    for ((grouping, ends, spans), granularity) in cases.into_iter().flat_map(|case| Granularity::ALL.map(|g| (case, g)))
+    {
         let of_rows = grouping == Grouping::Rows;
         let a = HostMatrix::random([m, k], Format::E4m3, granularity, 45);
         let b = HostMatrix::random([if of_rows { n * ends.len() } else { n }, k], Format::E5m2, granularity, 46);

@@ -14,7 +14,7 @@ use crate::cast::{casts, describe};
 use crate::compare::{EMULATE, FAST, PRECISE};
 use crate::data::{BF16, DTYPES, F32, Random, from_dtype, same, to_dtype, transpose};
 use crate::device::{Layout, poison, read, read_f32, upload, upload_f32, upload_vector};
-use crate::matrix::{Codes, GRANULARITIES, HostMatrix};
+use crate::matrix::{Codes, HostMatrix};
 
 /// M, N and K of GEMMs of casts: with more than one block along each axis, and kernels that other cases have.
 const CASTS: [usize; 3] = [130, 137, 300];
@@ -43,7 +43,7 @@ pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
         let name = format!("scaled_gemm of casts {m}x{n}x{k} {} {path}", describe(cast));
         all.add(name, |client| check_casts(client, cast, config));
     }
-    for granularity in GRANULARITIES {
+    for granularity in Granularity::ALL {
         let path = gemm_path(all.client, [granularity; 2], PRECISE);
         let name = format!("scaled_gemm of casts {m}x{n}x{k} nan {granularity} {path}");
         all.add(name, |client| check_nan(client, granularity));

@@ -7,7 +7,7 @@ use float8_kernels::{Format, InvScale, dequantize_mx, row_words};
 use crate::Failure;
 use crate::case::{Cases, wrong};
 use crate::device::{poison, read};
-use crate::matrix::{Codes, FORMATS, HostMatrix, MX};
+use crate::matrix::{Codes, HostMatrix, MX};
 
 /// Around the pieces of 8, the padding to 16, the blocks of 32 and tiles of 128, and every code by every scale.
 const SHAPES: [[usize; 2]; 6] = [[1, 1], [3, 17], [130, 31], [129, 160], [257, 300], EVERY];
@@ -18,7 +18,7 @@ const LARGE: [[usize; 2]; 2] = [[4096, 4096], [14_336, 1040]];
 
 pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
     for shape in all.sizes(&SHAPES, &LARGE) {
-        for format in FORMATS {
+        for format in Format::ALL {
             let [rows, k] = shape;
             all.add(format!("dequantize_mx {rows}x{k} {format}"), |client| check(client, shape, format));
         }

@@ -17,7 +17,7 @@ use crate::case::{Cases, wrong};
 use crate::compare::{Bound, Comparison, EMULATE, Expected, FAST, MAX_PRODUCTS, PRECISE};
 use crate::data::{BF16, DTYPES, F16, F32, Random, from_dtype, to_dtype};
 use crate::device::{poison, read, upload_vector};
-use crate::matrix::{Codes, FORMATS, GRANULARITIES, HostMatrix};
+use crate::matrix::{Codes, HostMatrix};
 use crate::oracle::Element;
 
 /// Around the tiles of 64, 128, 192 and 256, the blocks of 128 and the padding to 16.
@@ -204,20 +204,20 @@ fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Gemm> {
             cases.push(new(shape));
             cases.push(Gemm { codes: Codes::Exact, out: half, bias: Some((F32, 1)), ..new(shape) });
         }
-        for formats in FORMATS.into_iter().flat_map(|a| FORMATS.map(|b| [a, b])) {
+        for formats in Format::ALL.into_iter().flat_map(|a| Format::ALL.map(|b| [a, b])) {
             let codes = [Codes::Random, Codes::Exact, Codes::Zeros, Codes::NanCode, Codes::InfCode];
             for codes in codes.into_iter().chain([Codes::EachLeft, Codes::EachRight]) {
                 cases.push(Gemm { formats, codes, ..new([70, 133, 200]) });
             }
         }
-        for granularities in GRANULARITIES.into_iter().flat_map(|a| GRANULARITIES.map(|b| [a, b])) {
+        for granularities in Granularity::ALL.into_iter().flat_map(|a| Granularity::ALL.map(|b| [a, b])) {
             for shape in all.sizes(&[[130, 137, 300]], &[[1025, 1100, 2060], [300, 260, 128], [2048, 2304, 2560]]) {
                 for codes in [Codes::Random, Codes::Exact] {
                     cases.push(Gemm { granularities, codes, ..new(shape) });
                 }
             }
         }
-        for granularity in GRANULARITIES {
+        for granularity in Granularity::ALL {
             for codes in [Codes::NanCode, Codes::NanScale, Codes::Zeros] {
                 cases.push(Gemm { granularities: [granularity, Granularity::Row], codes, ..new([140, 6, 300]) });
                 cases.push(Gemm { granularities: [Granularity::Row, granularity], codes, ..new([6, 140, 300]) });
@@ -244,8 +244,8 @@ fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Gemm> {
 /// and without bias, of shapes around blocks and of any; more rows of tiles than are gone through together.
 fn emulated_cases() -> Vec<Gemm> {
     let pair = |shape, [i, j]: [usize; 2]| Gemm {
-        formats: [FORMATS[i % 2], FORMATS[j % 2]],
-        granularities: [GRANULARITIES[i], GRANULARITIES[j]],
+        formats: [Format::ALL[i % 2], Format::ALL[j % 2]],
+        granularities: [Granularity::ALL[i], Granularity::ALL[j]],
         bias: ((i + j) % 2 == 1).then_some((F32, 1)),
         config: EMULATE,
         ..Gemm::new(shape)

@@ -12,7 +12,7 @@ use crate::Failure;
 use crate::case::{Case, wrong};
 use crate::data::{BF16, F32, transpose};
 use crate::device::{Layout, upload, upload_f32};
-use crate::matrix::{FORMATS, HostMatrix, MX, modes};
+use crate::matrix::{HostMatrix, MX, modes};
 
 /// The files that casts are compared with.
 pub struct Goldens {
@@ -34,7 +34,7 @@ impl Goldens {
 
 /// Hands every comparison with the files to `visit`, which runs those that it wants to.
 pub fn visit_goldens<R: Runtime>(client: &ComputeClient<R>, goldens: &Goldens, visit: &mut dyn FnMut(Case<'_>)) {
-    for format in FORMATS {
+    for format in Format::ALL {
         for input in ["bf16", "f32", "f32_small", "edge"] {
             let name = format!("golden_cast {format} {input}");
             visit(Case::new(name, || check_cast(client, &goldens.cast, format, input)));

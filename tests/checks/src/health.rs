@@ -12,7 +12,7 @@ use crate::cast::{casts, describe};
 use crate::data::{BF16, Content, DTYPES, F32, Random, transpose};
 use crate::device::{Layout, flip, poison, read_f32, upload, upload_f32};
 use crate::input::Input;
-use crate::matrix::{FORMATS, GRANULARITIES, HostMatrix, modes};
+use crate::matrix::{HostMatrix, modes};
 use crate::shapes::{LARGE, SHAPES};
 
 /// Numbers in a row of health's partial sums.
@@ -40,7 +40,7 @@ fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
     let cast = |format, granularity| Cast { format, granularity, scale_mode: modes(granularity)[0] };
     let mut cases = vec![];
     let mut add = |input, format| {
-        cases.extend(GRANULARITIES.map(|granularity| Case { input, cast: cast(format, granularity) }));
+        cases.extend(Granularity::ALL.map(|granularity| Case { input, cast: cast(format, granularity) }));
     };
     for shape in all.sizes(&SHAPES, &LARGE) {
         add(Input::new(shape, BF16), Format::E4m3);
@@ -56,11 +56,11 @@ fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
             }
         }
         // Several partial sums, whole vectors, and one long row.
-        for (shape, format) in FORMATS.into_iter().flat_map(|format| [([130, 260], format), ([1, 5000], format)]) {
+        for (shape, format) in Format::ALL.into_iter().flat_map(|format| [([130, 260], format), ([1, 5000], format)]) {
             add(Input { content: Content::Mild, ..Input::new(shape, dtype) }, format);
         }
     }
-    for format in FORMATS {
+    for format in Format::ALL {
         add(Input { content: Content::Normal, ..Input::new([256, 512], F32) }, format);
     }
     // Many steps of the largest grid.

@@ -13,10 +13,7 @@ use crate::case::wrong;
 use crate::data::Random;
 use crate::device::{read, read_f32, upload_f32};
 
-pub(crate) const FORMATS: [Format; 2] = [Format::E4m3, Format::E5m2];
 pub(crate) const MX: Granularity = Granularity::Block1x32;
-pub(crate) const GRANULARITIES: [Granularity; 5] =
-    [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128, MX];
 
 /// The scale modes that go with a granularity, the default first.
 pub(crate) const fn modes(granularity: Granularity) -> &'static [ScaleMode] {

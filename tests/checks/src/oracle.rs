@@ -72,18 +72,19 @@ fn dot(a: &[f32], b: &[f32], scale: impl Fn(usize) -> f64) -> Element {
 #[cfg(test)]
 mod tests {
     use float8_kernels::reference::scaled_gemm_f64;
+    use float8_kernels::{Format, Granularity};
 
     use super::*;
-    use crate::matrix::{Codes, FORMATS, GRANULARITIES};
+    use crate::matrix::Codes;
 
     /// Against the library's own definition, all granularities, on part of the rows.
     #[test]
     fn products_are_the_definition() {
         let (m, n, k) = (133, 7, 300);
-        for (i, left) in GRANULARITIES.into_iter().enumerate() {
-            for (j, right) in GRANULARITIES.into_iter().enumerate() {
-                let a = HostMatrix::new(Codes::Random, [m, k], FORMATS[i % 2], left, 1);
-                let b = HostMatrix::new(Codes::Random, [n, k], FORMATS[j % 2], right, 2);
+        for (i, left) in Granularity::ALL.into_iter().enumerate() {
+            for (j, right) in Granularity::ALL.into_iter().enumerate() {
+                let a = HostMatrix::new(Codes::Random, [m, k], Format::ALL[i % 2], left, 1);
+                let b = HostMatrix::new(Codes::Random, [n, k], Format::ALL[j % 2], right, 2);
                 let want = scaled_gemm_f64(&a.view(), &b.view(), None);
                 let size = scaled_gemm_f64(&a.magnitudes().view(), &b.magnitudes().view(), None);
                 let rows = [132, 0, 5];

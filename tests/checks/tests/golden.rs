@@ -3,7 +3,6 @@
 use float8_kernels::{Cast, Format, Granularity, InvScale, Scale, ScaleCalculationMode, ScaleMode, mx, reference};
 use test_data::{Golden, transpose};
 
-const FORMATS: [Format; 2] = [Format::E4m3, Format::E5m2];
 const MODES: [(&str, ScaleMode); 2] = [("", ScaleMode::F32), ("_pow2", ScaleMode::PowerOfTwo)];
 
 /// Bits, every NaN being one.
@@ -29,7 +28,7 @@ fn golden_casts_of_the_reference() {
     let casts: Vec<_> = names.iter().filter_map(|name| name.strip_suffix("_codes")?.split_once('_')).collect();
     assert!(!casts.is_empty(), "no casts in the file");
     for (format_name, input_name) in casts {
-        let format = FORMATS.into_iter().find(|format| format.to_string() == format_name);
+        let format = Format::ALL.into_iter().find(|format| format.to_string() == format_name);
         let format = format.unwrap_or_else(|| panic!("{format_name}: unknown format"));
         let source = if input_name == "edge" { format!("{format}_edge_in") } else { format!("{input_name}_in") };
         let (name, input) = (format!("{format}_{input_name}_codes"), golden.floats(&source));
@@ -45,7 +44,7 @@ fn golden_casts_of_the_reference() {
 #[test]
 fn golden_decodes_of_the_reference() {
     let golden = Golden::open("cast.safetensors");
-    for format in FORMATS {
+    for format in Format::ALL {
         let ours: Vec<_> = (0..=255).map(|code| reference::decode(code, format)).collect();
         assert_eq!(bits(&ours), bits(&golden.floats(&format!("{format}_decode"))), "{format}");
     }
@@ -55,7 +54,7 @@ fn golden_decodes_of_the_reference() {
 fn golden_scales_of_the_reference() {
     let golden = Golden::open("quantize.safetensors");
     let amaxes = golden.floats("amax");
-    for format in FORMATS {
+    for format in Format::ALL {
         for (suffix, mode) in MODES {
             let ours: Vec<_> = amaxes.iter().map(|amax| reference::amax_to_scale(*amax, format, mode).get()).collect();
             assert_eq!(bits(&ours), bits(&golden.floats(&format!("{format}_scale{suffix}"))), "{format}{suffix}");
@@ -76,7 +75,7 @@ fn golden_codes_of_the_reference() {
     for dtype in ["f32", "bf16"] {
         let name = format!("x_{dtype}");
         let (x, [rows, cols]) = (golden.floats(&name), golden.matrix(&name));
-        for format in FORMATS {
+        for format in Format::ALL {
             for ((kind, granularity, transposed), (suffix, scale_mode)) in
                 kinds.into_iter().flat_map(|kind| MODES.map(|mode| (kind, mode)))
             {
@@ -106,7 +105,7 @@ fn golden_mx_of_the_reference() {
         let (x, shape @ [rows, k]) = (golden.floats(&name), golden.matrix(&name));
         let flipped = transpose(&x, shape);
         for (format, mode) in
-            FORMATS.into_iter().flat_map(|format| ScaleCalculationMode::ALL.map(|mode| (format, mode)))
+            Format::ALL.into_iter().flat_map(|format| ScaleCalculationMode::ALL.map(|mode| (format, mode)))
         {
             let cast = Cast { format, granularity: Granularity::Block1x32, scale_mode: ScaleMode::E8m0(mode) };
             let name = format!("{dtype}_{format}_{mode}");

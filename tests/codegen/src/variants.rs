@@ -15,7 +15,6 @@ use float8_kernels::{
 
 use crate::device::{GenerateCuda, Generated, OfflineDevice, take};
 
-const FORMATS: [Format; 2] = [Format::E4m3, Format::E5m2];
 const MODES: [ScaleMode; 2] = [ScaleMode::F32, ScaleMode::PowerOfTwo];
 const ORIENTATIONS: [Orientation; 3] = [Orientation::Rows, Orientation::Cols, Orientation::Both];
 /// Those whose scales are f32; [`MX`] has modes of its own.
@@ -74,7 +73,7 @@ impl Launcher {
             for cols in [256, 255] {
                 let x = self.matrix([130, cols], cols, dtype);
                 amax(&self.client, &x).expect("a valid view");
-                for format in FORMATS {
+                for format in Format::ALL {
                     for granularity in GRANULARITIES {
                         for scale_mode in MODES {
                             self.casts(&x, Cast { format, granularity, scale_mode });
@@ -133,7 +132,7 @@ impl Launcher {
             accumulate: false,
             config: GemmConfig::default(),
         };
-        for (a, b) in pairs(FORMATS) {
+        for (a, b) in pairs(Format::ALL) {
             self.gemm(Product { formats: [a, b], ..base });
         }
         for (a, b) in pairs(GRANULARITIES) {
@@ -143,10 +142,10 @@ impl Launcher {
             self.gemm(Product { granularities: [granularity, MX], ..base });
             self.gemm(Product { granularities: [MX, granularity], ..base });
         }
-        for (a, b) in pairs(FORMATS) {
+        for (a, b) in pairs(Format::ALL) {
             self.gemm(Product { formats: [a, b], granularities: [MX; 2], ..base });
         }
-        for format in FORMATS {
+        for format in Format::ALL {
             dequantize_mx(&self.client, &self.operand([300, 500], format, MX)).expect("E8M0 scales");
         }
         self.blocks(base);
@@ -224,7 +223,7 @@ impl Launcher {
                 let config = GemmConfig { use_fast_accum, emulate };
                 self.group([8192, 4096], [Format::E4m3; 2], one(granularity), bf16, config);
             }
-            for (a, b) in pairs(FORMATS).skip(1) {
+            for (a, b) in pairs(Format::ALL).skip(1) {
                 self.group([8192, 4096], [a, b], one(granularity), bf16, GemmConfig::default());
             }
         }

@@ -24,10 +24,7 @@ use float8_kernels::{Format, GemmConfig, GemmPath, Granularity, InvScale, gemm_p
 
 type Client = ComputeClient<GenerateCuda>;
 
-const FORMATS: [Format; 2] = [Format::E4m3, Format::E5m2];
 const MX: Granularity = Granularity::Block1x32;
-const GRANULARITIES: [Granularity; 5] =
-    [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128, MX];
 const F32: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F32));
 const F16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F16));
 const BF16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::BF16));
@@ -106,7 +103,7 @@ fn formats_and_ragged_shapes() {
             // Each M with every other N, K going along.
             for j in (i % 2..SIDES.len()).step_by(2) {
                 let (n, k) = (SIDES[(i + j) % SIDES.len()], SIDES[(3 * i + j) % SIDES.len()]);
-                check(client, Gemm { formats: [FORMATS[j % 2], FORMATS[j / 2 % 2]], ..Gemm::new([m, n, k]) });
+                check(client, Gemm { formats: [Format::ALL[j % 2], Format::ALL[j / 2 % 2]], ..Gemm::new([m, n, k]) });
             }
         }
     });
@@ -115,11 +112,11 @@ fn formats_and_ragged_shapes() {
 #[test]
 fn granularities() {
     each(|[many, one]| {
-        for (i, left) in GRANULARITIES.into_iter().enumerate() {
-            for (j, right) in GRANULARITIES.into_iter().enumerate() {
+        for (i, left) in Granularity::ALL.into_iter().enumerate() {
+            for (j, right) in Granularity::ALL.into_iter().enumerate() {
                 for (shape, client) in [([200, 253, 300], one), ([130, 258, 140], one), ([3, 131, 129], many)] {
                     let gemm = Gemm {
-                        formats: [FORMATS[i % 2], FORMATS[j % 2]],
+                        formats: [Format::ALL[i % 2], Format::ALL[j % 2]],
                         granularities: [left, right],
                         bias: (j % 2 == 1).then_some((DTYPES[i % 3], 1 + i % 2)),
                         out: [F32, BF16, F16][(i + j) % 3],
@@ -185,7 +182,7 @@ fn hopper_plans() {
             for fast in [false, true] {
                 let (config, memory) = (config(fast), memory(fast));
                 let gemm = Gemm { granularities, bias: Some((F32, 1)), out: BF16, memory, config, ..Gemm::new(shape) };
-                check(client, Gemm { formats: FORMATS, ..gemm });
+                check(client, Gemm { formats: Format::ALL, ..gemm });
             }
         }
     }
@@ -197,7 +194,7 @@ fn e8m0_ragged_contractions() {
     each(|[_, client]| {
         for (i, k) in [1, 16, 17, 31, 32, 33, 63, 96, 127, 128, 129, 159, 160, 257].into_iter().enumerate() {
             let (m, n, other) = (33 + i, 70 - i, [MX, Granularity::Row][i / 4 % 2]);
-            let formats = [FORMATS[i % 2], FORMATS[i / 2 % 2]];
+            let formats = [Format::ALL[i % 2], Format::ALL[i / 2 % 2]];
             let gemm = Gemm { formats, granularities: [MX, other], ..Gemm::new([m, n, k]) };
             check(client, Gemm { config: config(i % 3 == 0), ..gemm });
             check(client, Gemm { granularities: [other, MX], ..gemm });
@@ -209,7 +206,7 @@ fn e8m0_ragged_contractions() {
 #[test]
 fn e8m0_far_scales() {
     each(|[_, client]| {
-        for format in FORMATS {
+        for format in Format::ALL {
             let gemm = Gemm { formats: [format; 2], granularities: [MX; 2], ..Gemm::new([130, 70, 270]) };
             let [mut a, mut b] = gemm.matrices();
             let k = gemm.shape[2];
@@ -232,7 +229,7 @@ fn e8m0_far_scales() {
 #[test]
 fn every_code() {
     each(|[client, _]| {
-        for (format, granularity) in FORMATS.into_iter().flat_map(|f| [Granularity::Tensor, MX].map(|g| (f, g))) {
+        for (format, granularity) in Format::ALL.into_iter().flat_map(|f| [Granularity::Tensor, MX].map(|g| (f, g))) {
             for (codes, shape) in [(Codes::EachLeft, [256, 70, 40]), (Codes::EachRight, [70, 256, 40])] {
                 check(
                     client,
@@ -247,8 +244,8 @@ fn every_code() {
 #[test]
 fn not_finite() {
     each(|[_, client]| {
-        for granularity in GRANULARITIES {
-            let gemm = Gemm { formats: FORMATS, granularities: [granularity; 2], ..Gemm::new([140, 134, 300]) };
+        for granularity in Granularity::ALL {
+            let gemm = Gemm { formats: Format::ALL, granularities: [granularity; 2], ..Gemm::new([140, 134, 300]) };
             let ([mut a, mut b], k) = (gemm.matrices(), gemm.shape[2]);
             a.codes[7 * k + 49] = 0xff;
             a.codes[139 * k + 299] = 0x7f;
@@ -266,11 +263,11 @@ fn not_finite() {
 fn emulated() {
     let Some(_running) = execute(Execution::default()) else { return };
     let client = &client(90);
-    for (i, left) in GRANULARITIES.into_iter().enumerate() {
-        for (j, right) in GRANULARITIES.into_iter().enumerate() {
+    for (i, left) in Granularity::ALL.into_iter().enumerate() {
+        for (j, right) in Granularity::ALL.into_iter().enumerate() {
             for shape in [[1, 1, 1], [65, 33, 40], [20, 70, 130], [130, 3, 257]] {
                 let gemm = Gemm {
-                    formats: [FORMATS[i % 2], FORMATS[j % 2]],
+                    formats: [Format::ALL[i % 2], Format::ALL[j % 2]],
                     granularities: [left, right],
                     bias: Some((DTYPES[(i + j) % 3], 1 + j % 2)),
                     memory: memory(i % 2 == 1),

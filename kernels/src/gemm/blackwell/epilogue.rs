@@ -10,7 +10,7 @@ use crate::Granularity;
 use crate::gemm::problem::Problem;
 use crate::gemm::schedule::Work;
 use crate::gemm::tma::item::Item;
-use crate::gemm::tma::store::{Own, leads, store_element};
+use crate::gemm::tma::store::{Own, leads, store_element, swizzled};
 use crate::ptx::barrier::fence_proxy_async;
 use crate::ptx::memory::load_global_words;
 use crate::ptx::shared::store_shared_quad;
@@ -258,7 +258,7 @@ fn stage(values: &Array<f32>, to: u32, #[comptime] dtype: Source) {
     let row = UNIT_POS % 32;
     #[unroll]
     for piece in 0..8u32 {
-        let address = to + 128 * row + 16 * (piece ^ (row % 8));
+        let address = swizzled(to, row, piece);
         let mut words = Array::<u32>::new(4usize);
         #[unroll]
         for i in 0..4u32 {

@@ -10,13 +10,13 @@ use super::promote::add_steps;
 use super::{Config, SCALE_COLUMNS, SCALES, STORERS};
 use crate::gemm::problem::Problem;
 use crate::gemm::schedule::Work;
-use crate::gemm::tma::item::{Extent, Item, item};
+use crate::gemm::tma::item::{Extent, Item, first_item, item, items_at_once, sync_blocks};
 use crate::gemm::tma::maps::InsteadOfShapes;
 use crate::gemm::tma::ring::{Place, Ring, advance, first_place, stage_operands, stage_scales};
 use crate::gemm::tma::store::finish_stores;
 use crate::ptx::barrier::{
-    cluster_address, cluster_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx,
-    mbarrier_arrive_remote, mbarrier_init, mbarrier_wait,
+    cluster_address, fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_arrive_remote,
+    mbarrier_init, mbarrier_wait,
 };
 use crate::ptx::shared::shared_address;
 use crate::ptx::tcgen05::{
@@ -65,14 +65,14 @@ pub(super) fn gemm_blackwell<O: Float>(
         tma_prefetch_map(&maps.b);
     }
     // The other block of a pair must run, and have made its mbarriers, before anything is told to it.
-    sync_blocks(config);
+    sync_blocks(config.ctas);
     let warp = UNIT_POS / 32;
     if warp == MULTIPLIER {
         let slot = base + comptime!(config.slot_at() as u32);
         tmem_alloc(slot, comptime!(config.tmem_columns() as u32), comptime!(config.ctas));
     }
     tcgen05_before_signal();
-    sync_blocks(config);
+    sync_blocks(config.ctas);
     tcgen05_after_wait();
     let tmem = shared[comptime!(config.slot_at() / 4)];
 
@@ -92,7 +92,7 @@ pub(super) fn gemm_blackwell<O: Float>(
         let mut storer = Storer::new(base);
         // Of this thread's row, where they are added up in registers.
         let mut sums = Array::<f32>::new(comptime!(if config.scaling.is_promoted() { config.cols } else { 1 }));
-        let mut index = first_item(config);
+        let mut index = first_item(config.ctas);
         while index < extent.items() {
             let item = item(index, problem, &extent, comptime!(config.item_shape()));
             storer.begin(problem, &item, config);
@@ -108,27 +108,17 @@ pub(super) fn gemm_blackwell<O: Float>(
                 tell_read(places.read + 8 * buffer.at, config);
                 advance(&mut buffer, comptime!(config.buffers() as u32));
             }
-            index += items_at_once(config);
+            index += items_at_once(config.ctas);
         }
         if comptime!(config.store.tma) {
             finish_stores(32u32);
         }
     }
     tcgen05_before_signal();
-    sync_blocks(config);
+    sync_blocks(config.ctas);
     tcgen05_after_wait();
     if warp == MULTIPLIER {
         tmem_dealloc(tmem, comptime!(config.tmem_columns() as u32), comptime!(config.ctas));
-    }
-}
-
-/// All threads that make a tile meet.
-#[cube]
-fn sync_blocks(#[comptime] config: Config) {
-    if comptime!(config.ctas > 1) {
-        cluster_sync();
-    } else {
-        sync_cube();
     }
 }
 
@@ -141,18 +131,6 @@ fn leads_pair(#[comptime] config: Config) -> bool {
     } else {
         true.runtime()
     }
-}
-
-/// Number of the first item of this block, or of its pair.
-#[cube]
-fn first_item(#[comptime] config: Config) -> u32 {
-    CUBE_POS_X / comptime!(config.ctas)
-}
-
-/// From one item of this block, or of its pair, to the next.
-#[cube]
-fn items_at_once(#[comptime] config: Config) -> u32 {
-    CUBE_COUNT_X / comptime!(config.ctas)
 }
 
 /// Tells the thread that issues the products that this thread has read its sums.
@@ -176,7 +154,7 @@ fn fill_stages(maps: &Maps, problem: &Problem, ring: &Ring, extent: &Extent, #[c
     };
     // The first round finds every stage empty.
     let mut place = first_place(1u32);
-    let mut index = first_item(config);
+    let mut index = first_item(config.ctas);
     while index < extent.items() {
         let item = item(index, problem, extent, comptime!(config.item_shape()));
         let mut step = item.step_begin;
@@ -186,7 +164,7 @@ fn fill_stages(maps: &Maps, problem: &Problem, ring: &Ring, extent: &Extent, #[c
             advance(&mut place, comptime!(config.stages as u32));
             step += 1;
         }
-        index += items_at_once(config);
+        index += items_at_once(config.ctas);
     }
     if comptime!(config.ctas > 1) {
         // What the other block's products free is told to this one, which must not have gone by then.
@@ -203,7 +181,7 @@ fn multiply_tiles(problem: &Problem, tmem: u32, places: &Places, extent: &Extent
     let mut place = first_place(0u32);
     // The first round finds no sums that are still to be read.
     let mut buffer = first_place(1u32);
-    let mut index = first_item(config);
+    let mut index = first_item(config.ctas);
     while index < extent.items() {
         let item = item(index, problem, extent, comptime!(config.item_shape()));
         if comptime!(!config.scaling.is_promoted()) {
@@ -229,7 +207,7 @@ fn multiply_tiles(problem: &Problem, tmem: u32, places: &Places, extent: &Extent
         if comptime!(!config.scaling.is_promoted()) {
             finish_sums(places, &mut buffer, config);
         }
-        index += items_at_once(config);
+        index += items_at_once(config.ctas);
     }
 }
 

@@ -9,7 +9,7 @@ use super::{CHUNK, Config, GROUP};
 use crate::gemm::problem::Problem;
 use crate::gemm::schedule::Work;
 use crate::gemm::tma::item::Item;
-use crate::gemm::tma::store::{Own, leads, store_element};
+use crate::gemm::tma::store::{Own, leads, store_element, swizzled};
 use crate::ptx::barrier::{fence_proxy_async, named_barrier};
 use crate::ptx::shared::{stmatrix_x4, store_shared_pair};
 use crate::ptx::tma::{tma_store, tma_store_wait_read};
@@ -163,8 +163,7 @@ fn stage_f32(sums: &Array<f32>, at: u32, #[comptime] first: u32) {
         #[unroll]
         for j in 0..4u32 {
             let place = comptime!((first + 4 * j + 2 * i) as usize);
-            let piece = (comptime!(2 * j) + lane % 4 / 2) ^ (row % 8);
-            let address = at + 128 * row + 16 * piece + 8 * (lane % 2);
+            let address = swizzled(at, row, comptime!(2 * j) + lane % 4 / 2) + 8 * (lane % 2);
             store_shared_pair(address, sums[place], sums[place + 1]);
         }
     }
@@ -180,13 +179,12 @@ fn stage_half(sums: &Array<f32>, at: u32, #[comptime] first: u32, #[comptime] bf
     #[unroll]
     for j in 0..4u32 {
         let place = comptime!((first + 8 * j) as usize);
-        let piece = (comptime!(2 * j) + lane / 16) ^ (row % 8);
         let mut words = Array::<u32>::new(4usize);
         #[unroll]
         for i in 0..4usize {
             words[i] = pack_half(sums[comptime!(place + 2 * i)], sums[comptime!(place + 2 * i + 1)], bf16);
         }
-        stmatrix_x4(at + 128 * row + 16 * piece, &words);
+        stmatrix_x4(swizzled(at, row, comptime!(2 * j) + lane / 16), &words);
     }
 }
 

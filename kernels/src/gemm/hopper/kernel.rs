@@ -8,7 +8,7 @@ use super::rank::group_origin;
 use super::scales::{SCALE_THREADS, fetch_scales, load_scales};
 use super::{Config, Element, GROUP};
 use crate::gemm::problem::Problem;
-use crate::gemm::tma::item::{Extent, Item, item};
+use crate::gemm::tma::item::{Extent, Item, first_item, item, items_at_once, sync_blocks};
 use crate::gemm::tma::maps::{InsteadOfShapes, ROW_BYTES};
 use crate::gemm::tma::ring::{Place, Ring, advance, first_place, stage_operands};
 use crate::gemm::tma::store::finish_stores;
@@ -52,17 +52,13 @@ pub(super) fn gemm_hopper<O: Float>(
         tma_prefetch_map(a);
         tma_prefetch_map(b);
     }
-    if comptime!(config.cluster > 1) {
-        cluster_sync();
-    } else {
-        sync_cube();
-    }
-
     let cluster = comptime!(config.cluster as u32);
+    sync_blocks(cluster);
+
     let items = extent.items();
     let shape = comptime!(config.item_shape());
-    let stride = CUBE_COUNT_X / cluster;
-    let mut index = CUBE_POS_X / cluster;
+    let stride = items_at_once(cluster);
+    let mut index = first_item(cluster);
     if UNIT_POS < GROUP {
         if comptime!(config.moves_registers()) {
             setmaxnreg_dec(comptime!(config.registers()[0]));

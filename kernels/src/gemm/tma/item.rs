@@ -5,6 +5,7 @@ use cubecl::prelude::*;
 use crate::gemm::problem::Problem;
 use crate::gemm::schedule::Work;
 use crate::grid::banded_tile;
+use crate::ptx::barrier::cluster_sync;
 
 /// A tile of the output, and the steps of the contraction to sum.
 #[derive(CubeType, Clone, Copy)]
@@ -36,6 +37,28 @@ impl Extent {
     pub(in crate::gemm) fn items(&self) -> u32 {
         self.row_clusters * self.col_tiles * self.splits
     }
+}
+
+/// All threads that make a tile meet: those of the block, or of its cluster.
+#[cube]
+pub(in crate::gemm) fn sync_blocks(#[comptime] cluster: u32) {
+    if comptime!(cluster > 1) {
+        cluster_sync();
+    } else {
+        sync_cube();
+    }
+}
+
+/// Number of the first item of this block's cluster.
+#[cube]
+pub(in crate::gemm) fn first_item(#[comptime] cluster: u32) -> u32 {
+    CUBE_POS_X / cluster
+}
+
+/// From one item of a cluster to its next.
+#[cube]
+pub(in crate::gemm) fn items_at_once(#[comptime] cluster: u32) -> u32 {
+    CUBE_COUNT_X / cluster
 }
 
 /// What the kernel makes of an item.

@@ -37,6 +37,12 @@ pub(in crate::gemm) struct Own {
     pub(in crate::gemm) col: u32,
 }
 
+/// Address of 16 bytes `piece` of a row of the chunk that lies at `chunk`, swizzled.
+#[cube]
+pub(in crate::gemm) fn swizzled(chunk: u32, row: u32, piece: u32) -> u32 {
+    chunk + 128 * row + 16 * (piece ^ (row % 8))
+}
+
 /// Whether this thread speaks to TMA for the `threads` that store a chunk together.
 #[cube]
 pub(in crate::gemm) fn leads(#[comptime] threads: u32) -> bool {

@@ -113,8 +113,6 @@ pub(crate) const fn mxfp8_instruction(rows: u32, cols: u32, formats: [Format; 2]
 mod tests {
     use super::*;
 
-    const FORMATS: [Format; 2] = [Format::E4m3, Format::E5m2];
-
     /// Fields of a descriptor: first bit, width, value. What no field covers must be zero.
     fn check(descriptor: u64, bits: u32, fields: &[(u32, u32, u64)]) {
         let mut rest = descriptor;
@@ -130,8 +128,8 @@ mod tests {
     /// PTX ISA, instruction descriptor of `.kind::tf32`, `.kind::f16`, `.kind::f8f6f4` and `.kind::i8`.
     #[test]
     fn fields_of_fp8() {
-        for (i, a) in FORMATS.into_iter().enumerate() {
-            for (j, b) in FORMATS.into_iter().enumerate() {
+        for (i, a) in Format::ALL.into_iter().enumerate() {
+            for (j, b) in Format::ALL.into_iter().enumerate() {
                 for (rows, cols) in [(256, 256), (256, 32), (128, 256), (128, 128), (128, 16), (64, 8), (64, 248)] {
                     let fields = [
                         (0, 2, 0),
@@ -155,8 +153,8 @@ mod tests {
     /// PTX ISA, instruction descriptor of `.kind::mxf8f6f4`. CUTLASS has M / 16 from bit 24 on, the same for 128 and 256.
     #[test]
     fn fields_of_mxfp8() {
-        for (i, a) in FORMATS.into_iter().enumerate() {
-            for (j, b) in FORMATS.into_iter().enumerate() {
+        for (i, a) in Format::ALL.into_iter().enumerate() {
+            for (j, b) in Format::ALL.into_iter().enumerate() {
                 for (rows, cols) in [(128, 16), (128, 64), (128, 128), (128, 192), (256, 32), (256, 192), (256, 256)] {
                     for block in 0..4 {
                         let fields = [

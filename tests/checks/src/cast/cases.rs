@@ -8,7 +8,7 @@ use crate::case::Cases;
 use crate::data::{BF16, Content, DTYPES, F32, Random};
 use crate::device::Layout;
 use crate::input::Input;
-use crate::matrix::{FORMATS, GRANULARITIES, modes};
+use crate::matrix::modes;
 use crate::shapes::{LARGE, SHAPES};
 
 /// Row lengths on both sides of every change of how a row is split among units, the last ones too long for registers.
@@ -45,7 +45,7 @@ pub(super) fn quantize<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
     let (both, mut cases) = (Orientation::Both, vec![]);
     let mut add = |input, cast, orientation| cases.push(Case { input, cast, orientation });
     let first = |format, granularity| Cast { format, granularity, scale_mode: modes(granularity)[0] };
-    let by_granularity = GRANULARITIES.map(|granularity| first(Format::E4m3, granularity));
+    let by_granularity = Granularity::ALL.map(|granularity| first(Format::E4m3, granularity));
 
     // Every kernel there is, of rows that are no whole vectors of 16-bit floats, and of many blocks in both memory orders.
     for orientation in ORIENTATIONS {
@@ -69,8 +69,8 @@ pub(super) fn quantize<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
     }
     for content in &Content::ALL[1..] {
         for (i, dtype) in DTYPES.into_iter().enumerate() {
-            for (j, format) in FORMATS.into_iter().enumerate() {
-                for (l, granularity) in GRANULARITIES.into_iter().enumerate() {
+            for (j, format) in Format::ALL.into_iter().enumerate() {
+                for (l, granularity) in Granularity::ALL.into_iter().enumerate() {
                     // Scale modes in turn: what differs between them is tested above.
                     let modes = modes(granularity);
                     let cast = Cast { format, granularity, scale_mode: modes[(i + j + l) % modes.len()] };
@@ -80,8 +80,8 @@ pub(super) fn quantize<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
         }
     }
     // More than one block along both axes: what is not finite touches its own alone.
-    for (dtype, format) in [F32, BF16].into_iter().flat_map(|dtype| FORMATS.map(|format| (dtype, format))) {
-        for granularity in GRANULARITIES {
+    for (dtype, format) in [F32, BF16].into_iter().flat_map(|dtype| Format::ALL.map(|format| (dtype, format))) {
+        for granularity in Granularity::ALL {
             add(Input { content: Content::Ends, ..Input::new([139, 261], dtype) }, first(format, granularity), both);
         }
     }
@@ -99,7 +99,7 @@ pub(super) fn quantize<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
         }
     }
     for (layout, shape) in Layout::REPEATED.into_iter().zip([[140, 150], [150, 140], [5, 7]]) {
-        for granularity in GRANULARITIES {
+        for granularity in Granularity::ALL {
             let cast = Cast { scale_mode: modes(granularity)[1], ..first(Format::E5m2, granularity) };
             add(Input { layout, ..Input::new(shape, F32) }, cast, both);
         }

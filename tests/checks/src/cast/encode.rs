@@ -11,13 +11,13 @@ use crate::Failure;
 use crate::case::{Cases, wrong};
 use crate::data::{BF16, DTYPES, F16, Random};
 use crate::device::{Layout, place, upload_f32};
-use crate::matrix::{FORMATS, HostMatrix};
+use crate::matrix::HostMatrix;
 
 /// Random values of each kind.
 const RANDOM: usize = 1 << 18;
 
 pub(super) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
-    for (dtype, format) in DTYPES.into_iter().flat_map(|dtype| FORMATS.map(|format| (dtype, format))) {
+    for (dtype, format) in DTYPES.into_iter().flat_map(|dtype| Format::ALL.map(|format| (dtype, format))) {
         all.add(format!("encode {dtype} {format}"), |client| check(client, dtype, format));
     }
 }

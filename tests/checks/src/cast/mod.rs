@@ -7,7 +7,7 @@ mod scale;
 
 use cubecl::prelude::*;
 use float8_kernels::{
-    Cast, Granularity, MatrixView, Operand, Orientation, Quantized, Scale, quantize, reference, row_words,
+    Cast, Format, Granularity, MatrixView, Operand, Orientation, Quantized, Scale, quantize, reference, row_words,
 };
 
 use crate::Failure;
@@ -15,7 +15,7 @@ use crate::case::{Cases, wrong};
 use crate::data::{same, transpose};
 use crate::device::{poison, read_f32};
 use crate::input::Input;
-use crate::matrix::{FORMATS, GRANULARITIES, HostMatrix, modes};
+use crate::matrix::{HostMatrix, modes};
 
 pub(crate) const ORIENTATIONS: [Orientation; 3] = [Orientation::Rows, Orientation::Cols, Orientation::Both];
 
@@ -40,7 +40,7 @@ pub(crate) fn describe(Cast { format, granularity, scale_mode }: Cast) -> String
 }
 
 pub(crate) fn casts() -> impl Iterator<Item = Cast> {
-    let pairs = FORMATS.into_iter().flat_map(|format| GRANULARITIES.map(|granularity| (format, granularity)));
+    let pairs = Format::ALL.into_iter().flat_map(|format| Granularity::ALL.map(|granularity| (format, granularity)));
     pairs.flat_map(|(format, granularity)| {
         modes(granularity).iter().map(move |&scale_mode| Cast { format, granularity, scale_mode })
     })

@@ -7,7 +7,7 @@ use super::{GROUPINGS, GroupSizes, GroupedGemm};
 use crate::case::Cases;
 use crate::compare::{EMULATE, FAST, PRECISE};
 use crate::data::{BF16, DTYPES, F32};
-use crate::matrix::{Codes, FORMATS, GRANULARITIES, MX};
+use crate::matrix::{Codes, MX};
 
 /// Those of which every size and format is checked.
 const THOROUGH: [Granularity; 3] = [Granularity::Tensor, Granularity::Row, MX];
@@ -71,7 +71,7 @@ pub(super) fn all<R: Runtime>(all: &Cases<'_, R>) -> Vec<GroupedGemm> {
             });
             cases.push(new(sizes, rest, [Granularity::Block1x128; 2]));
         }
-        for granularities in GRANULARITIES.into_iter().flat_map(|a| GRANULARITIES.map(|b| [a, b])) {
+        for granularities in Granularity::ALL.into_iter().flat_map(|a| Granularity::ALL.map(|b| [a, b])) {
             // Matrices of B begin inside a tile of scales.
             for rest in [[70, 200], [200, 384]] {
                 for codes in [Codes::Random, Codes::Exact] {
@@ -81,7 +81,7 @@ pub(super) fn all<R: Runtime>(all: &Cases<'_, R>) -> Vec<GroupedGemm> {
             cases.push(GroupedGemm { wild: true, ..new((MIXED.0, 0), [40, 96], granularities) });
         }
         for granularity in THOROUGH {
-            for formats in FORMATS.into_iter().flat_map(|a| FORMATS.map(|b| [a, b])) {
+            for formats in Format::ALL.into_iter().flat_map(|a| Format::ALL.map(|b| [a, b])) {
                 for codes in [Codes::Random, Codes::NanCode, Codes::InfCode] {
                     cases.push(GroupedGemm { formats, codes, ..new(MIXED, [131, 133], [granularity; 2]) });
                 }

@@ -284,13 +284,12 @@ mod tests {
     use float8_kernels::reference::grouped_scaled_gemm_f64;
 
     use super::*;
-    use crate::matrix::GRANULARITIES;
 
     /// A group's part of an operand has the values that the operand has there.
     #[test]
     fn parts_are_the_operand() {
         let (m, k) = (300, 500);
-        for granularity in GRANULARITIES {
+        for granularity in Granularity::ALL {
             let matrix = HostMatrix::new(Codes::Random, [m, k], Format::E4m3, granularity, 9);
             for (rows, cols) in [(0..m, 0..k), (0..1, 128..129), (70..201, 384..500), (130..300, 128..410)] {
                 let part = matrix.part(rows.clone(), cols.clone());
@@ -310,7 +309,7 @@ mod tests {
     fn parts_are_the_definition() {
         let sizes = [cases::MIXED, (cases::MIXED.0, 0), (&[3; 24], 1), (&[0, 0], 33), (&[300, 5, 260], 0)];
         for (grouping, sizes) in GROUPINGS.into_iter().flat_map(|grouping| sizes.map(|sizes| (grouping, sizes))) {
-            for (wild, granularity) in [false, true].into_iter().flat_map(|wild| GRANULARITIES.map(|g| (wild, g))) {
+            for (wild, granularity) in [false, true].into_iter().flat_map(|wild| Granularity::ALL.map(|g| (wild, g))) {
                 let case =
                     GroupedGemm { wild, granularities: [granularity; 2], ..GroupedGemm::new(grouping, sizes, [9, 14]) };
                 let ([a, b], n) = (case.matrices(), case.shape()[1]);

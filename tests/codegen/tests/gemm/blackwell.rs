@@ -3,9 +3,9 @@
 use checks::Gemm;
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute};
 use cubecl_core::Runtime;
-use float8_kernels::{GemmPath, Granularity, gemm_path};
+use float8_kernels::{Format, GemmPath, Granularity, gemm_path};
 
-use super::{BF16, DTYPES, F16, F32, FORMATS, MX, PRECISE, check, client, memory};
+use super::{BF16, DTYPES, F16, F32, MX, PRECISE, check, client, memory};
 
 /// Pairs that `tcgen05` multiplies: scaled by the epilogue, by the tensor cores, and step by step.
 const GRANULARITIES: [[Granularity; 2]; 7] = [
@@ -39,7 +39,7 @@ fn plans() {
             for (i, granularities) in GRANULARITIES.into_iter().enumerate() {
                 let path = gemm_path(client, granularities, PRECISE);
                 assert_eq!(path, GemmPath::Tcgen05, "{granularities:?}");
-                let formats = [FORMATS[i % 2], FORMATS[shape[0] % 2]];
+                let formats = [Format::ALL[i % 2], Format::ALL[shape[0] % 2]];
                 for (j, out) in DTYPES.into_iter().enumerate() {
                     let bias = (j != i % 3).then_some((DTYPES[i % 3], 1 + i % 2));
                     let memory = memory((i + j) % 2 == 1);
@@ -63,7 +63,7 @@ fn pairs() {
             let shapes = [([260, 260, 1000], 2), ([390, 516, 140], 4), ([129, 201, 31], 4), ([130, 67, 4100], 8)];
             for (j, (shape, sms)) in shapes.into_iter().enumerate() {
                 let gemm = Gemm {
-                    formats: [FORMATS[(i + j) % 2], FORMATS[j % 2]],
+                    formats: [Format::ALL[(i + j) % 2], Format::ALL[j % 2]],
                     granularities,
                     bias: Some((F32, 1)),
                     out: [F32, BF16, F16][(i + j) % 3],

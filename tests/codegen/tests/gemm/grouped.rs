@@ -4,15 +4,15 @@ use checks::{Codes, GroupSizes, GroupedGemm};
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};
 use cubecl_core::Runtime;
 use cubecl_core::ir::StorageType;
-use float8_kernels::{Granularity, Grouping};
+use float8_kernels::{Format, Granularity, Grouping};
 
-use super::{BF16, BOUND, Client, F16, F32, FORMATS, MX, config};
+use super::{BF16, BOUND, Client, F16, F32, MX, config};
 
 /// Groups of rows, for each N by K; NaN in one group is for its rows alone.
 pub(super) fn check_rows(client: &Client, sizes: GroupSizes, rest: [usize; 2], granularities: Pair, out: StorageType) {
     let gemm =
         GroupedGemm { granularities, codes: Codes::NanCode, out, ..GroupedGemm::new(Grouping::Rows, sizes, rest) };
-    check(client, GroupedGemm { formats: FORMATS, ..gemm });
+    check(client, GroupedGemm { formats: Format::ALL, ..gemm });
 }
 
 /// Groups of the contraction, for each M by N.
@@ -24,7 +24,7 @@ pub(super) fn check_contraction(
     out: StorageType,
 ) {
     let gemm = GroupedGemm { granularities, out, ..GroupedGemm::new(Grouping::Contraction, sizes, rest) };
-    check(client, GroupedGemm { formats: [FORMATS[1], FORMATS[0]], ..gemm });
+    check(client, GroupedGemm { formats: [Format::ALL[1], Format::ALL[0]], ..gemm });
 }
 
 fn check(client: &Client, gemm: GroupedGemm) {

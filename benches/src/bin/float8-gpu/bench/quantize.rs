@@ -21,8 +21,6 @@ use super::{Bench, torch};
 use crate::target::Target;
 
 const BF16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::BF16));
-const GRANULARITIES: [Granularity; 5] =
-    [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128, Granularity::Block1x32];
 const UNITS: u32 = 256;
 /// Words of a unit's load and store.
 const VECTOR: usize = 4;
@@ -119,7 +117,7 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
         let orientations = [("rows", Orientation::Rows), ("both", Orientation::Both)];
         let mut cases = vec![(Work::Amax, "", Orientation::Rows)];
         cases.extend(orientations.map(|(name, wanted)| (Work::Cast, name, wanted)));
-        for granularity in GRANULARITIES {
+        for granularity in Granularity::ALL {
             cases.extend(orientations.map(|(name, wanted)| (Work::Quantize(granularity), name, wanted)));
         }
         let inputs = LazyCell::new(|| -> Vec<MatrixView> {

@@ -13,9 +13,6 @@ use crate::backend::{Float8Backend, Quantized, ScaleFrom};
 
 type B = burn_cubecl::CubeBackend<WgpuRuntime, f32, i32, u32>;
 
-const GRANULARITIES: [Granularity; 5] =
-    [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128, Granularity::Block1x32];
-
 /// Whether wgpu can run here.
 fn has_adapter() -> bool {
     // Type 4 is every adapter. Asking for a client without one panics.
@@ -146,7 +143,7 @@ fn joined_shards_are_the_cast_of_the_whole() {
     // One rank with nothing but padding; whole chunks; odd lengths; a single row.
     let cases = [([40, 24], 2), ([130, 33], 3), ([256, 144], 2), ([385, 130], 3), ([300, 17], 5), ([1, 129], 2)];
     for (dims, ranks) in cases {
-        for granularity in GRANULARITIES {
+        for granularity in Granularity::ALL {
             for axis in [ShardedAxis::Rows, ShardedAxis::Contraction] {
                 check(dims, ranks, granularity, axis, false);
             }
@@ -159,7 +156,7 @@ fn padding_is_zero_beside_a_nan() {
     if !has_adapter() {
         return;
     }
-    for granularity in GRANULARITIES {
+    for granularity in Granularity::ALL {
         for axis in [ShardedAxis::Rows, ShardedAxis::Contraction] {
             check([150, 33], 2, granularity, axis, true);
         }
