@@ -24,8 +24,14 @@ type Cuda = Fusion<CubeBackend<GenerateCuda, f32, i32, u8>>;
 /// M, K and N: what the host does for a launch is the same for all, but its memory stands in for the device's.
 const SHAPE: [usize; 3] = [64, 64, 64];
 
-/// Calls between two waits.
+/// Calls between two waits, which are a round.
 const CALLS: usize = 50;
+
+/// Rounds for each repetition that is asked for, as one takes milliseconds.
+const ROUNDS: u32 = 5;
+
+/// Rounds that do not count.
+const WARM_UP: u32 = 2;
 
 /// One precision.
 #[derive(Serialize)]
@@ -34,8 +40,8 @@ pub struct Row {
     launches: f64,
     /// Median microseconds of forward and backward.
     microseconds: f64,
-    /// Microseconds per launch, to plain Burn's.
-    per_launch: f64,
+    /// Quartiles of microseconds per launch, to plain Burn's of the same round.
+    per_launch: [f64; 3],
 }
 
 fn step<B: ModuleOps<B> + Backend>(x: FloatTensor<B>, w: FloatTensor<B>, dy: FloatTensor<B>) {
@@ -45,26 +51,19 @@ fn step<B: ModuleOps<B> + Backend>(x: FloatTensor<B>, w: FloatTensor<B>, dy: Flo
     drop((y, dx, dw));
 }
 
-/// Microseconds and launches of a call.
-fn measure(repeat: u32, mut call: impl FnMut()) -> [f64; 2] {
+/// Microseconds and launches of a call, by a round of calls.
+fn measure(mut call: impl FnMut()) -> [f64; 2] {
     let sync = || Cuda::sync(&OfflineDevice::default()).expect("nothing runs");
     let idle = idle();
-    let mut round = || {
-        sync();
-        idle.take_launches();
-        let start = Instant::now();
-        (0..CALLS).for_each(|_| call());
-        sync();
-        [start.elapsed().as_secs_f64() * 1e6, idle.take_launches() as f64].map(|sum| sum / CALLS as f64)
-    };
-    // The first rounds make the kernels' keys and fill the memory pools.
-    round();
-    round();
-    let rounds: Vec<_> = (0..repeat).map(|_| round()).collect();
-    [0, 1].map(|i| median(rounds.iter().map(|round| round[i]).collect()))
+    sync();
+    idle.take_launches();
+    let start = Instant::now();
+    (0..CALLS).for_each(|_| call());
+    sync();
+    [start.elapsed().as_secs_f64() * 1e6, idle.take_launches() as f64].map(|sum| sum / CALLS as f64)
 }
 
-/// bf16, and every recipe that needs no layer.
+/// bf16, and every recipe that needs no layer. All take turns, so that other work on the machine slows each of them.
 pub fn rows(repeat: u32) -> Vec<Row> {
     let [m, k, n] = SHAPE;
     let device = OfflineDevice::default();
@@ -72,29 +71,39 @@ pub fn rows(repeat: u32) -> Vec<Row> {
         Tensor::<Cuda, 2>::random(shape, Distribution::Default, &device).cast(DType::BF16).into_primitive().tensor()
     };
     let inputs = [tensor([m, k]), tensor([k, n]), tensor([m, n])];
-    let plain = measure(repeat, || {
-        let [x, w, dy] = inputs.clone();
-        step::<Cuda>(x, w, dy);
-    });
-    let mut all = vec![("bf16".to_string(), plain)];
-    for recipe in Recipe::ALL.into_iter().filter(|recipe| *recipe != Recipe::Delayed) {
-        let set = set_default_config::<Float8<Cuda>>(&device, Some(&Float8Config::new(recipe)));
-        set.expect("a recipe without a history");
-        let measured = measure(repeat, || {
-            // New to the decorator: nothing is cast yet.
-            let [x, w, dy] = inputs.clone().map(Float8Tensor::new);
-            step::<Float8<Cuda>>(x, w, dy);
+    let recipes: Vec<_> = Recipe::ALL.into_iter().filter(|recipe| *recipe != Recipe::Delayed).collect();
+    let round = || {
+        let plain = measure(|| {
+            let [x, w, dy] = inputs.clone();
+            step::<Cuda>(x, w, dy);
         });
-        all.push((recipe.to_string(), measured));
-    }
-    let per_launch = |[microseconds, launches]: [f64; 2]| microseconds / launches;
-    let row = |(precision, measured): (String, [f64; 2])| Row {
-        precision,
-        launches: measured[1],
-        microseconds: measured[0],
-        per_launch: per_launch(measured) / per_launch(plain),
+        let quantized = recipes.iter().map(|recipe| {
+            let set = set_default_config::<Float8<Cuda>>(&device, Some(&Float8Config::new(*recipe)));
+            set.expect("a recipe without a history");
+            measure(|| {
+                // New to the decorator: nothing is cast yet.
+                let [x, w, dy] = inputs.clone().map(Float8Tensor::new);
+                step::<Float8<Cuda>>(x, w, dy);
+            })
+        });
+        [plain].into_iter().chain(quantized).collect::<Vec<_>>()
     };
-    all.into_iter().map(row).collect()
+    // The first rounds make the kernels' keys and fill the memory pools.
+    let rounds: Vec<_> = (0..WARM_UP + ROUNDS * repeat).map(|_| round()).skip(WARM_UP as usize).collect();
+    let names = ["bf16".to_string()].into_iter().chain(recipes.iter().map(ToString::to_string));
+    let row = |(i, precision): (usize, String)| {
+        let per_launch = |[microseconds, launches]: [f64; 2]| microseconds / launches;
+        let ratios = rounds.iter().map(|round| per_launch(round[i]) / per_launch(round[0])).collect();
+        let [microseconds, launches] = [0, 1].map(|j| median(rounds.iter().map(|round| round[i][j]).collect()));
+        Row { precision, launches, microseconds, per_launch: quartiles(ratios) }
+    };
+    names.enumerate().map(row).collect()
+}
+
+/// The values above a quarter, a half and three quarters of the others.
+fn quartiles(mut values: Vec<f64>) -> [f64; 3] {
+    values.sort_by(f64::total_cmp);
+    [1, 2, 3].map(|quarter| values[values.len() * quarter / 4])
 }
 
 pub fn print(rows: &[Row]) {
@@ -102,9 +111,14 @@ pub fn print(rows: &[Row]) {
         return;
     }
     println!("\nhost time of a linear on CUDA, forward and backward with a new weight; nothing runs on a device");
-    println!("{:<22}  {:>8}  {:>8}  {:>13}  {:>14}", "precision", "launches", "us", "us per launch", "to bf16's");
-    for Row { precision, launches, microseconds, per_launch } in rows {
+    println!(
+        "{:<22}  {:>8}  {:>8}  {:>13}  {:>14}  {:>12}",
+        "precision", "launches", "us", "us per launch", "to bf16's", "quartiles"
+    );
+    for Row { precision, launches, microseconds, per_launch: [low, middle, high] } in rows {
         let each = microseconds / launches;
-        println!("{precision:<22}  {launches:>8.1}  {microseconds:>8.1}  {each:>13.2}  {per_launch:>14.2}");
+        println!(
+            "{precision:<22}  {launches:>8.1}  {microseconds:>8.1}  {each:>13.2}  {middle:>14.2}  {low:>5.2}, {high:.2}"
+        );
     }
 }

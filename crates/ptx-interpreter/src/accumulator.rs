@@ -32,6 +32,19 @@ pub enum Accumulator {
     },
 }
 
+impl Accumulator {
+    /// What is published of Hopper and Ada.
+    pub const HOPPER: [Self; 4] = [
+        Self::Truncated { fraction_bits: 13, rounding: Rounding::ToZero },
+        Self::Truncated { fraction_bits: 13, rounding: Rounding::Floor },
+        Self::Truncated { fraction_bits: 14, rounding: Rounding::ToZero },
+        Self::Truncated { fraction_bits: 14, rounding: Rounding::Floor },
+    ];
+
+    /// What is published of Blackwell.
+    pub const BLACKWELL: Self = Self::Truncated { fraction_bits: 25, rounding: Rounding::ToZero };
+}
+
 /// How bits are dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rounding {

@@ -111,7 +111,7 @@ fn gemm_emulated<O: Float>(
     if row0 >= work.row_end {
         terminate!();
     }
-    let end = min(work.end.div_ceil(4u32), problem.words);
+    let end = min(work.k_end.div_ceil(4u32), problem.words);
     let mut tile_a = SharedMemory::<Quad>::new(comptime!((STEP * tile.pitch(0)) as usize));
     let mut tile_b = SharedMemory::<Quad>::new(comptime!((STEP * tile.pitch(1)) as usize));
     let unit_x = UNIT_POS % SIDE;
@@ -126,7 +126,7 @@ fn gemm_emulated<O: Float>(
     // Where the tile's columns begin and end among the rows of B.
     let first_b = work.row0_b + col0;
     let rows_b = work.row0_b + problem.n;
-    let mut step = work.first / 4;
+    let mut step = work.k_begin / 4;
     while step < end {
         load_tile(a, problem, &mut tile_a, row0, work.row_end, step, comptime!((tile, formats[0])), 0usize);
         load_tile(b, problem, &mut tile_b, first_b, rows_b, step, comptime!((tile, formats[1])), 1usize);
@@ -178,7 +178,7 @@ fn gemm_emulated<O: Float>(
         }
     }
     if comptime!(problem.grouping.is_some()) {
-        if work.first / 4 >= end {
+        if work.k_begin / 4 >= end {
             // Nothing was multiplied, so no scale counts, not even NaN.
             clear(&mut totals, count);
         }

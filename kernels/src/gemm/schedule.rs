@@ -19,8 +19,8 @@ pub(super) struct Work {
     /// Row of B that belongs to column 0.
     pub(super) row0_b: u32,
     /// Where the contraction begins and ends, in codes.
-    pub(super) first: u32,
-    pub(super) end: u32,
+    pub(super) k_begin: u32,
+    pub(super) k_end: u32,
     /// Element of the output that belongs to row 0 and column 0.
     pub(super) out0: u32,
 }
@@ -29,7 +29,7 @@ pub(super) struct Work {
 #[cube]
 pub(super) fn whole(row0: u32, col0: u32, m: u32, k: u32) -> Work {
     let zero = 0u32.runtime();
-    Work { row0, row_begin: zero, row_end: m, col0, row0_b: zero, first: zero, end: k, out0: zero }
+    Work { row0, row_begin: zero, row_end: m, col0, row0_b: zero, k_begin: zero, k_end: k, out0: zero }
 }
 
 /// End number `group`, `limit` at most.
@@ -93,8 +93,8 @@ pub(super) fn grouped_tile(
             row_end: end,
             col0: col * width - shift,
             row0_b,
-            first: 0u32.runtime(),
-            end: select(exists && group < groups, k, 0u32),
+            k_begin: 0u32.runtime(),
+            k_end: select(exists && group < groups, k, 0u32),
             out0: 0u32.runtime(),
         }
     } else {
@@ -116,8 +116,8 @@ pub(super) fn grouped_tile(
             row_end: m,
             col0: col * width,
             row0_b: 0u32.runtime(),
-            first,
-            end: select(exists, end, first),
+            k_begin: first,
+            k_end: select(exists, end, first),
             out0: group * m * n,
         }
     }

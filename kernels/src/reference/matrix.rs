@@ -296,7 +296,10 @@ impl HostOperand<'_> {
     }
 
     /// What dequantizes the code `(row, col)`.
-    pub(super) fn inv_scale(&self, row: usize, col: usize) -> f32 {
+    ///
+    /// # Panics
+    /// If there is no scale for it.
+    pub fn inv_scale(&self, row: usize, col: usize) -> f32 {
         let [height, width] = self.granularity.group(self.rows, self.k);
         let [_, groups] = self.granularity.scale_dims(self.rows, self.k);
         self.inv_scales[row / height * groups + col / width].get()

@@ -12,9 +12,12 @@ use crate::data::{BF16, F16, Random, to_dtype};
 use crate::matrix::{Codes, HostMatrix};
 use crate::oracle::{Element, product};
 
-pub(crate) const PRECISE: GemmConfig = GemmConfig { use_fast_accum: false, emulate: false };
-pub(crate) const FAST: GemmConfig = GemmConfig { use_fast_accum: true, emulate: false };
-pub(crate) const EMULATE: GemmConfig = GemmConfig { use_fast_accum: false, emulate: true };
+/// Sums go to f32 registers every 128 of the contraction.
+pub const PRECISE: GemmConfig = GemmConfig { use_fast_accum: false, emulate: false };
+/// Sums stay in the tensor core's accumulators.
+pub const FAST: GemmConfig = GemmConfig { use_fast_accum: true, emulate: false };
+/// f32 units alone.
+pub const EMULATE: GemmConfig = GemmConfig { use_fast_accum: false, emulate: true };
 
 /// Products of M, N and K that the host sums in full.
 pub(crate) const MAX_PRODUCTS: usize = 1 << 31;

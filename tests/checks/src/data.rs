@@ -8,10 +8,14 @@ use half::{bf16, f16};
 use test_data::normal;
 pub(crate) use test_data::{Random, same, transpose};
 
-pub(crate) const F32: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F32));
-pub(crate) const F16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F16));
-pub(crate) const BF16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::BF16));
-pub(crate) const DTYPES: [StorageType; 3] = [F32, F16, BF16];
+/// `f32`
+pub const F32: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F32));
+/// `f16`
+pub const F16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F16));
+/// `bf16`
+pub const BF16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::BF16));
+/// Those of tensors that can be cast.
+pub const DTYPES: [StorageType; 3] = [F32, F16, BF16];
 
 /// What a matrix is filled with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,5 @@
-//! Comparisons of every kernel with the scalar reference, on any CubeCL runtime: each case gives its worst error or says
-//! what is wrong.
+//! Comparisons of every kernel with the scalar reference, on any CubeCL runtime, and of linears with the CPU's, on any backend: each
+//! case gives its worst error or says what is wrong.
 //!
 //! ```text
 //! quantize, amax    codes, scales and maxima are the reference's, bit for bit
@@ -9,7 +9,8 @@
 //! scaled_gemm       |got - want| ≤ bound · Σ |a·b|, want in f64 (see [`Bound`])
 //! grouped_gemm      the same in each group, and zeros where there is none
 //! repeated_gemm     exact sums, 200 launches without a wait
-//! golden_*          casts, scales and codes are torch's and torchao's, bit for bit
+//! golden_*          casts, scales and codes are torch's and torchao's, bit for bit; linears within what sums lose
+//! linear            y, dx, dw and db of Burn's `Linear` are the CPU's: exact sums, and others within what sums lose
 //! ```
 //!
 //! Fresh device memory is filled with NaN patterns before each case, so that an output that nobody writes is noticed.
@@ -27,6 +28,7 @@ mod golden;
 mod grouped;
 mod health;
 mod input;
+mod linear;
 mod matrix;
 mod oracle;
 mod repeated;
@@ -37,12 +39,14 @@ mod worker;
 use cubecl::prelude::*;
 
 pub use case::{Case, Failure, Size, caught};
-pub use compare::Bound;
+pub use compare::{Bound, EMULATE, FAST, PRECISE};
+pub use data::{BF16, DTYPES, F16, F32};
 pub use device::poison;
 pub use gemm::{Gemm, Memory};
 pub use golden::{Goldens, visit_goldens};
 pub use grouped::{GroupSizes, GroupedGemm};
-pub use matrix::{Codes, HostMatrix};
+pub use linear::{visit_golden_linears, visit_linears};
+pub use matrix::{Codes, HostMatrix, MX};
 pub use supervise::{Done, Limits, Loss, Progress, StartError, supervise};
 pub use worker::Worker;
 

@@ -13,7 +13,8 @@ use crate::case::wrong;
 use crate::data::Random;
 use crate::device::{read, read_f32, upload_f32};
 
-pub(crate) const MX: Granularity = Granularity::Block1x32;
+/// The granularity of E8M0 scales.
+pub const MX: Granularity = Granularity::Block1x32;
 
 /// The scale modes that go with a granularity, the default first.
 pub(crate) const fn modes(granularity: Granularity) -> &'static [ScaleMode] {
@@ -160,7 +161,7 @@ impl HostMatrix {
             granularity => granularity,
         };
         let [_, kept] = granularity.scale_dims(rows.len(), k.len());
-        let width = if granularity == MX { 32 } else { 128 };
+        let [_, width] = granularity.group(rows.len(), all_k);
         let scale = &|row: usize, i: usize| InvScale::new(self.inv_scale(row, k.start + i * width));
         let inv_scales = match granularity {
             Granularity::Tensor => self.inv_scales.clone(),
@@ -177,15 +178,7 @@ impl HostMatrix {
 
     /// The scale of element `col` of the contraction in row `row`.
     pub(crate) fn inv_scale(&self, row: usize, col: usize) -> f32 {
-        let [_, width] = self.granularity.scale_dims(self.shape[0], self.shape[1]);
-        let place = match self.granularity {
-            Granularity::Tensor => 0,
-            Granularity::Row => row,
-            Granularity::Block1x128 => row * width + col / 128,
-            Granularity::Block128x128 => row / 128 * width + col / 128,
-            Granularity::Block1x32 => row * width + col / 32,
-        };
-        self.inv_scales[place].get()
+        self.view().inv_scale(row, col)
     }
 
     /// The operand on a device.

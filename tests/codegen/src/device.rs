@@ -3,6 +3,7 @@
 use cubecl_common::device::DeviceId;
 use cubecl_core::Runtime;
 use cubecl_core::ir::{ContiguousElements, MatrixLayout, MmaProperties, TargetProperties};
+use cubecl_core::zspace::striding::has_pitched_row_major_strides;
 use cubecl_core::zspace::{Shape, Strides};
 use cubecl_cpp::cuda::mma::contiguous_elements_cuda;
 use cubecl_runtime::client::ComputeClient;
@@ -39,8 +40,8 @@ impl Runtime for GenerateCuda {
         MAX_GRID
     }
 
-    fn can_read_tensor(_: &Shape, _: &Strides) -> bool {
-        true
+    fn can_read_tensor(shape: &Shape, strides: &Strides) -> bool {
+        has_pitched_row_major_strides(shape, strides)
     }
 
     fn target_properties() -> TargetProperties {

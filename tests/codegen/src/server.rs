@@ -15,6 +15,7 @@ use cubecl_common::profile::ProfileDuration;
 use cubecl_common::stream_id::StreamId;
 use cubecl_core::MemoryConfiguration;
 use cubecl_core::ir::MemoryDeviceProperties;
+use cubecl_core::zspace::striding::has_pitched_row_major_strides;
 use cubecl_cpp::shared::CompilationOptions;
 use cubecl_runtime::allocator::PitchedMemoryLayoutPolicy;
 use cubecl_runtime::compiler::CubeTask;
@@ -193,6 +194,10 @@ impl ComputeServer for GenerateServer {
             result = Err(generic("results are not read".into()));
         }
         for descriptor in descriptors {
+            if !has_pitched_row_major_strides(&descriptor.shape, &descriptor.strides) {
+                result = Err(generic(format!("strides {:?} cannot be read", descriptor.strides)));
+                continue;
+            }
             let [width, pitch, count] = rows(&descriptor);
             let mut data = vec![0; width * count];
             match (self.resource(descriptor.handle), &mut result) {

@@ -15,24 +15,13 @@ mod stuck;
 #[path = "gemm/truncated.rs"]
 mod truncated;
 
-use checks::{Codes, Gemm, HostMatrix, Memory};
+use checks::{BF16, Codes, DTYPES, EMULATE, F16, F32, FAST, Gemm, HostMatrix, MX, Memory, PRECISE};
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};
 use cubecl_core::Runtime;
-use cubecl_core::ir::{ElemType, FloatKind, StorageType};
 use cubecl_runtime::client::ComputeClient;
 use float8_kernels::{Format, GemmConfig, GemmPath, Granularity, InvScale, gemm_path};
 
 type Client = ComputeClient<GenerateCuda>;
-
-const MX: Granularity = Granularity::Block1x32;
-const F32: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F32));
-const F16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F16));
-const BF16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::BF16));
-const DTYPES: [StorageType; 3] = [F32, F16, BF16];
-
-const PRECISE: GemmConfig = GemmConfig { use_fast_accum: false, emulate: false };
-const FAST: GemmConfig = GemmConfig { use_fast_accum: true, emulate: false };
-const EMULATE: GemmConfig = GemmConfig { use_fast_accum: false, emulate: true };
 
 /// Roundings of f32 sums of blocks and of the whole, as a share of `Σ |terms|`.
 const BOUND: f64 = 1.0 / (1 << 20) as f64;

@@ -10,9 +10,12 @@ use burn::tensor::{Int, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_float8::{Float8, Float8Config, GroupedLinear, Recipe, begin_float8_step, report};
 use burn_fusion::Fusion;
+use checks::{Case, Size, visit_golden_linears, visit_linears};
 use codegen::device::{Execution, GenerateCuda, Generated, OfflineDevice, execute, take, take_allocations, take_waits};
 use cubecl::Runtime;
 use float8_kernels::gemm_path;
+use ptx_interpreter::Accumulator;
+use test_data::Golden;
 
 use crate::support::linear::{forward_backward, from_values, layer};
 use crate::support::operand::tensor;
@@ -254,5 +257,32 @@ fn every_recipe_computes_what_the_cpu_does() {
             let error = relative_error(got, want);
             assert!(error < 1e-5, "{what} in {recipe}: {error:e}");
         }
+    }
+}
+
+/// What is checked of linears on a GPU passes with tensor cores that keep no more bits than Hopper's.
+#[test]
+fn linears_pass_with_short_accumulators() {
+    let _turn = turn();
+    let Some(running) = execute(Execution::default()) else { return };
+    let golden = Golden::open("linear.safetensors");
+    for accumulator in Accumulator::HOPPER {
+        running.set_accumulator(accumulator);
+        let mut count = 0;
+        let mut run = |case: Case<'_>| {
+            let name = case.name.clone();
+            // A recipe of each granularity.
+            if [" tensorwise ", " rowwise ", " blockwise "].iter().any(|recipe| name.contains(recipe)) {
+                case.run().unwrap_or_else(|failure| panic!("{name} with {accumulator:?}: {failure}"));
+                count += 1;
+            }
+        };
+        visit_golden_linears::<Offline>(&golden, &mut run);
+        visit_linears::<Offline>(Size::Small, &mut |case| {
+            if case.name.contains(" F32 ") {
+                run(case);
+            }
+        });
+        assert_eq!(count, 2 * 2 + 3 * 12);
     }
 }

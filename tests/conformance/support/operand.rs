@@ -1,7 +1,7 @@
 //! Quantization through a backend, with the codes read back.
 use burn::tensor::{Tensor, TensorData, backend::Backend};
-use burn_float8::{Cast, Float8Backend, Granularity, HostCodes, Orientation, ScaleFrom};
-use float8_kernels::reference;
+use burn_float8::{Cast, Float8Backend, HostCodes, Orientation, ScaleFrom};
+use float8_kernels::reference::{self, HostOperand};
 
 /// The copies of a matrix in both orientations.
 pub fn quantize<B: Float8Backend>(x: Tensor<B, 2>, cast: Cast) -> [HostCodes; 2] {
@@ -12,20 +12,11 @@ pub fn quantize<B: Float8Backend>(x: Tensor<B, 2>, cast: Cast) -> [HostCodes; 2]
 
 /// The values of codes read back.
 pub fn dequantized(copy: &HostCodes) -> Vec<f32> {
-    let [rows, k] = copy.dims;
-    let [_, scales] = copy.granularity.scale_dims(rows, k);
-    let value = |(i, code): (usize, &u8)| {
-        let (r, c) = (i / k, i % k);
-        let scale = match copy.granularity {
-            Granularity::Tensor => 0,
-            Granularity::Row => r,
-            Granularity::Block1x128 => r * scales + c / 128,
-            Granularity::Block128x128 => r / 128 * scales + c / 128,
-            Granularity::Block1x32 => r * scales + c / 32,
-        };
-        reference::decode(*code, copy.format) * copy.inv_scales[scale].get()
-    };
-    copy.codes.iter().enumerate().map(value).collect()
+    let HostCodes { codes, inv_scales, dims: [rows, k], format, granularity, .. } = copy;
+    let (rows, k, format, granularity) = (*rows, *k, *format, *granularity);
+    let operand = HostOperand { codes, rows, k, format, granularity, inv_scales };
+    let value = |(i, &code): (usize, &u8)| reference::decode(code, format) * operand.inv_scale(i / k, i % k);
+    codes.iter().enumerate().map(value).collect()
 }
 
 /// A tensor on the default device.

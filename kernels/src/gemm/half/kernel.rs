@@ -46,8 +46,8 @@ pub(super) fn gemm_half<O: Float, E: Float>(
     // Where the tile's columns begin and end among the rows of B.
     let first_b = work.row0_b + col0;
     let rows_b = work.row0_b + problem.n;
-    let first_block = work.first / comptime!(BLOCK as u32);
-    let end_block = min(work.end.div_ceil(comptime!(BLOCK as u32)), problem.blocks);
+    let first_block = work.k_begin / comptime!(BLOCK as u32);
+    let end_block = min(work.k_end.div_ceil(comptime!(BLOCK as u32)), problem.blocks);
     let mut stages = SharedMemory::<Halves<E>>::new_aligned(comptime!(2 * stage as usize), 32usize);
     let mut strips =
         SharedMemory::<f32>::new_aligned(comptime!(config.tile.strips(config.unit.shape[0]) as usize), 32usize);
@@ -65,7 +65,7 @@ pub(super) fn gemm_half<O: Float, E: Float>(
     let row = row0 + plane_row + UNIT_POS_X / part_cols;
     let col = col0 + plane_col + UNIT_POS_X % part_cols;
 
-    let mut chunk = work.first / CHUNK_CODES;
+    let mut chunk = work.k_begin / CHUNK_CODES;
     let mut read = 0u32.runtime();
     let held_a = load_step(a, problem, row0, work.row_end, chunk, config, 0usize);
     let held_b = load_step(b, problem, first_b, rows_b, chunk, config, 1usize);

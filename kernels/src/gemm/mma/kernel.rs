@@ -56,10 +56,10 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
     // Where the tile's columns begin among the rows of B, and where those of its matrix end.
     let first_b = work.row0_b + col0;
     let rows_b = work.row0_b + problem.n;
-    let first_block = work.first / comptime!(BLOCK as u32);
+    let first_block = work.k_begin / comptime!(BLOCK as u32);
     // An empty group at the end begins after the last.
     let loaded_block = min(first_block, problem.blocks - 1);
-    let end_block = min(work.end.div_ceil(comptime!(BLOCK as u32)), problem.blocks);
+    let end_block = min(work.k_end.div_ceil(comptime!(BLOCK as u32)), problem.blocks);
     let mut ring = SharedMemory::<u32>::new_aligned(comptime!((stages * stage / 4) as usize), 128usize);
     // Never: it is here for CubeCL to allocate the memory, which only statements use.
     if problem.words == 0 {
@@ -90,7 +90,7 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
         totals[i as usize] = 0.0f32;
     }
 
-    let mut word = work.first / 4 + chunk * 4;
+    let mut word = work.k_begin / 4 + chunk * 4;
     let mut write = start;
     #[unroll]
     for _ in 0..comptime!(stages - 1) {

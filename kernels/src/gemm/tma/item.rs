@@ -90,7 +90,7 @@ pub(in crate::gemm) fn item(index: u32, problem: &Problem, extent: &Extent, #[co
             // around.
             work.row0 += CUBE_POS_X % cluster * height;
         }
-        Item { work, step_begin: work.first / step, step_end: work.end.div_ceil(step), above: 0u32.runtime() }
+        Item { work, step_begin: work.k_begin / step, step_end: work.k_end.div_ceil(step), above: 0u32.runtime() }
     } else {
         let [height, width] = comptime!(tile);
         let tiles = extent.row_clusters * extent.col_tiles;

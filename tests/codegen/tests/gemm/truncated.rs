@@ -9,21 +9,15 @@ use ptx_interpreter::Rounding::{Floor, ToZero};
 
 use super::{Client, F32, FAST, MX, PRECISE, client};
 
-/// Hopper's and Ada's first, then what else is said of them.
-const SHORT: [Accumulator; 4] = [
-    Truncated { fraction_bits: 13, rounding: ToZero },
-    Truncated { fraction_bits: 13, rounding: Floor },
-    Truncated { fraction_bits: 14, rounding: ToZero },
-    Truncated { fraction_bits: 14, rounding: Floor },
-];
-
-/// Blackwell's.
-const LONG: Accumulator = Truncated { fraction_bits: 25, rounding: ToZero };
-
-/// One element of a long contraction, and a ragged matrix that has NaN and infinities too.
-const TENSORWISE: [&str; 2] = [
+/// One element of a long contraction, a ragged matrix that has NaN and infinities too, scales of rows; groups of rows and of the
+/// contraction, and groups that begin inside a square of 128 by 128.
+const CHECKS: [&str; 6] = [
     "scaled_gemm 1x1x1000 e4m3,e4m3 tensorwise,tensorwise ",
     "scaled_gemm 70x133x200 e5m2,e4m3 tensorwise,tensorwise ",
+    "scaled_gemm 130x137x300 e4m3,e4m3 rowwise,rowwise ",
+    "grouped_gemm rows 64+128+64:200 456x200x160 e4m3,e4m3 tensorwise,tensorwise ",
+    "grouped_gemm contraction 64+128+64:200 200x160x520 e4m3,e4m3 tensorwise,tensorwise ",
+    "grouped_gemm rows 0+70+1+0+133+0:10 214x200x384 e4m3,e4m3 1x128,128x128 ",
 ];
 
 /// Scales that change along the contraction.
@@ -44,10 +38,10 @@ fn run_checks(client: &Client, which: &[&str], what: &str) {
 #[test]
 fn checks_pass_with_short_accumulators() {
     let Some(running) = execute(Execution::default()) else { return };
-    for accumulator in SHORT {
+    for accumulator in Accumulator::HOPPER {
         running.set_accumulator(accumulator);
         on_each([(90, BLOCKS), (89, MX_BLOCKS)], |(sm, blocks)| {
-            let which = [&TENSORWISE[..], &[blocks]].concat();
+            let which = [&CHECKS[..], &[blocks]].concat();
             run_checks(&client(sm), &which, &format!("{accumulator:?} on sm_{sm}"));
         });
     }
@@ -57,10 +51,10 @@ fn checks_pass_with_short_accumulators() {
 #[test]
 fn checks_pass_with_long_accumulators() {
     let Some(running) = execute(Execution::default()) else { return };
-    running.set_accumulator(LONG);
+    running.set_accumulator(Accumulator::BLACKWELL);
     on_each([100, 120], |sm| {
-        let which = [&TENSORWISE[..], &[MX_BLOCKS, BLOCKS]].concat();
-        run_checks(&client(sm), &which, &format!("{LONG:?} on sm_{sm}"));
+        let which = [&CHECKS[..], &[MX_BLOCKS, BLOCKS]].concat();
+        run_checks(&client(sm), &which, &format!("{:?} on sm_{sm}", Accumulator::BLACKWELL));
     });
 }
 
@@ -101,7 +95,7 @@ fn long_contractions() {
         let ([a, b], granularities) = (gemm.matrices(), gemm.granularities);
         let bound = Bound::of(gemm_path(client, granularities, config), config, granularities, gemm.shape[2]).get();
         // Of a bound of 1, the error is the share of `Σ |a·b|`.
-        let [zero, floor] = [SHORT[0], SHORT[1]].map(|accumulator| {
+        let [zero, floor] = [Accumulator::HOPPER[0], Accumulator::HOPPER[1]].map(|accumulator| {
             running.set_accumulator(accumulator);
             gemm.compare(client, [&a, &b], 1.0).unwrap()
         });

@@ -1,19 +1,27 @@
 //! `check`: everything that can be wrong, each as one case in a worker; a table of the groups comes last.
 
-mod goldens;
-mod linears;
-
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{IsTerminal, Write, stdout};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use checks::{Case, Done, Loss, Progress, Size, Worker, supervise};
+use checks::{
+    Case, Done, Goldens, Loss, Progress, Size, Worker, supervise, visit_golden_linears, visit_goldens, visit_linears,
+};
 use serde_json::{Value, json};
+use test_data::Golden;
 
 use crate::target::Target;
 use crate::{Error, LimitArgs, worker};
+
+/// torch's and torchao's results, which are part of the program.
+static CASTS: Goldens = Goldens {
+    cast: Golden::embedded(include_bytes!("../../../../tests/goldens/cast.safetensors")),
+    quantize: Golden::embedded(include_bytes!("../../../../tests/goldens/quantize.safetensors")),
+    mx: Golden::embedded(include_bytes!("../../../../tests/goldens/mx.safetensors")),
+};
+static LINEARS: Golden = Golden::embedded(include_bytes!("../../../../tests/goldens/linear.safetensors"));
 
 /// What to check.
 #[derive(clap::Args)]
@@ -173,8 +181,9 @@ pub fn serve<T: Target>(args: &Args) {
             let name = case.name.clone();
             worker.case(&name, || case.run().map(Value::from));
         };
-        goldens::visit::<T>(&client, visit);
+        visit_goldens(&client, &CASTS, visit);
+        visit_golden_linears::<T::Backend>(&LINEARS, visit);
         checks::visit(&client, size, visit);
-        linears::visit::<T>(args.quick, visit);
+        visit_linears::<T::Backend>(size, visit);
     });
 }

@@ -1,0 +1,168 @@
+//! `nn::Linear` on `Autodiff<Float8<B>>`, forward and backward, in every recipe: against the same on the CPU in f32, and against
+//! torchao's.
+//!
+//! Codes and scales are the same bits there, so results differ by what the sums lose only.
+
+mod golden;
+
+use core::fmt;
+
+use burn::backend::{Autodiff, Flex};
+use burn::module::{Param, ParamId};
+use burn::nn::Linear;
+use burn::tensor::{DType, Tensor, TensorData};
+use burn_float8::{Float8, Float8Backend, Float8Config, Float8Error, Float8LinearConfig, Gemm, Recipe, Report, report};
+use half::bf16;
+use test_data::{Random, relative_error};
+
+pub use self::golden::visit_golden_linears;
+use crate::case::{Case, Failure, Size, wrong};
+
+/// M, K and N: tiny, ragged, one past tiles, and sizes that models have.
+const SHAPES: [[usize; 3]; 6] = [[1, 64, 32], [8, 16, 16], [37, 70, 45], [129, 257, 65], [256, 512, 384], [5, 1, 3]];
+const LARGE: [[usize; 3]; 3] = [[1000, 1030, 500], [2048, 1024, 1536], [300, 4100, 260]];
+
+/// How far the norms of differences from f32 sums may be, as a share of the norms of results.
+const F32_SUMS: f64 = 1e-5;
+
+/// What x, w, b and dy hold.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Values {
+    /// -1, 0 and 1: codes have one magnitude, so sums are exact in 13 bits, and integers that 16-bit results have.
+    Exact,
+    /// Roughly normal, each a multiple of 2^-8 of at most eight bits, which bf16 and f16 have.
+    Normal,
+}
+
+impl Values {
+    fn fill(self, len: usize, seed: u64) -> Vec<f32> {
+        let mut random = Random::new(seed);
+        let rounded = |x: f32| bf16::from_f32((x * 256.0).round() / 256.0).to_f32();
+        match self {
+            Self::Exact => (0..len).map(|_| random.below(3) as f32 - 1.0).collect(),
+            Self::Normal => test_data::normal(len, seed).into_iter().map(rounded).collect(),
+        }
+    }
+}
+
+impl fmt::Display for Values {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Exact => "exact",
+            Self::Normal => "normal",
+        })
+    }
+}
+
+/// How far results of normal operands may be from those with f32 sums, for a contraction of length `k`.
+///
+/// Of each 128 products, tensor cores that keep 13 bits below the largest and drop the rest downward lose much the same, and
+/// results grow as √k: 2.7e-5 · √k on the PTX interpreter; toward zero they lose less. Those of f16 and bf16 may cut an f32 sum
+/// after every 16 products. 16-bit results are rounded by 2^-9 at most, 1.1e-3 in the mean.
+fn tolerance(report: &Report, dtype: DType, k: usize) -> f64 {
+    let k = k as f64;
+    let native = report.totals().native > 0;
+    let sums = F32_SUMS + if native { 1e-4 * k.sqrt() } else { k / 16.0 * 2f64.powi(-23) };
+    if dtype == DType::F32 { sums } else { sums + 2.5e-3 }
+}
+
+/// What a linear gives, and what it did.
+struct Done {
+    /// y, dx, dw and db of the last step.
+    results: [Vec<f32>; 4],
+    report: Report,
+}
+
+/// Hands every comparison with the CPU's linears to `visit`, which runs those that it wants to. Names end with the path that the
+/// forward pass should take.
+pub fn visit_linears<B: Float8Backend>(size: Size, visit: &mut dyn FnMut(Case<'_>)) {
+    let large: &[_] = if size == Size::Full { &LARGE } else { &[] };
+    let (device, mut cases) = (Default::default(), vec![]);
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        for recipe in Recipe::ALL {
+            for shape in SHAPES.iter().chain(large) {
+                cases.extend([Values::Exact, Values::Normal].map(|values| (recipe, *shape, dtype, values)));
+            }
+        }
+    }
+    for (recipe, shape @ [m, k, n], dtype, values) in cases {
+        if !B::fp8_supports(&device, dtype) {
+            continue;
+        }
+        let config = Float8LinearConfig::new(recipe);
+        let (granularities, gemm) = (config.casts().granularities(Gemm::Fprop), config.gemm_config(Gemm::Fprop));
+        let path = B::fp8_gemm_path(&device, granularities, gemm).to_string();
+        visit(Case::new(format!("linear {recipe} {m}x{k}x{n} {dtype:?} {values} {path}"), || {
+            compare::<B>(recipe, shape, dtype, values, &path)
+        }));
+    }
+}
+
+fn compare<B: Float8Backend>(
+    recipe: Recipe,
+    shape: [usize; 3],
+    dtype: DType,
+    values: Values,
+    path: &str,
+) -> Result<f64, Failure> {
+    let got = linear::<B>(recipe, shape, dtype, values)?;
+    let want = linear::<Flex>(recipe, shape, DType::F32, values)?;
+    // Only this model's: other tests may have run untagged linears.
+    let mut ran = got.report.clone();
+    ran.layers.truncate(1);
+    ran.verify().map_err(|error| wrong!("{error}"))?;
+    let taken = ran.layers[0].fprop.path.as_deref();
+    if taken != Some(path) {
+        return Err(wrong!("the forward pass took {}, not {path}", taken.unwrap_or("no FP8 path")));
+    }
+    let [m, k, n] = shape;
+    let allowed = |contraction| match values {
+        Values::Exact => F32_SUMS,
+        Values::Normal => tolerance(&ran, dtype, contraction),
+    };
+    // The bias' gradient is Burn's own sum, whose precision is not ours.
+    let burns = if dtype == DType::F32 { 1e-4 } else { 2e-2 };
+    let allowed = [("y", allowed(k)), ("dx", allowed(n)), ("dw", allowed(m)), ("db", burns)];
+    let mut worst = 0f64;
+    for ((what, allowed), (got, want)) in allowed.into_iter().zip(got.results.iter().zip(&want.results)) {
+        let error = relative_error(got, want);
+        if error.is_nan() || error > allowed {
+            return Err(wrong!("{what} by {path}: {error:.2e} from the CPU's, allowed {allowed:.0e}"));
+        }
+        worst = worst.max(error / allowed);
+    }
+    Ok(worst)
+}
+
+/// Two steps, so that delayed scales come from a history.
+fn linear<B: Float8Backend>(
+    recipe: Recipe,
+    [m, k, n]: [usize; 3],
+    dtype: DType,
+    values: Values,
+) -> Result<Done, Failure> {
+    type A<B> = Autodiff<Float8<B>>;
+    let device = Default::default();
+    let load = |seed, shape: [usize; 2]| {
+        let data = TensorData::new(values.fill(shape[0] * shape[1], seed), shape);
+        Tensor::<A<B>, 2>::from_data(data, &device).cast(dtype)
+    };
+    let weight = Param::initialized(ParamId::new(), load(1, [k, n]).detach().require_grad());
+    let bias = load(2, [1, n]).reshape([n]).detach().require_grad();
+    let linear = Linear { weight, bias: Some(Param::initialized(ParamId::new(), bias)) };
+    let failed = |error: Float8Error| wrong!("{error}");
+    let linear = Float8Config::new(recipe).convert(linear).map_err(|error| failed(error.into()))?.0;
+    let mut results = [vec![], vec![], vec![], vec![]];
+    for step in 0..2 {
+        let x = load(3 + step, [m, k]).detach().require_grad();
+        let y = linear.forward(x.clone());
+        let grads = (y.clone() * load(5 + step, [m, n])).sum().backward();
+        let missing = || wrong!("a gradient is missing");
+        let dw = linear.weight.grad(&grads).ok_or_else(missing)?;
+        let db = linear.bias.as_ref().and_then(|bias| bias.grad(&grads)).ok_or_else(missing)?;
+        let dx = x.grad(&grads).ok_or_else(missing)?;
+        results = [y.into_data(), dx.into_data(), dw.into_data(), db.into_data()]
+            .map(|data| data.convert::<f32>().to_vec().unwrap_or_default());
+    }
+    Ok(Done { results, report: report(&linear) })
+}
