@@ -5,6 +5,7 @@
 #
 # CUDARC_CUDA_VERSION: the CUDA version of the oldest driver that the binary must run with, 13000 for 13.0 (default).
 # AUTOTUNE=1: Burn tunes its high-precision kernels for each shape.
+# VULKAN=1: SPIR-V in place of WGSL on Vulkan, so that GEMMs take cooperative matrices where the adapter has them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:-target/float8-gpu}
@@ -15,7 +16,8 @@ limit_mib=20
 export CUDARC_CUDA_VERSION=${CUDARC_CUDA_VERSION:-13000}
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}/cuda-$CUDARC_CUDA_VERSION
 features=()
-[ "${AUTOTUNE:-0}" = 0 ] || features=(--features benches/autotune)
+[ "${AUTOTUNE:-0}" = 0 ] || features+=(--features benches/autotune)
+[ "${VULKAN:-0}" = 0 ] || features+=(--features benches/vulkan)
 # Nothing of the line tables is left after stripping.
 export CARGO_PROFILE_RELEASE_DEBUG=false
 cargo build --release --bin float8-gpu "${features[@]}"

@@ -1,4 +1,7 @@
-//! What a linear costs the host on CUDA, without a GPU: Burn's fused CUDA backend on a runtime that launches nothing.
+//! What a linear costs the host on CUDA, without a GPU: Burn's CUDA backend on a runtime that launches nothing.
+//!
+//! Without fusion, whose thread would be the third beside the caller's and the device's: each spins while it waits, so that on two
+//! cores one would measure which of them has no core.
 //!
 //! ```text
 //! host time = time until forward and backward return, and all launches are with the device's thread
@@ -12,14 +15,13 @@ use burn::tensor::ops::{FloatTensor, ModuleOps};
 use burn::tensor::{DType, Distribution, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_float8::{Float8, Float8Config, Float8Tensor, Recipe, set_default_config};
-use burn_fusion::Fusion;
 use codegen::device::{GenerateCuda, OfflineDevice, idle};
 use serde::Serialize;
 
 use crate::median;
 
-/// What `burn::backend::Cuda` is, on another runtime.
-type Cuda = Fusion<CubeBackend<GenerateCuda, f32, i32, u8>>;
+/// What `burn::backend::Cuda` fuses, on another runtime.
+type Cuda = CubeBackend<GenerateCuda, f32, i32, u8>;
 
 /// M, K and N: what the host does for a launch is the same for all, but its memory stands in for the device's.
 const SHAPE: [usize; 3] = [64, 64, 64];
