@@ -129,6 +129,7 @@ else
 fi
 bench gemm 240 --only gemm --size headline "${torch[@]}"
 bench host 60 --only host --size headline
+check linears 60 --only "linear tensorwise 256x512x384" --only "256x512x384 BF16 exact"
 bench linear 180 --only linear,quantize --size headline "${torch[@]}"
 bench step 180 --only step --size headline
 if [ "$device" = cuda ] && command -v ncu >/dev/null; then
