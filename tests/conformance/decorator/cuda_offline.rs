@@ -271,8 +271,8 @@ fn linears_pass_with_short_accumulators() {
         let mut count = 0;
         let mut run = |case: Case<'_>| {
             let name = case.name.clone();
-            // A recipe of each granularity.
-            if [" tensorwise ", " rowwise ", " blockwise "].iter().any(|recipe| name.contains(recipe)) {
+            // Scales that are applied to the sums, and within them.
+            if [" tensorwise ", " blockwise "].iter().any(|recipe| name.contains(recipe)) {
                 case.run().unwrap_or_else(|failure| panic!("{name} with {accumulator:?}: {failure}"));
                 count += 1;
             }
@@ -283,6 +283,7 @@ fn linears_pass_with_short_accumulators() {
                 run(case);
             }
         });
-        assert_eq!(count, 2 * 2 + 3 * 12);
+        // torchao has no blockwise linear.
+        assert_eq!(count, 2 + 2 * 12);
     }
 }
