@@ -45,6 +45,8 @@ struct Launched {
     own: usize,
     /// Those among them before which the host copies something to the device.
     uploads: usize,
+    /// The same of Burn's.
+    others_uploads: usize,
     /// Pieces of memory that the whole step has asked for.
     allocations: usize,
 }
@@ -55,8 +57,9 @@ impl Launched {
         let is_own = |kernel: &&Generated| OWN.iter().any(|own| kernel.name.starts_with(own));
         let own = || kernels.iter().filter(is_own);
         let uploads = own().filter(|kernel| kernel.copies_shapes).count();
+        let others_uploads = kernels.iter().filter(|kernel| kernel.copies_shapes).count() - uploads;
         let names = kernels.iter().map(|kernel| kernel.name.clone()).collect();
-        Self { names, own: own().count(), uploads, allocations }
+        Self { names, own: own().count(), uploads, others_uploads, allocations }
     }
 
     fn count(&self, part: &str) -> usize {
@@ -143,6 +146,8 @@ fn launches_of_a_linear() {
         step(&layer, 60);
         let launched = step(&rebuilt(layer), 70);
         assert_eq!(launched.uploads, 0, "{recipe}: {:?}", launched.names);
+        // Burn's have some, so that one would be seen.
+        assert!(launched.others_uploads > 0, "{recipe}");
         (recipe, [launched.own, launched.allocations])
     });
     assert_eq!(measured, budgets);
