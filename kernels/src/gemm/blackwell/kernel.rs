@@ -118,7 +118,7 @@ pub(super) fn gemm_blackwell<O: Float>(
     sync_blocks(config.ctas);
     tcgen05_after_wait();
     // Its warp again: to keep `warp` until here would take a register, which the assembler lacks in some kernels.
-    if UNIT_POS ^ comptime!(32 * MULTIPLIER) < 32u32 {
+    if (UNIT_POS ^ comptime!(32 * MULTIPLIER)) < 32u32 {
         tmem_dealloc(tmem, comptime!(config.tmem_columns() as u32), comptime!(config.ctas));
     }
 }
