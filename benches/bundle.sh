@@ -5,7 +5,7 @@
 #
 # CUDARC_CUDA_VERSION: the CUDA version of the oldest driver that the binary must run with, 13000 for 13.0 (default).
 # AUTOTUNE=1: Burn tunes its high-precision kernels for each shape.
-# VULKAN=1: SPIR-V in place of WGSL on Vulkan, so that GEMMs take cooperative matrices where the adapter has them.
+# VULKAN=1: on Vulkan, wgpu kernels are compiled to SPIR-V instead of WGSL: GEMMs use cooperative matrices if the adapter has them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:-target/float8-gpu}

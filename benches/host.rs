@@ -1,7 +1,7 @@
 //! What a linear costs the host on CUDA, without a GPU: Burn's CUDA backend on a runtime that launches nothing.
 //!
-//! Without fusion, whose thread would be the third beside the caller's and the device's: each spins while it waits, so that on two
-//! cores one would measure which of them has no core.
+//! Fusion is left out: it adds a third thread to the caller's and the device's. All of them spin while they wait, so that on two cores
+//! the times would be those of the scheduler.
 //!
 //! ```text
 //! host time = time until forward and backward return, and all launches are with the device's thread
@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use crate::median;
 
-/// What `burn::backend::Cuda` fuses, on another runtime.
+/// `burn::backend::Cuda` without fusion, on a runtime that needs no GPU.
 type Cuda = CubeBackend<GenerateCuda, f32, i32, u8>;
 
 /// M, K and N: what the host does for a launch is the same for all, but its memory stands in for the device's.

@@ -117,7 +117,7 @@ pub(super) fn gemm_blackwell<O: Float>(
     tcgen05_before_signal();
     sync_blocks(config.ctas);
     tcgen05_after_wait();
-    // Its warp again: to keep `warp` until here would take a register, which the assembler lacks in some kernels.
+    // `warp == MULTIPLIER`, from the thread's index: ptxas spills `warp` in some kernels if it is needed until here.
     if (UNIT_POS ^ comptime!(32 * MULTIPLIER)) < 32u32 {
         tmem_dealloc(tmem, comptime!(config.tmem_columns() as u32), comptime!(config.ctas));
     }
