@@ -88,22 +88,22 @@ impl fmt::Display for Format {
     }
 }
 
-/// Code of `x · scale` for an f32 `x` given by its bits: rounded to nearest even, saturating; that of a NaN has the sign of
-/// `x`.
+/// Code of `x · scale` for an f32 `x` given by its bits: rounded to nearest even, saturating; that of a NaN is [`NAN_CODE`]. With
+/// `nan_by_scale`, `x` is NaN only where `scale` is, which then need not be asked of each element.
 ///
 /// The sign and whether `x` is inf or NaN are read from the bits of `x`, so only finite products and sums have to come from the
 /// device, where WGSL asks for correct rounding. A subnormal operand or product may be flushed: both
 /// encode to a zero of the sign of `x` anyway, because a scale is at most 57344 / 1e-12 and the smallest code is 2⁻¹⁶.
 #[cube]
-pub(crate) fn encode_scaled(x: u32, scale: f32, #[comptime] format: Format) -> u32 {
+pub(crate) fn encode_scaled(x: u32, scale: f32, #[comptime] nan_by_scale: bool, #[comptime] format: Format) -> u32 {
     let sign = (x >> 24u32) & 0x80u32;
     let mag = x & 0x7fff_ffffu32;
     let product = u32::reinterpret(f32::reinterpret(mag) * scale);
     let product = select(mag == F32_INF, F32_INF.runtime(), product);
     let code = encode_magnitude(product, format);
     let scale_mag = u32::reinterpret(scale) & 0x7fff_ffffu32;
-    let is_nan = max(mag, scale_mag) > F32_INF;
-    sign | select(is_nan, NAN_CODE.runtime(), code)
+    let is_nan = if comptime!(nan_by_scale) { scale_mag > F32_INF } else { max(mag, scale_mag) > F32_INF };
+    select(is_nan, NAN_CODE.runtime(), sign | code)
 }
 
 /// Code of a non-negative f32 given by its bits; anything from `max` up, infinity included, gives the largest code.

@@ -19,21 +19,21 @@ use crate::view::Checked;
 use crate::{Cast, Granularity, Orientation, ScaleMode};
 
 /// Rows and columns of a tile.
-const TILE: u32 = BLOCK as u32;
+pub(super) const TILE: u32 = BLOCK as u32;
 
 const _: () = assert!(TILE == TILE_ROWS);
 
 /// How E8M0 scales are found, if blocks are of 32.
-fn mx(cast: TileCast) -> Option<ScaleCalculationMode> {
-    match cast.encoding.cast.scale_mode {
+fn mx(encoding: Encoding) -> Option<ScaleCalculationMode> {
+    match encoding.cast.scale_mode {
         ScaleMode::E8m0(mode) => Some(mode),
         ScaleMode::F32 | ScaleMode::PowerOfTwo => None,
     }
 }
 
 /// Blocks in a line of a tile.
-fn per_line(cast: TileCast) -> u32 {
-    if mx(cast).is_some() { TILE / MX_BLOCK as u32 } else { 1 }
+pub(super) fn per_line(encoding: Encoding) -> u32 {
+    if mx(encoding).is_some() { TILE / MX_BLOCK as u32 } else { 1 }
 }
 
 /// Words that stage the maxima of columns.
@@ -79,7 +79,7 @@ impl BlockScales {
     ) -> UnitScales {
         let Encoding { source, isa, .. } = comptime!(cast.encoding);
         let (by_rows, by_cols) = comptime!((cast.by_rows && !cast.one_scale, cast.by_cols && !cast.one_scale));
-        let per_line = comptime!(per_line(cast));
+        let per_line = comptime!(per_line(cast.encoding));
         // A unit's two sectors of f32 lie in different blocks of 32.
         let parts = comptime!(if per_line == 1 { 1 } else { cast.sectors });
         let mut row_stage = SharedMemory::<u32>::new(comptime!((if by_rows { row_stage(parts) } else { 1 }) as usize));
@@ -95,8 +95,8 @@ impl BlockScales {
         if comptime!(cast.one_scale) {
             if UNIT_POS == 0 {
                 let inverse = put_scale(&mut scales, largest, 0u32.runtime(), cast);
-                store_inverse(&mut self.rows, inverse, 0u32.runtime(), &Side::new(tile, true), cast);
-                store_inverse(&mut self.cols, inverse, 0u32.runtime(), &Side::new(tile, false), cast);
+                store_inverse(&mut self.rows, inverse, 0u32.runtime(), &Side::new(tile, true), cast.encoding);
+                store_inverse(&mut self.cols, inverse, 0u32.runtime(), &Side::new(tile, false), cast.encoding);
             }
         } else if UNIT_POS < TILE {
             if by_rows {
@@ -112,13 +112,13 @@ impl BlockScales {
 
 /// The lines of a tile along one contraction: the rows along k, or the columns.
 #[derive(CubeType)]
-struct Side {
+pub(super) struct Side {
     /// The first of them, and how many the matrix has.
-    line0: u32,
-    lines: u32,
+    pub(super) line0: u32,
+    pub(super) lines: u32,
     /// Where the tile begins in them, and their length.
-    k0: u32,
-    k: u32,
+    pub(super) k0: u32,
+    pub(super) k: u32,
 }
 
 #[cube]
@@ -130,6 +130,12 @@ impl Side {
         } else {
             Side { line0: col0, lines: geometry.cols, k0: row0, k: geometry.rows }
         }
+    }
+
+    /// The E8M0 byte of block `block` of line `line` in the word of the line, zero past the end of the matrix.
+    pub(super) fn e8m0_byte(&self, line: u32, byte: u32, #[comptime] block: u32) -> u32 {
+        let exists = self.line0 + line < self.lines && self.k0 + comptime!(block * MX_BLOCK as u32) < self.k;
+        select(exists, byte << comptime!(8 * block), 0u32.runtime())
     }
 }
 
@@ -144,7 +150,7 @@ fn line_scales(
     #[comptime] cast: TileCast,
 ) {
     let source = comptime!(cast.encoding.source);
-    let blocks = comptime!(per_line(cast));
+    let blocks = comptime!(per_line(cast.encoding));
     let unit = UNIT_POS % TILE;
     let side = Side::new(tile, by_rows);
     // Lanes read neighbouring units, which hold rows four apart.
@@ -161,27 +167,32 @@ fn line_scales(
         if comptime!(blocks == 1) {
             word = inverse;
         } else {
-            let exists = side.line0 + line < side.lines && side.k0 + comptime!(b * MX_BLOCK as u32) < side.k;
-            word |= select(exists, inverse << comptime!(8 * b), 0u32.runtime());
+            word |= side.e8m0_byte(line, inverse, b);
         }
     }
-    store_inverse(inverses, word, line, &side, cast);
+    store_inverse(inverses, word, line, &side, cast.encoding);
 }
 
-/// Puts the scale of a block with this amax at `at` of `scales`. Gives what is stored of it: its inverse, or its E8M0 byte.
+/// Puts the scale of a block with this amax at `at` of `scales`. Gives what is stored of it.
 #[cube]
 fn put_scale(scales: &mut SharedMemory<f32>, amax: u32, at: u32, #[comptime] cast: TileCast) -> u32 {
-    let isa = comptime!(cast.encoding.isa);
-    let Cast { format, scale_mode, .. } = comptime!(cast.encoding.cast);
-    let mx = comptime!(mx(cast));
+    let (scale, stored) = block_scale(amax, comptime!(cast.encoding));
+    scales[at as usize] = scale;
+    stored
+}
+
+/// The scale of a block with this amax, and what is stored of it: its inverse, or its E8M0 byte.
+#[cube]
+pub(super) fn block_scale(amax: u32, #[comptime] encoding: Encoding) -> (f32, u32) {
+    let isa = comptime!(encoding.isa);
+    let Cast { format, scale_mode, .. } = comptime!(encoding.cast);
+    let mx = comptime!(mx(encoding));
     if comptime!(mx.is_some()) {
         let byte = e8m0_of_amax(amax, format, comptime!(mx.expect("blocks of 32")));
-        scales[at as usize] = f32::reinterpret(e8m0_scale_bits(byte));
-        byte
+        (f32::reinterpret(e8m0_scale_bits(byte)), byte)
     } else {
         let multiplier = scale_bits(amax, format, scale_mode, isa);
-        scales[at as usize] = f32::reinterpret(multiplier);
-        inverse_bits(multiplier, isa)
+        (f32::reinterpret(multiplier), inverse_bits(multiplier, isa))
     }
 }
 
@@ -189,20 +200,19 @@ fn put_scale(scales: &mut SharedMemory<f32>, amax: u32, at: u32, #[comptime] cas
 // The outer `if let` is resolved while the kernel is generated, the inner `if` when it runs.
 #[allow(clippy::collapsible_if)]
 #[cube]
-fn store_inverse(
+pub(super) fn store_inverse(
     inverses: &mut ComptimeOption<Array<u32>>,
     word: u32,
     line: u32,
     side: &Side,
-    #[comptime] cast: TileCast,
+    #[comptime] encoding: Encoding,
 ) {
     #[comptime]
     if let ComptimeOption::Some(inverses) = inverses {
         let line = side.line0 + line;
-        let end = if comptime!(mx(cast).is_some()) { u32::MAX.runtime() } else { side.lines };
+        let end = if comptime!(mx(encoding).is_some()) { u32::MAX.runtime() } else { side.lines };
         if line < end {
-            let at =
-                scale_index(line, side.k0 / TILE, side.k.div_ceil(TILE), comptime!(cast.encoding.cast.granularity));
+            let at = scale_index(line, side.k0 / TILE, side.k.div_ceil(TILE), comptime!(encoding.cast.granularity));
             inverses[at as usize] = word;
         }
     }
@@ -212,7 +222,7 @@ fn store_inverse(
 #[cube]
 fn unit_scales(tile: &Tile, scales: &SharedMemory<f32>, #[comptime] cast: TileCast) -> UnitScales {
     let TileCast { sectors, by_rows, by_cols, one_scale, .. } = comptime!(cast);
-    let (per_line, len) = comptime!((per_line(cast), cast.encoding.source.sector_len()));
+    let (per_line, len) = comptime!((per_line(cast.encoding), cast.encoding.source.sector_len()));
     let mut rows = Array::<f32>::new(comptime!((sectors * UNIT_ROWS) as usize));
     let mut cols = Array::<f32>::new(comptime!((sectors * len) as usize));
     let local_row = UNIT_POS / UNITS_X * UNIT_ROWS;

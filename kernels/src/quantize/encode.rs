@@ -21,11 +21,19 @@ pub(super) struct Encoding {
     pub(super) isa: Isa,
     /// Whether rows of `x` end where its vectors do.
     aligned: bool,
+    /// Whether each scale is that of the elements' own amax, NaN if one of them is. Only emulated casts ask.
+    nan_by_scale: bool,
 }
 
 impl Encoding {
     pub(super) fn new<R: Runtime>(client: &ComputeClient<R>, x: &Checked, cast: crate::Cast) -> Self {
-        Self { source: x.source, cast, isa: Isa::of(client), aligned: x.has_vector_loads() }
+        let isa = Isa::of(client);
+        Self { source: x.source, cast, isa, aligned: x.has_vector_loads(), nan_by_scale: !isa.has_fp8_cvt() }
+    }
+
+    /// The same for a scale of an amax that was given, whatever `x` holds.
+    pub(super) fn of_given_amax(self) -> Self {
+        Self { nan_by_scale: false, ..self }
     }
 
     /// Words of a quad of elements.
@@ -67,8 +75,8 @@ pub(super) fn encode_sector(
 
 /// Codes of the quad that begins at `raw[first]`, element `j` scaled by `scales[scale + j]`, or all by `scales[scale]`.
 ///
-/// They are those of [`encode_scaled`] on every path, but every NaN's is `0x7f`: `cvt.rn.satfinite` rounds, saturates and
-/// has subnormals as that does, an infinite product and an infinity are one to it, and which NaN it writes the PTX ISA leaves open.
+/// They are those of [`encode_scaled`] on every path: `cvt.rn.satfinite` rounds, saturates and has subnormals as that does, and an
+/// infinite product and an infinity are one to it. Which NaN it writes the PTX ISA leaves open.
 #[cube]
 pub(super) fn encode_quad(
     raw: &Array<u32>,
@@ -85,14 +93,15 @@ pub(super) fn encode_quad(
         bits[j as usize] = element(raw, first, j, encoding);
         factors[j as usize] = scales[comptime!((if one_scale { scale } else { scale + j }) as usize)];
     }
-    let codes = if comptime!(encoding.isa.has_fp8_cvt()) {
-        cvt_satfinite(
+    if comptime!(encoding.isa.has_fp8_cvt()) {
+        let codes = cvt_satfinite(
             f32::reinterpret(bits[0]) * factors[0],
             f32::reinterpret(bits[1]) * factors[1],
             f32::reinterpret(bits[2]) * factors[2],
             f32::reinterpret(bits[3]) * factors[3],
             encoding.cast.format,
-        )
+        );
+        canonicalize_nan(codes, encoding.cast.format)
     } else {
         let mut word = 0u32.runtime();
         #[unroll]
@@ -102,12 +111,11 @@ pub(super) fn encode_quad(
             } else {
                 (bits[j as usize], factors[j as usize])
             };
-            let code = encode_scaled(bits, factor, encoding.cast.format);
+            let code = encode_scaled(bits, factor, encoding.nan_by_scale, encoding.cast.format);
             word |= code << comptime!(8 * j);
         }
         word
-    };
-    canonicalize_nan(codes, encoding.cast.format)
+    }
 }
 
 /// The same product of an element and a scale, for devices that take a subnormal element for zero: that is then an integer of up

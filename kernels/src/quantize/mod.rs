@@ -7,12 +7,13 @@
 //! | tensor, given amax | 1 | 1, one more to observe the amax |
 //! | row, by rows | 1 | 1 |
 //! | row, by columns or both | 2: maxima of all lines, then the cast | 3, or 4 for both |
-//! | blocks of 128, of 32 | 1 | 1 |
+//! | blocks of 128, of 32 | 1 | 1; on a CPU's lanes 2 for 1x128 and 1x32 by rows |
 
 mod blocks;
 mod encode;
 mod lines;
 mod maxima;
+mod pieces;
 mod rows;
 mod tensor;
 mod tile;
@@ -21,10 +22,12 @@ mod tiles;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
+use encode::Encoding;
 use tensor::TensorScaleLaunch;
 use tiles::ScaleSourceArgs;
 
 use crate::amax::{Maxima, find_maxima};
+use crate::grid::is_cpu;
 use crate::ptx::cvt::Isa;
 use crate::view::{Checked, MAX_INDEX};
 use crate::{Cast, Granularity, KernelError, MatrixView, Operand, Orientation, Quantized, VectorView, row_words};
@@ -49,22 +52,34 @@ pub fn quantize<R: Runtime>(
 ) -> Result<Quantized, KernelError> {
     cast.check()?;
     let x = check(client, x, orientation)?;
-    Ok(by_memory_order(&x, cast, orientation, |x, orientation| match cast.granularity {
-        Granularity::Tensor => tensorwise(client, x, cast, orientation),
-        Granularity::Row if orientation == Orientation::Rows => rows::launch(client, x, cast),
-        Granularity::Row => {
-            let (copies, scales) = lines::scales(client, x, cast, orientation);
-            tiles::launch(client, x, cast, ScaleSourceArgs::Lines(scales), copies)
-        }
-        Granularity::Block1x32 | Granularity::Block1x128 | Granularity::Block128x128 => {
-            let (copies, scales) = blocks::scales(client, x, cast, orientation);
-            tiles::launch(client, x, cast, ScaleSourceArgs::Blocks(scales), copies)
+    Ok(by_memory_order(&x, cast, orientation, |x, orientation| {
+        let encoding = Encoding::new(client, x, cast);
+        let by_rows = orientation == Orientation::Rows;
+        match cast.granularity {
+            Granularity::Tensor => tensorwise(client, x, encoding, orientation),
+            Granularity::Row if by_rows => rows::launch(client, x, encoding),
+            Granularity::Block1x32 | Granularity::Block1x128 if by_rows && is_cpu(client) => {
+                pieces::launch(client, x, encoding)
+            }
+            Granularity::Row => {
+                let (copies, scales) = lines::scales(client, x, cast, orientation);
+                tiles::launch(client, x, encoding, ScaleSourceArgs::Lines(scales), copies)
+            }
+            Granularity::Block1x32 | Granularity::Block1x128 | Granularity::Block128x128 => {
+                let (copies, scales) = blocks::scales(client, x, cast, orientation);
+                tiles::launch(client, x, encoding, ScaleSourceArgs::Blocks(scales), copies)
+            }
         }
     }))
 }
 
 /// With one scale from the tensor's own amax.
-fn tensorwise<R: Runtime>(client: &ComputeClient<R>, x: &Checked, cast: Cast, orientation: Orientation) -> Copies {
+fn tensorwise<R: Runtime>(
+    client: &ComputeClient<R>,
+    x: &Checked,
+    encoding: Encoding,
+    orientation: Orientation,
+) -> Copies {
     let maxima = find_maxima(client, x);
     // With PTX each cube of the cast folds the maxima, which saves a launch. Elsewhere a launch folds them once: folding them in each
     // cube, by barriers and without shuffles, may take as long as the cast.
@@ -74,19 +89,19 @@ fn tensorwise<R: Runtime>(client: &ComputeClient<R>, x: &Checked, cast: Cast, or
         let (maxima, amax) = maxima.folded(client);
         (maxima, Some(amax))
     };
-    launch_one_scale(client, x, cast, tensor::scale(client, x, orientation, &maxima, amax.as_ref(), None))
+    launch_one_scale(client, x, encoding, tensor::scale(client, x, orientation, &maxima, amax.as_ref(), None))
 }
 
 /// By rows elementwise, else tile by tile.
 fn launch_one_scale<R: Runtime>(
     client: &ComputeClient<R>,
     x: &Checked,
-    cast: Cast,
+    encoding: Encoding,
     (copies, scale): (Copies, TensorScaleLaunch<R>),
 ) -> Copies {
     match copies.cols {
-        None => rows::launch_linear(client, x, cast, scale, copies),
-        Some(_) => tiles::launch(client, x, cast, ScaleSourceArgs::Tensor(scale), copies),
+        None => rows::launch_linear(client, x, encoding, scale, copies),
+        Some(_) => tiles::launch(client, x, encoding, ScaleSourceArgs::Tensor(scale), copies),
     }
 }
 
@@ -122,7 +137,7 @@ pub fn quantize_with_amax<R: Runtime>(
         let observed = observe.then(|| words(client, cubes));
         let scale = tensor::scale(client, x, orientation, &maxima, Some(amax), observed.as_ref());
         partials = observed.map(|observed| Maxima::partial(observed, cubes, x.source));
-        launch_one_scale(client, x, cast, scale)
+        launch_one_scale(client, x, Encoding::new(client, x, cast).of_given_amax(), scale)
     });
     if let Some(partials) = partials {
         done.amax = partials.fold(client);

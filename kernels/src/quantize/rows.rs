@@ -12,7 +12,7 @@ use crate::grid::{UNITS, cube_first, fold, is_cpu, lanes_max};
 use crate::scale::inverse_bits;
 use crate::version::{VERSION, Version};
 use crate::view::{Checked, Cursor, Geometry, all_loaded, load_sector};
-use crate::{Cast, Orientation, row_words};
+use crate::{Orientation, row_words};
 
 /// Sectors that a unit has in flight, 128 bytes of `x`, where it does not keep a row.
 const SECTORS: u32 = 4;
@@ -31,7 +31,7 @@ pub(super) fn linear_cubes(x: &Checked) -> usize {
 pub(super) fn launch_linear<R: Runtime>(
     client: &ComputeClient<R>,
     x: &Checked,
-    cast: Cast,
+    encoding: Encoding,
     scale: TensorScaleLaunch<R>,
     copies: Copies,
 ) -> Copies {
@@ -56,7 +56,7 @@ pub(super) fn launch_linear<R: Runtime>(
             (x.rows * per_row) as u32,
             per_row as u32,
             x.rows == 1,
-            Encoding::new(client, x, cast),
+            encoding,
             VERSION,
         );
     }
@@ -133,7 +133,7 @@ impl RowSplit {
 const MOST_HELD: u32 = 8;
 
 /// Launches the cast with a scale for each row.
-pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, x: &Checked, cast: Cast) -> Copies {
+pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, x: &Checked, encoding: Encoding) -> Copies {
     let per_row = sectors_per_row(x);
     let split = RowSplit::new(per_row, is_cpu(client));
     let copies = Copies::new(client, x, Orientation::Rows, |_| (words(client, x.rows), words(client, x.rows)));
@@ -153,7 +153,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, x: &Checked, cast: C
             array(&copy.inv_scale),
             x.geometry(),
             per_row as u32,
-            Encoding::new(client, x, cast),
+            encoding,
             split,
             VERSION,
         );

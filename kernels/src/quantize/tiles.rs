@@ -14,7 +14,7 @@ use crate::grid::{UNITS, fold};
 use crate::ptx::cvt::Isa;
 use crate::version::{VERSION, Version};
 use crate::view::{Checked, Geometry, Source};
-use crate::{Cast, Granularity, row_words};
+use crate::{Granularity, row_words};
 
 /// Where the scales of a tile come from, chosen when the kernel is generated.
 // Launches make `ScaleSourceArgs`, and code that is generated the expanded type.
@@ -85,11 +85,12 @@ pub(super) fn cubes(x: &Checked, granularity: Granularity) -> usize {
 pub(super) fn launch<R: Runtime>(
     client: &ComputeClient<R>,
     x: &Checked,
-    cast: Cast,
+    encoding: Encoding,
     scales: ScaleSourceArgs<R>,
     copies: Copies,
 ) -> Copies {
     let Copies { rows, cols } = &copies;
+    let granularity = encoding.cast.granularity;
     let per_sector = x.source.sector_len() / 4;
     // SAFETY: `x` is checked and `Tile::load` reads only inside it; stores of codes are guarded by the pitches and by the numbers of
     // rows that the copies were allocated with. Of scales: `LineScales` reads below the numbers of lines; `BlockScales` writes word `i`
@@ -98,7 +99,7 @@ pub(super) fn launch<R: Runtime>(
     unsafe {
         cast_tiles::launch_unchecked::<R>(
             client,
-            fold(client, cubes(x, cast.granularity) as u32),
+            fold(client, cubes(x, granularity) as u32),
             CubeDim::new_1d(UNITS),
             x.vector_words(),
             per_sector as usize,
@@ -110,11 +111,11 @@ pub(super) fn launch<R: Runtime>(
             row_words(x.cols) as u32 / per_sector,
             row_words(x.rows) as u32 / 4,
             TileCast {
-                encoding: Encoding::new(client, x, cast),
-                sectors: sectors(x.source, cast.granularity),
+                encoding,
+                sectors: sectors(x.source, granularity),
                 by_rows: rows.is_some(),
                 by_cols: cols.is_some(),
-                one_scale: matches!(cast.granularity, Granularity::Tensor | Granularity::Block128x128),
+                one_scale: matches!(granularity, Granularity::Tensor | Granularity::Block128x128),
             },
             VERSION,
         );
