@@ -124,6 +124,19 @@ fn main() -> std::io::Result<()> {
     Ok(())
 }
 
+/// Adds the rows of a device, whose name it is given and how often to repeat.
+type Compare<Row> = fn(&str, u32, &mut Vec<Row>);
+
+/// Rows of the CPU and, if there is one, of the wgpu device of this name.
+fn on_devices<Row>(wgpu: Option<&str>, repeat: u32, on_cpu: Compare<Row>, on_wgpu: Compare<Row>) -> Vec<Row> {
+    let mut rows = vec![];
+    on_cpu("cpu", repeat, &mut rows);
+    if let Some(device) = wgpu {
+        on_wgpu(device, repeat, &mut rows);
+    }
+    rows
+}
+
 /// Medians of the times of two things that take turns; the first two repetitions warm up.
 fn medians(repeat: u32, mut first: impl FnMut() -> f64, mut second: impl FnMut() -> f64) -> [f64; 2] {
     let times = (0..repeat + 2).map(|_| (first(), second())).skip(2);

@@ -8,7 +8,7 @@ use burn::tensor::{Distribution, Tensor};
 use burn_float8::Float8;
 use serde::Serialize;
 
-use crate::medians;
+use crate::{medians, on_devices};
 
 /// One shape on one device.
 #[derive(Serialize)]
@@ -54,12 +54,8 @@ fn compare<Plain: AutodiffBackend, Fp8: AutodiffBackend>(device: &str, repeat: u
 
 /// The CPU and, if there is one, the wgpu device of this name.
 pub fn rows(wgpu: Option<&str>, repeat: u32) -> Vec<Row> {
-    let mut rows = vec![];
-    compare::<Autodiff<Flex>, Autodiff<Float8<Flex>>>("cpu", repeat, &mut rows);
-    if let Some(device) = wgpu {
-        compare::<Autodiff<Wgpu>, Autodiff<Float8<Wgpu>>>(device, repeat, &mut rows);
-    }
-    rows
+    let cpu = compare::<Autodiff<Flex>, Autodiff<Float8<Flex>>>;
+    on_devices(wgpu, repeat, cpu, compare::<Autodiff<Wgpu>, Autodiff<Float8<Wgpu>>>)
 }
 
 pub fn print(rows: &[Row]) {

@@ -7,7 +7,7 @@ use burn_float8::{Float8, Float8Config, Float8Stack, Recipe};
 use llama3::Llama;
 use serde::Serialize;
 
-use crate::median;
+use crate::{median, on_devices};
 use crate::model::{Training, float8, plain};
 
 /// One precision on one device.
@@ -52,12 +52,8 @@ fn compare<Plain: AutodiffBackend, Fp8: AutodiffBackend + Float8Stack>(device: &
 
 /// The CPU and, if there is one, the wgpu device of this name.
 pub fn rows(wgpu: Option<&str>, repeat: u32) -> Vec<Row> {
-    let mut rows = vec![];
-    compare::<Autodiff<Flex>, Autodiff<Float8<Flex>>>("cpu", repeat, &mut rows);
-    if let Some(device) = wgpu {
-        compare::<Autodiff<Wgpu>, Autodiff<Float8<Wgpu>>>(device, repeat, &mut rows);
-    }
-    rows
+    let cpu = compare::<Autodiff<Flex>, Autodiff<Float8<Flex>>>;
+    on_devices(wgpu, repeat, cpu, compare::<Autodiff<Wgpu>, Autodiff<Float8<Wgpu>>>)
 }
 
 pub fn print(rows: &[Row]) {

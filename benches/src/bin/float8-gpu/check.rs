@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use test_data::Golden;
 
 use crate::target::Target;
-use crate::{Error, LimitArgs, worker};
+use crate::{Error, LimitArgs, Outcome, worker};
 
 /// torch's and torchao's results, which are part of the program.
 static CASTS: Goldens = Goldens {
@@ -27,7 +27,7 @@ static LINEARS: Golden = Golden::embedded(include_bytes!("../../../../tests/gold
 #[derive(clap::Args)]
 pub struct Args {
     /// Only cases whose name contains this, or one of several; names begin with golden_, quantize, scale, encode, dequantize_mx, amax,
-    /// health, scaled_gemm, grouped_gemm, repeated_gemm or linear.
+    /// health, scaled_gemm, grouped_gemm, repeated_gemm or linear. Names have commas in them: repeat the option for several.
     #[arg(long)]
     only: Vec<String>,
     /// Small matrices only.
@@ -129,8 +129,8 @@ impl Tally {
         }
     }
 
-    /// Whether something ran and all of it is right.
-    fn print(&self) -> bool {
+    /// Wrong too if no case was asked for.
+    fn print(&self) -> Outcome {
         println!(
             "\n{:<20}  {:>6}  {:>6}  {:>7}  {:>15}  {:>8}",
             "check", "cases", "wrong", "not run", "worst / allowed", "seconds"
@@ -146,15 +146,19 @@ impl Tally {
             (_, 0) => println!("{failures} of {cases} wrong"),
             _ => println!("{failures} of {cases} wrong, and the time did not suffice for {not_run}"),
         }
-        cases > 0 && failures == 0
+        match (cases > 0 && failures == 0, not_run) {
+            (false, _) => Outcome::Wrong,
+            (true, 0) => Outcome::Right,
+            (true, _) => Outcome::Incomplete,
+        }
     }
 }
 
-/// Whether all that ran is right.
+/// Compares all cases.
 ///
 /// # Errors
 /// No device; a file that cannot be written.
-pub fn run(args: &Args) -> Result<bool, Error> {
+pub fn run(args: &Args) -> Result<Outcome, Error> {
     let jobs = match args.jobs {
         0 => (std::thread::available_parallelism().map_or(1, |cores| cores.get()) / 2).clamp(1, 8),
         jobs => jobs,

@@ -3,7 +3,7 @@
 //! `float8-gpu check` compares every kernel and Float8 linears with the scalar reference; `float8-gpu bench` measures them
 //! against the same work in high precision, and against torch where it is installed; `float8-gpu versions` says what they run on.
 //! Cases run in worker processes, each with a limit, so that a fault of the GPU or a hang costs one case. Exit codes: 0, 1 if
-//! something is wrong, 2 if the device is absent.
+//! something is wrong, 2 if the device is absent, 3 if nothing is wrong, but something did not run.
 
 mod bench;
 mod check;
@@ -70,6 +70,14 @@ enum Error {
     Torch(String),
 }
 
+/// What came of a command.
+enum Outcome {
+    Right,
+    /// Nothing that ran is wrong, but the time did not suffice for all, or torch failed.
+    Incomplete,
+    Wrong,
+}
+
 /// Bounds of a run.
 #[derive(Clone, Copy, clap::Args)]
 struct LimitArgs {
@@ -132,12 +140,13 @@ fn main() -> ExitCode {
             if on_cuda && let Ok(setup) = cuda_setup() {
                 println!("driver: CUDA {}; NVRTC {}; {} devices", setup.driver, setup.nvrtc, setup.devices);
             }
-            Ok(true)
+            Ok(Outcome::Right)
         }
     };
     match done {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(Outcome::Right) => ExitCode::SUCCESS,
+        Ok(Outcome::Incomplete) => ExitCode::from(3),
+        Ok(Outcome::Wrong) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("error: {error}");
             ExitCode::FAILURE

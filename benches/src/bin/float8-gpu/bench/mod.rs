@@ -23,7 +23,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::target::Target;
-use crate::{Error, LimitArgs, worker};
+use crate::{Error, LimitArgs, Outcome, worker};
 use summary::Summary;
 use timing::Clock;
 
@@ -186,11 +186,11 @@ pub fn serve<T: Target>(args: &Args) {
     });
 }
 
-/// Whether nothing failed.
+/// Measures all cases.
 ///
 /// # Errors
 /// No device; a file that cannot be written.
-pub fn run(args: &Args) -> Result<bool, Error> {
+pub fn run(args: &Args) -> Result<Outcome, Error> {
     let start = Instant::now();
     let mut results = Results { autotune: cfg!(feature = "autotune"), ..Results::default() };
     let mut failed = false;
@@ -213,7 +213,6 @@ pub fn run(args: &Args) -> Result<bool, Error> {
         if let Err(error) = results.torch.run(python, &arguments, limit) {
             println!("torch: {error}");
             results.skipped.push(format!("torch: {error}"));
-            failed = true;
         }
         save(&results, args.json.as_deref())?;
     }
@@ -243,7 +242,11 @@ pub fn run(args: &Args) -> Result<bool, Error> {
     }
     print(&results);
     save(&results, args.json.as_deref())?;
-    Ok(!failed)
+    Ok(match (failed, results.skipped.is_empty()) {
+        (true, _) => Outcome::Wrong,
+        (false, true) => Outcome::Right,
+        (false, false) => Outcome::Incomplete,
+    })
 }
 
 /// Writes what is known so far, if a file is asked for.
