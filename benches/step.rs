@@ -7,8 +7,8 @@ use burn_float8::{Float8, Float8Config, Float8Stack, Recipe};
 use llama3::Llama;
 use serde::Serialize;
 
-use crate::{median, on_devices};
 use crate::model::{Training, float8, plain};
+use crate::{median, on_devices};
 
 /// One precision on one device.
 #[derive(Serialize)]
