@@ -39,13 +39,15 @@ impl fmt::Display for Kind {
 
 /// The kernels of float8-kernels by the names of their functions.
 #[cfg(any(feature = "wgpu", feature = "cuda", test))]
-const KERNELS: [(&str, Kind); 14] = [
+const KERNELS: [(&str, Kind); 16] = [
     ("partial_maxima", Kind::Amax),
     ("fold_amax", Kind::Amax),
     ("line_maxima", Kind::Amax),
     ("fold_lines", Kind::Amax),
+    ("fold_tiles", Kind::Amax),
     ("cast_linear", Kind::Cast),
     ("cast_tiles", Kind::Cast),
+    ("cast_pieces", Kind::Cast),
     ("cast_rows", Kind::Cast),
     ("gemm_emulated", Kind::ScaledGemm),
     ("gemm_mma", Kind::ScaledGemm),
