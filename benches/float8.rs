@@ -124,7 +124,7 @@ fn main() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Adds the rows of a device, whose name it is given and how often to repeat.
+/// Measures a device, given its name and the number of repetitions, and adds its rows.
 type Compare<Row> = fn(&str, u32, &mut Vec<Row>);
 
 /// Rows of the CPU and, if there is one, of the wgpu device of this name.

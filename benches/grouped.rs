@@ -7,7 +7,7 @@ use burn::tensor::{Distribution, Int, Tensor};
 use burn_float8::{Float8, grouped_linear, grouped_matmul};
 use serde::Serialize;
 
-use crate::medians;
+use crate::{medians, on_devices};
 
 /// Rows of each of eight experts.
 const GROUPS: [(&str, [usize; 8]); 2] = [("balanced", [128; 8]), ("skewed", [375, 257, 156, 100, 64, 42, 30, 0])];
@@ -71,12 +71,12 @@ fn compare<Plain: AutodiffBackend, Fp8: AutodiffBackend>(
 
 /// The CPU and, if there is one, the wgpu device of this name.
 pub fn rows(wgpu: Option<&str>, repeat: u32) -> Vec<Row> {
-    let mut rows = vec![];
-    compare::<Autodiff<Flex>, Autodiff<Float8<Flex>>>("cpu", grouped_linear, repeat, &mut rows);
-    if let Some(device) = wgpu {
-        compare::<Autodiff<Wgpu>, Autodiff<Float8<Wgpu>>>(device, grouped_linear, repeat, &mut rows);
-    }
-    rows
+    let cpu = |device: &str, repeat, rows: &mut _| {
+        compare::<Autodiff<Flex>, Autodiff<Float8<Flex>>>(device, grouped_linear, repeat, rows);
+    };
+    on_devices(wgpu, repeat, cpu, |device, repeat, rows| {
+        compare::<Autodiff<Wgpu>, Autodiff<Float8<Wgpu>>>(device, grouped_linear, repeat, rows);
+    })
 }
 
 pub fn print(rows: &[Row]) {

@@ -88,8 +88,8 @@ impl fmt::Display for Format {
     }
 }
 
-/// Code of `x · scale` for an f32 `x` given by its bits: rounded to nearest even, saturating; that of a NaN is [`NAN_CODE`]. With
-/// `nan_by_scale`, `x` is NaN only where `scale` is, which then need not be asked of each element.
+/// Code of `x · scale` for an f32 `x` given by its bits: rounded to nearest even, saturating; that of a NaN is [`NAN_CODE`].
+/// `nan_by_scale` promises that `x` is NaN only if `scale` is: one test of the scale then serves all elements that share it.
 ///
 /// The sign and whether `x` is inf or NaN are read from the bits of `x`, so only finite products and sums have to come from the
 /// device, where WGSL asks for correct rounding. A subnormal operand or product may be flushed: both

@@ -168,8 +168,8 @@ fn divide_integers(num: u32, den: u32) -> u32 {
     let borrow = select(num_significand < divisor, 1u32.runtime(), 0u32.runtime());
     let mut remainder = num_significand << borrow;
     let mut quotient = 0u32.runtime();
-    // Restoring division, one bit a step. remainder < 2 · divisor < 2^25 holds throughout. On a CPU, whose vectors keep a mask of
-    // the units that are still in a loop, it is faster without one.
+    // Restoring division, one bit a step. remainder < 2 · divisor < 2^25 holds throughout. Unrolled, because a CPU's
+    // vectors keep a mask of the units that are still in a loop, which takes longer than its body.
     #[unroll]
     for _ in 0..24u32 {
         let fits = remainder >= divisor;

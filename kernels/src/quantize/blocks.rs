@@ -42,6 +42,20 @@ pub(super) fn col_stage_words(cast: TileCast) -> u32 {
     if cast.by_cols && has_maxima { col_stage(TILE) } else { 1 }
 }
 
+/// Memory for the copies.
+pub(super) fn copies<R: Runtime>(
+    client: &ComputeClient<R>,
+    x: &Checked,
+    granularity: Granularity,
+    orientation: Orientation,
+) -> Copies {
+    let amax = words(client, x.rows.div_ceil(BLOCK) * x.cols.div_ceil(BLOCK));
+    Copies::new(client, x, orientation, |by_rows| {
+        let (rows, k) = if by_rows { (x.rows, x.cols) } else { (x.cols, x.rows) };
+        (words(client, granularity.scale_words(rows, k)), amax.clone())
+    })
+}
+
 /// Memory for the copies, and the kernel's argument.
 pub(super) fn scales<R: Runtime>(
     client: &ComputeClient<R>,
@@ -49,13 +63,9 @@ pub(super) fn scales<R: Runtime>(
     cast: Cast,
     orientation: Orientation,
 ) -> (Copies, BlockScalesLaunch<R>) {
-    let amax = words(client, x.rows.div_ceil(BLOCK) * x.cols.div_ceil(BLOCK));
-    let copies = Copies::new(client, x, orientation, |by_rows| {
-        let (rows, k) = if by_rows { (x.rows, x.cols) } else { (x.cols, x.rows) };
-        (words(client, cast.granularity.scale_words(rows, k)), amax.clone())
-    });
+    let copies = copies(client, x, cast.granularity, orientation);
     let [rows, cols] = [&copies.rows, &copies.cols].map(|copy| optional(copy.as_ref().map(|copy| &copy.inv_scale)));
-    let scales = BlockScalesLaunch::new(array(&amax), rows, cols);
+    let scales = BlockScalesLaunch::new(array(copies.amax()), rows, cols);
     (copies, scales)
 }
 

@@ -21,7 +21,8 @@ pub(super) struct Encoding {
     pub(super) isa: Isa,
     /// Whether rows of `x` end where its vectors do.
     aligned: bool,
-    /// Whether each scale is that of the elements' own amax, NaN if one of them is. Only emulated casts ask.
+    /// Whether each scale is made of the amax of the elements that it scales, so that it is NaN if one of them is. False where
+    /// `cvt` casts, which does not need to know.
     nan_by_scale: bool,
 }
 

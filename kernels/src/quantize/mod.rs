@@ -7,7 +7,7 @@
 //! | tensor, given amax | 1 | 1, one more to observe the amax |
 //! | row, by rows | 1 | 1 |
 //! | row, by columns or both | 2: maxima of all lines, then the cast | 3, or 4 for both |
-//! | blocks of 128, of 32 | 1 | 1; on a CPU's lanes 2 for 1x128 and 1x32 by rows |
+//! | blocks of 128, of 32 | 1 | 1; 2 for 1x128 and 1x32 by rows on a CPU |
 
 mod blocks;
 mod encode;
@@ -175,6 +175,11 @@ impl Copies {
             cols: orientation.cols().then(|| copy(false, x.cols, x.rows)),
         }
     }
+
+    /// The amax, which both copies share; of a scale for each row, that of the rows if they are cast.
+    fn amax(&self) -> &Handle {
+        &self.rows.as_ref().or(self.cols.as_ref()).expect("an orientation names a copy").amax
+    }
 }
 
 /// Runs `launch` on `x`, or on its transpose if that is how it lies in memory: the transpose of a column-major matrix is
@@ -185,13 +190,13 @@ fn by_memory_order(
     orientation: Orientation,
     launch: impl FnOnce(&Checked, Orientation) -> Copies,
 ) -> Quantized {
-    let Copies { rows, cols } = if x.is_column_major() {
+    let copies = if x.is_column_major() {
         let Copies { rows, cols } = launch(&x.clone().transpose(), orientation.transposed());
         Copies { rows: cols, cols: rows }
     } else {
         launch(x, orientation)
     };
-    let amax = rows.as_ref().or(cols.as_ref()).expect("an orientation names a copy").amax.clone();
+    let amax = copies.amax().clone();
     let operand = |copy: Copy, rows, k| Operand {
         codes: copy.codes,
         inv_scale: copy.inv_scale,
@@ -201,8 +206,8 @@ fn by_memory_order(
         granularity: cast.granularity,
     };
     Quantized {
-        rows: rows.map(|copy| operand(copy, x.rows, x.cols)),
-        cols: cols.map(|copy| operand(copy, x.cols, x.rows)),
+        rows: copies.rows.map(|copy| operand(copy, x.rows, x.cols)),
+        cols: copies.cols.map(|copy| operand(copy, x.cols, x.rows)),
         amax,
     }
 }

@@ -1,9 +1,9 @@
 //! Blocks of 1x32 and 1x128 by rows on a CPU's vectors: a unit finds the maxima of a piece of a row, 128 elements, and casts it, so that
-//! no unit waits for another. On GPUs, where the units of a warp would each read from another piece, it is [`tiles`](super::tiles).
+//! no unit waits for another. GPUs take [`tiles`](super::tiles): here each unit of a warp reads from a piece of its own.
 
 use cubecl::prelude::*;
 
-use super::blocks::{Side, TILE, block_scale, per_line, store_inverse};
+use super::blocks::{Side, TILE, block_scale, copies, per_line, store_inverse};
 use super::encode::{Encoding, encode_sector};
 use super::tile::{SECTOR_WORDS, store_words};
 use super::{Copies, array, optional, words};
@@ -11,22 +11,20 @@ use crate::amax::{amax_bits, largest_magnitude};
 use crate::granularity::BLOCK;
 use crate::grid::{UNITS, cube_first, fold};
 use crate::version::{VERSION, Version};
-use crate::view::{Checked, Geometry, Source, all_loaded, load_sector};
+use crate::view::{Checked, Geometry, Source, load_sector};
 use crate::{Orientation, row_words};
 
 /// Launches the cast into the copy by rows, then what folds the maxima of the pieces into those of the tiles.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, x: &Checked, encoding: Encoding) -> Copies {
     let (tiles, across) = (x.rows.div_ceil(BLOCK), x.cols.div_ceil(BLOCK));
-    let copies = Copies::new(client, x, Orientation::Rows, |_| {
-        (words(client, encoding.cast.granularity.scale_words(x.rows, x.cols)), words(client, tiles * across))
-    });
+    let copies = copies(client, x, encoding.cast.granularity, Orientation::Rows);
     let copy = copies.rows.as_ref().expect("the copy by rows");
     let pieces = tiles * BLOCK * across;
     let maxima = words(client, pieces);
     let per_sector = x.source.sector_len() / 4;
     // SAFETY: `x` is checked and `load_sector` reads only inside it; stores of codes are guarded by the rows and the pitch of the copy,
-    // of scales and maxima by the number of pieces. `fold_tiles` reads the `TILE` pieces of each of its tiles, of which there are
-    // as many as amaxes.
+    // of maxima by the number of pieces, of scales by the rows, or for E8M0 by the number of pieces: there is a word for each. `fold_tiles`
+    // reads the `TILE` maxima of each tile, and writes as many amaxes as there are tiles.
     unsafe {
         cast_pieces::launch_unchecked::<R>(
             client,
@@ -94,7 +92,6 @@ fn cast_pieces<N: Size, M: Size>(
             let at = comptime!(s * SECTOR_WORDS);
             load_sector(x, &geometry, row, first + comptime!(s * len), &mut raw, at, source, isa);
         }
-        all_loaded(isa);
         let of_block = largest_magnitude(0u32.runtime(), &raw, 0u32, comptime!(held * SECTOR_WORDS), source);
         largest = max(largest, of_block);
         let (scale, stored) = block_scale(amax_bits(of_block, source), encoding);
@@ -118,7 +115,7 @@ fn cast_pieces<N: Size, M: Size>(
     maxima[piece as usize] = largest;
 }
 
-/// A unit finds the amax of a tile.
+/// A unit finds the amax of a tile of 128 by 128.
 #[cube(launch_unchecked)]
 fn fold_tiles(
     maxima: &Array<u32>,

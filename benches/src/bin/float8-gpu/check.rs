@@ -129,7 +129,7 @@ impl Tally {
         }
     }
 
-    /// Wrong too if no case was asked for.
+    /// What came of the cases; wrong too if none has a name that was asked for.
     fn print(&self) -> Outcome {
         println!(
             "\n{:<20}  {:>6}  {:>6}  {:>7}  {:>15}  {:>8}",
@@ -146,11 +146,7 @@ impl Tally {
             (_, 0) => println!("{failures} of {cases} wrong"),
             _ => println!("{failures} of {cases} wrong, and the time did not suffice for {not_run}"),
         }
-        match (cases > 0 && failures == 0, not_run) {
-            (false, _) => Outcome::Wrong,
-            (true, 0) => Outcome::Right,
-            (true, _) => Outcome::Incomplete,
-        }
+        Outcome::of(cases == 0 || failures > 0, not_run == 0)
     }
 }
 

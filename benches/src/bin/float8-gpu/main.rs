@@ -78,6 +78,16 @@ enum Outcome {
     Wrong,
 }
 
+impl Outcome {
+    fn of(wrong: bool, complete: bool) -> Self {
+        match (wrong, complete) {
+            (true, _) => Self::Wrong,
+            (false, true) => Self::Right,
+            (false, false) => Self::Incomplete,
+        }
+    }
+}
+
 /// Bounds of a run.
 #[derive(Clone, Copy, clap::Args)]
 struct LimitArgs {

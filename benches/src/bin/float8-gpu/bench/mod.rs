@@ -242,11 +242,7 @@ pub fn run(args: &Args) -> Result<Outcome, Error> {
     }
     print(&results);
     save(&results, args.json.as_deref())?;
-    Ok(match (failed, results.skipped.is_empty()) {
-        (true, _) => Outcome::Wrong,
-        (false, true) => Outcome::Right,
-        (false, false) => Outcome::Incomplete,
-    })
+    Ok(Outcome::of(failed, results.skipped.is_empty()))
 }
 
 /// Writes what is known so far, if a file is asked for.
