@@ -30,6 +30,9 @@ struct Args {
     /// Writes the results as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
+    /// Measures one row of the memory part alone, and prints its bytes.
+    #[arg(long, hide = true, value_name = "NAME")]
+    memory_row: Option<String>,
     /// What `cargo bench` passes.
     #[arg(long, hide = true)]
     bench: bool,
@@ -47,7 +50,7 @@ enum Part {
     Quantize,
     /// The emulated GEMM on wgpu against Burn's f32 matmul.
     Gemm,
-    /// Peak bytes of a train step on the CPU.
+    /// Peak bytes of train steps on the CPU.
     Memory,
     /// What a linear on CUDA costs the host.
     Host,
@@ -74,6 +77,10 @@ struct Results {
 
 fn main() -> std::io::Result<()> {
     let args = Args::parse();
+    if let Some(name) = &args.memory_row {
+        println!("{}", memory::measure(name));
+        return Ok(());
+    }
     let runs = |part| args.only.is_empty() || args.only.contains(&part);
     let adapter = wgpu_adapters().unwrap_or_default().into_iter().next();
     let wgpu = adapter.map(|adapter| format!("wgpu ({})", adapter.name));
@@ -83,7 +90,6 @@ fn main() -> std::io::Result<()> {
     let wgpu = wgpu.as_deref();
 
     let mut results = Results::default();
-    // Memory first: nothing of the other parts is alive yet.
     if runs(Part::Memory) {
         results.memory = memory::rows();
     }

@@ -4,7 +4,7 @@ use std::time::Instant;
 use burn::backend::{Autodiff, Flex, Wgpu};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Distribution, Int, Tensor};
-use burn_float8::{Float8, grouped_linear, grouped_matmul};
+use burn_float8::{Float8, backend::grouped_matmul, grouped_linear};
 use serde::Serialize;
 
 use crate::{medians, on_devices};
@@ -72,10 +72,10 @@ fn compare<Plain: AutodiffBackend, Fp8: AutodiffBackend>(
 /// The CPU and, if there is one, the wgpu device of this name.
 pub fn rows(wgpu: Option<&str>, repeat: u32) -> Vec<Row> {
     let cpu = |device: &str, repeat, rows: &mut _| {
-        compare::<Autodiff<Flex>, Autodiff<Float8<Flex>>>(device, grouped_linear, repeat, rows);
+        compare::<Autodiff<Flex>, Float8<Autodiff<Flex>>>(device, grouped_linear, repeat, rows);
     };
     on_devices(wgpu, repeat, cpu, |device, repeat, rows| {
-        compare::<Autodiff<Wgpu>, Autodiff<Float8<Wgpu>>>(device, grouped_linear, repeat, rows);
+        compare::<Autodiff<Wgpu>, Float8<Autodiff<Wgpu>>>(device, grouped_linear, repeat, rows);
     })
 }
 

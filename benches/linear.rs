@@ -54,8 +54,8 @@ fn compare<Plain: AutodiffBackend, Fp8: AutodiffBackend>(device: &str, repeat: u
 
 /// The CPU and, if there is one, the wgpu device of this name.
 pub fn rows(wgpu: Option<&str>, repeat: u32) -> Vec<Row> {
-    let cpu = compare::<Autodiff<Flex>, Autodiff<Float8<Flex>>>;
-    on_devices(wgpu, repeat, cpu, compare::<Autodiff<Wgpu>, Autodiff<Float8<Wgpu>>>)
+    let cpu = compare::<Autodiff<Flex>, Float8<Autodiff<Flex>>>;
+    on_devices(wgpu, repeat, cpu, compare::<Autodiff<Wgpu>, Float8<Autodiff<Wgpu>>>)
 }
 
 pub fn print(rows: &[Row]) {

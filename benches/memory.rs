@@ -1,15 +1,21 @@
-//! Peak bytes of one train step of the debug Llama on the CPU, over what was alive before it.
+//! Peak bytes of one train step on the CPU, over what was alive before it: of the debug Llama, and of an encoder of burn-nn's. Each row
+//! is measured in a process of its own, where nothing of another is alive.
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::env::current_exe;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use burn::backend::{Autodiff, Flex};
-use burn::tensor::DType;
+use burn::module::{AutodiffModule, Param};
+use burn::nn::loss::{MseLoss, Reduction};
+use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
 use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::{Float8, Float8Config, Float8LinearConfig, Recipe, set_default_config};
-use llama3::Llama;
 use serde::Serialize;
+use test_data::normal;
 
-use crate::model::{Training, float8, plain};
+use crate::model::{BATCH, Training, float8, plain};
 
 /// The system's allocator, counting.
 pub struct Counting;
@@ -46,19 +52,43 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// One precision.
+const LLAMA: &str = "debug Llama";
+const ENCODER: &str = "TransformerEncoder";
+const PLAIN: &str = "plain";
+const TENSORWISE: &str = "tensorwise";
+const RECAST: &str = "tensorwise, weights recast";
+
+/// Width of the encoder.
+const D_MODEL: usize = 256;
+
+/// Model, precision and dtype of hidden states.
+type Name = [&'static str; 3];
+
+fn names() -> impl Iterator<Item = Name> {
+    let of = |model| {
+        [PLAIN, TENSORWISE, RECAST]
+            .into_iter()
+            .flat_map(move |precision| ["f32", "bf16"].map(|dtype| [model, precision, dtype]))
+    };
+    [LLAMA, ENCODER].into_iter().flat_map(of)
+}
+
+/// One precision of one model.
 #[derive(Serialize)]
 pub struct Row {
+    model: &'static str,
     precision: &'static str,
     /// Of hidden states.
     dtype: &'static str,
     peak_bytes: usize,
-    /// To f32 on the plain backend.
+    /// To f32 without FP8.
     ratio: f64,
+    /// To bf16 without FP8, of bf16 only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ratio_to_bf16: Option<f64>,
 }
 
-fn peak<B: AutodiffBackend>(model: Llama<B>) -> usize {
-    let mut training = Training::new(model);
+fn peak<B: AutodiffBackend, M: AutodiffModule<B>>(mut training: Training<B, M>) -> usize {
     // Makes the moments, which stay.
     training.step();
     let before = ALIVE.load(Relaxed);
@@ -67,39 +97,94 @@ fn peak<B: AutodiffBackend>(model: Llama<B>) -> usize {
     PEAK.load(Relaxed) - before
 }
 
-pub fn rows() -> Vec<Row> {
-    type Fp8 = Autodiff<Float8<Flex>>;
-    let device = Default::default();
-    let mut peaks = vec![("plain", "f32", peak(plain::<Autodiff<Flex>>()))];
-    // bf16 hidden states beside f32 parameters take linears that mix dtypes: the decorator with FP8 off.
-    let off = set_default_config::<Fp8>(&device, None);
-    off.expect("off is possible everywhere");
-    peaks.push(("plain", "bf16", peak(plain::<Fp8>().with_compute_dtype(DType::BF16))));
-    let on = set_default_config::<Fp8>(&device, Some(&Float8Config::default()));
-    on.expect("the default recipe needs no layers");
-    let recompute = Float8LinearConfig::new(Recipe::Tensorwise).with_force_recompute_fp8_weight_in_bwd(true);
-    for (dtype, compute) in [("f32", DType::F32), ("bf16", DType::BF16)] {
-        let model = || float8::<Fp8>(Float8Config::tensorwise()).with_compute_dtype(compute);
-        peaks.push(("tensorwise", dtype, peak(model())));
-        peaks.push(("tensorwise, saved operands", dtype, peak(model().with_saved_fp8_operands())));
-        let model = float8::<Fp8>(recompute.clone().into()).with_compute_dtype(compute).with_saved_fp8_operands();
-        peaks.push(("the same, weights recast", dtype, peak(model)));
+/// Parameters are f32 but for those of norms, which have the dtype of hidden states: Burn's multiply in one dtype.
+fn encoder<B: AutodiffBackend>(dtype: DType) -> TransformerEncoder<B> {
+    let config = TransformerEncoderConfig::new(D_MODEL, 4 * D_MODEL, 4, 4).with_dropout(0.0);
+    let mut encoder = config.init::<B>(&B::Device::default());
+    let cast = |param: Param<Tensor<B, 1>>| param.map(|values| values.cast(dtype).detach().require_grad());
+    for norm in encoder.layers.iter_mut().flat_map(|layer| [&mut layer.norm_1, &mut layer.norm_2]) {
+        norm.gamma = cast(norm.gamma.clone());
+        norm.beta = norm.beta.take().map(cast);
     }
-    let plain = peaks[0].2 as f64;
-    let row = |(precision, dtype, peak_bytes)| Row { precision, dtype, peak_bytes, ratio: peak_bytes as f64 / plain };
-    peaks.into_iter().map(row).collect()
+    encoder
+}
+
+/// Its mean squared error on values that have nothing to do with each other.
+fn encoding<B: AutodiffBackend>(encoder: TransformerEncoder<B>, dtype: DType) -> Training<B, TransformerEncoder<B>> {
+    let shape = [BATCH[0], BATCH[1], D_MODEL];
+    let [x, target] = [1, 2].map(|seed| {
+        let data = TensorData::new(normal(shape.iter().product(), seed), shape);
+        Tensor::<B, 3>::from_data(data, &B::Device::default())
+    });
+    let x = x.cast(dtype);
+    Training::new(encoder, move |encoder: &TransformerEncoder<B>| {
+        let y = encoder.forward(TransformerEncoderInput::new(x.clone()));
+        MseLoss::new().forward(y.cast(DType::F32), target.clone(), Reduction::Mean)
+    })
+}
+
+/// Peak bytes of a row.
+pub fn measure(name: &str) -> usize {
+    type Plain = Autodiff<Flex>;
+    type Fp8 = Float8<Autodiff<Flex>>;
+    let [model, precision, dtype] = names().find(|row| row.join("/") == name).expect("the name of a row");
+    let dtype = if dtype == "f32" { DType::F32 } else { DType::BF16 };
+    let config: Option<Float8Config> = match precision {
+        PLAIN => None,
+        TENSORWISE => Some(Float8Config::tensorwise()),
+        _ => Some(Float8LinearConfig::new(Recipe::Tensorwise).with_force_recompute_fp8_weight_in_bwd(true).into()),
+    };
+    if precision == PLAIN && dtype == DType::F32 {
+        return match model {
+            LLAMA => peak(Training::llama(plain::<Plain>())),
+            _ => peak(encoding(encoder::<Plain>(dtype), dtype)),
+        };
+    }
+    // bf16 hidden states beside f32 parameters take linears that mix dtypes: the decorator with FP8 off.
+    set_default_config::<Fp8>(&Default::default(), None).expect("off is possible everywhere");
+    match model {
+        LLAMA => {
+            let model = config.map_or_else(plain::<Fp8>, float8::<Fp8>);
+            peak(Training::llama(model.with_compute_dtype(dtype)))
+        }
+        _ => {
+            let mut encoder = encoder::<Fp8>(dtype);
+            if let Some(config) = config {
+                encoder = config.convert::<Fp8, _>(encoder).expect("an encoder has linears").0;
+            }
+            peak(encoding(encoder, dtype))
+        }
+    }
+}
+
+fn measure_alone(name: &str) -> usize {
+    let program = current_exe().expect("this program lies somewhere");
+    let output = Command::new(program).args(["--memory-row", name]).stderr(Stdio::inherit()).output();
+    let output = output.expect("this program runs");
+    assert!(output.status.success(), "{name}: {}", output.status);
+    String::from_utf8_lossy(&output.stdout).trim().parse().expect("bytes")
+}
+
+pub fn rows() -> Vec<Row> {
+    let peaks: Vec<_> = names().map(|name| (name, measure_alone(&name.join("/")))).collect();
+    let peak_of = |name: Name| peaks.iter().find(|(other, _)| *other == name).expect("every row was measured").1;
+    let row = |&([model, precision, dtype], peak_bytes): &(Name, usize)| {
+        let to_plain = |dtype| peak_bytes as f64 / peak_of([model, PLAIN, dtype]) as f64;
+        let ratio_to_bf16 = (dtype == "bf16").then(|| to_plain("bf16"));
+        Row { model, precision, dtype, peak_bytes, ratio: to_plain("f32"), ratio_to_bf16 }
+    };
+    peaks.iter().map(row).collect()
 }
 
 pub fn print(rows: &[Row]) {
     if rows.is_empty() {
         return;
     }
-    println!(
-        "\npeak memory of a train step of the debug Llama on the CPU, 8 x 128 tokens, over what is alive before it"
-    );
-    println!("{:<28}  {:>5}  {:>8}  {:>6}", "precision", "dtype", "MiB", "ratio");
-    for Row { precision, dtype, peak_bytes, ratio } in rows {
+    println!("\npeak memory of a train step on the CPU, 8 x 128 tokens, over what is alive before it; ratios to plain");
+    println!("{:<18}  {:<24}  {:>5}  {:>8}  {:>6}  {:>7}", "model", "precision", "dtype", "MiB", "to f32", "to bf16");
+    for Row { model, precision, dtype, peak_bytes, ratio, ratio_to_bf16 } in rows {
         let mib = *peak_bytes as f64 / f64::from(1 << 20);
-        println!("{precision:<28}  {dtype:>5}  {mib:>8.2}  {ratio:>6.2}");
+        let to_bf16 = ratio_to_bf16.map(|ratio| format!("{ratio:.2}")).unwrap_or_default();
+        println!("{model:<18}  {precision:<24}  {dtype:>5}  {mib:>8.2}  {ratio:>6.2}  {to_bf16:>7}");
     }
 }

@@ -1,4 +1,5 @@
-//! The debug Llama and its train step, as the training example runs them by default.
+//! The debug Llama, as the training example runs it by default, and a train step of any model.
+use burn::module::AutodiffModule;
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
@@ -7,12 +8,14 @@ use burn_float8::{Float8Config, Float8Stack};
 use llama3::{Llama, LlamaConfig, RunConfig};
 use train::rng::Rng;
 
-/// A model, its optimizer and one batch of 8 sequences of 128 tokens.
-pub struct Training<B: AutodiffBackend> {
-    model: Option<Llama<B>>,
-    optimizer: OptimizerAdaptor<AdamW, Llama<B>, B>,
-    batch: [Tensor<B, 2, Int>; 2],
-    device: B::Device,
+/// Sequences of a batch, and tokens of each.
+pub const BATCH: [usize; 2] = [8, 128];
+
+/// A model, its optimizer and its loss on one batch.
+pub struct Training<B: AutodiffBackend, M: AutodiffModule<B>> {
+    model: Option<M>,
+    optimizer: OptimizerAdaptor<AdamW, M, B>,
+    loss: Box<dyn Fn(&M) -> Tensor<B, 1>>,
 }
 
 /// The debug Llama, the same weights on every backend.
@@ -30,24 +33,28 @@ pub fn float8<B: AutodiffBackend + Float8Stack>(config: Float8Config) -> Llama<B
     model
 }
 
-impl<B: AutodiffBackend> Training<B> {
-    pub fn new(model: Llama<B>) -> Self {
-        let (shape, device) = ([8, 128], B::Device::default());
+impl<B: AutodiffBackend> Training<B, Llama<B>> {
+    pub fn llama(model: Llama<B>) -> Self {
         let vocab = model.config().vocab_size;
-        let batch = ["inputs", "targets"].map(|name| {
+        let [inputs, targets] = ["inputs", "targets"].map(|name| {
             let mut rng = Rng::named(0, name);
-            let tokens: Vec<i32> = (0..shape[0] * shape[1]).map(|_| rng.below(vocab) as i32).collect();
-            Tensor::from_data(TensorData::new(tokens, shape), &device)
+            let tokens: Vec<i32> = (0..BATCH[0] * BATCH[1]).map(|_| rng.below(vocab) as i32).collect();
+            Tensor::<B, 2, Int>::from_data(TensorData::new(tokens, BATCH), &B::Device::default())
         });
-        Self { model: Some(model), optimizer: AdamWConfig::new().init(), batch, device }
+        Self::new(model, move |model| model.loss(inputs.clone(), targets.clone()))
+    }
+}
+
+impl<B: AutodiffBackend, M: AutodiffModule<B>> Training<B, M> {
+    pub fn new(model: M, loss: impl Fn(&M) -> Tensor<B, 1> + 'static) -> Self {
+        Self { model: Some(model), optimizer: AdamWConfig::new().init(), loss: Box::new(loss) }
     }
 
     /// Forward, backward and AdamW; waits for the device.
     pub fn step(&mut self) {
         let model = self.model.take().expect("put back after every step");
-        let [inputs, targets] = self.batch.clone();
-        let grads = GradientsParams::from_grads(model.loss(inputs, targets).backward(), &model);
+        let grads = GradientsParams::from_grads((self.loss)(&model).backward(), &model);
         self.model = Some(self.optimizer.step(1e-3, model, grads));
-        B::sync(&self.device).expect("the device runs");
+        B::sync(&B::Device::default()).expect("the device runs");
     }
 }

@@ -24,15 +24,13 @@ pub struct Row {
 type Case = (String, Box<dyn FnMut()>);
 
 fn case<B: AutodiffBackend>(precision: impl Into<String>, model: Llama<B>) -> Case {
-    let mut training = Training::new(model);
+    let mut training = Training::llama(model);
     (precision.into(), Box::new(move || training.step()))
 }
 
 fn compare<Plain: AutodiffBackend, Fp8: AutodiffBackend + Float8Stack>(device: &str, repeat: u32, rows: &mut Vec<Row>) {
     let mut cases = vec![case("f32", plain::<Plain>())];
     cases.extend(Recipe::ALL.map(|recipe| case(recipe.to_string(), float8::<Fp8>(Float8Config::new(recipe)))));
-    let saved = float8::<Fp8>(Float8Config::tensorwise()).with_saved_fp8_operands();
-    cases.push(case("tensorwise, saved operands", saved));
     let mut times = vec![vec![]; cases.len()];
     for repetition in 0..repeat + 2 {
         for ((_, step), times) in cases.iter_mut().zip(&mut times) {
@@ -52,8 +50,8 @@ fn compare<Plain: AutodiffBackend, Fp8: AutodiffBackend + Float8Stack>(device: &
 
 /// The CPU and, if there is one, the wgpu device of this name.
 pub fn rows(wgpu: Option<&str>, repeat: u32) -> Vec<Row> {
-    let cpu = compare::<Autodiff<Flex>, Autodiff<Float8<Flex>>>;
-    on_devices(wgpu, repeat, cpu, compare::<Autodiff<Wgpu>, Autodiff<Float8<Wgpu>>>)
+    let cpu = compare::<Autodiff<Flex>, Float8<Autodiff<Flex>>>;
+    on_devices(wgpu, repeat, cpu, compare::<Autodiff<Wgpu>, Float8<Autodiff<Wgpu>>>)
 }
 
 pub fn print(rows: &[Row]) {

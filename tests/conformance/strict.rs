@@ -7,11 +7,14 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Distribution, Tensor};
 use burn_float8::{
-    Float8, Float8Config, Float8Error, Float8LinearConfig, Gemm, Recipe, UNTAGGED_NAME, Untagged, report,
+    Float8, Float8Config, Float8Error, Float8LinearConfig, Recipe,
+    config::Untagged,
+    report,
+    report::{Gemm, UNTAGGED_NAME},
     set_float8_enabled,
 };
 
-type B = Autodiff<Float8<Flex>>;
+type B = Float8<Autodiff<Flex>>;
 
 #[derive(Module, Debug)]
 struct Two<B: Backend> {

@@ -18,7 +18,7 @@ use support::runtime::has_wgpu;
 #[test]
 fn copies_of_untagged_models_live_no_longer_either() {
     type Own = CubeBackend<WgpuRuntime, f32, i64, u8>;
-    type A = Autodiff<Float8<Own>>;
+    type A = Float8<Autodiff<Own>>;
     if !has_wgpu("copies_of_untagged_models_live_no_longer_either") {
         return;
     }
@@ -48,7 +48,7 @@ fn untagged_linears_follow_the_devices_default() {
         [values(y), values(x.grad(&grads).unwrap()), values(w.grad(&grads).unwrap())]
     }
     type Own = CubeBackend<WgpuRuntime, f32, i64, u32>;
-    type A = Autodiff<Float8<Own>>;
+    type A = Float8<Autodiff<Own>>;
     let device = Default::default();
     let plain = run::<Autodiff<Own>>();
     let fp8 = run::<A>();

@@ -20,7 +20,7 @@ impl<B: Backend> Mlp<B> {
 }
 
 fn main() -> Result<(), Float8Error> {
-    type B = Autodiff<Float8<Flex>>; // was: Autodiff<Flex>
+    type B = Float8<Autodiff<Flex>>; // was: Autodiff<Flex>
     let device = Default::default();
     let linear = |k, n| LinearConfig::new(k, n).init(&device);
     let model = Mlp::<B> { up: linear(64, 256), down: linear(256, 64), head: linear(64, 1) };

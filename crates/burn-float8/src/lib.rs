@@ -7,7 +7,7 @@
 //! use burn::tensor::Tensor;
 //! use burn_float8::{Float8, Float8Config, report};
 //!
-//! type B = Autodiff<Float8<Flex>>;
+//! type B = Float8<Autodiff<Flex>>;
 //!
 //! let device = Default::default();
 //! let model: Linear<B> = LinearConfig::new(64, 32).init(&device);
@@ -30,11 +30,11 @@ pub mod profile;
 
 mod error;
 
-mod config;
+pub mod config;
 
-mod backend;
+pub mod backend;
 
-mod shard;
+mod sharding;
 
 mod layer;
 
@@ -50,35 +50,38 @@ mod nn;
 
 mod model;
 
-#[cfg(feature = "cubecl")]
-pub use backend::DeviceOperand;
-pub use backend::{
-    DeviceCollectives, DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, PendingOnDevice, Quantized,
-    ScaleFrom, ShardedAxis, Shards, host,
-};
-pub use config::{
-    AmaxComputeAlgo, CastConfig, Casts, DelayedScaling, FallbackConfig, FallbackTo, Float8Config, Float8LinearConfig,
-    LayerOverride, LinearInfo, Policy, ScalingType, StatisticsConfig, Untagged,
-};
+pub use config::{FallbackConfig, Float8Config, Float8LinearConfig, StatisticsConfig};
 pub use error::{ApplyError, Float8Error};
-pub use float8_comm::{CommError, Communicator, Engine, Options as CommOptions};
-pub use float8_kernels::{
-    Cast, Format, GemmConfig, GemmPath, Granularity, Grouping, Orientation, ScaleCalculationMode, ScaleMode,
-};
-pub use layer::{CastHealth, Fallback, Layer, OperandHealth, UNTAGGED_NAME, float8_autocast};
+pub use layer::float8_autocast;
 pub use model::{
-    Amaxes, Float8State, Float8StateModule, GemmReport, GemmTotals, LayerReport, LayerState, Monitor, NonFiniteOperand,
-    OperandReport, PrecisionSchedule, Report, SampledOperand, ShardPlan, ShardSummary, Sharded, ShardedParameter,
-    ShardingReport, Span, Summary, begin_float8_step, report, set_default_config, set_float8_enabled, without_float8,
+    Float8State, Float8StateModule, Monitor, PrecisionSchedule, Report, Span, begin_float8_step, report,
+    set_default_config, set_float8_enabled, without_float8,
 };
-pub use nn::{GroupedLinear, full_tensor, grouped_linear, linear};
+pub use nn::{GroupedLinear, grouped_linear};
 pub use ops::Float8;
-pub use ops::grouped::grouped_matmul;
-pub use shard::{ReduceDtype, Reshard, ShardConfig, ShardError};
 pub use stack::Float8Stack;
-pub use step::AmaxState;
-pub use tensor::Float8Tensor;
-pub use terms::{Gemm, Reason, Recipe, Role};
+pub use tensor::{Float8Tensor, Wrapped};
+pub use terms::Recipe;
+
+/// What linears did, layer by layer and GEMM by GEMM, and the words for it.
+pub mod report {
+    pub use crate::layer::{CastHealth, Fallback, Layer, OperandHealth, UNTAGGED_NAME};
+    pub use crate::model::{
+        Amaxes, GemmReport, GemmTotals, LayerReport, LayerState, Monitor, NonFiniteOperand, OperandReport, Report,
+        SampledOperand, ShardingReport, Summary, report,
+    };
+    pub use crate::step::AmaxState;
+    pub use crate::terms::{Gemm, Reason, Role};
+}
+
+/// Weights of which each rank keeps some rows.
+pub mod shard {
+    pub use float8_comm::{CommError, Communicator, Engine, Options as CommOptions};
+
+    pub use crate::model::{ShardPlan, ShardSummary, Sharded, ShardedParameter};
+    pub use crate::nn::full_tensor;
+    pub use crate::sharding::{ReduceDtype, Reshard, ShardConfig, ShardError};
+}
 
 /// Names that [`host_backend!`] writes.
 #[doc(hidden)]

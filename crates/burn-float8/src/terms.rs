@@ -141,9 +141,9 @@ impl Operand {
 /// | `tensorwise` | e4m3 | e4m3 | e5m2 | f32, one per tensor |
 /// | `rowwise` | e4m3 | e4m3 | e4m3 | power of two, one per row of the contraction-major operand |
 /// | `rowwise_with_gw_hp` | e4m3 | e4m3, dgrad one per tensor | e4m3 | as `rowwise`; wgrad in high precision |
-/// | `delayed` | e4m3 | e4m3 | e5m2 | f32, one per tensor, from past amaxes: [`DelayedScaling`](crate::DelayedScaling) |
+/// | `delayed` | e4m3 | e4m3 | e5m2 | f32, one per tensor, from past amaxes: [`DelayedScaling`](crate::config::DelayedScaling) |
 /// | `blockwise` | e4m3, 1×128 | e4m3, 128×128 | e4m3, 1×128 | f32, one per block |
-/// | `mxfp8` | e4m3 | e4m3 | e4m3 | E8M0, one for 32 neighbours along the contraction (OCP MX): [`ScaleCalculationMode`](crate::ScaleCalculationMode) |
+/// | `mxfp8` | e4m3 | e4m3 | e4m3 | E8M0, one for 32 neighbours along the contraction (OCP MX): [`ScaleCalculationMode`](crate::config::ScaleCalculationMode) |
 /// | `mxfp8_wgrad_with_hp` | e4m3 | e4m3 | e4m3, dgrad only | as `mxfp8`; wgrad in high precision |
 ///
 /// Every copy is cast from the high-precision tensor, never from another copy.
@@ -242,7 +242,7 @@ pub enum Reason {
     /// The device's default configuration is off and the weight was never tagged.
     #[error("FP8 is off on this device")]
     Off,
-    /// The weight carries no layer, and a configuration was applied in this process: see [`Untagged`](crate::Untagged).
+    /// The weight carries no layer, and a configuration was applied in this process: see [`Untagged`](crate::config::Untagged).
     #[error("untagged: not in a model that Float8Config was applied to")]
     Untagged {
         /// Whether a configuration says so, or none says anything.

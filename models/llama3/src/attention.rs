@@ -16,7 +16,6 @@ use burn::tensor::{DType, Int, Tensor, TensorData};
 use crate::config::LlamaConfig;
 use crate::linear::linear;
 use crate::rope::RotaryTables;
-use crate::saved_input::SavedInput;
 
 /// Self-attention of one decoder layer.
 #[derive(Module, Debug)]
@@ -45,8 +44,6 @@ pub(crate) struct Positions<B: Backend> {
     pub(crate) rope: RotaryTables<B>,
     /// Added to the scores, `[1 or B, T · S]`; none if there is nothing to hide.
     pub(crate) mask: Option<Tensor<B, 2>>,
-    /// What linears keep for backward.
-    pub(crate) saved_input: SavedInput,
 }
 
 /// Keys and values of the positions seen so far, one pair per layer: `[B, kv_heads, S, head_dim]`.
@@ -97,12 +94,12 @@ impl<B: Backend> Attention<B> {
         cache: Option<&mut Option<[Tensor<B, 4>; 2]>>,
     ) -> Tensor<B, 2> {
         let dtype = x.dtype();
-        let &Positions { batch, len, saved_input, .. } = positions;
+        let &Positions { batch, len, .. } = positions;
         let (heads, kv_heads, head_dim) = (self.num_heads, self.num_kv_heads, self.head_dim);
 
-        let q = saved_input.run(&self.q_proj, x.clone()).reshape([batch, len, heads, head_dim]);
-        let k = saved_input.run(&self.k_proj, x.clone()).reshape([batch, len, kv_heads, head_dim]);
-        let v = saved_input.run(&self.v_proj, x).reshape([batch, len, kv_heads, head_dim]);
+        let q = self.q_proj.forward(x.clone()).reshape([batch, len, heads, head_dim]);
+        let k = self.k_proj.forward(x.clone()).reshape([batch, len, kv_heads, head_dim]);
+        let v = self.v_proj.forward(x).reshape([batch, len, kv_heads, head_dim]);
         // 1/√d is folded into q while it is in f32: fewer elements than scores, and one rounding.
         let scale = (head_dim as f64).sqrt().recip();
         let q = (positions.rope.rotate(q) * scale).cast(dtype);
@@ -132,7 +129,7 @@ impl<B: Backend> Attention<B> {
         let weights = softmax(scores.reshape([batch * heads * len, seen]), 1).cast(dtype);
         let y = weights.reshape([batch, kv_heads, rows, seen]).matmul(v);
         let y = y.reshape([batch, heads, len, head_dim]).swap_dims(1, 2);
-        saved_input.run(&self.o_proj, y.reshape([batch * len, heads * head_dim]))
+        self.o_proj.forward(y.reshape([batch * len, heads * head_dim]))
     }
 }
 

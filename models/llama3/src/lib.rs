@@ -1,6 +1,6 @@
 //! Llama 3, 3.1 and 3.2, dense or with mixtures of experts, in [Burn](burn), generic over the backend, and their training in FP8.
 //!
-//! The model is plain Burn: [`Llama<Flex>`](Llama) runs in f32, `Llama<Autodiff<Float8<Cuda>>>` trains with FP8
+//! The model is plain Burn: [`Llama<Flex>`](Llama) runs in f32, `Llama<Float8<Autodiff<Cuda>>>` trains with FP8
 //! linears. Names are Hugging Face's throughout, so filters and checkpoints read as users know them.
 //!
 //! ```
@@ -35,7 +35,6 @@ pub mod names;
 pub mod presets;
 pub mod rope;
 pub mod run_config;
-mod saved_input;
 pub mod trainer;
 
 pub use config::{LlamaConfig, MoeConfig, RopeScaling};

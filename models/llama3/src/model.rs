@@ -12,7 +12,7 @@ use burn::nn::{Embedding, EmbeddingConfig, Linear, RmsNorm, RmsNormConfig};
 use burn::tensor::activation::{log_softmax, silu};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor};
-use burn_float8::full_tensor;
+use burn_float8::shard::full_tensor;
 use train::LanguageModel;
 use train::batches::BatchTensors;
 
@@ -22,7 +22,6 @@ use crate::config::LlamaConfig;
 use crate::linear::{INITIALIZER, linear};
 use crate::moe::Moe;
 use crate::rope::RotaryEmbedding;
-use crate::saved_input::SavedInput;
 
 /// SwiGLU: `down(silu(gate(x)) ⊙ up(x))`.
 #[derive(Module, Debug)]
@@ -66,8 +65,6 @@ pub struct Llama<B: Backend> {
     config: LlamaConfig,
     #[module(skip)]
     compute_dtype: DType,
-    #[module(skip)]
-    saved_input: SavedInput,
 }
 
 impl<B: Backend> Llama<B> {
@@ -100,7 +97,6 @@ impl<B: Backend> Llama<B> {
             rope: RotaryEmbedding::new(&config, device),
             config,
             compute_dtype: DType::F32,
-            saved_input: SavedInput::default(),
         })
     }
 
@@ -113,13 +109,6 @@ impl<B: Backend> Llama<B> {
     /// backend whose linears mix dtypes, such as `Float8<B>`.
     pub fn with_compute_dtype(mut self, dtype: DType) -> Self {
         self.compute_dtype = dtype;
-        self
-    }
-
-    /// Lets backward keep the FP8 operand of each linear's x, a byte an element and the scales, instead of x, where its
-    /// weight gradient runs in FP8. Losses and gradients are the same bits; see [`burn_float8::linear`].
-    pub fn with_saved_fp8_operands(mut self) -> Self {
-        self.saved_input = SavedInput::Float8;
         self
     }
 
@@ -161,7 +150,6 @@ impl<B: Backend> Llama<B> {
             len,
             rope: self.rope.at(past..past + len),
             mask: attention_mask(past, len, documents, &device),
-            saved_input: self.saved_input,
         };
         let embedded = self.embed_tokens.forward(tokens).cast(self.compute_dtype);
         let mut h = embedded.reshape([batch * len, self.config.hidden_size]);
@@ -184,7 +172,7 @@ impl<B: Backend> Llama<B> {
     /// `[M, H]` → `[M, V]`, f32.
     fn logits(&self, hidden: Tensor<B, 2>) -> Tensor<B, 2> {
         let logits = match &self.lm_head {
-            Some(lm_head) => self.saved_input.run(lm_head, hidden),
+            Some(lm_head) => lm_head.forward(hidden),
             // A matmul, not a linear: a tied output has no name for a filter, so it never runs in FP8.
             None => {
                 let weight = full_tensor(self.embed_tokens.weight.val().cast(hidden.dtype()));
@@ -221,10 +209,10 @@ impl<B: Backend> DecoderLayer<B> {
         let x = rms_norm(&self.post_attention_layernorm, h.clone());
         let mut h = h;
         if let Some(mlp) = &self.mlp {
-            h = h + mlp.forward(x.clone(), positions.saved_input);
+            h = h + mlp.forward(x.clone());
         }
         if let Some(moe) = &self.moe {
-            h = h + moe.run(x, positions.saved_input);
+            h = h + moe.forward(x);
         }
         h
     }
@@ -232,9 +220,9 @@ impl<B: Backend> DecoderLayer<B> {
 
 impl<B: Backend> Mlp<B> {
     /// `[M, H]` → `[M, H]`.
-    fn forward(&self, x: Tensor<B, 2>, saved_input: SavedInput) -> Tensor<B, 2> {
-        let gate = silu(saved_input.run(&self.gate_proj, x.clone()));
-        saved_input.run(&self.down_proj, gate * saved_input.run(&self.up_proj, x))
+    fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
+        let gate = silu(self.gate_proj.forward(x.clone()));
+        self.down_proj.forward(gate * self.up_proj.forward(x))
     }
 }
 

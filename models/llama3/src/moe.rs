@@ -24,7 +24,6 @@ use burn_float8::GroupedLinear;
 
 use crate::config::MoeConfig;
 use crate::linear::{INITIALIZER, linear};
-use crate::saved_input::SavedInput;
 
 /// The router and the experts of one layer.
 #[derive(Module, Debug)]
@@ -64,14 +63,9 @@ impl<B: Backend> Moe<B> {
 
     /// `[M, H]` → `[M, H]`, of x's dtype. M is at least 1.
     pub fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
-        self.run(x, SavedInput::Full)
-    }
-
-    /// [`forward`](Self::forward), keeping this of the router's x for backward.
-    pub(crate) fn run(&self, x: Tensor<B, 2>, saved_input: SavedInput) -> Tensor<B, 2> {
         let ([tokens, hidden], dtype) = (x.dims(), x.dtype());
         let copies = self.num_experts_per_tok;
-        let logits = saved_input.run(&self.router, x.clone().cast(DType::F32));
+        let logits = self.router.forward(x.clone().cast(DType::F32));
         let chosen = top_k(logits.clone(), copies);
         let probabilities = softmax(logits.gather(1, chosen.clone()), 1);
         let num_experts = self.router.weight.dims()[1];

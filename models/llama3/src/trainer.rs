@@ -6,8 +6,10 @@ use burn::module::AutodiffModule;
 use burn::tensor::DType;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::{
-    Communicator, Float8Error, Float8Stack, GemmTotals, Report, Reshard, ShardConfig, ShardError, ShardPlan, Sharded,
+    Float8Error, Float8Stack, Report,
+    report::GemmTotals,
     set_default_config,
+    shard::{Communicator, Reshard, ShardConfig, ShardError, ShardPlan, Sharded},
 };
 use device_select::SelectedDevice;
 use train::batches::Batch;
@@ -310,7 +312,7 @@ pub fn prepare<B: AutodiffBackend + Float8Stack>(
     // Strict mode panics in the GEMM; a run reports an error instead.
     let (model, summary) = float8.with_strict(false).convert::<B, _>(model).map_err(Float8Error::from)?;
     writeln!(out, "{summary}")?;
-    Ok(if config.training.save_fp8_operands { model.with_saved_fp8_operands() } else { model })
+    Ok(model)
 }
 
 /// A model of which each rank keeps its rows, where there are several.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use burn_float8::{Float8Error, NonFiniteOperand};
+use burn_float8::{Float8Error, report::NonFiniteOperand};
 
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
@@ -81,7 +81,7 @@ pub enum TrainError {
     Signals(#[source] std::io::Error),
     /// The ranks of a sharded run could not work together.
     #[error(transparent)]
-    Ranks(#[from] burn_float8::CommError),
+    Ranks(#[from] burn_float8::shard::CommError),
     /// The log could not be written.
     #[error("cannot write the log")]
     Output(#[from] std::io::Error),

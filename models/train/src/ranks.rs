@@ -6,7 +6,10 @@ use burn::module::{AutodiffModule, Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
-use burn_float8::{CommError, Communicator, Float8Stack, Sharded};
+use burn_float8::{
+    Float8Stack,
+    shard::{CommError, Communicator, Sharded},
+};
 
 use crate::batches::Batch;
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use burn::module::Module;
-use burn_float8::{Float8Stack, Report, UNTAGGED_NAME, report};
+use burn_float8::{Float8Stack, Report, report, report::UNTAGGED_NAME};
 
 use crate::{TrainError, json_file};
 

@@ -4,7 +4,7 @@ use burn::module::AutodiffModule;
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
-use burn_float8::{Amaxes, Float8Stack, Monitor, set_float8_enabled};
+use burn_float8::{Float8Stack, Monitor, report::Amaxes, set_float8_enabled};
 
 use crate::TrainError;
 use crate::batches::{Batch, TrainBatches};

@@ -3,9 +3,12 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::backend::Backend;
 use burn_float8::{
-    AmaxComputeAlgo, CastConfig, Casts, DelayedScaling, FallbackConfig, FallbackTo, Float8, Float8Config, Float8Error,
-    Float8LinearConfig, Format, Gemm, Granularity, Recipe, ScaleCalculationMode, ScaleMode, ScalingType,
-    StatisticsConfig, Summary,
+    FallbackConfig, Float8, Float8Config, Float8Error, Float8LinearConfig, Recipe, StatisticsConfig,
+    config::{
+        AmaxComputeAlgo, CastConfig, Casts, DelayedScaling, FallbackTo, Format, Granularity, ScaleCalculationMode,
+        ScaleMode, ScalingType,
+    },
+    report::{Gemm, Summary},
 };
 
 use crate::support::model::Model;

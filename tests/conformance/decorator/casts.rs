@@ -10,14 +10,14 @@ use burn::optim::{
 };
 use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
 use burn::tensor::Tensor;
-use burn_float8::{Float8, Float8Config, Float8Stack, LayerReport, Recipe, Report, StatisticsConfig, report};
+use burn_float8::{Float8, Float8Config, Float8Stack, Recipe, Report, StatisticsConfig, report, report::LayerReport};
 
 use crate::support::model::{D, Model};
 use crate::support::normal;
 use crate::support::operand::{tensor, values};
 use crate::support::runtime::Flex;
 
-type B = Autodiff<Float8<Flex>>;
+type B = Float8<Autodiff<Flex>>;
 
 fn input(seed: u64) -> Tensor<B, 3> {
     tensor(normal(2 * 4 * D, seed), [2, 4, D])
@@ -165,7 +165,7 @@ fn layers_that_share_an_output_gradient_are_told_apart() {
 }
 
 fn tagged(model: &Model<B>) -> usize {
-    report(model).layers.iter().filter(|l| l.name != burn_float8::UNTAGGED_NAME).count()
+    report(model).layers.iter().filter(|l| l.name != burn_float8::report::UNTAGGED_NAME).count()
 }
 
 fn survives<O: Optimizer<Model<B>, B>>(name: &str, mut optimizer: O) {
@@ -176,7 +176,7 @@ fn survives<O: Optimizer<Model<B>, B>>(name: &str, mut optimizer: O) {
         model = optimizer.step(1e-3, model, grads);
     }
     let report = report(&model);
-    for l in report.layers.iter().filter(|l| l.name != burn_float8::UNTAGGED_NAME) {
+    for l in report.layers.iter().filter(|l| l.name != burn_float8::report::UNTAGGED_NAME) {
         assert_eq!([l.fprop.emulated, l.wgrad.emulated], [2; 2], "{name}: {}", l.name);
     }
     assert_eq!(tagged(&model), 8, "{name}");

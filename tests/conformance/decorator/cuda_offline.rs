@@ -24,7 +24,7 @@ use crate::support::{normal, relative_error};
 
 /// What `burn::backend::Cuda` is, on another runtime.
 type Offline = Fusion<CubeBackend<GenerateCuda, f32, i32, u8>>;
-type B = Autodiff<Float8<Offline>>;
+type B = Float8<Autodiff<Offline>>;
 
 const SHAPE: [usize; 3] = [128, 256, 192];
 

@@ -2,7 +2,7 @@
 use burn::backend::Autodiff;
 use burn::tensor::Tensor;
 use burn::tensor::module::linear;
-use burn_float8::{Float8, Float8Backend};
+use burn_float8::{Float8, backend::Float8Backend};
 
 use crate::on_every_runtime;
 use crate::support::normal;
@@ -11,7 +11,7 @@ use crate::support::runtime::{Eager, Fused, has_wgpu};
 
 /// Linears between element-wise chains that the fused backend compiles into single kernels.
 fn chain<B: Float8Backend>() -> [Vec<f32>; 3] {
-    type A<B> = Autodiff<Float8<B>>;
+    type A<B> = Float8<Autodiff<B>>;
     let x = tensor::<A<B>, 2>(normal(16 * 64, 1), [16, 64]).require_grad();
     let w1 = tensor::<A<B>, 2>(normal(64 * 32, 2), [64, 32]).require_grad();
     let w2 = tensor::<A<B>, 2>(normal(32 * 16, 3), [32, 16]).require_grad();

@@ -8,7 +8,7 @@ use crate::support::operand::{tensor, values};
 use crate::support::runtime::Flex;
 use crate::support::{normal, sqnr};
 
-type B = Autodiff<Float8<Flex>>;
+type B = Float8<Autodiff<Flex>>;
 
 struct Run {
     y: Tensor<B, 2>,

@@ -1,9 +1,9 @@
-//! y, dx and dw of linear.safetensors, through `Autodiff<Float8<B>>` as a user would get them.
+//! y, dx and dw of linear.safetensors, through `Float8<Autodiff<B>>` as a user would get them.
 use burn::backend::Autodiff;
 use burn::module::{Param, ParamId};
 use burn::nn::Linear as NnLinear;
 use burn::tensor::{DType, Tensor};
-use burn_float8::{Float8, Float8Backend, Float8Config, Recipe, report};
+use burn_float8::{Float8, Float8Config, Recipe, backend::Float8Backend, report};
 use std::io::Write;
 use test_data::{Golden, transpose};
 
@@ -24,7 +24,7 @@ struct Linear {
 
 /// torch keeps weights as `[out, in]`, Burn as `[in, out]`.
 fn run<B: Float8Backend>(golden: &Golden, dtype: DType, (recipe, gw_hp): (Recipe, bool)) -> Linear {
-    type A<B> = Autodiff<Float8<B>>;
+    type A<B> = Float8<Autodiff<B>>;
     let load = |name: &str, dims: [usize; 2], data: Vec<f32>| -> Tensor<A<B>, 2> {
         let t = tensor::<A<B>, 2>(data, dims);
         if name == "dy" { t.cast(dtype) } else { t.cast(dtype).detach().require_grad() }

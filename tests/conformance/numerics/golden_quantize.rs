@@ -1,6 +1,9 @@
 //! Scales and codes of quantize.safetensors, bit for bit.
 use burn::tensor::DType;
-use burn_float8::{Cast, Float8Backend, Format, Granularity, HostCodes, ScaleMode};
+use burn_float8::{
+    backend::{Cast, Float8Backend, HostCodes},
+    config::{Format, Granularity, ScaleMode},
+};
 use float8_kernels::Scale;
 use test_data::{Golden, transpose};
 

@@ -4,8 +4,9 @@ use burn::module::{Param, ParamId};
 use burn::nn::Linear;
 use burn::tensor::Tensor;
 use burn_float8::{
-    CastConfig, Casts, Float8, Float8Backend, Float8Config, Float8LinearConfig, Format, Granularity, Recipe,
-    ScaleCalculationMode,
+    Float8, Float8Config, Float8LinearConfig, Recipe,
+    backend::Float8Backend,
+    config::{CastConfig, Casts, Format, Granularity, ScaleCalculationMode},
 };
 
 use crate::on_every_runtime;
@@ -49,7 +50,7 @@ fn configs() -> Vec<Float8LinearConfig> {
 }
 
 fn gradients_on<B: Float8Backend>(runtime: &str) {
-    type A<B> = Autodiff<Float8<B>>;
+    type A<B> = Float8<Autodiff<B>>;
     // More than one block of 128 along every axis, none a multiple.
     let [batch, tokens, k, n] = [3, 47, 133, 150];
     let m = batch * tokens;

@@ -4,8 +4,11 @@ use burn::module::{Module, Param, ParamId};
 use burn::nn::Initializer;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_float8::{
-    CastConfig, Float8, Float8Backend, Float8Config, Float8Error, Float8LinearConfig, Float8Stack, Float8State, Gemm,
-    Granularity, GroupedLinear, Recipe, Role, grouped_linear, report,
+    Float8, Float8Config, Float8Error, Float8LinearConfig, Float8Stack, Float8State, GroupedLinear, Recipe,
+    backend::Float8Backend,
+    config::{CastConfig, Granularity},
+    grouped_linear, report,
+    report::{Gemm, Role},
 };
 
 use crate::on_every_runtime;
@@ -15,7 +18,7 @@ use crate::support::oracle::{dequantized, matmul};
 use crate::support::runtime::Flex;
 use crate::support::{max_error, normal, spread, verify};
 
-type A<B> = Autodiff<Float8<B>>;
+type A<B> = Float8<Autodiff<B>>;
 
 /// Rows of each group; some rows belong to none.
 const SIZES: [usize; 5] = [40, 0, 130, 1, 0];

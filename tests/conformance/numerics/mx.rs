@@ -2,7 +2,10 @@
 use burn::backend::Autodiff;
 use burn::tensor::DType;
 use burn_float8::{
-    Cast, Float8Backend, Float8Config, Format, Granularity, HostCodes, Recipe, ScaleCalculationMode, ScaleMode, report,
+    Float8Config, Recipe,
+    backend::{Cast, Float8Backend, HostCodes},
+    config::{Format, Granularity, ScaleCalculationMode, ScaleMode},
+    report,
 };
 use test_data::{Golden, transpose};
 

@@ -1,7 +1,9 @@
 //! A NaN must reach the output; an infinity saturates.
 use burn::tensor::module::linear;
 use burn_float8::{
-    Cast, Float8, Float8Backend, Float8Config, Format, Granularity, Recipe, ScaleCalculationMode, ScaleMode,
+    Float8, Float8Config, Recipe,
+    backend::{Cast, Float8Backend},
+    config::{Format, Granularity, ScaleCalculationMode, ScaleMode},
 };
 use float8_kernels::reference;
 

@@ -1,7 +1,9 @@
 //! Over any shape, view, dtype, value and cast: the same codes on every runtime, and GEMMs within their error bound.
 use burn::tensor::{DType, Tensor, TensorData, s};
 use burn_float8::{
-    Cast, Float8Backend, Float8LinearConfig, Format, Granularity, HostCodes, Recipe, ScaleCalculationMode, ScaleMode,
+    Float8LinearConfig, Recipe,
+    backend::{Cast, Float8Backend, HostCodes},
+    config::{Format, Granularity, ScaleCalculationMode, ScaleMode},
 };
 use float8_kernels::reference;
 use proptest::prelude::*;

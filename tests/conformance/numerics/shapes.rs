@@ -2,9 +2,8 @@
 //! nothing, and of the plain, contiguous, two-dimensional linear.
 use burn::backend::Autodiff;
 use burn::nn::Linear;
-use burn::tensor::ops::ModuleOps;
-use burn::tensor::{Tensor, TensorMetadata, TensorPrimitive, s};
-use burn_float8::{Float8, Float8Backend, Float8Config, Float8LinearConfig, Recipe};
+use burn::tensor::{Tensor, s};
+use burn_float8::{Float8, Float8Config, Float8LinearConfig, Recipe, backend::Float8Backend};
 use test_data::transpose;
 
 use crate::on_every_runtime;
@@ -12,7 +11,7 @@ use crate::support::linear::{forward_backward, from_values, layer};
 use crate::support::operand::{tensor, values};
 use crate::support::{max_error, normal, oracle, relative_error};
 
-type A<B> = Autodiff<Float8<B>>;
+type A<B> = Float8<Autodiff<B>>;
 
 fn ragged_on<B: Float8Backend>(runtime: &str) {
     for [m, k, n] in
@@ -104,21 +103,16 @@ fn ranks_on<B: Float8Backend>(runtime: &str) {
 
 /// No rows: empty results, and gradients of zero for the parameters.
 fn empty_batch<B: Float8Backend>(layer: &Linear<A<B>>, runtime: &str) {
-    type F<B> = Float8<B>;
     let [k, n] = layer.weight.dims();
-    let x = Tensor::<A<B>, 2>::zeros([0, k], &Default::default());
+    let x = Tensor::<A<B>, 2>::zeros([0, k], &Default::default()).require_grad();
     let y = layer.forward(x.clone());
     assert_eq!(y.dims(), [0, n], "{runtime} empty batch");
-    // Backward by its three operations: not every backend sums an empty tensor to a loss.
-    let primitive = |t: Tensor<A<B>, 2>| t.inner().into_primitive().tensor();
-    let dy = || primitive(y.clone());
-    let dx = F::<B>::linear_x_backward(primitive(layer.weight.val()), dy());
-    assert_eq!(dx.shape().to_vec(), [0, k], "{runtime} empty batch");
-    let dw =
-        Tensor::<F<B>, 2>::from_primitive(TensorPrimitive::Float(F::<B>::linear_weight_backward(primitive(x), dy())));
-    assert_eq!(values(dw), vec![0.0; k * n], "{runtime} empty batch");
-    let db = Tensor::<F<B>, 1>::from_primitive(TensorPrimitive::Float(F::<B>::linear_bias_backward(dy())));
-    assert_eq!(values(db), vec![0.0; n], "{runtime} empty batch");
+    // Not every backend sums an empty tensor to a loss.
+    let grads = y.backward();
+    assert_eq!(x.grad(&grads).expect("tracked").dims(), [0, k], "{runtime} empty batch");
+    assert_eq!(values(layer.weight.grad(&grads).expect("tracked")), vec![0.0; k * n], "{runtime} empty batch");
+    let bias = layer.bias.as_ref().expect("it has one");
+    assert_eq!(values(bias.grad(&grads).expect("tracked")), vec![0.0; n], "{runtime} empty batch");
 }
 
 #[test]

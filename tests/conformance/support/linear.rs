@@ -3,11 +3,11 @@ use burn::backend::Autodiff;
 use burn::module::{Param, ParamId};
 use burn::nn::Linear;
 use burn::tensor::Tensor;
-use burn_float8::{Float8, Float8Backend, Float8Config};
+use burn_float8::{Float8, Float8Config, backend::Float8Backend};
 
 use super::operand::{tensor, values};
 
-type A<B> = Autodiff<Float8<B>>;
+type A<B> = Float8<Autodiff<B>>;
 
 /// A converted layer with these parameters, both tracked.
 pub fn layer<B: Float8Backend>(

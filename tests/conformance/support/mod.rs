@@ -30,6 +30,6 @@ pub fn spread(rows: usize, cols: usize, seed: u64) -> Vec<f32> {
 
 /// Whether all GEMMs of the model's own layers ran as configured; other tests run untagged linears on the same device.
 pub fn verify(mut report: burn_float8::Report) -> Result<(), burn_float8::Float8Error> {
-    report.layers.retain(|layer| layer.name != burn_float8::UNTAGGED_NAME);
+    report.layers.retain(|layer| layer.name != burn_float8::report::UNTAGGED_NAME);
     report.verify()
 }

@@ -1,6 +1,6 @@
 //! Quantization through a backend, with the codes read back.
 use burn::tensor::{Tensor, TensorData, backend::Backend};
-use burn_float8::{Cast, Float8Backend, HostCodes, Orientation, ScaleFrom};
+use burn_float8::backend::{Cast, Float8Backend, HostCodes, Orientation, ScaleFrom};
 use float8_kernels::reference::{self, HostOperand};
 
 /// The copies of a matrix in both orientations.

@@ -1,6 +1,9 @@
 //! Casts and GEMMs by their definition, in f64 and one element at a time: nothing here is shared with the code under test
 //! but the encoding of a single value.
-use burn_float8::{CastConfig, Float8LinearConfig, Format, Granularity, ScaleCalculationMode, ScaleMode};
+use burn_float8::{
+    Float8LinearConfig,
+    config::{CastConfig, Format, Granularity, ScaleCalculationMode, ScaleMode},
+};
 use float8_kernels::reference;
 
 /// What a GEMM sees of x `[rows, cols]`, in the layout of x: decode(code) / scale. `transposed`: the GEMM contracts over

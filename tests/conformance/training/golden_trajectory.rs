@@ -3,7 +3,7 @@ use burn::backend::Autodiff;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Int, Tensor, TensorData};
-use burn_float8::{Float8, Float8Backend, Float8Config, Float8Stack, Recipe, report};
+use burn_float8::{Float8, Float8Config, Float8Stack, Recipe, backend::Float8Backend, report};
 use llama3::Llama;
 use test_data::Golden;
 
@@ -73,7 +73,7 @@ fn nudged<B: AutodiffBackend>(mut model: Llama<B>, seed: u64) -> Llama<B> {
 /// steps amplify: after some steps, runs that differ by nothing else spread by about ±0.01, torchao's being one of them.
 /// So several such runs are compared: all in the early steps, most of them in every step, and their mean in every step.
 fn trajectory<B: Float8Backend>(runtime: &str, recipe: Recipe, runs: usize) {
-    type A<B> = Autodiff<Float8<B>>;
+    type A<B> = Float8<Autodiff<B>>;
     const TOLERANCE: f32 = 0.02;
     let golden = Golden::open("trajectory.safetensors");
     let losses = golden.floats(&format!("loss_{recipe}"));
@@ -103,7 +103,7 @@ fn proves_fp8<B: Float8Stack>(model: &Llama<B>, steps: u64, recipe: Recipe) {
         let totals = layer.totals();
         if layer.name == "lm_head" {
             assert_eq!((totals.emulated, totals.high_precision), (0, 3 * steps), "{}", layer.name);
-        } else if layer.name != burn_float8::UNTAGGED_NAME {
+        } else if layer.name != burn_float8::report::UNTAGGED_NAME {
             assert_eq!(totals.native + totals.emulated, 3 * steps - high, "{}", layer.name);
             assert_eq!(totals.high_precision, high, "{}", layer.name);
         }

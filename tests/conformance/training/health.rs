@@ -4,8 +4,11 @@ use burn::module::AutodiffModule;
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::Tensor;
 use burn_float8::{
-    CastHealth, FallbackConfig, FallbackTo, Float8, Float8Backend, Float8Config, Float8LinearConfig, Float8State,
-    Format, Granularity, GroupedLinear, LayerReport, Recipe, StatisticsConfig, report,
+    FallbackConfig, Float8, Float8Config, Float8LinearConfig, Float8State, GroupedLinear, Recipe, StatisticsConfig,
+    backend::Float8Backend,
+    config::{FallbackTo, Format, Granularity},
+    report,
+    report::{CastHealth, LayerReport},
 };
 
 use crate::on_every_runtime;
@@ -14,7 +17,7 @@ use crate::support::operand::tensor;
 use crate::support::runtime::Flex;
 use crate::support::{normal, oracle};
 
-type A<B> = Autodiff<Float8<B>>;
+type A<B> = Float8<Autodiff<B>>;
 
 const M: usize = 33;
 const K: usize = 140;

@@ -7,7 +7,12 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::module::conv2d;
 use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Tensor, TensorData};
-use burn_float8::{Float8, Float8Backend, Float8Config, Float8LinearConfig, Gemm, Recipe, Report, Role, report};
+use burn_float8::{
+    Float8, Float8Config, Float8LinearConfig, Recipe, Report,
+    backend::Float8Backend,
+    report,
+    report::{Gemm, Role},
+};
 use device_select::wgpu_adapters;
 
 use crate::on_every_runtime;
@@ -16,7 +21,7 @@ use crate::support::operand::{tensor, values};
 use crate::support::runtime::Flex;
 use crate::support::{normal, sqnr, verify};
 
-type A<B> = Autodiff<Float8<B>>;
+type A<B> = Float8<Autodiff<B>>;
 
 #[derive(Module, Debug)]
 struct Ffn<B: Backend> {

@@ -9,7 +9,7 @@ use crate::support::operand::{tensor, values};
 use crate::support::runtime::Flex;
 use crate::support::{normal, verify};
 
-type B = Autodiff<Float8<Flex>>;
+type B = Float8<Autodiff<Flex>>;
 
 /// One step: the loss' bits and the model after it.
 fn step(model: Model<B>, optimizer: &mut impl Optimizer<Model<B>, B>, seed: u64) -> (Model<B>, u32) {
@@ -36,7 +36,7 @@ fn the_first_fp8_step_is_that_of_an_fp8_run() {
             losses.push(loss);
         }
         let layers = report(&model).layers;
-        for layer in layers.iter().filter(|l| l.is_float8 && l.name != burn_float8::UNTAGGED_NAME) {
+        for layer in layers.iter().filter(|l| l.is_float8 && l.name != burn_float8::report::UNTAGGED_NAME) {
             let [float8, high] = [layer.fprop.emulated, layer.fprop.high_precision];
             assert_eq!([float8, high], [3, 5], "{recipe} {}", layer.name);
             assert_eq!(layer.fprop.reason.as_deref(), Some("precision schedule"));

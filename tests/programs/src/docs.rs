@@ -8,7 +8,7 @@ use burn::tensor::Distribution;
 use burn_float8::Float8;
 
 /// A CPU in FP8, with gradients.
-pub type B = Autodiff<Float8<Flex>>;
+pub type B = Float8<Autodiff<Flex>>;
 
 /// Linears with residual connections, and one at the end.
 #[derive(Module, Debug)]

@@ -19,7 +19,7 @@ use burn_train::{
     TrainOutput, TrainStep,
 };
 
-type B = Autodiff<Float8<Cuda>>;
+type B = Float8<Autodiff<Cuda>>;
 type Components = LearningComponentsMarker<B, f64, Net<B>, OptimizerAdaptor<AdamW, Net<B>, B>>;
 const D: usize = 64;
 

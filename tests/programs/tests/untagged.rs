@@ -7,7 +7,7 @@ mod support;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
-use burn_float8::{Float8Config, Recipe, Untagged, grouped_linear, set_default_config};
+use burn_float8::{Float8Config, Recipe, config::Untagged, grouped_linear, set_default_config};
 
 use support::models::Mlp;
 use support::{B, F8, Plain, bits, panic_of, relative_error, tensor, values, with_parameters};

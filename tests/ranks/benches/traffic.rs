@@ -12,7 +12,10 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
-use burn_float8::{CommOptions, Communicator, Float8Config, Recipe, ReduceDtype, Reshard, ShardConfig, Sharded};
+use burn_float8::{
+    Float8Config, Recipe,
+    shard::{CommOptions, Communicator, ReduceDtype, Reshard, ShardConfig, Sharded},
+};
 use float8_comm::{Operation, Traffic};
 use ranks::B;
 

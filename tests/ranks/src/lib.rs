@@ -10,10 +10,13 @@ use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, L
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{AdamW, AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
 use burn::prelude::*;
-use burn_float8::{Float8, Float8Config, Recipe, Sharded, full_tensor};
+use burn_float8::{
+    Float8, Float8Config, Recipe,
+    shard::{Sharded, full_tensor},
+};
 
 /// What everything runs on.
-pub type B = Autodiff<Float8<Device>>;
+pub type B = Float8<Autodiff<Device>>;
 
 /// Words of the vocabulary: no multiple of anything.
 pub const VOCABULARY: usize = 50;

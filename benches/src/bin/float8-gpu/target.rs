@@ -2,7 +2,7 @@
 
 use burn::tensor::DType;
 use burn::tensor::backend::Backend;
-use burn_float8::Float8Backend;
+use burn_float8::backend::Float8Backend;
 use cubecl::prelude::*;
 
 /// Where the program runs.

@@ -4,6 +4,7 @@ mod collectives;
 mod cube;
 #[cfg(feature = "cubecl")]
 mod fusion;
+mod grouped;
 pub mod host;
 #[cfg(any(feature = "nccl", feature = "staged", all(test, feature = "wgpu")))]
 mod joined;
@@ -20,7 +21,10 @@ use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use burn_std::Shape;
 pub use collectives::{DeviceCollectives, PendingOnDevice, ShardedAxis, Shards};
 use float8_comm::Communicator;
-use float8_kernels::{Cast, Format, GemmConfig, GemmPath, Granularity, Grouping, InvScale, Orientation};
+pub use float8_kernels::{Cast, GemmConfig, GemmPath, Grouping, Orientation};
+use float8_kernels::{Format, Granularity, InvScale};
+pub(crate) use grouped::check_shapes;
+pub use grouped::grouped_matmul;
 #[cfg(feature = "cubecl")]
 pub use operand::DeviceOperand;
 use serde::Serialize;

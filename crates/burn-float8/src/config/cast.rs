@@ -12,7 +12,7 @@ pub enum ScalingType {
     /// From the amax of the tensor itself.
     #[default]
     Dynamic,
-    /// From the amaxes of past steps, see [`DelayedScaling`](crate::DelayedScaling).
+    /// From the amaxes of past steps, see [`DelayedScaling`](crate::config::DelayedScaling).
     Delayed,
     /// No cast: the GEMM runs in high precision.
     Disabled,

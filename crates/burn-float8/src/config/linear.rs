@@ -10,7 +10,7 @@ use crate::terms::{Gemm, Operand, Recipe};
 /// How one linear runs in FP8.
 ///
 /// ```
-/// use burn_float8::{CastConfig, Casts, Float8LinearConfig, Recipe};
+/// use burn_float8::{config::{CastConfig, Casts}, Float8LinearConfig, Recipe};
 ///
 /// // Rowwise, but the gradient with respect to x in high precision: both operands of a GEMM, or neither.
 /// let casts = Casts {
@@ -183,7 +183,7 @@ impl Float8LinearConfig {
         self
     }
 
-    /// How casts of [`ScalingType::Delayed`](crate::ScalingType::Delayed) find their scale.
+    /// How casts of [`ScalingType::Delayed`](crate::config::ScalingType::Delayed) find their scale.
     pub fn with_delayed_scaling(mut self, delayed: DelayedScaling) -> Self {
         self.delayed_scaling = delayed;
         self

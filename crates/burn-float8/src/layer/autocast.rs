@@ -7,8 +7,7 @@ thread_local! {
 
 /// Runs `f` with FP8 off for all linears, or on again inside a closure that has it off. Only linears whose forward runs in the
 /// closure, on this thread, are concerned: other threads and what comes later are untouched. As with the `enabled` of
-/// TransformerEngine's `autocast`, a linear's backward follows its forward, wherever it runs. One exception: a weight that is computed
-/// from a parameter, and that gradient checkpointing computes again in backward, has a dgrad as its layer is configured.
+/// TransformerEngine's `autocast`, a linear's backward follows its forward, wherever it runs.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {

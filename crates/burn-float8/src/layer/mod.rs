@@ -8,13 +8,12 @@ mod untagged;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
-use burn_backend::DType;
 use float8_kernels::{Cast, GemmPath};
 use parking_lot::{Mutex, RwLock};
 
 use crate::backend::OperandSize;
-use crate::config::{FallbackTo, Float8LinearConfig, Policy};
-use crate::shard::Sharding;
+use crate::config::{FallbackTo, LinearPlan, Policy};
+use crate::sharding::Sharding;
 use crate::terms::{Gemm, Operand, Reason, Recipe, Role};
 pub use autocast::float8_autocast;
 pub(crate) use autocast::is_autocast_enabled;
@@ -62,7 +61,23 @@ struct GemmCalls {
 struct Settings {
     configured: Arc<Policy>,
     active: Arc<Policy>,
+    /// Of `active`, in FP8.
+    plan: Option<Arc<LinearPlan>>,
     fallback: Option<Fallback>,
+}
+
+impl Settings {
+    fn new(configured: Arc<Policy>) -> Self {
+        let plan = plan(&configured);
+        Self { active: configured.clone(), configured, plan, fallback: None }
+    }
+}
+
+fn plan(policy: &Policy) -> Option<Arc<LinearPlan>> {
+    match policy {
+        Policy::Float8(config) => Some(Arc::new(LinearPlan::new(config))),
+        Policy::HighPrecision(_) => None,
+    }
 }
 
 /// Name, precision policy and counters of one linear. Clones, `valid()` copies and replicas of a model share it.
@@ -82,15 +97,6 @@ pub struct Layer {
     sampled: Mutex<[Option<OperandHealth>; 6]>,
     /// The stamp of the newest tensor that was built for this layer's weight.
     built_at: AtomicU64,
-    expects_dgrad: AtomicBool,
-    /// The newest stamp when a weight gradient was last wanted.
-    wgrad_at: AtomicU64,
-    /// The newest stamp when backward last came.
-    backward_at: AtomicU64,
-    /// Whose amax history x had in forward, where several layers read one x: another layer's name.
-    input_history_owner: Mutex<Option<String>>,
-    /// For a bias gradient whose output gradient no dgrad or wgrad has seen with its own record of the bias.
-    bias_dtype: Mutex<Option<DType>>,
 }
 
 impl core::fmt::Debug for Layer {
@@ -101,8 +107,7 @@ impl core::fmt::Debug for Layer {
 
 impl Layer {
     pub(crate) fn new(name: impl Into<String>, policy: Policy, conversion: Arc<Conversion>) -> Self {
-        let policy = Arc::new(policy);
-        let settings = Settings { configured: policy.clone(), active: policy, fallback: None };
+        let settings = Settings::new(Arc::new(policy));
         Self {
             name: name.into(),
             conversion,
@@ -116,11 +121,6 @@ impl Layer {
             live_bytes: AtomicI64::new(0),
             sampled: Mutex::default(),
             built_at: AtomicU64::new(0),
-            expects_dgrad: AtomicBool::new(false),
-            wgrad_at: AtomicU64::new(0),
-            backward_at: AtomicU64::new(0),
-            input_history_owner: Mutex::default(),
-            bias_dtype: Mutex::new(None),
         }
     }
 
@@ -149,22 +149,23 @@ impl Layer {
         self.settings.read().active.clone()
     }
 
-    /// How the layer runs in FP8, if it does.
-    pub(crate) fn float8_config(&self) -> Option<Float8LinearConfig> {
-        match self.settings.read().active.as_ref() {
-            Policy::Float8(config) => Some(config.clone()),
-            Policy::HighPrecision(_) => None,
+    /// How a use of the layer runs in FP8, or why it does not: `off`, if nothing else, keeps this use in high precision.
+    pub(crate) fn plan(&self, off: Option<Reason>) -> Result<Arc<LinearPlan>, Reason> {
+        let settings = self.settings.read();
+        match (&settings.plan, settings.active.as_ref()) {
+            (None, Policy::HighPrecision(reason)) => Err(reason.clone()),
+            (None, Policy::Float8(_)) => unreachable!("resolved when it was set"),
+            (Some(plan), _) => match off {
+                Some(reason) => Err(reason),
+                None if !self.is_enabled() => Err(Reason::Schedule),
+                None => Ok(plan.clone()),
+            },
         }
     }
 
     /// Whether `Tensor::matmul` with its weight on the right runs in FP8.
     pub(crate) fn has_matmul(&self) -> bool {
-        matches!(self.settings.read().active.as_ref(), Policy::Float8(config) if config.matmul())
-    }
-
-    /// Whether this stands for weights that carry no layer.
-    pub(crate) fn is_untagged(&self) -> bool {
-        self.name == UNTAGGED_NAME
+        self.settings.read().plan.as_ref().is_some_and(|plan| plan.matmul)
     }
 
     /// What the configuration says, whatever statistics have made of it.
@@ -174,10 +175,7 @@ impl Layer {
 
     /// Sets what the configuration says; a fallback is over.
     pub(crate) fn configure(&self, policy: Policy) {
-        let mut settings = self.settings.write();
-        settings.configured = Arc::new(policy);
-        settings.active = settings.configured.clone();
-        settings.fallback = None;
+        *self.settings.write() = Settings::new(Arc::new(policy));
     }
 
     /// Moves the layer out of its recipe.
@@ -189,6 +187,7 @@ impl Layer {
             }
             _ => Policy::HighPrecision(Reason::Fallback(fallback.reason.clone())),
         });
+        settings.plan = plan(&settings.active);
         settings.fallback = Some(fallback);
     }
 
@@ -289,10 +288,8 @@ impl Layer {
     /// The statistics of an operand; those of its other copy where both are one cast, which is sampled once.
     pub(crate) fn sampled(&self, operand: Operand) -> Option<OperandHealth> {
         let sampled = self.sampled.lock();
-        let other = || match self.active().as_ref() {
-            Policy::Float8(config) if has_one_cast(config, operand) => sampled[operand.other().index()].clone(),
-            _ => None,
-        };
+        let is_alike = || self.settings.read().plan.as_ref().is_some_and(|plan| plan.has_one_set_of_codes(operand));
+        let other = || sampled[operand.other().index()].clone().filter(|_| is_alike());
         sampled[operand.index()].clone().or_else(other)
     }
 
@@ -304,60 +301,4 @@ impl Layer {
     pub(crate) fn built_at(&self) -> u64 {
         self.built_at.load(Relaxed)
     }
-
-    /// Whether the last weight that was cast met a dgrad, so that the next one is cast for both GEMMs in one pass. Forgotten
-    /// when asked for: a model that is only evaluated holds one copy.
-    pub(crate) fn take_expects_dgrad(&self) -> bool {
-        self.expects_dgrad.swap(false, Relaxed)
-    }
-
-    pub(crate) fn set_expects_dgrad(&self) {
-        self.expects_dgrad.store(true, Relaxed);
-    }
-
-    /// The newest stamp when a weight gradient was last wanted.
-    pub(crate) fn wgrad_at(&self) -> u64 {
-        self.wgrad_at.load(Relaxed)
-    }
-
-    /// The newest stamp when backward last came; 0 before it ever did.
-    pub(crate) fn backward_at(&self) -> u64 {
-        self.backward_at.load(Relaxed)
-    }
-
-    pub(crate) fn note_backward(&self) {
-        self.backward_at.store(now(), Relaxed);
-    }
-
-    pub(crate) fn note_wgrad(&self) {
-        self.wgrad_at.store(now(), Relaxed);
-    }
-
-    /// The name of the layer whose amax history the x of this layer had in forward.
-    pub(crate) fn input_history_owner(&self) -> String {
-        self.input_history_owner.lock().clone().unwrap_or_else(|| self.name.clone())
-    }
-
-    pub(crate) fn set_input_history_owner(&self, owner: &str) {
-        let mut known = self.input_history_owner.lock();
-        if known.as_deref().unwrap_or(&self.name) != owner {
-            *known = Some(owner.into());
-        }
-    }
-
-    pub(crate) fn set_bias_dtype(&self, dtype: DType) {
-        *self.bias_dtype.lock() = Some(dtype);
-    }
-
-    pub(crate) fn bias_dtype(&self) -> Option<DType> {
-        *self.bias_dtype.lock()
-    }
-}
-
-/// Whether both copies of an operand's tensor have the same codes, and so the same statistics.
-pub(crate) fn has_one_cast(config: &Float8LinearConfig, operand: Operand) -> bool {
-    use float8_kernels::Granularity::{Block128x128, Tensor};
-    let casts = config.casts();
-    matches!(casts.of(operand).scaling_granularity, Tensor | Block128x128)
-        && casts.of(operand) == casts.of(operand.other())
 }

@@ -24,7 +24,7 @@ pub(super) fn collectives<B: Float8Stack, M: Module<B>>(
     comm: &Communicator,
 ) -> Option<Box<dyn DeviceCollectives<B::Inner>>> {
     match &Module::<B>::devices(model)[..] {
-        [device] => B::Inner::fp8_collectives(&B::inner_device(device), comm),
+        [device] => B::Inner::fp8_collectives(device, comm),
         _ => None,
     }
 }

@@ -9,7 +9,7 @@ use super::walk::{FoundLinear, Path, linears, map_param};
 use crate::config::{Float8Config, LinearInfo, Policy};
 use crate::error::{ApplyError, Float8Error};
 use crate::layer::{Conversion, Layer, Tag, note_apply};
-use crate::stack::{Float8Stack, register};
+use crate::stack::Float8Stack;
 
 /// What [`Float8Config::convert`] did; its `Display` is the one-line summary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -150,7 +150,7 @@ impl Float8Config {
         }
         let keeps_tags = known.is_some();
         let conversion = known.unwrap_or_else(|| Arc::new(Conversion::new(self.clone())));
-        register::<B>();
+        B::register();
         note_apply(&conversion);
         linears.iter().for_each(|linear| B::untagged_layer(&linear.device).reset_calls());
         let mut tagger = Tagger { path: Path::default(), policies: policies.into_iter(), conversion, keeps_tags };

@@ -30,6 +30,6 @@ pub fn set_default_config<B: Float8Stack>(
         }
         None => Policy::HighPrecision(Reason::Off),
     };
-    set_default::<B::Inner>(&B::inner_device(device), policy);
+    set_default::<B::Inner>(device, policy);
     Ok(())
 }

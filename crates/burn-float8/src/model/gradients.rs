@@ -85,7 +85,7 @@ impl<B: Float8Stack + AutodiffBackend> ModuleVisitor<B> for Read<'_, B> {
         self.values.push(match gradient {
             Some(gradient) => in_dtype::<B::Inner>(flat::<B::Inner>(gradient), DType::F32),
             None => {
-                let device: Device<B::Inner> = B::inner_device(&value.device());
+                let device: Device<B::Inner> = value.device();
                 <B::Inner>::float_zeros(Shape::from(vec![value.shape().num_elements()]), &device, FloatDType::F32)
             }
         });

@@ -100,7 +100,7 @@ impl<B: Float8Stack> Monitor<B> {
             if layer.conversion().config().statistics.is_none() {
                 continue;
             }
-            DeviceState::<B::Inner>::of(layer, &B::inner_device(device)).lock().samples.read();
+            DeviceState::<B::Inner>::of(layer, device).lock().samples.read();
             for operand in Operand::ALL {
                 if let Some(health) = layer.sampled(operand) {
                     all.push(SampledOperand { layer: layer.name().into(), operand: operand.name(), health });

@@ -8,7 +8,7 @@ use super::sharder::alignment;
 use super::walk::Path;
 use crate::config::{Float8Config, LinearInfo, Policy};
 use crate::error::Float8Error;
-use crate::shard::{Reshard, ShardConfig, chunk};
+use crate::sharding::{Reshard, ShardConfig, chunk};
 use crate::terms::Operand;
 
 /// Bytes that each rank would hold of a model and its training with AdamW, activations aside; its `Display` is a line.

@@ -10,7 +10,7 @@ use crate::backend::OperandSize;
 use crate::config::Policy;
 use crate::error::Float8Error;
 use crate::layer::{Fallback, Layer, OperandHealth, Tag, UNTAGGED_NAME, serialize_non_finite};
-use crate::shard::{Gathers, Sharding};
+use crate::sharding::{Gathers, Sharding};
 use crate::stack::Float8Stack;
 use crate::step::DeviceState;
 use crate::terms::{Gemm, Role};
@@ -155,7 +155,7 @@ pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
         }
         if let Some(Tag { layer, .. }) = tag {
             if layer.conversion().config().statistics.is_some() {
-                DeviceState::<B::Inner>::of(&layer, &B::inner_device(&device)).lock().samples.read();
+                DeviceState::<B::Inner>::of(&layer, &device).lock().samples.read();
             }
             layers.push(layer);
         }

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::all_reduce::{collectives, flat};
 use super::walk::{FoundLinear, Path, linears, sharding_of};
 use crate::backend::host::read_f32;
-use crate::shard::{ShardConfig, ShardError};
+use crate::sharding::{ShardConfig, ShardError};
 use crate::stack::Float8Stack;
 
 /// A parameter of a model that may be sharded.

@@ -17,7 +17,7 @@ use crate::backend::Float8Backend;
 use crate::config::{Policy, ScalingType};
 use crate::error::ApplyError;
 use crate::layer::{Layer, Tag};
-use crate::shard::{Amax, ShardConfig, ShardError};
+use crate::sharding::{Amax, ShardConfig, ShardError};
 use crate::stack::Float8Stack;
 use crate::step::{DeviceState, Ranks, TrackedCast};
 use crate::tensor::{Ahead, AmaxOf, Float8Tensor, ShardedWeight, amaxes_to_reduce};
@@ -29,9 +29,9 @@ use crate::terms::Operand;
 /// # #[cfg(feature = "flex")] {
 /// use burn::backend::{Autodiff, Flex};
 /// use burn::nn::LinearConfig;
-/// use burn_float8::{Communicator, Float8, Float8Config, ShardConfig, Sharded};
+/// use burn_float8::{shard::{Communicator, ShardConfig, Sharded}, Float8, Float8Config};
 ///
-/// type B = Autodiff<Float8<Flex>>;
+/// type B = Float8<Autodiff<Flex>>;
 /// let model = LinearConfig::new(64, 32).init::<B>(&Default::default());
 /// let model = Float8Config::tensorwise().apply(model).unwrap();
 /// // A world of one; with a launcher, the communicator of a program that it started.
@@ -81,7 +81,7 @@ impl Sharded {
         let (summary, layers) = sharder.finish();
         for linear in &found {
             let Some(Tag { layer, .. }) = &linear.tag else { continue };
-            let device = B::inner_device(&linear.device);
+            let device = linear.device.clone();
             // Sharded ones in their new form; experts stay as they were.
             let now = |tag: &Tag| {
                 let new = layers.iter().find(|new| {
@@ -123,8 +123,8 @@ impl Sharded {
     pub fn precompute_scales<B: Float8Stack, M: Module<B>>(&self, model: &M) {
         let weights = float8_weights::<B, M>(model);
         let mut wanted = vec![];
-        for ShardedWeight { weight, layer, config } in &weights {
-            wanted.extend(amaxes_to_reduce(weight, layer, config).into_iter().map(|wanted| (weight.clone(), wanted)));
+        for ShardedWeight { weight, layer, plan } in &weights {
+            wanted.extend(amaxes_to_reduce(weight, layer, plan).into_iter().map(|wanted| (weight.clone(), wanted)));
         }
         if !wanted.is_empty() {
             self.reduce_amaxes(wanted);
@@ -235,10 +235,10 @@ fn tracked_casts(layer: &Layer) -> Vec<TrackedCast> {
 /// The sharded weights that are to be read in FP8.
 fn float8_weights<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<ShardedWeight<B::Inner>> {
     let float8 = |FoundLinear { tag, weight, .. }: FoundLinear<B>| {
-        let (Tag { layer, enabled, .. }, weight) = (tag?, B::float8_tensor(&weight?).clone());
-        let is_read = enabled && layer.is_enabled() && layer.sharding().is_some();
-        let config = layer.float8_config().filter(|_| is_read)?;
-        Some(ShardedWeight { weight, layer, config })
+        let (Tag { layer, enabled, .. }, weight) = (tag?, B::float8_tensor(&weight?));
+        let is_read = enabled && layer.sharding().is_some();
+        let plan = layer.plan(None).ok().filter(|_| is_read)?;
+        Some(ShardedWeight { weight, layer, plan })
     };
     linears::<B, M>(model, None).into_iter().filter_map(float8).collect()
 }

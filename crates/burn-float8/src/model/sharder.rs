@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::walk::{Path, map_param};
 use crate::config::{Casts, Policy};
 use crate::layer::{Conversion, Layer, Tag};
-use crate::shard::{ShardConfig, ShardError, Sharding};
+use crate::sharding::{ShardConfig, ShardError, Sharding};
 use crate::stack::Float8Stack;
 use crate::tensor::Float8Tensor;
 use crate::terms::{Operand, Reason};

@@ -12,7 +12,7 @@ use crate::config::{DelayedScaling, Float8LinearConfig, Policy, ScalingType};
 use crate::error::Float8Error;
 use crate::layer::{Fallback, Layer, Tag};
 use crate::stack::Float8Stack;
-use crate::step::{AmaxState, DeviceState};
+use crate::step::{AmaxState, DeviceState, TrackedCast};
 use crate::terms::{ContractionAxis, Operand, Role};
 
 /// The state of a model's converted linears: what their casts depend on besides the tensors.
@@ -83,7 +83,7 @@ impl<B: Float8Stack> Converted<B> {
     pub(super) fn of<M: Module<B>>(model: &M) -> Self {
         let found = linears::<B, M>(model, None).into_iter().filter_map(|linear| {
             let (layer, device) = (linear.tag?.layer, linear.device);
-            let state = DeviceState::of(&layer, &B::inner_device(&device));
+            let state = DeviceState::of(&layer, &device);
             Some(Found { path: linear.info.name, layer, state, device })
         });
         Self(found.collect())
@@ -148,12 +148,17 @@ impl<B: Float8Stack> Converted<B> {
         for (has_ended, (path, saved)) in restored {
             let Some(Found { layer, state, device, .. }) = by_path(path) else { continue };
             if let (Policy::Float8(config), Some(scaling)) = (layer.configured().as_ref(), saved.delayed_scaling) {
-                let device = B::inner_device(device);
+                let device = device.clone();
                 let mut step = state.lock();
                 for (role, amax) in saved.amaxes() {
                     if let Some(amax) = amax.as_ref().filter(|amax| amax.scaling_amax.is_some() == has_ended) {
-                        let initial = initial_amax(config, role);
-                        step.histories.restore(layer.name(), role, scaling, amax, initial, &device);
+                        let cast = TrackedCast {
+                            layer: layer.name().into(),
+                            role,
+                            scaling,
+                            initial: initial_amax(config, role),
+                        };
+                        step.histories.restore(&cast, amax, &device);
                     }
                 }
             }
@@ -259,7 +264,7 @@ pub fn begin_float8_step<B: Float8Stack, M: Module<B>>(model: &M) {
     for linear in linears::<B, M>(model, None) {
         let (Some(Tag { layer, stamp, .. }), Some(weight)) = (linear.tag, linear.weight) else { continue };
         layer.conversion().set_manual_steps();
-        let state = DeviceState::<B::Inner>::of(&layer, &B::inner_device(&linear.device));
+        let state = DeviceState::<B::Inner>::of(&layer, &linear.device);
         // An evaluation may have cast it already, with the scale of the step that ends now.
         if stamp > state.begun_at()
             && let Some(cache) = B::float8_tensor(&weight).known_cache()

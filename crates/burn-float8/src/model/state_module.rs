@@ -45,7 +45,7 @@ impl<B: Float8Stack> States for Converted<B> {
 ///     float8: Float8StateModule<B>, // after the model: what it restores belongs to the model's parameters
 /// }
 ///
-/// type B = Autodiff<Float8<Flex>>;
+/// type B = Float8<Autodiff<Flex>>;
 /// let model = LinearConfig::new(8, 8).init::<B>(&Default::default());
 /// let model = Float8Config::new(Recipe::Delayed).apply(model).unwrap();
 /// let trained = Trained { float8: Float8StateModule::new(&model).unwrap(), model };

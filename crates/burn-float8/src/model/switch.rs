@@ -7,8 +7,8 @@ use crate::layer::Tag;
 use crate::stack::Float8Stack;
 
 /// Switches FP8 on or off for the converted linears of a model or of a part of it, and for those that share their layers:
-/// clones, `valid()` copies, replicas; the same configuration that is applied again leaves it so. It is for the time between two
-/// steps: a backward pass runs as the switch stands then. The report gives the reason `precision schedule`; strict mode does not
+/// clones, `valid()` copies, replicas; the same configuration that is applied again leaves it so. A backward pass runs as
+/// the switch stood in its forward. The report gives the reason `precision schedule`; strict mode does not
 /// mind.
 pub fn set_float8_enabled<B: Float8Stack, M: Module<B>>(model: &M, enabled: bool) {
     for linear in linears::<B, M>(model, None) {

@@ -7,7 +7,7 @@ use burn_backend::tensor::FloatTensor;
 
 use crate::config::{Float8Config, LinearInfo};
 use crate::layer::Tag;
-use crate::shard::Sharding;
+use crate::sharding::Sharding;
 use crate::stack::Float8Stack;
 
 /// Burn's name of a container without its kind.

@@ -5,8 +5,8 @@ use burn::nn::Initializer;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor, TensorPrimitive};
 
+use crate::backend::{check_shapes, grouped_matmul};
 use crate::ops::functions::find;
-use crate::ops::grouped::{check_shapes, grouped_matmul};
 
 /// y `[M, N]`: each row of x `[M, K]` times the weight of its group, of `weight: [G, K, N]`.
 ///
@@ -14,7 +14,7 @@ use crate::ops::grouped::{check_shapes, grouped_matmul};
 /// zeros. The three GEMMs run in FP8 by the recipe of the weight's layer, as those of a linear do, and count in its report;
 /// with one scale for the tensor all groups share it, and rows of no group may count in it. Nothing is read from the device,
 /// whatever the sizes of the groups, but where a GEMM runs in high precision: that is a matmul for each group, for which the
-/// ends are read. On a backend without a [`Float8`](crate::Float8), as [`linear`](crate::linear()) finds out, it is [`grouped_matmul`].
+/// ends are read. On a backend that is no [`Float8`](crate::Float8) it is [`grouped_matmul`].
 ///
 /// A weight gets its layer from [`Float8Config::apply`](crate::Float8Config::apply) if it is that of a
 /// [`GroupedLinear`](crate::GroupedLinear); another one runs by the device's default, as that of any untagged linear.
@@ -23,7 +23,7 @@ use crate::ops::grouped::{check_shapes, grouped_matmul};
 /// # #[cfg(feature = "flex")] {
 /// use burn::backend::{Autodiff, Flex};
 /// use burn::tensor::{Int, Tensor};
-/// type B = Autodiff<burn_float8::Float8<Flex>>;
+/// type B = burn_float8::Float8<Autodiff<Flex>>;
 ///
 /// let device = Default::default();
 /// let x = Tensor::<B, 2>::ones([5, 32], &device);

@@ -5,9 +5,8 @@ use burn_backend::ops::*;
 use burn_backend::tensor::quantization::QuantizationParametersPrimitive;
 
 use super::Float8;
-use crate::backend::Float8Backend;
 use crate::layer::Mark;
-use crate::tensor::Float8Tensor;
+use crate::tensor::{Float8Tensor, Wrapped};
 
 pub(super) struct Arg<T>(pub T);
 pub(super) trait PassArg: Sized {
@@ -19,9 +18,6 @@ pub(super) trait PassArg: Sized {
     fn is_float(&self) -> bool {
         false
     }
-    fn is_weight(&self) -> bool {
-        false
-    }
 }
 impl<T> PassArg for Arg<T> {
     type T = T;
@@ -30,12 +26,12 @@ impl<T> PassArg for Arg<T> {
     }
 }
 type Inner<B> = burn_backend::tensor::FloatTensor<B>;
-impl<B: Float8Backend> Arg<Float8Tensor<B>> {
+impl<B: Wrapped> Arg<Float8Tensor<B>> {
     pub(super) fn unwrap(self) -> Inner<B> {
         self.0.into_full()
     }
 }
-impl<'a, B: Float8Backend> Arg<&'a Float8Tensor<B>> {
+impl<'a, B: Wrapped> Arg<&'a Float8Tensor<B>> {
     pub(super) fn unwrap(self) -> &'a Inner<B> {
         self.0.full()
     }
@@ -45,16 +41,13 @@ impl<'a, B: Float8Backend> Arg<&'a Float8Tensor<B>> {
     pub(super) fn is_float(&self) -> bool {
         true
     }
-    pub(super) fn is_weight(&self) -> bool {
-        self.0.is_weight()
-    }
 }
-impl<B: Float8Backend> Arg<Option<Float8Tensor<B>>> {
+impl<B: Wrapped> Arg<Option<Float8Tensor<B>>> {
     pub(super) fn unwrap(self) -> Option<Inner<B>> {
         self.0.map(|t| t.into_full())
     }
 }
-impl<B: Float8Backend> Arg<TensorPrimitive<Float8<B>>> {
+impl<B: Wrapped> Arg<TensorPrimitive<Float8<B>>> {
     pub(super) fn unwrap(self) -> TensorPrimitive<B> {
         match self.0 {
             TensorPrimitive::Float(t) => TensorPrimitive::Float(t.into_full()),
@@ -62,12 +55,12 @@ impl<B: Float8Backend> Arg<TensorPrimitive<Float8<B>>> {
         }
     }
 }
-impl<B: Float8Backend> Arg<QuantizationParametersPrimitive<Float8<B>>> {
+impl<B: Wrapped> Arg<QuantizationParametersPrimitive<Float8<B>>> {
     pub(super) fn unwrap(self) -> QuantizationParametersPrimitive<B> {
         QuantizationParametersPrimitive { scales: self.0.scales.into_full() }
     }
 }
-impl<B: Float8Backend> Arg<TransactionPrimitive<Float8<B>>> {
+impl<B: Wrapped> Arg<TransactionPrimitive<Float8<B>>> {
     pub(super) fn unwrap(self) -> TransactionPrimitive<B> {
         let t = self.0;
         let floats = t.read_floats.into_iter().map(|t| t.into_full()).collect();
@@ -85,17 +78,17 @@ pub(super) trait PassRet {
 impl<T> PassRet for Ret<T> {
     type T = T;
 }
-impl<B: Float8Backend> Ret<Float8Tensor<B>> {
+impl<B: Wrapped> Ret<Float8Tensor<B>> {
     pub(super) fn wrap(t: Inner<B>) -> Float8Tensor<B> {
         Float8Tensor::new(t)
     }
 }
-impl<B: Float8Backend, T> Ret<(Float8Tensor<B>, T)> {
+impl<B: Wrapped, T> Ret<(Float8Tensor<B>, T)> {
     pub(super) fn wrap(t: (Inner<B>, T)) -> (Float8Tensor<B>, T) {
         (Float8Tensor::new(t.0), t.1)
     }
 }
-impl<B: Float8Backend> Ret<TensorPrimitive<Float8<B>>> {
+impl<B: Wrapped> Ret<TensorPrimitive<Float8<B>>> {
     pub(super) fn wrap(t: TensorPrimitive<B>) -> TensorPrimitive<Float8<B>> {
         match t {
             TensorPrimitive::Float(t) => TensorPrimitive::Float(Float8Tensor::new(t)),
@@ -103,7 +96,7 @@ impl<B: Float8Backend> Ret<TensorPrimitive<Float8<B>>> {
         }
     }
 }
-impl<B: Float8Backend> Ret<DeformConv2dBackward<Float8<B>>> {
+impl<B: Wrapped> Ret<DeformConv2dBackward<Float8<B>>> {
     pub(super) fn wrap(g: DeformConv2dBackward<B>) -> DeformConv2dBackward<Float8<B>> {
         let w = Float8Tensor::new;
         DeformConv2dBackward::new(
@@ -115,22 +108,22 @@ impl<B: Float8Backend> Ret<DeformConv2dBackward<Float8<B>>> {
         )
     }
 }
-impl<B: Float8Backend> Ret<MaxPool1dWithIndices<Float8<B>>> {
+impl<B: Wrapped> Ret<MaxPool1dWithIndices<Float8<B>>> {
     pub(super) fn wrap(t: MaxPool1dWithIndices<B>) -> MaxPool1dWithIndices<Float8<B>> {
         MaxPool1dWithIndices::new(Float8Tensor::new(t.output), t.indices)
     }
 }
-impl<B: Float8Backend> Ret<MaxPool2dWithIndices<Float8<B>>> {
+impl<B: Wrapped> Ret<MaxPool2dWithIndices<Float8<B>>> {
     pub(super) fn wrap(t: MaxPool2dWithIndices<B>) -> MaxPool2dWithIndices<Float8<B>> {
         MaxPool2dWithIndices::new(Float8Tensor::new(t.output), t.indices)
     }
 }
-impl<B: Float8Backend> Ret<MaxPool1dBackward<Float8<B>>> {
+impl<B: Wrapped> Ret<MaxPool1dBackward<Float8<B>>> {
     pub(super) fn wrap(t: MaxPool1dBackward<B>) -> MaxPool1dBackward<Float8<B>> {
         MaxPool1dBackward::new(Float8Tensor::new(t.x_grad))
     }
 }
-impl<B: Float8Backend> Ret<MaxPool2dBackward<Float8<B>>> {
+impl<B: Wrapped> Ret<MaxPool2dBackward<Float8<B>>> {
     pub(super) fn wrap(t: MaxPool2dBackward<B>) -> MaxPool2dBackward<Float8<B>> {
         MaxPool2dBackward::new(Float8Tensor::new(t.x_grad))
     }

@@ -13,17 +13,14 @@ use burn_backend::*;
 use burn_std::{Shape, Slice};
 
 use super::convert::{Arg, PassArg, PassRet, Ret};
-use super::functions::register_wrappers;
-use super::{Float8, embedding, linear, matmul};
-use crate::backend::Float8Backend;
+use super::functions::register;
+use super::{Float8, WRONG_ORDER, linear, matmul};
 use crate::layer::Mark;
 use crate::profile::operation;
-use crate::tensor::{Float8Tensor, clear_recent, note_ones};
+use crate::tensor::{Float8Tensor, Wrapped};
 
 // `fn`: unwrap the arguments, wrap the result.
-// `#[keep] fn`: the result also keeps the layer of the first tagged operand. Optimizers rebuild a parameter by such
-// operations, so meeting a weight here after backward means that a step is under way, after which no activation is shared any
-// more.
+// `#[keep] fn`: the result also keeps the layer of the first tagged operand. Optimizers rebuild a parameter by such operations.
 // `#[keep_lhs] fn`: the same, if the first operand is the tagged one. The gradient of a penalty is a product whose right side is a
 // weight, and is no weight.
 // `#[same] fn`: the value is unchanged, so the FP8 copies stay too.
@@ -37,7 +34,7 @@ macro_rules! forward {
 }
 macro_rules! body {
     (new $name:ident($($arg:ident),*) $ret:ty) => {{
-        register_wrappers::<B>();
+        register::<B>();
         Ret::<$ret>::wrap(timed!($name($(Arg($arg).unwrap()),*)))
     }};
     (raw $name:ident($($arg:ident),*) $($ret:ty)?) => { B::$name($(Arg($arg).unwrap()),*) };
@@ -46,16 +43,10 @@ macro_rules! body {
         let mut mark = None;
         $(mark = Mark::either(mark, Arg(&$arg).mark());)*
         let mark = mark.map(|mark| mark.after(floats - 1));
-        if false$(|| Arg(&$arg).is_weight())* {
-            clear_recent();
-        }
         Ret::<$ret>::wrap(timed!($name($(Arg($arg).unwrap()),*))).with_mark(mark)
     }};
     (keep_lhs $name:ident($lhs:ident, $rhs:ident) $ret:ty) => {{
         let mark = $lhs.mark().map(|mark| mark.clone().after(1));
-        if $lhs.is_weight() {
-            clear_recent();
-        }
         Ret::<$ret>::wrap(timed!($name($lhs.into_full(), $rhs.into_full()))).with_mark(mark)
     }};
     (same $name:ident($t:ident $(, $arg:ident)*) $ret:ty) => { $t.map(|t| B::$name(t $(, $arg)*)) };
@@ -68,7 +59,7 @@ macro_rules! timed {
     }};
 }
 
-impl<B: Float8Backend> BackendTypes for Float8<B> {
+impl<B: Wrapped> BackendTypes for Float8<B> {
     type Device = B::Device;
     type FloatTensorPrimitive = Float8Tensor<B>;
     type FloatElem = B::FloatElem;
@@ -79,7 +70,7 @@ impl<B: Float8Backend> BackendTypes for Float8<B> {
     type QuantizedTensorPrimitive = B::QuantizedTensorPrimitive;
 }
 
-impl<B: Float8Backend> Backend for Float8<B> {
+impl<B: Wrapped> Backend for Float8<B> {
     fn name(device: &Self::Device) -> String {
         format!("float8<{}>", B::name(device))
     }
@@ -104,11 +95,12 @@ impl<B: Float8Backend> Backend for Float8<B> {
     }
 }
 
-impl<B: Float8Backend> FloatTensorOps<Self> for Float8<B> {
+impl<B: Wrapped> FloatTensorOps<Self> for Float8<B> {
     forward! {
         #[new] fn float_from_data(data: TensorData, device: &D<Self>) -> F<Self>;
         #[new] fn float_random(shape: Shape, distribution: Distribution, device: &D<Self>, dtype: FloatDType) -> F<Self>;
         #[new] fn float_zeros(shape: Shape, device: &D<Self>, dtype: FloatDType) -> F<Self>;
+        #[new] fn float_ones(shape: Shape, device: &D<Self>, dtype: FloatDType) -> F<Self>;
         #[new] fn float_full(shape: Shape, fill_value: Scalar, device: &D<Self>, dtype: FloatDType) -> F<Self>;
         #[raw] fn float_into_data(tensor: F<Self>) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send;
         #[raw] fn float_device(tensor: &F<Self>) -> D<Self>;
@@ -132,6 +124,8 @@ impl<B: Float8Backend> FloatTensorOps<Self> for Float8<B> {
         fn float_cross(lhs: F<Self>, rhs: F<Self>, dim: usize) -> F<Self>;
         #[keep] fn float_neg(tensor: F<Self>) -> F<Self>;
         fn float_recip(tensor: F<Self>) -> F<Self>;
+        #[keep] fn float_transpose(tensor: F<Self>) -> F<Self>;
+        #[keep] fn float_swap_dims(tensor: F<Self>, dim1: usize, dim2: usize) -> F<Self>;
         #[keep] fn float_permute(tensor: F<Self>, axes: &[usize]) -> F<Self>;
         fn float_flip(tensor: F<Self>, axes: &[usize]) -> F<Self>;
         fn float_gather(dim: usize, tensor: F<Self>, indices: I<Self>) -> F<Self>;
@@ -230,7 +224,7 @@ impl<B: Float8Backend> FloatTensorOps<Self> for Float8<B> {
         let old = tensor.shape();
         let is_same_matrix = last(&old).is_some() && last(&old) == last(&shape);
         let reshaped = |tensor: F<B>| timed!(float_reshape(tensor, shape));
-        if is_same_matrix && tensor.transpose_of().is_none() {
+        if is_same_matrix {
             return tensor.map(reshaped);
         }
         let mark = tensor.mark().cloned();
@@ -238,16 +232,6 @@ impl<B: Float8Backend> FloatTensorOps<Self> for Float8<B> {
     }
     fn float_matmul(lhs: F<Self>, rhs: F<Self>) -> F<Self> {
         matmul::matmul(lhs, rhs)
-    }
-    fn float_ones(shape: Shape, device: &D<Self>, dtype: FloatDType) -> F<Self> {
-        note_ones();
-        body!(new float_ones(shape, device, dtype) F<Self>)
-    }
-    fn float_transpose(tensor: F<Self>) -> F<Self> {
-        matmul::transpose(tensor)
-    }
-    fn float_swap_dims(tensor: F<Self>, dim1: usize, dim2: usize) -> F<Self> {
-        matmul::swap_dims(tensor, dim1, dim2)
     }
     /// Parameters that are put one after the other keep their tags, for the slices that optimizers take of them.
     fn float_cat(tensors: Vec<F<Self>>, dim: usize) -> F<Self> {
@@ -267,7 +251,7 @@ impl<B: Float8Backend> FloatTensorOps<Self> for Float8<B> {
         Float8Tensor::new(timed!(float_slice(tensor.into_full(), slices))).with_mark(mark)
     }
 }
-impl<B: Float8Backend> IntTensorOps<Self> for Float8<B> {
+impl<B: Wrapped> IntTensorOps<Self> for Float8<B> {
     forward! {
         fn int_empty(shape: Shape, device: &D<Self>, dtype: IntDType) -> I<Self>;
         #[raw] fn int_into_data(tensor: I<Self>) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send;
@@ -375,7 +359,7 @@ impl<B: Float8Backend> IntTensorOps<Self> for Float8<B> {
         fn int_unfold(tensor: I<Self>, dim: usize, size: usize, step: usize) -> I<Self>;
     }
 }
-impl<B: Float8Backend> BoolTensorOps<Self> for Float8<B> {
+impl<B: Wrapped> BoolTensorOps<Self> for Float8<B> {
     forward! {
         fn bool_empty(shape: Shape, device: &D<Self>, dtype: BoolDType) -> L<Self>;
         fn bool_zeros(shape: Shape, device: &D<Self>, dtype: BoolDType) -> L<Self>;
@@ -418,8 +402,9 @@ impl<B: Float8Backend> BoolTensorOps<Self> for Float8<B> {
         fn bool_unfold(tensor: L<Self>, dim: usize, size: usize, step: usize) -> L<Self>;
     }
 }
-impl<B: Float8Backend> ModuleOps<Self> for Float8<B> {
+impl<B: Wrapped> ModuleOps<Self> for Float8<B> {
     forward! {
+        fn embedding_backward(weights: F<Self>, output_grad: F<Self>, indices: I<Self>) -> F<Self>;
         fn conv1d(x: F<Self>, weight: F<Self>, bias: Option<F<Self>>, options: ConvOptions<1>) -> F<Self>;
         fn conv1d_x_backward(x: F<Self>, weight: F<Self>, output_grad: F<Self>, options: ConvOptions<1>) -> F<Self>;
         fn conv1d_weight_backward(x: F<Self>, weight: F<Self>, output_grad: F<Self>, options: ConvOptions<1>) -> F<Self>;
@@ -471,29 +456,36 @@ impl<B: Float8Backend> ModuleOps<Self> for Float8<B> {
         fn irfft(spectrum_re: F<Self>, spectrum_im: F<Self>, dim: usize, n: Option<usize>) -> F<Self>;
     }
     fn embedding(weights: F<Self>, indices: I<Self>) -> F<Self> {
-        embedding::forward(weights, indices)
-    }
-    fn embedding_backward(weights: F<Self>, output_grad: F<Self>, indices: I<Self>) -> F<Self> {
-        embedding::backward(weights, output_grad, indices)
+        if weights.layer().is_some_and(|layer| layer.sharding().is_some()) {
+            return Float8Tensor::new(B::fp8_embedding(weights, indices));
+        }
+        Float8Tensor::new(timed!(embedding(weights.into_full(), indices)))
     }
     fn linear(x: F<Self>, weight: F<Self>, bias: Option<F<Self>>) -> F<Self> {
-        linear::forward(x, weight, bias)
+        let bias = bias.map(Float8Tensor::into_full);
+        Float8Tensor::new(if linear::fits(&x, &weight, bias.as_ref()) {
+            B::fp8_linear(x, weight, bias)
+        } else {
+            // Let Burn's own say what is wrong with the shapes.
+            B::linear(x.into_full(), weight.into_full(), bias)
+        })
     }
-    fn linear_x_backward(weight: F<Self>, output_grad: F<Self>) -> F<Self> {
-        linear::dgrad(weight, output_grad)
+    // Nothing differentiates a `Float8` backend from outside but an `Autodiff` around it.
+    fn linear_x_backward(_: F<Self>, _: F<Self>) -> F<Self> {
+        panic!("{WRONG_ORDER}")
     }
-    fn linear_weight_backward(x: F<Self>, output_grad: F<Self>) -> F<Self> {
-        linear::wgrad(x, output_grad)
+    fn linear_weight_backward(_: F<Self>, _: F<Self>) -> F<Self> {
+        panic!("{WRONG_ORDER}")
     }
-    fn linear_bias_backward(output_grad: F<Self>) -> F<Self> {
-        linear::bias_grad(output_grad)
+    fn linear_bias_backward(_: F<Self>) -> F<Self> {
+        panic!("{WRONG_ORDER}")
     }
     fn rfft(signal: F<Self>, dim: usize, n: Option<usize>) -> (F<Self>, F<Self>) {
         let (re, im) = timed!(rfft(signal.into_full(), dim, n));
         (Float8Tensor::new(re), Float8Tensor::new(im))
     }
 }
-impl<B: Float8Backend> ActivationOps<Self> for Float8<B> {
+impl<B: Wrapped> ActivationOps<Self> for Float8<B> {
     forward! {
         fn leaky_relu(tensor: F<Self>, negative_slope: Scalar) -> F<Self>;
         fn relu(tensor: F<Self>) -> F<Self>;
@@ -511,7 +503,7 @@ impl<B: Float8Backend> ActivationOps<Self> for Float8<B> {
         fn log_sigmoid_backward(x: F<Self>, grad: F<Self>) -> F<Self>;
     }
 }
-impl<B: Float8Backend> QTensorOps<Self> for Float8<B> {
+impl<B: Wrapped> QTensorOps<Self> for Float8<B> {
     forward! {
         fn q_from_data(data: TensorData, device: &D<Self>) -> Q<Self>;
         fn quantize(tensor: F<Self>, scheme: &QuantScheme, qparams: QuantizationParametersPrimitive<Self>) -> Q<Self>;
@@ -595,7 +587,7 @@ impl<B: Float8Backend> QTensorOps<Self> for Float8<B> {
         fn q_argsort(tensor: Q<Self>, dim: usize, descending: bool, out_dtype: IntDType) -> I<Self>;
     }
 }
-impl<B: Float8Backend> TransactionOps<Self> for Float8<B> {
+impl<B: Wrapped> TransactionOps<Self> for Float8<B> {
     forward! {
         #[raw] fn tr_execute(transaction: TransactionPrimitive<Self>) -> impl Future<Output = Result<TransactionPrimitiveData, ExecutionError>> + Send;
     }

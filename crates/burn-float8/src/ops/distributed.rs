@@ -1,22 +1,45 @@
 //! Burn's data-parallel training: gradients are reduced by the wrapped backend. `Autodiff` asks for this where the feature
 //! `distributed` is on.
 use burn_backend::DeviceId;
-use burn_backend::distributed::{CollectiveTensor, DistributedBackend, ReduceOperation};
+use burn_backend::distributed::{
+    CollectiveTensor, DistributedBackend, DistributedConfig, DistributedParams, ReduceOperation, TensorRef,
+};
 use burn_backend::tensor::{Device, FloatTensor};
 
 use super::Float8;
-use crate::backend::Float8Backend;
-use crate::tensor::Float8Tensor;
+use crate::tensor::{Float8Tensor, Wrapped};
 
-impl<B: Float8Backend + DistributedBackend> DistributedBackend for Float8<B> {
+impl<W: Wrapped + DistributedBackend> DistributedBackend for Float8<W> {
+    fn start_communication_server(devices: &[Self::Device], config: DistributedConfig) {
+        W::start_communication_server(devices, config);
+    }
+
+    fn close_communication_server(device: &Self::Device) {
+        W::close_communication_server(device);
+    }
+
+    fn register_sync_parameters(device: &Self::Device, parameters: Vec<DistributedParams>) {
+        W::register_sync_parameters(device, parameters);
+    }
+
+    fn submit_sync_collective(device: &Self::Device) {
+        W::submit_sync_collective(device);
+    }
+
+    fn submit_gradient_sync(tensor: TensorRef<Self>, parameters: DistributedParams) {
+        // SAFETY: the caller's tensor lives until the collective is over, and so does what it wraps.
+        let full = unsafe { (*tensor.0).full_mut() };
+        W::submit_gradient_sync(TensorRef(full), parameters);
+    }
+
     fn all_reduce(tensor: FloatTensor<Self>, op: ReduceOperation, device_ids: Vec<DeviceId>) -> CollectiveTensor<Self> {
-        let reduced = B::all_reduce(tensor.into_full(), op, device_ids);
-        // SAFETY: it is wrapped as unresolved again, and `sync_collective` is that of `B`.
+        let reduced = W::all_reduce(tensor.into_full(), op, device_ids);
+        // SAFETY: it is wrapped as unresolved again, and `sync_collective` is that of `W`.
         CollectiveTensor::new(Float8Tensor::new(unsafe { reduced.assume_resolved() }))
     }
 
     fn sync_collective(device: &Device<Self>) {
-        B::sync_collective(device);
+        W::sync_collective(device);
     }
 }
 
@@ -24,5 +47,5 @@ impl<B: Float8Backend + DistributedBackend> DistributedBackend for Float8<B> {
 #[cfg(feature = "cuda")]
 const _: () = {
     const fn is_autodiff<B: burn_backend::AutodiffBackend>() {}
-    is_autodiff::<burn_autodiff::Autodiff<Float8<burn::backend::Cuda>>>();
+    is_autodiff::<Float8<burn_autodiff::Autodiff<burn::backend::Cuda>>>();
 };

@@ -1,23 +1,19 @@
-//! The whole of a sharded weight as a tensor, and its gradient by the rows of each rank.
+//! The whole of a sharded weight as a tensor and as the table of an embedding, and their gradients by the rows of each rank.
 use std::sync::Arc;
 
-use burn_autodiff::Autodiff;
-use burn_autodiff::checkpoint::base::Checkpointer;
-use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind};
-use burn_backend::TensorMetadata;
-use burn_backend::tensor::FloatTensor;
+use burn_backend::tensor::{Device, FloatTensor, IntTensor};
+use burn_backend::{FloatDType, TensorMetadata};
+use burn_std::Shape;
 
-use super::Float8;
 use super::linear::reduced;
 use crate::backend::Float8Backend;
 use crate::error::Float8Error;
 use crate::layer::Layer;
+use crate::profile::operation;
 use crate::tensor::Float8Tensor;
 
 /// `[chunk, N]` of each rank → `[K, N]`; another tensor is what it was.
-pub(crate) fn forward<B: Float8Backend>(weight: Float8Tensor<B>) -> Float8Tensor<B> {
+pub(super) fn forward<B: Float8Backend>(weight: Float8Tensor<B>) -> Float8Tensor<B> {
     if sharded(&weight).is_none() {
         return weight;
     }
@@ -25,35 +21,12 @@ pub(crate) fn forward<B: Float8Backend>(weight: Float8Tensor<B>) -> Float8Tensor
     Float8Tensor::new(weight.into_whole(dtype))
 }
 
-/// [`forward`] with its gradient.
-pub(crate) fn forward_autodiff<B: Float8Backend, C: CheckpointStrategy>(
-    weight: FloatTensor<Autodiff<Float8<B>, C>>,
-) -> FloatTensor<Autodiff<Float8<B>, C>> {
-    let Some(layer) = sharded(&weight.primitive) else { return weight };
-    let whole = forward(weight.primitive);
-    match FullTensorBackward.prepare::<C>([weight.node]).compute_bound().stateful() {
-        OpsKind::Tracked(prep) => prep.finish(layer, whole),
-        OpsKind::UnTracked(prep) => prep.finish(whole),
-    }
-}
-
-#[derive(Debug)]
-struct FullTensorBackward;
-
-impl<B: Float8Backend> Backward<Float8<B>, 1> for FullTensorBackward {
-    type State = Arc<Layer>;
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let gradient = grads.consume::<Float8<B>>(&ops.node);
-        let [node] = ops.parents;
-        if let Some(node) = node {
-            grads.register::<Float8<B>>(node.id, reduced(&ops.state, gradient));
-        }
-    }
-}
-
 /// The layer of a weight that is this rank's rows.
-fn sharded<B: Float8Backend>(weight: &Float8Tensor<B>) -> Option<Arc<Layer>> {
+///
+/// # Panics
+///
+/// [`Float8Error::NotRows`], in words, if the tensor is something else that was computed from such a weight.
+pub(super) fn sharded<B: Float8Backend>(weight: &Float8Tensor<B>) -> Option<Arc<Layer>> {
     let layer = weight.layer()?;
     let sharding = layer.sharding()?;
     let (got, rows) = (weight.shape().to_vec(), [sharding.chunk(), sharding.logical()[1]]);
@@ -61,4 +34,42 @@ fn sharded<B: Float8Backend>(weight: &Float8Tensor<B>) -> Option<Arc<Layer>> {
         panic!("{}", Float8Error::NotRows { layer: layer.name().into(), got, rows });
     }
     Some(layer.clone())
+}
+
+/// Rows `indices: [batch, sequence]` of a sharded table `weights: [V, H]`: `[batch, sequence, H]`.
+pub(super) fn embedding<B: Float8Backend>(weights: Float8Tensor<B>, indices: IntTensor<B>) -> FloatTensor<B> {
+    let dtype = weights.dtype();
+    let weights = weights.into_whole(dtype);
+    let _timer = operation("embedding");
+    B::embedding(weights, indices)
+}
+
+/// What the gradient of a sharded embedding reads of its table.
+#[derive(Clone, Debug)]
+pub(super) struct Table<B: Float8Backend> {
+    layer: Arc<Layer>,
+    shape: Shape,
+    dtype: FloatDType,
+    device: Device<B>,
+}
+
+impl<B: Float8Backend> Table<B> {
+    pub(super) fn of(weights: &Float8Tensor<B>) -> Self {
+        Self {
+            layer: weights.layer().expect("a sharded table carries one").clone(),
+            shape: weights.whole_shape(),
+            dtype: weights.dtype().into(),
+            device: B::float_device(weights.full()),
+        }
+    }
+
+    /// The sum of `dy: [batch, sequence, H]` by row of the table, of this rank's rows.
+    pub(super) fn gradient(self, dy: FloatTensor<B>, indices: IntTensor<B>) -> FloatTensor<B> {
+        let Self { layer, shape, dtype, device } = self;
+        let timer = operation("embedding_backward");
+        // Burn reads its shape alone.
+        let gradient = B::embedding_backward(B::float_zeros(shape, &device, dtype), dy, indices);
+        drop(timer);
+        reduced::<B>(&layer, gradient)
+    }
 }

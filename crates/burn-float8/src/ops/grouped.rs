@@ -9,61 +9,24 @@
 //! Where groups end is known to the device alone. For dw the rows of each group are moved to the next multiple of
 //! [`GROUP_ALIGN`], with zeros between, so that no block of scales belongs to two groups. One scale for the tensor is that of x
 //! and of dy, as fprop and dgrad have found it: rows of no group count in it.
+use std::sync::Arc;
+
 use burn::tensor::{Int, Tensor, TensorPrimitive};
-use burn_autodiff::Autodiff;
-use burn_autodiff::checkpoint::base::Checkpointer;
-use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind};
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
-use burn_backend::{Backend, TensorMetadata};
+use burn_backend::{Backend, DType, TensorMetadata};
 use burn_std::{IntDType, Shape};
 use float8_kernels::{GROUP_ALIGN, Grouping};
 
-use super::Float8;
-use super::call::{GemmCall, Owner};
-use super::linear::{enter_dgrad, enter_wgrad, sample_operands};
+use super::call::{GemmCall, Use};
+use super::linear::{Seen, Wanted, sample_operands};
 use crate::backend::host::ranges;
-use crate::backend::{Float8Backend, GroupEnds, in_dtype};
-use crate::error::Float8Error;
+use crate::backend::{Float8Backend, GroupEnds, grouped_matmul, in_dtype};
 use crate::profile::operation;
-use crate::tensor::{Float8Tensor, Layout, View, confirm};
+use crate::tensor::{Float8Tensor, Fp8Copy, Layout, View, clear_recent, fp8_copy};
 use crate::terms::{Gemm, Operand};
 
-/// # Panics
-///
-/// [`Float8Error::GroupedShapes`], in words, if the shapes do not fit.
-pub(crate) fn check_shapes<B: Backend>(x: &Tensor<B, 2>, weight: &Tensor<B, 3>, ends: &Tensor<B, 1, Int>) {
-    let (x, weight, [ends]) = (x.dims(), weight.dims(), ends.dims());
-    if x[1] != weight[1] || ends != weight[0] || weight.contains(&0) {
-        panic!("{}", Float8Error::GroupedShapes { x, weight, ends });
-    }
-}
-
-/// What [`grouped_linear`](crate::grouped_linear) computes, of the same x `[M, K]`, weight `[G, K, N]` and ends `[G]`, in x's dtype and by Burn's own
-/// operations on any backend: a matmul for each group that has rows. The ends are read, which waits for the device.
-///
-/// # Panics
-///
-/// [`Float8Error::GroupedShapes`], in words, if the shapes do not fit.
-pub fn grouped_matmul<B: Backend>(x: Tensor<B, 2>, weight: Tensor<B, 3>, ends: Tensor<B, 1, Int>) -> Tensor<B, 2> {
-    check_shapes(&x, &weight, &ends);
-    let (rows, dtype, device) = (x.dims()[0], x.dtype(), x.device());
-    let n = weight.dims()[2];
-    let weight = weight.cast(dtype);
-    let ranges = ranges::<B>(&ends.into_primitive(), rows);
-    let rest = rows - ranges.last().map_or(0, |last| last.end);
-    let full = ranges.into_iter().enumerate().filter(|(_, range)| !range.is_empty());
-    let of_group = |(g, range)| x.clone().slice(range).matmul(weight.clone().slice(g..g + 1).squeeze_dim(0));
-    let mut parts: Vec<_> = full.map(of_group).collect();
-    if rest > 0 || parts.is_empty() {
-        parts.push(Tensor::zeros([rest, n], (&device, dtype)));
-    }
-    Tensor::cat(parts, 0)
-}
-
 /// M, G, K and N.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Dims {
     m: usize,
     groups: usize,
@@ -72,16 +35,16 @@ struct Dims {
 }
 
 impl Dims {
-    fn of<B: Float8Backend>(rows: &Float8Tensor<B>, w: &Float8Tensor<B>) -> Self {
+    fn of<B: Float8Backend>(x: &Float8Tensor<B>, w: &Float8Tensor<B>) -> Self {
         let ws = w.shape();
-        Self { m: rows.shape()[0], groups: ws[0], k: ws[1], n: ws[2] }
+        Self { m: x.shape()[0], groups: ws[0], k: ws[1], n: ws[2] }
     }
 
-    fn call<'a>(&self, owner: &'a Owner, gemm: Gemm) -> GemmCall<'a> {
+    fn call<'a>(&self, used: &'a Use, gemm: Gemm) -> GemmCall<'a> {
         // wgrad contracts the rows as they are padded.
         let rows = if gemm == Gemm::Wgrad && self.m > 0 { padded_rows(self.m, self.groups) } else { self.m };
         let unpadded = (gemm == Gemm::Wgrad).then_some(self.m);
-        GemmCall { owner, gemm, dims: [rows, self.k, self.n], groups: self.groups, unpadded }
+        GemmCall { used, gemm, dims: [rows, self.k, self.n], groups: self.groups, unpadded }
     }
 }
 
@@ -115,95 +78,185 @@ fn experts_along_k<B: Backend>(w: FloatTensor<B>) -> FloatTensor<B> {
     B::float_reshape(w, Shape::from(vec![groups * k, n]))
 }
 
-/// y. `x: [M, K]`, `w: [G, K, N]`, `ends: [G]`.
-pub(crate) fn forward<B: Float8Backend>(x: Float8Tensor<B>, w: Float8Tensor<B>, ends: IntTensor<B>) -> Float8Tensor<B> {
-    let (dims, dtype, device) = (Dims::of(&x, &w), x.dtype(), B::float_device(x.full()));
-    let owner = Owner::of_fprop(&w);
-    let call = dims.call(&owner, Gemm::Fprop);
-    let Some(config) = call.float8_config::<B>(&device, [dtype, w.dtype()]) else {
-        let _timer = operation("grouped_matmul");
-        let y = grouped_matmul::<B>(float(x.into_full()), float(w.into_full()), Tensor::from_primitive(ends));
-        return Float8Tensor::new(y.into_primitive().tensor());
-    };
+/// What wgrad reads of x.
+#[derive(Clone)]
+enum SavedInput<B: Float8Backend> {
+    /// Nothing: the weight wants no gradient.
+    None,
+    /// x padded and transposed, in FP8, and where its rows come from.
+    Float8(Arc<Fp8Copy<B>>, Padding<B>),
+    /// x, in high precision.
+    Full,
+}
+
+/// What the node of a grouped linear keeps from forward for its backward.
+#[derive(Clone)]
+pub(super) struct Saved<B: Float8Backend> {
+    used: Use,
+    x: SavedInput<B>,
+    /// dgrad reads it, and statistics.
+    w: Float8Tensor<B>,
+    ends: IntTensor<B>,
+    dims: Dims,
+    x_dtype: DType,
+    seen: Seen<B>,
+}
+
+impl<B: Float8Backend> core::fmt::Debug for Saved<B> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{:?} of {:?}", self.used, self.dims)
+    }
+}
+
+impl<B: Float8Backend> Saved<B> {
+    /// Whether wgrad reads x itself.
+    pub(super) fn saves_input(&self) -> bool {
+        matches!(self.x, SavedInput::Full)
+    }
+}
+
+/// y, and what its node keeps if a gradient is wanted. `x: [M, K]`, `w: [G, K, N]`, `ends: [G]`.
+pub(super) fn forward<B: Float8Backend>(
+    x: &Float8Tensor<B>,
+    w: &Float8Tensor<B>,
+    ends: IntTensor<B>,
+    wanted: Wanted,
+) -> (FloatTensor<B>, Option<Saved<B>>) {
+    let (dims, dtype, device) = (Dims::of(x, w), x.dtype(), B::float_device(x.full()));
+    let (used, mut seen) = (Use::of(w), Seen::default());
+    let call = dims.call(&used, Gemm::Fprop);
     let along_n = || experts_along_n::<B>(w.full().clone());
-    let [a, b] = call.copies([(&x, View::Own), (&w, View::Computed(Layout::ExpertsAlongN, &along_n))], &config);
-    let out = (Shape::from(vec![dims.m, dims.n]), dtype);
-    call.run([&a, &b], None, groups::<B>(ends, Grouping::Rows), out, (&device, &config))
+    let weight_view = View::Computed(Layout::ExpertsAlongN, &along_n);
+    let y = match call.plan::<B>(&device, [dtype, w.dtype()]) {
+        None => {
+            let _timer = operation("grouped_matmul");
+            let (x, w) = (float(x.full().clone()), float(w.full().clone()));
+            grouped_matmul::<B>(x, w, Tensor::from_primitive(ends.clone())).into_primitive().tensor()
+        }
+        Some(plan) => {
+            let [a, b] = call.copies([(x, View::Own, false), (w, weight_view, false)], plan);
+            seen.add(&a);
+            seen.add(&b);
+            let out = (Shape::from(vec![dims.m, dims.n]), dtype);
+            call.run([&a, &b], None, groups::<B>(ends.clone(), Grouping::Rows), out, (&device, plan))
+        }
+    };
+    if !wanted.any() {
+        return (y, None);
+    }
+    if let Ok(plan) = &used.plan {
+        if wanted.w {
+            seen.sample(x, View::Own, used.request(Operand::INPUT, plan, false));
+        }
+        if !wanted.x {
+            seen.sample(w, weight_view, used.request(Operand::WEIGHT_T, plan, false));
+        }
+    }
+    let call = dims.call(&used, Gemm::Wgrad);
+    let saved_input = match call.decide::<B>(&device, [dtype, w.dtype()]) {
+        _ if !wanted.w => SavedInput::None,
+        Err(_) => SavedInput::Full,
+        Ok(plan) => {
+            let padding = Padding::<B>::new(ends.clone(), dims, &device);
+            let padded = padding.apply(x);
+            let request = used.request(Operand::INPUT_T, plan, false);
+            let copy = fp8_copy(&padded, View::Computed(Layout::Matrix, &|| padded.full().clone()), request);
+            seen.add(&copy);
+            seen.sample(&padded, View::Own, request);
+            SavedInput::Float8(copy, padding)
+        }
+    };
+    let saved = Saved { x: saved_input, w: w.clone(), ends, dims, x_dtype: dtype, seen, used };
+    (y, Some(saved))
+}
+
+/// The gradients of x and w that are wanted. `x` is the tensor itself if forward has asked to keep it.
+pub(super) fn backward<B: Float8Backend>(
+    saved: Saved<B>,
+    dy: FloatTensor<B>,
+    x: Option<FloatTensor<B>>,
+    wanted: Wanted,
+) -> [Option<FloatTensor<B>>; 2] {
+    clear_recent();
+    let device = B::float_device(&dy);
+    let dy = Float8Tensor::<B>::new(in_dtype::<B>(dy, saved.x_dtype));
+    let Saved { used, x: saved_input, w, ends, dims, seen, .. } = saved;
+    seen.count(&used.layer, &device);
+    let dx = wanted.x.then(|| dgrad(&used, &w, &dy, ends.clone(), dims));
+    let dw = wanted.w.then(|| wgrad(&used, saved_input, x, &dy, ends, (dims, w.dtype())));
+    [dx, dw]
 }
 
 /// dx. `w: [G, K, N]`, `dy: [M, N]`, `ends: [G]`.
 fn dgrad<B: Float8Backend>(
-    owner: &Owner,
-    w: Float8Tensor<B>,
-    dy: Float8Tensor<B>,
+    used: &Use,
+    w: &Float8Tensor<B>,
+    dy: &Float8Tensor<B>,
     ends: IntTensor<B>,
-) -> Float8Tensor<B> {
-    let (dims, dtype, device) = (Dims::of(&dy, &w), dy.dtype(), B::float_device(dy.full()));
-    let call = dims.call(owner, Gemm::Dgrad);
+    dims: Dims,
+) -> FloatTensor<B> {
+    let (dtype, device) = (dy.dtype(), B::float_device(dy.full()));
+    w.cache().note_dgrad();
+    let call = dims.call(used, Gemm::Dgrad);
     let (along_n, along_k) = (|| experts_along_n::<B>(w.full().clone()), || experts_along_k::<B>(w.full().clone()));
     let weight_views = [View::Computed(Layout::ExpertsAlongN, &along_n), View::Computed(Layout::Matrix, &along_k)];
-    let dx = call.float8_config::<B>(&device, [dtype, w.dtype()]).map(|config| {
+    let dx = call.plan::<B>(&device, [dtype, w.dtype()]).map(|plan| {
         // By rows alone: wgrad reads another transpose.
-        let rows = || dy.full().clone();
-        let [a, b] = call.copies([(&dy, View::Computed(Layout::Matrix, &rows)), (&w, weight_views[1])], &config);
+        let [a, b] = call.copies([(dy, View::Own, false), (w, weight_views[1], false)], plan);
         let out = (Shape::from(vec![dims.m, dims.k]), dtype);
-        call.run([&a, &b], None, groups::<B>(ends.clone(), Grouping::Rows), out, (&device, &config))
+        call.run([&a, &b], None, groups::<B>(ends.clone(), Grouping::Rows), out, (&device, plan))
     });
-    let weights = [(&w, weight_views[0], Operand::WEIGHT_T), (&w, weight_views[1], Operand::WEIGHT)];
-    sample_operands(owner, weights);
-    sample_operands(owner, [(&dy, View::Own, Operand::GRAD_OUTPUT)]);
+    sample_operands(used, [(w, weight_views[0], Operand::WEIGHT_T), (w, weight_views[1], Operand::WEIGHT)]);
+    sample_operands(used, [(dy, View::Own, Operand::GRAD_OUTPUT)]);
     dx.unwrap_or_else(|| {
         let _timer = operation("grouped_matmul");
-        let transposed = float::<B, 3>(w.into_full()).swap_dims(1, 2);
-        let dx = grouped_matmul::<B>(float(dy.into_full()), transposed, Tensor::from_primitive(ends));
-        Float8Tensor::new(dx.into_primitive().tensor())
+        let transposed = float::<B, 3>(w.full().clone()).swap_dims(1, 2);
+        let dx = grouped_matmul::<B>(float(dy.full().clone()), transposed, Tensor::from_primitive(ends));
+        dx.into_primitive().tensor()
     })
 }
 
-/// dw. `x: [M, K]`, `dy: [M, N]`, `ends: [G]`; `w` is the weight.
+/// dw `[G, K, N]`. `dy: [M, N]`, `ends: [G]`.
 fn wgrad<B: Float8Backend>(
-    owner: &Owner,
-    w: &Float8Tensor<B>,
-    x: Float8Tensor<B>,
-    dy: Float8Tensor<B>,
+    used: &Use,
+    saved_input: SavedInput<B>,
+    x: Option<FloatTensor<B>>,
+    dy: &Float8Tensor<B>,
     ends: IntTensor<B>,
-) -> Float8Tensor<B> {
-    let (dims, dtype, device) = (Dims::of(&x, w), w.dtype(), B::float_device(dy.full()));
-    enter_wgrad::<B>(&owner.layer, &device);
-    sample_operands(owner, [(&x, View::Own, Operand::INPUT)]);
-    let along_n = || experts_along_n::<B>(w.full().clone());
-    sample_operands(owner, [(w, View::Computed(Layout::ExpertsAlongN, &along_n), Operand::WEIGHT_T)]);
-    let call = dims.call(owner, Gemm::Wgrad);
-    if let Some(config) = call.float8_config::<B>(&device, [x.dtype(), dy.dtype(), dtype]) {
-        let timer = operation("group_padding");
-        let padding = Padding::<B>::new(ends, dims, &device);
-        // Tensors of their own, so that nothing takes these copies for those of x and dy; zeros change no amax.
-        let [x, dy] = [x, dy].map(|t| {
-            let padded = Float8Tensor::<B>::new(padding.apply(t.full().clone()));
-            padded.cache().inherit(t.cache(), t.full().shape().num_elements() as u64);
-            padded
-        });
-        drop(timer);
-        let (x_rows, dy_rows) = (|| x.full().clone(), || dy.full().clone());
-        let views = [View::Computed(Layout::Matrix, &x_rows), View::Computed(Layout::Matrix, &dy_rows)];
-        let [a, b] = call.copies([(&x, views[0]), (&dy, views[1])], &config);
-        sample_operands(owner, [(&x, View::Own, Operand::INPUT_T), (&dy, View::Own, Operand::GRAD_OUTPUT_T)]);
-        let groups = groups::<B>(padding.ends.into_primitive(), Grouping::Contraction);
-        return call.run([&a, &b], None, groups, (w.shape(), dtype), (&device, &config));
-    }
-    let _timer = operation("grouped_matmul");
-    let (x, dy) = (float::<B, 2>(in_dtype::<B>(x.into_full(), dy.dtype())), float::<B, 2>(dy.into_full()));
-    let parts = ranges::<B>(&ends, dims.m).into_iter().map(|rows| {
-        if rows.is_empty() {
-            return Tensor::zeros([dims.k, dims.n], (&device, dy.dtype()));
+    (dims, dtype): (Dims, DType),
+) -> FloatTensor<B> {
+    let device = B::float_device(dy.full());
+    let call = dims.call(used, Gemm::Wgrad);
+    match (call.plan::<B>(&device, [dy.dtype(), dtype]), saved_input) {
+        (Some(plan), SavedInput::Float8(x, padding)) => {
+            let padded = padding.apply(dy);
+            let request = used.request(Operand::GRAD_OUTPUT_T, plan, false);
+            let copy = fp8_copy(&padded, View::Computed(Layout::Matrix, &|| padded.full().clone()), request);
+            copy.result.observation.iter().for_each(|observation| observation.confirm());
+            sample_operands(used, [(&padded, View::Own, Operand::GRAD_OUTPUT_T)]);
+            let groups = groups::<B>(padding.ends.into_primitive(), Grouping::Contraction);
+            let out = (Shape::from(vec![dims.groups, dims.k, dims.n]), dtype);
+            call.run([&x, &copy], None, groups, out, (&device, plan))
         }
-        x.clone().slice(rows.clone()).transpose().matmul(dy.clone().slice(rows))
-    });
-    let dw = Tensor::stack::<3>(parts.collect(), 0).into_primitive().tensor();
-    Float8Tensor::new(in_dtype::<B>(dw, dtype))
+        _ => {
+            let x = x.expect("kept where wgrad runs in high precision");
+            let _timer = operation("grouped_matmul");
+            let dtype_of_dy = dy.dtype();
+            let (x, dy) = (float::<B, 2>(in_dtype::<B>(x, dtype_of_dy)), float::<B, 2>(dy.full().clone()));
+            let parts = ranges::<B>(&ends, dims.m).into_iter().map(|rows| {
+                if rows.is_empty() {
+                    return Tensor::zeros([dims.k, dims.n], (&device, dtype_of_dy));
+                }
+                x.clone().slice(rows.clone()).transpose().matmul(dy.clone().slice(rows))
+            });
+            let dw = Tensor::stack::<3>(parts.collect(), 0).into_primitive().tensor();
+            in_dtype::<B>(dw, dtype)
+        }
+    }
 }
 
 /// Where the rows of wgrad's operands come from.
+#[derive(Clone)]
 struct Padding<B: Backend> {
     /// The row of each padded row, any where there is none.
     source: Tensor<B, 1, Int>,
@@ -236,70 +289,21 @@ impl<B: Backend> Padding<B> {
             ends: padded_starts + sizes,
         }
     }
+}
 
-    /// `[M, C]` → `[padded rows, C]`.
-    fn apply(&self, t: FloatTensor<B>) -> FloatTensor<B> {
-        let t = float::<B, 2>(t).select(0, self.source.clone());
-        let dims = t.dims();
-        t.mask_fill(self.missing.clone().expand(dims), 0.0).into_primitive().tensor()
+impl<B: Float8Backend> Padding<B> {
+    /// `[M, C]` → `[padded rows, C]`: a tensor of its own, so that nothing takes copies of it for those of `t`; zeros change no amax.
+    fn apply(&self, t: &Float8Tensor<B>) -> Float8Tensor<B> {
+        let _timer = operation("group_padding");
+        let rows = float::<B, 2>(t.full().clone()).select(0, self.source.clone());
+        let dims = rows.dims();
+        let rows = rows.mask_fill(self.missing.clone().expand(dims), 0.0).into_primitive().tensor();
+        let padded = Float8Tensor::<B>::new(rows);
+        padded.cache().inherit(t.cache(), t.shape().num_elements() as u64);
+        padded
     }
 }
 
 fn float<B: Backend, const D: usize>(t: FloatTensor<B>) -> Tensor<B, D> {
     Tensor::from_primitive(TensorPrimitive::Float(t))
-}
-
-/// What backward needs.
-#[derive(Clone, Debug)]
-struct State<B: Float8Backend> {
-    owner: Owner,
-    x: Float8Tensor<B>,
-    weight: Float8Tensor<B>,
-    ends: IntTensor<B>,
-}
-
-#[derive(Debug)]
-struct GroupedLinearBackward;
-
-impl<B: Float8Backend> Backward<Float8<B>, 2> for GroupedLinearBackward {
-    type State = State<B>;
-
-    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let dy = grads.consume::<Float8<B>>(&ops.node);
-        let State { owner, x, weight, ends } = ops.state;
-        let [x_node, weight_node] = ops.parents;
-        enter(&owner, &x, &weight);
-        if let Some(node) = x_node {
-            grads.register::<Float8<B>>(node.id, dgrad(&owner, weight.clone(), dy.clone(), ends.clone()));
-        }
-        if let Some(node) = weight_node {
-            grads.register::<Float8<B>>(node.id, wgrad(&owner, &weight, x, dy, ends));
-        }
-    }
-}
-
-/// Backward has come to a grouped linear, which keeps both of what fprop read: what their casts found out counts.
-fn enter<B: Float8Backend>(owner: &Owner, x: &Float8Tensor<B>, w: &Float8Tensor<B>) {
-    enter_dgrad(w, owner);
-    if let Some(config) = owner.float8_config() {
-        confirm(x, &owner.layer, &config, Operand::INPUT);
-    }
-}
-
-/// [`forward`] with both gradients.
-pub(crate) fn forward_autodiff<B: Float8Backend, C: CheckpointStrategy>(
-    x: FloatTensor<Autodiff<Float8<B>, C>>,
-    weight: FloatTensor<Autodiff<Float8<B>, C>>,
-    ends: IntTensor<B>,
-) -> FloatTensor<Autodiff<Float8<B>, C>> {
-    let y = || forward(x.primitive.clone(), weight.primitive.clone(), ends.clone());
-    let nodes = [x.node.clone(), weight.node.clone()];
-    match GroupedLinearBackward.prepare::<C>(nodes).compute_bound().stateful() {
-        OpsKind::Tracked(prep) => {
-            let y = y();
-            let owner = Owner::of_forward(&weight.primitive);
-            prep.finish(State { owner, x: x.primitive, weight: weight.primitive, ends }, y)
-        }
-        OpsKind::UnTracked(prep) => prep.finish(y()),
-    }
 }

@@ -1,4 +1,4 @@
-//! The three GEMMs of a linear, the only operations that [`Float8`](crate::Float8) changes.
+//! A linear on the backend that computes: its forward, and what its node keeps for the two GEMMs of its backward.
 //!
 //! ```text
 //! fprop   y  [M,N] = x  [M,K] · w [K,N] + b   reads x by rows,    w transposed
@@ -7,271 +7,325 @@
 //! ```
 //!
 //! M is the product of the leading dimensions. x may be bf16 while w is an f32 master weight: each is quantized from
-//! its own dtype, y and dx have x's dtype, dw has w's.
+//! its own dtype, y and dx have x's dtype, dw has w's, db has b's.
 use std::sync::Arc;
 
-use burn_backend::tensor::Device;
+use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{DType, TensorMetadata};
 use burn_std::Shape;
 
-use super::call::{GemmCall, Owner, zeros};
+use super::call::{GemmCall, Use, zeros};
 use crate::backend::{Float8Backend, in_dtype};
-use crate::layer::{Layer, Mark};
+use crate::layer::Layer;
 use crate::profile::operation;
-use crate::step::{DeviceState, on_backward};
-use crate::tensor::{CastRequest, Float8Tensor, LinearUse, View, confirm, is_sampled, note_backward, sample};
-use crate::terms::{Gemm, Operand, Reason};
+use crate::step::{DeviceState, Observation, Sample, on_backward};
+use crate::tensor::{
+    CastRequest, Float8Tensor, Fp8Copy, View, Wrapped, clear_recent, fp8_copy, push_sample, sample, take_sample,
+};
+use crate::terms::{Gemm, Operand};
 
-/// y = x · w + b. `x: [.., K]`, `w: [K, N]`, `bias: [N]`, y: `[.., N]`.
-pub(crate) fn forward<B: Float8Backend>(
-    x: Float8Tensor<B>,
-    w: Float8Tensor<B>,
-    bias: Option<Float8Tensor<B>>,
-) -> Float8Tensor<B> {
-    let (xs, ws) = (x.shape(), w.whole_shape());
-    // Wrong ranks and mismatched dimensions: let Burn's own linear say so.
-    let fits = xs.num_dims() > 0
-        && ws.num_dims() == 2
-        && last(&xs) == ws[0]
-        && bias.as_ref().is_none_or(|b| b.shape().num_dims() == 1 && b.shape()[0] == ws[1]);
-    if !fits {
-        return Float8Tensor::new(B::linear(x.into_full(), w.into_full(), bias.map(Float8Tensor::into_full)));
+/// Which gradients a node is to give.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Wanted {
+    pub(super) x: bool,
+    pub(super) w: bool,
+    pub(super) bias: bool,
+}
+
+impl Wanted {
+    pub(super) fn any(self) -> bool {
+        self.x || self.w || self.bias
     }
-    let ([k, n], device) = ([ws[0], ws[1]], B::float_device(x.full()));
+}
+
+/// What wgrad reads of x.
+#[derive(Clone)]
+enum SavedInput<B: Float8Backend> {
+    /// Nothing: the weight wants no gradient, or there are no rows.
+    None,
+    /// xᵀ in FP8.
+    Float8(Arc<Fp8Copy<B>>),
+    /// x, in high precision.
+    Full,
+}
+
+/// What a linear's node keeps from forward for its backward.
+#[derive(Clone)]
+pub(super) struct Saved<B: Float8Backend> {
+    used: Use,
+    x: SavedInput<B>,
+    /// If x wants a gradient, or for the amax of its operand.
+    w: Option<Float8Tensor<B>>,
+    x_shape: Shape,
+    /// K and N.
+    weight_shape: [usize; 2],
+    x_dtype: DType,
+    weight_dtype: DType,
+    bias_dtype: Option<DType>,
+    pub(super) seen: Seen<B>,
+}
+
+impl<B: Float8Backend> core::fmt::Debug for Saved<B> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{:?} of {:?} and {:?}", self.used, self.x_shape, self.weight_shape)
+    }
+}
+
+/// What the casts of a forward found out, which counts once backward comes to its node.
+#[derive(Clone)]
+pub(super) struct Seen<B: Float8Backend> {
+    observations: Vec<Arc<Observation<B>>>,
+    samples: Vec<Sample<B>>,
+}
+
+impl<B: Float8Backend> Default for Seen<B> {
+    fn default() -> Self {
+        Self { observations: vec![], samples: vec![] }
+    }
+}
+
+impl<B: Float8Backend> Seen<B> {
+    /// A cast of forward.
+    pub(super) fn add(&mut self, copy: &Fp8Copy<B>) {
+        self.observations.extend(copy.result.observation.clone());
+    }
+
+    /// Samples a tensor that forward read, if statistics are taken in this step.
+    pub(super) fn sample(&mut self, t: &Float8Tensor<B>, view: View<'_, B>, request: CastRequest<'_>) {
+        if is_sampled(request.layer, t) {
+            self.samples.extend(take_sample(t, view, request));
+        }
+    }
+
+    /// Backward has come to the node.
+    pub(super) fn count(self, layer: &Layer, device: &Device<B>) {
+        on_backward::<B>(layer, device);
+        self.observations.iter().for_each(|observation| observation.confirm());
+        if !self.samples.is_empty() {
+            let state = DeviceState::of(layer, device);
+            self.samples.into_iter().for_each(|sample| push_sample(&state, sample));
+        }
+    }
+}
+
+/// Whether the layers of a conversion are sampled at all, and there is something to sample.
+fn is_sampled<B: Float8Backend>(layer: &Layer, t: &Float8Tensor<B>) -> bool {
+    layer.conversion().config().statistics.is_some() && t.shape().iter().all(|dim| *dim > 0)
+}
+
+/// y = x · w + b, and what its node keeps if any gradient is wanted: `saves_input` says that x itself has to be kept beside that.
+pub(super) struct Forward<B: Float8Backend> {
+    pub(super) y: FloatTensor<B>,
+    pub(super) saved: Option<Saved<B>>,
+    pub(super) saves_input: bool,
+}
+
+/// `x: [.., K]`, `w: [K, N]`, `bias: [N]`, y: `[.., N]`. None if Burn's own linear is to say what is wrong with the shapes.
+pub(super) fn forward<B: Float8Backend>(
+    x: &Float8Tensor<B>,
+    w: &Float8Tensor<B>,
+    bias: Option<FloatTensor<B>>,
+    wanted: Wanted,
+) -> Forward<B> {
+    let (xs, [k, n], device) = (x.shape(), matrix(&w.whole_shape()), B::float_device(x.full()));
     let (m, dtype, out) = (rows(&xs), x.dtype(), with_last(&xs, n));
-    let owner = Owner::of_fprop(&w);
-    let layer = &owner.layer;
-    let bias_dtype = bias.as_ref().map(|bias| bias.dtype());
-    if let Some(dtype) = bias_dtype {
-        layer.set_bias_dtype(dtype);
-    }
-    let [saved, saved_weight] = Float8Tensor::saved_clones(&x, &w);
-    if let Some(clone) = saved_weight {
-        let is_autocast_off = owner.off == Some(Reason::Autocast);
-        if is_autocast_off || layer.has_matmul() || w.has_forwards() {
-            w.add_forward(clone, m, is_autocast_off);
-        }
-    }
-    if saved.is_some() {
-        w.cache().set_trained();
-    }
-    let mut used =
-        LinearUse { bias_dtype, saved, ..LinearUse::new(layer.clone(), owner.off.clone(), w.dtype(), [k, n]) };
-    let call = GemmCall::new(&owner, Gemm::Fprop, [m, k, n]);
+    let (bias_dtype, used) = (bias.as_ref().map(|bias| bias.dtype()), Use::of(w));
     let dtypes = [Some(dtype), Some(w.dtype()), bias_dtype];
-    let Some(config) = call.float8_config::<B>(&device, dtypes.into_iter().flatten()) else {
-        if m == 0 {
-            let joined = call.join_gather(&w, (dtype, dtypes.into_iter().flatten()), &device);
-            used.weight_observation = joined.and_then(|copy| copy.result.observation.clone());
-            x.add_use(used);
-            return zeros(out, dtype, x.full());
-        }
-        x.add_use(used);
-        let (w, bias) = (w.into_whole(dtype), bias.map(|bias| in_dtype::<B>(bias.into_full(), dtype)));
-        let _timer = operation("linear");
-        return Float8Tensor::new(B::linear(x.into_full(), w, bias));
-    };
-    let [a, b] = call.copies([(&x, View::Own), (&w, View::Own)], &config);
-    used.weight_observation = b.result.observation.clone();
-    used.sampled_weight = is_sampled::<B>(layer, &device).then(|| w.clone());
-    x.add_use(used);
-    if let Some(observation) = a.result.observation.clone().filter(|_| !is_trained(&w, layer)) {
-        w.cache().push_unconfirmed(&x, m, observation);
-    }
-    call.run([&a, &b], bias.map(Float8Tensor::into_full), None, (out, dtype), (&device, &config))
-}
-
-/// dx = dy · wᵀ, where Autodiff has saved w. `w: [K, N]`, `dy: [.., N]`, dx: `[.., K]`.
-pub(crate) fn dgrad<B: Float8Backend>(w: Float8Tensor<B>, dy: Float8Tensor<B>) -> Float8Tensor<B> {
-    let owner = Owner::of_dgrad(&w, rows(&dy.shape()));
-    dgrad_of(&owner, w, dy)
-}
-
-/// [`dgrad`] of a known use of w.
-pub(super) fn dgrad_of<B: Float8Backend>(owner: &Owner, w: Float8Tensor<B>, dy: Float8Tensor<B>) -> Float8Tensor<B> {
-    let (ws, dys) = (w.whole_shape(), dy.shape());
-    let ([k, n], device) = ([ws[0], ws[1]], B::float_device(w.full()));
-    let (m, dtype, out) = (rows(&dys), dy.dtype(), with_last(&dys, k));
-    enter_dgrad(&w, owner);
-    if !is_trained(&w, &owner.layer)
-        && let Some(observation) = w.cache().pop_unconfirmed(m)
-    {
-        observation.confirm();
-    }
-    dy.cache().set_use(LinearUse::new(owner.layer.clone(), owner.off.clone(), w.dtype(), [k, n]));
-    let call = GemmCall::new(owner, Gemm::Dgrad, [m, k, n]);
-    let dx = call.float8_config::<B>(&device, [dtype, w.dtype()]).map(|config| {
-        let [a, b] = call.copies([(&dy, View::Own), (&w, View::Own)], &config);
-        call.run([&a, &b], None, None, (out.clone(), dtype), (&device, &config))
+    let call = GemmCall::new(&used, Gemm::Fprop, [m, k, n]);
+    let mut seen = Seen::default();
+    let wgrad_plan = wanted.w.then(|| {
+        let call = GemmCall::new(&used, Gemm::Wgrad, [m, k, n]);
+        call.decide::<B>(&device, [dtype, w.dtype()]).ok()
     });
-    let weights = [Operand::WEIGHT_T, Operand::WEIGHT].map(|operand| (&w, View::Own, operand));
-    sample_operands(owner, weights);
-    sample_operands(owner, [(&dy, View::Own, Operand::GRAD_OUTPUT)]);
+    let y = match call.plan::<B>(&device, dtypes.into_iter().flatten()) {
+        Some(plan) => {
+            let reads_both = wgrad_plan.flatten().is_some();
+            let [a, b] = call.copies([(x, View::Own, reads_both), (w, View::Own, wanted.x)], plan);
+            seen.add(&a);
+            seen.add(&b);
+            call.run([&a, &b], bias, None, (out, dtype), (&device, plan))
+        }
+        None if m == 0 => {
+            let joined = call.join_gather(w, (dtype, dtypes.into_iter().flatten()), &device);
+            joined.iter().for_each(|copy| seen.add(copy));
+            zeros::<B>(out, dtype, &device)
+        }
+        None => {
+            let (w, bias) = (w.clone().into_whole(dtype), bias.map(|bias| in_dtype::<B>(bias, dtype)));
+            let _timer = operation("linear");
+            B::linear(x.full().clone(), w, bias)
+        }
+    };
+    if !wanted.any() {
+        return Forward { y, saved: None, saves_input: false };
+    }
+    let saved_input = match wgrad_plan {
+        None => SavedInput::None,
+        _ if m == 0 => SavedInput::None,
+        Some(None) => SavedInput::Full,
+        Some(Some(plan)) => {
+            let copy = fp8_copy(x, View::Own, used.request(Operand::INPUT_T, plan, false));
+            seen.add(&copy);
+            SavedInput::Float8(copy)
+        }
+    };
+    if let Ok(plan) = &used.plan {
+        // Where dgrad runs it samples the weight.
+        let of_x = [Operand::INPUT, Operand::INPUT_T].map(|operand| (x, operand)).into_iter().filter(|_| wanted.w);
+        for (t, operand) in of_x.chain((!wanted.x).then_some((w, Operand::WEIGHT_T))) {
+            seen.sample(t, View::Own, used.request(operand, plan, false));
+        }
+    }
+    let saves_input = matches!(saved_input, SavedInput::Full);
+    let saved = Saved {
+        x: saved_input,
+        w: wanted.x.then(|| w.clone()),
+        x_shape: xs,
+        weight_shape: [k, n],
+        x_dtype: dtype,
+        weight_dtype: w.dtype(),
+        bias_dtype,
+        seen,
+        used,
+    };
+    Forward { y, saved: Some(saved), saves_input }
+}
+
+/// The gradients of x, w and b that are wanted. `x` is the tensor itself if forward has asked to keep it.
+pub(super) fn backward<B: Float8Backend>(
+    saved: Saved<B>,
+    dy: FloatTensor<B>,
+    x: Option<FloatTensor<B>>,
+    wanted: Wanted,
+) -> [Option<FloatTensor<B>>; 3] {
+    clear_recent();
+    let device = B::float_device(&dy);
+    let dy = Float8Tensor::<B>::new(in_dtype::<B>(dy, saved.x_dtype));
+    let Saved { used, x: saved_input, w, x_shape, weight_shape: [k, n], weight_dtype, bias_dtype, seen, .. } = saved;
+    seen.count(&used.layer, &device);
+    let dims = [rows(&x_shape), k, n];
+    let dx = w.filter(|_| wanted.x).map(|w| dgrad(&used, w, &dy, (dims, x_shape), wanted.w));
+    let dw = wanted.w.then(|| wgrad(&used, saved_input, x, &dy, dims, weight_dtype));
+    let db = wanted.bias.then(|| bias_grad::<B>(dy.into_full(), bias_dtype, &device));
+    [dx, dw, db]
+}
+
+/// dx = dy · wᵀ. `w: [K, N]`, `dy: [.., N]`, dx: `[.., K]`.
+fn dgrad<B: Float8Backend>(
+    used: &Use,
+    w: Float8Tensor<B>,
+    dy: &Float8Tensor<B>,
+    (dims, out): ([usize; 3], Shape),
+    wants_wgrad: bool,
+) -> FloatTensor<B> {
+    let (dtype, device) = (dy.dtype(), B::float_device(dy.full()));
+    w.cache().note_dgrad();
+    let call = GemmCall::new(used, Gemm::Dgrad, dims);
+    let dx = call.plan::<B>(&device, [dtype, w.dtype()]).map(|plan| {
+        let reads_both = wants_wgrad && plan.gemm(Gemm::Wgrad).is_some();
+        let [a, b] = call.copies([(dy, View::Own, reads_both), (&w, View::Own, false)], plan);
+        call.run([&a, &b], None, None, (out.clone(), dtype), (&device, plan))
+    });
+    sample_operands(used, [Operand::WEIGHT_T, Operand::WEIGHT].map(|operand| (&w, View::Own, operand)));
+    sample_operands(used, [(dy, View::Own, Operand::GRAD_OUTPUT)]);
     dx.unwrap_or_else(|| {
-        if m == 0 {
+        if dims[0] == 0 {
             call.join_gather(&w, (dtype, [dtype, w.dtype()]), &device);
-            return zeros(out, dtype, dy.full());
+            return zeros::<B>(out, dtype, &device);
         }
         let w = w.into_whole(dtype);
         let _timer = operation("linear_x_backward");
-        Float8Tensor::new(B::linear_x_backward(w, dy.into_full()))
+        B::linear_x_backward(w, dy.full().clone())
     })
 }
 
-/// dw = xᵀ · dy, summed over the leading dimensions. `x: [.., K]`, `dy: [.., N]`, dw: `[K, N]`.
-pub(crate) fn wgrad<B: Float8Backend>(x: Float8Tensor<B>, dy: Float8Tensor<B>) -> Float8Tensor<B> {
-    let (xs, dys, device) = (x.shape(), dy.shape(), B::float_device(x.full()));
-    let (m, [k, n]) = (rows(&xs), [last(&xs), last(&dys)]);
-    let mut used = take_use(&x, &dy, [k, n]);
-    let (weight_dtype, out) = (used.weight_dtype, Shape::from(vec![k, n]));
-    let owner = Owner { layer: used.layer.clone(), off: used.off.clone() };
-    let layer = &owner.layer;
-    enter_wgrad::<B>(layer, &device);
-    if let Some(observation) = used.weight_observation.take() {
-        observation.confirm();
-    }
-    if let Some(config) = owner.float8_config() {
-        confirm(&x, layer, &config, Operand::INPUT);
-    }
-    let call = GemmCall::new(&owner, Gemm::Wgrad, [m, k, n]);
-    let dw = call.float8_config::<B>(&device, [x.dtype(), dy.dtype(), weight_dtype]).map(|config| {
-        let [a, b] = call.copies([(&x, View::Own), (&dy, View::Own)], &config);
-        call.run([&a, &b], None, None, (out.clone(), weight_dtype), (&device, &config))
-    });
-    sample_operands(&owner, [Operand::INPUT, Operand::INPUT_T].map(|operand| (&x, View::Own, operand)));
-    sample_operands(&owner, [(&dy, View::Own, Operand::GRAD_OUTPUT_T)]);
-    if let Some(w) = used.sampled_weight.take() {
-        sample_operands(&owner, [(&w, View::Own, Operand::WEIGHT_T)]);
-    }
-    // The bias gradient follows and is given nothing but dy.
-    dy.cache().set_use(LinearUse { pending: false, ..used });
-    let dw = dw.unwrap_or_else(|| {
-        if m == 0 {
-            return zeros(out, weight_dtype, x.full());
+/// dw = xᵀ · dy, summed over the leading dimensions. `x: [.., K]`, `dy: [.., N]`, dw: `[K, N]`; of this rank's rows where the weight is
+/// sharded.
+fn wgrad<B: Float8Backend>(
+    used: &Use,
+    saved_input: SavedInput<B>,
+    x: Option<FloatTensor<B>>,
+    dy: &Float8Tensor<B>,
+    dims: [usize; 3],
+    dtype: DType,
+) -> FloatTensor<B> {
+    let ([_, k, n], device) = (dims, B::float_device(dy.full()));
+    let out = Shape::from(vec![k, n]);
+    let call = GemmCall::new(used, Gemm::Wgrad, dims);
+    let plan = call.plan::<B>(&device, [dy.dtype(), dtype]);
+    let dw = match (plan, saved_input, x) {
+        (Some(plan), SavedInput::Float8(x), _) => {
+            let dy = fp8_copy(dy, View::Own, used.request(Operand::GRAD_OUTPUT_T, plan, false));
+            dy.result.observation.iter().for_each(|observation| observation.confirm());
+            call.run([&x, &dy], None, None, (out, dtype), (&device, plan))
         }
-        let timer = operation("linear_weight_backward");
-        let dw = B::linear_weight_backward(x.into_full(), dy.into_full());
-        drop(timer);
-        Float8Tensor::new(in_dtype::<B>(dw, weight_dtype))
-    });
-    reduced(layer, dw)
+        (_, _, Some(x)) => {
+            let timer = operation("linear_weight_backward");
+            let dw = B::linear_weight_backward(x, dy.full().clone());
+            drop(timer);
+            in_dtype::<B>(dw, dtype)
+        }
+        _ => zeros::<B>(out, dtype, &device),
+    };
+    sample_operands(used, [(dy, View::Own, Operand::GRAD_OUTPUT_T)]);
+    reduced::<B>(&used.layer, dw)
 }
 
 /// The gradient of a weight, of this rank's rows where it is sharded.
-pub(super) fn reduced<B: Float8Backend>(layer: &Arc<Layer>, dw: Float8Tensor<B>) -> Float8Tensor<B> {
+pub(super) fn reduced<B: Float8Backend>(layer: &Layer, dw: FloatTensor<B>) -> FloatTensor<B> {
     match layer.sharding() {
         Some(sharding) => {
             let _timer = operation("reduce_scatter");
-            let own = Float8Tensor::new(sharding.reduce_scatter::<B>(dw.into_full()));
-            if sharding.is_divided() { own.with_mark(Some(Mark::ShardGradient(layer.clone()))) } else { own }
+            sharding.reduce_scatter::<B>(dw)
         }
         None => dw,
     }
 }
 
 /// db `[N]` = the sum of `dy: [.., N]` over its leading dimensions, in the bias' dtype.
-pub(crate) fn bias_grad<B: Float8Backend>(dy: Float8Tensor<B>) -> Float8Tensor<B> {
-    let recorded =
-        dy.cache().with_uses(|uses| uses.first().and_then(|used| used.bias_dtype.or_else(|| used.layer.bias_dtype())));
-    // No record at all: neither x nor w wanted a gradient.
-    let dtype = recorded.unwrap_or(dy.dtype());
-    bias_grad_as(dy, dtype)
-}
-
-/// [`bias_grad`] in a known dtype.
-pub(super) fn bias_grad_as<B: Float8Backend>(dy: Float8Tensor<B>, dtype: DType) -> Float8Tensor<B> {
-    let shape = dy.shape();
+fn bias_grad<B: Float8Backend>(dy: FloatTensor<B>, dtype: Option<DType>, device: &Device<B>) -> FloatTensor<B> {
+    let (shape, dtype) = (dy.shape(), dtype.unwrap_or(dy.dtype()));
     if rows(&shape) == 0 {
-        return zeros(Shape::from(vec![last(&shape)]), dtype, dy.full());
+        return zeros::<B>(Shape::from(vec![last(&shape)]), dtype, device);
     }
     // Cast first: a sum over all tokens loses too much in bf16.
-    let dy = in_dtype::<B>(dy.into_full(), dtype);
+    let dy = in_dtype::<B>(dy, dtype);
     let _timer = operation("linear_bias_backward");
-    Float8Tensor::new(B::linear_bias_backward(dy))
-}
-
-/// Whether a weight's gradient is wanted, so that wgrad will confirm what fprop has read. A layer that is frozen in training is found
-/// out after a step.
-fn is_trained<B: Float8Backend>(w: &Float8Tensor<B>, layer: &Layer) -> bool {
-    let state = DeviceState::<B>::of(layer, &B::float_device(w.full()));
-    state.is_recent(w.cache().trained_at()) || state.is_recent(layer.wgrad_at())
-}
-
-/// Backward has come to a weight.
-pub(super) fn enter_dgrad<B: Float8Backend>(w: &Float8Tensor<B>, owner: &Owner) {
-    note_backward();
-    let layer = &owner.layer;
-    on_backward::<B>(layer, &B::float_device(w.full()));
-    layer.set_expects_dgrad();
-    w.cache().note_dgrad();
-    if let Some(config) = owner.float8_config() {
-        confirm(w, layer, &config, Operand::WEIGHT_T);
-    }
-}
-
-/// Marks the layer's last forward as training, so that its amaxes count: backward has come to its weight gradient.
-pub(super) fn enter_wgrad<B: Float8Backend>(layer: &Layer, device: &Device<B>) {
-    note_backward();
-    on_backward::<B>(layer, device);
-    layer.note_wgrad();
+    B::linear_bias_backward(dy)
 }
 
 /// Samples operands that backward is given, each as the matrix that its GEMM reads, if statistics are taken in this step.
 pub(super) fn sample_operands<B: Float8Backend, const N: usize>(
-    owner: &Owner,
+    used: &Use,
     operands: [(&Float8Tensor<B>, View<'_, B>, Operand); N],
 ) {
-    let layer = &owner.layer;
-    if layer.conversion().config().statistics.is_none() {
-        return;
-    }
-    let Some(config) = owner.float8_config() else { return };
+    let Ok(plan) = &used.plan else { return };
     for (tensor, view, operand) in operands {
-        if !tensor.shape().iter().any(|dim| *dim == 0) {
-            sample(tensor, view, CastRequest { operand, layer, config: &config, in_forward: false });
+        if is_sampled(&used.layer, tensor) {
+            sample(tensor, view, used.request(operand, plan, false));
         }
     }
 }
 
-/// The linear whose weight gradient is wanted.
-///
-/// wgrad is not given the weight, but fprop left a record on x and dgrad one on dy. Several linears may share either:
-/// - a residual sum hands one dy to two layers, so dy's record counts only while its wgrad is to come, and if x's name the same
-///   linear or x has none (it was recomputed under gradient checkpointing);
-/// - x's records alone decide where nothing asked for dx: those of the graph that backward walks, which another model on the same
-///   batch, or a frozen teacher, is not in. Linears of one shape then take turns, last one first as backward visits them, so that
-///   each is counted once.
-fn take_use<B: Float8Backend>(x: &Float8Tensor<B>, dy: &Float8Tensor<B>, weight_shape: [usize; 2]) -> LinearUse<B> {
-    let fits = |used: &LinearUse<B>| used.weight_shape == weight_shape;
-    let of_dy = dy.cache().with_uses(|uses| uses.iter().find(|used| fits(used) && used.pending).cloned());
-    let of_x = x.cache().with_uses(|uses| {
-        let same = of_dy.as_ref().and_then(|of_dy| {
-            let same = |used: &LinearUse<B>| used.is_same(of_dy);
-            x.find_use(uses, same).or_else(|| uses.iter().position(same))
-        });
-        let saved = || x.find_use(uses, fits);
-        let pending = || uses.iter().rposition(|used| fits(used) && used.pending);
-        let any = || uses.iter().rposition(fits);
-        let found = if uses.is_empty() { None } else { same.or_else(saved).or_else(pending).or_else(any) };
-        found.map(|i| {
-            uses[i].pending = false;
-            let taken = uses[i].clone();
-            (uses[i].weight_observation, uses[i].sampled_weight) = (None, None);
-            taken
-        })
-    });
-    of_x.or(of_dy).unwrap_or_else(|| {
-        let Owner { layer, off } = Owner::of(&Float8Tensor::<B>::new(x.full().clone()));
-        LinearUse::new(layer, off, x.dtype(), weight_shape)
-    })
+/// Whether these are an x `[.., K]`, a w `[K, N]` and a bias `[N]`.
+pub(super) fn fits<W: Wrapped>(x: &Float8Tensor<W>, w: &Float8Tensor<W>, bias: Option<&FloatTensor<W>>) -> bool {
+    let (xs, ws) = (x.shape(), w.whole_shape());
+    xs.num_dims() > 0
+        && ws.num_dims() == 2
+        && last(&xs) == ws[0]
+        && bias.is_none_or(|b| b.shape().num_dims() == 1 && b.shape()[0] == ws[1])
 }
 
-pub(super) fn last(shape: &Shape) -> usize {
+fn matrix(shape: &Shape) -> [usize; 2] {
+    [shape[0], shape[1]]
+}
+
+fn last(shape: &Shape) -> usize {
     shape[shape.num_dims() - 1]
 }
 
 /// The product of all dimensions but the last.
-pub(super) fn rows(shape: &Shape) -> usize {
+fn rows(shape: &Shape) -> usize {
     shape.iter().take(shape.num_dims() - 1).product()
 }
 

@@ -1,35 +1,47 @@
 //! [`Float8`]: the operations of a wrapped backend, all but the linears forwarded.
+mod autodiff;
 mod call;
 mod convert;
 mod delegate;
 #[cfg(feature = "distributed")]
 mod distributed;
-mod embedding;
-pub(crate) mod full_tensor;
+mod full_tensor;
 pub(crate) mod functions;
 pub(crate) mod grouped;
-pub(crate) mod linear;
-pub(crate) mod linear_saved;
+mod linear;
 mod matmul;
+mod nodes;
 
 use core::marker::PhantomData;
 
-/// A backend whose linear layers run in FP8.
+/// A backend whose linear layers run in FP8: wrap the backend that you train with.
 ///
-/// `Float8<B>` forwards every operation to `B` and overrides three: `linear`, `linear_x_backward` and
-/// `linear_weight_backward`. Differentiation goes outside:
+/// `Float8<W>` forwards every operation to `W` and replaces `linear`: its three GEMMs run in FP8, and it is one node of
+/// autodiff, which keeps xᵀ in FP8 instead of x.
 ///
 /// ```
-/// # #[cfg(feature = "flex")]
-/// type B = burn::backend::Autodiff<burn_float8::Float8<burn::backend::Flex>>;
+/// # #[cfg(feature = "flex")] {
+/// use burn::backend::{Autodiff, Flex};
+/// use burn_float8::Float8;
+///
+/// type Training = Float8<Autodiff<Flex>>;
+/// type Inference = Float8<Flex>; // what `valid()` gives
+/// # }
 /// ```
 ///
-/// The other order does not compile, since the FP8 casts must not be differentiated through:
+/// In the other order Burn would differentiate the casts; [`Float8Config::apply`](crate::Float8Config::apply) does not compile there:
 ///
 /// ```compile_fail
-/// type B = burn_float8::Float8<burn::backend::Autodiff<burn::backend::Flex>>;
-/// fn backend<B: burn::tensor::backend::Backend>() {}
-/// backend::<B>();
+/// use burn::backend::{Autodiff, Flex};
+/// use burn_float8::{Float8, Float8Config};
+///
+/// type Wrong = Autodiff<Float8<Flex>>;
+/// let model = burn::nn::LinearConfig::new(8, 8).init::<Wrong>(&Default::default());
+/// Float8Config::tensorwise().apply(model).unwrap();
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Float8<B>(PhantomData<B>);
+pub struct Float8<W>(PhantomData<W>);
+
+/// What is said where the order is the other one.
+pub(crate) const WRONG_ORDER: &str =
+    "Float8 wraps the backend that you train with: write `Float8<Autodiff<B>>` in place of `Autodiff<Float8<B>>`";

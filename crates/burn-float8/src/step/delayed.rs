@@ -1,19 +1,17 @@
 //! Amax histories of delayed scaling, on the device: one row of a `[n, len]` tensor for each cast of each layer, all of
-//! them moved on at once when an optimizer step begins, by so many launches whatever the number of layers and micro-batches.
-//! Nothing waits for the device.
+//! them moved on at once when an optimizer step begins. Nothing waits for the device.
 //!
 //! ```text
-//! amax     = max over the step's observations                 valid = 0 < amax < ∞, and no observation was inf or NaN
-//! history  ← valid ? [amax, history[.. len-1]] : history
-//! scaling  ← valid ? algo(history) · 2^margin  : scaling      scale = FMAX / scaling
+//! running  ← max(running, amax)                               for each observation of the step; NaN wins
+//! valid    = 0 < running < ∞
+//! history  ← valid ? [running, history[.. len-1]] : history
+//! scaling  ← valid ? algo(history) · 2^margin     : scaling   scale = FMAX / scaling
 //! ```
-mod on_device;
-
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use burn_backend::tensor::{Device, FloatTensor, IntTensor};
+use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{FloatDType, Scalar, TensorData, TensorMetadata, get_device_settings};
 use burn_std::{Shape, Slice};
 
@@ -23,9 +21,6 @@ use crate::backend::host::read_f32;
 use crate::config::{AmaxComputeAlgo, DelayedScaling};
 use crate::profile::operation;
 use crate::terms::Role;
-
-/// Amaxes of one cast in one step that are kept apart.
-const MAX_OBSERVED: usize = 256;
 
 /// The amax of a tensor for the history of delayed scaling that its cast belongs to.
 pub(crate) struct Observation<B: Float8Backend> {
@@ -41,11 +36,15 @@ pub(crate) struct Observation<B: Float8Backend> {
 }
 
 impl<B: Float8Backend> Observation<B> {
-    /// Adds the amax to the step, once: backward has come to the tensor, so it was no evaluation that cast it.
+    /// Adds the amax to the step, once: backward has come to a linear that read the tensor.
     pub(crate) fn confirm(&self) {
         if !self.is_confirmed.swap(true, Relaxed) {
+            let _timer = operation("amax_history");
             let Self { state, layer, role, delayed, initial, amax, .. } = self;
-            state.lock().histories.observe(layer, *role, *delayed, amax.clone(), *initial);
+            let mut step = state.lock();
+            let table = step.histories.table(*delayed);
+            let row = table.place(layer, *role, *initial);
+            table.rows[row].observe(amax.clone());
         }
     }
 }
@@ -53,45 +52,53 @@ impl<B: Float8Backend> Observation<B> {
 /// The histories of all casts of a conversion on one device.
 pub(crate) struct Histories<B: Float8Backend> {
     tables: Vec<(DelayedScaling, Table<B>)>,
+    /// The step under way.
+    number: u64,
+    /// The step in which backward last came to each layer.
+    trained_in: HashMap<String, u64>,
     /// Whether each cast of a sharded model has a row, on all ranks.
     has_all_rows: bool,
 }
 
 impl<B: Float8Backend> Default for Histories<B> {
     fn default() -> Self {
-        Self { tables: vec![], has_all_rows: false }
+        Self { tables: vec![], number: 0, trained_in: HashMap::new(), has_all_rows: false }
     }
 }
 
 /// The histories with the same parameters.
 struct Table<B: Float8Backend> {
-    /// By layer and role, in the order of rows once they have one.
-    casts: Vec<((String, Role), Tracked<B>)>,
+    rows: Vec<Row<B>>,
     places: HashMap<(String, Role), usize>,
-    /// `[rows, len]`, newest first, unused entries 0; and the scaling amaxes `[rows, 1]`. Casts beyond `rows` are new.
-    rows: usize,
+    /// `[n, len]`, newest first, unused entries 0; and the scaling amaxes `[n, 1]`, of the first n rows. Others are new.
     state: Option<(FloatTensor<B>, FloatTensor<B>)>,
-    slots: Slots<B>,
 }
 
-/// One cast.
-struct Tracked<B: Float8Backend> {
-    /// Where this step's amaxes lie, one for each micro-batch.
-    observed: Vec<usize>,
+/// One cast of one layer.
+struct Row<B: Float8Backend> {
+    layer: String,
+    role: Role,
+    /// The largest amax of the step under way, `[1]`.
+    running: Option<FloatTensor<B>>,
     /// Its entry of the scaling amaxes, `[1]`.
     scaling_amax: Option<FloatTensor<B>>,
     /// Where scaling starts if the first step gives no amax: a scale of 1.
     initial: f32,
 }
 
-/// Amaxes of the step under way, in one tensor `[n]`; the first is zero and nobody's.
-struct Slots<B: Float8Backend> {
-    amaxes: Option<FloatTensor<B>>,
-    used: usize,
-    /// Slots below `used` whose amaxes were folded into another.
-    free: Vec<usize>,
-    /// Which slots were read last, and that list on the device, twice: most steps read the same.
-    gathered: Vec<(Vec<i32>, IntTensor<B>)>,
+impl<B: Float8Backend> Row<B> {
+    fn observe(&mut self, amax: FloatTensor<B>) {
+        self.running = Some(match self.running.take() {
+            None => amax,
+            Some(running) => {
+                let bool_dtype = get_device_settings::<B>(&B::float_device(&amax)).bool_dtype;
+                // Comparisons with NaN are false.
+                let is_larger = B::float_greater(amax.clone(), running.clone(), bool_dtype);
+                let is_nan = B::float_is_nan(amax.clone(), bool_dtype);
+                B::float_mask_where(running, B::bool_or(is_larger, is_nan), amax)
+            }
+        });
+    }
 }
 
 /// A cast's history on the host; all values by their bits, so that infinities and NaN survive any file format.
@@ -102,29 +109,27 @@ pub struct AmaxState {
     pub history: Vec<u32>,
     /// What the scale is made of.
     pub scaling_amax: Option<u32>,
-    /// Amaxes of the step under way.
+    /// The largest amax of the step under way, if it has one; of several, the largest counts.
     pub observed: Vec<u32>,
 }
 
 impl<B: Float8Backend> Histories<B> {
-    /// The amax of which the scale of a cast is made, `[1]`, once its first step has ended.
+    /// The amax of which the scale of a cast is made, `[1]`, once its first step has ended. None if the history stands still while
+    /// steps go on, since the layer was frozen or is left out: this step and the one before have seen no backward come to it.
     pub(crate) fn scaling_amax(&mut self, layer: &str, role: Role, scaling: DelayedScaling) -> Option<FloatTensor<B>> {
         let _timer = operation("amax_history");
         let (_, table) = self.tables.iter_mut().find(|(s, _)| *s == scaling)?;
         let row = *table.places.get(&(layer.to_string(), role))?;
-        table.scaling_amax(row)
+        let has_left = self.trained_in.get(layer).is_some_and(|step| step + 1 < self.number);
+        if has_left { None } else { table.scaling_amax(row) }
     }
 
-    fn observe(&mut self, layer: &str, role: Role, scaling: DelayedScaling, amax: FloatTensor<B>, initial: f32) {
-        let _timer = operation("amax_history");
-        let table = self.table(scaling);
-        let row = table.place(layer, role, initial);
-        let observed = &mut table.casts[row].1.observed;
-        // Without an optimizer step there is no end to them.
-        if observed.len() == MAX_OBSERVED {
-            table.slots.fold(observed);
+    /// Notes that backward has come to a layer.
+    pub(crate) fn note_backward(&mut self, layer: &str) {
+        match self.trained_in.get_mut(layer) {
+            Some(step) => *step = self.number,
+            None => drop(self.trained_in.insert(layer.into(), self.number)),
         }
-        observed.push(table.slots.add(amax));
     }
 
     /// Puts the largest of all ranks' amaxes of each cast in the place of this rank's, by one all-reduce.
@@ -132,31 +137,37 @@ impl<B: Float8Backend> Histories<B> {
         if ranks.casts.is_empty() {
             return;
         }
-        if let Some(collectives) = B::fp8_collectives(&ranks.device, &ranks.comm) {
-            return self.reduce_on_device(ranks, &*collectives);
-        }
-        let bits = |amaxes: &FloatTensor<B>| -> Vec<u32> {
-            read_f32::<B>(amaxes.clone()).iter().map(|x| x.to_bits()).collect()
+        self.share_rows(ranks);
+        let rows: Vec<_> = ranks.casts.iter().map(|cast| self.place(cast)).collect();
+        let zero = || B::float_zeros(Shape::from(vec![1]), &ranks.device, FloatDType::F32);
+        let running = |place: &Option<(usize, usize)>| {
+            let (table, row) = (*place)?;
+            self.tables[table].1.rows[row].running.clone()
         };
-        let own: Vec<_> =
-            self.tables.iter().map(|(_, table)| table.slots.amaxes.as_ref().map_or_else(Vec::new, bits)).collect();
-        let largest = ranks.casts.iter().map(|cast| {
-            let (table, row) = self.place(cast)?;
-            self.tables[table].1.casts[row].1.observed.iter().map(|slot| own[table][*slot]).max()
-        });
-        // Zero is what no rank has cast; as an amax it counts as little.
-        let largest = ranks.max_bits("amax histories", largest.map(|bits| bits.unwrap_or(0)).collect());
-        for (cast, bits) in ranks.casts.iter().zip(largest) {
-            if let Some((table, row)) = self.place(cast) {
-                self.tables[table].1.casts[row].1.observed.clear();
-            }
-            if bits > 0 {
-                let table = self.table(cast.scaling);
-                let row = table.place(&cast.layer, cast.role, cast.initial);
-                let slot = table.slots.add(tensor::<B>(vec![f32::from_bits(bits)], [1], &ranks.device));
-                table.casts[row].1.observed.push(slot);
+        let own: Vec<_> = rows.iter().map(|place| running(place).unwrap_or_else(zero)).collect();
+        let all = ranks.max("amax histories", B::float_cat(own, 0));
+        for (i, place) in rows.into_iter().enumerate() {
+            let Some((table, row)) = place else { continue };
+            let row = &mut self.tables[table].1.rows[row];
+            // Zero is what no rank has cast; as an amax it counts as little.
+            row.running = Some(B::float_slice(all.clone(), &[Slice::from(i..i + 1)]));
+        }
+    }
+
+    /// Gives a row to each cast that has one on any rank.
+    fn share_rows(&mut self, ranks: &Ranks<B>) {
+        // Rows stay, so it is the same on all ranks.
+        if self.has_all_rows {
+            return;
+        }
+        let own = ranks.casts.iter().map(|cast| u32::from(self.place(cast).is_some())).collect();
+        let any = ranks.max_bits("casts with a history", own);
+        for (cast, any) in ranks.casts.iter().zip(&any) {
+            if *any > 0 {
+                self.table(cast.scaling).place(&cast.layer, cast.role, cast.initial);
             }
         }
+        self.has_all_rows = any.iter().all(|any| *any > 0);
     }
 
     /// The table and the row of a cast.
@@ -165,8 +176,9 @@ impl<B: Float8Backend> Histories<B> {
         Some((number, *self.tables[number].1.places.get(&(cast.layer.clone(), cast.role))?))
     }
 
-    /// Ends the step.
-    pub(crate) fn update(&mut self) {
+    /// Ends the step; `number` is the next.
+    pub(crate) fn update(&mut self, number: u64) {
+        self.number = number;
         if self.tables.is_empty() {
             return;
         }
@@ -178,8 +190,7 @@ impl<B: Float8Backend> Histories<B> {
 
     fn table(&mut self, scaling: DelayedScaling) -> &mut Table<B> {
         let i = self.tables.iter().position(|(s, _)| *s == scaling).unwrap_or_else(|| {
-            let slots = Slots { amaxes: None, used: 1, free: vec![], gathered: vec![] };
-            self.tables.push((scaling, Table { casts: vec![], places: HashMap::new(), rows: 0, state: None, slots }));
+            self.tables.push((scaling, Table { rows: vec![], places: HashMap::new(), state: None }));
             self.tables.len() - 1
         });
         &mut self.tables[i].1
@@ -192,168 +203,101 @@ impl<B: Float8Backend> Histories<B> {
         for (scaling, table) in &self.tables {
             let (history, scaling_amax) =
                 table.state.as_ref().map_or_else(Default::default, |(h, s)| (bits(h), bits(s)));
-            let slots = table.slots.amaxes.as_ref().map_or_else(Vec::new, bits);
-            for (i, ((name, role), cast)) in table.casts.iter().enumerate() {
+            for (i, row) in table.rows.iter().enumerate() {
                 let state = AmaxState {
                     history: history.chunks(scaling.amax_history_len).nth(i).unwrap_or_default().to_vec(),
                     scaling_amax: scaling_amax.get(i).copied(),
-                    observed: cast.observed.iter().map(|slot| slots[*slot]).collect(),
+                    observed: row.running.as_ref().map(bits).unwrap_or_default(),
                 };
-                layers.entry(name.clone()).or_insert_with(|| (*scaling, BTreeMap::new())).1.insert(*role, state);
+                let (_, roles) = layers.entry(row.layer.clone()).or_insert_with(|| (*scaling, BTreeMap::new()));
+                roles.insert(row.role, state);
             }
         }
         layers
     }
 
     /// Puts a cast's saved history back; its length has been checked.
-    pub(crate) fn restore(
-        &mut self,
-        layer: &str,
-        role: Role,
-        scaling: DelayedScaling,
-        saved: &AmaxState,
-        initial: f32,
-        device: &Device<B>,
-    ) {
-        let scalar = |bits: u32| tensor::<B>(vec![f32::from_bits(bits)], [1], device);
-        let table = self.table(scaling);
-        let row = table.place(layer, role, initial);
-        table.casts[row].1.observed = saved.observed.iter().map(|bits| table.slots.add(scalar(*bits))).collect();
+    pub(crate) fn restore(&mut self, cast: &TrackedCast, saved: &AmaxState, device: &Device<B>) {
+        let TrackedCast { layer, role, scaling, initial } = cast;
+        let table = self.table(*scaling);
+        let at = table.place(layer, *role, *initial);
+        let row = &mut table.rows[at];
+        // By their bits NaN is the largest.
+        let observed = saved.observed.iter().max();
+        row.running = observed.map(|bits| tensor::<B>(vec![f32::from_bits(*bits)], [1], device));
         let Some(scaling_amax) = saved.scaling_amax else { return };
-        table.grow(scaling, row + 1, device);
+        table.grow(*scaling, at + 1, device);
         let len = saved.history.len();
         let history = tensor::<B>(saved.history.iter().map(|bits| f32::from_bits(*bits)).collect(), [1, len], device);
         let scaling_amax = tensor::<B>(vec![f32::from_bits(scaling_amax)], [1, 1], device);
-        let at = |width: usize| [Slice::from(row..row + 1), Slice::from(0..width)];
+        let of_row = |width: usize| [Slice::from(at..at + 1), Slice::from(0..width)];
         let (all, amaxes) = table.state.take().expect("grown to hold this row");
-        let all = B::float_slice_assign(all, &at(len), history);
-        table.state = Some((all, B::float_slice_assign(amaxes, &at(1), scaling_amax)));
-    }
-}
-
-impl<B: Float8Backend> Slots<B> {
-    /// Writes an amax `[1]` into the next slot.
-    fn add(&mut self, amax: FloatTensor<B>) -> usize {
-        let device = B::float_device(&amax);
-        let zeros = |n: usize| B::float_zeros(Shape::from(vec![n]), &device, FloatDType::F32);
-        let amaxes = match self.amaxes.take() {
-            None => zeros(64),
-            Some(amaxes) if !self.free.is_empty() || self.used < amaxes.shape()[0] => amaxes,
-            Some(amaxes) => {
-                let more = zeros(amaxes.shape()[0]);
-                B::float_cat(vec![amaxes, more], 0)
-            }
-        };
-        let slot = self.free.pop().unwrap_or_else(|| {
-            self.used += 1;
-            self.used - 1
-        });
-        self.amaxes = Some(B::float_slice_assign(amaxes, &[Slice::from(slot..slot + 1)], amax));
-        slot
+        let all = B::float_slice_assign(all, &of_row(len), history);
+        table.state = Some((all, B::float_slice_assign(amaxes, &of_row(1), scaling_amax)));
     }
 
-    /// Leaves all slots to the next amaxes.
-    fn forget(&mut self) {
-        self.used = 1;
-        self.free.clear();
-    }
-
-    /// The amaxes of these slots, `[n]`.
-    fn gather(&mut self, slots: Vec<i32>) -> Option<FloatTensor<B>> {
-        let amaxes = self.amaxes.clone()?;
-        let known = self.gathered.iter().position(|(known, _)| *known == slots);
-        let (slots, indices) = known.map(|i| self.gathered.remove(i)).unwrap_or_else(|| {
-            let device = B::float_device(&amaxes);
-            let data = TensorData::new(slots.clone(), [slots.len()]);
-            let data = data.convert_dtype(get_device_settings::<B>(&device).int_dtype.into());
-            (slots, B::int_from_data(data, &device))
-        });
-        self.gathered.push((slots, indices.clone()));
-        // What a sharded model's ranks exchange, and what the histories take.
-        if self.gathered.len() > 2 {
-            self.gathered.remove(0);
-        }
-        Some(B::float_select(amaxes, 0, indices))
-    }
-
-    /// Leaves one slot of these, with their maximum.
-    fn fold(&mut self, slots: &mut Vec<usize>) {
-        let all = slots.iter().map(|slot| *slot as i32).collect();
-        if let (Some(first), Some(amaxes)) = (slots.first().copied(), self.gather(all)) {
-            let (max, buffer) = (B::float_max_dim(amaxes, 0), self.amaxes.take().expect("gathered from it"));
-            self.amaxes = Some(B::float_slice_assign(buffer, &[Slice::from(first..first + 1)], max));
-            self.free.extend(slots.drain(1..));
-        }
+    /// The step under way is this one.
+    pub(crate) fn set_number(&mut self, number: u64) {
+        self.number = number;
     }
 }
 
 impl<B: Float8Backend> Table<B> {
     fn place(&mut self, layer: &str, role: Role, initial: f32) -> usize {
-        let next = self.casts.len();
+        let next = self.rows.len();
         let place = *self.places.entry((layer.to_string(), role)).or_insert(next);
         if place == next {
-            let new = Tracked { observed: vec![], scaling_amax: None, initial };
-            self.casts.push(((layer.to_string(), role), new));
+            let (layer, running, scaling_amax) = (layer.to_string(), None, None);
+            self.rows.push(Row { layer, role, running, scaling_amax, initial });
         }
         place
     }
 
     fn scaling_amax(&mut self, row: usize) -> Option<FloatTensor<B>> {
         let (_, amaxes) = self.state.as_ref()?;
-        if row >= self.rows {
+        if row >= amaxes.shape()[0] {
             return None;
         }
-        let cast = &mut self.casts[row].1;
         let slice = || {
             let row = B::float_slice(amaxes.clone(), &[Slice::from(row..row + 1), Slice::from(0..1)]);
             B::float_reshape(row, Shape::from(vec![1]))
         };
-        Some(cast.scaling_amax.get_or_insert_with(slice).clone())
+        Some(self.rows[row].scaling_amax.get_or_insert_with(slice).clone())
     }
 
-    /// Gives the first `rows` casts a row.
+    /// Gives the first `rows` casts a place in the history.
     fn grow(&mut self, scaling: DelayedScaling, rows: usize, device: &Device<B>) {
-        if rows <= self.rows {
+        let known = self.state.as_ref().map_or(0, |(_, amaxes)| amaxes.shape()[0]);
+        if rows <= known {
             return;
         }
-        let new = rows - self.rows;
+        let new = rows - known;
         let zeros = B::float_zeros(Shape::from(vec![new, scaling.amax_history_len]), device, FloatDType::F32);
-        let initial = self.casts[self.rows..rows].iter().map(|(_, cast)| cast.initial).collect();
+        let initial = self.rows[known..rows].iter().map(|row| row.initial).collect();
         let initial = tensor::<B>(initial, [new, 1], device);
         self.state = Some(match self.state.take() {
             Some((history, amaxes)) => (B::float_cat(vec![history, zeros], 0), B::float_cat(vec![amaxes, initial], 0)),
             None => (zeros, initial),
         });
-        self.rows = rows;
     }
 
     fn update(&mut self, scaling: DelayedScaling) {
         let DelayedScaling { amax_history_len: len, amax_compute_algo, margin } = scaling;
-        let count = self.casts.iter().map(|(_, cast)| cast.observed.len()).max().unwrap_or(0);
-        if count == 0 {
-            return;
-        }
-        // [rows, count]: each cast's observations, the last repeated; zero, which is not valid, where there is none.
-        let mut slots = Vec::with_capacity(self.casts.len() * count);
-        for (_, cast) in &mut self.casts {
-            let mut own = core::mem::take(&mut cast.observed);
-            own.resize(count, own.last().copied().unwrap_or(0));
-            slots.extend(own.into_iter().map(|slot| slot as i32));
-            cast.scaling_amax = None;
-        }
-        self.slots.forget();
-        let Some(observed) = self.slots.gather(slots) else { return };
-        let device = B::float_device(&observed);
+        let Some(device) = self.rows.iter().find_map(|row| row.running.as_ref().map(B::float_device)) else { return };
         let bool_dtype = get_device_settings::<B>(&device).bool_dtype;
-        self.grow(scaling, self.casts.len(), &device);
-        let rows = self.rows;
-        let observed = B::float_reshape(observed, Shape::from(vec![rows, count]));
+        let rows = self.rows.len();
+        self.grow(scaling, rows, &device);
+        // Zero, which is not valid, where there is none.
+        let zero = || B::float_zeros(Shape::from(vec![1]), &device, FloatDType::F32);
+        let running = self.rows.iter_mut().map(|row| {
+            row.scaling_amax = None;
+            row.running.take().unwrap_or_else(zero)
+        });
+        let amax = B::float_reshape(B::float_cat(running.collect(), 0), Shape::from(vec![rows, 1]));
         // Comparisons with NaN are false.
-        let finite = B::float_lower_equal_elem(observed.clone(), Scalar::from(f32::MAX), bool_dtype);
-        let cleaned = B::float_mask_fill(observed, B::bool_not(finite.clone()), Scalar::from(0f32));
-        let amax = B::float_max_dim(cleaned, 1);
+        let finite = B::float_lower_equal_elem(amax.clone(), Scalar::from(f32::MAX), bool_dtype);
         let positive = B::float_greater_elem(amax.clone(), Scalar::from(0f32), bool_dtype);
-        let valid = B::bool_and(B::bool_all_dim(finite, 1), positive);
+        let valid = B::bool_and(finite, positive);
 
         let (history, amaxes) = self.state.take().expect("grown above");
         let shifted = if len > 1 {

@@ -27,8 +27,6 @@ pub(crate) use samples::{Sample, Samples};
 pub(crate) struct DeviceState<B: Float8Backend> {
     /// The newest stamp when the last step began.
     begun_at: AtomicU64,
-    /// The same of the step before.
-    before_at: AtomicU64,
     /// Whether backward has come through a layer since then.
     has_backward: AtomicBool,
     step: Mutex<Step<B>>,
@@ -48,10 +46,8 @@ impl<B: Float8Backend> Default for DeviceState<B> {
     fn default() -> Self {
         let step = Step { number: 0, histories: Histories::default(), samples: Samples::default() };
         // The first weight that a linear reads begins the first step.
-        let zero = || AtomicU64::new(0);
         Self {
-            begun_at: zero(),
-            before_at: zero(),
+            begun_at: AtomicU64::new(0),
             has_backward: AtomicBool::new(true),
             step: Mutex::new(step),
             ranks: Mutex::default(),
@@ -93,10 +89,11 @@ impl<B: Float8Backend> DeviceState<B> {
         if let Some(ranks) = &ranks {
             step.histories.reduce(ranks);
         }
-        step.histories.update();
-        step.samples.resolve(ranks.as_deref());
         step.number = step.number.saturating_add(1);
-        self.before_at.store(self.begun_at.swap(now(), Relaxed), Relaxed);
+        let number = step.number;
+        step.histories.update(number);
+        step.samples.resolve(ranks.as_deref());
+        self.begun_at.store(now(), Relaxed);
         self.has_backward.store(false, Relaxed);
     }
 
@@ -104,22 +101,11 @@ impl<B: Float8Backend> DeviceState<B> {
     pub(crate) fn reset(&self, number: u64, has_begun: bool) {
         let mut step = self.lock();
         step.histories = Histories::default();
+        step.histories.set_number(number);
         step.samples = Samples::default();
         step.number = number;
-        self.before_at.store(0, Relaxed);
         self.begun_at.store(if has_begun { now() } else { 0 }, Relaxed);
         self.has_backward.store(!has_begun, Relaxed);
-    }
-
-    /// Whether a stamp is of this step or of the one before, the last whose backward is over.
-    pub(crate) fn is_recent(&self, stamp: u64) -> bool {
-        stamp > 0 && stamp >= self.before_at.load(Relaxed)
-    }
-
-    /// Whether the layer's histories stand still while steps go on, since it was frozen and backward does not come to it any more.
-    pub(crate) fn has_left(&self, layer: &Layer) -> bool {
-        let stamp = layer.backward_at();
-        stamp > 0 && !self.is_recent(stamp)
     }
 
     fn ends_before(&self, stamp: u64) -> bool {
@@ -140,8 +126,9 @@ pub(crate) fn on_weight_read<B: Float8Backend>(tag: &Tag, device: &Device<B>) {
     }
 }
 
-/// Marks the layer's last forward as training, so that its amaxes count.
+/// Notes that backward has come to a linear.
 pub(crate) fn on_backward<B: Float8Backend>(layer: &Layer, device: &Device<B>) {
-    layer.note_backward();
-    DeviceState::<B>::of(layer, device).has_backward.store(true, Relaxed);
+    let state = DeviceState::<B>::of(layer, device);
+    state.has_backward.store(true, Relaxed);
+    state.lock().histories.note_backward(layer.name());
 }

@@ -2,10 +2,12 @@
 //! batch, or leave FP8 alone, and gather what no other rank sends.
 use std::sync::{Arc, Weak};
 
-use burn_backend::tensor::Device;
+use burn_backend::TensorData;
+use burn_backend::tensor::{Device, FloatTensor};
 use float8_comm::Communicator;
 
 use crate::backend::Float8Backend;
+use crate::backend::host::read_f32;
 use crate::config::{DelayedScaling, FallbackTo};
 use crate::layer::{Fallback, Layer};
 use crate::terms::Role;
@@ -32,6 +34,17 @@ pub(crate) struct Ranks<B: Float8Backend> {
 }
 
 impl<B: Float8Backend> Ranks<B> {
+    /// The largest of every rank's amaxes `[n]`, on the device's memory where it can.
+    pub(super) fn max(&self, label: &str, amaxes: FloatTensor<B>) -> FloatTensor<B> {
+        if let Some(collectives) = B::fp8_collectives(&self.device, &self.comm) {
+            return collectives.all_reduce_max(label, amaxes).unwrap_or_else(|error| panic!("{error}"));
+        }
+        let bits = read_f32::<B>(amaxes).into_iter().map(f32::to_bits).collect();
+        let all: Vec<f32> = self.max_bits(label, bits).into_iter().map(f32::from_bits).collect();
+        let len = all.len();
+        B::float_from_data(TensorData::new(all, [len]), &self.device)
+    }
+
     /// The largest of every rank's values by their bits: NaN wins.
     pub(super) fn max_bits(&self, label: &str, bits: Vec<u32>) -> Vec<u32> {
         let all = self.comm.all_reduce_max_bits(label, bits).and_then(|pending| pending.wait());

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use burn_backend::DeviceOps;
 use parking_lot::Mutex;
 
-use super::Float8Tensor;
 use super::cast::CastRequest;
 use super::gathered::start;
+use super::wrapped::Float8Tensor;
 use crate::backend::Float8Backend;
-use crate::config::Float8LinearConfig;
+use crate::config::LinearPlan;
 use crate::layer::Layer;
 use crate::terms::Operand;
 
@@ -21,7 +21,7 @@ pub(crate) struct ShardedWeight<B: Float8Backend> {
     /// This rank's rows, as the step reads them.
     pub(crate) weight: Float8Tensor<B>,
     pub(crate) layer: Arc<Layer>,
-    pub(crate) config: Float8LinearConfig,
+    pub(crate) plan: Arc<LinearPlan>,
 }
 
 /// A gather: the name of a layer and which orientation of its weight.
@@ -90,9 +90,9 @@ impl<B: Float8Backend> Ahead<B> {
 /// Notes that a copy of a sharded weight was asked for and has come, and starts the gather of the next.
 pub(super) fn note_gathered<B: Float8Backend>(t: &Float8Tensor<B>, request: CastRequest<'_>) {
     let Some((next, operand)) = Ahead::of(request.layer, t).next(request.layer.name(), request.operand) else { return };
-    let ShardedWeight { weight, layer, config } = &*next;
+    let ShardedWeight { weight, layer, plan } = &*next;
     let Some(sharding) = layer.sharding() else { return };
-    if start(weight, CastRequest { operand, layer, config, in_forward: request.in_forward }, sharding) {
+    if start(weight, CastRequest { operand, layer, plan, both: false }, sharding) {
         sharding.count_ahead();
     }
 }

@@ -1,39 +1,32 @@
-//! What all clones of a tensor share: its FP8 copies, what their casts found out, and which linears read it.
+//! What all clones of a tensor share: its FP8 copies, and what their casts found out.
 //!
 //! | operand | made | held |
 //! | --- | --- | --- |
-//! | x, by rows | fprop | weakly, plus by the ring of recent casts: Autodiff's saved clone of x must not keep it until backward |
-//! | x, transposed | wgrad | as above; in the forward of [`linear`](crate::linear()), by its saved state |
-//! | w, transposed | fprop, with the other in one pass if a dgrad read the last weight and both are cast alike | by the weight, so until the optimizer replaces it |
-//! | w, sharded | when a GEMM first reads it, that orientation alone, from the casts of all ranks' rows | by the weight; with [`Reshard::AfterForward`](crate::Reshard) by the GEMM |
+//! | x, by rows | fprop, with the transpose in one pass if the weight wants a gradient and both are cast alike | weakly, plus by the ring of recent casts |
+//! | x, transposed | fprop, if the weight wants a gradient | weakly, plus by the linear's node until its backward |
+//! | w, transposed | fprop, with the other in one pass if x wants a gradient and both are cast alike | by the weight, so until the optimizer replaces it |
+//! | w, sharded | when a GEMM first reads it, that orientation alone, from the casts of all ranks' rows | by the weight; with [`Reshard::AfterForward`](crate::shard::Reshard) by the GEMM |
 //! | w, by rows | fprop or dgrad | by the weight, unless no dgrad follows; with `force_recompute_fp8_weight_in_bwd` each when it is needed, by nobody |
-//! | dy, both orientations in one pass if they are cast alike | dgrad | by dy, so until its node is done |
+//! | dy, both orientations in one pass if they are cast alike | the node's backward | by that |
 //!
 //! All copies of one cast of a tensor have one scale: what the first of them finds out is kept, also for a tensor of the same
-//! elements with zeros between ([`Fp8Cache::inherit`]). A tensor that gradient checkpointing computes again is another
-//! one.
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+//! elements with zeros between ([`Fp8Cache::inherit`]).
 use std::sync::{Arc, OnceLock, Weak};
 
-use burn_backend::DType;
 use burn_backend::tensor::FloatTensor;
 use float8_kernels::{Cast, Granularity};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{Float8Tensor, SavedClone};
 use crate::backend::Float8Backend;
 use crate::backend::host::read_f32;
 use crate::config::DelayedScaling;
-use crate::layer::{Layer, ReadAmax, now};
-use crate::shard::{Amax, Gathering};
+use crate::layer::{Layer, ReadAmax};
+use crate::sharding::{Amax, Gathering};
 use crate::step::Observation;
-use crate::terms::{Operand, Reason};
+use crate::terms::Operand;
 
-/// Fprops that a weight's copy for dgrad outlives without one.
+/// Drops a weight's copy for dgrad after this many forwards without a backward: evaluations read the other one.
 const MAX_UNREAD_FPROPS: u32 = 256;
-
-/// Amaxes of inputs of a frozen weight that wait for its dgrad.
-const MAX_UNCONFIRMED: usize = 64;
 
 /// What tells two casts of one tensor apart.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -101,12 +94,6 @@ impl<B: Float8Backend> Drop for Fp8Copy<B> {
     }
 }
 
-impl<B: Float8Backend> core::fmt::Debug for Fp8Copy<B> {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        self.operand.fmt(f)
-    }
-}
-
 /// As which matrix a tensor is cast.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Layout {
@@ -130,74 +117,9 @@ pub(super) enum Held<B: Float8Backend> {
     Weak(Weak<Fp8Copy<B>>),
 }
 
-/// A linear that read a tensor, for the GEMMs that come later and are not given the weight.
-#[derive(Clone)]
-pub(crate) struct LinearUse<B: Float8Backend> {
-    pub(crate) layer: Arc<Layer>,
-    /// Why it runs in high precision, whatever the layer is configured for.
-    pub(crate) off: Option<Reason>,
-    pub(crate) weight_dtype: DType,
-    /// `[K, N]`
-    pub(crate) weight_shape: [usize; 2],
-    /// Whether the weight gradient of this use is still to come.
-    pub(crate) pending: bool,
-    /// What Autodiff saved of x for it: nothing in an evaluation, nor with a frozen weight.
-    pub(crate) saved: Option<SavedClone>,
-    /// The bias' dtype, where fprop left this record: dgrad is given no bias.
-    pub(crate) bias_dtype: Option<DType>,
-    /// What fprop's cast of w has to tell its history, once backward follows.
-    pub(crate) weight_observation: Option<Arc<Observation<B>>>,
-    /// The weight, in a step whose operands are sampled: there may be no dgrad that is given it.
-    pub(crate) sampled_weight: Option<Float8Tensor<B>>,
-}
-
-impl<B: Float8Backend> LinearUse<B> {
-    pub(crate) fn new(layer: Arc<Layer>, off: Option<Reason>, weight_dtype: DType, weight_shape: [usize; 2]) -> Self {
-        Self {
-            layer,
-            off,
-            weight_dtype,
-            weight_shape,
-            pending: true,
-            saved: None,
-            bias_dtype: None,
-            weight_observation: None,
-            sampled_weight: None,
-        }
-    }
-
-    /// Whether both are the same linear.
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.layer, &other.layer)
-            && self.off == other.off
-            && self.weight_dtype == other.weight_dtype
-            && self.weight_shape == other.weight_shape
-    }
-}
-
-/// The amax of an x that fprop read with a frozen weight: Autodiff saves no such x, so that dgrad alone can confirm it.
-struct Unconfirmed<B: Float8Backend> {
-    rows: usize,
-    /// Alive as long as something keeps x, as a backward pass to come may; the x of an evaluation is gone.
-    x: Weak<dyn Send + Sync>,
-    observation: Arc<Observation<B>>,
-}
-
-/// An fprop whose dgrad is still to come.
-pub(super) struct Forward {
-    /// What Autodiff saved of the weight for it.
-    pub(super) saved: SavedClone,
-    pub(super) rows: usize,
-    pub(super) is_autocast_off: bool,
-}
-
 /// See the module.
 pub(crate) struct Fp8Cache<B: Float8Backend> {
     entries: Mutex<Entries<B>>,
-    /// Whether a linear read this tensor as its weight.
-    is_weight: AtomicBool,
-    /// The newest stamp when Autodiff last saved an x for its gradient.
-    trained_at: AtomicU64,
     /// How many of its elements are those of another tensor, where others are zeros.
     elements: OnceLock<u64>,
 }
@@ -205,10 +127,6 @@ pub(crate) struct Fp8Cache<B: Float8Backend> {
 pub(super) struct Entries<B: Float8Backend> {
     pub(super) copies: Vec<(CopyKey, Held<B>)>,
     pub(super) results: Vec<(CastKey, Arc<CastResult<B>>)>,
-    uses: Vec<LinearUse<B>>,
-    unconfirmed: Vec<Unconfirmed<B>>,
-    /// Fprops in the order that they ran: all where matmuls run in FP8, else those since the first with FP8 switched off.
-    pub(super) forwards: Vec<Forward>,
     fprops_since_dgrad: u32,
     /// Amaxes of a sharded weight over all ranks.
     pub(super) reduced: Vec<(AmaxOf, Amax<B>)>,
@@ -235,17 +153,9 @@ pub(crate) enum AmaxOf {
 
 impl<B: Float8Backend> Default for Fp8Cache<B> {
     fn default() -> Self {
-        let (copies, results, uses, unconfirmed, forwards) = Default::default();
-        let (reduced, gathered, started) = Default::default();
-        let fprops_since_dgrad = 0;
-        let entries =
-            Entries { copies, results, uses, unconfirmed, forwards, fprops_since_dgrad, reduced, gathered, started };
-        Self {
-            entries: Mutex::new(entries),
-            is_weight: AtomicBool::new(false),
-            trained_at: AtomicU64::new(0),
-            elements: OnceLock::new(),
-        }
+        let (copies, results, fprops_since_dgrad, reduced, gathered, started) = Default::default();
+        let entries = Entries { copies, results, fprops_since_dgrad, reduced, gathered, started };
+        Self { entries: Mutex::new(entries), elements: OnceLock::new() }
     }
 }
 
@@ -269,10 +179,9 @@ impl<B: Float8Backend> Fp8Cache<B> {
 
     /// Notes that fprop reads this tensor as a weight.
     pub(crate) fn note_fprop(&self) {
-        self.is_weight.store(true, Relaxed);
         let mut entries = self.lock();
         entries.fprops_since_dgrad += 1;
-        // Evaluations: nobody reads the copy for dgrad. Dropped after the lock is released.
+        // Dropped after the lock is released.
         let _unread: Vec<_> = if entries.fprops_since_dgrad == MAX_UNREAD_FPROPS {
             entries.copies.extract_if(.., |(key, _)| key.operand == Operand::WEIGHT).collect()
         } else {
@@ -283,16 +192,6 @@ impl<B: Float8Backend> Fp8Cache<B> {
     /// Notes that dgrad reads this tensor as a weight.
     pub(crate) fn note_dgrad(&self) {
         self.lock().fprops_since_dgrad = 0;
-    }
-
-    /// Notes that Autodiff has saved an x for this weight's gradient.
-    pub(crate) fn set_trained(&self) {
-        self.trained_at.store(now(), Relaxed);
-    }
-
-    /// The newest stamp when an x was last saved.
-    pub(crate) fn trained_at(&self) -> u64 {
-        self.trained_at.load(Relaxed)
     }
 
     /// Forgets what casts with delayed scaling have made: a step begins that has other scales.
@@ -313,37 +212,5 @@ impl<B: Float8Backend> Fp8Cache<B> {
         let mut entries = self.lock();
         entries.reduced.retain(|(known, _)| *known != of);
         entries.reduced.push((of, amax));
-    }
-
-    pub(crate) fn is_weight(&self) -> bool {
-        self.is_weight.load(Relaxed)
-    }
-
-    /// Notes that `new` is the linear whose backward read this tensor last.
-    pub(crate) fn set_use(&self, new: LinearUse<B>) {
-        self.lock().uses = vec![new];
-    }
-
-    /// Reads or changes the linears that read this tensor.
-    pub(crate) fn with_uses<T>(&self, f: impl FnOnce(&mut Vec<LinearUse<B>>) -> T) -> T {
-        f(&mut self.lock().uses)
-    }
-
-    /// Keeps what an x that a frozen weight read has to tell, until dgrad comes to the weight.
-    pub(crate) fn push_unconfirmed(&self, x: &Float8Tensor<B>, rows: usize, observation: Arc<Observation<B>>) {
-        let unconfirmed = &mut self.lock().unconfirmed;
-        if unconfirmed.len() == MAX_UNCONFIRMED {
-            unconfirmed.remove(0);
-        }
-        unconfirmed.push(Unconfirmed { rows, x: x.liveness(), observation });
-    }
-
-    /// What the x that belongs to a dy of so many rows has to tell: backward visits the last first, and passes over
-    /// evaluations.
-    pub(crate) fn pop_unconfirmed(&self, rows: usize) -> Option<Arc<Observation<B>>> {
-        let unconfirmed = &mut self.lock().unconfirmed;
-        let alive = unconfirmed.iter().rposition(|u| u.rows == rows && u.x.strong_count() > 0);
-        let at = alive.or_else(|| unconfirmed.iter().rposition(|u| u.rows == rows))?;
-        Some(unconfirmed.remove(at).observation)
     }
 }

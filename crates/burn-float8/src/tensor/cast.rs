@@ -5,13 +5,13 @@ use std::sync::atomic::AtomicBool;
 use burn_backend::tensor::FloatTensor;
 use float8_kernels::Orientation;
 
-use super::Float8Tensor;
 use super::cache::{CastKey, CastResult, CopyKey, Entries, Fp8Copy, Held, HistoryKey, Layout};
+use super::wrapped::Float8Tensor;
 use crate::backend::{Float8Backend, Quantized, ScaleFrom, ShardedAxis};
-use crate::config::{Float8LinearConfig, ScalingType};
+use crate::config::{CastPlan, LinearPlan};
 use crate::layer::Layer;
 use crate::profile::{Work, time};
-use crate::shard::Sharding;
+use crate::sharding::Sharding;
 use crate::step::{DeviceState, Observation};
 use crate::terms::{Operand, Role};
 
@@ -20,8 +20,9 @@ use crate::terms::{Operand, Role};
 pub(crate) struct CastRequest<'a> {
     pub(crate) operand: Operand,
     pub(crate) layer: &'a Arc<Layer>,
-    pub(crate) config: &'a Float8LinearConfig,
-    pub(crate) in_forward: bool,
+    pub(crate) plan: &'a LinearPlan,
+    /// Whether another GEMM will read the tensor's other copy.
+    pub(crate) both: bool,
 }
 
 /// As which matrix a tensor is cast: its own, or one that is computed from it when it is needed.
@@ -56,11 +57,9 @@ impl<B: Float8Backend> View<'_, B> {
     }
 }
 
-pub(super) fn cast_key(layer: &Layer, config: &Float8LinearConfig, operand: Operand) -> CastKey {
-    let is_delayed = config.casts().of(operand).scaling_type == ScalingType::Delayed;
-    let history =
-        || HistoryKey { scaling: config.delayed_scaling(), conversion: Arc::as_ptr(layer.conversion()) as usize };
-    CastKey { cast: config.kernel_cast(operand), delayed: is_delayed.then(history) }
+pub(super) fn cast_key(layer: &Layer, CastPlan { cast, delayed }: CastPlan) -> CastKey {
+    let conversion = Arc::as_ptr(layer.conversion()) as usize;
+    CastKey { cast, delayed: delayed.map(|scaling| HistoryKey { scaling, conversion }) }
 }
 
 /// Whether the scales of a copy are those of the columns of a weight, of which each rank has a part.
@@ -70,7 +69,7 @@ pub(super) fn reads_columns(key: CastKey, operand: Operand) -> bool {
 
 impl<'a> CastRequest<'a> {
     pub(super) fn key(&self) -> CastKey {
-        cast_key(self.layer, self.config, self.operand)
+        cast_key(self.layer, self.plan.cast(self.operand).expect("a GEMM in FP8 casts its operands"))
     }
 
     /// Of a sharded weight.
@@ -92,58 +91,59 @@ impl<B: Float8Backend> Entries<B> {
         self.results.iter().find(|(k, _)| *k == key).map(|(_, result)| result)
     }
 
-    /// Casts with the scale that the tensor's copies have already, else that of its history, else that of its own amax: of all
-    /// ranks' rows where it is sharded.
-    pub(super) fn quantize(
-        &mut self,
-        t: &Float8Tensor<B>,
-        full: FloatTensor<B>,
-        orientation: Orientation,
-        request: CastRequest<'_>,
-        own_amax: Option<&dyn Fn() -> FloatTensor<B>>,
-    ) -> (Quantized<B>, Arc<CastResult<B>>) {
-        let CastRequest { operand, layer, in_forward, .. } = request;
-        let key = request.key();
-        let timed = |scale| {
-            let _timer = time(Work::Cast { role: operand.role, format: key.cast.format });
-            B::fp8_quantize(full, key.cast, orientation, scale)
-        };
-        // Other granularities have other scales along the other axis.
-        let known = self.result(key).filter(|_| key.has_one_scale()).cloned();
-        if let Some(known) = known {
-            let amax = ScaleFrom::Amax { amax: known.scaling.clone(), observe: false };
-            return (timed(amax), known);
-        }
-        // An x that gradient checkpointing computes again belongs to the history that it had in forward.
-        let owner = || match operand.role {
-            Role::Input if !in_forward => layer.input_history_owner(),
-            _ => layer.name().to_string(),
-        };
-        let history = key.delayed.map(|HistoryKey { scaling: delayed, .. }| {
-            let (state, owner) = (DeviceState::<B>::of(layer, &B::float_device(t.full())), owner());
-            let from_history = || state.lock().histories.scaling_amax(&owner, operand.role, delayed);
-            let scaling = if state.has_left(layer) { None } else { from_history() };
-            (state, owner, delayed, scaling)
-        });
-        let scaling = history.as_ref().and_then(|(.., scaling)| scaling.clone());
-        let from = match &scaling {
-            // With one scale the amax is the same whatever the orientation: the first cast observes it.
-            Some(amax) => ScaleFrom::Amax { amax: amax.clone(), observe: true },
-            None => own_amax.map_or(ScaleFrom::Dynamic, |amax| ScaleFrom::Amax { amax: amax(), observe: false }),
-        };
-        let quantized = timed(from);
-        let observed = quantized.amax.clone();
-        let observation = history.map(|(state, layer, delayed, _)| {
-            let (initial, amax) = (key.cast.format.max(), observed.clone());
-            let (role, is_confirmed) = (operand.role, AtomicBool::new(false));
-            Arc::new(Observation { state, layer, role, delayed, initial, amax, is_confirmed })
-        });
-        let scaling = scaling.unwrap_or_else(|| observed.clone());
-        let result = Arc::new(CastResult { scaling, observed: Some(observed), observation });
+    /// What is known of a cast whose copies all have one scale; other granularities have other scales along the other axis.
+    pub(super) fn known(&self, key: CastKey) -> Option<Arc<CastResult<B>>> {
+        self.result(key).filter(|_| key.has_one_scale()).cloned()
+    }
+
+    /// Keeps what a cast found out; what another thread's cast of the same tensor has found out meanwhile, where copies share it.
+    pub(super) fn keep(&mut self, key: CastKey, result: Arc<CastResult<B>>) -> Arc<CastResult<B>> {
         match self.results.iter_mut().find(|(k, _)| *k == key) {
+            Some((_, known)) if key.has_one_scale() => return known.clone(),
             Some((_, known)) => *known = result.clone(),
             None => self.results.push((key, result.clone())),
         }
-        (quantized, result)
+        result
     }
+}
+
+/// Casts with the scale `known` that the tensor's copies have already, else that of its history, else that of its own amax: of all
+/// ranks' rows where it is sharded.
+pub(super) fn quantize<B: Float8Backend>(
+    full: FloatTensor<B>,
+    orientation: Orientation,
+    request: CastRequest<'_>,
+    known: Option<Arc<CastResult<B>>>,
+    own_amax: Option<&dyn Fn() -> FloatTensor<B>>,
+) -> (Quantized<B>, Arc<CastResult<B>>) {
+    let CastRequest { operand, layer, .. } = request;
+    let (key, device) = (request.key(), B::float_device(&full));
+    let timed = |scale| {
+        let _timer = time(Work::Cast { role: operand.role, format: key.cast.format });
+        B::fp8_quantize(full, key.cast, orientation, scale)
+    };
+    if let Some(known) = known {
+        let amax = ScaleFrom::Amax { amax: known.scaling.clone(), observe: false };
+        return (timed(amax), known);
+    }
+    let history = key.delayed.map(|HistoryKey { scaling: delayed, .. }| {
+        let state = DeviceState::<B>::of(layer, &device);
+        let scaling = state.lock().histories.scaling_amax(layer.name(), operand.role, delayed);
+        (state, delayed, scaling)
+    });
+    let scaling = history.as_ref().and_then(|(.., scaling)| scaling.clone());
+    let from = match &scaling {
+        // With one scale the amax is the same whatever the orientation: the first cast observes it.
+        Some(amax) => ScaleFrom::Amax { amax: amax.clone(), observe: true },
+        None => own_amax.map_or(ScaleFrom::Dynamic, |amax| ScaleFrom::Amax { amax: amax(), observe: false }),
+    };
+    let quantized = timed(from);
+    let observed = quantized.amax.clone();
+    let observation = history.map(|(state, delayed, _)| {
+        let (initial, amax) = (key.cast.format.max(), observed.clone());
+        let (layer, role, is_confirmed) = (layer.name().to_string(), operand.role, AtomicBool::new(false));
+        Arc::new(Observation { state, layer, role, delayed, initial, amax, is_confirmed })
+    });
+    let scaling = scaling.unwrap_or_else(|| observed.clone());
+    (quantized, Arc::new(CastResult { scaling, observed: Some(observed), observation }))
 }

@@ -3,66 +3,81 @@ use std::sync::Arc;
 
 use float8_kernels::Orientation;
 
-use super::cache::{CopyKey, Entries, Fp8Copy, Held};
-use super::cast::{CastRequest, View, cast_key, reads_columns};
-use super::{Float8Tensor, ahead, recent};
+use super::cache::{CastResult, CopyKey, Fp8Copy, Held};
+use super::cast::{CastRequest, View, quantize, reads_columns};
+use super::wrapped::Float8Tensor;
+use super::{ahead, recent};
 use crate::backend::{Float8Backend, Quantized, ScaleFrom};
-use crate::config::Float8LinearConfig;
-use crate::layer::Layer;
-use crate::step::Observation;
 use crate::terms::{ContractionAxis, Operand, Role};
 
-/// The copy of `t` that a GEMM reads, made now if no clone of `t` has one. Amaxes that backward reads count in their histories;
-/// those of forward once backward follows ([`confirm`]).
+/// The copy of `t` that a GEMM reads, made now if no clone of `t` has one. Threads that race for one tensor may each cast it, to the
+/// same codes, and share the first one's.
 pub(crate) fn fp8_copy<B: Float8Backend>(
     t: &Float8Tensor<B>,
     view: View<'_, B>,
     request: CastRequest<'_>,
 ) -> Arc<Fp8Copy<B>> {
-    let CastRequest { operand, layer, in_forward, .. } = request;
-    let key = CopyKey { cast: request.key(), layout: view.layout(), operand };
-    // The lock is held while casting, so that threads which race for the same tensor cast it once.
+    let key = CopyKey { cast: request.key(), layout: view.layout(), operand: request.operand };
     let mut entries = t.cache().lock();
     entries.copies.retain(|(_, held)| !matches!(held, Held::Weak(weak) if weak.strong_count() == 0));
-    let known = entries.find(key);
-    let is_gathered = known.is_none() && request.sharding().is_some();
-    let copy = known.unwrap_or_else(|| entries.make(t, view, request));
-    drop(entries);
-    if is_gathered {
+    if let Some(copy) = entries.find(key) {
+        return copy;
+    }
+    if let Some(sharding) = request.sharding() {
+        // Under the lock: ranks gather each copy once.
+        let copy = entries.gather(t, request, sharding);
+        drop(entries);
         ahead::note_gathered(t, request);
+        return copy;
     }
-    if let Some(observation) = &copy.result.observation {
-        match (in_forward, operand.role) {
-            (false, _) => observation.confirm(),
-            (true, Role::Input) => layer.set_input_history_owner(&observation.layer),
-            (true, _) => {}
+    let known = entries.known(key.cast);
+    // Not under the lock: a thread of rayon's pool that waits for the parts of its cast may take up a forward which reads this tensor.
+    drop(entries);
+    make(t, view, request, known)
+}
+
+/// Casts `t`, keeps the copies as the cache's module says, and returns the one that is asked for.
+fn make<B: Float8Backend>(
+    t: &Float8Tensor<B>,
+    view: View<'_, B>,
+    request: CastRequest<'_>,
+    known: Option<Arc<CastResult<B>>>,
+) -> Arc<Fp8Copy<B>> {
+    let CastRequest { operand, layer, plan, both } = request;
+    let is_recast = operand.role == Role::Weight && plan.recasts_weight;
+    let orientation = match view {
+        View::Own if both && !is_recast && plan.is_one_cast(operand) => Orientation::Both,
+        _ => operand.axis.orientation(),
+    };
+    let (Quantized { rows, cols, .. }, result) = quantize(view.of(t), orientation, request, known, None);
+    layer.count_cast(operand.role);
+    let cast = request.key();
+    let mut entries = t.cache().lock();
+    let result = entries.keep(cast, result);
+    let (mut wanted, mut copies) = (None, vec![]);
+    for (axis, made) in [(ContractionAxis::Last, rows), (ContractionAxis::Leading, cols)] {
+        let Some(made) = made else { continue };
+        let key = CopyKey { cast, layout: view.layout(), operand: Operand { axis, ..operand } };
+        let copy = entries.find(key).unwrap_or_else(|| {
+            let copy = Fp8Copy::new(made, cast.cast, result.clone(), layer);
+            let held = if operand.role == Role::Input || is_recast {
+                Held::Weak(Arc::downgrade(&copy))
+            } else {
+                Held::Strong(copy.clone())
+            };
+            entries.copies.push((key, held));
+            copy
+        });
+        if axis == operand.axis {
+            wanted = Some(copy.clone());
         }
+        copies.push(copy);
     }
-    copy
-}
-
-/// Backward has come to `t`, which fprop read as this operand of a layer: what its cast found out counts.
-pub(crate) fn confirm<B: Float8Backend>(
-    t: &Float8Tensor<B>,
-    layer: &Layer,
-    config: &Float8LinearConfig,
-    operand: Operand,
-) {
-    if let Some(observation) = observation(t, layer, config, operand) {
-        observation.confirm();
+    drop(entries);
+    if operand.role == Role::Input {
+        recent::push(Box::new(copies));
     }
-}
-
-/// What the cast of an operand has to tell its history.
-pub(crate) fn observation<B: Float8Backend>(
-    t: &Float8Tensor<B>,
-    layer: &Layer,
-    config: &Float8LinearConfig,
-    operand: Operand,
-) -> Option<Arc<Observation<B>>> {
-    let key = cast_key(layer, config, operand);
-    key.delayed?;
-    t.known_cache()?.lock().result(key)?.observation.clone()
+    wanted.expect("fp8_quantize returns every orientation that it is asked for")
 }
 
 /// `t` cast as the request says, with the scale that other copies of the cast have; nothing is kept or counted.
@@ -96,62 +111,6 @@ pub(super) fn recast<B: Float8Backend>(
     rows.or(cols)
 }
 
-impl CastRequest<'_> {
-    /// Which copies one pass makes: both where the other GEMM will read the same cast.
-    fn orientation(&self) -> Orientation {
-        let Self { operand, layer, config, .. } = *self;
-        let other = operand.other();
-        let is_shared = || {
-            let casts = config.casts();
-            !casts.of(other).is_disabled() && self.key() == cast_key(layer, config, other)
-        };
-        let both = match operand {
-            Operand::WEIGHT_T => {
-                layer.take_expects_dgrad() && !config.force_recompute_fp8_weight_in_bwd() && is_shared()
-            }
-            // wgrad comes after dgrad.
-            Operand::GRAD_OUTPUT => is_shared(),
-            _ => false,
-        };
-        if both { Orientation::Both } else { operand.axis.orientation() }
-    }
-}
-
-impl<B: Float8Backend> Entries<B> {
-    /// Casts `t`, keeps the copies as the cache's module says, and returns the one that is asked for.
-    fn make(&mut self, t: &Float8Tensor<B>, view: View<'_, B>, request: CastRequest<'_>) -> Arc<Fp8Copy<B>> {
-        if let Some(sharding) = request.sharding() {
-            return self.gather(t, request, sharding);
-        }
-        let CastRequest { operand, layer, config, .. } = request;
-        let orientation = match view {
-            View::Own => request.orientation(),
-            View::Computed(..) => operand.axis.orientation(),
-        };
-        layer.count_cast(operand.role);
-        let (Quantized { rows, cols, .. }, result) = self.quantize(t, view.of(t), orientation, request, None);
-        let cast = request.key();
-        let mut wanted = None;
-        for (axis, made) in [(ContractionAxis::Last, rows), (ContractionAxis::Leading, cols)] {
-            let Some(made) = made else { continue };
-            let copy = Fp8Copy::new(made, cast.cast, result.clone(), layer);
-            let held = match operand.role {
-                Role::Input => {
-                    recent::push(copy.clone());
-                    Held::Weak(Arc::downgrade(&copy))
-                }
-                Role::Weight if config.force_recompute_fp8_weight_in_bwd() => Held::Weak(Arc::downgrade(&copy)),
-                Role::Weight | Role::GradOutput => Held::Strong(copy.clone()),
-            };
-            self.copies.push((CopyKey { cast, layout: view.layout(), operand: Operand { axis, ..operand } }, held));
-            if axis == operand.axis {
-                wanted = Some(copy);
-            }
-        }
-        wanted.expect("fp8_quantize returns every orientation that it is asked for")
-    }
-}
-
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -164,16 +123,18 @@ mod tests {
 
     use super::super::cache::Layout;
     use super::*;
-    use crate::config::Policy;
+    use crate::config::{Float8LinearConfig, LinearPlan, Policy};
+    use crate::layer::Layer;
 
-    /// The lock is held while casting; the next cast finds it free, and nothing half made behind it.
+    /// The next cast finds no lock held, and nothing half made.
     #[test]
     fn a_panic_in_a_cast_poisons_nothing() {
         let ones = Flex::float_ones(Shape::from(vec![3, 5]), &Default::default(), FloatDType::F32);
         let t = Float8Tensor::<Flex>::new(ones);
         let config = Float8LinearConfig::default();
         let layer = Arc::new(Layer::new("layer", Policy::Float8(config.clone()), Arc::default()));
-        let request = CastRequest { operand: Operand::INPUT, layer: &layer, config: &config, in_forward: true };
+        let plan = LinearPlan::new(&config);
+        let request = CastRequest { operand: Operand::INPUT, layer: &layer, plan: &plan, both: false };
         let panics = || -> FloatTensor<Flex> { panic!("in a cast") };
         let cast = || fp8_copy(&t, View::Computed(Layout::Matrix, &panics), request);
         for _ in 0..2 {

@@ -5,17 +5,17 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, TensorMetadata};
 use burn_std::Shape;
 
-use super::Float8Tensor;
 use super::cache::{AmaxOf, CopyKey, Entries, Fp8Copy, Held, Layout, Started};
-use super::cast::{CastRequest, cast_key, reads_columns};
+use super::cast::{CastRequest, cast_key, quantize, reads_columns};
+use super::wrapped::{Float8Tensor, Wrapped};
 use crate::backend::{Float8Backend, Quantized, in_dtype};
-use crate::config::Float8LinearConfig;
+use crate::config::LinearPlan;
 use crate::layer::Layer;
-use crate::shard::{Amax, Sharding, column_amaxes, tensor_amax};
+use crate::sharding::{Amax, Sharding, column_amaxes, tensor_amax};
 use crate::step::DeviceState;
 use crate::terms::{Operand, Role};
 
-impl<B: Float8Backend> Float8Tensor<B> {
+impl<W: Wrapped> Float8Tensor<W> {
     /// The shape of the whole weight, of which this may be some rows.
     pub(crate) fn whole_shape(&self) -> Shape {
         match self.layer().and_then(|layer| layer.sharding()) {
@@ -23,19 +23,21 @@ impl<B: Float8Backend> Float8Tensor<B> {
             None => self.shape(),
         }
     }
+}
 
+impl<B: Float8Backend> Float8Tensor<B> {
     /// The values of the whole weight in a dtype, which is the one that ranks exchange.
     pub(crate) fn into_whole(self, dtype: DType) -> FloatTensor<B> {
         let sharding = self.layer().and_then(|layer| layer.sharding()).cloned();
-        let Some(sharding) = sharding else { return in_dtype::<B>(self.full, dtype) };
+        let Some(sharding) = sharding else { return in_dtype::<B>(self.into_full(), dtype) };
         if !sharding.keeps_gathered() {
-            return sharding.gather_values::<B>(in_dtype::<B>(self.full, dtype));
+            return sharding.gather_values::<B>(in_dtype::<B>(self.into_full(), dtype));
         }
         let mut entries = self.cache().lock();
         if let Some(known) = entries.gathered.iter().find(|known| known.dtype() == dtype) {
             return known.clone();
         }
-        let whole = sharding.gather_values::<B>(in_dtype::<B>(self.full.clone(), dtype));
+        let whole = sharding.gather_values::<B>(in_dtype::<B>(self.full().clone(), dtype));
         entries.gathered.push(whole.clone());
         whole
     }
@@ -67,12 +69,12 @@ impl<B: Float8Backend> Entries<B> {
         request: CastRequest<'_>,
         sharding: &Sharding,
     ) -> Arc<Fp8Copy<B>> {
-        let (CastRequest { layer, config, .. }, key) = (request, request.copy_key());
+        let (CastRequest { layer, plan, .. }, key) = (request, request.copy_key());
         let started = self.started.extract_if(.., |(started, _)| *started == key).next().map(|(_, started)| started);
         let Started { gathering, result } = started.unwrap_or_else(|| self.start_gather(t, request, sharding));
         let whole = sharding.finish_gather::<B>(gathering, &B::float_device(t.full()));
         let copy = Fp8Copy::new(whole, key.cast.cast, result, layer);
-        let held = match sharding.keeps_gathered() && !config.force_recompute_fp8_weight_in_bwd() {
+        let held = match sharding.keeps_gathered() && !plan.recasts_weight {
             true => Held::Strong(copy.clone()),
             false => Held::Weak(Arc::downgrade(&copy)),
         };
@@ -99,7 +101,8 @@ impl<B: Float8Backend> Entries<B> {
         };
         let own_amax: Option<&dyn Fn() -> FloatTensor<B>> = if cast.has_one_scale() { Some(&own) } else { None };
         let orientation = operand.axis.orientation();
-        let (Quantized { rows, cols, .. }, result) = self.quantize(t, rows, orientation, request, own_amax);
+        let (Quantized { rows, cols, .. }, result) = quantize(rows, orientation, request, self.known(cast), own_amax);
+        let result = self.keep(cast, result);
         let shard = rows.or(cols).expect("the orientation that was asked for");
         Started { gathering: sharding.start_gather::<B>(&shard, operand.axis, &B::float_device(t.full())), result }
     }
@@ -116,19 +119,19 @@ fn own_amax<B: Float8Backend>(t: &Float8Tensor<B>, of: AmaxOf) -> Amax<B> {
 pub(crate) fn amaxes_to_reduce<B: Float8Backend>(
     t: &Float8Tensor<B>,
     layer: &Layer,
-    config: &Float8LinearConfig,
+    plan: &LinearPlan,
 ) -> Vec<(AmaxOf, Amax<B>)> {
     let entries = t.cache().lock();
     let mut wanted = vec![];
     for operand in [Operand::WEIGHT_T, Operand::WEIGHT] {
-        let key = cast_key(layer, config, operand);
+        let Some(cast) = plan.cast(operand) else { continue };
+        let key = cast_key(layer, cast);
         let has_history = || {
             let state = DeviceState::<B>::of(layer, &B::float_device(t.full()));
             let scaling_amax = |scaling| state.lock().histories.scaling_amax(layer.name(), Role::Weight, scaling);
-            !state.has_left(layer) && key.delayed.is_some_and(|key| scaling_amax(key.scaling).is_some())
+            cast.delayed.is_some_and(|scaling| scaling_amax(scaling).is_some())
         };
         let of = match () {
-            _ if config.casts().of(operand).is_disabled() => continue,
             _ if reads_columns(key, operand) => AmaxOf::Columns,
             _ if key.has_one_scale() && entries.result(key).is_none() && !has_history() => AmaxOf::Tensor,
             _ => continue,

@@ -1,15 +1,15 @@
-//! Statistics of an operand, taken in backward by the GEMM that is given its tensor.
+//! Statistics of an operand, taken where its tensor is at hand, and counted once backward has come to its linear.
 use std::sync::Arc;
 
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::Device;
 
-use super::Float8Tensor;
 use super::cast::{CastRequest, View};
 use super::copies::recast;
+use super::wrapped::Float8Tensor;
 use crate::backend::{Float8Backend, Quantized, ScaleFrom};
-use crate::config::Float8LinearConfig;
-use crate::layer::{Layer, has_one_cast};
+use crate::config::{CastPlan, Float8LinearConfig, LinearPlan};
+use crate::layer::Layer;
 use crate::profile::operation;
 use crate::step::{DeviceState, Sample, Step};
 use crate::terms::ContractionAxis;
@@ -36,15 +36,13 @@ pub(crate) fn take_sample<B: Float8Backend>(
     view: View<'_, B>,
     request: CastRequest<'_>,
 ) -> Option<Sample<B>> {
-    let CastRequest { operand, layer, config, .. } = request;
+    let CastRequest { operand, layer, plan, .. } = request;
     let conversion = layer.conversion();
     let statistics = conversion.config().statistics.as_ref()?;
-    if config.casts().of(operand).is_disabled() {
-        return None;
-    }
+    plan.cast(operand)?;
     let number = due_step::<B>(layer, &B::float_device(t.full()), statistics.every_n_steps, |step| {
         let has_seen = |operand| step.samples.has_seen(layer, operand);
-        !(has_seen(operand) || has_one_cast(config, operand) && has_seen(operand.other()))
+        !(has_seen(operand) || plan.has_one_set_of_codes(operand) && has_seen(operand.other()))
     })?;
     let _timer = operation("statistics");
     let cast = recast(t, view, request)?;
@@ -53,23 +51,15 @@ pub(crate) fn take_sample<B: Float8Backend>(
     let health = |operand: &B::Operand| B::fp8_health(full.clone(), operand, transposed);
     let mut partials = vec![(None, health(&cast))];
     for recipe in &statistics.compare {
-        let config = Float8LinearConfig::new(*recipe);
-        if config.casts().of(operand).is_disabled() {
+        let Some(CastPlan { cast, .. }) = LinearPlan::new(&Float8LinearConfig::new(*recipe)).cast(operand) else {
             continue;
-        }
-        let (cast, orientation) = (config.kernel_cast(operand), operand.axis.orientation());
+        };
+        let orientation = operand.axis.orientation();
         let Quantized { rows, cols, .. } = B::fp8_quantize(full.clone(), cast, orientation, ScaleFrom::Dynamic);
         partials.push((Some(*recipe), health(&rows.or(cols).expect("the orientation that was asked for"))));
     }
     let elements = t.cache().elements(t.full().shape().num_elements());
     Some(Sample { layer: Arc::downgrade(layer), operand, step: number, elements, partials })
-}
-
-/// Whether the operands of a layer are sampled in the step under way.
-pub(crate) fn is_sampled<B: Float8Backend>(layer: &Layer, device: &Device<B>) -> bool {
-    let conversion = layer.conversion();
-    let statistics = conversion.config().statistics.as_ref();
-    statistics.is_some_and(|statistics| due_step::<B>(layer, device, statistics.every_n_steps, |_| true).is_some())
 }
 
 /// The number of the step under way, from 1, if it is one of every `every_n_steps` and the condition holds.

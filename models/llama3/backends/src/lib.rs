@@ -9,8 +9,8 @@ use std::num::NonZero;
 use std::process::ExitCode;
 
 #[cfg(feature = "cuda")]
-use burn_float8::Engine;
-use burn_float8::{CommOptions, Communicator};
+use burn_float8::shard::Engine;
+use burn_float8::shard::{CommOptions, Communicator};
 use device_select::{SelectedDevice, quiet_wayland, select};
 use llama3::Error;
 use llama3::jobs::Job;
@@ -140,7 +140,7 @@ macro_rules! backend {
         /// Any [`Error`]; [`Error::FeatureOff`] where the backend is not compiled.
         #[cfg(feature = $feature)]
         pub fn $function(job: &Job, selected: &SelectedDevice, out: &mut dyn Write) -> Result<(), Error> {
-            type Decorated = burn::backend::Autodiff<burn_float8::Float8<burn::backend::$backend>>;
+            type Decorated = burn_float8::Float8<burn::backend::Autodiff<burn::backend::$backend>>;
             job.run::<Decorated>(selected, &$place(job), out)
         }
 

@@ -41,8 +41,8 @@ impl ModelArgs {
         self.set.iter().map(Setting::new).collect()
     }
 
-    /// The run's configuration, and its checkpoint if it has come to one.
-    fn open_run(&self) -> Result<(RunConfig, Option<SavedRun>), Error> {
+    /// The run's configuration, its checkpoint if it has come to one, and a word on what is ignored of the configuration.
+    fn open_run(&self) -> Result<(RunConfig, Option<SavedRun>, Option<&'static str>), Error> {
         let which = match self.step {
             Some(step) => Which::Step(step),
             None if self.best => Which::Best,
@@ -59,10 +59,10 @@ impl ModelArgs {
             Some(saved) => (saved.path().to_path_buf(), saved.config().to_string()),
             None => (self.folder.clone(), read_config(&self.folder)?),
         };
-        let mut config = RunConfig::from_toml(&path, &text)?;
+        let (mut config, ignored) = RunConfig::from_saved(&path, &text)?;
         config.checkpoint.folder = Some(self.folder.clone());
         config.assets = Some(self.folder.join(ASSETS));
-        Ok((config, saved))
+        Ok((config, saved, ignored))
     }
 
     /// The parameters there are: of a checkpoint of a run, or a Hugging Face checkpoint.
@@ -75,7 +75,7 @@ impl ModelArgs {
                 (config, None)
             }
             false => {
-                let (config, saved) = self.open_run()?;
+                let (config, saved, _) = self.open_run()?;
                 let missing =
                     || CheckpointError::Missing { folder: self.folder.clone(), wanted: "newest".into(), have: vec![] };
                 (config, Some(saved.ok_or_else(missing)?))
@@ -116,13 +116,16 @@ pub struct ResumeArgs {
 
 impl ResumeArgs {
     pub(super) fn job(&self, out: &mut dyn Write) -> Result<Option<Job>, Error> {
-        let (was, saved) = self.model.open_run()?;
+        let (was, saved, ignored) = self.model.open_run()?;
         let settings = self.model.settings();
         // What the run was last resumed with counts, also if it has not come to a checkpoint since.
         let noted = self.model.folder.join(CONFIG);
-        let file = self.config.as_ref().or(Some(&noted).filter(|noted| noted.exists()));
-        let mut config = match file {
+        let mut config = match &self.config {
             Some(path) => RunConfig::load_from(Some(path), &settings)?,
+            None if noted.exists() => {
+                let (noted, _) = RunConfig::from_saved(&noted, &read_config(&self.model.folder)?)?;
+                noted.change(&settings)?
+            }
             None => was.change(&settings)?,
         };
         config.checkpoint.folder.clone_from(&was.checkpoint.folder);
@@ -148,6 +151,9 @@ impl ResumeArgs {
         }
         for Change { key, saved, now } in changes(&was, &config)? {
             writeln!(out, "changed: {key} was {saved}, is {now}")?;
+        }
+        if let Some(ignored) = ignored {
+            writeln!(out, "ignored: {ignored}")?;
         }
         let start = Start { saved, is_resumed: true, listens: true, ..Start::default() };
         Ok(Some(Job { config, start, task: Task::Train }))

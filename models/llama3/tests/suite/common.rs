@@ -21,7 +21,7 @@ use train::rng::Rng;
 use train::{Dataset, ProgressLine, Steps, Tokenizer};
 
 /// A backend that trains in FP8.
-pub(crate) type Train = Autodiff<Float8<Flex>>;
+pub(crate) type Train = Float8<Autodiff<Flex>>;
 
 /// Two layers, three query heads per key head, a head wider than `hidden / heads`.
 pub(crate) fn tiny() -> LlamaConfig {

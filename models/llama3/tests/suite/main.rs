@@ -23,7 +23,6 @@ mod recipes;
 mod reports;
 mod rope;
 mod run_configs;
-mod saved_operands;
 mod schedules;
 mod training;
 mod watching;

@@ -1,6 +1,6 @@
 //! Every recipe trains the debug preset, in FP8 wherever it says so.
 
-use burn_float8::{GemmTotals, Recipe};
+use burn_float8::{Recipe, report::GemmTotals};
 use llama3::RunConfig;
 
 use crate::common::{run, text};

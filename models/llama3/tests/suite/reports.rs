@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use burn::tensor::DType;
-use burn_float8::{Float8Error, Gemm};
+use burn_float8::{Float8Error, report::Gemm};
 use device_select::SelectedDevice;
 use llama3::trainer::{Outcome, finish};
 use llama3::{Error, RunConfig};

@@ -7,7 +7,7 @@ use super::CheckpointError;
 use crate::config::{ConfigError, to_table};
 
 /// Keys that may change, and sections (they end with a point) all of whose keys may. Those before `optimizer.decay` change no loss.
-pub const MAY_CHANGE: [&str; 26] = [
+pub const MAY_CHANGE: [&str; 25] = [
     "checkpoint.",
     "generate.",
     "parallelism.",
@@ -23,7 +23,6 @@ pub const MAY_CHANGE: [&str; 26] = [
     "training.peak_tflops",
     "training.print_report",
     "training.report",
-    "training.save_fp8_operands",
     "optimizer.decay",
     "optimizer.decay_ratio",
     "optimizer.lr",

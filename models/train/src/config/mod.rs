@@ -17,6 +17,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
+/// What became of a key that every configuration had.
+const GONE: &str = "training.save_fp8_operands is gone: every nn::Linear saves its FP8 operands now";
+
 /// What is wrong with a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -127,8 +130,30 @@ pub fn load<T: DeserializeOwned + Default>(
 pub fn from_toml<T: DeserializeOwned>(origin: &Path, text: &str) -> Result<T, ConfigError> {
     toml::from_str(text).map_err(|error| ConfigError::Parse {
         origin: origin.display().to_string(),
-        reason: error.to_string().trim_end().into(),
+        reason: reason(&error.to_string()),
     })
+}
+
+/// An error's words; of a key that is gone, what became of it.
+fn reason(error: &str) -> String {
+    match error.split_once("unknown field `save_fp8_operands`") {
+        Some((place, _)) => format!("{place}{GONE}; remove the key"),
+        None => error.trim_end().into(),
+    }
+}
+
+/// Reads a configuration that a run has saved. A key that is gone since is ignored, with a word: losses are the same bits whatever
+/// it says, and earlier versions saved it with every run.
+///
+/// # Errors
+/// As [`from_toml`].
+pub fn from_saved<T: DeserializeOwned>(origin: &Path, text: &str) -> Result<(T, Option<&'static str>), ConfigError> {
+    let mut table: Table = from_toml(origin, text)?;
+    let training = table.get_mut("training").and_then(Value::as_table_mut);
+    match training.and_then(|training| training.remove("save_fp8_operands")) {
+        None => Ok((from_toml(origin, text)?, None)),
+        Some(_) => Ok((from_toml(origin, &to_toml(&table)?)?, Some(GONE))),
+    }
 }
 
 /// Applies `settings` in order to a configuration that has been read.
@@ -162,7 +187,7 @@ fn apply<T: DeserializeOwned>(
             section.remove(key);
         }
     }
-    let fail = |origin: &str, reason: &str| ConfigError::Parse { origin: origin.into(), reason: reason.into() };
+    let fail = |origin: &str, error: &str| ConfigError::Parse { origin: origin.into(), reason: reason(error) };
     // Settings may make sense only together, so all are there before they are judged; to blame is the first since
     // which there has been an error.
     let (start, mut tables) = (table.clone(), vec![]);

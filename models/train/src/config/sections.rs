@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use burn_float8::{ReduceDtype, Reshard};
+use burn_float8::shard::{ReduceDtype, Reshard};
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
 use device_select::DeviceChoice;
@@ -87,8 +87,6 @@ pub struct TrainingSection {
     pub eval_batches: usize,
     /// The device's peak in TFLOP/s, of which step lines then give the share that is used, `mfu`.
     pub peak_tflops: Option<f64>,
-    /// With precision fp8, backward keeps the FP8 operand of each linear's x instead of x: less memory, same results.
-    pub save_fp8_operands: bool,
     /// File to write losses, throughput and FP8 statistics to, a JSON object a line. If absent, `metrics.jsonl` in
     /// `checkpoint.folder`, and none without that.
     pub metrics: Option<PathBuf>,
@@ -211,7 +209,6 @@ impl Default for TrainingSection {
             eval_every: 0,
             eval_batches: 16,
             peak_tflops: None,
-            save_fp8_operands: false,
             metrics: None,
             report: None,
             print_report: false,

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use burn::module::AutodiffModule;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_float8::{Float8Stack, NonFiniteOperand};
+use burn_float8::{Float8Stack, report::NonFiniteOperand};
 use device_select::SelectedDevice;
 use watch::{Seen, Watch, scalar};
 

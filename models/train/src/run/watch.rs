@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 
 use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_float8::{Amaxes, NonFiniteOperand};
+use burn_float8::report::{Amaxes, NonFiniteOperand};
 
 use crate::TrainError;
 use crate::steps::Step;

@@ -4,7 +4,7 @@ use burn::backend::Autodiff;
 use burn::module::{Param, ParamId};
 use burn::nn::Linear;
 use burn::tensor::{DType, Tensor, TensorData};
-use burn_float8::{Float8, Float8Backend, Float8Config, Recipe, report};
+use burn_float8::{Float8, Float8Config, Recipe, backend::Float8Backend, report};
 use test_data::{Golden, relative_error};
 
 use super::tolerance;
@@ -24,7 +24,7 @@ pub fn visit_golden_linears<B: Float8Backend>(golden: &Golden, visit: &mut dyn F
 
 /// y, dx and dw of torchao's Float8Linear. torch keeps weights as `[out, in]`, Burn as `[in, out]`.
 fn linear<B: Float8Backend>(golden: &Golden, recipe: Recipe, name: &str, dtype: DType) -> Result<f64, Failure> {
-    type A<B> = Autodiff<Float8<B>>;
+    type A<B> = Float8<Autodiff<B>>;
     let load = |values: Vec<f32>, shape: [usize; 2]| {
         Tensor::<A<B>, 2>::from_data(TensorData::new(values, shape), &Default::default()).cast(dtype)
     };

@@ -1,4 +1,4 @@
-//! `nn::Linear` on `Autodiff<Float8<B>>`, forward and backward, in every recipe: against the same on the CPU in f32, and against
+//! `nn::Linear` on `Float8<Autodiff<B>>`, forward and backward, in every recipe: against the same on the CPU in f32, and against
 //! torchao's.
 //!
 //! Codes and scales are the same bits there, so results differ by what the sums lose only.
@@ -11,7 +11,9 @@ use burn::backend::{Autodiff, Flex};
 use burn::module::{Param, ParamId};
 use burn::nn::Linear;
 use burn::tensor::{DType, Tensor, TensorData};
-use burn_float8::{Float8, Float8Backend, Float8Config, Float8Error, Float8LinearConfig, Gemm, Recipe, Report, report};
+use burn_float8::{
+    Float8, Float8Config, Float8Error, Float8LinearConfig, Recipe, Report, backend::Float8Backend, report, report::Gemm,
+};
 use half::bf16;
 use test_data::{Random, relative_error};
 
@@ -141,7 +143,7 @@ fn linear<B: Float8Backend>(
     dtype: DType,
     values: Values,
 ) -> Result<Done, Failure> {
-    type A<B> = Autodiff<Float8<B>>;
+    type A<B> = Float8<Autodiff<B>>;
     let device = Default::default();
     let load = |seed, shape: [usize; 2]| {
         let data = TensorData::new(values.fill(shape[0] * shape[1], seed), shape);

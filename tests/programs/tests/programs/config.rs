@@ -4,9 +4,10 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, module::linear};
 use burn_float8::{
-    AmaxComputeAlgo, ApplyError, CastConfig, Casts, DelayedScaling, Float8Config, Float8Error, Float8LinearConfig,
-    Float8State, Float8StateModule, LinearInfo, Recipe, ScaleCalculationMode, begin_float8_step, set_default_config,
-    without_float8,
+    ApplyError, Float8Config, Float8Error, Float8LinearConfig, Float8State, Float8StateModule, Recipe,
+    begin_float8_step,
+    config::{AmaxComputeAlgo, CastConfig, Casts, DelayedScaling, LinearInfo, ScaleCalculationMode},
+    set_default_config, without_float8,
 };
 
 use crate::support::models::{D, Mlp};

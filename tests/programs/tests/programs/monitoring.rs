@@ -1,6 +1,10 @@
 //! What can be seen of linears while a model trains.
 use burn::tensor::Tensor;
-use burn_float8::{Amaxes, Float8Config, Gemm, Monitor, NonFiniteOperand, Recipe, StatisticsConfig, without_float8};
+use burn_float8::{
+    Float8Config, Monitor, Recipe, StatisticsConfig,
+    report::{Amaxes, Gemm, NonFiniteOperand},
+    without_float8,
+};
 
 use crate::support::models::{D, Mlp};
 use crate::support::{B, applied, own_report, tensor, train};

@@ -51,7 +51,6 @@ fn strict_panics_in_forward() {
 fn wrong_shapes() {
     for recipe in [Recipe::Delayed, Recipe::Rowwise] {
         survives(recipe, |m| drop(m.first.forward(tensor::<B, 2>([6, D + 1], 3))));
-        survives(recipe, |m| drop(burn_float8::linear(tensor::<B, 2>([6, D + 1], 3), m.first.weight.val(), None)));
     }
 }
 

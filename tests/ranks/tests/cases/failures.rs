@@ -7,8 +7,9 @@ use burn::optim::{GradientsParams, MuonConfig, Optimizer};
 use burn::prelude::*;
 use burn::tensor::DType;
 use burn_float8::{
-    DelayedScaling, Float8Config, Float8LinearConfig, Recipe, ShardConfig, ShardError, Sharded, StatisticsConfig,
-    full_tensor,
+    Float8Config, Float8LinearConfig, Recipe, StatisticsConfig,
+    config::DelayedScaling,
+    shard::{ShardConfig, ShardError, Sharded, full_tensor},
 };
 use ranks::B;
 

@@ -4,7 +4,7 @@ mod failures;
 mod traffic;
 mod training;
 
-use burn_float8::{CommOptions, Communicator};
+use burn_float8::shard::{CommOptions, Communicator};
 
 /// What some ranks do together.
 pub struct Case {
@@ -69,7 +69,7 @@ pub const ALL: &[Case] = &[
         ranks: &[2],
         run: failures::matmul_with_a_shard,
         variables: &[],
-        ends: Ends::Saying(&["embedding: its weight is sharded", "burn_float8::full_tensor"]),
+        ends: Ends::Saying(&["embedding: its weight is sharded", "burn_float8::shard::full_tensor"]),
     },
     Case {
         name: "the_full_tensor_of_a_transpose_is_refused",

@@ -3,7 +3,10 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
-use burn_float8::{Recipe, Reshard, ShardConfig, Sharded, report};
+use burn_float8::{
+    Recipe, report,
+    shard::{Reshard, ShardConfig, Sharded},
+};
 use float8_comm::Operation;
 use ranks::{B, Training, batch, model};
 

@@ -1,5 +1,8 @@
 //! Training on several ranks is training on one with as many micro-batches.
-use burn_float8::{Recipe, ReduceDtype, Reshard, ShardConfig, Sharded};
+use burn_float8::{
+    Recipe,
+    shard::{ReduceDtype, Reshard, ShardConfig, Sharded},
+};
 use float8_comm::Operation;
 use ranks::{Training, model, tied_model};
 

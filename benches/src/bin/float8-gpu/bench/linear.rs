@@ -3,7 +3,8 @@
 use burn::tensor::ops::{FloatTensor, ModuleOps};
 use burn::tensor::{Distribution, Tensor};
 use burn_float8::{
-    Float8, Float8Backend, Float8Config, Float8LinearConfig, Float8Tensor, Gemm, Recipe, set_default_config,
+    Float8, Float8Config, Float8LinearConfig, Float8Tensor, Recipe, backend::Float8Backend, report::Gemm,
+    set_default_config,
 };
 use serde::{Deserialize, Serialize};
 

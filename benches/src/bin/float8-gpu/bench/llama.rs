@@ -15,7 +15,7 @@ use super::timing::{Clock, or_dash};
 use super::{Bench, Size};
 use crate::target::Target;
 
-type Backend<T> = Autodiff<Float8<<T as Target>::Backend>>;
+type Backend<T> = Float8<Autodiff<<T as Target>::Backend>>;
 
 /// One precision of one model.
 #[derive(Serialize, Deserialize)]

@@ -278,7 +278,7 @@ fn stored<B: Backend>(operand: &HostOperand<Device<B>>, values: Vec<f32>, transp
     if operand.transposed == transpose { stored } else { B::float_transpose(stored) }
 }
 
-/// Implements [`Float8Backend`](crate::Float8Backend) for a CPU backend of your own by the host path; `Flex` and `NdArray` have it.
+/// Implements [`Float8Backend`](crate::backend::Float8Backend) for a CPU backend of your own by the host path; `Flex` and `NdArray` have it.
 ///
 /// ```text
 /// burn_float8::host_backend!(MyCpuBackend);
@@ -286,39 +286,39 @@ fn stored<B: Backend>(operand: &HostOperand<Device<B>>, values: Vec<f32>, transp
 #[macro_export]
 macro_rules! host_backend {
     ($backend:ty) => {
-        impl $crate::Float8Backend for $backend {
-            type Operand = $crate::host::HostOperand<$crate::__private::Device<Self>>;
+        impl $crate::backend::Float8Backend for $backend {
+            type Operand = $crate::backend::host::HostOperand<$crate::__private::Device<Self>>;
 
             fn fp8_supports(device: &$crate::__private::Device<Self>, dtype: $crate::__private::DType) -> bool {
-                $crate::host::supports::<Self>(device, dtype)
+                $crate::backend::host::supports::<Self>(device, dtype)
             }
 
             fn fp8_gemm_path(
                 _: &$crate::__private::Device<Self>,
-                _: [$crate::Granularity; 2],
-                _: $crate::GemmConfig,
-            ) -> $crate::GemmPath {
-                $crate::GemmPath::Host
+                _: [$crate::config::Granularity; 2],
+                _: $crate::backend::GemmConfig,
+            ) -> $crate::backend::GemmPath {
+                $crate::backend::GemmPath::Host
             }
 
             fn fp8_quantize(
                 x: $crate::__private::FloatTensor<Self>,
-                cast: $crate::Cast,
-                orientation: $crate::Orientation,
-                scale: $crate::ScaleFrom<$crate::__private::FloatTensor<Self>>,
-            ) -> $crate::Quantized<Self> {
-                $crate::host::quantize::<Self>(x, cast, orientation, scale)
+                cast: $crate::backend::Cast,
+                orientation: $crate::backend::Orientation,
+                scale: $crate::backend::ScaleFrom<$crate::__private::FloatTensor<Self>>,
+            ) -> $crate::backend::Quantized<Self> {
+                $crate::backend::host::quantize::<Self>(x, cast, orientation, scale)
             }
 
             fn fp8_matmul(
                 operands: [&Self::Operand; 2],
                 bias: Option<$crate::__private::FloatTensor<Self>>,
-                groups: Option<$crate::GroupEnds<$crate::__private::IntTensor<Self>>>,
+                groups: Option<$crate::backend::GroupEnds<$crate::__private::IntTensor<Self>>>,
                 shape: $crate::__private::Shape,
                 dtype: $crate::__private::FloatDType,
-                _: $crate::GemmConfig,
+                _: $crate::backend::GemmConfig,
             ) -> $crate::__private::FloatTensor<Self> {
-                $crate::host::matmul::<Self>(operands, bias, groups, shape, dtype)
+                $crate::backend::host::matmul::<Self>(operands, bias, groups, shape, dtype)
             }
 
             fn fp8_health(
@@ -326,19 +326,19 @@ macro_rules! host_backend {
                 operand: &Self::Operand,
                 transposed: bool,
             ) -> $crate::__private::FloatTensor<Self> {
-                $crate::host::health::<Self>(x, operand, transposed)
+                $crate::backend::host::health::<Self>(x, operand, transposed)
             }
 
-            fn fp8_size(operand: &Self::Operand) -> $crate::OperandSize {
-                $crate::host::size(operand)
+            fn fp8_size(operand: &Self::Operand) -> $crate::backend::OperandSize {
+                $crate::backend::host::size(operand)
             }
 
-            fn fp8_read(operand: &Self::Operand) -> $crate::HostCodes {
-                $crate::host::read_codes(operand)
+            fn fp8_read(operand: &Self::Operand) -> $crate::backend::HostCodes {
+                $crate::backend::host::read_codes(operand)
             }
 
-            fn fp8_write(codes: $crate::HostCodes, device: &$crate::__private::Device<Self>) -> Self::Operand {
-                $crate::host::write_codes(codes, device)
+            fn fp8_write(codes: $crate::backend::HostCodes, device: &$crate::__private::Device<Self>) -> Self::Operand {
+                $crate::backend::host::write_codes(codes, device)
             }
         }
     };

@@ -390,6 +390,13 @@ fn a_changed_key_is_named_with_both_values() {
     fs::write(&file, config.replace("seq_len = 16", "seq_len = 32")).unwrap();
     let output = case.resume(&["--config", file.to_str().unwrap()]).output().unwrap();
     assert!(stderr(&output).contains("training.seq_len was 16"), "{}", stderr(&output));
+    // A key that is gone is an error there, not where an earlier version has saved it.
+    let old = config.replace("[training]\n", "[training]\nsave_fp8_operands = false\n");
+    fs::write(&file, &old).unwrap();
+    let output = case.resume(&["--config", file.to_str().unwrap()]).output().unwrap();
+    assert!(stderr(&output).contains("training.save_fp8_operands is gone"), "{}", stderr(&output));
+    fs::write(case.folder().join("config.toml"), &old).unwrap();
+    assert!(stdout(&resume(&[])).contains("all 14 steps are made"));
 }
 
 #[test]

@@ -7,13 +7,16 @@ use burn::module::{AutodiffModule, Module, ModuleMapper, Param};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Tensor, TensorData};
-use burn_float8::{Float8, Float8Config, Float8Error, Float8Stack, LayerReport, Report, UNTAGGED_NAME, report};
+use burn_float8::{
+    Float8, Float8Config, Float8Error, Float8Stack, Recipe, Report, report,
+    report::{LayerReport, UNTAGGED_NAME},
+};
 pub use test_data::relative_error;
 
-/// The FP8 backend without autodiff.
-pub type F8 = Float8<Flex>;
 /// The FP8 backend.
-pub type B = Autodiff<F8>;
+pub type B = Float8<Autodiff<Flex>>;
+/// The same without autodiff.
+pub type F8 = Float8<Flex>;
 /// The same without FP8.
 pub type Plain = Autodiff<Flex>;
 
@@ -31,6 +34,11 @@ pub fn tensor<B: Backend, const D: usize>(shape: [usize; D], seed: u64) -> Tenso
 /// The values of a tensor.
 pub fn values<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
     tensor.into_data().convert::<f32>().to_vec().expect("converted to f32")
+}
+
+/// The values of a tensor as data that nothing has computed, on any backend.
+pub fn constant<A: Backend, B: Backend, const D: usize>(tensor: Tensor<A, D>) -> Tensor<B, D> {
+    Tensor::from_data(tensor.into_data(), &Default::default())
 }
 
 /// The bits of values, which `assert_eq` tells apart where `==` does not.
@@ -123,6 +131,11 @@ pub fn float8_calls(layer: &LayerReport) -> [u64; 3] {
 /// High-precision calls of fprop, dgrad and wgrad.
 pub fn high_precision_calls(layer: &LayerReport) -> [u64; 3] {
     [&layer.fprop, &layer.dgrad, &layer.wgrad].map(|gemm| gemm.high_precision)
+}
+
+/// Whether a recipe has the weight gradient in FP8.
+pub fn has_float8_wgrad(recipe: Recipe) -> bool {
+    !matches!(recipe, Recipe::RowwiseWithGwHp | Recipe::Mxfp8WgradWithHp)
 }
 
 /// What a model's layers have counted: FP8 and high-precision calls, casts of x, w and dy, matmuls on the weight.

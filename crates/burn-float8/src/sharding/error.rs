@@ -3,7 +3,7 @@ use burn::tensor::DType;
 
 use crate::error::ApplyError;
 
-/// What [`Sharded::apply`](crate::Sharded::apply) can refuse.
+/// What [`Sharded::apply`](crate::shard::Sharded::apply) can refuse.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShardError {
     /// It is sharded already.

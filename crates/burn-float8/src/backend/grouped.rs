@@ -1,0 +1,38 @@
+//! [`grouped_matmul`]: what a grouped linear computes, in high precision and on any backend.
+use burn::tensor::{Int, Tensor};
+use burn_backend::Backend;
+
+use super::host::ranges;
+use crate::error::Float8Error;
+
+/// # Panics
+///
+/// [`Float8Error::GroupedShapes`], in words, if the shapes do not fit.
+pub(crate) fn check_shapes<B: Backend>(x: &Tensor<B, 2>, weight: &Tensor<B, 3>, ends: &Tensor<B, 1, Int>) {
+    let (x, weight, [ends]) = (x.dims(), weight.dims(), ends.dims());
+    if x[1] != weight[1] || ends != weight[0] || weight.contains(&0) {
+        panic!("{}", Float8Error::GroupedShapes { x, weight, ends });
+    }
+}
+
+/// What [`grouped_linear`](crate::grouped_linear) computes, of the same x `[M, K]`, weight `[G, K, N]` and ends `[G]`, in x's dtype and by Burn's own
+/// operations on any backend: a matmul for each group that has rows. The ends are read, which waits for the device.
+///
+/// # Panics
+///
+/// [`Float8Error::GroupedShapes`], in words, if the shapes do not fit.
+pub fn grouped_matmul<B: Backend>(x: Tensor<B, 2>, weight: Tensor<B, 3>, ends: Tensor<B, 1, Int>) -> Tensor<B, 2> {
+    check_shapes(&x, &weight, &ends);
+    let (rows, dtype, device) = (x.dims()[0], x.dtype(), x.device());
+    let n = weight.dims()[2];
+    let weight = weight.cast(dtype);
+    let ranges = ranges::<B>(&ends.into_primitive(), rows);
+    let rest = rows - ranges.last().map_or(0, |last| last.end);
+    let full = ranges.into_iter().enumerate().filter(|(_, range)| !range.is_empty());
+    let of_group = |(g, range)| x.clone().slice(range).matmul(weight.clone().slice(g..g + 1).squeeze_dim(0));
+    let mut parts: Vec<_> = full.map(of_group).collect();
+    if rest > 0 || parts.is_empty() {
+        parts.push(Tensor::zeros([rest, n], (&device, dtype)));
+    }
+    Tensor::cat(parts, 0)
+}

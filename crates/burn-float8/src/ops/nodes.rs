@@ -1,0 +1,223 @@
+//! The nodes of autodiff that [`Float8<Autodiff<B>>`](crate::Float8) adds: a linear, a grouped linear, and reads of sharded weights; and
+//! the same operations on a backend without autodiff.
+//!
+//! ```text
+//! x ──casts──► x, xᵀ ──┐             y
+//! w ──casts──► wᵀ, w ──┴─ GEMM ────► │ node: the layer and how it runs, xᵀ, w with its copies, what the casts found out
+//!                                   dy ──casts──► dy, dyᵀ ──► two GEMMs ──► dx, dw
+//! ```
+//!
+//! A node's state is fixed in forward. Backward reads it and dy, and guesses nothing.
+use std::sync::Arc;
+
+use burn_autodiff::checkpoint::base::Checkpointer;
+use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn_autodiff::grads::Gradients;
+use burn_autodiff::ops::{Backward, Ops, OpsKind};
+use burn_autodiff::{Autodiff, NodeId};
+use burn_backend::tensor::{FloatTensor, IntTensor};
+
+use super::linear::{self, Forward, Saved, Wanted, reduced};
+use super::{full_tensor, grouped};
+use crate::backend::Float8Backend;
+use crate::layer::Layer;
+use crate::tensor::{Float8Tensor, Wrapped};
+
+impl<B: Float8Backend> Wrapped for B {
+    type Plain = B;
+
+    fn plain(tensor: &FloatTensor<B>) -> &FloatTensor<B> {
+        tensor
+    }
+
+    fn replace(tensor: FloatTensor<B>, f: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>) -> FloatTensor<B> {
+        f(tensor)
+    }
+
+    fn fp8_linear(x: Float8Tensor<B>, w: Float8Tensor<B>, bias: Option<FloatTensor<B>>) -> FloatTensor<B> {
+        linear::forward(&x, &w, bias, Wanted::default()).y
+    }
+
+    fn fp8_grouped_linear(x: Float8Tensor<B>, w: Float8Tensor<B>, ends: IntTensor<B>) -> FloatTensor<B> {
+        grouped::forward(&x, &w, ends, Wanted::default()).0
+    }
+
+    fn fp8_full_tensor(weight: Float8Tensor<B>) -> Float8Tensor<B> {
+        full_tensor::forward(weight)
+    }
+
+    fn fp8_embedding(weights: Float8Tensor<B>, indices: IntTensor<B>) -> FloatTensor<B> {
+        full_tensor::embedding(weights, indices)
+    }
+}
+
+impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
+    type Plain = B;
+
+    fn plain(tensor: &FloatTensor<Self>) -> &FloatTensor<B> {
+        &tensor.primitive
+    }
+
+    fn replace(mut tensor: FloatTensor<Self>, f: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>) -> FloatTensor<Self> {
+        tensor.primitive = f(tensor.primitive);
+        tensor
+    }
+
+    fn fp8_linear(x: Float8Tensor<Self>, w: Float8Tensor<Self>, bias: Option<FloatTensor<Self>>) -> FloatTensor<Self> {
+        let run = |wanted| {
+            let bias = bias.as_ref().map(|bias| bias.primitive.clone());
+            linear::forward(&x.plain(), &w.plain(), bias, wanted)
+        };
+        let wanted = Wanted {
+            x: x.full().is_tracked(),
+            w: w.full().is_tracked(),
+            bias: bias.as_ref().is_some_and(|bias| bias.is_tracked()),
+        };
+        macro_rules! node {
+            ($op:expr, $parents:expr) => {
+                match $op.prepare::<C>($parents).compute_bound().stateful() {
+                    OpsKind::Tracked(mut prep) => {
+                        let Forward { y, saved, saves_input } = run(wanted);
+                        let x = saves_input.then(|| prep.checkpoint(x.full()));
+                        prep.finish(LinearState { saved: saved.expect("a gradient is wanted"), x }, y)
+                    }
+                    OpsKind::UnTracked(prep) => prep.finish(run(Wanted::default()).y),
+                }
+            };
+        }
+        let (x_node, w_node) = (x.full().node.clone(), w.full().node.clone());
+        match &bias {
+            Some(bias) => node!(LinearWithBias, [x_node, w_node, bias.node.clone()]),
+            None => node!(LinearNoBias, [x_node, w_node]),
+        }
+    }
+
+    fn fp8_grouped_linear(x: Float8Tensor<Self>, w: Float8Tensor<Self>, ends: IntTensor<B>) -> FloatTensor<Self> {
+        let run = |wanted| grouped::forward(&x.plain(), &w.plain(), ends.clone(), wanted);
+        let wanted = Wanted { x: x.full().is_tracked(), w: w.full().is_tracked(), bias: false };
+        match GroupedLinear.prepare::<C>([x.full().node.clone(), w.full().node.clone()]).compute_bound().stateful() {
+            OpsKind::Tracked(mut prep) => {
+                let (y, saved) = run(wanted);
+                let saved = saved.expect("a gradient is wanted");
+                let x = saved.saves_input().then(|| prep.checkpoint(x.full()));
+                prep.finish((saved, x), y)
+            }
+            OpsKind::UnTracked(prep) => prep.finish(run(Wanted::default()).0),
+        }
+    }
+
+    fn fp8_full_tensor(weight: Float8Tensor<Self>) -> Float8Tensor<Self> {
+        let Some(layer) = full_tensor::sharded(&weight.plain()) else { return weight };
+        let whole = full_tensor::forward(weight.plain()).into_full();
+        Float8Tensor::new(match FullTensor.prepare::<C>([weight.into_full().node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(layer, whole),
+            OpsKind::UnTracked(prep) => prep.finish(whole),
+        })
+    }
+
+    fn fp8_embedding(weights: Float8Tensor<Self>, indices: IntTensor<B>) -> FloatTensor<Self> {
+        let y = full_tensor::embedding(weights.plain(), indices.clone());
+        let table = full_tensor::Table::of(&weights.plain());
+        match Embedding.prepare::<C>([weights.into_full().node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((table, indices), y),
+            OpsKind::UnTracked(prep) => prep.finish(y),
+        }
+    }
+}
+
+/// What a linear's node keeps; x itself, where it does, as Burn's linear does: gradient checkpointing may compute it again.
+#[derive(Clone, Debug)]
+struct LinearState<B: Float8Backend> {
+    saved: Saved<B>,
+    x: Option<NodeId>,
+}
+
+#[derive(Debug)]
+struct LinearWithBias;
+#[derive(Debug)]
+struct LinearNoBias;
+
+fn linear_backward<B: Float8Backend>(
+    LinearState { saved, x }: LinearState<B>,
+    dy: FloatTensor<B>,
+    parents: [Option<NodeId>; 3],
+    grads: &mut Gradients,
+    checkpointer: &mut Checkpointer,
+) {
+    let x = x.map(|id| checkpointer.retrieve_node_output(id));
+    let [wants_x, wants_w, wants_bias] = parents.map(|parent| parent.is_some());
+    let gradients = linear::backward(saved, dy, x, Wanted { x: wants_x, w: wants_w, bias: wants_bias });
+    for (parent, gradient) in parents.into_iter().zip(gradients) {
+        if let (Some(id), Some(gradient)) = (parent, gradient) {
+            grads.register::<B>(id, gradient);
+        }
+    }
+}
+
+impl<B: Float8Backend> Backward<B, 3> for LinearWithBias {
+    type State = LinearState<B>;
+
+    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        linear_backward(ops.state, dy, ops.parents.map(|node| node.map(|node| node.id)), grads, checkpointer);
+    }
+}
+
+impl<B: Float8Backend> Backward<B, 2> for LinearNoBias {
+    type State = LinearState<B>;
+
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        let [x, w] = ops.parents.map(|node| node.map(|node| node.id));
+        linear_backward(ops.state, dy, [x, w, None], grads, checkpointer);
+    }
+}
+
+#[derive(Debug)]
+struct GroupedLinear;
+
+impl<B: Float8Backend> Backward<B, 2> for GroupedLinear {
+    type State = (grouped::Saved<B>, Option<NodeId>);
+
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        let (saved, x) = ops.state;
+        let x = x.map(|id| checkpointer.retrieve_node_output(id));
+        let parents = ops.parents.map(|node| node.map(|node| node.id));
+        let wanted = Wanted { x: parents[0].is_some(), w: parents[1].is_some(), bias: false };
+        for (parent, gradient) in parents.into_iter().zip(grouped::backward(saved, dy, x, wanted)) {
+            if let (Some(id), Some(gradient)) = (parent, gradient) {
+                grads.register::<B>(id, gradient);
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct FullTensor;
+
+impl<B: Float8Backend> Backward<B, 1> for FullTensor {
+    type State = Arc<Layer>;
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let gradient = grads.consume::<B>(&ops.node);
+        if let [Some(node)] = ops.parents {
+            grads.register::<B>(node.id, reduced::<B>(&ops.state, gradient));
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Embedding;
+
+impl<B: Float8Backend> Backward<B, 1> for Embedding {
+    type State = (full_tensor::Table<B>, IntTensor<B>);
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        let (table, indices) = ops.state;
+        if let [Some(node)] = ops.parents {
+            grads.register::<B>(node.id, table.gradient(dy, indices));
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! What the compiler says of programs that must not compile. `TRYBUILD=overwrite` writes the `.stderr` files anew.
+
+#[test]
+fn programs_that_do_not_compile() {
+    trybuild::TestCases::new().compile_fail("tests/compile_fail/*.rs");
+}

@@ -1,0 +1,387 @@
+//! Whole programs that exactness of each linear is for: gates on a batch, recurrences, penalties on weights, gradient checkpointing,
+//! frozen layers, evaluation on many threads.
+use std::cell::RefCell;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, CheckpointStrategy, NoCheckpointing};
+use burn::backend::{Autodiff, Flex};
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig, Lstm, LstmConfig};
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::tensor::Tensor;
+use burn::tensor::activation::{relu, sigmoid, silu};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn_float8::{Float8, Float8Config, Float8State, Recipe, StatisticsConfig, float8_autocast};
+use rayon::prelude::*;
+
+use crate::support::models::{Attention, D};
+use crate::support::{
+    B, F8, Plain, applied, bits, constant, counters, float8_calls, has_float8_wgrad, high_precision_calls, layer_of,
+    own_report, tensor, train, values, with_parameters,
+};
+
+/// The FP8 backend with a strategy of checkpointing.
+type Stack<C> = Float8<Autodiff<Flex, C>>;
+
+fn x<A: Backend>() -> Tensor<A, 2> {
+    tensor([6, D], 1)
+}
+
+fn square<A: Backend>() -> Linear<A> {
+    LinearConfig::new(D, D).init(&Default::default())
+}
+
+fn dw<A: AutodiffBackend>(l: &Linear<A>, grads: &A::Gradients) -> Tensor<A::InnerBackend, 2> {
+    l.weight.grad(grads).expect("tracked")
+}
+
+#[derive(Module, Debug)]
+struct Gated<B: Backend> {
+    value: Linear<B>,
+    gate: Linear<B>,
+}
+
+/// The gate is filtered: its weight gradient is xᵀ·dy in high precision, though FP8 has read its x.
+#[test]
+fn a_gated_unit_on_the_batch() {
+    fn new<A: Backend>() -> Gated<A> {
+        Gated { value: square(), gate: square() }
+    }
+    for recipe in Recipe::ALL {
+        let config = Float8Config::new(recipe).with_filter_fqns(["gate"]).with_strict(true);
+        for (gate_is_first, is_tracked) in [(true, false), (true, true), (false, false), (false, true)] {
+            let what = format!("{recipe} {gate_is_first} {is_tracked}");
+            let model: Gated<B> = applied(&config, new());
+            let x = x::<B>().set_require_grad(is_tracked);
+            let gate = gate_is_first.then(|| model.gate.forward(x.clone()));
+            let value = model.value.forward(x.clone());
+            let gate = gate.unwrap_or_else(|| model.gate.forward(x.clone()));
+            let grads = (value.clone() * sigmoid(gate.clone())).sum().backward();
+
+            // Each alone, beside what the other has computed.
+            let plain: Gated<Plain> = with_parameters(new(), 1);
+            let plain_x = self::x::<Plain>().require_grad();
+            let plain_gate = plain.gate.forward(plain_x.clone());
+            assert_eq!(bits(gate.clone()), bits(plain_gate.clone()), "{what}");
+            let plain_value: Tensor<Plain, 2> = constant(value);
+            let of_gate = (plain_value * sigmoid(plain_gate)).sum().backward();
+            assert_eq!(bits(dw(&model.gate, &grads)), bits(dw(&plain.gate, &of_gate)), "{what}: gate");
+            let other: Gated<B> = applied(&config, new());
+            let other_x = self::x::<B>().require_grad();
+            let scale: Tensor<B, 2> = constant(sigmoid(gate));
+            let of_value = (other.value.forward(other_x.clone()) * scale).sum().backward();
+            assert_eq!(bits(dw(&model.value, &grads)), bits(dw(&other.value, &of_value)), "{what}: value");
+            if is_tracked {
+                let of_gate: Tensor<F8, 2> = constant(plain_x.grad(&of_gate).expect("tracked"));
+                let dx = of_gate + other_x.grad(&of_value).expect("tracked");
+                assert_eq!(bits(x.grad(&grads).expect("tracked")), bits(dx), "{what}: x");
+            }
+
+            let (dgrads, wgrads) = (u64::from(is_tracked), u64::from(has_float8_wgrad(recipe)));
+            let [value, gate] = ["value", "gate"].map(|name| layer_of(&model, name));
+            assert_eq!(float8_calls(&value), [1, dgrads, wgrads], "{what}");
+            assert_eq!(high_precision_calls(&value), [0, 0, 1 - wgrads], "{what}");
+            assert_eq!((float8_calls(&gate), high_precision_calls(&gate)), ([0; 3], [1, dgrads, 1]), "{what}");
+            own_report(&model).verify().unwrap();
+        }
+    }
+}
+
+/// burn-nn's own, whose four gates read one x.
+#[test]
+fn an_lstm_with_a_filtered_gate() {
+    const H: usize = 8;
+    const TOKENS: usize = 3;
+    const STEPS: u64 = 3;
+    /// A cell's hidden state from what its gates multiply: input, forget, output, cell.
+    fn hidden<A: Backend>([i, f, o, c]: [Tensor<A, 2>; 4]) -> Tensor<A, 2> {
+        let [i, f, o] = [i, f, o].map(sigmoid);
+        let cell = f * zeros::<A>() + i * c.tanh();
+        o * cell.tanh()
+    }
+    fn zeros<A: Backend>() -> Tensor<A, 2> {
+        Tensor::zeros([6, H], &Default::default())
+    }
+    fn backward<A: AutodiffBackend>(hidden: Tensor<A, 2>) -> A::Gradients {
+        (hidden * tensor::<A, 2>([6, H], 2)).sum().backward()
+    }
+    let config = Float8Config::tensorwise().with_filter_fqns(["input_gate"]).with_strict(true);
+    let new = || -> Lstm<B> { applied(&config, LstmConfig::new(D, H, true).init(&Default::default())) };
+    let gates = |l: &Lstm<B>| {
+        let gates = [&l.input_gate, &l.forget_gate, &l.output_gate, &l.cell_gate];
+        gates.map(|gate| [&gate.input_transform, &gate.hidden_transform].map(|l| l.weight.val()))
+    };
+
+    // One token, after which no gate reads another's hidden state.
+    let model = new();
+    let (_, state) = model.forward(tensor([6, 1, D], 1), None);
+    let grads = backward(state.hidden);
+    // Every linear with an x of its own.
+    let apart = new();
+    let products = [&apart.input_gate, &apart.forget_gate, &apart.output_gate, &apart.cell_gate]
+        .map(|gate| gate.gate_product(x(), zeros()));
+    let expected = backward(hidden(products.clone()));
+    for (ours, theirs) in gates(&model).into_iter().flatten().zip(gates(&apart).into_iter().flatten()) {
+        let [ours, theirs] = [ours.grad(&grads), theirs.grad(&expected)].map(|dw| bits(dw.expect("tracked")));
+        assert_eq!(ours, theirs);
+    }
+    // The filtered gate without FP8, beside what the others have multiplied.
+    let plain: Lstm<Plain> = with_parameters(LstmConfig::new(D, H, true).init(&Default::default()), 1);
+    let [_, f, o, c]: [Tensor<Plain, 2>; 4] = products.map(constant);
+    let expected = backward(hidden([plain.input_gate.gate_product(x(), zeros()), f, o, c]));
+    let ours = bits(dw(&model.input_gate.input_transform, &grads));
+    assert_eq!(ours, bits(dw(&plain.input_gate.input_transform, &expected)));
+
+    let (model, _) = train(new(), 0..STEPS, |m, step| {
+        let (y, _) = m.forward(tensor([6, TOKENS, D], step), None);
+        y.powf_scalar(2.0).mean()
+    });
+    let report = own_report(&model);
+    assert_eq!(report.layers.len(), 8);
+    for l in &report.layers {
+        let calls = STEPS * TOKENS as u64;
+        // Neither x wants a gradient nor the hidden state that a sequence starts from.
+        let dgrads = if l.name.ends_with("hidden_transform") { calls - STEPS } else { 0 };
+        let [mut used, mut unused] = [float8_calls(l), high_precision_calls(l)];
+        if l.name.starts_with("input_gate") {
+            core::mem::swap(&mut used, &mut unused);
+        }
+        assert_eq!((used, unused), ([calls, dgrads, calls], [0; 3]), "{}", l.name);
+    }
+    report.verify().unwrap();
+}
+
+/// One linear, 50 times in one graph, in FP8 or not: the sum of what each use computes in a graph of its own, also where activations
+/// are computed again.
+#[test]
+fn a_recurrence() {
+    const USES: usize = 50;
+    type IsOn = fn(usize) -> bool;
+    fn recurrence<A: AutodiffBackend>(l: &Linear<A>, is_on: IsOn, is_tracked: bool) -> [Vec<u32>; 3] {
+        let x = x::<A>().set_require_grad(is_tracked);
+        let y = (0..USES).fold(x, |h, i| float8_autocast(is_on(i), || l.forward(h)).tanh());
+        let grads = (y.clone() * tensor::<A, 2>([6, D], 2)).sum().backward();
+        let db = l.bias.as_ref().expect("it has one").grad(&grads).expect("tracked");
+        [bits(y), bits(dw(l, &grads)), bits(db)]
+    }
+    fn one_by_one(l: &Linear<B>, is_on: IsOn) -> [Vec<u32>; 3] {
+        let step = |i: usize, h: Tensor<B, 2>| float8_autocast(is_on(i), || l.forward(h)).tanh();
+        let mut inputs = vec![x::<B>()];
+        for i in 0..USES {
+            let y = step(i, inputs[i].clone());
+            inputs.push(constant(y));
+        }
+        let y = inputs.pop().expect("the last output");
+        let mut dy = tensor::<B, 2>([6, D], 2);
+        let mut sums: Option<(Tensor<F8, 2>, Tensor<F8, 1>)> = None;
+        for (i, h) in inputs.into_iter().enumerate().rev() {
+            let h = h.require_grad();
+            let grads = (step(i, h.clone()) * dy).sum().backward();
+            let (dw, db) = (dw(l, &grads), l.bias.as_ref().expect("it has one").grad(&grads).expect("tracked"));
+            sums = Some(match sums {
+                Some((dw_sum, db_sum)) => (dw + dw_sum, db + db_sum),
+                None => (dw, db),
+            });
+            dy = constant(h.grad(&grads).expect("tracked"));
+        }
+        let (dw, db) = sums.expect("one at least");
+        [bits(y), bits(dw), bits(db)]
+    }
+    let precisions: [IsOn; 2] = [|_| true, |i| !i.is_multiple_of(3)];
+    for recipe in Recipe::ALL {
+        let config = Float8Config::new(recipe).with_strict(true);
+        for (is_on, is_tracked) in precisions.into_iter().flat_map(|is_on| [(is_on, false), (is_on, true)]) {
+            let l: Linear<B> = applied(&config, square());
+            let got = recurrence(&l, is_on, is_tracked);
+            assert_eq!(got, one_by_one(&applied(&config, square()), is_on), "{recipe} {is_tracked}");
+            let balanced: Linear<Stack<BalancedCheckpointing>> = applied(&config, square());
+            assert_eq!(recurrence(&balanced, is_on, is_tracked), got, "{recipe} {is_tracked}");
+
+            let uses = |on: bool| (0..USES).filter(|i| is_on(*i) == on).count() as u64;
+            let untracked = |on: bool| u64::from(!is_tracked && is_on(0) == on);
+            let [mut float8, mut high] = [true, false].map(|on| [uses(on), uses(on) - untracked(on), uses(on)]);
+            if !has_float8_wgrad(recipe) {
+                (float8[2], high[2]) = (0, USES as u64);
+            }
+            for layer in [layer_of(&l, "linear"), layer_of(&balanced, "linear")] {
+                let calls = [float8_calls(&layer), high_precision_calls(&layer)];
+                assert_eq!(calls, [float8, high], "{recipe} {is_tracked}");
+            }
+        }
+    }
+}
+
+/// What else reads a weight adds to its gradient, and leaves the linear's alone.
+#[test]
+fn a_penalty_on_a_weight() {
+    const STEPS: u64 = 3;
+    /// x is computed, so that backward comes to the linear before it comes to a penalty on the weight itself.
+    fn loss(l: &Linear<B>) -> Tensor<B, 1> {
+        (l.forward(x::<B>().require_grad() * 1.0) * tensor::<B, 2>([6, D], 2)).sum()
+    }
+    fn of_the_weight(l: &Linear<B>) -> Tensor<B, 1> {
+        (l.weight.val() * l.weight.val()).sum()
+    }
+    fn of_a_product(l: &Linear<B>) -> Tensor<B, 1> {
+        let w = l.weight.val() * 1.0;
+        (w.clone() * w).sum()
+    }
+    for recipe in Recipe::ALL {
+        let new = || -> Linear<B> { applied(&Float8Config::new(recipe).with_strict(true), square()) };
+        let l = new();
+        let gradient = |loss: Tensor<B, 1>| dw(&l, &loss.backward());
+        let w: Tensor<F8, 2> = constant(l.weight.val());
+        let alone = gradient(loss(&l));
+        // In the order in which gradients come to the weight.
+        let expected = bits(w.clone() + (w.clone() + alone.clone()));
+        assert_eq!(bits(gradient(loss(&l) + of_the_weight(&l))), expected, "{recipe}");
+        assert_eq!(bits(gradient(of_the_weight(&l) + loss(&l))), expected, "{recipe}");
+        let expected = bits(alone + (w.clone() + w));
+        assert_eq!(bits(gradient(loss(&l) + of_a_product(&l))), expected, "{recipe}");
+        assert_eq!(bits(gradient(of_a_product(&l) + loss(&l))), expected, "{recipe}");
+
+        let (l, _) = train(new(), 0..STEPS, |l, _| loss(l) + of_the_weight(l) + of_a_product(l));
+        // The optimizer's weight is the layer's still.
+        loss(&l);
+        let (layer, wgrads) = (layer_of(&l, "linear"), if has_float8_wgrad(recipe) { STEPS } else { 0 });
+        assert_eq!(float8_calls(&layer), [STEPS + 1, STEPS, wgrads], "{recipe}");
+        assert_eq!(high_precision_calls(&layer), [0, 0, STEPS - wgrads], "{recipe}");
+        assert_eq!(Float8State::export(&l).step, STEPS + 1, "{recipe}");
+        own_report(&l).verify().unwrap();
+    }
+}
+
+/// What gradient checkpointing must not change.
+#[derive(Debug, PartialEq)]
+struct Run {
+    losses: Vec<u32>,
+    state: Float8State,
+    /// FP8 and high-precision calls, casts, matmuls: nothing is cast again.
+    counters: Vec<(String, [[u64; 3]; 3], u64)>,
+    health: Vec<String>,
+}
+
+impl Run {
+    fn new<C: CheckpointStrategy>(recipe: Recipe) -> Self {
+        let config = Float8Config::new(recipe).with_statistics(StatisticsConfig::every(1)).with_strict(true);
+        let model: Attention<Stack<C>> = applied(&config, Attention::new());
+        let (model, losses) = train(model, 0..6, |m, step| {
+            // Amaxes grow, so that a scale from another step would show.
+            let x = tensor::<Stack<C>, 3>([2, 4, D], step) * (1.0 + step as f32);
+            // Of what q, k and v share, and of what o reads, checkpointing keeps nothing.
+            let x = relu(m.embed.forward(x)) + 0.1;
+            let (q, k, v) = (m.q.forward(x.clone()), m.k.forward(x.clone()), m.v.forward(x));
+            let h = silu(q.clone() * 0.5) * k.tanh() + relu(v);
+            m.o.forward(h + q).powf_scalar(2.0).mean()
+        });
+        let gemms = own_report(&model).layers.into_iter().flat_map(|l| [l.fprop, l.dgrad, l.wgrad]);
+        let health = gemms.map(|gemm| format!("{:?}", gemm.operands.map(|o| o.health)));
+        Self {
+            losses: losses.into_iter().map(f32::to_bits).collect(),
+            state: Float8State::export(&model),
+            counters: counters(&model),
+            health: health.collect(),
+        }
+    }
+}
+
+#[test]
+fn checkpointing_in_every_recipe() {
+    for recipe in Recipe::ALL {
+        assert_eq!(Run::new::<BalancedCheckpointing>(recipe), Run::new::<NoCheckpointing>(recipe), "{recipe}");
+    }
+}
+
+/// k is left out of two steps, as by stochastic depth, and comes back to larger activations.
+#[test]
+fn checkpointing_with_a_layer_left_out() {
+    type Gradients = Vec<[Option<Vec<u32>>; 2]>;
+    fn run<C: CheckpointStrategy>() -> (Gradients, Float8State) {
+        let mut model: Attention<Stack<C>> = applied(&Float8Config::new(Recipe::Delayed), Attention::new());
+        let mut optimizer = AdamWConfig::new().init::<Stack<C>, Attention<Stack<C>>>();
+        let mut gradients = vec![];
+        for (uses_k, scale) in [(true, 1e-3), (false, 1.0), (false, 1.0), (true, 1.0), (true, 0.5)] {
+            let y = model.q.forward(tensor::<Stack<C>, 2>([8, D], 1) * scale);
+            // Computed again in backward.
+            let h = y.clone() + y;
+            let y = if uses_k { model.k.forward(h) } else { h };
+            let grads = y.powf_scalar(2.0).sum().backward();
+            gradients.push([&model.q, &model.k].map(|l| l.weight.grad(&grads).map(bits)));
+            let grads = GradientsParams::from_grads(grads, &model);
+            model = optimizer.step(1e-3, model, grads);
+        }
+        (gradients, Float8State::export(&model))
+    }
+    let expected = run::<NoCheckpointing>();
+    let has_k: Vec<_> = expected.0.iter().map(|[_, k]| k.is_some()).collect();
+    assert_eq!(has_k, [true, false, false, true, true]);
+    assert_eq!(run::<BalancedCheckpointing>(), expected);
+}
+
+/// Between two that learn, dgrad goes through it, and the histories of all that it casts move on.
+#[test]
+fn a_frozen_weight_in_the_middle() {
+    const STEPS: u64 = 6;
+    let mut model: Attention<B> = Attention::new();
+    model.v = model.v.no_grad();
+    let model = applied(&Float8Config::new(Recipe::Delayed).with_strict(true), model);
+    let amax = |values: Vec<f32>| values.into_iter().fold(0.0f32, |amax, v| amax.max(v.abs())).to_bits();
+    let of_w = amax(values(model.v.weight.val()));
+    let of_x = RefCell::new(vec![]);
+    let (model, _) = train(model, 0..STEPS, |m, step| {
+        let h = m.embed.forward(x::<B>() * (1.0 + step as f32));
+        of_x.borrow_mut().push(amax(values(h.clone())));
+        m.o.forward(m.v.forward(h)).powf_scalar(2.0).mean()
+    });
+    for (name, expected) in [("embed", [STEPS, 0, STEPS]), ("v", [STEPS, STEPS, 0]), ("o", [STEPS; 3])] {
+        let layer = layer_of(&model, name);
+        assert_eq!((float8_calls(&layer), high_precision_calls(&layer)), (expected, [0; 3]), "{name}");
+    }
+    let state = Float8State::export(&model);
+    assert_eq!(state.step, STEPS);
+    // Newest first; the last step is not over.
+    let v = &state.layers["v"];
+    let [input, weight, mut grad_output] = [&v.input, &v.weight, &v.grad_output].map(|history| {
+        let history = history.clone().expect("v has histories");
+        let ended: Vec<u32> = history.history.into_iter().take_while(|amax| *amax > 0).collect();
+        [history.observed, ended].concat()
+    });
+    assert_eq!(input, of_x.into_inner().into_iter().rev().collect::<Vec<_>>());
+    assert_eq!(weight, [of_w; STEPS as usize]);
+    grad_output.dedup();
+    assert_eq!(grad_output.len() as u64, STEPS, "a new one in each step");
+}
+
+/// `batches.par_iter().map(|batch| model.forward(batch))`: a thread of the pool that waits for the parts of a cast takes up another
+/// forward, of the same weights.
+#[test]
+fn an_evaluation_on_rayons_pool_ends() {
+    const N: usize = 512;
+    const DEPTH: usize = 16;
+    fn evaluate(model: &[Linear<F8>], depth: usize) -> Vec<u32> {
+        let x = Tensor::<F8, 2>::ones([2, N], &Default::default());
+        bits(model.iter().take(depth).fold(x, |x, l| l.forward(x)))
+    }
+    let (ended, end) = mpsc::channel();
+    std::thread::spawn(move || {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(16).build().expect("threads");
+        let linears = (0..DEPTH).map(|_| LinearConfig::new(N, N).init::<F8>(&Default::default()));
+        let weights: Vec<Linear<F8>> = with_parameters(linears.collect(), 1);
+        // Weights that nothing has cast, as after each optimizer step.
+        let new = || Float8Config::tensorwise().convert(weights.clone()).unwrap().0;
+        let model = new();
+        let expected: Vec<_> = pool.install(|| (0..=DEPTH).map(|depth| evaluate(&model, depth)).collect());
+        for round in 0..6 {
+            let model = new();
+            // Some leave early.
+            let depths = (0..64usize).into_par_iter().with_max_len(1).map(|i| (i * 7919 + round * 31) % (DEPTH + 1));
+            let all: Vec<_> = pool.install(|| depths.map(|depth| (depth, evaluate(&model, depth))).collect());
+            for (depth, y) in all {
+                assert!(y == expected[depth], "round {round}, {depth} linears");
+            }
+        }
+        ended.send(()).expect("the test waits");
+    });
+    end.recv_timeout(Duration::from_secs(300)).expect("it ends, with the numbers of one forward after the other");
+}
