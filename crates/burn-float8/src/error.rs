@@ -222,11 +222,16 @@ pub enum Float8Error {
         /// Number of ends.
         ends: usize,
     },
-    /// Linears whose weights carry no layer ran.
-    #[error("{calls} GEMMs of linears without a layer: they were not in the model that Float8Config was applied to")]
-    UntaggedCalls {
-        /// GEMM calls.
-        calls: u64,
+    /// Linears of the model have lost their layers, or never had them.
+    #[error(
+        "{linears} linears of the model carry no layer, so that no configuration applies to them: {names}. A record that is loaded into a \
+         model without FP8 layers, such as a valid() one, a quantized copy, and weights rebuilt from data have none: apply the configuration again"
+    )]
+    UntaggedLinears {
+        /// How many.
+        linears: usize,
+        /// Their names, shortened where there are many.
+        names: String,
     },
     /// A layer was never called as a linear.
     #[error(

@@ -1,19 +1,38 @@
-//! What linears do whose weight carries no tag, before and after a configuration is applied: one process, one test, since all
-//! of it is the process's.
+//! What linears do whose weight carries no layer. It is settled once for a device and for the process, so each test runs in a process of
+//! its own.
 #[allow(dead_code, unused_imports, unused_macros, reason = "other test programs use the rest")]
 #[path = "programs/support/mod.rs"]
 mod support;
 
+use std::process::Command;
+
+use burn::module::{AutodiffModule, Module, Quantizer};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
-use burn_float8::{Float8Config, Recipe, config::Untagged, grouped_linear, set_default_config};
+use burn::tensor::ops::QuantizedTensor;
+use burn::tensor::quantization::{Calibration, QTensorPrimitive, QuantValue};
+use burn_float8::{
+    Float8Config, Float8Error, Recipe, config::Untagged, grouped_linear, report, set_default_config,
+};
 
-use support::models::Mlp;
+use support::models::{D, Mlp};
 use support::{B, F8, Plain, bits, panic_of, relative_error, tensor, values, with_parameters};
 
 const K: usize = 32;
 const N: usize = 16;
+const ALONE: &str = "FLOAT8_TEST_IN_ITS_OWN_PROCESS";
+
+/// Runs a test of this name in a process of its own.
+fn alone(name: &str, test: impl FnOnce()) {
+    if std::env::var_os(ALONE).is_some() {
+        return test();
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let output = command.args(["--exact", name, "--nocapture"]).env(ALONE, "1").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}{}", String::from_utf8_lossy(&output.stderr));
+}
 
 fn linear<A: Backend>() -> Linear<A> {
     with_parameters(LinearConfig::new(K, N).init(&Default::default()), 5)
@@ -28,92 +47,139 @@ fn run<A: Backend>(linear: &Linear<A>) -> Vec<u32> {
     bits(linear.forward(tensor::<A, 2>([7, K], 1)))
 }
 
+fn gradients(linear: &Linear<B>) -> [Vec<u32>; 2] {
+    let x = tensor::<B, 2>([7, K], 1).require_grad();
+    let grads = linear.forward(x.clone()).powf_scalar(2.0).sum().backward();
+    [bits(x.grad(&grads).unwrap()), bits(linear.weight.grad(&grads).unwrap())]
+}
+
 fn applied(config: Float8Config) -> Mlp<F8> {
-    config.convert(Mlp::new()).unwrap().0
+    config.apply(Mlp::new()).unwrap().0
 }
 
 fn with(untagged: Untagged) -> Float8Config {
     Float8Config::tensorwise().with_untagged(untagged)
 }
 
-#[test]
-fn untagged_linears() {
-    let plain = run::<Plain>(&linear());
-    let untagged = linear::<F8>();
-    let gradients = |l: &Linear<B>| {
-        let x = tensor::<B, 2>([7, K], 1).require_grad();
-        let grads = l.forward(x.clone()).powf_scalar(2.0).sum().backward();
-        [bits(x.grad(&grads).unwrap()), bits(l.weight.grad(&grads).unwrap())]
-    };
-
-    // Before any apply: wrapping the backend is enough.
-    let float8 = run(&untagged);
+fn near(float8: &[u32], plain: &[u32]) -> bool {
     let floats = |bits: &[u32]| bits.iter().map(|bits| f32::from_bits(*bits)).collect::<Vec<_>>();
-    let error = relative_error(&floats(&float8), &floats(&plain));
-    assert!(float8 != plain && error < 0.2, "{error}");
-    let float8_gradients = gradients(&linear());
-    // So it is for linears that are called by name.
-    let experts = grouped::<F8>();
-    let error = relative_error(&floats(&experts), &floats(&grouped::<Plain>()));
-    assert!(error > 0.0 && error < 0.2, "{error}");
-    // A failed apply changes nothing.
-    Float8Config::tensorwise().with_filter_fqns(["nothing"]).convert(Mlp::<F8>::new()).unwrap_err();
-    assert_eq!(run(&untagged), float8);
+    let error = relative_error(&floats(float8), &floats(plain));
+    error > 0.0 && error < 0.2
+}
 
-    // After one: high precision, whatever is strict, and also when that model is gone.
-    let model = applied(Float8Config::tensorwise().with_strict(true));
-    assert_eq!(run(&untagged), plain);
-    assert_ne!(gradients(&linear()), float8_gradients);
-    drop(model);
-    assert_eq!(run(&untagged), plain);
+/// Wrapping the backend is enough, and stays enough: whatever is applied to other models afterwards, on whichever thread, changes
+/// nothing.
+#[test]
+fn the_first_linear_settles_it() {
+    alone("the_first_linear_settles_it", || {
+        let plain = run::<Plain>(&linear());
+        let untagged = linear::<F8>();
+        // A failed apply settles nothing.
+        Float8Config::tensorwise().with_filter_fqns(["nothing"]).apply(Mlp::<F8>::new()).unwrap_err();
+        let float8 = run(&untagged);
+        assert!(near(&float8, &plain));
+        assert!(near(&grouped::<F8>(), &grouped::<Plain>()), "so it is for linears that are called by name");
+        let trained = gradients(&linear());
+        for config in [Float8Config::tensorwise().with_strict(true), with(Untagged::Error), with(Untagged::HighPrecision)] {
+            let model = std::thread::spawn(move || applied(config)).join().unwrap();
+            assert_eq!(run(&untagged), float8);
+            assert_eq!(gradients(&linear()), trained);
+            drop(model);
+            assert_eq!(run(&untagged), float8);
+        }
+        report(&untagged).verify().unwrap();
+    });
+}
 
-    // A live configuration says otherwise; of several, an error comes before high precision, that before the default.
-    let default = applied(with(Untagged::Default));
-    assert_eq!(run(&untagged), float8);
-    assert_eq!(gradients(&linear()), float8_gradients);
-    let high_precision = applied(with(Untagged::HighPrecision));
-    assert_eq!(run(&untagged), plain);
-    let error = applied(with(Untagged::Error));
-    let message = panic_of(|| drop(run(&untagged)));
-    assert!(message.starts_with(&format!("a linear with weight [{K}, {N}] carries no layer")), "{message}");
-    panic_of(|| drop(gradients(&linear())));
-    // A clone keeps it alive; copies of its casts, of which the thread has the last, do not.
-    let clone = error.clone();
-    clone.forward(tensor::<F8, 2>([7, support::models::D], 1));
-    drop(error);
-    panic_of(|| drop(run(&untagged)));
-    drop(clone);
-    assert_eq!(run(&untagged), plain);
-    drop(high_precision);
-    assert_eq!(run(&untagged), float8);
-    drop(default);
-    assert_eq!(run(&untagged), plain);
+/// After an `apply` such linears run in high precision, also when that model is gone.
+#[test]
+fn the_first_apply_settles_it() {
+    alone("the_first_apply_settles_it", || {
+        let plain = run::<Plain>(&linear());
+        let untagged = linear::<F8>();
+        let model = applied(Float8Config::tensorwise().with_strict(true));
+        assert_eq!(run(&untagged), plain);
+        let other = applied(with(Untagged::Default));
+        assert_eq!(run(&untagged), plain);
+        drop((model, other));
+        assert_eq!(run(&untagged), plain);
 
-    // Tagged linears are not concerned.
-    let strict = applied(with(Untagged::Error).with_strict(true));
-    let y = strict.forward(tensor::<F8, 2>([3, support::models::D], 1));
-    assert!(values(y).iter().all(|v| v.is_finite()));
-    let error = burn_float8::report(&strict).verify();
-    assert!(error.is_ok(), "{error:?}");
-    drop(strict);
-    // The thread keeps its last activations, which keep their layers, until its next linears.
-    let other = applied(Float8Config::tensorwise());
-    (0..2).for_each(|seed| drop(other.forward(tensor::<F8, 2>([3, support::models::D], seed))));
-    drop(other);
+        // A default that is set for the device counts, on and off.
+        let set = |config: Option<&Float8Config>| set_default_config::<F8>(&Default::default(), config).unwrap();
+        set(Some(&Float8Config::new(Recipe::Rowwise)));
+        let rowwise = run(&untagged);
+        assert!(near(&rowwise, &plain));
+        drop(applied(Float8Config::tensorwise()));
+        assert_eq!(run(&untagged), rowwise);
+        set(Some(&Float8Config::tensorwise()));
+        assert!(near(&run(&untagged), &plain) && run(&untagged) != rowwise);
+        set(None);
+        assert_eq!(run(&untagged), plain);
+    });
+}
 
-    // A default that was set for the device counts, on and off.
-    set_default_config::<F8>(&Default::default(), Some(&Float8Config::new(Recipe::Rowwise))).unwrap();
-    let rowwise = run(&untagged);
-    assert!(rowwise != plain && rowwise != float8);
-    let model = applied(Float8Config::tensorwise());
-    assert_eq!(run(&untagged), rowwise);
-    drop(model);
-    set_default_config::<F8>(&Default::default(), None).unwrap();
-    assert_eq!(run(&untagged), plain);
-    set_default_config::<F8>(&Default::default(), Some(&Float8Config::tensorwise())).unwrap();
-    assert_eq!(run(&untagged), float8);
+#[test]
+fn a_configuration_may_refuse_them() {
+    alone("a_configuration_may_refuse_them", || {
+        let strict = applied(with(Untagged::Error).with_strict(true));
+        let message = panic_of(|| drop(run(&linear::<F8>())));
+        assert!(message.starts_with(&format!("a linear with weight [{K}, {N}] carries no layer")), "{message}");
+        panic_of(|| drop(gradients(&linear())));
+        // Tagged linears are not concerned.
+        let y = strict.forward(tensor::<F8, 2>([3, D], 1));
+        assert!(values(y).iter().all(|v| v.is_finite()));
+        report(&strict).verify().unwrap();
+        drop(strict);
+        panic_of(|| drop(run(&linear::<F8>())));
+    });
+}
 
-    // In a file.
+#[test]
+fn a_configuration_may_leave_them_to_the_default() {
+    alone("a_configuration_may_leave_them_to_the_default", || {
+        let _model = applied(with(Untagged::Default));
+        assert!(near(&run(&linear::<F8>()), &run::<Plain>(&linear())));
+        report(&linear::<F8>()).verify().unwrap();
+    });
+}
+
+/// A model whose linears lost their layers is named by its own report, and by no other's.
+#[test]
+fn lost_layers_are_named() {
+    alone("lost_layers_are_named", || {
+        let config = Float8Config::tensorwise();
+        let model: Mlp<B> = config.apply(Mlp::new()).unwrap().0;
+        let valid = model.valid();
+        valid.forward(tensor::<F8, 2>([3, D], 1));
+        report(&valid).verify().unwrap();
+
+        // A model that the configuration never saw, into which the record was loaded.
+        let loaded: Mlp<F8> = Mlp::new().load_record(valid.clone().into_record());
+        let scheme = <QuantizedTensor<F8> as QTensorPrimitive>::default_scheme().with_value(QuantValue::Q8S);
+        let quantized = valid.clone().quantize_weights(&mut Quantizer { calibration: Calibration::MinMax, scheme });
+        for lost in [loaded, quantized] {
+            lost.forward(tensor::<F8, 2>([3, D], 1));
+            let found = report(&lost);
+            assert_eq!(found.untagged, ["first", "second"]);
+            let error = found.verify().unwrap_err();
+            assert_eq!(error, Float8Error::UntaggedLinears { linears: 2, names: "first, second".into() });
+            assert!(found.to_string().contains("first carries no layer"), "{found}");
+            report(&valid).verify().unwrap();
+        }
+
+        // One linear of a model: whether such linears run by default or not.
+        let mut mixed = valid.clone();
+        mixed.second = Mlp::<F8>::new().second;
+        assert_eq!(report(&mixed).untagged, ["second"]);
+        // What somebody asked for is none.
+        set_default_config::<F8>(&Default::default(), None).unwrap();
+        mixed.forward(tensor::<F8, 2>([3, D], 1));
+        report(&mixed).verify().unwrap();
+    });
+}
+
+#[test]
+fn in_a_file() {
     for (name, untagged) in
         [("high_precision", Untagged::HighPrecision), ("default", Untagged::Default), ("error", Untagged::Error)]
     {

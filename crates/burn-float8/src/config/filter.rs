@@ -81,7 +81,12 @@ pub(super) fn layer_numbers(linears: &[LinearInfo]) -> (Vec<Option<usize>>, usiz
 }
 
 fn shorten(linears: &[LinearInfo]) -> String {
+    shortened(linears.iter().map(|linear| &*linear.name))
+}
+
+/// The first of several names.
+pub(crate) fn shortened<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
     const SHOWN: usize = 8;
-    let names: Vec<_> = linears.iter().take(SHOWN).map(|l| l.name.as_str()).collect();
-    names.join(", ") + if linears.len() > SHOWN { ", ..." } else { "" }
+    let more = if names.len() > SHOWN { ", ..." } else { "" };
+    names.take(SHOWN).collect::<Vec<_>>().join(", ") + more
 }

@@ -13,6 +13,7 @@ use std::collections::BTreeSet;
 pub use cast::{CastConfig, Casts, ScalingType};
 pub use delayed::{AmaxComputeAlgo, DelayedScaling};
 pub use filter::LinearInfo;
+pub(crate) use filter::shortened;
 pub use float8_kernels::{Format, Granularity, ScaleCalculationMode, ScaleMode};
 pub use linear::Float8LinearConfig;
 pub(crate) use plan::{CastPlan, LinearPlan};
@@ -27,10 +28,10 @@ use linear::is_default;
 /// What a linear does whose weight carries no layer, since it was in no model that a configuration was applied to, or was
 /// rebuilt from data afterwards.
 ///
-/// Before any [`Float8Config::apply`] in the process it runs by the device's default ([`set_default_config`](crate::set_default_config)).
-/// Afterwards it runs in high precision, so that a filtered layer that has lost its tag stays there, unless a configuration
-/// whose model still lives asks for something else; of several, the first of `error`, `high_precision` and `default` wins. A
-/// device whose default was set by hand keeps it where no configuration says otherwise.
+/// It is settled for a device by what comes first there. If that is an untagged linear, such linears run by the device's default, in
+/// FP8: wrapping the backend is enough. If it is a [`Float8Config::apply`], they do what that configuration says, by default run
+/// in high precision, so that a filtered layer that has lost its tag stays there. From then on only
+/// [`set_default_config`](crate::set_default_config) changes it, for all models on the device at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Untagged {
@@ -106,7 +107,7 @@ pub struct Float8Config {
     #[serde(default, skip_serializing_if = "is_default")]
     pub module_types: Vec<String>,
     /// What a linear does whose weight is in no model that a configuration was applied to, or was rebuilt from data since. If absent,
-    /// it runs in high precision, unless another model's configuration or the device's default says otherwise ([`Untagged`]).
+    /// it runs in high precision, if this configuration is the first to be applied on the device ([`Untagged`]).
     #[serde(default, skip_serializing_if = "is_default")]
     pub untagged: Option<Untagged>,
     /// Panics, naming the layer, where a GEMM of a converted linear would run in high precision that this configuration does not

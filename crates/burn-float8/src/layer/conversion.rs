@@ -15,14 +15,21 @@ type DeviceStates = HashMap<(TypeId, DeviceId), Arc<dyn Any + Send + Sync>>;
 #[derive(Default)]
 pub(crate) struct Conversion {
     config: Float8Config,
+    /// Linears that were quantized then.
+    quantized: Vec<String>,
     /// Whether steps begin by `begin_float8_step` alone.
     manual_steps: AtomicBool,
     states: Mutex<DeviceStates>,
 }
 
 impl Conversion {
-    pub(crate) fn new(config: Float8Config) -> Self {
-        Self { config, ..Self::default() }
+    pub(crate) fn new(config: Float8Config, quantized: Vec<String>) -> Self {
+        Self { config, quantized, ..Self::default() }
+    }
+
+    /// Whether a linear was quantized when the configuration was applied, and left as it was.
+    pub(crate) fn was_quantized(&self, linear: &str) -> bool {
+        self.quantized.iter().any(|name| name == linear)
     }
 
     pub(crate) fn config(&self) -> &Float8Config {

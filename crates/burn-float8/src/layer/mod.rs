@@ -22,7 +22,8 @@ pub(crate) use health::serialize_non_finite;
 pub use health::{CastHealth, Fallback, OperandHealth};
 pub(crate) use tag::{Mark, Tag, now};
 pub use untagged::UNTAGGED_NAME;
-pub(crate) use untagged::{note_apply, set_default, untagged, untagged_choice};
+pub(crate) use untagged::UntaggedRule;
+pub(crate) use untagged::{set_default, settle_at_apply, settle_at_linear, untagged, untagged_rule};
 
 /// Reads the amax of a cast's tensor, if it was looked at, and the amax that the scale was made of.
 pub(crate) trait ReadAmax: Send + Sync {

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::walk::{FoundLinear, Path, linears, map_param};
 use crate::config::{Float8Config, LinearInfo, Policy};
 use crate::error::{ApplyError, Float8Error};
-use crate::layer::{Conversion, Layer, Tag, note_apply};
+use crate::layer::{Conversion, Layer, Tag, settle_at_apply};
 use crate::stack::Float8Stack;
 
 /// What [`Float8Config::convert`] did; its `Display` is the one-line summary.
@@ -140,8 +140,8 @@ impl Float8Config {
             }
             Err(error) => return Err(ApplyError { error, model: Box::new(model) }),
         };
-        let quantized = quantized.into_iter().map(|linear| linear.info.name).collect();
-        let summary = Summary::new(self, &infos, &policies, quantized);
+        let quantized: Vec<_> = quantized.into_iter().map(|linear| linear.info.name).collect();
+        let summary = Summary::new(self, &infos, &policies, quantized.clone());
         let known = self.known_conversion(&linears, &policies);
         let is_sharded =
             |linear: &FoundLinear<B>| linear.tag.as_ref().is_some_and(|tag| tag.layer.sharding().is_some());
@@ -149,10 +149,20 @@ impl Float8Config {
             return Err(ApplyError { error: Float8Error::Sharded, model: Box::new(model) });
         }
         let keeps_tags = known.is_some();
-        let conversion = known.unwrap_or_else(|| Arc::new(Conversion::new(self.clone())));
+        let conversion = known.unwrap_or_else(|| Arc::new(Conversion::new(self.clone(), quantized)));
         B::register();
-        note_apply(&conversion);
-        linears.iter().for_each(|linear| B::untagged_layer(&linear.device).reset_calls());
+        let mut devices: Vec<_> = linears.iter().map(|linear| &linear.device).collect();
+        devices.dedup();
+        for device in devices {
+            B::untagged_layer(device).reset_calls();
+            if let Some(settled) = settle_at_apply::<B::Inner>(device, self.untagged) {
+                log::warn!(
+                    "Float8: untagged = {:?} comes too late for {device:?}, where untagged linears are {:?} already: a configuration \
+                     says so if it is the first to be applied there, before any untagged linear has run; set_default_config at any time",
+                    self.untagged, settled.choice
+                );
+            }
+        }
         let mut tagger = Tagger { path: Path::default(), policies: policies.into_iter(), conversion, keeps_tags };
         Ok((model.map(&mut tagger), summary))
     }

@@ -7,9 +7,11 @@ use serde::Serialize;
 
 use super::walk::{FoundLinear, linears};
 use crate::backend::OperandSize;
-use crate::config::Policy;
+use crate::config::{Policy, Untagged, shortened};
 use crate::error::Float8Error;
-use crate::layer::{Fallback, Layer, OperandHealth, Tag, UNTAGGED_NAME, serialize_non_finite};
+use crate::layer::{
+    Fallback, Layer, OperandHealth, Tag, UNTAGGED_NAME, UntaggedRule, serialize_non_finite, untagged_rule,
+};
 use crate::sharding::{Gathers, Sharding};
 use crate::stack::Float8Stack;
 use crate::step::DeviceState;
@@ -113,6 +115,9 @@ pub struct ShardingReport {
 pub struct Report {
     /// The linears.
     pub layers: Vec<LayerReport>,
+    /// Linears of the model that carry no layer, where nothing says that such linears are meant to run as they do: a record without
+    /// FP8 layers was loaded, or their weights were quantized or rebuilt from data since.
+    pub untagged: Vec<String>,
 }
 
 /// GEMM calls by path, summed over a model.
@@ -147,21 +152,35 @@ impl core::fmt::Display for GemmTotals {
 /// model on the same device whose weights carry no tag, since a configuration was last applied there. A weight that was
 /// sliced, or rebuilt from data, has lost its tag. Waits for the device, to read amaxes and statistics.
 pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
-    let (mut layers, mut untagged): (Vec<Arc<Layer>>, Vec<Arc<Layer>>) = (vec![], vec![]);
-    for FoundLinear { device, tag, .. } in linears::<B, M>(model, None) {
+    let found = linears::<B, M>(model, None);
+    let layers: Vec<_> = found.iter().filter_map(|linear| Some(linear.tag.as_ref()?.layer.clone())).collect();
+    let (mut of_devices, mut untagged): (Vec<Arc<Layer>>, _) = (vec![], vec![]);
+    for FoundLinear { info, device, tag, .. } in found {
         let of_device = B::untagged_layer(&device);
-        if !untagged.iter().any(|l| Arc::ptr_eq(l, &of_device)) {
-            untagged.push(of_device);
+        if !of_devices.iter().any(|l| Arc::ptr_eq(l, &of_device)) {
+            of_devices.push(of_device);
         }
-        if let Some(Tag { layer, .. }) = tag {
-            if layer.conversion().config().statistics.is_some() {
+        match tag {
+            Some(Tag { layer, .. }) if layer.conversion().config().statistics.is_some() => {
                 DeviceState::<B::Inner>::of(&layer, &device).lock().samples.read();
             }
-            layers.push(layer);
+            None if is_lost(&info.name, untagged_rule::<B::Inner>(&device), &layers) => untagged.push(info.name),
+            _ => {}
         }
     }
-    untagged.retain(|l| Gemm::ALL.iter().any(|g| l.calls(*g) != [0; 3]));
-    Report { layers: layers.iter().chain(&untagged).map(|l| LayerReport::new(l)).collect() }
+    of_devices.retain(|l| Gemm::ALL.iter().any(|g| l.calls(*g) != [0; 3]));
+    Report { layers: layers.iter().chain(&of_devices).map(|l| LayerReport::new(l)).collect(), untagged }
+}
+
+/// Whether nobody has asked that a linear without a layer runs as it does, beside these.
+fn is_lost(name: &str, rule: Option<UntaggedRule>, layers: &[Arc<Layer>]) -> bool {
+    let is_alone = layers.is_empty();
+    match rule {
+        _ if layers.iter().any(|layer| layer.conversion().was_quantized(name)) => false,
+        Some(UntaggedRule { is_configured: true, .. }) => false,
+        Some(UntaggedRule { choice: Untagged::Default, .. }) | None => !is_alone,
+        Some(_) => true,
+    }
 }
 
 impl ShardingReport {
@@ -240,24 +259,22 @@ impl Report {
     /// # Errors
     ///
     /// The first layer that did not: [`Float8Error::UnrequestedHighPrecision`], [`NeverCalled`](Float8Error::NeverCalled),
-    /// [`UntaggedCalls`](Float8Error::UntaggedCalls) for linears without a layer about which no configuration says anything.
+    /// [`UntaggedLinears`](Float8Error::UntaggedLinears) for those of [`untagged`](Self::untagged).
     pub fn verify(&self) -> Result<(), Float8Error> {
-        let (untagged, layers): (Vec<_>, Vec<_>) = self.layers.iter().partition(|layer| layer.name == UNTAGGED_NAME);
-        for layer in &layers {
+        // Other models' linears count there, too.
+        let layers = || self.layers.iter().filter(|layer| layer.name != UNTAGGED_NAME);
+        for layer in layers() {
             for (gemm, calls) in layer.gemms() {
                 if let Some(reason) = calls.unrequested.clone() {
                     return Err(Float8Error::UnrequestedHighPrecision { layer: layer.name.clone(), gemm, reason });
                 }
             }
         }
-        for layer in untagged {
-            let calls =
-                layer.gemms().iter().filter(|(_, g)| g.unrequested.is_some()).map(|(_, g)| g.high_precision).sum();
-            if calls > 0 {
-                return Err(Float8Error::UntaggedCalls { calls });
-            }
+        if !self.untagged.is_empty() {
+            let names = shortened(self.untagged.iter().map(String::as_str));
+            return Err(Float8Error::UntaggedLinears { linears: self.untagged.len(), names });
         }
-        for layer in layers {
+        for layer in layers() {
             if layer.is_float8 && layer.totals() == GemmTotals::default() {
                 let (layer, weight_matmuls) = (layer.name.clone(), layer.weight_matmuls);
                 return Err(Float8Error::NeverCalled { layer, weight_matmuls });

@@ -8,6 +8,9 @@ use crate::layer::CastHealth;
 /// and scale of each.
 impl Display for Report {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        for name in &self.untagged {
+            writeln!(f, "{name} carries no layer: no configuration applies to it")?;
+        }
         if self.layers.is_empty() {
             return f.write_str("no linear was converted to FP8");
         }

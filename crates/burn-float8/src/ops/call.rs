@@ -8,7 +8,7 @@ use burn_std::Shape;
 use crate::backend::{Float8Backend, GroupEnds, OperandSize, memo};
 use crate::config::{LinearPlan, Untagged};
 use crate::error::Float8Error;
-use crate::layer::{LastOperand, Layer, is_autocast_enabled, untagged, untagged_choice};
+use crate::layer::{LastOperand, Layer, UntaggedRule, is_autocast_enabled, settle_at_linear, untagged};
 use crate::profile::{Work, operation, time};
 use crate::step::on_weight_read;
 use crate::tensor::{CastRequest, Float8Tensor, Fp8Copy, View, fp8_copy};
@@ -56,10 +56,11 @@ impl Use {
 
 /// Whether linears without a layer may run in FP8.
 fn check_untagged<B: Float8Backend>(w: &Float8Tensor<B>, device: &Device<B>) -> Result<(), Reason> {
-    match untagged_choice::<B>(device) {
-        (Untagged::Default, _) => Ok(()),
-        (Untagged::HighPrecision, is_configured) => Err(Reason::Untagged { is_configured }),
-        (Untagged::Error, _) => {
+    let UntaggedRule { choice, is_configured } = settle_at_linear::<B>(device);
+    match choice {
+        Untagged::Default => Ok(()),
+        Untagged::HighPrecision => Err(Reason::Untagged { is_configured }),
+        Untagged::Error => {
             let [.., k, n] = w.whole_shape().to_vec()[..] else { unreachable!("a weight is a matrix, or several") };
             panic!("{}", Float8Error::UntaggedLinear { weight: [k, n] })
         }
