@@ -150,7 +150,7 @@ pub fn measure(name: &str) -> usize {
         _ => {
             let mut encoder = encoder::<Fp8>(dtype);
             if let Some(config) = config {
-                encoder = config.convert::<Fp8, _>(encoder).expect("an encoder has linears").0;
+                encoder = config.apply::<Fp8, _>(encoder).expect("an encoder has linears").0;
             }
             peak(encoding(encoder, dtype))
         }

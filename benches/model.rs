@@ -29,7 +29,7 @@ pub fn float8<B: AutodiffBackend + Float8Stack>(config: Float8Config) -> Llama<B
     let model = plain::<B>();
     let mut run = RunConfig::default();
     run.float8.config = config;
-    let (model, _) = run.float8(&model.config().clone()).convert::<B, _>(model).expect("the debug Llama has linears");
+    let (model, _) = run.float8(&model.config().clone()).apply::<B, _>(model).expect("the debug Llama has linears");
     model
 }
 

@@ -7,8 +7,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Distribution, Tensor};
 use burn_float8::{
-    Float8, Float8Config, Float8Error, Float8LinearConfig, Recipe,
-    report,
+    Float8, Float8Config, Float8Error, Float8LinearConfig, Recipe, report,
     report::{Gemm, UNTAGGED_NAME},
     set_float8_enabled,
 };
@@ -41,7 +40,7 @@ fn strict_mode() {
     let strict = Float8Config::new(Recipe::RowwiseWithGwHp).with_strict(true);
 
     // What the configuration asks for is no error: filters, a GEMM that the recipe disables, the schedule, empty batches.
-    let filtered = strict.clone().with_filter_fqns(["second"]).convert(model()).unwrap().0;
+    let filtered = strict.clone().with_filter_fqns(["second"]).apply(model()).unwrap().0;
     filtered.second.forward(filtered.first.forward(input())).sum().backward();
     set_float8_enabled(&filtered, false);
     filtered.first.forward(input());
@@ -50,7 +49,7 @@ fn strict_mode() {
     report(&filtered).verify().unwrap();
 
     // A dtype without FP8 kernels is.
-    let model64 = strict.convert(model()).unwrap().0;
+    let model64 = strict.apply(model()).unwrap().0;
     let message = panic_of(|| drop(model64.second.forward(input().cast(DType::F64))));
     assert_eq!(message, "second: fprop in high precision, unrequested: dtype F64");
     let error = report(&model64).verify().unwrap_err();
@@ -67,13 +66,13 @@ fn strict_mode() {
 
     // With `matmul = true` a matmul promises what a linear does.
     let matmul = Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(true);
-    let matmul64 = Float8Config::from(matmul).with_strict(true).convert(model()).unwrap().0;
+    let matmul64 = Float8Config::from(matmul).with_strict(true).apply(model()).unwrap().0;
     input().matmul(matmul64.first.weight.val());
     let message = panic_of(|| drop(input().cast(DType::F64).matmul(matmul64.first.weight.val())));
     assert_eq!(message, "first: fprop in high precision, unrequested: dtype F64");
 
     // Without strict mode all of it runs, is counted, and `verify` says so.
-    let relaxed = Float8Config::tensorwise().convert(model()).unwrap().0;
+    let relaxed = Float8Config::tensorwise().apply(model()).unwrap().0;
     let never = report(&relaxed).verify().unwrap_err();
     assert_eq!(never, Float8Error::NeverCalled { layer: "first".into(), weight_matmuls: 0 });
     relaxed.second.forward(relaxed.first.forward(input()));
@@ -82,7 +81,7 @@ fn strict_mode() {
     assert!(matches!(report(&relaxed).verify(), Err(Float8Error::UnrequestedHighPrecision { .. })));
 
     // A layer that nothing but matmul reads is none that runs in FP8.
-    let matmul = Float8Config::tensorwise().convert(model()).unwrap().0;
+    let matmul = Float8Config::tensorwise().apply(model()).unwrap().0;
     matmul.second.forward(input());
     let y = input().matmul(matmul.first.weight.val());
     y.sum().backward();

@@ -116,7 +116,7 @@ fn main() -> Result<(), Float8Error> {
     assert_eq!(dx::<B>(), dx::<Plain>());
     println!("The operation's gradient is that of Autodiff<Flex>, bit for bit.");
 
-    let model = Float8Config::tensorwise().apply(Mlp::<B>::new())?;
+    let model = Float8Config::tensorwise().apply(Mlp::<B>::new())?.0;
     let (ours, exact) = (dw(&model), dw(&Mlp::<Plain>::new()));
     let norm = |values: Vec<f32>| values.iter().map(|v| v * v).sum::<f32>().sqrt();
     let off = ours.iter().zip(&exact).map(|(ours, exact)| ours - exact).collect();

@@ -24,7 +24,7 @@ fn main() -> Result<(), Float8Error> {
     let device = Default::default();
     let linear = |k, n| LinearConfig::new(k, n).init(&device);
     let model = Mlp::<B> { up: linear(64, 256), down: linear(256, 64), head: linear(64, 1) };
-    let mut model = Float8Config::tensorwise().with_filter_fqns(["head"]).apply(model)?;
+    let mut model = Float8Config::tensorwise().with_filter_fqns(["head"]).apply(model)?.0;
 
     let mut optimizer = AdamWConfig::new().init();
     let x = Tensor::<B, 2>::random([128, 64], burn::tensor::Distribution::Default, &device);

@@ -11,7 +11,7 @@
 //!
 //! let device = Default::default();
 //! let model: Linear<B> = LinearConfig::new(64, 32).init(&device);
-//! let model = Float8Config::tensorwise().apply(model).unwrap();
+//! let model = Float8Config::tensorwise().apply(model).unwrap().0;
 //! let loss = model.forward(Tensor::<B, 2>::ones([8, 64], &device)).mean();
 //! loss.backward();
 //! assert_eq!(report(&model).totals().emulated, 2); // fprop and wgrad; nothing asked for dx

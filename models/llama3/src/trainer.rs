@@ -310,7 +310,7 @@ pub fn prepare<B: AutodiffBackend + Float8Stack>(
         return Ok(model);
     }
     // Strict mode panics in the GEMM; a run reports an error instead.
-    let (model, summary) = float8.with_strict(false).convert::<B, _>(model).map_err(Float8Error::from)?;
+    let (model, summary) = float8.with_strict(false).apply::<B, _>(model).map_err(Float8Error::from)?;
     writeln!(out, "{summary}")?;
     Ok(model)
 }

@@ -14,7 +14,7 @@ use crate::support::runtime::Flex;
 type B = Float8<Flex>;
 
 fn convert(config: Float8Config) -> Result<(), Float8Error> {
-    Ok(config.convert(Model::<B>::new(1)).map(|_| ())?)
+    Ok(config.apply(Model::<B>::new(1)).map(|_| ())?)
 }
 
 #[test]
@@ -32,7 +32,7 @@ fn a_config_that_converts_nothing_is_an_error() {
     let error = convert(Float8Config::tensorwise().with_filter_fqns(["*"])).unwrap_err();
     assert_eq!(error, Float8Error::NothingConverted { linears: 8, reasons: "filter \"*\"".into() });
     let norm: LayerNorm<B> = LayerNormConfig::new(4).init(&Default::default());
-    assert_eq!(Float8Config::tensorwise().convert(norm).map(|_| ()).unwrap_err().error, Float8Error::NoLinears);
+    assert_eq!(Float8Config::tensorwise().apply(norm).map(|_| ()).unwrap_err().error, Float8Error::NoLinears);
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn a_bad_glob_is_an_error() {
 fn filters_match_substrings_and_globs() {
     for (filter, skipped) in [("head", 1), ("blocks.0", 7), ("blocks.*.q", 1), ("*.[qkv]", 3)] {
         let config = Float8Config::tensorwise().with_filter_fqns([filter]);
-        match config.convert(Model::<B>::new(1)) {
+        match config.apply(Model::<B>::new(1)) {
             Ok((_, summary)) => assert_eq!(summary.skipped.len(), skipped, "{filter}: {summary}"),
             Err(e) => panic!("{filter}: {e}"),
         }
@@ -94,6 +94,6 @@ fn mismatched_shapes_panic_as_burns_own_linear() {
 fn a_bare_linear_has_a_name() {
     let linear = LinearConfig::new(4, 4).init::<B>(&Default::default());
     assert_eq!(linear.num_params(), 20);
-    let (_, summary) = Float8Config::tensorwise().convert(linear).unwrap();
+    let (_, summary) = Float8Config::tensorwise().apply(linear).unwrap();
     assert_eq!(summary.to_string(), "Applied Float8: recipe=tensorwise, 1 of 1 linears");
 }

@@ -21,7 +21,7 @@ fn parse(text: &str) -> Result<Float8Config, serde_json::Error> {
 }
 
 fn summary(config: &Float8Config, blocks: usize) -> Result<Summary, Float8Error> {
-    Ok(config.convert(Model::<B>::new(blocks)).map(|(_, summary)| summary)?)
+    Ok(config.apply(Model::<B>::new(blocks)).map(|(_, summary)| summary)?)
 }
 
 fn skipped(config: &Float8Config, blocks: usize) -> Vec<String> {
@@ -288,7 +288,7 @@ fn small_linears_are_filtered_by_torchaos_rule() {
     };
     let skipped = |recipe| {
         let config = Float8Config::new(recipe).with_auto_filter_small_kn(true);
-        let (_, summary) = config.convert::<B, _>(model.clone()).unwrap();
+        let (_, summary) = config.apply::<B, _>(model.clone()).unwrap();
         summary.skipped
     };
     let names = |recipe| skipped(recipe).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
@@ -305,7 +305,7 @@ fn small_linears_are_filtered_by_torchaos_rule() {
     let config = Float8Config::new(Recipe::Rowwise)
         .with_auto_filter_small_kn(true)
         .with_override(["k4096_n2048"], Float8LinearConfig::new(Recipe::Tensorwise));
-    let (_, summary) = config.convert::<B, _>(model.clone()).unwrap();
+    let (_, summary) = config.apply::<B, _>(model.clone()).unwrap();
     assert!(summary.converted.contains(&"k4096_n2048".to_string()));
 }
 
@@ -323,7 +323,7 @@ fn first_and_last_layers_stay_in_high_precision() {
     assert_eq!(error, Float8Error::TooFewLayers { start: 2, end: 2, layers: 3 });
     // Nothing to count.
     let linear = LinearConfig::new(4, 4).init::<B>(&Default::default());
-    let error = config(1, 0).convert(linear).map(|_| ()).unwrap_err();
+    let error = config(1, 0).apply(linear).map(|_| ()).unwrap_err();
     assert_eq!(error.error, Float8Error::TooFewLayers { start: 1, end: 0, layers: 0 });
 }
 

@@ -31,7 +31,7 @@ fn run(linear: &Linear<B>, dtype: DType) -> Run {
 fn bf16_activations_with_f32_master_weights() {
     let linear = LinearConfig::new(48, 24).init::<B>(&Default::default());
     let exact = run(&linear, DType::F32);
-    let fp8 = Float8Config::tensorwise().convert(linear.clone()).unwrap().0;
+    let fp8 = Float8Config::tensorwise().apply(linear.clone()).unwrap().0;
     let high = high_precision(linear.clone());
     // The weights cast by hand, as plain Burn would need them.
     let mut by_hand = high.clone();
@@ -67,14 +67,14 @@ fn high_precision(linear: Linear<B>) -> Linear<B> {
     }
     let on = LinearConfig::new(2, 2).init(&Default::default());
     let config = Float8Config::tensorwise().with_filter_fqns(["off"]);
-    config.convert(Two { off: linear, on }).unwrap().0.off
+    config.apply(Two { off: linear, on }).unwrap().0.off
 }
 
 /// f64 has no FP8 cast: such a linear runs in high precision, and the report says why.
 #[test]
 fn dtypes_without_a_cast_run_in_high_precision_and_say_so() {
     let linear = LinearConfig::new(8, 4).with_bias(false).init::<B>(&Default::default());
-    let linear = Float8Config::tensorwise().convert(linear).unwrap().0;
+    let linear = Float8Config::tensorwise().apply(linear).unwrap().0;
     let x = tensor::<B, 2>(normal(16, 3), [2, 8]);
     let y = linear.forward(x.clone().cast(DType::F64));
     assert_eq!(y.dtype(), DType::F64);

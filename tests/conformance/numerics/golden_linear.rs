@@ -34,7 +34,7 @@ fn run<B: Float8Backend>(golden: &Golden, dtype: DType, (recipe, gw_hp): (Recipe
     let w = load("weight", [k, n], transpose(&golden.floats("weight"), [n, k]));
     let dy = load("dy", golden.matrix("dy"), golden.floats("dy"));
     let linear = NnLinear { weight: Param::initialized(ParamId::new(), w), bias: None };
-    let linear = Float8Config::new(recipe).convert(linear).unwrap().0;
+    let linear = Float8Config::new(recipe).apply(linear).unwrap().0;
     let y = linear.forward(x.clone());
     let grads = (y.clone() * dy).sum().backward();
     let ran = &report(&linear).layers[0];

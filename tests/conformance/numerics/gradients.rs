@@ -62,7 +62,7 @@ fn gradients_on<B: Float8Backend>(runtime: &str) {
         let dy: Tensor<A<B>, 3> = tensor(dys.clone(), [batch, tokens, n]);
         let param = |w| Param::initialized(ParamId::new(), w);
         let linear = Linear { weight: param(w), bias: Some(Param::initialized(ParamId::new(), b)) };
-        let linear = Float8Config::from(config.clone()).convert(linear).unwrap().0;
+        let linear = Float8Config::from(config.clone()).apply(linear).unwrap().0;
         let y = linear.forward(x.clone());
         let grads = (y.clone() * dy).sum().backward();
 

@@ -17,7 +17,7 @@ pub fn layer<B: Float8Backend>(
 ) -> Linear<A<B>> {
     let weight = Param::initialized(ParamId::new(), weight.detach().require_grad());
     let bias = bias.map(|bias| Param::initialized(ParamId::new(), bias.detach().require_grad()));
-    config.convert(Linear { weight, bias }).unwrap().0
+    config.apply(Linear { weight, bias }).unwrap().0
 }
 
 /// y, dx, dw and, with a bias, db; for x `[.., K]` and dy `[.., N]`.

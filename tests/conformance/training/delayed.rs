@@ -74,7 +74,7 @@ fn rebuild<B: Float8Backend>(linear: Linear<A<B>>, factor: f32) -> Linear<A<B>> 
 fn follows_its_history<B: Float8Backend>(runtime: &str, config: Float8LinearConfig) {
     let delayed = config.delayed_scaling();
     let mut linear: Linear<A<B>> = LinearConfig::new(K, N).with_bias(false).init(&Default::default());
-    linear = Float8Config::from(config.clone()).convert(linear).unwrap().0;
+    linear = Float8Config::from(config.clone()).apply(linear).unwrap().0;
     let mut histories = [448.0, 448.0, 57344.0].map(|fmax| History::new(delayed, fmax));
     // Amaxes rise and fall by powers of two that are not the margin's; some steps have two micro-batches, some are not valid.
     let steps: [&[[f32; 2]]; 8] = [
@@ -148,7 +148,7 @@ fn delayed_scales_follow_their_history() {
 #[test]
 fn sharers_use_the_first_layers_history() {
     let config = Float8Config::from(config(4, AmaxComputeAlgo::Max, 0));
-    let mut model = config.convert(Model::<A<Flex>>::new(1)).unwrap().0;
+    let mut model = config.apply(Model::<A<Flex>>::new(1)).unwrap().0;
     let mut optimizer = AdamWConfig::new().init::<A<Flex>, Model<A<Flex>>>();
     for seed in 0..2 {
         let x = tensor::<A<Flex>, 3>(normal(2 * 4 * D, seed), [2, 4, D]);
@@ -176,7 +176,7 @@ fn resumes_identically(evaluated: bool) {
     let initial = Model::<B>::new(2);
     // Draws the initial weights, which clones of a new model would each draw anew.
     initial.forward(tensor(normal(D, 1), [1, 1, D]));
-    let new = || config.convert(Model::<B>::new(2).load_record(initial.clone().into_record())).unwrap().0;
+    let new = || config.apply(Model::<B>::new(2).load_record(initial.clone().into_record())).unwrap().0;
     let run = |mut model: Model<B>,
                optimizer: &mut dyn FnMut(Model<B>, GradientsParams) -> Model<B>,
                steps: std::ops::Range<u64>| {
@@ -233,7 +233,7 @@ fn inputs(model: &Model<A<Flex>>, layer: &str) -> Vec<f32> {
 #[test]
 fn layers_may_skip_steps() {
     let config = Float8Config::from(config(16, AmaxComputeAlgo::MostRecent, 0));
-    let mut model = config.convert(Model::<A<Flex>>::new(2)).unwrap().0;
+    let mut model = config.apply(Model::<A<Flex>>::new(2)).unwrap().0;
     let mut optimizer = AdamWConfig::new().init::<A<Flex>, Model<A<Flex>>>();
     for step in 0..6 {
         let x = tensor::<A<Flex>, 3>(normal(2 * 4 * D, step), [2, 4, D]) * 2f32.powi(step as i32);
@@ -257,7 +257,7 @@ fn weights_may_be_computed_in_forward() {
     let steps = |weight: &dyn Fn(Tensor<A<Flex>, 2>) -> Tensor<A<Flex>, 2>, manual: bool| {
         let linear = LinearConfig::new(K, N).with_bias(false).init(&Default::default());
         let config = Float8Config::from(config(4, AmaxComputeAlgo::Max, 0));
-        let mut linear: Linear<A<Flex>> = config.convert(linear).unwrap().0;
+        let mut linear: Linear<A<Flex>> = config.apply(linear).unwrap().0;
         for step in 0..3 {
             if manual {
                 begin_float8_step(&linear);
@@ -284,7 +284,7 @@ fn weights_may_be_computed_in_forward() {
 fn a_forward_without_backward_leaves_no_trace() {
     let linear = LinearConfig::new(K, N).with_bias(false).init(&Default::default());
     let config = Float8Config::from(config(4, AmaxComputeAlgo::Max, 0));
-    let mut linear: Linear<A<Flex>> = config.convert(linear).unwrap().0;
+    let mut linear: Linear<A<Flex>> = config.apply(linear).unwrap().0;
     let x = |seed| tensor::<A<Flex>, 2>(normal(M * K, seed), [M, K]);
     let update = |linear: Linear<A<Flex>>| Linear {
         weight: linear.weight.map(|w| (w.clone() - w * 0.1).detach().require_grad()),
@@ -313,7 +313,7 @@ fn every_delayed_cast_has_a_history() {
     let of = |casts: Casts| {
         let linear = LinearConfig::new(K, N).with_bias(false).init(&Default::default());
         let config = Float8LinearConfig::new(Recipe::Delayed).with_casts(casts);
-        let linear: Linear<A<Flex>> = Float8Config::from(config).convert(linear).unwrap().0;
+        let linear: Linear<A<Flex>> = Float8Config::from(config).apply(linear).unwrap().0;
         let x = tensor::<A<Flex>, 2>(normal(M * K, 1), [M, K]).require_grad();
         linear.forward(x).sum().backward();
         let state = Float8State::export(&linear).layers.remove("linear").unwrap();
@@ -333,7 +333,7 @@ fn every_delayed_cast_has_a_history() {
 fn a_state_of_another_model_is_an_error() {
     type B = A<Flex>;
     let delayed = Float8Config::from(config(5, AmaxComputeAlgo::Max, 0));
-    let mut model = delayed.convert(Model::<B>::new(2)).unwrap().0;
+    let mut model = delayed.apply(Model::<B>::new(2)).unwrap().0;
     let mut optimizer = AdamWConfig::new().init::<B, Model<B>>();
     for _ in 0..2 {
         let loss = model.forward(tensor(normal(2 * 4 * D, 1), [2, 4, D])).powf_scalar(2.0).mean();
@@ -341,14 +341,14 @@ fn a_state_of_another_model_is_an_error() {
         model = optimizer.step(1e-3, model, grads);
     }
     let state = Float8State::export(&model);
-    let smaller = delayed.convert(Model::<B>::new(1)).unwrap().0;
+    let smaller = delayed.apply(Model::<B>::new(1)).unwrap().0;
     let error = state.restore(&smaller).unwrap_err();
     assert!(matches!(&error, Float8Error::StateLayer { layer } if layer.starts_with("blocks.1.")), "{error}");
     let longer = Float8Config::from(config(6, AmaxComputeAlgo::Max, 0));
-    let error = state.restore(&longer.convert(Model::<B>::new(2)).unwrap().0).unwrap_err();
+    let error = state.restore(&longer.apply(Model::<B>::new(2)).unwrap().0).unwrap_err();
     let text = error.to_string();
     assert!(text.contains("amax_history_len: 5") && text.contains("amax_history_len: 6"), "{text}");
-    let tensorwise = Float8Config::tensorwise().convert(Model::<B>::new(2)).unwrap().0;
+    let tensorwise = Float8Config::tensorwise().apply(Model::<B>::new(2)).unwrap().0;
     assert!(state.restore(&tensorwise).unwrap_err().to_string().contains("the configuration none: tensorwise"));
     let mut broken = state.clone();
     broken.step = u64::MAX;
@@ -358,7 +358,7 @@ fn a_state_of_another_model_is_an_error() {
     broken.layers.clear();
     broken.restore(&model).unwrap();
     model.forward(tensor(normal(2 * 4 * D, 1), [2, 4, D]));
-    let filtered = delayed.clone().with_filter_fqns(["head"]).convert(Model::<B>::new(2)).unwrap().0;
+    let filtered = delayed.clone().with_filter_fqns(["head"]).apply(Model::<B>::new(2)).unwrap().0;
     assert!(state.restore(&filtered).unwrap_err().to_string().contains("high precision"));
 }
 

@@ -83,7 +83,7 @@ fn trajectory<B: Float8Backend>(runtime: &str, recipe: Recipe, runs: usize) {
         let model = if run == 0 { load::<A<B>>() } else { nudged(load(), run as u64) };
         // A tied output is no linear of its own and stays in high precision anyway.
         let filters = if model.lm_head.is_some() { vec!["lm_head"] } else { vec![] };
-        let model = Float8Config::new(recipe).with_filter_fqns(filters).convert(model).unwrap().0;
+        let model = Float8Config::new(recipe).with_filter_fqns(filters).apply(model).unwrap().0;
         let (ours, model) = train(model, &golden, losses.len());
         proves_fp8::<A<B>>(&model, losses.len() as u64, recipe);
         compare(&format!("{runtime}, {recipe}, run {run}, early"), &ours[..early], &losses[..early], TOLERANCE);

@@ -25,7 +25,7 @@ const N: usize = 20;
 
 fn linear<B: Float8Backend>(config: Float8Config) -> Linear<A<B>> {
     let linear = LinearConfig::new(K, N).with_bias(false).init(&Default::default());
-    config.convert(linear).unwrap().0
+    config.apply(linear).unwrap().0
 }
 
 /// Forward and backward, then a new weight.
@@ -118,7 +118,7 @@ fn padding_on<B: Float8Backend>(runtime: &str) {
         let dense = step(linear::<B>(config.clone()), &xs);
         let device = Default::default();
         let experts = GroupedLinear::<A<B>>::new(1, K, N, &Initializer::Zeros, &device);
-        let experts = config.convert(experts).unwrap().0;
+        let experts = config.apply(experts).unwrap().0;
         let x = tensor::<A<B>, 2>(xs.clone(), [M, K]).require_grad();
         let dy: Tensor<A<B>, 2> = tensor(normal(M * N, 9), [M, N]);
         (experts.forward(x, Tensor::from_ints([M as i32], &device)) * dy).sum().backward();
@@ -266,7 +266,7 @@ fn layers_fall_back() {
         assert!(fallback.reason.contains("input flushed to zero, limit 5%"), "{}", fallback.reason);
 
         // The moved policy is the one that runs, and survives applying again.
-        let linear = config(to).convert(linear).unwrap().0;
+        let linear = config(to).apply(linear).unwrap().0;
         let before = layer(&linear).fprop;
         let after = layer(&step(linear.clone(), &well)).fprop;
         let expected = if to == FallbackTo::Rowwise { [1, 0] } else { [0, 1] };

@@ -83,7 +83,7 @@ fn ffn_on<B: Float8Backend>(runtime: &str) {
     let size = size(runtime);
     let exact = ffn(&Ffn::<Autodiff<B>>::new(size));
     for recipe in Recipe::ALL {
-        let model = Float8Config::new(recipe).convert(Ffn::<A<B>>::new(size)).unwrap().0;
+        let model = Float8Config::new(recipe).apply(Ffn::<A<B>>::new(size)).unwrap().0;
         for ((name, ours), (_, exact)) in ffn(&model).iter().zip(&exact) {
             let sqnr = sqnr(ours, exact);
             println!("{runtime} {recipe} {name}: {sqnr:.1} dB");
@@ -107,7 +107,7 @@ fn live(report: &Report) -> (u64, u64) {
 fn weights_can_be_cast_again_in_backward() {
     let run = |recompute: bool, recipe| {
         let config = Float8LinearConfig::new(recipe).with_force_recompute_fp8_weight_in_bwd(recompute);
-        let model = Float8Config::from(config).convert(Ffn::<A<Flex>>::new(1)).unwrap().0;
+        let model = Float8Config::from(config).apply(Ffn::<A<Flex>>::new(1)).unwrap().0;
         let y = model.forward(tensor(normal(TOKENS * HIDDEN, 4), [TOKENS, HIDDEN]));
         // Three weights, transposed for forward, and the two last activations.
         let (copies, bytes) = live(&report(&model));
@@ -154,7 +154,7 @@ fn recipes_can_differ_by_layer() {
     let config = Float8Config::tensorwise()
         .with_override(["*_proj"], Float8LinearConfig::new(Recipe::Blockwise))
         .with_override(["down"], Float8LinearConfig::new(Recipe::RowwiseWithGwHp));
-    let (model, summary) = config.convert(Ffn::<A<Flex>>::new(1)).unwrap();
+    let (model, summary) = config.apply(Ffn::<A<Flex>>::new(1)).unwrap();
     assert_eq!(
         summary.to_string(),
         "Applied Float8: recipe=tensorwise, 3 of 3 linears; overridden: gate_proj (blockwise), up_proj (blockwise), \

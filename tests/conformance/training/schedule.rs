@@ -21,7 +21,7 @@ fn step(model: Model<B>, optimizer: &mut impl Optimizer<Model<B>, B>, seed: u64)
 #[test]
 fn the_first_fp8_step_is_that_of_an_fp8_run() {
     for recipe in Recipe::ALL {
-        let new = || Float8Config::new(recipe).convert(Model::<B>::new(1)).unwrap().0;
+        let new = || Float8Config::new(recipe).apply(Model::<B>::new(1)).unwrap().0;
         let mut optimizer = AdamWConfig::new().init::<B, Model<B>>();
         let schedule = PrecisionSchedule::new(Span::Steps(3), Span::Steps(2)).unwrap();
         let (mut model, mut losses) = (new(), vec![]);

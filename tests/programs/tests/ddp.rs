@@ -76,7 +76,7 @@ fn it_trains_data_parallel() {
     let devices = vec![<B as burn::tensor::backend::BackendTypes>::Device::default()];
     let folder = tempfile::tempdir().unwrap();
     let net = Net { linear: LinearConfig::new(D, D).init(&devices[0]) };
-    let net = Float8Config::tensorwise().with_strict(true).apply(net).unwrap();
+    let net = Float8Config::tensorwise().with_strict(true).apply(net).unwrap().0;
     let strategy = ExecutionStrategy::ddp(devices, DistributedConfig { all_reduce_op: ReduceOperation::Mean });
     let result = SupervisedTraining::<Components>::new(folder.path(), loader(), loader())
         .with_training_strategy(strategy.into())

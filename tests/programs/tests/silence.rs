@@ -41,7 +41,7 @@ fn a_program() {
         .with_statistics(StatisticsConfig::every(1))
         .with_fallback(fallback);
     let model: Mlp<B> = with_parameters(Mlp::new(), 1);
-    let model = config.apply(model).unwrap();
+    let model = config.apply(model).unwrap().0;
     let (model, _) = train(model, 0..3, |m, step| m.forward(tensor::<B, 2>([6, D], step)).powf_scalar(2.0).mean());
     assert!(own_report(&model).layers[0].fallback.is_some());
     assert!(report(&model).to_string().contains("first"));

@@ -12,9 +12,7 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::QuantizedTensor;
 use burn::tensor::quantization::{Calibration, QTensorPrimitive, QuantValue};
-use burn_float8::{
-    Float8Config, Float8Error, Recipe, config::Untagged, grouped_linear, report, set_default_config,
-};
+use burn_float8::{Float8Config, Float8Error, Recipe, config::Untagged, grouped_linear, report, set_default_config};
 
 use support::models::{D, Mlp};
 use support::{B, F8, Plain, bits, panic_of, relative_error, tensor, values, with_parameters};
@@ -80,7 +78,9 @@ fn the_first_linear_settles_it() {
         assert!(near(&float8, &plain));
         assert!(near(&grouped::<F8>(), &grouped::<Plain>()), "so it is for linears that are called by name");
         let trained = gradients(&linear());
-        for config in [Float8Config::tensorwise().with_strict(true), with(Untagged::Error), with(Untagged::HighPrecision)] {
+        for config in
+            [Float8Config::tensorwise().with_strict(true), with(Untagged::Error), with(Untagged::HighPrecision)]
+        {
             let model = std::thread::spawn(move || applied(config)).join().unwrap();
             assert_eq!(run(&untagged), float8);
             assert_eq!(gradients(&linear()), trained);

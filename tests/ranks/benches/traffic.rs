@@ -87,7 +87,7 @@ fn step(comm: &Communicator, recipe: Recipe, config: ShardConfig) -> Traffic {
         up: (0..2).map(|_| linear(WIDTH, 3 * WIDTH)).collect(),
         down: (0..2).map(|_| linear(3 * WIDTH, WIDTH)).collect(),
     };
-    let net = Float8Config::new(recipe).apply(net).expect("the recipe fits");
+    let net = Float8Config::new(recipe).apply(net).expect("the recipe fits").0;
     let (mut net, sharded) = Sharded::apply(net, comm, config).expect("all ranks have the same model");
     let mut optimizer = SgdConfig::new().init();
     let mut before = comm.traffic();

@@ -98,12 +98,12 @@ pub fn batch<B: Backend>(number: usize, device: &B::Device) -> Tensor<B, 2, Int>
 
 /// A model with a recipe.
 pub fn model(recipe: Recipe) -> Net<B> {
-    Float8Config::new(recipe).apply(Net::new(&Default::default())).unwrap()
+    Float8Config::new(recipe).apply(Net::new(&Default::default())).unwrap().0
 }
 
 /// The same with a tied output.
 pub fn tied_model(recipe: Recipe) -> Net<B> {
-    Float8Config::new(recipe).apply(Net::with_output(&Default::default(), false)).unwrap()
+    Float8Config::new(recipe).apply(Net::with_output(&Default::default(), false)).unwrap().0
 }
 
 /// A model in training.

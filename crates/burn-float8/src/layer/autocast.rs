@@ -18,7 +18,7 @@ thread_local! {
 /// type B = Float8<Flex>;
 ///
 /// let device = Default::default();
-/// let model = Float8Config::tensorwise().apply(LinearConfig::new(8, 8).init::<B>(&device)).unwrap();
+/// let model = Float8Config::tensorwise().apply(LinearConfig::new(8, 8).init::<B>(&device)).unwrap().0;
 /// float8_autocast(false, || model.forward(Tensor::<B, 2>::ones([4, 8], &device)));
 /// assert_eq!(report(&model).totals().high_precision, 1);
 /// # }

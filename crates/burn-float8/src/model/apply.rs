@@ -11,7 +11,7 @@ use crate::error::{ApplyError, Float8Error};
 use crate::layer::{Conversion, Layer, Tag, settle_at_apply};
 use crate::stack::Float8Stack;
 
-/// What [`Float8Config::convert`] did; its `Display` is the one-line summary.
+/// What [`Float8Config::apply`] did; its `Display` is the one-line summary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Summary {
     /// The recipe.
@@ -61,45 +61,8 @@ impl Summary {
 }
 
 impl Float8Config {
-    /// Tags every linear of `model` and logs the one-line [`Summary`]; see [`convert`](Self::convert).
-    ///
-    /// # Errors
-    ///
-    /// As [`convert`](Self::convert).
-    pub fn apply<B: Float8Stack, M: Module<B>>(&self, model: M) -> Result<M, ApplyError<M>> {
-        self.apply_filtered(model, |_| true)
-    }
-
-    /// [`apply`](Self::apply) with torchao's `module_filter_fn`: linears for which `filter` is false stay in high precision. It is
-    /// asked about those that the configuration's own filters leave.
-    ///
-    /// ```
-    /// # #[cfg(feature = "flex")] {
-    /// use burn::backend::Flex;
-    /// use burn::nn::LinearConfig;
-    /// use burn_float8::{Float8, Float8Config, Float8Error};
-    ///
-    /// let model = LinearConfig::new(8, 8).init::<Float8<Flex>>(&Default::default());
-    /// let refused = Float8Config::tensorwise().apply_filtered(model, |linear| linear.n % 16 == 0).unwrap_err();
-    /// assert!(matches!(refused.error, Float8Error::NothingConverted { .. }));
-    /// let model = refused.model; // as it was
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`convert`](Self::convert).
-    pub fn apply_filtered<B: Float8Stack, M: Module<B>>(
-        &self,
-        model: M,
-        filter: impl FnMut(&LinearInfo) -> bool,
-    ) -> Result<M, ApplyError<M>> {
-        let (model, summary) = self.convert_filtered(model, filter)?;
-        log::info!("{summary}");
-        Ok(model)
-    }
-
-    /// Tags every linear of `model`: the rank-2 parameter `weight` of each `Linear`, under its path in the module tree.
+    /// Tags every linear of `model`, the rank-2 parameter `weight` of each `Linear`, under its path in the module tree; says what it did,
+    /// and logs that in a line.
     ///
     /// What the layers of a model share, such as the optimizer step and amax histories, is shared by its clones, too: to train
     /// two models apart that began as one, load a record of one into a model that was converted by itself. The report's
@@ -114,16 +77,30 @@ impl Float8Config {
     ///
     /// A pattern that is no valid glob or matches no linear; a custom layer type that the model does not have; a model without linears;
     /// too few layers for those to be kept in high precision; nothing left to convert; settings that [`validate`](Self::validate) refuses. The error holds the model.
-    pub fn convert<B: Float8Stack, M: Module<B>>(&self, model: M) -> Result<(M, Summary), ApplyError<M>> {
-        self.convert_filtered(model, |_| true)
+    pub fn apply<B: Float8Stack, M: Module<B>>(&self, model: M) -> Result<(M, Summary), ApplyError<M>> {
+        self.apply_with(model, |_| true)
     }
 
-    /// [`convert`](Self::convert) with the filter of [`apply_filtered`](Self::apply_filtered).
+    /// [`apply`](Self::apply) with torchao's `module_filter_fn`: linears for which `filter` is false stay in high precision. It is
+    /// asked about those that the configuration's own filters leave.
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::backend::Flex;
+    /// use burn::nn::LinearConfig;
+    /// use burn_float8::{Float8, Float8Config, Float8Error};
+    ///
+    /// let model = LinearConfig::new(8, 8).init::<Float8<Flex>>(&Default::default());
+    /// let refused = Float8Config::tensorwise().apply_with(model, |linear| linear.n % 16 == 0).unwrap_err();
+    /// assert!(matches!(refused.error, Float8Error::NothingConverted { .. }));
+    /// let model = refused.model; // as it was
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`convert`](Self::convert).
-    pub fn convert_filtered<B: Float8Stack, M: Module<B>>(
+    /// As [`apply`](Self::apply).
+    pub fn apply_with<B: Float8Stack, M: Module<B>>(
         &self,
         model: M,
         mut filter: impl FnMut(&LinearInfo) -> bool,
@@ -159,12 +136,15 @@ impl Float8Config {
                 log::warn!(
                     "Float8: untagged = {:?} comes too late for {device:?}, where untagged linears are {:?} already: a configuration \
                      says so if it is the first to be applied there, before any untagged linear has run; set_default_config at any time",
-                    self.untagged, settled.choice
+                    self.untagged,
+                    settled.choice
                 );
             }
         }
         let mut tagger = Tagger { path: Path::default(), policies: policies.into_iter(), conversion, keeps_tags };
-        Ok((model.map(&mut tagger), summary))
+        let model = model.map(&mut tagger);
+        log::info!("{summary}");
+        Ok((model, summary))
     }
 
     /// The conversion of all tagged linears, if this configuration was applied to this very model before, so that their tags say

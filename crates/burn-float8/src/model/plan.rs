@@ -212,7 +212,7 @@ mod tests {
         let one = plan(1, Reshard::AfterStep, Some(&tensorwise));
         assert_eq!((one.parameters, one.gathered), (one.whole, 0));
         // What `apply` does of it.
-        let model = tensorwise.apply(net()).unwrap();
+        let model = tensorwise.apply(net()).unwrap().0;
         let (_, sharded) = Sharded::apply(model, &Communicator::solo(), ShardConfig::default()).unwrap();
         assert_eq!(4 * sharded.summary().elements_per_rank, one.parameters);
         assert!(four.to_string().starts_with("memory of each of 4 ranks, without activations: parameters 0.0 MiB"));

@@ -33,7 +33,7 @@ use crate::terms::Operand;
 ///
 /// type B = Float8<Autodiff<Flex>>;
 /// let model = LinearConfig::new(64, 32).init::<B>(&Default::default());
-/// let model = Float8Config::tensorwise().apply(model).unwrap();
+/// let model = Float8Config::tensorwise().apply(model).unwrap().0;
 /// // A world of one; with a launcher, the communicator of a program that it started.
 /// let (model, sharded) = Sharded::apply(model, &Communicator::solo(), ShardConfig::default()).unwrap();
 /// sharded.precompute_scales(&model); // before each step

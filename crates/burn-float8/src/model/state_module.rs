@@ -47,7 +47,7 @@ impl<B: Float8Stack> States for Converted<B> {
 ///
 /// type B = Float8<Autodiff<Flex>>;
 /// let model = LinearConfig::new(8, 8).init::<B>(&Default::default());
-/// let model = Float8Config::new(Recipe::Delayed).apply(model).unwrap();
+/// let model = Float8Config::new(Recipe::Delayed).apply(model).unwrap().0;
 /// let trained = Trained { float8: Float8StateModule::new(&model).unwrap(), model };
 /// let record = trained.clone().into_record();
 /// let resumed = trained.load_record(record);

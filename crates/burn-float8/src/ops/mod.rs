@@ -37,7 +37,7 @@ use core::marker::PhantomData;
 ///
 /// type Wrong = Autodiff<Float8<Flex>>;
 /// let model = burn::nn::LinearConfig::new(8, 8).init::<Wrong>(&Default::default());
-/// Float8Config::tensorwise().apply(model).unwrap();
+/// Float8Config::tensorwise().apply(model).unwrap().0;
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Float8<W>(PhantomData<W>);

@@ -44,7 +44,7 @@ impl<B: Float8Backend> Observation<B> {
             let mut step = state.lock();
             let table = step.histories.table(*delayed);
             let row = table.place(layer, *role, *initial);
-            table.rows[row].observe(amax.clone());
+            table.observe(row, amax.clone());
         }
     }
 }
@@ -70,6 +70,8 @@ impl<B: Float8Backend> Default for Histories<B> {
 struct Table<B: Float8Backend> {
     rows: Vec<Row<B>>,
     places: HashMap<(String, Role), usize>,
+    /// `[capacity]`: the largest amax of each row in the step under way, zero where there is none.
+    running: Option<FloatTensor<B>>,
     /// `[n, len]`, newest first, unused entries 0; and the scaling amaxes `[n, 1]`, of the first n rows. Others are new.
     state: Option<(FloatTensor<B>, FloatTensor<B>)>,
 }
@@ -78,27 +80,14 @@ struct Table<B: Float8Backend> {
 struct Row<B: Float8Backend> {
     layer: String,
     role: Role,
-    /// The largest amax of the step under way, `[1]`.
-    running: Option<FloatTensor<B>>,
+    /// Whether there was an amax ever, on any rank.
+    is_known: bool,
+    /// Whether there may be one in the step under way.
+    is_observed: bool,
     /// Its entry of the scaling amaxes, `[1]`.
     scaling_amax: Option<FloatTensor<B>>,
     /// Where scaling starts if the first step gives no amax: a scale of 1.
     initial: f32,
-}
-
-impl<B: Float8Backend> Row<B> {
-    fn observe(&mut self, amax: FloatTensor<B>) {
-        self.running = Some(match self.running.take() {
-            None => amax,
-            Some(running) => {
-                let bool_dtype = get_device_settings::<B>(&B::float_device(&amax)).bool_dtype;
-                // Comparisons with NaN are false.
-                let is_larger = B::float_greater(amax.clone(), running.clone(), bool_dtype);
-                let is_nan = B::float_is_nan(amax.clone(), bool_dtype);
-                B::float_mask_where(running, B::bool_or(is_larger, is_nan), amax)
-            }
-        });
-    }
 }
 
 /// A cast's history on the host; all values by their bits, so that infinities and NaN survive any file format.
@@ -132,48 +121,42 @@ impl<B: Float8Backend> Histories<B> {
         }
     }
 
-    /// Puts the largest of all ranks' amaxes of each cast in the place of this rank's, by one all-reduce.
-    pub(crate) fn reduce(&mut self, ranks: &Ranks<B>) {
-        if ranks.casts.is_empty() {
-            return;
-        }
-        self.share_rows(ranks);
-        let rows: Vec<_> = ranks.casts.iter().map(|cast| self.place(cast)).collect();
-        let zero = || B::float_zeros(Shape::from(vec![1]), &ranks.device, FloatDType::F32);
-        let running = |place: &Option<(usize, usize)>| {
-            let (table, row) = (*place)?;
-            self.tables[table].1.rows[row].running.clone()
-        };
-        let own: Vec<_> = rows.iter().map(|place| running(place).unwrap_or_else(zero)).collect();
-        let all = ranks.max("amax histories", B::float_cat(own, 0));
-        for (i, place) in rows.into_iter().enumerate() {
-            let Some((table, row)) = place else { continue };
-            let row = &mut self.tables[table].1.rows[row];
-            // Zero is what no rank has cast; as an amax it counts as little.
-            row.running = Some(B::float_slice(all.clone(), &[Slice::from(i..i + 1)]));
+    /// Gives each of a sharded model's casts a row, in the order that all ranks have.
+    pub(crate) fn declare(&mut self, casts: &[TrackedCast]) {
+        for TrackedCast { layer, role, scaling, initial } in casts {
+            self.table(*scaling).place(layer, *role, *initial);
         }
     }
 
-    /// Gives a row to each cast that has one on any rank.
-    fn share_rows(&mut self, ranks: &Ranks<B>) {
-        // Rows stay, so it is the same on all ranks.
+    /// Puts the largest of all ranks' amaxes of each cast in the place of this rank's, by one all-reduce.
+    pub(crate) fn reduce(&mut self, ranks: &Ranks<B>) {
+        if self.tables.is_empty() {
+            return;
+        }
+        self.share_known(ranks);
+        let running = self.tables.iter_mut().map(|(_, table)| table.running(&ranks.device));
+        let own = B::float_cat(running.collect(), 0);
+        let all = ranks.max("amax histories", own);
+        let mut begin = 0;
+        for (_, table) in &mut self.tables {
+            let end = begin + table.rows.len();
+            table.running = Some(B::float_slice(all.clone(), &[Slice::from(begin..end)]));
+            table.rows.iter_mut().for_each(|row| row.is_observed = true);
+            begin = end;
+        }
+    }
+
+    /// Finds out which casts any rank has seen.
+    fn share_known(&mut self, ranks: &Ranks<B>) {
+        let rows = || self.tables.iter().flat_map(|(_, table)| &table.rows);
+        // Rows stay known, so it is the same on all ranks.
         if self.has_all_rows {
             return;
         }
-        let own = ranks.casts.iter().map(|cast| u32::from(self.place(cast).is_some())).collect();
-        let any = ranks.max_bits("casts with a history", own);
-        for (cast, any) in ranks.casts.iter().zip(&any) {
-            if *any > 0 {
-                self.table(cast.scaling).place(&cast.layer, cast.role, cast.initial);
-            }
-        }
+        let any = ranks.max_bits("casts with a history", rows().map(|row| u32::from(row.is_known)).collect());
+        let rows = self.tables.iter_mut().flat_map(|(_, table)| &mut table.rows);
+        rows.zip(&any).for_each(|(row, any)| row.is_known = *any > 0);
         self.has_all_rows = any.iter().all(|any| *any > 0);
-    }
-
-    /// The table and the row of a cast.
-    fn place(&self, cast: &TrackedCast) -> Option<(usize, usize)> {
-        let number = self.tables.iter().position(|(scaling, _)| *scaling == cast.scaling)?;
-        Some((number, *self.tables[number].1.places.get(&(cast.layer.clone(), cast.role))?))
     }
 
     /// Ends the step; `number` is the next.
@@ -190,7 +173,7 @@ impl<B: Float8Backend> Histories<B> {
 
     fn table(&mut self, scaling: DelayedScaling) -> &mut Table<B> {
         let i = self.tables.iter().position(|(s, _)| *s == scaling).unwrap_or_else(|| {
-            self.tables.push((scaling, Table { rows: vec![], places: HashMap::new(), state: None }));
+            self.tables.push((scaling, Table { rows: vec![], places: HashMap::new(), running: None, state: None }));
             self.tables.len() - 1
         });
         &mut self.tables[i].1
@@ -203,11 +186,12 @@ impl<B: Float8Backend> Histories<B> {
         for (scaling, table) in &self.tables {
             let (history, scaling_amax) =
                 table.state.as_ref().map_or_else(Default::default, |(h, s)| (bits(h), bits(s)));
-            for (i, row) in table.rows.iter().enumerate() {
+            let running = table.running.as_ref().map(bits).unwrap_or_default();
+            for (i, row) in table.rows.iter().enumerate().filter(|(_, row)| row.is_known) {
                 let state = AmaxState {
                     history: history.chunks(scaling.amax_history_len).nth(i).unwrap_or_default().to_vec(),
                     scaling_amax: scaling_amax.get(i).copied(),
-                    observed: row.running.as_ref().map(bits).unwrap_or_default(),
+                    observed: running.get(i).copied().filter(|bits| *bits != 0).into_iter().collect(),
                 };
                 let (_, roles) = layers.entry(row.layer.clone()).or_insert_with(|| (*scaling, BTreeMap::new()));
                 roles.insert(row.role, state);
@@ -221,10 +205,11 @@ impl<B: Float8Backend> Histories<B> {
         let TrackedCast { layer, role, scaling, initial } = cast;
         let table = self.table(*scaling);
         let at = table.place(layer, *role, *initial);
-        let row = &mut table.rows[at];
+        table.rows[at].is_known = true;
         // By their bits NaN is the largest.
-        let observed = saved.observed.iter().max();
-        row.running = observed.map(|bits| tensor::<B>(vec![f32::from_bits(*bits)], [1], device));
+        if let Some(bits) = saved.observed.iter().max() {
+            table.observe(at, tensor::<B>(vec![f32::from_bits(*bits)], [1], device));
+        }
         let Some(scaling_amax) = saved.scaling_amax else { return };
         table.grow(*scaling, at + 1, device);
         let len = saved.history.len();
@@ -247,15 +232,52 @@ impl<B: Float8Backend> Table<B> {
         let next = self.rows.len();
         let place = *self.places.entry((layer.to_string(), role)).or_insert(next);
         if place == next {
-            let (layer, running, scaling_amax) = (layer.to_string(), None, None);
-            self.rows.push(Row { layer, role, running, scaling_amax, initial });
+            let layer = layer.to_string();
+            self.rows.push(Row { layer, role, is_known: false, is_observed: false, scaling_amax: None, initial });
         }
         place
     }
 
+    /// `[rows]` or more.
+    fn running(&mut self, device: &Device<B>) -> FloatTensor<B> {
+        let rows = self.rows.len();
+        let zeros = |n: usize| B::float_zeros(Shape::from(vec![n]), device, FloatDType::F32);
+        let running = match self.running.take() {
+            None => zeros(rows),
+            Some(running) if running.shape()[0] < rows => {
+                let more = zeros(rows - running.shape()[0]);
+                B::float_cat(vec![running, more], 0)
+            }
+            Some(running) => running,
+        };
+        B::float_slice(running, &[Slice::from(0..rows)])
+    }
+
+    /// Adds an amax `[1]` to the step under way.
+    fn observe(&mut self, row: usize, amax: FloatTensor<B>) {
+        let device = B::float_device(&amax);
+        let capacity = self.running.as_ref().map_or(0, |running| running.shape()[0]);
+        let zeros = |n: usize| B::float_zeros(Shape::from(vec![n]), &device, FloatDType::F32);
+        let running = match self.running.take() {
+            None => zeros((row + 1).max(64)),
+            Some(running) if row >= capacity => {
+                let more = zeros((row + 1).max(2 * capacity) - capacity);
+                B::float_cat(vec![running, more], 0)
+            }
+            Some(running) => running,
+        };
+        let at = [Slice::from(row..row + 1)];
+        let largest = match self.rows[row].is_observed {
+            true => larger::<B>(B::float_slice(running.clone(), &at), amax),
+            false => amax,
+        };
+        self.running = Some(B::float_slice_assign(running, &at, largest));
+        (self.rows[row].is_known, self.rows[row].is_observed) = (true, true);
+    }
+
     fn scaling_amax(&mut self, row: usize) -> Option<FloatTensor<B>> {
         let (_, amaxes) = self.state.as_ref()?;
-        if row >= amaxes.shape()[0] {
+        if row >= amaxes.shape()[0] || !self.rows[row].is_known {
             return None;
         }
         let slice = || {
@@ -283,17 +305,15 @@ impl<B: Float8Backend> Table<B> {
 
     fn update(&mut self, scaling: DelayedScaling) {
         let DelayedScaling { amax_history_len: len, amax_compute_algo, margin } = scaling;
-        let Some(device) = self.rows.iter().find_map(|row| row.running.as_ref().map(B::float_device)) else { return };
+        let Some(running) = self.running.as_ref() else { return };
+        let device = B::float_device(running);
         let bool_dtype = get_device_settings::<B>(&device).bool_dtype;
         let rows = self.rows.len();
         self.grow(scaling, rows, &device);
-        // Zero, which is not valid, where there is none.
-        let zero = || B::float_zeros(Shape::from(vec![1]), &device, FloatDType::F32);
-        let running = self.rows.iter_mut().map(|row| {
-            row.scaling_amax = None;
-            row.running.take().unwrap_or_else(zero)
-        });
-        let amax = B::float_reshape(B::float_cat(running.collect(), 0), Shape::from(vec![rows, 1]));
+        let amax = B::float_reshape(self.running(&device), Shape::from(vec![rows, 1]));
+        for row in &mut self.rows {
+            (row.is_observed, row.scaling_amax) = (false, None);
+        }
         // Comparisons with NaN are false.
         let finite = B::float_lower_equal_elem(amax.clone(), Scalar::from(f32::MAX), bool_dtype);
         let positive = B::float_greater_elem(amax.clone(), Scalar::from(0f32), bool_dtype);
@@ -316,6 +336,15 @@ impl<B: Float8Backend> Table<B> {
         let chosen = B::float_clamp(chosen, Scalar::from(f32::MIN_POSITIVE), Scalar::from(f32::MAX));
         self.state = Some((history, B::float_mask_where(amaxes, valid, chosen)));
     }
+}
+
+/// The larger of two amaxes; NaN wins.
+fn larger<B: Float8Backend>(one: FloatTensor<B>, other: FloatTensor<B>) -> FloatTensor<B> {
+    let bool_dtype = get_device_settings::<B>(&B::float_device(&one)).bool_dtype;
+    // Comparisons with NaN are false.
+    let is_larger = B::float_greater(other.clone(), one.clone(), bool_dtype);
+    let is_nan = B::float_is_nan(other.clone(), bool_dtype);
+    B::float_mask_where(one, B::bool_or(is_larger, is_nan), other)
 }
 
 fn tensor<B: Float8Backend>(values: Vec<f32>, shape: impl Into<Shape>, device: &Device<B>) -> FloatTensor<B> {

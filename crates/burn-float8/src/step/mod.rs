@@ -71,6 +71,7 @@ impl<B: Float8Backend> DeviceState<B> {
     }
 
     pub(crate) fn set_ranks(&self, ranks: Ranks<B>) {
+        self.lock().histories.declare(&ranks.casts);
         *self.ranks.lock() = Some(Arc::new(ranks));
     }
 
@@ -102,6 +103,9 @@ impl<B: Float8Backend> DeviceState<B> {
         let mut step = self.lock();
         step.histories = Histories::default();
         step.histories.set_number(number);
+        if let Some(ranks) = self.ranks() {
+            step.histories.declare(&ranks.casts);
+        }
         step.samples = Samples::default();
         step.number = number;
         self.begun_at.store(if has_begun { now() } else { 0 }, Relaxed);

@@ -161,7 +161,7 @@ fn hidden_states_may_be_bf16() {
 #[test]
 fn experts_run_in_fp8_on_any_backend_that_has_it() {
     let config = Float8Config::tensorwise().with_filter_fqns(["lm_head", "moe.router"]);
-    let model = config.convert::<Train, _>(model::<Train>(tiny_moe(), 1)).unwrap().0;
+    let model = config.apply::<Train, _>(model::<Train>(tiny_moe(), 1)).unwrap().0;
     match report::<Train, _>(&model).verify() {
         Err(Float8Error::NeverCalled { layer, .. }) => assert_eq!(layer, "layers.0.self_attn.q_proj"),
         other => panic!("{other:?}"),

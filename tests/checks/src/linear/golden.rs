@@ -32,7 +32,7 @@ fn linear<B: Float8Backend>(golden: &Golden, recipe: Recipe, name: &str, dtype: 
     let x = read("x").detach().require_grad();
     let w = read("weight").transpose().detach().require_grad();
     let linear = Linear { weight: Param::initialized(ParamId::new(), w), bias: None };
-    let linear = Float8Config::new(recipe).convert(linear).map_err(|error| wrong!("{error}"))?.0;
+    let linear = Float8Config::new(recipe).apply(linear).map_err(|error| wrong!("{error}"))?.0;
     let y = linear.forward(x.clone());
     let grads = (y.clone() * read("dy")).sum().backward();
     let dw = linear.weight.grad(&grads).ok_or_else(|| wrong!("no dw"))?.transpose();

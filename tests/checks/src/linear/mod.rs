@@ -153,7 +153,7 @@ fn linear<B: Float8Backend>(
     let bias = load(2, [1, n]).reshape([n]).detach().require_grad();
     let linear = Linear { weight, bias: Some(Param::initialized(ParamId::new(), bias)) };
     let failed = |error: Float8Error| wrong!("{error}");
-    let linear = Float8Config::new(recipe).convert(linear).map_err(|error| failed(error.into()))?.0;
+    let linear = Float8Config::new(recipe).apply(linear).map_err(|error| failed(error.into()))?.0;
     let mut results = [vec![], vec![], vec![], vec![]];
     for step in 0..2 {
         let x = load(3 + step, [m, k]).detach().require_grad();

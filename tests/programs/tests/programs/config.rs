@@ -25,7 +25,7 @@ fn a_closure_decides_which_linears_stay() {
     let seen = std::sync::Mutex::new(vec![]);
     let config = Float8Config::tensorwise().with_strict(true);
     let (model, summary) = config
-        .convert_filtered(Mlp::<B>::new(), |l: &LinearInfo| {
+        .apply_with(Mlp::<B>::new(), |l: &LinearInfo| {
             seen.lock().unwrap().push((l.name.clone(), l.k, l.n));
             l.n > 4
         })
@@ -41,7 +41,7 @@ fn a_closure_decides_which_linears_stay() {
     assert_eq!(high_precision_calls(layer(&report, "second"))[0], 1);
     assert_eq!(layer(&report, "second").fprop.reason.as_deref(), Some("filter function"));
     // Beside the configuration's own filters, which still count.
-    let both = config.with_filter_fqns(["first"]).apply_filtered(Mlp::<B>::new(), |l| l.n > 4);
+    let both = config.with_filter_fqns(["first"]).apply_with(Mlp::<B>::new(), |l| l.n > 4);
     let ApplyError { error, model } = both.unwrap_err();
     assert!(matches!(error, Float8Error::NothingConverted { linears: 2, .. }), "{error}");
     assert_eq!(model.first.weight.dims(), [D, 2 * D], "the model is given back");
@@ -89,7 +89,7 @@ impl<B: Backend> Custom<B> {
 fn layers_of_types_of_ones_own() {
     const STEPS: u64 = 8;
     let config = Float8Config::tensorwise().with_module_types(["MyLinear", "Proj.kernel"]).with_strict(true);
-    let (model, summary) = config.convert(with_parameters(Custom::<B>::new(), 1)).unwrap();
+    let (model, summary) = config.apply(with_parameters(Custom::<B>::new(), 1)).unwrap();
     assert_eq!(summary.converted, ["up", "down.kernel", "head"]);
     let (model, losses) = train(model, 0..STEPS, |m, _| {
         (m.forward(x().require_grad()) - tensor::<B, 2>([6, 4], 2).tanh()).powf_scalar(2.0).mean()
@@ -97,16 +97,16 @@ fn layers_of_types_of_ones_own() {
     assert_falls(&losses);
     crate::support::assert_all_in_float8(&model, &["up", "down.kernel", "head"], STEPS);
     // Not named: not found, in high precision.
-    let (other, summary) = Float8Config::tensorwise().convert(with_parameters(Custom::<B>::new(), 1)).unwrap();
+    let (other, summary) = Float8Config::tensorwise().apply(with_parameters(Custom::<B>::new(), 1)).unwrap();
     assert_eq!(summary.converted, ["head"]);
     other.forward(x());
     assert_eq!(own_report(&other).layers.len(), 1);
     // Filters see them under the same names.
-    let filtered = config.with_filter_fqns(["down"]).convert(Custom::<B>::new()).unwrap().1;
+    let filtered = config.with_filter_fqns(["down"]).apply(Custom::<B>::new()).unwrap().1;
     assert_eq!(filtered.skipped[0].0, "down.kernel");
     let json = serde_json::to_string(&Float8Config::tensorwise().with_module_types(["Proj.kernel"])).unwrap();
     let read: Float8Config = serde_json::from_str(&json).unwrap();
-    assert_eq!(read.convert(Custom::<B>::new()).unwrap().1.converted, ["down.kernel", "head"]);
+    assert_eq!(read.apply(Custom::<B>::new()).unwrap().1.converted, ["down.kernel", "head"]);
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn builders_take_any_order() {
     for config in wrong {
         let error = config.validate().unwrap_err();
         let config = Float8Config::from(config);
-        assert_eq!(Float8Error::from(config.convert(Mlp::<B>::new()).unwrap_err()), error);
+        assert_eq!(Float8Error::from(config.apply(Mlp::<B>::new()).unwrap_err()), error);
         assert_eq!(Float8Error::from(config.apply(Mlp::<B>::new()).unwrap_err()), error);
         assert_eq!(set_default_config::<F8>(&Default::default(), Some(&config)).unwrap_err(), error);
         let json = serde_json::to_string(&config).unwrap();
@@ -158,7 +158,7 @@ fn errors_give_the_model_back() {
     let ApplyError { error, model } = error;
     assert!(matches!(error, Float8Error::FilterMatchesNothing { .. }), "{error}");
     assert_eq!(bits(model.first.weight.val()), weight);
-    let model = Float8Config::tensorwise().with_filter_fqns(["first"]).apply(*model).unwrap();
+    let model = Float8Config::tensorwise().with_filter_fqns(["first"]).apply(*model).unwrap().0;
     model.forward(x());
     assert_eq!(float8_calls(&layer_of(&model, "second"))[0], 1);
     // A model to which another configuration was applied keeps that one.
@@ -170,10 +170,10 @@ fn errors_give_the_model_back() {
 #[test]
 fn errors_convert() {
     fn typed() -> Result<Mlp<B>, Float8Error> {
-        Ok(Float8Config::tensorwise().with_filter_fqns(["nothing"]).apply(Mlp::new())?)
+        Ok(Float8Config::tensorwise().with_filter_fqns(["nothing"]).apply(Mlp::new())?.0)
     }
     fn boxed() -> Result<Mlp<B>, Box<dyn std::error::Error>> {
-        Ok(Float8Config::tensorwise().with_filter_fqns(["nothing"]).apply(Mlp::new())?)
+        Ok(Float8Config::tensorwise().with_filter_fqns(["nothing"]).apply(Mlp::new())?.0)
     }
     let typed = typed().unwrap_err();
     assert!(matches!(typed, Float8Error::FilterMatchesNothing { .. }));
@@ -187,7 +187,7 @@ fn applying_again_keeps_histories() {
     let model: Mlp<B> = applied(&config, Mlp::new());
     let (model, _) = train(model, 0..3, |m, _| m.forward(x()).powf_scalar(2.0).mean());
     let state = Float8State::export(&model);
-    let again = config.apply(model).unwrap();
+    let again = config.apply(model).unwrap().0;
     assert_eq!(Float8State::export(&again), state);
 }
 
@@ -195,12 +195,12 @@ fn applying_again_keeps_histories() {
 #[test]
 fn panics_while_applying() {
     let config = Float8Config::tensorwise();
-    panic_of(|| drop(config.apply_filtered(Mlp::<B>::new(), |_| panic!("filter"))));
+    panic_of(|| drop(config.apply_with(Mlp::<B>::new(), |_| panic!("filter"))));
     let model: Mlp<B> = applied(&config, Mlp::new());
-    panic_of(|| drop(config.apply_filtered(model.clone(), |_| panic!("filter"))));
+    panic_of(|| drop(config.apply_with(model.clone(), |_| panic!("filter"))));
     model.forward(x()).sum().backward();
     own_report(&model).verify().unwrap();
-    let model = config.apply(model).unwrap();
+    let model = config.apply(model).unwrap().0;
     model.forward(x()).sum().backward();
     assert_eq!(layer_of(&model, "first").fprop.emulated, 2);
 }
@@ -210,7 +210,7 @@ fn panics_while_applying() {
 fn a_clone_by_another_configuration() {
     let model: Mlp<B> = applied(&Float8Config::new(Recipe::Delayed).with_strict(true), Mlp::new());
     model.forward(x()).sum().backward();
-    let other = Float8Config::new(Recipe::Rowwise).with_filter_fqns(["second"]).apply(model.clone()).unwrap();
+    let other = Float8Config::new(Recipe::Rowwise).with_filter_fqns(["second"]).apply(model.clone()).unwrap().0;
     other.forward(x()).sum().backward();
     model.forward(x()).sum().backward();
     let policies = |model: &Mlp<B>| ["first", "second"].map(|name| layer_of(model, name).policy);
@@ -220,7 +220,8 @@ fn a_clone_by_another_configuration() {
     assert_eq!((calls(&model), calls(&other)), ([2, 2], [1, 0]));
     // Other layers of the same type and names, by the same configuration: parts of it apart.
     let parts = applied(&Float8Config::new(Recipe::Delayed), vec![Mlp::<B>::new(), Mlp::new()]);
-    let parts: Vec<_> = parts.into_iter().map(|part| Float8Config::new(Recipe::Delayed).apply(part).unwrap()).collect();
+    let parts: Vec<_> =
+        parts.into_iter().map(|part| Float8Config::new(Recipe::Delayed).apply(part).unwrap().0).collect();
     let run = |part: &Mlp<B>, scale: f32| {
         for _ in 0..2 {
             (part.forward(x() * scale)).sum().backward();
@@ -238,10 +239,10 @@ fn a_clone_by_another_configuration() {
 fn applying_switches_on() {
     let config = Float8Config::tensorwise();
     let model: Mlp<B> = applied(&config, Mlp::new());
-    let again = config.apply(without_float8(model.clone())).unwrap();
+    let again = config.apply(without_float8(model.clone())).unwrap().0;
     again.forward(x());
     assert_eq!(float8_calls(&layer_of(&again, "first"))[0], 1);
-    let other = Float8Config::new(Recipe::Rowwise).apply(without_float8(model)).unwrap();
+    let other = Float8Config::new(Recipe::Rowwise).apply(without_float8(model)).unwrap().0;
     other.forward(x());
     assert_eq!(float8_calls(&layer_of(&other, "first"))[0], 1);
 }
@@ -260,10 +261,10 @@ fn custom_types_are_checked() {
         Gate { weight: weight(1), gate: weight(2), scale: Param::from_tensor(tensor([D], 3)) }
     };
     let types = |names: &[&str]| Float8Config::tensorwise().with_module_types(names.iter().copied());
-    assert_eq!(types(&["Gate", "Gate.gate"]).convert(vec![gate()]).unwrap().1.converted, ["0", "0.gate"]);
-    assert_eq!(types(&["Gate.gate"]).convert(gate()).unwrap().1.converted, ["gate"]);
+    assert_eq!(types(&["Gate", "Gate.gate"]).apply(vec![gate()]).unwrap().1.converted, ["0", "0.gate"]);
+    assert_eq!(types(&["Gate.gate"]).apply(gate()).unwrap().1.converted, ["gate"]);
     for wrong in ["Gats", "Gate.weights", "Gate.scale"] {
-        let error = types(&["Gate", wrong]).convert(gate()).unwrap_err().error;
+        let error = types(&["Gate", wrong]).apply(gate()).unwrap_err().error;
         assert!(matches!(&error, Float8Error::ModuleTypeMatchesNothing { name } if name == wrong), "{error}");
         assert!(error.to_string().contains(wrong), "{error}");
     }

@@ -21,7 +21,7 @@ fn a_teacher_keeps_its_own_configuration() {
     let teacher = applied(&Float8Config::new(Recipe::Rowwise).with_filter_fqns(["second"]), teacher);
     let student = || {
         let student: Mlp<B> = with_parameters(Mlp::new(), 7);
-        Float8Config::new(Recipe::Delayed).with_strict(true).convert(student).unwrap().0
+        Float8Config::new(Recipe::Delayed).with_strict(true).apply(student).unwrap().0
     };
     let (student, losses) = train(student(), 0..STEPS, |m, step| {
         let x = x(step % 2);
@@ -49,7 +49,7 @@ fn a_student_learns_as_it_would_alone() {
         let teacher = applied(&Float8Config::new(Recipe::Rowwise), Mlp::<B>::new().no_grad());
         let outputs = [0, 1].map(|seed| values(teacher.forward(x(seed))));
         let student: Mlp<B> = with_parameters(Mlp::new(), 7);
-        let student = Float8Config::new(Recipe::Delayed).convert(student).unwrap().0;
+        let student = Float8Config::new(Recipe::Delayed).apply(student).unwrap().0;
         let (student, losses) = train(student, 0..STEPS, |m, step| {
             let x = x(step % 2);
             let y = m.forward(x.clone());

@@ -369,7 +369,7 @@ fn an_evaluation_on_rayons_pool_ends() {
         let linears = (0..DEPTH).map(|_| LinearConfig::new(N, N).init::<F8>(&Default::default()));
         let weights: Vec<Linear<F8>> = with_parameters(linears.collect(), 1);
         // Weights that nothing has cast, as after each optimizer step.
-        let new = || Float8Config::tensorwise().convert(weights.clone()).unwrap().0;
+        let new = || Float8Config::tensorwise().apply(weights.clone()).unwrap().0;
         let model = new();
         let expected: Vec<_> = pool.install(|| (0..=DEPTH).map(|depth| evaluate(&model, depth)).collect());
         for round in 0..6 {

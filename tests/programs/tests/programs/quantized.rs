@@ -52,7 +52,7 @@ fn walks_past<A: burn_float8::Float8Stack>(quantized: Mlp<A>) {
     assert!(Float8State::export(&quantized).layers.is_empty());
     Float8State::default().restore(&quantized).unwrap();
     // Nothing is left to convert, and the model is given back.
-    let error = Float8Config::tensorwise().convert(quantized).unwrap_err();
+    let error = Float8Config::tensorwise().apply(quantized).unwrap_err();
     let nothing = matches!(error.error, Float8Error::NoLinears | Float8Error::NothingConverted { .. });
     assert!(nothing, "{error}");
     assert!(own_report::<A, _>(&*error.model).layers.is_empty());
@@ -78,7 +78,7 @@ fn the_summary_lists_them_as_skipped() {
         let model: Mlp<F8> = with_parameters(Mlp::new(), 1);
         let first = model.first.clone().quantize_weights(&mut quantizer::<F8>());
         let weight = bits(first.weight.val().dequantize());
-        let (model, summary) = Float8Config::new(recipe).convert(Mlp { first, ..model }).unwrap();
+        let (model, summary) = Float8Config::new(recipe).apply(Mlp { first, ..model }).unwrap();
         assert_eq!(summary.converted, ["second"]);
         assert_eq!(summary.skipped, [("first".to_string(), "quantized".to_string())]);
         assert!(summary.to_string().contains("1 of 2 linears"), "{summary}");

@@ -36,7 +36,7 @@ fn loaded_into_a_copy_without_autodiff() {
     let plain: Mlp<Plain> = with_parameters(Mlp::new(), 2);
     assert_eq!(bits(copy.first.forward(x::<F8>(1))), bits(plain.first.forward(x::<Plain>(1))));
     // Applied again, it runs as configured.
-    let copy = config.convert(copy).unwrap().0;
+    let copy = config.apply(copy).unwrap().0;
     copy.forward(x::<F8>(1));
     let report = own_report(&copy);
     assert_eq!(float8_calls(layer(&report, "first")), [0; 3]);
@@ -87,7 +87,7 @@ struct StateLast<B: Backend> {
 
 fn new(seed: u64) -> Trainable<B> {
     let net: Mlp<B> = with_parameters(Mlp::new(), seed);
-    let net = Float8Config::new(Recipe::Delayed).convert(net).unwrap().0;
+    let net = Float8Config::new(Recipe::Delayed).apply(net).unwrap().0;
     Trainable { float8: Float8StateModule::new(&net).unwrap(), net }
 }
 

@@ -118,7 +118,7 @@ fn models_applied_apart_have_histories_apart() {
     let delayed = Float8Config::new(Recipe::Delayed);
     let run = |beside: bool| {
         let teacher = applied(&delayed, Mlp::<B>::new()).no_grad();
-        let student = delayed.convert(with_parameters::<B, _>(Mlp::new(), 7)).unwrap().0;
+        let student = delayed.apply(with_parameters::<B, _>(Mlp::new(), 7)).unwrap().0;
         let (student, losses) = train(student, 0..STEPS, |student, step| {
             let x = x(step) * (1.0 + step as f32);
             if beside {

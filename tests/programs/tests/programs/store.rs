@@ -32,7 +32,7 @@ fn loads<S: ModuleStore>(name: &str, recipe: Recipe, saved: &Attention<B>, store
 where
     S::Error: core::fmt::Debug,
 {
-    let (mut model, _) = config(recipe).convert(with_parameters(Attention::<B>::new(), 2)).unwrap();
+    let (mut model, _) = config(recipe).apply(with_parameters(Attention::<B>::new(), 2)).unwrap();
     let before = model.forward(x(9));
     assert_ne!(bits(before), bits(saved.forward(x(9))));
     let result = model.load_from(store).unwrap();
@@ -99,7 +99,7 @@ fn snapshots_know_nothing_of_float8() {
     // And the other way round, into a model that is converted afterwards.
     let mut new = Attention::<B>::new();
     new.load_from(&mut SafetensorsStore::from_bytes(Some(bytes))).unwrap();
-    let model = config(Recipe::Tensorwise).convert(new).unwrap().0;
+    let model = config(Recipe::Tensorwise).apply(new).unwrap().0;
     assert_eq!(bits(model.forward(x(9))), bits(saved.forward(x(9))));
 }
 
@@ -108,7 +108,7 @@ fn snapshots_know_nothing_of_float8() {
 fn a_part_of_the_model() {
     let saved = trained(Recipe::Tensorwise);
     let snapshots = saved.collect(Some(PathFilter::new().with_regex(r"^(q|k)\.")), None, false);
-    let (mut model, _) = config(Recipe::Tensorwise).convert(with_parameters(Attention::<B>::new(), 2)).unwrap();
+    let (mut model, _) = config(Recipe::Tensorwise).apply(with_parameters(Attention::<B>::new(), 2)).unwrap();
     let kept = bits(model.v.weight.val());
     let result = ModuleSnapshot::<B>::apply(&mut model, snapshots, None, None, false);
     assert_eq!(result.applied.len(), 2, "{result}");
@@ -129,7 +129,7 @@ fn half_precision_files() {
     let saved = trained(Recipe::Tensorwise);
     let mut store = SafetensorsStore::from_bytes(None).with_to_adapter(HalfPrecisionAdapter::new());
     saved.save_into(&mut store).unwrap();
-    let (mut model, _) = config(Recipe::Tensorwise).convert(with_parameters(Attention::<B>::new(), 2)).unwrap();
+    let (mut model, _) = config(Recipe::Tensorwise).apply(with_parameters(Attention::<B>::new(), 2)).unwrap();
     model.load_from(&mut SafetensorsStore::from_bytes(Some(store.get_bytes().unwrap()))).unwrap();
     assert_eq!(model.q.weight.val().dtype(), burn::tensor::DType::F16);
     model.forward(x(1)).sum().backward();

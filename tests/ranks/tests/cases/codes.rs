@@ -15,7 +15,7 @@ fn linear(k: usize, n: usize, recipe: Recipe) -> Linear<B> {
     let device = Default::default();
     B::seed(&device, (k + n) as u64);
     let linear = LinearConfig::new(k, n).with_bias(false).init::<B>(&device);
-    Float8Config::new(recipe).apply(linear).unwrap()
+    Float8Config::new(recipe).apply(linear).unwrap().0
 }
 
 type Inner = <B as burn::tensor::backend::AutodiffBackend>::InnerBackend;

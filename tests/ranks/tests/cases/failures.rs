@@ -17,7 +17,7 @@ use super::world;
 
 fn linear(k: usize) -> Linear<B> {
     B::seed(&Default::default(), 1);
-    Float8Config::tensorwise().apply(LinearConfig::new(k, 32).init(&Default::default())).unwrap()
+    Float8Config::tensorwise().apply(LinearConfig::new(k, 32).init(&Default::default())).unwrap().0
 }
 
 pub fn models_that_differ_are_refused() {
@@ -44,12 +44,12 @@ pub fn ranks_that_would_part_are_refused() {
         let error = Sharded::apply(model, &comm, ShardConfig::default()).unwrap_err().error.to_string();
         assert!(error.contains(what) && error.contains("rank 1"), "{error}");
     };
-    let configured = |config: Float8Config| config.apply(with_embedding(0)).unwrap();
+    let configured = |config: Float8Config| config.apply(with_embedding(0)).unwrap().0;
     refused(configured(margin(if is_odd { 1 } else { 0 })), "margin");
     refused(configured(statistics(if is_odd { 3 } else { 1 })), "every_n_steps");
     let frozen = configured(tensorwise());
     refused(if is_odd { frozen.no_grad() } else { frozen }, "gradient: false");
-    refused(tensorwise().apply(with_embedding(comm.rank())).unwrap(), "the first values of parameters");
+    refused(tensorwise().apply(with_embedding(comm.rank())).unwrap().0, "the first values of parameters");
     let cast = configured(tensorwise());
     refused(if is_odd { cast.map(&mut Bf16) } else { cast }, "BF16");
     Sharded::apply(configured(tensorwise()), &comm, ShardConfig::default()).unwrap();
@@ -180,7 +180,7 @@ fn two() -> Two<B> {
     B::seed(&Default::default(), 1);
     // Of linears without a bias, which Muon does not take.
     let new = || LinearConfig::new(64, 64).with_bias(false).init::<B>(&Default::default());
-    Float8Config::tensorwise().apply(Two { up: new(), down: new() }).unwrap()
+    Float8Config::tensorwise().apply(Two { up: new(), down: new() }).unwrap().0
 }
 
 pub fn ranks_that_differ() {

@@ -127,7 +127,7 @@ fn measure<T: Target>(
             let mut run = RunConfig::default();
             run.float8.config = Float8Config::new(recipe);
             (
-                run.float8(config).convert::<Backend<T>, _>(model).map_err(Float8Error::from)?.0,
+                run.float8(config).apply::<Backend<T>, _>(model).map_err(Float8Error::from)?.0,
                 Some(Float8Config::default()),
             )
         }

@@ -110,7 +110,7 @@ learnable!(Stateless);
 
 /// A converted model.
 pub fn net(config: &Float8Config, seed: u64) -> Mlp<B> {
-    config.convert(with_parameters(Mlp::new(), seed)).unwrap().0
+    config.apply(with_parameters(Mlp::new(), seed)).unwrap().0
 }
 
 /// A converted model with its state.

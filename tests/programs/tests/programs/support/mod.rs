@@ -80,7 +80,7 @@ pub fn with_parameters<B: Backend, M: Module<B>>(model: M, seed: u64) -> M {
 
 /// The model with fixed parameters and the configuration applied.
 pub fn applied<B: Float8Stack, M: Module<B>>(config: &Float8Config, model: M) -> M {
-    config.convert(with_parameters(model, 1)).unwrap_or_else(|error| panic!("{}", Float8Error::from(error))).0
+    config.apply(with_parameters(model, 1)).unwrap_or_else(|error| panic!("{}", Float8Error::from(error))).0
 }
 
 /// Trains with AdamW: the model, the optimizer's steps and each step's loss.
