@@ -8,6 +8,7 @@ use crate::{Format, Granularity, ScaleMode};
 ///
 /// Every check runs on the host before anything is allocated or launched, so an error leaves no trace on the device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum KernelError {
     /// A dimension is zero: there is no amax, no scale and nothing to multiply.
     #[error("an empty matrix of shape [{rows}, {cols}] has no amax and no scale")]

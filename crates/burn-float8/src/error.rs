@@ -5,6 +5,7 @@ use crate::terms::{Gemm, Recipe};
 
 /// What [`Float8Config`](crate::Float8Config), its application and the state of a run can refuse.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Float8Error {
     /// A pattern matches no linear of the model.
     #[error("{field}: {pattern:?} matches none of the model's {linears} linears: {names}")]

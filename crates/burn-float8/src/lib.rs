@@ -11,7 +11,8 @@
 //!
 //! let device = Default::default();
 //! let model: Linear<B> = LinearConfig::new(64, 32).init(&device);
-//! let model = Float8Config::tensorwise().apply(model).unwrap().0;
+//! let (model, summary) = Float8Config::tensorwise().apply(model).unwrap();
+//! assert_eq!(summary.converted, ["linear"]);
 //! let loss = model.forward(Tensor::<B, 2>::ones([8, 64], &device)).mean();
 //! loss.backward();
 //! assert_eq!(report(&model).totals().emulated, 2); // fprop and wgrad; nothing asked for dx
@@ -21,6 +22,19 @@
 //! Casts follow torchao (`scale = FMAX / amax`, saturating round to nearest even); see [`Recipe`]. Everything that is
 //! not a linear, attention included, is forwarded to the wrapped backend unchanged.
 
+//! # Features
+//!
+//! | feature | what it adds |
+//! | --- | --- |
+//! | `flex` (default) | the CPU backend `Flex` |
+//! | `ndarray` | the CPU backend `NdArray` |
+//! | `wgpu` (default) | Burn's `Wgpu` |
+//! | `vulkan`, `metal` | `Wgpu` with SPIR-V or MSL shaders: Burn's `Vulkan` and `Metal` |
+//! | `cuda`, `rocm` | Burn's `Cuda` and `Rocm`; they build on a machine without the toolkit |
+//! | `cubecl` | `CubeBackend` and `Fusion<CubeBackend>` over any other CubeCL runtime |
+//! | `distributed` | Burn's data-parallel training, `burn/distributed` |
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_docs)]
 
 // Each module imports only from those above it; `tests/layers.rs` checks that.

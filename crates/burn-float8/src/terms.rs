@@ -201,6 +201,7 @@ impl core::fmt::Display for Recipe {
 
 /// Why a GEMM ran in high precision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Reason {
     /// A name in `filter_fqns` matched.
     #[error("filter {0:?}")]

@@ -8,6 +8,7 @@ use std::process::Command;
 
 use burn::module::{AutodiffModule, Module, Quantizer};
 use burn::nn::{Linear, LinearConfig};
+use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::QuantizedTensor;
@@ -154,7 +155,9 @@ fn lost_layers_are_named() {
         report(&valid).verify().unwrap();
 
         // A model that the configuration never saw, into which the record was loaded.
-        let loaded: Mlp<F8> = Mlp::new().load_record(valid.clone().into_record());
+        let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
+        let bytes = recorder.record(valid.clone().into_record(), ()).unwrap();
+        let loaded: Mlp<F8> = Mlp::new().load_record(recorder.load(bytes, &Default::default()).unwrap());
         let scheme = <QuantizedTensor<F8> as QTensorPrimitive>::default_scheme().with_value(QuantValue::Q8S);
         let quantized = valid.clone().quantize_weights(&mut Quantizer { calibration: Calibration::MinMax, scheme });
         for lost in [loaded, quantized] {

@@ -5,6 +5,7 @@ use crate::error::ApplyError;
 
 /// What [`Sharded::apply`](crate::shard::Sharded::apply) can refuse.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ShardError {
     /// It is sharded already.
     #[error("{name} is sharded already")]

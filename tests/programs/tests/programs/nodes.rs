@@ -242,7 +242,8 @@ fn a_graph_without_a_backward_has_run_fprop_alone() {
 enum Place {
     Here,
     OnAnotherThread,
-    /// On another thread, while backward runs.
+    /// On another thread, while backward runs. Not by linears of a graph: two threads that use one graph may wait for each other in
+    /// Burn's autodiff.
     DuringBackward,
 }
 
@@ -300,7 +301,11 @@ fn an_evaluation_between_forward_and_backward_leaves_no_trace() {
         let expected = run(None);
         assert_eq!(expected.1.step, STEPS);
         for (i, evaluate) in evaluations.into_iter().enumerate() {
-            for place in [Place::Here, Place::OnAnotherThread, Place::DuringBackward] {
+            let places: &[Place] = match i {
+                0 => &[Place::Here, Place::OnAnotherThread, Place::DuringBackward],
+                _ => &[Place::Here, Place::OnAnotherThread],
+            };
+            for &place in places {
                 assert_eq!(run(Some((evaluate, place))), expected, "{recipe}, evaluation {i}, {place:?}");
             }
         }

@@ -1,7 +1,8 @@
 //! A panic inside a linear poisons nothing: the next call works, in the same thread and in others.
+use burn::backend::{Autodiff, Flex};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Tensor};
-use burn_float8::{Float8Config, Float8State, Recipe, StatisticsConfig, report};
+use burn_float8::{Float8, Float8Config, Float8State, Recipe, StatisticsConfig, report};
 
 use crate::support::models::{D, Mlp};
 use crate::support::{B, applied, assert_falls, bits, layer_of, panic_of, tensor, train};
@@ -62,4 +63,16 @@ fn untagged_linears() {
     panic_of(|| drop(linear.forward(tensor::<B, 2>([6, D + 1], 3))));
     assert_eq!(bits(linear.forward(x(1))), before);
     let _ = report::<B, Linear<B>>(&linear);
+}
+
+/// The order that no backward can work in says so at its first one, where no `apply` has kept it from compiling.
+#[test]
+fn the_other_order() {
+    type Wrong = Autodiff<Float8<Flex>>;
+    for bias in [true, false] {
+        let linear = LinearConfig::new(D, D).with_bias(bias).init::<Wrong>(&Default::default());
+        let y = linear.forward(tensor::<Wrong, 2>([6, D], 1));
+        let message = panic_of(|| drop(y.sum().backward()));
+        assert!(message.contains("write `Float8<Autodiff<B>>` in place of `Autodiff<Float8<B>>`"), "{message}");
+    }
 }

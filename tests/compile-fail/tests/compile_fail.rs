@@ -2,5 +2,5 @@
 
 #[test]
 fn programs_that_do_not_compile() {
-    trybuild::TestCases::new().compile_fail("tests/compile_fail/*.rs");
+    trybuild::TestCases::new().compile_fail("tests/cases/*.rs");
 }
