@@ -226,7 +226,7 @@ pub enum Float8Error {
     /// Linears of the model have lost their layers, or never had them.
     #[error(
         "{linears} linears of the model carry no layer, so that no configuration applies to them: {names}. A record that is loaded into a \
-         model without FP8 layers, such as a valid() one, a quantized copy, and weights rebuilt from data have none: apply the configuration again"
+         model without FP8 layers, such as a valid() one, a quantized copy, and weights rebuilt from data have none: apply the configuration to what it is to run with"
     )]
     UntaggedLinears {
         /// How many.

@@ -243,7 +243,7 @@ pub enum Reason {
     /// The device's default configuration is off and the weight was never tagged.
     #[error("FP8 is off on this device")]
     Off,
-    /// The weight carries no layer, and a configuration was applied in this process: see [`Untagged`](crate::config::Untagged).
+    /// The weight carries no layer, and such linears do not run in FP8 on the device: see [`Untagged`](crate::config::Untagged).
     #[error("untagged: not in a model that Float8Config was applied to")]
     Untagged {
         /// Whether a configuration says so, or none says anything.

@@ -7,7 +7,6 @@ use crate::collective::{Absence, Collective, Difference};
 /// What can go wrong between ranks.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
-#[non_exhaustive]
 pub enum CommError {
     /// A launcher's variable is not what it should be.
     #[error("the environment variable {variable} is {value:?}: expected {expected}")]

@@ -1,5 +1,5 @@
 //! One scale for each row and column, from the maxima of all lines that are asked for: partial maxima tile by tile in one read of
-//! `x`, then a launch for each orientation that folds them.
+//! `x`, then a launch that folds them.
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -97,31 +97,31 @@ pub(super) fn scales<R: Runtime>(
             VERSION,
         );
     }
-    let fold_lines = |partials: &Handle, lines: usize, count: usize| {
+    let folded = |partials: &Handle, lines: usize, count: usize| {
         let padded = lines.next_multiple_of(SCALE_VECTOR);
         let out = Folded { amax: words(client, lines), scale: words(client, padded), inv_scale: words(client, lines) };
-        // SAFETY: the kernel reads `count · lines` words and writes `lines` of each output.
-        unsafe {
-            fold_lines::launch_unchecked::<R>(
-                client,
-                fold(client, (lines as u32).div_ceil(FOLD_LINES)),
-                CubeDim::new_1d(UNITS),
-                array(partials),
-                array(&out.amax),
-                array(&out.scale),
-                array(&out.inv_scale),
-                lines as u32,
-                count as u32,
-                x.source,
-                cast,
-                Isa::of(client),
-                VERSION,
-            );
-        }
-        out
+        let [amax, scales, inv_scales] = [&out.amax, &out.scale, &out.inv_scale].map(array);
+        let lines = LinesLaunch::new(array(partials), amax, scales, inv_scales, lines as u32, count as u32);
+        (out, lines)
     };
-    let rows = row_partials.map(|partials| fold_lines(&partials, x.rows, tiles_x));
-    let cols = fold_lines(&col_partials, x.cols, tiles_y);
+    let (rows, row_lines) = row_partials.map(|partials| folded(&partials, x.rows, tiles_x)).unzip();
+    let (cols, col_lines) = folded(&col_partials, x.cols, tiles_y);
+    let row_cubes = if rows.is_some() { (x.rows as u32).div_ceil(FOLD_LINES) } else { 0 };
+    // SAFETY: the kernel reads `count · lines` words of either and writes `lines` of each output.
+    unsafe {
+        fold_lines::launch_unchecked::<R>(
+            client,
+            fold(client, row_cubes + (x.cols as u32).div_ceil(FOLD_LINES)),
+            CubeDim::new_1d(UNITS),
+            row_lines.into(),
+            col_lines,
+            row_cubes,
+            x.source,
+            cast,
+            Isa::of(client),
+            VERSION,
+        );
+    }
     let scales = LineScalesLaunch::new(optional(rows.as_ref().map(|rows| &rows.scale)), optional(Some(&cols.scale)));
     let copies = Copies::new(client, x, orientation, |by_rows| {
         let Folded { amax, inv_scale, .. } = rows.as_ref().filter(|_| by_rows).unwrap_or(&cols);
@@ -179,33 +179,55 @@ const FOLD_LINES: u32 = 32;
 /// Partial maxima that a unit has in flight.
 const FOLDED: u32 = 4;
 
-/// amax and scales of each line from `count` partial maxima.
-#[cube(launch_unchecked)]
-fn fold_lines(
-    partials: &Array<u32>,
-    amax: &mut Array<u32>,
-    scales: &mut Array<u32>,
-    inv_scales: &mut Array<u32>,
+/// Partial maxima of lines, `[count, lines]`, and what is made of them.
+#[derive(CubeType, CubeLaunch)]
+struct Lines {
+    partials: Array<u32>,
+    amax: Array<u32>,
+    scales: Array<u32>,
+    inv_scales: Array<u32>,
     lines: u32,
     count: u32,
+}
+
+/// amax and scales of each row, by the first `row_cubes` cubes, and of each column.
+#[cube(launch_unchecked)]
+fn fold_lines(
+    rows: &mut ComptimeOption<Lines>,
+    cols: &mut Lines,
+    row_cubes: u32,
     #[comptime] source: Source,
     #[comptime] cast: Cast,
     #[comptime] isa: Isa,
     #[comptime] _version: Version,
 ) {
-    let groups = comptime!(UNITS / FOLD_LINES);
     let line0 = cube_first(FOLD_LINES);
-    if line0 >= lines {
-        terminate!();
+    let first_col = row_cubes * FOLD_LINES;
+    #[comptime]
+    if let ComptimeOption::Some(rows) = rows {
+        if line0 < first_col {
+            fold_cube(rows, line0, source, cast, isa);
+            terminate!();
+        }
     }
-    let line = line0 + UNIT_POS % FOLD_LINES;
+    if line0 - first_col < cols.lines {
+        fold_cube(cols, line0 - first_col, source, cast, isa);
+    }
+}
+
+/// amax and scales of the lines from `line0` on that a cube takes.
+#[cube]
+fn fold_cube(of: &mut Lines, line0: u32, #[comptime] source: Source, #[comptime] cast: Cast, #[comptime] isa: Isa) {
+    let groups = comptime!(UNITS / FOLD_LINES);
+    let (lines, count) = (of.lines, of.count);
     let mut largest = 0u32.runtime();
+    let line = line0 + UNIT_POS % FOLD_LINES;
     let mut first = UNIT_POS / FOLD_LINES;
     while first < count {
         #[unroll]
         for i in 0..FOLDED {
             let partial = min(first + comptime!(i * groups), count - 1);
-            largest = max(largest, partials[(partial * lines + min(line, lines - 1)) as usize]);
+            largest = max(largest, of.partials[(partial * lines + min(line, lines - 1)) as usize]);
         }
         first += comptime!(FOLDED * groups);
     }
@@ -219,8 +241,8 @@ fn fold_lines(
         }
         let bits = amax_bits(largest, source);
         let multiplier = scale_bits(bits, cast.format, cast.scale_mode, isa);
-        amax[line as usize] = bits;
-        scales[line as usize] = multiplier;
-        inv_scales[line as usize] = inverse_bits(multiplier, isa);
+        of.amax[line as usize] = bits;
+        of.scales[line as usize] = multiplier;
+        of.inv_scales[line as usize] = inverse_bits(multiplier, isa);
     }
 }

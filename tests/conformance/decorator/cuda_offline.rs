@@ -130,12 +130,12 @@ fn launches_of_a_linear() {
     let _turn = turn();
     // Launches of our kernels, and pieces of memory in the whole step, those of Burn's element-wise kernels included.
     let budgets = [
-        (Recipe::Tensorwise, [9, 27]),
-        (Recipe::Rowwise, [13, 39]),
+        (Recipe::Tensorwise, [9, 26]),
+        (Recipe::Rowwise, [12, 39]),
         (Recipe::RowwiseWithGwHp, [9, 26]),
         (Recipe::Delayed, [9, 27]),
-        (Recipe::Blockwise, [6, 27]),
-        (Recipe::Mxfp8, [12, 33]),
+        (Recipe::Blockwise, [6, 26]),
+        (Recipe::Mxfp8, [12, 32]),
         (Recipe::Mxfp8WgradWithHp, [9, 26]),
     ];
     let measured = Recipe::ALL.map(|recipe| {

@@ -109,9 +109,10 @@ fn weights_can_be_cast_again_in_backward() {
         let config = Float8LinearConfig::new(recipe).with_force_recompute_fp8_weight_in_bwd(recompute);
         let model = Float8Config::from(config).apply(Ffn::<A<Flex>>::new(1)).unwrap().0;
         let y = model.forward(tensor(normal(TOKENS * HIDDEN, 4), [TOKENS, HIDDEN]));
-        // Three weights, transposed for forward, and the two last activations.
+        // Two activations by both orientations: gate and up share theirs; and three weights, two of them for dgrad too, since the
+        // batch wants no gradient.
         let (copies, bytes) = live(&report(&model));
-        assert_eq!(copies, if recompute { 2 } else { 5 }, "{recipe}");
+        assert_eq!(copies, if recompute { 4 } else { 8 }, "{recipe}");
         assert!(bytes >= if recompute { 0 } else { 3 * (HIDDEN * INTERMEDIATE) as u64 });
         drop(y);
         let results = ffn(&model);
@@ -122,8 +123,8 @@ fn weights_can_be_cast_again_in_backward() {
         let (kept, once) = run(false, recipe);
         let (recomputed, again) = run(true, recipe);
         assert_eq!(kept, recomputed, "{recipe}");
-        // That a dgrad follows is not known of the first weight. Two forwards and one backward, without sharing.
-        assert_eq!((once, again), (vec![2; 3], vec![3; 3]), "{recipe}");
+        // Kept: once for fprop and once for dgrad, or for both at once. Else twice forward, once backward.
+        assert_eq!((once, again), (vec![2, 2, 1], vec![3; 3]), "{recipe}");
     }
 }
 

@@ -175,9 +175,6 @@ impl Float8LinearConfig {
 
     /// Whether `Tensor::matmul(x, w)` of rank 2 with this layer's weight on the right is a linear in FP8 too, forward and
     /// backward, as in burn-nn's `Gru`. Off unless asked for: a program may multiply a weight for other ends, such as a penalty.
-    ///
-    /// Burn differentiates a matmul by two more. The transpose of a weight that was saved for backward is known; but between such a
-    /// forward and its backward, the transpose of x times a matrix of y's shape is always taken for the weight's gradient.
     pub fn with_matmul(mut self, matmul: bool) -> Self {
         self.matmul = matmul;
         self

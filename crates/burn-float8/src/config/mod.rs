@@ -102,8 +102,7 @@ pub struct Float8Config {
     #[serde(default, skip_serializing_if = "is_default")]
     pub overrides: Vec<LayerOverride>,
     /// Layer types of one's own whose weight is tagged as a `Linear`'s is: the name of a module's type, for its rank-2 parameter
-    /// `weight`, or `Type.parameter`. Its forward has to call [`linear`](burn::tensor::module::linear) with it, or
-    /// [`burn_float8::linear`](crate::linear()).
+    /// `weight`, or `Type.parameter`. Its forward has to call [`linear`](burn::tensor::module::linear) with it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub module_types: Vec<String>,
     /// What a linear does whose weight is in no model that a configuration was applied to, or was rebuilt from data since. If absent,

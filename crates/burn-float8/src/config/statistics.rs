@@ -5,9 +5,9 @@ use crate::error::Float8Error;
 use crate::terms::Recipe;
 
 /// Statistics of sampled optimizer steps: shares saturated and flushed to zero, and SQNR against the high-precision tensor,
-/// of the operands that a layer reads in training, once a step. They are taken in backward, by the GEMM that is given the
-/// tensor, so evaluations are never sampled, nor is the x of a layer whose weight is frozen. A sampled step reads each operand
-/// once more and waits for the device at its end; other steps cost nothing.
+/// of the operands that a layer reads in training, once a step. Those of a forward count once its backward has come, so evaluations are
+/// never sampled, nor is the x of a layer whose weight is frozen. A sampled step reads each operand once more and waits for the device at
+/// its end; other steps cost nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StatisticsConfig {

@@ -128,8 +128,12 @@ impl Float8Config {
         let keeps_tags = known.is_some();
         let conversion = known.unwrap_or_else(|| Arc::new(Conversion::new(self.clone(), quantized)));
         B::register();
-        let mut devices: Vec<_> = linears.iter().map(|linear| &linear.device).collect();
-        devices.dedup();
+        let mut devices: Vec<&B::Device> = vec![];
+        for FoundLinear { device, .. } in &linears {
+            if !devices.contains(&device) {
+                devices.push(device);
+            }
+        }
         for device in devices {
             B::untagged_layer(device).reset_calls();
             if let Some(settled) = settle_at_apply::<B::Inner>(device, self.untagged) {

@@ -8,8 +8,8 @@ use crate::stack::Float8Stack;
 use crate::terms::{Operand, Reason};
 
 /// Sets how linears run on this device whose weights were not tagged by [`Float8Config::apply`]; `None` turns FP8 off
-/// for them. Filters, overrides and statistics do not apply, since an untagged linear has no name. A configuration that says
-/// what [`untagged`](Float8Config::untagged) linears do comes first.
+/// for them. Filters, overrides and statistics do not apply, since an untagged linear has no name. It counts from then on,
+/// whatever was settled before ([`Untagged`](crate::config::Untagged)).
 ///
 /// # Errors
 ///

@@ -54,7 +54,7 @@ enum SavedInput<B: Float8Backend> {
 pub(super) struct Saved<B: Float8Backend> {
     used: Use,
     x: SavedInput<B>,
-    /// If x wants a gradient, or for the amax of its operand.
+    /// If x wants a gradient.
     w: Option<Float8Tensor<B>>,
     x_shape: Shape,
     /// K and N.

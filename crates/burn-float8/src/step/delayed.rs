@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use burn_backend::tensor::{Device, FloatTensor};
+use burn_backend::tensor::{BoolTensor, Device, FloatTensor};
 use burn_backend::{FloatDType, Scalar, TensorData, TensorMetadata, get_device_settings};
 use burn_std::{Shape, Slice};
 
@@ -70,8 +70,10 @@ impl<B: Float8Backend> Default for Histories<B> {
 struct Table<B: Float8Backend> {
     rows: Vec<Row<B>>,
     places: HashMap<(String, Role), usize>,
-    /// `[capacity]`: the largest amax of each row in the step under way, zero where there is none.
+    /// `[capacity]`: the largest amax of each row that was observed in the step under way; of others, any.
     running: Option<FloatTensor<B>>,
+    /// Which rows were last not observed, and that on the device: most steps observe the same.
+    stale: Option<(Vec<bool>, BoolTensor<B>)>,
     /// `[n, len]`, newest first, unused entries 0; and the scaling amaxes `[n, 1]`, of the first n rows. Others are new.
     state: Option<(FloatTensor<B>, FloatTensor<B>)>,
 }
@@ -134,8 +136,8 @@ impl<B: Float8Backend> Histories<B> {
             return;
         }
         self.share_known(ranks);
-        let running = self.tables.iter_mut().map(|(_, table)| table.running(&ranks.device));
-        let own = B::float_cat(running.collect(), 0);
+        let own = self.tables.iter_mut().map(|(_, table)| table.running(&ranks.device)).collect();
+        let own = B::float_cat(own, 0);
         let all = ranks.max("amax histories", own);
         let mut begin = 0;
         for (_, table) in &mut self.tables {
@@ -173,7 +175,10 @@ impl<B: Float8Backend> Histories<B> {
 
     fn table(&mut self, scaling: DelayedScaling) -> &mut Table<B> {
         let i = self.tables.iter().position(|(s, _)| *s == scaling).unwrap_or_else(|| {
-            self.tables.push((scaling, Table { rows: vec![], places: HashMap::new(), running: None, state: None }));
+            self.tables.push((
+                scaling,
+                Table { rows: vec![], places: HashMap::new(), running: None, stale: None, state: None },
+            ));
             self.tables.len() - 1
         });
         &mut self.tables[i].1
@@ -191,7 +196,12 @@ impl<B: Float8Backend> Histories<B> {
                 let state = AmaxState {
                     history: history.chunks(scaling.amax_history_len).nth(i).unwrap_or_default().to_vec(),
                     scaling_amax: scaling_amax.get(i).copied(),
-                    observed: running.get(i).copied().filter(|bits| *bits != 0).into_iter().collect(),
+                    observed: running
+                        .get(i)
+                        .copied()
+                        .filter(|bits| row.is_observed && *bits != 0)
+                        .into_iter()
+                        .collect(),
                 };
                 let (_, roles) = layers.entry(row.layer.clone()).or_insert_with(|| (*scaling, BTreeMap::new()));
                 roles.insert(row.role, state);
@@ -238,34 +248,43 @@ impl<B: Float8Backend> Table<B> {
         place
     }
 
-    /// `[rows]` or more.
+    /// The running maxima `[rows]`, zero where this step has none.
     fn running(&mut self, device: &Device<B>) -> FloatTensor<B> {
         let rows = self.rows.len();
+        let running = self.with_capacity(rows, device);
+        self.running = Some(running.clone());
+        let running =
+            if running.shape()[0] == rows { running } else { B::float_slice(running, &[Slice::from(0..rows)]) };
+        if self.rows.iter().all(|row| row.is_observed) {
+            return running;
+        }
+        let stale: Vec<bool> = self.rows.iter().map(|row| !row.is_observed).collect();
+        let known = self.stale.take().filter(|(known, _)| *known == stale);
+        let (stale, mask) = known.unwrap_or_else(|| {
+            let data = TensorData::new(stale.clone(), [rows]);
+            let data = data.convert_dtype(get_device_settings::<B>(device).bool_dtype.into());
+            (stale, B::bool_from_data(data, device))
+        });
+        self.stale = Some((stale, mask.clone()));
+        B::float_mask_fill(running, mask, Scalar::from(0f32))
+    }
+
+    /// The running maxima with place for so many rows.
+    fn with_capacity(&mut self, rows: usize, device: &Device<B>) -> FloatTensor<B> {
         let zeros = |n: usize| B::float_zeros(Shape::from(vec![n]), device, FloatDType::F32);
-        let running = match self.running.take() {
-            None => zeros(rows),
+        match self.running.take() {
+            None => zeros(rows.max(64)),
             Some(running) if running.shape()[0] < rows => {
-                let more = zeros(rows - running.shape()[0]);
+                let more = zeros(rows.max(2 * running.shape()[0]) - running.shape()[0]);
                 B::float_cat(vec![running, more], 0)
             }
             Some(running) => running,
-        };
-        B::float_slice(running, &[Slice::from(0..rows)])
+        }
     }
 
     /// Adds an amax `[1]` to the step under way.
     fn observe(&mut self, row: usize, amax: FloatTensor<B>) {
-        let device = B::float_device(&amax);
-        let capacity = self.running.as_ref().map_or(0, |running| running.shape()[0]);
-        let zeros = |n: usize| B::float_zeros(Shape::from(vec![n]), &device, FloatDType::F32);
-        let running = match self.running.take() {
-            None => zeros((row + 1).max(64)),
-            Some(running) if row >= capacity => {
-                let more = zeros((row + 1).max(2 * capacity) - capacity);
-                B::float_cat(vec![running, more], 0)
-            }
-            Some(running) => running,
-        };
+        let running = self.with_capacity(row + 1, &B::float_device(&amax));
         let at = [Slice::from(row..row + 1)];
         let largest = match self.rows[row].is_observed {
             true => larger::<B>(B::float_slice(running.clone(), &at), amax),
@@ -305,8 +324,10 @@ impl<B: Float8Backend> Table<B> {
 
     fn update(&mut self, scaling: DelayedScaling) {
         let DelayedScaling { amax_history_len: len, amax_compute_algo, margin } = scaling;
-        let Some(running) = self.running.as_ref() else { return };
-        let device = B::float_device(running);
+        let Some(device) = self.running.as_ref().map(B::float_device) else { return };
+        if !self.rows.iter().any(|row| row.is_observed) {
+            return;
+        }
         let bool_dtype = get_device_settings::<B>(&device).bool_dtype;
         let rows = self.rows.len();
         self.grow(scaling, rows, &device);
