@@ -1,8 +1,9 @@
 //! The report as text: a table of GEMMs, and one of statistics if any were taken.
 use core::fmt::{Display, Formatter, Result};
 
-use super::report::{GemmTotals, LayerReport, OperandReport, Report, ShardingReport};
+use super::report::{GemmTotals, LayerReport, OperandReport, Report};
 use crate::layer::CastHealth;
+use crate::tensor::ShardingReport;
 
 /// One row a GEMM: its calls in FP8 and in high precision, how it was computed, padding, bytes of both operands, and amax
 /// and scale of each.

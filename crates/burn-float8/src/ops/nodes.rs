@@ -1,4 +1,4 @@
-//! The nodes of autodiff that [`Float8<Autodiff<B>>`](crate::Float8) adds: a linear, a grouped linear, and reads of sharded weights; and
+//! The nodes of autodiff that [`Float8<Autodiff<B>>`](crate::Float8) adds: a linear, a grouped linear, and reads of weights that have a source; and
 //! the same operations on a backend without autodiff.
 //!
 //! ```text

@@ -1,63 +1,50 @@
-//! [`Ranks`]: what the ranks of a sharded model decide together when a step ends. Each would otherwise scale by its own part of the
-//! batch, or leave FP8 alone, and gather what no other rank sends.
+//! [`Peers`]: what the ranks of a sharded model decide together when a step ends.
 use std::sync::{Arc, Weak};
 
 use burn_backend::TensorData;
-use burn_backend::tensor::{Device, FloatTensor};
-use float8_comm::Communicator;
+use burn_backend::tensor::FloatTensor;
+use burn_float8::backend::Float8Backend;
+use burn_float8::config::FallbackTo;
+use burn_float8::report::{Fallback, Layer};
+use burn_float8::seam::read_f32;
+use burn_float8::source::StepPeers;
 
-use crate::backend::Float8Backend;
-use crate::backend::host::read_f32;
-use crate::config::{DelayedScaling, FallbackTo};
-use crate::layer::{Fallback, Layer};
-use crate::terms::Role;
+use crate::world::World;
 
-/// A cast with delayed scaling.
-#[derive(Clone, Debug)]
-pub(crate) struct TrackedCast {
-    pub(crate) layer: String,
-    pub(crate) role: Role,
-    pub(crate) scaling: DelayedScaling,
-    /// An amax whose scale is 1.
-    pub(crate) initial: f32,
-}
-
-/// The ranks of a sharded model, and what they have in common.
-pub(crate) struct Ranks<B: Float8Backend> {
-    pub(crate) comm: Communicator,
-    pub(crate) device: Device<B>,
-    /// In the order of the model, the same on all ranks: one of them may have cast nothing in a step.
-    pub(crate) casts: Vec<TrackedCast>,
+/// The ranks of a sharded model.
+pub(crate) struct Peers<B: Float8Backend> {
+    pub(crate) world: World<B>,
+    /// Of the model's linears.
     pub(crate) layers: Vec<Weak<Layer>>,
     /// Whether statistics may move a layer out of its recipe.
     pub(crate) may_fall_back: bool,
 }
 
-impl<B: Float8Backend> Ranks<B> {
-    /// The largest of every rank's amaxes `[n]`, on the device's memory where it can.
-    pub(super) fn max(&self, label: &str, amaxes: FloatTensor<B>) -> FloatTensor<B> {
-        if let Some(collectives) = B::fp8_collectives(&self.device, &self.comm) {
+impl<B: Float8Backend> StepPeers<B> for Peers<B> {
+    /// On the device's memory where it can.
+    fn max(&self, label: &str, amaxes: FloatTensor<B>) -> FloatTensor<B> {
+        let device = B::float_device(&amaxes);
+        if let Some(collectives) = self.world.on_device(&device) {
             return collectives.all_reduce_max(label, amaxes).unwrap_or_else(|error| panic!("{error}"));
         }
         let bits = read_f32::<B>(amaxes).into_iter().map(f32::to_bits).collect();
         let all: Vec<f32> = self.max_bits(label, bits).into_iter().map(f32::from_bits).collect();
         let len = all.len();
-        B::float_from_data(TensorData::new(all, [len]), &self.device)
+        B::float_from_data(TensorData::new(all, [len]), &device)
     }
 
-    /// The largest of every rank's values by their bits: NaN wins.
-    pub(super) fn max_bits(&self, label: &str, bits: Vec<u32>) -> Vec<u32> {
-        let all = self.comm.all_reduce_max_bits(label, bits).and_then(|pending| pending.wait());
+    fn max_bits(&self, label: &str, bits: Vec<u32>) -> Vec<u32> {
+        let all = self.world.comm.all_reduce_max_bits(label, bits).and_then(|pending| pending.wait());
         all.unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Every rank's decisions, of several about one layer that of the lowest rank.
-    pub(super) fn union(&self, own: Vec<(Arc<Layer>, Fallback)>) -> Vec<(Arc<Layer>, Fallback)> {
+    /// Of several decisions about one layer that of the lowest rank.
+    fn union(&self, own: Vec<(Arc<Layer>, Fallback)>) -> Vec<(Arc<Layer>, Fallback)> {
         if !self.may_fall_back {
             return own;
         }
         let lines: Vec<String> = own.iter().map(|(layer, fallback)| encode(layer.name(), fallback)).collect();
-        let all = self.comm.all_gather_bytes("fallbacks", lines.join("\n").as_bytes());
+        let all = self.world.comm.all_gather_bytes("fallbacks", lines.join("\n").as_bytes());
         let all = all.unwrap_or_else(|error| panic!("{error}"));
         let mut decisions: Vec<(Arc<Layer>, Fallback)> = vec![];
         for line in all.iter().flat_map(|bytes| core::str::from_utf8(bytes).unwrap_or_default().lines()) {
