@@ -74,14 +74,11 @@ impl Sharded {
     ///
     /// [`ShardError`] with the model: quantized, sharded already, of a dtype that is not exchanged, nothing to
     /// shard; ranks whose models differ; NCCL without MPI, or between other devices than the model's.
-    pub fn apply<B: Float8Stack, M: Module<B>>(
+    pub fn apply<B: Float8Stack<Inner: ShardBackend>, M: Module<B>>(
         model: M,
         comm: &Communicator,
         config: ShardConfig,
-    ) -> Result<(M, Self), ApplyError<M, ShardError>>
-    where
-        B::Inner: ShardBackend,
-    {
+    ) -> Result<(M, Self), ApplyError<M, ShardError>> {
         let world = World::<B::Inner>::new(comm);
         let found = match check::<B, M>(&model, &world, config) {
             Ok(found) => found,
