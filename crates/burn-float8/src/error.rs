@@ -36,7 +36,7 @@ pub enum Float8Error {
     /// Its shards follow from the casts that it was configured with.
     #[error("the model is sharded: another configuration is to be applied before Sharded::apply")]
     Sharded,
-    /// What a rank has of a sharded weight or its gradient is some rows.
+    /// What a process has of a sharded weight or its gradient is some rows.
     #[error(
         "{layer}: its weight is sharded, and Tensor::matmul would read this rank's rows of it, or of its gradient, as a whole matrix. A \
          weight that is used without nn::Linear or nn::Embedding, such as a tied output, is to go through float8_shard::full_tensor; \

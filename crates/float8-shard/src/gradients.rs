@@ -31,7 +31,7 @@ pub(crate) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
     if values.is_empty() {
         return Ok(());
     }
-    let collectives = world.of_model::<B, M>(model);
+    let collectives = world.of_model(&Module::<B>::devices(model));
     let (values, has_gradient) = sum::<B::Inner>(&world.comm, collectives.as_deref(), values, has_gradient)?;
     let of_parameters = values.into_iter().zip(has_gradient);
     let mut write = Write::<B, _> { grads, of_parameters, backend: PhantomData };

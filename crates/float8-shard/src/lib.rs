@@ -9,13 +9,13 @@ mod words;
 
 mod backend;
 
+#[cfg(feature = "cubecl")]
 mod device;
 
 mod world;
 
 mod sharding;
 
-mod on_device;
 mod operand;
 mod values;
 

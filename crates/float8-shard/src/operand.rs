@@ -6,7 +6,7 @@ use float8_comm::Pending;
 use float8_kernels::{Format, Granularity, InvScale};
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::collectives::{PendingOnDevice, ShardedAxis};
+use crate::collectives::{PendingOnDevice, ShardedAxis, Shards};
 use crate::sharding::Sharding;
 use crate::words::{to_bytes, to_words};
 
@@ -21,7 +21,9 @@ impl<B: Float8Backend> Sharding<B> {
     /// Columns of `shard` beyond the chunk are left out.
     pub(crate) fn start_gather(&self, shard: &B::Operand, axis: ShardedAxis, device: &Device<B>) -> Gathering<B> {
         if let Some(collectives) = self.world.on_device(device) {
-            let pending = self.start_gather_on_device(&*collectives, shard, axis);
+            let shards = Shards { axis, chunk: self.chunk, len: self.logical[0] };
+            let pending = collectives.start_gather(&self.name, shard, shards);
+            self.float8_gathers.fetch_add(1, Relaxed);
             return Gathering(Parts::OnDevice(pending.unwrap_or_else(|error| self.fail(error))));
         }
         let own = B::fp8_read(shard);

@@ -1,19 +1,17 @@
 //! [`Peers`]: what the ranks of a sharded model decide together when a step ends.
 use std::sync::{Arc, Weak};
 
-use burn_backend::TensorData;
 use burn_backend::tensor::FloatTensor;
 use burn_float8::backend::Float8Backend;
 use burn_float8::config::FallbackTo;
 use burn_float8::report::{Fallback, Layer};
-use burn_float8::seam::read_f32;
 use burn_float8::source::StepPeers;
 
 use crate::world::World;
 
 /// The ranks of a sharded model.
 pub(crate) struct Peers<B: Float8Backend> {
-    pub(crate) world: World<B>,
+    pub(crate) world: Arc<World<B>>,
     /// Of the model's linears.
     pub(crate) layers: Vec<Weak<Layer>>,
     /// Whether statistics may move a layer out of its recipe.
@@ -21,16 +19,8 @@ pub(crate) struct Peers<B: Float8Backend> {
 }
 
 impl<B: Float8Backend> StepPeers<B> for Peers<B> {
-    /// On the device's memory where it can.
     fn max(&self, label: &str, amaxes: FloatTensor<B>) -> FloatTensor<B> {
-        let device = B::float_device(&amaxes);
-        if let Some(collectives) = self.world.on_device(&device) {
-            return collectives.all_reduce_max(label, amaxes).unwrap_or_else(|error| panic!("{error}"));
-        }
-        let bits = read_f32::<B>(amaxes).into_iter().map(f32::to_bits).collect();
-        let all: Vec<f32> = self.max_bits(label, bits).into_iter().map(f32::from_bits).collect();
-        let len = all.len();
-        B::float_from_data(TensorData::new(all, [len]), &device)
+        self.world.max(label, amaxes).unwrap_or_else(|error| panic!("{error}"))
     }
 
     fn max_bits(&self, label: &str, bits: Vec<u32>) -> Vec<u32> {

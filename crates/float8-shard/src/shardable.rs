@@ -71,7 +71,9 @@ pub(crate) fn check<B: Float8Stack, M: Module<B>>(
         // All of it, such as statistics and fallbacks, whose decisions ranks make together.
         Some(format!("{}: {:?} {:?}", linear.info.name, seam::configured(layer), seam::config(layer)))
     });
-    let Described { kinds, first_values } = Described::of::<B, M>(model);
+    let mut described = Describe::default();
+    Module::<B>::visit(model, &mut described);
+    let Describe { kinds, first_values, .. } = described;
     let texts: Vec<_> = kinds.into_iter().chain(linears).chain([format!("{config:?}")]).collect();
     comm.agree("float8-shard's version", env!("CARGO_PKG_VERSION")).map_err(failed)?;
     comm.agree("what is to be sharded", &texts.join("\n")).map_err(failed)?;
@@ -80,45 +82,37 @@ pub(crate) fn check<B: Float8Stack, M: Module<B>>(
 }
 
 /// What decides how each parameter takes part, and how it begins: parameters that every rank has drawn for itself differ.
-struct Described {
+#[derive(Default)]
+struct Describe {
+    path: Path,
     /// Of name, dtype, shape, and whether it has a gradient.
     kinds: Vec<String>,
     first_values: Vec<String>,
 }
 
-impl Described {
-    fn of<B: Float8Stack, M: Module<B>>(model: &M) -> Self {
-        let mut walk = Describe(Path::default(), Self { kinds: vec![], first_values: vec![] });
-        Module::<B>::visit(model, &mut walk);
-        walk.1
-    }
-}
-
-struct Describe(Path, Described);
-
 impl<B: Float8Stack> ModuleVisitor<B> for Describe {
     fn enter_module(&mut self, name: &str, container: &str) {
-        self.0.enter(name, container);
+        self.path.enter(name, container);
     }
     fn exit_module(&mut self, _: &str, _: &str) {
-        self.0.exit();
+        self.path.exit();
     }
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         const FIRST: usize = 4;
-        let (name, tensor) = (self.0.parameter_name(), param.val());
+        let (name, tensor) = (self.path.parameter_name(), param.val());
         let (dtype, dims, has_gradient) = (tensor.dtype(), tensor.dims(), tensor.is_require_grad());
-        self.1.kinds.push(format!("{name}: {dtype:?} {dims:?}, gradient: {has_gradient}"));
+        self.kinds.push(format!("{name}: {dtype:?} {dims:?}, gradient: {has_gradient}"));
         let elements = dims.iter().product::<usize>();
         let (TensorPrimitive::Float(tensor), 1..) = (tensor.into_primitive(), elements) else { return };
         let flat = flat::<B::Inner>(B::float8_tensor(&tensor).full().clone());
         let first = <B::Inner>::float_slice(flat, &[Slice::from(0..elements.min(FIRST))]);
-        self.1.first_values.push(format!("{name}: {:?}", read_f32::<B::Inner>(first)));
+        self.first_values.push(format!("{name}: {:?}", read_f32::<B::Inner>(first)));
     }
 }
 
 /// NCCL's ranks are those of the model's device.
 fn check_device<B: Float8Stack, M: Module<B>>(model: &M, world: &World<B::Inner>) -> Result<(), ShardError> {
-    if world.comm.engine() != Engine::Nccl || world.of_model::<B, M>(model).is_some() {
+    if world.comm.engine() != Engine::Nccl || world.of_model(&Module::<B>::devices(model)).is_some() {
         return Ok(());
     }
     let devices: Vec<_> = Module::<B>::devices(model).iter().map(|device| format!("{device:?}")).collect();

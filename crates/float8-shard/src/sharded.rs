@@ -79,7 +79,7 @@ impl Sharded {
         comm: &Communicator,
         config: ShardConfig,
     ) -> Result<(M, Self), ApplyError<M, ShardError>> {
-        let world = World::<B::Inner>::new(comm);
+        let world = Arc::new(World::<B::Inner>::new(comm));
         let found = match check::<B, M>(&model, &world, config) {
             Ok(found) => found,
             Err(error) => return Err(ApplyError { error, model: Box::new(model) }),
@@ -108,7 +108,7 @@ impl Sharded {
             seam::set_peers::<B::Inner>(layer, device, &of_conversion, Arc::new(peers));
         }
         log::info!("{summary}");
-        Ok((model, Self { comm: comm.clone(), world: Arc::new(world), summary }))
+        Ok((model, Self { comm: comm.clone(), world, summary }))
     }
 
     fn world<B: Float8Backend>(&self) -> &World<B> {

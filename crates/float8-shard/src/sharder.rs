@@ -47,7 +47,7 @@ impl core::fmt::Display for ShardSummary {
 /// Replaces the parameters that are sharded by this rank's rows.
 pub(crate) struct Sharder<B: Float8Stack> {
     path: Path,
-    world: World<B::Inner>,
+    world: Arc<World<B::Inner>>,
     config: ShardConfig,
     /// A layer of the conversion that parameters without one get.
     like: Option<Arc<Layer>>,
@@ -58,7 +58,7 @@ pub(crate) struct Sharder<B: Float8Stack> {
 
 impl<B: Float8Stack> Sharder<B> {
     /// For a model whose linears have the conversion of `like`, if any has one.
-    pub(crate) fn new(world: World<B::Inner>, config: ShardConfig, like: Option<Arc<Layer>>) -> Self {
+    pub(crate) fn new(world: Arc<World<B::Inner>>, config: ShardConfig, like: Option<Arc<Layer>>) -> Self {
         let summary = ShardSummary { ranks: world.comm.world_size(), ..ShardSummary::default() };
         Self { path: Path::default(), world, config, like, summary, layers: vec![] }
     }

@@ -9,15 +9,15 @@
 //! The parameter is the shard, so that optimizers which look at one element at a time work on it unchanged.
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
 
 use burn::tensor::{Tensor, TensorPrimitive};
 use burn_float8::backend::Float8Backend;
 use burn_float8::config::Policy;
-use burn_float8::report::{Layer, ShardingReport};
+use burn_float8::report::Layer;
 use burn_float8::{Float8Stack, seam};
 
-use crate::config::{Reshard, ShardConfig};
+use crate::config::ShardConfig;
 use crate::world::World;
 
 /// Rows of a shard are a multiple of what one scale covers.
@@ -41,20 +41,27 @@ pub(crate) fn chunk(k: usize, ranks: usize, align: usize) -> usize {
 
 /// Which rows of one weight `[K, N]` this rank holds, and what it has moved.
 pub(crate) struct Sharding<B: Float8Backend> {
-    pub(crate) world: World<B>,
+    pub(crate) world: Arc<World<B>>,
     pub(crate) name: String,
     /// K and N.
     pub(crate) logical: [usize; 2],
     pub(crate) chunk: usize,
     pub(crate) config: ShardConfig,
     pub(crate) float8_gathers: AtomicU64,
-    gathers_ahead: AtomicU64,
+    /// Those of FP8 codes that were started before a GEMM asked for them.
+    pub(crate) gathers_ahead: AtomicU64,
     pub(crate) full_gathers: AtomicU64,
 }
 
 impl<B: Float8Backend> Sharding<B> {
     /// Shards of [`chunk`] rows.
-    pub(crate) fn new(world: World<B>, name: &str, logical: [usize; 2], align: usize, config: ShardConfig) -> Self {
+    pub(crate) fn new(
+        world: Arc<World<B>>,
+        name: &str,
+        logical: [usize; 2],
+        align: usize,
+        config: ShardConfig,
+    ) -> Self {
         let chunk = chunk(logical[0], world.comm.world_size(), align);
         let zero = || AtomicU64::new(0);
         let (name, [float8_gathers, gathers_ahead, full_gathers]) = (name.into(), [zero(), zero(), zero()]);
@@ -90,28 +97,6 @@ impl<B: Float8Backend> Sharding<B> {
     pub(crate) fn rows(&self) -> Range<usize> {
         let at = |rank: usize| (rank * self.chunk).min(self.logical[0]);
         at(self.world.comm.rank())..at(self.world.comm.rank() + 1)
-    }
-
-    /// Whether what was gathered is kept for the next GEMM that reads the same weight.
-    pub(crate) fn keeps_gathered(&self) -> bool {
-        self.config.reshard == Reshard::AfterStep
-    }
-
-    /// Notes that a gather of FP8 codes was started before a GEMM asked for it.
-    pub(crate) fn count_ahead(&self) {
-        self.gathers_ahead.fetch_add(1, Relaxed);
-    }
-
-    /// What the layer's report says of it.
-    pub(crate) fn report(&self) -> ShardingReport {
-        let (rows, count) = (self.rows(), |count: &AtomicU64| count.load(Relaxed));
-        ShardingReport {
-            rows: [rows.start, rows.end],
-            k: self.logical[0],
-            float8_gathers: count(&self.float8_gathers),
-            float8_gathers_ahead: count(&self.gathers_ahead),
-            high_precision_gathers: count(&self.full_gathers),
-        }
     }
 
     /// Ends this rank's part in the job: operations of a backend return no errors.

@@ -1,6 +1,7 @@
 //! A sharded weight as the source of its layer's operands.
 use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use burn_backend::tensor::FloatTensor;
 use burn_float8::backend::Float8Backend;
@@ -9,6 +10,7 @@ use burn_float8::seam::operation;
 use burn_float8::source::{Findings, Slot, WeightCast, WeightSource};
 
 use crate::ahead::Ahead;
+use crate::config::Reshard;
 use crate::kept::Kept;
 use crate::sharding::Sharding;
 
@@ -26,7 +28,7 @@ impl<B: Float8Backend> WeightSource<B> for Sharding<B> {
     }
 
     fn keeps(&self) -> bool {
-        self.keeps_gathered()
+        self.config.reshard == Reshard::AfterStep
     }
 
     fn operand(&self, cast: &WeightCast<'_, B>, slot: &mut Slot) -> (B::Operand, Findings<B>) {
@@ -39,7 +41,7 @@ impl<B: Float8Backend> WeightSource<B> for Sharding<B> {
         let Some(sharding) = Self::of(weight.layer()) else { return };
         let next = weight.casts().find(|cast| cast.is_transposed() == is_transposed);
         if next.is_some_and(|cast| weight.slot().get::<Kept<B>>().start(&sharding, &cast)) {
-            sharding.count_ahead();
+            sharding.gathers_ahead.fetch_add(1, Relaxed);
         }
     }
 
@@ -57,7 +59,14 @@ impl<B: Float8Backend> WeightSource<B> for Sharding<B> {
     }
 
     fn report(&self) -> ShardingReport {
-        Sharding::report(self)
+        let (rows, count) = (self.rows(), |count: &AtomicU64| count.load(Relaxed));
+        ShardingReport {
+            rows: [rows.start, rows.end],
+            k: self.logical[0],
+            float8_gathers: count(&self.float8_gathers),
+            float8_gathers_ahead: count(&self.gathers_ahead),
+            high_precision_gathers: count(&self.full_gathers),
+        }
     }
 
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {

@@ -35,8 +35,10 @@ impl<B: Float8Backend> Sharding<B> {
         }
         let (device, dtype) = (B::float_device(&shard), shard.dtype());
         if let Some(collectives) = self.world.on_device(&device) {
-            let whole = self.gather_values_on_device(&*collectives, shard);
-            return whole.unwrap_or_else(|error| self.fail(error));
+            let all = collectives.gather(&self.name, shard).unwrap_or_else(|error| self.fail(error));
+            self.full_gathers.fetch_add(1, Relaxed);
+            let is_whole = all.shape()[0] == k;
+            return if is_whole { all } else { B::float_slice(all, &[Slice::from(0..k), Slice::from(0..n)]) };
         }
         let data = burn_std::future::block_on(B::float_into_data(shard)).expect("a tensor that exists can be read");
         let bytes = data.bytes.to_vec();
@@ -55,15 +57,24 @@ impl<B: Float8Backend> Sharding<B> {
     /// The sum over all ranks of the rows `[chunk, N]` that this rank holds of a gradient `[K, N]`, exchanged as the configuration
     /// says, in the gradient's dtype; over the host this waits for the device.
     pub(crate) fn reduce_scatter(&self, gradient: FloatTensor<B>) -> FloatTensor<B> {
-        let [_, n] = self.logical;
-        let ranks = self.ranks();
+        let ([k, n], ranks) = (self.logical, self.ranks());
         if ranks == 1 {
             return gradient;
         }
         let (device, dtype) = (B::float_device(&gradient), gradient.dtype());
         if let Some(collectives) = self.world.on_device(&device) {
-            let own = self.reduce_scatter_on_device(&*collectives, gradient);
-            return own.unwrap_or_else(|error| self.fail(error));
+            let exchanged = match self.config.reduce_dtype {
+                ReduceDtype::F32 => DType::F32,
+                ReduceDtype::Bf16 => DType::BF16,
+            };
+            let mut all = vec![in_dtype::<B>(gradient, exchanged)];
+            let padding = ranks * self.chunk - k;
+            if padding > 0 {
+                all.push(B::float_zeros(Shape::from(vec![padding, n]), &device, FloatDType::from(exchanged)));
+            }
+            let all = if padding > 0 { B::float_cat(all, 0) } else { all.remove(0) };
+            let own = collectives.reduce_scatter_sum(&self.name, all).unwrap_or_else(|error| self.fail(error));
+            return in_dtype::<B>(own, dtype);
         }
         let mut all = read_f32::<B>(gradient);
         all.resize(ranks * self.chunk * n, 0.0);
@@ -82,24 +93,10 @@ impl<B: Float8Backend> Sharding<B> {
 
     /// The amaxes of the whole weight from those of this rank's rows; NaN wins.
     pub(crate) fn reduce_amax(&self, amax: FloatTensor<B>) -> FloatTensor<B> {
-        let device = B::float_device(&amax);
-        if let Some(collectives) = self.world.on_device(&device) {
-            let all = collectives.all_reduce_max(&self.name, amax);
-            return all.unwrap_or_else(|error| self.fail(error));
+        match self.ranks() {
+            1 => amax,
+            _ => self.world.max(&self.name, amax).unwrap_or_else(|error| self.fail(error)),
         }
-        let all = self.max(read_f32::<B>(amax));
-        let len = all.len();
-        B::float_from_data(TensorData::new(all, [len]), &device)
-    }
-
-    /// The largest of every rank's values, none of which is negative.
-    fn max(&self, values: Vec<f32>) -> Vec<f32> {
-        if self.ranks() == 1 {
-            return values;
-        }
-        let bits = values.into_iter().map(f32::to_bits).collect();
-        let all = self.world.comm.all_reduce_max_bits(&self.name, bits).and_then(|pending| pending.wait());
-        all.unwrap_or_else(|error| self.fail(error)).into_iter().map(f32::from_bits).collect()
     }
 }
 

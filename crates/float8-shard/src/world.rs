@@ -1,9 +1,9 @@
 //! [`World`]: the ranks of a sharded model as one backend reaches them.
-use burn::module::Module;
-use burn_backend::tensor::Device;
-use burn_float8::Float8Stack;
+use burn_backend::TensorData;
+use burn_backend::tensor::{Device, FloatTensor};
 use burn_float8::backend::Float8Backend;
-use float8_comm::Communicator;
+use burn_float8::seam::read_f32;
+use float8_comm::{CommError, Communicator};
 
 use crate::backend::ShardBackend;
 use crate::collectives::DeviceCollectives;
@@ -14,12 +14,6 @@ type CollectivesFn<B> = fn(&Device<B>, &Communicator) -> Option<Box<dyn DeviceCo
 pub(crate) struct World<B: Float8Backend> {
     pub(crate) comm: Communicator,
     collectives: CollectivesFn<B>,
-}
-
-impl<B: Float8Backend> Clone for World<B> {
-    fn clone(&self) -> Self {
-        Self { comm: self.comm.clone(), collectives: self.collectives }
-    }
 }
 
 impl<B: ShardBackend> World<B> {
@@ -34,16 +28,23 @@ impl<B: Float8Backend> World<B> {
         (self.collectives)(device, &self.comm)
     }
 
-    /// The collectives of a model that lies on one device.
-    pub(crate) fn of_model<S, M>(&self, model: &M) -> Option<Box<dyn DeviceCollectives<B>>>
-    where
-        S: Float8Stack<Inner = B>,
-        M: Module<S>,
-        B: Float8Backend<Device = S::Device>,
-    {
-        match &Module::<S>::devices(model)[..] {
+    /// The collectives of a model on these devices: of one that lies on one device.
+    pub(crate) fn of_model(&self, devices: &[Device<B>]) -> Option<Box<dyn DeviceCollectives<B>>> {
+        match devices {
             [device] => self.on_device(device),
             _ => None,
         }
+    }
+
+    /// The largest of every rank's amaxes `[n]`, on the device's memory where it can; NaN wins.
+    pub(crate) fn max(&self, label: &str, amaxes: FloatTensor<B>) -> Result<FloatTensor<B>, CommError> {
+        let device = B::float_device(&amaxes);
+        if let Some(collectives) = self.on_device(&device) {
+            return collectives.all_reduce_max(label, amaxes);
+        }
+        let bits = read_f32::<B>(amaxes).into_iter().map(f32::to_bits).collect();
+        let all = self.comm.all_reduce_max_bits(label, bits)?.wait()?;
+        let all: Vec<f32> = all.into_iter().map(f32::from_bits).collect();
+        Ok(B::float_from_data(TensorData::from(&all[..]), &device))
     }
 }

@@ -3,7 +3,6 @@ use core::fmt::{Display, Formatter, Result};
 
 use super::report::{GemmTotals, LayerReport, OperandReport, Report};
 use crate::layer::CastHealth;
-use crate::tensor::ShardingReport;
 
 /// One row a GEMM: its calls in FP8 and in high precision, how it was computed, padding, bytes of both operands, and amax
 /// and scale of each.
@@ -56,15 +55,7 @@ fn gemm_rows(f: &mut Formatter<'_>, layer: &LayerReport, width: usize) -> Result
             write!(f, "; {} reads by Tensor::matmul, not FP8", layer.weight_matmuls)?;
         }
         if let Some(sharding) = &layer.sharding {
-            let ShardingReport { rows: [begin, end], k, .. } = sharding;
-            let ShardingReport { float8_gathers, float8_gathers_ahead, high_precision_gathers, .. } = sharding;
-            write!(f, "; rows {begin}..{end} of {k}, gathered {float8_gathers} times in FP8")?;
-            if *float8_gathers_ahead > 0 {
-                write!(f, " ({float8_gathers_ahead} ahead)")?;
-            }
-            if *high_precision_gathers > 0 {
-                write!(f, ", {high_precision_gathers} in high precision")?;
-            }
+            write!(f, "; {sharding}")?;
         }
         if let Some(fallback) = &layer.fallback {
             write!(f, "; moved after step {}: {}", fallback.step, fallback.reason)?;

@@ -15,7 +15,7 @@ use crate::tensor::{Float8Tensor, source_of};
 
 /// The rows that this process has → `[K, N]`; another tensor is what it was.
 pub(super) fn forward<B: Float8Backend>(weight: Float8Tensor<B>) -> Float8Tensor<B> {
-    if sharded(&weight).is_none() {
+    if sourced(&weight).is_none() {
         return weight;
     }
     let dtype = weight.dtype();
@@ -27,7 +27,7 @@ pub(super) fn forward<B: Float8Backend>(weight: Float8Tensor<B>) -> Float8Tensor
 /// # Panics
 ///
 /// [`Float8Error::NotRows`], in words, if the tensor is something else that was computed from such a weight.
-pub(super) fn sharded<B: Float8Backend>(weight: &Float8Tensor<B>) -> Option<Arc<Layer>> {
+pub(super) fn sourced<B: Float8Backend>(weight: &Float8Tensor<B>) -> Option<Arc<Layer>> {
     let layer = weight.layer()?;
     let (got, rows) = (weight.shape().to_vec(), source_of::<B>(layer)?.own_shape());
     if got != rows {

@@ -136,7 +136,7 @@ impl<B: Float8Backend> Histories<B> {
         self.share_known(peers);
         let running = self.tables.iter_mut().map(|(_, table)| table.running(&peers.device));
         let own = B::float_cat(running.collect(), 0);
-        let all = peers.peers.max("amax histories", own);
+        let all = peers.others.max("amax histories", own);
         let mut begin = 0;
         for (_, table) in &mut self.tables {
             let end = begin + table.rows.len();
@@ -153,7 +153,7 @@ impl<B: Float8Backend> Histories<B> {
         if self.has_all_rows {
             return;
         }
-        let any = peers.peers.max_bits("casts with a history", rows().map(|row| u32::from(row.is_known)).collect());
+        let any = peers.others.max_bits("casts with a history", rows().map(|row| u32::from(row.is_known)).collect());
         let rows = self.tables.iter_mut().flat_map(|(_, table)| &mut table.rows);
         rows.zip(&any).for_each(|(row, any)| row.is_known = *any > 0);
         self.has_all_rows = any.iter().all(|any| *any > 0);

@@ -33,15 +33,15 @@ pub(crate) struct TrackedCast {
 
 /// With whom the steps of a device are made.
 pub(crate) struct Peers<B: Float8Backend> {
-    pub(super) peers: Arc<dyn StepPeers<B>>,
+    pub(super) others: Arc<dyn StepPeers<B>>,
     pub(super) device: Device<B>,
     /// In the order of the model, the same everywhere: a process may have cast nothing in a step.
     pub(super) casts: Vec<TrackedCast>,
 }
 
 impl<B: Float8Backend> Peers<B> {
-    pub(crate) fn new(peers: Arc<dyn StepPeers<B>>, device: Device<B>, layers: &[Arc<Layer>]) -> Self {
-        Self { peers, device, casts: layers.iter().flat_map(|layer| tracked_casts(layer)).collect() }
+    pub(crate) fn new(others: Arc<dyn StepPeers<B>>, device: Device<B>, layers: &[Arc<Layer>]) -> Self {
+        Self { others, device, casts: layers.iter().flat_map(|layer| tracked_casts(layer)).collect() }
     }
 }
 

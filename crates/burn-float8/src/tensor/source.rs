@@ -73,6 +73,20 @@ pub struct ShardingReport {
     pub high_precision_gathers: u64,
 }
 
+impl core::fmt::Display for ShardingReport {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Self { rows: [begin, end], k, float8_gathers, float8_gathers_ahead, high_precision_gathers } = self;
+        write!(f, "rows {begin}..{end} of {k}, gathered {float8_gathers} times in FP8")?;
+        if *float8_gathers_ahead > 0 {
+            write!(f, " ({float8_gathers_ahead} ahead)")?;
+        }
+        if *high_precision_gathers > 0 {
+            write!(f, ", {high_precision_gathers} in high precision")?;
+        }
+        Ok(())
+    }
+}
+
 /// What a cast of this process' rows found out, to be given back with the operand of the whole.
 pub struct Findings<B: Float8Backend>(Arc<CastResult<B>>);
 
@@ -176,11 +190,6 @@ impl<B: Float8Backend> SourcedWeight<B> {
     /// Whose weight it is.
     pub fn layer(&self) -> &Arc<Layer> {
         &self.layer
-    }
-
-    /// Where it comes from.
-    pub fn source(&self) -> Arc<dyn WeightSource<B>> {
-        source_of(&self.layer).expect("made of a layer with one").clone()
     }
 
     /// Its casts: that of `[N, K]`, then that of `[K, N]`.

@@ -1,14 +1,9 @@
-//! Collectives on the memory of devices, by backend.
-#[cfg(feature = "cubecl")]
+//! Collectives on the memory of CubeCL's devices.
 mod cube;
-#[cfg(feature = "cubecl")]
 mod fusion;
-#[cfg(feature = "cubecl")]
 mod joined;
 #[cfg(feature = "nccl")]
 mod nccl;
-#[cfg(feature = "cubecl")]
 mod staged;
 
-#[cfg(feature = "cubecl")]
 pub use staged::stage_collectives;
