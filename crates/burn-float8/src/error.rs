@@ -37,17 +37,17 @@ pub enum Float8Error {
     /// Its shards follow from the casts that it was configured with.
     #[error("the model is sharded: another configuration is to be applied before Sharded::apply")]
     Sharded,
-    /// What a rank has of a sharded weight or its gradient is some rows.
+    /// What a process has of a sharded weight or its gradient is some rows.
     #[error(
         "{layer}: its weight is sharded, and Tensor::matmul would read this rank's rows of it, or of its gradient, as a whole matrix. A \
-         weight that is used without nn::Linear or nn::Embedding, such as a tied output, is to go through burn_float8::shard::full_tensor; \
+         weight that is used without nn::Linear or nn::Embedding, such as a tied output, is to go through float8_shard::full_tensor; \
          an optimizer that multiplies gradients, such as Muon, does not work on shards"
     )]
     ShardedMatmul {
         /// The layer's name.
         layer: String,
     },
-    /// [`full_tensor`](crate::shard::full_tensor) puts rows together, and was given something else that was computed from a shard.
+    /// `float8_shard::full_tensor` puts rows together, and was given something else that was computed from a shard.
     #[error("{layer}: full_tensor is of a shard {rows:?}, not of {got:?}: transpose or slice the whole weight instead")]
     NotRows {
         /// The layer's name.

@@ -48,8 +48,6 @@ pub mod config;
 
 pub mod backend;
 
-mod sharding;
-
 mod layer;
 
 mod step;
@@ -63,6 +61,9 @@ mod stack;
 mod nn;
 
 mod model;
+
+#[doc(hidden)]
+pub mod seam;
 
 pub use config::{FallbackConfig, Float8Config, Float8LinearConfig, StatisticsConfig};
 pub use error::{ApplyError, Float8Error};
@@ -82,19 +83,18 @@ pub mod report {
     pub use crate::layer::{CastHealth, Fallback, Layer, OperandHealth, UNTAGGED_NAME};
     pub use crate::model::{
         Amaxes, GemmReport, GemmTotals, LayerReport, LayerState, Monitor, NonFiniteOperand, OperandReport, Report,
-        SampledOperand, ShardingReport, Summary, report,
+        SampledOperand, Summary, report,
     };
     pub use crate::step::AmaxState;
+    pub use crate::tensor::ShardingReport;
     pub use crate::terms::{Gemm, Reason, Role};
 }
 
-/// Weights of which each rank keeps some rows.
-pub mod shard {
-    pub use float8_comm::{CommError, Communicator, Engine, Options as CommOptions};
-
-    pub use crate::model::{ShardPlan, ShardSummary, Sharded, ShardedParameter};
-    pub use crate::nn::full_tensor;
-    pub use crate::sharding::{ReduceDtype, Reshard, ShardConfig, ShardError};
+/// Weights of which this process has some rows, and optimizer steps that it makes with other processes: what the crate float8-shard
+/// plugs in.
+pub mod source {
+    pub use crate::step::StepPeers;
+    pub use crate::tensor::{Findings, ShardingReport, Slot, SourcedWeight, WeightCast, WeightSource, shared};
 }
 
 /// Names that [`host_backend!`] writes.

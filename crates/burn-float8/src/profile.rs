@@ -79,7 +79,8 @@ pub fn stop() -> Vec<Entry> {
 
 /// Times until it is dropped.
 #[must_use]
-pub(crate) struct Timer(Option<(Work, Instant)>);
+#[doc(hidden)]
+pub struct Timer(Option<(Work, Instant)>);
 
 /// Times `work` from here on, unless nothing is timed or this thread is inside something that is.
 pub(crate) fn time(work: Work) -> Timer {
@@ -90,7 +91,8 @@ pub(crate) fn time(work: Work) -> Timer {
 }
 
 /// [`time`] of an operation of this name.
-pub(crate) fn operation(name: &'static str) -> Timer {
+#[doc(hidden)]
+pub fn operation(name: &'static str) -> Timer {
     time(Work::Operation(name))
 }
 

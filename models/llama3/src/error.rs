@@ -24,10 +24,10 @@ pub enum Error {
     },
     /// The model cannot be sharded.
     #[error("cannot shard the model")]
-    Shard(#[from] burn_float8::shard::ShardError),
+    Shard(#[from] float8_shard::ShardError),
     /// The ranks cannot work together.
     #[error(transparent)]
-    Ranks(#[from] burn_float8::shard::CommError),
+    Ranks(#[from] float8_shard::CommError),
     /// A model dimension that no Llama can have.
     #[error("model config: {field} = {value}: {reason}")]
     ModelConfig {

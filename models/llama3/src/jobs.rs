@@ -7,6 +7,7 @@ use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{Float8Stack, set_float8_enabled};
 use device_select::{DeviceChoice, SelectedDevice};
+use float8_shard::ShardBackend;
 use train::checkpoint::SavedRun;
 use train::config::Precision;
 use train::run::mean_loss;
@@ -66,7 +67,7 @@ impl Job {
     ///
     /// # Errors
     /// Any [`Error`].
-    pub fn run<B: AutodiffBackend + Float8Stack>(
+    pub fn run<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
         &self,
         selected: &SelectedDevice,
         device: &B::Device,

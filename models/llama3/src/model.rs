@@ -12,7 +12,7 @@ use burn::nn::{Embedding, EmbeddingConfig, Linear, RmsNorm, RmsNormConfig};
 use burn::tensor::activation::{log_softmax, silu};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor};
-use burn_float8::shard::full_tensor;
+use float8_shard::full_tensor;
 use train::LanguageModel;
 use train::batches::BatchTensors;
 

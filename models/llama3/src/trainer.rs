@@ -5,13 +5,9 @@ use std::io::Write;
 use burn::module::AutodiffModule;
 use burn::tensor::DType;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_float8::{
-    Float8Error, Float8Stack, Report,
-    report::GemmTotals,
-    set_default_config,
-    shard::{Communicator, Reshard, ShardConfig, ShardError, ShardPlan, Sharded},
-};
+use burn_float8::{Float8Error, Float8Stack, Report, report::GemmTotals, set_default_config};
 use device_select::SelectedDevice;
+use float8_shard::{Communicator, Reshard, ShardBackend, ShardConfig, ShardError, ShardPlan, Sharded};
 use train::batches::Batch;
 use train::checkpoint::{Checkpoints, SavedRun};
 use train::config::{ComputeDtype, ConfigError, ParallelismSection, Precision, require};
@@ -68,7 +64,7 @@ pub struct Start {
 ///
 /// # Errors
 /// Any [`Error`].
-pub fn train<B: AutodiffBackend + Float8Stack>(
+pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
     config: &RunConfig,
     start: &Start,
     selected: &SelectedDevice,
@@ -316,7 +312,7 @@ pub fn prepare<B: AutodiffBackend + Float8Stack>(
 }
 
 /// A model of which each rank keeps its rows, where there are several.
-fn shard<B: AutodiffBackend + Float8Stack>(
+fn shard<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
     config: &RunConfig,
     model: Llama<B>,
     comm: &Communicator,

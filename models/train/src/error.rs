@@ -81,7 +81,7 @@ pub enum TrainError {
     Signals(#[source] std::io::Error),
     /// The ranks of a sharded run could not work together.
     #[error(transparent)]
-    Ranks(#[from] burn_float8::shard::CommError),
+    Ranks(#[from] float8_shard::CommError),
     /// The log could not be written.
     #[error("cannot write the log")]
     Output(#[from] std::io::Error),

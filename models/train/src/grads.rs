@@ -11,7 +11,7 @@ use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
-use burn_float8::shard::CommError;
+use float8_shard::CommError;
 
 use crate::Ranks;
 

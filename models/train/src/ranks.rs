@@ -6,10 +6,8 @@ use burn::module::{AutodiffModule, Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
-use burn_float8::{
-    Float8Stack,
-    shard::{CommError, Communicator, Sharded},
-};
+use burn_float8::Float8Stack;
+use float8_shard::{CommError, Communicator, Sharded};
 
 use crate::batches::Batch;
 

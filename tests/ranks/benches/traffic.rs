@@ -12,11 +12,9 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
-use burn_float8::{
-    Float8Config, Recipe,
-    shard::{CommOptions, Communicator, ReduceDtype, Reshard, ShardConfig, Sharded},
-};
+use burn_float8::{Float8Config, Recipe};
 use float8_comm::{Operation, Traffic};
+use float8_shard::{CommOptions, Communicator, ReduceDtype, Reshard, ShardConfig, Sharded};
 use ranks::B;
 
 const RANKS: usize = 4;

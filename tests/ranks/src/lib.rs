@@ -10,10 +10,8 @@ use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, L
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{AdamW, AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
 use burn::prelude::*;
-use burn_float8::{
-    Float8, Float8Config, Recipe,
-    shard::{Sharded, full_tensor},
-};
+use burn_float8::{Float8, Float8Config, Recipe};
+use float8_shard::{Sharded, full_tensor};
 
 /// What everything runs on.
 pub type B = Float8<Autodiff<Device>>;

@@ -7,7 +7,6 @@ use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElemen
 use burn_std::Shape;
 use cubecl::client::ComputeClient;
 use cubecl::server::Handle;
-use float8_comm::Communicator;
 use float8_kernels::{
     Cast, GemmConfig, GemmPath, Granularity, Groups, InvScale, MAX_INDEX, MatrixView, Operand, Orientation, VectorView,
     gemm_path, grouped_scaled_gemm, health, health_len, mx, quantize, quantize_with_amax, row_words, scaled_gemm,
@@ -15,7 +14,7 @@ use float8_kernels::{
 };
 
 use super::operand::{DeviceOperand, scales};
-use super::{DeviceCollectives, DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom};
+use super::{DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom};
 
 impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Backend for CubeBackend<R, F, I, BT> {
     type Operand = DeviceOperand<Self>;
@@ -31,19 +30,6 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
     fn fp8_device_memory(device: &Device<Self>) -> Option<DeviceMemory> {
         let usage = R::client(device).memory_usage().ok()?;
         Some(DeviceMemory { in_use: usage.bytes_in_use, reserved: usage.bytes_reserved })
-    }
-
-    #[allow(unused_variables)]
-    fn fp8_collectives(device: &Device<Self>, comm: &Communicator) -> Option<Box<dyn DeviceCollectives<Self>>> {
-        #[cfg(feature = "nccl")]
-        if let Some(nccl) = super::nccl::collectives::<R, Self>(device, comm) {
-            return Some(nccl);
-        }
-        #[cfg(feature = "staged")]
-        if let Some(staged) = super::staged::collectives::<R, Self>(comm) {
-            return Some(staged);
-        }
-        None
     }
 
     fn fp8_gemm_path(device: &Device<Self>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath {

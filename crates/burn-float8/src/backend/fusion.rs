@@ -1,7 +1,5 @@
 //! `Fusion<B>`: quantization and the scaled GEMM as custom operations in the stream. Nothing is drained, and the
 //! element-wise neighbours still fuse.
-mod collectives;
-
 use core::marker::PhantomData;
 
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
@@ -10,13 +8,12 @@ use burn_fusion::stream::{Operation, OperationStreams};
 use burn_fusion::{Fusion, FusionBackend, FusionRuntime, FusionTensor};
 use burn_ir::{CustomOpIr, HandleContainer, OperationIr, TensorIr};
 use burn_std::Shape;
-use float8_comm::Communicator;
 use float8_kernels::{Cast, Format, GemmConfig, GemmPath, Granularity, Orientation, health_len, row_words};
 
 use super::cube::write_codes;
 use super::host::matrix;
 use super::operand::{DeviceOperand, scales};
-use super::{DeviceCollectives, DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom};
+use super::{DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom};
 
 type Handles<R> = HandleContainer<<R as FusionRuntime>::FusionHandle>;
 
@@ -71,10 +68,6 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
 
     fn fp8_device_memory(device: &Device<Self>) -> Option<DeviceMemory> {
         B::fp8_device_memory(device)
-    }
-
-    fn fp8_collectives(device: &Device<Self>, comm: &Communicator) -> Option<Box<dyn DeviceCollectives<Self>>> {
-        collectives::of::<B>(device, comm)
     }
 
     fn fp8_gemm_path(device: &Device<Self>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath {
@@ -191,7 +184,7 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
 }
 
 /// The operand below fusion, after what is still to run; the device is not waited for.
-fn resolved<B: FusionBackend>(operand: &DeviceOperand<Fusion<B>>) -> DeviceOperand<B> {
+pub fn resolved<B: FusionBackend>(operand: &DeviceOperand<Fusion<B>>) -> DeviceOperand<B> {
     let client = operand.codes.client.clone();
     let DeviceOperand { codes, inv_scale, k, format, granularity } = operand.clone();
     DeviceOperand {

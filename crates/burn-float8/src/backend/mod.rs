@@ -1,26 +1,17 @@
 //! [`Float8Backend`]: what [`Float8`](crate::Float8) asks of the backend that it wraps, and what goes in and out.
-mod collectives;
 #[cfg(feature = "cubecl")]
 mod cube;
 #[cfg(feature = "cubecl")]
-mod fusion;
+pub(crate) mod fusion;
 mod grouped;
 pub mod host;
-#[cfg(any(feature = "nccl", feature = "staged", all(test, feature = "wgpu")))]
-mod joined;
 pub(crate) mod memo;
-#[cfg(feature = "nccl")]
-mod nccl;
 #[cfg(feature = "cubecl")]
-mod operand;
-#[cfg(feature = "staged")]
-mod staged;
+pub(crate) mod operand;
 
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use burn_std::Shape;
-pub use collectives::{DeviceCollectives, PendingOnDevice, ShardedAxis, Shards};
-use float8_comm::Communicator;
 pub use float8_kernels::{Cast, GemmConfig, GemmPath, Grouping, Orientation};
 use float8_kernels::{Format, Granularity, InvScale};
 pub(crate) use grouped::check_shapes;
@@ -57,7 +48,8 @@ pub enum ScaleFrom<T> {
 }
 
 /// The tensor itself where it has the dtype.
-pub(crate) fn in_dtype<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+#[doc(hidden)]
+pub fn in_dtype<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
     if x.dtype() == dtype {
         return x;
     }
@@ -118,12 +110,6 @@ pub trait Float8Backend: Backend {
     /// What the backend holds of the device's memory, if it counts that.
     fn fp8_device_memory(device: &Device<Self>) -> Option<DeviceMemory> {
         let _ = device;
-        None
-    }
-
-    /// The collectives of `comm` on the memory of this device, if it has some.
-    fn fp8_collectives(device: &Device<Self>, comm: &Communicator) -> Option<Box<dyn DeviceCollectives<Self>>> {
-        let _ = (device, comm);
         None
     }
 

@@ -31,7 +31,7 @@ impl<B: Backend> DeviceOperand<B> {
 }
 
 /// Shape and dtype of the scales of an operand `[rows, k]`.
-pub(super) fn scales(granularity: Granularity, rows: usize, k: usize) -> (Shape, DType) {
+pub fn scales(granularity: Granularity, rows: usize, k: usize) -> (Shape, DType) {
     match granularity {
         Granularity::Block1x32 => (Shape::from(vec![granularity.scale_words(rows, k)]), DType::U32),
         _ => (Shape::from(granularity.scale_dims(rows, k).to_vec()), DType::F32),

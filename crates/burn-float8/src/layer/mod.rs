@@ -5,6 +5,7 @@ mod health;
 mod tag;
 mod untagged;
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
@@ -13,7 +14,6 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::backend::OperandSize;
 use crate::config::{FallbackTo, LinearPlan, Policy};
-use crate::sharding::Sharding;
 use crate::terms::{Gemm, Operand, Reason, Recipe, Role};
 pub use autocast::float8_autocast;
 pub(crate) use autocast::is_autocast_enabled;
@@ -85,8 +85,8 @@ fn plan(policy: &Policy) -> Option<Arc<LinearPlan>> {
 pub struct Layer {
     name: String,
     conversion: Arc<Conversion>,
-    /// Which rows of the weight this process holds, if not all.
-    sharding: Option<Arc<Sharding>>,
+    /// Where the weight comes from if this process has some of its rows: an `Arc<dyn WeightSource<B>>`.
+    source: Option<Box<dyn Any + Send + Sync>>,
     settings: RwLock<Settings>,
     /// What [`set_float8_enabled`](crate::set_float8_enabled) says.
     enabled: AtomicBool,
@@ -112,7 +112,7 @@ impl Layer {
         Self {
             name: name.into(),
             conversion,
-            sharding: None,
+            source: None,
             settings: RwLock::new(settings),
             enabled: AtomicBool::new(true),
             calls: Default::default(),
@@ -125,14 +125,19 @@ impl Layer {
         }
     }
 
-    /// The same layer of a sharded weight.
-    pub(crate) fn with_sharding(self, sharding: Option<Arc<Sharding>>) -> Self {
-        Self { sharding, ..self }
+    /// The same layer, whose weight comes from this `Arc<dyn WeightSource<B>>`.
+    pub(crate) fn with_source(self, source: impl Any + Send + Sync) -> Self {
+        Self { source: Some(Box::new(source)), ..self }
     }
 
-    /// Which rows of the weight this process holds, if not all.
-    pub(crate) fn sharding(&self) -> Option<&Arc<Sharding>> {
-        self.sharding.as_ref()
+    /// Where the weight comes from if this process has some of its rows.
+    pub(crate) fn source(&self) -> Option<&(dyn Any + Send + Sync)> {
+        self.source.as_deref()
+    }
+
+    /// Whether this process may have some rows of the weight alone.
+    pub(crate) fn has_source(&self) -> bool {
+        self.source.is_some()
     }
 
     /// The path of the linear in the module tree, such as `layers.0.mlp.up_proj`.

@@ -44,7 +44,7 @@ pub(crate) enum Mark {
     Weight(Tag),
     /// The tensor has rank 1 and is a concatenation of flattened parameters, with weights in these ranges: L-BFGS makes one.
     Flattened(Arc<[(Range<usize>, Tag)]>),
-    /// The tensor is this rank's rows of the gradient of a sharded weight, or was computed from them, as moments are.
+    /// The tensor is the gradient of the rows that this process has of a weight, or was computed from them, as moments are.
     ShardGradient(Arc<Layer>),
 }
 

@@ -120,8 +120,7 @@ impl Float8Config {
         let quantized: Vec<_> = quantized.into_iter().map(|linear| linear.info.name).collect();
         let summary = Summary::new(self, &infos, &policies, quantized.clone());
         let known = self.known_conversion(&linears, &policies);
-        let is_sharded =
-            |linear: &FoundLinear<B>| linear.tag.as_ref().is_some_and(|tag| tag.layer.sharding().is_some());
+        let is_sharded = |linear: &FoundLinear<B>| linear.layer().is_some_and(|layer| layer.has_source());
         if known.is_none() && linears.iter().any(is_sharded) {
             return Err(ApplyError { error: Float8Error::Sharded, model: Box::new(model) });
         }

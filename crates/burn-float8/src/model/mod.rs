@@ -1,30 +1,20 @@
 //! What a user does with a model: apply a configuration, switch FP8 on and off, read the report, save and restore the state.
-mod all_reduce;
 mod apply;
 mod default;
-mod gradients;
 mod monitor;
-mod plan;
 mod report;
 mod schedule;
-mod shardable;
-mod sharded;
-mod sharder;
 mod state;
 mod state_module;
 mod switch;
 mod table;
-mod walk;
+pub(crate) mod walk;
 
 pub use apply::Summary;
 pub use default::set_default_config;
 pub use monitor::{Amaxes, Monitor, NonFiniteOperand, SampledOperand};
-pub use plan::ShardPlan;
-pub use report::{GemmReport, GemmTotals, LayerReport, OperandReport, Report, ShardingReport, report};
+pub use report::{GemmReport, GemmTotals, LayerReport, OperandReport, Report, report};
 pub use schedule::{PrecisionSchedule, Span};
-pub use shardable::ShardedParameter;
-pub use sharded::Sharded;
-pub use sharder::ShardSummary;
 pub use state::{Float8State, LayerState, begin_float8_step};
 pub use state_module::Float8StateModule;
 pub use switch::{set_float8_enabled, without_float8};

@@ -6,15 +6,15 @@ use float8_kernels::reference;
 use serde::Serialize;
 
 use super::walk::{FoundLinear, linears};
-use crate::backend::OperandSize;
+use crate::backend::{Float8Backend, OperandSize};
 use crate::config::{Policy, Untagged, shortened};
 use crate::error::Float8Error;
 use crate::layer::{
     Fallback, Layer, OperandHealth, Tag, UNTAGGED_NAME, UntaggedRule, serialize_non_finite, untagged_rule,
 };
-use crate::sharding::{Gathers, Sharding};
 use crate::stack::Float8Stack;
 use crate::step::DeviceState;
+use crate::tensor::{ShardingReport, source_of};
 use crate::terms::{Gemm, Role};
 
 /// One operand of one GEMM of one linear, as it was last cast.
@@ -95,21 +95,6 @@ pub struct LayerReport {
     pub sharding: Option<ShardingReport>,
 }
 
-/// A weight of which each rank keeps some rows.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct ShardingReport {
-    /// The first row that this rank keeps, and the first that it does not.
-    pub rows: [usize; 2],
-    /// Rows of the whole weight.
-    pub k: usize,
-    /// Gathers of FP8 codes from all ranks.
-    pub float8_gathers: u64,
-    /// Those among them that ran while other layers computed.
-    pub float8_gathers_ahead: u64,
-    /// Gathers of values, in the dtype of x.
-    pub high_precision_gathers: u64,
-}
-
 /// Every linear of a model, in the order of the module tree, then the device's untagged linears if there were calls.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
@@ -169,7 +154,7 @@ pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
         }
     }
     of_devices.retain(|l| Gemm::ALL.iter().any(|g| l.calls(*g) != [0; 3]));
-    Report { layers: layers.iter().chain(&of_devices).map(|l| LayerReport::new(l)).collect(), untagged }
+    Report { layers: layers.iter().chain(&of_devices).map(|l| LayerReport::new::<B::Inner>(l)).collect(), untagged }
 }
 
 /// Whether nobody has asked that a linear without a layer runs as it does, beside these.
@@ -183,22 +168,8 @@ fn is_lost(name: &str, rule: Option<UntaggedRule>, layers: &[Arc<Layer>]) -> boo
     }
 }
 
-impl ShardingReport {
-    fn new(sharding: &Sharding) -> Self {
-        let (rows, [k, _]) = (sharding.rows(), sharding.logical());
-        let Gathers { float8, ahead, high_precision } = sharding.gathers();
-        Self {
-            rows: [rows.start, rows.end],
-            k,
-            float8_gathers: float8,
-            float8_gathers_ahead: ahead,
-            high_precision_gathers: high_precision,
-        }
-    }
-}
-
 impl LayerReport {
-    fn new(layer: &Layer) -> Self {
+    fn new<B: Float8Backend>(layer: &Layer) -> Self {
         let gemm = |gemm: Gemm| {
             let [native, emulated, high_precision] = layer.calls(gemm);
             let last = layer.last(gemm);
@@ -230,7 +201,7 @@ impl LayerReport {
             live_bytes: layer.live_bytes(),
             weight_matmuls: layer.weight_matmuls(),
             fallback: layer.fallback(),
-            sharding: layer.sharding().map(|sharding| ShardingReport::new(sharding)),
+            sharding: source_of::<B>(layer).map(|source| source.report()),
         }
     }
 

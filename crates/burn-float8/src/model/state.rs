@@ -17,7 +17,7 @@ use crate::terms::{ContractionAxis, Operand, Role};
 
 /// The state of a model's converted linears: what their casts depend on besides the tensors.
 ///
-/// Of a sharded model it is exported by all ranks together.
+/// Of a model that several processes train together all of them export it.
 ///
 /// Without statistics, of no consequence for recipes but `delayed`. Export it between two optimizer steps, with the
 /// parameters and the optimizer's record. Restore it after
@@ -104,16 +104,16 @@ impl<B: Float8Stack> Converted<B> {
         for state in self.states() {
             let own = || self.0.iter().filter(|found| Arc::ptr_eq(&found.state, &state));
             let has_begun = own().all(|found| found.layer.built_at() <= state.begun_at());
-            let ranks = state.ranks();
+            let peers = state.peers();
             let mut step = state.lock();
             exported.step = exported.step.max(step.number);
             exported.has_begun &= has_begun;
             if !has_begun {
                 // The last step is over, so what its samples say holds.
-                step.samples.resolve(ranks.as_deref());
+                step.samples.resolve(peers.as_deref());
             }
-            if let Some(ranks) = &ranks {
-                step.histories.reduce(ranks);
+            if let Some(peers) = &peers {
+                step.histories.reduce(peers);
             }
             let mut histories = step.histories.export();
             for Found { path, layer, .. } in own() {
@@ -266,10 +266,8 @@ pub fn begin_float8_step<B: Float8Stack, M: Module<B>>(model: &M) {
         layer.conversion().set_manual_steps();
         let state = DeviceState::<B::Inner>::of(&layer, &linear.device);
         // An evaluation may have cast it already, with the scale of the step that ends now.
-        if stamp > state.begun_at()
-            && let Some(cache) = B::float8_tensor(&weight).known_cache()
-        {
-            cache.forget_delayed();
+        if stamp > state.begun_at() {
+            B::float8_tensor(&weight).forget_delayed();
         }
         states.push(state);
     }

@@ -1,7 +1,7 @@
 //! The report as text: a table of GEMMs, and one of statistics if any were taken.
 use core::fmt::{Display, Formatter, Result};
 
-use super::report::{GemmTotals, LayerReport, OperandReport, Report, ShardingReport};
+use super::report::{GemmTotals, LayerReport, OperandReport, Report};
 use crate::layer::CastHealth;
 
 /// One row a GEMM: its calls in FP8 and in high precision, how it was computed, padding, bytes of both operands, and amax
@@ -55,15 +55,7 @@ fn gemm_rows(f: &mut Formatter<'_>, layer: &LayerReport, width: usize) -> Result
             write!(f, "; {} reads by Tensor::matmul, not FP8", layer.weight_matmuls)?;
         }
         if let Some(sharding) = &layer.sharding {
-            let ShardingReport { rows: [begin, end], k, .. } = sharding;
-            let ShardingReport { float8_gathers, float8_gathers_ahead, high_precision_gathers, .. } = sharding;
-            write!(f, "; rows {begin}..{end} of {k}, gathered {float8_gathers} times in FP8")?;
-            if *float8_gathers_ahead > 0 {
-                write!(f, " ({float8_gathers_ahead} ahead)")?;
-            }
-            if *high_precision_gathers > 0 {
-                write!(f, ", {high_precision_gathers} in high precision")?;
-            }
+            write!(f, "; {sharding}")?;
         }
         if let Some(fallback) = &layer.fallback {
             write!(f, "; moved after step {}: {}", fallback.step, fallback.reason)?;

@@ -6,9 +6,9 @@ use burn::tensor::{Tensor, TensorPrimitive};
 use burn_backend::tensor::FloatTensor;
 
 use crate::config::{Float8Config, LinearInfo};
-use crate::layer::Tag;
-use crate::sharding::Sharding;
+use crate::layer::{Layer, Tag};
 use crate::stack::Float8Stack;
+use crate::tensor::source_of;
 
 /// Burn's name of a container without its kind.
 fn module_type(container: &str) -> &str {
@@ -28,14 +28,16 @@ fn is_weight(config: &Float8Config, container: &str, field: &str, rank: usize) -
 
 /// The path while walking a model.
 #[derive(Default)]
-pub(super) struct Path(Vec<(String, String)>);
+pub struct Path(Vec<(String, String)>);
 
 impl Path {
-    pub(super) fn enter(&mut self, name: &str, container: &str) {
+    /// The walk enters a module.
+    pub fn enter(&mut self, name: &str, container: &str) {
         self.0.push((name.into(), container.into()));
     }
 
-    pub(super) fn exit(&mut self) {
+    /// The walk leaves it.
+    pub fn exit(&mut self) {
         self.0.pop();
     }
 
@@ -46,19 +48,19 @@ impl Path {
     }
 
     /// The name of the parameter that the walk is at.
-    pub(super) fn parameter_name(&self) -> String {
+    pub fn parameter_name(&self) -> String {
         self.0.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".")
     }
 
     /// The name of the embedding whose table the walk is at.
-    pub(super) fn embedding(&self, rank: usize) -> Option<String> {
+    pub fn embedding(&self, rank: usize) -> Option<String> {
         let ((field, container), parents) = self.0.split_last()?;
         let name = || parents.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".");
         ((module_type(container), field.as_str(), rank) == ("Embedding", "weight", 2)).then(name)
     }
 
     /// The name of the linear whose weight the walk is at.
-    pub(super) fn linear_weight(&self, rank: usize, config: &Float8Config) -> Option<String> {
+    pub fn linear_weight(&self, rank: usize, config: &Float8Config) -> Option<String> {
         let ((field, container), parents) = self.0.split_last()?;
         let mut names: Vec<_> = parents.iter().map(|(name, _)| name.as_str()).collect();
         // A type of one's own may have several.
@@ -72,20 +74,29 @@ impl Path {
 }
 
 /// A linear of a model.
-pub(super) struct FoundLinear<B: Float8Stack> {
-    pub(super) info: LinearInfo,
+pub struct FoundLinear<B: Float8Stack> {
+    /// Its name, K and N.
+    pub info: LinearInfo,
     /// The type of its module, and its field in that.
     pub(super) parameter: (String, String),
-    pub(super) device: B::Device,
+    /// Where its weight is.
+    pub device: B::Device,
     /// Of its weight, once a configuration was applied.
-    pub(super) tag: Option<Tag>,
+    pub(crate) tag: Option<Tag>,
     /// The weight, unless it is a quantized tensor, which no FP8 linear reads.
-    pub(super) weight: Option<FloatTensor<B>>,
+    pub weight: Option<FloatTensor<B>>,
+}
+
+impl<B: Float8Stack> FoundLinear<B> {
+    /// The layer of its weight, once a configuration was applied.
+    pub fn layer(&self) -> Option<&Arc<Layer>> {
+        self.tag.as_ref().map(|tag| &tag.layer)
+    }
 }
 
 /// The linears of a model in the order of the walk, by the custom types of this configuration, or else by those of the
 /// configuration that was applied to each.
-pub(super) fn linears<B: Float8Stack, M: Module<B>>(model: &M, config: Option<&Float8Config>) -> Vec<FoundLinear<B>> {
+pub fn linears<B: Float8Stack, M: Module<B>>(model: &M, config: Option<&Float8Config>) -> Vec<FoundLinear<B>> {
     struct Walk<'a, B: Float8Stack>(Path, Option<&'a Float8Config>, Vec<FoundLinear<B>>);
     impl<B: Float8Stack> ModuleVisitor<B> for Walk<'_, B> {
         fn enter_module(&mut self, name: &str, container: &str) {
@@ -109,8 +120,8 @@ pub(super) fn linears<B: Float8Stack, M: Module<B>>(model: &M, config: Option<&F
             let fallback = Float8Config::default();
             let config = self.1.or(applied.as_ref().map(|applied| applied.config())).unwrap_or(&fallback);
             let Some(name) = self.0.linear_weight(D, config) else { return };
-            let sharding = tag.as_ref().and_then(|tag| tag.layer.sharding());
-            let [k, n] = sharding.map_or([dims[D - 2], dims[D - 1]], |sharding| sharding.logical());
+            let source = tag.as_ref().and_then(|tag| source_of::<B::Inner>(&tag.layer));
+            let [k, n] = source.map_or([dims[D - 2], dims[D - 1]], |source| source.shape());
             let info = LinearInfo { name, k, n };
             self.2.push(FoundLinear { info, parameter: self.0.parameter(), device, tag, weight });
         }
@@ -121,7 +132,7 @@ pub(super) fn linears<B: Float8Stack, M: Module<B>>(model: &M, config: Option<&F
 }
 
 /// The parameter with `f` of its tensor, and of what is loaded into it later. Quantized tensors stay as they are.
-pub(super) fn map_param<B: Float8Stack, const D: usize>(
+pub fn map_param<B: Float8Stack, const D: usize>(
     param: Param<Tensor<B, D>>,
     f: impl Fn(FloatTensor<B>) -> FloatTensor<B> + Clone + Send + Sync + 'static,
 ) -> Param<Tensor<B, D>> {
@@ -135,12 +146,4 @@ pub(super) fn map_param<B: Float8Stack, const D: usize>(
     let (id, tensor, mapper) = param.consume();
     let (own, on_load) = (mapper.clone(), f.clone());
     Param::from_mapped_value(id, f(tensor), mapper).load_mapper(move |t| on_load(own.on_load(t)))
-}
-
-/// How a parameter is sharded, if it is.
-pub(super) fn sharding_of<B: Float8Stack, const D: usize>(parameter: &Tensor<B, D>) -> Option<Arc<Sharding>> {
-    match parameter.clone().into_primitive() {
-        TensorPrimitive::Float(t) => B::layer(&t).and_then(|layer| layer.sharding().cloned()),
-        TensorPrimitive::QFloat(_) => None,
-    }
 }

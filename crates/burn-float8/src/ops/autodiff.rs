@@ -12,7 +12,7 @@ use crate::backend::Float8Backend;
 use crate::layer::Mark;
 use crate::tensor::{Float8Tensor, Wrapped};
 
-/// The gradient of a parameter, which knows whose rows it is if that is sharded.
+/// The gradient of a parameter, which knows whose rows it is if this process has some rows alone.
 fn gradient<B: Float8Backend, W: Wrapped<Plain = B>>(
     of: &Float8Tensor<W>,
     gradient: FloatTensor<B>,

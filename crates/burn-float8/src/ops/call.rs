@@ -125,15 +125,15 @@ impl<'a> GemmCall<'a> {
         }
     }
 
-    /// Takes this rank's part in the gather of a sharded weight, of which a GEMM without rows reads nothing: ranks with rows wait
-    /// for it. The copy, if it was in FP8: the amax of this rank's rows counts all the same.
-    pub(super) fn join_gather<B: Float8Backend>(
+    /// Takes part in what the source of a weight makes with other processes, of which a GEMM without rows reads nothing: those with rows
+    /// wait for it. The copy, if it was in FP8: the amax of its rows counts all the same.
+    pub(super) fn join<B: Float8Backend>(
         &self,
         w: &Float8Tensor<B>,
         (dtype, dtypes): (DType, impl IntoIterator<Item = DType>),
         device: &Device<B>,
     ) -> Option<Arc<Fp8Copy<B>>> {
-        self.used.layer.sharding()?;
+        self.used.layer.source()?;
         let [_, k, n] = self.dims;
         let call = Self { dims: [1, k, n], ..*self };
         match call.decide::<B>(device, dtypes) {

@@ -456,7 +456,7 @@ impl<B: Wrapped> ModuleOps<Self> for Float8<B> {
         fn irfft(spectrum_re: F<Self>, spectrum_im: F<Self>, dim: usize, n: Option<usize>) -> F<Self>;
     }
     fn embedding(weights: F<Self>, indices: I<Self>) -> F<Self> {
-        if weights.layer().is_some_and(|layer| layer.sharding().is_some()) {
+        if weights.layer().is_some_and(|layer| layer.has_source()) {
             return Float8Tensor::new(B::fp8_embedding(weights, indices));
         }
         Float8Tensor::new(timed!(embedding(weights.into_full(), indices)))

@@ -20,7 +20,8 @@ use crate::layer::Layer;
 use crate::profile::operation;
 use crate::step::{DeviceState, Observation, Sample, on_backward};
 use crate::tensor::{
-    CastRequest, Float8Tensor, Fp8Copy, View, Wrapped, clear_recent, fp8_copy, push_sample, sample, take_sample,
+    CastRequest, Float8Tensor, Fp8Copy, View, Wrapped, clear_recent, fp8_copy, push_sample, sample, source_of,
+    take_sample,
 };
 use crate::terms::{Gemm, Operand};
 
@@ -146,7 +147,7 @@ pub(super) fn forward<B: Float8Backend>(
             call.run([&a, &b], bias, None, (out, dtype), (&device, plan))
         }
         None if m == 0 => {
-            let joined = call.join_gather(w, (dtype, dtypes.into_iter().flatten()), &device);
+            let joined = call.join(w, (dtype, dtypes.into_iter().flatten()), &device);
             joined.iter().for_each(|copy| seen.add(copy));
             zeros::<B>(out, dtype, &device)
         }
@@ -230,7 +231,7 @@ fn dgrad<B: Float8Backend>(
     sample_operands(used, [(dy, View::Own, Operand::GRAD_OUTPUT)]);
     dx.unwrap_or_else(|| {
         if dims[0] == 0 {
-            call.join_gather(&w, (dtype, [dtype, w.dtype()]), &device);
+            call.join(&w, (dtype, [dtype, w.dtype()]), &device);
             return zeros::<B>(out, dtype, &device);
         }
         let w = w.into_whole(dtype);
@@ -239,8 +240,8 @@ fn dgrad<B: Float8Backend>(
     })
 }
 
-/// dw = xᵀ · dy, summed over the leading dimensions. `x: [.., K]`, `dy: [.., N]`, dw: `[K, N]`; of this rank's rows where the weight is
-/// sharded.
+/// dw = xᵀ · dy, summed over the leading dimensions. `x: [.., K]`, `dy: [.., N]`, dw: `[K, N]`; of the rows that this process has, where
+/// those are not all.
 fn wgrad<B: Float8Backend>(
     used: &Use,
     saved_input: SavedInput<B>,
@@ -271,13 +272,10 @@ fn wgrad<B: Float8Backend>(
     reduced::<B>(&used.layer, dw)
 }
 
-/// The gradient of a weight, of this rank's rows where it is sharded.
+/// The gradient of a weight, of the rows that this process has, where those are not all.
 pub(super) fn reduced<B: Float8Backend>(layer: &Layer, dw: FloatTensor<B>) -> FloatTensor<B> {
-    match layer.sharding() {
-        Some(sharding) => {
-            let _timer = operation("reduce_scatter");
-            sharding.reduce_scatter::<B>(dw)
-        }
+    match source_of::<B>(layer) {
+        Some(source) => source.gradient(dw),
         None => dw,
     }
 }

@@ -1,4 +1,4 @@
-//! The nodes of autodiff that [`Float8<Autodiff<B>>`](crate::Float8) adds: a linear, a grouped linear, and reads of sharded weights; and
+//! The nodes of autodiff that [`Float8<Autodiff<B>>`](crate::Float8) adds: a linear, a grouped linear, and reads of weights that have a source; and
 //! the same operations on a backend without autodiff.
 //!
 //! ```text
@@ -107,7 +107,7 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
     }
 
     fn fp8_full_tensor(weight: Float8Tensor<Self>) -> Float8Tensor<Self> {
-        let Some(layer) = full_tensor::sharded(&weight.plain()) else { return weight };
+        let Some(layer) = full_tensor::sourced(&weight.plain()) else { return weight };
         let whole = full_tensor::forward(weight.plain()).into_full();
         Float8Tensor::new(match FullTensor.prepare::<C>([weight.into_full().node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish(layer, whole),

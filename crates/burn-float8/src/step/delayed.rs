@@ -15,7 +15,7 @@ use burn_backend::tensor::{BoolTensor, Device, FloatTensor};
 use burn_backend::{FloatDType, Scalar, TensorData, TensorMetadata, get_device_settings};
 use burn_std::{Shape, Slice};
 
-use super::{DeviceState, Ranks, TrackedCast};
+use super::{DeviceState, Peers, TrackedCast};
 use crate::backend::Float8Backend;
 use crate::backend::host::read_f32;
 use crate::config::{AmaxComputeAlgo, DelayedScaling};
@@ -56,7 +56,7 @@ pub(crate) struct Histories<B: Float8Backend> {
     number: u64,
     /// The step in which backward last came to each layer.
     trained_in: HashMap<String, u64>,
-    /// Whether each cast of a sharded model has a row, on all ranks.
+    /// Whether each cast has a row in all processes that train the model.
     has_all_rows: bool,
 }
 
@@ -82,7 +82,7 @@ struct Table<B: Float8Backend> {
 struct Row<B: Float8Backend> {
     layer: String,
     role: Role,
-    /// Whether there was an amax ever, on any rank.
+    /// Whether there was an amax ever, in any process.
     is_known: bool,
     /// Whether there may be one in the step under way.
     is_observed: bool,
@@ -123,22 +123,21 @@ impl<B: Float8Backend> Histories<B> {
         }
     }
 
-    /// Gives each of a sharded model's casts a row, in the order that all ranks have.
+    /// Gives each of these casts a row, in their order.
     pub(crate) fn declare(&mut self, casts: &[TrackedCast]) {
         for TrackedCast { layer, role, scaling, initial } in casts {
             self.table(*scaling).place(layer, *role, *initial);
         }
     }
 
-    /// Puts the largest of all ranks' amaxes of each cast in the place of this rank's, by one all-reduce.
-    pub(crate) fn reduce(&mut self, ranks: &Ranks<B>) {
+    /// Puts the largest of all processes' amaxes of each cast in the place of this one's, at once.
+    pub(crate) fn reduce(&mut self, peers: &Peers<B>) {
         if self.tables.is_empty() {
             return;
         }
-        self.share_known(ranks);
-        let own = self.tables.iter_mut().map(|(_, table)| table.running(&ranks.device)).collect();
-        let own = B::float_cat(own, 0);
-        let all = ranks.max("amax histories", own);
+        self.share_known(peers);
+        let own = self.tables.iter_mut().map(|(_, table)| table.running(&peers.device)).collect();
+        let all = peers.others.max("amax histories", B::float_cat(own, 0));
         let mut begin = 0;
         for (_, table) in &mut self.tables {
             let end = begin + table.rows.len();
@@ -148,14 +147,14 @@ impl<B: Float8Backend> Histories<B> {
         }
     }
 
-    /// Finds out which casts any rank has seen.
-    fn share_known(&mut self, ranks: &Ranks<B>) {
+    /// Finds out which casts any process has seen.
+    fn share_known(&mut self, peers: &Peers<B>) {
         let rows = || self.tables.iter().flat_map(|(_, table)| &table.rows);
-        // Rows stay known, so it is the same on all ranks.
+        // Rows stay known, so it is the same everywhere.
         if self.has_all_rows {
             return;
         }
-        let any = ranks.max_bits("casts with a history", rows().map(|row| u32::from(row.is_known)).collect());
+        let any = peers.others.max_bits("casts with a history", rows().map(|row| u32::from(row.is_known)).collect());
         let rows = self.tables.iter_mut().flat_map(|(_, table)| &mut table.rows);
         rows.zip(&any).for_each(|(row, any)| row.is_known = *any > 0);
         self.has_all_rows = any.iter().all(|any| *any > 0);

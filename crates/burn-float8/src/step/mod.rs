@@ -6,7 +6,7 @@
 //! nothing has to call a `step` function, unless weights are computed in forward and gradients accumulated
 //! ([`begin_float8_step`](crate::begin_float8_step)).
 mod delayed;
-mod ranks;
+mod peers;
 mod samples;
 
 use std::sync::Arc;
@@ -20,7 +20,8 @@ use crate::backend::Float8Backend;
 use crate::layer::{Layer, Tag, now};
 pub use delayed::AmaxState;
 pub(crate) use delayed::{Histories, Observation};
-pub(crate) use ranks::{Ranks, TrackedCast};
+pub use peers::StepPeers;
+pub(crate) use peers::{Peers, TrackedCast};
 pub(crate) use samples::{Sample, Samples};
 
 /// What the layers of one conversion share on one device.
@@ -30,8 +31,8 @@ pub(crate) struct DeviceState<B: Float8Backend> {
     /// Whether backward has come through a layer since then.
     has_backward: AtomicBool,
     step: Mutex<Step<B>>,
-    /// With whom a sharded model's steps are made.
-    ranks: Mutex<Option<Arc<Ranks<B>>>>,
+    /// With whom the steps are made.
+    peers: Mutex<Option<Arc<Peers<B>>>>,
 }
 
 /// The step under way.
@@ -50,7 +51,7 @@ impl<B: Float8Backend> Default for DeviceState<B> {
             begun_at: AtomicU64::new(0),
             has_backward: AtomicBool::new(true),
             step: Mutex::new(step),
-            ranks: Mutex::default(),
+            peers: Mutex::default(),
         }
     }
 }
@@ -65,14 +66,14 @@ impl<B: Float8Backend> DeviceState<B> {
         self.step.lock()
     }
 
-    /// With whom a sharded model's steps are made.
-    pub(crate) fn ranks(&self) -> Option<Arc<Ranks<B>>> {
-        self.ranks.lock().clone()
+    /// With whom the steps are made.
+    pub(crate) fn peers(&self) -> Option<Arc<Peers<B>>> {
+        self.peers.lock().clone()
     }
 
-    pub(crate) fn set_ranks(&self, ranks: Ranks<B>) {
-        self.lock().histories.declare(&ranks.casts);
-        *self.ranks.lock() = Some(Arc::new(ranks));
+    pub(crate) fn set_peers(&self, peers: Peers<B>) {
+        self.lock().histories.declare(&peers.casts);
+        *self.peers.lock() = Some(Arc::new(peers));
     }
 
     /// The newest stamp when the last step began.
@@ -86,14 +87,14 @@ impl<B: Float8Backend> DeviceState<B> {
     }
 
     fn begin_locked(&self, step: &mut Step<B>) {
-        let ranks = self.ranks();
-        if let Some(ranks) = &ranks {
-            step.histories.reduce(ranks);
+        let peers = self.peers();
+        if let Some(peers) = &peers {
+            step.histories.reduce(peers);
         }
         step.number = step.number.saturating_add(1);
         let number = step.number;
         step.histories.update(number);
-        step.samples.resolve(ranks.as_deref());
+        step.samples.resolve(peers.as_deref());
         self.begun_at.store(now(), Relaxed);
         self.has_backward.store(false, Relaxed);
     }
@@ -103,8 +104,8 @@ impl<B: Float8Backend> DeviceState<B> {
         let mut step = self.lock();
         step.histories = Histories::default();
         step.histories.set_number(number);
-        if let Some(ranks) = self.ranks() {
-            step.histories.declare(&ranks.casts);
+        if let Some(peers) = self.peers() {
+            step.histories.declare(&peers.casts);
         }
         step.samples = Samples::default();
         step.number = number;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use burn_backend::tensor::FloatTensor;
 use float8_kernels::Health;
 
-use super::Ranks;
+use super::Peers;
 use crate::backend::Float8Backend;
 use crate::backend::host::read_f32;
 use crate::config::{FallbackConfig, FallbackTo, Policy};
@@ -42,7 +42,7 @@ impl<B: Float8Backend> Default for Samples<B> {
 
 impl<B: Float8Backend> Samples<B> {
     /// Ends the step: reads the samples, which waits for the device if there are any, and moves layers that crossed limits.
-    pub(crate) fn resolve(&mut self, ranks: Option<&Ranks<B>>) {
+    pub(crate) fn resolve(&mut self, peers: Option<&Peers<B>>) {
         self.read();
         self.seen.clear();
         // Of several operands beyond a limit the reason names the first, x before w before dy.
@@ -56,7 +56,7 @@ impl<B: Float8Backend> Samples<B> {
                 decisions.push((layer, fallback));
             }
         }
-        let decisions = if let Some(ranks) = ranks { ranks.union(decisions) } else { decisions };
+        let decisions = if let Some(peers) = peers { peers.others.union(decisions) } else { decisions };
         for (layer, fallback) in decisions {
             let Fallback { step, to, reason } = &fallback;
             let place = match to {

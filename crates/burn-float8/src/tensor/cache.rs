@@ -5,12 +5,13 @@
 //! | x, by rows | fprop, with the transpose in one pass if the weight wants a gradient and both are cast alike | weakly, plus by the ring of recent casts |
 //! | x, transposed | fprop, if the weight wants a gradient | weakly, plus by the linear's node until its backward |
 //! | w, transposed | fprop, with the other in one pass if x wants a gradient and both are cast alike | by the weight, so until the optimizer replaces it |
-//! | w, sharded | when a GEMM first reads it, that orientation alone, from the casts of all ranks' rows | by the weight; with [`Reshard::AfterForward`](crate::shard::Reshard) by the GEMM |
+//! | w, of which this process has some rows | when a GEMM first reads it, that orientation alone, by its source | by the weight, or by the GEMM, as the source says |
 //! | w, by rows | fprop or dgrad | by the weight, unless no dgrad follows; with `force_recompute_fp8_weight_in_bwd` each when it is needed, by nobody |
 //! | dy, both orientations in one pass if they are cast alike | the node's backward | by that |
 //!
 //! All copies of one cast of a tensor have one scale: what the first of them finds out is kept, also for a tensor of the same
 //! elements with zeros between ([`Fp8Cache::inherit`]).
+use std::any::Any;
 use std::sync::{Arc, OnceLock, Weak};
 
 use burn_backend::tensor::FloatTensor;
@@ -21,7 +22,6 @@ use crate::backend::Float8Backend;
 use crate::backend::host::read_f32;
 use crate::config::DelayedScaling;
 use crate::layer::{Layer, ReadAmax};
-use crate::sharding::{Amax, Gathering};
 use crate::step::Observation;
 use crate::terms::Operand;
 
@@ -120,6 +120,8 @@ pub(super) enum Held<B: Float8Backend> {
 /// See the module.
 pub(crate) struct Fp8Cache<B: Float8Backend> {
     entries: Mutex<Entries<B>>,
+    /// Locked before `entries`, where both are.
+    sourced: Mutex<Sourced<B>>,
     /// How many of its elements are those of another tensor, where others are zeros.
     elements: OnceLock<u64>,
 }
@@ -128,40 +130,45 @@ pub(super) struct Entries<B: Float8Backend> {
     pub(super) copies: Vec<(CopyKey, Held<B>)>,
     pub(super) results: Vec<(CastKey, Arc<CastResult<B>>)>,
     fprops_since_dgrad: u32,
-    /// Amaxes of a sharded weight over all ranks.
-    pub(super) reduced: Vec<(AmaxOf, Amax<B>)>,
-    /// A sharded weight's values from all ranks, by dtype.
-    pub(super) gathered: Vec<FloatTensor<B>>,
-    /// Copies of a sharded weight that are on their way.
-    pub(super) started: Vec<(CopyKey, Started<B>)>,
 }
 
-/// A copy of a sharded weight that is on its way from all ranks, and what the cast of this rank's rows found out.
-pub(super) struct Started<B: Float8Backend> {
-    pub(super) gathering: Gathering<B>,
-    pub(super) result: Arc<CastResult<B>>,
+/// What comes of a weight from its source.
+pub(super) struct Sourced<B: Float8Backend> {
+    pub(super) slot: Slot,
+    /// The whole in high precision, by dtype.
+    pub(super) values: Vec<FloatTensor<B>>,
 }
 
-/// What amaxes are of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AmaxOf {
-    /// All elements.
-    Tensor,
-    /// Each column.
-    Columns,
+/// What a source keeps with one value of a weight, whatever that is.
+#[derive(Default)]
+pub struct Slot(Option<Box<dyn Any + Send>>);
+
+impl Slot {
+    /// What is kept, of the source's own type, made when it is first asked for.
+    pub fn get<T: Any + Default + Send>(&mut self) -> &mut T {
+        let kept = self.0.get_or_insert_with(|| Box::new(T::default()));
+        kept.downcast_mut().expect("a source keeps one type")
+    }
 }
 
 impl<B: Float8Backend> Default for Fp8Cache<B> {
     fn default() -> Self {
-        let (copies, results, fprops_since_dgrad, reduced, gathered, started) = Default::default();
-        let entries = Entries { copies, results, fprops_since_dgrad, reduced, gathered, started };
-        Self { entries: Mutex::new(entries), elements: OnceLock::new() }
+        let (copies, results, fprops_since_dgrad) = Default::default();
+        Self {
+            entries: Mutex::new(Entries { copies, results, fprops_since_dgrad }),
+            sourced: Mutex::new(Sourced { slot: Slot::default(), values: vec![] }),
+            elements: OnceLock::new(),
+        }
     }
 }
 
 impl<B: Float8Backend> Fp8Cache<B> {
     pub(super) fn lock(&self) -> MutexGuard<'_, Entries<B>> {
         self.entries.lock()
+    }
+
+    pub(super) fn sourced(&self) -> MutexGuard<'_, Sourced<B>> {
+        self.sourced.lock()
     }
 
     /// Takes over what is known of casts of `other` with one scale, whose `elements` this tensor has, and zeros beside them, which
@@ -195,22 +202,9 @@ impl<B: Float8Backend> Fp8Cache<B> {
     }
 
     /// Forgets what casts with delayed scaling have made: a step begins that has other scales.
-    pub(crate) fn forget_delayed(&self) {
+    pub(super) fn forget_delayed(&self) {
         let mut entries = self.lock();
         let _copies: Vec<_> = entries.copies.extract_if(.., |(key, _)| key.cast.delayed.is_some()).collect();
         entries.results.retain(|(key, _)| key.delayed.is_none());
-        entries.started.retain(|(key, _)| key.cast.delayed.is_none());
-    }
-
-    /// Lets go of copies that are on their way.
-    pub(super) fn forget_started(&self) {
-        self.lock().started.clear();
-    }
-
-    /// Keeps amaxes of a sharded weight over all ranks, for the casts to come.
-    pub(crate) fn set_reduced(&self, of: AmaxOf, amax: Amax<B>) {
-        let mut entries = self.lock();
-        entries.reduced.retain(|(known, _)| *known != of);
-        entries.reduced.push((of, amax));
     }
 }

@@ -7,13 +7,12 @@ use float8_kernels::Orientation;
 
 use super::cache::{CastKey, CastResult, CopyKey, Entries, Fp8Copy, Held, HistoryKey, Layout};
 use super::wrapped::Float8Tensor;
-use crate::backend::{Float8Backend, Quantized, ScaleFrom, ShardedAxis};
+use crate::backend::{Float8Backend, Quantized, ScaleFrom};
 use crate::config::{CastPlan, LinearPlan};
 use crate::layer::Layer;
 use crate::profile::{Work, time};
-use crate::sharding::Sharding;
 use crate::step::{DeviceState, Observation};
-use crate::terms::{Operand, Role};
+use crate::terms::Operand;
 
 /// Which cast of a tensor, and for whom.
 #[derive(Clone, Copy)]
@@ -57,24 +56,11 @@ impl<B: Float8Backend> View<'_, B> {
     }
 }
 
-pub(super) fn cast_key(layer: &Layer, CastPlan { cast, delayed }: CastPlan) -> CastKey {
-    let conversion = Arc::as_ptr(layer.conversion()) as usize;
-    CastKey { cast, delayed: delayed.map(|scaling| HistoryKey { scaling, conversion }) }
-}
-
-/// Whether the scales of a copy are those of the columns of a weight, of which each rank has a part.
-pub(super) fn reads_columns(key: CastKey, operand: Operand) -> bool {
-    !key.has_one_scale() && ShardedAxis::from(operand.axis).shares_scales(key.cast.granularity)
-}
-
-impl<'a> CastRequest<'a> {
+impl CastRequest<'_> {
     pub(super) fn key(&self) -> CastKey {
-        cast_key(self.layer, self.plan.cast(self.operand).expect("a GEMM in FP8 casts its operands"))
-    }
-
-    /// Of a sharded weight.
-    pub(super) fn sharding(&self) -> Option<&'a Arc<Sharding>> {
-        self.layer.sharding().filter(|_| self.operand.role == Role::Weight)
+        let CastPlan { cast, delayed } = self.plan.cast(self.operand).expect("a GEMM in FP8 casts its operands");
+        let conversion = Arc::as_ptr(self.layer.conversion()) as usize;
+        CastKey { cast, delayed: delayed.map(|scaling| HistoryKey { scaling, conversion }) }
     }
 }
 
@@ -107,8 +93,8 @@ impl<B: Float8Backend> Entries<B> {
     }
 }
 
-/// Casts with the scale `known` that the tensor's copies have already, else that of its history, else that of its own amax: of all
-/// ranks' rows where it is sharded.
+/// Casts with the scale `known` that the tensor's copies have already, else that of its history, else that of its own amax: the given
+/// one where its source knows it.
 pub(super) fn quantize<B: Float8Backend>(
     full: FloatTensor<B>,
     orientation: Orientation,

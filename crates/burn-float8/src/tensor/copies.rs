@@ -4,9 +4,10 @@ use std::sync::Arc;
 use float8_kernels::Orientation;
 
 use super::cache::{CastResult, CopyKey, Fp8Copy, Held};
-use super::cast::{CastRequest, View, quantize, reads_columns};
+use super::cast::{CastRequest, View, quantize};
+use super::recent;
+use super::source::{needs_other_rows, sourced_copy};
 use super::wrapped::Float8Tensor;
-use super::{ahead, recent};
 use crate::backend::{Float8Backend, Quantized, ScaleFrom};
 use crate::terms::{ContractionAxis, Operand, Role};
 
@@ -23,17 +24,13 @@ pub(crate) fn fp8_copy<B: Float8Backend>(
     if let Some(copy) = entries.find(key) {
         return copy;
     }
-    if let Some(sharding) = request.sharding() {
-        // Under the lock: ranks gather each copy once.
-        let copy = entries.gather(t, request, sharding);
-        drop(entries);
-        ahead::note_gathered(t, request);
-        return copy;
-    }
     let known = entries.known(key.cast);
     // Not under the lock: a thread of rayon's pool that waits for the parts of its cast may take up a forward which reads this tensor.
     drop(entries);
-    make(t, view, request, known)
+    match request.source::<B>() {
+        Some(source) => sourced_copy(t, request, source),
+        None => make(t, view, request, known),
+    }
 }
 
 /// Casts `t`, keeps the copies as the cache's module says, and returns the one that is asked for.
@@ -87,14 +84,13 @@ pub(super) fn recast<B: Float8Backend>(
     request: CastRequest<'_>,
 ) -> Option<B::Operand> {
     let key = request.key();
-    let is_sharded = request.sharding().is_some();
-    // Its scales are not those of this rank's rows.
-    if is_sharded && reads_columns(key, request.operand) {
+    let has_source = request.source::<B>().is_some();
+    if has_source && needs_other_rows(t, request) {
         return None;
     }
     let entries = t.cache().lock();
-    // The copy of a sharded weight has every rank's rows.
-    if !is_sharded
+    // The copy that a source makes has more rows.
+    if !has_source
         && let Some(copy) = entries.find(CopyKey { cast: key, layout: view.layout(), operand: request.operand })
     {
         return Some(copy.operand.clone());

@@ -34,10 +34,10 @@ pub trait Wrapped: Backend {
     /// See [`grouped_linear`](crate::grouped_linear).
     #[doc(hidden)]
     fn fp8_grouped_linear(x: Float8Tensor<Self>, w: Float8Tensor<Self>, ends: IntTensor<Self>) -> FloatTensor<Self>;
-    /// The whole of a weight of which each rank has some rows.
+    /// The whole of a weight of which this process has some rows.
     #[doc(hidden)]
     fn fp8_full_tensor(weight: Float8Tensor<Self>) -> Float8Tensor<Self>;
-    /// Rows of a table of which each rank has some.
+    /// Rows of a table of which this process has some.
     #[doc(hidden)]
     fn fp8_embedding(weights: Float8Tensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self>;
 }
@@ -101,15 +101,6 @@ impl<W: Wrapped> Float8Tensor<W> {
     #[inline]
     pub(crate) fn mark(&self) -> Option<&Mark> {
         self.mark.as_ref()
-    }
-
-    /// The layer of a weight of which this rank has some rows, if this is those rows or their gradient.
-    pub(crate) fn divided(&self) -> Option<&Arc<Layer>> {
-        let layer = match &self.mark {
-            Some(Mark::Weight(Tag { layer, .. }) | Mark::ShardGradient(layer)) => layer,
-            _ => return None,
-        };
-        layer.sharding().filter(|sharding| sharding.is_divided()).map(|_| layer)
     }
 
     /// The result of an operation on marked tensors.

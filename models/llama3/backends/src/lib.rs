@@ -8,10 +8,10 @@ use std::io::Write;
 use std::num::NonZero;
 use std::process::ExitCode;
 
-#[cfg(feature = "cuda")]
-use burn_float8::shard::Engine;
-use burn_float8::shard::{CommOptions, Communicator};
 use device_select::{SelectedDevice, quiet_wayland, select};
+#[cfg(feature = "cuda")]
+use float8_shard::Engine;
+use float8_shard::{CommOptions, Communicator};
 use llama3::Error;
 use llama3::jobs::Job;
 use train::TrainError;

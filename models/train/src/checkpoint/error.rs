@@ -14,7 +14,7 @@ use crate::tensor_files::TensorFilesError;
 pub enum CheckpointError {
     /// The ranks of a sharded run could not bring it together.
     #[error(transparent)]
-    Ranks(#[from] burn_float8::shard::CommError),
+    Ranks(#[from] float8_shard::CommError),
     /// Another run writes here.
     #[error("another run is writing to {}: wait for it or stop it, or give this one another checkpoint.folder", folder.display())]
     Locked {

@@ -12,7 +12,8 @@ use burn::optim::record::AdaptorRecord;
 use burn::optim::{AdamW, AdamWState, AdaptiveMomentumState, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
-use burn_float8::{Float8Stack, shard::Sharded};
+use burn_float8::Float8Stack;
+use float8_shard::Sharded;
 use safetensors::Dtype;
 
 use super::CheckpointError;

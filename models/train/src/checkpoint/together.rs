@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use burn_float8::shard::{CommError, Communicator};
+use float8_shard::{CommError, Communicator};
 use serde::{Deserialize, Serialize};
 
 use super::folder::{Checksum, checksum, discard, under_way};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use burn_float8::shard::Communicator;
+use float8_shard::Communicator;
 
 use super::state::Snapshot;
 use super::together::{OfRank, Together};

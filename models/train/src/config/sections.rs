@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use burn_float8::shard::{ReduceDtype, Reshard};
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
 use device_select::DeviceChoice;
+use float8_shard::{ReduceDtype, Reshard};
 use serde::{Deserialize, Serialize};
 use toml::Value;
 

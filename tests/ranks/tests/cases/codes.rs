@@ -3,10 +3,8 @@ use burn::module::AutodiffModule;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
-use burn_float8::{
-    Float8Config, Recipe, report,
-    shard::{Reshard, ShardConfig, Sharded},
-};
+use burn_float8::{Float8Config, Recipe, report};
+use float8_shard::{Reshard, ShardConfig, Sharded};
 use ranks::B;
 
 use super::world;

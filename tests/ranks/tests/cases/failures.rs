@@ -6,11 +6,8 @@ use burn::nn::{Embedding, EmbeddingConfig, LayerNormConfig, Linear, LinearConfig
 use burn::optim::{GradientsParams, MuonConfig, Optimizer};
 use burn::prelude::*;
 use burn::tensor::DType;
-use burn_float8::{
-    Float8Config, Float8LinearConfig, Recipe, StatisticsConfig,
-    config::DelayedScaling,
-    shard::{ShardConfig, ShardError, Sharded, full_tensor},
-};
+use burn_float8::{Float8Config, Float8LinearConfig, Recipe, StatisticsConfig, config::DelayedScaling};
+use float8_shard::{ShardConfig, ShardError, Sharded, full_tensor};
 use ranks::B;
 
 use super::world;

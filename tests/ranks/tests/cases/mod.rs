@@ -4,7 +4,7 @@ mod failures;
 mod traffic;
 mod training;
 
-use burn_float8::shard::{CommOptions, Communicator};
+use float8_shard::{CommOptions, Communicator};
 
 /// What some ranks do together.
 pub struct Case {
@@ -69,7 +69,7 @@ pub const ALL: &[Case] = &[
         ranks: &[2],
         run: failures::matmul_with_a_shard,
         variables: &[],
-        ends: Ends::Saying(&["embedding: its weight is sharded", "burn_float8::shard::full_tensor"]),
+        ends: Ends::Saying(&["embedding: its weight is sharded", "float8_shard::full_tensor"]),
     },
     Case {
         name: "the_full_tensor_of_a_transpose_is_refused",
@@ -97,7 +97,11 @@ pub const ALL: &[Case] = &[
 /// Of this process: MPI starts once.
 fn world() -> Communicator {
     thread_local! {
-        static WORLD: Communicator = Communicator::from_env(CommOptions::default()).unwrap();
+        static WORLD: Communicator = {
+            #[cfg(feature = "staged")]
+            float8_shard::stage_collectives();
+            Communicator::from_env(CommOptions::default()).unwrap()
+        };
     }
     WORLD.with(Clone::clone)
 }

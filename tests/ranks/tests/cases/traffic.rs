@@ -3,11 +3,9 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
-use burn_float8::{
-    Recipe, report,
-    shard::{Reshard, ShardConfig, Sharded},
-};
+use burn_float8::{Recipe, report};
 use float8_comm::Operation;
+use float8_shard::{Reshard, ShardConfig, Sharded};
 use ranks::{B, Training, batch, model};
 
 use super::world;

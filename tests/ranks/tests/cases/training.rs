@@ -1,9 +1,7 @@
 //! Training on several ranks is training on one with as many micro-batches.
-use burn_float8::{
-    Recipe,
-    shard::{ReduceDtype, Reshard, ShardConfig, Sharded},
-};
+use burn_float8::Recipe;
 use float8_comm::Operation;
+use float8_shard::{ReduceDtype, Reshard, ShardConfig, Sharded};
 use ranks::{Training, model, tied_model};
 
 use super::world;

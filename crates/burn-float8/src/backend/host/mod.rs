@@ -216,7 +216,8 @@ pub fn size<D>(operand: &HostOperand<D>) -> OperandSize {
 }
 
 /// The values of a tensor in f32; this waits for the device.
-pub(crate) fn read_f32<B: Backend>(x: FloatTensor<B>) -> Vec<f32> {
+#[doc(hidden)]
+pub fn read_f32<B: Backend>(x: FloatTensor<B>) -> Vec<f32> {
     read::<B>(x).into_vec().expect("converted to f32")
 }
 

@@ -1,9 +1,9 @@
 //! [`ShardError`]: why a model cannot be sharded.
 use burn::tensor::DType;
 
-use crate::error::ApplyError;
+use burn_float8::ApplyError;
 
-/// What [`Sharded::apply`](crate::shard::Sharded::apply) can refuse.
+/// What [`Sharded::apply`](crate::Sharded::apply) can refuse.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShardError {
@@ -59,7 +59,7 @@ pub enum ShardError {
     /// NCCL does not connect the device that has the model.
     #[error(
         "the ranks' communicator is NCCL's, and the model on {devices} is not on the CUDA device that it connects: give \
-         Communicator::from_env_nccl that device, in a build of burn-float8 with the feature \"nccl\", or train over MPI with \
+         Communicator::from_env_nccl that device, in a build of float8-shard with the feature \"nccl\", or train over MPI with \
          Communicator::from_env"
     )]
     OtherDevice {

@@ -1,37 +1,25 @@
 //! Many small tensors reduced over all ranks by one all-reduce, on the memory of their device where it can, else over the host's.
-use burn::module::Module;
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
+use burn_float8::backend::Float8Backend;
+use burn_float8::seam::read_f32;
 use burn_std::{Shape, Slice};
 use float8_comm::{CommError, Communicator};
 
-use crate::backend::host::read_f32;
-use crate::backend::{DeviceCollectives, Float8Backend};
-use crate::stack::Float8Stack;
+use crate::collectives::DeviceCollectives;
 
 /// What becomes of the values of all ranks.
 #[derive(Clone, Copy)]
-pub(super) enum Reduction {
+pub(crate) enum Reduction {
     /// In f32.
     Sum,
     /// Of values that are not negative; NaN wins.
     Max,
 }
 
-/// The collectives of a model that lies on one device.
-pub(super) fn collectives<B: Float8Stack, M: Module<B>>(
-    model: &M,
-    comm: &Communicator,
-) -> Option<Box<dyn DeviceCollectives<B::Inner>>> {
-    match &Module::<B>::devices(model)[..] {
-        [device] => B::Inner::fp8_collectives(device, comm),
-        _ => None,
-    }
-}
-
 /// The reductions of tensors `[n]` in f32, of which all ranks have as many of the same lengths. With `collectives` the host waits for
 /// nothing.
-pub(super) fn all_reduce<B: Float8Backend>(
+pub(crate) fn all_reduce<B: Float8Backend>(
     comm: &Communicator,
     collectives: Option<&dyn DeviceCollectives<B>>,
     label: &str,
@@ -81,7 +69,7 @@ fn split<B: Float8Backend>(all: FloatTensor<B>, lens: &[usize]) -> Vec<FloatTens
 }
 
 /// A tensor of so many elements as `[n]`.
-pub(super) fn flat<B: Float8Backend>(t: FloatTensor<B>) -> FloatTensor<B> {
+pub(crate) fn flat<B: Float8Backend>(t: FloatTensor<B>) -> FloatTensor<B> {
     let elements = t.shape().num_elements();
     B::float_reshape(t, Shape::from(vec![elements]))
 }

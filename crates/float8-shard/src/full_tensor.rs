@@ -1,13 +1,9 @@
-//! What a model calls by name, on any backend: [`grouped_linear`] and [`full_tensor`].
-mod grouped;
-
+//! [`full_tensor`]: the whole of a shard by name, for any backend.
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorPrimitive};
+use burn_float8::seam;
 
-use crate::ops::functions::find;
-pub use grouped::{GroupedLinear, grouped_linear};
-
-/// The whole of a weight `[K, N]` that [`Sharded::apply`](crate::shard::Sharded::apply) has divided between ranks (PyTorch's
+/// The whole of a weight `[K, N]` that [`Sharded::apply`](crate::Sharded::apply) has divided between ranks (PyTorch's
 /// `DTensor.full_tensor`); any other tensor, and on any other backend, is returned as it is.
 ///
 /// `nn::Linear` and `nn::Embedding` need none of it. It is for what else reads a weight, such as an output layer that shares the
@@ -20,7 +16,7 @@ pub use grouped::{GroupedLinear, grouped_linear};
 ///
 /// /// x `[M, H]` → `[M, V]`
 /// fn tied_output<B: Backend>(embedding: &Embedding<B>, x: Tensor<B, 2>) -> Tensor<B, 2> {
-///     x.matmul(burn_float8::shard::full_tensor(embedding.weight.val()).transpose())
+///     x.matmul(float8_shard::full_tensor(embedding.weight.val()).transpose())
 /// }
 /// ```
 ///
@@ -30,11 +26,11 @@ pub use grouped::{GroupedLinear, grouped_linear};
 ///
 /// # Panics
 ///
-/// [`Float8Error::NotRows`](crate::Float8Error::NotRows), in words, if `weight` has not the shape of the shard; if a rank is lost.
+/// [`Float8Error::NotRows`](burn_float8::Float8Error::NotRows), in words, if `weight` has not the shape of the shard; if a rank is lost.
 pub fn full_tensor<B: Backend>(weight: Tensor<B, 2>) -> Tensor<B, 2> {
-    match find::<B>() {
-        Some(functions) => {
-            let whole = (functions.full_tensor)(weight.into_primitive().tensor());
+    match seam::full_tensor::<B>() {
+        Some(full_tensor) => {
+            let whole = full_tensor(weight.into_primitive().tensor());
             Tensor::from_primitive(TensorPrimitive::Float(whole))
         }
         None => weight,

@@ -8,19 +8,20 @@ use burn::tensor::{Tensor, TensorData, TensorPrimitive};
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{DType, FloatDType};
+use burn_float8::backend::{Float8Backend, in_dtype};
+use burn_float8::seam::read_f32;
+use burn_float8::{Float8Stack, Float8Tensor};
 use burn_std::Shape;
 use float8_comm::{CommError, Communicator};
 
-use super::all_reduce::{Reduction, all_reduce, collectives, flat};
-use super::walk::sharding_of;
-use crate::backend::host::read_f32;
-use crate::backend::{DeviceCollectives, Float8Backend, in_dtype};
-use crate::stack::Float8Stack;
-use crate::tensor::Float8Tensor;
+use crate::all_reduce::{Reduction, all_reduce, flat};
+use crate::collectives::DeviceCollectives;
+use crate::sharding::Sharding;
+use crate::world::World;
 
-/// [`Sharded::reduce_gradients`](super::Sharded::reduce_gradients).
-pub(super) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
-    comm: &Communicator,
+/// [`Sharded::reduce_gradients`](crate::Sharded::reduce_gradients).
+pub(crate) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
+    world: &World<B::Inner>,
     model: &M,
     grads: &mut GradientsParams,
 ) -> Result<(), CommError> {
@@ -30,8 +31,8 @@ pub(super) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
     if values.is_empty() {
         return Ok(());
     }
-    let collectives = collectives::<B, M>(model, comm);
-    let (values, has_gradient) = sum::<B::Inner>(comm, collectives.as_deref(), values, has_gradient)?;
+    let collectives = world.of_model(&Module::<B>::devices(model));
+    let (values, has_gradient) = sum::<B::Inner>(&world.comm, collectives.as_deref(), values, has_gradient)?;
     let of_parameters = values.into_iter().zip(has_gradient);
     let mut write = Write::<B, _> { grads, of_parameters, backend: PhantomData };
     Module::<B>::visit(model, &mut write);
@@ -63,7 +64,7 @@ fn sum<B: Float8Backend>(
 
 /// Whether every rank keeps all of a parameter, which has something to keep.
 fn is_replicated<B: Float8Stack, const D: usize>(value: &Tensor<B, D>) -> bool {
-    sharding_of(value).is_none() && value.shape().num_elements() > 0
+    Sharding::of_parameter(value).is_none() && value.shape().num_elements() > 0
 }
 
 /// The gradients of replicated parameters in f32, flat, zeros where there is none.

@@ -4,12 +4,12 @@ use std::io::Write;
 use burn_backend::TensorData;
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{Device, FloatTensor};
+use burn_float8::backend::{Float8Backend, Quantized, ScaleFrom};
 use cubecl::Runtime;
 use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi, WgpuRuntime};
 use float8_kernels::{Cast, Format, Orientation, ScaleCalculationMode, ScaleMode};
 
 use super::*;
-use crate::backend::{Float8Backend, Quantized, ScaleFrom};
 
 type B = burn_cubecl::CubeBackend<WgpuRuntime, f32, i32, u32>;
 

@@ -1,4 +1,4 @@
-//! Operands of shards put together on a device, bit for bit as [`Float8Backend::fp8_write`](super::Float8Backend::fp8_write) has the
+//! Operands of shards put together on a device, bit for bit as [`Float8Backend::fp8_write`](burn_float8::backend::Float8Backend::fp8_write) has the
 //! whole: of each rank its words of codes and of scales, gathered one after another.
 //!
 //! ```text
@@ -10,11 +10,12 @@ use burn_cubecl::CubeRuntime;
 use burn_cubecl::kernel::{into_contiguous, slice};
 use burn_cubecl::ops::{numeric, permute};
 use burn_cubecl::tensor::CubeTensor;
+use burn_float8::backend::DeviceOperand;
+use burn_float8::seam::scales;
 use burn_std::Shape;
 use float8_kernels::{Granularity, row_words};
 
-use super::collectives::{ShardedAxis, Shards};
-use super::operand::{DeviceOperand, scales};
+use crate::collectives::{ShardedAxis, Shards};
 
 /// What is gathered of an operand.
 pub(super) struct Joined<B: Backend> {
@@ -128,5 +129,5 @@ fn relabelled<R: CubeRuntime>(t: CubeTensor<R>, dims: &[usize]) -> CubeTensor<R>
     CubeTensor::new_contiguous(t.client, t.device, Shape::from(dims.to_vec()), t.handle, t.dtype)
 }
 
-#[cfg(all(test, feature = "wgpu"))]
+#[cfg(test)]
 mod tests;

@@ -2,25 +2,26 @@
 //! launch the same collectives in the same order; so the stream is drained before each, without waiting for the device.
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::{Device, FloatTensor};
+use burn_float8::backend::{DeviceOperand, Float8Backend};
+use burn_float8::seam::resolved;
 use burn_fusion::stream::OperationStreams;
 use burn_fusion::{Client, Fusion, FusionBackend, FusionTensor, NoOp, get_client};
 use burn_ir::{InitOperationIr, OperationIr};
 use float8_comm::{CommError, Communicator};
 
-use super::super::{DeviceCollectives, Float8Backend, PendingOnDevice, Shards};
-use super::{DeviceOperand, resolved};
+use crate::backend::ShardBackend;
+use crate::collectives::{DeviceCollectives, PendingOnDevice, Shards};
 
 struct Fused<B: FusionBackend> {
     inner: Box<dyn DeviceCollectives<B>>,
     client: Client<B::FusionRuntime>,
 }
 
-pub(super) fn of<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>>(
-    device: &Device<B>,
-    comm: &Communicator,
-) -> Option<Box<dyn DeviceCollectives<Fusion<B>>>> {
-    let inner = B::fp8_collectives(device, comm)?;
-    Some(Box::new(Fused { inner, client: get_client::<B>(device) }))
+impl<B: FusionBackend + ShardBackend + Float8Backend<Operand = DeviceOperand<B>>> ShardBackend for Fusion<B> {
+    fn collectives(device: &Device<Self>, comm: &Communicator) -> Option<Box<dyn DeviceCollectives<Self>>> {
+        let inner = B::collectives(device, comm)?;
+        Some(Box::new(Fused { inner, client: get_client::<B>(device) }))
+    }
 }
 
 impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Fused<B> {

@@ -1,17 +1,18 @@
 //! Collectives on tensors in high precision: whole weights, gradients and amaxes.
-use burn_backend::tensor::{Device, FloatTensor};
+use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, FloatDType, Scalar, TensorData, TensorMetadata, get_device_settings};
+use burn_float8::backend::{Float8Backend, in_dtype};
+use burn_float8::seam::read_f32;
 use burn_std::{Bytes, Shape, Slice, bf16};
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::words::{to_bytes, to_words};
-use super::{ReduceDtype, Sharding};
-use crate::backend::host::read_f32;
-use crate::backend::{Float8Backend, in_dtype};
+use crate::config::ReduceDtype;
+use crate::sharding::Sharding;
+use crate::words::{to_bytes, to_words};
 
-impl Sharding {
+impl<B: Float8Backend> Sharding<B> {
     /// The rows of the whole weight `[K, N]` that this rank holds, and zeros below them: `[chunk, N]`.
-    pub(crate) fn shard_of<B: Float8Backend>(&self, whole: FloatTensor<B>) -> FloatTensor<B> {
+    pub(crate) fn shard_of(&self, whole: FloatTensor<B>) -> FloatTensor<B> {
         let (rows, [_, n]) = (self.rows(), self.logical);
         if rows.len() == whole.shape()[0] && self.chunk == rows.len() {
             return whole;
@@ -27,22 +28,24 @@ impl Sharding {
     }
 
     /// The whole weight `[K, N]` from every rank's shard, in the shard's dtype; over the host this waits for the device.
-    pub(crate) fn gather_values<B: Float8Backend>(&self, shard: FloatTensor<B>) -> FloatTensor<B> {
+    pub(crate) fn gather_values(&self, shard: FloatTensor<B>) -> FloatTensor<B> {
         let [k, n] = self.logical;
-        if self.comm.world_size() == 1 {
+        if self.ranks() == 1 {
             return shard;
         }
         let (device, dtype) = (B::float_device(&shard), shard.dtype());
-        if let Some(collectives) = self.on_device::<B>(&device) {
-            let whole = self.gather_values_on_device(&*collectives, shard);
-            return whole.unwrap_or_else(|error| self.fail(error));
+        if let Some(collectives) = self.world.on_device(&device) {
+            let all = collectives.gather(&self.name, shard).unwrap_or_else(|error| self.fail(error));
+            self.full_gathers.fetch_add(1, Relaxed);
+            let is_whole = all.shape()[0] == k;
+            return if is_whole { all } else { B::float_slice(all, &[Slice::from(0..k), Slice::from(0..n)]) };
         }
         let data = burn_std::future::block_on(B::float_into_data(shard)).expect("a tensor that exists can be read");
         let bytes = data.bytes.to_vec();
         let own = bytes.len();
         let words = to_words(bytes);
         let len = words.len();
-        let all = self.comm.all_gather(&self.name, words).and_then(|pending| pending.wait());
+        let all = self.world.comm.all_gather(&self.name, words).and_then(|pending| pending.wait());
         let all = all.unwrap_or_else(|error| self.fail(error));
         self.full_gathers.fetch_add(1, Relaxed);
         let mut whole: Vec<u8> = all.chunks_exact(len.max(1)).flat_map(|words| to_bytes(words, own)).collect();
@@ -53,24 +56,33 @@ impl Sharding {
 
     /// The sum over all ranks of the rows `[chunk, N]` that this rank holds of a gradient `[K, N]`, exchanged as the configuration
     /// says, in the gradient's dtype; over the host this waits for the device.
-    pub(crate) fn reduce_scatter<B: Float8Backend>(&self, gradient: FloatTensor<B>) -> FloatTensor<B> {
-        let [_, n] = self.logical;
-        let ranks = self.comm.world_size();
+    pub(crate) fn reduce_scatter(&self, gradient: FloatTensor<B>) -> FloatTensor<B> {
+        let ([k, n], ranks) = (self.logical, self.ranks());
         if ranks == 1 {
             return gradient;
         }
         let (device, dtype) = (B::float_device(&gradient), gradient.dtype());
-        if let Some(collectives) = self.on_device::<B>(&device) {
-            let own = self.reduce_scatter_on_device(&*collectives, gradient);
-            return own.unwrap_or_else(|error| self.fail(error));
+        if let Some(collectives) = self.world.on_device(&device) {
+            let exchanged = match self.config.reduce_dtype {
+                ReduceDtype::F32 => DType::F32,
+                ReduceDtype::Bf16 => DType::BF16,
+            };
+            let mut all = vec![in_dtype::<B>(gradient, exchanged)];
+            let padding = ranks * self.chunk - k;
+            if padding > 0 {
+                all.push(B::float_zeros(Shape::from(vec![padding, n]), &device, FloatDType::from(exchanged)));
+            }
+            let all = if padding > 0 { B::float_cat(all, 0) } else { all.remove(0) };
+            let own = collectives.reduce_scatter_sum(&self.name, all).unwrap_or_else(|error| self.fail(error));
+            return in_dtype::<B>(own, dtype);
         }
         let mut all = read_f32::<B>(gradient);
         all.resize(ranks * self.chunk * n, 0.0);
         let own = match self.config.reduce_dtype {
-            ReduceDtype::F32 => self.comm.reduce_scatter_sum(&self.name, all).and_then(|pending| pending.wait()),
+            ReduceDtype::F32 => self.world.comm.reduce_scatter_sum(&self.name, all).and_then(|pending| pending.wait()),
             ReduceDtype::Bf16 => {
                 let bytes = all.into_iter().flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect();
-                let all = self.comm.all_to_all(&self.name, to_words(bytes)).and_then(|pending| pending.wait());
+                let all = self.world.comm.all_to_all(&self.name, to_words(bytes)).and_then(|pending| pending.wait());
                 all.map(|words| sum_bf16(&words, ranks))
             }
         };
@@ -79,24 +91,12 @@ impl Sharding {
         in_dtype::<B>(own, dtype)
     }
 
-    /// The amax of the whole weight from that of this rank's rows; NaN wins.
-    pub(crate) fn reduce_amax<B: Float8Backend>(&self, amax: &Amax<B>) -> Amax<B> {
-        let device = B::float_device(&amax.0);
-        if let Some(collectives) = self.on_device::<B>(&device) {
-            return self.reduce_amax_on_device(&*collectives, amax).unwrap_or_else(|error| self.fail(error));
+    /// The amaxes of the whole weight from those of this rank's rows; NaN wins.
+    pub(crate) fn reduce_amax(&self, amax: FloatTensor<B>) -> FloatTensor<B> {
+        match self.ranks() {
+            1 => amax,
+            _ => self.world.max(&self.name, amax).unwrap_or_else(|error| self.fail(error)),
         }
-        let values = self.max(read_f32::<B>(amax.0.clone()));
-        Amax::of_values(values, &device)
-    }
-
-    /// The largest of every rank's values, none of which is negative.
-    fn max(&self, values: Vec<f32>) -> Vec<f32> {
-        if self.comm.world_size() == 1 {
-            return values;
-        }
-        let bits = values.into_iter().map(f32::to_bits).collect();
-        let all = self.comm.all_reduce_max_bits(&self.name, bits).and_then(|pending| pending.wait());
-        all.unwrap_or_else(|error| self.fail(error)).into_iter().map(f32::from_bits).collect()
     }
 }
 
@@ -111,35 +111,19 @@ fn sum_bf16(words: &[u32], ranks: usize) -> Vec<f32> {
     (0..part).flat_map(sum).collect()
 }
 
-/// Amaxes of a weight, f32: `[1]` of all of it, or `[N]` of its columns.
-pub(crate) struct Amax<B: Float8Backend>(pub(crate) FloatTensor<B>);
-
-impl<B: Float8Backend> Clone for Amax<B> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
-    }
-}
-
-impl<B: Float8Backend> Amax<B> {
-    pub(crate) fn of_values(values: Vec<f32>, device: &Device<B>) -> Self {
-        let len = values.len();
-        Self(B::float_from_data(TensorData::new(values, [len]), device))
-    }
-}
-
-/// max |x| of all elements, `[1]`, NaN if x holds one.
-pub(crate) fn tensor_amax<B: Float8Backend>(x: FloatTensor<B>) -> Amax<B> {
+/// max |x| of all elements, `[1]` in f32, NaN if x holds one.
+pub(crate) fn tensor_amax<B: Float8Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let elements = x.shape().num_elements();
-    column_amaxes(B::float_reshape(x, Shape::from(vec![elements, 1])))
+    column_amaxes::<B>(B::float_reshape(x, Shape::from(vec![elements, 1])))
 }
 
 /// max |x| of each column of `[rows, N]`: `[N]`, NaN where the column holds one.
-pub(crate) fn column_amaxes<B: Float8Backend>(x: FloatTensor<B>) -> Amax<B> {
+pub(crate) fn column_amaxes<B: Float8Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let n = x.shape()[1];
     let x = in_dtype::<B>(x, DType::F32);
     let bool_dtype = get_device_settings::<B>(&B::float_device(&x)).bool_dtype;
     let has_nan = B::bool_any_dim(B::float_is_nan(x.clone(), bool_dtype), 0);
     let amax = B::float_max_dim(B::float_abs(x), 0);
     let amax = B::float_mask_fill(amax, has_nan, Scalar::from(f32::NAN));
-    Amax(B::float_reshape(amax, Shape::from(vec![n])))
+    B::float_reshape(amax, Shape::from(vec![n]))
 }

@@ -4,15 +4,17 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor, TensorPrimitive};
 use burn_backend::TensorMetadata;
 use burn_backend::ops::FloatTensorOps;
+use burn_float8::Float8Stack;
+use burn_float8::seam::{self, FoundLinear, Path, linears, read_f32};
 use burn_std::Slice;
-use float8_comm::{CommError, Communicator, Engine};
+use float8_comm::{CommError, Engine};
 use serde::Serialize;
 
-use super::all_reduce::{collectives, flat};
-use super::walk::{FoundLinear, Path, linears, sharding_of};
-use crate::backend::host::read_f32;
-use crate::sharding::{ShardConfig, ShardError};
-use crate::stack::Float8Stack;
+use crate::all_reduce::flat;
+use crate::config::ShardConfig;
+use crate::error::ShardError;
+use crate::sharding::Sharding;
+use crate::world::World;
 
 /// A parameter of a model that may be sharded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -25,8 +27,8 @@ pub struct ShardedParameter {
     pub rows: Option<[usize; 2]>,
 }
 
-/// [`Sharded::parameters`](super::Sharded::parameters).
-pub(super) fn parameters<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<ShardedParameter> {
+/// [`Sharded::parameters`](crate::Sharded::parameters).
+pub(crate) fn parameters<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<ShardedParameter> {
     struct Walk(Path, Vec<ShardedParameter>);
     impl<B: Float8Stack> ModuleVisitor<B> for Walk {
         fn enter_module(&mut self, name: &str, container: &str) {
@@ -38,8 +40,8 @@ pub(super) fn parameters<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<Sharded
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             let tensor = param.val();
             let (name, own) = (self.0.parameter_name(), tensor.dims().to_vec());
-            let (shape, rows) = match sharding_of(&tensor) {
-                Some(sharding) => (sharding.logical().to_vec(), Some(sharding.rows())),
+            let (shape, rows) = match Sharding::of_parameter(&tensor) {
+                Some(sharding) => (sharding.logical.to_vec(), Some(sharding.rows())),
                 None => (own, None),
             };
             self.1.push(ShardedParameter { name, shape, rows: rows.map(|rows| [rows.start, rows.end]) });
@@ -51,71 +53,66 @@ pub(super) fn parameters<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<Sharded
 }
 
 /// The linears of a model that can be sharded, the same on all ranks.
-pub(super) fn check<B: Float8Stack, M: Module<B>>(
+pub(crate) fn check<B: Float8Stack, M: Module<B>>(
     model: &M,
-    comm: &Communicator,
+    world: &World<B::Inner>,
     config: ShardConfig,
 ) -> Result<Vec<FoundLinear<B>>, ShardError> {
+    let comm = &world.comm;
     if !comm.has_host_collectives() {
         return Err(ShardError::NeedsMpi);
     }
     let found = linears::<B, M>(model, None);
     let failed = |error: CommError| ShardError::Collective(error.to_string());
-    let own = check_own::<B, M>(model, &found).and_then(|()| check_device::<B, M>(model, comm));
+    let own = check_own::<B, M>(model, &found).and_then(|()| check_device::<B, M>(model, world));
     comm.all_ok("the model to shard", own).map_err(failed)?;
-    let linears = found.iter().filter_map(|FoundLinear { info, tag, .. }| {
-        let layer = &tag.as_ref()?.layer;
+    let linears = found.iter().filter_map(|linear| {
+        let layer = linear.layer()?;
         // All of it, such as statistics and fallbacks, whose decisions ranks make together.
-        Some(format!("{}: {:?} {:?}", info.name, layer.configured(), layer.conversion().config()))
+        Some(format!("{}: {:?} {:?}", linear.info.name, seam::configured(layer), seam::config(layer)))
     });
-    let Described { kinds, first_values } = Described::of::<B, M>(model);
+    let mut described = Describe::default();
+    Module::<B>::visit(model, &mut described);
+    let Describe { kinds, first_values, .. } = described;
     let texts: Vec<_> = kinds.into_iter().chain(linears).chain([format!("{config:?}")]).collect();
-    comm.agree("burn-float8's version", env!("CARGO_PKG_VERSION")).map_err(failed)?;
+    comm.agree("float8-shard's version", env!("CARGO_PKG_VERSION")).map_err(failed)?;
     comm.agree("what is to be sharded", &texts.join("\n")).map_err(failed)?;
     comm.agree("the first values of parameters", &first_values.join("\n")).map_err(failed)?;
     Ok(found)
 }
 
 /// What decides how each parameter takes part, and how it begins: parameters that every rank has drawn for itself differ.
-struct Described {
+#[derive(Default)]
+struct Describe {
+    path: Path,
     /// Of name, dtype, shape, and whether it has a gradient.
     kinds: Vec<String>,
     first_values: Vec<String>,
 }
 
-impl Described {
-    fn of<B: Float8Stack, M: Module<B>>(model: &M) -> Self {
-        let mut walk = Describe(Path::default(), Self { kinds: vec![], first_values: vec![] });
-        Module::<B>::visit(model, &mut walk);
-        walk.1
-    }
-}
-
-struct Describe(Path, Described);
-
 impl<B: Float8Stack> ModuleVisitor<B> for Describe {
     fn enter_module(&mut self, name: &str, container: &str) {
-        self.0.enter(name, container);
+        self.path.enter(name, container);
     }
     fn exit_module(&mut self, _: &str, _: &str) {
-        self.0.exit();
+        self.path.exit();
     }
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         const FIRST: usize = 4;
-        let (name, tensor) = (self.0.parameter_name(), param.val());
+        let (name, tensor) = (self.path.parameter_name(), param.val());
         let (dtype, dims, has_gradient) = (tensor.dtype(), tensor.dims(), tensor.is_require_grad());
-        self.1.kinds.push(format!("{name}: {dtype:?} {dims:?}, gradient: {has_gradient}"));
+        self.kinds.push(format!("{name}: {dtype:?} {dims:?}, gradient: {has_gradient}"));
         let elements = dims.iter().product::<usize>();
         let (TensorPrimitive::Float(tensor), 1..) = (tensor.into_primitive(), elements) else { return };
         let flat = flat::<B::Inner>(B::float8_tensor(&tensor).full().clone());
         let first = <B::Inner>::float_slice(flat, &[Slice::from(0..elements.min(FIRST))]);
-        self.1.first_values.push(format!("{name}: {:?}", read_f32::<B::Inner>(first)));
+        self.first_values.push(format!("{name}: {:?}", read_f32::<B::Inner>(first)));
     }
 }
 
 /// NCCL's ranks are those of the model's device.
-fn check_device<B: Float8Stack, M: Module<B>>(model: &M, comm: &Communicator) -> Result<(), ShardError> {
-    if comm.engine() != Engine::Nccl || collectives::<B, M>(model, comm).is_some() {
+fn check_device<B: Float8Stack, M: Module<B>>(model: &M, world: &World<B::Inner>) -> Result<(), ShardError> {
+    if world.comm.engine() != Engine::Nccl || world.of_model(&Module::<B>::devices(model)).is_some() {
         return Ok(());
     }
     let devices: Vec<_> = Module::<B>::devices(model).iter().map(|device| format!("{device:?}")).collect();
@@ -123,13 +120,13 @@ fn check_device<B: Float8Stack, M: Module<B>>(model: &M, comm: &Communicator) ->
 }
 
 fn check_own<B: Float8Stack, M: Module<B>>(model: &M, found: &[FoundLinear<B>]) -> Result<(), ShardError> {
-    for FoundLinear { info, tag, weight, .. } in found {
-        let name = || info.name.clone();
-        let Some(weight) = weight else { return Err(ShardError::Quantized { name: name() }) };
-        if tag.as_ref().is_some_and(|tag| tag.layer.sharding().is_some()) {
+    for linear in found {
+        let name = || linear.info.name.clone();
+        let Some(weight) = &linear.weight else { return Err(ShardError::Quantized { name: name() }) };
+        if linear.layer().is_some_and(|layer| seam::source::<B::Inner>(layer).is_some()) {
             return Err(ShardError::Sharded { name: name() });
         }
-        if tag.as_ref().is_some_and(|tag| tag.layer.has_matmul()) {
+        if linear.layer().is_some_and(|layer| seam::has_matmul(layer)) {
             return Err(ShardError::Matmul { name: name() });
         }
         let dtype = weight.dtype();

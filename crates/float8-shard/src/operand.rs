@@ -1,53 +1,50 @@
 //! All-gather of FP8 operands: the codes and scales that each rank has cast of its rows, put together as one cast of all rows would
 //! have them.
 use burn_backend::tensor::Device;
+use burn_float8::backend::{Float8Backend, HostCodes};
 use float8_comm::Pending;
 use float8_kernels::{Format, Granularity, InvScale};
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::Sharding;
-use super::words::{to_bytes, to_words};
-use crate::backend::{Float8Backend, HostCodes, PendingOnDevice, ShardedAxis};
-use crate::terms::ContractionAxis;
+use crate::collectives::{PendingOnDevice, ShardedAxis, Shards};
+use crate::sharding::Sharding;
+use crate::words::{to_bytes, to_words};
 
-impl Sharding {
+impl<B: Float8Backend> Sharding<B> {
     /// Starts to gather the operand of the whole weight from that of this rank's rows, which must have been cast with the scales that
     /// the whole has.
     ///
     /// ```text
-    /// last axis     [chunk, N] of each rank, one below the other:    [K, N]
-    /// leading axis  [N, chunk] of each rank, side by side:           [N, K]
+    /// rows          [chunk, N] of each rank, one below the other:    [K, N]
+    /// contraction   [N, chunk] of each rank, side by side:           [N, K]
     /// ```
     /// Columns of `shard` beyond the chunk are left out.
-    pub(crate) fn start_gather<B: Float8Backend>(
-        &self,
-        shard: &B::Operand,
-        axis: ContractionAxis,
-        device: &Device<B>,
-    ) -> Gathering<B> {
-        if let Some(collectives) = self.on_device::<B>(device) {
-            let pending = self.start_gather_on_device(&*collectives, shard, axis);
+    pub(crate) fn start_gather(&self, shard: &B::Operand, axis: ShardedAxis, device: &Device<B>) -> Gathering<B> {
+        if let Some(collectives) = self.world.on_device(device) {
+            let shards = Shards { axis, chunk: self.chunk, len: self.logical[0] };
+            let pending = collectives.start_gather(&self.name, shard, shards);
+            self.float8_gathers.fetch_add(1, Relaxed);
             return Gathering(Parts::OnDevice(pending.unwrap_or_else(|error| self.fail(error))));
         }
         let own = B::fp8_read(shard);
-        if self.comm.world_size() == 1 && own.dims == self.dims(self.logical[0], axis) {
+        if self.ranks() == 1 && own.dims == self.dims(self.logical[0], axis) {
             return Gathering(Parts::Whole(shard.clone()));
         }
         let own = Pieces::of(own, axis, self.chunk, self.logical[1]);
-        let all = self.comm.all_gather(&self.name, own.to_words()).unwrap_or_else(|error| self.fail(error));
+        let all = self.world.comm.all_gather(&self.name, own.to_words()).unwrap_or_else(|error| self.fail(error));
         self.float8_gathers.fetch_add(1, Relaxed);
         Gathering(Parts::Words { own, all })
     }
 
     /// Waits for what [`start_gather`](Self::start_gather) has started, and puts the operand together.
-    pub(crate) fn finish_gather<B: Float8Backend>(&self, gathering: Gathering<B>, device: &Device<B>) -> B::Operand {
+    pub(crate) fn finish_gather(&self, gathering: Gathering<B>, device: &Device<B>) -> B::Operand {
         let (own, all) = match gathering.0 {
             Parts::Whole(operand) => return operand,
             Parts::OnDevice(pending) => return pending().unwrap_or_else(|error| self.fail(error)),
             Parts::Words { own, all } => (own, all),
         };
         let all = all.wait().unwrap_or_else(|error| self.fail(error));
-        let words = all.len() / self.comm.world_size();
+        let words = all.len() / self.ranks();
         let ranks: Vec<_> = all.chunks_exact(words.max(1)).map(|words| own.from_words(words)).collect();
         let Pieces { axis, format, granularity, transposed, .. } = own;
         let [k, n] = self.logical;
@@ -58,7 +55,7 @@ impl Sharding {
             true => own.inv_scales,
             false => {
                 // Scales of rows or blocks of rows, in the same order as the codes.
-                let (across, along) = if axis == ContractionAxis::Last { (width, height) } else { (height, width) };
+                let (across, along) = if axis == ShardedAxis::Rows { (width, height) } else { (height, width) };
                 join(ranks.iter().map(|rank| &rank.1[..]), axis, across, along)
             }
         };
@@ -66,10 +63,10 @@ impl Sharding {
     }
 
     /// Rows and contraction of the operand of a matrix with `k` rows.
-    fn dims(&self, k: usize, axis: ContractionAxis) -> [usize; 2] {
+    fn dims(&self, k: usize, axis: ShardedAxis) -> [usize; 2] {
         match axis {
-            ContractionAxis::Last => [k, self.logical[1]],
-            ContractionAxis::Leading => [self.logical[1], k],
+            ShardedAxis::Rows => [k, self.logical[1]],
+            ShardedAxis::Contraction => [self.logical[1], k],
         }
     }
 }
@@ -92,26 +89,26 @@ struct Pieces {
     /// Row-major, cropped to the chunk.
     codes: Vec<u8>,
     inv_scales: Vec<InvScale>,
-    axis: ContractionAxis,
+    axis: ShardedAxis,
     format: Format,
     granularity: Granularity,
     transposed: bool,
 }
 
 impl Pieces {
-    fn of(own: HostCodes, axis: ContractionAxis, chunk: usize, n: usize) -> Self {
+    fn of(own: HostCodes, axis: ShardedAxis, chunk: usize, n: usize) -> Self {
         let HostCodes { codes, dims: [_, width], format, granularity, inv_scales, transposed } = own;
         let codes = match axis {
-            ContractionAxis::Last => codes[..chunk * n].to_vec(),
-            ContractionAxis::Leading if width == chunk => codes,
-            ContractionAxis::Leading => codes.chunks_exact(width).flat_map(|row| &row[..chunk]).copied().collect(),
+            ShardedAxis::Rows => codes[..chunk * n].to_vec(),
+            ShardedAxis::Contraction if width == chunk => codes,
+            ShardedAxis::Contraction => codes.chunks_exact(width).flat_map(|row| &row[..chunk]).copied().collect(),
         };
         Self { codes, inv_scales, axis, format, granularity, transposed }
     }
 
     /// Whether only the codes are exchanged.
     fn shares_scales(&self) -> bool {
-        ShardedAxis::from(self.axis).shares_scales(self.granularity)
+        self.axis.shares_scales(self.granularity)
     }
 
     /// E8M0; else the bits of an f32.
@@ -147,13 +144,13 @@ impl Pieces {
 /// Parts of a matrix, `across` wide if they lie one below the other and else as high, cropped to `along` the other way.
 fn join<'a, T: Copy + 'a>(
     parts: impl Iterator<Item = &'a [T]> + Clone,
-    axis: ContractionAxis,
+    axis: ShardedAxis,
     across: usize,
     along: usize,
 ) -> Vec<T> {
     match axis {
-        ContractionAxis::Last => parts.flatten().copied().take(across * along).collect(),
-        ContractionAxis::Leading => {
+        ShardedAxis::Rows => parts.flatten().copied().take(across * along).collect(),
+        ShardedAxis::Contraction => {
             let row = |i: usize| {
                 let parts = parts.clone();
                 parts

@@ -6,6 +6,7 @@ use burn_backend::{Backend, DType, TensorMetadata};
 use burn_cubecl::CubeRuntime;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
+use burn_float8::backend::{DeviceOperand, Float8Backend};
 use burn_std::Shape;
 use cubecl::Runtime;
 use cubecl::client::ComputeClient;
@@ -13,10 +14,8 @@ use cubecl::cuda::{CudaDevice, CudaRuntime};
 use cubecl::server::Handle;
 use float8_comm::{CommError, Communicator, InFlight, NcclComm};
 
-use super::Float8Backend;
-use super::collectives::{DeviceCollectives, PendingOnDevice, Shards};
 use super::joined::Joined;
-use super::operand::DeviceOperand;
+use crate::collectives::{DeviceCollectives, PendingOnDevice, Shards};
 
 /// A collective of NCCL on two addresses, a number of words or elements, and a stream.
 type Call<'a> = &'a dyn Fn(&NcclComm, (u64, u64), usize, *mut c_void) -> Result<(), CommError>;

@@ -2,14 +2,13 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor};
+use burn_float8::config::{Granularity, LinearInfo};
+use burn_float8::seam::{self, Path};
+use burn_float8::{Float8Config, Float8Error};
 use serde::Serialize;
 
-use super::sharder::alignment;
-use super::walk::Path;
-use crate::config::{Float8Config, LinearInfo, Policy};
-use crate::error::Float8Error;
-use crate::sharding::{Reshard, ShardConfig, chunk};
-use crate::terms::Operand;
+use crate::config::{Reshard, ShardConfig};
+use crate::sharding::{alignment, chunk};
 
 /// Bytes that each rank would hold of a model and its training with AdamW, activations aside; its `Display` is a line.
 ///
@@ -65,7 +64,7 @@ impl ShardPlan {
         let parameters = parameters::<B, M>(model, float8);
         let infos: Vec<_> = parameters.iter().filter_map(Planned::linear).collect();
         let mut policies = match float8 {
-            Some(float8) => float8.policies(&infos, &mut |_| true)?,
+            Some(float8) => seam::policies(float8, &infos)?,
             None => vec![],
         }
         .into_iter();
@@ -79,15 +78,14 @@ impl ShardPlan {
                 own += elements;
                 continue;
             };
-            let casts = policy.as_ref().and_then(Policy::casts);
-            own += (chunk(k, ranks, alignment(casts)) * n) as u64;
+            own += (chunk(k, ranks, alignment(policy.as_ref())) * n) as u64;
             new.largest_gradient = new.largest_gradient.max(4 * elements);
-            let dims = |operand| if operand == Operand::WEIGHT { [k, n] } else { [n, k] };
-            let float8 = [Operand::WEIGHT_T, Operand::WEIGHT].map(|operand| {
-                let cast = casts.map(|casts| casts.of(operand)).filter(|cast| !cast.is_disabled())?;
-                let [rows, k] = dims(operand);
-                Some((rows * k + 4 * cast.scaling_granularity.scale_words(rows, k)) as u64)
-            });
+            let granularities = policy.as_ref().map(seam::weight_granularities).unwrap_or_default();
+            let size =
+                |granularity: Granularity, [rows, k]: [usize; 2]| rows * k + 4 * granularity.scale_words(rows, k);
+            let [transposed, rows] = granularities;
+            let float8 = [(transposed, [n, k]), (rows, [k, n])]
+                .map(|(granularity, dims)| granularity.map(|granularity| size(granularity, dims) as u64));
             let is_values = float8.contains(&None);
             let size = if matches!(parameter.kind, Kind::Embedding) { 4 } else { dtype.size() as u64 };
             copies.extend(float8.into_iter().flatten().chain(is_values.then_some(size * elements)));
@@ -166,12 +164,11 @@ fn parameters<B: Backend, M: Module<B>>(model: &M, float8: Option<&Float8Config>
 mod tests {
     use burn::backend::Flex;
     use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+    use burn_float8::{Float8, Recipe};
     use float8_comm::Communicator;
 
-    use super::super::Sharded;
     use super::*;
-    use crate::ops::Float8;
-    use crate::terms::Recipe;
+    use crate::sharded::Sharded;
 
     #[derive(Module, Debug)]
     struct Net<B: Backend> {

@@ -1,10 +1,8 @@
 //! [`DeviceCollectives`]: what ranks exchange without the host, where a backend's device can.
 use burn_backend::tensor::FloatTensor;
+use burn_float8::backend::Float8Backend;
 use float8_comm::CommError;
 use float8_kernels::Granularity;
-
-use super::Float8Backend;
-use crate::terms::ContractionAxis;
 
 /// A collective that was started. The device may do other work until this is called, and what is called is a wait of the device, not of
 /// the host. Dropped, the collective goes on to its end.
@@ -70,22 +68,17 @@ pub enum ShardedAxis {
 }
 
 impl ShardedAxis {
+    /// That of the operand `[N, K]` or `[K, N]` which ranks divide when they divide dim 0 of a weight `[K, N]`.
+    pub(crate) fn of(is_transposed: bool) -> Self {
+        if is_transposed { Self::Contraction } else { Self::Rows }
+    }
+
     /// Whether every rank has the same scales: the tensor's one, or those of rows of which each rank has a part.
     pub fn shares_scales(self, granularity: Granularity) -> bool {
         match granularity {
             Granularity::Tensor => true,
             Granularity::Row => self == Self::Contraction,
             _ => false,
-        }
-    }
-}
-
-/// The axis of an operand that ranks divide when they divide dim 0 of a weight `[K, N]`.
-impl From<ContractionAxis> for ShardedAxis {
-    fn from(axis: ContractionAxis) -> Self {
-        match axis {
-            ContractionAxis::Last => Self::Rows,
-            ContractionAxis::Leading => Self::Contraction,
         }
     }
 }

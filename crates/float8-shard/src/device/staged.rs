@@ -1,15 +1,24 @@
 //! [`DeviceCollectives`] over the host's memory, for tests: what runs on the device is what runs there beside NCCL.
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use burn_backend::{Backend, DType, TensorMetadata};
 use burn_cubecl::CubeRuntime;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
+use burn_float8::backend::{DeviceOperand, Float8Backend};
 use burn_std::Shape;
 use float8_comm::{CommError, Communicator, Pending};
 
-use super::Float8Backend;
-use super::collectives::{DeviceCollectives, PendingOnDevice, Shards};
 use super::joined::Joined;
-use super::operand::DeviceOperand;
+use crate::collectives::{DeviceCollectives, PendingOnDevice, Shards};
+
+static IS_ON: AtomicBool = AtomicBool::new(false);
+
+/// From now on models on CubeCL's devices are sharded as beside NCCL, by collectives that go through the host and MPI: for tests, so
+/// that all but NCCL runs without a CUDA device.
+pub fn stage_collectives() {
+    IS_ON.store(true, Relaxed);
+}
 
 struct Staged(Communicator);
 
@@ -19,7 +28,8 @@ where
     B: Float8Backend<Operand = DeviceOperand<B>>
         + Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorPrimitive = CubeTensor<R>>,
 {
-    (comm.world_size() > 1 && comm.has_host_collectives()).then(|| Box::new(Staged(comm.clone())) as _)
+    let is_on = IS_ON.load(Relaxed) && comm.world_size() > 1 && comm.has_host_collectives();
+    is_on.then(|| Box::new(Staged(comm.clone())) as _)
 }
 
 /// A tensor's words.

@@ -1,0 +1,102 @@
+//! What the crate float8-shard needs of this one beside [`source`](crate::source): no part of the public API.
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn_backend::Backend;
+use burn_backend::tensor::{Device, FloatTensor};
+
+use crate::backend::Float8Backend;
+#[cfg(feature = "cubecl")]
+pub use crate::backend::{fusion::resolved, operand::scales};
+pub use crate::backend::{host::read_f32, in_dtype};
+use crate::config::{Float8Config, Granularity, LinearInfo, Policy};
+use crate::error::Float8Error;
+use crate::layer::{Layer, Tag};
+pub use crate::model::walk::{FoundLinear, Path, linears, map_param};
+use crate::ops::functions::find;
+pub use crate::profile::operation;
+use crate::stack::Float8Stack;
+use crate::step::{DeviceState, Peers, StepPeers};
+use crate::tensor::{Float8Tensor, SourcedWeight, WeightSource, source_of};
+use crate::terms::{Operand, Reason};
+
+/// The layer that `layer` was configured as, whose weight comes from `source`.
+pub fn with_source<B: Float8Backend>(layer: &Layer, source: Arc<dyn WeightSource<B>>) -> Arc<Layer> {
+    let policy = Policy::clone(&layer.configured());
+    Arc::new(Layer::new(layer.name(), policy, layer.conversion().clone()).with_source(source))
+}
+
+/// A layer in high precision, of the same conversion as `like`.
+pub fn in_high_precision(name: String, like: Option<&Layer>) -> Arc<Layer> {
+    let conversion = like.map(|layer| layer.conversion().clone()).unwrap_or_default();
+    Arc::new(Layer::new(name, Policy::HighPrecision(Reason::Off), conversion))
+}
+
+/// Where a layer's weight comes from, if not from itself.
+pub fn source<B: Float8Backend>(layer: &Layer) -> Option<Arc<dyn WeightSource<B>>> {
+    source_of(layer).cloned()
+}
+
+/// The tensor as the weight of a layer.
+pub fn weight_of<B: Float8Backend>(layer: Arc<Layer>, tensor: FloatTensor<B>) -> Float8Tensor<B> {
+    Float8Tensor::new(tensor).tagged(Tag::new(layer))
+}
+
+/// The configuration that was applied to a layer.
+pub fn config(layer: &Layer) -> &Float8Config {
+    layer.conversion().config()
+}
+
+/// What that says of the layer, whatever statistics have made of it.
+pub fn configured(layer: &Layer) -> Arc<Policy> {
+    layer.configured()
+}
+
+/// Whether `Tensor::matmul` with the layer's weight runs in FP8.
+pub fn has_matmul(layer: &Layer) -> bool {
+    layer.has_matmul()
+}
+
+/// Whether one application of a configuration has made both.
+pub fn is_one_conversion(one: &Layer, other: &Layer) -> bool {
+    Arc::ptr_eq(one.conversion(), other.conversion())
+}
+
+/// How the linears of a model would run.
+///
+/// # Errors
+///
+/// As [`Float8Config::apply`].
+pub fn policies(config: &Float8Config, linears: &[LinearInfo]) -> Result<Vec<Policy>, Float8Error> {
+    config.policies(linears, &mut |_| true)
+}
+
+/// What shares a scale in `[N, K]` and in `[K, N]` of a weight; none where the operand stays in high precision.
+pub fn weight_granularities(policy: &Policy) -> [Option<Granularity>; 2] {
+    [Operand::WEIGHT_T, Operand::WEIGHT].map(|operand| {
+        let cast = policy.casts()?.of(operand);
+        (!cast.is_disabled()).then_some(cast.scaling_granularity)
+    })
+}
+
+/// The weights of a model that have a source and are to be read in FP8.
+pub fn sourced_weights<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<SourcedWeight<B::Inner>> {
+    let sourced =
+        |FoundLinear { tag, weight, .. }: FoundLinear<B>| SourcedWeight::new(B::float8_tensor(&weight?), tag?);
+    linears::<B, M>(model, None).into_iter().filter_map(sourced).collect()
+}
+
+/// Ends the steps of a layer's conversion on a device together with others from now on, as those who train `layers` in this order.
+pub fn set_peers<B: Float8Backend>(
+    layer: &Layer,
+    device: &Device<B>,
+    layers: &[Arc<Layer>],
+    peers: Arc<dyn StepPeers<B>>,
+) {
+    DeviceState::<B>::of(layer, device).set_peers(Peers::new(peers, device.clone(), layers));
+}
+
+/// What makes the whole of a weight of its rows, as a node of autodiff; none if the backend has no FP8.
+pub fn full_tensor<B: Backend>() -> Option<fn(FloatTensor<B>) -> FloatTensor<B>> {
+    find::<B>().map(|functions| functions.full_tensor)
+}

@@ -1,0 +1,21 @@
+//! CubeCL backends: NCCL between CUDA devices; anything else over the host.
+use burn_backend::tensor::Device;
+use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
+use float8_comm::Communicator;
+
+#[cfg(feature = "nccl")]
+use super::nccl;
+use super::staged;
+use crate::backend::ShardBackend;
+use crate::collectives::DeviceCollectives;
+
+impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> ShardBackend for CubeBackend<R, F, I, BT> {
+    #[cfg_attr(not(feature = "nccl"), allow(unused_variables))]
+    fn collectives(device: &Device<Self>, comm: &Communicator) -> Option<Box<dyn DeviceCollectives<Self>>> {
+        #[cfg(feature = "nccl")]
+        if let Some(nccl) = nccl::collectives::<R, Self>(device, comm) {
+            return Some(nccl);
+        }
+        staged::collectives::<R, Self>(comm)
+    }
+}

@@ -1,0 +1,9 @@
+//! Collectives on the memory of CubeCL's devices.
+mod cube;
+mod fusion;
+mod joined;
+#[cfg(feature = "nccl")]
+mod nccl;
+mod staged;
+
+pub use staged::stage_collectives;
