@@ -37,26 +37,6 @@ pub enum Float8Error {
     /// Its shards follow from the casts that it was configured with.
     #[error("the model is sharded: another configuration is to be applied before Sharded::apply")]
     Sharded,
-    /// What a process has of a sharded weight or its gradient is some rows.
-    #[error(
-        "{layer}: its weight is sharded, and Tensor::matmul would read this rank's rows of it, or of its gradient, as a whole matrix. A \
-         weight that is used without nn::Linear or nn::Embedding, such as a tied output, is to go through float8_shard::full_tensor; \
-         an optimizer that multiplies gradients, such as Muon, does not work on shards"
-    )]
-    ShardedMatmul {
-        /// The layer's name.
-        layer: String,
-    },
-    /// `float8_shard::full_tensor` puts rows together, and was given something else that was computed from a shard.
-    #[error("{layer}: full_tensor is of a shard {rows:?}, not of {got:?}: transpose or slice the whole weight instead")]
-    NotRows {
-        /// The layer's name.
-        layer: String,
-        /// The shape that was given.
-        got: Vec<usize>,
-        /// The shape of a shard.
-        rows: [usize; 2],
-    },
     /// Every linear is kept in high precision by the configuration.
     #[error("all {linears} linears are kept in high precision ({reasons}): nothing is left to run in FP8")]
     NothingConverted {
@@ -203,26 +183,6 @@ pub enum Float8Error {
         /// Why.
         reason: String,
     },
-    /// A linear's weight carries no layer, and an applied configuration says `untagged = "error"`.
-    #[error(
-        "a linear with weight {weight:?} carries no layer: it was not in the model that Float8Config was applied to"
-    )]
-    UntaggedLinear {
-        /// `[K, N]`
-        weight: [usize; 2],
-    },
-    /// Rows, weights and ends of a grouped linear do not fit each other.
-    #[error(
-        "a grouped linear of x {x:?}, weight {weight:?} and {ends} ends: x is [M, K], the weight [G, K, N], ends are G"
-    )]
-    GroupedShapes {
-        /// Of x.
-        x: [usize; 2],
-        /// Of the weight.
-        weight: [usize; 3],
-        /// Number of ends.
-        ends: usize,
-    },
     /// Linears of the model have lost their layers, or never had them.
     #[error(
         "{linears} linears of the model carry no layer, so that no configuration applies to them: {names}. A record that is loaded into a \
@@ -260,6 +220,57 @@ pub enum Float8Error {
         layer: String,
         /// What differs, with the values.
         what: String,
+    },
+}
+
+/// What Burn's operations, which return no errors, panic with in these words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Float8Panic {
+    /// `Autodiff<Float8<B>>` came to its first backward.
+    #[error(
+        "Float8 wraps the backend that you train with: write `Float8<Autodiff<B>>` in place of `Autodiff<Float8<B>>`"
+    )]
+    WrongOrder,
+    /// What a process has of a sharded weight or its gradient is some rows.
+    #[error(
+        "{layer}: its weight is sharded, and Tensor::matmul would read this rank's rows of it, or of its gradient, as a whole matrix. A \
+         weight that is used without nn::Linear or nn::Embedding, such as a tied output, is to go through float8_shard::full_tensor; \
+         an optimizer that multiplies gradients, such as Muon, does not work on shards"
+    )]
+    ShardedMatmul {
+        /// The layer's name.
+        layer: String,
+    },
+    /// `float8_shard::full_tensor` puts rows together, and was given something else that was computed from a shard.
+    #[error("{layer}: full_tensor is of a shard {rows:?}, not of {got:?}: transpose or slice the whole weight instead")]
+    NotRows {
+        /// The layer's name.
+        layer: String,
+        /// The shape that was given.
+        got: Vec<usize>,
+        /// The shape of a shard.
+        rows: [usize; 2],
+    },
+    /// A linear's weight carries no layer, and an applied configuration says `untagged = "error"`.
+    #[error(
+        "a linear with weight {weight:?} carries no layer: it was not in the model that Float8Config was applied to"
+    )]
+    UntaggedLinear {
+        /// `[K, N]`
+        weight: [usize; 2],
+    },
+    /// Rows, weights and ends of a grouped linear do not fit each other.
+    #[error(
+        "a grouped linear of x {x:?}, weight {weight:?} and {ends} ends: x is [M, K], the weight [G, K, N], ends are G"
+    )]
+    GroupedShapes {
+        /// Of x.
+        x: [usize; 2],
+        /// Of the weight.
+        weight: [usize; 3],
+        /// Number of ends.
+        ends: usize,
     },
 }
 

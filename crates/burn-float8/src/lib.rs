@@ -21,7 +21,7 @@
 //!
 //! Casts follow torchao (`scale = FMAX / amax`, saturating round to nearest even); see [`Recipe`]. Everything that is
 //! not a linear, attention included, is forwarded to the wrapped backend unchanged.
-
+//!
 //! # Features
 //!
 //! | feature | what it adds |
@@ -80,6 +80,7 @@ pub use terms::Recipe;
 
 /// What linears did, layer by layer and GEMM by GEMM, and the words for it.
 pub mod report {
+    pub use crate::error::Float8Panic;
     pub use crate::layer::{CastHealth, Fallback, Layer, OperandHealth, UNTAGGED_NAME};
     pub use crate::model::{
         Amaxes, GemmReport, GemmTotals, LayerReport, LayerState, Monitor, NonFiniteOperand, OperandReport, Report,

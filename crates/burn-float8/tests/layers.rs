@@ -80,3 +80,23 @@ fn modules_import_downwards_only() {
     assert!(checked > 100, "only {checked} imports found");
     assert!(upwards.is_empty(), "imports that point up:\n{}", upwards.join("\n"));
 }
+
+/// What a user's program writes is at the root; the rest is in public modules.
+#[test]
+fn the_root_has_few_names() {
+    fn count(tree: &syn::UseTree) -> usize {
+        match tree {
+            syn::UseTree::Path(path) => count(&path.tree),
+            syn::UseTree::Group(group) => group.items.iter().map(count).sum(),
+            syn::UseTree::Name(_) | syn::UseTree::Rename(_) => 1,
+            syn::UseTree::Glob(_) => panic!("a glob hides how many names there are"),
+        }
+    }
+    let file = syn::parse_file(include_str!("../src/lib.rs")).unwrap();
+    let names = file.items.iter().map(|item| match item {
+        syn::Item::Use(names) if matches!(names.vis, syn::Visibility::Public(_)) => count(&names.tree),
+        _ => 0,
+    });
+    let names: usize = names.sum();
+    assert!((15..=25).contains(&names), "{names} names");
+}

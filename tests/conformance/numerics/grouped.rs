@@ -4,11 +4,11 @@ use burn::module::{Module, Param, ParamId};
 use burn::nn::Initializer;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_float8::{
-    Float8, Float8Config, Float8Error, Float8LinearConfig, Float8Stack, Float8State, GroupedLinear, Recipe,
+    Float8, Float8Config, Float8LinearConfig, Float8Stack, Float8State, GroupedLinear, Recipe,
     backend::Float8Backend,
     config::{CastConfig, Granularity},
     grouped_linear, report,
-    report::{Gemm, Role},
+    report::{Float8Panic, Gemm, Role},
 };
 
 use crate::on_every_runtime;
@@ -351,7 +351,7 @@ fn shapes_that_do_not_fit() {
             grouped_linear(x.clone(), zeros(weight), int_ends::<Flex>(&ends))
         }));
         let message = panic.unwrap_err().downcast_ref::<String>().cloned().unwrap_or_default();
-        let want = Float8Error::GroupedShapes { x: [4, 8], weight, ends: ends.len() };
+        let want = Float8Panic::GroupedShapes { x: [4, 8], weight, ends: ends.len() };
         assert_eq!(message, want.to_string());
     }
 }

@@ -39,7 +39,7 @@ pub enum Untagged {
     Default,
     /// In high precision.
     HighPrecision,
-    /// Not at all: the linear panics with [`Float8Error::UntaggedLinear`].
+    /// Not at all: the linear panics with [`Float8Panic::UntaggedLinear`](crate::report::Float8Panic::UntaggedLinear).
     Error,
 }
 

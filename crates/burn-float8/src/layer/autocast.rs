@@ -23,6 +23,8 @@ thread_local! {
 /// assert_eq!(report(&model).totals().high_precision, 1);
 /// # }
 /// ```
+///
+#[doc = include_str!("switches.md")]
 pub fn float8_autocast<T>(enabled: bool, f: impl FnOnce() -> T) -> T {
     /// Puts the setting back when the closure ends, by a panic too.
     struct Restore(bool);

@@ -10,6 +10,8 @@ use crate::stack::Float8Stack;
 /// clones, `valid()` copies, replicas; the same configuration that is applied again leaves it so. A backward pass runs as
 /// the switch stood in its forward. The report gives the reason `precision schedule`; strict mode does not
 /// mind.
+///
+#[doc = include_str!("../layer/switches.md")]
 pub fn set_float8_enabled<B: Float8Stack, M: Module<B>>(model: &M, enabled: bool) {
     for linear in linears::<B, M>(model, None) {
         if let Some(tag) = linear.tag {
@@ -21,6 +23,8 @@ pub fn set_float8_enabled<B: Float8Stack, M: Module<B>>(model: &M, enabled: bool
 /// A copy of a model or of a part of it whose linears run in high precision, forward and backward, while those that share their
 /// layers run as before: `without_float8(model.valid())` evaluates in high precision. What is loaded into it later, as what an
 /// optimizer makes of it, stays without FP8 until a configuration is applied.
+///
+#[doc = include_str!("../layer/switches.md")]
 pub fn without_float8<B: Float8Stack, M: Module<B>>(model: M) -> M {
     struct Off;
     impl<B: Float8Stack> ModuleMapper<B> for Off {

@@ -7,7 +7,7 @@ use burn_std::Shape;
 
 use crate::backend::{Float8Backend, GroupEnds, OperandSize, memo};
 use crate::config::{LinearPlan, Untagged};
-use crate::error::Float8Error;
+use crate::error::{Float8Error, Float8Panic};
 use crate::layer::{LastOperand, Layer, UntaggedRule, is_autocast_enabled, settle_at_linear, untagged};
 use crate::profile::{Work, operation, time};
 use crate::step::on_weight_read;
@@ -62,7 +62,7 @@ fn check_untagged<B: Float8Backend>(w: &Float8Tensor<B>, device: &Device<B>) -> 
         Untagged::HighPrecision => Err(Reason::Untagged { is_configured }),
         Untagged::Error => {
             let [.., k, n] = w.whole_shape().to_vec()[..] else { unreachable!("a weight is a matrix, or several") };
-            panic!("{}", Float8Error::UntaggedLinear { weight: [k, n] })
+            panic!("{}", Float8Panic::UntaggedLinear { weight: [k, n] })
         }
     }
 }

@@ -14,7 +14,8 @@ use burn_std::{Shape, Slice};
 
 use super::convert::{Arg, PassArg, PassRet, Ret};
 use super::functions::register;
-use super::{Float8, WRONG_ORDER, linear, matmul};
+use super::{Float8, linear, matmul};
+use crate::error::Float8Panic;
 use crate::layer::Mark;
 use crate::profile::operation;
 use crate::tensor::{Float8Tensor, Wrapped};
@@ -472,13 +473,13 @@ impl<B: Wrapped> ModuleOps<Self> for Float8<B> {
     }
     // Nothing differentiates a `Float8` backend from outside but an `Autodiff` around it.
     fn linear_x_backward(_: F<Self>, _: F<Self>) -> F<Self> {
-        panic!("{WRONG_ORDER}")
+        panic!("{}", Float8Panic::WrongOrder)
     }
     fn linear_weight_backward(_: F<Self>, _: F<Self>) -> F<Self> {
-        panic!("{WRONG_ORDER}")
+        panic!("{}", Float8Panic::WrongOrder)
     }
     fn linear_bias_backward(_: F<Self>) -> F<Self> {
-        panic!("{WRONG_ORDER}")
+        panic!("{}", Float8Panic::WrongOrder)
     }
     fn rfft(signal: F<Self>, dim: usize, n: Option<usize>) -> (F<Self>, F<Self>) {
         let (re, im) = timed!(rfft(signal.into_full(), dim, n));

@@ -8,7 +8,7 @@ use burn_std::Shape;
 
 use super::linear::reduced;
 use crate::backend::Float8Backend;
-use crate::error::Float8Error;
+use crate::error::Float8Panic;
 use crate::layer::Layer;
 use crate::profile::operation;
 use crate::tensor::{Float8Tensor, source_of};
@@ -26,12 +26,12 @@ pub(super) fn forward<B: Float8Backend>(weight: Float8Tensor<B>) -> Float8Tensor
 ///
 /// # Panics
 ///
-/// [`Float8Error::NotRows`], in words, if the tensor is something else that was computed from such a weight.
+/// [`Float8Panic::NotRows`], in words, if the tensor is something else that was computed from such a weight.
 pub(super) fn sourced<B: Float8Backend>(weight: &Float8Tensor<B>) -> Option<Arc<Layer>> {
     let layer = weight.layer()?;
     let (got, rows) = (weight.shape().to_vec(), source_of::<B>(layer)?.own_shape());
     if got != rows {
-        panic!("{}", Float8Error::NotRows { layer: layer.name().into(), got, rows });
+        panic!("{}", Float8Panic::NotRows { layer: layer.name().into(), got, rows });
     }
     Some(layer.clone())
 }

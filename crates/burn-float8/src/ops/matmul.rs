@@ -1,7 +1,7 @@
 //! `Tensor::matmul` where a linear's weight is involved: in FP8 if the layer's configuration says so, else noted.
 use burn_backend::TensorMetadata;
 
-use crate::error::Float8Error;
+use crate::error::Float8Panic;
 use crate::profile::operation;
 use crate::tensor::{Float8Tensor, Wrapped};
 
@@ -14,7 +14,7 @@ pub(super) fn matmul<W: Wrapped>(lhs: Float8Tensor<W>, rhs: Float8Tensor<W>) -> 
         layer.count_weight_matmul();
     }
     if let Some(layer) = [&lhs, &rhs].into_iter().find_map(Float8Tensor::divided) {
-        panic!("{}", Float8Error::ShardedMatmul { layer: layer.name().into() });
+        panic!("{}", Float8Panic::ShardedMatmul { layer: layer.name().into() });
     }
     let _timer = operation("float_matmul");
     Float8Tensor::new(W::float_matmul(lhs.into_full(), rhs.into_full()))

@@ -41,7 +41,3 @@ use core::marker::PhantomData;
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Float8<W>(PhantomData<W>);
-
-/// What is said where the order is the other one.
-pub(crate) const WRONG_ORDER: &str =
-    "Float8 wraps the backend that you train with: write `Float8<Autodiff<B>>` in place of `Autodiff<Float8<B>>`";
