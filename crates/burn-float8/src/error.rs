@@ -1,4 +1,4 @@
-//! One error type for everything that a user can get wrong; its fields carry the offending values.
+//! What a user can get wrong, as errors and as panics of Burn's operations, which return none; fields carry the offending values.
 use float8_kernels::{Format, Granularity, ScaleCalculationMode};
 
 use crate::terms::{Gemm, Recipe};

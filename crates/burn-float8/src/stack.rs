@@ -17,7 +17,7 @@ impl<W: Wrapped> sealed::Sealed for Float8<W> {}
 /// A `Float8` backend: [`Float8<Autodiff<B>>`](Float8), which trains, or `Float8<B>`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a `Float8` backend: Float8 wraps the backend that you train with",
-    note = "write `Float8<Autodiff<B>>` in place of `Autodiff<Float8<B>>`"
+    note = "write `Float8<Autodiff<B>>`, also in place of `Autodiff<Float8<B>>`"
 )]
 pub trait Float8Stack: Backend + sealed::Sealed {
     /// The backend that computes.

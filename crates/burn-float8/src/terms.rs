@@ -1,4 +1,4 @@
-//! The words of everything above: the three GEMMs, their operands, recipes, and why a GEMM is not in FP8.
+//! The words of all other modules: the three GEMMs, their operands, recipes, and why a GEMM is not in FP8.
 use burn_backend::DType;
 use float8_kernels::Orientation;
 use serde::{Deserialize, Serialize};

@@ -191,6 +191,8 @@ struct Lines {
 }
 
 /// amax and scales of each row, by the first `row_cubes` cubes, and of each column.
+// The outer `if let` is resolved while the kernel is generated, the inner `if` when it runs.
+#[allow(clippy::collapsible_if)]
 #[cube(launch_unchecked)]
 fn fold_lines(
     rows: &mut ComptimeOption<Lines>,

@@ -2,7 +2,7 @@
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use burn_backend::DeviceId;
 use parking_lot::Mutex;
@@ -14,6 +14,8 @@ type DeviceStates = HashMap<(TypeId, DeviceId), Arc<dyn Any + Send + Sync>>;
 /// The settings of one [`Float8Config::apply`], and for each device what its layers share there.
 #[derive(Default)]
 pub(crate) struct Conversion {
+    /// No other conversion of the process has it.
+    number: Number,
     config: Float8Config,
     /// Linears that were quantized then.
     quantized: Vec<String>,
@@ -22,7 +24,22 @@ pub(crate) struct Conversion {
     states: Mutex<DeviceStates>,
 }
 
+/// What tells conversions apart that came and went.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Number(u64);
+
+impl Default for Number {
+    fn default() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Relaxed))
+    }
+}
+
 impl Conversion {
+    pub(crate) fn number(&self) -> Number {
+        self.number
+    }
+
     pub(crate) fn new(config: Float8Config, quantized: Vec<String>) -> Self {
         Self { config, quantized, ..Self::default() }
     }

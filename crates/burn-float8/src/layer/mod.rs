@@ -17,7 +17,7 @@ use crate::config::{FallbackTo, LinearPlan, Policy};
 use crate::terms::{Gemm, Operand, Reason, Recipe, Role};
 pub use autocast::float8_autocast;
 pub(crate) use autocast::is_autocast_enabled;
-pub(crate) use conversion::Conversion;
+pub(crate) use conversion::{Conversion, Number as ConversionNumber};
 pub(crate) use health::serialize_non_finite;
 pub use health::{CastHealth, Fallback, OperandHealth};
 pub(crate) use tag::{Mark, Tag, now};

@@ -4,11 +4,14 @@ use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
+use burn_autodiff::Autodiff;
+use burn_autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};
 use burn_backend::Backend;
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use parking_lot::RwLock;
 
 use super::Float8;
+use crate::error::Float8Panic;
 use crate::tensor::{Float8Tensor, Wrapped};
 
 type FullTensorFn<B> = fn(FloatTensor<B>) -> FloatTensor<B>;
@@ -39,7 +42,18 @@ pub(crate) fn register<W: Wrapped>() {
     if !REGISTRY.read().contains_key(&TypeId::of::<Float8<W>>()) {
         insert::<W>();
         insert::<W::Plain>();
+        refuse::<Autodiff<Float8<W::Plain>, NoCheckpointing>>();
+        refuse::<Autodiff<Float8<W::Plain>, BalancedCheckpointing>>();
     }
+}
+
+/// Of the other order, whose backward would not know what to do.
+fn refuse<B: Backend>() {
+    let functions = Functions::<B> {
+        grouped_linear: |_, _, _| panic!("{}", Float8Panic::WrongOrder),
+        full_tensor: |_| panic!("{}", Float8Panic::WrongOrder),
+    };
+    REGISTRY.write().entry(TypeId::of::<B>()).or_insert_with(|| Box::new(functions));
 }
 
 fn insert<W: Wrapped>() {

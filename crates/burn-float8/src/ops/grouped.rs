@@ -94,8 +94,9 @@ enum SavedInput<B: Float8Backend> {
 pub(super) struct Saved<B: Float8Backend> {
     used: Use,
     x: SavedInput<B>,
-    /// dgrad reads it, and statistics.
-    w: Float8Tensor<B>,
+    /// If x wants a gradient.
+    w: Option<Float8Tensor<B>>,
+    weight_dtype: DType,
     ends: IntTensor<B>,
     dims: Dims,
     x_dtype: DType,
@@ -166,7 +167,8 @@ pub(super) fn forward<B: Float8Backend>(
             SavedInput::Float8(copy, padding)
         }
     };
-    let saved = Saved { x: saved_input, w: w.clone(), ends, dims, x_dtype: dtype, seen, used };
+    let (weight_dtype, w) = (w.dtype(), wanted.x.then(|| w.clone()));
+    let saved = Saved { x: saved_input, w, weight_dtype, ends, dims, x_dtype: dtype, seen, used };
     (y, Some(saved))
 }
 
@@ -180,10 +182,10 @@ pub(super) fn backward<B: Float8Backend>(
     clear_recent();
     let device = B::float_device(&dy);
     let dy = Float8Tensor::<B>::new(in_dtype::<B>(dy, saved.x_dtype));
-    let Saved { used, x: saved_input, w, ends, dims, seen, .. } = saved;
+    let Saved { used, x: saved_input, w, weight_dtype, ends, dims, seen, .. } = saved;
     seen.count(&used.layer, &device);
-    let dx = wanted.x.then(|| dgrad(&used, &w, &dy, ends.clone(), dims));
-    let dw = wanted.w.then(|| wgrad(&used, saved_input, x, &dy, ends, (dims, w.dtype())));
+    let dx = w.filter(|_| wanted.x).map(|w| dgrad(&used, &w, &dy, ends.clone(), dims));
+    let dw = wanted.w.then(|| wgrad(&used, saved_input, x, &dy, ends, (dims, weight_dtype)));
     [dx, dw]
 }
 

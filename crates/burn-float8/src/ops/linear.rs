@@ -121,7 +121,7 @@ pub(super) struct Forward<B: Float8Backend> {
     pub(super) saves_input: bool,
 }
 
-/// `x: [.., K]`, `w: [K, N]`, `bias: [N]`, y: `[.., N]`. None if Burn's own linear is to say what is wrong with the shapes.
+/// `x: [.., K]`, `w: [K, N]`, `bias: [N]`, y: `[.., N]`, of shapes that [fit](fits).
 pub(super) fn forward<B: Float8Backend>(
     x: &Float8Tensor<B>,
     w: &Float8Tensor<B>,

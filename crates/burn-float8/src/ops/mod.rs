@@ -29,7 +29,8 @@ use core::marker::PhantomData;
 /// # }
 /// ```
 ///
-/// In the other order Burn would differentiate the casts; [`Float8Config::apply`](crate::Float8Config::apply) does not compile there:
+/// In the other order backward would not know which linear it is of; [`Float8Config::apply`](crate::Float8Config::apply) does not compile
+/// there:
 ///
 /// ```compile_fail
 /// use burn::backend::{Autodiff, Flex};

@@ -21,7 +21,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::backend::Float8Backend;
 use crate::backend::host::read_f32;
 use crate::config::DelayedScaling;
-use crate::layer::{Layer, ReadAmax};
+use crate::layer::{ConversionNumber, Layer, ReadAmax};
 use crate::step::Observation;
 use crate::terms::Operand;
 
@@ -47,8 +47,7 @@ impl CastKey {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct HistoryKey {
     pub(super) scaling: DelayedScaling,
-    /// The address of the conversion, alive as long as the layer that asks.
-    pub(super) conversion: usize,
+    pub(super) conversion: ConversionNumber,
 }
 
 /// What a cast found out.

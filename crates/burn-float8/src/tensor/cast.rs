@@ -59,7 +59,7 @@ impl<B: Float8Backend> View<'_, B> {
 impl CastRequest<'_> {
     pub(super) fn key(&self) -> CastKey {
         let CastPlan { cast, delayed } = self.plan.cast(self.operand).expect("a GEMM in FP8 casts its operands");
-        let conversion = Arc::as_ptr(self.layer.conversion()) as usize;
+        let conversion = self.layer.conversion().number();
         CastKey { cast, delayed: delayed.map(|scaling| HistoryKey { scaling, conversion }) }
     }
 }

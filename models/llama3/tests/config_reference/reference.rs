@@ -108,7 +108,7 @@ fn written(type_name: &str) -> Option<Toml> {
         "llama3::RunConfig" => table(RunConfig::default()),
         "train::ProfileSection" => table(ProfileSection::default()),
         "train::DataSource" => table(DataSource::default()),
-        "burn_float8::config::DelayedScaling" => table(DelayedScaling::default()),
+        "burn_float8::DelayedScaling" => table(DelayedScaling::default()),
         "burn_float8::PrecisionSchedule" => table(PrecisionSchedule::default()),
         _ => None,
     }

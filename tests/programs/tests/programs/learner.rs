@@ -105,8 +105,10 @@ fn it_accumulates_gradients() {
     let (_, trained) = fit(model, folder.path(), 3, RATE, |training| training.grads_accumulation(2));
     assert_eq!(Float8State::export::<F8, _>(&trained.net).step, 3 * STEPS / 2 + 1);
     for l in own_report::<F8, _>(&trained).layers {
-        // The last validation reads what the last step has built.
-        assert_eq!(l.casts[1], 3 * STEPS / 2 + 1, "{}", l.name);
+        // The last validation reads what the last step has built. Those before it cast for fprop alone what the next epoch's first step
+        // then casts for dgrad.
+        let for_dgrad = if l.name == "second" { 2 } else { 0 };
+        assert_eq!(l.casts[1], 3 * STEPS / 2 + 1 + for_dgrad, "{}", l.name);
     }
 }
 

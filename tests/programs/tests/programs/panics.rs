@@ -2,7 +2,7 @@
 use burn::backend::{Autodiff, Flex};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Tensor};
-use burn_float8::{Float8, Float8Config, Float8State, Recipe, StatisticsConfig, report};
+use burn_float8::{Float8, Float8Config, Float8State, Recipe, StatisticsConfig, grouped_linear, report};
 
 use crate::support::models::{D, Mlp};
 use crate::support::{B, applied, assert_falls, bits, layer_of, panic_of, tensor, train};
@@ -75,4 +75,7 @@ fn the_other_order() {
         let message = panic_of(|| drop(y.sum().backward()));
         assert!(message.contains("write `Float8<Autodiff<B>>` in place of `Autodiff<Float8<B>>`"), "{message}");
     }
+    let ends = Tensor::from_ints([2, 6], &Default::default());
+    let message = panic_of(|| drop(grouped_linear(tensor::<Wrong, 2>([6, D], 1), tensor([2, D, D], 2), ends)));
+    assert!(message.contains("Float8 wraps the backend that you train with"), "{message}");
 }
