@@ -176,7 +176,8 @@ fn an_imported_model_computes_the_exported_ones_bits() {
     assert_eq!(crate::common::parameters(&imported), crate::common::parameters(&original));
     let ids = || ids(&tokens([2, 16], 288, 6), [2, 16]);
     // By a configuration of their own: what others do is the device's, and other tests set it.
-    let logits = |model| values(Float8Config::tensorwise().apply::<Train, _>(model).unwrap().0.forward(ids()));
+    let logits =
+        |model: Llama<Train>| values(Float8Config::tensorwise().apply::<Train, _>(model).unwrap().0.forward(ids()));
     assert_eq!(logits(imported), logits(original));
 }
 
