@@ -86,6 +86,8 @@ struct Row<B: Float8Backend> {
     is_known: bool,
     /// Whether there may be one in the step under way.
     is_observed: bool,
+    /// Whether a step with one has ended, on any rank, so that the history gives the scale.
+    has_scale: bool,
     /// Its entry of the scaling amaxes, `[1]`.
     scaling_amax: Option<FloatTensor<B>>,
     /// Where scaling starts if the first step gives no amax: a scale of 1.
@@ -192,15 +194,12 @@ impl<B: Float8Backend> Histories<B> {
                 table.state.as_ref().map_or_else(Default::default, |(h, s)| (bits(h), bits(s)));
             let running = table.running.as_ref().map(bits).unwrap_or_default();
             for (i, row) in table.rows.iter().enumerate().filter(|(_, row)| row.is_known) {
+                let of_row = history.chunks(scaling.amax_history_len).nth(i).filter(|_| row.has_scale);
+                let observed = running.get(i).filter(|bits| row.is_observed && **bits != 0);
                 let state = AmaxState {
-                    history: history.chunks(scaling.amax_history_len).nth(i).unwrap_or_default().to_vec(),
-                    scaling_amax: scaling_amax.get(i).copied(),
-                    observed: running
-                        .get(i)
-                        .copied()
-                        .filter(|bits| row.is_observed && *bits != 0)
-                        .into_iter()
-                        .collect(),
+                    history: of_row.unwrap_or_default().to_vec(),
+                    scaling_amax: scaling_amax.get(i).copied().filter(|_| row.has_scale),
+                    observed: observed.copied().into_iter().collect(),
                 };
                 let (_, roles) = layers.entry(row.layer.clone()).or_insert_with(|| (*scaling, BTreeMap::new()));
                 roles.insert(row.role, state);
@@ -220,6 +219,7 @@ impl<B: Float8Backend> Histories<B> {
             table.observe(at, tensor::<B>(vec![f32::from_bits(*bits)], [1], device));
         }
         let Some(scaling_amax) = saved.scaling_amax else { return };
+        table.rows[at].has_scale = true;
         table.grow(*scaling, at + 1, device);
         let len = saved.history.len();
         let history = tensor::<B>(saved.history.iter().map(|bits| f32::from_bits(*bits)).collect(), [1, len], device);
@@ -242,7 +242,8 @@ impl<B: Float8Backend> Table<B> {
         let place = *self.places.entry((layer.to_string(), role)).or_insert(next);
         if place == next {
             let layer = layer.to_string();
-            self.rows.push(Row { layer, role, is_known: false, is_observed: false, scaling_amax: None, initial });
+            let [is_known, is_observed, has_scale] = [false; 3];
+            self.rows.push(Row { layer, role, is_known, is_observed, has_scale, scaling_amax: None, initial });
         }
         place
     }
@@ -295,7 +296,7 @@ impl<B: Float8Backend> Table<B> {
 
     fn scaling_amax(&mut self, row: usize) -> Option<FloatTensor<B>> {
         let (_, amaxes) = self.state.as_ref()?;
-        if row >= amaxes.shape()[0] || !self.rows[row].is_known {
+        if !self.rows[row].has_scale {
             return None;
         }
         let slice = || {
@@ -333,6 +334,7 @@ impl<B: Float8Backend> Table<B> {
         let amax = B::float_reshape(self.running(&device), Shape::from(vec![rows, 1]));
         for row in &mut self.rows {
             (row.is_observed, row.scaling_amax) = (false, None);
+            row.has_scale |= row.is_known;
         }
         // Comparisons with NaN are false.
         let finite = B::float_lower_equal_elem(amax.clone(), Scalar::from(f32::MAX), bool_dtype);
