@@ -11,11 +11,14 @@ use train::rng::Rng;
 /// Sequences of a batch, and tokens of each.
 pub const BATCH: [usize; 2] = [8, 128];
 
+/// The loss of a model on one batch.
+type Loss<B, M> = dyn Fn(&M) -> Tensor<B, 1>;
+
 /// A model, its optimizer and its loss on one batch.
 pub struct Training<B: AutodiffBackend, M: AutodiffModule<B>> {
     model: Option<M>,
     optimizer: OptimizerAdaptor<AdamW, M, B>,
-    loss: Box<dyn Fn(&M) -> Tensor<B, 1>>,
+    loss: Box<Loss<B, M>>,
 }
 
 /// The debug Llama, the same weights on every backend.
