@@ -28,7 +28,7 @@ pub(crate) fn all_reduce<B: Float8Backend>(
 ) -> Result<Vec<FloatTensor<B>>, CommError> {
     let lens: Vec<usize> = own.iter().map(|t| t.shape()[0]).collect();
     if let Some(collectives) = collectives {
-        let own = B::float_cat(own, 0);
+        let own = join::<B>(own);
         let all = match reduction {
             Reduction::Sum => collectives.all_reduce_sum(label, own)?,
             Reduction::Max => collectives.all_reduce_max(label, own)?,
@@ -37,7 +37,7 @@ pub(crate) fn all_reduce<B: Float8Backend>(
     }
     // A model may lie on several devices: each run of tensors on one of them is read at once.
     let runs: Vec<_> = own.chunk_by(|a, b| B::float_device(a) == B::float_device(b)).collect();
-    let values: Vec<Vec<f32>> = runs.iter().map(|run| read_f32::<B>(B::float_cat(run.to_vec(), 0))).collect();
+    let values: Vec<Vec<f32>> = runs.iter().map(|run| read_f32::<B>(join::<B>(run.to_vec()))).collect();
     let own_values = values.concat();
     let all = match reduction {
         Reduction::Sum => comm.all_reduce_sum(label, own_values)?.wait()?,
@@ -56,7 +56,12 @@ pub(crate) fn all_reduce<B: Float8Backend>(
     Ok(parts)
 }
 
-/// Tensors that lie one after another in one, `[n]`.
+/// Tensors `[n]` one after another in one.
+fn join<B: Float8Backend>(mut tensors: Vec<FloatTensor<B>>) -> FloatTensor<B> {
+    if tensors.len() == 1 { tensors.remove(0) } else { B::float_cat(tensors, 0) }
+}
+
+/// The inverse of [`join`], of tensors of these lengths.
 fn split<B: Float8Backend>(all: FloatTensor<B>, lens: &[usize]) -> Vec<FloatTensor<B>> {
     if lens.len() == 1 {
         return vec![all];

@@ -12,6 +12,7 @@ mod backend;
 #[cfg(feature = "cubecl")]
 mod device;
 
+mod all_reduce;
 mod world;
 
 mod sharding;
@@ -25,7 +26,6 @@ mod peers;
 
 mod source;
 
-mod all_reduce;
 mod full_tensor;
 mod gradients;
 mod plan;

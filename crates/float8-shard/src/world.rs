@@ -1,10 +1,9 @@
 //! [`World`]: the ranks of a sharded model as one backend reaches them.
-use burn_backend::TensorData;
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_float8::backend::Float8Backend;
-use burn_float8::seam::read_f32;
 use float8_comm::{CommError, Communicator};
 
+use crate::all_reduce::{Reduction, all_reduce};
 use crate::backend::ShardBackend;
 use crate::collectives::DeviceCollectives;
 
@@ -38,13 +37,7 @@ impl<B: Float8Backend> World<B> {
 
     /// The largest of every rank's amaxes `[n]`, on the device's memory where it can; NaN wins.
     pub(crate) fn max(&self, label: &str, amaxes: FloatTensor<B>) -> Result<FloatTensor<B>, CommError> {
-        let device = B::float_device(&amaxes);
-        if let Some(collectives) = self.on_device(&device) {
-            return collectives.all_reduce_max(label, amaxes);
-        }
-        let bits = read_f32::<B>(amaxes).into_iter().map(f32::to_bits).collect();
-        let all = self.comm.all_reduce_max_bits(label, bits)?.wait()?;
-        let all: Vec<f32> = all.into_iter().map(f32::from_bits).collect();
-        Ok(B::float_from_data(TensorData::from(&all[..]), &device))
+        let collectives = self.on_device(&B::float_device(&amaxes));
+        Ok(all_reduce(&self.comm, collectives.as_deref(), label, Reduction::Max, vec![amaxes])?.remove(0))
     }
 }

@@ -51,20 +51,19 @@ pub(crate) fn untagged_rule<B: Float8Backend>(device: &Device<B>) -> Option<Unta
 /// An untagged linear runs: if it is the first on the device, and no configuration was applied there, such linears run by the device's
 /// default from now on.
 pub(crate) fn settle_at_linear<B: Float8Backend>(device: &Device<B>) -> UntaggedRule {
-    let rule = UntaggedRule { choice: Untagged::Default, is_configured: false };
-    with_default::<B, _>(device, |default| *default.rule.get_or_insert(rule))
+    settle::<B>(device, UntaggedRule { choice: Untagged::Default, is_configured: false })
 }
 
 /// A configuration is applied to linears of the device: if it is the first, and no untagged linear has run there, it says what such
-/// linears do. The rule that holds, if it is not what the configuration asks for.
-pub(crate) fn settle_at_apply<B: Float8Backend>(
-    device: &Device<B>,
-    asked_for: Option<Untagged>,
-) -> Option<UntaggedRule> {
+/// linears do. The rule that holds from now on.
+pub(crate) fn settle_at_apply<B: Float8Backend>(device: &Device<B>, asked_for: Option<Untagged>) -> UntaggedRule {
     let choice = asked_for.unwrap_or(Untagged::HighPrecision);
-    let rule = UntaggedRule { choice, is_configured: asked_for.is_some() };
-    let settled = with_default::<B, _>(device, |default| *default.rule.get_or_insert(rule));
-    (asked_for.is_some() && settled.choice != choice).then_some(settled)
+    settle::<B>(device, UntaggedRule { choice, is_configured: asked_for.is_some() })
+}
+
+/// The rule of the device: this one if there is none yet.
+fn settle<B: Float8Backend>(device: &Device<B>, rule: UntaggedRule) -> UntaggedRule {
+    with_default::<B, _>(device, |default| *default.rule.get_or_insert(rule))
 }
 
 /// Untagged linears of the device run by this policy from now on.

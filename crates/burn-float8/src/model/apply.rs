@@ -135,12 +135,11 @@ impl Float8Config {
         }
         for device in devices {
             B::untagged_layer(device).reset_calls();
-            if let Some(settled) = settle_at_apply::<B::Inner>(device, self.untagged) {
+            let settled = settle_at_apply::<B::Inner>(device, self.untagged).choice;
+            if let Some(asked_for) = self.untagged.filter(|asked_for| *asked_for != settled) {
                 log::warn!(
-                    "Float8: untagged = {:?} comes too late for {device:?}, where untagged linears are {:?} already: a configuration \
-                     says so if it is the first to be applied there, before any untagged linear has run; set_default_config at any time",
-                    self.untagged,
-                    settled.choice
+                    "Float8: untagged = {asked_for:?} is ignored on {device:?}: untagged linears there are settled as {settled:?}, by an \
+                     earlier configuration, an untagged linear that ran, or set_default_config, which alone changes it"
                 );
             }
         }

@@ -23,8 +23,8 @@ pub(super) struct Use {
 }
 
 impl Use {
-    /// Of a weight that a forward running here and now reads; begins an optimizer step if it is the first weight that the step has
-    /// built.
+    /// Of a weight that a forward reads on this thread now. It begins an optimizer step if it is the first weight that linears read of
+    /// those that the optimizer has built.
     ///
     /// # Panics
     ///
@@ -32,20 +32,14 @@ impl Use {
     pub(super) fn of<B: Float8Backend>(w: &Float8Tensor<B>) -> Self {
         let device = B::float_device(w.full());
         w.cache().note_fprop();
-        let layer = match w.tag() {
-            Some(tag) => {
-                on_weight_read::<B>(tag, &device);
-                tag.layer.clone()
-            }
-            None => untagged::<B>(&device),
+        let off = (!is_autocast_enabled()).then_some(Reason::Autocast);
+        let Some(tag) = w.tag() else {
+            let layer = untagged::<B>(&device);
+            return Self { plan: check_untagged::<B>(w, &device).and_then(|()| layer.plan(off)), layer };
         };
-        let off = match w.tag() {
-            Some(tag) if !tag.enabled => Some(Reason::WithoutFloat8),
-            _ => (!is_autocast_enabled()).then_some(Reason::Autocast),
-        };
-        let may_run = if w.tag().is_none() { check_untagged::<B>(w, &device) } else { Ok(()) };
-        let plan = may_run.and_then(|()| layer.plan(off));
-        Self { layer, plan }
+        on_weight_read::<B>(tag, &device);
+        let off = if tag.enabled { off } else { Some(Reason::WithoutFloat8) };
+        Self { plan: tag.layer.plan(off), layer: tag.layer.clone() }
     }
 
     /// What a cast of an operand is asked for.
@@ -125,8 +119,8 @@ impl<'a> GemmCall<'a> {
         }
     }
 
-    /// Takes part in what the source of a weight makes with other processes, of which a GEMM without rows reads nothing: those with rows
-    /// wait for it. The copy, if it was in FP8: the amax of its rows counts all the same.
+    /// Of a GEMM without rows, which reads no weight: gathers its weight all the same if that has a source, since processes that have
+    /// rows wait for this one. The copy, if it was gathered in FP8: the amax of its rows counts.
     pub(super) fn join<B: Float8Backend>(
         &self,
         w: &Float8Tensor<B>,
@@ -158,24 +152,29 @@ impl<'a> GemmCall<'a> {
         }
     }
 
-    /// The FP8 copies of its two operands, and whether another GEMM will read the other copies of their tensors.
+    /// The FP8 copies of its two operands, each of a tensor: `both` if another GEMM will read that tensor's other copy.
     pub(super) fn copies<B: Float8Backend>(
         &self,
-        operands: [(&Float8Tensor<B>, View<'_, B>, bool); 2],
+        [first, second]: [(&Float8Tensor<B>, View<'_, B>, bool); 2],
         plan: &LinearPlan,
     ) -> [Arc<Fp8Copy<B>>; 2] {
         let [a, b] = self.gemm.operands();
-        let [t, u] = operands;
-        [(t, a), (u, b)].map(|((tensor, view, both), operand)| {
-            let copy = fp8_copy(tensor, view, self.used.request(operand, plan, both));
-            // Forward's count once backward comes to its node.
-            if let Some(observation) = &copy.result.observation
-                && self.gemm != Gemm::Fprop
-            {
-                observation.confirm();
-            }
-            copy
-        })
+        [self.copy(first, a, plan), self.copy(second, b, plan)]
+    }
+
+    /// One of them.
+    pub(super) fn copy<B: Float8Backend>(
+        &self,
+        (tensor, view, both): (&Float8Tensor<B>, View<'_, B>, bool),
+        operand: Operand,
+        plan: &LinearPlan,
+    ) -> Arc<Fp8Copy<B>> {
+        let copy = fp8_copy(tensor, view, self.used.request(operand, plan, both));
+        // An amax that forward has seen counts later, once backward comes to the node.
+        if self.gemm != Gemm::Fprop {
+            copy.result.observation.iter().for_each(|observation| observation.confirm());
+        }
+        copy
     }
 
     /// Multiplies two operands, and counts.

@@ -40,28 +40,30 @@ static REGISTRY: LazyLock<RwLock<Registry>> = LazyLock::new(RwLock::default);
 /// model has parameters.
 pub(crate) fn register<W: Wrapped>() {
     if !REGISTRY.read().contains_key(&TypeId::of::<Float8<W>>()) {
-        insert::<W>();
-        insert::<W::Plain>();
+        accept::<W>();
+        accept::<W::Plain>();
         refuse::<Autodiff<Float8<W::Plain>, NoCheckpointing>>();
         refuse::<Autodiff<Float8<W::Plain>, BalancedCheckpointing>>();
     }
 }
 
-/// Of the other order, whose backward would not know what to do.
-fn refuse<B: Backend>() {
-    let functions = Functions::<B> {
-        grouped_linear: |_, _, _| panic!("{}", Float8Panic::WrongOrder),
-        full_tensor: |_| panic!("{}", Float8Panic::WrongOrder),
-    };
+fn insert<B: Backend>(functions: Functions<B>) {
     REGISTRY.write().entry(TypeId::of::<B>()).or_insert_with(|| Box::new(functions));
 }
 
-fn insert<W: Wrapped>() {
-    let functions = Functions::<Float8<W>> {
+fn accept<W: Wrapped>() {
+    insert(Functions::<Float8<W>> {
         grouped_linear: |x, weight, ends| Float8Tensor::new(W::fp8_grouped_linear(x, weight, ends)),
         full_tensor: W::fp8_full_tensor,
-    };
-    REGISTRY.write().entry(TypeId::of::<Float8<W>>()).or_insert_with(|| Box::new(functions));
+    });
+}
+
+/// `Autodiff<Float8<B>>`, which cannot differentiate them.
+fn refuse<B: Backend>() {
+    insert(Functions::<B> {
+        grouped_linear: |_, _, _| panic!("{}", Float8Panic::WrongOrder),
+        full_tensor: |_| panic!("{}", Float8Panic::WrongOrder),
+    });
 }
 
 /// None if `B` has no FP8.

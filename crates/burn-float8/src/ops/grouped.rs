@@ -18,7 +18,7 @@ use burn_std::{IntDType, Shape};
 use float8_kernels::{GROUP_ALIGN, Grouping};
 
 use super::call::{GemmCall, Use};
-use super::linear::{Seen, Wanted, sample_operands};
+use super::linear::{SavedInput, Seen, Wanted, sample_operands};
 use crate::backend::host::ranges;
 use crate::backend::{Float8Backend, GroupEnds, grouped_matmul, in_dtype};
 use crate::profile::operation;
@@ -78,22 +78,14 @@ fn experts_along_k<B: Backend>(w: FloatTensor<B>) -> FloatTensor<B> {
     B::float_reshape(w, Shape::from(vec![groups * k, n]))
 }
 
-/// What wgrad reads of x.
-#[derive(Clone)]
-enum SavedInput<B: Float8Backend> {
-    /// Nothing: the weight wants no gradient.
-    None,
-    /// x padded and transposed, in FP8, and where its rows come from.
-    Float8(Arc<Fp8Copy<B>>, Padding<B>),
-    /// x, in high precision.
-    Full,
-}
+/// x padded and transposed, in FP8, and where its rows come from.
+pub(super) type PaddedCopy<B> = (Arc<Fp8Copy<B>>, Padding<B>);
 
 /// What the node of a grouped linear keeps from forward for its backward.
 #[derive(Clone)]
 pub(super) struct Saved<B: Float8Backend> {
     used: Use,
-    x: SavedInput<B>,
+    pub(super) x: SavedInput<PaddedCopy<B>>,
     /// If x wants a gradient.
     w: Option<Float8Tensor<B>>,
     weight_dtype: DType,
@@ -106,13 +98,6 @@ pub(super) struct Saved<B: Float8Backend> {
 impl<B: Float8Backend> core::fmt::Debug for Saved<B> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "{:?} of {:?}", self.used, self.dims)
-    }
-}
-
-impl<B: Float8Backend> Saved<B> {
-    /// Whether wgrad reads x itself.
-    pub(super) fn saves_input(&self) -> bool {
-        matches!(self.x, SavedInput::Full)
     }
 }
 
@@ -164,7 +149,7 @@ pub(super) fn forward<B: Float8Backend>(
             let copy = fp8_copy(&padded, View::Computed(Layout::Matrix, &|| padded.full().clone()), request);
             seen.add(&copy);
             seen.sample(&padded, View::Own, request);
-            SavedInput::Float8(copy, padding)
+            SavedInput::Float8((copy, padding))
         }
     };
     let (weight_dtype, w) = (w.dtype(), wanted.x.then(|| w.clone()));
@@ -221,7 +206,7 @@ fn dgrad<B: Float8Backend>(
 /// dw `[G, K, N]`. `dy: [M, N]`, `ends: [G]`.
 fn wgrad<B: Float8Backend>(
     used: &Use,
-    saved_input: SavedInput<B>,
+    saved_input: SavedInput<PaddedCopy<B>>,
     x: Option<FloatTensor<B>>,
     dy: &Float8Tensor<B>,
     ends: IntTensor<B>,
@@ -230,11 +215,11 @@ fn wgrad<B: Float8Backend>(
     let device = B::float_device(dy.full());
     let call = dims.call(used, Gemm::Wgrad);
     match (call.plan::<B>(&device, [dy.dtype(), dtype]), saved_input) {
-        (Some(plan), SavedInput::Float8(x, padding)) => {
+        (Some(plan), SavedInput::Float8((x, padding))) => {
             let padded = padding.apply(dy);
-            let request = used.request(Operand::GRAD_OUTPUT_T, plan, false);
-            let copy = fp8_copy(&padded, View::Computed(Layout::Matrix, &|| padded.full().clone()), request);
-            copy.result.observation.iter().for_each(|observation| observation.confirm());
+            let matrix = || padded.full().clone();
+            let view = View::Computed(Layout::Matrix, &matrix);
+            let copy = call.copy((&padded, view, false), Operand::GRAD_OUTPUT_T, plan);
             sample_operands(used, [(&padded, View::Own, Operand::GRAD_OUTPUT_T)]);
             let groups = groups::<B>(padding.ends.into_primitive(), Grouping::Contraction);
             let out = (Shape::from(vec![dims.groups, dims.k, dims.n]), dtype);
@@ -259,7 +244,7 @@ fn wgrad<B: Float8Backend>(
 
 /// Where the rows of wgrad's operands come from.
 #[derive(Clone)]
-struct Padding<B: Backend> {
+pub(super) struct Padding<B: Backend> {
     /// The row of each padded row, any where there is none.
     source: Tensor<B, 1, Int>,
     /// Whether there is none.

@@ -41,20 +41,27 @@ impl Wanted {
 
 /// What wgrad reads of x.
 #[derive(Clone)]
-enum SavedInput<B: Float8Backend> {
+pub(super) enum SavedInput<T> {
     /// Nothing: the weight wants no gradient, or there are no rows.
     None,
     /// xᵀ in FP8.
-    Float8(Arc<Fp8Copy<B>>),
+    Float8(T),
     /// x, in high precision.
     Full,
+}
+
+impl<T> SavedInput<T> {
+    /// Whether wgrad reads x itself.
+    pub(super) fn is_full(&self) -> bool {
+        matches!(self, Self::Full)
+    }
 }
 
 /// What a linear's node keeps from forward for its backward.
 #[derive(Clone)]
 pub(super) struct Saved<B: Float8Backend> {
     used: Use,
-    x: SavedInput<B>,
+    pub(super) x: SavedInput<Arc<Fp8Copy<B>>>,
     /// If x wants a gradient.
     w: Option<Float8Tensor<B>>,
     x_shape: Shape,
@@ -63,7 +70,7 @@ pub(super) struct Saved<B: Float8Backend> {
     x_dtype: DType,
     weight_dtype: DType,
     bias_dtype: Option<DType>,
-    pub(super) seen: Seen<B>,
+    seen: Seen<B>,
 }
 
 impl<B: Float8Backend> core::fmt::Debug for Saved<B> {
@@ -114,20 +121,14 @@ fn is_sampled<B: Float8Backend>(layer: &Layer, t: &Float8Tensor<B>) -> bool {
     layer.conversion().config().statistics.is_some() && t.shape().iter().all(|dim| *dim > 0)
 }
 
-/// y = x · w + b, and what its node keeps if any gradient is wanted: `saves_input` says that x itself has to be kept beside that.
-pub(super) struct Forward<B: Float8Backend> {
-    pub(super) y: FloatTensor<B>,
-    pub(super) saved: Option<Saved<B>>,
-    pub(super) saves_input: bool,
-}
-
-/// `x: [.., K]`, `w: [K, N]`, `bias: [N]`, y: `[.., N]`, of shapes that [fit](fits).
+/// y = x · w + b, and what its node keeps if a gradient is wanted. `x: [.., K]`, `w: [K, N]`, `bias: [N]`, y: `[.., N]`, of shapes that
+/// [fit](fits).
 pub(super) fn forward<B: Float8Backend>(
     x: &Float8Tensor<B>,
     w: &Float8Tensor<B>,
     bias: Option<FloatTensor<B>>,
     wanted: Wanted,
-) -> Forward<B> {
+) -> (FloatTensor<B>, Option<Saved<B>>) {
     let (xs, [k, n], device) = (x.shape(), matrix(&w.whole_shape()), B::float_device(x.full()));
     let (m, dtype, out) = (rows(&xs), x.dtype(), with_last(&xs, n));
     let (bias_dtype, used) = (bias.as_ref().map(|bias| bias.dtype()), Use::of(w));
@@ -158,7 +159,7 @@ pub(super) fn forward<B: Float8Backend>(
         }
     };
     if !wanted.any() {
-        return Forward { y, saved: None, saves_input: false };
+        return (y, None);
     }
     let saved_input = match wgrad_plan {
         None => SavedInput::None,
@@ -177,7 +178,6 @@ pub(super) fn forward<B: Float8Backend>(
             seen.sample(t, View::Own, used.request(operand, plan, false));
         }
     }
-    let saves_input = matches!(saved_input, SavedInput::Full);
     let saved = Saved {
         x: saved_input,
         w: wanted.x.then(|| w.clone()),
@@ -189,7 +189,7 @@ pub(super) fn forward<B: Float8Backend>(
         seen,
         used,
     };
-    Forward { y, saved: Some(saved), saves_input }
+    (y, Some(saved))
 }
 
 /// The gradients of x, w and b that are wanted. `x` is the tensor itself if forward has asked to keep it.
@@ -244,7 +244,7 @@ fn dgrad<B: Float8Backend>(
 /// those are not all.
 fn wgrad<B: Float8Backend>(
     used: &Use,
-    saved_input: SavedInput<B>,
+    saved_input: SavedInput<Arc<Fp8Copy<B>>>,
     x: Option<FloatTensor<B>>,
     dy: &Float8Tensor<B>,
     dims: [usize; 3],
@@ -256,8 +256,7 @@ fn wgrad<B: Float8Backend>(
     let plan = call.plan::<B>(&device, [dy.dtype(), dtype]);
     let dw = match (plan, saved_input, x) {
         (Some(plan), SavedInput::Float8(x), _) => {
-            let dy = fp8_copy(dy, View::Own, used.request(Operand::GRAD_OUTPUT_T, plan, false));
-            dy.result.observation.iter().for_each(|observation| observation.confirm());
+            let dy = call.copy((dy, View::Own, false), Operand::GRAD_OUTPUT_T, plan);
             call.run([&x, &dy], None, None, (out, dtype), (&device, plan))
         }
         (_, _, Some(x)) => {

@@ -7,7 +7,7 @@ mod delegate;
 mod distributed;
 mod full_tensor;
 pub(crate) mod functions;
-pub(crate) mod grouped;
+mod grouped;
 mod linear;
 mod matmul;
 mod nodes;

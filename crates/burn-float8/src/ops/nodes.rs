@@ -1,5 +1,5 @@
-//! The nodes of autodiff that [`Float8<Autodiff<B>>`](crate::Float8) adds: a linear, a grouped linear, and reads of weights that have a source; and
-//! the same operations on a backend without autodiff.
+//! The nodes that [`Float8<Autodiff<B>>`](crate::Float8) adds to autodiff: a linear, a grouped linear, a weight that other processes have
+//! rows of, and an embedding of one. Without autodiff they are the same operations.
 //!
 //! ```text
 //! x ──casts──► x, xᵀ ──┐             y
@@ -15,9 +15,10 @@ use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind};
 use burn_autodiff::{Autodiff, NodeId};
+use burn_backend::TensorMetadata;
 use burn_backend::tensor::{FloatTensor, IntTensor};
 
-use super::linear::{self, Forward, Saved, Wanted, reduced};
+use super::linear::{self, Wanted, reduced};
 use super::{full_tensor, grouped};
 use crate::backend::Float8Backend;
 use crate::layer::Layer;
@@ -30,12 +31,12 @@ impl<B: Float8Backend> Wrapped for B {
         tensor
     }
 
-    fn replace(tensor: FloatTensor<B>, f: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>) -> FloatTensor<B> {
-        f(tensor)
+    fn replace(_: FloatTensor<B>, value: FloatTensor<B>) -> FloatTensor<B> {
+        value
     }
 
     fn fp8_linear(x: Float8Tensor<B>, w: Float8Tensor<B>, bias: Option<FloatTensor<B>>) -> FloatTensor<B> {
-        linear::forward(&x, &w, bias, Wanted::default()).y
+        linear::forward(&x, &w, bias, Wanted::default()).0
     }
 
     fn fp8_grouped_linear(x: Float8Tensor<B>, w: Float8Tensor<B>, ends: IntTensor<B>) -> FloatTensor<B> {
@@ -58,9 +59,8 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
         &tensor.primitive
     }
 
-    fn replace(mut tensor: FloatTensor<Self>, f: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>) -> FloatTensor<Self> {
-        tensor.primitive = f(tensor.primitive);
-        tensor
+    fn replace(leaf: FloatTensor<Self>, value: FloatTensor<B>) -> FloatTensor<Self> {
+        FloatTensor::<Self> { primitive: value, ..leaf }
     }
 
     fn fp8_linear(x: Float8Tensor<Self>, w: Float8Tensor<Self>, bias: Option<FloatTensor<Self>>) -> FloatTensor<Self> {
@@ -77,11 +77,12 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
             ($op:expr, $parents:expr) => {
                 match $op.prepare::<C>($parents).compute_bound().stateful() {
                     OpsKind::Tracked(mut prep) => {
-                        let Forward { y, saved, saves_input } = run(wanted);
-                        let x = saves_input.then(|| prep.checkpoint(x.full()));
-                        prep.finish(LinearState { saved: saved.expect("a gradient is wanted"), x }, y)
+                        let (y, saved) = run(wanted);
+                        let saved = saved.expect("a gradient is wanted");
+                        let x = saved.x.is_full().then(|| prep.checkpoint(x.full()));
+                        prep.finish(State { saved, x }, y)
                     }
-                    OpsKind::UnTracked(prep) => prep.finish(run(Wanted::default()).y),
+                    OpsKind::UnTracked(prep) => prep.finish(run(Wanted::default()).0),
                 }
             };
         }
@@ -99,16 +100,17 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
             OpsKind::Tracked(mut prep) => {
                 let (y, saved) = run(wanted);
                 let saved = saved.expect("a gradient is wanted");
-                let x = saved.saves_input().then(|| prep.checkpoint(x.full()));
-                prep.finish((saved, x), y)
+                let x = saved.x.is_full().then(|| prep.checkpoint(x.full()));
+                prep.finish(State { saved, x }, y)
             }
             OpsKind::UnTracked(prep) => prep.finish(run(Wanted::default()).0),
         }
     }
 
     fn fp8_full_tensor(weight: Float8Tensor<Self>) -> Float8Tensor<Self> {
-        let Some(layer) = full_tensor::sourced(&weight.plain()) else { return weight };
-        let whole = full_tensor::forward(weight.plain()).into_full();
+        let (plain, dtype) = (weight.plain(), weight.dtype());
+        let Some(layer) = full_tensor::sourced(&plain) else { return weight };
+        let whole = plain.into_whole(dtype);
         Float8Tensor::new(match FullTensor.prepare::<C>([weight.into_full().node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish(layer, whole),
             OpsKind::UnTracked(prep) => prep.finish(whole),
@@ -125,11 +127,25 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
     }
 }
 
-/// What a linear's node keeps; x itself, where it does, as Burn's linear does: gradient checkpointing may compute it again.
+/// What the node of a linear keeps, with groups or without. x itself is kept as Burn's linear keeps it: gradient checkpointing may
+/// compute it again.
 #[derive(Clone, Debug)]
-struct LinearState<B: Float8Backend> {
-    saved: Saved<B>,
+struct State<S> {
+    saved: S,
     x: Option<NodeId>,
+}
+
+/// Gives each parent that is tracked its gradient.
+fn register<B: Float8Backend, const N: usize>(
+    grads: &mut Gradients,
+    parents: [Option<NodeId>; N],
+    gradients: [Option<FloatTensor<B>>; N],
+) {
+    for (parent, gradient) in parents.into_iter().zip(gradients) {
+        if let (Some(id), Some(gradient)) = (parent, gradient) {
+            grads.register::<B>(id, gradient);
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -138,7 +154,7 @@ struct LinearWithBias;
 struct LinearNoBias;
 
 fn linear_backward<B: Float8Backend>(
-    LinearState { saved, x }: LinearState<B>,
+    State { saved, x }: State<linear::Saved<B>>,
     dy: FloatTensor<B>,
     parents: [Option<NodeId>; 3],
     grads: &mut Gradients,
@@ -147,15 +163,11 @@ fn linear_backward<B: Float8Backend>(
     let x = x.map(|id| checkpointer.retrieve_node_output(id));
     let [wants_x, wants_w, wants_bias] = parents.map(|parent| parent.is_some());
     let gradients = linear::backward(saved, dy, x, Wanted { x: wants_x, w: wants_w, bias: wants_bias });
-    for (parent, gradient) in parents.into_iter().zip(gradients) {
-        if let (Some(id), Some(gradient)) = (parent, gradient) {
-            grads.register::<B>(id, gradient);
-        }
-    }
+    register::<B, 3>(grads, parents, gradients);
 }
 
 impl<B: Float8Backend> Backward<B, 3> for LinearWithBias {
-    type State = LinearState<B>;
+    type State = State<linear::Saved<B>>;
 
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
@@ -164,7 +176,7 @@ impl<B: Float8Backend> Backward<B, 3> for LinearWithBias {
 }
 
 impl<B: Float8Backend> Backward<B, 2> for LinearNoBias {
-    type State = LinearState<B>;
+    type State = State<linear::Saved<B>>;
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
@@ -177,19 +189,15 @@ impl<B: Float8Backend> Backward<B, 2> for LinearNoBias {
 struct GroupedLinear;
 
 impl<B: Float8Backend> Backward<B, 2> for GroupedLinear {
-    type State = (grouped::Saved<B>, Option<NodeId>);
+    type State = State<grouped::Saved<B>>;
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
-        let (saved, x) = ops.state;
+        let State { saved, x } = ops.state;
         let x = x.map(|id| checkpointer.retrieve_node_output(id));
         let parents = ops.parents.map(|node| node.map(|node| node.id));
         let wanted = Wanted { x: parents[0].is_some(), w: parents[1].is_some(), bias: false };
-        for (parent, gradient) in parents.into_iter().zip(grouped::backward(saved, dy, x, wanted)) {
-            if let (Some(id), Some(gradient)) = (parent, gradient) {
-                grads.register::<B>(id, gradient);
-            }
-        }
+        register::<B, 2>(grads, parents, grouped::backward(saved, dy, x, wanted));
     }
 }
 

@@ -52,17 +52,15 @@ impl<B: Float8Backend> Observation<B> {
 /// The histories of all casts of a conversion on one device.
 pub(crate) struct Histories<B: Float8Backend> {
     tables: Vec<(DelayedScaling, Table<B>)>,
-    /// The step under way.
-    number: u64,
-    /// The step in which backward last came to each layer.
+    /// The number of the step in which backward last came to each layer.
     trained_in: HashMap<String, u64>,
-    /// Whether each cast has a row in all processes that train the model.
-    has_all_rows: bool,
+    /// Whether every cast is known, in this process and all that train the model with it.
+    is_all_known: bool,
 }
 
 impl<B: Float8Backend> Default for Histories<B> {
     fn default() -> Self {
-        Self { tables: vec![], number: 0, trained_in: HashMap::new(), has_all_rows: false }
+        Self { tables: vec![], trained_in: HashMap::new(), is_all_known: false }
     }
 }
 
@@ -86,7 +84,7 @@ struct Row<B: Float8Backend> {
     is_known: bool,
     /// Whether there may be one in the step under way.
     is_observed: bool,
-    /// Whether a step with one has ended, on any rank, so that the history gives the scale.
+    /// Whether a step with one has ended, in any process, so that the history gives the scale.
     has_scale: bool,
     /// Its entry of the scaling amaxes, `[1]`.
     scaling_amax: Option<FloatTensor<B>>,
@@ -107,21 +105,28 @@ pub struct AmaxState {
 }
 
 impl<B: Float8Backend> Histories<B> {
-    /// The amax of which the scale of a cast is made, `[1]`, once its first step has ended. None if the history stands still while
-    /// steps go on, since the layer was frozen or is left out: this step and the one before have seen no backward come to it.
-    pub(crate) fn scaling_amax(&mut self, layer: &str, role: Role, scaling: DelayedScaling) -> Option<FloatTensor<B>> {
+    /// The amax of which the scale of a cast is made in the step `number`, `[1]`, once its first step has ended. None if the history
+    /// stands still while steps go on, since the layer was frozen or is left out: this step and the one before have seen no backward come
+    /// to it.
+    pub(super) fn scaling_amax(
+        &mut self,
+        layer: &str,
+        role: Role,
+        scaling: DelayedScaling,
+        number: u64,
+    ) -> Option<FloatTensor<B>> {
         let _timer = operation("amax_history");
         let (_, table) = self.tables.iter_mut().find(|(s, _)| *s == scaling)?;
         let row = *table.places.get(&(layer.to_string(), role))?;
-        let has_left = self.trained_in.get(layer).is_some_and(|step| step + 1 < self.number);
+        let has_left = self.trained_in.get(layer).is_some_and(|step| step + 1 < number);
         if has_left { None } else { table.scaling_amax(row) }
     }
 
-    /// Notes that backward has come to a layer.
-    pub(crate) fn note_backward(&mut self, layer: &str) {
+    /// Notes that backward has come to a layer in the step `number`.
+    pub(super) fn note_backward(&mut self, layer: &str, number: u64) {
         match self.trained_in.get_mut(layer) {
-            Some(step) => *step = self.number,
-            None => drop(self.trained_in.insert(layer.into(), self.number)),
+            Some(step) => *step = number,
+            None => drop(self.trained_in.insert(layer.into(), number)),
         }
     }
 
@@ -153,18 +158,17 @@ impl<B: Float8Backend> Histories<B> {
     fn share_known(&mut self, peers: &Peers<B>) {
         let rows = || self.tables.iter().flat_map(|(_, table)| &table.rows);
         // Rows stay known, so it is the same everywhere.
-        if self.has_all_rows {
+        if self.is_all_known {
             return;
         }
         let any = peers.others.max_bits("casts with a history", rows().map(|row| u32::from(row.is_known)).collect());
         let rows = self.tables.iter_mut().flat_map(|(_, table)| &mut table.rows);
         rows.zip(&any).for_each(|(row, any)| row.is_known = *any > 0);
-        self.has_all_rows = any.iter().all(|any| *any > 0);
+        self.is_all_known = any.iter().all(|any| *any > 0);
     }
 
-    /// Ends the step; `number` is the next.
-    pub(crate) fn update(&mut self, number: u64) {
-        self.number = number;
+    /// Ends the step.
+    pub(super) fn update(&mut self) {
         if self.tables.is_empty() {
             return;
         }
@@ -228,11 +232,6 @@ impl<B: Float8Backend> Histories<B> {
         let (all, amaxes) = table.state.take().expect("grown to hold this row");
         let all = B::float_slice_assign(all, &of_row(len), history);
         table.state = Some((all, B::float_slice_assign(amaxes, &of_row(1), scaling_amax)));
-    }
-
-    /// The step under way is this one.
-    pub(crate) fn set_number(&mut self, number: u64) {
-        self.number = number;
     }
 }
 

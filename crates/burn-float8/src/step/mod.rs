@@ -13,11 +13,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use burn_backend::DeviceOps;
-use burn_backend::tensor::Device;
+use burn_backend::tensor::{Device, FloatTensor};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::backend::Float8Backend;
+use crate::config::DelayedScaling;
 use crate::layer::{Layer, Tag, now};
+use crate::terms::Role;
 pub use delayed::AmaxState;
 pub(crate) use delayed::{Histories, Observation};
 pub use peers::StepPeers;
@@ -76,6 +78,12 @@ impl<B: Float8Backend> DeviceState<B> {
         *self.peers.lock() = Some(Arc::new(peers));
     }
 
+    /// The amax of which the scale of a layer's cast is made, `[1]`, if its history gives one now.
+    pub(crate) fn scaling_amax(&self, layer: &Layer, role: Role, scaling: DelayedScaling) -> Option<FloatTensor<B>> {
+        let Step { number, histories, .. } = &mut *self.lock();
+        histories.scaling_amax(layer.name(), role, scaling, *number)
+    }
+
     /// The newest stamp when the last step began.
     pub(crate) fn begun_at(&self) -> u64 {
         self.begun_at.load(Relaxed)
@@ -92,8 +100,7 @@ impl<B: Float8Backend> DeviceState<B> {
             step.histories.reduce(peers);
         }
         step.number = step.number.saturating_add(1);
-        let number = step.number;
-        step.histories.update(number);
+        step.histories.update();
         step.samples.resolve(peers.as_deref());
         self.begun_at.store(now(), Relaxed);
         self.has_backward.store(false, Relaxed);
@@ -103,7 +110,6 @@ impl<B: Float8Backend> DeviceState<B> {
     pub(crate) fn reset(&self, number: u64, has_begun: bool) {
         let mut step = self.lock();
         step.histories = Histories::default();
-        step.histories.set_number(number);
         if let Some(peers) = self.peers() {
             step.histories.declare(&peers.casts);
         }
@@ -135,5 +141,6 @@ pub(crate) fn on_weight_read<B: Float8Backend>(tag: &Tag, device: &Device<B>) {
 pub(crate) fn on_backward<B: Float8Backend>(layer: &Layer, device: &Device<B>) {
     let state = DeviceState::<B>::of(layer, device);
     state.has_backward.store(true, Relaxed);
-    state.lock().histories.note_backward(layer.name());
+    let Step { number, histories, .. } = &mut *state.lock();
+    histories.note_backward(layer.name(), *number);
 }

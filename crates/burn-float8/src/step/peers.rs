@@ -1,11 +1,11 @@
-//! [`StepPeers`]: what processes decide together when a step ends that train one model. Each would otherwise scale by its own part of
-//! the batch, or leave FP8 alone, and wait for operands that no other makes.
+//! [`StepPeers`]: what the processes that train one model decide together when a step ends. Alone, each would scale by the amaxes of its
+//! own part of the batch; and one that alone moved a layer out of FP8 would wait for values while the others exchange codes.
 use std::sync::Arc;
 
 use burn_backend::tensor::{Device, FloatTensor};
 
 use crate::backend::Float8Backend;
-use crate::config::{DelayedScaling, Policy, ScalingType};
+use crate::config::{CastPlan, DelayedScaling, LinearPlan, Policy};
 use crate::layer::{Fallback, Layer};
 use crate::terms::{Operand, Role};
 
@@ -49,14 +49,11 @@ impl<B: Float8Backend> Peers<B> {
 fn tracked_casts(layer: &Layer) -> Vec<TrackedCast> {
     let policy = layer.configured();
     let Policy::Float8(config) = policy.as_ref() else { return vec![] };
+    let plan = LinearPlan::new(config);
     let new = |operand: Operand| {
-        let cast = config.casts().of(operand);
-        (cast.scaling_type == ScalingType::Delayed).then(|| TrackedCast {
-            layer: layer.name().into(),
-            role: operand.role,
-            scaling: config.delayed_scaling(),
-            initial: cast.target_dtype.max(),
-        })
+        let CastPlan { cast, delayed } = plan.cast(operand)?;
+        let (layer, initial) = (layer.name().into(), cast.format.max());
+        Some(TrackedCast { layer, role: operand.role, scaling: delayed?, initial })
     };
     let mut casts: Vec<TrackedCast> = Operand::ALL.into_iter().filter_map(new).collect();
     casts.dedup_by_key(|cast| cast.role);

@@ -73,13 +73,10 @@ impl<B: Float8Backend> Entries<B> {
         }
     }
 
-    pub(super) fn result(&self, key: CastKey) -> Option<&Arc<CastResult<B>>> {
-        self.results.iter().find(|(k, _)| *k == key).map(|(_, result)| result)
-    }
-
     /// What is known of a cast whose copies all have one scale; other granularities have other scales along the other axis.
     pub(super) fn known(&self, key: CastKey) -> Option<Arc<CastResult<B>>> {
-        self.result(key).filter(|_| key.has_one_scale()).cloned()
+        let result = self.results.iter().find(|(k, _)| *k == key).filter(|_| key.has_one_scale());
+        result.map(|(_, result)| result.clone())
     }
 
     /// Keeps what a cast found out; what another thread's cast of the same tensor has found out meanwhile, where copies share it.
@@ -114,7 +111,7 @@ pub(super) fn quantize<B: Float8Backend>(
     }
     let history = key.delayed.map(|HistoryKey { scaling: delayed, .. }| {
         let state = DeviceState::<B>::of(layer, &device);
-        let scaling = state.lock().histories.scaling_amax(layer.name(), operand.role, delayed);
+        let scaling = state.scaling_amax(layer, operand.role, delayed);
         (state, delayed, scaling)
     });
     let scaling = history.as_ref().and_then(|(.., scaling)| scaling.clone());

@@ -95,8 +95,7 @@ pub(super) fn recast<B: Float8Backend>(
     {
         return Some(copy.operand.clone());
     }
-    let known = entries.result(key).filter(|_| key.has_one_scale());
-    let scale = match (known, key.delayed) {
+    let scale = match (entries.known(key), key.delayed) {
         (Some(known), _) => ScaleFrom::Amax { amax: known.scaling.clone(), observe: false },
         // Its history is not to be guessed.
         (None, Some(_)) => return None,

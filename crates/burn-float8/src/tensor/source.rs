@@ -143,8 +143,7 @@ impl<B: Float8Backend> WeightCast<'_, B> {
         let key = self.request.key();
         let has_history = || {
             let state = DeviceState::<B>::of(layer, &self.device());
-            let scaling_amax = |scaling| state.lock().histories.scaling_amax(layer.name(), Role::Weight, scaling);
-            key.delayed.is_some_and(|history| scaling_amax(history.scaling).is_some())
+            key.delayed.is_some_and(|history| state.scaling_amax(layer, Role::Weight, history.scaling).is_some())
         };
         self.weight.cache().lock().known(key).is_some() || has_history()
     }

@@ -24,10 +24,7 @@ pub trait Wrapped: Backend {
     fn plain(tensor: &FloatTensor<Self>) -> &FloatTensor<Self::Plain>;
     /// The same leaf with another value.
     #[doc(hidden)]
-    fn replace(
-        tensor: FloatTensor<Self>,
-        f: impl FnOnce(FloatTensor<Self::Plain>) -> FloatTensor<Self::Plain>,
-    ) -> FloatTensor<Self>;
+    fn replace(leaf: FloatTensor<Self>, value: FloatTensor<Self::Plain>) -> FloatTensor<Self>;
     /// y `[.., N]` = x `[.., K]` · w `[K, N]` + bias `[N]`.
     #[doc(hidden)]
     fn fp8_linear(x: Float8Tensor<Self>, w: Float8Tensor<Self>, bias: Option<FloatTensor<Self>>) -> FloatTensor<Self>;
