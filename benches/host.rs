@@ -14,6 +14,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::ops::{FloatTensor, ModuleOps};
 use burn::tensor::{DType, Distribution, Tensor};
 use burn_cubecl::CubeBackend;
+use burn_float8::config::SelfCheck;
 use burn_float8::{Float8, Float8Config, Float8Tensor, Recipe, set_default_config};
 use codegen::device::{GenerateCuda, OfflineDevice, idle};
 use serde::Serialize;
@@ -80,7 +81,10 @@ pub fn rows(repeat: u32) -> Vec<Row> {
             step::<Cuda>(x, w, dy);
         });
         let quantized = recipes.iter().map(|recipe| {
-            let set = set_default_config::<Float8<Cuda>>(&device, Some(&Float8Config::new(*recipe)));
+            let set = set_default_config::<Float8<Cuda>>(
+                &device,
+                Some(&Float8Config::new(*recipe).with_self_check(SelfCheck::Off)),
+            );
             set.expect("a recipe without a history");
             measure(|| {
                 // New to the decorator: nothing is cast yet.

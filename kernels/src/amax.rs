@@ -9,6 +9,7 @@ use cubecl::server::Handle;
 
 use crate::format::{F32_INF, F32_NAN};
 use crate::grid::{CPU_PLANE, UNITS, cube_max, is_cpu};
+use crate::launched::note;
 use crate::ptx::cvt::Isa;
 use crate::version::{VERSION, Version};
 use crate::view::{Checked, Cursor, Geometry, Source, all_loaded, load_vector, magnitude, max_magnitude, widen};
@@ -67,6 +68,11 @@ impl Maxima {
         Self { handle, base, count: 1, source: Source::F32, is_amax: true }
     }
 
+    /// Of what magnitudes are, and whether there is but one.
+    pub(crate) const fn kind(&self) -> (Source, bool) {
+        (self.source, self.is_amax)
+    }
+
     /// The amax as the only maximum, and its handle: a launch finds it.
     pub(crate) fn folded<R: Runtime>(&self, client: &ComputeClient<R>) -> (Self, Handle) {
         let amax = self.fold(client);
@@ -76,6 +82,8 @@ impl Maxima {
     /// Launches what finds the largest, f32 `[1]`.
     pub(crate) fn fold<R: Runtime>(&self, client: &ComputeClient<R>) -> Handle {
         let amax = client.empty(4);
+        let isa = Isa::of(client);
+        note("fold_amax", (self.source, self.is_amax, isa));
         // SAFETY: the kernel writes one word.
         unsafe {
             fold_amax::launch_unchecked::<R>(
@@ -84,7 +92,7 @@ impl Maxima {
                 CubeDim::new_1d(UNITS),
                 self.arg(),
                 ArrayArg::from_raw_parts(amax.clone(), 1),
-                Isa::of(client),
+                isa,
                 VERSION,
             );
         }
@@ -148,6 +156,8 @@ pub(crate) fn find_maxima<R: Runtime>(client: &ComputeClient<R>, x: &Checked) ->
     let count = vectors.div_ceil((UNITS * IN_FLIGHT * least) as usize).clamp(1, most as usize);
     let rounds = vectors.div_ceil(count * (UNITS * IN_FLIGHT) as usize);
     let handle = client.empty(count * 4);
+    let isa = Isa::of(client);
+    note("partial_maxima", (x.vector_words(), x.rows == 1, on_cpu, x.source, isa));
     // SAFETY: `x` is checked, `load_vector` reads only inside it, and cube `i` of `count` writes word `i` of `count`.
     unsafe {
         partial_maxima::launch_unchecked::<R>(
@@ -163,7 +173,7 @@ pub(crate) fn find_maxima<R: Runtime>(client: &ComputeClient<R>, x: &Checked) ->
             x.rows == 1,
             on_cpu,
             x.source,
-            Isa::of(client),
+            isa,
             VERSION,
         );
     }

@@ -9,6 +9,7 @@ use cubecl::server::Handle;
 use crate::format::{F32_INF, decode};
 use crate::granularity::{BLOCK, MX_BLOCK};
 use crate::grid::{UNITS, fold};
+use crate::launched::note;
 use crate::mx::{e8m0_byte, e8m0_inverse_bits};
 use crate::ptx::cvt::{Isa, cvt_bf16};
 use crate::version::{VERSION, Version};
@@ -39,6 +40,8 @@ pub fn dequantize_mx<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -
 pub(crate) fn to_bf16<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -> Handle {
     let pieces = operand.rows * row_words(operand.k) * 4 / PIECE;
     let out = client.empty(pieces * PIECE * 2);
+    let isa = Isa::of(client);
+    note("dequantize", (operand.format, operand.granularity, isa));
     // SAFETY: by the caller codes and scales are as many as the shape says, and a unit stays below the number of pieces.
     unsafe {
         dequantize::launch_unchecked::<R>(
@@ -53,7 +56,7 @@ pub(crate) fn to_bf16<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) 
             operand.k.div_ceil(BLOCK) as u32,
             operand.format,
             operand.granularity,
-            Isa::of(client),
+            isa,
             VERSION,
         );
     }

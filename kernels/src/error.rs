@@ -127,6 +127,9 @@ pub enum KernelError {
         /// The granularity of the operand.
         granularity: Granularity,
     },
+    /// Nothing that could compute this on the device gave right results.
+    #[error("every kernel that could compute this here gave wrong results, and was struck off")]
+    StruckOff,
     /// A matrix is compared with an operand of another shape.
     #[error("x is [{}, {}] but the operand [{}, {}]", x[0], x[1], operand[0], operand[1])]
     ShapeMismatch {

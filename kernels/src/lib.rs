@@ -24,12 +24,14 @@ mod gemm;
 mod granularity;
 mod grid;
 mod health;
+mod launched;
 pub mod mx;
 mod operand;
 mod ptx;
 mod quantize;
 pub mod reference;
 mod scale;
+mod struck;
 mod version;
 mod view;
 
@@ -44,8 +46,10 @@ pub use gemm::{
 };
 pub use granularity::Granularity;
 pub use health::{Health, health, health_len};
+pub use launched::{KernelVariant, launched_by};
 pub use mx::ScaleCalculationMode;
 pub use operand::{Cast, Operand, Orientation, Quantized, row_words};
 pub use quantize::{quantize, quantize_with_amax};
 pub use scale::{InvScale, Scale, ScaleMode};
+pub use struck::{cast_instructions, device_key, strike_casts, strike_gemm, strikes};
 pub use view::{MAX_INDEX, MatrixView, VectorView, supports};

@@ -1,6 +1,11 @@
 //! Which devices this machine has, found out without a panic: touching an absent one panics inside its driver's crate.
+mod cuda;
+
 use std::str::FromStr;
 
+#[cfg(feature = "cuda")]
+pub use cuda::cuda_setup;
+pub use cuda::{CudaError, CudaSetup, CudaVersion};
 use serde::{Deserialize, Serialize};
 
 /// Keeps Mesa's Vulkan driver from printing `error: XDG_RUNTIME_DIR is invalid or not set` for each adapter where there is no desktop
@@ -20,7 +25,7 @@ pub unsafe fn quiet_wayland() {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceChoice {
-    /// CUDA if it is usable, else a hardware wgpu adapter, else the CPU.
+    /// CUDA if there is a driver with a device, else a hardware wgpu adapter, else the CPU.
     #[default]
     Auto,
     /// An NVIDIA GPU.
@@ -94,60 +99,19 @@ pub enum DeviceError {
         feature: &'static str,
     },
     /// CUDA is not usable.
-    #[error("CUDA is not usable: {reason}")]
-    Cuda {
-        /// What is missing.
-        reason: String,
-    },
-    /// The driver cannot read what the runtime compiler writes.
-    #[error(
-        "the NVIDIA driver is of CUDA {driver}, but NVRTC of {nvrtc}, and a driver reads the PTX of its own version and older ones \
-         only: install a driver of CUDA {nvrtc} or newer, or NVRTC {driver} (pip install \"nvidia-cuda-nvrtc=={driver}.*\"; before \
-         CUDA 13 the package is nvidia-cuda-nvrtc-cu12), or choose another device than cuda"
-    )]
-    DriverTooOld {
-        /// The newest CUDA version that the driver knows.
-        driver: CudaVersion,
-        /// NVRTC's.
-        nvrtc: CudaVersion,
-    },
+    #[error("CUDA is not usable: {0}; or choose another device than cuda")]
+    Cuda(#[from] CudaError),
     /// wgpu has no adapter.
     #[error("wgpu found no adapter: install a Vulkan driver (a software one is Debian's mesa-vulkan-drivers)")]
     NoAdapter,
-}
-
-/// A version of CUDA.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct CudaVersion {
-    /// 13 of 13.0.
-    pub major: u32,
-    /// 0 of 13.0.
-    pub minor: u32,
-}
-
-impl core::fmt::Display for CudaVersion {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
-    }
-}
-
-/// What CUDA programs run with here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CudaSetup {
-    /// How many devices there are.
-    pub devices: usize,
-    /// The newest CUDA version that the driver knows.
-    pub driver: CudaVersion,
-    /// Of the runtime compiler.
-    pub nvrtc: CudaVersion,
 }
 
 /// The device to use.
 ///
 /// # Errors
 ///
-/// A forced device that is absent or not compiled in; `Auto` where nothing at all is compiled in, and where there is a GPU whose
-/// driver is [too old](DeviceError::DriverTooOld).
+/// A forced device that is absent or not compiled in; `Auto` where nothing at all is compiled in, and where there is a GPU with its
+/// driver, but CUDA is [not usable](DeviceError::Cuda) for another reason.
 pub fn select(choice: DeviceChoice) -> Result<SelectedDevice, DeviceError> {
     match choice {
         DeviceChoice::Cuda => cuda_setup().map(|_| SelectedDevice::Cuda),
@@ -160,70 +124,15 @@ pub fn select(choice: DeviceChoice) -> Result<SelectedDevice, DeviceError> {
         DeviceChoice::Cpu => Err(DeviceError::NotCompiled { device: "cpu", feature: "flex" }),
         DeviceChoice::Auto => {
             match select(DeviceChoice::Cuda) {
-                Err(error) if !matches!(error, DeviceError::DriverTooOld { .. }) => {}
-                usable_or_old => return usable_or_old,
+                Err(DeviceError::NotCompiled { .. } | DeviceError::Cuda(CudaError::NoDriver | CudaError::NoDevice)) => {
+                }
+                usable_or_not => return usable_or_not,
             }
             match select(DeviceChoice::Wgpu) {
                 Ok(wgpu @ SelectedDevice::Wgpu(AdapterInfo { hardware: true, .. })) => Ok(wgpu),
                 _ => select(DeviceChoice::Cpu),
             }
         }
-    }
-}
-
-/// The CUDA devices, with the driver, NVRTC and the headers that CubeCL compiles with in place.
-///
-/// # Errors
-///
-/// What is missing; a driver older than NVRTC.
-#[cfg(feature = "cuda")]
-pub fn cuda_setup() -> Result<CudaSetup, DeviceError> {
-    let missing = |reason: String| DeviceError::Cuda { reason };
-    // SAFETY: both only try to load a shared library.
-    let (driver, nvrtc) = unsafe { (cudarc::driver::sys::is_culib_present(), cudarc::nvrtc::sys::is_culib_present()) };
-    if !driver {
-        return Err(missing("the driver library (libcuda) was not found".into()));
-    }
-    if !nvrtc {
-        return Err(missing("the runtime compiler (libnvrtc) was not found".into()));
-    }
-    if cubecl::cuda::install::cuda_path().is_none() {
-        return Err(missing("the CUDA headers were not found: set CUDA_PATH to the toolkit".into()));
-    }
-    // A library older than the bindings lacks symbols, and the loader panics on the first of them.
-    let found = std::panic::catch_unwind(|| {
-        cudarc::driver::result::init()?;
-        Ok((cudarc::driver::result::device::get_count()?, versions()))
-    });
-    let (devices, (driver, nvrtc)) = match found {
-        Ok(Ok((0, _))) => return Err(missing("the driver reports no device".into())),
-        Ok(Ok((devices, versions))) => (devices as usize, versions),
-        Ok(Err::<_, cudarc::driver::DriverError>(e)) => return Err(missing(format!("the driver failed: {e:?}"))),
-        Err(_) => return Err(missing("the driver lacks a symbol that the bindings need; is it too old?".into())),
-    };
-    CudaSetup { devices, driver, nvrtc }.checked()
-}
-
-/// The driver's version of CUDA, and NVRTC's.
-#[cfg(feature = "cuda")]
-fn versions() -> (CudaVersion, CudaVersion) {
-    let (mut driver, mut major, mut minor) = (0, 0, 0);
-    // SAFETY: both write an integer to each pointer. They fail for null pointers only.
-    unsafe {
-        cudarc::driver::sys::cuDriverGetVersion(&mut driver);
-        cudarc::nvrtc::sys::nvrtcVersion(&mut major, &mut minor);
-    }
-    // 1000 · major + 10 · minor.
-    let driver = CudaVersion { major: (driver / 1000) as u32, minor: (driver % 1000 / 10) as u32 };
-    (driver, CudaVersion { major: major as u32, minor: minor as u32 })
-}
-
-#[cfg(any(feature = "cuda", test))]
-impl CudaSetup {
-    /// Itself, if the driver can read what NVRTC writes.
-    fn checked(self) -> Result<Self, DeviceError> {
-        let Self { driver, nvrtc, .. } = self;
-        if nvrtc > driver { Err(DeviceError::DriverTooOld { driver, nvrtc }) } else { Ok(self) }
     }
 }
 
@@ -264,28 +173,4 @@ pub fn wgpu_adapters() -> Result<Vec<AdapterInfo>, DeviceError> {
 #[cfg(not(feature = "wgpu"))]
 pub fn wgpu_adapters() -> Result<Vec<AdapterInfo>, DeviceError> {
     Err(DeviceError::NotCompiled { device: "wgpu", feature: "wgpu" })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_driver_reads_the_ptx_of_its_own_version_and_older_ones() {
-        let version = |major, minor| CudaVersion { major, minor };
-        let setup = |driver, nvrtc| CudaSetup { devices: 1, driver, nvrtc };
-        for (driver, nvrtc) in [((13, 0), (13, 0)), ((13, 5), (13, 0)), ((13, 0), (12, 9)), ((12, 10), (12, 9))] {
-            let setup = setup(version(driver.0, driver.1), version(nvrtc.0, nvrtc.1));
-            assert_eq!(setup.checked(), Ok(setup));
-        }
-        for (driver, nvrtc) in [((13, 0), (13, 1)), ((12, 9), (13, 0)), ((12, 8), (12, 9))] {
-            let (driver, nvrtc) = (version(driver.0, driver.1), version(nvrtc.0, nvrtc.1));
-            let error = setup(driver, nvrtc).checked().expect_err("too old");
-            assert_eq!(error, DeviceError::DriverTooOld { driver, nvrtc });
-            let text = error.to_string();
-            assert!(
-                text.contains(&format!("driver of CUDA {nvrtc} or newer")) && text.contains(&format!("=={driver}.*"))
-            );
-        }
-    }
 }

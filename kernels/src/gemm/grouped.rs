@@ -136,6 +136,6 @@ pub fn grouped_scaled_gemm<R: Runtime>(
         use_fast_accum: config.use_fast_accum,
         groups: Some(groups),
     };
-    gemm.launch(client, gemm_path(client, [a.granularity, b.granularity], config));
+    gemm.launch(client, gemm_path(client, [a.granularity, b.granularity], config))?;
     Ok(handle)
 }

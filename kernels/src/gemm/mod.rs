@@ -3,6 +3,7 @@
 
 mod bias;
 mod blackwell;
+mod bound;
 mod emulated;
 mod grouped;
 mod half;
@@ -23,6 +24,7 @@ pub use tma::ring::trap_stuck_barriers;
 
 use crate::granularity::BLOCK;
 use crate::operand::check_size;
+use crate::struck::{Struck, is_struck};
 use crate::view::{Checked, Source};
 use crate::{CudaArch, Format, Granularity, KernelError, Operand, VectorView, cuda_arch, supports};
 
@@ -45,7 +47,8 @@ pub enum GemmPath {
     F16Mma,
     /// Decode in the tile, f32 multiply and add: any device.
     Emulated,
-    /// No kernel: codes are decoded on the host and multiplied there in f32. No device of CubeCL takes it.
+    /// No kernel: codes are decoded on the host. CPUs multiply them there in f32; a device of CubeCL takes it where all of its kernels
+    /// were found to be wrong ([`strike_gemm`](crate::strike_gemm)).
     Host,
 }
 
@@ -85,21 +88,29 @@ pub struct GemmConfig {
     pub emulate: bool,
 }
 
-/// The kernel that [`scaled_gemm`] and [`grouped_scaled_gemm`] dispatch to on this device for operands of these granularities.
+/// The kernel that [`scaled_gemm`] and [`grouped_scaled_gemm`] dispatch to on this device for operands of these granularities: the
+/// first of the device's own, [`GemmPath::F16Mma`] and [`GemmPath::Emulated`] that was not struck off.
 pub fn gemm_path<R: Runtime>(
     client: &ComputeClient<R>,
     granularities: [Granularity; 2],
     config: GemmConfig,
 ) -> GemmPath {
-    match cuda_arch(client) {
-        _ if config.emulate => GemmPath::Emulated,
-        Some(CudaArch::Sm100) if blackwell::takes(granularities) => GemmPath::Tcgen05,
-        Some(CudaArch::Sm90) if Granularity::any_mx(granularities) => GemmPath::Bf16Wgmma,
-        Some(CudaArch::Sm90) => GemmPath::Wgmma,
-        Some(CudaArch::Sm89 | CudaArch::Sm120) => GemmPath::Mma,
-        _ if half::Unit::of(client, half::Element::of(granularities)).is_some() => GemmPath::F16Mma,
-        _ => GemmPath::Emulated,
-    }
+    let native = || match cuda_arch(client)? {
+        CudaArch::Sm100 if blackwell::takes(granularities) => Some(GemmPath::Tcgen05),
+        CudaArch::Sm90 if Granularity::any_mx(granularities) => Some(GemmPath::Bf16Wgmma),
+        CudaArch::Sm90 => Some(GemmPath::Wgmma),
+        CudaArch::Sm89 | CudaArch::Sm120 => Some(GemmPath::Mma),
+        CudaArch::Sm100 | CudaArch::Sm80 => None,
+    };
+    let is_right = |path: &GemmPath| !is_struck(client, Struck::Gemm(*path, granularities));
+    let unless = |emulate: bool, path: Option<GemmPath>| path.filter(|path| !emulate && is_right(path));
+    unless(config.emulate, native())
+        .or_else(|| {
+            let has_units = || half::Unit::of(client, half::Element::of(granularities)).is_some();
+            unless(config.emulate, Some(GemmPath::F16Mma)).filter(|_| has_units())
+        })
+        .or_else(|| unless(false, Some(GemmPath::Emulated)))
+        .unwrap_or(GemmPath::Host)
 }
 
 /// Where a GEMM writes: `[M, N]`, contiguous.
@@ -123,6 +134,17 @@ struct Gemm<'a> {
     accumulate: bool,
     use_fast_accum: bool,
     groups: Option<&'a Groups>,
+}
+
+/// Compile-time parameters of all kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Parameters {
+    dtype: StorageType,
+    accumulate: bool,
+    formats: [Format; 2],
+    granularities: [Granularity; 2],
+    grouping: Option<Grouping>,
+    bias: Option<Source>,
 }
 
 impl Gemm<'_> {
@@ -153,16 +175,35 @@ impl Gemm<'_> {
         self.row_tiles(height as usize) as u32 * (n as u32).div_ceil(width)
     }
 
+    /// What kernels are compiled for, beside what each has for itself.
+    const fn parameters(&self) -> Parameters {
+        Parameters {
+            dtype: self.dtype,
+            accumulate: self.accumulate,
+            formats: self.formats(),
+            granularities: self.granularities(),
+            grouping: match self.groups {
+                Some(groups) => Some(groups.grouping),
+                None => None,
+            },
+            bias: match &self.bias {
+                Some(bias) => Some(bias.source),
+                None => None,
+            },
+        }
+    }
+
     /// Runs the kernel of a path.
-    fn launch<R: Runtime>(&self, client: &ComputeClient<R>, path: GemmPath) {
+    fn launch<R: Runtime>(&self, client: &ComputeClient<R>, path: GemmPath) -> Result<(), KernelError> {
         match path {
             GemmPath::Tcgen05 => blackwell::launch(client, self),
             GemmPath::Wgmma | GemmPath::Bf16Wgmma => hopper::launch(client, self),
             GemmPath::Mma => mma::launch(client, self),
             GemmPath::F16Mma => half::launch(client, self),
-            // `gemm_path` never gives `Host`.
-            GemmPath::Emulated | GemmPath::Host => emulated::launch(client, self),
+            GemmPath::Emulated => emulated::launch(client, self),
+            GemmPath::Host => return Err(KernelError::StruckOff),
         }
+        Ok(())
     }
 
     /// What the groups divide.
@@ -218,7 +259,7 @@ impl Gemm<'_> {
 /// device cannot write, [`BadOperand`](KernelError::BadOperand) and [`BadScales`](KernelError::BadScales) if codes or scales
 /// are too short,
 /// [`OutOfBounds`](KernelError::OutOfBounds) and [`Misaligned`](KernelError::Misaligned) for the bias,
-/// [`TooLarge`](KernelError::TooLarge).
+/// [`TooLarge`](KernelError::TooLarge), [`StruckOff`](KernelError::StruckOff).
 pub fn scaled_gemm<R: Runtime>(
     client: &ComputeClient<R>,
     a: &Operand,
@@ -273,8 +314,7 @@ pub fn scaled_gemm_into<R: Runtime>(
     let dtype = source.storage();
     let (out, accumulate) = (&out.handle, out.accumulate);
     let gemm = Gemm { a, b, bias, out, dtype, accumulate, use_fast_accum: config.use_fast_accum, groups: None };
-    gemm.launch(client, gemm_path(client, [a.granularity, b.granularity], config));
-    Ok(())
+    gemm.launch(client, gemm_path(client, [a.granularity, b.granularity], config))
 }
 
 /// Whether the operands fit each other, and their product an index.

@@ -4,6 +4,7 @@ use cubecl::prelude::*;
 
 use crate::Format;
 use crate::arch::{cuda_arch, has_fp8_cvt};
+use crate::struck::{Struck, is_struck};
 
 /// What a kernel may use beside CubeCL's own operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,14 +18,20 @@ pub(crate) enum Isa {
 }
 
 impl Isa {
+    /// Of this client's device, without what was struck off.
     pub(crate) fn of<R: Runtime>(client: &ComputeClient<R>) -> Self {
-        if has_fp8_cvt(client) {
-            Self::PtxFp8
-        } else if cuda_arch(client).is_some() {
-            Self::Ptx
-        } else {
-            Self::Portable
-        }
+        Self::left(client).unwrap_or(Self::Portable)
+    }
+
+    /// The same; `None` if all of it was.
+    pub(crate) fn left<R: Runtime>(client: &ComputeClient<R>) -> Option<Self> {
+        let is_there = |isa| match isa {
+            Self::PtxFp8 => has_fp8_cvt(client),
+            Self::Ptx => cuda_arch(client).is_some(),
+            Self::Portable => true,
+        };
+        let kinds = [Self::PtxFp8, Self::Ptx, Self::Portable];
+        kinds.into_iter().find(|&isa| is_there(isa) && !is_struck(client, Struck::Casts(isa)))
     }
 
     pub(crate) const fn has_ptx(self) -> bool {

@@ -9,6 +9,7 @@ use super::tile::{TILE_ROWS, Tile, UNIT_ROWS, UNITS_X, UnitScales, tile_cols};
 use super::{Copies, array, optional, words};
 use crate::amax::amax_bits;
 use crate::grid::{UNITS, cube_first, fold};
+use crate::launched::note;
 use crate::ptx::cvt::Isa;
 use crate::scale::{inverse_bits, scale_bits};
 use crate::version::{VERSION, Version};
@@ -81,6 +82,9 @@ pub(super) fn scales<R: Runtime>(
     let tiles_y = x.rows.div_ceil(TILE_ROWS as usize);
     let row_partials = orientation.rows().then(|| words(client, tiles_x * x.rows));
     let col_partials = words(client, tiles_y * x.cols);
+    let isa = Isa::of(client);
+    note("line_maxima", (x.vector_words(), row_partials.is_some(), x.source, isa));
+    note("fold_lines", (row_partials.is_some(), x.source, cast, isa));
     // SAFETY: `x` is checked and `Tile::load` reads only inside it; stores are guarded by the rows and columns of `x`.
     unsafe {
         line_maxima::launch_unchecked::<R>(
@@ -93,7 +97,7 @@ pub(super) fn scales<R: Runtime>(
             array(&col_partials),
             x.geometry(),
             x.source,
-            Isa::of(client),
+            isa,
             VERSION,
         );
     }
@@ -118,7 +122,7 @@ pub(super) fn scales<R: Runtime>(
             row_cubes,
             x.source,
             cast,
-            Isa::of(client),
+            isa,
             VERSION,
         );
     }

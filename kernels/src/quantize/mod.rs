@@ -23,7 +23,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use encode::Encoding;
-use tensor::TensorScaleLaunch;
+use tensor::{OneScale, TensorScaleLaunch};
 use tiles::ScaleSourceArgs;
 
 use crate::amax::{Maxima, find_maxima};
@@ -43,7 +43,7 @@ use crate::{Cast, Granularity, KernelError, MatrixView, Operand, Orientation, Qu
 /// # Errors
 /// [`KernelError::EmptyMatrix`], [`ScaleModeMismatch`](KernelError::ScaleModeMismatch),
 /// [`UnsupportedDtype`](KernelError::UnsupportedDtype), [`OutOfBounds`](KernelError::OutOfBounds), [`Misaligned`](KernelError::Misaligned),
-/// [`TooLarge`](KernelError::TooLarge).
+/// [`TooLarge`](KernelError::TooLarge), [`StruckOff`](KernelError::StruckOff).
 pub fn quantize<R: Runtime>(
     client: &ComputeClient<R>,
     x: &MatrixView,
@@ -63,11 +63,11 @@ pub fn quantize<R: Runtime>(
             }
             Granularity::Row => {
                 let (copies, scales) = lines::scales(client, x, cast, orientation);
-                tiles::launch(client, x, encoding, ScaleSourceArgs::Lines(scales), copies)
+                tiles::launch(client, x, encoding, (ScaleSourceArgs::Lines(scales), None), copies)
             }
             Granularity::Block1x32 | Granularity::Block1x128 | Granularity::Block128x128 => {
                 let (copies, scales) = blocks::scales(client, x, cast, orientation);
-                tiles::launch(client, x, encoding, ScaleSourceArgs::Blocks(scales), copies)
+                tiles::launch(client, x, encoding, (ScaleSourceArgs::Blocks(scales), None), copies)
             }
         }
     }))
@@ -97,11 +97,11 @@ fn launch_one_scale<R: Runtime>(
     client: &ComputeClient<R>,
     x: &Checked,
     encoding: Encoding,
-    (copies, scale): (Copies, TensorScaleLaunch<R>),
+    (copies, scale, parameters): (Copies, TensorScaleLaunch<R>, OneScale),
 ) -> Copies {
     match copies.cols {
-        None => rows::launch_linear(client, x, encoding, scale, copies),
-        Some(_) => tiles::launch(client, x, encoding, ScaleSourceArgs::Tensor(scale), copies),
+        None => rows::launch_linear(client, x, encoding, (scale, parameters), copies),
+        Some(_) => tiles::launch(client, x, encoding, (ScaleSourceArgs::Tensor(scale), Some(parameters)), copies),
     }
 }
 
@@ -218,6 +218,9 @@ fn check<R: Runtime>(
     x: &MatrixView,
     orientation: Orientation,
 ) -> Result<Checked, KernelError> {
+    if Isa::left(client).is_none() {
+        return Err(KernelError::StruckOff);
+    }
     let strides = x.strides;
     let x = Checked::new(client, x)?;
     for (wanted, rows, k) in [(orientation.rows(), x.rows, x.cols), (orientation.cols(), x.cols, x.rows)] {

@@ -10,6 +10,7 @@ use super::{Copies, array, optional, words};
 use crate::amax::{amax_bits, largest_magnitude};
 use crate::granularity::BLOCK;
 use crate::grid::{UNITS, cube_first, fold};
+use crate::launched::note;
 use crate::version::{VERSION, Version};
 use crate::view::{Checked, Geometry, Source, load_sector};
 use crate::{Orientation, row_words};
@@ -22,6 +23,8 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, x: &Checked, encodin
     let pieces = tiles * BLOCK * across;
     let maxima = words(client, pieces);
     let per_sector = x.source.sector_len() / 4;
+    note("cast_pieces", (x.vector_words(), encoding));
+    note("fold_tiles", x.source);
     // SAFETY: `x` is checked and `load_sector` reads only inside it; stores of codes are guarded by the rows and the pitch of the copy,
     // of maxima by the number of pieces, of scales by the rows, or for E8M0 by the number of pieces: there is a word for each. `fold_tiles`
     // reads the `TILE` maxima of each tile, and writes as many amaxes as there are tiles.

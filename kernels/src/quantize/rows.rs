@@ -4,11 +4,12 @@
 use cubecl::prelude::*;
 
 use super::encode::{Encoding, encode_sector, lanes_scale};
-use super::tensor::{TensorScale, TensorScaleLaunch};
+use super::tensor::{OneScale, TensorScale, TensorScaleLaunch};
 use super::tile::{SECTOR_WORDS, store_words};
 use super::{Copies, array, words};
 use crate::amax::{amax_bits, largest_magnitude};
 use crate::grid::{UNITS, cube_first, fold, is_cpu, lanes_max};
+use crate::launched::note;
 use crate::scale::inverse_bits;
 use crate::version::{VERSION, Version};
 use crate::view::{Checked, Cursor, Geometry, all_loaded, load_sector};
@@ -32,7 +33,7 @@ pub(super) fn launch_linear<R: Runtime>(
     client: &ComputeClient<R>,
     x: &Checked,
     encoding: Encoding,
-    scale: TensorScaleLaunch<R>,
+    (scale, parameters): (TensorScaleLaunch<R>, OneScale),
     copies: Copies,
 ) -> Copies {
     let cubes = linear_cubes(x);
@@ -40,6 +41,7 @@ pub(super) fn launch_linear<R: Runtime>(
     let dense = x.clone().flatten();
     let x = if x.cols == row_words(x.cols) * 4 { &dense } else { x };
     let per_row = sectors_per_row(x);
+    note("cast_linear", (x.vector_words(), x.rows == 1, encoding, parameters));
     // SAFETY: `x` is checked and `load_sector` reads only inside it; a sector's codes are as many as the copy was allocated
     // with, and stores are guarded by the number of sectors. Cube `i` writes word `i` of what `TensorScale` observes.
     unsafe {
@@ -138,6 +140,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, x: &Checked, encodin
     let split = RowSplit::new(per_row, is_cpu(client));
     let copies = Copies::new(client, x, Orientation::Rows, |_| (words(client, x.rows), words(client, x.rows)));
     let copy = copies.rows.as_ref().expect("the copy by rows");
+    note("cast_rows", (x.vector_words(), encoding, split));
     // SAFETY: `x` is checked and `load_sector` reads only inside it; stores are guarded by the rows and by the sectors of a
     // row, whose codes fill the pitch.
     unsafe {

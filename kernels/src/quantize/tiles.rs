@@ -6,11 +6,12 @@ use cubecl::prelude::*;
 use super::blocks::{self, BlockScales};
 use super::encode::Encoding;
 use super::lines::LineScales;
-use super::tensor::TensorScale;
+use super::tensor::{OneScale, TensorScale};
 use super::tile::{COL_WORDS, SECTOR_WORDS, TILE_ROWS, Tile, TileCast, UNIT_ROWS, UnitScales, tile_cols};
 use super::{Copies, optional};
 use crate::granularity::BLOCK;
 use crate::grid::{UNITS, fold};
+use crate::launched::note;
 use crate::ptx::cvt::Isa;
 use crate::version::{VERSION, Version};
 use crate::view::{Checked, Geometry, Source};
@@ -81,17 +82,25 @@ pub(super) fn cubes(x: &Checked, granularity: Granularity) -> usize {
     x.rows.div_ceil(TILE_ROWS as usize) * x.cols.div_ceil(cols as usize)
 }
 
-/// Launches the cast into `copies`.
+/// Launches the cast into `copies`, with scales from there; of a single one with its parameters.
 pub(super) fn launch<R: Runtime>(
     client: &ComputeClient<R>,
     x: &Checked,
     encoding: Encoding,
-    scales: ScaleSourceArgs<R>,
+    (scales, one_scale): (ScaleSourceArgs<R>, Option<OneScale>),
     copies: Copies,
 ) -> Copies {
     let Copies { rows, cols } = &copies;
     let granularity = encoding.cast.granularity;
     let per_sector = x.source.sector_len() / 4;
+    let cast = TileCast {
+        encoding,
+        sectors: sectors(x.source, granularity),
+        by_rows: rows.is_some(),
+        by_cols: cols.is_some(),
+        one_scale: matches!(granularity, Granularity::Tensor | Granularity::Block128x128),
+    };
+    note("cast_tiles", (x.vector_words(), cast, one_scale));
     // SAFETY: `x` is checked and `Tile::load` reads only inside it; stores of codes are guarded by the pitches and by the numbers of
     // rows that the copies were allocated with. Of scales: `LineScales` reads below the numbers of lines; `BlockScales` writes word `i`
     // of the amaxes in cube `i`, scales guarded by the numbers of lines, and tile `i` of E8M0 scales or its mirror image, of which there
@@ -110,13 +119,7 @@ pub(super) fn launch<R: Runtime>(
             x.geometry(),
             row_words(x.cols) as u32 / per_sector,
             row_words(x.rows) as u32 / 4,
-            TileCast {
-                encoding,
-                sectors: sectors(x.source, granularity),
-                by_rows: rows.is_some(),
-                by_cols: cols.is_some(),
-                one_scale: matches!(granularity, Granularity::Tensor | Granularity::Block128x128),
-            },
+            cast,
             VERSION,
         );
     }

@@ -14,7 +14,7 @@ use float8_kernels::{
 
 use crate::Failure;
 use crate::case::{Cases, wrong};
-use crate::compare::{Bound, Comparison, EMULATE, Expected, FAST, MAX_PRODUCTS, PRECISE};
+use crate::compare::{Comparison, EMULATE, Expected, FAST, MAX_PRODUCTS, PRECISE};
 use crate::data::{BF16, DTYPES, F16, F32, Random, from_dtype, to_dtype};
 use crate::device::{poison, read, upload_vector};
 use crate::matrix::{Codes, HostMatrix};
@@ -176,7 +176,7 @@ impl Gemm {
             let emulate = Self { config: EMULATE, out: F32, bias: None, memory: Memory::Fresh, ..*self };
             let want = multiply(client, [a, b], &Added::default(), &emulate)?;
             let size = multiply(client, [&a.magnitudes(), &b.magnitudes()], &Added::default(), &emulate)?;
-            let emulated = Bound::of(GemmPath::Emulated, EMULATE, granularities, k).get();
+            let emulated = GemmPath::Emulated.error_bound(EMULATE, granularities, k);
             let slack = if codes.is_exact() { 0.0 } else { emulated };
             compare(&mut comparison, &got, &Expected::given(&want, &size, n), &added, bound + slack);
         }
@@ -263,7 +263,7 @@ fn emulated_cases() -> Vec<Gemm> {
 
 fn check<R: Runtime>(client: &ComputeClient<R>, case: &Gemm) -> Result<f64, Failure> {
     let [a, b] = case.matrices();
-    let bound = Bound::of(case.path(client), case.config, case.granularities, case.shape[2]).get();
+    let bound = case.path(client).error_bound(case.config, case.granularities, case.shape[2]);
     case.compare(client, [&a, &b], bound)
 }
 
@@ -366,7 +366,7 @@ mod tests {
             let expected = Expected::all(&a, &b);
             let elements = &expected.elements;
             let right: Vec<f32> = elements.iter().map(|element| to_dtype(&[element.want as f32], out).1[0]).collect();
-            let bound = Bound::of(GemmPath::Emulated, EMULATE, case.granularities, k).get();
+            let bound = GemmPath::Emulated.error_bound(EMULATE, case.granularities, k);
             let passes = |got: &[f32]| {
                 let mut comparison = Comparison::new(codes, out);
                 compare(&mut comparison, got, &expected, &Added::default(), bound);

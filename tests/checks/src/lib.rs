@@ -6,7 +6,7 @@
 //! scale, encode     the same for amaxes of every kind, and for elements of every kind
 //! dequantize_mx     bf16 is the reference's, bit for bit
 //! health            counts are equal, those of known elements too; sums of squares within f32 summation
-//! scaled_gemm       |got - want| ≤ bound · Σ |a·b|, want in f64 (see [`Bound`])
+//! scaled_gemm       |got - want| ≤ bound · Σ |a·b|, want in f64 (see [`error_bound`](float8_kernels::GemmPath::error_bound))
 //! grouped_gemm      the same in each group, and zeros where there is none
 //! repeated_gemm     exact sums, 200 launches without a wait
 //! golden_*          casts, scales and codes are torch's and torchao's, bit for bit; linears within what sums lose
@@ -39,7 +39,7 @@ mod worker;
 use cubecl::prelude::*;
 
 pub use case::{Case, Failure, Size, caught};
-pub use compare::{Bound, EMULATE, FAST, PRECISE};
+pub use compare::{EMULATE, FAST, PRECISE};
 pub use data::{BF16, DTYPES, F16, F32};
 pub use device::poison;
 pub use gemm::{Gemm, Memory};

@@ -17,6 +17,7 @@
 
 pub mod device;
 pub mod expected;
+pub mod fault;
 mod launch;
 mod memory;
 pub mod nvrtc;

@@ -31,6 +31,7 @@ use cubecl_runtime::storage::ManagedResource;
 use cubecl_runtime::timestamp_profiler::TimestampProfiler;
 use ptx_interpreter::{Accumulator, Kernel};
 
+use crate::fault::{self, Fault};
 use crate::launch::Request;
 use crate::memory::{ALIGNMENT, OfflineResource, OfflineStorage};
 use crate::state::{
@@ -44,6 +45,7 @@ static COMPILING: Mutex<()> = Mutex::new(());
 /// See the module.
 #[derive(Debug)]
 pub struct GenerateServer {
+    device: OfflineDevice,
     sm: u32,
     memory: MemoryManagement<OfflineStorage>,
     utilities: Arc<ServerUtilities<Self>>,
@@ -143,6 +145,7 @@ impl DeviceService for GenerateServer {
         let policy = PitchedMemoryLayoutPolicy::new(512);
         let utilities = Arc::new(ServerUtilities::new(properties(&device), logger, (), policy));
         Self {
+            device,
             sm,
             memory,
             utilities,
@@ -267,6 +270,7 @@ impl ComputeServer for GenerateServer {
             let _compiling = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
             kernel.compile(&mut CudaCompiler::default(), &self.options, mode, kernel.address_type())
         };
+        let fault = compiled.as_ref().ok().and_then(|compiled| fault::of(&self.device, &compiled.entrypoint_name));
         // With launches' arguments by value, as all of these architectures have them.
         let copies_shapes = arguments.info.dynamic_metadata_offset < arguments.info.data.len();
         let mut block = [1; 3];
@@ -284,6 +288,16 @@ impl ComputeServer for GenerateServer {
             }),
             Err(error) => Err(format!("{} for sm_{}: {error}", kernel.name(), self.sm)),
         };
+        let generated = generated.and_then(|generated| match fault {
+            Some(Fault::Refuse) => Err(format!("{} does not compile", generated.name)),
+            Some(Fault::Edit(from, to)) => Ok(Generated { source: generated.source.replace(from, to), ..generated }),
+            _ => Ok(generated),
+        });
+        match fault {
+            Some(Fault::Drop) => return,
+            Some(Fault::Panic(message)) => panic!("{message}"),
+            _ => {}
+        }
         let how = EXECUTION.lock().unwrap().as_ref().map(|execution| (execution.seed, execution.accumulator));
         let Some(how) = how else {
             GENERATED.lock().unwrap().push(generated);

@@ -1,4 +1,5 @@
 //! CubeCL backends without fusion: the kernels of `float8-kernels` on Burn's tensors.
+use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{Backend, DType, FloatDType, TensorData, TensorMetadata};
 use burn_cubecl::kernel::into_contiguous;
@@ -6,15 +7,21 @@ use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 use burn_std::Shape;
 use cubecl::client::ComputeClient;
+use cubecl::device::Device as _;
 use cubecl::server::Handle;
 use float8_kernels::{
-    Cast, GemmConfig, GemmPath, Granularity, Groups, InvScale, MAX_INDEX, MatrixView, Operand, Orientation, VectorView,
-    gemm_path, grouped_scaled_gemm, health, health_len, mx, quantize, quantize_with_amax, row_words, scaled_gemm,
-    supports,
+    Cast, GemmConfig, GemmPath, Granularity, Groups, InvScale, KernelError, MAX_INDEX, MatrixView, Operand,
+    Orientation, VectorView, gemm_path, health, health_len, mx, row_words, supports,
 };
 
 use super::operand::{DeviceOperand, scales};
-use super::{DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom};
+use super::self_check::{self, Product};
+use super::{
+    DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, SelfCheckReport, host,
+    preflight,
+};
+use crate::config::SelfCheck;
+use crate::error::DeviceError;
 
 impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Backend for CubeBackend<R, F, I, BT> {
     type Operand = DeviceOperand<Self>;
@@ -32,6 +39,23 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         Some(DeviceMemory { in_use: usage.bytes_in_use, reserved: usage.bytes_reserved })
     }
 
+    fn fp8_prepare(device: &Device<Self>, self_check: Option<SelfCheck>) -> Result<(), DeviceError> {
+        let client = R::client(device);
+        let checks = self_check::of(&client);
+        if let Some(self_check) = self_check {
+            checks.set(self_check)?;
+        }
+        checks.prepared(|| preflight::run(&client, &checks, device.to_id()))
+    }
+
+    fn fp8_fault(device: &Device<Self>) -> Option<DeviceError> {
+        if self_check::is_faultless() { None } else { self_check::of(&R::client(device)).fault(device.to_id()) }
+    }
+
+    fn fp8_self_check(device: &Device<Self>) -> SelfCheckReport {
+        self_check::of(&R::client(device)).report(device.to_id())
+    }
+
     fn fp8_gemm_path(device: &Device<Self>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath {
         gemm_path(&R::client(device), granularities, config)
     }
@@ -42,16 +66,19 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         orientation: Orientation,
         scale: ScaleFrom<CubeTensor<R>>,
     ) -> Quantized<Self> {
-        let (client, device) = (x.client.clone(), x.device.clone());
-        let view = matrix_view(x);
+        let (client, device, dtype) = (x.client.clone(), x.device.clone(), x.dtype);
+        let view = matrix_view(x.clone());
         let [rows, cols] = view.shape;
-        let quantized = match &scale {
-            ScaleFrom::Dynamic => quantize(&client, &view, cast, orientation),
-            ScaleFrom::Amax { amax, observe } => {
-                quantize_with_amax(&client, &view, &amax.handle, *observe, cast, orientation)
-            }
+        let handles = match &scale {
+            ScaleFrom::Dynamic => ScaleFrom::Dynamic,
+            ScaleFrom::Amax { amax, observe } => ScaleFrom::Amax { amax: amax.handle.clone(), observe: *observe },
         };
-        let quantized = quantized.expect("the caller checked dtype, shape and granularity");
+        let checks = self_check::of(&client);
+        let asked = (cast, orientation);
+        let quantized = match self_check::quantize(&client, &checks, device.to_id(), (&view, dtype), asked, &handles) {
+            Err(KernelError::StruckOff) => return quantize_on_host(x, cast, orientation, scale),
+            quantized => quantized.expect("the caller checked dtype, shape and granularity"),
+        };
         let operand = |o: Operand| DeviceOperand {
             codes: tensor(&client, &device, o.codes, [o.rows, row_words(o.k)], DType::U32),
             inv_scale: {
@@ -81,25 +108,31 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         config: GemmConfig,
     ) -> CubeTensor<R> {
         let (client, device) = (a.codes.client.clone(), a.codes.device.clone());
-        let (a, b, dtype) = (kernel_operand(a), kernel_operand(b), DType::from(dtype));
-        let y = match groups {
-            None => {
-                let bias = bias.map(|bias| VectorView {
-                    len: bias.shape()[0],
-                    stride: bias.meta.strides()[0],
-                    dtype: bias.dtype.into(),
-                    handle: bias.handle,
-                });
-                scaled_gemm(&client, &a, &b, bias.as_ref(), dtype.into(), config)
-            }
-            Some(GroupEnds { ends, grouping }) => {
+        let product = Product {
+            a: &kernel_operand(a),
+            b: &kernel_operand(b),
+            bias: bias.as_ref().map(|bias| VectorView {
+                len: bias.shape()[0],
+                stride: bias.meta.strides()[0],
+                dtype: bias.dtype.into(),
+                handle: bias.handle.clone(),
+            }),
+            bias_dtype: bias.as_ref().map_or(DType::F32, |bias| bias.dtype),
+            groups: groups.clone().map(|GroupEnds { ends, grouping }| {
                 let ends = into_contiguous(ends);
-                let groups = Groups { count: ends.shape()[0], ends: ends.handle, grouping };
-                grouped_scaled_gemm(&client, &a, &b, &groups, dtype.into(), config)
-            }
+                Groups { count: ends.shape()[0], ends: ends.handle, grouping }
+            }),
+            dtype: dtype.into(),
+            config,
+            exact: None,
         };
-        let y = y.expect("the caller checked dtype and shape");
-        tensor(&client, &device, y, shape, dtype)
+        match self_check::multiply(&client, &self_check::of(&client), device.to_id(), &product) {
+            Err(KernelError::StruckOff) => {
+                let [a, b] = [a, b].map(|operand| host::write_codes(Self::fp8_read(operand), &device));
+                host::matmul::<Self>([&a, &b], bias, groups, shape, dtype)
+            }
+            y => tensor(&client, &device, y.expect("the caller checked dtype and shape"), shape, dtype.into()),
+        }
     }
 
     fn fp8_health(x: CubeTensor<R>, operand: &Self::Operand, transposed: bool) -> CubeTensor<R> {
@@ -148,6 +181,25 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
             transposed: false,
         }
     }
+}
+
+/// The cast where every kernel of the device is wrong.
+fn quantize_on_host<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
+    x: CubeTensor<R>,
+    cast: Cast,
+    orientation: Orientation,
+    scale: ScaleFrom<CubeTensor<R>>,
+) -> Quantized<CubeBackend<R, F, I, BT>> {
+    let device = x.device.clone();
+    let [rows, cols] = host::matrix(&x.shape());
+    let is_given = matches!(scale, ScaleFrom::Amax { observe: false, .. });
+    let (copies, amax) = host::quantize_on_host::<CubeBackend<R, F, I, BT>>(x, cast, orientation, scale);
+    let [rows_copy, cols_copy] = copies
+        .map(|copy| copy.map(|copy| write_codes(HostCodes { transposed: false, ..host::read_codes(&copy) }, &device)));
+    // As long as the kernels' would be.
+    let len = if is_given { 1 } else { cast.granularity.amax_len(rows, cols, orientation) };
+    let amax = <CubeBackend<R, F, I, BT> as FloatTensorOps<_>>::float_expand(amax, Shape::from(vec![len]));
+    Quantized { rows: rows_copy, cols: cols_copy, amax: into_contiguous(amax) }
 }
 
 /// [`Float8Backend::fp8_write`] where an int tensor can pass for a float tensor.

@@ -13,7 +13,9 @@ use float8_kernels::{Cast, Format, GemmConfig, GemmPath, Granularity, Orientatio
 use super::cube::write_codes;
 use super::host::matrix;
 use super::operand::{DeviceOperand, scales};
-use super::{DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom};
+use super::{DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, SelfCheckReport};
+use crate::config::SelfCheck;
+use crate::error::DeviceError;
 
 type Handles<R> = HandleContainer<<R as FusionRuntime>::FusionHandle>;
 
@@ -68,6 +70,18 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
 
     fn fp8_device_memory(device: &Device<Self>) -> Option<DeviceMemory> {
         B::fp8_device_memory(device)
+    }
+
+    fn fp8_prepare(device: &Device<Self>, self_check: Option<SelfCheck>) -> Result<(), DeviceError> {
+        B::fp8_prepare(device, self_check)
+    }
+
+    fn fp8_fault(device: &Device<Self>) -> Option<DeviceError> {
+        B::fp8_fault(device)
+    }
+
+    fn fp8_self_check(device: &Device<Self>) -> SelfCheckReport {
+        B::fp8_self_check(device)
     }
 
     fn fp8_gemm_path(device: &Device<Self>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath {

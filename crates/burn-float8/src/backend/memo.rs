@@ -7,15 +7,16 @@ use std::thread::LocalKey;
 
 use burn_backend::tensor::Device;
 use burn_backend::{DType, DeviceId, DeviceOps};
-use float8_kernels::{GemmConfig, GemmPath, Granularity};
+use float8_kernels::{GemmConfig, GemmPath, Granularity, strikes};
 
 use super::Float8Backend;
+use crate::error::Float8Panic;
 
 type Memo<Q, A> = RefCell<HashMap<(TypeId, DeviceId, Q), A>>;
 
 thread_local! {
     static DTYPES: Memo<DType, bool> = RefCell::default();
-    static PATHS: Memo<([Granularity; 2], GemmConfig), GemmPath> = RefCell::default();
+    static PATHS: Memo<([Granularity; 2], GemmConfig, u64), GemmPath> = RefCell::default();
 }
 
 fn ask<B: Float8Backend, Q: Copy + Eq + Hash, A: Copy>(
@@ -34,8 +35,16 @@ fn ask<B: Float8Backend, Q: Copy + Eq + Hash, A: Copy>(
 }
 
 /// [`Float8Backend::fp8_supports`].
+///
+/// # Panics
+///
+/// If the device cannot run FP8.
 pub(crate) fn supports<B: Float8Backend>(device: &Device<B>, dtype: DType) -> bool {
-    ask::<B, _, _>(&DTYPES, device, dtype, || B::fp8_supports(device, dtype))
+    ask::<B, _, _>(&DTYPES, device, dtype, || {
+        // The first use on this device of a program that has applied no configuration.
+        B::fp8_prepare(device, None).unwrap_or_else(|error| panic!("{}", Float8Panic::Device(error)));
+        B::fp8_supports(device, dtype)
+    })
 }
 
 /// [`Float8Backend::fp8_gemm_path`].
@@ -45,5 +54,6 @@ pub(crate) fn gemm_path<B: Float8Backend>(
     config: GemmConfig,
 ) -> GemmPath {
     let path = || B::fp8_gemm_path(device, granularities, config);
-    ask::<B, _, _>(&PATHS, device, (granularities, config), path)
+    // It changes when a kernel is struck off.
+    ask::<B, _, _>(&PATHS, device, (granularities, config, strikes()), path)
 }

@@ -5,9 +5,16 @@ mod cube;
 pub(crate) mod fusion;
 mod grouped;
 pub mod host;
+#[cfg(feature = "cubecl")]
+mod lost;
 pub(crate) mod memo;
 #[cfg(feature = "cubecl")]
 pub(crate) mod operand;
+#[cfg(feature = "cubecl")]
+mod preflight;
+mod report;
+#[cfg(feature = "cubecl")]
+mod self_check;
 
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
@@ -18,8 +25,11 @@ pub(crate) use grouped::check_shapes;
 pub use grouped::grouped_matmul;
 #[cfg(feature = "cubecl")]
 pub use operand::DeviceOperand;
+pub use report::SelfCheckReport;
 use serde::Serialize;
 
+use crate::config::SelfCheck;
+use crate::error::DeviceError;
 use crate::profile::operation;
 
 /// The contraction-major FP8 copies of a tensor seen as `[rows, cols]`, its last axis being `cols`.
@@ -113,7 +123,32 @@ pub trait Float8Backend: Backend {
         None
     }
 
+    /// Before anything runs in FP8 on a device, and when a configuration is applied, which says whether kernels are checked: that the
+    /// device can run FP8, found out once.
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot.
+    fn fp8_prepare(device: &Device<Self>, self_check: Option<SelfCheck>) -> Result<(), DeviceError> {
+        let _ = (device, self_check);
+        Ok(())
+    }
+
+    /// What is wrong with the device so far: a kernel that gave wrong results, which were computed again, or results that were lost. It
+    /// is asked after each GEMM.
+    fn fp8_fault(device: &Device<Self>) -> Option<DeviceError> {
+        let _ = device;
+        None
+    }
+
+    /// What self-checks have found on a device.
+    fn fp8_self_check(device: &Device<Self>) -> SelfCheckReport {
+        let _ = device;
+        SelfCheckReport::default()
+    }
+
     /// How this device computes [`fp8_matmul`](Self::fp8_matmul) of operands of these granularities.
+    /// It may change when [`fp8_fault`](Self::fp8_fault) does.
     fn fp8_gemm_path(device: &Device<Self>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath;
 
     /// Casts `x` `[.., cols]`, seen as `[rows, cols]`, in one pass over it.

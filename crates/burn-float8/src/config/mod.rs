@@ -6,6 +6,7 @@ mod linear;
 mod plan;
 mod policy;
 mod recipe;
+mod self_check;
 mod statistics;
 
 use std::collections::BTreeSet;
@@ -18,6 +19,7 @@ pub use float8_kernels::{Format, Granularity, ScaleCalculationMode, ScaleMode};
 pub use linear::Float8LinearConfig;
 pub(crate) use plan::{CastPlan, LinearPlan};
 pub use policy::Policy;
+pub use self_check::SelfCheck;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 pub use statistics::{FallbackConfig, FallbackTo, StatisticsConfig};
 
@@ -114,6 +116,11 @@ pub struct Float8Config {
     /// without `strict`. For linears that are not in the model there is [`untagged`](Self::untagged).
     #[serde(default, skip_serializing_if = "is_default")]
     pub strict: bool,
+    /// Whether kernels are compared with the scalar reference the first time that they run on a device that is no CPU, and the device is
+    /// tried out when this configuration is applied. The configuration that was last applied on a device decides, and before all of
+    /// them `FLOAT8_SELF_CHECK`, `first_use` or `off`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub self_check: SelfCheck,
     /// Sample how well FP8 holds the operands of each linear; the report has the samples. None are taken if absent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub statistics: Option<StatisticsConfig>,
@@ -177,6 +184,12 @@ impl Float8Config {
     /// See [`strict`](Self::strict).
     pub fn with_strict(mut self, strict: bool) -> Self {
         self.strict = strict;
+        self
+    }
+
+    /// See [`self_check`](Self::self_check).
+    pub fn with_self_check(mut self, self_check: SelfCheck) -> Self {
+        self.self_check = self_check;
         self
     }
 

@@ -6,6 +6,7 @@ use burn::tensor::{Tensor, TensorPrimitive};
 use serde::Serialize;
 
 use super::walk::{FoundLinear, Path, linears, map_param};
+use crate::backend::Float8Backend;
 use crate::config::{Float8Config, LinearInfo, Policy};
 use crate::error::{ApplyError, Float8Error};
 use crate::layer::{Conversion, Layer, Tag, settle_at_apply};
@@ -76,7 +77,8 @@ impl Float8Config {
     /// # Errors
     ///
     /// A pattern that is no valid glob or matches no linear; a custom layer type that the model does not have; a model without linears;
-    /// too few layers for those to be kept in high precision; nothing left to convert; settings that [`validate`](Self::validate) refuses. The error holds the model.
+    /// too few layers for those to be kept in high precision; nothing left to convert; settings that [`validate`](Self::validate) refuses; a device that cannot run FP8
+    /// ([`Float8Error::Device`]). The error holds the model.
     pub fn apply<B: Float8Stack, M: Module<B>>(&self, model: M) -> Result<(M, Summary), ApplyError<M>> {
         self.apply_with(model, |_| true)
     }
@@ -124,15 +126,19 @@ impl Float8Config {
         if known.is_none() && linears.iter().any(is_sharded) {
             return Err(ApplyError { error: Float8Error::Sharded, model: Box::new(model) });
         }
-        let keeps_tags = known.is_some();
-        let conversion = known.unwrap_or_else(|| Arc::new(Conversion::new(self.clone(), quantized)));
-        B::register();
         let mut devices: Vec<&B::Device> = vec![];
         for FoundLinear { device, .. } in &linears {
             if !devices.contains(&device) {
                 devices.push(device);
             }
         }
+        let prepare = |device: &&B::Device| B::Inner::fp8_prepare(device, Some(self.self_check));
+        if let Err(error) = devices.iter().try_for_each(prepare) {
+            return Err(ApplyError { error: error.into(), model: Box::new(model) });
+        }
+        let keeps_tags = known.is_some();
+        let conversion = known.unwrap_or_else(|| Arc::new(Conversion::new(self.clone(), quantized)));
+        B::register();
         for device in devices {
             B::untagged_layer(device).reset_calls();
             let settled = settle_at_apply::<B::Inner>(device, self.untagged).choice;

@@ -1,6 +1,7 @@
 //! [`set_default_config`]: how linears run that were not in a model to which a configuration was applied.
 use burn_backend::tensor::Device;
 
+use crate::backend::Float8Backend;
 use crate::config::{Float8Config, Policy, ScalingType};
 use crate::error::Float8Error;
 use crate::layer::set_default;
@@ -14,18 +15,19 @@ use crate::terms::{Operand, Reason};
 /// # Errors
 ///
 /// As [`Float8LinearConfig::validate`](crate::Float8LinearConfig::validate);
-/// [`Float8Error::DelayedWithoutLayers`]: an amax history belongs to a layer.
+/// [`Float8Error::DelayedWithoutLayers`]: an amax history belongs to a layer; [`Float8Error::Device`] if the device cannot run FP8.
 pub fn set_default_config<B: Float8Stack>(
     device: &Device<B>,
     config: Option<&Float8Config>,
 ) -> Result<(), Float8Error> {
     let policy = match config {
-        Some(Float8Config { linear, .. }) => {
+        Some(Float8Config { linear, self_check, .. }) => {
             linear.validate()?;
             let casts = linear.casts();
             if Operand::ALL.into_iter().any(|operand| casts.of(operand).scaling_type == ScalingType::Delayed) {
                 return Err(Float8Error::DelayedWithoutLayers);
             }
+            B::Inner::fp8_prepare(device, Some(*self_check))?;
             Policy::Float8(linear.clone())
         }
         None => Policy::HighPrecision(Reason::Off),

@@ -2,15 +2,16 @@
 use std::sync::Arc;
 
 use burn::module::Module;
+use burn_backend::tensor::Device;
 use float8_kernels::reference;
 use serde::Serialize;
 
 use super::walk::{FoundLinear, linears};
-use crate::backend::{Float8Backend, OperandSize};
+use crate::backend::{Float8Backend, GemmConfig, GemmPath, OperandSize, SelfCheckReport};
 use crate::config::{Policy, Untagged, shortened};
-use crate::error::Float8Error;
+use crate::error::{DeviceError, Float8Error};
 use crate::layer::{
-    Fallback, Layer, OperandHealth, Tag, UNTAGGED_NAME, UntaggedRule, serialize_non_finite, untagged_rule,
+    Fallback, LastOperand, Layer, OperandHealth, Tag, UNTAGGED_NAME, UntaggedRule, serialize_non_finite, untagged_rule,
 };
 use crate::stack::Float8Stack;
 use crate::step::DeviceState;
@@ -103,6 +104,8 @@ pub struct Report {
     /// Linears of the model that carry no layer, where nothing says that such linears are meant to run as they do: a record without
     /// FP8 layers was loaded, or their weights were quantized or rebuilt from data since.
     pub untagged: Vec<String>,
+    /// What self-checks have found on the model's devices; nothing where they are CPUs.
+    pub self_check: SelfCheckReport,
 }
 
 /// GEMM calls by path, summed over a model.
@@ -139,11 +142,12 @@ impl core::fmt::Display for GemmTotals {
 pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
     let found = linears::<B, M>(model, None);
     let layers: Vec<_> = found.iter().filter_map(|linear| Some(linear.tag.as_ref()?.layer.clone())).collect();
-    let (mut of_devices, mut untagged): (Vec<Arc<Layer>>, _) = (vec![], vec![]);
+    let places: Vec<_> = found.iter().filter_map(|linear| linear.tag.as_ref().map(|_| linear.device.clone())).collect();
+    let (mut of_devices, mut untagged): (Vec<(Arc<Layer>, _)>, _) = (vec![], vec![]);
     for FoundLinear { info, device, tag, .. } in found {
         let of_device = B::untagged_layer(&device);
-        if !of_devices.iter().any(|l| Arc::ptr_eq(l, &of_device)) {
-            of_devices.push(of_device);
+        if !of_devices.iter().any(|(l, _)| Arc::ptr_eq(l, &of_device)) {
+            of_devices.push((of_device, device.clone()));
         }
         match tag {
             Some(Tag { layer, .. }) if layer.conversion().config().statistics.is_some() => {
@@ -153,8 +157,17 @@ pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
             _ => {}
         }
     }
-    of_devices.retain(|l| Gemm::ALL.iter().any(|g| l.calls(*g) != [0; 3]));
-    Report { layers: layers.iter().chain(&of_devices).map(|l| LayerReport::new::<B::Inner>(l)).collect(), untagged }
+    let self_checks = of_devices.iter().map(|(_, device)| {
+        // What was launched and is lost is known once the device is done.
+        let done = B::sync(device);
+        let found = B::Inner::fp8_self_check(device);
+        SelfCheckReport { lost: found.lost.or(done.err().map(|error| error.to_string())), ..found }
+    });
+    let self_check = self_checks.reduce(SelfCheckReport::and).unwrap_or_default();
+    of_devices.retain(|(l, _)| Gemm::ALL.iter().any(|g| l.calls(*g) != [0; 3]));
+    let rows = layers.into_iter().zip(places).chain(of_devices);
+    let layers = rows.map(|(layer, device)| LayerReport::new::<B::Inner>(&layer, &device, &self_check)).collect();
+    Report { layers, untagged, self_check }
 }
 
 /// Whether nobody has asked that a linear without a layer runs as it does, beside these.
@@ -169,11 +182,26 @@ fn is_lost(name: &str, rule: Option<UntaggedRule>, layers: &[Arc<Layer>]) -> boo
 }
 
 impl LayerReport {
-    fn new<B: Float8Backend>(layer: &Layer) -> Self {
+    fn new<B: Float8Backend>(layer: &Layer, device: &Device<B>, self_check: &SelfCheckReport) -> Self {
         let gemm = |gemm: Gemm| {
-            let [native, emulated, high_precision] = layer.calls(gemm);
+            let [mut native, mut emulated, high_precision] = layer.calls(gemm);
             let last = layer.last(gemm);
-            let (path, operands) = last.float8.map(|(path, operands)| (path.to_string(), operands)).unzip();
+            let (path, operands) = last.float8.unzip();
+            let granularities =
+                operands.as_ref().map(|operands: &[LastOperand; 2]| operands.each_ref().map(|o| o.cast.granularity));
+            let path = path.zip(granularities).map(|(path, granularities)| {
+                let lost = self_check.lost_paths(granularities);
+                if lost.is_empty() {
+                    return path.to_string();
+                }
+                // Calls that were counted before their results were found to be wrong were made again.
+                let emulate = path == GemmPath::Emulated;
+                let path = B::fp8_gemm_path(device, granularities, GemmConfig { emulate, ..Default::default() });
+                if !path.is_native() {
+                    (native, emulated) = (0, native + emulated);
+                }
+                format!("{path} (self-check of {} failed)", lost.join(", "))
+            });
             let [reason, unrequested] = [last.reason, last.unrequested].map(|r| r.map(|r| r.to_string()));
             let operands = [0, 1].map(|i| {
                 let operand = gemm.operands()[i];
@@ -229,9 +257,16 @@ impl Report {
     ///
     /// # Errors
     ///
-    /// The first layer that did not: [`Float8Error::UnrequestedHighPrecision`], [`NeverCalled`](Float8Error::NeverCalled),
+    /// [`Float8Error::Device`] if a kernel was wrong, or results are lost. The first layer that did not:
+    /// [`UnrequestedHighPrecision`](Float8Error::UnrequestedHighPrecision), [`NeverCalled`](Float8Error::NeverCalled),
     /// [`UntaggedLinears`](Float8Error::UntaggedLinears) for those of [`untagged`](Self::untagged).
     pub fn verify(&self) -> Result<(), Float8Error> {
+        if let Some(message) = self.self_check.lost.clone() {
+            return Err(DeviceError::TaskPanicked { message }.into());
+        }
+        if let Some(failure) = self.self_check.failures.first() {
+            return Err(DeviceError::SelfCheck(failure.clone()).into());
+        }
         // Other models' linears count there, too.
         let layers = || self.layers.iter().filter(|layer| layer.name != UNTAGGED_NAME);
         for layer in layers() {

@@ -2,6 +2,7 @@
 use core::fmt::{Display, Formatter, Result};
 
 use super::report::{GemmTotals, LayerReport, OperandReport, Report};
+use crate::backend::SelfCheckReport;
 use crate::layer::CastHealth;
 
 /// One row a GEMM: its calls in FP8 and in high precision, how it was computed, padding, bytes of both operands, and amax
@@ -24,7 +25,8 @@ impl Display for Report {
             gemm_rows(f, layer, width)?;
         }
         health_rows(f, self, width)?;
-        write!(f, "{}", self.totals())
+        write!(f, "{}", self.totals())?;
+        if self.self_check == SelfCheckReport::default() { Ok(()) } else { write!(f, "\n{}", self.self_check) }
     }
 }
 

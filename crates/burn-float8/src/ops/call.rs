@@ -7,7 +7,7 @@ use burn_std::Shape;
 
 use crate::backend::{Float8Backend, GroupEnds, OperandSize, memo};
 use crate::config::{LinearPlan, Untagged};
-use crate::error::{Float8Error, Float8Panic};
+use crate::error::{DeviceError, Float8Error, Float8Panic};
 use crate::layer::{LastOperand, Layer, UntaggedRule, is_autocast_enabled, settle_at_linear, untagged};
 use crate::profile::{Work, operation, time};
 use crate::step::on_weight_read;
@@ -178,6 +178,10 @@ impl<'a> GemmCall<'a> {
     }
 
     /// Multiplies two operands, and counts.
+    ///
+    /// # Panics
+    ///
+    /// If the device has lost results; in strict mode, if one of its kernels was found to be wrong.
     pub(super) fn run<B: Float8Backend>(
         &self,
         copies: [&Fp8Copy<B>; 2],
@@ -192,6 +196,12 @@ impl<'a> GemmCall<'a> {
         let timer = time(Work::ScaledGemm(self.gemm));
         let y = B::fp8_matmul(operands, bias, groups, shape, FloatDType::from(dtype), gemm.config);
         drop(timer);
+        match B::fp8_fault(device) {
+            // The result was computed again.
+            Some(DeviceError::SelfCheck(_)) if !self.used.layer.conversion().config().strict => {}
+            Some(error) => panic!("{}", Float8Panic::Device(error)),
+            None => {}
+        }
         let operand = |copy: &Fp8Copy<B>| {
             let size = B::fp8_size(&copy.operand);
             let size = OperandSize { k: self.unpadded.unwrap_or(size.k), ..size };

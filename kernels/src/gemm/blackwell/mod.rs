@@ -33,6 +33,7 @@ use super::tma::maps::Matrix;
 use super::tma::ring::{Layout, trap};
 use super::tma::scales::load_width;
 use super::tma::store::Store;
+use crate::launched::note;
 use crate::version::VERSION;
 use crate::{Format, Granularity};
 use maps::{MapsLaunch, scales_map};
@@ -226,6 +227,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, scaling: Sca
     let (_, n, _) = gemm.matrices();
     let columns = config.columns(n, gemm.grouping());
     let has_scale_maps = config.block_scaled() && ctas == 2;
+    note("gemm_blackwell", (config, target.dtype, gemm.parameters()));
     // SAFETY: `scaled_gemm` has checked that codes, scales, bias and output have the sizes given here; TMA stays inside its
     // maps and the scales of existing rows, and ordinary loads and stores are guarded by `m` and `n`.
     unsafe {

@@ -21,6 +21,7 @@ use cubecl::prelude::*;
 use super::Gemm;
 use super::problem::ProblemLaunch;
 use crate::grid::fold;
+use crate::launched::note;
 use crate::version::VERSION;
 use crate::{Format, Granularity};
 
@@ -193,6 +194,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let tile = unit.tile(client, gemm);
     let config =
         Config { tile, unit, formats: gemm.formats(), element, by_block: gemm.by_block(), accumulate: gemm.accumulate };
+    note("gemm_half", (config, gemm.parameters()));
     // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are guarded by
     // the rows and words of the operands, stores by `m` and `n`.
     unsafe {

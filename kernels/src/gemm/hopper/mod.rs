@@ -45,6 +45,7 @@ use super::tma::scales::load_width;
 use super::tma::store::Store;
 use crate::dequantize::to_bf16;
 use crate::granularity::BLOCK;
+use crate::launched::note;
 use crate::version::VERSION;
 use crate::{Format, Granularity, Operand};
 use plan::{CONSUMERS, MMA_ROWS, Promotion, group_cols, sum_registers};
@@ -199,6 +200,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, promotion: P
     config.stages = Layout::most_stages(max_shared, |stages| Config { stages, ..config }.shared_words() * 4);
     let [a, b] = [gemm.a, gemm.b].map(|operand| matrix(client, operand, config.element));
     let (_, n, _) = gemm.matrices();
+    note("gemm_hopper", (config, target.dtype, gemm.parameters()));
     // SAFETY: `scaled_gemm` has checked that codes, scales, bias and output have the sizes given here; TMA stays inside its
     // maps, and ordinary loads and stores are guarded by `m` and `n`.
     unsafe {

@@ -33,6 +33,7 @@ use cubecl::prelude::*;
 
 use super::Gemm;
 use super::problem::ProblemLaunch;
+use crate::launched::note;
 use crate::ptx::mma::MmaKind;
 use crate::version::VERSION;
 use crate::{CudaArch, Format, Granularity, cuda_arch};
@@ -131,6 +132,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     };
     // Two neighbouring columns are one store where every row starts at an even element.
     let width = if n.is_multiple_of(2) { 2 } else { 1 };
+    note("gemm_mma", (width, config, gemm.parameters()));
     // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; copies read only inside
     // the rows and words of the operands, stores are guarded by `m` and `n`.
     unsafe {

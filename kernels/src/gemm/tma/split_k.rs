@@ -8,6 +8,7 @@ use crate::Granularity;
 use crate::gemm::Gemm;
 use crate::gemm::problem::{Problem, ProblemLaunch};
 use crate::grid::{UNITS, fold};
+use crate::launched::note;
 use crate::version::{VERSION, Version};
 
 /// Has `launch` write the output; or, if there are `splits`, partial sums of `rows` rows each, which this adds up.
@@ -36,6 +37,7 @@ fn combine<R: Runtime>(
     [rows, pitch]: [usize; 2],
 ) {
     let (m, n) = (gemm.m(), gemm.n());
+    note("gemm_combine", gemm.parameters());
     // SAFETY: partial sums and output have the sizes given here, and every index is below `m · n`.
     unsafe {
         gemm_combine::launch_unchecked::<R>(

@@ -15,7 +15,7 @@ use float8_kernels::{
 
 use crate::Failure;
 use crate::case::{Cases, wrong};
-use crate::compare::{Bound, Comparison, EMULATE, Expected, MAX_PRODUCTS, PRECISE};
+use crate::compare::{Comparison, EMULATE, Expected, MAX_PRODUCTS, PRECISE};
 use crate::data::{F32, from_dtype};
 use crate::device::{poison, read};
 use crate::matrix::{Codes, HostMatrix};
@@ -237,7 +237,7 @@ impl GroupedGemm {
             let emulate = Self { config: EMULATE, out: F32, ..*self };
             let want = multiply(client, [&a, &b], &emulate)?;
             let size = multiply(client, [&a.magnitudes(), &b.magnitudes()], &emulate)?;
-            let emulated = Bound::of(GemmPath::Emulated, EMULATE, granularities, k).get();
+            let emulated = GemmPath::Emulated.error_bound(EMULATE, granularities, k);
             let bound = bound(path, k) + if codes.is_exact() { 0.0 } else { emulated };
             for ([row, col], element) in Expected::given(&want, &size, n).iter() {
                 comparison.add([row, col], got[row * n + col], element, bound);
@@ -254,7 +254,7 @@ pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
 }
 
 fn check<R: Runtime>(client: &ComputeClient<R>, case: &GroupedGemm) -> Result<f64, Failure> {
-    case.compare(client, |path, k| Bound::of(path, case.config, case.granularities, k).get())
+    case.compare(client, |path, k| path.error_bound(case.config, case.granularities, k))
 }
 
 fn multiply<R: Runtime>(

@@ -1,6 +1,6 @@
 //! GEMMs whose tensor cores keep no more bits than real ones do: what is checked on a GPU passes.
 
-use checks::{Bound, Gemm, HostMatrix, Size, run};
+use checks::{Gemm, HostMatrix, Size, run};
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};
 use cubecl_core::Runtime;
 use float8_kernels::{Format, Granularity, gemm_path, reference, scaled_gemm};
@@ -24,7 +24,7 @@ const CHECKS: [&str; 6] = [
 const BLOCKS: &str = "scaled_gemm 130x137x300 e4m3,e4m3 1x128,128x128 ";
 const MX_BLOCKS: &str = "scaled_gemm 130x137x300 e4m3,e4m3 1x32,1x32 ";
 
-/// Runs the checks whose names begin so, but not those of other kernels: random operands stay within [`Bound`], and those whose
+/// Runs the checks whose names begin so, but not those of other kernels: random operands stay within [`error_bound`](float8_kernels::GemmPath::error_bound), and those whose
 /// sums are exact in few bits come out so.
 fn run_checks(client: &Client, which: &[&str], what: &str) {
     for which in which {
@@ -84,7 +84,7 @@ fn all_fp8_products_are_cut() {
     }
 }
 
-/// A sum that runs on: its error grows slowly as long as bits are dropped toward zero. [`Bound`] does not allow for what comes of
+/// A sum that runs on: its error grows slowly as long as bits are dropped toward zero. [`error_bound`](float8_kernels::GemmPath::error_bound) does not allow for what comes of
 /// dropping them downward, which has one direction, and notices it; promotion bounds both.
 #[test]
 fn long_contractions() {
@@ -93,7 +93,7 @@ fn long_contractions() {
     for config in [PRECISE, FAST] {
         let gemm = Gemm { config, ..Gemm::new([64, 60, 4096]) };
         let ([a, b], granularities) = (gemm.matrices(), gemm.granularities);
-        let bound = Bound::of(gemm_path(client, granularities, config), config, granularities, gemm.shape[2]).get();
+        let bound = gemm_path(client, granularities, config).error_bound(config, granularities, gemm.shape[2]);
         // Of a bound of 1, the error is the share of `Σ |a·b|`.
         let [zero, floor] = [Accumulator::HOPPER[0], Accumulator::HOPPER[1]].map(|accumulator| {
             running.set_accumulator(accumulator);

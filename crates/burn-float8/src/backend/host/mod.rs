@@ -73,6 +73,17 @@ pub fn quantize<B: Float8Backend<Operand = HostOperand<Device<B>>>>(
     orientation: Orientation,
     scale: ScaleFrom<FloatTensor<B>>,
 ) -> Quantized<B> {
+    let ([rows, cols], amax) = quantize_on_host::<B>(x, cast, orientation, scale);
+    Quantized { rows, cols, amax }
+}
+
+/// The same for any backend: the copies by rows and by columns, and the amax.
+pub(super) fn quantize_on_host<B: Backend>(
+    x: FloatTensor<B>,
+    cast: Cast,
+    orientation: Orientation,
+    scale: ScaleFrom<FloatTensor<B>>,
+) -> ([Option<HostOperand<Device<B>>>; 2], FloatTensor<B>) {
     let device = B::float_device(&x);
     let dims = matrix(&x.shape());
     let values = &*floats::<B>(&x);
@@ -106,7 +117,7 @@ pub fn quantize<B: Float8Backend<Operand = HostOperand<Device<B>>>>(
     let copy = |transposed| move |(codes, scales, _): loops::Codes| operand(transposed, Arc::new(codes), &scales);
     let (rows, cols) = (by_rows.map(copy(false)), by_cols.map(copy(true)));
     let flipped = rows.as_ref().map(|rows| HostOperand { transposed: true, ..rows.clone() });
-    Quantized { cols: cols.or(flipped.filter(|_| orientation.cols())), rows: rows.filter(|_| orientation.rows()), amax }
+    ([rows.filter(|_| orientation.rows()), cols.or(flipped.filter(|_| orientation.cols()))], amax)
 }
 
 /// [`Float8Backend::fp8_matmul`] on the host, with `B`'s f32 matmul; with groups this waits for the device.

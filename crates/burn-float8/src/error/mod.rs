@@ -1,4 +1,7 @@
 //! What a user can get wrong, as errors and as panics of Burn's operations, which return none; fields carry the offending values.
+mod device;
+
+pub use device::{DeviceError, SelfCheckFailure};
 use float8_kernels::{Format, Granularity, ScaleCalculationMode};
 
 use crate::terms::{Gemm, Recipe};
@@ -207,6 +210,9 @@ pub enum Float8Error {
         /// How often `Tensor::matmul` read its weight.
         weight_matmuls: u64,
     },
+    /// The device cannot run FP8, or a kernel is wrong there.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// A saved state does not belong to the model.
     #[error("the state names {layer:?}, which is no converted linear of the model")]
     StateLayer {
@@ -252,6 +258,9 @@ pub enum Float8Panic {
         /// The shape of a shard.
         rows: [usize; 2],
     },
+    /// The device cannot run FP8, or has lost results.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// A linear's weight carries no layer, and an applied configuration says `untagged = "error"`.
     #[error(
         "a linear with weight {weight:?} carries no layer: it was not in the model that Float8Config was applied to"

@@ -1,0 +1,58 @@
+//! [`SelfCheckReport`].
+use core::fmt::{Display, Formatter, Result};
+
+use float8_kernels::Granularity;
+use serde::Serialize;
+
+use crate::error::SelfCheckFailure;
+
+/// What self-checks have found on a device.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct SelfCheckReport {
+    /// Kernels, each with the parameters that it was compiled for, that were right.
+    pub kernels: usize,
+    /// Seconds that the checks have taken.
+    pub seconds: f64,
+    /// Calls that were wrong, and computed again.
+    pub failures: Vec<SelfCheckFailure>,
+    /// Whether nothing is checked.
+    pub off: bool,
+    /// The message of a task of the device's thread that has panicked, so that something was not computed.
+    pub lost: Option<String>,
+}
+
+impl SelfCheckReport {
+    /// The paths that GEMMs of such operands have lost.
+    pub(crate) fn lost_paths(&self, granularities: [Granularity; 2]) -> Vec<&str> {
+        let of_these = self.failures.iter().filter(|failure| failure.granularities == Some(granularities));
+        of_these.map(|failure| &*failure.path).collect()
+    }
+
+    /// Of several devices.
+    pub(crate) fn and(self, other: Self) -> Self {
+        let mut failures = self.failures;
+        failures.extend(other.failures);
+        Self {
+            kernels: self.kernels + other.kernels,
+            seconds: self.seconds + other.seconds,
+            failures,
+            off: self.off || other.off,
+            lost: self.lost.or(other.lost),
+        }
+    }
+}
+
+impl Display for SelfCheckReport {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        let Self { kernels, seconds, failures, off, lost } = self;
+        if *off {
+            write!(f, "self-check: off")?;
+        } else {
+            let verdict = if failures.is_empty() { ", all right" } else { " right" };
+            write!(f, "self-check: {kernels} kernels{verdict}, {seconds:.2} s")?;
+        }
+        failures.iter().try_for_each(|failure| write!(f, "; {failure}"))?;
+        lost.iter()
+            .try_for_each(|lost| write!(f, "; results are lost, since a task of the device has panicked: {lost}"))
+    }
+}

@@ -1,0 +1,58 @@
+//! [`DeviceError`]: why results of a device are not to be used, or not of some of its kernels.
+use float8_kernels::Granularity;
+use serde::Serialize;
+
+/// Why a device cannot compute in FP8, or has not computed what it was asked for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// What its kernels are compiled with is missing, or does not fit the driver.
+    #[error(transparent)]
+    Setup(#[from] device_select::DeviceError),
+    /// A small cast and product do not come out right, by any kernel.
+    #[error("the device does not compute: a {what} of 64 by 64 failed on every path: {reason}")]
+    Preflight {
+        /// `cast` or `GEMM`.
+        what: &'static str,
+        /// What was found.
+        reason: String,
+    },
+    /// The runtime has lost something that it was to compute: its thread has caught a panic, and goes on with memory that nobody has
+    /// written.
+    #[error("results on the device are lost, since a task of its thread has panicked: {message}")]
+    TaskPanicked {
+        /// The panic's.
+        message: String,
+    },
+    /// A kernel is wrong on this device.
+    #[error("{0}")]
+    SelfCheck(SelfCheckFailure),
+    /// `FLOAT8_SELF_CHECK` is neither of its values.
+    #[error("FLOAT8_SELF_CHECK={value:?}: expected first_use or off")]
+    SelfCheckVariable {
+        /// Its value.
+        value: String,
+    },
+}
+
+/// A call whose result was not that of the scalar reference, so that what it launched is not launched on the device again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SelfCheckFailure {
+    /// The kernels that the call had launched.
+    pub kernels: Vec<&'static str>,
+    /// What was computed, with shapes, formats and scales.
+    pub call: String,
+    /// The path of a GEMM, or the instructions of a cast.
+    pub path: String,
+    /// Of the operands of a GEMM: GEMMs of such operands take another path from then on.
+    pub granularities: Option<[Granularity; 2]>,
+    /// What was wrong: the sample, what it is and what it should be; or the device's error.
+    pub found: String,
+}
+
+impl core::fmt::Display for SelfCheckFailure {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Self { kernels, call, path, found, .. } = self;
+        write!(f, "self-check of {path} failed ({}): {call}: {found}", kernels.join(", "))
+    }
+}

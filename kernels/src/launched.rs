@@ -1,0 +1,35 @@
+//! Which kernels a call launches on its thread, so that each can be checked the first time that it runs.
+
+use core::cell::RefCell;
+use core::hash::{BuildHasher, Hash};
+use std::hash::{BuildHasherDefault, DefaultHasher};
+
+thread_local! {
+    static LAUNCHED: RefCell<Option<Vec<KernelVariant>>> = const { RefCell::new(None) };
+}
+
+/// A kernel of this crate with its compile-time parameters: what is compiled once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct KernelVariant {
+    /// The kernel's name.
+    pub name: &'static str,
+    /// A hash of the parameters.
+    parameters: u64,
+}
+
+/// What `call` gives, and the kernels of this crate that it has launched.
+pub fn launched_by<T>(call: impl FnOnce() -> T) -> (T, Vec<KernelVariant>) {
+    let outer = LAUNCHED.replace(Some(vec![]));
+    let result = call();
+    (result, LAUNCHED.replace(outer).unwrap_or_default())
+}
+
+/// Notes a launch, where somebody asks.
+pub(crate) fn note(name: &'static str, parameters: impl Hash) {
+    LAUNCHED.with_borrow_mut(|launched| {
+        if let Some(launched) = launched {
+            let parameters = BuildHasherDefault::<DefaultHasher>::default().hash_one(parameters);
+            launched.push(KernelVariant { name, parameters });
+        }
+    });
+}

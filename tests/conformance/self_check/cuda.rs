@@ -1,0 +1,183 @@
+//! CUDA offline with faults, interpreted. Each test has a device of its own, told apart by its SMs.
+use burn_cubecl::CubeBackend;
+use burn_float8::report::DeviceError;
+use burn_float8::{Float8Config, Float8Error, Recipe, Report, report};
+use burn_fusion::Fusion;
+use codegen::device::{Execution, GenerateCuda, OfflineDevice, Running, execute, take_waits};
+use codegen::fault::{Fault, inject};
+use ptx_interpreter::{Accumulator, Rounding};
+
+use crate::{assert_right, layer, panic_of, plain, step};
+
+/// What `burn::backend::Cuda` is, on another runtime.
+type Offline = Fusion<CubeBackend<GenerateCuda, f32, i32, u8>>;
+
+/// A device of few SMs, with these faults. Nothing without NVRTC, which the test says.
+fn device<const N: usize>(sms: u16, faults: [(&'static str, Fault); N]) -> Option<(Running, OfflineDevice)> {
+    let running = execute(Execution::default())?;
+    let device = OfflineDevice { sm: 90, sms };
+    faults.into_iter().for_each(|(kernel, fault)| inject(&device, kernel, fault));
+    Some((running, device))
+}
+
+/// That a linear computes what the CPU does, in spite of the faults; its report.
+fn survives<const N: usize>(sms: u16, recipe: Recipe, faults: [(&'static str, Fault); N]) -> Option<Report> {
+    let (_running, device) = device(sms, faults)?;
+    let layer = layer::<Offline>(&Float8Config::new(recipe), &device).expect("the device computes");
+    // Once more, when what is wrong is known.
+    assert_right::<Offline>(recipe, &layer, &device);
+    assert_right::<Offline>(recipe, &layer, &device);
+    Some(report(&layer))
+}
+
+/// The paths of fprop, dgrad and wgrad, without repetition.
+fn paths(report: &Report) -> Vec<String> {
+    let mut paths: Vec<_> =
+        report.layers[0].gemms().into_iter().map(|(_, gemm)| gemm.path.clone().expect("it ran")).collect();
+    paths.dedup();
+    paths
+}
+
+fn failed(report: &Report) -> DeviceError {
+    match report.verify() {
+        Err(Float8Error::Device(error)) => error,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_device_that_is_right_is_asked_once() {
+    let Some((_running, device)) = device(4, []) else { return };
+    let layer = layer::<Offline>(&Float8Config::tensorwise(), &device).expect("the device computes");
+    step::<Offline>(&layer, &device);
+    take_waits();
+    let x = crate::tensor::<Offline, 2>(1, [crate::SHAPE[0], crate::SHAPE[1]], &device).require_grad();
+    let grads = layer.forward(x.clone()).sum().backward();
+    assert_eq!(take_waits(), 0, "the host waited for the device");
+    drop(grads);
+    let report = report(&layer);
+    report.verify().expect("all is right");
+    assert_eq!(paths(&report), ["wgmma"]);
+    let found = &report.self_check;
+    assert!(found.kernels > 5 && found.failures.is_empty() && found.lost.is_none() && !found.off, "{found:?}");
+    let text = report.to_string();
+    let last = text.lines().last().expect("lines");
+    assert!(last.starts_with(&format!("self-check: {} kernels, all right, ", found.kernels)), "{last}");
+}
+
+#[test]
+fn wrong_gemms_take_the_next_path() {
+    let kinds = [
+        // It does not compile.
+        Fault::Refuse,
+        // Its launches are lost, with a word and without.
+        Fault::Panic("no memory is left"),
+        Fault::Drop,
+        // Shared memory is read as if its rows were not swizzled.
+        Fault::Edit("4611686293305360384", "274877972480"),
+    ];
+    for (i, fault) in kinds.into_iter().enumerate() {
+        let Some(report) = survives(8 + i as u16, Recipe::Tensorwise, [("gemm_hopper", fault)]) else { return };
+        assert_eq!(paths(&report), ["f16 mma (self-check of wgmma failed)"], "{fault:?}");
+        assert_eq!((report.totals().native, report.totals().emulated), (0, 6), "{fault:?}");
+        let text = report.to_string();
+        assert!(text.contains("f16 mma (self-check of wgmma failed)") && text.contains("gemm_hopper"), "{text}");
+        let DeviceError::SelfCheck(failure) = failed(&report) else { panic!("{fault:?}") };
+        assert_eq!((&*failure.path, &failure.kernels[..]), ("wgmma", &["gemm_hopper"][..]), "{failure}");
+        if let Fault::Panic(message) = fault {
+            assert!(failure.found.contains(message), "{failure}");
+        }
+    }
+}
+
+/// Tensor cores that keep fewer bits than any that are known.
+#[test]
+fn an_accumulator_that_loses_bits_is_noticed() {
+    let Some((running, device)) = device(16, []) else { return };
+    running.set_accumulator(Accumulator::Truncated { fraction_bits: 4, rounding: Rounding::ToZero });
+    let layer = layer::<Offline>(&Float8Config::tensorwise(), &device).expect("the device computes");
+    assert_right::<Offline>(Recipe::Tensorwise, &layer, &device);
+    assert_eq!(paths(&report(&layer)), ["f16 mma (self-check of wgmma failed)"]);
+}
+
+/// The emulated path is the last one on which the device is tried out.
+#[test]
+fn two_wrong_gemms_leave_the_third() {
+    let refuse = |kernel| (kernel, Fault::Refuse);
+    let two = [refuse("gemm_hopper"), refuse("gemm_half")];
+    let Some(report) = survives(20, Recipe::Tensorwise, two) else { return };
+    assert_eq!(paths(&report), ["emulated (self-check of wgmma, f16 mma failed)"]);
+    let Some((_running, device)) = device(21, [refuse("gemm_")]) else { return };
+    let error = layer::<Offline>(&Float8Config::tensorwise(), &device).expect_err("nothing multiplies");
+    assert!(matches!(&error, Float8Error::Device(DeviceError::Preflight { what: "GEMM", .. })), "{error:?}");
+}
+
+#[test]
+fn wrong_casts_are_made_without_their_instructions() {
+    let edit = Fault::Edit("cvt.rn.satfinite.e4m3x2", "cvt.rn.satfinite.e5m2x2");
+    let Some(report) = survives(24, Recipe::Rowwise, [("cast_", edit)]) else { return };
+    assert_eq!(paths(&report), ["wgmma"]);
+    let DeviceError::SelfCheck(failure) = failed(&report) else { panic!("{report}") };
+    assert!(failure.path == "casts by cvt to FP8" && failure.found.starts_with("code ["), "{failure}");
+    // With none at all, on the host. The device is tried out with another cast.
+    for (sms, recipe) in [(25, Recipe::Tensorwise), (26, Recipe::Mxfp8), (27, Recipe::Delayed)] {
+        let Some(report) = survives(sms, recipe, [("cast_tiles", Fault::Drop)]) else { return };
+        assert!(matches!(failed(&report), DeviceError::SelfCheck(_)), "{report}");
+    }
+}
+
+/// CubeCL looks for the headers when it compiles the first kernel, in the device's thread.
+#[test]
+fn a_device_that_computes_nothing_is_an_error() {
+    let Some((_running, device)) = device(28, [("", Fault::Panic("CUDA installation not found."))]) else { return };
+    let error = layer::<Offline>(&Float8Config::tensorwise(), &device).expect_err("nothing runs");
+    assert!(matches!(&error, Float8Error::Device(DeviceError::Preflight { what: "cast", .. })), "{error:?}");
+    assert!(error.to_string().contains("CUDA installation not found."), "{error}");
+    // Without a configuration.
+    let text =
+        panic_of(|| drop(plain::<Offline>(&device).forward(crate::tensor::<Offline, 2>(1, [128, 256], &device))));
+    assert_eq!(text, error.to_string());
+}
+
+/// What is lost after the first use ends the run at the next linear, and fails `verify` where none comes.
+#[test]
+fn a_launch_that_is_lost_later_is_noticed() {
+    for (sms, kernel) in [(32, "gemm_hopper"), (33, "elemwise")] {
+        let Some((_running, device)) = device(sms, []) else { return };
+        let layer = layer::<Offline>(&Float8Config::tensorwise(), &device).expect("the device computes");
+        assert_right::<Offline>(Recipe::Tensorwise, &layer, &device);
+        report(&layer).verify().expect("all is right");
+        inject(&device, kernel, Fault::Panic("the device is full"));
+        // It may be lost before or after the host comes to another linear.
+        let run = || drop(step::<Offline>(&layer, &device));
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+        let DeviceError::TaskPanicked { message } = failed(&report(&layer)) else { panic!("{kernel}") };
+        assert!(message.starts_with("the device is full"), "{message}");
+        let text = panic_of(|| drop(step::<Offline>(&layer, &device)));
+        assert!(text.contains("the device is full"), "{kernel}: {ended:?} {text}");
+    }
+}
+
+#[test]
+fn strict_stops_at_a_kernel_that_is_wrong() {
+    let Some((_running, device)) = device(36, [("gemm_hopper", Fault::Refuse)]) else { return };
+    let layer = layer::<Offline>(&Float8Config::tensorwise().with_strict(true), &device);
+    // What the device was tried out with has taken another path.
+    let layer = layer.expect("the device computes");
+    let text = panic_of(|| drop(step::<Offline>(&layer, &device)));
+    assert!(text.starts_with("self-check of wgmma failed (gemm_hopper): "), "{text}");
+}
+
+#[test]
+fn threads_that_use_a_kernel_at_once_wait_for_its_check() {
+    let Some((_running, device)) = device(40, [("gemm_hopper", Fault::Drop)]) else { return };
+    let device = &device;
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(move || {
+                let layer = layer::<Offline>(&Float8Config::tensorwise(), device).expect("the device computes");
+                assert_right::<Offline>(Recipe::Tensorwise, &layer, device);
+            });
+        }
+    });
+}

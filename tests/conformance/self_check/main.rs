@@ -1,0 +1,65 @@
+//! What is wrong with a device is found out and made up for, or ends in an error: never in wrong numbers. In a process of its own, since
+//! panics of device threads are the process's.
+mod cuda;
+mod wgpu;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::backend::{Autodiff, Flex};
+use burn::module::{Param, ParamId};
+use burn::nn::Linear;
+use burn::tensor::{Tensor, TensorData};
+use burn_float8::backend::Float8Backend;
+use burn_float8::{Float8, Float8Config, Float8Error, Recipe};
+use test_data::{normal, relative_error};
+
+type A<B> = Float8<Autodiff<B>>;
+
+/// M, K and N.
+const SHAPE: [usize; 3] = [128, 256, 192];
+
+fn tensor<B: Float8Backend, const D: usize>(seed: u64, shape: [usize; D], device: &B::Device) -> Tensor<A<B>, D> {
+    Tensor::from_data(TensorData::new(normal(shape.iter().product(), seed), shape), device)
+}
+
+/// A linear to which nothing was applied.
+fn plain<B: Float8Backend>(device: &B::Device) -> Linear<A<B>> {
+    let [_, k, n] = SHAPE;
+    let weight = Param::initialized(ParamId::new(), tensor::<B, 2>(2, [k, n], device).require_grad());
+    Linear { weight, bias: Some(Param::initialized(ParamId::new(), tensor::<B, 1>(3, [n], device).require_grad())) }
+}
+
+fn layer<B: Float8Backend>(config: &Float8Config, device: &B::Device) -> Result<Linear<A<B>>, Float8Error> {
+    Ok(config.apply(plain::<B>(device))?.0)
+}
+
+fn values<B: Float8Backend, const D: usize>(tensor: Tensor<Float8<B>, D>) -> Vec<f32> {
+    tensor.into_data().into_vec().expect("f32")
+}
+
+/// y, dx, dw and db.
+fn step<B: Float8Backend>(layer: &Linear<A<B>>, device: &B::Device) -> [Vec<f32>; 4] {
+    let [m, k, n] = SHAPE;
+    let x = tensor::<B, 2>(1, [m, k], device).require_grad();
+    let y = layer.forward(x.clone());
+    let grads = (y.clone() * tensor::<B, 2>(4, [m, n], device)).sum().backward();
+    let bias = layer.bias.as_ref().expect("it has one").grad(&grads).expect("tracked");
+    let [dx, dw] = [x.grad(&grads), layer.weight.grad(&grads)].map(|grad| values::<B, 2>(grad.expect("tracked")));
+    [values::<B, 2>(y.inner()), dx, dw, values::<B, 1>(bias)]
+}
+
+/// That a step gives what the CPU does.
+fn assert_right<B: Float8Backend>(recipe: Recipe, layer: &Linear<A<B>>, device: &B::Device) {
+    let cpu = Default::default();
+    let want = step::<Flex>(&self::layer::<Flex>(&Float8Config::new(recipe), &cpu).expect("a CPU computes"), &cpu);
+    let got = step::<B>(layer, device);
+    for ((what, got), want) in ["y", "dx", "dw", "db"].iter().zip(&got).zip(&want) {
+        let error = relative_error(got, want);
+        assert!(error < 1e-5, "{what} in {recipe}: {error:e}");
+    }
+}
+
+fn panic_of(run: impl FnOnce()) -> String {
+    let payload = catch_unwind(AssertUnwindSafe(run)).expect_err("it ends here");
+    payload.downcast_ref::<String>().expect("a message").clone()
+}

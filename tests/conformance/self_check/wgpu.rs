@@ -1,0 +1,190 @@
+//! Software Vulkan with a wrong kernel.
+use std::any::Any;
+use std::io::Write;
+use std::sync::Arc;
+
+use burn_cubecl::CubeBackend;
+use burn_float8::report::DeviceError;
+use burn_float8::{Float8Config, Float8Error, Recipe, report};
+use cubecl::Runtime;
+use cubecl::client::ComputeClient;
+use cubecl::ir::TargetProperties;
+use cubecl::wgpu::{AutoCompiler, WgpuDevice, WgpuRuntime, WgpuServer};
+use cubecl::zspace::{Shape, Strides};
+use cubecl_common::bytes::Bytes;
+use cubecl_common::device::{DeviceId, DeviceService};
+use cubecl_common::future::DynFut;
+use cubecl_common::profile::ProfileDuration;
+use cubecl_common::stream_id::StreamId;
+use cubecl_runtime::allocator::ContiguousMemoryLayoutPolicy;
+use cubecl_runtime::compiler::CubeTask;
+use cubecl_runtime::logging::ServerLogger;
+use cubecl_runtime::memory_management::{ManagedMemoryHandle, MemoryAllocationMode, MemoryUsage};
+use cubecl_runtime::server::{
+    Binding, ComputeServer, CopyDescriptor, CubeCount, ExecutionMode, KernelArguments, ProfileError, ProfilingToken,
+    ServerCommunication, ServerError, ServerUtilities,
+};
+use cubecl_runtime::storage::{ComputeStorage, ManagedResource};
+
+use crate::{assert_right, layer};
+
+type Storage = <WgpuServer as ComputeServer>::Storage;
+type Resource = <Storage as ComputeStorage>::Resource;
+
+/// wgpu, but of the cubes of a GEMM only the first is launched.
+#[derive(Clone, Debug)]
+struct Faulty;
+
+#[derive(Debug)]
+struct FaultyServer {
+    inner: WgpuServer,
+    utilities: Arc<ServerUtilities<Self>>,
+}
+
+impl DeviceService for FaultyServer {
+    fn init(id: DeviceId) -> Self {
+        let inner = WgpuServer::init(id);
+        let of = ComputeServer::utilities(&inner);
+        let policy = ContiguousMemoryLayoutPolicy::new(of.properties.memory.alignment as usize);
+        let utilities = ServerUtilities::new(of.properties.clone(), of.logger.clone(), of.info, policy);
+        Self { inner, utilities: Arc::new(utilities) }
+    }
+
+    fn utilities(&self) -> Arc<dyn Any + Send + Sync> {
+        self.utilities.clone()
+    }
+}
+
+impl ServerCommunication for FaultyServer {
+    const SERVER_COMM_ENABLED: bool = false;
+}
+
+impl ComputeServer for FaultyServer {
+    type Kernel = Box<dyn CubeTask<AutoCompiler>>;
+    type Storage = Storage;
+    type MemoryLayoutPolicy = ContiguousMemoryLayoutPolicy;
+    type Info = <WgpuServer as ComputeServer>::Info;
+
+    unsafe fn launch(
+        &mut self,
+        kernel: Self::Kernel,
+        count: CubeCount,
+        arguments: KernelArguments,
+        mode: ExecutionMode,
+        stream: StreamId,
+    ) {
+        let count = if kernel.name().contains("gemm_") { CubeCount::Static(1, 1, 1) } else { count };
+        // SAFETY: by the caller.
+        unsafe { self.inner.launch(kernel, count, arguments, mode, stream) }
+    }
+
+    fn logger(&self) -> Arc<ServerLogger> {
+        self.inner.logger()
+    }
+
+    fn utilities(&self) -> Arc<ServerUtilities<Self>> {
+        self.utilities.clone()
+    }
+
+    fn staging(&mut self, sizes: &[usize], stream: StreamId) -> Result<Vec<Bytes>, ServerError> {
+        self.inner.staging(sizes, stream)
+    }
+
+    fn initialize_memory(&mut self, memory: ManagedMemoryHandle, size: u64, stream: StreamId) {
+        self.inner.initialize_memory(memory, size, stream);
+    }
+
+    fn read(&mut self, descriptors: Vec<CopyDescriptor>, stream: StreamId) -> DynFut<Result<Vec<Bytes>, ServerError>> {
+        self.inner.read(descriptors, stream)
+    }
+
+    fn write(&mut self, descriptors: Vec<(CopyDescriptor, Bytes)>, stream: StreamId) {
+        self.inner.write(descriptors, stream);
+    }
+
+    fn sync(&mut self, stream: StreamId) -> DynFut<Result<(), ServerError>> {
+        self.inner.sync(stream)
+    }
+
+    fn get_resource(&mut self, binding: Binding, stream: StreamId) -> Result<ManagedResource<Resource>, ServerError> {
+        self.inner.get_resource(binding, stream)
+    }
+
+    fn flush(&mut self, stream: StreamId) -> Result<(), ServerError> {
+        self.inner.flush(stream)
+    }
+
+    fn memory_usage(&mut self, stream: StreamId) -> Result<MemoryUsage, ServerError> {
+        self.inner.memory_usage(stream)
+    }
+
+    fn memory_cleanup(&mut self, stream: StreamId) {
+        self.inner.memory_cleanup(stream);
+    }
+
+    fn start_profile(&mut self, stream: StreamId) -> Result<ProfilingToken, ServerError> {
+        self.inner.start_profile(stream)
+    }
+
+    fn end_profile(&mut self, stream: StreamId, token: ProfilingToken) -> Result<ProfileDuration, ProfileError> {
+        self.inner.end_profile(stream, token)
+    }
+
+    fn allocation_mode(&mut self, mode: MemoryAllocationMode, stream: StreamId) {
+        self.inner.allocation_mode(mode, stream);
+    }
+}
+
+impl Runtime for Faulty {
+    type Compiler = AutoCompiler;
+    type Server = FaultyServer;
+    type Device = WgpuDevice;
+
+    fn client(device: &WgpuDevice) -> ComputeClient<Self> {
+        ComputeClient::load(device)
+    }
+
+    fn name(_: &ComputeClient<Self>) -> &'static str {
+        "wgpu<wgsl>"
+    }
+
+    fn max_cube_count() -> (u32, u32, u32) {
+        WgpuRuntime::max_cube_count()
+    }
+
+    fn can_read_tensor(shape: &Shape, strides: &Strides) -> bool {
+        WgpuRuntime::can_read_tensor(shape, strides)
+    }
+
+    fn target_properties() -> TargetProperties {
+        WgpuRuntime::target_properties()
+    }
+
+    fn enumerate_devices(type_id: u16, info: &<FaultyServer as ComputeServer>::Info) -> Vec<DeviceId> {
+        WgpuRuntime::enumerate_devices(type_id, info)
+    }
+}
+
+/// The product is right in its first rows and columns alone.
+#[test]
+fn a_gemm_of_one_tile_ends_on_the_host() {
+    if device_select::wgpu_adapters().expect("wgpu is compiled in").is_empty() {
+        assert!(std::env::var_os("CI").is_none(), "CI needs a Vulkan adapter: install mesa-vulkan-drivers");
+        writeln!(std::io::stdout(), "skipped on wgpu, since this machine has no adapter")
+            .expect("standard output is open");
+        return;
+    }
+    type Wrong = CubeBackend<Faulty, f32, i32, u32>;
+    let device = WgpuDevice::default();
+    for recipe in [Recipe::Tensorwise, Recipe::Mxfp8] {
+        // 64 by 64 is one tile, so that the device passes for one that computes.
+        let layer = layer::<Wrong>(&Float8Config::new(recipe), &device).expect("the device computes");
+        assert_right::<Wrong>(recipe, &layer, &device);
+        let report = report(&layer);
+        for (gemm, ran) in report.layers[0].gemms() {
+            assert_eq!(ran.path.as_deref(), Some("host (self-check of emulated failed)"), "{gemm} in {recipe}");
+        }
+        let error = report.verify().expect_err("a kernel is wrong");
+        assert!(matches!(&error, Float8Error::Device(DeviceError::SelfCheck(_))), "{error}");
+    }
+}
