@@ -4,8 +4,8 @@
 #
 #   ./run.sh [--minutes 10] [--device cuda|wgpu]
 #
-# CUDA_PATH: the toolkit (/usr/local/cuda, else the wheels beside torch). PYTHON: the Python with torch (python3). OUT: the folder for
-# the results (this one): summary.txt, log.txt, check.jsonl, and a JSON file for each measurement. Exit code 0 if nothing that ran was
+# CUDA_PATH: the toolkit to take, before all that are found. PYTHON: the Python with torch (python3). OUT: the folder for the results
+# (this one): summary.txt, log.txt, check.jsonl, clocks.csv, and a JSON file for each measurement. Exit code 0 if nothing that ran was
 # wrong, whether or not all ran; 2 without a device; 64 for arguments that it does not take.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -30,7 +30,12 @@ end=$((minutes * 60))
 mkdir -p "$out"
 : >"$out/summary.txt" >"$out/log.txt" >"$out/check.jsonl"
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+clocks=
+finish() {
+    [ -z "$clocks" ] || kill "$clocks" 2>/dev/null
+    rm -rf "$work"
+}
+trap finish EXIT
 
 # The binary travels compressed.
 gpu=$work/float8-gpu
@@ -38,26 +43,68 @@ gpu=$work/float8-gpu
     "$here/float8-gpu.xz" "$gpu" || exit 1
 chmod +x "$gpu"
 
-# Kernels are compiled on the machine: NVRTC and the CUDA headers must be found. Without a toolkit, the wheels of CUDA 13 that
-# torch brings may do.
-if [ "$device" = cuda ] && [ -z "${CUDA_PATH:-}" ]; then
-    CUDA_PATH=/usr/local/cuda
-    if [ ! -d "$CUDA_PATH/include" ]; then
-        find_wheels='import glob, importlib.util as u
+say() {
+    printf '%s\n' "$*" | tee -a "$out/log.txt"
+}
+
+# Kernels are compiled on the machine: the newest NVRTC that the driver reads, and headers. Toolkits, then the wheels beside torch,
+# whose folders are of CUDA 13 one (nvidia/cu13), of CUDA 12 one for each package. What is chosen is put together in a folder of its own.
+if [ "$device" = cuda ]; then
+    driver=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9][0-9]*\.[0-9][0-9]*\).*/\1/p' | head -n 1)
+    wheels=$("$python" -c 'import importlib.util as u
 spec = u.find_spec("nvidia")
-roots = spec.submodule_search_locations if spec else []
-print(next((f for root in roots for f in glob.glob(root + "/cu1*")), ""))'
-        CUDA_PATH=$("$python" -c "$find_wheels" 2>/dev/null || true)
+print("\n".join(spec.submodule_search_locations if spec else []))' 2>/dev/null || true)
+    # Lines "version|folder with libnvrtc|folders whose include is taken".
+    candidates=$(
+        version() { # of the libnvrtc in a folder: 13.0 of libnvrtc.so.13.0.88, or the file's soname
+            local file
+            for file in "$1"/libnvrtc.so.*.*.*; do
+                [ -e "$file" ] && basename "$file" | sed -n 's/libnvrtc\.so\.\([0-9]*\.[0-9]*\).*/\1/p' && return
+            done
+            for file in "$1"/libnvrtc-builtins.so.*.*; do
+                [ -e "$file" ] && basename "$file" | sed -n 's/libnvrtc-builtins\.so\.\([0-9]*\.[0-9]*\).*/\1/p' && return
+            done
+        }
+        for root in ${CUDA_PATH:+"$CUDA_PATH"} /usr/local/cuda /usr/local/cuda-* /opt/cuda; do
+            for lib in lib64 lib; do
+                [ -d "$root/include" ] && found=$(version "$root/$lib") && [ -n "$found" ] && echo "$found|$root/$lib|$root"
+            done
+        done
+        for nvidia in $wheels; do
+            for root in "$nvidia"/cu1*; do
+                [ -d "$root/lib" ] && found=$(version "$root/lib") && [ -n "$found" ] && echo "$found|$root/lib|$root"
+            done
+            root=$nvidia/cuda_nvrtc
+            [ -d "$root/lib" ] && found=$(version "$root/lib") && [ -n "$found" ] &&
+                echo "$found|$root/lib|$nvidia/cuda_runtime:$nvidia/cuda_cccl:$nvidia/cuda_nvcc:$root"
+        done
+    )
+    say "driver of CUDA ${driver:-unknown}; toolkits found:"
+    say "${candidates:-none}"
+    best=$(printf '%s\n' "$candidates" | awk -F'|' -v driver="${driver:-99.9}" -v asked="${CUDA_PATH:-}" '
+        function number(v, p) { split(v, p, "."); return p[1] * 100 + p[2] }
+        NF == 3 && number($1) <= number(driver) {
+            rank = number($1) + ($3 == asked ? 1000000 : 0)
+            if (rank > most) { most = rank; line = $0 }
+        }
+        END { print line }')
+    if [ -n "$best" ]; then
+        IFS='|' read -r chosen lib roots <<<"$best"
+        toolkit=$work/toolkit
+        mkdir -p "$toolkit/include"
+        IFS=: read -ra roots <<<"$roots"
+        for root in "${roots[@]}"; do
+            [ ! -d "$root/include" ] || cp -rsn "$root/include/." "$toolkit/include/" 2>/dev/null
+        done
+        say "taken: CUDA $chosen of $lib, headers of ${roots[*]}"
+        export CUDA_PATH=$toolkit LD_LIBRARY_PATH=$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    else
+        say "no toolkit that the driver can use"
     fi
 fi
-if [ "$device" = cuda ]; then
-    # After what is there already, so that another NVRTC can be put before the toolkit's.
-    export CUDA_PATH PATH=$PATH:$CUDA_PATH/bin
-    export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$CUDA_PATH/lib:$CUDA_PATH/lib64
-fi
 # The same headers without three that CubeCL includes in every kernel with tensor maps, which takes NVRTC four seconds to read each
-# time. Our kernels use nothing of theirs; Burn's may, so measurements take the real ones.
-fast=$work/cuda
+# time. Our kernels use nothing of theirs; Burn's may, so measurements take the real ones where there are all of them.
+fast=$work/cuda full=$work/cuda
 mkdir -p "$fast"/include/{cuda,cccl/cuda,cooperative_groups}
 if [ -d "${CUDA_PATH:-}/include" ]; then
     # libcu++ lies in `cuda` in CUDA 12, in `cccl/cuda` in 13.
@@ -67,6 +114,9 @@ if [ -d "${CUDA_PATH:-}/include" ]; then
     for header in cooperative_groups.h cooperative_groups/memcpy_async.h cuda/barrier cccl/cuda/barrier; do
         rm -f "$fast/include/$header"
         : >"$fast/include/$header"
+    done
+    for nv in include/nv/target include/cccl/nv/target; do
+        [ ! -e "$CUDA_PATH/$nv" ] || full=$CUDA_PATH
     done
 fi
 # skip NAME WHY
@@ -78,6 +128,12 @@ if "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; th
     torch=(--torch "$python")
 else
     skip torch "$python has none that sees a CUDA device"
+fi
+# What the clocks were while something was timed.
+if [ "$device" = cuda ] && command -v nvidia-smi >/dev/null; then
+    nvidia-smi --query-gpu=timestamp,clocks.sm,power.draw,clocks_event_reasons.active --format=csv -lms 200 \
+        >"$out/clocks.csv" 2>/dev/null &
+    clocks=$!
 fi
 
 status=0
@@ -105,6 +161,12 @@ step() {
     printf '%-12s %s after %d s\n' "$name" "$outcome" $((SECONDS - begin)) | tee -a "$out/summary.txt"
     return "$code"
 }
+# optional NAME SECONDS COMMAND...: of a tool that containers often forbid, so that its failure is none.
+optional() {
+    local before=$status
+    step "$@"
+    status=$before
+}
 # check NAME SECONDS OPTIONS...
 check() {
     local name=$1 limit=$2
@@ -115,40 +177,49 @@ check() {
 bench() {
     local name=$1 limit=$2
     shift 2
-    step "$name" "$limit" "$gpu" --device "$device" bench --limit-seconds LEFT --json "$out/$name.json" "$@"
+    step "$name" "$limit" env CUDA_PATH="$full" "$gpu" --device "$device" bench --limit-seconds LEFT --json "$out/$name.json" "$@"
 }
 # sanitize TOOL: one small GEMM, by each kernel that the device has for it, in one worker.
 sanitize() {
-    step "$1" 60 env CUDA_PATH="$fast" compute-sanitizer --tool "$1" --target-processes all --error-exitcode 7 \
+    optional "$1" 60 env CUDA_PATH="$fast" compute-sanitizer --tool "$1" --target-processes all --error-exitcode 7 \
         "$gpu" check --jobs 1 --case-seconds 50 --limit-seconds LEFT --only "scaled_gemm 257x130x32 e4m3,e4m3 tensorwise,tensorwise"
 }
 
-step versions 30 sh -c "nvidia-smi 2>/dev/null; nvcc --version 2>/dev/null | tail -n 2; '$python' -c 'import torch; print(\"torch\", torch.__version__)' 2>/dev/null; '$gpu' --device '$device' versions" || exit 2
-check casts 90 --only golden_cast --only golden_scale --only golden_codes --only golden_mx --only "quantize 37x140 "
-check smallest 60 --trap --only "scaled_gemm 64x64x64 e4m3,e4m3"
-check clusters 90 --trap --only "scaled_gemm 1024x1024x1024 e4m3,e4m3" --only "scaled_gemm 4096x4096x4096 e4m3,e4m3" \
+step versions 30 sh -c "nvidia-smi 2>/dev/null; nvcc --version 2>/dev/null | tail -n 2; '$python' -c 'import torch; print(\"torch\", torch.__version__)' 2>/dev/null; CUDA_PATH='${full:-}' '$gpu' --device '$device' versions" || exit 2
+# The kernels as they ship. With traps they are others: serialized products, spills.
+check smallest 45 --only "scaled_gemm 64x64x64 e4m3,e4m3" ||
+    check trapped 60 --trap --only "scaled_gemm 64x64x64 e4m3,e4m3"
+# A number by minute two.
+bench first 40 --only gemm --size first --case-seconds 30
+check casts 60 --only golden_cast --only golden_scale --only golden_codes --only golden_mx --only "quantize 37x140 "
+check exact 90 --only "1024x1024x1024 e4m3,e4m3 tensorwise,tensorwise exact" --only "300x260x128 e4m3,e4m3 rowwise,rowwise exact" \
+    --only "300x260x128 e4m3,e4m3 1x128,128x128 exact" --only "66x70x48 e4m3,e4m3 tensorwise,tensorwise exact" \
     --only "grouped_gemm rows 3001+499+0+17+300+129+100+50:137 4233x1032x1040 e4m3,e4m3 tensorwise,tensorwise"
+check clusters 60 --only "scaled_gemm 4096x4096x4096 e4m3,e4m3"
 check repeated 60 --only repeated_gemm
+bench gemm 240 --only gemm,grouped --size headline "${torch[@]}"
+bench host 60 --only host --size headline
+check linears 60 --only "linear tensorwise 256x512x384" --only "256x512x384 BF16 exact"
+bench linear 180 --only linear,quantize --size headline "${torch[@]}"
+bench step 180 --only step --size headline
+# Torch once more: the clocks of a warm device.
+[ "${#torch[@]}" = 0 ] || bench after 90 --only gemm --size headline "${torch[@]}"
+# All the rest, but for what the tools need.
+check rest $((end / 3))
 if [ "$device" = cuda ] && command -v compute-sanitizer >/dev/null; then
     sanitize memcheck
     sanitize synccheck
 else
     skip sanitizer "no compute-sanitizer for $device"
 fi
-bench gemm 240 --only gemm --size headline "${torch[@]}"
-bench host 60 --only host --size headline
-check linears 60 --only "linear tensorwise 256x512x384" --only "256x512x384 BF16 exact"
-bench linear 180 --only linear,quantize --size headline "${torch[@]}"
-bench step 180 --only step --size headline
 if [ "$device" = cuda ] && command -v ncu >/dev/null; then
-    step ncu 120 ncu --target-processes all --kernel-name 'regex:gemm_(hopper|blackwell)' --launch-skip 20 --launch-count 3 \
+    optional ncu 120 env CUDA_PATH="$full" ncu --target-processes all --kernel-name 'regex:gemm_(hopper|blackwell)' \
+        --launch-skip 20 --launch-count 3 \
         --section SpeedOfLight --section WarpStateStats --section LaunchStats --section ComputeWorkloadAnalysis \
         "$gpu" bench --only gemm --size headline --limit-seconds 60
 else
     skip ncu "no ncu for $device"
 fi
-# All the rest, for as long as there is time.
-check rest $((end / 3))
 bench full "$end" --size full "${torch[@]}"
 printf '\n'
 cat "$out/summary.txt"

@@ -112,7 +112,7 @@ pub struct Float8Config {
     #[serde(default, skip_serializing_if = "is_default")]
     pub untagged: Option<Untagged>,
     /// Panics, naming the layer, where a GEMM of a converted linear would run in high precision that this configuration does not
-    /// ask for: a dtype or size without FP8 kernels. [`Report::verify`](crate::Report::verify) returns the same as an error,
+    /// ask for: a dtype or size without FP8 kernels; and where a kernel was found to be wrong ([`self_check`](Self::self_check)). [`Report::verify`](crate::Report::verify) returns the same as an error,
     /// without `strict`. For linears that are not in the model there is [`untagged`](Self::untagged).
     #[serde(default, skip_serializing_if = "is_default")]
     pub strict: bool,

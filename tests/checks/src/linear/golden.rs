@@ -4,10 +4,10 @@ use burn::backend::Autodiff;
 use burn::module::{Param, ParamId};
 use burn::nn::Linear;
 use burn::tensor::{DType, Tensor, TensorData};
-use burn_float8::{Float8, Float8Config, Recipe, backend::Float8Backend, report};
+use burn_float8::{Float8, Recipe, backend::Float8Backend, report};
 use test_data::{Golden, relative_error};
 
-use super::tolerance;
+use super::{config, tolerance};
 use crate::case::{Case, Failure, wrong};
 
 /// Hands every comparison with linear.safetensors to `visit`, which runs those that it wants to.
@@ -32,7 +32,7 @@ fn linear<B: Float8Backend>(golden: &Golden, recipe: Recipe, name: &str, dtype: 
     let x = read("x").detach().require_grad();
     let w = read("weight").transpose().detach().require_grad();
     let linear = Linear { weight: Param::initialized(ParamId::new(), w), bias: None };
-    let linear = Float8Config::new(recipe).apply(linear).map_err(|error| wrong!("{error}"))?.0;
+    let linear = config(recipe).apply(linear).map_err(|error| wrong!("{error}"))?.0;
     let y = linear.forward(x.clone());
     let grads = (y.clone() * read("dy")).sum().backward();
     let dw = linear.weight.grad(&grads).ok_or_else(|| wrong!("no dw"))?.transpose();

@@ -111,7 +111,7 @@ fn fp8<T: Target>(
     scaled_gemm(&client, a, b, None, out, GemmConfig::default())?;
     Ok([false, true].map(|use_fast_accum| {
         let config = GemmConfig { use_fast_accum, emulate: false };
-        let seconds = clock.seconds(T::sync, |turn| {
+        let seconds = clock.seconds::<T>(|turn| {
             let [a, b] = &sets[turn % sets.len()];
             scaled_gemm(&client, a, b, None, out, config).expect("it took such operands before");
         });
@@ -124,7 +124,7 @@ fn high<T: Target>(clock: Clock, shape @ [m, n, k]: [usize; 3]) -> f64 {
     let matrix =
         |shape: [usize; 2]| Tensor::<T::Backend, 2>::random(shape, Distribution::Normal(0.0, 1.0), &device).cast(dtype);
     let sets: Vec<_> = (0..sets((m + n) * k * 2)).map(|_| [matrix([m, k]), matrix([k, n])]).collect();
-    let seconds = clock.seconds(T::sync, |turn| {
+    let seconds = clock.seconds::<T>(|turn| {
         let [a, b] = sets[turn % sets.len()].clone();
         drop(a.matmul(b));
     });

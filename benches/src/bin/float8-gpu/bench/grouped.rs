@@ -184,7 +184,7 @@ fn grouped<T: Target>(
     grouped_scaled_gemm(&client, a, b, &groups, out, GemmConfig::default())?;
     Ok([false, true].map(|use_fast_accum| {
         let config = GemmConfig { use_fast_accum, emulate: false };
-        let seconds = clock.seconds(T::sync, |turn| {
+        let seconds = clock.seconds::<T>(|turn| {
             let [a, b] = &sets[turn % sets.len()];
             grouped_scaled_gemm(&client, a, b, &groups, out, config).expect("it took such operands before");
         });
@@ -204,7 +204,7 @@ fn dense<T: Target>(clock: Clock, table: &Table, shape: Shape, granularity: Gran
         full.map(pair).collect::<Vec<_>>()
     };
     let sets: Vec<_> = (0..sets(bytes(shape))).map(set).collect();
-    let seconds = clock.seconds(T::sync, |turn| {
+    let seconds = clock.seconds::<T>(|turn| {
         for [a, b] in &sets[turn % sets.len()] {
             scaled_gemm(&client, a, b, None, out, GemmConfig::default()).expect("operands that fit");
         }
@@ -222,7 +222,7 @@ fn high<T: Target>(clock: Clock, shape: Shape) -> f64 {
         products.map(|[m, n, k]| [matrix([m, k]), matrix([k, n])]).collect::<Vec<_>>()
     };
     let sets: Vec<_> = (0..sets(2 * bytes(shape))).map(set).collect();
-    let seconds = clock.seconds(T::sync, |turn| {
+    let seconds = clock.seconds::<T>(|turn| {
         for [a, b] in sets[turn % sets.len()].clone() {
             drop(a.matmul(b));
         }

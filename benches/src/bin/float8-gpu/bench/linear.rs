@@ -54,7 +54,7 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
         };
         bench.case(&format!("linear {m}x{k}x{n} {precision}"), |clock| {
             let inputs = inputs::<T>(shape);
-            let seconds = clock.seconds(T::sync, |turn| {
+            let seconds = clock.seconds::<T>(|turn| {
                 let [x, w, dy] = inputs[turn % inputs.len()].clone();
                 step::<T::Backend>(x, w, dy);
             });
@@ -66,7 +66,7 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
                 let path = T::Backend::fp8_gemm_path(&Default::default(), granularities, gemm).to_string();
                 with_default::<T>(&config.into());
                 let inputs = inputs::<T>(shape);
-                let seconds = clock.seconds(T::sync, |turn| {
+                let seconds = clock.seconds::<T>(|turn| {
                     // New to the decorator: nothing is cast yet.
                     let [x, w, dy] = inputs[turn % inputs.len()].clone().map(Float8Tensor::new);
                     step::<Float8<T::Backend>>(x, w, dy);

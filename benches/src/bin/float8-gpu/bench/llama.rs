@@ -141,7 +141,7 @@ fn measure<T: Target>(
     });
     let mut optimizer = AdamWConfig::new().init();
     let mut model = Some(model);
-    let seconds = clock.seconds(T::sync, |_| {
+    let seconds = clock.seconds::<T>(|_| {
         let current = model.take().expect("put back after every step");
         let grads = current.loss(inputs.clone(), targets.clone()).backward();
         model = Some(if update {

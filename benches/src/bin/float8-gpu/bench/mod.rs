@@ -54,6 +54,8 @@ pub struct Args {
 pub enum Size {
     /// Small shapes and short batches: to try the program, not to measure.
     Tiny,
+    /// The first of these alone: a number after seconds.
+    First,
     /// The shapes and recipes that targets name: some minutes.
     Headline,
     /// All.
@@ -65,6 +67,7 @@ impl Size {
     fn of<T: Copy>(self, tiny: &[T], headline: usize, full: &[T]) -> Vec<T> {
         match self {
             Self::Tiny => tiny.to_vec(),
+            Self::First => full[..1].to_vec(),
             Self::Headline => full[..headline].to_vec(),
             Self::Full => full.to_vec(),
         }

@@ -64,7 +64,7 @@ fn copy_seconds<T: Target>(clock: Clock, bytes: usize) -> f64 {
     let buffers: Vec<_> = (0..sets(bytes).max(2))
         .map(|_| (client.create_from_slice(&vec![0x5a; 4 * words]), client.empty(4 * words)))
         .collect();
-    clock.seconds(T::sync, |turn| {
+    clock.seconds::<T>(|turn| {
         let (source, target) = &buffers[turn % buffers.len()];
         // SAFETY: every unit copies one vector of the `words` that both hold.
         unsafe {
@@ -142,7 +142,7 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
                 });
                 let bytes = 2 * height * width + out;
                 let given = client.create_from_slice(&4f32.to_le_bytes());
-                let seconds = clock.seconds(T::sync, |turn| {
+                let seconds = clock.seconds::<T>(|turn| {
                     let x = &inputs[turn % inputs.len()];
                     let cast = |granularity| {
                         let is_mx = granularity == Granularity::Block1x32;

@@ -1,6 +1,17 @@
-//! Batches of calls between two waits.
+//! Batches of calls between two waits, behind work that keeps the device busy until the host has issued them: what is timed is then the
+//! device, not the host's launches.
+//!
+//! ```text
+//! seconds of a call = (time of blocker and calls - time of the blocker alone) / calls
+//! ```
 
 use std::time::Instant;
+
+use burn::tensor::DType;
+use cubecl::prelude::*;
+use float8_kernels::{Format, GemmConfig, Granularity, Operand, scaled_gemm};
+
+use crate::target::Target;
 
 /// Seconds that a batch should take: long against the wait at its end.
 const BATCH: f64 = 0.03;
@@ -21,27 +32,79 @@ impl Clock {
         Self { repeat, batch: if quick { BATCH / 30.0 } else { BATCH } }
     }
 
-    /// Median seconds of a call. `call` gets the number of the call, to rotate inputs by; `sync` waits for the device.
-    pub fn seconds(&self, sync: impl Fn(), mut call: impl FnMut(usize)) -> f64 {
+    /// Median seconds of a call. `call` gets the number of the call, to rotate inputs by.
+    pub fn seconds<T: Target>(&self, mut call: impl FnMut(usize)) -> f64 {
+        let blocker = Blocker::<T>::new(self.batch);
         let mut turn = 0;
+        // Of the host alone, and of all.
         let mut batch = |calls: usize| {
-            sync();
+            T::sync();
             let start = Instant::now();
+            blocker.issue();
+            let blocked = start.elapsed().as_secs_f64();
             for _ in 0..calls {
                 call(turn);
                 turn += 1;
             }
-            sync();
-            start.elapsed().as_secs_f64() / calls as f64
+            let issued = start.elapsed().as_secs_f64() - blocked;
+            T::sync();
+            [issued, start.elapsed().as_secs_f64() - blocker.seconds].map(|seconds| (seconds / calls as f64).max(1e-9))
         };
         // The first call compiles; the next ones fill the memory pools.
         batch(1);
         batch(2);
-        let calls = ((self.batch / batch(2)) as usize).clamp(1, MOST);
-        if calls > 2 {
-            batch(calls);
+        let [issued, seconds] = batch(8);
+        // As many as the host issues while the device is busy with the blocker.
+        let most = ((blocker.seconds / issued) as usize).clamp(1, MOST);
+        let calls = ((self.batch / seconds) as usize).clamp(1, most);
+        batch(calls);
+        median((0..self.repeat).map(|_| batch(calls)[1]).collect())
+    }
+}
+
+/// Emulated GEMMs, as many as take the device as long as a batch.
+struct Blocker<T: Target> {
+    client: ComputeClient<T::Runtime>,
+    operand: Operand,
+    count: usize,
+    seconds: f64,
+}
+
+impl<T: Target> Blocker<T> {
+    const SIDE: usize = 1024;
+
+    fn new(batch: f64) -> Self {
+        let client = T::client();
+        let operand = Operand {
+            codes: client.create_from_slice(&vec![0; Self::SIDE * Self::SIDE]),
+            inv_scale: client.create_from_slice(&1f32.to_le_bytes()),
+            rows: Self::SIDE,
+            k: Self::SIDE,
+            format: Format::E4m3,
+            granularity: Granularity::Tensor,
+        };
+        let mut blocker = Self { client, operand, count: 1, seconds: 0.0 };
+        let time = |blocker: &Self| {
+            T::sync();
+            let start = Instant::now();
+            blocker.issue();
+            T::sync();
+            start.elapsed().as_secs_f64()
+        };
+        time(&blocker);
+        blocker.count = ((batch / time(&blocker).max(1e-6)) as usize).clamp(1, MOST);
+        // The time of many is not that of one, many times over.
+        time(&blocker);
+        blocker.seconds = median((0..5).map(|_| time(&blocker)).collect());
+        blocker
+    }
+
+    fn issue(&self) {
+        let (config, out) = (GemmConfig { emulate: true, ..GemmConfig::default() }, DType::F32.into());
+        for _ in 0..self.count {
+            let product = scaled_gemm(&self.client, &self.operand, &self.operand, None, out, config);
+            drop(product.expect("a device that is measured multiplies"));
         }
-        median((0..self.repeat).map(|_| batch(calls)).collect())
     }
 }
 

@@ -43,7 +43,7 @@ pub(in crate::backend) fn quantize<R: Runtime>(
             [call, format!("casts by {}", instructions.unwrap_or("none"))]
         };
         let compare = || compare(client, (x, dtype), cast, scale, &quantized);
-        if checks.is_right(&launched, device, (None, name), compare) {
+        if checks.is_right((client, device), &launched, (None, name), compare) {
             return Ok(quantized);
         }
         // Unless another thread has done so meanwhile.

@@ -49,7 +49,9 @@ pub(in crate::backend) fn multiply<R: Runtime>(
         });
         let y = y?;
         let name = || [product.describe(), path.to_string()];
-        if checks.is_right(&launched, device, (Some(granularities), name), || product.compare(client, &y, path)) {
+        if checks
+            .is_right((client, device), &launched, (Some(granularities), name), || product.compare(client, &y, path))
+        {
             return Ok(y);
         }
         // Unless another thread has done so meanwhile.
