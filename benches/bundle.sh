@@ -3,7 +3,8 @@
 #
 #   benches/bundle.sh [FOLDER]      default: target/float8-gpu
 #
-# CUDARC_CUDA_VERSION: the CUDA version of the oldest driver that the binary must run with, 13000 for 13.0 (default).
+# CUDARC_CUDA_VERSION: the version of the driver's bindings, 13000 for 13.0 (default). They load each symbol when it is first used, so
+# that an older driver should do; FIRST_RUN.md says what does not.
 # AUTOTUNE=1: Burn tunes its high-precision kernels for each shape.
 # VULKAN=1: on Vulkan, wgpu kernels are compiled to SPIR-V instead of WGSL: GEMMs use cooperative matrices if the adapter has them.
 set -euo pipefail
@@ -11,8 +12,8 @@ cd "$(dirname "$0")/.."
 folder=${1:-target/float8-gpu}
 limit_mib=20
 
-# The driver's bindings ask for every symbol of their version, and a build machine has no driver to take it from. A target
-# folder of its own: another version rebuilds everything above the bindings.
+# A build machine has no driver to take the version from. A target folder of its own: another version rebuilds everything above the
+# bindings.
 export CUDARC_CUDA_VERSION=${CUDARC_CUDA_VERSION:-13000}
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}/cuda-$CUDARC_CUDA_VERSION
 features=()

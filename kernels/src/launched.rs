@@ -19,9 +19,16 @@ pub struct KernelVariant {
 
 /// What `call` gives, and the kernels of this crate that it has launched.
 pub fn launched_by<T>(call: impl FnOnce() -> T) -> (T, Vec<KernelVariant>) {
-    let outer = LAUNCHED.replace(Some(vec![]));
+    /// Puts back what was there, also if `call` panics.
+    struct Outer(Option<Vec<KernelVariant>>);
+    impl Drop for Outer {
+        fn drop(&mut self) {
+            LAUNCHED.set(self.0.take());
+        }
+    }
+    let _outer = Outer(LAUNCHED.replace(Some(vec![])));
     let result = call();
-    (result, LAUNCHED.replace(outer).unwrap_or_default())
+    (result, LAUNCHED.take().unwrap_or_default())
 }
 
 /// Notes a launch, where somebody asks.

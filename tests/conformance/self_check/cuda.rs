@@ -151,11 +151,25 @@ fn a_launch_that_is_lost_later_is_noticed() {
         // It may be lost before or after the host comes to another linear.
         let run = || drop(step::<Offline>(&layer, &device));
         let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
-        let DeviceError::TaskPanicked { message } = failed(&report(&layer)) else { panic!("{kernel}") };
-        assert!(message.starts_with("the device is full"), "{message}");
+        let DeviceError::Lost { message } = failed(&report(&layer)) else { panic!("{kernel}") };
+        assert!(message.starts_with("a task of its thread has panicked: the device is full"), "{message}");
         let text = panic_of(|| drop(step::<Offline>(&layer, &device)));
         assert!(text.contains("the device is full"), "{kernel}: {ended:?} {text}");
     }
+}
+
+/// An error of a launch before comes to light where a check waits for the device: it is none of the kernel that is checked.
+#[test]
+fn an_error_of_another_kernel_is_no_fault_of_ours() {
+    let Some((_running, device)) = device(34, [("elemwise", Fault::Refuse)]) else { return };
+    let layer = layer::<Offline>(&Float8Config::tensorwise(), &device).expect("the device computes");
+    let x = crate::tensor::<Offline, 2>(1, [crate::SHAPE[0], crate::SHAPE[1]], &device);
+    let run = || drop(layer.forward(x * 0.5 + 1.0).into_data());
+    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+    let report = report(&layer);
+    assert!(report.self_check.failures.is_empty(), "{report}");
+    let DeviceError::Lost { message } = failed(&report) else { panic!("{ended:?}: {report}") };
+    assert!(message.contains("elemwise") && message.contains("does not compile"), "{message}");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElemen
 use burn_std::Shape;
 use cubecl::client::ComputeClient;
 use cubecl::device::Device as _;
+use cubecl::future::block_on;
 use cubecl::server::Handle;
 use float8_kernels::{
     Cast, GemmConfig, GemmPath, Granularity, Groups, InvScale, KernelError, MAX_INDEX, MatrixView, Operand,
@@ -17,7 +18,7 @@ use float8_kernels::{
 use super::operand::{DeviceOperand, scales};
 use super::self_check::{self, Product};
 use super::{
-    DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, SelfCheckReport, host,
+    DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, SelfCheckReport, host, lost,
     preflight,
 };
 use crate::config::SelfCheck;
@@ -40,11 +41,10 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
     }
 
     fn fp8_prepare(device: &Device<Self>, self_check: Option<SelfCheck>) -> Result<(), DeviceError> {
+        preflight::setup::<R>()?;
         let client = R::client(device);
         let checks = self_check::of(&client);
-        if let Some(self_check) = self_check {
-            checks.set(self_check)?;
-        }
+        checks.set(self_check)?;
         checks.prepared(|| preflight::run(&client, &checks, device.to_id()))
     }
 
@@ -53,7 +53,11 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
     }
 
     fn fp8_self_check(device: &Device<Self>) -> SelfCheckReport {
-        self_check::of(&R::client(device)).report(device.to_id())
+        let client = R::client(device);
+        if let Err(error) = block_on(client.sync()) {
+            lost::note(device.to_id(), format!("it reported: {error}"));
+        }
+        self_check::of(&client).report(device.to_id())
     }
 
     fn fp8_gemm_path(device: &Device<Self>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath {

@@ -3,7 +3,7 @@
 use core::marker::PhantomData;
 
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
-use burn_backend::{DType, FloatDType};
+use burn_backend::{Backend, DType, DeviceOps, FloatDType};
 use burn_fusion::stream::{Operation, OperationStreams};
 use burn_fusion::{Fusion, FusionBackend, FusionRuntime, FusionTensor};
 use burn_ir::{CustomOpIr, HandleContainer, OperationIr, TensorIr};
@@ -13,7 +13,9 @@ use float8_kernels::{Cast, Format, GemmConfig, GemmPath, Granularity, Orientatio
 use super::cube::write_codes;
 use super::host::matrix;
 use super::operand::{DeviceOperand, scales};
-use super::{DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, SelfCheckReport};
+use super::{
+    DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, SelfCheckReport, lost,
+};
 use crate::config::SelfCheck;
 use crate::error::DeviceError;
 
@@ -81,6 +83,10 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
     }
 
     fn fp8_self_check(device: &Device<Self>) -> SelfCheckReport {
+        // What is still in the stream runs first.
+        if let Err(error) = Self::sync(device) {
+            lost::note(device.id(), format!("it reported: {error}"));
+        }
         B::fp8_self_check(device)
     }
 

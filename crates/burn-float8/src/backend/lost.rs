@@ -1,15 +1,16 @@
-//! Tasks that CubeCL's device threads have lost. A launch is a task there; if it panics, for want of memory, headers or a library, CubeCL
-//! logs a warning and goes on, and what reads its output later sees whatever the memory held.
+//! What devices have lost. CubeCL launches kernels in a thread of the device; if a launch panics there, for want of memory, headers or a
+//! library, CubeCL logs a warning and goes on, and what reads its output later sees whatever the memory held.
 //!
 //! A panic hook, before the one that is there, notes panics of these threads, which have names that no other thread has. It costs
-//! nothing until then.
+//! nothing until then. Errors that somebody else than their cause is told of are noted here too.
+use std::backtrace::Backtrace;
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn_backend::DeviceId;
 use parking_lot::Mutex;
 
-/// The thread's name and the message of each.
+/// Device and message of each.
 static LOST: Mutex<Vec<(String, String)>> = Mutex::new(vec![]);
 
 /// Their number, so that nobody takes the lock while there are none.
@@ -26,24 +27,33 @@ pub(super) fn watch() {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             let thread = std::thread::current();
-            if let Some(name) = thread.name().filter(|name| is_device_thread(name)) {
+            // CubeCL's: the stage, then type and index of the device.
+            let device = thread.name().and_then(|name| name.strip_prefix("DSD-").or(name.strip_prefix("DSU-")));
+            // A kernel that is tried out by autotuning may panic: another one is taken.
+            let is_trial = || Backtrace::force_capture().to_string().contains("tune_benchmark");
+            if let Some(device) = device.filter(|_| !is_trial()) {
                 let message = panic.payload_as_str().unwrap_or("a panic without a message");
                 let place = panic.location().map_or(String::new(), |place| format!(" ({place})"));
-                LOST.lock().push((name.into(), format!("{}{place}", message.trim())));
-                COUNT.fetch_add(1, Ordering::AcqRel);
+                push(device.into(), format!("a task of its thread has panicked: {}{place}", message.trim()));
             }
             before(panic);
         }));
     });
 }
 
-/// Whether it is one of CubeCL's, `DS`, the stage, then type and index of the device.
-fn is_device_thread(name: &str) -> bool {
-    name.starts_with("DSD-") || name.starts_with("DSU-")
+fn name(device: DeviceId) -> String {
+    format!("{}-{}", device.type_id, device.index_id)
 }
 
-fn is_of(name: &str, device: DeviceId) -> bool {
-    name.get(4..) == Some(&*format!("{}-{}", device.type_id, device.index_id))
+fn push(device: String, message: String) {
+    let mut lost = LOST.lock();
+    lost.push((device, message));
+    COUNT.store(lost.len(), Ordering::Release);
+}
+
+/// Notes that the device has lost something.
+pub(super) fn note(device: DeviceId, message: String) {
+    push(name(device), message);
 }
 
 /// Whether no device has lost anything.
@@ -51,22 +61,30 @@ pub(super) fn is_nothing() -> bool {
     COUNT.load(Ordering::Acquire) == 0
 }
 
-/// The first message of what the device has lost.
-pub(super) fn first(device: DeviceId) -> Option<String> {
-    if is_nothing() {
-        return None;
-    }
-    LOST.lock().iter().find(|(name, _)| is_of(name, device)).map(|(_, message)| message.clone())
-}
-
-/// What the device has lost, which whoever asks makes up for.
-pub(super) fn take(device: DeviceId) -> Vec<String> {
+/// All that the device has lost.
+pub(super) fn all(device: DeviceId) -> Vec<String> {
     if is_nothing() {
         return vec![];
     }
+    let name = name(device);
+    LOST.lock().iter().filter(|(of, _)| *of == name).map(|(_, message)| message.clone()).collect()
+}
+
+/// What the device has lost beyond its first `known`, which whoever asks makes up for.
+pub(super) fn take_after(device: DeviceId, known: usize) -> Vec<String> {
+    if is_nothing() {
+        return vec![];
+    }
+    let (name, mut seen, mut taken) = (name(device), 0, vec![]);
     let mut lost = LOST.lock();
-    let (of_device, others): (Vec<_>, Vec<_>) = lost.drain(..).partition(|(name, _)| is_of(name, device));
-    COUNT.store(others.len(), Ordering::Release);
-    *lost = others;
-    of_device.into_iter().map(|(_, message)| message).collect()
+    lost.retain(|(of, message)| {
+        seen += usize::from(*of == name);
+        let is_taken = *of == name && seen > known;
+        if is_taken {
+            taken.push(message.clone());
+        }
+        !is_taken
+    });
+    COUNT.store(lost.len(), Ordering::Release);
+    taken
 }

@@ -141,7 +141,7 @@ pub trait Float8Backend: Backend {
         None
     }
 
-    /// What self-checks have found on a device.
+    /// What self-checks have found on a device; this waits for it.
     fn fp8_self_check(device: &Device<Self>) -> SelfCheckReport {
         let _ = device;
         SelfCheckReport::default()

@@ -1,4 +1,5 @@
-//! A device is tried out before it is relied on: what its kernels are compiled with, then a cast and a product whose every bit is known.
+//! A device is tried out before it is relied on: what its kernels are compiled with, before anything touches it; then a cast and a
+//! product whose every bit is known.
 use burn_backend::{DType, DeviceId};
 use burn_cubecl::CubeRuntime;
 use cubecl::client::ComputeClient;
@@ -19,25 +20,38 @@ fn values(seed: usize) -> Vec<f32> {
     (0..SIDE * SIDE).map(|i| [0.0, MAX, -MAX, MAX][(i * (i + seed) + i / 7) % 4]).collect()
 }
 
+/// Whether what the runtime compiles kernels with is there. It must be asked before the device has a client, which panics without a driver.
+///
+/// # Errors
+///
+/// What is missing.
+pub(super) fn setup<R: CubeRuntime>() -> Result<(), DeviceError> {
+    #[cfg(feature = "cuda")]
+    if core::any::TypeId::of::<R>() == core::any::TypeId::of::<cubecl::cuda::CudaRuntime>() {
+        use std::sync::OnceLock;
+        static SETUP: OnceLock<Result<(), DeviceError>> = OnceLock::new();
+        return SETUP.get_or_init(|| Ok(device_select::cuda_setup().map(drop)?)).clone();
+    }
+    Ok(())
+}
+
 /// Whether the device computes.
 ///
 /// # Errors
 ///
-/// What is missing; what is wrong on every path.
+/// What is wrong on every path.
 pub(super) fn run<R: CubeRuntime>(
     client: &ComputeClient<R>,
     checks: &DeviceChecks,
     device: DeviceId,
 ) -> Result<(), DeviceError> {
-    #[cfg(feature = "cuda")]
-    if core::any::TypeId::of::<R>() == core::any::TypeId::of::<cubecl::cuda::CudaRuntime>() {
-        device_select::cuda_setup()?;
-    }
     let cast = Cast { format: Format::E4m3, granularity: Granularity::Tensor, scale_mode: ScaleMode::F32 };
+    let before = checks.report(device).failures.len();
     let failed = |what: &'static str| {
         move |error: KernelError| {
             let failures = checks.report(device).failures;
-            let reason = failures.last().map_or_else(|| error.to_string(), ToString::to_string);
+            let last = failures.get(before..).and_then(<[_]>::last).filter(|_| error == KernelError::StruckOff);
+            let reason = last.map_or_else(|| error.to_string(), ToString::to_string);
             DeviceError::Preflight { what, reason }
         }
     };

@@ -17,7 +17,7 @@ pub struct SelfCheckReport {
     pub failures: Vec<SelfCheckFailure>,
     /// Whether nothing is checked.
     pub off: bool,
-    /// The message of a task of the device's thread that has panicked, so that something was not computed.
+    /// What the device said when it lost a result: the message of a panic of its thread, or an error.
     pub lost: Option<String>,
 }
 
@@ -52,7 +52,6 @@ impl Display for SelfCheckReport {
             write!(f, "self-check: {kernels} kernels{verdict}, {seconds:.2} s")?;
         }
         failures.iter().try_for_each(|failure| write!(f, "; {failure}"))?;
-        lost.iter()
-            .try_for_each(|lost| write!(f, "; results are lost, since a task of the device has panicked: {lost}"))
+        lost.iter().try_for_each(|lost| write!(f, "; results are lost: {lost}"))
     }
 }

@@ -17,11 +17,11 @@ pub enum DeviceError {
         /// What was found.
         reason: String,
     },
-    /// The runtime has lost something that it was to compute: its thread has caught a panic, and goes on with memory that nobody has
-    /// written.
-    #[error("results on the device are lost, since a task of its thread has panicked: {message}")]
-    TaskPanicked {
-        /// The panic's.
+    /// The device was to compute something and has not, and went on with memory that nobody has written: a task of its thread has
+    /// panicked, or a launch has failed.
+    #[error("results on the device are lost: {message}")]
+    Lost {
+        /// What it said.
         message: String,
     },
     /// A kernel is wrong on this device.

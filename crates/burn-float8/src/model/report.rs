@@ -157,16 +157,14 @@ pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
             _ => {}
         }
     }
-    let self_checks = of_devices.iter().map(|(_, device)| {
-        // What was launched and is lost is known once the device is done.
-        let done = B::sync(device);
-        let found = B::Inner::fp8_self_check(device);
-        SelfCheckReport { lost: found.lost.or(done.err().map(|error| error.to_string())), ..found }
-    });
-    let self_check = self_checks.reduce(SelfCheckReport::and).unwrap_or_default();
+    let self_checks: Vec<_> =
+        of_devices.iter().map(|(_, device)| (device.clone(), B::Inner::fp8_self_check(device))).collect();
+    let of = |device: &B::Device| &self_checks.iter().find(|(of, _)| of == device).expect("one for each device").1;
     of_devices.retain(|(l, _)| Gemm::ALL.iter().any(|g| l.calls(*g) != [0; 3]));
     let rows = layers.into_iter().zip(places).chain(of_devices);
-    let layers = rows.map(|(layer, device)| LayerReport::new::<B::Inner>(&layer, &device, &self_check)).collect();
+    let layers = rows.map(|(layer, device)| LayerReport::new::<B::Inner>(&layer, &device, of(&device))).collect();
+    let self_check =
+        self_checks.iter().map(|(_, found)| found.clone()).reduce(SelfCheckReport::and).unwrap_or_default();
     Report { layers, untagged, self_check }
 }
 
@@ -194,7 +192,8 @@ impl LayerReport {
                 if lost.is_empty() {
                     return path.to_string();
                 }
-                // Calls that were counted before their results were found to be wrong were made again.
+                // Calls that were counted before their results were found to be wrong were made again; those of other kernels of the
+                // path, which were right, count with them.
                 let emulate = path == GemmPath::Emulated;
                 let path = B::fp8_gemm_path(device, granularities, GemmConfig { emulate, ..Default::default() });
                 if !path.is_native() {
@@ -262,7 +261,7 @@ impl Report {
     /// [`UntaggedLinears`](Float8Error::UntaggedLinears) for those of [`untagged`](Self::untagged).
     pub fn verify(&self) -> Result<(), Float8Error> {
         if let Some(message) = self.self_check.lost.clone() {
-            return Err(DeviceError::TaskPanicked { message }.into());
+            return Err(DeviceError::Lost { message }.into());
         }
         if let Some(failure) = self.self_check.failures.first() {
             return Err(DeviceError::SelfCheck(failure.clone()).into());

@@ -12,8 +12,8 @@ use burn::module::{Param, ParamId};
 use burn::nn::Linear;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::{
-    Float8, Float8Config, Float8Error, Float8LinearConfig, Recipe, Report, backend::Float8Backend, config::SelfCheck, report,
-    report::Gemm,
+    Float8, Float8Config, Float8Error, Float8LinearConfig, Recipe, Report, backend::Float8Backend, config::SelfCheck,
+    report, report::Gemm,
 };
 use half::bf16;
 use test_data::{Random, relative_error};

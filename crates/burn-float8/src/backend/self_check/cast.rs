@@ -13,7 +13,7 @@ use float8_kernels::{
 
 use super::gemm::edges;
 use super::read::{Rows, bytes, each_piece, floats, parts_of, whole};
-use super::{DeviceChecks, recorded};
+use super::{Call, DeviceChecks, Mismatch, Verdict};
 use crate::backend::ScaleFrom;
 
 /// The cast with instructions that are right.
@@ -29,9 +29,10 @@ pub(in crate::backend) fn quantize<R: Runtime>(
     (cast, orientation): (Cast, Orientation),
     scale: &ScaleFrom<Handle>,
 ) -> Result<Quantized, KernelError> {
+    let mut call = Call::new();
     loop {
         let instructions = cast_instructions(client);
-        let (quantized, launched) = recorded(checks, || match scale {
+        let quantized = call.record(checks, device, || match scale {
             ScaleFrom::Dynamic => launch(client, x, cast, orientation),
             ScaleFrom::Amax { amax, observe } => quantize_with_amax(client, x, amax, *observe, cast, orientation),
         });
@@ -43,12 +44,12 @@ pub(in crate::backend) fn quantize<R: Runtime>(
             [call, format!("casts by {}", instructions.unwrap_or("none"))]
         };
         let compare = || compare(client, (x, dtype), cast, scale, &quantized);
-        if checks.is_right((client, device), &launched, (None, name), compare) {
-            return Ok(quantized);
-        }
-        // Unless another thread has done so meanwhile.
-        if cast_instructions(client) == instructions {
-            strike_casts(client);
+        match checks.judge((client, device), &mut call, (None, name), compare) {
+            Verdict::Right => return Ok(quantized),
+            Verdict::Again => {}
+            // Unless another thread has done so meanwhile.
+            Verdict::Wrong if cast_instructions(client) == instructions => strike_casts(client),
+            Verdict::Wrong => {}
         }
     }
 }
@@ -140,7 +141,7 @@ fn compare<R: Runtime>(
     cast: Cast,
     scale: &ScaleFrom<Handle>,
     quantized: &Quantized,
-) -> Result<(), String> {
+) -> Result<(), Mismatch> {
     let sides = [(&quantized.rows, false), (&quantized.cols, true)];
     let mut copies: Vec<_> =
         sides.into_iter().filter_map(|(operand, transposed)| Some(Copy::new(operand.as_ref()?, transposed))).collect();
@@ -149,7 +150,7 @@ fn compare<R: Runtime>(
         parts.push((amax, 0..4));
     }
     copies.iter().for_each(|copy| parts.extend(parts_of(copy.operand, &copy.rows)));
-    let mut read = bytes(client, &parts)?.into_iter();
+    let mut read = bytes(client, &parts).map_err(Mismatch::Unread)?.into_iter();
     let observed = floats(&read.next().expect("the amax"), DType::F32);
     let given =
         matches!(scale, ScaleFrom::Amax { .. }).then(|| floats(&read.next().expect("the given"), DType::F32)[0]);
@@ -163,15 +164,16 @@ fn compare<R: Runtime>(
         let [_, cols] = x.shape;
         amax = larger(amax, reference::amax(values));
         copies.iter_mut().for_each(|copy| copy.fill(first, values, cols));
-    })?;
+    })
+    .map_err(Mismatch::Unread)?;
     if !matches!(scale, ScaleFrom::Amax { observe: false, .. }) {
         let largest = observed.iter().fold(0f32, |largest, x| larger(largest, *x));
         if largest.to_bits() != amax.to_bits() && !(largest.is_nan() && amax.is_nan()) {
-            return Err(format!("the amax is {largest:e}, not {amax:e}"));
+            return Err(Mismatch::Wrong(format!("the amax is {largest:e}, not {amax:e}")));
         }
     }
     let scaling = given.unwrap_or(amax);
-    copies.iter().zip(&got).try_for_each(|(copy, got)| copy.compare(got, cast, scaling))
+    copies.iter().zip(&got).try_for_each(|(copy, got)| copy.compare(got, cast, scaling)).map_err(Mismatch::Wrong)
 }
 
 /// The larger of two magnitudes; NaN wins.

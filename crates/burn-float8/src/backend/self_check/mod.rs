@@ -15,6 +15,7 @@ mod gemm;
 mod read;
 
 use std::collections::{HashMap, HashSet};
+use std::env::VarError;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Instant;
@@ -35,6 +36,8 @@ use crate::error::{DeviceError, SelfCheckFailure};
 /// Of one device, whatever backends are on it.
 pub(super) struct DeviceChecks {
     off: AtomicBool,
+    /// Whether it is a CPU, on which nothing is checked.
+    is_cpu: bool,
     /// Of checks, of which there is one at a time: who waits for another's learns what it has found.
     turn: Mutex<()>,
     found: RwLock<Found>,
@@ -66,8 +69,11 @@ pub(super) fn of<R: Runtime>(client: &ComputeClient<R>) -> Arc<DeviceChecks> {
     }
     let new = || {
         lost::watch();
+        let is_cpu = client.properties().hardware.num_cpu_cores.is_some();
         Arc::new(DeviceChecks {
-            off: AtomicBool::new(variable() == Ok(Some(SelfCheck::Off))),
+            // A runtime for CPUs has no kernels that a compiler or a machine could get wrong without its tests noticing.
+            off: AtomicBool::new(is_cpu || variable() == Ok(Some(SelfCheck::Off))),
+            is_cpu,
             turn: Mutex::default(),
             found: RwLock::default(),
             prepared: OnceLock::new(),
@@ -79,7 +85,10 @@ pub(super) fn of<R: Runtime>(client: &ComputeClient<R>) -> Arc<DeviceChecks> {
 /// What `FLOAT8_SELF_CHECK` says, if it is set.
 fn variable() -> Result<Option<SelfCheck>, DeviceError> {
     match std::env::var("FLOAT8_SELF_CHECK") {
-        Err(_) => Ok(None),
+        Err(VarError::NotPresent) => Ok(None),
+        Err(VarError::NotUnicode(value)) => {
+            Err(DeviceError::SelfCheckVariable { value: value.to_string_lossy().into_owned() })
+        }
         Ok(value) if value.is_empty() => Ok(None),
         Ok(value) if value == "first_use" => Ok(Some(SelfCheck::FirstUse)),
         Ok(value) if value == "off" => Ok(Some(SelfCheck::Off)),
@@ -89,9 +98,11 @@ fn variable() -> Result<Option<SelfCheck>, DeviceError> {
 
 impl DeviceChecks {
     /// Checks from here on, or not, as a configuration says, unless the environment says otherwise.
-    pub(super) fn set(&self, asked_for: SelfCheck) -> Result<(), DeviceError> {
-        let choice = variable()?.unwrap_or(asked_for);
-        self.off.store(choice == SelfCheck::Off, Ordering::Relaxed);
+    pub(super) fn set(&self, asked_for: Option<SelfCheck>) -> Result<(), DeviceError> {
+        let variable = variable()?;
+        if let Some(choice) = variable.or(asked_for) {
+            self.off.store(self.is_cpu || choice == SelfCheck::Off, Ordering::Relaxed);
+        }
         Ok(())
     }
 
@@ -107,29 +118,35 @@ impl DeviceChecks {
     pub(super) fn report(&self, device: DeviceId) -> SelfCheckReport {
         let Found { right, failures, seconds, .. } = &*self.found.read();
         let (kernels, seconds, failures) = (right.len(), *seconds, failures.clone());
-        SelfCheckReport { kernels, seconds, failures, off: self.is_off(), lost: lost::first(device) }
+        SelfCheckReport { kernels, seconds, failures, off: self.is_off(), lost: lost::all(device).into_iter().next() }
     }
 
     /// The first call that was wrong, or the first task that the device has lost.
     pub(super) fn fault(&self, device: DeviceId) -> Option<DeviceError> {
-        if let Some(message) = lost::first(device) {
-            return Some(DeviceError::TaskPanicked { message });
+        if let Some(message) = lost::all(device).into_iter().next() {
+            return Some(DeviceError::Lost { message });
         }
         self.found.read().failures.first().cloned().map(DeviceError::SelfCheck)
     }
 
-    /// Whether what was launched for this call, on this path, is right: `compare` says so of the kernels that are new.
-    fn is_right<R: Runtime>(
+    /// What comes of a call on this path, by what it has launched: `compare` says of the kernels that are new.
+    ///
+    /// An error of the device may be that of a launch before. So a call is made again before it is blamed; if it is right then, the
+    /// error is noted as a loss of the device.
+    fn judge<R: Runtime>(
         &self,
         (client, device): (&ComputeClient<R>, DeviceId),
-        launched: &[KernelVariant],
+        Call { launched, lost_before, retried }: &mut Call,
         (granularities, call_and_path): (Option<[Granularity; 2]>, impl FnOnce() -> [String; 2]),
-        compare: impl FnOnce() -> Result<(), String>,
-    ) -> bool {
+        compare: impl FnOnce() -> Result<(), Mismatch>,
+    ) -> Verdict {
         let known = || {
             let Found { right, wrong, .. } = &*self.found.read();
-            let is_wrong = launched.iter().any(|kernel| wrong.contains(kernel));
-            (is_wrong || launched.iter().all(|kernel| right.contains(kernel))).then_some(!is_wrong)
+            if launched.iter().any(|kernel| wrong.contains(kernel)) {
+                Some(Verdict::Wrong)
+            } else {
+                launched.iter().all(|kernel| right.contains(kernel)).then_some(Verdict::Right)
+            }
         };
         if let Some(known) = known() {
             return known;
@@ -139,32 +156,111 @@ impl DeviceChecks {
             return known;
         }
         // What the device takes to compile and to compute is no part of what checks cost.
-        let done = block_on(client.sync()).map_err(|error| error.to_string());
+        let done = block_on(client.sync());
         let start = Instant::now();
-        let compared = done.and_then(|()| compare());
+        let compared = match done {
+            Ok(()) => compare(),
+            Err(error) if retried.is_none() => {
+                *retried = Some(error.to_string());
+                return Verdict::Again;
+            }
+            Err(error) => Err(Mismatch::Wrong(error.to_string())),
+        };
         let mut found = self.found.write();
         found.seconds += start.elapsed().as_secs_f64();
-        let Err(mismatch) = compared else {
-            found.right.extend(launched);
-            return true;
+        let mismatch = match compared {
+            Ok(()) => {
+                found.right.extend(&*launched);
+                if let Some(error) = retried.take() {
+                    lost::note(device, format!("it reported: {error}"));
+                }
+                return Verdict::Right;
+            }
+            Err(Mismatch::Unread(error)) => {
+                log::warn!("Float8: a kernel could not be checked, as its result could not be read: {error}");
+                return Verdict::Right;
+            }
+            Err(Mismatch::Wrong(mismatch)) => mismatch,
         };
         let mut new: Vec<_> = launched.iter().filter(|kernel| !found.right.contains(kernel)).copied().collect();
         new.sort_unstable();
         new.dedup();
         let [call, path] = call_and_path();
-        // What the call has lost is made up for.
-        let reasons = [mismatch].into_iter().chain(lost::take(device)).collect::<Vec<_>>();
+        // What this call has lost is made up for, and its error explained.
+        *retried = None;
+        let reasons = [mismatch].into_iter().chain(lost::take_after(device, *lost_before)).collect::<Vec<_>>();
         let kernels = new.iter().map(|kernel| kernel.name).collect();
-        let failure = SelfCheckFailure { kernels, call, path, granularities, found: reasons.join("; ") };
-        log::error!("{failure}; this is not used again");
         found.wrong.extend(new);
-        found.failures.push(failure);
-        FAILURES.fetch_add(1, Ordering::AcqRel);
-        false
+        found.fail(SelfCheckFailure { kernels, call, path, granularities, found: reasons.join("; ") });
+        Verdict::Wrong
+    }
+
+    /// A path is struck off for a kernel that another call has found to be wrong, unless that is known.
+    fn strike_for_another(
+        &self,
+        granularities: [Granularity; 2],
+        launched: &[KernelVariant],
+        [call, path]: [String; 2],
+    ) {
+        let mut found = self.found.write();
+        if found.failures.iter().any(|failure| failure.granularities == Some(granularities) && failure.path == path) {
+            return;
+        }
+        let kernels: Vec<_> = launched.iter().filter(|k| found.wrong.contains(k)).map(|kernel| kernel.name).collect();
+        let reason = "it shares a kernel with one that was wrong".into();
+        found.fail(SelfCheckFailure { kernels, call, path, granularities: Some(granularities), found: reason });
     }
 }
 
-/// What `launch` gives, with the kernels that it launches; none where nothing is checked.
-fn recorded<T>(checks: &DeviceChecks, launch: impl FnOnce() -> T) -> (T, Vec<KernelVariant>) {
-    if checks.is_off() { (launch(), vec![]) } else { launched_by(launch) }
+impl Found {
+    fn fail(&mut self, failure: SelfCheckFailure) {
+        log::error!("Float8: {failure}; this is not used again");
+        self.failures.push(failure);
+        FAILURES.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// What came of a call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Right,
+    /// It is to be made again, in the same way.
+    Again,
+    /// It is to be made again in another way.
+    Wrong,
+}
+
+/// Why a result is not known to be right.
+enum Mismatch {
+    /// It is not what it should be.
+    Wrong(String),
+    /// It could not be read.
+    Unread(String),
+}
+
+/// A call under way.
+struct Call {
+    launched: Vec<KernelVariant>,
+    /// How much its device had lost before.
+    lost_before: usize,
+    /// The error of the device at which it was made again.
+    retried: Option<String>,
+}
+
+impl Call {
+    fn new() -> Self {
+        Self { launched: vec![], lost_before: 0, retried: None }
+    }
+
+    /// What `launch` gives; the kernels that it launches are noted, none where nothing is checked.
+    fn record<T>(&mut self, checks: &DeviceChecks, device: DeviceId, launch: impl FnOnce() -> T) -> T {
+        if checks.is_off() {
+            self.launched.clear();
+            return launch();
+        }
+        self.lost_before = lost::all(device).len();
+        let (result, launched) = launched_by(launch);
+        self.launched = launched;
+        result
+    }
 }

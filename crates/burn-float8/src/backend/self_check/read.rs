@@ -86,8 +86,8 @@ impl Rows {
         Self { codes: rows.iter().copied().zip(read).collect(), inv_scales }
     }
 
-    /// The values of the codes of a row within `along`, exact.
-    pub(super) fn values(&self, operand: &Operand, row: usize, along: &Range<usize>) -> Vec<f64> {
+    /// The values of the codes of a row, exact.
+    pub(super) fn values(&self, operand: &Operand, row: usize) -> Vec<f64> {
         let codes = &self.codes[&row];
         let host = HostOperand {
             codes: &[],
@@ -101,7 +101,7 @@ impl Rows {
             let value = float8_kernels::reference::decode(codes[col], operand.format);
             f64::from(value) * f64::from(host.inv_scale(row, col))
         };
-        along.clone().map(value).collect()
+        (0..operand.k).map(value).collect()
     }
 }
 
