@@ -77,13 +77,16 @@ pub fn quantize<B: Float8Backend<Operand = HostOperand<Device<B>>>>(
     Quantized { rows, cols, amax }
 }
 
-/// The same for any backend: the copies by rows and by columns, and the amax.
+/// Copies by rows and by columns, where they are asked for.
+type HostCopies<D> = [Option<HostOperand<D>>; 2];
+
+/// The same for any backend: the copies, and the amax.
 pub(super) fn quantize_on_host<B: Backend>(
     x: FloatTensor<B>,
     cast: Cast,
     orientation: Orientation,
     scale: ScaleFrom<FloatTensor<B>>,
-) -> ([Option<HostOperand<Device<B>>>; 2], FloatTensor<B>) {
+) -> (HostCopies<Device<B>>, FloatTensor<B>) {
     let device = B::float_device(&x);
     let dims = matrix(&x.shape());
     let values = &*floats::<B>(&x);

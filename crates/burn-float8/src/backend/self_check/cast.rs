@@ -60,7 +60,7 @@ struct Copy<'a> {
     transposed: bool,
     /// Which of its rows: whole bands of 128 where they share scales.
     rows: Vec<usize>,
-    /// The values of these rows, of which `filled` are there.
+    /// The values of these rows.
     values: BTreeMap<usize, Vec<f32>>,
 }
 
