@@ -57,27 +57,23 @@ spec = u.find_spec("nvidia")
 print("\n".join(spec.submodule_search_locations if spec else []))' 2>/dev/null || true)
     # Lines "version|folder with libnvrtc|folders whose include is taken".
     candidates=$(
-        version() { # of the libnvrtc in a folder: 13.0 of libnvrtc.so.13.0.88, or the file's soname
+        # candidate FOLDER HEADERS: a line if there is an NVRTC in the folder, whose version is in the names of files.
+        candidate() {
             local file
-            for file in "$1"/libnvrtc.so.*.*.*; do
-                [ -e "$file" ] && basename "$file" | sed -n 's/libnvrtc\.so\.\([0-9]*\.[0-9]*\).*/\1/p' && return
-            done
-            for file in "$1"/libnvrtc-builtins.so.*.*; do
-                [ -e "$file" ] && basename "$file" | sed -n 's/libnvrtc-builtins\.so\.\([0-9]*\.[0-9]*\).*/\1/p' && return
+            for file in "$1"/libnvrtc.so.*.*.* "$1"/libnvrtc-builtins.so.*.*; do
+                if [ -e "$file" ]; then
+                    basename "$file" | sed -n "s#.*\.so\.\([0-9]*\.[0-9]*\).*#\1|$1|$2#p"
+                    return
+                fi
             done
         }
         for root in ${CUDA_PATH:+"$CUDA_PATH"} /usr/local/cuda /usr/local/cuda-* /opt/cuda; do
-            for lib in lib64 lib; do
-                [ -d "$root/include" ] && found=$(version "$root/$lib") && [ -n "$found" ] && echo "$found|$root/$lib|$root"
-            done
+            [ ! -d "$root/include" ] || for lib in lib64 lib; do candidate "$root/$lib" "$root"; done
         done
         for nvidia in $wheels; do
-            for root in "$nvidia"/cu1*; do
-                [ -d "$root/lib" ] && found=$(version "$root/lib") && [ -n "$found" ] && echo "$found|$root/lib|$root"
-            done
-            root=$nvidia/cuda_nvrtc
-            [ -d "$root/lib" ] && found=$(version "$root/lib") && [ -n "$found" ] &&
-                echo "$found|$root/lib|$nvidia/cuda_runtime:$nvidia/cuda_cccl:$nvidia/cuda_nvcc:$root"
+            for root in "$nvidia"/cu1*; do candidate "$root/lib" "$root"; done
+            candidate "$nvidia/cuda_nvrtc/lib" \
+                "$nvidia/cuda_runtime:$nvidia/cuda_cccl:$nvidia/cuda_nvcc:$nvidia/cuda_nvrtc"
         done
     )
     say "driver of CUDA ${driver:-unknown}; toolkits found:"
@@ -189,7 +185,7 @@ sanitize() {
         "$gpu" check --jobs 1 --case-seconds 50 --limit-seconds LEFT --only "scaled_gemm 257x130x32 e4m3,e4m3 tensorwise,tensorwise"
 }
 
-step versions 30 sh -c "nvidia-smi 2>/dev/null; nvcc --version 2>/dev/null | tail -n 2; '$python' -c 'import torch; print(\"torch\", torch.__version__)' 2>/dev/null; CUDA_PATH='${full:-}' '$gpu' --device '$device' versions" || exit 2
+step versions 30 sh -c "nvidia-smi 2>/dev/null; nvcc --version 2>/dev/null | tail -n 2; '$python' -c 'import torch; print(\"torch\", torch.__version__)' 2>/dev/null; CUDA_PATH='$full' '$gpu' --device '$device' versions" || exit 2
 # The kernels as they ship. With traps they are others: serialized products, spills.
 check smallest 45 --only "scaled_gemm 64x64x64 e4m3,e4m3" ||
     check trapped 60 --trap --only "scaled_gemm 64x64x64 e4m3,e4m3"

@@ -8,7 +8,6 @@ use cubecl::server::Handle;
 use crate::format::{F32_INF, decode};
 use crate::granularity::{BLOCK, MX_BLOCK};
 use crate::grid::{UNITS, fold};
-use crate::launched::note;
 use crate::mx::{e8m0_byte, e8m0_inverse_bits};
 use crate::scale::scale_index;
 use crate::version::{VERSION, Version};
@@ -115,7 +114,6 @@ pub fn health<R: Runtime>(client: &ComputeClient<R>, x: &MatrixView, operand: &O
     }
     let partials = health_len(rows, k);
     let out = client.empty(partials * FIELDS * 4);
-    note("partial_health", (x.load_words(), x.source, operand.format, operand.granularity));
     // SAFETY: `x` is checked and as large as the operand, whose codes and scales `check` has measured; cube `i` of
     // `partials` writes row `i`, and the spare cubes of a folded grid none.
     unsafe {

@@ -31,12 +31,16 @@ pub fn launched_by<T>(call: impl FnOnce() -> T) -> (T, Vec<KernelVariant>) {
     (result, LAUNCHED.take().unwrap_or_default())
 }
 
+/// The same for equal values, in this process.
+pub(crate) fn hash_of(value: impl Hash) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(value)
+}
+
 /// Notes a launch, where somebody asks.
 pub(crate) fn note(name: &'static str, parameters: impl Hash) {
     LAUNCHED.with_borrow_mut(|launched| {
         if let Some(launched) = launched {
-            let parameters = BuildHasherDefault::<DefaultHasher>::default().hash_one(parameters);
-            launched.push(KernelVariant { name, parameters });
+            launched.push(KernelVariant { name, parameters: hash_of(parameters) });
         }
     });
 }

@@ -42,14 +42,14 @@ pub use error::KernelError;
 pub use format::Format;
 pub use gemm::{
     GROUP_ALIGN, GemmConfig, GemmPath, Grouping, Groups, Output, gemm_path, grouped_scaled_gemm, scaled_gemm,
-    scaled_gemm_into, trap_stuck_barriers,
+    scaled_gemm_into, strike_gemm, trap_stuck_barriers,
 };
 pub use granularity::Granularity;
 pub use health::{Health, health, health_len};
 pub use launched::{KernelVariant, launched_by};
 pub use mx::ScaleCalculationMode;
 pub use operand::{Cast, Operand, Orientation, Quantized, row_words};
-pub use quantize::{quantize, quantize_with_amax};
+pub use quantize::{cast_instructions, quantize, quantize_with_amax, strike_casts};
 pub use scale::{InvScale, Scale, ScaleMode};
-pub use struck::{cast_instructions, device_key, strike_casts, strike_gemm, strikes};
+pub use struck::{device_key, strikes};
 pub use view::{MAX_INDEX, MatrixView, VectorView, supports};

@@ -1,27 +1,17 @@
-//! What is not to be launched on a device again, since it was found to be wrong there, and what takes its place.
-//!
-//! ```text
-//! GEMM   the path of the device → f16 mma → emulated → none
-//! cast   cvt to FP8 → PTX without it → no PTX → none
-//! ```
+//! What is not to be used on a device again, since it was found to be wrong there. Paths of GEMMs and instructions of casts ask here
+//! before they are chosen.
 
+use std::any::TypeId;
+use std::hash::Hash;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 use cubecl::prelude::*;
 
-use crate::ptx::cvt::Isa;
-use crate::{GemmPath, Granularity};
+use crate::launched::hash_of;
 
-/// Something to be avoided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Struck {
-    Gemm(GemmPath, [Granularity; 2]),
-    Casts(Isa),
-}
-
-/// By device.
-static STRUCK: RwLock<Vec<(usize, Struck)>> = RwLock::new(vec![]);
+/// Devices, and hashes of what was struck off there.
+static STRUCK: RwLock<Vec<(usize, u64)>> = RwLock::new(vec![]);
 
 /// Their number, so that nobody takes the lock while there are none.
 static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -36,32 +26,17 @@ pub fn strikes() -> u64 {
     COUNT.load(Ordering::Acquire)
 }
 
-/// From here on GEMMs of such operands take another path on this device than this one.
-pub fn strike_gemm<R: Runtime>(client: &ComputeClient<R>, path: GemmPath, granularities: [Granularity; 2]) {
-    strike(client, Struck::Gemm(path, granularities));
+fn key<R: Runtime, T: Hash + 'static>(client: &ComputeClient<R>, what: T) -> (usize, u64) {
+    (device_key(client), hash_of((TypeId::of::<T>(), what)))
 }
 
-/// From here on casts on this device do without the newest of the instructions that they use.
-pub fn strike_casts<R: Runtime>(client: &ComputeClient<R>) {
-    if let Some(isa) = Isa::left(client) {
-        strike(client, Struck::Casts(isa));
-    }
-}
-
-/// The newest of the instructions that casts on this device use; `None` if all were struck off, so that nothing is cast there.
-pub fn cast_instructions<R: Runtime>(client: &ComputeClient<R>) -> Option<&'static str> {
-    Isa::left(client).map(|isa| match isa {
-        Isa::PtxFp8 => "cvt to FP8",
-        Isa::Ptx => "PTX",
-        Isa::Portable => "integers",
-    })
-}
-
-fn strike<R: Runtime>(client: &ComputeClient<R>, what: Struck) {
-    STRUCK.write().unwrap_or_else(PoisonError::into_inner).push((device_key(client), what));
+/// This is not used on the device from here on.
+pub(crate) fn strike<R: Runtime>(client: &ComputeClient<R>, what: impl Hash + 'static) {
+    STRUCK.write().unwrap_or_else(PoisonError::into_inner).push(key(client, what));
     COUNT.fetch_add(1, Ordering::AcqRel);
 }
 
-pub(crate) fn is_struck<R: Runtime>(client: &ComputeClient<R>, what: Struck) -> bool {
-    strikes() > 0 && STRUCK.read().unwrap_or_else(PoisonError::into_inner).contains(&(device_key(client), what))
+/// Whether this is not to be used on the device.
+pub(crate) fn is_struck<R: Runtime>(client: &ComputeClient<R>, what: impl Hash + 'static) -> bool {
+    strikes() > 0 && STRUCK.read().unwrap_or_else(PoisonError::into_inner).contains(&key(client, what))
 }

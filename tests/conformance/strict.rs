@@ -1,6 +1,4 @@
 //! Strict mode, in a process of its own: what untagged linears do is the process's.
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use burn::backend::{Autodiff, Flex};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
@@ -11,6 +9,7 @@ use burn_float8::{
     report::{Gemm, UNTAGGED_NAME},
     set_float8_enabled,
 };
+use test_data::panic_of;
 
 type B = Float8<Autodiff<Flex>>;
 
@@ -27,11 +26,6 @@ fn model() -> Two<B> {
 
 fn input() -> Tensor<B, 2> {
     Tensor::random([4, 8], Distribution::Normal(0.0, 1.0), &Default::default())
-}
-
-fn panic_of(run: impl FnOnce()) -> String {
-    let payload = catch_unwind(AssertUnwindSafe(run)).expect_err("strict mode stops here");
-    payload.downcast_ref::<String>().expect("a message").clone()
 }
 
 /// One test: cases that configure untagged linears must not run at once.

@@ -21,7 +21,7 @@ impl core::fmt::Display for CudaVersion {
 }
 
 /// What CUDA programs run with here.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CudaSetup {
     /// How many devices there are.
     pub devices: usize,
@@ -29,8 +29,6 @@ pub struct CudaSetup {
     pub driver: CudaVersion,
     /// Of the runtime compiler.
     pub nvrtc: CudaVersion,
-    /// The folder whose `include` holds the headers.
-    pub toolkit: PathBuf,
 }
 
 /// Why CUDA programs cannot run.
@@ -191,7 +189,7 @@ mod found {
         if let Some(missing) = missing_header(&toolkit) {
             return Err(CudaError::HeaderMissing { toolkit, missing, found: whole() });
         }
-        CudaSetup { devices, driver, nvrtc, toolkit }.checked()
+        CudaSetup { devices, driver, nvrtc }.checked()
     }
 
     /// Toolkits in `/usr/local` and `/opt`, the newest first, and the folders of Python's wheels.
@@ -237,10 +235,10 @@ mod tests {
     #[test]
     fn a_driver_reads_the_ptx_of_its_own_version_and_older_ones() {
         let version = |major, minor| CudaVersion { major, minor };
-        let setup = |driver, nvrtc| CudaSetup { devices: 1, driver, nvrtc, toolkit: "/cuda".into() };
+        let setup = |driver, nvrtc| CudaSetup { devices: 1, driver, nvrtc };
         for (driver, nvrtc) in [((13, 0), (13, 0)), ((13, 5), (13, 0)), ((13, 0), (12, 9)), ((12, 10), (12, 9))] {
             let setup = setup(version(driver.0, driver.1), version(nvrtc.0, nvrtc.1));
-            assert_eq!(setup.clone().checked(), Ok(setup));
+            assert_eq!(setup.checked(), Ok(setup));
         }
         for (driver, nvrtc) in [((13, 0), (13, 1)), ((12, 9), (13, 0)), ((12, 8), (12, 9))] {
             let (driver, nvrtc) = (version(driver.0, driver.1), version(nvrtc.0, nvrtc.1));

@@ -14,6 +14,8 @@
 //! their height, so groups change nothing for it. If a group's matrix of B has no multiple of 128 rows, two groups share a square, a
 //! tile's columns can lie in one square more, and each column has a scale of its own ([`Gemm::scales_b_differ`]).
 
+use core::ops::Range;
+
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
@@ -36,6 +38,21 @@ pub enum Grouping {
 }
 
 impl Grouping {
+    /// Where each group begins and ends on an axis of this length, given their ends as [`Groups::ends`] has them.
+    pub fn spans(self, ends: &[i32], len: usize) -> Vec<Range<usize>> {
+        let align = match self {
+            Grouping::Rows => 1,
+            Grouping::Contraction => GROUP_ALIGN,
+        };
+        let mut last = 0usize;
+        let span = |&end: &i32| {
+            let start = last.next_multiple_of(align).min(len);
+            last = last.max(usize::try_from(end).unwrap_or(0).min(len));
+            start..last.max(start)
+        };
+        ends.iter().map(span).collect()
+    }
+
     /// [`Groups::row_tiles`] of `count` groups.
     pub(super) const fn row_tiles(self, count: usize, m: usize, height: usize) -> usize {
         match self {

@@ -24,7 +24,7 @@ pub use tma::ring::trap_stuck_barriers;
 
 use crate::granularity::BLOCK;
 use crate::operand::check_size;
-use crate::struck::{Struck, is_struck};
+use crate::struck::{is_struck, strike};
 use crate::view::{Checked, Source};
 use crate::{CudaArch, Format, Granularity, KernelError, Operand, VectorView, cuda_arch, supports};
 
@@ -102,15 +102,16 @@ pub fn gemm_path<R: Runtime>(
         CudaArch::Sm89 | CudaArch::Sm120 => Some(GemmPath::Mma),
         CudaArch::Sm100 | CudaArch::Sm80 => None,
     };
-    let is_right = |path: &GemmPath| !is_struck(client, Struck::Gemm(*path, granularities));
-    let unless = |emulate: bool, path: Option<GemmPath>| path.filter(|path| !emulate && is_right(path));
-    unless(config.emulate, native())
-        .or_else(|| {
-            let has_units = || half::Unit::of(client, half::Element::of(granularities)).is_some();
-            unless(config.emulate, Some(GemmPath::F16Mma)).filter(|_| has_units())
-        })
-        .or_else(|| unless(false, Some(GemmPath::Emulated)))
-        .unwrap_or(GemmPath::Host)
+    let half = || half::Unit::of(client, half::Element::of(granularities)).map(|_| GemmPath::F16Mma);
+    let is_right = |path: &GemmPath| !is_struck(client, (*path, granularities));
+    let by_matrix_units = || native().filter(is_right).or_else(|| half().filter(is_right));
+    let path = if config.emulate { None } else { by_matrix_units() };
+    path.or_else(|| Some(GemmPath::Emulated).filter(is_right)).unwrap_or(GemmPath::Host)
+}
+
+/// From here on GEMMs of such operands take another path on this device than this one.
+pub fn strike_gemm<R: Runtime>(client: &ComputeClient<R>, path: GemmPath, granularities: [Granularity; 2]) {
+    strike(client, (path, granularities));
 }
 
 /// Where a GEMM writes: `[M, N]`, contiguous.
@@ -176,20 +177,14 @@ impl Gemm<'_> {
     }
 
     /// What kernels are compiled for, beside what each has for itself.
-    const fn parameters(&self) -> Parameters {
+    fn parameters(&self) -> Parameters {
         Parameters {
             dtype: self.dtype,
             accumulate: self.accumulate,
             formats: self.formats(),
             granularities: self.granularities(),
-            grouping: match self.groups {
-                Some(groups) => Some(groups.grouping),
-                None => None,
-            },
-            bias: match &self.bias {
-                Some(bias) => Some(bias.source),
-                None => None,
-            },
+            grouping: self.grouping(),
+            bias: self.bias.as_ref().map(|bias| bias.source),
         }
     }
 

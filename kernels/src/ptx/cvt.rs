@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use crate::Format;
 use crate::arch::{cuda_arch, has_fp8_cvt};
-use crate::struck::{Struck, is_struck};
+use crate::struck::is_struck;
 
 /// What a kernel may use beside CubeCL's own operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -31,7 +31,7 @@ impl Isa {
             Self::Portable => true,
         };
         let kinds = [Self::PtxFp8, Self::Ptx, Self::Portable];
-        kinds.into_iter().find(|&isa| is_there(isa) && !is_struck(client, Struck::Casts(isa)))
+        kinds.into_iter().find(|&isa| is_there(isa) && !is_struck(client, isa))
     }
 
     pub(crate) const fn has_ptx(self) -> bool {

@@ -29,6 +29,7 @@ use tiles::ScaleSourceArgs;
 use crate::amax::{Maxima, find_maxima};
 use crate::grid::is_cpu;
 use crate::ptx::cvt::Isa;
+use crate::struck::strike;
 use crate::view::{Checked, MAX_INDEX};
 use crate::{Cast, Granularity, KernelError, MatrixView, Operand, Orientation, Quantized, VectorView, row_words};
 
@@ -143,6 +144,23 @@ pub fn quantize_with_amax<R: Runtime>(
         done.amax = partials.fold(client);
     }
     Ok(done)
+}
+
+/// The newest of the instructions that casts on this device use; `None` if all were struck off, so that nothing is cast there.
+pub fn cast_instructions<R: Runtime>(client: &ComputeClient<R>) -> Option<&'static str> {
+    Isa::left(client).map(|isa| match isa {
+        Isa::PtxFp8 => "cvt to FP8",
+        Isa::Ptx => "PTX",
+        Isa::Portable => "integers",
+    })
+}
+
+/// From here on casts on this device do without the newest of the instructions that they use: with `cvt` to FP8, then with other PTX, then
+/// with integers alone, then not at all.
+pub fn strike_casts<R: Runtime>(client: &ComputeClient<R>) {
+    if let Some(isa) = Isa::left(client) {
+        strike(client, isa);
+    }
 }
 
 /// One copy on the device.

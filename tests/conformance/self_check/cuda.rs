@@ -6,8 +6,9 @@ use burn_fusion::Fusion;
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, Running, execute, take_waits};
 use codegen::fault::{Fault, inject};
 use ptx_interpreter::{Accumulator, Rounding};
+use test_data::panic_of;
 
-use crate::{assert_right, layer, panic_of, plain, step};
+use crate::{assert_right, layer, plain, step};
 
 /// What `burn::backend::Cuda` is, on another runtime.
 type Offline = Fusion<CubeBackend<GenerateCuda, f32, i32, u8>>;

@@ -1,9 +1,10 @@
 //! What is wrong with a device is found out and made up for, or ends in an error: never in wrong numbers. In a process of its own, since
 //! panics of device threads are the process's.
 mod cuda;
+#[allow(dead_code)]
+#[path = "../support/mod.rs"]
+mod support;
 mod wgpu;
-
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::backend::{Autodiff, Flex};
 use burn::module::{Param, ParamId};
@@ -12,6 +13,8 @@ use burn::tensor::{Tensor, TensorData};
 use burn_float8::backend::Float8Backend;
 use burn_float8::{Float8, Float8Config, Float8Error, Recipe};
 use test_data::{normal, relative_error};
+
+use crate::support::linear::forward_backward;
 
 type A<B> = Float8<Autodiff<B>>;
 
@@ -33,19 +36,10 @@ fn layer<B: Float8Backend>(config: &Float8Config, device: &B::Device) -> Result<
     Ok(config.apply(plain::<B>(device))?.0)
 }
 
-fn values<B: Float8Backend, const D: usize>(tensor: Tensor<Float8<B>, D>) -> Vec<f32> {
-    tensor.into_data().into_vec().expect("f32")
-}
-
 /// y, dx, dw and db.
-fn step<B: Float8Backend>(layer: &Linear<A<B>>, device: &B::Device) -> [Vec<f32>; 4] {
+fn step<B: Float8Backend>(layer: &Linear<A<B>>, device: &B::Device) -> Vec<Vec<f32>> {
     let [m, k, n] = SHAPE;
-    let x = tensor::<B, 2>(1, [m, k], device).require_grad();
-    let y = layer.forward(x.clone());
-    let grads = (y.clone() * tensor::<B, 2>(4, [m, n], device)).sum().backward();
-    let bias = layer.bias.as_ref().expect("it has one").grad(&grads).expect("tracked");
-    let [dx, dw] = [x.grad(&grads), layer.weight.grad(&grads)].map(|grad| values::<B, 2>(grad.expect("tracked")));
-    [values::<B, 2>(y.inner()), dx, dw, values::<B, 1>(bias)]
+    forward_backward::<B, 2>(layer, tensor::<B, 2>(1, [m, k], device), tensor::<B, 2>(4, [m, n], device))
 }
 
 /// That a step gives what the CPU does.
@@ -57,9 +51,4 @@ fn assert_right<B: Float8Backend>(recipe: Recipe, layer: &Linear<A<B>>, device: 
         let error = relative_error(got, want);
         assert!(error < 1e-5, "{what} in {recipe}: {error:e}");
     }
-}
-
-fn panic_of(run: impl FnOnce()) -> String {
-    let payload = catch_unwind(AssertUnwindSafe(run)).expect_err("it ends here");
-    payload.downcast_ref::<String>().expect("a message").clone()
 }

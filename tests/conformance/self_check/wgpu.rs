@@ -1,6 +1,5 @@
 //! Software Vulkan with a wrong kernel.
 use std::any::Any;
-use std::io::Write;
 use std::sync::Arc;
 
 use burn_cubecl::CubeBackend;
@@ -26,6 +25,7 @@ use cubecl_runtime::server::{
 };
 use cubecl_runtime::storage::{ComputeStorage, ManagedResource};
 
+use crate::support::runtime::has_wgpu;
 use crate::{assert_right, layer};
 
 type Storage = <WgpuServer as ComputeServer>::Storage;
@@ -168,10 +168,7 @@ impl Runtime for Faulty {
 /// The product is right in its first rows and columns alone.
 #[test]
 fn a_gemm_of_one_tile_ends_on_the_host() {
-    if device_select::wgpu_adapters().expect("wgpu is compiled in").is_empty() {
-        assert!(std::env::var_os("CI").is_none(), "CI needs a Vulkan adapter: install mesa-vulkan-drivers");
-        writeln!(std::io::stdout(), "skipped on wgpu, since this machine has no adapter")
-            .expect("standard output is open");
+    if !has_wgpu("a_gemm_of_one_tile_ends_on_the_host") {
         return;
     }
     type Wrong = CubeBackend<Faulty, f32, i32, u32>;

@@ -1,7 +1,9 @@
 //! What tests of all crates share: one random generator, the floats at which casts and scales can go wrong, one reader of reference
-//! vectors, one measure of errors, transposes and comparisons of floats.
+//! vectors, one measure of errors, transposes, comparisons of floats, and the text of a panic.
 //!
 //! It knows nothing of the crates under test, so that each of them can have it for its own tests.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 mod floats;
 mod golden;
@@ -24,6 +26,16 @@ pub fn relative_error(a: &[f32], b: &[f32]) -> f64 {
 /// The same bits, or both NaN.
 pub fn same(a: f32, b: f32) -> bool {
     a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
+}
+
+/// The message with which `run` panics.
+///
+/// # Panics
+/// If it does not, or not with a message.
+pub fn panic_of(run: impl FnOnce()) -> String {
+    let payload = catch_unwind(AssertUnwindSafe(run)).expect_err("it was to panic");
+    let text = payload.downcast_ref::<String>().cloned();
+    text.or_else(|| payload.downcast_ref::<&str>().map(|text| text.to_string())).expect("a message")
 }
 
 /// `[rows, cols]` row-major to `[cols, rows]` row-major.

@@ -15,7 +15,7 @@ use float8_kernels::{
     Orientation, VectorView, gemm_path, health, health_len, mx, row_words, supports,
 };
 
-use super::operand::{DeviceOperand, scales};
+use super::operand::{DeviceOperand, read_scales, scales};
 use super::self_check::{self, Product};
 use super::{
     DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, SelfCheckReport, host, lost,
@@ -55,7 +55,7 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
     fn fp8_self_check(device: &Device<Self>) -> SelfCheckReport {
         let client = R::client(device);
         if let Err(error) = block_on(client.sync()) {
-            lost::note(device.to_id(), format!("it reported: {error}"));
+            lost::reported(device.to_id(), error);
         }
         self_check::of(&client).report(device.to_id())
     }
@@ -168,13 +168,7 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         let (rows, k) = (operand.codes.shape()[0], operand.k);
         let scales = read(&operand.inv_scale);
         let scales = &scales[..4 * operand.inv_scale.shape().num_elements()];
-        let [_, blocks] = operand.granularity.scale_dims(rows, k);
-        let inv_scales = match operand.granularity {
-            Granularity::Block1x32 => {
-                mx::from_blocked(scales, rows, blocks).into_iter().map(InvScale::from_e8m0).collect()
-            }
-            _ => scales.as_chunks().0.iter().map(|bytes| InvScale::new(f32::from_le_bytes(*bytes))).collect(),
-        };
+        let inv_scales = read_scales(scales, operand.granularity, rows, k);
         HostCodes {
             // Little-endian words, so the bytes are the codes in order.
             codes: words.chunks_exact(4 * row_words(k)).take(rows).flat_map(|row| &row[..k]).copied().collect(),

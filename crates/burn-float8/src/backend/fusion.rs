@@ -85,7 +85,7 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
     fn fp8_self_check(device: &Device<Self>) -> SelfCheckReport {
         // What is still in the stream runs first.
         if let Err(error) = Self::sync(device) {
-            lost::note(device.id(), format!("it reported: {error}"));
+            lost::reported(device.id(), error);
         }
         B::fp8_self_check(device)
     }

@@ -2,7 +2,8 @@
 //! library, CubeCL logs a warning and goes on, and what reads its output later sees whatever the memory held.
 //!
 //! A panic hook, before the one that is there, notes panics of these threads, which have names that no other thread has. It costs
-//! nothing until then. Errors that somebody else than their cause is told of are noted here too.
+//! nothing until then. An error of a launch that comes to light in a later call is noted here too.
+use core::fmt::Display;
 use std::backtrace::Backtrace;
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -51,9 +52,9 @@ fn push(device: String, message: String) {
     COUNT.store(lost.len(), Ordering::Release);
 }
 
-/// Notes that the device has lost something.
-pub(super) fn note(device: DeviceId, message: String) {
-    push(name(device), message);
+/// Notes an error of the device, which belongs to a launch that nobody waits for.
+pub(super) fn reported(device: DeviceId, error: impl Display) {
+    push(name(device), format!("it reported: {error}"));
 }
 
 /// Whether no device has lost anything.
@@ -61,13 +62,22 @@ pub(super) fn is_nothing() -> bool {
     COUNT.load(Ordering::Acquire) == 0
 }
 
-/// All that the device has lost.
-pub(super) fn all(device: DeviceId) -> Vec<String> {
+/// The first that the device has lost.
+pub(super) fn first(device: DeviceId) -> Option<String> {
     if is_nothing() {
-        return vec![];
+        return None;
     }
     let name = name(device);
-    LOST.lock().iter().filter(|(of, _)| *of == name).map(|(_, message)| message.clone()).collect()
+    LOST.lock().iter().find(|(of, _)| *of == name).map(|(_, message)| message.clone())
+}
+
+/// How much the device has lost.
+pub(super) fn count(device: DeviceId) -> usize {
+    if is_nothing() {
+        return 0;
+    }
+    let name = name(device);
+    LOST.lock().iter().filter(|(of, _)| *of == name).count()
 }
 
 /// What the device has lost beyond its first `known`, which whoever asks makes up for.

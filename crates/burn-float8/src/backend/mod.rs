@@ -123,12 +123,12 @@ pub trait Float8Backend: Backend {
         None
     }
 
-    /// Before anything runs in FP8 on a device, and when a configuration is applied, which says whether kernels are checked: that the
-    /// device can run FP8, found out once.
+    /// Tries the device out, once. It is called before anything runs in FP8 there, and whenever a configuration is applied, which says
+    /// whether kernels are to be checked.
     ///
     /// # Errors
     ///
-    /// Why it cannot.
+    /// Why the device cannot run FP8.
     fn fp8_prepare(device: &Device<Self>, self_check: Option<SelfCheck>) -> Result<(), DeviceError> {
         let _ = (device, self_check);
         Ok(())
@@ -147,8 +147,8 @@ pub trait Float8Backend: Backend {
         SelfCheckReport::default()
     }
 
-    /// How this device computes [`fp8_matmul`](Self::fp8_matmul) of operands of these granularities.
-    /// It may change when [`fp8_fault`](Self::fp8_fault) does.
+    /// How this device computes [`fp8_matmul`](Self::fp8_matmul) of operands of these granularities. The answer changes when a kernel is
+    /// found to be wrong.
     fn fp8_gemm_path(device: &Device<Self>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath;
 
     /// Casts `x` `[.., cols]`, seen as `[rows, cols]`, in one pass over it.

@@ -2,7 +2,7 @@
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, TensorMetadata};
 use burn_std::Shape;
-use float8_kernels::{Format, Granularity};
+use float8_kernels::{Format, Granularity, InvScale, mx};
 
 use super::OperandSize;
 
@@ -27,6 +27,15 @@ impl<B: Backend> DeviceOperand<B> {
         let (codes, scales) = (self.codes.shape(), self.inv_scale.shape());
         let bytes = 4 * (codes.num_elements() + scales.num_elements()) as u64;
         OperandSize { rows: codes[0], k: self.k, padded_k: 4 * codes[1], bytes }
+    }
+}
+
+/// The scales of an operand `[rows, k]` from the bytes of its memory, row-major.
+pub(super) fn read_scales(bytes: &[u8], granularity: Granularity, rows: usize, k: usize) -> Vec<InvScale> {
+    let [_, blocks] = granularity.scale_dims(rows, k);
+    match granularity {
+        Granularity::Block1x32 => mx::from_blocked(bytes, rows, blocks).into_iter().map(InvScale::from_e8m0).collect(),
+        _ => bytes.as_chunks().0.iter().map(|bytes| InvScale::new(f32::from_le_bytes(*bytes))).collect(),
     }
 }
 

@@ -112,13 +112,14 @@ pub struct Float8Config {
     #[serde(default, skip_serializing_if = "is_default")]
     pub untagged: Option<Untagged>,
     /// Panics, naming the layer, where a GEMM of a converted linear would run in high precision that this configuration does not
-    /// ask for: a dtype or size without FP8 kernels; and where a kernel was found to be wrong ([`self_check`](Self::self_check)). [`Report::verify`](crate::Report::verify) returns the same as an error,
-    /// without `strict`. For linears that are not in the model there is [`untagged`](Self::untagged).
+    /// ask for: a dtype or size without FP8 kernels; and where a kernel was found to be wrong ([`self_check`](Self::self_check)).
+    /// [`Report::verify`](crate::Report::verify) returns the same as an error, without `strict`. For linears that are not in the model
+    /// there is [`untagged`](Self::untagged).
     #[serde(default, skip_serializing_if = "is_default")]
     pub strict: bool,
     /// Whether kernels are compared with the scalar reference the first time that they run on a device that is no CPU, and the device is
-    /// tried out when this configuration is applied. The configuration that was last applied on a device decides, and before all of
-    /// them `FLOAT8_SELF_CHECK`, `first_use` or `off`.
+    /// tried out when this configuration is applied. Of several configurations the last that was applied on the device counts; the
+    /// environment variable `FLOAT8_SELF_CHECK`, `first_use` or `off`, overrides them all.
     #[serde(default, skip_serializing_if = "is_default")]
     pub self_check: SelfCheck,
     /// Sample how well FP8 holds the operands of each linear; the report has the samples. None are taken if absent.

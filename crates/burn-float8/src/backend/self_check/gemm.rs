@@ -7,8 +7,8 @@ use cubecl::client::ComputeClient;
 use cubecl::prelude::Runtime;
 use cubecl::server::Handle;
 use float8_kernels::{
-    GROUP_ALIGN, GemmConfig, GemmPath, Grouping, Groups, KernelError, Operand, VectorView, gemm_path,
-    grouped_scaled_gemm, scaled_gemm, strike_gemm,
+    GemmConfig, GemmPath, Grouping, Groups, KernelError, Operand, VectorView, gemm_path, grouped_scaled_gemm,
+    scaled_gemm, strike_gemm,
 };
 
 use super::read::{Rows, bytes, floats, parts_of, whole};
@@ -194,20 +194,7 @@ impl Product<'_> {
             let sample = |i, j| Sample { place: [i, j], a: i, b: j, along: 0..k };
             return (each(edges(m, 24), edges(width, 24), &sample), vec![]);
         };
-        // As `Groups::ends` says.
-        let (limit, align) = match groups.grouping {
-            Grouping::Rows => (m, 1),
-            Grouping::Contraction => (k, GROUP_ALIGN),
-        };
-        let mut last = 0usize;
-        let spans: Vec<Range<usize>> = ends
-            .iter()
-            .map(|end| {
-                let start = last.next_multiple_of(align).min(limit);
-                last = last.max(usize::try_from(*end).unwrap_or(0).min(limit));
-                start..last.max(start)
-            })
-            .collect();
+        let spans = groups.grouping.spans(ends, if groups.grouping == Grouping::Rows { m } else { k });
         let [rows, cols] = if groups.count > 64 { [2; 2] } else { [4, 8] };
         let of_group = |(g, span): (usize, &Range<usize>)| match groups.grouping {
             Grouping::Rows => {
@@ -222,7 +209,10 @@ impl Product<'_> {
         };
         let samples = spans.iter().enumerate().flat_map(of_group).collect();
         let nobodys = match groups.grouping {
-            Grouping::Rows => edges(m - last.min(m), 2).into_iter().map(|row| last + row).collect(),
+            Grouping::Rows => {
+                let last = spans.last().map_or(0, |span| span.end);
+                edges(m - last, 2).into_iter().map(|row| last + row).collect()
+            }
             Grouping::Contraction => vec![],
         };
         (samples, nobodys)

@@ -35,10 +35,11 @@ use crate::error::{DeviceError, SelfCheckFailure};
 
 /// Of one device, whatever backends are on it.
 pub(super) struct DeviceChecks {
+    /// Whether a configuration or the environment says that nothing is to be checked.
     off: AtomicBool,
-    /// Whether it is a CPU, on which nothing is checked.
+    /// Whether the device is a CPU, on which nothing is checked.
     is_cpu: bool,
-    /// Of checks, of which there is one at a time: who waits for another's learns what it has found.
+    /// Held during a check: another thread that comes to a new kernel meanwhile waits, and learns what was found.
     turn: Mutex<()>,
     found: RwLock<Found>,
     prepared: OnceLock<Result<(), DeviceError>>,
@@ -69,11 +70,9 @@ pub(super) fn of<R: Runtime>(client: &ComputeClient<R>) -> Arc<DeviceChecks> {
     }
     let new = || {
         lost::watch();
-        let is_cpu = client.properties().hardware.num_cpu_cores.is_some();
         Arc::new(DeviceChecks {
-            // A runtime for CPUs has no kernels that a compiler or a machine could get wrong without its tests noticing.
-            off: AtomicBool::new(is_cpu || variable() == Ok(Some(SelfCheck::Off))),
-            is_cpu,
+            off: AtomicBool::new(variable() == Ok(Some(SelfCheck::Off))),
+            is_cpu: client.properties().hardware.num_cpu_cores.is_some(),
             turn: Mutex::default(),
             found: RwLock::default(),
             prepared: OnceLock::new(),
@@ -101,13 +100,13 @@ impl DeviceChecks {
     pub(super) fn set(&self, asked_for: Option<SelfCheck>) -> Result<(), DeviceError> {
         let variable = variable()?;
         if let Some(choice) = variable.or(asked_for) {
-            self.off.store(self.is_cpu || choice == SelfCheck::Off, Ordering::Relaxed);
+            self.off.store(choice == SelfCheck::Off, Ordering::Relaxed);
         }
         Ok(())
     }
 
     fn is_off(&self) -> bool {
-        self.off.load(Ordering::Relaxed)
+        self.is_cpu || self.off.load(Ordering::Relaxed)
     }
 
     /// What `prepare` gives, which runs once, and not where nothing is checked.
@@ -118,20 +117,20 @@ impl DeviceChecks {
     pub(super) fn report(&self, device: DeviceId) -> SelfCheckReport {
         let Found { right, failures, seconds, .. } = &*self.found.read();
         let (kernels, seconds, failures) = (right.len(), *seconds, failures.clone());
-        SelfCheckReport { kernels, seconds, failures, off: self.is_off(), lost: lost::all(device).into_iter().next() }
+        SelfCheckReport { kernels, seconds, failures, off: self.is_off(), lost: lost::first(device) }
     }
 
     /// The first call that was wrong, or the first task that the device has lost.
     pub(super) fn fault(&self, device: DeviceId) -> Option<DeviceError> {
-        if let Some(message) = lost::all(device).into_iter().next() {
+        if let Some(message) = lost::first(device) {
             return Some(DeviceError::Lost { message });
         }
         self.found.read().failures.first().cloned().map(DeviceError::SelfCheck)
     }
 
-    /// What comes of a call on this path, by what it has launched: `compare` says of the kernels that are new.
+    /// Whether the result of a call is right. `compare` is asked only if the call has launched a kernel for the first time.
     ///
-    /// An error of the device may be that of a launch before. So a call is made again before it is blamed; if it is right then, the
+    /// An error of the device may belong to an earlier launch. So the call is made again before it is blamed; if it is right then, the
     /// error is noted as a loss of the device.
     fn judge<R: Runtime>(
         &self,
@@ -140,19 +139,11 @@ impl DeviceChecks {
         (granularities, call_and_path): (Option<[Granularity; 2]>, impl FnOnce() -> [String; 2]),
         compare: impl FnOnce() -> Result<(), Mismatch>,
     ) -> Verdict {
-        let known = || {
-            let Found { right, wrong, .. } = &*self.found.read();
-            if launched.iter().any(|kernel| wrong.contains(kernel)) {
-                Some(Verdict::Wrong)
-            } else {
-                launched.iter().all(|kernel| right.contains(kernel)).then_some(Verdict::Right)
-            }
-        };
-        if let Some(known) = known() {
+        if let Some(known) = self.found.read().known(launched) {
             return known;
         }
         let _turn = self.turn.lock();
-        if let Some(known) = known() {
+        if let Some(known) = self.found.read().known(launched) {
             return known;
         }
         // What the device takes to compile and to compute is no part of what checks cost.
@@ -172,7 +163,7 @@ impl DeviceChecks {
             Ok(()) => {
                 found.right.extend(&*launched);
                 if let Some(error) = retried.take() {
-                    lost::note(device, format!("it reported: {error}"));
+                    lost::reported(device, error);
                 }
                 return Verdict::Right;
             }
@@ -213,6 +204,14 @@ impl DeviceChecks {
 }
 
 impl Found {
+    /// What is known of all of these, or of one that is wrong.
+    fn known(&self, launched: &[KernelVariant]) -> Option<Verdict> {
+        if launched.iter().any(|kernel| self.wrong.contains(kernel)) {
+            return Some(Verdict::Wrong);
+        }
+        launched.iter().all(|kernel| self.right.contains(kernel)).then_some(Verdict::Right)
+    }
+
     fn fail(&mut self, failure: SelfCheckFailure) {
         log::error!("Float8: {failure}; this is not used again");
         self.failures.push(failure);
@@ -258,7 +257,7 @@ impl Call {
             self.launched.clear();
             return launch();
         }
-        self.lost_before = lost::all(device).len();
+        self.lost_before = lost::count(device);
         let (result, launched) = launched_by(launch);
         self.launched = launched;
         result

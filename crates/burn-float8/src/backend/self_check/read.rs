@@ -8,8 +8,10 @@ use cubecl::client::ComputeClient;
 use cubecl::future::block_on;
 use cubecl::prelude::Runtime;
 use cubecl::server::Handle;
-use float8_kernels::reference::HostOperand;
-use float8_kernels::{Granularity, InvScale, MatrixView, Operand, mx, row_words};
+use float8_kernels::reference::{HostOperand, decode};
+use float8_kernels::{InvScale, MatrixView, Operand, row_words};
+
+use crate::backend::operand::read_scales;
 
 /// Bytes that are read at a time of a matrix that is read whole.
 const PIECE: u64 = 64 << 20;
@@ -58,7 +60,7 @@ pub(super) fn floats(bytes: &[u8], dtype: DType) -> Vec<f32> {
 pub(super) struct Rows {
     /// By row.
     pub(super) codes: BTreeMap<usize, Vec<u8>>,
-    /// [`Granularity::scale_dims`] of the whole operand, row-major.
+    /// Of the whole operand, row-major.
     pub(super) inv_scales: Vec<InvScale>,
 }
 
@@ -76,13 +78,7 @@ pub(super) fn parts_of<'a>(operand: &'a Operand, rows: &[usize]) -> Vec<(&'a Han
 impl Rows {
     pub(super) fn new(operand: &Operand, rows: &[usize], read: &mut impl Iterator<Item = Vec<u8>>) -> Self {
         let scales = read.next().expect("the scales");
-        let [_, blocks] = operand.granularity.scale_dims(operand.rows, operand.k);
-        let inv_scales = match operand.granularity {
-            Granularity::Block1x32 => {
-                mx::from_blocked(&scales, operand.rows, blocks).into_iter().map(InvScale::from_e8m0).collect()
-            }
-            _ => floats(&scales, DType::F32).into_iter().map(InvScale::new).collect(),
-        };
+        let inv_scales = read_scales(&scales, operand.granularity, operand.rows, operand.k);
         Self { codes: rows.iter().copied().zip(read).collect(), inv_scales }
     }
 
@@ -97,10 +93,7 @@ impl Rows {
             granularity: operand.granularity,
             inv_scales: &self.inv_scales,
         };
-        let value = |col: usize| {
-            let value = float8_kernels::reference::decode(codes[col], operand.format);
-            f64::from(value) * f64::from(host.inv_scale(row, col))
-        };
+        let value = |col: usize| f64::from(decode(codes[col], operand.format)) * f64::from(host.inv_scale(row, col));
         (0..operand.k).map(value).collect()
     }
 }

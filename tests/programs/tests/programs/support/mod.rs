@@ -11,7 +11,7 @@ use burn_float8::{
     Float8, Float8Config, Float8Error, Float8Stack, Recipe, Report, report,
     report::{LayerReport, UNTAGGED_NAME},
 };
-pub use test_data::relative_error;
+pub use test_data::{panic_of, relative_error};
 
 /// The FP8 backend.
 pub type B = Float8<Autodiff<Flex>>;
@@ -162,13 +162,6 @@ pub fn assert_all_in_float8<B: Float8Stack, M: Module<B>>(model: &M, names: &[&s
 /// Backward of a graph of its own, after which Autodiff drops what graphs have saved that nothing refers to any more.
 pub fn unrelated_backward() {
     tensor::<B, 2>([2, 2], 1).require_grad().sum().backward();
-}
-
-/// What a closure panics with.
-pub fn panic_of(run: impl FnOnce()) -> String {
-    let payload = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).expect_err("it panics");
-    let text = payload.downcast_ref::<String>().cloned();
-    text.or_else(|| payload.downcast_ref::<&str>().map(|s| s.to_string())).expect("a message")
 }
 
 /// `[fprop, dgrad, wgrad]` of a linear on its own: y, dx and dw for this dy.
