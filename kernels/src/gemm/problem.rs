@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use super::Gemm;
 use super::bias::{Bias, BiasLaunch};
 use super::grouped::Grouping;
-use super::schedule::{GroupSizes, Work, grouped_tile, whole};
+use super::schedule::{GroupCursor, GroupSizes, Work, first_group, grouped_tile, whole};
 use crate::granularity::BLOCK;
 use crate::grid::banded_tile;
 use crate::mx::e8m0_byte;
@@ -106,7 +106,8 @@ impl Problem {
         let [height, width] = comptime!(tile);
         let cols = self.n.div_ceil(width);
         if comptime!(self.grouping.is_some()) {
-            self.group_work(number, cols, tile, 1u32)
+            let mut cursor = first_group();
+            self.group_work(number, cols, &mut cursor, tile, 1u32)
         } else {
             let (row, col) = banded_tile(number, self.m.div_ceil(height), cols);
             // No wrapping around for spare cubes of a matrix of nearly 2^32 rows.
@@ -125,6 +126,7 @@ impl Problem {
         &self,
         number: u32,
         cols: u32,
+        cursor: &mut GroupCursor,
         #[comptime] tile: [u32; 2],
         #[comptime] align: u32,
     ) -> Work {
@@ -133,7 +135,7 @@ impl Problem {
         match &self.ends {
             ComptimeOption::Some(ends) => {
                 let sizes = GroupSizes { groups: self.groups, m: self.m, n: self.n, k: self.words * 4 };
-                grouped_tile(number, cols, ends, &sizes, grouping, tile, align)
+                grouped_tile(number, cols, ends, &sizes, cursor, grouping, tile, align)
             }
             ComptimeOption::None => self.whole_work(0u32.runtime(), 0u32.runtime()),
         }

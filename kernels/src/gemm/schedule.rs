@@ -21,7 +21,9 @@ pub(super) struct Work {
     /// Where the contraction begins and ends, in codes.
     pub(super) k_begin: u32,
     pub(super) k_end: u32,
-    /// Element of the output that belongs to row 0 and column 0.
+    /// Matrix of the output, where each group has one.
+    pub(super) matrix: u32,
+    /// Element of the output that belongs to row 0 and column 0 of that matrix.
     pub(super) out0: u32,
 }
 
@@ -29,7 +31,7 @@ pub(super) struct Work {
 #[cube]
 pub(super) fn whole(row0: u32, col0: u32, m: u32, k: u32) -> Work {
     let zero = 0u32.runtime();
-    Work { row0, row_begin: zero, row_end: m, col0, row0_b: zero, k_begin: zero, k_end: k, out0: zero }
+    Work { row0, row_begin: zero, row_end: m, col0, row0_b: zero, k_begin: zero, k_end: k, matrix: zero, out0: zero }
 }
 
 /// End number `group`, `limit` at most.
@@ -54,15 +56,40 @@ pub(super) struct GroupSizes {
     pub(super) k: u32,
 }
 
+/// The group that a block has come to. Its tiles have ascending numbers, so it goes on from here and looks at no group twice.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct GroupCursor {
+    group: u32,
+    /// Tiles of the groups before it, where groups divide rows.
+    passed: u32,
+    /// Where it begins, as if without alignment: at the end of the one before.
+    start: u32,
+}
+
+/// Before the first group.
+#[cube]
+pub(super) fn first_group() -> GroupCursor {
+    let zero = 0u32.runtime();
+    GroupCursor { group: zero, passed: zero, start: zero }
+}
+
+/// Where the rows of the cursor's group end. Those after the last group are one more, without a matrix.
+#[cube]
+fn rows_end(cursor: &GroupCursor, ends: &Array<u32>, sizes: &GroupSizes) -> u32 {
+    let end = max(cursor.start, end_of(ends, min(cursor.group, sizes.groups - 1), sizes.m));
+    select(cursor.group < sizes.groups, end, sizes.m)
+}
+
 /// Tile `number` of the size `tile`, of a block or of a cluster, `cols` along N: one group after the other, each in bands. A tile that
 /// has rows of two groups is the work of both, each writing its own, so that tiles stay aligned. Columns begin where the row of B is a
-/// multiple of `align`. A tile that does not exist has no rows.
+/// multiple of `align`. A tile that does not exist has no rows. The cursor has passed no group of this tile or of a later one.
 #[cube]
 pub(super) fn grouped_tile(
     number: u32,
     cols: u32,
     ends: &Array<u32>,
     sizes: &GroupSizes,
+    cursor: &mut GroupCursor,
     #[comptime] grouping: Grouping,
     #[comptime] tile: [u32; 2],
     #[comptime] align: u32,
@@ -70,17 +97,14 @@ pub(super) fn grouped_tile(
     let (groups, m, n, k) = (sizes.groups, sizes.m, sizes.n, sizes.k);
     let [height, width] = comptime!(tile);
     if comptime!(grouping == Grouping::Rows) {
-        let mut left = number;
-        let mut group = 0u32.runtime();
-        let mut start = 0u32.runtime();
-        let mut end = end_of(ends, 0u32, m);
-        // The rows after the last group are one more, without a matrix.
-        while group < groups && left >= tiles_of(start, end, height) * cols {
-            left -= tiles_of(start, end, height) * cols;
-            group += 1;
-            start = end;
-            end = select(group < groups, max(start, end_of(ends, min(group, groups - 1), m)), m);
+        let mut end = rows_end(cursor, ends, sizes);
+        while cursor.group < groups && number - cursor.passed >= tiles_of(cursor.start, end, height) * cols {
+            cursor.passed += tiles_of(cursor.start, end, height) * cols;
+            cursor.group += 1;
+            cursor.start = end;
+            end = rows_end(cursor, ends, sizes);
         }
+        let (group, start, left) = (cursor.group, cursor.start, number - cursor.passed);
         let rows = tiles_of(start, end, height);
         let is_tile = left < rows * cols;
         let (row, col) = banded_tile(select(is_tile, left, 0u32), max(rows, 1u32), cols);
@@ -95,6 +119,7 @@ pub(super) fn grouped_tile(
             row0_b,
             k_begin: 0u32.runtime(),
             k_end: select(exists && group < groups, k, 0u32),
+            matrix: 0u32.runtime(),
             out0: 0u32.runtime(),
         }
     } else {
@@ -104,11 +129,11 @@ pub(super) fn grouped_tile(
         let exists = group < groups;
         let last = min(group, groups - 1);
         let align_k = comptime!(GROUP_ALIGN as u32);
-        let mut before = 0u32.runtime();
-        for i in 0..last {
-            before = max(before, end_of(ends, i, k));
+        while cursor.group < last {
+            cursor.start = max(cursor.start, end_of(ends, cursor.group, k));
+            cursor.group += 1;
         }
-        let first = before.div_ceil(align_k) * align_k;
+        let first = cursor.start.div_ceil(align_k) * align_k;
         let end = max(first, end_of(ends, last, k));
         Work {
             row0: select(exists, row * height, m),
@@ -118,6 +143,7 @@ pub(super) fn grouped_tile(
             row0_b: 0u32.runtime(),
             k_begin: first,
             k_end: select(exists, end, first),
+            matrix: group,
             out0: group * m * n,
         }
     }

@@ -1,4 +1,4 @@
-//! Loads that overlap.
+//! Loads that overlap, and stores of 16 bytes.
 //!
 //! A load of CubeCL's is one of read-only data, which the compiler moves to where it is used, so as to need fewer registers:
 //! then a thread waits for each in turn. Loads by [`load_global`] stay before a [`pin`], and what needs a value that was
@@ -6,7 +6,7 @@
 
 use cubecl::prelude::*;
 
-use super::{asm, constraints, elements, name, operand, places};
+use super::{asm, constraints, element_address, elements, input, name, operand, places};
 
 /// Scalars `to[first..first + N]` from element `index` of `x`, of `N` scalars of 32 bits.
 #[cube]
@@ -44,6 +44,19 @@ pub(crate) fn load_global_words<T: CubePrimitive, W: Scalar>(
         let outputs = elements(constraints(&to.expand)[1], &to.expand, first..first + width);
         let template = format!("ld.global.v{width}.b32 {{{}}}, [%{width}];\n", places(width));
         asm(scope, &template, &outputs, &[("l", address)]);
+    })
+}
+
+/// Copies 16 bytes of shared memory at `from` to `x` from element `index` on; both are aligned to their size.
+#[cube]
+pub(crate) fn store_from_shared<T: CubePrimitive>(x: &mut Array<T>, index: u32, from: u32) {
+    intrinsic!(|scope| {
+        let to = element_address(scope, &x.expand, *index.expand);
+        let inputs = [to, input(scope, *from.expand)];
+        let template = "{ .reg .b32 w<4>;\n\
+                        ld.shared.v4.b32 {w0, w1, w2, w3}, [%1];\n\
+                        st.global.v4.b32 [%0], {w0, w1, w2, w3}; }\n";
+        asm(scope, template, &[], &inputs);
     })
 }
 

@@ -66,20 +66,23 @@ pub(crate) fn tma_load_multicast<T: CubePrimitive>(
     })
 }
 
-/// Starts to write the map's box at column `x`, row `y` from `shared`, and closes a group of stores; what lies outside the
-/// tensor is not written.
+/// Starts to write the map's box at column `x`, row `y` of matrix `z` from `shared`, and closes a group of stores; what lies outside
+/// the matrix is not written.
 #[cube]
-pub(crate) fn tma_store<T: CubePrimitive>(map: &TensorMap<T, Tiled>, shared: u32, x: u32, y: u32) {
+pub(crate) fn tma_store<T: CubePrimitive>(map: &TensorMap<T, Tiled>, shared: u32, x: u32, y: u32, z: u32) {
     intrinsic!(|scope| {
-        let (x, y) = (input(scope, *x.expand), input(scope, *y.expand));
-        let inputs = [address(&map.expand), x, y, input(scope, *shared.expand)];
-        let template = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];\n\
+        let mut inputs = vec![address(&map.expand)];
+        inputs.extend([*x.expand, *y.expand, *z.expand, *shared.expand].map(|value| input(scope, value)));
+        let template = "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];\n\
                         cp.async.bulk.commit_group;\n";
         asm(scope, template, &[], &inputs);
     })
 }
 
 ptx! {
+    /// Closes a group of stores that has none, for [`tma_store_wait_read`] to count.
+    pub(crate) fn tma_store_none() { "cp.async.bulk.commit_group;\n" }
+
     /// Waits until all but the last `pending` groups of stores of this thread have read their shared memory.
     pub(crate) fn tma_store_wait_read(#[comptime] pending: u32) { "cp.async.bulk.wait_group.read {pending};\n" }
 }

@@ -36,7 +36,7 @@ pub fn is_native(kernel: &Generated) -> bool {
 }
 
 /// Instructions of PTX that a source may hold, and what they must have become.
-const TRANSLATED: [(&str, &str); 20] = [
+const TRANSLATED: [(&str, &str); 21] = [
     ("k32.f32.e", "QGMMA"),
     ("k16.f32.bf16.bf16", "HGMMA"),
     ("tcgen05.mma.cta_group::1.kind::f8f6f4", "UTCQMMA"),
@@ -52,7 +52,8 @@ const TRANSLATED: [(&str, &str); 20] = [
     ("cp.async.bulk.tensor.2d.shared", "UTMALDG"),
     ("bytes.multicast::cluster", "UTMALDG.2D.MULTICAST"),
     ("bytes.cta_group::2", "UTMALDG.2D.2CTA"),
-    ("cp.async.bulk.tensor.2d.global", "UTMASTG"),
+    ("cp.async.bulk.tensor.3d.global", "UTMASTG"),
+    ("st.global.v4.b32", "STG.E.128"),
     ("setmaxnreg.inc", "USETMAXREG"),
     ("cvt.rn.satfinite", "F2FP.SATFINITE"),
     ("ld.global.v2.b32", "LDG.E.64"),
@@ -153,6 +154,10 @@ pub fn expected(kernel: &Generated) -> Rules {
     }
     // Of two blocks all is for both, and plain copies would report to the wrong one.
     forbidden.push(if kernel.source.contains("cta_group::2") { "UBLKCP" } else { "UTCQMMA.2CTA" });
+    // An output whose rows are a multiple of 16 bytes apart is never stored by elements, wherever a group ends.
+    if kernel.source.contains("cp.async.bulk.tensor.3d.global") {
+        forbidden.extend(["STG.E.U16", "STG.E.U8"]);
+    }
     for (ptx, opcode) in &TRANSLATED {
         if kernel.source.contains(ptx) {
             required.push((core::slice::from_ref(opcode), 1));

@@ -10,12 +10,12 @@ use crate::Granularity;
 use crate::gemm::problem::Problem;
 use crate::gemm::schedule::Work;
 use crate::gemm::tma::item::Item;
-use crate::gemm::tma::store::{Own, leads, store_element, swizzled};
+use crate::gemm::tma::store::{Own, has_rows, leads, store_chunk, store_element, swizzled};
 use crate::ptx::barrier::fence_proxy_async;
 use crate::ptx::memory::load_global_words;
 use crate::ptx::shared::store_shared_quad;
 use crate::ptx::tcgen05::tmem_load;
-use crate::ptx::tma::{tma_store, tma_store_wait_read};
+use crate::ptx::tma::tma_store_wait_read;
 use crate::ptx::wgmma::{pack_half, unpack_half};
 use crate::view::Source;
 
@@ -52,8 +52,9 @@ impl Storer {
     pub(super) fn begin(&mut self, problem: &Problem, item: &Item, #[comptime] config: Config) {
         self.first_row = item.work.row0 + warp_row();
         let cols = comptime!(config.cols as u32).runtime();
-        self.cols =
-            if self.first_row < item.work.row_end { min(cols, problem.n - item.work.col0) } else { 0u32.runtime() };
+        let has_rows = self.first_row < item.work.row_end
+            && has_rows(self.first_row, &item.work, problem, comptime!(WARP_ROWS as u32));
+        self.cols = if has_rows { min(cols, problem.n - item.work.col0) } else { 0u32.runtime() };
         if comptime!(!config.scaling.is_promoted()) {
             let row = min(self.first_row + UNIT_POS % 32, problem.m - 1);
             self.scale_a = problem.factor(row, 0u32.runtime(), 0usize);
@@ -135,7 +136,9 @@ fn store_columns<O: Float>(
     #[comptime]
     match out_map {
         ComptimeOption::Some(map) => {
-            store_chunk(values, storer, map, item.above + storer.first_row, own.col, config);
+            let to = stage_chunk(values, storer, config);
+            let first = Own { row: storer.first_row, col: own.col };
+            store_chunk(map, out, to, &first, item, problem, config.store, comptime!([WARP_ROWS as u32, 32u32]));
             storer.chunks += 1;
         }
         ComptimeOption::None => store_elements(values, out, &own, &item.work, problem, config),
@@ -226,16 +229,9 @@ fn add_elements<O: Float>(
     }
 }
 
-/// Stores the warp's next chunk to row `row`, column `col` by TMA.
+/// Writes the warp's next chunk to shared memory, for TMA and all of its threads to read, and gives its address.
 #[cube]
-fn store_chunk<O: Float>(
-    values: &Array<f32>,
-    storer: &Storer,
-    map: &TensorMap<O, Tiled>,
-    row: u32,
-    col: u32,
-    #[comptime] config: Config,
-) {
+fn stage_chunk(values: &Array<f32>, storer: &Storer, #[comptime] config: Config) -> u32 {
     let chunks = comptime!(config.chunks as u32);
     let slot = warp_row() / comptime!(WARP_ROWS as u32) * chunks + storer.chunks % chunks;
     let to = storer.base + comptime!(config.layout().chunks_at() as u32) + slot * comptime!(CHUNK as u32);
@@ -247,9 +243,7 @@ fn store_chunk<O: Float>(
     stage(values, to, comptime!(config.store.dtype));
     fence_proxy_async();
     sync_plane();
-    if leads(32u32) {
-        tma_store(map, to, col, row);
-    }
+    to
 }
 
 /// Writes this thread's row of a chunk.

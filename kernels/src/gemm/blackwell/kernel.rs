@@ -9,7 +9,7 @@ use super::plan::{ROWS, STEP};
 use super::promote::add_steps;
 use super::{Config, SCALE_COLUMNS, SCALES, STORERS};
 use crate::gemm::problem::Problem;
-use crate::gemm::schedule::Work;
+use crate::gemm::schedule::{Work, first_group};
 use crate::gemm::tma::item::{Extent, Item, first_item, item, items_at_once, sync_blocks};
 use crate::gemm::tma::maps::InsteadOfShapes;
 use crate::gemm::tma::ring::{Place, Ring, advance, first_place, stage_operands, stage_scales};
@@ -93,8 +93,9 @@ pub(super) fn gemm_blackwell<O: Float>(
         // Of this thread's row, where they are added up in registers.
         let mut sums = Array::<f32>::new(comptime!(if config.scaling.is_promoted() { config.cols } else { 1 }));
         let mut index = first_item(config.ctas);
+        let mut group = first_group();
         while index < extent.items() {
-            let item = item(index, problem, &extent, comptime!(config.item_shape()));
+            let item = item(index, problem, &extent, &mut group, comptime!(config.item_shape()));
             storer.begin(problem, &item, config);
             if comptime!(config.scaling.is_promoted()) {
                 add_steps(&mut sums, tmem, &places, &mut buffer, problem, &item, config);
@@ -156,8 +157,9 @@ fn fill_stages(maps: &Maps, problem: &Problem, ring: &Ring, extent: &Extent, #[c
     // The first round finds every stage empty.
     let mut place = first_place(1u32);
     let mut index = first_item(config.ctas);
+    let mut group = first_group();
     while index < extent.items() {
-        let item = item(index, problem, extent, comptime!(config.item_shape()));
+        let item = item(index, problem, extent, &mut group, comptime!(config.item_shape()));
         let mut step = item.step_begin;
         while step < item.step_end {
             ring.wait_empty(&place, comptime!(config.trap));
@@ -183,8 +185,9 @@ fn multiply_tiles(problem: &Problem, tmem: u32, places: &Places, extent: &Extent
     // The first round finds no sums that are still to be read.
     let mut buffer = first_place(1u32);
     let mut index = first_item(config.ctas);
+    let mut group = first_group();
     while index < extent.items() {
-        let item = item(index, problem, extent, comptime!(config.item_shape()));
+        let item = item(index, problem, extent, &mut group, comptime!(config.item_shape()));
         if comptime!(!config.scaling.is_promoted()) {
             wait_for_room(places, &buffer, config);
         }

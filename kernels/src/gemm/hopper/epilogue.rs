@@ -3,16 +3,16 @@
 
 use cubecl::prelude::*;
 
-use super::plan::group_cols;
+use super::plan::{MMA_ROWS, group_cols};
 use super::rank::{consumer, group_origin};
 use super::{CHUNK, Config, GROUP};
 use crate::gemm::problem::Problem;
 use crate::gemm::schedule::Work;
 use crate::gemm::tma::item::Item;
-use crate::gemm::tma::store::{Own, leads, store_element, swizzled};
+use crate::gemm::tma::store::{Own, has_rows, leads, store_chunk, store_element, swizzled};
 use crate::ptx::barrier::{fence_proxy_async, named_barrier};
 use crate::ptx::shared::{stmatrix_x4, store_shared_pair};
-use crate::ptx::tma::{tma_store, tma_store_wait_read};
+use crate::ptx::tma::tma_store_wait_read;
 use crate::ptx::wgmma::pack_half;
 use crate::view::Source;
 
@@ -33,16 +33,21 @@ pub(super) fn store_tile<O: Float>(
         row: item.work.row0 + group_row + thread / 32 * 16 + thread % 32 / 4,
         col: item.work.col0 + group_col + thread % 4 * 2,
     };
+    let first = Own { row: item.work.row0 + group_row, col: item.work.col0 + group_col };
     #[comptime]
     match out_map {
         ComptimeOption::Some(map) => {
-            let (row0, col0) = (item.above + item.work.row0 + group_row, item.work.col0 + group_col);
-            let cols = comptime!(config.store.chunk_cols() as u32);
-            #[unroll]
-            for chunk in 0..comptime!(group_cols(config.tile) as u32 / cols) {
-                let at = free_chunk(base, chunk, config);
-                finish(sums, comptime!([chunk * cols, cols]), out, problem, &own, item, config);
-                store_chunk(sums, at, map, row0, col0 + comptime!(chunk * cols), comptime!(chunk * cols / 2), config);
+            if has_rows(first.row, &item.work, problem, MMA_ROWS as u32) {
+                let cols = comptime!(config.store.chunk_cols() as u32);
+                #[unroll]
+                for chunk in 0..comptime!(group_cols(config.tile) as u32 / cols) {
+                    let at = free_chunk(base, chunk, config);
+                    finish(sums, comptime!([chunk * cols, cols]), out, problem, &own, item, config);
+                    stage(sums, at, comptime!(chunk * cols / 2), config);
+                    let to = Own { row: first.row, col: first.col + comptime!(chunk * cols) };
+                    let by = comptime!([MMA_ROWS as u32, GROUP]);
+                    store_chunk(map, out, at, &to, item, problem, config.store, by);
+                }
             }
         }
         ComptimeOption::None =>
@@ -129,17 +134,9 @@ fn free_chunk(base: u32, #[comptime] chunk: u32, #[comptime] config: Config) -> 
     base + comptime!(config.layout().chunks_at() as u32) + slot * comptime!(CHUNK as u32)
 }
 
-/// Stores the chunk of the sums from `first` on to column `col`, row `row` by TMA.
+/// Writes the chunk of the sums from `first` on to shared memory at `at`, for TMA and all threads of the warpgroup to read.
 #[cube]
-fn store_chunk<O: Float>(
-    sums: &Array<f32>,
-    at: u32,
-    map: &TensorMap<O, Tiled>,
-    row: u32,
-    col: u32,
-    #[comptime] first: u32,
-    #[comptime] config: Config,
-) {
+fn stage(sums: &Array<f32>, at: u32, #[comptime] first: u32, #[comptime] config: Config) {
     if comptime!(config.store.dtype == Source::F32) {
         stage_f32(sums, at, first);
     } else {
@@ -147,9 +144,6 @@ fn store_chunk<O: Float>(
     }
     fence_proxy_async();
     named_barrier(1 + consumer(), GROUP);
-    if leads(GROUP) {
-        tma_store(map, at, col, row);
-    }
 }
 
 /// 32 columns of f32, from sum `first` on.

@@ -5,9 +5,10 @@ use cubecl::prelude::*;
 use super::epilogue::store_tile;
 use super::plan::{CONSUMERS, Promotion, group_cols, mma_cols};
 use super::rank::group_origin;
-use super::scales::{SCALE_THREADS, fetch_scales, load_scales};
+use super::scales::{SCALE_THREADS, fetch_scales, load_scales_a, load_scales_b, scales_b_at};
 use super::{Config, Element, GROUP};
 use crate::gemm::problem::Problem;
+use crate::gemm::schedule::first_group;
 use crate::gemm::tma::item::{Extent, Item, first_item, item, items_at_once, sync_blocks};
 use crate::gemm::tma::maps::{InsteadOfShapes, ROW_BYTES};
 use crate::gemm::tma::ring::{Place, Ring, advance, first_place, stage_operands};
@@ -16,7 +17,7 @@ use crate::ptx::barrier::{
     cluster_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_arrive_remote,
     setmaxnreg_dec, setmaxnreg_inc,
 };
-use crate::ptx::shared::shared_address;
+use crate::ptx::shared::{load_shared, shared_address};
 use crate::ptx::tma::{tma_load, tma_load_multicast, tma_prefetch_map};
 use crate::ptx::wgmma::{descriptor, wgmma_bf16, wgmma_commit, wgmma_fence, wgmma_fp8, wgmma_wait};
 use crate::version::Version;
@@ -59,6 +60,7 @@ pub(super) fn gemm_hopper<O: Float>(
     let shape = comptime!(config.item_shape());
     let stride = items_at_once(cluster);
     let mut index = first_item(cluster);
+    let mut group = first_group();
     if UNIT_POS < GROUP {
         if comptime!(config.moves_registers()) {
             setmaxnreg_dec(comptime!(config.registers()[0]));
@@ -67,7 +69,7 @@ pub(super) fn gemm_hopper<O: Float>(
         let mut place = first_place(1u32);
         if UNIT_POS == 0 {
             while index < items {
-                let item = item(index, problem, &extent, shape);
+                let item = item(index, problem, &extent, &mut group, shape);
                 let mut step = item.step_begin;
                 while step < item.step_end {
                     ring.wait_empty(&place, comptime!(config.trap));
@@ -80,7 +82,7 @@ pub(super) fn gemm_hopper<O: Float>(
         } else if comptime!(config.promotion.is_scaled()) {
             if UNIT_POS >= comptime!(GROUP - SCALE_THREADS) {
                 while index < items {
-                    let item = item(index, problem, &extent, shape);
+                    let item = item(index, problem, &extent, &mut group, shape);
                     fetch_scales(problem, &ring, &mut place, &item, config);
                     index += stride;
                 }
@@ -93,7 +95,7 @@ pub(super) fn gemm_hopper<O: Float>(
         let mut place = first_place(0u32);
         let mut sums = Array::<f32>::new(comptime!(group_cols(config.tile) / 2));
         while index < items {
-            let item = item(index, problem, &extent, shape);
+            let item = item(index, problem, &extent, &mut group, shape);
             #[unroll]
             for i in 0..comptime!(group_cols(config.tile) / 2) {
                 sums[i] = 0.0f32;
@@ -158,6 +160,15 @@ fn release(ring: &Ring, stage: u32, #[comptime] config: Config) {
     }
 }
 
+/// [`release`], where all lanes may have read the stage's scales: one speaks for the warp.
+#[cube]
+fn release_read(ring: &Ring, stage: u32, #[comptime] config: Config) {
+    if comptime!(config.promotion.is_scaled()) {
+        sync_plane();
+    }
+    release(ring, stage, config);
+}
+
 /// Addresses of this warpgroup's rows of A and of B in a stage.
 #[cube]
 fn operands(base: u32, stage: u32, #[comptime] config: Config) -> (u32, u32) {
@@ -219,7 +230,8 @@ fn multiply_stage(acc: &mut Array<f32>, a: u64, b: u64, add: u32, #[comptime] co
 }
 
 /// Sums each stage apart and adds it, times its scales if they change along the contraction, to f32 registers. A stage is freed
-/// as soon as its last product is done: its scales are in registers by then.
+/// as soon as its last product is done, and its scales are in registers. Those of columns are too many to be there at once: two are
+/// loaded for four sums.
 #[cube]
 fn multiply_promoted(sums: &mut Array<f32>, ring: &Ring, place: &mut Place, item: &Item, #[comptime] config: Config) {
     let cols = comptime!(mma_cols(config.tile, config.promotion));
@@ -230,7 +242,8 @@ fn multiply_promoted(sums: &mut Array<f32>, ring: &Ring, place: &mut Place, item
         part[i] = 0.0f32;
     }
     let mut scales_a = Array::<f32>::new(2usize);
-    let mut scales_b = Array::<f32>::new(comptime!(config.scales_b_per_thread()));
+    let mut scales_b = Array::<f32>::new(2usize);
+    let by_column = comptime!(config.promotion == Promotion::EachStepByColumn);
     let mut step = item.step_begin;
     while step < item.step_end {
         ring.wait_full(place, comptime!(config.trap));
@@ -239,26 +252,32 @@ fn multiply_promoted(sums: &mut Array<f32>, ring: &Ring, place: &mut Place, item
         for p in 0..comptime!(parts as u32) {
             let b = b + comptime!(p * (cols * ROW_BYTES) as u32);
             multiply_stage(&mut part, descriptor(a), descriptor(b), 0u32.runtime(), config);
-            if comptime!(config.promotion.is_scaled()) {
-                load_scales(&mut scales_a, &mut scales_b, ring.base, place.at, p, config);
+            let at_b = scales_b_at(ring.base, place.at, p, config);
+            if comptime!(config.promotion.is_scaled() && p == 0) {
+                load_scales_a(&mut scales_a, ring.base, place.at, config);
+            }
+            if comptime!(config.promotion == Promotion::EachStepScaled) {
+                scales_b[0] = load_shared(at_b);
             }
             wgmma_wait(&mut part, comptime!(cols as u32), 0u32);
-            if comptime!(p as usize == parts - 1) {
-                if comptime!(config.promotion.is_scaled()) {
-                    // One lane speaks for the warp: all have read the stage's scales.
-                    sync_plane();
-                }
-                release(ring, place.at, config);
+            if comptime!(!by_column && p as usize == parts - 1) {
+                release_read(ring, place.at, config);
             }
             #[unroll]
             for i in 0..comptime!(cols / 2) {
+                if comptime!(by_column && i % 4 == 0) {
+                    load_scales_b(&mut scales_b, at_b, comptime!(i as u32 / 4));
+                }
                 let sum = comptime!(p as usize * cols / 2 + i);
                 sums[sum] = if comptime!(config.promotion.is_scaled()) {
-                    let scale_b = scales_b[comptime!(config.scale_b_of(i))];
+                    let scale_b = scales_b[comptime!(if by_column { i % 2 } else { 0 })];
                     fma(part[i], scales_a[comptime!(i / 2 % 2)] * scale_b, sums[sum])
                 } else {
                     sums[sum] + part[i]
                 };
+            }
+            if comptime!(by_column && p as usize == parts - 1) {
+                release_read(ring, place.at, config);
             }
         }
         advance(place, comptime!(config.stages as u32));

@@ -43,22 +43,6 @@ impl Config {
         let rows = if side == 0 { self.tile.rows } else { self.tile.cols };
         (rows / self.scale_lines(side)) as u32
     }
-
-    /// Scales of B that a consumer's thread holds for a product: of its columns, if they differ.
-    pub(super) const fn scales_b_per_thread(&self) -> usize {
-        match self.promotion {
-            Promotion::EachStepByColumn => mma_cols(self.tile, self.promotion) / 4,
-            _ => 1,
-        }
-    }
-
-    /// Which of them is that of its sum `i`.
-    pub(super) const fn scale_b_of(&self, i: usize) -> usize {
-        match self.promotion {
-            Promotion::EachStepByColumn => i / 4 * 2 + i % 2,
-            _ => 0,
-        }
-    }
 }
 
 /// Writes the scales of an item's stages to shared memory, as stages become free. Loads are issued before the wait for a stage.
@@ -132,33 +116,28 @@ fn store_lines(from: &Array<f32>, to: u32, step: u32, #[comptime] config: Config
     }
 }
 
-/// The scales of this thread's two rows, and of its columns of product `p` of a stage.
+/// The scales of this thread's two rows in a stage.
 #[cube]
-pub(super) fn load_scales(
-    scales_a: &mut Array<f32>,
-    scales_b: &mut Array<f32>,
-    base: u32,
-    stage: u32,
-    #[comptime] p: u32,
-    #[comptime] config: Config,
-) {
-    let cols = comptime!(mma_cols(config.tile, config.promotion) as u32);
-    let (group_row, group_col) = group_origin(config);
-    let lane = UNIT_POS % 32;
+pub(super) fn load_scales_a(to: &mut Array<f32>, base: u32, stage: u32, #[comptime] config: Config) {
+    let (group_row, _) = group_origin(config);
+    let row = group_row + UNIT_POS % GROUP / 32 * 16 + UNIT_POS % 32 / 4;
     let scales = stage_scales(base, stage, comptime!(config.layout()));
-    if comptime!(p == 0) {
-        let row = group_row + UNIT_POS % GROUP / 32 * 16 + lane / 4;
-        scales_a[0] = load_shared(scales + 4 * row);
-        scales_a[1] = load_shared(scales + 4 * (row + 8));
-    }
-    let col = group_col + comptime!(p * cols);
-    let line = scales + comptime!(4 * config.tile.rows as u32) + 4 * (col / comptime!(config.lines_apart(1)));
-    if comptime!(config.promotion == Promotion::EachStepByColumn) {
-        #[unroll]
-        for j in 0..comptime!(cols / 8) {
-            load_shared_words(scales_b, comptime!(2 * j), line + 8 * (lane % 4), comptime!(32 * j), 2u32);
-        }
-    } else {
-        scales_b[0] = load_shared(line);
-    }
+    to[0] = load_shared(scales + 4 * row);
+    to[1] = load_shared(scales + 4 * (row + 8));
+}
+
+/// Address of the first scale of B of product `p` of a stage that this thread needs.
+#[cube]
+pub(super) fn scales_b_at(base: u32, stage: u32, #[comptime] p: u32, #[comptime] config: Config) -> u32 {
+    let (_, group_col) = group_origin(config);
+    let col = group_col + comptime!(p * mma_cols(config.tile, config.promotion) as u32);
+    let scales = stage_scales(base, stage, comptime!(config.layout())) + comptime!(4 * config.tile.rows as u32);
+    let line = scales + 4 * (col / comptime!(config.lines_apart(1)));
+    if comptime!(config.promotion == Promotion::EachStepByColumn) { line + 8 * (UNIT_POS % 4) } else { line }
+}
+
+/// Those of this thread's two columns of each 8, the `j`th, of a product whose first are at `at`.
+#[cube]
+pub(super) fn load_scales_b(to: &mut Array<f32>, at: u32, #[comptime] j: u32) {
+    load_shared_words(to, 0u32, at, comptime!(32 * j), 2u32);
 }

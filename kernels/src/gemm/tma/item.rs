@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use crate::gemm::problem::Problem;
-use crate::gemm::schedule::Work;
+use crate::gemm::schedule::{GroupCursor, Work};
 use crate::grid::banded_tile;
 use crate::ptx::barrier::cluster_sync;
 
@@ -79,12 +79,18 @@ pub(in crate::gemm) struct ItemShape {
 /// At the end of a group a block of the cluster may have no rows to store. It goes through all steps all the same: the other block
 /// needs the share of B that it loads.
 #[cube]
-pub(in crate::gemm) fn item(index: u32, problem: &Problem, extent: &Extent, #[comptime] shape: ItemShape) -> Item {
+pub(in crate::gemm) fn item(
+    index: u32,
+    problem: &Problem,
+    extent: &Extent,
+    cursor: &mut GroupCursor,
+    #[comptime] shape: ItemShape,
+) -> Item {
     let ItemShape { tile, cluster, step, align } = comptime!(shape);
     if comptime!(problem.grouping.is_some()) {
         let [height, width] = comptime!(tile);
         // A cluster's tile belongs to one group, so that its blocks have the same B and the same steps.
-        let mut work = problem.group_work(index, extent.col_tiles, comptime!([cluster * height, width]), align);
+        let mut work = problem.group_work(index, extent.col_tiles, cursor, comptime!([cluster * height, width]), align);
         if comptime!(cluster > 1) {
             // In a tile that does not exist the rows lie past the end, where nothing is stored; `MAX_INDEX` keeps them from wrapping
             // around.

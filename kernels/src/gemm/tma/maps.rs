@@ -89,10 +89,11 @@ impl Matrix {
     }
 }
 
-/// Where the tiles go: `[rows, pitch]`.
+/// Where the tiles go: `[matrices, rows, pitch]`.
 pub(in crate::gemm) struct Target {
     pub(in crate::gemm) handle: Handle,
-    pub(in crate::gemm) rows: usize,
+    matrices: usize,
+    rows: usize,
     pub(in crate::gemm) pitch: usize,
     pub(in crate::gemm) dtype: StorageType,
     pub(in crate::gemm) tma_store: bool,
@@ -102,9 +103,8 @@ impl Target {
     /// The output itself.
     pub(in crate::gemm) fn output(gemm: &Gemm) -> Self {
         let (m, n, matrices) = gemm.matrices();
-        // A box that ends with a group's rows would go on into the next group's.
-        let tma_store = gemm.groups.is_none() && (n * gemm.dtype.size()).is_multiple_of(16);
-        Self { handle: gemm.out.clone(), rows: m * matrices, pitch: n, dtype: gemm.dtype, tma_store }
+        let tma_store = (n * gemm.dtype.size()).is_multiple_of(16);
+        Self { handle: gemm.out.clone(), matrices, rows: m, pitch: n, dtype: gemm.dtype, tma_store }
     }
 
     /// Memory for the unscaled f32 sums of `splits` splits of the contraction, `rows` rows each.
@@ -116,28 +116,28 @@ impl Target {
     ) -> Self {
         let (rows, pitch) = (splits * rows, gemm.n().next_multiple_of(4));
         let dtype = StorageType::Scalar(ElemType::Float(FloatKind::F32));
-        Self { handle: client.empty(rows * pitch * 4), rows, pitch, dtype, tma_store: true }
+        Self { handle: client.empty(rows * pitch * 4), matrices: 1, rows, pitch, dtype, tma_store: true }
     }
 
-    /// The memory itself, for threads that store elements.
+    /// The memory itself, for threads that store to it.
     ///
     /// # Safety
-    /// The memory has `rows` by `pitch` elements.
+    /// The memory has `matrices` by `rows` by `pitch` elements.
     pub(in crate::gemm) unsafe fn array<R: Runtime>(&self) -> ArrayArg<R> {
         // SAFETY: by the caller.
-        unsafe { ArrayArg::from_raw_parts(self.handle.clone(), self.rows * self.pitch) }
+        unsafe { ArrayArg::from_raw_parts(self.handle.clone(), self.matrices * self.rows * self.pitch) }
     }
 
-    /// Boxes of `rows` rows of 128 bytes.
+    /// Boxes of `rows` rows of 128 bytes of one matrix.
     ///
     /// # Safety
-    /// The memory has `rows` by `pitch` elements.
+    /// The memory has `matrices` by `rows` by `pitch` elements.
     pub(in crate::gemm) unsafe fn map<R: Runtime>(&self, rows: usize) -> TensorMapArg<R, Tiled> {
         let (pitch, cols) = (self.pitch, ROW_BYTES / self.dtype.size());
+        let (strides, shape) = ([self.rows * pitch, pitch, 1], [self.matrices, self.rows, pitch]);
         // SAFETY: by the caller.
-        let out =
-            unsafe { TensorArg::from_raw_parts(self.handle.clone(), [pitch, 1].into(), [self.rows, pitch].into()) };
-        let map = TensorMapArg::new(TiledArgs { tile_size: [rows, cols].into() }, out, self.dtype)
+        let out = unsafe { TensorArg::from_raw_parts(self.handle.clone(), strides.into(), shape.into()) };
+        let map = TensorMapArg::new(TiledArgs { tile_size: [1, rows, cols].into() }, out, self.dtype)
             .with_swizzle(TensorMapSwizzle::B128);
         without_shape(map, &self.handle)
     }

@@ -5,15 +5,19 @@
 
 use cubecl::prelude::*;
 
+use crate::gemm::grouped::Grouping;
 use crate::gemm::problem::Problem;
 use crate::gemm::schedule::Work;
-use crate::ptx::tma::tma_store_wait_read;
+use crate::gemm::tma::item::Item;
+use crate::ptx::memory::store_from_shared;
+use crate::ptx::tma::{tma_store, tma_store_none, tma_store_wait_read};
 use crate::view::Source;
 
 /// How a tile's sums are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::gemm) struct Store {
-    /// They go through TMA; otherwise each thread stores its elements.
+    /// Chunks go through shared memory: by TMA, or as 16 bytes a thread where a group's rows end in one. Otherwise each thread stores
+    /// its elements.
     pub(in crate::gemm) tma: bool,
     /// They are unscaled f32 sums of one split of the contraction.
     pub(in crate::gemm) partial: bool,
@@ -50,6 +54,72 @@ pub(in crate::gemm) fn leads(#[comptime] threads: u32) -> bool {
     thread == 0
 }
 
+/// Whether a chunk of `rows` rows from `row` on has rows to write.
+#[cube]
+pub(in crate::gemm) fn has_rows(row: u32, work: &Work, problem: &Problem, #[comptime] rows: u32) -> bool {
+    if comptime!(problem.grouping == Some(Grouping::Rows)) {
+        row < work.row_end && row + rows > work.row_begin
+    } else {
+        true.runtime()
+    }
+}
+
+/// Has a chunk of so many rows, which so many threads have written to shared memory at `at`, go to the output from `own` on, or to the
+/// item's part of the workspace of split-K. All of the threads must call it, after a barrier and a fence.
+#[cube]
+pub(in crate::gemm) fn store_chunk<O: Float>(
+    map: &TensorMap<O, Tiled>,
+    out: &mut Array<O>,
+    at: u32,
+    own: &Own,
+    item: &Item,
+    problem: &Problem,
+    #[comptime] store: Store,
+    #[comptime] by: [u32; 2],
+) {
+    let [rows, threads] = comptime!(by);
+    let work = &item.work;
+    if comptime!(problem.grouping == Some(Grouping::Rows)) {
+        // TMA leaves out what lies past the last row of the output, but not what is another group's.
+        let ends_inside = own.row + rows <= work.row_end || work.row_end == problem.m;
+        if own.row >= work.row_begin && ends_inside {
+            if leads(threads) {
+                tma_store(map, at, own.col, own.row, work.matrix);
+            }
+        } else {
+            store_pieces(out, at, own, work, problem, store, by);
+            if leads(threads) {
+                tma_store_none();
+            }
+        }
+    } else if leads(threads) {
+        tma_store(map, at, own.col, item.above + own.row, work.matrix);
+    }
+}
+
+/// Stores those rows of a chunk that are the group's, 16 bytes a thread at a time. Their first column, like the distance of rows, is a
+/// multiple of 16 bytes, so that no piece is in part before column 0 or past the last.
+#[cube]
+fn store_pieces<O: Float>(
+    out: &mut Array<O>,
+    at: u32,
+    own: &Own,
+    work: &Work,
+    problem: &Problem,
+    #[comptime] store: Store,
+    #[comptime] by: [u32; 2],
+) {
+    let [rows, threads] = comptime!(by);
+    for i in 0..comptime!(8 * rows / threads) {
+        let number = i * threads + UNIT_POS % threads;
+        let (row, piece) = (number / 8, number % 8);
+        let (to_row, to_col) = (own.row + row, own.col + piece * comptime!(store.chunk_cols() as u32 / 8));
+        if to_row >= work.row_begin && to_row < work.row_end && to_col < problem.n {
+            store_from_shared(out, to_row * problem.n + to_col, swizzled(at, row, piece));
+        }
+    }
+}
+
 /// Waits until TMA has read the last chunks: shared memory goes with the block.
 #[cube]
 pub(in crate::gemm) fn finish_stores(#[comptime] threads: u32) {
@@ -58,8 +128,7 @@ pub(in crate::gemm) fn finish_stores(#[comptime] threads: u32) {
     }
 }
 
-/// Stores one element, if it is this tile's: rows of the output that TMA cannot write, being no multiple of 16 bytes apart, or ending
-/// with a group.
+/// Stores one element, if it is this tile's: of an output that TMA cannot write, its rows being no multiple of 16 bytes apart.
 #[cube]
 pub(in crate::gemm) fn store_element<O: Float>(
     out: &mut Array<O>,

@@ -84,6 +84,37 @@ fn rows_of_groups_in_blocks() {
     });
 }
 
+/// 64 groups of up to three rows.
+const FEW: [usize; 64] = {
+    let mut sizes = [0; 64];
+    let mut group = 0;
+    while group < sizes.len() {
+        sizes[group] = group * 7 % 4;
+        group += 1;
+    }
+    sizes
+};
+
+/// 256 groups, of which few have any.
+const SPARSE: [usize; 256] = {
+    let mut sizes = [0; 256];
+    (sizes[3], sizes[4], sizes[90], sizes[200], sizes[254]) = (33, 1, 70, 5, 64);
+    sizes
+};
+
+/// More groups than a block has tiles: each goes on from the group that it has come to, past empty ones.
+#[test]
+fn many_groups() {
+    let Some(_running) = execute(Execution::default()) else { return };
+    on_each([(90, 3), (100, 3), (80, 2)], |(sm, sms)| {
+        let client = GenerateCuda::client(&OfflineDevice { sm, sms });
+        check_rows(&client, (&FEW, 5), [72, 32], [Granularity::Row; 2], BF16);
+        check_rows(&client, (&SPARSE, 3), [16, 32], [Granularity::Tensor; 2], F32);
+        check_contraction(&client, (&FEW, 1), [24, 40], [Granularity::Row; 2], F32);
+        check_contraction(&client, (&SPARSE, 0), [8, 16], [Granularity::Tensor; 2], BF16);
+    });
+}
+
 /// Matrices of B that begin anywhere in a tile of scales, and columns that need one tile more for that.
 #[test]
 fn columns_of_groups() {
