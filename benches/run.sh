@@ -199,6 +199,7 @@ check clusters 60 --only "scaled_gemm 4096x4096x4096 e4m3,e4m3"
 check repeated 60 --only repeated_gemm
 bench gemm 240 --only gemm,grouped --size headline "${torch[@]}"
 bench host 60 --only host --size headline
+bench sweep 120 --only sweep --size headline
 check linears 60 --only "linear tensorwise 256x512x384" --only "256x512x384 BF16 exact"
 bench linear 180 --only linear,quantize --size headline "${torch[@]}"
 bench step 180 --only step --size headline

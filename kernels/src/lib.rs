@@ -41,8 +41,8 @@ pub use dequantize::dequantize_mx;
 pub use error::KernelError;
 pub use format::Format;
 pub use gemm::{
-    GROUP_ALIGN, GemmConfig, GemmPath, Grouping, Groups, Output, gemm_path, grouped_scaled_gemm, scaled_gemm,
-    scaled_gemm_into, strike_gemm, trap_stuck_barriers,
+    FixedPlan, GROUP_ALIGN, GemmConfig, GemmPath, Grouping, Groups, Output, fix_gemm_plan, gemm_path,
+    grouped_scaled_gemm, scaled_gemm, scaled_gemm_into, strike_gemm, trap_stuck_barriers,
 };
 pub use granularity::Granularity;
 pub use health::{Health, health, health_len};

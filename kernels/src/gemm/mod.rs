@@ -20,6 +20,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 pub use grouped::{GROUP_ALIGN, Grouping, Groups, grouped_scaled_gemm};
+pub use tma::fixed::{FixedPlan, fix_gemm_plan};
 pub use tma::ring::trap_stuck_barriers;
 
 use crate::granularity::BLOCK;
@@ -58,6 +59,16 @@ impl GemmPath {
         match self {
             GemmPath::Mma | GemmPath::Wgmma | GemmPath::Tcgen05 => true,
             GemmPath::Host | GemmPath::Emulated | GemmPath::F16Mma | GemmPath::Bf16Wgmma => false,
+        }
+    }
+
+    /// What it costs on a device whose FP8 tensor cores other operands use.
+    pub const fn cost(self) -> Option<&'static str> {
+        match self {
+            GemmPath::Bf16Wgmma => {
+                Some("no FP8 product with MX scales on Hopper: bf16's speed at best, 2 (M + N) K bytes more")
+            }
+            _ => None,
         }
     }
 }

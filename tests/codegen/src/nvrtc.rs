@@ -9,6 +9,8 @@ use std::sync::{Condvar, Mutex};
 use libloading::{Library, Symbol};
 use tempfile::TempDir;
 
+use crate::ptxas::Version;
+
 /// The loaded compiler.
 pub struct Nvrtc {
     /// Those that nobody uses. NVRTC compiles one program at a time, whatever thread asks; a copy of its file is a library of
@@ -74,6 +76,23 @@ impl Nvrtc {
     /// The toolkit's folder.
     pub fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// The version of CUDA that it belongs to.
+    ///
+    /// # Errors
+    /// The library does not say it.
+    pub fn release(&self) -> Result<Version, String> {
+        // SAFETY: the signature is that of nvrtc.h.
+        self.with_library(|library| unsafe {
+            let version: Symbol<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int> =
+                symbol(library, b"nvrtcVersion\0")?;
+            let (mut major, mut minor) = (0, 0);
+            match version(&mut major, &mut minor) {
+                0 => Ok((major.unsigned_abs(), minor.unsigned_abs())),
+                status => Err(format!("nvrtcVersion: {status}")),
+            }
+        })
     }
 
     /// Machine code of `source` for `arch`, such as `sm_90a`, with the options that CubeCL passes.

@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use burn_backend::DeviceOps;
 use cubecl_common::device::{Device, DeviceId};
@@ -185,12 +185,20 @@ pub(crate) struct Executor {
 /// Set while launches are executed.
 pub(crate) static EXECUTION: Mutex<Option<Executor>> = Mutex::new(None);
 
-/// One execution at a time: seeds are the process's.
-static TURN: Mutex<()> = Mutex::new(());
+/// One execution at a time, or several that are alike: seeds are the process's.
+static TURN: RwLock<()> = RwLock::new(());
+
+/// How many share the execution at hand.
+static SHARED: Mutex<usize> = Mutex::new(0);
 
 /// While it lives, launches on [`GenerateCuda`](crate::device::GenerateCuda) are executed.
 pub struct Running {
-    _turn: MutexGuard<'static, ()>,
+    _turn: RwLockWriteGuard<'static, ()>,
+}
+
+/// The same, beside others.
+pub struct RunningShared {
+    _turn: RwLockReadGuard<'static, ()>,
 }
 
 impl Running {
@@ -210,7 +218,17 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        *EXECUTION.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        end();
+    }
+}
+
+impl Drop for RunningShared {
+    fn drop(&mut self) {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        *shared -= 1;
+        if *shared == 0 {
+            end();
+        }
     }
 }
 
@@ -223,7 +241,27 @@ impl Drop for Running {
 /// # Panics
 /// If it names one that is none, or names none in CI.
 pub fn execute(execution: Execution) -> Option<Running> {
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let turn = TURN.write().unwrap_or_else(PoisonError::into_inner);
+    begin(execution)?;
+    Some(Running { _turn: turn })
+}
+
+/// [`execute`] by default settings, which others may do at the same time.
+///
+/// # Panics
+/// As [`execute`].
+pub fn execute_shared() -> Option<RunningShared> {
+    let turn = TURN.read().unwrap_or_else(PoisonError::into_inner);
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    if *shared == 0 {
+        begin(Execution::default())?;
+    }
+    *shared += 1;
+    Some(RunningShared { _turn: turn })
+}
+
+/// Has launches executed; nothing without a toolkit.
+fn begin(execution: Execution) -> Option<()> {
     static NVRTC: OnceLock<Arc<Nvrtc>> = OnceLock::new();
     let nvrtc = match NVRTC.get() {
         Some(nvrtc) => nvrtc.clone(),
@@ -236,7 +274,12 @@ pub fn execute(execution: Execution) -> Option<Running> {
     float8_kernels::trap_stuck_barriers(false);
     *EXECUTION.lock().unwrap_or_else(PoisonError::into_inner) =
         Some(Executor { nvrtc, seed: execution.seed, accumulator: Accumulator::Full, launches: HashMap::new() });
-    Some(Running { _turn: turn })
+    Some(())
+}
+
+/// Has no more launches executed.
+fn end() {
+    *EXECUTION.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }
 
 /// Runs `check` for all of these beside each other, since each device has a thread of its own.

@@ -2,16 +2,18 @@
 //! same rules.
 //!
 //! `FLOAT8_PTXAS` names the assemblers, separated by colons. Without it, or without `FLOAT8_CUDA_TOOLS`, the test says that it was
-//! skipped; in CI that is a failure.
+//! skipped; in CI that is a failure. `FLOAT8_NVRTC` names toolkits like that of `FLOAT8_CUDA_TOOLS`, whose NVRTC is used in place of
+//! its own, and `FLOAT8_VARIANTS=all` has all kernels of Hopper and Blackwell assembled: `.ci/compilers` sets both.
 
+use std::fmt;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use codegen::expected::{check, family};
 use codegen::nvrtc::Nvrtc;
 use codegen::parallel::on_all_cores;
-use codegen::ptxas::Ptxas;
+use codegen::ptxas::{Ptxas, Version};
 use codegen::sass::Sass;
 use codegen::variants::generate;
 use float8_kernels::trap_stuck_barriers;
@@ -28,6 +30,41 @@ const KERNELS: [(u16, &str, &str, usize); 4] = [
 /// Products of two blocks: the first variant of each is assembled too.
 const PAIRS: [&str; 2] = ["cta_group::2.kind::f8f6f4", "cta_group::2.kind::mxf8f6f4"];
 
+/// The first CUDA whose compilers know an architecture.
+const fn since(sm: u32) -> Version {
+    if sm < 100 { (12, 0) } else { (12, 8) }
+}
+
+/// A compiler, and the version that it belongs to.
+struct Compiler {
+    nvrtc: Nvrtc,
+    release: Version,
+}
+
+impl Compiler {
+    fn load(root: &Path) -> Self {
+        let load = || -> Result<_, String> {
+            let nvrtc = Nvrtc::load(root)?;
+            Ok(Self { release: nvrtc.release()?, nvrtc })
+        };
+        load().unwrap_or_else(|error| panic!("{error}"))
+    }
+}
+
+impl fmt::Display for Compiler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NVRTC {}.{}", self.release.0, self.release.1)
+    }
+}
+
+/// The compilers to try: those of `FLOAT8_NVRTC`, or else that of the toolkit at `root`.
+fn compilers(root: &Path) -> Vec<Compiler> {
+    match std::env::var_os("FLOAT8_NVRTC") {
+        Some(roots) => std::env::split_paths(&roots).map(|root| Compiler::load(&root)).collect(),
+        None => vec![Compiler::load(root)],
+    }
+}
+
 fn tools() -> Option<(PathBuf, Vec<Ptxas>)> {
     let [tools, assemblers] = ["FLOAT8_CUDA_TOOLS", "FLOAT8_PTXAS"].map(std::env::var_os);
     let (Some(tools), Some(assemblers)) = (tools, assemblers) else {
@@ -42,20 +79,21 @@ fn tools() -> Option<(PathBuf, Vec<Ptxas>)> {
 
 /// What is wrong with kernels that trap at stuck barriers: they name themselves and assemble. They keep no rules of speed: the call
 /// of a function that fails serializes `wgmma`.
-fn traps(nvrtc: &Nvrtc, assemblers: &[Ptxas]) -> Vec<String> {
+fn traps(compiler: &Compiler, assemblers: &[Ptxas]) -> Vec<String> {
     let folder = tempfile::tempdir().expect("a folder for temporary files");
     let mut errors = vec![];
     trap_stuck_barriers(true);
-    for (sm, arch, name, _) in &KERNELS[..2] {
+    for (sm, arch, name, _) in KERNELS[..2].iter().filter(|(sm, ..)| since((*sm).into()) <= compiler.release) {
         let kernel = generate(*sm).into_iter().find(|kernel| family(&kernel.name) == *name).expect("it is generated");
         if !kernel.source.contains(&format!("__assertfail(\"an mbarrier is complete within ten seconds\", \"{name}\""))
         {
             errors.push(format!("{name} does not trap"));
         }
-        let assembled = nvrtc.ptx(&kernel.source, arch).and_then(|ptx| {
-            assemblers.iter().try_for_each(|assembler| assembler.assemble(&ptx, arch, folder.path()).map(drop))
+        let assembled: Result<(), String> = compiler.nvrtc.ptx(&kernel.source, arch).and_then(|ptx| {
+            let mut knowing = assemblers.iter().filter(|assembler| since((*sm).into()) <= assembler.release);
+            knowing.try_for_each(|assembler| assembler.assemble(&ptx, arch, folder.path()).map(drop))
         });
-        errors.extend(assembled.err().map(|error| format!("{name} with traps for {arch}: {error}")));
+        errors.extend(assembled.err().map(|error| format!("{name} with traps for {arch} by {compiler}: {error}")));
     }
     trap_stuck_barriers(false);
     errors
@@ -64,7 +102,8 @@ fn traps(nvrtc: &Nvrtc, assemblers: &[Ptxas]) -> Vec<String> {
 #[test]
 fn the_rules_hold_for_every_assembler() {
     let Some((root, assemblers)) = tools() else { return };
-    let nvrtc = Nvrtc::load(&root).unwrap_or_else(|error| panic!("{error}"));
+    let compilers = compilers(&root);
+    let every = std::env::var_os("FLOAT8_VARIANTS").is_some_and(|which| which == "all");
     let mut work = vec![];
     trap_stuck_barriers(false);
     for (sm, arch, wanted, step) in KERNELS {
@@ -72,35 +111,42 @@ fn the_rules_hold_for_every_assembler() {
         assert!(kernels.len() >= step, "{} of {wanted} for {arch}", kernels.len());
         let firsts = PAIRS.map(|pair| kernels.iter().position(|kernel| kernel.source.contains(pair)));
         assert!(sm != 100 || firsts.iter().all(Option::is_some), "a product of two blocks is lost");
-        let chosen = |i: usize| i.is_multiple_of(step) || firsts.contains(&Some(i));
+        let all = every && matches!(sm, 90 | 100);
+        let chosen = |i: usize| all || i.is_multiple_of(step) || firsts.contains(&Some(i));
         let chosen = kernels.into_iter().enumerate().filter(|(i, _)| chosen(*i));
-        work.extend(chosen.map(|(_, kernel)| (kernel, arch)));
+        for (_, kernel) in chosen {
+            let knowing = compilers.iter().filter(|compiler| since(sm.into()) <= compiler.release);
+            work.extend(knowing.map(|compiler| (kernel.clone(), arch, compiler)));
+        }
     }
     let errors = Mutex::new(vec![]);
-    on_all_cores(&work, |(kernel, arch)| {
+    on_all_cores(&work, |(kernel, arch, compiler)| {
         let folder = tempfile::tempdir().expect("a folder for temporary files");
         let fail = |who: &str, error: String| {
-            errors.lock().unwrap().push(format!("{} for {arch} by {who}: {error}", kernel.name));
+            errors.lock().unwrap().push(format!("{} for {arch} by {compiler}{who}: {error}", kernel.name));
         };
-        let ptx = match nvrtc.ptx(&kernel.source, arch) {
+        let ptx = match compiler.nvrtc.ptx(&kernel.source, arch) {
             Ok(ptx) => ptx,
-            Err(error) => return fail("NVRTC", error),
+            Err(error) => return fail("", error),
         };
-        for assembler in &assemblers {
+        for assembler in assemblers.iter().filter(|assembler| since(kernel.sm) <= assembler.release) {
             let code = assembler.assemble(&ptx, arch, folder.path()).and_then(|made| {
                 if !made.lost.is_empty() {
                     return Err(made.lost.join("\n"));
                 }
-                let code = Sass::of(nvrtc.root(), arch, &[made.code], &folder.path().join("code"))?;
+                let code = Sass::of(&root, arch, &[made.code], &folder.path().join("code"))?;
                 code.iter().try_for_each(|sass| check(kernel, sass))
             });
             if let Err(error) = code {
-                fail(&assembler.to_string(), error);
+                fail(&format!(", {assembler}"), error);
             }
         }
     });
-    errors.lock().unwrap().extend(traps(&nvrtc, &assemblers));
-    let names: Vec<_> = assemblers.iter().map(Ptxas::to_string).collect();
+    for compiler in &compilers {
+        errors.lock().unwrap().extend(traps(compiler, &assemblers));
+    }
+    let names: Vec<_> =
+        compilers.iter().map(Compiler::to_string).chain(assemblers.iter().map(Ptxas::to_string)).collect();
     writeln!(std::io::stdout(), "{} kernels by {}", work.len(), names.join(", ")).expect("it is open");
     let errors = errors.into_inner().unwrap();
     assert!(errors.is_empty(), "{} failed:\n{}", errors.len(), errors.join("\n"));

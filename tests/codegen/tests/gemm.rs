@@ -8,6 +8,8 @@
 mod blackwell;
 #[path = "gemm/clusters.rs"]
 mod clusters;
+#[path = "gemm/fixed.rs"]
+mod fixed;
 #[path = "gemm/grouped.rs"]
 mod grouped;
 #[path = "gemm/stuck.rs"]
@@ -16,7 +18,7 @@ mod stuck;
 mod truncated;
 
 use checks::{BF16, Codes, DTYPES, EMULATE, F16, F32, FAST, Gemm, HostMatrix, MX, Memory, PRECISE};
-use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};
+use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, execute_shared, on_each};
 use cubecl_core::Runtime;
 use cubecl_runtime::client::ComputeClient;
 use float8_kernels::{Format, GemmConfig, GemmPath, Granularity, InvScale, gemm_path};
@@ -61,7 +63,7 @@ fn check_operands(client: &Client, gemm: Gemm, operands: [&HostMatrix; 2]) {
 /// Checks on a device of many SMs, which has each make a small tile, and on one of two, which make large ones, one
 /// after the other or as a cluster.
 fn each(check: impl Fn([&Client; 2]) + Sync) {
-    let Some(_running) = execute(Execution::default()) else { return };
+    let Some(_running) = execute_shared() else { return };
     on_each([80, 89, 90, 100, 120], |sm| {
         check([&client(sm), &GenerateCuda::client(&OfflineDevice { sm, sms: 2 })]);
     });
@@ -146,8 +148,8 @@ fn many_tiles() {
 #[test]
 fn hopper_plans() {
     let Some(_running) = execute(Execution { seed: 5 }) else { return };
-    let [many, few] = [&client(90), &GenerateCuda::client(&OfflineDevice { sm: 90, sms: 2 })];
-    for (shape, client) in [
+    let [many, few] = [132, 2];
+    let shapes = [
         // 128 x 256, in clusters: four items of one cluster, the last row of tiles ragged.
         ([500, 504, 260], few),
         // The same alone.
@@ -160,21 +162,26 @@ fn hopper_plans() {
         // Split into ragged numbers of steps, alone and in clusters; rows that TMA can and cannot write.
         ([60, 72, 2700], many),
         ([200, 67, 4100], many),
-    ] {
-        for granularities in [
-            [Granularity::Tensor; 2],
-            [Granularity::Block1x128, Granularity::Block128x128],
-            [Granularity::Block1x128; 2],
-            [MX; 2],
-            [Granularity::Block1x128, MX],
-        ] {
-            for fast in [false, true] {
-                let (config, memory) = (config(fast), memory(fast));
-                let gemm = Gemm { granularities, bias: Some((F32, 1)), out: BF16, memory, config, ..Gemm::new(shape) };
-                check(client, Gemm { formats: Format::ALL, ..gemm });
+    ];
+    on_each([many, few], |sms| {
+        let client = &GenerateCuda::client(&OfflineDevice { sm: 90, sms });
+        for (shape, _) in shapes.into_iter().filter(|(_, of)| *of == sms) {
+            for granularities in [
+                [Granularity::Tensor; 2],
+                [Granularity::Block1x128, Granularity::Block128x128],
+                [Granularity::Block1x128; 2],
+                [MX; 2],
+                [Granularity::Block1x128, MX],
+            ] {
+                for fast in [false, true] {
+                    let (config, memory) = (config(fast), memory(fast));
+                    let gemm =
+                        Gemm { granularities, bias: Some((F32, 1)), out: BF16, memory, config, ..Gemm::new(shape) };
+                    check(client, Gemm { formats: Format::ALL, ..gemm });
+                }
             }
         }
-    }
+    });
 }
 
 /// Contractions on both sides of the edges of blocks of 32, of words of four and of what a row is padded to.
@@ -250,7 +257,7 @@ fn not_finite() {
 /// The kernel that needs no matrix units, of every granularity with each.
 #[test]
 fn emulated() {
-    let Some(_running) = execute(Execution::default()) else { return };
+    let Some(_running) = execute_shared() else { return };
     let client = &client(90);
     for (i, left) in Granularity::ALL.into_iter().enumerate() {
         for (j, right) in Granularity::ALL.into_iter().enumerate() {

@@ -66,6 +66,18 @@ fn a_device_that_is_right_is_asked_once() {
     assert!(last.starts_with(&format!("self-check: {} kernels, all right, ", found.kernels)), "{last}");
 }
 
+/// MX on Hopper is not what its users expect of FP8: the report says so beside each GEMM.
+#[test]
+fn mx_on_hopper_says_what_it_costs() {
+    let Some(report) = survives(5, Recipe::Mxfp8, []) else { return };
+    assert_eq!(paths(&report), ["bf16 wgmma"]);
+    report.verify().expect("all is right");
+    let text = report.to_string();
+    assert_eq!(text.matches("bf16's speed at best").count(), 3, "{text}");
+    let Some(report) = survives(6, Recipe::Tensorwise, []) else { return };
+    assert!(!report.to_string().contains("at best"), "{report}");
+}
+
 #[test]
 fn wrong_gemms_take_the_next_path() {
     let kinds = [

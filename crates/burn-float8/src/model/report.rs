@@ -46,6 +46,8 @@ pub struct GemmReport {
     pub high_precision: u64,
     /// How the last FP8 call was computed.
     pub path: Option<String>,
+    /// What that costs, where the device computes other recipes faster.
+    pub cost: Option<&'static str>,
     /// Its operands: x and w in fprop, dy and w in dgrad, x and dy in wgrad.
     pub operands: [OperandReport; 2],
     /// Why the last high-precision call was one.
@@ -187,6 +189,7 @@ impl LayerReport {
             let (path, operands) = last.float8.unzip();
             let granularities =
                 operands.as_ref().map(|operands: &[LastOperand; 2]| operands.each_ref().map(|o| o.cast.granularity));
+            let cost = path.and_then(GemmPath::cost);
             let path = path.zip(granularities).map(|(path, granularities)| {
                 let lost = self_check.lost_paths(granularities);
                 if lost.is_empty() {
@@ -213,7 +216,7 @@ impl LayerReport {
                 let (role, size, health) = (operand.role.name(), last.map(|last| last.size), layer.sampled(operand));
                 OperandReport { role, size, amax, scale, health }
             });
-            GemmReport { native, emulated, high_precision, path, operands, reason, unrequested }
+            GemmReport { native, emulated, high_precision, path, cost, operands, reason, unrequested }
         };
         let policy = layer.active();
         Self {

@@ -53,6 +53,9 @@ fn gemm_rows(f: &mut Formatter<'_>, layer: &LayerReport, width: usize) -> Result
         if let Some(reason) = reason {
             write!(f, "; high precision: {reason}")?;
         }
+        if let Some(cost) = calls.cost {
+            write!(f, "; {cost}")?;
+        }
         if layer.weight_matmuls > 0 {
             write!(f, "; {} reads by Tensor::matmul, not FP8", layer.weight_matmuls)?;
         }

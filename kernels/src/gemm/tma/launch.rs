@@ -2,6 +2,7 @@
 
 use cubecl::prelude::*;
 
+use super::fixed::fixed_plan;
 use super::item::ExtentLaunch;
 use super::maps::{Target, sms};
 use super::plan::{Machine, Plan};
@@ -33,9 +34,10 @@ pub(in crate::gemm) fn launch<R: Runtime>(
 ) {
     let (m, n, _) = gemm.matrices();
     let (steps, sms) = (gemm.a.k.div_ceil(step), sms(client));
-    let plan = match gemm.groups {
-        Some(groups) => Plan::grouped(machine, groups.grouping, groups.count, [m, n], steps, sms),
-        None => Plan::new(machine, [m, n], steps, sms),
+    let plan = match (fixed_plan().and_then(|fixed| Plan::fixed(machine, fixed)), gemm.groups) {
+        (Some(plan), _) => plan,
+        (None, Some(groups)) => Plan::grouped(machine, groups.grouping, groups.count, [m, n], steps, sms),
+        (None, None) => Plan::new(machine, [m, n], steps, sms),
     };
     launch_splits(client, gemm, plan.splits, plan.padded_rows(m), |target| {
         launch(&Pass { gemm, plan, target, steps, sms });

@@ -7,7 +7,9 @@
 //! ```
 //!
 //! Where the epilogue of a tile runs beside the products of the next, an item takes `max(steps · step, epilogue)`, and the last one's
-//! epilogue is added to the total. What an epilogue and a launch cost is assumed.
+//! epilogue is added to the total. What an epilogue and a launch cost is assumed: that of stores by TMA, and of 16 bytes a thread where a
+//! group ends. Outputs whose rows are no multiple of 16 bytes apart are stored by elements, which takes several times as long, whatever
+//! the tile; it is not counted.
 //!
 //! **Groups.** Their sizes are on the device; the host knows their number G and the `M` rows of all. Tiles are aligned in all rows
 //! together, so that a group of `r` rows begins and ends inside tiles, and a tile of two groups is made twice. A cluster's tile, of
@@ -22,6 +24,7 @@
 //! tiles. Counted in tiles of one block, that is about `r / rows + 1` for blocks alone and `r / rows + 2` for clusters of two: the
 //! extra tile is what a cluster's saving has to pay for.
 
+use super::fixed::FixedPlan;
 use crate::gemm::grouped::Grouping;
 use crate::view::MAX_INDEX;
 
@@ -119,6 +122,15 @@ impl Plan {
             .flat_map(plans)
             .min_by_key(|plan| plan.cycles(machine, [rows(plan.height()), n], steps, sms))
             .expect("a tile")
+    }
+
+    /// The plan that is asked for, if there is such a tile.
+    pub(in crate::gemm) fn fixed<M: Machine>(machine: &M, fixed: FixedPlan) -> Option<Self> {
+        let FixedPlan { rows, cols, cluster, .. } = fixed;
+        let tile = machine.tiles().find(|tile| *tile == Tile { rows, cols })?;
+        // Whether clusters have such a tile, and how many blocks, does not depend on rows that are many.
+        let is_possible = cluster == 1 || machine.clusters(tile, usize::MAX / 2).contains(&cluster);
+        is_possible.then_some(Self { tile, cluster, splits: 1 })
     }
 
     /// Rows of a cluster's tile.

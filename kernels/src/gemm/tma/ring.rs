@@ -4,6 +4,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use cubecl::prelude::*;
 
+use super::fixed::fixed_plan;
 use crate::ptx::barrier::{mbarrier_init, mbarrier_wait};
 
 /// Whether waits for barriers end.
@@ -57,7 +58,8 @@ impl Layout {
 
     /// The most stages with which the block, whose shared memory for `n` stages is `shared(n)` bytes, fits in `max_shared`.
     pub(in crate::gemm) fn most_stages(max_shared: usize, shared: impl Fn(usize) -> usize) -> usize {
-        (1..=MAX_STAGES).take_while(|stages| shared(*stages) <= max_shared).last().expect("a stage fits")
+        let most = fixed_plan().map_or(MAX_STAGES, |fixed| fixed.stages.clamp(1, MAX_STAGES));
+        (1..=most).take_while(|stages| shared(*stages) <= max_shared).last().expect("a stage fits")
     }
 }
 

@@ -1,7 +1,7 @@
 //! Grouped GEMMs, interpreted, against sums in f64 of each group.
 
 use checks::{Codes, GroupSizes, GroupedGemm};
-use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};
+use codegen::device::{GenerateCuda, OfflineDevice, execute_shared, on_each};
 use cubecl_core::Runtime;
 use cubecl_core::ir::StorageType;
 use float8_kernels::{Format, Granularity, Grouping};
@@ -55,7 +55,7 @@ pub(super) const GROUPED_BLOCKS: [(Pair, StorageType); 4] = [
 ];
 
 fn each(check: impl Fn(&Client) + Sync) {
-    let Some(_running) = execute(Execution::default()) else { return };
+    let Some(_running) = execute_shared() else { return };
     // A device of many SMs takes small tiles, one of two large ones, one after the other in a block.
     let devices = [(80, 132), (89, 132), (90, 132), (90, 2), (100, 132), (100, 2), (120, 2)];
     on_each(devices, |(sm, sms)| check(&GenerateCuda::client(&OfflineDevice { sm, sms })));
@@ -105,7 +105,7 @@ const SPARSE: [usize; 256] = {
 /// More groups than a block has tiles: each goes on from the group that it has come to, past empty ones.
 #[test]
 fn many_groups() {
-    let Some(_running) = execute(Execution::default()) else { return };
+    let Some(_running) = execute_shared() else { return };
     on_each([(90, 3), (100, 3), (80, 2)], |(sm, sms)| {
         let client = GenerateCuda::client(&OfflineDevice { sm, sms });
         check_rows(&client, (&FEW, 5), [72, 32], [Granularity::Row; 2], BF16);
@@ -118,13 +118,13 @@ fn many_groups() {
 /// Matrices of B that begin anywhere in a tile of scales, and columns that need one tile more for that.
 #[test]
 fn columns_of_groups() {
-    for sms in [132, 2] {
-        let Some(_running) = execute(Execution::default()) else { return };
+    let Some(_running) = execute_shared() else { return };
+    on_each([132, 2], |sms| {
         let client = GenerateCuda::client(&OfflineDevice { sm: 100, sms });
         for n in [1, 31, 64, 96, 130, 200, 320] {
             check_rows(&client, (&[40, 90, 1], 9), [n, 160], [MX; 2], if n == 130 { BF16 } else { F32 });
         }
-    }
+    });
 }
 
 /// Contractions that begin and end anywhere in a step, and empty ones.

@@ -96,7 +96,8 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
     }
 }
 
-fn fp8<T: Target>(
+/// TFLOP/s, precise and fast.
+pub fn fp8<T: Target>(
     clock: Clock,
     table: &Table,
     shape @ [m, n, k]: [usize; 3],

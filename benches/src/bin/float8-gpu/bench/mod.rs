@@ -12,6 +12,7 @@ mod linear;
 mod llama;
 mod quantize;
 mod summary;
+mod sweep;
 mod timing;
 mod torch;
 
@@ -91,6 +92,8 @@ enum Part {
     Grouped,
     /// Forward and backward of one Llama layer.
     Layer,
+    /// The GEMM with other tiles, clusters and stages than those that it takes.
+    Sweep,
 }
 
 impl Args {
@@ -109,6 +112,7 @@ enum Row {
     Step(llama::Row),
     Grouped(grouped::Row),
     Layer(llama::Row),
+    Sweep(sweep::Row),
 }
 
 /// What was measured; parts that did not run are absent.
@@ -130,6 +134,8 @@ struct Results {
     grouped: Vec<grouped::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     layer: Vec<llama::Row>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    sweep: Vec<sweep::Row>,
     #[serde(skip_serializing_if = "torch::Results::is_empty")]
     torch: torch::Results,
     /// Geometric means of ratios to torch's best mode.
@@ -149,6 +155,7 @@ impl Results {
             Row::Step(row) => self.step.push(row),
             Row::Grouped(row) => self.grouped.push(row),
             Row::Layer(row) => self.layer.push(row),
+            Row::Sweep(row) => self.sweep.push(row),
         }
         linear::compare(&mut self.linear);
         llama::compare(&mut self.step);
@@ -184,6 +191,7 @@ pub fn serve<T: Target>(args: &Args) {
                 Part::Step => llama::steps::<T>(&mut bench),
                 Part::Grouped => grouped::cases::<T>(&mut bench),
                 Part::Layer => llama::layers::<T>(&mut bench),
+                Part::Sweep => sweep::cases::<T>(&mut bench),
             }
         }
     });
@@ -271,6 +279,7 @@ fn print(results: &Results) {
     host::print(&results.host);
     gemm::print(&results.gemm, torch);
     grouped::print(&results.grouped, torch);
+    sweep::print(&results.sweep);
     if let Some(summary) = &results.summary {
         summary.print();
     }
