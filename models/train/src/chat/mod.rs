@@ -45,6 +45,21 @@ impl Message {
     }
 }
 
+impl Message {
+    /// Content may be empty, but somebody has to have said so. Templates print nothing for what is not there.
+    fn check(&self, index: usize) -> Result<(), ChatError> {
+        let is_there = |key: &str| self.rest.get(key).is_some_and(|value| !value.is_null());
+        if is_there("content")
+            || self.rest.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty())
+        {
+            return Ok(());
+        }
+        let keys = self.rest.keys().map(String::as_str);
+        let found = ["role"].into_iter().chain(keys).map(|key| format!("`{key}`")).collect();
+        Err(ChatError::NoContent { index, role: self.role.clone(), found })
+    }
+}
+
 /// A conversation in tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conversation {
@@ -172,6 +187,7 @@ impl ChatTemplate {
     /// # Errors
     /// Any [`ChatError`] not about files.
     pub fn encode(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Conversation, ChatError> {
+        messages.iter().enumerate().try_for_each(|(index, message)| message.check(index))?;
         let text = self.render(messages, false)?;
         let (ids, ranges) = tokenizer.encode_with_ranges(&text)?;
         let spans = if self.has_tags {

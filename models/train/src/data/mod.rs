@@ -9,6 +9,9 @@ mod dataset;
 mod documents;
 mod encode;
 mod error;
+mod json_array;
+mod kind;
+mod left_out;
 mod order;
 mod packing;
 #[cfg(feature = "parquet")]
@@ -18,14 +21,16 @@ mod pieces;
 mod position;
 mod raw_file;
 mod scan;
+mod search;
 mod sequences;
 mod source;
 mod split;
 mod token_file;
 mod tokenize;
 
-pub use dataset::{Dataset, DatasetSize, SequenceShape};
+pub use dataset::{Dataset, DatasetSize, SequenceShape, Validation};
 pub use error::{DataError, DocumentError};
+pub use left_out::{LeftOut, Reason};
 pub use packing::{Packing, Sequence};
 pub use position::{FileState, Place, Position, SourceState, StreamPosition};
 pub use sequences::TrainSequences;

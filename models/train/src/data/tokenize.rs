@@ -52,7 +52,7 @@ fn write_streams(
         Ok(())
     };
     for file in files {
-        for work in documents::read(file, encoder.field)? {
+        for work in documents::read(file, encoder)? {
             let work = match work {
                 Ok(work) => work,
                 // An earlier line may be wrong too, and is the one to name.

@@ -60,6 +60,14 @@ impl HuggingFace {
         Ok((encoding.get_ids().to_vec(), ranges))
     }
 
+    /// The ids of a text whose special tokens are text, and where in it words end that others follow.
+    pub(super) fn words(&self, text: &str) -> Result<(Vec<u32>, Vec<usize>), String> {
+        let encoding = self.text.encode(text, false).map_err(|error| error.to_string())?;
+        let (words, offsets) = (encoding.get_word_ids(), encoding.get_offsets());
+        let changes = (1..words.len()).filter(|i| words[*i] != words[i - 1]);
+        Ok((encoding.get_ids().to_vec(), changes.map(|i| offsets[i].0).collect()))
+    }
+
     pub(super) fn is_special(&self, id: u32) -> bool {
         self.text.get_added_vocabulary().get_added_tokens_decoder().get(&id).is_some_and(|token| token.special)
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
-use train::{DataSource, Dataset, Tokenizer};
+use train::{DataSource, Dataset, Tokenizer, Validation};
 
 use crate::{Files, documents, folder_with_tokenizer, message, stream, whole, wrapped};
 
@@ -24,13 +24,19 @@ fn entry(files: &Files) -> PathBuf {
 
 #[test]
 fn tokens_are_found_again() {
-    let files = Files::new([("a", "one"), ("b.jsonl", "{\"text\": \"two\"}")]);
+    let files = Files::new([("a.txt", "one"), ("b.jsonl", "{\"text\": \"two\"}")]);
     let mut bytes = vec![];
     let mut open = || {
         bytes.clear();
-        let dataset =
-            Dataset::open(&files.sources(), 0.1, &Tokenizer::bytes(), None, &files.cache(), &mut |p| bytes.push(p))
-                .unwrap();
+        let dataset = Dataset::open(
+            &files.sources(),
+            Validation::Fraction(0.1),
+            &Tokenizer::bytes(),
+            None,
+            &files.cache(),
+            &mut |p| bytes.push(p),
+        )
+        .unwrap();
         (dataset.was_cached(), bytes.clone(), dataset.size())
     };
     let (was_cached, progress, size) = open();
@@ -177,8 +183,15 @@ fn an_error_leaves_nothing_behind() {
 fn a_file_that_is_written_to_while_it_is_read() {
     let files = Files::new([("a.jsonl", "{\"text\": \"some\"}\n".repeat(9000))]);
     let mut write = |_| files.write("a.jsonl", "{\"text\": \"other\"}\n".repeat(9000));
-    let error =
-        Dataset::open(&files.sources(), 0.0, &Tokenizer::bytes(), None, &files.cache(), &mut write).unwrap_err();
+    let error = Dataset::open(
+        &files.sources(),
+        Validation::Fraction(0.0),
+        &Tokenizer::bytes(),
+        None,
+        &files.cache(),
+        &mut write,
+    )
+    .unwrap_err();
     assert!(
         message(&error).ends_with("a.jsonl changed while it was read: start again when nothing writes to it"),
         "{error}"
@@ -221,7 +234,9 @@ fn open_in_folder(folder: PathBuf) {
             std::process::abort();
         }
     };
-    let dataset = Dataset::open(&[source], 0.1, &Tokenizer::bytes(), None, &folder.join("cache"), &mut die).unwrap();
+    let dataset =
+        Dataset::open(&[source], Validation::Fraction(0.1), &Tokenizer::bytes(), None, &folder.join("cache"), &mut die)
+            .unwrap();
     println!("cached {} tokens {}.", dataset.was_cached(), dataset.size().train_tokens);
 }
 
