@@ -29,6 +29,12 @@ pub enum ChatError {
         /// The parser's reason.
         reason: String,
     },
+    /// The template takes more time or memory than any conversation needs.
+    #[error("the chat template is not applied: {reason}")]
+    Limit {
+        /// Which limit it exceeds.
+        reason: String,
+    },
     /// The template called `raise_exception`.
     #[error("the chat template refuses the conversation: {0}")]
     Refused(String),

@@ -2,13 +2,13 @@
 
 mod environment;
 mod error;
+mod limits;
 mod marks;
 mod python;
 mod spans;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -17,8 +17,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::tokenizer::ConfigFile;
-use crate::{SpecialTokens, Tokenizer};
+use crate::{SpecialTokens, Tokenizer, files};
 pub use error::ChatError;
+pub(crate) use limits::with_stack;
 
 /// The role whose messages the loss counts.
 const ASSISTANT: &str = "assistant";
@@ -128,7 +129,7 @@ impl ChatTemplate {
     /// [`ChatError::Io`], [`ChatError::Tokenizer`], [`ChatError::Syntax`].
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ChatError> {
         let path = path.as_ref();
-        let source = fs::read_to_string(path).map_err(|source| ChatError::Io { path: path.into(), source })?;
+        let source = files::read_to_string(path).map_err(|source| ChatError::Io { path: path.into(), source })?;
         Self::new(&source, special_tokens(path.parent().unwrap_or(Path::new("")))?)
     }
 
@@ -237,8 +238,10 @@ impl ChatTemplate {
         if let Some(marks) = marks {
             context.insert(environment::MARKS, Value::from_iter(marks.map(String::from)));
         }
-        let template = self.environment.get_template("chat").expect("the environment has this template");
-        template.render(context).map_err(|error| environment::render_error(&error))
+        limits::render(&self.environment, context).map_err(|error| match error {
+            Ok(error) => environment::render_error(&error),
+            Err(limit) => limit,
+        })
     }
 }
 

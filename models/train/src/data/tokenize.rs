@@ -10,6 +10,7 @@ use super::encode::{Encoder, Work};
 use super::scan::Scanned;
 use super::split::{Split, Streams};
 use super::token_file::Width;
+use crate::chat::with_stack;
 use crate::progress::Progress;
 
 /// Bytes of text that are tokenized at once, and documents: a document has some memory of its own.
@@ -43,7 +44,7 @@ fn write_streams(
     let mut batch: Vec<Work<'_>> = vec![];
     let mut batch_bytes = 0;
     let mut flush = |batch: &mut Vec<Work<'_>>| -> Result<(), DataError> {
-        let tokenized: Vec<_> = batch.par_iter().map(|work| encoder.encode(work)).collect();
+        let tokenized: Vec<_> = with_stack(|| batch.par_iter().map(|work| encoder.encode(work)).collect());
         for (work, part) in batch.drain(..).zip(tokenized) {
             split.push(&part?)?;
             done.bytes += work.bytes;

@@ -9,7 +9,6 @@ mod stream;
 mod tiktoken;
 mod words;
 
-use std::fs;
 use std::ops::Range;
 use std::path::Path;
 
@@ -24,6 +23,7 @@ pub use stream::TextStream;
 use tiktoken::Tiktoken;
 
 use crate::digest::{Fingerprint, hex};
+use crate::files;
 
 /// What the name of a special token in a text stands for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,7 +89,7 @@ impl Tokenizer {
     /// Any [`TokenizerError`] about files.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, TokenizerError> {
         let path = path.as_ref();
-        let bytes = fs::read(path).map_err(|source| TokenizerError::Io { path: path.into(), source })?;
+        let bytes = files::read(path).map_err(|source| TokenizerError::Io { path: path.into(), source })?;
         let digest = hex(Sha256::new_with_prefix(&bytes));
         let (kind, own) = if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json")) {
             let tokenizer = HuggingFace::from_bytes(&bytes, path)?;
