@@ -38,7 +38,7 @@ fn the_log_has_every_part_and_the_gemms_are_counted() {
     let lines: Vec<_> = log.lines().collect();
     assert_eq!(lines[0], "device: cpu  precision: fp8  compute dtype: f32");
     assert!(lines[1] == "model: llama3 debug  parameters: 69,360", "{}", lines[1]);
-    assert!(lines[2].starts_with("data: 10 files (0 skipped)  tokens: 1"), "{}", lines[2]);
+    assert!(lines[2].starts_with("data: 10 files (10 text)  tokens: 1"), "{}", lines[2]);
     let applied = "Applied Float8: recipe=tensorwise, 14 of 15 linears; skipped: lm_head";
     assert!(lines[3].starts_with(applied), "{}", lines[3]);
     let steps: Vec<_> = outcome.steps.iter().map(|line| line.step).collect();

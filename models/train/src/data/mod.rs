@@ -10,6 +10,7 @@ mod documents;
 mod encode;
 mod error;
 mod json_array;
+mod kept;
 mod kind;
 mod left_out;
 mod order;
@@ -30,6 +31,7 @@ mod tokenize;
 
 pub use dataset::{Dataset, DatasetSize, SequenceShape, Validation};
 pub use error::{DataError, DocumentError};
+pub use kept::KeptTokens;
 pub use left_out::{LeftOut, Reason};
 pub use packing::{Packing, Sequence};
 pub use position::{FileState, Place, Position, SourceState, StreamPosition};

@@ -2,10 +2,11 @@
 
 use std::env;
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
+use train::data::KeptTokens;
 use train::{DataSource, Dataset, Tokenizer, Validation};
 
 use crate::{Files, documents, folder_with_tokenizer, message, stream, whole, wrapped};
@@ -274,4 +275,39 @@ fn a_process_that_dies_leaves_no_cache() {
     assert!(!dataset.was_cached());
     assert_eq!(dataset.size().train_tokens + dataset.size().held_out_tokens, 15_003);
     assert!(entry(&files).join("manifest.json").exists());
+}
+
+/// The most recently used first; what is not old stays, and what is gone is made again.
+#[test]
+fn tokens_are_listed_and_pruned() {
+    let files = Files::new([("a", "one"), ("b", "two")]);
+    let open = |name: &str| files.open(&[files.source(name)], 0.0).unwrap().was_cached();
+    let names = |kept: Vec<KeptTokens>| -> Vec<PathBuf> { kept.into_iter().map(|kept| kept.path).collect() };
+    let list = || KeptTokens::list(&files.cache()).unwrap();
+    assert!(list().is_empty());
+    assert!(!open("a"));
+    let first = names(list());
+    assert!(!open("b"));
+    let day = Duration::from_secs(24 * 60 * 60);
+    let ago = |path: &Path, days: u32| {
+        let manifest = fs::File::options().append(true).open(path.join("manifest.json")).unwrap();
+        manifest.set_modified(SystemTime::now() - days * day).unwrap();
+    };
+    for kept in list() {
+        assert_eq!(
+            kept.bytes,
+            fs::read_dir(&kept.path).unwrap().map(|file| file.unwrap().metadata().unwrap().len()).sum::<u64>()
+        );
+        ago(&kept.path, 10);
+    }
+    // Use is noted.
+    assert!(open("a"));
+    assert_eq!(list().len(), 2);
+    assert_eq!(list()[0].path, first[0]);
+    let pruned = names(KeptTokens::prune(&files.cache(), 5 * day).unwrap());
+    assert_eq!((pruned.len(), names(list())), (1, first.clone()));
+    assert!(!pruned[0].exists() && pruned != first);
+    assert!(open("a") && !open("b"));
+    assert_eq!(KeptTokens::prune(&files.cache(), Duration::ZERO).unwrap().len(), 2);
+    assert!(list().is_empty() && !open("a"));
 }
