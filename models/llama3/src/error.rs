@@ -137,6 +137,12 @@ pub enum Error {
     /// The data cannot be read, or is not what it was.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// A model is to be judged by what its run held out, and it held out nothing.
+    #[error("nothing is held out (data.held_out_fraction = 0): give text to evaluate on with --data PATH")]
+    NothingHeldOut,
+    /// A model is to be judged, and there is no run that says by what.
+    #[error("a Hugging Face checkpoint says nothing of data: give text to evaluate on with --data PATH")]
+    NothingToEvaluate,
     /// A conversation with a model whose tokenizer came without a template.
     #[error(
         "the model has no chat template: set data.chat_template to a Jinja file, or take a checkpoint that brings one"

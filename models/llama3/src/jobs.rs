@@ -18,7 +18,10 @@ use crate::config::LlamaConfig;
 use crate::hf::ExportOptions;
 use crate::model::Llama;
 use crate::run_config::RunConfig;
-use crate::trainer::{self, Start, announce_held_out, compute_dtype, dimensions, initial, prepare, sampling};
+use crate::trainer::{
+    self, Start, announce_data, announce_device, announce_held_out, compute_dtype, dimensions, initial, prepare,
+    sampling,
+};
 
 /// What is to be done with a model.
 #[derive(Debug)]
@@ -42,7 +45,10 @@ pub enum Task {
         ranks: usize,
     },
     /// Prints the held-out loss.
-    Evaluate,
+    Evaluate {
+        /// Files and folders, of all of which the loss is; if there are none, it is that of the run.
+        data: Vec<PathBuf>,
+    },
     /// Continues `generate.prompt` and prints it as it comes.
     Generate {
         /// The prompt is what a user says, and only the answer is printed.
@@ -76,7 +82,7 @@ impl Job {
         match &self.task {
             Task::Train => trainer::train::<B>(&self.config, &self.start, selected, device, out).map(drop),
             Task::Plan { ranks } => self.plan::<B>(*ranks, selected, device, out),
-            Task::Evaluate => self.evaluate::<B>(selected, device, out),
+            Task::Evaluate { data } => self.evaluate::<B>(data, selected, device, out),
             Task::Generate { is_chat } => self.generate::<B>(*is_chat, selected, device, out),
             Task::Export { to, options } => self.export::<B>(to, options, device, out),
         }
@@ -135,6 +141,7 @@ impl Job {
 
     fn evaluate<B: AutodiffBackend + Float8Stack>(
         &self,
+        paths: &[PathBuf],
         selected: &SelectedDevice,
         device: &B::Device,
         out: &mut dyn Write,
@@ -143,7 +150,20 @@ impl Job {
         config.validate()?;
         let tokenizer = config.tokenizer()?;
         let dims = dimensions(config, &tokenizer, Some(config.training.seq_len), None)?;
-        let held_out = config.held_out_batches(&config.open_data(&tokenizer, &ProgressLine::new(), out)?)?;
+        let progress = ProgressLine::new();
+        let (data, held_out) = match paths {
+            [] => {
+                let data = config.open_data(&tokenizer, &progress, out)?;
+                let held_out = config.held_out_batches(&data)?;
+                (data, held_out)
+            }
+            paths => config.open_validation(paths, &tokenizer, &progress, out)?,
+        };
+        if held_out.is_empty() {
+            return Err(Error::NothingHeldOut);
+        }
+        announce_device(config, selected, compute_dtype::<B>(config, selected, device)?, out)?;
+        announce_data(&data, out)?;
         let model = self.model::<B>(dims, selected, device, out)?;
         let loss = mean_loss(&model, &held_out, device)?;
         announce_held_out(loss, &held_out, out)
@@ -171,7 +191,7 @@ impl Job {
         if !is_chat {
             write!(out, "{text}")?;
         }
-        let mut text = tokenizer.stream_text();
+        let mut text = tokenizer.stream_text_after(&prompt)?;
         let (choices, stop) = (tokenizer.num_choices(), tokenizer.stop());
         let new = config.generate.max_new_tokens;
         model.generate_each(&prompt, new, choices, stop, sampling(config), |token| {

@@ -104,7 +104,7 @@ impl Default for GenerateSection {
 }
 
 /// What `data.tokenizer` calls [`Tokenizer::bytes`].
-const BYTES: &str = "bytes";
+const BYTES: &str = Tokenizer::BYTES;
 
 /// A setting of the first key removes the file's second: a flag cannot remove the file's preset. A preset that a flag asks for is a
 /// contradiction.
@@ -303,12 +303,37 @@ impl RunConfig {
         Ok(TrainBatches::new(data, self.shape(), attn_mask_type, seed)?)
     }
 
-    /// Batches for the held-out loss.
+    /// Batches for the held-out loss; none if nothing is to be held out.
     ///
     /// # Errors
     /// Those of [`held_out_batches`].
     pub fn held_out_batches(&self, data: &Dataset) -> Result<Vec<Batch>, Error> {
-        let TrainingSection { attn_mask_type, eval_batches, .. } = self.training;
-        Ok(held_out_batches(data, self.shape(), attn_mask_type, eval_batches)?)
+        if self.data.held_out_fraction == 0.0 && self.data.validation.is_empty() {
+            return Ok(vec![]);
+        }
+        self.batches_of(data, self.training.eval_batches)
+    }
+
+    /// All batches of other files, to judge a model by them, and the files.
+    ///
+    /// # Errors
+    /// As [`open_data`](Self::open_data) and [`held_out_batches`](Self::held_out_batches).
+    pub fn open_validation(
+        &self,
+        paths: &[PathBuf],
+        tokenizer: &Tokenizer,
+        progress: &ProgressLine,
+        out: &mut dyn Write,
+    ) -> Result<(Dataset, Vec<Batch>), Error> {
+        let template = self.chat_template()?;
+        let data = progress.track("tokenized", out, |progress| {
+            self.data.open_validation(paths, tokenizer, template.as_ref(), progress)
+        })??;
+        let batches = self.batches_of(&data, usize::MAX)?;
+        Ok((data, batches))
+    }
+
+    fn batches_of(&self, data: &Dataset, count: usize) -> Result<Vec<Batch>, Error> {
+        Ok(held_out_batches(data, self.shape(), self.training.attn_mask_type, count)?)
     }
 }

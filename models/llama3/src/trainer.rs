@@ -31,10 +31,10 @@ use crate::run_config::RunConfig;
 pub struct Outcome {
     /// The step lines.
     pub steps: Vec<StepLine>,
-    /// Mean cross entropy over the held-out batches, in nats per token.
-    pub held_out_loss: f64,
+    /// Mean cross entropy over the held-out batches, in nats per token; none if nothing is held out.
+    pub held_out_loss: Option<f64>,
     /// The smallest that it was, and after which step.
-    pub best_held_out_loss: (usize, f64),
+    pub best_held_out_loss: Option<(usize, f64)>,
     /// Generated text, without the prompt.
     pub sample: String,
     /// GEMMs of linears by precision, evaluation and sampling included.
@@ -168,11 +168,13 @@ pub fn finish<B: AutodiffBackend + Float8Stack>(
     steps: Steps<'_, B, Llama<B>>,
 ) -> Result<Outcome, Error> {
     let is_first = steps.ranks().is_none_or(Ranks::is_first);
-    let Finished { model, lines, held_out: HeldOut { last: (_, held_out_loss), best } } = run.run(steps)?;
+    let Finished { model, lines, held_out: judged } = run.run(steps)?;
     let Run { held_out, out, .. } = run;
-    announce_held_out(held_out_loss, held_out, out)?;
-    if best.1 < held_out_loss {
-        writeln!(out, "best held-out loss: {:.5}  (step {})", best.1, best.0)?;
+    if let Some(HeldOut { last: (_, loss), best }) = judged {
+        announce_held_out(loss, held_out, out)?;
+        if best.1 < loss {
+            writeln!(out, "best held-out loss: {:.5}  (step {})", best.1, best.0)?;
+        }
     }
     let sample = sample(config, tokenizer, &model.valid())?;
     if !sample.is_empty() {
@@ -190,7 +192,8 @@ pub fn finish<B: AutodiffBackend + Float8Stack>(
         false => writeln!(out, "{gemms}")?,
     }
     verify::<B, _>(&config.float8, &model)?;
-    Ok(Outcome { steps: lines, held_out_loss, best_held_out_loss: best, sample, gemms, report })
+    let (held_out_loss, best_held_out_loss) = (judged.map(|judged| judged.last.1), judged.map(|judged| judged.best));
+    Ok(Outcome { steps: lines, held_out_loss, best_held_out_loss, sample, gemms, report })
 }
 
 pub(crate) fn announce_held_out(loss: f64, held_out: &[Batch], out: &mut dyn Write) -> Result<(), Error> {
@@ -263,9 +266,7 @@ fn announce(
     out: &mut dyn Write,
 ) -> Result<(), Error> {
     let count = |n: usize| thousands(&n.to_string());
-    let precision = format!("{:?}", config.training.precision).to_lowercase();
-    let dtype = format!("{dtype:?}").to_lowercase();
-    writeln!(out, "device: {selected}  precision: {precision}  compute dtype: {dtype}")?;
+    announce_device(config, selected, dtype, out)?;
     let name = match (&config.model.hf_path, &config.model.preset) {
         (Some(path), _) => path.display().to_string(),
         (None, preset) => preset.clone().unwrap_or_else(|| "debug".into()),
@@ -279,10 +280,31 @@ fn announce(
     if config.model.hf_path.is_some() || config.data.tokenizer.is_some() {
         writeln!(out, "tokenizer: {}, {} tokens", tokenizer.format(), tokenizer.vocab_size())?;
     }
-    let DatasetSize { files, skipped, train_tokens, held_out_tokens } = data.size();
-    let [train, held_out] = [train_tokens, held_out_tokens].map(|tokens| thousands(&tokens.to_string()));
-    writeln!(out, "data: {} files ({skipped} skipped)  tokens: {train}  held out: {held_out}", count(files))?;
-    Ok(())
+    announce_data(data, out)
+}
+
+pub(crate) fn announce_device(
+    config: &RunConfig,
+    selected: &SelectedDevice,
+    dtype: DType,
+    out: &mut dyn Write,
+) -> Result<(), Error> {
+    let precision = format!("{:?}", config.training.precision).to_lowercase();
+    let dtype = format!("{dtype:?}").to_lowercase();
+    Ok(writeln!(out, "device: {selected}  precision: {precision}  compute dtype: {dtype}")?)
+}
+
+/// What is read, what of a folder is not, and how much there is.
+pub(crate) fn announce_data(data: &Dataset, out: &mut dyn Write) -> Result<(), Error> {
+    let DatasetSize { files, train_tokens, held_out_tokens, .. } = data.size();
+    let [files, train, held_out] =
+        [files as u64, train_tokens, held_out_tokens].map(|count| thousands(&count.to_string()));
+    let formats: Vec<_> = data.formats().iter().map(|(format, count)| format!("{count} {format}")).collect();
+    write!(out, "data: {files} files ({})", formats.join(", "))?;
+    if !data.left_out().is_empty() {
+        write!(out, "  left out: {}", data.left_out())?;
+    }
+    Ok(writeln!(out, "  tokens: {train}  held out: {held_out}")?)
 }
 
 /// The model of a run, of these dimensions, as a checkpoint has it or at its beginning, with FP8 applied if `config` asks for it.
@@ -378,7 +400,7 @@ fn sample<B: Backend>(config: &RunConfig, tokenizer: &Tokenizer, model: &Llama<B
     let prompt = tokenizer.prompt(&config.generate.prompt)?;
     let (choices, stop) = (tokenizer.num_choices(), tokenizer.stop());
     let tokens = model.generate(&prompt, config.generate.max_new_tokens, choices, stop, sampling(config))?;
-    Ok(tokenizer.stream_text().read(&tokens)?)
+    Ok(tokenizer.stream_text_after(&prompt)?.read(&tokens)?)
 }
 
 /// How the configuration has text sampled.

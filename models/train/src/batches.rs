@@ -177,7 +177,7 @@ impl TrainBatches {
     }
 }
 
-/// Up to `count` batches of what is held out, always the same ones, without sequences that have no target that counts.
+/// Up to `count` batches of the held-out sequences that have a target that counts, always the same ones. The last batch may be smaller.
 ///
 /// # Errors
 /// [`DataError::NoTargets`] if none has one; those of [`Dataset::held_out`].
@@ -187,9 +187,8 @@ pub fn held_out_batches(
     mask: AttnMaskType,
     count: usize,
 ) -> Result<Vec<Batch>, DataError> {
-    let held_out = data.held_out(shape, count.saturating_mul(shape.batch_size))?;
-    let mut sequences = Batch::new(held_out, mask).sequences;
-    sequences.retain(|sequence| num_targets(sequence) > 0);
+    let with_target = |sequence| Some(masked(sequence, mask)).filter(|sequence| num_targets(sequence) > 0);
+    let sequences = data.held_out(shape, count.saturating_mul(shape.batch_size), with_target)?;
     if sequences.is_empty() {
         return Err(DataError::NoTargets { split: "held-out", seq_len: shape.seq_len });
     }

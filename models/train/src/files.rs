@@ -1,10 +1,46 @@
-//! Files that are there as a whole or not at all.
+//! Files that are read, and are files; and files that are written as a whole or not at all.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use crate::folder::{sync_folder, write_synced};
+
+/// Opens a file for reading. A pipe or a device, of which a reader might wait for ever, is an error.
+///
+/// # Errors
+/// The system's.
+pub fn open(path: &Path) -> io::Result<File> {
+    let kind = fs::metadata(path)?.file_type();
+    if kind.is_file() {
+        return File::open(path);
+    }
+    let error = if kind.is_dir() { io::ErrorKind::IsADirectory.into() } else { io::Error::other(NotAFile) };
+    Err(error)
+}
+
+/// All bytes of what [`open`] opens.
+///
+/// # Errors
+/// The system's.
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![];
+    open(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The text of what [`open`] opens.
+///
+/// # Errors
+/// The system's; bytes that are no UTF-8.
+pub fn read_to_string(path: &Path) -> io::Result<String> {
+    io::read_to_string(open(path)?)
+}
+
+/// What was to be read as a file is something else.
+#[derive(Debug, thiserror::Error)]
+#[error("it is a pipe, a socket or a device, not a file")]
+struct NotAFile;
 
 /// Writes `bytes` to `path`: whoever reads it finds all of them, or what was there before, also after a crash.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -33,4 +69,44 @@ pub(crate) fn check_destination(path: &Path) -> io::Result<()> {
 fn beside(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!(".{name}.{}.partial", std::process::id()))
+}
+
+/// Paths in JSON, with `#[serde(with)]`: text, and bytes where a name is no UTF-8.
+pub(crate) mod any_path {
+    use std::path::{Path, PathBuf};
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(untagged)]
+    enum AnyPath {
+        Text(String),
+        Bytes(Vec<u8>),
+    }
+
+    pub(crate) fn serialize<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+        let text = |text: &str| AnyPath::Text(text.into());
+        path.to_str()
+            .map_or_else(|| AnyPath::Bytes(path.as_os_str().as_encoded_bytes().to_vec()), text)
+            .serialize(serializer)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
+        Ok(match AnyPath::deserialize(deserializer)? {
+            AnyPath::Text(text) => text.into(),
+            AnyPath::Bytes(bytes) => from_bytes(bytes),
+        })
+    }
+
+    #[cfg(unix)]
+    fn from_bytes(bytes: Vec<u8>) -> PathBuf {
+        use std::os::unix::ffi::OsStringExt;
+        std::ffi::OsString::from_vec(bytes).into()
+    }
+
+    /// Names are compared, not opened.
+    #[cfg(not(unix))]
+    fn from_bytes(bytes: Vec<u8>) -> PathBuf {
+        String::from_utf8_lossy(&bytes).into_owned().into()
+    }
 }

@@ -13,7 +13,7 @@ pub mod config;
 pub mod data;
 mod digest;
 mod error;
-mod files;
+pub mod files;
 mod folder;
 pub mod grads;
 mod json_file;
@@ -37,7 +37,7 @@ mod tokenizer;
 pub use chat::{ChatError, ChatTemplate, Conversation, Message};
 pub use data::{
     DataError, DataSource, Dataset, DatasetSize, DocumentError, Format, Packing, Position, Sequence, SequenceShape,
-    TrainSequences,
+    TrainSequences, Validation,
 };
 pub use digest::digest_of_file;
 pub use error::{Divergence, TrainError};

@@ -262,3 +262,63 @@ fn an_assistant_may_speak_first() {
     let Conversation { ids, is_assistant } = template.encode(&tokenizer, &messages).unwrap();
     assert_eq!(said(&tokenizer, &ids, &is_assistant), ["One</>\n", "</>\n"]);
 }
+
+/// Templates come from strangers: each of these took all time, memory or stack.
+#[test]
+fn a_template_that_takes_too_much_is_an_error() {
+    let messages = [Message::new("user", "hi")];
+    let chain = format!("{{{{ 1{} }}}}", "~1".repeat(120_000));
+    let render = |source: &str| ChatTemplate::new(source, [("", ""); 0])?.render(&messages, false);
+    for (source, expected) in [
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
+            "it takes more than 50000000 steps",
+        ),
+        (
+            "{% for i in range(99999) %}{% for j in range(9999) %}{{ 'x' * 50000 }}{% endfor %}{% endfor %}",
+            "it makes a text of more than",
+        ),
+        ("{{ '%99999999999d'|format(1) }}", "a format with a width"),
+        ("{{ '%*d'|format(99999999999, 1) }}", "a format with a width"),
+        ("{{ '{:99999999999}'.format(1) }}", "a format with a width"),
+        ("{{ ('a' * 9999)|replace('', 'b' * 99999) }}", "the text after `replace` is too long"),
+        ("{{ ('a' * 9999).replace('', 'b' * 99999) }}", "the text after `replace` is too long"),
+        ("{{ [1]|batch(999999999999) }}", "a batch of 999999999999 is too large"),
+        ("{{ [1]|slice(999999999999) }}", "a slice of 999999999999 is too large"),
+        ("{{ 'a\nb'|indent(999999999999) }}", "an indent of"),
+        ("{% set ns=namespace() %}{% set ns.a = ns %}{{ ns }}", "a namespace in a variable of another"),
+        (
+            "{% set ns=namespace() %}{% set b = ns %}{%- set ns.a = '%}' ~ 1, [{'c': b}] -%}{{ ns ~ '' }}",
+            "a namespace in a variable of another",
+        ),
+        ("{% set ns=namespace(a=1) %}{% for i in range(99999) %}{% set ns.a = [ns.a] %}{% endfor %}", "lists in lists"),
+        (
+            "{% set ns=namespace(a='x') %}{% for i in range(99) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}",
+            "a variable is too long",
+        ),
+        ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "recursion limit exceeded"),
+        (&" ".repeat(300_000), "it has 300000 bytes, more than 262144"),
+    ] {
+        let error = render(source).unwrap_err().to_string();
+        assert!(error.contains(expected), "{}: {error}", &source[..source.len().min(80)]);
+    }
+    // What is not too much is right.
+    assert_eq!(render(&chain).unwrap(), "1".repeat(120_001));
+    for (source, expected) in [
+        ("{{ 'abc'.count('') }} {{ 'abab'.count('ab') }}", "4 2"),
+        ("{{ 'abab'.replace('b', 'c', 1) }} {{ 'ab'.replace('', '-') }}", "acab -a-b-"),
+        ("{{ '%03d %s'|format(7, 'x') }} {{ '{:>4}'.format('x') }}", "007 x    x"),
+        (
+            "{{ 'a\nb\n\nc'|indent(2) }}|{{ 'a\n\nb'|indent(width=1, first=true, blank=true) }}",
+            "a\n  b\n\n  c| a\n \n b",
+        ),
+        ("{# {% set a = 1 %} #}{% raw %}{% set b = 2 %}{% endraw %}", "{% set b = 2 %}"),
+        ("{% set a, b = 1, 'x' if 1 == 1 else 'y' %}{%- set c -%}d{% endset %}{{ a }}{{ b }}{{ c }}", "1xd"),
+        (
+            "{% set ns = namespace(l=[]) %}{% for i in range(3) %}{% set ns.l = ns.l + [i] %}{% endfor %}{{ ns.l }}",
+            "[0, 1, 2]",
+        ),
+    ] {
+        assert_eq!(render(source).unwrap(), expected, "{source}");
+    }
+}

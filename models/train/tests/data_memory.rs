@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 
-use train::{DataSource, Dataset, Packing, SequenceShape, Tokenizer};
+use train::{DataSource, Dataset, Packing, SequenceShape, Tokenizer, Validation};
 
 /// The most memory that this process has ever had, in bytes.
 fn peak_resident() -> u64 {
@@ -21,7 +21,8 @@ fn memory_is_bounded() {
     let dir = tempfile::TempDir::new().unwrap();
     let cache = dir.path().join("cache");
     let open = |source: DataSource, fraction| {
-        Dataset::open(&[source], fraction, &Tokenizer::bytes(), None, &cache, &mut |_| {}).unwrap()
+        Dataset::open(&[source], Validation::Fraction(fraction), &Tokenizer::bytes(), None, &cache, &mut |_| {})
+            .unwrap()
     };
     let shape = SequenceShape { batch_size: 8, seq_len: 1024, packing: Some(Packing::Wrapped) };
 
@@ -43,7 +44,7 @@ fn memory_is_bounded() {
     let mut resumed = dataset.train(shape, 1).unwrap();
     resumed.seek(&sequences.position().unwrap()).unwrap();
     assert_eq!(resumed.taken(), 3000);
-    assert_eq!(dataset.held_out(shape, 64).unwrap().len(), 64);
+    assert_eq!(dataset.held_out(shape, 64, Some).unwrap().len(), 64);
 
     // What was there at the last look is known by samples and by its time.
     let position = sequences.position().unwrap();

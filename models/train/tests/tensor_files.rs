@@ -77,6 +77,52 @@ fn a_file_that_is_cut_after_it_was_opened_is_an_error() {
     }
 }
 
+/// More than is decoded at once, from the first row and from others.
+#[test]
+fn rows_of_a_large_tensor_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("large.safetensors");
+    let values: Vec<f32> = (0..700_000).map(|i| i as f32).collect();
+    write_file(&path, &[tensor("x", Dtype::F32, &[7, 100_000], f32_bytes(&values))], None).unwrap();
+    let files = TensorFiles::open_file(&path).unwrap();
+    let read = files.get("x").unwrap();
+    assert!(read.to_f32().unwrap() == values);
+    assert!(read.rows_f32(2..6).unwrap() == values[200_000..600_000]);
+    assert!(read.rows_f32(7..7).unwrap().is_empty());
+}
+
+/// An index comes from strangers too.
+#[test]
+fn shards_are_files_of_their_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let outside = dir.path().join("outside.safetensors");
+    write_file(&outside, &[tensor("x", Dtype::U8, &[1], vec![7])], None).unwrap();
+    let folder = dir.path().join("model");
+    fs::create_dir(&folder).unwrap();
+    for shard in ["../outside.safetensors", outside.to_str().unwrap(), "./../outside.safetensors", ""] {
+        let index = serde_json::json!({ "weight_map": { "x": shard } });
+        fs::write(folder.join("model.safetensors.index.json"), index.to_string()).unwrap();
+        match TensorFiles::open_folder(&folder) {
+            Err(TensorFilesError::Broken { reason, .. }) => {
+                assert!(reason.contains("is not the name of a file"), "{reason}")
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_is_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.safetensors");
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+    match TensorFiles::open_folder(dir.path()) {
+        Err(TensorFilesError::Io { source, .. }) => assert!(source.to_string().contains("it is a pipe"), "{source}"),
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn a_file_that_fails_is_removed_and_says_why() {
     let dir = tempfile::tempdir().unwrap();

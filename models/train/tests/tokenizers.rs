@@ -230,3 +230,70 @@ fn nothing_is_cut_or_padded() {
     let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
     assert!(tokenizer.encode("one two three four five six", SpecialTokens::AreText).unwrap().len() > 4);
 }
+
+/// Files on which the library panics, ends the process or makes room for 4 GB, are errors, and the process goes on.
+#[test]
+fn a_file_that_contradicts_itself_is_an_error() {
+    let text = fs::read_to_string(vectors().join("tokenizer.json")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokenizer.json");
+    let charsmap = |map: &str| serde_json::json!({ "type": "Precompiled", "precompiled_charsmap": map });
+    let inside = serde_json::json!({ "type": "Sequence", "normalizers": [charsmap("/////w==")] });
+    let template = serde_json::json!({ "type": "TemplateProcessing", "pair": [], "special_tokens": {},
+        "single": [{ "SpecialToken": { "id": "q", "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } }] });
+    for (key, value, expected) in [
+        ("normalizer", charsmap("AAAA"), "precompiled_charsmap has 3 bytes"),
+        ("normalizer", charsmap("/////w=="), "of which 4294967295 are to be its table"),
+        ("normalizer", inside, "of which 4294967295 are to be its table"),
+        ("normalizer", charsmap("?"), "is not base64"),
+        ("post_processor", template, "is no tokenizer of Hugging Face's format"),
+    ] {
+        let mut file: Value = serde_json::from_str(&text).unwrap();
+        file[key] = value;
+        fs::write(&path, file.to_string()).unwrap();
+        let error = Tokenizer::from_file(&path).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    // Only some texts show it.
+    let mut file: Value = serde_json::from_str(&text).unwrap();
+    file["normalizer"] = serde_json::json!({ "type": "Replace", "pattern": { "Regex": "a*" }, "content": "b" });
+    fs::write(&path, file.to_string()).unwrap();
+    let tokenizer = match Tokenizer::from_file(&path) {
+        Ok(tokenizer) => tokenizer,
+        Err(error) => return assert!(error.to_string().contains("is no tokenizer"), "{error}"),
+    };
+    for text in ["aaa", "xa", "\u{e9}a\u{e9}"] {
+        let ids = tokenizer.encode(text, SpecialTokens::AreText);
+        assert!(ids.is_ok() || matches!(ids, Err(TokenizerError::Encode { .. })));
+    }
+}
+
+/// Decoders of Llama 2's kind take the first space of a text away; that of an answer is not the first.
+#[test]
+fn an_answer_keeps_its_first_space() {
+    let vocabulary = ["<unk>", "<s>", "\u{2581}", "\u{2581}cat", "\u{2581}dog", "s"];
+    let vocabulary: serde_json::Map<_, _> =
+        vocabulary.into_iter().zip(0..).map(|(token, id)| (token.into(), id.into())).collect();
+    let file = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "pre_tokenizer": null, "post_processor": null,
+        "added_tokens": [{ "id": 1, "content": "<s>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false }],
+        "normalizer": { "type": "Replace", "pattern": { "String": " " }, "content": "\u{2581}" },
+        "decoder": { "type": "Sequence", "decoders": [
+            { "type": "Replace", "pattern": { "String": "\u{2581}" }, "content": " " }, { "type": "Fuse" },
+            { "type": "Strip", "content": " ", "start": 1, "stop": 0 } ] },
+        "model": { "type": "BPE", "vocab": vocabulary, "merges": [], "unk_token": "<unk>" },
+    });
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("tokenizer.json"), file.to_string()).unwrap();
+    let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+    let answer = [4, 5, 3];
+    assert_eq!(tokenizer.stream_text().read(&answer).unwrap(), "dogs cat");
+    for prompt in [&[1, 3][..], &[3, 4], &[1, 3, 1]] {
+        assert_eq!(tokenizer.stream_text_after(prompt).unwrap().read(&answer).unwrap(), " dogs cat", "{prompt:?}");
+    }
+    // At the beginning of the text it is the decoder's.
+    for prompt in [&[][..], &[1]] {
+        assert_eq!(tokenizer.stream_text_after(prompt).unwrap().read(&answer).unwrap(), "dogs cat", "{prompt:?}");
+    }
+    assert_eq!(Tokenizer::bytes().stream_text_after(&[97, 98]).unwrap().read(&[32, 99]).unwrap(), " c");
+}

@@ -1,5 +1,6 @@
 //! The command lines of `examples/llama3_fp8.rs` and of the program `llama3`.
 
+mod cache;
 mod flags;
 mod model;
 mod plot;
@@ -10,6 +11,7 @@ use std::num::NonZero;
 use std::path::PathBuf;
 
 use burn_float8::Recipe;
+pub use cache::CacheArgs;
 use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use device_select::DeviceChoice;
@@ -40,6 +42,8 @@ pub enum Command {
     Export(ExportArgs),
     /// Print an array of token ids for each JSON string of a file, one a line.
     Tokenize(TokenizeArgs),
+    /// List the tokens that are kept for later runs, or remove some.
+    Cache(CacheArgs),
     /// Draw the losses, throughput, gradient norms and FP8 health of runs, from their metrics.jsonl.
     Plot(PlotArgs),
 }
@@ -71,6 +75,7 @@ impl Command {
             Self::Generate(args) => args.job().map(Some),
             Self::Export(args) => args.job().map(Some),
             Self::Tokenize(args) => args.run(out).map(|()| None),
+            Self::Cache(args) => args.run(out).map(|()| None),
             Self::Plot(args) => args.run(out).map(|()| None),
         }
     }

@@ -166,16 +166,18 @@ pub struct EvalArgs {
     /// The model.
     #[command(flatten)]
     pub model: ModelArgs,
-    /// File or folder of text instead of the run's; its held-out part counts. Repeatable.
+    /// File or folder of text, all of which counts, instead of what the run has held out; repeatable.
     #[arg(long, value_name = "PATH")]
     pub data: Vec<PathBuf>,
 }
 
 impl EvalArgs {
     pub(super) fn job(&self) -> Result<Job, Error> {
-        let (mut config, start) = self.model.open()?;
-        config.data.replace_paths(&self.data);
-        Ok(Job { config, start, task: Task::Evaluate })
+        let (config, start) = self.model.open()?;
+        if self.data.is_empty() && start.saved.is_none() && config.data.is_default() {
+            return Err(Error::NothingToEvaluate);
+        }
+        Ok(Job { config, start, task: Task::Evaluate { data: self.data.clone() } })
     }
 }
 

@@ -85,7 +85,7 @@ fn source_object(folder: &Path) -> Result<Map<String, Value>, Error> {
 }
 
 fn object(path: &Path) -> Result<Map<String, Value>, Error> {
-    let text = fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
+    let text = train::files::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
     serde_json::from_str(&text).map_err(|source| Error::Json { path: path.into(), source })
 }
 

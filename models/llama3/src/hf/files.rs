@@ -96,7 +96,7 @@ fn copy_if_there(from: &Path, to: &Path, name: &str) -> Result<(), Error> {
 }
 
 fn copy_file(from: &Path, to: &Path) -> Result<(), Error> {
-    let mut reader = File::open(from).map_err(|source| Error::Io { path: from.into(), source })?;
+    let mut reader = train::files::open(from).map_err(|source| Error::Io { path: from.into(), source })?;
     // Contents only: the files of Hugging Face's cache are read-only.
     let copied = File::create(to).and_then(|mut writer| {
         io::copy(&mut reader, &mut writer)?;

@@ -336,7 +336,7 @@ fn nothing_is_left_of_an_export_that_fails() {
     let refused = || dense.save_hf(&out, &from_source).unwrap_err();
     fs::remove_file(source.path().join("tokenizer.json")).unwrap();
     fs::create_dir(source.path().join("tokenizer.json")).unwrap();
-    assert!(matches!(refused(), Error::Write { path, .. } if path.ends_with("tokenizer.json")));
+    assert!(matches!(refused(), Error::Io { path, .. } if path.ends_with("tokenizer.json")));
     fs::write(source.path().join("config.json"), "{").unwrap();
     assert!(matches!(refused(), Error::Json { .. }));
     write_json(&source.path().join("config.json"), &json!({"model_type": "qwen2"}));

@@ -8,6 +8,7 @@ mod exports;
 mod float8_configs;
 mod generation;
 mod gradients;
+mod held_out;
 mod hf_configs;
 #[cfg(target_os = "linux")]
 mod import_memory;

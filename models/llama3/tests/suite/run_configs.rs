@@ -162,7 +162,7 @@ fn impossible_values_are_named() {
         ("training.max_norm=nan", "training.max_norm"),
         ("training.peak_tflops=0", "training.peak_tflops"),
         ("data.max_bytes=0", "data.max_bytes"),
-        ("data.held_out_fraction=0", "data.held_out_fraction"),
+        ("data.held_out_fraction=-0.1", "data.held_out_fraction"),
         ("data.held_out_fraction=1", "data.held_out_fraction"),
         ("optimizer.lr=0", "optimizer.lr"),
         ("optimizer.lr=inf", "optimizer.lr"),

@@ -6,7 +6,7 @@ use minijinja::value::{Kwargs, Rest};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 use regex::Regex;
 
-use super::{ChatError, python};
+use super::{ChatError, limits, python};
 
 /// The function that stands for the tags `generation` and `endgeneration`.
 const MARK: &str = "__mark_generation";
@@ -37,15 +37,18 @@ pub(super) fn environment(source: String) -> Result<Environment<'static>, ChatEr
     environment.add_filter("tojson", python::to_json);
     environment.add_filter("trim", python::trim);
     environment.add_filter("string", |value: Value| python::str(&value));
+    limits::set(&mut environment);
     // In Python a text is a sequence.
     environment.add_test("sequence", |value: Value| value.as_str().is_some() || value.len().is_some());
     environment.add_function("raise_exception", raise_exception);
     environment.add_function(MARK, mark_generation);
-    environment.add_template_owned("chat", source).map_err(|error| {
-        let (line, reason) = line_and_reason(&error);
-        ChatError::Syntax { line, reason }
-    })?;
-    Ok(environment)
+    let checked = limits::with_checks(&source);
+    limits::parse(source.len(), move || environment.add_template_owned("chat", checked).map(|()| environment))?.map_err(
+        |error| {
+            let (line, reason) = line_and_reason(&error);
+            ChatError::Syntax { line, reason }
+        },
+    )
 }
 
 /// What rendering failed of.

@@ -29,6 +29,12 @@ pub enum ChatError {
         /// The parser's reason.
         reason: String,
     },
+    /// The template takes more time or memory than any conversation needs.
+    #[error("the chat template is not applied: {reason}")]
+    Limit {
+        /// Which limit it exceeds.
+        reason: String,
+    },
     /// The template called `raise_exception`.
     #[error("the chat template refuses the conversation: {0}")]
     Refused(String),
@@ -43,6 +49,16 @@ pub enum ChatError {
     /// A conversation without messages.
     #[error("a conversation must have a message")]
     Empty,
+    /// A message that says nothing and calls nothing: its text is under another name, or is missing.
+    #[error("message {index} ({role}) has neither `content` nor `tool_calls`: there are {}", found.join(", "))]
+    NoContent {
+        /// The message, from 0.
+        index: usize,
+        /// Whose it is.
+        role: String,
+        /// Its keys.
+        found: Vec<String>,
+    },
     /// A conversation in which the assistant says nothing, so that there is nothing to learn from.
     #[error("the conversation has nothing that the assistant says")]
     NoAssistant,

@@ -2,13 +2,13 @@
 
 mod environment;
 mod error;
+mod limits;
 mod marks;
 mod python;
 mod spans;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -17,8 +17,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::tokenizer::ConfigFile;
-use crate::{SpecialTokens, Tokenizer};
+use crate::{SpecialTokens, Tokenizer, files};
 pub use error::ChatError;
+pub(crate) use limits::with_stack;
 
 /// The role whose messages the loss counts.
 const ASSISTANT: &str = "assistant";
@@ -42,6 +43,21 @@ impl Message {
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
         let rest = Map::from_iter([("content".to_string(), Value::String(content.into()))]);
         Self { role: role.into(), rest }
+    }
+}
+
+impl Message {
+    /// Content may be empty, but somebody has to have said so. Templates print nothing for what is not there.
+    fn check(&self, index: usize) -> Result<(), ChatError> {
+        let is_there = |key: &str| self.rest.get(key).is_some_and(|value| !value.is_null());
+        if is_there("content")
+            || self.rest.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty())
+        {
+            return Ok(());
+        }
+        let keys = self.rest.keys().map(String::as_str);
+        let found = ["role"].into_iter().chain(keys).map(|key| format!("`{key}`")).collect();
+        Err(ChatError::NoContent { index, role: self.role.clone(), found })
     }
 }
 
@@ -113,7 +129,7 @@ impl ChatTemplate {
     /// [`ChatError::Io`], [`ChatError::Tokenizer`], [`ChatError::Syntax`].
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ChatError> {
         let path = path.as_ref();
-        let source = fs::read_to_string(path).map_err(|source| ChatError::Io { path: path.into(), source })?;
+        let source = files::read_to_string(path).map_err(|source| ChatError::Io { path: path.into(), source })?;
         Self::new(&source, special_tokens(path.parent().unwrap_or(Path::new("")))?)
     }
 
@@ -172,6 +188,7 @@ impl ChatTemplate {
     /// # Errors
     /// Any [`ChatError`] not about files.
     pub fn encode(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Conversation, ChatError> {
+        messages.iter().enumerate().try_for_each(|(index, message)| message.check(index))?;
         let text = self.render(messages, false)?;
         let (ids, ranges) = tokenizer.encode_with_ranges(&text)?;
         let spans = if self.has_tags {
@@ -221,8 +238,10 @@ impl ChatTemplate {
         if let Some(marks) = marks {
             context.insert(environment::MARKS, Value::from_iter(marks.map(String::from)));
         }
-        let template = self.environment.get_template("chat").expect("the environment has this template");
-        template.render(context).map_err(|error| environment::render_error(&error))
+        limits::render(&self.environment, context).map_err(|error| match error {
+            Ok(error) => environment::render_error(&error),
+            Err(limit) => limit,
+        })
     }
 }
 

@@ -9,6 +9,8 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 use serde::Serialize;
 use serde_json::ser::{Formatter, Serializer};
 
+use super::limits;
+
 /// More spaces than anybody indents by.
 const MAX_INDENT: i64 = 64;
 
@@ -110,6 +112,18 @@ pub(super) fn trim(value: Value, characters: Option<String>) -> String {
 pub(super) fn method(state: &State<'_, '_>, value: &Value, name: &str, arguments: &[Value]) -> Result<Value, Error> {
     let Some(text) = value.as_str() else { return unknown_method_callback(state, value, name, arguments) };
     let sides = match name {
+        "count" => {
+            let (part,): (&str,) = from_args(arguments)?;
+            return Ok(text.matches(part).count().into());
+        }
+        "replace" => {
+            let (from, to, count): (&str, &str, Option<i64>) = from_args(arguments)?;
+            return limits::replace(text, from, to, count.and_then(|count| usize::try_from(count).ok()));
+        }
+        "format" => {
+            limits::check_format(value)?;
+            return unknown_method_callback(state, value, name, arguments);
+        }
         "find" | "rfind" => {
             let (part,): (&str,) = from_args(arguments)?;
             let at = if name == "find" { text.find(part) } else { text.rfind(part) };

@@ -8,6 +8,12 @@ use super::marks::{self, Marked, Marks};
 use super::{ASSISTANT, ChatError, ChatTemplate, Message};
 use crate::Tokenizer;
 
+/// Of more turns of the assistant, most are found by what is around the first one: to render all that comes before each takes time that
+/// grows with the square of their number.
+const MANY: usize = 8;
+/// Bytes after a turn that must be the same too.
+const NEXT: usize = 8;
+
 impl ChatTemplate {
     /// What is between the template's own tags.
     pub(super) fn tagged(&self, messages: &[Message], text: &str) -> Result<Vec<Range<usize>>, ChatError> {
@@ -24,10 +30,18 @@ impl ChatTemplate {
         text: &str,
         specials: &[Range<usize>],
     ) -> Result<Vec<Range<usize>>, ChatError> {
-        let conversation = Rendered { template: self, tokenizer, messages, text, specials };
+        self.untagged_of(&Rendered { template: self, tokenizer, messages, text, specials }, MANY)
+    }
+
+    fn untagged_of(&self, conversation: &Rendered<'_>, many: usize) -> Result<Vec<Range<usize>>, ChatError> {
+        let Rendered { messages, text, specials, .. } = *conversation;
+        let is_assistant = |(index, message): (usize, &Message)| (message.role == ASSISTANT).then_some(index);
+        let turns: Vec<usize> = messages.iter().enumerate().filter_map(is_assistant).collect();
+        let alike = if turns.len() > many { conversation.alike(&turns) } else { None };
         let (mut spans, mut from) = (vec![], 0);
-        for (index, _) in messages.iter().enumerate().filter(|(_, message)| message.role == ASSISTANT) {
-            let span = conversation.added(index).or_else(|| conversation.around_content(index, from));
+        for (number, &index) in turns.iter().enumerate() {
+            let span =
+                alike.as_ref().and_then(|alike| alike[number].clone()).or_else(|| conversation.turn_at(index, from));
             let span = span.filter(|span| from <= span.start && span.start <= span.end);
             let span = span.ok_or(ChatError::NotSeparable { index })?;
             from = span.end;
@@ -58,6 +72,49 @@ struct Rendered<'a> {
 }
 
 impl Rendered<'_> {
+    /// What the template adds for one message of the assistant, after a place.
+    fn turn_at(&self, index: usize, from: usize) -> Option<Range<usize>> {
+        self.added(index).or_else(|| self.around_content(index, from))
+    }
+
+    /// The turns whose content has the same around it as that of the first: the whole generation prompt, what ends the turn, and what
+    /// comes next. None of them if the template does not show all contents, or if some turns prove to be others than it seems.
+    fn alike(&self, turns: &[usize]) -> Option<Vec<Option<Range<usize>>>> {
+        let marks = marks::unused(self.text)?;
+        let mut messages = self.messages.to_vec();
+        let marked: Vec<bool> =
+            turns.iter().map(|index| mark_content(&mut messages[*index], marks).is_some()).collect();
+        let (plain, found) = marks::spans(&self.template.render_with(&messages, false, None).ok()?, marks)?;
+        if plain != self.text || found.len() != marked.iter().filter(|marked| **marked).count() {
+            return None;
+        }
+        let mut found = found.into_iter();
+        let contents: Vec<_> = marked.iter().map(|marked| if *marked { found.next() } else { None }).collect();
+
+        let (first, content) = (self.turn_at(turns[0], 0)?, contents[0].clone()?);
+        let opening = self.opening(&self.messages[..turns[0]]).filter(|opening| !opening.is_empty())?;
+        let lead = content.start.checked_sub(first.start)?;
+        let before = opening + &self.text[first.start..content.start];
+        let after = self.text.get(content.end..first.end)?;
+        let next = self.text.ceil_char_boundary((first.end + NEXT).min(self.text.len()));
+        let after_and_next = self.text.get(content.end..next)?;
+        let alike = |content: &Range<usize>| {
+            let is_alike =
+                self.text[..content.start].ends_with(&before) && self.text[content.end..].starts_with(after_and_next);
+            is_alike.then(|| content.start - lead..content.end + after.len())
+        };
+        let mut spans: Vec<_> = contents.iter().map(|content| content.as_ref().and_then(alike)).collect();
+        // The end of the conversation may end its last turn.
+        *spans.last_mut()? = None;
+        for number in [1, turns.len() / 2, turns.len() - 2] {
+            let from = spans[number - 1].as_ref().map_or(0, |span| span.end);
+            if spans[number].is_some() && spans[number] != self.turn_at(turns[number], from) {
+                return None;
+            }
+        }
+        Some(spans)
+    }
+
     fn prompt(&self, messages: &[Message]) -> Option<String> {
         self.template.render_with(messages, true, None).ok()
     }
@@ -164,4 +221,52 @@ fn mark_call(message: &mut Message, [_, end]: Marks) -> Option<()> {
 fn common_prefix<'a>(a: &'a str, b: &str) -> &'a str {
     let same = a.chars().zip(b.chars()).take_while(|(a, b)| a == b);
     &a[..same.map(|(c, _)| c.len_utf8()).sum()]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::{MANY, Rendered};
+    use crate::{ChatTemplate, Message, Tokenizer};
+
+    /// For every template there is, the turns found by what is around the first are those found one by one: with texts that end in white
+    /// space, look like marks of turns, are empty, or repeat each other.
+    #[test]
+    fn many_turns_are_found_as_few_are() {
+        let vectors = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors");
+        let tokenizer = Tokenizer::from_file(vectors.join("tokenizer.json")).unwrap();
+        let texts =
+            ["yes", " no\n", "assistant", "", "a\n\nb", "<|im_end|>", "yes", "1. one", "\u{4e2d}\u{6587}", "user:"];
+        let message = |i: usize| {
+            let role = if i.is_multiple_of(2) { "user" } else { "assistant" };
+            Message::new(role, texts[(i * 7 + i / 10) % texts.len()])
+        };
+        let messages: Vec<_> = (0..6 * MANY).map(message).collect();
+        let mut compared = 0;
+        for file in fs::read_dir(vectors.join("chat")).unwrap() {
+            let source = fs::read_to_string(file.unwrap().path()).unwrap();
+            let tokens = [("bos_token", "<|begin_of_text|>"), ("eos_token", "<|end_of_text|>")];
+            let template = ChatTemplate::new(&source, tokens).unwrap();
+            let Ok(text) = template.render(&messages, false) else { continue };
+            let (ids, ranges) = tokenizer.encode_with_ranges(&text).unwrap();
+            let specials = ids.iter().zip(&ranges).filter(|(id, _)| tokenizer.is_special(**id));
+            let specials: Vec<_> = specials.map(|(_, range)| range.clone()).collect();
+            let conversation = Rendered {
+                template: &template,
+                tokenizer: &tokenizer,
+                messages: &messages,
+                text: &text,
+                specials: &specials,
+            };
+            let find = |many| template.untagged_of(&conversation, many).ok();
+            let one_by_one = find(usize::MAX);
+            assert_eq!(find(MANY), one_by_one, "{source}");
+            let turns: Vec<usize> = (1..messages.len()).step_by(2).collect();
+            let alike = conversation.alike(&turns).map_or(0, |alike| alike.iter().flatten().count());
+            compared += usize::from(alike > turns.len() / 3 && one_by_one.is_some());
+        }
+        assert!(compared >= 5, "only {compared} templates have turns that are alike");
+    }
 }

@@ -7,7 +7,7 @@ use super::CheckpointError;
 use crate::config::{ConfigError, to_table};
 
 /// Keys that may change, and sections (they end with a point) all of whose keys may. Those before `optimizer.decay` change no loss.
-pub const MAY_CHANGE: [&str; 25] = [
+pub const MAY_CHANGE: [&str; 26] = [
     "checkpoint.",
     "generate.",
     "parallelism.",
@@ -15,6 +15,8 @@ pub const MAY_CHANGE: [&str; 25] = [
     "data.cache",
     // Files that lie elsewhere; that they are the same is seen from their content.
     "data.paths",
+    // What is trained on stays; held-out losses are of other text.
+    "data.validation",
     "float8.strict",
     "training.eval_batches",
     "training.eval_every",

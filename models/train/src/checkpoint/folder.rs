@@ -43,8 +43,8 @@ pub enum Which {
 /// What a checkpoint is worth.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Worth {
-    /// This held-out loss.
-    HeldOutLoss(f64),
+    /// This held-out loss, if anything is held out.
+    HeldOutLoss(Option<f64>),
     /// Nothing but to look at.
     Diverged,
 }
@@ -365,7 +365,7 @@ pub(super) fn discard(partial: &Path) {
 
 fn write_manifest(folder: &Path, worth: Worth, files: BTreeMap<String, Checksum>) -> Result<()> {
     let held_out_loss = match worth {
-        Worth::HeldOutLoss(loss) => Some(loss),
+        Worth::HeldOutLoss(loss) => loss,
         Worth::Diverged => None,
     };
     let path = folder.join(CHECKSUMS);

@@ -5,7 +5,6 @@
 mod float8;
 mod sections;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 pub use float8::Float8Section;
@@ -16,6 +15,8 @@ pub use sections::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
+
+use crate::files;
 
 /// What became of a key that every configuration had.
 const GONE: &str = "training.save_fp8_operands is gone: every nn::Linear saves its FP8 operands now";
@@ -112,7 +113,8 @@ pub fn load<T: DeserializeOwned + Default>(
     let mut table = Table::new();
     let mut config = T::default();
     if let Some(path) = file {
-        let text = fs::read_to_string(path).map_err(|source| ConfigError::Io { path: path.to_path_buf(), source })?;
+        let text =
+            files::read_to_string(path).map_err(|source| ConfigError::Io { path: path.to_path_buf(), source })?;
         // From the text, so that an error shows the line.
         config = from_toml(path, &text)?;
         table = from_toml(path, &text)?;

@@ -11,7 +11,7 @@ use toml::Value;
 
 use super::{ConfigError, Float8Section, require};
 use crate::batches::AttnMaskType;
-use crate::data::{DataError, DataSource, Dataset, Format, Packing};
+use crate::data::{DataError, DataSource, Dataset, Format, Packing, Validation};
 use crate::progress::Progress;
 use crate::schedule::{Decay, Schedule};
 use crate::{ChatTemplate, Tokenizer};
@@ -129,12 +129,14 @@ pub struct OptimizerSection {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataSection {
-    /// Files, and folders that are searched recursively. If there are neither these nor `sources`, the Rust sources of the local Cargo
-    /// registry.
+    /// Files, and folders that are searched recursively. Links are followed, hidden files left out, and where there are files in a
+    /// format of data, text that is not `.txt` too; `format` takes all. If there are neither these nor `sources`, the Rust sources of the local
+    /// Cargo registry.
     pub paths: Vec<PathBuf>,
-    /// How files are read. If absent, their extensions decide: `.jsonl` and `.ndjson`, `.parquet`, `.bin`; all others are text.
+    /// How files are read. If absent, their extensions decide: `.jsonl` and `.ndjson`, `.json` for an array of objects or lines of them,
+    /// `.parquet`, `.bin`; `.csv` and `.tsv` are refused, all others are text.
     pub format: Option<Format>,
-    /// The field or column of JSON Lines and Parquet that holds text. Where it is missing, the conversation in `messages` is read.
+    /// The field or column of JSON, JSON Lines and Parquet that holds text. Where it is missing, the conversation in `messages` is read.
     pub field: String,
     /// Bytes to take at most: of more, files at even distances are taken. If absent, all, and 4,000,000 of the Cargo registry.
     pub max_bytes: Option<u64>,
@@ -142,8 +144,11 @@ pub struct DataSection {
     pub sources: Vec<DataSource>,
     /// How documents become sequences. If absent, `whole` for conversations and `wrapped` for others.
     pub packing: Option<Packing>,
-    /// Share of the tokens that is not trained on, but held out for the held-out loss.
+    /// Share of the tokens that is not trained on, but held out for the held-out loss. With 0 there is no such loss. With `validation`
+    /// nothing is held out, whatever this says.
     pub held_out_fraction: f64,
+    /// Files and folders of which the held-out loss is, instead of a share of what is trained on; read as `format` and `field` say.
+    pub validation: Vec<PathBuf>,
     /// A folder of a Hugging Face checkpoint, a `tokenizer.json`, a `tokenizer.model`, or `bytes`, in which a byte is a token. If absent,
     /// the tokenizer in `model.hf_path`, and `bytes` for a preset.
     pub tokenizer: Option<String>,
@@ -241,6 +246,7 @@ impl Default for DataSection {
             sources: vec![],
             packing: None,
             held_out_fraction: 0.05,
+            validation: vec![],
             tokenizer: None,
             chat_template: None,
             cache: None,
@@ -334,7 +340,7 @@ impl DataSection {
             require("data.max_bytes", max_bytes, max_bytes >= 1, "must be at least 1")?;
         }
         let held_out = self.held_out_fraction;
-        require("data.held_out_fraction", held_out, held_out > 0.0 && held_out < 1.0, "must be in (0, 1)")?;
+        require("data.held_out_fraction", held_out, (0.0..1.0).contains(&held_out), "must be in [0, 1)")?;
         let default = Self::default();
         let is_alone =
             self.paths.is_empty() && self.format.is_none() && self.field == default.field && self.max_bytes.is_none();
@@ -395,14 +401,38 @@ impl DataSection {
         template: Option<&ChatTemplate>,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Dataset, DataError> {
-        let cache = self.cache();
-        let data = Dataset::open(&self.sources(), self.held_out_fraction, tokenizer, template, &cache, progress);
+        let validation = [self.like(&self.validation)];
+        let validation = match self.validation.is_empty() {
+            true => Validation::Fraction(self.held_out_fraction),
+            false => Validation::Sources(&validation),
+        };
+        let data = Dataset::open(&self.sources(), validation, tokenizer, template, &self.cache(), progress);
         data.map_err(|error| match error {
             error @ (DataError::Io { .. } | DataError::NoText { .. }) if self.is_default() => {
                 DataError::NoDefaultText(Box::new(error))
             }
             error => error,
         })
+    }
+
+    /// Opens other files, only to judge a model by all of them.
+    ///
+    /// # Errors
+    /// Any [`DataError`].
+    pub fn open_validation(
+        &self,
+        paths: &[PathBuf],
+        tokenizer: &Tokenizer,
+        template: Option<&ChatTemplate>,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Dataset, DataError> {
+        let sources = [self.like(paths)];
+        Dataset::open(&[], Validation::Sources(&sources), tokenizer, template, &self.cache(), progress)
+    }
+
+    /// A source of these files, read as the others are.
+    fn like(&self, paths: &[PathBuf]) -> DataSource {
+        DataSource { format: self.format, field: self.field.clone(), ..DataSource::new(paths) }
     }
 }
 

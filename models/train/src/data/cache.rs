@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -14,7 +15,7 @@ use crate::digest;
 use crate::folder::write_synced;
 
 /// Written last: a folder without it is not whole.
-const MANIFEST: &str = "manifest.json";
+pub(super) const MANIFEST: &str = "manifest.json";
 
 /// Files up to this size are compared whole each time they are opened, larger ones by samples: a start must not take the time to
 /// read all of them.
@@ -47,7 +48,10 @@ pub(super) fn entry<M: Serialize + DeserializeOwned>(
     let open = || {
         let manifest: Manifest<M> = serde_json::from_slice(&fs::read(folder.join(MANIFEST)).ok()?).ok()?;
         let is_whole = is_whole(&folder, &manifest.content) && digests(&folder).is_ok_and(|now| now == manifest.sha256);
-        is_whole.then(|| Entry { folder: folder.clone(), manifest: manifest.content, was_cached: true })
+        is_whole.then(|| {
+            note_use(&folder);
+            Entry { folder: folder.clone(), manifest: manifest.content, was_cached: true }
+        })
     };
     if let Some(entry) = open() {
         return Ok(entry);
@@ -80,6 +84,14 @@ pub(super) fn entry<M: Serialize + DeserializeOwned>(
             Err(error)
         }
     }
+}
+
+/// The manifest's time of change says when the folder was last used. Where that cannot be written, it says when it was made.
+fn note_use(folder: &Path) {
+    let _ = OpenOptions::new()
+        .append(true)
+        .open(folder.join(MANIFEST))
+        .and_then(|file| file.set_modified(SystemTime::now()));
 }
 
 /// Of all files but the manifest.

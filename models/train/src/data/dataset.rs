@@ -1,5 +1,6 @@
 //! [`Dataset`]: sources, tokenized, and the sequences that are made of them.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,6 +8,7 @@ use std::sync::Arc;
 use super::cache::entry;
 use super::encode::Encoder;
 use super::error::cannot_write;
+use super::left_out::LeftOut;
 use super::packing::{Packing, Sequence, Sequences};
 use super::part::{Marks, Part};
 use super::position::SourceState;
@@ -21,14 +23,17 @@ use crate::progress::Progress;
 use crate::{ChatTemplate, Tokenizer};
 
 /// Of everything that decides what the cache holds and is in no file: the way from text to tokens in this code.
-const CACHE_VERSION: u64 = 1;
+const CACHE_VERSION: u64 = 2;
+/// What [`CACHE_VERSION`] was when sources got their fingerprints. It stays, so that earlier checkpoints go on where the tokens are the
+/// same: where they are not, [`Streams::is_new`] changes the fingerprint.
+const FINGERPRINT_VERSION: u64 = 1;
 
 /// How much data there is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DatasetSize {
     /// Files that were read.
     pub files: usize,
-    /// Files that were passed over: empty, binary or not UTF-8.
+    /// Files that were passed over, see [`Dataset::left_out`].
     pub skipped: usize,
     /// Tokens to train on.
     pub train_tokens: u64,
@@ -47,11 +52,25 @@ pub struct SequenceShape {
     pub packing: Option<Packing>,
 }
 
+/// What a model is judged by.
+#[derive(Clone, Copy, Debug)]
+pub enum Validation<'a> {
+    /// A part of what is trained on, which is then not trained on: of each source, documents with this share of the tokens, and the end
+    /// of each token file.
+    Fraction(f64),
+    /// All of other sources.
+    Sources(&'a [DataSource]),
+}
+
 /// Tokenized sources.
 #[derive(Debug)]
 pub struct Dataset {
     sources: Vec<Source>,
+    /// Their training streams are what a model is judged by.
+    validation: Vec<Source>,
     cache: PathBuf,
+    formats: BTreeMap<Format, usize>,
+    left: LeftOut,
     size: DatasetSize,
     was_cached: bool,
     padding: u32,
@@ -68,58 +87,88 @@ struct Source {
 }
 
 impl Dataset {
-    /// Finds `sources` in the folder `cache`, or tokenizes them into it. Token files are read where they are.
+    /// Finds `sources` and those of `validation` in the folder `cache`, or tokenizes them into it. Token files are read where they are.
     ///
-    /// Of each source, documents with `held_out_fraction` of the tokens, and the end of each token file, are held out. `template` is
-    /// for `messages`. `progress` is called while something is tokenized.
+    /// `template` is for `messages`. `progress` is called while something is tokenized.
     ///
     /// # Errors
     /// Any [`DataError`] but those of [`train`](Self::train) and [`TrainSequences::seek`].
     pub fn open(
         sources: &[DataSource],
-        held_out_fraction: f64,
+        validation: Validation<'_>,
         tokenizer: &Tokenizer,
         template: Option<&ChatTemplate>,
         cache: &Path,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Self, DataError> {
+        let (fraction, others) = match validation {
+            Validation::Fraction(fraction) => (fraction, &[][..]),
+            Validation::Sources(others) => (0.0, others),
+        };
         check_weights(sources)?;
-        if !(0.0..1.0).contains(&held_out_fraction) {
-            return Err(DataError::HeldOutFraction { fraction: held_out_fraction });
+        if sources.iter().chain(others).all(|source| source.paths.is_empty()) {
+            return Err(DataError::NoSource);
+        }
+        if !(0.0..1.0).contains(&fraction) {
+            return Err(DataError::HeldOutFraction { fraction });
         }
         fs::create_dir_all(cache).map_err(cannot_write(cache))?;
         let mut dataset = Self {
             sources: vec![],
+            validation: vec![],
             cache: cache.into(),
+            formats: BTreeMap::new(),
+            left: LeftOut::default(),
             size: DatasetSize::default(),
             was_cached: true,
             padding: tokenizer.eos().or(tokenizer.bos()).unwrap_or_default(),
         };
-        let mut opener = Opener { held_out_fraction, tokenizer, template, cache, progress };
+        let mut opener = Opener { held_out_fraction: fraction, tokenizer, template, cache, progress };
         for source in sources {
-            dataset.add(&mut opener, source)?;
+            let source = dataset.read(&mut opener, source)?;
+            dataset.sources.push(source);
         }
-        for part in dataset.sources.iter().flat_map(|source| &source.train) {
-            dataset.size.train_tokens += part.len();
+        for source in others {
+            let source = dataset.read(&mut opener, source)?;
+            dataset.validation.push(source);
         }
-        for part in dataset.sources.iter().flat_map(|source| &source.held_out) {
-            dataset.size.held_out_tokens += part.len();
-        }
+        let tokens = |parts: &[Arc<Part>]| parts.iter().map(|part| part.len()).sum::<u64>();
+        dataset.size.skipped = dataset.left.count();
+        dataset.size.train_tokens = dataset.sources.iter().map(|source| tokens(&source.train)).sum();
+        dataset.size.held_out_tokens = dataset.judging().map(|(_, parts)| tokens(parts)).sum();
         Ok(dataset)
     }
 
-    fn add(&mut self, opener: &mut Opener<'_>, source: &DataSource) -> Result<(), DataError> {
+    /// The parts that a model is judged by, each with its source.
+    fn judging(&self) -> impl Iterator<Item = (&Source, &[Arc<Part>])> {
+        let own = self.sources.iter().map(|source| (source, &*source.held_out));
+        own.chain(self.validation.iter().map(|source| (source, &*source.train)))
+    }
+
+    fn read(&mut self, opener: &mut Opener<'_>, source: &DataSource) -> Result<Source, DataError> {
         let memory = opener.cache.join(format!("{}.files.json", source_name(source)));
         let mut scanner = Scanner::load(&memory);
         let selection = source.select(&mut scanner);
         scanner.save(&memory);
         let selection = selection?;
         self.size.files += selection.files.len();
-        self.size.skipped += selection.skipped;
+        self.left.extend(&selection.left);
+        for file in &selection.files {
+            *self.formats.entry(file.format).or_default() += 1;
+        }
         let (opened, was_cached) = opener.open(source, &selection.files)?;
         self.was_cached &= was_cached;
-        self.sources.push(opened);
-        Ok(())
+        Ok(opened)
+    }
+
+    /// How many files of each format are read.
+    pub fn formats(&self) -> &BTreeMap<Format, usize> {
+        &self.formats
+    }
+
+    /// What was passed over, and why.
+    pub fn left_out(&self) -> &LeftOut {
+        &self.left
     }
 
     /// How much data there is.
@@ -175,30 +224,55 @@ impl Dataset {
         Ok(TrainSequences::new(streams, seed, seq_len))
     }
 
-    /// Up to `count` sequences that have no target in common, in whole batches, at even distances over what is held out: always the
-    /// same ones.
+    /// Up to `count` of the sequences that a model is judged by for which `keep` gives something, at even distances over them: always
+    /// the same ones. No two have a target in common.
     ///
     /// # Errors
-    /// As [`train`](Self::train), and any that reading sequences has.
-    pub fn held_out(&self, shape: SequenceShape, count: usize) -> Result<Vec<Sequence>, DataError> {
-        let SequenceShape { batch_size, seq_len, .. } = shape.check()?;
+    /// [`DataError::TooFewTokens`] if there is no sequence; those of the cache as in [`train`](Self::train), and any that reading
+    /// sequences has.
+    pub fn held_out<T>(
+        &self,
+        shape: SequenceShape,
+        count: usize,
+        mut keep: impl FnMut(Sequence) -> Option<T>,
+    ) -> Result<Vec<T>, DataError> {
+        let SequenceShape { seq_len, .. } = shape.check()?;
         let mut parts = vec![];
-        for source in &self.sources {
-            for part in source.held_out.iter().cloned() {
+        for (source, judging) in self.judging() {
+            for part in judging.iter().cloned() {
                 parts.push(match shape.packing.unwrap_or(source.state.packing) {
-                    Packing::Wrapped => (0, Sequences::separate_windows(part, seq_len, self.padding)),
+                    Packing::Wrapped => (0, Sequences::windows(part, seq_len, self.padding)),
                     Packing::Whole => (0, Sequences::whole(part, seq_len, self.padding, &self.cache)?),
                 });
             }
         }
         let stream = Stream { weight: None, sources: vec![], parts };
-        let (available, batch) = (stream.count(), batch_size as u64);
-        if available < batch {
-            return Err(shape.too_few("held-out", self.size.held_out_tokens, available));
+        let available = stream.count();
+        if available == 0 {
+            return Err(shape.with_batch(1).too_few("held-out", self.size.held_out_tokens, 0));
         }
-        let wanted = available.min(count as u64) / batch * batch;
-        let place = |i: u64| (u128::from(i) * u128::from(available) / u128::from(wanted)) as u64;
-        (0..wanted).map(|i| stream.sequence(place(i))).collect()
+        let wanted = available.min(count as u64);
+        let place = |i: u64| (u128::from(i) * u128::from(available) / u128::from(wanted.max(1))) as u64;
+        // For each place the first from there on that is kept; then, where there was none before the next place, any other.
+        let mut kept: BTreeMap<u64, T> = BTreeMap::new();
+        for i in 0..wanted {
+            for number in place(i)..place(i + 1) {
+                if let Some(sequence) = keep(stream.sequence(number)?) {
+                    kept.insert(number, sequence);
+                    break;
+                }
+            }
+        }
+        for i in 0..wanted {
+            let passed = kept.range(place(i)..place(i + 1)).next().map(|(number, _)| number + 1);
+            for number in passed.into_iter().flat_map(|passed| passed..place(i + 1)) {
+                if kept.len() as u64 == wanted {
+                    return Ok(kept.into_values().collect());
+                }
+                kept.extend(keep(stream.sequence(number)?).map(|sequence| (number, sequence)));
+            }
+        }
+        Ok(kept.into_values().collect())
     }
 }
 
@@ -211,6 +285,10 @@ impl SequenceShape {
             Self { batch_size, .. } if !range.contains(&batch_size) => fail("batch_size", batch_size),
             shape => Ok(shape),
         }
+    }
+
+    fn with_batch(self, batch_size: usize) -> Self {
+        Self { batch_size, ..self }
     }
 
     fn too_few(self, split: &'static str, tokens: u64, sequences: u64) -> DataError {
@@ -232,14 +310,14 @@ impl Opener<'_> {
     /// And whether nothing had to be tokenized.
     fn open(&mut self, source: &DataSource, files: &[Scanned]) -> Result<(Source, bool), DataError> {
         let (token_files, documents): (Vec<_>, Vec<_>) = files.iter().partition(|file| file.format == Format::Bin);
-        let is_object = |file: &&Scanned| matches!(file.format, Format::Jsonl | Format::Parquet);
+        let is_object = |file: &&Scanned| matches!(file.format, Format::Jsonl | Format::Json | Format::Parquet);
         let has_objects = documents.iter().any(is_object);
         let field = if has_objects { source.field.clone() } else { String::new() };
         let chat_template = self.template.filter(|_| has_objects).map(template_fingerprint);
         let tokenizer = self.tokenizer.fingerprint();
-        let fingerprint = |files: &[&Scanned]| {
+        let fingerprint = |version: u64, files: &[&Scanned]| {
             let settings = Fingerprint::default()
-                .number(CACHE_VERSION)
+                .number(version)
                 .field(&tokenizer)
                 .field(chat_template.as_deref().unwrap_or_default())
                 .field(&field)
@@ -249,9 +327,9 @@ impl Opener<'_> {
             };
             files.iter().fold(settings, file).hex()
         };
-        let name = fingerprint(&documents);
+        let name = fingerprint(CACHE_VERSION, &documents);
         let mut state = SourceState {
-            fingerprint: fingerprint(&files.iter().collect::<Vec<_>>()),
+            fingerprint: fingerprint(FINGERPRINT_VERSION, &files.iter().collect::<Vec<_>>()),
             tokenizer: tokenizer.clone(),
             chat_template: chat_template.clone(),
             field: field.clone(),
@@ -260,12 +338,14 @@ impl Opener<'_> {
             num_files: files.len(),
             files: SourceState::list_files(files),
         };
-        let names: Vec<_> = token_files.iter().map(|file| fingerprint(&[file])).collect();
+        let names: Vec<_> = token_files.iter().map(|file| fingerprint(FINGERPRINT_VERSION, &[file])).collect();
         let (mut train, mut held_out, mut was_cached) = (vec![], vec![], true);
         if !documents.is_empty() {
-            let parts = self.open_documents(&source.field, &documents, name)?;
-            was_cached = parts.1;
-            let [first, second] = parts.0;
+            let ([first, second], is_new, was) = self.open_documents(&source.field, &documents, name)?;
+            was_cached = was;
+            if is_new {
+                state.fingerprint = Fingerprint::default().field(&state.fingerprint).number(CACHE_VERSION).hex();
+            }
             train.push(first);
             held_out.push(second);
         }
@@ -281,12 +361,13 @@ impl Opener<'_> {
         Ok((Source { paths: source.paths.clone(), weight: source.weight, state, train, held_out }, was_cached))
     }
 
+    /// The parts, whether an earlier version has made others of them, and whether nothing had to be tokenized.
     fn open_documents(
         &mut self,
         field: &str,
         files: &[&Scanned],
         name: String,
-    ) -> Result<([Part; 2], bool), DataError> {
+    ) -> Result<([Part; 2], bool, bool), DataError> {
         let vocab_size = self.tokenizer.vocab_size();
         let width = Width::for_vocabulary(vocab_size);
         let is_whole = |folder: &Path, streams: &Streams| {
@@ -297,13 +378,13 @@ impl Opener<'_> {
         let cached = entry(self.cache, &name, is_whole, |folder| {
             tokenize(files, &encoder, self.held_out_fraction, folder, self.progress)
         })?;
-        let Streams { train, held_out, has_mask } = cached.manifest;
+        let Streams { train, held_out, has_mask, is_new } = cached.manifest;
         let part = |files, size, split| Part::cached(&files, size, has_mask, vocab_size, format!("{name}-{split}"));
         let parts = [
             part(StreamFiles::train(&cached.folder), train, "train")?,
             part(StreamFiles::held_out(&cached.folder), held_out, "held_out")?,
         ];
-        Ok((parts, cached.was_cached))
+        Ok((parts, is_new, cached.was_cached))
     }
 
     fn open_token_file(&self, file: &Scanned, name: &str) -> Result<[Part; 2], DataError> {
@@ -332,9 +413,6 @@ fn source_name(source: &DataSource) -> String {
 }
 
 fn check_weights(sources: &[DataSource]) -> Result<(), DataError> {
-    if sources.iter().all(|source| source.paths.is_empty()) {
-        return Err(DataError::NoSource);
-    }
     let is_weighted = sources.iter().any(|source| source.weight.is_some());
     for source in sources {
         match source.weight {

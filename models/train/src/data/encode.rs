@@ -7,6 +7,11 @@ use super::scan::Scanned;
 use super::{DataError, DocumentError};
 use crate::{ChatTemplate, Message, SpecialTokens, Tokenizer};
 
+/// The field that holds a conversation.
+pub(super) const MESSAGES: &str = "messages";
+/// The field that holds what the assistant may call in it.
+pub(super) const TOOLS: &str = "tools";
+
 /// What is tokenized at once.
 pub(super) struct Work<'a> {
     pub(super) file: &'a Scanned,
@@ -19,6 +24,8 @@ pub(super) enum Content {
     Piece {
         text: String,
         begins: bool,
+        /// See [`Piece::is_new`](super::pieces::Piece::is_new).
+        is_new: bool,
     },
     EndOfText,
     Line {
@@ -40,6 +47,8 @@ pub(super) struct Tokenized {
     pub(super) mask: Option<Vec<bool>>,
     /// The document ends here.
     pub(super) ends: bool,
+    /// Earlier versions may have made other ids of it.
+    pub(super) is_new: bool,
 }
 
 /// What makes tokens of documents.
@@ -54,22 +63,25 @@ impl Encoder<'_> {
     pub(super) fn encode(&self, work: &Work<'_>) -> Result<Tokenized, DataError> {
         let path = || work.file.path.clone();
         match &work.content {
-            Content::Piece { text, begins } => {
+            Content::Piece { text, begins, is_new } => {
                 let ids = self.tokenizer.encode(text, SpecialTokens::AreText);
                 let mut ids = ids.map_err(|source| DataError::Text { path: path(), source })?;
                 if let Some(bos) = self.tokenizer.bos().filter(|_| *begins) {
                     ids.insert(0, bos);
                 }
-                Ok(Tokenized { ids, ..Tokenized::default() })
+                Ok(Tokenized { ids, is_new: *is_new, ..Tokenized::default() })
             }
             Content::EndOfText => {
-                Ok(Tokenized { ids: self.tokenizer.eos().into_iter().collect(), mask: None, ends: true })
+                Ok(Tokenized { ids: self.tokenizer.eos().into_iter().collect(), ends: true, ..Tokenized::default() })
             }
             Content::Line { line, bytes } => {
                 self.encode_line(bytes).map_err(|problem| DataError::Line { path: path(), line: *line, problem })
             }
             Content::Row { row, fields } => {
-                self.encode_fields(fields).map_err(|problem| DataError::Row { path: path(), row: *row, problem })
+                let row =
+                    self.encode_fields(fields).map_err(|problem| DataError::Row { path: path(), row: *row, problem });
+                // Rows were cut off, and columns left out.
+                row.map(|row| Tokenized { is_new: true, ..row })
             }
         }
     }
@@ -83,15 +95,21 @@ impl Encoder<'_> {
         }
     }
 
+    /// A field that is null is one that is not there: a row has a value in every column.
     fn encode_fields(&self, fields: &serde_json::Map<String, Value>) -> Result<Tokenized, DocumentError> {
         let wrong = |field: &str, value: &Value, expected| {
             Err(DocumentError::Type { field: field.into(), found: kind(value), expected })
         };
-        match (fields.get(self.field), fields.get("messages")) {
-            (Some(Value::String(text)), _) => self.encode_text(text),
-            (Some(value), _) if self.field != "messages" => wrong(self.field, value, "text"),
-            (_, Some(value @ Value::Array(_))) => self.encode_messages(value, fields.get("tools")),
-            (_, Some(value)) => wrong("messages", value, "a list"),
+        let there = |field: &str| fields.get(field).filter(|value| !value.is_null());
+        match (there(self.field), there(MESSAGES), fields.get(self.field).or(fields.get(MESSAGES))) {
+            (Some(Value::String(text)), ..) => self.encode_text(text),
+            (Some(value), ..) if self.field != MESSAGES => wrong(self.field, value, "text"),
+            (_, Some(value @ Value::Array(_)), _) => self.encode_messages(value, there(TOOLS)),
+            (_, Some(value), _) => wrong(MESSAGES, value, "a list"),
+            (.., Some(null)) => {
+                let field = if fields.contains_key(self.field) { self.field } else { MESSAGES };
+                wrong(field, null, if field == MESSAGES { "a list" } else { "text" })
+            }
             _ => Err(DocumentError::Missing {
                 field: self.field.into(),
                 found: fields.keys().map(|key| format!("`{key}`")).collect(),
@@ -102,22 +120,40 @@ impl Encoder<'_> {
     /// As [`Tokenizer::document`], in pieces.
     fn encode_text(&self, text: &str) -> Result<Tokenized, DocumentError> {
         let mut ids: Vec<u32> = self.tokenizer.bos().into_iter().collect();
-        for piece in pieces::of_text(text) {
-            ids.extend(self.tokenizer.encode(piece, SpecialTokens::AreText)?);
+        let mut is_new = false;
+        for piece in pieces::of_text(text, self.tokenizer) {
+            ids.extend(self.tokenizer.encode(piece.text, SpecialTokens::AreText)?);
+            is_new |= piece.is_new;
         }
         ids.extend(self.tokenizer.eos());
-        Ok(Tokenized { ids, mask: None, ends: true })
+        Ok(Tokenized { ids, mask: None, ends: true, is_new })
     }
 
     /// With the tools that the record offers the assistant, if it does.
     fn encode_messages(&self, messages: &Value, tools: Option<&Value>) -> Result<Tokenized, DocumentError> {
         let messages: Vec<Message> = serde::Deserialize::deserialize(messages).map_err(DocumentError::Messages)?;
         let template = self.template.ok_or(DocumentError::NoTemplate)?;
-        let conversation = match tools.filter(|tools| !tools.is_null()) {
-            Some(tools) => template.with("tools", tools.clone()).encode(self.tokenizer, &messages)?,
+        let conversation = match tools.map(list_of_tools).transpose()?.flatten() {
+            Some(tools) => template.with(TOOLS, tools).encode(self.tokenizer, &messages)?,
             None => template.encode(self.tokenizer, &messages)?,
         };
-        Ok(Tokenized { ids: conversation.ids, mask: Some(conversation.is_assistant), ends: true })
+        // Tools that are text were taken letter by letter.
+        let is_new = tools.is_some_and(Value::is_string);
+        Ok(Tokenized { ids: conversation.ids, mask: Some(conversation.is_assistant), ends: true, is_new })
+    }
+}
+
+/// A list, or the JSON text of one, as which data sets store what has another shape in each record.
+fn list_of_tools(tools: &Value) -> Result<Option<Value>, DocumentError> {
+    let parsed = match tools {
+        Value::String(text) if text.trim().is_empty() => Value::Null,
+        Value::String(text) => serde_json::from_str(text).map_err(DocumentError::Tools)?,
+        tools => tools.clone(),
+    };
+    match parsed {
+        Value::Null => Ok(None),
+        Value::Array(_) => Ok(Some(parsed)),
+        other => Err(DocumentError::Type { field: TOOLS.into(), found: kind(&other), expected: "a list" }),
     }
 }
 

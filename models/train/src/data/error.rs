@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::left_out::LeftOut;
 use crate::{ChatError, TokenizerError};
 
 /// What is wrong with training data.
@@ -30,23 +31,41 @@ pub enum DataError {
     NoSource,
     /// The given paths hold no text, or none within the limit.
     #[error(
-        "no text in {} ({skipped} files skipped: empty, binary, not UTF-8, or cut to nothing by max_bytes{})",
-        join(paths), max_bytes.map(|bytes| format!(" = {bytes}")).unwrap_or_default()
+        "no text in {}{}{}", join(paths), max_bytes.map(|bytes| format!(" within max_bytes = {bytes}")).unwrap_or_default(),
+        if left.is_empty() { String::new() } else { format!(" (left out: {left})") }
     )]
     NoText {
         /// Where it was looked for.
         paths: Vec<PathBuf>,
         /// Bytes to take at most.
         max_bytes: Option<u64>,
-        /// How many files were passed over.
-        skipped: usize,
+        /// What was passed over.
+        left: LeftOut,
+    },
+    /// A table of text, which was not said to be read as text.
+    #[error(
+        "{} is a table, and tables are not read: make JSON Lines or Parquet of it, or set data.format = \"text\" to train on the \
+         file as it is", path.display()
+    )]
+    Table {
+        /// The file.
+        path: PathBuf,
+    },
+    /// JSON of which nobody has said how it is to be read.
+    #[error(
+        "{} is neither a JSON array of objects nor JSON Lines: set data.format = \"text\" to train on the file as it is",
+        path.display()
+    )]
+    OtherJson {
+        /// The file.
+        path: PathBuf,
     },
     /// The text that is trained on by default is not there.
     #[error("no Rust sources in the local Cargo registry: give text to train on with --data PATH")]
     NoDefaultText(#[source] Box<DataError>),
     /// Too little text for a batch.
     #[error(
-        "too little text: the {split} split has {tokens} tokens, which make {sequences} sequences of {seq_len} + 1 tokens; \
+        "too little text: the {split} split has {tokens} tokens, which make {sequences} sequences of {seq_len} targets; \
          one batch needs {batch_size}: give more text, raise max_bytes or make batches or sequences smaller; \
          held_out_fraction moves text between the splits"
     )]
@@ -223,6 +242,12 @@ pub enum DocumentError {
         /// The limit in bytes.
         limit: usize,
     },
+    /// An array that does not end.
+    #[error("the file ends before the JSON array does")]
+    Cut,
+    /// A file that is to be an array, and is not, or not only.
+    #[error("expected one JSON array and nothing else")]
+    NotAnArray,
     /// JSON that is no object.
     #[error("expected an object, found {found}")]
     NotAnObject {
@@ -250,6 +275,9 @@ pub enum DocumentError {
     /// Messages that are none.
     #[error("`messages`: {0}")]
     Messages(serde_json::Error),
+    /// Tools that are text, but no JSON.
+    #[error("`tools`: {0}")]
+    Tools(serde_json::Error),
     /// Messages without a template.
     #[error("`messages` need a chat template: use a tokenizer that comes with one")]
     NoTemplate,

@@ -52,8 +52,8 @@ pub(super) struct Sequences {
 
 #[derive(Debug)]
 enum Layout {
-    /// Windows that begin at multiples of this.
-    Windows(u64),
+    /// Windows, each of which begins with the last token of the one before.
+    Windows,
     /// The range of each sequence, as two numbers.
     Ranges(RawFile),
 }
@@ -70,13 +70,7 @@ impl Sequences {
     /// Every target once; the last sequence may have padding.
     pub(super) fn windows(part: Arc<Part>, seq_len: usize, padding: u32) -> Self {
         let count = part.len().saturating_sub(1).div_ceil(seq_len as u64);
-        Self { part, layout: Layout::Windows(seq_len as u64), count, seq_len, padding }
-    }
-
-    /// Windows that have no token in common and no padding.
-    pub(super) fn separate_windows(part: Arc<Part>, seq_len: usize, padding: u32) -> Self {
-        let len = seq_len as u64 + 1;
-        Self { count: part.len() / len, part, layout: Layout::Windows(len), seq_len, padding }
+        Self { part, layout: Layout::Windows, count, seq_len, padding }
     }
 
     /// Whole documents, by an index in `cache`.
@@ -107,7 +101,7 @@ impl Sequences {
     /// How many sequences have no padding that a window would have; all of whole documents.
     pub(super) fn full(&self) -> u64 {
         match self.layout {
-            Layout::Windows(_) => self.part.len() / (self.seq_len as u64 + 1),
+            Layout::Windows => self.part.len().saturating_sub(1) / self.seq_len as u64,
             Layout::Ranges(_) => self.count,
         }
     }
@@ -119,8 +113,8 @@ impl Sequences {
     /// Which tokens of the part sequence `i` has.
     pub(super) fn range(&self, i: u64) -> Result<Range<u64>, DataError> {
         match &self.layout {
-            Layout::Windows(stride) => {
-                let begin = i * stride;
+            Layout::Windows => {
+                let begin = i * self.seq_len as u64;
                 Ok(begin..self.part.len().min(begin + self.seq_len as u64 + 1))
             }
             Layout::Ranges(index) => {

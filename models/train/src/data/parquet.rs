@@ -1,65 +1,141 @@
-//! Rows of a Parquet file: the columns that hold documents, page by page.
+//! Rows of a Parquet file: the columns that hold documents, a few rows at a time, whatever the compression.
 
-use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
 use parquet::basic::{ConvertedType, Type as PhysicalType};
 use parquet::errors::ParquetError;
+use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData, RowGroupMetaData};
 use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::Field;
 use parquet::record::reader::RowIter;
 use parquet::schema::types::Type;
 use serde_json::{Map, Value};
 
-use super::encode::{Content, Work};
+use super::documents::MAX_DOCUMENT;
+use super::encode::{Content, MESSAGES, TOOLS, Work};
 use super::error::cannot_read;
 use super::scan::Scanned;
 use super::{DataError, DocumentError};
+use crate::files;
+
+/// Bytes of values that are read ahead in a column, by the average of its rows.
+const AHEAD: u64 = 1 << 20;
+
+/// The bytes of text in a file's rows, `limit` at most.
+pub(super) fn text_bytes(path: &Path, field: &str, limit: u64) -> Result<u64, DataError> {
+    let mut bytes = 0_u64;
+    for row in Rows::open(path, field)? {
+        bytes = bytes.saturating_add(row?.bytes);
+        if bytes >= limit {
+            return Ok(limit);
+        }
+    }
+    Ok(bytes)
+}
 
 /// The rows of a file until their texts have as many bytes as are taken.
 pub(super) fn read_rows<'a>(
     file: &'a Scanned,
     field: &str,
 ) -> Result<impl Iterator<Item = Result<Work<'a>, DataError>>, DataError> {
-    let path: &Path = &file.path;
-    let broken = |error: ParquetError| DataError::Parquet { path: path.into(), reason: error.to_string() };
-    let input = File::open(path).map_err(cannot_read(path))?;
-    let reader = without_panic(|| SerializedFileReader::new(input)).map_err(broken)?;
-    let schema = reader.metadata().file_metadata().schema();
-    let name = if schema.get_fields().iter().any(|column| column.name() == field) { field } else { "messages" };
-    let column: Vec<Arc<Type>> = schema.get_fields().iter().filter(|column| column.name() == name).cloned().collect();
-    if column.is_empty() {
-        let found = schema.get_fields().iter().map(|column| format!("`{}`", column.name())).collect();
-        let problem = DocumentError::Missing { field: field.into(), found };
-        return Err(DataError::Row { path: path.into(), row: 1, problem });
-    }
-    if column.iter().any(|column| is_bytes(column)) {
-        let problem = DocumentError::Type { field: name.into(), found: "bytes", expected: "text" };
-        return Err(DataError::Row { path: path.into(), row: 1, problem });
-    }
-    let columns = Type::group_type_builder(schema.name()).with_fields(column).build().map_err(broken)?;
-    let mut rows = RowIter::from_file_into(Box::new(reader)).project(Some(columns)).map_err(broken)?;
-    let (mut row, mut left, mut failed) = (0, file.taken, false);
+    let (mut rows, mut left) = (Rows::open(&file.path, field)?, file.taken);
     Ok(std::iter::from_fn(move || {
-        if failed || left == 0 {
+        let next = if left > 0 { rows.next()? } else { return None };
+        Some(next.map(|Row { row, fields, bytes }| {
+            left = left.saturating_sub(bytes);
+            Work { file, content: Content::Row { row, fields }, bytes }
+        }))
+    }))
+}
+
+/// What a row has in the columns that are read.
+struct Row {
+    row: u64,
+    fields: Map<String, Value>,
+    /// Of its text, and at least 1: a row without text is a row.
+    bytes: u64,
+}
+
+struct Rows<'a> {
+    path: &'a Path,
+    rows: RowIter<'static>,
+    row: u64,
+    failed: bool,
+}
+
+impl<'a> Rows<'a> {
+    /// The same columns as the fields that are read of a JSON line.
+    fn open(path: &'a Path, field: &str) -> Result<Self, DataError> {
+        let broken = broken(path);
+        let input = files::open(path).map_err(cannot_read(path))?;
+        let reader = without_panic(|| SerializedFileReader::new(input)).map_err(&broken)?;
+        let schema = reader.metadata().file_metadata().schema();
+        let is_read = |column: &&Arc<Type>| [field, MESSAGES, TOOLS].contains(&column.name());
+        let columns: Vec<Arc<Type>> = schema.get_fields().iter().filter(is_read).cloned().collect();
+        if columns.iter().all(|column| column.name() == TOOLS) {
+            let found = schema.get_fields().iter().map(|column| format!("`{}`", column.name())).collect();
+            let problem = DocumentError::Missing { field: field.into(), found };
+            return Err(DataError::Row { path: path.into(), row: 1, problem });
+        }
+        if let Some(column) = columns.iter().find(|column| is_bytes(column)) {
+            let problem = DocumentError::Type { field: column.name().into(), found: "bytes", expected: "text" };
+            return Err(DataError::Row { path: path.into(), row: 1, problem });
+        }
+        let ahead = rows_ahead(reader.metadata(), &columns);
+        let columns = Type::group_type_builder(schema.name()).with_fields(columns).build().map_err(&broken)?;
+        let rows = RowIter::from_file_into(Box::new(reader)).project(Some(columns)).map_err(&broken)?;
+        Ok(Self { path, rows: rows.with_batch_size(ahead), row: 0, failed: false })
+    }
+}
+
+impl Iterator for Rows<'_> {
+    type Item = Result<Row, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.failed {
             return None;
         }
-        row += 1;
-        let next = without_panic(|| rows.next().map(|row| row.map(|row| row.to_json_value())).transpose());
-        let fields = match next.transpose()? {
-            Ok(fields) => fields,
+        self.row += 1;
+        let row = self.row;
+        let next = without_panic(|| self.rows.next().transpose());
+        let columns = match next.transpose()? {
+            Ok(columns) => columns.into_columns(),
             Err(error) => {
-                failed = true;
-                return Some(Err(broken(error)));
+                self.failed = true;
+                return Some(Err(broken(self.path)(error)));
             }
         };
-        let Value::Object(mut fields) = fields else { return None };
-        fields.values_mut().for_each(remove_nulls);
-        let bytes = text_bytes(&fields).min(left);
-        left -= bytes;
-        Some(Ok(Work { file, content: Content::Row { row, fields }, bytes }))
-    }))
+        let value = |field| match field {
+            Field::Str(text) => Value::String(text),
+            field => without_nulls(field.to_json_value()),
+        };
+        let fields: Map<_, _> = columns.into_iter().map(|(name, field)| (name, value(field))).collect();
+        let bytes = fields.values().map(bytes_of).sum::<u64>().max(1);
+        if bytes > MAX_DOCUMENT as u64 {
+            let problem = DocumentError::TooLong { limit: MAX_DOCUMENT };
+            return Some(Err(DataError::Row { path: self.path.into(), row, problem }));
+        }
+        Some(Ok(Row { row, fields, bytes }))
+    }
+}
+
+/// Rows to read at once. Each may lie in a page of its own, which stays in memory until then.
+fn rows_ahead(metadata: &ParquetMetaData, columns: &[Arc<Type>]) -> usize {
+    let is_read = |chunk: &&ColumnChunkMetaData| {
+        chunk.column_path().parts().first().is_some_and(|name| columns.iter().any(|column| column.name() == name))
+    };
+    let of_group = |group: &RowGroupMetaData| {
+        let bytes: u64 =
+            group.columns().iter().filter(is_read).map(|chunk| chunk.uncompressed_size().max(0) as u64).sum();
+        AHEAD / bytes.checked_div(group.num_rows().max(0) as u64).unwrap_or(0).max(1)
+    };
+    metadata.row_groups().iter().map(of_group).min().unwrap_or(1).clamp(1, 64) as usize
+}
+
+fn broken(path: &Path) -> impl Fn(ParquetError) -> DataError + '_ {
+    |error| DataError::Parquet { path: path.into(), reason: error.to_string() }
 }
 
 /// The reader of records panics where a file contradicts itself.
@@ -80,25 +156,23 @@ fn is_bytes(column: &Type) -> bool {
 }
 
 /// A column has a value in every row; a key that a message does not have is null there.
-fn remove_nulls(value: &mut Value) {
-    match value {
-        Value::Array(values) => values.iter_mut().for_each(remove_nulls),
+fn without_nulls(mut value: Value) -> Value {
+    match &mut value {
+        Value::Array(values) => values.iter_mut().for_each(|value| *value = without_nulls(value.take())),
         Value::Object(map) => {
             map.retain(|_, value| !value.is_null());
-            map.values_mut().for_each(remove_nulls);
+            map.values_mut().for_each(|value| *value = without_nulls(value.take()));
         }
         _ => {}
     }
+    value
 }
 
-fn text_bytes(fields: &Map<String, Value>) -> u64 {
-    fn of(value: &Value) -> u64 {
-        match value {
-            Value::String(text) => text.len() as u64,
-            Value::Array(values) => values.iter().map(of).sum(),
-            Value::Object(map) => map.values().map(of).sum(),
-            _ => 0,
-        }
+fn bytes_of(value: &Value) -> u64 {
+    match value {
+        Value::String(text) => text.len() as u64,
+        Value::Array(values) => values.iter().map(bytes_of).sum(),
+        Value::Object(map) => map.values().map(bytes_of).sum(),
+        _ => 0,
     }
-    fields.values().map(of).sum()
 }

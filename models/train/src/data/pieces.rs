@@ -1,20 +1,31 @@
-//! Texts of any length in pieces that are tokenized one by one, from memory or from a file: the same text gives the same pieces.
+//! Texts of any length in pieces that are tokenized one by one, from memory or from a file: the same text gives the same pieces, and
+//! their ids are those of the whole text.
 //!
-//! A piece ends after a line end that white space does not follow, and which white space does not precede if there is such a one.
-//! No pre-tokenizer of the kind that GPT-2 and Llama 3 have puts anything together across it, so the ids are those of the whole text.
-//! (Except that Llama 3's tokenizer cuts after 400,000 characters, wherever that is: those cuts are other ones, in texts of more. And a
-//! tokenizer that puts a space before a text puts one before each piece.) Only a piece without such a line end is cut between any two
-//! characters.
+//! A piece ends after a line end that white space does not follow, and which white space does not precede if there is such a one; else
+//! at another place at which the tokenizer certainly ends a word, see [`Tokenizer::last_word_end`]. Where there is none, the piece is
+//! longer, if need be as long as the text. (Llama 3's `tokenizer.model` also cuts after 400,000 characters, wherever that is: those cuts
+//! are other ones, in texts of more.)
 
 use std::fs::File;
 use std::io::{self, Read, Take};
 use std::path::Path;
 
-/// Bytes of a piece at most. While it tokenizes, Hugging Face's library takes some hundred times as many bytes of memory.
+use crate::{Tokenizer, files};
+
+/// Bytes of a piece, unless there is no place to cut. While it tokenizes, Hugging Face's library takes some hundred times as many bytes
+/// of memory.
 pub(super) const PIECE: usize = 32 << 10;
 
-/// Where the first piece of `text` ends, if `text` is longer than `limit`.
-fn cut(text: &str, limit: usize) -> usize {
+/// A part of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece<'a> {
+    pub(super) text: &'a str,
+    /// Versions that cut between any two characters where there was no line end may have made other ids of it.
+    pub(super) is_new: bool,
+}
+
+/// Where a line ends within `limit`.
+fn line_end(text: &str, limit: usize) -> Option<usize> {
     let bytes = text.as_bytes();
     let limit = text.floor_char_boundary(limit);
     let is_space_at = |place: usize| text[place..].starts_with(char::is_whitespace);
@@ -22,59 +33,88 @@ fn cut(text: &str, limit: usize) -> usize {
     for end in (2..=limit).rev().filter(|end| bytes[end - 1] == b'\n' && !is_space_at(*end)) {
         let before = text.floor_char_boundary(end - 2);
         if !is_space_at(before) {
-            return end;
+            return Some(end);
         }
         after_space = after_space.or(Some(end));
     }
-    after_space.unwrap_or(limit)
+    after_space
+}
+
+/// The first piece of `text`, of at most `limit` bytes if it can be; none if more of the text is needed to tell. `is_whole` says that
+/// nothing follows the text.
+fn first<'a>(text: &'a str, limit: usize, is_whole: bool, tokenizer: &Tokenizer) -> Option<Piece<'a>> {
+    let is_bytes = tokenizer.format() == Tokenizer::BYTES;
+    let mut within = limit;
+    loop {
+        if text.len() <= within {
+            return is_whole.then_some(Piece { text, is_new: within > limit });
+        }
+        if !is_whole && text.len() < within + Tokenizer::LOOKAHEAD {
+            return None;
+        }
+        if within == limit
+            && let Some(end) = line_end(text, limit).filter(|end| tokenizer.ends_word(text, *end))
+        {
+            return Some(Piece { text: &text[..end], is_new: false });
+        }
+        if let Some(end) = tokenizer.last_word_end(text, within).filter(|end| *end > 0) {
+            return Some(Piece { text: &text[..end], is_new: !is_bytes });
+        }
+        within += limit;
+    }
 }
 
 /// The pieces of a text.
-pub(super) fn of_text(text: &str) -> impl Iterator<Item = &str> {
-    within(text, PIECE)
+pub(super) fn of_text<'a>(text: &'a str, tokenizer: &'a Tokenizer) -> impl Iterator<Item = Piece<'a>> {
+    within(text, PIECE, tokenizer)
 }
 
-/// Pieces of at most `limit` bytes.
-fn within(mut text: &str, limit: usize) -> impl Iterator<Item = &str> {
+/// Pieces of about `limit` bytes.
+fn within<'a>(mut text: &'a str, limit: usize, tokenizer: &'a Tokenizer) -> impl Iterator<Item = Piece<'a>> {
     std::iter::from_fn(move || {
-        let end = if text.len() > limit { cut(text, limit) } else { text.len() };
-        let (piece, rest) = text.split_at(end);
-        text = rest;
-        (!piece.is_empty()).then_some(piece)
+        let piece = first(text, limit, true, tokenizer)?;
+        text = &text[piece.text.len()..];
+        (!piece.text.is_empty()).then_some(piece)
     })
 }
 
 /// The pieces of the beginning of a file.
-pub(super) struct FilePieces {
+pub(super) struct FilePieces<'a> {
     file: Take<File>,
     /// Valid UTF-8, and then the beginning of a character.
     buffer: Vec<u8>,
     has_ended: bool,
+    tokenizer: &'a Tokenizer,
 }
 
-impl FilePieces {
-    pub(super) fn open(path: &Path, bytes: u64) -> io::Result<Self> {
-        Ok(Self { file: File::open(path)?.take(bytes), buffer: vec![], has_ended: false })
+impl<'a> FilePieces<'a> {
+    pub(super) fn open(path: &Path, bytes: u64, tokenizer: &'a Tokenizer) -> io::Result<Self> {
+        Ok(Self { file: files::open(path)?.take(bytes), buffer: vec![], has_ended: false, tokenizer })
     }
 
-    /// The next piece; none at the end.
-    pub(super) fn next(&mut self) -> io::Result<Option<String>> {
-        // With the character that follows a piece.
-        let wanted = PIECE + 4;
-        while !self.has_ended && self.buffer.len() < wanted {
-            let missing = (wanted - self.buffer.len()) as u64;
-            self.has_ended = self.file.by_ref().take(missing).read_to_end(&mut self.buffer)? == 0;
-        }
-        let text = match std::str::from_utf8(&self.buffer) {
-            Ok(text) => text,
-            Err(error) if error.error_len().is_none() && !self.has_ended => {
-                std::str::from_utf8(&self.buffer[..error.valid_up_to()]).unwrap_or_default()
+    /// The next piece, and whether it is new; none at the end.
+    pub(super) fn next(&mut self) -> io::Result<Option<(String, bool)>> {
+        // With what follows a piece, and the rest of a character.
+        let mut wanted = PIECE + Tokenizer::LOOKAHEAD + 4;
+        loop {
+            while !self.has_ended && self.buffer.len() < wanted {
+                let missing = (wanted - self.buffer.len()) as u64;
+                self.has_ended = self.file.by_ref().take(missing).read_to_end(&mut self.buffer)? == 0;
             }
-            Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
-        };
-        let Some(piece) = of_text(text).next().map(String::from) else { return Ok(None) };
-        self.buffer.drain(..piece.len());
-        Ok(Some(piece))
+            let text = match std::str::from_utf8(&self.buffer) {
+                Ok(text) => text,
+                Err(error) if error.error_len().is_none() && !self.has_ended => {
+                    std::str::from_utf8(&self.buffer[..error.valid_up_to()]).unwrap_or_default()
+                }
+                Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
+            };
+            if let Some(Piece { text, is_new }) = first(text, PIECE, self.has_ended, self.tokenizer) {
+                let piece = Some((text.to_string(), is_new)).filter(|_| !text.is_empty());
+                self.buffer.drain(..text.len());
+                return Ok(piece);
+            }
+            wanted *= 2;
+        }
     }
 }
 
@@ -83,21 +123,63 @@ mod tests {
     use std::io::Write;
 
     use super::{FilePieces, PIECE, of_text, within};
+    use crate::rng::Rng;
     use crate::{SpecialTokens, Tokenizer};
 
-    fn from_file(text: &str) -> Vec<String> {
+    fn from_file(text: &str, tokenizer: &Tokenizer) -> Vec<(String, bool)> {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(text.as_bytes()).unwrap();
-        let mut pieces = FilePieces::open(file.path(), text.len() as u64).unwrap();
+        let mut pieces = FilePieces::open(file.path(), text.len() as u64, tokenizer).unwrap();
         std::iter::from_fn(|| pieces.next().unwrap()).collect()
     }
 
     fn check(text: &str) -> Vec<String> {
-        let pieces: Vec<String> = of_text(text).map(String::from).collect();
-        assert_eq!(pieces.concat(), text);
-        assert!(pieces.iter().all(|piece| !piece.is_empty() && piece.len() <= PIECE));
-        assert!(pieces == from_file(text), "the file's pieces are others");
+        let pieces = check_with(text, &Tokenizer::bytes());
+        assert!(pieces.iter().all(|piece| piece.len() <= PIECE));
         pieces
+    }
+
+    fn check_with(text: &str, tokenizer: &Tokenizer) -> Vec<String> {
+        let pieces: Vec<_> = of_text(text, tokenizer).map(|piece| (piece.text.to_string(), piece.is_new)).collect();
+        assert!(pieces == from_file(text, tokenizer), "the file's pieces are others");
+        let pieces: Vec<String> = pieces.into_iter().map(|(text, _)| text).collect();
+        assert_eq!(pieces.concat(), text);
+        assert!(pieces.iter().all(|piece| !piece.is_empty()));
+        pieces
+    }
+
+    fn byte_pairs() -> Tokenizer {
+        Tokenizer::from_file(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors/tokenizer.json")).unwrap()
+    }
+
+    /// Text of all kinds, without a pattern and, with `lines`, with line ends.
+    fn mixture(seed: u64, len: usize, lines: bool) -> String {
+        let mut rng = Rng::new(seed);
+        let words = [
+            "the",
+            " fox",
+            " it's",
+            "12345",
+            " 7",
+            ", ",
+            "...",
+            "\u{4e2d}\u{6587}",
+            "\u{ff0c}",
+            "  ",
+            "\t",
+            "\u{e9}\u{301}",
+            " \u{1f600}",
+        ];
+        let mut text = String::new();
+        while text.len() < len {
+            match rng.below(60) {
+                0 if lines => text += ["\n", "\r\n", "\n\n", " \n "][rng.below(4)],
+                1 => text += &" ".repeat(rng.below(40)),
+                2 => text += &"9".repeat(rng.below(40)),
+                _ => text += words[rng.below(words.len())],
+            }
+        }
+        text
     }
 
     #[test]
@@ -124,17 +206,43 @@ mod tests {
         }
     }
 
-    /// The ids of the pieces are those of the text.
+    /// The ids of the pieces are those of the text, whatever the text.
     #[test]
     fn changes_no_id() {
-        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors/tokenizer.json");
-        let tokenizer = Tokenizer::from_file(file).unwrap();
+        let tokenizer = byte_pairs();
         let ids = |text: &str| tokenizer.encode(text, SpecialTokens::AreText).unwrap();
-        let text = "The quick brown fox, 123 times.\n\n    indented \u{e9}\r\n  \n\tand so on \nend\n".repeat(40);
-        for limit in (100..200).step_by(9) {
-            let pieces: Vec<&str> = within(&text, limit).collect();
-            assert!(pieces.len() > 10);
-            assert_eq!(pieces.into_iter().flat_map(ids).collect::<Vec<_>>(), ids(&text), "pieces of {limit} bytes");
+        let lines = "The quick brown fox, 123 times.\n\n    indented \u{e9}\r\n  \n\tand so on \nend\n".repeat(40);
+        let texts = [lines, mixture(1, 20_000, true), mixture(2, 20_000, false)];
+        for (text, limit) in texts.iter().flat_map(|text| (600..2000).step_by(190).map(move |limit| (text, limit))) {
+            let pieces: Vec<&str> = within(text, limit, &tokenizer).map(|piece| piece.text).collect();
+            assert!(
+                pieces.len() * limit * 2 > text.len() && pieces.len() > 1,
+                "{} pieces of {limit} bytes",
+                pieces.len()
+            );
+            assert!(pieces.into_iter().flat_map(ids).eq(ids(text)), "pieces of {limit} bytes");
+        }
+    }
+
+    /// A long line is cut between words, from a file as in memory, and a word of any length is none.
+    #[test]
+    fn lines_of_any_length() {
+        let tokenizer = byte_pairs();
+        let line = mixture(3, 5 * PIECE, false);
+        let pieces = check_with(&line, &tokenizer);
+        assert!((5..8).contains(&pieces.len()), "{}", pieces.len());
+        let word = "x".repeat(3 * PIECE);
+        assert_eq!(check_with(&word, &tokenizer), [word]);
+    }
+
+    /// Digits are put together by three from where they begin, which no window shows.
+    #[test]
+    fn rows_of_like_characters_are_not_cut() {
+        let tokenizer = byte_pairs();
+        for text in ["9".repeat(5000), " ".repeat(5000), format!("{} x", "12 ".repeat(3000))] {
+            let ids = |text: &str| tokenizer.encode(text, SpecialTokens::AreText).unwrap();
+            let pieces = within(&text, 700, &tokenizer).flat_map(|piece| ids(piece.text)).collect::<Vec<_>>();
+            assert_eq!(pieces, ids(&text));
         }
     }
 

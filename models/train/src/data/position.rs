@@ -74,6 +74,7 @@ pub struct SourceState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileState {
     /// As it was found.
+    #[serde(with = "crate::files::any_path")]
     pub path: PathBuf,
     /// How it is read.
     pub format: Format,
@@ -97,6 +98,12 @@ impl FileState {
         let Self { bytes, taken, modified, sha256, .. } = self;
         if *bytes != now.bytes {
             Some(format!("it had {bytes} bytes, now it has {}", now.bytes))
+        } else if taken != &now.taken && self.format == Format::Parquet {
+            Some(format!(
+                "{taken} bytes of its text were read, now {}: set max_bytes as it was; if it was not set, an earlier version of this \
+                 program has cut off what is now read, and a new run has to begin",
+                now.taken
+            ))
         } else if *taken != now.taken {
             Some(format!("{taken} of its bytes were taken, now {}: set max_bytes as it was", now.taken))
         } else if *sha256 != now.sha256 {
@@ -154,7 +161,10 @@ impl SourceState {
         } else if self.num_files != now.num_files {
             changed(format!("there were {} files, now there are {}", self.num_files, now.num_files))
         } else if self.fingerprint != now.fingerprint {
-            changed("one or more of the files have other content".into())
+            changed(
+                "one or more of the files have other content, or an earlier version of this program has read other tokens from them \
+                 (columns of Parquet files, texts of more than 32 KiB without line ends)".into()
+            )
         } else {
             Ok(())
         }
@@ -174,7 +184,7 @@ impl SourceState {
             return Ok(());
         }
         if let Some(file) = self.files.iter().find(|file| !is_in(file, &now.files)) {
-            return changed(&file.path, "it is no longer there".into());
+            return changed(&file.path, "it is no longer there, or it is left out now".into());
         }
         match now.files.iter().find(|file| !is_in(file, &self.files)) {
             Some(file) => changed(&file.path, "it was not there then".into()),

@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::DataError;
 use super::error::cannot_read;
+use crate::files;
 
 /// A file that is read at any place, by any thread.
 #[derive(Debug)]
@@ -17,7 +18,7 @@ pub(super) struct RawFile {
 
 impl RawFile {
     pub(super) fn open(path: &Path) -> Result<Self, DataError> {
-        let file = File::open(path).map_err(cannot_read(path))?;
+        let file = files::open(path).map_err(cannot_read(path))?;
         Ok(Self { path: path.into(), file: Mutex::new(file) })
     }
 

@@ -2,7 +2,7 @@
 //! of change are those of the last look is not read again.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -14,6 +14,7 @@ use super::error::cannot_read;
 use super::token_file::Header;
 use super::{DataError, Format};
 use crate::digest::{self, hex};
+use crate::files;
 
 /// Bytes that are read at once.
 const CHUNK: usize = 1 << 20;
@@ -21,7 +22,7 @@ const CHUNK: usize = 1 << 20;
 const COARSEST_CLOCK: Duration = Duration::from_secs(2);
 
 /// A file, and what is taken of it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Scanned {
     pub(super) path: PathBuf,
     pub(super) format: Format,
@@ -29,7 +30,7 @@ pub(super) struct Scanned {
     pub(super) bytes: u64,
     /// Of the last change, in nanoseconds since 1970.
     pub(super) modified: u64,
-    /// Bytes from the beginning that are taken; of a Parquet file, bytes of text.
+    /// Bytes from the beginning that are taken; of a Parquet file, bytes of its text.
     pub(super) taken: u64,
     /// SHA-256 of these bytes, or of samples of a large token file.
     pub(super) sha256: String,
@@ -67,8 +68,10 @@ pub(super) struct Scanner {
 /// One look at a file; `None` is one that was passed over.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Seen {
+    #[serde(with = "crate::files::any_path")]
     path: PathBuf,
     format: Format,
+    field: String,
     bytes: u64,
     modified: u64,
     limit: u64,
@@ -100,7 +103,7 @@ impl Scanner {
         path: &Path,
         format: Format,
         limit: u64,
-        must_be_of_format: bool,
+        field: &str,
     ) -> Result<Option<Scanned>, DataError> {
         #[cfg(not(feature = "parquet"))]
         if format == Format::Parquet {
@@ -109,10 +112,13 @@ impl Scanner {
         let now = SystemTime::now();
         let (bytes, changed) = size_and_time(path)?;
         let modified = nanoseconds(changed);
-        let limit = limit.min(bytes);
+        // The text of a Parquet file may be larger than the file.
+        let limit = if format == Format::Parquet { limit } else { limit.min(bytes) };
+        // Which columns there are counts.
+        let field = if format == Format::Parquet { field } else { "" };
         let same = |seen: &&Seen| {
-            (seen.format, seen.bytes, seen.modified, seen.limit) == (format, bytes, modified, limit)
-                && (seen.result.is_some() || !must_be_of_format)
+            (seen.format, seen.bytes, seen.modified, seen.limit, &*seen.field)
+                == (format, bytes, modified, limit, field)
         };
         let seen = match self.known.get(path).filter(same) {
             Some(seen) => seen.clone(),
@@ -120,10 +126,11 @@ impl Scanner {
                 let result = match format {
                     Format::Text => scan_text(path, bytes, limit)?,
                     Format::Jsonl => scan_lines(path, bytes, limit)?,
-                    Format::Parquet => scan_bytes(path, bytes)?.map(|(_, sha256)| (limit, sha256)),
-                    Format::Bin => scan_tokens(path, bytes, limit, must_be_of_format)?,
+                    Format::Json => scan_bytes(path, limit)?,
+                    Format::Parquet => scan_rows(path, bytes, limit, field)?,
+                    Format::Bin => scan_tokens(path, bytes, limit)?,
                 };
-                Seen { path: path.into(), format, bytes, modified, limit, result }
+                Seen { path: path.into(), format, field: field.into(), bytes, modified, limit, result }
             }
         };
         let file = seen.result.clone().filter(|(taken, _)| *taken > 0).map(|(taken, sha256)| Scanned {
@@ -143,7 +150,7 @@ impl Scanner {
 
 /// Gives the first `limit` bytes of a file to `visit`, piece by piece, until that returns false.
 fn visit(path: &Path, limit: u64, mut visit: impl FnMut(&[u8]) -> bool) -> Result<(), DataError> {
-    let mut file = File::open(path).map_err(cannot_read(path))?.take(limit);
+    let mut file = files::open(path).map_err(cannot_read(path))?.take(limit);
     let mut buffer = vec![0; CHUNK.min(limit as usize + 1)];
     loop {
         match file.read(&mut buffer) {
@@ -207,14 +214,23 @@ fn scan_bytes(path: &Path, limit: u64) -> Result<Option<(u64, String)>, DataErro
     Ok(Some((limit, hex(hasher))))
 }
 
+/// All of the file counts as content, and of its text as much as is taken.
+#[cfg(feature = "parquet")]
+fn scan_rows(path: &Path, bytes: u64, limit: u64, field: &str) -> Result<Option<(u64, String)>, DataError> {
+    let text = super::parquet::text_bytes(path, field, limit)?;
+    Ok(scan_bytes(path, bytes)?.map(|(_, sha256)| (text, sha256)))
+}
+
+/// The scan has refused the file before.
+#[cfg(not(feature = "parquet"))]
+fn scan_rows(_: &Path, _: u64, _: u64, _: &str) -> Result<Option<(u64, String)>, DataError> {
+    Ok(None)
+}
+
 /// Token files are read where they are, and a start must not take the time to read all of one: of a large one, samples at even
 /// distances stand for the whole, and its time of change is compared too (see `Position`).
-fn scan_tokens(path: &Path, bytes: u64, limit: u64, must_be: bool) -> Result<Option<(u64, String)>, DataError> {
-    let header = match Header::read(path) {
-        Ok(header) => header,
-        Err(DataError::TokenFile { .. }) if !must_be => return Ok(None),
-        Err(error) => return Err(error),
-    };
+fn scan_tokens(path: &Path, bytes: u64, limit: u64) -> Result<Option<(u64, String)>, DataError> {
+    let header = Header::read(path)?;
     if limit < bytes && header.tokens_within(limit) < 2 {
         return Ok(None);
     }

@@ -1,22 +1,26 @@
-//! [`DataSource`]: which files are read, and how much of each. The same folders give the same files in the same order.
+//! [`DataSource`]: which files are read, and how much of each. The same folders give the same files in the same order, and what is
+//! left out is counted.
 
 use std::cmp::Reverse;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::fmt;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
 use super::DataError;
-use super::error::cannot_read;
+use super::left_out::{LeftOut, Reason};
 use super::scan::{Scanned, Scanner};
+use super::search::{Candidate, candidates};
 
 /// Files and folders, and how they are read.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataSource {
-    /// Files, and folders that are searched recursively, in sorted order; links in them are not followed.
+    /// Files, and folders that are searched recursively, in sorted order. Links are followed, hidden files left out, and where there
+    /// are files in a format of data, text that is not `.txt` too; `format` takes all.
     pub paths: Vec<PathBuf>,
-    /// How files are read. If absent, their extensions decide: `.jsonl` and `.ndjson`, `.parquet`, `.bin`; all others are text.
+    /// How files are read. If absent, their extensions decide: `.jsonl` and `.ndjson`, `.json` for an array of objects or lines of them,
+    /// `.parquet`, `.bin`; `.csv` and `.tsv` are refused, all others are text.
     pub format: Option<Format>,
     /// The field or column of JSON Lines and Parquet that holds text. Where it is missing, the conversation in `messages` is read.
     pub field: String,
@@ -38,39 +42,32 @@ impl Default for DataSource {
 }
 
 /// How a file is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
     /// UTF-8; a file is a document.
     Text,
     /// JSON Lines: each line is an object and a document.
     Jsonl,
+    /// One JSON array: each element is an object and a document.
+    Json,
     /// Parquet: a row is a document. Needs the cargo feature `parquet`.
     Parquet,
     /// Tokens as llm.c (`uint16`, and `uint32` for Llama 3) and llmq write them.
     Bin,
 }
 
-impl Format {
-    /// The format that the extension stands for: `jsonl` and `ndjson`, `parquet`, `bin`; all others are text.
-    pub fn of(path: &Path) -> Self {
-        let extension = path.extension().unwrap_or_default().to_ascii_lowercase();
-        match extension.to_str() {
-            Some("jsonl" | "ndjson") => Self::Jsonl,
-            Some("parquet") => Self::Parquet,
-            Some("bin") => Self::Bin,
-            _ => Self::Text,
-        }
+impl fmt::Display for Format {
+    /// As in a configuration: `jsonl`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Text => "text",
+            Self::Jsonl => "jsonl",
+            Self::Json => "json",
+            Self::Parquet => "parquet",
+            Self::Bin => "bin",
+        })
     }
-}
-
-/// A file that may be taken.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Candidate {
-    path: PathBuf,
-    bytes: u64,
-    /// The user named it, rather than a folder in which it is.
-    explicit: bool,
 }
 
 /// What is taken of a source.
@@ -79,7 +76,7 @@ pub(super) struct Selection {
     /// In the order in which they are read.
     pub(super) files: Vec<Scanned>,
     /// Files that were passed over.
-    pub(super) skipped: usize,
+    pub(super) left: LeftOut,
 }
 
 impl DataSource {
@@ -92,20 +89,18 @@ impl DataSource {
         let mut selection = Selection::default();
         let max_bytes = self.max_bytes.unwrap_or(u64::MAX);
         let mut left = max_bytes;
+        let candidates = candidates(self, &mut selection.left)?;
         let mut take = |candidate: &Candidate, left: &mut u64| -> Result<(), DataError> {
-            let format = self.format.unwrap_or_else(|| Format::of(&candidate.path));
-            // A folder may hold `.bin` files of other programs.
-            let must_be_of_format = candidate.explicit || self.format.is_some();
-            match scanner.scan(&candidate.path, format, *left, must_be_of_format)? {
+            match scanner.scan(&candidate.path, candidate.format, *left, &self.field)? {
                 Some(file) => {
                     *left -= file.taken;
                     selection.files.push(file);
                 }
-                None => selection.skipped += 1,
+                None => selection.left.add(Reason::NoText),
             }
             Ok(())
         };
-        let (chosen, mut others) = self.choose(self.candidates()?);
+        let (chosen, mut others) = self.choose(candidates);
         for candidate in chosen {
             take(&candidate, &mut left)?;
         }
@@ -118,42 +113,10 @@ impl DataSource {
             take(&candidate, &mut left)?;
         }
         if selection.files.is_empty() {
-            let (paths, skipped) = (self.paths.clone(), selection.skipped);
-            return Err(DataError::NoText { paths, max_bytes: self.max_bytes, skipped });
+            let (paths, left) = (self.paths.clone(), selection.left);
+            return Err(DataError::NoText { paths, max_bytes: self.max_bytes, left });
         }
         Ok(selection)
-    }
-
-    fn candidates(&self) -> Result<Vec<Candidate>, DataError> {
-        let mut candidates = vec![];
-        for path in &self.paths {
-            let metadata = fs::metadata(path).map_err(cannot_read(path))?;
-            if metadata.is_dir() {
-                let first = candidates.len();
-                self.search(path, &mut candidates)?;
-                candidates[first..].sort();
-            } else {
-                candidates.push(Candidate { path: path.clone(), bytes: metadata.len(), explicit: true });
-            }
-        }
-        Ok(candidates)
-    }
-
-    fn search(&self, dir: &Path, found: &mut Vec<Candidate>) -> Result<(), DataError> {
-        for entry in fs::read_dir(dir).map_err(cannot_read(dir))? {
-            let entry = entry.map_err(cannot_read(dir))?;
-            let path = entry.path();
-            let metadata = entry.metadata().map_err(cannot_read(&path))?;
-            let wanted = self.extension.as_ref();
-            // Links are not followed, so a search ends and no file counts twice.
-            if metadata.is_dir() {
-                self.search(&path, found)?;
-            } else if metadata.is_file() && wanted.is_none_or(|wanted| path.extension().is_some_and(|e| e == &**wanted))
-            {
-                found.push(Candidate { path, bytes: metadata.len(), explicit: false });
-            }
-        }
-        Ok(())
     }
 
     /// All candidates if they fit; else those that keep the bytes taken in proportion to the bytes passed, and the

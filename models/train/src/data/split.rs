@@ -60,6 +60,8 @@ pub(super) struct Streams {
     pub(super) train: StreamSize,
     pub(super) held_out: StreamSize,
     pub(super) has_mask: bool,
+    /// Whether versions before this one may have made other tokens of the documents.
+    pub(super) is_new: bool,
 }
 
 /// Deals documents to the two streams.
@@ -71,17 +73,19 @@ pub(super) struct Split {
     /// Where the document that is being written begins in `train`.
     begin: u64,
     has_mask: bool,
+    is_new: bool,
 }
 
 impl Split {
     pub(super) fn create(folder: &Path, fraction: f64, width: Width) -> Result<Self, DataError> {
         let train = Stream::create(StreamFiles::train(folder))?;
         let held_out = Stream::create(StreamFiles::held_out(folder))?;
-        Ok(Self { fraction, width, train, held_out, begin: 0, has_mask: false })
+        Ok(Self { fraction, width, train, held_out, begin: 0, has_mask: false, is_new: false })
     }
 
     /// The next part of a document.
     pub(super) fn push(&mut self, part: &Tokenized) -> Result<(), DataError> {
+        self.is_new |= part.is_new;
         if part.mask.is_some() && !self.has_mask {
             self.has_mask = true;
             self.train.begin_mask()?;
@@ -128,8 +132,8 @@ impl Split {
             self.train.move_documents(cut, &mut self.held_out)?;
             self.train.move_tail(cut, &mut self.held_out, self.width)?;
         }
-        let has_mask = self.has_mask;
-        Ok(Streams { train: self.train.finish()?, held_out: self.held_out.finish()?, has_mask })
+        let Self { has_mask, is_new, .. } = self;
+        Ok(Streams { train: self.train.finish()?, held_out: self.held_out.finish()?, has_mask, is_new })
     }
 }
 

@@ -1,7 +1,7 @@
 //! [`TokenFile`]: tokens of 16 or 32 bits in a file, as llm.c and llmq write them after a header of 1024 bytes, and as the cache has
 //! them without one.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::ops::Range;
 use std::path::Path;
@@ -9,6 +9,7 @@ use std::path::Path;
 use super::DataError;
 use super::error::cannot_read;
 use super::raw_file::RawFile;
+use crate::files;
 
 /// Bytes before the first token.
 const HEADER: u64 = 1024;
@@ -62,7 +63,7 @@ impl Header {
         let fail = |reason: String| DataError::TokenFile { path: path.into(), reason };
         let bytes = fs::metadata(path).map_err(cannot_read(path))?.len();
         let mut header = vec![];
-        File::open(path).and_then(|file| file.take(HEADER).read_to_end(&mut header)).map_err(cannot_read(path))?;
+        files::open(path).and_then(|file| file.take(HEADER).read_to_end(&mut header)).map_err(cannot_read(path))?;
         if (header.len() as u64) < HEADER {
             return Err(fail(format!("it has {} bytes, its header alone would have {HEADER}", header.len())));
         }

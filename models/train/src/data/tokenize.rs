@@ -1,6 +1,8 @@
 //! Documents of a source to token streams in the cache: in parallel, in the order of the files, a bounded part of them in memory.
 
 use std::path::Path;
+use std::sync::mpsc::{self, SyncSender};
+use std::thread;
 
 use rayon::prelude::*;
 
@@ -10,6 +12,7 @@ use super::encode::{Encoder, Work};
 use super::scan::Scanned;
 use super::split::{Split, Streams};
 use super::token_file::Width;
+use crate::chat::with_stack;
 use crate::progress::Progress;
 
 /// Bytes of text that are tokenized at once, and documents: a document has some memory of its own.
@@ -40,35 +43,49 @@ fn write_streams(
     let width = Width::for_vocabulary(encoder.tokenizer.vocab_size());
     let mut split = Split::create(folder, held_out_fraction, width)?;
     let mut done = Progress { bytes: 0, total_bytes: files.iter().map(|file| file.taken).sum() };
-    let mut batch: Vec<Work<'_>> = vec![];
-    let mut batch_bytes = 0;
-    let mut flush = |batch: &mut Vec<Work<'_>>| -> Result<(), DataError> {
-        let tokenized: Vec<_> = batch.par_iter().map(|work| encoder.encode(work)).collect();
-        for (work, part) in batch.drain(..).zip(tokenized) {
-            split.push(&part?)?;
-            done.bytes += work.bytes;
+    // What comes next is read while this is tokenized.
+    thread::scope(|scope| {
+        let (send, batches) = mpsc::sync_channel(1);
+        scope.spawn(move || read(files, encoder, &send));
+        for batch in batches {
+            let batch: Vec<Work<'_>> = batch?;
+            let tokenized: Vec<_> = with_stack(|| batch.par_iter().map(|work| encoder.encode(work)).collect());
+            for (work, part) in batch.iter().zip(tokenized) {
+                split.push(&part?)?;
+                done.bytes += work.bytes;
+            }
+            progress(done);
         }
-        progress(done);
-        Ok(())
-    };
-    for file in files {
-        for work in documents::read(file, encoder.field)? {
-            let work = match work {
-                Ok(work) => work,
-                // An earlier line may be wrong too, and is the one to name.
-                Err(error) => {
-                    flush(&mut batch)?;
-                    return Err(error);
-                }
-            };
-            batch_bytes += work.bytes;
-            batch.push(work);
-            if batch_bytes >= BATCH_BYTES || batch.len() == BATCH_DOCUMENTS {
-                flush(&mut batch)?;
-                batch_bytes = 0;
+        split.finish()
+    })
+}
+
+/// Sends what the files hold in batches, and the first error after what comes before it: an earlier line may be wrong too, and is the one
+/// to name.
+fn read<'a>(files: &[&'a Scanned], encoder: &Encoder<'a>, send: &SyncSender<Result<Vec<Work<'a>>, DataError>>) {
+    let (mut batch, mut bytes) = (vec![], 0);
+    let all = files.iter().flat_map(|file| match documents::read(file, encoder) {
+        Ok(documents) => documents,
+        Err(error) => Box::new(std::iter::once(Err(error))),
+    });
+    for work in all {
+        match work {
+            Ok(work) => {
+                bytes += work.bytes;
+                batch.push(work);
+            }
+            Err(error) => {
+                // Nobody listens any more once there is an error.
+                let _ = send.send(Ok(batch)).and_then(|()| send.send(Err(error)));
+                return;
+            }
+        }
+        if bytes >= BATCH_BYTES || batch.len() == BATCH_DOCUMENTS {
+            bytes = 0;
+            if send.send(Ok(std::mem::take(&mut batch))).is_err() {
+                return;
             }
         }
     }
-    flush(&mut batch)?;
-    split.finish()
+    let _ = send.send(Ok(batch));
 }

@@ -187,7 +187,7 @@ impl MetricsFile {
 pub fn read_metrics(path: &Path) -> Result<Vec<Record>, MetricsError> {
     let io = |source| MetricsError::Io { path: path.into(), source };
     let mut records: Vec<Record> = vec![];
-    let mut lines = BufReader::new(File::open(path).map_err(io)?);
+    let mut lines = BufReader::new(crate::files::open(path).map_err(io)?);
     for number in 1.. {
         let mut line = vec![];
         // A last line without an end is being written, or was when the process was killed.

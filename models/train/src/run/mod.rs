@@ -33,7 +33,7 @@ pub struct Run<'a, B: AutodiffBackend> {
     pub selected: &'a SelectedDevice,
     /// The backend's device.
     pub device: &'a B::Device,
-    /// What the held-out loss is of.
+    /// What the held-out loss is of; without batches there is none.
     pub held_out: &'a [Batch],
     /// Where it is saved, if it is.
     pub checkpoints: Option<Checkpoints>,
@@ -56,8 +56,8 @@ pub struct Finished<M> {
     pub model: M,
     /// Its step lines.
     pub lines: Vec<StepLine>,
-    /// Losses of the held-out batches.
-    pub held_out: HeldOut,
+    /// Losses of the held-out batches, if there are any.
+    pub held_out: Option<HeldOut>,
 }
 
 /// Mean losses of the held-out batches, in nats per token.
@@ -170,9 +170,9 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
                 self.log(&mut now, &step, seen, &steps)?;
             }
             if save || evaluate {
-                let HeldOut { last: (_, loss), .. } = self.evaluate(&mut now, &steps)?;
+                let held_out = self.evaluate(&mut now, &steps)?;
                 if save {
-                    self.write(&steps, Worth::HeldOutLoss(loss))?;
+                    self.write(&steps, Worth::HeldOutLoss(held_out.map(|held_out| held_out.last.1)))?;
                 }
             }
             if let (Some(signal), Some(checkpoints)) = (stop, &mut self.checkpoints) {
@@ -189,7 +189,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         // Metrics of before, which tell it, are the first rank's alone.
         let is_known = steps.ranks().is_none() || steps.done() > begun;
         let held_out = match now.held_out.filter(|held_out| is_known && held_out.last.0 == steps.done()) {
-            Some(held_out) => held_out,
+            Some(held_out) => Some(held_out),
             // No step was left to make.
             None => self.evaluate(&mut now, &steps)?,
         };
@@ -230,11 +230,14 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         Ok(())
     }
 
-    /// The held-out loss after the steps so far.
-    fn evaluate<M>(&mut self, now: &mut UnderWay<B>, steps: &Steps<'_, B, M>) -> Result<HeldOut, TrainError>
+    /// The held-out loss after the steps so far, if anything is held out.
+    fn evaluate<M>(&mut self, now: &mut UnderWay<B>, steps: &Steps<'_, B, M>) -> Result<Option<HeldOut>, TrainError>
     where
         M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
     {
+        if self.held_out.is_empty() {
+            return Ok(None);
+        }
         let begun = Instant::now();
         let done = steps.done();
         let loss = mean_loss(&steps.model.valid(), self.held_out, self.device)?;
@@ -256,7 +259,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         now.held_out = Some(held_out);
         // Tokens per second are of training.
         now.since += begun.elapsed();
-        Ok(held_out)
+        Ok(Some(held_out))
     }
 
     fn is_float8(&self, step: usize) -> bool {

@@ -6,7 +6,7 @@ mod read;
 mod write;
 
 pub use error::TensorFilesError;
-pub use read::{MappedBytes, StoredTensor, TensorFiles};
+pub use read::{StoredTensor, TensorFiles};
 pub use write::{NewTensor, bf16_bytes, f32_bytes, write_file, write_shards};
 
 /// Of a folder's only file.

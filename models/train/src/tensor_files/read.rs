@@ -1,20 +1,25 @@
-//! Reading: headers when files are opened, a tensor's bytes when they are asked for, mapped from the file.
+//! Reading: headers when files are opened, a tensor's bytes when they are asked for. Nothing is mapped into memory: a file that
+//! becomes shorter meanwhile is an error, where a map ends the process.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
-use std::io::Read;
-use std::ops::{Deref, Range};
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use half::{bf16, f16};
-use memmap2::{Mmap, MmapOptions};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::Deserialize;
 
 use super::{INDEX, SINGLE, TensorFilesError};
+use crate::files;
 
-/// The tensors of one safetensors file, or of shards with an index. Nobody may change the files while this lives.
+/// Bytes that are decoded at once: a multiple of the size of every element.
+const CHUNK: usize = 1 << 20;
+
+/// The tensors of one safetensors file, or of shards with an index. Whoever writes to the files while this lives changes the tensors.
 #[derive(Debug)]
 pub struct TensorFiles {
     path: PathBuf,
@@ -25,7 +30,7 @@ pub struct TensorFiles {
 #[derive(Debug)]
 struct OpenFile {
     path: PathBuf,
-    file: File,
+    file: Mutex<File>,
     /// When it was opened.
     bytes: u64,
 }
@@ -76,7 +81,8 @@ impl TensorFiles {
     }
 
     fn open_shards(folder: &Path, index: &Path) -> Result<Self, TensorFilesError> {
-        let text = fs::read_to_string(index).map_err(|source| TensorFilesError::Io { path: index.into(), source })?;
+        let text =
+            files::read_to_string(index).map_err(|source| TensorFilesError::Io { path: index.into(), source })?;
         let Index { weight_map } =
             serde_json::from_str(&text).map_err(|source| TensorFilesError::Json { path: index.into(), source })?;
         let contradiction = |reason| TensorFilesError::Broken { path: index.into(), reason };
@@ -85,6 +91,10 @@ impl TensorFiles {
         let mut files = Vec::with_capacity(shards.len());
         let mut tensors = BTreeMap::new();
         for shard in shards {
+            // Of a stranger's index, files of its folder.
+            if !Path::new(shard).components().all(|part| matches!(part, Component::Normal(_))) || shard.is_empty() {
+                return Err(contradiction(format!("{shard:?} is not the name of a file in this folder")));
+            }
             let (file, entries) = OpenFile::open(&folder.join(shard), files.len())?;
             files.push(file);
             for (name, entry) in entries {
@@ -171,24 +181,14 @@ impl<'a> StoredTensor<'a> {
         self.entry.bytes as u64
     }
 
-    /// The elements as the file has them: row-major, little-endian. Nothing is copied, the system reads what is touched.
+    /// The elements as the file has them: row-major, little-endian.
     ///
     /// # Errors
     /// [`TensorFilesError::Io`]; [`TensorFilesError::Broken`] if the file is shorter than when it was opened.
-    pub fn bytes(&self) -> Result<MappedBytes, TensorFilesError> {
-        let Entry { start, bytes, .. } = *self.entry;
-        let OpenFile { path, file, bytes: opened } = self.file;
-        let io = |source| TensorFilesError::Io { path: path.clone(), source };
-        // To touch a page that the file no longer has would end the process.
-        let now = file.metadata().map_err(io)?.len();
-        if now < *opened {
-            let reason = format!("{now} bytes, {opened} when it was opened");
-            return Err(TensorFilesError::Broken { path: path.clone(), reason });
-        }
-        // SAFETY: the map is read-only and seen as bytes, for which every value is valid. That nobody changes the file
-        // meanwhile is the caller's to see to.
-        let map = unsafe { MmapOptions::new().offset(start).len(bytes).map(file) };
-        map.map(MappedBytes).map_err(io)
+    pub fn bytes(&self) -> Result<Vec<u8>, TensorFilesError> {
+        let mut bytes = vec![0; self.entry.bytes];
+        self.file.read(self.entry.start, &mut bytes)?;
+        Ok(bytes)
     }
 
     /// The elements in f32, row-major: F32, F16 and BF16 exactly.
@@ -211,11 +211,11 @@ impl<'a> StoredTensor<'a> {
         self.decode(rows.start * row..rows.end * row)
     }
 
-    fn decode(&self, bytes: Range<usize>) -> Result<Vec<f32>, TensorFilesError> {
-        let decode: fn(&[u8]) -> Vec<f32> = match self.entry.dtype {
-            Dtype::F32 => |bytes| decode(bytes, f32::from_le_bytes),
-            Dtype::F16 => |bytes| decode(bytes, |bytes| f16::from_le_bytes(bytes).to_f32()),
-            Dtype::BF16 => |bytes| decode(bytes, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+    fn decode(&self, range: Range<usize>) -> Result<Vec<f32>, TensorFilesError> {
+        let decode: fn(&[u8], &mut Vec<f32>) = match self.entry.dtype {
+            Dtype::F32 => |bytes, values| decode(bytes, values, f32::from_le_bytes),
+            Dtype::F16 => |bytes, values| decode(bytes, values, |bytes| f16::from_le_bytes(bytes).to_f32()),
+            Dtype::BF16 => |bytes, values| decode(bytes, values, |bytes| bf16::from_le_bytes(bytes).to_f32()),
             other => {
                 return Err(TensorFilesError::Dtype {
                     name: self.name.into(),
@@ -224,28 +224,40 @@ impl<'a> StoredTensor<'a> {
                 });
             }
         };
-        self.bytes().map(|all| decode(&all[bytes]))
+        let mut values = Vec::with_capacity(range.len() / (self.entry.dtype.bitsize() / 8));
+        let mut buffer = vec![0; CHUNK.min(range.len())];
+        for begin in range.clone().step_by(CHUNK) {
+            let chunk = &mut buffer[..CHUNK.min(range.end - begin)];
+            self.file.read(self.entry.start + begin as u64, chunk)?;
+            decode(chunk, &mut values);
+        }
+        Ok(values)
     }
 }
 
-/// The bytes of a tensor in its file.
-#[derive(Debug)]
-pub struct MappedBytes(Mmap);
-
-impl Deref for MappedBytes {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-fn decode<const N: usize>(bytes: &[u8], convert: impl Fn([u8; N]) -> f32) -> Vec<f32> {
-    let (chunks, _) = bytes.as_chunks::<N>();
-    chunks.iter().map(|&chunk| convert(chunk)).collect()
+fn decode<const N: usize>(bytes: &[u8], values: &mut Vec<f32>, convert: impl Fn([u8; N]) -> f32) {
+    values.extend(bytes.as_chunks::<N>().0.iter().map(|&chunk| convert(chunk)));
 }
 
 impl OpenFile {
+    /// Fills `bytes` with those from `start` on.
+    fn read(&self, start: u64, bytes: &mut [u8]) -> Result<(), TensorFilesError> {
+        let Self { path, file, bytes: opened } = self;
+        let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut read = || -> io::Result<()> {
+            file.seek(SeekFrom::Start(start))?;
+            file.read_exact(bytes)
+        };
+        match read() {
+            Err(source) if source.kind() == ErrorKind::UnexpectedEof => {
+                let now = file.metadata().map_or(0, |metadata| metadata.len());
+                let reason = format!("{now} bytes, {opened} when it was opened");
+                Err(TensorFilesError::Broken { path: path.clone(), reason })
+            }
+            result => result.map_err(|source| TensorFilesError::Io { path: path.clone(), source }),
+        }
+    }
+
     /// Reads the header, whose tensors then lie in file number `number`.
     ///
     /// A safetensors file is an 8-byte little-endian length, that many bytes of JSON, and the data.
@@ -253,7 +265,7 @@ impl OpenFile {
         let io = |source| TensorFilesError::Io { path: path.into(), source };
         let broken = |reason| TensorFilesError::Broken { path: path.into(), reason };
 
-        let mut file = File::open(path).map_err(io)?;
+        let mut file = files::open(path).map_err(io)?;
         let file_bytes = file.metadata().map_err(io)?.len();
         let mut length = [0; 8];
         if file_bytes < length.len() as u64 {
@@ -279,6 +291,6 @@ impl OpenFile {
             (name, Entry { file: number, dtype, shape, start: data + start as u64, bytes: end - start })
         };
         let tensors = metadata.tensors().into_iter().map(entry).collect();
-        Ok((Self { path: path.into(), file, bytes: file_bytes }, tensors))
+        Ok((Self { path: path.into(), file: Mutex::new(file), bytes: file_bytes }, tensors))
     }
 }

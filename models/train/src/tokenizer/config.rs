@@ -1,11 +1,11 @@
 //! JSON objects that lie beside a tokenizer.
 
-use std::fs;
 use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
 use super::TokenizerError;
+use crate::files;
 
 /// A JSON object in a file; empty if the file is not there.
 pub(crate) struct ConfigFile {
@@ -15,7 +15,7 @@ pub(crate) struct ConfigFile {
 
 impl ConfigFile {
     pub(crate) fn read(path: PathBuf) -> Result<Self, TokenizerError> {
-        let text = match fs::read_to_string(&path) {
+        let text = match files::read_to_string(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Self { path, map: Map::new() }),
             Err(source) => return Err(TokenizerError::Io { path, source }),

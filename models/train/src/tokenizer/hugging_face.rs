@@ -1,9 +1,14 @@
-//! Hugging Face's `tokenizer.json`, by their own library.
+//! Hugging Face's `tokenizer.json`, by their own library. What it does not take is an error, also where the library panics: files come
+//! from strangers.
 
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::OnceLock;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::Value;
 use tokenizers::tokenizer::step_decode_stream;
 
 use super::{SpecialTokens, TokenizerError};
@@ -15,19 +20,56 @@ pub(super) struct HuggingFace {
     /// Takes them for what they are; a copy that most programs never need.
     special: OnceLock<Box<tokenizers::Tokenizer>>,
     vocab_size: usize,
+    first: Option<u32>,
+}
+
+/// The library panics where a file contradicts itself.
+fn without_panic<T, E: ToString>(call: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| text.to_string()));
+            Err(text.unwrap_or_else(|| "it contradicts itself".into()))
+        }
+    }
+}
+
+/// A map of characters begins with the bytes of its table, for which the library makes room before it looks whether they are there.
+fn check_maps(value: &Value) -> Result<(), String> {
+    match value {
+        Value::Array(values) => values.iter().try_for_each(check_maps),
+        Value::Object(map) => map.iter().try_for_each(|(key, value)| match value.as_str() {
+            Some(text) if key == "precompiled_charsmap" => {
+                let bytes = STANDARD.decode(text).map_err(|error| format!("{key} is not base64: {error}"))?;
+                let (size, rest) =
+                    bytes.split_first_chunk().ok_or_else(|| format!("{key} has {} bytes", bytes.len()))?;
+                let size = u32::from_le_bytes(*size) as usize;
+                match size <= rest.len() {
+                    true => Ok(()),
+                    false => Err(format!("{key} has {} bytes, of which {size} are to be its table", bytes.len())),
+                }
+            }
+            _ => check_maps(value),
+        }),
+        _ => Ok(()),
+    }
 }
 
 impl HuggingFace {
     /// `path` is for errors.
     pub(super) fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self, TokenizerError> {
         let fail = |reason: String| TokenizerError::HuggingFace { path: path.into(), reason };
-        let mut text = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| fail(error.to_string()))?;
+        let json: Value = serde_json::from_slice(bytes).map_err(|error| fail(error.to_string()))?;
+        check_maps(&json["normalizer"]).map_err(fail)?;
+        let mut text = without_panic(|| tokenizers::Tokenizer::from_bytes(bytes)).map_err(fail)?;
         // The file may say to what length its author cut texts.
         text.with_padding(None).with_truncation(None).map_err(|error| fail(error.to_string()))?;
         text.set_encode_special_tokens(true);
+        let first = without_panic(|| text.encode_fast("", true)).map_err(fail)?.get_ids().first().copied();
         let largest = text.get_vocab(true).into_values().max();
         let vocab_size = largest.ok_or_else(|| fail("it has no tokens".into()))? as usize + 1;
-        Ok(Self { text, special: OnceLock::new(), vocab_size })
+        Ok(Self { text, special: OnceLock::new(), vocab_size, first })
     }
 
     pub(super) fn vocab_size(&self) -> usize {
@@ -43,13 +85,13 @@ impl HuggingFace {
             SpecialTokens::AreText => &self.text,
             SpecialTokens::InText => self.special(),
         };
-        let encoding = tokenizer.encode_fast(text, false).map_err(|error| error.to_string())?;
+        let encoding = without_panic(|| tokenizer.encode_fast(text, false))?;
         Ok(encoding.get_ids().to_vec())
     }
 
     /// As `Tokenizer::encode_with_ranges`.
     pub(super) fn encode_with_ranges(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>), String> {
-        let encoding = self.special().encode(text, false).map_err(|error| error.to_string())?;
+        let encoding = without_panic(|| self.special().encode(text, false))?;
         let mut end = 0;
         let range = |&(start, own_end): &(usize, usize)| {
             let start = start.min(end);
@@ -58,6 +100,14 @@ impl HuggingFace {
         };
         let ranges = encoding.get_offsets().iter().map(range).collect();
         Ok((encoding.get_ids().to_vec(), ranges))
+    }
+
+    /// The ids of a text whose special tokens are text, and where in it words end that others follow.
+    pub(super) fn words(&self, text: &str) -> Result<(Vec<u32>, Vec<usize>), String> {
+        let encoding = without_panic(|| self.text.encode(text, false))?;
+        let (words, offsets) = (encoding.get_word_ids(), encoding.get_offsets());
+        let changes = (1..words.len()).filter(|i| words[*i] != words[i - 1]);
+        Ok((encoding.get_ids().to_vec(), changes.map(|i| offsets[i].0).collect()))
     }
 
     pub(super) fn is_special(&self, id: u32) -> bool {
@@ -74,12 +124,11 @@ impl HuggingFace {
 
     /// What the tokenizer itself puts before a text.
     pub(super) fn first(&self) -> Option<u32> {
-        let encoding = self.text.encode_fast("", true).ok()?;
-        encoding.get_ids().first().copied()
+        self.first
     }
 
     pub(super) fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, String> {
-        self.text.decode(ids, skip_special).map_err(|error| error.to_string())
+        without_panic(|| self.text.decode(ids, skip_special))
     }
 }
 
@@ -94,8 +143,9 @@ pub(super) struct Stream {
 impl Stream {
     pub(super) fn push(&mut self, tokenizer: &HuggingFace, id: u32, skip_special: bool) -> Result<String, String> {
         let Self { ids, prefix, prefix_index } = self;
-        let text = step_decode_stream(&tokenizer.text, vec![id], skip_special, ids, prefix, prefix_index);
-        text.map(Option::unwrap_or_default).map_err(|error| error.to_string())
+        let text =
+            without_panic(|| step_decode_stream(&tokenizer.text, vec![id], skip_special, ids, prefix, prefix_index));
+        text.map(Option::unwrap_or_default)
     }
 
     /// What is left of a character that has not ended.

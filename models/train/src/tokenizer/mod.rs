@@ -7,8 +7,8 @@ mod hugging_face;
 mod marks;
 mod stream;
 mod tiktoken;
+mod words;
 
-use std::fs;
 use std::ops::Range;
 use std::path::Path;
 
@@ -23,6 +23,7 @@ pub use stream::TextStream;
 use tiktoken::Tiktoken;
 
 use crate::digest::{Fingerprint, hex};
+use crate::files;
 
 /// What the name of a special token in a text stands for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +60,9 @@ enum Kind {
 }
 
 impl Tokenizer {
+    /// What [`open`](Self::open) and [`format`](Self::format) call [`Tokenizer::bytes`].
+    pub const BYTES: &'static str = "bytes";
+
     /// Byte-level tokens, see [`ByteTokenizer`].
     pub fn bytes() -> Self {
         Self {
@@ -85,7 +89,7 @@ impl Tokenizer {
     /// Any [`TokenizerError`] about files.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, TokenizerError> {
         let path = path.as_ref();
-        let bytes = fs::read(path).map_err(|source| TokenizerError::Io { path: path.into(), source })?;
+        let bytes = files::read(path).map_err(|source| TokenizerError::Io { path: path.into(), source })?;
         let digest = hex(Sha256::new_with_prefix(&bytes));
         let (kind, own) = if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json")) {
             let tokenizer = HuggingFace::from_bytes(&bytes, path)?;
@@ -110,7 +114,7 @@ impl Tokenizer {
     /// Any [`TokenizerError`] about files.
     pub fn open(name: &str) -> Result<Self, TokenizerError> {
         match name {
-            "bytes" => Ok(Self::bytes()),
+            Self::BYTES => Ok(Self::bytes()),
             path if Path::new(path).is_dir() => Self::from_folder(path),
             path => Self::from_file(path),
         }
@@ -119,7 +123,7 @@ impl Tokenizer {
     /// The file that the format is named after, or `bytes`.
     pub fn format(&self) -> &'static str {
         match &self.kind {
-            Kind::Bytes => "bytes",
+            Kind::Bytes => Self::BYTES,
             Kind::HuggingFace(_) => "tokenizer.json",
             Kind::Tiktoken(_) => "tokenizer.model",
         }
@@ -246,6 +250,17 @@ impl Tokenizer {
     /// As [`stream`](Self::stream), without special tokens: what a model says to a reader.
     pub fn stream_text(&self) -> TextStream<'_> {
         TextStream::new(self, true)
+    }
+
+    /// As [`stream_text`](Self::stream_text), what follows the ids of `prompt`: some decoders take the first space of a text away, and
+    /// that of an answer is not the first.
+    ///
+    /// # Errors
+    /// [`TokenizerError::UnknownId`], [`TokenizerError::Decode`].
+    pub fn stream_text_after(&self, prompt: &[u32]) -> Result<TextStream<'_>, TokenizerError> {
+        let mut stream = self.stream_text();
+        prompt.iter().try_for_each(|id| stream.push(*id).map(drop))?;
+        Ok(stream)
     }
 
     fn id_of(&self, token: &str) -> Option<u32> {

@@ -2,11 +2,12 @@
 
 use std::env;
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
-use train::{DataSource, Dataset, Tokenizer};
+use train::data::KeptTokens;
+use train::{DataSource, Dataset, Tokenizer, Validation};
 
 use crate::{Files, documents, folder_with_tokenizer, message, stream, whole, wrapped};
 
@@ -24,13 +25,19 @@ fn entry(files: &Files) -> PathBuf {
 
 #[test]
 fn tokens_are_found_again() {
-    let files = Files::new([("a", "one"), ("b.jsonl", "{\"text\": \"two\"}")]);
+    let files = Files::new([("a.txt", "one"), ("b.jsonl", "{\"text\": \"two\"}")]);
     let mut bytes = vec![];
     let mut open = || {
         bytes.clear();
-        let dataset =
-            Dataset::open(&files.sources(), 0.1, &Tokenizer::bytes(), None, &files.cache(), &mut |p| bytes.push(p))
-                .unwrap();
+        let dataset = Dataset::open(
+            &files.sources(),
+            Validation::Fraction(0.1),
+            &Tokenizer::bytes(),
+            None,
+            &files.cache(),
+            &mut |p| bytes.push(p),
+        )
+        .unwrap();
         (dataset.was_cached(), bytes.clone(), dataset.size())
     };
     let (was_cached, progress, size) = open();
@@ -177,8 +184,15 @@ fn an_error_leaves_nothing_behind() {
 fn a_file_that_is_written_to_while_it_is_read() {
     let files = Files::new([("a.jsonl", "{\"text\": \"some\"}\n".repeat(9000))]);
     let mut write = |_| files.write("a.jsonl", "{\"text\": \"other\"}\n".repeat(9000));
-    let error =
-        Dataset::open(&files.sources(), 0.0, &Tokenizer::bytes(), None, &files.cache(), &mut write).unwrap_err();
+    let error = Dataset::open(
+        &files.sources(),
+        Validation::Fraction(0.0),
+        &Tokenizer::bytes(),
+        None,
+        &files.cache(),
+        &mut write,
+    )
+    .unwrap_err();
     assert!(
         message(&error).ends_with("a.jsonl changed while it was read: start again when nothing writes to it"),
         "{error}"
@@ -221,7 +235,9 @@ fn open_in_folder(folder: PathBuf) {
             std::process::abort();
         }
     };
-    let dataset = Dataset::open(&[source], 0.1, &Tokenizer::bytes(), None, &folder.join("cache"), &mut die).unwrap();
+    let dataset =
+        Dataset::open(&[source], Validation::Fraction(0.1), &Tokenizer::bytes(), None, &folder.join("cache"), &mut die)
+            .unwrap();
     println!("cached {} tokens {}.", dataset.was_cached(), dataset.size().train_tokens);
 }
 
@@ -259,4 +275,39 @@ fn a_process_that_dies_leaves_no_cache() {
     assert!(!dataset.was_cached());
     assert_eq!(dataset.size().train_tokens + dataset.size().held_out_tokens, 15_003);
     assert!(entry(&files).join("manifest.json").exists());
+}
+
+/// The most recently used first; what is not old stays, and what is gone is made again.
+#[test]
+fn tokens_are_listed_and_pruned() {
+    let files = Files::new([("a", "one"), ("b", "two")]);
+    let open = |name: &str| files.open(&[files.source(name)], 0.0).unwrap().was_cached();
+    let names = |kept: Vec<KeptTokens>| -> Vec<PathBuf> { kept.into_iter().map(|kept| kept.path).collect() };
+    let list = || KeptTokens::list(&files.cache()).unwrap();
+    assert!(list().is_empty());
+    assert!(!open("a"));
+    let first = names(list());
+    assert!(!open("b"));
+    let day = Duration::from_secs(24 * 60 * 60);
+    let ago = |path: &Path, days: u32| {
+        let manifest = fs::File::options().append(true).open(path.join("manifest.json")).unwrap();
+        manifest.set_modified(SystemTime::now() - days * day).unwrap();
+    };
+    for kept in list() {
+        assert_eq!(
+            kept.bytes,
+            fs::read_dir(&kept.path).unwrap().map(|file| file.unwrap().metadata().unwrap().len()).sum::<u64>()
+        );
+        ago(&kept.path, 10);
+    }
+    // Use is noted.
+    assert!(open("a"));
+    assert_eq!(list().len(), 2);
+    assert_eq!(list()[0].path, first[0]);
+    let pruned = names(KeptTokens::prune(&files.cache(), 5 * day).unwrap());
+    assert_eq!((pruned.len(), names(list())), (1, first.clone()));
+    assert!(!pruned[0].exists() && pruned != first);
+    assert!(open("a") && !open("b"));
+    assert_eq!(KeptTokens::prune(&files.cache(), Duration::ZERO).unwrap().len(), 2);
+    assert!(list().is_empty() && !open("a"));
 }

@@ -86,7 +86,7 @@ fn a_line_too_long_for_memory_is_named() {
 fn nothing_is_there() {
     let files = Files::new([("empty", &b""[..]), ("binary", b"a\0b"), ("latin1", b"caf\xe9")]);
     let error = files.error();
-    let expected = "(3 files skipped: empty, binary, not UTF-8, or cut to nothing by max_bytes)";
+    let expected = "(left out: 3 empty, binary, not UTF-8 or beyond max_bytes)";
     assert!(error.starts_with("no text in ") && error.ends_with(expected), "{error}");
     let error = files.error_of(&[files.source("missing")]);
     assert!(error.starts_with("cannot read ") && error.contains("missing: "), "{error}");
@@ -112,16 +112,91 @@ fn too_little_text() {
     let dataset = files.all();
     assert!(dataset.train(wrapped(4), 0).is_ok());
     let error = message(&dataset.train(wrapped(5), 0).unwrap_err());
-    assert!(error.contains("the training split has 5 tokens, which make 0 sequences of 5 + 1 tokens"), "{error}");
+    assert!(error.contains("the training split has 5 tokens, which make 0 sequences of 5 targets"), "{error}");
     let shape = SequenceShape { batch_size: 3, ..wrapped(1) };
+    assert!(dataset.train(shape, 0).is_ok());
+    let shape = SequenceShape { batch_size: 5, ..shape };
     let error = message(&dataset.train(shape, 0).unwrap_err());
-    assert!(error.contains("which make 2 sequences of 1 + 1 tokens; one batch needs 3"), "{error}");
-    let error = message(&dataset.held_out(wrapped(1), 1).unwrap_err());
+    assert!(error.contains("which make 4 sequences of 1 targets; one batch needs 5"), "{error}");
+    let error = message(&dataset.held_out(wrapped(1), 1, Some).unwrap_err());
     assert!(error.contains("the held-out split has 0 tokens"), "{error}");
     for (name, shape) in [("seq_len", wrapped(0)), ("batch_size", SequenceShape { batch_size: 0, ..wrapped(1) })] {
         let error = message(&dataset.train(shape, 0).unwrap_err());
         assert_eq!(error, format!("{name} = 0: must be between 1 and 2^31 - 1"));
     }
+}
+
+/// An array gives the documents that lines of its elements give, and errors name their lines.
+#[test]
+fn an_array_of_objects_is_read_as_lines_are() {
+    let array = "\u{feff}\n[{\"text\": \"one]}\\\"\"},\n\n  {\"id\": [1, {}],\r\n \"text\": \"two\"} ,{\"text\": \"three\"}\n]\n";
+    let expected = documents(["one]}\"", "two", "three"]);
+    let files = Files::new([
+        ("a.json", array),
+        ("b.json", "{\"text\": \"one]}\\\"\"}\n{\"text\": \"two\"}\n{\"text\": \"three\"}"),
+    ]);
+    for name in ["a.json", "b.json"] {
+        assert_eq!(stream(&files.open(&[files.source(name)], 0.0).unwrap()).0, expected);
+    }
+    // Of more than is wanted, whole elements.
+    let source = DataSource { max_bytes: Some(60), ..files.source("a.json") };
+    assert_eq!(stream(&files.open(&[source], 0.0).unwrap()).0, documents(["one]}\""]));
+    for (bad, expected) in [
+        ("[{\"text\": \"one\"},\n\n{\"body\": 1}]", "a.json:3: neither `text` nor `messages`"),
+        ("[{\"text\": \"one\"},\n[2]]", "a.json:2: expected an object, found a list"),
+        ("[{\"text\": \"one\"},\n{\"text\": \"two\"}", "a.json:2: the file ends before the JSON array does"),
+        ("[{\"text\": \"one\"},\n{\"text\": \"two\"}]\n\n{}", "a.json:4: expected one JSON array and nothing else"),
+        ("{\n\"text\": \"one\"}", "a.json is neither a JSON array of objects nor JSON Lines: set data.format"),
+        ("[1, 2]", "a.json is neither a JSON array of objects nor JSON Lines"),
+    ] {
+        let files = Files::new([("a.json", bad)]);
+        let error = files.error_of(&[files.source("a.json")]);
+        assert!(error.contains(expected), "{bad}: {error}");
+    }
+}
+
+/// Nobody wants to train on the commas.
+#[test]
+fn a_table_is_refused_unless_it_is_asked_for_as_text() {
+    let files = Files::new([("a.csv", "text,label\none,1\n"), ("b.TSV", "text\tlabel\n")]);
+    for name in ["a.csv", "b.TSV"] {
+        let error = files.error_of(&[files.source(name)]);
+        assert!(error.contains(name) && error.contains("is a table, and tables are not read"), "{error}");
+    }
+    let source = DataSource { format: Some(Format::Text), ..files.source("a.csv") };
+    assert_eq!(stream(&files.open(&[source], 0.0).unwrap()).0, documents(["text,label\none,1\n"]));
+    let error = files.error();
+    assert!(error.ends_with("(left out: 2 csv)"), "{error}");
+}
+
+/// Templates print nothing for what is not there.
+#[test]
+fn a_turn_without_content_is_named() {
+    let good = conversation(&[("user", "hi"), ("assistant", "yo")]);
+    let template = ChatTemplate::new(TEMPLATE, [("", ""); 0]).unwrap();
+    for (bad, expected) in [
+        (
+            r#"[{"role": "user", "text": "hi"}, {"role": "assistant", "content": "yo"}]"#,
+            "message 0 (user) has neither `content` nor `tool_calls`: there are `role`, `text`",
+        ),
+        (
+            r#"[{"role": "user", "content": "hi"}, {"role": "assistant", "content": null}]"#,
+            "message 1 (assistant) has neither",
+        ),
+        (
+            r#"[{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": []}]"#,
+            "message 1 (assistant) has neither",
+        ),
+    ] {
+        let line = format!("{{\"messages\": {bad}}}");
+        let files = Files::new([("chat.jsonl", [&*good, &*line].join("\n"))]);
+        let error = files.open_with(&files.sources(), 0.0, &Tokenizer::bytes(), Some(&template)).unwrap_err();
+        let error = message(&error);
+        assert!(error.starts_with(&format!("{}:2: {expected}", files.path("chat.jsonl").display())), "{error}");
+    }
+    let said_nothing = conversation(&[("user", ""), ("assistant", "yo")]);
+    let files = Files::new([("chat.jsonl", said_nothing)]);
+    assert!(files.open_with(&files.sources(), 0.0, &Tokenizer::bytes(), Some(&template)).is_ok());
 }
 
 const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}\
@@ -171,7 +246,9 @@ fn only_what_the_assistant_says_counts() {
 fn tools_of_a_conversation_reach_its_template() {
     let plain = conversation(&[("user", "1+1?"), ("assistant", "2")]);
     let with_tools = plain.replacen('{', "{\"tools\": [{\"name\": \"add\"}], ", 1);
-    let files = Files::new([("chat.jsonl", [plain, with_tools].join("\n"))]);
+    let as_text = plain.replacen('{', r#"{"tools": "[{\"name\": \"add\"}]", "#, 1);
+    let without = plain.replacen('{', r#"{"tools": " ", "#, 1);
+    let files = Files::new([("chat.jsonl", [plain, with_tools, as_text, without].join("\n"))]);
     let source = format!("{{% for tool in tools or [] %}}[{{{{ tool.name }}}}]{{% endfor %}}{TEMPLATE}");
     let template = ChatTemplate::new(&source, [("", ""); 0]).unwrap();
     let tokenizer = Tokenizer::bytes();
@@ -179,7 +256,18 @@ fn tools_of_a_conversation_reach_its_template() {
     let text = |sequence: &Sequence| tokenizer.decode(&sequence.tokens[..sequence.num_tokens]).unwrap();
     let mut texts: Vec<_> = epoch(&dataset, by_default(40)).unwrap().iter().map(text).collect();
     texts.sort();
-    assert_eq!(texts, ["<user>1+1?\n<assistant>2\n", "[add]<user>1+1?\n<assistant>2\n"]);
+    let (plain, with_tools) = ("<user>1+1?\n<assistant>2\n", "[add]<user>1+1?\n<assistant>2\n");
+    assert_eq!(texts, [plain, plain, with_tools, with_tools]);
+    for (tools, expected) in [
+        (r#""[{""#, "a.jsonl:1: `tools`: EOF while parsing"),
+        (r#""{}""#, "a.jsonl:1: `tools` is an object, expected a list"),
+        ("3", "a.jsonl:1: `tools` is a number, expected a list"),
+    ] {
+        let line = format!("{{\"tools\": {tools}, \"messages\": [{{\"role\": \"user\", \"content\": \"hi\"}}]}}");
+        let files = Files::new([("a.jsonl", line)]);
+        let error = files.open_with(&files.sources(), 0.0, &tokenizer, Some(&template)).unwrap_err();
+        assert!(message(&error).contains(expected), "{error}");
+    }
 }
 
 /// Text beside messages counts as a whole, before and after the first conversation.

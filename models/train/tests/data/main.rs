@@ -19,6 +19,7 @@ use tempfile::TempDir;
 use train::rng::Rng;
 use train::{
     ChatTemplate, DataError, DataSource, Dataset, Packing, Sequence, SequenceShape, Tokenizer, TrainSequences,
+    Validation,
 };
 
 /// A folder with files in it, and a cache beside it.
@@ -72,7 +73,7 @@ impl Files {
         tokenizer: &Tokenizer,
         template: Option<&ChatTemplate>,
     ) -> Result<Dataset, DataError> {
-        Dataset::open(sources, held_out_fraction, tokenizer, template, &self.cache(), &mut |_| {})
+        Dataset::open(sources, Validation::Fraction(held_out_fraction), tokenizer, template, &self.cache(), &mut |_| {})
     }
 
     /// All files, nothing held out, as bytes.
@@ -136,7 +137,7 @@ fn stream(dataset: &Dataset) -> (Vec<u32>, Vec<usize>) {
 fn held_out_stream(dataset: &Dataset) -> Vec<u32> {
     match dataset.size().held_out_tokens as usize {
         0 => vec![],
-        tokens => dataset.held_out(wrapped(tokens - 1), 1).unwrap()[0].tokens.clone(),
+        tokens => dataset.held_out(wrapped(tokens - 1), 1, Some).unwrap()[0].tokens.clone(),
     }
 }
 

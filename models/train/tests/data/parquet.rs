@@ -9,7 +9,7 @@ use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use train::{ChatTemplate, DataSource, Tokenizer};
 
-use crate::{Files, by_default, documents, epoch, stream};
+use crate::{Files, by_default, documents, epoch, stream, wrapped};
 
 /// Values of a column, and their definition and repetition levels.
 type Column<'a> = (Vec<&'a str>, Vec<i16>, Vec<i16>);
@@ -38,9 +38,22 @@ fn texts(texts: &[&'static str]) -> Vec<Column<'static>> {
 
 const TEXT: &str = "message m { optional binary id (UTF8); optional binary text (UTF8); }";
 
+fn compressions() -> [Compression; 6] {
+    let gzip = Compression::GZIP(Default::default());
+    let brotli = Compression::BROTLI(Default::default());
+    [
+        Compression::UNCOMPRESSED,
+        Compression::SNAPPY,
+        gzip,
+        brotli,
+        Compression::LZ4_RAW,
+        Compression::ZSTD(Default::default()),
+    ]
+}
+
 #[test]
 fn a_row_is_a_document() {
-    for compression in [Compression::UNCOMPRESSED, Compression::SNAPPY, Compression::GZIP(Default::default())] {
+    for compression in compressions() {
         let content = parquet(TEXT, &[texts(&["one", "two"]), texts(&["three"])], compression);
         let files = Files::new([("a.parquet", content)]);
         assert_eq!(stream(&files.all()).0, documents(["one", "two", "three"]));
@@ -74,6 +87,73 @@ fn messages_are_a_column_of_lists() {
     assert!(texts.contains(&"user:hifalse;assistant:hellofalse;".into()), "{texts:?}");
     let counted: usize = sequences.iter().map(|s| s.loss_mask.as_ref().unwrap().iter().filter(|c| **c).count()).sum();
     assert_eq!(counted, "fourfalse;hellofalse;".len());
+}
+
+/// The text of a compressed file is larger than the file. A row without text is a row too.
+#[test]
+fn all_rows_are_read_whatever_the_compression() {
+    let mut rows = vec!["the same words again and again, which a compressed file holds once"; 2000];
+    (rows[7], rows[1999]) = ("", "");
+    for compression in compressions() {
+        let files = Files::new([("a.parquet", parquet(TEXT, &[texts(&rows), texts(&rows[..300])], compression))]);
+        let (tokens, starts) = stream(&files.all());
+        assert_eq!(starts.len(), 2300, "{compression}");
+        assert!(tokens == documents(rows.iter().chain(&rows[..300])), "{compression}");
+        // More than the file's bytes, and less than its text.
+        let source = DataSource { max_bytes: Some(100_000), ..files.source("a.parquet") };
+        let taken = files.open(&[source], 0.0).unwrap().size().train_tokens;
+        assert!((100_000..103_000).contains(&taken), "{compression}: {taken}");
+    }
+}
+
+/// The same conversations with tools, of which some are lists and some are the JSON text of one, give the same tokens from both formats.
+#[test]
+fn all_fields_of_a_line_are_columns() {
+    let schema = "message m { optional binary id (UTF8); optional binary text (UTF8);
+        optional group messages (LIST) { repeated group list { optional group element {
+        optional binary role (UTF8); optional binary content (UTF8); } } } optional binary tools (UTF8); }";
+    let tools = r#"[{"name": "add", "of": [1, 2]}]"#;
+    // A conversation without tools, one with, and a text.
+    let levels = (vec![4, 4, 4, 4, 0], vec![0, 1, 0, 1, 0]);
+    let group = vec![
+        (vec!["a", "b", "c"], vec![1; 3], vec![0; 3]),
+        (vec!["plain"], vec![0, 0, 1], vec![0; 3]),
+        (vec!["user", "assistant", "user", "assistant"], levels.0.clone(), levels.1.clone()),
+        (vec!["2+2?", "four", "1+1?", "two"], levels.0, levels.1),
+        (vec![tools], vec![0, 1, 0], vec![0; 3]),
+    ];
+    let message = |content: [&str; 2]| serde_json::json!([{"role": "user", "content": content[0]}, {"role": "assistant", "content": content[1]}]);
+    let tools: serde_json::Value = serde_json::from_str(tools).unwrap();
+    let lines = [
+        serde_json::json!({"id": "a", "messages": message(["2+2?", "four"])}),
+        serde_json::json!({"messages": message(["1+1?", "two"]), "tools": tools}),
+        serde_json::json!({"text": "plain", "messages": null}),
+    ];
+    let files = Files::new([
+        ("a.parquet", parquet(schema, &[group], Compression::SNAPPY)),
+        ("a.jsonl", lines.map(|line| line.to_string()).join("\n").into_bytes()),
+    ]);
+    let source = "{% for tool in tools or [] %}[{{ tool.name }} {{ tool.of }}]{% endfor %}{% for m in messages %}{{ m.role }}:\
+                  {{ m.content }};{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
+    let template = ChatTemplate::new(source, [("", ""); 0]).unwrap();
+    let read = |name: &str| {
+        let dataset = files.open_with(&[files.source(name)], 0.0, &Tokenizer::bytes(), Some(&template)).unwrap();
+        let tokens = dataset.size().train_tokens as usize;
+        epoch(&dataset, wrapped(tokens - 1)).unwrap().remove(0)
+    };
+    let rows = read("a.parquet");
+    assert_eq!(rows, read("a.jsonl"));
+    let text = Tokenizer::bytes().decode(&rows.tokens).unwrap();
+    assert_eq!(text, "user:2+2?;assistant:four;[add [1, 2]]user:1+1?;assistant:two;plain");
+}
+
+/// A file of few bytes whose text is long.
+#[test]
+fn a_row_too_long_for_memory_is_named() {
+    let long: &'static str = "x".repeat((64 << 20) + 1).leak();
+    let files = Files::new([("a.parquet", parquet(TEXT, &[texts(&["one", long])], Compression::SNAPPY))]);
+    let expected = format!("{}, row 2: longer than 67108864 bytes", files.path("a.parquet").display());
+    assert_eq!(files.error(), expected);
 }
 
 #[test]

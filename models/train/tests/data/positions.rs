@@ -96,9 +96,12 @@ fn a_changed_file_is_named() {
     });
     assert!(error.ends_with("c.bin changed since the checkpoint: it has the same size but other content"), "{error}");
     let error = refused(|files| fs::remove_file(files.path("a.txt")).unwrap());
-    assert!(error.ends_with("a.txt changed since the checkpoint: it is no longer there"), "{error}");
-    let error = refused(|files| files.write("new", "one more"));
-    assert!(error.ends_with("new changed since the checkpoint: it was not there then"), "{error}");
+    assert!(
+        error.ends_with("a.txt changed since the checkpoint: it is no longer there, or it is left out now"),
+        "{error}"
+    );
+    let error = refused(|files| files.write("new.txt", "one more"));
+    assert!(error.ends_with("new.txt changed since the checkpoint: it was not there then"), "{error}");
 }
 
 /// A position does not grow with the number of files.
@@ -112,7 +115,7 @@ fn one_of_many_files_has_changed() {
     let error = |files: &Files| message(&files.all().train(wrapped(10), 1).unwrap().seek(&position).unwrap_err());
     files.write("7", "TEXT");
     let expected = "the data changed since the checkpoint: one or more of the files have other content";
-    assert_eq!(error(&files), expected);
+    assert!(error(&files).starts_with(expected), "{}", error(&files));
     files.write("new", "text");
     assert_eq!(error(&files), "the data changed since the checkpoint: there were 1001 files, now there are 1002");
 }

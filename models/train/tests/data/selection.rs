@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use train::DataSource;
+use train::{DataSource, Format, Position};
 
-use crate::{Files, documents, stream};
+use crate::{Files, documents, stream, wrapped};
 
 /// The texts that a source of all files within `max_bytes` takes.
 fn taken(files: &Files, max_bytes: u64) -> Vec<u32> {
@@ -40,15 +40,94 @@ fn an_extension_is_of_files_in_folders() {
     assert_eq!(stream(&files.open(&[source], 0.0).unwrap()).0, documents(["one", "three", "four"]));
 }
 
+/// As `hf download --local-dir` leaves a folder, and as somebody adds to it.
+#[test]
+fn a_folder_gives_its_data() {
+    let line = "{\"text\": \"one\"}\n";
+    let files = Files::new([
+        ("train.jsonl", line),
+        ("more/part.json", "[{\"text\": \"two\"}]"),
+        ("text.txt", "three"),
+        ("README.md", "# A description"),
+        ("LICENSE", "None"),
+        ("dataset_infos.json", "{\"text\": {}, \n\"size\": 3}"),
+        ("others.json", "[{\"name\": \"x\"}]"),
+        ("table.csv", "text\none"),
+        (".gitattributes", "*.parquet filter=lfs"),
+        (".cache/huggingface/download/train.jsonl", line),
+    ]);
+    let dataset = files.all();
+    assert_eq!(stream(&dataset).0, documents(["two", "three", "one"]));
+    assert_eq!(dataset.left_out().to_string(), "2 hidden, 4 text beside data, 1 csv");
+    let formats: Vec<_> = dataset.formats().iter().map(|(format, count)| format!("{count} {format}")).collect();
+    assert_eq!(formats, ["1 text", "1 jsonl", "1 json"]);
+    assert_eq!((dataset.size().files, dataset.size().skipped), (3, 7));
+    // Whoever says how files are read has all of them read.
+    let source = DataSource { format: Some(Format::Text), ..DataSource::new([files.path("more")]) };
+    assert_eq!(stream(&files.open(&[source], 0.0).unwrap()).0, documents(["[{\"text\": \"two\"}]"]));
+}
+
+/// Without data, text is what there is: code with its settings and descriptions.
+#[test]
+fn a_folder_of_text_gives_all_of_it() {
+    let files =
+        Files::new([("a.rs", "one"), ("README.md", "two"), ("tsconfig.json", "{\n}"), ("list.json", "[{\"a\": 1}]")]);
+    let dataset = files.all();
+    assert_eq!(stream(&dataset).0, documents(["two", "one", "[{\"a\": 1}]", "{\n}"]));
+    assert!(dataset.left_out().is_empty());
+}
+
+/// Also out of the folder, as in the cache of Hugging Face; no file counts twice, and the search ends.
 #[cfg(unix)]
 #[test]
-fn links_are_not_followed() {
-    let files = Files::new([("a", "one"), ("dir/b", "two")]);
-    std::os::unix::fs::symlink(files.root(), files.path("dir/loop")).unwrap();
-    std::os::unix::fs::symlink(files.path("a"), files.path("dir/link")).unwrap();
-    assert_eq!(stream(&files.all()).0, documents(["one", "two"]));
-    // An explicit one is.
-    assert_eq!(stream(&files.open(&[files.source("dir/link")], 0.0).unwrap()).0, documents(["one"]));
+fn links_are_followed() {
+    use std::os::unix::fs::symlink;
+
+    let files = Files::new([("snapshot/a", "one"), ("blobs/0001", "two"), ("other/b", "three")]);
+    symlink(files.path("snapshot"), files.path("snapshot/loop")).unwrap();
+    symlink(files.path("snapshot/a"), files.path("snapshot/again")).unwrap();
+    symlink("../blobs/0001", files.path("snapshot/link")).unwrap();
+    symlink("../other", files.path("snapshot/folder")).unwrap();
+    symlink("nowhere", files.path("snapshot/nothing")).unwrap();
+    let dataset = files.open(&[files.source("snapshot")], 0.0).unwrap();
+    assert_eq!(stream(&dataset).0, documents(["one", "three", "two"]));
+    assert_eq!(dataset.left_out().to_string(), "3 links to nothing or to what is read already");
+    assert_eq!(stream(&files.open(&[files.source("snapshot/link")], 0.0).unwrap()).0, documents(["two"]));
+}
+
+/// Whoever opens a pipe waits for its other end.
+#[cfg(unix)]
+#[test]
+fn pipes_are_not_opened() {
+    let files = Files::new([("a", "one")]);
+    let made = std::process::Command::new("mkfifo").arg(files.path("pipe")).status().unwrap();
+    assert!(made.success());
+    let dataset = files.all();
+    assert_eq!(stream(&dataset).0, documents(["one"]));
+    assert_eq!(dataset.left_out().to_string(), "1 pipes or devices");
+    let error = files.error_of(&[files.source("pipe")]);
+    assert!(error.contains("pipe: it is a pipe, a socket or a device, not a file"), "{error}");
+}
+
+/// A position of such a file is saved and read.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_name_need_not_be_utf_8() {
+    use std::os::unix::ffi::OsStrExt;
+
+    let name = std::ffi::OsStr::from_bytes(b"caf\xe9.txt");
+    let files = Files::new([(name, "one"), (std::ffi::OsStr::new("b"), "two")]);
+    let dataset = files.all();
+    let mut sequences = dataset.train(wrapped(2), 1).unwrap();
+    sequences.next().unwrap().unwrap();
+    let position = serde_json::to_string(&sequences.position().unwrap()).unwrap();
+    let position: Position = serde_json::from_str(&position).unwrap();
+    assert_eq!(position, sequences.position().unwrap());
+    dataset.train(wrapped(2), 1).unwrap().seek(&position).unwrap();
+    // It is known by its name.
+    fs::write(files.path(name), "six").unwrap();
+    let error = files.all().train(wrapped(2), 1).unwrap().seek(&position).unwrap_err().to_string();
+    assert!(error.contains("caf\u{fffd}.txt changed since the checkpoint"), "{error}");
 }
 
 /// Half of the bytes: every other file.
@@ -77,7 +156,7 @@ fn no_character_is_cut() {
     let source = DataSource { max_bytes: Some(1), ..files.sources().remove(0) };
     let error = files.error_of(&[source]);
     assert!(
-        error.ends_with("(1 files skipped: empty, binary, not UTF-8, or cut to nothing by max_bytes = 1)"),
+        error.ends_with("within max_bytes = 1 (left out: 1 empty, binary, not UTF-8 or beyond max_bytes)"),
         "{error}"
     );
 }

@@ -1,0 +1,236 @@
+//! What a chat template may cost, which comes from strangers: how long it is, how many steps it takes, how large and how nested what it
+//! makes is, and the stack that it runs on.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
+
+use minijinja::value::{Kwargs, Rest, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use regex::Regex;
+
+use super::ChatError;
+
+/// Bytes of a template. The longest of known models has some 30,000.
+const SOURCE: usize = 256 << 10;
+/// Bytes of stack for the parser, which goes as deep as a chain of operators is long.
+const PARSER_STACK: usize = 1 << 30;
+/// Bytes of stack for calls and for nested values.
+const STACK: usize = 64 << 20;
+/// Instructions of one rendering.
+const FUEL: u64 = 50_000_000;
+/// Bytes of a text that a template makes: of 64 MiB of conversation, twice as many.
+const TEXT: usize = 128 << 20;
+/// Lists in lists.
+const DEPTH: usize = 64;
+/// Numbers in what is formatted: widths and precisions.
+const DIGITS: usize = 3;
+/// The filter that every assigned value goes through.
+const ASSIGNED: &str = "__assigned";
+
+/// Runs `parse` of a template of as many bytes where there is stack for it.
+pub(super) fn parse<T: Send>(bytes: usize, parse: impl FnOnce() -> T + Send) -> Result<T, ChatError> {
+    if bytes > SOURCE {
+        return Err(ChatError::Limit { reason: format!("it has {bytes} bytes, more than {SOURCE}") });
+    }
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(PARSER_STACK).spawn_scoped(scope, parse);
+        let thread =
+            thread.map_err(|error| ChatError::Limit { reason: format!("there is no stack for it: {error}") })?;
+        thread.join().map_err(|_| ChatError::Limit { reason: "its parser fails on it".into() })
+    })
+}
+
+/// Runs what renders templates where there is stack for it; inside of itself it is only a call.
+pub(crate) fn with_stack<T: Send>(run: impl FnOnce() -> T + Send) -> T {
+    static POOL: OnceLock<Option<ThreadPool>> = OnceLock::new();
+    let name = |i| format!("chat template {i}");
+    match POOL.get_or_init(|| ThreadPoolBuilder::new().stack_size(STACK).thread_name(name).build().ok()) {
+        Some(pool) => pool.install(run),
+        None => run(),
+    }
+}
+
+/// Renders into a text of bounded size.
+pub(super) fn render(
+    environment: &Environment<'_>,
+    context: impl serde::Serialize + Send,
+) -> Result<String, Result<Error, ChatError>> {
+    let template = environment.get_template("chat").expect("the environment has this template");
+    with_stack(|| {
+        let mut text = Text(vec![]);
+        match catch_unwind(AssertUnwindSafe(|| template.render_captured_to(context, &mut text).map(drop))) {
+            Ok(Ok(())) => Ok(String::from_utf8_lossy(&text.0).into_owned()),
+            Ok(Err(_)) if text.0.len() > TEXT => Err(Err(too_long())),
+            Ok(Err(error)) if error.kind() == ErrorKind::OutOfFuel => {
+                Err(Err(ChatError::Limit { reason: format!("it takes more than {FUEL} steps") }))
+            }
+            Ok(Err(error)) => Err(Ok(error)),
+            Err(_) => Err(Err(ChatError::Limit { reason: "rendering it fails".into() })),
+        }
+    })
+}
+
+fn too_long() -> ChatError {
+    ChatError::Limit { reason: format!("it makes a text of more than {TEXT} bytes") }
+}
+
+struct Text(Vec<u8>);
+
+impl io::Write for Text {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.extend_from_slice(bytes);
+        if self.0.len() > TEXT { Err(io::ErrorKind::OutOfMemory.into()) } else { Ok(bytes.len()) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Replaces what takes time or memory without taking steps.
+pub(super) fn set(environment: &mut Environment<'_>) {
+    environment.set_fuel(Some(FUEL));
+    environment.add_filter(ASSIGNED, assigned);
+    environment.add_filter("format", format);
+    environment.add_filter("replace", |text: String, from: String, to: String| replace(&text, &from, &to, None));
+    environment.add_filter("indent", indent);
+    environment.add_filter("batch", |state: &State<'_, '_>, value: Value, count: usize, fill: Option<Value>| {
+        filters::batch(state, value, checked("a batch", count)?, fill)
+    });
+    environment.add_filter("slice", |state: &State<'_, '_>, value: Value, count: usize, fill: Option<Value>| {
+        filters::slice(state, value, checked("a slice", count)?, fill)
+    });
+}
+
+fn invalid(detail: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, detail)
+}
+
+fn checked(what: &str, count: usize) -> Result<usize, Error> {
+    if count > 100_000 { Err(invalid(format!("{what} of {count} is too large"))) } else { Ok(count) }
+}
+
+/// `text.replace(from, to, count)` of Python.
+pub(super) fn replace(text: &str, from: &str, to: &str, count: Option<usize>) -> Result<Value, Error> {
+    let found = text.matches(from).count().min(count.unwrap_or(usize::MAX));
+    if found.saturating_mul(to.len()) > TEXT {
+        return Err(invalid("the text after `replace` is too long"));
+    }
+    Ok(text.replacen(from, to, found).into())
+}
+
+fn format(state: &State<'_, '_>, text: Value, arguments: Rest<Value>) -> Result<Value, Error> {
+    check_format(&text)?;
+    filters::format(state, &text, arguments)
+}
+
+/// A width or a precision of many digits is a text of as many characters.
+pub(super) fn check_format(text: &Value) -> Result<(), Error> {
+    let mut digits = 0;
+    for c in text.as_str().unwrap_or_default().chars() {
+        digits = if c.is_ascii_digit() { digits + 1 } else { 0 };
+        // A width may also be an argument.
+        if digits > DIGITS || c == '*' {
+            return Err(invalid("a format with a width that is an argument or has more than 3 digits"));
+        }
+    }
+    Ok(())
+}
+
+fn indent(text: String, arguments: Rest<Value>, options: Kwargs) -> Result<Value, Error> {
+    let width = match arguments.first() {
+        Some(width) => width.as_usize(),
+        None => options.get::<Option<usize>>("width")?,
+    };
+    checked("an indent", width.unwrap_or(4).saturating_mul(text.lines().count()) / 1000)?;
+    let flag = |place: usize, name: &str| match arguments.get(place) {
+        Some(value) => Ok(Some(value.is_true())),
+        None => options.get::<Option<bool>>(name),
+    };
+    let [first, blank] = [flag(1, "first")?, flag(2, "blank")?].map(Option::unwrap_or_default);
+    options.assert_all_used()?;
+    let pad = " ".repeat(width.unwrap_or(4));
+    let lines = text.strip_suffix('\n').unwrap_or(&text).split('\n').enumerate();
+    let lines: Vec<String> = lines
+        .map(|(i, line)| {
+            if (i == 0 && !first) || (i > 0 && line.is_empty() && !blank) {
+                line.into()
+            } else {
+                format!("{pad}{line}")
+            }
+        })
+        .collect();
+    Ok(lines.join("\n").into())
+}
+
+/// A value that is not nested too deeply to be printed, compared and dropped, and that no namespace holds which it holds itself.
+fn assigned(value: Value, is_attribute: bool) -> Result<Value, Error> {
+    check_nesting(&value, usize::from(is_attribute))?;
+    Ok(value)
+}
+
+fn check_nesting(value: &Value, depth: usize) -> Result<(), Error> {
+    let Some(object) = value.as_object() else {
+        return match value.as_str() {
+            Some(text) if text.len() > TEXT => Err(invalid("a variable is too long")),
+            _ => Ok(()),
+        };
+    };
+    if object.type_name().ends_with("::Namespace") && depth > 0 {
+        return Err(invalid("a namespace in a variable of another, or in a list"));
+    }
+    if depth > DEPTH {
+        return Err(invalid(format!("a variable of more than {DEPTH} lists in lists")));
+    }
+    match value.kind() {
+        ValueKind::Map => {
+            value.try_iter()?.try_for_each(|key| check_nesting(&value.get_item(&key).unwrap_or_default(), depth + 1))
+        }
+        ValueKind::Seq => value.try_iter()?.try_for_each(|item| check_nesting(&item, depth + 1)),
+        _ => Ok(()),
+    }
+}
+
+/// The template with a filter on each assigned value. In comments and raw text nothing changes.
+pub(super) fn with_checks(source: &str) -> String {
+    let begin = r"(?s)\{#.*?#\}|\{%[-+]?\s*raw\s*[-+]?%\}.*?\{%[-+]?\s*endraw\s*[-+]?%\}|(?P<set>\{%[-+]?\s*set\s+[\w\s.,()]+=)[^=]";
+    let begin = Regex::new(begin).expect("the expression is valid");
+    let (mut checked, mut rest) = (String::with_capacity(source.len()), source);
+    while let Some(found) = begin.captures(rest) {
+        let end = match found.name("set") {
+            Some(set) => set.end(),
+            None => found.get(0).map_or(0, |all| all.end()),
+        };
+        checked += &rest[..end];
+        let set = found.name("set").map(|set| set.as_str());
+        rest = &rest[end..];
+        let Some((set, value)) = set.zip(tag_value(rest)) else { continue };
+        // A namespace may be a variable, but not in another.
+        let is_attribute = set.contains('.');
+        checked += &format!(" ({value})|{ASSIGNED}({is_attribute}) ");
+        rest = &rest[value.len()..];
+    }
+    checked + rest
+}
+
+/// What comes before the end of a tag, texts in quotes passed over.
+fn tag_value(text: &str) -> Option<&str> {
+    let (mut quote, mut is_escaped) = (None, false);
+    for (place, c) in text.char_indices() {
+        match quote {
+            Some(open) => {
+                quote = quote.filter(|_| is_escaped || c != open);
+                is_escaped = !is_escaped && c == '\\';
+            }
+            None if c == '"' || c == '\'' => quote = Some(c),
+            None if text[place..].starts_with("%}") => {
+                let value = &text[..place];
+                return Some(value.strip_suffix(['-', '+']).unwrap_or(value));
+            }
+            None => {}
+        }
+    }
+    None
+}

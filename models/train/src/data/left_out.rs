@@ -1,0 +1,68 @@
+//! [`LeftOut`]: how many files a source has passed over, by the reason.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Why a file in a folder is not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// Its name, or that of its folder, begins with a dot.
+    Hidden,
+    /// Text, not `.txt`, that lies beside files in a format of data: a description, a licence.
+    TextBesideData,
+    /// A table (`.csv`, `.tsv`).
+    Table,
+    /// A link to nothing, to a folder that has been searched, or to a file that is read where it lies.
+    Link,
+    /// A pipe, a socket or a device.
+    NotAFile,
+    /// Empty, binary, not UTF-8, or cut to nothing by `max_bytes`.
+    NoText,
+}
+
+/// How many files were passed over, by the reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LeftOut(BTreeMap<Reason, usize>);
+
+impl LeftOut {
+    pub(super) fn add(&mut self, reason: Reason) {
+        *self.0.entry(reason).or_default() += 1;
+    }
+
+    pub(super) fn extend(&mut self, other: &Self) {
+        other.0.iter().for_each(|(reason, count)| *self.0.entry(*reason).or_default() += count);
+    }
+
+    /// How many in all.
+    pub fn count(&self) -> usize {
+        self.0.values().sum()
+    }
+
+    /// How many for this reason.
+    pub fn count_of(&self, reason: Reason) -> usize {
+        self.0.get(&reason).copied().unwrap_or_default()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl fmt::Display for LeftOut {
+    /// `2 hidden, 1 table`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (reason, count)) in self.0.iter().enumerate() {
+            let name = match reason {
+                Reason::Hidden => "hidden",
+                Reason::TextBesideData => "text beside data",
+                Reason::Table => "csv",
+                Reason::Link => "links to nothing or to what is read already",
+                Reason::NotAFile => "pipes or devices",
+                Reason::NoText => "empty, binary, not UTF-8 or beyond max_bytes",
+            };
+            write!(f, "{}{count} {name}", if i == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
