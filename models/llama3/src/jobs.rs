@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use burn::module::AutodiffModule;
+use burn::tensor::DType;
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{Float8Stack, set_float8_enabled};
 use device_select::{DeviceChoice, SelectedDevice};
@@ -11,14 +12,17 @@ use float8_shard::ShardBackend;
 use train::checkpoint::SavedRun;
 use train::config::Precision;
 use train::run::mean_loss;
-use train::{Message, ProgressLine};
+use train::ProgressLine;
 
 use crate::Error;
 use crate::config::LlamaConfig;
 use crate::hf::ExportOptions;
+use crate::memory;
 use crate::model::Llama;
 use crate::run_config::RunConfig;
-use crate::trainer::{self, Start, announce_held_out, compute_dtype, dimensions, initial, prepare, sampling};
+use crate::trainer::{
+    self, Start, announce_held_out, check_weights, compute_dtype, dimensions, initial, prepare, sampling,
+};
 
 /// What is to be done with a model.
 #[derive(Debug)]
@@ -78,7 +82,7 @@ impl Job {
             Task::Plan { ranks } => self.plan::<B>(*ranks, selected, device, out),
             Task::Evaluate => self.evaluate::<B>(selected, device, out),
             Task::Generate { is_chat } => self.generate::<B>(*is_chat, selected, device, out),
-            Task::Export { to, options } => self.export::<B>(to, options, device, out),
+            Task::Export { to, options } => self.export::<B>(to, options, selected, device, out),
         }
     }
 
@@ -91,19 +95,30 @@ impl Job {
     ) -> Result<(), Error> {
         let config = &self.config;
         let dtype = compute_dtype::<B>(config, selected, device)?;
-        Ok(writeln!(out, "{}", trainer::plan::<B>(config, config.llama()?, ranks, dtype, device)?)?)
+        Ok(writeln!(out, "{}", memory::plan::<B>(config, config.llama()?, ranks, dtype, device)?)?)
     }
 
     fn export<B: AutodiffBackend>(
         &self,
         to: &Path,
         options: &ExportOptions,
+        selected: &SelectedDevice,
         device: &B::Device,
         out: &mut dyn Write,
     ) -> Result<(), Error> {
+        let (config, dims) = (&self.config, self.config.llama()?);
+        memory::check_parameters(&dims, selected)?;
+        let mut stop = vec![];
+        if config.chat_template()?.is_some() {
+            let tokenizer = config.tokenizer()?;
+            stop = config.stop(&tokenizer)?;
+            if stop == tokenizer.stop() {
+                stop.clear();
+            }
+        }
         let progress = ProgressLine::new();
-        let model = initial::<B>(&self.config, self.saved(), self.config.llama()?, device, &progress, out)?;
-        model.save_hf(to, options)?;
+        let model = initial::<B>(config, self.saved(), dims, device, &progress, out)?;
+        model.save_hf(to, &ExportOptions { stop, ..options.clone() })?;
         Ok(writeln!(out, "exported: {}", to.display())?)
     }
 
@@ -116,15 +131,17 @@ impl Job {
         out: &mut dyn Write,
     ) -> Result<Llama<B::InnerBackend>, Error> {
         let RunConfig { training, float8, .. } = &self.config;
-        let dtype = compute_dtype::<B>(&self.config, selected, device)?;
+        memory::check_parameters(&dims, selected)?;
+        let dtype = match compute_dtype::<B>(&self.config, selected, device) {
+            Err(Error::UnsupportedDtype { .. }) if self.start.may_widen => DType::F32,
+            dtype => dtype?,
+        };
         let progress = ProgressLine::new();
         let model = prepare::<B>(&self.config, self.saved(), dims, device, &progress, out)?.with_compute_dtype(dtype);
-        if let Some(saved) = self.saved() {
+        if let (Some(saved), Precision::Fp8) = (self.saved(), training.precision) {
             saved.restore_float8::<B, _>(&model)?;
-            if training.precision == Precision::Fp8 {
-                let last = saved.step().saturating_sub(1);
-                set_float8_enabled(&model, float8.is_float8(last, training.steps));
-            }
+            let last = saved.step().saturating_sub(1);
+            set_float8_enabled(&model, float8.is_float8(last, training.steps));
         }
         Ok(model.valid())
     }
@@ -143,6 +160,7 @@ impl Job {
         config.validate()?;
         let tokenizer = config.tokenizer()?;
         let dims = dimensions(config, &tokenizer, Some(config.training.seq_len), None)?;
+        check_weights(config, self.saved(), &dims)?;
         let held_out = config.held_out_batches(&config.open_data(&tokenizer, &ProgressLine::new(), out)?)?;
         let model = self.model::<B>(dims, selected, device, out)?;
         let loss = mean_loss(&model, &held_out, device)?;
@@ -159,22 +177,16 @@ impl Job {
         let config = &self.config;
         config.validate()?;
         let tokenizer = config.tokenizer()?;
-        let text = &config.generate.prompt;
-        let prompt = match is_chat {
-            true => {
-                config.chat_template()?.ok_or(Error::NoTemplate)?.prompt(&tokenizer, &[Message::new("user", text)])?
-            }
-            false => tokenizer.prompt(text)?,
-        };
+        let prompt = config.prompt(&tokenizer, is_chat)?;
         let dims = dimensions(config, &tokenizer, None, Some(prompt.len()))?;
         let model = self.model::<B>(dims, selected, device, &mut std::io::sink())?;
         if !is_chat {
-            write!(out, "{text}")?;
+            write!(out, "{}", config.generate.prompt)?;
         }
         let mut text = tokenizer.stream_text();
-        let (choices, stop) = (tokenizer.num_choices(), tokenizer.stop());
+        let (choices, stop) = (tokenizer.num_choices(), config.stop(&tokenizer)?);
         let new = config.generate.max_new_tokens;
-        model.generate_each(&prompt, new, choices, stop, sampling(config), |token| {
+        model.generate_each(&prompt, new, choices, &stop, sampling(config), |token| {
             write!(out, "{}", text.push(token)?)?;
             Ok(out.flush()?)
         })?;

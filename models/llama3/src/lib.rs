@@ -29,6 +29,7 @@ pub mod hf;
 mod init;
 pub mod jobs;
 mod linear;
+mod memory;
 pub mod model;
 pub mod moe;
 pub mod names;

@@ -134,7 +134,12 @@ fn export_import_export_gives_the_same_bytes() {
                 let source = source(&config);
                 let dir = tempfile::tempdir().unwrap();
                 let [first, second] = ["first", "second"].map(|name| dir.path().join(name));
-                let options = |source: &Path| ExportOptions { dtype, max_shard_bytes, source: Some(source.into()) };
+                let options = |source: &Path| ExportOptions {
+                    dtype,
+                    max_shard_bytes,
+                    source: Some(source.into()),
+                    stop: vec![],
+                };
                 model::<Flex>(config, 3).save_hf(&first, &options(source.path())).unwrap();
                 load(&first).save_hf(&second, &options(&first)).unwrap();
                 let (first, second) = (contents(&first), contents(&second));

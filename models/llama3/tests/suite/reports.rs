@@ -98,7 +98,7 @@ fn in_dtype(config: &RunConfig, dtype: DType) -> (Result<Outcome, Error>, String
         progress: ProgressLine::hidden(),
         out: &mut log,
     };
-    let outcome = finish(config, &Tokenizer::bytes(), run, steps);
+    let outcome = finish(config, &Tokenizer::bytes(), false, run, steps);
     (outcome, String::from_utf8(log).unwrap())
 }
 

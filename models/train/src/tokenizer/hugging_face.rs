@@ -72,10 +72,12 @@ impl HuggingFace {
         })
     }
 
-    /// What the tokenizer itself puts before a text.
+    /// The token that the tokenizer itself puts before a text.
     pub(super) fn first(&self) -> Option<u32> {
-        let encoding = self.text.encode_fast("", true).ok()?;
-        encoding.get_ids().first().copied()
+        // Of a text that is not empty: before nothing and after it are the same place.
+        let encoding = self.text.encode("a", true).ok()?;
+        let is_added = *encoding.get_special_tokens_mask().first()? == 1;
+        is_added.then(|| encoding.get_ids()[0])
     }
 
     pub(super) fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, String> {
