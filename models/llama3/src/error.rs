@@ -185,7 +185,9 @@ pub enum Error {
     #[error(transparent)]
     Plot(#[from] PlotError),
     /// The machine has less memory than is certainly needed.
-    #[error("{what} takes at least {needed}, and this machine has {there}: take a smaller model, or share it among the ranks of several machines")]
+    #[error(
+        "{what} takes at least {needed}, and this machine has {there}: take a smaller model, or share it among the ranks of several machines"
+    )]
     Memory {
         /// What takes it.
         what: &'static str,

@@ -9,10 +9,10 @@ use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{Float8Stack, set_float8_enabled};
 use device_select::{DeviceChoice, SelectedDevice};
 use float8_shard::ShardBackend;
+use train::ProgressLine;
 use train::checkpoint::SavedRun;
 use train::config::Precision;
 use train::run::mean_loss;
-use train::ProgressLine;
 
 use crate::Error;
 use crate::config::LlamaConfig;
@@ -141,7 +141,7 @@ impl Job {
         if let (Some(saved), Precision::Fp8) = (self.saved(), training.precision) {
             saved.restore_float8::<B, _>(&model)?;
             let last = saved.step().saturating_sub(1);
-            set_float8_enabled(&model, float8.is_float8(last, training.steps));
+            set_float8_enabled(&model, float8.is_float8(last, training.steps.get()));
         }
         Ok(model.valid())
     }

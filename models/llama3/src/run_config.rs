@@ -170,7 +170,10 @@ impl RunConfig {
         self.optimizer.validate()?;
         self.data.validate()?;
         self.checkpoint.validate()?;
-        self.profile.as_ref().map_or(Ok(()), |profile| profile.validate(self.training.steps))?;
+        let steps = self.training.steps;
+        // Of epochs it is not known yet how many steps they have.
+        let profile = self.profile.as_ref().filter(|_| steps.epochs().is_none());
+        profile.map_or(Ok(()), |profile| profile.validate(steps.get()))?;
         let GenerateSection { prompt, temperature, .. } = &self.generate;
         let fits = *temperature >= 0.0 && temperature.is_finite();
         require("generate.temperature", temperature, fits, "must be finite and not negative")?;
@@ -341,6 +344,22 @@ impl RunConfig {
     pub fn train_batches(&self, data: &Dataset) -> Result<TrainBatches, Error> {
         let TrainingSection { attn_mask_type, seed, .. } = self.training;
         Ok(TrainBatches::new(data, self.shape(), attn_mask_type, seed)?)
+    }
+
+    /// The same run with a length in steps, where it is shared by so many ranks.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for epochs of sources that have weights, each of which has epochs of its own; those of
+    /// [`validate`](Self::validate).
+    pub fn with_steps(&self, batches: &TrainBatches, ranks: usize) -> Result<Self, Error> {
+        let mut config = self.clone();
+        let TrainingSection { steps, batch_size, grad_accumulation, .. } = &mut config.training;
+        let epoch = batches.sequences_per_epoch();
+        let reason = "sources with weights have epochs of their own: say how many steps";
+        require("training.steps", *steps, steps.epochs().is_none() || epoch.len() == 1, reason)?;
+        *steps = steps.resolve(epoch.iter().sum(), *batch_size * *grad_accumulation * ranks);
+        config.validate()?;
+        Ok(config)
     }
 
     /// Batches for the held-out loss.

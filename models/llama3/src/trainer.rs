@@ -8,10 +8,10 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::{Float8Error, Float8Stack, Report, report::GemmTotals, set_default_config};
 use device_select::SelectedDevice;
 use float8_shard::{Communicator, ShardBackend, ShardError, Sharded};
-use train::batches::Batch;
+use train::batches::{Batch, TrainBatches};
 use train::checkpoint::{Checkpoints, SavedRun};
-use train::config::{ComputeDtype, ConfigError, Precision, require};
-use train::data::DatasetSize;
+use train::config::{ComputeDtype, ConfigError, Precision, TrainingSection, require};
+use train::data::{DatasetSize, EpochSize};
 use train::metrics::{Metrics, StepLine, thousands};
 use train::profile::Profiler;
 use train::run::{Finished, HeldOut, verify};
@@ -96,6 +96,7 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
     let profile = config.profile.as_ref().filter(|profile| profile.last() > done);
     let profiler = profile.map(|profile| Profiler::prepare::<B>(profile, selected, device)).transpose()?;
     let dtype = compute_dtype::<B>(config, selected, device)?;
+    announce(config, selected, dtype, &dims, &tokenizer, out)?;
     all_or_none(&comm, "the weights", check_weights(config, start.saved.as_ref(), &dims))?;
     let plan = memory::plan::<B>(config, dims.clone(), comm.world_size(), dtype, device)?;
     all_or_none(&comm, "the memory", memory::announce(&plan, selected, out))?;
@@ -110,7 +111,12 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
     let data = all_or_none(&comm, "the data", config.open_data(&tokenizer, &progress, out))?;
     comm.agree("the data", &data.fingerprints())?;
     let (held_out, batches) = (config.held_out_batches(&data)?, config.train_batches(&data)?);
-    announce(config, selected, dtype, &dims, &tokenizer, &data, out)?;
+    announce_data(config, &data, &batches, comm.world_size(), out)?;
+    let config = &config.with_steps(&batches, comm.world_size())?;
+    let steps = config.training.steps;
+    require("training.steps", steps, done <= steps.get(), &format!("the checkpoint is of step {done}"))?;
+    let text = config.to_toml()?;
+    let checkpoints = checkpoints.map(|checkpoints| checkpoints.with_config(text));
 
     let saved = start.saved.as_ref();
     let model = all_or_none(&comm, "the model", prepare::<B>(config, saved, dims, device, &progress, out))?;
@@ -271,7 +277,6 @@ fn announce(
     dtype: DType,
     dims: &LlamaConfig,
     tokenizer: &Tokenizer,
-    data: &Dataset,
     out: &mut dyn Write,
 ) -> Result<(), Error> {
     let count = |n: usize| thousands(&n.to_string());
@@ -291,10 +296,33 @@ fn announce(
     if config.model.hf_path.is_some() || config.data.tokenizer.is_some() {
         writeln!(out, "tokenizer: {}, {} tokens", tokenizer.format(), tokenizer.vocab_size())?;
     }
-    let DatasetSize { files, skipped, train_tokens, held_out_tokens } = data.size();
-    let [train, held_out] = [train_tokens, held_out_tokens].map(|tokens| thousands(&tokens.to_string()));
-    writeln!(out, "data: {} files ({skipped} skipped)  tokens: {train}  held out: {held_out}", count(files))?;
     Ok(())
+}
+
+/// What is trained on, and how much of it an epoch is.
+fn announce_data(
+    config: &RunConfig,
+    data: &Dataset,
+    batches: &TrainBatches,
+    ranks: usize,
+    out: &mut dyn Write,
+) -> Result<(), Error> {
+    let count = |n: u64| thousands(&n.to_string());
+    let DatasetSize { files, skipped, train_tokens, held_out_tokens } = data.size();
+    let [files, train, held_out] = [files as u64, train_tokens, held_out_tokens].map(count);
+    writeln!(out, "data: {files} files ({skipped} skipped)  tokens: {train}  held out: {held_out}")?;
+    let EpochSize { sequences, tokens, documents, targets, cut } = batches.epoch_size()?;
+    let TrainingSection { batch_size, grad_accumulation, .. } = config.training;
+    let steps = sequences as f64 / (batch_size * grad_accumulation * ranks) as f64;
+    write!(out, "epoch: {} sequences, {} steps", count(sequences), thousands(&format!("{steps:.1}")))?;
+    documents.map_or(Ok(()), |documents| write!(out, "  documents: {}", count(documents)))?;
+    if let Some(targets) = targets.filter(|targets| *targets < tokens) {
+        write!(out, "  targets: {} of {} tokens", count(targets), count(tokens))?;
+    }
+    if let Some(cut) = cut.filter(|cut| *cut > 0) {
+        write!(out, "  longer than training.seq_len, and cut: {}", count(cut))?;
+    }
+    Ok(writeln!(out)?)
 }
 
 /// The model of a run, of these dimensions, as a checkpoint has it or at its beginning, with FP8 applied if `config` asks for it.
@@ -333,7 +361,8 @@ fn shard<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
     if comm.world_size() == 1 {
         return Ok((model, None));
     }
-    let (model, sharded) = Sharded::apply::<B, _>(model, comm, memory::shard_config(config)).map_err(ShardError::from)?;
+    let (model, sharded) =
+        Sharded::apply::<B, _>(model, comm, memory::shard_config(config)).map_err(ShardError::from)?;
     writeln!(out, "{}", sharded.summary())?;
     let ranks = Ranks::new::<B, _>(sharded, &model);
     Ok((model, Some(ranks)))

@@ -11,6 +11,7 @@ mod chat;
 pub mod checkpoint;
 pub mod config;
 pub mod data;
+mod decay;
 mod digest;
 mod error;
 mod escape;

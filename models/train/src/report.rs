@@ -25,7 +25,8 @@ impl Calls {
     pub(crate) fn add(&mut self, before: &Report, after: &Report) {
         for (before, after) in before.layers.iter().zip(&after.layers) {
             let all = self.0.entry(after.name.clone()).or_default();
-            for (calls, ((_, before), (_, after))) in all.iter_mut().zip(before.gemms().into_iter().zip(after.gemms())) {
+            for (calls, ((_, before), (_, after))) in all.iter_mut().zip(before.gemms().into_iter().zip(after.gemms()))
+            {
                 // A failed self-check makes emulated calls of native ones.
                 calls[0] += after.native.saturating_sub(before.native);
                 calls[1] += after.emulated.saturating_sub(before.emulated);

@@ -270,7 +270,9 @@ fn the_token_of_the_next_role_ends_a_turn() {
 fn the_token_at_which_turns_end() {
     let tokenizer = Vectors::read().tokenizer();
     let end = |turn: &str| {
-        let source = format!("{{% for m in messages %}}{{{{ m.role }}}}:{turn}{{% endfor %}}{{% if add_generation_prompt %}}assistant:{{% endif %}}");
+        let source = format!(
+            "{{% for m in messages %}}{{{{ m.role }}}}:{turn}{{% endfor %}}{{% if add_generation_prompt %}}assistant:{{% endif %}}"
+        );
         let end = ChatTemplate::new(&source, NO_TOKENS).unwrap().turn_end(&tokenizer);
         end.map(|id| tokenizer.decode(&[id]).unwrap())
     };

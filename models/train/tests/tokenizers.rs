@@ -241,6 +241,16 @@ fn what_is_no_tokenizer_is_an_error() {
         let error = Tokenizer::from_folder(folder.path()).unwrap_err();
         assert!(matches!(error, TokenizerError::HuggingFace { .. }), "{text}: {error}");
     }
+    // What lies there instead: Git's note of a file that was not fetched, and another library's format.
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 17208819\n";
+    let error = Tokenizer::from_folder(folder(&[("tokenizer.json", pointer)]).path()).unwrap_err().to_string();
+    assert!(
+        error.ends_with("tokenizer.json: it is a Git LFS pointer, not the file: `git lfs pull` fetches that"),
+        "{error}"
+    );
+    fs::write(empty.path().join("tokenizer.model"), b"\n\x0e\n\x05<unk>\x15\x00\x00\x80\xbf\x18\x02").unwrap();
+    let error = Tokenizer::from_folder(empty.path()).unwrap_err().to_string();
+    assert!(error.contains("looks like SentencePiece's: use the checkpoint's tokenizer.json"), "{error}");
     let error = Tokenizer::open("nowhere/tokenizer.json").unwrap_err();
     assert!(matches!(error, TokenizerError::Io { .. }), "{error}");
     let tokenizer = Tokenizer::from_folder(vectors()).unwrap();

@@ -169,15 +169,16 @@ impl ResumeArgs {
             return Ok(None);
         }
         let (steps, done) = (config.training.steps, saved.as_ref().map_or(0, SavedRun::step));
+        let is_known = steps.epochs().is_none();
         let reason = format!("the checkpoint is of step {done}; `--step` takes an older one");
-        require("training.steps", steps, done <= steps, &reason)?;
+        require("training.steps", steps, !is_known || done <= steps.get(), &reason)?;
         let task = self.flags.task();
         if task != Task::Train {
             return Ok(Some(Job { config, start: Start::default(), task }));
         }
         if saved.is_none() {
             writeln!(out, "no checkpoint yet: the run begins again")?;
-        } else if done == steps {
+        } else if is_known && done == steps.get() {
             writeln!(out, "all {steps} steps are made: `--steps` asks for more")?;
         }
         for Change { key, saved, now } in changes(&was, &config)? {

@@ -50,8 +50,7 @@ impl Checkpoint {
         let head_name = names::hf_name("lm_head.weight");
         let is_repeated = config.tie_word_embeddings && files.get(&head_name).is_some();
         let expected: HashSet<_> = shapes.iter().map(|(name, _)| name.as_str()).collect();
-        let known =
-            |name: &str| expected.contains(name) || is_repeated && name == head_name || names::is_ignored(name);
+        let known = |name: &str| expected.contains(name) || is_repeated && name == head_name || names::is_ignored(name);
         let unexpected: Vec<_> = files.names().filter(|name| !known(name)).map(String::from).collect();
         if !unexpected.is_empty() {
             return Err(Error::UnexpectedTensors { names: unexpected, path: files.path().to_path_buf() });

@@ -83,6 +83,13 @@ impl Checkpoints {
         Self { path, folder, config, keep, every, in_background: background, comm, under_way }
     }
 
+    /// Saves another configuration with the run.
+    #[must_use]
+    pub fn with_config(mut self, config: String) -> Self {
+        self.config = config;
+        self
+    }
+
     /// Whether there is to be one after `step` of `steps`.
     pub(crate) fn is_due(&self, step: usize, steps: usize) -> bool {
         step == steps || (self.every > 0 && step.is_multiple_of(self.every))

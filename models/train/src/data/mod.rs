@@ -21,6 +21,7 @@ mod scan;
 mod sequences;
 mod source;
 mod split;
+mod summary;
 mod token_file;
 mod tokenize;
 
@@ -30,3 +31,4 @@ pub use packing::{Packing, Sequence};
 pub use position::{FileState, Place, Position, SourceState, StreamPosition};
 pub use sequences::TrainSequences;
 pub use source::{DataSource, Format};
+pub use summary::EpochSize;

@@ -104,7 +104,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
     where
         M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
     {
-        self.progress.begin_steps(steps.done(), self.config.training.steps);
+        self.progress.begin_steps(steps.done(), self.config.training.steps.get());
         let finished = self.make(steps);
         self.progress.end();
         finished
@@ -134,16 +134,20 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         let mut was_float8 = fp8 && (steps.done() == 0 || self.is_float8(steps.done() - 1));
         let mut verified = false;
         let begun = steps.done();
-        while steps.done() < training.steps {
+        while steps.done() < training.steps.get() {
             if let Some(profiler) = &mut self.profiler {
                 profiler.before_step::<B>(steps.done() + 1, self.device)?;
             }
+            let epochs = steps.batches.epochs();
             let step;
             (steps, step) = steps.step(self.device)?;
             let number = step.number;
             let table = self.profiler.as_mut().map(|profiler| profiler.after_step::<B>(number, self.device));
             if let Some(table) = table.transpose()?.flatten() {
                 writeln!(self.out, "{table}")?;
+            }
+            if let Some(epochs) = steps.batches.epochs().filter(|now| Some(*now) > epochs) {
+                writeln!(self.out, "step: {number:2}  epoch {epochs} has ended")?;
             }
             now.tokens += step.tokens;
             now.watch.push(&step);
@@ -161,10 +165,10 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
                 (stop, _) => stop,
             };
             let save =
-                self.checkpoints.as_ref().is_some_and(|c| stop.is_some() || c.is_due(number, training.steps));
-            let log = number == 1 || number == training.steps || number.is_multiple_of(training.log_every);
+                self.checkpoints.as_ref().is_some_and(|c| stop.is_some() || c.is_due(number, training.steps.get()));
+            let log = number == 1 || number == training.steps.get() || number.is_multiple_of(training.log_every);
             let evaluate =
-                number == training.steps || training.eval_every > 0 && number.is_multiple_of(training.eval_every);
+                number == training.steps.get() || training.eval_every > 0 && number.is_multiple_of(training.eval_every);
             // A CPU has computed the step by now; ranks have waited for it, and end together.
             let is_there = *self.selected == SelectedDevice::Cpu || steps.ranks().is_some();
             let seen = match log || save || evaluate || is_there {
@@ -178,7 +182,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
             if let Some(seen) = seen.filter(|_| log) {
                 self.log(&mut now, &step, seen, &steps)?;
             }
-            if number == training.steps {
+            if number == training.steps.get() {
                 now.report = Some(now.evaluated.left_out_of(report_of::<B, M>(&steps.model)));
             }
             if save || evaluate {
@@ -252,7 +256,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
     {
         let begun = Instant::now();
         let done = steps.done();
-        let before = (done < self.config.training.steps).then(|| report_of::<B, M>(&steps.model));
+        let before = (done < self.config.training.steps.get()).then(|| report_of::<B, M>(&steps.model));
         let loss = mean_loss(&steps.model.valid(), self.held_out, self.device)?;
         if let Some(before) = before {
             now.evaluated.add(&before, &report_of::<B, M>(&steps.model));
@@ -268,7 +272,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
             metrics.held_out(done, loss)?;
         }
         // The last one is said when all is done.
-        if done < self.config.training.steps {
+        if done < self.config.training.steps.get() {
             let (best_step, best) = held_out.best;
             writeln!(self.out, "step: {done:2}  held-out loss: {loss:8.5}  best: {best:8.5} (step {best_step})")?;
         }
@@ -279,7 +283,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
     }
 
     fn is_float8(&self, step: usize) -> bool {
-        self.config.float8.is_float8(step, self.config.training.steps)
+        self.config.float8.is_float8(step, self.config.training.steps.get())
     }
 
     fn write<M>(&mut self, steps: &Steps<'_, B, M>, worth: Worth) -> Result<(), TrainError>
