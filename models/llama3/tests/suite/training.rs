@@ -87,7 +87,8 @@ fn a_run_may_be_as_long_as_its_data() {
     let error =
         run(&config(data.path(), &["training.steps=1 epoch", "float8.schedule={ warmup = 5000 }"])).unwrap_err();
     assert!(matches!(error, Error::Config(ConfigError::Value { key: "float8.schedule", .. })), "{error}");
-    let weights = format!("data.sources=[{{ paths = [{:?}], weight = 1.0 }}]", data.path());
+    let source = format!("{{ paths = [{:?}], weight = 1.0 }}", data.path());
+    let weights = format!("data.sources=[{source}, {source}]");
     let mut weighted = config(data.path(), &["training.steps=1 epoch", &weights]);
     weighted.data.paths.clear();
     let error = run(&weighted).unwrap_err();
