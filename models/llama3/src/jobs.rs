@@ -15,14 +15,13 @@ use train::config::Precision;
 use train::run::mean_loss;
 
 use crate::Error;
+use crate::announce;
 use crate::config::LlamaConfig;
 use crate::hf::ExportOptions;
 use crate::memory;
 use crate::model::Llama;
 use crate::run_config::RunConfig;
-use crate::trainer::{
-    self, Start, announce_held_out, check_weights, compute_dtype, dimensions, initial, prepare, sampling,
-};
+use crate::trainer::{self, Start, check_weights, compute_dtype, dimensions, initial, prepare, sampling};
 
 /// What is to be done with a model.
 #[derive(Debug)]
@@ -164,7 +163,7 @@ impl Job {
         let held_out = config.held_out_batches(&config.open_data(&tokenizer, &ProgressLine::new(), out)?)?;
         let model = self.model::<B>(dims, selected, device, out)?;
         let loss = mean_loss(&model, &held_out, device)?;
-        announce_held_out(loss, &held_out, out)
+        announce::held_out(loss, &held_out, out)
     }
 
     fn generate<B: AutodiffBackend + Float8Stack>(

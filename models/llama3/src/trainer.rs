@@ -8,19 +8,18 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::{Float8Error, Float8Stack, Report, report::GemmTotals, set_default_config};
 use device_select::SelectedDevice;
 use float8_shard::{Communicator, ShardBackend, ShardError, Sharded};
-use train::batches::{Batch, TrainBatches};
 use train::checkpoint::{Checkpoints, SavedRun};
-use train::config::{ComputeDtype, ConfigError, Precision, TrainingSection, require};
-use train::data::{DatasetSize, EpochSize};
-use train::metrics::{Metrics, StepLine, thousands};
+use train::config::{ComputeDtype, ConfigError, Precision, require};
+use train::metrics::{Metrics, StepLine};
 use train::profile::Profiler;
 use train::run::{Finished, HeldOut, verify};
 use train::{
-    Dataset, Log, ProgressLine, Ranks, Run, Signals, Steps, Tokenizer, TrainError, check_report_path, digest_of_file,
-    report_of, write_report,
+    Log, ProgressLine, Ranks, Run, Signals, Steps, Tokenizer, TrainError, check_report_path, digest_of_file, report_of,
+    write_report,
 };
 
 use crate::Error;
+use crate::announce;
 use crate::config::LlamaConfig;
 use crate::generate::Sampling;
 use crate::hf::Checkpoint;
@@ -96,7 +95,7 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
     let profile = config.profile.as_ref().filter(|profile| profile.last() > done);
     let profiler = profile.map(|profile| Profiler::prepare::<B>(profile, selected, device)).transpose()?;
     let dtype = compute_dtype::<B>(config, selected, device)?;
-    announce(config, selected, dtype, &dims, &tokenizer, out)?;
+    announce::model(config, selected, dtype, &dims, &tokenizer, out)?;
     all_or_none(&comm, "the weights", check_weights(config, start.saved.as_ref(), &dims))?;
     let plan = memory::plan::<B>(config, dims.clone(), comm.world_size(), dtype, device)?;
     all_or_none(&comm, "the memory", memory::announce(&plan, selected, out))?;
@@ -111,7 +110,7 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
     let data = all_or_none(&comm, "the data", config.open_data(&tokenizer, &progress, out))?;
     comm.agree("the data", &data.fingerprints())?;
     let (held_out, batches) = (config.held_out_batches(&data)?, config.train_batches(&data)?);
-    announce_data(config, &data, &batches, comm.world_size(), out)?;
+    announce::data(config, &data, &batches, comm.world_size(), out)?;
     let config = &config.with_steps(&batches, comm.world_size())?;
     let steps = config.training.steps;
     require("training.steps", steps, done <= steps.get(), &format!("the checkpoint is of step {done}"))?;
@@ -185,7 +184,7 @@ pub fn finish<B: AutodiffBackend + Float8Stack>(
     let is_first = steps.ranks().is_none_or(Ranks::is_first);
     let Finished { model, lines, held_out: HeldOut { last: (_, held_out_loss), best }, report } = run.run(steps)?;
     let Run { held_out, out, .. } = run;
-    announce_held_out(held_out_loss, held_out, out)?;
+    announce::held_out(held_out_loss, held_out, out)?;
     if best.1 < held_out_loss {
         writeln!(out, "best held-out loss: {:.5}  (step {})", best.1, best.0)?;
     }
@@ -209,11 +208,6 @@ pub fn finish<B: AutodiffBackend + Float8Stack>(
     }
     verify::<B, _>(&config.float8, &model)?;
     Ok(Outcome { steps: lines, held_out_loss, best_held_out_loss: best, sample, gemms, report })
-}
-
-pub(crate) fn announce_held_out(loss: f64, held_out: &[Batch], out: &mut dyn Write) -> Result<(), Error> {
-    let tokens: usize = held_out.iter().map(Batch::num_targets).sum();
-    Ok(writeln!(out, "held-out loss: {loss:.5}  ({} tokens)", thousands(&tokens.to_string()))?)
 }
 
 /// The model's dimensions, with rotary tables no longer than what is to be done needs: sequences of `seq_len`, and text after a prompt of
@@ -269,60 +263,6 @@ pub(crate) fn compute_dtype<B: Backend>(
         return Ok(dtype);
     }
     Err(Error::UnsupportedDtype { dtype: format!("{dtype:?}").to_lowercase(), device: selected.to_string() })
-}
-
-fn announce(
-    config: &RunConfig,
-    selected: &SelectedDevice,
-    dtype: DType,
-    dims: &LlamaConfig,
-    tokenizer: &Tokenizer,
-    out: &mut dyn Write,
-) -> Result<(), Error> {
-    let count = |n: usize| thousands(&n.to_string());
-    let precision = format!("{:?}", config.training.precision).to_lowercase();
-    let dtype = format!("{dtype:?}").to_lowercase();
-    writeln!(out, "device: {selected}  precision: {precision}  compute dtype: {dtype}")?;
-    let name = match (&config.model.hf_path, &config.model.preset) {
-        (Some(path), _) => path.display().to_string(),
-        (None, preset) => preset.clone().unwrap_or_else(|| "debug".into()),
-    };
-    write!(out, "model: llama3 {name}  parameters: {}", count(dims.num_params()))?;
-    match dims.moe {
-        Some(_) => writeln!(out, "  active: {}", count(dims.num_active_params()))?,
-        None => writeln!(out)?,
-    }
-    // Bytes are what a preset has.
-    if config.model.hf_path.is_some() || config.data.tokenizer.is_some() {
-        writeln!(out, "tokenizer: {}, {} tokens", tokenizer.format(), tokenizer.vocab_size())?;
-    }
-    Ok(())
-}
-
-/// What is trained on, and how much of it an epoch is.
-fn announce_data(
-    config: &RunConfig,
-    data: &Dataset,
-    batches: &TrainBatches,
-    ranks: usize,
-    out: &mut dyn Write,
-) -> Result<(), Error> {
-    let count = |n: u64| thousands(&n.to_string());
-    let DatasetSize { files, skipped, train_tokens, held_out_tokens } = data.size();
-    let [files, train, held_out] = [files as u64, train_tokens, held_out_tokens].map(count);
-    writeln!(out, "data: {files} files ({skipped} skipped)  tokens: {train}  held out: {held_out}")?;
-    let EpochSize { sequences, tokens, documents, targets, cut } = batches.epoch_size()?;
-    let TrainingSection { batch_size, grad_accumulation, .. } = config.training;
-    let steps = sequences as f64 / (batch_size * grad_accumulation * ranks) as f64;
-    write!(out, "epoch: {} sequences, {} steps", count(sequences), thousands(&format!("{steps:.1}")))?;
-    documents.map_or(Ok(()), |documents| write!(out, "  documents: {}", count(documents)))?;
-    if let Some(targets) = targets.filter(|targets| *targets < tokens) {
-        write!(out, "  targets: {} of {} tokens", count(targets), count(tokens))?;
-    }
-    if let Some(cut) = cut.filter(|cut| *cut > 0) {
-        write!(out, "  longer than training.seq_len, and cut: {}", count(cut))?;
-    }
-    Ok(writeln!(out)?)
 }
 
 /// The model of a run, of these dimensions, as a checkpoint has it or at its beginning, with FP8 applied if `config` asks for it.

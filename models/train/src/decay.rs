@@ -13,10 +13,10 @@ pub(crate) fn decay_matrices<B: AutodiffBackend, M: AutodiffModule<B>>(
     grads: &GradientsParams,
     factor: f64,
 ) -> M {
-    module.map(&mut Decay::<B> { grads, factor, containers: vec![], backend: PhantomData })
+    module.map(&mut DecayMatrices::<B> { grads, factor, containers: vec![], backend: PhantomData })
 }
 
-struct Decay<'a, B> {
+struct DecayMatrices<'a, B> {
     grads: &'a GradientsParams,
     factor: f64,
     /// Kinds of the modules on the way down.
@@ -24,7 +24,7 @@ struct Decay<'a, B> {
     backend: PhantomData<B>,
 }
 
-impl<B: AutodiffBackend> ModuleMapper<B> for Decay<'_, B> {
+impl<B: AutodiffBackend> ModuleMapper<B> for DecayMatrices<'_, B> {
     fn enter_module(&mut self, _name: &str, container_type: &str) {
         self.containers.push(container_type.into());
     }

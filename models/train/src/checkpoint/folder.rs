@@ -18,7 +18,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::CheckpointError;
-use super::rollback::resumed_from;
+use super::rollback::{self, resumed_from};
 use crate::digest;
 use crate::files;
 use crate::folder::sync_folder;
@@ -273,6 +273,17 @@ impl CheckpointFolder {
         }
     }
 
+    /// Notes that the run goes on after `step`, if there are checkpoints of later steps: they count no more.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`].
+    pub fn resume_from(&self, step: u64) -> Result<()> {
+        match saved_steps(&self.path)?.into_iter().any(|later| later > step) {
+            true => self.write(rollback::NOTE, format!("{step}\n").as_bytes()),
+            false => self.remove_file(rollback::NOTE),
+        }
+    }
+
     /// Makes the folder `name` by `write`, which is given an empty one, in place of one that is there.
     ///
     /// # Errors
@@ -331,7 +342,7 @@ impl CheckpointFolder {
         if worth == Worth::Diverged {
             return Ok(());
         }
-        self.forget_rollback()?;
+        self.remove_file(rollback::NOTE)?;
         self.write("LATEST", format!("{name}\n").as_bytes())?;
         let best = best(&self.path)?;
         if let Some((step, loss)) = best {

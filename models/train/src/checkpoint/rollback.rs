@@ -3,37 +3,17 @@
 use std::fs;
 use std::path::Path;
 
-use super::{CheckpointError, CheckpointFolder, saved_steps};
-
 /// The file of the note, which holds the step that the run went back to.
-const NOTE: &str = "RESUMED_FROM";
+pub(super) const NOTE: &str = "RESUMED_FROM";
 
 /// The step that the run in `folder` went back to, if it has come to no new checkpoint since.
 pub(super) fn resumed_from(folder: &Path) -> Option<u64> {
     fs::read_to_string(folder.join(NOTE)).ok()?.trim().parse().ok()
 }
 
-impl CheckpointFolder {
-    /// Notes that the run goes on after `step`, if there are checkpoints of later steps.
-    ///
-    /// # Errors
-    /// [`CheckpointError::Io`].
-    pub fn resume_from(&self, step: u64) -> Result<(), CheckpointError> {
-        match saved_steps(self.path())?.into_iter().any(|later| later > step) {
-            true => self.write(NOTE, format!("{step}\n").as_bytes()),
-            false => self.forget_rollback(),
-        }
-    }
-
-    /// There is a checkpoint of the run that went back.
-    pub(super) fn forget_rollback(&self) -> Result<(), CheckpointError> {
-        self.remove_file(NOTE)
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::{Which, Worth, find_checkpoint};
+    use super::super::{CheckpointError, CheckpointFolder, Which, Worth, find_checkpoint, saved_steps};
     use super::*;
 
     #[test]
