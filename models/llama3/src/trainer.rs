@@ -111,6 +111,11 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
     comm.agree("the data", &data.fingerprints())?;
     let (held_out, batches) = (config.held_out_batches(&data)?, config.train_batches(&data)?);
     announce::data(config, &data, &batches, comm.world_size(), out)?;
+    let is_chat = data.has_conversations() && config.generate.max_new_tokens > 0;
+    if is_chat {
+        // A template that refuses it does so before the steps.
+        config.prompt(&tokenizer, true)?;
+    }
     let config = &config.with_steps(&batches, comm.world_size())?;
     let steps = config.training.steps;
     require("training.steps", steps, done <= steps.get(), &format!("the checkpoint is of step {done}"))?;
@@ -145,7 +150,7 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
         progress,
         out,
     };
-    finish(config, &tokenizer, data.has_conversations(), run, steps)
+    finish(config, &tokenizer, is_chat, run, steps)
 }
 
 /// The digest of this program's file, which every rank has to run. Alone it need not be read.

@@ -123,6 +123,20 @@ fn a_run_on_conversations_says_and_samples_what_it_sees() {
     assert!(0 < targets && targets < tokens, "{log}");
     let prompt = config.prompt(&Tokenizer::bytes(), true).unwrap();
     assert_eq!(Tokenizer::bytes().decode(&prompt).unwrap(), "<user>hello<assistant>");
+    // One that refuses the prompt does so before the first step.
+    let strict = data.path().join("strict.jinja");
+    std::fs::write(
+        &strict,
+        format!("{{% if messages[0].content == 'hello' %}}{{{{ raise_exception('no hello') }}}}{{% endif %}}{source}"),
+    )
+    .unwrap();
+    let template = config.data.chat_template.replace(strict);
+    let error = run(&config).unwrap_err();
+    assert!(matches!(error, Error::Chat(_)) && error.to_string().contains("no hello"), "{error}");
+    config.generate.max_new_tokens = 0;
+    run(&config).unwrap();
+    config.generate.max_new_tokens = 8;
+    config.data.chat_template = template;
     // The template is the data's: text goes on as text.
     let text = text();
     config.data.paths = vec![text.path().into()];

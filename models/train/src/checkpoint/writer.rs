@@ -40,7 +40,8 @@ impl Checkpoints {
     /// there what `resume` and `export` will need of other folders.
     ///
     /// # Errors
-    /// [`CheckpointError::Locked`], [`CheckpointError::Occupied`], [`CheckpointError::Diverged`], [`CheckpointError::Io`], or the error of `assets`.
+    /// [`CheckpointError::Locked`], [`CheckpointError::Occupied`], [`CheckpointError::Diverged`], [`CheckpointError::Io`], or the error
+    /// of `assets`.
     pub fn new<E: From<CheckpointError>>(
         section: &CheckpointSection,
         config: String,
