@@ -110,8 +110,8 @@ impl core::fmt::Display for ShardPlan {
         let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
         write!(
             f,
-            "memory of each of {} ranks, without activations: parameters {}, gradients {} and up to {} of one that is added up, \
-             AdamW's moments {}, gathered copies up to {}; {} in all, and the whole model, {}, while it is sharded",
+            "memory of each of {} ranks, without activations: parameters {}, gradients {} plus up to {} while one gradient is \
+             reduced, AdamW's moments {}, gathered copies up to {}; {} in all, and the whole model, {}, while it is sharded",
             self.ranks,
             mib(self.parameters),
             mib(self.gradients),

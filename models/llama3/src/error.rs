@@ -106,6 +106,16 @@ pub enum Error {
         /// The checkpoint folder.
         path: PathBuf,
     },
+    /// A tied checkpoint has an output layer that is not its embedding.
+    #[error(
+        "{}: config.json says tie_word_embeddings = true, but lm_head.weight differs from model.embed_tokens.weight: \
+         set model.tie_word_embeddings to false to take lm_head.weight, or to true to leave it out",
+        path.display()
+    )]
+    TiedHead {
+        /// The folder.
+        path: PathBuf,
+    },
     /// A mixture of experts was to be exported: Hugging Face's Llama has none.
     #[error("only dense models are exported: this one has {num_experts} experts in a layer")]
     MoeExport {
@@ -143,6 +153,20 @@ pub enum Error {
     /// A model is to be judged, and there is no run that says by what.
     #[error("a Hugging Face checkpoint says nothing of data: give text to evaluate on with --data PATH")]
     NothingToEvaluate,
+    /// Neither a run's folder nor a Hugging Face checkpoint's, as there is none.
+    #[error("there is no folder {}", folder.display())]
+    NoFolder {
+        /// What was given.
+        folder: PathBuf,
+    },
+    /// One of a run's checkpoints was asked for where there is only one model.
+    #[error("{} is a Hugging Face checkpoint: {flag} is for the folder of a run", folder.display())]
+    NotARun {
+        /// The folder.
+        folder: PathBuf,
+        /// What was asked for.
+        flag: String,
+    },
     /// A conversation with a model whose tokenizer came without a template.
     #[error(
         "the model has no chat template: set data.chat_template to a Jinja file, or take a checkpoint that brings one"
@@ -166,6 +190,18 @@ pub enum Error {
     /// Runs that are not drawn.
     #[error(transparent)]
     Plot(#[from] PlotError),
+    /// The machine has less memory than is certainly needed.
+    #[error(
+        "{what} takes at least {needed}, and this machine has {there}: take a smaller model, or share it among the ranks of several machines"
+    )]
+    Memory {
+        /// What takes it.
+        what: &'static str,
+        /// How much.
+        needed: String,
+        /// What there is, swap included.
+        there: String,
+    },
     /// The device does not compute in this dtype.
     #[error("{device} does not compute in {dtype}: use precision f32, or fp8 with training.compute_dtype = \"f32\"")]
     UnsupportedDtype {

@@ -13,8 +13,8 @@
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor, TensorData};
-use train::ModulePath;
 use train::rng::Rng;
+use train::{ModulePath, Progress};
 
 use crate::config::LlamaConfig;
 use crate::model::Llama;
@@ -22,18 +22,26 @@ use crate::model::Llama;
 impl<B: Backend> Llama<B> {
     /// Replaces every parameter by its initial value under `seed`.
     pub fn init_weights(self, seed: u64) -> Self {
+        self.init_weights_with(seed, &mut |_| ())
+    }
+
+    /// [`init_weights`](Self::init_weights), which says how far it is.
+    pub fn init_weights_with(self, seed: u64, progress: &mut dyn FnMut(Progress)) -> Self {
         let config = self.config().clone();
-        self.map(&mut Initialize { config, seed, path: ModulePath::default() })
+        let done = Progress { bytes: 0, total_bytes: 4 * config.num_params() as u64 };
+        self.map(&mut Initialize { config, seed, path: ModulePath::default(), done, progress })
     }
 }
 
-struct Initialize {
+struct Initialize<'a> {
     config: LlamaConfig,
     seed: u64,
     path: ModulePath,
+    done: Progress,
+    progress: &'a mut dyn FnMut(Progress),
 }
 
-impl<B: Backend> ModuleMapper<B> for Initialize {
+impl<B: Backend> ModuleMapper<B> for Initialize<'_> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
         self.path.enter(name);
     }
@@ -51,11 +59,12 @@ impl<B: Backend> ModuleMapper<B> for Initialize {
         let values = match deviation(&self.config, &path, d_input) {
             None => vec![1.0; shape.num_elements()],
             Some(std) => {
-                let mut rng = Rng::named(self.seed, &path);
-                let draw = |_| (std * rng.truncated_normal(3.0)) as f32;
-                (0..shape.num_elements()).map(draw).collect()
+                let rng = Rng::named(self.seed, &path);
+                rng.truncated_normals(3.0, shape.num_elements(), |value| (std * value) as f32)
             }
         };
+        self.done.bytes += size_of_val(&values[..]) as u64;
+        (self.progress)(self.done);
         let tensor = Tensor::from_data(TensorData::new(values, shape), (&device, DType::F32));
         Param::initialized(param.id, tensor.require_grad())
     }

@@ -4,24 +4,24 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use burn::module::AutodiffModule;
-use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::DType;
+use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::{Float8Stack, set_float8_enabled};
 use device_select::{DeviceChoice, SelectedDevice};
 use float8_shard::ShardBackend;
+use train::ProgressLine;
 use train::checkpoint::SavedRun;
 use train::config::Precision;
 use train::run::mean_loss;
-use train::{Message, ProgressLine};
 
 use crate::Error;
+use crate::announce;
 use crate::config::LlamaConfig;
 use crate::hf::ExportOptions;
+use crate::memory;
 use crate::model::Llama;
 use crate::run_config::RunConfig;
-use crate::trainer::{
-    self, Start, announce_data, announce_device, announce_held_out, compute_dtype, dimensions, initial, prepare,
-    sampling,
-};
+use crate::trainer::{self, Start, check_weights, compute_dtype, dimensions, initial, prepare, sampling};
 
 /// What is to be done with a model.
 #[derive(Debug)]
@@ -84,7 +84,7 @@ impl Job {
             Task::Plan { ranks } => self.plan::<B>(*ranks, selected, device, out),
             Task::Evaluate { data } => self.evaluate::<B>(data, selected, device, out),
             Task::Generate { is_chat } => self.generate::<B>(*is_chat, selected, device, out),
-            Task::Export { to, options } => self.export::<B>(to, options, device, out),
+            Task::Export { to, options } => self.export::<B>(to, options, selected, device, out),
         }
     }
 
@@ -97,19 +97,30 @@ impl Job {
     ) -> Result<(), Error> {
         let config = &self.config;
         let dtype = compute_dtype::<B>(config, selected, device)?;
-        Ok(writeln!(out, "{}", trainer::plan::<B>(config, config.llama()?, ranks, dtype, device)?)?)
+        Ok(writeln!(out, "{}", memory::plan::<B>(config, config.llama()?, ranks, dtype, device)?)?)
     }
 
     fn export<B: AutodiffBackend>(
         &self,
         to: &Path,
         options: &ExportOptions,
+        selected: &SelectedDevice,
         device: &B::Device,
         out: &mut dyn Write,
     ) -> Result<(), Error> {
+        let (config, dims) = (&self.config, self.config.llama()?);
+        memory::check_parameters(&dims, selected)?;
+        let mut stop = vec![];
+        if config.chat_template()?.is_some() {
+            let tokenizer = config.tokenizer()?;
+            stop = config.stop(&tokenizer)?;
+            if stop == tokenizer.stop() {
+                stop.clear();
+            }
+        }
         let progress = ProgressLine::new();
-        let model = initial::<B>(&self.config, self.saved(), self.config.llama()?, device, &progress, out)?;
-        model.save_hf(to, options)?;
+        let model = initial::<B>(config, self.saved(), dims, device, &progress, out)?;
+        model.save_hf(to, &ExportOptions { stop, ..options.clone() })?;
         Ok(writeln!(out, "exported: {}", to.display())?)
     }
 
@@ -122,17 +133,24 @@ impl Job {
         out: &mut dyn Write,
     ) -> Result<Llama<B::InnerBackend>, Error> {
         let RunConfig { training, float8, .. } = &self.config;
-        let dtype = compute_dtype::<B>(&self.config, selected, device)?;
+        memory::check_parameters(&dims, selected)?;
+        let dtype = self.dtype::<B>(selected, device)?;
         let progress = ProgressLine::new();
         let model = prepare::<B>(&self.config, self.saved(), dims, device, &progress, out)?.with_compute_dtype(dtype);
-        if let Some(saved) = self.saved() {
+        if let (Some(saved), Precision::Fp8) = (self.saved(), training.precision) {
             saved.restore_float8::<B, _>(&model)?;
-            if training.precision == Precision::Fp8 {
-                let last = saved.step().saturating_sub(1);
-                set_float8_enabled(&model, float8.is_float8(last, training.steps));
-            }
+            let last = saved.step().saturating_sub(1);
+            set_float8_enabled(&model, float8.is_float8(last, training.steps.get()));
         }
         Ok(model.valid())
+    }
+
+    /// In which dtype the model computes.
+    fn dtype<B: Backend>(&self, selected: &SelectedDevice, device: &B::Device) -> Result<DType, Error> {
+        match compute_dtype::<B>(&self.config, selected, device) {
+            Err(Error::UnsupportedDtype { .. }) if self.start.may_widen => Ok(DType::F32),
+            dtype => dtype,
+        }
     }
 
     fn saved(&self) -> Option<&SavedRun> {
@@ -150,6 +168,7 @@ impl Job {
         config.validate()?;
         let tokenizer = config.tokenizer()?;
         let dims = dimensions(config, &tokenizer, Some(config.training.seq_len), None)?;
+        check_weights(config, self.saved(), &dims)?;
         let progress = ProgressLine::new();
         let (data, held_out) = match paths {
             [] => {
@@ -162,11 +181,11 @@ impl Job {
         if held_out.is_empty() {
             return Err(Error::NothingHeldOut);
         }
-        announce_device(config, selected, compute_dtype::<B>(config, selected, device)?, out)?;
-        announce_data(&data, out)?;
+        announce::device(config, selected, self.dtype::<B>(selected, device)?, out)?;
+        announce::files(&data, out)?;
         let model = self.model::<B>(dims, selected, device, out)?;
         let loss = mean_loss(&model, &held_out, device)?;
-        announce_held_out(loss, &held_out, out)
+        announce::held_out(loss, &held_out, out)
     }
 
     fn generate<B: AutodiffBackend + Float8Stack>(
@@ -179,22 +198,16 @@ impl Job {
         let config = &self.config;
         config.validate()?;
         let tokenizer = config.tokenizer()?;
-        let text = &config.generate.prompt;
-        let prompt = match is_chat {
-            true => {
-                config.chat_template()?.ok_or(Error::NoTemplate)?.prompt(&tokenizer, &[Message::new("user", text)])?
-            }
-            false => tokenizer.prompt(text)?,
-        };
+        let prompt = config.prompt(&tokenizer, is_chat)?;
         let dims = dimensions(config, &tokenizer, None, Some(prompt.len()))?;
         let model = self.model::<B>(dims, selected, device, &mut std::io::sink())?;
         if !is_chat {
-            write!(out, "{text}")?;
+            write!(out, "{}", config.generate.prompt)?;
         }
         let mut text = tokenizer.stream_text_after(&prompt)?;
-        let (choices, stop) = (tokenizer.num_choices(), tokenizer.stop());
+        let (choices, stop) = (tokenizer.num_choices(), config.stop(&tokenizer)?);
         let new = config.generate.max_new_tokens;
-        model.generate_each(&prompt, new, choices, stop, sampling(config), |token| {
+        model.generate_each(&prompt, new, choices, &stop, sampling(config), |token| {
             write!(out, "{}", text.push(token)?)?;
             Ok(out.flush()?)
         })?;

@@ -20,6 +20,7 @@
 //! [`Llama::load_hf`] loads a Hugging Face checkpoint, [`Llama::save_hf`] writes one; [`trainer::train`] is the loop behind
 //! `examples/llama3_fp8.rs`, configured by a [`RunConfig`].
 
+mod announce;
 pub mod attention;
 pub mod cli;
 pub mod config;
@@ -29,6 +30,7 @@ pub mod hf;
 mod init;
 pub mod jobs;
 mod linear;
+mod memory;
 pub mod model;
 pub mod moe;
 pub mod names;

@@ -22,6 +22,9 @@ use burn::tensor::{DType, Tensor, TensorData};
 
 use crate::config::{LlamaConfig, RopeScaling};
 
+/// Positions for which tables are built ahead at most: a checkpoint's `config.json` may say any number.
+const MAX_AHEAD: usize = 1 << 17;
+
 /// The angles per position of one model: cos and sin tables in f32, shared by all layers.
 #[derive(Module, Debug)]
 pub struct RotaryEmbedding<B: Backend> {
@@ -68,10 +71,10 @@ impl RopeScaling {
 }
 
 impl<B: Backend> RotaryEmbedding<B> {
-    /// Builds the tables for positions `0..config.max_seq_len`.
+    /// Builds the tables for positions `0..config.max_seq_len`, or the first 131,072 of them.
     pub fn new(config: &LlamaConfig, device: &B::Device) -> Self {
         let frequencies = rotary_frequencies(config);
-        let [cos, sin] = tables(&frequencies, 0..config.max_seq_len, device);
+        let [cos, sin] = tables(&frequencies, 0..config.max_seq_len.min(MAX_AHEAD), device);
         Self { cos, sin, frequencies }
     }
 

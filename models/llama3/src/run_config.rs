@@ -14,11 +14,11 @@ use train::config::{
 };
 use train::data::SequenceShape;
 use train::metrics::METRICS_FILE;
-use train::{ChatTemplate, Dataset, ProgressLine, StepConfig, Tokenizer, TokenizerError};
+use train::{ChatTemplate, Dataset, Message, ProgressLine, StepConfig, Tokenizer, TokenizerError};
 
 use crate::Error;
 use crate::config::{LlamaConfig, MoeConfig, RopeScaling};
-use crate::hf;
+use crate::hf::{self, RepeatedHead};
 
 /// One training run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -54,8 +54,8 @@ pub struct ModelSection {
     /// A size by name: `debug` and `debug_moe` (a mixture of experts), which train on a CPU; `1b` and `3b` of Llama 3.2; `8b`, `70b` and
     /// `405b` of Llama 3.1. If absent, `debug`.
     pub preset: Option<String>,
-    /// Folder of a Hugging Face checkpoint to start from: its `config.json` decides the model, so no other key of this section may be
-    /// given. Given with `--set`, it replaces the file's `preset`.
+    /// Folder of a Hugging Face checkpoint to start from: its `config.json` decides the model, so of this section only
+    /// `tie_word_embeddings` may be given too. Given with `--set`, it replaces the file's `preset`.
     pub hf_path: Option<PathBuf>,
     /// Tokens in the vocabulary, no fewer than the tokenizer's. If absent, the preset's.
     pub vocab_size: Option<usize>,
@@ -79,7 +79,8 @@ pub struct ModelSection {
     pub rope_scaling: Option<RopeScaling>,
     /// Positions of the model: neither `training.seq_len` nor prompt and sample together may be longer. If absent, the preset's.
     pub max_seq_len: Option<usize>,
-    /// Whether the output layer is the transposed embedding. If absent, the preset's.
+    /// Whether the output layer is the transposed embedding. If absent, the preset's, or the checkpoint's. With `hf_path` it decides for a
+    /// checkpoint that is tied and has an output layer of its own: `false` takes it, `true` leaves it out.
     pub tie_word_embeddings: Option<bool>,
     /// A mixture of experts in place of each SwiGLU. If absent, the preset's; a preset's cannot be removed.
     pub moe: Option<MoeConfig>,
@@ -169,7 +170,10 @@ impl RunConfig {
         self.optimizer.validate()?;
         self.data.validate()?;
         self.checkpoint.validate()?;
-        self.profile.as_ref().map_or(Ok(()), |profile| profile.validate(self.training.steps))?;
+        let steps = self.training.steps;
+        // Of epochs it is not known yet how many steps they have.
+        let profile = self.profile.as_ref().filter(|_| steps.epochs().is_none());
+        profile.map_or(Ok(()), |profile| profile.validate(steps.get()))?;
         let GenerateSection { prompt, temperature, .. } = &self.generate;
         let fits = *temperature >= 0.0 && temperature.is_finite();
         require("generate.temperature", temperature, fits, "must be finite and not negative")?;
@@ -190,10 +194,16 @@ impl RunConfig {
         let model = &self.model;
         if let Some(path) = &model.hf_path {
             let path = self.assets.as_ref().unwrap_or(path);
-            let alone = ModelSection { hf_path: model.hf_path.clone(), ..Default::default() };
-            let reason = "the checkpoint decides the model: remove every other key of [model]";
+            let ModelSection { hf_path, tie_word_embeddings, .. } = model.clone();
+            let alone = ModelSection { hf_path, tie_word_embeddings, ..Default::default() };
+            let reason = "the checkpoint decides the model: remove every other key of [model] but tie_word_embeddings";
             require("model.hf_path", path.display(), *model == alone, reason)?;
-            return LlamaConfig::from_hf_dir(path);
+            if !path.is_dir() {
+                return Err(Error::NoFolder { folder: path.clone() });
+            }
+            let config = LlamaConfig::from_hf_dir(path)?;
+            let tie_word_embeddings = tie_word_embeddings.unwrap_or(config.tie_word_embeddings);
+            return Ok(LlamaConfig { tie_word_embeddings, ..config });
         }
         let mut config = LlamaConfig::preset(model.preset.as_deref().unwrap_or("debug"))?;
         macro_rules! replace {
@@ -209,6 +219,14 @@ impl RunConfig {
         Ok(config)
     }
 
+    /// What becomes of an output layer in the files of a tied checkpoint: it is left out only if this was chosen.
+    pub(crate) fn repeated_head(&self) -> RepeatedHead {
+        match self.model.tie_word_embeddings {
+            Some(true) => RepeatedHead::IsLeftOut,
+            _ => RepeatedHead::MustBeEqual,
+        }
+    }
+
     /// FP8's config for a model. Unless the file says which linears stay in high precision, these are the output layer and routers: they
     /// choose by differences that FP8 may lose, and are small. A tied output is no linear of the model, so there is nothing to filter.
     pub fn float8(&self, model: &LlamaConfig) -> Float8Config {
@@ -220,7 +238,7 @@ impl RunConfig {
     /// The tokenizer of text and samples.
     ///
     /// # Errors
-    /// [`Error::NoTokenizer`] for a checkpoint without one, [`Error::Tokenizer`].
+    /// [`Error::NoFolder`], [`Error::NoTokenizer`] for a checkpoint without one, [`Error::Tokenizer`].
     pub fn tokenizer(&self) -> Result<Tokenizer, Error> {
         let kept = self.assets.as_ref().filter(|folder| hf::has_tokenizer(folder));
         match (self.data.tokenizer.as_deref(), kept, &self.model.hf_path) {
@@ -228,6 +246,7 @@ impl RunConfig {
             (_, Some(folder), _) => Ok(Tokenizer::from_folder(folder)?),
             (Some(name), ..) => Ok(Tokenizer::open(name)?),
             (None, None, None) => Ok(Tokenizer::bytes()),
+            (None, None, Some(folder)) if !folder.is_dir() => Err(Error::NoFolder { folder: folder.clone() }),
             (None, None, Some(folder)) => Tokenizer::from_folder(folder).map_err(|error| match error {
                 source @ TokenizerError::Missing { .. } => Error::NoTokenizer { folder: folder.clone(), source },
                 error => error.into(),
@@ -268,6 +287,30 @@ impl RunConfig {
         Ok(folder.map(ChatTemplate::from_folder).transpose()?.flatten())
     }
 
+    /// What a model is to continue: `generate.prompt`, or what the chat template makes of it if a user says it.
+    ///
+    /// # Errors
+    /// [`Error::NoTemplate`], [`Error::Chat`], [`Error::Tokenizer`].
+    pub fn prompt(&self, tokenizer: &Tokenizer, is_chat: bool) -> Result<Vec<u32>, Error> {
+        let text = &self.generate.prompt;
+        if !is_chat {
+            return Ok(tokenizer.prompt(text)?);
+        }
+        let template = self.chat_template()?.ok_or(Error::NoTemplate)?;
+        Ok(template.prompt(tokenizer, &[Message::new("user", text)])?)
+    }
+
+    /// The tokens at which generation ends: the tokenizer's, and that with which the chat template ends the assistant's turns.
+    ///
+    /// # Errors
+    /// [`Error::Chat`].
+    pub fn stop(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, Error> {
+        let mut stop = tokenizer.stop().to_vec();
+        let end = self.chat_template()?.and_then(|template| template.turn_end(tokenizer));
+        stop.extend(end.filter(|end| !tokenizer.stop().contains(end)));
+        Ok(stop)
+    }
+
     /// The shape of batches.
     pub fn shape(&self) -> SequenceShape {
         let TrainingSection { batch_size, seq_len, .. } = self.training;
@@ -301,6 +344,22 @@ impl RunConfig {
     pub fn train_batches(&self, data: &Dataset) -> Result<TrainBatches, Error> {
         let TrainingSection { attn_mask_type, seed, .. } = self.training;
         Ok(TrainBatches::new(data, self.shape(), attn_mask_type, seed)?)
+    }
+
+    /// The same run with a length in steps, where it is shared by so many ranks.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for epochs of sources that have weights, each of which has epochs of its own; those of
+    /// [`validate`](Self::validate).
+    pub fn with_steps(&self, batches: &TrainBatches, ranks: usize) -> Result<Self, Error> {
+        let mut config = self.clone();
+        let TrainingSection { steps, batch_size, grad_accumulation, .. } = &mut config.training;
+        let epoch = batches.sequences_per_epoch();
+        let reason = "sources with weights have epochs of their own: say how many steps";
+        require("training.steps", *steps, steps.epochs().is_none() || epoch.len() == 1, reason)?;
+        *steps = steps.resolve(epoch.iter().sum(), *batch_size * *grad_accumulation * ranks);
+        config.validate()?;
+        Ok(config)
     }
 
     /// Batches for the held-out loss; none if nothing is to be held out.

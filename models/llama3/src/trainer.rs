@@ -7,22 +7,23 @@ use burn::tensor::DType;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::{Float8Error, Float8Stack, Report, report::GemmTotals, set_default_config};
 use device_select::SelectedDevice;
-use float8_shard::{Communicator, Reshard, ShardBackend, ShardConfig, ShardError, ShardPlan, Sharded};
-use train::batches::Batch;
+use float8_shard::{Communicator, ShardBackend, ShardError, Sharded};
 use train::checkpoint::{Checkpoints, SavedRun};
-use train::config::{ComputeDtype, ConfigError, ParallelismSection, Precision, require};
-use train::data::DatasetSize;
-use train::metrics::{Metrics, StepLine, thousands};
+use train::config::{ComputeDtype, ConfigError, Precision, require};
+use train::metrics::{Metrics, StepLine};
 use train::profile::Profiler;
 use train::run::{Finished, HeldOut, verify};
 use train::{
-    Dataset, Log, ProgressLine, Ranks, Run, Signals, Steps, Tokenizer, TrainError, check_report_path, digest_of_file,
-    report_of, write_report,
+    Log, ProgressLine, Ranks, Run, Signals, Steps, Tokenizer, TrainError, check_report_path, digest_of_file, report_of,
+    write_report,
 };
 
 use crate::Error;
+use crate::announce;
 use crate::config::LlamaConfig;
 use crate::generate::Sampling;
+use crate::hf::Checkpoint;
+use crate::memory;
 use crate::model::Llama;
 use crate::run_config::RunConfig;
 
@@ -37,9 +38,9 @@ pub struct Outcome {
     pub best_held_out_loss: Option<(usize, f64)>,
     /// Generated text, without the prompt.
     pub sample: String,
-    /// GEMMs of linears by precision, evaluation and sampling included.
+    /// GEMMs of linears by precision, as in `report`.
     pub gemms: GemmTotals,
-    /// What each linear did; empty unless FP8 was applied.
+    /// What each linear did in training, or in evaluation if there was no step to make; empty unless FP8 was applied.
     pub report: Report,
 }
 
@@ -52,8 +53,11 @@ pub struct Start {
     pub is_resumed: bool,
     /// The ranks that the launcher has started; this process alone if there is none.
     pub comm: Option<Communicator>,
-    /// Whether SIGINT and SIGTERM end a run with checkpoints after a step, and save it. They are the process's from the first step on.
+    /// Whether SIGINT, SIGTERM and SIGHUP end a run after a step, which is saved if it has checkpoints. They are the process's from the
+    /// first step on.
     pub listens: bool,
+    /// Whether what only evaluates may compute in f32 where the device lacks the precision that it was given.
+    pub may_widen: bool,
 }
 
 /// Trains as `config` says on `device`, which is `selected`, and writes the log to `out`.
@@ -82,16 +86,19 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
         check_report_path(path)?;
     }
     let tokenizer = config.tokenizer()?;
-    let prompt = tokenizer.prompt(&config.generate.prompt)?;
-    let dims = dimensions(config, &tokenizer, Some(config.training.seq_len), Some(prompt.len()))?;
+    // Only the data says which of them it is to be.
+    let prompts = [Some(config.prompt(&tokenizer, false)?), config.prompt(&tokenizer, true).ok()];
+    let prompt = prompts.iter().flatten().map(Vec::len).max();
+    let dims = dimensions(config, &tokenizer, Some(config.training.seq_len), prompt)?;
     // Before anything touches the device.
     let done = start.saved.as_ref().map_or(0, |saved| saved.step());
     let profile = config.profile.as_ref().filter(|profile| profile.last() > done);
     let profiler = profile.map(|profile| Profiler::prepare::<B>(profile, selected, device)).transpose()?;
     let dtype = compute_dtype::<B>(config, selected, device)?;
-    if comm.world_size() > 1 {
-        writeln!(out, "{}", plan::<B>(config, dims.clone(), comm.world_size(), dtype, device)?)?;
-    }
+    announce::model(config, selected, dtype, &dims, &tokenizer, out)?;
+    all_or_none(&comm, "the weights", check_weights(config, start.saved.as_ref(), &dims))?;
+    let plan = memory::plan::<B>(config, dims.clone(), comm.world_size(), dtype, device)?;
+    all_or_none(&comm, "the memory", memory::announce(&plan, selected, out))?;
     let checkpoints = match is_first {
         true => Checkpoints::new(&config.checkpoint, config.to_toml()?, !start.is_resumed, |folder| {
             config.copy_assets(folder)
@@ -103,7 +110,17 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
     let data = all_or_none(&comm, "the data", config.open_data(&tokenizer, &progress, out))?;
     comm.agree("the data", &data.fingerprints())?;
     let (held_out, batches) = (config.held_out_batches(&data)?, config.train_batches(&data)?);
-    announce(config, selected, dtype, &dims, &tokenizer, &data, out)?;
+    announce::data(config, &data, &batches, comm.world_size(), out)?;
+    let is_chat = data.has_conversations() && config.generate.max_new_tokens > 0;
+    if is_chat {
+        // A template that refuses it does so before the steps.
+        config.prompt(&tokenizer, true)?;
+    }
+    let config = &config.with_steps(&batches, comm.world_size())?;
+    let steps = config.training.steps;
+    require("training.steps", steps, done <= steps.get(), &format!("the checkpoint is of step {done}"))?;
+    let text = config.to_toml()?;
+    let checkpoints = checkpoints.map(|checkpoints| checkpoints.with_config(text));
 
     let saved = start.saved.as_ref();
     let model = all_or_none(&comm, "the model", prepare::<B>(config, saved, dims, device, &progress, out))?;
@@ -114,7 +131,7 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
         steps = steps.resume(saved)?;
         writeln!(out, "resumed: step {} of {}", saved.step(), saved.path().display())?;
     }
-    let signals = match start.listens && checkpoints.is_some() {
+    let signals = match start.listens {
         true => Signals::listen().map_err(TrainError::Signals)?,
         false => Signals::default(),
     };
@@ -133,7 +150,7 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
         progress,
         out,
     };
-    finish(config, &tokenizer, run, steps)
+    finish(config, &tokenizer, is_chat, run, steps)
 }
 
 /// The digest of this program's file, which every rank has to run. Alone it need not be read.
@@ -157,48 +174,48 @@ fn chain(error: &dyn std::error::Error) -> String {
     causes.fold(error.to_string(), |line, cause| format!("{line}: {cause}"))
 }
 
-/// Makes the steps of `config` that are left, then evaluates, samples and reports as [`train()`] does.
+/// Makes the steps of `config` that are left, then evaluates, samples and reports as [`train()`] does. The sample of a run on
+/// conversations, which `is_chat` says, is the answer to a user.
 ///
 /// # Errors
 /// As [`train()`].
 pub fn finish<B: AutodiffBackend + Float8Stack>(
     config: &RunConfig,
     tokenizer: &Tokenizer,
+    is_chat: bool,
     mut run: Run<'_, B>,
     steps: Steps<'_, B, Llama<B>>,
 ) -> Result<Outcome, Error> {
     let is_first = steps.ranks().is_none_or(Ranks::is_first);
-    let Finished { model, lines, held_out: judged } = run.run(steps)?;
+    let Finished { model, lines, held_out: judged, report } = run.run(steps)?;
     let Run { held_out, out, .. } = run;
     if let Some(HeldOut { last: (_, loss), best }) = judged {
-        announce_held_out(loss, held_out, out)?;
+        announce::held_out(loss, held_out, out)?;
         if best.1 < loss {
             writeln!(out, "best held-out loss: {:.5}  (step {})", best.1, best.0)?;
         }
     }
-    let sample = sample(config, tokenizer, &model.valid())?;
+    let sample = sample(config, tokenizer, is_chat, &model.valid())?;
     if !sample.is_empty() {
-        writeln!(out, "sample:\n{}{sample}", config.generate.prompt)?;
+        let (prompt, between) = (&config.generate.prompt, if is_chat { "\n" } else { "" });
+        writeln!(out, "sample:\n{prompt}{between}{sample}")?;
     }
-    let report = report_of::<B, _>(&model);
+    let report = report.unwrap_or_else(|| report_of::<B, _>(&model));
     if let Some(path) = config.training.report.as_ref().filter(|_| is_first) {
         write_report(&report, path)?;
         writeln!(out, "report: {}", path.display())?;
     }
     let gemms = report.totals();
     // The report's last line is the totals, unless there is nothing to report.
-    match config.training.print_report || report.layers.is_empty() {
-        true => writeln!(out, "{report}")?,
-        false => writeln!(out, "{gemms}")?,
+    let is_fp8 = config.training.precision == Precision::Fp8;
+    if config.training.print_report || is_fp8 && report.layers.is_empty() {
+        writeln!(out, "{report}")?;
+    } else if is_fp8 {
+        writeln!(out, "{gemms}")?;
     }
     verify::<B, _>(&config.float8, &model)?;
     let (held_out_loss, best_held_out_loss) = (judged.map(|judged| judged.last.1), judged.map(|judged| judged.best));
     Ok(Outcome { steps: lines, held_out_loss, best_held_out_loss, sample, gemms, report })
-}
-
-pub(crate) fn announce_held_out(loss: f64, held_out: &[Batch], out: &mut dyn Write) -> Result<(), Error> {
-    let tokens: usize = held_out.iter().map(Batch::num_targets).sum();
-    Ok(writeln!(out, "held-out loss: {loss:.5}  ({} tokens)", thousands(&tokens.to_string()))?)
 }
 
 /// The model's dimensions, with rotary tables no longer than what is to be done needs: sequences of `seq_len`, and text after a prompt of
@@ -256,57 +273,6 @@ pub(crate) fn compute_dtype<B: Backend>(
     Err(Error::UnsupportedDtype { dtype: format!("{dtype:?}").to_lowercase(), device: selected.to_string() })
 }
 
-fn announce(
-    config: &RunConfig,
-    selected: &SelectedDevice,
-    dtype: DType,
-    dims: &LlamaConfig,
-    tokenizer: &Tokenizer,
-    data: &Dataset,
-    out: &mut dyn Write,
-) -> Result<(), Error> {
-    let count = |n: usize| thousands(&n.to_string());
-    announce_device(config, selected, dtype, out)?;
-    let name = match (&config.model.hf_path, &config.model.preset) {
-        (Some(path), _) => path.display().to_string(),
-        (None, preset) => preset.clone().unwrap_or_else(|| "debug".into()),
-    };
-    write!(out, "model: llama3 {name}  parameters: {}", count(dims.num_params()))?;
-    match dims.moe {
-        Some(_) => writeln!(out, "  active: {}", count(dims.num_active_params()))?,
-        None => writeln!(out)?,
-    }
-    // Bytes are what a preset has.
-    if config.model.hf_path.is_some() || config.data.tokenizer.is_some() {
-        writeln!(out, "tokenizer: {}, {} tokens", tokenizer.format(), tokenizer.vocab_size())?;
-    }
-    announce_data(data, out)
-}
-
-pub(crate) fn announce_device(
-    config: &RunConfig,
-    selected: &SelectedDevice,
-    dtype: DType,
-    out: &mut dyn Write,
-) -> Result<(), Error> {
-    let precision = format!("{:?}", config.training.precision).to_lowercase();
-    let dtype = format!("{dtype:?}").to_lowercase();
-    Ok(writeln!(out, "device: {selected}  precision: {precision}  compute dtype: {dtype}")?)
-}
-
-/// What is read, what of a folder is not, and how much there is.
-pub(crate) fn announce_data(data: &Dataset, out: &mut dyn Write) -> Result<(), Error> {
-    let DatasetSize { files, train_tokens, held_out_tokens, .. } = data.size();
-    let [files, train, held_out] =
-        [files as u64, train_tokens, held_out_tokens].map(|count| thousands(&count.to_string()));
-    let formats: Vec<_> = data.formats().iter().map(|(format, count)| format!("{count} {format}")).collect();
-    write!(out, "data: {files} files ({})", formats.join(", "))?;
-    if !data.left_out().is_empty() {
-        write!(out, "  left out: {}", data.left_out())?;
-    }
-    Ok(writeln!(out, "  tokens: {train}  held out: {held_out}")?)
-}
-
 /// The model of a run, of these dimensions, as a checkpoint has it or at its beginning, with FP8 applied if `config` asks for it.
 ///
 /// The backend's default FP8 config is switched off for `device`.
@@ -343,38 +309,11 @@ fn shard<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
     if comm.world_size() == 1 {
         return Ok((model, None));
     }
-    let (model, sharded) = Sharded::apply::<B, _>(model, comm, shard_config(config)).map_err(ShardError::from)?;
+    let (model, sharded) =
+        Sharded::apply::<B, _>(model, comm, memory::shard_config(config)).map_err(ShardError::from)?;
     writeln!(out, "{}", sharded.summary())?;
     let ranks = Ranks::new::<B, _>(sharded, &model);
     Ok((model, Some(ranks)))
-}
-
-fn shard_config(config: &RunConfig) -> ShardConfig {
-    let ParallelismSection { reshard, reduce_dtype } = config.parallelism;
-    ShardConfig { reshard, reduce_dtype }
-}
-
-/// What each of so many ranks would hold of the run of `config`; nothing of it is allocated.
-///
-/// # Errors
-/// Those of the configuration.
-pub(crate) fn plan<B: AutodiffBackend>(
-    config: &RunConfig,
-    dims: LlamaConfig,
-    ranks: usize,
-    dtype: DType,
-    device: &B::Device,
-) -> Result<ShardPlan, Error> {
-    // A tied output gathers the table once more, in its own dtype, and keeps it until backward.
-    let is_kept = config.parallelism.reshard == Reshard::AfterStep && dtype == DType::F32;
-    let tied = match dims.tie_word_embeddings && ranks > 1 && !is_kept {
-        true => (dims.vocab_size * dims.hidden_size * dtype.size()) as u64,
-        false => 0,
-    };
-    let float8 = (config.training.precision == Precision::Fp8).then(|| config.float8(&dims));
-    let model = Llama::<B>::new(dims, device)?;
-    let plan = ShardPlan::new::<B, _>(&model, ranks, shard_config(config), float8.as_ref(), dtype)?;
-    Ok(ShardPlan { gathered: plan.gathered + tied, ..plan })
 }
 
 /// The parameters of a checkpoint, or those that a run begins with.
@@ -386,20 +325,44 @@ pub(crate) fn initial<B: AutodiffBackend>(
     progress: &ProgressLine,
     out: &mut dyn Write,
 ) -> Result<Llama<B>, Error> {
-    let model = Llama::<B>::new(dims, device)?;
+    let model = |dims| Llama::<B>::new(dims, device);
     Ok(match (saved, &config.model.hf_path) {
-        (Some(saved), _) => progress.track("loaded", out, |progress| saved.load_parameters(model, progress))??,
-        (None, Some(path)) => {
-            progress.track("loaded", out, |progress| model.load_hf_weights_with(path, progress))??
+        (Some(saved), _) => {
+            let model = model(dims)?;
+            progress.track("loaded", out, |progress| saved.load_parameters(model, progress))??
         }
-        (None, None) => model.init_weights(config.training.seed),
+        (None, Some(path)) => {
+            let checkpoint = Checkpoint::open(path, &dims, config.repeated_head())?;
+            let model = model(dims)?;
+            progress.track("loaded", out, |progress| checkpoint.load(model, progress))??
+        }
+        (None, None) => {
+            let (model, seed) = (model(dims)?, config.training.seed);
+            progress.track("initialized", out, |progress| model.init_weights_with(seed, progress))?
+        }
     })
 }
 
-fn sample<B: Backend>(config: &RunConfig, tokenizer: &Tokenizer, model: &Llama<B>) -> Result<String, Error> {
-    let prompt = tokenizer.prompt(&config.generate.prompt)?;
-    let (choices, stop) = (tokenizer.num_choices(), tokenizer.stop());
-    let tokens = model.generate(&prompt, config.generate.max_new_tokens, choices, stop, sampling(config))?;
+/// Compares the weights that a run is to begin with with its dimensions, before it reads its data.
+///
+/// # Errors
+/// Those of [`Checkpoint::open`].
+pub(crate) fn check_weights(config: &RunConfig, saved: Option<&SavedRun>, dims: &LlamaConfig) -> Result<(), Error> {
+    match &config.model.hf_path {
+        Some(path) if saved.is_none() => Checkpoint::open(path, dims, config.repeated_head()).map(drop),
+        _ => Ok(()),
+    }
+}
+
+fn sample<B: Backend>(
+    config: &RunConfig,
+    tokenizer: &Tokenizer,
+    is_chat: bool,
+    model: &Llama<B>,
+) -> Result<String, Error> {
+    let prompt = config.prompt(tokenizer, is_chat)?;
+    let (choices, stop) = (tokenizer.num_choices(), config.stop(tokenizer)?);
+    let tokens = model.generate(&prompt, config.generate.max_new_tokens, choices, &stop, sampling(config))?;
     Ok(tokenizer.stream_text_after(&prompt)?.read(&tokens)?)
 }
 

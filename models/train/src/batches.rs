@@ -4,7 +4,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
-use crate::data::{DataError, Dataset, Position, Sequence, SequenceShape, TrainSequences};
+use crate::data::{DataError, Dataset, EpochSize, Position, Sequence, SequenceShape, TrainSequences};
 
 /// What a token may look at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -135,6 +135,25 @@ impl TrainBatches {
     /// Those of [`Dataset::train`].
     pub fn new(data: &Dataset, shape: SequenceShape, mask: AttnMaskType, seed: u64) -> Result<Self, DataError> {
         Ok(Self { sequences: data.train(shape, seed)?, batch_size: shape.batch_size, mask })
+    }
+
+    /// Sequences of one epoch of each stream, as [`TrainSequences::sequences_per_epoch`].
+    pub fn sequences_per_epoch(&self) -> Vec<u64> {
+        self.sequences.sequences_per_epoch()
+    }
+
+    /// How much one epoch is.
+    ///
+    /// # Errors
+    /// Those of [`TrainSequences::epoch_size`].
+    pub fn epoch_size(&self) -> Result<EpochSize, DataError> {
+        self.sequences.epoch_size()
+    }
+
+    /// Epochs that have ended. Sources with weights have epochs of their own.
+    pub fn epochs(&self) -> Option<u64> {
+        let [sequences] = self.sequences_per_epoch()[..] else { return None };
+        self.sequences.taken().checked_div(sequences)
     }
 
     /// Where the next batch begins.

@@ -76,6 +76,17 @@ pub enum TrainError {
         /// The folder of checkpoints.
         folder: PathBuf,
     },
+    /// The run was told to stop, and is not saved.
+    #[error(
+        "stopped by {signal} after step {step}; nothing of the run is saved: with --checkpoints FOLDER (checkpoint.folder) \
+         it would be, and `resume` would go on with it"
+    )]
+    Stopped {
+        /// Its name.
+        signal: &'static str,
+        /// Steps made.
+        step: usize,
+    },
     /// The system did not let signals be received.
     #[error("cannot listen to signals")]
     Signals(#[source] std::io::Error),

@@ -56,6 +56,14 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     })
 }
 
+/// What Git has where a large file was not fetched.
+pub(crate) const LFS_POINTER: &str = "it is a Git LFS pointer, not the file: `git lfs pull` fetches that";
+
+/// Whether a file that begins with these bytes stands for one that Git LFS has.
+pub(crate) fn is_lfs_pointer(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"version https://git-lfs.github.com/")
+}
+
 /// Refuses a path that no file can be written to.
 pub(crate) fn check_destination(path: &Path) -> io::Result<()> {
     if path.is_dir() || path.file_name().is_none() {

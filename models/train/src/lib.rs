@@ -11,8 +11,10 @@ mod chat;
 pub mod checkpoint;
 pub mod config;
 pub mod data;
+mod decay;
 mod digest;
 mod error;
+mod escape;
 pub mod files;
 mod folder;
 pub mod grads;
@@ -41,6 +43,7 @@ pub use data::{
 };
 pub use digest::digest_of_file;
 pub use error::{Divergence, TrainError};
+pub use escape::{EscapedWriter, escaped};
 pub use folder::{FolderError, create_folder, write_synced};
 pub use lines::TokenizeError;
 pub use model::LanguageModel;

@@ -1,5 +1,13 @@
 //! A small seeded generator, so that weights and batches are the same on every device and at every thread count.
 
+use rayon::prelude::*;
+
+/// Trials that are made on one core at a time, and how many such at once.
+const TRIALS: usize = 1 << 16;
+const AT_ONCE: usize = 256;
+/// What SplitMix64 adds at each number.
+const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
+
 /// SplitMix64 (Steele, Lea and Flood, 2014).
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
@@ -22,7 +30,7 @@ impl Rng {
 
     /// 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.0 = self.0.wrapping_add(GAMMA);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -47,12 +55,55 @@ impl Rng {
     /// Normal with mean 0 and standard deviation 1, redrawn while beyond `limit` standard deviations.
     pub fn truncated_normal(&mut self, limit: f64) -> f64 {
         loop {
-            // Box-Muller; 1 - u is in (0, 1], so the logarithm is finite.
-            let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt();
-            let value = radius * (std::f64::consts::TAU * self.uniform()).cos();
+            let value = self.normal();
             if value.abs() <= limit {
                 return value;
             }
+        }
+    }
+
+    /// The next `count` values of [`truncated_normal`](Self::truncated_normal), each through `map`: the same ones, drawn on all cores.
+    pub fn truncated_normals(self, limit: f64, count: usize, map: impl Fn(f64) -> f32 + Sync) -> Vec<f32> {
+        let (mut values, mut tried) = (Vec::with_capacity(count), 0);
+        while values.len() < count {
+            let left = count - values.len();
+            // About one of 370 is redrawn at three standard deviations.
+            let trials = TRIALS.min(left + left / 256 + 16);
+            let chunks = left.div_ceil(trials).min(AT_ONCE);
+            let draw = |chunk: usize| -> Vec<f32> {
+                // Each trial takes two numbers, so where it begins is known.
+                let before = 2 * (tried + chunk * trials) as u64;
+                let mut rng = Self(self.0.wrapping_add(GAMMA.wrapping_mul(before)));
+                let drawn = (0..trials).map(|_| rng.normal()).filter(|value| value.abs() <= limit);
+                drawn.map(&map).collect()
+            };
+            let drawn: Vec<_> = (0..chunks).into_par_iter().map(draw).collect();
+            values.extend(drawn.into_iter().flatten().take(left));
+            tried += chunks * trials;
+        }
+        values
+    }
+
+    /// Normal with mean 0 and standard deviation 1.
+    fn normal(&mut self) -> f64 {
+        // Box-Muller; 1 - u is in (0, 1], so the logarithm is finite.
+        let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt();
+        radius * (std::f64::consts::TAU * self.uniform()).cos()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// More than are drawn at once, so that what is redrawn moves all that follow.
+    #[test]
+    fn values_drawn_on_all_cores_are_those_drawn_one_by_one() {
+        for count in [0, 1, 7, TRIALS + 1, AT_ONCE * TRIALS + 3] {
+            let mut one = Rng::named(3, "weights");
+            let all = one.clone().truncated_normals(3.0, count, |value| value as f32);
+            let expected = (0..count).map(|_| one.truncated_normal(3.0) as f32);
+            assert!(all.iter().map(|value| value.to_bits()).eq(expected.map(f32::to_bits)), "{count}");
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::batches::{Batch, TrainBatches};
 use crate::checkpoint::{ModuleAdamW, SavedRun};
 use crate::config::{Float8Section, OptimizerSection, Precision, TrainingSection};
 use crate::data::{DataError, Position};
+use crate::decay::decay_matrices;
 use crate::grads::clip_grad_norm;
 use crate::model::LanguageModel;
 use crate::ranks::Ranks;
@@ -63,7 +64,9 @@ pub struct Step<B: AutodiffBackend> {
 impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<B>> Steps<'a, B, M> {
     /// A run of `config` from its beginning, on a model that FP8 has been applied to if the run asks for it.
     pub fn new(config: StepConfig<'a>, model: M, batches: TrainBatches) -> Self {
-        let OptimizerSection { betas, eps, weight_decay, .. } = *config.optimizer;
+        let OptimizerSection { betas, eps, weight_decay, weight_decay_all, .. } = *config.optimizer;
+        // That of the matrices alone is not the optimizer's.
+        let weight_decay = if weight_decay_all { weight_decay } else { 0.0 };
         let optimizer = AdamWConfig::new()
             .with_beta_1(betas[0] as f32)
             .with_beta_2(betas[1] as f32)
@@ -124,7 +127,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     pub fn step(mut self, device: &B::Device) -> Result<(Self, Step<B>), TrainError> {
         let StepConfig { training, float8, optimizer } = self.config;
         let fp8 = training.precision == Precision::Fp8;
-        let is_float8 = fp8 && float8.is_float8(self.done, training.steps);
+        let is_float8 = fp8 && float8.is_float8(self.done, training.steps.get());
         if fp8 {
             set_float8_enabled(&self.model, is_float8);
         }
@@ -161,7 +164,12 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
             loss = Tensor::from_data(TensorData::new(all, [1]), (device, DType::F32));
         }
         let grad_norm = clip_grad_norm(&self.model, &mut grads, training.max_norm, self.ranks.as_ref(), device)?;
-        let lr = optimizer.schedule(training.steps).at(self.done);
+        let lr = optimizer.schedule(training.steps.get()).at(self.done);
+        // As AdamW rounds it.
+        let decay = lr * f64::from(optimizer.weight_decay as f32);
+        if !optimizer.weight_decay_all && decay != 0.0 {
+            self.model = decay_matrices::<B, M>(self.model, &grads, 1.0 - decay);
+        }
         self.model = self.optimizer.step(lr, self.model, grads);
         self.done += 1;
         let number = self.done;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use train::{ChatError, ChatTemplate, Conversation, Message, Tokenizer};
+use train::{ChatError, ChatTemplate, Conversation, Message, SpecialTokens, Tokenizer};
 
 fn vectors() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors")
@@ -249,6 +249,38 @@ fn the_end_of_the_conversation_ends_the_last_turn() {
         let Conversation { ids, is_assistant } = template.encode(&tokenizer, &messages).unwrap();
         assert_eq!(said(&tokenizer, &ids, &is_assistant), ["1\n", "2\n<|end_of_text|>"]);
     }
+}
+
+/// As GLM has it: a turn goes on until the next role speaks.
+#[test]
+fn the_token_of_the_next_role_ends_a_turn() {
+    let source = "{% for m in messages %}{{ '<|start_header_id|>' if m.role == 'user' else '<|end_header_id|>' }}\n{{ m.content }}{% endfor %}\
+                  {% if add_generation_prompt %}<|end_header_id|>\n{% endif %}";
+    let template = ChatTemplate::new(source, NO_TOKENS).unwrap();
+    let messages = [("user", "q"), ("assistant", "1"), ("user", "r"), ("assistant", "2")];
+    let messages = messages.map(|(role, content)| Message::new(role, content));
+    let tokenizer = Vectors::read().tokenizer();
+    let Conversation { ids, is_assistant } = template.encode(&tokenizer, &messages).unwrap();
+    assert_eq!(said(&tokenizer, &ids, &is_assistant), ["1<|start_header_id|>", "2"]);
+    let [next] = tokenizer.encode("<|start_header_id|>", SpecialTokens::InText).unwrap()[..] else { panic!() };
+    assert_eq!(template.turn_end(&tokenizer), Some(next));
+}
+
+#[test]
+fn the_token_at_which_turns_end() {
+    let tokenizer = Vectors::read().tokenizer();
+    let end = |turn: &str| {
+        let source = format!(
+            "{{% for m in messages %}}{{{{ m.role }}}}:{turn}{{% endfor %}}{{% if add_generation_prompt %}}assistant:{{% endif %}}"
+        );
+        let end = ChatTemplate::new(&source, NO_TOKENS).unwrap().turn_end(&tokenizer);
+        end.map(|id| tokenizer.decode(&[id]).unwrap())
+    };
+    assert_eq!(end("{{ m.content }}<|eot_id|>\n").as_deref(), Some("<|eot_id|>"));
+    assert_eq!(end("{% generation %}{{ m.content }}<|eot_id|>\n{% endgeneration %}").as_deref(), Some("<|eot_id|>"));
+    assert_eq!(end("{% generation %}{{ m.content }}{% endgeneration %}<|eot_id|>").as_deref(), Some("<|eot_id|>"));
+    assert_eq!(end("<|eot_id|>{{ m.content }}\n"), None, "a token before the content ends nothing");
+    assert_eq!(end("{{ raise_exception('no') }}"), None);
 }
 
 /// Where this template has no text for the messages before.

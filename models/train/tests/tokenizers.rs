@@ -185,9 +185,16 @@ fn the_files_beside_it_say_what_begins_and_ends_a_text() {
     assert_eq!(marks(&[]), (Some(0), None, vec![], 2));
     assert_eq!(marks(&[(generation, r#"{"eos_token_id": [1, 4]}"#)]), (Some(0), Some(1), vec![1, 4], 3));
     let text = r#"{"bos_token": "<|end_header_id|>", "eos_token": {"content": "<|end_of_text|>"}}"#;
-    assert_eq!(marks(&[(config, text)]), (Some(3), Some(1), vec![1], 3));
+    assert_eq!(marks(&[(config, text)]), (Some(0), Some(1), vec![1], 3), "its own template decides");
     let both = [(config, text), (generation, r#"{"bos_token_id": 0, "eos_token_id": 4}"#)];
-    assert_eq!(marks(&both), (Some(3), Some(1), vec![4], 3), "of texts the tokenizer's, of generation the other");
+    assert_eq!(marks(&both), (Some(0), Some(1), vec![4], 3), "of texts the tokenizer's, of generation the other");
+    let added = text.replacen('{', r#"{"add_bos_token": true, "#, 1);
+    assert_eq!(marks(&[(config, &added)]), (Some(3), Some(1), vec![1], 3));
+    // config.json has the last word on the end, as transformers makes a generation_config.json of it.
+    let model = ("config.json", r#"{"eos_token_id": [1, 6]}"#);
+    assert_eq!(marks(&[model, (config, text)]), (Some(0), Some(1), vec![1, 6], 3));
+    assert_eq!(marks(&[model, (generation, r#"{"eos_token_id": 4}"#)]), (Some(0), Some(4), vec![4], 3));
+    assert_eq!(marks(&[model, (generation, "{}")]), (Some(0), Some(1), vec![1, 6], 3));
     let without = r#"{"add_bos_token": false, "bos_token": "<|begin_of_text|>", "eos_token": null}"#;
     assert_eq!(marks(&[(config, without)]), (None, None, vec![], 1));
 
@@ -202,6 +209,28 @@ fn the_files_beside_it_say_what_begins_and_ends_a_text() {
     assert!(error(generation, "{").ends_with("generation_config.json is not valid"));
 }
 
+/// Where nothing in the files says that a text begins with BOS, it does not: transformers' rule.
+#[test]
+fn a_tokenizer_that_puts_nothing_first_has_no_bos() {
+    let mut json: Value = serde_json::from_str(&fs::read_to_string(vectors().join("tokenizer.json")).unwrap()).unwrap();
+    let template = json["post_processor"].clone();
+    let bos = |post_processor: Value, config: &str| {
+        json["post_processor"] = post_processor;
+        let folder = folder(&[("tokenizer.json", &json.to_string()), ("tokenizer_config.json", config)]);
+        let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+        (tokenizer.bos(), tokenizer.prompt("a").unwrap().len())
+    };
+    let mut bos = bos;
+    let named = r#"{"bos_token": "<|begin_of_text|>"}"#;
+    assert_eq!(bos(template.clone(), named), (Some(0), 2));
+    assert_eq!(bos(Value::Null, named), (None, 1));
+    assert_eq!(bos(Value::Null, &named.replacen('{', r#"{"add_bos_token": true, "#, 1)), (Some(0), 2));
+    // A template that only ends a text begins none.
+    let mut ends = template;
+    ends["single"].as_array_mut().unwrap().reverse();
+    assert_eq!(bos(ends, named), (None, 1));
+}
+
 #[test]
 fn what_is_no_tokenizer_is_an_error() {
     let empty = tempfile::tempdir().unwrap();
@@ -212,6 +241,16 @@ fn what_is_no_tokenizer_is_an_error() {
         let error = Tokenizer::from_folder(folder.path()).unwrap_err();
         assert!(matches!(error, TokenizerError::HuggingFace { .. }), "{text}: {error}");
     }
+    // What lies there instead: Git's note of a file that was not fetched, and another library's format.
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 17208819\n";
+    let error = Tokenizer::from_folder(folder(&[("tokenizer.json", pointer)]).path()).unwrap_err().to_string();
+    assert!(
+        error.ends_with("tokenizer.json: it is a Git LFS pointer, not the file: `git lfs pull` fetches that"),
+        "{error}"
+    );
+    fs::write(empty.path().join("tokenizer.model"), b"\n\x0e\n\x05<unk>\x15\x00\x00\x80\xbf\x18\x02").unwrap();
+    let error = Tokenizer::from_folder(empty.path()).unwrap_err().to_string();
+    assert!(error.contains("looks like SentencePiece's: use the checkpoint's tokenizer.json"), "{error}");
     let error = Tokenizer::open("nowhere/tokenizer.json").unwrap_err();
     assert!(matches!(error, TokenizerError::Io { .. }), "{error}");
     let tokenizer = Tokenizer::from_folder(vectors()).unwrap();

@@ -147,12 +147,15 @@ impl Core {
 
     /// Waits for what is in flight, no longer than the time limit, and ends the communicator.
     pub fn end(&self) {
-        let comm = self.comm.lock().0;
-        if comm.is_null() {
-            return;
-        }
-        // SAFETY: the handle is of NCCL; `settle` aborts it if it does not end in time.
-        let code = unsafe { sys::ncclCommFinalize(comm) };
+        let code = {
+            // Held during the call: another thread may abort, after which the handle is nothing.
+            let comm = self.comm.lock();
+            if comm.0.is_null() {
+                return;
+            }
+            // SAFETY: the handle is of NCCL and not aborted; `settle` aborts it if it does not end in time.
+            unsafe { sys::ncclCommFinalize(comm.0) }
+        };
         if let Err(error) = self.settle("ncclCommFinalize", code) {
             log::error!("{error}");
             return;

@@ -4,7 +4,7 @@
 //! all their code. One library for all: the GPU backends share a lot of it, which two would compile twice.
 
 use std::error::Error as _;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::num::NonZero;
 use std::process::ExitCode;
 
@@ -14,7 +14,7 @@ use float8_shard::Engine;
 use float8_shard::{CommOptions, Communicator};
 use llama3::Error;
 use llama3::jobs::Job;
-use train::TrainError;
+use train::{EscapedWriter, TrainError, escaped};
 
 /// Runs a program, whose `main` does nothing else: what burn-float8 logs goes to the terminal, and so does an error with all its causes.
 pub fn main(run: impl FnOnce() -> Result<(), Error>) -> ExitCode {
@@ -25,19 +25,23 @@ pub fn main(run: impl FnOnce() -> Result<(), Error>) -> ExitCode {
     let result =
         train::file_limits_are_errors().map_err(|error| TrainError::Signals(error).into()).and_then(|()| run());
     let Err(error) = result else { return ExitCode::SUCCESS };
-    if let Error::Train(TrainError::Interrupted { signal, .. }) = &error {
-        eprintln!("{error}");
+    if let Error::Train(TrainError::Interrupted { signal, .. } | TrainError::Stopped { signal, .. }) = &error {
+        eprintln!("{}", escaped(&error.to_string()));
         // As shells have it: 128 and the number of the signal.
-        return ExitCode::from(if *signal == "SIGTERM" { 143 } else { 130 });
+        return ExitCode::from(match *signal {
+            "SIGTERM" => 143,
+            "SIGHUP" => 129,
+            _ => 130,
+        });
     }
     let mut said = error.to_string();
-    eprintln!("error: {said}");
+    eprintln!("error: {}", escaped(&said));
     let mut source = error.source();
     while let Some(cause) = source {
         // Some errors quote their causes.
         let cause_text = cause.to_string();
         if !said.contains(&cause_text) {
-            eprintln!("  caused by: {cause_text}");
+            eprintln!("  caused by: {}", escaped(&cause_text));
             said = cause_text;
         }
         source = cause.source();
@@ -64,7 +68,14 @@ pub fn start(
         return Err(Error::OneProcess { started: comm.world_size() });
     }
     let (mut stdout, mut nowhere) = (std::io::stdout(), std::io::sink());
-    let out: &mut dyn Write = if comm.rank() == 0 { &mut stdout } else { &mut nowhere };
+    // What is generated, and read by a program, is left as it is.
+    let is_log = trains || stdout.is_terminal();
+    let mut log = EscapedWriter::new(std::io::stdout());
+    let out: &mut dyn Write = match (comm.rank(), is_log) {
+        (0, true) => &mut log,
+        (0, false) => &mut stdout,
+        _ => &mut nowhere,
+    };
     if comm.world_size() == 1 {
         return job(out)?.map_or(Ok(()), |job| run(&job, out));
     }

@@ -5,6 +5,7 @@ use std::num::NonZero;
 use std::path::PathBuf;
 
 use clap::Parser;
+use train::config::StepCount;
 
 use crate::Error;
 use crate::jobs::Task;
@@ -13,9 +14,9 @@ use crate::run_config::RunConfig;
 /// How long a run is, and what is said about it.
 #[derive(Clone, Debug, Default, Parser)]
 pub struct RunFlags {
-    /// Optimizer steps in all.
+    /// Optimizer steps in all, or passes over the data, as in "3 epochs".
     #[arg(long, value_name = "N")]
-    pub steps: Option<usize>,
+    pub steps: Option<StepCount>,
     /// Write what each linear did, GEMM by GEMM, as JSON.
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,

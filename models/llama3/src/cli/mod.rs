@@ -16,7 +16,7 @@ use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use device_select::DeviceChoice;
 pub use flags::RunFlags;
-pub use model::{EvalArgs, ExportArgs, GenerateArgs, ModelArgs, ResumeArgs};
+pub use model::{EvalArgs, ExportArgs, GenerateArgs, ModelArgs, PrecisionArgs, ResumeArgs};
 pub use plot::PlotArgs;
 pub use tokenize::TokenizeArgs;
 use train::config::{ConfigError, Precision, Setting};
@@ -28,9 +28,9 @@ use crate::trainer::Start;
 
 /// Llama 3 in FP8.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "llama3")]
+#[command(name = "llama3", version)]
 pub enum Command {
-    /// Train on text files; takes what the example llama3_fp8 takes.
+    /// Train a preset or a Hugging Face checkpoint on text, JSON Lines, Parquet or tokens.
     Train(Args),
     /// Go on with a run that was stopped, from its newest checkpoint.
     Resume(ResumeArgs),
@@ -81,7 +81,7 @@ impl Command {
     }
 }
 
-/// Train a Llama 3 with FP8 linears on text files.
+/// Train a Llama 3 with FP8 linears, from a preset or a Hugging Face checkpoint.
 ///
 /// Later wins: defaults, --config, --set in order, the other flags. docs/config.md lists every key.
 #[derive(Clone, Debug, Default, Parser)]
@@ -102,7 +102,8 @@ pub struct Args {
     /// Override a key of the config; repeatable.
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     pub set: Vec<String>,
-    /// File or folder of text to train on instead of the local Cargo registry; repeatable.
+    /// File or folder to train on instead of the local Cargo registry: text, JSON Lines of texts or conversations, Parquet, or tokens;
+    /// repeatable.
     #[arg(long, value_name = "PATH")]
     pub data: Vec<PathBuf>,
     /// Folder to save checkpoints in, which `llama3 resume` goes on from.

@@ -1,17 +1,18 @@
 //! Commands that take a model that is there: a run's checkpoint, or a Hugging Face checkpoint.
 
 use std::fs;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
 use device_select::DeviceChoice;
 use train::checkpoint::{ASSETS, CONFIG, Change, CheckpointError, SavedRun, Which, changes, noted_latest, saved_steps};
-use train::config::{Setting, require};
+use train::config::{Precision, Setting, require};
 
 use super::RunFlags;
 use crate::Error;
-use crate::hf::{ExportDtype, ExportOptions};
+use crate::hf::{ExportDtype, ExportOptions, is_bf16};
 use crate::jobs::{Job, Task};
 use crate::run_config::RunConfig;
 use crate::trainer::Start;
@@ -67,13 +68,12 @@ impl ModelArgs {
 
     /// The parameters there are: of a checkpoint of a run, or a Hugging Face checkpoint.
     fn open(&self) -> Result<(RunConfig, Start), Error> {
+        if !self.folder.is_dir() {
+            return Err(Error::NoFolder { folder: self.folder.clone() });
+        }
         let is_hf = self.folder.join("config.json").exists();
         let (mut config, saved) = match is_hf {
-            true => {
-                let mut config = RunConfig::default();
-                config.model.hf_path = Some(self.folder.clone());
-                (config, None)
-            }
+            true => (self.hugging_face()?, None),
             false => {
                 let (config, saved, _) = self.open_run()?;
                 let missing =
@@ -82,10 +82,41 @@ impl ModelArgs {
             }
         };
         let assets = config.assets.take();
-        config = config.change(&self.settings())?;
+        let settings = self.settings();
+        config = config.change(&settings)?;
         config.assets = assets;
         config.training.device = self.device.unwrap_or(config.training.device);
-        Ok((config, Start { saved, ..Start::default() }))
+        let may_widen = is_hf && !settings.iter().any(|setting| setting.is_of(&["training.precision"]));
+        Ok((config, Start { saved, may_widen, ..Start::default() }))
+    }
+
+    /// A Hugging Face checkpoint, which computes in the dtype that it has: of f16, which no run computes in, in f32.
+    fn hugging_face(&self) -> Result<RunConfig, Error> {
+        let step = self.step.map(|step| format!("--step {step}"));
+        if let Some(flag) = step.or(self.best.then(|| "--best".into())) {
+            return Err(Error::NotARun { folder: self.folder.clone(), flag });
+        }
+        let mut config = RunConfig::default();
+        config.model.hf_path = Some(self.folder.clone());
+        config.training.precision = if is_bf16(&self.folder)? { Precision::Bf16 } else { Precision::F32 };
+        Ok(config)
+    }
+}
+
+/// In which precision a model that is there computes.
+#[derive(Clone, Copy, Debug, Default, Parser)]
+pub struct PrecisionArgs {
+    /// Precision of linears. If absent, a run's own; of a Hugging Face checkpoint that of its weights.
+    #[arg(long, value_enum)]
+    pub precision: Option<Precision>,
+}
+
+impl PrecisionArgs {
+    fn apply(self, config: &mut RunConfig, start: &mut Start) {
+        if let Some(precision) = self.precision {
+            config.training.precision = precision;
+            start.may_widen = false;
+        }
     }
 }
 
@@ -138,15 +169,16 @@ impl ResumeArgs {
             return Ok(None);
         }
         let (steps, done) = (config.training.steps, saved.as_ref().map_or(0, SavedRun::step));
+        let is_known = steps.epochs().is_none();
         let reason = format!("the checkpoint is of step {done}; `--step` takes an older one");
-        require("training.steps", steps, done <= steps, &reason)?;
+        require("training.steps", steps, !is_known || done <= steps.get(), &reason)?;
         let task = self.flags.task();
         if task != Task::Train {
             return Ok(Some(Job { config, start: Start::default(), task }));
         }
         if saved.is_none() {
             writeln!(out, "no checkpoint yet: the run begins again")?;
-        } else if done == steps {
+        } else if is_known && done == steps.get() {
             writeln!(out, "all {steps} steps are made: `--steps` asks for more")?;
         }
         for Change { key, saved, now } in changes(&was, &config)? {
@@ -169,14 +201,18 @@ pub struct EvalArgs {
     /// File or folder of text, all of which counts, instead of what the run has held out; repeatable.
     #[arg(long, value_name = "PATH")]
     pub data: Vec<PathBuf>,
+    /// In which precision.
+    #[command(flatten)]
+    pub precision: PrecisionArgs,
 }
 
 impl EvalArgs {
     pub(super) fn job(&self) -> Result<Job, Error> {
-        let (config, start) = self.model.open()?;
+        let (mut config, mut start) = self.model.open()?;
         if self.data.is_empty() && start.saved.is_none() && config.data.is_default() {
             return Err(Error::NothingToEvaluate);
         }
+        self.precision.apply(&mut config, &mut start);
         Ok(Job { config, start, task: Task::Evaluate { data: self.data.clone() } })
     }
 }
@@ -193,25 +229,35 @@ pub struct GenerateArgs {
     /// The text is what a user says, in the model's chat template; the answer is printed.
     #[arg(long)]
     pub chat: bool,
-    /// Tokens to add at most.
+    /// Tokens to add at most, instead of generate.max_new_tokens, 100 unless the run says otherwise.
     #[arg(long, value_name = "N")]
     pub max_new_tokens: Option<usize>,
-    /// 0 is greedy.
+    /// How freely tokens are drawn, instead of generate.temperature, 0.7 unless the run says otherwise; 0 is greedy.
     #[arg(long, value_name = "T")]
     pub temperature: Option<f64>,
-    /// Decides what is drawn.
+    /// Decides what is drawn. If absent, each call draws anew.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
+    /// In which precision.
+    #[command(flatten)]
+    pub precision: PrecisionArgs,
 }
 
 impl GenerateArgs {
     pub(super) fn job(&self) -> Result<Job, Error> {
-        let (mut config, start) = self.model.open()?;
+        let (mut config, mut start) = self.model.open()?;
+        self.precision.apply(&mut config, &mut start);
+        let is_set = self.model.settings().iter().any(|setting| setting.is_of(&["training.seed"]));
         let RunConfig { generate, training, .. } = &mut config;
         generate.prompt = self.prompt.clone().unwrap_or_else(|| generate.prompt.clone());
         generate.max_new_tokens = self.max_new_tokens.unwrap_or(generate.max_new_tokens);
         generate.temperature = self.temperature.unwrap_or(generate.temperature);
-        training.seed = self.seed.unwrap_or(training.seed);
+        training.seed = match self.seed {
+            Some(seed) => seed,
+            None if is_set => training.seed,
+            // The seed of a run is that of its weights and batches: with it, every call would draw one text.
+            None => RandomState::new().build_hasher().finish() >> 1,
+        };
         Ok(Job { config, start, task: Task::Generate { is_chat: self.chat } })
     }
 }
@@ -228,9 +274,28 @@ pub struct ExportArgs {
     /// Dtype of the weights in the files.
     #[arg(long, value_enum, default_value = "bf16")]
     pub dtype: ExportDtype,
-    /// Bytes in a file at most; weights that take more are split over several.
-    #[arg(long, value_name = "BYTES")]
+    /// Bytes in a file at most, 5GB if absent: a number, with KB, MB, GB, KiB, MiB or GiB behind it or not. Weights that take more are
+    /// split over several.
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub max_shard_bytes: Option<u64>,
+}
+
+/// A number of bytes, which may have a unit.
+fn bytes(text: &str) -> Result<u64, String> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.').len();
+    let (number, unit) = text.split_at(digits);
+    let unit = match unit.trim() {
+        "" | "B" => 1.0,
+        "KB" => 1e3,
+        "MB" => 1e6,
+        "GB" => 1e9,
+        "KiB" => 1024.0,
+        "MiB" => 1024.0 * 1024.0,
+        "GiB" => 1024.0 * 1024.0 * 1024.0,
+        _ => return Err("a number of bytes is like 5000000, 5MB or 5GiB".into()),
+    };
+    let bytes = number.parse::<f64>().map_err(|error| error.to_string())? * unit;
+    if bytes >= 1.0 && bytes < u64::MAX as f64 { Ok(bytes as u64) } else { Err("must be at least 1".into()) }
 }
 
 impl ExportArgs {
@@ -239,7 +304,7 @@ impl ExportArgs {
         let default = ExportOptions::default();
         let max_shard_bytes = self.max_shard_bytes.unwrap_or(default.max_shard_bytes);
         let source = config.assets.clone().or_else(|| config.model.hf_path.clone());
-        let options = ExportOptions { dtype: self.dtype, max_shard_bytes, source };
+        let options = ExportOptions { dtype: self.dtype, max_shard_bytes, source, ..default };
         Ok(Job { config, start, task: Task::Export { to: self.to.clone(), options } })
     }
 }

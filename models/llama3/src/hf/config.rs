@@ -4,11 +4,14 @@
 use std::fs;
 use std::path::Path;
 
+use safetensors::Dtype;
 use serde_json::{Map, Value, json};
+use train::TensorFiles;
 
 use super::files::CONFIG;
 use crate::Error;
 use crate::config::{LlamaConfig, RopeScaling};
+use crate::names::hf_name;
 
 impl LlamaConfig {
     /// Reads `dir/config.json`. Keys that are absent or null have transformers' defaults.
@@ -22,6 +25,22 @@ impl LlamaConfig {
         config.validate()?;
         Ok(config)
     }
+}
+
+/// Whether the weights in a folder are bf16: what its `config.json` says, or else the embedding.
+///
+/// # Errors
+/// [`Error::Io`], [`Error::Json`], [`Error::HfUnsupported`], [`Error::TensorFiles`].
+pub(crate) fn is_bf16(folder: &Path) -> Result<bool, Error> {
+    let path = folder.join(CONFIG);
+    let reader = Reader { path: &path, prefix: "", map: &object(&path)? };
+    // The newer name and the older one.
+    let newer = reader.string("dtype")?;
+    if let Some(said) = newer.or(reader.string("torch_dtype")?) {
+        return Ok(said == "bfloat16");
+    }
+    let files = TensorFiles::open_folder(folder)?;
+    Ok(files.get(&hf_name("embed_tokens.weight")).is_some_and(|embedding| embedding.dtype() == Dtype::BF16))
 }
 
 /// The `config.json` of a dense model whose weights have this dtype. What the one in the folder `source`, if there is one,
@@ -68,6 +87,18 @@ pub(super) fn to_json(config: &LlamaConfig, torch_dtype: &str, source: Option<&P
     }
     let mut json = Value::from(json);
     // Whatever the features of serde_json that a build has.
+    json.sort_all_objects();
+    Ok(format!("{json:#}\n"))
+}
+
+/// The `generation_config.json` at `path`, or a new one, that ends at `stop`.
+///
+/// # Errors
+/// [`Error::Io`], [`Error::Json`].
+pub(super) fn generation_json(path: &Path, stop: &[u32]) -> Result<String, Error> {
+    let mut json = if path.exists() { object(path)? } else { Map::new() };
+    json.insert("eos_token_id".into(), json!(stop));
+    let mut json = Value::from(json);
     json.sort_all_objects();
     Ok(format!("{json:#}\n"))
 }

@@ -26,12 +26,14 @@ pub struct ExportOptions {
     /// say nothing of the model's dimensions or dtype: the checkpoint that training began with, or what
     /// [`copy_assets`](super::copy_assets) kept of it.
     pub source: Option<PathBuf>,
+    /// The tokens at which generation ends, for `eos_token_id` of `generation_config.json`; if there are none, that is as in the source.
+    pub stop: Vec<u32>,
 }
 
 impl Default for ExportOptions {
     /// f32, as parameters are; 5 GB, as in transformers; no source.
     fn default() -> Self {
-        Self { dtype: ExportDtype::F32, max_shard_bytes: 5_000_000_000, source: None }
+        Self { dtype: ExportDtype::F32, max_shard_bytes: 5_000_000_000, source: None, stop: vec![] }
     }
 }
 
@@ -82,13 +84,18 @@ impl<B: Backend> Llama<B> {
         if let Some(moe) = self.config().moe {
             return Err(Error::MoeExport { num_experts: moe.num_experts });
         }
-        let ExportOptions { dtype, max_shard_bytes, ref source } = *options;
+        let ExportOptions { dtype, max_shard_bytes, ref source, ref stop } = *options;
         let config = config::to_json(self.config(), dtype.torch_name(), source.as_deref())?;
         create_folder(folder.as_ref(), |folder| {
             let path = folder.join(files::CONFIG);
             write_synced(&path, config.as_bytes()).map_err(|source| Error::Write { path, source })?;
             if let Some(source) = source {
                 files::copy_others(source, folder)?;
+            }
+            if !stop.is_empty() {
+                let path = folder.join(files::GENERATION);
+                let json = config::generation_json(&path, stop)?;
+                write_synced(&path, json.as_bytes()).map_err(|source| Error::Write { path, source })?;
             }
             let mut collect = Collect { dtype, path: ModulePath::default(), tensors: Vec::new() };
             self.visit(&mut collect);

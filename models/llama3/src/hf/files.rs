@@ -9,6 +9,9 @@ use crate::Error;
 /// The model's dimensions and more that transformers knows of it.
 pub(super) const CONFIG: &str = "config.json";
 
+/// How transformers generates with the model.
+pub(super) const GENERATION: &str = "generation_config.json";
+
 /// A tokenizer, in either format.
 const TOKENIZERS: [&str; 2] = ["tokenizer.json", "tokenizer.model"];
 
@@ -26,7 +29,7 @@ const OTHERS: [&str; 10] = [
     "merges.txt",
     CHAT_TEMPLATE,
     "chat_template.json",
-    "generation_config.json",
+    GENERATION,
 ];
 
 /// Copies what a checkpoint's folder `from` has besides weights, `config.json`, the tokenizer's files and
@@ -67,7 +70,7 @@ pub fn copy_tokenizer(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()
 /// # Errors
 /// [`Error::Io`] if `from` cannot be read, [`Error::Write`].
 pub fn copy_config(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), Error> {
-    [CONFIG, "generation_config.json"].iter().try_for_each(|name| copy_if_there(from.as_ref(), to.as_ref(), name))
+    [CONFIG, GENERATION].iter().try_for_each(|name| copy_if_there(from.as_ref(), to.as_ref(), name))
 }
 
 /// Copies a Jinja file into the folder `to`, as its chat template.

@@ -1,6 +1,5 @@
 //! Import: a Hugging Face checkpoint into a [`Llama`], with at most two tensors in host memory besides the model.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
 use burn::module::{Module, ModuleMapper, Param};
@@ -8,6 +7,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Shape, Tensor, TensorData};
 use train::{ModulePath, Progress, TensorFiles, TrainError};
 
+use super::check::{Checkpoint, RepeatedHead};
 use crate::Error;
 use crate::config::LlamaConfig;
 use crate::model::Llama;
@@ -18,53 +18,50 @@ impl<B: Backend> Llama<B> {
     /// `model.safetensors.index.json` and its shards. F32, F16 and BF16 tensors become f32 parameters.
     ///
     /// # Errors
-    /// Those of [`LlamaConfig::from_hf_dir`]; [`Error::TensorFiles`], [`Error::UnexpectedTensors`], [`TrainError::Execution`].
+    /// Those of [`LlamaConfig::from_hf_dir`] and [`load_hf_weights`](Self::load_hf_weights).
     pub fn load_hf(dir: impl AsRef<Path>, device: &B::Device) -> Result<Self, Error> {
         let config = LlamaConfig::from_hf_dir(&dir)?;
-        Self::new(config, device)?.load_hf_weights(dir)
+        let checkpoint = Checkpoint::open(dir.as_ref(), &config, RepeatedHead::default())?;
+        checkpoint.load(Self::new(config, device)?, &mut |_| ())
     }
 
     /// Replaces every parameter by the checkpoint's in folder `dir`, whose `config.json` is not read.
     ///
     /// # Errors
-    /// As [`load_hf`](Self::load_hf), without those of the config; [`Error::MoeCheckpoint`].
+    /// As [`load_hf_weights_with`](Self::load_hf_weights_with).
     pub fn load_hf_weights(self, dir: impl AsRef<Path>) -> Result<Self, Error> {
-        self.load_hf_weights_with(dir, &mut |_| ())
+        self.load_hf_weights_with(dir, RepeatedHead::default(), &mut |_| ())
     }
 
-    /// [`load_hf_weights`](Self::load_hf_weights), which says how far it is.
+    /// [`load_hf_weights`](Self::load_hf_weights), which says how far it is, and what becomes of an output layer in the files if this
+    /// model's is tied.
     ///
     /// # Errors
-    /// As [`load_hf_weights`](Self::load_hf_weights).
+    /// [`Error::MoeCheckpoint`], [`Error::TensorFiles`], [`Error::UnexpectedTensors`], [`Error::TiedHead`], [`TrainError::Execution`].
     pub fn load_hf_weights_with(
         self,
         dir: impl AsRef<Path>,
+        head: RepeatedHead,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Self, Error> {
-        if let Some(moe) = self.config().moe {
-            return Err(Error::MoeCheckpoint { path: dir.as_ref().into(), num_experts: moe.num_experts });
-        }
-        let files = TensorFiles::open_folder(dir)?;
-        let tied = self.config().tie_word_embeddings;
-        let done = Progress { bytes: 0, total_bytes: files.num_bytes() };
-        let path = ModulePath::default();
-        let mut loader = Loader { files, path, used: BTreeSet::new(), done, progress, failure: None };
-        let model = self.map(&mut loader);
-        if let Some(failure) = loader.failure {
-            return Err(failure);
-        }
-        let known = |name: &str| {
-            let repeated_head = tied && name == names::hf_name("lm_head.weight");
-            loader.used.contains(name) || repeated_head || names::is_ignored(name)
-        };
-        let unexpected: Vec<_> = loader.files.names().filter(|name| !known(name)).collect();
-        if unexpected.is_empty() {
-            return Ok(model);
-        }
-        Err(Error::UnexpectedTensors {
-            names: unexpected.into_iter().map(String::from).collect(),
-            path: loader.files.path().to_path_buf(),
-        })
+        Checkpoint::open(dir.as_ref(), self.config(), head)?.load(self, progress)
+    }
+}
+
+impl Checkpoint {
+    /// Replaces every parameter of `model`, which has the dimensions that the files were compared with.
+    ///
+    /// # Errors
+    /// [`Error::TensorFiles`], [`TrainError::Execution`].
+    pub(crate) fn load<B: Backend>(
+        self,
+        model: Llama<B>,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Llama<B>, Error> {
+        let done = self.progress();
+        let mut loader = Loader { files: self.files, path: ModulePath::default(), done, progress, failure: None };
+        let model = model.map(&mut loader);
+        loader.failure.map_or(Ok(model), Err)
     }
 }
 
@@ -72,7 +69,6 @@ impl<B: Backend> Llama<B> {
 struct Loader<'a> {
     files: TensorFiles,
     path: ModulePath,
-    used: BTreeSet<String>,
     done: Progress,
     progress: &'a mut dyn FnMut(Progress),
     /// A mapper cannot return early: after the first failure the rest of the tree passes unchanged.
@@ -104,7 +100,6 @@ impl Loader<'_> {
             .map_err(|error| TrainError::Execution { doing: "loading the weights", reason: error.to_string() })?;
         self.done.bytes += self.files.get(&name).map_or(0, |stored| stored.num_bytes());
         (self.progress)(self.done);
-        self.used.insert(name);
         Ok(tensor)
     }
 }

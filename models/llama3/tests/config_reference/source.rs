@@ -231,6 +231,8 @@ impl Sources {
                     "Option" => return (inner(), true),
                     "Vec" => Shape::List(Box::new(inner()), None),
                     "bool" => Shape::Boolean,
+                    // Or a text, which its doc tells.
+                    "StepCount" => Shape::Integer,
                     "u8" | "u16" | "u32" | "u64" | "usize" | "i8" | "i16" | "i32" | "i64" | "isize" => Shape::Integer,
                     "f32" | "f64" => Shape::Number,
                     "String" => Shape::String,

@@ -6,11 +6,12 @@ use std::path::Path;
 use burn::backend::Flex;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Tensor, bf16, f16};
-use llama3::{Error, Llama, LlamaConfig, names};
+use llama3::trainer::prepare;
+use llama3::{Error, Llama, LlamaConfig, RunConfig, names};
 use safetensors::Dtype;
 use serde_json::json;
 use tempfile::TempDir;
-use train::TensorFilesError;
+use train::{ProgressLine, TensorFilesError};
 
 use crate::common::{Stored, Train, hf_json, stored_tensors, tiny, values, write_json, write_safetensors};
 
@@ -153,6 +154,49 @@ fn a_tied_checkpoint_needs_no_output_layer_and_may_repeat_it() {
     assert_eq!(parameters(&load(folder(&config, &repeated).path()).unwrap()), parameters(&without));
 }
 
+/// As merged adapters come: config.json says tied, and the file has an output layer that is not the embedding.
+#[test]
+fn a_tied_checkpoint_with_another_output_layer_is_refused_until_one_is_chosen() {
+    let tied = LlamaConfig { tie_word_embeddings: true, ..tiny() };
+    let dir = folder(&tied, &stored_tensors(&tiny(), 4));
+    let error = load(dir.path()).unwrap_err();
+    assert!(matches!(&error, Error::TiedHead { path } if path == dir.path()), "{error}");
+    for name in ["lm_head.weight", "model.embed_tokens.weight", "model.tie_word_embeddings"] {
+        assert!(error.to_string().contains(name), "{error}");
+    }
+    let run = |settings: &[&str]| {
+        let hf = format!("model.hf_path={:?}", dir.path());
+        let settings: Vec<_> = [&*hf].iter().chain(settings).map(|setting| setting.to_string()).collect();
+        let config = RunConfig::load(None, &settings).unwrap();
+        let dims = config.llama().unwrap();
+        let out = &mut std::io::sink();
+        prepare::<Train>(&config, None, dims, &Default::default(), &ProgressLine::hidden(), out)
+    };
+    assert!(matches!(run(&[]), Err(Error::TiedHead { .. })));
+    assert!(run(&["model.tie_word_embeddings=true"]).unwrap().lm_head.is_none());
+    let own = run(&["model.tie_word_embeddings=false", "training.precision=f32"]).unwrap().lm_head.unwrap();
+    let head = &stored_tensors(&tiny(), 4).pop().unwrap();
+    let transposed: Vec<f32> = values(own.weight.val().transpose());
+    assert_eq!(transposed, floats(head));
+}
+
+/// The shapes would not fit, and memory would not do.
+#[test]
+fn shapes_are_compared_before_anything_is_allocated() {
+    for huge in [
+        LlamaConfig { head_dim: 100_000_000, ..tiny() },
+        LlamaConfig { hidden_size: 1 << 24, head_dim: 1 << 10, ..tiny() },
+        LlamaConfig { vocab_size: 1 << 32, ..tiny() },
+    ] {
+        let dir = folder(&huge, &stored_tensors(&tiny(), 1));
+        let error = load(dir.path()).unwrap_err();
+        assert!(matches!(error, Error::TensorFiles(TensorFilesError::Shape { .. })), "{error}");
+    }
+    // A number of positions has no tensor.
+    let positions = LlamaConfig { max_seq_len: 1 << 36, ..tiny() };
+    load(folder(&positions, &stored_tensors(&tiny(), 1)).path()).unwrap();
+}
+
 #[test]
 fn loaded_parameters_are_trainable() {
     let config = tiny();
@@ -224,9 +268,12 @@ fn files_that_are_no_checkpoint_are_errors() {
         (&whole[..5], "shorter than the length"),
         (&[], "empty"),
         (&[0xff; 64], "a header beyond the file"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 247\n", "a Git LFS pointer"),
     ] {
         fs::write(&file, bytes).unwrap();
-        assert!(matches!(load(dir.path()), Err(Error::TensorFiles(TensorFilesError::Broken { .. }))), "{what}");
+        let error = load(dir.path()).unwrap_err();
+        assert!(matches!(error, Error::TensorFiles(TensorFilesError::Broken { .. })), "{what}");
+        assert_eq!(error.to_string().contains("git lfs pull"), what.contains("LFS"), "{error}");
     }
     let longer = [&whole[..], &[0]].concat();
     fs::write(&file, longer).unwrap();

@@ -134,7 +134,8 @@ fn export_import_export_gives_the_same_bytes() {
                 let source = source(&config);
                 let dir = tempfile::tempdir().unwrap();
                 let [first, second] = ["first", "second"].map(|name| dir.path().join(name));
-                let options = |source: &Path| ExportOptions { dtype, max_shard_bytes, source: Some(source.into()) };
+                let options =
+                    |source: &Path| ExportOptions { dtype, max_shard_bytes, source: Some(source.into()), stop: vec![] };
                 model::<Flex>(config, 3).save_hf(&first, &options(source.path())).unwrap();
                 load(&first).save_hf(&second, &options(&first)).unwrap();
                 let (first, second) = (contents(&first), contents(&second));
@@ -320,6 +321,24 @@ fn assets_outlive_the_folder_that_they_come_from() {
     assert!(export(kept.path(), "tokenizer").unwrap().contains_key("tokenizer.json"));
     assert!(matches!(copy_assets(&gone, kept.path()), Err(Error::Io { path, .. }) if path == gone));
     assert!(matches!(export(&gone, "gone"), Err(Error::Io { path, .. }) if path == gone));
+}
+
+/// What a chat template ends turns with is not in the files of the base model that training began with.
+#[test]
+fn tokens_that_end_generation_are_exported() {
+    let (source, dir) = (source(&tiny()), tempfile::tempdir().unwrap());
+    let export = |name: &str, source: Option<&Path>| {
+        let options = ExportOptions { stop: vec![1, 6], source: source.map(Into::into), ..Default::default() };
+        model::<Flex>(tiny(), 1)
+            .save_hf(dir.path().join(name), &options)
+            .map(|()| json_file(&dir.path().join(name).join("generation_config.json")))
+    };
+    assert_eq!(export("none", None).unwrap(), json!({"eos_token_id": [1, 6]}));
+    let generation = source.path().join("generation_config.json");
+    fs::write(&generation, r#"{"top_p": 0.9, "eos_token_id": 1}"#).unwrap();
+    assert_eq!(export("own", Some(source.path())).unwrap(), json!({"top_p": 0.9, "eos_token_id": [1, 6]}));
+    fs::write(&generation, "{").unwrap();
+    assert!(matches!(export("broken", Some(source.path())), Err(Error::Json { .. })));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 #![allow(missing_docs)]
 
 mod checkpoints;
+mod commands;
 mod common;
 mod configs;
 mod exports;
@@ -27,3 +28,4 @@ mod run_configs;
 mod schedules;
 mod training;
 mod watching;
+mod weight_decay;

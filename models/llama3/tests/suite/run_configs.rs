@@ -37,11 +37,11 @@ fn later_sources_win() {
     let defaults = args(&[]).unwrap();
     assert_eq!(defaults, RunConfig::default());
     let config = args(&["--config", path]).unwrap().training;
-    assert_eq!((config.steps, config.seed, config.batch_size), (10, 10, 10));
+    assert_eq!((config.steps.get(), config.seed, config.batch_size), (10, 10, 10));
     assert_eq!(config.seq_len, defaults.training.seq_len);
     let config = args(&["--steps", "30", "--config", path, "--set", "training.steps=20", "--set", "training.seed=20"]);
     let config = config.unwrap().training;
-    assert_eq!((config.steps, config.seed, config.batch_size), (30, 20, 10));
+    assert_eq!((config.steps.get(), config.seed, config.batch_size), (30, 20, 10));
     let config = args(&["--config", path, "--set", "training.seed=1", "--set", "training.seed=2"]).unwrap();
     assert_eq!((config.training.seed, config.training.precision), (2, Precision::Bf16));
     let flags = ["--device", "cpu", "--precision", "f32", "--data", "x", "--data", "y", "--seed", "3"];
@@ -93,6 +93,11 @@ fn unknown_keys_and_wrong_types_are_named() {
         ("steps=1", "section.key=value"),
         ("training.steps", "section.key=value"),
         ("training.=1", "section.key=value"),
+        // In the words of a file, not of this program's types.
+        ("training.batch_size=many", "expected an integer of 0 or more"),
+        ("optimizer.lr=high", "expected a number"),
+        ("float8.filter_fqns=[lm_head]", "[lm_head] is not TOML, in which texts are in quotes, as in [\"lm_head\"]"),
+        ("training.steps=3 passes", "of epochs, as \"3 epochs\""),
     ] {
         match set(&["training.steps=5", setting]) {
             Err(Error::Config(ConfigError::Parse { origin, reason })) => {

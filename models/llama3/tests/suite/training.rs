@@ -7,7 +7,9 @@ use train::TrainError;
 use train::config::ConfigError;
 use train::{ProgressLine, TensorFilesError, Tokenizer};
 
-use crate::common::{hf_json, run, run_config as config, stored_tensors, text, tiny, write_json, write_safetensors};
+use crate::common::{
+    hf_json, open, run, run_config as config, stored_tensors, text, tiny, write_json, write_safetensors,
+};
 
 #[test]
 fn losses_fall_repeat_and_agree_between_precisions() {
@@ -38,21 +40,142 @@ fn the_log_has_every_part_and_the_gemms_are_counted() {
     let lines: Vec<_> = log.lines().collect();
     assert_eq!(lines[0], "device: cpu  precision: fp8  compute dtype: f32");
     assert!(lines[1] == "model: llama3 debug  parameters: 69,360", "{}", lines[1]);
-    assert!(lines[2].starts_with("data: 10 files (10 text)  tokens: 1"), "{}", lines[2]);
+    // 16 bytes for each of 69,360 parameters.
+    let memory =
+        "memory: 0.00 GiB without activations (parameters 0.00 GiB, gradients 0.00 GiB, AdamW's moments 0.00 GiB)";
+    assert_eq!(lines[2], memory);
+    assert!(lines[3].starts_with("data: 10 files (10 text)  tokens: 1"), "{}", lines[3]);
+    let tokens = open(&config(data.path(), &[])).size().train_tokens;
+    let sequences = (tokens - 1).div_ceil(24);
+    let epoch = format!("epoch: {sequences} sequences, {:.1} steps  documents: ", sequences as f64 / 4.0);
+    assert!(lines[4].starts_with(&epoch), "{} {epoch}", lines[4]);
     let applied = "Applied Float8: recipe=tensorwise, 14 of 15 linears; skipped: lm_head";
-    assert!(lines[3].starts_with(applied), "{}", lines[3]);
+    assert!(lines[5].starts_with(applied), "{}", lines[5]);
     let steps: Vec<_> = outcome.steps.iter().map(|line| line.step).collect();
     assert_eq!(steps, [1, 5, 10, 12]);
-    assert_eq!(lines[4], outcome.steps[0].to_string());
-    assert!(lines[8].starts_with("held-out loss: "), "{}", lines[8]);
-    assert_eq!(lines[9], "sample:");
-    // 12 steps of three GEMMs; forward only for 2 evaluation batches and 8 generated tokens.
-    let gemms = |linears: u64| linears * (12 * 3 + 2 + 8);
+    assert_eq!(lines[6], outcome.steps[0].to_string());
+    assert!(lines[10].starts_with("held-out loss: "), "{}", lines[10]);
+    assert_eq!(lines[11], "sample:");
+    // 12 steps of three GEMMs; evaluation and sample do not count.
+    let gemms = |linears: u64| linears * 12 * 3;
     assert_eq!(outcome.gemms.native, 0);
     assert_eq!(outcome.gemms.emulated, gemms(14));
     assert_eq!(outcome.gemms.high_precision, gemms(1));
     assert_eq!(outcome.report.totals(), outcome.gemms);
     assert_eq!(lines.last().unwrap(), &outcome.gemms.to_string());
+    // Nor do evaluations on the way, and the last call of each GEMM is a step's: 4 sequences of 24 tokens.
+    let (with, log) = run(&config(data.path(), &["training.eval_every=3"])).unwrap();
+    assert_eq!(with.gemms, outcome.gemms);
+    assert_eq!(log.matches("  held-out loss: ").count(), 3, "{log}");
+    assert_eq!(with.report.layers[0].fprop.operands[0].size.unwrap().rows, 4 * 24);
+    // What runs in f32 has nothing to say about FP8.
+    let (_, log) = run(&config(data.path(), &["training.precision=f32", "training.steps=1"])).unwrap();
+    assert!(!log.contains("no linear was converted") && !log.contains("GEMMs"), "{log}");
+}
+
+#[test]
+fn a_run_may_be_as_long_as_its_data() {
+    let data = text();
+    let (outcome, log) = run(&config(data.path(), &["training.steps=1.5 epochs", "training.batch_size=8"])).unwrap();
+    let sequences = (open(&config(data.path(), &[])).size().train_tokens - 1).div_ceil(24) as f64;
+    let steps = (1.5 * sequences / 8.0).ceil() as usize;
+    assert_eq!(outcome.steps.last().unwrap().step, steps);
+    let first = (sequences / 8.0).ceil() as usize;
+    assert!(log.contains(&format!("step: {first:2}  epoch 1 has ended\n")), "{log}");
+    assert_eq!(log.matches("has ended").count(), 1, "{log}");
+    // Only now it is known that none of them would be in FP8.
+    let error =
+        run(&config(data.path(), &["training.steps=1 epoch", "float8.schedule={ warmup = 5000 }"])).unwrap_err();
+    assert!(matches!(error, Error::Config(ConfigError::Value { key: "float8.schedule", .. })), "{error}");
+    let source = format!("{{ paths = [{:?}], weight = 1.0 }}", data.path());
+    let weights = format!("data.sources=[{source}, {source}]");
+    let mut weighted = config(data.path(), &["training.steps=1 epoch", &weights]);
+    weighted.data.paths.clear();
+    let error = run(&weighted).unwrap_err();
+    assert!(error.to_string().starts_with("training.steps = 1 epoch: sources with weights have epochs"), "{error}");
+}
+
+/// Conversations: the sample is an answer, and the loss counts on some of the tokens.
+#[test]
+fn a_run_on_conversations_says_and_samples_what_it_sees() {
+    let data = tempfile::tempdir().unwrap();
+    let template = data.path().join("chat.jinja");
+    let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    std::fs::write(&template, source).unwrap();
+    let turn = |answer: &str| {
+        format!(
+            r#"{{"messages": [{{"role": "user", "content": "hi"}}, {{"role": "assistant", "content": "{answer}"}}]}}"#
+        ) + "\n"
+    };
+    let lines: String =
+        (0..60).map(|i| turn(if i % 10 == 0 { "a long answer that does not fit" } else { "ok" })).collect();
+    let file = data.path().join("chats.jsonl");
+    std::fs::write(&file, lines).unwrap();
+    let template = format!("data.chat_template={:?}", template);
+    let settings = ["training.steps=2", &template, "data.held_out_fraction=0.2", "generate.prompt=hello"];
+    let mut config = config(&file, &settings);
+    let (outcome, log) = run(&config).unwrap();
+    assert!(log.contains(&format!("sample:\nhello\n{}", outcome.sample)), "{log}");
+    assert!(log.contains("  longer than training.seq_len, and cut: "), "{log}");
+    let targets = log.split("  targets: ").nth(1).unwrap();
+    let [targets, tokens] =
+        [0, 2].map(|word| targets.split(' ').nth(word).unwrap().replace(',', "").parse::<u64>().unwrap());
+    assert!(0 < targets && targets < tokens, "{log}");
+    let prompt = config.prompt(&Tokenizer::bytes(), true).unwrap();
+    assert_eq!(Tokenizer::bytes().decode(&prompt).unwrap(), "<user>hello<assistant>");
+    // One that refuses the prompt does so before the first step.
+    let strict = data.path().join("strict.jinja");
+    std::fs::write(
+        &strict,
+        format!("{{% if messages[0].content == 'hello' %}}{{{{ raise_exception('no hello') }}}}{{% endif %}}{source}"),
+    )
+    .unwrap();
+    let template = config.data.chat_template.replace(strict);
+    let error = run(&config).unwrap_err();
+    assert!(matches!(error, Error::Chat(_)) && error.to_string().contains("no hello"), "{error}");
+    config.generate.max_new_tokens = 0;
+    run(&config).unwrap();
+    config.generate.max_new_tokens = 8;
+    config.data.chat_template = template;
+    // The template is the data's: text goes on as text.
+    let text = text();
+    config.data.paths = vec![text.path().into()];
+    let (outcome, log) = run(&config).unwrap();
+    assert!(log.contains(&format!("sample:\nhello{}", outcome.sample)), "{log}");
+}
+
+/// What is wrong with a model is said before its data is read, which here is not there.
+#[test]
+fn a_model_is_checked_before_the_data_is_read() {
+    let nowhere = std::path::Path::new("/no/such/data");
+    let refused = |settings: &[&str]| run(&config(nowhere, settings)).unwrap_err();
+    assert!(matches!(refused(&[]), Error::Data(_)), "so that the others come first");
+    let error = refused(&["float8.filter_fqns=['no_such_layer']"]);
+    assert!(error.to_string().contains("no_such_layer"), "{error}");
+    // 61 TB for training.
+    let mut huge = config(nowhere, &[]);
+    huge.model = Default::default();
+    (huge.model.preset, huge.model.num_layers) = (Some("405b".into()), Some(1200));
+    let error = run(&huge).unwrap_err();
+    assert!(matches!(error, Error::Memory { .. }) == cfg!(target_os = "linux"), "{error}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let mut checkpoint = config(nowhere, &[]);
+    checkpoint.model = Default::default();
+    checkpoint.data.tokenizer = Some("bytes".into());
+    checkpoint.model.hf_path = Some(dir.path().into());
+    write_json(&dir.path().join("config.json"), &hf_json(&tiny()));
+    let mut tensors = stored_tensors(&tiny(), 1);
+    tensors.remove(3);
+    write_safetensors(&dir.path().join("model.safetensors"), &tensors);
+    let error = run(&checkpoint).unwrap_err();
+    assert!(matches!(error, Error::TensorFiles(TensorFilesError::Missing { .. })), "{error}");
+    for tokenizer in [Some("bytes".into()), None] {
+        checkpoint.data.tokenizer = tokenizer;
+        checkpoint.model.hf_path = Some("/nope".into());
+        let error = run(&checkpoint).unwrap_err();
+        assert_eq!(error.to_string(), "there is no folder /nope");
+    }
 }
 
 #[test]
@@ -90,7 +213,7 @@ fn a_checkpoint_is_trained_on() {
     assert!(loaded.steps.is_empty() && loaded.sample.is_empty());
     config.training.seed = 1;
     assert_eq!(run(&config).unwrap().0.held_out_loss, loaded.held_out_loss, "the checkpoint decides, not the seed");
-    config.training.steps = 2;
+    config.training.steps = 2.into();
     let (trained, _) = run(&config).unwrap();
     assert_eq!(trained.steps.iter().map(|line| line.step).collect::<Vec<_>>(), [1, 2]);
     assert!(trained.held_out_loss < loaded.held_out_loss, "{:?} {:?}", trained.held_out_loss, loaded.held_out_loss);
@@ -186,7 +309,6 @@ fn runs_that_cannot_be_are_refused() {
 #[test]
 fn mxfp8_ends_within_two_percent_of_f32() {
     const STEPS: u64 = 150;
-    const EVALUATIONS: u64 = 16;
     let train = |settings: [&str; 2]| {
         let common = [
             "float8.strict=true",
@@ -214,7 +336,7 @@ fn mxfp8_ends_within_two_percent_of_f32() {
     assert_eq!(layers.len(), 28);
     for layer in layers {
         assert_eq!(layer.policy, "mxfp8", "{}", layer.name);
-        for ((gemm, ran), calls) in layer.gemms().into_iter().zip([STEPS + EVALUATIONS, STEPS, STEPS]) {
+        for ((gemm, ran), calls) in layer.gemms().into_iter().zip([STEPS; 3]) {
             assert_eq!((ran.native + ran.emulated, ran.high_precision), (calls, 0), "{} {gemm}", layer.name);
             for operand in &ran.operands {
                 let scale = operand.scale.unwrap();

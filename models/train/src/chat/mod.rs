@@ -182,8 +182,8 @@ impl ChatTemplate {
     /// If the template has the tags `{% generation %}` and `{% endgeneration %}`, that is what is between them. Else it is what the
     /// template adds for a message of the assistant to the text so far that ends with the generation prompt, without white space
     /// after a special token at its end. If later messages change that text (some templates drop earlier reasoning), it is looked for
-    /// in the text of the whole conversation. What ends the conversation belongs to its last turn if no special token ends that. A
-    /// token of which only a part is the assistant's counts as the assistant's.
+    /// in the text of the whole conversation. Where no special token ends a turn, the one that follows belongs to it, that of the next
+    /// role, and to the last turn what ends the conversation. A token of which only a part is the assistant's counts as the assistant's.
     ///
     /// # Errors
     /// Any [`ChatError`] not about files.
@@ -217,6 +217,19 @@ impl ChatTemplate {
     pub fn prompt(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Vec<u32>, ChatError> {
         let text = self.render(messages, true)?;
         Ok(tokenizer.encode(&text, SpecialTokens::InText)?)
+    }
+
+    /// The special token at which the assistant's turns end: the last of a turn, or the one that follows it. None if there is no such
+    /// token, or the template takes no conversation of a user and the assistant.
+    pub fn turn_end(&self, tokenizer: &Tokenizer) -> Option<u32> {
+        let turns = ["user", ASSISTANT, "user"].map(|role| Message::new(role, "a"));
+        let conversation = self.encode(tokenizer, &turns).or_else(|_| self.encode(tokenizer, &turns[..2]));
+        let Conversation { ids, is_assistant } = conversation.ok()?;
+        let last = is_assistant.iter().rposition(|is| *is)?;
+        // White space after the token may be the assistant's.
+        let is_blank = |ids: &[u32]| tokenizer.decode(ids).is_ok_and(|text| text.trim().is_empty());
+        let ends = (0..=last).rev().take_while(|at| is_assistant[*at] && is_blank(&ids[at + 1..=last]));
+        ends.chain([last + 1]).filter_map(|at| ids.get(at).copied()).find(|id| tokenizer.is_special(*id))
     }
 
     /// Renders any number of messages; the template's tags put `marks` around what the assistant says.

@@ -53,7 +53,12 @@ impl ChatTemplate {
                 Some(last) => last.end,
                 // What ends the conversation ends its last turn too.
                 None if index + 1 == messages.len() => text.len(),
-                None => span.end,
+                // In some templates the token of the next role ends the turn: generation has to come to it.
+                None => {
+                    let next = specials.iter().find(|special| span.end <= special.start);
+                    let ends = next.filter(|next| text[span.end..next.start].trim().is_empty());
+                    ends.map_or(span.end, |next| next.end)
+                }
             };
             spans.push(span.start..end);
         }

@@ -7,7 +7,7 @@ use super::CheckpointError;
 use crate::config::{ConfigError, to_table};
 
 /// Keys that may change, and sections (they end with a point) all of whose keys may. Those before `optimizer.decay` change no loss.
-pub const MAY_CHANGE: [&str; 26] = [
+pub const MAY_CHANGE: [&str; 27] = [
     "checkpoint.",
     "generate.",
     "parallelism.",
@@ -31,6 +31,7 @@ pub const MAY_CHANGE: [&str; 26] = [
     "optimizer.min_lr_ratio",
     "optimizer.warmup_steps",
     "optimizer.weight_decay",
+    "optimizer.weight_decay_all",
     "training.device",
     // Another number of ranks takes another number of micro-batches for the same step.
     "training.grad_accumulation",

@@ -29,6 +29,17 @@ pub enum CheckpointError {
         /// Steps made at the newest checkpoint.
         step: u64,
     },
+    /// A new run was to write where one has diverged.
+    #[error(
+        "{} holds a run that diverged at step {step} before it had a checkpoint: give the new run another checkpoint.folder, or remove this one",
+        folder.display()
+    )]
+    Diverged {
+        /// The folder.
+        folder: PathBuf,
+        /// The step.
+        step: u64,
+    },
     /// There is no run.
     #[error("{} holds no run: no config.toml and no checkpoint", folder.display())]
     NoRun {

@@ -5,6 +5,7 @@
 //! FOLDER/step-000000120/          a checkpoint: what the caller writes, and checksums.json
 //! FOLDER/.step-000000140.partial/ one under way, or what is left of one
 //! FOLDER/diverged-000000150/      what has left the finite numbers; never resumed from unless it is moved by hand
+//! FOLDER/RESUMED_FROM             the step that a run went back to, until it has a new checkpoint
 //! FOLDER/LATEST, BEST             the name of the newest checkpoint, and of the one with the smallest held-out loss, with the loss
 //! ```
 
@@ -17,14 +18,16 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::CheckpointError;
+use super::rollback::{self, resumed_from};
 use crate::digest;
 use crate::files;
 use crate::folder::sync_folder;
 
 const CHECKSUMS: &str = "checksums.json";
 const PARTIAL: &str = ".partial";
+const DIVERGED: &str = "diverged-";
 /// What the names of files and folders under way begin with.
-const OURS: [&str; 6] = [".step-", ".diverged-", ".assets", ".config.toml", ".LATEST", ".BEST"];
+const OURS: [&str; 7] = [".step-", ".diverged-", ".assets", ".config.toml", ".LATEST", ".BEST", ".RESUMED_FROM"];
 
 type Result<T> = std::result::Result<T, CheckpointError>;
 
@@ -110,7 +113,7 @@ fn partial_name(name: &str) -> String {
 fn checkpoint_name(step: u64, worth: Worth) -> String {
     match worth {
         Worth::HeldOutLoss(_) => name_of(step),
-        Worth::Diverged => format!("diverged-{step:09}"),
+        Worth::Diverged => format!("{DIVERGED}{step:09}"),
     }
 }
 
@@ -148,6 +151,14 @@ pub fn saved_steps(folder: &Path) -> Result<Vec<u64>> {
     Ok(steps)
 }
 
+/// The last step at which a run in `folder` diverged, if one did.
+///
+/// # Errors
+/// [`CheckpointError::Io`].
+pub fn diverged_step(folder: &Path) -> Result<Option<u64>> {
+    Ok(names(folder)?.iter().filter_map(|name| name.strip_prefix(DIVERGED)?.parse().ok()).max())
+}
+
 /// The checkpoint that is noted as the newest; none if no checkpoint has been written.
 pub fn noted_latest(folder: &Path) -> Option<String> {
     Some(fs::read_to_string(folder.join("LATEST")).ok()?.trim().to_string())
@@ -177,7 +188,11 @@ pub fn find_checkpoint(folder: &Path, which: Which) -> Result<PathBuf> {
     // Not the file LATEST: a crash may have come between a rename and the note of it.
     let have = saved_steps(folder)?;
     let (found, wanted) = match which {
-        Which::Latest => (have.last().copied(), "newest".into()),
+        Which::Latest => {
+            let back = resumed_from(folder);
+            let newest = have.iter().rfind(|step| back.is_none_or(|back| **step <= back));
+            (newest.copied(), "newest".into())
+        }
         Which::Best => (best(folder)?.map(|(step, _)| step), "best".into()),
         Which::Step(step) => (have.contains(&step).then_some(step), format!("step {step}")),
     };
@@ -258,6 +273,17 @@ impl CheckpointFolder {
         }
     }
 
+    /// Notes that the run goes on after `step`, if there are checkpoints of later steps: they count no more.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`].
+    pub fn resume_from(&self, step: u64) -> Result<()> {
+        match saved_steps(&self.path)?.into_iter().any(|later| later > step) {
+            true => self.write(rollback::NOTE, format!("{step}\n").as_bytes()),
+            false => self.remove_file(rollback::NOTE),
+        }
+    }
+
     /// Makes the folder `name` by `write`, which is given an empty one, in place of one that is there.
     ///
     /// # Errors
@@ -308,13 +334,15 @@ impl CheckpointFolder {
             self.retire(&name)?;
         } else {
             // Before the new one is there: the newest is what a run resumes from.
-            let steps = saved_steps(&self.path)?.into_iter().filter(|other| *other >= step);
+            let first = resumed_from(&self.path).map_or(step, |back| step.min(back + 1));
+            let steps = saved_steps(&self.path)?.into_iter().filter(|other| *other >= first);
             steps.rev().try_for_each(|step| self.retire(&name_of(step)))?;
         }
         self.publish(&partial, &self.path.join(&name))?;
         if worth == Worth::Diverged {
             return Ok(());
         }
+        self.remove_file(rollback::NOTE)?;
         self.write("LATEST", format!("{name}\n").as_bytes())?;
         let best = best(&self.path)?;
         if let Some((step, loss)) = best {

@@ -4,6 +4,7 @@ mod changes;
 mod error;
 mod folder;
 mod parts;
+mod rollback;
 mod state;
 mod tensors;
 mod together;
@@ -17,7 +18,9 @@ pub const ASSETS: &str = "assets";
 
 pub use changes::{Change, MAY_CHANGE, changes};
 pub use error::CheckpointError;
-pub use folder::{CheckpointFolder, Which, Worth, Written, best, find_checkpoint, noted_latest, saved_steps};
+pub use folder::{
+    CheckpointFolder, Which, Worth, Written, best, diverged_step, find_checkpoint, noted_latest, saved_steps,
+};
 pub use state::SavedRun;
 pub(crate) use state::Snapshot;
 pub use tensors::ModuleAdamW;

@@ -9,7 +9,7 @@ use float8_shard::Communicator;
 
 use super::state::Snapshot;
 use super::together::{OfRank, Together};
-use super::{ASSETS, CONFIG, CheckpointError, CheckpointFolder, Worth, Written, saved_steps};
+use super::{ASSETS, CONFIG, CheckpointError, CheckpointFolder, Worth, Written, diverged_step, saved_steps};
 use crate::config::CheckpointSection;
 
 /// The checkpoints of a run that is under way.
@@ -40,7 +40,8 @@ impl Checkpoints {
     /// there what `resume` and `export` will need of other folders.
     ///
     /// # Errors
-    /// [`CheckpointError::Locked`], [`CheckpointError::Occupied`], [`CheckpointError::Io`], or the error of `assets`.
+    /// [`CheckpointError::Locked`], [`CheckpointError::Occupied`], [`CheckpointError::Diverged`], [`CheckpointError::Io`], or the error
+    /// of `assets`.
     pub fn new<E: From<CheckpointError>>(
         section: &CheckpointSection,
         config: String,
@@ -51,6 +52,9 @@ impl Checkpoints {
         let folder = CheckpointFolder::open(path)?;
         if let (true, Some(&step)) = (is_new, saved_steps(path)?.last()) {
             return Err(CheckpointError::Occupied { folder: path.clone(), step }.into());
+        }
+        if let (true, Some(step)) = (is_new, diverged_step(path)?) {
+            return Err(CheckpointError::Diverged { folder: path.clone(), step }.into());
         }
         if is_new {
             // Those of a run that ended before its first checkpoint may be of another model: a folder without a configuration holds no
@@ -80,14 +84,23 @@ impl Checkpoints {
         Self { path, folder, config, keep, every, in_background: background, comm, under_way }
     }
 
+    /// Saves another configuration with the run.
+    #[must_use]
+    pub fn with_config(mut self, config: String) -> Self {
+        self.config = config;
+        self
+    }
+
     /// Whether there is to be one after `step` of `steps`.
     pub(crate) fn is_due(&self, step: usize, steps: usize) -> bool {
         step == steps || (self.every > 0 && step.is_multiple_of(self.every))
     }
 
-    /// Notes the configuration in the folder: from now on `resume` goes on with this run.
-    pub(crate) fn begin(&self) -> Result<(), CheckpointError> {
-        self.folder.as_ref().map_or(Ok(()), |folder| folder.write(CONFIG, self.config.as_bytes()))
+    /// Notes the configuration in the folder, and that the run goes on after `done` steps: from now on `resume` goes on with it.
+    pub(crate) fn begin(&self, done: usize) -> Result<(), CheckpointError> {
+        let Some(folder) = &self.folder else { return Ok(()) };
+        folder.resume_from(done as u64)?;
+        folder.write(CONFIG, self.config.as_bytes())
     }
 
     /// The folder.

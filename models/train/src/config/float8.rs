@@ -23,7 +23,7 @@ const AUTO_FILTER: &str = "auto_filter_small_kn";
 /// `auto_filter_small_kn = true`; `enable_fsdp_float8_all_gather` and `precompute_float8_dynamic_scale_for_fsdp`, which say
 /// what sharded runs do in any case.
 ///
-/// Where `strict` would panic in a program, a run ends with an error after its last step.
+/// Where `strict` would panic in a program, a run ends with an error: after its first step in FP8, and at the end.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(try_from = "Table")]
 pub struct Float8Section {

@@ -3,11 +3,13 @@
 //! Later wins: defaults, file, settings in order. A key that does not exist is an error that names it.
 
 mod float8;
+mod length;
 mod sections;
 
 use std::path::{Path, PathBuf};
 
 pub use float8::Float8Section;
+pub use length::{NoLength, StepCount};
 pub use sections::{
     CheckpointSection, ComputeDtype, DataSection, OptimizerSection, ParallelismSection, Precision, ProfileSection,
     TrainingSection,
@@ -20,6 +22,9 @@ use crate::files;
 
 /// What became of a key that every configuration had.
 const GONE: &str = "training.save_fp8_operands is gone: every nn::Linear saves its FP8 operands now";
+
+/// A key that runs of earlier versions do not have: in them, all parameters decayed.
+const WEIGHT_DECAY_ALL: &str = "weight_decay_all";
 
 /// What is wrong with a configuration.
 #[derive(Debug, thiserror::Error)]
@@ -76,6 +81,18 @@ impl Setting {
     /// The key.
     fn key(&self) -> Option<&str> {
         self.setting.split_once('=').map(|(key, _)| key.trim())
+    }
+
+    /// A word on a value that was meant to be TOML, as its first letter says, and was taken for text.
+    fn hint(&self) -> String {
+        let text = self.setting.split_once('=').map_or("", |(_, text)| text.trim());
+        let is_toml = toml::from_str::<Table>(&format!("value = {text}")).is_ok();
+        match text.starts_with(['[', '{']) && !is_toml {
+            true => format!(
+                "; {text} is not TOML, in which texts are in quotes, as in [\"lm_head\"], so it was taken for a text"
+            ),
+            false => String::new(),
+        }
     }
 
     /// Puts the value into `table`. A value that is not TOML is a string, so `precision=fp8` needs no quotes.
@@ -140,21 +157,53 @@ pub fn from_toml<T: DeserializeOwned>(origin: &Path, text: &str) -> Result<T, Co
 fn reason(error: &str) -> String {
     match error.split_once("unknown field `save_fp8_operands`") {
         Some((place, _)) => format!("{place}{GONE}; remove the key"),
-        None => error.trim_end().into(),
+        None => plain(error.trim_end()),
     }
 }
 
+/// An error in the words of a file instead of those of this program's types.
+fn plain(error: &str) -> String {
+    let types = [
+        (&["usize", "u64", "u32"][..], "an integer of 0 or more"),
+        (&["i64"], "an integer"),
+        (&["f64", "f32"], "a number"),
+        (&["a boolean"], "true or false"),
+        (&["path string"], "a path in quotes"),
+        (&["a sequence"], "a list, as [\"a\", \"b\"]"),
+        (&["a map"], "a table, as { key = 1 }"),
+    ];
+    let mut error = error.to_string();
+    for (name, plain) in types.into_iter().flat_map(|(names, plain)| names.iter().map(move |name| (name, plain))) {
+        let expected = format!("expected {name}");
+        // Whole words only: serde says "expected a string or a map", too.
+        if let Some(at) = error.find(&expected)
+            && !error[at + expected.len()..].starts_with(|c: char| c.is_ascii_alphanumeric() || c == ' ')
+        {
+            error.replace_range(at..at + expected.len(), &format!("expected {plain}"));
+        }
+    }
+    error
+}
+
 /// Reads a configuration that a run has saved. A key that is gone since is ignored, with a word: losses are the same bits whatever
-/// it says, and earlier versions saved it with every run.
+/// it says, and earlier versions saved it with every run. What a key that is new since stood for then is what it says.
 ///
 /// # Errors
 /// As [`from_toml`].
 pub fn from_saved<T: DeserializeOwned>(origin: &Path, text: &str) -> Result<(T, Option<&'static str>), ConfigError> {
     let mut table: Table = from_toml(origin, text)?;
     let training = table.get_mut("training").and_then(Value::as_table_mut);
-    match training.and_then(|training| training.remove("save_fp8_operands")) {
-        None => Ok((from_toml(origin, text)?, None)),
-        Some(_) => Ok((from_toml(origin, &to_toml(&table)?)?, Some(GONE))),
+    let gone = training.and_then(|training| training.remove("save_fp8_operands")).map(|_| GONE);
+    let optimizer = table.get_mut("optimizer").and_then(Value::as_table_mut);
+    let is_old = optimizer.is_some_and(|optimizer| {
+        let is_old = !optimizer.contains_key(WEIGHT_DECAY_ALL);
+        optimizer.entry(WEIGHT_DECAY_ALL).or_insert(true.into());
+        is_old
+    });
+    // From the text where that says all, so that an error shows the line.
+    match gone.is_some() || is_old {
+        false => Ok((from_toml(origin, text)?, None)),
+        true => Ok((from_toml(origin, &to_toml(&table)?)?, gone)),
     }
 }
 
@@ -207,7 +256,8 @@ fn apply<T: DeserializeOwned>(
     let mut others = settings.iter().enumerate().filter(|(i, _)| *i != first);
     let is_only_one = others.all(|(_, setting)| setting.put(&mut without).is_ok()) && without.try_into::<T>().is_ok();
     let error = &errors[if is_only_one { errors.len() - 1 } else { first }];
-    Err(fail(&settings[first].origin, error.as_ref().map_or("", toml::de::Error::message)))
+    let blamed = &settings[first];
+    Err(fail(&blamed.origin, &format!("{}{}", error.as_ref().map_or("", toml::de::Error::message), blamed.hint())))
 }
 
 /// The whole of a configuration as TOML, defaults included, which [`load`] reads back.

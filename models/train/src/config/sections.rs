@@ -9,7 +9,7 @@ use float8_shard::{ReduceDtype, Reshard};
 use serde::{Deserialize, Serialize};
 use toml::Value;
 
-use super::{ConfigError, Float8Section, require};
+use super::{ConfigError, Float8Section, StepCount, require};
 use crate::batches::AttnMaskType;
 use crate::data::{DataError, DataSource, Dataset, Format, Packing, Validation};
 use crate::progress::Progress;
@@ -64,8 +64,8 @@ pub struct TrainingSection {
     pub precision: Precision,
     /// Dtype of hidden states with `precision = "fp8"`. If absent, bf16 on CUDA and f32 elsewhere.
     pub compute_dtype: Option<ComputeDtype>,
-    /// Optimizer steps in all; 0 only evaluates.
-    pub steps: usize,
+    /// Optimizer steps in all, or passes over the data, as in `"3 epochs"`; 0 only evaluates.
+    pub steps: StepCount,
     /// Sequences in a micro-batch, which is what the device computes at once.
     pub batch_size: usize,
     /// Micro-batches per optimizer step and rank, so `batch_size · grad_accumulation · seq_len` tokens on each. The loss is the mean over
@@ -113,8 +113,10 @@ pub struct OptimizerSection {
     pub betas: [f64; 2],
     /// Added to the root of the second moment, so that nothing is divided by 0.
     pub eps: f64,
-    /// Share of each parameter, times the learning rate, that a step takes away (decoupled, as AdamW does); norms and embeddings too.
+    /// Share of each matrix, times the learning rate, that a step takes away (decoupled, as AdamW does).
     pub weight_decay: f64,
+    /// Whether norms, biases and embeddings decay too, as they did in runs of earlier versions.
+    pub weight_decay_all: bool,
     /// Steps in which the learning rate rises linearly to `lr`.
     pub warmup_steps: usize,
     /// The curve after warm-up.
@@ -203,7 +205,7 @@ impl Default for TrainingSection {
             device: DeviceChoice::Auto,
             precision: Precision::Fp8,
             compute_dtype: None,
-            steps: 600,
+            steps: 600.into(),
             batch_size: 8,
             grad_accumulation: 1,
             seq_len: 128,
@@ -228,6 +230,7 @@ impl Default for OptimizerSection {
             betas: [0.9, 0.95],
             eps: 1e-8,
             weight_decay: 0.1,
+            weight_decay_all: false,
             warmup_steps: 20,
             decay: Decay::Cosine,
             min_lr_ratio: 0.1,
@@ -287,9 +290,10 @@ impl TrainingSection {
             let fits = peak > 0.0 && peak.is_finite();
             require("training.peak_tflops", peak, fits, "must be positive and finite")?;
         }
-        let steps = self.steps;
+        let steps = self.steps.get();
         if let Some(schedule) = &float8.schedule
             && self.precision == Precision::Fp8
+            && self.steps.epochs().is_none()
         {
             let fits = steps == 0 || (0..steps).any(|step| float8.is_float8(step, steps));
             let value = Value::try_from(schedule).map_or_else(|_| format!("{schedule:?}"), |value| value.to_string());

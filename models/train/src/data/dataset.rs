@@ -176,6 +176,12 @@ impl Dataset {
         self.size
     }
 
+    /// Whether a source has conversations.
+    pub fn has_conversations(&self) -> bool {
+        let is_masked = |source: &Source| source.train.iter().any(|part| part.has_mask());
+        self.sources.iter().any(|source| source.state.chat_template.is_some() && is_masked(source))
+    }
+
     /// A line for each source: the SHA-256 of everything that decides about its tokens.
     pub fn fingerprints(&self) -> String {
         self.sources.iter().map(|source| format!("{}\n", source.state.fingerprint)).collect()

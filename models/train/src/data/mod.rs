@@ -26,6 +26,7 @@ mod search;
 mod sequences;
 mod source;
 mod split;
+mod summary;
 mod token_file;
 mod tokenize;
 
@@ -37,3 +38,4 @@ pub use packing::{Packing, Sequence};
 pub use position::{FileState, Place, Position, SourceState, StreamPosition};
 pub use sequences::TrainSequences;
 pub use source::{DataSource, Format};
+pub use summary::EpochSize;

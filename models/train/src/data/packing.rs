@@ -106,6 +106,11 @@ impl Sequences {
         }
     }
 
+    /// Whether documents stay whole where they fit.
+    pub(super) fn are_whole(&self) -> bool {
+        matches!(self.layout, Layout::Ranges(_))
+    }
+
     pub(super) fn part(&self) -> &Part {
         &self.part
     }

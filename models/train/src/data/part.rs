@@ -87,6 +87,25 @@ impl Part {
         self.mask.is_some() || self.tokens.has_mask()
     }
 
+    /// Where they are listed.
+    pub(super) fn num_documents(&self) -> Option<u64> {
+        match self.documents {
+            Documents::Listed(_, documents) => Some(documents),
+            Documents::Marked(_) => None,
+        }
+    }
+
+    /// Tokens that the loss counts; unknown where a token file has the mask.
+    pub(super) fn num_targets(&self) -> Result<Option<u64>, DataError> {
+        let Some(file) = &self.mask else { return Ok((!self.tokens.has_mask()).then_some(self.len)) };
+        let mut targets = 0;
+        for first in (0..self.len).step_by(CHUNK as usize) {
+            let bytes = file.read(first, CHUNK.min(self.len - first) as usize)?;
+            targets += bytes.iter().filter(|byte| **byte != 0).count() as u64;
+        }
+        Ok(Some(targets))
+    }
+
     pub(super) fn read(&self, range: Range<u64>) -> Result<Window, DataError> {
         let absolute = self.first + range.start..self.first + range.end;
         let mask = match &self.mask {

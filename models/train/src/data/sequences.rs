@@ -58,7 +58,7 @@ struct Cursor {
 /// the source that is furthest behind its share.
 #[derive(Clone, Debug)]
 pub struct TrainSequences {
-    streams: Arc<[Stream]>,
+    pub(super) streams: Arc<[Stream]>,
     cursors: Vec<Cursor>,
     seed: u64,
     seq_len: usize,
@@ -73,6 +73,11 @@ impl TrainSequences {
     /// Sequences of one epoch of each stream: one for each source that has a weight, or one for all sources.
     pub fn sequences_per_epoch(&self) -> Vec<u64> {
         self.streams.iter().map(Stream::count).collect()
+    }
+
+    /// Targets of a sequence.
+    pub fn seq_len(&self) -> usize {
+        self.seq_len
     }
 
     /// Sequences taken in all.

@@ -43,7 +43,7 @@ impl Metrics {
             precision: format!("{precision:?}").to_lowercase(),
             recipe: (precision == Precision::Fp8).then(|| config.float8.config.linear.recipe().to_string()),
             device: selected.to_string(),
-            steps: config.training.steps,
+            steps: config.training.steps.get(),
         };
         self.file.write(&Record { step: done, run: Some(run), ..Record::default() })?;
         match read_metrics(self.file.path()) {

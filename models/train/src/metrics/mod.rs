@@ -40,14 +40,29 @@ pub struct Memory {
 impl Memory {
     /// The process's peak resident memory and the machine's total, where the system has Linux's `/proc`.
     pub fn of_process() -> Option<Self> {
-        let read = |path: &str, key: &str| {
-            let text = fs::read_to_string(path).ok()?;
-            let line = text.lines().find_map(|line| line.strip_prefix(key))?;
-            let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-            Some(kib * 1024)
-        };
-        Some(Self { bytes: read("/proc/self/status", "VmHWM:")?, total: read("/proc/meminfo", "MemTotal:") })
+        Some(Self { bytes: proc_bytes("/proc/self/status", "VmHWM:")?, total: proc_bytes(MACHINE, "MemTotal:") })
     }
+
+    /// Bytes that this process could have at most, swap included: the machine's, or its container's if that is limited to less. Known
+    /// where the system has Linux's `/proc`.
+    pub fn of_machine() -> Option<u64> {
+        let machine = proc_bytes(MACHINE, "MemTotal:")? + proc_bytes(MACHINE, "SwapTotal:").unwrap_or(0);
+        // Without a limit, the first is a word and the second a large number.
+        let container = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+        let limits = container.iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse().ok());
+        Some(limits.fold(machine, u64::min))
+    }
+}
+
+/// Where Linux tells the machine's memory.
+const MACHINE: &str = "/proc/meminfo";
+
+/// The value of a key of a file in `/proc`, which is in kB.
+fn proc_bytes(path: &str, key: &str) -> Option<u64> {
+    let text = fs::read_to_string(path).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
 }
 
 impl fmt::Display for StepLine {

@@ -158,6 +158,11 @@ pub(super) fn width(text: &str, size: i32) -> i32 {
 
 /// `text` in at most `room` units: what does not fit is left out in the middle, since names differ at their ends.
 pub(super) fn fitted(text: &str, size: i32, room: i32) -> String {
+    // No letter is narrower than a third of `size`: of a longer text, letters in the middle are certainly left out.
+    let most = 3 * (room / size.max(1)).max(0) as usize + 3;
+    let long = text.chars().nth(2 * most).is_some();
+    let ends = || text.chars().take(most).chain(text.chars().rev().take(most).collect::<Vec<_>>().into_iter().rev());
+    let text: String = if long { ends().collect() } else { text.into() };
     // What XML does not allow.
     let letters: Vec<char> = text
         .chars()
@@ -203,6 +208,8 @@ mod tests {
         assert!((270..=300).contains(&width(&cut, NORMAL)));
         assert_eq!(fitted("short\u{1}", NORMAL, 300), "short\u{FFFD}");
         assert_eq!(fitted("longer", NORMAL, 10), "");
+        let name = |len: usize| format!("{}last", "i".repeat(len));
+        assert_eq!(fitted(&name(10_000_000), NORMAL, 300), fitted(&name(500), NORMAL, 300));
         let lines = wrapped(&"word ".repeat(50), SMALL, 400);
         assert!(lines.len() > 4 && lines.iter().all(|line| width(line, SMALL) <= 400), "{lines:?}");
     }

@@ -81,7 +81,7 @@ fn loss(runs: &[PlotRun]) -> Option<CurvePanel> {
         beyond(&y, all)
     );
     Some(CurvePanel {
-        heading: Heading::new("Training loss".into(), &notes),
+        heading: Heading::new("Training loss", &notes),
         unit: "loss (nats per token)",
         height: 440,
         x: steps(runs),
@@ -114,7 +114,7 @@ fn difference(runs: &[PlotRun]) -> Option<CurvePanel> {
     let notes = format!("At the same step. Markers: held-out loss.{}", beyond(&y, all()));
     let curves = (1..).zip(&points).map(|(i, [loss, held_out])| curve(i, loss, held_out, weight(runs)));
     Some(CurvePanel {
-        heading: Heading::new(format!("Training loss less that of {}", first.name), &notes),
+        heading: Heading::new(&format!("Training loss less that of {}", first.name), &notes),
         unit: "nats per token",
         height: 260,
         x: steps(runs),
@@ -136,7 +136,7 @@ fn throughput(runs: &[PlotRun]) -> Option<CurvePanel> {
     let y = Axis::linear(0.0, 1.08 * high, 5);
     Some(CurvePanel {
         heading: Heading::new(
-            "Throughput".into(),
+            "Throughput",
             &format!("Between a logged step and the one before it.{}", beyond(&y, numbers(runs, points))),
         ),
         unit: "tokens/s",
@@ -157,7 +157,7 @@ fn grad_norm(runs: &[PlotRun]) -> Option<CurvePanel> {
     let y = Axis::log(low.max(high * 1e-8).max(1e-38), high.max(1e-38));
     let notes = format!("Global, before clipping. Logarithmic.{}", beyond(&y, numbers(runs, points)));
     Some(CurvePanel {
-        heading: Heading::new("Gradient norm".into(), &notes),
+        heading: Heading::new("Gradient norm", &notes),
         unit: "L2 norm",
         height: 340,
         x: steps(runs),
@@ -170,7 +170,7 @@ fn learning_rate(runs: &[PlotRun]) -> Option<CurvePanel> {
     let high = numbers(runs, |run| &run.lr).filter(|value| *value > 0.0).max_by(f64::total_cmp)?;
     let curve = |(i, run): (usize, &PlotRun)| curve(i, &run.lr, &[], 0.0);
     Some(CurvePanel {
-        heading: Heading::new("Learning rate".into(), ""),
+        heading: Heading::new("Learning rate", ""),
         unit: "rate",
         height: 170,
         x: steps(runs),

@@ -6,7 +6,7 @@ use plotters::style::colors::colormaps::ViridisRGB;
 use crate::metrics::thousands;
 
 use super::axis::Axis;
-use super::canvas::{Anchor, Canvas, GREY, INK, LARGE, NORMAL, PALE, SMALL, fitted, width};
+use super::canvas::{Anchor, Canvas, GREY, INK, NORMAL, PALE, SMALL, fitted, width};
 use super::error::PlotError;
 use super::health::{Health, MAX_FLUSHED, MAX_SATURATED, Quality, db_range};
 use super::panel::{Heading, MARGIN, Panel, RIGHT};
@@ -64,7 +64,7 @@ impl HeatMap {
         let usual = 760 / health.layers.len() as i32;
         let row = if health.layers.len() <= 40 { usual.clamp(LINE, 48) } else { usual.max(2) };
         Self {
-            heading: Heading::new(fitted(&title, LARGE, RIGHT - MARGIN), &notes),
+            heading: Heading::new(&title, &notes),
             bar: Axis::linear(low, high, 5),
             left: MARGIN + labels + 16,
             // Whole pixels.

@@ -3,7 +3,7 @@
 use plotters::style::Color;
 
 use super::axis::Axis;
-use super::canvas::{Anchor, Canvas, GREY, INK, LARGE, Look, NORMAL, PALE, SMALL, WIDTH, wrapped};
+use super::canvas::{Anchor, Canvas, GREY, INK, LARGE, Look, NORMAL, PALE, SMALL, WIDTH, fitted, wrapped};
 use super::error::PlotError;
 use super::series::Point;
 
@@ -30,7 +30,8 @@ pub(super) struct Heading {
 }
 
 impl Heading {
-    pub(super) fn new(title: String, notes: &str) -> Self {
+    pub(super) fn new(title: &str, notes: &str) -> Self {
+        let title = fitted(title, LARGE, RIGHT - MARGIN);
         Self { title, notes: wrapped(notes, SMALL, RIGHT - MARGIN) }
     }
 }

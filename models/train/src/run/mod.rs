@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use burn::module::AutodiffModule;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_float8::{Float8Stack, report::NonFiniteOperand};
+use burn_float8::{Float8Stack, Report, report::NonFiniteOperand};
 use device_select::SelectedDevice;
 use watch::{Seen, Watch, scalar};
 
@@ -21,7 +21,7 @@ use crate::model::LanguageModel;
 use crate::profile::Profiler;
 use crate::progress::ProgressLine;
 use crate::ranks::Ranks;
-use crate::report::report_of;
+use crate::report::{Calls, report_of};
 use crate::signals::Signals;
 use crate::steps::{Step, StepConfig, Steps};
 
@@ -41,7 +41,7 @@ pub struct Run<'a, B: AutodiffBackend> {
     pub profiler: Option<Profiler>,
     /// Where its metrics go, if they do.
     pub metrics: Option<Metrics>,
-    /// Asked between steps, if it is saved.
+    /// Asked between steps.
     pub signals: Signals,
     /// How far it is.
     pub progress: ProgressLine,
@@ -58,6 +58,8 @@ pub struct Finished<M> {
     pub lines: Vec<StepLine>,
     /// Losses of the held-out batches, if there are any.
     pub held_out: Option<HeldOut>,
+    /// What its linears did in the steps, evaluation left out; none if no step was made.
+    pub report: Option<Report>,
 }
 
 /// Mean losses of the held-out batches, in nats per token.
@@ -81,6 +83,10 @@ struct UnderWay<B: AutodiffBackend> {
     watch: Watch<B>,
     lines: Vec<StepLine>,
     held_out: Option<HeldOut>,
+    /// GEMM calls of evaluations.
+    evaluated: Calls,
+    /// When the last step was made.
+    report: Option<Report>,
     /// When the last line was written, and tokens since.
     since: Instant,
     tokens: usize,
@@ -91,14 +97,14 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
     /// Makes the steps that are left, and evaluates.
     ///
     /// # Errors
-    /// [`TrainError::Diverged`], [`TrainError::HeldOutDiverged`], [`TrainError::Interrupted`], [`TrainError::Strict`],
-    /// [`TrainError::Checkpoint`], [`TrainError::Execution`], [`TrainError::Write`], [`TrainError::Output`],
+    /// [`TrainError::Diverged`], [`TrainError::HeldOutDiverged`], [`TrainError::Interrupted`],
+    /// [`TrainError::Stopped`], [`TrainError::Strict`], [`TrainError::Checkpoint`], [`TrainError::Execution`], [`TrainError::Write`], [`TrainError::Output`],
     /// [`TrainError::Profile`].
     pub fn run<M>(&mut self, steps: Steps<'_, B, M>) -> Result<Finished<M>, TrainError>
     where
         M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
     {
-        self.progress.begin_steps(steps.done(), self.config.training.steps);
+        self.progress.begin_steps(steps.done(), self.config.training.steps.get());
         let finished = self.make(steps);
         self.progress.end();
         finished
@@ -108,7 +114,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
     where
         M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
     {
-        self.checkpoints.as_ref().map_or(Ok(()), Checkpoints::begin)?;
+        self.checkpoints.as_ref().map_or(Ok(()), |checkpoints| checkpoints.begin(steps.done()))?;
         let training = self.config.training;
         let fp8 = training.precision == Precision::Fp8;
         let held_out = match &mut self.metrics {
@@ -119,6 +125,8 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
             watch: Watch::new(),
             lines: Vec::new(),
             held_out: held_out.map(|best| HeldOut { last: best, best }),
+            evaluated: Calls::default(),
+            report: None,
             since: Instant::now(),
             tokens: 0,
             flops_per_token: steps.model.flops_per_token(training.seq_len),
@@ -126,16 +134,20 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         let mut was_float8 = fp8 && (steps.done() == 0 || self.is_float8(steps.done() - 1));
         let mut verified = false;
         let begun = steps.done();
-        while steps.done() < training.steps {
+        while steps.done() < training.steps.get() {
             if let Some(profiler) = &mut self.profiler {
                 profiler.before_step::<B>(steps.done() + 1, self.device)?;
             }
+            let epochs = steps.batches.epochs();
             let step;
             (steps, step) = steps.step(self.device)?;
             let number = step.number;
             let table = self.profiler.as_mut().map(|profiler| profiler.after_step::<B>(number, self.device));
             if let Some(table) = table.transpose()?.flatten() {
                 writeln!(self.out, "{table}")?;
+            }
+            if let Some(epochs) = steps.batches.epochs().filter(|now| Some(*now) > epochs) {
+                writeln!(self.out, "step: {number:2}  epoch {epochs} has ended")?;
             }
             now.tokens += step.tokens;
             now.watch.push(&step);
@@ -148,14 +160,15 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
                 verify::<B, M>(self.config.float8, &steps.model)?;
                 verified = true;
             }
-            let stop = match (self.checkpoints.as_ref().and_then(|_| self.signals.stop()), steps.ranks()) {
+            let stop = match (self.signals.stop(), steps.ranks()) {
                 (stop, Some(ranks)) if self.checkpoints.is_some() => ranks.stop(stop)?,
                 (stop, _) => stop,
             };
-            let save = stop.is_some() || self.checkpoints.as_ref().is_some_and(|c| c.is_due(number, training.steps));
-            let log = number == 1 || number == training.steps || number.is_multiple_of(training.log_every);
+            let save =
+                self.checkpoints.as_ref().is_some_and(|c| stop.is_some() || c.is_due(number, training.steps.get()));
+            let log = number == 1 || number == training.steps.get() || number.is_multiple_of(training.log_every);
             let evaluate =
-                number == training.steps || training.eval_every > 0 && number.is_multiple_of(training.eval_every);
+                number == training.steps.get() || training.eval_every > 0 && number.is_multiple_of(training.eval_every);
             // A CPU has computed the step by now; ranks have waited for it, and end together.
             let is_there = *self.selected == SelectedDevice::Cpu || steps.ranks().is_some();
             let seen = match log || save || evaluate || is_there {
@@ -169,13 +182,19 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
             if let Some(seen) = seen.filter(|_| log) {
                 self.log(&mut now, &step, seen, &steps)?;
             }
+            if number == training.steps.get() {
+                now.report = Some(now.evaluated.left_out_of(report_of::<B, M>(&steps.model)));
+            }
             if save || evaluate {
                 let held_out = self.evaluate(&mut now, &steps)?;
                 if save {
                     self.write(&steps, Worth::HeldOutLoss(held_out.map(|held_out| held_out.last.1)))?;
                 }
             }
-            if let (Some(signal), Some(checkpoints)) = (stop, &mut self.checkpoints) {
+            if let Some(signal) = stop {
+                let Some(checkpoints) = &mut self.checkpoints else {
+                    return Err(TrainError::Stopped { signal, step: number });
+                };
                 let written = checkpoints.finish()?;
                 let folder = checkpoints.path().to_path_buf();
                 self.announce(written)?;
@@ -193,7 +212,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
             // No step was left to make.
             None => self.evaluate(&mut now, &steps)?,
         };
-        Ok(Finished { model: steps.model, lines: now.lines, held_out })
+        Ok(Finished { model: steps.model, lines: now.lines, held_out, report: now.report })
     }
 
     /// The line of a step, in the log and in the metrics.
@@ -240,7 +259,11 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         }
         let begun = Instant::now();
         let done = steps.done();
+        let before = (done < self.config.training.steps.get()).then(|| report_of::<B, M>(&steps.model));
         let loss = mean_loss(&steps.model.valid(), self.held_out, self.device)?;
+        if let Some(before) = before {
+            now.evaluated.add(&before, &report_of::<B, M>(&steps.model));
+        }
         if !loss.is_finite() {
             let error = TrainError::HeldOutDiverged { steps: done, loss };
             self.metrics.as_mut().map_or(Ok(()), |m| m.diverged(done, f64::NAN, f64::NAN, error.to_string()))?;
@@ -252,7 +275,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
             metrics.held_out(done, loss)?;
         }
         // The last one is said when all is done.
-        if done < self.config.training.steps {
+        if done < self.config.training.steps.get() {
             let (best_step, best) = held_out.best;
             writeln!(self.out, "step: {done:2}  held-out loss: {loss:8.5}  best: {best:8.5} (step {best_step})")?;
         }
@@ -263,7 +286,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
     }
 
     fn is_float8(&self, step: usize) -> bool {
-        self.config.float8.is_float8(step, self.config.training.steps)
+        self.config.float8.is_float8(step, self.config.training.steps.get())
     }
 
     fn write<M>(&mut self, steps: &Steps<'_, B, M>, worth: Worth) -> Result<(), TrainError>

@@ -14,7 +14,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde::Deserialize;
 
 use super::{INDEX, SINGLE, TensorFilesError};
-use crate::files;
+use crate::files::{self, LFS_POINTER, is_lfs_pointer};
 
 /// Bytes that are decoded at once: a multiple of the size of every element.
 const CHUNK: usize = 1 << 20;
@@ -272,6 +272,13 @@ impl OpenFile {
             return Err(broken(format!("{file_bytes} bytes are no safetensors file")));
         }
         file.read_exact(&mut length).map_err(io)?;
+        // The length of a header that is a text's first letters is beyond any file.
+        let mut begin = length.to_vec();
+        file.by_ref().take(64).read_to_end(&mut begin).map_err(io)?;
+        if is_lfs_pointer(&begin) {
+            return Err(broken(LFS_POINTER.into()));
+        }
+        file.seek(SeekFrom::Start(8)).map_err(io)?;
         let length = u64::from_le_bytes(length);
         let data = length.checked_add(8).filter(|&data| data <= file_bytes);
         let Some(data) = data else {

@@ -27,6 +27,14 @@ pub enum TokenizerError {
         /// The parser's reason.
         reason: String,
     },
+    /// Something else than a tokenizer of a format that is read.
+    #[error("{}: {what}", path.display())]
+    Other {
+        /// The file.
+        path: PathBuf,
+        /// What it is, and what to do.
+        what: &'static str,
+    },
     /// A line of a file of ranks that is not `BASE64 RANK`, or says what another one says.
     #[error("{}:{line}: {reason}", path.display())]
     Ranks {

@@ -66,7 +66,13 @@ impl HuggingFace {
         // The file may say to what length its author cut texts.
         text.with_padding(None).with_truncation(None).map_err(|error| fail(error.to_string()))?;
         text.set_encode_special_tokens(true);
-        let first = without_panic(|| text.encode_fast("", true)).map_err(fail)?.get_ids().first().copied();
+        // A post-processor that contradicts the vocabulary is noticed here, whatever the text.
+        without_panic(|| text.encode_fast("", true)).map_err(fail)?;
+        // Of a text that is not empty: before nothing and after it are the same place. Not every vocabulary has one for it.
+        let first = without_panic(|| text.encode("a", true)).ok().and_then(|encoding| {
+            let is_added = *encoding.get_special_tokens_mask().first()? == 1;
+            is_added.then(|| encoding.get_ids()[0])
+        });
         let largest = text.get_vocab(true).into_values().max();
         let vocab_size = largest.ok_or_else(|| fail("it has no tokens".into()))? as usize + 1;
         Ok(Self { text, special: OnceLock::new(), vocab_size, first })
@@ -122,7 +128,7 @@ impl HuggingFace {
         })
     }
 
-    /// What the tokenizer itself puts before a text.
+    /// The token that the tokenizer itself puts before a text.
     pub(super) fn first(&self) -> Option<u32> {
         self.first
     }

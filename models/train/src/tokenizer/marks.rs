@@ -18,29 +18,36 @@ pub(super) struct Marks {
 }
 
 impl Marks {
-    /// Replaces what `tokenizer_config.json` (`bos_token`, `eos_token`, `add_bos_token`) and `generation_config.json`
-    /// (`bos_token_id`, `eos_token_id`) beside `tokenizer` say. Of a text the first decides, of generation the second.
+    /// Replaces what the files beside `tokenizer` say, as transformers reads them.
+    ///
+    /// - BOS is what the tokenizer itself puts before a text. `add_bos_token` of `tokenizer_config.json` says otherwise: `false` that there
+    ///   is none, `true` that it is `bos_token`, else `bos_token_id` of `generation_config.json`.
+    /// - EOS is `eos_token` of `tokenizer_config.json`, else the first token at which generation ends.
+    /// - Generation ends at `eos_token_id` of `generation_config.json`, else of `config.json`, else at the tokenizer's own, else at EOS.
     pub(super) fn with_files_beside(
         self,
         tokenizer: &Path,
         vocab_size: usize,
         id_of: impl Fn(&str) -> Option<u32>,
     ) -> Result<Self, TokenizerError> {
-        let generation = ConfigFile::read(tokenizer.with_file_name("generation_config.json"))?;
-        let config = ConfigFile::read(tokenizer.with_file_name("tokenizer_config.json"))?;
-        let [generation_bos, generation_eos] =
-            ["bos_token_id", "eos_token_id"].map(|key| generation.ids(key, vocab_size));
-        let (generation_bos, generation_eos) = (generation_bos?, generation_eos?);
-        let begins = config.get("add_bos_token").and_then(Value::as_bool).unwrap_or(true);
-        let bos = config.token("bos_token", &id_of)?.or(self.bos).or(generation_bos.first().copied());
-        let eos = config.token("eos_token", &id_of)?.or(self.eos).or(generation_eos.first().copied());
-        let stop = if !generation_eos.is_empty() {
-            generation_eos
-        } else if self.stop.is_empty() {
-            eos.into_iter().collect()
-        } else {
-            self.stop
+        let read = |name| ConfigFile::read(tokenizer.with_file_name(name));
+        let (generation, config) = (read("generation_config.json")?, read("tokenizer_config.json")?);
+        let bos = match config.get("add_bos_token").and_then(Value::as_bool) {
+            None => self.bos,
+            Some(false) => None,
+            Some(true) => match config.token("bos_token", &id_of)?.or(self.bos) {
+                Some(bos) => Some(bos),
+                None => generation.ids("bos_token_id", vocab_size)?.first().copied(),
+            },
         };
-        Ok(Self { bos: bos.filter(|_| begins), eos, stop })
+        let mut stop = generation.ids("eos_token_id", vocab_size)?;
+        if stop.is_empty() {
+            stop = read("config.json")?.ids("eos_token_id", vocab_size)?;
+        }
+        let eos = config.token("eos_token", &id_of)?.or(self.eos).or(stop.first().copied());
+        if stop.is_empty() {
+            stop = if self.stop.is_empty() { eos.into_iter().collect() } else { self.stop };
+        }
+        Ok(Self { bos, eos, stop })
     }
 }

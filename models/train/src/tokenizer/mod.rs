@@ -23,7 +23,7 @@ pub use stream::TextStream;
 use tiktoken::Tiktoken;
 
 use crate::digest::{Fingerprint, hex};
-use crate::files;
+use crate::files::{self, LFS_POINTER, is_lfs_pointer};
 
 /// What the name of a special token in a text stands for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,6 +90,9 @@ impl Tokenizer {
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, TokenizerError> {
         let path = path.as_ref();
         let bytes = files::read(path).map_err(|source| TokenizerError::Io { path: path.into(), source })?;
+        if is_lfs_pointer(&bytes) {
+            return Err(TokenizerError::Other { path: path.into(), what: LFS_POINTER });
+        }
         let digest = hex(Sha256::new_with_prefix(&bytes));
         let (kind, own) = if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json")) {
             let tokenizer = HuggingFace::from_bytes(&bytes, path)?;

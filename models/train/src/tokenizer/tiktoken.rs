@@ -28,6 +28,8 @@ const NAMED: [&str; 12] = [
     "<|python_tag|>",
     "<|image|>",
 ];
+/// Bytes that are no text.
+const NO_RANKS: &str = "it is no tokenizer.model of Llama 3, which is text, but looks like SentencePiece's: use the checkpoint's tokenizer.json";
 /// One word.
 const PATTERN: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
@@ -45,10 +47,7 @@ pub(super) struct Tiktoken {
 impl Tiktoken {
     /// `path` is for errors.
     pub(super) fn from_bytes(bytes: Vec<u8>, path: &Path) -> Result<Self, TokenizerError> {
-        let text = String::from_utf8(bytes).map_err(|error| TokenizerError::Io {
-            path: path.into(),
-            source: std::io::Error::new(std::io::ErrorKind::InvalidData, error),
-        })?;
+        let text = String::from_utf8(bytes).map_err(|_| TokenizerError::Other { path: path.into(), what: NO_RANKS })?;
         let mut ranks = HashMap::new();
         for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.is_empty()) {
             let fail = |reason: String| TokenizerError::Ranks { path: path.into(), line: i + 1, reason };

@@ -134,7 +134,7 @@ fn a_run_told_to_stop_saves_and_goes_on_with_the_same_bits() {
 
         // Not at a multiple of checkpoint.every, before FP8, in it, and after it.
         let step = [3, 7, 11][i % 3];
-        let (signal, name, code) = if i % 2 == 0 { ("-INT", "SIGINT", 130) } else { ("-TERM", "SIGTERM", 143) };
+        let (signal, name, code) = [("-INT", "SIGINT", 130), ("-TERM", "SIGTERM", 143), ("-HUP", "SIGHUP", 129)][i % 3];
         let (case, log, output) = (0..50)
             .map(|_| stop_after(Case::recipe(&text, recipe), step, signal))
             .find(|(_, _, output)| !output.status.success())
@@ -153,6 +153,49 @@ fn a_run_told_to_stop_saves_and_goes_on_with_the_same_bits() {
         assert_eq!(all, expected, "{recipe}");
         assert!(end_of(case.folder()) == end_of(straight.folder()), "{recipe}: parameters, moments or state differ");
     }
+}
+
+/// It has nowhere to go on from.
+#[test]
+fn a_run_without_checkpoints_says_that_nothing_is_saved() {
+    let text = text();
+    let mut child = spawn(train(&small(&text.1, &["training.steps=100000"])));
+    wait_for_step(&mut child, 3);
+    kill(&child, "-INT");
+    let output = child.wait_with_output().unwrap();
+    let error = stderr(&output);
+    assert!(
+        error.starts_with("stopped by SIGINT after step ") && error.contains("nothing of the run is saved"),
+        "{error}"
+    );
+    assert!(error.contains("--checkpoints FOLDER"), "{error}");
+    assert_eq!(output.status.code(), Some(130));
+}
+
+/// Killed before it has a checkpoint of its own, a run that went back goes on from where it went back to.
+#[test]
+fn what_a_run_gave_up_by_going_back_is_not_resumed() {
+    let case = ended(&["checkpoint.keep=6"]);
+    let back = ["--step", "8", "--steps", "100000", "--set", "optimizer.lr=1e-3", "--set", "checkpoint.every=0"];
+    let mut child = spawn(case.resume(&back));
+    wait_for_step(&mut child, 9);
+    kill(&child, "-KILL");
+    child.wait().unwrap();
+    assert_eq!(case.saved(), [2, 4, 6, 8, 10, 12]);
+    let log = case.resume(&["--steps", "14"]).output().unwrap();
+    assert!(stdout(&log).contains("resumed: step 8 of "), "{}", stdout(&log));
+    assert_eq!(case.saved(), [2, 4, 6, 8, 14]);
+}
+
+#[test]
+fn a_new_run_does_not_go_on_in_the_folder_of_one_that_diverged() {
+    let case =
+        Case::new(&["optimizer.lr=1e30", "training.max_norm=inf", "optimizer.warmup_steps=0", "checkpoint.every=0"]);
+    assert!(stderr(&case.train().output().unwrap()).contains("diverged"));
+    let metrics = fs::read(case.folder().join("metrics.jsonl")).unwrap();
+    let output = case.train().output().unwrap();
+    assert!(stderr(&output).contains("holds a run that diverged at step "), "{}", stderr(&output));
+    assert_eq!(fs::read(case.folder().join("metrics.jsonl")).unwrap(), metrics);
 }
 
 /// `FLOAT8_KILLS=200 cargo test --release --workspace --test program killed` for more than CI does.

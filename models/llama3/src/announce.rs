@@ -1,0 +1,97 @@
+//! What a run says before its steps and after them.
+
+use std::io::Write;
+
+use burn::tensor::DType;
+use device_select::SelectedDevice;
+use train::batches::{Batch, TrainBatches};
+use train::config::TrainingSection;
+use train::data::{DatasetSize, EpochSize};
+use train::metrics::thousands;
+use train::{Dataset, Tokenizer};
+
+use crate::Error;
+use crate::config::LlamaConfig;
+use crate::run_config::RunConfig;
+
+/// What is trained, where and in which precision.
+pub(crate) fn model(
+    config: &RunConfig,
+    selected: &SelectedDevice,
+    dtype: DType,
+    dims: &LlamaConfig,
+    tokenizer: &Tokenizer,
+    out: &mut dyn Write,
+) -> Result<(), Error> {
+    let count = |n: usize| thousands(&n.to_string());
+    device(config, selected, dtype, out)?;
+    let name = match (&config.model.hf_path, &config.model.preset) {
+        (Some(path), _) => path.display().to_string(),
+        (None, preset) => preset.clone().unwrap_or_else(|| "debug".into()),
+    };
+    write!(out, "model: llama3 {name}  parameters: {}", count(dims.num_params()))?;
+    match dims.moe {
+        Some(_) => writeln!(out, "  active: {}", count(dims.num_active_params()))?,
+        None => writeln!(out)?,
+    }
+    // Bytes are what a preset has.
+    if config.model.hf_path.is_some() || config.data.tokenizer.is_some() {
+        writeln!(out, "tokenizer: {}, {} tokens", tokenizer.format(), tokenizer.vocab_size())?;
+    }
+    Ok(())
+}
+
+/// Where something is computed and in which precision.
+pub(crate) fn device(
+    config: &RunConfig,
+    selected: &SelectedDevice,
+    dtype: DType,
+    out: &mut dyn Write,
+) -> Result<(), Error> {
+    let precision = format!("{:?}", config.training.precision).to_lowercase();
+    let dtype = format!("{dtype:?}").to_lowercase();
+    Ok(writeln!(out, "device: {selected}  precision: {precision}  compute dtype: {dtype}")?)
+}
+
+/// What is read, what of a folder is not, and how much there is.
+pub(crate) fn files(dataset: &Dataset, out: &mut dyn Write) -> Result<(), Error> {
+    let DatasetSize { files, train_tokens, held_out_tokens, .. } = dataset.size();
+    let [files, train, held_out] =
+        [files as u64, train_tokens, held_out_tokens].map(|count| thousands(&count.to_string()));
+    let formats: Vec<_> = dataset.formats().iter().map(|(format, count)| format!("{count} {format}")).collect();
+    write!(out, "data: {files} files ({})", formats.join(", "))?;
+    if !dataset.left_out().is_empty() {
+        write!(out, "  left out: {}", dataset.left_out())?;
+    }
+    Ok(writeln!(out, "  tokens: {train}  held out: {held_out}")?)
+}
+
+/// What is trained on, and how much of it an epoch is.
+pub(crate) fn data(
+    config: &RunConfig,
+    dataset: &Dataset,
+    batches: &TrainBatches,
+    ranks: usize,
+    out: &mut dyn Write,
+) -> Result<(), Error> {
+    let count = |n: u64| thousands(&n.to_string());
+    files(dataset, out)?;
+    let EpochSize { sequences, tokens, documents, targets, cut } = batches.epoch_size()?;
+    let TrainingSection { batch_size, grad_accumulation, .. } = config.training;
+    let steps = sequences as f64 / (batch_size * grad_accumulation * ranks) as f64;
+    write!(out, "epoch: {} sequences, {} steps", count(sequences), thousands(&format!("{steps:.1}")))?;
+    documents.map_or(Ok(()), |documents| write!(out, "  documents: {}", count(documents)))?;
+    if let Some(targets) = targets.filter(|targets| *targets < tokens) {
+        write!(out, "  targets: {} of {} tokens", count(targets), count(tokens))?;
+    }
+    if let Some(cut) = cut.filter(|cut| *cut > 0) {
+        write!(out, "  longer than training.seq_len, and cut: {}", count(cut))?;
+    }
+    Ok(writeln!(out)?)
+}
+
+/// What a model came to.
+pub(crate) fn held_out(loss: f64, batches: &[Batch], out: &mut dyn Write) -> Result<(), Error> {
+    let tokens: usize = batches.iter().map(Batch::num_targets).sum();
+    Ok(writeln!(out, "held-out loss: {loss:.5}  ({} tokens)", thousands(&tokens.to_string()))?)
+}

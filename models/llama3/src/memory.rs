@@ -1,0 +1,84 @@
+//! The memory that a model and its training take, told and compared with what there is before any of it is allocated.
+
+use std::io::Write;
+
+use burn::tensor::DType;
+use burn::tensor::backend::Backend;
+use device_select::SelectedDevice;
+use float8_shard::{Reshard, ShardConfig, ShardPlan};
+use train::config::{ParallelismSection, Precision};
+use train::metrics::Memory;
+
+use crate::Error;
+use crate::config::LlamaConfig;
+use crate::model::Llama;
+use crate::run_config::RunConfig;
+
+/// How a run shards its model.
+pub(crate) fn shard_config(config: &RunConfig) -> ShardConfig {
+    let ParallelismSection { reshard, reduce_dtype } = config.parallelism;
+    ShardConfig { reshard, reduce_dtype }
+}
+
+/// What each of so many ranks would hold of the run of `config`; nothing of it is allocated.
+///
+/// # Errors
+/// Those of the configuration, also of FP8 filters that no linear has.
+pub(crate) fn plan<B: Backend>(
+    config: &RunConfig,
+    dims: LlamaConfig,
+    ranks: usize,
+    dtype: DType,
+    device: &B::Device,
+) -> Result<ShardPlan, Error> {
+    // A tied output gathers the table once more, in its own dtype, and keeps it until backward.
+    let is_kept = config.parallelism.reshard == Reshard::AfterStep && dtype == DType::F32;
+    let tied = match dims.tie_word_embeddings && ranks > 1 && !is_kept {
+        true => (dims.vocab_size * dims.hidden_size * dtype.size()) as u64,
+        false => 0,
+    };
+    let float8 = (config.training.precision == Precision::Fp8).then(|| config.float8(&dims));
+    // Tables of positions are no parameters.
+    let model = Llama::<B>::new(LlamaConfig { max_seq_len: 1, ..dims }, device)?;
+    let plan = ShardPlan::new::<B, _>(&model, ranks, shard_config(config), float8.as_ref(), dtype)?;
+    Ok(ShardPlan { gathered: plan.gathered + tied, ..plan })
+}
+
+/// Says what training takes.
+///
+/// # Errors
+/// [`Error::Memory`] if the machine does not have it, [`Error::Output`].
+pub(crate) fn announce(plan: &ShardPlan, selected: &SelectedDevice, out: &mut dyn Write) -> Result<(), Error> {
+    if plan.ranks > 1 {
+        writeln!(out, "{plan}")?;
+        return check(plan.total().max(plan.whole), "a rank", selected);
+    }
+    let ShardPlan { parameters, gradients, moments, .. } = *plan;
+    let all = parameters + gradients + moments;
+    let [all_text, parameters, gradients, moments] = [all, parameters, gradients, moments].map(gib);
+    writeln!(
+        out,
+        "memory: {all_text} without activations (parameters {parameters}, gradients {gradients}, AdamW's moments {moments})"
+    )?;
+    check(all, "training", selected)
+}
+
+/// Refuses a model whose parameters the machine has no room for.
+///
+/// # Errors
+/// [`Error::Memory`].
+pub(crate) fn check_parameters(dims: &LlamaConfig, selected: &SelectedDevice) -> Result<(), Error> {
+    check(4 * dims.num_params() as u64, "the model", selected)
+}
+
+/// A GPU's memory is known when something of it is taken; a CPU's is the machine's.
+fn check(needed: u64, what: &'static str, selected: &SelectedDevice) -> Result<(), Error> {
+    match Memory::of_machine().filter(|_| *selected == SelectedDevice::Cpu) {
+        Some(there) if needed > there => Err(Error::Memory { what, needed: gib(needed), there: gib(there) }),
+        _ => Ok(()),
+    }
+}
+
+fn gib(bytes: u64) -> String {
+    format!("{:.2} GiB", bytes as f64 / (1_u64 << 30) as f64)
+}

@@ -1,0 +1,53 @@
+//! What decays: matrices, and norms and embeddings only if that is asked for, as runs of earlier versions did.
+
+use std::path::Path;
+
+use llama3::RunConfig;
+
+use crate::common::{open, parameters, run_config, steps, text};
+
+/// The bits of all parameters after one step.
+fn after_a_step(data: &Path, settings: &[&str]) -> Vec<u32> {
+    let common = ["training.precision=f32", "training.batch_size=2", "optimizer.warmup_steps=0"];
+    let config = run_config(data, &[&common, settings].concat());
+    let (steps, _) = steps(&config, &open(&config), |model| model).step(&Default::default()).unwrap();
+    parameters(&steps.model)
+}
+
+#[test]
+fn norms_and_embeddings_do_not_decay_unless_that_is_asked_for() {
+    let data = text();
+    let [none, matrices, all] = [
+        &["optimizer.weight_decay=0"][..],
+        &["optimizer.weight_decay=0.5"],
+        &["optimizer.weight_decay=0.5", "optimizer.weight_decay_all=true"],
+    ]
+    .map(|settings| after_a_step(data.path(), settings));
+    // In the order of the module tree: the embedding, two layers (attention's four, the MLP's three, two norms), the last norm, the output.
+    let (h, q, kv, intermediate) = (48, 72, 24, 80);
+    let layer = [(h, false), (h * (2 * q + 2 * kv), true), (h, false), (3 * h * intermediate, true)];
+    let tree = [&[(288 * h, false)][..], &layer, &layer, &[(h, false), (288 * h, true)]].concat();
+    assert_eq!(tree.iter().map(|(elements, _)| elements).sum::<usize>(), none.len());
+    let mut at = 0;
+    for (elements, decays) in tree {
+        let part = |parameters: &[u32]| parameters[at..at + elements].to_vec();
+        assert_eq!(part(&matrices) != part(&none), decays, "{elements} parameters from {at} on");
+        // Bits of earlier versions.
+        assert_eq!(part(&matrices) == part(&all), decays, "{elements} parameters from {at} on");
+        at += elements;
+    }
+}
+
+/// Whatever is the default now.
+#[test]
+fn a_run_of_an_earlier_version_goes_on_as_it_began() {
+    let saved = RunConfig::default().to_toml().unwrap();
+    let old: String =
+        saved.lines().filter(|line| !line.contains("weight_decay_all")).map(|l| l.to_string() + "\n").collect();
+    assert_ne!(old, saved);
+    let read = |text: &str| RunConfig::from_saved(Path::new("config.toml"), text).unwrap();
+    assert_eq!(read(&saved), (RunConfig::default(), None));
+    let (config, ignored) = read(&old);
+    assert!(config.optimizer.weight_decay_all && ignored.is_none());
+    assert!(!RunConfig::from_toml(Path::new("new.toml"), &old).unwrap().optimizer.weight_decay_all);
+}

@@ -1,0 +1,41 @@
+//! Notes that a run went back to an earlier checkpoint: until it has a new one, those of later steps are of a run that was given up.
+
+use std::fs;
+use std::path::Path;
+
+/// The file of the note, which holds the step that the run went back to.
+pub(super) const NOTE: &str = "RESUMED_FROM";
+
+/// The step that the run in `folder` went back to, if it has come to no new checkpoint since.
+pub(super) fn resumed_from(folder: &Path) -> Option<u64> {
+    fs::read_to_string(folder.join(NOTE)).ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{CheckpointError, CheckpointFolder, Which, Worth, find_checkpoint, saved_steps};
+    use super::*;
+
+    #[test]
+    fn a_run_that_went_back_is_not_resumed_from_what_it_gave_up() {
+        let temporary = tempfile::tempdir().unwrap();
+        let path = temporary.path();
+        let folder = CheckpointFolder::open(path).unwrap();
+        let save =
+            |step| folder.save(step, Worth::HeldOutLoss(Some(1.0)), 9, |_| Ok::<_, CheckpointError>(())).unwrap();
+        let newest = || find_checkpoint(path, Which::Latest).unwrap().file_name().unwrap().to_owned();
+        [4, 8, 12, 16].into_iter().for_each(save);
+        folder.resume_from(16).unwrap();
+        assert_eq!((newest(), resumed_from(path)), ("step-000000016".into(), None));
+
+        folder.resume_from(8).unwrap();
+        assert_eq!(newest(), "step-000000008");
+        assert_eq!(saved_steps(path).unwrap(), [4, 8, 12, 16], "nothing is removed before there is something new");
+        assert!(find_checkpoint(path, Which::Step(16)).is_ok(), "who changes his mind says so");
+        // What crashed before its first checkpoint begins there again; what has one goes on from it.
+        folder.resume_from(8).unwrap();
+        save(14);
+        assert_eq!((saved_steps(path).unwrap(), resumed_from(path)), (vec![4, 8, 14], None));
+        assert_eq!(newest(), "step-000000014");
+    }
+}

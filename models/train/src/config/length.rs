@@ -1,0 +1,122 @@
+//! [`StepCount`]: how long a run is, in optimizer steps or in passes over its data.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::de::{Error, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Optimizer steps of a run. Of passes over the data, `"3 epochs"`, there are none until [`resolve`](Self::resolve) says how many.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepCount {
+    steps: usize,
+    epochs: Option<f64>,
+}
+
+impl StepCount {
+    /// The steps; 0 for epochs that are not resolved.
+    pub fn get(self) -> usize {
+        self.steps
+    }
+
+    /// The passes over the data that are asked for, until they are resolved.
+    pub fn epochs(self) -> Option<f64> {
+        self.epochs
+    }
+
+    /// The same length in steps, where one epoch has so many sequences and a step takes so many.
+    #[must_use]
+    pub fn resolve(self, sequences: u64, per_step: usize) -> Self {
+        match self.epochs {
+            Some(epochs) => Self::from((epochs * sequences as f64 / per_step as f64).ceil() as usize),
+            None => self,
+        }
+    }
+}
+
+impl From<usize> for StepCount {
+    fn from(steps: usize) -> Self {
+        Self { steps, epochs: None }
+    }
+}
+
+impl fmt::Display for StepCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.epochs {
+            Some(1.0) => write!(f, "1 epoch"),
+            Some(epochs) => write!(f, "{epochs} epochs"),
+            None => write!(f, "{}", self.steps),
+        }
+    }
+}
+
+/// A text that says no length.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("`{0}` is no number of steps, as 600, or of epochs, as \"3 epochs\"")]
+pub struct NoLength(String);
+
+impl FromStr for StepCount {
+    type Err = NoLength;
+
+    fn from_str(text: &str) -> Result<Self, NoLength> {
+        if let Ok(steps) = text.trim().parse::<usize>() {
+            return Ok(steps.into());
+        }
+        let number = text.trim().strip_suffix("epochs").or_else(|| text.trim().strip_suffix("epoch"));
+        let epochs = number.and_then(|number| number.trim().parse::<f64>().ok());
+        let epochs = epochs.filter(|epochs| *epochs > 0.0 && epochs.is_finite());
+        epochs.map(|epochs| Self { steps: 0, epochs: Some(epochs) }).ok_or_else(|| NoLength(text.into()))
+    }
+}
+
+impl Serialize for StepCount {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.epochs {
+            Some(_) => serializer.collect_str(self),
+            None => self.steps.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for StepCount {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Length;
+        impl Visitor<'_> for Length {
+            type Value = StepCount;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a number of steps, as 600, or of epochs, as \"3 epochs\"")
+            }
+
+            fn visit_u64<E: Error>(self, steps: u64) -> Result<StepCount, E> {
+                Ok((steps as usize).into())
+            }
+
+            fn visit_i64<E: Error>(self, steps: i64) -> Result<StepCount, E> {
+                usize::try_from(steps).map(StepCount::from).map_err(|_| E::custom(NoLength(steps.to_string())))
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<StepCount, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn epochs_become_steps() {
+        let steps = |text: &str| text.parse::<StepCount>().unwrap().resolve(100, 8).get();
+        let all = ["7", "1 epoch", "3 epochs", "0.5epochs", "0.001 epochs"].map(steps);
+        assert_eq!(all, [7, 13, 38, 7, 1]);
+        for text in ["", "epochs", "-1 epochs", "0 epochs", "inf epochs", "3 passes", "1e9"] {
+            assert!(text.parse::<StepCount>().is_err(), "{text}");
+        }
+        let length: StepCount = "2.5 epochs".parse().unwrap();
+        assert_eq!((length.get(), length.epochs(), length.to_string().parse().ok()), (0, Some(2.5), Some(length)));
+    }
+}

@@ -1,0 +1,57 @@
+//! Text for terminals: control characters of names and files are printed as escapes, so that they control nothing.
+
+use std::io::{self, Write};
+
+/// `text` in which control characters but line ends and tabs are written as `\\u{1b}`.
+pub fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\n' | '\t' => out.push(c),
+            c if c.is_control() => out.extend(c.escape_unicode()),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// Writes text as [`escaped`] gives it. What is no UTF-8 is passed on as it is.
+#[derive(Debug)]
+pub struct EscapedWriter<W>(W);
+
+impl<W: Write> EscapedWriter<W> {
+    /// Writes to `out`.
+    pub fn new(out: W) -> Self {
+        Self(out)
+    }
+}
+
+impl<W: Write> Write for EscapedWriter<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        for chunk in bytes.utf8_chunks() {
+            self.0.write_all(escaped(chunk.valid()).as_bytes())?;
+            self.0.write_all(chunk.invalid())?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_controls_a_terminal_is_written_out() {
+        let text = "caf\u{e9}\t\u{1b}[2Jred\r\u{7f}\u{9b}0m\n";
+        let expected = "caf\u{e9}\t\\u{1b}[2Jred\\u{d}\\u{7f}\\u{9b}0m\n";
+        assert_eq!(escaped(text), expected);
+        let mut writer = EscapedWriter::new(vec![]);
+        write!(writer, "{text}").unwrap();
+        writer.write_all(b"\xff\x1b").unwrap();
+        assert_eq!(writer.0, [expected.as_bytes(), b"\xff\\u{1b}"].concat());
+    }
+}
