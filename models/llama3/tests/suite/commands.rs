@@ -40,12 +40,12 @@ fn a_hugging_face_checkpoint_computes_in_its_own_dtype() {
         (None, Precision::F32),
     ] {
         let (_dir, path) = folder(&tiny(), dtype);
-        for command in ["eval", "generate"] {
+        for command in [&["eval", &path, "--data", &path][..], &["generate", &path]] {
             let of = |arguments: &[&str]| {
-                let job = job(&[&[command, &path], arguments].concat()).unwrap();
+                let job = job(&[command, arguments].concat()).unwrap();
                 (job.config.training.precision, job.start.may_widen)
             };
-            assert_eq!(of(&[]), (precision, true), "{command} {dtype:?}");
+            assert_eq!(of(&[]), (precision, true), "{command:?} {dtype:?}");
             assert_eq!(of(&["--precision", "fp8"]), (Precision::Fp8, false));
             assert_eq!(of(&["--set", "training.precision=bf16"]), (Precision::Bf16, false));
             assert_eq!(of(&["--set", "training.precision=bf16", "--precision", "f32"]).0, Precision::F32);

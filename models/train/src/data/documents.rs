@@ -4,15 +4,12 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use super::encode::{Content, Encoder, Work};
-use super::error::cannot_read;
+use super::error::{MAX_DOCUMENT, cannot_read};
 use super::json_array::{ArrayError, JsonArray};
 use super::pieces::FilePieces;
 use super::scan::Scanned;
 use super::{DataError, DocumentError, Format};
 use crate::{Tokenizer, files};
-
-/// Bytes of a line, an object or a row at most: it is held in memory.
-pub(super) const MAX_DOCUMENT: usize = 64 << 20;
 
 /// All that a file holds, in its order.
 pub(super) fn read<'a>(
@@ -24,7 +21,7 @@ pub(super) fn read<'a>(
         Format::Jsonl => Box::new(read_lines(file)?),
         Format::Json => Box::new(read_array(file)?),
         #[cfg(feature = "parquet")]
-        Format::Parquet => Box::new(super::parquet::read_rows(file, encoder.field)?),
+        Format::Parquet => Box::new(read_rows(file, encoder.field)?),
         // The scan has refused the one; the other is not tokenized.
         #[cfg(not(feature = "parquet"))]
         Format::Parquet => Box::new(std::iter::empty()),
@@ -54,6 +51,22 @@ fn read_text<'a>(
         ended = matches!(content, Content::EndOfText);
         let bytes = if let Content::Piece { text, .. } = &content { text.len() as u64 } else { 0 };
         Some(Ok(Work { file, content, bytes }))
+    }))
+}
+
+/// The rows of a file until their texts have as many bytes as are taken.
+#[cfg(feature = "parquet")]
+fn read_rows<'a>(
+    file: &'a Scanned,
+    field: &str,
+) -> Result<impl Iterator<Item = Result<Work<'a>, DataError>>, DataError> {
+    let (mut rows, mut left) = (super::parquet::Rows::open(&file.path, field)?, file.taken);
+    Ok(std::iter::from_fn(move || {
+        let next = if left > 0 { rows.next()? } else { return None };
+        Some(next.map(|super::parquet::Row { row, fields, bytes }| {
+            left = left.saturating_sub(bytes);
+            Work { file, content: Content::Row { row, fields }, bytes }
+        }))
     }))
 }
 

@@ -4,13 +4,8 @@ use serde_json::Value;
 
 use super::pieces;
 use super::scan::Scanned;
-use super::{DataError, DocumentError};
+use super::{DataError, DocumentError, MESSAGES, TOOLS};
 use crate::{ChatTemplate, Message, SpecialTokens, Tokenizer};
-
-/// The field that holds a conversation.
-pub(super) const MESSAGES: &str = "messages";
-/// The field that holds what the assistant may call in it.
-pub(super) const TOOLS: &str = "tools";
 
 /// What is tokenized at once.
 pub(super) struct Work<'a> {

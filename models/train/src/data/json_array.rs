@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead};
 
-use super::documents::MAX_DOCUMENT;
+use super::error::MAX_DOCUMENT;
 
 /// An iterator over elements: the line on which each begins, from 1, and its bytes.
 pub(super) struct JsonArray<R> {

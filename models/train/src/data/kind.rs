@@ -6,12 +6,11 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::documents::MAX_DOCUMENT;
-use super::encode::MESSAGES;
+use super::error::MAX_DOCUMENT;
 use super::error::cannot_read;
 use super::json_array::JsonArray;
 use super::token_file::Header;
-use super::{DataError, Format};
+use super::{DataError, Format, MESSAGES};
 use crate::files;
 
 /// What a file is.

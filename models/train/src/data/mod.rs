@@ -39,3 +39,8 @@ pub use position::{FileState, Place, Position, SourceState, StreamPosition};
 pub use sequences::TrainSequences;
 pub use source::{DataSource, Format};
 pub use summary::EpochSize;
+
+/// The field that holds a conversation.
+const MESSAGES: &str = "messages";
+/// The field that holds what the assistant may call in it.
+const TOOLS: &str = "tools";

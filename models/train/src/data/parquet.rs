@@ -13,11 +13,8 @@ use parquet::record::reader::RowIter;
 use parquet::schema::types::Type;
 use serde_json::{Map, Value};
 
-use super::documents::MAX_DOCUMENT;
-use super::encode::{Content, MESSAGES, TOOLS, Work};
-use super::error::cannot_read;
-use super::scan::Scanned;
-use super::{DataError, DocumentError};
+use super::error::{MAX_DOCUMENT, cannot_read};
+use super::{DataError, DocumentError, MESSAGES, TOOLS};
 use crate::files;
 
 /// Bytes of values that are read ahead in a column, by the average of its rows.
@@ -35,30 +32,17 @@ pub(super) fn text_bytes(path: &Path, field: &str, limit: u64) -> Result<u64, Da
     Ok(bytes)
 }
 
-/// The rows of a file until their texts have as many bytes as are taken.
-pub(super) fn read_rows<'a>(
-    file: &'a Scanned,
-    field: &str,
-) -> Result<impl Iterator<Item = Result<Work<'a>, DataError>>, DataError> {
-    let (mut rows, mut left) = (Rows::open(&file.path, field)?, file.taken);
-    Ok(std::iter::from_fn(move || {
-        let next = if left > 0 { rows.next()? } else { return None };
-        Some(next.map(|Row { row, fields, bytes }| {
-            left = left.saturating_sub(bytes);
-            Work { file, content: Content::Row { row, fields }, bytes }
-        }))
-    }))
-}
-
 /// What a row has in the columns that are read.
-struct Row {
-    row: u64,
-    fields: Map<String, Value>,
-    /// Of its text, and at least 1: a row without text is a row.
-    bytes: u64,
+pub(super) struct Row {
+    /// Its number, from 1.
+    pub(super) row: u64,
+    pub(super) fields: Map<String, Value>,
+    /// Bytes of its text, and at least 1: a row without text is a row.
+    pub(super) bytes: u64,
 }
 
-struct Rows<'a> {
+/// An iterator over the rows of a file.
+pub(super) struct Rows<'a> {
     path: &'a Path,
     rows: RowIter<'static>,
     row: u64,
@@ -67,7 +51,7 @@ struct Rows<'a> {
 
 impl<'a> Rows<'a> {
     /// The same columns as the fields that are read of a JSON line.
-    fn open(path: &'a Path, field: &str) -> Result<Self, DataError> {
+    pub(super) fn open(path: &'a Path, field: &str) -> Result<Self, DataError> {
         let broken = broken(path);
         let input = files::open(path).map_err(cannot_read(path))?;
         let reader = without_panic(|| SerializedFileReader::new(input)).map_err(&broken)?;

@@ -78,9 +78,14 @@ fn conversations_without_a_target_are_passed_over() {
     let run = |more: &[&str]| train(&small(path.to_str().unwrap(), &[&settings[..], more].concat())).output().unwrap();
     let output = run(&["training.eval_batches=8"]);
     assert!(!stdout(&output).contains("loss:  0.00000"), "{}", stdout(&output));
-    // No sequence that is held out has any.
-    let text = format!("{}{}", long(4000), long(4000));
-    std::fs::write(&path, text).unwrap();
+    // Few sequences have any: held out are some of those.
+    std::fs::write(&path, format!("{}{}", long(4000), long(4000))).unwrap();
     let output = run(&["training.eval_batches=2"]);
+    assert!(!stdout(&output).contains("loss:  0.00000"), "{}", stdout(&output));
+    // Of what is held out none has one.
+    let unanswered = folder.path().join("unanswered.jsonl");
+    std::fs::write(&unanswered, r#"{"messages": [{"role": "user", "content": "what do you say to that?"}]}"#).unwrap();
+    let output =
+        run(&["training.eval_batches=2", &format!("data.validation=[{:?}]", unanswered.display().to_string())]);
     assert!(stderr(&output).contains("no target of the held-out sequences counts"), "{}", stderr(&output));
 }
