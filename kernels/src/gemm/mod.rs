@@ -62,7 +62,7 @@ impl GemmPath {
         }
     }
 
-    /// What it costs on a device whose FP8 tensor cores other operands use.
+    /// Why it is slower than the FP8 path that operands of other granularities take on the same device; nothing where it is not.
     pub const fn cost(self) -> Option<&'static str> {
         match self {
             GemmPath::Bf16Wgmma => {

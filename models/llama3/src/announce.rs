@@ -90,7 +90,7 @@ pub(crate) fn data(
     Ok(writeln!(out)?)
 }
 
-/// What a model came to.
+/// The held-out loss, and of how many tokens it is.
 pub(crate) fn held_out(loss: f64, batches: &[Batch], out: &mut dyn Write) -> Result<(), Error> {
     let tokens: usize = batches.iter().map(Batch::num_targets).sum();
     Ok(writeln!(out, "held-out loss: {loss:.5}  ({} tokens)", thousands(&tokens.to_string()))?)

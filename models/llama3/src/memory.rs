@@ -71,7 +71,7 @@ pub(crate) fn check_parameters(dims: &LlamaConfig, selected: &SelectedDevice) ->
     check(4 * dims.num_params() as u64, "the model", selected)
 }
 
-/// A GPU's memory is known when something of it is taken; a CPU's is the machine's.
+/// Compares with the machine's memory, if the model is to be in that: how much a GPU has, nothing here tells.
 fn check(needed: u64, what: &'static str, selected: &SelectedDevice) -> Result<(), Error> {
     match Memory::of_machine().filter(|_| *selected == SelectedDevice::Cpu) {
         Some(there) if needed > there => Err(Error::Memory { what, needed: gib(needed), there: gib(there) }),

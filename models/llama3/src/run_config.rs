@@ -104,9 +104,6 @@ impl Default for GenerateSection {
     }
 }
 
-/// What `data.tokenizer` calls [`Tokenizer::bytes`].
-const BYTES: &str = Tokenizer::BYTES;
-
 /// A setting of the first key removes the file's second: a flag cannot remove the file's preset. A preset that a flag asks for is a
 /// contradiction.
 const REPLACES: [(&str, &str); 1] = [("model.hf_path", "model.preset")];
@@ -242,7 +239,7 @@ impl RunConfig {
     pub fn tokenizer(&self) -> Result<Tokenizer, Error> {
         let kept = self.assets.as_ref().filter(|folder| hf::has_tokenizer(folder));
         match (self.data.tokenizer.as_deref(), kept, &self.model.hf_path) {
-            (Some(BYTES), ..) => Ok(Tokenizer::bytes()),
+            (Some(Tokenizer::BYTES), ..) => Ok(Tokenizer::bytes()),
             (_, Some(folder), _) => Ok(Tokenizer::from_folder(folder)?),
             (Some(name), ..) => Ok(Tokenizer::open(name)?),
             (None, None, None) => Ok(Tokenizer::bytes()),
@@ -264,7 +261,7 @@ impl RunConfig {
             (Some(folder), None) => hf::copy_assets(folder, to),
             (folder, tokenizer) => {
                 folder.as_ref().map_or(Ok(()), |folder| hf::copy_config(folder, to))?;
-                tokenizer.filter(|name| *name != BYTES).map_or(Ok(()), |path| hf::copy_tokenizer(path, to))
+                tokenizer.filter(|name| *name != Tokenizer::BYTES).map_or(Ok(()), |path| hf::copy_tokenizer(path, to))
             }
         }?;
         self.data.chat_template.as_ref().map_or(Ok(()), |path| hf::copy_chat_template(path, to))
@@ -281,7 +278,7 @@ impl RunConfig {
         if let Some(path) = &self.data.chat_template {
             return Ok(Some(ChatTemplate::from_file(path)?));
         }
-        let named = self.data.tokenizer.as_ref().filter(|name| *name != BYTES).map(Path::new);
+        let named = self.data.tokenizer.as_ref().filter(|name| *name != Tokenizer::BYTES).map(Path::new);
         let folder = named.map(|path| if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) });
         let folder = folder.or(self.model.hf_path.as_deref());
         Ok(folder.map(ChatTemplate::from_folder).transpose()?.flatten())

@@ -87,9 +87,9 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
     }
     let tokenizer = config.tokenizer()?;
     // Only the data says which of them it is to be.
-    let prompts = [Some(config.prompt(&tokenizer, false)?), config.prompt(&tokenizer, true).ok()];
-    let prompt = prompts.iter().flatten().map(Vec::len).max();
-    let dims = dimensions(config, &tokenizer, Some(config.training.seq_len), prompt)?;
+    let (plain, chat) = (config.prompt(&tokenizer, false)?, config.prompt(&tokenizer, true));
+    let longest = plain.len().max(chat.as_ref().map_or(0, Vec::len));
+    let dims = dimensions(config, &tokenizer, Some(config.training.seq_len), Some(longest))?;
     // Before anything touches the device.
     let done = start.saved.as_ref().map_or(0, |saved| saved.step());
     let profile = config.profile.as_ref().filter(|profile| profile.last() > done);
@@ -114,7 +114,7 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
     let is_chat = data.has_conversations() && config.generate.max_new_tokens > 0;
     if is_chat {
         // A template that refuses it does so before the steps.
-        config.prompt(&tokenizer, true)?;
+        chat?;
     }
     let config = &config.with_steps(&batches, comm.world_size())?;
     let steps = config.training.steps;

@@ -23,6 +23,7 @@ mod lines;
 pub mod metrics;
 mod model;
 mod module_path;
+mod panics;
 pub mod plot;
 pub mod profile;
 mod progress;

@@ -23,7 +23,7 @@ impl Signals {
     pub fn listen() -> io::Result<Self> {
         let signals = Self::default();
         let again = Arc::new(AtomicBool::new(false));
-        // `nohup` has it ignored, and what listens would not.
+        // Under `nohup` SIGHUP is ignored; a program that listens to it would end.
         let hangup = if is_ignored(SIGHUP) { None } else { Some(SIGHUP) };
         for signal in [SIGINT, SIGTERM].into_iter().chain(hangup) {
             // In this order: it is the second signal that finds the flag set.

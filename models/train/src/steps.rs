@@ -65,7 +65,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     /// A run of `config` from its beginning, on a model that FP8 has been applied to if the run asks for it.
     pub fn new(config: StepConfig<'a>, model: M, batches: TrainBatches) -> Self {
         let OptimizerSection { betas, eps, weight_decay, weight_decay_all, .. } = *config.optimizer;
-        // That of the matrices alone is not the optimizer's.
+        // Where only matrices decay, `step` does it, since the optimizer would decay all.
         let weight_decay = if weight_decay_all { weight_decay } else { 0.0 };
         let optimizer = AdamWConfig::new()
             .with_beta_1(betas[0] as f32)

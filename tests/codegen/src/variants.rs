@@ -30,6 +30,18 @@ fn dtypes() -> [StorageType; 3] {
     [FloatKind::F32, FloatKind::F16, FloatKind::BF16].map(|kind| StorageType::Scalar(ElemType::Float(kind)))
 }
 
+/// Whether `FLOAT8_VARIANTS=all` asks for all variants instead of a sample.
+///
+/// # Panics
+/// If it says something else.
+pub fn all_are_asked_for() -> bool {
+    match std::env::var("FLOAT8_VARIANTS").as_deref() {
+        Ok("all") => true,
+        Ok(other) => panic!("FLOAT8_VARIANTS is {other:?}: expected all, or nothing"),
+        Err(_) => false,
+    }
+}
+
 /// The CUDA of every variant for compute capability `sm`, one for each distinct source.
 ///
 /// # Panics

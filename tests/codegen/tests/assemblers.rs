@@ -15,7 +15,7 @@ use codegen::nvrtc::Nvrtc;
 use codegen::parallel::on_all_cores;
 use codegen::ptxas::{Ptxas, Version};
 use codegen::sass::Sass;
-use codegen::variants::generate;
+use codegen::variants::{all_are_asked_for, generate};
 use float8_kernels::trap_stuck_barriers;
 
 /// The kernel for tensor cores of each architecture, and a step: variant 0, `step`, 2 · `step` and so on are assembled, since all of
@@ -103,7 +103,7 @@ fn traps(compiler: &Compiler, assemblers: &[Ptxas]) -> Vec<String> {
 fn the_rules_hold_for_every_assembler() {
     let Some((root, assemblers)) = tools() else { return };
     let compilers = compilers(&root);
-    let every = std::env::var_os("FLOAT8_VARIANTS").is_some_and(|which| which == "all");
+    let every = all_are_asked_for();
     let mut work = vec![];
     trap_stuck_barriers(false);
     for (sm, arch, wanted, step) in KERNELS {

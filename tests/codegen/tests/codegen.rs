@@ -16,7 +16,7 @@ use codegen::expected::{check, family, is_native};
 use codegen::nvrtc::Nvrtc;
 use codegen::parallel::on_all_cores;
 use codegen::sass::Sass;
-use codegen::variants::generate;
+use codegen::variants::{all_are_asked_for, generate};
 
 /// Compute capabilities, and what NVRTC calls them with the features of that one architecture.
 const ARCHITECTURES: [(u16, &str); 5] =
@@ -121,11 +121,7 @@ fn every_kernel_compiles_and_fits() {
     // In debug builds too the rules are for what users run.
     float8_kernels::trap_stuck_barriers(false);
     let nvrtc = tools().map(|root| Nvrtc::load(&root).unwrap_or_else(|error| panic!("{error}")));
-    let step = match std::env::var("FLOAT8_VARIANTS").as_deref() {
-        Ok("all") => 1,
-        Ok(other) => panic!("FLOAT8_VARIANTS is {other:?}: expected all, or nothing"),
-        Err(_) => 4,
-    };
+    let step = if all_are_asked_for() { 1 } else { 4 };
     let mut failed = vec![];
     row!(
         "{:8}  {:16}  {:>8}  {:>9}  {:>11}  {:>12}  {:>9}",

@@ -18,7 +18,7 @@ pub struct FixedPlan {
 static FIXED: Mutex<Option<FixedPlan>> = Mutex::new(None);
 
 /// From here on GEMMs that TMA feeds, on all devices of the process, take this plan where their kernel has its tile, instead of the one
-/// that an estimate chooses: to measure whether the estimate is right. Nothing for the estimate's choice again.
+/// that an estimate chooses: to measure whether the estimate is right. `None` goes back to the estimate.
 pub fn fix_gemm_plan(plan: Option<FixedPlan>) {
     *FIXED.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = plan;
 }

@@ -26,6 +26,8 @@ const TEXT: usize = 128 << 20;
 const DEPTH: usize = 64;
 /// Numbers in what is formatted: widths and precisions.
 const DIGITS: usize = 3;
+/// Parts that a list is cut into, and thousands of characters that an indent adds.
+const COUNT: usize = 100_000;
 /// The filter that every assigned value goes through.
 const ASSIGNED: &str = "__assigned";
 
@@ -52,28 +54,27 @@ pub(crate) fn with_stack<T: Send>(run: impl FnOnce() -> T + Send) -> T {
     }
 }
 
-/// Renders into a text of bounded size.
+/// Renders into a text of bounded size; `failed` says what an error of the template's own means.
 pub(super) fn render(
     environment: &Environment<'_>,
     context: impl serde::Serialize + Send,
-) -> Result<String, Result<Error, ChatError>> {
+    failed: fn(&Error) -> ChatError,
+) -> Result<String, ChatError> {
     let template = environment.get_template("chat").expect("the environment has this template");
     with_stack(|| {
         let mut text = Text(vec![]);
         match catch_unwind(AssertUnwindSafe(|| template.render_captured_to(context, &mut text).map(drop))) {
             Ok(Ok(())) => Ok(String::from_utf8_lossy(&text.0).into_owned()),
-            Ok(Err(_)) if text.0.len() > TEXT => Err(Err(too_long())),
-            Ok(Err(error)) if error.kind() == ErrorKind::OutOfFuel => {
-                Err(Err(ChatError::Limit { reason: format!("it takes more than {FUEL} steps") }))
+            Ok(Err(_)) if text.0.len() > TEXT => {
+                Err(ChatError::Limit { reason: format!("it makes a text of more than {TEXT} bytes") })
             }
-            Ok(Err(error)) => Err(Ok(error)),
-            Err(_) => Err(Err(ChatError::Limit { reason: "rendering it fails".into() })),
+            Ok(Err(error)) if error.kind() == ErrorKind::OutOfFuel => {
+                Err(ChatError::Limit { reason: format!("it takes more than {FUEL} steps") })
+            }
+            Ok(Err(error)) => Err(failed(&error)),
+            Err(_) => Err(ChatError::Limit { reason: "rendering it fails".into() }),
         }
     })
-}
-
-fn too_long() -> ChatError {
-    ChatError::Limit { reason: format!("it makes a text of more than {TEXT} bytes") }
 }
 
 struct Text(Vec<u8>);
@@ -109,7 +110,7 @@ fn invalid(detail: impl Into<std::borrow::Cow<'static, str>>) -> Error {
 }
 
 fn checked(what: &str, count: usize) -> Result<usize, Error> {
-    if count > 100_000 { Err(invalid(format!("{what} of {count} is too large"))) } else { Ok(count) }
+    if count > COUNT { Err(invalid(format!("{what} of {count} is too large"))) } else { Ok(count) }
 }
 
 /// `text.replace(from, to, count)` of Python.
@@ -144,7 +145,10 @@ fn indent(text: String, arguments: Rest<Value>, options: Kwargs) -> Result<Value
         Some(width) => width.as_usize(),
         None => options.get::<Option<usize>>("width")?,
     };
-    checked("an indent", width.unwrap_or(4).saturating_mul(text.lines().count()) / 1000)?;
+    let thousands = width.unwrap_or(4).saturating_mul(text.lines().count()) / 1000;
+    if thousands > COUNT {
+        return Err(invalid(format!("an indent of {thousands} thousand characters in all is too large")));
+    }
     let flag = |place: usize, name: &str| match arguments.get(place) {
         Some(value) => Ok(Some(value.is_true())),
         None => options.get::<Option<bool>>(name),

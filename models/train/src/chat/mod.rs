@@ -44,9 +44,7 @@ impl Message {
         let rest = Map::from_iter([("content".to_string(), Value::String(content.into()))]);
         Self { role: role.into(), rest }
     }
-}
 
-impl Message {
     /// Content may be empty, but somebody has to have said so. Templates print nothing for what is not there.
     fn check(&self, index: usize) -> Result<(), ChatError> {
         let is_there = |key: &str| self.rest.get(key).is_some_and(|value| !value.is_null());
@@ -251,10 +249,7 @@ impl ChatTemplate {
         if let Some(marks) = marks {
             context.insert(environment::MARKS, Value::from_iter(marks.map(String::from)));
         }
-        limits::render(&self.environment, context).map_err(|error| match error {
-            Ok(error) => environment::render_error(&error),
-            Err(limit) => limit,
-        })
+        limits::render(&self.environment, context, environment::render_error)
     }
 }
 

@@ -255,7 +255,8 @@ impl Dataset {
         let stream = Stream { weight: None, sources: vec![], parts };
         let available = stream.count();
         if available == 0 {
-            return Err(shape.with_batch(1).too_few("held-out", self.size.held_out_tokens, 0));
+            let one = SequenceShape { batch_size: 1, ..shape };
+            return Err(one.too_few("held-out", self.size.held_out_tokens, 0));
         }
         let wanted = available.min(count as u64);
         let place = |i: u64| (u128::from(i) * u128::from(available) / u128::from(wanted.max(1))) as u64;
@@ -291,10 +292,6 @@ impl SequenceShape {
             Self { batch_size, .. } if !range.contains(&batch_size) => fail("batch_size", batch_size),
             shape => Ok(shape),
         }
-    }
-
-    fn with_batch(self, batch_size: usize) -> Self {
-        Self { batch_size, ..self }
     }
 
     fn too_few(self, split: &'static str, tokens: u64, sequences: u64) -> DataError {

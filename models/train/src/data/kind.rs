@@ -6,8 +6,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::error::MAX_DOCUMENT;
-use super::error::cannot_read;
+use super::error::{MAX_DOCUMENT, cannot_read};
 use super::json_array::JsonArray;
 use super::token_file::Header;
 use super::{DataError, Format, MESSAGES};

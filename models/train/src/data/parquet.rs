@@ -1,6 +1,5 @@
 //! Rows of a Parquet file: the columns that hold documents, a few rows at a time, whatever the compression.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -16,6 +15,7 @@ use serde_json::{Map, Value};
 use super::error::{MAX_DOCUMENT, cannot_read};
 use super::{DataError, DocumentError, MESSAGES, TOOLS};
 use crate::files;
+use crate::panics::caught;
 
 /// Bytes of values that are read ahead in a column, by the average of its rows.
 const AHEAD: u64 = 1 << 20;
@@ -124,11 +124,7 @@ fn broken(path: &Path) -> impl Fn(ParquetError) -> DataError + '_ {
 
 /// The reader of records panics where a file contradicts itself.
 fn without_panic<T>(read: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, ParquetError> {
-    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| text.to_string()));
-        Err(ParquetError::General(text.unwrap_or_else(|| "it contradicts itself".into())))
-    })
+    caught(read).unwrap_or_else(|text| Err(ParquetError::General(text)))
 }
 
 /// Bytes that are not said to be text, which as JSON would become base64.

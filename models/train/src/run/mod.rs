@@ -85,7 +85,7 @@ struct UnderWay<B: AutodiffBackend> {
     held_out: Option<HeldOut>,
     /// GEMM calls of evaluations.
     evaluated: Calls,
-    /// When the last step was made.
+    /// What the linears did in all steps; known once the last one is made.
     report: Option<Report>,
     /// When the last line was written, and tokens since.
     since: Instant,

@@ -91,7 +91,7 @@ impl TensorFiles {
         let mut files = Vec::with_capacity(shards.len());
         let mut tensors = BTreeMap::new();
         for shard in shards {
-            // Of a stranger's index, files of its folder.
+            // An index may come from a stranger: it names files of its own folder and no others.
             if !Path::new(shard).components().all(|part| matches!(part, Component::Normal(_))) || shard.is_empty() {
                 return Err(contradiction(format!("{shard:?} is not the name of a file in this folder")));
             }

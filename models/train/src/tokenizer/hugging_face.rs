@@ -2,7 +2,6 @@
 //! from strangers.
 
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -12,6 +11,7 @@ use serde_json::Value;
 use tokenizers::tokenizer::step_decode_stream;
 
 use super::{SpecialTokens, TokenizerError};
+use crate::panics::caught;
 
 /// A `tokenizer.json`, ready for use.
 pub(super) struct HuggingFace {
@@ -25,14 +25,7 @@ pub(super) struct HuggingFace {
 
 /// The library panics where a file contradicts itself.
 fn without_panic<T, E: ToString>(call: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(call)) {
-        Ok(result) => result.map_err(|error| error.to_string()),
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().cloned();
-            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| text.to_string()));
-            Err(text.unwrap_or_else(|| "it contradicts itself".into()))
-        }
-    }
+    caught(call)?.map_err(|error| error.to_string())
 }
 
 /// A map of characters begins with the bytes of its table, for which the library makes room before it looks whether they are there.
@@ -68,7 +61,7 @@ impl HuggingFace {
         text.set_encode_special_tokens(true);
         // A post-processor that contradicts the vocabulary is noticed here, whatever the text.
         without_panic(|| text.encode_fast("", true)).map_err(fail)?;
-        // Of a text that is not empty: before nothing and after it are the same place. Not every vocabulary has one for it.
+        // The ids of an empty text do not tell what comes before a text from what comes after it. Not every vocabulary has `a`.
         let first = without_panic(|| text.encode("a", true)).ok().and_then(|encoding| {
             let is_added = *encoding.get_special_tokens_mask().first()? == 1;
             is_added.then(|| encoding.get_ids()[0])

@@ -8,7 +8,7 @@ const CONTEXT: usize = 512;
 /// Places that are tried before a text is said to have none.
 const MAX_TRIES: usize = 32;
 
-/// What characters can be told apart by all that splits text into words.
+/// Kinds of characters that every pre-tokenizer tells apart.
 #[derive(PartialEq, Eq)]
 enum Class {
     Space,

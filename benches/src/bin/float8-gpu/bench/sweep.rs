@@ -2,7 +2,6 @@
 
 use std::cell::LazyCell;
 
-use checks::Failure;
 use float8_kernels::{FixedPlan, Format, GemmConfig, GemmPath, Granularity, fix_gemm_plan, gemm_path};
 use serde::{Deserialize, Serialize};
 
@@ -44,7 +43,7 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
                 fix_gemm_plan(None);
                 T::client().memory_cleanup();
                 let [precise, fast] = measured?;
-                Ok::<_, Failure>(super::Row::Sweep(Row { shape, plan: plan.map(numbers), precise, fast }))
+                Ok(super::Row::Sweep(Row { shape, plan: plan.map(numbers), precise, fast }))
             });
         }
     }
