@@ -89,6 +89,9 @@ pub struct Operand {
     pub format: Format,
     /// What shares one scale.
     pub granularity: Granularity,
+    /// Whether every scale is a power of two that an E8M0 byte can be, or NaN: casts with [`ScaleMode::PowerOfTwo`] and
+    /// [`ScaleMode::E8m0`] write no others. Blackwell's tensor cores apply such scales.
+    pub power_of_two: bool,
 }
 
 impl Operand {

@@ -63,6 +63,13 @@ pub enum ScaleMode {
     E8m0(ScaleCalculationMode),
 }
 
+impl ScaleMode {
+    /// Whether every scale is a power of two, or NaN.
+    pub const fn is_power_of_two(self) -> bool {
+        !matches!(self, ScaleMode::F32)
+    }
+}
+
 impl fmt::Display for ScaleMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -49,7 +49,7 @@ fn upload_f32(client: &Client, x: &[f32]) -> Handle {
 fn operand(client: &Client, [rows, k]: [usize; 2], format: Format, granularity: Granularity) -> Operand {
     let zeros = |words: usize| client.create_from_slice(&vec![0; 4 * words]);
     let (codes, inv_scale) = (zeros(rows * row_words(k)), zeros(granularity.scale_words(rows, k)));
-    Operand { codes, inv_scale, rows, k, format, granularity }
+    Operand { codes, inv_scale, rows, k, format, granularity, power_of_two: false }
 }
 
 fn zeros(client: &Client, shape: [usize; 2]) -> Operand {

@@ -32,7 +32,8 @@ use crate::{CudaArch, Format, Granularity, KernelError, Operand, VectorView, cud
 /// What computes a GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GemmPath {
-    /// TMA and `tcgen05`, block-scaled for MX: Blackwell of data centres. Never run on a GPU yet.
+    /// TMA and `tcgen05`: Blackwell of data centres, whose tensor cores apply E8M0 scales, and those of blocks of 128 where all are
+    /// powers of two ([`Operand::power_of_two`]). Never run on a GPU yet.
     Tcgen05,
     /// TMA and FP8 `wgmma`: Hopper. Never run on a GPU yet.
     Wgmma,
@@ -137,6 +138,7 @@ pub struct Output {
 }
 
 /// Checked arguments of a GEMM, as every path takes them.
+#[derive(Clone)]
 struct Gemm<'a> {
     a: &'a Operand,
     b: &'a Operand,

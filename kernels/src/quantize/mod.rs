@@ -222,6 +222,7 @@ fn by_memory_order(
         k,
         format: cast.format,
         granularity: cast.granularity,
+        power_of_two: cast.scale_mode.is_power_of_two(),
     };
     Quantized {
         rows: copies.rows.map(|copy| operand(copy, x.rows, x.cols)),

@@ -49,6 +49,8 @@ pub struct HostMatrix {
 pub enum Codes {
     /// Any finite values, so sums that cancel, and scales over some binades.
     Random,
+    /// The same under scales that are powers of two.
+    PowersOfTwo,
     /// -1, 0 and 1 under scales of 1/2, 1 and 2: every partial sum is exact on every path, so every bit must be right.
     Exact,
     /// Zeros of both signs.
@@ -76,6 +78,7 @@ impl fmt::Display for Codes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Codes::Random => "random",
+            Codes::PowersOfTwo => "powers-of-two",
             Codes::Exact => "exact",
             Codes::Zeros => "zeros",
             Codes::NanCode => "nan-code",
@@ -104,7 +107,8 @@ impl HostMatrix {
             Codes::Exact => [0.5, 1.0, 2.0][random.below(3)],
             _ => {
                 let scale = random.value().abs() * 0.01 + 1e-5;
-                if granularity == MX { f32::from_bits(scale.to_bits() & 0x7f80_0000) } else { scale }
+                let round = granularity == MX || codes == Codes::PowersOfTwo;
+                if round { f32::from_bits(scale.to_bits() & 0x7f80_0000) } else { scale }
             }
         };
         let mut inv_scales: Vec<_> = (0..height * width).map(|_| InvScale::new(scale(&mut random))).collect();
@@ -195,7 +199,8 @@ impl HostMatrix {
         } else {
             upload_f32(client, &self.inv_scales.iter().map(|scale| scale.get()).collect::<Vec<_>>())
         };
-        Operand { codes: client.create_from_slice(&bytes), inv_scale, rows, k, format, granularity }
+        let power_of_two = self.inv_scales.iter().all(|scale| scale.to_e8m0().is_some());
+        Operand { codes: client.create_from_slice(&bytes), inv_scale, rows, k, format, granularity, power_of_two }
     }
 
     /// Reads an operand back; its padding must be zero codes.

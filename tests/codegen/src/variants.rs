@@ -122,7 +122,7 @@ impl Launcher {
     fn operand(&self, [rows, k]: [usize; 2], format: Format, granularity: Granularity) -> Operand {
         let codes = self.memory(rows * row_words(k) * 4);
         let inv_scale = self.memory(granularity.scale_words(rows, k) * 4);
-        Operand { codes, inv_scale, rows, k, format, granularity }
+        Operand { codes, inv_scale, rows, k, format, granularity, power_of_two: granularity == MX }
     }
 
     /// Every pair of formats and of granularities, with and without a bias, for every output; and the settings of the GEMM.
@@ -136,6 +136,7 @@ impl Launcher {
             bias: None,
             out: bf16,
             accumulate: false,
+            power_of_two: false,
             config: GemmConfig::default(),
         };
         for (a, b) in pairs(Format::ALL) {
@@ -193,6 +194,9 @@ impl Launcher {
     fn blocks(&self, base: Product) {
         if gemm_path(&self.client, base.granularities, base.config) != GemmPath::Tcgen05 {
             return;
+        }
+        for (a, b) in pairs(GRANULARITIES) {
+            self.gemm(Product { granularities: [a, b], power_of_two: true, ..base });
         }
         for granularities in
             [[MX; 2], [Granularity::Block1x128, Granularity::Block128x128], [Granularity::Block1x128; 2]]
@@ -265,9 +269,12 @@ impl Launcher {
     }
 
     fn gemm(&self, product: Product) {
-        let Product { shape: [m, n, k], formats, granularities, bias, out, accumulate, config } = product;
-        let a = self.operand([m, k], formats[0], granularities[0]);
-        let b = self.operand([n, k], formats[1], granularities[1]);
+        let Product { shape: [m, n, k], formats, granularities, bias, out, accumulate, power_of_two, config } = product;
+        let operand = |side: usize, rows| {
+            let operand = self.operand([rows, k], formats[side], granularities[side]);
+            Operand { power_of_two: power_of_two || operand.power_of_two, ..operand }
+        };
+        let (a, b) = (operand(0, m), operand(1, n));
         let bias = bias.map(|dtype| {
             let handle = self.memory(n * dtype.size());
             VectorView { handle, len: n, stride: 1, dtype }
@@ -307,6 +314,8 @@ struct Product {
     bias: Option<StorageType>,
     out: StorageType,
     accumulate: bool,
+    /// Whether f32 scales are powers of two.
+    power_of_two: bool,
     config: GemmConfig,
 }
 

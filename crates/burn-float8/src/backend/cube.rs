@@ -92,6 +92,7 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
             k: o.k,
             format: o.format,
             granularity: o.granularity,
+            power_of_two: o.power_of_two,
         };
         let amax = match scale {
             ScaleFrom::Amax { amax, observe: false } => amax,
@@ -212,6 +213,7 @@ pub(super) fn write_codes<B: Backend<IntTensorPrimitive = FloatTensor<B>>>(
     for (row, codes) in padded.chunks_exact_mut((4 * row_words(k)).max(1)).zip(codes.chunks_exact(k.max(1))) {
         row[..k].copy_from_slice(codes);
     }
+    let power_of_two = inv_scales.iter().all(|scale| scale.to_e8m0().is_some());
     let (shape, dtype) = scales(granularity, rows, k);
     let inv_scale = match dtype {
         DType::U32 => {
@@ -225,7 +227,7 @@ pub(super) fn write_codes<B: Backend<IntTensorPrimitive = FloatTensor<B>>>(
         }
     };
     let codes = ints(words(&padded), Shape::from(vec![rows, row_words(k)]));
-    DeviceOperand { codes, inv_scale, k, format, granularity }
+    DeviceOperand { codes, inv_scale, k, format, granularity, power_of_two }
 }
 
 fn kernel_operand<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
@@ -243,6 +245,7 @@ fn kernel_operand<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElemen
         k: o.k,
         format: o.format,
         granularity: o.granularity,
+        power_of_two: o.power_of_two,
     }
 }
 

@@ -101,7 +101,8 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         scale: ScaleFrom<FloatTensor<Self>>,
     ) -> Quantized<Self> {
         let [rows, cols] = matrix(&x.shape);
-        let Cast { format, granularity, .. } = cast;
+        let Cast { format, granularity, scale_mode } = cast;
+        let power_of_two = scale_mode.is_power_of_two();
         // Codes and scales of each copy, then the amax if it is not the given one.
         let sides: Vec<_> = [(orientation.rows(), [rows, cols]), (orientation.cols(), [cols, rows])]
             .into_iter()
@@ -139,7 +140,7 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         .into_iter();
         let mut next = || made.next().expect("one tensor for each output");
         let mut copy = |wanted: bool, k| {
-            wanted.then(|| DeviceOperand { codes: next(), inv_scale: next(), k, format, granularity })
+            wanted.then(|| DeviceOperand { codes: next(), inv_scale: next(), k, format, granularity, power_of_two })
         };
         let (row_copy, col_copy) = (copy(orientation.rows(), cols), copy(orientation.cols(), rows));
         let amax = if observe { next() } else { given.expect("nothing is observed only where an amax is given") };
@@ -206,13 +207,14 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
 /// The operand below fusion, after what is still to run; the device is not waited for.
 pub fn resolved<B: FusionBackend>(operand: &DeviceOperand<Fusion<B>>) -> DeviceOperand<B> {
     let client = operand.codes.client.clone();
-    let DeviceOperand { codes, inv_scale, k, format, granularity } = operand.clone();
+    let DeviceOperand { codes, inv_scale, k, format, granularity, power_of_two } = operand.clone();
     DeviceOperand {
         codes: client.resolve_tensor_int::<B>(codes),
         inv_scale: client.resolve_tensor_float::<B>(inv_scale),
         k,
         format,
         granularity,
+        power_of_two,
     }
 }
 
@@ -222,19 +224,21 @@ struct Described {
     k: usize,
     format: Format,
     granularity: Granularity,
+    power_of_two: bool,
 }
 
 fn described<B: FusionBackend>(operand: &DeviceOperand<Fusion<B>>) -> Described {
-    let DeviceOperand { k, format, granularity, .. } = *operand;
-    Described { k, format, granularity }
+    let DeviceOperand { k, format, granularity, power_of_two, .. } = *operand;
+    Described { k, format, granularity, power_of_two }
 }
 
 /// The operand whose codes and scales are the next two inputs.
 fn resolve<B: FusionBackend>(
-    &Described { k, format, granularity }: &Described,
+    &Described { k, format, granularity, power_of_two }: &Described,
     inputs: &[TensorIr],
     handles: &mut Handles<B::FusionRuntime>,
 ) -> DeviceOperand<B> {
     let codes = handles.get_int_tensor::<B>(&inputs[0]);
-    DeviceOperand { codes, inv_scale: handles.get_float_tensor::<B>(&inputs[1]), k, format, granularity }
+    let inv_scale = handles.get_float_tensor::<B>(&inputs[1]);
+    DeviceOperand { codes, inv_scale, k, format, granularity, power_of_two }
 }

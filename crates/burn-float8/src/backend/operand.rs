@@ -20,6 +20,8 @@ pub struct DeviceOperand<B: Backend> {
     pub format: Format,
     /// What one scale covers.
     pub granularity: Granularity,
+    /// Whether every scale is a power of two or NaN ([`Operand::power_of_two`](float8_kernels::Operand::power_of_two)).
+    pub power_of_two: bool,
 }
 
 impl<B: Backend> DeviceOperand<B> {

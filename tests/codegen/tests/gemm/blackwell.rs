@@ -1,11 +1,11 @@
 //! The tiles of `tcgen05`, of a block and of two, interpreted, against sums in f64.
 
-use checks::Gemm;
+use checks::{Codes, Gemm, GroupSizes, GroupedGemm};
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};
 use cubecl_core::Runtime;
-use float8_kernels::{Format, GemmPath, Granularity, gemm_path};
+use float8_kernels::{Format, GemmPath, Granularity, Grouping, InvScale, gemm_path};
 
-use super::{BF16, DTYPES, F16, F32, MX, PRECISE, check, memory};
+use super::{BF16, BOUND, DTYPES, F16, F32, MX, PRECISE, check, check_operands, memory};
 
 /// Pairs that `tcgen05` multiplies: scaled by the epilogue, by the tensor cores, and step by step.
 const GRANULARITIES: [[Granularity; 2]; 7] = [
@@ -81,4 +81,67 @@ fn pairs() {
             assert!(running.launches_of(&product) >= before + shapes.len(), "a launch without {product}");
         }
     }
+}
+
+/// Blocks of 128, and a partner of any granularity, whose scales are powers of two: the tensor cores apply them, to the bit where sums are
+/// exact, and with NaN where a scale is. Of other scales none go there.
+#[test]
+fn scales_that_are_powers_of_two() {
+    const BLOCK_SCALED: &str = "kind::mxf8f6f4.block_scale";
+    const CODES: [Codes; 3] = [Codes::PowersOfTwo, Codes::Exact, Codes::NanScale];
+    let Some(running) = execute(Execution { seed: 0 }) else { return };
+    let pairs = [
+        [Granularity::Block1x128, Granularity::Block128x128],
+        [Granularity::Block1x128; 2],
+        [Granularity::Block128x128; 2],
+        [Granularity::Row, Granularity::Block128x128],
+        [Granularity::Block1x128, Granularity::Tensor],
+    ];
+    let shapes = [([260, 260, 300], 2), ([129, 201, 31], 4), ([130, 67, 2100], 8)];
+    on_each([0, 1, 2], |j| {
+        let (shape, sms) = shapes[j];
+        let client = &GenerateCuda::client(&OfflineDevice { sm: 100, sms });
+        for (i, granularities) in pairs.into_iter().enumerate() {
+            let formats = [Format::ALL[i % 2], Format::ALL[j % 2]];
+            let (codes, out, memory) = (CODES[(i + j) % 3], DTYPES[(i + j) % 3], memory(i == 1));
+            let gemm = Gemm { formats, granularities, codes, out, memory, ..Gemm::new(shape) };
+            let mut operands = gemm.matrices();
+            if codes == Codes::NanScale {
+                let scales = operands.iter_mut().flat_map(|operand| &mut operand.inv_scales);
+                scales.filter(|scale| !scale.get().is_nan()).for_each(|scale| *scale = InvScale::new(0.5));
+            }
+            check_operands(client, gemm, operands.each_ref());
+        }
+    });
+    assert_eq!(running.launches_of(BLOCK_SCALED), pairs.len() * shapes.len());
+    let client = &GenerateCuda::client(&OfflineDevice { sm: 100, sms: 4 });
+    check(client, Gemm { granularities: pairs[0], ..Gemm::new([129, 201, 31]) });
+    assert_eq!(running.launches_of(BLOCK_SCALED), pairs.len() * shapes.len(), "scales that are no powers of two");
+}
+
+/// The same in groups: squares of B that two groups share, matrices of B that begin anywhere in a tile of scales, empty groups.
+#[test]
+fn groups_whose_scales_are_powers_of_two() {
+    let Some(running) = execute(Execution { seed: 0 }) else { return };
+    let sizes: [GroupSizes; 2] = [(&[0, 70, 1, 0, 69], 10), (&[3, 290], 1)];
+    on_each([132, 2], |sms| {
+        let client = &GenerateCuda::client(&OfflineDevice { sm: 100, sms });
+        for (i, (sizes, out)) in sizes.into_iter().zip([BF16, F32]).enumerate() {
+            let right = Granularity::Block128x128;
+            for (j, (grouping, rest, left)) in [
+                (Grouping::Rows, [200, 300], Granularity::Block1x128),
+                (Grouping::Rows, [128, 256], Granularity::Row),
+                (Grouping::Contraction, [130, 258], Granularity::Block1x128),
+            ]
+            .into_iter()
+            .enumerate()
+            {
+                let codes = [Codes::PowersOfTwo, Codes::Exact][(i + j) % 2];
+                let gemm =
+                    GroupedGemm { granularities: [left, right], codes, out, ..GroupedGemm::new(grouping, sizes, rest) };
+                gemm.compare(client, |_, _| BOUND).unwrap_or_else(|failure| panic!("{gemm:?}: {failure}"));
+            }
+        }
+    });
+    assert_eq!(running.launches_of("kind::mxf8f6f4.block_scale"), 2 * 2 * 3);
 }

@@ -64,6 +64,7 @@ impl Table {
             k,
             format: self.format,
             granularity,
+            power_of_two: granularity == Granularity::Block1x32,
         }
     }
 }

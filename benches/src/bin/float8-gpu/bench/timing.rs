@@ -82,6 +82,7 @@ impl<T: Target> Blocker<T> {
             k: Self::SIDE,
             format: Format::E4m3,
             granularity: Granularity::Tensor,
+            power_of_two: false,
         };
         let mut blocker = Self { client, operand, count: 1, seconds: 0.0 };
         let time = |blocker: &Self| {
