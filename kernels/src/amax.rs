@@ -10,9 +10,11 @@ use cubecl::server::Handle;
 use crate::format::{F32_INF, F32_NAN};
 use crate::grid::{CPU_PLANE, UNITS, cube_max, is_cpu};
 use crate::launched::note;
+use crate::load::{Cursor, Geometry, all_loaded, load_vector, magnitude, max_magnitude, widen};
 use crate::ptx::cvt::Isa;
+use crate::source::Source;
 use crate::version::{VERSION, Version};
-use crate::view::{Checked, Cursor, Geometry, Source, all_loaded, load_vector, magnitude, max_magnitude, widen};
+use crate::view::Checked;
 use crate::{KernelError, MatrixView};
 
 /// Vectors of 16 bytes that a unit has in flight.

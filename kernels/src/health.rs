@@ -8,10 +8,13 @@ use cubecl::server::Handle;
 use crate::format::{F32_INF, decode};
 use crate::granularity::{BLOCK, MX_BLOCK};
 use crate::grid::{UNITS, fold};
+use crate::load::{Geometry, element, load_vector};
 use crate::mx::{e8m0_byte, e8m0_inverse_bits};
+use crate::ptx::cvt::Isa;
 use crate::scale::scale_index;
+use crate::source::Source;
 use crate::version::{VERSION, Version};
-use crate::view::{Checked, Geometry, Source, load_quad, widen};
+use crate::view::Checked;
 use crate::{Format, Granularity, KernelError, MatrixView, Operand, row_words};
 
 /// Numbers in a row of partials: signal, noise, saturated, flushed, not finite.
@@ -121,7 +124,7 @@ pub fn health<R: Runtime>(client: &ComputeClient<R>, x: &MatrixView, operand: &O
             client,
             fold(client, partials as u32),
             CubeDim::new_1d(UNITS),
-            x.load_words(),
+            x.vector_words(),
             x.array(),
             ArrayArg::from_raw_parts(operand.codes.clone(), rows * row_words(k)),
             ArrayArg::from_raw_parts(operand.inv_scale.clone(), operand.scales()),
@@ -132,6 +135,7 @@ pub fn health<R: Runtime>(client: &ComputeClient<R>, x: &MatrixView, operand: &O
             x.source,
             operand.format,
             operand.granularity,
+            Isa::of(client),
             VERSION,
         );
     }
@@ -150,55 +154,62 @@ fn partial_health<N: Size>(
     #[comptime] source: Source,
     #[comptime] format: Format,
     #[comptime] granularity: Granularity,
+    #[comptime] isa: Isa,
     #[comptime] _version: Version,
 ) {
     let cube = CUBE_POS as u32;
     if cube >= partials {
         terminate!();
     }
-    let quads_per_row = geometry.cols.div_ceil(4u32);
-    let quads = geometry.rows * quads_per_row;
+    // 16 bytes of `x` at a time.
+    let len = comptime!(source.vector_len());
+    let per_row = geometry.cols.div_ceil(len);
+    let pieces = geometry.rows * per_row;
     let blocks = geometry.cols.div_ceil(comptime!(BLOCK as u32));
     let mut sums = Array::<f32>::new(FIELDS);
     #[unroll]
     for field in 0..FIELDS {
         sums[field] = 0.0f32;
     }
-    let mut quad = cube * UNITS + UNIT_POS;
-    while quad < quads {
-        let row = quad / quads_per_row;
-        let word = quad % quads_per_row;
-        let raw = load_quad(x, &geometry, row, word * 4, source);
-        let packed = codes[(row * pitch + word) as usize];
-        let block = word / comptime!(BLOCK as u32 / 4);
+    let mut raw = Array::<u32>::new(4usize);
+    let mut piece = cube * UNITS + UNIT_POS;
+    while piece < pieces {
+        let row = piece / per_row;
+        let col = piece % per_row * len;
+        load_vector(x, &geometry, row, col, &mut raw, 0u32, source, isa);
         let scale = if comptime!(granularity.is_mx()) {
-            e8m0_inverse_bits(e8m0_byte(inv_scales, row, word / comptime!(MX_BLOCK as u32 / 4), blocks))
+            e8m0_inverse_bits(e8m0_byte(inv_scales, row, col / comptime!(MX_BLOCK as u32), blocks))
         } else {
-            inv_scales[scale_index(row, block, blocks, granularity) as usize]
+            inv_scales[scale_index(row, col / comptime!(BLOCK as u32), blocks, granularity) as usize]
         };
         let inv_scale = f32::reinterpret(scale);
         let limit = magnitude(inv_scale * comptime!(format.max())) + SLACK;
         #[unroll]
-        for j in 0..4u32 {
-            let bits = widen(raw[j as usize], source);
-            let mag = bits & 0x7fff_ffffu32;
-            let code = (packed >> comptime!(8 * j)) & 0xffu32;
-            let value = decode(code, format);
-            let restored = value * inv_scale;
-            // Decided by the bits, as devices may assume that floats are finite; the factors too, as NaN need not spread.
-            let largest = max(max(magnitude(value), magnitude(inv_scale)), max(magnitude(restored), mag));
-            let finite = largest < F32_INF;
-            let inside = word * 4 + j < geometry.cols;
-            let zero = 0u32.runtime();
-            let x = f32::reinterpret(select(finite, bits, zero));
-            let error = x - f32::reinterpret(select(finite, u32::reinterpret(restored), zero));
-            sums[0] += x * x;
-            sums[1] += error * error;
-            sums[2] += count(mag == F32_INF || (mag < F32_INF && mag > limit));
-            sums[3] += count(mag != 0u32 && (code & 0x7fu32) == 0u32);
-            sums[4] += count(inside && !finite);
+        for q in 0..comptime!(len / 4) {
+            // Past the last column there is the padding, which is zero.
+            let packed = codes[(row * pitch + col / 4 + q) as usize];
+            #[unroll]
+            for j in 0..4u32 {
+                let inside = col + comptime!(4 * q + j) < geometry.cols;
+                let zero = 0u32.runtime();
+                let bits = select(inside, element(&raw, 0u32, comptime!(4 * q + j), source, isa), zero);
+                let mag = bits & 0x7fff_ffffu32;
+                let code = (packed >> comptime!(8 * j)) & 0xffu32;
+                let value = decode(code, format);
+                let restored = value * inv_scale;
+                // Decided by the bits, as devices may assume that floats are finite; the factors too, as NaN need not spread.
+                let largest = max(max(magnitude(value), magnitude(inv_scale)), max(magnitude(restored), mag));
+                let finite = largest < F32_INF;
+                let x = f32::reinterpret(select(finite, bits, zero));
+                let error = x - f32::reinterpret(select(finite, u32::reinterpret(restored), zero));
+                sums[0] += x * x;
+                sums[1] += error * error;
+                sums[2] += count(mag == F32_INF || (mag < F32_INF && mag > limit));
+                sums[3] += count(mag != 0u32 && (code & 0x7fu32) == 0u32);
+                sums[4] += count(inside && !finite);
+            }
         }
-        quad += partials * UNITS;
+        piece += partials * UNITS;
     }
 
     let mut shared = SharedMemory::<f32>::new(comptime!(FIELDS * UNITS as usize));

@@ -2,7 +2,9 @@
 
 use cubecl::prelude::*;
 
-use crate::view::{Checked, Geometry, GeometryLaunch, Source, load_scalar};
+use crate::load::{Geometry, GeometryLaunch, load_scalar};
+use crate::source::Source;
+use crate::view::Checked;
 
 /// A vector to add to every row, or none.
 #[derive(CubeType, CubeLaunch)]

@@ -22,7 +22,7 @@ use cubecl::server::Handle;
 use super::{Gemm, GemmConfig, check_pair, gemm_path};
 use crate::granularity::BLOCK;
 use crate::operand::check_size;
-use crate::view::Source;
+use crate::source::Source;
 use crate::{KernelError, Operand, supports};
 
 /// What the first of a group's contraction is a multiple of.

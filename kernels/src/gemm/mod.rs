@@ -25,8 +25,9 @@ pub use tma::ring::trap_stuck_barriers;
 
 use crate::granularity::BLOCK;
 use crate::operand::check_size;
+use crate::source::Source;
 use crate::struck::{is_struck, strike};
-use crate::view::{Checked, Source};
+use crate::view::Checked;
 use crate::{CudaArch, Format, Granularity, KernelError, Operand, VectorView, cuda_arch, supports};
 
 /// What computes a GEMM.

@@ -1,7 +1,7 @@
 //! Codes of elements that lie in registers as the words that they were loaded in: four codes a word, and 4x4 codes
 //! transposed.
 //!
-//! `raw[first..]` are words of [`load_vector`](crate::view::load_vector): a quad of elements is four words of f32, or two of
+//! `raw[first..]` are words of [`load_vector`](crate::load::load_vector): a quad of elements is four words of f32, or two of
 //! 16-bit floats.
 
 use cubecl::prelude::*;
@@ -9,9 +9,11 @@ use cubecl::prelude::*;
 use crate::Format;
 use crate::format::{F32_INF, encode_scaled};
 use crate::grid::UNITS;
-use crate::ptx::cvt::{Isa, cvt_f32_f16, cvt_satfinite, permute};
+use crate::load::element;
+use crate::ptx::cvt::{Isa, cvt_satfinite, permute};
 use crate::scale::scale_bits;
-use crate::view::{Checked, Source, widen};
+use crate::source::Source;
+use crate::view::Checked;
 
 /// Compile-time parameters of a cast, apart from where its scales come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -91,7 +93,7 @@ pub(super) fn encode_quad(
     let mut factors = Array::<f32>::new(4usize);
     #[unroll]
     for j in 0..4u32 {
-        bits[j as usize] = element(raw, first, j, encoding);
+        bits[j as usize] = element(raw, first, j, comptime!(encoding.source), comptime!(encoding.isa));
         factors[j as usize] = scales[comptime!((if one_scale { scale } else { scale + j }) as usize)];
     }
     if comptime!(encoding.isa.has_fp8_cvt()) {
@@ -132,29 +134,6 @@ fn normalized(bits: u32, scale: f32) -> (u32, f32) {
     let lowered = select(scale_bits > F32_INF, scale_bits, lowered);
     let is_subnormal = mag < 0x0080_0000u32;
     (select(is_subnormal, integer, bits), f32::reinterpret(select(is_subnormal, lowered, scale_bits)))
-}
-
-/// f32 bits of element `j` of a quad; of a NaN, perhaps without its sign.
-#[cube]
-fn element(raw: &Array<u32>, #[comptime] first: u32, #[comptime] j: u32, #[comptime] encoding: Encoding) -> u32 {
-    let source = comptime!(encoding.source);
-    if comptime!(source == Source::F32) {
-        raw[comptime!((first + j) as usize)]
-    } else {
-        let word = raw[comptime!((first + j / 2) as usize)];
-        let upper = comptime!(j % 2 == 1);
-        if comptime!(source == Source::Bf16 && upper) {
-            word & 0xffff_0000u32
-        } else if comptime!(source == Source::Bf16) {
-            word << 16u32
-        } else if comptime!(encoding.isa.has_ptx()) {
-            u32::reinterpret(cvt_f32_f16(word, upper))
-        } else if comptime!(upper) {
-            widen(word >> 16u32, source)
-        } else {
-            widen(word & 0xffffu32, source)
-        }
-    }
 }
 
 /// The transpose of 4x4 bytes: byte `i` of word `j` is byte `j` of `rows[i]`.

@@ -10,10 +10,12 @@ use super::{Copies, array, optional, words};
 use crate::amax::amax_bits;
 use crate::grid::{UNITS, cube_first, fold};
 use crate::launched::note;
+use crate::load::{Geometry, load_pinned};
 use crate::ptx::cvt::Isa;
 use crate::scale::{inverse_bits, scale_bits};
+use crate::source::Source;
 use crate::version::{VERSION, Version};
-use crate::view::{Checked, Geometry, Source, load_pinned};
+use crate::view::Checked;
 use crate::{Cast, Orientation};
 
 /// Scales of neighbouring lines that are read at once. Arrays of scales are allocated in multiples of so many.

@@ -6,7 +6,8 @@ use cubecl::prelude::*;
 use super::tile::{SECTOR_WORDS, Tile, UNIT_ROWS, UNITS_X, UNITS_Y};
 use crate::amax::largest_magnitude;
 use crate::granularity::MX_BLOCK;
-use crate::view::{Source, magnitude};
+use crate::load::magnitude;
+use crate::source::Source;
 
 /// Words between the maxima of one line of every unit and the next: eight more than there are units, so that a reader's
 /// neighbours, who read other lines, meet other banks.

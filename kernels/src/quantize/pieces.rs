@@ -11,8 +11,10 @@ use crate::amax::{amax_bits, largest_magnitude};
 use crate::granularity::BLOCK;
 use crate::grid::{UNITS, cube_first, fold};
 use crate::launched::note;
+use crate::load::{Geometry, load_sector};
+use crate::source::Source;
 use crate::version::{VERSION, Version};
-use crate::view::{Checked, Geometry, Source, load_sector};
+use crate::view::Checked;
 use crate::{Orientation, row_words};
 
 /// Launches the cast into the copy by rows, then what folds the maxima of the pieces into those of the tiles.

@@ -10,9 +10,10 @@ use super::{Copies, array, words};
 use crate::amax::{amax_bits, largest_magnitude};
 use crate::grid::{UNITS, cube_first, fold, is_cpu, lanes_max};
 use crate::launched::note;
+use crate::load::{Cursor, Geometry, all_loaded, load_sector};
 use crate::scale::inverse_bits;
 use crate::version::{VERSION, Version};
-use crate::view::{Checked, Cursor, Geometry, all_loaded, load_sector};
+use crate::view::Checked;
 use crate::{Orientation, row_words};
 
 /// Sectors that a unit has in flight, 128 bytes of `x`, where it does not keep a row.

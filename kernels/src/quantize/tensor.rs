@@ -10,7 +10,8 @@ use crate::amax::{Maxima, MaximaArray, largest_magnitude};
 use crate::grid::{UNITS, cube_max};
 use crate::ptx::cvt::Isa;
 use crate::scale::inverse_bits;
-use crate::view::{Checked, Source};
+use crate::source::Source;
+use crate::view::Checked;
 
 /// Compile-time parameters of a [`TensorScale`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

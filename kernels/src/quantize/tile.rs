@@ -8,8 +8,9 @@
 use cubecl::prelude::*;
 
 use super::encode::{Encoding, encode_quad, mask, transpose, zero_past_end};
+use crate::load::{Geometry, all_loaded, load_sector};
 use crate::ptx::cvt::Isa;
-use crate::view::{Geometry, Source, all_loaded, load_sector};
+use crate::source::Source;
 
 /// Units along a row of a tile.
 pub(super) const UNITS_X: u32 = 8;

@@ -12,9 +12,11 @@ use super::{Copies, optional};
 use crate::granularity::BLOCK;
 use crate::grid::{UNITS, fold};
 use crate::launched::note;
+use crate::load::Geometry;
 use crate::ptx::cvt::Isa;
+use crate::source::Source;
 use crate::version::{VERSION, Version};
-use crate::view::{Checked, Geometry, Source};
+use crate::view::Checked;
 use crate::{Granularity, row_words};
 
 /// Where the scales of a tile come from, chosen when the kernel is generated.

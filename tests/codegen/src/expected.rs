@@ -200,7 +200,7 @@ pub fn check(kernel: &Generated, sass: &Sass) -> Result<(), String> {
     if shared > most {
         return Err(format!("{shared} bytes of shared memory, a block has {most}"));
     }
-    let fits = sass.occupancy(kernel.sm, kernel.threads, kernel.dynamic_shared);
+    let fits = sass.occupancy(kernel.sm, kernel.threads(), kernel.dynamic_shared);
     if fits < rules.blocks {
         return Err(format!(
             "{} registers and {shared} bytes of shared memory: {fits} blocks fit, not {}",

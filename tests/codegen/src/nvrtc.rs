@@ -103,12 +103,16 @@ impl Nvrtc {
         self.product(source, arch, b"nvrtcGetCUBINSize\0", b"nvrtcGetCUBIN\0")
     }
 
-    /// PTX of `source` for `arch`, with the same options. What its assembler loses is not judged: a driver has another.
+    /// PTX of `source` for compute capability `sm`, with the same options and no machine code.
     ///
     /// # Errors
     /// The compiler's log.
-    pub fn ptx(&self, source: &str, arch: &str) -> Result<String, String> {
-        let mut ptx = self.product(source, arch, b"nvrtcGetPTXSize\0", b"nvrtcGetPTX\0")?;
+    pub fn ptx(&self, source: &str, sm: u32) -> Result<String, String> {
+        let arch = match sm {
+            90 | 100.. => format!("compute_{sm}a"),
+            _ => format!("compute_{sm}"),
+        };
+        let mut ptx = self.product(source, &arch, b"nvrtcGetPTXSize\0", b"nvrtcGetPTX\0")?;
         while ptx.last() == Some(&0) {
             ptx.pop();
         }

@@ -5,7 +5,7 @@
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cubecl_common::backtrace::BackTrace;
 use cubecl_common::bytes::Bytes;
@@ -19,6 +19,7 @@ use cubecl_core::zspace::striding::has_pitched_row_major_strides;
 use cubecl_cpp::shared::CompilationOptions;
 use cubecl_runtime::allocator::PitchedMemoryLayoutPolicy;
 use cubecl_runtime::compiler::CubeTask;
+use cubecl_runtime::id::KernelId;
 use cubecl_runtime::logging::ServerLogger;
 use cubecl_runtime::memory_management::{
     ManagedMemoryHandle, MemoryAllocationMode, MemoryManagement, MemoryManagementOptions, MemoryUsage,
@@ -42,6 +43,12 @@ use crate::state::{
 /// CubeCL numbers temporaries by a counter of the process that each kernel starts anew, so that two at once have some twice.
 static COMPILING: Mutex<()> = Mutex::new(());
 
+/// What NVRTC made of a source, once for all devices of an architecture.
+type Assembled = Arc<OnceLock<Result<Arc<Kernel>, String>>>;
+
+/// By architecture and source ([`Generated::key`]).
+static ASSEMBLED: Mutex<Option<HashMap<(u32, String), Assembled>>> = Mutex::new(None);
+
 /// See the module.
 #[derive(Debug)]
 pub struct GenerateServer {
@@ -51,8 +58,8 @@ pub struct GenerateServer {
     utilities: Arc<ServerUtilities<Self>>,
     options: CompilationOptions,
     profiler: TimestampProfiler,
-    /// Kernels by their source ([`Generated::key`]).
-    kernels: HashMap<String, Arc<Kernel>>,
+    /// Kernels as they were generated first.
+    generated: HashMap<KernelId, Result<Generated, String>>,
     /// Faults that nobody has been told of.
     errors: Vec<String>,
 }
@@ -71,28 +78,51 @@ impl GenerateServer {
         Err(generic(core::mem::take(&mut self.errors).join("\n")))
     }
 
-    fn kernel(&mut self, generated: &Generated) -> Result<Arc<Kernel>, String> {
-        let key = generated.key();
-        if let Some(kernel) = self.kernels.get(&key) {
-            return Ok(kernel.clone());
-        }
-        let nvrtc = EXECUTION.lock().unwrap().as_ref().map(|execution| execution.nvrtc.clone());
-        // A virtual architecture: PTX and no machine code.
-        let arch = match self.sm {
-            sm @ (90 | 100..) => format!("compute_{sm}a"),
-            sm => format!("compute_{sm}"),
+    fn kernel(&self, generated: &Generated) -> Result<Arc<Kernel>, String> {
+        let key = (self.sm, generated.key());
+        let assembled = {
+            let mut all = ASSEMBLED.lock().unwrap_or_else(PoisonError::into_inner);
+            all.get_or_insert_default().entry(key).or_default().clone()
         };
-        let ptx = nvrtc.ok_or("executions are off")?.ptx(&generated.source, &arch)?;
-        let kernel = Arc::new(Kernel::parse(&ptx).map_err(|error| error.to_string())?);
-        self.kernels.insert(key, kernel.clone());
-        Ok(kernel)
+        let nvrtc = EXECUTION.lock().unwrap().as_ref().map(|execution| execution.nvrtc.clone());
+        let nvrtc = nvrtc.ok_or("executions are off")?;
+        let assemble = || {
+            let ptx = nvrtc.ptx(&generated.source, self.sm)?;
+            Kernel::parse(&ptx).map(Arc::new).map_err(|error| error.to_string())
+        };
+        assembled.get_or_init(assemble).clone()
+    }
+
+    /// The CUDA of a kernel, without what is of one launch.
+    fn generate(&mut self, kernel: &dyn CubeTask<CudaCompiler>, mode: ExecutionMode) -> Result<Generated, String> {
+        let mut id = kernel.id();
+        id.mode(mode);
+        if let Some(generated) = self.generated.get(&id) {
+            return generated.clone();
+        }
+        let compiled = {
+            let _compiling = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
+            kernel.compile(&mut CudaCompiler::default(), &self.options, mode, kernel.address_type())
+        };
+        let generated = match compiled {
+            Ok(compiled) => Ok(Generated {
+                sm: self.sm,
+                name: compiled.entrypoint_name,
+                dynamic_shared: compiled.repr.as_ref().map_or(0, |repr| repr.shared_memory_size()),
+                source: compiled.source,
+                block: [compiled.cube_dim.x, compiled.cube_dim.y, compiled.cube_dim.z],
+                copies_shapes: false,
+            }),
+            Err(error) => Err(format!("{} for sm_{}: {error}", kernel.name(), self.sm)),
+        };
+        self.generated.insert(id, generated.clone());
+        generated
     }
 
     /// Runs a launch.
     fn execute(
         &mut self,
         generated: &Generated,
-        block: [u32; 3],
         count: CubeCount,
         arguments: KernelArguments,
         (seed, accumulator): (u64, Accumulator),
@@ -109,7 +139,7 @@ impl GenerateServer {
             }
         };
         let kernel = self.kernel(generated)?;
-        let dynamic_shared = generated.dynamic_shared;
+        let (block, dynamic_shared) = (generated.block, generated.dynamic_shared);
         let request = Request { kernel: &kernel, grid, block, dynamic_shared, seed, accumulator };
         request.run(&mut |binding| self.resource(binding), arguments)
     }
@@ -151,7 +181,7 @@ impl DeviceService for GenerateServer {
             utilities,
             options: options(sm),
             profiler: TimestampProfiler::default(),
-            kernels: HashMap::new(),
+            generated: HashMap::new(),
             errors: vec![],
         }
     }
@@ -266,28 +296,11 @@ impl ComputeServer for GenerateServer {
         {
             return;
         }
-        let compiled = {
-            let _compiling = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
-            kernel.compile(&mut CudaCompiler::default(), &self.options, mode, kernel.address_type())
-        };
-        let fault = compiled.as_ref().ok().and_then(|compiled| fault::of(&self.device, &compiled.entrypoint_name));
+        let generated = self.generate(&*kernel, mode);
+        let fault = generated.as_ref().ok().and_then(|generated| fault::of(&self.device, &generated.name));
         // With launches' arguments by value, as all of these architectures have them.
         let copies_shapes = arguments.info.dynamic_metadata_offset < arguments.info.data.len();
-        let mut block = [1; 3];
-        let generated = match compiled {
-            Ok(compiled) => Ok(Generated {
-                sm: self.sm,
-                name: compiled.entrypoint_name,
-                dynamic_shared: compiled.repr.as_ref().map_or(0, |repr| repr.shared_memory_size()),
-                source: compiled.source,
-                threads: {
-                    block = [compiled.cube_dim.x, compiled.cube_dim.y, compiled.cube_dim.z];
-                    block.iter().product()
-                },
-                copies_shapes,
-            }),
-            Err(error) => Err(format!("{} for sm_{}: {error}", kernel.name(), self.sm)),
-        };
+        let generated = generated.map(|generated| Generated { copies_shapes, ..generated });
         let generated = generated.and_then(|generated| match fault {
             Some(Fault::Refuse) => Err(format!("{} does not compile", generated.name)),
             Some(Fault::Edit(from, to)) => Ok(Generated { source: generated.source.replace(from, to), ..generated }),
@@ -306,7 +319,7 @@ impl ComputeServer for GenerateServer {
         if let (Ok(generated), Some(execution)) = (&generated, EXECUTION.lock().unwrap().as_mut()) {
             *execution.launches.entry(generated.source.clone()).or_default() += 1;
         }
-        let done = generated.and_then(|generated| self.execute(&generated, block, count, arguments, how));
+        let done = generated.and_then(|generated| self.execute(&generated, count, arguments, how));
         if let Err(error) = done {
             self.errors.push(error);
         }

@@ -74,13 +74,18 @@ pub struct Generated {
     pub source: String,
     /// Bytes that the launch would add to the kernel's static shared memory.
     pub dynamic_shared: usize,
-    /// Threads in a block.
-    pub threads: u32,
+    /// Threads in a block, by axis.
+    pub block: [u32; 3],
     /// Whether the host copies shapes to the device before the launch.
     pub copies_shapes: bool,
 }
 
 impl Generated {
+    /// Threads in a block.
+    pub fn threads(&self) -> u32 {
+        self.block.iter().product()
+    }
+
     /// The source with its declarations sorted: CubeCL prints the types that a kernel uses in an order that changes from one
     /// time to the next.
     pub fn key(&self) -> String {

@@ -89,7 +89,7 @@ fn traps(compiler: &Compiler, assemblers: &[Ptxas]) -> Vec<String> {
         {
             errors.push(format!("{name} does not trap"));
         }
-        let assembled: Result<(), String> = compiler.nvrtc.ptx(&kernel.source, arch).and_then(|ptx| {
+        let assembled: Result<(), String> = compiler.nvrtc.ptx(&kernel.source, kernel.sm).and_then(|ptx| {
             let mut knowing = assemblers.iter().filter(|assembler| since((*sm).into()) <= assembler.release);
             knowing.try_for_each(|assembler| assembler.assemble(&ptx, arch, folder.path()).map(drop))
         });
@@ -125,7 +125,7 @@ fn the_rules_hold_for_every_assembler() {
         let fail = |who: &str, error: String| {
             errors.lock().unwrap().push(format!("{} for {arch} by {compiler}{who}: {error}", kernel.name));
         };
-        let ptx = match compiler.nvrtc.ptx(&kernel.source, arch) {
+        let ptx = match compiler.nvrtc.ptx(&kernel.source, kernel.sm) {
             Ok(ptx) => ptx,
             Err(error) => return fail("", error),
         };

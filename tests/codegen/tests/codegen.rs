@@ -103,7 +103,7 @@ fn check_all(nvrtc: &Nvrtc, kernels: &[Generated], arch: &str) -> (Vec<String>, 
                 fail(kernel, error);
                 continue;
             }
-            let fits = sass.occupancy(kernel.sm, kernel.threads, kernel.dynamic_shared);
+            let fits = sass.occupancy(kernel.sm, kernel.threads(), kernel.dynamic_shared);
             let mut summaries = summaries.lock().unwrap();
             let summary: &mut Summary = summaries.entry(family(&kernel.name).to_string()).or_default();
             summary.variants += 1;

@@ -7,6 +7,8 @@
 
 mod bench;
 mod check;
+#[cfg(test)]
+mod run_sh;
 mod target;
 
 use std::process::ExitCode;

@@ -17,7 +17,7 @@ use crate::ptx::shared::store_shared_quad;
 use crate::ptx::tcgen05::tmem_load;
 use crate::ptx::tma::tma_store_wait_read;
 use crate::ptx::wgmma::{pack_half, unpack_half};
-use crate::view::Source;
+use crate::source::Source;
 
 /// The 32 rows of this warp: their place in a tile, which is that of the lanes of tensor memory that it may read.
 #[cube]

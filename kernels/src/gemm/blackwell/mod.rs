@@ -269,7 +269,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, scaling: Sca
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::view::Source;
+    use crate::source::Source;
 
     /// Every tile's sums and scales fit in the 512 columns of tensor memory, and stages, chunks and barriers in a block's shared
     /// memory, at the addresses that TMA and the tensor cores ask for.

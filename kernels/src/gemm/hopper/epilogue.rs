@@ -14,7 +14,7 @@ use crate::ptx::barrier::{fence_proxy_async, named_barrier};
 use crate::ptx::shared::{stmatrix_x4, store_shared_pair};
 use crate::ptx::tma::tma_store_wait_read;
 use crate::ptx::wgmma::pack_half;
-use crate::view::Source;
+use crate::source::Source;
 
 /// Scales a warpgroup's sums in place, adds the bias and what the output holds, and stores them.
 #[cube]

@@ -10,7 +10,7 @@ use super::split_k::launch_splits;
 use super::store::Store;
 use crate::gemm::Gemm;
 use crate::gemm::problem::ProblemLaunch;
-use crate::view::Source;
+use crate::source::Source;
 
 /// A pass over all tiles of a GEMM.
 pub(in crate::gemm) struct Pass<'a> {

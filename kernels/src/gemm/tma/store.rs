@@ -11,7 +11,7 @@ use crate::gemm::schedule::Work;
 use crate::gemm::tma::item::Item;
 use crate::ptx::memory::store_from_shared;
 use crate::ptx::tma::{tma_store, tma_store_none, tma_store_wait_read};
-use crate::view::Source;
+use crate::source::Source;
 
 /// How a tile's sums are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -9,9 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use checks::{Size, visit};
+use clap::Parser;
 use codegen::device::{GenerateCuda, OfflineDevice};
-use cubecl_core::Runtime;
+use cubecl::prelude::Runtime;
 use tempfile::TempDir;
+
+use crate::Args;
 
 /// What the fake `float8-gpu` notes of each call: where its headers are, and its arguments.
 const PROGRAM: &str = r#"#!/bin/bash
@@ -49,7 +52,7 @@ impl Bundle {
     }
 
     fn fill(&self) {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../benches/run.sh");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("run.sh");
         fs::create_dir(self.path("bundle")).expect("writable");
         fs::copy(source, self.path("bundle/run.sh")).expect("run.sh is there");
         self.write("float8-gpu", PROGRAM);
@@ -150,6 +153,28 @@ fn names_are_those_of_checks() {
         }
     }
     assert!(asked >= 8 && calls.len() > 10, "{log}");
+}
+
+/// The program takes every call: its words as the log quotes them.
+#[test]
+fn the_program_takes_all_calls() {
+    let Some(bundle) = Bundle::new() else { return };
+    bundle.run("--only scaled_gemm 64x64x64 e4m3,e4m3", None);
+    let log = fs::read_to_string(bundle.path("bundle/log.txt")).expect("written");
+    let mut calls = 0;
+    for line in log.lines().filter(|line| line.starts_with("== ")) {
+        // Behind what runs it, which names no folder of ours.
+        let Some((_, arguments)) = line.split_once("/float8-gpu' ") else { continue };
+        let words: Vec<_> = arguments.trim_matches('\'').split("' '").map(|word| word.trim_matches('"')).collect();
+        if words[0].starts_with("versions") {
+            continue;
+        }
+        if let Err(error) = Args::try_parse_from(["float8-gpu"].iter().chain(&words)) {
+            panic!("{line}: {error}");
+        }
+        calls += 1;
+    }
+    assert!(calls >= 16, "{log}");
 }
 
 #[test]

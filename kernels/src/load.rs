@@ -1,0 +1,233 @@
+//! Loads of elements of any dtype as raw bits, never past the end of a view.
+//!
+//! Elements are read as `u32` words and widened to f32 by integer arithmetic. So every device reads f16 and bf16, also
+//! one that has neither, and none flushes a subnormal on the way.
+
+use cubecl::prelude::*;
+
+use crate::ptx::cvt::{Isa, cvt_f32_f16};
+use crate::ptx::memory::{load_global, pin};
+use crate::source::Source;
+
+/// A checked view's numbers on the device.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Geometry {
+    pub(crate) rows: u32,
+    pub(crate) cols: u32,
+    row_stride: u32,
+    col_stride: u32,
+    base: u32,
+}
+
+/// Where a unit is in a matrix whose rows have the same number of pieces, while it goes on by the same number of them.
+#[derive(CubeType)]
+pub(crate) struct Cursor {
+    pub(crate) row: u32,
+    pub(crate) piece: u32,
+    per_row: u32,
+    row_step: u32,
+    piece_step: u32,
+    #[cube(comptime)]
+    one_row: bool,
+}
+
+#[cube]
+impl Cursor {
+    /// At piece `first` of all, to go on by `step`. Divides by `per_row`, which takes long, unless there is but one row; there
+    /// pieces may come to lie past its end.
+    pub(crate) fn new(first: u32, step: u32, per_row: u32, #[comptime] one_row: bool) -> Cursor {
+        if comptime!(one_row) {
+            let zero = 0u32.runtime();
+            Cursor { row: zero, piece: first, per_row, row_step: zero, piece_step: step, one_row }
+        } else {
+            Cursor {
+                row: first / per_row,
+                piece: first % per_row,
+                per_row,
+                row_step: step / per_row,
+                piece_step: step % per_row,
+                one_row,
+            }
+        }
+    }
+
+    /// Goes on by one step.
+    pub(crate) fn advance(&mut self) {
+        self.piece += self.piece_step;
+        if comptime!(!self.one_row) {
+            let carry = self.piece >= self.per_row;
+            self.piece -= select(carry, self.per_row, 0u32.runtime());
+            self.row += self.row_step + select(carry, 1u32.runtime(), 0u32.runtime());
+        }
+    }
+}
+
+/// Raw bits of the 16 bytes of `x` from `(r, c)` on as words `raw[first..first + 4]`, each of one f32 or of two 16-bit
+/// elements. `c` must be a multiple of [`Source::vector_len`].
+///
+/// A row or column past the last one repeats the last: nothing outside the matrix is read, a maximum does not change by
+/// what is repeated, and without a branch the loads of several calls overlap. Codes of such elements are for the caller to
+/// drop.
+#[cube]
+pub(crate) fn load_vector<N: Size>(
+    x: &Array<Vector<u32, N>>,
+    geometry: &Geometry,
+    r: u32,
+    c: u32,
+    raw: &mut Array<u32>,
+    #[comptime] first: u32,
+    #[comptime] source: Source,
+    #[comptime] isa: Isa,
+) {
+    let start = geometry.base + min(r, geometry.rows - 1) * geometry.row_stride;
+    let width = N::value();
+    if comptime!(width > 1) {
+        // `has_vector_loads`: the columns are all inside or all outside.
+        let len = comptime!(source.vector_len());
+        let index = (start + min(c, geometry.cols - len)) / len;
+        load_pinned(x, index, raw, first, isa);
+    } else {
+        let per_word = comptime!(source.per_word());
+        #[unroll]
+        for i in 0..4u32 {
+            let mut word = 0u32.runtime();
+            #[unroll]
+            for j in 0..per_word {
+                let col = min(c + comptime!(i * per_word + j), geometry.cols - 1);
+                word |= load_raw(x, start + col * geometry.col_stride, source) << comptime!(16 * j);
+            }
+            raw[comptime!((first + i) as usize)] = word;
+        }
+    }
+}
+
+/// Scalars `to[first..first + N]` from element `index` of `x`; with PTX, loads before [`all_loaded`] stay before it.
+#[cube]
+pub(crate) fn load_pinned<T: Scalar, N: Size>(
+    x: &Array<Vector<T, N>>,
+    index: u32,
+    to: &mut Array<T>,
+    #[comptime] first: u32,
+    #[comptime] isa: Isa,
+) {
+    if comptime!(isa.has_ptx()) {
+        load_global(x, index, to, first);
+    } else {
+        let vector = x[index as usize];
+        let width = N::value();
+        #[unroll]
+        for i in 0..width {
+            to[comptime!(first as usize + i)] = vector[i];
+        }
+    }
+}
+
+/// Called between loads and the use of what they load, by all units: the loads stay in flight together.
+#[cube]
+pub(crate) fn all_loaded(#[comptime] isa: Isa) {
+    if comptime!(isa.has_ptx()) {
+        pin();
+    }
+}
+
+/// The 32 bytes from `(r, c)` on as words `raw[first..first + 8]`: two of [`load_vector`].
+#[cube]
+pub(crate) fn load_sector<N: Size>(
+    x: &Array<Vector<u32, N>>,
+    geometry: &Geometry,
+    r: u32,
+    c: u32,
+    raw: &mut Array<u32>,
+    #[comptime] first: u32,
+    #[comptime] source: Source,
+    #[comptime] isa: Isa,
+) {
+    load_vector(x, geometry, r, c, raw, first, source, isa);
+    load_vector(x, geometry, r, c + comptime!(source.vector_len()), raw, comptime!(first + 4), source, isa);
+}
+
+/// Raw bits of the element at `index`, in elements from the start of the array.
+#[cube]
+fn load_raw<N: Size>(x: &Array<Vector<u32, N>>, index: u32, #[comptime] source: Source) -> u32 {
+    if comptime!(source.size() == 4) {
+        x[index as usize][0]
+    } else {
+        let word = x[(index / 2) as usize][0];
+        (word >> (16u32 * (index % 2))) & 0xffffu32
+    }
+}
+
+/// Element `i` of a vector, as f32.
+#[cube]
+pub(crate) fn load_scalar(x: &Array<u32>, geometry: &Geometry, i: u32, #[comptime] source: Source) -> f32 {
+    let index = geometry.base + i * geometry.col_stride;
+    let raw = if comptime!(source.size() == 4) {
+        x[index as usize]
+    } else {
+        (x[(index / 2) as usize] >> (16u32 * (index % 2))) & 0xffffu32
+    };
+    f32::reinterpret(widen(raw, source))
+}
+
+/// Raw bits of |x|: magnitudes order like their bits in all three formats, with NaN above infinity.
+#[cube]
+pub(crate) fn magnitude(raw: u32, #[comptime] source: Source) -> u32 {
+    if comptime!(source.size() == 4) { raw & 0x7fff_ffffu32 } else { raw & 0x7fffu32 }
+}
+
+/// The largest of `largest` and the [`magnitude`]s of the elements in a word.
+#[cube]
+pub(crate) fn max_magnitude(largest: u32, word: u32, #[comptime] source: Source) -> u32 {
+    if comptime!(source.per_word() == 1) {
+        max(largest, magnitude(word, source))
+    } else {
+        max(max(largest, magnitude(word, source)), magnitude(word >> 16u32, source))
+    }
+}
+
+/// f32 bits of an element; exact for every value.
+#[cube]
+pub(crate) fn widen(raw: u32, #[comptime] source: Source) -> u32 {
+    if comptime!(source == Source::F32) {
+        raw
+    } else if comptime!(source == Source::Bf16) {
+        raw << 16u32
+    } else {
+        let sign = (raw & 0x8000u32) << 16u32;
+        let mag = raw & 0x7fffu32;
+        let normal = (mag << 13u32) + comptime!((127 - 15) << 23);
+        // Subnormal: mag · 2^-24, a normal f32.
+        let sub = u32::reinterpret(f32::cast_from(mag) * comptime!(f32::from_bits((127 - 24) << 23)));
+        let finite = select(mag < 0x400u32, sub, normal);
+        let bits = select(mag >= 0x7c00u32, (mag << 13u32) | 0x7f80_0000u32, finite);
+        bits | sign
+    }
+}
+
+/// f32 bits of element `j` of those in the words `raw[first..]`; of a NaN, perhaps without its sign.
+#[cube]
+pub(crate) fn element(
+    raw: &Array<u32>,
+    #[comptime] first: u32,
+    #[comptime] j: u32,
+    #[comptime] source: Source,
+    #[comptime] isa: Isa,
+) -> u32 {
+    if comptime!(source == Source::F32) {
+        raw[comptime!((first + j) as usize)]
+    } else {
+        let word = raw[comptime!((first + j / 2) as usize)];
+        let upper = comptime!(j % 2 == 1);
+        if comptime!(source == Source::Bf16 && upper) {
+            word & 0xffff_0000u32
+        } else if comptime!(source == Source::Bf16) {
+            word << 16u32
+        } else if comptime!(isa.has_ptx()) {
+            u32::reinterpret(cvt_f32_f16(word, upper))
+        } else if comptime!(upper) {
+            widen(word >> 16u32, source)
+        } else {
+            widen(word & 0xffffu32, source)
+        }
+    }
+}
