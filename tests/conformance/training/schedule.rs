@@ -65,6 +65,7 @@ fn spans_are_steps_or_fractions() {
     assert!(steps(of(Span::Steps(9), Span::Steps(9)), 8).is_empty());
     let error = PrecisionSchedule::new(Span::Fraction(1.5), Span::Steps(0)).unwrap_err();
     assert_eq!(error.to_string(), "schedule.warmup = 1.5: must be a whole number of steps or a fraction from 0 to 1");
+    assert!(steps(of(Span::Fraction(0.5), Span::Fraction(0.5)), 8).is_empty(), "as was asked for");
     let error = PrecisionSchedule::new(Span::Fraction(0.75), Span::Fraction(0.5)).unwrap_err();
     let expected = "schedule.warmup + schedule.cooldown = 1.25: must be at most 1: nothing is left to run in FP8";
     assert_eq!(error.to_string(), expected);

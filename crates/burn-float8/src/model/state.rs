@@ -143,22 +143,14 @@ impl<B: Float8Stack> Converted<B> {
         for Found { layer, .. } in &self.0 {
             layer.configure(Policy::clone(&layer.configured()));
         }
-        // Casts that have a row of the history first: those without come after them there.
-        let restored = [true, false].into_iter().flat_map(|has_ended| saved.layers.iter().map(move |l| (has_ended, l)));
-        for (has_ended, (path, saved)) in restored {
+        for (path, saved) in &saved.layers {
             let Some(Found { layer, state, device, .. }) = by_path(path) else { continue };
             if let (Policy::Float8(config), Some(scaling)) = (layer.configured().as_ref(), saved.delayed_scaling) {
-                let device = device.clone();
                 let mut step = state.lock();
                 for (role, amax) in saved.amaxes() {
-                    if let Some(amax) = amax.as_ref().filter(|amax| amax.scaling_amax.is_some() == has_ended) {
-                        let cast = TrackedCast {
-                            layer: layer.name().into(),
-                            role,
-                            scaling,
-                            initial: initial_amax(config, role),
-                        };
-                        step.histories.restore(&cast, amax, &device);
+                    if let Some(amax) = amax {
+                        let (layer, initial) = (layer.name().into(), initial_amax(config, role));
+                        step.histories.restore(&TrackedCast { layer, role, scaling, initial }, amax, device);
                     }
                 }
             }

@@ -277,3 +277,60 @@ fn a_state_module_needs_a_configuration() {
     assert_eq!(Float8StateModule::new(&model).unwrap_err(), Float8Error::NotApplied);
     Float8StateModule::new(&applied(&Float8Config::tensorwise(), model)).unwrap();
 }
+
+#[derive(Module, Debug)]
+struct Numbered<B: Backend> {
+    fc1: Linear<B>,
+    fc10: Linear<B>,
+}
+
+#[derive(Module, Debug)]
+struct TwoLists<B: Backend> {
+    encoder: Vec<Linear<B>>,
+    decoder: Vec<Linear<B>>,
+}
+
+fn square<B: Backend>() -> Linear<B> {
+    LinearConfig::new(D, D).init(&Default::default())
+}
+
+fn skipped<M: Module<B>>(config: &Float8Config, model: M) -> Vec<String> {
+    config.apply(model).map_err(|error| error.error).unwrap().1.skipped.into_iter().map(|(name, _)| name).collect()
+}
+
+#[test]
+fn a_pattern_that_is_a_name_is_no_part_of_others() {
+    let model = || Numbered { fc1: square(), fc10: square() };
+    let config = |pattern: &str| Float8Config::tensorwise().with_filter_fqns([pattern]);
+    assert_eq!(skipped(&config("fc1"), model()), ["fc1"]);
+    assert_eq!(skipped(&config("c10"), model()), ["fc10"]);
+}
+
+#[test]
+fn of_two_lists_as_long_the_first_has_the_layers() {
+    let list = || vec![square(), square()];
+    let config = Float8Config::tensorwise().with_layers_in_high_precision(1, 0);
+    assert_eq!(skipped(&config, TwoLists { encoder: list(), decoder: list() }), ["encoder.0"]);
+}
+
+#[test]
+fn reasons_are_gone_after_another_apply() {
+    let filtered: Mlp<B> = applied(&Float8Config::tensorwise().with_filter_fqns(["first"]), Mlp::new());
+    filtered.forward(x());
+    assert!(layer_of(&filtered, "first").fprop.reason.is_some());
+    let model = Float8Config::tensorwise().apply(filtered).unwrap().0;
+    let again = |model: &Mlp<B>| layer_of(model, "first").fprop;
+    assert_eq!((again(&model).high_precision, again(&model).reason), (0, None));
+    model.forward(x());
+    assert_eq!((float8_calls(&layer_of(&model, "first"))[0], again(&model).reason), (1, None));
+}
+
+/// `w · z` is no linear: it is counted, not cast.
+#[test]
+fn a_weight_on_the_left_is_counted() {
+    let model: Mlp<F8> = applied(&Float8Config::tensorwise(), Mlp::new());
+    let width = model.first.weight.dims()[1];
+    model.first.weight.val().matmul(tensor([width, 3], 1));
+    let first = layer_of(&model, "first");
+    assert_eq!((first.weight_matmuls, float8_calls(&first)), (1, [0; 3]));
+}

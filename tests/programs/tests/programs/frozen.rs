@@ -120,6 +120,19 @@ fn frozen_bottoms_are_scaled_by_their_own_amax() {
     assert_eq!(input.scale, Some(448.0 / input.amax.unwrap()));
 }
 
+/// One that has learnt first: what its history says no longer counts.
+#[test]
+fn bottoms_that_are_frozen_later_are_scaled_by_their_own_amax() {
+    let loss = |m: &Mlp<B>, step: u64| m.forward(x(step) * (1.0 + step as f32)).powf_scalar(2.0).mean();
+    let (mut model, _) = train(applied(&Float8Config::new(Recipe::Delayed), Mlp::new()), 0..3, loss);
+    assert!(Float8State::export(&model).layers["first"].input.is_some());
+    model.first = model.first.no_grad();
+    let (model, _) = train(model, 3..6, loss);
+    let input = layer_of(&model, "first").fprop.operands[0].clone();
+    assert_eq!(input.amax, Some((x(5) * 6.0).abs().max().into_scalar()));
+    assert_eq!(input.scale, Some(448.0 / input.amax.unwrap()));
+}
+
 /// A teacher's statistics cost nothing: no backward comes to it.
 #[test]
 fn a_teacher_is_not_sampled() {

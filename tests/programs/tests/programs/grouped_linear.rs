@@ -2,7 +2,7 @@
 use burn::module::Module;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor};
-use burn_float8::{Float8Config, GroupedLinear, float8_autocast, grouped_linear};
+use burn_float8::{Float8Config, Float8State, GroupedLinear, Recipe, float8_autocast, grouped_linear};
 
 use crate::support::models::D;
 use crate::support::{
@@ -70,6 +70,18 @@ fn grouped_linears_train_on_both_backends() {
     crate::support::assert_falls(&plain);
     let apart = float8.iter().zip(&plain).map(|(a, b)| (a - b).abs() / b).fold(0f32, f32::max);
     assert!(apart > 0.0 && apart < 0.1, "near, but not the same: {apart}");
+}
+
+/// Backward goes through a frozen one, and so its x and dy have a history.
+#[test]
+fn frozen_grouped_linears_learn_their_histories() {
+    let weight = burn::module::Param::from_tensor(Tensor::ones([3, D, N], &Default::default()));
+    let frozen = Experts { experts: GroupedLinear { weight } }.no_grad();
+    let model: Experts<B> = applied(&Float8Config::new(Recipe::Delayed), frozen);
+    model.experts.forward(tensor::<B, 2>([9, D], 1).require_grad(), ends()).powf_scalar(2.0).sum().backward();
+    assert_eq!(float8_calls(&layer_of(&model, "experts")), [1, 1, 0]);
+    let state = &Float8State::export(&model).layers["experts"];
+    assert!(state.input.is_some() && state.grad_output.is_some(), "{state:?}");
 }
 
 /// Backward runs as its forward did.
