@@ -76,7 +76,7 @@ pub(crate) fn data(
 ) -> Result<(), Error> {
     let count = |n: u64| thousands(&n.to_string());
     files(dataset, out)?;
-    let EpochSize { sequences, tokens, documents, targets, cut } = batches.epoch_size()?;
+    let EpochSize { sequences, tokens, documents, targets, cut } = batches.epoch_size();
     let TrainingSection { batch_size, grad_accumulation, .. } = config.training;
     let steps = sequences as f64 / (batch_size * grad_accumulation * ranks) as f64;
     write!(out, "epoch: {} sequences, {} steps", count(sequences), thousands(&format!("{steps:.1}")))?;
@@ -84,7 +84,7 @@ pub(crate) fn data(
     if let Some(targets) = targets.filter(|targets| *targets < tokens) {
         write!(out, "  targets: {} of {} tokens", count(targets), count(tokens))?;
     }
-    if let Some(cut) = cut.filter(|cut| *cut > 0) {
+    if cut > 0 {
         write!(out, "  longer than training.seq_len, and cut: {}", count(cut))?;
     }
     Ok(writeln!(out)?)

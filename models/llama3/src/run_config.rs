@@ -14,11 +14,12 @@ use train::config::{
 };
 use train::data::SequenceShape;
 use train::metrics::METRICS_FILE;
-use train::{ChatTemplate, Dataset, Message, ProgressLine, StepConfig, Tokenizer, TokenizerError};
+use train::{ChatTemplate, Dataset, ProgressLine, StepConfig, Tokenizer, TokenizerError};
 
 use crate::Error;
 use crate::config::{LlamaConfig, MoeConfig, RopeScaling};
 use crate::hf::{self, RepeatedHead};
+use crate::text::Text;
 
 /// One training run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -284,28 +285,12 @@ impl RunConfig {
         Ok(folder.map(ChatTemplate::from_folder).transpose()?.flatten())
     }
 
-    /// What a model is to continue: `generate.prompt`, or what the chat template makes of it if a user says it.
+    /// How text becomes tokens.
     ///
     /// # Errors
-    /// [`Error::NoTemplate`], [`Error::Chat`], [`Error::Tokenizer`].
-    pub fn prompt(&self, tokenizer: &Tokenizer, is_chat: bool) -> Result<Vec<u32>, Error> {
-        let text = &self.generate.prompt;
-        if !is_chat {
-            return Ok(tokenizer.prompt(text)?);
-        }
-        let template = self.chat_template()?.ok_or(Error::NoTemplate)?;
-        Ok(template.prompt(tokenizer, &[Message::new("user", text)])?)
-    }
-
-    /// The tokens at which generation ends: the tokenizer's, and that with which the chat template ends the assistant's turns.
-    ///
-    /// # Errors
-    /// [`Error::Chat`].
-    pub fn stop(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, Error> {
-        let mut stop = tokenizer.stop().to_vec();
-        let end = self.chat_template()?.and_then(|template| template.turn_end(tokenizer));
-        stop.extend(end.filter(|end| !tokenizer.stop().contains(end)));
-        Ok(stop)
+    /// Those of [`tokenizer`](Self::tokenizer) and [`chat_template`](Self::chat_template).
+    pub fn text(&self) -> Result<Text, Error> {
+        Ok(Text { tokenizer: self.tokenizer()?, template: self.chat_template()? })
     }
 
     /// The shape of batches.
@@ -317,14 +302,9 @@ impl RunConfig {
     /// What is trained on, and what is held out.
     ///
     /// # Errors
-    /// [`Error::Chat`], [`Error::Output`], and any [`Error::Data`].
-    pub fn open_data(
-        &self,
-        tokenizer: &Tokenizer,
-        progress: &ProgressLine,
-        out: &mut dyn Write,
-    ) -> Result<Dataset, Error> {
-        let template = self.chat_template()?;
+    /// [`Error::Output`], and any [`Error::Data`].
+    pub fn open_data(&self, text: &Text, progress: &ProgressLine, out: &mut dyn Write) -> Result<Dataset, Error> {
+        let Text { tokenizer, template } = text;
         Ok(progress.track("tokenized", out, |progress| self.data.open(tokenizer, template.as_ref(), progress))??)
     }
 
@@ -377,11 +357,11 @@ impl RunConfig {
     pub fn open_validation(
         &self,
         paths: &[PathBuf],
-        tokenizer: &Tokenizer,
+        text: &Text,
         progress: &ProgressLine,
         out: &mut dyn Write,
     ) -> Result<(Dataset, Vec<Batch>), Error> {
-        let template = self.chat_template()?;
+        let Text { tokenizer, template } = text;
         let data = progress.track("tokenized", out, |progress| {
             self.data.open_validation(paths, tokenizer, template.as_ref(), progress)
         })??;

@@ -22,10 +22,11 @@ use crate::Error;
 use crate::announce;
 use crate::config::LlamaConfig;
 use crate::generate::Sampling;
-use crate::hf::Checkpoint;
 use crate::memory;
 use crate::model::Llama;
 use crate::run_config::RunConfig;
+use crate::text::Text;
+use crate::weights::Weights;
 
 /// What a run came to.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,19 +86,20 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
     if let Some(path) = &config.training.report {
         check_report_path(path)?;
     }
-    let tokenizer = config.tokenizer()?;
+    let text = config.text()?;
     // Only the data says which of them it is to be.
-    let (plain, chat) = (config.prompt(&tokenizer, false)?, config.prompt(&tokenizer, true));
+    let (plain, chat) = (text.prompt(&config.generate.prompt, false)?, text.prompt(&config.generate.prompt, true));
     let longest = plain.len().max(chat.as_ref().map_or(0, Vec::len));
-    let dims = dimensions(config, &tokenizer, Some(config.training.seq_len), Some(longest))?;
+    let dims = dimensions(config, &text.tokenizer, Some(config.training.seq_len), Some(longest))?;
     // Before anything touches the device.
     let done = start.saved.as_ref().map_or(0, |saved| saved.step());
     let profile = config.profile.as_ref().filter(|profile| profile.last() > done);
     let profiler = profile.map(|profile| Profiler::prepare::<B>(profile, selected, device)).transpose()?;
     let dtype = compute_dtype::<B>(config, selected, device)?;
-    announce::model(config, selected, dtype, &dims, &tokenizer, out)?;
-    all_or_none(&comm, "the weights", check_weights(config, start.saved.as_ref(), &dims))?;
-    let plan = memory::plan::<B>(config, dims.clone(), comm.world_size(), dtype, device)?;
+    announce::model(config, selected, dtype, &dims, &text.tokenizer, out)?;
+    let weights = Weights::open(config, start.saved.as_ref(), dims.clone());
+    let weights = all_or_none(&comm, "the weights", weights)?;
+    let plan = memory::plan::<B>(config, dims, comm.world_size(), dtype, device)?;
     all_or_none(&comm, "the memory", memory::announce(&plan, selected, out))?;
     let checkpoints = match is_first {
         true => Checkpoints::new(&config.checkpoint, config.to_toml()?, !start.is_resumed, |folder| {
@@ -107,7 +109,7 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
     };
     let checkpoints = all_or_none(&comm, "the folder of checkpoints", checkpoints)?;
     let checkpoints = checkpoints.map(|checkpoints| checkpoints.with_ranks(comm.clone()));
-    let data = all_or_none(&comm, "the data", config.open_data(&tokenizer, &progress, out))?;
+    let data = all_or_none(&comm, "the data", config.open_data(&text, &progress, out))?;
     comm.agree("the data", &data.fingerprints())?;
     let (held_out, batches) = (config.held_out_batches(&data)?, config.train_batches(&data)?);
     announce::data(config, &data, &batches, comm.world_size(), out)?;
@@ -119,15 +121,14 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
     let config = &config.with_steps(&batches, comm.world_size())?;
     let steps = config.training.steps;
     require("training.steps", steps, done <= steps.get(), &format!("the checkpoint is of step {done}"))?;
-    let text = config.to_toml()?;
-    let checkpoints = checkpoints.map(|checkpoints| checkpoints.with_config(text));
+    let resolved = config.to_toml()?;
+    let checkpoints = checkpoints.map(|checkpoints| checkpoints.with_config(resolved));
 
-    let saved = start.saved.as_ref();
-    let model = all_or_none(&comm, "the model", prepare::<B>(config, saved, dims, device, &progress, out))?;
+    let model = all_or_none(&comm, "the model", prepare::<B>(config, weights, device, &progress, out))?;
     let model = model.with_compute_dtype(dtype);
     let (model, ranks) = shard::<B>(config, model, &comm, out)?;
     let mut steps = Steps::new(config.steps(), model, batches).with_ranks(ranks);
-    if let Some(saved) = saved {
+    if let Some(saved) = &start.saved {
         steps = steps.resume(saved)?;
         writeln!(out, "resumed: step {} of {}", saved.step(), saved.path().display())?;
     }
@@ -150,7 +151,7 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
         progress,
         out,
     };
-    finish(config, &tokenizer, is_chat, run, steps)
+    finish(config, &text, is_chat, run, steps)
 }
 
 /// The digest of this program's file, which every rank has to run. Alone it need not be read.
@@ -181,7 +182,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 /// As [`train()`].
 pub fn finish<B: AutodiffBackend + Float8Stack>(
     config: &RunConfig,
-    tokenizer: &Tokenizer,
+    text: &Text,
     is_chat: bool,
     mut run: Run<'_, B>,
     steps: Steps<'_, B, Llama<B>>,
@@ -195,7 +196,7 @@ pub fn finish<B: AutodiffBackend + Float8Stack>(
             writeln!(out, "best held-out loss: {:.5}  (step {})", best.1, best.0)?;
         }
     }
-    let sample = sample(config, tokenizer, is_chat, &model.valid())?;
+    let sample = sample(config, text, is_chat, &model.valid())?;
     if !sample.is_empty() {
         let (prompt, between) = (&config.generate.prompt, if is_chat { "\n" } else { "" });
         writeln!(out, "sample:\n{prompt}{between}{sample}")?;
@@ -273,7 +274,7 @@ pub(crate) fn compute_dtype<B: Backend>(
     Err(Error::UnsupportedDtype { dtype: format!("{dtype:?}").to_lowercase(), device: selected.to_string() })
 }
 
-/// The model of a run, of these dimensions, as a checkpoint has it or at its beginning, with FP8 applied if `config` asks for it.
+/// A model with these weights, with FP8 applied if `config` asks for it.
 ///
 /// The backend's default FP8 config is switched off for `device`.
 ///
@@ -281,14 +282,13 @@ pub(crate) fn compute_dtype<B: Backend>(
 /// Weights that do not load, an FP8 config that does not fit the model, a log that cannot be written.
 pub fn prepare<B: AutodiffBackend + Float8Stack>(
     config: &RunConfig,
-    saved: Option<&SavedRun>,
-    dims: LlamaConfig,
+    weights: Weights<'_>,
     device: &B::Device,
     progress: &ProgressLine,
     out: &mut dyn Write,
 ) -> Result<Llama<B>, Error> {
-    let float8 = config.float8(&dims);
-    let model = initial(config, saved, dims, device, progress, out)?;
+    let model = weights.load::<B>(device, progress, out)?;
+    let float8 = config.float8(model.config());
     set_default_config::<B>(device, None)?;
     if config.training.precision != Precision::Fp8 {
         return Ok(model);
@@ -316,54 +316,11 @@ fn shard<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
     Ok((model, Some(ranks)))
 }
 
-/// The parameters of a checkpoint, or those that a run begins with.
-pub(crate) fn initial<B: AutodiffBackend>(
-    config: &RunConfig,
-    saved: Option<&SavedRun>,
-    dims: LlamaConfig,
-    device: &B::Device,
-    progress: &ProgressLine,
-    out: &mut dyn Write,
-) -> Result<Llama<B>, Error> {
-    let model = |dims| Llama::<B>::new(dims, device);
-    Ok(match (saved, &config.model.hf_path) {
-        (Some(saved), _) => {
-            let model = model(dims)?;
-            progress.track("loaded", out, |progress| saved.load_parameters(model, progress))??
-        }
-        (None, Some(path)) => {
-            let checkpoint = Checkpoint::open(path, &dims, config.repeated_head())?;
-            let model = model(dims)?;
-            progress.track("loaded", out, |progress| checkpoint.load(model, progress))??
-        }
-        (None, None) => {
-            let (model, seed) = (model(dims)?, config.training.seed);
-            progress.track("initialized", out, |progress| model.init_weights_with(seed, progress))?
-        }
-    })
-}
-
-/// Compares the weights that a run is to begin with with its dimensions, before it reads its data.
-///
-/// # Errors
-/// Those of [`Checkpoint::open`].
-pub(crate) fn check_weights(config: &RunConfig, saved: Option<&SavedRun>, dims: &LlamaConfig) -> Result<(), Error> {
-    match &config.model.hf_path {
-        Some(path) if saved.is_none() => Checkpoint::open(path, dims, config.repeated_head()).map(drop),
-        _ => Ok(()),
-    }
-}
-
-fn sample<B: Backend>(
-    config: &RunConfig,
-    tokenizer: &Tokenizer,
-    is_chat: bool,
-    model: &Llama<B>,
-) -> Result<String, Error> {
-    let prompt = config.prompt(tokenizer, is_chat)?;
-    let (choices, stop) = (tokenizer.num_choices(), config.stop(tokenizer)?);
-    let tokens = model.generate(&prompt, config.generate.max_new_tokens, choices, &stop, sampling(config))?;
-    Ok(tokenizer.stream_text_after(&prompt)?.read(&tokens)?)
+fn sample<B: Backend>(config: &RunConfig, text: &Text, is_chat: bool, model: &Llama<B>) -> Result<String, Error> {
+    let prompt = text.prompt(&config.generate.prompt, is_chat)?;
+    let choices = text.tokenizer.num_choices();
+    let tokens = model.generate(&prompt, config.generate.max_new_tokens, choices, &text.stop(), sampling(config))?;
+    Ok(text.tokenizer.stream_text_after(&prompt)?.read(&tokens)?)
 }
 
 /// How the configuration has text sampled.

@@ -7,6 +7,7 @@ use burn::backend::Flex;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Tensor, bf16, f16};
 use llama3::trainer::prepare;
+use llama3::weights::Weights;
 use llama3::{Error, Llama, LlamaConfig, RunConfig, names};
 use safetensors::Dtype;
 use serde_json::json;
@@ -170,7 +171,8 @@ fn a_tied_checkpoint_with_another_output_layer_is_refused_until_one_is_chosen() 
         let config = RunConfig::load(None, &settings).unwrap();
         let dims = config.llama().unwrap();
         let out = &mut std::io::sink();
-        prepare::<Train>(&config, None, dims, &Default::default(), &ProgressLine::hidden(), out)
+        let weights = Weights::open(&config, None, dims)?;
+        prepare::<Train>(&config, weights, &Default::default(), &ProgressLine::hidden(), out)
     };
     assert!(matches!(run(&[]), Err(Error::TiedHead { .. })));
     assert!(run(&["model.tie_word_embeddings=true"]).unwrap().lm_head.is_none());

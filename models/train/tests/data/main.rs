@@ -1,6 +1,7 @@
 //! Training data, from files to sequences: formats, the cache, packing, order and positions.
 
 mod cache;
+mod epochs;
 mod formats;
 mod mixtures;
 mod order;
