@@ -9,8 +9,8 @@ use burn_float8::Float8Config;
 use serde::{Deserialize, Serialize};
 use train::batches::{Batch, TrainBatches, held_out_batches};
 use train::config::{
-    CheckpointSection, DataSection, Float8Section, OptimizerSection, ParallelismSection, ProfileSection, Setting,
-    TrainingSection, require,
+    CheckpointSection, ConfigError, DataSection, Float8Section, OptimizerSection, ParallelismSection, ProfileSection,
+    Setting, TrainingSection, require,
 };
 use train::data::SequenceShape;
 use train::metrics::METRICS_FILE;
@@ -148,7 +148,7 @@ impl RunConfig {
     /// # Errors
     /// [`Error::Config`] naming the setting and the key.
     pub fn change(&self, settings: &[Setting]) -> Result<Self, Error> {
-        Ok(train::config::change(self, settings, &REPLACES)?)
+        Ok(train::config::change(self, settings, &REPLACES).map_err(|error| self.with_path(error))?)
     }
 
     /// The whole of it as TOML, defaults included, which [`load`](Self::load) reads back.
@@ -156,7 +156,34 @@ impl RunConfig {
     /// # Errors
     /// [`Error::Config`] for what TOML cannot say, as an integer beyond 63 bits.
     pub fn to_toml(&self) -> Result<String, Error> {
-        Ok(train::config::to_toml(self)?)
+        Ok(train::config::to_toml(self).map_err(|error| self.with_path(error))?)
+    }
+
+    /// The error of a configuration that TOML cannot say, which names a path that is to blame.
+    fn with_path(&self, error: ConfigError) -> ConfigError {
+        let Self { model, training, data, checkpoint, profile, .. } = self;
+        let sources = data.sources.iter().flat_map(|source| &source.paths);
+        let lists = [("data.paths", &data.paths), ("data.validation", &data.validation)];
+        let lists = lists.into_iter().flat_map(|(key, paths)| paths.iter().map(move |path| (key, path)));
+        let single = [
+            ("model.hf_path", &model.hf_path),
+            ("training.metrics", &training.metrics),
+            ("training.report", &training.report),
+            ("data.chat_template", &data.chat_template),
+            ("data.cache", &data.cache),
+            ("checkpoint.folder", &checkpoint.folder),
+            ("profile.file", &profile.as_ref().and_then(|profile| profile.file.clone())),
+        ];
+        let single = single.into_iter().filter_map(|(key, path)| Some((key, path.as_ref()?)));
+        let mut paths = single.chain(lists).chain(sources.map(|path| ("data.sources", path)));
+        match paths.find(|(_, path)| path.to_str().is_none()) {
+            Some((key, path)) => {
+                let reason =
+                    "a configuration is UTF-8, and this is not: name the folder that it lies in, or a link to it";
+                ConfigError::Value { key, value: format!("{path:?}"), reason: reason.into() }
+            }
+            None => error,
+        }
     }
 
     /// Checks what the types do not.

@@ -87,10 +87,15 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
         check_report_path(path)?;
     }
     let text = config.text()?;
+    let samples = config.generate.max_new_tokens > 0;
+    let prompt = |is_chat| match samples {
+        true => text.prompt(&config.generate.prompt, is_chat).map(|prompt| Some(prompt.len())),
+        false => Ok(None),
+    };
     // Only the data says which of them it is to be.
-    let (plain, chat) = (text.prompt(&config.generate.prompt, false)?, text.prompt(&config.generate.prompt, true));
-    let longest = plain.len().max(chat.as_ref().map_or(0, Vec::len));
-    let dims = dimensions(config, &text.tokenizer, Some(config.training.seq_len), Some(longest))?;
+    let (plain, chat) = (prompt(false)?, prompt(true));
+    let longest = plain.max(chat.as_ref().ok().copied().flatten());
+    let dims = dimensions(config, &text.tokenizer, Some(config.training.seq_len), longest)?;
     // Before anything touches the device.
     let done = start.saved.as_ref().map_or(0, |saved| saved.step());
     let profile = config.profile.as_ref().filter(|profile| profile.last() > done);
@@ -113,7 +118,7 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
     comm.agree("the data", &data.fingerprints())?;
     let (held_out, batches) = (config.held_out_batches(&data)?, config.train_batches(&data)?);
     announce::data(config, &data, &batches, comm.world_size(), out)?;
-    let is_chat = data.has_conversations() && config.generate.max_new_tokens > 0;
+    let is_chat = data.has_conversations() && samples;
     if is_chat {
         // A template that refuses it does so before the steps.
         chat?;
@@ -136,7 +141,10 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
         true => Signals::listen().map_err(TrainError::Signals)?,
         false => Signals::default(),
     };
-    let metrics = config.metrics_file().filter(|_| is_first).map(|path| Metrics::append(&path)).transpose();
+    // A new run replaces what is in its folder. Another file may be one of several runs.
+    let is_replaced = !start.is_resumed && config.training.metrics.is_none();
+    let open_metrics = if is_replaced { Metrics::create } else { Metrics::append };
+    let metrics = config.metrics_file().filter(|_| is_first).map(|path| open_metrics(&path)).transpose();
     let metrics = all_or_none(&comm, "the file of metrics", metrics.map_err(Error::from))?;
     let held_out = &held_out;
     let run = Run {
@@ -189,7 +197,7 @@ pub fn finish<B: AutodiffBackend + Float8Stack>(
 ) -> Result<Outcome, Error> {
     let is_first = steps.ranks().is_none_or(Ranks::is_first);
     let Finished { model, lines, held_out: judged, report } = run.run(steps)?;
-    let Run { held_out, out, .. } = run;
+    let Run { held_out, out, progress, .. } = run;
     if let Some(HeldOut { last: (_, loss), best }) = judged {
         announce::held_out(loss, held_out, out)?;
         if best.1 < loss {
@@ -215,6 +223,7 @@ pub fn finish<B: AutodiffBackend + Float8Stack>(
         writeln!(out, "{gemms}")?;
     }
     verify::<B, _>(&config.float8, &model)?;
+    progress.check_log().map_err(TrainError::Output)?;
     let (held_out_loss, best_held_out_loss) = (judged.map(|judged| judged.last.1), judged.map(|judged| judged.best));
     Ok(Outcome { steps: lines, held_out_loss, best_held_out_loss, sample, gemms, report })
 }
@@ -317,6 +326,9 @@ fn shard<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
 }
 
 fn sample<B: Backend>(config: &RunConfig, text: &Text, is_chat: bool, model: &Llama<B>) -> Result<String, Error> {
+    if config.generate.max_new_tokens == 0 {
+        return Ok(String::new());
+    }
     let prompt = text.prompt(&config.generate.prompt, is_chat)?;
     let choices = text.tokenizer.num_choices();
     let tokens = model.generate(&prompt, config.generate.max_new_tokens, choices, &text.stop(), sampling(config))?;

@@ -133,9 +133,11 @@ fn a_run_on_conversations_says_and_samples_what_it_sees() {
     let template = config.data.chat_template.replace(strict);
     let error = run(&config).unwrap_err();
     assert!(matches!(error, Error::Chat(_)) && error.to_string().contains("no hello"), "{error}");
+    // Nothing is sampled, whatever the prompt.
     config.generate.max_new_tokens = 0;
+    config.generate.prompt = "hello ".repeat(10_000);
     run(&config).unwrap();
-    config.generate.max_new_tokens = 8;
+    (config.generate.max_new_tokens, config.generate.prompt) = (8, "hello".into());
     config.data.chat_template = template;
     // The template is the data's: text goes on as text.
     let text = text();

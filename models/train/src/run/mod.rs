@@ -160,7 +160,9 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
                 verify::<B, M>(self.config.float8, &steps.model)?;
                 verified = true;
             }
-            let stop = match (self.signals.stop(), steps.ranks()) {
+            // A closed terminal, a full disk: as if somebody had stopped it.
+            let lost = self.progress.has_failed().then_some("a log that cannot be written");
+            let stop = match (self.signals.stop().or(lost), steps.ranks()) {
                 (stop, Some(ranks)) if self.checkpoints.is_some() => ranks.stop(stop)?,
                 (stop, _) => stop,
             };
