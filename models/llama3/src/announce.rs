@@ -63,7 +63,12 @@ pub(crate) fn files(dataset: &Dataset, out: &mut dyn Write) -> Result<(), Error>
     if !dataset.left_out().is_empty() {
         write!(out, "  left out: {}", dataset.left_out())?;
     }
-    Ok(writeln!(out, "  tokens: {train}  held out: {held_out}")?)
+    // What a model is only judged by is all held out.
+    match train_tokens {
+        0 => writeln!(out, "  tokens: {held_out}")?,
+        _ => writeln!(out, "  tokens: {train}  held out: {held_out}")?,
+    }
+    Ok(())
 }
 
 /// What is trained on, and how much of it an epoch is.

@@ -27,7 +27,7 @@ use crate::weights::Weights;
 /// What is to be done with a model.
 #[derive(Debug)]
 pub struct Job {
-    /// Of the run.
+    /// The configuration of the run.
     pub config: RunConfig,
     /// Its parameters; without a checkpoint, those that the run begins with.
     pub start: Start,

@@ -43,7 +43,7 @@ pub struct RunConfig {
     pub generate: GenerateSection,
     /// Which steps' time is broken down. If absent, no step's.
     pub profile: Option<ProfileSection>,
-    /// Of a run that is resumed, the folder that [`copy_assets`](Self::copy_assets) has filled.
+    /// Where a run is resumed, the folder that [`copy_assets`](Self::copy_assets) has filled.
     #[serde(skip)]
     pub assets: Option<PathBuf>,
 }
@@ -350,7 +350,7 @@ impl RunConfig {
         Ok(TrainBatches::new(data, self.shape(), attn_mask_type, seed)?)
     }
 
-    /// The same run with a length in steps, where it is shared by so many ranks.
+    /// This run with a length in steps, where it is shared by so many ranks.
     ///
     /// # Errors
     /// [`Error::Config`] for epochs of sources that have weights, each of which has epochs of its own; those of

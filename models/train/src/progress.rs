@@ -36,7 +36,7 @@ impl ProgressLine {
         }
     }
 
-    /// None.
+    /// No line.
     pub fn hidden() -> Self {
         Self::of(ProgressBar::hidden())
     }

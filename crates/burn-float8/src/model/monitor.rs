@@ -24,7 +24,7 @@ pub struct SampledOperand {
     pub layer: String,
     /// `input`, `weight` or `grad_output`, and `_t` behind it where a GEMM reads the transpose.
     pub operand: &'static str,
-    /// Of the last sampled step.
+    /// The statistics of the last sampled step.
     pub health: OperandHealth,
 }
 
@@ -34,7 +34,7 @@ pub struct Amaxes {
     layers: Vec<LayerAmaxes>,
 }
 
-/// Of one linear.
+/// The amaxes of one linear's operands.
 #[derive(Clone)]
 struct LayerAmaxes {
     layer: Arc<Layer>,

@@ -270,12 +270,18 @@ fn files_that_are_no_checkpoint_are_errors() {
         (&whole[..5], "shorter than the length"),
         (&[], "empty"),
         (&[0xff; 64], "a header beyond the file"),
+        (b"<!DOCTYPE html><html><body>404</body></html>", "a page that says (\"<!DOCTYP\")"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 247\n", "a Git LFS pointer"),
     ] {
         fs::write(&file, bytes).unwrap();
         let error = load(dir.path()).unwrap_err();
         assert!(matches!(error, Error::TensorFiles(TensorFilesError::Broken { .. })), "{what}");
         assert_eq!(error.to_string().contains("git lfs pull"), what.contains("LFS"), "{error}");
+        assert_eq!(
+            error.to_string().contains("no safetensors file: it has 44 bytes, and by its first 8 (\"<!DOCTYP\")"),
+            what.contains("page"),
+            "{error}"
+        );
     }
     let longer = [&whole[..], &[0]].concat();
     fs::write(&file, longer).unwrap();

@@ -199,7 +199,9 @@ fn check_nesting(value: &Value, depth: usize, left: &mut usize) -> Result<(), Er
             let mut check = |key| check_nesting(&value.get_item(&key).unwrap_or_default(), depth + 1, left);
             value.try_iter()?.try_for_each(&mut check)
         }
-        ValueKind::Seq => value.try_iter()?.try_for_each(|item| check_nesting(&item, depth + 1, left)),
+        ValueKind::Seq | ValueKind::Iterable => {
+            value.try_iter()?.try_for_each(|item| check_nesting(&item, depth + 1, left))
+        }
         _ => Ok(()),
     }
 }

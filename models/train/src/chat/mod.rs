@@ -156,7 +156,7 @@ impl ChatTemplate {
         Ok(Self { source: source.into(), environment, has_tags, variables })
     }
 
-    /// The same template with one more variable: `tools`, `date_string`, `enable_thinking`, ...
+    /// This template with one more variable: `tools`, `date_string`, `enable_thinking`, ...
     #[must_use]
     pub fn with(&self, name: impl Into<String>, value: impl Into<Value>) -> Self {
         let mut template = self.clone();

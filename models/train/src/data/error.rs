@@ -81,7 +81,7 @@ pub enum DataError {
     #[error(
         "too little text: the {split} split has {tokens} tokens, which make {sequences} sequences of {seq_len} targets; \
          one batch needs {batch_size}: give more text, raise max_bytes or make batches or sequences smaller; \
-         held_out_fraction moves text between the splits"
+         held_out_fraction moves text between the splits, and with 0 none is held out"
     )]
     TooFewTokens {
         /// `training` or `held-out`.
@@ -182,13 +182,13 @@ pub enum DataError {
     /// A source with a weight, but without a token to train on.
     #[error("nothing to train on in {}, which has a weight: give more text, or leave this source out", join(paths))]
     EmptySource {
-        /// Of the source.
+        /// Paths of the source.
         paths: Vec<PathBuf>,
     },
     /// Weights that cannot be used.
     #[error("weight = {weight} of {}: weights must be positive and finite", join(paths))]
     Weight {
-        /// Of the source.
+        /// Paths of the source.
         paths: Vec<PathBuf>,
         /// The weight.
         weight: f64,
@@ -196,7 +196,7 @@ pub enum DataError {
     /// Some sources have weights, others none.
     #[error("no weight of {}, where other sources have one: give all sources a weight or none", join(paths))]
     MissingWeight {
-        /// Of the first source without.
+        /// Paths of the first source without a weight.
         paths: Vec<PathBuf>,
     },
     /// A share to hold out that is none.

@@ -22,7 +22,7 @@ pub(super) struct Marks {
 /// A token stream on disk.
 #[derive(Debug)]
 pub(super) struct Part {
-    /// Of everything that decides what is in it.
+    /// The digest of everything that decides what is in it.
     pub(super) fingerprint: String,
     tokens: TokenFile,
     /// Where in the file it begins.
@@ -36,7 +36,7 @@ pub(super) struct Part {
 
 #[derive(Debug)]
 enum Documents {
-    /// As many, whose starts are in this file.
+    /// So many documents, whose starts are in this file.
     Listed(RawFile, u64),
     /// They begin with BOS; if there is none, they end with EOS.
     Marked(Marks),

@@ -29,7 +29,7 @@ pub(super) struct Scanned {
     pub(super) format: Format,
     /// Bytes of the file.
     pub(super) bytes: u64,
-    /// Of the last change, in nanoseconds since 1970.
+    /// The time of the last change, in nanoseconds since 1970.
     pub(super) modified: u64,
     /// Bytes from the beginning that are taken; of a Parquet file, bytes of its text.
     pub(super) taken: u64,

@@ -25,7 +25,7 @@ pub struct DataSource {
     pub format: Option<Format>,
     /// The field or column of JSON Lines and Parquet that holds text. Where it is missing, the conversation in `messages` is read.
     pub field: String,
-    /// Of folders, take only files with this extension, as `rs`. If absent, all.
+    /// Take of folders only files with this extension, as `rs`. If absent, all.
     pub extension: Option<String>,
     /// Bytes to take at most. If there are more, files are taken at even distances, in sorted order; where that
     /// leaves more than a tenth of the bytes untaken, the largest other files follow, the last of them cut. Of a Parquet file,

@@ -95,7 +95,7 @@ fn a_path_that_is_not_utf_8_is_named() {
     }
     let hf = folder.path().join(OsStr::from_bytes(b"hf\xe9"));
     std::fs::create_dir(&hf).unwrap();
-    std::fs::write(hf.join("config.json"), "{}").unwrap();
+    std::fs::write(hf.join("config.json"), "{\"dtype\": \"float32\"}").unwrap();
     let output = command(&["generate"]).arg(&hf).output().unwrap();
     assert!(stderr(&output).starts_with("error: model.hf_path = \""), "{}", stderr(&output));
     // The folder's data is data.

@@ -79,7 +79,7 @@ impl Case {
     }
 }
 
-/// Of each step, its loss and gradient norm as they are printed.
+/// For each step its loss and gradient norm as they are printed.
 fn losses(log: &str) -> BTreeMap<usize, String> {
     let lines = log.lines().filter(|line| line.contains("  loss: "));
     let step = |line: &str| {
