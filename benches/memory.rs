@@ -78,7 +78,7 @@ fn names() -> impl Iterator<Item = Name> {
 pub struct Row {
     model: &'static str,
     precision: &'static str,
-    /// Of hidden states.
+    /// Dtype of hidden states.
     dtype: &'static str,
     peak_bytes: usize,
     /// To f32 without FP8.

@@ -70,7 +70,7 @@ impl Maxima {
         Self { handle, base, count: 1, source: Source::F32, is_amax: true }
     }
 
-    /// Of what magnitudes are, and whether there is but one.
+    /// What magnitudes are taken of, and whether there is but one.
     pub(crate) const fn kind(&self) -> (Source, bool) {
         (self.source, self.is_amax)
     }

@@ -26,7 +26,7 @@ const PIECES: u32 = 4;
 /// bf16 `[rows, 4 · row_words(k)]` of a [`Block1x32`](Granularity::Block1x32) operand on the device: codes times scales,
 /// rows padded with zeros to 32 bytes. Two to a `u32` word, the first in the low half, for devices without 16-bit types.
 ///
-/// The same bits on every device as [`reference::dequantize_mx`](crate::reference::dequantize_mx); every NaN is `0x7fff`.
+/// Dequantizes to the same bits on every device as [`reference::dequantize_mx`](crate::reference::dequantize_mx); every NaN is `0x7fff`.
 ///
 /// # Errors
 /// [`KernelError::NotMx`] for other granularities; as [`scaled_gemm`](crate::scaled_gemm) for the operand.
@@ -36,7 +36,7 @@ pub fn dequantize_mx<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -
     if granularity.is_mx() { Ok(to_bf16(client, operand)) } else { Err(KernelError::NotMx { granularity }) }
 }
 
-/// The same of a checked operand of any granularity, of which others than [`Block1x32`](Granularity::Block1x32) are not scaled.
+/// Dequantizes a checked operand of any granularity, of which others than [`Block1x32`](Granularity::Block1x32) are not scaled.
 pub(crate) fn to_bf16<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -> Handle {
     let pieces = operand.rows * row_words(operand.k) * 4 / PIECE;
     let out = client.empty(pieces * PIECE * 2);

@@ -33,7 +33,7 @@ pub(crate) const F32_INF: u32 = 0x7f80_0000;
 pub(crate) const F32_NAN: u32 = 0x7fc0_0000;
 
 impl Format {
-    /// Both.
+    /// Both formats.
     pub const ALL: [Self; 2] = [Self::E4m3, Self::E5m2];
 
     /// Largest finite value: 448 for E4M3, 57344 for E5M2.

@@ -31,7 +31,7 @@ pub fn launched_by<T>(call: impl FnOnce() -> T) -> (T, Vec<KernelVariant>) {
     (result, LAUNCHED.take().unwrap_or_default())
 }
 
-/// The same for equal values, in this process.
+/// A hash that is the same for equal values, in this process.
 pub(crate) fn hash_of(value: impl Hash) -> u64 {
     BuildHasherDefault::<DefaultHasher>::default().hash_one(value)
 }

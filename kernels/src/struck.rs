@@ -16,7 +16,7 @@ static STRUCK: RwLock<Vec<(usize, u64)>> = RwLock::new(vec![]);
 /// Their number, so that nobody takes the lock while there are none.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// The same number for all clients of one device, and no others: the address of what its server has said of it.
+/// A number that all clients of one device have, and no others: the address of what its server has said of it.
 pub fn device_key<R: Runtime>(client: &ComputeClient<R>) -> usize {
     core::ptr::from_ref(client.properties()).addr()
 }

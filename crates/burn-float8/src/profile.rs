@@ -46,7 +46,7 @@ impl core::fmt::Display for Work {
 /// The sum over all calls of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Of what.
+    /// What the calls did.
     pub work: Work,
     /// How often.
     pub calls: u64,

@@ -27,11 +27,11 @@ pub trait Float8Stack: Backend + sealed::Sealed {
     fn device_memory(device: &Device<Self>) -> Option<DeviceMemory> {
         Self::Inner::fp8_device_memory(device)
     }
-    /// The same tensor as the weight of a layer.
+    /// This tensor as the weight of a layer.
     #[doc(hidden)]
     #[allow(private_interfaces)]
     fn with_tag(tensor: FloatTensor<Self>, tag: Tag) -> FloatTensor<Self>;
-    /// The same leaf with another value, of which `f` says whose weight it is.
+    /// This leaf with another value, of which `f` says whose weight it is.
     #[doc(hidden)]
     fn map_float8(
         tensor: FloatTensor<Self>,
@@ -45,7 +45,7 @@ pub trait Float8Stack: Backend + sealed::Sealed {
     fn layer(tensor: &FloatTensor<Self>) -> Option<Arc<Layer>> {
         Self::tag(tensor).map(|tag| tag.layer)
     }
-    /// The same tensor below autodiff.
+    /// This tensor below autodiff.
     #[doc(hidden)]
     fn float8_tensor(tensor: &FloatTensor<Self>) -> Float8Tensor<Self::Inner>;
     /// The layer that stands for all untagged weights of a device.

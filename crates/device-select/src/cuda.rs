@@ -27,7 +27,7 @@ pub struct CudaSetup {
     pub devices: usize,
     /// The newest CUDA version that the driver knows.
     pub driver: CudaVersion,
-    /// Of the runtime compiler.
+    /// The version of the runtime compiler.
     pub nvrtc: CudaVersion,
 }
 

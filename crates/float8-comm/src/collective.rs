@@ -8,7 +8,7 @@ use std::fmt;
 pub enum Operation {
     /// Each rank gives words, and gets those of all ranks, in the order of the ranks.
     AllGather,
-    /// The same of bytes, of which each rank may have another number.
+    /// Each rank gives bytes, not all equally many, and gets those of all ranks, in the order of the ranks.
     AllGatherBytes,
     /// Each rank gives every rank a chunk of its own, and gets one from every rank.
     AllToAll,
@@ -16,7 +16,7 @@ pub enum Operation {
     ReduceScatterSum,
     /// Sums of f32 over all ranks, which every rank gets.
     AllReduceSum,
-    /// The same in f64.
+    /// Sums of f64 over all ranks, which every rank gets.
     AllReduceSumF64,
     /// The largest words over all ranks, compared as unsigned.
     AllReduceMaxBits,
@@ -121,6 +121,6 @@ pub struct Difference {
     pub rank: usize,
     /// Rank 0's.
     pub first: Collective,
-    /// That rank's.
+    /// The other rank's collective.
     pub other: Collective,
 }

@@ -186,7 +186,7 @@ impl Communicator {
         Ok(Self(Arc::new(Inner { rank, local_rank, world_size, nccl: Some(nccl), host, traffic })))
     }
 
-    /// The same ranks with NCCL between their CUDA devices, for a program that knows only after [`from_env`](Self::from_env) whether it
+    /// These ranks with NCCL between their CUDA devices, for a program that knows only after [`from_env`](Self::from_env) whether it
     /// wants them. All ranks call it. A world of one, or one that has NCCL already, stays as it is.
     ///
     /// # Errors

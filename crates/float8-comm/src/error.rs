@@ -58,9 +58,9 @@ pub enum CommError {
         first: &'static str,
         /// What it holds.
         first_value: usize,
-        /// The same of the second.
+        /// A variable of the second launcher.
         second: &'static str,
-        /// What that holds.
+        /// What the second variable holds.
         second_value: usize,
     },
     /// This build lacks the engine that the world needs.
@@ -228,7 +228,7 @@ pub enum CommError {
     Timeout {
         /// The rank that waited.
         rank: usize,
-        /// Of how many.
+        /// How many ranks there are.
         world_size: usize,
         /// For what it waited.
         collective: Collective,
@@ -244,7 +244,7 @@ pub enum CommError {
     Left {
         /// The rank that waited.
         rank: usize,
-        /// Of how many.
+        /// How many ranks there are.
         world_size: usize,
         /// For what it waited.
         collective: Collective,
@@ -258,7 +258,7 @@ pub enum CommError {
     Leave {
         /// The rank that dropped it.
         rank: usize,
-        /// Of how many.
+        /// How many ranks there are.
         world_size: usize,
         /// How long it has waited for the others.
         waited: Duration,
@@ -277,9 +277,9 @@ pub enum CommError {
         rank: usize,
         /// The first line that differs, from 1, if the text has several.
         line: Option<usize>,
-        /// Rank 0's.
+        /// What rank 0 has there.
         first: String,
-        /// That rank's.
+        /// What that rank has there.
         other: String,
     },
     /// A rank has an error of its own.
@@ -295,7 +295,7 @@ pub enum CommError {
     /// Nothing can be sent any more.
     #[error("the communicator ended with an earlier error: {cause}")]
     Dead {
-        /// That error.
+        /// The error.
         cause: Box<CommError>,
     },
 }

@@ -23,7 +23,7 @@ impl Communicator {
         Ok(pending)
     }
 
-    /// Of words for each rank, the first chunk for rank 0: those that every rank has for this one, rank 0's first.
+    /// Exchanges words, the first chunk for rank 0: gives those that every rank has for this one, rank 0's first.
     ///
     /// # Errors
     /// [`CommError::Uneven`] if the chunks cannot be equal; those of the engine.
@@ -60,7 +60,7 @@ impl Communicator {
         self.all_reduce(Operation::AllReduceSum, label, values)
     }
 
-    /// The same in f64.
+    /// The sums of all ranks in f64, the same on each.
     ///
     /// # Errors
     /// Those of the engine.

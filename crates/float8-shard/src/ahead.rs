@@ -16,7 +16,7 @@ type Gather = (String, bool);
 pub(crate) struct Ahead<B: Float8Backend>(Mutex<Order<B>>);
 
 struct Order<B: Float8Backend> {
-    /// Those of the step under way, as it reads them; outside of a step there are none.
+    /// The weights of the step under way, as it reads them; outside of a step there are none.
     weights: Vec<Arc<SourcedWeight<B>>>,
     last_step: Vec<Gather>,
     this_step: Vec<Gather>,

@@ -13,7 +13,7 @@ use crate::collectives::DeviceCollectives;
 pub(crate) enum Reduction {
     /// In f32.
     Sum,
-    /// Of values that are not negative; NaN wins.
+    /// The largest of values that are not negative; NaN wins.
     Max,
 }
 

@@ -68,7 +68,7 @@ pub enum ShardedAxis {
 }
 
 impl ShardedAxis {
-    /// That of the operand `[N, K]` or `[K, N]` which ranks divide when they divide dim 0 of a weight `[K, N]`.
+    /// The axis of the operand `[N, K]` or `[K, N]` which ranks divide when they divide dim 0 of a weight `[K, N]`.
     pub(crate) fn of(is_transposed: bool) -> Self {
         if is_transposed { Self::Contraction } else { Self::Rows }
     }

@@ -12,7 +12,7 @@ use crate::world::World;
 /// The ranks of a sharded model.
 pub(crate) struct Peers<B: Float8Backend> {
     pub(crate) world: Arc<World<B>>,
-    /// Of the model's linears.
+    /// The layers of the model's linears.
     pub(crate) layers: Vec<Weak<Layer>>,
     /// Whether statistics may move a layer out of its recipe.
     pub(crate) may_fall_back: bool,
@@ -28,7 +28,7 @@ impl<B: Float8Backend> StepPeers<B> for Peers<B> {
         all.unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Of several decisions about one layer that of the lowest rank.
+    /// All decisions; where several are about one layer, the one of the lowest rank.
     fn union(&self, own: Vec<(Arc<Layer>, Fallback)>) -> Vec<(Arc<Layer>, Fallback)> {
         if !self.may_fall_back {
             return own;

@@ -22,17 +22,17 @@ use crate::sharding::{alignment, chunk};
 pub struct ShardPlan {
     /// Ranks.
     pub ranks: usize,
-    /// Of this rank's parameters.
+    /// Bytes of this rank's parameters.
     pub parameters: u64,
-    /// Of their gradients.
+    /// Bytes of their gradients.
     pub gradients: u64,
-    /// Of AdamW's two moments.
+    /// Bytes of AdamW's two moments.
     pub moments: u64,
-    /// Of copies of weights from all ranks, at most.
+    /// Bytes of copies of weights from all ranks, at most.
     pub gathered: u64,
-    /// Of the largest gradient before ranks have added it up.
+    /// Bytes of the largest gradient before ranks have added it up.
     pub largest_gradient: u64,
-    /// Of the whole model, which each rank has until it is sharded.
+    /// Bytes of the whole model, which each rank has until it is sharded.
     pub whole: u64,
 }
 
@@ -49,7 +49,8 @@ enum Kind {
 }
 
 impl ShardPlan {
-    /// Of `model` on so many ranks, whose linears in high precision compute in `dtype`. Parameters that are not initialised stay so.
+    /// The plan of `model` on so many ranks, whose linears in high precision compute in `dtype`. Parameters that are not initialised stay
+    /// so.
     ///
     /// # Errors
     ///

@@ -21,7 +21,7 @@ use crate::world::World;
 pub struct ShardedParameter {
     /// Its path in the module tree.
     pub name: String,
-    /// Of the whole.
+    /// The shape of the whole parameter.
     pub shape: Vec<usize>,
     /// The first row that this rank keeps, and the first that it does not; none if it keeps all.
     pub rows: Option<[usize; 2]>,
@@ -85,7 +85,7 @@ pub(crate) fn check<B: Float8Stack, M: Module<B>>(
 #[derive(Default)]
 struct Describe {
     path: Path,
-    /// Of name, dtype, shape, and whether it has a gradient.
+    /// Each parameter's name, dtype, shape, and whether it has a gradient.
     kinds: Vec<String>,
     first_values: Vec<String>,
 }

@@ -29,7 +29,7 @@ pub struct ShardSummary {
     pub elements: u64,
     /// Elements that each rank keeps, padding included.
     pub elements_per_rank: u64,
-    /// Those among them that are padding, on all ranks together.
+    /// Elements that are padding, on all ranks together.
     pub padding: u64,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Sharder<B: Float8Stack> {
     /// A layer of the conversion that parameters without one get.
     like: Option<Arc<Layer>>,
     summary: ShardSummary,
-    /// Of the linears in FP8.
+    /// The layers of the linears in FP8.
     layers: Vec<Arc<Layer>>,
 }
 

@@ -48,7 +48,7 @@ pub(crate) struct Sharding<B: Float8Backend> {
     pub(crate) chunk: usize,
     pub(crate) config: ShardConfig,
     pub(crate) float8_gathers: AtomicU64,
-    /// Those of FP8 codes that were started before a GEMM asked for them.
+    /// Gathers of FP8 codes that were started before a GEMM asked for them.
     pub(crate) gathers_ahead: AtomicU64,
     pub(crate) full_gathers: AtomicU64,
 }

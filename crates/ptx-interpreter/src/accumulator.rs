@@ -48,9 +48,9 @@ impl Accumulator {
 /// How bits are dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rounding {
-    /// Of the magnitude: toward zero.
+    /// The magnitude's last bits are dropped: toward zero.
     ToZero,
-    /// Of the two's complement, as by an arithmetic shift: down.
+    /// The last bits of the two's complement are dropped, as by an arithmetic shift: down.
     Floor,
 }
 
@@ -103,7 +103,7 @@ pub(crate) struct Right {
 }
 
 impl Right {
-    /// Of `[n][k]` elements.
+    /// The right operand with `[n][k]` elements.
     pub(crate) fn new(rows: Vec<Factor>, k: usize) -> Self {
         let n = rows.len() / k;
         let mut columns = vec![0.0; rows.len()];

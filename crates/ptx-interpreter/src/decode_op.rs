@@ -143,7 +143,7 @@ impl Decoder {
         Ok(Some(op))
     }
 
-    /// Of functions that are not inlined only CUDA's own for assertions is known.
+    /// A call. The only function known that is not inlined is CUDA's own for assertions.
     fn call(&mut self, operands: &[Operand]) -> Result<Option<Op>, String> {
         let [Operand::Name(function), Operand::Vector(names)] = operands else { return Ok(None) };
         if function != "__assertfail" || names.len() != PARAMS.len() {

@@ -112,7 +112,7 @@ pub(crate) struct Mma {
     pub a: Vec<u32>,
     pub b: Vec<u32>,
     pub c: Vec<u32>,
-    /// Of `a` and `b`: the register, its byte, and the thread of a quad that has it.
+    /// Where the scales of `a` and `b` are: the register, its byte, and the thread of a quad that has it.
     pub scales: Option<[(u32, u32, u32); 2]>,
     /// Sums and results are f16.
     pub half: bool,
@@ -155,7 +155,7 @@ pub(crate) enum TensorOp {
     /// `fence::before_thread_sync` and `fence::after_thread_sync`.
     Before,
     After,
-    /// Of one mbarrier, or of those at its place in every block of the mask in this register.
+    /// Arrives at one mbarrier, or at those at its place in every block of the mask in this register.
     Commit {
         barrier: Addr,
         multicast: Option<u32>,

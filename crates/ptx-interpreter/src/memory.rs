@@ -79,7 +79,7 @@ pub(crate) struct Shared {
     pub bytes: Vec<u8>,
     /// For each 16 bytes the warp, plus one, whose writes the asynchronous proxy does not see yet.
     unfenced: Vec<u16>,
-    /// The same by warp.
+    /// For each warp the 16 bytes whose writes the asynchronous proxy does not see yet.
     written: Vec<Vec<u32>>,
 }
 

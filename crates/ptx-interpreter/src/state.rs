@@ -99,7 +99,7 @@ pub(crate) struct Warp {
     pub stores: Vec<BulkStore>,
     pub store_groups: [u32; 32],
     pub cluster_generation: [u64; 32],
-    /// Of wgmma: operations issued, and how many each open group ends with.
+    /// Operations of wgmma issued, and how many each open group ends with.
     pub issued: u64,
     pub groups: VecDeque<u64>,
     /// Accumulators in flight, by register, and registers that are to become copies of them; empty if there are none.
@@ -108,7 +108,7 @@ pub(crate) struct Warp {
     pub moved: Vec<(u32, u32)>,
     /// Loads of tensor memory that have not been waited for: registers and the first column.
     pub tensor_loads: Vec<(Vec<u32>, usize)>,
-    /// Of tcgen05: lanes that have waited and not fenced since, and that have read and not fenced since.
+    /// Lanes that have waited for tcgen05 and not fenced since, and that have read and not fenced since.
     pub unordered: u32,
     pub unsignalled: u32,
 }
@@ -232,7 +232,7 @@ pub(crate) struct Issue<'a> {
     pub(crate) warp: &'a mut Warp,
     /// Lanes that execute it.
     pub(crate) mask: u32,
-    /// Those and the ones that its predicate turns off.
+    /// Lanes that execute it, and those that its predicate turns off.
     pub(crate) group: u32,
     pub(crate) pc: u32,
 }

@@ -236,7 +236,7 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// Of a product of `blocks` blocks, each of which has [`LANES`] rows of the sums and of A, and its share of the rows of B.
+    /// The shape of a product of `blocks` blocks, each of which has [`LANES`] rows of the sums and of A, and its share of the rows of B.
     pub(crate) fn of(descriptor: u32, block_scale: bool, blocks: usize) -> Result<Self, String> {
         let bits = |from: u32, count: u32| descriptor >> from & ((1 << count) - 1);
         // Sparsity, saturation, reserved, negation, transposition; what else the kind fixes.

@@ -38,7 +38,7 @@ pub enum GemmPath {
     Tcgen05,
     /// TMA and FP8 `wgmma`: Hopper. Never run on a GPU yet.
     Wgmma,
-    /// The same kernel with bf16 operands, which a launch before it writes: Hopper, where an operand has E8M0 scales, that its
+    /// The kernel of `wgmma` with bf16 operands, which a launch before it writes: Hopper, where an operand has E8M0 scales, that its
     /// FP8 tensor cores know nothing of. Never run on a GPU yet.
     Bf16Wgmma,
     /// FP8 tensor cores through `mma.sync`: sm_89, where E8M0 scales multiply the sums of each 32, and sm_120, block-scaled,

@@ -18,12 +18,12 @@ pub(crate) enum Isa {
 }
 
 impl Isa {
-    /// Of this client's device, without what was struck off.
+    /// The conversions of this client's device, without what was struck off.
     pub(crate) fn of<R: Runtime>(client: &ComputeClient<R>) -> Self {
         Self::left(client).unwrap_or(Self::Portable)
     }
 
-    /// The same; `None` if all of it was.
+    /// The conversions of this client's device that were not struck off; `None` if all were.
     pub(crate) fn left<R: Runtime>(client: &ComputeClient<R>) -> Option<Self> {
         let is_there = |isa| match isa {
             Self::PtxFp8 => has_fp8_cvt(client),

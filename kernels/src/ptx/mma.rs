@@ -1,6 +1,6 @@
 //! A warp's FP8 products (`mma.sync`), the loads that feed them (`ldmatrix`) and asynchronous copies to shared memory.
 //!
-//! Of `D [16, 8] += A [16, 32] · B [8, 32]ᵀ` lane `l` holds, with `g = l / 4` and `t = l mod 4`, four codes to a word,
+//! In `D [16, 8] += A [16, 32] · B [8, 32]ᵀ` lane `l` holds, with `g = l / 4` and `t = l mod 4`, four codes to a word,
 //!
 //! ```text
 //! A: rows g, g + 8, g, g + 8, at k = 4 t, 4 t, 4 t + 16, 4 t + 16        B: row g, at k = 4 t, 4 t + 16
@@ -36,7 +36,7 @@ pub(crate) enum ScaleSource {
         word: u32,
         /// 0 to 3, the low one first.
         byte: u32,
-        /// Of A 0 or 1, of B 0 to 3.
+        /// Which lanes supply scales: 0 or 1 for A, 0 to 3 for B.
         lanes: u32,
     },
 }

@@ -34,7 +34,7 @@ impl Encoding {
         Self { source: x.source, cast, isa, aligned: x.has_vector_loads(), nan_by_scale: !isa.has_fp8_cvt() }
     }
 
-    /// The same for a scale of an amax that was given, whatever `x` holds.
+    /// This encoding for a scale of an amax that was given, whatever `x` holds.
     pub(super) fn of_given_amax(self) -> Self {
         Self { nan_by_scale: false, ..self }
     }
@@ -121,7 +121,7 @@ pub(super) fn encode_quad(
     }
 }
 
-/// The same product of an element and a scale, for devices that take a subnormal element for zero: that is then an integer of up
+/// An element and a scale with the product of these, for devices that take a subnormal element for zero: that is then an integer of up
 /// to 23 bits, and its unit, 2^-149, goes to the scale.
 #[cube]
 fn normalized(bits: u32, scale: f32) -> (u32, f32) {

@@ -30,7 +30,7 @@ pub(super) struct LineScales {
 
 #[cube]
 impl LineScales {
-    /// Those of this unit's rows and columns.
+    /// Loads the scales of this unit's rows and columns.
     pub(super) fn load(&self, tile: &Tile, #[comptime] isa: Isa) -> UnitScales {
         let row = tile.row0 + UNIT_POS / UNITS_X * UNIT_ROWS;
         let col = tile.col0 + tile.sector_col(0u32);

@@ -261,7 +261,7 @@ fn array<R: Runtime>(memory: &Handle) -> ArrayArg<R> {
     unsafe { ArrayArg::from_raw_parts(memory.clone(), memory.size_in_used() as usize / 4) }
 }
 
-/// The same where a kernel may do without.
+/// Memory that a kernel may do without, as its argument.
 fn optional<T: LaunchArg<RuntimeArg<R> = ArrayArg<R>>, R: Runtime>(
     memory: Option<&Handle>,
 ) -> ComptimeOptionArgs<T, R> {

@@ -72,7 +72,7 @@ pub(super) struct TileCast {
 
 #[cube]
 impl Tile {
-    /// That of this cube, tiles being counted row by row. The spare cubes of a folded grid get rows past the last one.
+    /// The tile of this cube, tiles being counted row by row. The spare cubes of a folded grid get rows past the last one.
     pub(super) fn of_cube(geometry: Geometry, #[comptime] source: Source, #[comptime] sectors: u32) -> Tile {
         let cols = comptime!(tile_cols(source, sectors));
         let across = geometry.cols.div_ceil(cols);

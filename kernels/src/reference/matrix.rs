@@ -65,7 +65,7 @@ pub fn quantize_into(
 struct Parts {
     /// Rows and columns of a part.
     size: [usize; 2],
-    /// Of the matrix.
+    /// Columns of the matrix.
     cols: usize,
 }
 
@@ -177,7 +177,7 @@ fn cast_rows(x: &[f32], scales: &[Scale], format: Format, codes: &mut [u8]) {
     }
 }
 
-/// The same with a scale for `WIDTH` columns.
+/// Casts each row with a scale for `WIDTH` columns.
 #[inline(always)]
 fn cast_blocks<const WIDTH: usize>(x: &[f32], cols: usize, scales: &[Scale], format: Format, codes: &mut [u8]) {
     for (row, codes) in x.chunks(cols).zip(codes.chunks_mut(cols)) {

@@ -63,7 +63,12 @@ pub(crate) fn files(dataset: &Dataset, out: &mut dyn Write) -> Result<(), Error>
     if !dataset.left_out().is_empty() {
         write!(out, "  left out: {}", dataset.left_out())?;
     }
-    Ok(writeln!(out, "  tokens: {train}  held out: {held_out}")?)
+    // What a model is only judged by is all held out.
+    match train_tokens {
+        0 => writeln!(out, "  tokens: {held_out}")?,
+        _ => writeln!(out, "  tokens: {train}  held out: {held_out}")?,
+    }
+    Ok(())
 }
 
 /// What is trained on, and how much of it an epoch is.
@@ -76,7 +81,7 @@ pub(crate) fn data(
 ) -> Result<(), Error> {
     let count = |n: u64| thousands(&n.to_string());
     files(dataset, out)?;
-    let EpochSize { sequences, tokens, documents, targets, cut } = batches.epoch_size()?;
+    let EpochSize { sequences, tokens, documents, targets, cut } = batches.epoch_size();
     let TrainingSection { batch_size, grad_accumulation, .. } = config.training;
     let steps = sequences as f64 / (batch_size * grad_accumulation * ranks) as f64;
     write!(out, "epoch: {} sequences, {} steps", count(sequences), thousands(&format!("{steps:.1}")))?;
@@ -84,7 +89,7 @@ pub(crate) fn data(
     if let Some(targets) = targets.filter(|targets| *targets < tokens) {
         write!(out, "  targets: {} of {} tokens", count(targets), count(tokens))?;
     }
-    if let Some(cut) = cut.filter(|cut| *cut > 0) {
+    if cut > 0 {
         write!(out, "  longer than training.seq_len, and cut: {}", count(cut))?;
     }
     Ok(writeln!(out)?)

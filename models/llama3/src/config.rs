@@ -160,7 +160,7 @@ impl LlamaConfig {
         self.num_matmul_params().saturating_add(self.count_look_up() as usize)
     }
 
-    /// Of an embedding that is not the output layer, too.
+    /// Parameters that a token is looked up in: none where the embedding is the output layer.
     fn count_look_up(&self) -> u128 {
         if self.tie_word_embeddings { 0 } else { self.vocab_size as u128 * self.hidden_size as u128 }
     }

@@ -95,7 +95,7 @@ pub enum Error {
     MoeCheckpoint {
         /// The folder.
         path: PathBuf,
-        /// Of the model's config.
+        /// Experts of the model's config.
         num_experts: usize,
     },
     /// A checkpoint holds tensors that the model has no place for.
@@ -119,7 +119,7 @@ pub enum Error {
     /// A mixture of experts was to be exported: Hugging Face's Llama has none.
     #[error("only dense models are exported: this one has {num_experts} experts in a layer")]
     MoeExport {
-        /// Of the model's config.
+        /// Experts of the model's config.
         num_experts: usize,
     },
     /// Weights that cannot be read or written.

@@ -19,7 +19,7 @@ pub enum Sampling {
     Temperature {
         /// Above 0; 1 is the model's own distribution.
         temperature: f64,
-        /// The same seed draws the same text.
+        /// Decides what is drawn.
         seed: u64,
     },
 }

@@ -16,17 +16,18 @@ use train::run::mean_loss;
 
 use crate::Error;
 use crate::announce;
-use crate::config::LlamaConfig;
 use crate::hf::ExportOptions;
 use crate::memory;
 use crate::model::Llama;
 use crate::run_config::RunConfig;
-use crate::trainer::{self, Start, check_weights, compute_dtype, dimensions, initial, prepare, sampling};
+use crate::text::Text;
+use crate::trainer::{self, Start, compute_dtype, dimensions, prepare, sampling};
+use crate::weights::Weights;
 
 /// What is to be done with a model.
 #[derive(Debug)]
 pub struct Job {
-    /// Of the run.
+    /// The configuration of the run.
     pub config: RunConfig,
     /// Its parameters; without a checkpoint, those that the run begins with.
     pub start: Start,
@@ -111,15 +112,15 @@ impl Job {
         let (config, dims) = (&self.config, self.config.llama()?);
         memory::check_parameters(&dims, selected)?;
         let mut stop = vec![];
-        if config.chat_template()?.is_some() {
-            let tokenizer = config.tokenizer()?;
-            stop = config.stop(&tokenizer)?;
-            if stop == tokenizer.stop() {
+        if let Some(template) = config.chat_template()? {
+            let text = Text { tokenizer: config.tokenizer()?, template: Some(template) };
+            stop = text.stop();
+            if stop == text.tokenizer.stop() {
                 stop.clear();
             }
         }
         let progress = ProgressLine::new();
-        let model = initial::<B>(config, self.saved(), dims, device, &progress, out)?;
+        let model = Weights::open(config, self.saved(), dims)?.load::<B>(device, &progress, out)?;
         model.save_hf(to, &ExportOptions { stop, ..options.clone() })?;
         Ok(writeln!(out, "exported: {}", to.display())?)
     }
@@ -127,16 +128,16 @@ impl Job {
     /// The model to evaluate, with FP8 as it was when the checkpoint was made.
     fn model<B: AutodiffBackend + Float8Stack>(
         &self,
-        dims: LlamaConfig,
+        weights: Weights<'_>,
         selected: &SelectedDevice,
         device: &B::Device,
         out: &mut dyn Write,
     ) -> Result<Llama<B::InnerBackend>, Error> {
         let RunConfig { training, float8, .. } = &self.config;
-        memory::check_parameters(&dims, selected)?;
+        memory::check_parameters(weights.dims(), selected)?;
         let dtype = self.dtype::<B>(selected, device)?;
         let progress = ProgressLine::new();
-        let model = prepare::<B>(&self.config, self.saved(), dims, device, &progress, out)?.with_compute_dtype(dtype);
+        let model = prepare::<B>(&self.config, weights, device, &progress, out)?.with_compute_dtype(dtype);
         if let (Some(saved), Precision::Fp8) = (self.saved(), training.precision) {
             saved.restore_float8::<B, _>(&model)?;
             let last = saved.step().saturating_sub(1);
@@ -166,24 +167,24 @@ impl Job {
     ) -> Result<(), Error> {
         let config = &self.config;
         config.validate()?;
-        let tokenizer = config.tokenizer()?;
-        let dims = dimensions(config, &tokenizer, Some(config.training.seq_len), None)?;
-        check_weights(config, self.saved(), &dims)?;
+        let text = config.text()?;
+        let dims = dimensions(config, &text.tokenizer, Some(config.training.seq_len), None)?;
+        let weights = Weights::open(config, self.saved(), dims)?;
         let progress = ProgressLine::new();
         let (data, held_out) = match paths {
             [] => {
-                let data = config.open_data(&tokenizer, &progress, out)?;
+                let data = config.open_data(&text, &progress, out)?;
                 let held_out = config.held_out_batches(&data)?;
                 (data, held_out)
             }
-            paths => config.open_validation(paths, &tokenizer, &progress, out)?,
+            paths => config.open_validation(paths, &text, &progress, out)?,
         };
         if held_out.is_empty() {
             return Err(Error::NothingHeldOut);
         }
         announce::device(config, selected, self.dtype::<B>(selected, device)?, out)?;
         announce::files(&data, out)?;
-        let model = self.model::<B>(dims, selected, device, out)?;
+        let model = self.model::<B>(weights, selected, device, out)?;
         let loss = mean_loss(&model, &held_out, device)?;
         announce::held_out(loss, &held_out, out)
     }
@@ -197,20 +198,21 @@ impl Job {
     ) -> Result<(), Error> {
         let config = &self.config;
         config.validate()?;
-        let tokenizer = config.tokenizer()?;
-        let prompt = config.prompt(&tokenizer, is_chat)?;
-        let dims = dimensions(config, &tokenizer, None, Some(prompt.len()))?;
-        let model = self.model::<B>(dims, selected, device, &mut std::io::sink())?;
+        let text = config.text()?;
+        let prompt = text.prompt(&config.generate.prompt, is_chat)?;
+        let dims = dimensions(config, &text.tokenizer, None, Some(prompt.len()))?;
+        let weights = Weights::open(config, self.saved(), dims)?;
+        let model = self.model::<B>(weights, selected, device, &mut std::io::sink())?;
         if !is_chat {
             write!(out, "{}", config.generate.prompt)?;
         }
-        let mut text = tokenizer.stream_text_after(&prompt)?;
-        let (choices, stop) = (tokenizer.num_choices(), config.stop(&tokenizer)?);
+        let mut printed = text.tokenizer.stream_text_after(&prompt)?;
+        let choices = text.tokenizer.num_choices();
         let new = config.generate.max_new_tokens;
-        model.generate_each(&prompt, new, choices, &stop, sampling(config), |token| {
-            write!(out, "{}", text.push(token)?)?;
+        model.generate_each(&prompt, new, choices, &text.stop(), sampling(config), |token| {
+            write!(out, "{}", printed.push(token)?)?;
             Ok(out.flush()?)
         })?;
-        Ok(writeln!(out, "{}", text.finish()?)?)
+        Ok(writeln!(out, "{}", printed.finish()?)?)
     }
 }

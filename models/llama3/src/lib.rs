@@ -37,7 +37,9 @@ pub mod names;
 pub mod presets;
 pub mod rope;
 pub mod run_config;
+pub mod text;
 pub mod trainer;
+pub mod weights;
 
 pub use config::{LlamaConfig, MoeConfig, RopeScaling};
 pub use error::Error;

@@ -9,16 +9,17 @@ use burn_float8::Float8Config;
 use serde::{Deserialize, Serialize};
 use train::batches::{Batch, TrainBatches, held_out_batches};
 use train::config::{
-    CheckpointSection, DataSection, Float8Section, OptimizerSection, ParallelismSection, ProfileSection, Setting,
-    TrainingSection, require,
+    CheckpointSection, ConfigError, DataSection, Float8Section, OptimizerSection, ParallelismSection, ProfileSection,
+    Setting, TrainingSection, require,
 };
 use train::data::SequenceShape;
 use train::metrics::METRICS_FILE;
-use train::{ChatTemplate, Dataset, Message, ProgressLine, StepConfig, Tokenizer, TokenizerError};
+use train::{ChatTemplate, Dataset, ProgressLine, StepConfig, Tokenizer, TokenizerError};
 
 use crate::Error;
 use crate::config::{LlamaConfig, MoeConfig, RopeScaling};
 use crate::hf::{self, RepeatedHead};
+use crate::text::Text;
 
 /// One training run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -42,7 +43,7 @@ pub struct RunConfig {
     pub generate: GenerateSection,
     /// Which steps' time is broken down. If absent, no step's.
     pub profile: Option<ProfileSection>,
-    /// Of a run that is resumed, the folder that [`copy_assets`](Self::copy_assets) has filled.
+    /// Where a run is resumed, the folder that [`copy_assets`](Self::copy_assets) has filled.
     #[serde(skip)]
     pub assets: Option<PathBuf>,
 }
@@ -147,7 +148,7 @@ impl RunConfig {
     /// # Errors
     /// [`Error::Config`] naming the setting and the key.
     pub fn change(&self, settings: &[Setting]) -> Result<Self, Error> {
-        Ok(train::config::change(self, settings, &REPLACES)?)
+        Ok(train::config::change(self, settings, &REPLACES).map_err(|error| self.with_path(error))?)
     }
 
     /// The whole of it as TOML, defaults included, which [`load`](Self::load) reads back.
@@ -155,7 +156,34 @@ impl RunConfig {
     /// # Errors
     /// [`Error::Config`] for what TOML cannot say, as an integer beyond 63 bits.
     pub fn to_toml(&self) -> Result<String, Error> {
-        Ok(train::config::to_toml(self)?)
+        Ok(train::config::to_toml(self).map_err(|error| self.with_path(error))?)
+    }
+
+    /// The error of a configuration that TOML cannot say, which names a path that is to blame.
+    fn with_path(&self, error: ConfigError) -> ConfigError {
+        let Self { model, training, data, checkpoint, profile, .. } = self;
+        let sources = data.sources.iter().flat_map(|source| &source.paths);
+        let lists = [("data.paths", &data.paths), ("data.validation", &data.validation)];
+        let lists = lists.into_iter().flat_map(|(key, paths)| paths.iter().map(move |path| (key, path)));
+        let single = [
+            ("model.hf_path", &model.hf_path),
+            ("training.metrics", &training.metrics),
+            ("training.report", &training.report),
+            ("data.chat_template", &data.chat_template),
+            ("data.cache", &data.cache),
+            ("checkpoint.folder", &checkpoint.folder),
+            ("profile.file", &profile.as_ref().and_then(|profile| profile.file.clone())),
+        ];
+        let single = single.into_iter().filter_map(|(key, path)| Some((key, path.as_ref()?)));
+        let mut paths = single.chain(lists).chain(sources.map(|path| ("data.sources", path)));
+        match paths.find(|(_, path)| path.to_str().is_none()) {
+            Some((key, path)) => {
+                let reason =
+                    "a configuration is UTF-8, and this is not: name the folder that it lies in, or a link to it";
+                ConfigError::Value { key, value: format!("{path:?}"), reason: reason.into() }
+            }
+            None => error,
+        }
     }
 
     /// Checks what the types do not.
@@ -284,28 +312,12 @@ impl RunConfig {
         Ok(folder.map(ChatTemplate::from_folder).transpose()?.flatten())
     }
 
-    /// What a model is to continue: `generate.prompt`, or what the chat template makes of it if a user says it.
+    /// How text becomes tokens.
     ///
     /// # Errors
-    /// [`Error::NoTemplate`], [`Error::Chat`], [`Error::Tokenizer`].
-    pub fn prompt(&self, tokenizer: &Tokenizer, is_chat: bool) -> Result<Vec<u32>, Error> {
-        let text = &self.generate.prompt;
-        if !is_chat {
-            return Ok(tokenizer.prompt(text)?);
-        }
-        let template = self.chat_template()?.ok_or(Error::NoTemplate)?;
-        Ok(template.prompt(tokenizer, &[Message::new("user", text)])?)
-    }
-
-    /// The tokens at which generation ends: the tokenizer's, and that with which the chat template ends the assistant's turns.
-    ///
-    /// # Errors
-    /// [`Error::Chat`].
-    pub fn stop(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, Error> {
-        let mut stop = tokenizer.stop().to_vec();
-        let end = self.chat_template()?.and_then(|template| template.turn_end(tokenizer));
-        stop.extend(end.filter(|end| !tokenizer.stop().contains(end)));
-        Ok(stop)
+    /// Those of [`tokenizer`](Self::tokenizer) and [`chat_template`](Self::chat_template).
+    pub fn text(&self) -> Result<Text, Error> {
+        Ok(Text { tokenizer: self.tokenizer()?, template: self.chat_template()? })
     }
 
     /// The shape of batches.
@@ -317,14 +329,9 @@ impl RunConfig {
     /// What is trained on, and what is held out.
     ///
     /// # Errors
-    /// [`Error::Chat`], [`Error::Output`], and any [`Error::Data`].
-    pub fn open_data(
-        &self,
-        tokenizer: &Tokenizer,
-        progress: &ProgressLine,
-        out: &mut dyn Write,
-    ) -> Result<Dataset, Error> {
-        let template = self.chat_template()?;
+    /// [`Error::Output`], and any [`Error::Data`].
+    pub fn open_data(&self, text: &Text, progress: &ProgressLine, out: &mut dyn Write) -> Result<Dataset, Error> {
+        let Text { tokenizer, template } = text;
         Ok(progress.track("tokenized", out, |progress| self.data.open(tokenizer, template.as_ref(), progress))??)
     }
 
@@ -343,7 +350,7 @@ impl RunConfig {
         Ok(TrainBatches::new(data, self.shape(), attn_mask_type, seed)?)
     }
 
-    /// The same run with a length in steps, where it is shared by so many ranks.
+    /// This run with a length in steps, where it is shared by so many ranks.
     ///
     /// # Errors
     /// [`Error::Config`] for epochs of sources that have weights, each of which has epochs of its own; those of
@@ -377,11 +384,11 @@ impl RunConfig {
     pub fn open_validation(
         &self,
         paths: &[PathBuf],
-        tokenizer: &Tokenizer,
+        text: &Text,
         progress: &ProgressLine,
         out: &mut dyn Write,
     ) -> Result<(Dataset, Vec<Batch>), Error> {
-        let template = self.chat_template()?;
+        let Text { tokenizer, template } = text;
         let data = progress.track("tokenized", out, |progress| {
             self.data.open_validation(paths, tokenizer, template.as_ref(), progress)
         })??;

@@ -22,10 +22,11 @@ use crate::Error;
 use crate::announce;
 use crate::config::LlamaConfig;
 use crate::generate::Sampling;
-use crate::hf::Checkpoint;
 use crate::memory;
 use crate::model::Llama;
 use crate::run_config::RunConfig;
+use crate::text::Text;
+use crate::weights::Weights;
 
 /// What a run came to.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,19 +86,25 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
     if let Some(path) = &config.training.report {
         check_report_path(path)?;
     }
-    let tokenizer = config.tokenizer()?;
+    let text = config.text()?;
+    let samples = config.generate.max_new_tokens > 0;
+    let prompt = |is_chat| match samples {
+        true => text.prompt(&config.generate.prompt, is_chat).map(|prompt| Some(prompt.len())),
+        false => Ok(None),
+    };
     // Only the data says which of them it is to be.
-    let (plain, chat) = (config.prompt(&tokenizer, false)?, config.prompt(&tokenizer, true));
-    let longest = plain.len().max(chat.as_ref().map_or(0, Vec::len));
-    let dims = dimensions(config, &tokenizer, Some(config.training.seq_len), Some(longest))?;
+    let (plain, chat) = (prompt(false)?, prompt(true));
+    let longest = plain.max(chat.as_ref().ok().copied().flatten());
+    let dims = dimensions(config, &text.tokenizer, Some(config.training.seq_len), longest)?;
     // Before anything touches the device.
     let done = start.saved.as_ref().map_or(0, |saved| saved.step());
     let profile = config.profile.as_ref().filter(|profile| profile.last() > done);
     let profiler = profile.map(|profile| Profiler::prepare::<B>(profile, selected, device)).transpose()?;
     let dtype = compute_dtype::<B>(config, selected, device)?;
-    announce::model(config, selected, dtype, &dims, &tokenizer, out)?;
-    all_or_none(&comm, "the weights", check_weights(config, start.saved.as_ref(), &dims))?;
-    let plan = memory::plan::<B>(config, dims.clone(), comm.world_size(), dtype, device)?;
+    announce::model(config, selected, dtype, &dims, &text.tokenizer, out)?;
+    let weights = Weights::open(config, start.saved.as_ref(), dims.clone());
+    let weights = all_or_none(&comm, "the weights", weights)?;
+    let plan = memory::plan::<B>(config, dims, comm.world_size(), dtype, device)?;
     all_or_none(&comm, "the memory", memory::announce(&plan, selected, out))?;
     let checkpoints = match is_first {
         true => Checkpoints::new(&config.checkpoint, config.to_toml()?, !start.is_resumed, |folder| {
@@ -107,11 +114,11 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
     };
     let checkpoints = all_or_none(&comm, "the folder of checkpoints", checkpoints)?;
     let checkpoints = checkpoints.map(|checkpoints| checkpoints.with_ranks(comm.clone()));
-    let data = all_or_none(&comm, "the data", config.open_data(&tokenizer, &progress, out))?;
+    let data = all_or_none(&comm, "the data", config.open_data(&text, &progress, out))?;
     comm.agree("the data", &data.fingerprints())?;
     let (held_out, batches) = (config.held_out_batches(&data)?, config.train_batches(&data)?);
     announce::data(config, &data, &batches, comm.world_size(), out)?;
-    let is_chat = data.has_conversations() && config.generate.max_new_tokens > 0;
+    let is_chat = data.has_conversations() && samples;
     if is_chat {
         // A template that refuses it does so before the steps.
         chat?;
@@ -119,15 +126,14 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
     let config = &config.with_steps(&batches, comm.world_size())?;
     let steps = config.training.steps;
     require("training.steps", steps, done <= steps.get(), &format!("the checkpoint is of step {done}"))?;
-    let text = config.to_toml()?;
-    let checkpoints = checkpoints.map(|checkpoints| checkpoints.with_config(text));
+    let resolved = config.to_toml()?;
+    let checkpoints = checkpoints.map(|checkpoints| checkpoints.with_config(resolved));
 
-    let saved = start.saved.as_ref();
-    let model = all_or_none(&comm, "the model", prepare::<B>(config, saved, dims, device, &progress, out))?;
+    let model = all_or_none(&comm, "the model", prepare::<B>(config, weights, device, &progress, out))?;
     let model = model.with_compute_dtype(dtype);
     let (model, ranks) = shard::<B>(config, model, &comm, out)?;
     let mut steps = Steps::new(config.steps(), model, batches).with_ranks(ranks);
-    if let Some(saved) = saved {
+    if let Some(saved) = &start.saved {
         steps = steps.resume(saved)?;
         writeln!(out, "resumed: step {} of {}", saved.step(), saved.path().display())?;
     }
@@ -135,7 +141,10 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
         true => Signals::listen().map_err(TrainError::Signals)?,
         false => Signals::default(),
     };
-    let metrics = config.metrics_file().filter(|_| is_first).map(|path| Metrics::append(&path)).transpose();
+    // A new run replaces what is in its folder. Another file may be one of several runs.
+    let is_replaced = !start.is_resumed && config.training.metrics.is_none();
+    let open_metrics = if is_replaced { Metrics::create } else { Metrics::append };
+    let metrics = config.metrics_file().filter(|_| is_first).map(|path| open_metrics(&path)).transpose();
     let metrics = all_or_none(&comm, "the file of metrics", metrics.map_err(Error::from))?;
     let held_out = &held_out;
     let run = Run {
@@ -150,7 +159,7 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
         progress,
         out,
     };
-    finish(config, &tokenizer, is_chat, run, steps)
+    finish(config, &text, is_chat, run, steps)
 }
 
 /// The digest of this program's file, which every rank has to run. Alone it need not be read.
@@ -181,21 +190,21 @@ fn chain(error: &dyn std::error::Error) -> String {
 /// As [`train()`].
 pub fn finish<B: AutodiffBackend + Float8Stack>(
     config: &RunConfig,
-    tokenizer: &Tokenizer,
+    text: &Text,
     is_chat: bool,
     mut run: Run<'_, B>,
     steps: Steps<'_, B, Llama<B>>,
 ) -> Result<Outcome, Error> {
     let is_first = steps.ranks().is_none_or(Ranks::is_first);
     let Finished { model, lines, held_out: judged, report } = run.run(steps)?;
-    let Run { held_out, out, .. } = run;
+    let Run { held_out, out, progress, .. } = run;
     if let Some(HeldOut { last: (_, loss), best }) = judged {
         announce::held_out(loss, held_out, out)?;
         if best.1 < loss {
             writeln!(out, "best held-out loss: {:.5}  (step {})", best.1, best.0)?;
         }
     }
-    let sample = sample(config, tokenizer, is_chat, &model.valid())?;
+    let sample = sample(config, text, is_chat, &model.valid())?;
     if !sample.is_empty() {
         let (prompt, between) = (&config.generate.prompt, if is_chat { "\n" } else { "" });
         writeln!(out, "sample:\n{prompt}{between}{sample}")?;
@@ -214,6 +223,7 @@ pub fn finish<B: AutodiffBackend + Float8Stack>(
         writeln!(out, "{gemms}")?;
     }
     verify::<B, _>(&config.float8, &model)?;
+    progress.check_log().map_err(TrainError::Output)?;
     let (held_out_loss, best_held_out_loss) = (judged.map(|judged| judged.last.1), judged.map(|judged| judged.best));
     Ok(Outcome { steps: lines, held_out_loss, best_held_out_loss, sample, gemms, report })
 }
@@ -273,7 +283,7 @@ pub(crate) fn compute_dtype<B: Backend>(
     Err(Error::UnsupportedDtype { dtype: format!("{dtype:?}").to_lowercase(), device: selected.to_string() })
 }
 
-/// The model of a run, of these dimensions, as a checkpoint has it or at its beginning, with FP8 applied if `config` asks for it.
+/// A model with these weights, with FP8 applied if `config` asks for it.
 ///
 /// The backend's default FP8 config is switched off for `device`.
 ///
@@ -281,14 +291,13 @@ pub(crate) fn compute_dtype<B: Backend>(
 /// Weights that do not load, an FP8 config that does not fit the model, a log that cannot be written.
 pub fn prepare<B: AutodiffBackend + Float8Stack>(
     config: &RunConfig,
-    saved: Option<&SavedRun>,
-    dims: LlamaConfig,
+    weights: Weights<'_>,
     device: &B::Device,
     progress: &ProgressLine,
     out: &mut dyn Write,
 ) -> Result<Llama<B>, Error> {
-    let float8 = config.float8(&dims);
-    let model = initial(config, saved, dims, device, progress, out)?;
+    let model = weights.load::<B>(device, progress, out)?;
+    let float8 = config.float8(model.config());
     set_default_config::<B>(device, None)?;
     if config.training.precision != Precision::Fp8 {
         return Ok(model);
@@ -316,54 +325,14 @@ fn shard<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
     Ok((model, Some(ranks)))
 }
 
-/// The parameters of a checkpoint, or those that a run begins with.
-pub(crate) fn initial<B: AutodiffBackend>(
-    config: &RunConfig,
-    saved: Option<&SavedRun>,
-    dims: LlamaConfig,
-    device: &B::Device,
-    progress: &ProgressLine,
-    out: &mut dyn Write,
-) -> Result<Llama<B>, Error> {
-    let model = |dims| Llama::<B>::new(dims, device);
-    Ok(match (saved, &config.model.hf_path) {
-        (Some(saved), _) => {
-            let model = model(dims)?;
-            progress.track("loaded", out, |progress| saved.load_parameters(model, progress))??
-        }
-        (None, Some(path)) => {
-            let checkpoint = Checkpoint::open(path, &dims, config.repeated_head())?;
-            let model = model(dims)?;
-            progress.track("loaded", out, |progress| checkpoint.load(model, progress))??
-        }
-        (None, None) => {
-            let (model, seed) = (model(dims)?, config.training.seed);
-            progress.track("initialized", out, |progress| model.init_weights_with(seed, progress))?
-        }
-    })
-}
-
-/// Compares the weights that a run is to begin with with its dimensions, before it reads its data.
-///
-/// # Errors
-/// Those of [`Checkpoint::open`].
-pub(crate) fn check_weights(config: &RunConfig, saved: Option<&SavedRun>, dims: &LlamaConfig) -> Result<(), Error> {
-    match &config.model.hf_path {
-        Some(path) if saved.is_none() => Checkpoint::open(path, dims, config.repeated_head()).map(drop),
-        _ => Ok(()),
+fn sample<B: Backend>(config: &RunConfig, text: &Text, is_chat: bool, model: &Llama<B>) -> Result<String, Error> {
+    if config.generate.max_new_tokens == 0 {
+        return Ok(String::new());
     }
-}
-
-fn sample<B: Backend>(
-    config: &RunConfig,
-    tokenizer: &Tokenizer,
-    is_chat: bool,
-    model: &Llama<B>,
-) -> Result<String, Error> {
-    let prompt = config.prompt(tokenizer, is_chat)?;
-    let (choices, stop) = (tokenizer.num_choices(), config.stop(tokenizer)?);
-    let tokens = model.generate(&prompt, config.generate.max_new_tokens, choices, &stop, sampling(config))?;
-    Ok(tokenizer.stream_text_after(&prompt)?.read(&tokens)?)
+    let prompt = text.prompt(&config.generate.prompt, is_chat)?;
+    let choices = text.tokenizer.num_choices();
+    let tokens = model.generate(&prompt, config.generate.max_new_tokens, choices, &text.stop(), sampling(config))?;
+    Ok(text.tokenizer.stream_text_after(&prompt)?.read(&tokens)?)
 }
 
 /// How the configuration has text sampled.

@@ -143,10 +143,7 @@ impl TrainBatches {
     }
 
     /// How much one epoch is.
-    ///
-    /// # Errors
-    /// Those of [`TrainSequences::epoch_size`].
-    pub fn epoch_size(&self) -> Result<EpochSize, DataError> {
+    pub fn epoch_size(&self) -> EpochSize {
         self.sequences.epoch_size()
     }
 

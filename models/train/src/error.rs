@@ -69,7 +69,7 @@ pub enum TrainError {
     /// The run was told to stop, and has saved where it is.
     #[error("stopped by {signal} after step {step}; `resume {}` goes on from there", folder.display())]
     Interrupted {
-        /// Its name.
+        /// Its name, or that the log cannot be written.
         signal: &'static str,
         /// Steps made and saved.
         step: usize,
@@ -82,7 +82,7 @@ pub enum TrainError {
          it would be, and `resume` would go on with it"
     )]
     Stopped {
-        /// Its name.
+        /// Its name, or that the log cannot be written.
         signal: &'static str,
         /// Steps made.
         step: usize,

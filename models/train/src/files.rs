@@ -32,9 +32,10 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
 /// The text of what [`open`] opens.
 ///
 /// # Errors
-/// The system's; bytes that are no UTF-8.
+/// The system's; bytes that are no UTF-8; a file that Git LFS has in its place.
 pub fn read_to_string(path: &Path) -> io::Result<String> {
-    io::read_to_string(open(path)?)
+    let text = io::read_to_string(open(path)?)?;
+    if is_lfs_pointer(text.as_bytes()) { Err(io::Error::other(LFS_POINTER)) } else { Ok(text) }
 }
 
 /// What was to be read as a file is something else.

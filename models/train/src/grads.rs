@@ -52,7 +52,7 @@ struct Squares<'a, B: AutodiffBackend> {
     ranks: Option<&'a Ranks>,
     /// One `[1]` per parameter.
     sums: Vec<Tensor<B::InnerBackend, 1>>,
-    /// Those of parameters of which each rank has some rows.
+    /// The squares of parameters of which each rank has some rows.
     shards: Vec<Tensor<B::InnerBackend, 1>>,
 }
 

@@ -49,6 +49,7 @@ pub use folder::{FolderError, create_folder, write_synced};
 pub use lines::TokenizeError;
 pub use model::LanguageModel;
 pub use module_path::ModulePath;
+pub use panics::hide_caught_panics;
 pub use progress::{Log, Progress, ProgressLine};
 pub use ranks::Ranks;
 pub use report::{check_report_path, report_of, write_report};

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
@@ -20,20 +21,45 @@ pub struct Progress {
 
 /// The line. Clones are the same one.
 #[derive(Clone, Debug)]
-pub struct ProgressLine(ProgressBar);
+pub struct ProgressLine {
+    bar: ProgressBar,
+    /// Why a [`Log`] above it could not be written.
+    failure: Arc<Mutex<Option<io::Error>>>,
+}
 
 impl ProgressLine {
     /// A line on standard error, if that is a terminal.
     pub fn new() -> Self {
         match io::stderr().is_terminal() {
-            true => Self(ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr())),
+            true => Self::of(ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr())),
             false => Self::hidden(),
         }
     }
 
-    /// None.
+    /// No line.
     pub fn hidden() -> Self {
-        Self(ProgressBar::hidden())
+        Self::of(ProgressBar::hidden())
+    }
+
+    fn of(bar: ProgressBar) -> Self {
+        Self { bar, failure: Arc::default() }
+    }
+
+    fn failure(&self) -> MutexGuard<'_, Option<io::Error>> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether something of the [`Log`] could not be written.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failure().is_some()
+    }
+
+    /// Whether all of the [`Log`] was written so far.
+    ///
+    /// # Errors
+    /// The system's reason, if not.
+    pub fn check_log(&self) -> io::Result<()> {
+        self.failure().take().map_or(Ok(()), Err)
     }
 
     /// `{left}` in the template is the time left, once something has been done.
@@ -47,12 +73,12 @@ impl ProgressLine {
         };
         let style = ProgressStyle::with_template(template).expect("a template of this file");
         // Before the reset, which draws.
-        self.0.set_style(style.progress_chars("=> ").with_key("left", left));
-        self.0.set_length(total);
-        self.0.reset();
-        self.0.set_position(done);
+        self.bar.set_style(style.progress_chars("=> ").with_key("left", left));
+        self.bar.set_length(total);
+        self.bar.reset();
+        self.bar.set_position(done);
         // Time left is told by what is made from here on.
-        self.0.reset_eta();
+        self.bar.reset_eta();
     }
 
     /// Steps begin, of which so many are done.
@@ -63,14 +89,14 @@ impl ProgressLine {
     /// A step is made.
     pub(crate) fn set_step(&self, done: usize, loss: Option<f64>) {
         if let Some(loss) = loss {
-            self.0.set_message(format!("loss {loss:.4}"));
+            self.bar.set_message(format!("loss {loss:.4}"));
         }
-        self.0.set_position(done as u64);
+        self.bar.set_position(done as u64);
     }
 
     /// Removes the line.
     pub(crate) fn end(&self) {
-        self.0.finish_and_clear();
+        self.bar.finish_and_clear();
     }
 
     /// Runs a task that says how many bytes it has done, `what` being what it does with them: `tokenized`. Where there is no line,
@@ -90,8 +116,8 @@ impl ProgressLine {
                 self.begin(&format!("{what} {{bytes}} of {{total_bytes}} [{{bar:25}}] {{left}}"), 0, total_bytes);
                 has_begun = true;
             }
-            self.0.set_position(bytes);
-            if self.0.is_hidden() && written.is_ok() && since.elapsed() >= PLAIN_INTERVAL {
+            self.bar.set_position(bytes);
+            if self.bar.is_hidden() && written.is_ok() && since.elapsed() >= PLAIN_INTERVAL {
                 let [done, all] = [bytes, total_bytes].map(|bytes| bytes as f64 / 1e6);
                 written = writeln!(out, "{what}: {done:.0} of {all:.0} MB");
                 since = Instant::now();
@@ -108,7 +134,8 @@ impl Default for ProgressLine {
     }
 }
 
-/// A log that is written above a [`ProgressLine`].
+/// A log that is written above a [`ProgressLine`]. Writing never fails, so that a run whose terminal is closed, or whose disk is full,
+/// comes to where it is saved; what could not be written is told by [`ProgressLine::check_log`].
 pub struct Log<'a> {
     out: &'a mut dyn Write,
     line: ProgressLine,
@@ -119,19 +146,31 @@ impl<'a> Log<'a> {
     pub fn new(out: &'a mut dyn Write, line: &ProgressLine) -> Self {
         Self { out, line: line.clone() }
     }
+
+    fn try_to(&mut self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) {
+        if self.line.has_failed() {
+            return;
+        }
+        if let Err(error) = self.line.bar.suspend(|| write(self.out)) {
+            self.line.failure().get_or_insert(error);
+        }
+    }
 }
 
 impl Write for Log<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.line.0.suspend(|| self.out.write(bytes))
+        self.try_to(|out| out.write_all(bytes));
+        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.out.flush()
+        self.try_to(|out| out.flush());
+        Ok(())
     }
 
     fn write_fmt(&mut self, text: fmt::Arguments<'_>) -> io::Result<()> {
-        self.line.0.suspend(|| self.out.write_fmt(text))
+        self.try_to(|out| out.write_fmt(text));
+        Ok(())
     }
 }
 
@@ -161,5 +200,20 @@ mod tests {
         log.write_all(b"step 2\n").unwrap();
         line.end();
         assert_eq!(out, b"step 1\nstep 2\n");
+        line.check_log().unwrap();
+    }
+
+    #[test]
+    fn a_log_that_cannot_be_written_is_told_later() {
+        let mut room = [0; 7];
+        let mut out = &mut room[..];
+        let line = ProgressLine::hidden();
+        let mut log = Log::new(&mut out, &line);
+        for step in 1..4 {
+            writeln!(log, "step {step}").unwrap();
+        }
+        assert!(line.has_failed());
+        assert_eq!(line.check_log().unwrap_err().kind(), io::ErrorKind::WriteZero);
+        assert_eq!(&room, b"step 1\n");
     }
 }

@@ -20,7 +20,7 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// Those over which `model` is sharded.
+    /// The ranks over which `model` is sharded.
     pub fn new<B: Float8Stack, M: Module<B>>(sharded: Sharded, model: &M) -> Self {
         struct Shards(HashSet<ParamId>);
         impl<B: Float8Stack> ModuleVisitor<B> for Shards {

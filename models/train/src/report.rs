@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use burn::module::Module;
-use burn_float8::{Float8Stack, Report, report, report::UNTAGGED_NAME};
+use burn_float8::report::{GemmTotals, UNTAGGED_NAME};
+use burn_float8::{Float8Stack, Report, report};
 
 use crate::{TrainError, json_file};
 
@@ -16,37 +17,34 @@ pub fn report_of<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
     report
 }
 
-/// Calls of GEMMs between two reports of a model.
-#[derive(Debug, Default)]
-pub(crate) struct Calls(BTreeMap<String, [[u64; 3]; 3]>);
+/// Calls of GEMMs, as [`Monitor::calls`](burn_float8::Monitor::calls) has them.
+pub(crate) type Calls = BTreeMap<String, [GemmTotals; 3]>;
 
-impl Calls {
-    /// Adds those that were made from one report to the next.
-    pub(crate) fn add(&mut self, before: &Report, after: &Report) {
-        for (before, after) in before.layers.iter().zip(&after.layers) {
-            let all = self.0.entry(after.name.clone()).or_default();
-            for (calls, ((_, before), (_, after))) in all.iter_mut().zip(before.gemms().into_iter().zip(after.gemms()))
-            {
-                // A failed self-check makes emulated calls of native ones.
-                calls[0] += after.native.saturating_sub(before.native);
-                calls[1] += after.emulated.saturating_sub(before.emulated);
-                calls[2] += after.high_precision.saturating_sub(before.high_precision);
-            }
+/// Adds to `calls` those that were made from one look to the next.
+pub(crate) fn add_calls(calls: &mut Calls, before: &Calls, after: Calls) {
+    for (layer, after) in after {
+        let before = before.get(&layer).copied().unwrap_or_default();
+        for (sum, (before, after)) in calls.entry(layer).or_default().iter_mut().zip(before.into_iter().zip(after)) {
+            sum.native += after.native - before.native;
+            sum.emulated += after.emulated - before.emulated;
+            sum.high_precision += after.high_precision - before.high_precision;
         }
     }
+}
 
-    /// The report of a model without these.
-    pub(crate) fn left_out_of(&self, mut report: Report) -> Report {
-        for layer in &mut report.layers {
-            let Some(all) = self.0.get(&layer.name) else { continue };
-            for (calls, gemm) in all.iter().zip([&mut layer.fprop, &mut layer.dgrad, &mut layer.wgrad]) {
-                gemm.native = gemm.native.saturating_sub(calls[0]);
-                gemm.emulated = gemm.emulated.saturating_sub(calls[1]);
-                gemm.high_precision = gemm.high_precision.saturating_sub(calls[2]);
-            }
+/// The report of a model without these calls.
+pub(crate) fn without_calls(mut report: Report, calls: &Calls) -> Report {
+    for layer in &mut report.layers {
+        let Some(calls) = calls.get(&layer.name) else { continue };
+        for (calls, gemm) in calls.iter().zip([&mut layer.fprop, &mut layer.dgrad, &mut layer.wgrad]) {
+            // After a failed self-check the report has native calls as emulated ones.
+            let native = calls.native.min(gemm.native);
+            gemm.native -= native;
+            gemm.emulated -= calls.emulated + calls.native - native;
+            gemm.high_precision -= calls.high_precision;
         }
-        report
     }
+    report
 }
 
 /// Refuses a path that no report can be written to, before hours of training.

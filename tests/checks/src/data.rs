@@ -14,7 +14,7 @@ pub const F32: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F32)
 pub const F16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F16));
 /// `bf16`
 pub const BF16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::BF16));
-/// Those of tensors that can be cast.
+/// The dtypes of tensors that can be cast.
 pub const DTYPES: [StorageType; 3] = [F32, F16, BF16];
 
 /// What a matrix is filled with.
@@ -24,7 +24,7 @@ pub(crate) enum Content {
     Values,
     /// Zeros of both signs, subnormals, infinities and NaNs among them, one in fifty.
     Spiced,
-    /// The same, but nothing finite above 1e18, whose square f32 has.
+    /// Values of [`Spiced`](Self::Spiced), but nothing finite above 1e18, whose square f32 has.
     Mild,
     /// Zeros of both signs.
     Zeros,
@@ -53,7 +53,7 @@ pub(crate) enum Content {
 }
 
 impl Content {
-    /// Those that tell casts apart in a matrix of any dtype and shape.
+    /// The contents that tell casts apart in a matrix of any dtype and shape.
     pub(crate) const ALL: [Content; 10] = [
         Content::Values,
         Content::Spiced,

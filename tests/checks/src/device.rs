@@ -71,11 +71,11 @@ pub(crate) enum Layout {
 }
 
 impl Layout {
-    /// Those in which every element has a place of its own.
+    /// The layouts in which every element has a place of its own.
     pub(crate) const ALL: [Layout; 6] =
         [Layout::RowMajor, Layout::ColumnMajor, Layout::Pitched, Layout::AlignedPitch, Layout::Gapped, Layout::Offset];
 
-    /// Those with a stride of zero.
+    /// The layouts with a stride of zero.
     pub(crate) const REPEATED: [Layout; 3] = [Layout::RepeatedRow, Layout::RepeatedColumn, Layout::RepeatedElement];
 
     /// Where element (0, 0) lies, and the strides.

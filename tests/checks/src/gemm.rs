@@ -78,9 +78,9 @@ const BANDS: [usize; 3] = [1100, 130, 40];
 pub struct Gemm {
     /// M, N and K.
     pub shape: [usize; 3],
-    /// Of A and B.
+    /// The formats of A and B.
     pub formats: [Format; 2],
-    /// Of A and B.
+    /// The granularities of A and B.
     pub granularities: [Granularity; 2],
     /// What the operands hold.
     pub codes: Codes,
@@ -101,7 +101,7 @@ pub enum Memory {
     Fresh,
     /// A part of an allocation, whose rest stays as it is; it holds NaN.
     Given,
-    /// The same, and the result is added to the values that it holds.
+    /// A part of an allocation, as [`Given`](Self::Given), to whose values the result is added.
     Added,
 }
 

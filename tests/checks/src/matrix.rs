@@ -38,7 +38,7 @@ pub struct HostMatrix {
     pub inv_scales: Vec<InvScale>,
     /// Rows, and the length of the contraction.
     pub shape: [usize; 2],
-    /// Of the codes.
+    /// The format of the codes.
     pub format: Format,
     /// What shares one scale.
     pub granularity: Granularity,
@@ -151,7 +151,7 @@ impl HostMatrix {
         Self { codes, inv_scales: vec![InvScale::new(1.0); height * width], shape, format, granularity }
     }
 
-    /// The same with the signs of the codes taken off.
+    /// This matrix with the signs of the codes taken off.
     pub(crate) fn magnitudes(&self) -> Self {
         Self { codes: self.codes.iter().map(|code| code & 0x7f).collect(), ..self.clone() }
     }

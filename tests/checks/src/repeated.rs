@@ -1,4 +1,4 @@
-//! The same GEMM many times without a wait between: a race that one launch in a hundred loses shows.
+//! One GEMM many times without a wait between: a race that one launch in a hundred loses shows.
 //!
 //! Matrices of -1, 0 and 1, so that every sum is exact: each plain launch must give the emulated kernel's bits, and `TIMES`
 //! launches that add to one output `TIMES` times them (at most 4096 · 4 · 200 quarters, below 2^24).

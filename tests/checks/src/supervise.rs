@@ -36,7 +36,7 @@ const MOST_FALSE_STARTS: usize = 3;
 /// What became of a case.
 #[derive(Debug)]
 pub struct Done {
-    /// Of the case.
+    /// The name of the case.
     pub name: String,
     /// From its turn to its result, the start of a worker included.
     pub seconds: f64,

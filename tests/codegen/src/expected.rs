@@ -16,7 +16,7 @@ pub struct Rules {
     pub set_registers: BTreeSet<u32>,
     /// Bytes of local memory that a thread may have.
     pub local: usize,
-    /// Of each of these groups of opcodes, at least so many instructions.
+    /// Groups of opcodes, and how many instructions of each there must be at least.
     pub required: Vec<(&'static [&'static str], usize)>,
     /// Opcodes that must not stand in the code.
     pub forbidden: Vec<&'static str>,

@@ -13,7 +13,7 @@ use crate::ptxas::Version;
 
 /// The loaded compiler.
 pub struct Nvrtc {
-    /// Those that nobody uses. NVRTC compiles one program at a time, whatever thread asks; a copy of its file is a library of
+    /// The libraries that nobody uses. NVRTC compiles one program at a time, whatever thread asks; a copy of its file is a library of
     /// its own.
     free: Mutex<Vec<Library>>,
     freed: Condvar,
@@ -40,7 +40,7 @@ type SizeOf = unsafe extern "C" fn(Program, *mut usize) -> c_int;
 type Fetch = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 
 impl Nvrtc {
-    /// Of the toolkit that `FLOAT8_CUDA_TOOLS` names. Without it the test says that it is skipped, and gets nothing.
+    /// The compiler of the toolkit that `FLOAT8_CUDA_TOOLS` names. Without it the test says that it is skipped, and gets nothing.
     ///
     /// # Panics
     /// If it names none in CI, or a folder that is none.

@@ -20,7 +20,7 @@ pub struct Assembled {
 #[derive(Clone, Debug)]
 pub struct Ptxas {
     path: PathBuf,
-    /// Of the toolkit that it belongs to.
+    /// The version of the toolkit that it belongs to.
     pub release: Version,
 }
 

@@ -66,7 +66,7 @@ impl DeviceOps for OfflineDevice {}
 /// A kernel as it would have gone to NVRTC.
 #[derive(Clone, Debug)]
 pub struct Generated {
-    /// Of the device.
+    /// The architecture of the device.
     pub sm: u32,
     /// The entry point.
     pub name: String,
@@ -127,7 +127,7 @@ pub fn take_waits() -> usize {
 /// Launches are only counted while this is true.
 pub(crate) static IDLE: AtomicBool = AtomicBool::new(false);
 
-/// Those that were counted.
+/// The launches that were counted.
 pub(crate) static LAUNCHES: AtomicUsize = AtomicUsize::new(0);
 
 /// While it lives, launches on [`GenerateCuda`](crate::device::GenerateCuda) are counted and nothing else: no kernel is generated.
@@ -201,7 +201,7 @@ pub struct Running {
     _turn: RwLockWriteGuard<'static, ()>,
 }
 
-/// The same, beside others.
+/// While it lives, launches are executed, also those of others that hold one.
 pub struct RunningShared {
     _turn: RwLockReadGuard<'static, ()>,
 }

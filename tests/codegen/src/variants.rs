@@ -17,7 +17,7 @@ use crate::device::{GenerateCuda, Generated, OfflineDevice, take};
 
 const MODES: [ScaleMode; 2] = [ScaleMode::F32, ScaleMode::PowerOfTwo];
 const ORIENTATIONS: [Orientation; 3] = [Orientation::Rows, Orientation::Cols, Orientation::Both];
-/// Those whose scales are f32; [`MX`] has modes of its own.
+/// The granularities whose scales are f32; [`MX`] has modes of its own.
 const GRANULARITIES: [Granularity; 4] =
     [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128];
 const MX: Granularity = Granularity::Block1x32;
@@ -291,7 +291,7 @@ const MEDIUM: [usize; 3] = [1024, 1024, 512];
 const FEW_ROWS: [usize; 3] = [16, 512, 512];
 const ODD: [usize; 3] = [2048, 2047, 512];
 
-/// Those that give Hopper's other tiles: 128 by 64, 128 by 128, 64 by 256, and 128 by 256 without clusters; and
+/// Shapes that give Hopper's other tiles: 128 by 64, 128 by 128, 64 by 256, and 128 by 256 without clusters; and
 /// split-K.
 const NARROW: [usize; 3] = [16384, 48, 512];
 const SQUARE: [usize; 3] = [2048, 1024, 512];
@@ -302,7 +302,7 @@ const DEEP: [usize; 3] = [256, 256, 65536];
 /// Contractions whose rows of scales of blocks are loaded one by one, and two at a time; those of the others four at a time.
 const BLOCK_LENGTHS: [usize; 2] = [640, 768];
 
-/// That which gives Blackwell's widest tiles with scales of blocks.
+/// The shape that gives Blackwell's widest tiles with scales of blocks.
 const BROAD: [usize; 3] = [2048, 1536, 512];
 
 /// A GEMM to launch.

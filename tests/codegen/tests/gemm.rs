@@ -56,7 +56,7 @@ fn check(client: &Client, gemm: Gemm) {
     check_operands(client, gemm, [&a, &b]);
 }
 
-/// The same with these operands.
+/// Checks a GEMM with these operands.
 fn check_operands(client: &Client, gemm: Gemm, operands: [&HostMatrix; 2]) {
     gemm.compare(client, operands, BOUND).unwrap_or_else(|failure| panic!("{gemm:?}: {failure}"));
 }

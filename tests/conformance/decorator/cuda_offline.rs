@@ -44,7 +44,7 @@ struct Launched {
     names: Vec<String>,
     /// Kernels of float8-kernels.
     own: usize,
-    /// Those among them before which the host copies something to the device.
+    /// Launches before which the host copies something to the device.
     uploads: usize,
     /// Burn's kernels before which it does.
     burn_uploads: usize,
@@ -73,7 +73,7 @@ fn step(layer: &Linear<B>, seed: u64) -> Launched {
     step_of(&layer.weight, |x| layer.forward(x), seed)
 }
 
-/// The same of anything that multiplies by a weight.
+/// A step of anything that multiplies by a weight.
 fn step_of<const D: usize>(
     weight: &Param<Tensor<B, D>>,
     forward: impl FnOnce(Tensor<B, 2>) -> Tensor<B, 2>,

@@ -50,7 +50,7 @@ fn ours<B: Float8Backend>(experts: &GroupedLinear<A<B>>, xdy: [&[f32]; 2], ends:
     ours_in(experts, xdy, ends, DType::F32)
 }
 
-/// The same of x and dy in a dtype, which those of y and dx must be, as that of dw the weight's.
+/// What ours gives of x and dy in a dtype, which y and dx must have too; dw has the weight's.
 fn ours_in<B: Float8Backend>(
     experts: &GroupedLinear<A<B>>,
     [x, dy]: [&[f32]; 2],
@@ -81,7 +81,7 @@ fn experts_in<B: Float8Backend>(config: &Float8LinearConfig, w: &[f32], dtype: D
     Float8Config::from(config.clone()).apply(experts).unwrap().0
 }
 
-/// The same by the definition: each operand is cast as the matrix that the GEMM contracts.
+/// A grouped linear by the definition: each operand is cast as the matrix that the GEMM contracts.
 fn exact(config: &Float8LinearConfig, [x, w, dy]: [&[f32]; 3], sizes: &[usize]) -> [Vec<f32>; 3] {
     let (casts, groups, m) = (config.casts(), sizes.len(), x.len() / K);
     let spans: Vec<_> = ends_of(sizes).iter().zip(sizes).map(|(end, size)| end - size..*end).collect();
@@ -162,7 +162,7 @@ fn groups_equal_their_definition() {
     on_every_runtime!(definition_on);
 }
 
-/// Of one group, the plain linear: the same casts and the same sums.
+/// One group is the plain linear: the same casts and the same sums.
 fn one_group_on<B: Float8Backend>(runtime: &str) {
     let (x, w, dy) = (spread(M, K, 1), spread(K, N, 2), spread(M, N, 3));
     for recipe in Recipe::ALL {

@@ -21,7 +21,7 @@ fn device<const N: usize>(sms: u16, faults: [(&'static str, Fault); N]) -> Optio
     Some((running, device))
 }
 
-/// That a linear computes what the CPU does, in spite of the faults; its report.
+/// Checks that a linear computes what the CPU does, in spite of the faults, and gives its report.
 fn survives<const N: usize>(sms: u16, recipe: Recipe, faults: [(&'static str, Fault); N]) -> Option<Report> {
     let (_running, device) = device(sms, faults)?;
     let layer = layer::<Offline>(&Float8Config::new(recipe), &device).expect("the device computes");

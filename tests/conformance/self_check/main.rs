@@ -42,7 +42,7 @@ fn step<B: Float8Backend>(layer: &Linear<A<B>>, device: &B::Device) -> Vec<Vec<f
     forward_backward::<B, 2>(layer, tensor::<B, 2>(1, [m, k], device), tensor::<B, 2>(4, [m, n], device))
 }
 
-/// That a step gives what the CPU does.
+/// Checks that a step gives what the CPU does.
 fn assert_right<B: Float8Backend>(recipe: Recipe, layer: &Linear<A<B>>, device: &B::Device) {
     let cpu = Default::default();
     let want = step::<Flex>(&self::layer::<Flex>(&Float8Config::new(recipe), &cpu).expect("a CPU computes"), &cpu);

@@ -34,7 +34,7 @@ pub fn forward_backward<B: Float8Backend, const D: usize>(
     [values(y), values(x.grad(&grads).expect("tracked")), values(dw)].into_iter().chain(db).collect()
 }
 
-/// The same from values: x `[M, K]`, w `[K, N]`, dy `[M, N]`.
+/// The linear's results from values: x `[M, K]`, w `[K, N]`, dy `[M, N]`.
 pub fn from_values<B: Float8Backend>(
     config: &Float8Config,
     [x, w, dy]: [&[f32]; 3],

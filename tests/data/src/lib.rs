@@ -23,7 +23,7 @@ pub fn relative_error(a: &[f32], b: &[f32]) -> f64 {
     difference / norm(&mut b.iter().map(|b| f64::from(*b)))
 }
 
-/// The same bits, or both NaN.
+/// Whether these are the same bits, or both NaN.
 pub fn same(a: f32, b: f32) -> bool {
     a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
 }

@@ -4,7 +4,7 @@
 pub struct Random(u64);
 
 impl Random {
-    /// The same stream for the same seed.
+    /// A stream that is the same for the same seed.
     pub fn new(seed: u64) -> Self {
         // Seed 0 would leave a state of one bit, which takes dozens of steps to spread.
         let seed = if seed == 0 { u64::MAX } else { seed };

@@ -37,7 +37,7 @@ pub struct Net<B: Backend> {
 }
 
 impl<B: Backend> Net<B> {
-    /// The same on every rank.
+    /// A model that is the same on every rank.
     pub fn new(device: &B::Device) -> Self {
         Self::with_output(device, true)
     }
@@ -99,7 +99,7 @@ pub fn model(recipe: Recipe) -> Net<B> {
     Float8Config::new(recipe).apply(Net::new(&Default::default())).unwrap().0
 }
 
-/// The same with a tied output.
+/// A model with a tied output.
 pub fn tied_model(recipe: Recipe) -> Net<B> {
     Float8Config::new(recipe).apply(Net::with_output(&Default::default(), false)).unwrap().0
 }

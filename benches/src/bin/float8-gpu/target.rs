@@ -7,9 +7,9 @@ use cubecl::prelude::*;
 
 /// Where the program runs.
 pub trait Target {
-    /// Of the kernels.
+    /// The runtime of the kernels.
     type Runtime: Runtime;
-    /// Of the linears, as Burn's users have it: with fusion.
+    /// The backend of the linears, as Burn's users have it: with fusion.
     type Backend: Float8Backend;
 
     /// The default device's client, the one that the backend uses too.

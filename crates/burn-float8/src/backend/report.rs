@@ -28,7 +28,7 @@ impl SelfCheckReport {
         of_these.map(|failure| &*failure.path).collect()
     }
 
-    /// Of several devices.
+    /// What the self-checks of several devices have found.
     pub(crate) fn and(self, other: Self) -> Self {
         let mut failures = self.failures;
         failures.extend(other.failures);

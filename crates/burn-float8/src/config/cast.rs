@@ -109,7 +109,7 @@ pub struct Casts {
 }
 
 impl Casts {
-    /// The same cast for an operand in both of its GEMMs.
+    /// Casts each operand alike in both of its GEMMs.
     pub const fn new(input: CastConfig, weight: CastConfig, grad_output: CastConfig) -> Self {
         Self {
             input,

@@ -10,7 +10,7 @@ pub enum AmaxComputeAlgo {
     /// The largest of the history.
     #[default]
     Max,
-    /// That of the last step.
+    /// The amax of the last step.
     MostRecent,
 }
 

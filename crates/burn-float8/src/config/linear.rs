@@ -117,7 +117,7 @@ impl Float8LinearConfig {
         Self { recipe, ..Self::default() }
     }
 
-    /// The same settings with another recipe's casts and what belongs to their scales.
+    /// These settings with another recipe's casts and what belongs to their scales.
     pub(crate) fn with_recipe(self, recipe: Recipe) -> Self {
         let (round_scales_to_power_of_2, scale_calculation_mode) = (None, None);
         Self { recipe, round_scales_to_power_of_2, scale_calculation_mode, ..self }.with_casts(recipe.casts())

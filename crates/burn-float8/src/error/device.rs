@@ -44,7 +44,7 @@ pub struct SelfCheckFailure {
     pub call: String,
     /// The path of a GEMM, or the instructions of a cast.
     pub path: String,
-    /// Of the operands of a GEMM: GEMMs of such operands take another path from then on.
+    /// The granularities of a GEMM's operands: GEMMs of such operands take another path from then on.
     pub granularities: Option<[Granularity; 2]>,
     /// What was wrong: the sample, what it is and what it should be; or the device's error.
     pub found: String,

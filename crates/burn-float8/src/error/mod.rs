@@ -274,9 +274,9 @@ pub enum Float8Panic {
         "a grouped linear of x {x:?}, weight {weight:?} and {ends} ends: x is [M, K], the weight [G, K, N], ends are G"
     )]
     GroupedShapes {
-        /// Of x.
+        /// The shape of x.
         x: [usize; 2],
-        /// Of the weight.
+        /// The shape of the weight.
         weight: [usize; 3],
         /// Number of ends.
         ends: usize,

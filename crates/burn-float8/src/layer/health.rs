@@ -49,7 +49,7 @@ pub struct OperandHealth {
     pub step: u64,
     /// The cast that ran.
     pub cast: CastHealth,
-    /// The same tensor by other recipes.
+    /// How well other recipes represent the same tensor.
     pub compare: Vec<(Recipe, CastHealth)>,
 }
 

@@ -62,7 +62,7 @@ struct GemmCalls {
 struct Settings {
     configured: Arc<Policy>,
     active: Arc<Policy>,
-    /// Of `active`, in FP8.
+    /// The plan of `active`, where that is FP8.
     plan: Option<Arc<LinearPlan>>,
     fallback: Option<Fallback>,
 }
@@ -125,7 +125,7 @@ impl Layer {
         }
     }
 
-    /// The same layer, whose weight comes from this `Arc<dyn WeightSource<B>>`.
+    /// This layer with a weight that comes from this `Arc<dyn WeightSource<B>>`.
     pub(crate) fn with_source(self, source: impl Any + Send + Sync) -> Self {
         Self { source: Some(Box::new(source)), ..self }
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use burn::module::Module;
 
+use super::report::GemmTotals;
 use super::walk::linears;
 use crate::layer::{Layer, OperandHealth, ReadAmax};
 use crate::stack::Float8Stack;
@@ -23,7 +24,7 @@ pub struct SampledOperand {
     pub layer: String,
     /// `input`, `weight` or `grad_output`, and `_t` behind it where a GEMM reads the transpose.
     pub operand: &'static str,
-    /// Of the last sampled step.
+    /// The statistics of the last sampled step.
     pub health: OperandHealth,
 }
 
@@ -33,7 +34,7 @@ pub struct Amaxes {
     layers: Vec<LayerAmaxes>,
 }
 
-/// Of one linear.
+/// The amaxes of one linear's operands.
 #[derive(Clone)]
 struct LayerAmaxes {
     layer: Arc<Layer>,
@@ -72,6 +73,17 @@ impl<B: Float8Stack> Monitor<B> {
     pub fn new<M: Module<B>>(model: &M) -> Self {
         let layers = linears::<B, M>(model, None).into_iter();
         Self { layers: layers.filter_map(|found| Some((found.device, found.tag?.layer))).collect() }
+    }
+
+    /// Calls of fprop, dgrad and wgrad so far, by the linear's path in the module tree. Nothing is read from the device.
+    pub fn calls(&self) -> BTreeMap<String, [GemmTotals; 3]> {
+        let calls = |layer: &Layer| {
+            Gemm::ALL.map(|gemm| {
+                let [native, emulated, high_precision] = layer.calls(gemm);
+                GemmTotals { native, emulated, high_precision }
+            })
+        };
+        self.layers.iter().map(|(_, layer)| (layer.name().into(), calls(layer))).collect()
     }
 
     /// GEMM calls so far by path: how FP8 ones were computed (`wgmma`, `emulated`, ..), and `high_precision`. Nothing is read from the

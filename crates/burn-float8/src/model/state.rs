@@ -17,7 +17,7 @@ use crate::terms::{ContractionAxis, Operand, Role};
 
 /// The state of a model's converted linears: what their casts depend on besides the tensors.
 ///
-/// Of a model that several processes train together all of them export it.
+/// Where several processes train a model together, all of them export it.
 ///
 /// Without statistics, of no consequence for recipes but `delayed`. Export it between two optimizer steps, with the
 /// parameters and the optimizer's record. Restore it after
@@ -43,11 +43,11 @@ pub struct LayerState {
     pub fallback: Option<Fallback>,
     /// What its histories were made with; absent without any.
     pub delayed_scaling: Option<DelayedScaling>,
-    /// Its amax history as x.
+    /// The amax history of x.
     pub input: Option<AmaxState>,
-    /// That of w.
+    /// The amax history of w.
     pub weight: Option<AmaxState>,
-    /// That of dy.
+    /// The amax history of dy.
     pub grad_output: Option<AmaxState>,
 }
 

@@ -64,7 +64,7 @@ pub struct Float8StateModule<B: Backend> {
 }
 
 impl<B: Float8Stack> Float8StateModule<B> {
-    /// That of a model to which a configuration was applied; of no use to it once another one is.
+    /// The state of a model to which a configuration was applied; of no use to it once another one is.
     ///
     /// # Errors
     ///

@@ -81,7 +81,7 @@ pub struct FoundLinear<B: Float8Stack> {
     pub(super) parameter: (String, String),
     /// Where its weight is.
     pub device: B::Device,
-    /// Of its weight, once a configuration was applied.
+    /// The tag of its weight, once a configuration was applied.
     pub(crate) tag: Option<Tag>,
     /// The weight, unless it is a quantized tensor, which no FP8 linear reads.
     pub weight: Option<FloatTensor<B>>,

@@ -23,8 +23,8 @@ pub(super) struct Use {
 }
 
 impl Use {
-    /// Of a weight that a forward reads on this thread now. It begins an optimizer step if it is the first weight that linears read of
-    /// those that the optimizer has built.
+    /// The use of a weight that a forward reads on this thread now. It begins an optimizer step if it is the first weight that linears
+    /// read of those that the optimizer has built.
     ///
     /// # Panics
     ///
@@ -119,8 +119,8 @@ impl<'a> GemmCall<'a> {
         }
     }
 
-    /// Of a GEMM without rows, which reads no weight: gathers its weight all the same if that has a source, since processes that have
-    /// rows wait for this one. The copy, if it was gathered in FP8: the amax of its rows counts.
+    /// Gathers the weight of a GEMM without rows, which reads none, if it has a source: processes that have rows wait for this one.
+    /// Gives the copy, if it was gathered in FP8: the amax of its rows counts.
     pub(super) fn join<B: Float8Backend>(
         &self,
         w: &Float8Tensor<B>,

@@ -17,11 +17,11 @@ use crate::tensor::{Float8Tensor, Wrapped};
 type FullTensorFn<B> = fn(FloatTensor<B>) -> FloatTensor<B>;
 type GroupedFn<B> = fn(FloatTensor<B>, FloatTensor<B>, IntTensor<B>) -> FloatTensor<B>;
 
-/// Those of one backend.
+/// The functions of one backend.
 pub(crate) struct Functions<B: Backend> {
-    /// Of x, w and ends.
+    /// The grouped linear of x, w and the ends of groups.
     pub(crate) grouped_linear: GroupedFn<B>,
-    /// Of a weight.
+    /// The whole of a weight, of which this process may have some rows.
     pub(crate) full_tensor: FullTensorFn<B>,
 }
 

@@ -67,7 +67,7 @@ pub struct ShardingReport {
     pub k: usize,
     /// Gathers of FP8 codes from all processes.
     pub float8_gathers: u64,
-    /// Those among them that ran while other layers computed.
+    /// Gathers in FP8 that ran while other layers computed.
     pub float8_gathers_ahead: u64,
     /// Gathers of values, in the dtype of x.
     pub high_precision_gathers: u64,
@@ -261,7 +261,7 @@ impl<B: Float8Backend> Float8Tensor<B> {
 }
 
 impl<'a> CastRequest<'a> {
-    /// That of a weight, if it has one.
+    /// The source of a weight, if it has one.
     pub(super) fn source<B: Float8Backend>(&self) -> Option<&'a Arc<dyn WeightSource<B>>> {
         if self.operand.role == Role::Weight { source_of(self.layer) } else { None }
     }

@@ -22,7 +22,7 @@ pub trait Wrapped: Backend {
     /// The tensor below autodiff.
     #[doc(hidden)]
     fn plain(tensor: &FloatTensor<Self>) -> &FloatTensor<Self::Plain>;
-    /// The same leaf with another value.
+    /// This leaf with another value.
     #[doc(hidden)]
     fn replace(leaf: FloatTensor<Self>, value: FloatTensor<Self::Plain>) -> FloatTensor<Self>;
     /// y `[.., N]` = x `[.., K]` · w `[K, N]` + bias `[N]`.
@@ -80,7 +80,7 @@ impl<W: Wrapped> Float8Tensor<W> {
         self.tag().map(|tag| &tag.layer)
     }
 
-    /// The same tensor as the weight of a layer that has not seen it. Copies that another layer's linears made stay with that:
+    /// This tensor as the weight of a layer that has not seen it. Copies that another layer's linears made stay with that:
     /// a history that counts them would be the other's.
     pub(crate) fn tagged(self, tag: Tag) -> Self {
         Self { mark: Some(Mark::Weight(tag)), ..Self::new(self.full) }

@@ -19,7 +19,7 @@ const GRACE: Duration = Duration::from_millis(500);
 /// How long a rank with an error of a collective waits when it drops the communicator. The first process that ends takes the others
 /// with it, and all are to print theirs first.
 const LAST_WORDS: Duration = Duration::from_millis(300);
-/// The same of a rank that had no such error, but left early. It is shorter, as its reason is what users look for, and a program may
+/// How long a rank waits that had no such error, but left early. It is shorter, as its reason is what users look for, and a program may
 /// print that only when the communicator is dropped.
 const FIRST_WORDS: Duration = Duration::from_millis(100);
 

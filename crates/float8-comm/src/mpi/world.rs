@@ -32,9 +32,9 @@ pub(crate) struct World {
 
 /// All that MPI calls need, and what they told.
 pub(crate) struct State {
-    /// Of collectives.
+    /// The communicator of collectives.
     pub data: MPI_Comm,
-    /// Of what ranks tell each other about their collectives, and of the barrier when they leave.
+    /// The communicator of what ranks tell each other about their collectives, and of the barrier when they leave.
     pub control: MPI_Comm,
     /// None once the world has ended.
     pub universe: Option<Universe>,

@@ -53,7 +53,7 @@ impl NcclComm {
         unsafe { self.reduce_scatter((ncclDataType_t::ncclFloat32, 4), label, (send, receive), chunk, stream) }
     }
 
-    /// The same of bf16, in which sums are added: NCCL rounds each partial sum.
+    /// Sums `world_size * chunk` bf16 of all ranks in bf16: NCCL rounds each partial sum.
     ///
     /// # Errors
     /// NCCL's; the compare mode's.

@@ -29,7 +29,7 @@ pub struct NcclComm {
     pub(super) core: Arc<Core>,
     pub(super) lane: Arc<Lane>,
     pub(super) watchdog: Watchdog,
-    /// Of what is started with `lane`.
+    /// The order of what is started with `lane`.
     pub(super) order: Mutex<()>,
     started: AtomicU64,
     traffic: Arc<Mutex<Traffic>>,

@@ -123,7 +123,7 @@ fn cropped<R: CubeRuntime>(t: CubeTensor<R>, dims: [usize; 2]) -> CubeTensor<R> 
     into_contiguous(if is_whole { t } else { slice(t, &dims.map(|len| 0..len)) })
 }
 
-/// The same words, contiguous, in another shape.
+/// A tensor's words, contiguous, in another shape.
 fn relabelled<R: CubeRuntime>(t: CubeTensor<R>, dims: &[usize]) -> CubeTensor<R> {
     let t = into_contiguous(t);
     CubeTensor::new_contiguous(t.client, t.device, Shape::from(dims.to_vec()), t.handle, t.dtype)

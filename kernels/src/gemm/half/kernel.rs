@@ -174,7 +174,7 @@ fn clear(sums: &Sequence<cmma::Matrix<f32>>, #[comptime] config: Config) {
     }
 }
 
-/// Of one step of an operand's rows, this unit's chunks and what multiplies their values.
+/// This unit's chunks of one step of an operand's rows, and what multiplies their values.
 #[derive(CubeType)]
 struct Held {
     chunks: Array<Chunk>,

@@ -17,7 +17,7 @@ pub(super) enum LinesOf {
     Rows,
     /// Columns of its sums: 0, 1, 8, 9, ...
     Cols,
-    /// Those whose scales its lane gives to block-scaled products: 0, 32, ...
+    /// Rows whose scales its lane gives to block-scaled products: 0, 32, ...
     Given,
 }
 
@@ -120,7 +120,7 @@ pub(super) struct Scales {
     /// E8M0 scales of the current block of 128, four to a word.
     pub(super) words_a: Array<u32>,
     pub(super) words_b: Array<u32>,
-    /// Those on their way.
+    /// The scales that are on their way.
     next_a: Array<u32>,
     next_b: Array<u32>,
     /// Bits of the f32 scales of the thread's sums.

@@ -14,10 +14,11 @@ use float8_shard::Engine;
 use float8_shard::{CommOptions, Communicator};
 use llama3::Error;
 use llama3::jobs::Job;
-use train::{EscapedWriter, TrainError, escaped};
+use train::{EscapedWriter, TrainError, escaped, hide_caught_panics};
 
 /// Runs a program, whose `main` does nothing else: what burn-float8 logs goes to the terminal, and so does an error with all its causes.
 pub fn main(run: impl FnOnce() -> Result<(), Error>) -> ExitCode {
+    hide_caught_panics();
     // SAFETY: a program begins with one thread.
     unsafe { quiet_wayland() };
     let mut logger = env_logger::builder();
@@ -26,27 +27,33 @@ pub fn main(run: impl FnOnce() -> Result<(), Error>) -> ExitCode {
         train::file_limits_are_errors().map_err(|error| TrainError::Signals(error).into()).and_then(|()| run());
     let Err(error) = result else { return ExitCode::SUCCESS };
     if let Error::Train(TrainError::Interrupted { signal, .. } | TrainError::Stopped { signal, .. }) = &error {
-        eprintln!("{}", escaped(&error.to_string()));
+        say(&error.to_string());
         // As shells have it: 128 and the number of the signal.
-        return ExitCode::from(match *signal {
-            "SIGTERM" => 143,
-            "SIGHUP" => 129,
-            _ => 130,
-        });
+        return match *signal {
+            "SIGTERM" => ExitCode::from(143),
+            "SIGHUP" => ExitCode::from(129),
+            "SIGINT" => ExitCode::from(130),
+            _ => ExitCode::FAILURE,
+        };
     }
     let mut said = error.to_string();
-    eprintln!("error: {}", escaped(&said));
+    say(&format!("error: {said}"));
     let mut source = error.source();
     while let Some(cause) = source {
         // Some errors quote their causes.
         let cause_text = cause.to_string();
         if !said.contains(&cause_text) {
-            eprintln!("  caused by: {}", escaped(&cause_text));
+            say(&format!("  caused by: {cause_text}"));
             said = cause_text;
         }
         source = cause.source();
     }
     ExitCode::FAILURE
+}
+
+/// Standard error may be a terminal that is closed.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{}", escaped(line));
 }
 
 /// Does the job of a command line, which `trains` together with the other ranks if a launcher has started several: the first of them

@@ -1,6 +1,5 @@
 //! Commands that take a model that is there: a run's checkpoint, or a Hugging Face checkpoint.
 
-use std::fs;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -122,7 +121,7 @@ impl PrecisionArgs {
 
 fn read_config(folder: &Path) -> Result<String, Error> {
     let path = folder.join(CONFIG);
-    fs::read_to_string(&path).map_err(|source| match source.kind() {
+    train::files::read_to_string(&path).map_err(|source| match source.kind() {
         ErrorKind::NotFound => CheckpointError::NoRun { folder: folder.into() }.into(),
         _ => Error::Io { path, source },
     })

@@ -15,7 +15,7 @@ const ROWS: usize = 4096;
 
 /// What becomes of an output layer that lies in the files of a model whose output is tied to the embedding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RepeatedHead {
+pub(crate) enum RepeatedHead {
     /// It must be the embedding.
     #[default]
     MustBeEqual,

@@ -18,7 +18,7 @@ use crate::names;
 /// What is exported, and with what.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportOptions {
-    /// Of every tensor in the files.
+    /// Dtype of every tensor in the files.
     pub dtype: ExportDtype,
     /// Bytes of tensors in one file; more are split over several.
     pub max_shard_bytes: u64,

@@ -7,8 +7,7 @@ mod export;
 mod files;
 mod weights;
 
-pub(crate) use check::Checkpoint;
-pub use check::RepeatedHead;
+pub(crate) use check::{Checkpoint, RepeatedHead};
 pub(crate) use config::is_bf16;
 pub use export::{ExportDtype, ExportOptions};
 pub(crate) use files::has_tokenizer;

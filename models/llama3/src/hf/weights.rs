@@ -28,23 +28,9 @@ impl<B: Backend> Llama<B> {
     /// Replaces every parameter by the checkpoint's in folder `dir`, whose `config.json` is not read.
     ///
     /// # Errors
-    /// As [`load_hf_weights_with`](Self::load_hf_weights_with).
-    pub fn load_hf_weights(self, dir: impl AsRef<Path>) -> Result<Self, Error> {
-        self.load_hf_weights_with(dir, RepeatedHead::default(), &mut |_| ())
-    }
-
-    /// [`load_hf_weights`](Self::load_hf_weights), which says how far it is, and what becomes of an output layer in the files if this
-    /// model's is tied.
-    ///
-    /// # Errors
     /// [`Error::MoeCheckpoint`], [`Error::TensorFiles`], [`Error::UnexpectedTensors`], [`Error::TiedHead`], [`TrainError::Execution`].
-    pub fn load_hf_weights_with(
-        self,
-        dir: impl AsRef<Path>,
-        head: RepeatedHead,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<Self, Error> {
-        Checkpoint::open(dir.as_ref(), self.config(), head)?.load(self, progress)
+    pub fn load_hf_weights(self, dir: impl AsRef<Path>) -> Result<Self, Error> {
+        Checkpoint::open(dir.as_ref(), self.config(), RepeatedHead::default())?.load(self, &mut |_| ())
     }
 }
 

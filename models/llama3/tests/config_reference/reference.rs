@@ -22,7 +22,7 @@ pub struct Section {
 
 /// The keys that come from one struct.
 pub struct Entries {
-    /// Of a struct that is flattened into the section's.
+    /// The doc comment of a struct that is flattened into the section's.
     pub doc: Option<Vec<String>>,
     pub entries: Vec<Entry>,
 }
@@ -157,7 +157,7 @@ fn absent(field: &Field, defaults: &Defaults) -> Absent {
 /// All tables of a configuration.
 pub struct Reference {
     pub sections: Vec<Section>,
-    /// Of each type that has been read, its section and its keys.
+    /// For each type that has been read its section and its keys.
     read: BTreeMap<String, Keys>,
 }
 

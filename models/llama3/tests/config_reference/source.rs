@@ -49,7 +49,7 @@ pub struct Table {
     pub groups: Vec<Group>,
     /// serde fills in what is missing from the type's `Default`.
     pub has_default: bool,
-    /// That is derived: the default of each field.
+    /// Whether the default is derived: that of each field.
     pub derives_default: bool,
 }
 
@@ -112,7 +112,7 @@ struct Place<'a> {
 }
 
 impl Sources {
-    /// Those of the crates that the workspace's manifest has paths of.
+    /// The sources of the crates that the workspace's manifest has paths of.
     pub fn of_workspace(root: &Path) -> Self {
         let manifest: toml::Table = toml::from_str(&fs::read_to_string(root.join("Cargo.toml")).unwrap()).unwrap();
         let dependencies = manifest["workspace"]["dependencies"].as_table().unwrap();

@@ -7,6 +7,7 @@ use burn::backend::Flex;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Tensor, bf16, f16};
 use llama3::trainer::prepare;
+use llama3::weights::Weights;
 use llama3::{Error, Llama, LlamaConfig, RunConfig, names};
 use safetensors::Dtype;
 use serde_json::json;
@@ -170,7 +171,8 @@ fn a_tied_checkpoint_with_another_output_layer_is_refused_until_one_is_chosen() 
         let config = RunConfig::load(None, &settings).unwrap();
         let dims = config.llama().unwrap();
         let out = &mut std::io::sink();
-        prepare::<Train>(&config, None, dims, &Default::default(), &ProgressLine::hidden(), out)
+        let weights = Weights::open(&config, None, dims)?;
+        prepare::<Train>(&config, weights, &Default::default(), &ProgressLine::hidden(), out)
     };
     assert!(matches!(run(&[]), Err(Error::TiedHead { .. })));
     assert!(run(&["model.tie_word_embeddings=true"]).unwrap().lm_head.is_none());
@@ -268,12 +270,18 @@ fn files_that_are_no_checkpoint_are_errors() {
         (&whole[..5], "shorter than the length"),
         (&[], "empty"),
         (&[0xff; 64], "a header beyond the file"),
+        (b"<!DOCTYPE html><html><body>404</body></html>", "a page that says (\"<!DOCTYP\")"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 247\n", "a Git LFS pointer"),
     ] {
         fs::write(&file, bytes).unwrap();
         let error = load(dir.path()).unwrap_err();
         assert!(matches!(error, Error::TensorFiles(TensorFilesError::Broken { .. })), "{what}");
         assert_eq!(error.to_string().contains("git lfs pull"), what.contains("LFS"), "{error}");
+        assert_eq!(
+            error.to_string().contains("no safetensors file: it has 44 bytes, and by its first 8 (\"<!DOCTYP\")"),
+            what.contains("page"),
+            "{error}"
+        );
     }
     let longer = [&whole[..], &[0]].concat();
     fs::write(&file, longer).unwrap();

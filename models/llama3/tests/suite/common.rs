@@ -11,7 +11,9 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::Float8;
 use device_select::SelectedDevice;
+use llama3::text::Text;
 use llama3::trainer::{Outcome, Start, prepare, train};
+use llama3::weights::Weights;
 use llama3::{Error, Llama, LlamaConfig, MoeConfig, RopeScaling, RunConfig};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -208,9 +210,14 @@ pub(crate) fn run(config: &RunConfig) -> Result<(Outcome, String), Error> {
     Ok((outcome, String::from_utf8(log).unwrap()))
 }
 
+/// Text as bytes.
+pub(crate) fn bytes() -> Text {
+    Text { tokenizer: Tokenizer::bytes(), template: None }
+}
+
 /// What a run of `config` reads, as bytes.
 pub(crate) fn open(config: &RunConfig) -> Dataset {
-    config.open_data(&Tokenizer::bytes(), &ProgressLine::hidden(), &mut std::io::sink()).unwrap()
+    config.open_data(&bytes(), &ProgressLine::hidden(), &mut std::io::sink()).unwrap()
 }
 
 /// The beginning of a run of `config`, step by step; `change` has the last word on the model.
@@ -219,10 +226,9 @@ pub(crate) fn steps<'a>(
     data: &Dataset,
     change: impl FnOnce(Llama<Train>) -> Llama<Train>,
 ) -> Steps<'a, Train, Llama<Train>> {
-    let dims = config.llama().unwrap();
+    let weights = Weights::open(config, None, config.llama().unwrap()).unwrap();
     let model =
-        prepare::<Train>(config, None, dims, &Default::default(), &ProgressLine::hidden(), &mut std::io::sink())
-            .unwrap();
+        prepare::<Train>(config, weights, &Default::default(), &ProgressLine::hidden(), &mut std::io::sink()).unwrap();
     Steps::new(config.steps(), change(model), config.train_batches(data).unwrap())
 }
 

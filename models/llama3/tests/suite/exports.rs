@@ -10,6 +10,7 @@ use burn::tensor::bf16;
 use burn_float8::Float8Config;
 use llama3::hf::{ExportDtype, ExportOptions, copy_assets};
 use llama3::trainer::prepare;
+use llama3::weights::Weights;
 use llama3::{Error, Llama, LlamaConfig};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
@@ -151,15 +152,9 @@ fn export_import_export_gives_the_same_bytes() {
 fn a_model_that_trains_in_fp8_exports_its_parameters() {
     let dir = tempfile::tempdir().unwrap();
     let config = run_config(dir.path(), &["training.precision=fp8", "training.seed=9"]);
-    let fp8 = prepare::<Train>(
-        &config,
-        None,
-        config.llama().unwrap(),
-        &Default::default(),
-        &ProgressLine::hidden(),
-        &mut std::io::sink(),
-    )
-    .unwrap();
+    let weights = Weights::open(&config, None, config.llama().unwrap()).unwrap();
+    let (progress, out) = (ProgressLine::hidden(), &mut std::io::sink());
+    let fp8 = prepare::<Train>(&config, weights, &Default::default(), &progress, out).unwrap();
     let plain = model::<Flex>(fp8.config().clone(), 9);
     let [ours, expected] = ["ours", "expected"].map(|name| dir.path().join(name));
     fp8.save_hf(&ours, &ExportOptions::default()).unwrap();

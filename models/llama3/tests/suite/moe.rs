@@ -43,7 +43,7 @@ fn chosen<B: Backend>(moe: &Moe<B>, x: &Tensor<B, 2>, per_token: usize) -> Vec<V
     values(logits).chunks(experts).map(best).collect()
 }
 
-/// The same mixture, one token and one expert after the other.
+/// A mixture computed one token and one expert after the other.
 fn token_by_token<B: Backend>(moe: &Moe<B>, x: Tensor<B, 2>, per_token: usize) -> Tensor<B, 2> {
     let experts = &moe.experts;
     let chosen = chosen(moe, &x, per_token);

@@ -9,9 +9,9 @@ use device_select::SelectedDevice;
 use llama3::trainer::{Outcome, finish};
 use llama3::{Error, RunConfig};
 use serde_json::Value;
-use train::{ProgressLine, Run, Signals, Tokenizer, TrainError};
+use train::{ProgressLine, Run, Signals, TrainError};
 
-use crate::common::{open, run, run_config as config, steps, text};
+use crate::common::{bytes, open, run, run_config as config, steps, text};
 
 #[test]
 fn the_report_file_says_what_each_linear_did() {
@@ -98,7 +98,7 @@ fn in_dtype(config: &RunConfig, dtype: DType) -> (Result<Outcome, Error>, String
         progress: ProgressLine::hidden(),
         out: &mut log,
     };
-    let outcome = finish(config, &Tokenizer::bytes(), false, run, steps);
+    let outcome = finish(config, &bytes(), false, run, steps);
     (outcome, String::from_utf8(log).unwrap())
 }
 

@@ -121,7 +121,7 @@ fn a_run_on_conversations_says_and_samples_what_it_sees() {
     let [targets, tokens] =
         [0, 2].map(|word| targets.split(' ').nth(word).unwrap().replace(',', "").parse::<u64>().unwrap());
     assert!(0 < targets && targets < tokens, "{log}");
-    let prompt = config.prompt(&Tokenizer::bytes(), true).unwrap();
+    let prompt = config.text().unwrap().prompt(&config.generate.prompt, true).unwrap();
     assert_eq!(Tokenizer::bytes().decode(&prompt).unwrap(), "<user>hello<assistant>");
     // One that refuses the prompt does so before the first step.
     let strict = data.path().join("strict.jinja");
@@ -133,9 +133,11 @@ fn a_run_on_conversations_says_and_samples_what_it_sees() {
     let template = config.data.chat_template.replace(strict);
     let error = run(&config).unwrap_err();
     assert!(matches!(error, Error::Chat(_)) && error.to_string().contains("no hello"), "{error}");
+    // Nothing is sampled, whatever the prompt.
     config.generate.max_new_tokens = 0;
+    config.generate.prompt = "hello ".repeat(10_000);
     run(&config).unwrap();
-    config.generate.max_new_tokens = 8;
+    (config.generate.max_new_tokens, config.generate.prompt) = (8, "hello".into());
     config.data.chat_template = template;
     // The template is the data's: text goes on as text.
     let text = text();
@@ -236,15 +238,11 @@ fn a_checkpoint_brings_its_tokenizer() {
 
     let (own, log) = run(&config).unwrap();
     let tokens = config
-        .open_data(&config.tokenizer().unwrap(), &ProgressLine::hidden(), &mut std::io::sink())
+        .open_data(&config.text().unwrap(), &ProgressLine::hidden(), &mut std::io::sink())
         .unwrap()
         .size()
         .train_tokens;
-    let bytes = config
-        .open_data(&Tokenizer::bytes(), &ProgressLine::hidden(), &mut std::io::sink())
-        .unwrap()
-        .size()
-        .train_tokens;
+    let bytes = open(&config).size().train_tokens;
     assert!(tokens < bytes);
     assert!(log.contains("tokenizer: tokenizer.json, 1001 tokens"), "{log}");
     config.data.tokenizer = Some("bytes".into());

@@ -6,7 +6,7 @@ use minijinja::value::{Kwargs, Rest};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 use regex::Regex;
 
-use super::{ChatError, limits, python};
+use super::{ChatError, limits, python, work};
 
 /// The function that stands for the tags `generation` and `endgeneration`.
 const MARK: &str = "__mark_generation";
@@ -34,9 +34,9 @@ pub(super) fn environment(source: String) -> Result<Environment<'static>, ChatEr
     environment.set_lstrip_blocks(true);
     environment.set_unknown_method_callback(python::method);
     environment.set_formatter(|out, _, value| python::write_str(out, value).map_err(Error::from));
-    environment.add_filter("tojson", python::to_json);
-    environment.add_filter("trim", python::trim);
-    environment.add_filter("string", |value: Value| python::str(&value));
+    work::add_filter(&mut environment, "tojson", python::to_json);
+    work::add_filter(&mut environment, "trim", python::trim);
+    work::add_filter(&mut environment, "string", |value: Value| python::str(&value));
     limits::set(&mut environment);
     // In Python a text is a sequence.
     environment.add_test("sequence", |value: Value| value.as_str().is_some() || value.len().is_some());

@@ -59,9 +59,22 @@ pub enum ChatError {
         /// Its keys.
         found: Vec<String>,
     },
+    /// A message whose content is of a type that templates print as they like.
+    #[error("`content` of message {index} ({role}) is {found}, expected text or a list of parts")]
+    Content {
+        /// The message, from 0.
+        index: usize,
+        /// Whose it is.
+        role: String,
+        /// The kind of value found.
+        found: &'static str,
+    },
     /// A conversation in which the assistant says nothing, so that there is nothing to learn from.
-    #[error("the conversation has nothing that the assistant says")]
-    NoAssistant,
+    #[error("the conversation has nothing that the assistant says; its roles are {}", roles.join(", "))]
+    NoAssistant {
+        /// The roles there are.
+        roles: Vec<String>,
+    },
     /// The text does not show what is the assistant's.
     #[error(
         "the chat template does not show which part of the text is message {index}: mark it with {{% generation %}}"

@@ -2,7 +2,6 @@
 //! makes is, and the stack that it runs on.
 
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
 use minijinja::value::{Kwargs, Rest, ValueKind};
@@ -10,7 +9,8 @@ use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use regex::Regex;
 
-use super::ChatError;
+use super::{ChatError, work};
+use crate::panics::caught;
 
 /// Bytes of a template. The longest of known models has some 30,000.
 const SOURCE: usize = 256 << 10;
@@ -19,9 +19,11 @@ const PARSER_STACK: usize = 1 << 30;
 /// Bytes of stack for calls and for nested values.
 const STACK: usize = 64 << 20;
 /// Instructions of one rendering.
-const FUEL: u64 = 50_000_000;
+const FUEL: u64 = 10_000_000;
 /// Bytes of a text that a template makes: of 64 MiB of conversation, twice as many.
 const TEXT: usize = 128 << 20;
+/// Values in a variable.
+const VALUES: usize = 1_000_000;
 /// Lists in lists.
 const DEPTH: usize = 64;
 /// Numbers in what is formatted: widths and precisions.
@@ -37,10 +39,11 @@ pub(super) fn parse<T: Send>(bytes: usize, parse: impl FnOnce() -> T + Send) -> 
         return Err(ChatError::Limit { reason: format!("it has {bytes} bytes, more than {SOURCE}") });
     }
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().stack_size(PARSER_STACK).spawn_scoped(scope, parse);
+        let thread = std::thread::Builder::new().stack_size(PARSER_STACK).spawn_scoped(scope, || caught(parse));
         let thread =
             thread.map_err(|error| ChatError::Limit { reason: format!("there is no stack for it: {error}") })?;
-        thread.join().map_err(|_| ChatError::Limit { reason: "its parser fails on it".into() })
+        let parsed = thread.join().map_err(|_| ()).and_then(|parsed| parsed.map_err(drop));
+        parsed.map_err(|()| ChatError::Limit { reason: "its parser fails on it".into() })
     })
 }
 
@@ -63,7 +66,8 @@ pub(super) fn render(
     let template = environment.get_template("chat").expect("the environment has this template");
     with_stack(|| {
         let mut text = Text(vec![]);
-        match catch_unwind(AssertUnwindSafe(|| template.render_captured_to(context, &mut text).map(drop))) {
+        work::begin();
+        match caught(|| template.render_captured_to(context, &mut text).map(drop)) {
             Ok(Ok(())) => Ok(String::from_utf8_lossy(&text.0).into_owned()),
             Ok(Err(_)) if text.0.len() > TEXT => {
                 Err(ChatError::Limit { reason: format!("it makes a text of more than {TEXT} bytes") })
@@ -94,13 +98,14 @@ impl io::Write for Text {
 pub(super) fn set(environment: &mut Environment<'_>) {
     environment.set_fuel(Some(FUEL));
     environment.add_filter(ASSIGNED, assigned);
-    environment.add_filter("format", format);
-    environment.add_filter("replace", |text: String, from: String, to: String| replace(&text, &from, &to, None));
-    environment.add_filter("indent", indent);
-    environment.add_filter("batch", |state: &State<'_, '_>, value: Value, count: usize, fill: Option<Value>| {
+    work::set(environment);
+    work::add_filter(environment, "format", format);
+    work::add_filter(environment, "replace", |text: String, from: String, to: String| replace(&text, &from, &to, None));
+    work::add_filter(environment, "indent", indent);
+    work::add_filter(environment, "batch", |state: &State<'_, '_>, value: Value, count: usize, fill: Option<Value>| {
         filters::batch(state, value, checked("a batch", count)?, fill)
     });
-    environment.add_filter("slice", |state: &State<'_, '_>, value: Value, count: usize, fill: Option<Value>| {
+    work::add_filter(environment, "slice", |state: &State<'_, '_>, value: Value, count: usize, fill: Option<Value>| {
         filters::slice(state, value, checked("a slice", count)?, fill)
     });
 }
@@ -171,11 +176,12 @@ fn indent(text: String, arguments: Rest<Value>, options: Kwargs) -> Result<Value
 
 /// A value that is not nested too deeply to be printed, compared and dropped, and that no namespace holds which it holds itself.
 fn assigned(value: Value, is_attribute: bool) -> Result<Value, Error> {
-    check_nesting(&value, usize::from(is_attribute))?;
+    check_nesting(&value, usize::from(is_attribute), &mut { VALUES })?;
     Ok(value)
 }
 
-fn check_nesting(value: &Value, depth: usize) -> Result<(), Error> {
+fn check_nesting(value: &Value, depth: usize, left: &mut usize) -> Result<(), Error> {
+    *left = left.checked_sub(1).ok_or_else(|| invalid(format!("a variable of more than {VALUES} values")))?;
     let Some(object) = value.as_object() else {
         return match value.as_str() {
             Some(text) if text.len() > TEXT => Err(invalid("a variable is too long")),
@@ -190,9 +196,12 @@ fn check_nesting(value: &Value, depth: usize) -> Result<(), Error> {
     }
     match value.kind() {
         ValueKind::Map => {
-            value.try_iter()?.try_for_each(|key| check_nesting(&value.get_item(&key).unwrap_or_default(), depth + 1))
+            let mut check = |key| check_nesting(&value.get_item(&key).unwrap_or_default(), depth + 1, left);
+            value.try_iter()?.try_for_each(&mut check)
         }
-        ValueKind::Seq => value.try_iter()?.try_for_each(|item| check_nesting(&item, depth + 1)),
+        ValueKind::Seq | ValueKind::Iterable => {
+            value.try_iter()?.try_for_each(|item| check_nesting(&item, depth + 1, left))
+        }
         _ => Ok(()),
     }
 }

@@ -6,9 +6,10 @@ mod limits;
 mod marks;
 mod python;
 mod spans;
+mod work;
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -23,6 +24,8 @@ pub(crate) use limits::with_stack;
 
 /// The role whose messages the loss counts.
 const ASSISTANT: &str = "assistant";
+/// Roles whose content is text, or a list of parts.
+const TALKERS: [&str; 4] = ["system", "developer", "user", ASSISTANT];
 /// Special tokens that templates know by the names that `tokenizer_config.json` has for them.
 const TOKENS: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 /// Names under which a message's reasoning is passed; the first is the usual one.
@@ -45,13 +48,20 @@ impl Message {
         Self { role: role.into(), rest }
     }
 
-    /// Content may be empty, but somebody has to have said so. Templates print nothing for what is not there.
+    /// Content may be empty text, but somebody has to have said so. Templates print nothing for what is not there, and what they like for
+    /// what is no text; what a tool returns may be anything.
     fn check(&self, index: usize) -> Result<(), ChatError> {
-        let is_there = |key: &str| self.rest.get(key).is_some_and(|value| !value.is_null());
-        if is_there("content")
-            || self.rest.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty())
-        {
-            return Ok(());
+        let has_calls = self.rest.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty());
+        let wrong = |found| Err(ChatError::Content { index, role: self.role.clone(), found });
+        match self.rest.get("content").filter(|content| !content.is_null()) {
+            None if has_calls => return Ok(()),
+            None => {}
+            Some(_) if !TALKERS.contains(&&*self.role) => return Ok(()),
+            Some(Value::String(_)) => return Ok(()),
+            Some(Value::Array(parts)) if has_calls || !parts.is_empty() => return Ok(()),
+            Some(Value::Array(_)) => return wrong("an empty list"),
+            Some(Value::Object(_)) => return wrong("an object"),
+            Some(_) => return wrong("a number or a boolean"),
         }
         let keys = self.rest.keys().map(String::as_str);
         let found = ["role"].into_iter().chain(keys).map(|key| format!("`{key}`")).collect();
@@ -146,7 +156,7 @@ impl ChatTemplate {
         Ok(Self { source: source.into(), environment, has_tags, variables })
     }
 
-    /// The same template with one more variable: `tools`, `date_string`, `enable_thinking`, ...
+    /// This template with one more variable: `tools`, `date_string`, `enable_thinking`, ...
     #[must_use]
     pub fn with(&self, name: impl Into<String>, value: impl Into<Value>) -> Self {
         let mut template = self.clone();
@@ -203,7 +213,7 @@ impl ChatTemplate {
             is_assistant[first..first + others].fill(true);
         }
         if !is_assistant.contains(&true) {
-            return Err(ChatError::NoAssistant);
+            return Err(ChatError::NoAssistant { roles: roles(messages) });
         }
         Ok(Conversation { ids, is_assistant })
     }
@@ -257,6 +267,12 @@ impl core::fmt::Debug for ChatTemplate {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("ChatTemplate").field("source", &self.source).field("variables", &self.variables).finish()
     }
+}
+
+/// Each role once.
+fn roles(messages: &[Message]) -> Vec<String> {
+    let roles: BTreeSet<&str> = messages.iter().map(|message| &*message.role).collect();
+    roles.into_iter().map(|role| format!("`{role}`")).collect()
 }
 
 /// A message as `transformers` passes it: without keys whose value is null, its reasoning under the names that templates know.

@@ -9,7 +9,7 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 use serde::Serialize;
 use serde_json::ser::{Formatter, Serializer};
 
-use super::limits;
+use super::{limits, work};
 
 /// More spaces than anybody indents by.
 const MAX_INDENT: i64 = 64;
@@ -111,6 +111,7 @@ pub(super) fn trim(value: Value, characters: Option<String>) -> String {
 /// Methods of texts that count characters, or know Python's white space.
 pub(super) fn method(state: &State<'_, '_>, value: &Value, name: &str, arguments: &[Value]) -> Result<Value, Error> {
     let Some(text) = value.as_str() else { return unknown_method_callback(state, value, name, arguments) };
+    work::spend(std::iter::once(value).chain(arguments))?;
     let sides = match name {
         "count" => {
             let (part,): (&str,) = from_args(arguments)?;

@@ -8,7 +8,7 @@ use super::marks::{self, Marked, Marks};
 use super::{ASSISTANT, ChatError, ChatTemplate, Message};
 use crate::Tokenizer;
 
-/// Of more turns of the assistant, most are found by what is around the first one: to render all that comes before each takes time that
+/// Where the assistant has more turns, most are found by what is around the first one: to render all that comes before each takes time that
 /// grows with the square of their number.
 const MANY: usize = 8;
 /// Bytes after a turn that must be the same too.

@@ -37,9 +37,9 @@ pub enum Which {
     /// The newest.
     #[default]
     Latest,
-    /// That with the smallest held-out loss.
+    /// The checkpoint with the smallest held-out loss.
     Best,
-    /// That after so many steps.
+    /// The checkpoint after so many steps.
     Step(u64),
 }
 
@@ -81,7 +81,7 @@ struct Manifest {
 
 impl Manifest {
     fn read(checkpoint: &Path) -> io::Result<Self> {
-        Ok(serde_json::from_str(&fs::read_to_string(checkpoint.join(CHECKSUMS))?)?)
+        Ok(serde_json::from_str(&files::read_to_string(&checkpoint.join(CHECKSUMS))?)?)
     }
 }
 
@@ -161,7 +161,7 @@ pub fn diverged_step(folder: &Path) -> Result<Option<u64>> {
 
 /// The checkpoint that is noted as the newest; none if no checkpoint has been written.
 pub fn noted_latest(folder: &Path) -> Option<String> {
-    Some(fs::read_to_string(folder.join("LATEST")).ok()?.trim().to_string())
+    Some(files::read_to_string(&folder.join("LATEST")).ok()?.trim().to_string())
 }
 
 /// The step of the checkpoint with the smallest held-out loss, and that loss; of several the first.

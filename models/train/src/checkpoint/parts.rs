@@ -30,7 +30,7 @@ pub(super) struct Index {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Indexed {
-    /// Of the whole.
+    /// The shape of the whole tensor.
     shape: Vec<usize>,
     parts: Vec<Part>,
 }
@@ -80,11 +80,11 @@ impl Index {
 /// The tensors of a checkpoint.
 #[derive(Debug)]
 pub(super) enum SavedTensors {
-    /// Of a run of one process.
+    /// The tensors of a run of one process.
     Whole(TensorFiles),
-    /// Of a run of several ranks.
+    /// The tensors of a run of several ranks.
     Parts {
-        /// Of the index.
+        /// The path of the index.
         path: PathBuf,
         index: Index,
         files: BTreeMap<String, TensorFiles>,
@@ -92,13 +92,13 @@ pub(super) enum SavedTensors {
 }
 
 impl SavedTensors {
-    /// Those of `file`, or, where a run of several ranks was saved, all that its index names.
+    /// Opens the tensors of `file`, or, where a run of several ranks was saved, all that its index names.
     pub(super) fn open(folder: &Path, file: &str) -> Result<Self, CheckpointError> {
         let path = folder.join(INDEX);
         if !path.exists() {
             return Ok(Self::Whole(TensorFiles::open_file(folder.join(file))?));
         }
-        let text = fs::read_to_string(&path).map_err(|source| CheckpointError::Io {
+        let text = crate::files::read_to_string(&path).map_err(|source| CheckpointError::Io {
             doing: "read",
             path: path.clone(),
             source,

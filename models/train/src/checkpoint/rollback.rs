@@ -1,14 +1,15 @@
 //! Notes that a run went back to an earlier checkpoint: until it has a new one, those of later steps are of a run that was given up.
 
-use std::fs;
 use std::path::Path;
+
+use crate::files;
 
 /// The file of the note, which holds the step that the run went back to.
 pub(super) const NOTE: &str = "RESUMED_FROM";
 
 /// The step that the run in `folder` went back to, if it has come to no new checkpoint since.
 pub(super) fn resumed_from(folder: &Path) -> Option<u64> {
-    fs::read_to_string(folder.join(NOTE)).ok()?.trim().parse().ok()
+    files::read_to_string(&folder.join(NOTE)).ok()?.trim().parse().ok()
 }
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// Of a sharded model what this rank saves; every rank takes part.
+    /// What is saved of a run, by this rank where the model is sharded: every rank takes part.
     pub(crate) fn of<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
         model: &M,
         optimizer: &ModuleAdamW<M, B>,
@@ -102,7 +102,7 @@ impl Snapshot {
     }
 }
 
-/// Of one of several ranks, if there are.
+/// The name of a file of tensors, of one of several ranks if there are.
 fn file_name(kind: &str, rank: Option<[usize; 2]>) -> String {
     match rank {
         None => format!("{kind}.safetensors"),
@@ -115,7 +115,11 @@ fn write(path: &Path, text: &str) -> Result<(), CheckpointError> {
 }
 
 fn read(path: &Path) -> Result<String, CheckpointError> {
-    fs::read_to_string(path).map_err(|source| CheckpointError::Io { doing: "read", path: path.into(), source })
+    crate::files::read_to_string(path).map_err(|source| CheckpointError::Io {
+        doing: "read",
+        path: path.into(),
+        source,
+    })
 }
 
 /// A checkpoint whose files are as they were written.

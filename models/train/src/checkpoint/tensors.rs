@@ -33,7 +33,7 @@ type Read = Box<dyn Fn() -> Result<TensorData, String> + Send>;
 /// meanwhile.
 pub(super) struct Pending {
     name: String,
-    /// Of the whole.
+    /// The shape of the whole tensor.
     shape: Vec<usize>,
     rows: Range<usize>,
     read: Read,

@@ -65,7 +65,7 @@ impl Checkpoints {
         Ok(Some(Self::of(section, path, Some(Arc::new(folder)), config)))
     }
 
-    /// Those of a run of several ranks, for one that is not the first: it writes its files into the folder of that.
+    /// The checkpoints of a run of several ranks, for one that is not the first: it writes its files into the folder of that.
     pub fn of_another(section: &CheckpointSection) -> Option<Self> {
         section.folder.as_ref().map(|path| Self::of(section, path, None, String::new()))
     }

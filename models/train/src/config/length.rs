@@ -24,7 +24,7 @@ impl StepCount {
         self.epochs
     }
 
-    /// The same length in steps, where one epoch has so many sequences and a step takes so many.
+    /// This length in steps, where one epoch has so many sequences and a step takes so many.
     #[must_use]
     pub fn resolve(self, sequences: u64, per_step: usize) -> Self {
         match self.epochs {

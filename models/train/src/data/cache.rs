@@ -94,7 +94,7 @@ fn note_use(folder: &Path) {
         .and_then(|file| file.set_modified(SystemTime::now()));
 }
 
-/// Of all files but the manifest.
+/// Digests of all files but the manifest.
 fn digests(folder: &Path) -> io::Result<BTreeMap<String, String>> {
     let mut digests = BTreeMap::new();
     for entry in fs::read_dir(folder)? {

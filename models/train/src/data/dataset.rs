@@ -22,7 +22,7 @@ use crate::digest::Fingerprint;
 use crate::progress::Progress;
 use crate::{ChatTemplate, Tokenizer};
 
-/// Of everything that decides what the cache holds and is in no file: the way from text to tokens in this code.
+/// The version of what decides what the cache holds and is in no file: the way from text to tokens in this code.
 const CACHE_VERSION: u64 = 2;
 /// What [`CACHE_VERSION`] was when sources got their fingerprints. It stays, so that earlier checkpoints go on where the tokens are the
 /// same: where they are not, [`Streams::is_new`] changes the fingerprint.

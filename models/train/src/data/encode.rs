@@ -105,10 +105,7 @@ impl Encoder<'_> {
                 let field = if fields.contains_key(self.field) { self.field } else { MESSAGES };
                 wrong(field, null, if field == MESSAGES { "a list" } else { "text" })
             }
-            _ => Err(DocumentError::Missing {
-                field: self.field.into(),
-                found: fields.keys().map(|key| format!("`{key}`")).collect(),
-            }),
+            _ => Err(DocumentError::Missing { field: self.field.into(), found: names(fields) }),
         }
     }
 
@@ -126,30 +123,60 @@ impl Encoder<'_> {
 
     /// With the tools that the record offers the assistant, if it does.
     fn encode_messages(&self, messages: &Value, tools: Option<&Value>) -> Result<Tokenized, DocumentError> {
-        let messages: Vec<Message> = serde::Deserialize::deserialize(messages).map_err(DocumentError::Messages)?;
+        let messages = messages.as_array().into_iter().flatten().enumerate();
+        let messages = messages.map(|(index, value)| message(index, value)).collect::<Result<Vec<_>, _>>()?;
         let template = self.template.ok_or(DocumentError::NoTemplate)?;
         let conversation = match tools.map(list_of_tools).transpose()?.flatten() {
             Some(tools) => template.with(TOOLS, tools).encode(self.tokenizer, &messages)?,
             None => template.encode(self.tokenizer, &messages)?,
         };
-        // Tools that are text were taken letter by letter.
-        let is_new = tools.is_some_and(Value::is_string);
+        // Tools that are text were taken letter by letter, and each that is text as that.
+        let is_text =
+            |tools: &Value| tools.is_string() || tools.as_array().is_some_and(|t| t.iter().any(Value::is_string));
+        let is_new = tools.is_some_and(is_text);
         Ok(Tokenized { ids: conversation.ids, mask: Some(conversation.is_assistant), ends: true, is_new })
     }
 }
 
-/// A list, or the JSON text of one, as which data sets store what has another shape in each record.
+fn message(index: usize, value: &Value) -> Result<Message, DocumentError> {
+    let wrong = |field: String, value, expected| Err(DocumentError::Type { field, found: kind(value), expected });
+    let Value::Object(keys) = value else { return wrong(format!("{MESSAGES}[{index}]"), value, "an object") };
+    let mut rest = keys.clone();
+    match rest.remove("role") {
+        Some(Value::String(role)) => Ok(Message { role, rest }),
+        Some(role) if !role.is_null() => wrong(format!("{MESSAGES}[{index}].role"), &role, "text"),
+        _ => Err(DocumentError::NoRole { index, found: names(keys) }),
+    }
+}
+
+/// A list of objects. The list and each object may be the JSON text of one, as which data sets store what has another shape in each
+/// record.
 fn list_of_tools(tools: &Value) -> Result<Option<Value>, DocumentError> {
-    let parsed = match tools {
-        Value::String(text) if text.trim().is_empty() => Value::Null,
-        Value::String(text) => serde_json::from_str(text).map_err(DocumentError::Tools)?,
-        tools => tools.clone(),
+    let parsed = |field: String, value: &Value| match value {
+        Value::String(text) => serde_json::from_str(text).map_err(|source| DocumentError::Tools { field, source }),
+        value => Ok(value.clone()),
     };
-    match parsed {
+    if tools.as_str().is_some_and(|text| text.trim().is_empty()) {
+        return Ok(None);
+    }
+    match parsed(TOOLS.into(), tools)? {
         Value::Null => Ok(None),
-        Value::Array(_) => Ok(Some(parsed)),
+        Value::Array(tools) => {
+            let tool = |(index, tool)| {
+                let field = format!("{TOOLS}[{index}]");
+                match parsed(field.clone(), tool)? {
+                    tool @ Value::Object(_) => Ok(tool),
+                    other => Err(DocumentError::Type { field, found: kind(&other), expected: "an object" }),
+                }
+            };
+            Ok(Some(tools.iter().enumerate().map(tool).collect::<Result<_, _>>()?))
+        }
         other => Err(DocumentError::Type { field: TOOLS.into(), found: kind(&other), expected: "a list" }),
     }
+}
+
+fn names(keys: &serde_json::Map<String, Value>) -> Vec<String> {
+    keys.keys().map(|key| format!("`{key}`")).collect()
 }
 
 fn kind(value: &Value) -> &'static str {

@@ -34,8 +34,10 @@ pub enum DataError {
     NoSource,
     /// The given paths hold no text, or none within the limit.
     #[error(
-        "no text in {}{}{}", join(paths), max_bytes.map(|bytes| format!(" within max_bytes = {bytes}")).unwrap_or_default(),
-        if left.is_empty() { String::new() } else { format!(" (left out: {left})") }
+        "no text in {}{}{}{}", join(paths), max_bytes.map(|bytes| format!(" within max_bytes = {bytes}")).unwrap_or_default(),
+        if left.is_empty() { String::new() } else { format!(" (left out: {left})") },
+        if left.has_other_formats() { ": data.field names the field with the text, data.format = \"text\" takes files as they are" }
+        else { "" }
     )]
     NoText {
         /// Where it was looked for.
@@ -56,12 +58,21 @@ pub enum DataError {
     },
     /// JSON of which nobody has said how it is to be read.
     #[error(
-        "{} is neither a JSON array of objects nor JSON Lines: set data.format = \"text\" to train on the file as it is",
+        "{} begins with no whole JSON object, in an array or on a line of its own: set data.format = \"text\" to train on the file as \
+         it is",
         path.display()
     )]
     OtherJson {
         /// The file.
         path: PathBuf,
+    },
+    /// A file that has to be unpacked first.
+    #[error("{} is compressed with {by}: decompress it first", path.display())]
+    Packed {
+        /// The file.
+        path: PathBuf,
+        /// What decompresses it.
+        by: &'static str,
     },
     /// The text that is trained on by default is not there.
     #[error("no Rust sources in the local Cargo registry: give text to train on with --data PATH")]
@@ -70,7 +81,7 @@ pub enum DataError {
     #[error(
         "too little text: the {split} split has {tokens} tokens, which make {sequences} sequences of {seq_len} targets; \
          one batch needs {batch_size}: give more text, raise max_bytes or make batches or sequences smaller; \
-         held_out_fraction moves text between the splits"
+         held_out_fraction moves text between the splits, and with 0 none is held out"
     )]
     TooFewTokens {
         /// `training` or `held-out`.
@@ -171,13 +182,13 @@ pub enum DataError {
     /// A source with a weight, but without a token to train on.
     #[error("nothing to train on in {}, which has a weight: give more text, or leave this source out", join(paths))]
     EmptySource {
-        /// Of the source.
+        /// Paths of the source.
         paths: Vec<PathBuf>,
     },
     /// Weights that cannot be used.
     #[error("weight = {weight} of {}: weights must be positive and finite", join(paths))]
     Weight {
-        /// Of the source.
+        /// Paths of the source.
         paths: Vec<PathBuf>,
         /// The weight.
         weight: f64,
@@ -185,7 +196,7 @@ pub enum DataError {
     /// Some sources have weights, others none.
     #[error("no weight of {}, where other sources have one: give all sources a weight or none", join(paths))]
     MissingWeight {
-        /// Of the first source without.
+        /// Paths of the first source without a weight.
         paths: Vec<PathBuf>,
     },
     /// A share to hold out that is none.
@@ -275,12 +286,22 @@ pub enum DocumentError {
         /// The kind that is needed.
         expected: &'static str,
     },
-    /// Messages that are none.
-    #[error("`messages`: {0}")]
-    Messages(serde_json::Error),
+    /// A message of which nobody knows whose it is.
+    #[error("message {index} has no `role`: there are {}", list(found))]
+    NoRole {
+        /// The message, from 0.
+        index: usize,
+        /// The keys there are.
+        found: Vec<String>,
+    },
     /// Tools that are text, but no JSON.
-    #[error("`tools`: {0}")]
-    Tools(serde_json::Error),
+    #[error("`{field}` is text that is no JSON: {}", without_line(source))]
+    Tools {
+        /// `tools`, or the place of one of them.
+        field: String,
+        /// The parser's reason.
+        source: serde_json::Error,
+    },
     /// Messages without a template.
     #[error("`messages` need a chat template: use a tokenizer that comes with one")]
     NoTemplate,

@@ -1,5 +1,5 @@
-//! What a file is, before it is read: data in one of the formats, text, or neither. The extension says it, and of `.json` and `.bin`
-//! the first bytes.
+//! What a file is, before it is read: data in one of the formats, text, or neither. The extension says it, and where it does not, the
+//! first bytes.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
@@ -12,6 +12,12 @@ use super::token_file::Header;
 use super::{DataError, Format, MESSAGES};
 use crate::files;
 
+/// Bytes that tell text from what is binary.
+const HEAD: u64 = 4096;
+/// What files begin with that have to be unpacked first.
+const PACKED: [(&[u8], &str); 4] =
+    [(b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"\xfd7zXZ\0", "xz"), (b"PK\x03\x04", "zip")];
+
 /// What a file is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -21,33 +27,57 @@ pub(super) enum Kind {
     OtherObjects(Format),
     /// Comma-separated or tab-separated values.
     Table,
-    /// JSON that is no list of objects.
+    /// JSON that begins with no object.
     OtherJson,
+    /// Compressed, by this program.
+    Packed(&'static str),
+    /// Bytes that are no text.
+    Binary,
     /// All else.
     Text,
 }
 
 /// The kind of a file whose documents have the field `field`.
 pub(super) fn kind(path: &Path, field: &str) -> Result<Kind, DataError> {
-    let extension = path.extension().unwrap_or_default().to_ascii_lowercase();
-    Ok(match extension.to_str() {
+    let extension = path.extension().map(|extension| extension.to_ascii_lowercase());
+    Ok(match extension.as_ref().map(|extension| extension.to_str().unwrap_or_default()) {
         Some("jsonl" | "ndjson") => Kind::Data(Format::Jsonl),
         Some("parquet") => Kind::Data(Format::Parquet),
+        Some("csv" | "tsv") => Kind::Table,
+        Some("json") => objects(path, field)?.unwrap_or(Kind::OtherJson),
         Some("bin") => match Header::read(path) {
             // Other programs write files of this name.
-            Err(DataError::TokenFile { .. }) => Kind::Text,
+            Err(DataError::TokenFile { .. }) => by_bytes(path)?,
             header => header.map(|_| Kind::Data(Format::Bin))?,
         },
-        Some("csv" | "tsv") => Kind::Table,
-        Some("json") => match first_object(path).map_err(cannot_read(path))? {
-            None => Kind::OtherJson,
-            Some((format, object)) if [field, MESSAGES].iter().any(|field| object.contains_key(*field)) => {
-                Kind::Data(format)
-            }
-            Some((format, _)) => Kind::OtherObjects(format),
+        Some(_) => by_bytes(path)?,
+        // As caches name files: by their digests.
+        None => match by_bytes(path)? {
+            Kind::Text => objects(path, field)?.filter(|kind| matches!(kind, Kind::Data(_))).unwrap_or(Kind::Text),
+            kind => kind,
         },
-        _ => Kind::Text,
     })
+}
+
+fn by_bytes(path: &Path) -> Result<Kind, DataError> {
+    let mut head = vec![];
+    files::open(path).and_then(|file| file.take(HEAD).read_to_end(&mut head)).map_err(cannot_read(path))?;
+    let packed = PACKED.iter().find(|(begin, _)| head.starts_with(begin));
+    Ok(match packed {
+        Some((_, by)) => Kind::Packed(by),
+        None if head.starts_with(b"PAR1") => Kind::Data(Format::Parquet),
+        None if head.contains(&0) => Kind::Binary,
+        None => Kind::Text,
+    })
+}
+
+/// The kind of a file of JSON that begins with an object.
+fn objects(path: &Path, field: &str) -> Result<Option<Kind>, DataError> {
+    let first = first_object(path).map_err(cannot_read(path))?;
+    Ok(first.map(|(format, object)| match [field, MESSAGES].iter().any(|field| object.contains_key(*field)) {
+        true => Kind::Data(format),
+        false => Kind::OtherObjects(format),
+    }))
 }
 
 /// The first object of an array, or on the first line.
@@ -65,6 +95,9 @@ fn first_object(path: &Path) -> io::Result<Option<(Format, Map<String, Value>)>>
     if begin == b'[' {
         let first = JsonArray::new(reader).next();
         return Ok(first.and_then(Result::ok).and_then(|(_, bytes)| Some((Format::Json, object(&bytes)?))));
+    }
+    if begin != b'{' {
+        return Ok(None);
     }
     let mut line = vec![];
     reader.take(MAX_DOCUMENT as u64).read_until(b'\n', &mut line)?;

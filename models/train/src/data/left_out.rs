@@ -10,14 +10,22 @@ pub enum Reason {
     Hidden,
     /// Text, not `.txt`, that lies beside files in a format of data: a description, a licence.
     TextBesideData,
+    /// JSON that begins with no object, or with one that has none of the fields that are read.
+    OtherJson,
     /// A table (`.csv`, `.tsv`).
     Table,
+    /// Compressed (gzip, zstd, xz, zip).
+    Packed,
     /// A link to nothing, to a folder that has been searched, or to a file that is read where it lies.
     Link,
     /// A pipe, a socket or a device.
     NotAFile,
-    /// Empty, binary, not UTF-8, or cut to nothing by `max_bytes`.
-    NoText,
+    /// Without text.
+    Empty,
+    /// Binary, or not UTF-8.
+    Binary,
+    /// Cut to nothing by `max_bytes`.
+    Beyond,
 }
 
 /// How many files were passed over, by the reason.
@@ -43,6 +51,11 @@ impl LeftOut {
         self.0.get(&reason).copied().unwrap_or_default()
     }
 
+    /// Whether some would be read if somebody said how.
+    pub(super) fn has_other_formats(&self) -> bool {
+        [Reason::OtherJson, Reason::Table].iter().any(|reason| self.count_of(*reason) > 0)
+    }
+
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -56,10 +69,14 @@ impl fmt::Display for LeftOut {
             let name = match reason {
                 Reason::Hidden => "hidden",
                 Reason::TextBesideData => "text beside data",
+                Reason::OtherJson => "json without the fields that are read",
                 Reason::Table => "csv",
+                Reason::Packed => "compressed",
                 Reason::Link => "links to nothing or to what is read already",
                 Reason::NotAFile => "pipes or devices",
-                Reason::NoText => "empty, binary, not UTF-8 or beyond max_bytes",
+                Reason::Empty => "empty",
+                Reason::Binary => "binary or not UTF-8",
+                Reason::Beyond => "beyond max_bytes",
             };
             write!(f, "{}{count} {name}", if i == 0 { "" } else { ", " })?;
         }

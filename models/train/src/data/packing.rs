@@ -46,6 +46,8 @@ pub(super) struct Sequences {
     part: Arc<Part>,
     layout: Layout,
     count: u64,
+    /// Documents that were to stay whole but are longer than a sequence.
+    cut: u64,
     seq_len: usize,
     padding: u32,
 }
@@ -62,6 +64,7 @@ enum Layout {
 #[derive(Serialize, Deserialize)]
 struct IndexSize {
     sequences: u64,
+    cut: u64,
 }
 
 const INDEX: &str = "ranges";
@@ -70,7 +73,7 @@ impl Sequences {
     /// Every target once; the last sequence may have padding.
     pub(super) fn windows(part: Arc<Part>, seq_len: usize, padding: u32) -> Self {
         let count = part.len().saturating_sub(1).div_ceil(seq_len as u64);
-        Self { part, layout: Layout::Windows, count, seq_len, padding }
+        Self { part, layout: Layout::Windows, count, cut: 0, seq_len, padding }
     }
 
     /// Whole documents, by an index in `cache`.
@@ -82,16 +85,17 @@ impl Sequences {
             let failed = cannot_write(&path);
             let mut file = BufWriter::new(File::create(&path).map_err(&failed)?);
             let mut sequences = 0;
-            pack(&part, seq_len as u64, |range| {
+            let cut = pack(&part, seq_len as u64, |range| {
                 sequences += 1;
                 let bytes = [range.start, range.end].map(u64::to_le_bytes);
                 file.write_all(bytes.as_flattened()).map_err(&failed)
             })?;
             file.into_inner().map_err(|error| failed(error.into_error()))?.sync_all().map_err(&failed)?;
-            Ok(IndexSize { sequences })
+            Ok(IndexSize { sequences, cut })
         })?;
         let layout = Layout::Ranges(RawFile::open(&index.folder.join(INDEX))?);
-        Ok(Self { part, layout, count: index.manifest.sequences, seq_len, padding })
+        let IndexSize { sequences, cut } = index.manifest;
+        Ok(Self { part, layout, count: sequences, cut, seq_len, padding })
     }
 
     pub(super) fn count(&self) -> u64 {
@@ -106,9 +110,9 @@ impl Sequences {
         }
     }
 
-    /// Whether documents stay whole where they fit.
-    pub(super) fn are_whole(&self) -> bool {
-        matches!(self.layout, Layout::Ranges(_))
+    /// Documents that were to stay whole but are longer than a sequence.
+    pub(super) fn cut(&self) -> u64 {
+        self.cut
     }
 
     pub(super) fn part(&self) -> &Part {
@@ -146,14 +150,20 @@ impl Sequences {
 
 /// Next-fit: a document that does not fit into what is left of a sequence begins another one. Of a document that is longer than a
 /// sequence, each piece begins with the last token of the one before, so that every token but the first is a target.
-fn pack(part: &Part, seq_len: u64, mut emit: impl FnMut(Range<u64>) -> Result<(), DataError>) -> Result<(), DataError> {
-    let mut open = 0..0;
+/// Gives how many such documents there are.
+fn pack(
+    part: &Part,
+    seq_len: u64,
+    mut emit: impl FnMut(Range<u64>) -> Result<(), DataError>,
+) -> Result<u64, DataError> {
+    let (mut open, mut cut) = (0..0, 0);
     part.each_document(|document| {
         if document.end - open.start > seq_len + 1 {
             if !open.is_empty() {
                 emit(open.clone())?;
             }
             open.start = document.start;
+            cut += u64::from(document.end - document.start > seq_len + 1);
             while document.end - open.start > seq_len + 1 {
                 emit(open.start..open.start + seq_len + 1)?;
                 open.start += seq_len;
@@ -162,5 +172,8 @@ fn pack(part: &Part, seq_len: u64, mut emit: impl FnMut(Range<u64>) -> Result<()
         open.end = document.end;
         Ok(())
     })?;
-    if open.is_empty() { Ok(()) } else { emit(open) }
+    if !open.is_empty() {
+        emit(open)?;
+    }
+    Ok(cut)
 }

@@ -50,7 +50,7 @@ pub(super) struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// The same columns as the fields that are read of a JSON line.
+    /// Opens a file; its columns are read as the fields of a JSON line are.
     pub(super) fn open(path: &'a Path, field: &str) -> Result<Self, DataError> {
         let broken = broken(path);
         let input = files::open(path).map_err(cannot_read(path))?;

@@ -22,7 +22,7 @@ pub(super) struct Marks {
 /// A token stream on disk.
 #[derive(Debug)]
 pub(super) struct Part {
-    /// Of everything that decides what is in it.
+    /// The digest of everything that decides what is in it.
     pub(super) fingerprint: String,
     tokens: TokenFile,
     /// Where in the file it begins.
@@ -30,11 +30,13 @@ pub(super) struct Part {
     len: u64,
     documents: Documents,
     mask: Option<RawFile>,
+    /// Tokens that the loss counts; unknown where a token file has the mask.
+    targets: Option<u64>,
 }
 
 #[derive(Debug)]
 enum Documents {
-    /// As many, whose starts are in this file.
+    /// So many documents, whose starts are in this file.
     Listed(RawFile, u64),
     /// They begin with BOS; if there is none, they end with EOS.
     Marked(Marks),
@@ -61,7 +63,7 @@ impl Part {
         let tokens = TokenFile::open_bare(&files.tokens, size.tokens, vocab_size)?;
         let documents = Documents::Listed(RawFile::open(&files.starts)?, size.documents);
         let mask = has_mask.then(|| RawFile::open(&files.mask)).transpose()?;
-        Ok(Self { fingerprint, tokens, first: 0, len: size.tokens, documents, mask })
+        Ok(Self { fingerprint, tokens, first: 0, len: size.tokens, documents, mask, targets: Some(size.targets) })
     }
 
     /// A range of a token file.
@@ -75,7 +77,8 @@ impl Part {
     ) -> Result<Self, DataError> {
         let tokens = TokenFile::open(path, taken, vocab_size)?;
         let (first, len, documents) = (range.start, range.end - range.start, Documents::Marked(marks));
-        Ok(Self { fingerprint, tokens, first, len, documents, mask: None })
+        let targets = (!tokens.has_mask()).then_some(len);
+        Ok(Self { fingerprint, tokens, first, len, documents, mask: None, targets })
     }
 
     /// In tokens.
@@ -96,14 +99,8 @@ impl Part {
     }
 
     /// Tokens that the loss counts; unknown where a token file has the mask.
-    pub(super) fn num_targets(&self) -> Result<Option<u64>, DataError> {
-        let Some(file) = &self.mask else { return Ok((!self.tokens.has_mask()).then_some(self.len)) };
-        let mut targets = 0;
-        for first in (0..self.len).step_by(CHUNK as usize) {
-            let bytes = file.read(first, CHUNK.min(self.len - first) as usize)?;
-            targets += bytes.iter().filter(|byte| **byte != 0).count() as u64;
-        }
-        Ok(Some(targets))
+    pub(super) fn num_targets(&self) -> Option<u64> {
+        self.targets
     }
 
     pub(super) fn read(&self, range: Range<u64>) -> Result<Window, DataError> {

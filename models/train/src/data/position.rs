@@ -15,7 +15,7 @@ const MAX_FILES: usize = 1000;
 pub struct Position {
     /// Sequences taken in all.
     pub sequences: u64,
-    /// That of the order.
+    /// The seed of the order.
     pub seed: u64,
     /// Targets of a sequence.
     pub seq_len: usize,
@@ -54,9 +54,9 @@ pub struct Place {
 pub struct SourceState {
     /// SHA-256 over everything that decides about its tokens.
     pub fingerprint: String,
-    /// That of the tokenizer.
+    /// The fingerprint of the tokenizer.
     pub tokenizer: String,
-    /// That of the chat template.
+    /// The fingerprint of the chat template.
     pub chat_template: Option<String>,
     /// [`DataSource::field`](super::DataSource::field).
     pub field: String,

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::error::cannot_read;
+use super::left_out::Reason;
 use super::token_file::Header;
 use super::{DataError, Format};
 use crate::digest::{self, hex};
@@ -28,7 +29,7 @@ pub(super) struct Scanned {
     pub(super) format: Format,
     /// Bytes of the file.
     pub(super) bytes: u64,
-    /// Of the last change, in nanoseconds since 1970.
+    /// The time of the last change, in nanoseconds since 1970.
     pub(super) modified: u64,
     /// Bytes from the beginning that are taken; of a Parquet file, bytes of its text.
     pub(super) taken: u64,
@@ -97,14 +98,14 @@ impl Scanner {
         let _ = save();
     }
 
-    /// What is taken of `path` within `limit` bytes; none of a file that is empty, binary or not UTF-8.
+    /// What is taken of `path` within `limit` bytes, or why nothing is.
     pub(super) fn scan(
         &mut self,
         path: &Path,
         format: Format,
         limit: u64,
         field: &str,
-    ) -> Result<Option<Scanned>, DataError> {
+    ) -> Result<Result<Scanned, Reason>, DataError> {
         #[cfg(not(feature = "parquet"))]
         if format == Format::Parquet {
             return Err(DataError::FeatureOff { path: path.into(), format: "Parquet", feature: "parquet" });
@@ -133,14 +134,14 @@ impl Scanner {
                 Seen { path: path.into(), format, field: field.into(), bytes, modified, limit, result }
             }
         };
-        let file = seen.result.clone().filter(|(taken, _)| *taken > 0).map(|(taken, sha256)| Scanned {
-            path: path.into(),
-            format,
-            bytes,
-            modified,
-            taken,
-            sha256,
-        });
+        let file = match seen.result.clone() {
+            None if format != Format::Bin => Err(Reason::Binary),
+            Some((taken, sha256)) if taken > 0 => {
+                Ok(Scanned { path: path.into(), format, bytes, modified, taken, sha256 })
+            }
+            _ if limit < bytes => Err(Reason::Beyond),
+            _ => Err(Reason::Empty),
+        };
         if now.duration_since(changed).is_ok_and(|age| age > COARSEST_CLOCK) {
             self.seen.push(seen);
         }

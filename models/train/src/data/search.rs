@@ -34,6 +34,7 @@ pub(super) fn candidates(source: &DataSource, left: &mut LeftOut) -> Result<Vec<
 
 /// The format of a file that the user has named.
 fn named_format(path: &Path, field: &str) -> Result<Format, DataError> {
+    // A header that is none says what is wrong with it.
     if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("bin")) {
         return Ok(Format::Bin);
     }
@@ -41,12 +42,13 @@ fn named_format(path: &Path, field: &str) -> Result<Format, DataError> {
         Kind::Data(format) | Kind::OtherObjects(format) => Ok(format),
         Kind::Table => Err(DataError::Table { path: path.into() }),
         Kind::OtherJson => Err(DataError::OtherJson { path: path.into() }),
-        Kind::Text => Ok(Format::Text),
+        Kind::Packed(by) => Err(DataError::Packed { path: path.into(), by }),
+        Kind::Binary | Kind::Text => Ok(Format::Text),
     }
 }
 
-/// Files in a format of data, and text by name (`.txt`); if there are none of the first, all text. What else there is beside data
-/// describes it.
+/// Files in a format of data, and text by name (`.txt`); if there are none of the first, all text. Text beside data describes it, and
+/// JSON is no text unless somebody says so.
 fn of_folder(source: &DataSource, folder: &Path, left: &mut LeftOut) -> Result<Vec<Candidate>, DataError> {
     let mut search = Search { source, left, found: vec![], links: vec![], folders: HashSet::new() };
     search.folder(folder)?;
@@ -59,9 +61,10 @@ fn of_folder(source: &DataSource, folder: &Path, left: &mut LeftOut) -> Result<V
         match kind(&path, &source.field)? {
             Kind::Data(format) => data.push(Candidate { path, bytes, format }),
             Kind::Table => left.add(Reason::Table),
-            Kind::OtherObjects(_) | Kind::OtherJson | Kind::Text => {
-                texts.push(Candidate { path, bytes, format: Format::Text });
-            }
+            Kind::OtherObjects(_) | Kind::OtherJson => left.add(Reason::OtherJson),
+            Kind::Packed(_) => left.add(Reason::Packed),
+            Kind::Binary => left.add(Reason::Binary),
+            Kind::Text => texts.push(Candidate { path, bytes, format: Format::Text }),
         }
     }
     if data.is_empty() {

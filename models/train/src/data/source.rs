@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::DataError;
-use super::left_out::{LeftOut, Reason};
+use super::left_out::LeftOut;
 use super::scan::{Scanned, Scanner};
 use super::search::{Candidate, candidates};
 
@@ -20,11 +20,12 @@ pub struct DataSource {
     /// are files in a format of data, text that is not `.txt` too; `format` takes all.
     pub paths: Vec<PathBuf>,
     /// How files are read. If absent, their extensions decide: `.jsonl` and `.ndjson`, `.json` for an array of objects or lines of them,
-    /// `.parquet`, `.bin`; `.csv` and `.tsv` are refused, all others are text.
+    /// `.parquet`, `.bin`; `.csv`, `.tsv`, other JSON and what is compressed are refused, and left out of folders. All others are text,
+    /// unless they begin as Parquet files do or, without an extension, as JSON Lines do.
     pub format: Option<Format>,
     /// The field or column of JSON Lines and Parquet that holds text. Where it is missing, the conversation in `messages` is read.
     pub field: String,
-    /// Of folders, take only files with this extension, as `rs`. If absent, all.
+    /// Take of folders only files with this extension, as `rs`. If absent, all.
     pub extension: Option<String>,
     /// Bytes to take at most. If there are more, files are taken at even distances, in sorted order; where that
     /// leaves more than a tenth of the bytes untaken, the largest other files follow, the last of them cut. Of a Parquet file,
@@ -92,11 +93,11 @@ impl DataSource {
         let candidates = candidates(self, &mut selection.left)?;
         let mut take = |candidate: &Candidate, left: &mut u64| -> Result<(), DataError> {
             match scanner.scan(&candidate.path, candidate.format, *left, &self.field)? {
-                Some(file) => {
+                Ok(file) => {
                     *left -= file.taken;
                     selection.files.push(file);
                 }
-                None => selection.left.add(Reason::NoText),
+                Err(reason) => selection.left.add(reason),
             }
             Ok(())
         };

@@ -52,6 +52,8 @@ impl StreamFiles {
 pub(super) struct StreamSize {
     pub(super) tokens: u64,
     pub(super) documents: u64,
+    /// Tokens that the loss counts.
+    pub(super) targets: u64,
 }
 
 /// What was written.
@@ -95,6 +97,8 @@ impl Split {
         self.width.encode(&part.ids, &mut bytes);
         self.train.tokens.append(&bytes)?;
         self.train.len += part.ids.len() as u64;
+        let counted = part.mask.as_ref().map_or(part.ids.len(), |mask| mask.iter().filter(|counts| **counts).count());
+        self.train.targets += counted as u64;
         if let Some(mask) = &mut self.train.mask {
             let bytes = match &part.mask {
                 Some(counts) => counts.iter().map(|counts| u8::from(*counts)).collect(),
@@ -146,12 +150,13 @@ struct Stream {
     /// In tokens.
     len: u64,
     documents: u64,
+    targets: u64,
 }
 
 impl Stream {
     fn create(files: StreamFiles) -> Result<Self, DataError> {
         let (tokens, starts) = (Column::create(&files.tokens)?, Column::create(&files.starts)?);
-        Ok(Self { files, tokens, starts, mask: None, len: 0, documents: 0 })
+        Ok(Self { files, tokens, starts, mask: None, len: 0, documents: 0, targets: 0 })
     }
 
     /// The loss counts at all tokens so far.
@@ -175,9 +180,16 @@ impl Stream {
     /// The tokens from `begin` on, and where the loss counts, to the end of `to`.
     fn move_tail(&mut self, begin: u64, to: &mut Self, width: Width) -> Result<(), DataError> {
         self.tokens.move_tail(begin * width.bytes(), |bytes| to.tokens.append(bytes))?;
+        let mut targets = self.len - begin;
         if let (Some(mask), Some(to)) = (&mut self.mask, &mut to.mask) {
-            mask.move_tail(begin, |bytes| to.append(bytes))?;
+            targets = 0;
+            mask.move_tail(begin, |bytes| {
+                targets += bytes.iter().filter(|byte| **byte != 0).count() as u64;
+                to.append(bytes)
+            })?;
         }
+        self.targets -= targets;
+        to.targets += targets;
         to.len += self.len - begin;
         self.len = begin;
         Ok(())
@@ -206,7 +218,7 @@ impl Stream {
         self.tokens.finish()?;
         self.starts.finish()?;
         self.mask.map(Column::finish).transpose()?;
-        Ok(StreamSize { tokens: self.len, documents: self.documents })
+        Ok(StreamSize { tokens: self.len, documents: self.documents, targets: self.targets })
     }
 }
 

@@ -1,6 +1,7 @@
 //! Documents of a source to token streams in the cache: in parallel, in the order of the files, a bounded part of them in memory.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, SyncSender};
 use std::thread;
 
@@ -8,7 +9,7 @@ use rayon::prelude::*;
 
 use super::DataError;
 use super::documents;
-use super::encode::{Encoder, Work};
+use super::encode::{Encoder, Tokenized, Work};
 use super::scan::Scanned;
 use super::split::{Split, Streams};
 use super::token_file::Width;
@@ -49,7 +50,7 @@ fn write_streams(
         scope.spawn(move || read(files, encoder, &send));
         for batch in batches {
             let batch: Vec<Work<'_>> = batch?;
-            let tokenized: Vec<_> = with_stack(|| batch.par_iter().map(|work| encoder.encode(work)).collect());
+            let tokenized = with_stack(|| encode(&batch, encoder));
             for (work, part) in batch.iter().zip(tokenized) {
                 split.push(&part?)?;
                 done.bytes += work.bytes;
@@ -58,6 +59,23 @@ fn write_streams(
         }
         split.finish()
     })
+}
+
+/// Tokenizes a batch up to the first document that cannot be: one that is slow to fail has no followers that are.
+fn encode(batch: &[Work<'_>], encoder: &Encoder<'_>) -> Vec<Result<Tokenized, DataError>> {
+    let failed = AtomicUsize::new(usize::MAX);
+    let encode = |(i, work)| {
+        if i > failed.load(Ordering::Relaxed) {
+            return None;
+        }
+        let part = encoder.encode(work);
+        if part.is_err() {
+            failed.fetch_min(i, Ordering::Relaxed);
+        }
+        Some(part)
+    };
+    // What is left out comes after an error.
+    batch.par_iter().enumerate().filter_map(encode).collect()
 }
 
 /// Sends what the files hold in batches, and the first error after what comes before it: an earlier line may be wrong too, and is the one

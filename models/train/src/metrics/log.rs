@@ -29,6 +29,15 @@ impl Metrics {
         Ok(Self { file: MetricsFile::append(path)?, sampled: 0 })
     }
 
+    /// Makes a file, in place of one that is there.
+    ///
+    /// # Errors
+    /// [`TrainError::Write`].
+    pub fn create(path: &Path) -> Result<Self, TrainError> {
+        std::fs::File::create(path).map_err(|source| TrainError::Write { path: path.into(), source })?;
+        Self::append(path)
+    }
+
     /// Says what the run is, and returns the smallest held-out loss that it has had, with its step. A file that cannot be understood
     /// keeps no run from going on: `out` is told.
     pub(crate) fn begin(

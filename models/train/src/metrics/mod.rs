@@ -101,7 +101,7 @@ pub fn thousands(number: &str) -> String {
     text
 }
 
-/// Of two held-out losses with their steps the smaller, of equal ones the first.
+/// The smaller of two held-out losses with their steps, of equal ones the first.
 pub(crate) fn better(a: (usize, f64), b: (usize, f64)) -> (usize, f64) {
     if b.1 < a.1 { b } else { a }
 }

@@ -24,7 +24,7 @@ pub(super) fn panel(kind: PlotPanel, runs: &[PlotRun]) -> Option<CurvePanel> {
     }
 }
 
-/// The same for all panels, so that what happened at a step is below each other.
+/// The axis of steps, one for all panels, so that what happened at a step is below each other.
 fn steps(runs: &[PlotRun]) -> Axis {
     let all = || runs.iter().flat_map(|run| run.loss.iter().chain(&run.held_out)).map(|point| point.0);
     let low = all().min_by(f64::total_cmp).unwrap_or_default();

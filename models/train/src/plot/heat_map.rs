@@ -36,7 +36,7 @@ pub(super) struct HeatMap {
     health: Health,
     bar: Axis,
     left: i32,
-    /// Of a row, in units.
+    /// The height of a row, in units.
     row: i32,
 }
 
@@ -77,7 +77,7 @@ impl HeatMap {
         self.row * self.health.layers.len() as i32
     }
 
-    /// Of a single layer's map there is room for the bar's numbers.
+    /// The height of the bar: a single layer's map has room for its numbers too.
     fn bar_height(&self) -> i32 {
         self.cells_height().clamp(240, 760)
     }

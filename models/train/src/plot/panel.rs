@@ -68,7 +68,7 @@ pub(super) struct Curve {
 pub(super) struct CurvePanel {
     pub heading: Heading,
     pub unit: &'static str,
-    /// Of the curves alone, in units.
+    /// The height of the curves alone, in units.
     pub height: i32,
     pub x: Axis,
     pub y: Axis,

@@ -20,7 +20,7 @@ pub enum Timing {
     /// On the host, from before a kernel's launch until the device has finished it: launch and synchronization included, and its
     /// compilation when a kernel is first launched.
     Synchronized,
-    /// Of the call of an operation that computes on the host.
+    /// The time of the call of an operation that computes on the host.
     Call,
 }
 
@@ -43,12 +43,12 @@ pub struct ProfileRow {
     pub kind: Kind,
     /// How often in the window; 0 for [`Kind::Host`].
     pub calls: u64,
-    /// In all.
+    /// Seconds in all.
     pub seconds: f64,
-    /// Of the window's wall time.
+    /// The share of the window's wall time.
     pub share: f64,
-    /// Of the sum of all rows but [`Kind::Host`], whose own is 0. On a GPU this says more of a run that is not profiled: waiting for
-    /// each kernel makes the wall time longer.
+    /// The share of the sum of all rows but [`Kind::Host`], whose own is 0. On a GPU this says more of a run that is not profiled:
+    /// waiting for each kernel makes the wall time longer.
     pub work_share: f64,
 }
 

@@ -21,7 +21,7 @@ use crate::model::LanguageModel;
 use crate::profile::Profiler;
 use crate::progress::ProgressLine;
 use crate::ranks::Ranks;
-use crate::report::{Calls, report_of};
+use crate::report::{Calls, add_calls, report_of, without_calls};
 use crate::signals::Signals;
 use crate::steps::{Step, StepConfig, Steps};
 
@@ -160,7 +160,9 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
                 verify::<B, M>(self.config.float8, &steps.model)?;
                 verified = true;
             }
-            let stop = match (self.signals.stop(), steps.ranks()) {
+            // A closed terminal, a full disk: as if somebody had stopped it.
+            let lost = self.progress.has_failed().then_some("a log that cannot be written");
+            let stop = match (self.signals.stop().or(lost), steps.ranks()) {
                 (stop, Some(ranks)) if self.checkpoints.is_some() => ranks.stop(stop)?,
                 (stop, _) => stop,
             };
@@ -183,7 +185,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
                 self.log(&mut now, &step, seen, &steps)?;
             }
             if number == training.steps.get() {
-                now.report = Some(now.evaluated.left_out_of(report_of::<B, M>(&steps.model)));
+                now.report = Some(without_calls(report_of::<B, M>(&steps.model), &now.evaluated));
             }
             if save || evaluate {
                 let held_out = self.evaluate(&mut now, &steps)?;
@@ -259,11 +261,9 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         }
         let begun = Instant::now();
         let done = steps.done();
-        let before = (done < self.config.training.steps.get()).then(|| report_of::<B, M>(&steps.model));
+        let before = steps.monitor().calls();
         let loss = mean_loss(&steps.model.valid(), self.held_out, self.device)?;
-        if let Some(before) = before {
-            now.evaluated.add(&before, &report_of::<B, M>(&steps.model));
-        }
+        add_calls(&mut now.evaluated, &before, steps.monitor().calls());
         if !loss.is_finite() {
             let error = TrainError::HeldOutDiverged { steps: done, loss };
             self.metrics.as_mut().map_or(Ok(()), |m| m.diverged(done, f64::NAN, f64::NAN, error.to_string()))?;

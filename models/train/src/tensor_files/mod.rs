@@ -9,7 +9,7 @@ pub use error::TensorFilesError;
 pub use read::{StoredTensor, TensorFiles};
 pub use write::{NewTensor, bf16_bytes, f32_bytes, write_file, write_shards};
 
-/// Of a folder's only file.
+/// The name of a folder's only file.
 const SINGLE: &str = "model.safetensors";
-/// Of the file that says in which shard each tensor is.
+/// The name of the file that says in which shard each tensor is.
 const INDEX: &str = "model.safetensors.index.json";

@@ -16,6 +16,8 @@ use serde::Deserialize;
 use super::{INDEX, SINGLE, TensorFilesError};
 use crate::files::{self, LFS_POINTER, is_lfs_pointer};
 
+/// Bytes of a header at most, as the format has it.
+const MAX_HEADER: u64 = 100_000_000;
 /// Bytes that are decoded at once: a multiple of the size of every element.
 const CHUNK: usize = 1 << 20;
 
@@ -166,7 +168,7 @@ pub struct StoredTensor<'a> {
 }
 
 impl<'a> StoredTensor<'a> {
-    /// Of the elements in the file.
+    /// The dtype of the elements in the file.
     pub fn dtype(&self) -> Dtype {
         self.entry.dtype
     }
@@ -280,9 +282,12 @@ impl OpenFile {
         }
         file.seek(SeekFrom::Start(8)).map_err(io)?;
         let length = u64::from_le_bytes(length);
-        let data = length.checked_add(8).filter(|&data| data <= file_bytes);
+        let data = length.checked_add(8).filter(|&data| data <= file_bytes && length <= MAX_HEADER);
         let Some(data) = data else {
-            return Err(broken(format!("a header of {length} bytes in a file of {file_bytes}")));
+            let begin = String::from_utf8_lossy(&begin[..8]);
+            return Err(broken(format!(
+                "it is cut, or no safetensors file: it has {file_bytes} bytes, and by its first 8 ({begin:?}) its header alone has {length}"
+            )));
         };
         let mut header = Vec::new();
         file.by_ref().take(length).read_to_end(&mut header).map_err(io)?;

@@ -18,7 +18,7 @@ use crate::folder::write_synced;
 pub struct NewTensor<'a, E> {
     /// Its name in the file.
     pub name: String,
-    /// Of its elements.
+    /// The dtype of its elements.
     pub dtype: Dtype,
     /// Slowest dimension first.
     pub shape: Vec<usize>,

@@ -63,7 +63,7 @@ fn a_bad_line_is_named() {
         (b"{\"text\": 1}", "`text` is a number, expected text"),
         (b"{\"text\": null}", "`text` is null, expected text"),
         (b"{\"messages\": \"hi\"}", "`messages` is a string, expected a list"),
-        (b"{\"messages\": [{\"content\": \"hi\"}]}", "`messages`: missing field `role`"),
+        (b"{\"messages\": [{\"content\": \"hi\"}]}", "message 0 has no `role`: there are `content`"),
         (b"{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}", "`messages` need a chat template"),
         (b"{\"text\": \"\xff\"}", "not valid UTF-8 at byte 10 of the line"),
     ] {
@@ -86,7 +86,7 @@ fn a_line_too_long_for_memory_is_named() {
 fn nothing_is_there() {
     let files = Files::new([("empty", &b""[..]), ("binary", b"a\0b"), ("latin1", b"caf\xe9")]);
     let error = files.error();
-    let expected = "(left out: 3 empty, binary, not UTF-8 or beyond max_bytes)";
+    let expected = "(left out: 1 empty, 2 binary or not UTF-8)";
     assert!(error.starts_with("no text in ") && error.ends_with(expected), "{error}");
     let error = files.error_of(&[files.source("missing")]);
     assert!(error.starts_with("cannot read ") && error.contains("missing: "), "{error}");
@@ -146,8 +146,12 @@ fn an_array_of_objects_is_read_as_lines_are() {
         ("[{\"text\": \"one\"},\n[2]]", "a.json:2: expected an object, found a list"),
         ("[{\"text\": \"one\"},\n{\"text\": \"two\"}", "a.json:2: the file ends before the JSON array does"),
         ("[{\"text\": \"one\"},\n{\"text\": \"two\"}]\n\n{}", "a.json:4: expected one JSON array and nothing else"),
-        ("{\n\"text\": \"one\"}", "a.json is neither a JSON array of objects nor JSON Lines: set data.format"),
-        ("[1, 2]", "a.json is neither a JSON array of objects nor JSON Lines"),
+        (
+            "{\n\"text\": \"one\"}",
+            "a.json begins with no whole JSON object, in an array or on a line of its own: set data.format",
+        ),
+        ("[1, 2]", "a.json begins with no whole JSON object"),
+        ("[]", "a.json begins with no whole JSON object"),
     ] {
         let files = Files::new([("a.json", bad)]);
         let error = files.error_of(&[files.source("a.json")]);
@@ -166,10 +170,29 @@ fn a_table_is_refused_unless_it_is_asked_for_as_text() {
     let source = DataSource { format: Some(Format::Text), ..files.source("a.csv") };
     assert_eq!(stream(&files.open(&[source], 0.0).unwrap()).0, documents(["text,label\none,1\n"]));
     let error = files.error();
-    assert!(error.ends_with("(left out: 2 csv)"), "{error}");
+    assert!(error.contains("(left out: 2 csv): data.field names"), "{error}");
 }
 
-/// Templates print nothing for what is not there.
+/// A file is what it begins with where its extension does not say it.
+#[test]
+fn what_is_compressed_is_refused() {
+    for (begin, by) in
+        [(&b"\x1f\x8b"[..], "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"\xfd7zXZ\0", "xz"), (b"PK\x03\x04", "zip")]
+    {
+        let files = Files::new([("a.jsonl.x", begin)]);
+        let error = files.error_of(&[files.source("a.jsonl.x")]);
+        assert!(error.ends_with(&format!("a.jsonl.x is compressed with {by}: decompress it first")), "{error}");
+        assert!(files.error().ends_with("(left out: 1 compressed)"), "{}", files.error());
+    }
+    for (content, reason) in [(&b""[..], "empty"), (b"caf\xe9", "binary or not UTF-8"), (b"a\0", "binary or not UTF-8")]
+    {
+        let files = Files::new([("a.txt", content)]);
+        let error = files.error_of(&[files.source("a.txt")]);
+        assert!(error.ends_with(&format!("(left out: 1 {reason})")), "{error}");
+    }
+}
+
+/// Templates print nothing for what is not there, and what they like for what is no text.
 #[test]
 fn a_turn_without_content_is_named() {
     let good = conversation(&[("user", "hi"), ("assistant", "yo")]);
@@ -186,6 +209,25 @@ fn a_turn_without_content_is_named() {
         (
             r#"[{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": []}]"#,
             "message 1 (assistant) has neither",
+        ),
+        (
+            r#"[{"role": "user", "content": []}, {"role": "assistant", "content": "yo"}]"#,
+            "`content` of message 0 (user) is an empty list, expected text or a list of parts",
+        ),
+        (
+            r#"[{"role": "user", "content": "hi"}, {"role": "assistant", "content": {"a": 1}}]"#,
+            "`content` of message 1 (assistant) is an object",
+        ),
+        (
+            r#"[{"role": "system", "content": 5}, {"role": "assistant", "content": "yo"}]"#,
+            "`content` of message 0 (system) is a number or a boolean",
+        ),
+        (r#"[{"from": "human", "value": "hi"}]"#, "message 0 has no `role`: there are `from`, `value`"),
+        (r#"[{"role": 1, "content": "hi"}]"#, "`messages[0].role` is a number, expected text"),
+        (r#"["hi"]"#, "`messages[0]` is a string, expected an object"),
+        (
+            r#"[{"role": "human", "content": "hi"}, {"role": "gpt", "content": "yo"}]"#,
+            "the conversation has nothing that the assistant says; its roles are `gpt`, `human`",
         ),
     ] {
         let line = format!("{{\"messages\": {bad}}}");
@@ -248,7 +290,8 @@ fn tools_of_a_conversation_reach_its_template() {
     let with_tools = plain.replacen('{', "{\"tools\": [{\"name\": \"add\"}], ", 1);
     let as_text = plain.replacen('{', r#"{"tools": "[{\"name\": \"add\"}]", "#, 1);
     let without = plain.replacen('{', r#"{"tools": " ", "#, 1);
-    let files = Files::new([("chat.jsonl", [plain, with_tools, as_text, without].join("\n"))]);
+    let each_as_text = plain.replacen('{', r#"{"tools": ["{\"name\": \"add\"}"], "#, 1);
+    let files = Files::new([("chat.jsonl", [plain, with_tools, as_text, each_as_text, without].join("\n"))]);
     let source = format!("{{% for tool in tools or [] %}}[{{{{ tool.name }}}}]{{% endfor %}}{TEMPLATE}");
     let template = ChatTemplate::new(&source, [("", ""); 0]).unwrap();
     let tokenizer = Tokenizer::bytes();
@@ -257,11 +300,13 @@ fn tools_of_a_conversation_reach_its_template() {
     let mut texts: Vec<_> = epoch(&dataset, by_default(40)).unwrap().iter().map(text).collect();
     texts.sort();
     let (plain, with_tools) = ("<user>1+1?\n<assistant>2\n", "[add]<user>1+1?\n<assistant>2\n");
-    assert_eq!(texts, [plain, plain, with_tools, with_tools]);
+    assert_eq!(texts, [plain, plain, with_tools, with_tools, with_tools]);
     for (tools, expected) in [
-        (r#""[{""#, "a.jsonl:1: `tools`: EOF while parsing"),
+        (r#""[{""#, "a.jsonl:1: `tools` is text that is no JSON: EOF while parsing"),
         (r#""{}""#, "a.jsonl:1: `tools` is an object, expected a list"),
         ("3", "a.jsonl:1: `tools` is a number, expected a list"),
+        (r#"[{}, 3]"#, "a.jsonl:1: `tools[1]` is a number, expected an object"),
+        (r#"["{", {}]"#, "a.jsonl:1: `tools[0]` is text that is no JSON: EOF while parsing"),
     ] {
         let line = format!("{{\"tools\": {tools}, \"messages\": [{{\"role\": \"user\", \"content\": \"hi\"}}]}}");
         let files = Files::new([("a.jsonl", line)]);

@@ -1,6 +1,7 @@
 //! Training data, from files to sequences: formats, the cache, packing, order and positions.
 
 mod cache;
+mod epochs;
 mod formats;
 mod mixtures;
 mod order;
@@ -151,7 +152,7 @@ fn noise(rng: &mut Rng, len: usize) -> String {
     (0..len).map(|_| char::from(b'a' + rng.below(26) as u8)).collect()
 }
 
-/// Of the tests' own tokenizer.
+/// The tests' own tokenizer.
 fn folder_with_tokenizer() -> Tokenizer {
     Tokenizer::from_file(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors/tokenizer.json")).unwrap()
 }

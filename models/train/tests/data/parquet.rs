@@ -106,7 +106,7 @@ fn all_rows_are_read_whatever_the_compression() {
     }
 }
 
-/// The same conversations with tools, of which some are lists and some are the JSON text of one, give the same tokens from both formats.
+/// Equal conversations with tools, of which some are lists and some are the JSON text of one, give the same tokens from both formats.
 #[test]
 fn all_fields_of_a_line_are_columns() {
     let schema = "message m { optional binary id (UTF8); optional binary text (UTF8);

@@ -53,28 +53,44 @@ fn a_folder_gives_its_data() {
         ("dataset_infos.json", "{\"text\": {}, \n\"size\": 3}"),
         ("others.json", "[{\"name\": \"x\"}]"),
         ("table.csv", "text\none"),
+        ("train.jsonl.zip", "PK\x03\x04"),
+        ("image", "P\0"),
+        // As caches name files.
+        ("0123abcd", "{\"text\": \"four\"}\n"),
         (".gitattributes", "*.parquet filter=lfs"),
         (".cache/huggingface/download/train.jsonl", line),
     ]);
     let dataset = files.all();
-    assert_eq!(stream(&dataset).0, documents(["two", "three", "one"]));
-    assert_eq!(dataset.left_out().to_string(), "2 hidden, 4 text beside data, 1 csv");
+    assert_eq!(stream(&dataset).0, documents(["four", "two", "three", "one"]));
+    assert_eq!(
+        dataset.left_out().to_string(),
+        "2 hidden, 2 text beside data, 2 json without the fields that are read, 1 csv, 1 compressed, 1 binary or not UTF-8"
+    );
     let formats: Vec<_> = dataset.formats().iter().map(|(format, count)| format!("{count} {format}")).collect();
-    assert_eq!(formats, ["1 text", "1 jsonl", "1 json"]);
-    assert_eq!((dataset.size().files, dataset.size().skipped), (3, 7));
+    assert_eq!(formats, ["1 text", "2 jsonl", "1 json"]);
+    assert_eq!((dataset.size().files, dataset.size().skipped), (4, 9));
     // Whoever says how files are read has all of them read.
     let source = DataSource { format: Some(Format::Text), ..DataSource::new([files.path("more")]) };
     assert_eq!(stream(&files.open(&[source], 0.0).unwrap()).0, documents(["[{\"text\": \"two\"}]"]));
 }
 
-/// Without data, text is what there is: code with its settings and descriptions.
+/// Without data, text is what there is: code and its descriptions. JSON may be data under other names, and is no text unless somebody
+/// says so.
 #[test]
 fn a_folder_of_text_gives_all_of_it() {
     let files =
         Files::new([("a.rs", "one"), ("README.md", "two"), ("tsconfig.json", "{\n}"), ("list.json", "[{\"a\": 1}]")]);
     let dataset = files.all();
-    assert_eq!(stream(&dataset).0, documents(["two", "one", "[{\"a\": 1}]", "{\n}"]));
-    assert!(dataset.left_out().is_empty());
+    assert_eq!(stream(&dataset).0, documents(["two", "one"]));
+    assert_eq!(dataset.left_out().to_string(), "2 json without the fields that are read");
+    let source = DataSource { format: Some(Format::Text), ..DataSource::new([files.root()]) };
+    let all = ["two", "one", "[{\"a\": 1}]", "{\n}"];
+    assert_eq!(stream(&files.open(&[source], 0.0).unwrap()).0, documents(all));
+    for json in ["[{\"a\": 1}]", "[\"one\"]", "[[1]]", "[]", "{\"data\": [{\"text\": \"one\"}]}", "{\n}"] {
+        let error = Files::new([("a.json", json)]).error();
+        let expected = "(left out: 1 json without the fields that are read): data.field names the field with the text";
+        assert!(error.contains(expected), "{json}: {error}");
+    }
 }
 
 /// Also out of the folder, as in the cache of Hugging Face; no file counts twice, and the search ends.
@@ -155,10 +171,7 @@ fn no_character_is_cut() {
     assert_eq!(taken(&files, 7), documents(["\u{e9}".repeat(3)]));
     let source = DataSource { max_bytes: Some(1), ..files.sources().remove(0) };
     let error = files.error_of(&[source]);
-    assert!(
-        error.ends_with("within max_bytes = 1 (left out: 1 empty, binary, not UTF-8 or beyond max_bytes)"),
-        "{error}"
-    );
+    assert!(error.ends_with("within max_bytes = 1 (left out: 1 beyond max_bytes)"), "{error}");
 }
 
 #[test]

@@ -102,7 +102,7 @@ fn held_out_sequences_are_at_even_distances() {
     assert_eq!(epoch(&dataset, wrapped(10)).unwrap().len(), 100);
 }
 
-/// As many as are wanted or there are, wherever they lie: those between two places too, where another place has none.
+/// Held out are as many as are wanted or there are, wherever they lie: those between two places too, where another place has none.
 #[test]
 fn held_out_sequences_are_sampled_among_those_that_are_kept() {
     let files = Files::new([("a", noise(&mut Rng::new(6), 2000))]);

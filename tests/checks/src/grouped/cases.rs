@@ -9,7 +9,7 @@ use crate::compare::{EMULATE, FAST, PRECISE};
 use crate::data::{BF16, DTYPES, F32};
 use crate::matrix::{Codes, MX};
 
-/// Those of which every size and format is checked.
+/// The granularities of which every size and format is checked.
 const THOROUGH: [Granularity; 3] = [Granularity::Tensor, Granularity::Row, MX];
 
 /// Empty groups at both ends and between, a single row, and tiles that two or three groups share.

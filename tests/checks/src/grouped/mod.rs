@@ -30,13 +30,13 @@ pub type GroupSizes = (&'static [usize], usize);
 pub struct GroupedGemm {
     /// What the groups divide.
     pub grouping: Grouping,
-    /// Of the groups.
+    /// The sizes of the groups.
     pub sizes: GroupSizes,
     /// N and K, or M and N along the contraction.
     pub rest: [usize; 2],
-    /// Of A and B.
+    /// The formats of A and B.
     pub formats: [Format; 2],
-    /// Of A and B.
+    /// The granularities of A and B.
     pub granularities: [Granularity; 2],
     /// What the operands hold.
     pub codes: Codes,

@@ -64,8 +64,8 @@ fn config(recipe: Recipe) -> Float8Config {
 
 /// How far results of normal operands may be from those with f32 sums, for a contraction of length `k`.
 ///
-/// Of each 128 products, tensor cores that keep 13 bits below the largest and drop the rest downward lose much the same, and
-/// results grow as √k: 2.7e-5 · √k on the PTX interpreter; toward zero they lose less. Those of f16 and bf16 may cut an f32 sum
+/// Tensor cores that keep 13 bits below the largest of each 128 products, and drop the rest downward, lose much the same, and results
+/// grow as √k: 2.7e-5 · √k on the PTX interpreter; toward zero they lose less. Those of f16 and bf16 may cut an f32 sum
 /// after every 16 products. 16-bit results are rounded by 2^-9 at most, 1.1e-3 in the mean.
 fn tolerance(report: &Report, dtype: DType, k: usize) -> f64 {
     let k = k as f64;

@@ -70,7 +70,7 @@ fn rows_on_hopper_in_blocks() {
     rows([90, 0], MULTICAST, HOPPER, &GROUPED_BLOCKS);
 }
 
-/// The same where a pair multiplies; with 1×32 the columns of a tile begin at each place of a tile of scales.
+/// Clusters where a pair multiplies; with 1×32 the columns of a tile begin at each place of a tile of scales.
 const BLACKWELL: [Case; 4] = [
     ((&[0, 100, 1, 299], 120), [130, 300], 2),
     ((&[140, 115], 5), [66, 1000], 2),

@@ -46,7 +46,7 @@ pub(super) const GROUPED: [(Pair, StorageType); 4] = [
     ([MX; 2], F32),
 ];
 
-/// The same with scales of blocks: those of the recipe `blockwise`, for the forward pass and for the weight gradient, and others.
+/// Grouped GEMMs with scales of blocks: those of the recipe `blockwise`, for the forward pass and for the weight gradient, and others.
 pub(super) const GROUPED_BLOCKS: [(Pair, StorageType); 4] = [
     ([Granularity::Block1x128, Granularity::Block128x128], BF16),
     ([Granularity::Block1x128; 2], F32),
@@ -71,7 +71,7 @@ fn rows_of_groups() {
     });
 }
 
-/// The same where scales change along the contraction: squares of one group's matrix of B, and such as two groups share; rows of
+/// Rows of groups where scales change along the contraction: squares of one group's matrix of B, and such as two groups share; rows of
 /// two, of four and of five scales.
 #[test]
 fn rows_of_groups_in_blocks() {
@@ -138,7 +138,7 @@ fn contractions_of_groups() {
     });
 }
 
-/// The same where scales change along the contraction: groups that begin at any block of those that one load brings.
+/// Contractions of groups where scales change along them: groups that begin at any block of those that one load brings.
 #[test]
 fn contractions_of_groups_in_blocks() {
     each(|client| {

@@ -45,7 +45,7 @@ fn follow(average: Attention<B>, model: &Attention<B>) -> Attention<B> {
 struct Run {
     losses: Vec<u32>,
     state: Float8State,
-    /// Of each layer, after each step: health statistics of all operands.
+    /// Health statistics of all operands of each layer, after each step.
     samples: Vec<String>,
 }
 

@@ -25,6 +25,13 @@ fn calls_are_those_of_the_report() {
     assert_eq!((calls["host"], calls["high_precision"]), (totals.emulated, totals.high_precision));
     assert_eq!(calls.len(), 2);
     assert_eq!(Monitor::new(&model).gemm_calls(), calls);
+    let report = own_report(&model);
+    let all = monitor.calls();
+    assert_eq!(all.len(), report.layers.len());
+    for layer in &report.layers {
+        let of_report = layer.gemms().map(|(_, gemm)| [gemm.native, gemm.emulated, gemm.high_precision]);
+        assert_eq!(all[&layer.name].map(|calls| [calls.native, calls.emulated, calls.high_precision]), of_report);
+    }
 }
 
 #[test]

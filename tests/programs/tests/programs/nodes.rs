@@ -268,7 +268,7 @@ impl Place {
     }
 }
 
-/// Of other data, by the model, by its copy without gradients, or below autodiff.
+/// An evaluation of other data, by the model, by its copy without gradients, or below autodiff.
 #[test]
 fn an_evaluation_between_forward_and_backward_leaves_no_trace() {
     const STEPS: u64 = 4;

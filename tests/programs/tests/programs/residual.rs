@@ -22,7 +22,7 @@ fn each_of_two_summed_linears_counts_its_own_wgrad() {
     }
 }
 
-/// The same with x itself in the sum, so that dy is the gradient of three summands.
+/// Residual sums with x itself in the sum, so that dy is the gradient of three summands.
 #[test]
 fn residual_sums_with_x_itself() {
     let model: Attention<B> = applied(&Float8Config::tensorwise(), Attention::new());

@@ -94,7 +94,7 @@ pub const ALL: &[Case] = &[
     },
 ];
 
-/// Of this process: MPI starts once.
+/// The communicator of this process: MPI starts once.
 fn world() -> Communicator {
     thread_local! {
         static WORLD: Communicator = {

@@ -99,7 +99,7 @@ impl Work {
         }
     }
 
-    /// Of what is written.
+    /// The granularity of what is written.
     fn granularity(self) -> Option<Granularity> {
         match self {
             Self::Amax => None,

@@ -15,13 +15,13 @@ pub struct Summary {
     gemm_to_best: Option<f64>,
     /// Shapes in that mean.
     gemm_shapes: usize,
-    /// The same with our fast accumulation.
+    /// Our tensorwise GEMM with fast accumulation / torch's best FP8 mode, for the same shapes.
     fast_to_best: Option<f64>,
     /// Our precise GEMM / torch's bf16 matmul.
     gemm_to_bf16: Option<f64>,
     /// Our precise rowwise grouped GEMM / torch's best FP8 mode.
     grouped_to_best: Option<f64>,
-    /// The same / torch's bf16 grouped GEMM.
+    /// Our precise rowwise grouped GEMM / torch's bf16 grouped GEMM.
     grouped_to_bf16: Option<f64>,
     /// torch's bf16 linear / our tensorwise one.
     linear_to_bf16: Option<f64>,

@@ -80,7 +80,7 @@ pub fn quantize<B: Float8Backend<Operand = HostOperand<Device<B>>>>(
 /// Copies by rows and by columns, where they are asked for.
 type HostCopies<D> = [Option<HostOperand<D>>; 2];
 
-/// The same for any backend: the copies, and the amax.
+/// Casts a tensor of any backend on the host: the copies, and the amax.
 pub(super) fn quantize_on_host<B: Backend>(
     x: FloatTensor<B>,
     cast: Cast,

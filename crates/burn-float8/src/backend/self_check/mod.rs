@@ -33,7 +33,7 @@ use super::{SelfCheckReport, lost};
 use crate::config::SelfCheck;
 use crate::error::{DeviceError, SelfCheckFailure};
 
-/// Of one device, whatever backends are on it.
+/// The self-checks of one device, whatever backends are on it.
 pub(super) struct DeviceChecks {
     /// Whether a configuration or the environment says that nothing is to be checked.
     off: AtomicBool,
@@ -61,7 +61,7 @@ pub(super) fn is_faultless() -> bool {
     FAILURES.load(Ordering::Acquire) == 0 && lost::is_nothing()
 }
 
-/// The same for all clients of one device.
+/// The checks of a client's device: one value for all clients of the device.
 pub(super) fn of<R: Runtime>(client: &ComputeClient<R>) -> Arc<DeviceChecks> {
     static DEVICES: LazyLock<RwLock<HashMap<usize, Arc<DeviceChecks>>>> = LazyLock::new(RwLock::default);
     let key = device_key(client);

@@ -60,7 +60,7 @@ pub(super) fn floats(bytes: &[u8], dtype: DType) -> Vec<f32> {
 pub(super) struct Rows {
     /// By row.
     pub(super) codes: BTreeMap<usize, Vec<u8>>,
-    /// Of the whole operand, row-major.
+    /// Inverse scales of the whole operand, row-major.
     pub(super) inv_scales: Vec<InvScale>,
 }
 

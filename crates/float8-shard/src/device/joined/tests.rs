@@ -57,7 +57,7 @@ fn quantize(x: FloatTensor<B>, cast: Cast, axis: ShardedAxis, amax: Option<f32>)
     rows.or(cols).unwrap()
 }
 
-/// Of magnitudes; NaN wins.
+/// The largest magnitude; NaN wins.
 fn amax<'a>(values: impl Iterator<Item = &'a f32>) -> f32 {
     f32::from_bits(values.map(|x| x.abs().to_bits()).max().unwrap())
 }

@@ -1,6 +1,6 @@
 //! Commands, as a user gives them.
 
-use crate::support::{file, llama3, small, stderr, stdout, text, train, vectors};
+use crate::support::{command, file, llama3, small, stderr, stdout, text, train, vectors};
 
 #[test]
 fn text_to_ids_and_back() {
@@ -39,6 +39,18 @@ fn what_cannot_be_tokenized_is_named() {
     assert!(tokenize(&["bytes", &lines]).contains("lines.jsonl:1: expected a JSON string"));
 }
 
+/// What a library panics on is an error, and nothing but that is printed.
+#[test]
+fn a_panic_that_is_an_error_is_no_panic() {
+    let text = std::fs::read_to_string(vectors().join("tokenizer.json")).unwrap();
+    let (begin, unknown) = (r#"{"SpecialToken":{"id":"<|begin_of_text|>""#, r#"{"SpecialToken":{"id":"unknown""#);
+    assert!(text.contains(begin));
+    let (_folder, tokenizer) = file("tokenizer.json", &text.replace(begin, unknown));
+    let (_other, lines) = file("lines.jsonl", "\"a\"");
+    let output = llama3(&["tokenize", "--tokenizer", &tokenizer, &lines]);
+    assert!(stderr(&output).starts_with("error: ") && !stderr(&output).contains("panicked"), "{}", stderr(&output));
+}
+
 #[test]
 fn train_takes_what_the_example_takes() {
     let data = text();
@@ -60,6 +72,34 @@ fn a_configuration_is_printed_and_nothing_trained() {
     let text = stdout(&printed);
     assert!(text.contains("recipe = \"rowwise\"") && text.contains("paths = [\"nowhere\"]"), "{text}");
     assert!(text.contains("decay_ratio = 0.2"), "defaults too: {text}");
+}
+
+/// Names need not be UTF-8, but a configuration is: before anything is trained, the error says which path is to blame.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_path_that_is_not_utf_8_is_named() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(OsStr::from_bytes(b"caf\xe9.txt"));
+    std::fs::copy(text().1, &path).unwrap();
+    let settings = small(folder.path().to_str().unwrap(), &["training.steps=1"]);
+    for (flag, key) in
+        [("--data", "data.paths"), ("--checkpoints", "checkpoint.folder"), ("--report", "training.report")]
+    {
+        let output = train(&settings).arg(flag).arg(&path).output().unwrap();
+        let error = stderr(&output);
+        let name = "caf\\xE9.txt\": a configuration is UTF-8, and this is not: name the folder that it lies in";
+        assert!(error.starts_with(&format!("error: {key} = \"")) && error.contains(name), "{error}");
+    }
+    let hf = folder.path().join(OsStr::from_bytes(b"hf\xe9"));
+    std::fs::create_dir(&hf).unwrap();
+    std::fs::write(hf.join("config.json"), "{\"dtype\": \"float32\"}").unwrap();
+    let output = command(&["generate"]).arg(&hf).output().unwrap();
+    assert!(stderr(&output).starts_with("error: model.hf_path = \""), "{}", stderr(&output));
+    // The folder's data is data.
+    stdout(&train(&settings).output().unwrap());
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod commands;
 mod docs;
+mod old_runs;
 mod profile;
 #[cfg(all(unix, feature = "mpi"))]
 mod ranks;

@@ -158,7 +158,7 @@ fn an_error_of_one_rank_is_one_of_each() {
     assert!(!said.contains("panicked"), "{said}");
 }
 
-/// The same paths on two ranks are other files.
+/// Equal paths on two ranks are other files.
 #[test]
 fn other_data_on_a_rank_is_refused() {
     let folder = tempfile::tempdir().unwrap();

@@ -79,7 +79,7 @@ impl Case {
     }
 }
 
-/// Of each step, its loss and gradient norm as they are printed.
+/// For each step its loss and gradient norm as they are printed.
 fn losses(log: &str) -> BTreeMap<usize, String> {
     let lines = log.lines().filter(|line| line.contains("  loss: "));
     let step = |line: &str| {
@@ -118,17 +118,22 @@ fn wait_for_step(child: &mut Child, step: usize) -> String {
 /// Signals the case's run once it has made `step` steps: the log until then, and how it ended. It succeeds if it ends before the signal
 /// comes, since a step takes milliseconds.
 fn stop_after(case: Case, step: usize, signal: &str) -> (Case, String, Output) {
-    let mut child = spawn(case.train());
+    let mut child = spawn(with_hangups(HEARD, &case.train()));
     let log = wait_for_step(&mut child, step);
     kill(&child, signal);
     (case, log, child.wait_with_output().unwrap())
 }
 
-/// Whether programs that the tests begin hear SIGHUP: under `nohup`, which they inherit, they are meant not to.
-fn hears_hangups() -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).map(|mask| mask.trim().to_string());
-    ignored.and_then(|mask| u64::from_str_radix(&mask, 16).ok()).is_none_or(|mask| mask & 1 == 0)
+const HEARD: &str = "--default-signal=HUP";
+/// As under `nohup`.
+const IGNORED: &str = "--ignore-signal=HUP";
+
+/// The command with SIGHUP set like this. Without, it would inherit what the tests have.
+fn with_hangups(setting: &str, command: &Command) -> Command {
+    let mut env = Command::new("env");
+    env.arg(setting).arg(command.get_program()).args(command.get_args());
+    env.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    env
 }
 
 #[test]
@@ -142,7 +147,7 @@ fn a_run_told_to_stop_saves_and_goes_on_with_the_same_bits() {
         // Not at a multiple of checkpoint.every, before FP8, in it, and after it.
         let step = [3, 7, 11][i % 3];
         let signals = [("-INT", "SIGINT", 130), ("-TERM", "SIGTERM", 143), ("-HUP", "SIGHUP", 129)];
-        let (signal, name, code) = signals[i % if hears_hangups() { 3 } else { 2 }];
+        let (signal, name, code) = signals[i % 3];
         let (case, log, output) = (0..50)
             .map(|_| stop_after(Case::recipe(&text, recipe), step, signal))
             .find(|(_, _, output)| !output.status.success())
@@ -161,6 +166,34 @@ fn a_run_told_to_stop_saves_and_goes_on_with_the_same_bits() {
         assert_eq!(all, expected, "{recipe}");
         assert!(end_of(case.folder()) == end_of(straight.folder()), "{recipe}: parameters, moments or state differ");
     }
+}
+
+#[test]
+fn a_run_under_nohup_goes_on_without_its_terminal() {
+    let text = text();
+    let mut child = spawn(with_hangups(IGNORED, &train(&small(&text.1, &["training.steps=100000"]))));
+    wait_for_step(&mut child, 3);
+    kill(&child, "-HUP");
+    wait_for_step(&mut child, 30);
+    kill(&child, "-INT");
+    let output = child.wait_with_output().unwrap();
+    assert!(stderr(&output).starts_with("stopped by SIGINT after step "), "{}", stderr(&output));
+}
+
+/// A pipe whose reader has ended, as a terminal that is closed, or a full disk.
+#[test]
+fn a_run_whose_log_cannot_be_written_is_saved() {
+    let case = Case { steps: 100_000, ..Case::new(&["checkpoint.every=0"]) };
+    let mut child = spawn(case.train());
+    wait_for_step(&mut child, 3);
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    let error = stderr(&output);
+    let step = error.strip_prefix("stopped by a log that cannot be written after step ").expect(error);
+    let step: u64 = step.split(';').next().unwrap().parse().unwrap();
+    assert_eq!((output.status.code(), case.saved()), (Some(1), vec![step]));
+    let resumed = case.resume(&["--steps", &(step + 2).to_string()]).output().unwrap();
+    assert_eq!(losses(stdout(&resumed)).len(), 2);
 }
 
 /// It has nowhere to go on from.

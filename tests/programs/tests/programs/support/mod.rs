@@ -15,9 +15,9 @@ pub use test_data::{panic_of, relative_error};
 
 /// The FP8 backend.
 pub type B = Float8<Autodiff<Flex>>;
-/// The same without autodiff.
+/// The FP8 backend without autodiff.
 pub type F8 = Float8<Flex>;
-/// The same without FP8.
+/// Autodiff without FP8.
 pub type Plain = Autodiff<Flex>;
 
 /// `n` values, roughly normal; seeds count from 0.

@@ -1,0 +1,91 @@
+//! What the filters and methods of a template work through while it is rendered: their time and memory go with the bytes that they are
+//! given, and a step is a call whatever it is given.
+
+use std::cell::Cell;
+
+use minijinja::functions::Function;
+use minijinja::value::{FunctionArgs, FunctionResult, Rest, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
+
+/// Bytes that the filters and methods of one rendering work through. A conversation may have 64 MiB.
+const WORK: u64 = 1 << 30;
+/// Bytes that one of them may be given, in all that it is made of.
+const TEXT: u64 = 128 << 20;
+/// What a value in a list counts for, besides its text.
+const VALUE: u64 = 32;
+/// Lists in lists.
+const DEPTH: usize = 64;
+
+thread_local! {
+    /// What is left of [`WORK`].
+    static LEFT: Cell<u64> = const { Cell::new(WORK) };
+}
+
+/// A rendering begins on this thread.
+pub(super) fn begin() {
+    LEFT.set(WORK);
+}
+
+/// Takes note that these values are worked through.
+pub(super) fn spend<'a>(values: impl IntoIterator<Item = &'a Value>) -> Result<(), Error> {
+    let mut bytes = 0;
+    values.into_iter().try_for_each(|value| add(value, &mut bytes, 0))?;
+    match LEFT.get().checked_sub(bytes) {
+        Some(left) => LEFT.set(left),
+        None => return Err(too_much(format!("its filters and methods read more than {WORK} bytes"))),
+    }
+    Ok(())
+}
+
+fn too_much(detail: String) -> Error {
+    Error::new(ErrorKind::InvalidOperation, detail)
+}
+
+fn add(value: &Value, bytes: &mut u64, depth: usize) -> Result<(), Error> {
+    *bytes += VALUE + value.as_str().map_or(0, |text| text.len() as u64);
+    if *bytes > TEXT || depth > DEPTH {
+        return Err(too_much(format!("a filter of more than {TEXT} bytes, or of more than {DEPTH} lists in lists")));
+    }
+    match value.kind() {
+        ValueKind::Seq | ValueKind::Iterable => value.try_iter()?.try_for_each(|item| add(&item, bytes, depth + 1)),
+        ValueKind::Map => value.try_iter()?.try_for_each(|key| {
+            add(&key, bytes, depth + 1)?;
+            add(&value.get_item(&key).unwrap_or_default(), bytes, depth + 1)
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Adds a filter that reads all that it is given.
+pub(super) fn add_filter<F, Rv, Args>(environment: &mut Environment<'_>, name: &'static str, filter: F)
+where
+    F: Function<Rv, Args>,
+    Rv: FunctionResult,
+    Args: for<'a> FunctionArgs<'a>,
+{
+    let filter = Value::from_function(filter);
+    environment.add_filter(name, move |state: &State<'_, '_>, arguments: Rest<Value>| {
+        spend(arguments.iter())?;
+        filter.call(state, &arguments)
+    });
+}
+
+/// Replaces the library's filters that read all that they are given; the others look at a list's length or at single values.
+pub(super) fn set(environment: &mut Environment<'_>) {
+    add_filter(environment, "upper", filters::upper);
+    add_filter(environment, "lower", filters::lower);
+    add_filter(environment, "title", filters::title);
+    add_filter(environment, "capitalize", filters::capitalize);
+    add_filter(environment, "escape", filters::escape);
+    add_filter(environment, "e", filters::escape);
+    add_filter(environment, "join", filters::join);
+    add_filter(environment, "split", filters::split);
+    add_filter(environment, "lines", filters::lines);
+    add_filter(environment, "pprint", filters::pprint);
+    add_filter(environment, "sort", filters::sort);
+    add_filter(environment, "dictsort", filters::dictsort);
+    add_filter(environment, "unique", filters::unique);
+    add_filter(environment, "groupby", filters::groupby);
+    add_filter(environment, "list", filters::list);
+    add_filter(environment, "reverse", filters::reverse);
+}
