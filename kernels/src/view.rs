@@ -106,7 +106,7 @@ impl Checked {
         Self::new(client, &view)
     }
 
-    /// The same memory with rows and columns exchanged.
+    /// The transpose, in the same memory.
     pub(crate) fn transpose(self) -> Self {
         let [row, col] = self.strides;
         Self { rows: self.cols, cols: self.rows, strides: [col, row], ..self }

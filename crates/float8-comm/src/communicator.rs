@@ -190,7 +190,7 @@ impl Communicator {
     /// wants them. All ranks call it. A world of one, or one that has NCCL already, stays as it is.
     ///
     /// # Errors
-    /// Those of [`from_env_nccl`](Self::from_env_nccl).
+    /// The errors of [`from_env_nccl`](Self::from_env_nccl).
     #[cfg(feature = "nccl")]
     pub fn with_nccl(&self, options: Options, device: Option<usize>) -> Result<Self, CommError> {
         if self.world_size() == 1 || self.nccl().is_some() {

@@ -13,7 +13,7 @@ impl Communicator {
     /// The shards of all ranks, one after another. They have the same length on each.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// The errors of the engine.
     pub fn all_gather(&self, label: &str, shard: Vec<u32>) -> Result<Pending<Vec<u32>>, CommError> {
         let operation = Operation::AllGather;
         let sent = size_of_val(&shard[..]);
@@ -55,7 +55,7 @@ impl Communicator {
     /// The sums of all ranks, the same on each; ordered as in [`reduce_scatter_sum`](Self::reduce_scatter_sum).
     ///
     /// # Errors
-    /// Those of the engine.
+    /// The errors of the engine.
     pub fn all_reduce_sum(&self, label: &str, values: Vec<f32>) -> Result<Pending<Vec<f32>>, CommError> {
         self.all_reduce(Operation::AllReduceSum, label, values)
     }
@@ -63,7 +63,7 @@ impl Communicator {
     /// The sums of all ranks in f64, the same on each.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// The errors of the engine.
     pub fn all_reduce_sum_f64(&self, label: &str, values: Vec<f64>) -> Result<Pending<Vec<f64>>, CommError> {
         self.all_reduce(Operation::AllReduceSumF64, label, values)
     }
@@ -71,7 +71,7 @@ impl Communicator {
     /// The largest words of all ranks. As the bits of floats whose sign is 0 it is the largest float, and NaN is larger than all.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// The errors of the engine.
     pub fn all_reduce_max_bits(&self, label: &str, bits: Vec<u32>) -> Result<Pending<Vec<u32>>, CommError> {
         self.all_reduce(Operation::AllReduceMaxBits, label, bits)
     }
@@ -97,7 +97,7 @@ impl Communicator {
     /// The bytes of each rank, of whatever length: for configurations and other metadata.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// The errors of the engine.
     pub fn all_gather_bytes(&self, label: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
         let operation = Operation::AllGatherBytes;
         let alone = || vec![bytes.to_vec()];
@@ -110,7 +110,7 @@ impl Communicator {
     /// Returns when every rank has called it.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// The errors of the engine.
     pub fn barrier(&self, label: &str) -> Result<(), CommError> {
         let operation = Operation::Barrier;
         serve!(self.host(), operation, label, (), |world| world.barrier(label))?;

@@ -54,7 +54,7 @@ impl ShardPlan {
     ///
     /// # Errors
     ///
-    /// Those of [`Float8Config::apply`].
+    /// The errors of [`Float8Config::apply`].
     pub fn new<B: Backend, M: Module<B>>(
         model: &M,
         ranks: usize,

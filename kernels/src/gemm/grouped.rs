@@ -124,7 +124,7 @@ impl Groups {
 /// scale for the tensor all groups share it, with one for each row of the contraction all groups along it do.
 ///
 /// # Errors
-/// Those of [`scaled_gemm`](crate::scaled_gemm); [`KernelError::NoGroups`], [`UnevenGroups`](KernelError::UnevenGroups) if the rows
+/// The errors of [`scaled_gemm`](crate::scaled_gemm); [`KernelError::NoGroups`], [`UnevenGroups`](KernelError::UnevenGroups) if the rows
 /// of B are no multiple of the groups.
 pub fn grouped_scaled_gemm<R: Runtime>(
     client: &ComputeClient<R>,

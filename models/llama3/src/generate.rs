@@ -50,7 +50,7 @@ impl<B: Backend> Llama<B> {
     /// As [`generate`](Self::generate), but gives each token to `take` when it is there.
     ///
     /// # Errors
-    /// Those of [`generate`](Self::generate), and `take`'s.
+    /// The errors of [`generate`](Self::generate), and `take`'s.
     pub fn generate_each(
         &self,
         prompt: &[u32],

@@ -23,7 +23,7 @@ pub(crate) fn shard_config(config: &RunConfig) -> ShardConfig {
 /// What each of so many ranks would hold of the run of `config`; nothing of it is allocated.
 ///
 /// # Errors
-/// Those of the configuration, also of FP8 filters that no linear has.
+/// The errors of the configuration, also of FP8 filters that no linear has.
 pub(crate) fn plan<B: Backend>(
     config: &RunConfig,
     dims: LlamaConfig,

@@ -315,7 +315,7 @@ impl RunConfig {
     /// How text becomes tokens.
     ///
     /// # Errors
-    /// Those of [`tokenizer`](Self::tokenizer) and [`chat_template`](Self::chat_template).
+    /// The errors of [`tokenizer`](Self::tokenizer) and [`chat_template`](Self::chat_template).
     pub fn text(&self) -> Result<Text, Error> {
         Ok(Text { tokenizer: self.tokenizer()?, template: self.chat_template()? })
     }
@@ -344,7 +344,7 @@ impl RunConfig {
     /// Batches of what is trained on, from the first one on.
     ///
     /// # Errors
-    /// Those of [`TrainBatches::new`].
+    /// The errors of [`TrainBatches::new`].
     pub fn train_batches(&self, data: &Dataset) -> Result<TrainBatches, Error> {
         let TrainingSection { attn_mask_type, seed, .. } = self.training;
         Ok(TrainBatches::new(data, self.shape(), attn_mask_type, seed)?)
@@ -369,7 +369,7 @@ impl RunConfig {
     /// Batches for the held-out loss; none if nothing is to be held out.
     ///
     /// # Errors
-    /// Those of [`held_out_batches`].
+    /// The errors of [`held_out_batches`].
     pub fn held_out_batches(&self, data: &Dataset) -> Result<Vec<Batch>, Error> {
         if self.data.held_out_fraction == 0.0 && self.data.validation.is_empty() {
             return Ok(vec![]);

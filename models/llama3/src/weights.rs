@@ -29,7 +29,7 @@ impl<'a> Weights<'a> {
     /// stay open: what they hold is compared with `dims`.
     ///
     /// # Errors
-    /// Those of [`Llama::load_hf_weights`], but for tensors that cannot be read.
+    /// The errors of [`Llama::load_hf_weights`], but for tensors that cannot be read.
     pub fn open(config: &RunConfig, saved: Option<&'a SavedRun>, dims: LlamaConfig) -> Result<Self, Error> {
         let source = match (saved, &config.model.hf_path) {
             (Some(saved), _) => Source::Saved(saved),

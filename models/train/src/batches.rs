@@ -132,7 +132,7 @@ impl TrainBatches {
     /// Batches in an order that depends on `seed` only.
     ///
     /// # Errors
-    /// Those of [`Dataset::train`].
+    /// The errors of [`Dataset::train`].
     pub fn new(data: &Dataset, shape: SequenceShape, mask: AttnMaskType, seed: u64) -> Result<Self, DataError> {
         Ok(Self { sequences: data.train(shape, seed)?, batch_size: shape.batch_size, mask })
     }
@@ -156,7 +156,7 @@ impl TrainBatches {
     /// Where the next batch begins.
     ///
     /// # Errors
-    /// Those of [`TrainSequences::position`].
+    /// The errors of [`TrainSequences::position`].
     pub fn position(&self) -> Result<Position, DataError> {
         self.sequences.position()
     }
@@ -164,7 +164,7 @@ impl TrainBatches {
     /// Goes on at `position`.
     ///
     /// # Errors
-    /// Those of [`TrainSequences::seek`].
+    /// The errors of [`TrainSequences::seek`].
     pub fn seek(&mut self, position: &Position) -> Result<(), DataError> {
         self.sequences.seek(position)
     }

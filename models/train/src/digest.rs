@@ -42,7 +42,7 @@ pub(crate) fn of_file(path: &Path) -> io::Result<(u64, String)> {
 /// The SHA-256 of a file, in hexadecimal.
 ///
 /// # Errors
-/// Those of reading it.
+/// The errors of reading it.
 pub fn digest_of_file(path: &Path) -> io::Result<String> {
     Ok(of_file(path)?.1)
 }

@@ -33,7 +33,7 @@ pub enum FolderError {
 /// ends while it runs, the hidden folder is. Files that `fill` writes it must sync itself, see [`write_synced`].
 ///
 /// # Errors
-/// Those of `fill`; [`FolderError`].
+/// The errors of `fill`; [`FolderError`].
 pub fn create_folder<E: From<FolderError>>(path: &Path, fill: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), E> {
     let destination = destination(path)?;
     let hidden = hidden_beside(&destination).map_err(|source| FolderError::Io { path: path.into(), source })?;

@@ -101,7 +101,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     /// Goes on after `done` steps, with the sequence at `position`. Parameters and moments are the caller's to load.
     ///
     /// # Errors
-    /// Those of [`TrainBatches::seek`].
+    /// The errors of [`TrainBatches::seek`].
     pub fn after(mut self, done: usize, position: &Position) -> Result<Self, DataError> {
         self.batches.seek(position)?;
         self.done = done;

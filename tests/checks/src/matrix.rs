@@ -49,7 +49,7 @@ pub struct HostMatrix {
 pub enum Codes {
     /// Any finite values, so sums that cancel, and scales over some binades.
     Random,
-    /// The same under scales that are powers of two.
+    /// [`Random`](Codes::Random) under scales that are powers of two.
     PowersOfTwo,
     /// -1, 0 and 1 under scales of 1/2, 1 and 2: every partial sum is exact on every path, so every bit must be right.
     Exact,

@@ -117,7 +117,7 @@ impl NcclComm {
     /// a query of an event that was recorded after the collective `label`.
     ///
     /// # Errors
-    /// Those of `done` and of [`async_error`](Self::async_error); [`CommError::Nccl`] if neither comes within the time limit. All abort
+    /// The errors of `done` and of [`async_error`](Self::async_error); [`CommError::Nccl`] if neither comes within the time limit. All abort
     /// the communicator, so that the stream does not wait for ever.
     pub fn watch(&self, label: &str, done: impl FnMut() -> Result<bool, CommError>) -> Result<(), CommError> {
         self.core.watch(label, done)

@@ -25,7 +25,7 @@ impl NcclComm {
     /// a collective that does not end in time names.
     ///
     /// # Errors
-    /// Those of `launch`; [`CommError::Dead`] after the error of an earlier collective; CUDA's.
+    /// The errors of `launch`; [`CommError::Dead`] after the error of an earlier collective; CUDA's.
     ///
     /// # Safety
     /// As for the collectives that `launch` calls, with [`InFlight`]'s words for when the stream has passed them.

@@ -13,7 +13,8 @@ use crate::scale::scale_index;
 use crate::version::{VERSION, Version};
 use crate::{Granularity, Operand};
 
-/// The same codes with scales of [`Granularity::Block1x32`], for checked operands of one contraction whose f32 scales are powers of two.
+/// The operands with scales of [`Granularity::Block1x32`] in the place of their f32 scales, which are powers of two. Both are checked and
+/// have the same contraction.
 pub(super) fn with_e8m0_scales<R: Runtime>(client: &ComputeClient<R>, operands: [&Operand; 2]) -> [Operand; 2] {
     let granularity = Granularity::Block1x32;
     let [a, b] = operands;

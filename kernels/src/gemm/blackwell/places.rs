@@ -8,8 +8,8 @@ use crate::gemm::tma::ring::Ring;
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Places {
     pub(super) ring: Ring,
-    /// Of sums that are finished.
+    /// Address of the first mbarrier of finished sums.
     pub(super) ready: u32,
-    /// Of sums that have been read, so that others may take their place.
+    /// Address of the first mbarrier of sums that have been read, so that others may take their place.
     pub(super) read: u32,
 }

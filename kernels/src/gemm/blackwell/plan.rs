@@ -41,10 +41,10 @@ pub(super) const ROWS: usize = 128;
 /// Tiles' columns, the fastest per element first. Sums of two tiles fit in the 512 columns of tensor memory.
 const PLAIN_COLS: [usize; 3] = [256, 128, 64];
 
-/// The same where sums are added up in registers, one for each column of a thread's row.
+/// Tiles' columns where sums are added up in registers, one for each column of a thread's row.
 const PROMOTED_COLS: [usize; 2] = [128, 64];
 
-/// The same where scales need columns of their own. A tile begins at a multiple of 64, so that its scales do at an even column.
+/// Tiles' columns where scales need columns of tensor memory. A tile begins at a multiple of 64, so that its scales do at an even column.
 const SCALED_COLS: [usize; 3] = [192, 128, 64];
 
 /// Fewest columns of a tile that two blocks make together.
@@ -60,7 +60,7 @@ pub(super) enum Scaling {
     /// The warps that store tiles, which add the sums of each 128 of the contraction times their scales to f32 registers; all columns
     /// of a tile share that of B.
     EachStep,
-    /// The same with a scale of B for each column.
+    /// As [`EachStep`](Self::EachStep), with a scale of B for each column.
     EachStepByColumn,
 }
 

@@ -97,7 +97,7 @@ struct Config {
     tile: Tile,
     cluster: usize,
     stages: usize,
-    /// Of the sums of a stage.
+    /// Where the sums of a stage go.
     promotion: Promotion,
     /// Chunks of the output that a warpgroup has in shared memory.
     chunks: usize,

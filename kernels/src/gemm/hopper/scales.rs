@@ -136,7 +136,7 @@ pub(super) fn scales_b_at(base: u32, stage: u32, #[comptime] p: u32, #[comptime]
     if comptime!(config.promotion == Promotion::EachStepByColumn) { line + 8 * (UNIT_POS % 4) } else { line }
 }
 
-/// Those of this thread's two columns of each 8, the `j`th, of a product whose first are at `at`.
+/// The scales of B for this thread's two columns of the `j`th 8, of a product whose first scales are at `at`.
 #[cube]
 pub(super) fn load_scales_b(to: &mut Array<f32>, at: u32, #[comptime] j: u32) {
     load_shared_words(to, 0u32, at, comptime!(32 * j), 2u32);

@@ -61,7 +61,7 @@ pub(in crate::gemm) trait Machine {
     /// Blocks along M that may share the tiles of B, for an output of `m` rows; the best number first.
     fn clusters(&self, tile: Tile, m: usize) -> &'static [usize];
 
-    /// The same for groups of so many rows on average, which begin anywhere in a tile.
+    /// How many blocks may share B, for groups of so many rows on average, which begin anywhere in a tile.
     fn group_clusters(&self, tile: Tile, rows: usize) -> &'static [usize] {
         self.clusters(tile, rows)
     }
@@ -97,7 +97,7 @@ impl Plan {
         possible.min_by_key(|plan| plan.cycles(machine, [m, n], steps, sms)).expect("one split is possible")
     }
 
-    /// The same for `count` groups of matrices of so many rows and columns, by the formulas of the module. Groups have a part of the
+    /// The fastest plan for `count` groups of matrices of so many rows and columns, by the formulas of the module. Groups have a part of the
     /// contraction each or all of it, so there are no splits.
     pub(in crate::gemm) fn grouped<M: Machine>(
         machine: &M,

@@ -67,9 +67,9 @@ impl Layout {
 #[derive(CubeType, Clone, Copy)]
 pub(in crate::gemm) struct Ring {
     pub(in crate::gemm) base: u32,
-    /// Of stages that are filled.
+    /// Address of the first mbarrier of full stages.
     full: u32,
-    /// Of stages that have been read.
+    /// Address of the first mbarrier of stages that have been read.
     pub(in crate::gemm) empty: u32,
 }
 

@@ -23,7 +23,7 @@ pub(in crate::gemm) struct Store {
     pub(in crate::gemm) partial: bool,
     /// What the output holds is added.
     pub(in crate::gemm) accumulate: bool,
-    /// Of the output.
+    /// The output's dtype.
     pub(in crate::gemm) dtype: Source,
 }
 

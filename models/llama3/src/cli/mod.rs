@@ -129,7 +129,7 @@ impl Args {
     /// The run that these arguments ask for; none if they ask for its configuration, which has been printed then.
     ///
     /// # Errors
-    /// Those of [`run_config`](Self::run_config).
+    /// The errors of [`run_config`](Self::run_config).
     pub fn job(&self, out: &mut dyn Write) -> Result<Option<Job>, Error> {
         let config = self.run_config()?;
         if self.flags.print(&config, out)? {
@@ -142,7 +142,7 @@ impl Args {
     /// The run that these arguments ask for, validated.
     ///
     /// # Errors
-    /// Those of [`RunConfig::load`] and [`RunConfig::validate`].
+    /// The errors of [`RunConfig::load`] and [`RunConfig::validate`].
     pub fn run_config(&self) -> Result<RunConfig, Error> {
         let mut settings: Vec<_> = self.set.iter().map(Setting::new).collect();
         // The recipe decides what the file's other keys of [float8] mean, so it has to be there when they are read.

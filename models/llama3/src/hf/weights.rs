@@ -18,7 +18,7 @@ impl<B: Backend> Llama<B> {
     /// `model.safetensors.index.json` and its shards. F32, F16 and BF16 tensors become f32 parameters.
     ///
     /// # Errors
-    /// Those of [`LlamaConfig::from_hf_dir`] and [`load_hf_weights`](Self::load_hf_weights).
+    /// The errors of [`LlamaConfig::from_hf_dir`] and [`load_hf_weights`](Self::load_hf_weights).
     pub fn load_hf(dir: impl AsRef<Path>, device: &B::Device) -> Result<Self, Error> {
         let config = LlamaConfig::from_hf_dir(&dir)?;
         let checkpoint = Checkpoint::open(dir.as_ref(), &config, RepeatedHead::default())?;

@@ -134,7 +134,7 @@ impl SavedRun {
     /// Opens a checkpoint of the run in `folder`.
     ///
     /// # Errors
-    /// Those of [`find_checkpoint`]; [`CheckpointError::Format`], [`CheckpointError::Json`].
+    /// The errors of [`find_checkpoint`]; [`CheckpointError::Format`], [`CheckpointError::Json`].
     pub fn open(folder: &Path, which: Which) -> Result<Self, CheckpointError> {
         let path = find_checkpoint(folder, which)?;
         let file = path.join(STATE);

@@ -75,7 +75,7 @@ impl TensorFiles {
     /// Opens one file.
     ///
     /// # Errors
-    /// Those of [`open_folder`](Self::open_folder) that one file can have.
+    /// The errors of [`open_folder`](Self::open_folder) that one file can have.
     pub fn open_file(path: impl AsRef<Path>) -> Result<Self, TensorFilesError> {
         let path = path.as_ref();
         let (file, tensors) = OpenFile::open(path, 0)?;
@@ -196,7 +196,7 @@ impl<'a> StoredTensor<'a> {
     /// The elements in f32, row-major: F32, F16 and BF16 exactly.
     ///
     /// # Errors
-    /// Those of [`bytes`](Self::bytes); [`TensorFilesError::Dtype`].
+    /// The errors of [`bytes`](Self::bytes); [`TensorFilesError::Dtype`].
     pub fn to_f32(&self) -> Result<Vec<f32>, TensorFilesError> {
         self.decode(0..self.entry.bytes)
     }
@@ -204,7 +204,7 @@ impl<'a> StoredTensor<'a> {
     /// The elements of rows of the first axis, as [`to_f32`](Self::to_f32) gives all.
     ///
     /// # Errors
-    /// Those of [`to_f32`](Self::to_f32).
+    /// The errors of [`to_f32`](Self::to_f32).
     ///
     /// # Panics
     /// If there are no such rows.

@@ -57,7 +57,7 @@ fn encode<const N: usize>(values: &[f32], convert: impl Fn(f32) -> [u8; N]) -> V
 /// `metadata` is the header's `__metadata__`; transformers wants `{"format": "pt"}`. Several entries stand in any order.
 ///
 /// # Errors
-/// That of the first tensor whose bytes are not to be had; [`TensorFilesError::Write`]; [`TensorFilesError::Unwritable`] for
+/// The error of the first tensor whose bytes are not to be had; [`TensorFilesError::Write`]; [`TensorFilesError::Unwritable`] for
 /// a name given twice, and for bytes that are more or fewer than the shape says. The file is then removed.
 pub fn write_file<E: From<TensorFilesError>>(
     path: &Path,
@@ -76,7 +76,7 @@ pub fn write_file<E: From<TensorFilesError>>(
 /// Shards are filled in the order of `tensors`; a tensor that is larger than a shard may be is a shard of its own.
 ///
 /// # Errors
-/// Those of [`write_file`]. Shards that were written before stay.
+/// The errors of [`write_file`]. Shards that were written before stay.
 pub fn write_shards<E: From<TensorFilesError>>(
     folder: &Path,
     tensors: &[NewTensor<'_, E>],

@@ -120,7 +120,7 @@ fn scales_that_are_powers_of_two() {
     assert_eq!(running.launches_of(BLOCK_SCALED), pairs.len() * shapes.len(), "scales that are no powers of two");
 }
 
-/// The same in groups: squares of B that two groups share, matrices of B that begin anywhere in a tile of scales, empty groups.
+/// Groups whose scales are powers of two: squares of B that two groups share, matrices of B that begin anywhere in a tile of scales, empty groups.
 #[test]
 fn groups_whose_scales_are_powers_of_two() {
     let Some(running) = execute(Execution { seed: 0 }) else { return };
