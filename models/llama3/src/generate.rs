@@ -119,3 +119,14 @@ fn draw(logits: &[f32], temperature: f64, rng: &mut Rng) -> usize {
     // Rounding left a crumb, or the logits are NaN.
     argmax(logits)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::argmax;
+
+    #[test]
+    fn of_equal_logits_the_first_is_taken() {
+        assert_eq!(argmax(&[1.0, 3.0, -2.0, 3.0]), 1);
+        assert_eq!(argmax(&[f32::NEG_INFINITY; 3]), 0);
+    }
+}

@@ -166,6 +166,15 @@ fn a_stream_ends_no_character_early() {
     assert_eq!(stream.finish().unwrap(), "\u{fffd}");
 }
 
+/// The text of all ids has special tokens, the text for people has none.
+#[test]
+fn streams_keep_special_tokens_or_leave_them_out() {
+    let tokenizer = Tokenizer::from_file(vectors().join("tokenizer.json")).unwrap();
+    let ids = tokenizer.encode("<|begin_of_text|>hi", SpecialTokens::InText).unwrap();
+    assert_eq!(tokenizer.stream().read(&ids).unwrap(), "<|begin_of_text|>hi");
+    assert_eq!(tokenizer.stream_text().read(&ids).unwrap(), "hi");
+}
+
 /// A folder with the tokenizer of the vectors and these files.
 fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();

@@ -2,8 +2,9 @@
 
 use burn::backend::{Autodiff, Flex};
 use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn::Linear;
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use llama3::Llama;
 use train::grads::clip_grad_norm;
 
@@ -88,4 +89,16 @@ fn gradients_match_finite_differences() {
     check("v_proj", |m| &mut m.layers[0].self_attn.v_proj.weight);
     check("down_proj", |m| &mut m.layers[1].mlp.as_mut().unwrap().down_proj.weight);
     check("embed_tokens", |m| &mut m.embed_tokens.weight);
+}
+
+/// Gradients in bf16 are squared and summed in f32: 4096 of 1 + 2^-7 have a norm of 64.5.
+#[test]
+fn norms_of_bf16_gradients_are_in_f32() {
+    let device = Default::default();
+    let weight = Tensor::<B, 2>::ones([64, 64], &device).cast(DType::BF16).detach().require_grad();
+    let linear = Linear { weight: Param::from_tensor(weight), bias: None };
+    let loss = (linear.weight.val() * 1.0078125).sum();
+    let mut grads = GradientsParams::from_grads(loss.backward(), &linear);
+    let norm = values(clip_grad_norm(&linear, &mut grads, f64::INFINITY, None, &device).unwrap())[0];
+    assert!((norm - 64.5).abs() < 1e-4, "{norm}");
 }

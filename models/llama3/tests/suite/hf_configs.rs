@@ -44,6 +44,9 @@ fn the_older_form() {
 fn the_newer_form() {
     let plain = json!({"rope_theta": null, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}});
     assert_eq!(changed(plain).unwrap(), LlamaConfig { rope_theta: 5000.0, ..tiny() });
+    // Where both forms are there, the newer one counts, as in transformers.
+    let both = json!({"rope_theta": 7.0, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}});
+    assert_eq!(changed(both).unwrap(), LlamaConfig { rope_theta: 5000.0, ..tiny() });
     let scaled = json!({"rope_theta": null, "rope_parameters": {
         "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192, "rope_type": "llama3", "rope_theta": 500000.0,

@@ -81,3 +81,24 @@ fn rotation_is_rotate_half() {
         }
     }
 }
+
+/// An angle is a product in f32, as when the published weights were trained: far from the beginning that turns by less than f64 would.
+#[test]
+fn angles_at_far_positions_are_rounded_to_f32() {
+    let config = LlamaConfig { head_dim: 8, rope_theta: 500_000.0, ..tiny() };
+    let rope = RotaryEmbedding::<Flex>::new(&config, &Default::default());
+    let frequencies = rotary_frequencies(&config);
+    // Ones in the first half: the first half of the output is the cosines, the second the sines.
+    let x = || Tensor::from_data(TensorData::new([[1_f32; 4], [0.0; 4]].concat(), [1, 1, 1, 8]), &Default::default());
+    let mut differ = 0;
+    for position in [100_003, 131_071, 1_000_003] {
+        let y = values(rope.at(position..position + 1).rotate(x()));
+        for (i, frequency) in frequencies.iter().enumerate() {
+            let angle = f64::from(position as f32 * frequency);
+            assert_eq!([y[i], y[i + 4]], [angle.cos() as f32, angle.sin() as f32], "position {position}, {i}");
+            let exact = position as f64 * f64::from(*frequency);
+            differ += usize::from((exact.cos() as f32, exact.sin() as f32) != (y[i], y[i + 4]));
+        }
+    }
+    assert!(differ > 0, "no angle is rounded");
+}

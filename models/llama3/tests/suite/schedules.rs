@@ -43,6 +43,8 @@ fn wsd_keeps_the_peak_and_then_falls_by_a_square_root() {
     }
     // All of the steps, and those after warm-up.
     close(Schedule { decay_ratio: 1.0, ..wsd }.at(9), 2.0 * (0.1 + 0.9 * (1.0 - 0.5_f64.sqrt())));
+    // 3.5 steps are 4.
+    close(Schedule { decay_ratio: 0.25, ..wsd }.at(11), 2.0 * (0.1 + 0.9 * 0.5));
     // A share that rounds to no step.
     close(Schedule { decay_ratio: 0.01, ..wsd }.at(13), 2.0);
 }

@@ -69,6 +69,13 @@ mod tests {
         }
     }
 
+    /// A run of an earlier version goes on in its order.
+    #[test]
+    fn orders_are_fixed() {
+        let order = Permutation::new(10, 7, 2);
+        assert_eq!((0..10).map(|i| order.at(i)).collect::<Vec<_>>(), [0; 10]);
+    }
+
     /// Where a sequence stands is uniform over epochs: each of 8 places about 1/8 of the time.
     #[test]
     fn is_uniform() {

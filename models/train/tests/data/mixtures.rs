@@ -112,3 +112,11 @@ fn a_source_without_a_target() {
     let expected = format!("nothing to train on in {}, which has a weight:", files.path("tiny.jsonl").display());
     assert!(error.starts_with(&expected), "{error}");
 }
+
+/// The furthest behind its share comes next, and of several the first: a run of an earlier version goes on in this order.
+#[test]
+fn the_order_of_sources_is_fixed() {
+    let (_files, dataset) = dataset();
+    let order: Vec<_> = take(&mut dataset.train(wrapped(10), 1).unwrap(), 20).iter().map(source_of).collect();
+    assert_eq!(order, [0, 1, 2, 0, 0, 1, 0, 2, 1, 0].repeat(2));
+}
