@@ -136,7 +136,8 @@ pub struct DataSection {
     /// Cargo registry.
     pub paths: Vec<PathBuf>,
     /// How files are read. If absent, their extensions decide: `.jsonl` and `.ndjson`, `.json` for an array of objects or lines of them,
-    /// `.parquet`, `.bin`; `.csv` and `.tsv` are refused, all others are text.
+    /// `.parquet`, `.bin`; `.csv`, `.tsv`, other JSON and what is compressed are refused, and left out of folders. All others are text,
+    /// unless they begin as Parquet files do or, without an extension, as JSON Lines do.
     pub format: Option<Format>,
     /// The field or column of JSON, JSON Lines and Parquet that holds text. Where it is missing, the conversation in `messages` is read.
     pub field: String,
