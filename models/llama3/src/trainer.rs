@@ -114,6 +114,9 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
     };
     let checkpoints = all_or_none(&comm, "the folder of checkpoints", checkpoints)?;
     let checkpoints = checkpoints.map(|checkpoints| checkpoints.with_ranks(comm.clone()));
+    // A file that is asked for may be one of several runs, so that nothing of it is replaced.
+    let asked = config.training.metrics.as_deref().filter(|_| is_first).map(Metrics::append).transpose();
+    let asked = all_or_none(&comm, "the file of metrics", asked.map_err(Error::from))?;
     let data = all_or_none(&comm, "the data", config.open_data(&text, &progress, out))?;
     comm.agree("the data", &data.fingerprints())?;
     let (held_out, batches) = (config.held_out_batches(&data)?, config.train_batches(&data)?);
@@ -141,11 +144,11 @@ pub fn train<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
         true => Signals::listen().map_err(TrainError::Signals)?,
         false => Signals::default(),
     };
-    // A new run replaces what is in its folder. Another file may be one of several runs.
-    let is_replaced = !start.is_resumed && config.training.metrics.is_none();
-    let open_metrics = if is_replaced { Metrics::create } else { Metrics::append };
-    let metrics = config.metrics_file().filter(|_| is_first).map(|path| open_metrics(&path)).transpose();
-    let metrics = all_or_none(&comm, "the file of metrics", metrics.map_err(Error::from))?;
+    // A new run replaces what is in its folder.
+    let open_metrics = if start.is_resumed { Metrics::append } else { Metrics::create };
+    let own = config.metrics_file().filter(|_| is_first && asked.is_none());
+    let own = own.map(|path| open_metrics(&path)).transpose().map_err(Error::from);
+    let metrics = asked.or(all_or_none(&comm, "the file of metrics", own)?);
     let held_out = &held_out;
     let run = Run {
         config: config.steps(),

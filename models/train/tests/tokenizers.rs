@@ -316,6 +316,57 @@ fn a_file_that_contradicts_itself_is_an_error() {
     }
 }
 
+/// Files that would make gigabytes of a short text, or take hours for one, are errors.
+#[test]
+fn a_file_that_asks_for_too_much_is_an_error() {
+    use serde_json::json;
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokenizer.json");
+    let replace = |pattern: Value, content: &str| json!({ "type": "Replace", "pattern": pattern, "content": content });
+    let often = |one: Value, list: &str, times: usize| json!({ "type": "Sequence", list: vec![one; times] });
+    let tens = || replace(json!({ "String": "a" }), "aaaaaaaaaa");
+    let long = "z".repeat(5000);
+    let token = json!({ "id": 1001, "content": long, "special": true, "single_word": false, "lstrip": false,
+        "rstrip": false, "normalized": false });
+    let ids = json!({ "x": { "id": "x", "ids": vec![0; 1000], "tokens": vec!["x"; 1000] } });
+    let template = json!({ "type": "TemplateProcessing", "pair": [], "special_tokens": ids,
+        "single": [{ "SpecialToken": { "id": "x", "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } }] });
+    let word = json!({ "type": "WordPiece", "vocab": { "a": 0 }, "unk_token": "a", "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 1_000_000 });
+    for (key, value, expected) in [
+        ("normalizer", often(tens(), "normalizers", 12), "its normalizer can make a text 1000000000000 times as long"),
+        (
+            "decoder",
+            often(tens(), "decoders", 4),
+            "its decoder can make a text 10000 times as long: at most 1024 times",
+        ),
+        ("normalizer", replace(json!({ "Regex": "" }), &"a".repeat(2000)), "can make a text 2001 times as long"),
+        (
+            "normalizer",
+            json!({ "type": "Prepend", "prepend": long }),
+            "a text in normalizer has 5000 bytes: at most 4096",
+        ),
+        ("added_tokens", json!([token]), "a text in added_tokens has 5000 bytes"),
+        ("post_processor", template, "a list in post_processor has 1000 entries: at most 256"),
+        ("model", word, "max_input_chars_per_word is 1000000: at most 4096"),
+    ] {
+        let mut file: Value =
+            serde_json::from_str(&fs::read_to_string(vectors().join("tokenizer.json")).unwrap()).unwrap();
+        file[key] = value;
+        fs::write(&path, file.to_string()).unwrap();
+        let error = Tokenizer::from_file(&path).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    // As Llama 2 has it.
+    let mut file: Value = serde_json::from_str(&fs::read_to_string(vectors().join("tokenizer.json")).unwrap()).unwrap();
+    let spaces = replace(json!({ "String": " " }), "\u{2581}");
+    file["normalizer"] =
+        json!({ "type": "Sequence", "normalizers": [{ "type": "Prepend", "prepend": "\u{2581}" }, spaces] });
+    fs::write(&path, file.to_string()).unwrap();
+    Tokenizer::from_file(&path).unwrap();
+}
+
 /// Decoders of Llama 2's kind take the first space of a text away; that of an answer is not the first.
 #[test]
 fn an_answer_keeps_its_first_space() {

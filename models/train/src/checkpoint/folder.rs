@@ -151,6 +151,12 @@ pub fn saved_steps(folder: &Path) -> Result<Vec<u64>> {
     Ok(steps)
 }
 
+/// Those of them that a run which went back to an earlier checkpoint has not given up.
+fn kept_steps(folder: &Path) -> Result<Vec<u64>> {
+    let back = resumed_from(folder);
+    Ok(saved_steps(folder)?.into_iter().filter(|step| back.is_none_or(|back| *step <= back)).collect())
+}
+
 /// The last step at which a run in `folder` diverged, if one did.
 ///
 /// # Errors
@@ -164,13 +170,14 @@ pub fn noted_latest(folder: &Path) -> Option<String> {
     Some(files::read_to_string(&folder.join("LATEST")).ok()?.trim().to_string())
 }
 
-/// The step of the checkpoint with the smallest held-out loss, and that loss; of several the first.
+/// The step of the checkpoint with the smallest held-out loss, and that loss; of several the first. What a run that went back to an
+/// earlier checkpoint has given up does not count.
 ///
 /// # Errors
 /// [`CheckpointError::Io`].
 pub fn best(folder: &Path) -> Result<Option<(u64, f64)>> {
     let mut best: Option<(u64, f64)> = None;
-    for step in saved_steps(folder)? {
+    for step in kept_steps(folder)? {
         // A damaged one is not the best.
         let Ok(manifest) = Manifest::read(&folder.join(name_of(step))) else { continue };
         if let Some(loss) = manifest.held_out_loss.filter(|loss| best.is_none_or(|(_, best)| *loss < best)) {
@@ -188,11 +195,7 @@ pub fn find_checkpoint(folder: &Path, which: Which) -> Result<PathBuf> {
     // Not the file LATEST: a crash may have come between a rename and the note of it.
     let have = saved_steps(folder)?;
     let (found, wanted) = match which {
-        Which::Latest => {
-            let back = resumed_from(folder);
-            let newest = have.iter().rfind(|step| back.is_none_or(|back| **step <= back));
-            (newest.copied(), "newest".into())
-        }
+        Which::Latest => (kept_steps(folder)?.pop(), "newest".into()),
         Which::Best => (best(folder)?.map(|(step, _)| step), "best".into()),
         Which::Step(step) => (have.contains(&step).then_some(step), format!("step {step}")),
     };

@@ -14,7 +14,7 @@ pub(super) fn resumed_from(folder: &Path) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{CheckpointError, CheckpointFolder, Which, Worth, find_checkpoint, saved_steps};
+    use super::super::{CheckpointError, CheckpointFolder, Which, Worth, best, find_checkpoint, saved_steps};
     use super::*;
 
     #[test]
@@ -22,15 +22,23 @@ mod tests {
         let temporary = tempfile::tempdir().unwrap();
         let path = temporary.path();
         let folder = CheckpointFolder::open(path).unwrap();
-        let save =
-            |step| folder.save(step, Worth::HeldOutLoss(Some(1.0)), 9, |_| Ok::<_, CheckpointError>(())).unwrap();
+        let save = |step| {
+            folder
+                .save(step, Worth::HeldOutLoss(Some(if step == 12 { 0.5 } else { 1.0 })), 9, |_| {
+                    Ok::<_, CheckpointError>(())
+                })
+                .unwrap()
+        };
+        let best = || best(path).unwrap().unwrap();
         let newest = || find_checkpoint(path, Which::Latest).unwrap().file_name().unwrap().to_owned();
         [4, 8, 12, 16].into_iter().for_each(save);
         folder.resume_from(16).unwrap();
         assert_eq!((newest(), resumed_from(path)), ("step-000000016".into(), None));
+        assert_eq!(best(), (12, 0.5));
 
         folder.resume_from(8).unwrap();
         assert_eq!(newest(), "step-000000008");
+        assert_eq!(best(), (4, 1.0), "of equal losses the first, and none that was given up");
         assert_eq!(saved_steps(path).unwrap(), [4, 8, 12, 16], "nothing is removed before there is something new");
         assert!(find_checkpoint(path, Which::Step(16)).is_ok(), "who changes his mind says so");
         // What crashed before its first checkpoint begins there again; what has one goes on from it.

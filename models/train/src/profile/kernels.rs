@@ -39,7 +39,7 @@ impl fmt::Display for Kind {
 
 /// The kernels of float8-kernels by the names of their functions.
 #[cfg(any(feature = "wgpu", feature = "cuda", test))]
-const KERNELS: [(&str, Kind); 16] = [
+const KERNELS: [(&str, Kind); 17] = [
     ("partial_maxima", Kind::Amax),
     ("fold_amax", Kind::Amax),
     ("line_maxima", Kind::Amax),
@@ -49,6 +49,7 @@ const KERNELS: [(&str, Kind); 16] = [
     ("cast_tiles", Kind::Cast),
     ("cast_pieces", Kind::Cast),
     ("cast_rows", Kind::Cast),
+    ("scales_to_e8m0", Kind::Cast),
     ("gemm_emulated", Kind::ScaledGemm),
     ("gemm_mma", Kind::ScaledGemm),
     ("gemm_half", Kind::ScaledGemm),

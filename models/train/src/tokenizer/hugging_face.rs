@@ -5,12 +5,10 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 use tokenizers::tokenizer::step_decode_stream;
 
-use super::{SpecialTokens, TokenizerError};
+use super::{SpecialTokens, TokenizerError, limits};
 use crate::panics::caught;
 
 /// A `tokenizer.json`, ready for use.
@@ -28,33 +26,12 @@ fn without_panic<T, E: ToString>(call: impl FnOnce() -> Result<T, E>) -> Result<
     caught(call)?.map_err(|error| error.to_string())
 }
 
-/// A map of characters begins with the bytes of its table, for which the library makes room before it looks whether they are there.
-fn check_maps(value: &Value) -> Result<(), String> {
-    match value {
-        Value::Array(values) => values.iter().try_for_each(check_maps),
-        Value::Object(map) => map.iter().try_for_each(|(key, value)| match value.as_str() {
-            Some(text) if key == "precompiled_charsmap" => {
-                let bytes = STANDARD.decode(text).map_err(|error| format!("{key} is not base64: {error}"))?;
-                let (size, rest) =
-                    bytes.split_first_chunk().ok_or_else(|| format!("{key} has {} bytes", bytes.len()))?;
-                let size = u32::from_le_bytes(*size) as usize;
-                match size <= rest.len() {
-                    true => Ok(()),
-                    false => Err(format!("{key} has {} bytes, of which {size} are to be its table", bytes.len())),
-                }
-            }
-            _ => check_maps(value),
-        }),
-        _ => Ok(()),
-    }
-}
-
 impl HuggingFace {
     /// `path` is for errors.
     pub(super) fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self, TokenizerError> {
         let fail = |reason: String| TokenizerError::HuggingFace { path: path.into(), reason };
         let json: Value = serde_json::from_slice(bytes).map_err(|error| fail(error.to_string()))?;
-        check_maps(&json["normalizer"]).map_err(fail)?;
+        limits::check(&json).map_err(fail)?;
         let mut text = without_panic(|| tokenizers::Tokenizer::from_bytes(bytes)).map_err(fail)?;
         // The file may say to what length its author cut texts.
         text.with_padding(None).with_truncation(None).map_err(|error| fail(error.to_string()))?;

@@ -4,6 +4,7 @@ mod bytes;
 mod config;
 mod error;
 mod hugging_face;
+mod limits;
 mod marks;
 mod stream;
 mod tiktoken;
