@@ -246,6 +246,27 @@ mod tests {
         }
     }
 
+    /// Pre-tokenizers that count from the beginning of the text, by characters or by words, end words nowhere for certain.
+    #[test]
+    fn words_that_are_counted_are_not_cut() {
+        let vectors = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors/tokenizer.json");
+        let mut file: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(vectors).unwrap()).unwrap();
+        let split = |regex: &str| serde_json::json!({ "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated", "invert": false });
+        let text = mixture(4, 20_000, true);
+        for pre_tokenizer in
+            &[split("(?s:.{5})"), split(r"\S+ \S+"), serde_json::json!({ "type": "FixedLength", "length": 7 })]
+        {
+            file["pre_tokenizer"] = serde_json::json!({ "type": "Sequence", "pretokenizers": [pre_tokenizer,
+                { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false }] });
+            let mut written = tempfile::Builder::new().suffix(".json").tempfile().unwrap();
+            written.write_all(file.to_string().as_bytes()).unwrap();
+            let tokenizer = Tokenizer::from_file(written.path()).unwrap();
+            let ids = |text: &str| tokenizer.encode(text, SpecialTokens::AreText).unwrap();
+            let pieces = within(&text, 700, &tokenizer).flat_map(|piece| ids(piece.text)).collect::<Vec<_>>();
+            assert_eq!(pieces, ids(&text), "{pre_tokenizer}");
+        }
+    }
+
     #[test]
     fn short_texts_are_one_piece() {
         assert_eq!(check("a\nb"), ["a\nb"]);

@@ -102,6 +102,18 @@ impl Words {
     /// Whether a word ends at `place`, and both parts of the text have the ids that they have in the whole.
     fn end_at(&self, tokenizer: &HuggingFace, text: &str, place: usize) -> bool {
         let ids = |text| tokenizer.encode(text, SpecialTokens::AreText).unwrap_or_default();
-        self.ends.contains(&place) && [ids(&text[..place]), ids(&text[place..])].concat() == self.ids
+        self.ends.contains(&place)
+            && [ids(&text[..place]), ids(&text[place..])].concat() == self.ids
+            && Self::end_wherever_text_begins(tokenizer, text, place)
+    }
+
+    /// Whether a word ends at `place` also without the first character before it, and without the first word: else words are counted from
+    /// the beginning of the text, as those of so many characters are, or of two words each.
+    fn end_wherever_text_begins(tokenizer: &HuggingFace, text: &str, place: usize) -> bool {
+        let first = |text: &str| text.chars().next().map_or(0, char::len_utf8);
+        let word = text.find(char::is_whitespace).map_or(0, |space| space + first(&text[space..]));
+        let mut begins = [first(text), word].into_iter().filter(|begin| (1..place).contains(begin));
+        let words = |begin: usize| Self::of(tokenizer, &text[begin..]);
+        begins.all(|begin| words(begin).is_some_and(|words| words.ends.contains(&(place - begin))))
     }
 }
