@@ -10,13 +10,13 @@
 use std::time::Instant;
 
 use burn::tensor::{Distribution, Tensor};
-use burn_float8::{Float8, Float8Config, Float8LinearConfig, Float8Tensor, Recipe};
+use burn_float8::{Float8Config, Float8LinearConfig, Recipe};
 use float8_kernels::{Format, GemmConfig, Granularity, scaled_gemm};
 use serde::{Deserialize, Serialize};
 
 use super::Bench;
 use super::data::Table;
-use super::linear::{inputs, step, with_default};
+use super::linear::{float8_step, inputs, plain_step, with_default};
 use super::timing::median;
 use crate::target::Target;
 
@@ -59,8 +59,7 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
             with_default::<T>(&Float8LinearConfig::new(Recipe::Tensorwise).into());
             let inputs = inputs::<T>([m, k, n]).swap_remove(0);
             let row = row::<T>("linear, forward and backward, tensorwise", [m, k, n], || {
-                let [x, w, dy] = inputs.clone().map(Float8Tensor::new);
-                step::<Float8<T::Backend>>(x, w, dy);
+                float8_step::<T>(inputs.clone());
             });
             with_default::<T>(&Float8Config::default());
             Ok(row)
@@ -68,8 +67,7 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
         bench.case(&format!("host linear {m}x{k}x{n} plain"), |_| {
             let inputs = inputs::<T>([m, k, n]).swap_remove(0);
             Ok(row::<T>("the same, Burn's", [m, k, n], || {
-                let [x, w, dy] = inputs.clone();
-                step::<T::Backend>(x, w, dy);
+                plain_step::<T>(inputs.clone());
             }))
         });
     }

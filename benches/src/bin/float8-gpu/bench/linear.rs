@@ -1,7 +1,10 @@
-//! Forward and backward of one linear, the casts of x, w and dy included: the three operations that `Autodiff` calls.
+//! Forward and backward of one linear, the casts of x, w and dy included, and in every precision the product with dy that begins backward.
 
-use burn::tensor::ops::{FloatTensor, ModuleOps};
-use burn::tensor::{Distribution, Tensor};
+use burn::backend::Autodiff;
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::module::linear;
+use burn::tensor::ops::FloatTensor;
+use burn::tensor::{Distribution, Tensor, TensorPrimitive};
 use burn_float8::{
     Float8, Float8Config, Float8LinearConfig, Float8Tensor, Recipe, backend::Float8Backend, report::Gemm,
     set_default_config,
@@ -55,8 +58,7 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
         bench.case(&format!("linear {m}x{k}x{n} {precision}"), |clock| {
             let inputs = inputs::<T>(shape);
             let seconds = clock.seconds::<T>(|turn| {
-                let [x, w, dy] = inputs[turn % inputs.len()].clone();
-                step::<T::Backend>(x, w, dy);
+                plain_step::<T>(inputs[turn % inputs.len()].clone());
             });
             Ok(row(precision, seconds, None))
         });
@@ -67,9 +69,7 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
                 with_default::<T>(&config.into());
                 let inputs = inputs::<T>(shape);
                 let seconds = clock.seconds::<T>(|turn| {
-                    // New to the decorator: nothing is cast yet.
-                    let [x, w, dy] = inputs[turn % inputs.len()].clone().map(Float8Tensor::new);
-                    step::<Float8<T::Backend>>(x, w, dy);
+                    float8_step::<T>(inputs[turn % inputs.len()].clone());
                 });
                 with_default::<T>(&Float8Config::default());
                 Ok(row(precision, seconds, Some(path)))
@@ -80,7 +80,8 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
 
 /// Sets what linears of no model run.
 pub fn with_default<T: Target>(config: &Float8Config) {
-    set_default_config::<Float8<T::Backend>>(&Default::default(), Some(config)).expect("a recipe without a history");
+    set_default_config::<Float8<Autodiff<T::Backend>>>(&Default::default(), Some(config))
+        .expect("a recipe without a history");
 }
 
 /// Compares with high precision, where both are known.
@@ -104,15 +105,24 @@ pub fn inputs<T: Target>([m, k, n]: [usize; 3]) -> Vec<[FloatTensor<T::Backend>;
     (0..sets(2 * (m * k + k * n + m * n)).max(2)).map(set).collect()
 }
 
-pub fn step<B: ModuleOps<B> + burn::tensor::backend::Backend>(
-    x: FloatTensor<B>,
-    w: FloatTensor<B>,
-    dy: FloatTensor<B>,
-) {
-    let y = B::linear(x.clone(), w.clone(), None);
-    let dx = B::linear_x_backward(w, dy.clone());
-    let dw = B::linear_weight_backward(x, dy);
-    drop((y, dx, dw));
+/// Forward and backward in high precision.
+pub fn plain_step<T: Target>(inputs: [FloatTensor<T::Backend>; 3]) {
+    step::<Autodiff<T::Backend>>(inputs.map(|input| Tensor::from_primitive(TensorPrimitive::Float(input))));
+}
+
+/// Forward and backward as the device's default says. The tensors are new to the decorator: nothing is cast yet.
+pub fn float8_step<T: Target>(inputs: [FloatTensor<T::Backend>; 3]) {
+    let new = |input| Tensor::from_primitive(TensorPrimitive::Float(Float8Tensor::new(input)));
+    step::<Float8<Autodiff<T::Backend>>>(inputs.map(new));
+}
+
+/// Forward and backward for x, w and dy.
+fn step<B: AutodiffBackend>(inputs: [Tensor<B::InnerBackend, 2>; 3]) {
+    let [x, w, dy] = inputs.map(Tensor::<B, 2>::from_inner);
+    let (x, w) = (x.require_grad(), w.require_grad());
+    let y = linear(x.clone(), w.clone(), None);
+    let grads = (y * dy).sum().backward();
+    drop((x.grad(&grads).expect("x is tracked"), w.grad(&grads).expect("w is tracked")));
 }
 
 pub fn print(rows: &[Row], torch: &torch::Results) {
@@ -133,5 +143,23 @@ pub fn print(rows: &[Row], torch: &torch::Results) {
             or_dash(torch, 2),
             path.as_deref().unwrap_or("-"),
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::Flex;
+
+    use super::*;
+
+    /// The order of decorators that programs have: the other one is refused when it runs.
+    #[test]
+    fn both_precisions_run() {
+        let shapes = [[8, 16], [16, 4], [8, 4]];
+        let ones = |shape: [usize; 2]| Tensor::<Flex, 2>::ones(shape, &Default::default());
+        step::<Autodiff<Flex>>(shapes.map(ones));
+        let new = |shape| Float8Tensor::new(ones(shape).into_primitive().tensor());
+        let inputs = shapes.map(|shape| Tensor::from_primitive(TensorPrimitive::Float(new(shape))));
+        step::<Float8<Autodiff<Flex>>>(inputs);
     }
 }
