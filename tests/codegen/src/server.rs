@@ -43,7 +43,7 @@ use crate::state::{
 /// CubeCL numbers temporaries by a counter of the process that each kernel starts anew, so that two at once have some twice.
 static COMPILING: Mutex<()> = Mutex::new(());
 
-/// What NVRTC made of a source, once for all devices of an architecture.
+/// What the interpreter runs for a source, or NVRTC's error: made once for all devices of an architecture.
 type Assembled = Arc<OnceLock<Result<Arc<Kernel>, String>>>;
 
 /// By architecture and source ([`Generated::key`]).
@@ -58,7 +58,7 @@ pub struct GenerateServer {
     utilities: Arc<ServerUtilities<Self>>,
     options: CompilationOptions,
     profiler: TimestampProfiler,
-    /// Kernels as they were generated first.
+    /// The CUDA of each kernel, generated when it was first launched.
     generated: HashMap<KernelId, Result<Generated, String>>,
     /// Faults that nobody has been told of.
     errors: Vec<String>,
@@ -93,7 +93,7 @@ impl GenerateServer {
         assembled.get_or_init(assemble).clone()
     }
 
-    /// The CUDA of a kernel, without what is of one launch.
+    /// The CUDA of a kernel, generated the first time. [`Generated::copies_shapes`] is left to the launch, which decides it.
     fn generate(&mut self, kernel: &dyn CubeTask<CudaCompiler>, mode: ExecutionMode) -> Result<Generated, String> {
         let mut id = kernel.id();
         id.mode(mode);

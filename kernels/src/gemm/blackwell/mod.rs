@@ -12,9 +12,9 @@
 //! for two tiles: one is multiplied while the one before is stored. Operands with scales of 1 x 32
 //! ([`Granularity::Block1x32`]) are multiplied by `kind::mxf8f6f4`, which applies the scales; those of tensors and rows by
 //! `kind::f8f6f4`, whose sums the epilogue scales. Where scales change every 128 of the contraction and all are powers of two, a launch
-//! before makes E8M0 scales of 1 x 32 of them. Else the sums of each step are apart: warps 2 to 5 add them, times their scales, to f32
-//! registers as soon as they are there, while the next steps are multiplied, in half of the tile and alone: 512 cycles for 128 columns
-//! where a pair takes 448 for 192 ([`plan`]).
+//! before makes E8M0 scales of 1 x 32 of them, so that pairs multiply them as they do MX. Other such scales leave the sums of each step
+//! apart: warps 2 to 5 add them, times their scales, to f32 registers as soon as they are there, while the next steps are multiplied. That
+//! is done by single blocks, in 512 cycles for 128 columns; a pair takes 448 for 192 ([`plan`]).
 //!
 //! **Never run on a GPU**: the CUDA is compiled and its machine code checked, and its PTX is run by an interpreter.
 

@@ -9,7 +9,8 @@ use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use regex::Regex;
 
-use super::{ChatError, work};
+use super::ChatError;
+use super::work::{self, DEPTH, TEXT, invalid};
 use crate::panics::caught;
 
 /// Bytes of a template. The longest of known models has some 30,000.
@@ -20,12 +21,8 @@ const PARSER_STACK: usize = 1 << 30;
 const STACK: usize = 64 << 20;
 /// Instructions of one rendering.
 const FUEL: u64 = 10_000_000;
-/// Bytes of a text that a template makes: of 64 MiB of conversation, twice as many.
-const TEXT: usize = 128 << 20;
 /// Values in a variable.
 const VALUES: usize = 1_000_000;
-/// Lists in lists.
-const DEPTH: usize = 64;
 /// Numbers in what is formatted: widths and precisions.
 const DIGITS: usize = 3;
 /// Parts that a list is cut into, and thousands of characters that an indent adds.
@@ -108,10 +105,6 @@ pub(super) fn set(environment: &mut Environment<'_>) {
     work::add_filter(environment, "slice", |state: &State<'_, '_>, value: Value, count: usize, fill: Option<Value>| {
         filters::slice(state, value, checked("a slice", count)?, fill)
     });
-}
-
-fn invalid(detail: impl Into<std::borrow::Cow<'static, str>>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, detail)
 }
 
 fn checked(what: &str, count: usize) -> Result<usize, Error> {

@@ -1,6 +1,7 @@
-//! What the filters and methods of a template work through while it is rendered: their time and memory go with the bytes that they are
-//! given, and a step is a call whatever it is given.
+//! How many bytes the filters and methods of a template read while it is rendered. Their time and memory grow with that, and the limit of
+//! steps does not see it: a call is one step, whatever it is given.
 
+use std::borrow::Cow;
 use std::cell::Cell;
 
 use minijinja::functions::Function;
@@ -8,17 +9,17 @@ use minijinja::value::{FunctionArgs, FunctionResult, Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 
 /// Bytes that the filters and methods of one rendering work through. A conversation may have 64 MiB.
-const WORK: u64 = 1 << 30;
-/// Bytes that one of them may be given, in all that it is made of.
-const TEXT: u64 = 128 << 20;
-/// What a value in a list counts for, besides its text.
-const VALUE: u64 = 32;
-/// Lists in lists.
-const DEPTH: usize = 64;
+const WORK: usize = 1 << 30;
+/// Bytes of a text that a template makes, and that a filter or method is given: of 64 MiB of conversation, twice as many.
+pub(super) const TEXT: usize = 128 << 20;
+/// Bytes that a value in a list counts for, besides its text.
+const VALUE: usize = 32;
+/// How deep lists in lists may go.
+pub(super) const DEPTH: usize = 64;
 
 thread_local! {
     /// What is left of [`WORK`].
-    static LEFT: Cell<u64> = const { Cell::new(WORK) };
+    static LEFT: Cell<usize> = const { Cell::new(WORK) };
 }
 
 /// A rendering begins on this thread.
@@ -26,25 +27,26 @@ pub(super) fn begin() {
     LEFT.set(WORK);
 }
 
-/// Takes note that these values are worked through.
+/// Counts the bytes of these values, which a filter or method reads.
 pub(super) fn spend<'a>(values: impl IntoIterator<Item = &'a Value>) -> Result<(), Error> {
     let mut bytes = 0;
     values.into_iter().try_for_each(|value| add(value, &mut bytes, 0))?;
     match LEFT.get().checked_sub(bytes) {
         Some(left) => LEFT.set(left),
-        None => return Err(too_much(format!("its filters and methods read more than {WORK} bytes"))),
+        None => return Err(invalid(format!("its filters and methods read more than {WORK} bytes"))),
     }
     Ok(())
 }
 
-fn too_much(detail: String) -> Error {
+/// An error of a template that goes beyond a limit.
+pub(super) fn invalid(detail: impl Into<Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::InvalidOperation, detail)
 }
 
-fn add(value: &Value, bytes: &mut u64, depth: usize) -> Result<(), Error> {
-    *bytes += VALUE + value.as_str().map_or(0, |text| text.len() as u64);
+fn add(value: &Value, bytes: &mut usize, depth: usize) -> Result<(), Error> {
+    *bytes += VALUE + value.as_str().map_or(0, |text| text.len());
     if *bytes > TEXT || depth > DEPTH {
-        return Err(too_much(format!("a filter of more than {TEXT} bytes, or of more than {DEPTH} lists in lists")));
+        return Err(invalid(format!("a filter of more than {TEXT} bytes, or of more than {DEPTH} lists in lists")));
     }
     match value.kind() {
         ValueKind::Seq | ValueKind::Iterable => value.try_iter()?.try_for_each(|item| add(&item, bytes, depth + 1)),

@@ -151,10 +151,10 @@ pub fn saved_steps(folder: &Path) -> Result<Vec<u64>> {
     Ok(steps)
 }
 
-/// Those of them that a run which went back to an earlier checkpoint has not given up.
-fn kept_steps(folder: &Path) -> Result<Vec<u64>> {
+/// Whether a step is none that a run gave up when it went back to an earlier checkpoint.
+fn is_kept(folder: &Path) -> impl Fn(&u64) -> bool {
     let back = resumed_from(folder);
-    Ok(saved_steps(folder)?.into_iter().filter(|step| back.is_none_or(|back| *step <= back)).collect())
+    move |step| back.is_none_or(|back| *step <= back)
 }
 
 /// The last step at which a run in `folder` diverged, if one did.
@@ -177,7 +177,7 @@ pub fn noted_latest(folder: &Path) -> Option<String> {
 /// [`CheckpointError::Io`].
 pub fn best(folder: &Path) -> Result<Option<(u64, f64)>> {
     let mut best: Option<(u64, f64)> = None;
-    for step in kept_steps(folder)? {
+    for step in saved_steps(folder)?.into_iter().filter(is_kept(folder)) {
         // A damaged one is not the best.
         let Ok(manifest) = Manifest::read(&folder.join(name_of(step))) else { continue };
         if let Some(loss) = manifest.held_out_loss.filter(|loss| best.is_none_or(|(_, best)| *loss < best)) {
@@ -195,7 +195,7 @@ pub fn find_checkpoint(folder: &Path, which: Which) -> Result<PathBuf> {
     // Not the file LATEST: a crash may have come between a rename and the note of it.
     let have = saved_steps(folder)?;
     let (found, wanted) = match which {
-        Which::Latest => (kept_steps(folder)?.pop(), "newest".into()),
+        Which::Latest => (have.iter().copied().rfind(is_kept(folder)), "newest".into()),
         Which::Best => (best(folder)?.map(|(step, _)| step), "best".into()),
         Which::Step(step) => (have.contains(&step).then_some(step), format!("step {step}")),
     };

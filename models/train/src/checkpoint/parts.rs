@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::CheckpointError;
+use crate::files;
 use crate::tensor_files::{TensorFiles, TensorFilesError};
 
 const INDEX: &str = "index.json";
@@ -98,7 +99,7 @@ impl SavedTensors {
         if !path.exists() {
             return Ok(Self::Whole(TensorFiles::open_file(folder.join(file))?));
         }
-        let text = crate::files::read_to_string(&path).map_err(|source| CheckpointError::Io {
+        let text = files::read_to_string(&path).map_err(|source| CheckpointError::Io {
             doing: "read",
             path: path.clone(),
             source,

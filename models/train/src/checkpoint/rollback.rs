@@ -23,11 +23,8 @@ mod tests {
         let path = temporary.path();
         let folder = CheckpointFolder::open(path).unwrap();
         let save = |step| {
-            folder
-                .save(step, Worth::HeldOutLoss(Some(if step == 12 { 0.5 } else { 1.0 })), 9, |_| {
-                    Ok::<_, CheckpointError>(())
-                })
-                .unwrap()
+            let worth = Worth::HeldOutLoss(Some(if step == 12 { 0.5 } else { 1.0 }));
+            folder.save(step, worth, 9, |_| Ok::<_, CheckpointError>(())).unwrap();
         };
         let best = || best(path).unwrap().unwrap();
         let newest = || find_checkpoint(path, Which::Latest).unwrap().file_name().unwrap().to_owned();

@@ -24,6 +24,7 @@ use super::tensors::{self, ModuleAdamW, Pending};
 use super::{CONFIG, CheckpointError, Which, find_checkpoint};
 use crate::Ranks;
 use crate::data::Position;
+use crate::files;
 use crate::progress::Progress;
 
 const FORMAT: u32 = 1;
@@ -115,11 +116,7 @@ fn write(path: &Path, text: &str) -> Result<(), CheckpointError> {
 }
 
 fn read(path: &Path) -> Result<String, CheckpointError> {
-    crate::files::read_to_string(path).map_err(|source| CheckpointError::Io {
-        doing: "read",
-        path: path.into(),
-        source,
-    })
+    files::read_to_string(path).map_err(|source| CheckpointError::Io { doing: "read", path: path.into(), source })
 }
 
 /// A checkpoint whose files are as they were written.

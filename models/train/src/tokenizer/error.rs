@@ -27,6 +27,14 @@ pub enum TokenizerError {
         /// The parser's reason.
         reason: String,
     },
+    /// A `tokenizer.json` that asks for more than a file of a stranger gets.
+    #[error("{} is refused: {reason}", path.display())]
+    Limit {
+        /// The file.
+        path: PathBuf,
+        /// What it asks for.
+        reason: String,
+    },
     /// Something else than a tokenizer of a format that is read.
     #[error("{}: {what}", path.display())]
     Other {

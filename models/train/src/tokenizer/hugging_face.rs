@@ -31,7 +31,7 @@ impl HuggingFace {
     pub(super) fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self, TokenizerError> {
         let fail = |reason: String| TokenizerError::HuggingFace { path: path.into(), reason };
         let json: Value = serde_json::from_slice(bytes).map_err(|error| fail(error.to_string()))?;
-        limits::check(&json).map_err(fail)?;
+        limits::check(&json).map_err(|reason| TokenizerError::Limit { path: path.into(), reason })?;
         let mut text = without_panic(|| tokenizers::Tokenizer::from_bytes(bytes)).map_err(fail)?;
         // The file may say to what length its author cut texts.
         text.with_padding(None).with_truncation(None).map_err(|error| fail(error.to_string()))?;

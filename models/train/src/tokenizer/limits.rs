@@ -16,18 +16,13 @@ const WORD: u64 = 4096;
 
 /// Refuses what is beyond these limits, and a map of characters whose table does not fit.
 pub(super) fn check(file: &Value) -> Result<(), String> {
-    check_maps(&file["normalizer"])?;
-    for token in file["added_tokens"].as_array().into_iter().flatten() {
-        check_texts("added_tokens", &token["content"])?;
-    }
-    for part in ["normalizer", "pre_tokenizer", "post_processor", "decoder"] {
-        check_texts(part, &file[part])?;
+    for part in ["added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder"] {
+        check_part(part, "", &file[part])?;
         let growth = growth(&file[part]);
         if growth > GROWTH {
             return Err(format!("its {part} can make a text {growth:.0} times as long: at most {GROWTH} times"));
         }
     }
-    check_lists(&file["post_processor"])?;
     let word = &file["model"]["max_input_chars_per_word"];
     match word.as_u64() {
         Some(chars) if chars > WORD => Err(format!("max_input_chars_per_word is {chars}: at most {WORD}")),
@@ -35,49 +30,31 @@ pub(super) fn check(file: &Value) -> Result<(), String> {
     }
 }
 
-/// A map of characters begins with the bytes of its table, for which the library makes room before it looks whether they are there.
-fn check_maps(value: &Value) -> Result<(), String> {
+/// Checks a value with this key, and all values in it.
+fn check_part(part: &str, key: &str, value: &Value) -> Result<(), String> {
     match value {
-        Value::Array(values) => values.iter().try_for_each(check_maps),
-        Value::Object(map) => map.iter().try_for_each(|(key, value)| match value.as_str() {
-            Some(text) if key == "precompiled_charsmap" => {
-                let bytes = STANDARD.decode(text).map_err(|error| format!("{key} is not base64: {error}"))?;
-                let (size, rest) =
-                    bytes.split_first_chunk().ok_or_else(|| format!("{key} has {} bytes", bytes.len()))?;
-                let size = u32::from_le_bytes(*size) as usize;
-                match size <= rest.len() {
-                    true => Ok(()),
-                    false => Err(format!("{key} has {} bytes, of which {size} are to be its table", bytes.len())),
-                }
-            }
-            _ => check_maps(value),
-        }),
-        _ => Ok(()),
-    }
-}
-
-fn check_texts(part: &str, value: &Value) -> Result<(), String> {
-    match value {
+        Value::String(text) if key == "precompiled_charsmap" => check_map(text),
         Value::String(text) if text.len() > TEXT => {
             Err(format!("a text in {part} has {} bytes: at most {TEXT}", text.len()))
         }
-        Value::Array(values) => values.iter().try_for_each(|value| check_texts(part, value)),
-        Value::Object(map) => {
-            let texts = map.iter().filter(|(key, _)| *key != "precompiled_charsmap");
-            texts.map(|(_, value)| value).try_for_each(|value| check_texts(part, value))
+        Value::Array(values) if part == "post_processor" && values.len() > ENTRIES => {
+            Err(format!("a list in {part} has {} entries: at most {ENTRIES}", values.len()))
         }
+        Value::Array(values) => values.iter().try_for_each(|value| check_part(part, key, value)),
+        Value::Object(map) => map.iter().try_for_each(|(key, value)| check_part(part, key, value)),
         _ => Ok(()),
     }
 }
 
-fn check_lists(value: &Value) -> Result<(), String> {
-    match value {
-        Value::Array(values) if values.len() > ENTRIES => {
-            Err(format!("a list in post_processor has {} entries: at most {ENTRIES}", values.len()))
-        }
-        Value::Array(values) => values.iter().try_for_each(check_lists),
-        Value::Object(map) => map.values().try_for_each(check_lists),
-        _ => Ok(()),
+/// A map of characters begins with the size of its table, for which the library makes room before it looks whether it is there.
+fn check_map(text: &str) -> Result<(), String> {
+    let key = "precompiled_charsmap";
+    let bytes = STANDARD.decode(text).map_err(|error| format!("{key} is not base64: {error}"))?;
+    let (size, rest) = bytes.split_first_chunk().ok_or_else(|| format!("{key} has {} bytes", bytes.len()))?;
+    let size = u32::from_le_bytes(*size) as usize;
+    match size <= rest.len() {
+        true => Ok(()),
+        false => Err(format!("{key} has {} bytes, of which {size} are to be its table", bytes.len())),
     }
 }
 

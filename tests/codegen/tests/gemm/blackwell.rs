@@ -84,8 +84,8 @@ fn pairs() {
     }
 }
 
-/// Blocks of 128, and a partner of any granularity, whose scales are powers of two: the tensor cores apply them, to the bit where sums are
-/// exact, and with NaN where a scale is. Of other scales none go there.
+/// The tensor cores apply scales of blocks of 128, and those of the other operand whatever its granularity, if all are powers of two: every
+/// bit is right where sums are exact, and a NaN scale gives NaN. Other scales take the other kernel.
 #[test]
 fn scales_that_are_powers_of_two() {
     const BLOCK_SCALED: &str = "kind::mxf8f6f4.block_scale";
@@ -120,7 +120,8 @@ fn scales_that_are_powers_of_two() {
     assert_eq!(running.launches_of(BLOCK_SCALED), pairs.len() * shapes.len(), "scales that are no powers of two");
 }
 
-/// Groups whose scales are powers of two: squares of B that two groups share, matrices of B that begin anywhere in a tile of scales, empty groups.
+/// Groups whose scales are powers of two: squares of B that two groups share, matrices of B that begin anywhere in a tile of scales, and
+/// empty groups.
 #[test]
 fn groups_whose_scales_are_powers_of_two() {
     let Some(running) = execute(Execution { seed: 0 }) else { return };

@@ -1,4 +1,4 @@
-//! Forward and backward of one linear, the casts of x, w and dy included, and in every precision the product with dy that begins backward.
+//! Forward and backward of one linear, the casts of x, w and dy included. Backward begins at `sum(y · dy)`, which every row has in its time.
 
 use burn::backend::Autodiff;
 use burn::tensor::backend::AutodiffBackend;
