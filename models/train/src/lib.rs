@@ -18,9 +18,13 @@ mod escape;
 pub mod files;
 mod folder;
 pub mod grads;
+pub mod hf;
+pub mod job;
+mod job_error;
 mod json_file;
 mod lines;
 pub mod metrics;
+pub mod cli;
 mod model;
 mod module_path;
 mod panics;
@@ -47,7 +51,12 @@ pub use error::{Divergence, TrainError};
 pub use escape::{EscapedWriter, escaped};
 pub use folder::{FolderError, create_folder, write_synced};
 pub use lines::TokenizeError;
-pub use model::LanguageModel;
+pub use hf::ExportOptions;
+pub use job::Job;
+pub use job_error::JobError;
+pub use model::{
+    CausalLm, CausalLmExt, LanguageModel, ModelConfig, ModelSection, ModelSize, Sampling, TrainableModel,
+};
 pub use module_path::ModulePath;
 pub use panics::hide_caught_panics;
 pub use progress::{Log, Progress, ProgressLine};
