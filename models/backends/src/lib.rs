@@ -155,7 +155,11 @@ macro_rules! backend {
         /// # Errors
         /// Any [`JobError`]; [`JobError::FeatureOff`] where the backend is not compiled.
         #[cfg(feature = $feature)]
-        pub fn $function(job: &Job<impl TrainableModel>, selected: &SelectedDevice, out: &mut dyn Write) -> Result<(), JobError> {
+        pub fn $function(
+            job: &Job<impl TrainableModel>,
+            selected: &SelectedDevice,
+            out: &mut dyn Write,
+        ) -> Result<(), JobError> {
             type Decorated = burn_float8::Float8<burn::backend::Autodiff<burn::backend::$backend>>;
             job.run::<Decorated>(selected, &$place(job), out)
         }

@@ -9,6 +9,7 @@
 pub mod batches;
 mod chat;
 pub mod checkpoint;
+pub mod cli;
 pub mod config;
 pub mod data;
 mod decay;
@@ -24,7 +25,6 @@ mod job_error;
 mod json_file;
 mod lines;
 pub mod metrics;
-pub mod cli;
 mod model;
 mod module_path;
 mod panics;
@@ -50,13 +50,11 @@ pub use digest::digest_of_file;
 pub use error::{Divergence, TrainError};
 pub use escape::{EscapedWriter, escaped};
 pub use folder::{FolderError, create_folder, write_synced};
-pub use lines::TokenizeError;
 pub use hf::ExportOptions;
 pub use job::Job;
 pub use job_error::JobError;
-pub use model::{
-    CausalLm, CausalLmExt, LanguageModel, ModelConfig, ModelSection, ModelSize, Sampling, TrainableModel,
-};
+pub use lines::TokenizeError;
+pub use model::{CausalLm, CausalLmExt, LanguageModel, ModelConfig, ModelSection, ModelSize, Sampling, TrainableModel};
 pub use module_path::ModulePath;
 pub use panics::hide_caught_panics;
 pub use progress::{Log, Progress, ProgressLine};

@@ -12,8 +12,8 @@ use std::path::PathBuf;
 
 use burn_float8::Recipe;
 pub use cache::CacheArgs;
-use clap::{CommandFactory, FromArgMatches, Parser};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{CommandFactory, FromArgMatches, Parser};
 use device_select::DeviceChoice;
 pub use flags::RunFlags;
 pub use model::{EvalArgs, ExportArgs, GenerateArgs, ModelArgs, PrecisionArgs, ResumeArgs};

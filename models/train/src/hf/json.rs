@@ -16,8 +16,8 @@ use crate::{JobError, TensorFiles};
 /// # Errors
 /// [`JobError::Io`], [`JobError::Json`], [`JobError::HfMissingKey`], [`JobError::HfUnsupported`] for a feature that this
 /// model does not have, [`JobError::ModelConfig`].
-pub fn read_config<C: ModelConfig>(dir: &Path) -> Result<C, JobError> {
-    let path = dir.join(CONFIG);
+pub fn read_config<C: ModelConfig>(dir: impl AsRef<Path>) -> Result<C, JobError> {
+    let path = dir.as_ref().join(CONFIG);
     let config = C::from_hf(&HfReader { path: &path, prefix: "", map: &object(&path)? })?;
     config.validate()?;
     Ok(config)
@@ -106,7 +106,12 @@ impl<'a> HfReader<'a> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    fn read<T>(&self, key: &str, expected: &str, convert: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>, JobError> {
+    fn read<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        convert: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, JobError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         convert(value).map(Some).ok_or_else(|| self.unsupported(key, expected))
     }

@@ -22,8 +22,8 @@ use crate::model::{CausalLm, CausalLmExt, ModelConfig, ModelSection, ModelSize, 
 use crate::profile::Profiler;
 use crate::run::{Finished, HeldOut, verify};
 use crate::{
-    JobError, Log, ProgressLine, Ranks, Run, Signals, Steps, Tokenizer, TrainError, check_report_path,
-    digest_of_file, report_of, write_report,
+    JobError, Log, ProgressLine, Ranks, Run, Signals, Steps, Tokenizer, TrainError, check_report_path, digest_of_file,
+    report_of, write_report,
 };
 
 /// What a run came to.
@@ -188,7 +188,8 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
         let longest = prompted.plain.max(prompted.chat.as_ref().ok().copied().flatten());
         let dims = dimensions(config, &prompted.text.tokenizer, Some(config.training.seq_len), longest)?;
         let profile = config.profile.as_ref().filter(|profile| profile.last() > done);
-        let profiler = profile.map(|profile| Profiler::prepare::<B>(profile, self.selected, self.device)).transpose()?;
+        let profiler =
+            profile.map(|profile| Profiler::prepare::<B>(profile, self.selected, self.device)).transpose()?;
         let dtype = compute_dtype::<B, _>(config, self.selected, self.device)?;
         Ok(Place { dims, dtype, profiler })
     }
@@ -198,8 +199,7 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
         let Place { dims, dtype, .. } = place;
         let weights = Weights::open(config, self.start.saved.as_ref(), dims.clone());
         let weights = all_or_none(comm, "the weights", weights)?;
-        let plan =
-            memory::plan::<B, A::Trained<B>>(config, dims.clone(), comm.world_size(), *dtype, self.device)?;
+        let plan = memory::plan::<B, A::Trained<B>>(config, dims.clone(), comm.world_size(), *dtype, self.device)?;
         all_or_none(comm, "the memory", memory::announce(&plan, self.selected, out))?;
         let folder = match self.is_first() {
             true => Checkpoints::new(&config.checkpoint, config.to_toml()?, !self.start.is_resumed, |folder| {

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use burn::tensor::backend::Backend;
 
+use super::CausalLm;
 use super::generate::{Sampling, generate_each};
 use super::init::init_weights;
-use super::CausalLm;
 use crate::hf::{self, Checkpoint, ExportOptions, RepeatedHead};
 use crate::{JobError, Progress};
 
