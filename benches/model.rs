@@ -5,7 +5,7 @@ use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::{Float8Config, Float8Stack};
-use llama3::{Llama, LlamaConfig, RunConfig};
+use llama3::{CausalLmExt, Llama, LlamaConfig, RunConfig};
 use train::rng::Rng;
 
 /// Sequences of a batch, and tokens of each.

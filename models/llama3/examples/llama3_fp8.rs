@@ -2,12 +2,12 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-use llama3::cli::Args;
+use llama3::Llama3;
+use train::cli;
 
 fn main() -> ExitCode {
     llama3_backends::main(|| {
-        let args = Args::parse();
+        let args = cli::parse_example::<Llama3>("llama3_fp8");
         llama3_backends::start(true, args.flags.nproc, |out| args.job(out))
     })
 }

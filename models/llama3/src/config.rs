@@ -1,12 +1,17 @@
 //! `LlamaConfig`: the dimensions of a Llama 3, and what may be said about them without building one.
 
+use std::path::Path;
+
+use decoder::{Dimensions, positive, refused};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use train::hf::HfReader;
+use train::{JobError, ModelConfig, ModelSize};
 
-use crate::Error;
+use crate::hf;
 
-/// Dimensions of a Llama 3 model. Construct one from [`preset`](LlamaConfig::preset),
-/// [`from_hf_dir`](LlamaConfig::from_hf_dir) or field by field; [`validate`](LlamaConfig::validate) is called
-/// before a model is built.
+/// Dimensions of a Llama 3 model. Construct one from [`preset`](LlamaConfig::preset), from a Hugging Face folder by
+/// [`read_config`](train::hf::read_config) or field by field; [`validate`](ModelConfig::validate) is called before a model is built.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LlamaConfig {
@@ -64,176 +69,98 @@ pub struct RopeScaling {
     pub original_max_position_embeddings: usize,
 }
 
-/// Elements of one tensor at most: 4 TiB in f32.
-const MAX_TENSOR: u128 = 1 << 40;
-/// Parameters at most, ten times the largest Llama 3.
-const MAX_PARAMS: u128 = 1 << 42;
-/// Layers at most.
-const MAX_LAYERS: usize = 10_000;
-
 impl LlamaConfig {
-    /// Checks every field, and that the model is of a size that can be: no tensor of more than 2^40 elements, at
-    /// most 2^42 parameters in 10 000 layers.
-    ///
-    /// # Errors
-    /// [`Error::ModelConfig`] naming the first field that cannot be.
-    pub fn validate(&self) -> Result<(), Error> {
-        for (field, value) in [
-            ("vocab_size", self.vocab_size),
-            ("hidden_size", self.hidden_size),
-            ("intermediate_size", self.intermediate_size),
-            ("num_layers", self.num_layers),
-            ("num_heads", self.num_heads),
-            ("num_kv_heads", self.num_kv_heads),
-            ("head_dim", self.head_dim),
-            ("max_seq_len", self.max_seq_len),
-        ] {
-            if value == 0 {
-                return Err(bad(field, value, "must be at least 1"));
-            }
+    /// The sizes, without what is Llama's own.
+    pub fn dims(&self) -> Dimensions {
+        Dimensions {
+            vocab_size: self.vocab_size,
+            hidden_size: self.hidden_size,
+            intermediate_size: self.intermediate_size,
+            num_layers: self.num_layers,
+            num_heads: self.num_heads,
+            num_kv_heads: self.num_kv_heads,
+            head_dim: self.head_dim,
+            rms_norm_eps: self.rms_norm_eps,
+            rope_theta: self.rope_theta,
+            max_seq_len: self.max_seq_len,
+            tie_word_embeddings: self.tie_word_embeddings,
+            qk_norm: false,
+            experts: self.moe.map(|moe| [moe.num_experts, moe.num_experts_per_tok]),
         }
-        if !self.num_heads.is_multiple_of(self.num_kv_heads) {
-            let reason = format!("must divide num_heads = {}", self.num_heads);
-            return Err(bad("num_kv_heads", self.num_kv_heads, reason));
-        }
-        if !self.head_dim.is_multiple_of(2) {
-            let reason = "must be even: RoPE rotates pairs";
-            return Err(bad("head_dim", self.head_dim, reason));
-        }
+    }
+}
+
+impl ModelConfig for LlamaConfig {
+    /// Checks every field, and that the model is of a size that can be, as [`Dimensions::validate`] does.
+    fn validate(&self) -> Result<(), JobError> {
         self.moe.map_or(Ok(()), |moe| moe.validate())?;
-        self.validate_size()?;
-        positive("rms_norm_eps", self.rms_norm_eps)?;
-        positive("rope_theta", self.rope_theta)?;
+        self.dims().validate()?;
         self.rope_scaling.map_or(Ok(()), |scaling| scaling.validate())
     }
 
-    /// So that no later product overflows. `num_kv_heads` divides `num_heads`, so k and v are no larger than q.
-    fn validate_size(&self) -> Result<(), Error> {
-        let vocab = ("vocab_size", self.vocab_size);
-        let hidden = ("hidden_size", self.hidden_size);
-        let intermediate = ("intermediate_size", self.intermediate_size);
-        let heads = ("num_heads", self.num_heads);
-        let head_dim = ("head_dim", self.head_dim);
-        let positions = ("max_seq_len", self.max_seq_len);
-        let experts = self.moe.map(|moe| ("moe.num_experts", moe.num_experts));
-        let gate: Vec<_> = experts.into_iter().chain([hidden, intermediate]).collect();
-        for (tensor, factors) in [
-            ("the embedding", &[vocab, hidden][..]),
-            ("gate_proj", &gate),
-            ("q_proj", &[hidden, heads, head_dim]),
-            ("the rotary table", &[positions, head_dim]),
-        ] {
-            let elements = factors.iter().try_fold(1_u128, |product, &(_, size)| product.checked_mul(size as u128));
-            if elements.is_none_or(|elements| elements > MAX_TENSOR) {
-                let &(field, value) = factors.iter().max_by_key(|(_, size)| size).unwrap_or(&hidden);
-                let sizes: Vec<_> = factors.iter().map(|(_, size)| size.to_string()).collect();
-                let reason = format!("{tensor} would have {} elements, more than 2^40", sizes.join(" · "));
-                return Err(bad(field, value, reason));
-            }
+    fn size(&self) -> ModelSize {
+        self.dims().size()
+    }
+
+    fn with_max_seq_len(self, max_seq_len: usize) -> Self {
+        Self { max_seq_len, ..self }
+    }
+
+    fn with_tie_word_embeddings(self, tie_word_embeddings: bool) -> Self {
+        Self { tie_word_embeddings, ..self }
+    }
+
+    /// The output layer and routers: they choose by differences that FP8 may lose, and are small. A tied output is no linear of the
+    /// model, so there is nothing to filter.
+    fn high_precision_linears(&self) -> Vec<&'static str> {
+        let names = [(!self.tie_word_embeddings, "lm_head"), (self.moe.is_some(), "moe.router")];
+        names.into_iter().filter(|(exists, _)| *exists).map(|(_, name)| name).collect()
+    }
+
+    fn from_hf(json: &HfReader<'_>) -> Result<Self, JobError> {
+        hf::read(json)
+    }
+
+    fn to_hf(&self) -> Result<Vec<(&'static str, Value)>, JobError> {
+        hf::write(self)
+    }
+
+    fn hf_tensors(&self, path: &Path) -> Result<Vec<(String, Vec<usize>)>, JobError> {
+        match self.moe {
+            Some(MoeConfig { num_experts, .. }) => Err(JobError::MoeCheckpoint { path: path.into(), num_experts }),
+            None => Ok(self.dims().hf_tensors()),
         }
-        if self.num_layers > MAX_LAYERS {
-            return Err(bad("num_layers", self.num_layers, format!("must be at most {MAX_LAYERS}")));
-        }
-        // At most 9 · 2^40 per layer: no overflow in 128 bits.
-        let params = self.count_params();
-        if params > MAX_PARAMS.min(usize::MAX as u128) {
-            let embedding = self.vocab_size as u128 * self.hidden_size as u128;
-            let (field, value) = if params > 4 * embedding { ("num_layers", self.num_layers) } else { vocab };
-            return Err(bad(field, value, format!("the model would have {params} parameters, more than 2^42")));
-        }
-        Ok(())
-    }
-
-    /// Parameters of the model; a tied embedding counts once. Exact after [`validate`](Self::validate).
-    pub fn num_params(&self) -> usize {
-        self.count_params() as usize
-    }
-
-    fn count_params(&self) -> u128 {
-        let experts = self.moe.map_or(1, |moe| moe.num_experts);
-        self.count_matmul_params(experts).saturating_add(self.count_look_up())
-    }
-
-    /// Parameters that serve a token: all of them, but of a mixture only the experts that the token is sent to. Exact
-    /// after [`validate`](Self::validate).
-    pub fn num_active_params(&self) -> usize {
-        self.num_matmul_params().saturating_add(self.count_look_up() as usize)
-    }
-
-    /// Parameters that a token is looked up in: none where the embedding is the output layer.
-    fn count_look_up(&self) -> u128 {
-        if self.tie_word_embeddings { 0 } else { self.vocab_size as u128 * self.hidden_size as u128 }
-    }
-
-    /// Parameters that a token is multiplied with: all that serve it but the embedding's look-up. A tied embedding
-    /// counts, as the output layer. Exact after [`validate`](Self::validate).
-    pub fn num_matmul_params(&self) -> usize {
-        self.count_matmul_params(self.moe.map_or(1, |moe| moe.num_experts_per_tok)) as usize
-    }
-
-    /// With this many SwiGLUs in a layer.
-    fn count_matmul_params(&self, experts: usize) -> u128 {
-        let wide = |size: usize| size as u128;
-        let h = wide(self.hidden_size);
-        // h (2 q + 2 kv) for attention, 3 h · intermediate for a SwiGLU, h · experts for the router, 2 h for the norms.
-        let heads = wide(self.num_heads).saturating_add(wide(self.num_kv_heads));
-        let attention = heads.saturating_mul(wide(self.head_dim)).saturating_mul(2);
-        let router = self.moe.map_or(0, |moe| wide(moe.num_experts));
-        let mlp = (3 * wide(self.intermediate_size)).saturating_mul(wide(experts)).saturating_add(router);
-        let per_row = attention.saturating_add(mlp).saturating_add(2);
-        let layers = per_row.saturating_mul(wide(self.num_layers));
-        h.saturating_mul(layers.saturating_add(1 + wide(self.vocab_size)))
-    }
-
-    /// Floating-point operations of one training token (forward and backward) in sequences of `seq_len`:
-    /// `6·N + 12·L·heads·head_dim·T` with N from [`num_matmul_params`](Self::num_matmul_params), which is the
-    /// formula of torchtitan's `tflops` and `mfu` (PaLM, arXiv 2204.02311, appendix B).
-    pub fn flops_per_token(&self, seq_len: usize) -> f64 {
-        let sizes = [12, self.num_layers, self.num_heads, self.head_dim, seq_len];
-        let attention: f64 = sizes.iter().map(|&size| size as f64).product();
-        6.0 * self.num_matmul_params() as f64 + attention
     }
 }
 
 impl MoeConfig {
-    fn validate(&self) -> Result<(), Error> {
+    fn validate(&self) -> Result<(), JobError> {
         let Self { num_experts, num_experts_per_tok } = *self;
         if num_experts == 0 {
-            return Err(bad("moe.num_experts", num_experts, "must be at least 1"));
+            return Err(refused("moe.num_experts", num_experts, "must be at least 1"));
         }
         if !(1..=num_experts).contains(&num_experts_per_tok) {
             let reason = format!("must be from 1 to num_experts = {num_experts}");
-            return Err(bad("moe.num_experts_per_tok", num_experts_per_tok, reason));
+            return Err(refused("moe.num_experts_per_tok", num_experts_per_tok, reason));
         }
         Ok(())
     }
 }
 
 impl RopeScaling {
-    fn validate(&self) -> Result<(), Error> {
+    fn validate(&self) -> Result<(), JobError> {
         positive("rope_scaling.factor", self.factor)?;
         positive("rope_scaling.low_freq_factor", self.low_freq_factor)?;
         positive("rope_scaling.high_freq_factor", self.high_freq_factor)?;
         if self.high_freq_factor <= self.low_freq_factor {
             let reason = format!("must exceed low_freq_factor = {}", self.low_freq_factor);
             let field = "rope_scaling.high_freq_factor";
-            return Err(bad(field, self.high_freq_factor, reason));
+            return Err(refused(field, self.high_freq_factor, reason));
         }
         if self.original_max_position_embeddings == 0 {
             let field = "rope_scaling.original_max_position_embeddings";
-            return Err(bad(field, 0, "must be at least 1"));
+            return Err(refused(field, 0, "must be at least 1"));
         }
         Ok(())
     }
-}
-
-fn positive(field: &'static str, value: f64) -> Result<(), Error> {
-    if value > 0.0 && value.is_finite() {
-        return Ok(());
-    }
-    Err(bad(field, value, "must be positive and finite"))
-}
-
-fn bad(field: &'static str, value: impl ToString, reason: impl Into<String>) -> Error {
-    Error::ModelConfig { field, value: value.to_string(), reason: reason.into() }
 }

@@ -6,7 +6,7 @@
 //! ```
 //! use burn::backend::Flex;
 //! use burn::tensor::{Int, Tensor};
-//! use llama3::{Llama, LlamaConfig};
+//! use llama3::{CausalLmExt, Llama, LlamaConfig};
 //!
 //! # fn main() -> Result<(), llama3::Error> {
 //! let device = Default::default();
@@ -17,31 +17,21 @@
 //! # }
 //! ```
 //!
-//! [`Llama::load_hf`] loads a Hugging Face checkpoint, [`Llama::save_hf`] writes one; [`trainer::train`] is the loop behind
-//! `examples/llama3_fp8.rs`, configured by a [`RunConfig`].
+//! [`CausalLmExt::load_hf`] loads a Hugging Face checkpoint, [`CausalLmExt::save_hf`] writes one; [`train::Job`] trains a [`Llama3`] as a
+//! [`RunConfig`] says, which is what `examples/llama3_fp8.rs` does.
 
-mod announce;
-pub mod attention;
-pub mod cli;
 pub mod config;
-mod error;
-pub mod generate;
-pub mod hf;
-mod init;
-pub mod jobs;
-mod linear;
-mod memory;
+mod hf;
 pub mod model;
 pub mod moe;
-pub mod names;
 pub mod presets;
 pub mod rope;
-pub mod run_config;
-pub mod text;
-pub mod trainer;
-pub mod weights;
+mod section;
 
 pub use config::{LlamaConfig, MoeConfig, RopeScaling};
-pub use error::Error;
 pub use model::Llama;
-pub use run_config::RunConfig;
+pub use section::{Llama3, ModelSection};
+pub use train::{CausalLm, CausalLmExt, JobError as Error};
+
+/// One training run of a Llama.
+pub type RunConfig = train::job::RunConfig<ModelSection>;

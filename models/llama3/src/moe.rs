@@ -21,9 +21,9 @@ use burn::tensor::activation::{silu, softmax};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, DType, IndexingUpdateOp, Int, Tensor};
 use burn_float8::GroupedLinear;
+use decoder::{INITIALIZER, linear};
 
 use crate::config::MoeConfig;
-use crate::linear::{INITIALIZER, linear};
 
 /// The router and the experts of one layer.
 #[derive(Module, Debug)]

@@ -1,8 +1,7 @@
 //! Named sizes: `debug` and `debug_moe` for a CPU, and the published dimensions of Llama 3.1 and 3.2.
 
-use train::ByteTokenizer;
+use train::{ByteTokenizer, JobError};
 
-use crate::Error;
 use crate::config::{LlamaConfig, MoeConfig, RopeScaling};
 
 /// The names that [`LlamaConfig::preset`] takes.
@@ -13,8 +12,8 @@ impl LlamaConfig {
     /// same as a mixture of experts), `1b` and `3b` (Llama 3.2), `8b`, `70b` and `405b` (Llama 3.1).
     ///
     /// # Errors
-    /// [`Error::UnknownPreset`].
-    pub fn preset(name: &str) -> Result<Self, Error> {
+    /// [`JobError::UnknownPreset`].
+    pub fn preset(name: &str) -> Result<Self, JobError> {
         Ok(match name {
             "debug" => debug(),
             "debug_moe" => debug_moe(),
@@ -24,7 +23,7 @@ impl LlamaConfig {
             "70b" => llama3_1(8192, 28672, 80, 64),
             "405b" => llama3_1(16384, 53248, 126, 128),
             _ => {
-                return Err(Error::UnknownPreset { name: name.into(), known: PRESETS.to_vec() });
+                return Err(JobError::UnknownPreset { name: name.into(), known: PRESETS.to_vec() });
             }
         })
     }

@@ -3,8 +3,9 @@ use burn::backend::Autodiff;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor, TensorData};
-use llama3::{Llama, names};
+use llama3::{CausalLmExt, Llama};
 use test_data::Golden;
+use train::hf::names;
 
 use crate::support::operand::values;
 use crate::support::runtime::Flex;

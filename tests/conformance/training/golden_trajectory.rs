@@ -4,7 +4,7 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::{Float8, Float8Config, Float8Stack, Recipe, backend::Float8Backend, report};
-use llama3::Llama;
+use llama3::{CausalLmExt, Llama};
 use test_data::Golden;
 
 use crate::support::normal;

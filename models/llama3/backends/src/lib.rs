@@ -1,178 +1,31 @@
-//! [`Job`]s on each of Burn's backends: all that generic code, compiled for them.
+//! [`Llama3`]'s [`Job`]s on each of Burn's backends: all that generic code, compiled for them.
 //!
 //! A library is compiled as soon as the declarations of what it uses are known, so beside burn-flex; a program waits for
 //! all their code. One library for all: the GPU backends share a lot of it, which two would compile twice.
 
-use std::error::Error as _;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::num::NonZero;
-use std::process::ExitCode;
 
-use device_select::{SelectedDevice, quiet_wayland, select};
-#[cfg(feature = "cuda")]
-use float8_shard::Engine;
-use float8_shard::{CommOptions, Communicator};
-use llama3::Error;
-use llama3::jobs::Job;
-use train::{EscapedWriter, TrainError, escaped, hide_caught_panics};
+use llama3::Llama3;
+use train::{Job, JobError};
+pub use train_backends::main;
 
-/// Runs a program, whose `main` does nothing else: what burn-float8 logs goes to the terminal, and so does an error with all its causes.
-pub fn main(run: impl FnOnce() -> Result<(), Error>) -> ExitCode {
-    hide_caught_panics();
-    // SAFETY: a program begins with one thread.
-    unsafe { quiet_wayland() };
-    let mut logger = env_logger::builder();
-    logger.format(|line, record| writeln!(line, "{}", record.args())).parse_default_env().init();
-    let result =
-        train::file_limits_are_errors().map_err(|error| TrainError::Signals(error).into()).and_then(|()| run());
-    let Err(error) = result else { return ExitCode::SUCCESS };
-    if let Error::Train(TrainError::Interrupted { signal, .. } | TrainError::Stopped { signal, .. }) = &error {
-        say(&error.to_string());
-        // As shells have it: 128 and the number of the signal.
-        return match *signal {
-            "SIGTERM" => ExitCode::from(143),
-            "SIGHUP" => ExitCode::from(129),
-            "SIGINT" => ExitCode::from(130),
-            _ => ExitCode::FAILURE,
-        };
-    }
-    let mut said = error.to_string();
-    say(&format!("error: {said}"));
-    let mut source = error.source();
-    while let Some(cause) = source {
-        // Some errors quote their causes.
-        let cause_text = cause.to_string();
-        if !said.contains(&cause_text) {
-            say(&format!("  caused by: {cause_text}"));
-            said = cause_text;
-        }
-        source = cause.source();
-    }
-    ExitCode::FAILURE
-}
-
-/// Standard error may be a terminal that is closed.
-fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{}", escaped(line));
-}
-
-/// Does the job of a command line, which `trains` together with the other ranks if a launcher has started several: the first of them
-/// writes to the terminal. With `nproc`, this process becomes the launcher of so many unless it is a rank.
+/// Does the job of a command line, as [`train_backends::start`] says.
 ///
 /// # Errors
-/// Any [`Error`], on every rank if the job of one cannot be made; [`Error::Launcher`] if there is no `mpirun`; [`Error::OneProcess`] if a
-/// launcher has started several that do not train.
+/// As there.
 pub fn start(
     trains: bool,
     nproc: Option<NonZero<usize>>,
-    job: impl FnOnce(&mut dyn Write) -> Result<Option<Job>, Error>,
-) -> Result<(), Error> {
-    if let Some(nproc) = nproc.filter(|_| std::env::var_os("OMPI_COMM_WORLD_RANK").is_none()) {
-        return launch(nproc);
-    }
-    let comm = Communicator::from_env(CommOptions::default())?;
-    if !trains && comm.world_size() > 1 {
-        return Err(Error::OneProcess { started: comm.world_size() });
-    }
-    let (mut stdout, mut nowhere) = (std::io::stdout(), std::io::sink());
-    // What is generated, and read by a program, is left as it is.
-    let is_log = trains || stdout.is_terminal();
-    let mut log = EscapedWriter::new(std::io::stdout());
-    let out: &mut dyn Write = match (comm.rank(), is_log) {
-        (0, true) => &mut log,
-        (0, false) => &mut stdout,
-        _ => &mut nowhere,
-    };
-    if comm.world_size() == 1 {
-        return job(out)?.map_or(Ok(()), |job| run(&job, out));
-    }
-    let job = comm.all_ok("the command line", job(out))?;
-    // A rank that only prints would leave the others waiting.
-    comm.agree("what the command line asks for", &format!("{:?}", job.as_ref().map(|job| &job.task)))?;
-    let Some(mut job) = job else { return Ok(()) };
-    job.start.comm = Some(connected(comm, &job)?);
-    run(&job, out)
-}
-
-/// Becomes `mpirun`, which starts this program with its arguments so many times on this machine.
-#[cfg(all(unix, feature = "mpi"))]
-fn launch(nproc: NonZero<usize>) -> Result<(), Error> {
-    use std::os::unix::process::CommandExt;
-
-    let program = std::env::current_exe().map_err(Error::Launcher)?;
-    let mut mpirun = std::process::Command::new("mpirun");
-    mpirun.args(["-n", &nproc.to_string()]).arg(program).args(std::env::args_os().skip(1));
-    // Open MPI refuses more ranks than cores unless it is told, and others do not know its variable.
-    const OVERSUBSCRIBE: &str = "OMPI_MCA_rmaps_base_oversubscribe";
-    if std::env::var_os(OVERSUBSCRIBE).is_none() {
-        mpirun.env(OVERSUBSCRIBE, "1");
-    }
-    Err(Error::Launcher(mpirun.exec()))
-}
-
-#[cfg(not(all(unix, feature = "mpi")))]
-fn launch(_: NonZero<usize>) -> Result<(), Error> {
-    Err(Error::FeatureOff { device: "--nproc", feature: "mpi" })
-}
-
-/// The ranks with NCCL between their devices, if those are CUDA's.
-#[cfg(feature = "nccl")]
-fn connected(comm: Communicator, job: &Job) -> Result<Communicator, Error> {
-    let selected = comm.all_ok("looking for the device", select(job.device()))?;
-    let is_cuda = selected == SelectedDevice::Cuda;
-    comm.agree("whether the device is CUDA's", if is_cuda { "yes" } else { "no" })?;
-    Ok(if is_cuda { comm.with_nccl(CommOptions::default(), None)? } else { comm })
-}
-
-#[cfg(not(feature = "nccl"))]
-fn connected(comm: Communicator, _: &Job) -> Result<Communicator, Error> {
-    Ok(comm)
-}
-
-/// The CUDA device that NCCL connects, whose number is the rank's on its machine; else the first.
-#[cfg(feature = "cuda")]
-fn cuda_device(job: &Job) -> burn::backend::cuda::CudaDevice {
-    let comm = job.start.comm.as_ref().filter(|comm| comm.engine() == Engine::Nccl);
-    comm.map_or_else(Default::default, |comm| burn::backend::cuda::CudaDevice::new(comm.local_rank()))
+    job: impl FnOnce(&mut dyn Write) -> Result<Option<Job<Llama3>>, JobError>,
+) -> Result<(), JobError> {
+    train_backends::start(trains, nproc, job, run)
 }
 
 /// Does what is asked for on the device that it asks for, and writes the log to `out`.
 ///
 /// # Errors
-/// Any [`Error`].
-pub fn run(job: &Job, out: &mut dyn Write) -> Result<(), Error> {
-    let selected = select(job.device())?;
-    let run = match selected {
-        SelectedDevice::Cpu => on_cpu,
-        SelectedDevice::Wgpu(_) => on_wgpu,
-        SelectedDevice::Cuda => on_cuda,
-    };
-    run(job, &selected, out)
+/// Any [`JobError`].
+pub fn run(job: &Job<Llama3>, out: &mut dyn Write) -> Result<(), JobError> {
+    train_backends::run(job, out)
 }
-
-macro_rules! backend {
-    ($function:ident, $backend:ident, $device:literal, $feature:literal, $place:expr) => {
-        /// Does what is asked for on this rank's device of this backend, which is `selected`, and writes the log to `out`.
-        ///
-        /// # Errors
-        /// Any [`Error`]; [`Error::FeatureOff`] where the backend is not compiled.
-        #[cfg(feature = $feature)]
-        pub fn $function(job: &Job, selected: &SelectedDevice, out: &mut dyn Write) -> Result<(), Error> {
-            type Decorated = burn_float8::Float8<burn::backend::Autodiff<burn::backend::$backend>>;
-            job.run::<Decorated>(selected, &$place(job), out)
-        }
-
-        /// Is [`Error::FeatureOff`]: the backend is not compiled.
-        ///
-        /// # Errors
-        /// Always.
-        #[cfg(not(feature = $feature))]
-        pub fn $function(_: &Job, _: &SelectedDevice, _: &mut dyn Write) -> Result<(), Error> {
-            Err(Error::FeatureOff { device: $device, feature: $feature })
-        }
-    };
-}
-
-backend!(on_cpu, Flex, "cpu", "flex", |_| Default::default());
-backend!(on_wgpu, Wgpu, "wgpu", "wgpu", |_| Default::default());
-backend!(on_cuda, Cuda, "cuda", "cuda", cuda_device);

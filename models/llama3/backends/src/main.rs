@@ -2,12 +2,12 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-use llama3::cli::Command;
+use llama3::Llama3;
+use train::cli;
 
 fn main() -> ExitCode {
     llama3_backends::main(|| {
-        let command = Command::parse();
+        let command = cli::parse::<Llama3>();
         llama3_backends::start(command.trains(), command.nproc(), |out| command.job(out))
     })
 }

@@ -2,16 +2,18 @@
 
 use std::fs;
 use std::path::Path;
+use train::CausalLmExt;
 
 use burn::backend::Flex;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Tensor, bf16, f16};
-use llama3::trainer::prepare;
-use llama3::weights::Weights;
-use llama3::{Error, Llama, LlamaConfig, RunConfig, names};
+use llama3::{Error, Llama, Llama3, LlamaConfig, RunConfig};
 use safetensors::Dtype;
 use serde_json::json;
 use tempfile::TempDir;
+use train::hf::names;
+use train::job::Weights;
+use train::job::prepare;
 use train::{ProgressLine, TensorFilesError};
 
 use crate::common::{Stored, Train, hf_json, stored_tensors, tiny, values, write_json, write_safetensors};
@@ -169,10 +171,10 @@ fn a_tied_checkpoint_with_another_output_layer_is_refused_until_one_is_chosen() 
         let hf = format!("model.hf_path={:?}", dir.path());
         let settings: Vec<_> = [&*hf].iter().chain(settings).map(|setting| setting.to_string()).collect();
         let config = RunConfig::load(None, &settings).unwrap();
-        let dims = config.llama().unwrap();
+        let dims = config.dimensions().unwrap();
         let out = &mut std::io::sink();
         let weights = Weights::open(&config, None, dims)?;
-        prepare::<Train>(&config, weights, &Default::default(), &ProgressLine::hidden(), out)
+        prepare::<Llama3, Train>(&config, weights, &Default::default(), &ProgressLine::hidden(), out)
     };
     assert!(matches!(run(&[]), Err(Error::TiedHead { .. })));
     assert!(run(&["model.tie_word_embeddings=true"]).unwrap().lm_head.is_none());

@@ -4,17 +4,17 @@ use std::fs;
 use std::path::Path;
 
 use clap::Parser;
-use llama3::cli::Command;
-use llama3::hf::ExportOptions;
-use llama3::jobs::{Job, Task};
-use llama3::{Error, LlamaConfig};
+use llama3::{Error, Llama3, LlamaConfig};
 use serde_json::json;
 use tempfile::TempDir;
+use train::cli::Command;
 use train::config::Precision;
+use train::hf::ExportOptions;
+use train::job::{Job, Task};
 
 use crate::common::{hf_json, stored_tensors, tiny, write_json, write_safetensors};
 
-fn job(arguments: &[&str]) -> Result<Job, Error> {
+fn job(arguments: &[&str]) -> Result<Job<Llama3>, Error> {
     let command = Command::try_parse_from([&["llama3"], arguments].concat()).unwrap();
     command.job(&mut std::io::sink()).map(|job| job.expect("the command has something to do with a model"))
 }
@@ -80,7 +80,7 @@ fn sizes_of_shards_may_have_units() {
     let (_dir, path) = folder(&tiny(), None);
     let export = |size: &str| {
         Command::try_parse_from(["llama3", "export", &path, "out", "--max-shard-bytes", size])
-            .map(|command| command.job(&mut std::io::sink()).unwrap().unwrap().task)
+            .map(|command| command.job::<Llama3>(&mut std::io::sink()).unwrap().unwrap().task)
     };
     let sizes = [("5000", 5000), ("5MB", 5_000_000), ("1.5 GB", 1_500_000_000), ("2KiB", 2048), ("3GiB", 3 << 30)];
     for (size, bytes) in sizes {

@@ -4,6 +4,7 @@ use std::env;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use train::CausalLmExt;
 
 use burn::backend::{Autodiff, Flex};
 use burn::module::{Module, ModuleVisitor, Param};
@@ -11,14 +12,14 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::Float8;
 use device_select::SelectedDevice;
-use llama3::text::Text;
-use llama3::trainer::{Outcome, Start, prepare, train};
-use llama3::weights::Weights;
-use llama3::{Error, Llama, LlamaConfig, MoeConfig, RopeScaling, RunConfig};
+use llama3::{Error, Llama, Llama3, LlamaConfig, MoeConfig, RopeScaling, RunConfig};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use train::job::Text;
+use train::job::Weights;
+use train::job::{Outcome, Start, prepare, train};
 use train::rng::Rng;
 use train::{Dataset, ProgressLine, Steps, Tokenizer};
 
@@ -206,7 +207,8 @@ pub(crate) fn run_config(data: &Path, settings: &[&str]) -> RunConfig {
 
 pub(crate) fn run(config: &RunConfig) -> Result<(Outcome, String), Error> {
     let mut log = Vec::new();
-    let outcome = train::<Train>(config, &Start::default(), &SelectedDevice::Cpu, &Default::default(), &mut log)?;
+    let outcome =
+        train::<Llama3, Train>(config, &Start::default(), &SelectedDevice::Cpu, &Default::default(), &mut log)?;
     Ok((outcome, String::from_utf8(log).unwrap()))
 }
 
@@ -226,9 +228,10 @@ pub(crate) fn steps<'a>(
     data: &Dataset,
     change: impl FnOnce(Llama<Train>) -> Llama<Train>,
 ) -> Steps<'a, Train, Llama<Train>> {
-    let weights = Weights::open(config, None, config.llama().unwrap()).unwrap();
+    let weights = Weights::open(config, None, config.dimensions().unwrap()).unwrap();
     let model =
-        prepare::<Train>(config, weights, &Default::default(), &ProgressLine::hidden(), &mut std::io::sink()).unwrap();
+        prepare::<Llama3, Train>(config, weights, &Default::default(), &ProgressLine::hidden(), &mut std::io::sink())
+            .unwrap();
     Steps::new(config.steps(), change(model), config.train_batches(data).unwrap())
 }
 

@@ -1,6 +1,7 @@
 //! Every field of a model config is checked, and the error names it.
 
 use llama3::{Error, LlamaConfig, MoeConfig, RopeScaling};
+use train::ModelConfig;
 
 use crate::common::{llama3_scaling, tiny, tiny_moe};
 
@@ -100,11 +101,11 @@ fn sizes_that_no_machine_holds_are_named() {
         ..moe(all, all)
     };
     assert!(matches!(all.validate(), Err(Error::ModelConfig { .. })));
-    assert!(all.flops_per_token(1).is_finite());
+    assert!(all.dims().flops_per_token(1).is_finite());
     // The largest published model is far from the limits, and its parameters are counted right.
     let largest = LlamaConfig::preset("405b").unwrap();
     largest.validate().unwrap();
-    assert_eq!(largest.num_params(), 405_853_388_800);
+    assert_eq!(largest.dims().num_params(), 405_853_388_800);
 }
 
 #[test]
@@ -125,19 +126,23 @@ fn only_the_experts_of_a_token_count_as_active() {
     let (config, dense) = (tiny_moe(), tiny());
     let expert = 3 * config.hidden_size * config.intermediate_size;
     let router = 4 * config.hidden_size;
-    assert_eq!(config.num_params(), dense.num_params() + 2 * (3 * expert + router));
-    assert_eq!(config.num_active_params(), dense.num_params() + 2 * (expert + router));
-    assert_eq!(config.num_active_params() - config.num_matmul_params(), 288 * 48, "the embedding's look-up");
-    assert_eq!(dense.num_active_params(), dense.num_params());
+    assert_eq!(config.dims().num_params(), dense.dims().num_params() + 2 * (3 * expert + router));
+    assert_eq!(config.dims().num_active_params(), dense.dims().num_params() + 2 * (expert + router));
+    assert_eq!(
+        config.dims().num_active_params() - config.dims().num_matmul_params(),
+        288 * 48,
+        "the embedding's look-up"
+    );
+    assert_eq!(dense.dims().num_active_params(), dense.dims().num_params());
     // The preset's tokens meet as many parameters as the dense one's, and routers.
     let [moe, dense] = ["debug_moe", "debug"].map(|name| LlamaConfig::preset(name).unwrap());
-    assert_eq!(moe.num_active_params(), dense.num_params() + 4 * 4 * 128);
+    assert_eq!(moe.dims().num_active_params(), dense.dims().num_params() + 4 * 4 * 128);
 }
 
 #[test]
 fn flops_follow_torchtitan() {
     let config = tiny();
-    let not_embedding = config.num_params() - config.vocab_size * config.hidden_size;
+    let not_embedding = config.dims().num_params() - config.vocab_size * config.hidden_size;
     let expected = 6 * not_embedding + 12 * config.num_layers * config.num_heads * config.head_dim * 32;
-    assert_eq!(config.flops_per_token(32), expected as f64);
+    assert_eq!(config.dims().flops_per_token(32), expected as f64);
 }

@@ -4,17 +4,19 @@ use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
+use train::CausalLmExt;
+use train::hf::read_config;
 
 use burn::backend::Flex;
 use burn::tensor::bf16;
 use burn_float8::Float8Config;
-use llama3::hf::{ExportDtype, ExportOptions, copy_assets};
-use llama3::trainer::prepare;
-use llama3::weights::Weights;
-use llama3::{Error, Llama, LlamaConfig};
+use llama3::{Error, Llama, Llama3, LlamaConfig};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use train::hf::{ExportDtype, ExportOptions, copy_assets};
+use train::job::Weights;
+use train::job::prepare;
 use train::{FolderError, ProgressLine, TensorFiles, TensorFilesError, digest_of_file};
 
 use crate::common::{
@@ -151,9 +153,9 @@ fn export_import_export_gives_the_same_bytes() {
 fn a_model_that_trains_in_fp8_exports_its_parameters() {
     let dir = tempfile::tempdir().unwrap();
     let config = run_config(dir.path(), &["training.precision=fp8", "training.seed=9"]);
-    let weights = Weights::open(&config, None, config.llama().unwrap()).unwrap();
+    let weights = Weights::open(&config, None, config.dimensions().unwrap()).unwrap();
     let (progress, out) = (ProgressLine::hidden(), &mut std::io::sink());
-    let fp8 = prepare::<Train>(&config, weights, &Default::default(), &progress, out).unwrap();
+    let fp8 = prepare::<Llama3, Train>(&config, weights, &Default::default(), &progress, out).unwrap();
     let plain = model::<Flex>(fp8.config().clone(), 9);
     let [ours, expected] = ["ours", "expected"].map(|name| dir.path().join(name));
     fp8.save_hf(&ours, &ExportOptions::default()).unwrap();
@@ -261,7 +263,7 @@ fn config_json_keeps_what_the_model_does_not_know() {
     model.save_hf(&with, &from_source).unwrap();
     model.save_hf(&without, &options(ExportDtype::F32)).unwrap();
     for folder in [&with, &without] {
-        assert_eq!(LlamaConfig::from_hf_dir(folder).unwrap(), config);
+        assert_eq!(read_config::<LlamaConfig>(folder).unwrap(), config);
     }
 
     let mut expected = hf_json(&config);

@@ -9,9 +9,9 @@ use burn_float8::{
     report::Gemm,
 };
 use clap::{CommandFactory, Parser};
-use llama3::cli::Args;
 use llama3::{Error, RunConfig};
 use toml::{Table, Value};
+use train::cli::Args;
 use train::config::ConfigError;
 use train::config::Float8Section;
 

@@ -2,7 +2,8 @@
 
 use burn::backend::Flex;
 use llama3::Error;
-use llama3::generate::Sampling;
+use train::CausalLmExt;
+use train::Sampling;
 use train::config::ConfigError;
 
 use crate::common::{ids, model, tiny, values};

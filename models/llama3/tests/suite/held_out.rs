@@ -5,8 +5,8 @@ use std::path::Path;
 
 use clap::Parser;
 use device_select::SelectedDevice;
-use llama3::Error;
-use llama3::cli::Command;
+use llama3::{Error, Llama3};
+use train::cli::Command;
 
 use crate::common::{Train, hf_json, run, run_config, stored_tensors, text, tiny, write_json, write_safetensors};
 
@@ -14,7 +14,7 @@ use crate::common::{Train, hf_json, run, run_config, stored_tensors, text, tiny,
 fn llama3(arguments: &[&str]) -> Result<String, Error> {
     let command = Command::try_parse_from([&["llama3"], arguments].concat()).unwrap();
     let mut out = vec![];
-    if let Some(job) = command.job(&mut out)? {
+    if let Some(job) = command.job::<Llama3>(&mut out)? {
         job.run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut out)?;
     }
     Ok(String::from_utf8(out).unwrap())

@@ -1,6 +1,7 @@
 //! Both forms of Hugging Face's `config.json`, defaults, and everything that is refused.
 
 use std::fs;
+use train::hf::read_config;
 
 use llama3::{Error, LlamaConfig};
 use serde_json::{Value, json};
@@ -10,7 +11,7 @@ use crate::common::{hf_json, llama3_scaling, tiny, write_json};
 fn read(json: &Value) -> Result<LlamaConfig, Error> {
     let dir = tempfile::tempdir().unwrap();
     write_json(&dir.path().join("config.json"), json);
-    LlamaConfig::from_hf_dir(dir.path())
+    read_config::<LlamaConfig>(dir.path())
 }
 
 /// `hf_json(tiny())` with keys replaced, or removed by `null`.
@@ -127,9 +128,9 @@ fn missing_keys_files_and_json_are_errors() {
     }
 
     let dir = tempfile::tempdir().unwrap();
-    assert!(matches!(LlamaConfig::from_hf_dir(dir.path()), Err(Error::Io { .. })));
+    assert!(matches!(read_config::<LlamaConfig>(dir.path()), Err(Error::Io { .. })));
     for text in ["{", "[]", "{\"model_type\": }"] {
         fs::write(dir.path().join("config.json"), text).unwrap();
-        assert!(matches!(LlamaConfig::from_hf_dir(dir.path()), Err(Error::Json { .. })), "{text}");
+        assert!(matches!(read_config::<LlamaConfig>(dir.path()), Err(Error::Json { .. })), "{text}");
     }
 }

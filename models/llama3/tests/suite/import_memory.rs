@@ -2,6 +2,7 @@
 
 use std::env;
 use std::path::Path;
+use train::CausalLmExt;
 
 use burn::backend::Flex;
 use burn::module::Module;
@@ -49,11 +50,11 @@ fn import_needs_the_model_and_two_tensors() {
 fn measure(folder: &Path) {
     let config = wide();
     let tensor = config.hidden_size * config.intermediate_size * 4;
-    let parameters = config.num_params() * 4;
+    let parameters = config.dims().num_params() * 4;
     let before = status("VmRSS:");
     let model = Llama::<Flex>::load_hf(folder, &Default::default()).unwrap();
     let more = status("VmHWM:") - before;
-    assert_eq!(model.num_params(), config.num_params());
+    assert_eq!(model.num_params(), config.dims().num_params());
     println!("model: {parameters}, its largest tensor: {tensor}, peak: {more}");
     assert!(more >= parameters, "the model itself was not seen");
     assert!(more <= parameters + 2 * tensor, "{more} bytes for a model of {parameters} and tensors of {tensor}");

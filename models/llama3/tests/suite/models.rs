@@ -2,9 +2,10 @@
 
 use burn::backend::{Autodiff, Flex};
 use burn::module::Module;
-use llama3::attention::KvCache;
+use decoder::KvCache;
 use llama3::presets::PRESETS;
 use llama3::{Llama, LlamaConfig};
+use train::ModelConfig;
 
 use crate::common::{ids, model, relative, tiny, tiny_moe, tokens, values};
 
@@ -94,7 +95,7 @@ fn a_tied_output_has_no_parameter_of_its_own_and_trains_the_embedding() {
     let config = LlamaConfig { tie_word_embeddings: true, ..tiny() };
     let model = model::<Autodiff<Flex>>(config.clone(), 6);
     assert!(model.lm_head.is_none());
-    assert_eq!(model.num_params(), config.num_params());
+    assert_eq!(model.num_params(), config.dims().num_params());
     let (inputs, targets) = (vec![1; 4], vec![7; 4]);
     let grads = model.loss(ids(&inputs, [1, 4]), ids(&targets, [1, 4])).backward();
     let grad = values(model.embed_tokens.weight.val().grad(&grads).unwrap());
@@ -126,7 +127,7 @@ fn counted_parameters_are_those_of_the_module() {
     let tied = LlamaConfig { tie_word_embeddings: true, ..tiny() };
     for config in [tiny(), tied, tiny_moe()] {
         let module = Llama::<Flex>::new(config.clone(), &Default::default()).unwrap();
-        assert_eq!(module.num_params(), config.num_params());
+        assert_eq!(module.num_params(), config.dims().num_params());
     }
 }
 
@@ -140,7 +141,7 @@ fn presets_have_the_published_sizes() {
         ("405b", 405_853_388_800),
     ];
     for (name, params) in published {
-        assert_eq!(LlamaConfig::preset(name).unwrap().num_params(), params, "{name}");
+        assert_eq!(LlamaConfig::preset(name).unwrap().dims().num_params(), params, "{name}");
     }
     for name in PRESETS {
         LlamaConfig::preset(name).unwrap().validate().unwrap();

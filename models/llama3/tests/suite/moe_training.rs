@@ -7,8 +7,8 @@ use burn::optim::Optimizer;
 use burn_float8::{Recipe, report::Gemm};
 use llama3::Llama;
 use llama3::RunConfig;
-use llama3::trainer::Outcome;
 use train::Steps;
+use train::job::Outcome;
 
 use crate::common::{Train, open, parameters, run, run_config, steps, text, values};
 

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use clap::Parser;
-use llama3::Error;
-use llama3::cli::Command;
+use llama3::{Error, Llama3};
+use train::cli::Command;
 use train::metrics::{METRICS_FILE, MetricsFile, Record, TrainRecord};
 use train::plot::PlotError;
 
@@ -12,7 +12,7 @@ fn plot(runs: &[&str], out: &Path) -> Result<String, Error> {
     let fixed = ["llama3", "plot", "--out", out.to_str().unwrap()];
     let command = Command::try_parse_from(fixed.iter().chain(runs)).unwrap();
     let mut said = vec![];
-    assert!(command.job(&mut said)?.is_none(), "no model");
+    assert!(command.job::<Llama3>(&mut said)?.is_none(), "no model");
     Ok(String::from_utf8(said).unwrap())
 }
 

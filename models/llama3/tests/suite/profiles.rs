@@ -101,7 +101,7 @@ fn a_run_says_where_the_time_went_and_its_losses_stay() {
     let file = format!("profile.file={:?}", path);
     let settings = ["training.log_every=1", "training.steps=5", "profile.start=2", "profile.steps=3", &file];
     let (profiled, log) = run(&run_config(data.path(), &settings)).unwrap();
-    let losses = |outcome: &llama3::trainer::Outcome| {
+    let losses = |outcome: &train::job::Outcome| {
         let bits = outcome.steps.iter().map(|line| (line.loss.to_bits(), line.grad_norm.to_bits()));
         (bits.collect::<Vec<_>>(), outcome.held_out_loss.map(f64::to_bits), outcome.sample.clone())
     };

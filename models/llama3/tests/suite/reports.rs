@@ -6,9 +6,9 @@ use std::path::Path;
 use burn::tensor::DType;
 use burn_float8::{Float8Error, report::Gemm};
 use device_select::SelectedDevice;
-use llama3::trainer::{Outcome, finish};
-use llama3::{Error, RunConfig};
+use llama3::{Error, Llama3, RunConfig};
 use serde_json::Value;
+use train::job::{Outcome, finish};
 use train::{ProgressLine, Run, Signals, TrainError};
 
 use crate::common::{bytes, open, run, run_config as config, steps, text};
@@ -98,7 +98,7 @@ fn in_dtype(config: &RunConfig, dtype: DType) -> (Result<Outcome, Error>, String
         progress: ProgressLine::hidden(),
         out: &mut log,
     };
-    let outcome = finish(config, &bytes(), false, run, steps);
+    let outcome = finish::<Llama3, _>(config, &bytes(), false, run, steps);
     (outcome, String::from_utf8(log).unwrap())
 }
 

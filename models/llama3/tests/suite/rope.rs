@@ -1,10 +1,11 @@
 //! Rotary frequencies and the rotation against f64.
 
+use decoder::rope::RotaryEmbedding;
 use std::f64::consts::TAU;
 
 use burn::backend::Flex;
 use burn::tensor::{Tensor, TensorData};
-use llama3::rope::{RotaryEmbedding, rotary_frequencies};
+use llama3::rope::rotary_frequencies;
 use llama3::{LlamaConfig, RopeScaling};
 use train::rng::Rng;
 
@@ -53,7 +54,7 @@ fn rotation_is_rotate_half() {
     let (batch, len, heads, d) = (2, 5, 3, 8);
     let config = LlamaConfig { head_dim: d, rope_scaling: Some(llama3_scaling()), ..tiny() };
     let device = Default::default();
-    let rope = RotaryEmbedding::<Flex>::new(&config, &device);
+    let rope = RotaryEmbedding::<Flex>::new(rotary_frequencies(&config), config.max_seq_len, &device);
     let frequencies = rotary_frequencies(&config);
     let mut rng = Rng::new(0);
     let x: Vec<f32> = (0..batch * len * heads * d).map(|_| rng.truncated_normal(3.0) as f32).collect();
@@ -86,7 +87,7 @@ fn rotation_is_rotate_half() {
 #[test]
 fn angles_at_far_positions_are_rounded_to_f32() {
     let config = LlamaConfig { head_dim: 8, rope_theta: 500_000.0, ..tiny() };
-    let rope = RotaryEmbedding::<Flex>::new(&config, &Default::default());
+    let rope = RotaryEmbedding::<Flex>::new(rotary_frequencies(&config), config.max_seq_len, &Default::default());
     let frequencies = rotary_frequencies(&config);
     // Ones in the first half: the first half of the output is the cosines, the second the sines.
     let x = || Tensor::from_data(TensorData::new([[1_f32; 4], [0.0; 4]].concat(), [1, 1, 1, 8]), &Default::default());

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Parser;
 use device_select::DeviceChoice;
-use llama3::cli::Args;
 use llama3::{Error, LlamaConfig, RunConfig};
 use tempfile::TempDir;
+use train::cli::Args;
 use train::config::ConfigError;
 use train::config::{ComputeDtype, Precision};
 use train::schedule::Decay;
@@ -196,28 +196,29 @@ fn an_empty_prompt_is_quoted() {
 
 #[test]
 fn a_model_is_a_preset_with_changes_or_a_checkpoint() {
-    assert_eq!(RunConfig::default().llama().unwrap(), LlamaConfig::preset("debug").unwrap());
-    let changed = set(&["model.preset=1b", "model.num_layers=2", "model.max_seq_len=64"]).unwrap().llama().unwrap();
+    assert_eq!(RunConfig::default().dimensions().unwrap(), LlamaConfig::preset("debug").unwrap());
+    let changed =
+        set(&["model.preset=1b", "model.num_layers=2", "model.max_seq_len=64"]).unwrap().dimensions().unwrap();
     let expected = LlamaConfig { num_layers: 2, max_seq_len: 64, ..LlamaConfig::preset("1b").unwrap() };
     assert_eq!(changed, expected);
     let scaled = set(&[
         "model.rope_scaling={factor = 8, low_freq_factor = 1, high_freq_factor = 4, original_max_position_embeddings = 8192}",
     ]);
-    assert_eq!(scaled.unwrap().llama().unwrap().rope_scaling, Some(llama3_scaling()));
-    let mixture = set(&["model.moe={ num_experts = 4, num_experts_per_tok = 2 }"]).unwrap().llama().unwrap();
+    assert_eq!(scaled.unwrap().dimensions().unwrap().rope_scaling, Some(llama3_scaling()));
+    let mixture = set(&["model.moe={ num_experts = 4, num_experts_per_tok = 2 }"]).unwrap().dimensions().unwrap();
     assert_eq!(mixture, LlamaConfig { moe: tiny_moe().moe, ..LlamaConfig::preset("debug").unwrap() });
     assert!(matches!(set(&["model.moe={ experts = 4 }"]), Err(Error::Config(ConfigError::Parse { .. }))));
-    assert!(matches!(set(&["model.num_heads=5"]).unwrap().llama(), Err(Error::ModelConfig { .. })));
-    assert!(matches!(set(&["model.preset=9b"]).unwrap().llama(), Err(Error::UnknownPreset { .. })));
+    assert!(matches!(set(&["model.num_heads=5"]).unwrap().dimensions(), Err(Error::ModelConfig { .. })));
+    assert!(matches!(set(&["model.preset=9b"]).unwrap().dimensions(), Err(Error::UnknownPreset { .. })));
 
     let dir = tempfile::tempdir().unwrap();
     write_json(&dir.path().join("config.json"), &hf_json(&tiny()));
     let path = format!("model.hf_path={:?}", dir.path());
-    assert_eq!(set(&[&path]).unwrap().llama().unwrap(), tiny());
+    assert_eq!(set(&[&path]).unwrap().dimensions().unwrap(), tiny());
     for other in ["model.preset=debug", "model.num_layers=1"] {
         let config = set(&[&path, other]).unwrap();
         assert!(
-            matches!(config.llama(), Err(Error::Config(ConfigError::Value { key: "model.hf_path", .. }))),
+            matches!(config.dimensions(), Err(Error::Config(ConfigError::Value { key: "model.hf_path", .. }))),
             "{other}"
         );
     }
@@ -225,7 +226,7 @@ fn a_model_is_a_preset_with_changes_or_a_checkpoint() {
     let load = |text: &str, settings: &[&str]| {
         let (_dir, path) = file(text);
         let settings: Vec<_> = settings.iter().map(|s| s.to_string()).collect();
-        RunConfig::load(Some(&path), &settings).unwrap().llama()
+        RunConfig::load(Some(&path), &settings).unwrap().dimensions()
     };
     assert_eq!(load("[model]\npreset = 'debug'", &[&path]).unwrap(), tiny());
     for (text, settings) in [
@@ -285,7 +286,7 @@ fn every_config_file_describes_a_run() {
         files += 1;
         let config = RunConfig::load(Some(&path), &[]).unwrap();
         config.validate().unwrap();
-        let dims = config.llama().unwrap();
+        let dims = config.dimensions().unwrap();
         let name = path.file_stem().unwrap().to_str().unwrap();
         assert_eq!(name, format!("llama3_{}", config.model.preset.as_deref().unwrap()));
         assert!(config.training.seq_len <= dims.max_seq_len, "{name}");
@@ -303,6 +304,6 @@ fn every_config_file_describes_a_run() {
     let tied = LlamaConfig { tie_word_embeddings: true, ..tiny() };
     write_json(&dir.path().join("config.json"), &hf_json(&tied));
     let config = RunConfig::load(Some(&debug), &[format!("model.hf_path={:?}", dir.path())]).unwrap();
-    assert_eq!(config.llama().unwrap(), tied);
+    assert_eq!(config.dimensions().unwrap(), tied);
     assert!(config.float8(&tied).filter_fqns.is_empty());
 }

@@ -1,10 +1,10 @@
 //! Whole runs on small text: losses fall and repeat, precisions agree, GEMMs are counted, bad runs are refused.
 
-use llama3::trainer::Outcome;
 use llama3::{Error, LlamaConfig, RunConfig};
 use train::DataError;
 use train::TrainError;
 use train::config::ConfigError;
+use train::job::Outcome;
 use train::{ProgressLine, TensorFilesError, Tokenizer};
 
 use crate::common::{

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use llama3::Error;
-use llama3::trainer::Outcome;
 use train::TrainError;
+use train::job::Outcome;
 use train::metrics::{METRICS_FILE, Record, read_metrics};
 
 use crate::common::{run, run_config as config, text};

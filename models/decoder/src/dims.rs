@@ -1,0 +1,193 @@
+//! [`Dimensions`]: the sizes of a decoder-only transformer, and what may be said about them without building one.
+
+use train::{JobError, ModelSize};
+
+/// The sizes of a decoder-only transformer with grouped-query attention and a SwiGLU, or a mixture of these, in each layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dimensions {
+    /// Tokens in the vocabulary, V.
+    pub vocab_size: usize,
+    /// Width of the residual stream, H.
+    pub hidden_size: usize,
+    /// Width of the SwiGLU, or of that of one expert.
+    pub intermediate_size: usize,
+    /// Decoder layers.
+    pub num_layers: usize,
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key and value heads; each serves `num_heads / num_kv_heads` query heads.
+    pub num_kv_heads: usize,
+    /// Width of one head; even. Need not be `hidden_size / num_heads`.
+    pub head_dim: usize,
+    /// Added to the mean square in RMSNorm.
+    pub rms_norm_eps: f64,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// Positions for which the rotary tables are built ahead; longer sequences work and build theirs on the fly.
+    pub max_seq_len: usize,
+    /// The output layer is the transposed embedding.
+    pub tie_word_embeddings: bool,
+    /// Each head of the queries and keys passes an RMSNorm before it is rotated.
+    pub qk_norm: bool,
+    /// Experts in each layer, and experts that each token is sent to; none in a dense model.
+    pub experts: Option<[usize; 2]>,
+}
+
+/// Elements of one tensor at most: 4 TiB in f32.
+const MAX_TENSOR: u128 = 1 << 40;
+/// Parameters at most, ten times the largest Llama 3.
+const MAX_PARAMS: u128 = 1 << 42;
+/// Layers at most.
+const MAX_LAYERS: usize = 10_000;
+
+impl Dimensions {
+    /// Checks every field, and that the model is of a size that can be: no tensor of more than 2^40 elements, at
+    /// most 2^42 parameters in 10 000 layers.
+    ///
+    /// # Errors
+    /// [`JobError::ModelConfig`] naming the first field that cannot be.
+    pub fn validate(&self) -> Result<(), JobError> {
+        for (field, value) in [
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_layers", self.num_layers),
+            ("num_heads", self.num_heads),
+            ("num_kv_heads", self.num_kv_heads),
+            ("head_dim", self.head_dim),
+            ("max_seq_len", self.max_seq_len),
+        ] {
+            if value == 0 {
+                return Err(refused(field, value, "must be at least 1"));
+            }
+        }
+        if !self.num_heads.is_multiple_of(self.num_kv_heads) {
+            let reason = format!("must divide num_heads = {}", self.num_heads);
+            return Err(refused("num_kv_heads", self.num_kv_heads, reason));
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            let reason = "must be even: RoPE rotates pairs";
+            return Err(refused("head_dim", self.head_dim, reason));
+        }
+        self.validate_size()?;
+        positive("rms_norm_eps", self.rms_norm_eps)?;
+        positive("rope_theta", self.rope_theta)
+    }
+
+    /// So that no later product overflows. `num_kv_heads` divides `num_heads`, so k and v are no larger than q.
+    fn validate_size(&self) -> Result<(), JobError> {
+        let vocab = ("vocab_size", self.vocab_size);
+        let hidden = ("hidden_size", self.hidden_size);
+        let intermediate = ("intermediate_size", self.intermediate_size);
+        let heads = ("num_heads", self.num_heads);
+        let head_dim = ("head_dim", self.head_dim);
+        let positions = ("max_seq_len", self.max_seq_len);
+        let experts = self.experts.map(|[count, _]| ("moe.num_experts", count));
+        let gate: Vec<_> = experts.into_iter().chain([hidden, intermediate]).collect();
+        for (tensor, factors) in [
+            ("the embedding", &[vocab, hidden][..]),
+            ("gate_proj", &gate),
+            ("q_proj", &[hidden, heads, head_dim]),
+            ("the rotary table", &[positions, head_dim]),
+        ] {
+            let elements = factors.iter().try_fold(1_u128, |product, &(_, size)| product.checked_mul(size as u128));
+            if elements.is_none_or(|elements| elements > MAX_TENSOR) {
+                let &(field, value) = factors.iter().max_by_key(|(_, size)| size).unwrap_or(&hidden);
+                let sizes: Vec<_> = factors.iter().map(|(_, size)| size.to_string()).collect();
+                let reason = format!("{tensor} would have {} elements, more than 2^40", sizes.join(" · "));
+                return Err(refused(field, value, reason));
+            }
+        }
+        if self.num_layers > MAX_LAYERS {
+            return Err(refused("num_layers", self.num_layers, format!("must be at most {MAX_LAYERS}")));
+        }
+        // At most 9 · 2^40 per layer: no overflow in 128 bits.
+        let params = self.count_params();
+        if params > MAX_PARAMS.min(usize::MAX as u128) {
+            let embedding = self.vocab_size as u128 * self.hidden_size as u128;
+            let (field, value) = if params > 4 * embedding { ("num_layers", self.num_layers) } else { vocab };
+            return Err(refused(field, value, format!("the model would have {params} parameters, more than 2^42")));
+        }
+        Ok(())
+    }
+
+    /// Parameters of the model; a tied embedding counts once. Exact after [`validate`](Self::validate).
+    pub fn num_params(&self) -> usize {
+        self.count_params() as usize
+    }
+
+    fn count_params(&self) -> u128 {
+        let experts = self.experts.map_or(1, |[count, _]| count);
+        self.count_matmul_params(experts).saturating_add(self.count_look_up())
+    }
+
+    /// Parameters that serve a token: all of them, but of a mixture only the experts that the token is sent to. Exact
+    /// after [`validate`](Self::validate).
+    pub fn num_active_params(&self) -> usize {
+        self.num_matmul_params().saturating_add(self.count_look_up() as usize)
+    }
+
+    /// Parameters that a token is looked up in: none where the embedding is the output layer.
+    fn count_look_up(&self) -> u128 {
+        if self.tie_word_embeddings { 0 } else { self.vocab_size as u128 * self.hidden_size as u128 }
+    }
+
+    /// Parameters that a token is multiplied with: all that serve it but the embedding's look-up. A tied embedding
+    /// counts, as the output layer. Exact after [`validate`](Self::validate).
+    pub fn num_matmul_params(&self) -> usize {
+        self.count_matmul_params(self.experts.map_or(1, |[_, per_token]| per_token)) as usize
+    }
+
+    /// With this many SwiGLUs in a layer.
+    fn count_matmul_params(&self, experts: usize) -> u128 {
+        let wide = |size: usize| size as u128;
+        let h = wide(self.hidden_size);
+        // h (2 q + 2 kv) for attention, 3 h · intermediate for a SwiGLU, h · experts for the router, 2 h for the norms.
+        let heads = wide(self.num_heads).saturating_add(wide(self.num_kv_heads));
+        let attention = heads.saturating_mul(wide(self.head_dim)).saturating_mul(2);
+        let router = self.experts.map_or(0, |[count, _]| wide(count));
+        let mlp = (3 * wide(self.intermediate_size)).saturating_mul(wide(experts)).saturating_add(router);
+        let per_row = attention.saturating_add(mlp).saturating_add(2);
+        let head_norms = if self.qk_norm { 2 * wide(self.head_dim) } else { 0 };
+        let layers = wide(self.num_layers);
+        let outside = h.saturating_mul(1 + wide(self.vocab_size));
+        h.saturating_mul(per_row.saturating_mul(layers)).saturating_add(head_norms * layers).saturating_add(outside)
+    }
+
+    /// Floating-point operations of one training token (forward and backward) in sequences of `seq_len`:
+    /// `6·N + 12·L·heads·head_dim·T` with N from [`num_matmul_params`](Self::num_matmul_params), which is the
+    /// formula of torchtitan's `tflops` and `mfu` (PaLM, arXiv 2204.02311, appendix B).
+    pub fn flops_per_token(&self, seq_len: usize) -> f64 {
+        let sizes = [12, self.num_layers, self.num_heads, self.head_dim, seq_len];
+        let attention: f64 = sizes.iter().map(|&size| size as f64).product();
+        6.0 * self.num_matmul_params() as f64 + attention
+    }
+
+    /// How large the model is.
+    pub fn size(&self) -> ModelSize {
+        ModelSize {
+            vocab_size: self.vocab_size,
+            hidden_size: self.hidden_size,
+            max_seq_len: self.max_seq_len,
+            tie_word_embeddings: self.tie_word_embeddings,
+            num_params: self.num_params(),
+            num_active_params: self.num_active_params(),
+        }
+    }
+}
+
+/// Refuses a field that is not a positive, finite number.
+///
+/// # Errors
+/// [`JobJobError::ModelConfig`].
+pub fn positive(field: &'static str, value: f64) -> Result<(), JobError> {
+    if value > 0.0 && value.is_finite() {
+        return Ok(());
+    }
+    Err(refused(field, value, "must be positive and finite"))
+}
+
+/// The error of a field.
+pub fn refused(field: &'static str, value: impl ToString, reason: impl Into<String>) -> JobError {
+    JobError::ModelConfig { field, value: value.to_string(), reason: reason.into() }
+}

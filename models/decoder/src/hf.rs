@@ -1,0 +1,159 @@
+//! The keys of Hugging Face's `config.json` that decoder-only transformers share, and their tensors.
+//!
+//! Rotary frequencies are read in the `rope_theta` + `rope_scaling` form and the newer `rope_parameters` form, and written in the
+//! former, which every version of transformers reads.
+
+use serde_json::{Value, json};
+use train::JobError;
+use train::hf::HfReader;
+
+use crate::dims::Dimensions;
+
+/// What transformers takes for keys that a kind of model leaves out of its `config.json`.
+#[derive(Clone, Copy, Debug)]
+pub struct Defaults {
+    /// Tokens in the vocabulary.
+    pub vocab_size: usize,
+    /// Width of the SwiGLU.
+    pub intermediate_size: usize,
+    /// Key and value heads; if none, as many as query heads.
+    pub num_kv_heads: Option<usize>,
+    /// Width of one head; if none, `hidden_size / num_attention_heads`.
+    pub head_dim: Option<usize>,
+    /// Positions.
+    pub max_seq_len: usize,
+}
+
+/// Rotary frequencies that are scaled.
+#[derive(Clone, Copy, Debug)]
+pub struct ScaledRope<'a> {
+    /// The key that names the kind.
+    pub key: &'static str,
+    /// The kind.
+    pub kind: &'a str,
+    /// The object that says how.
+    pub json: HfReader<'a>,
+}
+
+/// The sizes of a dense model of this `model_type` whose linears have no bias, and how its rotary frequencies are scaled, if they are.
+///
+/// # Errors
+/// [`JobError::HfMissingKey`], [`JobError::HfUnsupported`] for another type, another activation, biases and quantized weights.
+pub fn read<'a>(
+    json: &HfReader<'a>,
+    model_type: &str,
+    defaults: &Defaults,
+) -> Result<(Dimensions, Option<ScaledRope<'a>>), JobError> {
+    if json.string("model_type")?.is_none() {
+        return Err(json.missing("model_type"));
+    }
+    json.only("model_type", model_type, &format!("only {model_type} is"))?;
+    json.only("hidden_act", "silu", "only silu is")?;
+    for key in ["attention_bias", "mlp_bias"] {
+        if json.boolean(key)?.unwrap_or(false) {
+            return Err(json.unsupported(key, "linears have no bias"));
+        }
+    }
+    if json.get("quantization_config").is_some() {
+        return Err(json.unsupported("quantization_config", "only F32, F16 and BF16 weights are read"));
+    }
+    let hidden_size = json.integer("hidden_size")?.unwrap_or(4096);
+    let num_heads = json.integer("num_attention_heads")?.unwrap_or(32);
+    let head_dim = json.integer("head_dim")?.or(defaults.head_dim);
+    let (rope_theta, scaled) = rope(json)?;
+    let dims = Dimensions {
+        vocab_size: json.integer("vocab_size")?.unwrap_or(defaults.vocab_size),
+        hidden_size,
+        intermediate_size: json.integer("intermediate_size")?.unwrap_or(defaults.intermediate_size),
+        num_layers: json.integer("num_hidden_layers")?.unwrap_or(32),
+        num_heads,
+        num_kv_heads: json.integer("num_key_value_heads")?.or(defaults.num_kv_heads).unwrap_or(num_heads),
+        head_dim: head_dim.unwrap_or_else(|| hidden_size.checked_div(num_heads).unwrap_or(0)),
+        rms_norm_eps: json.number("rms_norm_eps")?.unwrap_or(1e-6),
+        rope_theta,
+        max_seq_len: json.integer("max_position_embeddings")?.unwrap_or(defaults.max_seq_len),
+        tie_word_embeddings: json.boolean("tie_word_embeddings")?.unwrap_or(false),
+        qk_norm: false,
+        experts: None,
+    };
+    Ok((dims, scaled))
+}
+
+/// theta and scaling. `rope_parameters` holds both; before it, `rope_theta` stood beside `rope_scaling`.
+fn rope<'a>(json: &HfReader<'a>) -> Result<(f64, Option<ScaledRope<'a>>), JobError> {
+    const DEFAULT_THETA: f64 = 10_000.0;
+    let outer_theta = json.number("rope_theta")?;
+    whole_heads(json)?;
+    let inner = match json.object("rope_parameters", "rope_parameters.")? {
+        Some(inner) => Some(inner),
+        None => json.object("rope_scaling", "rope_scaling.")?,
+    };
+    let Some(inner) = inner else { return Ok((outer_theta.unwrap_or(DEFAULT_THETA), None)) };
+    let theta = inner.number("rope_theta")?.or(outer_theta).unwrap_or(DEFAULT_THETA);
+    whole_heads(&inner)?;
+    // `type` is the older name of `rope_type`.
+    let key = if inner.get("rope_type").is_some() { "rope_type" } else { "type" };
+    let kind = inner.string(key)?.filter(|kind| *kind != "default");
+    Ok((theta, kind.map(|kind| ScaledRope { key, kind, json: inner })))
+}
+
+/// `partial_rotary_factor` stands beside `rope_theta`, in either form.
+fn whole_heads(json: &HfReader<'_>) -> Result<(), JobError> {
+    let key = "partial_rotary_factor";
+    match json.number(key)? {
+        None | Some(1.0) => Ok(()),
+        Some(_) => Err(json.unsupported(key, "all of a head is rotated")),
+    }
+}
+
+/// The keys that say what a dense model is; `rope_scaling` is null.
+pub fn write(dims: &Dimensions, model_type: &str, architecture: &str) -> Vec<(&'static str, Value)> {
+    vec![
+        ("architectures", json!([architecture])),
+        ("model_type", json!(model_type)),
+        ("hidden_act", json!("silu")),
+        ("attention_bias", json!(false)),
+        ("vocab_size", json!(dims.vocab_size)),
+        ("hidden_size", json!(dims.hidden_size)),
+        ("intermediate_size", json!(dims.intermediate_size)),
+        ("num_hidden_layers", json!(dims.num_layers)),
+        ("num_attention_heads", json!(dims.num_heads)),
+        ("num_key_value_heads", json!(dims.num_kv_heads)),
+        ("head_dim", json!(dims.head_dim)),
+        ("rms_norm_eps", json!(dims.rms_norm_eps)),
+        ("rope_theta", json!(dims.rope_theta)),
+        ("rope_scaling", Value::Null),
+        ("max_position_embeddings", json!(dims.max_seq_len)),
+        ("tie_word_embeddings", json!(dims.tie_word_embeddings)),
+    ]
+}
+
+impl Dimensions {
+    /// The tensors of a dense model, by path in the module tree, in the shapes of Hugging Face's files.
+    pub fn hf_tensors(&self) -> Vec<(String, Vec<usize>)> {
+        let Self { vocab_size, hidden_size: h, intermediate_size, head_dim, .. } = *self;
+        let (q, kv) = (self.num_heads * head_dim, self.num_kv_heads * head_dim);
+        let mut tensors = vec![("embed_tokens.weight".to_string(), vec![vocab_size, h])];
+        for layer in 0..self.num_layers {
+            let mut add = |name, shape| tensors.push((format!("layers.{layer}.{name}"), shape));
+            add("input_layernorm.gamma", vec![h]);
+            add("self_attn.q_proj.weight", vec![q, h]);
+            add("self_attn.k_proj.weight", vec![kv, h]);
+            add("self_attn.v_proj.weight", vec![kv, h]);
+            add("self_attn.o_proj.weight", vec![h, q]);
+            if self.qk_norm {
+                add("self_attn.q_norm.gamma", vec![head_dim]);
+                add("self_attn.k_norm.gamma", vec![head_dim]);
+            }
+            add("post_attention_layernorm.gamma", vec![h]);
+            add("mlp.gate_proj.weight", vec![intermediate_size, h]);
+            add("mlp.up_proj.weight", vec![intermediate_size, h]);
+            add("mlp.down_proj.weight", vec![h, intermediate_size]);
+        }
+        tensors.push(("norm.gamma".into(), vec![h]));
+        if !self.tie_word_embeddings {
+            tensors.push(("lm_head.weight".into(), vec![vocab_size, h]));
+        }
+        tensors
+    }
+}

@@ -1,0 +1,24 @@
+//! What decoder-only transformers share, in Hugging Face's names: a model is its layers and [`Parts`], which runs them.
+//!
+//! ```text
+//! h ← embed(tokens)
+//! h ← layer(h)                       per layer
+//! logits = lm_head(rmsnorm(h))
+//! ```
+//! Hidden states are `[B·T, H]` matrices in the compute dtype; norms, softmax, logits and the loss are in f32.
+
+pub mod attention;
+mod dims;
+mod forward;
+pub mod hf;
+mod linear;
+mod mlp;
+mod norm;
+pub mod rope;
+
+pub use attention::{Attention, KvCache, LayerCache, Positions};
+pub use dims::{Dimensions, positive, refused};
+pub use forward::{Layer, Parts};
+pub use linear::{INITIALIZER, linear};
+pub use mlp::Mlp;
+pub use norm::{norm, rms_norm};

@@ -1,0 +1,92 @@
+//! Rotary position embedding in Hugging Face's rotate-half layout.
+//!
+//! ```text
+//! f_i        = theta^(-2i / head_dim)                                    i in 0..head_dim/2
+//! y_i        = x_i · cos(t f_i) - x_{i+half} · sin(t f_i)                t = position
+//! y_{i+half} = x_{i+half} · cos(t f_i) + x_i · sin(t f_i)
+//! ```
+//! Burn's `RotaryEncoding` pairs the neighbours `2i` and `2i + 1` instead, which is Meta's own layout: with it the
+//! rows of every `q_proj` and `k_proj` would have to be permuted when a Hugging Face checkpoint is loaded and saved.
+
+use std::ops::Range;
+
+use burn::module::Module;
+use burn::tensor::backend::Backend;
+use burn::tensor::{DType, Tensor, TensorData};
+
+/// Positions for which tables are built ahead at most: a checkpoint's `config.json` may say any number.
+const MAX_AHEAD: usize = 1 << 17;
+
+/// The angles per position of one model: cos and sin tables in f32, shared by all layers.
+#[derive(Module, Debug)]
+pub struct RotaryEmbedding<B: Backend> {
+    /// `[max_seq_len, head_dim / 2]`.
+    cos: Tensor<B, 2>,
+    /// `[max_seq_len, head_dim / 2]`.
+    sin: Tensor<B, 2>,
+    #[module(skip)]
+    frequencies: Vec<f32>,
+}
+
+/// cos and sin for the positions of one forward pass, each `[1, T · head_dim / 2]`.
+#[derive(Clone, Debug)]
+pub struct RotaryTables<B: Backend> {
+    cos: Tensor<B, 2>,
+    sin: Tensor<B, 2>,
+}
+
+/// The rotary frequencies of heads `head_dim` wide, `theta^(-2i / head_dim)`, each changed by `scale`: `head_dim / 2` values, fastest
+/// first, in radians per position.
+pub fn frequencies(theta: f64, head_dim: usize, scale: impl Fn(f64) -> f64) -> Vec<f32> {
+    (0..head_dim / 2).map(|i| scale(theta.powf(-(2.0 * i as f64) / head_dim as f64)) as f32).collect()
+}
+
+impl<B: Backend> RotaryEmbedding<B> {
+    /// Builds the tables for positions `0..max_seq_len`, or the first 131,072 of them.
+    pub fn new(frequencies: Vec<f32>, max_seq_len: usize, device: &B::Device) -> Self {
+        let [cos, sin] = tables(&frequencies, 0..max_seq_len.min(MAX_AHEAD), device);
+        Self { cos, sin, frequencies }
+    }
+
+    /// cos and sin for `positions`; past the tables they are computed anew.
+    pub fn at(&self, positions: Range<usize>) -> RotaryTables<B> {
+        let [max, half] = self.cos.dims();
+        let len = positions.len();
+        let [cos, sin] = if positions.end <= max {
+            [&self.cos, &self.sin].map(|table| table.clone().slice([positions.clone(), 0..half]))
+        } else {
+            tables(&self.frequencies, positions, &self.cos.device())
+        };
+        let [cos, sin] = [cos, sin].map(|table| table.reshape([1, len * half]));
+        RotaryTables { cos, sin }
+    }
+}
+
+impl<B: Backend> RotaryTables<B> {
+    /// Rotates every head of `x`, `[B, T, heads, head_dim]`, in f32; returns f32, `[B, heads, T, head_dim]`.
+    pub fn rotate(&self, x: Tensor<B, 4>) -> Tensor<B, 4> {
+        let [batch, len, heads, head_dim] = x.dims();
+        let (rows, half) = (batch * heads, head_dim / 2);
+        // Halves outermost and heads before positions: one copy, after which each half is a matrix with one row per
+        // head, and the tables are a row that all share.
+        let x = x.cast(DType::F32).reshape([batch, len, heads, 2, half]).permute([3, 0, 2, 1, 4]);
+        let x = x.reshape([2 * rows, len * half]);
+        let first = x.clone().narrow(0, 0, rows);
+        let second = x.narrow(0, rows, rows);
+        let y1 = first.clone() * self.cos.clone() - second.clone() * self.sin.clone();
+        let y2 = second * self.cos.clone() + first * self.sin.clone();
+        Tensor::cat([y1, y2].map(|y| y.reshape([batch, heads, len, half])).to_vec(), 3)
+    }
+}
+
+/// `[cos, sin]`, each `[positions, frequencies]`.
+fn tables<B: Backend>(frequencies: &[f32], positions: Range<usize>, device: &B::Device) -> [Tensor<B, 2>; 2] {
+    let shape = [positions.len(), frequencies.len()];
+    // The product is rounded to f32, as it was when the published weights were trained; cos and sin are then exact
+    // to f32, which a GPU's own are not for large angles.
+    let angles: Vec<f64> = positions.flat_map(|t| frequencies.iter().map(move |f| f64::from(t as f32 * f))).collect();
+    [f64::cos, f64::sin].map(|function| {
+        let values: Vec<f32> = angles.iter().map(|&angle| function(angle) as f32).collect();
+        Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
+    })
+}

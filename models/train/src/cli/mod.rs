@@ -1,0 +1,182 @@
+//! The command lines of a model's program and of its example, for every [`TrainableModel`].
+
+mod cache;
+mod flags;
+mod model;
+mod plot;
+mod tokenize;
+
+use std::io::Write;
+use std::num::NonZero;
+use std::path::PathBuf;
+
+use burn_float8::Recipe;
+pub use cache::CacheArgs;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{CommandFactory, FromArgMatches, Parser};
+use device_select::DeviceChoice;
+pub use flags::RunFlags;
+pub use model::{EvalArgs, ExportArgs, GenerateArgs, ModelArgs, PrecisionArgs, ResumeArgs};
+pub use plot::PlotArgs;
+pub use tokenize::TokenizeArgs;
+
+use crate::JobError;
+use crate::config::{ConfigError, Precision, Setting};
+use crate::job::{Job, RunConfig, Start};
+use crate::model::{ModelSection, TrainableModel};
+
+/// Parses the arguments of a model's program, whose help begins with its title.
+pub fn parse<A: TrainableModel>() -> Command {
+    let command = Command::command().name(A::NAME).about(A::TITLE);
+    Command::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
+}
+
+/// Parses the arguments of a model's example, whose name is given.
+pub fn parse_example<A: TrainableModel>(name: &'static str) -> Args {
+    let command = Args::command().name(name).about(format!(
+        "{} Trains from a preset or a Hugging Face checkpoint.\n\nLater wins: defaults, --config, --set in order, the other flags. docs/config.md lists every key.", A::TITLE));
+    Args::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
+}
+
+/// What a model's program does.
+#[derive(Clone, Debug, Parser)]
+#[command(version)]
+pub enum Command {
+    /// Train a preset or a Hugging Face checkpoint on text, JSON Lines, Parquet or tokens.
+    Train(Args),
+    /// Go on with a run that was stopped, from its newest checkpoint.
+    Resume(ResumeArgs),
+    /// Print the held-out loss of a run's checkpoint, or of a Hugging Face checkpoint.
+    Eval(EvalArgs),
+    /// Continue a text.
+    Generate(GenerateArgs),
+    /// Write a run's checkpoint as a Hugging Face checkpoint.
+    Export(ExportArgs),
+    /// Print an array of token ids for each JSON string of a file, one a line.
+    Tokenize(TokenizeArgs),
+    /// List the tokens that are kept for later runs, or remove some.
+    Cache(CacheArgs),
+    /// Draw the losses, throughput, gradient norms and FP8 health of runs, from their metrics.jsonl.
+    Plot(PlotArgs),
+}
+
+impl Command {
+    /// Whether it is one that several processes may do together.
+    pub fn trains(&self) -> bool {
+        matches!(self, Self::Train(_) | Self::Resume(_))
+    }
+
+    /// On how many processes of this machine it is to be done, if that was said.
+    pub fn nproc(&self) -> Option<NonZero<usize>> {
+        match self {
+            Self::Train(args) => args.flags.nproc,
+            Self::Resume(args) => args.flags.nproc,
+            _ => None,
+        }
+    }
+
+    /// What is to be done with a model; none if the command needs none or only prints, which has been done then.
+    ///
+    /// # Errors
+    /// Any [`JobError`] of arguments, configurations and checkpoints.
+    pub fn job<A: TrainableModel>(&self, out: &mut dyn Write) -> Result<Option<Job<A>>, JobError> {
+        match self {
+            Self::Train(args) => args.job(out),
+            Self::Resume(args) => args.job(out),
+            Self::Eval(args) => args.job().map(Some),
+            Self::Generate(args) => args.job().map(Some),
+            Self::Export(args) => args.job().map(Some),
+            Self::Tokenize(args) => args.run(out).map(|()| None),
+            Self::Cache(args) => args.run(out).map(|()| None),
+            Self::Plot(args) => args.run(out).map(|()| None),
+        }
+    }
+}
+
+/// Train with FP8 linears, from a preset or a Hugging Face checkpoint.
+///
+/// Later wins: defaults, --config, --set in order, the other flags. docs/config.md lists every key.
+#[derive(Clone, Debug, Default, Parser)]
+pub struct Args {
+    /// auto, cuda, wgpu or cpu; auto takes CUDA, else a hardware wgpu adapter, else the CPU.
+    #[arg(long)]
+    pub device: Option<DeviceChoice>,
+    /// Precision of linears.
+    #[arg(long, value_enum)]
+    pub precision: Option<Precision>,
+    /// How FP8 operands are scaled.
+    #[arg(long, value_parser = recipe())]
+    pub recipe: Option<Recipe>,
+    /// TOML file; configs/ has examples.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Override a key of the config; repeatable.
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
+    pub set: Vec<String>,
+    /// File or folder to train on instead of the local Cargo registry: text, JSON Lines of texts or conversations, Parquet, or tokens;
+    /// repeatable.
+    #[arg(long, value_name = "PATH")]
+    pub data: Vec<PathBuf>,
+    /// Folder to save checkpoints in, which `llama3 resume` goes on from.
+    #[arg(long, value_name = "FOLDER")]
+    pub checkpoints: Option<PathBuf>,
+    /// Decides weights, batches and sample.
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// How long, and what is said about it.
+    #[command(flatten)]
+    pub flags: RunFlags,
+}
+
+/// Recipes by name.
+fn recipe() -> impl TypedValueParser<Value = Recipe> {
+    let parse = |name: String| {
+        Recipe::ALL.into_iter().find(|recipe| recipe.to_string() == name).ok_or("not one of the possible values")
+    };
+    PossibleValuesParser::new(Recipe::ALL.map(|recipe| recipe.to_string())).try_map(parse)
+}
+
+impl Args {
+    /// The run that these arguments ask for; none if they ask for its configuration, which has been printed then.
+    ///
+    /// # Errors
+    /// The errors of [`run_config`](Self::run_config).
+    pub fn job<A: TrainableModel>(&self, out: &mut dyn Write) -> Result<Option<Job<A>>, JobError> {
+        let config = self.run_config()?;
+        if self.flags.print(&config, out)? {
+            return Ok(None);
+        }
+        let start = Start { listens: true, ..Start::default() };
+        Ok(Some(Job { config, start, task: self.flags.task() }))
+    }
+
+    /// The run that these arguments ask for, validated.
+    ///
+    /// # Errors
+    /// The errors of [`RunConfig::load`] and [`RunConfig::validate`].
+    pub fn run_config<S: ModelSection>(&self) -> Result<RunConfig<S>, JobError> {
+        let mut settings: Vec<_> = self.set.iter().map(Setting::new).collect();
+        // The recipe decides what the file's other keys of [float8] mean, so it has to be there when they are read.
+        settings.extend(
+            self.recipe
+                .map(|name| Setting { origin: format!("--recipe {name}"), setting: format!("float8.recipe={name}") }),
+        );
+        let mut config = RunConfig::load_from(self.config.as_deref(), &settings)?;
+        config.data.replace_paths(&self.data);
+        config.checkpoint.folder = self.checkpoints.clone().or(config.checkpoint.folder);
+        self.flags.apply(&mut config);
+        let training = &mut config.training;
+        training.device = self.device.unwrap_or(training.device);
+        training.precision = self.precision.unwrap_or(training.precision);
+        training.seed = self.seed.unwrap_or(training.seed);
+        // A file's recipe is no contradiction: that is how a baseline is run.
+        let recipe = settings.iter().find(|setting| setting.is_of(&["float8.recipe", "float8.recipe_name"]));
+        if let (Some(Setting { origin, .. }), Precision::F32 | Precision::Bf16) = (recipe, training.precision) {
+            let precision = format!("{:?}", training.precision).to_lowercase();
+            let reason = format!("contradicts precision {precision}, in which nothing runs in FP8");
+            return Err(ConfigError::Parse { origin: origin.clone(), reason }.into());
+        }
+        config.validate()?;
+        Ok(config)
+    }
+}

@@ -1,0 +1,307 @@
+//! Commands that take a model that is there: a run's checkpoint, or a Hugging Face checkpoint.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+use device_select::DeviceChoice;
+
+use super::RunFlags;
+use crate::JobError;
+use crate::checkpoint::{ASSETS, CONFIG, Change, CheckpointError, SavedRun, Which, changes, noted_latest, saved_steps};
+use crate::config::{Precision, Setting, require};
+use crate::hf::{ExportDtype, ExportOptions, is_bf16};
+use crate::job::{Job, RunConfig, Start, Task};
+use crate::model::{ModelSection, TrainableModel};
+
+/// A model that is there.
+#[derive(Clone, Debug, Parser)]
+pub struct ModelArgs {
+    /// Folder of a run, as checkpoint.folder names it. All commands but `resume` also take that of a Hugging Face checkpoint.
+    #[arg(value_name = "FOLDER")]
+    pub folder: PathBuf,
+    /// The run's checkpoint after so many steps instead of the newest.
+    #[arg(long, value_name = "N")]
+    pub step: Option<u64>,
+    /// The run's checkpoint with the smallest held-out loss instead of the newest.
+    #[arg(long, conflicts_with = "step")]
+    pub best: bool,
+    /// auto, cuda, wgpu or cpu.
+    #[arg(long)]
+    pub device: Option<DeviceChoice>,
+    /// Override a key of the config; repeatable.
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+impl ModelArgs {
+    fn settings(&self) -> Vec<Setting> {
+        self.set.iter().map(Setting::new).collect()
+    }
+
+    /// The run's configuration, its checkpoint if it has come to one, and a word on what is ignored of the configuration.
+    fn open_run<S: ModelSection>(&self) -> Result<(RunConfig<S>, Option<SavedRun>, Option<&'static str>), JobError> {
+        let which = match self.step {
+            Some(step) => Which::Step(step),
+            None if self.best => Which::Best,
+            None => Which::Latest,
+        };
+        let saved = match (which, saved_steps(&self.folder)?.is_empty()) {
+            (Which::Latest, true) => None,
+            _ => Some(SavedRun::open(&self.folder, which)?),
+        };
+        if let (None, Some(wanted)) = (&saved, noted_latest(&self.folder)) {
+            return Err(CheckpointError::Missing { folder: self.folder.clone(), wanted, have: vec![] }.into());
+        }
+        let (path, text) = match &saved {
+            Some(saved) => (saved.path().to_path_buf(), saved.config().to_string()),
+            None => (self.folder.clone(), read_config(&self.folder)?),
+        };
+        let (mut config, ignored) = RunConfig::from_saved(&path, &text)?;
+        config.checkpoint.folder = Some(self.folder.clone());
+        config.assets = Some(self.folder.join(ASSETS));
+        Ok((config, saved, ignored))
+    }
+
+    /// The parameters there are: of a checkpoint of a run, or a Hugging Face checkpoint.
+    fn open<S: ModelSection>(&self) -> Result<(RunConfig<S>, Start), JobError> {
+        if !self.folder.is_dir() {
+            return Err(JobError::NoFolder { folder: self.folder.clone() });
+        }
+        let is_hf = self.folder.join("config.json").exists();
+        let (mut config, saved) = match is_hf {
+            true => (self.hugging_face()?, None),
+            false => {
+                let (config, saved, _) = self.open_run()?;
+                let missing =
+                    || CheckpointError::Missing { folder: self.folder.clone(), wanted: "newest".into(), have: vec![] };
+                (config, Some(saved.ok_or_else(missing)?))
+            }
+        };
+        let assets = config.assets.take();
+        let settings = self.settings();
+        config = config.change(&settings)?;
+        config.assets = assets;
+        config.training.device = self.device.unwrap_or(config.training.device);
+        let may_widen = is_hf && !settings.iter().any(|setting| setting.is_of(&["training.precision"]));
+        Ok((config, Start { saved, may_widen, ..Start::default() }))
+    }
+
+    /// A Hugging Face checkpoint, which computes in the dtype that it has: of f16, which no run computes in, in f32.
+    fn hugging_face<S: ModelSection>(&self) -> Result<RunConfig<S>, JobError> {
+        let step = self.step.map(|step| format!("--step {step}"));
+        if let Some(flag) = step.or(self.best.then(|| "--best".into())) {
+            return Err(JobError::NotARun { folder: self.folder.clone(), flag });
+        }
+        let mut config = RunConfig { model: S::of_folder(Some(self.folder.clone()), None), ..RunConfig::default() };
+        config.training.precision = if is_bf16(&self.folder)? { Precision::Bf16 } else { Precision::F32 };
+        Ok(config)
+    }
+}
+
+/// In which precision a model that is there computes.
+#[derive(Clone, Copy, Debug, Default, Parser)]
+pub struct PrecisionArgs {
+    /// Precision of linears. If absent, a run's own; of a Hugging Face checkpoint that of its weights.
+    #[arg(long, value_enum)]
+    pub precision: Option<Precision>,
+}
+
+impl PrecisionArgs {
+    fn apply<S>(self, config: &mut RunConfig<S>, start: &mut Start) {
+        if let Some(precision) = self.precision {
+            config.training.precision = precision;
+            start.may_widen = false;
+        }
+    }
+}
+
+fn read_config(folder: &Path) -> Result<String, JobError> {
+    let path = folder.join(CONFIG);
+    crate::files::read_to_string(&path).map_err(|source| match source.kind() {
+        ErrorKind::NotFound => CheckpointError::NoRun { folder: folder.into() }.into(),
+        _ => JobError::Io { path, source },
+    })
+}
+
+/// Which run to resume, and what is to be different.
+#[derive(Clone, Debug, Parser)]
+pub struct ResumeArgs {
+    /// The run.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// TOML file to take instead of the folder's config.toml. Keys that decide what the run is must be as they were.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Where the run's data lies now; repeatable. It must be the same data.
+    #[arg(long, value_name = "PATH")]
+    pub data: Vec<PathBuf>,
+    /// How long, and what is said about it.
+    #[command(flatten)]
+    pub flags: RunFlags,
+}
+
+impl ResumeArgs {
+    pub(super) fn job<A: TrainableModel>(&self, out: &mut dyn Write) -> Result<Option<Job<A>>, JobError> {
+        let (was, saved, ignored) = self.model.open_run()?;
+        let settings = self.model.settings();
+        // What the run was last resumed with counts, also if it has not come to a checkpoint since.
+        let noted = self.model.folder.join(CONFIG);
+        let mut config = match &self.config {
+            Some(path) => RunConfig::load_from(Some(path), &settings)?,
+            None if noted.exists() => {
+                let (noted, _) = RunConfig::from_saved(&noted, &read_config(&self.model.folder)?)?;
+                noted.change(&settings)?
+            }
+            None => was.change(&settings)?,
+        };
+        config.checkpoint.folder.clone_from(&was.checkpoint.folder);
+        config.assets.clone_from(&was.assets);
+        config.data.replace_paths(&self.data);
+        config.training.device = self.model.device.unwrap_or(config.training.device);
+        self.flags.apply(&mut config);
+        config.validate()?;
+        if self.flags.print(&config, out)? {
+            return Ok(None);
+        }
+        let (steps, done) = (config.training.steps, saved.as_ref().map_or(0, SavedRun::step));
+        let is_known = steps.epochs().is_none();
+        let reason = format!("the checkpoint is of step {done}; `--step` takes an older one");
+        require("training.steps", steps, !is_known || done <= steps.get(), &reason)?;
+        let task = self.flags.task();
+        if task != Task::Train {
+            return Ok(Some(Job { config, start: Start::default(), task }));
+        }
+        if saved.is_none() {
+            writeln!(out, "no checkpoint yet: the run begins again")?;
+        } else if is_known && done == steps.get() {
+            writeln!(out, "all {steps} steps are made: `--steps` asks for more")?;
+        }
+        for Change { key, saved, now } in changes(&was, &config)? {
+            writeln!(out, "changed: {key} was {saved}, is {now}")?;
+        }
+        if let Some(ignored) = ignored {
+            writeln!(out, "ignored: {ignored}")?;
+        }
+        let start = Start { saved, is_resumed: true, listens: true, ..Start::default() };
+        Ok(Some(Job { config, start, task: Task::Train }))
+    }
+}
+
+/// What to evaluate.
+#[derive(Clone, Debug, Parser)]
+pub struct EvalArgs {
+    /// The model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// File or folder of text, all of which counts, instead of what the run has held out; repeatable.
+    #[arg(long, value_name = "PATH")]
+    pub data: Vec<PathBuf>,
+    /// In which precision.
+    #[command(flatten)]
+    pub precision: PrecisionArgs,
+}
+
+impl EvalArgs {
+    pub(super) fn job<A: TrainableModel>(&self) -> Result<Job<A>, JobError> {
+        let (mut config, mut start) = self.model.open()?;
+        if self.data.is_empty() && start.saved.is_none() && config.data.is_default() {
+            return Err(JobError::NothingToEvaluate);
+        }
+        self.precision.apply(&mut config, &mut start);
+        Ok(Job { config, start, task: Task::Evaluate { data: self.data.clone() } })
+    }
+}
+
+/// What to continue.
+#[derive(Clone, Debug, Parser)]
+pub struct GenerateArgs {
+    /// The model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// The text to continue, instead of generate.prompt.
+    #[arg(long, value_name = "TEXT")]
+    pub prompt: Option<String>,
+    /// The text is what a user says, in the model's chat template; the answer is printed.
+    #[arg(long)]
+    pub chat: bool,
+    /// Tokens to add at most, instead of generate.max_new_tokens, 100 unless the run says otherwise.
+    #[arg(long, value_name = "N")]
+    pub max_new_tokens: Option<usize>,
+    /// How freely tokens are drawn, instead of generate.temperature, 0.7 unless the run says otherwise; 0 is greedy.
+    #[arg(long, value_name = "T")]
+    pub temperature: Option<f64>,
+    /// Decides what is drawn. If absent, each call draws anew.
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// In which precision.
+    #[command(flatten)]
+    pub precision: PrecisionArgs,
+}
+
+impl GenerateArgs {
+    pub(super) fn job<A: TrainableModel>(&self) -> Result<Job<A>, JobError> {
+        let (mut config, mut start) = self.model.open()?;
+        self.precision.apply(&mut config, &mut start);
+        let is_set = self.model.settings().iter().any(|setting| setting.is_of(&["training.seed"]));
+        let RunConfig { generate, training, .. } = &mut config;
+        generate.prompt = self.prompt.clone().unwrap_or_else(|| generate.prompt.clone());
+        generate.max_new_tokens = self.max_new_tokens.unwrap_or(generate.max_new_tokens);
+        generate.temperature = self.temperature.unwrap_or(generate.temperature);
+        training.seed = match self.seed {
+            Some(seed) => seed,
+            None if is_set => training.seed,
+            // The seed of a run is that of its weights and batches: with it, every call would draw one text.
+            None => RandomState::new().build_hasher().finish() >> 1,
+        };
+        Ok(Job { config, start, task: Task::Generate { is_chat: self.chat } })
+    }
+}
+
+/// What to export, and how.
+#[derive(Clone, Debug, Parser)]
+pub struct ExportArgs {
+    /// The model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// A folder that does not exist, or is empty.
+    #[arg(value_name = "TO")]
+    pub to: PathBuf,
+    /// Dtype of the weights in the files.
+    #[arg(long, value_enum, default_value = "bf16")]
+    pub dtype: ExportDtype,
+    /// Bytes in a file at most, 5GB if absent: a number, with KB, MB, GB, KiB, MiB or GiB behind it or not. Weights that take more are
+    /// split over several.
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    pub max_shard_bytes: Option<u64>,
+}
+
+/// A number of bytes, which may have a unit.
+fn bytes(text: &str) -> Result<u64, String> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.').len();
+    let (number, unit) = text.split_at(digits);
+    let unit = match unit.trim() {
+        "" | "B" => 1.0,
+        "KB" => 1e3,
+        "MB" => 1e6,
+        "GB" => 1e9,
+        "KiB" => 1024.0,
+        "MiB" => 1024.0 * 1024.0,
+        "GiB" => 1024.0 * 1024.0 * 1024.0,
+        _ => return Err("a number of bytes is like 5000000, 5MB or 5GiB".into()),
+    };
+    let bytes = number.parse::<f64>().map_err(|error| error.to_string())? * unit;
+    if bytes >= 1.0 && bytes < u64::MAX as f64 { Ok(bytes as u64) } else { Err("must be at least 1".into()) }
+}
+
+impl ExportArgs {
+    pub(super) fn job<A: TrainableModel>(&self) -> Result<Job<A>, JobError> {
+        let (config, start) = self.model.open::<A::Section>()?;
+        let default = ExportOptions::default();
+        let max_shard_bytes = self.max_shard_bytes.unwrap_or(default.max_shard_bytes);
+        let source = config.assets.clone().or_else(|| config.model.hf_path().map(Path::to_path_buf));
+        let options = ExportOptions { dtype: self.dtype, max_shard_bytes, source, ..default };
+        Ok(Job { config, start, task: Task::Export { to: self.to.clone(), options } })
+    }
+}

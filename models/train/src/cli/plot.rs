@@ -1,0 +1,37 @@
+//! `plot`: runs to a picture.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::Parser;
+
+use crate::JobError;
+use crate::plot::{PlotPanel, PlotSource, plot};
+
+/// What to draw, and where to.
+#[derive(Clone, Debug, Parser)]
+pub struct PlotArgs {
+    /// SVG to write.
+    #[arg(long, value_name = "FILE", default_value = "plot.svg")]
+    pub out: PathBuf,
+    /// What to draw, separated by commas, instead of all.
+    #[arg(long, value_name = "PANELS", value_delimiter = ',')]
+    pub panels: Vec<PlotPanel>,
+    /// Folder with a metrics.jsonl, or such a file; NAME=PATH to call the run NAME.
+    #[arg(value_name = "RUN", required = true)]
+    pub runs: Vec<OsString>,
+}
+
+impl PlotArgs {
+    /// Writes the picture, and says so on `out`.
+    ///
+    /// # Errors
+    /// [`JobError::Plot`], [`JobError::Output`].
+    pub fn run(&self, out: &mut dyn Write) -> Result<(), JobError> {
+        let runs = self.runs.iter().map(|run| PlotSource::parse(run)).collect::<Result<Vec<_>, _>>()?;
+        plot(&runs, &self.panels, &self.out)?;
+        writeln!(out, "plotted: {}", self.out.display())?;
+        Ok(())
+    }
+}

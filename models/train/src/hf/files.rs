@@ -1,0 +1,109 @@
+//! The small files of a checkpoint's folder: its config, its tokenizer's, and what it generates with.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+
+use crate::JobError;
+
+/// The model's dimensions and more that transformers knows of it.
+pub(super) const CONFIG: &str = "config.json";
+
+/// How transformers generates with the model.
+pub(super) const GENERATION: &str = "generation_config.json";
+
+/// A tokenizer, in either format.
+const TOKENIZERS: [&str; 2] = ["tokenizer.json", "tokenizer.model"];
+
+/// Counts before those of other files.
+const CHAT_TEMPLATE: &str = "chat_template.jinja";
+
+/// The rest, of which a checkpoint has some; tokenizers first.
+const OTHERS: [&str; 10] = [
+    TOKENIZERS[0],
+    TOKENIZERS[1],
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    CHAT_TEMPLATE,
+    "chat_template.json",
+    GENERATION,
+];
+
+/// Copies what a checkpoint's folder `from` has besides weights, `config.json`, the tokenizer's files and
+/// `generation_config.json`, into the folder `to`, so that [`ExportOptions::source`](super::ExportOptions::source) can be
+/// `to` when `from` is gone. Files of these names in `to` are replaced; synced when this returns.
+///
+/// # Errors
+/// [`JobError::Io`] if `from` cannot be read, [`JobError::Write`].
+pub fn copy_assets(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), JobError> {
+    let (from, to) = (from.as_ref(), to.as_ref());
+    let full = |path: &Path| fs::canonicalize(path).map_err(|source| JobError::Io { path: path.into(), source });
+    // Onto itself, a file would be emptied first.
+    if full(from)? == full(to)? {
+        return Ok(());
+    }
+    copy_if_there(from, to, CONFIG)?;
+    copy_others(from, to)
+}
+
+/// Copies a tokenizer, a folder's or a file, and what lies beside it as in [`copy_assets`], into the folder `to`, from where
+/// [`Tokenizer::from_folder`](crate::Tokenizer::from_folder) reads it.
+///
+/// # Errors
+/// [`JobError::Io`] if it cannot be read, [`JobError::Write`].
+pub fn copy_tokenizer(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), JobError> {
+    let (from, to) = (from.as_ref(), to.as_ref());
+    if from.is_dir() {
+        return copy_others(from, to);
+    }
+    let folder = from.parent().unwrap_or(Path::new(""));
+    OTHERS[TOKENIZERS.len()..].iter().try_for_each(|name| copy_if_there(folder, to, name))?;
+    let is_json = from.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
+    copy_file(from, &to.join(if is_json { TOKENIZERS[0] } else { TOKENIZERS[1] }))
+}
+
+/// Copies `config.json` and `generation_config.json` into the folder `to`, and no tokenizer.
+///
+/// # Errors
+/// [`JobError::Io`] if `from` cannot be read, [`JobError::Write`].
+pub fn copy_config(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), JobError> {
+    [CONFIG, GENERATION].iter().try_for_each(|name| copy_if_there(from.as_ref(), to.as_ref(), name))
+}
+
+/// Copies a Jinja file into the folder `to`, as its chat template.
+///
+/// # Errors
+/// [`JobError::Io`] if it cannot be read, [`JobError::Write`].
+pub fn copy_chat_template(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), JobError> {
+    copy_file(from.as_ref(), &to.as_ref().join(CHAT_TEMPLATE))
+}
+
+/// Whether a tokenizer is in the folder.
+pub(crate) fn has_tokenizer(folder: &Path) -> bool {
+    TOKENIZERS.iter().any(|name| folder.join(name).exists())
+}
+
+/// [`copy_assets`] without `config.json`.
+pub(super) fn copy_others(from: &Path, to: &Path) -> Result<(), JobError> {
+    OTHERS.iter().try_for_each(|name| copy_if_there(from, to, name))
+}
+
+fn copy_if_there(from: &Path, to: &Path, name: &str) -> Result<(), JobError> {
+    match from.join(name) {
+        from if from.exists() => copy_file(&from, &to.join(name)),
+        _ => Ok(()),
+    }
+}
+
+fn copy_file(from: &Path, to: &Path) -> Result<(), JobError> {
+    let mut reader = crate::files::open(from).map_err(|source| JobError::Io { path: from.into(), source })?;
+    // Contents only: the files of Hugging Face's cache are read-only.
+    let copied = File::create(to).and_then(|mut writer| {
+        io::copy(&mut reader, &mut writer)?;
+        writer.sync_all()
+    });
+    copied.map_err(|source| JobError::Write { path: to.into(), source })
+}

@@ -1,0 +1,17 @@
+//! Hugging Face checkpoints, of any [`ModelConfig`](crate::ModelConfig): [`CausalLmExt::load_hf`](crate::CausalLmExt::load_hf) reads
+//! them, [`CausalLmExt::save_hf`](crate::CausalLmExt::save_hf) writes them as transformers reads them.
+
+mod check;
+mod export;
+mod files;
+mod json;
+pub mod names;
+mod weights;
+
+pub(crate) use check::{Checkpoint, RepeatedHead};
+pub(crate) use export::save;
+pub use export::{ExportDtype, ExportOptions};
+pub(crate) use files::has_tokenizer;
+pub use files::{copy_assets, copy_chat_template, copy_config, copy_tokenizer};
+pub(crate) use json::is_bf16;
+pub use json::{HfReader, read_config};

@@ -1,0 +1,25 @@
+//! Names: the one place that knows how module paths and Hugging Face's tensor names correspond.
+
+/// The Hugging Face tensor name of the parameter at `module_path`, for example
+/// `layers.0.self_attn.q_proj.weight` → `model.layers.0.self_attn.q_proj.weight`.
+///
+/// Module fields have Hugging Face's names already; what differs is the `model.` prefix of all but the output
+/// layer, and Burn's `gamma` for a norm's weight.
+pub fn hf_name(module_path: &str) -> String {
+    let name = match module_path.strip_suffix(".gamma") {
+        Some(norm) => format!("{norm}.weight"),
+        None => module_path.to_string(),
+    };
+    if name.starts_with("lm_head.") { name } else { format!("model.{name}") }
+}
+
+/// Whether the parameter at `module_path` is a linear's weight, which Burn stores `[in, out]` and Hugging Face
+/// `[out, in]`.
+pub fn is_linear(module_path: &str) -> bool {
+    module_path.ends_with("_proj.weight") || module_path == "lm_head.weight"
+}
+
+/// Tensors that old checkpoints carry and no model needs.
+pub(crate) fn is_ignored(hf_name: &str) -> bool {
+    hf_name.ends_with(".rotary_emb.inv_freq")
+}

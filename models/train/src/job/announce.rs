@@ -1,0 +1,101 @@
+//! What a run says before its steps and after them.
+
+use std::io::Write;
+
+use burn::tensor::DType;
+use device_select::SelectedDevice;
+
+use super::config::RunConfig;
+use crate::batches::{Batch, TrainBatches};
+use crate::config::TrainingSection;
+use crate::data::{DatasetSize, EpochSize};
+use crate::metrics::thousands;
+use crate::model::{ModelConfig, ModelSection, ModelSize};
+use crate::{Dataset, JobError, Tokenizer};
+
+/// What is trained, where and in which precision.
+pub(super) fn model<S: ModelSection>(
+    kind: &str,
+    config: &RunConfig<S>,
+    selected: &SelectedDevice,
+    dtype: DType,
+    dims: &S::Config,
+    tokenizer: &Tokenizer,
+    out: &mut dyn Write,
+) -> Result<(), JobError> {
+    let count = |n: usize| thousands(&n.to_string());
+    device(config, selected, dtype, out)?;
+    let from_folder = config.model.hf_path();
+    let name = from_folder.map_or_else(|| config.model.preset().to_string(), |path| path.display().to_string());
+    let ModelSize { num_params, num_active_params, .. } = dims.size();
+    write!(out, "model: {kind} {name}  parameters: {}", count(num_params))?;
+    match num_active_params < num_params {
+        true => writeln!(out, "  active: {}", count(num_active_params))?,
+        false => writeln!(out)?,
+    }
+    // Bytes are what a preset has.
+    if from_folder.is_some() || config.data.tokenizer.is_some() {
+        writeln!(out, "tokenizer: {}, {} tokens", tokenizer.format(), tokenizer.vocab_size())?;
+    }
+    Ok(())
+}
+
+/// Where something is computed and in which precision.
+pub(super) fn device<S>(
+    config: &RunConfig<S>,
+    selected: &SelectedDevice,
+    dtype: DType,
+    out: &mut dyn Write,
+) -> Result<(), JobError> {
+    let precision = format!("{:?}", config.training.precision).to_lowercase();
+    let dtype = format!("{dtype:?}").to_lowercase();
+    Ok(writeln!(out, "device: {selected}  precision: {precision}  compute dtype: {dtype}")?)
+}
+
+/// What is read, what of a folder is not, and how much there is.
+pub(super) fn files(dataset: &Dataset, out: &mut dyn Write) -> Result<(), JobError> {
+    let DatasetSize { files, train_tokens, held_out_tokens, .. } = dataset.size();
+    let [files, train, held_out] =
+        [files as u64, train_tokens, held_out_tokens].map(|count| thousands(&count.to_string()));
+    let formats: Vec<_> = dataset.formats().iter().map(|(format, count)| format!("{count} {format}")).collect();
+    write!(out, "data: {files} files ({})", formats.join(", "))?;
+    if !dataset.left_out().is_empty() {
+        write!(out, "  left out: {}", dataset.left_out())?;
+    }
+    // What a model is only judged by is all held out.
+    match train_tokens {
+        0 => writeln!(out, "  tokens: {held_out}")?,
+        _ => writeln!(out, "  tokens: {train}  held out: {held_out}")?,
+    }
+    Ok(())
+}
+
+/// What is trained on, and how much of it an epoch is.
+pub(super) fn data<S>(
+    config: &RunConfig<S>,
+    dataset: &Dataset,
+    batches: &TrainBatches,
+    ranks: usize,
+    out: &mut dyn Write,
+) -> Result<(), JobError> {
+    let count = |n: u64| thousands(&n.to_string());
+    files(dataset, out)?;
+    let EpochSize { sequences, tokens, documents, targets, cut } = batches.epoch_size();
+    let TrainingSection { batch_size, grad_accumulation, .. } = config.training;
+    let steps = sequences as f64 / (batch_size * grad_accumulation * ranks) as f64;
+    write!(out, "epoch: {} sequences, {} steps", count(sequences), thousands(&format!("{steps:.1}")))?;
+    documents.map_or(Ok(()), |documents| write!(out, "  documents: {}", count(documents)))?;
+    if let Some(targets) = targets.filter(|targets| *targets < tokens) {
+        write!(out, "  targets: {} of {} tokens", count(targets), count(tokens))?;
+    }
+    if cut > 0 {
+        write!(out, "  longer than training.seq_len, and cut: {}", count(cut))?;
+    }
+    Ok(writeln!(out)?)
+}
+
+/// The held-out loss, and of how many tokens it is.
+pub(super) fn held_out(loss: f64, batches: &[Batch], out: &mut dyn Write) -> Result<(), JobError> {
+    let tokens: usize = batches.iter().map(Batch::num_targets).sum();
+    Ok(writeln!(out, "held-out loss: {loss:.5}  ({} tokens)", thousands(&tokens.to_string()))?)
+}

@@ -1,0 +1,84 @@
+//! The memory that a model and its training take, told and compared with what there is before any of it is allocated.
+
+use std::io::Write;
+
+use burn::tensor::DType;
+use burn::tensor::backend::Backend;
+use device_select::SelectedDevice;
+use float8_shard::{Reshard, ShardConfig, ShardPlan};
+
+use super::config::RunConfig;
+use crate::JobError;
+use crate::config::{ParallelismSection, Precision};
+use crate::metrics::Memory;
+use crate::model::{CausalLm, ModelConfig, ModelSection};
+
+/// How a run shards its model.
+pub(super) fn shard_config<S>(config: &RunConfig<S>) -> ShardConfig {
+    let ParallelismSection { reshard, reduce_dtype } = config.parallelism;
+    ShardConfig { reshard, reduce_dtype }
+}
+
+/// What each of so many ranks would hold of the run of `config`; nothing of it is allocated.
+///
+/// # Errors
+/// The errors of the configuration, also of FP8 filters that no linear has.
+pub(super) fn plan<B: Backend, M: CausalLm<B>>(
+    config: &RunConfig<impl ModelSection<Config = M::Config>>,
+    dims: M::Config,
+    ranks: usize,
+    dtype: DType,
+    device: &B::Device,
+) -> Result<ShardPlan, JobError> {
+    // A tied output gathers the table once more, in its own dtype, and keeps it until backward.
+    let is_kept = config.parallelism.reshard == Reshard::AfterStep && dtype == DType::F32;
+    let size = dims.size();
+    let tied = match size.tie_word_embeddings && ranks > 1 && !is_kept {
+        true => (size.vocab_size * size.hidden_size * dtype.size()) as u64,
+        false => 0,
+    };
+    let float8 = (config.training.precision == Precision::Fp8).then(|| config.float8(&dims));
+    // Tables of positions are no parameters.
+    let model = M::new(dims.with_max_seq_len(1), device)?;
+    let plan = ShardPlan::new::<B, _>(&model, ranks, shard_config(config), float8.as_ref(), dtype)?;
+    Ok(ShardPlan { gathered: plan.gathered + tied, ..plan })
+}
+
+/// Says what training takes.
+///
+/// # Errors
+/// [`JobError::Memory`] if the machine does not have it, [`JobError::Output`].
+pub(super) fn announce(plan: &ShardPlan, selected: &SelectedDevice, out: &mut dyn Write) -> Result<(), JobError> {
+    if plan.ranks > 1 {
+        writeln!(out, "{plan}")?;
+        return check(plan.total().max(plan.whole), "a rank", selected);
+    }
+    let ShardPlan { parameters, gradients, moments, .. } = *plan;
+    let all = parameters + gradients + moments;
+    let [all_text, parameters, gradients, moments] = [all, parameters, gradients, moments].map(gib);
+    writeln!(
+        out,
+        "memory: {all_text} without activations (parameters {parameters}, gradients {gradients}, AdamW's moments {moments})"
+    )?;
+    check(all, "training", selected)
+}
+
+/// Refuses a model whose parameters the machine has no room for.
+///
+/// # Errors
+/// [`JobError::Memory`].
+pub(super) fn check_parameters<C: ModelConfig>(dims: &C, selected: &SelectedDevice) -> Result<(), JobError> {
+    check(4 * dims.size().num_params as u64, "the model", selected)
+}
+
+/// Compares with the machine's memory, if the model is to be in that: how much a GPU has, nothing here tells.
+fn check(needed: u64, what: &'static str, selected: &SelectedDevice) -> Result<(), JobError> {
+    match Memory::of_machine().filter(|_| *selected == SelectedDevice::Cpu) {
+        Some(there) if needed > there => Err(JobError::Memory { what, needed: gib(needed), there: gib(there) }),
+        _ => Ok(()),
+    }
+}
+
+fn gib(bytes: u64) -> String {
+    format!("{:.2} GiB", bytes as f64 / (1_u64 << 30) as f64)
+}

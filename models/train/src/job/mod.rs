@@ -1,0 +1,224 @@
+//! [`Job`]: what the program does with a model, on whatever backend.
+
+mod announce;
+mod config;
+mod memory;
+mod setup;
+mod text;
+mod weights;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use burn::module::AutodiffModule;
+use burn::tensor::DType;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn_float8::{Float8Stack, set_float8_enabled};
+use device_select::{DeviceChoice, SelectedDevice};
+use float8_shard::ShardBackend;
+
+pub use config::{GenerateSection, RunConfig};
+pub use setup::{Outcome, Start, finish, prepare, train};
+pub use text::Text;
+pub use weights::Weights;
+
+use crate::checkpoint::SavedRun;
+use crate::config::Precision;
+use crate::hf::ExportOptions;
+use crate::model::{CausalLm, CausalLmExt, TrainableModel};
+use crate::run::mean_loss;
+use crate::{JobError, ProgressLine};
+use setup::{compute_dtype, dimensions, sampling};
+
+/// What is to be done with a model.
+#[derive(Debug)]
+pub struct Job<A: TrainableModel> {
+    /// The configuration of the run.
+    pub config: RunConfig<A::Section>,
+    /// Its parameters; without a checkpoint, those that the run begins with.
+    pub start: Start,
+    /// What is to be done.
+    pub task: Task,
+}
+
+/// What a [`Job`] does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// Makes the steps that are left.
+    Train,
+    /// Prints what each rank would hold.
+    Plan {
+        /// How many.
+        ranks: usize,
+    },
+    /// Prints the held-out loss.
+    Evaluate {
+        /// Files and folders, of all of which the loss is; if there are none, it is that of the run.
+        data: Vec<PathBuf>,
+    },
+    /// Continues `generate.prompt` and prints it as it comes.
+    Generate {
+        /// The prompt is what a user says, and only the answer is printed.
+        is_chat: bool,
+    },
+    /// Writes the parameters in Hugging Face's format.
+    Export {
+        /// A folder that does not exist.
+        to: PathBuf,
+        /// In which form.
+        options: ExportOptions,
+    },
+}
+
+impl<A: TrainableModel> Job<A> {
+    /// The device that it asks for.
+    pub fn device(&self) -> DeviceChoice {
+        self.config.training.device
+    }
+
+    /// Does it on `device`, which is `selected`, and writes the log to `out`.
+    ///
+    /// # Errors
+    /// Any [`JobError`].
+    pub fn run<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
+        &self,
+        selected: &SelectedDevice,
+        device: &B::Device,
+        out: &mut dyn Write,
+    ) -> Result<(), JobError> {
+        match &self.task {
+            Task::Train => train::<A, B>(&self.config, &self.start, selected, device, out).map(drop),
+            Task::Plan { ranks } => self.plan::<B>(*ranks, selected, device, out),
+            Task::Evaluate { data } => self.evaluate::<B>(data, selected, device, out),
+            Task::Generate { is_chat } => self.generate::<B>(*is_chat, selected, device, out),
+            Task::Export { to, options } => self.export::<B>(to, options, selected, device, out),
+        }
+    }
+
+    fn plan<B: AutodiffBackend>(
+        &self,
+        ranks: usize,
+        selected: &SelectedDevice,
+        device: &B::Device,
+        out: &mut dyn Write,
+    ) -> Result<(), JobError> {
+        let config = &self.config;
+        let dtype = compute_dtype::<B, _>(config, selected, device)?;
+        Ok(writeln!(out, "{}", memory::plan::<B, A::Module<B>>(config, config.dimensions()?, ranks, dtype, device)?)?)
+    }
+
+    fn export<B: AutodiffBackend>(
+        &self,
+        to: &Path,
+        options: &ExportOptions,
+        selected: &SelectedDevice,
+        device: &B::Device,
+        out: &mut dyn Write,
+    ) -> Result<(), JobError> {
+        let (config, dims) = (&self.config, self.config.dimensions()?);
+        memory::check_parameters(&dims, selected)?;
+        let mut stop = vec![];
+        if let Some(template) = config.chat_template()? {
+            let text = Text { tokenizer: config.tokenizer()?, template: Some(template) };
+            stop = text.stop();
+            if stop == text.tokenizer.stop() {
+                stop.clear();
+            }
+        }
+        let progress = ProgressLine::new();
+        let model = Weights::open(config, self.saved(), dims)?.load::<B, A::Trained<B>>(device, &progress, out)?;
+        model.save_hf(to, &ExportOptions { stop, ..options.clone() })?;
+        Ok(writeln!(out, "exported: {}", to.display())?)
+    }
+
+    /// The model to evaluate, with FP8 as it was when the checkpoint was made.
+    fn model<B: AutodiffBackend + Float8Stack>(
+        &self,
+        weights: Weights<'_, A::Config>,
+        selected: &SelectedDevice,
+        device: &B::Device,
+        out: &mut dyn Write,
+    ) -> Result<A::Module<B::InnerBackend>, JobError> {
+        let RunConfig { training, float8, .. } = &self.config;
+        memory::check_parameters(weights.dims(), selected)?;
+        let dtype = self.dtype::<B>(selected, device)?;
+        let progress = ProgressLine::new();
+        let model = prepare::<A, B>(&self.config, weights, device, &progress, out)?.with_compute_dtype(dtype);
+        if let (Some(saved), Precision::Fp8) = (self.saved(), training.precision) {
+            saved.restore_float8::<B, _>(&model)?;
+            let last = saved.step().saturating_sub(1);
+            set_float8_enabled(&model, float8.is_float8(last, training.steps.get()));
+        }
+        Ok(model.valid())
+    }
+
+    /// In which dtype the model computes.
+    fn dtype<B: Backend>(&self, selected: &SelectedDevice, device: &B::Device) -> Result<DType, JobError> {
+        match compute_dtype::<B, _>(&self.config, selected, device) {
+            Err(JobError::UnsupportedDtype { .. }) if self.start.may_widen => Ok(DType::F32),
+            dtype => dtype,
+        }
+    }
+
+    fn saved(&self) -> Option<&SavedRun> {
+        self.start.saved.as_ref()
+    }
+
+    fn evaluate<B: AutodiffBackend + Float8Stack>(
+        &self,
+        paths: &[PathBuf],
+        selected: &SelectedDevice,
+        device: &B::Device,
+        out: &mut dyn Write,
+    ) -> Result<(), JobError> {
+        let config = &self.config;
+        config.validate()?;
+        let text = config.text()?;
+        let dims = dimensions(config, &text.tokenizer, Some(config.training.seq_len), None)?;
+        let weights = Weights::open(config, self.saved(), dims)?;
+        let progress = ProgressLine::new();
+        let (data, held_out) = match paths {
+            [] => {
+                let data = config.open_data(&text, &progress, out)?;
+                let held_out = config.held_out_batches(&data)?;
+                (data, held_out)
+            }
+            paths => config.open_validation(paths, &text, &progress, out)?,
+        };
+        if held_out.is_empty() {
+            return Err(JobError::NothingHeldOut);
+        }
+        announce::device(config, selected, self.dtype::<B>(selected, device)?, out)?;
+        announce::files(&data, out)?;
+        let model = self.model::<B>(weights, selected, device, out)?;
+        let loss = mean_loss(&model, &held_out, device)?;
+        announce::held_out(loss, &held_out, out)
+    }
+
+    fn generate<B: AutodiffBackend + Float8Stack>(
+        &self,
+        is_chat: bool,
+        selected: &SelectedDevice,
+        device: &B::Device,
+        out: &mut dyn Write,
+    ) -> Result<(), JobError> {
+        let config = &self.config;
+        config.validate()?;
+        let text = config.text()?;
+        let prompt = text.prompt(&config.generate.prompt, is_chat)?;
+        let dims = dimensions(config, &text.tokenizer, None, Some(prompt.len()))?;
+        let weights = Weights::open(config, self.saved(), dims)?;
+        let model = self.model::<B>(weights, selected, device, &mut std::io::sink())?;
+        if !is_chat {
+            write!(out, "{}", config.generate.prompt)?;
+        }
+        let mut printed = text.tokenizer.stream_text_after(&prompt)?;
+        let choices = text.tokenizer.num_choices();
+        let new = config.generate.max_new_tokens;
+        model.generate_each(&prompt, new, choices, &text.stop(), sampling(config), |token| {
+            write!(out, "{}", printed.push(token)?)?;
+            Ok(out.flush()?)
+        })?;
+        Ok(writeln!(out, "{}", printed.finish()?)?)
+    }
+}

@@ -1,0 +1,460 @@
+//! A run from its configuration to its end: data, model, steps, then a held-out loss, a sample and what the linears did.
+
+use std::io::Write;
+
+use burn::module::AutodiffModule;
+use burn::tensor::DType;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn_float8::{Float8Error, Float8Stack, Report, report::GemmTotals, set_default_config};
+use device_select::SelectedDevice;
+use float8_shard::{Communicator, ShardBackend, ShardError, Sharded};
+
+use super::announce;
+use super::config::RunConfig;
+use super::memory;
+use super::text::Text;
+use super::weights::Weights;
+use crate::batches::{Batch, TrainBatches};
+use crate::checkpoint::{Checkpoints, SavedRun};
+use crate::config::{ComputeDtype, ConfigError, Precision, require};
+use crate::metrics::{Metrics, StepLine};
+use crate::model::{CausalLm, CausalLmExt, ModelConfig, ModelSection, ModelSize, Sampling, TrainableModel};
+use crate::profile::Profiler;
+use crate::run::{Finished, HeldOut, verify};
+use crate::{
+    JobError, Log, ProgressLine, Ranks, Run, Signals, Steps, Tokenizer, TrainError, check_report_path, digest_of_file,
+    report_of, write_report,
+};
+
+/// What a run came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// The step lines.
+    pub steps: Vec<StepLine>,
+    /// Mean cross entropy over the held-out batches, in nats per token; none if nothing is held out.
+    pub held_out_loss: Option<f64>,
+    /// The smallest that it was, and after which step.
+    pub best_held_out_loss: Option<(usize, f64)>,
+    /// Generated text, without the prompt.
+    pub sample: String,
+    /// GEMMs of linears by precision, as in `report`.
+    pub gemms: GemmTotals,
+    /// What each linear did in training, or in evaluation if there was no step to make; empty unless FP8 was applied.
+    pub report: Report,
+}
+
+/// Where a run begins.
+#[derive(Debug, Default)]
+pub struct Start {
+    /// The checkpoint to go on from; none at the beginning.
+    pub saved: Option<SavedRun>,
+    /// Whether the folder of checkpoints may hold some: those of this run.
+    pub is_resumed: bool,
+    /// The ranks that the launcher has started; this process alone if there is none.
+    pub comm: Option<Communicator>,
+    /// Whether SIGINT, SIGTERM and SIGHUP end a run after a step, which is saved if it has checkpoints. They are the process's from the
+    /// first step on.
+    pub listens: bool,
+    /// Whether what only evaluates may compute in f32 where the device lacks the precision that it was given.
+    pub may_widen: bool,
+}
+
+/// Trains as `config` says on `device`, which is `selected`, and writes the log to `out`.
+///
+/// The backend's default FP8 config is switched off for `device`: only linears that `config` names run in FP8. With
+/// `float8.strict`, a GEMM in high precision that `config` does not ask for is [`TrainError::Strict`], after the first step in
+/// FP8 or at the end.
+///
+/// # Errors
+/// Any [`JobError`].
+pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
+    config: &RunConfig<A::Section>,
+    start: &Start,
+    selected: &SelectedDevice,
+    device: &B::Device,
+    out: &mut dyn Write,
+) -> Result<Outcome, JobError> {
+    config.validate()?;
+    let comm = start.comm.clone().unwrap_or_else(Communicator::solo);
+    let is_first = comm.rank() == 0;
+    let progress = if is_first { ProgressLine::new() } else { ProgressLine::hidden() };
+    let out = &mut Log::new(out, &progress);
+    let setup = Setup::<A, B> { config, start, selected, device, comm, progress };
+    setup.agree()?;
+    // In this order: what is wrong with files and settings is said before the device is touched, what it has no memory for before
+    // anything is allocated, and nothing is written before all of that.
+    let text = setup.text()?;
+    let place = setup.place(&text)?;
+    announce::model(A::NAME, config, selected, place.dtype, &place.dims, &text.text.tokenizer, out)?;
+    let sources = setup.sources(&place, out)?;
+    let data = setup.data(text, out)?;
+    let config = &config.with_steps(&data.batches, setup.comm.world_size())?;
+    let (steps, checkpoints) = setup.steps(config, &place, sources, data.batches, out)?;
+    let (signals, metrics) = (setup.signals()?, setup.metrics(checkpoints.metrics)?);
+    let run = Run {
+        config: config.steps(),
+        selected,
+        device,
+        held_out: &data.held_out,
+        checkpoints: checkpoints.folder,
+        profiler: place.profiler,
+        metrics,
+        signals,
+        progress: setup.progress,
+        out,
+    };
+    finish::<A, B>(config, &data.text, data.is_chat, run, steps)
+}
+
+/// The stages of [`train()`].
+struct Setup<'a, A: TrainableModel, B: Backend> {
+    config: &'a RunConfig<A::Section>,
+    start: &'a Start,
+    selected: &'a SelectedDevice,
+    device: &'a B::Device,
+    comm: Communicator,
+    progress: ProgressLine,
+}
+
+/// How text becomes tokens, and the lengths of the prompt.
+struct Prompted {
+    text: Text,
+    /// Tokens of the prompt as plain text; none if nothing is sampled.
+    plain: Option<usize>,
+    /// Tokens of the prompt as what a user says. Only the data says whether it is to be that, and whether an error is one.
+    chat: Result<Option<usize>, JobError>,
+}
+
+/// What is computed, in which dtype.
+struct Place<C> {
+    dims: C,
+    dtype: DType,
+    profiler: Option<Profiler>,
+}
+
+/// What the run begins with and what it writes to, all open.
+struct Sources<'a, C> {
+    weights: Weights<'a, C>,
+    outputs: Outputs,
+}
+
+/// Where the run goes.
+struct Outputs {
+    folder: Option<Checkpoints>,
+    /// The file that `training.metrics` asks for.
+    metrics: Option<Metrics>,
+}
+
+/// What is trained on and judged by.
+struct Opened {
+    text: Text,
+    is_chat: bool,
+    held_out: Vec<Batch>,
+    batches: TrainBatches,
+}
+
+impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend>> Setup<'a, A, B> {
+    fn is_first(&self) -> bool {
+        self.comm.rank() == 0
+    }
+
+    /// Steps made before.
+    fn done(&self) -> usize {
+        self.start.saved.as_ref().map_or(0, |saved| saved.step())
+    }
+
+    /// Compares what all ranks are to do.
+    fn agree(&self) -> Result<(), JobError> {
+        self.comm.agree("the program", &program(&self.comm))?;
+        Ok(self.comm.agree("configuration", &self.config.to_toml()?)?)
+    }
+
+    fn text(&self) -> Result<Prompted, JobError> {
+        if let Some(path) = &self.config.training.report {
+            check_report_path(path)?;
+        }
+        let text = self.config.text()?;
+        let samples = self.config.generate.max_new_tokens > 0;
+        let prompt = |is_chat| match samples {
+            true => text.prompt(&self.config.generate.prompt, is_chat).map(|prompt| Some(prompt.len())),
+            false => Ok(None),
+        };
+        let (plain, chat) = (prompt(false)?, prompt(true));
+        Ok(Prompted { text, plain, chat })
+    }
+
+    fn place(&self, prompted: &Prompted) -> Result<Place<A::Config>, JobError> {
+        let (config, done) = (self.config, self.done());
+        let longest = prompted.plain.max(prompted.chat.as_ref().ok().copied().flatten());
+        let dims = dimensions(config, &prompted.text.tokenizer, Some(config.training.seq_len), longest)?;
+        let profile = config.profile.as_ref().filter(|profile| profile.last() > done);
+        let profiler =
+            profile.map(|profile| Profiler::prepare::<B>(profile, self.selected, self.device)).transpose()?;
+        let dtype = compute_dtype::<B, _>(config, self.selected, self.device)?;
+        Ok(Place { dims, dtype, profiler })
+    }
+
+    fn sources(&self, place: &Place<A::Config>, out: &mut dyn Write) -> Result<Sources<'a, A::Config>, JobError> {
+        let (config, comm) = (self.config, &self.comm);
+        let Place { dims, dtype, .. } = place;
+        let weights = Weights::open(config, self.start.saved.as_ref(), dims.clone());
+        let weights = all_or_none(comm, "the weights", weights)?;
+        let plan = memory::plan::<B, A::Trained<B>>(config, dims.clone(), comm.world_size(), *dtype, self.device)?;
+        all_or_none(comm, "the memory", memory::announce(&plan, self.selected, out))?;
+        let folder = match self.is_first() {
+            true => Checkpoints::new(&config.checkpoint, config.to_toml()?, !self.start.is_resumed, |folder| {
+                config.copy_assets(folder)
+            }),
+            false => Ok(Checkpoints::of_another(&config.checkpoint)),
+        };
+        let folder = all_or_none(comm, "the folder of checkpoints", folder)?;
+        let folder = folder.map(|folder| folder.with_ranks(comm.clone()));
+        // A file that is asked for may be one of several runs, so that nothing of it is replaced.
+        let metrics = config.training.metrics.as_deref().filter(|_| self.is_first()).map(Metrics::append).transpose();
+        let metrics = all_or_none(comm, "the file of metrics", metrics.map_err(JobError::from))?;
+        Ok(Sources { weights, outputs: Outputs { folder, metrics } })
+    }
+
+    fn data(&self, prompted: Prompted, out: &mut dyn Write) -> Result<Opened, JobError> {
+        let (config, comm) = (self.config, &self.comm);
+        let Prompted { text, chat, .. } = prompted;
+        let data = all_or_none(comm, "the data", config.open_data(&text, &self.progress, out))?;
+        comm.agree("the data", &data.fingerprints())?;
+        let (held_out, batches) = (config.held_out_batches(&data)?, config.train_batches(&data)?);
+        announce::data(config, &data, &batches, comm.world_size(), out)?;
+        let is_chat = data.has_conversations() && config.generate.max_new_tokens > 0;
+        if is_chat {
+            // A template that refuses it does so before the steps.
+            chat?;
+        }
+        Ok(Opened { text, is_chat, held_out, batches })
+    }
+
+    /// The steps that are left of the run of `config`, whose length is known, on a model with its weights.
+    #[allow(clippy::type_complexity)]
+    fn steps<'c>(
+        &self,
+        config: &'c RunConfig<A::Section>,
+        place: &Place<A::Config>,
+        sources: Sources<'_, A::Config>,
+        batches: TrainBatches,
+        out: &mut dyn Write,
+    ) -> Result<(Steps<'c, B, A::Trained<B>>, Outputs), JobError> {
+        let (comm, steps) = (&self.comm, config.training.steps);
+        let done = self.done();
+        require("training.steps", steps, done <= steps.get(), &format!("the checkpoint is of step {done}"))?;
+        let Sources { weights, outputs } = sources;
+        let resolved = config.to_toml()?;
+        let folder = outputs.folder.map(|folder| folder.with_config(resolved));
+        let model = prepare::<A, B>(config, weights, self.device, &self.progress, out);
+        let model = all_or_none(comm, "the model", model)?.with_compute_dtype(place.dtype);
+        let (model, ranks) = shard::<B, _, _>(config, model, comm, out)?;
+        let mut steps = Steps::new(config.steps(), model, batches).with_ranks(ranks);
+        if let Some(saved) = &self.start.saved {
+            steps = steps.resume(saved)?;
+            writeln!(out, "resumed: step {} of {}", saved.step(), saved.path().display())?;
+        }
+        Ok((steps, Outputs { folder, ..outputs }))
+    }
+
+    fn signals(&self) -> Result<Signals, JobError> {
+        match self.start.listens {
+            true => Ok(Signals::listen().map_err(TrainError::Signals)?),
+            false => Ok(Signals::default()),
+        }
+    }
+
+    /// The file of metrics that is asked for, or the run's own.
+    fn metrics(&self, asked: Option<Metrics>) -> Result<Option<Metrics>, JobError> {
+        // A new run replaces what is in its folder.
+        let open = if self.start.is_resumed { Metrics::append } else { Metrics::create };
+        let own = self.config.metrics_file().filter(|_| self.is_first() && asked.is_none());
+        let own = own.map(|path| open(&path)).transpose().map_err(JobError::from);
+        Ok(asked.or(all_or_none(&self.comm, "the file of metrics", own)?))
+    }
+}
+
+/// The digest of this program's file, which every rank has to run. Alone it need not be read.
+fn program(comm: &Communicator) -> String {
+    let version = || format!("version {}", env!("CARGO_PKG_VERSION"));
+    let file = || digest_of_file(&std::env::current_exe()?);
+    if comm.world_size() == 1 { version() } else { file().unwrap_or_else(|_| version()) }
+}
+
+/// `result`; where it is another rank's that failed, an error that tells its error.
+fn all_or_none<T>(comm: &Communicator, what: &str, result: Result<T, JobError>) -> Result<T, JobError> {
+    let told = comm.all_ok(what, result.as_ref().map(drop).map_err(|error| chain(error)));
+    let value = result?;
+    told?;
+    Ok(value)
+}
+
+/// An error and what caused it, in a line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    causes.fold(error.to_string(), |line, cause| format!("{line}: {cause}"))
+}
+
+/// Makes the steps of `config` that are left, then evaluates, samples and reports as [`train()`] does. The sample of a run on
+/// conversations, which `is_chat` says, is the answer to a user.
+///
+/// # Errors
+/// As [`train()`].
+pub fn finish<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
+    config: &RunConfig<A::Section>,
+    text: &Text,
+    is_chat: bool,
+    mut run: Run<'_, B>,
+    steps: Steps<'_, B, A::Trained<B>>,
+) -> Result<Outcome, JobError> {
+    let is_first = steps.ranks().is_none_or(Ranks::is_first);
+    let Finished { model, lines, held_out: judged, report } = run.run(steps)?;
+    let Run { held_out, out, progress, .. } = run;
+    if let Some(HeldOut { last: (_, loss), best }) = judged {
+        announce::held_out(loss, held_out, out)?;
+        if best.1 < loss {
+            writeln!(out, "best held-out loss: {:.5}  (step {})", best.1, best.0)?;
+        }
+    }
+    let sample = sample(config, text, is_chat, &model.valid())?;
+    if !sample.is_empty() {
+        let (prompt, between) = (&config.generate.prompt, if is_chat { "\n" } else { "" });
+        writeln!(out, "sample:\n{prompt}{between}{sample}")?;
+    }
+    let report = report.unwrap_or_else(|| report_of::<B, _>(&model));
+    if let Some(path) = config.training.report.as_ref().filter(|_| is_first) {
+        write_report(&report, path)?;
+        writeln!(out, "report: {}", path.display())?;
+    }
+    let gemms = report.totals();
+    // The report's last line is the totals, unless there is nothing to report.
+    let is_fp8 = config.training.precision == Precision::Fp8;
+    if config.training.print_report || is_fp8 && report.layers.is_empty() {
+        writeln!(out, "{report}")?;
+    } else if is_fp8 {
+        writeln!(out, "{gemms}")?;
+    }
+    verify::<B, _>(&config.float8, &model)?;
+    progress.check_log().map_err(TrainError::Output)?;
+    let (held_out_loss, best_held_out_loss) = (judged.map(|judged| judged.last.1), judged.map(|judged| judged.best));
+    Ok(Outcome { steps: lines, held_out_loss, best_held_out_loss, sample, gemms, report })
+}
+
+/// The model's dimensions, with rotary tables no longer than what is to be done needs: sequences of `seq_len`, and text after a prompt of
+/// so many tokens.
+pub(super) fn dimensions<S: ModelSection>(
+    config: &RunConfig<S>,
+    tokenizer: &Tokenizer,
+    seq_len: Option<usize>,
+    prompt: Option<usize>,
+) -> Result<S::Config, JobError> {
+    let dims = config.dimensions()?;
+    let needed = tokenizer.vocab_size();
+    let ModelSize { vocab_size, max_seq_len, .. } = dims.size();
+    if vocab_size < needed {
+        return Err(JobError::Vocabulary { vocab_size, needed });
+    }
+    if let Some(seq_len) = seq_len {
+        let reason = format!("the model has {max_seq_len} positions");
+        require("training.seq_len", seq_len, seq_len <= max_seq_len, &reason)?;
+    }
+    let new = config.generate.max_new_tokens;
+    let generated = prompt.map_or(0, |prompt| prompt.saturating_add(new));
+    if let Some(prompt) = prompt {
+        let reason = format!("with a prompt of {prompt} tokens exceeds the model's {max_seq_len} positions");
+        require("generate.max_new_tokens", new, generated <= max_seq_len, &reason)?;
+    }
+    Ok(dims.with_max_seq_len(generated.max(seq_len.unwrap_or(1)).max(1)))
+}
+
+pub(super) fn compute_dtype<B: Backend, S>(
+    config: &RunConfig<S>,
+    selected: &SelectedDevice,
+    device: &B::Device,
+) -> Result<DType, JobError> {
+    let training = &config.training;
+    let implied = match (training.precision, selected) {
+        (Precision::F32, _) => ComputeDtype::F32,
+        (Precision::Bf16, _) | (Precision::Fp8, SelectedDevice::Cuda) => ComputeDtype::Bf16,
+        (Precision::Fp8, _) => ComputeDtype::F32,
+    };
+    let chosen = training.compute_dtype.unwrap_or(implied);
+    if training.precision != Precision::Fp8 && chosen != implied {
+        let reason = format!("precision {:?} computes in {implied:?}", training.precision).to_lowercase();
+        let value = format!("{chosen:?}").to_lowercase();
+        return Err(ConfigError::Value { key: "training.compute_dtype", value, reason }.into());
+    }
+    let dtype = match chosen {
+        ComputeDtype::F32 => DType::F32,
+        ComputeDtype::Bf16 => DType::BF16,
+    };
+    if B::supports_dtype(device, dtype) {
+        return Ok(dtype);
+    }
+    Err(JobError::UnsupportedDtype { dtype: format!("{dtype:?}").to_lowercase(), device: selected.to_string() })
+}
+
+/// A model with these weights, with FP8 applied if `config` asks for it.
+///
+/// The backend's default FP8 config is switched off for `device`.
+///
+/// # Errors
+/// Weights that do not load, an FP8 config that does not fit the model, a log that cannot be written.
+pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
+    config: &RunConfig<A::Section>,
+    weights: Weights<'_, A::Config>,
+    device: &B::Device,
+    progress: &ProgressLine,
+    out: &mut dyn Write,
+) -> Result<A::Trained<B>, JobError> {
+    let model = weights.load::<B, A::Trained<B>>(device, progress, out)?;
+    let float8 = config.float8(model.config());
+    set_default_config::<B>(device, None)?;
+    if config.training.precision != Precision::Fp8 {
+        return Ok(model);
+    }
+    // Strict mode panics in the GEMM; a run reports an error instead.
+    let (model, summary) = float8.with_strict(false).apply::<B, _>(model).map_err(Float8Error::from)?;
+    writeln!(out, "{summary}")?;
+    Ok(model)
+}
+
+/// A model of which each rank keeps its rows, where there are several.
+fn shard<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>, M: AutodiffModule<B>, S>(
+    config: &RunConfig<S>,
+    model: M,
+    comm: &Communicator,
+    out: &mut dyn Write,
+) -> Result<(M, Option<Ranks>), JobError> {
+    if comm.world_size() == 1 {
+        return Ok((model, None));
+    }
+    let (model, sharded) =
+        Sharded::apply::<B, _>(model, comm, memory::shard_config(config)).map_err(ShardError::from)?;
+    writeln!(out, "{}", sharded.summary())?;
+    let ranks = Ranks::new::<B, _>(sharded, &model);
+    Ok((model, Some(ranks)))
+}
+
+fn sample<B: Backend, S>(
+    config: &RunConfig<S>,
+    text: &Text,
+    is_chat: bool,
+    model: &impl CausalLm<B>,
+) -> Result<String, JobError> {
+    if config.generate.max_new_tokens == 0 {
+        return Ok(String::new());
+    }
+    let prompt = text.prompt(&config.generate.prompt, is_chat)?;
+    let choices = text.tokenizer.num_choices();
+    let tokens = model.generate(&prompt, config.generate.max_new_tokens, choices, &text.stop(), sampling(config))?;
+    Ok(text.tokenizer.stream_text_after(&prompt)?.read(&tokens)?)
+}
+
+/// How the configuration has text sampled.
+pub(super) fn sampling<S>(config: &RunConfig<S>) -> Sampling {
+    match config.generate.temperature {
+        0.0 => Sampling::Greedy,
+        temperature => Sampling::Temperature { temperature, seed: config.training.seed },
+    }
+}

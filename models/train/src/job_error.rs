@@ -1,0 +1,237 @@
+//! [`JobError`]: what can go wrong between a command line and a trained model; each variant carries the values that are wrong.
+
+use std::path::PathBuf;
+
+use burn_float8::Float8Error;
+use device_select::DeviceError;
+
+use crate::checkpoint::CheckpointError;
+use crate::config::ConfigError;
+use crate::plot::PlotError;
+use crate::{ChatError, DataError, FolderError, TensorFilesError, TokenizeError, TokenizerError, TrainError};
+
+/// What can go wrong between a command line and a trained model.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JobError {
+    /// `mpirun` could not be started.
+    #[error("cannot start mpirun (apt-get install openmpi-bin)")]
+    Launcher(#[source] std::io::Error),
+    /// A launcher has started several processes of a command that one alone does.
+    #[error("{started} processes were started, but only `train` and `resume` are done by several: start one")]
+    OneProcess {
+        /// How many.
+        started: usize,
+    },
+    /// The model cannot be sharded.
+    #[error("cannot shard the model")]
+    Shard(#[from] float8_shard::ShardError),
+    /// The ranks cannot work together.
+    #[error(transparent)]
+    Ranks(#[from] float8_shard::CommError),
+    /// A model dimension that cannot be.
+    #[error("model config: {field} = {value}: {reason}")]
+    ModelConfig {
+        /// Field of the model's configuration.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A preset name that does not exist.
+    #[error("unknown model preset `{name}`; there are {}", known.join(", "))]
+    UnknownPreset {
+        /// What was asked for.
+        name: String,
+        /// The presets that exist.
+        known: Vec<&'static str>,
+    },
+    /// A file or folder could not be read.
+    #[error("cannot read {}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A file could not be written.
+    #[error("cannot write {}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A JSON file that does not parse.
+    #[error("{} is not valid", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// The parser's reason.
+        source: serde_json::Error,
+    },
+    /// A key of a Hugging Face `config.json` has a value that the model does not implement.
+    #[error("{}: {key} = {value} is not supported; {supported}", path.display())]
+    HfUnsupported {
+        /// The `config.json`.
+        path: PathBuf,
+        /// The key, dotted if nested.
+        key: String,
+        /// Its value, as JSON.
+        value: String,
+        /// What is supported instead.
+        supported: String,
+    },
+    /// A Hugging Face `config.json` lacks a key that has no default.
+    #[error("{}: {key} is missing", path.display())]
+    HfMissingKey {
+        /// The `config.json`.
+        path: PathBuf,
+        /// The key, dotted if nested.
+        key: String,
+    },
+    /// A Hugging Face checkpoint was to be loaded into a mixture of experts.
+    #[error("{}: checkpoints are read into dense models only; this one has {num_experts} experts in a layer", path.display())]
+    MoeCheckpoint {
+        /// The folder.
+        path: PathBuf,
+        /// Experts of the model's config.
+        num_experts: usize,
+    },
+    /// A checkpoint holds tensors that the model has no place for.
+    #[error("{} holds tensors that the model does not have: {}", path.display(), names.join(", "))]
+    UnexpectedTensors {
+        /// Their names, sorted.
+        names: Vec<String>,
+        /// The checkpoint folder.
+        path: PathBuf,
+    },
+    /// A tied checkpoint has an output layer that is not its embedding.
+    #[error(
+        "{}: config.json says tie_word_embeddings = true, but lm_head.weight differs from model.embed_tokens.weight: \
+         set model.tie_word_embeddings to false to take lm_head.weight, or to true to leave it out",
+        path.display()
+    )]
+    TiedHead {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A mixture of experts was to be exported: Hugging Face has no name for it.
+    #[error("only dense models are exported: this one has {num_experts} experts in a layer")]
+    MoeExport {
+        /// Experts of the model's config.
+        num_experts: usize,
+    },
+    /// Weights that cannot be read or written.
+    #[error(transparent)]
+    TensorFiles(#[from] TensorFilesError),
+    /// A folder that cannot be made.
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+    /// A vocabulary that has no room for the tokenizer's tokens.
+    #[error("vocab_size = {vocab_size}, but there are tokens up to {}", needed - 1)]
+    Vocabulary {
+        /// The model's vocabulary.
+        vocab_size: usize,
+        /// What the tokenizer needs.
+        needed: usize,
+    },
+    /// A checkpoint folder without a tokenizer: its model knows other tokens than bytes.
+    #[error("no tokenizer in {}: set data.tokenizer to the path of one, or to \"bytes\" to take bytes for tokens", folder.display())]
+    NoTokenizer {
+        /// The folder.
+        folder: PathBuf,
+        /// What is missing.
+        source: TokenizerError,
+    },
+    /// The data cannot be read, or is not what it was.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A model is to be judged by what its run held out, and it held out nothing.
+    #[error("nothing is held out (data.held_out_fraction = 0): give text to evaluate on with --data PATH")]
+    NothingHeldOut,
+    /// A model is to be judged, and there is no run that says by what.
+    #[error("a Hugging Face checkpoint says nothing of data: give text to evaluate on with --data PATH")]
+    NothingToEvaluate,
+    /// Neither a run's folder nor a Hugging Face checkpoint's, as there is none.
+    #[error("there is no folder {}", folder.display())]
+    NoFolder {
+        /// What was given.
+        folder: PathBuf,
+    },
+    /// One of a run's checkpoints was asked for where there is only one model.
+    #[error("{} is a Hugging Face checkpoint: {flag} is for the folder of a run", folder.display())]
+    NotARun {
+        /// The folder.
+        folder: PathBuf,
+        /// What was asked for.
+        flag: String,
+    },
+    /// A conversation with a model whose tokenizer came without a template.
+    #[error(
+        "the model has no chat template: set data.chat_template to a Jinja file, or take a checkpoint that brings one"
+    )]
+    NoTemplate,
+    /// A chat template that cannot be read, or does not take a conversation.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
+    /// A key of the configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A run, or what is saved of it.
+    #[error(transparent)]
+    Train(#[from] TrainError),
+    /// A tokenizer that cannot be read, or does not take a text.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// A file that is not tokenized.
+    #[error(transparent)]
+    Tokenize(#[from] TokenizeError),
+    /// Runs that are not drawn.
+    #[error(transparent)]
+    Plot(#[from] PlotError),
+    /// The machine has less memory than is certainly needed.
+    #[error(
+        "{what} takes at least {needed}, and this machine has {there}: take a smaller model, or share it among the ranks of several machines"
+    )]
+    Memory {
+        /// What takes it.
+        what: &'static str,
+        /// How much.
+        needed: String,
+        /// What there is, swap included.
+        there: String,
+    },
+    /// The device does not compute in this dtype.
+    #[error("{device} does not compute in {dtype}: use precision f32, or fp8 with training.compute_dtype = \"f32\"")]
+    UnsupportedDtype {
+        /// The dtype asked for.
+        dtype: String,
+        /// The device.
+        device: String,
+    },
+    /// The device asked for was not compiled in.
+    #[error("this build has no {device} support: enable the `{feature}` feature")]
+    FeatureOff {
+        /// The device asked for.
+        device: &'static str,
+        /// The cargo feature.
+        feature: &'static str,
+    },
+    /// The device is not there.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// FP8 could not be applied.
+    #[error(transparent)]
+    Float8(#[from] Float8Error),
+    /// The output could not be written.
+    #[error("cannot write the log")]
+    Output(#[from] std::io::Error),
+}
+
+impl From<CheckpointError> for JobError {
+    fn from(error: CheckpointError) -> Self {
+        Self::Train(error.into())
+    }
+}

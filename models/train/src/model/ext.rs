@@ -1,0 +1,100 @@
+//! [`CausalLmExt`]: what every [`CausalLm`] can do: be initialized, generate, and be read from and written to Hugging Face folders.
+
+use std::path::Path;
+
+use burn::tensor::backend::Backend;
+
+use super::CausalLm;
+use super::generate::{Sampling, generate_each};
+use super::init::init_weights;
+use crate::hf::{self, Checkpoint, ExportOptions, RepeatedHead};
+use crate::{JobError, Progress};
+
+/// What every [`CausalLm`] can do.
+pub trait CausalLmExt<B: Backend>: CausalLm<B> {
+    /// Replaces every parameter by its initial value under `seed`: drawn on the host, one stream per parameter name, so that a seed
+    /// means the same model on every device. [`ModelConfig::initial_deviation`](super::ModelConfig::initial_deviation) says how wide.
+    fn init_weights(self, seed: u64) -> Self {
+        self.init_weights_with(seed, &mut |_| ())
+    }
+
+    /// [`init_weights`](Self::init_weights), which says how far it is.
+    fn init_weights_with(self, seed: u64, progress: &mut dyn FnMut(Progress)) -> Self {
+        init_weights(self, seed, progress)
+    }
+
+    /// Continues `prompt` by `max_new_tokens` tokens out of the first `num_choices` of the vocabulary (the rest may
+    /// be padding), or until one of `stop`, and returns the new ones without that.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`](crate::config::ConfigError::Value) for an empty prompt or no choices, [`JobError::Vocabulary`] for a
+    /// prompt token or a choice that the model does not have, [`TrainError::Execution`](crate::TrainError::Execution) if the device
+    /// fails.
+    fn generate(
+        &self,
+        prompt: &[u32],
+        max_new_tokens: usize,
+        num_choices: usize,
+        stop: &[u32],
+        sampling: Sampling,
+    ) -> Result<Vec<u32>, JobError> {
+        let mut tokens = Vec::with_capacity(max_new_tokens);
+        self.generate_each(prompt, max_new_tokens, num_choices, stop, sampling, |token| {
+            tokens.push(token);
+            Ok(())
+        })?;
+        Ok(tokens)
+    }
+
+    /// As [`generate`](Self::generate), but gives each token to `take` when it is there.
+    ///
+    /// # Errors
+    /// The errors of [`generate`](Self::generate), and `take`'s.
+    fn generate_each(
+        &self,
+        prompt: &[u32],
+        max_new_tokens: usize,
+        num_choices: usize,
+        stop: &[u32],
+        sampling: Sampling,
+        take: impl FnMut(u32) -> Result<(), JobError>,
+    ) -> Result<(), JobError> {
+        generate_each(self, prompt, max_new_tokens, num_choices, stop, sampling, take)
+    }
+
+    /// Loads the model in folder `dir`: `config.json` with `model.safetensors`, or with
+    /// `model.safetensors.index.json` and its shards. F32, F16 and BF16 tensors become f32 parameters.
+    ///
+    /// # Errors
+    /// The errors of [`hf::read_config`] and [`load_hf_weights`](Self::load_hf_weights).
+    fn load_hf(dir: impl AsRef<Path>, device: &B::Device) -> Result<Self, JobError> {
+        let config = hf::read_config::<Self::Config>(dir.as_ref())?;
+        let checkpoint = Checkpoint::open(dir.as_ref(), &config, RepeatedHead::default())?;
+        checkpoint.load(Self::new(config, device)?, &mut |_| ())
+    }
+
+    /// Replaces every parameter by the checkpoint's in folder `dir`, whose `config.json` is not read.
+    ///
+    /// # Errors
+    /// [`JobError::MoeCheckpoint`], [`JobError::TensorFiles`], [`JobError::UnexpectedTensors`], [`JobError::TiedHead`],
+    /// [`TrainError::Execution`](crate::TrainError::Execution).
+    fn load_hf_weights(self, dir: impl AsRef<Path>) -> Result<Self, JobError> {
+        Checkpoint::open(dir.as_ref(), self.config(), RepeatedHead::default())?.load(self, &mut |_| ())
+    }
+
+    /// Writes the model to `folder` in Hugging Face's format: `config.json`, `model.safetensors` or shards with an index, and
+    /// the files of [`ExportOptions::source`]. A tied output layer is left out. The same model gives the same bytes.
+    ///
+    /// `folder` must not exist, or be empty; it is there whole or, after an error, as before.
+    ///
+    /// # Errors
+    /// [`JobError::MoeExport`]; [`JobError::Folder`] for a folder that is not empty or cannot be made; [`JobError::Io`],
+    /// [`JobError::Json`], [`JobError::HfUnsupported`] and [`JobError::HfMissingKey`] for the source; [`JobError::TensorFiles`] and
+    /// [`JobError::Write`] for files that cannot be written; [`TrainError::Execution`](crate::TrainError::Execution) if the device
+    /// fails.
+    fn save_hf(&self, folder: impl AsRef<Path>, options: &ExportOptions) -> Result<(), JobError> {
+        hf::save(self, self.config(), folder.as_ref(), options)
+    }
+}
+
+impl<B: Backend, M: CausalLm<B>> CausalLmExt<B> for M {}

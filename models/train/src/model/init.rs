@@ -1,0 +1,81 @@
+//! Seeded weights: drawn on the host, one stream per parameter name, so that a seed means the same model on every
+//! device.
+//!
+//! ```text
+//! linears     N(0, 1/d_in), cut at 3 standard deviations; o_proj, up_proj and down_proj N(0, 1/d_in · 1/(2 (layer + 1)))
+//! embedding   N(0, 1), or N(0, 1/H) if it is the output layer too
+//! experts     as linears, each of them
+//! norms       1
+//! ```
+//! The division by depth is torchtitan's: the residual stream then does not grow with it. torchtitan's constant
+//! standard deviation of 0.02 is about 1/√d_in for the 8B model and too small for narrow ones.
+
+use burn::module::{ModuleMapper, Param};
+use burn::tensor::backend::Backend;
+use burn::tensor::{DType, Tensor, TensorData};
+
+use super::{CausalLm, ModelConfig, ModelSize};
+use crate::rng::Rng;
+use crate::{ModulePath, Progress};
+
+/// Replaces every parameter by its initial value under `seed`, and says how far it is.
+pub(super) fn init_weights<B: Backend, M: CausalLm<B>>(model: M, seed: u64, progress: &mut dyn FnMut(Progress)) -> M {
+    let config = model.config().clone();
+    let done = Progress { bytes: 0, total_bytes: 4 * config.size().num_params as u64 };
+    model.map(&mut Initialize { config, seed, path: ModulePath::default(), done, progress })
+}
+
+struct Initialize<'a, C> {
+    config: C,
+    seed: u64,
+    path: ModulePath,
+    done: Progress,
+    progress: &'a mut dyn FnMut(Progress),
+}
+
+impl<B: Backend, C: ModelConfig> ModuleMapper<B> for Initialize<'_, C> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.exit();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        let path = self.path.dotted();
+        // The shape and device of a lazy parameter, without drawing it first.
+        let (shape, device) = (param.lazy_shape(), param.lazy_device());
+        // d_in is last but one, of experts too; a norm has one dimension.
+        let d_input = if D >= 2 { shape[D - 2] } else { 1 };
+        let values = match self.config.initial_deviation(&path, d_input) {
+            None => vec![1.0; shape.num_elements()],
+            Some(std) => {
+                let rng = Rng::named(self.seed, &path);
+                rng.truncated_normals(3.0, shape.num_elements(), |value| (std * value) as f32)
+            }
+        };
+        self.done.bytes += size_of_val(&values[..]) as u64;
+        (self.progress)(self.done);
+        let tensor = Tensor::from_data(TensorData::new(values, shape), (&device, DType::F32));
+        Param::initialized(param.id, tensor.require_grad())
+    }
+}
+
+/// The standard deviation that the head of this module gives; none for norms, which start at 1.
+pub(super) fn deviation(size: &ModelSize, path: &str, d_input: usize) -> Option<f64> {
+    if path.ends_with(".gamma") {
+        return None;
+    }
+    if path.starts_with("embed_tokens.") {
+        let tied = (size.hidden_size as f64).sqrt().recip();
+        return Some(if size.tie_word_embeddings { tied } else { 1.0 });
+    }
+    let std = (d_input as f64).sqrt().recip();
+    let deep = ["o_proj.weight", "up_proj.weight", "down_proj.weight"];
+    let layer = path.split('.').nth(1).and_then(|index| index.parse::<usize>().ok());
+    Some(match layer {
+        Some(layer) if deep.iter().any(|name| path.ends_with(name)) => std / (2.0 * (layer + 1) as f64).sqrt(),
+        _ => std,
+    })
+}
