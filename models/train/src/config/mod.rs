@@ -4,12 +4,14 @@
 
 mod float8;
 mod length;
+mod schema;
 mod sections;
 
 use std::path::{Path, PathBuf};
 
 pub use float8::Float8Section;
 pub use length::{NoLength, StepCount};
+pub use schema::schema;
 pub use sections::{
     CheckpointSection, ComputeDtype, DataSection, OptimizerSection, ParallelismSection, Precision, ProfileSection,
     TrainingSection,
