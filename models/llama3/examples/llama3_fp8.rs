@@ -7,7 +7,7 @@ use train::cli;
 
 fn main() -> ExitCode {
     llama3_backends::main(|| {
-        let args = cli::parse_example::<Llama3>("llama3_fp8");
-        llama3_backends::start(true, args.flags.nproc, |out| args.job(out))
+        let command = cli::parse_example::<Llama3>("llama3_fp8");
+        llama3_backends::start(command.trains(), command.nproc(), |out| command.job(out))
     })
 }

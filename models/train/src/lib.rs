@@ -1,5 +1,8 @@
 //! What training a language model needs that is not the model.
 //!
+//! [`Job`] does all of it for a [`TrainableModel`]: it trains, resumes, evaluates, generates and exports, and [`cli`] is its command line.
+//! Its parts serve programs of their own:
+//!
 //! [`Tokenizer`] maps text to token ids and back: bytes, Hugging Face's `tokenizer.json`, or the ranks that Llama 3 is published with.
 //! [`Steps`] makes optimizer steps on any [`LanguageModel`], [`Run`] makes those of a whole run, and [`checkpoint`] saves them so that it
 //! can go on bit for bit. [`TensorFiles`] and [`write_shards`](tensor_files::write_shards) read and write safetensors.
@@ -13,7 +16,6 @@ pub mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod data;
-mod decay;
 mod digest;
 mod error;
 mod escape;
@@ -28,6 +30,7 @@ mod lines;
 pub mod metrics;
 mod model;
 mod module_path;
+mod optimizer;
 mod panics;
 pub mod plot;
 pub mod profile;
@@ -57,6 +60,7 @@ pub use job_error::JobError;
 pub use lines::TokenizeError;
 pub use model::{CausalLm, CausalLmExt, LanguageModel, ModelConfig, ModelSection, ModelSize, Sampling, TrainableModel};
 pub use module_path::ModulePath;
+pub use optimizer::ModuleAdamW;
 pub use panics::hide_caught_panics;
 pub use progress::{Log, Progress, ProgressLine};
 pub use ranks::Ranks;

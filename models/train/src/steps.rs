@@ -1,19 +1,19 @@
 //! Optimizer steps one after another: what a run carries from each to the next.
 
 use burn::module::AutodiffModule;
-use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
+use burn::optim::{GradientsAccumulator, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::{Float8Stack, Monitor, report::Amaxes, set_float8_enabled};
 
 use crate::TrainError;
 use crate::batches::{Batch, TrainBatches};
-use crate::checkpoint::{ModuleAdamW, SavedRun};
+use crate::checkpoint::SavedRun;
 use crate::config::{Float8Section, OptimizerSection, Precision, TrainingSection};
 use crate::data::{DataError, Position};
-use crate::decay::decay_matrices;
 use crate::grads::clip_grad_norm;
 use crate::model::LanguageModel;
+use crate::optimizer::{ModuleAdamW, adamw, decay_matrices};
 use crate::ranks::Ranks;
 
 /// The sections of a configuration that decide what a step does.
@@ -64,15 +64,7 @@ pub struct Step<B: AutodiffBackend> {
 impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<B>> Steps<'a, B, M> {
     /// A run of `config` from its beginning, on a model that FP8 has been applied to if the run asks for it.
     pub fn new(config: StepConfig<'a>, model: M, batches: TrainBatches) -> Self {
-        let OptimizerSection { betas, eps, weight_decay, weight_decay_all, .. } = *config.optimizer;
-        // Where only matrices decay, `step` does it, since the optimizer would decay all.
-        let weight_decay = if weight_decay_all { weight_decay } else { 0.0 };
-        let optimizer = AdamWConfig::new()
-            .with_beta_1(betas[0] as f32)
-            .with_beta_2(betas[1] as f32)
-            .with_epsilon(eps as f32)
-            .with_weight_decay(weight_decay as f32)
-            .init::<B, M>();
+        let optimizer = adamw::<B, M>(config.optimizer);
         let monitor = Monitor::new(&model);
         Self { config, model, optimizer, batches, monitor, ranks: None, done: 0 }
     }

@@ -280,7 +280,8 @@ fn every_config_file_describes_a_run() {
     let mut files = 0;
     for entry in fs::read_dir(configs).unwrap() {
         let path = entry.unwrap().path();
-        if path.extension().is_none_or(|extension| extension != "toml") {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if !name.starts_with("llama3_") || !name.ends_with(".toml") {
             continue;
         }
         files += 1;

@@ -23,5 +23,4 @@ pub use folder::{
 };
 pub use state::SavedRun;
 pub(crate) use state::Snapshot;
-pub use tensors::ModuleAdamW;
 pub use writer::Checkpoints;

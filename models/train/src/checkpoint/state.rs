@@ -20,11 +20,12 @@ use burn_float8::{Float8Stack, Float8State};
 use serde::{Deserialize, Serialize};
 
 use super::parts::{Rows, SavedTensors};
-use super::tensors::{self, ModuleAdamW, Pending};
+use super::tensors::{self, Pending};
 use super::{CONFIG, CheckpointError, Which, find_checkpoint};
 use crate::Ranks;
 use crate::data::Position;
 use crate::files;
+use crate::optimizer::ModuleAdamW;
 use crate::progress::Progress;
 
 const FORMAT: u32 = 1;

@@ -7,7 +7,6 @@ use std::ops::Range;
 use std::path::Path;
 
 use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::record::AdaptorRecord;
 use burn::optim::{AdamW, AdamWState, AdaptiveMomentumState, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
@@ -20,11 +19,9 @@ use super::CheckpointError;
 use super::parts::{Rows, SavedTensors};
 use crate::ModulePath;
 use crate::Ranks;
+use crate::optimizer::ModuleAdamW;
 use crate::progress::Progress;
 use crate::tensor_files::{NewTensor, write_file};
-
-/// AdamW over the parameters of a module.
-pub type ModuleAdamW<M, B> = OptimizerAdaptor<AdamW, M, B>;
 
 /// Reads a tensor from its device.
 type Read = Box<dyn Fn() -> Result<TensorData, String> + Send>;

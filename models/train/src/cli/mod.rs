@@ -6,6 +6,7 @@ mod model;
 mod plot;
 mod tokenize;
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::num::NonZero;
 use std::path::PathBuf;
@@ -27,20 +28,33 @@ use crate::model::{ModelSection, TrainableModel};
 
 /// Parses the arguments of a model's program, whose help begins with its title.
 pub fn parse<A: TrainableModel>() -> Command {
-    let command = Command::command().name(A::NAME).about(A::TITLE);
-    Command::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
+    parse_from::<A>(A::NAME, std::env::args_os().collect()).unwrap_or_else(|error| error.exit())
 }
 
-/// Parses the arguments of a model's example, whose name is given.
-pub fn parse_example<A: TrainableModel>(name: &'static str) -> Args {
-    let command = Args::command().name(name).about(format!(
-        "{} Trains from a preset or a Hugging Face checkpoint.\n\nLater wins: defaults, --config, --set in order, the other flags. docs/config.md lists every key.", A::TITLE));
-    Args::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
+/// Parses the arguments of a model's example, called `name`: a command and what it takes, or only what `train` takes.
+pub fn parse_example<A: TrainableModel>(name: &'static str) -> Command {
+    let mut arguments: Vec<_> = std::env::args_os().collect();
+    let is_command = |argument: &OsString| {
+        Command::command().get_subcommands().any(|command| argument == command.get_name()) || argument == "help"
+    };
+    if !arguments.get(1).is_some_and(is_command) {
+        arguments.insert(arguments.len().min(1), "train".into());
+    }
+    parse_from::<A>(name, arguments).unwrap_or_else(|error| error.exit())
+}
+
+/// Parses `arguments`, the first of which is the program, called `name` in its help.
+///
+/// # Errors
+/// What is wrong with them, or the help or version that they ask for.
+pub fn parse_from<A: TrainableModel>(name: &'static str, arguments: Vec<OsString>) -> Result<Command, clap::Error> {
+    let command = Command::command().name(name).about(A::TITLE);
+    Command::from_arg_matches(&command.try_get_matches_from(arguments)?)
 }
 
 /// What a model's program does.
 #[derive(Clone, Debug, Parser)]
-#[command(version)]
+#[command(version, propagate_version = true)]
 pub enum Command {
     /// Train a preset or a Hugging Face checkpoint on text, JSON Lines, Parquet or tokens.
     Train(Args),

@@ -1,11 +1,29 @@
-//! Weight decay of the matrices that a model multiplies with: norms, biases and embeddings do not decay.
+//! AdamW over a module, and weight decay of the matrices that a model multiplies with: norms, biases and embeddings do not decay.
 
 use std::marker::PhantomData;
 
 use burn::module::{AutodiffModule, ModuleMapper, Param};
-use burn::optim::GradientsParams;
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::{AdamW, AdamWConfig, GradientsParams};
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
+
+use crate::config::OptimizerSection;
+
+/// AdamW over the parameters of a module.
+pub type ModuleAdamW<M, B> = OptimizerAdaptor<AdamW, M, B>;
+
+/// The optimizer that `section` describes, before its first step. Where only matrices decay, it decays nothing: [`decay_matrices`] does.
+pub(crate) fn adamw<B: AutodiffBackend, M: AutodiffModule<B>>(section: &OptimizerSection) -> ModuleAdamW<M, B> {
+    let OptimizerSection { betas, eps, weight_decay, weight_decay_all, .. } = *section;
+    let weight_decay = if weight_decay_all { weight_decay } else { 0.0 };
+    AdamWConfig::new()
+        .with_beta_1(betas[0] as f32)
+        .with_beta_2(betas[1] as f32)
+        .with_epsilon(eps as f32)
+        .with_weight_decay(weight_decay as f32)
+        .init::<B, M>()
+}
 
 /// Multiplies by `factor` each matrix of `module` that has a gradient and is no embedding's, as AdamW does before its step.
 pub(crate) fn decay_matrices<B: AutodiffBackend, M: AutodiffModule<B>>(

@@ -1,0 +1,127 @@
+//! [`Qwen3Config`]: the dimensions of a Qwen3, its published sizes, and Hugging Face's `config.json`.
+
+use std::path::Path;
+
+use decoder::Dimensions;
+use decoder::hf::Defaults;
+use serde_json::{Value, json};
+use train::hf::HfReader;
+use train::{ByteTokenizer, JobError, ModelConfig, ModelSize};
+
+/// The names that [`Qwen3Config::preset`] takes.
+pub const PRESETS: [&str; 7] = ["debug", "0.6b", "1.7b", "4b", "8b", "14b", "32b"];
+
+/// What transformers takes for keys that are absent.
+const DEFAULTS: Defaults = Defaults {
+    vocab_size: 151_936,
+    intermediate_size: 22_016,
+    num_kv_heads: Some(32),
+    head_dim: Some(128),
+    max_seq_len: 32_768,
+};
+
+/// Dimensions of a Qwen3 model; [`validate`](ModelConfig::validate) is called before a model is built.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Qwen3Config {
+    /// The sizes. `qk_norm` is always true, `experts` always none.
+    pub dims: Dimensions,
+}
+
+impl Qwen3Config {
+    /// The dimensions that `name` stands for: `debug` (byte-level tokens, trains on a CPU in minutes), or a published size.
+    ///
+    /// # Errors
+    /// [`JobError::UnknownPreset`].
+    pub fn preset(name: &str) -> Result<Self, JobError> {
+        Ok(match name {
+            "debug" => debug(),
+            "0.6b" => published(1024, 3072, 28, 16, true),
+            "1.7b" => published(2048, 6144, 28, 16, true),
+            "4b" => published(2560, 9728, 36, 32, true),
+            "8b" => published(4096, 12_288, 36, 32, false),
+            "14b" => published(5120, 17_408, 40, 40, false),
+            "32b" => published(5120, 25_600, 64, 64, false),
+            _ => return Err(JobError::UnknownPreset { name: name.into(), known: PRESETS.to_vec() }),
+        })
+    }
+}
+
+fn debug() -> Qwen3Config {
+    let dims = Dimensions {
+        vocab_size: ByteTokenizer::PADDED_VOCAB_SIZE,
+        head_dim: 32,
+        num_kv_heads: 2,
+        rope_theta: 10_000.0,
+        max_seq_len: 1024,
+        ..published(128, 384, 4, 4, true).dims
+    };
+    Qwen3Config { dims }
+}
+
+fn published(hidden: usize, intermediate: usize, layers: usize, heads: usize, tied: bool) -> Qwen3Config {
+    let dims = Dimensions {
+        vocab_size: 151_936,
+        hidden_size: hidden,
+        intermediate_size: intermediate,
+        num_layers: layers,
+        num_heads: heads,
+        num_kv_heads: 8,
+        head_dim: 128,
+        rms_norm_eps: 1e-6,
+        rope_theta: 1_000_000.0,
+        max_seq_len: 40_960,
+        tie_word_embeddings: tied,
+        qk_norm: true,
+        experts: None,
+    };
+    Qwen3Config { dims }
+}
+
+impl ModelConfig for Qwen3Config {
+    fn validate(&self) -> Result<(), JobError> {
+        self.dims.validate()
+    }
+
+    fn size(&self) -> ModelSize {
+        self.dims.size()
+    }
+
+    fn with_max_seq_len(self, max_seq_len: usize) -> Self {
+        Self { dims: Dimensions { max_seq_len, ..self.dims } }
+    }
+
+    fn with_tie_word_embeddings(self, tie_word_embeddings: bool) -> Self {
+        Self { dims: Dimensions { tie_word_embeddings, ..self.dims } }
+    }
+
+    fn high_precision_linears(&self) -> Vec<&'static str> {
+        if self.dims.tie_word_embeddings { vec![] } else { vec!["lm_head"] }
+    }
+
+    fn from_hf(json: &HfReader<'_>) -> Result<Self, JobError> {
+        let (dims, scaled) = decoder::hf::read(json, "qwen3", &DEFAULTS)?;
+        if let Some(rope) = scaled {
+            return Err(rope.json.unsupported(rope.key, "only default is"));
+        }
+        if json.boolean("use_sliding_window")?.unwrap_or(false) {
+            return Err(json.unsupported("use_sliding_window", "every layer attends to all positions"));
+        }
+        let is_full =
+            |layers: &Value| layers.as_array().is_some_and(|all| all.iter().all(|layer| layer == "full_attention"));
+        if json.get("layer_types").is_some_and(|layers| !is_full(layers)) {
+            return Err(json.unsupported("layer_types", "only full_attention is"));
+        }
+        Ok(Self { dims: Dimensions { qk_norm: true, ..dims } })
+    }
+
+    fn to_hf(&self) -> Result<Vec<(&'static str, Value)>, JobError> {
+        let mut keys = decoder::hf::write(&self.dims, "qwen3", "Qwen3ForCausalLM");
+        keys.extend([("use_sliding_window", json!(false)), ("sliding_window", Value::Null)]);
+        keys.push(("layer_types", json!(vec!["full_attention"; self.dims.num_layers])));
+        Ok(keys)
+    }
+
+    fn hf_tensors(&self, _: &Path) -> Result<Vec<(String, Vec<usize>)>, JobError> {
+        Ok(self.dims.hf_tensors())
+    }
+}

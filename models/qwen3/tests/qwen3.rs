@@ -1,0 +1,208 @@
+//! Qwen3 against transformers, to Hugging Face folders and back, and in training: what is its own beside `models/train` and `decoder`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use burn::backend::{Autodiff, Flex};
+use burn::tensor::{Int, Tensor, TensorData};
+use burn_float8::{Float8, Recipe};
+use device_select::SelectedDevice;
+use qwen3::{CausalLmExt, PRESETS, Qwen3, Qwen3Config, Qwen3Model, RunConfig};
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+use train::batches::BatchTensors;
+use train::checkpoint::{SavedRun, Which};
+use train::hf::{ExportOptions, read_config};
+use train::job::{Outcome, Start, train};
+use train::{JobError, LanguageModel, ModelConfig, Sampling};
+
+type Train = Float8<Autodiff<Flex>>;
+
+/// One of the models that `vectors.py` has written.
+fn vectors(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors").join(name)
+}
+
+fn load(name: &str) -> Qwen3<Flex> {
+    Qwen3::load_hf(vectors(name), &Default::default()).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+struct Reference(Vec<u8>);
+
+impl Reference {
+    fn open(name: &str) -> Self {
+        Self(fs::read(vectors(name).join("reference.safetensors")).unwrap())
+    }
+
+    fn read<T>(&self, tensor: &str, convert: fn([u8; 4]) -> T) -> (Vec<usize>, Vec<T>) {
+        let file = SafeTensors::deserialize(&self.0).unwrap();
+        let tensor = file.tensor(tensor).unwrap();
+        let values = tensor.data().chunks_exact(4).map(|bytes| convert(bytes.try_into().unwrap())).collect();
+        (tensor.shape().to_vec(), values)
+    }
+
+    fn floats(&self, tensor: &str) -> Vec<f32> {
+        self.read(tensor, f32::from_le_bytes).1
+    }
+
+    fn ids(&self) -> Tensor<Flex, 2, Int> {
+        let (shape, ids) = self.read("input_ids", i32::from_le_bytes);
+        Tensor::from_data(TensorData::new(ids, shape), &Default::default())
+    }
+}
+
+#[test]
+fn logits_loss_and_greedy_tokens_are_those_of_transformers() {
+    for name in ["untied", "tied"] {
+        let (model, reference) = (load(name), Reference::open(name));
+        assert_eq!(model.lm_head.is_none(), name == "tied");
+        let logits: Vec<f32> = model.forward(reference.ids()).into_data().to_vec().unwrap();
+        let wanted = reference.floats("logits");
+        let error = logits.iter().zip(&wanted).fold(0.0_f32, |max, (found, wanted)| max.max((found - wanted).abs()));
+        println!("{name}: logits at most {error:.1e} from transformers'");
+        assert!(logits.len() == wanted.len() && error < 1e-6, "{name}: {error:e}");
+
+        let ids = reference.ids();
+        let [batch, len] = ids.dims();
+        let part = |from, to| ids.clone().slice([0..batch, from..to]);
+        let (inputs, targets) = (part(0, len - 1), part(1, len));
+        let loss = model.batch_loss(BatchTensors { inputs, targets, loss_mask: None, documents: None });
+        let (loss, wanted) = (loss.into_scalar(), reference.floats("loss")[0]);
+        assert!((loss - wanted).abs() < 1e-6 * wanted, "{name}: {loss} {wanted}");
+
+        let (_, greedy) = reference.read("greedy", u32::from_le_bytes);
+        let prompt: Vec<i32> = ids.slice([0..1, 0..8]).into_data().to_vec().unwrap();
+        let prompt: Vec<u32> = prompt.iter().map(|&token| token as u32).collect();
+        assert_eq!(model.generate(&prompt, greedy.len(), 160, &[], Sampling::Greedy).unwrap(), greedy, "{name}");
+    }
+}
+
+#[test]
+fn an_export_is_the_checkpoint_again() {
+    for name in ["untied", "tied"] {
+        let dir = tempfile::tempdir().unwrap();
+        let to = dir.path().join("exported");
+        load(name).save_hf(&to, &ExportOptions { source: Some(vectors(name)), ..ExportOptions::default() }).unwrap();
+        let [was, now] = [vectors(name), to.clone()].map(|folder| fs::read(folder.join("model.safetensors")).unwrap());
+        let [was, now] = [&was, &now].map(|bytes| SafeTensors::deserialize(bytes).unwrap());
+        assert_eq!(was.names().len(), now.names().len(), "{name}");
+        for (tensor, view) in was.tensors() {
+            let exported = now.tensor(&tensor).unwrap();
+            assert!(view.shape() == exported.shape() && view.data() == exported.data(), "{name}: {tensor}");
+        }
+        let [was, now] = [&vectors(name), &to].map(|folder| read_config::<Qwen3Config>(folder).unwrap());
+        assert_eq!(was, now);
+        let json: Value = serde_json::from_slice(&fs::read(to.join("config.json")).unwrap()).unwrap();
+        assert_eq!(
+            (&json["architectures"], &json["layer_types"]),
+            (&json!(["Qwen3ForCausalLM"]), &json!(["full_attention"; 2]))
+        );
+        assert_eq!(json["initializer_range"], json!(0.02), "a key that says nothing of the dimensions is kept");
+    }
+}
+
+#[test]
+fn what_the_model_does_not_have_is_refused() {
+    let json: Value = serde_json::from_slice(&fs::read(vectors("tied").join("config.json")).unwrap()).unwrap();
+    let refusal = |key: &str, value: Value| {
+        let dir = tempfile::tempdir().unwrap();
+        let mut changed = json.clone();
+        changed[key] = value;
+        fs::write(dir.path().join("config.json"), changed.to_string()).unwrap();
+        read_config::<Qwen3Config>(dir.path()).map_err(|error| error.to_string())
+    };
+    for (key, value, says) in [
+        ("model_type", json!("llama"), "model_type = \"llama\" is not supported; only qwen3 is"),
+        ("attention_bias", json!(true), "linears have no bias"),
+        ("use_sliding_window", json!(true), "every layer attends to all positions"),
+        ("layer_types", json!(["full_attention", "sliding_attention"]), "only full_attention is"),
+        ("rope_parameters", json!({ "rope_type": "yarn", "rope_theta": 1e6 }), "rope_parameters.rope_type = \"yarn\""),
+        ("quantization_config", json!({ "quant_method": "fp8" }), "only F32, F16 and BF16 weights are read"),
+    ] {
+        let error = refusal(key, value).unwrap_err();
+        assert!(error.contains(says), "{key}: {error}");
+    }
+    // Qwen's own files have it so.
+    assert!(refusal("rope_parameters", Value::Null).is_ok());
+    assert_eq!(refusal("num_key_value_heads", Value::Null).unwrap_err().contains("num_kv_heads = 32"), true);
+}
+
+#[test]
+fn published_sizes_have_their_parameters() {
+    let count = |name| Qwen3Config::preset(name).unwrap().size().num_params;
+    assert_eq!(count("0.6b"), 596_049_920);
+    assert_eq!(count("8b"), 8_190_735_360);
+    assert_eq!(count("32b"), 32_762_123_264);
+    PRESETS.iter().for_each(|name| Qwen3Config::preset(name).unwrap().validate().unwrap());
+    let Err(JobError::UnknownPreset { name, .. }) = Qwen3Config::preset("7b") else { panic!() };
+    assert_eq!(name, "7b");
+}
+
+#[test]
+fn the_config_file_describes_a_run() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/qwen3_0.6b.toml");
+    let config = RunConfig::load(Some(&file), &[]).unwrap();
+    config.validate().unwrap();
+    assert_eq!(config.dimensions().unwrap(), Qwen3Config::preset("0.6b").unwrap());
+}
+
+/// A run of a small model on a text with a pattern.
+fn config(folder: &Path, settings: &[&str]) -> RunConfig {
+    let text: String = (0..400).map(|line| format!("fn f{line}() {{ g({}) }}\n", line % 7)).collect();
+    fs::write(folder.join("text.txt"), text).unwrap();
+    let fixed = [
+        "model.num_layers=2",
+        "model.hidden_size=64",
+        "model.intermediate_size=96",
+        "training.batch_size=2",
+        "training.seq_len=48",
+        "training.steps=8",
+        "training.log_every=1",
+        "training.eval_batches=2",
+        "training.device=cpu",
+        "optimizer.warmup_steps=2",
+        "float8.strict=true",
+        "generate.max_new_tokens=0",
+    ];
+    let settings: Vec<_> = fixed.iter().chain(settings).map(|setting| setting.to_string()).collect();
+    let mut config = RunConfig::load(None, &settings).unwrap();
+    config.data.paths = vec![folder.join("text.txt")];
+    config.data.cache = Some(folder.join("cache"));
+    config
+}
+
+fn run(config: &RunConfig, start: &Start) -> (Outcome, String) {
+    let mut log = vec![];
+    let outcome = train::<Qwen3Model, Train>(config, start, &SelectedDevice::Cpu, &Default::default(), &mut log);
+    (outcome.unwrap_or_else(|error| panic!("{error}")), String::from_utf8(log).unwrap())
+}
+
+#[test]
+fn every_recipe_trains() {
+    let dir = tempfile::tempdir().unwrap();
+    for recipe in Recipe::ALL {
+        let (outcome, log) = run(&config(dir.path(), &[&format!("float8.recipe={recipe}")]), &Start::default());
+        assert!(log.contains(&format!("Applied Float8: recipe={recipe}, 14 of 14 linears")), "{log}");
+        let losses: Vec<_> = outcome.steps.iter().map(|line| line.loss).collect();
+        assert!(losses.iter().all(|loss| loss.is_finite()) && losses[7] < losses[0] - 0.5, "{recipe}: {losses:?}");
+    }
+}
+
+#[test]
+fn a_run_is_resumed_with_the_same_losses() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("run");
+    let mut config =
+        config(dir.path(), &["float8.recipe=delayed", "model.tie_word_embeddings=false", "optimizer.decay=constant"]);
+    let (whole, log) = run(&config, &Start::default());
+    assert!(log.contains("skipped: lm_head"), "{log}");
+    config.checkpoint.folder = Some(folder.clone());
+    config.training.steps = "4".parse().unwrap();
+    run(&config, &Start::default());
+    config.training.steps = "8".parse().unwrap();
+    let saved = Some(SavedRun::open(&folder, Which::Latest).unwrap());
+    let (rest, log) = run(&config, &Start { saved, is_resumed: true, ..Start::default() });
+    assert!(log.contains("resumed: step 4"), "{log}");
+    let losses = |outcome: &Outcome| outcome.steps.iter().map(|line| line.loss.to_bits()).collect::<Vec<_>>();
+    assert_eq!(losses(&rest), losses(&whole)[4..]);
+}
