@@ -17,7 +17,7 @@ use super::series::{Point, smoothed, thinned};
 
 /// Units for what is written beside and below.
 const BESIDE: i32 = 186;
-pub(super) const BELOW: i32 = 90;
+pub(super) const BELOW: i32 = 80;
 /// Markers of a run at most: they would hide each other.
 const MAX_MARKERS: usize = 60;
 
@@ -110,9 +110,9 @@ impl Chart {
             .set_all_tick_mark_size(6)
             .label_style(letters(NORMAL, INK))
             .x_labels(8)
-            .y_labels((self.height / 55) as usize)
+            .y_labels((self.height / 44) as usize)
             .x_label_formatter(&|step| thousands(&step.to_string()))
-            .y_label_formatter(&|value| label(*value))
+            .y_label_formatter(&|value| label(*value, self.y.end - self.y.start))
             .x_desc("optimizer step")
             .y_desc(self.unit)
             .draw()?;
@@ -177,13 +177,15 @@ pub(super) fn log_ticks(low: f64, high: f64) -> Vec<f64> {
     if ticks.len() > 7 { within(&[1.0]) } else { ticks }
 }
 
-/// What is written at a tick.
-pub(super) fn label(value: f64) -> String {
-    if value < 0.0 {
-        return format!("-{}", label(-value));
+/// What is written at a tick of an axis that is so long: what rounding leaves of a zero is one.
+pub(super) fn label(value: f64, length: f64) -> String {
+    let size = value.abs();
+    if size < 1e-9 * length {
+        return "0".into();
     }
-    let allow_scientific = !(1e-3..1e7).contains(&value);
-    thousands(&FloatPrettyPrinter { allow_scientific, min_decimal: 0, max_decimal: 5 }.print(value))
+    let is_plain = (1e-3..1e7).contains(&size);
+    let text = FloatPrettyPrinter { allow_scientific: !is_plain, min_decimal: 0, max_decimal: 5 }.print(size);
+    format!("{}{}", if value < 0.0 { "-" } else { "" }, if is_plain { thousands(&text) } else { text })
 }
 
 #[cfg(test)]
@@ -192,11 +194,13 @@ mod tests {
 
     #[test]
     fn ticks_are_round() {
-        let labels = |low, high| log_ticks(low, high).into_iter().map(label).collect::<Vec<_>>().join(" ");
+        let labels =
+            |low, high| log_ticks(low, high).into_iter().map(|tick| label(tick, tick)).collect::<Vec<_>>().join(" ");
         assert_eq!(labels(0.3, 5.0), "0.2 0.5 1 2 5 10");
         assert_eq!(labels(1.0, 1.0), "0.5 1 2");
         assert_eq!(labels(3e-4, 2e3), "1e-4 0.001 0.01 0.1 1 10 100 1,000 10,000");
-        let numbers = [0.0, 2.2, -0.05, 2e-6, 20_000.0, 1.5e7, 0.1 + 0.2];
-        assert_eq!(numbers.map(label), ["0", "2.2", "-0.05", "2e-6", "20,000", "1.5e7", "0.3"]);
+        let numbers = [0.0, 1e-17, 2.2, -0.05, 2e-6, 20_000.0, 1.5e7, 0.1 + 0.2];
+        let expected = ["0", "0", "2.2", "-0.05", "2e-6", "20,000", "1.5e7", "0.3"];
+        assert_eq!(numbers.map(|number| label(number, 1.0)), expected);
     }
 }

@@ -158,7 +158,7 @@ impl<'a> HeatMap<'a> {
             .set_all_tick_mark_size(6)
             .label_style(letters(NORMAL, INK))
             .y_labels((self.down / 40).min(12) as usize)
-            .y_label_formatter(&|db| label(*db))
+            .y_label_formatter(&|db| label(*db, high - low))
             .y_desc("SQNR (dB)")
             .draw()?;
         let levels = 64;
