@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 
-use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Rest};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 use regex::Regex;
@@ -31,8 +30,8 @@ pub(super) fn without_tags(source: &str) -> Cow<'_, str> {
 /// An environment whose one template, `chat`, is `source`.
 pub(super) fn environment(source: String) -> Result<Environment<'static>, ChatError> {
     let mut environment = Environment::new();
-    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    environment.set_syntax(syntax.expect("the syntax is Jinja's"));
+    environment.set_trim_blocks(true);
+    environment.set_lstrip_blocks(true);
     environment.set_unknown_method_callback(python::method);
     environment.set_formatter(|out, _, value| python::write_str(out, value).map_err(Error::from));
     work::add_filter(&mut environment, "tojson", python::to_json);
@@ -78,7 +77,7 @@ fn raise_exception(message: Value, _rest: Rest<Value>) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Refusal(message)))
 }
 
-fn mark_generation(state: &mut State<'_, '_>, arguments: Kwargs) -> Result<Value, Error> {
+fn mark_generation(state: &State<'_, '_>, arguments: Kwargs) -> Result<Value, Error> {
     let text = arguments.get::<Value>("caller")?.call(state, &[])?.to_string();
     let Some(marks) = state.lookup(MARKS) else { return Ok(text.into()) };
     let marks: Vec<String> = marks.try_iter()?.map(|mark| mark.to_string()).collect();

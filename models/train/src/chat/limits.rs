@@ -57,7 +57,7 @@ pub(crate) fn with_stack<T: Send>(run: impl FnOnce() -> T + Send) -> T {
 /// Renders into a text of bounded size; `failed` says what an error of the template's own means.
 pub(super) fn render(
     environment: &Environment<'_>,
-    context: Value,
+    context: impl serde::Serialize + Send,
     failed: fn(&Error) -> ChatError,
 ) -> Result<String, ChatError> {
     let template = environment.get_template("chat").expect("the environment has this template");
@@ -97,9 +97,7 @@ pub(super) fn set(environment: &mut Environment<'_>) {
     environment.add_filter(ASSIGNED, assigned);
     work::set(environment);
     work::add_checked(environment, "format", filters::format, |arguments| check_format(&arguments[0]));
-    work::add_checked(environment, "replace", filters::replace, |arguments| {
-        check_replace(&arguments[0], &arguments[1..])
-    });
+    work::add_checked(environment, "replace", filters::replace, |arguments| check_replace(&arguments[0], &arguments[1..]));
     work::add_checked(environment, "indent", filters::indent, check_indent);
     work::add_checked(environment, "batch", filters::batch, |arguments| check_count("a batch", arguments));
     work::add_checked(environment, "slice", filters::slice, |arguments| check_count("a slice", arguments));

@@ -248,19 +248,18 @@ impl ChatTemplate {
         marks: Option<marks::Marks>,
     ) -> Result<String, ChatError> {
         use minijinja::Value;
-        use minijinja::value::Serde;
         let messages: Vec<_> = messages.iter().map(seen_by_templates).collect();
         let mut context = BTreeMap::from([
-            ("messages", Value::from(Serde(&messages))),
+            ("messages", Value::from_serialize(&messages)),
             ("tools", Value::from(())),
             ("documents", Value::from(())),
             ("add_generation_prompt", Value::from(add_generation_prompt)),
         ]);
-        context.extend(self.variables.iter().map(|(name, value)| (name.as_str(), Value::from(Serde(value)))));
+        context.extend(self.variables.iter().map(|(name, value)| (name.as_str(), Value::from_serialize(value))));
         if let Some(marks) = marks {
             context.insert(environment::MARKS, Value::from_iter(marks.map(String::from)));
         }
-        limits::render(&self.environment, Value::from(Serde(&context)), environment::render_error)
+        limits::render(&self.environment, context, environment::render_error)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use minijinja::value::{Kwargs, Rest, Serde, ValueKind};
+use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
@@ -16,13 +16,8 @@ const WHITE_SPACE: &str = "\t\n\u{b}\u{c}\r\u{1c}\u{1d}\u{1e}\u{1f} \u{85}\u{a0}
 
 /// Methods that minijinja's values do not have: upstream's, but that texts count characters, know Python's white space, and stay within
 /// limits.
-pub(super) fn method(
-    state: &mut State<'_, '_>,
-    value: &Value,
-    name: &str,
-    arguments: &[Value],
-) -> Result<Value, Error> {
-    let mut upstream = |arguments: &[Value]| unknown_method_callback(state, value, name, arguments);
+pub(super) fn method(state: &State<'_, '_>, value: &Value, name: &str, arguments: &[Value]) -> Result<Value, Error> {
+    let upstream = |arguments: &[Value]| unknown_method_callback(state, value, name, arguments);
     let Some(text) = value.as_str() else { return upstream(arguments) };
     work::spend(std::iter::once(value).chain(arguments))?;
     match (name, arguments) {
@@ -48,7 +43,7 @@ pub(super) fn method(
 }
 
 /// The filter `trim`.
-pub(super) fn trim(state: &mut State<'_, '_>, value: Value, characters: Option<Value>) -> Result<Value, Error> {
+pub(super) fn trim(state: &State<'_, '_>, value: Value, characters: Option<Value>) -> Result<Value, Error> {
     let characters = characters.filter(|characters| !characters.is_none()).unwrap_or(WHITE_SPACE.into());
     unknown_method_callback(state, &str(&value).into(), "strip", &[characters])
 }
@@ -101,7 +96,7 @@ pub(super) fn to_json(value: Value, arguments: Rest<Value>, options: Kwargs) -> 
     }
     let mut text = String::new();
     let style = Style { json: Some(Json { is_ascii }), indent, item, key };
-    style.write(&mut text, &Value::from(Serde(&json)), 0).expect("strings take all text");
+    style.write(&mut text, &Value::from_serialize(&json), 0).expect("strings take all text");
     Ok(text.into())
 }
 

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::cell::Cell;
 
 use minijinja::functions::Function;
-use minijinja::value::{FunctionArgs, FunctionResult, Rest, ValueKind, ValueOrKwargs};
+use minijinja::value::{FunctionArgs, FunctionResult, Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 
 /// Bytes that the filters and methods of one rendering work through. A conversation may have 64 MiB.
@@ -80,8 +80,7 @@ pub(super) fn add_checked<F, Rv, Args>(
     Args: for<'a> FunctionArgs<'a>,
 {
     let filter = Value::from_function(filter);
-    environment.add_filter(name, move |state: &mut State<'_, '_>, arguments: Rest<ValueOrKwargs>| {
-        let arguments = arguments.into_values();
+    environment.add_filter(name, move |state: &State<'_, '_>, arguments: Rest<Value>| {
         spend(arguments.iter())?;
         check(&arguments)?;
         filter.call(state, &arguments)
