@@ -191,7 +191,7 @@ impl<A: TrainableModel> Job<A> {
         announce::device(config, selected, self.dtype::<B>(selected, device)?, out)?;
         announce::files(&data, out)?;
         let model = self.model::<B>(weights, selected, device, out)?;
-        let loss = mean_loss(&model, &held_out, device)?;
+        let loss = mean_loss(&model, &held_out, &config.training, device)?;
         announce::held_out(loss, &held_out, out)
     }
 
