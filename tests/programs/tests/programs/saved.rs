@@ -11,7 +11,7 @@ fn linear() -> Linear<B> {
 
 /// Between forward and backward it is x's FP8 operand that lives, however many linears follow.
 #[test]
-fn it_saves_the_float8_operand_of_x() {
+fn a_linear_saves_the_float8_operand_of_x() {
     let dw = |others: u64| {
         let (linear, other) = (linear(), linear());
         let y = linear.forward(tensor::<B, 2>([6, D], 1));
