@@ -16,7 +16,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 
 use crate::batches::Batch;
 use crate::config::{ActivationCheckpointing, ConfigError, TrainingSection};
-use crate::model::LanguageModel;
+use crate::model::{LanguageModel, Segments};
 
 /// Elements of logits, tokens by vocabulary, from which on they are made in chunks unless `training.loss_chunk` says otherwise: 512 MiB.
 const MANY_LOGITS: usize = 1 << 27;
@@ -68,16 +68,13 @@ pub(crate) fn loss<B: Backend, M: LanguageModel<B>>(
 ///
 /// # Errors
 /// [`ConfigError::Value`] for a plan that cuts a model which has no segments.
-pub(crate) fn gradients<B: AutodiffBackend, M>(
+pub(crate) fn gradients<B: AutodiffBackend, M: LanguageModel<B> + AutodiffModule<B>>(
     model: &M,
     batch: &Batch,
     plan: Plan,
     scale: impl Fn(Tensor<B, 1>) -> Tensor<B, 1>,
     device: &B::Device,
-) -> Result<(Tensor<B::InnerBackend, 1>, GradientsParams), ConfigError>
-where
-    M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
-{
+) -> Result<(Tensor<B::InnerBackend, 1>, GradientsParams), ConfigError> {
     let tensors = batch.tensors::<B>(device);
     if plan.is_plain() {
         let loss = scale(model.batch_loss(tensors));
@@ -94,7 +91,10 @@ where
             (Some(end.clone()), vec![], end.inner())
         }
         Some(group) => {
-            let (inputs, hidden) = forward(&model.valid(), batch, group, device).ok_or_else(|| no_segments(plan))?;
+            // On the same backend, whose operations round as those of the graph do, and with nothing that asks for one.
+            let frozen = model.clone().no_grad();
+            let segments = frozen.segments(batch.tensors::<B>(device)).ok_or_else(|| no_segments(plan))?;
+            let (inputs, hidden) = forward(&*segments, group);
             (None, inputs, hidden)
         }
     };
@@ -125,22 +125,18 @@ where
 }
 
 /// The inputs of groups of segments, and the output of the last.
-#[allow(clippy::type_complexity)]
-fn forward<B: Backend, M: LanguageModel<B>>(
-    model: &M,
-    batch: &Batch,
+fn forward<B: AutodiffBackend>(
+    segments: &dyn Segments<B>,
     group: usize,
-    device: &B::Device,
-) -> Option<(Vec<Tensor<B, 2>>, Tensor<B, 2>)> {
-    let segments = model.segments(batch.tensors::<B>(device))?;
+) -> (Vec<Tensor<B::InnerBackend, 2>>, Tensor<B::InnerBackend, 2>) {
     let (mut inputs, mut hidden) = (vec![], segments.first());
     for index in 0..segments.len() {
         if index.is_multiple_of(group) {
-            inputs.push(hidden.clone());
+            inputs.push(hidden.clone().inner());
         }
         hidden = segments.segment(index, hidden);
     }
-    Some((inputs, hidden))
+    (inputs, hidden.inner())
 }
 
 /// The gradients of what has the gradient `dy`.

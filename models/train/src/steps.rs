@@ -110,12 +110,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     pub fn monitor(&self) -> &Monitor<B> {
         &self.monitor
     }
-}
 
-impl<B: AutodiffBackend + Float8Stack, M> Steps<'_, B, M>
-where
-    M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
-{
     /// Makes one step.
     ///
     /// The loss is the mean over all targets of the step that count: a micro-batch weighs as many as it has.

@@ -73,7 +73,7 @@ fn recomputed_activations_are_the_same_bits_in_every_run() {
         &["training.precision=f32"][..],
         &["training.precision=f32", "model.tie_word_embeddings=true", "training.grad_accumulation=2"],
         &["model.tie_word_embeddings=true", "training.grad_accumulation=2", "float8.recipe=delayed"],
-        &["training.attn_mask_type=block_causal", "data.packing=\"best_fit\""],
+        &["training.attn_mask_type=block_causal", "data.packing=whole"],
         &[MOE, "float8.recipe=mxfp8"],
         &[schedule, "float8.recipe=rowwise"],
         &["float8.filter_fqns=[]", "float8.recipe=delayed"],
@@ -87,7 +87,7 @@ fn recomputed_activations_are_the_same_bits_in_every_run() {
 #[test]
 fn what_is_recomputed_is_observed_once() {
     let data = text();
-    let settings = ["float8.recipe=delayed", "float8.statistics={ every = 2 }"];
+    let settings = ["float8.recipe=delayed", "float8.statistics={ every_n_steps = 2 }"];
     let (plain, statistics) = reported(&config(data.path(), &settings), false);
     let full = [&settings[..], &["training.activation_checkpointing=full"]].concat();
     let (report, again) = reported(&config(data.path(), &full), true);
@@ -106,7 +106,7 @@ fn logits_in_chunks_are_the_same_training() {
         &["training.precision=f32"][..],
         &["training.precision=f32", "model.tie_word_embeddings=true"],
         &["float8.recipe=rowwise", "training.activation_checkpointing=full"],
-        &["training.precision=f32", "training.attn_mask_type=block_causal", "data.packing=\"best_fit\""],
+        &["training.precision=f32", "training.attn_mask_type=block_causal", "data.packing=whole"],
     ] {
         let (whole, _) = run(&config(data.path(), settings)).unwrap();
         let chunked = [settings, &["training.loss_chunk=11"]].concat();

@@ -304,3 +304,22 @@ fn evaluation_holds_one_copy_of_each_weight() {
     let plain: Attention<Plain> = with_parameters(Attention::new(), 1);
     assert!(relative_error(&y, &values(plain.forward(tensor([2, 4, D], 1)))) < 0.2);
 }
+
+/// Backward runs as its forward did.
+#[test]
+fn a_forward_in_high_precision_has_such_a_backward() {
+    let linear = applied(&Float8Config::tensorwise(), LinearConfig::new(D, 12).init::<B>(&Default::default()));
+    let x = || x::<B>(1);
+    float8_autocast(false, || linear.forward(x().require_grad())).sum().backward();
+    assert_eq!(high_precision_calls(&layer_of(&linear, "linear")), [1; 3]);
+    let y = linear.forward(x().require_grad());
+    float8_autocast(false, || y.sum().backward());
+    assert_eq!(float8_calls(&layer_of(&linear, "linear")), [1; 3]);
+    // An x that wants no gradient, evaluated in FP8 between.
+    let x = x();
+    let y = float8_autocast(false, || linear.forward(x.clone()));
+    linear.forward(x);
+    y.sum().backward();
+    assert_eq!(high_precision_calls(&layer_of(&linear, "linear")), [2, 1, 2]);
+    assert_eq!(float8_calls(&layer_of(&linear, "linear")), [2, 1, 1]);
+}
