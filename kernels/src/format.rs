@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 /// Source: Micikevicius et al., *FP8 Formats for Deep Learning* (2022), and the OCP OFP8 specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub enum Format {
     /// OFP8 E4M3: finite only, "fn" in torch's `float8_e4m3fn`.
     E4m3,

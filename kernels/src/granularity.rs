@@ -28,6 +28,7 @@ pub(crate) const TILE_WORDS: usize = 128;
 /// | [`Block128x128`](Granularity::Block128x128) | 128 × 128 | DeepSeek-V3's weights |
 /// | [`Block1x32`](Granularity::Block1x32) | 1 × 32 | OCP MX, MXFP8 |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub enum Granularity {
     /// The whole tensor.
     #[serde(rename = "tensorwise")]

@@ -32,6 +32,7 @@ const TILE_BLOCKS: usize = BLOCK / MX_BLOCK;
 /// How an amax becomes the exponent of an E8M0 scale; names are torchao's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub enum ScaleCalculationMode {
     /// `floor(log2(amax))`, as the OCP specification has it: the largest elements may saturate.
     Floor,

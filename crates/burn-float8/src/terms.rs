@@ -149,6 +149,7 @@ impl Operand {
 /// Every copy is cast from the high-precision tensor, never from another copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub enum Recipe {
     /// One scale per tensor.
     #[default]

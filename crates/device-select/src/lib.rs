@@ -24,6 +24,7 @@ pub unsafe fn quiet_wayland() {
 /// What a user asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub enum DeviceChoice {
     /// CUDA if there is a driver with a device, else a hardware wgpu adapter, else the CPU.
     #[default]

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 /// How long the whole of a weight lives that was gathered from all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub enum Reshard {
     /// Until the optimizer replaces the weight: two gathers for each linear and step, over all micro-batches.
     #[default]
@@ -15,6 +16,7 @@ pub enum Reshard {
 /// What ranks exchange of the gradients of sharded parameters. Over MPI they are added in f32 all the same; NCCL adds in this dtype.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub enum ReduceDtype {
     /// f32.
     #[default]

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use decoder::{Dimensions, positive, refused};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use train::hf::HfReader;
@@ -45,7 +46,7 @@ pub struct LlamaConfig {
 }
 
 /// A mixture of experts in place of each SwiGLU; the module [`moe`](crate::moe) has the equations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MoeConfig {
     /// Experts in each layer.
@@ -56,7 +57,7 @@ pub struct MoeConfig {
 
 /// Llama 3.1's change of the rotary frequencies, `rope_type: llama3` in Hugging Face's `config.json`; the module [`rope`](crate::rope) has
 /// the equations.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RopeScaling {
     /// Slow frequencies are divided by this.

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use burn::tensor::backend::{AutodiffBackend, Backend};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use train::{JobError, TrainableModel};
 
@@ -10,7 +11,7 @@ use crate::config::{LlamaConfig, MoeConfig, RopeScaling};
 use crate::model::Llama;
 
 /// The model: a preset with changes, or a Hugging Face checkpoint.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ModelSection {
     /// A size by name: `debug` and `debug_moe` (a mixture of experts), which train on a CPU; `1b` and `3b` of Llama 3.2; `8b`, `70b` and

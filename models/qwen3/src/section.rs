@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use burn::tensor::backend::{AutodiffBackend, Backend};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use train::{JobError, TrainableModel};
 
@@ -10,7 +11,7 @@ use crate::config::Qwen3Config;
 use crate::model::Qwen3;
 
 /// The model: a preset with changes, or a Hugging Face checkpoint.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ModelSection {
     /// A size by name: `debug`, which trains on a CPU; `0.6b`, `1.7b`, `4b`, `8b`, `14b` and `32b`. If absent, `debug`.

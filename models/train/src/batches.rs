@@ -2,12 +2,13 @@
 
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor, TensorData};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::data::{DataError, Dataset, EpochSize, Position, Sequence, SequenceShape, TrainSequences};
 
 /// What a token may look at.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AttnMaskType {
     /// Everything before it in its sequence, of other documents too.

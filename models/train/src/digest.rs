@@ -34,9 +34,22 @@ impl Fingerprint {
 
 /// A file's size in bytes, and its digest.
 pub(crate) fn of_file(path: &Path) -> io::Result<(u64, String)> {
-    let mut hasher = Sha256::new();
+    let mut hasher = Hasher(Sha256::new());
     let bytes = io::copy(&mut File::open(path)?, &mut hasher)?;
-    Ok((bytes, hex(hasher)))
+    Ok((bytes, hex(hasher.0)))
+}
+
+struct Hasher(Sha256);
+
+impl io::Write for Hasher {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// The SHA-256 of a file, in hexadecimal.

@@ -1,10 +1,12 @@
-//! Folders that are there whole or not at all, whatever ends the process or the disk while they are written.
+//! New folders, which are there whole or not at all.
 
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, Write};
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use tempfile::{Builder, TempDir};
+
+use crate::atomic;
 
 /// Why a folder was not made.
 #[derive(Debug, thiserror::Error)]
@@ -30,32 +32,23 @@ pub enum FolderError {
 /// exist, or be an empty folder.
 ///
 /// `fill` writes to a hidden folder beside `path`, which then gets its name. If `fill` fails, nothing is left; if the process
-/// ends while it runs, the hidden folder is. Files that `fill` writes it must sync itself, see [`write_synced`].
+/// ends while it runs, the hidden folder is. What `fill` has written is on disk before.
 ///
 /// # Errors
 /// The errors of `fill`; [`FolderError`].
 pub fn create_folder<E: From<FolderError>>(path: &Path, fill: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), E> {
     let destination = destination(path)?;
-    let hidden = hidden_beside(&destination).map_err(|source| FolderError::Io { path: path.into(), source })?;
+    let mut hidden = hidden_beside(&destination).map_err(|source| FolderError::Io { path: path.into(), source })?;
     fill(hidden.path())?;
-    publish(hidden, &destination).map_err(|source| match source.kind() {
+    atomic::publish(hidden.path(), &destination).map_err(|source| match source.kind() {
         // Somebody else was faster.
         ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists | ErrorKind::NotADirectory => {
             FolderError::Occupied { path: path.into() }
         }
         _ => FolderError::Io { path: path.into(), source },
     })?;
+    hidden.disable_cleanup(true);
     Ok(())
-}
-
-/// Writes a file that is on disk when this returns.
-///
-/// # Errors
-/// The system's.
-pub fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = File::create(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
 }
 
 /// `path` with a last part that can be renamed to, links followed.
@@ -93,16 +86,4 @@ fn hidden_beside(destination: &Path) -> io::Result<TempDir> {
         builder.permissions(fs::Permissions::from_mode(0o777));
     }
     builder.tempdir_in(parent)
-}
-
-fn publish(mut hidden: TempDir, destination: &Path) -> io::Result<()> {
-    sync_folder(hidden.path())?;
-    fs::rename(hidden.path(), destination)?;
-    hidden.disable_cleanup(true);
-    destination.parent().map_or(Ok(()), sync_folder)
-}
-
-/// Names are the folder's, so it is synced besides its files. Only Unix opens folders.
-pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
-    if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
 }

@@ -5,14 +5,14 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::TrainError;
-use crate::files;
+use crate::atomic;
 
 /// Refuses a path that no file can be written to, before hours of training.
 ///
 /// # Errors
 /// [`TrainError::Write`].
 pub(crate) fn check(path: &Path) -> Result<(), TrainError> {
-    files::check_destination(path).map_err(|source| TrainError::Write { path: path.into(), source })
+    atomic::check_destination(path).map_err(|source| TrainError::Write { path: path.into(), source })
 }
 
 /// Writes pretty JSON: whoever reads `path` finds all of it, or what was there before.
@@ -23,5 +23,5 @@ pub(crate) fn write(path: &Path, value: &impl Serialize) -> Result<(), TrainErro
     let fail = |source| TrainError::Write { path: path.into(), source };
     let mut text = serde_json::to_vec_pretty(value).map_err(|error| fail(error.into()))?;
     text.push(b'\n');
-    files::replace(path, &text).map_err(fail)
+    atomic::replace(path, &text).map_err(fail)
 }

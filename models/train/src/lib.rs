@@ -9,6 +9,7 @@
 //! [`ChatTemplate`] turns a conversation into the ids that a chat model reads, and knows which of them the assistant says.
 //! [`Dataset`] turns files into sequences of tokens to train on, of which a bounded part is in memory.
 
+mod atomic;
 pub mod batches;
 mod chat;
 pub mod checkpoint;
@@ -53,7 +54,7 @@ pub use data::{
 pub use digest::digest_of_file;
 pub use error::{Divergence, TrainError};
 pub use escape::{EscapedWriter, escaped};
-pub use folder::{FolderError, create_folder, write_synced};
+pub use folder::{FolderError, create_folder};
 pub use hf::ExportOptions;
 pub use job::Job;
 pub use job_error::JobError;

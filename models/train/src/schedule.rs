@@ -2,10 +2,11 @@
 
 use std::f64::consts::PI;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The curve after warm-up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Decay {
     /// Half a cosine, from the peak down.

@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use safetensors::{Dtype, SafeTensors};
+use train::checkpoint::{CheckpointError, CheckpointFolder, Worth, saved_steps};
 use train::tensor_files::{NewTensor, bf16_bytes, f32_bytes, write_file, write_shards};
 use train::{FolderError, TensorFiles, TensorFilesError, create_folder};
 
@@ -216,4 +217,29 @@ fn a_folder_is_there_whole_or_not_at_all() {
         let dangling = create_folder(&dir.path().join("dangling"), fill);
         assert!(matches!(dangling, Err(Failure::Folder(FolderError::Occupied { .. }))), "{dangling:?}");
     }
+}
+
+/// Linux refuses to sync a device, which shows that files are synced before they get their names.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_cannot_be_synced_is_not_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("new");
+    let fill = |hidden: &Path| std::os::unix::fs::symlink("/dev/null", hidden.join("device")).unwrap();
+    let failed = create_folder(&path, |hidden| {
+        fill(hidden);
+        Ok::<_, Failure>(())
+    });
+    assert!(matches!(failed, Err(Failure::Folder(FolderError::Io { .. }))), "{failed:?}");
+    assert_eq!(names(dir.path()), [""; 0]);
+
+    let folder = CheckpointFolder::open(&path).unwrap();
+    let failed = folder.save(1, Worth::HeldOutLoss(None), 1, |partial| {
+        fill(partial);
+        Ok::<_, CheckpointError>(())
+    });
+    assert!(matches!(failed, Err(CheckpointError::Io { .. })), "{failed:?}");
+    assert!(saved_steps(&path).unwrap().is_empty());
+    folder.save(1, Worth::HeldOutLoss(None), 1, |_| Ok::<_, CheckpointError>(())).unwrap();
+    assert_eq!(saved_steps(&path).unwrap(), [1]);
 }

@@ -8,6 +8,7 @@ use crate::terms::{ContractionAxis, Gemm, Operand, Role};
 /// Where the scale of a cast comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub enum ScalingType {
     /// From the amax of the tensor itself.
     #[default]
@@ -21,12 +22,16 @@ pub enum ScalingType {
 /// How one operand of one GEMM is cast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "CastConfigFile")]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema), schemars(!try_from, deny_unknown_fields))]
 pub struct CastConfig {
     /// Where the scale comes from.
+    #[cfg_attr(feature = "schemars", schemars(default))]
     pub scaling_type: ScalingType,
     /// What shares one scale. Needed in a file unless the cast is disabled.
+    #[cfg_attr(feature = "schemars", schemars(with = "Option<Granularity>"))]
     pub scaling_granularity: Granularity,
     /// Format of the codes. Needed in a file unless the cast is disabled.
+    #[cfg_attr(feature = "schemars", schemars(with = "Option<Format>"))]
     pub target_dtype: Format,
 }
 

@@ -6,6 +6,7 @@ use crate::error::Float8Error;
 /// How delayed scaling turns a history into one amax.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub enum AmaxComputeAlgo {
     /// The largest of the history.
     #[default]
@@ -25,6 +26,7 @@ pub enum AmaxComputeAlgo {
 /// it first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct DelayedScaling {
     /// Steps in the history, 1 to 65536.
     pub amax_history_len: usize,

@@ -29,6 +29,7 @@ use crate::terms::{Gemm, Operand, Recipe};
 /// that is given too or the recipe tells the two apart.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(remote = "Self", deny_unknown_fields, default)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema), schemars(!remote))]
 pub struct Float8LinearConfig {
     /// How the operands of the three GEMMs are cast, where the keys below do not say otherwise.
     recipe: Recipe,
@@ -69,12 +70,15 @@ pub struct Float8LinearConfig {
     scale_calculation_mode: Option<ScaleCalculationMode>,
     /// Run GEMMs emulated where the device has FP8 tensor cores too.
     #[serde(skip_serializing_if = "is_default")]
+    #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
     emulate: bool,
     /// Drop the weight's FP8 copies after fprop and make them again in backward: less memory, one more cast.
     #[serde(skip_serializing_if = "is_default")]
+    #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
     force_recompute_fp8_weight_in_bwd: bool,
     /// Run `Tensor::matmul(x, w)` of rank 2 with this layer's weight on the right in FP8 too, forward and backward.
     #[serde(skip_serializing_if = "is_default")]
+    #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
     matmul: bool,
     /// How casts with `scaling_type = "delayed"`, those of the recipe `delayed`, find their scale.
     #[serde(skip_serializing_if = "is_default")]
@@ -84,6 +88,7 @@ pub struct Float8LinearConfig {
 /// How a GEMM adds up; torchao's `Float8GemmConfig`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 struct Accumulation {
     /// Keep the sums in the FP8 tensor cores' own accumulator, about 14 bits of mantissa on Hopper, instead of adding them to f32 every
     /// 128 of the contraction. Changes nothing where a GEMM is emulated or applies scales every 128 or every 32.

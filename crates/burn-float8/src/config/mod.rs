@@ -36,6 +36,7 @@ use linear::is_default;
 /// [`set_default_config`](crate::set_default_config) changes it, for all models on the device at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub enum Untagged {
     /// By the device's default configuration.
     Default,
@@ -48,6 +49,7 @@ pub enum Untagged {
 /// Other settings for some of a model's linears.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct LayerOverride {
     /// Names or patterns, as in [`filter_fqns`](Float8Config::filter_fqns).
     pub fqns: Vec<String>,
@@ -80,6 +82,7 @@ pub struct LayerOverride {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(remote = "Self", deny_unknown_fields)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema), schemars(!remote))]
 pub struct Float8Config {
     /// How linears run that nothing else names.
     #[serde(flatten)]
@@ -92,20 +95,25 @@ pub struct Float8Config {
     /// Keeps linears in high precision that are too small to gain, by torchao's rule for the linear's recipe, w being
     /// `[K, N]`. tensorwise and delayed: K ≤ 4096 and N ≤ 1024. Others: N ≤ 2048, or K ≤ 1024, or N ≤ 4096 and K ≤ 2048.
     #[serde(default, skip_serializing_if = "is_default")]
+    #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
     pub auto_filter_small_kn: bool,
     /// Keeps the first so many layers in high precision. A layer is all linears with the same first number in their
     /// names, in the list that holds most linears: `layers.0.mlp.up_proj` is in layer 0.
     #[serde(default, skip_serializing_if = "is_default")]
+    #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
     pub num_layers_at_start_in_high_precision: usize,
     /// Keeps the last so many layers in high precision.
     #[serde(default, skip_serializing_if = "is_default")]
+    #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
     pub num_layers_at_end_in_high_precision: usize,
     /// Other settings for some linears; of several that match one linear, the last counts. Filters still apply.
     #[serde(default, skip_serializing_if = "is_default")]
+    #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
     pub overrides: Vec<LayerOverride>,
     /// Layer types of one's own whose weight is tagged as a `Linear`'s is: the name of a module's type, for its rank-2 parameter
     /// `weight`, or `Type.parameter`. Its forward has to call [`linear`](burn::tensor::module::linear) with it.
     #[serde(default, skip_serializing_if = "is_default")]
+    #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
     pub module_types: Vec<String>,
     /// What a linear does whose weight is in no model that a configuration was applied to, or was rebuilt from data since. If absent,
     /// it runs in high precision, if this configuration is the first to be applied on the device ([`Untagged`]).
@@ -116,11 +124,13 @@ pub struct Float8Config {
     /// [`Report::verify`](crate::Report::verify) returns the same as an error, without `strict`. For linears that are not in the model
     /// there is [`untagged`](Self::untagged).
     #[serde(default, skip_serializing_if = "is_default")]
+    #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
     pub strict: bool,
     /// Whether kernels are compared with the scalar reference the first time that they run on a device that is no CPU, and the device is
     /// tried out when this configuration is applied. Of several configurations the last that was applied on the device counts; the
     /// environment variable `FLOAT8_SELF_CHECK`, `first_use` or `off`, overrides them all.
     #[serde(default, skip_serializing_if = "is_default")]
+    #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
     pub self_check: SelfCheck,
     /// Sample how well FP8 holds the operands of each linear; the report has the samples. None are taken if absent.
     #[serde(default, skip_serializing_if = "is_default")]

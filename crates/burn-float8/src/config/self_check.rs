@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 /// Whether kernels are compared with the scalar reference the first time that a process uses them on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub enum SelfCheck {
     /// Each kernel, with the parameters that it is compiled for, once: casts in sampled rows bit for bit, GEMMs in sampled elements. What
     /// is wrong is not used again.

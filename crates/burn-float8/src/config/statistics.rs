@@ -10,11 +10,13 @@ use crate::terms::Recipe;
 /// its end; other steps cost nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct StatisticsConfig {
     /// Optimizer steps from one sample to the next; the first step is sampled.
     pub every_n_steps: u64,
     /// Recipes to cast the same tensors with, to see what they would have given; not `delayed`, which needs a history.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
     pub compare: Vec<Recipe>,
 }
 
@@ -34,6 +36,7 @@ impl StatisticsConfig {
 /// Where a layer that is not well in FP8 goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub enum FallbackTo {
     /// All three GEMMs in high precision.
     #[default]
@@ -45,6 +48,7 @@ pub enum FallbackTo {
 /// Limits on a layer's sampled statistics. An operand beyond one of them moves its layer, for the rest of the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct FallbackConfig {
     /// Smallest SQNR, dB; a tensor without one, all zeros or too large to square, is not below it.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -6,6 +6,7 @@ use crate::error::Float8Error;
 /// A part of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "expected a whole number of steps or a fraction from 0 to 1")]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub enum Span {
     /// Optimizer steps: a whole number in a file.
     Steps(u64),
@@ -44,6 +45,7 @@ impl Span {
 /// Before each step, call [`set_float8_enabled`](crate::set_float8_enabled) with what [`is_float8`](Self::is_float8) says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(remote = "Self", deny_unknown_fields, default)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema), schemars(!remote))]
 pub struct PrecisionSchedule {
     /// How long the run is in high precision at its beginning.
     warmup: Span,

@@ -1,33 +1,36 @@
-//! `docs/config.md` is made from the types of the configuration: keys, types and docs from their sources, defaults from their values.
-//! Here it is compared with the file, and its keys with those that the reader of configurations knows.
+//! `docs/config.md` is made from the JSON Schema of the configuration. Here it is compared with the file, and the schema's keys with
+//! those that the reader of configurations knows.
 
-mod attributes;
 mod page;
 mod reference;
-mod source;
-mod text;
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::{env, fs, path};
 
 use burn_float8::Float8Config;
-use llama3::RunConfig;
+use clap::Parser;
 use llama3::presets::PRESETS;
+use llama3::{Llama3, RunConfig};
 use toml::value::Datetime;
 use toml::{Table, Value};
+use train::cli::Command;
 
-use crate::reference::{Absent, Keys, Path, Reference};
-use crate::source::{Shape, Sources};
+use crate::reference::{Path, Reference};
 
-fn root() -> PathBuf {
+fn root() -> path::PathBuf {
     path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-fn reference() -> &'static Reference {
-    static REFERENCE: OnceLock<Reference> = OnceLock::new();
-    REFERENCE.get_or_init(|| Reference::new(&Sources::of_workspace(&root())))
+/// As `llama3 config-schema` prints it.
+fn reference() -> Reference<'static> {
+    static SCHEMA: OnceLock<serde_json::Value> = OnceLock::new();
+    Reference::new(SCHEMA.get_or_init(|| {
+        let mut printed = vec![];
+        let job = Command::parse_from(["llama3", "config-schema"]).job::<Llama3>(&mut printed).unwrap();
+        assert!(job.is_none(), "no model");
+        serde_json::from_slice(&printed).unwrap()
+    }))
 }
 
 /// Why the reader refuses a file.
@@ -52,7 +55,7 @@ fn known_keys(path: &Path) -> Option<BTreeSet<String>> {
 #[test]
 fn the_page_is_that_of_the_types() {
     let file = root().join("docs/config.md");
-    let page = page::page(reference());
+    let page = page::page(&reference());
     if env::var_os("FLOAT8_BLESS").is_some_and(|value| value == "1") {
         fs::write(&file, &page).unwrap();
     }
@@ -70,15 +73,16 @@ fn the_page_is_that_of_the_types() {
 
 #[test]
 fn every_key_that_the_reader_knows_is_there() {
-    let (mut tables, mut lists) = (0, 0);
-    for section in &reference().sections {
-        let keys = section.entries().flat_map(|entry| [&entry.field.key].into_iter().chain(&entry.field.aliases));
-        let keys: BTreeSet<String> = keys.cloned().collect();
+    let reference = reference();
+    let mut tables = 0;
+    for section in &reference.sections {
+        let keys: BTreeSet<String> = section.keys().map(|(key, _)| key.clone()).collect();
+        assert_eq!(section.schema["additionalProperties"], false, "[{}]", section.path.dotted());
         for path in section.paths() {
             tables += 1;
             match known_keys(path) {
                 Some(known) => assert_eq!(keys, known, "[{}]", path.dotted()),
-                None => assert!(section.groups.len() > 1, "[{}]", path.dotted()),
+                None => assert_eq!(path.dotted(), "float8"),
             }
             for key in &keys {
                 let wrong = "1979-05-27".parse::<Datetime>().unwrap();
@@ -87,15 +91,16 @@ fn every_key_that_the_reader_knows_is_there() {
                 assert!(!refusal.contains(&format!("unknown field `{key}`")), "{}.{key}: {refusal}", path.dotted());
             }
         }
-        for entry in section.entries() {
-            if let Some(Keys::Some(_, keys)) = &entry.table {
-                lists += 1;
-                let path = section.path.with(&entry.field.key, matches!(entry.field.shape, Shape::List(..)));
-                assert_eq!(Some(keys.iter().cloned().collect()), known_keys(&path), "[{}]", path.dotted());
+        // Tables that have some keys of another.
+        for (key, schema) in section.keys() {
+            let Some((table, is_list)) = reference.table(schema) else { continue };
+            if reference.section(table).is_none() {
+                let keys = table["properties"].as_object().unwrap().keys().cloned().collect();
+                assert_eq!(Some(keys), known_keys(&section.path.with(key, is_list)));
             }
         }
     }
-    assert!(tables > 15 && lists > 0, "only {tables} tables, {lists} of them with keys of another");
+    assert!(tables > 15, "only {tables} tables");
 }
 
 /// `flatten` keeps the reader from saying which keys `[float8]` has, but not `Debug`.
@@ -105,50 +110,57 @@ fn every_field_of_float8_config_is_there() {
     let names = debug.lines().filter_map(|line| line.strip_prefix("    ")?.split_once(": "));
     let names: Vec<_> = names.map(|(name, _)| name).filter(|name| !name.starts_with(' ')).collect();
     assert!(names.len() > 8, "{debug}");
-    let path = Path(vec![("float8".into(), false)]);
-    let section = reference().sections.iter().find(|section| section.path == path).unwrap();
+    let (path, reference) = (Path::default().with("float8", false), reference());
+    let section = reference.sections.iter().find(|section| section.path == path).unwrap();
     for name in names {
-        let is_there = section.entries().any(|entry| entry.field.key == name);
+        let is_there = section.keys().any(|(key, _)| key == name);
         let file = path.file(Table::from_iter([(name.to_string(), "no".into())]));
         assert_ne!(is_there, refusal(&file).contains(&format!("unknown field `{name}`")), "float8.{name}");
+    }
+    // torchtitan's names are no errors in an editor either.
+    let all = section.schema["properties"].as_object().unwrap();
+    let deprecated: Vec<_> = all.iter().filter(|(_, key)| key["deprecated"] == true).collect();
+    assert!(deprecated.len() == 3, "{deprecated:?}");
+    for (name, schema) in deprecated {
+        let value = if schema["type"] == "boolean" { true.into() } else { Value::from("rowwise") };
+        assert_eq!(refusal(&path.file(Table::from_iter([(name.clone(), value)]))), "");
     }
 }
 
 /// The tables that every configuration has, with the defaults that the page gives.
-fn defaults(reference: &Reference, path: &Path) -> Table {
+fn defaults(reference: &Reference<'_>, path: &Path) -> Table {
     let section = reference.sections.iter().find(|section| section.path == *path).unwrap();
     let mut table = Table::new();
-    for entry in section.entries() {
-        let Absent::Default(value) = &entry.absent else { continue };
-        let value = match (&entry.table, &entry.field.shape) {
-            (Some(Keys::Section(at)), Shape::Table(_)) => Value::Table(defaults(reference, at)),
-            _ => toml::from_str::<Table>(&format!("it = {}", page::value(value))).unwrap().remove("it").unwrap(),
-        };
-        table.insert(entry.field.key.clone(), value);
+    for (key, schema) in section.keys() {
+        if let Some(default) = schema.get("default") {
+            table.insert(key.clone(), Value::try_from(default).unwrap());
+        } else if path.0.is_empty() && key != "profile" {
+            table.insert(key.clone(), defaults(reference, &path.with(key, false)).into());
+        }
     }
     table
 }
 
 #[test]
 fn a_file_of_all_defaults_is_the_default() {
-    let written = toml::to_string(&defaults(reference(), &Path::default())).unwrap();
+    let written = toml::to_string(&defaults(&reference(), &Path::default())).unwrap();
     assert!(written.lines().count() > 50, "{written}");
     assert_eq!(RunConfig::from_toml(path::Path::new("file"), &written).unwrap(), RunConfig::default());
 }
 
 #[test]
 fn every_key_of_the_default_is_there() {
-    fn check(reference: &Reference, path: &Path, table: &Table) -> usize {
+    fn check(reference: &Reference<'_>, path: &Path, table: &Table) -> usize {
         let section = reference.sections.iter().find(|section| section.path == *path).unwrap();
         let mut keys = 0;
         for (key, value) in table {
-            assert!(section.entries().any(|entry| entry.field.key == *key), "{}.{key}", path.dotted());
+            assert!(section.keys().any(|(known, _)| known == key), "{}.{key}", path.dotted());
             keys += 1 + value.as_table().map_or(0, |inner| check(reference, &path.with(key, false), inner));
         }
         keys
     }
     let default: Table = toml::from_str(&RunConfig::default().to_toml().unwrap()).unwrap();
-    assert!(check(reference(), &Path::default(), &default) > 30);
+    assert!(check(&reference(), &Path::default(), &default) > 30);
 }
 
 #[test]
@@ -156,32 +168,27 @@ fn every_key_is_in_the_commented_file() {
     let file = fs::read_to_string(root().join("configs/llama3_debug.toml")).unwrap();
     let words: BTreeSet<_> = file.split(|c: char| c != '_' && !c.is_ascii_alphanumeric()).collect();
     for section in &reference().sections {
-        for entry in section.entries() {
-            let key = entry.field.key.as_str();
-            assert!(words.contains(key), "configs/llama3_debug.toml lacks {}.{key}", section.path.dotted());
+        for (key, _) in section.keys() {
+            assert!(words.contains(key.as_str()), "configs/llama3_debug.toml lacks {}.{key}", section.path.dotted());
         }
     }
 }
 
-/// Names that a doc comment lists by hand: presets, and torchtitan's, which the reader of `[float8]` has as literals.
+/// Names that a doc comment lists by hand: presets, and torchtitan's.
 #[test]
 fn names_in_docs_are_complete() {
-    let page = page::page(reference());
-    let sources = Sources::of_workspace(&root());
-    let float8 = sources.text_with("train", "Float8Section");
-    let code = float8.lines().filter(|line| !line.trim_start().starts_with("//"));
-    let literals = code.flat_map(|line| line.split('"').skip(1).step_by(2));
-    let is_name = |text: &&str| text.contains('_') && text.bytes().all(|b| b == b'_' || b.is_ascii_alphanumeric());
-    let names: Vec<_> = literals.filter(is_name).collect();
-    assert!(names.len() >= 4, "{names:?}");
-    for name in names.into_iter().chain(PRESETS) {
+    let (page, reference) = (page::page(&reference()), reference());
+    let float8 = reference.sections.iter().find(|section| section.path.dotted() == "float8").unwrap();
+    let all = float8.schema["properties"].as_object().unwrap();
+    let deprecated = all.iter().filter(|(_, key)| key["deprecated"] == true).map(|(name, _)| name.as_str());
+    for name in deprecated.chain(["auto_filter_small_kn"]).chain(PRESETS) {
         assert!(page.contains(&format!("`{name}`")) || page.contains(&format!("`\"{name}\"`")), "{name}");
     }
 }
 
 #[test]
 fn links_lead_to_sections_and_lines_are_short() {
-    let page = page::page(reference());
+    let page = page::page(&reference());
     let anchor = |line: &str| line.trim_start_matches('#').trim().replace(['[', ']', '.'], "");
     let anchors: BTreeSet<_> = page.lines().filter(|line| line.starts_with("##")).map(anchor).collect();
     let links: Vec<_> = page.split("](#").skip(1).filter_map(|rest| rest.split(')').next()).collect();

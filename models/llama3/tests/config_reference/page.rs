@@ -2,27 +2,28 @@
 
 use std::collections::BTreeMap;
 
-use toml::Value;
+use serde_json::Value;
 
-use crate::reference::{Absent, Entry, Keys, Path, Reference, Section};
-use crate::source::Shape;
-use crate::text::{Block, blocks, sentences, wrap};
+use crate::reference::{Path, Reference, Section};
 
 /// What stands before the sections.
 const INTRODUCTION: &str = include_str!("introduction.md");
+/// Columns of a line.
+const WIDTH: usize = 130;
 
 /// The page.
-pub fn page(reference: &Reference) -> String {
-    let mut page = Page { text: INTRODUCTION.into(), listed: BTreeMap::new() };
+pub fn page(reference: &Reference<'_>) -> String {
+    let mut page = Page { reference, text: INTRODUCTION.into(), listed: BTreeMap::new() };
     // The root has no keys but the sections.
     reference.sections.iter().skip(1).for_each(|section| page.section(section));
     page.text
 }
 
-struct Page {
+struct Page<'a> {
+    reference: &'a Reference<'a>,
     text: String,
-    /// The key whose entry lists the values of a type.
-    listed: BTreeMap<String, String>,
+    /// The key whose entry lists the values of a type, by the address of the type's schema.
+    listed: BTreeMap<*const Value, String>,
 }
 
 /// `[a.b]`, or `[[a.b]]` for the tables of a list.
@@ -35,134 +36,133 @@ fn link(text: &str, path: &Path) -> String {
     format!("[{text}](#{})", path.dotted().replace('.', ""))
 }
 
-fn code_list(words: &[String]) -> String {
-    let words: Vec<_> = words.iter().map(|word| format!("`{word}`")).collect();
-    words.join(", ")
+fn code_list(words: impl Iterator<Item = String>) -> String {
+    words.map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ")
+}
+
+fn description(schema: &Value) -> &str {
+    schema["description"].as_str().unwrap_or_else(|| panic!("it has no doc comment: {schema}"))
 }
 
 /// A value as TOML, numbers as short as they can be.
-pub fn value(value: &Value) -> String {
+fn value(value: &Value) -> String {
     match value {
-        Value::Float(number) => format!("{number:?}"),
         Value::Array(values) => format!("[{}]", values.iter().map(self::value).collect::<Vec<_>>().join(", ")),
+        Value::Number(number) if number.is_f64() => format!("{:?}", number.as_f64().unwrap()),
         value => value.to_string(),
     }
 }
 
-/// What a reader calls a value of this shape, or several of them.
-fn words(shape: &Shape, several: bool) -> String {
-    let word = match shape {
-        Shape::Boolean => "boolean",
-        Shape::Integer => "integer",
-        Shape::Number => "number",
-        Shape::String | Shape::Choice(_) => "string",
-        Shape::Path => "path",
-        Shape::Table(_) => "table",
-        Shape::List(inner, None) => return format!("list of {}", words(inner, true)),
-        Shape::List(inner, Some(length)) => return format!("list of {length} {}", words(inner, true)),
-        Shape::Either(_, shapes) => {
-            let shapes: Vec<_> = shapes.iter().map(|(shape, _)| words(shape, several)).collect();
-            return shapes.join(" or ");
-        }
-    };
-    if several { format!("{word}s") } else { word.into() }
-}
-
-impl Page {
-    fn section(&mut self, section: &Section) {
+impl Page<'_> {
+    fn section(&mut self, section: &Section<'_>) {
         let marks = "#".repeat(section.path.0.len().min(2) + 1);
         self.text += &format!("\n{marks} {}\n\n", heading(&section.path));
-        self.doc(&section.doc);
+        for part in description(section.schema).split("\n\n") {
+            self.text += &if part.starts_with("```") { format!("{part}\n\n") } else { wrap("", 0, part) + "\n" };
+        }
         if !section.others.is_empty() {
-            let others: Vec<_> = section.others.iter().map(heading).collect();
-            self.text += &wrap("", 0, &format!("The same keys are in {}.", code_list(&others)));
-            self.text.push('\n');
+            let others = code_list(section.others.iter().map(heading));
+            self.text += &(wrap("", 0, &format!("The same keys are in {others}.")) + "\n");
         }
-        for (i, group) in section.groups.iter().enumerate() {
-            if let Some(doc) = &group.doc {
-                if i > 0 {
-                    self.text.push('\n');
-                }
-                self.doc(doc);
-            }
-            group.entries.iter().for_each(|entry| self.entry(section, entry));
+        for (key, schema) in section.keys() {
+            self.entry(section, key, schema);
         }
     }
 
-    fn doc(&mut self, doc: &[String]) {
-        for block in blocks(doc) {
-            self.text += &match block {
-                Block::Paragraph(text) => wrap("", 0, &text),
-                Block::Fenced(lines) => lines.join("\n") + "\n",
-            };
-            self.text.push('\n');
+    fn entry(&mut self, section: &Section<'_>, key: &str, schema: &Value) {
+        let mut kind = self.words(schema, "");
+        let mut text = description(schema).replace("\n\n", " ");
+        let table = self.reference.table(schema).map(|(table, _)| table);
+        if let Some(at) = table.and_then(|table| self.reference.section(table)) {
+            kind = link(&kind, &at.path);
+        } else if let Some((at, table)) = table.and_then(|table| Some((self.reference.part_of(table)?, table))) {
+            let keys = code_list(table["properties"].as_object().unwrap().keys().cloned());
+            text += &format!(" The keys are {keys} of {}.", link(&format!("`{}`", heading(&at.path)), &at.path));
         }
-    }
-
-    fn entry(&mut self, section: &Section, entry: &Entry) {
-        let field = &entry.field;
-        let mut kind = words(&field.shape, false);
-        let mut text = sentences(&field.doc);
-        assert!(!text.is_empty(), "{}.{} has no doc comment", section.path.dotted(), field.key);
-        match &entry.table {
-            Some(Keys::Section(path)) => kind = link(&kind, path),
-            Some(Keys::Some(path, keys)) => {
-                text +=
-                    &format!(" The keys are {} of {}.", code_list(keys), link(&format!("`{}`", heading(path)), path));
-            }
-            None => {}
-        }
-        let absent = match (&entry.absent, &field.shape) {
+        let is_required =
+            section.schema["required"].as_array().is_some_and(|required| required.iter().any(|it| it == key));
+        let absent = match &schema["default"] {
+            _ if is_required => "required".into(),
             // The defaults of its keys are in its section.
-            (Absent::Optional, _) | (Absent::Default(_), Shape::Table(_)) => "optional".into(),
-            (Absent::Required, _) => "required".into(),
-            (Absent::Default(it), _) => format!("default `{}`", value(it)),
+            Value::Null => "optional".into(),
+            default => format!("default `{}`", value(default)),
         };
-        let also = match field.aliases.is_empty() {
-            true => String::new(),
-            false => format!(" (also {})", code_list(&field.aliases)),
-        };
-        let values = self.values(&format!("{}.{}", section.path.dotted(), field.key), &field.shape);
-        if let Values::As(key) = &values {
-            text += &format!(" The values are those of `{key}`.");
-        }
-        let line = format!("**`{}`**{also} ({kind}, {absent}): {text}", field.key);
-        self.text += &wrap("- ", 2, &line);
-        if let Values::These(values) = values {
-            for (name, doc) in values {
-                let doc = sentences(&doc);
-                assert!(!doc.is_empty(), "{}: {name} has no doc comment", field.key);
-                self.text += &wrap("  - ", 4, &format!("{name}: {doc}"));
+        let named = self.named_values(schema);
+        if let Some((of, _)) = &named {
+            let own = format!("{}.{key}", section.path.dotted());
+            match self.listed.get(of) {
+                Some(first) => text += &format!(" The values are those of `{first}`."),
+                None => drop(self.listed.insert(*of, own.clone())),
             }
+            if self.listed[of] != own {
+                self.text += &wrap("- ", 2, &format!("**`{key}`** ({kind}, {absent}): {text}"));
+                return;
+            }
+        }
+        self.text += &wrap("- ", 2, &format!("**`{key}`** ({kind}, {absent}): {text}"));
+        for value in named.into_iter().flat_map(|(_, values)| values) {
+            self.text += &wrap("  - ", 4, &value);
         }
     }
 
-    /// The values that are named: at the first key that has them.
-    fn values(&mut self, key: &str, shape: &Shape) -> Values {
-        let (type_name, values) = match shape {
-            Shape::List(inner, _) => return self.values(key, inner),
-            Shape::Choice(choice) => {
-                let values = choice.variants.iter().map(|(name, doc)| (format!("`\"{name}\"`"), doc.clone()));
-                (&choice.type_name, values.collect())
-            }
-            Shape::Either(type_name, shapes) => {
-                let values = shapes.iter().map(|(shape, doc)| (words(shape, false), doc.clone()));
-                (type_name, values.collect())
-            }
-            _ => return Values::Any,
-        };
-        match self.listed.get(type_name) {
-            Some(first) => Values::As(first.clone()),
-            None => {
-                self.listed.insert(type_name.clone(), key.into());
-                Values::These(values)
-            }
+    /// What a reader calls a value, or several of them with an `s`.
+    fn words(&self, schema: &Value, plural: &str) -> String {
+        let schema = self.reference.resolve(schema);
+        if let Some(any) = schema["anyOf"].as_array() {
+            return any.iter().map(|one| self.words(one, plural)).collect::<Vec<_>>().join(" or ");
         }
+        let name = |name: &str| match name {
+            "array" => {
+                let length = schema["minItems"].as_u64().map_or(String::new(), |length| format!("{length} "));
+                format!("list{plural} of {length}{}", self.words(&schema["items"], "s"))
+            }
+            "object" => format!("table{plural}"),
+            name => format!("{name}{plural}"),
+        };
+        match &schema["type"] {
+            Value::Array(names) => names.iter().map(|it| name(it.as_str().unwrap())).collect::<Vec<_>>().join(" or "),
+            // An enum's variants have the type.
+            Value::Null => name("string"),
+            it => name(it.as_str().unwrap()),
+        }
+    }
+
+    /// The values that have names or docs of their own, and the schema that lists them.
+    fn named_values(&self, schema: &Value) -> Option<(*const Value, Vec<String>)> {
+        let schema = self.reference.resolve(schema.get("items").unwrap_or(schema));
+        let values = schema["oneOf"].as_array().or_else(|| schema["anyOf"].as_array())?;
+        let name = |value: &Value| value.get("const").map_or_else(|| self.words(value, ""), |name| format!("`{name}`"));
+        Some((schema, values.iter().map(|value| format!("{}: {}", name(value), description(value))).collect()))
     }
 }
 
-enum Values {
-    Any,
-    These(Vec<(String, Vec<String>)>),
-    As(String),
+/// Wrapped text. The first line begins with `first`, the others with as many spaces as `indent`. Code is not broken, nor is a line
+/// that Markdown would take for the item of a list.
+fn wrap(first: &str, indent: usize, text: &str) -> String {
+    let mut is_code = false;
+    let is_gap = |letter: char| {
+        is_code ^= letter == '`';
+        letter == ' ' && !is_code
+    };
+    let mut words: Vec<String> = vec![];
+    for word in text.split(is_gap).filter(|word| !word.is_empty()) {
+        let is_marker = matches!(word, "-" | "+" | "*" | "=" | "·") || word.starts_with(['#', '>', '|']);
+        match words.last_mut() {
+            Some(last) if is_marker => *last = format!("{last} {word}"),
+            _ => words.push(word.into()),
+        }
+    }
+    let mut wrapped = String::new();
+    let mut line = first.to_string();
+    let mut is_empty = true;
+    for word in words {
+        if !is_empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
+            wrapped += &format!("{line}\n");
+            line = " ".repeat(indent);
+            is_empty = true;
+        }
+        line += &format!("{}{word}", if is_empty { "" } else { " " });
+        is_empty = false;
+    }
+    wrapped + &line + "\n"
 }

@@ -13,12 +13,11 @@ use burn_float8::Float8Config;
 use llama3::{Error, Llama, Llama3, LlamaConfig};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 use train::hf::{ExportDtype, ExportOptions, copy_assets};
 use train::job::Weights;
 use train::job::prepare;
-use train::{FolderError, ProgressLine, TensorFiles, TensorFilesError};
+use train::{FolderError, ProgressLine, TensorFiles, TensorFilesError, digest_of_file};
 
 use crate::common::{
     Stored, Train, hf_json, ids, llama3_scaling, model, run_alone, run_config, stored_tensors, tiny, tiny_moe, tokens,
@@ -97,8 +96,8 @@ fn transformers_computes_the_same_logits() {
         for (dtype, written) in [(ExportDtype::F32, "f32"), (ExportDtype::Bf16, "bf16")] {
             let folder = parent.join(format!("{name}-{written}"));
             model.save_hf(&folder, &options(dtype)).unwrap();
-            let bytes = fs::read(folder.join("model.safetensors")).unwrap();
-            sums.insert(format!("sha256_{written}"), format!("{:x}", Sha256::digest(bytes)));
+            let sum = digest_of_file(&folder.join("model.safetensors")).unwrap();
+            sums.insert(format!("sha256_{written}"), sum);
         }
         if made.is_some() {
             continue;

@@ -4,8 +4,8 @@
 use std::io;
 use std::sync::OnceLock;
 
-use minijinja::value::{Kwargs, Rest, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
+use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
+use minijinja::{Environment, Error, ErrorKind, Value, filters};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use regex::Regex;
 
@@ -96,33 +96,29 @@ pub(super) fn set(environment: &mut Environment<'_>) {
     environment.set_fuel(Some(FUEL));
     environment.add_filter(ASSIGNED, assigned);
     work::set(environment);
-    work::add_filter(environment, "format", format);
-    work::add_filter(environment, "replace", |text: String, from: String, to: String| replace(&text, &from, &to, None));
-    work::add_filter(environment, "indent", indent);
-    work::add_filter(environment, "batch", |state: &State<'_, '_>, value: Value, count: usize, fill: Option<Value>| {
-        filters::batch(state, value, checked("a batch", count)?, fill)
-    });
-    work::add_filter(environment, "slice", |state: &State<'_, '_>, value: Value, count: usize, fill: Option<Value>| {
-        filters::slice(state, value, checked("a slice", count)?, fill)
-    });
+    work::add_checked(environment, "format", filters::format, |arguments| check_format(&arguments[0]));
+    work::add_checked(environment, "replace", filters::replace, |arguments| check_replace(&arguments[0], &arguments[1..]));
+    work::add_checked(environment, "indent", filters::indent, check_indent);
+    work::add_checked(environment, "batch", filters::batch, |arguments| check_count("a batch", arguments));
+    work::add_checked(environment, "slice", filters::slice, |arguments| check_count("a slice", arguments));
 }
 
-fn checked(what: &str, count: usize) -> Result<usize, Error> {
-    if count > COUNT { Err(invalid(format!("{what} of {count} is too large"))) } else { Ok(count) }
-}
-
-/// `text.replace(from, to, count)` of Python.
-pub(super) fn replace(text: &str, from: &str, to: &str, count: Option<usize>) -> Result<Value, Error> {
-    let found = text.matches(from).count().min(count.unwrap_or(usize::MAX));
-    if found.saturating_mul(to.len()) > TEXT {
-        return Err(invalid("the text after `replace` is too long"));
+fn check_count(what: &str, arguments: &[Value]) -> Result<(), Error> {
+    match arguments.get(1).and_then(Value::as_usize) {
+        Some(count) if count > COUNT => Err(invalid(format!("{what} of {count} is too large"))),
+        _ => Ok(()),
     }
-    Ok(text.replacen(from, to, found).into())
 }
 
-fn format(state: &State<'_, '_>, text: Value, arguments: Rest<Value>) -> Result<Value, Error> {
-    check_format(&text)?;
-    filters::format(state, &text, arguments)
+/// A short text in many places is a long one. Methods may be told how many places.
+pub(super) fn check_replace(text: &Value, arguments: &[Value]) -> Result<(), Error> {
+    let [from, to, rest @ ..] = arguments else { return Ok(()) };
+    let count = rest.first().and_then(Value::as_usize).unwrap_or(usize::MAX);
+    let found = text.to_string().matches(&from.to_string()).count().min(count);
+    match found.saturating_mul(to.to_string().len()) > TEXT {
+        true => Err(invalid("the text after `replace` is too long")),
+        false => Ok(()),
+    }
 }
 
 /// A width or a precision of many digits is a text of as many characters.
@@ -138,33 +134,15 @@ pub(super) fn check_format(text: &Value) -> Result<(), Error> {
     Ok(())
 }
 
-fn indent(text: String, arguments: Rest<Value>, options: Kwargs) -> Result<Value, Error> {
-    let width = match arguments.first() {
-        Some(width) => width.as_usize(),
-        None => options.get::<Option<usize>>("width")?,
-    };
-    let thousands = width.unwrap_or(4).saturating_mul(text.lines().count()) / 1000;
-    if thousands > COUNT {
-        return Err(invalid(format!("an indent of {thousands} thousand characters in all is too large")));
+fn check_indent(arguments: &[Value]) -> Result<(), Error> {
+    let (text, width, _, options): (String, Option<usize>, Rest<Value>, Kwargs) = from_args(arguments)?;
+    let width = width.map_or_else(|| options.get("width"), |width| Ok(Some(width)))?.unwrap_or(4);
+    match width.saturating_mul(text.lines().count()) / 1000 {
+        thousands if thousands > COUNT => {
+            Err(invalid(format!("an indent of {thousands} thousand characters in all is too large")))
+        }
+        _ => Ok(()),
     }
-    let flag = |place: usize, name: &str| match arguments.get(place) {
-        Some(value) => Ok(Some(value.is_true())),
-        None => options.get::<Option<bool>>(name),
-    };
-    let [first, blank] = [flag(1, "first")?, flag(2, "blank")?].map(Option::unwrap_or_default);
-    options.assert_all_used()?;
-    let pad = " ".repeat(width.unwrap_or(4));
-    let lines = text.strip_suffix('\n').unwrap_or(&text).split('\n').enumerate();
-    let lines: Vec<String> = lines
-        .map(|(i, line)| {
-            if (i == 0 && !first) || (i > 0 && line.is_empty() && !blank) {
-                line.into()
-            } else {
-                format!("{pad}{line}")
-            }
-        })
-        .collect();
-    Ok(lines.join("\n").into())
 }
 
 /// A value that is not nested too deeply to be printed, compared and dropped, and that no namespace holds which it holds itself.

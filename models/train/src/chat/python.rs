@@ -1,18 +1,52 @@
-//! How Python prints values, and how its `json.dumps` does.
+//! How Python prints values, how its `json.dumps` does, and where upstream's methods of Python are not Python's.
 
 use std::fmt::{self, Write};
-use std::io;
 
-use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
+use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
-use serde::Serialize;
-use serde_json::ser::{Formatter, Serializer};
 
 use super::{limits, work};
 
 /// More spaces than anybody indents by.
 const MAX_INDENT: i64 = 64;
+/// What `str.strip()` strips.
+const WHITE_SPACE: &str = "\t\n\u{b}\u{c}\r\u{1c}\u{1d}\u{1e}\u{1f} \u{85}\u{a0}\u{1680}\u{2000}\u{2001}\u{2002}\u{2003}\u{2004}\
+                           \u{2005}\u{2006}\u{2007}\u{2008}\u{2009}\u{200a}\u{2028}\u{2029}\u{202f}\u{205f}\u{3000}";
+
+/// Methods that minijinja's values do not have: upstream's, but that texts count characters, know Python's white space, and stay within
+/// limits.
+pub(super) fn method(state: &State<'_, '_>, value: &Value, name: &str, arguments: &[Value]) -> Result<Value, Error> {
+    let upstream = |arguments: &[Value]| unknown_method_callback(state, value, name, arguments);
+    let Some(text) = value.as_str() else { return upstream(arguments) };
+    work::spend(std::iter::once(value).chain(arguments))?;
+    match (name, arguments) {
+        // Upstream counts bytes.
+        ("find" | "rfind", _) => {
+            let at = upstream(arguments)?;
+            Ok(at.as_usize().map_or(at, |at| text[..at].chars().count().into()))
+        }
+        // Upstream never ends.
+        ("count", [part]) if part.as_str() == Some("") => Ok((text.chars().count() + 1).into()),
+        ("replace", _) => {
+            limits::check_replace(value, arguments)?;
+            upstream(arguments)
+        }
+        ("format", _) => {
+            limits::check_format(value)?;
+            upstream(arguments)
+        }
+        ("strip" | "lstrip" | "rstrip", []) => upstream(&[WHITE_SPACE.into()]),
+        ("strip" | "lstrip" | "rstrip", [none]) if none.is_none() => upstream(&[WHITE_SPACE.into()]),
+        _ => upstream(arguments),
+    }
+}
+
+/// The filter `trim`.
+pub(super) fn trim(state: &State<'_, '_>, value: Value, characters: Option<Value>) -> Result<Value, Error> {
+    let characters = characters.filter(|characters| !characters.is_none()).unwrap_or(WHITE_SPACE.into());
+    unknown_method_callback(state, &str(&value).into(), "strip", &[characters])
+}
 
 /// `str(value)`.
 pub(super) fn str(value: &Value) -> String {
@@ -26,43 +60,128 @@ pub(super) fn write_str(out: &mut impl Write, value: &Value) -> fmt::Result {
     match value.as_str() {
         Some(text) => out.write_str(text),
         None if value.is_undefined() => Ok(()),
-        None => write_repr(out, value),
+        None => Style::repr().write(out, value, 0),
     }
 }
 
-/// Writes `repr(value)`.
-fn write_repr(out: &mut impl Write, value: &Value) -> fmt::Result {
-    if let Some(text) = value.as_str() {
-        return write_quoted(out, text);
-    }
-    match value.kind() {
-        ValueKind::Undefined => out.write_str("Undefined"),
-        ValueKind::None => out.write_str("None"),
-        ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" }),
-        ValueKind::Number if !value.is_integer() => match f64::try_from(value.clone()) {
-            Ok(number) => out.write_str(&float(number)),
-            Err(_) => write!(out, "{value}"),
-        },
-        ValueKind::Seq | ValueKind::Iterable => {
-            out.write_char('[')?;
-            for (i, item) in value.try_iter().into_iter().flatten().enumerate() {
-                out.write_str(if i == 0 { "" } else { ", " })?;
-                write_repr(out, &item)?;
-            }
-            out.write_char(']')
+/// The filter `tojson` of `transformers`: `json.dumps(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
+pub(super) fn to_json(value: Value, arguments: Rest<Value>, options: Kwargs) -> Result<Value, Error> {
+    let option = |position: usize, name: &str| -> Result<Option<Value>, Error> {
+        let named: Option<Value> = options.get(name)?;
+        Ok(named.or_else(|| arguments.get(position).cloned()).filter(|value| !value.is_none() && !value.is_undefined()))
+    };
+    let invalid = |detail: &'static str| Error::new(ErrorKind::InvalidOperation, detail);
+    let is_ascii = option(0, "ensure_ascii")?.is_some_and(|value| value.is_true());
+    let indent = option(1, "indent")?.map(|value| match value.as_str() {
+        Some(text) => text.to_string(),
+        None => " ".repeat(value.as_i64().map_or(0, |n| n.clamp(0, MAX_INDENT) as usize)),
+    });
+    let item = if indent.is_some() { "," } else { ", " };
+    let [item, key] = match option(2, "separators")? {
+        None => [item.to_string(), ": ".to_string()],
+        Some(pair) => {
+            let pair: Vec<String> = pair.try_iter()?.map(|part| part.to_string()).collect();
+            pair.try_into().map_err(|_| invalid("separators must be two texts"))?
         }
-        ValueKind::Map => {
-            out.write_char('{')?;
-            for (i, key) in value.try_iter().into_iter().flatten().enumerate() {
-                out.write_str(if i == 0 { "" } else { ", " })?;
-                write_repr(out, &key)?;
-                out.write_str(": ")?;
-                write_repr(out, &value.get_item(&key).unwrap_or_default())?;
-            }
-            out.write_char('}')
-        }
-        _ => write!(out, "{value}"),
+    };
+    let sorted = option(3, "sort_keys")?.is_some_and(|value| value.is_true());
+    options.assert_all_used()?;
+    if value.is_undefined() {
+        return Err(invalid("what is undefined cannot be written as JSON"));
     }
+    let mut json =
+        serde_json::to_value(&value).map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
+    if sorted {
+        json.sort_all_objects();
+    }
+    let mut text = String::new();
+    let style = Style { json: Some(Json { is_ascii }), indent, item, key };
+    style.write(&mut text, &Value::from_serialize(&json), 0).expect("strings take all text");
+    Ok(text.into())
+}
+
+/// How JSON differs from `repr`.
+struct Json {
+    is_ascii: bool,
+}
+
+/// How a value is written: as `repr` does, or `json.dumps`.
+struct Style {
+    json: Option<Json>,
+    indent: Option<String>,
+    /// Between items, and between a key and its value.
+    item: String,
+    key: String,
+}
+
+impl Style {
+    fn repr() -> Self {
+        Self { json: None, indent: None, item: ", ".into(), key: ": ".into() }
+    }
+
+    fn write(&self, out: &mut impl Write, value: &Value, depth: usize) -> fmt::Result {
+        let [open, close] = match value.kind() {
+            ValueKind::Map => ['{', '}'],
+            ValueKind::Seq | ValueKind::Iterable => ['[', ']'],
+            _ => return self.write_single(out, value),
+        };
+        out.write_char(open)?;
+        let mut is_empty = true;
+        for item in value.try_iter().into_iter().flatten() {
+            out.write_str(if is_empty { "" } else { &self.item })?;
+            self.new_line(out, depth + 1)?;
+            self.write(out, &item, depth + 1)?;
+            if open == '{' {
+                out.write_str(&self.key)?;
+                self.write(out, &value.get_item(&item).unwrap_or_default(), depth + 1)?;
+            }
+            is_empty = false;
+        }
+        if !is_empty {
+            self.new_line(out, depth)?;
+        }
+        out.write_char(close)
+    }
+
+    fn new_line(&self, out: &mut impl Write, depth: usize) -> fmt::Result {
+        match &self.indent {
+            Some(indent) => write!(out, "\n{}", indent.repeat(depth)),
+            None => Ok(()),
+        }
+    }
+
+    fn write_single(&self, out: &mut impl Write, value: &Value) -> fmt::Result {
+        if let Some(text) = value.as_str() {
+            return match &self.json {
+                Some(Json { is_ascii }) => write_json_text(out, text, *is_ascii),
+                None => write_quoted(out, text),
+            };
+        }
+        match (value.kind(), &self.json) {
+            (ValueKind::Undefined, _) => out.write_str("Undefined"),
+            (ValueKind::Number, _) if !value.is_integer() => match f64::try_from(value.clone()) {
+                Ok(number) => out.write_str(&float(number)),
+                Err(_) => write!(out, "{value}"),
+            },
+            (ValueKind::None, None) => out.write_str("None"),
+            (ValueKind::Bool, None) => out.write_str(if value.is_true() { "True" } else { "False" }),
+            (ValueKind::None, Some(_)) => out.write_str("null"),
+            (ValueKind::Bool, Some(_)) => out.write_str(if value.is_true() { "true" } else { "false" }),
+            _ => write!(out, "{value}"),
+        }
+    }
+}
+
+fn write_json_text(out: &mut impl Write, text: &str, is_ascii: bool) -> fmt::Result {
+    let quoted = serde_json::to_string(text).map_err(|_| fmt::Error)?;
+    if !is_ascii {
+        return out.write_str(&quoted);
+    }
+    let mut units = [0; 2];
+    quoted.chars().try_for_each(|c| match c {
+        ' '..='~' => out.write_char(c),
+        c => c.encode_utf16(&mut units).iter().try_for_each(|unit| write!(out, "\\u{unit:04x}")),
+    })
 }
 
 fn write_quoted(out: &mut impl Write, text: &str) -> fmt::Result {
@@ -100,177 +219,5 @@ fn float(number: f64) -> String {
     match exponent.parse::<i32>().expect("the exponent is a number") {
         -4..16 => format!("{number:?}"),
         exponent => format!("{digits}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs()),
-    }
-}
-
-/// The filter `trim`.
-pub(super) fn trim(value: Value, characters: Option<String>) -> String {
-    strip(&str(&value), characters.as_deref(), [true; 2]).to_string()
-}
-
-/// Methods of texts that count characters, or know Python's white space.
-pub(super) fn method(state: &State<'_, '_>, value: &Value, name: &str, arguments: &[Value]) -> Result<Value, Error> {
-    let Some(text) = value.as_str() else { return unknown_method_callback(state, value, name, arguments) };
-    work::spend(std::iter::once(value).chain(arguments))?;
-    let sides = match name {
-        "count" => {
-            let (part,): (&str,) = from_args(arguments)?;
-            return Ok(text.matches(part).count().into());
-        }
-        "replace" => {
-            let (from, to, count): (&str, &str, Option<i64>) = from_args(arguments)?;
-            return limits::replace(text, from, to, count.and_then(|count| usize::try_from(count).ok()));
-        }
-        "format" => {
-            limits::check_format(value)?;
-            return unknown_method_callback(state, value, name, arguments);
-        }
-        "find" | "rfind" => {
-            let (part,): (&str,) = from_args(arguments)?;
-            let at = if name == "find" { text.find(part) } else { text.rfind(part) };
-            return Ok(at.map_or(Value::from(-1), |at| text[..at].chars().count().into()));
-        }
-        "strip" => [true, true],
-        "lstrip" => [true, false],
-        "rstrip" => [false, true],
-        _ => return unknown_method_callback(state, value, name, arguments),
-    };
-    let (characters,): (Option<&str>,) = from_args(arguments)?;
-    Ok(strip(text, characters, sides).into())
-}
-
-fn strip<'a>(text: &'a str, characters: Option<&str>, [left, right]: [bool; 2]) -> &'a str {
-    let strips = |c: char| match characters {
-        Some(characters) => characters.contains(c),
-        None => c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}'),
-    };
-    let text = if left { text.trim_start_matches(strips) } else { text };
-    if right { text.trim_end_matches(strips) } else { text }
-}
-
-/// The filter `tojson` of `transformers`: `json.dumps(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
-pub(super) fn to_json(value: Value, arguments: Rest<Value>, options: Kwargs) -> Result<Value, Error> {
-    let option = |position: usize, name: &str| -> Result<Option<Value>, Error> {
-        let named: Option<Value> = options.get(name)?;
-        Ok(named.or_else(|| arguments.get(position).cloned()).filter(|value| !value.is_none() && !value.is_undefined()))
-    };
-    let invalid = |detail: &'static str| Error::new(ErrorKind::InvalidOperation, detail);
-    let ascii = option(0, "ensure_ascii")?.is_some_and(|value| value.is_true());
-    let indent = option(1, "indent")?.map(|value| match value.as_str() {
-        Some(text) => text.to_string(),
-        None => " ".repeat(value.as_i64().map_or(0, |n| n.clamp(0, MAX_INDENT) as usize)),
-    });
-    let item = if indent.is_some() { "," } else { ", " };
-    let [item, key] = match option(2, "separators")? {
-        None => [item.to_string(), ": ".to_string()],
-        Some(pair) => {
-            let pair: Vec<String> = pair.try_iter()?.map(|part| part.to_string()).collect();
-            pair.try_into().map_err(|_| invalid("separators must be two texts"))?
-        }
-    };
-    let sorted = option(3, "sort_keys")?.is_some_and(|value| value.is_true());
-    options.assert_all_used()?;
-    if value.is_undefined() {
-        return Err(invalid("what is undefined cannot be written as JSON"));
-    }
-    let mut json =
-        serde_json::to_value(&value).map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
-    if sorted {
-        json.sort_all_objects();
-    }
-    let mut out = vec![];
-    let style = Style { ascii, indent, item, key, depth: 0, has_items: false };
-    json.serialize(&mut Serializer::with_formatter(&mut out, style))
-        .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
-    Ok(String::from_utf8_lossy(&out).into_owned().into())
-}
-
-/// The style of `json.dumps`.
-struct Style {
-    ascii: bool,
-    indent: Option<String>,
-    item: String,
-    key: String,
-    depth: usize,
-    has_items: bool,
-}
-
-impl Style {
-    fn begin<W: ?Sized + io::Write>(&mut self, out: &mut W, bracket: &[u8]) -> io::Result<()> {
-        self.depth += 1;
-        self.has_items = false;
-        out.write_all(bracket)
-    }
-
-    fn end<W: ?Sized + io::Write>(&mut self, out: &mut W, bracket: &[u8]) -> io::Result<()> {
-        self.depth -= 1;
-        if self.has_items {
-            self.new_line(out)?;
-        }
-        self.has_items = true;
-        out.write_all(bracket)
-    }
-
-    fn separate<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
-        if !first {
-            out.write_all(self.item.as_bytes())?;
-        }
-        self.has_items = true;
-        self.new_line(out)
-    }
-
-    fn new_line<W: ?Sized + io::Write>(&self, out: &mut W) -> io::Result<()> {
-        match &self.indent {
-            Some(indent) => write!(out, "\n{}", indent.repeat(self.depth)),
-            None => Ok(()),
-        }
-    }
-}
-
-impl Formatter for Style {
-    fn write_f64<W: ?Sized + io::Write>(&mut self, out: &mut W, value: f64) -> io::Result<()> {
-        out.write_all(float(value).as_bytes())
-    }
-
-    fn write_string_fragment<W: ?Sized + io::Write>(&mut self, out: &mut W, fragment: &str) -> io::Result<()> {
-        if !self.ascii {
-            return out.write_all(fragment.as_bytes());
-        }
-        let mut units = [0; 2];
-        for c in fragment.chars() {
-            match c {
-                ' '..='~' => write!(out, "{c}")?,
-                c => c.encode_utf16(&mut units).iter().try_for_each(|unit| write!(out, "\\u{unit:04x}"))?,
-            }
-        }
-        Ok(())
-    }
-
-    fn begin_array<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.begin(out, b"[")
-    }
-
-    fn end_array<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.end(out, b"]")
-    }
-
-    fn begin_array_value<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
-        self.separate(out, first)
-    }
-
-    fn begin_object<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.begin(out, b"{")
-    }
-
-    fn end_object<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        self.end(out, b"}")
-    }
-
-    fn begin_object_key<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
-        self.separate(out, first)
-    }
-
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        out.write_all(self.key.as_bytes())
     }
 }

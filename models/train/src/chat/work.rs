@@ -65,9 +65,24 @@ where
     Rv: FunctionResult,
     Args: for<'a> FunctionArgs<'a>,
 {
+    add_checked(environment, name, filter, |_| Ok(()));
+}
+
+/// Adds such a filter of which `check` refuses some arguments, the first of which is the value.
+pub(super) fn add_checked<F, Rv, Args>(
+    environment: &mut Environment<'_>,
+    name: &'static str,
+    filter: F,
+    check: fn(&[Value]) -> Result<(), Error>,
+) where
+    F: Function<Rv, Args>,
+    Rv: FunctionResult,
+    Args: for<'a> FunctionArgs<'a>,
+{
     let filter = Value::from_function(filter);
     environment.add_filter(name, move |state: &State<'_, '_>, arguments: Rest<Value>| {
         spend(arguments.iter())?;
+        check(&arguments)?;
         filter.call(state, &arguments)
     });
 }

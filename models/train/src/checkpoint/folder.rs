@@ -19,9 +19,9 @@ use serde::{Deserialize, Serialize};
 
 use super::CheckpointError;
 use super::rollback::{self, resumed_from};
+use crate::atomic;
 use crate::digest;
 use crate::files;
-use crate::folder::sync_folder;
 
 const CHECKSUMS: &str = "checksums.json";
 const PARTIAL: &str = ".partial";
@@ -262,7 +262,7 @@ impl CheckpointFolder {
     /// [`CheckpointError::Io`].
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
         let path = self.path.join(name);
-        files::replace(&path, bytes).map_err(io_error("write", &path))
+        atomic::replace(&path, bytes).map_err(io_error("write", &path))
     }
 
     /// Removes a file of the run, if it is there.
@@ -299,7 +299,7 @@ impl CheckpointFolder {
         let partial = self.partial(name)?;
         let written = write(&partial).and_then(|()| {
             self.retire(name)?;
-            Ok(self.publish(&partial, &self.path.join(name))?)
+            Ok(publish(&partial, &self.path.join(name))?)
         });
         written.inspect_err(|_| discard(&partial))
     }
@@ -341,7 +341,7 @@ impl CheckpointFolder {
             let steps = saved_steps(&self.path)?.into_iter().filter(|other| *other >= first);
             steps.rev().try_for_each(|step| self.retire(&name_of(step)))?;
         }
-        self.publish(&partial, &self.path.join(&name))?;
+        publish(&partial, &self.path.join(&name))?;
         if worth == Worth::Diverged {
             return Ok(());
         }
@@ -363,17 +363,6 @@ impl CheckpointFolder {
         Ok(partial)
     }
 
-    /// Syncs a written folder and gives it its name.
-    fn publish(&self, partial: &Path, path: &Path) -> Result<()> {
-        for name in names(partial)? {
-            let file = partial.join(name);
-            File::open(&file).and_then(|file| file.sync_all()).map_err(io_error("sync", &file))?;
-        }
-        sync_folder(partial).map_err(io_error("sync", partial))?;
-        fs::rename(partial, path).map_err(io_error("rename", path))?;
-        sync_folder(&self.path).map_err(io_error("sync", &self.path))
-    }
-
     fn prune(&self, keep: usize, best: Option<u64>) -> Result<()> {
         let old = saved_steps(&self.path)?.into_iter().rev().skip(keep.max(1)).filter(|step| Some(*step) != best);
         old.into_iter().try_for_each(|step| self.retire(&name_of(step)))
@@ -387,6 +376,10 @@ impl CheckpointFolder {
             renamed => renamed.map_err(io_error("remove", &path)).and_then(|()| remove(&partial)),
         }
     }
+}
+
+fn publish(partial: &Path, path: &Path) -> Result<()> {
+    atomic::publish(partial, path).map_err(io_error("complete", path))
 }
 
 /// The error that led here is the one to tell; what stays is removed by the next run.

@@ -22,7 +22,7 @@ pub use plot::PlotArgs;
 pub use tokenize::TokenizeArgs;
 
 use crate::JobError;
-use crate::config::{ConfigError, Precision, Setting};
+use crate::config::{ConfigError, Precision, Setting, schema};
 use crate::job::{Job, RunConfig, Start};
 use crate::model::{ModelSection, TrainableModel};
 
@@ -70,6 +70,8 @@ pub enum Command {
     Tokenize(TokenizeArgs),
     /// List the tokens that are kept for later runs, or remove some.
     Cache(CacheArgs),
+    /// Print the JSON Schema of configurations, by which editors complete and check them.
+    ConfigSchema,
     /// Draw the losses, throughput, gradient norms and FP8 health of runs, from their metrics.jsonl.
     Plot(PlotArgs),
 }
@@ -102,6 +104,10 @@ impl Command {
             Self::Export(args) => args.job().map(Some),
             Self::Tokenize(args) => args.run(out).map(|()| None),
             Self::Cache(args) => args.run(out).map(|()| None),
+            Self::ConfigSchema => {
+                writeln!(out, "{:#}", schema::<RunConfig<A::Section>>())?;
+                Ok(None)
+            }
             Self::Plot(args) => args.run(out).map(|()| None),
         }
     }

@@ -1,10 +1,15 @@
 //! `[float8]`: every key of [`Float8Config`], and the precision schedule.
 
 use burn_float8::{Float8Config, PrecisionSchedule};
+use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
 use serde::ser::Error as _;
 use serde::{Deserialize, Serialize, Serializer};
+use serde_json::json;
 use toml::Table;
+
+/// Keys of torchtitan's for sharded runs, which do that whatever these say.
+const OF_SHARDED_RUNS: [&str; 2] = ["enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp"];
 
 /// A key of [`Float8Config`], which torchtitan's configurations name among the layers.
 const AUTO_FILTER: &str = "auto_filter_small_kn";
@@ -24,10 +29,12 @@ const AUTO_FILTER: &str = "auto_filter_small_kn";
 /// what sharded runs do in any case.
 ///
 /// Where `strict` would panic in a program, a run ends with an error: after its first step in FP8, and at the end.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(try_from = "Table")]
+#[schemars(!try_from, deny_unknown_fields, transform = with_names_of_torchtitan)]
 pub struct Float8Section {
     /// Everything but the filter, which is empty here.
+    #[schemars(flatten)]
     pub config: Float8Config,
     /// Linears to keep in high precision. A name is a linear's exact name; or, with `*`, `?` or `[`, a glob over the whole name; or a part
     /// of the name; the first of the three that matches a linear counts. If absent, the linears that the model names as sensitive: of a
@@ -50,14 +57,23 @@ impl Float8Section {
     }
 }
 
+/// Other names that the reader knows.
+fn with_names_of_torchtitan(schema: &mut Schema) {
+    let Some(keys) = schema.get_mut("properties").and_then(serde_json::Value::as_object_mut) else { return };
+    if let Some(mut recipe) = keys.get("recipe").cloned() {
+        recipe["deprecated"] = true.into();
+        keys.insert("recipe_name".into(), recipe);
+    }
+    keys.extend(OF_SHARDED_RUNS.map(|key| (key.into(), json!({ "type": "boolean", "deprecated": true }))));
+}
+
 impl TryFrom<Table> for Float8Section {
     type Error = String;
 
     fn try_from(mut table: Table) -> Result<Self, String> {
         let schedule = take(&mut table, "schedule")?;
         let mut filter_fqns: Option<Vec<String>> = take(&mut table, "filter_fqns")?;
-        for key in ["enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp"] {
-            // What a sharded run does whatever they say, and no other has to do.
+        for key in OF_SHARDED_RUNS {
             take::<bool>(&mut table, key)?;
         }
         if let Some(recipe) = table.remove("recipe_name")

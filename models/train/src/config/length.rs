@@ -1,8 +1,10 @@
 //! [`StepCount`]: how long a run is, in optimizer steps or in passes over its data.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -66,6 +68,20 @@ impl FromStr for StepCount {
         let epochs = number.and_then(|number| number.trim().parse::<f64>().ok());
         let epochs = epochs.filter(|epochs| *epochs > 0.0 && epochs.is_finite());
         epochs.map(|epochs| Self { steps: 0, epochs: Some(epochs) }).ok_or_else(|| NoLength(text.into()))
+    }
+}
+
+impl JsonSchema for StepCount {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "StepCount".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": ["integer", "string"], "minimum": 0 })
     }
 }
 

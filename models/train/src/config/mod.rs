@@ -5,6 +5,7 @@
 mod activations;
 mod float8;
 mod length;
+mod schema;
 mod sections;
 
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 pub use activations::ActivationCheckpointing;
 pub use float8::Float8Section;
 pub use length::{NoLength, StepCount};
+pub use schema::schema;
 pub use sections::{
     CheckpointSection, ComputeDtype, DataSection, OptimizerSection, ParallelismSection, Precision, ProfileSection,
     TrainingSection,

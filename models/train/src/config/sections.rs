@@ -6,6 +6,7 @@ use clap::ValueEnum;
 use clap::builder::PossibleValue;
 use device_select::DeviceChoice;
 use float8_shard::{ReduceDtype, Reshard};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use toml::Value;
 
@@ -17,7 +18,7 @@ use crate::schedule::{Decay, Schedule};
 use crate::{ChatTemplate, Tokenizer};
 
 /// In which precision a run computes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// Everything in f32.
@@ -45,7 +46,7 @@ impl ValueEnum for Precision {
 }
 
 /// The dtype of hidden states.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ComputeDtype {
     /// 32-bit.
@@ -55,7 +56,7 @@ pub enum ComputeDtype {
 }
 
 /// How long to train, on which device, in which precision, and what is said about it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainingSection {
     /// Where to compute.
@@ -111,7 +112,7 @@ pub struct TrainingSection {
 /// d(p) = (1 + cos πp) / 2 with cosine,   1 - p with linear,   1 with constant,   1 - √p with wsd
 /// start = warmup_steps,   with wsd max(warmup_steps, steps - decay_ratio · steps), before which d = 1
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimizerSection {
     /// Learning rate at its peak, which it has when warm-up ends.
@@ -135,7 +136,7 @@ pub struct OptimizerSection {
 }
 
 /// What is trained on.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataSection {
     /// Files, and folders that are searched recursively. Links are followed, hidden files left out, and where there are files in a
@@ -170,7 +171,7 @@ pub struct DataSection {
 }
 
 /// What is saved of a run, and when.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointSection {
     /// Folder of the run's checkpoints. If absent, none are saved.
@@ -184,7 +185,7 @@ pub struct CheckpointSection {
 }
 
 /// How a run over several ranks, which a launcher starts, is shared among them. Without a launcher it is of no consequence.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ParallelismSection {
     /// How long a weight lives that was gathered from all ranks: `after_step` gathers each twice in an optimizer step, `after_forward`
@@ -196,7 +197,7 @@ pub struct ParallelismSection {
 
 /// Steps of which a table says where their time went: by kernel on a GPU, by operation on a CPU. Without this section there are none.
 /// On a GPU it makes all steps of the run slower, those outside of the window too, as each kernel is waited for and timed.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ProfileSection {
     /// The first step that is profiled, counted from 1. On a GPU the first steps of a run also compile kernels.

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::DataError;
 use super::error::cannot_write;
+use crate::atomic;
 use crate::digest;
-use crate::folder::write_synced;
 
 /// Written last: a folder without it is not whole.
 pub(super) const MANIFEST: &str = "manifest.json";
@@ -72,9 +72,9 @@ pub(super) fn entry<M: Serialize + DeserializeOwned>(
         let path = partial.join(MANIFEST);
         let manifest = Manifest { content, sha256: digests(&partial).map_err(cannot_write(&partial))? };
         let text = serde_json::to_vec_pretty(&manifest).map_err(io::Error::from).map_err(cannot_write(&path))?;
-        write_synced(&path, &text).map_err(cannot_write(&path))?;
+        fs::write(&path, &text).map_err(cannot_write(&path))?;
         remove(&folder)?;
-        fs::rename(&partial, &folder).map_err(cannot_write(&folder))?;
+        atomic::publish(&partial, &folder).map_err(cannot_write(&folder))?;
         Ok(manifest.content)
     });
     match built {

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::DataError;
@@ -15,7 +16,7 @@ use super::part::Part;
 use super::raw_file::RawFile;
 
 /// How documents become sequences.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Packing {
     /// Documents one after another, cut where a sequence is full: no padding but in the last one.

@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use std::fmt;
 use std::path::PathBuf;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::DataError;
@@ -13,7 +14,7 @@ use super::scan::{Scanned, Scanner};
 use super::search::{Candidate, candidates};
 
 /// Files and folders, and how they are read.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataSource {
     /// Files, and folders that are searched recursively, in sorted order. Links are followed, hidden files left out, and where there
@@ -43,7 +44,7 @@ impl Default for DataSource {
 }
 
 /// How a file is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
     /// UTF-8; a file is a document.

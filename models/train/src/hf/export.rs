@@ -1,5 +1,6 @@
 //! Export: a model into a folder that transformers loads, read from the device tensor by tensor.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn::module::{Module, ModuleVisitor, Param};
@@ -11,7 +12,7 @@ use safetensors::Dtype;
 use super::{files, json, names};
 use crate::model::ModelConfig;
 use crate::tensor_files::{NewTensor, bf16_bytes, f32_bytes, write_shards};
-use crate::{JobError, ModulePath, TrainError, create_folder, write_synced};
+use crate::{JobError, ModulePath, TrainError, create_folder};
 
 /// What is exported, and with what.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,14 +83,14 @@ pub(crate) fn save<B: Backend, M: Module<B>, C: ModelConfig>(
     let config = json::to_json(config, dtype.torch_name(), source.as_deref())?;
     create_folder(folder, |folder| {
         let path = folder.join(files::CONFIG);
-        write_synced(&path, config.as_bytes()).map_err(|source| JobError::Write { path, source })?;
+        fs::write(&path, config).map_err(|source| JobError::Write { path, source })?;
         if let Some(source) = source {
             files::copy_others(source, folder)?;
         }
         if !stop.is_empty() {
             let path = folder.join(files::GENERATION);
             let json = json::generation_json(&path, stop)?;
-            write_synced(&path, json.as_bytes()).map_err(|source| JobError::Write { path, source })?;
+            fs::write(&path, json).map_err(|source| JobError::Write { path, source })?;
         }
         let mut collect = Collect { dtype, path: ModulePath::default(), tensors: Vec::new() };
         model.visit(&mut collect);

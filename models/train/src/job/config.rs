@@ -6,6 +6,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use burn_float8::Float8Config;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::text::Text;
@@ -21,8 +22,9 @@ use crate::model::{ModelConfig, ModelSection};
 use crate::{ChatTemplate, Dataset, JobError, ProgressLine, StepConfig, Tokenizer, TokenizerError};
 
 /// One training run.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
+#[schemars(bound = "S: JsonSchema + Default + Serialize")]
 pub struct RunConfig<S> {
     /// The model.
     pub model: S,
@@ -48,7 +50,7 @@ pub struct RunConfig<S> {
 }
 
 /// The text that is sampled at the end of a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct GenerateSection {
     /// Text that the sample continues.

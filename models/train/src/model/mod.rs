@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use burn::module::{AutodiffModule, Module};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Int, Tensor};
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -160,7 +161,9 @@ pub trait ModelConfig: Clone + Debug + PartialEq + Send + Sync + 'static {
 }
 
 /// The section `[model]` of a configuration.
-pub trait ModelSection: Clone + Debug + Default + PartialEq + Serialize + DeserializeOwned + 'static {
+pub trait ModelSection:
+    Clone + Debug + Default + JsonSchema + PartialEq + Serialize + DeserializeOwned + 'static
+{
     /// What it says.
     type Config: ModelConfig;
 

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use plotters::drawing::DrawingAreaErrorKind;
+
 use crate::metrics::{METRICS_FILE, MetricsError};
 
 use super::kind::PlotPanel;
@@ -71,4 +73,10 @@ pub enum PlotError {
         /// Its reason.
         reason: String,
     },
+}
+
+impl From<DrawingAreaErrorKind<std::io::Error>> for PlotError {
+    fn from(error: DrawingAreaErrorKind<std::io::Error>) -> Self {
+        Self::Draw { reason: error.to_string() }
+    }
 }

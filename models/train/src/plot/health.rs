@@ -1,8 +1,8 @@
 //! FP8 statistics of a run by layer and sampled step: what its heat map shows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::metrics::{HealthRecord, Record};
+use crate::metrics::Record;
 
 use super::series::quantile;
 
@@ -10,105 +10,71 @@ use super::series::quantile;
 pub(super) const MAX_SATURATED: f64 = 0.001;
 pub(super) const MAX_FLUSHED: f64 = 0.01;
 
-/// How well a layer's operands were represented.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Quality {
-    /// All were zero.
-    Zero,
-    /// The smallest SQNR, in dB.
-    Db(f64),
-}
+/// Rows, columns and cells at most; more are merged.
+const MAX_ROWS: usize = 800;
+const MAX_COLUMNS: usize = 400;
+const MAX_CELLS: usize = 20_000;
 
-impl Quality {
-    fn worse(self, other: Self) -> Self {
-        match (self, other) {
-            (Self::Db(a), Self::Db(b)) => Self::Db(a.min(b)),
-            (Self::Db(_), _) => self,
-            (Self::Zero, _) => other,
-        }
-    }
-
-    fn of(operand: &HealthRecord) -> Self {
-        operand.sqnr_db.filter(|db| !db.is_nan()).map_or(Self::Zero, Self::Db)
-    }
-}
-
-/// A run's samples.
+/// A run's samples, in rows of layers and columns of steps.
 #[derive(Debug, Default)]
 pub(super) struct Health {
-    /// Names, in the order in which they first appear; those of one line by name, numbers in names by their value.
+    /// The first layer of each row. Layers are sorted by name, numbers in names by their value.
     pub layers: Vec<String>,
-    /// Sampled steps.
+    /// The first sampled step of each column.
     pub steps: Vec<usize>,
-    /// By layer and step, as indices. Not every layer has every sample.
-    pub samples: BTreeMap<(usize, usize), Quality>,
-    /// By layer, whether an operand of some sample had too many elements saturated, too many flushed to zero, any that was inf or
+    /// How many layers are merged in a row, and samples in a column: the worst of them counts.
+    pub merged: (usize, usize),
+    /// By row and column, the smallest SQNR of an operand, in dB; none where all were zero. Not every layer has every sample.
+    pub samples: BTreeMap<(usize, usize), Option<f64>>,
+    /// By row, whether an operand of some sample had too many elements saturated, too many flushed to zero, any that was inf or
     /// NaN.
     pub marks: Vec<[bool; 3]>,
 }
 
 impl Health {
     pub(super) fn new(records: &[Record]) -> Self {
-        let mut health = Self::default();
-        let mut indices = BTreeMap::new();
-        // A sample without a step of its own is of the step of its line.
-        let step = |record: &Record, operand: &HealthRecord| if operand.step > 0 { operand.step } else { record.step };
-        let all = |record: &Record| -> Vec<usize> {
-            record.health.values().flat_map(|operands| operands.values().map(|operand| step(record, operand))).collect()
+        let samples = || {
+            records.iter().flat_map(|record| {
+                let layers = record.health.iter();
+                let operands =
+                    layers.flat_map(|(name, operands)| operands.values().map(move |operand| (name, operand)));
+                // A sample without a step of its own is of the step of its line.
+                operands
+                    .map(|(name, operand)| (name, if operand.step > 0 { operand.step } else { record.step }, operand))
+            })
         };
-        health.steps = records.iter().flat_map(all).collect();
-        health.steps.sort_unstable();
-        health.steps.dedup();
-        for record in records {
-            let mut layers: Vec<_> = record.health.iter().filter(|(_, operands)| !operands.is_empty()).collect();
-            layers.sort_by_key(|(name, _)| natural(name));
-            for (name, operands) in layers {
-                let layer = *indices.entry(name).or_insert_with(|| {
-                    health.layers.push(name.clone());
-                    health.marks.push([false; 3]);
-                    health.marks.len() - 1
-                });
-                for operand in operands.values() {
-                    let column = health.steps.partition_point(|other| *other < step(record, operand));
-                    let quality = health.samples.entry((layer, column)).or_insert(Quality::Zero);
-                    *quality = quality.worse(Quality::of(operand));
-                    let now =
-                        [operand.saturated > MAX_SATURATED, operand.flushed > MAX_FLUSHED, operand.non_finite > 0];
-                    let marks = &mut health.marks[layer];
-                    (0..3).for_each(|kind| marks[kind] |= now[kind]);
-                }
-            }
+        let layers: BTreeMap<_, _> = samples().map(|(name, ..)| (natural(name), name)).collect();
+        let steps: BTreeSet<_> = samples().map(|(_, step, _)| step).collect();
+        if layers.is_empty() {
+            return Self::default();
+        }
+        let in_row = layers.len().div_ceil(MAX_ROWS);
+        let rows = layers.len().div_ceil(in_row);
+        let in_column = steps.len().div_ceil(MAX_COLUMNS.min(MAX_CELLS / rows));
+        let mut health = Self {
+            layers: layers.values().step_by(in_row).map(|name| (*name).clone()).collect(),
+            steps: steps.iter().step_by(in_column).copied().collect(),
+            merged: (in_row, in_column),
+            samples: BTreeMap::new(),
+            marks: vec![[false; 3]; rows],
+        };
+        let row_of: BTreeMap<_, _> = layers.into_values().zip((0..).map(|layer: usize| layer / in_row)).collect();
+        for (name, step, operand) in samples() {
+            let (row, column) = (row_of[name], health.steps.partition_point(|first| *first <= step) - 1);
+            let db = operand.sqnr_db.filter(|db| !db.is_nan());
+            let worst = health.samples.entry((row, column)).or_default();
+            *worst = [*worst, db].into_iter().flatten().min_by(f64::total_cmp);
+            let now = [operand.saturated > MAX_SATURATED, operand.flushed > MAX_FLUSHED, operand.non_finite > 0];
+            (0..3).for_each(|kind| health.marks[row][kind] |= now[kind]);
         }
         health
-    }
-
-    /// With every `layers` rows and every `columns` columns as one, the worst of them.
-    pub(super) fn merged(&self, layers: usize, columns: usize) -> Self {
-        let mut merged = Self {
-            layers: self.layers.iter().step_by(layers).cloned().collect(),
-            steps: self.steps.iter().step_by(columns).copied().collect(),
-            samples: BTreeMap::new(),
-            marks: self
-                .marks
-                .chunks(layers)
-                .map(|rows| [0, 1, 2].map(|kind| rows.iter().any(|row| row[kind])))
-                .collect(),
-        };
-        for ((layer, column), quality) in &self.samples {
-            let cell = merged.samples.entry((layer / layers, column / columns)).or_insert(Quality::Zero);
-            *cell = cell.worse(*quality);
-        }
-        merged
     }
 }
 
 /// Whole dB that the colours reach from and to. Single values far from the others do not decide it.
 pub(super) fn db_range<'a>(runs: impl IntoIterator<Item = &'a Health>) -> (f64, f64) {
-    let db = |quality: &Quality| match quality {
-        Quality::Db(db) if db.abs() < 1e4 => Some(*db),
-        _ => None,
-    };
-    let all: Vec<_> = runs.into_iter().flat_map(|health| health.samples.values().filter_map(db)).collect();
+    let all = runs.into_iter().flat_map(|health| health.samples.values().flatten());
+    let all: Vec<_> = all.copied().filter(|db| db.abs() < 1e4).collect();
     let of = |q| quantile(all.iter().copied(), q);
     let (Some(low), Some(middle), Some(high)) = (of(0.0), of(0.5), of(1.0)) else { return (0.0, 40.0) };
     let (low, high) = (low.max(middle - 30.0).floor(), high.min(middle + 15.0).ceil());
@@ -133,6 +99,7 @@ fn natural(name: &str) -> Vec<(usize, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::HealthRecord;
 
     fn record(step: usize, layers: &[(&str, &[HealthRecord])]) -> Record {
         let operands =
@@ -153,22 +120,28 @@ mod tests {
             record(9, &[("a", &[db(8, Some(f64::INFINITY))]), ("l.2", &[db(8, None), db(8, Some(7.0))])]),
         ];
         let health = Health::new(&records);
-        assert_eq!(health.layers, ["l.2", "l.10", "a"]);
+        assert_eq!(health.layers, ["a", "l.2", "l.10"]);
         assert_eq!(health.steps, [4, 8]);
-        let expected = [
-            ((0, 0), Quality::Zero),
-            ((0, 1), Quality::Db(7.0)),
-            ((1, 0), Quality::Db(9.0)),
-            ((2, 1), Quality::Db(f64::INFINITY)),
-        ];
+        let infinite = ((0, 1), Some(f64::INFINITY));
+        let expected = [infinite, ((1, 0), None), ((1, 1), Some(7.0)), ((2, 0), Some(9.0))];
         assert_eq!(health.samples, BTreeMap::from(expected));
-        assert_eq!(health.marks, [[false; 3], [true, false, false], [false; 3]]);
+        assert_eq!(health.marks, [[false; 3], [false; 3], [true, false, false]]);
         assert_eq!(db_range([&health]), (7.0, 9.0));
-
-        let merged = health.merged(2, 2);
-        assert_eq!((merged.layers, merged.steps), (vec!["l.2".into(), "a".into()], vec![4]));
-        assert_eq!(merged.samples[&(0, 0)], Quality::Db(7.0));
-        assert_eq!(merged.marks, [[true, false, false], [false; 3]]);
         assert_eq!(db_range([&Health::default()]), (0.0, 40.0));
+    }
+
+    #[test]
+    fn many_layers_and_samples_are_merged() {
+        let names: Vec<_> = (0..1001).map(|layer| format!("l.{layer}")).collect();
+        let at = |step| move |name: &String| (name.clone(), db(step, Some(if step == 43 { 5.0 } else { 9.0 })));
+        let line = |step: usize| -> Record {
+            let health =
+                names.iter().map(at(step)).map(|(name, operand)| (name, BTreeMap::from([("0".into(), operand)])));
+            Record { step, health: health.collect(), ..Default::default() }
+        };
+        let health = Health::new(&(1..=100).map(line).collect::<Vec<_>>());
+        assert_eq!(health.merged, (2, 3));
+        assert_eq!((health.layers.len(), &*health.layers[500], health.steps.len()), (501, "l.1000", 34));
+        assert_eq!((health.samples[&(500, 14)], health.samples[&(500, 15)]), (Some(5.0), Some(9.0)));
     }
 }

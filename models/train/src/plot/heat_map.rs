@@ -1,162 +1,173 @@
 //! A run's FP8 health: a row for each layer, a column for each sampled step, colours for dB.
 
-use plotters::style::RGBColor;
+use plotters::chart::ChartBuilder;
+use plotters::coord::combinators::BindKeyPoints;
+use plotters::element::Rectangle;
 use plotters::style::colors::colormaps::ViridisRGB;
+use plotters::style::{Color, RGBColor, TRANSPARENT};
 
 use crate::metrics::thousands;
 
-use super::axis::Axis;
-use super::canvas::{Anchor, Canvas, GREY, INK, NORMAL, PALE, SMALL, fitted, width};
+use super::Panel;
+use super::chart::{BELOW, label};
 use super::error::PlotError;
-use super::health::{Health, MAX_FLUSHED, MAX_SATURATED, Quality, db_range};
-use super::panel::{Heading, MARGIN, Panel, RIGHT};
+use super::health::{Health, MAX_FLUSHED, MAX_SATURATED, db_range};
+use super::look::{Area, GREY, INK, LINE, MARGIN, NORMAL, PALE, RIGHT, SMALL, WIDTH, fitted, letters, width};
 use super::source::PlotRun;
 
-/// Rows, columns and cells at most; more are merged.
-const MAX_ROWS: usize = 800;
-const MAX_COLUMNS: usize = 400;
-const MAX_CELLS: usize = 20_000;
-/// Units between texts' middles.
-const LINE: i32 = SMALL + 4;
-/// Units from the cells' right end to that of all: marks, colour bar, its numbers, its title.
-const BESIDE: i32 = 330;
-const MARK: i32 = 34;
+/// Columns that are labelled at most.
+const MAX_LABELS: usize = 8;
+/// Units of a layer's name for each of its letters, and beside the cells: of marks, of the bar of colours and its numbers, and between.
+const LETTER: i32 = 14;
 const MARKS: [&str; 3] = ["S", "F", "N"];
+const MARK: i32 = 34;
+const BAR: i32 = 34;
+const NUMBERS: i32 = 110;
+const GAP: i32 = 48;
 const ZERO: RGBColor = RGBColor(0xAA, 0xAA, 0xAA);
 
 /// One for each run that has samples. Colours mean the same in all.
-pub(super) fn heat_maps(runs: &[PlotRun]) -> Vec<HeatMap> {
+pub(super) fn panels<'a>(runs: &'a [PlotRun]) -> Vec<Panel<'a>> {
     let range = db_range(runs.iter().map(|run| &run.health));
-    let sampled = runs.iter().filter(|run| !run.health.layers.is_empty());
-    sampled.enumerate().map(|(i, run)| HeatMap::new(run, range, i == 0)).collect()
-}
-
-pub(super) struct HeatMap {
-    heading: Heading,
-    health: Health,
-    bar: Axis,
-    left: i32,
-    /// The height of a row, in units.
-    row: i32,
-}
-
-impl HeatMap {
-    fn new(run: &PlotRun, (low, high): (f64, f64), is_first: bool) -> Self {
-        let merged_rows = run.health.layers.len().div_ceil(MAX_ROWS);
-        let rows = run.health.layers.len().div_ceil(merged_rows);
-        let merged_columns = run.health.steps.len().div_ceil(MAX_COLUMNS.min(MAX_CELLS / rows));
-        let key = format!(
-            "Colour: the smallest SQNR of a layer's operands. Grey: all were zero. White: no sample. \
-             S, F, N: in some sample an operand had more than {}% of its elements saturated (S), more than {}% flushed to zero (F), \
-             or one that was inf or NaN (N).",
+    let mut key = vec![
+        "Colour: the smallest SQNR of a layer's operands. Grey: all were zero. White: no sample.".into(),
+        format!(
+            "S, F, N: an operand once had more than {}% of its elements saturated, more than {}% flushed to zero, or one that was inf or NaN.",
             100.0 * MAX_SATURATED,
             100.0 * MAX_FLUSHED
-        );
-        let mut notes = if is_first { key } else { String::new() };
-        let merges = [(merged_rows, "row", "layers"), (merged_columns, "column", "samples")];
-        for (merged, one, many) in merges.into_iter().filter(|merge| merge.0 > 1) {
-            notes += &format!(" Each {one} is the worst of up to {merged} {many}.");
+        ),
+    ];
+    let sampled = runs.iter().filter(|run| !run.health.layers.is_empty());
+    let panel = |run: &'a PlotRun| {
+        // What the colours mean is said once.
+        let mut notes = std::mem::take(&mut key);
+        let (layers, samples) = run.health.merged;
+        for (merged, one, many) in [(layers, "row", "layers"), (samples, "column", "samples")] {
+            notes.extend((merged > 1).then(|| format!("Each {one} is the worst of up to {merged} {many}.")));
         }
-        let title = format!("FP8 health: {}", run.name);
-        let mut health = run.health.merged(merged_rows, merged_columns);
-        health.layers.iter_mut().for_each(|name| *name = fitted(name, SMALL, 460));
-        let labels = health.layers.iter().map(|name| width(name, SMALL)).max().unwrap_or(0);
-        let usual = 760 / health.layers.len() as i32;
-        let row = if health.layers.len() <= 40 { usual.clamp(LINE, 48) } else { usual.max(2) };
-        Self {
-            heading: Heading::new(&title, &notes),
-            bar: Axis::linear(low, high, 5),
-            left: MARGIN + labels + 16,
-            // Whole pixels.
-            row: row + row % 2,
-            health,
-        }
+        let map = HeatMap::new(&run.health, range);
+        let height = map.down + BELOW + 30;
+        Panel { title: format!("FP8 health: {}", run.name), notes, height, draw: Box::new(move |area| map.draw(area)) }
+    };
+    sampled.map(panel).collect()
+}
+
+struct HeatMap<'a> {
+    health: &'a Health,
+    /// The ends of the colours, in dB.
+    range: (f64, f64),
+    /// The layers' names, and the units that they take.
+    names: Vec<String>,
+    names_width: i32,
+    /// The height of a row, and of all, in units.
+    row: i32,
+    down: i32,
+}
+
+impl<'a> HeatMap<'a> {
+    fn new(health: &'a Health, range: (f64, f64)) -> Self {
+        let names: Vec<_> = health.layers.iter().map(|name| fitted(name, 34)).collect();
+        let letters = names.iter().map(|name| width(name) as i32).max().unwrap_or(0);
+        let rows = names.len() as i32;
+        // All names have room until they are too many, and the numbers of the colours have.
+        let row = (760 / rows).clamp(if rows <= 40 { LINE } else { 2 }, 48).max(240 / rows);
+        // Whole pixels.
+        let row = row + row % 2;
+        Self { health, range, names, names_width: letters * LETTER + 30, row, down: row * rows }
     }
 
-    fn cells_height(&self) -> i32 {
-        self.row * self.health.layers.len() as i32
+    fn draw(&self, area: &Area<'_>) -> Result<(), PlotError> {
+        let area = area.split_vertically(self.down + BELOW).0;
+        let (cells, bar) = area.split_horizontally(WIDTH - RIGHT - NUMBERS - BAR - GAP);
+        self.draw_cells(&cells)?;
+        self.draw_bar(&bar.split_horizontally(GAP + BAR + NUMBERS).0)
     }
 
-    /// The height of the bar: a single layer's map has room for its numbers too.
-    fn bar_height(&self) -> i32 {
-        self.cells_height().clamp(240, 760)
+    /// `None` for zero.
+    fn color(&self, db: Option<f64>) -> RGBColor {
+        let (low, high) = self.range;
+        db.map_or(ZERO, |db| ViridisRGB::get_color(((db - low) / (high - low)).clamp(0.0, 1.0)))
     }
 
-    fn color(&self, quality: Quality) -> RGBColor {
-        match quality {
-            Quality::Zero => ZERO,
-            Quality::Db(db) => ViridisRGB::get_color(self.bar.share(db)),
-        }
-    }
-
-    fn cells(&self, canvas: &Canvas, top: i32) -> Result<(), PlotError> {
-        let (right, bottom) = (RIGHT - BESIDE, top + self.cells_height());
-        let columns = self.health.steps.len();
-        let x = |column: usize| self.left + (column * (right - self.left) as usize / columns) as i32;
-        let y = |row: usize| top + row as i32 * self.row;
-        for (&(row, column), quality) in &self.health.samples {
+    /// Cells, and marks to their right. Coordinates are units.
+    fn draw_cells(&self, area: &Area<'_>) -> Result<(), PlotError> {
+        let (Self { health, row, down, .. }, columns) = (self, self.health.steps.len());
+        let all = area.dim_in_pixel().0 as i32 - MARGIN - self.names_width;
+        let across = all - GAP - MARK * MARKS.len() as i32;
+        let x = |column: usize| (column * across as usize / columns) as i32;
+        let mark = |kind: usize| across + GAP + MARK * kind as i32;
+        let steps = (0..columns).step_by(columns.div_ceil(MAX_LABELS));
+        let steps: Vec<_> = steps.map(|i| ((x(i) + x(i + 1)) / 2, thousands(&health.steps[i].to_string()))).collect();
+        let marks = MARKS.iter().enumerate().map(|(kind, letter)| (mark(kind) + MARK / 2, (*letter).to_string()));
+        let labels: Vec<_> = steps.into_iter().chain(marks).collect();
+        let names = self.names.iter().enumerate().step_by((LINE as usize).div_ceil(*row as usize));
+        let names: Vec<_> = names.map(|(i, name)| (i as i32 * row + row / 2, name.clone())).collect();
+        let places = |labels: &[(i32, String)]| labels.iter().map(|label| label.0).collect();
+        let text = |labels: &[(i32, String)], at: &i32| {
+            labels.iter().find(|label| label.0 == *at).map_or(String::new(), |label| label.1.clone())
+        };
+        let mut chart = ChartBuilder::on(area)
+            .margin_left(MARGIN)
+            .y_label_area_size(self.names_width)
+            .x_label_area_size(BELOW)
+            .build_cartesian_2d(
+                (0..all).with_key_points(places(&labels)),
+                (*down..0).with_key_points(places(&names)),
+            )?;
+        chart
+            .configure_mesh()
+            .disable_mesh()
+            .axis_style(TRANSPARENT)
+            .set_all_tick_mark_size(6)
+            .x_label_style(letters(NORMAL, INK))
+            .y_label_style(letters(SMALL, INK))
+            .x_label_formatter(&|at| text(&labels, at))
+            .y_label_formatter(&|at| text(&names, at))
+            .x_desc("sampled step")
+            .draw()?;
+        let cell = |(&(i, column), db): (&(usize, usize), &Option<f64>)| {
             // One unit more, which the next one covers: browsers leave seams between edges that meet.
-            let end = ((x(column + 1) + 1).min(right), (y(row + 1) + 1).min(bottom));
-            canvas.rectangle((x(column), y(row)), end, self.color(*quality))?;
-        }
-        let frame = [(self.left, top), (right, top), (right, bottom), (self.left, bottom), (self.left, top)];
-        canvas.line(frame.to_vec(), GREY.into(), 2)?;
-        for (row, name) in self.health.layers.iter().enumerate().step_by(((LINE + self.row - 1) / self.row) as usize) {
-            canvas.text(name, (self.left - 10, y(row) + self.row / 2), (SMALL, INK, Anchor::Right))?;
-        }
-        let labels: Vec<_> = self.health.steps.iter().map(|step| thousands(&step.to_string())).collect();
-        let widest = labels.iter().map(|label| width(label, NORMAL)).max().unwrap_or(0) + 30;
-        let every = (widest as usize * columns).div_ceil((right - self.left) as usize);
-        for (column, label) in labels.iter().enumerate().step_by(every) {
-            canvas.text(label, ((x(column) + x(column + 1)) / 2, bottom + 24), (NORMAL, INK, Anchor::Middle))?;
-        }
-        canvas.text("sampled step", ((self.left + right) / 2, bottom + 58), (NORMAL, INK, Anchor::Middle))
-    }
-
-    fn marks(&self, canvas: &Canvas, top: i32) -> Result<(), PlotError> {
-        for (kind, letter) in (0..).zip(MARKS) {
-            let x = RIGHT - BESIDE + 16 + kind * MARK;
-            canvas.text(letter, (x + MARK / 2, top - 16), (SMALL, INK, Anchor::Middle))?;
-            canvas.rectangle((x + 2, top), (x + MARK - 2, top + self.cells_height()), PALE)?;
-            for (row, _) in (0..).zip(&self.health.marks).filter(|(_, marks)| marks[kind as usize]) {
-                let y = top + row * self.row;
-                canvas.rectangle((x + 2, y), (x + MARK - 2, y + self.row), INK)?;
-            }
+            let end = ((x(column + 1) + 1).min(across), ((i as i32 + 1) * row + 1).min(*down));
+            Rectangle::new([(x(column), i as i32 * row), end], self.color(*db).filled())
+        };
+        chart.draw_series(health.samples.iter().map(cell))?;
+        chart.draw_series([Rectangle::new([(0, 0), (across, *down)], GREY.stroke_width(2))])?;
+        for kind in 0..MARKS.len() {
+            let bar = |from: i32, to: i32, color: RGBColor| {
+                Rectangle::new([(mark(kind) + 2, from), (mark(kind) + MARK - 2, to)], color.filled())
+            };
+            let marked = (0..).zip(&health.marks).filter(|(_, marks)| marks[kind]);
+            chart.draw_series([bar(0, *down, PALE)])?;
+            chart.draw_series(marked.map(|(i, _)| bar(i * row, (i + 1) * row, INK)))?;
         }
         Ok(())
     }
 
-    fn color_bar(&self, canvas: &Canvas, top: i32) -> Result<(), PlotError> {
-        let (left, height) = (RIGHT - BESIDE + 170, self.bar_height());
-        let (low, high) = self.bar.ends();
+    /// What the colours mean.
+    fn draw_bar(&self, area: &Area<'_>) -> Result<(), PlotError> {
+        let (low, high) = self.range;
+        let mut chart = ChartBuilder::on(area)
+            .margin_left(GAP)
+            .margin_bottom(BELOW)
+            .right_y_label_area_size(NUMBERS)
+            .build_cartesian_2d(0..1, low..high)?;
+        chart
+            .configure_mesh()
+            .disable_mesh()
+            .axis_style(GREY.stroke_width(2))
+            .set_all_tick_mark_size(6)
+            .label_style(letters(NORMAL, INK))
+            .y_labels((self.down / 40).min(12) as usize)
+            .y_label_formatter(&|db| label(*db, high - low))
+            .y_desc("SQNR (dB)")
+            .draw()?;
         let levels = 64;
-        let y = |share: f64| top + height - (share * f64::from(height)).round() as i32;
         // Each down to the lower end, of which the next ones cover their part.
-        for level in (0..levels).rev() {
-            let [to, middle] = [1.0, 0.5].map(|part| (f64::from(level) + part) / f64::from(levels));
-            let color = self.color(Quality::Db(low + middle * (high - low)));
-            canvas.rectangle((left, y(to)), (left + 34, top + height), color)?;
-        }
-        for (db, label) in &self.bar.ticks {
-            let y = y(self.bar.share(*db));
-            canvas.line(vec![(left + 34, y), (left + 44, y)], GREY.into(), 2)?;
-            canvas.text(label, (left + 52, y), (NORMAL, INK, Anchor::Left))?;
-        }
-        let widest = self.bar.ticks.iter().map(|tick| width(&tick.1, NORMAL)).max().unwrap_or(0);
-        canvas.text("SQNR (dB)", (left + 52 + widest + 36, top + height / 2), (NORMAL, INK, Anchor::Upwards))
-    }
-}
-
-impl Panel for HeatMap {
-    fn height(&self) -> i32 {
-        self.heading.height() + 30 + (self.cells_height() + 90).max(self.bar_height() + 30) + 30
-    }
-
-    fn draw(&self, canvas: &Canvas, top: i32) -> Result<(), PlotError> {
-        self.heading.draw(canvas, top)?;
-        let top = top + self.heading.height() + 30;
-        self.cells(canvas, top)?;
-        self.marks(canvas, top)?;
-        self.color_bar(canvas, top)
+        chart.draw_series((0..levels).rev().map(|level| {
+            let [to, middle] =
+                [1.0, 0.5].map(|part| low + (high - low) * (f64::from(level) + part) / f64::from(levels));
+            Rectangle::new([(0, to), (1, low)], self.color(Some(middle)).filled())
+        }))?;
+        Ok(())
     }
 }

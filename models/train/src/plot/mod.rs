@@ -1,31 +1,47 @@
 //! A picture of runs: what their `metrics.jsonl` say, as an SVG.
 
-mod axis;
-mod canvas;
+mod chart;
 mod curves;
 mod error;
 mod health;
 mod heat_map;
 mod kind;
 mod legend;
-mod panel;
+mod look;
 mod series;
 mod source;
 
 use std::path::Path;
 
 use clap::ValueEnum;
+use plotters::backend::SVGBackend;
+use plotters::drawing::IntoDrawingArea;
+use plotters::style::WHITE;
 
 pub use error::PlotError;
 pub use kind::PlotPanel;
 pub use source::PlotSource;
 
-use crate::files;
-use legend::Legend;
-use panel::Panel;
+use crate::atomic;
+use look::{Area, GREY, INK, LARGE, LINE, MARGIN, SMALL, WIDTH, fitted, letters};
 
-/// Units above the first panel.
-const TOP: i32 = 24;
+/// Units that a title takes.
+const TITLE: i32 = 64;
+
+/// A part of the picture, as wide as it is: a title, lines that say what is to be known to read it, and what is drawn below.
+struct Panel<'a> {
+    title: String,
+    notes: Vec<String>,
+    /// The height of what is drawn, in units.
+    height: i32,
+    draw: Box<dyn Fn(&Area<'_>) -> Result<(), PlotError> + 'a>,
+}
+
+impl Panel<'_> {
+    fn heading(&self) -> i32 {
+        TITLE + LINE * self.notes.len() as i32
+    }
+}
 
 /// Draws runs into one SVG, 900 pixels wide: the panels of these `kinds` (none for all) that some run has data for. Whoever reads
 /// `out` finds the whole picture or what was there before.
@@ -37,24 +53,38 @@ pub fn plot(runs: &[PlotSource], kinds: &[PlotPanel], out: &Path) -> Result<(), 
         return Err(PlotError::Extension { path: out.into() });
     }
     let runs = source::read(runs)?;
-    let mut panels: Vec<Box<dyn Panel>> = vec![Box::new(Legend::new(&runs))];
+    let mut panels = vec![legend::panel(&runs)];
     for kind in PlotPanel::value_variants().iter().filter(|kind| kinds.is_empty() || kinds.contains(kind)) {
         match kind {
-            PlotPanel::Health => panels.extend(heat_map::heat_maps(&runs).into_iter().map(|map| Box::new(map) as _)),
-            _ => panels.extend(curves::panel(*kind, &runs).map(|panel| Box::new(panel) as _)),
+            PlotPanel::Health => panels.extend(heat_map::panels(&runs)),
+            _ => panels.extend(curves::panel(*kind, &runs)),
         }
     }
     if panels.len() == 1 {
         return Err(PlotError::NoPanels { kinds: kinds.into() });
     }
-    let height = TOP + panels.iter().map(|panel| panel.height()).sum::<i32>();
-    let svg = canvas::svg(height, |canvas| {
-        let mut top = TOP;
-        for panel in &panels {
-            panel.draw(canvas, top)?;
-            top += panel.height();
+    let svg = svg(&panels)?;
+    atomic::replace(out, svg.as_bytes()).map_err(|source| PlotError::Write { path: out.into(), source })
+}
+
+fn svg(panels: &[Panel<'_>]) -> Result<String, PlotError> {
+    let height = MARGIN + panels.iter().map(|panel| panel.heading() + panel.height).sum::<i32>();
+    let mut svg = String::new();
+    {
+        let picture = SVGBackend::with_string(&mut svg, (WIDTH as u32, height as u32)).into_drawing_area();
+        picture.fill(&WHITE)?;
+        let mut below = picture.split_vertically(MARGIN).1;
+        for panel in panels {
+            below.draw_text(&fitted(&panel.title, 90), &letters(LARGE, INK), (MARGIN, LARGE / 2))?;
+            for (line, note) in (0..).zip(&panel.notes) {
+                below.draw_text(note, &letters(SMALL, GREY), (MARGIN, TITLE + LINE * line))?;
+            }
+            let (area, rest) = below.split_vertically(panel.heading()).1.split_vertically(panel.height);
+            (panel.draw)(&area)?;
+            below = rest;
         }
-        Ok(())
-    })?;
-    files::replace(out, svg.as_bytes()).map_err(|source| PlotError::Write { path: out.into(), source })
+        picture.present()?;
+    }
+    let size = |scale: i32| format!("width=\"{}\" height=\"{}\"", WIDTH / scale, height / scale);
+    Ok(svg.replacen(&size(1), &size(2), 1))
 }

@@ -1,7 +1,7 @@
 //! Numbers over steps: what is left of them when they are smoothed, thinned and bounded.
 
 /// A step and what was measured then; NaN where that was not a number that can be drawn.
-pub(super) type Point = (f64, f64);
+pub(super) type Point = (usize, f64);
 
 /// Points of a curve that are drawn at most.
 pub(super) const MAX_POINTS: usize = 2000;
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn the_mean_is_of_the_numbers_so_far() {
         let of = |values: &[f64]| -> Vec<_> {
-            let points: Vec<_> = values.iter().map(|value| (1.0, *value)).collect();
+            let points: Vec<_> = values.iter().map(|value| (1, *value)).collect();
             smoothed(&points, 0.9).into_iter().map(|point| point.1).collect()
         };
         assert!(of(&[3.0; 40]).iter().all(|mean| (mean - 3.0).abs() < 1e-12));
@@ -129,14 +129,14 @@ mod tests {
     #[test]
     fn thinning_keeps_ends_spikes_and_gaps() {
         let n = 123_457;
-        let mut points: Vec<_> = (0..n).map(|i| (i as f64, (i % 7) as f64)).collect();
+        let mut points: Vec<_> = (0..n).map(|i| (i, (i % 7) as f64)).collect();
         points[60_001].1 = 99.0;
         points[60_002].1 = -99.0;
         points[90_000].1 = f64::NAN;
         let thin = thinned(&points);
         let numbers = thin.iter().filter(|point| !point.1.is_nan()).count();
         assert!((MAX_POINTS / 2..=MAX_POINTS).contains(&numbers), "{numbers}");
-        for kept in [points[0], points[n - 1], (60_001.0, 99.0), (60_002.0, -99.0)] {
+        for kept in [points[0], points[n - 1], (60_001, 99.0), (60_002, -99.0)] {
             assert!(thin.contains(&kept), "{kept:?}");
         }
         assert!(thin.iter().any(|point| point.1.is_nan()));
@@ -157,12 +157,12 @@ mod tests {
                     3.0 - f64::from(i) * 0.001
                 }
             };
-            (0..300).map(|i| (f64::from(i), value(i))).collect()
+            (0..300).map(|i| (i as usize, value(i))).collect()
         };
         let (good, bad) = (run(2.5), run(1e9));
         let (low, high) = usual_range([&*good, &*bad]).unwrap();
         assert!(low == 2.5 && high < 3.2, "{low} {high}");
-        assert_eq!(usual_range([&[(1.0, 2.0)][..], &[(1.0, 3.0)]]), Some((2.0, 3.0)));
-        assert_eq!(usual_range([&[(1.0, f64::NAN)][..]]), None);
+        assert_eq!(usual_range([&[(1, 2.0)][..], &[(1, 3.0)]]), Some((2.0, 3.0)));
+        assert_eq!(usual_range([&[(1, f64::NAN)][..]]), None);
     }
 }

@@ -68,18 +68,17 @@ impl PlotRun {
         let trains: BTreeMap<_, _> = records.iter().filter_map(|r| Some((r.step, r.train.as_ref()?))).collect();
         let held_out: BTreeMap<_, _> = records.iter().filter_map(|r| Some((r.step, r.held_out_loss?))).collect();
         let of = |value: fn(&TrainRecord) -> f64| {
-            trains.iter().map(|(step, train)| (*step as f64, drawable(value(train)))).collect()
+            trains.iter().map(|(step, train)| (*step, drawable(value(train)))).collect()
         };
         let mut losses: BTreeMap<_, _> = trains.iter().map(|(step, train)| (*step, drawable(train.loss))).collect();
         let diverged = records.iter().rfind(|record| record.diverged.is_some()).map(|record| record.step);
         losses.extend(diverged.map(|step| (step, f64::NAN)));
-        let losses = losses.into_iter().map(|(step, loss)| (step as f64, loss));
         Self {
             name,
             diverged,
             what: records.iter().rev().find_map(|record| record.run.as_ref()).map_or(String::new(), what),
-            loss: losses.collect(),
-            held_out: held_out.into_iter().map(|(step, loss)| (step as f64, drawable(loss))).collect(),
+            loss: losses.into_iter().collect(),
+            held_out: held_out.into_iter().map(|(step, loss)| (step, drawable(loss))).collect(),
             tokens_per_second: of(|train| train.tokens_per_second),
             grad_norm: of(|train| train.grad_norm),
             lr: of(|train| train.lr),

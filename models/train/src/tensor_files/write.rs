@@ -1,9 +1,9 @@
-//! Writing: tensor by tensor, into one file or into shards with an index, and on disk when the call returns.
+//! Writing: tensor by tensor, into one file or into shards with an index.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs::{self, File};
+use std::fs;
 use std::path::Path;
 
 use half::bf16;
@@ -12,7 +12,6 @@ use safetensors::{Dtype, SafeTensorError};
 use serde_json::json;
 
 use super::{INDEX, SINGLE, TensorFilesError};
-use crate::folder::write_synced;
 
 /// A tensor to write.
 pub struct NewTensor<'a, E> {
@@ -111,7 +110,7 @@ pub fn write_shards<E: From<TensorFilesError>>(
     let index = json!({"metadata": {"total_size": total}, "weight_map": weight_map});
     let path = folder.join(INDEX);
     let failed = |source| TensorFilesError::Write { path: path.clone(), source };
-    write_synced(&path, format!("{index:#}\n").as_bytes()).map_err(|source| failed(source).into())
+    fs::write(&path, format!("{index:#}\n")).map_err(|source| failed(source).into())
 }
 
 fn write<'a, E: From<TensorFilesError> + 'a>(
@@ -142,7 +141,6 @@ fn write<'a, E: From<TensorFilesError> + 'a>(
         SafeTensorError::IoError(source) => failed(source),
         other => TensorFilesError::Unwritable { path: path.into(), reason: other.to_string() },
     })?;
-    File::open(path).and_then(|file| file.sync_all()).map_err(failed)?;
     Ok(())
 }
 
