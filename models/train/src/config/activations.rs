@@ -1,8 +1,10 @@
 //! [`ActivationCheckpointing`]: which activations wait for backward in memory.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::num::NonZero;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -15,6 +17,20 @@ pub enum ActivationCheckpointing {
     None,
     /// The inputs of every so many layers are.
     Every(NonZero<usize>),
+}
+
+impl JsonSchema for ActivationCheckpointing {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "ActivationCheckpointing".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": ["integer", "string"], "minimum": 1 })
+    }
 }
 
 impl Serialize for ActivationCheckpointing {
