@@ -28,13 +28,16 @@ use look::{Area, GREY, INK, LARGE, LINE, MARGIN, SMALL, WIDTH, fitted, letters};
 /// Units that a title takes.
 const TITLE: i32 = 64;
 
+/// Draws into an area of its own.
+type Draw<'a> = Box<dyn Fn(&Area<'_>) -> Result<(), PlotError> + 'a>;
+
 /// A part of the picture, as wide as it is: a title, lines that say what is to be known to read it, and what is drawn below.
 struct Panel<'a> {
     title: String,
     notes: Vec<String>,
     /// The height of what is drawn, in units.
     height: i32,
-    draw: Box<dyn Fn(&Area<'_>) -> Result<(), PlotError> + 'a>,
+    draw: Draw<'a>,
 }
 
 impl Panel<'_> {
