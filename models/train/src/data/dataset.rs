@@ -10,23 +10,23 @@ use super::encode::Encoder;
 use super::error::cannot_write;
 use super::left_out::LeftOut;
 use super::packing::{Packing, Sequence, Sequences};
-use super::part::{Marks, Part};
-use super::position::SourceState;
-use super::scan::{Scanned, Scanner};
+use super::part::Part;
+use super::position::{FileState, SourceState};
+use super::scan::Scanner;
 use super::sequences::{Stream, TrainSequences};
-use super::split::{StreamFiles, Streams};
-use super::token_file::{TokenFile, Width};
-use super::tokenize::tokenize;
+use super::token_file::TokenFile;
+use super::tokenize::{TOKENS, tokenize};
 use super::{DataError, DataSource, Format};
 use crate::digest::Fingerprint;
 use crate::progress::Progress;
 use crate::{ChatTemplate, Tokenizer};
 
-/// The version of what decides what the cache holds and is in no file: the way from text to tokens in this code.
-const CACHE_VERSION: u64 = 2;
-/// What [`CACHE_VERSION`] was when sources got their fingerprints. It stays, so that earlier checkpoints go on where the tokens are the
-/// same: where they are not, [`Streams::is_new`] changes the fingerprint.
+/// The version of what decides what the cache holds and is in no file: the way from text to tokens in this code, and the token file.
+const CACHE_VERSION: u64 = 3;
+/// That of the fingerprints of sources. It stays, so that earlier checkpoints go on where the tokens are the same.
 const FINGERPRINT_VERSION: u64 = 1;
+/// That of a fingerprint where they are not: where earlier versions may have made other tokens of the documents.
+const NEW_TOKENS: u64 = 2;
 
 /// How much data there is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -161,6 +161,13 @@ impl Dataset {
         Ok(opened)
     }
 
+    fn sequences(&self, part: &Arc<Part>, packing: Packing, seq_len: usize) -> Result<Sequences, DataError> {
+        match packing {
+            Packing::Wrapped => Ok(Sequences::windows(part.clone(), seq_len, self.padding)),
+            Packing::Whole => Sequences::whole(part.clone(), seq_len, self.padding, &self.cache),
+        }
+    }
+
     /// How many files of each format are read.
     pub fn formats(&self) -> &BTreeMap<Format, usize> {
         &self.formats
@@ -202,14 +209,8 @@ impl Dataset {
         let mut streams: Vec<Stream> = vec![];
         for (number, source) in self.sources.iter().enumerate() {
             let packing = shape.packing.unwrap_or(source.state.packing);
-            let mut parts = vec![];
-            for part in &source.train {
-                let part = part.clone();
-                parts.push(match packing {
-                    Packing::Wrapped => (number, Sequences::windows(part, seq_len, self.padding)),
-                    Packing::Whole => (number, Sequences::whole(part, seq_len, self.padding, &self.cache)?),
-                });
-            }
+            let parts = source.train.iter().map(|part| Ok((number, self.sequences(part, packing, seq_len)?)));
+            let parts = parts.collect::<Result<Vec<_>, DataError>>()?;
             let state = SourceState { packing, ..source.state.clone() };
             match streams.last_mut().filter(|_| source.weight.is_none()) {
                 Some(stream) => {
@@ -245,11 +246,9 @@ impl Dataset {
         let SequenceShape { seq_len, .. } = shape.check()?;
         let mut parts = vec![];
         for (source, judging) in self.judging() {
-            for part in judging.iter().cloned() {
-                parts.push(match shape.packing.unwrap_or(source.state.packing) {
-                    Packing::Wrapped => (0, Sequences::windows(part, seq_len, self.padding)),
-                    Packing::Whole => (0, Sequences::whole(part, seq_len, self.padding, &self.cache)?),
-                });
+            let packing = shape.packing.unwrap_or(source.state.packing);
+            for part in judging {
+                parts.push((0, self.sequences(part, packing, seq_len)?));
             }
         }
         let stream = Stream { weight: None, sources: vec![], parts };
@@ -311,28 +310,27 @@ struct Opener<'a> {
 
 impl Opener<'_> {
     /// And whether nothing had to be tokenized.
-    fn open(&mut self, source: &DataSource, files: &[Scanned]) -> Result<(Source, bool), DataError> {
+    fn open(&mut self, source: &DataSource, files: &[FileState]) -> Result<(Source, bool), DataError> {
         let (token_files, documents): (Vec<_>, Vec<_>) = files.iter().partition(|file| file.format == Format::Bin);
-        let is_object = |file: &&Scanned| matches!(file.format, Format::Jsonl | Format::Json | Format::Parquet);
+        let is_object = |file: &&FileState| matches!(file.format, Format::Jsonl | Format::Json | Format::Parquet);
         let has_objects = documents.iter().any(is_object);
         let field = if has_objects { source.field.clone() } else { String::new() };
         let chat_template = self.template.filter(|_| has_objects).map(template_fingerprint);
         let tokenizer = self.tokenizer.fingerprint();
-        let fingerprint = |version: u64, files: &[&Scanned]| {
+        let fingerprint = |version: u64, held_out_fraction: f64, files: &[&FileState]| {
             let settings = Fingerprint::default()
                 .number(version)
                 .field(&tokenizer)
                 .field(chat_template.as_deref().unwrap_or_default())
                 .field(&field)
-                .number(self.held_out_fraction.to_bits());
-            let file = |fingerprint: Fingerprint, file: &&Scanned| {
+                .number(held_out_fraction.to_bits());
+            let file = |fingerprint: Fingerprint, file: &&FileState| {
                 fingerprint.field(format!("{:?}", file.format)).number(file.taken).field(&file.sha256)
             };
             files.iter().fold(settings, file).hex()
         };
-        let name = fingerprint(CACHE_VERSION, &documents);
         let mut state = SourceState {
-            fingerprint: fingerprint(FINGERPRINT_VERSION, &files.iter().collect::<Vec<_>>()),
+            fingerprint: fingerprint(FINGERPRINT_VERSION, self.held_out_fraction, &files.iter().collect::<Vec<_>>()),
             tokenizer: tokenizer.clone(),
             chat_template: chat_template.clone(),
             field: field.clone(),
@@ -341,66 +339,40 @@ impl Opener<'_> {
             num_files: files.len(),
             files: SourceState::list_files(files),
         };
-        let names: Vec<_> = token_files.iter().map(|file| fingerprint(FINGERPRINT_VERSION, &[file])).collect();
-        let (mut train, mut held_out, mut was_cached) = (vec![], vec![], true);
+        // Each with how much of it is taken, and the digest of that.
+        let (mut opened, mut was_cached) = (vec![], true);
         if !documents.is_empty() {
-            let ([first, second], is_new, was) = self.open_documents(&source.field, &documents, name)?;
-            was_cached = was;
-            if is_new {
-                state.fingerprint = Fingerprint::default().field(&state.fingerprint).number(CACHE_VERSION).hex();
+            // What is held out is no matter of tokens.
+            let name = fingerprint(CACHE_VERSION, 0.0, &documents);
+            let encoder = Encoder { tokenizer: self.tokenizer, template: self.template, field: &source.field };
+            let tokenize = |folder: &Path| Ok(tokenize(&documents, &encoder, folder, self.progress)?.1);
+            let cached = entry(self.cache, &name, tokenize)?;
+            was_cached = cached.was_cached;
+            if cached.manifest {
+                state.fingerprint = Fingerprint::default().field(&state.fingerprint).number(NEW_TOKENS).hex();
             }
+            opened.push((cached.folder.join(TOKENS), u64::MAX, name));
+        }
+        for file in token_files {
+            // The time of change too: lists of documents are made of all of a file, of which the fingerprint may know samples.
+            let name = format!("{}-{}", fingerprint(CACHE_VERSION, 0.0, &[file]), file.modified);
+            opened.push((file.path.clone(), file.taken, name));
+        }
+        let (mut train, mut held_out) = (vec![], vec![]);
+        for (path, taken, name) in opened {
+            let file = TokenFile::open(&path, taken, self.tokenizer.vocab_size())?;
+            if file.tokenizer().is_some_and(|with| with != tokenizer) {
+                return Err(DataError::OtherTokenizer { path });
+            }
+            let parts = Part::both(file, self.held_out_fraction, self.tokenizer, &name, self.cache)?;
+            let [first, second] = parts.map(Arc::new);
             train.push(first);
             held_out.push(second);
         }
-        for (file, name) in token_files.into_iter().zip(names) {
-            let [first, second] = self.open_token_file(file, &name)?;
-            train.push(first);
-            held_out.push(second);
-        }
-        if train.iter().any(Part::has_mask) {
+        if train.iter().any(|part| part.has_mask()) {
             state.packing = Packing::Whole;
         }
-        let [train, held_out] = [train, held_out].map(|parts| parts.into_iter().map(Arc::new).collect());
         Ok((Source { paths: source.paths.clone(), weight: source.weight, state, train, held_out }, was_cached))
-    }
-
-    /// The parts, whether an earlier version has made others of them, and whether nothing had to be tokenized.
-    fn open_documents(
-        &mut self,
-        field: &str,
-        files: &[&Scanned],
-        name: String,
-    ) -> Result<([Part; 2], bool, bool), DataError> {
-        let vocab_size = self.tokenizer.vocab_size();
-        let width = Width::for_vocabulary(vocab_size);
-        let is_whole = |folder: &Path, streams: &Streams| {
-            StreamFiles::train(folder).are_whole(streams.train, width, streams.has_mask)
-                && StreamFiles::held_out(folder).are_whole(streams.held_out, width, streams.has_mask)
-        };
-        let encoder = Encoder { tokenizer: self.tokenizer, template: self.template, field };
-        let cached = entry(self.cache, &name, is_whole, |folder| {
-            tokenize(files, &encoder, self.held_out_fraction, folder, self.progress)
-        })?;
-        let Streams { train, held_out, has_mask, is_new } = cached.manifest;
-        let part = |files, size, split| Part::cached(&files, size, has_mask, vocab_size, format!("{name}-{split}"));
-        let parts = [
-            part(StreamFiles::train(&cached.folder), train, "train")?,
-            part(StreamFiles::held_out(&cached.folder), held_out, "held_out")?,
-        ];
-        Ok((parts, is_new, cached.was_cached))
-    }
-
-    fn open_token_file(&self, file: &Scanned, name: &str) -> Result<[Part; 2], DataError> {
-        let vocab_size = self.tokenizer.vocab_size();
-        let marks = Marks { bos: self.tokenizer.bos(), eos: self.tokenizer.eos() };
-        let len = TokenFile::open(&file.path, file.taken, vocab_size)?.len();
-        let cut = len - (self.held_out_fraction * len as f64) as u64;
-        // The time of change too: an index of documents is made of all tokens, of which the fingerprint may know samples.
-        let part = |range, split| {
-            let name = format!("{name}-{split}-{}", file.modified);
-            Part::of_token_file(&file.path, file.taken, range, marks, vocab_size, name)
-        };
-        Ok([part(0..cut, "train")?, part(cut..len, "held_out")?])
     }
 }
 

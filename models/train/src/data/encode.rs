@@ -3,13 +3,13 @@
 use serde_json::Value;
 
 use super::pieces;
-use super::scan::Scanned;
+use super::position::FileState;
 use super::{DataError, DocumentError, MESSAGES, TOOLS};
 use crate::{ChatTemplate, Message, SpecialTokens, Tokenizer};
 
 /// What is tokenized at once.
 pub(super) struct Work<'a> {
-    pub(super) file: &'a Scanned,
+    pub(super) file: &'a FileState,
     pub(super) content: Content,
     /// Bytes of the file, or of a row's text.
     pub(super) bytes: u64,
@@ -26,6 +26,11 @@ pub(super) enum Content {
     Line {
         line: u64,
         bytes: Vec<u8>,
+    },
+    /// One of an array.
+    Element {
+        line: u64,
+        value: Value,
     },
     #[cfg_attr(not(feature = "parquet"), expect(dead_code, reason = "only Parquet has rows"))]
     Row {
@@ -72,6 +77,9 @@ impl Encoder<'_> {
             Content::Line { line, bytes } => {
                 self.encode_line(bytes).map_err(|problem| DataError::Line { path: path(), line: *line, problem })
             }
+            Content::Element { line, value } => {
+                self.encode_object(value).map_err(|problem| DataError::Line { path: path(), line: *line, problem })
+            }
             Content::Row { row, fields } => {
                 let row =
                     self.encode_fields(fields).map_err(|problem| DataError::Row { path: path(), row: *row, problem });
@@ -84,9 +92,15 @@ impl Encoder<'_> {
     fn encode_line(&self, line: &[u8]) -> Result<Tokenized, DocumentError> {
         let line = std::str::from_utf8(line).map_err(|error| DocumentError::Utf8 { at: error.valid_up_to() })?;
         // Some editors put a byte order mark first.
-        match serde_json::from_str(line.trim_start_matches('\u{feff}').trim_end()).map_err(DocumentError::Json)? {
-            Value::Object(fields) => self.encode_fields(&fields),
-            other => Err(DocumentError::NotAnObject { found: kind(&other) }),
+        self.encode_object(
+            &serde_json::from_str(line.trim_start_matches('\u{feff}').trim_end()).map_err(DocumentError::Json)?,
+        )
+    }
+
+    fn encode_object(&self, value: &Value) -> Result<Tokenized, DocumentError> {
+        match value {
+            Value::Object(fields) => self.encode_fields(fields),
+            other => Err(DocumentError::NotAnObject { found: kind(other) }),
         }
     }
 

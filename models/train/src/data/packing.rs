@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::DataError;
-use super::cache::{entry, has_size};
+use super::cache::entry;
 use super::error::cannot_write;
 use super::part::Part;
 use super::raw_file::RawFile;
@@ -78,9 +78,8 @@ impl Sequences {
 
     /// Whole documents, by an index in `cache`.
     pub(super) fn whole(part: Arc<Part>, seq_len: usize, padding: u32, cache: &Path) -> Result<Self, DataError> {
-        let is_whole = |folder: &Path, size: &IndexSize| has_size(&folder.join(INDEX), 16 * size.sequences);
         let name = format!("{}-whole-{seq_len}", part.fingerprint);
-        let index = entry(cache, &name, is_whole, |folder| {
+        let index = entry(cache, &name, |folder| {
             let path = folder.join(INDEX);
             let failed = cannot_write(&path);
             let mut file = BufWriter::new(File::create(&path).map_err(&failed)?);
@@ -127,8 +126,8 @@ impl Sequences {
                 Ok(begin..self.part.len().min(begin + self.seq_len as u64 + 1))
             }
             Layout::Ranges(index) => {
-                let range = index.numbers(2 * i, 2)?;
-                Ok(range[0]..range[1])
+                let [begin, end] = index.pairs(i, 1)?[0];
+                Ok(begin..end)
             }
         }
     }

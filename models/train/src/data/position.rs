@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::scan::{Scanned, is_sampled};
+use super::scan::is_sampled;
 use super::{DataError, Format, Packing};
 
 /// Sources of more files do not list them in a position.
@@ -80,7 +80,7 @@ pub struct FileState {
     pub format: Format,
     /// Its size.
     pub bytes: u64,
-    /// How many of them are taken.
+    /// How many of them are taken, from the beginning; of a Parquet file, bytes of its text.
     pub taken: u64,
     /// When it was last changed, in nanoseconds since 1970.
     pub modified: u64,
@@ -120,13 +120,6 @@ impl FileState {
     }
 }
 
-impl From<&Scanned> for FileState {
-    fn from(file: &Scanned) -> Self {
-        let Scanned { path, format, bytes, modified, taken, sha256 } = file.clone();
-        Self { path, format, bytes, taken, modified, sha256 }
-    }
-}
-
 fn seconds(nanoseconds: u64) -> String {
     format!("{}.{:09}", nanoseconds / 1_000_000_000, nanoseconds % 1_000_000_000)
 }
@@ -137,8 +130,8 @@ pub(super) fn is_same_number(then: f64, now: f64) -> bool {
 }
 
 impl SourceState {
-    pub(super) fn list_files(files: &[Scanned]) -> Vec<FileState> {
-        if files.len() > MAX_FILES { vec![] } else { files.iter().map(FileState::from).collect() }
+    pub(super) fn list_files(files: &[FileState]) -> Vec<FileState> {
+        if files.len() > MAX_FILES { vec![] } else { files.to_vec() }
     }
 
     /// # Errors

@@ -38,9 +38,14 @@ impl RawFile {
         Ok(bytes)
     }
 
-    /// `len` numbers of 64 bits from number `begin` on.
+    /// `len` numbers of 64 bits from byte `begin` on.
     pub(super) fn numbers(&self, begin: u64, len: usize) -> Result<Vec<u64>, DataError> {
-        let bytes = self.read(8 * begin, 8 * len)?;
+        let bytes = self.read(begin, 8 * len)?;
         Ok(bytes.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect())
+    }
+
+    /// As many pairs of such numbers, from pair `first` of the file on.
+    pub(super) fn pairs(&self, first: u64, len: u64) -> Result<Vec<[u64; 2]>, DataError> {
+        Ok(self.numbers(16 * first, 2 * len as usize)?.as_chunks().0.to_vec())
     }
 }

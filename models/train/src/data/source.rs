@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::DataError;
 use super::left_out::LeftOut;
-use super::scan::{Scanned, Scanner};
+use super::position::FileState;
+use super::scan::Scanner;
 use super::search::{Candidate, candidates};
 
 /// Files and folders, and how they are read.
@@ -75,7 +76,7 @@ impl fmt::Display for Format {
 #[derive(Debug, Default)]
 pub(super) struct Selection {
     /// In the order in which they are read.
-    pub(super) files: Vec<Scanned>,
+    pub(super) files: Vec<FileState>,
     /// Files that were passed over.
     pub(super) left: LeftOut,
 }

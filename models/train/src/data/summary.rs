@@ -25,8 +25,8 @@ impl TrainSequences {
             let part = sequences.part();
             size.sequences += sequences.count();
             size.tokens += part.len();
-            size.documents = size.documents.zip(part.num_documents()).map(|(a, b)| a + b);
-            size.targets = size.targets.zip(part.num_targets()).map(|(a, b)| a + b);
+            size.documents = size.documents.zip(part.size.documents).map(|(a, b)| a + b);
+            size.targets = size.targets.zip(part.size.targets).map(|(a, b)| a + b);
             size.cut += sequences.cut();
         }
         size
