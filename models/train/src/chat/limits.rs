@@ -97,7 +97,9 @@ pub(super) fn set(environment: &mut Environment<'_>) {
     environment.add_filter(ASSIGNED, assigned);
     work::set(environment);
     work::add_checked(environment, "format", filters::format, |arguments| check_format(&arguments[0]));
-    work::add_checked(environment, "replace", filters::replace, |arguments| check_replace(&arguments[0], &arguments[1..]));
+    work::add_checked(environment, "replace", filters::replace, |arguments| {
+        check_replace(&arguments[0], &arguments[1..])
+    });
     work::add_checked(environment, "indent", filters::indent, check_indent);
     work::add_checked(environment, "batch", filters::batch, |arguments| check_count("a batch", arguments));
     work::add_checked(environment, "slice", filters::slice, |arguments| check_count("a slice", arguments));

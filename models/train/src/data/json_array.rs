@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::fmt;
 use std::io::{self, BufRead, Read};
 
-use serde::de::{DeserializeSeed, Deserializer, Error as _, SeqAccess, Visitor};
 use serde::Deserialize as _;
+use serde::de::{DeserializeSeed, Deserializer, Error as _, SeqAccess, Visitor};
 use serde_json::Value;
 use serde_json::error::Category;
 

@@ -170,7 +170,9 @@ impl Part {
         for first in (0..count).step_by(CHUNK as usize) {
             let end = count.min(first + CHUNK);
             let starts: Vec<u64> = match &self.documents {
-                Documents::Listed(list) => list.pairs(first, end - first)?.into_iter().map(|[start, _]| start).collect(),
+                Documents::Listed(list) => {
+                    list.pairs(first, end - first)?.into_iter().map(|[start, _]| start).collect()
+                }
                 Documents::Marked { .. } => {
                     self.read(first..end)?.starts.into_iter().map(|start| first + start as u64).collect()
                 }
