@@ -8,10 +8,11 @@ use std::sync::Arc;
 use super::cache::entry;
 use super::encode::Encoder;
 use super::error::cannot_write;
+use super::file_state::FileState;
 use super::left_out::LeftOut;
 use super::packing::{Packing, Sequence, Sequences};
 use super::part::Part;
-use super::position::{FileState, SourceState};
+use super::position::SourceState;
 use super::scan::Scanner;
 use super::sequences::{Stream, TrainSequences};
 use super::token_file::TokenFile;
@@ -360,10 +361,7 @@ impl Opener<'_> {
         }
         let (mut train, mut held_out) = (vec![], vec![]);
         for (path, taken, name) in opened {
-            let file = TokenFile::open(&path, taken, self.tokenizer.vocab_size())?;
-            if file.tokenizer().is_some_and(|with| with != tokenizer) {
-                return Err(DataError::OtherTokenizer { path });
-            }
+            let file = TokenFile::open(&path, taken, self.tokenizer)?;
             let parts = Part::both(file, self.held_out_fraction, self.tokenizer, &name, self.cache)?;
             let [first, second] = parts.map(Arc::new);
             train.push(first);

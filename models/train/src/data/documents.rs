@@ -5,9 +5,9 @@ use std::path::Path;
 
 use super::encode::{Content, Encoder, Work};
 use super::error::{MAX_DOCUMENT, cannot_read};
+use super::file_state::FileState;
 use super::json_array::{self, ArrayError};
 use super::pieces::FilePieces;
-use super::position::FileState;
 use super::{DataError, DocumentError, Format};
 use crate::files;
 
@@ -38,16 +38,16 @@ fn read_text<'a>(file: &'a FileState, encoder: &Encoder<'a>, take: Take<'a, '_>)
     let mut begins = true;
     while let Some((text, is_new)) = pieces.next().map_err(cannot_read(path))? {
         let bytes = text.len() as u64;
-        take(Work { file, content: Content::Piece { text, begins, is_new }, bytes })?;
+        take(Work { file, content: Content::Piece { text, begins, is_new }, number: 1, bytes })?;
         begins = false;
     }
-    take(Work { file, content: Content::EndOfText, bytes: 0 })
+    take(Work { file, content: Content::EndOfText, number: 1, bytes: 0 })
 }
 
 fn read_lines<'a>(file: &'a FileState, take: Take<'a, '_>) -> Result<(), Stopped> {
     let path: &Path = &file.path;
     let mut reader = BufReader::new(files::open(path).map_err(cannot_read(path))?.take(file.taken));
-    for line in 1.. {
+    for number in 1.. {
         let mut bytes = vec![];
         let read = reader.by_ref().take(MAX_DOCUMENT as u64 + 1).read_until(b'\n', &mut bytes);
         let read = read.map_err(cannot_read(path))?;
@@ -55,10 +55,10 @@ fn read_lines<'a>(file: &'a FileState, take: Take<'a, '_>) -> Result<(), Stopped
             break;
         }
         if read > MAX_DOCUMENT {
-            return Err(too_long(path, line))?;
+            return Err(too_long(path, number))?;
         }
         if !bytes.trim_ascii().is_empty() {
-            take(Work { file, content: Content::Line { line, bytes }, bytes: read as u64 })?;
+            take(Work { file, content: Content::Line(bytes), number, bytes: read as u64 })?;
         }
     }
     Ok(())
@@ -73,8 +73,8 @@ fn read_array<'a>(file: &'a FileState, take: Take<'a, '_>) -> Result<(), Stopped
     let path: &Path = &file.path;
     let reader = BufReader::new(files::open(path).map_err(cannot_read(path))?.take(file.taken));
     let failed = |line, problem| Err(DataError::Line { path: path.into(), line, problem })?;
-    let read = json_array::each(reader, |line, value, bytes| {
-        take(Work { file, content: Content::Element { line, value }, bytes })
+    let read = json_array::each(reader, |number, value, bytes| {
+        take(Work { file, content: Content::Object(value), number, bytes })
     });
     match read {
         Ok(()) => Ok(()),
@@ -96,9 +96,9 @@ fn read_rows<'a>(file: &'a FileState, field: &str, take: Take<'a, '_>) -> Result
         if left == 0 {
             break;
         }
-        let super::parquet::Row { row, fields, bytes } = row?;
+        let super::parquet::Row { row: number, fields, bytes } = row?;
         left = left.saturating_sub(bytes);
-        take(Work { file, content: Content::Row { row, fields }, bytes })?;
+        take(Work { file, content: Content::Object(fields.into()), number, bytes })?;
     }
     Ok(())
 }

@@ -1,7 +1,5 @@
 //! Token streams to sequences of one length: windows of the stream, or whole documents.
 
-use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,9 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::DataError;
 use super::cache::entry;
-use super::error::cannot_write;
 use super::part::Part;
-use super::raw_file::RawFile;
+use super::raw_file::{Pairs, RawFile};
 
 /// How documents become sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -80,16 +77,12 @@ impl Sequences {
     pub(super) fn whole(part: Arc<Part>, seq_len: usize, padding: u32, cache: &Path) -> Result<Self, DataError> {
         let name = format!("{}-whole-{seq_len}", part.fingerprint);
         let index = entry(cache, &name, |folder| {
-            let path = folder.join(INDEX);
-            let failed = cannot_write(&path);
-            let mut file = BufWriter::new(File::create(&path).map_err(&failed)?);
-            let mut sequences = 0;
+            let (mut ranges, mut sequences) = (Pairs::create(folder.join(INDEX))?, 0);
             let cut = pack(&part, seq_len as u64, |range| {
                 sequences += 1;
-                let bytes = [range.start, range.end].map(u64::to_le_bytes);
-                file.write_all(bytes.as_flattened()).map_err(&failed)
+                ranges.push([range.start, range.end])
             })?;
-            file.into_inner().map_err(|error| failed(error.into_error()))?.sync_all().map_err(&failed)?;
+            ranges.finish()?;
             Ok(IndexSize { sequences, cut })
         })?;
         let layout = Layout::Ranges(RawFile::open(&index.folder.join(INDEX))?);

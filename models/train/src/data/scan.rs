@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::{ErrorKind, Read};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::error::cannot_read;
+use super::file_state::{FileState, MAX_HASHED};
 use super::left_out::Reason;
-use super::position::FileState;
 use super::token_file::Header;
 use super::{DataError, Format};
 use crate::digest::{self, hex};
@@ -106,10 +106,10 @@ impl Scanner {
             None => {
                 let result = match format {
                     Format::Text => scan_text(path, bytes, limit)?,
-                    Format::Jsonl => scan_lines(path, bytes, limit)?,
-                    Format::Json => scan_bytes(path, limit)?,
-                    Format::Parquet => scan_rows(path, bytes, limit, field)?,
-                    Format::Bin => scan_tokens(path, bytes, limit)?,
+                    Format::Jsonl => Some(scan_lines(path, bytes, limit)?),
+                    Format::Json => Some(scan_bytes(path, limit)?),
+                    Format::Parquet => Some(scan_rows(path, bytes, limit, field)?),
+                    Format::Bin => Some(scan_tokens(path, bytes, limit)?),
                 };
                 let is_binary = result.is_none();
                 let (taken, sha256) = result.unwrap_or_default();
@@ -132,16 +132,15 @@ impl Scanner {
 
 /// Gives the first `limit` bytes of a file to `visit`, piece by piece, until that returns false.
 fn visit(path: &Path, limit: u64, mut visit: impl FnMut(&[u8]) -> bool) -> Result<(), DataError> {
-    let mut file = files::open(path).map_err(cannot_read(path))?.take(limit);
-    let mut buffer = vec![0; CHUNK.min(limit as usize + 1)];
+    let file = files::open(path).map_err(cannot_read(path))?.take(limit);
+    let mut reader = BufReader::with_capacity(CHUNK.min(limit as usize + 1), file);
     loop {
-        match file.read(&mut buffer) {
-            Ok(0) => return Ok(()),
-            Ok(n) if !visit(&buffer[..n]) => return Ok(()),
-            Ok(_) => {}
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(cannot_read(path)(error)),
+        let piece = reader.fill_buf().map_err(cannot_read(path))?;
+        let bytes = piece.len();
+        if bytes == 0 || !visit(piece) {
+            return Ok(());
         }
+        reader.consume(bytes);
     }
 }
 
@@ -171,7 +170,7 @@ fn scan_text(path: &Path, bytes: u64, limit: u64) -> Result<Option<(u64, String)
 }
 
 /// Less a line that the limit would cut.
-fn scan_lines(path: &Path, bytes: u64, limit: u64) -> Result<Option<(u64, String)>, DataError> {
+fn scan_lines(path: &Path, bytes: u64, limit: u64) -> Result<(u64, String), DataError> {
     let mut taken = limit;
     if limit < bytes {
         let mut at = 0;
@@ -187,45 +186,37 @@ fn scan_lines(path: &Path, bytes: u64, limit: u64) -> Result<Option<(u64, String
     scan_bytes(path, taken)
 }
 
-fn scan_bytes(path: &Path, limit: u64) -> Result<Option<(u64, String)>, DataError> {
+fn scan_bytes(path: &Path, limit: u64) -> Result<(u64, String), DataError> {
     let mut hasher = Sha256::new();
     visit(path, limit, |piece| {
         hasher.update(piece);
         true
     })?;
-    Ok(Some((limit, hex(hasher))))
+    Ok((limit, hex(hasher)))
 }
 
 /// All of the file counts as content, and of its text as much as is taken.
 #[cfg(feature = "parquet")]
-fn scan_rows(path: &Path, bytes: u64, limit: u64, field: &str) -> Result<Option<(u64, String)>, DataError> {
+fn scan_rows(path: &Path, bytes: u64, limit: u64, field: &str) -> Result<(u64, String), DataError> {
     let text = super::parquet::text_bytes(path, field, limit)?;
-    Ok(scan_bytes(path, bytes)?.map(|(_, sha256)| (text, sha256)))
+    Ok((text, scan_bytes(path, bytes)?.1))
 }
 
 /// The scan has refused the file before.
 #[cfg(not(feature = "parquet"))]
-fn scan_rows(_: &Path, _: u64, _: u64, _: &str) -> Result<Option<(u64, String)>, DataError> {
-    Ok(None)
+fn scan_rows(_: &Path, _: u64, _: u64, _: &str) -> Result<(u64, String), DataError> {
+    Ok((0, String::new()))
 }
 
-/// Token files are read where they are, and a start must not take the time to read all of one: of a large one, samples at even
-/// distances stand for the whole, and its time of change is compared too (see `Position`).
-fn scan_tokens(path: &Path, bytes: u64, limit: u64) -> Result<Option<(u64, String)>, DataError> {
+/// Of a large one, samples at even distances stand for the whole.
+fn scan_tokens(path: &Path, bytes: u64, limit: u64) -> Result<(u64, String), DataError> {
     let header = Header::read(path)?;
     if limit < bytes && header.tokens_within(limit) < 2 {
-        return Ok(Some((0, String::new())));
+        return Ok((0, String::new()));
     }
-    if !is_sampled(bytes) {
-        return Ok(scan_bytes(path, bytes)?.map(|(_, sha256)| (limit, sha256)));
-    }
-    digest::of_samples(path).map(|digest| Some((limit, digest))).map_err(cannot_read(path))
-}
-
-/// Larger token files are known by samples.
-const MAX_HASHED: u64 = 64 << 20;
-
-/// Whether a token file of as many bytes is known by samples.
-pub(super) fn is_sampled(bytes: u64) -> bool {
-    bytes > MAX_HASHED
+    let sha256 = match bytes <= MAX_HASHED {
+        true => scan_bytes(path, bytes)?.1,
+        false => digest::of_samples(path).map_err(cannot_read(path))?,
+    };
+    Ok((limit, sha256))
 }

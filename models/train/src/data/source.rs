@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::DataError;
+use super::file_state::FileState;
 use super::left_out::LeftOut;
-use super::position::FileState;
 use super::scan::Scanner;
 use super::search::{Candidate, candidates};
 
@@ -55,7 +55,7 @@ pub enum Format {
     Json,
     /// Parquet: a row is a document. Needs the cargo feature `parquet`.
     Parquet,
-    /// Tokens as llm.c (`uint16`, and `uint32` for Llama 3) and llmq write them.
+    /// Tokens as `tokenize --to`, llm.c (`uint16`, and `uint32` for Llama 3) and llmq write them.
     Bin,
 }
 

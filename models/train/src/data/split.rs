@@ -1,8 +1,6 @@
 //! Which documents of a token file are trained on, and which are held out, as two lists in the cache: of each document where it begins in
 //! its part, and in the file.
 
-use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -10,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::DataError;
 use super::cache::entry;
-use super::error::cannot_write;
+use super::raw_file::Pairs;
 use super::token_file::TokenFile;
 
 /// How much is in a part of a token file.
@@ -80,16 +78,15 @@ fn deal(
 
 /// A list of documents that is being written.
 struct List<'a> {
-    path: PathBuf,
-    out: BufWriter<File>,
+    pairs: Pairs,
     file: &'a TokenFile,
     size: PartSize,
 }
 
 impl<'a> List<'a> {
     fn create(path: PathBuf, file: &'a TokenFile) -> Result<Self, DataError> {
-        let out = BufWriter::new(File::create(&path).map_err(cannot_write(&path))?);
-        Ok(Self { path, out, file, size: PartSize { tokens: 0, documents: Some(0), targets: Some(0) } })
+        let size = PartSize { tokens: 0, documents: Some(0), targets: Some(0) };
+        Ok(Self { pairs: Pairs::create(path)?, file, size })
     }
 
     /// One without a token is none.
@@ -97,22 +94,19 @@ impl<'a> List<'a> {
         if document.is_empty() {
             return Ok(());
         }
-        let bytes = [self.size.tokens, document.start].map(u64::to_le_bytes);
-        self.out.write_all(bytes.as_flattened()).map_err(cannot_write(&self.path))?;
-        let targets = self.file.count_targets(document.clone())?;
-        let PartSize { tokens, documents, targets: counted } = self.size;
+        let PartSize { tokens, documents, targets } = self.size;
+        self.pairs.push([tokens, document.start])?;
+        let counted = self.file.count_targets(document.clone())?;
         self.size = PartSize {
             tokens: tokens + (document.end - document.start),
             documents: documents.map(|documents| documents + 1),
-            targets: counted.map(|counted| counted + targets),
+            targets: targets.map(|targets| targets + counted),
         };
         Ok(())
     }
 
     fn finish(self) -> Result<PartSize, DataError> {
-        let failed = cannot_write(&self.path);
-        let file = self.out.into_inner().map_err(|error| failed(error.into_error()))?;
-        file.sync_all().map_err(&failed)?;
+        self.pairs.finish()?;
         Ok(self.size)
     }
 }

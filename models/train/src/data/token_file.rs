@@ -18,7 +18,7 @@ use std::path::Path;
 use super::DataError;
 use super::error::cannot_read;
 use super::raw_file::RawFile;
-use crate::files;
+use crate::{Tokenizer, files};
 
 /// Bytes before the first token.
 pub(super) const HEADER: u64 = 1024;
@@ -92,11 +92,10 @@ impl Header {
             header.tokens = fits;
         }
         match header.size() {
-            Some(expected) if expected == bytes => Ok(header),
+            expected if expected == bytes.into() => Ok(header),
             expected => Err(fail(format!(
-                "its header says {} tokens, with which it would have {} bytes; it has {bytes}",
-                header.tokens,
-                expected.map_or("too many".into(), |expected| expected.to_string())
+                "its header says {} tokens, with which it would have {expected} bytes; it has {bytes}",
+                header.tokens
             ))),
         }
     }
@@ -149,18 +148,18 @@ impl Header {
         bytes
     }
 
-    /// Where the mask begins, or would.
-    fn mask_at(&self) -> Option<u64> {
-        HEADER.checked_add(self.width.bytes().checked_mul(self.tokens)?)
+    /// Where the mask begins, or would. What a header says may be more than any file has.
+    fn mask_at(&self) -> u128 {
+        u128::from(HEADER) + u128::from(self.width.bytes()) * u128::from(self.tokens)
     }
 
-    fn starts_at(&self) -> Option<u64> {
-        self.mask_at()?.checked_add(if self.has_mask { self.tokens.div_ceil(8) } else { 0 })
+    fn starts_at(&self) -> u128 {
+        self.mask_at() + if self.has_mask { self.tokens.div_ceil(8).into() } else { 0 }
     }
 
-    /// Bytes of the whole file, if there are so many.
-    fn size(&self) -> Option<u64> {
-        self.starts_at()?.checked_add(self.documents.unwrap_or_default().checked_mul(8)?)
+    /// Bytes of the whole file.
+    fn size(&self) -> u128 {
+        self.starts_at() + 8 * u128::from(self.documents.unwrap_or_default())
     }
 
     /// Tokens in the first `bytes` of the file.
@@ -183,15 +182,22 @@ pub(super) struct TokenFile {
 
 impl TokenFile {
     /// A file of which the first `taken` bytes are taken.
-    pub(super) fn open(path: &Path, taken: u64, vocab_size: usize) -> Result<Self, DataError> {
+    ///
+    /// # Errors
+    /// [`DataError::OtherTokenizer`] if the file says that it is of another.
+    pub(super) fn open(path: &Path, taken: u64, tokenizer: &Tokenizer) -> Result<Self, DataError> {
         let header = Header::read(path)?;
-        let (mask, starts) = (header.mask_at(), header.starts_at());
+        if header.tokenizer.as_ref().is_some_and(|with| *with != tokenizer.fingerprint()) {
+            return Err(DataError::OtherTokenizer { path: path.into() });
+        }
+        // All of it is in the file.
+        let [mask, starts] = [header.mask_at(), header.starts_at()].map(|at| at as u64);
         Ok(Self {
             file: RawFile::open(path)?,
             len: header.tokens_within(taken),
-            vocab_size,
-            mask: mask.filter(|_| header.has_mask),
-            starts: starts.filter(|_| header.documents.is_some()),
+            vocab_size: tokenizer.vocab_size(),
+            mask: header.has_mask.then_some(mask),
+            starts: header.documents.is_some().then_some(starts),
             header,
         })
     }
@@ -211,11 +217,6 @@ impl TokenFile {
 
     pub(super) fn lists_documents(&self) -> bool {
         self.starts.is_some()
-    }
-
-    /// The fingerprint of the tokenizer, where the file says it.
-    pub(super) fn tokenizer(&self) -> Option<&str> {
-        self.header.tokenizer.as_deref()
     }
 
     pub(super) fn read(&self, range: Range<u64>) -> Result<Vec<u32>, DataError> {

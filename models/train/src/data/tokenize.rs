@@ -9,8 +9,8 @@ use rayon::prelude::*;
 
 use super::documents::{self, Stopped};
 use super::encode::{Encoder, Tokenized, Work};
+use super::file_state::FileState;
 use super::left_out::LeftOut;
-use super::position::FileState;
 use super::scan::{Scanner, check_unchanged};
 use super::token_file::Header;
 use super::token_writer::TokenWriter;
