@@ -5,29 +5,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::cache::entry;
-use super::encode::Encoder;
 use super::error::cannot_write;
-use super::file_state::FileState;
 use super::left_out::LeftOut;
+use super::opener::{Opener, Source};
 use super::packing::{Packing, Sequence, Sequences};
 use super::part::Part;
 use super::position::SourceState;
-use super::scan::Scanner;
 use super::sequences::{Stream, TrainSequences};
-use super::token_file::TokenFile;
-use super::tokenize::{TOKENS, tokenize};
 use super::{DataError, DataSource, Format};
-use crate::digest::Fingerprint;
 use crate::progress::Progress;
 use crate::{ChatTemplate, Tokenizer};
-
-/// The version of what decides what the cache holds and is in no file: the way from text to tokens in this code, and the token file.
-const CACHE_VERSION: u64 = 3;
-/// That of the fingerprints of sources. It stays, so that earlier checkpoints go on where the tokens are the same.
-const FINGERPRINT_VERSION: u64 = 1;
-/// That of a fingerprint where they are not: where earlier versions may have made other tokens of the documents.
-const NEW_TOKENS: u64 = 2;
 
 /// How much data there is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,7 +44,7 @@ pub struct SequenceShape {
 #[derive(Clone, Copy, Debug)]
 pub enum Validation<'a> {
     /// A part of what is trained on, which is then not trained on: of each source, documents with this share of the tokens, and the end
-    /// of each token file.
+    /// of each token file that does not list its documents.
     Fraction(f64),
     /// All of other sources.
     Sources(&'a [DataSource]),
@@ -74,17 +61,8 @@ pub struct Dataset {
     left: LeftOut,
     size: DatasetSize,
     was_cached: bool,
+    has_template: bool,
     padding: u32,
-}
-
-#[derive(Debug)]
-struct Source {
-    paths: Vec<PathBuf>,
-    weight: Option<f64>,
-    /// With the packing by default.
-    state: SourceState,
-    train: Vec<Arc<Part>>,
-    held_out: Vec<Arc<Part>>,
 }
 
 impl Dataset {
@@ -114,27 +92,31 @@ impl Dataset {
             return Err(DataError::HeldOutFraction { fraction });
         }
         fs::create_dir_all(cache).map_err(cannot_write(cache))?;
-        let mut dataset = Self {
-            sources: vec![],
-            validation: vec![],
-            cache: cache.into(),
+        let mut opener = Opener {
+            held_out_fraction: fraction,
+            tokenizer,
+            template,
+            cache,
+            progress,
             formats: BTreeMap::new(),
             left: LeftOut::default(),
-            size: DatasetSize::default(),
             was_cached: true,
+        };
+        let sources = sources.iter().map(|source| opener.open(source)).collect::<Result<_, _>>()?;
+        let validation = others.iter().map(|source| opener.open(source)).collect::<Result<_, _>>()?;
+        let Opener { formats, left, was_cached, .. } = opener;
+        let mut dataset = Self {
+            sources,
+            validation,
+            cache: cache.into(),
+            size: DatasetSize { files: formats.values().sum(), skipped: left.count(), ..DatasetSize::default() },
+            formats,
+            left,
+            was_cached,
+            has_template: template.is_some(),
             padding: tokenizer.eos().or(tokenizer.bos()).unwrap_or_default(),
         };
-        let mut opener = Opener { held_out_fraction: fraction, tokenizer, template, cache, progress };
-        for source in sources {
-            let source = dataset.read(&mut opener, source)?;
-            dataset.sources.push(source);
-        }
-        for source in others {
-            let source = dataset.read(&mut opener, source)?;
-            dataset.validation.push(source);
-        }
         let tokens = |parts: &[Arc<Part>]| parts.iter().map(|part| part.len()).sum::<u64>();
-        dataset.size.skipped = dataset.left.count();
         dataset.size.train_tokens = dataset.sources.iter().map(|source| tokens(&source.train)).sum();
         dataset.size.held_out_tokens = dataset.judging().map(|(_, parts)| tokens(parts)).sum();
         Ok(dataset)
@@ -144,22 +126,6 @@ impl Dataset {
     fn judging(&self) -> impl Iterator<Item = (&Source, &[Arc<Part>])> {
         let own = self.sources.iter().map(|source| (source, &*source.held_out));
         own.chain(self.validation.iter().map(|source| (source, &*source.train)))
-    }
-
-    fn read(&mut self, opener: &mut Opener<'_>, source: &DataSource) -> Result<Source, DataError> {
-        let memory = opener.cache.join(format!("{}.files.json", source_name(source)));
-        let mut scanner = Scanner::load(&memory);
-        let selection = source.select(&mut scanner);
-        scanner.save(&memory);
-        let selection = selection?;
-        self.size.files += selection.files.len();
-        self.left.extend(&selection.left);
-        for file in &selection.files {
-            *self.formats.entry(file.format).or_default() += 1;
-        }
-        let (opened, was_cached) = opener.open(source, &selection.files)?;
-        self.was_cached &= was_cached;
-        Ok(opened)
     }
 
     fn sequences(&self, part: &Arc<Part>, packing: Packing, seq_len: usize) -> Result<Sequences, DataError> {
@@ -184,10 +150,11 @@ impl Dataset {
         self.size
     }
 
-    /// Whether a source has conversations.
+    /// Whether a source has conversations, or tokens of some, and there is a template of them.
     pub fn has_conversations(&self) -> bool {
-        let is_masked = |source: &Source| source.train.iter().any(|part| part.has_mask());
-        self.sources.iter().any(|source| source.state.chat_template.is_some() && is_masked(source))
+        // Nobody has said what the mask of another program's token file is of.
+        let has_chats = |part: &Arc<Part>| part.has_mask() && part.size.documents.is_some();
+        self.has_template && self.sources.iter().flat_map(|source| &source.train).any(has_chats)
     }
 
     /// A line for each source: the SHA-256 of everything that decides about its tokens.
@@ -298,91 +265,6 @@ impl SequenceShape {
         let Self { batch_size, seq_len, .. } = self;
         DataError::TooFewTokens { split, tokens, sequences, batch_size, seq_len }
     }
-}
-
-/// What opening a source needs.
-struct Opener<'a> {
-    held_out_fraction: f64,
-    tokenizer: &'a Tokenizer,
-    template: Option<&'a ChatTemplate>,
-    cache: &'a Path,
-    progress: &'a mut dyn FnMut(Progress),
-}
-
-impl Opener<'_> {
-    /// And whether nothing had to be tokenized.
-    fn open(&mut self, source: &DataSource, files: &[FileState]) -> Result<(Source, bool), DataError> {
-        let (token_files, documents): (Vec<_>, Vec<_>) = files.iter().partition(|file| file.format == Format::Bin);
-        let is_object = |file: &&FileState| matches!(file.format, Format::Jsonl | Format::Json | Format::Parquet);
-        let has_objects = documents.iter().any(is_object);
-        let field = if has_objects { source.field.clone() } else { String::new() };
-        let chat_template = self.template.filter(|_| has_objects).map(template_fingerprint);
-        let tokenizer = self.tokenizer.fingerprint();
-        let fingerprint = |version: u64, held_out_fraction: f64, files: &[&FileState]| {
-            let settings = Fingerprint::default()
-                .number(version)
-                .field(&tokenizer)
-                .field(chat_template.as_deref().unwrap_or_default())
-                .field(&field)
-                .number(held_out_fraction.to_bits());
-            let file = |fingerprint: Fingerprint, file: &&FileState| {
-                fingerprint.field(format!("{:?}", file.format)).number(file.taken).field(&file.sha256)
-            };
-            files.iter().fold(settings, file).hex()
-        };
-        let mut state = SourceState {
-            fingerprint: fingerprint(FINGERPRINT_VERSION, self.held_out_fraction, &files.iter().collect::<Vec<_>>()),
-            tokenizer: tokenizer.clone(),
-            chat_template: chat_template.clone(),
-            field: field.clone(),
-            held_out_fraction: self.held_out_fraction,
-            packing: Packing::Wrapped,
-            num_files: files.len(),
-            files: SourceState::list_files(files),
-        };
-        // Each with how much of it is taken, and the digest of that.
-        let (mut opened, mut was_cached) = (vec![], true);
-        if !documents.is_empty() {
-            // What is held out is no matter of tokens.
-            let name = fingerprint(CACHE_VERSION, 0.0, &documents);
-            let encoder = Encoder { tokenizer: self.tokenizer, template: self.template, field: &source.field };
-            let tokenize = |folder: &Path| Ok(tokenize(&documents, &encoder, folder, self.progress)?.1);
-            let cached = entry(self.cache, &name, tokenize)?;
-            was_cached = cached.was_cached;
-            if cached.manifest {
-                state.fingerprint = Fingerprint::default().field(&state.fingerprint).number(NEW_TOKENS).hex();
-            }
-            opened.push((cached.folder.join(TOKENS), u64::MAX, name));
-        }
-        for file in token_files {
-            // The time of change too: lists of documents are made of all of a file, of which the fingerprint may know samples.
-            let name = format!("{}-{}", fingerprint(CACHE_VERSION, 0.0, &[file]), file.modified);
-            opened.push((file.path.clone(), file.taken, name));
-        }
-        let (mut train, mut held_out) = (vec![], vec![]);
-        for (path, taken, name) in opened {
-            let file = TokenFile::open(&path, taken, self.tokenizer)?;
-            let parts = Part::both(file, self.held_out_fraction, self.tokenizer, &name, self.cache)?;
-            let [first, second] = parts.map(Arc::new);
-            train.push(first);
-            held_out.push(second);
-        }
-        if train.iter().any(|part| part.has_mask()) {
-            state.packing = Packing::Whole;
-        }
-        Ok((Source { paths: source.paths.clone(), weight: source.weight, state, train, held_out }, was_cached))
-    }
-}
-
-fn template_fingerprint(template: &ChatTemplate) -> String {
-    let variables = serde_json::Value::Object(template.variables().clone()).to_string();
-    Fingerprint::default().field(template.source()).field(variables).hex()
-}
-
-/// Where the scanner's memory of a source is.
-fn source_name(source: &DataSource) -> String {
-    let paths = source.paths.iter().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
-    paths.fold(Fingerprint::default(), |name, path| name.field(path.as_os_str().as_encoded_bytes())).hex()
 }
 
 fn check_weights(sources: &[DataSource]) -> Result<(), DataError> {

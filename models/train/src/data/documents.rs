@@ -1,6 +1,7 @@
 //! What the files hold, in their order, as work for the tokenizer.
 
 use std::io::{BufRead, BufReader, Read};
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use super::encode::{Content, Encoder, Work};
@@ -10,6 +11,8 @@ use super::json_array::{self, ArrayError};
 use super::pieces::FilePieces;
 use super::{DataError, DocumentError, Format};
 use crate::files;
+
+const TOO_LONG: DocumentError = DocumentError::TooLong { limit: MAX_DOCUMENT };
 
 /// Why files are not read to their end: an error, or nobody wants more.
 pub(super) type Stopped = Option<DataError>;
@@ -55,7 +58,7 @@ fn read_lines<'a>(file: &'a FileState, take: Take<'a, '_>) -> Result<(), Stopped
             break;
         }
         if read > MAX_DOCUMENT {
-            return Err(too_long(path, number))?;
+            return Err(wrong(file, number, TOO_LONG));
         }
         if !bytes.trim_ascii().is_empty() {
             take(Work { file, content: Content::Line(bytes), number, bytes: read as u64 })?;
@@ -64,39 +67,36 @@ fn read_lines<'a>(file: &'a FileState, take: Take<'a, '_>) -> Result<(), Stopped
     Ok(())
 }
 
-fn too_long(path: &Path, line: u64) -> DataError {
-    DataError::Line { path: path.into(), line, problem: DocumentError::TooLong { limit: MAX_DOCUMENT } }
+fn wrong(file: &FileState, line: u64, problem: DocumentError) -> Stopped {
+    Some(DataError::Line { path: file.path.clone(), line, problem })
 }
 
 /// An element that the limit cuts is left out.
 fn read_array<'a>(file: &'a FileState, take: Take<'a, '_>) -> Result<(), Stopped> {
     let path: &Path = &file.path;
     let reader = BufReader::new(files::open(path).map_err(cannot_read(path))?.take(file.taken));
-    let failed = |line, problem| Err(DataError::Line { path: path.into(), line, problem })?;
+    let mut taken = Ok(());
     let read = json_array::each(reader, |number, value, bytes| {
-        take(Work { file, content: Content::Object(value), number, bytes })
+        taken = take(Work { file, content: Content::Object(value), number, bytes });
+        if taken.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     });
     match read {
-        Ok(()) => Ok(()),
-        Err(ArrayError::Stopped(stopped)) => Err(stopped),
+        Ok(()) => taken,
         Err(ArrayError::Cut(_)) if file.taken < file.bytes => Ok(()),
-        Err(ArrayError::Cut(line)) => failed(line, DocumentError::Cut),
-        Err(ArrayError::TooLong(line)) => Err(too_long(path, line))?,
-        Err(ArrayError::NotAnArray(line)) => failed(line, DocumentError::NotAnArray),
-        Err(ArrayError::Syntax(error)) => failed(error.line() as u64, DocumentError::Json(error)),
-        Err(ArrayError::Io(error)) => Err(cannot_read(path)(error))?,
+        Err(ArrayError::Cut(line)) => Err(wrong(file, line, DocumentError::Cut)),
+        Err(ArrayError::TooLong(line)) => Err(wrong(file, line, TOO_LONG)),
+        Err(ArrayError::NotAnArray(line)) => Err(wrong(file, line, DocumentError::NotAnArray)),
+        Err(ArrayError::Syntax(error)) => Err(wrong(file, error.line() as u64, DocumentError::Json(error))),
+        Err(ArrayError::Io(error)) => Err(Some(cannot_read(path)(error))),
     }
 }
 
 /// The rows of a file until their texts have as many bytes as are taken.
 #[cfg(feature = "parquet")]
 fn read_rows<'a>(file: &'a FileState, field: &str, take: Take<'a, '_>) -> Result<(), Stopped> {
-    let mut left = file.taken;
-    for row in super::parquet::Rows::open(&file.path, field)? {
-        if left == 0 {
-            break;
-        }
-        let super::parquet::Row { row: number, fields, bytes } = row?;
+    let (mut rows, mut left) = (super::parquet::Rows::open(&file.path, field)?, file.taken);
+    while left > 0 {
+        let Some(super::parquet::Row { row: number, fields, bytes }) = rows.next().transpose()? else { break };
         left = left.saturating_sub(bytes);
         take(Work { file, content: Content::Object(fields.into()), number, bytes })?;
     }

@@ -3,18 +3,17 @@
 use std::cell::Cell;
 use std::fmt;
 use std::io::{self, BufRead, Read};
+use std::ops::ControlFlow;
 
 use serde::Deserialize as _;
-use serde::de::{DeserializeSeed, Deserializer, Error as _, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, SeqAccess, Visitor};
 use serde_json::Value;
 use serde_json::error::Category;
 
 use super::error::MAX_DOCUMENT;
 
 /// Why there is no next element. Numbers are lines, from 1.
-pub(super) enum ArrayError<S> {
-    /// Nobody wants more.
-    Stopped(S),
+pub(super) enum ArrayError {
     Io(io::Error),
     /// The element that begins here has more than [`MAX_DOCUMENT`] bytes.
     TooLong(u64),
@@ -25,21 +24,21 @@ pub(super) enum ArrayError<S> {
     Syntax(serde_json::Error),
 }
 
-/// Gives each element of the array that is all of a file: the line on which it begins, what it is, and how many bytes it has.
-pub(super) fn each<S>(
+/// Gives each element of the array that is all of a file, until `take` says that it is enough: the line on which it begins, what it is,
+/// and how many bytes it has.
+pub(super) fn each(
     mut reader: impl BufRead,
-    take: impl FnMut(u64, Value, u64) -> Result<(), S>,
-) -> Result<(), ArrayError<S>> {
-    let place = Place { line: Cell::new(1), begin: Cell::new(1), bytes: Cell::new(0) };
+    take: impl FnMut(u64, Value, u64) -> ControlFlow<()>,
+) -> Result<(), ArrayError> {
+    let place = Place { line: Cell::new(1), begin: Cell::new(1), bytes: Cell::new(0), is_enough: Cell::new(false) };
     // A byte order mark.
     while reader.fill_buf().map_err(ArrayError::Io)?.first().is_some_and(|byte| [0xef, 0xbb, 0xbf].contains(byte)) {
         reader.consume(1);
     }
     let mut json = serde_json::Deserializer::from_reader(Counted { reader, place: &place });
-    let mut stopped = None;
-    let read = json.deserialize_seq(Elements { take, place: &place, stopped: &mut stopped });
-    if let Some(stopped) = stopped {
-        return Err(ArrayError::Stopped(stopped));
+    let read = json.deserialize_seq(Elements { take, place: &place });
+    if place.is_enough.get() {
+        return Ok(());
     }
     read.map_err(|error| match error.classify() {
         Category::Io if place.bytes.get() > MAX_DOCUMENT as u64 => ArrayError::TooLong(place.begin.get()),
@@ -58,6 +57,8 @@ struct Place {
     begin: Cell<u64>,
     /// Bytes of the element so far.
     bytes: Cell<u64>,
+    /// Nobody wants more.
+    is_enough: Cell<bool>,
 }
 
 struct Counted<'a, R> {
@@ -75,13 +76,12 @@ impl<R: Read> Read for Counted<'_, R> {
     }
 }
 
-struct Elements<'a, F, S> {
+struct Elements<'a, F> {
     take: F,
     place: &'a Place,
-    stopped: &'a mut Option<S>,
 }
 
-impl<'de, S, F: FnMut(u64, Value, u64) -> Result<(), S>> Visitor<'de> for Elements<'_, F, S> {
+impl<'de, F: FnMut(u64, Value, u64) -> ControlFlow<()>> Visitor<'de> for Elements<'_, F> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -90,9 +90,9 @@ impl<'de, S, F: FnMut(u64, Value, u64) -> Result<(), S>> Visitor<'de> for Elemen
 
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut elements: A) -> Result<(), A::Error> {
         while let Some(value) = elements.next_element_seed(Element(self.place))? {
-            if let Err(stopped) = (self.take)(self.place.begin.get(), value, self.place.bytes.get()) {
-                *self.stopped = Some(stopped);
-                return Err(A::Error::custom("nobody wants more"));
+            if (self.take)(self.place.begin.get(), value, self.place.bytes.get()).is_break() {
+                self.place.is_enough.set(true);
+                break;
             }
         }
         Ok(())

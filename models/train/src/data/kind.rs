@@ -2,6 +2,7 @@
 //! first bytes.
 
 use std::io::{self, BufRead, BufReader, Read};
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use serde_json::{Map, Value};
@@ -95,9 +96,9 @@ fn first_object(path: &Path) -> io::Result<Option<(Format, Map<String, Value>)>>
     if begin == b'[' {
         let mut first = None;
         // Only the first element is asked for; an error before it is none of an object.
-        let _ = json_array::each(reader, |_, value, _| -> Result<(), ()> {
+        let _ = json_array::each(reader, |_, value, _| {
             first = Some(value);
-            Err(())
+            ControlFlow::Break(())
         });
         return Ok(first.and_then(|value| Some((Format::Json, value.as_object()?.clone()))));
     }

@@ -7,6 +7,8 @@
 //! ---------------------------------------------------------------------------------
 //! token_file, split, part                  what is trained on, and what is held out
 //! packing, order, sequences, position      sequences, in which order, from where on
+//! ---------------------------------------------------------------------------------
+//! cache, opener, dataset                   both
 //! ```
 //!
 //! [`tokenize_source`] makes the first stage alone. [`Dataset::open`] makes it for what is no token file yet, into a cache on disk, or finds
@@ -23,6 +25,7 @@ mod json_array;
 mod kept;
 mod kind;
 mod left_out;
+mod opener;
 mod order;
 mod packing;
 #[cfg(feature = "parquet")]

@@ -52,7 +52,7 @@ impl Part {
         name: &str,
         cache: &Path,
     ) -> Result<[Self; 2], DataError> {
-        let (file, name) = (Arc::new(file), format!("{name}-{fraction}"));
+        let (file, name) = (Arc::new(file), format!("{name}-{:016x}", fraction.to_bits()));
         let part = |documents, size, which: &str| Self {
             fingerprint: format!("{name}-{which}"),
             size,

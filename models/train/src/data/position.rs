@@ -43,7 +43,7 @@ pub struct StreamPosition {
 pub struct Place {
     /// The number of the source, from 0.
     pub source: usize,
-    /// The number of the document among those to train on, from 0; none for a token file, whose documents are not numbered.
+    /// The number of the document among those to train on, from 0; none in a token file that does not list its documents.
     pub document: Option<u64>,
     /// Tokens from the beginning of the document, or of the token file.
     pub offset: u64,

@@ -193,6 +193,7 @@ proptest! {
         let (raw, tokens) = (open(files.sources().remove(0)), open(DataSource::new([to])));
         prop_assert!(tokens.was_cached() && (size.files, size.documents) == (2, lens.len() as u64 + 1));
         prop_assert_eq!(size.tokens, raw.size().train_tokens + raw.size().held_out_tokens);
+        prop_assert_eq!(tokens.has_conversations(), raw.has_conversations());
         prop_assume!(raw.size().train_tokens > seq_len as u64);
         for shape in [wrapped(seq_len), whole(seq_len), by_default(seq_len)] {
             prop_assert_eq!(epoch(&tokens, shape).unwrap(), epoch(&raw, shape).unwrap());
