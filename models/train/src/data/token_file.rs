@@ -2,18 +2,19 @@
 //! as this crate does.
 //!
 //! ```text
-//! llm.c     20240520, 1, tokens | 20240801, 7, tokens                       u32 each;  tokens of 16 | 32 bits
-//! llmq      "BIN.TOK\n", version, 4, tokens, vocabulary, has mask           u32 each;  tokens of 32 bits, mask
-//! ours      "TOKENS 1", bits of a token, has mask, tokens, documents        u64 each, then the tokenizer's fingerprint;
-//!                                                                           tokens, mask, starts
-//! mask      a bit for each token, the lowest of a byte first: the loss counts where a token with a one is the target
-//! starts    where each document begins, in tokens, 64 bits each
+//! llm.c    20240520, 1, tokens | 20240801, 7, tokens                      u32 each;  tokens of 16 | 32 bits
+//! llmq     "BIN.TOK\n", version, 4, tokens, vocabulary, has mask          u32 each;  tokens of 32 bits, mask
+//! ours     a JSON object, then spaces: see [`Header`];                    tokens of 16 or 32 bits, mask, starts
+//! mask     a bit for each token, the lowest of a byte first: the loss counts where a token with a one is the target
+//! starts   where each document begins, in tokens, 64 bits each
 //! ```
 
 use std::fs;
 use std::io::Read;
 use std::ops::Range;
 use std::path::Path;
+
+use serde::{Deserialize, Serialize};
 
 use super::DataError;
 use super::error::cannot_read;
@@ -22,17 +23,15 @@ use crate::{Tokenizer, files};
 
 /// Bytes before the first token.
 pub(super) const HEADER: u64 = 1024;
-/// What files of this crate begin with.
-const MAGIC: &[u8; 8] = b"TOKENS 1";
-/// Where these have the fingerprint of the tokenizer, in hexadecimal.
-const FINGERPRINT: Range<usize> = 64..128;
 /// Tokens whose bits are counted at once, and documents that are listed at once.
 const CHUNK: u64 = 1 << 16;
 
 /// Bytes of a token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Width {
+    #[serde(rename = "uint16")]
     Two,
+    #[serde(rename = "uint32")]
     Four,
 }
 
@@ -65,8 +64,10 @@ impl Width {
 }
 
 /// What the header of a token file says.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Header {
+    #[serde(rename = "dtype")]
     pub(super) width: Width,
     pub(super) tokens: u64,
     pub(super) has_mask: bool,
@@ -103,7 +104,7 @@ impl Header {
     fn parse(begin: &[u8]) -> Result<Self, String> {
         let numbers: Vec<u32> = begin.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
         let (width, tokens, has_mask) = match (numbers[0], numbers[1]) {
-            _ if begin.starts_with(MAGIC) => return Self::parse_own(begin),
+            _ if begin.starts_with(b"{") => return serde_json::from_slice(begin).map_err(|error| error.to_string()),
             _ if begin.starts_with(b"BIN.TOK\n") => match (numbers[2], numbers[3]) {
                 (1, 4) => (Width::Four, numbers[4], false),
                 (2, 4) => (Width::Four, numbers[4], numbers[6] != 0),
@@ -125,27 +126,11 @@ impl Header {
         Ok(Self { width, tokens: tokens.into(), has_mask, documents: None, tokenizer: None })
     }
 
-    fn parse_own(begin: &[u8]) -> Result<Self, String> {
-        let numbers: Vec<u64> = begin.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
-        let width = match numbers[1] {
-            16 => Width::Two,
-            32 => Width::Four,
-            bits => return Err(format!("it has tokens of {bits} bits; 16 and 32 are read")),
-        };
-        let tokenizer = String::from_utf8_lossy(&begin[FINGERPRINT]).into_owned();
-        let (has_mask, tokens, documents) = (numbers[2] != 0, numbers[3], Some(numbers[4]));
-        Ok(Self { width, tokens, has_mask, documents, tokenizer: Some(tokenizer) })
-    }
-
-    /// The bytes of the header of a file of this crate.
-    pub(super) fn to_bytes(&self) -> Vec<u8> {
-        let Self { width, tokens, has_mask, documents, tokenizer } = self;
-        let numbers = [8 * width.bytes(), (*has_mask).into(), *tokens, documents.unwrap_or_default()];
-        let mut bytes = [&MAGIC[..], numbers.map(u64::to_le_bytes).as_flattened()].concat();
-        bytes.resize(FINGERPRINT.start, 0);
-        bytes.extend(tokenizer.as_deref().unwrap_or_default().bytes());
-        bytes.resize(HEADER as usize, 0);
-        bytes
+    /// All of the header.
+    pub(super) fn to_bytes(&self) -> serde_json::Result<Vec<u8>> {
+        let mut bytes = serde_json::to_vec(self)?;
+        bytes.resize(HEADER as usize, b' ');
+        Ok(bytes)
     }
 
     /// Where the mask begins, or would. What a header says may be more than any file has.

@@ -74,7 +74,7 @@ impl TokenWriter {
             }
             append(starts, &mut tokens)?;
             tokens.rewind()?;
-            tokens.write_all(&header.to_bytes())?;
+            tokens.write_all(&header.to_bytes()?)?;
             tokens.flush()?;
             tokens.get_ref().sync_all()
         };

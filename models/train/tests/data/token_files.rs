@@ -250,24 +250,29 @@ fn a_token_file_that_contradicts_itself_is_named() {
     let (to, _) = tokenized(&files, "tokens").unwrap();
     let right = fs::read(to.join("tokens.bin")).unwrap();
     assert_eq!(right.len(), 1024 + 2 * 15 + 8 * 3);
-    for (place, number, expected) in [
-        (8, 24, "it has tokens of 24 bits; 16 and 32 are read"),
-        (16, 1, "its header says 15 tokens, with which it would have 1080 bytes; it has 1078"),
-        (24, 14, "its header says 14 tokens, with which it would have 1076 bytes; it has 1078"),
-        (24, u64::MAX / 2, "bytes; it has 1078"),
-        (
-            32,
-            u64::MAX / 8,
-            "its header says 15 tokens, with which it would have 18446744073709552662 bytes; it has 1078",
-        ),
-        (1054, 1, "document 0 begins at token 1, which cannot be"),
-        (1062, 0, "document 1 begins at token 0, which cannot be"),
-        (1070, 15, "document 2 begins at token 15, which cannot be"),
-    ] {
-        let mut bytes = right.clone();
-        bytes[place..place + 8].copy_from_slice(&number.to_le_bytes());
+    let header = r#"{"dtype":"uint16","tokens":15,"has_mask":false,"documents":3,"tokenizer":""#;
+    assert!(right.starts_with(header.as_bytes()));
+    let refused = |bytes: &[u8], expected: &str| {
         fs::write(to.join("tokens.bin"), bytes).unwrap();
         let error = files.error_of(&[DataSource::new([to.join("tokens.bin")])]);
-        assert!(error.contains("tokens.bin is no token file") && error.ends_with(expected), "{error}");
+        assert!(error.contains("tokens.bin is no token file") && error.contains(expected), "{error}");
+    };
+    for (was, is, expected) in [
+        ("uint16", "uint24", "unknown variant `uint24`, expected `uint16` or `uint32`"),
+        ("dtype", "width", "unknown field `width`"),
+        ("false", "true", "its header says 15 tokens, with which it would have 1080 bytes; it has 1078"),
+        (":15", ":14", "its header says 14 tokens, with which it would have 1076 bytes; it has 1078"),
+        (":15", ":9223372036854775807", "with which it would have 18446744073709552662 bytes; it has 1078"),
+        (":3", ":2305843009213693951", "with which it would have 18446744073709552662 bytes; it has 1078"),
+        (":3", ":-3", "invalid value: integer `-3`"),
+    ] {
+        let mut bytes = String::from_utf8(right[..1024].to_vec()).unwrap().trim_end().replacen(was, is, 1).into_bytes();
+        bytes.resize(1024, b' ');
+        refused(&[&bytes, &right[1024..]].concat(), expected);
+    }
+    for (document, start) in [(0, 1_u64), (1, 0), (2, 15)] {
+        let (mut bytes, place) = (right.clone(), 1024 + 2 * 15 + 8 * document);
+        bytes[place..place + 8].copy_from_slice(&start.to_le_bytes());
+        refused(&bytes, &format!("document {document} begins at token {start}, which cannot be"));
     }
 }
