@@ -1,10 +1,13 @@
 //! [`Parts`]: the forward pass of a decoder-only transformer, from tokens to logits or a loss.
 
+use std::ops::Range;
+
 use burn::nn::{Embedding, Linear, RmsNorm};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor};
 use float8_shard::full_tensor;
+use train::Segments;
 use train::batches::BatchTensors;
 
 use crate::attention::{KvCache, LayerCache, Positions, attention_mask};
@@ -34,11 +37,13 @@ pub struct Parts<'a, B: Backend, L> {
     pub compute_dtype: DType,
 }
 
-impl<B: Backend, L: Layer<B>> Parts<'_, B, L> {
+impl<'a, B: Backend, L: Layer<B>> Parts<'a, B, L> {
     /// Logits in f32, `[B, T, V]`, for `tokens` `[B, T]`, all in `0..V`.
     pub fn forward(&self, tokens: Tensor<B, 2, Int>) -> Tensor<B, 3> {
         let [batch, len] = tokens.dims();
-        let logits = self.logits(self.hidden(tokens, None, None));
+        let positions = self.positions(&tokens, 0, None);
+        let hidden = self.layers.iter().fold(self.embed(tokens), |h, layer| layer.forward(h, &positions, None));
+        let logits = self.logits(hidden);
         let vocab_size = logits.dims()[1];
         logits.reshape([batch, len, vocab_size])
     }
@@ -47,57 +52,55 @@ impl<B: Backend, L: Layer<B>> Parts<'_, B, L> {
     /// `cache`, which then holds them too.
     pub fn forward_cached(&self, tokens: Tensor<B, 2, Int>, cache: &mut KvCache<B>) -> Tensor<B, 2> {
         let [batch, len] = tokens.dims();
-        let hidden = self.hidden(tokens, None, Some(cache));
-        let width = hidden.dims()[1];
-        let last = hidden.reshape([batch, len, width]).slice([0..batch, len - 1..len, 0..width]);
+        let positions = self.positions(&tokens, cache.len, None);
+        let mut h = self.embed(tokens);
+        for (layer, slot) in self.layers.iter().zip(&mut cache.layers) {
+            h = layer.forward(h, &positions, Some(slot));
+        }
+        cache.len += len;
+        let width = h.dims()[1];
+        let last = h.reshape([batch, len, width]).slice([0..batch, len - 1..len, 0..width]);
         self.logits(last.reshape([batch, width]))
     }
 
     /// Mean cross entropy in f32 of the targets that count: `[1]`.
-    pub fn loss(&self, batch: BatchTensors<B>) -> Tensor<B, 1> {
+    pub fn loss(self, batch: BatchTensors<B>) -> Tensor<B, 1> {
+        let pass = self.pass(batch);
+        let hidden = (0..pass.len()).fold(pass.first(), |h, index| pass.segment(index, h));
+        pass.loss(hidden, 0..pass.rows())
+    }
+
+    /// The forward pass of a batch to its loss, layer by layer.
+    pub fn pass(self, batch: BatchTensors<B>) -> Pass<'a, B, L> {
         let BatchTensors { inputs, targets, loss_mask, documents } = batch;
         let [sequences, len] = inputs.dims();
         let rows = sequences * len;
-        let hidden = self.hidden(inputs, documents, None);
-        cross_entropy(self.logits(hidden), targets.reshape([rows]), loss_mask.map(|mask| mask.reshape([rows])))
-    }
-
-    fn hidden(
-        &self,
-        tokens: Tensor<B, 2, Int>,
-        documents: Option<Tensor<B, 2, Int>>,
-        cache: Option<&mut KvCache<B>>,
-    ) -> Tensor<B, 2> {
-        let [batch, len] = tokens.dims();
-        let device = tokens.device();
-        let past = cache.as_ref().map_or(0, |cache| cache.len);
-        let positions = Positions {
-            batch,
-            len,
-            rope: self.rope.at(past..past + len),
-            mask: attention_mask(past, len, documents, &device),
-        };
-        let embedded = self.embed_tokens.forward(tokens).cast(self.compute_dtype);
-        let width = embedded.dims()[2];
-        let mut h = embedded.reshape([batch * len, width]);
-        match cache {
-            None => {
-                for layer in self.layers {
-                    h = layer.forward(h, &positions, None);
-                }
-            }
-            Some(cache) => {
-                for (layer, slot) in self.layers.iter().zip(&mut cache.layers) {
-                    h = layer.forward(h, &positions, Some(slot));
-                }
-                cache.len += len;
-            }
+        Pass {
+            positions: self.positions(&inputs, 0, documents),
+            parts: self,
+            inputs,
+            targets: targets.reshape([rows]),
+            mask: loss_mask.map(|mask| mask.reshape([rows])),
         }
-        rms_norm(self.norm, h)
     }
 
-    /// `[M, H]` → `[M, V]`, f32.
+    /// What layers need to know of `tokens` that follow so many positions.
+    fn positions(&self, tokens: &Tensor<B, 2, Int>, past: usize, documents: Option<Tensor<B, 2, Int>>) -> Positions<B> {
+        let [batch, len] = tokens.dims();
+        let rope = self.rope.at(past..past + len);
+        Positions { batch, len, rope, mask: attention_mask(past, len, documents, &tokens.device()) }
+    }
+
+    /// `[B, T]` → `[B·T, H]`.
+    fn embed(&self, tokens: Tensor<B, 2, Int>) -> Tensor<B, 2> {
+        let embedded = self.embed_tokens.forward(tokens).cast(self.compute_dtype);
+        let [batch, len, width] = embedded.dims();
+        embedded.reshape([batch * len, width])
+    }
+
+    /// `[M, H]` → `[M, V]`, f32, through the last norm.
     fn logits(&self, hidden: Tensor<B, 2>) -> Tensor<B, 2> {
+        let hidden = rms_norm(self.norm, hidden);
         let logits = match self.lm_head {
             Some(lm_head) => lm_head.forward(hidden),
             // A matmul, not a linear: a tied output has no name for a filter, so it never runs in FP8.
@@ -110,20 +113,48 @@ impl<B: Backend, L: Layer<B>> Parts<'_, B, L> {
     }
 }
 
-/// Mean of `-log softmax(logits)[target]` over the rows that count, all if there is no mask, 0 if there is no such row: `[M, V]`,
-/// `[M]`, `[M]` → `[1]`.
-fn cross_entropy<B: Backend>(
-    logits: Tensor<B, 2>,
+/// A [`Parts`] on its way from a batch to the loss: each layer is a segment.
+#[derive(Debug)]
+pub struct Pass<'a, B: Backend, L> {
+    parts: Parts<'a, B, L>,
+    positions: Positions<B>,
+    inputs: Tensor<B, 2, Int>,
+    /// `[M]`.
     targets: Tensor<B, 1, Int>,
+    /// `[M]`, 1 for each target that counts; all do if there is none.
     mask: Option<Tensor<B, 1>>,
-) -> Tensor<B, 1> {
-    let rows = logits.dims()[0];
-    let likelihoods = log_softmax(logits, 1).gather(1, targets.reshape([rows, 1]));
-    match mask {
-        None => likelihoods.mean().neg(),
-        Some(mask) => {
-            let count = mask.clone().sum().clamp_min(1.0);
-            (likelihoods.reshape([rows]) * mask).sum().neg() / count
+}
+
+impl<B: Backend, L: Layer<B>> Segments<B> for Pass<'_, B, L> {
+    fn first(&self) -> Tensor<B, 2> {
+        self.parts.embed(self.inputs.clone())
+    }
+
+    fn len(&self) -> usize {
+        self.parts.layers.len()
+    }
+
+    fn segment(&self, index: usize, hidden: Tensor<B, 2>) -> Tensor<B, 2> {
+        self.parts.layers[index].forward(hidden, &self.positions, None)
+    }
+
+    fn rows(&self) -> usize {
+        self.targets.dims()[0]
+    }
+
+    /// `Σ -log softmax(logits)[target]` over the rows that count, divided by how many count in all rows, at least 1.
+    fn loss(&self, hidden: Tensor<B, 2>, rows: Range<usize>) -> Tensor<B, 1> {
+        let is_whole = rows.len() == self.rows();
+        let own = rows.len();
+        let targets = self.targets.clone().slice(rows.clone()).reshape([own, 1]);
+        let likelihoods = log_softmax(self.parts.logits(hidden), 1).gather(1, targets);
+        match &self.mask {
+            None if is_whole => likelihoods.mean().neg(),
+            None => likelihoods.sum().neg().div_scalar(self.rows() as f64),
+            Some(mask) => {
+                let count = mask.clone().sum().clamp_min(1.0);
+                (likelihoods.reshape([own]) * mask.clone().slice(rows)).sum().neg() / count
+            }
         }
     }
 }

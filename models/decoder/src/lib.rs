@@ -18,7 +18,7 @@ pub mod rope;
 
 pub use attention::{Attention, KvCache, LayerCache, Positions};
 pub use dims::{Dimensions, positive, refused};
-pub use forward::{Layer, Parts};
+pub use forward::{Layer, Parts, Pass};
 pub use linear::{INITIALIZER, linear};
 pub use mlp::Mlp;
 pub use norm::{norm, rms_norm};

@@ -14,7 +14,7 @@ use burn::tensor::{DType, Int, Tensor};
 use decoder::rope::RotaryEmbedding;
 use decoder::{Attention, INITIALIZER, KvCache, Layer, LayerCache, Mlp, Parts, Positions, linear, norm, rms_norm};
 use train::batches::BatchTensors;
-use train::{CausalLm, JobError, LanguageModel, ModelConfig};
+use train::{CausalLm, JobError, LanguageModel, ModelConfig, Segments};
 
 use crate::config::LlamaConfig;
 use crate::moe::Moe;
@@ -127,6 +127,14 @@ impl<B: Backend> Llama<B> {
 impl<B: Backend> LanguageModel<B> for Llama<B> {
     fn batch_loss(&self, batch: BatchTensors<B>) -> Tensor<B, 1> {
         self.parts().loss(batch)
+    }
+
+    fn segments<'a>(&'a self, batch: BatchTensors<B>) -> Option<Box<dyn Segments<B> + 'a>> {
+        Some(Box::new(self.parts().pass(batch)))
+    }
+
+    fn vocab_size(&self) -> Option<usize> {
+        Some(self.config.vocab_size)
     }
 
     fn flops_per_token(&self, seq_len: usize) -> f64 {

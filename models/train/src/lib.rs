@@ -36,6 +36,7 @@ pub mod plot;
 pub mod profile;
 mod progress;
 mod ranks;
+mod recompute;
 mod report;
 pub mod rng;
 pub mod run;
@@ -58,7 +59,9 @@ pub use hf::ExportOptions;
 pub use job::Job;
 pub use job_error::JobError;
 pub use lines::TokenizeError;
-pub use model::{CausalLm, CausalLmExt, LanguageModel, ModelConfig, ModelSection, ModelSize, Sampling, TrainableModel};
+pub use model::{
+    CausalLm, CausalLmExt, LanguageModel, ModelConfig, ModelSection, ModelSize, Sampling, Segments, TrainableModel,
+};
 pub use module_path::ModulePath;
 pub use optimizer::ModuleAdamW;
 pub use panics::hide_caught_panics;

@@ -1,7 +1,7 @@
 //! Optimizer steps one after another: what a run carries from each to the next.
 
 use burn::module::AutodiffModule;
-use burn::optim::{GradientsAccumulator, GradientsParams, Optimizer};
+use burn::optim::{GradientsAccumulator, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::{Float8Stack, Monitor, report::Amaxes, set_float8_enabled};
@@ -15,6 +15,7 @@ use crate::grads::clip_grad_norm;
 use crate::model::LanguageModel;
 use crate::optimizer::{ModuleAdamW, adamw, decay_matrices};
 use crate::ranks::Ranks;
+use crate::recompute::{Plan, gradients};
 
 /// The sections of a configuration that decide what a step does.
 #[derive(Clone, Copy, Debug)]
@@ -115,7 +116,8 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     /// The loss is the mean over all targets of the step that count: a micro-batch weighs as many as it has.
     ///
     /// # Errors
-    /// [`TrainError::Data`] of any kind, [`TrainError::Ranks`].
+    /// [`TrainError::Data`] of any kind, [`TrainError::Ranks`], [`TrainError::Config`] for activation checkpointing of a model that has
+    /// no segments.
     pub fn step(mut self, device: &B::Device) -> Result<(Self, Step<B>), TrainError> {
         let StepConfig { training, float8, optimizer } = self.config;
         let fp8 = training.precision == Precision::Fp8;
@@ -131,6 +133,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         let mut loss = Tensor::<B::InnerBackend, 1>::zeros([1], (device, DType::F32));
         let mut accumulator = GradientsAccumulator::new();
         let mut amaxes = Vec::new();
+        let plan = Plan::new(training, self.model.vocab_size());
         let own = match &self.ranks {
             Some(ranks) => {
                 ranks.begin_step::<B, M>(&self.model);
@@ -140,10 +143,12 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         };
         for (batch, factor) in own {
             let share = targets as f64 / batch.num_targets() as f64;
-            let part = self.model.batch_loss(batch.tensors::<B>(device)).div_scalar(share);
-            let part = if factor == 1.0 { part } else { part.mul_scalar(factor) };
-            loss = loss + part.clone().inner();
-            let grads = GradientsParams::from_grads(part.backward(), &self.model);
+            let scale = |loss: Tensor<B, 1>| match loss.div_scalar(share) {
+                part if factor == 1.0 => part,
+                part => part.mul_scalar(factor),
+            };
+            let (part, grads) = gradients(&self.model, batch, plan, scale, device)?;
+            loss = loss + part;
             accumulator.accumulate(&self.model, grads);
             if is_float8 {
                 amaxes.push(self.monitor.amaxes());

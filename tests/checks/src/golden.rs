@@ -3,16 +3,17 @@
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use float8_kernels::{
-    Cast, Format, Granularity, InvScale, Operand, Orientation, Scale, ScaleCalculationMode, ScaleMode, quantize,
-    quantize_with_amax, reference,
+    Cast, Format, Granularity, InvScale, Operand, Orientation, Scale, ScaleMode, quantize, quantize_with_amax,
+    reference,
 };
 use test_data::Golden;
 
 use crate::Failure;
 use crate::case::{Case, wrong};
-use crate::data::{BF16, F32, transpose};
+use crate::data::{BF16, F32};
 use crate::device::{Layout, upload, upload_f32};
-use crate::matrix::{HostMatrix, MX, modes};
+use crate::matrix::{HostMatrix, modes};
+use crate::vectors::{CastVector, mx_vectors, quantize_vectors};
 
 /// The files that casts are compared with.
 pub struct Goldens {
@@ -42,23 +43,17 @@ pub fn visit_goldens<R: Runtime>(client: &ComputeClient<R>, goldens: &Goldens, v
         for &mode in modes(Granularity::Tensor) {
             let name = format!("golden_scale {format}{}", suffix(mode));
             visit(Case::new(name, || check_scales(client, &goldens.quantize, format, mode)));
-            for (dtype, granularity) in
-                dtypes().flat_map(|dtype| [Granularity::Tensor, Granularity::Row].map(|g| (dtype, g)))
-            {
-                let cast = Cast { format, granularity, scale_mode: mode };
-                let name = format!("golden_codes {dtype} {format} {granularity}{}", suffix(mode));
-                visit(Case::new(name, || check_codes(client, &goldens.quantize, dtype, cast)));
-            }
-        }
-        for (dtype, mode) in dtypes().flat_map(|dtype| ScaleCalculationMode::ALL.map(|mode| (dtype, mode))) {
-            let name = format!("golden_mx {dtype} {format} {mode}");
-            visit(Case::new(name, || check_mx(client, &goldens.mx, dtype, format, mode)));
         }
     }
-}
-
-fn dtypes() -> impl Iterator<Item = &'static str> {
-    ["f32", "bf16"].into_iter()
+    for vector in quantize_vectors(&goldens.quantize) {
+        let name = format!("golden_codes {}", vector.name);
+        visit(Case::new(name, || check_vector(client, &vector, &[Orientation::Both])));
+    }
+    for vector in mx_vectors(&goldens.mx) {
+        let own = if vector.transposed { Orientation::Cols } else { Orientation::Rows };
+        let name = format!("golden_mx {}", vector.name);
+        visit(Case::new(name, || check_vector(client, &vector, &[own, Orientation::Both])));
+    }
 }
 
 /// What the file's names begin with is the dtype of their values.
@@ -87,12 +82,11 @@ fn compare_codes(got: &[u8], want: &[u8], format: Format) -> Result<(), Failure>
     }
 }
 
-/// Equal bits after inverting what the file has.
-fn compare_scales(got: &[InvScale], scales: &[f32]) -> Result<(), Failure> {
-    let want: Vec<_> = scales.iter().map(|&scale| Scale::new(scale).inverse().get()).collect();
-    match got.iter().zip(&want).position(|(got, want)| got.get().to_bits() != want.to_bits()) {
+/// Equal bits.
+fn compare_scales(got: &[InvScale], want: &[InvScale]) -> Result<(), Failure> {
+    match got.iter().zip(want).position(|(got, want)| got.get().to_bits() != want.get().to_bits()) {
         _ if got.len() != want.len() => Err(wrong!("{} scales, not {}", got.len(), want.len())),
-        Some(i) => Err(wrong!("inverse scale {i} is {:e}, not {:e}", got[i].get(), want[i])),
+        Some(i) => Err(wrong!("inverse scale {i} is {:e}, not {:e}", got[i].get(), want[i].get())),
         None => Ok(()),
     }
 }
@@ -123,6 +117,7 @@ fn check_scales<R: Runtime>(
 ) -> Result<f64, Failure> {
     let amaxes = golden.floats("amax");
     let want = golden.floats(&format!("{format}_scale{}", suffix(scale_mode)));
+    let want: Vec<_> = want.into_iter().map(|scale| Scale::new(scale).inverse()).collect();
     let cast = Cast { format, granularity: Granularity::Row, scale_mode };
     let view = upload(client, &amaxes, [amaxes.len(), 1], Layout::RowMajor, F32);
     let rows = copy(client, quantize(client, &view, cast, Orientation::Rows)?.rows)?;
@@ -136,60 +131,19 @@ fn check_scales<R: Runtime>(
     Ok(0.0)
 }
 
-/// The copy by rows against torchao's `rowwise`, the copy by columns against its `colwise`, whose scales are those of the
-/// contraction over rows.
-fn check_codes<R: Runtime>(
+/// The copy, made alone or beside the other. Tiles of MX scales are read as the GEMM reads them.
+fn check_vector<R: Runtime>(
     client: &ComputeClient<R>,
-    golden: &Golden,
-    dtype: &str,
-    cast: Cast,
+    vector: &CastVector,
+    orientations: &[Orientation],
 ) -> Result<f64, Failure> {
-    let name = format!("x_{dtype}");
-    let shape = golden.matrix(&name);
-    let view = upload(client, &golden.floats(&name), shape, Layout::RowMajor, dtype_of(dtype));
-    let names = if cast.granularity == Granularity::Tensor { ["tensorwise"; 2] } else { ["rowwise", "colwise"] };
-    let done = quantize(client, &view, cast, Orientation::Both)?;
-    for ((operand, name), transposed) in [done.rows, done.cols].into_iter().zip(names).zip([false, true]) {
-        let got = copy(client, operand)?;
-        let name = format!("{dtype}_{}_{name}{}", cast.format, suffix(cast.scale_mode));
-        let want = golden.codes(&format!("{name}_codes"));
-        let want = if transposed { transpose(&want, shape) } else { want };
-        compare_scales(&got.inv_scales, &golden.floats(&format!("{name}_scale")))?;
-        compare_codes(&got.codes, &want, cast.format)?;
-    }
-    Ok(0.0)
-}
-
-/// By rows as the file has it, and by columns of the transpose, each alone and beside the other. Tiles of scales are read as the
-/// GEMM reads them.
-fn check_mx<R: Runtime>(
-    client: &ComputeClient<R>,
-    golden: &Golden,
-    dtype: &str,
-    format: Format,
-    mode: ScaleCalculationMode,
-) -> Result<f64, Failure> {
-    let name = format!("x_{dtype}");
-    let (x, shape @ [rows, k]) = (golden.floats(&name), golden.matrix(&name));
-    let flipped = transpose(&x, shape);
-    let cast = Cast { format, granularity: MX, scale_mode: ScaleMode::E8m0(mode) };
-    let name = format!("{dtype}_{format}_{mode}");
-    let (scales, codes) = (golden.codes(&format!("{name}_scale")), golden.codes(&format!("{name}_codes")));
-    for orientation in [Orientation::Rows, Orientation::Cols, Orientation::Both] {
-        for transposed in [false, true] {
-            if !(if transposed { orientation.cols() } else { orientation.rows() }) {
-                continue;
-            }
-            let (x, shape) = if transposed { (&flipped, [k, rows]) } else { (&x, shape) };
-            let done =
-                quantize(client, &upload(client, x, shape, Layout::RowMajor, dtype_of(dtype)), cast, orientation)?;
-            let got = copy(client, if transposed { done.cols } else { done.rows })?;
-            let what = format!("{orientation:?}, transposed: {transposed}");
-            if got.inv_scales.iter().map(|scale| scale.to_e8m0()).ne(scales.iter().map(|&byte| Some(byte))) {
-                return Err(wrong!("{what}: scales differ"));
-            }
-            compare_codes(&got.codes, &codes, format).map_err(|failure| wrong!("{what}: {failure}"))?;
-        }
+    let view = upload(client, &vector.x, vector.shape, Layout::RowMajor, dtype_of(vector.dtype));
+    for orientation in orientations {
+        let done = quantize(client, &view, vector.cast, *orientation)?;
+        let got = copy(client, if vector.transposed { done.cols } else { done.rows })?;
+        let same = compare_scales(&got.inv_scales, &vector.inv_scales)
+            .and_then(|()| compare_codes(&got.codes, &vector.codes, vector.cast.format));
+        same.map_err(|failure| wrong!("{orientation:?}: {failure}"))?;
     }
     Ok(0.0)
 }

@@ -34,6 +34,7 @@ mod oracle;
 mod repeated;
 mod shapes;
 mod supervise;
+mod vectors;
 mod worker;
 
 use cubecl::prelude::*;
@@ -48,6 +49,7 @@ pub use grouped::{GroupSizes, GroupedGemm};
 pub use linear::{visit_golden_linears, visit_linears};
 pub use matrix::{Codes, HostMatrix, MX};
 pub use supervise::{Done, Limits, Loss, Progress, StartError, supervise};
+pub use vectors::{CastVector, mx_vectors, quantize_vectors};
 pub use worker::Worker;
 
 /// Hands every case to `visit`, which runs those that it wants to.

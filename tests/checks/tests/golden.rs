@@ -1,6 +1,7 @@
 //! The scalar reference against torch's casts and torchao's scales, codes and values, bit for bit.
 
-use float8_kernels::{Cast, Format, Granularity, InvScale, Scale, ScaleCalculationMode, ScaleMode, mx, reference};
+use checks::{CastVector, mx_vectors, quantize_vectors};
+use float8_kernels::{Format, Granularity, InvScale, Scale, ScaleMode, mx, reference};
 use test_data::{Golden, transpose};
 
 const MODES: [(&str, ScaleMode); 2] = [("", ScaleMode::F32), ("_pow2", ScaleMode::PowerOfTwo)];
@@ -62,72 +63,27 @@ fn golden_scales_of_the_reference() {
     }
 }
 
-/// The copy by rows against torchao's `rowwise`, the copy by columns against its `colwise`, and `tensorwise` against both.
 #[test]
 fn golden_codes_of_the_reference() {
-    let golden = Golden::open("quantize.safetensors");
-    let kinds = [
-        ("tensorwise", Granularity::Tensor, &[false, true][..]),
-        ("rowwise", Granularity::Row, &[false]),
-        ("colwise", Granularity::Row, &[true]),
-    ];
-    let mut compared = 0;
-    for dtype in ["f32", "bf16"] {
-        let name = format!("x_{dtype}");
-        let (x, [rows, cols]) = (golden.floats(&name), golden.matrix(&name));
-        for format in Format::ALL {
-            for ((kind, granularity, transposed), (suffix, scale_mode)) in
-                kinds.into_iter().flat_map(|kind| MODES.map(|mode| (kind, mode)))
-            {
-                let name = format!("{dtype}_{format}_{kind}{suffix}");
-                let cast = Cast { format, granularity, scale_mode };
-                for transposed in transposed {
-                    let ours = reference::quantize(&x, rows, cols, cast, *transposed);
-                    let scales: Vec<_> = ours.scales.iter().map(|scale| scale.get()).collect();
-                    assert_eq!(scales, golden.floats(&format!("{name}_scale")), "{name}");
-                    assert!(ours.codes == golden.codes(&format!("{name}_codes")), "{name}: codes differ");
-                }
-                compared += 1;
-            }
+    let [quantize, mx] = ["quantize", "mx"].map(|name| Golden::open(&format!("{name}.safetensors")));
+    for vector in quantize_vectors(&quantize).into_iter().chain(mx_vectors(&mx)) {
+        let CastVector { name, x, shape, cast, transposed, .. } = &vector;
+        let ours = reference::quantize(x, shape[0], shape[1], *cast, *transposed);
+        let inv_scales: Vec<_> = ours.scales.iter().map(|scale| scale.inverse()).collect();
+        let of = |scales: &[InvScale]| bits(&scales.iter().map(|scale| scale.get()).collect::<Vec<_>>());
+        assert_eq!(of(&inv_scales), of(&vector.inv_scales), "{name}");
+        // As x lies.
+        let codes = if *transposed { transpose(&ours.codes, *shape) } else { ours.codes };
+        assert!(codes == vector.codes, "{name}: codes differ");
+        if let Some(wanted) = &vector.values {
+            let k = vector.dims()[1];
+            let value = |(i, code): (usize, &u8)| {
+                reference::decode(*code, cast.format) * inv_scales[i / k * k.div_ceil(32) + i % k / 32].get()
+            };
+            let values: Vec<_> = codes.iter().enumerate().map(value).collect();
+            assert!(bits(&values) == bits(wanted), "{name}: values differ");
         }
     }
-    let in_file = golden.names().iter().filter(|name| name.ends_with("_codes")).count();
-    assert_eq!(compared, in_file, "every cast in the file");
-}
-
-/// By rows as the file has it, and by columns of the transpose.
-#[test]
-fn golden_mx_of_the_reference() {
-    let golden = Golden::open("mx.safetensors");
-    let mut compared = 0;
-    for dtype in ["f32", "bf16"] {
-        let name = format!("x_{dtype}");
-        let (x, shape @ [rows, k]) = (golden.floats(&name), golden.matrix(&name));
-        let flipped = transpose(&x, shape);
-        for (format, mode) in
-            Format::ALL.into_iter().flat_map(|format| ScaleCalculationMode::ALL.map(|mode| (format, mode)))
-        {
-            let cast = Cast { format, granularity: Granularity::Block1x32, scale_mode: ScaleMode::E8m0(mode) };
-            let name = format!("{dtype}_{format}_{mode}");
-            let by_rows = reference::quantize(&x, rows, k, cast, false);
-            let mut by_cols = reference::quantize(&flipped, k, rows, cast, true);
-            by_cols.codes = transpose(&by_cols.codes, [k, rows]);
-            for (ours, how) in [(by_rows, "by rows"), (by_cols, "by columns")] {
-                let inverses: Vec<_> = ours.scales.iter().map(|scale| scale.inverse()).collect();
-                let scales: Option<Vec<_>> = inverses.iter().map(|scale| scale.to_e8m0()).collect();
-                assert_eq!(scales, Some(golden.codes(&format!("{name}_scale"))), "{name} {how}");
-                assert!(ours.codes == golden.codes(&format!("{name}_codes")), "{name} {how}: codes");
-                let value = |(i, code): (usize, &u8)| {
-                    reference::decode(*code, format) * inverses[i / k * k.div_ceil(32) + i % k / 32].get()
-                };
-                let values: Vec<_> = ours.codes.iter().enumerate().map(value).collect();
-                assert!(bits(&values) == bits(&golden.floats(&format!("{name}_dequant"))), "{name} {how}: values");
-            }
-            compared += 1;
-        }
-    }
-    let in_file = golden.names().iter().filter(|name| name.ends_with("_codes")).count();
-    assert_eq!(compared, in_file, "every cast in the file");
 }
 
 /// The tiles of the file's scales hold them all, and nothing else.

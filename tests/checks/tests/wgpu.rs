@@ -59,7 +59,7 @@ fn names_are_unique() {
 fn golden_vectors() {
     let Some(client) = client() else { return };
     let goldens = Goldens::open();
-    run("golden_cast|golden_scale|golden_codes|golden_mx", 44, |visitor| visit_goldens(&client, &goldens, visitor));
+    run("golden_cast|golden_scale|golden_codes|golden_mx", 76, |visitor| visit_goldens(&client, &goldens, visitor));
 }
 
 /// Every kernel for f32, and those for 16-bit floats of one scale mode each. A software device compiles kernels slower than it runs

@@ -69,9 +69,11 @@ fn only_what_is_tracked_is_saved() {
     let y = layer.forward(x());
     let want = values(y.clone());
     assert_eq!(live(), 1);
+    let casts = || report(&layer).layers[0].casts[0];
+    let in_forward = casts();
     let grads = y.sum().backward();
     assert!(layer.weight.grad(&grads).is_some());
-    assert_eq!(live(), 0);
+    assert_eq!((live(), casts()), (0, in_forward), "backward casts no x");
     // The weight frozen: nothing of x is kept.
     let frozen = Linear { weight: layer.weight.clone().map(|w| w.set_require_grad(false)), bias: None };
     let tracked = x().require_grad();

@@ -1,24 +1,18 @@
-//! Scales and codes of quantize.safetensors, bit for bit.
+//! Scales, codes and values of quantize.safetensors and mx.safetensors, bit for bit.
 use burn::tensor::DType;
 use burn_float8::{
-    backend::{Cast, Float8Backend, HostCodes},
+    backend::{Cast, Float8Backend},
     config::{Format, Granularity, ScaleMode},
 };
-use float8_kernels::Scale;
-use test_data::{Golden, transpose};
+use checks::{mx_vectors, quantize_vectors};
+use float8_kernels::{InvScale, Scale};
+use test_data::Golden;
 
 use crate::on_every_runtime;
-use crate::support::operand::{quantize, tensor};
+use crate::support::operand::{dequantized, quantize, tensor};
 
 const FORMATS: [(&str, Format); 2] = [("e4m3", Format::E4m3), ("e5m2", Format::E5m2)];
 const MODES: [(&str, ScaleMode); 2] = [("", ScaleMode::F32), ("_pow2", ScaleMode::PowerOfTwo)];
-/// The name in the file, what shares a scale, and whether that is a column of x, so a row of the transposed copy.
-const GRANULARITIES: [(&str, Granularity, bool); 3] = [
-    ("tensorwise", Granularity::Tensor, false),
-    ("rowwise", Granularity::Row, false),
-    ("colwise", Granularity::Row, true),
-];
-
 /// Each amax as a row of one element, so that the device computes its scale.
 fn scales_on<B: Float8Backend>(runtime: &str) {
     let golden = Golden::open("quantize.safetensors");
@@ -45,50 +39,26 @@ fn golden_scales_on_every_runtime() {
     on_every_runtime!(scales_on);
 }
 
-/// Every cast of a matrix in the file: `check(name, x, shape, dtype, cast, columns, codes, scales)`, codes as stored, by
-/// rows of x.
-fn each_cast(mut check: impl FnMut(&str, &[f32], [usize; 2], DType, Cast, bool, &[u8], &[Scale])) {
-    let golden = Golden::open("quantize.safetensors");
-    let mut compared = 0;
-    for (hp, dtype) in [("f32", DType::F32), ("bf16", DType::BF16)] {
-        let (x, shape) = (golden.floats(&format!("x_{hp}")), golden.matrix(&format!("x_{hp}")));
-        for (fmt, format) in FORMATS {
-            for (kind, granularity, columns) in GRANULARITIES {
-                for (suffix, scale_mode) in MODES {
-                    let name = format!("{hp}_{fmt}_{kind}{suffix}");
-                    let cast = Cast { format, granularity, scale_mode };
-                    let codes = golden.codes(&format!("{name}_codes"));
-                    let scales: Vec<_> = golden.floats(&format!("{name}_scale")).into_iter().map(Scale::new).collect();
-                    check(&name, &x, shape, dtype, cast, columns, &codes, &scales);
-                    compared += 1;
-                }
-            }
-        }
-    }
-    let in_file = golden.names().iter().filter(|n| n.ends_with("_codes")).count();
-    assert_eq!(compared, in_file, "every cast in the file");
-}
-
 fn codes_on<B: Float8Backend>(runtime: &str) {
-    each_cast(|name, x, shape, dtype, cast, columns, codes, scales| {
-        let x = tensor::<B, 2>(x.to_vec(), shape);
+    let [quantized, mx] = ["quantize", "mx"].map(|name| Golden::open(&format!("{name}.safetensors")));
+    for vector in quantize_vectors(&quantized).into_iter().chain(mx_vectors(&mx)) {
+        let what = format!("{runtime} {}", vector.name);
+        let x = tensor::<B, 2>(vector.x.clone(), vector.shape);
+        let dtype = if vector.dtype == "bf16" { DType::BF16 } else { DType::F32 };
         // A device without bf16 gets the same values in f32: the codes must not depend on it.
         let x = if B::fp8_supports(&Default::default(), dtype) { x.cast(dtype) } else { x };
-        let [by_rows, by_cols] = quantize::<B>(x, cast);
-        let inverse: Vec<_> = scales.iter().map(|s| s.inverse()).collect();
-        let check = |copy: HostCodes, codes: &[u8], dims| {
-            assert_eq!(copy.inv_scales, inverse, "{runtime} {name}");
-            assert_eq!(copy.dims, dims, "{runtime} {name}");
-            assert!(copy.codes == codes, "{runtime} {name}: codes differ");
-        };
-        let [rows, cols] = shape;
-        if !columns {
-            check(by_rows, codes, [rows, cols]);
+        let [by_rows, by_cols] = quantize::<B>(x, vector.cast);
+        let copy = if vector.transposed { by_cols } else { by_rows };
+        assert_eq!(copy.dims, vector.dims(), "{what}");
+        let bits = |scales: &[InvScale]| scales.iter().map(|scale| scale.get().to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&copy.inv_scales), bits(&vector.inv_scales), "{what}");
+        assert!(copy.codes == vector.codes, "{what}: codes differ");
+        if let Some(values) = &vector.values {
+            // Every NaN is one.
+            let bits = |x: &f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };
+            assert!(dequantized(&copy).iter().map(bits).eq(values.iter().map(bits)), "{what}: values differ");
         }
-        if columns || cast.granularity == Granularity::Tensor {
-            check(by_cols, &transpose(codes, shape), [cols, rows]);
-        }
-    });
+    }
 }
 
 #[test]

@@ -68,7 +68,7 @@ fn loader<B: Backend>() -> Arc<dyn DataLoader<B, Tensor<B, 2>>> {
 }
 
 #[test]
-fn it_trains_data_parallel() {
+fn the_learner_trains_data_parallel() {
     if let Err(error) = device_select::cuda_setup() {
         println!("skipped: {error}");
         return;

@@ -1,6 +1,7 @@
 //! The crate's tests as one binary, a module per topic.
 #![allow(missing_docs)]
 
+mod activations;
 mod checkpoints;
 mod commands;
 mod common;

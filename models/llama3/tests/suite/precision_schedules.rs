@@ -91,7 +91,7 @@ fn a_run_switches_by_steps_and_shares_and_evaluates_as_its_last_step_ran() {
         let held_out = config.held_out_batches(&data).unwrap();
         let loss = |is_float8: bool| {
             set_float8_enabled(&made.model, is_float8);
-            mean_loss(&made.model.valid(), &held_out, &Default::default()).unwrap()
+            mean_loss(&made.model.valid(), &held_out, &config.training, &Default::default()).unwrap()
         };
         assert_eq!(outcome.held_out_loss, Some(loss(last_is_float8)));
         assert_ne!(outcome.held_out_loss, Some(loss(!last_is_float8)));

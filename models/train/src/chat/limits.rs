@@ -97,7 +97,10 @@ pub(super) fn set(environment: &mut Environment<'_>) {
     environment.add_filter(ASSIGNED, assigned);
     work::set(environment);
     work::add_checked(environment, "format", filters::format, |arguments| check_format(&arguments[0]));
-    work::add_checked(environment, "replace", filters::replace, |arguments| check_replace(&arguments[0], &arguments[1..]));
+    work::add_checked(environment, "replace", filters::replace, |arguments| {
+        check_replace(&arguments[0], &arguments[1..])
+    });
+    work::add_checked(environment, "join", filters::join, |arguments| check_join(&arguments[0], arguments.get(1)));
     work::add_checked(environment, "indent", filters::indent, check_indent);
     work::add_checked(environment, "batch", filters::batch, |arguments| check_count("a batch", arguments));
     work::add_checked(environment, "slice", filters::slice, |arguments| check_count("a slice", arguments));
@@ -117,6 +120,15 @@ pub(super) fn check_replace(text: &Value, arguments: &[Value]) -> Result<(), Err
     let found = text.to_string().matches(&from.to_string()).count().min(count);
     match found.saturating_mul(to.to_string().len()) > TEXT {
         true => Err(invalid("the text after `replace` is too long")),
+        false => Ok(()),
+    }
+}
+
+/// A separator stands between all texts of a list.
+pub(super) fn check_join(list: &Value, separator: Option<&Value>) -> Result<(), Error> {
+    let len = separator.map_or(0, |separator| separator.to_string().len());
+    match list.try_iter().map_or(0, Iterator::count).saturating_mul(len) > TEXT {
+        true => Err(invalid("the text after `join` is too long")),
         false => Ok(()),
     }
 }

@@ -131,6 +131,19 @@ impl ChatTemplate {
         Ok(None)
     }
 
+    /// The template that comes with a tokenizer, of which [`Tokenizer::open`] takes the name: that of its folder.
+    ///
+    /// # Errors
+    /// Those of [`from_folder`](Self::from_folder).
+    pub fn of_tokenizer(name: &str) -> Result<Option<Self>, ChatError> {
+        let path = Path::new(name);
+        match name == Tokenizer::BYTES {
+            true => Ok(None),
+            false if path.is_dir() => Self::from_folder(path),
+            false => Self::from_folder(path.parent().unwrap_or(Path::new(""))),
+        }
+    }
+
     /// A file that is the template. The special tokens are those of `tokenizer_config.json` beside it, if there is one.
     ///
     /// # Errors

@@ -32,6 +32,10 @@ pub(super) fn method(state: &State<'_, '_>, value: &Value, name: &str, arguments
             limits::check_replace(value, arguments)?;
             upstream(arguments)
         }
+        ("join", [list]) => {
+            limits::check_join(list, Some(value))?;
+            upstream(arguments)
+        }
         ("format", _) => {
             limits::check_format(value)?;
             upstream(arguments)
@@ -94,10 +98,21 @@ pub(super) fn to_json(value: Value, arguments: Rest<Value>, options: Kwargs) -> 
     if sorted {
         json.sort_all_objects();
     }
-    let mut text = String::new();
+    let mut text = Bounded(String::new());
     let style = Style { json: Some(Json { is_ascii }), indent, item, key };
-    style.write(&mut text, &Value::from_serialize(&json), 0).expect("strings take all text");
-    Ok(text.into())
+    let written = style.write(&mut text, &Value::from_serialize(&json), 0);
+    written.map_err(|_| invalid("the text of `tojson` is too long"))?;
+    Ok(text.0.into())
+}
+
+/// A text that does not become longer than one may be: indents and separators are a template's.
+struct Bounded(String);
+
+impl Write for Bounded {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0.push_str(text);
+        if self.0.len() > work::TEXT { Err(fmt::Error) } else { Ok(()) }
+    }
 }
 
 /// How JSON differs from `repr`.

@@ -95,7 +95,6 @@ pub(super) fn set(environment: &mut Environment<'_>) {
     add_filter(environment, "capitalize", filters::capitalize);
     add_filter(environment, "escape", filters::escape);
     add_filter(environment, "e", filters::escape);
-    add_filter(environment, "join", filters::join);
     add_filter(environment, "split", filters::split);
     add_filter(environment, "lines", filters::lines);
     add_filter(environment, "pprint", filters::pprint);

@@ -6,8 +6,8 @@ use toml::{Table, Value};
 use super::CheckpointError;
 use crate::config::{ConfigError, to_table};
 
-/// Keys that may change, and sections (they end with a point) all of whose keys may. Those before `optimizer.decay` change no loss.
-pub const MAY_CHANGE: [&str; 27] = [
+/// Keys that may change, and sections (they end with a point) all of whose keys may. Those before `training.loss_chunk` change no loss.
+pub const MAY_CHANGE: [&str; 29] = [
     "checkpoint.",
     "generate.",
     "parallelism.",
@@ -18,6 +18,7 @@ pub const MAY_CHANGE: [&str; 27] = [
     // What is trained on stays; held-out losses are of other text.
     "data.validation",
     "float8.strict",
+    "training.activation_checkpointing",
     "training.eval_batches",
     "training.eval_every",
     "training.log_every",
@@ -25,6 +26,8 @@ pub const MAY_CHANGE: [&str; 27] = [
     "training.peak_tflops",
     "training.print_report",
     "training.report",
+    // Sums in another order.
+    "training.loss_chunk",
     "optimizer.decay",
     "optimizer.decay_ratio",
     "optimizer.lr",

@@ -164,3 +164,48 @@ impl Drop for Checkpoints {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+
+    fn section(folder: &Path) -> CheckpointSection {
+        CheckpointSection { folder: Some(folder.into()), ..CheckpointSection::default() }
+    }
+
+    fn no_assets(_: &Path) -> Result<(), CheckpointError> {
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_being_written_is_finished_when_a_run_fails() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut checkpoints = Checkpoints::new(&section(dir.path()), String::new(), true, no_assets).unwrap().unwrap();
+        let is_written = Arc::new(AtomicBool::new(false));
+        let written = is_written.clone();
+        checkpoints.under_way = Some(UnderWay::Alone(std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            written.store(true, Ordering::SeqCst);
+            Ok(Written { step: 1, worth: Worth::HeldOutLoss(None), took: Duration::ZERO })
+        })));
+        drop(checkpoints);
+        assert!(is_written.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn a_folder_whose_assets_fail_holds_no_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = dir.path().join(CONFIG);
+        let first = Checkpoints::new(&section(dir.path()), "of another model".into(), true, no_assets).unwrap();
+        first.unwrap().begin(0).unwrap();
+        assert!(config.exists());
+        let failed = Checkpoints::new(&section(dir.path()), String::new(), true, |folder| {
+            Err(CheckpointError::NoRun { folder: folder.into() })
+        });
+        assert!(matches!(failed, Err(CheckpointError::NoRun { .. })));
+        assert!(!config.exists());
+    }
+}

@@ -66,7 +66,7 @@ pub enum Command {
     Generate(GenerateArgs),
     /// Write a run's checkpoint as a Hugging Face checkpoint.
     Export(ExportArgs),
-    /// Print an array of token ids for each JSON string of a file, one a line.
+    /// Print an array of token ids for each JSON string of a file, one a line; or make a token file of what is to be trained on.
     Tokenize(TokenizeArgs),
     /// List the tokens that are kept for later runs, or remove some.
     Cache(CacheArgs),

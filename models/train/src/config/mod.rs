@@ -2,6 +2,7 @@
 //!
 //! Later wins: defaults, file, settings in order. A key that does not exist is an error that names it.
 
+mod activations;
 mod float8;
 mod length;
 mod schema;
@@ -9,6 +10,7 @@ mod sections;
 
 use std::path::{Path, PathBuf};
 
+pub use activations::ActivationCheckpointing;
 pub use float8::Float8Section;
 pub use length::{NoLength, StepCount};
 pub use schema::schema;

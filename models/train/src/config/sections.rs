@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use toml::Value;
 
-use super::{ConfigError, Float8Section, StepCount, require};
+use super::{ActivationCheckpointing, ConfigError, Float8Section, StepCount, require};
 use crate::batches::AttnMaskType;
 use crate::data::{DataError, DataSource, Dataset, Format, Packing, Validation};
 use crate::progress::Progress;
@@ -76,6 +76,13 @@ pub struct TrainingSection {
     pub seq_len: usize,
     /// What a token may look at.
     pub attn_mask_type: AttnMaskType,
+    /// Which activations wait for backward in memory: `"none"` keeps all of them; `"full"` the input of each layer, and makes the rest
+    /// again in backward; a number n the input of every n-th layer, and has n layers' activations at a time. Losses and gradients are
+    /// the same bits.
+    pub activation_checkpointing: ActivationCheckpointing,
+    /// Tokens whose logits, and their gradients, are in memory at once. If absent, all of a micro-batch, or as many as make 256 MiB of
+    /// logits in f32 if all would be more than 512 MiB. Losses and gradients differ in their last bits.
+    pub loss_chunk: Option<usize>,
     /// Decides the initial weights of a preset, the order of the sequences and the sampled text at the end.
     pub seed: u64,
     /// The norm of all gradients together is clipped to this; `inf` does not clip.
@@ -212,6 +219,8 @@ impl Default for TrainingSection {
             grad_accumulation: 1,
             seq_len: 128,
             attn_mask_type: AttnMaskType::Causal,
+            activation_checkpointing: ActivationCheckpointing::None,
+            loss_chunk: None,
             seed: 0,
             max_norm: 1.0,
             log_every: 20,
@@ -285,6 +294,9 @@ impl TrainingSection {
             ("training.eval_batches", self.eval_batches),
         ] {
             require(key, value, value >= 1, "must be at least 1")?;
+        }
+        if let Some(chunk) = self.loss_chunk {
+            require("training.loss_chunk", chunk, chunk >= 1, "must be at least 1")?;
         }
         let max_norm = self.max_norm;
         require("training.max_norm", max_norm, max_norm > 0.0, "must be positive; inf does not clip")?;

@@ -37,18 +37,16 @@ pub(super) struct Entry<M> {
     pub(super) was_cached: bool,
 }
 
-/// The folder `name` of `cache`, made by `build` unless it is there and `is_whole`.
+/// The folder `name` of `cache`, made by `build` unless it is there and as it was made.
 pub(super) fn entry<M: Serialize + DeserializeOwned>(
     cache: &Path,
     name: &str,
-    is_whole: impl Fn(&Path, &M) -> bool,
     build: impl FnOnce(&Path) -> Result<M, DataError>,
 ) -> Result<Entry<M>, DataError> {
     let folder = cache.join(name);
     let open = || {
         let manifest: Manifest<M> = serde_json::from_slice(&fs::read(folder.join(MANIFEST)).ok()?).ok()?;
-        let is_whole = is_whole(&folder, &manifest.content) && digests(&folder).is_ok_and(|now| now == manifest.sha256);
-        is_whole.then(|| {
+        digests(&folder).is_ok_and(|now| now == manifest.sha256).then(|| {
             note_use(&folder);
             Entry { folder: folder.clone(), manifest: manifest.content, was_cached: true }
         })
@@ -119,9 +117,4 @@ fn remove(folder: &Path) -> Result<(), DataError> {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(cannot_write(folder)(error)),
         _ => Ok(()),
     }
-}
-
-/// Whether the file is there and has this size.
-pub(super) fn has_size(path: &Path, bytes: u64) -> bool {
-    fs::metadata(path).is_ok_and(|metadata| metadata.len() == bytes)
 }

@@ -1,115 +1,104 @@
 //! What the files hold, in their order, as work for the tokenizer.
 
 use std::io::{BufRead, BufReader, Read};
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use super::encode::{Content, Encoder, Work};
 use super::error::{MAX_DOCUMENT, cannot_read};
-use super::json_array::{ArrayError, JsonArray};
+use super::file_state::FileState;
+use super::json_array::{self, ArrayError};
 use super::pieces::FilePieces;
-use super::scan::Scanned;
 use super::{DataError, DocumentError, Format};
-use crate::{Tokenizer, files};
+use crate::files;
 
-/// All that a file holds, in its order.
-pub(super) fn read<'a>(
-    file: &'a Scanned,
-    encoder: &Encoder<'a>,
-) -> Result<Box<dyn Iterator<Item = Result<Work<'a>, DataError>> + 'a>, DataError> {
-    Ok(match file.format {
-        Format::Text => Box::new(read_text(file, encoder.tokenizer)?),
-        Format::Jsonl => Box::new(read_lines(file)?),
-        Format::Json => Box::new(read_array(file)?),
+const TOO_LONG: DocumentError = DocumentError::TooLong { limit: MAX_DOCUMENT };
+
+/// Why files are not read to their end: an error, or nobody wants more.
+pub(super) type Stopped = Option<DataError>;
+
+/// Takes work; [`Stopped`] says that it is enough.
+pub(super) type Take<'a, 't> = &'t mut dyn FnMut(Work<'a>) -> Result<(), Stopped>;
+
+/// Gives all that a file holds, in its order.
+pub(super) fn read<'a>(file: &'a FileState, encoder: &Encoder<'a>, take: Take<'a, '_>) -> Result<(), Stopped> {
+    match file.format {
+        Format::Text => read_text(file, encoder, take),
+        Format::Jsonl => read_lines(file, take),
+        Format::Json => read_array(file, take),
         #[cfg(feature = "parquet")]
-        Format::Parquet => Box::new(read_rows(file, encoder.field)?),
+        Format::Parquet => read_rows(file, encoder.field, take),
         // The scan has refused the one; the other is not tokenized.
         #[cfg(not(feature = "parquet"))]
-        Format::Parquet => Box::new(std::iter::empty()),
-        Format::Bin => Box::new(std::iter::empty()),
-    })
+        Format::Parquet => Ok(()),
+        Format::Bin => Ok(()),
+    }
 }
 
-fn read_text<'a>(
-    file: &'a Scanned,
-    tokenizer: &'a Tokenizer,
-) -> Result<impl Iterator<Item = Result<Work<'a>, DataError>>, DataError> {
+fn read_text<'a>(file: &'a FileState, encoder: &Encoder<'a>, take: Take<'a, '_>) -> Result<(), Stopped> {
     let path: &Path = &file.path;
-    let mut pieces = FilePieces::open(path, file.taken, tokenizer).map_err(cannot_read(path))?;
-    let (mut begins, mut ended) = (true, false);
-    Ok(std::iter::from_fn(move || {
-        if ended {
-            return None;
+    let mut pieces = FilePieces::open(path, file.taken, encoder.tokenizer).map_err(cannot_read(path))?;
+    let mut begins = true;
+    while let Some((text, is_new)) = pieces.next().map_err(cannot_read(path))? {
+        let bytes = text.len() as u64;
+        take(Work { file, content: Content::Piece { text, begins, is_new }, number: 1, bytes })?;
+        begins = false;
+    }
+    take(Work { file, content: Content::EndOfText, number: 1, bytes: 0 })
+}
+
+fn read_lines<'a>(file: &'a FileState, take: Take<'a, '_>) -> Result<(), Stopped> {
+    let path: &Path = &file.path;
+    let mut reader = BufReader::new(files::open(path).map_err(cannot_read(path))?.take(file.taken));
+    for number in 1.. {
+        let mut bytes = vec![];
+        let read = reader.by_ref().take(MAX_DOCUMENT as u64 + 1).read_until(b'\n', &mut bytes);
+        let read = read.map_err(cannot_read(path))?;
+        if read == 0 {
+            break;
         }
-        let content = match pieces.next() {
-            Ok(Some((text, is_new))) => Content::Piece { text, begins: std::mem::take(&mut begins), is_new },
-            Ok(None) => Content::EndOfText,
-            Err(error) => {
-                ended = true;
-                return Some(Err(cannot_read(path)(error)));
-            }
-        };
-        ended = matches!(content, Content::EndOfText);
-        let bytes = if let Content::Piece { text, .. } = &content { text.len() as u64 } else { 0 };
-        Some(Ok(Work { file, content, bytes }))
-    }))
+        if read > MAX_DOCUMENT {
+            return Err(wrong(file, number, TOO_LONG));
+        }
+        if !bytes.trim_ascii().is_empty() {
+            take(Work { file, content: Content::Line(bytes), number, bytes: read as u64 })?;
+        }
+    }
+    Ok(())
+}
+
+fn wrong(file: &FileState, line: u64, problem: DocumentError) -> Stopped {
+    Some(DataError::Line { path: file.path.clone(), line, problem })
+}
+
+/// An element that the limit cuts is left out.
+fn read_array<'a>(file: &'a FileState, take: Take<'a, '_>) -> Result<(), Stopped> {
+    let path: &Path = &file.path;
+    let reader = BufReader::new(files::open(path).map_err(cannot_read(path))?.take(file.taken));
+    let mut taken = Ok(());
+    let read = json_array::each(reader, |number, value, bytes| {
+        taken = take(Work { file, content: Content::Object(value), number, bytes });
+        if taken.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    });
+    match read {
+        Ok(()) => taken,
+        Err(ArrayError::Cut(_)) if file.taken < file.bytes => Ok(()),
+        Err(ArrayError::Cut(line)) => Err(wrong(file, line, DocumentError::Cut)),
+        Err(ArrayError::TooLong(line)) => Err(wrong(file, line, TOO_LONG)),
+        Err(ArrayError::NotAnArray(line)) => Err(wrong(file, line, DocumentError::NotAnArray)),
+        Err(ArrayError::Syntax(error)) => Err(wrong(file, error.line() as u64, DocumentError::Json(error))),
+        Err(ArrayError::Io(error)) => Err(Some(cannot_read(path)(error))),
+    }
 }
 
 /// The rows of a file until their texts have as many bytes as are taken.
 #[cfg(feature = "parquet")]
-fn read_rows<'a>(
-    file: &'a Scanned,
-    field: &str,
-) -> Result<impl Iterator<Item = Result<Work<'a>, DataError>>, DataError> {
+fn read_rows<'a>(file: &'a FileState, field: &str, take: Take<'a, '_>) -> Result<(), Stopped> {
     let (mut rows, mut left) = (super::parquet::Rows::open(&file.path, field)?, file.taken);
-    Ok(std::iter::from_fn(move || {
-        let next = if left > 0 { rows.next()? } else { return None };
-        Some(next.map(|super::parquet::Row { row, fields, bytes }| {
-            left = left.saturating_sub(bytes);
-            Work { file, content: Content::Row { row, fields }, bytes }
-        }))
-    }))
-}
-
-fn read_lines(file: &Scanned) -> Result<impl Iterator<Item = Result<Work<'_>, DataError>>, DataError> {
-    let path: &Path = &file.path;
-    let mut reader = BufReader::new(files::open(path).map_err(cannot_read(path))?.take(file.taken));
-    let mut line = 0;
-    let mut next = move || -> Result<Option<Work<'_>>, DataError> {
-        loop {
-            let mut bytes = vec![];
-            let read = reader.by_ref().take(MAX_DOCUMENT as u64 + 1).read_until(b'\n', &mut bytes);
-            let read = read.map_err(cannot_read(path))?;
-            line += 1;
-            if read == 0 {
-                return Ok(None);
-            }
-            if read > MAX_DOCUMENT {
-                let problem = DocumentError::TooLong { limit: MAX_DOCUMENT };
-                return Err(DataError::Line { path: path.into(), line, problem });
-            }
-            if !bytes.trim_ascii().is_empty() {
-                return Ok(Some(Work { file, content: Content::Line { line, bytes }, bytes: read as u64 }));
-            }
-        }
-    };
-    Ok(std::iter::from_fn(move || next().transpose()))
-}
-
-/// An element that the limit cuts is left out.
-fn read_array(file: &Scanned) -> Result<impl Iterator<Item = Result<Work<'_>, DataError>>, DataError> {
-    let path: &Path = &file.path;
-    let is_cut = file.taken < file.bytes;
-    let elements = JsonArray::new(BufReader::new(files::open(path).map_err(cannot_read(path))?.take(file.taken)));
-    let failed = |line, problem| Some(Err(DataError::Line { path: path.into(), line, problem }));
-    Ok(elements.map_while(move |element| match element {
-        Ok((line, bytes)) => {
-            let size = bytes.len() as u64;
-            Some(Ok(Work { file, content: Content::Line { line, bytes }, bytes: size }))
-        }
-        Err(ArrayError::Cut(_)) if is_cut => None,
-        Err(ArrayError::Io(error)) => Some(Err(cannot_read(path)(error))),
-        Err(ArrayError::TooLong(line)) => failed(line, DocumentError::TooLong { limit: MAX_DOCUMENT }),
-        Err(ArrayError::Cut(line)) => failed(line, DocumentError::Cut),
-        Err(ArrayError::Syntax(line)) => failed(line, DocumentError::NotAnArray),
-    }))
+    while left > 0 {
+        let Some(super::parquet::Row { row: number, fields, bytes }) = rows.next().transpose()? else { break };
+        left = left.saturating_sub(bytes);
+        take(Work { file, content: Content::Object(fields.into()), number, bytes })?;
+    }
+    Ok(())
 }

@@ -2,15 +2,17 @@
 
 use serde_json::Value;
 
+use super::file_state::FileState;
 use super::pieces;
-use super::scan::Scanned;
-use super::{DataError, DocumentError, MESSAGES, TOOLS};
+use super::{DataError, DocumentError, Format, MESSAGES, TOOLS};
 use crate::{ChatTemplate, Message, SpecialTokens, Tokenizer};
 
 /// What is tokenized at once.
 pub(super) struct Work<'a> {
-    pub(super) file: &'a Scanned,
+    pub(super) file: &'a FileState,
     pub(super) content: Content,
+    /// The line or row of the document, from 1.
+    pub(super) number: u64,
     /// Bytes of the file, or of a row's text.
     pub(super) bytes: u64,
 }
@@ -23,15 +25,9 @@ pub(super) enum Content {
         is_new: bool,
     },
     EndOfText,
-    Line {
-        line: u64,
-        bytes: Vec<u8>,
-    },
-    #[cfg_attr(not(feature = "parquet"), expect(dead_code, reason = "only Parquet has rows"))]
-    Row {
-        row: u64,
-        fields: serde_json::Map<String, Value>,
-    },
+    Line(Vec<u8>),
+    /// An element of an array, or a row.
+    Object(Value),
 }
 
 /// What a piece of work gives.
@@ -56,37 +52,42 @@ pub(super) struct Encoder<'a> {
 
 impl Encoder<'_> {
     pub(super) fn encode(&self, work: &Work<'_>) -> Result<Tokenized, DataError> {
-        let path = || work.file.path.clone();
-        match &work.content {
+        let (path, number) = (work.file.path.clone(), work.number);
+        let document = match &work.content {
             Content::Piece { text, begins, is_new } => {
                 let ids = self.tokenizer.encode(text, SpecialTokens::AreText);
-                let mut ids = ids.map_err(|source| DataError::Text { path: path(), source })?;
+                let mut ids = ids.map_err(|source| DataError::Text { path, source })?;
                 if let Some(bos) = self.tokenizer.bos().filter(|_| *begins) {
                     ids.insert(0, bos);
                 }
-                Ok(Tokenized { ids, is_new: *is_new, ..Tokenized::default() })
+                return Ok(Tokenized { ids, is_new: *is_new, ..Tokenized::default() });
             }
             Content::EndOfText => {
-                Ok(Tokenized { ids: self.tokenizer.eos().into_iter().collect(), ends: true, ..Tokenized::default() })
+                let ids = self.tokenizer.eos().into_iter().collect();
+                return Ok(Tokenized { ids, ends: true, ..Tokenized::default() });
             }
-            Content::Line { line, bytes } => {
-                self.encode_line(bytes).map_err(|problem| DataError::Line { path: path(), line: *line, problem })
-            }
-            Content::Row { row, fields } => {
-                let row =
-                    self.encode_fields(fields).map_err(|problem| DataError::Row { path: path(), row: *row, problem });
-                // Rows were cut off, and columns left out.
-                row.map(|row| Tokenized { is_new: true, ..row })
-            }
+            Content::Line(line) => self.encode_line(line),
+            Content::Object(value) => self.encode_object(value),
+        };
+        match (work.file.format, document) {
+            // Rows were cut off, and columns left out.
+            (Format::Parquet, Ok(row)) => Ok(Tokenized { is_new: true, ..row }),
+            (Format::Parquet, Err(problem)) => Err(DataError::Row { path, row: number, problem }),
+            (_, document) => document.map_err(|problem| DataError::Line { path, line: number, problem }),
         }
     }
 
     fn encode_line(&self, line: &[u8]) -> Result<Tokenized, DocumentError> {
         let line = std::str::from_utf8(line).map_err(|error| DocumentError::Utf8 { at: error.valid_up_to() })?;
         // Some editors put a byte order mark first.
-        match serde_json::from_str(line.trim_start_matches('\u{feff}').trim_end()).map_err(DocumentError::Json)? {
-            Value::Object(fields) => self.encode_fields(&fields),
-            other => Err(DocumentError::NotAnObject { found: kind(&other) }),
+        let line = line.trim_start_matches('\u{feff}').trim_end();
+        self.encode_object(&serde_json::from_str(line).map_err(DocumentError::Json)?)
+    }
+
+    fn encode_object(&self, value: &Value) -> Result<Tokenized, DocumentError> {
+        match value {
+            Value::Object(fields) => self.encode_fields(fields),
+            other => Err(DocumentError::NotAnObject { found: kind(other) }),
         }
     }
 

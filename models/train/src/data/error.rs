@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::left_out::LeftOut;
-use crate::{ChatError, TokenizerError};
+use crate::{ChatError, FolderError, TokenizerError};
 
 /// Bytes of a line, an object or a row at most: it is held in memory.
 pub(super) const MAX_DOCUMENT: usize = 64 << 20;
@@ -162,6 +162,21 @@ pub enum DataError {
         /// What is wrong.
         reason: String,
     },
+    /// A token file that was to be tokenized.
+    #[error("{} holds tokens already: give text to tokenize", path.display())]
+    AlreadyTokens {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A token file that was made with another tokenizer.
+    #[error("{} was made with another tokenizer, or one whose files have changed since: use that one, or tokenize again", path.display())]
+    OtherTokenizer {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The folder of a token file could not be made.
+    #[error(transparent)]
+    Folder(#[from] FolderError),
     /// A token that the tokenizer does not have.
     #[error(
         "{}: token {token} at place {place} (byte {byte}), but the tokenizer has ids below {vocab_size}: \
@@ -323,9 +338,9 @@ pub(super) fn cannot_write(path: &Path) -> impl Fn(io::Error) -> DataError + '_ 
     |source| DataError::Cache { path: path.to_path_buf(), source }
 }
 
-/// The parser has been given one line, and calls it line 1.
+/// What is named with the error is the line of the file, of which the parser may have been given one.
 fn without_line(error: &serde_json::Error) -> String {
-    error.to_string().replace(" at line 1 column ", " at column ")
+    error.to_string().replace(&format!(" at line {} column ", error.line()), " at column ")
 }
 
 fn join(paths: &[PathBuf]) -> String {

@@ -1,105 +1,113 @@
-//! [`JsonArray`]: the elements of a JSON array as they lie in a file, one at a time. What an element is, its reader finds out.
+//! The elements of a JSON array as they lie in a file, one at a time.
 
-use std::io::{self, BufRead};
+use std::cell::Cell;
+use std::fmt;
+use std::io::{self, BufRead, Read};
+use std::ops::ControlFlow;
+
+use serde::Deserialize as _;
+use serde::de::{DeserializeSeed, Deserializer, SeqAccess, Visitor};
+use serde_json::Value;
+use serde_json::error::Category;
 
 use super::error::MAX_DOCUMENT;
 
-/// An iterator over elements: the line on which each begins, from 1, and its bytes.
-pub(super) struct JsonArray<R> {
-    reader: R,
-    line: u64,
-    state: State,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
-    Before,
-    /// Between elements.
-    Inside,
-    Ended,
-}
-
-/// Why there is no next element.
+/// Why there is no next element. Numbers are lines, from 1.
 pub(super) enum ArrayError {
     Io(io::Error),
-    /// On this line.
+    /// The element that begins here has more than [`MAX_DOCUMENT`] bytes.
     TooLong(u64),
     /// The file ends before the array does.
     Cut(u64),
-    /// There is something else than an array.
-    Syntax(u64),
+    /// There is something else than an array, or after it.
+    NotAnArray(u64),
+    Syntax(serde_json::Error),
 }
 
-impl<R: BufRead> JsonArray<R> {
-    pub(super) fn new(reader: R) -> Self {
-        Self { reader, line: 1, state: State::Before }
+/// Gives each element of the array that is all of a file, until `take` says that it is enough: the line on which it begins, what it is,
+/// and how many bytes it has.
+pub(super) fn each(
+    mut reader: impl BufRead,
+    take: impl FnMut(u64, Value, u64) -> ControlFlow<()>,
+) -> Result<(), ArrayError> {
+    let place = Place { line: Cell::new(1), begin: Cell::new(1), bytes: Cell::new(0), is_enough: Cell::new(false) };
+    // A byte order mark.
+    while reader.fill_buf().map_err(ArrayError::Io)?.first().is_some_and(|byte| [0xef, 0xbb, 0xbf].contains(byte)) {
+        reader.consume(1);
     }
-
-    /// The next byte, white space too.
-    fn byte(&mut self) -> Result<Option<u8>, ArrayError> {
-        let byte = self.reader.fill_buf().map_err(ArrayError::Io)?.first().copied();
-        self.reader.consume(usize::from(byte.is_some()));
-        self.line += u64::from(byte == Some(b'\n'));
-        Ok(byte)
+    let mut json = serde_json::Deserializer::from_reader(Counted { reader, place: &place });
+    let read = json.deserialize_seq(Elements { take, place: &place });
+    if place.is_enough.get() {
+        return Ok(());
     }
+    read.map_err(|error| match error.classify() {
+        Category::Io if place.bytes.get() > MAX_DOCUMENT as u64 => ArrayError::TooLong(place.begin.get()),
+        Category::Io => ArrayError::Io(error.into()),
+        Category::Eof => ArrayError::Cut(error.line() as u64),
+        Category::Data => ArrayError::NotAnArray(error.line() as u64),
+        Category::Syntax => ArrayError::Syntax(error),
+    })?;
+    place.bytes.set(0);
+    json.end().map_err(|error| ArrayError::NotAnArray(error.line() as u64))
+}
 
-    fn element(&mut self) -> Result<Option<(u64, Vec<u8>)>, ArrayError> {
-        while self.state == State::Before {
-            match self.byte()? {
-                Some(b'[') => self.state = State::Inside,
-                // A byte order mark.
-                Some(0xef | 0xbb | 0xbf) => {}
-                Some(byte) if byte.is_ascii_whitespace() => {}
-                _ => return Err(ArrayError::Syntax(self.line)),
-            }
-        }
-        let (mut bytes, mut begin) = (vec![], self.line);
-        let (mut depth, mut in_string, mut is_escaped) = (0_u64, false, false);
-        loop {
-            let Some(byte) = self.byte()? else { return Err(ArrayError::Cut(self.line)) };
-            if bytes.is_empty() && byte.is_ascii_whitespace() {
-                begin = self.line;
-                continue;
-            }
-            match byte {
-                _ if in_string => {
-                    in_string = is_escaped || byte != b'"';
-                    is_escaped = !is_escaped && byte == b'\\';
-                }
-                b'"' => in_string = true,
-                b'[' | b'{' => depth += 1,
-                b',' if depth == 0 => return Ok(Some((begin, bytes))),
-                b']' | b'}' if depth > 0 => depth -= 1,
-                b']' => {
-                    self.state = State::Ended;
-                    while let Some(byte) = self.byte()? {
-                        if !byte.is_ascii_whitespace() {
-                            return Err(ArrayError::Syntax(self.line));
-                        }
-                    }
-                    return Ok(Some((begin, bytes)).filter(|(_, bytes)| !bytes.is_empty()));
-                }
-                _ => {}
-            }
-            if bytes.len() == MAX_DOCUMENT {
-                return Err(ArrayError::TooLong(begin));
-            }
-            bytes.push(byte);
-        }
+/// Where the reader is, and where the element began.
+struct Place {
+    line: Cell<u64>,
+    begin: Cell<u64>,
+    /// Bytes of the element so far.
+    bytes: Cell<u64>,
+    /// Nobody wants more.
+    is_enough: Cell<bool>,
+}
+
+struct Counted<'a, R> {
+    reader: R,
+    place: &'a Place,
+}
+
+impl<R: Read> Read for Counted<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.reader.read(buffer)?;
+        let lines = buffer[..read].iter().filter(|byte| **byte == b'\n').count() as u64;
+        self.place.line.update(|line| line + lines);
+        self.place.bytes.update(|bytes| bytes + read as u64);
+        if self.place.bytes.get() > MAX_DOCUMENT as u64 { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(read) }
     }
 }
 
-impl<R: BufRead> Iterator for JsonArray<R> {
-    type Item = Result<(u64, Vec<u8>), ArrayError>;
+struct Elements<'a, F> {
+    take: F,
+    place: &'a Place,
+}
 
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.state == State::Ended {
-            return None;
+impl<'de, F: FnMut(u64, Value, u64) -> ControlFlow<()>> Visitor<'de> for Elements<'_, F> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut elements: A) -> Result<(), A::Error> {
+        while let Some(value) = elements.next_element_seed(Element(self.place))? {
+            if (self.take)(self.place.begin.get(), value, self.place.bytes.get()).is_break() {
+                self.place.is_enough.set(true);
+                break;
+            }
         }
-        let next = self.element();
-        if next.is_err() {
-            self.state = State::Ended;
-        }
-        next.transpose()
+        Ok(())
+    }
+}
+
+/// Begins where the first byte of the element has been read.
+struct Element<'a>(&'a Place);
+
+impl<'de> DeserializeSeed<'de> for Element<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        self.0.begin.set(self.0.line.get());
+        self.0.bytes.set(1);
+        Value::deserialize(deserializer)
     }
 }

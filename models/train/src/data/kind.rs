@@ -2,12 +2,13 @@
 //! first bytes.
 
 use std::io::{self, BufRead, BufReader, Read};
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
 use super::error::{MAX_DOCUMENT, cannot_read};
-use super::json_array::JsonArray;
+use super::json_array;
 use super::token_file::Header;
 use super::{DataError, Format, MESSAGES};
 use crate::files;
@@ -93,8 +94,13 @@ fn first_object(path: &Path) -> io::Result<Option<(Format, Map<String, Value>)>>
     };
     let object = |bytes: &[u8]| serde_json::from_slice::<Map<String, Value>>(bytes).ok();
     if begin == b'[' {
-        let first = JsonArray::new(reader).next();
-        return Ok(first.and_then(Result::ok).and_then(|(_, bytes)| Some((Format::Json, object(&bytes)?))));
+        let mut first = None;
+        // Only the first element is asked for; an error before it is none of an object.
+        let _ = json_array::each(reader, |_, value, _| {
+            first = Some(value);
+            ControlFlow::Break(())
+        });
+        return Ok(first.and_then(|value| Some((Format::Json, value.as_object()?.clone()))));
     }
     if begin != b'{' {
         return Ok(None);

@@ -1,18 +1,31 @@
-//! Training data: files to sequences of tokens, of which a bounded part is in memory.
+//! Training data in two stages: files to token files, and token files to sequences, of which a bounded part is in memory.
 //!
-//! [`Dataset::open`] tokenizes what [`DataSource`]s name into a cache on disk, or finds it there. [`Dataset::train`] gives endless
-//! [`TrainSequences`] in an order that depends on seed and epoch alone, and goes on from the [`Position`] in a checkpoint;
-//! [`Dataset::held_out`] gives the sequences that a model is judged by.
+//! ```text
+//! source, search, kind, scan               which files, and how much of each
+//! documents, parquet, json_array, pieces   what they hold
+//! encode, tokenize, token_writer           its tokens, in a token file
+//! ---------------------------------------------------------------------------------
+//! token_file, split, part                  what is trained on, and what is held out
+//! packing, order, sequences, position      sequences, in which order, from where on
+//! ---------------------------------------------------------------------------------
+//! cache, opener, dataset                   both
+//! ```
+//!
+//! [`tokenize_source`] makes the first stage alone. [`Dataset::open`] makes it for what is no token file yet, into a cache on disk, or finds
+//! it there. [`Dataset::train`] gives endless [`TrainSequences`] in an order that depends on seed and epoch alone, and goes on from the
+//! [`Position`] in a checkpoint; [`Dataset::held_out`] gives the sequences that a model is judged by.
 
 mod cache;
 mod dataset;
 mod documents;
 mod encode;
 mod error;
+mod file_state;
 mod json_array;
 mod kept;
 mod kind;
 mod left_out;
+mod opener;
 mod order;
 mod packing;
 #[cfg(feature = "parquet")]
@@ -28,17 +41,20 @@ mod source;
 mod split;
 mod summary;
 mod token_file;
+mod token_writer;
 mod tokenize;
 
 pub use dataset::{Dataset, DatasetSize, SequenceShape, Validation};
 pub use error::{DataError, DocumentError};
+pub use file_state::FileState;
 pub use kept::KeptTokens;
 pub use left_out::{LeftOut, Reason};
 pub use packing::{Packing, Sequence};
-pub use position::{FileState, Place, Position, SourceState, StreamPosition};
+pub use position::{Place, Position, SourceState, StreamPosition};
 pub use sequences::TrainSequences;
 pub use source::{DataSource, Format};
 pub use summary::EpochSize;
+pub use tokenize::{TokenizedSource, tokenize_source};
 
 /// The field that holds a conversation.
 const MESSAGES: &str = "messages";

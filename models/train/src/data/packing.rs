@@ -1,7 +1,5 @@
 //! Token streams to sequences of one length: windows of the stream, or whole documents.
 
-use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,10 +8,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::DataError;
-use super::cache::{entry, has_size};
-use super::error::cannot_write;
+use super::cache::entry;
 use super::part::Part;
-use super::raw_file::RawFile;
+use super::raw_file::{Pairs, RawFile};
 
 /// How documents become sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -79,19 +76,14 @@ impl Sequences {
 
     /// Whole documents, by an index in `cache`.
     pub(super) fn whole(part: Arc<Part>, seq_len: usize, padding: u32, cache: &Path) -> Result<Self, DataError> {
-        let is_whole = |folder: &Path, size: &IndexSize| has_size(&folder.join(INDEX), 16 * size.sequences);
         let name = format!("{}-whole-{seq_len}", part.fingerprint);
-        let index = entry(cache, &name, is_whole, |folder| {
-            let path = folder.join(INDEX);
-            let failed = cannot_write(&path);
-            let mut file = BufWriter::new(File::create(&path).map_err(&failed)?);
-            let mut sequences = 0;
+        let index = entry(cache, &name, |folder| {
+            let (mut ranges, mut sequences) = (Pairs::create(folder.join(INDEX))?, 0);
             let cut = pack(&part, seq_len as u64, |range| {
                 sequences += 1;
-                let bytes = [range.start, range.end].map(u64::to_le_bytes);
-                file.write_all(bytes.as_flattened()).map_err(&failed)
+                ranges.push([range.start, range.end])
             })?;
-            file.into_inner().map_err(|error| failed(error.into_error()))?.sync_all().map_err(&failed)?;
+            ranges.finish()?;
             Ok(IndexSize { sequences, cut })
         })?;
         let layout = Layout::Ranges(RawFile::open(&index.folder.join(INDEX))?);
@@ -128,8 +120,8 @@ impl Sequences {
                 Ok(begin..self.part.len().min(begin + self.seq_len as u64 + 1))
             }
             Layout::Ranges(index) => {
-                let range = index.numbers(2 * i, 2)?;
-                Ok(range[0]..range[1])
+                let [begin, end] = index.pairs(i, 1)?[0];
+                Ok(begin..end)
             }
         }
     }

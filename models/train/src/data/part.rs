@@ -1,48 +1,39 @@
-//! [`Part`]: a token stream on disk, with the places where documents begin and where the loss counts. A part is the training or the
-//! held-out stream of a source's documents, or the beginning or the end of a token file.
+//! [`Part`]: what is trained on of a token file, or what of it is held out, as one stream of tokens with the places where documents
+//! begin and where the loss counts.
 
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::DataError;
 use super::raw_file::RawFile;
-use super::split::{StreamFiles, StreamSize};
+use super::split::{PartSize, split};
 use super::token_file::TokenFile;
+use crate::Tokenizer;
 
-/// Numbers that are read at once, and tokens.
+/// Documents that are listed at once, and tokens that are read at once.
 const CHUNK: u64 = 1 << 16;
 
-/// The tokens between which documents change.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Marks {
-    pub(super) bos: Option<u32>,
-    pub(super) eos: Option<u32>,
-}
-
-/// A token stream on disk.
+/// A stream of tokens.
 #[derive(Debug)]
 pub(super) struct Part {
     /// The digest of everything that decides what is in it.
     pub(super) fingerprint: String,
-    tokens: TokenFile,
-    /// Where in the file it begins.
-    first: u64,
-    len: u64,
+    pub(super) size: PartSize,
+    file: Arc<TokenFile>,
     documents: Documents,
-    mask: Option<RawFile>,
-    /// Tokens that the loss counts; unknown where a token file has the mask.
-    targets: Option<u64>,
 }
 
 #[derive(Debug)]
 enum Documents {
-    /// So many documents, whose starts are in this file.
-    Listed(RawFile, u64),
-    /// They begin with BOS; if there is none, they end with EOS.
-    Marked(Marks),
+    /// Here is listed where each begins, in the part and in the file.
+    Listed(RawFile),
+    /// The part begins at this token of the file. Documents begin with BOS; if there is none, they end with EOS.
+    Marked { first: u64, bos: Option<u32>, eos: Option<u32> },
 }
 
 /// A range of a stream.
+#[derive(Default)]
 pub(super) struct Window {
     pub(super) tokens: Vec<u32>,
     /// The places in `tokens` at which documents begin.
@@ -52,98 +43,113 @@ pub(super) struct Window {
 }
 
 impl Part {
-    /// A stream of the cache.
-    pub(super) fn cached(
-        files: &StreamFiles,
-        size: StreamSize,
-        has_mask: bool,
-        vocab_size: usize,
-        fingerprint: String,
-    ) -> Result<Self, DataError> {
-        let tokens = TokenFile::open_bare(&files.tokens, size.tokens, vocab_size)?;
-        let documents = Documents::Listed(RawFile::open(&files.starts)?, size.documents);
-        let mask = has_mask.then(|| RawFile::open(&files.mask)).transpose()?;
-        Ok(Self { fingerprint, tokens, first: 0, len: size.tokens, documents, mask, targets: Some(size.targets) })
-    }
-
-    /// A range of a token file.
-    pub(super) fn of_token_file(
-        path: &Path,
-        taken: u64,
-        range: Range<u64>,
-        marks: Marks,
-        vocab_size: usize,
-        fingerprint: String,
-    ) -> Result<Self, DataError> {
-        let tokens = TokenFile::open(path, taken, vocab_size)?;
-        let (first, len, documents) = (range.start, range.end - range.start, Documents::Marked(marks));
-        let targets = (!tokens.has_mask()).then_some(len);
-        Ok(Self { fingerprint, tokens, first, len, documents, mask: None, targets })
+    /// What is trained on of a file, and what is held out of it: documents with this share of the tokens; where they are not listed, the
+    /// end of the file. `name` is the digest of what is in the file.
+    pub(super) fn both(
+        file: TokenFile,
+        fraction: f64,
+        tokenizer: &Tokenizer,
+        name: &str,
+        cache: &Path,
+    ) -> Result<[Self; 2], DataError> {
+        let (file, name) = (Arc::new(file), format!("{name}-{:016x}", fraction.to_bits()));
+        let part = |documents, size, which: &str| Self {
+            fingerprint: format!("{name}-{which}"),
+            size,
+            file: file.clone(),
+            documents,
+        };
+        if file.lists_documents() {
+            let [(train, train_size), (held_out, held_out_size)] = split(&file, fraction, &name, cache)?;
+            let [train, held_out] = [train, held_out].map(|path| RawFile::open(&path).map(Documents::Listed));
+            return Ok([part(train?, train_size, "train"), part(held_out?, held_out_size, "held_out")]);
+        }
+        let (bos, eos, len) = (tokenizer.bos(), tokenizer.eos(), file.len());
+        let cut = len - (fraction * len as f64) as u64;
+        let size = |tokens| PartSize { tokens, documents: None, targets: (!file.has_mask()).then_some(tokens) };
+        let marked = |first| Documents::Marked { first, bos, eos };
+        Ok([part(marked(0), size(cut), "train"), part(marked(cut), size(len - cut), "held_out")])
     }
 
     /// In tokens.
     pub(super) fn len(&self) -> u64 {
-        self.len
+        self.size.tokens
     }
 
     pub(super) fn has_mask(&self) -> bool {
-        self.mask.is_some() || self.tokens.has_mask()
-    }
-
-    /// Where they are listed.
-    pub(super) fn num_documents(&self) -> Option<u64> {
-        match self.documents {
-            Documents::Listed(_, documents) => Some(documents),
-            Documents::Marked(_) => None,
-        }
-    }
-
-    /// Tokens that the loss counts; unknown where a token file has the mask.
-    pub(super) fn num_targets(&self) -> Option<u64> {
-        self.targets
+        self.file.has_mask()
     }
 
     pub(super) fn read(&self, range: Range<u64>) -> Result<Window, DataError> {
-        let absolute = self.first + range.start..self.first + range.end;
-        let mask = match &self.mask {
-            Some(file) => {
-                let bytes = file.read(range.start, (range.end - range.start) as usize)?;
-                Some(bytes.into_iter().map(|byte| byte != 0).collect())
-            }
-            None => self.tokens.read_mask(absolute.clone())?,
-        };
-        let (tokens, starts) = match &self.documents {
-            Documents::Listed(file, documents) => {
-                let first = first_start(file, *documents, range.start)?;
-                let end = first_start(file, *documents, range.end)?;
-                let starts = file.numbers(first, (end - first) as usize)?;
-                (self.tokens.read(absolute)?, starts.iter().map(|start| (start - range.start) as usize).collect())
-            }
-            Documents::Marked(marks) => {
-                // With the token before, which may be the end of a document.
-                let before = u64::from(absolute.start > 0);
-                let mut tokens = self.tokens.read(absolute.start - before..absolute.end)?;
-                let begins = |place: usize| match (marks.bos, marks.eos) {
-                    (Some(bos), _) => tokens[place] == bos,
-                    // Nothing comes before the first token of the file.
-                    (None, Some(eos)) => place == 0 || tokens[place - 1] == eos,
-                    (None, None) => place == 0 && absolute.start == 0,
+        match &self.documents {
+            Documents::Listed(list) => self.read_listed(list, range),
+            Documents::Marked { first, bos, eos } => {
+                let begin = first + range.start;
+                let mut window = Window::default();
+                self.append(begin..first + range.end, &mut window)?;
+                // The token before may be the end of a document.
+                let before = if begin > 0 { self.file.read(begin - 1..begin)?.pop() } else { None };
+                let tokens = &window.tokens;
+                let begins = |place: &usize| match bos {
+                    Some(bos) => tokens[*place] == *bos,
+                    None if *place == 0 => before.is_none_or(|before| *eos == Some(before)),
+                    None => *eos == Some(tokens[*place - 1]),
                 };
-                let before = before as usize;
-                let starts =
-                    (before..tokens.len()).filter(|place| begins(*place)).map(|place| place - before).collect();
-                tokens.drain(..before);
-                (tokens, starts)
+                window.starts = (0..tokens.len()).filter(begins).collect();
+                Ok(window)
             }
-        };
-        Ok(Window { tokens, starts, mask })
+        }
+    }
+
+    /// Documents that follow each other in the file are read together.
+    fn read_listed(&self, list: &RawFile, range: Range<u64>) -> Result<Window, DataError> {
+        let first = self.first_from(list, range.start + 1)?.saturating_sub(1);
+        let documents = list.pairs(first, self.first_from(list, range.end)? - first)?;
+        let (mut window, mut runs) = (Window::default(), Vec::<Range<u64>>::new());
+        for (i, [start, begin]) in documents.iter().enumerate() {
+            let end = documents.get(i + 1).map_or(range.end, |next| next[0]);
+            let run = begin + range.start.saturating_sub(*start)..begin + (end - start);
+            match runs.last_mut().filter(|last| last.end == run.start) {
+                Some(last) => last.end = run.end,
+                None => runs.push(run),
+            }
+            window.starts.extend(start.checked_sub(range.start).map(|place| place as usize));
+        }
+        runs.into_iter().try_for_each(|run| self.append(run, &mut window))?;
+        Ok(window)
+    }
+
+    /// Appends these tokens of the file.
+    fn append(&self, range: Range<u64>, window: &mut Window) -> Result<(), DataError> {
+        window.tokens.extend(self.file.read(range.clone())?);
+        if let Some(mask) = self.file.read_mask(range)? {
+            window.mask.get_or_insert_default().extend(mask);
+        }
+        Ok(())
+    }
+
+    /// The number of the first listed document that begins at `place` or later.
+    fn first_from(&self, list: &RawFile, place: u64) -> Result<u64, DataError> {
+        let (mut low, mut high) = (0, self.size.documents.unwrap_or_default());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            match list.pairs(middle, 1)?[0] {
+                [start, _] if start < place => low = middle + 1,
+                _ => high = middle,
+            }
+        }
+        Ok(low)
     }
 
     /// The number of the document that `place` is in, where documents are numbered, and the offset in it; else that in the file.
     pub(super) fn document_at(&self, place: u64) -> Result<(Option<u64>, u64), DataError> {
-        let Documents::Listed(file, documents) = &self.documents else { return Ok((None, self.first + place)) };
-        let document = first_start(file, *documents, place + 1)?.saturating_sub(1);
-        Ok((Some(document), place - file.numbers(document, 1)?[0]))
+        match &self.documents {
+            Documents::Listed(list) => {
+                let document = self.first_from(list, place + 1)?.saturating_sub(1);
+                Ok((Some(document), place - list.pairs(document, 1)?[0][0]))
+            }
+            Documents::Marked { first, .. } => Ok((None, first + place)),
+        }
     }
 
     /// Visits all documents in their order, each as the range of its tokens.
@@ -160,34 +166,19 @@ impl Part {
             }
             Ok(())
         };
-        match &self.documents {
-            Documents::Listed(file, documents) => {
-                for first in (0..*documents).step_by(CHUNK as usize) {
-                    let starts = file.numbers(first, CHUNK.min(documents - first) as usize)?;
-                    starts.into_iter().try_for_each(&mut boundary)?;
+        let count = self.size.documents.unwrap_or(self.len());
+        for first in (0..count).step_by(CHUNK as usize) {
+            let end = count.min(first + CHUNK);
+            let starts: Vec<u64> = match &self.documents {
+                Documents::Listed(list) => {
+                    list.pairs(first, end - first)?.into_iter().map(|[start, _]| start).collect()
                 }
-            }
-            Documents::Marked(_) => {
-                for first in (0..self.len).step_by(CHUNK as usize) {
-                    let starts = self.read(first..self.len.min(first + CHUNK))?.starts;
-                    starts.into_iter().try_for_each(|start| boundary(first + start as u64))?;
+                Documents::Marked { .. } => {
+                    self.read(first..end)?.starts.into_iter().map(|start| first + start as u64).collect()
                 }
-            }
+            };
+            starts.into_iter().try_for_each(&mut boundary)?;
         }
-        boundary(self.len)
+        boundary(self.len())
     }
-}
-
-/// The number of the first document that begins at `place` or later.
-fn first_start(file: &RawFile, documents: u64, place: u64) -> Result<u64, DataError> {
-    let (mut low, mut high) = (0, documents);
-    while low < high {
-        let middle = low + (high - low) / 2;
-        if file.numbers(middle, 1)?[0] < place {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    Ok(low)
 }

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::scan::{Scanned, is_sampled};
-use super::{DataError, Format, Packing};
+use super::file_state::FileState;
+use super::{DataError, Packing};
 
 /// Sources of more files do not list them in a position.
 const MAX_FILES: usize = 1000;
@@ -43,7 +43,7 @@ pub struct StreamPosition {
 pub struct Place {
     /// The number of the source, from 0.
     pub source: usize,
-    /// The number of the document among those to train on, from 0; none for a token file, whose documents are not numbered.
+    /// The number of the document among those to train on, from 0; none in a token file that does not list its documents.
     pub document: Option<u64>,
     /// Tokens from the beginning of the document, or of the token file.
     pub offset: u64,
@@ -70,75 +70,14 @@ pub struct SourceState {
     pub files: Vec<FileState>,
 }
 
-/// What a file was.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileState {
-    /// As it was found.
-    #[serde(with = "crate::files::any_path")]
-    pub path: PathBuf,
-    /// How it is read.
-    pub format: Format,
-    /// Its size.
-    pub bytes: u64,
-    /// How many of them are taken.
-    pub taken: u64,
-    /// When it was last changed, in nanoseconds since 1970.
-    pub modified: u64,
-    /// SHA-256 of the bytes that are taken. Of a token file of more than 64 MiB, that of samples; there, `modified` must be the same
-    /// too.
-    pub sha256: String,
-}
-
-impl FileState {
-    fn is_sampled(&self) -> bool {
-        self.format == Format::Bin && is_sampled(self.bytes)
-    }
-
-    fn difference(&self, now: &Self) -> Option<String> {
-        let Self { bytes, taken, modified, sha256, .. } = self;
-        if *bytes != now.bytes {
-            Some(format!("it had {bytes} bytes, now it has {}", now.bytes))
-        } else if taken != &now.taken && self.format == Format::Parquet {
-            Some(format!(
-                "{taken} bytes of its text were read, now {}: set max_bytes as it was; if it was not set, an earlier version of this \
-                 program has cut off what is now read, and a new run has to begin",
-                now.taken
-            ))
-        } else if *taken != now.taken {
-            Some(format!("{taken} of its bytes were taken, now {}: set max_bytes as it was", now.taken))
-        } else if *sha256 != now.sha256 {
-            Some("it has the same size but other content".into())
-        } else if self.is_sampled() && *modified != now.modified {
-            let [then, now] = [*modified, now.modified].map(seconds);
-            Some(format!(
-                "its last change was at {then}, now it is at {now} (seconds since 1970), and it is too large to compare all of it; if \
-                 you know that it is the same, set the time back with `touch -d @{then}`"
-            ))
-        } else {
-            None
-        }
-    }
-}
-
-impl From<&Scanned> for FileState {
-    fn from(file: &Scanned) -> Self {
-        let Scanned { path, format, bytes, modified, taken, sha256 } = file.clone();
-        Self { path, format, bytes, taken, modified, sha256 }
-    }
-}
-
-fn seconds(nanoseconds: u64) -> String {
-    format!("{}.{:09}", nanoseconds / 1_000_000_000, nanoseconds % 1_000_000_000)
-}
-
 /// But for the last digit, which a JSON parser may get wrong.
 pub(super) fn is_same_number(then: f64, now: f64) -> bool {
     (then - now).abs() <= 1e-12 * now.abs()
 }
 
 impl SourceState {
-    pub(super) fn list_files(files: &[Scanned]) -> Vec<FileState> {
-        if files.len() > MAX_FILES { vec![] } else { files.iter().map(FileState::from).collect() }
+    pub(super) fn list_files(files: &[FileState]) -> Vec<FileState> {
+        if files.len() > MAX_FILES { vec![] } else { files.to_vec() }
     }
 
     /// # Errors

@@ -1,12 +1,12 @@
-//! [`RawFile`]: bytes and numbers from any place of a file. Nothing is mapped into memory, as pages once read would stay there.
+//! [`RawFile`]: bytes and numbers from any place of a file; [`Pairs`], a list of pairs of numbers that is written. Nothing is mapped into memory, as pages once read would stay there.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use super::DataError;
-use super::error::cannot_read;
+use super::error::{cannot_read, cannot_write};
 use crate::files;
 
 /// A file that is read at any place, by any thread.
@@ -38,9 +38,36 @@ impl RawFile {
         Ok(bytes)
     }
 
-    /// `len` numbers of 64 bits from number `begin` on.
+    /// `len` numbers of 64 bits from byte `begin` on.
     pub(super) fn numbers(&self, begin: u64, len: usize) -> Result<Vec<u64>, DataError> {
-        let bytes = self.read(8 * begin, 8 * len)?;
+        let bytes = self.read(begin, 8 * len)?;
         Ok(bytes.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect())
+    }
+
+    /// As many pairs of such numbers, from pair `first` of the file on.
+    pub(super) fn pairs(&self, first: u64, len: u64) -> Result<Vec<[u64; 2]>, DataError> {
+        Ok(self.numbers(16 * first, 2 * len as usize)?.as_chunks().0.to_vec())
+    }
+}
+
+/// A file of pairs of numbers of 64 bits that is being written.
+pub(super) struct Pairs {
+    path: PathBuf,
+    out: BufWriter<File>,
+}
+
+impl Pairs {
+    pub(super) fn create(path: PathBuf) -> Result<Self, DataError> {
+        let out = BufWriter::new(File::create(&path).map_err(cannot_write(&path))?);
+        Ok(Self { path, out })
+    }
+
+    pub(super) fn push(&mut self, pair: [u64; 2]) -> Result<(), DataError> {
+        self.out.write_all(pair.map(u64::to_le_bytes).as_flattened()).map_err(cannot_write(&self.path))
+    }
+
+    /// All of it is on disk when this returns.
+    pub(super) fn finish(mut self) -> Result<(), DataError> {
+        self.out.flush().and_then(|()| self.out.get_ref().sync_all()).map_err(cannot_write(&self.path))
     }
 }

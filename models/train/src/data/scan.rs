@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::{ErrorKind, Read};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::error::cannot_read;
+use super::file_state::{FileState, MAX_HASHED};
 use super::left_out::Reason;
 use super::token_file::Header;
 use super::{DataError, Format};
@@ -22,30 +23,13 @@ const CHUNK: usize = 1 << 20;
 /// A change this long before a look could be followed by one with the same time: clocks of file systems are coarse.
 const COARSEST_CLOCK: Duration = Duration::from_secs(2);
 
-/// A file, and what is taken of it.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Scanned {
-    pub(super) path: PathBuf,
-    pub(super) format: Format,
-    /// Bytes of the file.
-    pub(super) bytes: u64,
-    /// The time of the last change, in nanoseconds since 1970.
-    pub(super) modified: u64,
-    /// Bytes from the beginning that are taken; of a Parquet file, bytes of its text.
-    pub(super) taken: u64,
-    /// SHA-256 of these bytes, or of samples of a large token file.
-    pub(super) sha256: String,
-}
-
-impl Scanned {
-    /// # Errors
-    /// [`DataError::ChangedWhileRead`] if the file has been changed since the look.
-    pub(super) fn check_unchanged(&self) -> Result<(), DataError> {
-        let (bytes, changed) = size_and_time(&self.path)?;
-        match (bytes, nanoseconds(changed)) == (self.bytes, self.modified) {
-            true => Ok(()),
-            false => Err(DataError::ChangedWhileRead { path: self.path.clone() }),
-        }
+/// # Errors
+/// [`DataError::ChangedWhileRead`] if the file has been changed since the look.
+pub(super) fn check_unchanged(file: &FileState) -> Result<(), DataError> {
+    let (bytes, changed) = size_and_time(&file.path)?;
+    match (bytes, nanoseconds(changed)) == (file.bytes, file.modified) {
+        true => Ok(()),
+        false => Err(DataError::ChangedWhileRead { path: file.path.clone() }),
     }
 }
 
@@ -66,17 +50,14 @@ pub(super) struct Scanner {
     seen: Vec<Seen>,
 }
 
-/// One look at a file; `None` is one that was passed over.
+/// One look at a file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Seen {
-    #[serde(with = "crate::files::any_path")]
-    path: PathBuf,
-    format: Format,
     field: String,
-    bytes: u64,
-    modified: u64,
     limit: u64,
-    result: Option<(u64, String)>,
+    file: FileState,
+    /// It is no text.
+    is_binary: bool,
 }
 
 impl Scanner {
@@ -84,7 +65,7 @@ impl Scanner {
     pub(super) fn load(memory: &Path) -> Self {
         let seen: Vec<Seen> =
             fs::read(memory).ok().and_then(|json| serde_json::from_slice(&json).ok()).unwrap_or_default();
-        Self { known: seen.into_iter().map(|seen| (seen.path.clone(), seen)).collect(), seen: vec![] }
+        Self { known: seen.into_iter().map(|seen| (seen.file.path.clone(), seen)).collect(), seen: vec![] }
     }
 
     /// Writes down what was seen. Without it the next start reads the files again, so that failing is no error.
@@ -105,7 +86,7 @@ impl Scanner {
         format: Format,
         limit: u64,
         field: &str,
-    ) -> Result<Result<Scanned, Reason>, DataError> {
+    ) -> Result<Result<FileState, Reason>, DataError> {
         #[cfg(not(feature = "parquet"))]
         if format == Format::Parquet {
             return Err(DataError::FeatureOff { path: path.into(), format: "Parquet", feature: "parquet" });
@@ -117,28 +98,28 @@ impl Scanner {
         let limit = if format == Format::Parquet { limit } else { limit.min(bytes) };
         // Which columns there are counts.
         let field = if format == Format::Parquet { field } else { "" };
-        let same = |seen: &&Seen| {
-            (seen.format, seen.bytes, seen.modified, seen.limit, &*seen.field)
-                == (format, bytes, modified, limit, field)
+        let same = |Seen { field: then, limit: before, file, .. }: &&Seen| {
+            (file.format, file.bytes, file.modified, *before, &**then) == (format, bytes, modified, limit, field)
         };
         let seen = match self.known.get(path).filter(same) {
             Some(seen) => seen.clone(),
             None => {
                 let result = match format {
                     Format::Text => scan_text(path, bytes, limit)?,
-                    Format::Jsonl => scan_lines(path, bytes, limit)?,
-                    Format::Json => scan_bytes(path, limit)?,
-                    Format::Parquet => scan_rows(path, bytes, limit, field)?,
-                    Format::Bin => scan_tokens(path, bytes, limit)?,
+                    Format::Jsonl => Some(scan_lines(path, bytes, limit)?),
+                    Format::Json => Some(scan_bytes(path, limit)?),
+                    Format::Parquet => Some(scan_rows(path, bytes, limit, field)?),
+                    Format::Bin => Some(scan_tokens(path, bytes, limit)?),
                 };
-                Seen { path: path.into(), format, field: field.into(), bytes, modified, limit, result }
+                let is_binary = result.is_none();
+                let (taken, sha256) = result.unwrap_or_default();
+                let file = FileState { path: path.into(), format, bytes, taken, modified, sha256 };
+                Seen { field: field.into(), limit, file, is_binary }
             }
         };
-        let file = match seen.result.clone() {
-            None if format != Format::Bin => Err(Reason::Binary),
-            Some((taken, sha256)) if taken > 0 => {
-                Ok(Scanned { path: path.into(), format, bytes, modified, taken, sha256 })
-            }
+        let file = match seen.file.clone() {
+            _ if seen.is_binary => Err(Reason::Binary),
+            file if file.taken > 0 => Ok(file),
             _ if limit < bytes => Err(Reason::Beyond),
             _ => Err(Reason::Empty),
         };
@@ -151,16 +132,15 @@ impl Scanner {
 
 /// Gives the first `limit` bytes of a file to `visit`, piece by piece, until that returns false.
 fn visit(path: &Path, limit: u64, mut visit: impl FnMut(&[u8]) -> bool) -> Result<(), DataError> {
-    let mut file = files::open(path).map_err(cannot_read(path))?.take(limit);
-    let mut buffer = vec![0; CHUNK.min(limit as usize + 1)];
+    let file = files::open(path).map_err(cannot_read(path))?.take(limit);
+    let mut reader = BufReader::with_capacity(CHUNK.min(limit as usize + 1), file);
     loop {
-        match file.read(&mut buffer) {
-            Ok(0) => return Ok(()),
-            Ok(n) if !visit(&buffer[..n]) => return Ok(()),
-            Ok(_) => {}
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(cannot_read(path)(error)),
+        let piece = reader.fill_buf().map_err(cannot_read(path))?;
+        let bytes = piece.len();
+        if bytes == 0 || !visit(piece) {
+            return Ok(());
         }
+        reader.consume(bytes);
     }
 }
 
@@ -190,7 +170,7 @@ fn scan_text(path: &Path, bytes: u64, limit: u64) -> Result<Option<(u64, String)
 }
 
 /// Less a line that the limit would cut.
-fn scan_lines(path: &Path, bytes: u64, limit: u64) -> Result<Option<(u64, String)>, DataError> {
+fn scan_lines(path: &Path, bytes: u64, limit: u64) -> Result<(u64, String), DataError> {
     let mut taken = limit;
     if limit < bytes {
         let mut at = 0;
@@ -206,45 +186,37 @@ fn scan_lines(path: &Path, bytes: u64, limit: u64) -> Result<Option<(u64, String
     scan_bytes(path, taken)
 }
 
-fn scan_bytes(path: &Path, limit: u64) -> Result<Option<(u64, String)>, DataError> {
+fn scan_bytes(path: &Path, limit: u64) -> Result<(u64, String), DataError> {
     let mut hasher = Sha256::new();
     visit(path, limit, |piece| {
         hasher.update(piece);
         true
     })?;
-    Ok(Some((limit, hex(hasher))))
+    Ok((limit, hex(hasher)))
 }
 
 /// All of the file counts as content, and of its text as much as is taken.
 #[cfg(feature = "parquet")]
-fn scan_rows(path: &Path, bytes: u64, limit: u64, field: &str) -> Result<Option<(u64, String)>, DataError> {
+fn scan_rows(path: &Path, bytes: u64, limit: u64, field: &str) -> Result<(u64, String), DataError> {
     let text = super::parquet::text_bytes(path, field, limit)?;
-    Ok(scan_bytes(path, bytes)?.map(|(_, sha256)| (text, sha256)))
+    Ok((text, scan_bytes(path, bytes)?.1))
 }
 
 /// The scan has refused the file before.
 #[cfg(not(feature = "parquet"))]
-fn scan_rows(_: &Path, _: u64, _: u64, _: &str) -> Result<Option<(u64, String)>, DataError> {
-    Ok(None)
+fn scan_rows(_: &Path, _: u64, _: u64, _: &str) -> Result<(u64, String), DataError> {
+    Ok((0, String::new()))
 }
 
-/// Token files are read where they are, and a start must not take the time to read all of one: of a large one, samples at even
-/// distances stand for the whole, and its time of change is compared too (see `Position`).
-fn scan_tokens(path: &Path, bytes: u64, limit: u64) -> Result<Option<(u64, String)>, DataError> {
+/// Of a large one, samples at even distances stand for the whole.
+fn scan_tokens(path: &Path, bytes: u64, limit: u64) -> Result<(u64, String), DataError> {
     let header = Header::read(path)?;
     if limit < bytes && header.tokens_within(limit) < 2 {
-        return Ok(None);
+        return Ok((0, String::new()));
     }
-    if !is_sampled(bytes) {
-        return Ok(scan_bytes(path, bytes)?.map(|(_, sha256)| (limit, sha256)));
-    }
-    digest::of_samples(path).map(|digest| Some((limit, digest))).map_err(cannot_read(path))
-}
-
-/// Larger token files are known by samples.
-const MAX_HASHED: u64 = 64 << 20;
-
-/// Whether a token file of as many bytes is known by samples.
-pub(super) fn is_sampled(bytes: u64) -> bool {
-    bytes > MAX_HASHED
+    let sha256 = match bytes <= MAX_HASHED {
+        true => scan_bytes(path, bytes)?.1,
+        false => digest::of_samples(path).map_err(cannot_read(path))?,
+    };
+    Ok((limit, sha256))
 }

@@ -9,8 +9,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::DataError;
+use super::file_state::FileState;
 use super::left_out::LeftOut;
-use super::scan::{Scanned, Scanner};
+use super::scan::Scanner;
 use super::search::{Candidate, candidates};
 
 /// Files and folders, and how they are read.
@@ -55,7 +56,7 @@ pub enum Format {
     Json,
     /// Parquet: a row is a document. Needs the cargo feature `parquet`.
     Parquet,
-    /// Tokens as llm.c (`uint16`, and `uint32` for Llama 3) and llmq write them.
+    /// Tokens as `tokenize --to`, llm.c (`uint16`, and `uint32` for Llama 3) and llmq write them.
     Bin,
 }
 
@@ -76,7 +77,7 @@ impl fmt::Display for Format {
 #[derive(Debug, Default)]
 pub(super) struct Selection {
     /// In the order in which they are read.
-    pub(super) files: Vec<Scanned>,
+    pub(super) files: Vec<FileState>,
     /// Files that were passed over.
     pub(super) left: LeftOut,
 }

@@ -9,9 +9,9 @@ pub struct EpochSize {
     pub sequences: u64,
     /// Tokens, padding left out.
     pub tokens: u64,
-    /// Documents; unknown where token files are among the sources, which have no list of them.
+    /// Documents; unknown where there are token files that do not list them.
     pub documents: Option<u64>,
-    /// Tokens that the loss counts; unknown where token files have a mask.
+    /// Tokens that the loss counts; unknown where such files have a mask.
     pub targets: Option<u64>,
     /// Documents that were to stay whole but are longer than a sequence.
     pub cut: u64,
@@ -25,8 +25,8 @@ impl TrainSequences {
             let part = sequences.part();
             size.sequences += sequences.count();
             size.tokens += part.len();
-            size.documents = size.documents.zip(part.num_documents()).map(|(a, b)| a + b);
-            size.targets = size.targets.zip(part.num_targets()).map(|(a, b)| a + b);
+            size.documents = size.documents.zip(part.size.documents).map(|(a, b)| a + b);
+            size.targets = size.targets.zip(part.size.targets).map(|(a, b)| a + b);
             size.cut += sequences.cut();
         }
         size

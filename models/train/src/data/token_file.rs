@@ -1,23 +1,37 @@
-//! [`TokenFile`]: tokens of 16 or 32 bits in a file, as llm.c and llmq write them after a header of 1024 bytes, and as the cache has
-//! them without one.
+//! [`TokenFile`]: tokens of 16 or 32 bits in a file, whose header of 1024 bytes says what follows them: as llm.c and llmq write them, or
+//! as this crate does.
+//!
+//! ```text
+//! llm.c    20240520, 1, tokens | 20240801, 7, tokens                      u32 each;  tokens of 16 | 32 bits
+//! llmq     "BIN.TOK\n", version, 4, tokens, vocabulary, has mask          u32 each;  tokens of 32 bits, mask
+//! ours     a JSON object, then spaces: see [`Header`];                    tokens of 16 or 32 bits, mask, starts
+//! mask     a bit for each token, the lowest of a byte first: the loss counts where a token with a one is the target
+//! starts   where each document begins, in tokens, 64 bits each
+//! ```
 
 use std::fs;
 use std::io::Read;
 use std::ops::Range;
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 use super::DataError;
 use super::error::cannot_read;
 use super::raw_file::RawFile;
-use crate::files;
+use crate::{Tokenizer, files};
 
 /// Bytes before the first token.
-const HEADER: u64 = 1024;
+pub(super) const HEADER: u64 = 1024;
+/// Tokens whose bits are counted at once, and documents that are listed at once.
+const CHUNK: u64 = 1 << 16;
 
 /// Bytes of a token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Width {
+    #[serde(rename = "uint16")]
     Two,
+    #[serde(rename = "uint32")]
     Four,
 }
 
@@ -27,18 +41,17 @@ impl Width {
         if vocab_size <= 1 << 16 { Self::Two } else { Self::Four }
     }
 
-    pub(super) fn bytes(self) -> u64 {
+    fn bytes(self) -> u64 {
         match self {
             Self::Two => 2,
             Self::Four => 4,
         }
     }
 
-    /// Appends `ids` to `bytes`.
-    pub(super) fn encode(self, ids: &[u32], bytes: &mut Vec<u8>) {
+    pub(super) fn encode(self, ids: &[u32]) -> Vec<u8> {
         match self {
-            Self::Two => bytes.extend(ids.iter().flat_map(|id| (*id as u16).to_le_bytes())),
-            Self::Four => bytes.extend(ids.iter().flat_map(|id| id.to_le_bytes())),
+            Self::Two => ids.iter().flat_map(|id| (*id as u16).to_le_bytes()).collect(),
+            Self::Four => ids.iter().flat_map(|id| id.to_le_bytes()).collect(),
         }
     }
 
@@ -51,57 +64,91 @@ impl Width {
 }
 
 /// What the header of a token file says.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Header {
-    width: Width,
-    tokens: u64,
-    has_mask: bool,
+    #[serde(rename = "dtype")]
+    pub(super) width: Width,
+    pub(super) tokens: u64,
+    pub(super) has_mask: bool,
+    /// How many documents the file lists, if it does.
+    pub(super) documents: Option<u64>,
+    /// The fingerprint of the tokenizer, where the file says it.
+    pub(super) tokenizer: Option<String>,
 }
 
 impl Header {
     pub(super) fn read(path: &Path) -> Result<Self, DataError> {
         let fail = |reason: String| DataError::TokenFile { path: path.into(), reason };
         let bytes = fs::metadata(path).map_err(cannot_read(path))?.len();
-        let mut header = vec![];
-        files::open(path).and_then(|file| file.take(HEADER).read_to_end(&mut header)).map_err(cannot_read(path))?;
-        if (header.len() as u64) < HEADER {
-            return Err(fail(format!("it has {} bytes, its header alone would have {HEADER}", header.len())));
+        let mut begin = vec![];
+        files::open(path).and_then(|file| file.take(HEADER).read_to_end(&mut begin)).map_err(cannot_read(path))?;
+        if (begin.len() as u64) < HEADER {
+            return Err(fail(format!("it has {} bytes, its header alone would have {HEADER}", begin.len())));
         }
-        let numbers: Vec<u32> = header.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-        let (width, count, has_mask) = match (numbers[0], numbers[1]) {
-            _ if header.starts_with(b"BIN.TOK\n") => match (numbers[2], numbers[3]) {
+        let mut header = Self::parse(&begin).map_err(fail)?;
+        // Others have 31 bits for the count; of a file with more tokens, its size tells.
+        let fits = (bytes - HEADER) / header.width.bytes();
+        if header.documents.is_none() && !header.has_mask && fits > i32::MAX as u64 {
+            header.tokens = fits;
+        }
+        match header.size() {
+            expected if expected == bytes.into() => Ok(header),
+            expected => Err(fail(format!(
+                "its header says {} tokens, with which it would have {expected} bytes; it has {bytes}",
+                header.tokens
+            ))),
+        }
+    }
+
+    fn parse(begin: &[u8]) -> Result<Self, String> {
+        let numbers: Vec<u32> = begin.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+        let (width, tokens, has_mask) = match (numbers[0], numbers[1]) {
+            _ if begin.starts_with(b"{") => return serde_json::from_slice(begin).map_err(|error| error.to_string()),
+            _ if begin.starts_with(b"BIN.TOK\n") => match (numbers[2], numbers[3]) {
                 (1, 4) => (Width::Four, numbers[4], false),
                 (2, 4) => (Width::Four, numbers[4], numbers[6] != 0),
                 (version, width) => {
-                    return Err(fail(format!(
+                    return Err(format!(
                         "version {version} with {width} bytes a token; versions 1 and 2 with 4 bytes are read"
-                    )));
+                    ));
                 }
             },
             (20240520, 1) => (Width::Two, numbers[2], false),
             (20240801, 7) => (Width::Four, numbers[2], false),
             (magic, version) => {
-                return Err(fail(format!(
+                return Err(format!(
                     "it begins with {magic} and version {version}; 20240520 and 1 (GPT-2), 20240801 and 7 (Llama 3) and BIN.TOK \
                      (llmq) are read"
-                )));
+                ));
             }
         };
-        let size_of = |tokens: u64| HEADER + width.bytes() * tokens + if has_mask { tokens.div_ceil(8) } else { 0 };
-        let fits = (bytes - HEADER) / width.bytes();
-        // The header has 31 bits for the count; of a file with more tokens, its size tells.
-        let tokens = if fits > i32::MAX as u64 && !has_mask { fits } else { count.into() };
-        if bytes != size_of(tokens) {
-            let expected = size_of(tokens);
-            return Err(fail(format!(
-                "its header says {tokens} tokens, with which it would have {expected} bytes; it has {bytes}"
-            )));
-        }
-        Ok(Self { width, tokens, has_mask })
+        Ok(Self { width, tokens: tokens.into(), has_mask, documents: None, tokenizer: None })
+    }
+
+    /// All of the header.
+    pub(super) fn to_bytes(&self) -> serde_json::Result<Vec<u8>> {
+        let mut bytes = serde_json::to_vec(self)?;
+        bytes.resize(HEADER as usize, b' ');
+        Ok(bytes)
+    }
+
+    /// Where the mask begins, or would. What a header says may be more than any file has.
+    fn mask_at(&self) -> u128 {
+        u128::from(HEADER) + u128::from(self.width.bytes()) * u128::from(self.tokens)
+    }
+
+    fn starts_at(&self) -> u128 {
+        self.mask_at() + if self.has_mask { self.tokens.div_ceil(8).into() } else { 0 }
+    }
+
+    /// Bytes of the whole file.
+    fn size(&self) -> u128 {
+        self.starts_at() + 8 * u128::from(self.documents.unwrap_or_default())
     }
 
     /// Tokens in the first `bytes` of the file.
-    pub(super) fn tokens_within(self, bytes: u64) -> u64 {
+    pub(super) fn tokens_within(&self, bytes: u64) -> u64 {
         (bytes.saturating_sub(HEADER) / self.width.bytes()).min(self.tokens)
     }
 }
@@ -110,30 +157,41 @@ impl Header {
 #[derive(Debug)]
 pub(super) struct TokenFile {
     file: RawFile,
-    header: u64,
-    width: Width,
+    header: Header,
     len: u64,
     vocab_size: usize,
-    /// Where the bits of the tokens are, if there are any: the loss counts where a token with a one is the target.
+    /// Where they begin, if there are any.
     mask: Option<u64>,
+    starts: Option<u64>,
 }
 
 impl TokenFile {
-    /// A file of llm.c or llmq, of which the first `taken` bytes are taken.
-    pub(super) fn open(path: &Path, taken: u64, vocab_size: usize) -> Result<Self, DataError> {
+    /// A file of which the first `taken` bytes are taken.
+    ///
+    /// # Errors
+    /// [`DataError::OtherTokenizer`] if the file says that it is of another.
+    pub(super) fn open(path: &Path, taken: u64, tokenizer: &Tokenizer) -> Result<Self, DataError> {
         let header = Header::read(path)?;
-        let len = header.tokens_within(taken);
-        let file = RawFile::open(path)?;
-        let mask = header.has_mask.then_some(HEADER + header.tokens * header.width.bytes());
-        Ok(Self { file, header: HEADER, width: header.width, len, vocab_size, mask })
+        if header.tokenizer.as_ref().is_some_and(|with| *with != tokenizer.fingerprint()) {
+            return Err(DataError::OtherTokenizer { path: path.into() });
+        }
+        // All of it is in the file.
+        let [mask, starts] = [header.mask_at(), header.starts_at()].map(|at| at as u64);
+        Ok(Self {
+            file: RawFile::open(path)?,
+            len: header.tokens_within(taken),
+            vocab_size: tokenizer.vocab_size(),
+            mask: header.has_mask.then_some(mask),
+            starts: header.documents.is_some().then_some(starts),
+            header,
+        })
     }
 
-    /// `len` tokens without a header.
-    pub(super) fn open_bare(path: &Path, len: u64, vocab_size: usize) -> Result<Self, DataError> {
-        let width = Width::for_vocabulary(vocab_size);
-        Ok(Self { file: RawFile::open(path)?, header: 0, width, len, vocab_size, mask: None })
+    pub(super) fn path(&self) -> &Path {
+        self.file.path()
     }
 
+    /// In tokens.
     pub(super) fn len(&self) -> u64 {
         self.len
     }
@@ -142,17 +200,22 @@ impl TokenFile {
         self.mask.is_some()
     }
 
+    pub(super) fn lists_documents(&self) -> bool {
+        self.starts.is_some()
+    }
+
     pub(super) fn read(&self, range: Range<u64>) -> Result<Vec<u32>, DataError> {
-        let begin = self.header + range.start * self.width.bytes();
-        let bytes = self.file.read(begin, ((range.end - range.start) * self.width.bytes()) as usize)?;
-        let tokens = self.width.decode(&bytes);
+        let width = self.header.width;
+        let begin = HEADER + range.start * width.bytes();
+        let bytes = self.file.read(begin, ((range.end - range.start) * width.bytes()) as usize)?;
+        let tokens = width.decode(&bytes);
         match tokens.iter().position(|token| *token as usize >= self.vocab_size) {
             None => Ok(tokens),
             Some(i) => Err(DataError::Vocabulary {
-                path: self.file.path().into(),
+                path: self.path().into(),
                 token: tokens[i],
                 place: range.start + i as u64,
-                byte: begin + i as u64 * self.width.bytes(),
+                byte: begin + i as u64 * width.bytes(),
                 vocab_size: self.vocab_size,
             }),
         }
@@ -164,5 +227,43 @@ impl TokenFile {
         let first = range.start / 8;
         let bytes = self.file.read(mask + first, (range.end.div_ceil(8) - first) as usize)?;
         Ok(Some(range.map(|place| bytes[(place / 8 - first) as usize] >> (place % 8) & 1 == 1).collect()))
+    }
+
+    /// How many tokens in `range` count as targets.
+    pub(super) fn count_targets(&self, range: Range<u64>) -> Result<u64, DataError> {
+        let mut count = 0;
+        for begin in range.clone().step_by(CHUNK as usize) {
+            let end = range.end.min(begin + CHUNK);
+            let mask = self.read_mask(begin..end)?;
+            count += mask.map_or(end - begin, |mask| mask.iter().filter(|counts| **counts).count() as u64);
+        }
+        Ok(count)
+    }
+
+    /// Visits the documents that the file lists, each as the range of its tokens.
+    pub(super) fn each_document(
+        &self,
+        mut visit: impl FnMut(Range<u64>) -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
+        let (Some(starts), Some(documents)) = (self.starts, self.header.documents) else { return Ok(()) };
+        let mut begin = 0;
+        for first in (0..documents).step_by(CHUNK as usize) {
+            let count = CHUNK.min(documents - first) as usize;
+            for (i, start) in self.file.numbers(starts + 8 * first, count)?.into_iter().enumerate() {
+                let is_first = first == 0 && i == 0;
+                if start >= self.header.tokens || (is_first && start > 0) || (!is_first && start <= begin) {
+                    let reason = format!("document {} begins at token {start}, which cannot be", first + i as u64);
+                    return Err(DataError::TokenFile { path: self.path().into(), reason });
+                }
+                if start > begin {
+                    visit(begin..start.min(self.len))?;
+                }
+                begin = start;
+                if begin >= self.len {
+                    return Ok(());
+                }
+            }
+        }
+        if begin < self.len { visit(begin..self.len) } else { Ok(()) }
     }
 }

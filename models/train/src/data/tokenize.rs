@@ -1,4 +1,4 @@
-//! Documents of a source to token streams in the cache: in parallel, in the order of the files, a bounded part of them in memory.
+//! The first stage: documents of a source to a token file, in parallel, in the order of the files, a bounded part of them in memory.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,42 +7,89 @@ use std::thread;
 
 use rayon::prelude::*;
 
-use super::DataError;
-use super::documents;
+use super::documents::{self, Stopped};
 use super::encode::{Encoder, Tokenized, Work};
-use super::scan::Scanned;
-use super::split::{Split, Streams};
-use super::token_file::Width;
+use super::file_state::FileState;
+use super::left_out::LeftOut;
+use super::scan::{Scanner, check_unchanged};
+use super::token_file::Header;
+use super::token_writer::TokenWriter;
+use super::{DataError, DataSource, Format};
 use crate::chat::with_stack;
+use crate::folder::create_folder;
 use crate::progress::Progress;
+use crate::{ChatTemplate, Tokenizer};
 
+/// The token file of a folder.
+pub(super) const TOKENS: &str = "tokens.bin";
 /// Bytes of text that are tokenized at once, and documents: a document has some memory of its own.
 const BATCH_BYTES: u64 = 8 << 20;
 const BATCH_DOCUMENTS: usize = 8192;
 
-/// Writes the streams of `files`, as they were when they were scanned, to `folder`.
-pub(super) fn tokenize(
-    files: &[&Scanned],
-    encoder: &Encoder<'_>,
-    held_out_fraction: f64,
-    folder: &Path,
-    progress: &mut dyn FnMut(Progress),
-) -> Result<Streams, DataError> {
-    let streams = write_streams(files, encoder, held_out_fraction, folder, progress);
-    // Such a change may be why there is an error.
-    files.iter().try_for_each(|file| file.check_unchanged())?;
-    streams
+/// What was tokenized.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenizedSource {
+    /// Files that were read.
+    pub files: usize,
+    /// Files that were passed over, and why.
+    pub left_out: LeftOut,
+    /// Tokens.
+    pub tokens: u64,
+    /// Documents.
+    pub documents: u64,
 }
 
-fn write_streams(
-    files: &[&Scanned],
+/// Tokenizes `source` into a file in the folder `to`, which must not exist or be empty. A source with the path of this folder or file is
+/// trained on as `source` is, with the same tokenizer.
+///
+/// `template` is for `messages`. `progress` is called while something is tokenized.
+///
+/// # Errors
+/// [`DataError::AlreadyTokens`], [`DataError::Folder`], and any of [`Dataset::open`](super::Dataset::open).
+pub fn tokenize_source(
+    source: &DataSource,
+    tokenizer: &Tokenizer,
+    template: Option<&ChatTemplate>,
+    to: &Path,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<TokenizedSource, DataError> {
+    let selection = source.select(&mut Scanner::default())?;
+    if let Some(file) = selection.files.iter().find(|file| file.format == Format::Bin) {
+        return Err(DataError::AlreadyTokens { path: file.path.clone() });
+    }
+    let files: Vec<_> = selection.files.iter().collect();
+    let encoder = Encoder { tokenizer, template, field: &source.field };
+    let mut tokenized = TokenizedSource { files: files.len(), left_out: selection.left, ..TokenizedSource::default() };
+    create_folder(to, |folder| -> Result<(), DataError> {
+        let (header, _) = tokenize(&files, &encoder, folder, progress)?;
+        (tokenized.tokens, tokenized.documents) = (header.tokens, header.documents.unwrap_or_default());
+        Ok(())
+    })?;
+    Ok(tokenized)
+}
+
+/// Writes the tokens of `files`, as they were when they were scanned, to a file in `folder`. Returns its header, and whether versions
+/// before this one may have made other tokens of the documents.
+pub(super) fn tokenize(
+    files: &[&FileState],
     encoder: &Encoder<'_>,
-    held_out_fraction: f64,
     folder: &Path,
     progress: &mut dyn FnMut(Progress),
-) -> Result<Streams, DataError> {
-    let width = Width::for_vocabulary(encoder.tokenizer.vocab_size());
-    let mut split = Split::create(folder, held_out_fraction, width)?;
+) -> Result<(Header, bool), DataError> {
+    let written = write_tokens(files, encoder, folder, progress);
+    // Such a change may be why there is an error.
+    files.iter().try_for_each(|file| check_unchanged(file))?;
+    written
+}
+
+fn write_tokens(
+    files: &[&FileState],
+    encoder: &Encoder<'_>,
+    folder: &Path,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<(Header, bool), DataError> {
+    let mut writer = TokenWriter::create(&folder.join(TOKENS), encoder.tokenizer)?;
+    let mut is_new = false;
     let mut done = Progress { bytes: 0, total_bytes: files.iter().map(|file| file.taken).sum() };
     // What comes next is read while this is tokenized.
     thread::scope(|scope| {
@@ -52,12 +99,14 @@ fn write_streams(
             let batch: Vec<Work<'_>> = batch?;
             let tokenized = with_stack(|| encode(&batch, encoder));
             for (work, part) in batch.iter().zip(tokenized) {
-                split.push(&part?)?;
+                let part = part?;
+                writer.push(&part)?;
+                is_new |= part.is_new;
                 done.bytes += work.bytes;
             }
             progress(done);
         }
-        split.finish()
+        Ok((writer.finish()?, is_new))
     })
 }
 
@@ -80,30 +129,21 @@ fn encode(batch: &[Work<'_>], encoder: &Encoder<'_>) -> Vec<Result<Tokenized, Da
 
 /// Sends what the files hold in batches, and the first error after what comes before it: an earlier line may be wrong too, and is the one
 /// to name.
-fn read<'a>(files: &[&'a Scanned], encoder: &Encoder<'a>, send: &SyncSender<Result<Vec<Work<'a>>, DataError>>) {
+fn read<'a>(files: &[&'a FileState], encoder: &Encoder<'a>, send: &SyncSender<Result<Vec<Work<'a>>, DataError>>) {
     let (mut batch, mut bytes) = (vec![], 0);
-    let all = files.iter().flat_map(|file| match documents::read(file, encoder) {
-        Ok(documents) => documents,
-        Err(error) => Box::new(std::iter::once(Err(error))),
-    });
-    for work in all {
-        match work {
-            Ok(work) => {
-                bytes += work.bytes;
-                batch.push(work);
-            }
-            Err(error) => {
-                // Nobody listens any more once there is an error.
-                let _ = send.send(Ok(batch)).and_then(|()| send.send(Err(error)));
-                return;
-            }
+    let mut take = |work: Work<'a>| -> Result<(), Stopped> {
+        bytes += work.bytes;
+        batch.push(work);
+        if bytes < BATCH_BYTES && batch.len() < BATCH_DOCUMENTS {
+            return Ok(());
         }
-        if bytes >= BATCH_BYTES || batch.len() == BATCH_DOCUMENTS {
-            bytes = 0;
-            if send.send(Ok(std::mem::take(&mut batch))).is_err() {
-                return;
-            }
-        }
-    }
+        bytes = 0;
+        // Nobody listens any more once there is an error.
+        send.send(Ok(std::mem::take(&mut batch))).map_err(|_| None)
+    };
+    let read = files.iter().try_for_each(|file| documents::read(file, encoder, &mut take));
     let _ = send.send(Ok(batch));
+    if let Err(Some(error)) = read {
+        let _ = send.send(Err(error));
+    }
 }

@@ -2,7 +2,9 @@
 
 mod announce;
 mod config;
+mod finish;
 mod memory;
+mod prepare;
 mod setup;
 mod text;
 mod weights;
@@ -18,7 +20,9 @@ use device_select::{DeviceChoice, SelectedDevice};
 use float8_shard::ShardBackend;
 
 pub use config::{GenerateSection, RunConfig};
-pub use setup::{Outcome, Start, finish, prepare, train};
+pub use finish::{Outcome, finish};
+pub use prepare::prepare;
+pub use setup::{Start, train};
 pub use text::Text;
 pub use weights::Weights;
 
@@ -28,7 +32,7 @@ use crate::hf::ExportOptions;
 use crate::model::{CausalLm, CausalLmExt, TrainableModel};
 use crate::run::mean_loss;
 use crate::{JobError, ProgressLine};
-use setup::{compute_dtype, dimensions, sampling};
+use prepare::{compute_dtype, dimensions, sampling};
 
 /// What is to be done with a model.
 #[derive(Debug)]
@@ -191,7 +195,7 @@ impl<A: TrainableModel> Job<A> {
         announce::device(config, selected, self.dtype::<B>(selected, device)?, out)?;
         announce::files(&data, out)?;
         let model = self.model::<B>(weights, selected, device, out)?;
-        let loss = mean_loss(&model, &held_out, device)?;
+        let loss = mean_loss(&model, &held_out, &config.training, device)?;
         announce::held_out(loss, &held_out, out)
     }
 

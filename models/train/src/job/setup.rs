@@ -1,47 +1,27 @@
-//! A run from its configuration to its end: data, model, steps, then a held-out loss, a sample and what the linears did.
+//! A run from its configuration to its first step, in stages: text, place, sources, data, steps.
 
 use std::io::Write;
 
-use burn::module::AutodiffModule;
 use burn::tensor::DType;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_float8::{Float8Error, Float8Stack, Report, report::GemmTotals, set_default_config};
+use burn_float8::Float8Stack;
 use device_select::SelectedDevice;
-use float8_shard::{Communicator, ShardBackend, ShardError, Sharded};
+use float8_shard::{Communicator, ShardBackend};
 
 use super::announce;
 use super::config::RunConfig;
+use super::finish::{Outcome, finish};
 use super::memory;
+use super::prepare::{compute_dtype, dimensions, prepare, shard};
 use super::text::Text;
 use super::weights::Weights;
 use crate::batches::{Batch, TrainBatches};
 use crate::checkpoint::{Checkpoints, SavedRun};
-use crate::config::{ComputeDtype, ConfigError, Precision, require};
-use crate::metrics::{Metrics, StepLine};
-use crate::model::{CausalLm, CausalLmExt, ModelConfig, ModelSection, ModelSize, Sampling, TrainableModel};
+use crate::config::require;
+use crate::metrics::Metrics;
+use crate::model::{CausalLm, TrainableModel};
 use crate::profile::Profiler;
-use crate::run::{Finished, HeldOut, verify};
-use crate::{
-    JobError, Log, ProgressLine, Ranks, Run, Signals, Steps, Tokenizer, TrainError, check_report_path, digest_of_file,
-    report_of, write_report,
-};
-
-/// What a run came to.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Outcome {
-    /// The step lines.
-    pub steps: Vec<StepLine>,
-    /// Mean cross entropy over the held-out batches, in nats per token; none if nothing is held out.
-    pub held_out_loss: Option<f64>,
-    /// The smallest that it was, and after which step.
-    pub best_held_out_loss: Option<(usize, f64)>,
-    /// Generated text, without the prompt.
-    pub sample: String,
-    /// GEMMs of linears by precision, as in `report`.
-    pub gemms: GemmTotals,
-    /// What each linear did in training, or in evaluation if there was no step to make; empty unless FP8 was applied.
-    pub report: Report,
-}
+use crate::{JobError, Log, ProgressLine, Run, Signals, Steps, TrainError, check_report_path, digest_of_file};
 
 /// Where a run begins.
 #[derive(Debug, Default)]
@@ -293,168 +273,4 @@ fn all_or_none<T>(comm: &Communicator, what: &str, result: Result<T, JobError>) 
 fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |error| error.source());
     causes.fold(error.to_string(), |line, cause| format!("{line}: {cause}"))
-}
-
-/// Makes the steps of `config` that are left, then evaluates, samples and reports as [`train()`] does. The sample of a run on
-/// conversations, which `is_chat` says, is the answer to a user.
-///
-/// # Errors
-/// As [`train()`].
-pub fn finish<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
-    config: &RunConfig<A::Section>,
-    text: &Text,
-    is_chat: bool,
-    mut run: Run<'_, B>,
-    steps: Steps<'_, B, A::Trained<B>>,
-) -> Result<Outcome, JobError> {
-    let is_first = steps.ranks().is_none_or(Ranks::is_first);
-    let Finished { model, lines, held_out: judged, report } = run.run(steps)?;
-    let Run { held_out, out, progress, .. } = run;
-    if let Some(HeldOut { last: (_, loss), best }) = judged {
-        announce::held_out(loss, held_out, out)?;
-        if best.1 < loss {
-            writeln!(out, "best held-out loss: {:.5}  (step {})", best.1, best.0)?;
-        }
-    }
-    let sample = sample(config, text, is_chat, &model.valid())?;
-    if !sample.is_empty() {
-        let (prompt, between) = (&config.generate.prompt, if is_chat { "\n" } else { "" });
-        writeln!(out, "sample:\n{prompt}{between}{sample}")?;
-    }
-    let report = report.unwrap_or_else(|| report_of::<B, _>(&model));
-    if let Some(path) = config.training.report.as_ref().filter(|_| is_first) {
-        write_report(&report, path)?;
-        writeln!(out, "report: {}", path.display())?;
-    }
-    let gemms = report.totals();
-    // The report's last line is the totals, unless there is nothing to report.
-    let is_fp8 = config.training.precision == Precision::Fp8;
-    if config.training.print_report || is_fp8 && report.layers.is_empty() {
-        writeln!(out, "{report}")?;
-    } else if is_fp8 {
-        writeln!(out, "{gemms}")?;
-    }
-    verify::<B, _>(&config.float8, &model)?;
-    progress.check_log().map_err(TrainError::Output)?;
-    let (held_out_loss, best_held_out_loss) = (judged.map(|judged| judged.last.1), judged.map(|judged| judged.best));
-    Ok(Outcome { steps: lines, held_out_loss, best_held_out_loss, sample, gemms, report })
-}
-
-/// The model's dimensions, with rotary tables no longer than what is to be done needs: sequences of `seq_len`, and text after a prompt of
-/// so many tokens.
-pub(super) fn dimensions<S: ModelSection>(
-    config: &RunConfig<S>,
-    tokenizer: &Tokenizer,
-    seq_len: Option<usize>,
-    prompt: Option<usize>,
-) -> Result<S::Config, JobError> {
-    let dims = config.dimensions()?;
-    let needed = tokenizer.vocab_size();
-    let ModelSize { vocab_size, max_seq_len, .. } = dims.size();
-    if vocab_size < needed {
-        return Err(JobError::Vocabulary { vocab_size, needed });
-    }
-    if let Some(seq_len) = seq_len {
-        let reason = format!("the model has {max_seq_len} positions");
-        require("training.seq_len", seq_len, seq_len <= max_seq_len, &reason)?;
-    }
-    let new = config.generate.max_new_tokens;
-    let generated = prompt.map_or(0, |prompt| prompt.saturating_add(new));
-    if let Some(prompt) = prompt {
-        let reason = format!("with a prompt of {prompt} tokens exceeds the model's {max_seq_len} positions");
-        require("generate.max_new_tokens", new, generated <= max_seq_len, &reason)?;
-    }
-    Ok(dims.with_max_seq_len(generated.max(seq_len.unwrap_or(1)).max(1)))
-}
-
-pub(super) fn compute_dtype<B: Backend, S>(
-    config: &RunConfig<S>,
-    selected: &SelectedDevice,
-    device: &B::Device,
-) -> Result<DType, JobError> {
-    let training = &config.training;
-    let implied = match (training.precision, selected) {
-        (Precision::F32, _) => ComputeDtype::F32,
-        (Precision::Bf16, _) | (Precision::Fp8, SelectedDevice::Cuda) => ComputeDtype::Bf16,
-        (Precision::Fp8, _) => ComputeDtype::F32,
-    };
-    let chosen = training.compute_dtype.unwrap_or(implied);
-    if training.precision != Precision::Fp8 && chosen != implied {
-        let reason = format!("precision {:?} computes in {implied:?}", training.precision).to_lowercase();
-        let value = format!("{chosen:?}").to_lowercase();
-        return Err(ConfigError::Value { key: "training.compute_dtype", value, reason }.into());
-    }
-    let dtype = match chosen {
-        ComputeDtype::F32 => DType::F32,
-        ComputeDtype::Bf16 => DType::BF16,
-    };
-    if B::supports_dtype(device, dtype) {
-        return Ok(dtype);
-    }
-    Err(JobError::UnsupportedDtype { dtype: format!("{dtype:?}").to_lowercase(), device: selected.to_string() })
-}
-
-/// A model with these weights, with FP8 applied if `config` asks for it.
-///
-/// The backend's default FP8 config is switched off for `device`.
-///
-/// # Errors
-/// Weights that do not load, an FP8 config that does not fit the model, a log that cannot be written.
-pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
-    config: &RunConfig<A::Section>,
-    weights: Weights<'_, A::Config>,
-    device: &B::Device,
-    progress: &ProgressLine,
-    out: &mut dyn Write,
-) -> Result<A::Trained<B>, JobError> {
-    let model = weights.load::<B, A::Trained<B>>(device, progress, out)?;
-    let float8 = config.float8(model.config());
-    set_default_config::<B>(device, None)?;
-    if config.training.precision != Precision::Fp8 {
-        return Ok(model);
-    }
-    // Strict mode panics in the GEMM; a run reports an error instead.
-    let (model, summary) = float8.with_strict(false).apply::<B, _>(model).map_err(Float8Error::from)?;
-    writeln!(out, "{summary}")?;
-    Ok(model)
-}
-
-/// A model of which each rank keeps its rows, where there are several.
-fn shard<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>, M: AutodiffModule<B>, S>(
-    config: &RunConfig<S>,
-    model: M,
-    comm: &Communicator,
-    out: &mut dyn Write,
-) -> Result<(M, Option<Ranks>), JobError> {
-    if comm.world_size() == 1 {
-        return Ok((model, None));
-    }
-    let (model, sharded) =
-        Sharded::apply::<B, _>(model, comm, memory::shard_config(config)).map_err(ShardError::from)?;
-    writeln!(out, "{}", sharded.summary())?;
-    let ranks = Ranks::new::<B, _>(sharded, &model);
-    Ok((model, Some(ranks)))
-}
-
-fn sample<B: Backend, S>(
-    config: &RunConfig<S>,
-    text: &Text,
-    is_chat: bool,
-    model: &impl CausalLm<B>,
-) -> Result<String, JobError> {
-    if config.generate.max_new_tokens == 0 {
-        return Ok(String::new());
-    }
-    let prompt = text.prompt(&config.generate.prompt, is_chat)?;
-    let choices = text.tokenizer.num_choices();
-    let tokens = model.generate(&prompt, config.generate.max_new_tokens, choices, &text.stop(), sampling(config))?;
-    Ok(text.tokenizer.stream_text_after(&prompt)?.read(&tokens)?)
-}
-
-/// How the configuration has text sampled.
-pub(super) fn sampling<S>(config: &RunConfig<S>) -> Sampling {
-    match config.generate.temperature {
-        0.0 => Sampling::Greedy,
-        temperature => Sampling::Temperature { temperature, seed: config.training.seed },
-    }
 }

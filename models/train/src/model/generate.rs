@@ -96,7 +96,7 @@ mod tests {
     use super::argmax;
 
     #[test]
-    fn of_equal_logits_the_first_is_taken() {
+    fn the_first_of_equal_logits_is_taken() {
         assert_eq!(argmax(&[1.0, 3.0, -2.0, 3.0]), 1);
         assert_eq!(argmax(&[f32::NEG_INFINITY; 3]), 0);
     }

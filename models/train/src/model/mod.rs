@@ -6,6 +6,7 @@ mod generate;
 mod init;
 
 use std::fmt::Debug;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use burn::module::{AutodiffModule, Module};
@@ -23,10 +24,47 @@ use crate::JobError;
 use crate::batches::BatchTensors;
 use crate::hf::HfReader;
 
+/// A forward pass from a batch to its loss as a chain of segments, each of which reads what the one before it has made.
+///
+/// ```text
+/// batch_loss = Σ loss(segment_n(.. segment_1(first)), rows)     over ranges of rows that make up all
+/// ```
+pub trait Segments<B: Backend> {
+    /// What the first segment reads: `[M, H]`, M the tokens of the batch.
+    fn first(&self) -> Tensor<B, 2>;
+
+    /// How many segments there are.
+    fn len(&self) -> usize;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What a segment, counted from 0, makes of the output of the one before: `[M, H]` → `[M, H]`.
+    fn segment(&self, index: usize, hidden: Tensor<B, 2>) -> Tensor<B, 2>;
+
+    /// M.
+    fn rows(&self) -> usize;
+
+    /// What these rows, whose hidden states are `hidden`, add to the loss: `[1]`, f32.
+    fn loss(&self, hidden: Tensor<B, 2>, rows: Range<usize>) -> Tensor<B, 1>;
+}
+
 /// A model that predicts the next token.
 pub trait LanguageModel<B: Backend>: Module<B> {
     /// Mean cross entropy in nats of the targets that count, under the predictions of the inputs: `[1]`, f32; 0 if none counts.
     fn batch_loss(&self, batch: BatchTensors<B>) -> Tensor<B, 1>;
+
+    /// The same as a chain of segments, so that not all of its activations need be in memory at once; none if the model is not one.
+    fn segments<'a>(&'a self, _batch: BatchTensors<B>) -> Option<Box<dyn Segments<B> + 'a>> {
+        None
+    }
+
+    /// Tokens in the vocabulary, of all of which it makes logits; none if it does not say.
+    fn vocab_size(&self) -> Option<usize> {
+        None
+    }
 
     /// Floating-point operations of one training token, forward and backward, in sequences of `seq_len`.
     fn flops_per_token(&self, seq_len: usize) -> f64;

@@ -14,13 +14,14 @@ use watch::{Seen, Watch, scalar};
 use crate::TrainError;
 use crate::batches::Batch;
 use crate::checkpoint::{Checkpoints, Snapshot, Worth, Written, saved_steps};
-use crate::config::{Float8Section, Precision};
+use crate::config::{Float8Section, Precision, TrainingSection};
 use crate::error::Divergence;
 use crate::metrics::{Memory, Metrics, StepLine, better};
 use crate::model::LanguageModel;
 use crate::profile::Profiler;
 use crate::progress::ProgressLine;
 use crate::ranks::Ranks;
+use crate::recompute::{Plan, loss};
 use crate::report::{Calls, add_calls, report_of, without_calls};
 use crate::signals::Signals;
 use crate::steps::{Step, StepConfig, Steps};
@@ -262,7 +263,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         let begun = Instant::now();
         let done = steps.done();
         let before = steps.monitor().calls();
-        let loss = mean_loss(&steps.model.valid(), self.held_out, self.device)?;
+        let loss = mean_loss(&steps.model.valid(), self.held_out, self.config.training, self.device)?;
         add_calls(&mut now.evaluated, &before, steps.monitor().calls());
         if !loss.is_finite() {
             let error = TrainError::HeldOutDiverged { steps: done, loss };
@@ -345,18 +346,20 @@ pub fn verify<B: Float8Stack, M: burn::module::Module<B>>(float8: &Float8Section
     }
 }
 
-/// Mean loss in nats per target that counts, over `batches`.
+/// Mean loss in nats per target that counts, over `batches`, with logits of `training.loss_chunk` tokens at a time.
 ///
 /// # Errors
 /// [`TrainError::Execution`].
 pub fn mean_loss<B: Backend, M: LanguageModel<B>>(
     model: &M,
     batches: &[Batch],
+    training: &TrainingSection,
     device: &B::Device,
 ) -> Result<f64, TrainError> {
+    let plan = Plan::new(training, model.vocab_size());
     let (mut sum, mut targets) = (0.0, 0);
     for batch in batches {
-        sum += scalar(model.batch_loss(batch.tensors::<B>(device)))? * batch.num_targets() as f64;
+        sum += scalar(loss(model, batch, plan, device))? * batch.num_targets() as f64;
         targets += batch.num_targets();
     }
     Ok(sum / targets.max(1) as f64)

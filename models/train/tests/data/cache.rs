@@ -1,5 +1,6 @@
 //! The cache: found again, made again when something changes or is broken, and never half of one.
 
+use std::collections::BTreeSet;
 use std::env;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -18,7 +19,7 @@ fn is_cached(files: &Files) -> bool {
 /// The folder of the cache that holds the tokens.
 fn entry(files: &Files) -> PathBuf {
     let folders = fs::read_dir(files.cache()).unwrap().map(|entry| entry.unwrap().path());
-    let mut folders: Vec<_> = folders.filter(|path| path.join("train.tokens").exists()).collect();
+    let mut folders: Vec<_> = folders.filter(|path| path.join("tokens.bin").exists()).collect();
     assert_eq!(folders.len(), 1);
     folders.remove(0)
 }
@@ -58,10 +59,10 @@ fn whatever_decides_makes_another() {
     };
     let (source, bytes) = (files.source("a.jsonl"), Tokenizer::bytes());
     assert!(!open(source.clone(), 0.0, &bytes));
-    assert!(!open(source.clone(), 0.1, &bytes));
     assert!(!open(source.clone(), 0.0, &folder_with_tokenizer()));
     assert!(!open(DataSource { field: "body".into(), ..source.clone() }, 0.0, &bytes));
-    // These decide nothing here.
+    // These decide nothing here: what is held out is another list of the same documents.
+    assert!(open(source.clone(), 0.1, &bytes));
     assert!(open(
         DataSource { max_bytes: Some(1000), extension: Some("x".into()), weight: Some(2.0), ..source },
         0.0,
@@ -119,19 +120,19 @@ fn a_time_just_now_is_not_trusted() {
 fn what_is_broken_is_made_again() {
     let files = Files::new([("a", "some text"), ("b", "and more text")]);
     let expected = stream(&files.all());
-    let flip = |path: PathBuf| {
+    let flip = |path: PathBuf, place: usize| {
         let mut bytes = fs::read(&path).unwrap();
-        bytes[2] ^= 1;
+        bytes[place] ^= 1;
         fs::write(path, bytes).unwrap();
     };
     let breaks: [&dyn Fn(PathBuf); 7] = [
-        &|folder| flip(folder.join("train.tokens")),
-        &|folder| flip(folder.join("train.starts")),
-        &|folder| File::options().write(true).open(folder.join("train.tokens")).unwrap().set_len(10).unwrap(),
-        &|folder| fs::remove_file(folder.join("train.starts")).unwrap(),
-        &|folder| fs::write(folder.join("held_out.tokens"), "x").unwrap(),
+        &|folder| flip(folder.join("tokens.bin"), 2),
+        &|folder| flip(folder.join("tokens.bin"), 1030),
+        &|folder| File::options().write(true).open(folder.join("tokens.bin")).unwrap().set_len(10).unwrap(),
+        &|folder| fs::remove_file(folder.join("tokens.bin")).unwrap(),
+        &|folder| fs::write(folder.join("other"), "x").unwrap(),
         &|folder| fs::remove_file(folder.join("manifest.json")).unwrap(),
-        &|folder| fs::write(folder.join("manifest.json"), "{\"train\": ").unwrap(),
+        &|folder| fs::write(folder.join("manifest.json"), "{\"content\": ").unwrap(),
     ];
     for break_it in breaks {
         break_it(entry(&files));
@@ -148,15 +149,23 @@ fn what_is_broken_is_made_again() {
     assert!(is_cached(&files));
 }
 
-/// The index of whole documents too.
+/// The lists of documents, and the index of whole ones, too.
 #[test]
 fn a_broken_index_is_made_again() {
     let files = Files::new([("a", "some text"), ("b", "and more text")]);
-    let expected = crate::epoch(&files.all(), whole(15)).unwrap();
-    let index = fs::read_dir(files.cache()).unwrap().map(|entry| entry.unwrap().path().join("ranges"));
-    let index = index.filter(|path| path.exists()).collect::<Vec<_>>().remove(0);
-    File::options().write(true).open(index).unwrap().set_len(16).unwrap();
-    assert_eq!(crate::epoch(&files.all(), whole(15)).unwrap(), expected);
+    let open = || files.open(&files.sources(), 0.4).unwrap();
+    let all = |dataset: &Dataset| (crate::epoch(dataset, whole(15)).unwrap(), crate::held_out_stream(dataset));
+    let expected = all(&open());
+    for name in ["ranges", "train", "held_out"] {
+        let index = fs::read_dir(files.cache()).unwrap().map(|entry| entry.unwrap().path().join(name));
+        let index = index.filter(|path| path.exists()).collect::<Vec<_>>().remove(0);
+        let bytes = fs::read(&index).unwrap();
+        for broken in [&bytes[..8], &[0; 16]] {
+            fs::write(&index, broken).unwrap();
+            assert_eq!(all(&open()), expected, "{name}");
+            assert_eq!(fs::read(&index).unwrap(), bytes, "{name}");
+        }
+    }
 }
 
 /// A token out of range in the cache is no token of the file that was tokenized.
@@ -164,8 +173,10 @@ fn a_broken_index_is_made_again() {
 fn a_token_that_is_none_is_named() {
     let files = Files::new([("a", "some text")]);
     let dataset = files.all();
-    let path = entry(&files).join("train.tokens");
-    fs::write(&path, vec![0xff; 20]).unwrap();
+    let path = entry(&files).join("tokens.bin");
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[1024..1044].fill(0xff);
+    fs::write(&path, bytes).unwrap();
     let error = message(&crate::epoch(&dataset, wrapped(9)).unwrap_err());
     assert!(error.starts_with(&format!("{}: token 65535 at place 0", path.display())), "{error}");
 }
@@ -269,7 +280,7 @@ fn a_process_that_dies_leaves_no_cache() {
     let files = Files::new((0..3).map(|i| (format!("{i}"), "text ".repeat(1000))));
     let output = process("cache::a_process_that_dies_leaves_no_cache", &files, true).output().unwrap();
     assert!(!output.status.success());
-    let partial = fs::read_dir(files.cache()).unwrap().any(|e| e.unwrap().path().join("train.tokens").exists());
+    let partial = fs::read_dir(files.cache()).unwrap().any(|e| e.unwrap().path().join("tokens.bin").exists());
     assert!(partial, "it died before it wrote anything");
     let dataset = files.open(&files.sources(), 0.1).unwrap();
     assert!(!dataset.was_cached());
@@ -282,7 +293,7 @@ fn a_process_that_dies_leaves_no_cache() {
 fn tokens_are_listed_and_pruned() {
     let files = Files::new([("a", "one"), ("b", "two")]);
     let open = |name: &str| files.open(&[files.source(name)], 0.0).unwrap().was_cached();
-    let names = |kept: Vec<KeptTokens>| -> Vec<PathBuf> { kept.into_iter().map(|kept| kept.path).collect() };
+    let names = |kept: Vec<KeptTokens>| -> BTreeSet<PathBuf> { kept.into_iter().map(|kept| kept.path).collect() };
     let list = || KeptTokens::list(&files.cache()).unwrap();
     assert!(list().is_empty());
     assert!(!open("a"));
@@ -300,14 +311,14 @@ fn tokens_are_listed_and_pruned() {
         );
         ago(&kept.path, 10);
     }
-    // Use is noted.
+    // Use is noted. Beside tokens, lists of their documents are kept.
     assert!(open("a"));
-    assert_eq!(list().len(), 2);
-    assert_eq!(list()[0].path, first[0]);
+    assert_eq!((list().len(), first.len()), (4, 2));
+    assert!(first.contains(&list()[0].path) && first.contains(&list()[1].path));
     let pruned = names(KeptTokens::prune(&files.cache(), 5 * day).unwrap());
-    assert_eq!((pruned.len(), names(list())), (1, first.clone()));
-    assert!(!pruned[0].exists() && pruned != first);
+    assert_eq!((pruned.len(), names(list())), (2, first.clone()));
+    assert!(pruned.iter().all(|path| !path.exists()) && pruned.is_disjoint(&first));
     assert!(open("a") && !open("b"));
-    assert_eq!(KeptTokens::prune(&files.cache(), Duration::ZERO).unwrap().len(), 2);
+    assert_eq!(KeptTokens::prune(&files.cache(), Duration::ZERO).unwrap().len(), 4);
     assert!(list().is_empty() && !open("a"));
 }

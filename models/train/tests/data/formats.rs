@@ -80,6 +80,9 @@ fn a_line_too_long_for_memory_is_named() {
     let files = Files::new([("a.jsonl", vec![b' '; (64 << 20) + 1])]);
     let error = files.error();
     assert!(error.ends_with("a.jsonl:1: longer than 67108864 bytes"), "{error}");
+    let element = [&b"[{\"text\": \"short\"},\n\n{\"text\": \""[..], &vec![b'x'; 64 << 20]].concat();
+    let error = Files::new([("a.json", element)]).error();
+    assert!(error.ends_with("a.json:3: longer than 67108864 bytes"), "{error}");
 }
 
 #[test]
@@ -144,6 +147,7 @@ fn an_array_of_objects_is_read_as_lines_are() {
     for (bad, expected) in [
         ("[{\"text\": \"one\"},\n\n{\"body\": 1}]", "a.json:3: neither `text` nor `messages`"),
         ("[{\"text\": \"one\"},\n[2]]", "a.json:2: expected an object, found a list"),
+        ("[{\"text\": \"one\"},\n{\"text\": two}]", "a.json:2: not valid JSON: expected ident at column 11"),
         ("[{\"text\": \"one\"},\n{\"text\": \"two\"}", "a.json:2: the file ends before the JSON array does"),
         ("[{\"text\": \"one\"},\n{\"text\": \"two\"}]\n\n{}", "a.json:4: expected one JSON array and nothing else"),
         (

@@ -4,7 +4,7 @@ use std::fs;
 
 use proptest::prelude::*;
 use train::rng::Rng;
-use train::{ChatTemplate, DataSource, Dataset, Packing, Position, SequenceShape, Tokenizer};
+use train::{ChatTemplate, DataSource, Dataset, Message, Packing, Position, Sequence, SequenceShape, Tokenizer};
 
 use crate::token_files::{LLAMA_3, token_file};
 use crate::{Files, message, noise, take, whole, wrapped};
@@ -171,4 +171,41 @@ fn other_settings_are_named() {
     let error = message(&same().train(wrapped(10), 1).unwrap().seek(&broken).unwrap_err());
     assert!(error.contains("the position is sequence 1152921504606846976 of an epoch of "), "{error}");
     assert_eq!(position.streams[0].sources[0].packing, Packing::Wrapped);
+}
+
+/// What a run of an earlier version was to see next, and by what it knows its data: it goes on with the same.
+#[test]
+fn runs_of_earlier_versions_go_on() {
+    let files = files();
+    let mut rng = Rng::new(12);
+    let chat = |i: usize| {
+        let [question, answer] = [5 + i, 20 - i].map(|len| noise(&mut rng, len));
+        let messages = [Message::new("user", question), Message::new("assistant", answer)];
+        // Tools that are text were read otherwise by the first version.
+        format!("{}\n", serde_json::json!({ "messages": messages, "tools": "[]" }))
+    };
+    files.write("d.jsonl", (0..15).map(chat).collect::<String>());
+    let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    let template = ChatTemplate::new(source, [("", ""); 0]).unwrap();
+    let one =
+        |names: &[&str]| DataSource { weight: Some(1.0), ..DataSource::new(names.iter().map(|name| files.path(name))) };
+    let sources = [one(&["a.txt", "b.jsonl"]), one(&["c.bin"]), one(&["d.jsonl"]), one(&["b.jsonl", "c.bin", "a.txt"])];
+    let dataset = files.open_with(&sources, 0.2, &Tokenizer::bytes(), Some(&template)).unwrap();
+    let fold = |hash: u64, sequence: &Sequence| {
+        format!("{sequence:?}").bytes().fold(hash, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()))
+    };
+    let seen = [wrapped(30), whole(30)].map(|shape| {
+        let sequences = take(&mut dataset.train(shape, 5).unwrap(), 200);
+        let held_out = dataset.held_out(shape, usize::MAX, Some).unwrap();
+        [sequences, held_out].map(|sequences| (sequences.len(), sequences.iter().fold(7, fold)))
+    });
+    let wrapped = [(200, 2527505091806211705), (19, 5749461891722381881)];
+    assert_eq!(seen, [wrapped, [(200, 14106578616722032084), (23, 10821161195296472927)]]);
+    let fingerprints = [
+        "c7456e2aca0bb0887c81692eaba301d4315e163f0aefcf4baee442a525675440",
+        "58e33c527a73457c2e82aabfafe618d5898474f579efcd287ed1c4d14f4c1f1d",
+        "5a00f2d3517445bf77b56b210dd48d95396314ba143d92a1c0943e06b82a2273",
+        "5416a3b674349d08d65398460d5832f8f9df729d0b341a7107604fd1719b238a",
+    ];
+    assert_eq!(dataset.fingerprints(), fingerprints.map(|line| format!("{line}\n")).concat());
 }

@@ -1,9 +1,15 @@
-//! Files of tokens, as llm.c and llmq write them.
+//! Files of tokens, as llm.c and llmq write them, and as the first stage does.
+
+use std::fs;
+use std::path::PathBuf;
 
 use proptest::prelude::*;
-use train::{DataSource, Format, Tokenizer};
+use train::data::{TokenizedSource, tokenize_source};
+use train::{ChatTemplate, DataError, DataSource, Format, Message, Tokenizer};
 
-use crate::{Files, by_default, epoch, held_out_stream, message, stream, whole, wrapped};
+use crate::{
+    Files, by_default, documents, epoch, folder_with_tokenizer, held_out_stream, message, stream, whole, wrapped,
+};
 
 /// Magic, version and bytes of a token.
 pub const GPT_2: (u32, u32, usize) = (20240520, 1, 2);
@@ -153,5 +159,120 @@ fn a_token_that_is_none_is_named() {
             files.path("a.bin").display()
         );
         assert_eq!(error, expected);
+    }
+}
+
+const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}\
+                        {% if add_generation_prompt %}<assistant>{% endif %}";
+
+/// Tokenizes all files into a folder beside them.
+fn tokenized(files: &Files, name: &str) -> Result<(PathBuf, TokenizedSource), DataError> {
+    let (template, to) = (ChatTemplate::new(TEMPLATE, [("", ""); 0]).unwrap(), files.dir.path().join(name));
+    let source = files.sources().remove(0);
+    let tokenized = tokenize_source(&source, &Tokenizer::bytes(), Some(&template), &to, &mut |_| {})?;
+    Ok((to, tokenized))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 30, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Of the tokens of text and conversations the same is trained on, and held out, as of these themselves.
+    #[test]
+    fn the_first_stage_changes_nothing(
+        lens in proptest::collection::vec((any::<bool>(), 1..40_usize), 2..30), fraction in 0.0..0.7, seq_len in 1..40_usize,
+    ) {
+        let line = |(is_chat, len): &(bool, usize)| match is_chat {
+            true => serde_json::json!({ "messages": [Message::new("user", "hi"), Message::new("assistant", "x".repeat(*len))] }),
+            false => serde_json::json!({ "text": "y".repeat(*len) }),
+        };
+        let lines: Vec<String> = lens.iter().map(|document| line(document).to_string()).collect();
+        let files = Files::new([("a.jsonl", lines.join("\n")), ("b.txt", "z".repeat(50))]);
+        let (to, size) = tokenized(&files, "tokens").unwrap();
+        let template = ChatTemplate::new(TEMPLATE, [("", ""); 0]).unwrap();
+        let open = |source| files.open_with(&[source], fraction, &Tokenizer::bytes(), Some(&template)).unwrap();
+        let (raw, tokens) = (open(files.sources().remove(0)), open(DataSource::new([to])));
+        prop_assert!(tokens.was_cached() && (size.files, size.documents) == (2, lens.len() as u64 + 1));
+        prop_assert_eq!(size.tokens, raw.size().train_tokens + raw.size().held_out_tokens);
+        prop_assert_eq!(tokens.has_conversations(), raw.has_conversations());
+        prop_assume!(raw.size().train_tokens > seq_len as u64);
+        for shape in [wrapped(seq_len), whole(seq_len), by_default(seq_len)] {
+            prop_assert_eq!(epoch(&tokens, shape).unwrap(), epoch(&raw, shape).unwrap());
+            let [raw, tokens] = [&raw, &tokens].map(|dataset| {
+                let held_out = dataset.held_out(shape, usize::MAX, Some).map_err(|error| error.to_string());
+                (held_out, dataset.train(shape, 0).unwrap().epoch_size())
+            });
+            prop_assert_eq!(tokens, raw);
+        }
+    }
+}
+
+/// A position in token files of the first stage names the document, and what is cut by a limit of bytes has the documents before it.
+#[test]
+fn some_of_the_tokens_of_the_first_stage() {
+    let files = Files::new([("a.jsonl", "{\"text\": \"0123456789\"}\n".repeat(5))]);
+    let (to, _) = tokenized(&files, "tokens").unwrap();
+    let source = DataSource { max_bytes: Some(1024 + 2 * 30), ..DataSource::new([&to]) };
+    let dataset = files.open(&[source], 0.0).unwrap();
+    assert_eq!(stream(&dataset), (documents(["0123456789"; 3])[..30].to_vec(), vec![0, 11, 22]));
+    let whole = files.open(&[DataSource::new([&to])], 0.0).unwrap();
+    let sequences = whole.train(wrapped(54), 1).unwrap();
+    let next = sequences.position().unwrap().streams.remove(0).next;
+    assert_eq!((next.document, next.offset), (Some(0), 0));
+}
+
+#[test]
+fn tokens_of_another_tokenizer_are_refused() {
+    let files = Files::new([("a.txt", "some text")]);
+    let (to, _) = tokenized(&files, "tokens").unwrap();
+    let error = files.open_with(&[DataSource::new([&to])], 0.0, &folder_with_tokenizer(), None).unwrap_err();
+    let expected = format!("{} was made with another tokenizer", to.join("tokens.bin").display());
+    assert!(message(&error).starts_with(&expected), "{error}");
+}
+
+#[test]
+fn what_the_first_stage_does_not_take() {
+    let files = Files::new([("a.txt", "some text")]);
+    let (to, _) = tokenized(&files, "tokens").unwrap();
+    let error = message(&tokenized(&files, "tokens").unwrap_err());
+    assert!(error.contains("tokens exists and is not an empty folder"), "{error}");
+    fs::copy(to.join("tokens.bin"), files.path("b.bin")).unwrap();
+    let error = message(&tokenized(&files, "other").unwrap_err());
+    assert!(error.ends_with("b.bin holds tokens already: give text to tokenize"), "{error}");
+    let files = Files::new([("a.jsonl", "{\"text\": 1}")]);
+    assert!(message(&tokenized(&files, "tokens").unwrap_err()).contains("a.jsonl:1: `text` is a number"));
+    assert!(!files.dir.path().join("tokens").exists());
+}
+
+/// Whoever has written over it: no document ends before it begins, and no file is larger than it is.
+#[test]
+fn a_token_file_that_contradicts_itself_is_named() {
+    let files = Files::new([("a.jsonl", "{\"text\": \"some\"}\n".repeat(3))]);
+    let (to, _) = tokenized(&files, "tokens").unwrap();
+    let right = fs::read(to.join("tokens.bin")).unwrap();
+    assert_eq!(right.len(), 1024 + 2 * 15 + 8 * 3);
+    let header = r#"{"dtype":"uint16","tokens":15,"has_mask":false,"documents":3,"tokenizer":""#;
+    assert!(right.starts_with(header.as_bytes()));
+    let refused = |bytes: &[u8], expected: &str| {
+        fs::write(to.join("tokens.bin"), bytes).unwrap();
+        let error = files.error_of(&[DataSource::new([to.join("tokens.bin")])]);
+        assert!(error.contains("tokens.bin is no token file") && error.contains(expected), "{error}");
+    };
+    for (was, is, expected) in [
+        ("uint16", "uint24", "unknown variant `uint24`, expected `uint16` or `uint32`"),
+        ("dtype", "width", "unknown field `width`"),
+        ("false", "true", "its header says 15 tokens, with which it would have 1080 bytes; it has 1078"),
+        (":15", ":14", "its header says 14 tokens, with which it would have 1076 bytes; it has 1078"),
+        (":15", ":9223372036854775807", "with which it would have 18446744073709552662 bytes; it has 1078"),
+        (":3", ":2305843009213693951", "with which it would have 18446744073709552662 bytes; it has 1078"),
+        (":3", ":-3", "invalid value: integer `-3`"),
+    ] {
+        let mut bytes = String::from_utf8(right[..1024].to_vec()).unwrap().trim_end().replacen(was, is, 1).into_bytes();
+        bytes.resize(1024, b' ');
+        refused(&[&bytes, &right[1024..]].concat(), expected);
+    }
+    for (document, start) in [(0, 1_u64), (1, 0), (2, 15)] {
+        let (mut bytes, place) = (right.clone(), 1024 + 2 * 15 + 8 * document);
+        bytes[place..place + 8].copy_from_slice(&start.to_le_bytes());
+        refused(&bytes, &format!("document {document} begins at token {start}, which cannot be"));
     }
 }

@@ -307,7 +307,7 @@ fn a_pattern_that_is_a_name_is_no_part_of_others() {
 }
 
 #[test]
-fn of_two_lists_as_long_the_first_has_the_layers() {
+fn the_first_of_two_equally_long_lists_has_the_layers() {
     let list = || vec![square(), square()];
     let config = Float8Config::tensorwise().with_layers_in_high_precision(1, 0);
     assert_eq!(skipped(&config, TwoLists { encoder: list(), decoder: list() }), ["encoder.0"]);

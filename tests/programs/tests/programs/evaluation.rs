@@ -109,7 +109,7 @@ fn leaves_no_trace(name: &str, evaluate: impl Fn(&Attention<B>, &Attention<B>, u
 }
 
 #[test]
-fn of_the_same_model() {
+fn evaluating_the_model_that_trains_leaves_no_trace() {
     leaves_no_trace("valid", |model, _, seed, place| {
         if place == Place::BeforeBackward {
             model.valid().forward(other::<F8>(seed));
@@ -119,7 +119,7 @@ fn of_the_same_model() {
 
 /// Not by `valid`, but on the autodiff backend, where a forward looks like one of training until no backward comes.
 #[test]
-fn of_the_same_model_under_autodiff() {
+fn a_forward_without_a_backward_leaves_no_trace() {
     leaves_no_trace("autodiff", |model, _, seed, place| {
         if place == Place::BeforeBackward {
             model.forward(other::<B>(seed)).detach();
@@ -128,7 +128,7 @@ fn of_the_same_model_under_autodiff() {
 }
 
 #[test]
-fn of_an_average() {
+fn evaluating_an_average_leaves_no_trace() {
     leaves_no_trace("average", |_, average, seed, place| {
         if place == Place::BeforeBackward {
             average.valid().forward(other::<F8>(seed));
@@ -138,7 +138,7 @@ fn of_an_average() {
 
 /// A target network runs in the same forward pass, untracked.
 #[test]
-fn of_a_target_network() {
+fn a_target_network_leaves_no_trace() {
     leaves_no_trace("target", |_, target, seed, place| {
         if place == Place::BeforeBackward {
             target.forward(other::<B>(seed)).detach();
@@ -148,7 +148,7 @@ fn of_a_target_network() {
 
 /// The step is over for these tensors, not for the run: the optimizer has built nothing yet.
 #[test]
-fn between_backward_and_the_optimizer() {
+fn evaluating_before_the_optimizers_step_leaves_no_trace() {
     leaves_no_trace("model", |model, _, seed, place| {
         if place == Place::BeforeStep {
             model.valid().forward(other::<F8>(seed));
@@ -177,7 +177,7 @@ fn by_hand(evaluate: impl Fn(&Attention<B>, &Attention<B>, u64, bool)) -> (Vec<u
 
 /// A model whose steps are begun by hand is left alone just so.
 #[test]
-fn where_steps_begin_by_hand() {
+fn evaluating_leaves_no_trace_where_steps_begin_by_hand() {
     let evaluated = by_hand(|model, average, step, after_step| {
         average.valid().forward(other::<F8>(step));
         if !after_step {
@@ -189,7 +189,7 @@ fn where_steps_begin_by_hand() {
 
 /// The evaluation reads the new weights before their step has begun.
 #[test]
-fn of_new_weights_where_steps_begin_by_hand() {
+fn new_weights_leave_no_trace_where_steps_begin_by_hand() {
     let evaluated = by_hand(|model, _, step, after_step| {
         if after_step {
             model.valid().forward(other::<F8>(step));

@@ -23,7 +23,7 @@ fn mean(history: &[(usize, u32)], epoch: usize) -> f32 {
 }
 
 #[test]
-fn it_trains() {
+fn the_learner_trains() {
     let folder = tempfile::tempdir().unwrap();
     let model = trainable(&Float8Config::tensorwise().with_strict(true), 1);
     let ([train, valid], trained) = fit(model, folder.path(), 6, RATE, |training| training);
@@ -81,7 +81,7 @@ fn a_dynamic_recipe_needs_no_state() {
 }
 
 #[test]
-fn it_stops_early() {
+fn the_learner_stops_early() {
     let folder = tempfile::tempdir().unwrap();
     let condition = StoppingCondition::NoImprovementSince { n_epochs: 2 };
     let loss = LossMetric::<burn::backend::Flex>::new();
@@ -99,7 +99,7 @@ fn it_stops_early() {
 
 /// The optimizer waits for two batches: one step, one cast of each weight.
 #[test]
-fn it_accumulates_gradients() {
+fn the_learner_accumulates_gradients() {
     let folder = tempfile::tempdir().unwrap();
     let model = trainable(&Float8Config::new(Recipe::Delayed), 1);
     let (_, trained) = fit(model, folder.path(), 3, RATE, |training| training.grads_accumulation(2));
@@ -114,7 +114,7 @@ fn it_accumulates_gradients() {
 
 /// Two workers on one CPU, whose losses come in any order.
 #[test]
-fn it_runs_on_two_devices() {
+fn the_learner_runs_on_two_devices() {
     let run = |recipe| {
         let folder = tempfile::tempdir().unwrap();
         let model = trainable(&Float8Config::new(recipe).with_strict(true), 1);

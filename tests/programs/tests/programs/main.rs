@@ -20,7 +20,6 @@ mod precision;
 mod quantized;
 mod records;
 mod residual;
-mod saved;
 mod shared_inputs;
 mod store;
 mod tied;

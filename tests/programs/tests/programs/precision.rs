@@ -33,7 +33,7 @@ fn forward_backward<A: burn::tensor::backend::AutodiffBackend>(model: &Mlp<A>) -
 }
 
 #[test]
-fn of_a_submodule() {
+fn a_submodule_is_switched_off() {
     let model: Attention<B> = applied(&Float8Config::tensorwise(), Attention::new());
     let run = |m: &Attention<B>| drop(m.forward(tensor([2, 4, D], 1)).mean().backward());
     set_float8_enabled(&model.q, false);
@@ -60,7 +60,7 @@ fn of_a_submodule() {
 
 /// Off in one model is not off in another to which the same configuration was applied.
 #[test]
-fn of_one_model_of_two() {
+fn one_model_of_two_is_switched_off() {
     let config = Float8Config::tensorwise();
     let [a, b] = [(), ()].map(|()| applied(&config, Mlp::<B>::new()));
     set_float8_enabled(&a, false);
@@ -72,7 +72,7 @@ fn of_one_model_of_two() {
 
 /// The usual evaluation in high precision, beside training in FP8.
 #[test]
-fn of_a_copy_for_evaluation() {
+fn a_copy_for_evaluation_is_switched_off() {
     let model: Mlp<B> = applied(&Float8Config::new(Recipe::Delayed).with_strict(true), Mlp::new());
     let trained = forward_backward(&model);
     let before = counters(&model);
@@ -90,7 +90,7 @@ fn of_a_copy_for_evaluation() {
 }
 
 #[test]
-fn of_a_copy_with_its_backward() {
+fn a_copy_that_is_off_has_such_a_backward() {
     let model: Mlp<B> = applied(&Float8Config::tensorwise(), Mlp::new());
     let copy = without_float8(model.clone());
     assert_eq!(forward_backward(&copy), without());
@@ -103,7 +103,7 @@ fn of_a_copy_with_its_backward() {
 }
 
 #[test]
-fn of_a_closure() {
+fn autocast_switches_off_in_a_closure() {
     let model: Mlp<B> = applied(&Float8Config::tensorwise().with_strict(true), Mlp::new());
     let float8 = forward_backward(&model);
     assert_ne!(float8, without());
@@ -127,7 +127,7 @@ fn of_a_closure() {
 
 /// As in TransformerEngine, backward runs as its forward did, whatever is switched where it runs.
 #[test]
-fn of_a_forward_decides_its_backward() {
+fn the_precision_of_a_forward_is_that_of_its_backward() {
     let model: Mlp<B> = applied(&Float8Config::tensorwise().with_strict(true), Mlp::new());
     let gradient = |forward: bool, backward: bool| {
         let y = float8_autocast(forward, || model.forward(x::<B>(1)));
@@ -153,7 +153,7 @@ fn of_a_forward_decides_its_backward() {
 
 /// Several uses of one weight in one graph, of which some run in high precision; and what else Autodiff saves of a weight.
 #[test]
-fn of_a_forward_among_other_uses_of_its_weight() {
+fn the_precision_of_a_forward_is_its_own_among_other_uses_of_a_weight() {
     let new =
         || applied::<B, Linear<B>>(&Float8Config::tensorwise(), LinearConfig::new(D, D).init(&Default::default()));
     let counts = |l: &Linear<B>| {
@@ -212,7 +212,7 @@ fn of_a_forward_among_other_uses_of_its_weight() {
 
 /// What ran in high precision is in no statistics and no history, whatever an evaluation has cast.
 #[test]
-fn of_what_is_not_in_float8_nothing_is_recorded() {
+fn disabled_linears_leave_no_statistics() {
     let loss = |m: &Mlp<B>, seed: u64| m.forward(x(seed)).powf_scalar(2.0).mean();
     // A limit that no tensor keeps.
     let limit = FallbackConfig { min_sqnr_db: Some(150.0), ..Default::default() };
@@ -239,7 +239,7 @@ fn of_what_is_not_in_float8_nothing_is_recorded() {
 
 /// Off in this thread, in FP8 in the other one, at the same time and on the same model.
 #[test]
-fn of_a_closure_in_one_thread_of_two() {
+fn autocast_switches_off_in_one_thread_of_two() {
     let model: Mlp<B> = applied(&Float8Config::tensorwise(), Mlp::new());
     let float8 = forward_backward(&model);
     let barrier = Barrier::new(2);
@@ -303,4 +303,23 @@ fn evaluation_holds_one_copy_of_each_weight() {
     let y = values(frozen.forward(tensor([2, 4, D], 1)));
     let plain: Attention<Plain> = with_parameters(Attention::new(), 1);
     assert!(relative_error(&y, &values(plain.forward(tensor([2, 4, D], 1)))) < 0.2);
+}
+
+/// Backward runs as its forward did.
+#[test]
+fn a_forward_in_high_precision_has_such_a_backward() {
+    let linear = applied(&Float8Config::tensorwise(), LinearConfig::new(D, 12).init::<B>(&Default::default()));
+    let x = || x::<B>(1);
+    float8_autocast(false, || linear.forward(x().require_grad())).sum().backward();
+    assert_eq!(high_precision_calls(&layer_of(&linear, "linear")), [1; 3]);
+    let y = linear.forward(x().require_grad());
+    float8_autocast(false, || y.sum().backward());
+    assert_eq!(float8_calls(&layer_of(&linear, "linear")), [1; 3]);
+    // An x that wants no gradient, evaluated in FP8 between.
+    let x = x();
+    let y = float8_autocast(false, || linear.forward(x.clone()));
+    linear.forward(x);
+    y.sum().backward();
+    assert_eq!(high_precision_calls(&layer_of(&linear, "linear")), [2, 1, 2]);
+    assert_eq!(float8_calls(&layer_of(&linear, "linear")), [2, 1, 1]);
 }

@@ -66,6 +66,34 @@ pub fn are_those_of_a_cast_of_the_whole() {
     }
 }
 
+/// A scale that is made of all ranks' amaxes is NaN on each of them if a row of one is.
+pub fn a_nan_in_the_rows_of_one_rank() {
+    let comm = world();
+    let (k, n) = (64, 32);
+    for recipe in Recipe::ALL {
+        let spoiled = || {
+            let device = Default::default();
+            B::seed(&device, 1);
+            let linear = LinearConfig::new(k, n).with_bias(false).init::<B>(&device);
+            let mut values = vec![0_f32; k * n];
+            values[k * n - 5] = f32::NAN;
+            let spoil = Tensor::<B, 2>::from_data(TensorData::new(values, [k, n]), &device);
+            let weight = linear.weight.map(|weight| Tensor::from_inner((weight + spoil).inner()).require_grad());
+            Float8Config::new(recipe).apply(Linear { weight, ..linear }).unwrap().0
+        };
+        // Which NaN it is, nobody says.
+        let [y, dx, _] = read(&spoiled(), k, n).map(nans_alike);
+        let (shard, _) = Sharded::apply(spoiled(), &comm, ShardConfig::default()).unwrap();
+        let found = read(&shard, k, n).map(nans_alike);
+        assert!(y.contains(&f32::NAN.to_bits()), "{recipe}");
+        assert_eq!(found[..2], [y, dx], "{recipe}");
+    }
+}
+
+fn nans_alike(bits: Vec<u32>) -> Vec<u32> {
+    bits.into_iter().map(|bits| if f32::from_bits(bits).is_nan() { f32::NAN.to_bits() } else { bits }).collect()
+}
+
 /// Few rows are added up in the order in which they are on one rank.
 pub fn any_number_of_rows() {
     let comm = world();

@@ -28,6 +28,7 @@ const fn well(name: &'static str, ranks: &'static [usize], run: fn()) -> Case {
 
 pub const ALL: &[Case] = &[
     well("codes_are_those_of_a_cast_of_the_whole", &[2, 3, 4], codes::are_those_of_a_cast_of_the_whole),
+    well("a_nan_in_the_rows_of_one_rank", &[2, 3], codes::a_nan_in_the_rows_of_one_rank),
     well("any_number_of_rows", &[2, 3], codes::any_number_of_rows),
     well("an_empty_batch_counts_in_histories", &[2, 4], codes::an_empty_batch_counts_in_histories),
     well("an_empty_batch_on_one_rank", &[2], codes::an_empty_batch_on_one_rank),

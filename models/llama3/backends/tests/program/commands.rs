@@ -1,5 +1,7 @@
 //! Commands, as a user gives them.
 
+use train::metrics::read_metrics;
+
 use crate::support::{command, file, llama3, small, stderr, stdout, text, train, vectors};
 
 #[test]
@@ -37,6 +39,36 @@ fn what_cannot_be_tokenized_is_named() {
     // Half of a surrogate pair is no text.
     let (_half, lines) = file("lines.jsonl", "\"\\ud83d\"");
     assert!(tokenize(&["bytes", &lines]).contains("lines.jsonl:1: expected a JSON string"));
+}
+
+/// Tokens that were made before are trained on as the text they are of.
+#[test]
+fn a_token_file_is_trained_on_as_its_text_is() {
+    let (folder, lines) = file("lines.jsonl", &"{\"body\": \"One line, and then one more.\"}\n".repeat(500));
+    let tokens = folder.path().join("new/tokens").display().to_string();
+    let tokenize = |more: &[&str]| llama3(&[&["tokenize", "--tokenizer", "bytes", "--to", &tokens], more].concat());
+    let output = tokenize(&["--field", "body", &lines]);
+    assert_eq!(stdout(&output), format!("{tokens}: 1 files, 500 documents, 14500 tokens\n"));
+    let losses = |data: &str| {
+        let metrics = folder.path().join("metrics.jsonl");
+        let settings = ["training.steps=2", "data.field=body", &*format!("training.metrics={}", metrics.display())];
+        stdout(&train(&small(data, &settings)).output().unwrap());
+        let records = read_metrics(&metrics).unwrap();
+        std::fs::remove_file(metrics).unwrap();
+        records
+            .iter()
+            .map(|record| (record.train.as_ref().map(|train| train.loss), record.held_out_loss))
+            .collect::<Vec<_>>()
+    };
+    let of_text = losses(&lines);
+    assert_eq!(of_text.iter().filter(|(loss, _)| loss.is_some()).count(), 2);
+    assert!(of_text.iter().any(|(_, held_out)| held_out.is_some()));
+    assert_eq!(losses(&tokens), of_text);
+    // Nothing is replaced, and tokens are no text.
+    assert!(stderr(&tokenize(&["--field", "body", &lines])).contains("exists and is not an empty folder"));
+    let other = folder.path().join("other").display().to_string();
+    let output = llama3(&["tokenize", "--tokenizer", "bytes", "--to", &other, &tokens]);
+    assert!(stderr(&output).contains("tokens.bin holds tokens already"), "{}", stderr(&output));
 }
 
 /// What a library panics on is an error, and nothing but that is printed.

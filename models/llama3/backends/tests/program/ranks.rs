@@ -47,6 +47,10 @@ fn two_ranks_are_one() {
         assert!(stdout(&two).contains("Sharded over 2 ranks: "), "{}", stdout(&two));
         assert_eq!(losses(stdout(&one)).len(), 5);
         assert_eq!(losses(stdout(&one)), losses(stdout(&two)));
+        // What is gathered is gathered again.
+        let recomputed = set(&["training.activation_checkpointing=full"]);
+        let recomputed = llama3(2, "train", &[&arguments[..], &recomputed].concat());
+        assert_eq!(losses(stdout(&one)), losses(stdout(&recomputed)), "{}", stderr(&recomputed));
     }
 }
 

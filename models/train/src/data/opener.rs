@@ -1,0 +1,136 @@
+//! [`Opener`]: a source to parts of token files, of which the one of its documents is made first, or found in the cache.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::cache::entry;
+use super::encode::Encoder;
+use super::file_state::FileState;
+use super::left_out::LeftOut;
+use super::packing::Packing;
+use super::part::Part;
+use super::position::SourceState;
+use super::scan::Scanner;
+use super::source::Selection;
+use super::token_file::TokenFile;
+use super::tokenize::{TOKENS, tokenize};
+use super::{DataError, DataSource, Format};
+use crate::digest::Fingerprint;
+use crate::progress::Progress;
+use crate::{ChatTemplate, Tokenizer};
+
+/// The version of what decides what the cache holds and is in no file: the way from text to tokens in this code, and the token file.
+const CACHE_VERSION: u64 = 3;
+/// That of the fingerprints of sources. It stays, so that earlier checkpoints go on where the tokens are the same.
+const FINGERPRINT_VERSION: u64 = 1;
+/// That of a fingerprint where they are not: where earlier versions may have made other tokens of the documents.
+const NEW_TOKENS: u64 = 2;
+
+/// A source, tokenized.
+#[derive(Debug)]
+pub(super) struct Source {
+    pub(super) paths: Vec<PathBuf>,
+    pub(super) weight: Option<f64>,
+    /// With the packing by default.
+    pub(super) state: SourceState,
+    pub(super) train: Vec<Arc<Part>>,
+    pub(super) held_out: Vec<Arc<Part>>,
+}
+
+/// What opening sources needs, and what was found.
+pub(super) struct Opener<'a> {
+    pub(super) held_out_fraction: f64,
+    pub(super) tokenizer: &'a Tokenizer,
+    pub(super) template: Option<&'a ChatTemplate>,
+    pub(super) cache: &'a Path,
+    pub(super) progress: &'a mut dyn FnMut(Progress),
+    /// Files of each format.
+    pub(super) formats: BTreeMap<Format, usize>,
+    pub(super) left: LeftOut,
+    /// Nothing had to be tokenized.
+    pub(super) was_cached: bool,
+}
+
+impl Opener<'_> {
+    pub(super) fn open(&mut self, source: &DataSource) -> Result<Source, DataError> {
+        let memory = self.cache.join(format!("{}.files.json", source_name(source)));
+        let mut scanner = Scanner::load(&memory);
+        let selection = source.select(&mut scanner);
+        scanner.save(&memory);
+        let Selection { files, left } = selection?;
+        self.left.extend(&left);
+        files.iter().for_each(|file| *self.formats.entry(file.format).or_default() += 1);
+
+        let (token_files, documents): (Vec<_>, Vec<_>) = files.iter().partition(|file| file.format == Format::Bin);
+        let is_object = |file: &&FileState| matches!(file.format, Format::Jsonl | Format::Json | Format::Parquet);
+        let has_objects = documents.iter().any(is_object);
+        let field = if has_objects { source.field.clone() } else { String::new() };
+        let chat_template = self.template.filter(|_| has_objects).map(template_fingerprint);
+        let tokenizer = self.tokenizer.fingerprint();
+        let fingerprint = |version: u64, held_out_fraction: f64, files: &[&FileState]| {
+            let settings = Fingerprint::default()
+                .number(version)
+                .field(&tokenizer)
+                .field(chat_template.as_deref().unwrap_or_default())
+                .field(&field)
+                .number(held_out_fraction.to_bits());
+            let file = |fingerprint: Fingerprint, file: &&FileState| {
+                fingerprint.field(format!("{:?}", file.format)).number(file.taken).field(&file.sha256)
+            };
+            files.iter().fold(settings, file).hex()
+        };
+        let mut state = SourceState {
+            fingerprint: fingerprint(FINGERPRINT_VERSION, self.held_out_fraction, &files.iter().collect::<Vec<_>>()),
+            tokenizer: tokenizer.clone(),
+            chat_template: chat_template.clone(),
+            field: field.clone(),
+            held_out_fraction: self.held_out_fraction,
+            packing: Packing::Wrapped,
+            num_files: files.len(),
+            files: SourceState::list_files(&files),
+        };
+        // Each with how much of it is taken, and the digest of that.
+        let mut opened = vec![];
+        if !documents.is_empty() {
+            // What is held out is no matter of tokens.
+            let name = fingerprint(CACHE_VERSION, 0.0, &documents);
+            let encoder = Encoder { tokenizer: self.tokenizer, template: self.template, field: &source.field };
+            let tokenize = |folder: &Path| Ok(tokenize(&documents, &encoder, folder, self.progress)?.1);
+            let cached = entry(self.cache, &name, tokenize)?;
+            self.was_cached &= cached.was_cached;
+            if cached.manifest {
+                state.fingerprint = Fingerprint::default().field(&state.fingerprint).number(NEW_TOKENS).hex();
+            }
+            opened.push((cached.folder.join(TOKENS), u64::MAX, name));
+        }
+        for file in token_files {
+            // The time of change too: lists of documents are made of all of a file, of which the fingerprint may know samples.
+            let name = format!("{}-{}", fingerprint(CACHE_VERSION, 0.0, &[file]), file.modified);
+            opened.push((file.path.clone(), file.taken, name));
+        }
+        let (mut train, mut held_out) = (vec![], vec![]);
+        for (path, taken, name) in opened {
+            let file = TokenFile::open(&path, taken, self.tokenizer)?;
+            let parts = Part::both(file, self.held_out_fraction, self.tokenizer, &name, self.cache)?;
+            let [first, second] = parts.map(Arc::new);
+            train.push(first);
+            held_out.push(second);
+        }
+        if train.iter().any(|part| part.has_mask()) {
+            state.packing = Packing::Whole;
+        }
+        Ok(Source { paths: source.paths.clone(), weight: source.weight, state, train, held_out })
+    }
+}
+
+fn template_fingerprint(template: &ChatTemplate) -> String {
+    let variables = serde_json::Value::Object(template.variables().clone()).to_string();
+    Fingerprint::default().field(template.source()).field(variables).hex()
+}
+
+/// Where the scanner's memory of a source is.
+fn source_name(source: &DataSource) -> String {
+    let paths = source.paths.iter().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
+    paths.fold(Fingerprint::default(), |name, path| name.field(path.as_os_str().as_encoded_bytes())).hex()
+}

@@ -1,0 +1,114 @@
+//! [`TokenWriter`]: documents, as they come, to a token file. A document of any length fits.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use super::DataError;
+use super::encode::Tokenized;
+use super::error::cannot_write;
+use super::token_file::{HEADER, Header, Width};
+use crate::Tokenizer;
+
+/// Writes a token file. Until it is finished it has no header.
+pub(super) struct TokenWriter {
+    path: PathBuf,
+    header: Header,
+    /// Where the document that is being written begins.
+    begin: u64,
+    tokens: BufWriter<File>,
+    mask: Bits,
+    starts: BufWriter<File>,
+}
+
+impl TokenWriter {
+    pub(super) fn create(path: &Path, tokenizer: &Tokenizer) -> Result<Self, DataError> {
+        let create = || -> io::Result<Self> {
+            // They follow the tokens, of which nobody knows yet how many there are.
+            let folder = path.parent().unwrap_or(Path::new("."));
+            let beside = || tempfile::tempfile_in(folder).map(BufWriter::new);
+            let mut tokens = BufWriter::new(File::create(path)?);
+            tokens.write_all(&[0; HEADER as usize])?;
+            Ok(Self {
+                path: path.into(),
+                header: Header {
+                    width: Width::for_vocabulary(tokenizer.vocab_size()),
+                    tokens: 0,
+                    has_mask: false,
+                    documents: Some(0),
+                    tokenizer: Some(tokenizer.fingerprint()),
+                },
+                begin: 0,
+                tokens,
+                mask: Bits { file: beside()?, byte: 0, bits: 0 },
+                starts: beside()?,
+            })
+        };
+        create().map_err(cannot_write(path))
+    }
+
+    /// The next part of a document. One without a token is none.
+    pub(super) fn push(&mut self, part: &Tokenized) -> Result<(), DataError> {
+        self.write(part).map_err(cannot_write(&self.path))
+    }
+
+    fn write(&mut self, Tokenized { ids, mask, ends, .. }: &Tokenized) -> io::Result<()> {
+        self.tokens.write_all(&self.header.width.encode(ids))?;
+        (0..ids.len()).try_for_each(|i| self.mask.push(mask.as_ref().is_none_or(|mask| mask[i])))?;
+        self.header.has_mask |= mask.is_some();
+        self.header.tokens += ids.len() as u64;
+        if *ends && self.header.tokens > self.begin {
+            self.starts.write_all(&self.begin.to_le_bytes())?;
+            self.header.documents = self.header.documents.map(|documents| documents + 1);
+            self.begin = self.header.tokens;
+        }
+        Ok(())
+    }
+
+    /// The header of the file, all of which is on disk now.
+    pub(super) fn finish(self) -> Result<Header, DataError> {
+        let Self { path, header, mut tokens, mask, starts, .. } = self;
+        let write = || -> io::Result<()> {
+            if header.has_mask {
+                append(mask.finish()?, &mut tokens)?;
+            }
+            append(starts, &mut tokens)?;
+            tokens.rewind()?;
+            tokens.write_all(&header.to_bytes()?)?;
+            tokens.flush()?;
+            tokens.get_ref().sync_all()
+        };
+        write().map_err(cannot_write(&path))?;
+        Ok(header)
+    }
+}
+
+/// All that has been written to `from`.
+fn append(mut from: BufWriter<File>, to: &mut impl Write) -> io::Result<()> {
+    from.rewind()?;
+    io::copy(from.get_mut(), to).map(drop)
+}
+
+/// Bits, the lowest of a byte first.
+struct Bits {
+    file: BufWriter<File>,
+    byte: u8,
+    bits: u32,
+}
+
+impl Bits {
+    fn push(&mut self, bit: bool) -> io::Result<()> {
+        self.byte |= u8::from(bit) << self.bits;
+        self.bits += 1;
+        if self.bits == u8::BITS {
+            self.file.write_all(&[self.byte])?;
+            (self.byte, self.bits) = (0, 0);
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> io::Result<BufWriter<File>> {
+        self.file.write_all(if self.bits > 0 { std::slice::from_ref(&self.byte) } else { &[] })?;
+        Ok(self.file)
+    }
+}

@@ -1,0 +1,92 @@
+//! The end of a run: its steps, then a held-out loss, a sample and what the linears did.
+
+use burn::module::AutodiffModule;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn_float8::{Float8Stack, Report, report::GemmTotals};
+
+use super::announce;
+use super::config::RunConfig;
+use super::prepare::sampling;
+use super::text::Text;
+use crate::config::Precision;
+use crate::metrics::StepLine;
+use crate::model::{CausalLm, CausalLmExt, TrainableModel};
+use crate::run::{Finished, HeldOut, verify};
+use crate::{JobError, Ranks, Run, Steps, TrainError, report_of, write_report};
+
+/// What a run came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// The step lines.
+    pub steps: Vec<StepLine>,
+    /// Mean cross entropy over the held-out batches, in nats per token; none if nothing is held out.
+    pub held_out_loss: Option<f64>,
+    /// The smallest that it was, and after which step.
+    pub best_held_out_loss: Option<(usize, f64)>,
+    /// Generated text, without the prompt.
+    pub sample: String,
+    /// GEMMs of linears by precision, as in `report`.
+    pub gemms: GemmTotals,
+    /// What each linear did in training, or in evaluation if there was no step to make; empty unless FP8 was applied.
+    pub report: Report,
+}
+
+/// Makes the steps of `config` that are left, then evaluates, samples and reports as [`train`](super::train) does. The sample of a run on
+/// conversations, which `is_chat` says, is the answer to a user.
+///
+/// # Errors
+/// As [`train`](super::train).
+pub fn finish<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
+    config: &RunConfig<A::Section>,
+    text: &Text,
+    is_chat: bool,
+    mut run: Run<'_, B>,
+    steps: Steps<'_, B, A::Trained<B>>,
+) -> Result<Outcome, JobError> {
+    let is_first = steps.ranks().is_none_or(Ranks::is_first);
+    let Finished { model, lines, held_out: judged, report } = run.run(steps)?;
+    let Run { held_out, out, progress, .. } = run;
+    if let Some(HeldOut { last: (_, loss), best }) = judged {
+        announce::held_out(loss, held_out, out)?;
+        if best.1 < loss {
+            writeln!(out, "best held-out loss: {:.5}  (step {})", best.1, best.0)?;
+        }
+    }
+    let sample = sample(config, text, is_chat, &model.valid())?;
+    if !sample.is_empty() {
+        let (prompt, between) = (&config.generate.prompt, if is_chat { "\n" } else { "" });
+        writeln!(out, "sample:\n{prompt}{between}{sample}")?;
+    }
+    let report = report.unwrap_or_else(|| report_of::<B, _>(&model));
+    if let Some(path) = config.training.report.as_ref().filter(|_| is_first) {
+        write_report(&report, path)?;
+        writeln!(out, "report: {}", path.display())?;
+    }
+    let gemms = report.totals();
+    // The report's last line is the totals, unless there is nothing to report.
+    let is_fp8 = config.training.precision == Precision::Fp8;
+    if config.training.print_report || is_fp8 && report.layers.is_empty() {
+        writeln!(out, "{report}")?;
+    } else if is_fp8 {
+        writeln!(out, "{gemms}")?;
+    }
+    verify::<B, _>(&config.float8, &model)?;
+    progress.check_log().map_err(TrainError::Output)?;
+    let (held_out_loss, best_held_out_loss) = (judged.map(|judged| judged.last.1), judged.map(|judged| judged.best));
+    Ok(Outcome { steps: lines, held_out_loss, best_held_out_loss, sample, gemms, report })
+}
+
+fn sample<B: Backend, S>(
+    config: &RunConfig<S>,
+    text: &Text,
+    is_chat: bool,
+    model: &impl CausalLm<B>,
+) -> Result<String, JobError> {
+    if config.generate.max_new_tokens == 0 {
+        return Ok(String::new());
+    }
+    let prompt = text.prompt(&config.generate.prompt, is_chat)?;
+    let choices = text.tokenizer.num_choices();
+    let tokens = model.generate(&prompt, config.generate.max_new_tokens, choices, &text.stop(), sampling(config))?;
+    Ok(text.tokenizer.stream_text_after(&prompt)?.read(&tokens)?)
+}

@@ -1,0 +1,167 @@
+//! The gradients of a batch with fewer of its activations in memory: segments whose graphs are built again in backward (activation
+//! checkpointing), and an output layer that sees some tokens at a time.
+//!
+//! ```text
+//! forward     x_0 = first,  x_{i+1} = segment_i(x_i)                no graph: only every n-th x is kept
+//! head        dx_n = ∂loss/∂x_n                                     rows by rows
+//! backward    dx_i = dx_{i+1} · ∂segment_i/∂x_i,  i = n-1 .. 0      one graph of n segments at a time
+//! ```
+//! Burn 0.21 deadlocks where the backward of an operation calls `backward` itself (burn#5193), so the chain is cut at the level of the
+//! model. A segment's backward begins with `(y · dy).sum()`, whose gradient with respect to y is dy, bit for bit.
+
+use burn::module::AutodiffModule;
+use burn::optim::{GradientsAccumulator, GradientsParams};
+use burn::tensor::Tensor;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+
+use crate::batches::Batch;
+use crate::config::{ActivationCheckpointing, ConfigError, TrainingSection};
+use crate::model::{LanguageModel, Segments};
+
+/// Elements of logits, tokens by vocabulary, from which on they are made in chunks unless `training.loss_chunk` says otherwise: 512 MiB.
+const MANY_LOGITS: usize = 1 << 27;
+
+/// What of a batch's activations is in memory at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// Segments whose graph is there at a time; none if those of all are.
+    group: Option<usize>,
+    /// Tokens whose logits are there at a time; none if those of all are.
+    chunk: Option<usize>,
+}
+
+impl Plan {
+    /// The plan of a configuration for a model with so many tokens in its vocabulary, if that is known.
+    pub(crate) fn new(training: &TrainingSection, vocab_size: Option<usize>) -> Self {
+        let group = match training.activation_checkpointing {
+            ActivationCheckpointing::None => None,
+            ActivationCheckpointing::Every(segments) => Some(segments.get()),
+        };
+        let rows = training.batch_size * training.seq_len;
+        let many = vocab_size.filter(|vocab_size| rows.saturating_mul(*vocab_size) > MANY_LOGITS);
+        // Half of that at a time, in tiles of GEMMs.
+        let automatic = many.map(|vocab_size| (MANY_LOGITS / 2 / vocab_size / 128 * 128).max(128));
+        Self { group, chunk: training.loss_chunk.or(automatic).filter(|chunk| *chunk < rows) }
+    }
+
+    fn is_plain(self) -> bool {
+        self == Self { group: None, chunk: None }
+    }
+}
+
+/// The loss of a batch, without a graph.
+pub(crate) fn loss<B: Backend, M: LanguageModel<B>>(
+    model: &M,
+    batch: &Batch,
+    plan: Plan,
+    device: &B::Device,
+) -> Tensor<B, 1> {
+    let tensors = batch.tensors::<B>(device);
+    let segments = plan.chunk.and_then(|chunk| Some((chunk, model.segments(tensors.clone())?)));
+    let Some((chunk, segments)) = segments else { return model.batch_loss(tensors) };
+    let hidden = (0..segments.len()).fold(segments.first(), |hidden, index| segments.segment(index, hidden));
+    let losses = ranges(segments.rows(), chunk).map(|rows| segments.loss(hidden.clone().slice(rows.clone()), rows));
+    losses.reduce(|sum, loss| sum + loss).expect("a batch has tokens")
+}
+
+/// The loss of a batch times `scale`, and its gradients.
+///
+/// # Errors
+/// [`ConfigError::Value`] for a plan that cuts a model which has no segments.
+pub(crate) fn gradients<B: AutodiffBackend, M: LanguageModel<B> + AutodiffModule<B>>(
+    model: &M,
+    batch: &Batch,
+    plan: Plan,
+    scale: impl Fn(Tensor<B, 1>) -> Tensor<B, 1>,
+    device: &B::Device,
+) -> Result<(Tensor<B::InnerBackend, 1>, GradientsParams), ConfigError> {
+    let tensors = batch.tensors::<B>(device);
+    if plan.is_plain() {
+        let loss = scale(model.batch_loss(tensors));
+        return Ok((loss.clone().inner(), GradientsParams::from_grads(loss.backward(), model)));
+    }
+    let segments = model.segments(tensors).ok_or_else(|| no_segments(plan))?;
+    let mut collected = GradientsAccumulator::new();
+    let mut collect = |grads| collected.accumulate(model, GradientsParams::from_grads(grads, model));
+
+    // With graphs of all segments: the graph's end, and no inputs.
+    let (graph, mut inputs, hidden) = match plan.group {
+        None => {
+            let end = (0..segments.len()).fold(segments.first(), |hidden, index| segments.segment(index, hidden));
+            (Some(end.clone()), vec![], end.inner())
+        }
+        Some(group) => {
+            // On the same backend, whose operations round as those of the graph do, and with nothing that asks for one.
+            let frozen = model.clone().no_grad();
+            let segments = frozen.segments(batch.tensors::<B>(device)).ok_or_else(|| no_segments(plan))?;
+            let (inputs, hidden) = forward(&*segments, group);
+            (None, inputs, hidden)
+        }
+    };
+    let (mut loss, mut parts) = (None, vec![]);
+    for rows in ranges(segments.rows(), plan.chunk.unwrap_or(segments.rows())) {
+        let hidden = leaf::<B>(hidden.clone().slice(rows.clone()));
+        let part = scale(segments.loss(hidden.clone(), rows));
+        loss = Some(loss.map_or(part.clone().inner(), |sum| sum + part.clone().inner()));
+        let mut grads = part.backward();
+        parts.push(gradient::<B>(&hidden, &mut grads));
+        collect(grads);
+    }
+    drop(hidden);
+    let mut dy = if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) };
+    if let Some(group) = plan.group {
+        while let Some(input) = inputs.pop() {
+            let first = inputs.len() * group;
+            let input = leaf::<B>(input);
+            let last = (first + group).min(segments.len());
+            let output = (first..last).fold(input.clone(), |hidden, index| segments.segment(index, hidden));
+            let mut grads = backward(output, dy);
+            dy = gradient::<B>(&input, &mut grads);
+            collect(grads);
+        }
+    }
+    collect(backward(graph.unwrap_or_else(|| segments.first()), dy));
+    Ok((loss.expect("a batch has tokens"), collected.grads()))
+}
+
+/// The inputs of groups of segments, and the output of the last.
+fn forward<B: AutodiffBackend>(
+    segments: &dyn Segments<B>,
+    group: usize,
+) -> (Vec<Tensor<B::InnerBackend, 2>>, Tensor<B::InnerBackend, 2>) {
+    let (mut inputs, mut hidden) = (vec![], segments.first());
+    for index in 0..segments.len() {
+        if index.is_multiple_of(group) {
+            inputs.push(hidden.clone().inner());
+        }
+        hidden = segments.segment(index, hidden);
+    }
+    (inputs, hidden.inner())
+}
+
+/// The gradients of what has the gradient `dy`.
+fn backward<B: AutodiffBackend>(y: Tensor<B, 2>, dy: Tensor<B::InnerBackend, 2>) -> B::Gradients {
+    (y * Tensor::from_inner(dy)).sum().backward()
+}
+
+fn leaf<B: AutodiffBackend>(tensor: Tensor<B::InnerBackend, 2>) -> Tensor<B, 2> {
+    Tensor::from_inner(tensor).require_grad()
+}
+
+/// The gradient of a leaf, zeros if nothing depends on it.
+fn gradient<B: AutodiffBackend>(leaf: &Tensor<B, 2>, grads: &mut B::Gradients) -> Tensor<B::InnerBackend, 2> {
+    leaf.grad_remove(grads).unwrap_or_else(|| leaf.clone().inner().zeros_like())
+}
+
+/// `0..rows` in parts of so many.
+fn ranges(rows: usize, chunk: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
+    (0..rows).step_by(chunk).map(move |start| start..(start + chunk).min(rows))
+}
+
+fn no_segments(plan: Plan) -> ConfigError {
+    let (key, value) = match plan {
+        Plan { group: Some(group), .. } => ("training.activation_checkpointing", group),
+        Plan { chunk, .. } => ("training.loss_chunk", chunk.unwrap_or_default()),
+    };
+    ConfigError::Value { key, value: value.to_string(), reason: "the model is no chain of segments".into() }
+}
