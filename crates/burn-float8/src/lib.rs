@@ -27,12 +27,13 @@
 //! | feature | what it adds |
 //! | --- | --- |
 //! | `flex` (default) | the CPU backend `Flex` |
-//! | `ndarray` | the CPU backend `NdArray` |
+//! | `ndarray` | the CPU backend `NdArray`, which Burn has deprecated: new code takes `Flex` |
 //! | `wgpu` (default) | Burn's `Wgpu` |
 //! | `vulkan`, `metal` | `Wgpu` with SPIR-V or MSL shaders: Burn's `Vulkan` and `Metal` |
 //! | `cuda`, `rocm` | Burn's `Cuda` and `Rocm`; they build on a machine without the toolkit |
 //! | `cubecl` | `CubeBackend` and `Fusion<CubeBackend>` over any other CubeCL runtime |
 //! | `distributed` | Burn's data-parallel training, `burn/distributed` |
+//! | `schemars` | `JsonSchema` for configurations |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_docs)]

@@ -29,7 +29,7 @@ fn as_in_files(schema: &mut Schema) {
         if let [Value::Object(only)] = &mut any[..] {
             let only = std::mem::take(only);
             schema.remove("anyOf");
-            schema.extend(only.into_iter());
+            schema.extend(only);
         }
     }
     if let Some(Value::String(description)) = schema.get_mut("description") {
