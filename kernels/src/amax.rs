@@ -9,11 +9,10 @@ use cubecl::server::Handle;
 
 use crate::format::{F32_INF, F32_NAN};
 use crate::grid::{CPU_PLANE, UNITS, cube_max, is_cpu};
-use crate::launched::note;
+use crate::launched::{Version, note};
 use crate::load::{Cursor, Geometry, all_loaded, load_vector, magnitude, max_magnitude, widen};
 use crate::ptx::cvt::Isa;
 use crate::source::Source;
-use crate::version::{VERSION, Version};
 use crate::view::Checked;
 use crate::{KernelError, MatrixView};
 
@@ -85,7 +84,6 @@ impl Maxima {
     pub(crate) fn fold<R: Runtime>(&self, client: &ComputeClient<R>) -> Handle {
         let amax = client.empty(4);
         let isa = Isa::of(client);
-        note("fold_amax", (self.source, self.is_amax, isa));
         // SAFETY: the kernel writes one word.
         unsafe {
             fold_amax::launch_unchecked::<R>(
@@ -95,7 +93,7 @@ impl Maxima {
                 self.arg(),
                 ArrayArg::from_raw_parts(amax.clone(), 1),
                 isa,
-                VERSION,
+                note("fold_amax", (self.source, self.is_amax, isa)),
             );
         }
         amax
@@ -159,7 +157,6 @@ pub(crate) fn find_maxima<R: Runtime>(client: &ComputeClient<R>, x: &Checked) ->
     let rounds = vectors.div_ceil(count * (UNITS * IN_FLIGHT) as usize);
     let handle = client.empty(count * 4);
     let isa = Isa::of(client);
-    note("partial_maxima", (x.vector_words(), x.rows == 1, on_cpu, x.source, isa));
     // SAFETY: `x` is checked, `load_vector` reads only inside it, and cube `i` of `count` writes word `i` of `count`.
     unsafe {
         partial_maxima::launch_unchecked::<R>(
@@ -176,7 +173,7 @@ pub(crate) fn find_maxima<R: Runtime>(client: &ComputeClient<R>, x: &Checked) ->
             on_cpu,
             x.source,
             isa,
-            VERSION,
+            note("partial_maxima", (x.vector_words(), x.rows == 1, on_cpu, x.source, isa)),
         );
     }
     Maxima::partial(handle, count, x.source)

@@ -41,8 +41,3 @@ pub fn cuda_arch<R: Runtime>(client: &ComputeClient<R>) -> Option<CudaArch> {
         features.copy_async.then_some(CudaArch::Sm80)
     }
 }
-
-/// Whether the device has `cvt.rn.satfinite` to FP8.
-pub(crate) fn has_fp8_cvt<R: Runtime>(client: &ComputeClient<R>) -> bool {
-    cuda_arch(client) >= Some(CudaArch::Sm89)
-}

@@ -9,10 +9,9 @@ use cubecl::server::Handle;
 use crate::format::{F32_INF, decode};
 use crate::granularity::{BLOCK, MX_BLOCK};
 use crate::grid::{UNITS, fold};
-use crate::launched::note;
+use crate::launched::{Version, note};
 use crate::mx::{e8m0_byte, e8m0_inverse_bits};
 use crate::ptx::cvt::{Isa, cvt_bf16};
-use crate::version::{VERSION, Version};
 use crate::{Format, Granularity, KernelError, Operand, row_words};
 
 /// bf16's infinity, and the NaN that the kernel writes.
@@ -41,7 +40,6 @@ pub(crate) fn to_bf16<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) 
     let pieces = operand.rows * row_words(operand.k) * 4 / PIECE;
     let out = client.empty(pieces * PIECE * 2);
     let isa = Isa::of(client);
-    note("dequantize", (operand.format, operand.granularity, isa));
     // SAFETY: by the caller codes and scales are as many as the shape says, and a unit stays below the number of pieces.
     unsafe {
         dequantize::launch_unchecked::<R>(
@@ -57,7 +55,7 @@ pub(crate) fn to_bf16<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) 
             operand.format,
             operand.granularity,
             isa,
-            VERSION,
+            note("dequantize", (operand.format, operand.granularity, isa)),
         );
     }
     out

@@ -82,10 +82,8 @@ impl Format {
 
 impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Format::E4m3 => "e4m3",
-            Format::E5m2 => "e5m2",
-        })
+        // The names of configuration files.
+        self.serialize(f)
     }
 }
 

@@ -131,12 +131,7 @@ impl Granularity {
 
 impl fmt::Display for Granularity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Granularity::Tensor => "tensorwise",
-            Granularity::Row => "rowwise",
-            Granularity::Block1x128 => "1x128",
-            Granularity::Block128x128 => "128x128",
-            Granularity::Block1x32 => "1x32",
-        })
+        // The names of configuration files.
+        self.serialize(f)
     }
 }

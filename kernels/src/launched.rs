@@ -1,4 +1,5 @@
-//! Which kernels a call launches on its thread, so that each can be checked the first time that it runs.
+//! Which kernels a call launches on its thread, so that each can be checked the first time that it runs; and what tells those of
+//! different versions of this crate apart.
 
 use core::cell::RefCell;
 use core::hash::{BuildHasher, Hash};
@@ -36,11 +37,20 @@ pub(crate) fn hash_of(value: impl Hash) -> u64 {
     BuildHasherDefault::<DefaultHasher>::default().hash_one(value)
 }
 
-/// Notes a launch, where somebody asks.
-pub(crate) fn note(name: &'static str, parameters: impl Hash) {
+/// A hash of this crate's sources, as an argument of every kernel: CubeCL's cache of compiled kernels, where it is on, outlives
+/// the program, and keys a kernel by its name and compile-time arguments alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Version(&'static str);
+
+/// This version's.
+pub(crate) const VERSION: Version = Version(env!("FLOAT8_KERNELS_SOURCE"));
+
+/// [`VERSION`] for a launch, which is noted where somebody asks.
+pub(crate) fn note(name: &'static str, parameters: impl Hash) -> Version {
     LAUNCHED.with_borrow_mut(|launched| {
         if let Some(launched) = launched {
             launched.push(KernelVariant { name, parameters: hash_of(parameters) });
         }
     });
+    VERSION
 }

@@ -14,6 +14,8 @@
 //! *contraction-major*: the axis that a GEMM sums over is the contiguous one.
 
 #![warn(missing_docs)]
+// In kernels the outer of two nested `if`s is often resolved while the kernel is generated, and the inner one when it runs.
+#![allow(clippy::collapsible_if)]
 
 mod amax;
 mod arch;
@@ -34,7 +36,6 @@ pub mod reference;
 mod scale;
 mod source;
 mod struck;
-mod version;
 mod view;
 
 pub use amax::amax;
@@ -43,8 +44,9 @@ pub use dequantize::dequantize_mx;
 pub use error::KernelError;
 pub use format::Format;
 pub use gemm::{
-    FixedPlan, GROUP_ALIGN, GemmConfig, GemmPath, Grouping, Groups, Output, fix_gemm_plan, gemm_path,
-    grouped_scaled_gemm, scaled_gemm, scaled_gemm_into, strike_gemm, trap_stuck_barriers,
+    FixedPlan, GROUP_ALIGN, GemmConfig, GemmPath, GemmPlan, GemmShape, GemmTile, Grouping, Groups, Output,
+    fix_gemm_plan, gemm_path, gemm_plan, grouped_scaled_gemm, scaled_gemm, scaled_gemm_into, strike_gemm,
+    trap_stuck_barriers,
 };
 pub use granularity::Granularity;
 pub use health::{Health, health, health_len};

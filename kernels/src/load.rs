@@ -36,19 +36,9 @@ impl Cursor {
     /// At piece `first` of all, to go on by `step`. Divides by `per_row`, which takes long, unless there is but one row; there
     /// pieces may come to lie past its end.
     pub(crate) fn new(first: u32, step: u32, per_row: u32, #[comptime] one_row: bool) -> Cursor {
-        if comptime!(one_row) {
-            let zero = 0u32.runtime();
-            Cursor { row: zero, piece: first, per_row, row_step: zero, piece_step: step, one_row }
-        } else {
-            Cursor {
-                row: first / per_row,
-                piece: first % per_row,
-                per_row,
-                row_step: step / per_row,
-                piece_step: step % per_row,
-                one_row,
-            }
-        }
+        let (row, piece) = row_and_piece(first, per_row, one_row);
+        let (row_step, piece_step) = row_and_piece(step, per_row, one_row);
+        Cursor { row, piece, per_row, row_step, piece_step, one_row }
     }
 
     /// Goes on by one step.
@@ -60,6 +50,12 @@ impl Cursor {
             self.row += self.row_step + select(carry, 1u32.runtime(), 0u32.runtime());
         }
     }
+}
+
+/// Of piece `number` of all.
+#[cube]
+fn row_and_piece(number: u32, per_row: u32, #[comptime] one_row: bool) -> (u32, u32) {
+    if comptime!(one_row) { (0u32.runtime(), number) } else { (number / per_row, number % per_row) }
 }
 
 /// Raw bits of the 16 bytes of `x` from `(r, c)` on as words `raw[first..first + 4]`, each of one f32 or of two 16-bit

@@ -53,12 +53,8 @@ impl ScaleCalculationMode {
 
 impl fmt::Display for ScaleCalculationMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Floor => "floor",
-            Self::Ceil => "ceil",
-            Self::Even => "even",
-            Self::Rceil => "rceil",
-        })
+        // The names of configuration files.
+        self.serialize(f)
     }
 }
 
@@ -250,29 +246,5 @@ mod tests {
             let least = rceil_least(format);
             assert_eq!((descale(least, format), descale(least + 1, format)), (0x0040_0000, 0x0040_0001));
         }
-    }
-
-    #[test]
-    fn bytes_are_powers_of_two() {
-        for byte in 0..=255 {
-            let value = InvScale::from_e8m0(byte);
-            assert_eq!(value.to_e8m0(), Some(byte));
-            assert!(byte == 255 || f64::from(value.get()) == 2f64.powi(i32::from(byte) - 127));
-        }
-        assert_eq!([0.0, 3.0, -1.0, f32::INFINITY].map(|x| InvScale::new(x).to_e8m0()), [None; 4]);
-    }
-
-    #[test]
-    fn tiles_hold_every_scale_once() {
-        for (rows, blocks) in [(1, 1), (128, 4), (129, 5), (40, 8), (300, 3)] {
-            let scales: Vec<u8> = (0..rows * blocks).map(|i| (i % 251) as u8 + 1).collect();
-            let tiles = to_blocked(&scales, rows, blocks);
-            assert_eq!(from_blocked(&tiles, rows, blocks), scales);
-            assert_eq!(tiles.iter().filter(|&&byte| byte != 0).count(), scales.len());
-        }
-        // The tile of cuBLASLt: rows 0, 32, 64 and 96 begin the first 16 bytes.
-        let tiles = to_blocked(&(0..512).map(|i| (i / 4) as u8).collect::<Vec<_>>(), 128, 4);
-        assert_eq!(tiles[..16], [0, 0, 0, 0, 32, 32, 32, 32, 64, 64, 64, 64, 96, 96, 96, 96]);
-        assert_eq!(tiles[16..20], [1; 4]);
     }
 }

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use crate::view::MAX_INDEX;
+use crate::view::{MAX_INDEX, check_aligned};
 use crate::{Format, Granularity, KernelError, ScaleMode};
 
 /// How a matrix becomes FP8.
@@ -133,10 +133,7 @@ impl Operand {
         // What TMA, asynchronous copies and vectors of words ask for.
         let scale_align = if granularity.is_mx() { ROW_ALIGN } else { 4 };
         for (handle, size) in [(&self.codes, ROW_ALIGN), (&self.inv_scale, scale_align)] {
-            let offset = handle.offset_start.unwrap_or(0);
-            if !offset.is_multiple_of(size as u64) {
-                return Err(KernelError::Misaligned { offset, size });
-            }
+            check_aligned(handle, size)?;
         }
         let available = self.codes.size_in_used();
         if available < self.bytes() {

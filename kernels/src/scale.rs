@@ -140,23 +140,6 @@ pub(crate) fn scale_index(row: u32, block: u32, blocks: u32, #[comptime] granula
     }
 }
 
-/// What a sum over block `block` is multiplied by for row `row`: its inverse scale, given by its bits; 1 for E8M0 scales, which
-/// multiply codes or products before.
-#[cube]
-pub(crate) fn sum_factor(
-    inv_scales: &Array<u32>,
-    row: u32,
-    block: u32,
-    blocks: u32,
-    #[comptime] granularity: Granularity,
-) -> f32 {
-    if comptime!(granularity.is_mx()) {
-        1.0f32.runtime()
-    } else {
-        f32::reinterpret(inv_scales[scale_index(row, block, blocks, granularity) as usize])
-    }
-}
-
 /// Bits of `num / den`, rounded to nearest even, for positive normal f32 bits whose quotient is a normal f32.
 #[cube]
 fn divide_bits(#[comptime] num: f32, den: u32, #[comptime] isa: Isa) -> u32 {

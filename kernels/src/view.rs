@@ -54,6 +54,18 @@ pub fn supports<R: Runtime>(client: &ComputeClient<R>, dtype: StorageType) -> bo
 /// Largest index that a kernel computes. The rest of u32 is room for the last step of a grid-stride loop.
 pub const MAX_INDEX: u64 = u32::MAX as u64 - (1 << 20);
 
+/// Where memory begins in its allocation, if that is a multiple of `size` bytes.
+pub(crate) fn check_aligned(memory: &Handle, size: usize) -> Result<u64, KernelError> {
+    let offset = memory.offset_start.unwrap_or(0);
+    if offset.is_multiple_of(size as u64) { Ok(offset) } else { Err(KernelError::Misaligned { offset, size }) }
+}
+
+/// Whether memory has so many bytes.
+pub(crate) fn check_bytes(memory: &Handle, needed: u64) -> Result<(), KernelError> {
+    let available = memory.size_in_used();
+    if needed <= available { Ok(()) } else { Err(KernelError::OutOfBounds { needed, available }) }
+}
+
 /// A checked view, ready to launch: at least one element, all of them inside the memory and reachable by u32 indices.
 #[derive(Clone, Debug)]
 pub(crate) struct Checked {
@@ -74,11 +86,7 @@ impl Checked {
             return Err(KernelError::EmptyMatrix { rows, cols });
         }
         // Bind from an address that every device accepts, and count the rest of the offset in elements.
-        let start = x.handle.offset_start.unwrap_or(0);
-        let size = source.size() as u64;
-        if !start.is_multiple_of(size) {
-            return Err(KernelError::Misaligned { offset: start, size: source.size() });
-        }
+        let (start, size) = (check_aligned(&x.handle, source.size())?, source.size() as u64);
         let aligned = start - start % client.properties().memory.alignment.max(16);
         let base = (start - aligned) / size;
 
@@ -91,11 +99,7 @@ impl Checked {
             (Some(last), Some(elements)) if last.saturating_add(base) <= MAX_INDEX && elements <= MAX_INDEX => last,
             _ => return Err(KernelError::TooLarge { rows, cols, strides, limit: MAX_INDEX }),
         };
-        let needed = (last + 1) * size;
-        let available = x.handle.size_in_used();
-        if needed > available {
-            return Err(KernelError::OutOfBounds { needed, available });
-        }
+        check_bytes(&x.handle, (last + 1) * size)?;
         let mut handle = x.handle.clone();
         handle.offset_start = (aligned != 0).then_some(aligned);
         Ok(Self { handle, source, rows, cols, strides, base: base as usize })
@@ -158,12 +162,8 @@ impl Checked {
 
     /// The kernel's geometry.
     pub(crate) fn geometry<R: Runtime>(&self) -> GeometryLaunch<R> {
-        GeometryLaunch::new(
-            self.rows as u32,
-            self.cols as u32,
-            self.strides[0] as u32,
-            self.strides[1] as u32,
-            self.base as u32,
-        )
+        let [row, col] = self.strides;
+        let [rows, cols, row, col, base] = [self.rows, self.cols, row, col, self.base].map(|number| number as u32);
+        GeometryLaunch::new(rows, cols, row, col, base)
     }
 }

@@ -3,5 +3,7 @@
 
 mod common;
 mod errors;
+mod mx;
+mod plan;
 mod reference;
 mod scales;

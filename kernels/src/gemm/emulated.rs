@@ -23,9 +23,8 @@ use super::problem::{Problem, ProblemLaunch};
 use crate::format::decode;
 use crate::granularity::BLOCK;
 use crate::grid::{fold, is_cpu};
-use crate::launched::note;
+use crate::launched::{Version, note};
 use crate::mx::e8m0_inverse_bits;
-use crate::version::{VERSION, Version};
 use crate::{Format, Granularity};
 
 /// Units along each side of a tile.
@@ -73,7 +72,6 @@ type Quad = Vector<f32, Const<4>>;
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (m, n, matrices) = gemm.matrices();
     let tile = Tile::new(m, is_cpu(client));
-    note("gemm_emulated", (tile, gemm.parameters()));
     // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are guarded by
     // the rows and words of the operands, stores by `m` and `n`.
     unsafe {
@@ -89,13 +87,11 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
             tile,
             gemm.accumulate,
             gemm.dtype,
-            VERSION,
+            note("gemm_emulated", (tile, gemm.parameters())),
         );
     }
 }
 
-// The outer of nested `if`s is resolved while the kernel is generated.
-#[allow(clippy::collapsible_if)]
 #[cube(launch_unchecked)]
 fn gemm_emulated<O: Float>(
     a: &Array<u32>,

@@ -12,7 +12,7 @@
 //!
 //! Squares of 128 by 128 are counted over all rows of an operand, whatever groups they belong to. Tiles of A begin at multiples of
 //! their height, so groups change nothing for it. If a group's matrix of B has no multiple of 128 rows, two groups share a square, a
-//! tile's columns can lie in one square more, and each column has a scale of its own ([`Gemm::scales_b_differ`]).
+//! tile's columns can lie in one square more, and each column has a scale of its own ([`GemmShape::scales_b_differ`](super::GemmShape::scales_b_differ)).
 
 use core::ops::Range;
 
@@ -23,6 +23,7 @@ use super::{Gemm, GemmConfig, check_pair, gemm_path};
 use crate::granularity::BLOCK;
 use crate::operand::check_size;
 use crate::source::Source;
+use crate::view::{check_aligned, check_bytes};
 use crate::{KernelError, Operand, supports};
 
 /// What the first of a group's contraction is a multiple of.
@@ -53,7 +54,7 @@ impl Grouping {
         ends.iter().map(span).collect()
     }
 
-    /// [`Groups::row_tiles`] of `count` groups.
+    /// Tiles of `height` rows along M, for `count` groups of matrices of `m` rows: as many as there can be, whatever the groups' sizes.
     pub(super) const fn row_tiles(self, count: usize, m: usize, height: usize) -> usize {
         match self {
             // Where a group ends, and the rows that none has begin, a tile may be the work of two.
@@ -81,14 +82,8 @@ impl Groups {
         if self.count == 0 {
             return Err(KernelError::NoGroups);
         }
-        let offset = self.ends.offset_start.unwrap_or(0);
-        if !offset.is_multiple_of(4) {
-            return Err(KernelError::Misaligned { offset, size: 4 });
-        }
-        let (needed, available) = ((self.count as u64).saturating_mul(4), self.ends.size_in_used());
-        if needed > available {
-            return Err(KernelError::OutOfBounds { needed, available });
-        }
+        check_aligned(&self.ends, 4)?;
+        check_bytes(&self.ends, (self.count as u64).saturating_mul(4))?;
         match self.grouping {
             Grouping::Rows if !rows_b.is_multiple_of(self.count) => {
                 Err(KernelError::UnevenGroups { rows: rows_b, groups: self.count })
@@ -109,11 +104,6 @@ impl Groups {
     pub(super) fn array<R: Runtime>(&self) -> ArrayArg<R> {
         // SAFETY: `check` has measured them.
         unsafe { ArrayArg::from_raw_parts(self.ends.clone(), self.count) }
-    }
-
-    /// Tiles of `height` rows along M, for matrices of `m` rows: as many as there can be, whatever the groups' sizes.
-    pub(super) fn row_tiles(&self, m: usize, height: usize) -> usize {
-        self.grouping.row_tiles(self.count, m, height)
     }
 }
 

@@ -1,7 +1,6 @@
 //! `out = (A · Bᵀ) · (inv_scale_a · inv_scale_b) + bias` for any two granularities: checks, then the kernel that fits the
 //! device.
 
-mod bias;
 mod blackwell;
 mod bound;
 mod emulated;
@@ -14,20 +13,20 @@ mod schedule;
 mod tma;
 
 use core::fmt;
+use core::hash::Hash;
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 pub use grouped::{GROUP_ALIGN, Grouping, Groups, grouped_scaled_gemm};
-pub use tma::fixed::{FixedPlan, fix_gemm_plan};
+pub use tma::plan::{FixedPlan, GemmShape, Plan as GemmPlan, Tile as GemmTile, fix_gemm_plan};
 pub use tma::ring::trap_stuck_barriers;
 
-use crate::granularity::BLOCK;
 use crate::operand::check_size;
 use crate::source::Source;
 use crate::struck::{is_struck, strike};
-use crate::view::Checked;
+use crate::view::{Checked, check_aligned, check_bytes};
 use crate::{CudaArch, Format, Granularity, KernelError, Operand, VectorView, cuda_arch, supports};
 
 /// What computes a GEMM.
@@ -115,11 +114,21 @@ pub fn gemm_path<R: Runtime>(
         CudaArch::Sm89 | CudaArch::Sm120 => Some(GemmPath::Mma),
         CudaArch::Sm100 | CudaArch::Sm80 => None,
     };
-    let half = || half::Unit::of(client, half::Element::of(granularities)).map(|_| GemmPath::F16Mma);
+    let half = || half::Unit::of(client, half::element(granularities)).map(|_| GemmPath::F16Mma);
     let is_right = |path: &GemmPath| !is_struck(client, (*path, granularities));
     let by_matrix_units = || native().filter(is_right).or_else(|| half().filter(is_right));
     let path = if config.emulate { None } else { by_matrix_units() };
     path.or_else(|| Some(GemmPath::Emulated).filter(is_right)).unwrap_or(GemmPath::Host)
+}
+
+/// The plan that an estimate of cycles chooses for such a GEMM on a device of `sms` SMs, and that is taken unless [`fix_gemm_plan`] has
+/// set another; `None` for paths that TMA does not feed.
+pub fn gemm_plan(path: GemmPath, shape: &GemmShape, sms: usize) -> Option<GemmPlan> {
+    match path {
+        GemmPath::Wgmma | GemmPath::Bf16Wgmma => Some(hopper::plan(shape, sms)),
+        GemmPath::Tcgen05 => Some(blackwell::plan(shape, sms)),
+        GemmPath::Mma | GemmPath::F16Mma | GemmPath::Emulated | GemmPath::Host => None,
+    }
 }
 
 /// From here on GEMMs of such operands take another path on this device than this one.
@@ -151,37 +160,17 @@ struct Gemm<'a> {
     groups: Option<&'a Groups>,
 }
 
-/// Compile-time parameters of all kernels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Parameters {
-    dtype: StorageType,
-    accumulate: bool,
-    formats: [Format; 2],
-    granularities: [Granularity; 2],
-    grouping: Option<Grouping>,
-    bias: Option<Source>,
-}
-
 impl Gemm<'_> {
-    /// Rows of the output.
-    const fn m(&self) -> usize {
-        self.a.rows
-    }
-
-    /// Columns of the output.
-    const fn n(&self) -> usize {
-        self.b.rows
-    }
-
     /// Rows and columns of one matrix of the output, and how many there are.
     fn matrices(&self) -> (usize, usize, usize) {
-        self.groups.map_or((self.m(), self.n(), 1), |groups| groups.matrices(self.m(), self.n()))
+        let (m, n) = (self.a.rows, self.b.rows);
+        self.groups.map_or((m, n, 1), |groups| groups.matrices(m, n))
     }
 
     /// Tiles of `height` rows along M, of all matrices of the output.
     fn row_tiles(&self, height: usize) -> usize {
         let (m, ..) = self.matrices();
-        self.groups.map_or(m.div_ceil(height), |groups| groups.row_tiles(m, height))
+        self.groups.map_or(m.div_ceil(height), |groups| groups.grouping.row_tiles(groups.count, m, height))
     }
 
     /// Tiles of `height` by `width`, of all matrices of the output.
@@ -191,15 +180,9 @@ impl Gemm<'_> {
     }
 
     /// What kernels are compiled for, beside what each has for itself.
-    fn parameters(&self) -> Parameters {
-        Parameters {
-            dtype: self.dtype,
-            accumulate: self.accumulate,
-            formats: self.formats(),
-            granularities: self.granularities(),
-            grouping: self.grouping(),
-            bias: self.bias.as_ref().map(|bias| bias.source),
-        }
+    fn parameters(&self) -> impl Hash + use<> {
+        let bias = self.bias.as_ref().map(|bias| bias.source);
+        (self.dtype, self.accumulate, self.formats(), self.granularities(), self.grouping(), bias)
     }
 
     /// Runs the kernel of a path.
@@ -235,15 +218,15 @@ impl Gemm<'_> {
         Granularity::any_blocks(self.granularities())
     }
 
-    /// Whether columns of an aligned tile, of 128 at most, may have different f32 scales of B.
-    fn scales_b_differ(&self) -> bool {
-        let (_, n, _) = self.matrices();
-        // Then a square of scales has the last rows of one group's matrix and the first of the next one's.
-        let shifted = self.grouping() == Some(Grouping::Rows) && !n.is_multiple_of(BLOCK);
-        match self.b.granularity {
-            Granularity::Row | Granularity::Block1x128 => true,
-            Granularity::Block128x128 => shifted,
-            Granularity::Tensor | Granularity::Block1x32 => false,
+    /// What its plan depends on.
+    fn shape(&self) -> GemmShape {
+        let (m, n, _) = self.matrices();
+        GemmShape {
+            product: [m, n, self.a.k],
+            granularities: self.granularities(),
+            power_of_two: self.a.power_of_two && self.b.power_of_two,
+            use_fast_accum: self.use_fast_accum,
+            groups: self.groups.map(|groups| (groups.grouping, groups.count)),
         }
     }
 }
@@ -304,22 +287,13 @@ pub fn scaled_gemm_into<R: Runtime>(
     if !supports(client, out.dtype) {
         return Err(KernelError::UnsupportedDtype { dtype: out.dtype });
     }
-    let bias = match bias {
-        Some(bias) if bias.len != b.rows => {
-            return Err(KernelError::BiasMismatch { bias: bias.len, n: b.rows });
-        }
-        Some(bias) => Some(Checked::vector(client, bias)?),
-        None => None,
-    };
+    if let Some(bias) = bias.filter(|bias| bias.len != b.rows) {
+        return Err(KernelError::BiasMismatch { bias: bias.len, n: b.rows });
+    }
+    let bias = bias.map(|bias| Checked::vector(client, bias)).transpose()?;
     let source = Source::of(out.dtype)?;
-    let (needed, available) = ((a.rows * b.rows * source.size()) as u64, out.handle.size_in_used());
-    if needed > available {
-        return Err(KernelError::OutOfBounds { needed, available });
-    }
-    let (start, alignment) = (out.handle.offset_start.unwrap_or(0), client.properties().memory.alignment);
-    if !start.is_multiple_of(alignment) {
-        return Err(KernelError::Misaligned { offset: start, size: alignment as usize });
-    }
+    check_bytes(&out.handle, (a.rows * b.rows * source.size()) as u64)?;
+    check_aligned(&out.handle, client.properties().memory.alignment as usize)?;
     let dtype = source.storage();
     let (out, accumulate) = (&out.handle, out.accumulate);
     let gemm = Gemm { a, b, bias, out, dtype, accumulate, use_fast_accum: config.use_fast_accum, groups: None };

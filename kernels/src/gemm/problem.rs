@@ -3,16 +3,46 @@
 use cubecl::prelude::*;
 
 use super::Gemm;
-use super::bias::{Bias, BiasLaunch};
 use super::grouped::Grouping;
-use super::schedule::{GroupCursor, GroupSizes, Work, first_group, grouped_tile, whole};
+use super::schedule::{GroupCursor, GroupSizes, Work, first_group, grouped_tile};
 use crate::granularity::BLOCK;
 use crate::grid::banded_tile;
+use crate::load::{Geometry, GeometryLaunch, load_scalar};
 use crate::mx::e8m0_byte;
 use crate::ptx::memory::load_global_words;
-use crate::scale::{scale_index, sum_factor};
+use crate::scale::scale_index;
+use crate::source::Source;
 use crate::view::Checked;
 use crate::{Granularity, row_words};
+
+/// A vector to add to every row, or none.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct Bias {
+    pub(super) values: ComptimeOption<Array<u32>>,
+    geometry: Geometry,
+    #[cube(comptime)]
+    source: Source,
+}
+
+impl<R: Runtime> BiasLaunch<R> {
+    /// The kernel's argument for a checked bias.
+    fn of(bias: Option<&Checked>) -> Self {
+        let geometry = bias.map_or_else(|| GeometryLaunch::new(0, 0, 0, 0, 0), Checked::geometry);
+        Self::new(bias.map(Checked::array).into(), geometry, bias.map_or(Source::F32, |bias| bias.source))
+    }
+}
+
+#[cube]
+impl Bias {
+    /// What is added to column `col`.
+    pub(super) fn at(&self, col: u32) -> f32 {
+        #[comptime]
+        match &self.values {
+            ComptimeOption::Some(values) => load_scalar(values, &self.geometry, col, comptime!(self.source)),
+            ComptimeOption::None => f32::new(0.0),
+        }
+    }
+}
 
 /// Scales, bias, groups and sizes.
 #[derive(CubeType, CubeLaunch)]
@@ -60,12 +90,20 @@ impl<R: Runtime> ProblemLaunch<R> {
 
 #[cube]
 impl Problem {
+    /// The scales of operand 0, A, or 1, B.
+    pub(super) fn inv_scales(&self, #[comptime] side: usize) -> &Array<u32> {
+        if comptime!(side == 0) { &self.inv_scale_a } else { &self.inv_scale_b }
+    }
+
     /// What a sum over block `block` of 128 is multiplied by for row `row` of operand 0, A, or 1, B.
     pub(super) fn factor(&self, row: u32, block: u32, #[comptime] side: usize) -> f32 {
-        if comptime!(side == 0) {
-            sum_factor(&self.inv_scale_a, row, block, self.blocks, comptime!(self.granularities[0]))
+        let granularity = comptime!(self.granularities[side]);
+        if comptime!(granularity.is_mx()) {
+            // They multiply codes or products before.
+            1.0f32.runtime()
         } else {
-            sum_factor(&self.inv_scale_b, row, block, self.blocks, comptime!(self.granularities[1]))
+            let inv_scales = self.inv_scales(side);
+            f32::reinterpret(inv_scales[scale_index(row, block, self.blocks, granularity) as usize])
         }
     }
 
@@ -84,21 +122,13 @@ impl Problem {
             to[comptime!(first as usize)] = self.factor(row, block, side);
         } else {
             let index = scale_index(row, block, self.blocks, comptime!(self.granularities[side]));
-            if comptime!(side == 0) {
-                load_global_words(&self.inv_scale_a, index, to, first, width);
-            } else {
-                load_global_words(&self.inv_scale_b, index, to, first, width);
-            }
+            load_global_words(self.inv_scales(side), index, to, first, width);
         }
     }
 
     /// The E8M0 scale of row `row` of operand 0, A, or 1, B, for block `block` of 32.
     pub(super) fn e8m0(&self, row: u32, block: u32, #[comptime] side: usize) -> u32 {
-        if comptime!(side == 0) {
-            e8m0_byte(&self.inv_scale_a, row, block, self.blocks)
-        } else {
-            e8m0_byte(&self.inv_scale_b, row, block, self.blocks)
-        }
+        e8m0_byte(self.inv_scales(side), row, block, self.blocks)
     }
 
     /// Tile `number` of size `tile`, in bands; of groups, one after the other.
@@ -118,7 +148,18 @@ impl Problem {
 
     /// The work of a tile of an output that is one matrix.
     pub(super) fn whole_work(&self, row0: u32, col0: u32) -> Work {
-        whole(row0, col0, self.m, self.words * 4)
+        let (zero, m, k) = (0u32.runtime(), self.m, self.words * 4);
+        Work {
+            row0,
+            row_begin: zero,
+            row_end: m,
+            col0,
+            row0_b: zero,
+            k_begin: zero,
+            k_end: k,
+            matrix: zero,
+            out0: zero,
+        }
     }
 
     /// Tile `number` of groups, `cols` along N, beginning where the row of B is a multiple of `align`.

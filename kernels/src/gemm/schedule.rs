@@ -27,13 +27,6 @@ pub(super) struct Work {
     pub(super) out0: u32,
 }
 
-/// The work of a tile of an output that is one matrix.
-#[cube]
-pub(super) fn whole(row0: u32, col0: u32, m: u32, k: u32) -> Work {
-    let zero = 0u32.runtime();
-    Work { row0, row_begin: zero, row_end: m, col0, row0_b: zero, k_begin: zero, k_end: k, matrix: zero, out0: zero }
-}
-
 /// End number `group`, `limit` at most.
 #[cube]
 fn end_of(ends: &Array<u32>, group: u32, limit: u32) -> u32 {

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use crate::Format;
-use crate::arch::{cuda_arch, has_fp8_cvt};
+use crate::arch::{CudaArch, cuda_arch};
 use crate::struck::is_struck;
 
 /// What a kernel may use beside CubeCL's own operations.
@@ -26,7 +26,7 @@ impl Isa {
     /// The conversions of this client's device that were not struck off; `None` if all were.
     pub(crate) fn left<R: Runtime>(client: &ComputeClient<R>) -> Option<Self> {
         let is_there = |isa| match isa {
-            Self::PtxFp8 => has_fp8_cvt(client),
+            Self::PtxFp8 => cuda_arch(client) >= Some(CudaArch::Sm89),
             Self::Ptx => cuda_arch(client).is_some(),
             Self::Portable => true,
         };

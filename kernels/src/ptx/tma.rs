@@ -1,6 +1,6 @@
 //! Copies between device memory and shared memory (TMA): of tensors of two dimensions, and of bytes.
 
-use cubecl::ir::{Scope, Variable};
+use cubecl::ir::Variable;
 use cubecl::prelude::*;
 
 use super::{Operand, asm, element_address, input, name};
@@ -9,34 +9,44 @@ fn address(map: &Variable) -> Operand {
     ("l", format!("&{}", name(map)))
 }
 
+/// Where a box is brought to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Reach {
+    /// To this block.
+    Block,
+    /// To this block. Its bytes count at an mbarrier of the pair's other block, or of this one: an address in the cluster.
+    Pair,
+    /// To every block of the cluster whose bit is set, at the same addresses in each.
+    Cluster(u32),
+}
+
 /// Starts to bring the map's box at column `x`, row `y` to `shared`; its bytes count at `barrier`. What lies outside the
 /// tensor is zero.
 #[cube]
-pub(crate) fn tma_load<T: CubePrimitive>(map: &TensorMap<T, Tiled>, shared: u32, barrier: u32, x: u32, y: u32) {
-    intrinsic!(|scope| load(scope, &map.expand, [*shared.expand, *x.expand, *y.expand, *barrier.expand], "", None))
-}
-
-/// [`tma_load`] to this block whose bytes count at an mbarrier of the pair's other block, or of this one: an address in the cluster.
-#[cube]
-pub(crate) fn tma_load_pair<T: CubePrimitive>(map: &TensorMap<T, Tiled>, shared: u32, barrier: u32, x: u32, y: u32) {
+pub(crate) fn tma_load<T: CubePrimitive>(
+    map: &TensorMap<T, Tiled>,
+    shared: u32,
+    barrier: u32,
+    x: u32,
+    y: u32,
+    #[comptime] to: Reach,
+) {
     intrinsic!(|scope| {
-        let places = [*shared.expand, *x.expand, *y.expand, *barrier.expand];
-        load(scope, &map.expand, places, ".cta_group::2", None)
+        let mut inputs = vec![input(scope, *shared.expand), address(&map.expand)];
+        inputs.extend([*x.expand, *y.expand, *barrier.expand].map(|value| input(scope, value)));
+        let (qualifier, mask) = match to {
+            Reach::Block => ("", None),
+            Reach::Pair => (".cta_group::2", None),
+            Reach::Cluster(mask) => (".multicast::cluster", Some(("h", format!("static_cast<uint16>({mask})")))),
+        };
+        let place = if mask.is_some() { ", %5" } else { "" };
+        inputs.extend(mask);
+        let template = format!(
+            "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes{qualifier} \
+             [%0], [%1, {{%2, %3}}], [%4]{place};\n"
+        );
+        asm(scope, &template, &[], &inputs);
     })
-}
-
-/// The statement that brings a box of `map` to `shared`, at `x` and `y`, reported to `barrier`: in every block of the mask, or in that
-/// of the address. `group` is `.cta_group::2` if that may be in the other block of a pair.
-fn load(scope: &mut Scope, map: &Variable, [shared, x, y, barrier]: [Variable; 4], group: &str, mask: Option<u32>) {
-    let mut inputs = vec![input(scope, shared), address(map)];
-    inputs.extend([x, y, barrier].map(|value| input(scope, value)));
-    let (qualifier, place) = if mask.is_some() { (".multicast::cluster", ", %5") } else { ("", "") };
-    inputs.extend(mask.map(|mask| ("h", format!("static_cast<uint16>({mask})"))));
-    let template = format!(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes{qualifier}{group} \
-         [%0], [%1, {{%2, %3}}], [%4]{place};\n"
-    );
-    asm(scope, &template, &[], &inputs);
 }
 
 /// Starts to bring `bytes` from word `index` of `from` to `shared`, all multiples of 16 bytes; they count at `barrier`.
@@ -48,21 +58,6 @@ pub(crate) fn bulk_load(from: &Array<u32>, index: u32, shared: u32, barrier: u32
         let template =
             format!("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], {bytes}, [%2];\n");
         asm(scope, &template, &[], &inputs);
-    })
-}
-
-/// [`tma_load`] into every block of the cluster whose bit is set in `mask`, at the same addresses in each.
-#[cube]
-pub(crate) fn tma_load_multicast<T: CubePrimitive>(
-    map: &TensorMap<T, Tiled>,
-    shared: u32,
-    barrier: u32,
-    x: u32,
-    y: u32,
-    #[comptime] mask: u32,
-) {
-    intrinsic!(|scope| {
-        load(scope, &map.expand, [*shared.expand, *x.expand, *y.expand, *barrier.expand], "", Some(mask));
     })
 }
 

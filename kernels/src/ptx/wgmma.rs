@@ -8,7 +8,7 @@
 //!
 //! Source: PTX ISA, *Asynchronous warpgroup level matrix instructions*.
 
-use cubecl::ir::{Scope, Variable};
+use cubecl::ir::Variable;
 use cubecl::prelude::*;
 
 use super::{Operand, asm, elements, input, places};
@@ -51,43 +51,34 @@ pub(crate) fn wgmma_wait(acc: &mut Array<f32>, #[comptime] n: u32, #[comptime] p
     })
 }
 
-/// `acc [64, n] = A [64, 32] · B [n, 32]ᵀ`, added to `acc` where `add` is not zero.
-#[cube]
-pub(crate) fn wgmma_fp8(
-    acc: &mut Array<f32>,
-    a: u64,
-    b: u64,
-    add: u32,
-    #[comptime] n: u32,
-    #[comptime] format_a: Format,
-    #[comptime] format_b: Format,
-) {
-    intrinsic!(|scope| {
-        let types = format!("k32.f32.{format_a}.{format_b}");
-        product(scope, &acc.expand, [*a.expand, *b.expand, *add.expand], n, &types, "1, 1");
-    })
+/// What is multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Element {
+    /// Codes of A and of B, 32 of the contraction a product.
+    Fp8([Format; 2]),
+    /// bf16, 16 of the contraction.
+    Bf16,
 }
 
-/// `acc [64, n] = A [64, 16] · B [n, 16]ᵀ`, added to `acc` where `add` is not zero, of bf16.
+/// `acc [64, n] = A [64, _] · B [n, _]ᵀ`, whose descriptors these are, added to `acc` where `add` is not zero.
 #[cube]
-pub(crate) fn wgmma_bf16(acc: &mut Array<f32>, a: u64, b: u64, add: u32, #[comptime] n: u32) {
+pub(crate) fn wgmma(acc: &mut Array<f32>, a: u64, b: u64, add: u32, #[comptime] n: u32, #[comptime] element: Element) {
     intrinsic!(|scope| {
-        // Neither sign is changed, neither operand transposed.
-        product(scope, &acc.expand, [*a.expand, *b.expand, *add.expand], n, "k16.f32.bf16.bf16", "1, 1, 0, 0");
+        let (count, inputs) = (n / 2, [*a.expand, *b.expand, *add.expand].map(|value| input(scope, value)));
+        // Neither sign is changed, and no operand of bf16 transposed, as none of codes can be.
+        let (types, rest) = match element {
+            Element::Fp8([a, b]) => (format!("k32.f32.{a}.{b}"), "1, 1"),
+            Element::Bf16 => ("k16.f32.bf16.bf16".into(), "1, 1, 0, 0"),
+        };
+        let template = format!(
+            "{{\n.reg .pred add;\nsetp.ne.b32 add, %{}, 0;\n\
+             wgmma.mma_async.sync.aligned.m64n{n}{types} {{{}}}, %{count}, %{}, add, {rest};\n}}\n",
+            count + 2,
+            places(count),
+            count + 1,
+        );
+        asm(scope, &template, &accumulators(&acc.expand, n), &inputs);
     })
-}
-
-/// The statement of a product: `inputs` are the descriptors of A and B and whether to add, `rest` the literals after them.
-fn product(scope: &mut Scope, acc: &Variable, inputs: [Variable; 3], n: u32, types: &str, rest: &str) {
-    let (count, inputs) = (n / 2, inputs.map(|value| input(scope, value)));
-    let template = format!(
-        "{{\n.reg .pred add;\nsetp.ne.b32 add, %{}, 0;\n\
-         wgmma.mma_async.sync.aligned.m64n{n}{types} {{{}}}, %{count}, %{}, add, {rest};\n}}\n",
-        count + 2,
-        places(count),
-        count + 1,
-    );
-    asm(scope, &template, &accumulators(acc, n), &inputs);
 }
 
 ptx! {

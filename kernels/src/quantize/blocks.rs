@@ -207,8 +207,6 @@ pub(super) fn block_scale(amax: u32, #[comptime] encoding: Encoding) -> (f32, u3
 }
 
 /// Writes what an operand keeps of the scale of line `line` of the tile. Words of E8M0 bytes are padded to whole tiles.
-// The outer `if let` is resolved while the kernel is generated, the inner `if` when it runs.
-#[allow(clippy::collapsible_if)]
 #[cube]
 pub(super) fn store_inverse(
     inverses: &mut ComptimeOption<Array<u32>>,

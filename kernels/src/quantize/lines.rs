@@ -9,12 +9,11 @@ use super::tile::{TILE_ROWS, Tile, UNIT_ROWS, UNITS_X, UnitScales, tile_cols};
 use super::{Copies, array, optional, words};
 use crate::amax::amax_bits;
 use crate::grid::{UNITS, cube_first, fold};
-use crate::launched::note;
+use crate::launched::{Version, note};
 use crate::load::{Geometry, load_pinned};
 use crate::ptx::cvt::Isa;
 use crate::scale::{inverse_bits, scale_bits};
 use crate::source::Source;
-use crate::version::{VERSION, Version};
 use crate::view::Checked;
 use crate::{Cast, Orientation};
 
@@ -85,8 +84,6 @@ pub(super) fn scales<R: Runtime>(
     let row_partials = orientation.rows().then(|| words(client, tiles_x * x.rows));
     let col_partials = words(client, tiles_y * x.cols);
     let isa = Isa::of(client);
-    note("line_maxima", (x.vector_words(), row_partials.is_some(), x.source, isa));
-    note("fold_lines", (row_partials.is_some(), x.source, cast, isa));
     // SAFETY: `x` is checked and `Tile::load` reads only inside it; stores are guarded by the rows and columns of `x`.
     unsafe {
         line_maxima::launch_unchecked::<R>(
@@ -100,7 +97,7 @@ pub(super) fn scales<R: Runtime>(
             x.geometry(),
             x.source,
             isa,
-            VERSION,
+            note("line_maxima", (x.vector_words(), row_partials.is_some(), x.source, isa)),
         );
     }
     let folded = |partials: &Handle, lines: usize, count: usize| {
@@ -125,7 +122,7 @@ pub(super) fn scales<R: Runtime>(
             x.source,
             cast,
             isa,
-            VERSION,
+            note("fold_lines", (rows.is_some(), x.source, cast, isa)),
         );
     }
     let scales = LineScalesLaunch::new(optional(rows.as_ref().map(|rows| &rows.scale)), optional(Some(&cols.scale)));
@@ -137,8 +134,6 @@ pub(super) fn scales<R: Runtime>(
 }
 
 /// Largest raw magnitudes of the columns of each tile, `[tiles_y, C]`, and of its rows, `[tiles_x, R]`.
-// The outer `if let` is resolved while the kernel is generated, the inner `if` when it runs.
-#[allow(clippy::collapsible_if)]
 #[cube(launch_unchecked)]
 fn line_maxima<N: Size>(
     x: &Array<Vector<u32, N>>,
@@ -197,8 +192,6 @@ struct Lines {
 }
 
 /// amax and scales of each row, by the first `row_cubes` cubes, and of each column.
-// The outer `if let` is resolved while the kernel is generated, the inner `if` when it runs.
-#[allow(clippy::collapsible_if)]
 #[cube(launch_unchecked)]
 fn fold_lines(
     rows: &mut ComptimeOption<Lines>,

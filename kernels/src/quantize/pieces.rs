@@ -10,10 +10,9 @@ use super::{Copies, array, optional, words};
 use crate::amax::{amax_bits, largest_magnitude};
 use crate::granularity::BLOCK;
 use crate::grid::{UNITS, cube_first, fold};
-use crate::launched::note;
+use crate::launched::{Version, note};
 use crate::load::{Geometry, load_sector};
 use crate::source::Source;
-use crate::version::{VERSION, Version};
 use crate::view::Checked;
 use crate::{Orientation, row_words};
 
@@ -25,8 +24,6 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, x: &Checked, encodin
     let pieces = tiles * BLOCK * across;
     let maxima = words(client, pieces);
     let per_sector = x.source.sector_len() / 4;
-    note("cast_pieces", (x.vector_words(), encoding));
-    note("fold_tiles", x.source);
     // SAFETY: `x` is checked and `load_sector` reads only inside it; stores of codes are guarded by the rows and the pitch of the copy,
     // of maxima by the number of pieces, of scales by the rows, or for E8M0 by the number of pieces: there is a word for each. `fold_tiles`
     // reads the `TILE` maxima of each tile, and writes as many amaxes as there are tiles.
@@ -45,7 +42,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, x: &Checked, encodin
             pieces as u32,
             row_words(x.cols) as u32 / per_sector,
             encoding,
-            VERSION,
+            note("cast_pieces", (x.vector_words(), encoding)),
         );
         fold_tiles::launch_unchecked::<R>(
             client,
@@ -56,7 +53,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, x: &Checked, encodin
             (tiles * across) as u32,
             across as u32,
             x.source,
-            VERSION,
+            note("fold_tiles", x.source),
         );
     }
     copies

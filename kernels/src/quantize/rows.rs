@@ -9,10 +9,9 @@ use super::tile::{SECTOR_WORDS, store_words};
 use super::{Copies, array, words};
 use crate::amax::{amax_bits, largest_magnitude};
 use crate::grid::{UNITS, cube_first, fold, is_cpu, lanes_max};
-use crate::launched::note;
+use crate::launched::{Version, note};
 use crate::load::{Cursor, Geometry, all_loaded, load_sector};
 use crate::scale::inverse_bits;
-use crate::version::{VERSION, Version};
 use crate::view::Checked;
 use crate::{Orientation, row_words};
 
@@ -42,7 +41,6 @@ pub(super) fn launch_linear<R: Runtime>(
     let dense = x.clone().flatten();
     let x = if x.cols == row_words(x.cols) * 4 { &dense } else { x };
     let per_row = sectors_per_row(x);
-    note("cast_linear", (x.vector_words(), x.rows == 1, encoding, parameters));
     // SAFETY: `x` is checked and `load_sector` reads only inside it; a sector's codes are as many as the copy was allocated
     // with, and stores are guarded by the number of sectors. Cube `i` writes word `i` of what `TensorScale` observes.
     unsafe {
@@ -60,7 +58,7 @@ pub(super) fn launch_linear<R: Runtime>(
             per_row as u32,
             x.rows == 1,
             encoding,
-            VERSION,
+            note("cast_linear", (x.vector_words(), x.rows == 1, encoding, parameters)),
         );
     }
     copies
@@ -141,7 +139,6 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, x: &Checked, encodin
     let split = RowSplit::new(per_row, is_cpu(client));
     let copies = Copies::new(client, x, Orientation::Rows, |_| (words(client, x.rows), words(client, x.rows)));
     let copy = copies.rows.as_ref().expect("the copy by rows");
-    note("cast_rows", (x.vector_words(), encoding, split));
     // SAFETY: `x` is checked and `load_sector` reads only inside it; stores are guarded by the rows and by the sectors of a
     // row, whose codes fill the pitch.
     unsafe {
@@ -159,7 +156,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, x: &Checked, encodin
             per_row as u32,
             encoding,
             split,
-            VERSION,
+            note("cast_rows", (x.vector_words(), encoding, split)),
         );
     }
     copies

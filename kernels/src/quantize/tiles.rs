@@ -11,11 +11,10 @@ use super::tile::{COL_WORDS, SECTOR_WORDS, TILE_ROWS, Tile, TileCast, UNIT_ROWS,
 use super::{Copies, optional};
 use crate::granularity::BLOCK;
 use crate::grid::{UNITS, fold};
-use crate::launched::note;
+use crate::launched::{Version, note};
 use crate::load::Geometry;
 use crate::ptx::cvt::Isa;
 use crate::source::Source;
-use crate::version::{VERSION, Version};
 use crate::view::Checked;
 use crate::{Granularity, row_words};
 
@@ -102,7 +101,6 @@ pub(super) fn launch<R: Runtime>(
         by_cols: cols.is_some(),
         one_scale: matches!(granularity, Granularity::Tensor | Granularity::Block128x128),
     };
-    note("cast_tiles", (x.vector_words(), cast, one_scale));
     // SAFETY: `x` is checked and `Tile::load` reads only inside it; stores of codes are guarded by the pitches and by the numbers of
     // rows that the copies were allocated with. Of scales: `LineScales` reads below the numbers of lines; `BlockScales` writes word `i`
     // of the amaxes in cube `i`, scales guarded by the numbers of lines, and tile `i` of E8M0 scales or its mirror image, of which there
@@ -122,7 +120,7 @@ pub(super) fn launch<R: Runtime>(
             row_words(x.cols) as u32 / per_sector,
             row_words(x.rows) as u32 / 4,
             cast,
-            VERSION,
+            note("cast_tiles", (x.vector_words(), cast, one_scale)),
         );
     }
     copies

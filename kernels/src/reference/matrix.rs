@@ -225,10 +225,7 @@ vectorized! {
         out: &mut [f32],
     ) -> () {
         assert_eq!(codes.len(), out.len(), "dequantize_into: one value per code");
-        match format {
-            Format::E4m3 => dequantize_parts(codes, Parts { size, cols }, Format::E4m3, inv_scales, out),
-            Format::E5m2 => dequantize_parts(codes, Parts { size, cols }, Format::E5m2, inv_scales, out),
-        }
+        for_each_format!(format => dequantize_parts(codes, Parts { size, cols }, format, inv_scales, out))
     }
 }
 

@@ -44,6 +44,18 @@ fn reference_decodes_every_code_by_definition(#[case] format: Format) {
     assert_eq!(reference::decode(format.max_code(), format), format.max());
 }
 
+#[test]
+fn codes_decode_alike_alone_and_in_slices() {
+    let codes: Vec<u8> = (0..=255).collect();
+    for format in Format::ALL {
+        let mut values = vec![0.0; 256];
+        reference::decode_slice(&codes, format, &mut values);
+        for (&code, value) in codes.iter().zip(&values) {
+            assert_eq!(value.to_bits(), reference::decode(code, format).to_bits(), "{format} {code:#x}");
+        }
+    }
+}
+
 #[rstest]
 #[case(Format::E4m3)]
 #[case(Format::E5m2)]

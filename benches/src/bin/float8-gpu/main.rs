@@ -7,8 +7,6 @@
 
 mod bench;
 mod check;
-#[cfg(test)]
-mod run_sh;
 mod target;
 
 use std::process::ExitCode;

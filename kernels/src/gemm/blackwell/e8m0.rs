@@ -8,9 +8,8 @@ use cubecl::prelude::*;
 
 use crate::granularity::{BLOCK, TILE_WORDS};
 use crate::grid::{UNITS, fold};
-use crate::launched::note;
+use crate::launched::{Version, note};
 use crate::scale::scale_index;
-use crate::version::{VERSION, Version};
 use crate::{Granularity, Operand};
 
 /// The operands with scales of [`Granularity::Block1x32`] in the place of their f32 scales, which are powers of two. Both are checked and
@@ -22,7 +21,6 @@ pub(super) fn with_e8m0_scales<R: Runtime>(client: &ComputeClient<R>, operands: 
     let words = words_a + words_b;
     let out = client.empty(4 * words);
     let granularities = operands.map(|operand| operand.granularity);
-    note("scales_to_e8m0", granularities);
     // SAFETY: the operands have as many scales as their rows and blocks ask for, and a unit stays below the number of words.
     unsafe {
         scales_to_e8m0::launch_unchecked::<R>(
@@ -38,7 +36,7 @@ pub(super) fn with_e8m0_scales<R: Runtime>(client: &ComputeClient<R>, operands: 
             words as u32,
             a.k.div_ceil(BLOCK) as u32,
             granularities,
-            VERSION,
+            note("scales_to_e8m0", granularities),
         );
     }
     let scales_b = out.clone().offset_start(4 * words_a as u64);

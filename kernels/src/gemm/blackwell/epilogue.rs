@@ -8,7 +8,6 @@ use super::plan::Scaling;
 use super::{CHUNK, Config, WARP_ROWS};
 use crate::Granularity;
 use crate::gemm::problem::Problem;
-use crate::gemm::schedule::Work;
 use crate::gemm::tma::item::Item;
 use crate::gemm::tma::store::{Own, has_rows, leads, store_chunk, store_element, swizzled};
 use crate::ptx::barrier::fence_proxy_async;
@@ -141,7 +140,13 @@ fn store_columns<O: Float>(
             store_chunk(map, out, to, &first, item, problem, config.store, comptime!([WARP_ROWS as u32, 32u32]));
             storer.chunks += 1;
         }
-        ComptimeOption::None => store_elements(values, out, &own, &item.work, problem, config),
+        ComptimeOption::None =>
+        {
+            #[unroll]
+            for i in 0..comptime!(config.store.chunk_cols()) {
+                store_element::<O>(out, values[i], own.row, own.col + comptime!(i as u32), &item.work, problem);
+            }
+        }
     }
 }
 
@@ -171,7 +176,11 @@ fn finish(values: &mut Array<f32>, scale_a: f32, problem: &Problem, col: u32, it
                 // Nothing was multiplied: the sums are those of another tile, and no scale counts.
                 value = select(item.step_begin < item.step_end, value, 0.0f32);
             }
-            value += if comptime!(config.bias) { plane_shuffle(bias_own, comptime!(i as u32)) } else { f32::new(0.0) };
+            value += if comptime!(problem.bias.values.is_some()) {
+                plane_shuffle(bias_own, comptime!(i as u32))
+            } else {
+                f32::new(0.0)
+            };
             values[comptime!(32 * group + i)] = value;
         }
     }
@@ -264,21 +273,5 @@ fn stage(values: &Array<f32>, to: u32, #[comptime] dtype: Source) {
             };
         }
         store_shared_quad(address, &words);
-    }
-}
-
-/// Each thread stores its row of a chunk.
-#[cube]
-fn store_elements<O: Float>(
-    values: &Array<f32>,
-    out: &mut Array<O>,
-    own: &Own,
-    work: &Work,
-    problem: &Problem,
-    #[comptime] config: Config,
-) {
-    #[unroll]
-    for i in 0..comptime!(config.store.chunk_cols()) {
-        store_element::<O>(out, values[i], own.row, own.col + comptime!(i as u32), work, problem);
     }
 }

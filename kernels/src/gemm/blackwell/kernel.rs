@@ -4,33 +4,29 @@ use cubecl::prelude::*;
 
 use super::epilogue::{Storer, store_sums, store_tile};
 use super::maps::Maps;
-use super::places::Places;
 use super::plan::{ROWS, STEP};
-use super::promote::add_steps;
+use super::promote::{Places, add_steps};
 use super::{Config, SCALE_COLUMNS, SCALES, STORERS};
 use crate::gemm::problem::Problem;
 use crate::gemm::schedule::{Work, first_group};
 use crate::gemm::tma::item::{Extent, Item, first_item, item, items_at_once, sync_blocks};
 use crate::gemm::tma::maps::InsteadOfShapes;
-use crate::gemm::tma::ring::{Place, Ring, advance, first_place, stage_operands, stage_scales};
+use crate::gemm::tma::ring::{Place, Ring, advance, arrive, first_place, stage_operands, stage_scales};
 use crate::gemm::tma::store::finish_stores;
+use crate::launched::Version;
 use crate::ptx::barrier::{
-    cluster_address, fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_arrive_remote,
-    mbarrier_init, mbarrier_wait,
+    cluster_address, fence_mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait,
 };
 use crate::ptx::shared::shared_address;
 use crate::ptx::tcgen05::{
     fp8_instruction, mma_fp8, mma_mxfp8, mxfp8_instruction, operand_descriptor, scales_descriptor, tcgen05_after_wait,
     tcgen05_before_signal, tcgen05_commit, tmem_alloc, tmem_copy_scales, tmem_dealloc,
 };
-use crate::ptx::tma::{bulk_load, tma_load, tma_load_pair, tma_prefetch_map};
-use crate::version::Version;
+use crate::ptx::tma::{Reach, bulk_load, tma_load, tma_prefetch_map};
 
 /// The warp that multiplies; warp 0 fills stages.
 const MULTIPLIER: u32 = 1;
 
-// The branch of `elect.sync` stands alone.
-#[allow(clippy::collapsible_if)]
 #[cube(launch_unchecked, cluster_dim = CubeDim::new_2d(config.ctas, 1))]
 pub(super) fn gemm_blackwell<O: Float>(
     maps: &Maps,
@@ -106,7 +102,8 @@ pub(super) fn gemm_blackwell<O: Float>(
                 let tile = tmem + buffer.at * comptime!(config.cols as u32);
                 store_tile::<O>(tile, &mut storer, out_map, out, problem, &item, config);
                 tcgen05_before_signal();
-                tell_read(places.read + 8 * buffer.at, config);
+                // To the thread that issues the products.
+                arrive(places.read + 8 * buffer.at, 0u32.runtime(), config.ctas);
                 advance(&mut buffer, comptime!(config.buffers() as u32));
             }
             index += items_at_once(config.ctas);
@@ -132,16 +129,6 @@ fn leads_pair(#[comptime] config: Config) -> bool {
         rank == 0
     } else {
         true.runtime()
-    }
-}
-
-/// Tells the thread that issues the products that this thread has read its sums.
-#[cube]
-fn tell_read(barrier: u32, #[comptime] config: Config) {
-    if comptime!(config.ctas > 1) {
-        mbarrier_arrive_remote(barrier, 0u32.runtime());
-    } else {
-        mbarrier_arrive(barrier);
     }
 }
 
@@ -229,16 +216,6 @@ fn finish_sums(places: &Places, buffer: &mut Place, #[comptime] config: Config) 
     advance(buffer, comptime!(config.buffers() as u32));
 }
 
-/// Announces what TMA will bring to a stage, of a pair to both blocks.
-#[cube]
-fn announce(full: u32, #[comptime] config: Config) {
-    let layout = comptime!(config.layout());
-    let bytes = comptime!((layout.stage_a + layout.stage_b + layout.stage_scales) as u32 * config.ctas);
-    if leads_pair(config) {
-        mbarrier_arrive_expect_tx(full, bytes);
-    }
-}
-
 /// Has TMA fill a stage, and count at that of the mbarriers from `full` on which is the stage's.
 #[cube]
 fn fill(
@@ -255,15 +232,20 @@ fn fill(
     let layout = comptime!(config.layout());
     let (at_a, at_b) = stage_operands(ring.base, stage, layout);
     let column = step * comptime!(STEP as u32);
-    announce(ring.full(stage), config);
+    let announced = ring.full(stage);
+    if leads_pair(config) {
+        // What it brings to both blocks.
+        let bytes = comptime!((layout.stage_a + layout.stage_b + layout.stage_scales) as u32 * config.ctas);
+        mbarrier_arrive_expect_tx(announced, bytes);
+    }
     let row_b = work.row0_b + work.col0;
     if comptime!(config.ctas > 1) {
         let share = CUBE_POS_X % comptime!(config.ctas) * comptime!(config.cols as u32 / config.ctas);
-        tma_load_pair(&maps.a, at_a, full, column, work.row0);
-        tma_load_pair(&maps.b, at_b, full, column, row_b + share);
+        tma_load(&maps.a, at_a, full, column, work.row0, Reach::Pair);
+        tma_load(&maps.b, at_b, full, column, row_b + share, Reach::Pair);
     } else {
-        tma_load(&maps.a, at_a, full, column, work.row0);
-        tma_load(&maps.b, at_b, full, column, row_b);
+        tma_load(&maps.a, at_a, full, column, work.row0, Reach::Block);
+        tma_load(&maps.b, at_b, full, column, row_b, Reach::Block);
     }
     if comptime!(config.block_scaled()) {
         let at = stage_scales(ring.base, stage, layout);
@@ -283,7 +265,7 @@ fn fill(
 fn load_scales(map: &ComptimeOption<TensorMap<u32, Tiled>>, scales: &Array<u32>, tile: u32, to: u32, full: u32) {
     #[comptime]
     match map {
-        ComptimeOption::Some(map) => tma_load_pair(map, to, full, 0u32.runtime(), tile),
+        ComptimeOption::Some(map) => tma_load(map, to, full, 0u32.runtime(), tile, Reach::Pair),
         ComptimeOption::None => {
             bulk_load(scales, tile * comptime!(SCALES as u32 / 4), to, full, comptime!(SCALES as u32));
         }

@@ -22,7 +22,6 @@ mod e8m0;
 mod epilogue;
 mod kernel;
 mod maps;
-mod places;
 mod plan;
 mod promote;
 
@@ -33,11 +32,11 @@ use super::grouped::Grouping;
 use super::tma::item::ItemShape;
 use super::tma::launch::{self, Pass};
 use super::tma::maps::Matrix;
+use super::tma::plan::{GemmShape, Plan};
 use super::tma::ring::{Layout, trap};
 use super::tma::scales::load_width;
 use super::tma::store::Store;
 use crate::launched::note;
-use crate::version::VERSION;
 use crate::{Format, Granularity};
 use e8m0::with_e8m0_scales;
 use maps::{MapsLaunch, scales_map};
@@ -82,7 +81,6 @@ struct Config {
     /// Chunks of the output that a warp has in shared memory.
     chunks: usize,
     store: Store,
-    bias: bool,
     scaling: Scaling,
     /// Parts of 128 rows of B whose scales a tile needs.
     scale_tiles_b: usize,
@@ -196,21 +194,21 @@ pub(super) const fn takes([a, b]: [Granularity; 2]) -> bool {
 
 /// Launches the kernel, one before where scales become E8M0, and one more if the contraction is split.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
-    if gemm.by_block() && gemm.a.power_of_two && gemm.b.power_of_two {
-        let [a, b] = &with_e8m0_scales(client, [gemm.a, gemm.b]);
-        return launch_scaled(client, &Gemm { a, b, ..gemm.clone() }, Scaling::TensorCores);
-    }
-    let scaling = match gemm.by_block() {
-        true if gemm.scales_b_differ() => Scaling::EachStepByColumn,
-        true => Scaling::EachStep,
-        false if gemm.a.granularity.is_mx() => Scaling::TensorCores,
-        false => Scaling::Epilogue,
+    let scaling = Scaling::of(&gemm.shape());
+    let launch = |gemm: &Gemm| {
+        launch::launch(client, gemm, &scaling, STEP, |pass| launch_tiles(client, gemm, scaling, pass));
     };
-    launch_scaled(client, gemm, scaling);
+    if gemm.by_block() && scaling == Scaling::TensorCores {
+        let [a, b] = &with_e8m0_scales(client, [gemm.a, gemm.b]);
+        launch(&Gemm { a, b, ..gemm.clone() });
+    } else {
+        launch(gemm);
+    }
 }
 
-fn launch_scaled<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, scaling: Scaling) {
-    launch::launch(client, gemm, &scaling, STEP, |pass| launch_tiles(client, gemm, scaling, pass));
+/// The plan that the estimate chooses.
+pub(super) fn plan(shape: &GemmShape, sms: usize) -> Plan {
+    Plan::of(&Scaling::of(shape), shape, STEP, sms)
 }
 
 /// Parts of 128 rows of B whose scales a tile of `cols` columns needs.
@@ -228,7 +226,6 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, scaling: Sca
         stages: 1,
         chunks: 1,
         store: pass.store(),
-        bias: pass.has_bias(),
         scaling,
         scale_tiles_b: scale_tiles_b(cols, gemm.grouping()),
         scale_widths: if scaling.is_promoted() { [gemm.a, gemm.b].map(load_width) } else { [1; 2] },
@@ -239,7 +236,6 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, scaling: Sca
     let (_, n, _) = gemm.matrices();
     let columns = config.columns(n, gemm.grouping());
     let has_scale_maps = config.block_scaled() && ctas == 2;
-    note("gemm_blackwell", (config, target.dtype, gemm.parameters()));
     // SAFETY: `scaled_gemm` has checked that codes, scales, bias and output have the sizes given here; TMA stays inside its
     // maps and the scales of existing rows, and ordinary loads and stores are guarded by `m` and `n`.
     unsafe {
@@ -261,7 +257,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, scaling: Sca
             pass.extent(columns),
             config,
             target.dtype,
-            VERSION,
+            note("gemm_blackwell", (config, target.dtype, gemm.parameters())),
         );
     }
 }
@@ -269,27 +265,19 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, scaling: Sca
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gemm::tma::plan::{Machine, Tile};
     use crate::source::Source;
 
     /// Every tile's sums and scales fit in the 512 columns of tensor memory, and stages, chunks and barriers in a block's shared
     /// memory, at the addresses that TMA and the tensor cores ask for.
     #[test]
     fn memory_suffices() {
-        for (scaling, cols, ctas) in [
-            (Scaling::Epilogue, 256, 1),
-            (Scaling::Epilogue, 256, 2),
-            (Scaling::Epilogue, 128, 2),
-            (Scaling::Epilogue, 64, 1),
-            (Scaling::TensorCores, 192, 1),
-            (Scaling::TensorCores, 192, 2),
-            (Scaling::TensorCores, 128, 1),
-            (Scaling::TensorCores, 128, 2),
-            (Scaling::TensorCores, 64, 1),
-            (Scaling::EachStep, 128, 1),
-            (Scaling::EachStep, 64, 1),
-            (Scaling::EachStepByColumn, 128, 1),
-            (Scaling::EachStepByColumn, 64, 1),
-        ] {
+        let scalings = [Scaling::Epilogue, Scaling::TensorCores, Scaling::EachStep, Scaling::EachStepByColumn];
+        let tiles = |scaling: Scaling| scaling.tiles().map(move |tile| (scaling, tile)).collect::<Vec<_>>();
+        let clusters = |(scaling, tile): (Scaling, Tile)| {
+            scaling.clusters(tile, 4096).iter().map(move |&cluster| (scaling, tile.cols, cluster as u32))
+        };
+        for (scaling, cols, ctas) in scalings.into_iter().flat_map(tiles).flat_map(clusters) {
             let groupings = [None, Some(Grouping::Rows), Some(Grouping::Contraction)];
             let dtypes = [Source::F32, Source::F16, Source::Bf16];
             for (dtype, grouping) in dtypes.into_iter().flat_map(|dtype| groupings.map(|grouping| (dtype, grouping))) {
@@ -302,7 +290,6 @@ mod tests {
                     scaling,
                     scale_tiles_b: scale_tiles_b(cols, grouping),
                     scale_widths: [1; 2],
-                    bias: false,
                     formats: [Format::E4m3; 2],
                     trap: None,
                 };

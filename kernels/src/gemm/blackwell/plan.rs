@@ -30,7 +30,7 @@
 //! SMs, 1.85 GHz). That shared memory moves 128 bytes a cycle as on Hopper is assumed.
 
 use crate::gemm::tma::maps::ROW_BYTES;
-use crate::gemm::tma::plan::{Machine, Tile};
+use crate::gemm::tma::plan::{GemmShape, Machine, Tile};
 
 /// Length of the contraction in a pipeline stage, a byte each; four blocks of 32.
 pub(super) const STEP: usize = ROW_BYTES;
@@ -65,6 +65,16 @@ pub(super) enum Scaling {
 }
 
 impl Scaling {
+    pub(super) const fn of(shape: &GemmShape) -> Self {
+        match shape.by_block() {
+            true if shape.power_of_two => Self::TensorCores,
+            true if shape.scales_b_differ() => Self::EachStepByColumn,
+            true => Self::EachStep,
+            false if shape.granularities[0].is_mx() => Self::TensorCores,
+            false => Self::Epilogue,
+        }
+    }
+
     /// Whether scales change every 128 of the contraction.
     pub(super) const fn is_promoted(self) -> bool {
         matches!(self, Scaling::EachStep | Scaling::EachStepByColumn)
@@ -107,29 +117,6 @@ impl Machine for Scaling {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gemm::grouped::Grouping;
-    use crate::gemm::tma::plan::Plan;
-
-    const B200: usize = 148;
-    const SCALINGS: [Scaling; 4] =
-        [Scaling::Epilogue, Scaling::TensorCores, Scaling::EachStep, Scaling::EachStepByColumn];
-
-    fn plan([m, n, k]: [usize; 3], scaling: Scaling) -> Plan {
-        Plan::new(&scaling, [m, n], k.div_ceil(STEP), B200)
-    }
-
-    #[test]
-    fn large_gemms_take_the_widest_tile_in_pairs() {
-        for shape in [[4096; 3], [8192; 3], [16384; 3], [8192, 14336, 4096]] {
-            for (scaling, (cols, cluster)) in SCALINGS.into_iter().zip([(256, 2), (192, 2), (128, 1), (128, 1)]) {
-                assert_eq!(
-                    plan(shape, scaling),
-                    Plan { tile: Tile { rows: ROWS, cols }, cluster, splits: 1 },
-                    "{shape:?}"
-                );
-            }
-        }
-    }
 
     /// As the table of the module says.
     #[test]
@@ -137,115 +124,6 @@ mod tests {
         for (cols, alone, pair) in [(256, 768, 512), (192, 640, 448), (128, 512, 384)] {
             let cycles = |cluster| Scaling::Epilogue.step_cycles(Tile { rows: ROWS, cols }, cluster);
             assert_eq!([cycles(1), cycles(2)], [alone, pair], "{cols} columns");
-        }
-    }
-
-    #[test]
-    fn few_rows_take_no_pairs() {
-        for scaling in SCALINGS {
-            for m in [1, 64, 128] {
-                assert_eq!(plan([m, 65536, 4096], scaling).cluster, 1);
-            }
-        }
-    }
-
-    /// An odd number of tiles along M leaves the last pair a block without rows.
-    #[test]
-    fn odd_numbers_of_tiles_take_pairs_where_that_is_faster() {
-        let pairs = Plan { tile: Tile { rows: ROWS, cols: 256 }, cluster: 2, splits: 1 };
-        // 147 tiles are one round on 148 SMs, and so are their 74 pairs, which take fewer cycles a step.
-        assert_eq!(pairs.items(147 * ROWS, 256), B200 / 2);
-        assert_eq!(plan([147 * ROWS, 256, 4096], Scaling::Epilogue), pairs);
-        // 3 by 49 tiles are one round too, but their 98 pairs are two.
-        assert_eq!(pairs.items(3 * ROWS, 49 * 256), 98);
-        assert_eq!(plan([3 * ROWS, 49 * 256, 4096], Scaling::Epilogue), Plan { cluster: 1, ..pairs });
-    }
-
-    /// The shapes of the interpreted GEMMs of pairs, on so many SMs, and what they are to show: columns, clusters' tiles, splits.
-    #[test]
-    fn small_machines_take_pairs_too() {
-        for (shape, sms, [plain, mx]) in [
-            ([260, 260, 1000], 2, [[256, 4, 1], [192, 4, 1]]),
-            ([390, 516, 140], 4, [[256, 6, 1], [192, 6, 1]]),
-            ([129, 201, 31], 4, [[128, 2, 1], [128, 2, 1]]),
-            ([130, 67, 4100], 8, [[128, 4, 4], [128, 4, 4]]),
-        ] {
-            let [m, n, k] = shape;
-            for (scaling, want) in [(Scaling::Epilogue, plain), (Scaling::TensorCores, mx)] {
-                let plan = Plan::new(&scaling, [m, n], k.div_ceil(STEP), sms);
-                assert_eq!((plan.cluster, [plan.tile.cols, plan.items(m, n), plan.splits]), (2, want), "{shape:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn large_grouped_gemms_take_the_widest_tile_in_pairs() {
-        let plan = |scaling: Scaling, grouping, [m, n, k]: [usize; 3]| {
-            Plan::grouped(&scaling, grouping, 8, [m, n], k.div_ceil(STEP), B200)
-        };
-        for (grouping, shape) in [
-            (Grouping::Rows, [16384, 14336, 4096]),
-            (Grouping::Rows, [16384, 4096, 14336]),
-            (Grouping::Contraction, [14336, 4096, 16384]),
-        ] {
-            for (scaling, (cols, cluster)) in SCALINGS.into_iter().zip([(256, 2), (192, 2), (128, 1), (128, 1)]) {
-                let want = Plan { tile: Tile { rows: ROWS, cols }, cluster, splits: 1 };
-                assert_eq!(plan(scaling, grouping, shape), want, "{shape:?}");
-            }
-        }
-        for scaling in SCALINGS {
-            assert_eq!(plan(scaling, Grouping::Rows, [8 * ROWS, 14336, 4096]).cluster, 1, "{ROWS} rows a group");
-        }
-    }
-
-    /// The shapes of the interpreted grouped GEMMs of pairs, on so many SMs, and their columns, plain and with scales of 1 x 32.
-    #[test]
-    fn groups_take_pairs_on_small_machines() {
-        for (grouping, count, [m, n, k], sms, [plain, mx]) in [
-            (Grouping::Rows, 4, [520, 130, 300], 2, [256, 192]),
-            (Grouping::Rows, 2, [260, 66, 1000], 2, [128, 128]),
-            (Grouping::Rows, 4, [520, 200, 300], 8, [256, 128]),
-            (Grouping::Rows, 1, [250, 66, 160], 2, [128, 128]),
-            (Grouping::Contraction, 5, [130, 258, 512], 4, [256, 192]),
-            (Grouping::Contraction, 3, [200, 130, 583], 2, [256, 192]),
-        ] {
-            for (scaling, cols) in [(Scaling::Epilogue, plain), (Scaling::TensorCores, mx)] {
-                let plan = Plan::grouped(&scaling, grouping, count, [m, n], k.div_ceil(STEP), sms);
-                let want = Plan { tile: Tile { rows: ROWS, cols }, cluster: 2, splits: 1 };
-                assert_eq!(plan, want, "{scaling:?}, {count} groups, [{m}, {n}, {k}]");
-            }
-        }
-    }
-
-    #[test]
-    fn few_columns_take_narrow_tiles() {
-        for scaling in SCALINGS {
-            assert_eq!(plan([16384, 48, 1024], scaling).tile.cols, 64);
-        }
-    }
-
-    #[test]
-    fn small_outputs_of_long_contractions_are_split() {
-        for scaling in SCALINGS {
-            let split = plan([256, 256, 65536], scaling);
-            assert!(split.splits >= 8, "{split:?}");
-            assert_eq!(plan([256, 256, 256], scaling).splits, 1);
-        }
-    }
-
-    #[test]
-    fn every_item_has_work() {
-        for m in [1, 63, 128, 129, 1000, 4096] {
-            for n in [1, 64, 100, 257, 5000] {
-                for k in [1, 128, 500, 4096, 100_000] {
-                    for scaling in SCALINGS {
-                        let plan = plan([m, n, k], scaling);
-                        assert!(plan.splits <= k.div_ceil(STEP), "{plan:?}");
-                        let padding = plan.padded_rows(m) - m;
-                        assert!(padding < ROWS * plan.cluster && (plan.cluster == 1 || m > ROWS), "{plan:?}");
-                    }
-                }
-            }
         }
     }
 }

@@ -3,16 +3,25 @@
 use cubecl::prelude::*;
 
 use super::epilogue::warp_row;
-use super::places::Places;
 use super::plan::{ROWS, Scaling};
 use super::{Config, STORERS};
 use crate::gemm::problem::Problem;
 use crate::gemm::tma::item::Item;
-use crate::gemm::tma::ring::{Place, advance};
+use crate::gemm::tma::ring::{Place, Ring, advance};
 use crate::gemm::tma::scales::step_factor;
 use crate::ptx::barrier::{mbarrier_arrive, mbarrier_wait, named_barrier};
 use crate::ptx::shared::{load_shared_words, store_shared};
 use crate::ptx::tcgen05::{tcgen05_after_wait, tcgen05_before_signal, tmem_load};
+
+/// The stages, and addresses of the mbarriers of sums.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Places {
+    pub(super) ring: Ring,
+    /// Address of the first mbarrier of finished sums.
+    pub(super) ready: u32,
+    /// Address of the first mbarrier of sums that have been read, so that others may take their place.
+    pub(super) read: u32,
+}
 
 /// Columns that a thread reads from tensor memory at once.
 const READ: usize = 64;

@@ -9,7 +9,7 @@ use super::{Config, PITCH, STEP};
 use crate::gemm::problem::Problem;
 use crate::gemm::schedule::Work;
 use crate::granularity::BLOCK;
-use crate::version::Version;
+use crate::launched::Version;
 
 /// Codes of a chunk: four words.
 const CHUNK_CODES: u32 = 16;
@@ -70,14 +70,7 @@ pub(super) fn gemm_half<O: Float, E: Float>(
     let held_a = load_step(a, problem, row0, work.row_end, chunk, config, 0usize);
     let held_b = load_step(b, problem, first_b, rows_b, chunk, config, 1usize);
     store_step::<E>(&held_a, problem, &mut stages, 0u32.runtime(), config, 0usize);
-    store_step::<E>(
-        &held_b,
-        problem,
-        &mut stages,
-        comptime!(config.tile.size[0] * PITCH_HALVES).runtime(),
-        config,
-        1usize,
-    );
+    store_step::<E>(&held_b, problem, &mut stages, 0u32.runtime(), config, 1usize);
     sync_cube();
     let mut block = first_block;
     while block < end_block {
@@ -101,14 +94,7 @@ pub(super) fn gemm_half<O: Float, E: Float>(
             );
             let write = stage - read;
             store_step::<E>(&held_a, problem, &mut stages, write, config, 0usize);
-            store_step::<E>(
-                &held_b,
-                problem,
-                &mut stages,
-                write + comptime!(config.tile.size[0] * PITCH_HALVES),
-                config,
-                1usize,
-            );
+            store_step::<E>(&held_b, problem, &mut stages, write, config, 1usize);
             read = write;
             sync_cube();
         }
@@ -220,7 +206,7 @@ fn load_step(
     held
 }
 
-/// Decodes them into a stage's rows from `start` on.
+/// Decodes them into the stage that begins at `start`, the rows of B after those of A.
 #[cube]
 fn store_step<E: Float>(
     held: &Held,
@@ -232,6 +218,7 @@ fn store_step<E: Float>(
 ) {
     let units = comptime!(config.units());
     let held_chunks = comptime!(config.tile.size[side] * ROW_CHUNKS);
+    let start = if comptime!(side == 0) { start } else { start + comptime!(config.tile.size[0] * PITCH_HALVES) };
     #[unroll]
     for pass in 0..comptime!(held_chunks.div_ceil(units)) {
         let place = UNIT_POS + pass * units;

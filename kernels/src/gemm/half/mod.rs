@@ -15,14 +15,13 @@ mod decode;
 mod kernel;
 
 use cubecl::features::{MmaConfig, Plane, TypeUsage};
-use cubecl::ir::{ElemType, FloatKind, StorageType};
 use cubecl::prelude::*;
 
 use super::Gemm;
 use super::problem::ProblemLaunch;
 use crate::grid::fold;
 use crate::launched::note;
-use crate::version::VERSION;
+use crate::source::Source;
 use crate::{Format, Granularity};
 
 /// Codes of the contraction in a step.
@@ -70,25 +69,9 @@ impl Tile {
     }
 }
 
-/// What codes are decoded to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Element {
-    F16,
-    Bf16,
-}
-
-impl Element {
-    /// f16, or for E8M0 scales, whose exponents have eight bits, bf16.
-    pub(super) const fn of(granularities: [Granularity; 2]) -> Self {
-        if Granularity::any_mx(granularities) { Self::Bf16 } else { Self::F16 }
-    }
-
-    const fn dtype(self) -> StorageType {
-        StorageType::Scalar(ElemType::Float(match self {
-            Self::F16 => FloatKind::F16,
-            Self::Bf16 => FloatKind::BF16,
-        }))
-    }
+/// What codes are decoded to: f16, or for E8M0 scales, whose exponents have eight bits, bf16.
+pub(super) const fn element(granularities: [Granularity; 2]) -> Source {
+    if Granularity::any_mx(granularities) { Source::Bf16 } else { Source::F16 }
 }
 
 /// The matrix units of a device.
@@ -105,16 +88,16 @@ pub(super) struct Unit {
 impl Unit {
     /// The units of this client's device for products of `element` and f32 sums; `None` if it has none that the kernel can
     /// use, or cannot calculate with such elements.
-    pub(super) fn of<R: Runtime>(client: &ComputeClient<R>, element: Element) -> Option<Self> {
+    pub(super) fn of<R: Runtime>(client: &ComputeClient<R>, element: Source) -> Option<Self> {
         let properties = client.properties();
         let hardware = &properties.hardware;
-        if !properties.features.type_usage(element.dtype()).contains(TypeUsage::Arithmetic) {
+        if !properties.features.type_usage(element.storage()).contains(TypeUsage::Arithmetic) {
             return None;
         }
         let shape = [16, 8].map(|side| MmaConfig {
-            a_type: element.dtype(),
-            b_type: element.dtype(),
-            cd_type: StorageType::Scalar(ElemType::Float(FloatKind::F32)),
+            a_type: element.storage(),
+            b_type: element.storage(),
+            cd_type: Source::F32.storage(),
             m: side,
             n: side,
             k: side,
@@ -158,7 +141,7 @@ struct Config {
     unit: Unit,
     formats: [Format; 2],
     /// What codes are decoded to.
-    element: Element,
+    element: Source,
     /// Whether scales change along the contraction.
     by_block: bool,
     accumulate: bool,
@@ -188,13 +171,12 @@ impl Config {
 /// # Panics
 /// If the device has no units for it; the path asks for them.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
-    let element = Element::of(gemm.granularities());
+    let element = element(gemm.granularities());
     let unit = Unit::of(client, element).expect("the path asks for them");
     let (m, n, matrices) = gemm.matrices();
     let tile = unit.tile(client, gemm);
     let config =
         Config { tile, unit, formats: gemm.formats(), element, by_block: gemm.by_block(), accumulate: gemm.accumulate };
-    note("gemm_half", (config, gemm.parameters()));
     // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are guarded by
     // the rows and words of the operands, stores by `m` and `n`.
     unsafe {
@@ -208,8 +190,8 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
             ArrayArg::from_raw_parts(gemm.out.clone(), m * n * matrices),
             config,
             gemm.dtype,
-            element.dtype(),
-            VERSION,
+            element.storage(),
+            note("gemm_half", (config, gemm.parameters())),
         );
     }
 }

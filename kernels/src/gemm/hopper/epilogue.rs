@@ -7,7 +7,6 @@ use super::plan::{MMA_ROWS, group_cols};
 use super::rank::{consumer, group_origin};
 use super::{CHUNK, Config, GROUP};
 use crate::gemm::problem::Problem;
-use crate::gemm::schedule::Work;
 use crate::gemm::tma::item::Item;
 use crate::gemm::tma::store::{Own, has_rows, leads, store_chunk, store_element, swizzled};
 use crate::ptx::barrier::{fence_proxy_async, named_barrier};
@@ -56,7 +55,12 @@ pub(super) fn store_tile<O: Float>(
             for j in 0..comptime!(group_cols(config.tile) as u32 / 8) {
                 let first = comptime!(8 * j);
                 finish(sums, comptime!([first, 8u32]), out, problem, &own, item, config);
-                store_elements(sums, comptime!(4 * j), out, own.row, own.col + comptime!(8 * j), &item.work, problem);
+                let col = own.col + comptime!(8 * j);
+                #[unroll]
+                for i in 0..4u32 {
+                    let (row, col) = (own.row + comptime!(8 * (i / 2)), col + comptime!(i % 2));
+                    store_element::<O>(out, sums[comptime!((4 * j + i) as usize)], row, col, &item.work, problem);
+                }
             }
         }
     }
@@ -179,23 +183,5 @@ fn stage_half(sums: &Array<f32>, at: u32, #[comptime] first: u32, #[comptime] bf
             words[i] = pack_half(sums[comptime!(place + 2 * i)], sums[comptime!(place + 2 * i + 1)], bf16);
         }
         stmatrix_x4(swizzled(at, row, comptime!(2 * j) + lane / 16), &words);
-    }
-}
-
-/// Each thread stores its elements of eight columns, the sums from `first` on.
-#[cube]
-fn store_elements<O: Float>(
-    sums: &Array<f32>,
-    #[comptime] first: u32,
-    out: &mut Array<O>,
-    row: u32,
-    col: u32,
-    work: &Work,
-    problem: &Problem,
-) {
-    #[unroll]
-    for i in 0..4u32 {
-        let (row, col) = (row + comptime!(8 * (i / 2)), col + comptime!(i % 2));
-        store_element::<O>(out, sums[comptime!((first + i) as usize)], row, col, work, problem);
     }
 }

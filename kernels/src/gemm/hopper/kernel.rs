@@ -6,24 +6,21 @@ use super::epilogue::store_tile;
 use super::plan::{CONSUMERS, Promotion, group_cols, mma_cols};
 use super::rank::group_origin;
 use super::scales::{SCALE_THREADS, fetch_scales, load_scales_a, load_scales_b, scales_b_at};
-use super::{Config, Element, GROUP};
+use super::{Config, GROUP};
 use crate::gemm::problem::Problem;
 use crate::gemm::schedule::first_group;
 use crate::gemm::tma::item::{Extent, Item, first_item, item, items_at_once, sync_blocks};
 use crate::gemm::tma::maps::{InsteadOfShapes, ROW_BYTES};
-use crate::gemm::tma::ring::{Place, Ring, advance, first_place, stage_operands};
+use crate::gemm::tma::ring::{Place, Ring, advance, arrive, first_place, stage_operands};
 use crate::gemm::tma::store::finish_stores;
+use crate::launched::Version;
 use crate::ptx::barrier::{
-    cluster_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_arrive_remote,
-    setmaxnreg_dec, setmaxnreg_inc,
+    cluster_sync, fence_mbarrier_init, mbarrier_arrive_expect_tx, setmaxnreg_dec, setmaxnreg_inc,
 };
 use crate::ptx::shared::{load_shared, shared_address};
-use crate::ptx::tma::{tma_load, tma_load_multicast, tma_prefetch_map};
-use crate::ptx::wgmma::{descriptor, wgmma_bf16, wgmma_commit, wgmma_fence, wgmma_fp8, wgmma_wait};
-use crate::version::Version;
+use crate::ptx::tma::{Reach, tma_load, tma_prefetch_map};
+use crate::ptx::wgmma::{descriptor, wgmma, wgmma_commit, wgmma_fence, wgmma_wait};
 
-// The outer of nested `if`s is resolved while the kernel is generated.
-#[allow(clippy::collapsible_if)]
 #[cube(launch_unchecked, cluster_dim = CubeDim::new_2d(config.cluster as u32, 1))]
 pub(super) fn gemm_hopper<O: Float>(
     a: &TensorMap<u8, Tiled>,
@@ -134,16 +131,16 @@ fn fill(
     let (at_a, at_b) = stage_operands(ring.base, stage, layout);
     let column = step * comptime!(ROW_BYTES as u32);
     mbarrier_arrive_expect_tx(full, comptime!((layout.stage_a + layout.stage_b) as u32));
-    tma_load(a, at_a, full, column, item.work.row0);
+    tma_load(a, at_a, full, column, item.work.row0, Reach::Block);
     let row_b = item.work.row0_b + item.work.col0;
     if comptime!(config.cluster > 1) {
         let cluster = comptime!(config.cluster as u32);
         let rank = CUBE_POS_X % cluster;
         let row = row_b + rank * comptime!((config.tile.cols / config.cluster) as u32);
         let at = at_b + rank * comptime!((layout.stage_b / config.cluster) as u32);
-        tma_load_multicast(b, at, full, column, row, comptime!((1u32 << config.cluster) - 1));
+        tma_load(b, at, full, column, row, comptime!(Reach::Cluster((1u32 << config.cluster) - 1)));
     } else {
-        tma_load(b, at_b, full, column, row_b);
+        tma_load(b, at_b, full, column, row_b, Reach::Block);
     }
 }
 
@@ -152,11 +149,7 @@ fn fill(
 fn release(ring: &Ring, stage: u32, #[comptime] config: Config) {
     let lane = UNIT_POS % 32;
     if lane < comptime!(config.cluster as u32) {
-        if comptime!(config.cluster > 1) {
-            mbarrier_arrive_remote(ring.empty(stage), lane);
-        } else {
-            mbarrier_arrive(ring.empty(stage));
-        }
+        arrive(ring.empty(stage), lane, comptime!(config.cluster as u32));
     }
 }
 
@@ -219,12 +212,7 @@ fn multiply_stage(acc: &mut Array<f32>, a: u64, b: u64, add: u32, #[comptime] co
         // 32 bytes of the contraction further, in units of 16.
         let offset = u64::cast_from(comptime!(2 * k));
         let add = if comptime!(k == 0) { add } else { 1u32.runtime() };
-        let (a, b) = (a + offset, b + offset);
-        if comptime!(config.element == Element::Bf16) {
-            wgmma_bf16(acc, a, b, add, cols);
-        } else {
-            wgmma_fp8(acc, a, b, add, cols, comptime!(config.formats[0]), comptime!(config.formats[1]));
-        }
+        wgmma(acc, a + offset, b + offset, add, cols, config.element);
     }
     wgmma_commit();
 }

@@ -39,15 +39,15 @@ use super::Gemm;
 use super::tma::item::ItemShape;
 use super::tma::launch::{self, Pass};
 use super::tma::maps::{Matrix, ROW_BYTES};
-use super::tma::plan::Tile;
+use super::tma::plan::{GemmShape, Plan, Tile};
 use super::tma::ring::{Layout, trap};
 use super::tma::scales::load_width;
 use super::tma::store::Store;
 use crate::dequantize::to_bf16;
 use crate::granularity::BLOCK;
 use crate::launched::note;
-use crate::version::VERSION;
-use crate::{Format, Granularity, Operand};
+use crate::ptx::wgmma::Element;
+use crate::{Granularity, Operand};
 use plan::{CONSUMERS, MMA_ROWS, Promotion, group_cols, sum_registers};
 
 /// Threads of a warpgroup.
@@ -59,36 +59,33 @@ const THREADS: u32 = GROUP * (1 + CONSUMERS as u32);
 /// Bytes of a chunk of the output on its way to TMA: 64 rows of 128 bytes.
 const CHUNK: usize = MMA_ROWS * 128;
 
-/// What the tensor cores multiply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Element {
-    /// The codes.
-    Fp8,
-    /// Values of the codes, times their E8M0 scales.
-    Bf16,
-}
-
 impl Element {
-    const fn of(granularities: [Granularity; 2]) -> Self {
-        if Granularity::any_mx(granularities) { Self::Bf16 } else { Self::Fp8 }
+    /// The codes; or bf16, their values times their E8M0 scales.
+    const fn of(gemm: &Gemm) -> Self {
+        if Granularity::any_mx(gemm.granularities()) { Self::Bf16 } else { Self::Fp8(gemm.formats()) }
     }
 
     const fn bytes(self) -> usize {
         match self {
-            Self::Fp8 => 1,
+            Self::Fp8(_) => 1,
             Self::Bf16 => 2,
         }
     }
 
-    /// Length of the contraction in a stage.
-    const fn step(self) -> usize {
-        ROW_BYTES / self.bytes()
-    }
-
     /// Stages for a block of 128 of the contraction.
     const fn steps_per_block(self) -> u32 {
-        (BLOCK / self.step()) as u32
+        (BLOCK * self.bytes() / ROW_BYTES) as u32
     }
+}
+
+/// Length of the contraction in a stage, of codes or of bf16.
+const fn step(granularities: [Granularity; 2]) -> usize {
+    if Granularity::any_mx(granularities) { ROW_BYTES / 2 } else { ROW_BYTES }
+}
+
+/// The plan that the estimate chooses.
+pub(super) fn plan(shape: &GemmShape, sms: usize) -> Plan {
+    Plan::of(&Promotion::of(shape), shape, step(shape.granularities), sms)
 }
 
 /// Compile-time parameters.
@@ -103,7 +100,6 @@ struct Config {
     chunks: usize,
     store: Store,
     element: Element,
-    formats: [Format; 2],
     /// Blocks whose scales of A, and of B, one load brings: 1, 2 or 4.
     scale_widths: [u32; 2],
     /// The kernel's name, if barriers that are stuck end it.
@@ -127,7 +123,7 @@ impl Config {
         ItemShape {
             tile: [self.tile.rows as u32, self.tile.cols as u32],
             cluster: self.cluster as u32,
-            step: self.element.step() as u32,
+            step: (ROW_BYTES / self.element.bytes()) as u32,
             align: 1,
         }
     }
@@ -161,22 +157,15 @@ impl Config {
 fn matrix<R: Runtime>(client: &ComputeClient<R>, operand: &Operand, element: Element) -> Matrix {
     let codes = Matrix::codes(operand);
     match element {
-        Element::Fp8 => codes,
+        Element::Fp8(_) => codes,
         Element::Bf16 => Matrix { handle: to_bf16(client, operand), pitch: codes.pitch * element.bytes(), ..codes },
     }
 }
 
 /// Launches the kernel, one before for each operand that it takes as bf16, and one more if the contraction is split.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
-    let element = Element::of(gemm.granularities());
-    let promotion = match gemm.by_block() {
-        true if gemm.scales_b_differ() => Promotion::EachStepByColumn,
-        true => Promotion::EachStepScaled,
-        // Elements of bf16 have their scales in them, and their sums need no promotion.
-        false if element == Element::Bf16 || gemm.use_fast_accum => Promotion::Never,
-        false => Promotion::EachStep,
-    };
-    launch::launch(client, gemm, &promotion, element.step(), |pass| {
+    let promotion = Promotion::of(&gemm.shape());
+    launch::launch(client, gemm, &promotion, step(gemm.granularities()), |pass| {
         launch_tiles(client, gemm, promotion, pass);
     });
 }
@@ -191,8 +180,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, promotion: P
         // Successive chunks must alternate, also from one tile to the next. Scales need the room of the second.
         chunks: if promotion.is_scaled() || group_cols(plan.tile) == store.chunk_cols() { 1 } else { 2 },
         store,
-        element: Element::of(gemm.granularities()),
-        formats: gemm.formats(),
+        element: Element::of(gemm),
         scale_widths: [gemm.a, gemm.b].map(load_width),
         trap: trap("gemm_hopper"),
     };
@@ -200,7 +188,6 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, promotion: P
     config.stages = Layout::most_stages(max_shared, |stages| Config { stages, ..config }.shared_words() * 4);
     let [a, b] = [gemm.a, gemm.b].map(|operand| matrix(client, operand, config.element));
     let (_, n, _) = gemm.matrices();
-    note("gemm_hopper", (config, target.dtype, gemm.parameters()));
     // SAFETY: `scaled_gemm` has checked that codes, scales, bias and output have the sizes given here; TMA stays inside its
     // maps, and ordinary loads and stores are guarded by `m` and `n`.
     unsafe {
@@ -218,7 +205,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, promotion: P
             pass.extent(n),
             config,
             target.dtype,
-            VERSION,
+            note("gemm_hopper", (config, target.dtype, gemm.parameters())),
         );
     }
 }

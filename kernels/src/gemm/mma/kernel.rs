@@ -8,14 +8,14 @@
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
-use super::scales::{Corner, Scales, product_factors};
+use super::scales::{Corner, Scales, sum_factor};
 use super::{Config, Tile};
 use crate::gemm::problem::Problem;
 use crate::gemm::schedule::Work;
 use crate::granularity::BLOCK;
+use crate::launched::Version;
 use crate::ptx::mma::{MmaKind, Product, commit_copies, copy_chunk, load_matrices, mma_fp8, wait_copies};
 use crate::ptx::shared::shared_address;
-use crate::version::Version;
 
 /// Words of contraction in a step.
 const STEP_WORDS: u32 = 16;
@@ -29,8 +29,6 @@ const STEP_PRODUCTS: u32 = 2;
 /// Steps between promotions.
 const BLOCK_STEPS: u32 = BLOCK as u32 / ROW_BYTES;
 
-// The outer of nested `if`s is resolved while the kernel is generated.
-#[allow(clippy::collapsible_if)]
 #[cube(launch_unchecked)]
 pub(super) fn gemm_mma<O: Float, W: Size>(
     a: &Array<u32>,
@@ -103,7 +101,8 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
     let row = row0 + warp_row + lane / 4;
     let col = col0 + warp_col + lane % 4 * 2;
     let col_b = work.row0_b + col;
-    let mut scales = Scales::new(config);
+    let mut scales_a = Scales::new(config, 0usize);
+    let mut scales_b = Scales::new(config, 1usize);
     let given = lane % 4 * 8 + lane / 4;
     let summed = Corner { row, rows: work.row_end, col: col_b, cols: rows_b };
     let given = if comptime!(config.kind == MmaKind::BlockScaled) {
@@ -112,20 +111,25 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
         summed
     };
     if comptime!(config.loads_ahead()) {
-        scales.load_words(problem, &given, loaded_block, config);
+        scales_a.load_words(problem, &given, loaded_block, config);
+        scales_b.load_words(problem, &given, loaded_block, config);
     }
     let mut block = first_block;
     while block < end_block {
         if comptime!(!config.loads_ahead()) {
-            scales.load_words(problem, &given, block, config);
+            scales_a.load_words(problem, &given, block, config);
+            scales_b.load_words(problem, &given, block, config);
         }
-        scales.use_words(problem, config);
+        scales_a.use_words(problem, config);
+        scales_b.use_words(problem, config);
         if comptime!(config.loads_ahead()) {
             let next = min(block + 1, problem.blocks - 1);
-            scales.load_words(problem, &given, next, config);
+            scales_a.load_words(problem, &given, next, config);
+            scales_b.load_words(problem, &given, next, config);
         }
         if comptime!(config.by_block) {
-            scales.load_factors(problem, &summed, block, config);
+            scales_a.load_factors(problem, &summed, block, config);
+            scales_b.load_factors(problem, &summed, block, config);
         }
         #[unroll]
         for step in 0..BLOCK_STEPS {
@@ -137,7 +141,8 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
             word += STEP_WORDS;
             write += stage;
             write = select(write == end, start, write);
-            multiply(&mut sums, &mut totals, &scales, problem, read + from_a, read + from_b, config, step);
+            let (from_a, from_b) = (read + from_a, read + from_b);
+            multiply(&mut sums, &mut totals, &scales_a, &scales_b, problem, from_a, from_b, config, step);
             read += stage;
             read = select(read == end, start, read);
         }
@@ -146,7 +151,8 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
             for i in 0..comptime!(4 * products_m * products_n) {
                 let sum = sums[i as usize];
                 if comptime!(config.by_block) {
-                    totals[i as usize] = fma(sum, scales.factor(problem, i, config), totals[i as usize]);
+                    totals[i as usize] =
+                        fma(sum, sum_factor(&scales_a, &scales_b, problem, i, config), totals[i as usize]);
                 } else {
                     totals[i as usize] += sum;
                 }
@@ -163,10 +169,11 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
         }
     }
     if comptime!(!config.by_block) {
-        scales.load_factors(problem, &summed, 0u32.runtime(), config);
+        scales_a.load_factors(problem, &summed, 0u32.runtime(), config);
+        scales_b.load_factors(problem, &summed, 0u32.runtime(), config);
         #[unroll]
         for i in 0..comptime!(4 * products_m * products_n) {
-            totals[i as usize] *= scales.factor(problem, i, config);
+            totals[i as usize] *= sum_factor(&scales_a, &scales_b, problem, i, config);
         }
     }
     if comptime!(problem.grouping.is_some()) {
@@ -206,7 +213,8 @@ fn load_step(a: &Array<u32>, b: &Array<u32>, to: u32, from: &Corner, word: u32, 
 fn multiply(
     sums: &mut Array<f32>,
     totals: &mut Array<f32>,
-    scales: &Scales,
+    scales_a: &Scales,
+    scales_b: &Scales,
     problem: &Problem,
     from_a: u32,
     from_b: u32,
@@ -242,15 +250,12 @@ fn multiply(
                     scales: config.scale_sources(problem.granularities, [i, j], byte),
                     fresh: config.by_product || (config.promotes() && byte == 0),
                 });
-                mma_fp8(sums, &codes_a, &codes_b, &scales.words_a, &scales.words_b, product);
+                mma_fp8(sums, &codes_a, &codes_b, &scales_a.words, &scales_b.words, product);
             }
         }
         if comptime!(config.by_product) {
-            let [granularity_a, granularity_b] = comptime!(problem.granularities);
-            let factors_a =
-                product_factors(&scales.words_a, &scales.factors_a, byte, config.line_count(0), granularity_a);
-            let factors_b =
-                product_factors(&scales.words_b, &scales.factors_b, byte, config.line_count(1), granularity_b);
+            let factors_a = scales_a.of_product(problem, byte, config);
+            let factors_b = scales_b.of_product(problem, byte, config);
             #[unroll]
             for i in 0..comptime!(4 * products_m * products_n) {
                 let [row, col] = comptime!(config.lines_of(i));

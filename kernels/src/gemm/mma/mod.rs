@@ -35,7 +35,6 @@ use super::Gemm;
 use super::problem::ProblemLaunch;
 use crate::launched::note;
 use crate::ptx::mma::MmaKind;
-use crate::version::VERSION;
 use crate::{CudaArch, Format, Granularity, cuda_arch};
 
 /// A block's part of the output, and how it is cut among warps and held in shared memory.
@@ -128,11 +127,10 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
         by_product: Granularity::any_mx(gemm.granularities()) && kind == MmaKind::Plain,
         accumulate: gemm.accumulate,
         fast_accum: gemm.use_fast_accum,
-        scales_b_differ: gemm.scales_b_differ(),
+        scales_b_differ: gemm.shape().scales_b_differ(),
     };
     // Two neighbouring columns are one store where every row starts at an even element.
     let width = if n.is_multiple_of(2) { 2 } else { 1 };
-    note("gemm_mma", (width, config, gemm.parameters()));
     // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; copies read only inside
     // the rows and words of the operands, stores are guarded by `m` and `n`.
     unsafe {
@@ -147,7 +145,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
             ArrayArg::from_raw_parts(gemm.out.clone(), m * n * matrices),
             config,
             gemm.dtype,
-            VERSION,
+            note("gemm_mma", (width, config, gemm.parameters())),
         );
     }
 }

@@ -51,18 +51,13 @@ impl Config {
         matches!(self.kind, MmaKind::BlockScaled)
     }
 
-    /// Which rows they are for.
-    pub(super) const fn word_lines(self, side: usize) -> LinesOf {
-        match self.kind {
-            MmaKind::Plain => self.sum_lines(side),
-            MmaKind::BlockScaled => LinesOf::Given,
-        }
-    }
-
     /// The rows whose E8M0 scales it holds.
     const fn word_source(self, side: usize) -> Lines {
-        let count = self.word_count(side);
-        Lines { of: self.word_lines(side), count, granularity: Granularity::Block1x32, differ: true }
+        let of = match self.kind {
+            MmaKind::Plain => self.sum_lines(side),
+            MmaKind::BlockScaled => LinesOf::Given,
+        };
+        Lines { of, count: self.word_count(side), granularity: Granularity::Block1x32, differ: true }
     }
 
     /// The rows whose f32 scales it holds.
@@ -114,135 +109,126 @@ pub(super) struct Corner {
     pub(super) cols: u32,
 }
 
-/// What a thread holds of both operands' scales.
+/// What a thread holds of the scales of operand 0, A, or 1, B.
 #[derive(CubeType)]
 pub(super) struct Scales {
     /// E8M0 scales of the current block of 128, four to a word.
-    pub(super) words_a: Array<u32>,
-    pub(super) words_b: Array<u32>,
-    /// The scales that are on their way.
-    next_a: Array<u32>,
-    next_b: Array<u32>,
+    pub(super) words: Array<u32>,
+    /// Those that are on their way.
+    next: Array<u32>,
     /// Bits of the f32 scales of the thread's sums.
-    pub(super) factors_a: Array<u32>,
-    pub(super) factors_b: Array<u32>,
+    factors: Array<u32>,
+    #[cube(comptime)]
+    side: usize,
 }
 
 #[cube]
 impl Scales {
     /// Room for them.
-    pub(super) fn new(#[comptime] config: Config) -> Self {
+    pub(super) fn new(#[comptime] config: Config, #[comptime] side: usize) -> Self {
         Scales {
-            words_a: Array::new(comptime!(config.word_count(0) as usize)),
-            words_b: Array::new(comptime!(config.word_count(1) as usize)),
-            next_a: Array::new(comptime!(config.word_count(0) as usize)),
-            next_b: Array::new(comptime!(config.word_count(1) as usize)),
-            factors_a: Array::new(comptime!(config.line_count(0) as usize)),
-            factors_b: Array::new(comptime!(config.line_count(1) as usize)),
+            words: Array::new(comptime!(config.word_count(side) as usize)),
+            next: Array::new(comptime!(config.word_count(side) as usize)),
+            factors: Array::new(comptime!(config.line_count(side) as usize)),
+            side,
         }
     }
 
     /// Makes those that were brought the current ones.
     pub(super) fn use_words(&mut self, problem: &Problem, #[comptime] config: Config) {
-        if comptime!(problem.granularities[0].is_mx()) {
+        if comptime!(problem.granularities[self.side].is_mx()) {
             #[unroll]
-            for i in 0..comptime!(config.word_count(0) as usize) {
-                self.words_a[i] = self.next_a[i];
-            }
-        }
-        if comptime!(problem.granularities[1].is_mx()) {
-            #[unroll]
-            for i in 0..comptime!(config.word_count(1) as usize) {
-                self.words_b[i] = self.next_b[i];
+            for i in 0..comptime!(config.word_count(self.side) as usize) {
+                self.words[i] = self.next[i];
             }
         }
     }
 
     /// Starts to bring the E8M0 scales of a block.
     pub(super) fn load_words(&mut self, problem: &Problem, from: &Corner, block: u32, #[comptime] config: Config) {
-        if comptime!(problem.granularities[0].is_mx()) {
-            let rows = comptime!(config.word_source(0));
-            load_scales(&problem.inv_scale_a, &mut self.next_a, from.row, from.rows, block, problem.blocks, rows);
-        }
-        if comptime!(problem.granularities[1].is_mx()) {
-            let cols = comptime!(config.word_source(1));
-            load_scales(&problem.inv_scale_b, &mut self.next_b, from.col, from.cols, block, problem.blocks, cols);
+        if comptime!(problem.granularities[self.side].is_mx()) {
+            let lines = comptime!(config.word_source(self.side));
+            load_scales(problem, &mut self.next, from, block, lines, comptime!(self.side));
         }
     }
 
     /// Brings the f32 scales of a block of 128.
     pub(super) fn load_factors(&mut self, problem: &Problem, from: &Corner, block: u32, #[comptime] config: Config) {
-        let [granularity_a, granularity_b] = comptime!(problem.granularities);
-        if comptime!(!granularity_a.is_mx()) {
-            let rows = comptime!(config.factor_source(0, granularity_a));
-            load_scales(&problem.inv_scale_a, &mut self.factors_a, from.row, from.rows, block, problem.blocks, rows);
-        }
-        if comptime!(!granularity_b.is_mx()) {
-            let cols = comptime!(config.factor_source(1, granularity_b));
-            load_scales(&problem.inv_scale_b, &mut self.factors_b, from.col, from.cols, block, problem.blocks, cols);
+        let granularity = comptime!(problem.granularities[self.side]);
+        if comptime!(!granularity.is_mx()) {
+            let lines = comptime!(config.factor_source(self.side, granularity));
+            load_scales(problem, &mut self.factors, from, block, lines, comptime!(self.side));
         }
     }
 
-    /// What the thread's sum `i` is multiplied by once it is over the current block of 128, or over all: the product of the
-    /// f32 scales. E8M0 scales have multiplied the products.
-    pub(super) fn factor(&self, problem: &Problem, #[comptime] i: u32, #[comptime] config: Config) -> f32 {
-        let [row, col] = comptime!(config.lines_of(i));
-        let [granularity_a, granularity_b] = comptime!(problem.granularities);
-        if comptime!(granularity_a.is_mx() && granularity_b.is_mx()) {
-            1.0f32.runtime()
-        } else if comptime!(granularity_a.is_mx()) {
-            f32::reinterpret(self.factors_b[col as usize])
-        } else if comptime!(granularity_b.is_mx()) {
-            f32::reinterpret(self.factors_a[row as usize])
-        } else {
-            f32::reinterpret(self.factors_a[row as usize]) * f32::reinterpret(self.factors_b[col as usize])
+    /// What the sums of one product are multiplied by: the E8M0 scales of block `byte` of 32, or f32 scales of 128 that change along the
+    /// contraction; else 1.
+    pub(super) fn of_product(
+        &self,
+        problem: &Problem,
+        #[comptime] byte: u32,
+        #[comptime] config: Config,
+    ) -> Array<f32> {
+        let granularity = comptime!(problem.granularities[self.side]);
+        let count = comptime!(config.line_count(self.side) as usize);
+        let mut factors = Array::<f32>::new(count);
+        #[unroll]
+        for i in 0..count {
+            factors[i] = if comptime!(granularity.is_mx()) {
+                f32::reinterpret(e8m0_inverse_bits_of(self.words[i], byte))
+            } else if comptime!(granularity.is_blocks()) {
+                f32::reinterpret(self.factors[i])
+            } else {
+                1.0f32.runtime()
+            };
         }
+        factors
     }
 }
 
-/// Scales of some rows for block `block` of 128.
+/// What the thread's sum `i` is multiplied by once it is over the current block of 128, or over all: the product of the
+/// f32 scales. E8M0 scales have multiplied the products.
+#[cube]
+pub(super) fn sum_factor(
+    a: &Scales,
+    b: &Scales,
+    problem: &Problem,
+    #[comptime] i: u32,
+    #[comptime] config: Config,
+) -> f32 {
+    let [row, col] = comptime!(config.lines_of(i));
+    let [granularity_a, granularity_b] = comptime!(problem.granularities);
+    if comptime!(granularity_a.is_mx() && granularity_b.is_mx()) {
+        1.0f32.runtime()
+    } else if comptime!(granularity_a.is_mx()) {
+        f32::reinterpret(b.factors[col as usize])
+    } else if comptime!(granularity_b.is_mx()) {
+        f32::reinterpret(a.factors[row as usize])
+    } else {
+        f32::reinterpret(a.factors[row as usize]) * f32::reinterpret(b.factors[col as usize])
+    }
+}
+
+/// Scales of some rows of an operand for block `block` of 128.
 #[cube]
 fn load_scales(
-    inv_scales: &Array<u32>,
+    problem: &Problem,
     to: &mut Array<u32>,
-    first: u32,
-    rows: u32,
+    from: &Corner,
     block: u32,
-    blocks: u32,
     #[comptime] lines: Lines,
+    #[comptime] side: usize,
 ) {
+    let (first, rows) = if comptime!(side == 0) { (from.row, from.rows) } else { (from.col, from.cols) };
+    let inv_scales = problem.inv_scales(side);
     #[unroll]
     for i in 0..comptime!(lines.count) {
         if comptime!(i == 0 || lines.differ) {
             // Past the last row there is nothing to scale; any scale will do.
             let row = min(first + comptime!(lines.of.offset(i)), rows - 1);
-            to[i as usize] = inv_scales[scale_index(row, block, blocks, comptime!(lines.granularity)) as usize];
+            to[i as usize] = inv_scales[scale_index(row, block, problem.blocks, comptime!(lines.granularity)) as usize];
         } else {
             to[i as usize] = to[0];
         }
     }
-}
-
-/// What the sums of one product are multiplied by: the E8M0 scales in byte `byte` of `words`, or f32 scales of 128 that change
-/// along the contraction; else 1.
-#[cube]
-pub(super) fn product_factors(
-    words: &Array<u32>,
-    scales: &Array<u32>,
-    #[comptime] byte: u32,
-    #[comptime] count: u32,
-    #[comptime] granularity: Granularity,
-) -> Array<f32> {
-    let mut factors = Array::<f32>::new(comptime!(count as usize));
-    #[unroll]
-    for i in 0..comptime!(count as usize) {
-        factors[i] = if comptime!(granularity.is_mx()) {
-            f32::reinterpret(e8m0_inverse_bits_of(words[i], byte))
-        } else if comptime!(granularity.is_blocks()) {
-            f32::reinterpret(scales[i])
-        } else {
-            1.0f32.runtime()
-        };
-    }
-    factors
 }

@@ -2,11 +2,10 @@
 
 use cubecl::prelude::*;
 
-use super::fixed::fixed_plan;
 use super::item::ExtentLaunch;
 use super::maps::{Target, sms};
-use super::plan::{Machine, Plan};
-use super::split_k::launch_splits;
+use super::plan::{Machine, Plan, fixed_plan};
+use super::split_k::combine;
 use super::store::Store;
 use crate::gemm::Gemm;
 use crate::gemm::problem::ProblemLaunch;
@@ -32,16 +31,16 @@ pub(in crate::gemm) fn launch<R: Runtime>(
     step: usize,
     launch: impl FnOnce(&Pass),
 ) {
-    let (m, n, _) = gemm.matrices();
-    let (steps, sms) = (gemm.a.k.div_ceil(step), sms(client));
-    let plan = match (fixed_plan().and_then(|fixed| Plan::fixed(machine, fixed)), gemm.groups) {
-        (Some(plan), _) => plan,
-        (None, Some(groups)) => Plan::grouped(machine, groups.grouping, groups.count, [m, n], steps, sms),
-        (None, None) => Plan::new(machine, [m, n], steps, sms),
-    };
-    launch_splits(client, gemm, plan.splits, plan.padded_rows(m), |target| {
-        launch(&Pass { gemm, plan, target, steps, sms });
-    });
+    let (shape, steps, sms) = (gemm.shape(), gemm.a.k.div_ceil(step), sms(client));
+    let fixed = fixed_plan().and_then(|fixed| Plan::fixed(machine, fixed));
+    let plan = fixed.unwrap_or_else(|| Plan::of(machine, &shape, step, sms));
+    let rows = plan.padded_rows(shape.product[0]);
+    let is_split = plan.splits > 1;
+    let target = if is_split { Target::partials(client, gemm, plan.splits, rows) } else { Target::output(gemm) };
+    launch(&Pass { gemm, plan, target: &target, steps, sms });
+    if is_split {
+        combine(client, gemm, &target, plan.splits, rows);
+    }
 }
 
 impl Pass<'_> {
@@ -66,14 +65,9 @@ impl Pass<'_> {
         }
     }
 
-    /// Whether the kernel adds a bias.
-    pub(in crate::gemm) const fn has_bias(&self) -> bool {
-        self.gemm.bias.is_some() && !self.is_partial()
-    }
-
-    /// The kernel's argument: scales, groups and sizes, and the bias that it adds.
+    /// The kernel's argument: scales, groups and sizes, and the bias that it adds, which partial sums do without.
     pub(in crate::gemm) fn problem<R: Runtime>(&self) -> ProblemLaunch<R> {
-        ProblemLaunch::of(self.gemm, self.gemm.bias.as_ref().filter(|_| self.has_bias()))
+        ProblemLaunch::of(self.gemm, self.gemm.bias.as_ref().filter(|_| !self.is_partial()))
     }
 
     /// The kernel's argument: how the work on `columns` of a matrix is divided.

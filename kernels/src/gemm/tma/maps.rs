@@ -4,11 +4,12 @@
 //! each launch. Ours do not ask: their maps have rank 0 there ([`without_shape`]), so that nothing is left to copy, and
 //! [`InsteadOfShapes`] fills the kernel's parameter for the copy.
 
-use cubecl::ir::{ElemType, FloatKind, StorageType, UIntKind};
+use cubecl::ir::{ElemType, StorageType, UIntKind};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use crate::gemm::Gemm;
+use crate::source::Source;
 use crate::{Operand, row_words};
 
 /// Bytes of a box's row, what its swizzle spans. Of codes they are 128 of the contraction, what promotion counts.
@@ -50,7 +51,7 @@ impl LaunchArg for InsteadOfShapes {
     fn expand((): &(), _: &mut KernelBuilder) {}
 }
 
-/// What TMA reads: rows of bytes along the contraction.
+/// What TMA reads: rows of bytes along the contraction, which the memory has.
 pub(in crate::gemm) struct Matrix {
     pub(in crate::gemm) handle: Handle,
     pub(in crate::gemm) rows: usize,
@@ -59,27 +60,21 @@ pub(in crate::gemm) struct Matrix {
 }
 
 impl Matrix {
-    /// The codes of an operand.
+    /// The codes of a checked operand.
     pub(in crate::gemm) fn codes(operand: &Operand) -> Self {
         Self { handle: operand.codes.clone(), rows: operand.rows, pitch: row_words(operand.k) * 4 }
     }
 
     /// The kernel's argument that stands for the memory; it reads none of it.
-    ///
-    /// # Safety
-    /// The memory has the rows.
-    pub(in crate::gemm) unsafe fn array<R: Runtime>(&self) -> ArrayArg<R> {
-        // SAFETY: by the caller; the memory has more words than rows.
+    pub(in crate::gemm) fn array<R: Runtime>(&self) -> ArrayArg<R> {
+        // SAFETY: the memory has more words than rows.
         unsafe { ArrayArg::from_raw_parts(self.handle.clone(), self.rows) }
     }
 
     /// Boxes of `rows` rows and [`ROW_BYTES`] of the contraction.
-    ///
-    /// # Safety
-    /// The memory has the rows.
-    pub(in crate::gemm) unsafe fn map<R: Runtime>(&self, rows: usize) -> TensorMapArg<R, Tiled> {
+    pub(in crate::gemm) fn map<R: Runtime>(&self, rows: usize) -> TensorMapArg<R, Tiled> {
         let (dtype, pitch) = (StorageType::Scalar(ElemType::UInt(UIntKind::U8)), self.pitch);
-        // SAFETY: by the caller.
+        // SAFETY: the memory has as many.
         let bytes =
             unsafe { TensorArg::from_raw_parts(self.handle.clone(), [pitch, 1].into(), [self.rows, pitch].into()) };
         let map = TensorMapArg::new(TiledArgs { tile_size: [rows, ROW_BYTES].into() }, bytes, dtype)
@@ -89,9 +84,9 @@ impl Matrix {
     }
 }
 
-/// Where the tiles go: `[matrices, rows, pitch]`.
+/// Where the tiles go: memory of `[matrices, rows, pitch]`.
 pub(in crate::gemm) struct Target {
-    pub(in crate::gemm) handle: Handle,
+    handle: Handle,
     matrices: usize,
     rows: usize,
     pub(in crate::gemm) pitch: usize,
@@ -114,28 +109,22 @@ impl Target {
         splits: usize,
         rows: usize,
     ) -> Self {
-        let (rows, pitch) = (splits * rows, gemm.n().next_multiple_of(4));
-        let dtype = StorageType::Scalar(ElemType::Float(FloatKind::F32));
-        Self { handle: client.empty(rows * pitch * 4), matrices: 1, rows, pitch, dtype, tma_store: true }
+        let (rows, pitch) = (splits * rows, gemm.b.rows.next_multiple_of(4));
+        let (handle, dtype) = (client.empty(rows * pitch * 4), Source::F32.storage());
+        Self { handle, matrices: 1, rows, pitch, dtype, tma_store: true }
     }
 
     /// The memory itself, for threads that store to it.
-    ///
-    /// # Safety
-    /// The memory has `matrices` by `rows` by `pitch` elements.
-    pub(in crate::gemm) unsafe fn array<R: Runtime>(&self) -> ArrayArg<R> {
-        // SAFETY: by the caller.
+    pub(in crate::gemm) fn array<R: Runtime>(&self) -> ArrayArg<R> {
+        // SAFETY: the memory has as many.
         unsafe { ArrayArg::from_raw_parts(self.handle.clone(), self.matrices * self.rows * self.pitch) }
     }
 
     /// Boxes of `rows` rows of 128 bytes of one matrix.
-    ///
-    /// # Safety
-    /// The memory has `matrices` by `rows` by `pitch` elements.
-    pub(in crate::gemm) unsafe fn map<R: Runtime>(&self, rows: usize) -> TensorMapArg<R, Tiled> {
+    pub(in crate::gemm) fn map<R: Runtime>(&self, rows: usize) -> TensorMapArg<R, Tiled> {
         let (pitch, cols) = (self.pitch, ROW_BYTES / self.dtype.size());
         let (strides, shape) = ([self.rows * pitch, pitch, 1], [self.matrices, self.rows, pitch]);
-        // SAFETY: by the caller.
+        // SAFETY: the memory has as many.
         let out = unsafe { TensorArg::from_raw_parts(self.handle.clone(), strides.into(), shape.into()) };
         let map = TensorMapArg::new(TiledArgs { tile_size: [1, rows, cols].into() }, out, self.dtype)
             .with_swizzle(TensorMapSwizzle::B128);

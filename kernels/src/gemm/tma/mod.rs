@@ -1,6 +1,5 @@
 //! What the GEMMs that TMA feeds share, those of Hopper and of Blackwell: how they cut up the work, launch, and go round their stages.
 
-pub(super) mod fixed;
 pub(super) mod item;
 pub(super) mod launch;
 pub(super) mod maps;

@@ -24,8 +24,11 @@
 //! tiles. Counted in tiles of one block, that is about `r / rows + 1` for blocks alone and `r / rows + 2` for clusters of two: the
 //! extra tile is what a cluster's saving has to pay for.
 
-use super::fixed::FixedPlan;
+use std::sync::{Mutex, PoisonError};
+
+use crate::Granularity;
 use crate::gemm::grouped::Grouping;
+use crate::granularity::BLOCK;
 use crate::view::MAX_INDEX;
 
 /// Cycles of an epilogue but for its stores.
@@ -43,11 +46,71 @@ const MIN_STEPS: usize = 4;
 /// Numbers of splits to choose from.
 const SPLITS: [usize; 5] = [1, 2, 4, 8, 16];
 
+/// What of a GEMM its plan depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct GemmShape {
+    /// Rows and columns of one matrix of the output, and the length of the contraction, of all groups.
+    pub product: [usize; 3],
+    /// What shares one scale in either operand.
+    pub granularities: [Granularity; 2],
+    /// Whether all scales are powers of two ([`Operand::power_of_two`](crate::Operand::power_of_two)).
+    pub power_of_two: bool,
+    /// Whether the tensor cores' own accumulators may sum all of the contraction.
+    pub use_fast_accum: bool,
+    /// What groups divide, and how many there are.
+    pub groups: Option<(Grouping, usize)>,
+}
+
+impl GemmShape {
+    /// Whether scales change along the contraction.
+    pub(in crate::gemm) const fn by_block(&self) -> bool {
+        Granularity::any_blocks(self.granularities)
+    }
+
+    /// Whether columns of an aligned tile, of 128 at most, may have different f32 scales of B.
+    pub(in crate::gemm) const fn scales_b_differ(&self) -> bool {
+        // Then a square of scales has the last rows of one group's matrix and the first of the next one's.
+        let shifted = matches!(self.groups, Some((Grouping::Rows, _))) && !self.product[1].is_multiple_of(BLOCK);
+        match self.granularities[1] {
+            Granularity::Row | Granularity::Block1x128 => true,
+            Granularity::Block128x128 => shifted,
+            Granularity::Tensor | Granularity::Block1x32 => false,
+        }
+    }
+}
+
 /// Rows and columns of the output that a block makes at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::gemm) struct Tile {
-    pub(in crate::gemm) rows: usize,
-    pub(in crate::gemm) cols: usize,
+pub struct Tile {
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+}
+
+/// Tile, cluster and stages of all GEMMs that TMA feeds, without split-K.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FixedPlan {
+    /// Rows of the output that a block makes at a time.
+    pub rows: usize,
+    /// Columns of the output that a block makes at a time.
+    pub cols: usize,
+    /// Blocks along M that share the tiles of B: 1 or 2.
+    pub cluster: usize,
+    /// Stages of the pipeline, if as many fit.
+    pub stages: usize,
+}
+
+static FIXED: Mutex<Option<FixedPlan>> = Mutex::new(None);
+
+/// From here on GEMMs that TMA feeds, on all devices of the process, take this plan where their kernel has its tile, instead of the one
+/// that an estimate chooses: to measure whether the estimate is right. `None` goes back to the estimate.
+pub fn fix_gemm_plan(plan: Option<FixedPlan>) {
+    *FIXED.lock().unwrap_or_else(PoisonError::into_inner) = plan;
+}
+
+pub(in crate::gemm) fn fixed_plan() -> Option<FixedPlan> {
+    *FIXED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What the estimate asks of a kernel and the device that it is for.
@@ -73,20 +136,31 @@ pub(in crate::gemm) trait Machine {
     fn overlaps_epilogue(&self) -> bool;
 }
 
-/// How a GEMM is cut up.
+/// How a GEMM that TMA feeds is cut up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::gemm) struct Plan {
-    pub(in crate::gemm) tile: Tile,
+pub struct Plan {
+    /// A block's part of the output.
+    pub tile: Tile,
     /// Blocks along M that share the tiles of B.
-    pub(in crate::gemm) cluster: usize,
+    pub cluster: usize,
     /// Splits of the contraction (split-K), which are summed apart.
-    pub(in crate::gemm) splits: usize,
+    pub splits: usize,
 }
 
 impl Plan {
+    /// The fastest plan for a kernel that sums `step` of the contraction a stage.
+    pub(in crate::gemm) fn of<M: Machine>(machine: &M, shape: &GemmShape, step: usize, sms: usize) -> Self {
+        let [m, n, k] = shape.product;
+        let steps = k.div_ceil(step);
+        match shape.groups {
+            Some((grouping, count)) => Self::grouped(machine, grouping, count, [m, n], steps, sms),
+            None => Self::new(machine, [m, n], steps, sms),
+        }
+    }
+
     /// The plan of least cycles for an output `[m, n]` and `steps` of the contraction on `sms` SMs; of equal ones
     /// the tile and the cluster that come first and the fewer splits.
-    pub(in crate::gemm) fn new<M: Machine>(machine: &M, [m, n]: [usize; 2], steps: usize, sms: usize) -> Self {
+    fn new<M: Machine>(machine: &M, [m, n]: [usize; 2], steps: usize, sms: usize) -> Self {
         let shapes = |tile| machine.clusters(tile, m).iter().map(move |&cluster| (tile, cluster));
         let plans = |(tile, cluster)| SPLITS.map(|splits| Plan { tile, cluster, splits });
         let possible = machine
@@ -99,7 +173,7 @@ impl Plan {
 
     /// The fastest plan for `count` groups of matrices of so many rows and columns, by the formulas of the module. Groups have a part of the
     /// contraction each or all of it, so there are no splits.
-    pub(in crate::gemm) fn grouped<M: Machine>(
+    fn grouped<M: Machine>(
         machine: &M,
         grouping: Grouping,
         count: usize,
@@ -143,13 +217,13 @@ impl Plan {
         m.div_ceil(self.height())
     }
 
-    /// Rows of the output with those of all tiles.
-    pub(in crate::gemm) fn padded_rows(&self, m: usize) -> usize {
+    /// Rows of an output of `m` rows with those of all tiles.
+    pub fn padded_rows(&self, m: usize) -> usize {
         self.row_clusters(m) * self.height()
     }
 
-    /// Clusters' shares of the work.
-    pub(in crate::gemm) fn items(&self, m: usize, n: usize) -> usize {
+    /// Clusters' shares of the work, for an output of `m` rows and `n` columns.
+    pub fn items(&self, m: usize, n: usize) -> usize {
         self.row_clusters(m) * n.div_ceil(self.tile.cols) * self.splits
     }
 

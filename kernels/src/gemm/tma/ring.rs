@@ -4,8 +4,8 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use cubecl::prelude::*;
 
-use super::fixed::fixed_plan;
-use crate::ptx::barrier::{mbarrier_init, mbarrier_wait};
+use super::plan::fixed_plan;
+use crate::ptx::barrier::{mbarrier_arrive, mbarrier_arrive_remote, mbarrier_init, mbarrier_wait};
 
 /// Whether waits for barriers end.
 static TRAP: AtomicBool = AtomicBool::new(cfg!(debug_assertions));
@@ -109,6 +109,16 @@ impl Ring {
     /// Waits until the stage is empty.
     pub(in crate::gemm) fn wait_empty(&self, place: &Place, #[comptime] trap: Option<&'static str>) {
         mbarrier_wait(self.empty(place.at), place.parity, trap);
+    }
+}
+
+/// Arrives at the mbarrier that lies at `barrier` in block `rank` of a cluster of so many; 0 if the block is alone.
+#[cube]
+pub(in crate::gemm) fn arrive(barrier: u32, rank: u32, #[comptime] cluster: u32) {
+    if comptime!(cluster > 1) {
+        mbarrier_arrive_remote(barrier, rank);
+    } else {
+        mbarrier_arrive(barrier);
     }
 }
 

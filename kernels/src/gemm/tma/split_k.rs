@@ -1,50 +1,30 @@
 //! Split-K: adds up the sums of the splits, in order, and finishes as an epilogue does.
 
 use cubecl::prelude::*;
-use cubecl::server::Handle;
 
 use super::maps::Target;
 use crate::Granularity;
 use crate::gemm::Gemm;
 use crate::gemm::problem::{Problem, ProblemLaunch};
 use crate::grid::{UNITS, fold};
-use crate::launched::note;
-use crate::version::{VERSION, Version};
+use crate::launched::{Version, note};
 
-/// Has `launch` write the output; or, if there are `splits`, partial sums of `rows` rows each, which this adds up.
-pub(in crate::gemm) fn launch_splits<R: Runtime>(
+/// Launches what adds up `partials`, the sums of `splits` splits, of `rows` rows each.
+pub(in crate::gemm) fn combine<R: Runtime>(
     client: &ComputeClient<R>,
     gemm: &Gemm,
+    partials: &Target,
     splits: usize,
     rows: usize,
-    launch: impl FnOnce(&Target),
 ) {
-    if splits == 1 {
-        launch(&Target::output(gemm));
-    } else {
-        let target = Target::partials(client, gemm, splits, rows);
-        launch(&target);
-        combine(client, gemm, &target.handle, splits, [rows, target.pitch]);
-    }
-}
-
-/// Launches the kernel on `partials`, f32 `[splits, rows, pitch]`.
-fn combine<R: Runtime>(
-    client: &ComputeClient<R>,
-    gemm: &Gemm,
-    partials: &Handle,
-    splits: usize,
-    [rows, pitch]: [usize; 2],
-) {
-    let (m, n) = (gemm.m(), gemm.n());
-    note("gemm_combine", gemm.parameters());
+    let (m, n, pitch) = (gemm.a.rows, gemm.b.rows, partials.pitch);
     // SAFETY: partial sums and output have the sizes given here, and every index is below `m · n`.
     unsafe {
         gemm_combine::launch_unchecked::<R>(
             client,
             fold(client, (m * n).div_ceil(UNITS as usize) as u32),
             CubeDim::new_1d(UNITS),
-            ArrayArg::from_raw_parts(partials.clone(), splits * rows * pitch),
+            partials.array(),
             ProblemLaunch::of(gemm, gemm.bias.as_ref()),
             ArrayArg::from_raw_parts(gemm.out.clone(), m * n),
             (rows * pitch) as u32,
@@ -52,7 +32,7 @@ fn combine<R: Runtime>(
             splits as u32,
             gemm.accumulate,
             gemm.dtype,
-            VERSION,
+            note("gemm_combine", gemm.parameters()),
         );
     }
 }

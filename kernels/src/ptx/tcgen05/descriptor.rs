@@ -80,16 +80,12 @@ pub(crate) const fn fp8_instruction(rows: u32, cols: u32, formats: [Format; 2]) 
 }
 
 /// The instruction descriptor of `kind::mxf8f6f4` for `D [rows, cols]` in f32, contraction-major operands and E8M0 scales:
-/// byte `block` of the four in each word of scales is that of this product's 32 of the contraction.
+/// byte `block` of the four in each word of scales is that of this product's 32 of the contraction. Bits 0–3 and 7–22 are those of
+/// [`fp8_instruction`].
 ///
 /// | bits | field | |
 /// | --- | --- | --- |
-/// | 0–3 | sparsity | 0 |
 /// | 4–5 | byte of B's scales | `block` |
-/// | 7–9, 10–12 | types of A, of B | 0: e4m3, 1: e5m2 |
-/// | 13, 14 | negate A, B | 0 |
-/// | 15, 16 | transpose A, B | 0: contraction-major |
-/// | 17–22 | N / 8 | |
 /// | 23 | type of the scales | 1: ue8m0 |
 /// | 27–28 | M / 128 | |
 /// | 29–30 | byte of A's scales | `block` |

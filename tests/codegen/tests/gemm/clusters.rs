@@ -1,8 +1,7 @@
 //! Grouped GEMMs whose tiles are made by clusters, interpreted, against sums in f64 of each group: on Hopper two blocks that share the
 //! tiles of B by multicast, on Blackwell pairs (`.cta_group::2`).
 //!
-//! On so many SMs plans take clusters for these shapes, as tests of `kernels/src/gemm/{hopper,blackwell}/plan.rs` say; here each launch
-//! is asked whether it did.
+//! On so many SMs plans take clusters for these shapes, as `kernels/tests/plan.rs` says; here each launch is asked whether it did.
 
 use checks::GroupSizes;
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};

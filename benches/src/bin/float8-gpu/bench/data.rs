@@ -18,6 +18,20 @@ pub fn sets(bytes: usize) -> usize {
     ROTATION.div_ceil(bytes.max(1)).clamp(1, MOST_SETS)
 }
 
+/// What shares one scale, and whether all scales are powers of two.
+#[derive(Clone, Copy)]
+pub struct Scales {
+    pub granularity: Granularity,
+    pub power_of_two: bool,
+}
+
+impl From<Granularity> for Scales {
+    /// Powers of two where they have to be.
+    fn from(granularity: Granularity) -> Self {
+        Self { granularity, power_of_two: granularity == Granularity::Block1x32 }
+    }
+}
+
 /// Roughly standard normal values, and the same as FP8 codes under one scale.
 pub struct Table {
     pub values: Vec<f32>,
@@ -39,16 +53,20 @@ impl Table {
         &self,
         client: &ComputeClient<R>,
         [rows, k]: [usize; 2],
-        granularity: Granularity,
+        scales: impl Into<Scales>,
         seed: usize,
     ) -> Operand {
+        let Scales { granularity, power_of_two } = scales.into();
         let pitch = row_words(k) * 4;
         let mut bytes = vec![0; rows * pitch];
         for (i, row) in bytes.chunks_exact_mut(pitch).enumerate() {
             fill(&self.codes, &mut row[..k], (i + seed * rows) * 7919 * 13);
         }
         let [height, width] = granularity.scale_dims(rows, k);
-        let scale = |i: usize| 0.01 * (1.0 + self.values[i % TABLE].abs() / 4.0);
+        let scale = |i: usize| {
+            let scale = 0.01 * (1.0 + self.values[i % TABLE].abs() / 4.0);
+            if power_of_two { f32::from_bits(scale.to_bits() & 0x7f80_0000) } else { scale }
+        };
         let scales: Vec<u8> = match granularity {
             // 2^-8 to 2^-5.
             Granularity::Block1x32 => {
@@ -64,7 +82,7 @@ impl Table {
             k,
             format: self.format,
             granularity,
-            power_of_two: granularity == Granularity::Block1x32,
+            power_of_two,
         }
     }
 }

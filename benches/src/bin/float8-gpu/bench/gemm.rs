@@ -11,7 +11,7 @@ use checks::Failure;
 use float8_kernels::{Format, GemmConfig, Granularity, gemm_path, scaled_gemm};
 use serde::{Deserialize, Serialize};
 
-use super::data::{Table, sets};
+use super::data::{Scales, Table, sets};
 use super::timing::{Clock, geometric_mean, or_dash};
 use super::{Bench, Size, torch};
 use crate::target::Target;
@@ -73,20 +73,27 @@ pub fn rate([m, n, k]: [usize; 3], seconds: f64) -> f64 {
 
 pub fn cases<T: Target>(bench: &mut Bench<'_>) {
     let table = LazyCell::new(|| Table::new(Format::E4m3));
-    let blocks = [
-        [Granularity::Row, Granularity::Row],
-        [Granularity::Block1x128, Granularity::Block128x128],
-        [Granularity::Block1x32, Granularity::Block1x32],
+    let blocks = [Granularity::Block1x128, Granularity::Block128x128];
+    let scaled = [
+        [Granularity::Row; 2].map(Scales::from),
+        blocks.map(Scales::from),
+        // Those that Blackwell's tensor cores apply.
+        blocks.map(|granularity| Scales { granularity, power_of_two: true }),
+        [Granularity::Block1x32; 2].map(Scales::from),
     ];
-    let scaled = bench.size.of(&[[64, 64, 64]], 1, &SCALED);
-    let scaled = scaled.into_iter().flat_map(|shape| blocks.map(|granularities| (shape, granularities)));
-    let cases = shapes(bench.size).into_iter().map(|shape| (shape, [Granularity::Tensor; 2])).chain(scaled);
-    for (shape @ [m, n, k], granularities) in cases {
-        let [left, right] = granularities;
-        let scales = if left == right { left.to_string() } else { format!("{left},{right}") };
+    let shapes_of_scaled = bench.size.of(&[[64, 64, 64]], 1, &SCALED);
+    let scaled = shapes_of_scaled.into_iter().flat_map(|shape| scaled.map(|scales| (shape, scales)));
+    let tensorwise = [Granularity::Tensor; 2].map(Scales::from);
+    let cases = shapes(bench.size).into_iter().map(|shape| (shape, tensorwise)).chain(scaled);
+    for (shape @ [m, n, k], of) in cases {
+        let granularities @ [left, right] = of.map(|scales| scales.granularity);
+        let mut scales = if left == right { left.to_string() } else { format!("{left},{right}") };
+        if of[0].power_of_two && left != Granularity::Block1x32 {
+            scales += ", powers of two";
+        }
         bench.case(&format!("gemm {m}x{n}x{k} {scales}"), |clock| {
             let client = T::client();
-            let [precise, fast] = fp8::<T>(clock, &table, shape, granularities)?;
+            let [precise, fast] = fp8::<T>(clock, &table, shape, of)?;
             let high = (left == Granularity::Tensor).then(|| high::<T>(clock, shape));
             // Leaves the memory to the next shape.
             client.memory_cleanup();
@@ -101,7 +108,7 @@ pub fn fp8<T: Target>(
     clock: Clock,
     table: &Table,
     shape @ [m, n, k]: [usize; 3],
-    [left, right]: [Granularity; 2],
+    [left, right]: [Scales; 2],
 ) -> Result<[f64; 2], Failure> {
     let client = T::client();
     let out = T::compute_dtype().into();
@@ -138,7 +145,7 @@ pub fn print(rows: &[Row], torch: &torch::Results) {
     }
     println!("\nGEMM in TFLOP/s, FP8 e4m3 to the compute dtype; torch's best of all its FP8 modes");
     println!(
-        "{:>6} {:>6} {:>6}  {:<15}  {:<10}  {:>8} {:>8}  {:>8} {:>6}  {:>8} {:>6}  {:>8}",
+        "{:>6} {:>6} {:>6}  {:<29}  {:<10}  {:>8} {:>8}  {:>8} {:>6}  {:>8} {:>6}  {:>8}",
         "M", "N", "K", "scales", "path", "precise", "fast", "burn", "ratio", "torch", "ratio", "bf16"
     );
     for row in rows {
@@ -146,7 +153,7 @@ pub fn print(rows: &[Row], torch: &torch::Results) {
         let best = torch.best(row.shape());
         let bf16 = torch.gemm(row.shape()).and_then(|torch| torch.bf16);
         println!(
-            "{m:>6} {n:>6} {k:>6}  {scales:<15}  {path:<10}  {precise:>8.1} {fast:>8.1}  {:>8} {:>6}  {:>8} {:>6}  {:>8}",
+            "{m:>6} {n:>6} {k:>6}  {scales:<29}  {path:<10}  {precise:>8.1} {fast:>8.1}  {:>8} {:>6}  {:>8} {:>6}  {:>8}",
             or_dash(*high, 1),
             or_dash(high.map(|high| precise / high), 2),
             or_dash(best, 1),

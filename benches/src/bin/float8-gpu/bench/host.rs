@@ -17,14 +17,11 @@ use serde::{Deserialize, Serialize};
 use super::Bench;
 use super::data::Table;
 use super::linear::{float8_step, inputs, plain_step, with_default};
-use super::timing::median;
+use super::timing::{Clock, median};
 use crate::target::Target;
 
 /// Calls between two waits: few enough for a stream to take them all without a wait.
 const CALLS: usize = 50;
-
-/// Rounds, of which the median counts.
-const ROUNDS: usize = 15;
 
 #[derive(Serialize, Deserialize)]
 pub struct Row {
@@ -39,34 +36,34 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
     for shape @ [m, n, k] in bench.size.of(&[[64, 64, 64]], 3, &[[64, 64, 64], [1024, 1024, 1024], [4096, 4096, 4096]])
     {
         let dtype = T::compute_dtype();
-        bench.case(&format!("host gemm {m}x{n}x{k}"), |_| {
+        bench.case(&format!("host gemm {m}x{n}x{k}"), |clock| {
             let (client, table) = (T::client(), Table::new(Format::E4m3));
             let operand = |rows, seed| table.operand(&client, [rows, k], Granularity::Tensor, seed);
             let (a, b) = (operand(m, 0), operand(n, 1));
             scaled_gemm(&client, &a, &b, None, dtype.into(), GemmConfig::default())?;
-            Ok(row::<T>("scaled GEMM", shape, || {
+            Ok(row::<T>(clock, "scaled GEMM", shape, || {
                 let out = scaled_gemm(&client, &a, &b, None, dtype.into(), GemmConfig::default());
                 drop(out.expect("it took these operands before"));
             }))
         });
-        bench.case(&format!("host matmul {m}x{n}x{k}"), |_| {
+        bench.case(&format!("host matmul {m}x{n}x{k}"), |clock| {
             let matrix =
                 |shape| Tensor::<T::Backend, 2>::random(shape, Distribution::Default, &Default::default()).cast(dtype);
             let (a, b) = (matrix([m, k]), matrix([k, n]));
-            Ok(row::<T>("Burn's matmul", shape, || drop(a.clone().matmul(b.clone()))))
+            Ok(row::<T>(clock, "Burn's matmul", shape, || drop(a.clone().matmul(b.clone()))))
         });
-        bench.case(&format!("host linear {m}x{k}x{n} tensorwise"), |_| {
+        bench.case(&format!("host linear {m}x{k}x{n} tensorwise"), |clock| {
             with_default::<T>(&Float8LinearConfig::new(Recipe::Tensorwise).into());
             let inputs = inputs::<T>([m, k, n]).swap_remove(0);
-            let row = row::<T>("linear, forward and backward, tensorwise", [m, k, n], || {
+            let row = row::<T>(clock, "linear, forward and backward, tensorwise", [m, k, n], || {
                 float8_step::<T>(inputs.clone());
             });
             with_default::<T>(&Float8Config::default());
             Ok(row)
         });
-        bench.case(&format!("host linear {m}x{k}x{n} plain"), |_| {
+        bench.case(&format!("host linear {m}x{k}x{n} plain"), |clock| {
             let inputs = inputs::<T>([m, k, n]).swap_remove(0);
-            Ok(row::<T>("the same, Burn's", [m, k, n], || {
+            Ok(row::<T>(clock, "the same, Burn's", [m, k, n], || {
                 plain_step::<T>(inputs.clone());
             }))
         });
@@ -74,7 +71,7 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
 }
 
 /// Medians.
-fn row<T: Target>(what: &str, shape: [usize; 3], mut call: impl FnMut()) -> super::Row {
+fn row<T: Target>(clock: Clock, what: &str, shape: [usize; 3], mut call: impl FnMut()) -> super::Row {
     let mut round = || {
         T::sync();
         let start = Instant::now();
@@ -87,7 +84,7 @@ fn row<T: Target>(what: &str, shape: [usize; 3], mut call: impl FnMut()) -> supe
     };
     // Compiles, and fills the memory pools.
     round();
-    let rounds: Vec<_> = (0..ROUNDS).map(|_| round()).collect();
+    let rounds: Vec<_> = (0..clock.rounds()).map(|_| round()).collect();
     let [issue_microseconds, total_microseconds] =
         [0, 1].map(|i| median(rounds.iter().map(|round| round[i]).collect()));
     super::Row::Host(Row { what: what.into(), shape, issue_microseconds, total_microseconds })

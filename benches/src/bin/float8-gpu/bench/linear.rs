@@ -27,7 +27,7 @@ pub struct Row {
     pub m: usize,
     pub k: usize,
     pub n: usize,
-    /// A recipe, or the compute dtype.
+    /// A recipe, with what is changed of it; or the compute dtype.
     pub precision: String,
     pub milliseconds: f64,
     /// Burn in high precision / this, if that was measured.
@@ -43,6 +43,10 @@ fn configs(size: Size) -> Vec<(String, Float8LinearConfig)> {
     let recipes = Recipe::ALL.into_iter().filter(|recipe| *recipe != Recipe::Delayed);
     let mut configs: Vec<_> = recipes.map(|recipe| (recipe.to_string(), Float8LinearConfig::new(recipe))).collect();
     configs.insert(1, ("tensorwise, fast accumulation".into(), fast));
+    let blockwise = configs.iter().position(|(_, config)| config.recipe() == Recipe::Blockwise).expect("a recipe");
+    // Scales that Blackwell's tensor cores apply.
+    let rounded = Float8LinearConfig::new(Recipe::Blockwise).with_round_scales_to_power_of_2(true);
+    configs.insert(blockwise + 1, ("blockwise, powers of two".into(), rounded));
     if size == Size::Headline {
         configs.truncate(3);
     }
@@ -143,23 +147,5 @@ pub fn print(rows: &[Row], torch: &torch::Results) {
             or_dash(torch, 2),
             path.as_deref().unwrap_or("-"),
         );
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use burn::backend::Flex;
-
-    use super::*;
-
-    /// The order of decorators that programs have: the other one is refused when it runs.
-    #[test]
-    fn both_precisions_run() {
-        let shapes = [[8, 16], [16, 4], [8, 4]];
-        let ones = |shape: [usize; 2]| Tensor::<Flex, 2>::ones(shape, &Default::default());
-        step::<Autodiff<Flex>>(shapes.map(ones));
-        let new = |shape| Float8Tensor::new(ones(shape).into_primitive().tensor());
-        let inputs = shapes.map(|shape| Tensor::from_primitive(TensorPrimitive::Float(new(shape))));
-        step::<Float8<Autodiff<Flex>>>(inputs);
     }
 }

@@ -113,6 +113,8 @@ enum Row {
     Grouped(grouped::Row),
     Layer(llama::Row),
     Sweep(sweep::Row),
+    /// This device has nothing for a part, and why.
+    Absent(String),
 }
 
 /// What was measured; parts that did not run are absent.
@@ -141,6 +143,9 @@ struct Results {
     /// Geometric means of ratios to torch's best mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     summary: Option<Summary>,
+    /// Parts that this device has nothing for, and why.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    absent: Vec<String>,
     /// Cases without a result, and why.
     skipped: Vec<String>,
 }
@@ -156,6 +161,7 @@ impl Results {
             Row::Grouped(row) => self.grouped.push(row),
             Row::Layer(row) => self.layer.push(row),
             Row::Sweep(row) => self.sweep.push(row),
+            Row::Absent(why) => self.absent.push(why),
         }
         linear::compare(&mut self.linear);
         llama::compare(&mut self.step);
@@ -282,6 +288,9 @@ fn print(results: &Results) {
     sweep::print(&results.sweep);
     if let Some(summary) = &results.summary {
         summary.print();
+    }
+    for absent in &results.absent {
+        println!("not on this device: {absent}");
     }
     for skipped in &results.skipped {
         println!("skipped: {skipped}");

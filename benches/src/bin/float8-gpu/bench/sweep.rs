@@ -2,10 +2,12 @@
 
 use std::cell::LazyCell;
 
-use float8_kernels::{FixedPlan, Format, GemmConfig, GemmPath, Granularity, fix_gemm_plan, gemm_path};
+use float8_kernels::{
+    FixedPlan, Format, GemmConfig, GemmPlan, GemmShape, Granularity, fix_gemm_plan, gemm_path, gemm_plan,
+};
 use serde::{Deserialize, Serialize};
 
-use super::data::Table;
+use super::data::{Scales, Table};
 use super::{Bench, gemm};
 use crate::target::Target;
 
@@ -17,8 +19,8 @@ const STAGES: [usize; 3] = [3, 4, 6];
 #[derive(Serialize, Deserialize)]
 pub struct Row {
     pub shape: [usize; 3],
-    /// Tile, cluster and most stages; nothing for the estimate's choice.
-    pub plan: Option<[usize; 4]>,
+    /// Tile, cluster and most stages; or the estimate's choice of them.
+    pub plan: String,
     /// TFLOP/s with f32 accumulation every 128 of the contraction.
     pub precise: f64,
     /// TFLOP/s with the tensor core's own accumulation.
@@ -26,38 +28,40 @@ pub struct Row {
 }
 
 pub fn cases<T: Target>(bench: &mut Bench<'_>) {
-    let path = gemm_path(&T::client(), [Granularity::Tensor; 2], GemmConfig::default());
-    if !matches!(path, GemmPath::Wgmma | GemmPath::Tcgen05) {
-        return;
-    }
+    let (client, granularities) = (T::client(), [Granularity::Tensor; 2]);
+    let path = gemm_path(&client, granularities, GemmConfig::default());
+    let sms = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1) as usize;
     let table = LazyCell::new(|| Table::new(Format::E4m3));
     let plans = TILES.iter().flat_map(|&[rows, cols]| {
         CLUSTERS.iter().flat_map(move |&cluster| STAGES.map(|stages| FixedPlan { rows, cols, cluster, stages }))
     });
     let plans: Vec<_> = [None].into_iter().chain(plans.map(Some)).collect();
-    for shape @ [m, n, k] in bench.size.of(&[[256, 256, 512]], 2, &[[4096; 3], [8192; 3]]) {
+    for product @ [m, n, k] in bench.size.of(&[[256, 256, 512]], 2, &[[4096; 3], [8192; 3]]) {
+        let shape = GemmShape { product, granularities, power_of_two: false, use_fast_accum: false, groups: None };
+        let Some(chosen) = gemm_plan(path, &shape, sms) else {
+            let why = format!("sweep: the path {path} has no tiles, clusters and stages to choose from");
+            return bench.case("sweep", |_| Ok(super::Row::Absent(why)));
+        };
         for &plan in &plans {
-            bench.case(&format!("sweep {m}x{n}x{k} {}", name(plan.map(numbers))), |clock| {
+            let name = plan.map_or_else(|| name_of_choice(chosen), name);
+            bench.case(&format!("sweep {m}x{n}x{k} {name}"), |clock| {
                 fix_gemm_plan(plan);
-                let measured = gemm::fp8::<T>(clock, &table, shape, [Granularity::Tensor; 2]);
+                let measured = gemm::fp8::<T>(clock, &table, product, granularities.map(Scales::from));
                 fix_gemm_plan(None);
                 T::client().memory_cleanup();
                 let [precise, fast] = measured?;
-                Ok(super::Row::Sweep(Row { shape, plan: plan.map(numbers), precise, fast }))
+                Ok(super::Row::Sweep(Row { shape: product, plan: name, precise, fast }))
             });
         }
     }
 }
 
-const fn numbers(plan: FixedPlan) -> [usize; 4] {
-    [plan.rows, plan.cols, plan.cluster, plan.stages]
+fn name(FixedPlan { rows, cols, cluster, stages }: FixedPlan) -> String {
+    format!("{rows}x{cols} cluster {cluster} stages {stages}")
 }
 
-fn name(plan: Option<[usize; 4]>) -> String {
-    plan.map_or_else(
-        || "plan.rs".into(),
-        |[rows, cols, cluster, stages]| format!("{rows}x{cols} cluster {cluster} stages {stages}"),
-    )
+fn name_of_choice(GemmPlan { tile, cluster, splits }: GemmPlan) -> String {
+    format!("plan.rs: {}x{} cluster {cluster} splits {splits}", tile.rows, tile.cols)
 }
 
 pub fn print(rows: &[Row]) {
@@ -65,8 +69,8 @@ pub fn print(rows: &[Row]) {
         return;
     }
     println!("\nGEMM in TFLOP/s by tile, cluster and most stages; plan.rs is what the library takes");
-    println!("{:>18}  {:<32}  {:>8} {:>8}", "shape", "plan", "precise", "fast");
+    println!("{:>18}  {:<36}  {:>8} {:>8}", "shape", "plan", "precise", "fast");
     for Row { shape: [m, n, k], plan, precise, fast } in rows {
-        println!("{:>18}  {:<32}  {precise:>8.1} {fast:>8.1}", format!("{m}x{n}x{k}"), name(*plan));
+        println!("{:>18}  {plan:<36}  {precise:>8.1} {fast:>8.1}", format!("{m}x{n}x{k}"));
     }
 }

@@ -24,17 +24,31 @@ const MOST: usize = 500;
 pub struct Clock {
     repeat: u32,
     batch: f64,
+    /// Calls of the first batches: the first compiles, the next fill the memory pools, and the last tells how many calls a batch takes.
+    warm_up: [usize; 3],
+    /// Rows, columns and contraction of the GEMMs that keep the device busy.
+    blocker: usize,
 }
 
 impl Clock {
     /// Medians of `repeat` batches, short ones if nothing is to be measured.
     pub fn new(repeat: u32, quick: bool) -> Self {
-        Self { repeat, batch: if quick { BATCH / 30.0 } else { BATCH } }
+        if quick {
+            // A software device takes a second for the large ones.
+            Self { repeat, batch: BATCH / 30.0, warm_up: [1; 3], blocker: 128 }
+        } else {
+            Self { repeat, batch: BATCH, warm_up: [1, 2, 8], blocker: 1024 }
+        }
+    }
+
+    /// How often what has medians of its own is timed: an odd number.
+    pub const fn rounds(&self) -> u32 {
+        2 * self.repeat + 1
     }
 
     /// Median seconds of a call. `call` gets the number of the call, to rotate inputs by.
     pub fn seconds<T: Target>(&self, mut call: impl FnMut(usize)) -> f64 {
-        let blocker = Blocker::<T>::new(self.batch);
+        let blocker = Blocker::<T>::new(self.batch, self.blocker);
         let mut turn = 0;
         // Of the host alone, and of all.
         let mut batch = |calls: usize| {
@@ -50,10 +64,7 @@ impl Clock {
             T::sync();
             [issued, start.elapsed().as_secs_f64() - blocker.seconds].map(|seconds| (seconds / calls as f64).max(1e-9))
         };
-        // The first call compiles; the next ones fill the memory pools.
-        batch(1);
-        batch(2);
-        let [issued, seconds] = batch(8);
+        let [_, _, [issued, seconds]] = self.warm_up.map(&mut batch);
         // As many as the host issues while the device is busy with the blocker.
         let most = ((blocker.seconds / issued) as usize).clamp(1, MOST);
         let calls = ((self.batch / seconds) as usize).clamp(1, most);
@@ -71,15 +82,13 @@ struct Blocker<T: Target> {
 }
 
 impl<T: Target> Blocker<T> {
-    const SIDE: usize = 1024;
-
-    fn new(batch: f64) -> Self {
+    fn new(batch: f64, side: usize) -> Self {
         let client = T::client();
         let operand = Operand {
-            codes: client.create_from_slice(&vec![0; Self::SIDE * Self::SIDE]),
+            codes: client.create_from_slice(&vec![0; side * side]),
             inv_scale: client.create_from_slice(&1f32.to_le_bytes()),
-            rows: Self::SIDE,
-            k: Self::SIDE,
+            rows: side,
+            k: side,
             format: Format::E4m3,
             granularity: Granularity::Tensor,
             power_of_two: false,

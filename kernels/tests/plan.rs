@@ -1,0 +1,228 @@
+//! Plans of GEMMs that TMA feeds, on an H200, a B200, and the small machines whose GEMMs are interpreted (`tests/codegen`).
+
+use float8_kernels::{GemmPath, GemmPlan, GemmShape, GemmTile, Granularity, Grouping, gemm_plan};
+
+const H200: usize = 132;
+const B200: usize = 148;
+
+/// Length of the contraction in a stage.
+const STEP: usize = 128;
+
+/// Rows of a tile of Blackwell.
+const ROWS: usize = 128;
+
+const TENSOR: [Granularity; 2] = [Granularity::Tensor; 2];
+const MX: [Granularity; 2] = [Granularity::Block1x32; 2];
+/// A scale of B for 128 columns, and one for each.
+const BLOCKS: [Granularity; 2] = [Granularity::Block1x128, Granularity::Block128x128];
+const COLUMNS: [Granularity; 2] = [Granularity::Block1x128; 2];
+
+fn dense(product: [usize; 3], granularities: [Granularity; 2]) -> GemmShape {
+    GemmShape { product, granularities, power_of_two: false, use_fast_accum: false, groups: None }
+}
+
+/// On Hopper: sums that stay in the tensor cores, that are added up each step, and that are scaled each step.
+fn on_hopper(product: [usize; 3]) -> [GemmShape; 4] {
+    let fast = GemmShape { use_fast_accum: true, ..dense(product, TENSOR) };
+    [fast, dense(product, TENSOR), dense(product, BLOCKS), dense(product, COLUMNS)]
+}
+
+/// On Blackwell: scales that the epilogue applies, that the tensor cores do, and that are applied each step.
+fn on_blackwell(product: [usize; 3]) -> [GemmShape; 4] {
+    [TENSOR, MX, BLOCKS, COLUMNS].map(|granularities| dense(product, granularities))
+}
+
+fn hopper(shape: &GemmShape, sms: usize) -> GemmPlan {
+    gemm_plan(GemmPath::Wgmma, shape, sms).expect("TMA feeds it")
+}
+
+fn blackwell(shape: &GemmShape, sms: usize) -> GemmPlan {
+    gemm_plan(GemmPath::Tcgen05, shape, sms).expect("TMA feeds it")
+}
+
+/// Added up each step, on an H200.
+fn hopper_of(product: [usize; 3]) -> GemmPlan {
+    hopper(&dense(product, TENSOR), H200)
+}
+
+const fn plan([rows, cols]: [usize; 2], cluster: usize) -> GemmPlan {
+    GemmPlan { tile: GemmTile { rows, cols }, cluster, splits: 1 }
+}
+
+const LARGE: [[usize; 3]; 4] = [[4096; 3], [8192; 3], [16384; 3], [8192, 14336, 4096]];
+
+/// Eight experts of Mixtral.
+const GROUPED: [(Grouping, [usize; 3]); 3] = [
+    (Grouping::Rows, [16384, 14336, 4096]),
+    (Grouping::Rows, [16384, 4096, 14336]),
+    (Grouping::Contraction, [14336, 4096, 16384]),
+];
+
+#[test]
+fn other_paths_have_none() {
+    for path in [GemmPath::Mma, GemmPath::F16Mma, GemmPath::Emulated, GemmPath::Host] {
+        assert_eq!(gemm_plan(path, &dense([4096; 3], TENSOR), H200), None);
+    }
+}
+
+#[test]
+fn large_gemms_take_the_largest_tile_in_clusters() {
+    for product in LARGE {
+        assert_eq!(hopper_of(product), plan([128, 256], 2), "{product:?}");
+    }
+}
+
+#[test]
+fn large_gemms_take_the_widest_tile_in_pairs() {
+    for product in LARGE {
+        for (shape, (cols, cluster)) in on_blackwell(product).iter().zip([(256, 2), (192, 2), (128, 1), (128, 1)]) {
+            assert_eq!(blackwell(shape, B200), plan([ROWS, cols], cluster), "{shape:?}");
+        }
+    }
+}
+
+/// The tensor cores apply them, as they do MX.
+#[test]
+fn powers_of_two_are_planned_as_mx() {
+    for product in LARGE {
+        let [_, mx, blocks, columns] = on_blackwell(product);
+        for shape in [blocks, columns].map(|shape| GemmShape { power_of_two: true, ..shape }) {
+            assert_eq!(blackwell(&shape, B200), blackwell(&mx, B200), "{shape:?}");
+        }
+    }
+}
+
+#[test]
+fn few_rows_take_low_tiles() {
+    let plan = hopper_of([16, 4096, 4096]);
+    assert_eq!((plan.tile.rows, plan.cluster), (64, 1), "{plan:?}");
+}
+
+#[test]
+fn few_rows_take_no_pairs() {
+    for m in [1, 64, 128] {
+        for shape in on_blackwell([m, 65536, 4096]) {
+            assert_eq!(blackwell(&shape, B200).cluster, 1, "{shape:?}");
+        }
+    }
+}
+
+#[test]
+fn few_columns_take_narrow_tiles() {
+    assert_eq!(hopper_of([16384, 48, 1024]).tile, GemmTile { rows: 128, cols: 64 });
+    for shape in on_blackwell([16384, 48, 1024]) {
+        assert_eq!(blackwell(&shape, B200).tile.cols, 64, "{shape:?}");
+    }
+}
+
+#[test]
+fn small_outputs_of_long_contractions_are_split() {
+    let plans = |k| {
+        let product = [256, 256, k];
+        on_blackwell(product).map(|shape| blackwell(&shape, B200)).into_iter().chain([hopper_of(product)])
+    };
+    assert!(plans(65536).all(|plan| plan.splits >= 8));
+    assert!(plans(256).all(|plan| plan.splits == 1));
+}
+
+/// An odd number of tiles along M leaves the last pair a block without rows.
+#[test]
+fn odd_numbers_of_tiles_take_pairs_where_that_is_faster() {
+    let of = |product| blackwell(&dense(product, TENSOR), B200);
+    let pairs = plan([ROWS, 256], 2);
+    // 147 tiles are one round on 148 SMs, and so are their 74 pairs, which take fewer cycles a step.
+    assert_eq!(pairs.items(147 * ROWS, 256), B200 / 2);
+    assert_eq!(of([147 * ROWS, 256, 4096]), pairs);
+    // 3 by 49 tiles are one round too, but their 98 pairs are two.
+    assert_eq!(pairs.items(3 * ROWS, 49 * 256), 98);
+    assert_eq!(of([3 * ROWS, 49 * 256, 4096]), GemmPlan { cluster: 1, ..pairs });
+}
+
+/// The shapes of the interpreted GEMMs of pairs, on so many SMs, and what they are to show: columns, clusters' tiles, splits.
+#[test]
+fn small_machines_take_pairs_too() {
+    for (product, sms, [plain, mx]) in [
+        ([260, 260, 1000], 2, [[256, 4, 1], [192, 4, 1]]),
+        ([390, 516, 140], 4, [[256, 6, 1], [192, 6, 1]]),
+        ([129, 201, 31], 4, [[128, 2, 1], [128, 2, 1]]),
+        ([130, 67, 4100], 8, [[128, 4, 4], [128, 4, 4]]),
+    ] {
+        let [m, n, _] = product;
+        for (granularities, want) in [(TENSOR, plain), (MX, mx)] {
+            let plan = blackwell(&dense(product, granularities), sms);
+            assert_eq!((plan.cluster, [plan.tile.cols, plan.items(m, n), plan.splits]), (2, want), "{product:?}");
+        }
+    }
+}
+
+#[test]
+fn large_grouped_gemms_take_the_largest_tile_in_clusters() {
+    let grouped = |shape, grouping| GemmShape { groups: Some((grouping, 8)), ..shape };
+    for (grouping, product) in GROUPED {
+        let shape = grouped(dense(product, TENSOR), grouping);
+        assert_eq!(hopper(&shape, H200), plan([128, 256], 2), "{shape:?}");
+        for (shape, (cols, cluster)) in on_blackwell(product).into_iter().zip([(256, 2), (192, 2), (128, 1), (128, 1)])
+        {
+            assert_eq!(blackwell(&grouped(shape, grouping), B200), plan([ROWS, cols], cluster), "{shape:?}");
+        }
+    }
+    let few = grouped(dense([512, 4096, 4096], TENSOR), Grouping::Rows);
+    assert_eq!(hopper(&few, H200).cluster, 1, "64 rows a group");
+    for shape in on_blackwell([8 * ROWS, 14336, 4096]) {
+        assert_eq!(blackwell(&grouped(shape, Grouping::Rows), B200).cluster, 1, "{ROWS} rows a group");
+    }
+}
+
+/// The shapes of the interpreted grouped GEMMs in clusters, on so many SMs, and their tiles by where sums are added up.
+#[test]
+fn groups_take_clusters_on_small_machines() {
+    for (grouping, count, product, sms, tiles) in [
+        (Grouping::Rows, 4, [1040, 66, 160], 2, [[128, 128]; 4]),
+        (Grouping::Rows, 2, [520, 200, 300], 6, [[128, 256], [64, 256], [64, 256], [64, 256]]),
+        (Grouping::Rows, 2, [520, 256, 160], 6, [[128, 256], [64, 256], [64, 256], [64, 256]]),
+        (Grouping::Rows, 1, [260, 200, 160], 2, [[64, 256]; 4]),
+        (Grouping::Rows, 4, [520, 130, 160], 132, [[64, 128]; 4]),
+        (Grouping::Contraction, 5, [130, 258, 512], 4, [[128, 256]; 4]),
+        (Grouping::Contraction, 3, [200, 130, 583], 2, [[128, 256]; 4]),
+    ] {
+        for (shape, tile) in on_hopper(product).into_iter().zip(tiles) {
+            let shape = GemmShape { groups: Some((grouping, count)), ..shape };
+            assert_eq!(hopper(&shape, sms), plan(tile, 2), "{shape:?}");
+        }
+    }
+}
+
+/// The shapes of the interpreted grouped GEMMs of pairs, on so many SMs, and their columns, plain and with scales of 1 x 32.
+#[test]
+fn groups_take_pairs_on_small_machines() {
+    for (grouping, count, product, sms, [plain, mx]) in [
+        (Grouping::Rows, 4, [520, 130, 300], 2, [256, 192]),
+        (Grouping::Rows, 2, [260, 66, 1000], 2, [128, 128]),
+        (Grouping::Rows, 4, [520, 200, 300], 8, [256, 128]),
+        (Grouping::Rows, 1, [250, 66, 160], 2, [128, 128]),
+        (Grouping::Contraction, 5, [130, 258, 512], 4, [256, 192]),
+        (Grouping::Contraction, 3, [200, 130, 583], 2, [256, 192]),
+    ] {
+        for (granularities, cols) in [(TENSOR, plain), (MX, mx)] {
+            let shape = GemmShape { groups: Some((grouping, count)), ..dense(product, granularities) };
+            assert_eq!(blackwell(&shape, sms), plan([ROWS, cols], 2), "{shape:?}");
+        }
+    }
+}
+
+#[test]
+fn every_item_has_work() {
+    let sides = |n| [1, 63, 64, 65, 128, 129, 1000, 4096].map(|m| [m, n]);
+    for [m, n] in [1, 64, 100, 257, 5000].into_iter().flat_map(sides) {
+        for k in [1, 128, 500, 4096, 100_000] {
+            let product = [m, n, k];
+            let plans = on_blackwell(product).map(|shape| blackwell(&shape, B200));
+            for plan in on_hopper(product).map(|shape| hopper(&shape, H200)).into_iter().chain(plans) {
+                assert!(plan.splits <= k.div_ceil(STEP), "{plan:?}");
+                let padding = plan.padded_rows(m) - m;
+                assert!(padding < plan.tile.rows * plan.cluster, "{plan:?}");
+                assert!(plan.cluster == 1 || m > plan.tile.rows, "{plan:?}");
+            }
+        }
+    }
+}
