@@ -76,7 +76,7 @@ fn forwarded() -> BTreeMap<String, BTreeSet<String>> {
     let mut found = BTreeMap::<String, BTreeSet<String>>::new();
     for item in syn::parse_file(source).unwrap().items {
         let Item::Impl(block) = item else { continue };
-        let Some((_, path, _)) = &block.trait_ else { continue };
+        let Some((path, _)) = &block.trait_ else { continue };
         let methods = found.entry(path.segments.last().unwrap().ident.to_string()).or_default();
         for item in block.items {
             match item {
