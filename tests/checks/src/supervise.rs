@@ -41,12 +41,12 @@ pub struct Done {
     /// From its turn to its result, the start of a worker included.
     pub seconds: f64,
     /// What it gave.
-    pub result: Result<Value, Loss>,
+    pub result: Result<Value, CaseFailure>,
 }
 
 /// Why a case has no result.
 #[derive(Debug, thiserror::Error)]
-pub enum Loss {
+pub enum CaseFailure {
     /// It said so.
     #[error("{0}")]
     Failed(String),
@@ -135,34 +135,34 @@ impl Run<'_> {
         }
     }
 
-    fn case(&self, slot: &mut Option<Worker>, index: usize) -> Result<Value, Loss> {
+    fn case(&self, slot: &mut Option<Worker>, index: usize) -> Result<Value, CaseFailure> {
         let mut worker = match slot.take() {
             Some(worker) => worker,
             None => self.restart()?,
         };
         let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(Loss::NoTime);
+            return Err(CaseFailure::NoTime);
         }
         let limit = self.limits.case.min(left);
         let (result, last) = worker.run(index, limit).map_err(|loss| match loss {
-            Loss::TimedOut(_) if limit < self.limits.case => Loss::NoTime,
+            CaseFailure::TimedOut(_) if limit < self.limits.case => CaseFailure::NoTime,
             loss => loss,
         })?;
         if !last {
             *slot = Some(worker);
         }
-        result.map_err(Loss::Failed)
+        result.map_err(CaseFailure::Failed)
     }
 
-    fn restart(&self) -> Result<Worker, Loss> {
+    fn restart(&self) -> Result<Worker, CaseFailure> {
         // Held while a worker starts, so that threads do not all try at once what just failed.
         let mut failed = self.false_starts.lock().expect("no panic under this lock");
         if *failed == MOST_FALSE_STARTS {
-            return Err(Loss::Died("no worker starts any more".into()));
+            return Err(CaseFailure::Died("no worker starts any more".into()));
         }
         if self.deadline <= Instant::now() {
-            return Err(Loss::NoTime);
+            return Err(CaseFailure::NoTime);
         }
         match Worker::start((self.command)(), self.deadline) {
             Ok(worker) => {
@@ -170,10 +170,10 @@ impl Run<'_> {
                 Ok(worker)
             }
             // It had less time than a start may need.
-            Err(_) if self.deadline <= Instant::now() => Err(Loss::NoTime),
+            Err(_) if self.deadline <= Instant::now() => Err(CaseFailure::NoTime),
             Err(error) => {
                 *failed += 1;
-                Err(Loss::Died(error.to_string()))
+                Err(CaseFailure::Died(error.to_string()))
             }
         }
     }
@@ -213,17 +213,17 @@ impl Worker {
     }
 
     /// The result of a case, and whether it was this worker's last.
-    fn run(&mut self, index: usize, limit: Duration) -> Result<(Result<Value, String>, bool), Loss> {
+    fn run(&mut self, index: usize, limit: Duration) -> Result<(Result<Value, String>, bool), CaseFailure> {
         // A worker that cannot be written to has died, which reading says better.
         let _ = writeln!(self.stdin, "{index}");
         match self.event(limit)? {
             Event::Done { result, last } => Ok((result, last)),
-            Event::Cases(_) => Err(Loss::Died("it named its cases again".into())),
+            Event::Cases(_) => Err(CaseFailure::Died("it named its cases again".into())),
         }
     }
 
     /// Waits for the next event; prints all else.
-    fn event(&mut self, limit: Duration) -> Result<Event, Loss> {
+    fn event(&mut self, limit: Duration) -> Result<Event, CaseFailure> {
         let end = Instant::now() + limit;
         loop {
             match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
@@ -235,11 +235,11 @@ impl Worker {
                         self.tail.pop_front();
                     }
                 }
-                Err(RecvTimeoutError::Timeout) => return Err(Loss::TimedOut(limit.as_secs())),
+                Err(RecvTimeoutError::Timeout) => return Err(CaseFailure::TimedOut(limit.as_secs())),
                 Err(RecvTimeoutError::Disconnected) => {
                     let status = self.end().map_or_else(|| "still running".into(), |status| status.to_string());
                     let tail: Vec<_> = self.tail.drain(..).collect();
-                    return Err(Loss::Died([status].into_iter().chain(tail).collect::<Vec<_>>().join("; ")));
+                    return Err(CaseFailure::Died([status].into_iter().chain(tail).collect::<Vec<_>>().join("; ")));
                 }
             }
         }

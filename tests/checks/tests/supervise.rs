@@ -3,7 +3,7 @@
 use std::process::{Command, abort};
 use std::time::{Duration, Instant};
 
-use checks::{Done, Failure, Limits, Loss, Worker, supervise};
+use checks::{CaseFailure, Done, Failure, Limits, Worker, supervise};
 use serde_json::json;
 
 /// Cases of a worker that is called with this.
@@ -65,11 +65,19 @@ fn a_failure_costs_one_case() {
         assert_eq!(names, ["0", "1", "2", "3", "4", "5", "6", "7", "8"]);
         let loss = |i: usize| done[i].result.as_ref().expect_err("lost").to_string();
         assert_eq!(done[0].result.as_ref().expect("it passes"), &json!({ "sum": 0.1f64 + 0.2 }));
-        assert!(matches!(&done[1].result, Err(Loss::Failed(why)) if why == "3, not 4"), "{:?}", done[1]);
-        assert!(matches!(&done[2].result, Err(Loss::Failed(why)) if why.contains("no memory")), "{:?}", done[2]);
-        assert!(matches!(&done[4].result, Err(Loss::Died(_))) && loss(4).contains("a last word"), "{:?}", done[4]);
-        assert!(matches!(&done[5].result, Err(Loss::TimedOut(2))), "{:?}", done[5]);
-        assert!(matches!(&done[6].result, Err(Loss::Failed(why)) if why.contains("illegal address")), "{:?}", done[6]);
+        assert!(matches!(&done[1].result, Err(CaseFailure::Failed(why)) if why == "3, not 4"), "{:?}", done[1]);
+        assert!(matches!(&done[2].result, Err(CaseFailure::Failed(why)) if why.contains("no memory")), "{:?}", done[2]);
+        assert!(
+            matches!(&done[4].result, Err(CaseFailure::Died(_))) && loss(4).contains("a last word"),
+            "{:?}",
+            done[4]
+        );
+        assert!(matches!(&done[5].result, Err(CaseFailure::TimedOut(2))), "{:?}", done[5]);
+        assert!(
+            matches!(&done[6].result, Err(CaseFailure::Failed(why)) if why.contains("illegal address")),
+            "{:?}",
+            done[6]
+        );
         let process = |i: usize| done[i].result.as_ref().expect("it passes").as_u64();
         if jobs == 1 {
             // A new process after every loss, and the same one otherwise.
@@ -84,7 +92,7 @@ fn time_that_is_over_is_said() {
     assert!(start.elapsed() < Duration::from_secs(20));
     // The case that hangs has the rest of the time, which is less than its limit, and those after it have none.
     for done in &done[5..] {
-        assert!(matches!(&done.result, Err(Loss::NoTime)), "{done:?}");
+        assert!(matches!(&done.result, Err(CaseFailure::NoTime)), "{done:?}");
     }
 }
 

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use checks::{
-    Case, Done, Goldens, Loss, Progress, Size, Worker, supervise, visit_golden_linears, visit_goldens, visit_linears,
+    Case, CaseFailure, Done, Goldens, Progress, Size, Worker, supervise, visit_golden_linears, visit_goldens,
+    visit_linears,
 };
 use serde_json::{Value, json};
 use test_data::Golden;
@@ -92,7 +93,7 @@ impl Tally {
                     println!("ok    {name}: {worst:.3} ({seconds:.1} s)");
                 }
             }
-            Err(Loss::NoTime) => group.not_run += 1,
+            Err(CaseFailure::NoTime) => group.not_run += 1,
             Err(loss) => {
                 group.failures += 1;
                 println!("WRONG {name}: {loss} ({seconds:.1} s)");
@@ -101,7 +102,9 @@ impl Tally {
         if let Some((path, file)) = &mut self.json {
             let line = match result {
                 Ok(worst) => json!({ "name": name, "seconds": seconds, "worst": worst }),
-                Err(Loss::NoTime) => json!({ "name": name, "seconds": seconds, "not_run": Loss::NoTime.to_string() }),
+                Err(CaseFailure::NoTime) => {
+                    json!({ "name": name, "seconds": seconds, "not_run": CaseFailure::NoTime.to_string() })
+                }
                 Err(loss) => json!({ "name": name, "seconds": seconds, "wrong": loss.to_string() }),
             };
             writeln!(file, "{line}").map_err(|source| Error::Io { what: path.display().to_string(), source })?;

@@ -35,13 +35,22 @@ pub struct ModelArgs {
     pub set: Vec<String>,
 }
 
+/// A run that is there.
+struct OpenedRun<S> {
+    config: RunConfig<S>,
+    /// Its checkpoint, if it has come to one.
+    saved: Option<SavedRun>,
+    /// A word on what is ignored of the configuration.
+    ignored: Option<&'static str>,
+}
+
 impl ModelArgs {
     fn settings(&self) -> Vec<Setting> {
         self.set.iter().map(Setting::new).collect()
     }
 
-    /// The run's configuration, its checkpoint if it has come to one, and a word on what is ignored of the configuration.
-    fn open_run<S: ModelSection>(&self) -> Result<(RunConfig<S>, Option<SavedRun>, Option<&'static str>), JobError> {
+    /// The run in the folder.
+    fn open_run<S: ModelSection>(&self) -> Result<OpenedRun<S>, JobError> {
         let which = match self.step {
             Some(step) => Which::Step(step),
             None if self.best => Which::Best,
@@ -61,7 +70,7 @@ impl ModelArgs {
         let (mut config, ignored) = RunConfig::from_saved(&path, &text)?;
         config.checkpoint.folder = Some(self.folder.clone());
         config.assets = Some(self.folder.join(ASSETS));
-        Ok((config, saved, ignored))
+        Ok(OpenedRun { config, saved, ignored })
     }
 
     /// The parameters there are: of a checkpoint of a run, or a Hugging Face checkpoint.
@@ -73,7 +82,7 @@ impl ModelArgs {
         let (mut config, saved) = match is_hf {
             true => (self.hugging_face()?, None),
             false => {
-                let (config, saved, _) = self.open_run()?;
+                let OpenedRun { config, saved, .. } = self.open_run()?;
                 let missing =
                     || CheckpointError::Missing { folder: self.folder.clone(), wanted: "newest".into(), have: vec![] };
                 (config, Some(saved.ok_or_else(missing)?))
@@ -144,7 +153,7 @@ pub struct ResumeArgs {
 
 impl ResumeArgs {
     pub(super) fn job<A: TrainableModel>(&self, out: &mut dyn Write) -> Result<Option<Job<A>>, JobError> {
-        let (was, saved, ignored) = self.model.open_run()?;
+        let OpenedRun { config: was, saved, ignored } = self.model.open_run::<A::Section>()?;
         let settings = self.model.settings();
         // What the run was last resumed with counts, also if it has not come to a checkpoint since.
         let noted = self.model.folder.join(CONFIG);

@@ -19,7 +19,7 @@ mod torch;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use checks::{Done, Failure, Loss, Worker, supervise};
+use checks::{CaseFailure, Done, Failure, Worker, supervise};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
@@ -239,10 +239,11 @@ pub fn run(args: &Args) -> Result<Outcome, Error> {
     supervise(limits, &worker, &mut |progress, done| {
         let Done { name, seconds, result } = done;
         println!("{} of {}, {} s: {name} ({seconds:.1} s)", progress.done, progress.of, progress.elapsed.as_secs());
-        match result.and_then(|row| serde_json::from_value(row).map_err(|error| Loss::Failed(error.to_string()))) {
+        match result.and_then(|row| serde_json::from_value(row).map_err(|error| CaseFailure::Failed(error.to_string())))
+        {
             Ok(row) => results.add(row),
             Err(loss) => {
-                failed |= !matches!(loss, Loss::NoTime);
+                failed |= !matches!(loss, CaseFailure::NoTime);
                 println!("{name}: {loss}");
                 results.skipped.push(format!("{name}: {loss}"));
             }
