@@ -179,7 +179,7 @@ impl Dimensions {
 /// Refuses a field that is not a positive, finite number.
 ///
 /// # Errors
-/// [`JobJobError::ModelConfig`].
+/// [`JobError::ModelConfig`].
 pub fn positive(field: &'static str, value: f64) -> Result<(), JobError> {
     if value > 0.0 && value.is_finite() {
         return Ok(());

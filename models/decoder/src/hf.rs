@@ -60,6 +60,10 @@ pub fn read<'a>(
     let hidden_size = json.integer("hidden_size")?.unwrap_or(4096);
     let num_heads = json.integer("num_attention_heads")?.unwrap_or(32);
     let head_dim = json.integer("head_dim")?.or(defaults.head_dim);
+    let num_kv_heads = match json.integer("num_key_value_heads")? {
+        None if json.is_null("num_key_value_heads") => Some(num_heads),
+        num_kv_heads => num_kv_heads.or(defaults.num_kv_heads),
+    };
     let (rope_theta, scaled) = rope(json)?;
     let dims = Dimensions {
         vocab_size: json.integer("vocab_size")?.unwrap_or(defaults.vocab_size),
@@ -67,7 +71,7 @@ pub fn read<'a>(
         intermediate_size: json.integer("intermediate_size")?.unwrap_or(defaults.intermediate_size),
         num_layers: json.integer("num_hidden_layers")?.unwrap_or(32),
         num_heads,
-        num_kv_heads: json.integer("num_key_value_heads")?.or(defaults.num_kv_heads).unwrap_or(num_heads),
+        num_kv_heads: num_kv_heads.unwrap_or(num_heads),
         head_dim: head_dim.unwrap_or_else(|| hidden_size.checked_div(num_heads).unwrap_or(0)),
         rms_norm_eps: json.number("rms_norm_eps")?.unwrap_or(1e-6),
         rope_theta,

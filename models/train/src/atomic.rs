@@ -43,8 +43,8 @@ fn sync_all(path: &Path) -> io::Result<()> {
     sync(path)
 }
 
-/// Only Unix opens folders.
-fn sync(path: &Path) -> io::Result<()> {
+/// Waits until a file or a folder's names are on disk; only Unix opens folders.
+pub(crate) fn sync(path: &Path) -> io::Result<()> {
     if cfg!(unix) || !path.is_dir() { File::open(path)?.sync_all() } else { Ok(()) }
 }
 

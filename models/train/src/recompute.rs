@@ -28,6 +28,8 @@ pub(crate) struct Plan {
     group: Option<usize>,
     /// Tokens whose logits are there at a time; none if those of all are.
     chunk: Option<usize>,
+    /// Whether the configuration asks for such a plan, so that a model without segments is an error.
+    is_asked_for: bool,
 }
 
 impl Plan {
@@ -41,11 +43,12 @@ impl Plan {
         let many = vocab_size.filter(|vocab_size| rows.saturating_mul(*vocab_size) > MANY_LOGITS);
         // Half of that at a time, in tiles of GEMMs.
         let automatic = many.map(|vocab_size| (MANY_LOGITS / 2 / vocab_size / 128 * 128).max(128));
-        Self { group, chunk: training.loss_chunk.or(automatic).filter(|chunk| *chunk < rows) }
+        let chunk = training.loss_chunk.or(automatic).filter(|chunk| *chunk < rows);
+        Self { group, chunk, is_asked_for: group.is_some() || training.loss_chunk.is_some() }
     }
 
     fn is_plain(self) -> bool {
-        self == Self { group: None, chunk: None }
+        self.group.is_none() && self.chunk.is_none()
     }
 }
 
@@ -76,11 +79,15 @@ pub(crate) fn gradients<B: AutodiffBackend, M: LanguageModel<B> + AutodiffModule
     device: &B::Device,
 ) -> Result<(Tensor<B::InnerBackend, 1>, GradientsParams), ConfigError> {
     let tensors = batch.tensors::<B>(device);
-    if plan.is_plain() {
-        let loss = scale(model.batch_loss(tensors));
-        return Ok((loss.clone().inner(), GradientsParams::from_grads(loss.backward(), model)));
-    }
-    let segments = model.segments(tensors).ok_or_else(|| no_segments(plan))?;
+    let segments = if plan.is_plain() { None } else { model.segments(tensors.clone()) };
+    let segments = match segments {
+        Some(segments) => segments,
+        None if plan.is_asked_for && !plan.is_plain() => return Err(no_segments(plan)),
+        None => {
+            let loss = scale(model.batch_loss(tensors));
+            return Ok((loss.clone().inner(), GradientsParams::from_grads(loss.backward(), model)));
+        }
+    };
     let mut collected = GradientsAccumulator::new();
     let mut collect = |grads| collected.accumulate(model, GradientsParams::from_grads(grads, model));
 
@@ -141,7 +148,10 @@ fn forward<B: AutodiffBackend>(
 
 /// The gradients of what has the gradient `dy`.
 fn backward<B: AutodiffBackend>(y: Tensor<B, 2>, dy: Tensor<B::InnerBackend, 2>) -> B::Gradients {
-    (y * Tensor::from_inner(dy)).sum().backward()
+    let sum = (y * Tensor::from_inner(dy)).sum();
+    // Burn's autodiff panics where nothing has asked for a gradient, as under a frozen embedding.
+    let nothing = Tensor::<B, 1>::zeros([1], &sum.device()).cast(sum.dtype()).require_grad();
+    (sum + nothing).backward()
 }
 
 fn leaf<B: AutodiffBackend>(tensor: Tensor<B::InnerBackend, 2>) -> Tensor<B, 2> {

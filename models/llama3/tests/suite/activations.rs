@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
+use burn::module::Module;
 use burn_float8::Recipe;
 use burn_float8::report::Report;
-use llama3::RunConfig;
+use llama3::{Llama, RunConfig};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::common::{open, parameters, run, run_config, steps, text};
+use crate::common::{Train, open, parameters, run, run_config, steps, text};
 
 const MOE: &str = "model.moe={ num_experts = 4, num_experts_per_tok = 2 }";
 
@@ -26,8 +27,13 @@ fn config(data: &Path, settings: &[&str]) -> RunConfig {
 
 /// Losses, gradient norms and parameters of four steps, to the bit.
 fn trained(config: &RunConfig) -> (Vec<u32>, Vec<u32>) {
+    trained_with(config, |model| model)
+}
+
+/// The same after a change of the model.
+fn trained_with(config: &RunConfig, change: fn(Llama<Train>) -> Llama<Train>) -> (Vec<u32>, Vec<u32>) {
     let data = open(config);
-    let (mut run, mut losses) = (steps(config, &data, |model| model), vec![]);
+    let (mut run, mut losses) = (steps(config, &data, change), vec![]);
     for _ in 0..4 {
         let (next, step) = run.step(&Default::default()).unwrap();
         losses.extend([step.loss, step.grad_norm].map(|value| value.into_scalar().to_bits()));
@@ -82,6 +88,18 @@ fn recomputed_activations_are_the_same_bits_in_every_run() {
         let full = [settings, &["training.activation_checkpointing=full"]].concat();
         assert!(trained(&config(data.path(), &full)) == plain, "{settings:?}");
     }
+}
+
+#[test]
+fn an_embedding_may_be_frozen() {
+    let data = text();
+    let freeze = |mut model: Llama<Train>| {
+        model.embed_tokens = model.embed_tokens.no_grad();
+        model
+    };
+    let plain = trained_with(&config(data.path(), &[]), freeze);
+    let full = config(data.path(), &["training.activation_checkpointing=full"]);
+    assert!(trained_with(&full, freeze) == plain && trained(&full) != plain);
 }
 
 #[test]

@@ -6,7 +6,7 @@
 //! ```
 //! The rows of a part are one range of bytes in its file, so any number of ranks reads what it needs of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -121,6 +121,24 @@ impl SavedTensors {
             Self::Whole(file) => file.num_bytes(),
             Self::Parts { files, .. } => files.values().map(TensorFiles::num_bytes).sum(),
         }
+    }
+
+    /// Refuses tensors of other names than these.
+    pub(super) fn only(&self, known: &HashSet<String>) -> Result<(), CheckpointError> {
+        const SHOWN: usize = 5;
+        let (path, names): (&Path, Vec<&str>) = match self {
+            Self::Whole(file) => (file.path(), file.names().collect()),
+            Self::Parts { path, index, .. } => (path, index.tensors.keys().map(String::as_str).collect()),
+        };
+        let mut names: Vec<_> = names.into_iter().filter(|name| !known.contains(*name)).map(String::from).collect();
+        if names.is_empty() {
+            return Ok(());
+        }
+        names.sort();
+        let more = names.len().saturating_sub(SHOWN);
+        names.truncate(SHOWN);
+        names.extend((more > 0).then(|| format!("and {more} more")));
+        Err(TensorFilesError::Unexpected { names, path: path.into() }.into())
     }
 
     /// Rows of the tensor `name`, which must have this shape, in f32.

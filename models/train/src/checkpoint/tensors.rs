@@ -2,7 +2,7 @@
 //!
 //! Names are paths in the module tree, `layers.0.mlp.up_proj.weight`, and of moments `layers.0.mlp.up_proj.weight.moment_1`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::path::Path;
 
@@ -144,7 +144,8 @@ pub(super) fn moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
     (collect.moments, collect.steps)
 }
 
-/// Replaces every parameter of `module` by the saved one.
+/// Replaces every parameter of `module` by the saved one. All that is saved must be one of its parameters, so that a run is not taken for
+/// one of another kind of model.
 pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
     module: M,
     saved: SavedTensors,
@@ -153,6 +154,7 @@ pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
     struct Load<'a> {
         saved: SavedTensors,
         path: ModulePath,
+        loaded: HashSet<String>,
         done: Progress,
         progress: &'a mut dyn FnMut(Progress),
         /// A mapper cannot return early: after the first failure the rest of the tree passes unchanged.
@@ -171,8 +173,10 @@ pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
             }
             // The shape and device of a lazy parameter, without drawing it first.
             let (shape, device) = (param.lazy_shape(), param.lazy_device());
-            match self.saved.rows(&self.path.dotted(), &shape, 0..shape[0]) {
+            let path = self.path.dotted();
+            match self.saved.rows(&path, &shape, 0..shape[0]) {
                 Ok(values) => {
+                    self.loaded.insert(path);
                     self.done.bytes += size_of_val(&values[..]) as u64;
                     (self.progress)(self.done);
                     let data = TensorData::new(values, shape);
@@ -187,9 +191,12 @@ pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
         }
     }
     let done = Progress { bytes: 0, total_bytes: saved.num_bytes() };
-    let mut load = Load { saved, path: ModulePath::default(), done, progress, failure: None };
+    let (path, loaded) = (ModulePath::default(), HashSet::new());
+    let mut load = Load { saved, path, loaded, done, progress, failure: None };
     let module = module.map(&mut load);
-    load.failure.map_or(Ok(module), Err)
+    load.failure.map_or(Ok(()), Err)?;
+    load.saved.only(&load.loaded)?;
+    Ok(module)
 }
 
 /// Gives `optimizer` the saved moments, of shards this rank's rows, for the parameters of `module` that have taken steps.

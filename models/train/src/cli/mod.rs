@@ -37,7 +37,8 @@ pub fn parse_example<A: TrainableModel>(name: &'static str) -> Command {
     let is_command = |argument: &OsString| {
         Command::command().get_subcommands().any(|command| argument == command.get_name()) || argument == "help"
     };
-    if !arguments.get(1).is_some_and(is_command) {
+    let asks = |argument: &OsString| ["-h", "--help", "-V", "--version"].iter().any(|flag| argument == flag);
+    if !arguments.get(1).is_some_and(|argument| is_command(argument) || asks(argument)) {
         arguments.insert(arguments.len().min(1), "train".into());
     }
     parse_from::<A>(name, arguments).unwrap_or_else(|error| error.exit())
@@ -48,7 +49,7 @@ pub fn parse_example<A: TrainableModel>(name: &'static str) -> Command {
 /// # Errors
 /// What is wrong with them, or the help or version that they ask for.
 pub fn parse_from<A: TrainableModel>(name: &'static str, arguments: Vec<OsString>) -> Result<Command, clap::Error> {
-    let command = Command::command().name(name).about(A::TITLE);
+    let command = Command::command().name(name).bin_name(name).about(A::TITLE);
     Command::from_arg_matches(&command.try_get_matches_from(arguments)?)
 }
 
@@ -57,6 +58,8 @@ pub fn parse_from<A: TrainableModel>(name: &'static str, arguments: Vec<OsString
 #[command(version, propagate_version = true)]
 pub enum Command {
     /// Train a preset or a Hugging Face checkpoint on text, JSON Lines, Parquet or tokens.
+    ///
+    /// Later wins: defaults, --config, --set in order, the other flags. docs/config.md lists every key.
     Train(Args),
     /// Go on with a run that was stopped, from its newest checkpoint.
     Resume(ResumeArgs),
@@ -137,7 +140,7 @@ pub struct Args {
     /// repeatable.
     #[arg(long, value_name = "PATH")]
     pub data: Vec<PathBuf>,
-    /// Folder to save checkpoints in, which `llama3 resume` goes on from.
+    /// Folder to save checkpoints in, which `resume` goes on from.
     #[arg(long, value_name = "FOLDER")]
     pub checkpoints: Option<PathBuf>,
     /// Decides weights, batches and sample.

@@ -29,7 +29,7 @@ impl JsonSchema for ActivationCheckpointing {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": ["integer", "string"], "minimum": 1 })
+        json_schema!({ "type": ["integer", "string"], "minimum": 1, "pattern": "^(none|full)$" })
     }
 }
 

@@ -81,7 +81,7 @@ impl JsonSchema for StepCount {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": ["integer", "string"], "minimum": 0 })
+        json_schema!({ "type": ["integer", "string"], "minimum": 0, "pattern": "^ *[0-9.eE+-]+ *(epochs?)? *$" })
     }
 }
 

@@ -155,7 +155,7 @@ pub enum DataError {
         feature: &'static str,
     },
     /// A token file whose header or size is wrong.
-    #[error("{} is no token file of llm.c or llmq: {reason}", path.display())]
+    #[error("{} is no token file: {reason}", path.display())]
     TokenFile {
         /// The file.
         path: PathBuf,

@@ -34,7 +34,7 @@ const OTHERS: [&str; 10] = [
 
 /// Copies what a checkpoint's folder `from` has besides weights, `config.json`, the tokenizer's files and
 /// `generation_config.json`, into the folder `to`, so that [`ExportOptions::source`](super::ExportOptions::source) can be
-/// `to` when `from` is gone. Files of these names in `to` are replaced; synced when this returns.
+/// `to` when `from` is gone. Files of these names in `to` are replaced.
 ///
 /// # Errors
 /// [`JobError::Io`] if `from` cannot be read, [`JobError::Write`].

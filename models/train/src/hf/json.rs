@@ -106,6 +106,11 @@ impl<'a> HfReader<'a> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
+    /// Whether `key` is there, and null.
+    pub fn is_null(&self, key: &str) -> bool {
+        self.map.get(key).is_some_and(Value::is_null)
+    }
+
     fn read<T>(
         &self,
         key: &str,

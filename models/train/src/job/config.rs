@@ -260,10 +260,11 @@ impl<S: ModelSection> RunConfig<S> {
         if let Some(path) = &self.data.chat_template {
             return Ok(Some(ChatTemplate::from_file(path)?));
         }
-        let named = self.data.tokenizer.as_ref().filter(|name| *name != Tokenizer::BYTES).map(Path::new);
-        let folder = named.map(|path| if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) });
-        let folder = folder.or(self.model.hf_path());
-        Ok(folder.map(ChatTemplate::from_folder).transpose()?.flatten())
+        match (&self.data.tokenizer, self.model.hf_path()) {
+            (Some(name), _) if name != Tokenizer::BYTES => Ok(ChatTemplate::of_tokenizer(name)?),
+            (_, Some(folder)) => Ok(ChatTemplate::from_folder(folder)?),
+            _ => Ok(None),
+        }
     }
 
     /// How text becomes tokens.

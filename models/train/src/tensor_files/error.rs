@@ -44,6 +44,14 @@ pub enum TensorFilesError {
         /// What is wrong.
         reason: String,
     },
+    /// A file holds tensors that the model has no place for.
+    #[error("{} holds tensors that the model does not have: {}", path.display(), names.join(", "))]
+    Unexpected {
+        /// Their names, the first of them if there are many.
+        names: Vec<String>,
+        /// The file or folder.
+        path: PathBuf,
+    },
     /// A tensor is not there.
     #[error("{} lacks the tensor {name} {shape:?}", path.display())]
     Missing {

@@ -138,7 +138,7 @@ fn a_wrong_header_is_named() {
     ] {
         let files = Files::new([("a.bin", content), ("b.txt", b"some text".to_vec())]);
         let error = files.error_of(&[files.source("a.bin")]);
-        let begin = format!("{} is no token file of llm.c or llmq: {expected}", files.path("a.bin").display());
+        let begin = format!("{} is no token file: {expected}", files.path("a.bin").display());
         assert!(error.starts_with(&begin), "{error}");
     }
     // In a folder it may be a file of something else.
