@@ -52,7 +52,7 @@ impl Cursor {
     }
 }
 
-/// Of piece `number` of all.
+/// The row and the piece within it of piece `number` of all.
 #[cube]
 fn row_and_piece(number: u32, per_row: u32, #[comptime] one_row: bool) -> (u32, u32) {
     if comptime!(one_row) { (0u32.runtime(), number) } else { (number / per_row, number % per_row) }

@@ -29,9 +29,9 @@ pub struct Attention<B: Backend> {
     pub v_proj: Linear<B>,
     /// `[heads · head_dim, H]`.
     pub o_proj: Linear<B>,
-    /// Of `head_dim` elements, for all query heads; none in most models.
+    /// RMSNorm of `head_dim` elements, for all query heads; none in most models.
     pub q_norm: Option<RmsNorm<B>>,
-    /// Of `head_dim` elements, for all key heads; none in most models.
+    /// RMSNorm of `head_dim` elements, for all key heads; none in most models.
     pub k_norm: Option<RmsNorm<B>>,
     num_heads: usize,
     num_kv_heads: usize,

@@ -17,9 +17,9 @@ pub struct CastVector {
     pub cast: Cast,
     /// The copy that is contracted over the rows of x, so its transpose.
     pub transposed: bool,
-    /// Of the copy, row-major.
+    /// Codes of the copy, row-major.
     pub codes: Vec<u8>,
-    /// Of the copy.
+    /// Inverse scales of the copy.
     pub inv_scales: Vec<InvScale>,
     /// What the codes stand for, where the file says it.
     pub values: Option<Vec<f32>>,

@@ -5,7 +5,7 @@ use super::{module, run, small, words, zeros};
 /// Statements that a test may leave out or replace.
 #[derive(Clone, Copy)]
 struct Program {
-    /// Of A and B, their address left out.
+    /// The descriptors of A and B, their address left out.
     operands: u64,
     instruction: u32,
     /// After the product, by the same thread.

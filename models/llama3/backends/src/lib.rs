@@ -13,7 +13,7 @@ pub use train_backends::main;
 /// Does the job of a command line, as [`train_backends::start`] says.
 ///
 /// # Errors
-/// As there.
+/// The errors of [`train_backends::start`].
 pub fn start(
     trains: bool,
     nproc: Option<NonZero<usize>>,

@@ -134,7 +134,7 @@ impl ChatTemplate {
     /// The template that comes with a tokenizer, of which [`Tokenizer::open`] takes the name: that of its folder.
     ///
     /// # Errors
-    /// Those of [`from_folder`](Self::from_folder).
+    /// The errors of [`from_folder`](Self::from_folder).
     pub fn of_tokenizer(name: &str) -> Result<Option<Self>, ChatError> {
         let path = Path::new(name);
         match name == Tokenizer::BYTES {

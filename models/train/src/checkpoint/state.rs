@@ -6,7 +6,7 @@
 //! state.json             steps, place in the data, FP8 state
 //! config.toml            the run's configuration
 //! ```
-//! Of several ranks, each writes two such files of its own, and `index.json` finds the rows of a tensor in them.
+//! Where several ranks train, each writes two such files of its own, and `index.json` finds the rows of a tensor in them.
 //!
 //! Learning rate, precision schedule and batches depend on the configuration, its seed and these; there is no other random state.
 

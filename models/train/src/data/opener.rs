@@ -22,9 +22,9 @@ use crate::{ChatTemplate, Tokenizer};
 
 /// The version of what decides what the cache holds and is in no file: the way from text to tokens in this code, and the token file.
 const CACHE_VERSION: u64 = 3;
-/// That of the fingerprints of sources. It stays, so that earlier checkpoints go on where the tokens are the same.
+/// The version of the fingerprints of sources. It stays, so that earlier checkpoints go on where the tokens are the same.
 const FINGERPRINT_VERSION: u64 = 1;
-/// That of a fingerprint where they are not: where earlier versions may have made other tokens of the documents.
+/// The version of a fingerprint whose tokens are others: where earlier versions may have made other tokens of the documents.
 const NEW_TOKENS: u64 = 2;
 
 /// A source, tokenized.

@@ -70,7 +70,7 @@ pub struct SourceState {
     pub files: Vec<FileState>,
 }
 
-/// But for the last digit, which a JSON parser may get wrong.
+/// Whether two numbers are equal but for the last digit, which a JSON parser may get wrong.
 pub(super) fn is_same_number(then: f64, now: f64) -> bool {
     (then - now).abs() <= 1e-12 * now.abs()
 }

@@ -23,6 +23,8 @@ const CHUNK: usize = 1 << 20;
 /// A change this long before a look could be followed by one with the same time: clocks of file systems are coarse.
 const COARSEST_CLOCK: Duration = Duration::from_secs(2);
 
+/// Looks at a file again.
+///
 /// # Errors
 /// [`DataError::ChangedWhileRead`] if the file has been changed since the look.
 pub(super) fn check_unchanged(file: &FileState) -> Result<(), DataError> {
@@ -56,7 +58,7 @@ struct Seen {
     field: String,
     limit: u64,
     file: FileState,
-    /// It is no text.
+    /// Whether the file is no text.
     is_binary: bool,
 }
 
@@ -208,7 +210,7 @@ fn scan_rows(_: &Path, _: u64, _: u64, _: &str) -> Result<(u64, String), DataErr
     Ok((0, String::new()))
 }
 
-/// Of a large one, samples at even distances stand for the whole.
+/// Counts a token file's tokens and takes its digest, for which samples at even distances stand where the file is large.
 fn scan_tokens(path: &Path, bytes: u64, limit: u64) -> Result<(u64, String), DataError> {
     let header = Header::read(path)?;
     if limit < bytes && header.tokens_within(limit) < 2 {

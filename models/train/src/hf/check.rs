@@ -15,10 +15,10 @@ const ROWS: usize = 4096;
 /// What becomes of an output layer that lies in the files of a model whose output is tied to the embedding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum RepeatedHead {
-    /// It must be the embedding.
+    /// The output layer must be the embedding.
     #[default]
     MustBeEqual,
-    /// It is left out, whatever it is.
+    /// The output layer is left out, whatever it is.
     IsLeftOut,
 }
 

@@ -72,7 +72,7 @@ impl ExportDtype {
 /// Writes a model of this configuration, as [`CausalLmExt::save_hf`](crate::CausalLmExt::save_hf) says.
 ///
 /// # Errors
-/// As there.
+/// The errors of [`CausalLmExt::save_hf`](crate::CausalLmExt::save_hf).
 pub(crate) fn save<B: Backend, M: Module<B>, C: ModelConfig>(
     model: &M,
     config: &C,

@@ -56,7 +56,7 @@ pub trait LanguageModel<B: Backend>: Module<B> {
     /// Mean cross entropy in nats of the targets that count, under the predictions of the inputs: `[1]`, f32; 0 if none counts.
     fn batch_loss(&self, batch: BatchTensors<B>) -> Tensor<B, 1>;
 
-    /// The same as a chain of segments, so that not all of its activations need be in memory at once; none if the model is not one.
+    /// [`batch_loss`](Self::batch_loss) as a chain of segments, so that not all of its activations need be in memory at once; none if the model is not one.
     fn segments<'a>(&'a self, _batch: BatchTensors<B>) -> Option<Box<dyn Segments<B> + 'a>> {
         None
     }
@@ -125,10 +125,10 @@ pub trait ModelConfig: Clone + Debug + PartialEq + Send + Sync + 'static {
     /// How large the model is.
     fn size(&self) -> ModelSize;
 
-    /// The same model, which builds its tables for so many positions.
+    /// This configuration of a model that builds its tables for so many positions.
     fn with_max_seq_len(self, max_seq_len: usize) -> Self;
 
-    /// The same model with an output layer that is tied to the embedding, or is not.
+    /// This configuration of a model with an output layer that is tied to the embedding, or is not.
     fn with_tie_word_embeddings(self, tie: bool) -> Self;
 
     /// Names of the linears that stay in high precision unless the configuration says which do.
@@ -198,7 +198,7 @@ pub trait TrainableModel: Sized + 'static {
     type Config: ModelConfig;
     /// Its module.
     type Module<B: Backend>: CausalLm<B, Config = Self::Config>;
-    /// The same module on a backend that trains.
+    /// Its module on a backend that trains.
     type Trained<B: AutodiffBackend>: CausalLm<B, Config = Self::Config>
         + AutodiffModule<B, InnerModule = Self::Module<B::InnerBackend>>;
 }

@@ -176,7 +176,7 @@ fn tokenized(files: &Files, name: &str) -> Result<(PathBuf, TokenizedSource), Da
 proptest! {
     #![proptest_config(ProptestConfig { cases: 30, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Of the tokens of text and conversations the same is trained on, and held out, as of these themselves.
+    /// What is trained on, and held out, of a token file is what is of the text and conversations that it was made of.
     #[test]
     fn the_first_stage_changes_nothing(
         lens in proptest::collection::vec((any::<bool>(), 1..40_usize), 2..30), fraction in 0.0..0.7, seq_len in 1..40_usize,

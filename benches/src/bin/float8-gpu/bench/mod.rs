@@ -242,10 +242,10 @@ pub fn run(args: &Args) -> Result<Outcome, Error> {
         match result.and_then(|row| serde_json::from_value(row).map_err(|error| CaseFailure::Failed(error.to_string())))
         {
             Ok(row) => results.add(row),
-            Err(loss) => {
-                failed |= !matches!(loss, CaseFailure::NoTime);
-                println!("{name}: {loss}");
-                results.skipped.push(format!("{name}: {loss}"));
+            Err(failure) => {
+                failed |= !matches!(failure, CaseFailure::NoTime);
+                println!("{name}: {failure}");
+                results.skipped.push(format!("{name}: {failure}"));
             }
         }
         if let Err(error) = save(&results, args.json.as_deref()) {
