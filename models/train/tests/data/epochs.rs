@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use serde_json::json;
 use train::data::EpochSize;
-use train::{ChatTemplate, Message, SequenceShape, Tokenizer};
+use train::{ChatTemplate, DataError, Message, SequenceShape, Tokenizer};
 
 use crate::{Files, token_files, whole, wrapped};
 
@@ -36,6 +36,11 @@ proptest! {
         let dataset = open();
         let tokens = dataset.size().train_tokens;
         prop_assume!(tokens > 1);
+        if tokens <= seq_len as u64 {
+            let refused = dataset.train(wrapped(seq_len), 0).err();
+            prop_assert!(matches!(refused, Some(DataError::TooFewTokens { sequences: 0, .. })), "{:?}", refused);
+            return Ok(());
+        }
         // All of it in one sequence. Its first token is no target of the sequence, but counts as one where all do.
         let all = dataset.train(wrapped(tokens as usize - 1), 0).unwrap().next().unwrap().unwrap();
         let mut bounds = all.document_starts.clone();
