@@ -1,20 +1,13 @@
 //! `LlamaConfig`: the dimensions of a Llama 3, and what may be said about them without building one.
 
-use std::path::Path;
-
 use decoder::{Dimensions, positive, refused};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
-use train::hf::HfReader;
-use train::{JobError, ModelConfig, ModelSize};
-
-use crate::hf;
+use train::JobError;
 
 /// Dimensions of a Llama 3 model. Construct one from [`preset`](LlamaConfig::preset), from a Hugging Face folder by
-/// [`read_config`](train::hf::read_config) or field by field; [`validate`](ModelConfig::validate) is called before a model is built.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// [`read_config`](train::hf::read_config) or field by field; [`validate`](train::ModelConfig::validate) is called before a model is built.
+#[derive(Clone, Debug, PartialEq)]
 pub struct LlamaConfig {
     /// Tokens in the vocabulary, V.
     pub vocab_size: usize,
@@ -41,7 +34,6 @@ pub struct LlamaConfig {
     /// The output layer is the transposed embedding.
     pub tie_word_embeddings: bool,
     /// A mixture of experts in place of each SwiGLU.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moe: Option<MoeConfig>,
 }
 
@@ -91,51 +83,8 @@ impl LlamaConfig {
     }
 }
 
-impl ModelConfig for LlamaConfig {
-    /// Checks every field, and that the model is of a size that can be, as [`Dimensions::validate`] does.
-    fn validate(&self) -> Result<(), JobError> {
-        self.moe.map_or(Ok(()), |moe| moe.validate())?;
-        self.dims().validate()?;
-        self.rope_scaling.map_or(Ok(()), |scaling| scaling.validate())
-    }
-
-    fn size(&self) -> ModelSize {
-        self.dims().size()
-    }
-
-    fn with_max_seq_len(self, max_seq_len: usize) -> Self {
-        Self { max_seq_len, ..self }
-    }
-
-    fn with_tie_word_embeddings(self, tie_word_embeddings: bool) -> Self {
-        Self { tie_word_embeddings, ..self }
-    }
-
-    /// The output layer and routers: they choose by differences that FP8 may lose, and are small. A tied output is no linear of the
-    /// model, so there is nothing to filter.
-    fn high_precision_linears(&self) -> Vec<&'static str> {
-        let names = [(!self.tie_word_embeddings, "lm_head"), (self.moe.is_some(), "moe.router")];
-        names.into_iter().filter(|(exists, _)| *exists).map(|(_, name)| name).collect()
-    }
-
-    fn from_hf(json: &HfReader<'_>) -> Result<Self, JobError> {
-        hf::read(json)
-    }
-
-    fn to_hf(&self) -> Result<Vec<(&'static str, Value)>, JobError> {
-        hf::write(self)
-    }
-
-    fn hf_tensors(&self, path: &Path) -> Result<Vec<(String, Vec<usize>)>, JobError> {
-        match self.moe {
-            Some(MoeConfig { num_experts, .. }) => Err(JobError::MoeCheckpoint { path: path.into(), num_experts }),
-            None => Ok(self.dims().hf_tensors()),
-        }
-    }
-}
-
 impl MoeConfig {
-    fn validate(&self) -> Result<(), JobError> {
+    pub(crate) fn validate(&self) -> Result<(), JobError> {
         let Self { num_experts, num_experts_per_tok } = *self;
         if num_experts == 0 {
             return Err(refused("moe.num_experts", num_experts, "must be at least 1"));
@@ -149,7 +98,7 @@ impl MoeConfig {
 }
 
 impl RopeScaling {
-    fn validate(&self) -> Result<(), JobError> {
+    pub(crate) fn validate(&self) -> Result<(), JobError> {
         positive("rope_scaling.factor", self.factor)?;
         positive("rope_scaling.low_freq_factor", self.low_freq_factor)?;
         positive("rope_scaling.high_freq_factor", self.high_freq_factor)?;

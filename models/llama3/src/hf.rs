@@ -1,35 +1,92 @@
-//! Llama's part of Hugging Face's `config.json`: Llama 3.1's scaling of rotary frequencies.
+//! [`LlamaConfig`] as runs know it: checked, sized, and in the form of Hugging Face's `config.json`.
+
+use std::path::Path;
 
 use decoder::hf::{Defaults, ScaledRope};
 use serde_json::{Value, json};
-use train::JobError;
 use train::hf::HfReader;
+use train::{JobError, ModelConfig, ModelSize};
 
-use crate::config::{LlamaConfig, RopeScaling};
+use crate::config::{LlamaConfig, MoeConfig, RopeScaling};
 
+/// What transformers takes for keys that are absent.
 const DEFAULTS: Defaults =
     Defaults { vocab_size: 32_000, intermediate_size: 11_008, num_kv_heads: None, head_dim: None, max_seq_len: 2048 };
 
-/// What a `config.json` says, not yet validated.
-pub(crate) fn read(json: &HfReader<'_>) -> Result<LlamaConfig, JobError> {
-    let (dims, scaled) = decoder::hf::read(json, "llama", &DEFAULTS)?;
-    Ok(LlamaConfig {
-        vocab_size: dims.vocab_size,
-        hidden_size: dims.hidden_size,
-        intermediate_size: dims.intermediate_size,
-        num_layers: dims.num_layers,
-        num_heads: dims.num_heads,
-        num_kv_heads: dims.num_kv_heads,
-        head_dim: dims.head_dim,
-        rms_norm_eps: dims.rms_norm_eps,
-        rope_theta: dims.rope_theta,
-        rope_scaling: scaled.map(scaling).transpose()?,
-        max_seq_len: dims.max_seq_len,
-        tie_word_embeddings: dims.tie_word_embeddings,
-        moe: None,
-    })
+impl ModelConfig for LlamaConfig {
+    /// Checks every field, and that the model is of a size that can be, as [`decoder::Dimensions::validate`] does.
+    fn validate(&self) -> Result<(), JobError> {
+        self.moe.map_or(Ok(()), |moe| moe.validate())?;
+        self.dims().validate()?;
+        self.rope_scaling.map_or(Ok(()), |scaling| scaling.validate())
+    }
+
+    fn size(&self) -> ModelSize {
+        self.dims().size()
+    }
+
+    fn with_max_seq_len(self, max_seq_len: usize) -> Self {
+        Self { max_seq_len, ..self }
+    }
+
+    fn with_tie_word_embeddings(self, tie_word_embeddings: bool) -> Self {
+        Self { tie_word_embeddings, ..self }
+    }
+
+    /// The output layer and routers: they choose by differences that FP8 may lose, and are small. A tied output is no linear of the
+    /// model, so there is nothing to filter.
+    fn high_precision_linears(&self) -> Vec<&'static str> {
+        let names = [(!self.tie_word_embeddings, "lm_head"), (self.moe.is_some(), "moe.router")];
+        names.into_iter().filter(|(exists, _)| *exists).map(|(_, name)| name).collect()
+    }
+
+    fn from_hf(json: &HfReader<'_>) -> Result<Self, JobError> {
+        let (dims, scaled) = decoder::hf::read(json, "llama", &DEFAULTS)?;
+        Ok(Self {
+            vocab_size: dims.vocab_size,
+            hidden_size: dims.hidden_size,
+            intermediate_size: dims.intermediate_size,
+            num_layers: dims.num_layers,
+            num_heads: dims.num_heads,
+            num_kv_heads: dims.num_kv_heads,
+            head_dim: dims.head_dim,
+            rms_norm_eps: dims.rms_norm_eps,
+            rope_theta: dims.rope_theta,
+            rope_scaling: scaled.map(scaling).transpose()?,
+            max_seq_len: dims.max_seq_len,
+            tie_word_embeddings: dims.tie_word_embeddings,
+            moe: None,
+        })
+    }
+
+    fn to_hf(&self) -> Result<Vec<(&'static str, Value)>, JobError> {
+        if let Some(moe) = self.moe {
+            return Err(JobError::MoeExport { num_experts: moe.num_experts });
+        }
+        let mut keys = decoder::hf::write(&self.dims(), "llama", "LlamaForCausalLM");
+        keys.push(("mlp_bias", json!(false)));
+        if let Some(scaling) = self.rope_scaling {
+            let rope_scaling = json!({
+                "rope_type": "llama3",
+                "factor": scaling.factor,
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_max_position_embeddings,
+            });
+            keys.push(("rope_scaling", rope_scaling));
+        }
+        Ok(keys)
+    }
+
+    fn hf_tensors(&self, path: &Path) -> Result<Vec<(String, Vec<usize>)>, JobError> {
+        match self.moe {
+            Some(MoeConfig { num_experts, .. }) => Err(JobError::MoeCheckpoint { path: path.into(), num_experts }),
+            None => Ok(self.dims().hf_tensors()),
+        }
+    }
 }
 
+/// Llama 3.1's scaling of rotary frequencies.
 fn scaling(rope: ScaledRope<'_>) -> Result<RopeScaling, JobError> {
     let ScaledRope { key, kind, json } = rope;
     if kind != "llama3" {
@@ -43,24 +100,4 @@ fn scaling(rope: ScaledRope<'_>) -> Result<RopeScaling, JobError> {
         high_freq_factor: number("high_freq_factor")?,
         original_max_position_embeddings: json.integer(length)?.ok_or_else(|| json.missing(length))?,
     })
-}
-
-/// The keys of `config.json` that say what the model is.
-pub(crate) fn write(config: &LlamaConfig) -> Result<Vec<(&'static str, Value)>, JobError> {
-    if let Some(moe) = config.moe {
-        return Err(JobError::MoeExport { num_experts: moe.num_experts });
-    }
-    let mut keys = decoder::hf::write(&config.dims(), "llama", "LlamaForCausalLM");
-    keys.push(("mlp_bias", json!(false)));
-    if let Some(scaling) = config.rope_scaling {
-        let rope_scaling = json!({
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_position_embeddings,
-        });
-        keys.push(("rope_scaling", rope_scaling));
-    }
-    Ok(keys)
 }

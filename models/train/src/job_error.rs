@@ -99,14 +99,6 @@ pub enum JobError {
         /// Experts of the model's config.
         num_experts: usize,
     },
-    /// A checkpoint holds tensors that the model has no place for.
-    #[error("{} holds tensors that the model does not have: {}", path.display(), names.join(", "))]
-    UnexpectedTensors {
-        /// Their names, sorted.
-        names: Vec<String>,
-        /// The checkpoint folder.
-        path: PathBuf,
-    },
     /// A tied checkpoint has an output layer that is not its embedding.
     #[error(
         "{}: config.json says tie_word_embeddings = true, but lm_head.weight differs from model.embed_tokens.weight: \

@@ -28,8 +28,8 @@ pub(crate) struct Plan {
     group: Option<usize>,
     /// Tokens whose logits are there at a time; none if those of all are.
     chunk: Option<usize>,
-    /// Whether the configuration asks for such a plan, so that a model without segments is an error.
-    is_asked_for: bool,
+    /// Whether the configuration asks for one of these, so that a model without segments is an error.
+    needs_segments: bool,
 }
 
 impl Plan {
@@ -44,7 +44,7 @@ impl Plan {
         // Half of that at a time, in tiles of GEMMs.
         let automatic = many.map(|vocab_size| (MANY_LOGITS / 2 / vocab_size / 128 * 128).max(128));
         let chunk = training.loss_chunk.or(automatic).filter(|chunk| *chunk < rows);
-        Self { group, chunk, is_asked_for: group.is_some() || training.loss_chunk.is_some() }
+        Self { group, chunk, needs_segments: group.is_some() || chunk.is_some() && training.loss_chunk.is_some() }
     }
 
     fn is_plain(self) -> bool {
@@ -80,13 +80,12 @@ pub(crate) fn gradients<B: AutodiffBackend, M: LanguageModel<B> + AutodiffModule
 ) -> Result<(Tensor<B::InnerBackend, 1>, GradientsParams), ConfigError> {
     let tensors = batch.tensors::<B>(device);
     let segments = if plan.is_plain() { None } else { model.segments(tensors.clone()) };
-    let segments = match segments {
-        Some(segments) => segments,
-        None if plan.is_asked_for && !plan.is_plain() => return Err(no_segments(plan)),
-        None => {
-            let loss = scale(model.batch_loss(tensors));
-            return Ok((loss.clone().inner(), GradientsParams::from_grads(loss.backward(), model)));
+    let Some(segments) = segments else {
+        if plan.needs_segments {
+            return Err(no_segments(plan));
         }
+        let loss = scale(model.batch_loss(tensors));
+        return Ok((loss.clone().inner(), GradientsParams::from_grads(loss.backward(), model)));
     };
     let mut collected = GradientsAccumulator::new();
     let mut collect = |grads| collected.accumulate(model, GradientsParams::from_grads(grads, model));
@@ -98,9 +97,9 @@ pub(crate) fn gradients<B: AutodiffBackend, M: LanguageModel<B> + AutodiffModule
             (Some(end.clone()), vec![], end.inner())
         }
         Some(group) => {
-            // On the same backend, whose operations round as those of the graph do, and with nothing that asks for one.
+            // On the backend that trains, since the one below it may round otherwise; no graph, as no parameter asks for a gradient.
             let frozen = model.clone().no_grad();
-            let segments = frozen.segments(batch.tensors::<B>(device)).ok_or_else(|| no_segments(plan))?;
+            let segments = frozen.segments(tensors).ok_or_else(|| no_segments(plan))?;
             let (inputs, hidden) = forward(&*segments, group);
             (None, inputs, hidden)
         }
@@ -173,5 +172,9 @@ fn no_segments(plan: Plan) -> ConfigError {
         Plan { group: Some(group), .. } => ("training.activation_checkpointing", group),
         Plan { chunk, .. } => ("training.loss_chunk", chunk.unwrap_or_default()),
     };
-    ConfigError::Value { key, value: value.to_string(), reason: "the model is no chain of segments".into() }
+    ConfigError::Value {
+        key,
+        value: value.to_string(),
+        reason: "this model cannot be cut: it has no `LanguageModel::segments`".into(),
+    }
 }

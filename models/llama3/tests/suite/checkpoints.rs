@@ -246,7 +246,7 @@ fn missing_unexpected_and_misshapen_tensors_are_named() {
     wrong.push(Stored::f32("model.layers.0.self_attn.q_proj.bias", &[1], &[1.0]));
     wrong.push(Stored::f32("model.layers.0.self_attn.rotary_emb.inv_freq", &[1], &[1.0]));
     match load(folder(&config, &wrong).path()) {
-        Err(Error::UnexpectedTensors { names, .. }) => {
+        Err(Error::TensorFiles(TensorFilesError::Unexpected { names, .. })) => {
             assert_eq!(names, ["model.layers.0.self_attn.q_proj.bias", "model.layers.2.input_layernorm.weight"])
         }
         other => panic!("{other:?}"),

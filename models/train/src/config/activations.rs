@@ -8,8 +8,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Which activations wait for backward in memory: `"none"` checkpoints nothing and keeps all of them; `"full"` keeps the input of each layer, and
-/// makes the rest again in backward; a number n keeps the input of every n-th layer.
+/// Which activations stay in memory until backward: with `"none"` all of them; with `"full"` the input of each layer, from which backward
+/// computes the rest again; with a number n the input of every n-th layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ActivationCheckpointing {
     /// All are kept.

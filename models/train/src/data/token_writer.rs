@@ -65,7 +65,7 @@ impl TokenWriter {
         Ok(())
     }
 
-    /// The header of the file, all of which is on disk now.
+    /// The header of the file, which is whole now. Whoever gives its folder a name sees to it that it is on disk.
     pub(super) fn finish(self) -> Result<Header, DataError> {
         let Self { path, header, mut tokens, mask, starts, .. } = self;
         let write = || -> io::Result<()> {
@@ -75,8 +75,7 @@ impl TokenWriter {
             append(starts, &mut tokens)?;
             tokens.rewind()?;
             tokens.write_all(&header.to_bytes()?)?;
-            tokens.flush()?;
-            tokens.get_ref().sync_all()
+            tokens.flush()
         };
         write().map_err(cannot_write(&path))?;
         Ok(header)

@@ -31,8 +31,8 @@ impl Checkpoint {
     /// Opens the folder `dir`. Only headers are read, and two matrices if a tied model's files have both.
     ///
     /// # Errors
-    /// [`JobError::MoeCheckpoint`]; [`JobError::TensorFiles`] for files that cannot be read, and tensors that are missing or of another shape
-    /// or dtype; [`JobError::UnexpectedTensors`], [`JobError::TiedHead`].
+    /// [`JobError::MoeCheckpoint`]; [`JobError::TensorFiles`] for files that cannot be read, and tensors that are missing, of another shape
+    /// or dtype, or not the model's; [`JobError::TiedHead`].
     pub(crate) fn open<C: ModelConfig>(dir: &Path, config: &C, head: RepeatedHead) -> Result<Self, JobError> {
         let tensors = config.hf_tensors(dir)?;
         let shapes: Vec<_> = tensors.into_iter().map(|(path, shape)| (names::hf_name(&path), shape)).collect();
@@ -51,7 +51,7 @@ impl Checkpoint {
         let known = |name: &str| expected.contains(name) || is_repeated && name == head_name || names::is_ignored(name);
         let unexpected: Vec<_> = files.names().filter(|name| !known(name)).map(String::from).collect();
         if !unexpected.is_empty() {
-            return Err(JobError::UnexpectedTensors { names: unexpected, path: files.path().to_path_buf() });
+            return Err(TensorFilesError::Unexpected { names: unexpected, path: files.path().to_path_buf() }.into());
         }
         if is_repeated && head == RepeatedHead::MustBeEqual && !is_embedding(&files, &head_name, &size)? {
             return Err(JobError::TiedHead { path: dir.into() });

@@ -66,17 +66,18 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     let text = setup.text()?;
     let place = setup.place(&text)?;
     announce::model(A::NAME, config, selected, place.dtype, &place.dims, &text.text.tokenizer, out)?;
-    let sources = setup.sources(&place, out)?;
+    let Sources { weights, checkpoints, metrics } = setup.sources(&place, out)?;
     let data = setup.data(text, out)?;
     let config = &config.with_steps(&data.batches, setup.comm.world_size())?;
-    let (steps, checkpoints) = setup.steps(config, &place, sources, data.batches, out)?;
-    let (signals, metrics) = (setup.signals()?, setup.metrics(checkpoints.metrics)?);
+    let resolved = config.to_toml()?;
+    let steps = setup.steps(config, &place, weights, data.batches, out)?;
+    let (signals, metrics) = (setup.signals()?, setup.metrics(metrics)?);
     let run = Run {
         config: config.steps(),
         selected,
         device,
         held_out: &data.held_out,
-        checkpoints: checkpoints.folder,
+        checkpoints: checkpoints.map(|checkpoints| checkpoints.with_config(resolved)),
         profiler: place.profiler,
         metrics,
         signals,
@@ -115,12 +116,7 @@ struct Place<C> {
 /// What the run begins with and what it writes to, all open.
 struct Sources<'a, C> {
     weights: Weights<'a, C>,
-    outputs: Outputs,
-}
-
-/// Where the run goes.
-struct Outputs {
-    folder: Option<Checkpoints>,
+    checkpoints: Option<Checkpoints>,
     /// The file that `training.metrics` asks for.
     metrics: Option<Metrics>,
 }
@@ -181,18 +177,18 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
         let weights = all_or_none(comm, "the weights", weights)?;
         let plan = memory::plan::<B, A::Trained<B>>(config, dims.clone(), comm.world_size(), *dtype, self.device)?;
         all_or_none(comm, "the memory", memory::announce(&plan, self.selected, out))?;
-        let folder = match self.is_first() {
+        let checkpoints = match self.is_first() {
             true => Checkpoints::new(&config.checkpoint, config.to_toml()?, !self.start.is_resumed, |folder| {
                 config.copy_assets(folder)
             }),
             false => Ok(Checkpoints::of_another(&config.checkpoint)),
         };
-        let folder = all_or_none(comm, "the folder of checkpoints", folder)?;
-        let folder = folder.map(|folder| folder.with_ranks(comm.clone()));
+        let checkpoints = all_or_none(comm, "the folder of checkpoints", checkpoints)?;
+        let checkpoints = checkpoints.map(|checkpoints| checkpoints.with_ranks(comm.clone()));
         // A file that is asked for may be one of several runs, so that nothing of it is replaced.
         let metrics = config.training.metrics.as_deref().filter(|_| self.is_first()).map(Metrics::append).transpose();
         let metrics = all_or_none(comm, "the file of metrics", metrics.map_err(JobError::from))?;
-        Ok(Sources { weights, outputs: Outputs { folder, metrics } })
+        Ok(Sources { weights, checkpoints, metrics })
     }
 
     fn data(&self, prompted: Prompted, out: &mut dyn Write) -> Result<Opened, JobError> {
@@ -211,21 +207,17 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
     }
 
     /// The steps that are left of the run of `config`, whose length is known, on a model with its weights.
-    #[allow(clippy::type_complexity)]
     fn steps<'c>(
         &self,
         config: &'c RunConfig<A::Section>,
         place: &Place<A::Config>,
-        sources: Sources<'_, A::Config>,
+        weights: Weights<'_, A::Config>,
         batches: TrainBatches,
         out: &mut dyn Write,
-    ) -> Result<(Steps<'c, B, A::Trained<B>>, Outputs), JobError> {
+    ) -> Result<Steps<'c, B, A::Trained<B>>, JobError> {
         let (comm, steps) = (&self.comm, config.training.steps);
         let done = self.done();
         require("training.steps", steps, done <= steps.get(), &format!("the checkpoint is of step {done}"))?;
-        let Sources { weights, outputs } = sources;
-        let resolved = config.to_toml()?;
-        let folder = outputs.folder.map(|folder| folder.with_config(resolved));
         let model = prepare::<A, B>(config, weights, self.device, &self.progress, out);
         let model = all_or_none(comm, "the model", model)?.with_compute_dtype(place.dtype);
         let (model, ranks) = shard::<B, _, _>(config, model, comm, out)?;
@@ -234,7 +226,7 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
             steps = steps.resume(saved)?;
             writeln!(out, "resumed: step {} of {}", saved.step(), saved.path().display())?;
         }
-        Ok((steps, Outputs { folder, ..outputs }))
+        Ok(steps)
     }
 
     fn signals(&self) -> Result<Signals, JobError> {

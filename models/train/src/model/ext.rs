@@ -76,7 +76,7 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     /// Replaces every parameter by the checkpoint's in folder `dir`, whose `config.json` is not read.
     ///
     /// # Errors
-    /// [`JobError::MoeCheckpoint`], [`JobError::TensorFiles`], [`JobError::UnexpectedTensors`], [`JobError::TiedHead`],
+    /// [`JobError::MoeCheckpoint`], [`JobError::TensorFiles`], [`JobError::TiedHead`],
     /// [`TrainError::Execution`](crate::TrainError::Execution).
     fn load_hf_weights(self, dir: impl AsRef<Path>) -> Result<Self, JobError> {
         Checkpoint::open(dir.as_ref(), self.config(), RepeatedHead::default())?.load(self, &mut |_| ())

@@ -125,10 +125,10 @@ pub trait ModelConfig: Clone + Debug + PartialEq + Send + Sync + 'static {
     /// How large the model is.
     fn size(&self) -> ModelSize;
 
-    /// This configuration of a model that builds its tables for so many positions.
+    /// The same configuration with this many positions, for which a model builds its tables ahead.
     fn with_max_seq_len(self, max_seq_len: usize) -> Self;
 
-    /// This configuration of a model with an output layer that is tied to the embedding, or is not.
+    /// The same configuration with the output layer tied to the embedding, or not.
     fn with_tie_word_embeddings(self, tie: bool) -> Self;
 
     /// Names of the linears that stay in high precision unless the configuration says which do.
@@ -164,10 +164,10 @@ pub trait ModelConfig: Clone + Debug + PartialEq + Send + Sync + 'static {
 pub trait ModelSection:
     Clone + Debug + Default + JsonSchema + PartialEq + Serialize + DeserializeOwned + 'static
 {
-    /// What it says.
+    /// The configuration that the section describes.
     type Config: ModelConfig;
 
-    /// A section that says nothing but this.
+    /// A section with only these two keys.
     fn of_folder(hf_path: Option<PathBuf>, tie_word_embeddings: Option<bool>) -> Self;
 
     /// The name of a size; the default one where the section gives none.

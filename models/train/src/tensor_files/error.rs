@@ -47,7 +47,7 @@ pub enum TensorFilesError {
     /// A file holds tensors that the model has no place for.
     #[error("{} holds tensors that the model does not have: {}", path.display(), names.join(", "))]
     Unexpected {
-        /// Their names, the first of them if there are many.
+        /// Their names, sorted; the last may say how many more there are.
         names: Vec<String>,
         /// The file or folder.
         path: PathBuf,
