@@ -28,8 +28,8 @@ const LIMITS: [&str; 4] = ["--limit-seconds", "3000", "--case-seconds", "1000"];
 const CHECKS: [&str; 16] = [
     "golden_cast e4m3 bf16",
     "golden_scale e4m3",
-    "golden_codes f32 e4m3 tensorwise",
-    "golden_mx f32 e4m3 floor",
+    "golden_codes f32_e4m3_tensorwise",
+    "golden_mx f32_e4m3_floor",
     "golden_linear tensorwise",
     "quantize 37x140 f32 row-major values e4m3 1x128 F32",
     "quantize_with_amax 70x133 f32 row-major values e4m3 tensorwise F32 Rows",
