@@ -7,6 +7,7 @@ use clap::{Parser, ValueEnum};
 use device_select::wgpu_adapters;
 use serde::Serialize;
 
+mod attention;
 mod gemm;
 mod grouped;
 mod host;
@@ -44,6 +45,8 @@ enum Part {
     Linear,
     /// Forward and backward of a grouped linear.
     Grouped,
+    /// Attention on the CPU, its time and memory by the length of sequences.
+    Attention,
     /// A train step of the debug Llama.
     Step,
     /// Quantize kernels on wgpu against a copy of the same bytes.
@@ -63,6 +66,8 @@ struct Results {
     linear: Vec<linear::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     grouped: Vec<grouped::Row>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    attention: Vec<attention::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     step: Vec<step::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -102,6 +107,9 @@ fn main() -> std::io::Result<()> {
     if runs(Part::Grouped) {
         results.grouped = grouped::rows(wgpu, args.repeat);
     }
+    if runs(Part::Attention) {
+        results.attention = attention::rows(args.repeat);
+    }
     if runs(Part::Step) {
         results.step = step::rows(wgpu, args.repeat);
     }
@@ -119,6 +127,7 @@ fn main() -> std::io::Result<()> {
     println!("\nmedians of {}; ratios above one are slower", args.repeat);
     linear::print(&results.linear);
     grouped::print(&results.grouped);
+    attention::print(&results.attention);
     step::print(&results.step);
     quantize::print(&results.quantize);
     gemm::print(&results.gemm);

@@ -52,6 +52,14 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
+/// Peak bytes of a call over what is alive before it.
+pub fn peak_of(call: impl Fn()) -> usize {
+    let before = ALIVE.load(Relaxed);
+    PEAK.store(before, Relaxed);
+    call();
+    PEAK.load(Relaxed) - before
+}
+
 const LLAMA: &str = "debug Llama";
 const ENCODER: &str = "TransformerEncoder";
 const PLAIN: &str = "plain";

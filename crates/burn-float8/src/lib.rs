@@ -19,8 +19,9 @@
 //! # }
 //! ```
 //!
-//! Casts follow torchao (`scale = FMAX / amax`, saturating round to nearest even); see [`Recipe`]. Everything that is
-//! not a linear, attention included, is forwarded to the wrapped backend unchanged.
+//! Casts follow torchao (`scale = FMAX / amax`, saturating round to nearest even); see [`Recipe`]. [`attention`] stays in high
+//! precision, as one node whose memory is linear in the number of positions. Everything else is forwarded to the wrapped backend
+//! unchanged.
 //!
 //! # Features
 //!
@@ -73,7 +74,7 @@ pub use model::{
     Float8State, Float8StateModule, Monitor, PrecisionSchedule, Report, Span, begin_float8_step, report,
     set_default_config, set_float8_enabled, without_float8,
 };
-pub use nn::{GroupedLinear, grouped_linear};
+pub use nn::{GroupedLinear, attention, grouped_linear};
 pub use ops::Float8;
 pub use stack::Float8Stack;
 pub use tensor::{Float8Tensor, Wrapped};

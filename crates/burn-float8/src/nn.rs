@@ -1,11 +1,13 @@
 //! [`grouped_linear`]: the linears of a mixture's experts in one call, and [`GroupedLinear`], their weights as one parameter, which
-//! [`Float8Config::apply`](crate::Float8Config::apply) finds.
+//! [`Float8Config::apply`](crate::Float8Config::apply) finds; and [`attention`] with fewer key heads than query heads, within documents.
 use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::tensor::backend::Backend;
-use burn::tensor::{Int, Tensor, TensorPrimitive};
+use burn::tensor::ops::AttentionModuleOptions;
+use burn::tensor::{DType, Int, Tensor, TensorPrimitive, module};
 
-use crate::backend::{check_shapes, grouped_matmul};
+use crate::backend::{Attention, check_shapes, grouped_matmul};
+use crate::error::Float8Panic;
 use crate::ops::functions::find;
 
 /// y `[M, N]`: each row of x `[M, K]` times the weight of its group, of `weight: [G, K, N]`.
@@ -69,5 +71,80 @@ impl<B: Backend> GroupedLinear<B> {
     /// As [`grouped_linear`](crate::grouped_linear).
     pub fn forward(&self, x: Tensor<B, 2>, ends: Tensor<B, 1, Int>) -> Tensor<B, 2> {
         grouped_linear(x, self.weight.val(), ends)
+    }
+}
+
+/// Scaled dot-product attention `[B, H, T, e]` of query `[B, H, T, d]`, key `[B, KV, S, d]` and value `[B, KV, S, e]`, each of whose heads
+/// serves `H / KV` query heads that follow each other. With `documents: [B, T]`, where T is S, positions see those alone that have the same
+/// number.
+///
+/// `softmax(softcap(scale · q kᵀ)) v`, with `options` as in [`burn::tensor::module::attention`], in high precision: products in the dtype of
+/// the inputs, softmax in f32. On [`Float8`](crate::Float8) it is one node of autodiff whose memory grows with T and not with T²: backward
+/// makes the scores again. Burn's own function gets there too, where it asks for no gradient of a bias; this one has no copies of keys and
+/// no mask `[T, T]`. On a backend that is no `Float8` keys are repeated, and it is Burn's.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::backend::{Autodiff, Flex};
+/// use burn::tensor::ops::AttentionModuleOptions;
+/// use burn::tensor::{Distribution, Tensor};
+/// type B = burn_float8::Float8<Autodiff<Flex>>;
+///
+/// let device = Default::default();
+/// let random = |heads| Tensor::<B, 4>::random([1, heads, 10, 8], Distribution::Default, &device).require_grad();
+/// // Four query heads, two of keys and values.
+/// let (q, k, v) = (random(4), random(2), random(2));
+/// let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
+/// let y = burn_float8::attention(q, k.clone(), v, None, options);
+/// assert_eq!(y.dims(), [1, 4, 10, 8]);
+/// assert_eq!(k.grad(&y.sum().backward()).unwrap().dims(), [1, 2, 10, 8]);
+/// # }
+/// ```
+///
+/// # Panics
+///
+/// [`Float8Panic::AttentionShapes`](crate::report::Float8Panic::AttentionShapes), in words, if the shapes do not fit.
+pub fn attention<B: Backend>(
+    query: Tensor<B, 4>,
+    key: Tensor<B, 4>,
+    value: Tensor<B, 4>,
+    documents: Option<Tensor<B, 2, Int>>,
+    options: AttentionModuleOptions,
+) -> Tensor<B, 4> {
+    let shapes = [query.dims(), key.dims(), value.dims()];
+    let of_documents = documents.as_ref().map(|documents| documents.dims());
+    check_attention(shapes, of_documents);
+    let [[batch, heads, queries, _], [_, kv_heads, keys, _], _] = shapes;
+    let is_f64 = query.dtype() == DType::F64;
+    if let Some(functions) = find::<B>().filter(|_| !is_f64) {
+        let [query, key, value] = [query, key, value].map(|t| t.into_primitive().tensor());
+        let documents = documents.map(|documents| documents.into_primitive());
+        let attention = Attention { query, key, value, mask: None, bias: None, documents, options };
+        return Tensor::from_primitive(TensorPrimitive::Float((functions.attention)(attention)));
+    }
+    let [key, value] = [key, value].map(|t| {
+        let width = t.dims()[3];
+        let each = t.reshape([batch, kv_heads, 1, keys, width]);
+        each.expand([batch, kv_heads, heads / kv_heads, keys, width]).reshape([batch, heads, keys, width])
+    });
+    let mask = documents.map(|documents| {
+        let own = documents.clone().reshape([batch, 1, queries, 1]).expand([batch, heads, queries, keys]);
+        own.not_equal(documents.reshape([batch, 1, 1, keys]).expand([batch, heads, queries, keys]))
+    });
+    module::attention(query, key, value, mask, None, options)
+}
+
+/// # Panics
+///
+/// [`Float8Panic::AttentionShapes`], in words.
+fn check_attention([query, key, value]: [[usize; 4]; 3], documents: Option<[usize; 2]>) {
+    let ([batch, heads, queries, dim], [_, kv_heads, keys, width]) = (query, value);
+    let fits = key == [batch, kv_heads, keys, dim]
+        && value[0] == batch
+        && ![batch, heads, queries, dim, kv_heads, keys, width].contains(&0)
+        && heads.is_multiple_of(kv_heads)
+        && documents.is_none_or(|documents| documents == [batch, queries] && queries == keys);
+    if !fits {
+        panic!("{}", Float8Panic::AttentionShapes { query, key, value, documents });
     }
 }

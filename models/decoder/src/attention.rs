@@ -1,17 +1,15 @@
 //! Grouped-query causal attention.
 //!
 //! ```text
-//! q = rope(x Wq) / √head_dim      k = rope(x Wk)      v = x Wv            each head through an RMSNorm before rope, if it has one
-//! y = softmax(q kᵀ + causal mask) v Wo                softmax in f32
+//! q = rope(x Wq)      k = rope(x Wk)      v = x Wv            each head through an RMSNorm before rope, if it has one
+//! y = softmax(q kᵀ / √head_dim + causal mask) v Wo            softmax in f32
 //! ```
-//! Query heads that share a key head are stacked along the rows of one matrix, so keys and values are never copied
-//! per query head: `[B, kv, group·T, d] · [B, kv, d, S]`.
 
 use burn::module::Module;
 use burn::nn::{Linear, RmsNorm};
-use burn::tensor::activation::softmax;
 use burn::tensor::backend::Backend;
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn::tensor::ops::AttentionModuleOptions;
+use burn::tensor::{Int, Tensor};
 
 use crate::dims::Dimensions;
 use crate::linear::linear;
@@ -47,8 +45,8 @@ pub struct Positions<B: Backend> {
     pub len: usize,
     /// cos and sin of the new positions.
     pub rope: RotaryTables<B>,
-    /// Added to the scores, `[1 or B, T · S]`; none if there is nothing to hide.
-    pub mask: Option<Tensor<B, 2>>,
+    /// The document of each position, `[B, T]`, if attention stays within documents. Nothing comes before them.
+    pub documents: Option<Tensor<B, 2, Int>>,
 }
 
 /// Keys and values of the positions that one layer has seen: `[B, kv_heads, S, head_dim]`.
@@ -113,9 +111,7 @@ impl<B: Backend> Attention<B> {
         let v = self.v_proj.forward(x).reshape([batch, len, kv_heads, head_dim]);
         let q = self.q_norm.iter().fold(q, |q, norm| rms_norm(norm, q));
         let k = self.k_norm.iter().fold(k, |k, norm| rms_norm(norm, k));
-        // 1/√d is folded into q while it is in f32: fewer elements than scores, and one rounding.
-        let scale = (head_dim as f64).sqrt().recip();
-        let q = (positions.rope.rotate(q) * scale).cast(dtype);
+        let q = positions.rope.rotate(q).cast(dtype);
         let mut k = positions.rope.rotate(k).cast(dtype);
         let mut v = v.swap_dims(1, 2);
         if let Some(cache) = cache {
@@ -126,46 +122,8 @@ impl<B: Backend> Attention<B> {
             *cache = Some([k.clone(), v.clone()]);
         }
 
-        let seen = k.dims()[2];
-        let rows = heads / kv_heads * len;
-        let q = q.reshape([batch, kv_heads, rows, head_dim]);
-        let scores = q.matmul(k.swap_dims(2, 3)).cast(DType::F32);
-        let scores = match &positions.mask {
-            None => scores.reshape([batch * heads, len * seen]),
-            // One row per head: the mask is a row that all share.
-            Some(mask) if mask.dims()[0] == 1 => scores.reshape([batch * heads, len * seen]) + mask.clone(),
-            Some(mask) => {
-                let masked = scores.reshape([batch, heads, len * seen]) + mask.clone().unsqueeze_dim(1);
-                masked.reshape([batch * heads, len * seen])
-            }
-        };
-        let weights = softmax(scores.reshape([batch * heads * len, seen]), 1).cast(dtype);
-        let y = weights.reshape([batch, kv_heads, rows, seen]).matmul(v);
-        let y = y.reshape([batch, heads, len, head_dim]).swap_dims(1, 2);
+        let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
+        let y = burn_float8::attention(q, k, v, positions.documents.clone(), options).swap_dims(1, 2);
         self.o_proj.forward(y.reshape([batch * len, heads * head_dim]))
     }
-}
-
-/// 0 where position `past + row` may look, a number no score outweighs elsewhere: `[len, past + len]` as one row, or one for each
-/// sequence if attention stays within `documents`, `[B, len]`, which nothing comes before.
-pub(crate) fn attention_mask<B: Backend>(
-    past: usize,
-    len: usize,
-    documents: Option<Tensor<B, 2, Int>>,
-    device: &B::Device,
-) -> Option<Tensor<B, 2>> {
-    // Finite: WGSL need not represent infinities.
-    const HIDDEN: f32 = -1e30;
-    if len <= 1 {
-        return None;
-    }
-    let seen = past + len;
-    let values: Vec<f32> =
-        (0..len).flat_map(|row| (0..seen).map(move |col| if col <= past + row { 0.0 } else { HIDDEN })).collect();
-    let causal = Tensor::from_data(TensorData::new(values, [1, len * seen]), (device, DType::F32));
-    let Some(documents) = documents else { return Some(causal) };
-    let [batch, _] = documents.dims();
-    let [of_row, of_col] = [[batch, len, 1], [batch, 1, len]].map(|shape| documents.clone().reshape(shape));
-    let other = of_row.repeat_dim(2, len).not_equal(of_col.repeat_dim(1, len)).float().cast(DType::F32);
-    Some(other.mul_scalar(HIDDEN).reshape([batch, len * len]) + causal)
 }

@@ -10,7 +10,7 @@ use float8_shard::full_tensor;
 use train::Segments;
 use train::batches::BatchTensors;
 
-use crate::attention::{KvCache, LayerCache, Positions, attention_mask};
+use crate::attention::{KvCache, LayerCache, Positions};
 use crate::norm::rms_norm;
 use crate::rope::RotaryEmbedding;
 
@@ -88,7 +88,7 @@ impl<'a, B: Backend, L: Layer<B>> Parts<'a, B, L> {
     fn positions(&self, tokens: &Tensor<B, 2, Int>, past: usize, documents: Option<Tensor<B, 2, Int>>) -> Positions<B> {
         let [batch, len] = tokens.dims();
         let rope = self.rope.at(past..past + len);
-        Positions { batch, len, rope, mask: attention_mask(past, len, documents, &tokens.device()) }
+        Positions { batch, len, rope, documents }
     }
 
     /// `[B, T]` → `[B·T, H]`.

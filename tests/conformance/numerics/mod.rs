@@ -1,4 +1,5 @@
 //! Codes, scales and results of linears, against reference vectors and definitions in f64.
+mod attention;
 mod dtypes;
 mod golden_linear;
 mod golden_llama;

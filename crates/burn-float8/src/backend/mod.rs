@@ -1,4 +1,5 @@
 //! [`Float8Backend`]: what [`Float8`](crate::Float8) asks of the backend that it wraps, and what goes in and out.
+mod attention;
 #[cfg(feature = "cubecl")]
 mod cube;
 #[cfg(feature = "cubecl")]
@@ -16,6 +17,7 @@ mod report;
 #[cfg(feature = "cubecl")]
 mod self_check;
 
+pub use attention::{Attention, AttentionOutput};
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use burn_std::Shape;
@@ -179,6 +181,23 @@ pub trait Float8Backend: Backend {
     /// How well `operand`, cast from `x` or from its transpose, represents it: f32 `[n, 5]`, which
     /// [`Health::from_partials`](float8_kernels::Health::from_partials) sums up.
     fn fp8_health(x: FloatTensor<Self>, operand: &Self::Operand, transposed: bool) -> FloatTensor<Self>;
+
+    /// Scaled dot-product attention, in high precision.
+    ///
+    /// The caller has checked shapes and dtypes, and that nothing is empty. The default goes over queries block by block.
+    fn attention_forward(attention: &Attention<Self>) -> AttentionOutput<Self> {
+        attention::forward(attention)
+    }
+
+    /// The gradients of q, k and v, of which forward has given these: y and [`log_sums`](AttentionOutput::log_sums), if it gives them.
+    fn attention_backward(
+        attention: &Attention<Self>,
+        saved: Option<(FloatTensor<Self>, FloatTensor<Self>)>,
+        dy: FloatTensor<Self>,
+    ) -> [FloatTensor<Self>; 3] {
+        let _ = saved;
+        attention::backward(attention, dy)
+    }
 
     /// The size of an operand.
     fn fp8_size(operand: &Self::Operand) -> OperandSize;

@@ -281,6 +281,21 @@ pub enum Float8Panic {
         /// Number of ends.
         ends: usize,
     },
+    /// Shapes of attention that do not fit.
+    #[error(
+        "attention of query {query:?}, key {key:?}, value {value:?} and documents {documents:?}: they are [B, H, T, d], [B, KV, S, d], \
+         [B, KV, S, e] and, if there are some, [B, T]; H is a multiple of KV, T is S with documents, and none is 0"
+    )]
+    AttentionShapes {
+        /// The shape of the query.
+        query: [usize; 4],
+        /// The shape of the key.
+        key: [usize; 4],
+        /// The shape of the value.
+        value: [usize; 4],
+        /// The shape of the documents.
+        documents: Option<[usize; 2]>,
+    },
 }
 
 /// An error, and the model that it kept from being converted or sharded, as it was.

@@ -14,7 +14,7 @@ use burn_std::{Shape, Slice};
 
 use super::convert::{Arg, PassArg, PassRet, Ret};
 use super::functions::register;
-use super::{Float8, linear, matmul};
+use super::{Float8, attention, linear, matmul};
 use crate::error::Float8Panic;
 use crate::layer::Mark;
 use crate::profile::operation;
@@ -449,12 +449,22 @@ impl<B: Wrapped> ModuleOps<Self> for Float8<B> {
         fn max_pool2d_with_indices_backward(x: F<Self>, kernel_size: [usize; 2], stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], ceil_mode: bool, output_grad: F<Self>, indices: I<Self>) -> MaxPool2dBackward<Self>;
         fn interpolate(x: F<Self>, output_size: [usize; 2], options: InterpolateOptions) -> F<Self>;
         fn interpolate_backward(x: F<Self>, grad: F<Self>, output_size: [usize; 2], options: InterpolateOptions) -> F<Self>;
-        fn attention(query: F<Self>, key: F<Self>, value: F<Self>, mask: Option<L<Self>>, attn_bias: Option<F<Self>>, options: AttentionModuleOptions) -> F<Self>;
         fn layer_norm(tensor: F<Self>, gamma: F<Self>, beta: Option<F<Self>>, epsilon: f64) -> F<Self>;
         fn ctc_loss(log_probs: F<Self>, targets: I<Self>, input_lengths: I<Self>, target_lengths: I<Self>, blank: usize) -> F<Self>;
         #[raw] fn has_ctc_loss_backward() -> bool;
         fn ctc_loss_backward(log_probs: F<Self>, targets: I<Self>, input_lengths: I<Self>, target_lengths: I<Self>, grad_loss: F<Self>, blank: usize) -> F<Self>;
         fn irfft(spectrum_re: F<Self>, spectrum_im: F<Self>, dim: usize, n: Option<usize>) -> F<Self>;
+    }
+    fn attention(
+        query: F<Self>,
+        key: F<Self>,
+        value: F<Self>,
+        mask: Option<L<Self>>,
+        attn_bias: Option<F<Self>>,
+        options: AttentionModuleOptions,
+    ) -> F<Self> {
+        let inputs = [query, key, value].map(Float8Tensor::into_full);
+        Float8Tensor::new(attention::attention::<B>(inputs, mask, attn_bias.map(Float8Tensor::into_full), options))
     }
     fn embedding(weights: F<Self>, indices: I<Self>) -> F<Self> {
         if weights.layer().is_some_and(|layer| layer.has_source()) {

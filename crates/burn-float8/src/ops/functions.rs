@@ -11,9 +11,11 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 use parking_lot::RwLock;
 
 use super::Float8;
+use crate::backend::Attention;
 use crate::error::Float8Panic;
 use crate::tensor::{Float8Tensor, Wrapped};
 
+type AttentionFn<B> = fn(Attention<B>) -> FloatTensor<B>;
 type FullTensorFn<B> = fn(FloatTensor<B>) -> FloatTensor<B>;
 type GroupedFn<B> = fn(FloatTensor<B>, FloatTensor<B>, IntTensor<B>) -> FloatTensor<B>;
 
@@ -21,6 +23,8 @@ type GroupedFn<B> = fn(FloatTensor<B>, FloatTensor<B>, IntTensor<B>) -> FloatTen
 pub(crate) struct Functions<B: Backend> {
     /// The grouped linear of x, w and the ends of groups.
     pub(crate) grouped_linear: GroupedFn<B>,
+    /// Attention by the node.
+    pub(crate) attention: AttentionFn<B>,
     /// The whole of a weight, of which this process may have some rows.
     pub(crate) full_tensor: FullTensorFn<B>,
 }
@@ -54,14 +58,23 @@ fn insert<B: Backend>(functions: Functions<B>) {
 fn accept<W: Wrapped>() {
     insert(Functions::<Float8<W>> {
         grouped_linear: |x, weight, ends| Float8Tensor::new(W::fp8_grouped_linear(x, weight, ends)),
+        attention: |attention| Float8Tensor::new(W::attention_node(inner(attention))),
         full_tensor: W::fp8_full_tensor,
     });
+}
+
+/// The same of the wrapped backend.
+fn inner<W: Wrapped>(attention: Attention<Float8<W>>) -> Attention<W> {
+    let Attention { query, key, value, mask, bias, documents, options } = attention;
+    let [query, key, value] = [query, key, value].map(Float8Tensor::into_full);
+    Attention { query, key, value, mask, bias: bias.map(Float8Tensor::into_full), documents, options }
 }
 
 /// `Autodiff<Float8<B>>`, which cannot differentiate them.
 fn refuse<B: Backend>() {
     insert(Functions::<B> {
         grouped_linear: |_, _, _| panic!("{}", Float8Panic::WrongOrder),
+        attention: |_| panic!("{}", Float8Panic::WrongOrder),
         full_tensor: |_| panic!("{}", Float8Panic::WrongOrder),
     });
 }

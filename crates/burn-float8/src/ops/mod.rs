@@ -1,4 +1,5 @@
 //! [`Float8`]: the operations of a wrapped backend, all but the linears forwarded.
+mod attention;
 mod autodiff;
 mod call;
 mod convert;

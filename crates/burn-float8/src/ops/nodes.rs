@@ -1,5 +1,5 @@
-//! The nodes that [`Float8<Autodiff<B>>`](crate::Float8) adds to autodiff: a linear, a grouped linear, a weight that other processes have
-//! rows of, and an embedding of one. Without autodiff they are the same operations.
+//! The nodes that [`Float8<Autodiff<B>>`](crate::Float8) adds to autodiff: a linear, a grouped linear, attention, a weight that other
+//! processes have rows of, and an embedding of one. Without autodiff they are the same operations.
 //!
 //! ```text
 //! x ──casts──► x, xᵀ ──┐             y
@@ -19,8 +19,8 @@ use burn_backend::TensorMetadata;
 use burn_backend::tensor::{FloatTensor, IntTensor};
 
 use super::linear::{self, Wanted, reduced};
-use super::{full_tensor, grouped};
-use crate::backend::Float8Backend;
+use super::{attention, full_tensor, grouped};
+use crate::backend::{Attention, Float8Backend};
 use crate::layer::Layer;
 use crate::tensor::{Float8Tensor, Wrapped};
 
@@ -41,6 +41,14 @@ impl<B: Float8Backend> Wrapped for B {
 
     fn fp8_grouped_linear(x: Float8Tensor<B>, w: Float8Tensor<B>, ends: IntTensor<B>) -> FloatTensor<B> {
         grouped::forward(&x, &w, ends, Wanted::default()).0
+    }
+
+    fn attention_node(attention: Attention<B>) -> FloatTensor<B> {
+        attention::forward(&attention).y
+    }
+
+    fn is_tracked(_: &FloatTensor<B>) -> bool {
+        false
     }
 
     fn fp8_full_tensor(weight: Float8Tensor<B>) -> Float8Tensor<B> {
@@ -105,6 +113,14 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
             }
             OpsKind::UnTracked(prep) => prep.finish(run(Wanted::default()).0),
         }
+    }
+
+    fn attention_node(attention: Attention<Self>) -> FloatTensor<Self> {
+        attention::node(attention)
+    }
+
+    fn is_tracked(tensor: &FloatTensor<Self>) -> bool {
+        tensor.is_tracked()
     }
 
     fn fp8_full_tensor(weight: Float8Tensor<Self>) -> Float8Tensor<Self> {

@@ -6,7 +6,7 @@ use burn_backend::{Backend, DType, TensorMetadata};
 use burn_std::Shape;
 
 use super::cache::Fp8Cache;
-use crate::backend::Float8Backend;
+use crate::backend::{Attention, Float8Backend};
 use crate::layer::{Layer, Mark, Tag};
 
 /// What [`Float8`](crate::Float8) can wrap: a backend that computes, any [`Float8Backend`], or `Autodiff` of one. There is nothing to
@@ -31,6 +31,12 @@ pub trait Wrapped: Backend {
     /// See [`grouped_linear`](crate::grouped_linear).
     #[doc(hidden)]
     fn fp8_grouped_linear(x: Float8Tensor<Self>, w: Float8Tensor<Self>, ends: IntTensor<Self>) -> FloatTensor<Self>;
+    /// Scaled dot-product attention as one node.
+    #[doc(hidden)]
+    fn attention_node(attention: Attention<Self>) -> FloatTensor<Self>;
+    /// Whether a gradient of this tensor is wanted.
+    #[doc(hidden)]
+    fn is_tracked(tensor: &FloatTensor<Self>) -> bool;
     /// The whole of a weight of which this process has some rows.
     #[doc(hidden)]
     fn fp8_full_tensor(weight: Float8Tensor<Self>) -> Float8Tensor<Self>;

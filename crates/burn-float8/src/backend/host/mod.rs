@@ -1,7 +1,9 @@
 //! The host path: a tensor is read back, cast by the kernels' reference, decoded and multiplied by the backend's own f32
 //! matmul. It serves CPU backends, where reading back is free or a copy.
+mod attention;
 mod grouped;
 mod loops;
+mod vector;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -12,6 +14,7 @@ use burn_std::Shape;
 use float8_kernels::{Cast, Format, Granularity, InvScale, Orientation, Scale, reference};
 
 use super::{Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, in_dtype};
+pub use attention::{attention_backward, attention_forward};
 pub(crate) use grouped::ranges;
 
 /// FP8 codes in host memory.
@@ -342,6 +345,20 @@ macro_rules! host_backend {
                 transposed: bool,
             ) -> $crate::__private::FloatTensor<Self> {
                 $crate::backend::host::health::<Self>(x, operand, transposed)
+            }
+
+            fn attention_forward(
+                attention: &$crate::backend::Attention<Self>,
+            ) -> $crate::backend::AttentionOutput<Self> {
+                $crate::backend::host::attention_forward(attention)
+            }
+
+            fn attention_backward(
+                attention: &$crate::backend::Attention<Self>,
+                saved: Option<($crate::__private::FloatTensor<Self>, $crate::__private::FloatTensor<Self>)>,
+                dy: $crate::__private::FloatTensor<Self>,
+            ) -> [$crate::__private::FloatTensor<Self>; 3] {
+                $crate::backend::host::attention_backward(attention, saved, dy)
             }
 
             fn fp8_size(operand: &Self::Operand) -> $crate::backend::OperandSize {

@@ -1,0 +1,292 @@
+//! Scaled dot-product attention whose memory grows with the number of positions and not with its square: [`Attention`], and how a
+//! backend computes it that has no kernel of its own, some queries at a time.
+//!
+//! ```text
+//! S = mask(softcap(scale · q kᵀ)) + bias        P = softmax(S)        y = P v
+//! dP = dy vᵀ        dS = P ∘ (dP - Σ P ∘ dP) · softcap' · scale
+//! dq = dS k         dk = dSᵀ q        dv = Pᵀ dy
+//! ```
+//! Backward makes P again. Scores and P are f32, products have the dtype of q.
+
+use core::ops::Range;
+
+use burn::tensor::{Bool, Int, Tensor, TensorPrimitive};
+use burn_backend::ops::AttentionModuleOptions;
+use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
+use burn_backend::{Backend, DType, TensorMetadata};
+
+/// Scores that are there at a time: 64 MiB.
+const SCORES: usize = 1 << 24;
+/// A hidden score: WGSL need not represent infinities.
+const HIDDEN: f32 = -1e30;
+
+/// What attention reads.
+#[derive(Clone, Debug)]
+pub struct Attention<B: Backend> {
+    /// `[B, H, T, d]`.
+    pub query: FloatTensor<B>,
+    /// `[B, KV, S, d]`; each of the KV heads serves `H / KV` query heads, which follow each other.
+    pub key: FloatTensor<B>,
+    /// `[B, KV, S, e]`.
+    pub value: FloatTensor<B>,
+    /// `[B, H, T, S]`, or 1 where all share: true where a key is hidden.
+    pub mask: Option<BoolTensor<B>>,
+    /// `[B, H, T, S]`, or 1 where all share: added to scores. It gets no gradient.
+    pub bias: Option<FloatTensor<B>>,
+    /// `[B, S]`, where T is S: positions see those alone that have the same number.
+    pub documents: Option<IntTensor<B>>,
+    /// Scale, softcap, and whether query `t` sees keys up to `t + S - T` alone.
+    pub options: AttentionModuleOptions,
+}
+
+/// What a forward gives.
+#[derive(Clone, Debug)]
+pub struct AttentionOutput<B: Backend> {
+    /// `[B, H, T, e]`; 0 for a query that sees nothing.
+    pub y: FloatTensor<B>,
+    /// `ln Σ exp S` of each query, `[B, H, T, 1]`, if the backend's backward reads it, and y.
+    pub log_sums: Option<FloatTensor<B>>,
+}
+
+impl<B: Backend> Attention<B> {
+    /// What products of q and k are multiplied by: `1/√d` unless the options say otherwise.
+    pub fn scale(&self) -> f64 {
+        let [.., dim] = self.query.shape().dims::<4>();
+        self.options.scale.unwrap_or_else(|| (dim as f64).sqrt().recip())
+    }
+}
+
+/// Forward on any backend.
+pub(super) fn forward<B: Backend>(attention: &Attention<B>) -> AttentionOutput<B> {
+    let y = Blocks::new(attention, rows(attention)).forward();
+    AttentionOutput { y: y.into_primitive().tensor(), log_sums: None }
+}
+
+/// Gradients of q, k and v on any backend.
+pub(super) fn backward<B: Backend>(attention: &Attention<B>, dy: FloatTensor<B>) -> [FloatTensor<B>; 3] {
+    let gradients = Blocks::new(attention, rows(attention)).backward(float(dy));
+    gradients.map(|gradient| gradient.into_primitive().tensor())
+}
+
+/// Queries whose scores are there at a time, in tiles of GEMMs.
+fn rows<B: Backend>(attention: &Attention<B>) -> usize {
+    let [batch, heads, ..] = attention.query.shape().dims::<4>();
+    let [_, _, keys, _] = attention.key.shape().dims::<4>();
+    (SCORES / (batch * heads * keys) / 16 * 16).max(16)
+}
+fn float<B: Backend, const D: usize>(tensor: FloatTensor<B>) -> Tensor<B, D> {
+    Tensor::from_primitive(TensorPrimitive::Float(tensor))
+}
+
+/// The inputs, and how many queries are computed at a time.
+struct Blocks<'a, B: Backend> {
+    attention: &'a Attention<B>,
+    query: Tensor<B, 4>,
+    key: Tensor<B, 4>,
+    value: Tensor<B, 4>,
+    mask: Option<Tensor<B, 4, Bool>>,
+    bias: Option<Tensor<B, 4>>,
+    documents: Option<Tensor<B, 2, Int>>,
+    rows: usize,
+}
+
+/// Some queries of all heads: those that share a key head are rows of one matrix, `[B, KV, H/KV · rows, ..]`.
+struct Block<B: Backend> {
+    query: Tensor<B, 4>,
+    /// Those that one of the queries sees.
+    key: Tensor<B, 4>,
+    value: Tensor<B, 4>,
+    /// f32.
+    probabilities: Tensor<B, 4>,
+    /// softcap's derivative.
+    slope: Option<Tensor<B, 4>>,
+}
+
+impl<'a, B: Backend> Blocks<'a, B> {
+    fn new(attention: &'a Attention<B>, rows: usize) -> Self {
+        Self {
+            attention,
+            query: float(attention.query.clone()),
+            key: float(attention.key.clone()),
+            value: float(attention.value.clone()),
+            mask: attention.mask.clone().map(Tensor::from_primitive),
+            bias: attention.bias.clone().map(float),
+            documents: attention.documents.clone().map(Tensor::from_primitive),
+            rows,
+        }
+    }
+
+    /// `[B, H, T, e]`.
+    fn forward(&self) -> Tensor<B, 4> {
+        let y = self.ranges().map(|queries| {
+            let block = self.scores(queries);
+            let y = block.probabilities.cast(self.query.dtype()).matmul(block.value);
+            self.apart(y)
+        });
+        Tensor::cat(y.collect(), 2)
+    }
+
+    /// Gradients of q, k and v.
+    fn backward(&self, dy: Tensor<B, 4>) -> [Tensor<B, 4>; 3] {
+        let (k, v, dtype) = (&self.key, &self.value, self.query.dtype());
+        let [mut dk, mut dv] = [k, v].map(|t| t.zeros_like().cast(DType::F32));
+        let dq = self.ranges().map(|queries| {
+            let dy = self.together(dy.clone().slice_dim(2, queries.clone()));
+            let Block { query, key, value, probabilities: p, slope } = self.scores(queries);
+            let seen = key.dims()[2];
+            let dp = dy.clone().matmul(value.transpose()).cast(DType::F32);
+            let delta = (p.clone() * dp.clone()).sum_dim(3);
+            let ds = p.clone() * (dp - delta);
+            let ds = slope.into_iter().fold(ds, |ds, slope| ds * slope);
+            let ds = ds.mul_scalar(self.attention.scale()).cast(dtype);
+            let add = |sum: &mut Tensor<B, 4>, part: Tensor<B, 4>| {
+                let all = sum.clone().slice_dim(2, 0..seen) + part.cast(DType::F32);
+                let [batch, heads, _, width] = sum.dims();
+                *sum = sum.clone().slice_assign([0..batch, 0..heads, 0..seen, 0..width], all);
+            };
+            add(&mut dk, ds.clone().transpose().matmul(query));
+            add(&mut dv, p.cast(dtype).transpose().matmul(dy));
+            self.apart(ds.matmul(key))
+        });
+        let dq = Tensor::cat(dq.collect(), 2);
+        [dq, dk.cast(dtype), dv.cast(dtype)]
+    }
+
+    fn ranges(&self) -> impl Iterator<Item = Range<usize>> + use<B> {
+        let (queries, rows) = (self.query.dims()[2], self.rows);
+        (0..queries).step_by(rows).map(move |start| start..(start + rows).min(queries))
+    }
+
+    /// `[B, H, rows, _]` → `[B, KV, H/KV · rows, _]`.
+    fn together(&self, x: Tensor<B, 4>) -> Tensor<B, 4> {
+        let ([batch, heads, rows, width], kv_heads) = (x.dims(), self.key.dims()[1]);
+        x.reshape([batch, kv_heads, heads / kv_heads * rows, width])
+    }
+
+    /// `[B, KV, H/KV · rows, _]` → `[B, H, rows, _]`.
+    fn apart(&self, x: Tensor<B, 4>) -> Tensor<B, 4> {
+        let ([batch, kv_heads, rows, width], heads) = (x.dims(), self.query.dims()[1]);
+        x.reshape([batch, heads, kv_heads * rows / heads, width])
+    }
+
+    fn scores(&self, queries: Range<usize>) -> Block<B> {
+        let options = &self.attention.options;
+        let ([.., all_queries, _], [.., all_keys, _]) = (self.query.dims(), self.key.dims());
+        // A causal mask ends at the last query's last key.
+        let seen = match options.is_causal {
+            true => (queries.end + all_keys).saturating_sub(all_queries).clamp(1, all_keys),
+            false => all_keys,
+        };
+        let query = self.together(self.query.clone().slice_dim(2, queries.clone()));
+        let [key, value] = [&self.key, &self.value].map(|t| t.clone().slice_dim(2, 0..seen));
+        let scores = query.clone().matmul(key.clone().transpose()).cast(DType::F32);
+        let scores = scores.mul_scalar(self.attention.scale());
+        let (scores, slope) = match options.softcap {
+            None => (scores, None),
+            Some(cap) => {
+                let tanh = scores.div_scalar(cap).tanh();
+                (tanh.clone().mul_scalar(cap), Some(tanh.square().neg().add_scalar(1.0)))
+            }
+        };
+        let mut scores = self.apart(scores);
+        let hide = |scores: Tensor<B, 4>, mask: Tensor<B, 4, Bool>| {
+            let shape = scores.shape();
+            scores.mask_fill(mask.expand(shape), HIDDEN)
+        };
+        if let Some(mask) = &self.mask {
+            scores = hide(scores, part(mask.clone(), queries.clone(), seen));
+        }
+        if options.is_causal {
+            let device = scores.device();
+            let last = Tensor::<B, 1, Int>::arange(queries.start as i64..queries.end as i64, &device);
+            let last = last.add_scalar(all_keys as i64 - all_queries as i64).reshape([1, 1, queries.len(), 1]);
+            let keys = Tensor::<B, 1, Int>::arange(0..seen as i64, &device).reshape([1, 1, 1, seen]);
+            let shape = [1, 1, queries.len(), seen];
+            scores = hide(scores, last.expand(shape).lower(keys.expand(shape)));
+        }
+        if let Some(documents) = &self.documents {
+            let batch = documents.dims()[0];
+            let own = documents.clone().slice_dim(1, queries.clone()).reshape([batch, 1, queries.len(), 1]);
+            let other = documents.clone().slice_dim(1, 0..seen).reshape([batch, 1, 1, seen]);
+            let shape = [batch, 1, queries.len(), seen];
+            scores = hide(scores, own.expand(shape).not_equal(other.expand(shape)));
+        }
+        if let Some(bias) = &self.bias {
+            scores = scores + part(bias.clone(), queries, seen).cast(DType::F32);
+        }
+        // Where all is hidden: exp(HIDDEN - HIDDEN / 10) is 0, and 0 / MIN_POSITIVE too.
+        let max = scores.clone().max_dim(3).clamp_min(HIDDEN / 10.0);
+        let weights = (scores - max).exp();
+        let sums = weights.clone().sum_dim(3).clamp_min(f32::MIN_POSITIVE);
+        Block { query, key, value, probabilities: self.together(weights / sums), slope }
+    }
+}
+
+/// The rows of some queries, and the first keys, of what may have 1 where all share.
+fn part<B: Backend, K: burn::tensor::BasicOps<B>>(
+    t: Tensor<B, 4, K>,
+    queries: Range<usize>,
+    seen: usize,
+) -> Tensor<B, 4, K> {
+    let [.., rows, keys] = t.dims();
+    let t = if rows == 1 { t } else { t.slice_dim(2, queries) };
+    if keys == 1 { t } else { t.slice_dim(3, 0..seen) }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn_backend::{Distribution, TensorData};
+    use burn_flex::Flex;
+
+    use super::*;
+    use crate::backend::Float8Backend;
+
+    /// Blocks of any height give what the host's kernel gives.
+    #[test]
+    fn blocks_are_the_whole() {
+        let device = Default::default();
+        let random = |shape: [usize; 4]| {
+            Flex::float_random(shape.into(), Distribution::Default, &device, burn_backend::FloatDType::F32)
+        };
+        let options = |is_causal, softcap| AttentionModuleOptions { scale: None, softcap, is_causal };
+        for (queries, keys, options, has_documents) in [
+            (50, 50, options(true, None), true),
+            (40, 70, options(true, Some(0.8)), false),
+            (70, 40, options(true, None), false),
+            (33, 20, options(false, None), false),
+        ] {
+            let documents = has_documents.then(|| {
+                let ids: Vec<i64> = (0..2 * keys as i64).map(|i| i % 50 / 20).collect();
+                Tensor::<Flex, 2, Int>::from_data(TensorData::new(ids, [2, keys]), &device).into_primitive()
+            });
+            let mask = (!has_documents).then(|| {
+                let hidden: Vec<bool> = (0..queries * keys).map(|i| i % 7 == 2).collect();
+                Tensor::<Flex, 4, Bool>::from_data(TensorData::new(hidden, [1, 1, queries, keys]), &device)
+                    .into_primitive()
+            });
+            let attention = Attention::<Flex> {
+                query: random([2, 6, queries, 8]),
+                key: random([2, 3, keys, 8]),
+                value: random([2, 3, keys, 5]),
+                mask,
+                bias: Some(random([1, 6, queries, keys])),
+                documents,
+                options,
+            };
+            let dy = random([2, 6, queries, 5]);
+            let output = Flex::attention_forward(&attention);
+            let saved = output.log_sums.map(|log_sums| (output.y.clone(), log_sums));
+            let [dq, dk, dv] = Flex::attention_backward(&attention, saved, dy.clone());
+            let want = [output.y, dq, dk, dv].map(float::<Flex, 4>);
+            for rows in [16, 17, 1000] {
+                let blocks = Blocks::new(&attention, rows);
+                let [dq, dk, dv] = blocks.backward(float(dy.clone()));
+                for (got, want) in [blocks.forward(), dq, dk, dv].into_iter().zip(&want) {
+                    let error = (got - want.clone()).abs().max().into_scalar();
+                    let largest = want.clone().abs().max().into_scalar();
+                    assert!(error <= 3e-6 * largest, "{queries} by {keys}, {rows} rows: {error:e} of {largest:e}");
+                }
+            }
+        }
+    }
+}

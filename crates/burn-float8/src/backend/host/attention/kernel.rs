@@ -1,0 +1,378 @@
+//! Attention over slices of f32 on all cores: memory that grows with T + S, and results that depend on no number of threads.
+//!
+//! ```text
+//! S = mask(softcap(scale · q kᵀ)) + bias        P = exp(S - lse)        lse = ln Σ exp S        y = P v
+//! D = Σ y ∘ dy       dP = dy vᵀ      dS = P ∘ (dP - D) · scale · softcap'
+//! dq = dS k          dk = dSᵀ q      dv = Pᵀ dy
+//! ```
+//! Forward (Dao, FlashAttention-2) goes over tiles of queries by keys with a running maximum and sum; backward makes P again, tile by tile. Tiles
+//! in which nothing is visible are skipped.
+
+use core::ops::Range;
+use std::borrow::Cow;
+
+use rayon::prelude::*;
+
+use super::super::vector::{dot, exp, exp_minus, max, vectorized};
+
+/// Queries of a tile.
+const QUERIES: usize = 64;
+/// Keys of a tile: its scores, 128 KiB, stay in a core's cache.
+const KEYS: usize = 512;
+/// Backward's tasks at least, if there are as many tiles: each but the first of a key head adds a copy of dk and dv.
+const TASKS: usize = 16;
+
+/// Values by batch, head, position and element of the head, of which the last lie side by side.
+pub(super) struct View<'a> {
+    pub(super) values: Cow<'a, [f32]>,
+    /// Of batch, head and position.
+    pub(super) strides: [usize; 3],
+}
+
+impl View<'_> {
+    /// The rows of one head from a position on, and how far they are apart.
+    fn rows(&self, batch: usize, head: usize, position: usize) -> Matrix<'_> {
+        let [of_batch, of_head, row] = self.strides;
+        Matrix { values: &self.values[batch * of_batch + head * of_head + position * row..], row, column: 1 }
+    }
+}
+
+/// Numbers of batches and heads, positions, and widths.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    pub(super) batch: usize,
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) queries: usize,
+    pub(super) keys: usize,
+    pub(super) dim: usize,
+    pub(super) value_dim: usize,
+}
+
+/// Which scores there are, and what they become.
+pub(super) struct Scores<'a> {
+    pub(super) scale: f32,
+    pub(super) softcap: Option<f32>,
+    /// Whether query `t` sees keys up to `t + keys - queries` alone.
+    pub(super) is_causal: bool,
+    /// True where a key is hidden, by batch, head, query and key; strides are 0 where all share.
+    pub(super) mask: Option<(&'a [bool], [usize; 4])>,
+    /// What is added, the same way.
+    pub(super) bias: Option<(&'a [f32], [usize; 4])>,
+    /// The document of each position, `[batch, keys]`; queries see keys of their own. There are as many queries as keys.
+    pub(super) documents: Option<&'a [i64]>,
+}
+
+/// Where a tile lies.
+#[derive(Clone)]
+struct Tile {
+    batch: usize,
+    head: usize,
+    queries: Range<usize>,
+    keys: Range<usize>,
+}
+
+impl Scores<'_> {
+    /// Keys that the query may see as far as order goes: those before this one.
+    fn limit(&self, sizes: &Sizes, query: usize) -> usize {
+        if self.is_causal { (query + 1 + sizes.keys).saturating_sub(sizes.queries) } else { sizes.keys }
+    }
+
+    /// The tiles of a head's queries, first to last, without those that are hidden whole.
+    fn tiles(&self, sizes: &Sizes, batch: usize, head: usize, queries: Range<usize>) -> impl Iterator<Item = Tile> {
+        let end = self.limit(sizes, queries.end - 1).min(sizes.keys);
+        (0..end).step_by(KEYS).filter_map(move |start| {
+            let keys = start..(start + KEYS).min(end);
+            let is_visible = self.documents.is_none_or(|documents| {
+                let documents = &documents[batch * sizes.keys..][..sizes.keys];
+                let [own, other] = [&documents[queries.clone()], &documents[keys.clone()]].map(|part| {
+                    part.iter().fold([i64::MAX, i64::MIN], |[low, high], id| [low.min(*id), high.max(*id)])
+                });
+                own[0] <= other[1] && other[0] <= own[1]
+            });
+            is_visible.then(|| Tile { batch, head, queries: queries.clone(), keys })
+        })
+    }
+
+    /// Turns products q kᵀ of a tile, which are scaled, into scores: `-inf` where a key is hidden. `slopes` become softcap's derivative.
+    #[inline(always)]
+    fn finish(&self, sizes: &Sizes, tile: &Tile, scores: &mut [f32], mut slopes: Option<&mut [f32]>) {
+        let width = tile.keys.len();
+        for (row, (query, scores)) in tile.queries.clone().zip(scores.chunks_exact_mut(width)).enumerate() {
+            if let Some(cap) = self.softcap {
+                for (i, score) in scores.iter_mut().enumerate() {
+                    let tanh = (*score / cap).tanh();
+                    *score = cap * tanh;
+                    if let Some(slopes) = &mut slopes {
+                        slopes[row * width + i] = 1.0 - tanh * tanh;
+                    }
+                }
+            }
+            if let Some((mask, [batch, head, of_query, of_key])) = self.mask {
+                let start = tile.batch * batch + tile.head * head + query * of_query;
+                for (key, score) in tile.keys.clone().zip(&mut *scores) {
+                    *score = if mask[start + key * of_key] { f32::NEG_INFINITY } else { *score };
+                }
+            }
+            if let Some(documents) = self.documents {
+                let documents = &documents[tile.batch * sizes.keys..][..sizes.keys];
+                for (other, score) in documents[tile.keys.clone()].iter().zip(&mut *scores) {
+                    *score = if *other == documents[query] { *score } else { f32::NEG_INFINITY };
+                }
+            }
+            let visible = self.limit(sizes, query).saturating_sub(tile.keys.start).min(width);
+            scores[visible..].fill(f32::NEG_INFINITY);
+            if let Some((bias, [batch, head, of_query, of_key])) = self.bias {
+                let start = tile.batch * batch + tile.head * head + query * of_query;
+                for (key, score) in tile.keys.clone().zip(scores) {
+                    *score += bias[start + key * of_key];
+                }
+            }
+        }
+    }
+}
+
+/// y `[batch, heads, queries, value_dim]`, and the logarithm of each row's sum, `[batch, heads, queries]`: `-inf` for a query that sees
+/// nothing, whose y is 0.
+pub(super) fn forward(sizes: Sizes, [q, k, v]: [&View<'_>; 3], scores: &Scores<'_>) -> (Vec<f32>, Vec<f32>) {
+    let Sizes { heads, queries, value_dim, .. } = sizes;
+    let mut y = vec![0.0; sizes.batch * heads * queries * value_dim];
+    let mut lse = vec![0.0; sizes.batch * heads * queries];
+    let of_heads = y.par_chunks_mut(queries * value_dim).zip(lse.par_chunks_mut(queries)).enumerate();
+    let tasks = of_heads.flat_map(|(index, (y, lse))| {
+        let blocks = y.par_chunks_mut(QUERIES * value_dim).zip(lse.par_chunks_mut(QUERIES)).enumerate();
+        blocks.map(move |(block, (y, lse))| (index / heads, index % heads, block * QUERIES, y, lse))
+    });
+    tasks.for_each(|(batch, head, start, y, lse)| {
+        let rows = lse.len();
+        let kv_head = head * sizes.kv_heads / heads;
+        let mut tile_scores = vec![0.0; QUERIES * KEYS];
+        let (mut maxima, mut sums) = ([f32::NEG_INFINITY; QUERIES], [0.0; QUERIES]);
+        for tile in scores.tiles(&sizes, batch, head, start..start + rows) {
+            let width = tile.keys.len();
+            let p = &mut tile_scores[..rows * width];
+            let k = k.rows(batch, kv_head, tile.keys.start);
+            multiply(
+                p,
+                width,
+                Keep::Nothing,
+                scores.scale,
+                q.rows(batch, head, start),
+                k.transposed(),
+                [rows, width, sizes.dim],
+            );
+            vectorized(|| {
+                scores.finish(&sizes, &tile, p, None);
+                let rows = p.chunks_exact_mut(width).zip(y.chunks_exact_mut(value_dim));
+                for (((p, y), old_max), sum) in rows.zip(&mut maxima).zip(&mut sums) {
+                    let new_max = max(p).max(*old_max);
+                    if new_max == f32::NEG_INFINITY && !p.iter().any(|score| score.is_nan()) {
+                        p.fill(0.0);
+                        continue;
+                    }
+                    let before = exp(*old_max - new_max);
+                    *sum = *sum * before + exp_minus(p, new_max);
+                    y.iter_mut().for_each(|y| *y *= before);
+                    *old_max = new_max;
+                }
+            });
+            multiply(
+                y,
+                value_dim,
+                Keep::Sum,
+                1.0,
+                Matrix::of(p, width),
+                v.rows(batch, kv_head, tile.keys.start),
+                [rows, value_dim, width],
+            );
+        }
+        for (((y, lse), sum), max) in y.chunks_exact_mut(value_dim).zip(lse).zip(sums).zip(maxima) {
+            *lse = if sum == 0.0 { f32::NEG_INFINITY } else { max + sum.ln() };
+            // NaN stays.
+            let factor = if sum == 0.0 { 0.0 } else { sum.recip() };
+            y.iter_mut().for_each(|y| *y *= factor);
+        }
+    });
+    (y, lse)
+}
+
+/// A forward's results, and the gradient of the first.
+pub(super) struct Output<'a> {
+    pub(super) y: &'a [f32],
+    pub(super) lse: &'a [f32],
+    pub(super) dy: View<'a>,
+}
+
+/// Gradients of q, k and v, each in its sizes.
+pub(super) fn backward(
+    sizes: Sizes,
+    inputs: [&View<'_>; 3],
+    scores: &Scores<'_>,
+    output: &Output<'_>,
+) -> [Vec<f32>; 3] {
+    let Sizes { batch, heads, kv_heads, queries, keys, dim, value_dim } = sizes;
+    let group = heads / kv_heads;
+    let blocks = queries.div_ceil(QUERIES);
+    // Their number decides the order in which gradients are added: it depends on the shape alone.
+    let parts = TASKS.div_ceil(batch * kv_heads).min(blocks);
+    let tasks = (0..batch * kv_heads * parts).into_par_iter();
+    let partial: Vec<Gradients> = tasks
+        .map(|task| part_of_backward(&sizes, inputs, scores, output, [task / parts, task % parts, parts]))
+        .collect();
+    let [mut dq, mut dk, mut dv] = [[heads, queries, dim], [kv_heads, keys, dim], [kv_heads, keys, value_dim]]
+        .map(|[heads, positions, width]| vec![0.0; batch * heads * positions * width]);
+    let of_heads = dk.par_chunks_mut(keys * dim).zip(dv.par_chunks_mut(keys * value_dim));
+    let of_heads = of_heads.zip(dq.par_chunks_mut(group * queries * dim)).zip(partial.par_chunks(parts));
+    of_heads.for_each(|(((dk, dv), dq), partial)| {
+        for (part, gradients) in partial.iter().enumerate() {
+            dk.iter_mut().zip(&gradients.dk).for_each(|(sum, term)| *sum += term);
+            dv.iter_mut().zip(&gradients.dv).for_each(|(sum, term)| *sum += term);
+            let mut rows = &gradients.dq[..];
+            for head in dq.chunks_exact_mut(queries * dim) {
+                for block in head.chunks_mut(QUERIES * dim).skip(part).step_by(parts) {
+                    let (own, rest) = rows.split_at(block.len());
+                    block.copy_from_slice(own);
+                    rows = rest;
+                }
+            }
+        }
+    });
+    [dq, dk, dv]
+}
+
+/// What one task adds to the gradients of a key head.
+struct Gradients {
+    /// Of its queries: head by head, block by block.
+    dq: Vec<f32>,
+    dk: Vec<f32>,
+    dv: Vec<f32>,
+}
+
+/// The gradients by every `parts`-th block of queries, from `part` on.
+fn part_of_backward(
+    sizes: &Sizes,
+    [q, k, v]: [&View<'_>; 3],
+    scores: &Scores<'_>,
+    output: &Output<'_>,
+    [of_head, part, parts]: [usize; 3],
+) -> Gradients {
+    let &Sizes { heads, kv_heads, queries, keys, dim, value_dim, .. } = sizes;
+    let (batch, kv_head, group) = (of_head / kv_heads, of_head % kv_heads, heads / kv_heads);
+    let (mut dq, mut dk, mut dv) = (vec![], vec![0.0; keys * dim], vec![0.0; keys * value_dim]);
+    let [mut p_tile, mut ds_tile] = [(); 2].map(|()| vec![0.0; QUERIES * KEYS]);
+    let mut slopes = vec![0.0; if scores.softcap.is_some() { QUERIES * KEYS } else { 0 }];
+    for head in kv_head * group..(kv_head + 1) * group {
+        for start in (part * QUERIES..queries).step_by(parts * QUERIES) {
+            let rows = QUERIES.min(queries - start);
+            let first = (batch * heads + head) * queries + start;
+            let (q, dy) = (q.rows(batch, head, start), output.dy.rows(batch, head, start));
+            let lse = &output.lse[first..][..rows];
+            let y = &output.y[first * value_dim..][..rows * value_dim];
+            let mut deltas = [0.0; QUERIES];
+            for (row, (delta, y)) in deltas.iter_mut().zip(y.chunks_exact(value_dim)).enumerate() {
+                *delta = dot(y, &dy.values[row * dy.row..][..value_dim]);
+            }
+            let filled = dq.len();
+            dq.resize(filled + rows * dim, 0.0);
+            for tile in scores.tiles(sizes, batch, head, start..start + rows) {
+                let (width, first) = (tile.keys.len(), tile.keys.start);
+                let (k, v) = (k.rows(batch, kv_head, first), v.rows(batch, kv_head, first));
+                let (p, ds) = (&mut p_tile[..rows * width], &mut ds_tile[..rows * width]);
+                multiply(p, width, Keep::Nothing, scores.scale, q, k.transposed(), [rows, width, dim]);
+                multiply(ds, width, Keep::Nothing, 1.0, dy, v.transposed(), [rows, width, value_dim]);
+                vectorized(|| {
+                    let slopes = scores.softcap.map(|_| &mut slopes[..rows * width]);
+                    scores.finish(sizes, &tile, p, slopes);
+                    for (row, (p, ds)) in p.chunks_exact_mut(width).zip(ds.chunks_exact_mut(width)).enumerate() {
+                        if lse[row] == f32::NEG_INFINITY {
+                            p.fill(0.0);
+                            ds.fill(0.0);
+                            continue;
+                        }
+                        for (p, ds) in p.iter_mut().zip(ds) {
+                            *p = exp(*p - lse[row]);
+                            *ds = *p * (*ds - deltas[row]) * scores.scale;
+                        }
+                    }
+                });
+                if scores.softcap.is_some() {
+                    ds.iter_mut().zip(&slopes).for_each(|(ds, slope)| *ds *= slope);
+                }
+                let (p, ds) = (Matrix::of(p, width), Matrix::of(ds, width));
+                multiply(
+                    &mut dv[first * value_dim..],
+                    value_dim,
+                    Keep::Sum,
+                    1.0,
+                    p.transposed(),
+                    dy,
+                    [width, value_dim, rows],
+                );
+                multiply(&mut dk[first * dim..], dim, Keep::Sum, 1.0, ds.transposed(), q, [width, dim, rows]);
+                multiply(&mut dq[filled..], dim, Keep::Sum, 1.0, ds, k, [rows, dim, width]);
+            }
+        }
+    }
+    Gradients { dq, dk, dv }
+}
+
+/// A matrix whose rows and columns are so many elements apart.
+#[derive(Clone, Copy)]
+struct Matrix<'a> {
+    values: &'a [f32],
+    row: usize,
+    column: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// Rows of so many columns one after another.
+    fn of(values: &'a [f32], columns: usize) -> Self {
+        Self { values, row: columns, column: 1 }
+    }
+
+    fn transposed(self) -> Self {
+        Self { row: self.column, column: self.row, ..self }
+    }
+
+    /// How far its elements reach.
+    fn reach(&self, [rows, columns]: [usize; 2]) -> usize {
+        if rows == 0 || columns == 0 { 0 } else { (rows - 1) * self.row + (columns - 1) * self.column + 1 }
+    }
+}
+
+/// What becomes of a product's old values.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Keep {
+    Nothing,
+    Sum,
+}
+
+/// c `[m, n]`, whose rows are so many elements apart, is or grows by `factor · a [m, k] · b [k, n]`.
+fn multiply(c: &mut [f32], row: usize, keep: Keep, factor: f32, a: Matrix<'_>, b: Matrix<'_>, [m, n, k]: [usize; 3]) {
+    let reach = Matrix { values: &[], row, column: 1 }.reach([m, n]);
+    assert!(reach <= c.len() && a.reach([m, k]) <= a.values.len() && b.reach([k, n]) <= b.values.len(), "inside");
+    // SAFETY: no element is outside of its slice, and `c` is borrowed alone.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            c.as_mut_ptr(),
+            1,
+            row as isize,
+            keep == Keep::Sum,
+            a.values.as_ptr(),
+            a.column as isize,
+            a.row as isize,
+            b.values.as_ptr(),
+            b.column as isize,
+            b.row as isize,
+            1.0,
+            factor,
+            false,
+            false,
+            false,
+            gemm::Parallelism::None,
+        );
+    }
+}
