@@ -5,7 +5,7 @@ use burn::backend::{Autodiff, Flex};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Tensor, TensorData};
-use burn_float8::{Float8, attention};
+use burn_float8::{Float8, nn::attention};
 use serde::Serialize;
 use test_data::normal;
 

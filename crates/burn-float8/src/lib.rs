@@ -19,7 +19,7 @@
 //! # }
 //! ```
 //!
-//! Casts follow torchao (`scale = FMAX / amax`, saturating round to nearest even); see [`Recipe`]. [`attention`] stays in high
+//! Casts follow torchao (`scale = FMAX / amax`, saturating round to nearest even); see [`Recipe`]. [Attention](nn::attention) stays in high
 //! precision, as one node whose memory is linear in the number of positions. Everything else is forwarded to the wrapped backend
 //! unchanged.
 //!
@@ -60,7 +60,7 @@ mod ops;
 
 mod stack;
 
-mod nn;
+pub mod nn;
 
 mod model;
 
@@ -74,7 +74,7 @@ pub use model::{
     Float8State, Float8StateModule, Monitor, PrecisionSchedule, Report, Span, begin_float8_step, report,
     set_default_config, set_float8_enabled, without_float8,
 };
-pub use nn::{GroupedLinear, attention, grouped_linear};
+pub use nn::{GroupedLinear, grouped_linear};
 pub use ops::Float8;
 pub use stack::Float8Stack;
 pub use tensor::{Float8Tensor, Wrapped};

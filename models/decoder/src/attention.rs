@@ -102,7 +102,6 @@ impl<B: Backend> Attention<B> {
         positions: &Positions<B>,
         cache: Option<&mut LayerCache<B>>,
     ) -> Tensor<B, 2> {
-        let dtype = x.dtype();
         let &Positions { batch, len, .. } = positions;
         let (heads, kv_heads, head_dim) = (self.num_heads, self.num_kv_heads, self.head_dim);
 
@@ -111,8 +110,8 @@ impl<B: Backend> Attention<B> {
         let v = self.v_proj.forward(x).reshape([batch, len, kv_heads, head_dim]);
         let q = self.q_norm.iter().fold(q, |q, norm| rms_norm(norm, q));
         let k = self.k_norm.iter().fold(k, |k, norm| rms_norm(norm, k));
-        let q = positions.rope.rotate(q).cast(dtype);
-        let mut k = positions.rope.rotate(k).cast(dtype);
+        let q = positions.rope.rotate(q);
+        let mut k = positions.rope.rotate(k);
         let mut v = v.swap_dims(1, 2);
         if let Some(cache) = cache {
             if let Some([old_k, old_v]) = cache.take() {
@@ -123,7 +122,7 @@ impl<B: Backend> Attention<B> {
         }
 
         let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
-        let y = burn_float8::attention(q, k, v, positions.documents.clone(), options).swap_dims(1, 2);
+        let y = burn_float8::nn::attention(q, k, v, positions.documents.clone(), options).swap_dims(1, 2);
         self.o_proj.forward(y.reshape([batch * len, heads * head_dim]))
     }
 }

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use burn::nn::{Embedding, Linear, RmsNorm};
-use burn::tensor::activation::log_softmax;
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor};
+use burn_float8::nn::log_likelihood;
 use float8_shard::full_tensor;
 use train::Segments;
 use train::batches::BatchTensors;
@@ -146,8 +146,8 @@ impl<B: Backend, L: Layer<B>> Segments<B> for Pass<'_, B, L> {
     fn loss(&self, hidden: Tensor<B, 2>, rows: Range<usize>) -> Tensor<B, 1> {
         let is_whole = rows.len() == self.rows();
         let own = rows.len();
-        let targets = self.targets.clone().slice(rows.clone()).reshape([own, 1]);
-        let likelihoods = log_softmax(self.parts.logits(hidden), 1).gather(1, targets);
+        let targets = self.targets.clone().slice(rows.clone());
+        let likelihoods = log_likelihood(self.parts.logits(hidden), targets);
         match &self.mask {
             None if is_whole => likelihoods.mean().neg(),
             None => likelihoods.sum().neg().div_scalar(self.rows() as f64),

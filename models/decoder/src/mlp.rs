@@ -3,8 +3,8 @@
 use burn::module::Module;
 use burn::nn::Linear;
 use burn::tensor::Tensor;
-use burn::tensor::activation::silu;
 use burn::tensor::backend::Backend;
+use burn_float8::nn::swiglu;
 
 use crate::dims::Dimensions;
 use crate::linear::linear;
@@ -33,7 +33,7 @@ impl<B: Backend> Mlp<B> {
 
     /// `[M, H]` → `[M, H]`.
     pub fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
-        let gate = silu(self.gate_proj.forward(x.clone()));
-        self.down_proj.forward(gate * self.up_proj.forward(x))
+        let gate = self.gate_proj.forward(x.clone());
+        self.down_proj.forward(swiglu(gate, self.up_proj.forward(x)))
     }
 }

@@ -28,7 +28,7 @@ pub struct RotaryEmbedding<B: Backend> {
     frequencies: Vec<f32>,
 }
 
-/// cos and sin for the positions of one forward pass, each `[1, T · head_dim / 2]`.
+/// cos and sin for the positions of one forward pass, each `[T, head_dim / 2]`.
 #[derive(Clone, Debug)]
 pub struct RotaryTables<B: Backend> {
     cos: Tensor<B, 2>,
@@ -51,31 +51,19 @@ impl<B: Backend> RotaryEmbedding<B> {
     /// cos and sin for `positions`; past the tables they are computed anew.
     pub fn at(&self, positions: Range<usize>) -> RotaryTables<B> {
         let [max, half] = self.cos.dims();
-        let len = positions.len();
         let [cos, sin] = if positions.end <= max {
             [&self.cos, &self.sin].map(|table| table.clone().slice([positions.clone(), 0..half]))
         } else {
             tables(&self.frequencies, positions, &self.cos.device())
         };
-        let [cos, sin] = [cos, sin].map(|table| table.reshape([1, len * half]));
         RotaryTables { cos, sin }
     }
 }
 
 impl<B: Backend> RotaryTables<B> {
-    /// Rotates every head of `x`, `[B, T, heads, head_dim]`, in f32; returns f32, `[B, heads, T, head_dim]`.
+    /// Rotates every head of `x`, `[B, T, heads, head_dim]`, in f32, and gives `[B, heads, T, head_dim]`.
     pub fn rotate(&self, x: Tensor<B, 4>) -> Tensor<B, 4> {
-        let [batch, len, heads, head_dim] = x.dims();
-        let (rows, half) = (batch * heads, head_dim / 2);
-        // Halves outermost and heads before positions: one copy, after which each half is a matrix with one row per
-        // head, and the tables are a row that all share.
-        let x = x.cast(DType::F32).reshape([batch, len, heads, 2, half]).permute([3, 0, 2, 1, 4]);
-        let x = x.reshape([2 * rows, len * half]);
-        let first = x.clone().narrow(0, 0, rows);
-        let second = x.narrow(0, rows, rows);
-        let y1 = first.clone() * self.cos.clone() - second.clone() * self.sin.clone();
-        let y2 = second * self.cos.clone() + first * self.sin.clone();
-        Tensor::cat([y1, y2].map(|y| y.reshape([batch, heads, len, half])).to_vec(), 3)
+        burn_float8::nn::rotary(x, self.cos.clone(), self.sin.clone())
     }
 }
 

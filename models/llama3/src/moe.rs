@@ -17,10 +17,11 @@
 
 use burn::module::Module;
 use burn::nn::Linear;
-use burn::tensor::activation::{silu, softmax};
+use burn::tensor::activation::softmax;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, DType, IndexingUpdateOp, Int, Tensor};
 use burn_float8::GroupedLinear;
+use burn_float8::nn::swiglu;
 use decoder::{INITIALIZER, linear};
 
 use crate::config::MoeConfig;
@@ -84,9 +85,9 @@ impl<B: Backend> Moe<B> {
 impl<B: Backend> Experts<B> {
     /// `[M, H]` → `[M, H]`; expert e has the rows from `ends[e - 1]` to `ends[e]`.
     fn forward(&self, x: Tensor<B, 2>, ends: Tensor<B, 1, Int>) -> Tensor<B, 2> {
-        let gate = silu(self.gate_proj.forward(x.clone(), ends.clone()));
+        let gate = self.gate_proj.forward(x.clone(), ends.clone());
         let up = self.up_proj.forward(x, ends.clone());
-        self.down_proj.forward(gate * up, ends)
+        self.down_proj.forward(swiglu(gate, up), ends)
     }
 }
 

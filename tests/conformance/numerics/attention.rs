@@ -2,7 +2,7 @@
 use burn::backend::Autodiff;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData, module};
-use burn_float8::{Float8, attention, backend::Float8Backend, report::Float8Panic};
+use burn_float8::{Float8, backend::Float8Backend, nn::attention, report::Float8Panic};
 
 use crate::on_every_runtime;
 use crate::support::normal;

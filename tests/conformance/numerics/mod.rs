@@ -1,6 +1,7 @@
 //! Codes, scales and results of linears, against reference vectors and definitions in f64.
 mod attention;
 mod dtypes;
+mod fused;
 mod golden_linear;
 mod golden_llama;
 mod golden_quantize;

@@ -235,7 +235,8 @@ fn part<B: Backend, K: burn::tensor::BasicOps<B>>(
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
-    use burn_backend::{Distribution, TensorData};
+    use burn_backend::ops::FloatTensorOps;
+    use burn_backend::{Distribution, FloatDType, TensorData};
     use burn_flex::Flex;
 
     use super::*;
@@ -245,9 +246,8 @@ mod tests {
     #[test]
     fn blocks_are_the_whole() {
         let device = Default::default();
-        let random = |shape: [usize; 4]| {
-            Flex::float_random(shape.into(), Distribution::Default, &device, burn_backend::FloatDType::F32)
-        };
+        let random =
+            |shape: [usize; 4]| Flex::float_random(shape.into(), Distribution::Default, &device, FloatDType::F32);
         let options = |is_causal, softcap| AttentionModuleOptions { scale: None, softcap, is_causal };
         for (queries, keys, options, has_documents) in [
             (50, 50, options(true, None), true),

@@ -2,6 +2,7 @@
 mod attention;
 #[cfg(feature = "cubecl")]
 mod cube;
+mod fused;
 #[cfg(feature = "cubecl")]
 pub(crate) mod fusion;
 mod grouped;
@@ -23,6 +24,7 @@ use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use burn_std::Shape;
 pub use float8_kernels::{Cast, GemmConfig, GemmPath, Grouping, Orientation};
 use float8_kernels::{Format, Granularity, InvScale};
+pub use fused::Fused;
 pub(crate) use grouped::check_shapes;
 pub use grouped::grouped_matmul;
 #[cfg(feature = "cubecl")]
@@ -197,6 +199,21 @@ pub trait Float8Backend: Backend {
     ) -> [FloatTensor<Self>; 3] {
         let _ = saved;
         attention::backward(attention, dy)
+    }
+
+    /// An operation beside linears, of its inputs. The caller has checked shapes and dtypes, and that nothing is empty. The default is
+    /// Burn's operations.
+    fn fused_forward(op: &Fused<Self>, inputs: &[FloatTensor<Self>]) -> FloatTensor<Self> {
+        fused::forward(op, inputs)
+    }
+
+    /// The gradient of each input.
+    fn fused_backward(
+        op: &Fused<Self>,
+        inputs: &[FloatTensor<Self>],
+        dy: &FloatTensor<Self>,
+    ) -> Vec<FloatTensor<Self>> {
+        fused::backward(op, inputs, dy)
     }
 
     /// The size of an operand.

@@ -11,7 +11,7 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 use parking_lot::RwLock;
 
 use super::Float8;
-use crate::backend::Attention;
+use crate::backend::{Attention, Fused};
 use crate::error::Float8Panic;
 use crate::tensor::{Float8Tensor, Wrapped};
 
@@ -25,6 +25,14 @@ pub(crate) struct Functions<B: Backend> {
     pub(crate) grouped_linear: GroupedFn<B>,
     /// Attention by the node.
     pub(crate) attention: AttentionFn<B>,
+    /// [`Fused::SwiGlu`] of a and b.
+    pub(crate) swiglu: fn(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
+    /// [`Fused::RmsNorm`] of x and γ, with ε.
+    pub(crate) rms_norm: fn(FloatTensor<B>, FloatTensor<B>, f64) -> FloatTensor<B>,
+    /// [`Fused::Rotary`] of x by cos and sin.
+    pub(crate) rotary: fn(FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
+    /// [`Fused::LogLikelihood`] of logits and targets.
+    pub(crate) log_likelihood: fn(FloatTensor<B>, IntTensor<B>) -> FloatTensor<B>,
     /// The whole of a weight, of which this process may have some rows.
     pub(crate) full_tensor: FullTensorFn<B>,
 }
@@ -59,8 +67,19 @@ fn accept<W: Wrapped>() {
     insert(Functions::<Float8<W>> {
         grouped_linear: |x, weight, ends| Float8Tensor::new(W::fp8_grouped_linear(x, weight, ends)),
         attention: |attention| Float8Tensor::new(W::attention_node(inner(attention))),
+        swiglu: |a, b| fused(Fused::SwiGlu, vec![a, b]),
+        rms_norm: |x, gamma, epsilon| fused(Fused::RmsNorm { epsilon }, vec![x, gamma]),
+        rotary: |x, cos, sin| {
+            let [cos, sin] = [cos, sin].map(|table| W::plain(table.full()).clone());
+            fused(Fused::Rotary { cos, sin }, vec![x])
+        },
+        log_likelihood: |logits, targets| fused(Fused::LogLikelihood { targets: W::plain_int(targets) }, vec![logits]),
         full_tensor: W::fp8_full_tensor,
     });
+}
+
+fn fused<W: Wrapped>(op: Fused<W::Plain>, inputs: Vec<Float8Tensor<W>>) -> Float8Tensor<W> {
+    Float8Tensor::new(W::fused_node(op, inputs.into_iter().map(Float8Tensor::into_full).collect()))
 }
 
 /// The same of the wrapped backend.
@@ -75,6 +94,10 @@ fn refuse<B: Backend>() {
     insert(Functions::<B> {
         grouped_linear: |_, _, _| panic!("{}", Float8Panic::WrongOrder),
         attention: |_| panic!("{}", Float8Panic::WrongOrder),
+        swiglu: |_, _| panic!("{}", Float8Panic::WrongOrder),
+        rms_norm: |_, _, _| panic!("{}", Float8Panic::WrongOrder),
+        rotary: |_, _, _| panic!("{}", Float8Panic::WrongOrder),
+        log_likelihood: |_, _| panic!("{}", Float8Panic::WrongOrder),
         full_tensor: |_| panic!("{}", Float8Panic::WrongOrder),
     });
 }

@@ -8,6 +8,7 @@ mod delegate;
 mod distributed;
 mod full_tensor;
 pub(crate) mod functions;
+mod fused;
 mod grouped;
 mod linear;
 mod matmul;

@@ -1,5 +1,5 @@
-//! The nodes that [`Float8<Autodiff<B>>`](crate::Float8) adds to autodiff: a linear, a grouped linear, attention, a weight that other
-//! processes have rows of, and an embedding of one. Without autodiff they are the same operations.
+//! The nodes that [`Float8<Autodiff<B>>`](crate::Float8) adds to autodiff: a linear, a grouped linear, attention, the operations beside
+//! them, a weight that other processes have rows of, and an embedding of one. Without autodiff they are the same operations.
 //!
 //! ```text
 //! x ──casts──► x, xᵀ ──┐             y
@@ -19,8 +19,8 @@ use burn_backend::TensorMetadata;
 use burn_backend::tensor::{FloatTensor, IntTensor};
 
 use super::linear::{self, Wanted, reduced};
-use super::{attention, full_tensor, grouped};
-use crate::backend::{Attention, Float8Backend};
+use super::{attention, full_tensor, fused, grouped};
+use crate::backend::{Attention, Float8Backend, Fused};
 use crate::layer::Layer;
 use crate::tensor::{Float8Tensor, Wrapped};
 
@@ -28,6 +28,10 @@ impl<B: Float8Backend> Wrapped for B {
     type Plain = B;
 
     fn plain(tensor: &FloatTensor<B>) -> &FloatTensor<B> {
+        tensor
+    }
+
+    fn plain_int(tensor: IntTensor<B>) -> IntTensor<B> {
         tensor
     }
 
@@ -45,6 +49,10 @@ impl<B: Float8Backend> Wrapped for B {
 
     fn attention_node(attention: Attention<B>) -> FloatTensor<B> {
         attention::forward(&attention).y
+    }
+
+    fn fused_node(op: Fused<B>, inputs: Vec<FloatTensor<B>>) -> FloatTensor<B> {
+        fused::forward(&op, &inputs)
     }
 
     fn is_tracked(_: &FloatTensor<B>) -> bool {
@@ -65,6 +73,10 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
 
     fn plain(tensor: &FloatTensor<Self>) -> &FloatTensor<B> {
         &tensor.primitive
+    }
+
+    fn plain_int(tensor: IntTensor<B>) -> IntTensor<B> {
+        tensor
     }
 
     fn replace(leaf: FloatTensor<Self>, value: FloatTensor<B>) -> FloatTensor<Self> {
@@ -116,7 +128,11 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
     }
 
     fn attention_node(attention: Attention<Self>) -> FloatTensor<Self> {
-        attention::node(attention)
+        attention::node::<B, C>(attention)
+    }
+
+    fn fused_node(op: Fused<B>, inputs: Vec<FloatTensor<Self>>) -> FloatTensor<Self> {
+        fused::node::<B, C>(op, inputs)
     }
 
     fn is_tracked(tensor: &FloatTensor<Self>) -> bool {

@@ -6,7 +6,7 @@ use burn_backend::{Backend, DType, TensorMetadata};
 use burn_std::Shape;
 
 use super::cache::Fp8Cache;
-use crate::backend::{Attention, Float8Backend};
+use crate::backend::{Attention, Float8Backend, Fused};
 use crate::layer::{Layer, Mark, Tag};
 
 /// What [`Float8`](crate::Float8) can wrap: a backend that computes, any [`Float8Backend`], or `Autodiff` of one. There is nothing to
@@ -22,6 +22,9 @@ pub trait Wrapped: Backend {
     /// The tensor below autodiff.
     #[doc(hidden)]
     fn plain(tensor: &FloatTensor<Self>) -> &FloatTensor<Self::Plain>;
+    /// The same integers.
+    #[doc(hidden)]
+    fn plain_int(tensor: IntTensor<Self>) -> IntTensor<Self::Plain>;
     /// This leaf with another value.
     #[doc(hidden)]
     fn replace(leaf: FloatTensor<Self>, value: FloatTensor<Self::Plain>) -> FloatTensor<Self>;
@@ -34,6 +37,9 @@ pub trait Wrapped: Backend {
     /// Scaled dot-product attention as one node.
     #[doc(hidden)]
     fn attention_node(attention: Attention<Self>) -> FloatTensor<Self>;
+    /// An operation beside linears as one node.
+    #[doc(hidden)]
+    fn fused_node(op: Fused<Self::Plain>, inputs: Vec<FloatTensor<Self>>) -> FloatTensor<Self>;
     /// Whether a gradient of this tensor is wanted.
     #[doc(hidden)]
     fn is_tracked(tensor: &FloatTensor<Self>) -> bool;

@@ -8,7 +8,7 @@ use float8_kernels::{Cast, Format, Granularity, InvScale, Scale, reference};
 use rayon::prelude::*;
 
 /// Elements that one task has at least: they take some ten microseconds.
-const TASK: usize = 1 << 15;
+pub(super) const TASK: usize = 1 << 15;
 
 /// Codes, the scales of the parts that share one, row by row as they lie, and max |x|.
 pub(super) type Codes = (Vec<u8>, Vec<Scale>, f32);

@@ -1,9 +1,11 @@
 //! The host path: a tensor is read back, cast by the kernels' reference, decoded and multiplied by the backend's own f32
 //! matmul. It serves CPU backends, where reading back is free or a copy.
 mod attention;
+mod fused;
 mod grouped;
 mod loops;
 mod vector;
+mod view;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -15,6 +17,7 @@ use float8_kernels::{Cast, Format, Granularity, InvScale, Orientation, Scale, re
 
 use super::{Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, in_dtype};
 pub use attention::{attention_backward, attention_forward};
+pub use fused::{fused_backward, fused_forward};
 pub(crate) use grouped::ranges;
 
 /// FP8 codes in host memory.
@@ -359,6 +362,21 @@ macro_rules! host_backend {
                 dy: $crate::__private::FloatTensor<Self>,
             ) -> [$crate::__private::FloatTensor<Self>; 3] {
                 $crate::backend::host::attention_backward(attention, saved, dy)
+            }
+
+            fn fused_forward(
+                op: &$crate::backend::Fused<Self>,
+                inputs: &[$crate::__private::FloatTensor<Self>],
+            ) -> $crate::__private::FloatTensor<Self> {
+                $crate::backend::host::fused_forward(op, inputs)
+            }
+
+            fn fused_backward(
+                op: &$crate::backend::Fused<Self>,
+                inputs: &[$crate::__private::FloatTensor<Self>],
+                dy: &$crate::__private::FloatTensor<Self>,
+            ) -> Vec<$crate::__private::FloatTensor<Self>> {
+                $crate::backend::host::fused_backward(op, inputs, dy)
             }
 
             fn fp8_size(operand: &Self::Operand) -> $crate::backend::OperandSize {

@@ -9,11 +9,10 @@
 //! in which nothing is visible are skipped.
 
 use core::ops::Range;
-use std::borrow::Cow;
-
 use rayon::prelude::*;
 
 use super::super::vector::{dot, exp, exp_minus, max, vectorized};
+use super::super::view::View;
 
 /// Queries of a tile.
 const QUERIES: usize = 64;
@@ -21,21 +20,6 @@ const QUERIES: usize = 64;
 const KEYS: usize = 512;
 /// Backward's tasks at least, if there are as many tiles: each but the first of a key head adds a copy of dk and dv.
 const TASKS: usize = 16;
-
-/// Values by batch, head, position and element of the head, of which the last lie side by side.
-pub(super) struct View<'a> {
-    pub(super) values: Cow<'a, [f32]>,
-    /// Of batch, head and position.
-    pub(super) strides: [usize; 3],
-}
-
-impl View<'_> {
-    /// The rows of one head from a position on, and how far they are apart.
-    fn rows(&self, batch: usize, head: usize, position: usize) -> Matrix<'_> {
-        let [of_batch, of_head, row] = self.strides;
-        Matrix { values: &self.values[batch * of_batch + head * of_head + position * row..], row, column: 1 }
-    }
-}
 
 /// Numbers of batches and heads, positions, and widths.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +31,11 @@ pub(super) struct Sizes {
     pub(super) keys: usize,
     pub(super) dim: usize,
     pub(super) value_dim: usize,
+}
+
+/// The rows of one head from a position on.
+fn matrix<'a>(view: &'a View<'_>, at: [usize; 3]) -> Matrix<'a> {
+    Matrix { values: view.from(at), row: view.strides[2], column: 1 }
 }
 
 /// Which scores there are, and what they become.
@@ -151,13 +140,13 @@ pub(super) fn forward(sizes: Sizes, [q, k, v]: [&View<'_>; 3], scores: &Scores<'
         for tile in scores.tiles(&sizes, batch, head, start..start + rows) {
             let width = tile.keys.len();
             let p = &mut tile_scores[..rows * width];
-            let k = k.rows(batch, kv_head, tile.keys.start);
+            let k = matrix(k, [batch, kv_head, tile.keys.start]);
             multiply(
                 p,
                 width,
                 Keep::Nothing,
                 scores.scale,
-                q.rows(batch, head, start),
+                matrix(q, [batch, head, start]),
                 k.transposed(),
                 [rows, width, sizes.dim],
             );
@@ -182,7 +171,7 @@ pub(super) fn forward(sizes: Sizes, [q, k, v]: [&View<'_>; 3], scores: &Scores<'
                 Keep::Sum,
                 1.0,
                 Matrix::of(p, width),
-                v.rows(batch, kv_head, tile.keys.start),
+                matrix(v, [batch, kv_head, tile.keys.start]),
                 [rows, value_dim, width],
             );
         }
@@ -265,7 +254,7 @@ fn part_of_backward(
         for start in (part * QUERIES..queries).step_by(parts * QUERIES) {
             let rows = QUERIES.min(queries - start);
             let first = (batch * heads + head) * queries + start;
-            let (q, dy) = (q.rows(batch, head, start), output.dy.rows(batch, head, start));
+            let (q, dy) = (matrix(q, [batch, head, start]), matrix(&output.dy, [batch, head, start]));
             let lse = &output.lse[first..][..rows];
             let y = &output.y[first * value_dim..][..rows * value_dim];
             let mut deltas = [0.0; QUERIES];
@@ -276,7 +265,7 @@ fn part_of_backward(
             dq.resize(filled + rows * dim, 0.0);
             for tile in scores.tiles(sizes, batch, head, start..start + rows) {
                 let (width, first) = (tile.keys.len(), tile.keys.start);
-                let (k, v) = (k.rows(batch, kv_head, first), v.rows(batch, kv_head, first));
+                let (k, v) = (matrix(k, [batch, kv_head, first]), matrix(v, [batch, kv_head, first]));
                 let (p, ds) = (&mut p_tile[..rows * width], &mut ds_tile[..rows * width]);
                 multiply(p, width, Keep::Nothing, scores.scale, q, k.transposed(), [rows, width, dim]);
                 multiply(ds, width, Keep::Nothing, 1.0, dy, v.transposed(), [rows, width, value_dim]);

@@ -1,20 +1,19 @@
 //! [`Float8Backend::attention_forward`](super::Float8Backend::attention_forward) on the host.
 mod kernel;
 
-use std::borrow::Cow;
-
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, ExecutionError, TensorData, TensorMetadata};
 use burn_std::Shape;
 
-use self::kernel::{Output, Scores, Sizes, View};
+use self::kernel::{Output, Scores, Sizes};
+use super::view::View;
 use super::{floats, in_dtype};
 use crate::backend::attention::{Attention, AttentionOutput};
 
 /// [`Float8Backend::attention_forward`](super::Float8Backend::attention_forward) on the host.
 pub fn attention_forward<B: Backend>(attention: &Attention<B>) -> AttentionOutput<B> {
     let sizes = sizes(attention);
-    let [q, k, v] = [&attention.query, &attention.key, &attention.value].map(view::<B>);
+    let [q, k, v] = [&attention.query, &attention.key, &attention.value].map(View::new::<B>);
     let (y, lse) = with_scores(attention, |scores| kernel::forward(sizes, [&q, &k, &v], scores));
     let Sizes { batch, heads, queries, value_dim, .. } = sizes;
     AttentionOutput {
@@ -31,9 +30,9 @@ pub fn attention_backward<B: Backend>(
 ) -> [FloatTensor<B>; 3] {
     let sizes = sizes(attention);
     let inputs = [&attention.query, &attention.key, &attention.value];
-    let [q, k, v] = inputs.map(view::<B>);
+    let [q, k, v] = inputs.map(View::new::<B>);
     let (y, lse) = saved.expect("forward on the host gives them");
-    let output = Output { y: &floats::<B>(&y), lse: &floats::<B>(&lse), dy: view::<B>(&dy) };
+    let output = Output { y: &floats::<B>(&y), lse: &floats::<B>(&lse), dy: View::new::<B>(&dy) };
     let gradients = with_scores(attention, |scores| kernel::backward(sizes, [&q, &k, &v], scores, &output));
     let mut gradients = gradients
         .into_iter()
@@ -76,21 +75,6 @@ fn read(data: impl Future<Output = Result<TensorData, ExecutionError>>) -> Tenso
 fn shared_strides(shape: &Shape) -> [usize; 4] {
     let dims: [usize; 4] = shape.dims();
     std::array::from_fn(|axis| if dims[axis] == 1 { 0 } else { dims[axis + 1..].iter().product() })
-}
-
-/// The values of a tensor in f32, where they lie if the backend shows them and rows are whole.
-fn view<B: Backend>(x: &FloatTensor<B>) -> View<'_> {
-    #[cfg(feature = "flex")]
-    if let Some(x) = (x as &dyn core::any::Any).downcast_ref::<burn_flex::FlexTensor>()
-        && x.dtype() == DType::F32
-        && let Ok(&[batch, head, row, 1]) = <&[isize; 4]>::try_from(x.layout().strides())
-        && let [Ok(batch), Ok(head), Ok(row)] = [batch, head, row].map(usize::try_from)
-    {
-        let values = Cow::Borrowed(&x.storage::<f32>()[x.layout().start_offset()..]);
-        return View { values, strides: [batch, head, row] };
-    }
-    let [_, heads, positions, width] = x.shape().dims();
-    View { values: floats::<B>(x), strides: [heads * positions * width, positions * width, width] }
 }
 
 fn tensor<B: Backend>(like: &Attention<B>, values: Vec<f32>, shape: [usize; 4], dtype: DType) -> FloatTensor<B> {

@@ -1,78 +1,11 @@
-//! [`grouped_linear`]: the linears of a mixture's experts in one call, and [`GroupedLinear`], their weights as one parameter, which
-//! [`Float8Config::apply`](crate::Float8Config::apply) finds; and [`attention`] with fewer key heads than query heads, within documents.
-use burn::module::{Module, Param};
-use burn::nn::Initializer;
+//! [`attention`] with fewer key heads than query heads, and within documents.
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DType, Int, Tensor, TensorPrimitive, module};
 
-use crate::backend::{Attention, check_shapes, grouped_matmul};
+use crate::backend::Attention;
 use crate::error::Float8Panic;
 use crate::ops::functions::find;
-
-/// y `[M, N]`: each row of x `[M, K]` times the weight of its group, of `weight: [G, K, N]`.
-///
-/// Group `g` is the rows from `ends[g - 1]` (from 0 for the first) to `ends[g]`; `ends: [G]` ascends. Rows after the last end give
-/// zeros. The three GEMMs run in FP8 by the recipe of the weight's layer, as those of a linear do, and count in its report;
-/// with one scale for the tensor all groups share it, and rows of no group may count in it. Nothing is read from the device,
-/// whatever the sizes of the groups, but where a GEMM runs in high precision: that is a matmul for each group, for which the
-/// ends are read. On a backend that is no [`Float8`](crate::Float8) it is [`grouped_matmul`].
-///
-/// A weight gets its layer from [`Float8Config::apply`](crate::Float8Config::apply) if it is that of a
-/// [`GroupedLinear`](crate::GroupedLinear); another one runs by the device's default, as that of any untagged linear.
-///
-/// ```
-/// # #[cfg(feature = "flex")] {
-/// use burn::backend::{Autodiff, Flex};
-/// use burn::tensor::{Int, Tensor};
-/// type B = burn_float8::Float8<Autodiff<Flex>>;
-///
-/// let device = Default::default();
-/// let x = Tensor::<B, 2>::ones([5, 32], &device);
-/// let w = Tensor::<B, 3>::ones([3, 32, 16], &device).require_grad();
-/// // Two rows for the first expert, none for the second, three for the third.
-/// let ends = Tensor::<B, 1, Int>::from_ints([2, 2, 5], &device);
-/// let y = burn_float8::grouped_linear(x, w.clone(), ends);
-/// assert_eq!(y.dims(), [5, 16]);
-/// assert_eq!(w.grad(&y.sum().backward()).unwrap().dims(), [3, 32, 16]);
-/// # }
-/// ```
-///
-/// # Panics
-///
-/// [`Float8Panic::GroupedShapes`](crate::report::Float8Panic::GroupedShapes), in words, if the shapes do not fit; in strict mode, as a linear
-/// does, if the weight has no layer or a GEMM cannot run in FP8.
-pub fn grouped_linear<B: Backend>(x: Tensor<B, 2>, weight: Tensor<B, 3>, ends: Tensor<B, 1, Int>) -> Tensor<B, 2> {
-    let Some(functions) = find::<B>() else { return grouped_matmul(x, weight, ends) };
-    check_shapes(&x, &weight, &ends);
-    let (x, weight) = (x.into_primitive().tensor(), weight.into_primitive().tensor());
-    let y = (functions.grouped_linear)(x, weight, ends.into_primitive());
-    Tensor::from_primitive(TensorPrimitive::Float(y))
-}
-
-/// One linear without bias for each group of rows, such as the experts of a mixture.
-#[derive(Module, Debug)]
-pub struct GroupedLinear<B: Backend> {
-    /// `[G, K, N]`.
-    pub weight: Param<Tensor<B, 3>>,
-}
-
-impl<B: Backend> GroupedLinear<B> {
-    /// `groups` linears from `d_input` to `d_output` features.
-    pub fn new(groups: usize, d_input: usize, d_output: usize, initializer: &Initializer, device: &B::Device) -> Self {
-        let weight = initializer.init_with([groups, d_input, d_output], Some(d_input), Some(d_output), device);
-        Self { weight }
-    }
-
-    /// [`grouped_linear`](crate::grouped_linear): x `[M, K]`, ends `[G]` → `[M, N]`.
-    ///
-    /// # Panics
-    ///
-    /// As [`grouped_linear`](crate::grouped_linear).
-    pub fn forward(&self, x: Tensor<B, 2>, ends: Tensor<B, 1, Int>) -> Tensor<B, 2> {
-        grouped_linear(x, self.weight.val(), ends)
-    }
-}
 
 /// Scaled dot-product attention `[B, H, T, e]` of query `[B, H, T, d]`, key `[B, KV, S, d]` and value `[B, KV, S, e]`, each of whose heads
 /// serves `H / KV` query heads that follow each other. With `documents: [B, T]`, where T is S, positions see those alone that have the same
@@ -95,7 +28,7 @@ impl<B: Backend> GroupedLinear<B> {
 /// // Four query heads, two of keys and values.
 /// let (q, k, v) = (random(4), random(2), random(2));
 /// let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
-/// let y = burn_float8::attention(q, k.clone(), v, None, options);
+/// let y = burn_float8::nn::attention(q, k.clone(), v, None, options);
 /// assert_eq!(y.dims(), [1, 4, 10, 8]);
 /// assert_eq!(k.grad(&y.sum().backward()).unwrap().dims(), [1, 2, 10, 8]);
 /// # }

@@ -1,0 +1,167 @@
+//! [`Fused`]: what stands beside the linears of a transformer, each forward and backward in one pass where the backend has one, and by
+//! Burn's operations elsewhere.
+//!
+//! ```text
+//! SwiGLU           y = a s b,                    s = σ(a)             da = dy b s (1 + a (1 - s)),    db = dy a s
+//! RMSNorm          y = (x r) γ,                  r = 1 / √(mean x² + ε)
+//!                  dx = r (g - n mean(g n)),     g = dy γ,  n = x r   dγ = Σ_rows dy n
+//! rotary           y₁ = x₁ c - x₂ s,  y₂ = x₂ c + x₁ s                dx₁ = dy₁ c + dy₂ s,  dx₂ = dy₂ c - dy₁ s
+//! log-likelihood   y = l_t - ln Σ exp l                               dl = dy (onehot(t) - softmax(l))
+//! ```
+//! All of it is computed in f32, whatever the dtype of what goes in and comes out.
+
+use burn::tensor::activation::{sigmoid, silu};
+use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorPrimitive};
+use burn_backend::tensor::{FloatTensor, IntTensor};
+use burn_backend::{Backend, DType, TensorMetadata};
+
+/// An operation, and what it reads that gets no gradient.
+#[derive(Clone, Debug)]
+pub enum Fused<B: Backend> {
+    /// `silu(a) · b`, of two tensors of one shape.
+    SwiGlu,
+    /// Of x `[M, H]` and γ `[H]`, in x's dtype.
+    RmsNorm {
+        /// Added to the mean of squares.
+        epsilon: f64,
+    },
+    /// x `[B, T, heads, d]` by cos and sin of each position, whose halves are turned against each other; y is `[B, heads, T, d]`.
+    Rotary {
+        /// f32, `[T, d/2]`.
+        cos: FloatTensor<B>,
+        /// f32, `[T, d/2]`.
+        sin: FloatTensor<B>,
+    },
+    /// Of logits `[M, V]`: the logarithm of each target's probability, `[M, 1]`.
+    LogLikelihood {
+        /// `[M]`, in `0..V`.
+        targets: IntTensor<B>,
+    },
+}
+
+impl<B: Backend> Fused<B> {
+    /// What a profile calls it.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::SwiGlu => "swiglu",
+            Self::RmsNorm { .. } => "rms_norm",
+            Self::Rotary { .. } => "rotary",
+            Self::LogLikelihood { .. } => "log_likelihood",
+        }
+    }
+
+    /// What a profile calls its backward.
+    pub(crate) fn backward_name(&self) -> &'static str {
+        match self {
+            Self::SwiGlu => "swiglu_backward",
+            Self::RmsNorm { .. } => "rms_norm_backward",
+            Self::Rotary { .. } => "rotary_backward",
+            Self::LogLikelihood { .. } => "log_likelihood_backward",
+        }
+    }
+}
+
+fn float<B: Backend, const D: usize>(tensor: &FloatTensor<B>) -> Tensor<B, D> {
+    Tensor::from_primitive(TensorPrimitive::Float(tensor.clone()))
+}
+
+fn f32<B: Backend, const D: usize>(tensor: &FloatTensor<B>) -> Tensor<B, D> {
+    float::<B, D>(tensor).cast(DType::F32)
+}
+
+fn flat<B: Backend>(tensor: &FloatTensor<B>) -> Tensor<B, 1> {
+    f32::<B, 1>(&B::float_reshape(tensor.clone(), [tensor.shape().num_elements()].into()))
+}
+
+/// In the shape and dtype of another.
+fn like<B: Backend, const D: usize>(tensor: Tensor<B, D>, other: &FloatTensor<B>) -> FloatTensor<B> {
+    let tensor = tensor.cast(other.dtype()).into_primitive().tensor();
+    B::float_reshape(tensor, other.shape())
+}
+
+/// `1 / √(mean x² + ε)` of each row.
+fn inverse_rms<B: Backend>(x: &Tensor<B, 2>, epsilon: f64) -> Tensor<B, 2> {
+    (x.clone().square().mean_dim(1) + epsilon).sqrt().recip()
+}
+
+/// Logits less their maximum, and the logarithm of the sum of their exponentials.
+fn shifted<B: Backend>(logits: &FloatTensor<B>) -> (Tensor<B, 2>, Tensor<B, 2>) {
+    let logits = f32::<B, 2>(logits);
+    let shifted = logits.clone() - logits.max_dim(1);
+    let log_sum = shifted.clone().exp().sum_dim(1).log();
+    (shifted, log_sum)
+}
+
+fn column<B: Backend>(targets: &IntTensor<B>) -> Tensor<B, 2, Int> {
+    Tensor::<B, 1, Int>::from_primitive(targets.clone()).unsqueeze_dim(1)
+}
+
+/// Turns the halves of `[B, T, heads, d]` against each other: `turned` back, or forth.
+fn rotated<B: Backend>(x: Tensor<B, 4>, [cos, sin]: [&FloatTensor<B>; 2], back: bool) -> Tensor<B, 4> {
+    let half = x.dims()[3] / 2;
+    let [cos, sin] = [cos, sin].map(|table| f32::<B, 2>(table).unsqueeze_dims::<4>(&[0, 2]));
+    let sin = if back { sin.neg() } else { sin };
+    let (first, second) = (x.clone().slice_dim(3, 0..half), x.slice_dim(3, half..2 * half));
+    let y1 = first.clone() * cos.clone() - second.clone() * sin.clone();
+    let y2 = second * cos + first * sin;
+    Tensor::cat(vec![y1, y2], 3)
+}
+
+/// Forward by Burn's operations.
+pub(super) fn forward<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> FloatTensor<B> {
+    match (op, inputs) {
+        (Fused::SwiGlu, [a, b]) => like(silu(flat::<B>(a)) * flat::<B>(b), a),
+        (Fused::RmsNorm { epsilon }, [x, gamma]) => {
+            let values = f32::<B, 2>(x);
+            let inverse_rms = inverse_rms(&values, *epsilon);
+            like(values * inverse_rms * f32::<B, 1>(gamma).unsqueeze(), x)
+        }
+        (Fused::Rotary { cos, sin }, [x]) => {
+            let y = rotated(f32::<B, 4>(x), [cos, sin], false).cast(x.dtype());
+            y.swap_dims(1, 2).into_primitive().tensor()
+        }
+        (Fused::LogLikelihood { targets }, [logits]) => {
+            let (shifted, log_sum) = shifted::<B>(logits);
+            let likelihood = shifted.gather(1, column::<B>(targets)) - log_sum;
+            likelihood.cast(logits.dtype()).into_primitive().tensor()
+        }
+        _ => unreachable!("{} of {} inputs", op.name(), inputs.len()),
+    }
+}
+
+/// The gradients of the inputs, by Burn's operations.
+pub(super) fn backward<B: Backend>(
+    op: &Fused<B>,
+    inputs: &[FloatTensor<B>],
+    dy: &FloatTensor<B>,
+) -> Vec<FloatTensor<B>> {
+    match (op, inputs) {
+        (Fused::SwiGlu, [a, b]) => {
+            let (gate, up, dy) = (flat::<B>(a), flat::<B>(b), flat::<B>(dy));
+            let s = sigmoid(gate.clone());
+            let slope = (gate.clone() * (s.clone().neg() + 1.0) + 1.0) * s.clone();
+            vec![like(dy.clone() * up * slope, a), like(dy * gate * s, b)]
+        }
+        (Fused::RmsNorm { epsilon }, [x, gamma]) => {
+            let (values, dy) = (f32::<B, 2>(x), f32::<B, 2>(dy));
+            let inverse_rms = inverse_rms(&values, *epsilon);
+            let normed = values * inverse_rms.clone();
+            let g = dy.clone() * f32::<B, 1>(gamma).unsqueeze();
+            let mean = (g.clone() * normed.clone()).mean_dim(1);
+            let dx = (g - normed.clone() * mean) * inverse_rms;
+            vec![like(dx, x), like((dy * normed).sum_dim(0), gamma)]
+        }
+        (Fused::Rotary { cos, sin }, [x]) => {
+            let dy = f32::<B, 4>(dy).swap_dims(1, 2);
+            vec![like(rotated(dy, [cos, sin], true), x)]
+        }
+        (Fused::LogLikelihood { targets }, [logits]) => {
+            let (shifted, log_sum) = shifted::<B>(logits);
+            let dy = f32::<B, 2>(dy);
+            let softmax = (shifted - log_sum).exp();
+            let dl = (softmax * dy.clone().neg()).scatter(1, column::<B>(targets), dy, IndexingUpdateOp::Add);
+            vec![like(dl, logits)]
+        }
+        _ => unreachable!("{} of {} inputs", op.name(), inputs.len()),
+    }
+}

@@ -1,0 +1,100 @@
+//! SwiGLU, RMSNorm, rotary positions and log-likelihoods, each as one node of autodiff, which keeps what goes in and nothing between.
+use burn::tensor::activation::{log_softmax, silu};
+use burn::tensor::backend::Backend;
+use burn::tensor::{DType, Int, Tensor, TensorPrimitive};
+use burn_backend::tensor::FloatTensor;
+
+use crate::ops::functions::{Functions, find};
+
+/// The functions of a backend that has nodes, for tensors that they compute.
+fn functions<B: Backend, const D: usize>(x: &Tensor<B, D>) -> Option<Functions<B>> {
+    find::<B>().filter(|_| x.dtype() != DType::F64 && x.shape().num_elements() > 0)
+}
+
+fn primitive<B: Backend, const D: usize>(x: Tensor<B, D>) -> FloatTensor<B> {
+    x.into_primitive().tensor()
+}
+
+fn tensor<B: Backend, const D: usize>(x: FloatTensor<B>) -> Tensor<B, D> {
+    Tensor::from_primitive(TensorPrimitive::Float(x))
+}
+
+/// `silu(a) · b` of two tensors of one shape, in f32 between.
+///
+/// # Panics
+///
+/// If the shapes differ, as Burn's product does.
+pub fn swiglu<B: Backend, const D: usize>(a: Tensor<B, D>, b: Tensor<B, D>) -> Tensor<B, D> {
+    match functions(&a) {
+        Some(functions) if a.dims() == b.dims() && a.dtype() == b.dtype() => {
+            tensor((functions.swiglu)(primitive(a), primitive(b)))
+        }
+        _ => silu(a) * b,
+    }
+}
+
+/// `x · (1 / √(mean x² + ε)) · γ` over the last dimension, in f32 whatever the dtype of x, which the result has.
+///
+/// The order of operations is that of transformers, which multiplies by the inverse root where Burn's `RmsNorm` divides by the root.
+///
+/// # Panics
+///
+/// If γ is not as long as the last dimension, as Burn's product does.
+pub fn rms_norm<B: Backend, const D: usize>(x: Tensor<B, D>, gamma: Tensor<B, 1>, epsilon: f64) -> Tensor<B, D> {
+    let (shape, dtype) = (x.shape(), x.dtype());
+    let width = shape[D - 1];
+    match functions(&x) {
+        Some(functions) if gamma.dims() == [width] && gamma.dtype() != DType::F64 => {
+            let rows = x.reshape([shape.num_elements() / width, width]);
+            let y = tensor::<B, 2>((functions.rms_norm)(primitive(rows), primitive(gamma), epsilon));
+            y.reshape(shape)
+        }
+        _ => {
+            let x = x.cast(DType::F32);
+            let inverse_rms = (x.clone().square().mean_dim(D - 1) + epsilon).sqrt().recip();
+            (x * inverse_rms * gamma.cast(DType::F32).unsqueeze()).cast(dtype)
+        }
+    }
+}
+
+/// Turns the halves of each head, of x `[B, T, heads, d]`, against each other by the angles of positions, whose cos and sin are f32
+/// `[T, d/2]`; gives `[B, heads, T, d]`.
+///
+/// ```text
+/// y₁ = x₁ cos - x₂ sin        y₂ = x₂ cos + x₁ sin
+/// ```
+/// Computed in f32, in the dtype of x. The tables get no gradient.
+///
+/// # Panics
+///
+/// If the tables do not fit x, as Burn's product does.
+pub fn rotary<B: Backend>(x: Tensor<B, 4>, cos: Tensor<B, 2>, sin: Tensor<B, 2>) -> Tensor<B, 4> {
+    let ([_, len, _, dim], dtype) = (x.dims(), x.dtype());
+    match functions(&x) {
+        Some(functions) if [cos.dims(), sin.dims()] == [[len, dim / 2]; 2] && dim.is_multiple_of(2) => {
+            tensor((functions.rotary)(primitive(x), primitive(cos), primitive(sin)))
+        }
+        _ => {
+            let x = x.cast(DType::F32).swap_dims(1, 2);
+            let (first, second) = (x.clone().slice_dim(3, 0..dim / 2), x.slice_dim(3, dim / 2..dim));
+            let [cos, sin] = [cos, sin].map(|table| table.unsqueeze::<4>());
+            let y1 = first.clone() * cos.clone() - second.clone() * sin.clone();
+            Tensor::cat(vec![y1, second * cos + first * sin], 3).cast(dtype)
+        }
+    }
+}
+
+/// `ln softmax(logits)[target]` of each row: logits `[M, V]` in f32, targets `[M]` in `0..V`, gives `[M, 1]`. Backward makes the softmax
+/// again, so that of a large vocabulary logits and their gradient are in memory and nothing else of their size.
+///
+/// # Panics
+///
+/// If there are not as many targets as rows, or one is no element of a row, as Burn's `gather` does.
+pub fn log_likelihood<B: Backend>(logits: Tensor<B, 2>, targets: Tensor<B, 1, Int>) -> Tensor<B, 2> {
+    match functions(&logits) {
+        Some(functions) if targets.dims() == [logits.dims()[0]] => {
+            tensor((functions.log_likelihood)(primitive(logits), targets.into_primitive()))
+        }
+        _ => log_softmax(logits, 1).gather(1, targets.unsqueeze_dim(1)),
+    }
+}

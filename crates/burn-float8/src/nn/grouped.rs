@@ -1,0 +1,73 @@
+//! [`grouped_linear`]: the linears of a mixture's experts in one call, and [`GroupedLinear`], their weights as one parameter, which
+//! [`Float8Config::apply`](crate::Float8Config::apply) finds.
+use burn::module::{Module, Param};
+use burn::nn::Initializer;
+use burn::tensor::backend::Backend;
+use burn::tensor::{Int, Tensor, TensorPrimitive};
+
+use crate::backend::{check_shapes, grouped_matmul};
+use crate::ops::functions::find;
+
+/// y `[M, N]`: each row of x `[M, K]` times the weight of its group, of `weight: [G, K, N]`.
+///
+/// Group `g` is the rows from `ends[g - 1]` (from 0 for the first) to `ends[g]`; `ends: [G]` ascends. Rows after the last end give
+/// zeros. The three GEMMs run in FP8 by the recipe of the weight's layer, as those of a linear do, and count in its report;
+/// with one scale for the tensor all groups share it, and rows of no group may count in it. Nothing is read from the device,
+/// whatever the sizes of the groups, but where a GEMM runs in high precision: that is a matmul for each group, for which the
+/// ends are read. On a backend that is no [`Float8`](crate::Float8) it is [`grouped_matmul`].
+///
+/// A weight gets its layer from [`Float8Config::apply`](crate::Float8Config::apply) if it is that of a
+/// [`GroupedLinear`](crate::GroupedLinear); another one runs by the device's default, as that of any untagged linear.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::backend::{Autodiff, Flex};
+/// use burn::tensor::{Int, Tensor};
+/// type B = burn_float8::Float8<Autodiff<Flex>>;
+///
+/// let device = Default::default();
+/// let x = Tensor::<B, 2>::ones([5, 32], &device);
+/// let w = Tensor::<B, 3>::ones([3, 32, 16], &device).require_grad();
+/// // Two rows for the first expert, none for the second, three for the third.
+/// let ends = Tensor::<B, 1, Int>::from_ints([2, 2, 5], &device);
+/// let y = burn_float8::grouped_linear(x, w.clone(), ends);
+/// assert_eq!(y.dims(), [5, 16]);
+/// assert_eq!(w.grad(&y.sum().backward()).unwrap().dims(), [3, 32, 16]);
+/// # }
+/// ```
+///
+/// # Panics
+///
+/// [`Float8Panic::GroupedShapes`](crate::report::Float8Panic::GroupedShapes), in words, if the shapes do not fit; in strict mode, as a linear
+/// does, if the weight has no layer or a GEMM cannot run in FP8.
+pub fn grouped_linear<B: Backend>(x: Tensor<B, 2>, weight: Tensor<B, 3>, ends: Tensor<B, 1, Int>) -> Tensor<B, 2> {
+    let Some(functions) = find::<B>() else { return grouped_matmul(x, weight, ends) };
+    check_shapes(&x, &weight, &ends);
+    let (x, weight) = (x.into_primitive().tensor(), weight.into_primitive().tensor());
+    let y = (functions.grouped_linear)(x, weight, ends.into_primitive());
+    Tensor::from_primitive(TensorPrimitive::Float(y))
+}
+
+/// One linear without bias for each group of rows, such as the experts of a mixture.
+#[derive(Module, Debug)]
+pub struct GroupedLinear<B: Backend> {
+    /// `[G, K, N]`.
+    pub weight: Param<Tensor<B, 3>>,
+}
+
+impl<B: Backend> GroupedLinear<B> {
+    /// `groups` linears from `d_input` to `d_output` features.
+    pub fn new(groups: usize, d_input: usize, d_output: usize, initializer: &Initializer, device: &B::Device) -> Self {
+        let weight = initializer.init_with([groups, d_input, d_output], Some(d_input), Some(d_output), device);
+        Self { weight }
+    }
+
+    /// [`grouped_linear`](crate::grouped_linear): x `[M, K]`, ends `[G]` → `[M, N]`.
+    ///
+    /// # Panics
+    ///
+    /// As [`grouped_linear`](crate::grouped_linear).
+    pub fn forward(&self, x: Tensor<B, 2>, ends: Tensor<B, 1, Int>) -> Tensor<B, 2> {
+        grouped_linear(x, self.weight.val(), ends)
+    }
+}
