@@ -1,0 +1,42 @@
+//! What a decoder's layers keep from forward to backward.
+//!
+//! ```text
+//! residual    h, h + attention                                  M · 2H · element
+//! attention   norm(h) for q, k and v                            M · H · input
+//!             q and k before and after they are turned, v       M · (2Q + 3K) · element, and M · (Q + K) · element before their norms
+//!             y, and the logarithms of its sums                 M · (Q + heads) · output
+//!             y for the output's linear                         M · Q · input
+//! mlp         norm(h) for gate and up, gate, up, their product  M · (H + I) · input + M · 2I · element
+//! ```
+//! Q is heads · head_dim, K is kv_heads · head_dim, I the width of the SwiGLU; element, input and output are the bytes of [`BatchShape`].
+
+use train::{BatchShape, LayerBytes};
+
+use crate::dims::Dimensions;
+
+impl Dimensions {
+    /// What one layer keeps of a batch, positions and masks aside.
+    pub fn layer_bytes(&self, shape: &BatchShape) -> LayerBytes {
+        let BatchShape { rows, element, linear_input, attention_output } = *shape;
+        let [hidden, heads, kv_heads, head_dim] =
+            [self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim].map(|size| size as u64);
+        let (q, k) = (heads * head_dim, kv_heads * head_dim);
+        let input = |elements: u64| (elements as f64 * linear_input) as u64;
+        let before_norms = if self.qk_norm { q + k } else { 0 };
+        let attention = element * (2 * q + 3 * k + before_norms) + attention_output * (q + heads) + input(hidden + q);
+        let intermediate = self.intermediate_size as u64;
+        let mlp = match self.experts {
+            None => input(hidden + intermediate) + 2 * element * intermediate,
+            // Each token is a row of several experts: its input, and what they give, which the weights multiply.
+            Some([_, per_token]) => {
+                per_token as u64 * (input(hidden + intermediate) + 2 * element * (intermediate + hidden)) + element * hidden
+            }
+        };
+        LayerBytes {
+            input: rows * element * hidden,
+            residual: rows * 2 * element * hidden,
+            attention: rows * attention,
+            mlp: rows * mlp,
+        }
+    }
+}
