@@ -24,6 +24,7 @@ mod precision_schedules;
 mod profiles;
 mod recipes;
 mod reports;
+mod resuming;
 mod rope;
 mod run_configs;
 mod schedules;
