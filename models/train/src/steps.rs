@@ -1,7 +1,7 @@
 //! Optimizer steps one after another: what a run carries from each to the next.
 
 use burn::module::AutodiffModule;
-use burn::optim::{GradientsAccumulator, Optimizer};
+use burn::optim::GradientsAccumulator;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::{Float8Stack, Monitor, report::Amaxes, set_float8_enabled};
@@ -13,7 +13,7 @@ use crate::config::{Float8Section, OptimizerSection, Precision, TrainingSection}
 use crate::data::{DataError, Position};
 use crate::grads::clip_grad_norm;
 use crate::model::LanguageModel;
-use crate::optimizer::{ModuleAdamW, adamw, decay_matrices};
+use crate::optimizer::{ModuleAdamW, Update, adamw};
 use crate::ranks::Ranks;
 use crate::recompute::{Plan, gradients};
 
@@ -87,7 +87,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     /// [`TrainError::Checkpoint`]; [`TrainError::Data`] if the data is not what it was.
     pub fn resume(mut self, saved: &SavedRun) -> Result<Self, TrainError> {
         saved.restore_float8::<B, M>(&self.model)?;
-        self.optimizer = saved.load_moments(&self.model, self.optimizer)?;
+        self.optimizer = saved.load_moments(&self.model, self.optimizer, self.config.optimizer.state_dtype)?;
         Ok(self.after(saved.step(), saved.position())?)
     }
 
@@ -162,12 +162,8 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         }
         let grad_norm = clip_grad_norm(&self.model, &mut grads, training.max_norm, self.ranks.as_ref(), device)?;
         let lr = optimizer.schedule(training.steps.get()).at(self.done);
-        // As AdamW rounds it.
-        let decay = lr * f64::from(optimizer.weight_decay as f32);
-        if !optimizer.weight_decay_all && decay != 0.0 {
-            self.model = decay_matrices::<B, M>(self.model, &grads, 1.0 - decay);
-        }
-        self.model = self.optimizer.step(lr, self.model, grads);
+        let update = Update { section: optimizer, lr, seed: training.seed, step: self.done };
+        (self.optimizer, self.model) = update.apply(self.optimizer, self.model, grads);
         self.done += 1;
         let number = self.done;
         Ok((self, Step { number, loss, grad_norm, tokens, is_float8, lr, amaxes }))

@@ -26,6 +26,7 @@ mod recipes;
 mod reports;
 mod resuming;
 mod rope;
+mod rounding;
 mod run_configs;
 mod schedules;
 mod training;

@@ -74,3 +74,11 @@ fn a_run_with_an_embedding_of_32_mi_elements_resumes_bit_for_bit() {
         "training.max_norm=0.5",
     ]);
 }
+
+#[test]
+fn runs_in_bf16_resume_bit_for_bit() {
+    let bf16 = ["training.param_dtype=bf16", "optimizer.state_dtype=bf16"];
+    for settings in [&bf16[..1], &bf16[1..], &bf16[..]] {
+        assert_resumes(&[settings, &["float8.recipe=delayed", "training.grad_accumulation=2"]].concat());
+    }
+}
