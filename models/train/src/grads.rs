@@ -7,15 +7,16 @@
 //!
 //! [`sum`] adds in an order that does not change from run to run, so that a run can be resumed bit for bit.
 
+use std::collections::{HashMap, HashSet};
 use std::marker::PhantomData;
 
-use burn::module::{AutodiffModule, ModuleVisitor, Param};
+use burn::module::{AutodiffModule, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor, TensorData};
 use float8_shard::CommError;
 
-use crate::Ranks;
+use crate::{ModulePath, Ranks};
 
 /// Elements from which on burn-flex 0.21 adds chunks on several cores, in the order in which these take them from each other.
 const FLEX_PARALLEL: usize = 4 << 20;
@@ -60,19 +61,9 @@ pub fn clip_grad_norm<B: AutodiffBackend, M: AutodiffModule<B>>(
     ranks: Option<&Ranks>,
     device: &B::Device,
 ) -> Result<Tensor<B::InnerBackend, 1>, CommError> {
-    let mut squares = Squares::<B> { grads, ranks, sums: Vec::new(), shards: Vec::new() };
-    module.visit(&mut squares);
-    let Squares { mut sums, shards, .. } = squares;
-    if let (Some(ranks), [_, ..]) = (ranks, &shards[..]) {
-        // Each rank has its own rows; what all have whole counts once.
-        let own = sum(Tensor::cat(shards, 0)).into_data().iter::<f32>().collect();
-        let all = ranks.sum("squares of the gradients", own)?;
-        sums.push(Tensor::from_data(TensorData::new(all, [1]), (device, DType::F32)));
-    }
-    let norm = match sums {
-        sums if sums.is_empty() => Tensor::zeros([1], (device, DType::F32)),
-        sums => sum(Tensor::cat(sums, 0)).sqrt(),
-    };
+    let mut squares = Squares::default();
+    squares.add(module, grads);
+    let norm = squares.norm(module, ranks, device)?;
     if max_norm.is_finite() {
         let factor = (norm.clone() + 1e-6).recip().mul_scalar(max_norm).clamp_max(1.0);
         module.visit(&mut Scale::<B> { grads, factor, backend: PhantomData });
@@ -80,8 +71,79 @@ pub fn clip_grad_norm<B: AutodiffBackend, M: AutodiffModule<B>>(
     Ok(norm)
 }
 
-struct Squares<'a, B: AutodiffBackend> {
+/// The sums of the squares of gradients, by parameter.
+pub(crate) struct Squares<B: AutodiffBackend>(HashMap<ParamId, Tensor<B::InnerBackend, 1>>);
+
+impl<B: AutodiffBackend> Default for Squares<B> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<B: AutodiffBackend> Squares<B> {
+    /// Adds those of `grads`, and returns the path of a parameter that had one before, if there is one.
+    pub(crate) fn add<M: AutodiffModule<B>>(&mut self, module: &M, grads: &GradientsParams) -> Option<String> {
+        let mut add = Add { squares: self, grads, path: ModulePath::default(), added: HashSet::new(), twice: None };
+        module.visit(&mut add);
+        add.twice
+    }
+
+    /// The norm of all gradients together, `[1]` in f32, added in the order of the module.
+    ///
+    /// # Errors
+    /// [`CommError`].
+    pub(crate) fn norm<M: AutodiffModule<B>>(
+        self,
+        module: &M,
+        ranks: Option<&Ranks>,
+        device: &B::Device,
+    ) -> Result<Tensor<B::InnerBackend, 1>, CommError> {
+        let mut ordered = Ordered { squares: self, ranks, sums: Vec::new(), shards: Vec::new() };
+        module.visit(&mut ordered);
+        let Ordered { mut sums, shards, .. } = ordered;
+        if let (Some(ranks), [_, ..]) = (ranks, &shards[..]) {
+            // Each rank has its own rows; what all have whole counts once.
+            let own = sum(Tensor::cat(shards, 0)).into_data().iter::<f32>().collect();
+            let all = ranks.sum("squares of the gradients", own)?;
+            sums.push(Tensor::from_data(TensorData::new(all, [1]), (device, DType::F32)));
+        }
+        Ok(match sums {
+            sums if sums.is_empty() => Tensor::zeros([1], (device, DType::F32)),
+            sums => sum(Tensor::cat(sums, 0)).sqrt(),
+        })
+    }
+}
+
+struct Add<'a, B: AutodiffBackend> {
+    squares: &'a mut Squares<B>,
     grads: &'a GradientsParams,
+    path: ModulePath,
+    /// Those of this time: a parameter may have several places in the module.
+    added: HashSet<ParamId>,
+    twice: Option<String>,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Add<'_, B> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.exit();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if let Some(grad) = self.grads.get::<B::InnerBackend, D>(param.id)
+            && self.added.insert(param.id)
+            && self.squares.0.insert(param.id, sum(grad.cast(DType::F32).square())).is_some()
+        {
+            self.twice.get_or_insert_with(|| self.path.dotted());
+        }
+    }
+}
+
+struct Ordered<'a, B: AutodiffBackend> {
+    squares: Squares<B>,
     ranks: Option<&'a Ranks>,
     /// One `[1]` per parameter.
     sums: Vec<Tensor<B::InnerBackend, 1>>,
@@ -89,10 +151,9 @@ struct Squares<'a, B: AutodiffBackend> {
     shards: Vec<Tensor<B::InnerBackend, 1>>,
 }
 
-impl<B: AutodiffBackend> ModuleVisitor<B> for Squares<'_, B> {
+impl<B: AutodiffBackend> ModuleVisitor<B> for Ordered<'_, B> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        if let Some(grad) = self.grads.get::<B::InnerBackend, D>(param.id) {
-            let sum = sum(grad.cast(DType::F32).square());
+        if let Some(sum) = self.squares.0.remove(&param.id) {
             let is_shard = self.ranks.is_some_and(|ranks| ranks.has_shard(param.id));
             if is_shard { self.shards.push(sum) } else { self.sums.push(sum) }
         }

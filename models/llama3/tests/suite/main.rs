@@ -14,6 +14,7 @@ mod held_out;
 mod hf_configs;
 #[cfg(target_os = "linux")]
 mod import_memory;
+mod in_backward;
 mod masks;
 mod metrics;
 mod models;

@@ -153,6 +153,10 @@ pub struct OptimizerSection {
     pub weight_decay_all: bool,
     /// What both moments are kept in: `bf16` takes half the memory, with rounding as `training.param_dtype` says.
     pub state_dtype: StorageDtype,
+    /// Whether each layer's parameters are changed in backward, as soon as their gradients exist, which are then let go: there is never
+    /// a whole set of gradients in memory. Losses and parameters are the same bits. It needs `training.activation_checkpointing`,
+    /// `training.grad_accumulation = 1`, `training.max_norm = inf` and a single rank.
+    pub in_backward: bool,
     /// Steps in which the learning rate rises linearly to `lr`.
     pub warmup_steps: usize,
     /// The curve after warm-up.
@@ -272,6 +276,7 @@ impl Default for OptimizerSection {
             weight_decay: 0.1,
             weight_decay_all: false,
             state_dtype: StorageDtype::F32,
+            in_backward: false,
             warmup_steps: 20,
             decay: Decay::Cosine,
             min_lr_ratio: 0.1,
@@ -366,6 +371,35 @@ impl OptimizerSection {
         require("optimizer.min_lr_ratio", min_lr_ratio, fits, "must be in [0, 1]")?;
         let fits = decay_ratio > 0.0 && decay_ratio <= 1.0;
         require("optimizer.decay_ratio", decay_ratio, fits, "must be in (0, 1]")
+    }
+
+    /// Whether gradients can be applied in backward, if they are to be.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] saying what to set.
+    pub fn check_in_backward(&self, training: &TrainingSection, ranks: usize) -> Result<(), ConfigError> {
+        let TrainingSection { activation_checkpointing, grad_accumulation, max_norm, .. } = *training;
+        let checks = [
+            (
+                activation_checkpointing != ActivationCheckpointing::None,
+                "needs a backward in parts: set training.activation_checkpointing = \"full\"".to_string(),
+            ),
+            (
+                grad_accumulation == 1,
+                format!(
+                    "would apply a part of the gradients: set training.grad_accumulation = 1, which is {grad_accumulation}"
+                ),
+            ),
+            (
+                max_norm.is_infinite(),
+                format!(
+                    "does not know the norm of all gradients in time: set training.max_norm = inf, which is {max_norm}"
+                ),
+            ),
+            (ranks == 1, format!("is for one rank, and there are {ranks}: leave it out")),
+        ];
+        let wrong = checks.into_iter().find(|(holds, _)| self.in_backward && !holds);
+        wrong.map_or(Ok(()), |(_, reason)| require("optimizer.in_backward", true, false, &reason))
     }
 
     /// The learning rate of each of so many steps.
