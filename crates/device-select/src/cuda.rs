@@ -139,6 +139,12 @@ mod found {
         Ok(setup()?)
     }
 
+    /// The driver's name for the first device. Only where [`cuda_setup`] has found one: without a driver it panics.
+    pub(crate) fn device_name() -> Option<String> {
+        let device = cudarc::driver::result::device::get(0).ok()?;
+        cudarc::driver::result::device::get_name(device).ok()
+    }
+
     fn setup() -> Result<CudaSetup, CudaError> {
         // SAFETY: it only tries to load a shared library.
         if !unsafe { cudarc::driver::sys::is_culib_present() } {
@@ -218,6 +224,8 @@ mod found {
 
 #[cfg(feature = "cuda")]
 pub use found::cuda_setup;
+#[cfg(feature = "cuda")]
+pub(crate) use found::device_name;
 
 #[cfg(any(feature = "cuda", test))]
 impl CudaSetup {

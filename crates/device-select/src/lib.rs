@@ -62,6 +62,20 @@ pub enum SelectedDevice {
     Cpu,
 }
 
+impl SelectedDevice {
+    /// The driver's name for a GPU, as `NVIDIA H100 80GB HBM3`: of several CUDA devices, the first one's.
+    pub fn hardware_name(&self) -> Option<String> {
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Cuda => cuda::device_name(),
+            #[cfg(not(feature = "cuda"))]
+            Self::Cuda => None,
+            Self::Wgpu(AdapterInfo { name, hardware }) => hardware.then(|| name.clone()),
+            Self::Cpu => None,
+        }
+    }
+}
+
 impl core::fmt::Display for SelectedDevice {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {

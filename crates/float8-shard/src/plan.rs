@@ -13,8 +13,8 @@ use crate::sharding::{alignment, chunk};
 /// Bytes that each rank would hold of a model and its training with AdamW, activations aside; its `Display` is a line.
 ///
 /// ```text
-/// parameters, gradients     4 bytes for each element of this rank's rows, padding included, and of what every rank keeps whole
-/// moments                   8
+/// parameters, gradients     for each element of this rank's rows, padding included, and of what every rank keeps whole
+/// moments                   twice as many elements
 /// gathered, after_step      the whole of every weight that GEMMs read: codes and scales of both orientations, or values
 /// gathered, after_forward   the two largest of them: one that is read and one that is on its way
 /// ```
@@ -32,8 +32,19 @@ pub struct ShardPlan {
     pub gathered: u64,
     /// Bytes of the largest gradient before ranks have added it up.
     pub largest_gradient: u64,
-    /// Bytes of the whole model, which each rank has until it is sharded.
+    /// Bytes of the whole model in f32, which each rank has until it is sharded.
     pub whole: u64,
+}
+
+/// The dtypes of a planned training; of what is no matrix, parameters and gradients are f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanDtypes {
+    /// What linears in high precision compute in.
+    pub compute: DType,
+    /// What matrices and their gradients are kept in.
+    pub matrices: DType,
+    /// What AdamW's moments are kept in.
+    pub moments: DType,
 }
 
 /// A parameter of a model, by its path.
@@ -49,8 +60,7 @@ enum Kind {
 }
 
 impl ShardPlan {
-    /// The plan of `model` on so many ranks, whose linears in high precision compute in `dtype`. Parameters that are not initialised stay
-    /// so.
+    /// The plan of `model` on so many ranks. Parameters that are not initialised stay so.
     ///
     /// # Errors
     ///
@@ -60,7 +70,7 @@ impl ShardPlan {
         ranks: usize,
         config: ShardConfig,
         float8: Option<&Float8Config>,
-        dtype: DType,
+        dtypes: PlanDtypes,
     ) -> Result<Self, Float8Error> {
         let parameters = parameters::<B, M>(model, float8);
         let infos: Vec<_> = parameters.iter().filter_map(Planned::linear).collect();
@@ -70,16 +80,22 @@ impl ShardPlan {
         }
         .into_iter();
         let mut new = Self { ranks, ..Self::default() };
-        let (mut own, mut copies) = (0, vec![]);
+        let mut copies = vec![];
         for parameter in &parameters {
             let elements = parameter.dims.iter().product::<usize>() as u64;
+            let kept = if parameter.dims.len() < 2 { DType::F32 } else { dtypes.matrices }.size() as u64;
             new.whole += 4 * elements;
             let policy = parameter.linear().and_then(|_| policies.next());
+            let mut add = |own: u64| {
+                new.parameters += kept * own;
+                new.gradients += kept * own;
+                new.moments += 2 * dtypes.moments.size() as u64 * own;
+            };
             let (&[k, n], true) = (&parameter.dims[..], parameter.is_sharded()) else {
-                own += elements;
+                add(elements);
                 continue;
             };
-            own += (chunk(k, ranks, alignment(policy.as_ref())) * n) as u64;
+            add((chunk(k, ranks, alignment(policy.as_ref())) * n) as u64);
             new.largest_gradient = new.largest_gradient.max(4 * elements);
             let granularities = policy.as_ref().map(seam::weight_granularities).unwrap_or_default();
             let size =
@@ -88,10 +104,9 @@ impl ShardPlan {
             let float8 = [(transposed, [n, k]), (rows, [k, n])]
                 .map(|(granularity, dims)| granularity.map(|granularity| size(granularity, dims) as u64));
             let is_values = float8.contains(&None);
-            let size = if matches!(parameter.kind, Kind::Embedding) { 4 } else { dtype.size() as u64 };
+            let size = if matches!(parameter.kind, Kind::Embedding) { kept } else { dtypes.compute.size() as u64 };
             copies.extend(float8.into_iter().flatten().chain(is_values.then_some(size * elements)));
         }
-        (new.parameters, new.gradients, new.moments) = (4 * own, 4 * own, 8 * own);
         copies.sort_unstable_by(|a, b| b.cmp(a));
         let alive = if config.reshard == Reshard::AfterStep { copies.len() } else { 2 };
         // A world of one gathers nothing.
@@ -189,11 +204,23 @@ mod tests {
         }
     }
 
+    const F32: PlanDtypes = PlanDtypes { compute: DType::BF16, matrices: DType::F32, moments: DType::F32 };
+
+    /// All but the two vectors, of 40 elements, takes half.
+    #[test]
+    fn bf16_takes_half() {
+        let plan = |dtypes| ShardPlan::new::<Float8<Flex>, _>(&net(), 1, ShardConfig::default(), None, dtypes).unwrap();
+        let (wide, narrow) = (plan(F32), plan(PlanDtypes { matrices: DType::BF16, moments: DType::BF16, ..F32 }));
+        let expected = (wide.parameters + 2 * 4 * 40) / 2;
+        assert_eq!((narrow.parameters, narrow.gradients), (expected, expected));
+        assert_eq!(narrow.moments, wide.moments / 2);
+    }
+
     #[test]
     fn bytes_are_counted() {
         let plan = |ranks, reshard, float8: Option<&Float8Config>| {
             let config = ShardConfig { reshard, ..ShardConfig::default() };
-            ShardPlan::new::<Float8<Flex>, _>(&net(), ranks, config, float8, DType::BF16).unwrap()
+            ShardPlan::new::<Float8<Flex>, _>(&net(), ranks, config, float8, F32).unwrap()
         };
         let tensorwise = Float8Config::tensorwise();
         let four = plan(4, Reshard::AfterStep, Some(&tensorwise));

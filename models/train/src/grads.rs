@@ -4,16 +4,50 @@
 //! norm = √ Σ_p Σ_i g_{p,i}²        g ← g · min(1, max_norm / (norm + 1e-6))
 //! ```
 //! as `torch.nn.utils.clip_grad_norm_`. Burn's own clipping looks at one parameter at a time.
+//!
+//! [`sum`] adds in an order that does not change from run to run, so that a run can be resumed bit for bit.
 
+use std::collections::{HashMap, HashSet};
 use std::marker::PhantomData;
 
-use burn::module::{AutodiffModule, ModuleVisitor, Param};
+use burn::module::{AutodiffModule, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor, TensorData};
 use float8_shard::CommError;
 
-use crate::Ranks;
+use crate::{ModulePath, Ranks};
+
+/// Elements from which on burn-flex 0.21 adds chunks on several cores, in the order in which these take them from each other.
+const FLEX_PARALLEL: usize = 4 << 20;
+/// Rows that [`sum`] adds at a time, one after another.
+const ROWS: usize = 256;
+
+/// The sum of all elements, `[1]`, in an order that their number alone decides.
+///
+/// ```text
+/// sum(x) = x_0 + x_1 + ..                                              up to 256 elements
+/// sum(x) = sum(column sums of x as 256 rows at most, what is left)     width of a row: a power of two
+/// ```
+/// Burn's own sum has no such order for many elements on `Flex`, and with CubeCL for any number that several cubes share, as they add with
+/// atomics. Up to 4 Mi elements on `Flex` it has one, and is what this returns.
+pub fn sum<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Tensor<B, 1> {
+    let count = tensor.shape().num_elements();
+    let is_flex = B::name(&tensor.device()).contains("flex");
+    if is_flex && count < FLEX_PARALLEL { tensor.sum() } else { sum_by_columns(tensor.reshape([count])) }
+}
+
+fn sum_by_columns<B: Backend>(values: Tensor<B, 1>) -> Tensor<B, 1> {
+    let count = values.dims()[0];
+    let width = count.div_ceil(ROWS).next_power_of_two();
+    let whole = count / width * width;
+    let columns = values.clone().narrow(0, 0, whole).reshape([whole / width, width]).sum_dim(0).reshape([width]);
+    match (width, count - whole) {
+        (1, _) => columns,
+        (_, 0) => sum_by_columns(columns),
+        (_, left) => sum_by_columns(Tensor::cat(vec![columns, values.narrow(0, whole, left)], 0)),
+    }
+}
 
 /// Scales `grads` of `module` to a global norm of at most `max_norm` (infinity: leaves them alone) and returns the
 /// norm that they had, `[1]` in f32. Nothing is read back from the device, unless the module is sharded over `ranks`.
@@ -27,19 +61,9 @@ pub fn clip_grad_norm<B: AutodiffBackend, M: AutodiffModule<B>>(
     ranks: Option<&Ranks>,
     device: &B::Device,
 ) -> Result<Tensor<B::InnerBackend, 1>, CommError> {
-    let mut squares = Squares::<B> { grads, ranks, sums: Vec::new(), shards: Vec::new() };
-    module.visit(&mut squares);
-    let Squares { mut sums, shards, .. } = squares;
-    if let (Some(ranks), [_, ..]) = (ranks, &shards[..]) {
-        // Each rank has its own rows; what all have whole counts once.
-        let own = Tensor::cat(shards, 0).sum().into_data().iter::<f32>().collect();
-        let all = ranks.sum("squares of the gradients", own)?;
-        sums.push(Tensor::from_data(TensorData::new(all, [1]), (device, DType::F32)));
-    }
-    let norm = match sums {
-        sums if sums.is_empty() => Tensor::zeros([1], (device, DType::F32)),
-        sums => Tensor::cat(sums, 0).sum().sqrt(),
-    };
+    let mut squares = Squares::default();
+    squares.add(module, grads);
+    let norm = squares.norm(module, ranks, device)?;
     if max_norm.is_finite() {
         let factor = (norm.clone() + 1e-6).recip().mul_scalar(max_norm).clamp_max(1.0);
         module.visit(&mut Scale::<B> { grads, factor, backend: PhantomData });
@@ -47,8 +71,79 @@ pub fn clip_grad_norm<B: AutodiffBackend, M: AutodiffModule<B>>(
     Ok(norm)
 }
 
-struct Squares<'a, B: AutodiffBackend> {
+/// The sums of the squares of gradients, by parameter.
+pub(crate) struct Squares<B: AutodiffBackend>(HashMap<ParamId, Tensor<B::InnerBackend, 1>>);
+
+impl<B: AutodiffBackend> Default for Squares<B> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<B: AutodiffBackend> Squares<B> {
+    /// Adds those of `grads`, and returns the path of a parameter that had one before, if there is one.
+    pub(crate) fn add<M: AutodiffModule<B>>(&mut self, module: &M, grads: &GradientsParams) -> Option<String> {
+        let mut add = Add { squares: self, grads, path: ModulePath::default(), added: HashSet::new(), twice: None };
+        module.visit(&mut add);
+        add.twice
+    }
+
+    /// The norm of all gradients together, `[1]` in f32, added in the order of the module.
+    ///
+    /// # Errors
+    /// [`CommError`].
+    pub(crate) fn norm<M: AutodiffModule<B>>(
+        self,
+        module: &M,
+        ranks: Option<&Ranks>,
+        device: &B::Device,
+    ) -> Result<Tensor<B::InnerBackend, 1>, CommError> {
+        let mut ordered = Ordered { squares: self, ranks, sums: Vec::new(), shards: Vec::new() };
+        module.visit(&mut ordered);
+        let Ordered { mut sums, shards, .. } = ordered;
+        if let (Some(ranks), [_, ..]) = (ranks, &shards[..]) {
+            // Each rank has its own rows; what all have whole counts once.
+            let own = sum(Tensor::cat(shards, 0)).into_data().iter::<f32>().collect();
+            let all = ranks.sum("squares of the gradients", own)?;
+            sums.push(Tensor::from_data(TensorData::new(all, [1]), (device, DType::F32)));
+        }
+        Ok(match sums {
+            sums if sums.is_empty() => Tensor::zeros([1], (device, DType::F32)),
+            sums => sum(Tensor::cat(sums, 0)).sqrt(),
+        })
+    }
+}
+
+struct Add<'a, B: AutodiffBackend> {
+    squares: &'a mut Squares<B>,
     grads: &'a GradientsParams,
+    path: ModulePath,
+    /// Those of this time: a parameter may have several places in the module.
+    added: HashSet<ParamId>,
+    twice: Option<String>,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Add<'_, B> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.exit();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if let Some(grad) = self.grads.get::<B::InnerBackend, D>(param.id)
+            && self.added.insert(param.id)
+            && self.squares.0.insert(param.id, sum(grad.cast(DType::F32).square())).is_some()
+        {
+            self.twice.get_or_insert_with(|| self.path.dotted());
+        }
+    }
+}
+
+struct Ordered<'a, B: AutodiffBackend> {
+    squares: Squares<B>,
     ranks: Option<&'a Ranks>,
     /// One `[1]` per parameter.
     sums: Vec<Tensor<B::InnerBackend, 1>>,
@@ -56,10 +151,9 @@ struct Squares<'a, B: AutodiffBackend> {
     shards: Vec<Tensor<B::InnerBackend, 1>>,
 }
 
-impl<B: AutodiffBackend> ModuleVisitor<B> for Squares<'_, B> {
+impl<B: AutodiffBackend> ModuleVisitor<B> for Ordered<'_, B> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        if let Some(grad) = self.grads.get::<B::InnerBackend, D>(param.id) {
-            let sum = grad.cast(DType::F32).square().sum();
+        if let Some(sum) = self.squares.0.remove(&param.id) {
             let is_shard = self.ranks.is_some_and(|ranks| ranks.has_shard(param.id));
             if is_shard { self.shards.push(sum) } else { self.sums.push(sum) }
         }

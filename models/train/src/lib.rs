@@ -39,10 +39,12 @@ mod ranks;
 mod recompute;
 mod report;
 pub mod rng;
+pub mod rounding;
 pub mod run;
 pub mod schedule;
 mod signals;
 mod steps;
+mod storage;
 pub mod tensor_files;
 mod tokenizer;
 

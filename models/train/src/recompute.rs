@@ -89,7 +89,6 @@ pub(crate) fn gradients<B: AutodiffBackend, M: LanguageModel<B> + AutodiffModule
     };
     let mut collected = GradientsAccumulator::new();
     let mut collect = |grads| collected.accumulate(model, GradientsParams::from_grads(grads, model));
-
     // With graphs of all segments: the graph's end, and no inputs.
     let (graph, mut inputs, hidden) = match plan.group {
         None => {
@@ -104,8 +103,71 @@ pub(crate) fn gradients<B: AutodiffBackend, M: LanguageModel<B> + AutodiffModule
             (None, inputs, hidden)
         }
     };
+    let (loss, mut dy) = head(&*segments, hidden, plan.chunk, scale, &mut collect);
+    while let (Some(input), Some(group)) = (inputs.pop(), plan.group) {
+        let (dx, grads) = through(&*segments, inputs.len() * group, group, input, dy);
+        dy = dx;
+        collect(grads);
+    }
+    collect(backward(graph.unwrap_or_else(|| segments.first()), dy));
+    Ok((loss, collected.grads()))
+}
+
+/// As [`gradients`], but gives the gradients of each group of segments away as soon as they exist, with the model, which `apply` may
+/// change: nothing else holds its parameters then. The gradients of the head, and of what the first segment reads, are returned: they may
+/// be those of one parameter.
+///
+/// # Errors
+/// [`ConfigError::Value`] for a model which has no segments; those of `apply`.
+pub(crate) fn gradients_in_parts<B: AutodiffBackend, M: LanguageModel<B> + AutodiffModule<B>>(
+    mut model: M,
+    batch: &Batch,
+    plan: Plan,
+    scale: impl Fn(Tensor<B, 1>) -> Tensor<B, 1>,
+    device: &B::Device,
+    mut apply: impl FnMut(M, GradientsParams) -> Result<M, ConfigError>,
+) -> Result<(M, Tensor<B::InnerBackend, 1>, GradientsParams), ConfigError> {
+    let tensors = batch.tensors::<B>(device);
+    let group = plan.group.unwrap_or(usize::MAX);
+    let (mut inputs, hidden) = {
+        let frozen = model.clone().no_grad();
+        let segments = frozen.segments(tensors.clone()).ok_or_else(|| no_segments(plan))?;
+        forward(&*segments, group)
+    };
+    let mut last = GradientsAccumulator::new();
+    let mut keep = |model: &M, grads| last.accumulate(model, GradientsParams::from_grads(grads, model));
+    let (loss, mut dy) = {
+        let segments = model.segments(tensors.clone()).ok_or_else(|| no_segments(plan))?;
+        head(&*segments, hidden, plan.chunk, scale, &mut |grads| keep(&model, grads))
+    };
+    while let Some(input) = inputs.pop() {
+        let grads = {
+            let segments = model.segments(tensors.clone()).ok_or_else(|| no_segments(plan))?;
+            let (dx, grads) = through(&*segments, inputs.len() * group, group, input, dy);
+            dy = dx;
+            GradientsParams::from_grads(grads, &model)
+        };
+        model = apply(model, grads)?;
+    }
+    let grads = {
+        let segments = model.segments(tensors).ok_or_else(|| no_segments(plan))?;
+        backward(segments.first(), dy)
+    };
+    keep(&model, grads);
+    Ok((model, loss, last.grads()))
+}
+
+/// The loss and its gradient with respect to the last hidden states, with logits of so many rows at a time; `collect` takes the
+/// gradients of parameters.
+fn head<B: AutodiffBackend>(
+    segments: &dyn Segments<B>,
+    hidden: Tensor<B::InnerBackend, 2>,
+    chunk: Option<usize>,
+    scale: impl Fn(Tensor<B, 1>) -> Tensor<B, 1>,
+    collect: &mut impl FnMut(B::Gradients),
+) -> (Tensor<B::InnerBackend, 1>, Tensor<B::InnerBackend, 2>) {
     let (mut loss, mut parts) = (None, vec![]);
-    for rows in ranges(segments.rows(), plan.chunk.unwrap_or(segments.rows())) {
+    for rows in ranges(segments.rows(), chunk.unwrap_or(segments.rows())) {
         let hidden = leaf::<B>(hidden.clone().slice(rows.clone()));
         let part = scale(segments.loss(hidden.clone(), rows));
         loss = Some(loss.map_or(part.clone().inner(), |sum| sum + part.clone().inner()));
@@ -113,21 +175,23 @@ pub(crate) fn gradients<B: AutodiffBackend, M: LanguageModel<B> + AutodiffModule
         parts.push(gradient::<B>(&hidden, &mut grads));
         collect(grads);
     }
-    drop(hidden);
-    let mut dy = if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) };
-    if let Some(group) = plan.group {
-        while let Some(input) = inputs.pop() {
-            let first = inputs.len() * group;
-            let input = leaf::<B>(input);
-            let last = (first + group).min(segments.len());
-            let output = (first..last).fold(input.clone(), |hidden, index| segments.segment(index, hidden));
-            let mut grads = backward(output, dy);
-            dy = gradient::<B>(&input, &mut grads);
-            collect(grads);
-        }
-    }
-    collect(backward(graph.unwrap_or_else(|| segments.first()), dy));
-    Ok((loss.expect("a batch has tokens"), collected.grads()))
+    let dy = if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) };
+    (loss.expect("a batch has tokens"), dy)
+}
+
+/// The gradients of so many segments from `first` on, whose input is `input`: with respect to that, and to parameters.
+fn through<B: AutodiffBackend>(
+    segments: &dyn Segments<B>,
+    first: usize,
+    count: usize,
+    input: Tensor<B::InnerBackend, 2>,
+    dy: Tensor<B::InnerBackend, 2>,
+) -> (Tensor<B::InnerBackend, 2>, B::Gradients) {
+    let input = leaf::<B>(input);
+    let last = first.saturating_add(count).min(segments.len());
+    let output = (first..last).fold(input.clone(), |hidden, index| segments.segment(index, hidden));
+    let mut grads = backward(output, dy);
+    (gradient::<B>(&input, &mut grads), grads)
 }
 
 /// The inputs of groups of segments, and the output of the last.

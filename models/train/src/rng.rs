@@ -28,6 +28,11 @@ impl Rng {
         Self(rng.next_u64() ^ hash)
     }
 
+    /// The same generator after so many numbers.
+    pub fn after(self, numbers: u64) -> Self {
+        Self(self.0.wrapping_add(GAMMA.wrapping_mul(numbers)))
+    }
+
     /// 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(GAMMA);
@@ -73,7 +78,7 @@ impl Rng {
             let draw = |chunk: usize| -> Vec<f32> {
                 // Each trial takes two numbers, so where it begins is known.
                 let before = 2 * (tried + chunk * trials) as u64;
-                let mut rng = Self(self.0.wrapping_add(GAMMA.wrapping_mul(before)));
+                let mut rng = self.clone().after(before);
                 let drawn = (0..trials).map(|_| rng.normal()).filter(|value| value.abs() <= limit);
                 drawn.map(&map).collect()
             };

@@ -1,7 +1,7 @@
 //! Optimizer steps one after another: what a run carries from each to the next.
 
 use burn::module::AutodiffModule;
-use burn::optim::{GradientsAccumulator, Optimizer};
+use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::{Float8Stack, Monitor, report::Amaxes, set_float8_enabled};
@@ -9,13 +9,13 @@ use burn_float8::{Float8Stack, Monitor, report::Amaxes, set_float8_enabled};
 use crate::TrainError;
 use crate::batches::{Batch, TrainBatches};
 use crate::checkpoint::SavedRun;
-use crate::config::{Float8Section, OptimizerSection, Precision, TrainingSection};
+use crate::config::{ConfigError, Float8Section, OptimizerSection, Precision, TrainingSection};
 use crate::data::{DataError, Position};
-use crate::grads::clip_grad_norm;
+use crate::grads::{Squares, clip_grad_norm};
 use crate::model::LanguageModel;
-use crate::optimizer::{ModuleAdamW, adamw, decay_matrices};
+use crate::optimizer::{ModuleAdamW, Update, adamw};
 use crate::ranks::Ranks;
-use crate::recompute::{Plan, gradients};
+use crate::recompute::{Plan, gradients, gradients_in_parts};
 
 /// The sections of a configuration that decide what a step does.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +62,9 @@ pub struct Step<B: AutodiffBackend> {
     pub amaxes: Vec<Amaxes>,
 }
 
+/// A value of a step, on the device.
+type InnerScalar<B> = Tensor<<B as AutodiffBackend>::InnerBackend, 1>;
+
 impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<B>> Steps<'a, B, M> {
     /// A run of `config` from its beginning, on a model that FP8 has been applied to if the run asks for it.
     pub fn new(config: StepConfig<'a>, model: M, batches: TrainBatches) -> Self {
@@ -87,7 +90,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     /// [`TrainError::Checkpoint`]; [`TrainError::Data`] if the data is not what it was.
     pub fn resume(mut self, saved: &SavedRun) -> Result<Self, TrainError> {
         saved.restore_float8::<B, M>(&self.model)?;
-        self.optimizer = saved.load_moments(&self.model, self.optimizer)?;
+        self.optimizer = saved.load_moments(&self.model, self.optimizer, self.config.optimizer.state_dtype)?;
         Ok(self.after(saved.step(), saved.position())?)
     }
 
@@ -117,7 +120,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     ///
     /// # Errors
     /// [`TrainError::Data`] of any kind, [`TrainError::Ranks`], [`TrainError::Config`] for activation checkpointing of a model that has
-    /// no segments.
+    /// no segments, and for [what excludes](OptimizerSection::check_in_backward) `optimizer.in_backward`.
     pub fn step(mut self, device: &B::Device) -> Result<(Self, Step<B>), TrainError> {
         let StepConfig { training, float8, optimizer } = self.config;
         let fp8 = training.precision == Precision::Fp8;
@@ -126,6 +129,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
             set_float8_enabled(&self.model, is_float8);
         }
         let ranks = self.ranks.as_ref().map_or(1, Ranks::count);
+        optimizer.check_in_backward(training, ranks)?;
         let batches = (0..training.grad_accumulation * ranks).map(|_| self.batches.next_batch());
         let batches = batches.collect::<Result<Vec<_>, _>>()?;
         let tokens = batches.iter().map(Batch::num_tokens).sum();
@@ -134,6 +138,18 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         let mut accumulator = GradientsAccumulator::new();
         let mut amaxes = Vec::new();
         let plan = Plan::new(training, self.model.vocab_size());
+        let lr = optimizer.schedule(training.steps.get()).at(self.done);
+        let update = Update { section: optimizer, lr, seed: training.seed, step: self.done };
+        if optimizer.in_backward {
+            let (this, loss, grad_norm) = self.step_in_backward(&batches[0], plan, update, device)?;
+            self = this;
+            if is_float8 {
+                amaxes.push(self.monitor.amaxes());
+            }
+            self.done += 1;
+            let number = self.done;
+            return Ok((self, Step { number, loss, grad_norm, tokens, is_float8, lr, amaxes }));
+        }
         let own = match &self.ranks {
             Some(ranks) => {
                 ranks.begin_step::<B, M>(&self.model);
@@ -161,15 +177,38 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
             loss = Tensor::from_data(TensorData::new(all, [1]), (device, DType::F32));
         }
         let grad_norm = clip_grad_norm(&self.model, &mut grads, training.max_norm, self.ranks.as_ref(), device)?;
-        let lr = optimizer.schedule(training.steps.get()).at(self.done);
-        // As AdamW rounds it.
-        let decay = lr * f64::from(optimizer.weight_decay as f32);
-        if !optimizer.weight_decay_all && decay != 0.0 {
-            self.model = decay_matrices::<B, M>(self.model, &grads, 1.0 - decay);
-        }
-        self.model = self.optimizer.step(lr, self.model, grads);
+        (self.optimizer, self.model) = update.apply(self.optimizer, self.model, grads);
         self.done += 1;
         let number = self.done;
         Ok((self, Step { number, loss, grad_norm, tokens, is_float8, lr, amaxes }))
+    }
+
+    /// The update of a step whose gradients are applied, group of segments by group, as soon as they exist; its loss and the norm of its
+    /// gradients.
+    fn step_in_backward(
+        mut self,
+        batch: &Batch,
+        plan: Plan,
+        update: Update<'_>,
+        device: &B::Device,
+    ) -> Result<(Self, InnerScalar<B>, InnerScalar<B>), TrainError> {
+        let mut squares = Squares::default();
+        let mut optimizer = Some(self.optimizer);
+        let mut apply = |model: M, grads: GradientsParams| {
+            if let Some(path) = squares.add(&model, &grads) {
+                let reason =
+                    format!("{path} is read by several segments, and was changed before its gradient was whole");
+                return Err(ConfigError::Value { key: "optimizer.in_backward", value: "true".into(), reason });
+            }
+            let before = optimizer.take().expect("it is put back");
+            let (after, model) = update.apply(before, model, grads);
+            optimizer = Some(after);
+            Ok(model)
+        };
+        let (model, loss, last) = gradients_in_parts(self.model, batch, plan, |loss| loss, device, &mut apply)?;
+        self.model = apply(model, last)?;
+        let grad_norm = squares.norm(&self.model, None, device)?;
+        self.optimizer = optimizer.expect("it is put back");
+        Ok((self, loss, grad_norm))
     }
 }

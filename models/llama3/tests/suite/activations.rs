@@ -11,10 +11,10 @@ use tempfile::TempDir;
 
 use crate::common::{Train, open, parameters, run, run_config, steps, text};
 
-const MOE: &str = "model.moe={ num_experts = 4, num_experts_per_tok = 2 }";
+pub(crate) const MOE: &str = "model.moe={ num_experts = 4, num_experts_per_tok = 2 }";
 
 /// A run of three layers on the text in `data`.
-fn config(data: &Path, settings: &[&str]) -> RunConfig {
+pub(crate) fn config(data: &Path, settings: &[&str]) -> RunConfig {
     let fixed = [
         "model.num_layers=3",
         "training.steps=4",
@@ -26,12 +26,12 @@ fn config(data: &Path, settings: &[&str]) -> RunConfig {
 }
 
 /// Losses, gradient norms and parameters of four steps, to the bit.
-fn trained(config: &RunConfig) -> (Vec<u32>, Vec<u32>) {
+pub(crate) fn trained(config: &RunConfig) -> (Vec<u32>, Vec<u32>) {
     trained_with(config, |model| model)
 }
 
 /// The same after a change of the model.
-fn trained_with(config: &RunConfig, change: fn(Llama<Train>) -> Llama<Train>) -> (Vec<u32>, Vec<u32>) {
+pub(crate) fn trained_with(config: &RunConfig, change: fn(Llama<Train>) -> Llama<Train>) -> (Vec<u32>, Vec<u32>) {
     let data = open(config);
     let (mut run, mut losses) = (steps(config, &data, change), vec![]);
     for _ in 0..4 {

@@ -9,7 +9,7 @@ use train::CausalLmExt;
 use burn::backend::{Autodiff, Flex};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_float8::Float8;
 use device_select::SelectedDevice;
 use llama3::{Error, Llama, Llama3, LlamaConfig, MoeConfig, RopeScaling, RunConfig};
@@ -235,12 +235,12 @@ pub(crate) fn steps<'a>(
     Steps::new(config.steps(), change(model), config.train_batches(data).unwrap())
 }
 
-/// The bits of every parameter.
+/// The bits of every parameter in f32.
 pub(crate) fn parameters(model: &Llama<Train>) -> Vec<u32> {
     struct Collect(Vec<u32>);
     impl ModuleVisitor<Train> for Collect {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Train, D>>) {
-            self.0.extend(values(param.val()).into_iter().map(f32::to_bits));
+            self.0.extend(values(param.val().cast(DType::F32)).into_iter().map(f32::to_bits));
         }
     }
     let mut collect = Collect(Vec::new());

@@ -6,7 +6,8 @@ use burn::nn::Linear;
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
 use llama3::Llama;
-use train::grads::clip_grad_norm;
+use train::grads::{clip_grad_norm, sum};
+use train::rng::Rng;
 
 use crate::common::{ids, model, relative, tiny, tokens, values};
 
@@ -101,4 +102,39 @@ fn norms_of_bf16_gradients_are_in_f32() {
     let mut grads = GradientsParams::from_grads(loss.backward(), &linear);
     let norm = values(clip_grad_norm(&linear, &mut grads, f64::INFINITY, None, &device).unwrap())[0];
     assert!((norm - 64.5).abs() < 1e-4, "{norm}");
+}
+
+/// The order that [`sum`] documents.
+fn sum_by_columns(values: Vec<f32>) -> f32 {
+    let width = values.len().div_ceil(256).next_power_of_two();
+    let (whole, left) = values.split_at(values.len() / width * width);
+    let mut columns = vec![0.0_f32; width];
+    for row in whole.chunks(width) {
+        columns.iter_mut().zip(row).for_each(|(column, value)| *column += value);
+    }
+    if width == 1 { columns[0] } else { sum_by_columns([&columns, left].concat()) }
+}
+
+/// Flex's own sum of the larger ones depends on which core takes what.
+#[test]
+fn sums_have_one_order() {
+    let limit = 4 << 20;
+    let mut rng = Rng::new(1);
+    let all: Vec<f32> = (0..2 * limit + 12_345).map(|_| rng.uniform() as f32 - 0.25).collect();
+    let device = Default::default();
+    let bits = |tensor: Tensor<Flex, 1>| values(tensor)[0].to_bits();
+    for count in [1, 300, limit - 1] {
+        let tensor = Tensor::<Flex, 1>::from_floats(&all[..count], &device);
+        assert_eq!(bits(sum(tensor.clone())), bits(tensor.sum()), "{count} elements, as in earlier versions");
+    }
+    for count in [limit, limit + 1, all.len()] {
+        let tensor = Tensor::<Flex, 1>::from_floats(&all[..count], &device);
+        let expected = sum_by_columns(all[..count].to_vec());
+        assert_eq!(bits(sum(tensor.clone())), expected.to_bits(), "{count} elements");
+        let exact: f64 = all[..count].iter().map(|value| f64::from(*value)).sum();
+        assert!((f64::from(expected) - exact).abs() < 1e-5 * exact, "{expected} {exact}");
+        if count % 2 == 0 {
+            assert_eq!(bits(sum(tensor.reshape([2, count / 2]))), expected.to_bits(), "{count} elements in two rows");
+        }
+    }
 }

@@ -14,6 +14,7 @@ mod held_out;
 mod hf_configs;
 #[cfg(target_os = "linux")]
 mod import_memory;
+mod in_backward;
 mod masks;
 mod metrics;
 mod models;
@@ -24,7 +25,9 @@ mod precision_schedules;
 mod profiles;
 mod recipes;
 mod reports;
+mod resuming;
 mod rope;
+mod rounding;
 mod run_configs;
 mod schedules;
 mod training;

@@ -7,7 +7,7 @@ use super::CheckpointError;
 use crate::config::{ConfigError, to_table};
 
 /// Keys that may change, and sections (they end with a point) all of whose keys may. Those before `training.loss_chunk` change no loss.
-pub const MAY_CHANGE: [&str; 29] = [
+pub const MAY_CHANGE: [&str; 30] = [
     "checkpoint.",
     "generate.",
     "parallelism.",
@@ -18,6 +18,7 @@ pub const MAY_CHANGE: [&str; 29] = [
     // What is trained on stays; held-out losses are of other text.
     "data.validation",
     "float8.strict",
+    "optimizer.in_backward",
     "training.activation_checkpointing",
     "training.eval_batches",
     "training.eval_every",

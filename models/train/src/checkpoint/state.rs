@@ -1,8 +1,8 @@
 //! What a run needs to go on with the same losses, bit for bit: written at one step, read at the start of another process.
 //!
 //! ```text
-//! model.safetensors      parameters, f32, by path in the module tree
-//! optimizer.safetensors  AdamW's moments
+//! model.safetensors      parameters, in the dtype that they are kept in, by path in the module tree
+//! optimizer.safetensors  AdamW's moments, likewise
 //! state.json             steps, place in the data, FP8 state
 //! config.toml            the run's configuration
 //! ```
@@ -23,6 +23,7 @@ use super::parts::{Rows, SavedTensors};
 use super::tensors::{self, Pending};
 use super::{CONFIG, CheckpointError, Which, find_checkpoint};
 use crate::Ranks;
+use crate::config::StorageDtype;
 use crate::data::Position;
 use crate::files;
 use crate::optimizer::ModuleAdamW;
@@ -194,7 +195,7 @@ impl SavedRun {
         Ok(self.state.float8.restore::<B, M>(model)?)
     }
 
-    /// Gives an optimizer its moments.
+    /// Gives an optimizer its moments, in this dtype.
     ///
     /// # Errors
     /// [`CheckpointError::Tensors`], [`CheckpointError::Io`].
@@ -202,8 +203,9 @@ impl SavedRun {
         &self,
         model: &M,
         optimizer: ModuleAdamW<M, B>,
+        dtype: StorageDtype,
     ) -> Result<ModuleAdamW<M, B>, CheckpointError> {
         let saved = SavedTensors::open(&self.path, &file_name(OPTIMIZER, None))?;
-        tensors::load_moments(model, optimizer, saved, &self.state.parameter_steps)
+        tensors::load_moments(model, optimizer, saved, &self.state.parameter_steps, dtype.dtype())
     }
 }

@@ -33,6 +33,7 @@ pub(super) struct Pending {
     /// The shape of the whole tensor.
     shape: Vec<usize>,
     rows: Range<usize>,
+    dtype: Dtype,
     read: Read,
 }
 
@@ -45,14 +46,18 @@ impl Pending {
     ) -> Self {
         let (shape, rows) = (Sharded::whole_shape(param), Sharded::rows(param));
         let own = rows.len();
+        let (dtype, stored) = match tensor.dtype() {
+            DType::BF16 => (DType::BF16, Dtype::BF16),
+            _ => (DType::F32, Dtype::F32),
+        };
         let read = move || {
-            let tensor = tensor.clone().cast(DType::F32);
+            let tensor = tensor.clone().cast(dtype);
             // Without the padding of a shard.
             let padded = tensor.dims()[0];
             let tensor = if own < padded { tensor.narrow(0, 0, own) } else { tensor };
             tensor.try_into_data().map_err(|error| error.to_string())
         };
-        Self { name, shape, rows, read: Box::new(read) }
+        Self { name, shape, rows, dtype: stored, read: Box::new(read) }
     }
 
     fn bytes(&self) -> Result<Vec<u8>, CheckpointError> {
@@ -68,7 +73,7 @@ pub(super) fn write(folder: &Path, file: &str, tensors: &[Pending]) -> Result<Ve
         let (name, whole, rows) = (pending.name.clone(), pending.shape.clone(), pending.rows.clone());
         let shape = [&[rows.len()], &whole[1..]].concat();
         written.push(Rows { name: name.clone(), shape: whole, rows, file: file.into() });
-        new.push(NewTensor { name, dtype: Dtype::F32, shape, bytes: Box::new(|| pending.bytes()) });
+        new.push(NewTensor { name, dtype: pending.dtype, shape, bytes: Box::new(|| pending.bytes()) });
     }
     write_file(&folder.join(file), &new, None)?;
     Ok(written)
@@ -199,17 +204,19 @@ pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
     Ok(module)
 }
 
-/// Gives `optimizer` the saved moments, of shards this rank's rows, for the parameters of `module` that have taken steps.
+/// Gives `optimizer` the saved moments in `dtype`, of shards this rank's rows, for the parameters of `module` that have taken steps.
 pub(super) fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
     module: &M,
     optimizer: ModuleAdamW<M, B>,
     saved: SavedTensors,
     steps: &BTreeMap<String, usize>,
+    dtype: DType,
 ) -> Result<ModuleAdamW<M, B>, CheckpointError> {
     struct Load<'a, B: AutodiffBackend> {
         saved: SavedTensors,
         path: ModulePath,
         steps: &'a BTreeMap<String, usize>,
+        dtype: DType,
         records: Vec<(ParamId, AdaptorRecord<AdamW, B>)>,
         failure: Option<CheckpointError>,
     }
@@ -231,7 +238,7 @@ pub(super) fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B
                 // The padding of a shard.
                 values.resize(dims.iter().product(), 0.0);
                 let data = TensorData::new(values, dims);
-                Ok(Tensor::<B::InnerBackend, D>::from_data(data, (&device, DType::F32)))
+                Ok(Tensor::<B::InnerBackend, D>::from_data(data, (&device, self.dtype)))
             };
             match moment("moment_1").and_then(|first| Ok((first, moment("moment_2")?))) {
                 Ok((moment_1, moment_2)) => {
@@ -243,7 +250,7 @@ pub(super) fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B
             }
         }
     }
-    let mut load = Load { saved, path: ModulePath::default(), steps, records: Vec::new(), failure: None };
+    let mut load = Load { saved, path: ModulePath::default(), steps, dtype, records: Vec::new(), failure: None };
     module.visit(&mut load);
     match load.failure {
         Some(failure) => Err(failure),

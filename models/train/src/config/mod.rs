@@ -16,7 +16,7 @@ pub use length::{NoLength, StepCount};
 pub use schema::schema;
 pub use sections::{
     CheckpointSection, ComputeDtype, DataSection, OptimizerSection, ParallelismSection, Precision, ProfileSection,
-    TrainingSection,
+    StorageDtype, TrainingSection,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use burn::tensor::DType;
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
 use device_select::DeviceChoice;
@@ -23,9 +24,9 @@ use crate::{ChatTemplate, Tokenizer};
 pub enum Precision {
     /// Everything in f32.
     F32,
-    /// Hidden states and the GEMMs of linears in bf16, parameters in f32.
+    /// Hidden states and the GEMMs of linears in bf16.
     Bf16,
-    /// GEMMs of linears in FP8, hidden states in `training.compute_dtype`, parameters in f32.
+    /// GEMMs of linears in FP8, hidden states in `training.compute_dtype`.
     #[default]
     Fp8,
 }
@@ -55,16 +56,40 @@ pub enum ComputeDtype {
     Bf16,
 }
 
+/// The dtype that parameters or moments are kept in between steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum StorageDtype {
+    /// 32-bit.
+    #[default]
+    F32,
+    /// bfloat16, rounded stochastically after each step.
+    Bf16,
+}
+
+impl StorageDtype {
+    /// Burn's.
+    pub fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::Bf16 => DType::BF16,
+        }
+    }
+}
+
 /// How long to train, on which device, in which precision, and what is said about it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainingSection {
     /// Where to compute.
     pub device: DeviceChoice,
-    /// In which precision to compute. Parameters and the optimizer's state are f32 in all of them.
+    /// In which precision to compute. What parameters are kept in is `param_dtype`, the optimizer's state `optimizer.state_dtype`.
     pub precision: Precision,
     /// Dtype of hidden states with `precision = "fp8"`. If absent, bf16 on CUDA and f32 elsewhere.
     pub compute_dtype: Option<ComputeDtype>,
+    /// What matrices are kept in, and so are their gradients: `bf16` takes half the memory. A step is computed in f32 and rounded
+    /// stochastically, by bits that follow from the seed, the step, the parameter's name and the element's place. Vectors stay in f32.
+    pub param_dtype: StorageDtype,
     /// Optimizer steps in all, or passes over the data, as in `"3 epochs"`; 0 only evaluates.
     pub steps: StepCount,
     /// Sequences in a micro-batch, which is what the device computes at once.
@@ -93,7 +118,8 @@ pub struct TrainingSection {
     pub eval_every: usize,
     /// Batches for the held-out loss, always the same ones.
     pub eval_batches: usize,
-    /// The device's peak in TFLOP/s, of which step lines then give the share that is used, `mfu`.
+    /// The device's peak in TFLOP/s, of which step lines then give the share that is used, `mfu`. If absent, the FP8 and the bf16 peak
+    /// of a device that is known by name, and no `mfu` for others.
     pub peak_tflops: Option<f64>,
     /// File to write losses, throughput and FP8 statistics to, a JSON object a line. If absent, `metrics.jsonl` in
     /// `checkpoint.folder`, and none without that.
@@ -125,6 +151,12 @@ pub struct OptimizerSection {
     pub weight_decay: f64,
     /// Whether norms, biases and embeddings decay too, as they did in runs of earlier versions.
     pub weight_decay_all: bool,
+    /// What both moments are kept in: `bf16` takes half the memory, with rounding as `training.param_dtype` says.
+    pub state_dtype: StorageDtype,
+    /// Whether each layer's parameters are changed in backward, as soon as their gradients exist, which are then let go: there is never
+    /// a whole set of gradients in memory. Losses and parameters are the same bits. It needs `training.activation_checkpointing`,
+    /// `training.grad_accumulation = 1`, `training.max_norm = inf` and a single rank.
+    pub in_backward: bool,
     /// Steps in which the learning rate rises linearly to `lr`.
     pub warmup_steps: usize,
     /// The curve after warm-up.
@@ -214,6 +246,7 @@ impl Default for TrainingSection {
             device: DeviceChoice::Auto,
             precision: Precision::Fp8,
             compute_dtype: None,
+            param_dtype: StorageDtype::F32,
             steps: 600.into(),
             batch_size: 8,
             grad_accumulation: 1,
@@ -242,6 +275,8 @@ impl Default for OptimizerSection {
             eps: 1e-8,
             weight_decay: 0.1,
             weight_decay_all: false,
+            state_dtype: StorageDtype::F32,
+            in_backward: false,
             warmup_steps: 20,
             decay: Decay::Cosine,
             min_lr_ratio: 0.1,
@@ -336,6 +371,35 @@ impl OptimizerSection {
         require("optimizer.min_lr_ratio", min_lr_ratio, fits, "must be in [0, 1]")?;
         let fits = decay_ratio > 0.0 && decay_ratio <= 1.0;
         require("optimizer.decay_ratio", decay_ratio, fits, "must be in (0, 1]")
+    }
+
+    /// Whether gradients can be applied in backward, if they are to be.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] saying what to set.
+    pub fn check_in_backward(&self, training: &TrainingSection, ranks: usize) -> Result<(), ConfigError> {
+        let TrainingSection { activation_checkpointing, grad_accumulation, max_norm, .. } = *training;
+        let checks = [
+            (
+                activation_checkpointing != ActivationCheckpointing::None,
+                "needs a backward in parts: set training.activation_checkpointing = \"full\"".to_string(),
+            ),
+            (
+                grad_accumulation == 1,
+                format!(
+                    "would apply a part of the gradients: set training.grad_accumulation = 1, which is {grad_accumulation}"
+                ),
+            ),
+            (
+                max_norm.is_infinite(),
+                format!(
+                    "does not know the norm of all gradients in time: set training.max_norm = inf, which is {max_norm}"
+                ),
+            ),
+            (ranks == 1, format!("is for one rank, and there are {ranks}: leave it out")),
+        ];
+        let wrong = checks.into_iter().find(|(holds, _)| self.in_backward && !holds);
+        wrong.map_or(Ok(()), |(_, reason)| require("optimizer.in_backward", true, false, &reason))
     }
 
     /// The learning rate of each of so many steps.

@@ -39,7 +39,7 @@ impl Default for ExportOptions {
 /// Dtype of exported weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ExportDtype {
-    /// The parameters' own.
+    /// What parameters have, exactly, also where they are kept in bf16.
     F32,
     /// Parameters rounded to nearest, ties to even.
     Bf16,

@@ -156,6 +156,7 @@ impl<S: ModelSection> RunConfig<S> {
     pub fn validate(&self) -> Result<(), JobError> {
         self.training.validate(&self.float8)?;
         self.optimizer.validate()?;
+        self.optimizer.check_in_backward(&self.training, 1)?;
         self.data.validate()?;
         self.checkpoint.validate()?;
         let steps = self.training.steps;
@@ -318,6 +319,7 @@ impl<S: ModelSection> RunConfig<S> {
         require("training.steps", *steps, steps.epochs().is_none() || epoch.len() == 1, reason)?;
         *steps = steps.resolve(epoch.iter().sum(), *batch_size * *grad_accumulation * ranks);
         config.validate()?;
+        config.optimizer.check_in_backward(&config.training, ranks)?;
         Ok(config)
     }
 

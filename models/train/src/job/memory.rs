@@ -5,7 +5,7 @@ use std::io::Write;
 use burn::tensor::DType;
 use burn::tensor::backend::Backend;
 use device_select::SelectedDevice;
-use float8_shard::{Reshard, ShardConfig, ShardPlan};
+use float8_shard::{PlanDtypes, Reshard, ShardConfig, ShardPlan};
 
 use super::config::RunConfig;
 use crate::JobError;
@@ -30,8 +30,13 @@ pub(super) fn plan<B: Backend, M: CausalLm<B>>(
     dtype: DType,
     device: &B::Device,
 ) -> Result<ShardPlan, JobError> {
+    let dtypes = PlanDtypes {
+        compute: dtype,
+        matrices: config.training.param_dtype.dtype(),
+        moments: config.optimizer.state_dtype.dtype(),
+    };
     // A tied output gathers the table once more, in its own dtype, and keeps it until backward.
-    let is_kept = config.parallelism.reshard == Reshard::AfterStep && dtype == DType::F32;
+    let is_kept = config.parallelism.reshard == Reshard::AfterStep && dtype == dtypes.matrices;
     let size = dims.size();
     let tied = match size.tie_word_embeddings && ranks > 1 && !is_kept {
         true => (size.vocab_size * size.hidden_size * dtype.size()) as u64,
@@ -40,7 +45,7 @@ pub(super) fn plan<B: Backend, M: CausalLm<B>>(
     let float8 = (config.training.precision == Precision::Fp8).then(|| config.float8(&dims));
     // Tables of positions are no parameters.
     let model = M::new(dims.with_max_seq_len(1), device)?;
-    let plan = ShardPlan::new::<B, _>(&model, ranks, shard_config(config), float8.as_ref(), dtype)?;
+    let plan = ShardPlan::new::<B, _>(&model, ranks, shard_config(config), float8.as_ref(), dtypes)?;
     Ok(ShardPlan { gathered: plan.gathered + tied, ..plan })
 }
 

@@ -14,6 +14,7 @@ use super::memory;
 use super::weights::Weights;
 use crate::config::{ComputeDtype, ConfigError, Precision, require};
 use crate::model::{CausalLm, ModelConfig, ModelSection, ModelSize, Sampling, TrainableModel};
+use crate::storage::store_matrices;
 use crate::{JobError, ProgressLine, Ranks, Tokenizer};
 
 /// The model's dimensions, with rotary tables no longer than what is to be done needs: sequences of `seq_len`, and text after a prompt of
@@ -70,6 +71,22 @@ pub(super) fn compute_dtype<B: Backend, S>(
     Err(JobError::UnsupportedDtype { dtype: format!("{dtype:?}").to_lowercase(), device: selected.to_string() })
 }
 
+/// Refuses to keep parameters or moments in a dtype that the device lacks.
+pub(super) fn check_storage<B: Backend, S>(
+    config: &RunConfig<S>,
+    selected: &SelectedDevice,
+    device: &B::Device,
+) -> Result<(), ConfigError> {
+    let kept = [
+        ("training.param_dtype", config.training.param_dtype),
+        ("optimizer.state_dtype", config.optimizer.state_dtype),
+    ];
+    kept.into_iter().try_for_each(|(key, kept)| {
+        let reason = format!("{selected} does not have it: leave the key out");
+        require(key, format!("{kept:?}").to_lowercase(), B::supports_dtype(device, kept.dtype()), &reason)
+    })
+}
+
 /// A model with these weights, with FP8 applied if `config` asks for it.
 ///
 /// The backend's default FP8 config is switched off for `device`.
@@ -84,6 +101,9 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     out: &mut dyn Write,
 ) -> Result<A::Trained<B>, JobError> {
     let model = weights.load::<B, A::Trained<B>>(device, progress, out)?;
+    // What only evaluates may be on a device without bf16: f32 has the same values.
+    let dtype = config.training.param_dtype.dtype();
+    let model = if B::supports_dtype(device, dtype) { store_matrices(model, dtype) } else { model };
     let float8 = config.float8(model.config());
     set_default_config::<B>(device, None)?;
     if config.training.precision != Precision::Fp8 {

@@ -12,7 +12,7 @@ use super::announce;
 use super::config::RunConfig;
 use super::finish::{Outcome, finish};
 use super::memory;
-use super::prepare::{compute_dtype, dimensions, prepare, shard};
+use super::prepare::{check_storage, compute_dtype, dimensions, prepare, shard};
 use super::text::Text;
 use super::weights::Weights;
 use crate::batches::{Batch, TrainBatches};
@@ -167,6 +167,7 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
         let profiler =
             profile.map(|profile| Profiler::prepare::<B>(profile, self.selected, self.device)).transpose()?;
         let dtype = compute_dtype::<B, _>(config, self.selected, self.device)?;
+        check_storage::<B, _>(config, self.selected, self.device)?;
         Ok(Place { dims, dtype, profiler })
     }
 

@@ -77,6 +77,9 @@ impl Metrics {
             lr,
             tokens_per_second: line.tokens_per_second,
             tflops: line.tokens_per_second * line.flops_per_token / 1e12,
+            mfu: line.mfu().given,
+            mfu_fp8: line.mfu().fp8,
+            mfu_bf16: line.mfu().bf16,
             memory_bytes: line.memory.map(|memory| memory.bytes),
             gemms: monitor.gemm_calls(),
         };

@@ -1,12 +1,14 @@
 //! The step line, in torchtitan's format, with what a device cannot tell left out.
 
 mod log;
+mod peak;
 mod record;
 
 use std::fmt;
 use std::fs;
 
 pub use log::Metrics;
+pub use peak::Peak;
 pub use record::{HealthRecord, METRICS_FILE, MetricsError, MetricsFile, Record, RunRecord, TrainRecord, read_metrics};
 
 /// What is said about one step.
@@ -24,8 +26,33 @@ pub struct StepLine {
     pub tokens_per_second: f64,
     /// Model FLOPs of one token: see [`LanguageModel::flops_per_token`](crate::LanguageModel::flops_per_token).
     pub flops_per_token: f64,
-    /// The device's peak in FLOP/s, where it is known.
-    pub peak_flops: Option<f64>,
+    /// The peak of all devices together, where it is known.
+    pub peak: Option<Peak>,
+}
+
+/// Model FLOPs utilization: shares of the peaks that are known, from 0 to 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Mfu {
+    /// What share of the peak that was given.
+    pub given: Option<f64>,
+    /// What share of the device's FP8 peak.
+    pub fp8: Option<f64>,
+    /// What share of the device's bf16 peak.
+    pub bf16: Option<f64>,
+}
+
+impl StepLine {
+    /// How much of the devices' peaks is used.
+    pub fn mfu(&self) -> Mfu {
+        let flops = self.tokens_per_second * self.flops_per_token;
+        match self.peak {
+            None => Mfu::default(),
+            Some(Peak::Given(peak)) => Mfu { given: Some(flops / peak), ..Mfu::default() },
+            Some(Peak::Known { fp8, bf16 }) => {
+                Mfu { given: None, fp8: fp8.map(|peak| flops / peak), bf16: Some(flops / bf16) }
+            }
+        }
+    }
 }
 
 /// Peak memory in use.
@@ -81,10 +108,11 @@ impl fmt::Display for StepLine {
         let tps = thousands(&format!("{tokens_per_second:.0}"));
         let tflops = thousands(&format!("{:.2}", flops / 1e12));
         write!(f, "tps: {tps}  tflops: {tflops}")?;
-        if let Some(peak) = self.peak_flops {
-            write!(f, "  mfu: {:.2}%", 100.0 * flops / peak)?;
-        }
-        Ok(())
+        let Mfu { given, fp8, bf16 } = self.mfu();
+        let shares = [(given, ""), (fp8, " of fp8"), (bf16, " of bf16")];
+        let shares = shares.into_iter().filter_map(|(share, of)| Some(format!("{:.2}%{of}", 100.0 * share?)));
+        let shares: Vec<_> = shares.collect();
+        if shares.is_empty() { Ok(()) } else { write!(f, "  mfu: {}", shares.join(", ")) }
     }
 }
 

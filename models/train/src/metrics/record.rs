@@ -73,6 +73,15 @@ pub struct TrainRecord {
     /// Model TFLOP/s since the last line, likewise.
     #[serde(default = "nan", deserialize_with = "or_nan")]
     pub tflops: f64,
+    /// Model FLOPs utilization, from 0 to 1: the share of `training.peak_tflops`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mfu: Option<f64>,
+    /// The share of a known device's FP8 peak.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mfu_fp8: Option<f64>,
+    /// The share of a known device's bf16 peak.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mfu_bf16: Option<f64>,
     /// Peak memory in bytes: the device's as CubeCL counts it, the process's on a CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,

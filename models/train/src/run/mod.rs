@@ -16,7 +16,7 @@ use crate::batches::Batch;
 use crate::checkpoint::{Checkpoints, Snapshot, Worth, Written, saved_steps};
 use crate::config::{Float8Section, Precision, TrainingSection};
 use crate::error::Divergence;
-use crate::metrics::{Memory, Metrics, StepLine, better};
+use crate::metrics::{Memory, Metrics, Peak, StepLine, better};
 use crate::model::LanguageModel;
 use crate::profile::Profiler;
 use crate::progress::ProgressLine;
@@ -92,6 +92,8 @@ struct UnderWay<B: AutodiffBackend> {
     since: Instant,
     tokens: usize,
     flops_per_token: f64,
+    /// The peak of the devices of all ranks.
+    peak: Option<Peak>,
 }
 
 impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
@@ -131,6 +133,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
             since: Instant::now(),
             tokens: 0,
             flops_per_token: steps.model.flops_per_token(training.seq_len),
+            peak: self.peak(steps.ranks().map_or(1, Ranks::count)),
         };
         let mut was_float8 = fp8 && (steps.done() == 0 || self.is_float8(steps.done() - 1));
         let mut verified = false;
@@ -218,6 +221,14 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         Ok(Finished { model: steps.model, lines: now.lines, held_out, report: now.report })
     }
 
+    /// The peak of so many devices: what the configuration says, or what is known of such a device.
+    fn peak(&self, devices: usize) -> Option<Peak> {
+        match self.config.training.peak_tflops {
+            Some(tflops) => Some(Peak::Given(tflops * 1e12 * devices as f64)),
+            None => Peak::of_devices(&self.selected.hardware_name()?, devices),
+        }
+    }
+
     /// The line of a step, in the log and in the metrics.
     fn log<M>(
         &mut self,
@@ -233,7 +244,6 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
             SelectedDevice::Cpu => Memory::of_process(),
             _ => B::device_memory(self.device).map(|memory| Memory { bytes: memory.reserved, total: None }),
         };
-        let ranks = steps.ranks().map_or(1, Ranks::count);
         let line = StepLine {
             step: seen.step,
             loss: seen.loss,
@@ -241,7 +251,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
             memory,
             tokens_per_second: now.tokens as f64 / now.since.elapsed().as_secs_f64(),
             flops_per_token: now.flops_per_token,
-            peak_flops: self.config.training.peak_tflops.map(|peak| peak * 1e12 * ranks as f64),
+            peak: now.peak,
         };
         writeln!(self.out, "{line}")?;
         if let Some(metrics) = &mut self.metrics {

@@ -54,6 +54,31 @@ fn two_ranks_are_one() {
     }
 }
 
+/// Each rank rounds its rows as one rounds the whole, saves them in bf16, and goes on with them.
+#[test]
+fn two_ranks_are_one_in_bf16() {
+    let data = text();
+    let folder = tempfile::tempdir().unwrap();
+    let saved = folder.path().join("run");
+    let settings = [
+        "training.steps=4",
+        "checkpoint.every=2",
+        "training.max_norm=inf",
+        "training.param_dtype=bf16",
+        "optimizer.state_dtype=bf16",
+    ];
+    let arguments = small(&data.1, &settings);
+    let one = losses(stdout(&llama3(1, "train", &[&arguments[..], &accumulation(2)].concat())));
+    let folder = ["--checkpoints".into(), saved.display().to_string()];
+    let two = losses(stdout(&llama3(2, "train", &[&arguments[..], &folder].concat())));
+    assert_eq!((one.len(), &one), (5, &two));
+    let file = |kind: &str| saved.join(format!("step-000000004/{kind}-rank-00001-of-00002.safetensors"));
+    let [model, optimizer] = ["model", "optimizer"].map(|kind| std::fs::metadata(file(kind)).unwrap().len());
+    assert!(optimizer < 2 * model + 100_000, "{model} {optimizer}");
+    let resumed = losses(stdout(&llama3(2, "resume", &[saved.display().to_string(), "--step".into(), "2".into()])));
+    assert_eq!(resumed, two[2..]);
+}
+
 /// What four ranks have saved, two and one go on with.
 #[test]
 fn a_run_goes_on_with_another_number_of_ranks() {

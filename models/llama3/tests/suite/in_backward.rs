@@ -1,0 +1,96 @@
+//! Gradients that are applied in backward: the same training, and what it does not go together with.
+
+use std::path::Path;
+
+use burn_float8::Recipe;
+use llama3::{Error, RunConfig};
+use train::TrainError;
+use train::config::ConfigError;
+
+use crate::activations::{MOE, config, trained};
+use crate::common::{open, run, steps, text};
+
+const IN_BACKWARD: [&str; 3] =
+    ["training.activation_checkpointing=full", "training.max_norm=inf", "optimizer.in_backward=true"];
+
+/// A run with these settings, and the same one that applies gradients after backward.
+fn both(data: &Path, settings: &[&str]) -> [RunConfig; 2] {
+    ["true", "false"].map(|in_backward| {
+        let in_backward = format!("optimizer.in_backward={in_backward}");
+        config(data, &[&IN_BACKWARD[..2], settings, &[&in_backward]].concat())
+    })
+}
+
+#[test]
+fn steps_are_the_same_bits_in_every_recipe() {
+    let data = text();
+    for recipe in Recipe::ALL {
+        let [within, after] = both(data.path(), &[&format!("float8.recipe={recipe}")]).map(|config| trained(&config));
+        assert!(within == after, "{recipe}");
+    }
+}
+
+#[test]
+fn steps_are_the_same_bits_in_every_run() {
+    let data = text();
+    for settings in [
+        &["training.precision=f32", "training.activation_checkpointing=2"][..],
+        // The embedding has gradients of the output layer, in chunks, and of the first segment.
+        &["training.precision=f32", "model.tie_word_embeddings=true", "training.loss_chunk=20"],
+        &["float8.recipe=delayed", "float8.schedule={ warmup = 2 }", "training.loss_chunk=30"],
+        &[MOE, "float8.recipe=mxfp8"],
+        &["training.param_dtype=bf16", "optimizer.state_dtype=bf16", "optimizer.weight_decay=5"],
+    ] {
+        let [within, after] = both(data.path(), settings).map(|config| trained(&config));
+        assert!(within == after, "{settings:?}");
+    }
+}
+
+#[test]
+fn a_run_says_the_same_of_itself() {
+    let data = text();
+    let [within, after] =
+        both(data.path(), &["float8.statistics={ every_n_steps = 2 }"]).map(|config| run(&config).unwrap().0);
+    assert_eq!(within.report, after.report);
+    assert_eq!((within.gemms, within.held_out_loss), (after.gemms, after.held_out_loss));
+}
+
+#[test]
+fn what_it_excludes_is_said_with_what_to_set() {
+    let refusal = |settings: &[&str]| {
+        let settings: Vec<_> = IN_BACKWARD.iter().chain(settings).map(|setting| setting.to_string()).collect();
+        match RunConfig::load(None, &settings).unwrap().validate() {
+            Err(Error::Config(error @ ConfigError::Value { key: "optimizer.in_backward", .. })) => error.to_string(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let whole = RunConfig::load(None, &IN_BACKWARD.map(String::from)).unwrap();
+    whole.validate().unwrap();
+    for (settings, words) in [
+        (&["training.activation_checkpointing=none"][..], "set training.activation_checkpointing = \"full\""),
+        (&["training.grad_accumulation=2"], "set training.grad_accumulation = 1, which is 2"),
+        (&["training.max_norm=0.5"], "set training.max_norm = inf, which is 0.5"),
+    ] {
+        let error = refusal(settings);
+        assert!(error.starts_with("optimizer.in_backward = true: ") && error.ends_with(words), "{error}");
+    }
+    let ranks = whole.optimizer.check_in_backward(&whole.training, 2).unwrap_err().to_string();
+    assert!(ranks.ends_with("is for one rank, and there are 2: leave it out"), "{ranks}");
+}
+
+/// Its gradient is whole only when both layers have added to it.
+#[test]
+fn a_parameter_of_two_layers_is_refused() {
+    let data = text();
+    let config = config(data.path(), &IN_BACKWARD);
+    let run = steps(&config, &open(&config), |mut model| {
+        model.layers[1] = model.layers[0].clone();
+        model
+    });
+    match run.step(&Default::default()) {
+        Err(TrainError::Config(ConfigError::Value { key: "optimizer.in_backward", reason, .. })) => {
+            assert!(reason.starts_with("layers.0.") && reason.contains("is read by several segments"), "{reason}");
+        }
+        other => panic!("{:?}", other.map(|(_, step)| step.number)),
+    }
+}

@@ -1,0 +1,84 @@
+//! Runs that are stopped and go on, of models and optimizers for which that is hard.
+
+use std::path::Path;
+
+use device_select::SelectedDevice;
+use llama3::{Llama3, RunConfig};
+use tempfile::TempDir;
+use train::checkpoint::{SavedRun, Which};
+use train::job::{Start, train};
+
+use crate::common::{Train, run_config, text};
+
+/// Step lines' losses and gradient norms, by step, of a run of `config` from its beginning or from what is saved.
+fn lines(config: &RunConfig, saved: Option<SavedRun>) -> Vec<(usize, u64, u64)> {
+    let start = Start { is_resumed: saved.is_some(), saved, ..Start::default() };
+    let outcome =
+        train::<Llama3, Train>(config, &start, &SelectedDevice::Cpu, &Default::default(), &mut vec![]).unwrap();
+    outcome.steps.iter().map(|line| (line.step, line.loss.to_bits(), line.grad_norm.to_bits())).collect()
+}
+
+/// The bytes of a file of tensors in the last checkpoint.
+fn saved_tensors(folder: &Path, step: usize, file: &str) -> Vec<u8> {
+    std::fs::read(folder.join(format!("step-{step:09}")).join(file)).unwrap()
+}
+
+/// Three steps in one go, and in two and one: the same losses, norms, parameters and moments, to the bit.
+fn assert_resumes(settings: &[&str]) {
+    let (data, folder) = (text(), TempDir::new().unwrap());
+    let [straight, stopped] = ["straight", "stopped"].map(|name| {
+        let saved = format!("checkpoint.folder={}", folder.path().join(name).display());
+        // Learning rates that do not depend on how many steps there are.
+        let fixed = [
+            "training.steps=3",
+            "training.log_every=1",
+            "checkpoint.every=2",
+            "generate.max_new_tokens=0",
+            "optimizer.warmup_steps=0",
+            "optimizer.decay=constant",
+            &saved,
+        ];
+        run_config(data.path(), &[settings, &fixed].concat())
+    });
+    let expected = lines(&straight, None);
+    let mut first = stopped.clone();
+    first.training.steps = 2.into();
+    let mut whole = lines(&first, None);
+    let saved = SavedRun::open(stopped.checkpoint.folder.as_deref().unwrap(), Which::Latest).unwrap();
+    assert_eq!(saved.step(), 2);
+    whole.extend(lines(&stopped, Some(saved)));
+    assert_eq!(whole, expected, "{settings:?}");
+    for file in ["model.safetensors", "optimizer.safetensors"] {
+        let [a, b] =
+            [&straight, &stopped].map(|config| saved_tensors(config.checkpoint.folder.as_deref().unwrap(), 3, file));
+        assert!(a == b, "{settings:?}: {file}");
+    }
+}
+
+/// Its gradient's norm is a sum that Flex adds on several cores.
+#[test]
+fn a_run_with_an_embedding_of_32_mi_elements_resumes_bit_for_bit() {
+    assert_resumes(&[
+        "model.vocab_size=1024",
+        "model.hidden_size=32768",
+        "model.intermediate_size=8",
+        "model.num_layers=1",
+        "model.num_heads=2",
+        "model.num_kv_heads=1",
+        "model.head_dim=4",
+        "model.tie_word_embeddings=true",
+        "training.batch_size=1",
+        "training.seq_len=8",
+        "training.eval_batches=1",
+        "checkpoint.keep=1",
+        "training.max_norm=0.5",
+    ]);
+}
+
+#[test]
+fn runs_in_bf16_resume_bit_for_bit() {
+    let bf16 = ["training.param_dtype=bf16", "optimizer.state_dtype=bf16"];
+    for settings in [&bf16[..1], &bf16[1..], &bf16[..]] {
+        assert_resumes(&[settings, &["float8.recipe=delayed", "training.grad_accumulation=2"]].concat());
+    }
+}
