@@ -7,9 +7,9 @@ use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Tensor, TensorData};
 use burn_float8::{Float8, nn::attention};
 use serde::Serialize;
-use test_data::normal;
+use test_data::{Counting, normal};
 
-use crate::{medians, memory};
+use crate::medians;
 
 /// Query heads, key heads, and their width.
 const HEADS: [usize; 2] = [8, 4];
@@ -66,8 +66,8 @@ pub fn rows(repeat: u32) -> Vec<Row> {
         let node = step::<Float8<Autodiff<Flex>>>(sequences, seq_len);
         // On a backend that is no `Float8` it is Burn's own.
         let materialized = (seq_len <= LONGEST_MATERIALIZED).then(|| step::<Autodiff<Flex>>(sequences, seq_len));
-        let peak_bytes = memory::peak_of(&node);
-        let materialized_peak_bytes = materialized.as_ref().map(memory::peak_of);
+        let peak_bytes = Counting::peak_of(&node);
+        let materialized_peak_bytes = materialized.as_ref().map(|step| Counting::peak_of(step));
         let [ms, other] = match &materialized {
             Some(other) => medians(repeat, timed(&node), timed(other)),
             None => medians(repeat, timed(&node), || f64::NAN),

@@ -18,7 +18,7 @@ mod quantize;
 mod step;
 
 #[global_allocator]
-static ALLOCATOR: memory::Counting = memory::Counting;
+static ALLOCATOR: test_data::Counting = test_data::Counting;
 
 #[derive(Parser)]
 struct Args {

@@ -1,9 +1,7 @@
 //! Peak bytes of one train step on the CPU, over what was alive before it: of the debug Llama, and of an encoder of burn-nn's. Each row
 //! is measured in a process of its own, where nothing of another is alive.
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::env::current_exe;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use burn::backend::{Autodiff, Flex};
 use burn::module::{AutodiffModule, Param};
@@ -13,52 +11,9 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::{Float8, Float8Config, Float8LinearConfig, Recipe, set_default_config};
 use serde::Serialize;
-use test_data::normal;
+use test_data::{Counting, normal};
 
 use crate::model::{BATCH, Training, float8, plain};
-
-/// The system's allocator, counting.
-pub struct Counting;
-
-static ALIVE: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-fn grow(bytes: usize) {
-    let alive = ALIVE.fetch_add(bytes, Relaxed) + bytes;
-    PEAK.fetch_max(alive, Relaxed);
-}
-
-// SAFETY: every call is the system allocator's; counting touches no memory of the caller.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        grow(layout.size());
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        grow(layout.size());
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        ALIVE.fetch_sub(layout.size(), Relaxed);
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        grow(size);
-        ALIVE.fetch_sub(layout.size(), Relaxed);
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
-
-/// Peak bytes of a call over what is alive before it.
-pub fn peak_of(call: impl Fn()) -> usize {
-    let before = ALIVE.load(Relaxed);
-    PEAK.store(before, Relaxed);
-    call();
-    PEAK.load(Relaxed) - before
-}
 
 const LLAMA: &str = "debug Llama";
 const ENCODER: &str = "TransformerEncoder";
@@ -99,10 +54,7 @@ pub struct Row {
 fn peak<B: AutodiffBackend, M: AutodiffModule<B>>(mut training: Training<B, M>) -> usize {
     // Makes the moments, which stay.
     training.step();
-    let before = ALIVE.load(Relaxed);
-    PEAK.store(before, Relaxed);
-    training.step();
-    PEAK.load(Relaxed) - before
+    Counting::peak_of(|| training.step())
 }
 
 /// Parameters are f32 but for those of norms, which have the dtype of hidden states: Burn's multiply in one dtype.

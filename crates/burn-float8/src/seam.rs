@@ -79,6 +79,12 @@ pub fn weight_granularities(policy: &Policy) -> [Option<Granularity>; 2] {
     })
 }
 
+/// What shares a scale in the copy of its input that a linear keeps for backward, `[K, M]`; none where that stays in high precision.
+pub fn input_granularity(policy: &Policy) -> Option<Granularity> {
+    let cast = policy.casts()?.of(Operand::INPUT_T);
+    (!cast.is_disabled()).then_some(cast.scaling_granularity)
+}
+
 /// The weights of a model that have a source and are to be read in FP8.
 pub fn sourced_weights<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<SourcedWeight<B::Inner>> {
     let sourced =

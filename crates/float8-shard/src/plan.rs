@@ -18,7 +18,7 @@ use crate::sharding::{alignment, chunk};
 /// gathered, after_step      the whole of every weight that GEMMs read: codes and scales of both orientations, or values
 /// gathered, after_forward   the two largest of them: one that is read and one that is on its way
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct ShardPlan {
     /// Ranks.
     pub ranks: usize,
@@ -32,6 +32,14 @@ pub struct ShardPlan {
     pub gathered: u64,
     /// Bytes of the largest gradient before ranks have added it up.
     pub largest_gradient: u64,
+    /// Bytes of the FP8 copies of the weights of a single process, which are there in both orientations.
+    pub copies: u64,
+    /// Bytes of those copies whose codes a backend may have once for both: one scale serves a tensor or a square.
+    pub shared_copies: u64,
+    /// Bytes that linears keep of each element of their inputs for backward, on average, on a CPU.
+    pub input_bytes: f64,
+    /// Elements of the largest parameter, and of the largest weight of a linear that runs in FP8.
+    pub largest: [u64; 2],
     /// Bytes of the whole model in f32, which each rank has until it is sharded.
     pub whole: u64,
 }
@@ -46,6 +54,9 @@ pub struct PlanDtypes {
     /// What AdamW's moments are kept in.
     pub moments: DType,
 }
+
+/// Rows of an input, for how many elements of its transpose share a scale.
+const INPUT_ROWS: usize = 1024;
 
 /// A parameter of a model, by its path.
 struct Planned {
@@ -81,10 +92,13 @@ impl ShardPlan {
         .into_iter();
         let mut new = Self { ranks, ..Self::default() };
         let mut copies = vec![];
+        // Of linears' inputs: elements, and bytes.
+        let (mut elements_read, mut bytes_kept) = (0, 0.0);
         for parameter in &parameters {
             let elements = parameter.dims.iter().product::<usize>() as u64;
             let kept = if parameter.dims.len() < 2 { DType::F32 } else { dtypes.matrices }.size() as u64;
             new.whole += 4 * elements;
+            new.largest[0] = new.largest[0].max(elements);
             let policy = parameter.linear().and_then(|_| policies.next());
             let mut add = |own: u64| {
                 new.parameters += kept * own;
@@ -103,10 +117,32 @@ impl ShardPlan {
             let [transposed, rows] = granularities;
             let float8 = [(transposed, [n, k]), (rows, [k, n])]
                 .map(|(granularity, dims)| granularity.map(|granularity| size(granularity, dims) as u64));
+            if float8.iter().any(Option::is_some) {
+                new.largest[1] = new.largest[1].max(elements);
+            }
+            new.copies += float8.iter().flatten().sum::<u64>();
+            if let ([Some(one), Some(other)], true) = (granularities, granularities[0] == granularities[1])
+                && one == other
+                && matches!(one, Granularity::Tensor | Granularity::Block128x128)
+            {
+                new.shared_copies += float8[1].unwrap_or_default();
+            }
+            if let Some(policy) = &policy {
+                let kept = seam::input_granularity(policy).map_or(dtypes.compute.size() as f64, |granularity| {
+                    let [height, width] = granularity.group(k, INPUT_ROWS);
+                    1.0 + 4.0 / (height * width) as f64
+                });
+                elements_read += k;
+                bytes_kept += kept * k as f64;
+            }
             let is_values = float8.contains(&None);
             let size = if matches!(parameter.kind, Kind::Embedding) { kept } else { dtypes.compute.size() as u64 };
             copies.extend(float8.into_iter().flatten().chain(is_values.then_some(size * elements)));
         }
+        new.input_bytes = match elements_read {
+            0 => dtypes.compute.size() as f64,
+            read => bytes_kept / read as f64,
+        };
         copies.sort_unstable_by(|a, b| b.cmp(a));
         let alive = if config.reshard == Reshard::AfterStep { copies.len() } else { 2 };
         // A world of one gathers nothing.

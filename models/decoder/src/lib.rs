@@ -12,6 +12,7 @@ mod dims;
 mod forward;
 pub mod hf;
 mod linear;
+mod memory;
 mod mlp;
 mod norm;
 pub mod rope;

@@ -29,7 +29,8 @@ impl Dimensions {
             None => input(hidden + intermediate) + 2 * element * intermediate,
             // Each token is a row of several experts: its input, and what they give, which the weights multiply.
             Some([_, per_token]) => {
-                per_token as u64 * (input(hidden + intermediate) + 2 * element * (intermediate + hidden)) + element * hidden
+                per_token as u64 * (input(hidden + intermediate) + 2 * element * (intermediate + hidden))
+                    + element * hidden
             }
         };
         LayerBytes {

@@ -5,7 +5,7 @@ use std::path::Path;
 use decoder::hf::{Defaults, ScaledRope};
 use serde_json::{Value, json};
 use train::hf::HfReader;
-use train::{JobError, ModelConfig, ModelSize};
+use train::{BatchShape, JobError, LayerBytes, ModelConfig, ModelSize};
 
 use crate::config::{LlamaConfig, MoeConfig, RopeScaling};
 
@@ -23,6 +23,10 @@ impl ModelConfig for LlamaConfig {
 
     fn size(&self) -> ModelSize {
         self.dims().size()
+    }
+
+    fn layer_bytes(&self, shape: &BatchShape) -> Option<(usize, LayerBytes)> {
+        Some((self.dims().num_layers, self.dims().layer_bytes(shape)))
     }
 
     fn with_max_seq_len(self, max_seq_len: usize) -> Self {

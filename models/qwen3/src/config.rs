@@ -6,7 +6,7 @@ use decoder::Dimensions;
 use decoder::hf::Defaults;
 use serde_json::{Value, json};
 use train::hf::HfReader;
-use train::{ByteTokenizer, JobError, ModelConfig, ModelSize};
+use train::{BatchShape, ByteTokenizer, JobError, LayerBytes, ModelConfig, ModelSize};
 
 /// The names that [`Qwen3Config::preset`] takes.
 pub const PRESETS: [&str; 7] = ["debug", "0.6b", "1.7b", "4b", "8b", "14b", "32b"];
@@ -84,6 +84,10 @@ impl ModelConfig for Qwen3Config {
 
     fn size(&self) -> ModelSize {
         self.dims.size()
+    }
+
+    fn layer_bytes(&self, shape: &BatchShape) -> Option<(usize, LayerBytes)> {
+        Some((self.dims.num_layers, self.dims.layer_bytes(shape)))
     }
 
     fn with_max_seq_len(self, max_seq_len: usize) -> Self {

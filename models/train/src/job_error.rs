@@ -195,6 +195,19 @@ pub enum JobError {
         /// What there is, swap included.
         there: String,
     },
+    /// A training step takes more memory than the device has.
+    #[error("a training step takes about {needed}, and there is {there}: {advice}")]
+    StepMemory {
+        /// How much it takes.
+        needed: String,
+        /// What there is.
+        there: String,
+        /// Settings that fit, or what else to do.
+        advice: String,
+    },
+    /// The memory of a step was asked for, of a model that does not say what its layers keep.
+    #[error("how much a training step of this model takes is unknown: it has no `ModelConfig::layer_bytes`")]
+    NoEstimate,
     /// The device does not compute in this dtype.
     #[error("{device} does not compute in {dtype}: use precision f32, or fp8 with training.compute_dtype = \"f32\"")]
     UnsupportedDtype {

@@ -59,10 +59,12 @@ pub use escape::{EscapedWriter, escaped};
 pub use folder::{FolderError, create_folder};
 pub use hf::ExportOptions;
 pub use job::Job;
+pub use job::MemoryEstimate;
 pub use job_error::JobError;
 pub use lines::TokenizeError;
 pub use model::{
-    CausalLm, CausalLmExt, LanguageModel, ModelConfig, ModelSection, ModelSize, Sampling, Segments, TrainableModel,
+    BatchShape, CausalLm, CausalLmExt, LanguageModel, LayerBytes, ModelConfig, ModelSection, ModelSize, Sampling,
+    Segments, TrainableModel,
 };
 pub use module_path::ModulePath;
 pub use optimizer::ModuleAdamW;

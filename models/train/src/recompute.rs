@@ -47,6 +47,16 @@ impl Plan {
         Self { group, chunk, needs_segments: group.is_some() || chunk.is_some() && training.loss_chunk.is_some() }
     }
 
+    /// Segments whose graph is there at a time; none if those of all are.
+    pub(crate) fn group(&self) -> Option<usize> {
+        self.group
+    }
+
+    /// Tokens whose logits are there at a time; none if those of all are.
+    pub(crate) fn chunk(&self) -> Option<usize> {
+        self.chunk
+    }
+
     fn is_plain(self) -> bool {
         self.group.is_none() && self.chunk.is_none()
     }

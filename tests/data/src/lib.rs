@@ -5,10 +5,12 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+mod allocator;
 mod floats;
 mod golden;
 mod random;
 
+pub use allocator::Counting;
 pub use floats::{amaxes, binade_edges, encoder_edges};
 pub use golden::Golden;
 pub use random::{Random, normal};

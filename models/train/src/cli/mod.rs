@@ -2,6 +2,7 @@
 
 mod cache;
 mod flags;
+mod memory;
 mod model;
 mod plot;
 mod tokenize;
@@ -17,6 +18,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{CommandFactory, FromArgMatches, Parser};
 use device_select::DeviceChoice;
 pub use flags::RunFlags;
+pub use memory::MemoryArgs;
 pub use model::{EvalArgs, ExportArgs, GenerateArgs, ModelArgs, PrecisionArgs, ResumeArgs};
 pub use plot::PlotArgs;
 pub use tokenize::TokenizeArgs;
@@ -71,6 +73,8 @@ pub enum Command {
     Export(ExportArgs),
     /// Print an array of token ids for each JSON string of a file, one a line; or make a token file of what is to be trained on.
     Tokenize(TokenizeArgs),
+    /// Print the memory that a training step takes, by what takes it, and settings that fit if it is too much.
+    Memory(MemoryArgs),
     /// List the tokens that are kept for later runs, or remove some.
     Cache(CacheArgs),
     /// Print the JSON Schema of configurations, by which editors complete and check them.
@@ -105,6 +109,7 @@ impl Command {
             Self::Eval(args) => args.job().map(Some),
             Self::Generate(args) => args.job().map(Some),
             Self::Export(args) => args.job().map(Some),
+            Self::Memory(args) => args.job().map(Some),
             Self::Tokenize(args) => args.run(out).map(|()| None),
             Self::Cache(args) => args.run(out).map(|()| None),
             Self::ConfigSchema => {

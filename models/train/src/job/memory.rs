@@ -1,6 +1,8 @@
 //! The memory that a model and its training take, told and compared with what there is before any of it is allocated.
 
+use std::collections::BTreeMap;
 use std::io::Write;
+use std::num::NonZero;
 
 use burn::tensor::DType;
 use burn::tensor::backend::Backend;
@@ -8,8 +10,10 @@ use device_select::SelectedDevice;
 use float8_shard::{PlanDtypes, Reshard, ShardConfig, ShardPlan};
 
 use super::config::RunConfig;
+use super::estimate::{Estimated, MemoryEstimate};
+use super::prepare::compute_dtype;
 use crate::JobError;
-use crate::config::{ParallelismSection, Precision};
+use crate::config::{ActivationCheckpointing, ParallelismSection, Precision, StorageDtype};
 use crate::metrics::Memory;
 use crate::model::{CausalLm, ModelConfig, ModelSection};
 
@@ -49,6 +53,137 @@ pub(super) fn plan<B: Backend, M: CausalLm<B>>(
     Ok(ShardPlan { gathered: plan.gathered + tied, ..plan })
 }
 
+/// What a step of the run takes, if the model says what its layers keep.
+pub(super) fn estimate<B: Backend, M: CausalLm<B>>(
+    config: &RunConfig<impl ModelSection<Config = M::Config>>,
+    dims: &M::Config,
+    ranks: usize,
+    selected: &SelectedDevice,
+    device: &B::Device,
+) -> Result<Option<MemoryEstimate>, JobError> {
+    let dtype = compute_dtype::<B, _>(config, selected, device)?;
+    let plan = plan::<B, M>(config, dims.clone(), ranks, dtype, device)?;
+    let is_host = *selected == SelectedDevice::Cpu;
+    let RunConfig { training, optimizer, .. } = config;
+    Ok(Estimated { training, optimizer, dims, plan: &plan, dtype, is_host }.estimate())
+}
+
+/// Prints what a step takes, and whether that fits.
+///
+/// # Errors
+/// [`JobError::StepMemory`] if it does not, [`JobError::NoEstimate`], those of the configuration.
+pub(super) fn tell<B: Backend, M: CausalLm<B>>(
+    config: &RunConfig<impl ModelSection<Config = M::Config>>,
+    dims: M::Config,
+    ranks: usize,
+    available: Option<u64>,
+    selected: &SelectedDevice,
+    device: &B::Device,
+    out: &mut dyn Write,
+) -> Result<(), JobError> {
+    let estimate = estimate::<B, M>(config, &dims, ranks, selected, device)?.ok_or(JobError::NoEstimate)?;
+    writeln!(out, "{estimate}\n")?;
+    let peak = estimate.peak();
+    let Some(there) = available.or_else(|| there(selected)) else {
+        return Ok(writeln!(out, "peak: {}; how much {selected} has is unknown: --available says it", gib(peak))?);
+    };
+    if peak <= there {
+        return Ok(writeln!(out, "peak: {} of {}: fits", gib(peak), gib(there))?);
+    }
+    Err(too_much::<B, M>(config, &dims, ranks, [peak, there], selected, device))
+}
+
+/// Refuses a run whose steps take more than there is, with settings that fit. An estimate may be off by a tenth.
+///
+/// # Errors
+/// [`JobError::StepMemory`], those of the configuration.
+pub(super) fn check_step<B: Backend, M: CausalLm<B>>(
+    config: &RunConfig<impl ModelSection<Config = M::Config>>,
+    dims: &M::Config,
+    ranks: usize,
+    selected: &SelectedDevice,
+    device: &B::Device,
+) -> Result<(), JobError> {
+    let (Some(there), Some(estimate)) = (there(selected), estimate::<B, M>(config, dims, ranks, selected, device)?)
+    else {
+        return Ok(());
+    };
+    let peak = estimate.peak();
+    match peak / 10 * 9 > there {
+        true => Err(too_much::<B, M>(config, dims, ranks, [peak, there], selected, device)),
+        false => Ok(()),
+    }
+}
+
+fn too_much<B: Backend, M: CausalLm<B>>(
+    config: &RunConfig<impl ModelSection<Config = M::Config>>,
+    dims: &M::Config,
+    ranks: usize,
+    [peak, there]: [u64; 2],
+    selected: &SelectedDevice,
+    device: &B::Device,
+) -> JobError {
+    let mut tried = config.clone();
+    let mut settings = BTreeMap::new();
+    let fits = |config: &_| {
+        let estimate = estimate::<B, M>(config, dims, ranks, selected, device);
+        estimate.ok().flatten().filter(|estimate| estimate.peak() <= there)
+    };
+    // Those that change no number first; then those that do, and what each step sees of the data.
+    for change in 0..CHANGES {
+        settings.extend(apply(change, &mut tried));
+        if let Some(estimate) = fits(&tried) {
+            let settings: Vec<_> = settings.iter().map(|(key, value)| format!("--set {key}={value}")).collect();
+            let advice = format!("with {} it takes {}", settings.join(" "), gib(estimate.peak()));
+            return JobError::StepMemory { needed: gib(peak), there: gib(there), advice };
+        }
+    }
+    let advice =
+        "no setting makes it fit: take a smaller model or shorter sequences, or share it among more ranks".into();
+    JobError::StepMemory { needed: gib(peak), there: gib(there), advice }
+}
+
+/// Changes that make a step smaller, in the order in which they are tried.
+const CHANGES: usize = 16;
+
+/// Makes a change, and gives the keys that make it with their values.
+fn apply<S>(change: usize, config: &mut RunConfig<S>) -> Vec<(&'static str, String)> {
+    let (training, optimizer) = (&mut config.training, &mut config.optimizer);
+    match change {
+        0 if training.activation_checkpointing == ActivationCheckpointing::None => {
+            training.activation_checkpointing = ActivationCheckpointing::Every(NonZero::<usize>::MIN);
+            vec![("training.activation_checkpointing", "full".into())]
+        }
+        1 if training.loss_chunk.is_none_or(|chunk| chunk > 512) && training.batch_size * training.seq_len > 512 => {
+            training.loss_chunk = Some(512);
+            vec![("training.loss_chunk", "512".into())]
+        }
+        2 if optimizer.state_dtype == StorageDtype::F32 => {
+            optimizer.state_dtype = StorageDtype::Bf16;
+            vec![("optimizer.state_dtype", "bf16".into())]
+        }
+        3 if training.param_dtype == StorageDtype::F32 => {
+            training.param_dtype = StorageDtype::Bf16;
+            vec![("training.param_dtype", "bf16".into())]
+        }
+        4 if !optimizer.in_backward && training.grad_accumulation == 1 => {
+            optimizer.in_backward = true;
+            training.max_norm = f64::INFINITY;
+            vec![("optimizer.in_backward", "true".into()), ("training.max_norm", "inf".into())]
+        }
+        5.. if training.batch_size > 1 => {
+            training.batch_size = training.batch_size.div_ceil(2);
+            let mut changes = vec![("training.batch_size", training.batch_size.to_string())];
+            if !optimizer.in_backward {
+                training.grad_accumulation *= 2;
+                changes.push(("training.grad_accumulation", training.grad_accumulation.to_string()));
+            }
+            changes
+        }
+        _ => vec![],
+    }
+}
+
 /// Says what training takes.
 ///
 /// # Errors
@@ -76,9 +211,13 @@ pub(super) fn check_parameters<C: ModelConfig>(dims: &C, selected: &SelectedDevi
     check(4 * dims.size().num_params as u64, "the model", selected)
 }
 
-/// Compares with the machine's memory, if the model is to be in that: how much a GPU has, nothing here tells.
+/// What the device has, where that is the machine's: how much a GPU has, nothing here tells.
+fn there(selected: &SelectedDevice) -> Option<u64> {
+    Memory::of_machine().filter(|_| *selected == SelectedDevice::Cpu)
+}
+
 fn check(needed: u64, what: &'static str, selected: &SelectedDevice) -> Result<(), JobError> {
-    match Memory::of_machine().filter(|_| *selected == SelectedDevice::Cpu) {
+    match there(selected) {
         Some(there) if needed > there => Err(JobError::Memory { what, needed: gib(needed), there: gib(there) }),
         _ => Ok(()),
     }

@@ -2,6 +2,7 @@
 
 mod announce;
 mod config;
+mod estimate;
 mod finish;
 mod memory;
 mod prepare;
@@ -16,10 +17,11 @@ use burn::module::AutodiffModule;
 use burn::tensor::DType;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::{Float8Stack, set_float8_enabled};
-use device_select::{DeviceChoice, SelectedDevice};
+use device_select::{AdapterInfo, DeviceChoice, SelectedDevice, select};
 use float8_shard::ShardBackend;
 
 pub use config::{GenerateSection, RunConfig};
+pub use estimate::{MemoryEstimate, MemoryPart};
 pub use finish::{Outcome, finish};
 pub use prepare::prepare;
 pub use setup::{Start, train};
@@ -65,6 +67,13 @@ pub enum Task {
         /// The prompt is what a user says, and only the answer is printed.
         is_chat: bool,
     },
+    /// Prints the memory that a training step takes.
+    Memory {
+        /// Processes that share the model.
+        ranks: usize,
+        /// Bytes that the device has, if that is said.
+        available: Option<u64>,
+    },
     /// Writes the parameters in Hugging Face's format.
     Export {
         /// A folder that does not exist.
@@ -75,9 +84,13 @@ pub enum Task {
 }
 
 impl<A: TrainableModel> Job<A> {
-    /// The device that it asks for.
+    /// The device that it needs.
     pub fn device(&self) -> DeviceChoice {
-        self.config.training.device
+        match self.task {
+            // Nothing is computed: the device that it is about need not be there.
+            Task::Memory { .. } => DeviceChoice::Cpu,
+            _ => self.config.training.device,
+        }
     }
 
     /// Does it on `device`, which is `selected`, and writes the log to `out`.
@@ -93,6 +106,7 @@ impl<A: TrainableModel> Job<A> {
         match &self.task {
             Task::Train => train::<A, B>(&self.config, &self.start, selected, device, out).map(drop),
             Task::Plan { ranks } => self.plan::<B>(*ranks, selected, device, out),
+            Task::Memory { ranks, available } => self.memory::<B>(*ranks, *available, device, out),
             Task::Evaluate { data } => self.evaluate::<B>(data, selected, device, out),
             Task::Generate { is_chat } => self.generate::<B>(*is_chat, selected, device, out),
             Task::Export { to, options } => self.export::<B>(to, options, selected, device, out),
@@ -109,6 +123,37 @@ impl<A: TrainableModel> Job<A> {
         let config = &self.config;
         let dtype = compute_dtype::<B, _>(config, selected, device)?;
         Ok(writeln!(out, "{}", memory::plan::<B, A::Module<B>>(config, config.dimensions()?, ranks, dtype, device)?)?)
+    }
+
+    /// What a training step on `selected` takes of each of so many ranks' memory, which need not be there; none if the model does not say
+    /// what its layers keep. Nothing is allocated on `device`.
+    ///
+    /// # Errors
+    /// The errors of the configuration.
+    pub fn memory_estimate<B: AutodiffBackend>(
+        &self,
+        ranks: usize,
+        selected: &SelectedDevice,
+        device: &B::Device,
+    ) -> Result<Option<MemoryEstimate>, JobError> {
+        memory::estimate::<B, A::Trained<B>>(&self.config, &self.config.dimensions()?, ranks, selected, device)
+    }
+
+    fn memory<B: AutodiffBackend>(
+        &self,
+        ranks: usize,
+        available: Option<u64>,
+        device: &B::Device,
+        out: &mut dyn Write,
+    ) -> Result<(), JobError> {
+        let config = &self.config;
+        let target = match config.training.device {
+            DeviceChoice::Auto => select(DeviceChoice::Auto)?,
+            DeviceChoice::Cpu => SelectedDevice::Cpu,
+            DeviceChoice::Cuda => SelectedDevice::Cuda,
+            DeviceChoice::Wgpu => SelectedDevice::Wgpu(AdapterInfo { name: "wgpu".into(), hardware: true }),
+        };
+        memory::tell::<B, A::Trained<B>>(config, config.dimensions()?, ranks, available, &target, device, out)
     }
 
     fn export<B: AutodiffBackend>(

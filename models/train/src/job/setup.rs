@@ -177,7 +177,10 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
         let weights = Weights::open(config, self.start.saved.as_ref(), dims.clone());
         let weights = all_or_none(comm, "the weights", weights)?;
         let plan = memory::plan::<B, A::Trained<B>>(config, dims.clone(), comm.world_size(), *dtype, self.device)?;
-        all_or_none(comm, "the memory", memory::announce(&plan, self.selected, out))?;
+        let fits = memory::announce(&plan, self.selected, out).and_then(|()| {
+            memory::check_step::<B, A::Trained<B>>(config, dims, comm.world_size(), self.selected, self.device)
+        });
+        all_or_none(comm, "the memory", fits)?;
         let checkpoints = match self.is_first() {
             true => Checkpoints::new(&config.checkpoint, config.to_toml()?, !self.start.is_resumed, |folder| {
                 config.copy_assets(folder)

@@ -1,4 +1,4 @@
-//! [`LayerBytes`]: what the layers of a model keep of a batch from forward to backward, in bytes.
+//! [`LayerBytes`]: what each layer of a model keeps of a batch from forward to backward, in bytes.
 
 /// What of a micro-batch and a configuration decides how much its layers keep.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,6 +1,7 @@
 //! What training asks of a model: [`LanguageModel`] for steps, [`CausalLm`] and [`ModelConfig`] for everything that [`Job`](crate::Job)
 //! does, and [`TrainableModel`], which ties a model's module and configuration together for every backend.
 
+mod activations;
 mod ext;
 mod generate;
 mod init;
@@ -17,6 +18,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+pub use activations::{BatchShape, LayerBytes};
 pub use ext::CausalLmExt;
 pub use generate::Sampling;
 
@@ -124,6 +126,12 @@ pub trait ModelConfig: Clone + Debug + PartialEq + Send + Sync + 'static {
 
     /// How large the model is.
     fn size(&self) -> ModelSize;
+
+    /// How many layers there are, and what each keeps of a micro-batch from forward to backward; none if the model does not say.
+    fn layer_bytes(&self, shape: &BatchShape) -> Option<(usize, LayerBytes)> {
+        let _ = shape;
+        None
+    }
 
     /// The same configuration with this many positions, for which a model builds its tables ahead.
     fn with_max_seq_len(self, max_seq_len: usize) -> Self;
