@@ -28,7 +28,7 @@ pub enum Work {
     },
     /// Multiplying FP8 operands.
     ScaledGemm(Gemm),
-    /// An operation of Burn by its name (`float_matmul`, `softmax`), or what [`Float8`](crate::Float8) does beside casts and GEMMs:
+    /// An operation of Burn by its name (`float_matmul`, `attention`), or what [`Float8`](crate::Float8) does beside casts and GEMMs:
     /// `amax_history` (delayed scaling), `statistics`, `group_padding` and `grouped_matmul` (a grouped linear in high precision).
     Operation(&'static str),
 }

@@ -52,7 +52,7 @@ impl<B: Backend, C: ModelConfig> ModuleMapper<B> for Initialize<'_, C> {
             None => vec![1.0; shape.num_elements()],
             Some(std) => {
                 let rng = Rng::named(self.seed, &path);
-                rng.truncated_normals(3.0, shape.num_elements(), |value| (std * value) as f32)
+                rng.truncated_normals(3.0, shape.num_elements(), &|value| (std * value) as f32)
             }
         };
         self.done.bytes += size_of_val(&values[..]) as u64;
