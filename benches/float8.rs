@@ -16,6 +16,7 @@ mod memory;
 mod model;
 mod quantize;
 mod step;
+mod wide;
 
 #[global_allocator]
 static ALLOCATOR: test_data::Counting = test_data::Counting;
@@ -57,6 +58,8 @@ enum Part {
     Memory,
     /// What a linear on CUDA costs the host.
     Host,
+    /// A training step of a real width on the CPU, which takes minutes and 16 GiB: only if it is asked for.
+    Wide,
 }
 
 /// What was measured; parts that did not run are absent.
@@ -78,6 +81,8 @@ struct Results {
     memory: Vec<memory::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     host: Vec<host::Row>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    wide: Vec<wide::Row>,
 }
 
 fn main() -> std::io::Result<()> {
@@ -124,6 +129,10 @@ fn main() -> std::io::Result<()> {
         results.gemm = gemm::rows(device, args.repeat);
     }
 
+    if args.only.contains(&Part::Wide) {
+        results.wide = wide::rows();
+    }
+
     println!("\nmedians of {}; ratios above one are slower", args.repeat);
     linear::print(&results.linear);
     grouped::print(&results.grouped);
@@ -133,6 +142,7 @@ fn main() -> std::io::Result<()> {
     gemm::print(&results.gemm);
     memory::print(&results.memory);
     host::print(&results.host);
+    wide::print(&results.wide);
     if let Some(path) = args.json {
         std::fs::write(path, serde_json::to_string_pretty(&results)?)?;
     }

@@ -25,7 +25,7 @@ const WIDE: &[&str] = &[
     "model.num_heads=16",
     "model.num_kv_heads=4",
     "model.head_dim=128",
-    "training.batch_size=2",
+    "training.batch_size=1",
 ];
 
 const DEBUG: &[&str] = &["training.batch_size=8"];

@@ -13,8 +13,9 @@ use burn::tensor::DType;
 use float8_shard::ShardPlan;
 use serde::Serialize;
 
-use crate::config::{OptimizerSection, TrainingSection};
+use crate::config::{OptimizerSection, StorageDtype, TrainingSection};
 use crate::model::{BatchShape, LayerBytes, ModelConfig, ModelSize};
+use crate::optimizer::AT_ONCE;
 use crate::recompute::Plan;
 
 /// When in a step.
@@ -99,7 +100,9 @@ impl<C: ModelConfig> Estimated<'_, C> {
         let decoded = if is_host { 4 * (largest_weight + rows * widest(&layer, rows, element)) } else { 0 };
         let through = 4 * rows * hidden + layer.mlp.max(layer.attention);
         let backward = decoded + through;
-        let update = 4 * 4 * largest;
+        // The new parameter or a moment beside the old one; where that is rounded, some ten tensors of the rows that are, and all new ones.
+        let is_rounded = [training.param_dtype, optimizer.state_dtype].contains(&StorageDtype::Bf16);
+        let update = if is_rounded { 10 * 4 * largest.min(AT_ONCE as u64) + 6 * largest } else { 4 * largest };
         let copies = if is_host { plan.copies - plan.shared_copies } else { plan.copies };
         let copies = if plan.ranks > 1 { plan.gathered } else { copies };
         let LayerBytes { input, residual, attention, mlp } = layer;

@@ -1,0 +1,95 @@
+//! A training step of a real width on the CPU: four layers 2,048 wide under Llama 3's vocabulary, one sequence of 2,048 tokens.
+use std::fs;
+use std::time::Instant;
+
+use burn::backend::{Autodiff, Flex};
+use burn_float8::Float8;
+use device_select::SelectedDevice;
+use llama3::Llama3;
+use serde::Serialize;
+use test_data::Counting;
+use train::cli::parse_from;
+
+type Train = Float8<Autodiff<Flex>>;
+
+const SETTINGS: [&str; 13] = [
+    "model.vocab_size=128256",
+    "model.hidden_size=2048",
+    "model.intermediate_size=8192",
+    "model.num_layers=4",
+    "model.num_heads=32",
+    "model.num_kv_heads=8",
+    "model.head_dim=64",
+    "training.batch_size=1",
+    "training.seq_len=2048",
+    "training.activation_checkpointing=full",
+    "training.log_every=1",
+    "training.eval_batches=1",
+    "generate.max_new_tokens=0",
+];
+
+/// The step, of a run whose model is made before.
+#[derive(Serialize)]
+pub struct Row {
+    recipe: &'static str,
+    /// Seconds of the second step: the first makes the moments.
+    seconds: f64,
+    /// Peak bytes of the run.
+    peak_bytes: usize,
+    /// What `llama3 memory` says of it.
+    estimated_bytes: u64,
+}
+
+/// When each step ended, by the lines of a run's log.
+#[derive(Default)]
+struct Steps(Vec<Instant>);
+
+impl std::io::Write for Steps {
+    fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
+        if text.windows(5).any(|part| part == b"step:") {
+            self.0.push(Instant::now());
+        }
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn row(recipe: &'static str) -> Row {
+    let data = std::env::temp_dir().join(format!("float8-bench-{}.txt", std::process::id()));
+    fs::write(&data, "All that is gold does not glitter. ".repeat(4000)).expect("a temporary file");
+    let path = data.display().to_string();
+    let mut arguments = vec!["llama3", "train", "--device", "cpu", "--steps", "2", "--recipe", recipe, "--data", &path];
+    arguments.extend(SETTINGS.iter().flat_map(|setting| ["--set", setting]));
+    let command = parse_from::<Llama3>("llama3", arguments.into_iter().map(Into::into).collect()).expect("arguments");
+    let job = command.job::<Llama3>(&mut std::io::sink()).expect("a configuration").expect("a run");
+    let device = Default::default();
+    let estimate = job.memory_estimate::<Train>(1, &SelectedDevice::Cpu, &device).expect("a configuration");
+    let mut steps = Steps::default();
+    let peak_bytes =
+        Counting::peak_of(|| job.run::<Train>(&SelectedDevice::Cpu, &device, &mut steps).expect("it trains"));
+    fs::remove_file(&data).expect("written above");
+    let [first, second, ..] = steps.0[..] else { panic!("two steps") };
+    Row {
+        recipe,
+        seconds: (second - first).as_secs_f64(),
+        peak_bytes,
+        estimated_bytes: estimate.expect("known of a Llama").peak(),
+    }
+}
+
+pub fn rows() -> Vec<Row> {
+    vec![row("tensorwise")]
+}
+
+pub fn print(rows: &[Row]) {
+    for Row { recipe, seconds, peak_bytes, estimated_bytes } in rows {
+        let [peak, estimated] = [*peak_bytes as f64, *estimated_bytes as f64].map(|bytes| bytes / f64::from(1 << 30));
+        println!(
+            "\na training step on the CPU, 4 layers 2,048 wide, 128,256 tokens in the vocabulary, 1 x 2,048 tokens"
+        );
+        println!("{recipe}: {seconds:.1} s a step, peak {peak:.2} GiB, estimated {estimated:.2} GiB");
+    }
+}
