@@ -13,7 +13,7 @@ use crate::config::{ConfigError, Float8Section, OptimizerSection, Precision, Tra
 use crate::data::{DataError, Position};
 use crate::grads::{Squares, clip_grad_norm};
 use crate::model::LanguageModel;
-use crate::optimizer::{ModuleAdamW, Update, adamw};
+use crate::optimizer::{AT_ONCE, ModuleAdamW, Update, adamw};
 use crate::ranks::Ranks;
 use crate::recompute::{Plan, gradients, gradients_in_parts};
 
@@ -139,7 +139,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         let mut amaxes = Vec::new();
         let plan = Plan::new(training, self.model.vocab_size());
         let lr = optimizer.schedule(training.steps.get()).at(self.done);
-        let update = Update { section: optimizer, lr, seed: training.seed, step: self.done };
+        let update = Update { section: optimizer, lr, seed: training.seed, step: self.done, at_once: AT_ONCE };
         if optimizer.in_backward {
             let (this, loss, grad_norm) = self.step_in_backward(&batches[0], plan, update, device)?;
             self = this;

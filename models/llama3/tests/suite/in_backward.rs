@@ -94,3 +94,31 @@ fn a_parameter_of_two_layers_is_refused() {
         other => panic!("{:?}", other.map(|(_, step)| step.number)),
     }
 }
+
+/// What a run says of its memory beforehand: gradients of a layer, or of two, and of what is in no layer.
+#[test]
+fn gradients_of_some_layers_are_told() {
+    let data = text();
+    // 4 layers of 4,326,400 parameters: attention's 4 · 512², the MLP's 3 · 512 · 2,134, two norms; 2 · 288 · 512 + 512 in none.
+    let model = [
+        "model.num_layers=4",
+        "model.hidden_size=512",
+        "model.intermediate_size=2134",
+        "model.num_heads=8",
+        "model.num_kv_heads=8",
+        "model.head_dim=64",
+        "training.steps=0",
+        "training.eval_batches=1",
+        "training.batch_size=1",
+    ];
+    let (layer, others) = (4 * 512 * 512 + 3 * 512 * 2134 + 2 * 512, 2 * 288 * 512 + 512);
+    let gib = |parameters: usize| format!("gradients {:.2} GiB", (4 * parameters) as f64 / f64::from(1 << 30));
+    for (settings, parameters) in [
+        (&IN_BACKWARD[..2], 4 * layer + others),
+        (&IN_BACKWARD[..], layer + others),
+        (&[IN_BACKWARD[1], IN_BACKWARD[2], "training.activation_checkpointing=3"], 3 * layer + others),
+    ] {
+        let (_, log) = run(&config(data.path(), &[settings, &model].concat())).unwrap();
+        assert!(log.contains(&gib(parameters)), "{settings:?}: {log}");
+    }
+}

@@ -93,7 +93,7 @@ pub(super) enum SavedTensors {
 }
 
 impl SavedTensors {
-    /// Opens the tensors of `file`, or, where a run of several ranks was saved, all that its index names.
+    /// Opens the tensors of `file`, or, where a run of several ranks was saved, those of the ranks' files of that kind.
     pub(super) fn open(folder: &Path, file: &str) -> Result<Self, CheckpointError> {
         let path = folder.join(INDEX);
         if !path.exists() {
@@ -104,8 +104,12 @@ impl SavedTensors {
             path: path.clone(),
             source,
         })?;
-        let index: Index =
+        let mut index: Index =
             serde_json::from_str(&text).map_err(|source| CheckpointError::Json { path: path.clone(), source })?;
+        // The index has the tensors of all kinds of files.
+        let kind = file.strip_suffix(".safetensors").unwrap_or(file);
+        let is_of_kind = |part: &Part| part.file.strip_prefix(kind).is_some_and(|rest| rest.starts_with("-rank-"));
+        index.tensors.retain(|_, tensor| tensor.parts.iter().any(is_of_kind));
         let mut files = BTreeMap::new();
         for part in index.tensors.values().flat_map(|tensor| &tensor.parts) {
             if !files.contains_key(&part.file) {
@@ -204,6 +208,9 @@ mod tests {
             };
             write_file(&folder.join(file), &tensors.into_iter().map(new).collect::<Vec<_>>(), None).unwrap();
         }
+        let moment =
+            |rows| Rows { name: "w.moment_1".into(), shape: vec![7, 2], rows, file: "optimizer-rank-0".into() };
+        parts.push(moment(0..7));
         Index::new(3, parts).write(folder).unwrap();
         SavedTensors::open(folder, "model.safetensors").unwrap()
     }
@@ -219,6 +226,10 @@ mod tests {
             }
         }
         assert_eq!(saved.rows("bias", &[2], 0..2).unwrap(), [8.0, 9.0]);
+        // The moments are in other files, which nobody has opened.
+        saved.only(&["w", "bias"].map(String::from).into()).unwrap();
+        let error = saved.only(&["w".to_string()].into()).unwrap_err().to_string();
+        assert!(error.contains("bias") && !error.contains("moment"), "{error}");
     }
 
     #[test]

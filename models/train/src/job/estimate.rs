@@ -79,20 +79,12 @@ impl<C: ModelConfig> Estimated<'_, C> {
         // f32 and, if hidden states are narrower, in their dtype; the hidden states of all tokens and their gradient.
         let narrow = if element < 4 { element } else { 0 };
         let logits = chunk * vocab * (4 + 4 + narrow) + rows * hidden * 2 * element + chunk * hidden * 2 * element;
-        let head_gradient = if tie_word_embeddings { 0 } else { 4 * vocab * hidden };
-        let embedding_gradient = 4 * vocab * hidden;
-        let is_accumulated = training.grad_accumulation > 1;
-        let earlier = if is_accumulated { plan.gradients } else { 0 };
+        let table = training.param_dtype.dtype().size() as u64 * vocab * hidden;
+        let head_gradient = if tie_word_embeddings { 0 } else { table };
+        let earlier = if training.grad_accumulation > 1 { plan.gradients } else { 0 };
         let gradients = match optimizer.in_backward {
-            true => {
-                let one = plan.gradients.saturating_sub(head_gradient + embedding_gradient) / layers.max(1) * graphs;
-                [
-                    0,
-                    head_gradient + one,
-                    head_gradient + one + embedding_gradient,
-                    head_gradient.max(embedding_gradient),
-                ]
-            }
+            // The plan's are those of a group of layers and of what is in none.
+            true => [0, plan.gradients.saturating_sub(table), plan.gradients, head_gradient + table],
             false => [earlier, earlier + head_gradient, earlier + plan.gradients, plan.gradients],
         };
         let [largest, largest_weight] = plan.largest;

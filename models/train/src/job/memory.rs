@@ -4,18 +4,19 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::num::NonZero;
 
-use burn::tensor::DType;
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
+use burn::tensor::{DType, Tensor};
 use device_select::SelectedDevice;
 use float8_shard::{PlanDtypes, Reshard, ShardConfig, ShardPlan};
 
 use super::config::RunConfig;
 use super::estimate::{Estimated, MemoryEstimate};
 use super::prepare::compute_dtype;
-use crate::JobError;
 use crate::config::{ActivationCheckpointing, ParallelismSection, Precision, StorageDtype};
 use crate::metrics::Memory;
 use crate::model::{CausalLm, ModelConfig, ModelSection};
+use crate::{JobError, ModulePath};
 
 /// How a run shards its model.
 pub(super) fn shard_config<S>(config: &RunConfig<S>) -> ShardConfig {
@@ -50,7 +51,48 @@ pub(super) fn plan<B: Backend, M: CausalLm<B>>(
     // Tables of positions are no parameters.
     let model = M::new(dims.with_max_seq_len(1), device)?;
     let plan = ShardPlan::new::<B, _>(&model, ranks, shard_config(config), float8.as_ref(), dtypes)?;
-    Ok(ShardPlan { gathered: plan.gathered + tied, ..plan })
+    let gradients = match config.optimizer.in_backward {
+        true => gradients_at_once::<B, _>(&model, config.training.activation_checkpointing, dtypes.matrices),
+        false => plan.gradients,
+    };
+    Ok(ShardPlan { gathered: plan.gathered + tied, gradients, ..plan })
+}
+
+/// Bytes of gradients that are in memory at once where they are applied in backward: those of a group of layers, and of what is in no
+/// layer, as the output and the embedding.
+fn gradients_at_once<B: Backend, M: Module<B>>(model: &M, group: ActivationCheckpointing, matrices: DType) -> u64 {
+    struct Layers {
+        path: ModulePath,
+        matrices: DType,
+        /// Bytes by the path to the first number in it, if there is one.
+        bytes: BTreeMap<Option<String>, u64>,
+    }
+    impl<B: Backend> ModuleVisitor<B> for Layers {
+        fn enter_module(&mut self, name: &str, _container_type: &str) {
+            self.path.enter(name);
+        }
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.path.exit();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            let path = self.path.dotted();
+            let names: Vec<_> = path.split('.').collect();
+            let number = names.iter().position(|name| name.parse::<usize>().is_ok());
+            let kept = if D < 2 { DType::F32 } else { self.matrices }.size();
+            let layer = number.map(|number| names[..=number].join("."));
+            *self.bytes.entry(layer).or_default() += (kept * param.lazy_shape().num_elements()) as u64;
+        }
+    }
+    let mut layers = Layers { path: ModulePath::default(), matrices, bytes: BTreeMap::new() };
+    model.visit(&mut layers);
+    let others = layers.bytes.remove(&None).unwrap_or(0);
+    let at_once = match group {
+        ActivationCheckpointing::None => usize::MAX,
+        ActivationCheckpointing::Every(layers) => layers.get(),
+    };
+    let mut sizes: Vec<_> = layers.bytes.into_values().collect();
+    sizes.sort_unstable_by(|a, b| b.cmp(a));
+    others + sizes.iter().take(at_once).sum::<u64>()
 }
 
 /// What a step of the run takes, if the model says what its layers keep.
