@@ -102,7 +102,7 @@ impl<B: AutodiffBackend + Float8Stack> ModuleMapper<B> for Parameters<'_, B> {
         let (id, tensor, mapper) = param.consume();
         let (requires_grad, first_row) = (tensor.is_require_grad(), Sharded::rows(&tensor).start);
         let is_embedding = self.containers.last().is_some_and(|kind| kind.rsplit(':').next() == Some("Embedding"));
-        let one = One {
+        let step = ParameterStep {
             update: self.update,
             adamw: &self.adamw,
             decay: self.update.decay().filter(|_| D >= 2 && !is_embedding),
@@ -110,7 +110,7 @@ impl<B: AutodiffBackend + Float8Stack> ModuleMapper<B> for Parameters<'_, B> {
             dtype: tensor.dtype(),
         };
         let state = self.records.remove(&id).map(AdaptorRecord::into_state);
-        let (value, state) = one.step(tensor.inner(), grad, state, first_row);
+        let (value, state) = step.step(tensor.inner(), grad, state, first_row);
         if let Some(state) = state {
             self.records.insert(id, AdaptorRecord::from_state(state));
         }
@@ -119,7 +119,7 @@ impl<B: AutodiffBackend + Float8Stack> ModuleMapper<B> for Parameters<'_, B> {
 }
 
 /// The step of one parameter.
-struct One<'a> {
+struct ParameterStep<'a> {
     update: Update<'a>,
     adamw: &'a AdamW,
     decay: Option<f64>,
@@ -131,7 +131,7 @@ struct One<'a> {
 /// A parameter and its moments.
 type Stepped<B, const D: usize> = (Tensor<B, D>, Option<AdamWState<B, D>>);
 
-impl One<'_> {
+impl ParameterStep<'_> {
     /// The step, made for some rows after others where something is rounded and all would take much.
     fn step<B: Backend, const D: usize>(
         &self,

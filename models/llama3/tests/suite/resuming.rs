@@ -10,8 +10,13 @@ use train::job::{Start, train};
 
 use crate::common::{Train, run_config, text};
 
-/// Step lines' losses and gradient norms, by step, of a run of `config` from its beginning or from what is saved.
-fn lines(config: &RunConfig, saved: Option<SavedRun>) -> Vec<(usize, u64, u64)> {
+/// Step lines' losses and gradient norms, by step, of a run of `config` from its beginning or from what is saved, on so many threads.
+fn lines(config: &RunConfig, saved: Option<SavedRun>, threads: usize) -> Vec<(usize, u64, u64)> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+    pool.install(|| lines_here(config, saved))
+}
+
+fn lines_here(config: &RunConfig, saved: Option<SavedRun>) -> Vec<(usize, u64, u64)> {
     let start = Start { is_resumed: saved.is_some(), saved, ..Start::default() };
     let outcome =
         train::<Llama3, Train>(config, &start, &SelectedDevice::Cpu, &Default::default(), &mut vec![]).unwrap();
@@ -23,7 +28,7 @@ fn saved_tensors(folder: &Path, step: usize, file: &str) -> Vec<u8> {
     std::fs::read(folder.join(format!("step-{step:09}")).join(file)).unwrap()
 }
 
-/// Three steps in one go, and in two and one: the same losses, norms, parameters and moments, to the bit.
+/// Three steps in one go on one thread, and in two and one on several: the same losses, norms, parameters and moments, to the bit.
 fn assert_resumes(settings: &[&str]) {
     let (data, folder) = (text(), TempDir::new().unwrap());
     let [straight, stopped] = ["straight", "stopped"].map(|name| {
@@ -40,13 +45,13 @@ fn assert_resumes(settings: &[&str]) {
         ];
         run_config(data.path(), &[settings, &fixed].concat())
     });
-    let expected = lines(&straight, None);
+    let expected = lines(&straight, None, 1);
     let mut first = stopped.clone();
     first.training.steps = 2.into();
-    let mut whole = lines(&first, None);
+    let mut whole = lines(&first, None, 3);
     let saved = SavedRun::open(stopped.checkpoint.folder.as_deref().unwrap(), Which::Latest).unwrap();
     assert_eq!(saved.step(), 2);
-    whole.extend(lines(&stopped, Some(saved)));
+    whole.extend(lines(&stopped, Some(saved), 4));
     assert_eq!(whole, expected, "{settings:?}");
     for file in ["model.safetensors", "optimizer.safetensors"] {
         let [a, b] =
