@@ -39,10 +39,10 @@ fn worst(ours: &[f32], golden: &[f32]) -> f32 {
     ours.iter().zip(golden).map(|(a, b)| (a - b).abs()).fold(0.0, |m, e| if e > m || e.is_nan() { e } else { m })
 }
 
-fn compare(what: &str, ours: &[f32], golden: &[f32], tolerance: f32) {
+fn compare(what: &str, ours: &[f32], golden: &[f32], tolerance: impl Fn(usize) -> f32) {
     println!("{what}: at most {:.5} from torchao's losses: {ours:?}", worst(ours, golden));
     for (step, (ours, golden)) in ours.iter().zip(golden).enumerate() {
-        assert!((ours - golden).abs() < tolerance, "{what}, step {step}: loss {ours}, torchao {golden}");
+        assert!((ours - golden).abs() < tolerance(step), "{what}, step {step}: loss {ours}, torchao {golden}");
     }
 }
 
@@ -51,7 +51,7 @@ fn golden_trajectory_without_fp8() {
     let golden = Golden::open("trajectory.safetensors");
     let losses = golden.floats("loss_none");
     let (ours, _) = train(load::<Autodiff<Flex>>(), &golden, losses.len());
-    compare("flex, none", &ours, &losses, 1e-3);
+    compare("flex, none", &ours, &losses, |_| 1e-3);
 }
 
 /// Scales every weight of the projections by 1 + 1e-7 · noise, the size of one f32 rounding.
@@ -69,15 +69,15 @@ fn nudged<B: AutodiffBackend>(mut model: Llama<B>, seed: u64) -> Llama<B> {
     model
 }
 
-/// Rounding an operand of a GEMM differently in the last bit of f32 flips a few FP8 codes, which Adam's normalized
-/// steps amplify: after some steps, runs that differ by nothing else spread by about ±0.01, torchao's being one of them.
-/// So several such runs are compared: all in the early steps, most of them in every step, and their mean in every step.
+/// Rounding an operand of a GEMM differently in the last bit of f32 flips a few FP8 codes, which Adam's normalized steps amplify: runs
+/// that differ by nothing else spread, torchao's being one of them. In `tensorwise` the standard deviation of 24 such runs is at most
+/// 0.003 in all steps but the last, where it is 0.007. So several are compared: each of them, and their mean.
 fn trajectory<B: Float8Backend>(runtime: &str, recipe: Recipe, runs: usize) {
     type A<B> = Float8<Autodiff<B>>;
-    const TOLERANCE: f32 = 0.02;
     let golden = Golden::open("trajectory.safetensors");
     let losses = golden.floats(&format!("loss_{recipe}"));
-    let early = losses.len().min(6);
+    let last = losses.len() - 1;
+    let tolerance = |step| if step < last { 0.02 } else { 0.04 };
     let mut all = vec![];
     for run in 0..runs {
         let model = if run == 0 { load::<A<B>>() } else { nudged(load(), run as u64) };
@@ -86,16 +86,12 @@ fn trajectory<B: Float8Backend>(runtime: &str, recipe: Recipe, runs: usize) {
         let model = Float8Config::new(recipe).with_filter_fqns(filters).apply(model).unwrap().0;
         let (ours, model) = train(model, &golden, losses.len());
         proves_fp8::<A<B>>(&model, losses.len() as u64, recipe);
-        compare(&format!("{runtime}, {recipe}, run {run}, early"), &ours[..early], &losses[..early], TOLERANCE);
-        let off: Vec<_> = ours.iter().zip(&losses).map(|(ours, golden)| format!("{:+.3}", ours - golden)).collect();
-        println!("{runtime}, {recipe}, run {run}: {}", off.join(" "));
+        compare(&format!("{runtime}, {recipe}, run {run}"), &ours, &losses, tolerance);
         all.push(ours);
     }
-    let within = all.iter().filter(|ours| worst(ours, &losses) < TOLERANCE).count();
-    println!("{within} of {runs}");
-    assert!(2 * within > runs, "{runtime}: only {within} of {runs} runs stay within {TOLERANCE} at every step");
     let mean: Vec<_> = (0..losses.len()).map(|i| all.iter().map(|ours| ours[i]).sum::<f32>() / runs as f32).collect();
-    compare(&format!("{runtime}, {recipe}, mean of {runs} runs"), &mean, &losses, TOLERANCE);
+    let of_mean = |step| 0.75 * tolerance(step);
+    compare(&format!("{runtime}, {recipe}, mean of {runs} runs"), &mean, &losses, of_mean);
 }
 
 /// Every projection ran its GEMMs in FP8 at every step, wgrad only if the recipe says so, and the output layer none.
@@ -114,7 +110,7 @@ fn proves_fp8<B: Float8Stack>(model: &Llama<B>, steps: u64, recipe: Recipe) {
 
 #[test]
 fn golden_trajectory_tensorwise() {
-    trajectory::<Flex>("flex", Recipe::Tensorwise, 24);
+    trajectory::<Flex>("flex", Recipe::Tensorwise, 6);
 }
 
 #[test]
