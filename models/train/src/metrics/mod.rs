@@ -30,7 +30,7 @@ pub struct StepLine {
     pub peak: Option<Peak>,
 }
 
-/// Model FLOPs utilization: shares of the peaks that are known, from 0 to 1.
+/// Model FLOPs utilization: shares of the peaks that are known, which are at the rated clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Mfu {
     /// What share of the peak that was given.

@@ -73,7 +73,7 @@ pub struct TrainRecord {
     /// Model TFLOP/s since the last line, likewise.
     #[serde(default = "nan", deserialize_with = "or_nan")]
     pub tflops: f64,
-    /// Model FLOPs utilization, from 0 to 1: the share of `training.peak_tflops`.
+    /// Model FLOPs utilization: the share of `training.peak_tflops`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
     /// The share of a known device's FP8 peak.
