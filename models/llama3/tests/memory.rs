@@ -48,7 +48,7 @@ fn job(folder: &TempDir, settings: &[&str]) -> Job<Llama3> {
     fs::write(&data, "All that is gold does not glitter. ".repeat(4000)).unwrap();
     let data = data.display().to_string();
     let mut arguments = vec!["llama3", "train", "--device", "cpu", "--steps", "2", "--data", &data];
-    for setting in ["generate.max_new_tokens=0", "training.eval_batches=1", "training.seq_len=128"] {
+    for setting in ["generate.max_new_tokens=0", "training.eval_batches=1", "training.seq_len=64"] {
         arguments.extend(["--set", setting]);
     }
     arguments.extend(settings.iter().flat_map(|setting| ["--set", setting]));

@@ -91,7 +91,9 @@ impl<C: ModelConfig> Estimated<'_, C> {
         // Operands of a GEMM in f32 on the CPU, and gradients on their way through a layer.
         let decoded = if is_host { 4 * (largest_weight + rows * widest(&layer, rows, element)) } else { 0 };
         let through = 4 * rows * hidden + layer.mlp.max(layer.attention);
-        let backward = decoded + through;
+        // Attention's blocks of scores, some tensors of 64 MiB at most; the CPU's stay in its caches.
+        let scores = if is_host { 0 } else { 4 << 26 };
+        let backward = decoded + through + scores;
         // The new parameter or a moment beside the old one; where that is rounded, some ten tensors of the rows that are, and all new ones.
         let is_rounded = [training.param_dtype, optimizer.state_dtype].contains(&StorageDtype::Bf16);
         let update = if is_rounded { 10 * 4 * largest.min(AT_ONCE as u64) + 6 * largest } else { 4 * largest };

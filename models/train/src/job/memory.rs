@@ -186,7 +186,7 @@ fn too_much<B: Backend, M: CausalLm<B>>(
 }
 
 /// Changes that make a step smaller, in the order in which they are tried.
-const CHANGES: usize = 16;
+const CHANGES: usize = 17;
 
 /// Makes a change, and gives the keys that make it with their values.
 fn apply<S>(change: usize, config: &mut RunConfig<S>) -> Vec<(&'static str, String)> {
@@ -212,6 +212,17 @@ fn apply<S>(change: usize, config: &mut RunConfig<S>) -> Vec<(&'static str, Stri
             optimizer.in_backward = true;
             training.max_norm = f64::INFINITY;
             vec![("optimizer.in_backward", "true".into()), ("training.max_norm", "inf".into())]
+        }
+        // The last, as a step then sees less of the data.
+        16 if !optimizer.in_backward => {
+            optimizer.in_backward = true;
+            training.max_norm = f64::INFINITY;
+            training.grad_accumulation = 1;
+            vec![
+                ("optimizer.in_backward", "true".into()),
+                ("training.max_norm", "inf".into()),
+                ("training.grad_accumulation", "1".into()),
+            ]
         }
         5.. if training.batch_size > 1 => {
             training.batch_size = training.batch_size.div_ceil(2);

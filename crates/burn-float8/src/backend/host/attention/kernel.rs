@@ -5,10 +5,11 @@
 //! D = Σ y ∘ dy       dP = dy vᵀ      dS = P ∘ (dP - D) · scale · softcap'
 //! dq = dS k          dk = dSᵀ q      dv = Pᵀ dy
 //! ```
-//! Forward (Dao, FlashAttention-2) goes over tiles of queries by keys with a running maximum and sum; backward makes P again, tile by tile. Tiles
-//! in which nothing is visible are skipped.
+//! Forward goes over tiles of queries by keys with a running maximum and sum (Dao, FlashAttention-2); backward makes P again, tile by
+//! tile. Tiles in which nothing is visible are skipped.
 
 use core::ops::Range;
+
 use rayon::prelude::*;
 
 use super::super::vector::{dot, exp, exp_minus, max, vectorized};
@@ -192,7 +193,7 @@ pub(super) struct Output<'a> {
     pub(super) dy: View<'a>,
 }
 
-/// Gradients of q, k and v, each in its sizes.
+/// Gradients of q, k and v, each in its shape, one head after another.
 pub(super) fn backward(
     sizes: Sizes,
     inputs: [&View<'_>; 3],
