@@ -6,6 +6,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use burn_float8::Float8Config;
+use float8_shard::ShardConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -70,6 +71,14 @@ impl Default for GenerateSection {
 /// A setting of the first key removes the file's second: a flag cannot remove the file's preset. A preset that a flag asks for is a
 /// contradiction.
 const REPLACES: [(&str, &str); 1] = [("model.hf_path", "model.preset")];
+
+impl<S> RunConfig<S> {
+    /// How the model is shared among ranks.
+    pub(super) fn sharding(&self) -> ShardConfig {
+        let ParallelismSection { reshard, reduce_dtype } = self.parallelism;
+        ShardConfig { reshard, reduce_dtype }
+    }
+}
 
 impl<S: ModelSection> RunConfig<S> {
     /// Reads a TOML file, if there is one, and applies `settings` of the form `section.key=value` in order.

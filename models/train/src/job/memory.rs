@@ -8,21 +8,15 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor};
 use device_select::SelectedDevice;
-use float8_shard::{PlanDtypes, Reshard, ShardConfig, ShardPlan};
+use float8_shard::{PlanDtypes, Reshard, ShardPlan};
 
 use super::config::RunConfig;
 use super::estimate::{Estimated, MemoryEstimate};
 use super::prepare::compute_dtype;
-use crate::config::{ActivationCheckpointing, ParallelismSection, Precision, StorageDtype};
+use crate::config::{ActivationCheckpointing, Precision, StorageDtype};
 use crate::metrics::Memory;
 use crate::model::{CausalLm, ModelConfig, ModelSection};
 use crate::{JobError, ModulePath};
-
-/// How a run shards its model.
-pub(super) fn shard_config<S>(config: &RunConfig<S>) -> ShardConfig {
-    let ParallelismSection { reshard, reduce_dtype } = config.parallelism;
-    ShardConfig { reshard, reduce_dtype }
-}
 
 /// What each of so many ranks would hold of the run of `config`; nothing of it is allocated.
 ///
@@ -50,7 +44,7 @@ pub(super) fn plan<B: Backend, M: CausalLm<B>>(
     let float8 = (config.training.precision == Precision::Fp8).then(|| config.float8(&dims));
     // Tables of positions are no parameters.
     let model = M::new(dims.with_max_seq_len(1), device)?;
-    let plan = ShardPlan::new::<B, _>(&model, ranks, shard_config(config), float8.as_ref(), dtypes)?;
+    let plan = ShardPlan::new::<B, _>(&model, ranks, config.sharding(), float8.as_ref(), dtypes)?;
     let gradients = match config.optimizer.in_backward {
         true => gradients_at_once::<B, _>(&model, config.training.activation_checkpointing, dtypes.matrices),
         false => plan.gradients,

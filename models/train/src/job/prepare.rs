@@ -10,7 +10,6 @@ use device_select::SelectedDevice;
 use float8_shard::{Communicator, ShardBackend, ShardError, Sharded};
 
 use super::config::RunConfig;
-use super::memory;
 use super::weights::Weights;
 use crate::config::{ComputeDtype, ConfigError, Precision, require};
 use crate::model::{CausalLm, ModelConfig, ModelSection, ModelSize, Sampling, TrainableModel};
@@ -125,8 +124,7 @@ pub(super) fn shard<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>, M: Au
     if comm.world_size() == 1 {
         return Ok((model, None));
     }
-    let (model, sharded) =
-        Sharded::apply::<B, _>(model, comm, memory::shard_config(config)).map_err(ShardError::from)?;
+    let (model, sharded) = Sharded::apply::<B, _>(model, comm, config.sharding()).map_err(ShardError::from)?;
     writeln!(out, "{}", sharded.summary())?;
     let ranks = Ranks::new::<B, _>(sharded, &model);
     Ok((model, Some(ranks)))
