@@ -67,7 +67,7 @@ pub fn rows(repeat: u32) -> Vec<Row> {
         // On a backend that is no `Float8` it is Burn's own.
         let materialized = (seq_len <= LONGEST_MATERIALIZED).then(|| step::<Autodiff<Flex>>(sequences, seq_len));
         let peak_bytes = Counting::peak_of(&node);
-        let materialized_peak_bytes = materialized.as_ref().map(|step| Counting::peak_of(step));
+        let materialized_peak_bytes = materialized.as_ref().map(Counting::peak_of);
         let [ms, other] = match &materialized {
             Some(other) => medians(repeat, timed(&node), timed(other)),
             None => medians(repeat, timed(&node), || f64::NAN),
