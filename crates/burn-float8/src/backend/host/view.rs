@@ -2,7 +2,7 @@
 use std::borrow::Cow;
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, TensorMetadata};
+use burn_backend::{Backend, TensorMetadata};
 
 use super::floats;
 
@@ -17,7 +17,7 @@ impl<'a> View<'a> {
     pub(super) fn new<B: Backend>(x: &'a FloatTensor<B>) -> Self {
         #[cfg(feature = "flex")]
         if let Some(x) = (x as &dyn core::any::Any).downcast_ref::<burn_flex::FlexTensor>()
-            && x.dtype() == DType::F32
+            && x.dtype() == burn_backend::DType::F32
             && let Ok(&[i, j, k, 1]) = <&[isize; 4]>::try_from(x.layout().strides())
             && let [Ok(i), Ok(j), Ok(k)] = [i, j, k].map(usize::try_from)
         {
