@@ -6,7 +6,7 @@ use burn::module::{AutodiffModule, ModuleMapper, Param};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor};
 
-/// The same module with its matrices in `dtype`, rounded to nearest. Vectors, which are small, stay in f32.
+/// The module with its matrices in `dtype`, rounded to nearest. Vectors, which are small, stay in f32.
 pub(crate) fn store_matrices<B: AutodiffBackend, M: AutodiffModule<B>>(module: M, dtype: DType) -> M {
     struct Store<B>(DType, PhantomData<B>);
     impl<B: AutodiffBackend> ModuleMapper<B> for Store<B> {

@@ -93,7 +93,7 @@ struct Blocks<'a, B: Backend> {
 /// Some queries of all heads: those that share a key head are rows of one matrix, `[B, KV, H/KV · rows, ..]`.
 struct Block<B: Backend> {
     query: Tensor<B, 4>,
-    /// Those that one of the queries sees.
+    /// The keys that one of the queries sees.
     key: Tensor<B, 4>,
     value: Tensor<B, 4>,
     /// f32.

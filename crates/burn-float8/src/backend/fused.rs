@@ -20,7 +20,7 @@ use burn_backend::{Backend, DType, TensorMetadata};
 pub enum Fused<B: Backend> {
     /// `silu(a) · b`, of two tensors of one shape.
     SwiGlu,
-    /// Of x `[M, H]` and γ `[H]`, in x's dtype.
+    /// RMSNorm of x `[M, H]` with γ `[H]`, in x's dtype.
     RmsNorm {
         /// Added to the mean of squares.
         epsilon: f64,
@@ -32,7 +32,7 @@ pub enum Fused<B: Backend> {
         /// f32, `[T, d/2]`.
         sin: FloatTensor<B>,
     },
-    /// Of logits `[M, V]`: the logarithm of each target's probability, `[M, 1]`.
+    /// The logarithm of each target's probability by logits `[M, V]`, `[M, 1]`.
     LogLikelihood {
         /// `[M]`, in `0..V`.
         targets: IntTensor<B>,

@@ -82,7 +82,7 @@ fn fused<W: Wrapped>(op: Fused<W::Plain>, inputs: Vec<Float8Tensor<W>>) -> Float
     Float8Tensor::new(W::fused_node(op, inputs.into_iter().map(Float8Tensor::into_full).collect()))
 }
 
-/// The same of the wrapped backend.
+/// What attention reads, on the wrapped backend.
 fn inner<W: Wrapped>(attention: Attention<Float8<W>>) -> Attention<W> {
     let Attention { query, key, value, mask, bias, documents, options } = attention;
     let [query, key, value] = [query, key, value].map(Float8Tensor::into_full);

@@ -22,7 +22,7 @@ pub trait Wrapped: Backend {
     /// The tensor below autodiff.
     #[doc(hidden)]
     fn plain(tensor: &FloatTensor<Self>) -> &FloatTensor<Self::Plain>;
-    /// The same integers.
+    /// The tensor of integers on the backend that computes.
     #[doc(hidden)]
     fn plain_int(tensor: IntTensor<Self>) -> IntTensor<Self::Plain>;
     /// This leaf with another value.

@@ -232,7 +232,7 @@ pub(super) fn backward(
 
 /// What one task adds to the gradients of a key head.
 struct Gradients {
-    /// Of its queries: head by head, block by block.
+    /// Rows of the part's queries: head by head, block by block.
     dq: Vec<f32>,
     dk: Vec<f32>,
     dv: Vec<f32>,
