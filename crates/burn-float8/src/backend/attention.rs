@@ -235,8 +235,8 @@ fn part<B: Backend, K: burn::tensor::BasicOps<B>>(
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
+    use burn_backend::TensorData;
     use burn_backend::ops::FloatTensorOps;
-    use burn_backend::{Distribution, FloatDType, TensorData};
     use burn_flex::Flex;
 
     use super::*;
@@ -246,8 +246,12 @@ mod tests {
     #[test]
     fn blocks_are_the_whole() {
         let device = Default::default();
-        let random =
-            |shape: [usize; 4]| Flex::float_random(shape.into(), Distribution::Default, &device, FloatDType::F32);
+        // Of both signs, so that gradients are no small differences.
+        let values = |seed: usize, shape: [usize; 4]| {
+            let value = |i: usize| ((i * 7919 + seed * 104_729) % 2003) as f32 / 600.0 - 1.67;
+            let values: Vec<f32> = (0..shape.iter().product()).map(value).collect();
+            Flex::float_from_data(TensorData::new(values, shape), &device)
+        };
         let options = |is_causal, softcap| AttentionModuleOptions { scale: None, softcap, is_causal };
         for (queries, keys, options, has_documents) in [
             (50, 50, options(true, None), true),
@@ -265,15 +269,15 @@ mod tests {
                     .into_primitive()
             });
             let attention = Attention::<Flex> {
-                query: random([2, 6, queries, 8]),
-                key: random([2, 3, keys, 8]),
-                value: random([2, 3, keys, 5]),
+                query: values(1, [2, 6, queries, 8]),
+                key: values(2, [2, 3, keys, 8]),
+                value: values(3, [2, 3, keys, 5]),
                 mask,
-                bias: Some(random([1, 6, queries, keys])),
+                bias: Some(values(4, [1, 6, queries, keys])),
                 documents,
                 options,
             };
-            let dy = random([2, 6, queries, 5]);
+            let dy = values(5, [2, 6, queries, 5]);
             let output = Flex::attention_forward(&attention);
             let saved = output.log_sums.map(|log_sums| (output.y.clone(), log_sums));
             let [dq, dk, dv] = Flex::attention_backward(&attention, saved, dy.clone());
@@ -284,7 +288,7 @@ mod tests {
                 for (got, want) in [blocks.forward(), dq, dk, dv].into_iter().zip(&want) {
                     let error = (got - want.clone()).abs().max().into_scalar();
                     let largest = want.clone().abs().max().into_scalar();
-                    assert!(error <= 3e-6 * largest, "{queries} by {keys}, {rows} rows: {error:e} of {largest:e}");
+                    assert!(error <= 1e-5 * largest, "{queries} by {keys}, {rows} rows: {error:e} of {largest:e}");
                 }
             }
         }
