@@ -71,7 +71,7 @@ fn nudged<B: AutodiffBackend>(mut model: Llama<B>, seed: u64) -> Llama<B> {
 
 /// Rounding an operand of a GEMM differently in the last bit of f32 flips a few FP8 codes, which Adam's normalized steps amplify: runs
 /// that differ by nothing else spread, torchao's being one of them. In `tensorwise` the standard deviation of 24 such runs is at most
-/// 0.003 in all steps but the last, where it is 0.007. So several are compared: each of them, and their mean.
+/// 0.005 in all steps but the last, where it is 0.007. So several are compared: each of them, and their mean.
 fn trajectory<B: Float8Backend>(runtime: &str, recipe: Recipe, runs: usize) {
     type A<B> = Float8<Autodiff<B>>;
     let golden = Golden::open("trajectory.safetensors");
