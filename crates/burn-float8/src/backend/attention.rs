@@ -74,6 +74,7 @@ fn rows<B: Backend>(attention: &Attention<B>) -> usize {
     let [_, _, keys, _] = attention.key.shape().dims::<4>();
     (SCORES / (batch * heads * keys) / 16 * 16).max(16)
 }
+
 fn float<B: Backend, const D: usize>(tensor: FloatTensor<B>) -> Tensor<B, D> {
     Tensor::from_primitive(TensorPrimitive::Float(tensor))
 }

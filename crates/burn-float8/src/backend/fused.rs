@@ -61,12 +61,8 @@ impl<B: Backend> Fused<B> {
     }
 }
 
-fn float<B: Backend, const D: usize>(tensor: &FloatTensor<B>) -> Tensor<B, D> {
-    Tensor::from_primitive(TensorPrimitive::Float(tensor.clone()))
-}
-
 fn f32<B: Backend, const D: usize>(tensor: &FloatTensor<B>) -> Tensor<B, D> {
-    float::<B, D>(tensor).cast(DType::F32)
+    Tensor::<B, D>::from_primitive(TensorPrimitive::Float(tensor.clone())).cast(DType::F32)
 }
 
 fn flat<B: Backend>(tensor: &FloatTensor<B>) -> Tensor<B, 1> {
@@ -96,7 +92,7 @@ fn column<B: Backend>(targets: &IntTensor<B>) -> Tensor<B, 2, Int> {
     Tensor::<B, 1, Int>::from_primitive(targets.clone()).unsqueeze_dim(1)
 }
 
-/// Turns the halves of `[B, T, heads, d]` against each other: `turned` back, or forth.
+/// Turns the halves of `[B, T, heads, d]` against each other; `back` undoes that.
 fn rotated<B: Backend>(x: Tensor<B, 4>, [cos, sin]: [&FloatTensor<B>; 2], back: bool) -> Tensor<B, 4> {
     let half = x.dims()[3] / 2;
     let [cos, sin] = [cos, sin].map(|table| f32::<B, 2>(table).unsqueeze_dims::<4>(&[0, 2]));

@@ -9,6 +9,7 @@ use burn_backend::ops::AttentionModuleOptions;
 use burn_backend::tensor::{BoolTensor, FloatTensor};
 use burn_backend::{Backend, DType, TensorMetadata};
 
+use super::register_gradients;
 use crate::backend::{Attention, AttentionOutput, Float8Backend};
 use crate::profile::operation;
 use crate::tensor::Wrapped;
@@ -105,10 +106,7 @@ impl<B: Float8Backend> Backward<B, 3> for Node {
         let timer = operation("attention_backward");
         let gradients = B::attention_backward(&attention, saved, dy);
         drop(timer);
-        for (parent, gradient) in ops.parents.into_iter().zip(gradients) {
-            if let Some(parent) = parent {
-                grads.register::<B>(parent.id, gradient);
-            }
-        }
+        let parents = ops.parents.map(|node| node.map(|node| node.id));
+        register_gradients::<B>(grads, parents, gradients.into_iter().map(Some));
     }
 }

@@ -7,6 +7,7 @@ use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind};
 use burn_backend::tensor::FloatTensor;
 
+use super::register_gradients;
 use crate::backend::{Float8Backend, Fused};
 use crate::profile::operation;
 
@@ -54,10 +55,7 @@ impl<B: Float8Backend, const N: usize> Backward<B, N> for Node {
         let timer = operation(op.backward_name());
         let gradients = B::fused_backward(&op, &inputs, &dy);
         drop(timer);
-        for (parent, gradient) in ops.parents.into_iter().zip(gradients) {
-            if let Some(parent) = parent {
-                grads.register::<B>(parent.id, gradient);
-            }
-        }
+        let parents = ops.parents.map(|node| node.map(|node| node.id));
+        register_gradients::<B>(grads, parents, gradients.into_iter().map(Some));
     }
 }

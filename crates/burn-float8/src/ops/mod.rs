@@ -16,6 +16,11 @@ mod nodes;
 
 use core::marker::PhantomData;
 
+use burn_autodiff::NodeId;
+use burn_autodiff::grads::Gradients;
+use burn_backend::Backend;
+use burn_backend::tensor::FloatTensor;
+
 /// A backend whose linear layers run in FP8: wrap the backend that you train with.
 ///
 /// `Float8<W>` forwards every operation to `W` and replaces `linear`: its three GEMMs run in FP8, and it is one node of
@@ -44,3 +49,16 @@ use core::marker::PhantomData;
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Float8<W>(PhantomData<W>);
+
+/// Gives each parent of a node that is tracked its gradient.
+fn register_gradients<B: Backend>(
+    grads: &mut Gradients,
+    parents: impl IntoIterator<Item = Option<NodeId>>,
+    gradients: impl IntoIterator<Item = Option<FloatTensor<B>>>,
+) {
+    for (parent, gradient) in parents.into_iter().zip(gradients) {
+        if let (Some(id), Some(gradient)) = (parent, gradient) {
+            grads.register::<B>(id, gradient);
+        }
+    }
+}

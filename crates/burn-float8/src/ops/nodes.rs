@@ -19,7 +19,7 @@ use burn_backend::TensorMetadata;
 use burn_backend::tensor::{FloatTensor, IntTensor};
 
 use super::linear::{self, Wanted, reduced};
-use super::{attention, full_tensor, fused, grouped};
+use super::{attention, full_tensor, fused, grouped, register_gradients};
 use crate::backend::{Attention, Float8Backend, Fused};
 use crate::layer::Layer;
 use crate::tensor::{Float8Tensor, Wrapped};
@@ -167,19 +167,6 @@ struct State<S> {
     x: Option<NodeId>,
 }
 
-/// Gives each parent that is tracked its gradient.
-fn register<B: Float8Backend, const N: usize>(
-    grads: &mut Gradients,
-    parents: [Option<NodeId>; N],
-    gradients: [Option<FloatTensor<B>>; N],
-) {
-    for (parent, gradient) in parents.into_iter().zip(gradients) {
-        if let (Some(id), Some(gradient)) = (parent, gradient) {
-            grads.register::<B>(id, gradient);
-        }
-    }
-}
-
 #[derive(Debug)]
 struct LinearWithBias;
 #[derive(Debug)]
@@ -195,7 +182,7 @@ fn linear_backward<B: Float8Backend>(
     let x = x.map(|id| checkpointer.retrieve_node_output(id));
     let [wants_x, wants_w, wants_bias] = parents.map(|parent| parent.is_some());
     let gradients = linear::backward(saved, dy, x, Wanted { x: wants_x, w: wants_w, bias: wants_bias });
-    register::<B, 3>(grads, parents, gradients);
+    register_gradients::<B>(grads, parents, gradients);
 }
 
 impl<B: Float8Backend> Backward<B, 3> for LinearWithBias {
@@ -229,7 +216,7 @@ impl<B: Float8Backend> Backward<B, 2> for GroupedLinear {
         let x = x.map(|id| checkpointer.retrieve_node_output(id));
         let parents = ops.parents.map(|node| node.map(|node| node.id));
         let wanted = Wanted { x: parents[0].is_some(), w: parents[1].is_some(), bias: false };
-        register::<B, 2>(grads, parents, grouped::backward(saved, dy, x, wanted));
+        register_gradients::<B>(grads, parents, grouped::backward(saved, dy, x, wanted));
     }
 }
 

@@ -126,21 +126,12 @@ impl Command {
 /// Later wins: defaults, --config, --set in order, the other flags. docs/config.md lists every key.
 #[derive(Clone, Debug, Default, Parser)]
 pub struct Args {
-    /// auto, cuda, wgpu or cpu; auto takes CUDA, else a hardware wgpu adapter, else the CPU.
-    #[arg(long)]
-    pub device: Option<DeviceChoice>,
-    /// Precision of linears.
-    #[arg(long, value_enum)]
-    pub precision: Option<Precision>,
-    /// How FP8 operands are scaled.
-    #[arg(long, value_parser = recipe())]
-    pub recipe: Option<Recipe>,
+    /// What differs from the file.
+    #[command(flatten)]
+    pub overrides: Overrides,
     /// TOML file; configs/ has examples.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Override a key of the config; repeatable.
-    #[arg(long, value_name = "SECTION.KEY=VALUE")]
-    pub set: Vec<String>,
     /// File or folder to train on instead of the local Cargo registry: text, JSON Lines of texts or conversations, Parquet, or tokens;
     /// repeatable.
     #[arg(long, value_name = "PATH")]
@@ -154,6 +145,23 @@ pub struct Args {
     /// How long, and what is said about it.
     #[command(flatten)]
     pub flags: RunFlags,
+}
+
+/// What of a run's configuration is said on the command line.
+#[derive(Clone, Debug, Default, Parser)]
+pub struct Overrides {
+    /// auto, cuda, wgpu or cpu; auto takes CUDA, else a hardware wgpu adapter, else the CPU.
+    #[arg(long)]
+    pub device: Option<DeviceChoice>,
+    /// Precision of linears.
+    #[arg(long, value_enum)]
+    pub precision: Option<Precision>,
+    /// How FP8 operands are scaled.
+    #[arg(long, value_parser = recipe())]
+    pub recipe: Option<Recipe>,
+    /// Override a key of the config; repeatable.
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
+    pub set: Vec<String>,
 }
 
 /// Recipes by name.
@@ -183,10 +191,11 @@ impl Args {
     /// # Errors
     /// The errors of [`RunConfig::load`] and [`RunConfig::validate`].
     pub fn run_config<S: ModelSection>(&self) -> Result<RunConfig<S>, JobError> {
-        let mut settings: Vec<_> = self.set.iter().map(Setting::new).collect();
+        let mut settings: Vec<_> = self.overrides.set.iter().map(Setting::new).collect();
         // The recipe decides what the file's other keys of [float8] mean, so it has to be there when they are read.
         settings.extend(
-            self.recipe
+            self.overrides
+                .recipe
                 .map(|name| Setting { origin: format!("--recipe {name}"), setting: format!("float8.recipe={name}") }),
         );
         let mut config = RunConfig::load_from(self.config.as_deref(), &settings)?;
@@ -194,8 +203,8 @@ impl Args {
         config.checkpoint.folder = self.checkpoints.clone().or(config.checkpoint.folder);
         self.flags.apply(&mut config);
         let training = &mut config.training;
-        training.device = self.device.unwrap_or(training.device);
-        training.precision = self.precision.unwrap_or(training.precision);
+        training.device = self.overrides.device.unwrap_or(training.device);
+        training.precision = self.overrides.precision.unwrap_or(training.precision);
         training.seed = self.seed.unwrap_or(training.seed);
         // A file's recipe is no contradiction: that is how a baseline is run.
         let recipe = settings.iter().find(|setting| setting.is_of(&["float8.recipe", "float8.recipe_name"]));

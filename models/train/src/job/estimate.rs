@@ -1,9 +1,10 @@
 //! [`MemoryEstimate`]: the memory of a training step, by what takes it and when, before anything is allocated.
 //!
 //! ```text
-//! loss        logits and their gradient, after the layers' forward
-//! backward    the last layer's backward, with gradients of all that comes before it
-//! optimizer   all gradients, and what AdamW makes of the largest parameter
+//! loss               logits and their gradient, after the layers' forward
+//! backward begins    all that the layers keep, and the gradient of the output layer
+//! backward ends      what the first layer keeps, and the gradients of all parameters
+//! optimizer          all gradients, and what AdamW makes of the largest parameter
 //! ```
 //! Parameters, moments and FP8 copies of weights are there throughout. M tokens are a micro-batch.
 
@@ -19,7 +20,7 @@ use crate::optimizer::AT_ONCE;
 use crate::recompute::Plan;
 
 /// When in a step.
-const MOMENTS: [&str; 4] = ["loss", "first layers' backward", "last layers' backward", "optimizer"];
+const MOMENTS: [&str; 4] = ["loss", "backward begins", "backward ends", "optimizer"];
 
 /// What takes memory in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -142,10 +143,10 @@ impl fmt::Display for MemoryEstimate {
         let whose = if self.ranks > 1 { format!(" on each of {} ranks", self.ranks) } else { String::new() };
         writeln!(f, "memory of a training step{whose}, GiB at the moments of a step")?;
         write!(f, "{:<24}", "")?;
-        MOMENTS.iter().try_for_each(|moment| write!(f, "  {moment:>22}"))?;
+        MOMENTS.iter().try_for_each(|moment| write!(f, "  {moment:>15}"))?;
         let mut line = |name: &str, bytes: [u64; 4]| {
             write!(f, "\n{name:<24}")?;
-            bytes.iter().try_for_each(|bytes| write!(f, "  {:>22.3}", *bytes as f64 / f64::from(1 << 30)))
+            bytes.iter().try_for_each(|bytes| write!(f, "  {:>15.3}", *bytes as f64 / f64::from(1 << 30)))
         };
         self.parts.iter().try_for_each(|part| line(part.name, part.bytes))?;
         line("in all", self.moments())

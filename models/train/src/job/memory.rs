@@ -99,9 +99,19 @@ pub(super) fn estimate<B: Backend, M: CausalLm<B>>(
 ) -> Result<Option<MemoryEstimate>, JobError> {
     let dtype = compute_dtype::<B, _>(config, selected, device)?;
     let plan = plan::<B, M>(config, dims.clone(), ranks, dtype, device)?;
-    let is_host = *selected == SelectedDevice::Cpu;
+    Ok(of_plan(config, dims, &plan, dtype, selected))
+}
+
+/// What a step of the run takes whose parameters and their like take what `plan` says.
+fn of_plan<S: ModelSection>(
+    config: &RunConfig<S>,
+    dims: &S::Config,
+    plan: &ShardPlan,
+    dtype: DType,
+    selected: &SelectedDevice,
+) -> Option<MemoryEstimate> {
     let RunConfig { training, optimizer, .. } = config;
-    Ok(Estimated { training, optimizer, dims, plan: &plan, dtype, is_host }.estimate())
+    Estimated { training, optimizer, dims, plan, dtype, is_host: *selected == SelectedDevice::Cpu }.estimate()
 }
 
 /// Prints what a step takes, and whether that fits.
@@ -132,21 +142,20 @@ pub(super) fn tell<B: Backend, M: CausalLm<B>>(
 /// Refuses a run whose steps take more than there is, with settings that fit. An estimate may be off by a tenth.
 ///
 /// # Errors
-/// [`JobError::StepMemory`], those of the configuration.
+/// [`JobError::StepMemory`].
 pub(super) fn check_step<B: Backend, M: CausalLm<B>>(
     config: &RunConfig<impl ModelSection<Config = M::Config>>,
     dims: &M::Config,
-    ranks: usize,
+    (plan, dtype): (&ShardPlan, DType),
     selected: &SelectedDevice,
     device: &B::Device,
 ) -> Result<(), JobError> {
-    let (Some(there), Some(estimate)) = (there(selected), estimate::<B, M>(config, dims, ranks, selected, device)?)
-    else {
+    let (Some(there), Some(estimate)) = (there(selected), of_plan(config, dims, plan, dtype, selected)) else {
         return Ok(());
     };
     let peak = estimate.peak();
     match peak / 10 * 9 > there {
-        true => Err(too_much::<B, M>(config, dims, ranks, [peak, there], selected, device)),
+        true => Err(too_much::<B, M>(config, dims, plan.ranks, [peak, there], selected, device)),
         false => Ok(()),
     }
 }

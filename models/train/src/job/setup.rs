@@ -178,7 +178,7 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
         let weights = all_or_none(comm, "the weights", weights)?;
         let plan = memory::plan::<B, A::Trained<B>>(config, dims.clone(), comm.world_size(), *dtype, self.device)?;
         let fits = memory::announce(&plan, self.selected, out).and_then(|()| {
-            memory::check_step::<B, A::Trained<B>>(config, dims, comm.world_size(), self.selected, self.device)
+            memory::check_step::<B, A::Trained<B>>(config, dims, (&plan, *dtype), self.selected, self.device)
         });
         all_or_none(comm, "the memory", fits)?;
         let checkpoints = match self.is_first() {

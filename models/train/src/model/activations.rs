@@ -25,10 +25,3 @@ pub struct LayerBytes {
     /// The inputs of the linears of the SwiGLU, and its two factors.
     pub mlp: u64,
 }
-
-impl LayerBytes {
-    /// All that the layer keeps.
-    pub fn total(&self) -> u64 {
-        self.residual + self.attention + self.mlp
-    }
-}

@@ -1,13 +1,13 @@
 //! [`Fused`] on the host: each operation in one pass over its rows, on all cores.
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, TensorData, TensorMetadata};
+use burn_backend::{Backend, TensorMetadata};
 use burn_std::Shape;
 use rayon::prelude::*;
 
 use super::loops::TASK;
 use super::vector::{dot, exp, exp_minus, max, vectorized};
 use super::view::View;
-use super::{floats, in_dtype, matrix};
+use super::{floats, matrix, read_ints, tensor_on};
 use crate::backend::fused::Fused;
 
 /// [`Float8Backend::fused_forward`](super::Float8Backend::fused_forward) on the host.
@@ -24,14 +24,14 @@ pub fn fused_forward<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> Fl
         }
         (Fused::LogLikelihood { targets }, [logits]) => {
             let [rows, vocab_size] = matrix(&logits.shape());
-            let targets = read_targets::<B>(targets);
+            let targets = read_ints::<B>(targets);
             let logits_of = &*floats::<B>(logits);
             let mut y = vec![0.0; rows];
             by_rows(&mut y, 1, vocab_size, |first, y| {
                 for (y, row) in y.iter_mut().zip(first..) {
                     let logits = &logits_of[row * vocab_size..][..vocab_size];
                     let (max, log_sum) = log_sum(logits);
-                    *y = (logits[targets[row]] - max) - log_sum;
+                    *y = (logits[targets[row] as usize] - max) - log_sum;
                 }
             });
             tensor::<B>(logits, y, [rows, 1])
@@ -64,7 +64,7 @@ pub fn fused_backward<B: Backend>(
         }
         (Fused::LogLikelihood { targets }, [logits]) => {
             let [_, vocab_size] = matrix(&logits.shape());
-            let targets = read_targets::<B>(targets);
+            let targets = read_ints::<B>(targets);
             let (values, dy) = (&*floats::<B>(logits), &*floats::<B>(dy));
             let mut dl = vec![0.0; values.len()];
             by_rows(&mut dl, vocab_size, vocab_size, |first, dl| {
@@ -75,7 +75,7 @@ pub fn fused_backward<B: Backend>(
                     let sum = exp_minus(dl, max);
                     let factor = -dy[row] / sum;
                     dl.iter_mut().for_each(|dl| *dl *= factor);
-                    dl[targets[row]] += dy[row];
+                    dl[targets[row] as usize] += dy[row];
                 }
             });
             vec![tensor::<B>(logits, dl, logits.shape())]
@@ -84,14 +84,9 @@ pub fn fused_backward<B: Backend>(
     }
 }
 
+/// In the dtype of another.
 fn tensor<B: Backend>(like: &FloatTensor<B>, values: Vec<f32>, shape: impl Into<Shape>) -> FloatTensor<B> {
-    let tensor = B::float_from_data(TensorData::new(values, shape.into()), &B::float_device(like));
-    in_dtype::<B>(tensor, like.dtype())
-}
-
-fn read_targets<B: Backend>(targets: &burn_backend::tensor::IntTensor<B>) -> Vec<usize> {
-    let data = burn_std::future::block_on(B::int_into_data(targets.clone())).expect("a tensor that exists can be read");
-    data.iter::<i64>().map(|target| target as usize).collect()
+    tensor_on::<B>(like, values, shape, like.dtype())
 }
 
 /// Fills rows of `width` elements, many at a time, each of which takes as long as `work` elements: `fill` gets the first row and some.
@@ -188,7 +183,7 @@ fn rms_norm_backward([x, gamma, dy]: [&[f32]; 3], epsilon: f32) -> [Vec<f32>; 2]
     [dx, dgamma]
 }
 
-/// Turns the halves of `[B, T, heads, d]`, which may lie in any order of the first three: forth, or back.
+/// Turns the halves of `[B, T, heads, d]`, which may lie in any order of the first three, against each other; `back` undoes that.
 fn rotary<B: Backend>(
     x: &FloatTensor<B>,
     tables: [&FloatTensor<B>; 2],

@@ -7,17 +7,16 @@ use burn_backend::{Backend, FloatDType};
 use burn_std::Shape;
 use float8_kernels::{GROUP_ALIGN, Granularity, Grouping};
 
-use super::{GroupEnds, HostOperand, product, transpose};
+use super::{GroupEnds, HostOperand, product, read_ints, transpose};
 
 /// The rows of each group; this waits for the device. Ends are clamped to the rows, and to their predecessors.
 pub(crate) fn ranges<B: Backend>(ends: &IntTensor<B>, m: usize) -> Vec<Range<usize>> {
-    let ends = burn_std::future::block_on(B::int_into_data(ends.clone())).expect("a tensor that exists can be read");
     let mut start = 0;
     let range = |end: i64| {
         let end = usize::try_from(end).unwrap_or(0).clamp(start, m);
         core::mem::replace(&mut start, end)..end
     };
-    ends.convert::<i64>().to_vec().expect("converted to i64").into_iter().map(range).collect()
+    read_ints::<B>(ends).into_iter().map(range).collect()
 }
 
 /// The product of each group.

@@ -11,7 +11,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
-use burn_backend::{Backend, DType, FloatDType, TensorData, TensorMetadata};
+use burn_backend::{Backend, DType, ExecutionError, FloatDType, TensorData, TensorMetadata};
 use burn_std::Shape;
 use float8_kernels::{Cast, Format, Granularity, InvScale, Orientation, Scale, reference};
 
@@ -242,7 +242,27 @@ pub fn read_f32<B: Backend>(x: FloatTensor<B>) -> Vec<f32> {
 }
 
 fn read<B: Backend>(x: FloatTensor<B>) -> TensorData {
-    burn_std::future::block_on(B::float_into_data(x)).expect("a tensor that exists can be read").convert::<f32>()
+    data(B::float_into_data(x)).convert::<f32>()
+}
+
+/// The values of a tensor of integers; this waits for the device.
+fn read_ints<B: Backend>(x: &IntTensor<B>) -> Vec<i64> {
+    data(B::int_into_data(x.clone())).iter::<i64>().collect()
+}
+
+fn data(of: impl Future<Output = Result<TensorData, ExecutionError>>) -> TensorData {
+    burn_std::future::block_on(of).expect("a tensor that exists can be read")
+}
+
+/// A tensor of these values in a dtype, on the device of another.
+fn tensor_on<B: Backend>(
+    like: &FloatTensor<B>,
+    values: Vec<f32>,
+    shape: impl Into<Shape>,
+    dtype: DType,
+) -> FloatTensor<B> {
+    let tensor = B::float_from_data(TensorData::new(values, shape.into()), &B::float_device(like));
+    in_dtype::<B>(tensor, dtype)
 }
 
 /// The values of a tensor in f32, where they lie if the backend shows them.

@@ -2,12 +2,12 @@
 mod kernel;
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, ExecutionError, TensorData, TensorMetadata};
+use burn_backend::{Backend, DType, TensorMetadata};
 use burn_std::Shape;
 
 use self::kernel::{Output, Scores, Sizes};
 use super::view::View;
-use super::{floats, in_dtype};
+use super::{data, floats, read_ints, tensor_on};
 use crate::backend::attention::{Attention, AttentionOutput};
 
 /// [`Float8Backend::attention_forward`](super::Float8Backend::attention_forward) on the host.
@@ -17,8 +17,8 @@ pub fn attention_forward<B: Backend>(attention: &Attention<B>) -> AttentionOutpu
     let (y, lse) = with_scores(attention, |scores| kernel::forward(sizes, [&q, &k, &v], scores));
     let Sizes { batch, heads, queries, value_dim, .. } = sizes;
     AttentionOutput {
-        y: tensor(attention, y, [batch, heads, queries, value_dim], attention.query.dtype()),
-        log_sums: Some(tensor(attention, lse, [batch, heads, queries, 1], DType::F32)),
+        y: tensor_on::<B>(&attention.query, y, [batch, heads, queries, value_dim], attention.query.dtype()),
+        log_sums: Some(tensor_on::<B>(&attention.query, lse, [batch, heads, queries, 1], DType::F32)),
     }
 }
 
@@ -37,7 +37,7 @@ pub fn attention_backward<B: Backend>(
     let mut gradients = gradients
         .into_iter()
         .zip(inputs)
-        .map(|(gradient, input)| tensor(attention, gradient, input.shape().dims::<4>(), input.dtype()));
+        .map(|(gradient, input)| tensor_on::<B>(input, gradient, input.shape(), input.dtype()));
     std::array::from_fn(|_| gradients.next().expect("three"))
 }
 
@@ -50,13 +50,10 @@ fn sizes<B: Backend>(attention: &Attention<B>) -> Sizes {
 /// Reads what hides and changes scores, for as long as `run` takes.
 fn with_scores<B: Backend, T>(attention: &Attention<B>, run: impl FnOnce(&Scores<'_>) -> T) -> T {
     let mask = attention.mask.as_ref().map(|mask| {
-        (read(B::bool_into_data(mask.clone())).iter::<bool>().collect::<Vec<_>>(), shared_strides(&mask.shape()))
+        (data(B::bool_into_data(mask.clone())).iter::<bool>().collect::<Vec<_>>(), shared_strides(&mask.shape()))
     });
     let bias = attention.bias.as_ref().map(|bias| (floats::<B>(bias), shared_strides(&bias.shape())));
-    let documents = attention
-        .documents
-        .as_ref()
-        .map(|documents| read(B::int_into_data(documents.clone())).iter::<i64>().collect::<Vec<_>>());
+    let documents = attention.documents.as_ref().map(read_ints::<B>);
     run(&Scores {
         scale: attention.scale() as f32,
         softcap: attention.options.softcap.map(|cap| cap as f32),
@@ -67,17 +64,8 @@ fn with_scores<B: Backend, T>(attention: &Attention<B>, run: impl FnOnce(&Scores
     })
 }
 
-fn read(data: impl Future<Output = Result<TensorData, ExecutionError>>) -> TensorData {
-    burn_std::future::block_on(data).expect("a tensor that exists can be read")
-}
-
 /// Strides of a tensor that lies row by row; 0 along what has one element, which all share.
 fn shared_strides(shape: &Shape) -> [usize; 4] {
     let dims: [usize; 4] = shape.dims();
     std::array::from_fn(|axis| if dims[axis] == 1 { 0 } else { dims[axis + 1..].iter().product() })
-}
-
-fn tensor<B: Backend>(like: &Attention<B>, values: Vec<f32>, shape: [usize; 4], dtype: DType) -> FloatTensor<B> {
-    let tensor = B::float_from_data(TensorData::new(values, shape), &B::float_device(&like.query));
-    in_dtype::<B>(tensor, dtype)
 }
