@@ -201,7 +201,7 @@ pub fn to_blocked(scales: &[u8], rows: usize, blocks: usize) -> Vec<u8> {
 ///
 /// # Panics
 /// If there are not as many bytes as the tiles of `[rows, blocks]` have.
-pub fn from_blocked(tiles: &[u8], rows: usize, blocks: usize) -> Vec<u8> {
+pub fn from_blocked<T: Copy>(tiles: &[T], rows: usize, blocks: usize) -> Vec<T> {
     let len = rows.div_ceil(BLOCK) * blocks.div_ceil(TILE_BLOCKS) * 4 * TILE_WORDS;
     assert_eq!(tiles.len(), len, "from_blocked: not the tiles of [{rows}, {blocks}]");
     (0..rows).flat_map(|row| (0..blocks).map(move |block| tiles[place(row, block, blocks)])).collect()

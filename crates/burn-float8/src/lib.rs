@@ -94,6 +94,16 @@ pub mod report {
     pub use crate::terms::{Gemm, Reason, Role};
 }
 
+/// Weights that are FP8 codes alone.
+pub mod weights {
+    pub use crate::model::{Fp8Only, fp8_only, load_codes, read_codes};
+}
+
+/// Adapters of low rank beside frozen linears.
+pub mod lora {
+    pub use crate::model::{Lora, LoraAdapter, LoraConfig};
+}
+
 /// Weights of which this process has some rows, and optimizer steps that it makes with other processes: what the crate float8-shard
 /// plugs in.
 pub mod source {

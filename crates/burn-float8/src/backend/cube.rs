@@ -18,8 +18,8 @@ use float8_kernels::{
 use super::operand::{DeviceOperand, read_scales, scales};
 use super::self_check::{self, Product};
 use super::{
-    DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, SelfCheckReport, host, lost,
-    preflight,
+    DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, SelfCheckReport, codes, host,
+    lost, preflight,
 };
 use crate::config::SelfCheck;
 use crate::error::DeviceError;
@@ -154,6 +154,14 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
 
     fn fp8_size(operand: &Self::Operand) -> OperandSize {
         operand.size()
+    }
+
+    fn fp8_dequantize(operand: &Self::Operand) -> CubeTensor<R> {
+        codes::dequantize::<Self>(operand)
+    }
+
+    fn fp8_transpose(operand: &Self::Operand) -> Self::Operand {
+        codes::transpose::<Self>(operand)
     }
 
     fn fp8_write(codes: HostCodes, device: &Device<Self>) -> Self::Operand {

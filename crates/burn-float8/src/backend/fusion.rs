@@ -14,7 +14,7 @@ use super::cube::write_codes;
 use super::host::matrix;
 use super::operand::{DeviceOperand, scales};
 use super::{
-    DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, SelfCheckReport, lost,
+    DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, SelfCheckReport, codes, lost,
 };
 use crate::config::SelfCheck;
 use crate::error::DeviceError;
@@ -193,6 +193,14 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
 
     fn fp8_size(operand: &Self::Operand) -> OperandSize {
         operand.size()
+    }
+
+    fn fp8_dequantize(operand: &Self::Operand) -> FloatTensor<Self> {
+        codes::dequantize::<Self>(operand)
+    }
+
+    fn fp8_transpose(operand: &Self::Operand) -> Self::Operand {
+        codes::transpose::<Self>(operand)
     }
 
     fn fp8_write(codes: HostCodes, device: &Device<Self>) -> Self::Operand {

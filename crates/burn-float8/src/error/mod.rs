@@ -213,6 +213,24 @@ pub enum Float8Error {
     /// The device cannot run FP8, or a kernel is wrong there.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// A parameter of adapters is out of range.
+    #[error("lora.{field} = {value}: must be {range}")]
+    Lora {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What it may be.
+        range: &'static str,
+    },
+    /// Codes are not the weight of a linear of the model.
+    #[error("{layer}: FP8 codes {what}")]
+    Codes {
+        /// The layer's name.
+        layer: String,
+        /// What is wrong with them, with the values.
+        what: String,
+    },
     /// A saved state does not belong to the model.
     #[error("the state names {layer:?}, which is no converted linear of the model")]
     StateLayer {
@@ -268,6 +286,18 @@ pub enum Float8Panic {
     UntaggedLinear {
         /// `[K, N]`
         weight: [usize; 2],
+    },
+    /// Adapters are beside linears of a Float8 backend.
+    #[error("adapters are attached to models on a Float8 backend alone: `Float8<Autodiff<B>>`, or `Float8<B>`")]
+    NotFloat8,
+    /// A weight without high-precision values was to be trained.
+    #[error(
+        "{layer}: its weight is FP8 codes alone, which no optimizer updates: freeze it (`no_grad`) and train an adapter, or keep the \
+         high-precision values"
+    )]
+    Fp8OnlyTrained {
+        /// The layer's name.
+        layer: String,
     },
     /// Rows, weights and ends of a grouped linear do not fit each other.
     #[error(

@@ -116,9 +116,10 @@ impl<B: Float8Backend> Seen<B> {
     }
 }
 
-/// Whether the layers of a conversion are sampled at all, and there is something to sample.
+/// Whether the layers of a conversion are sampled at all, and there is something to sample: of codes alone nobody knows what they were
+/// cast from.
 fn is_sampled<B: Float8Backend>(layer: &Layer, t: &Float8Tensor<B>) -> bool {
-    layer.conversion().config().statistics.is_some() && t.shape().iter().all(|dim| *dim > 0)
+    layer.conversion().config().statistics.is_some() && !t.is_fp8_only() && t.shape().iter().all(|dim| *dim > 0)
 }
 
 /// y = x · w + b, and what its node keeps if a gradient is wanted. `x: [.., K]`, `w: [K, N]`, `bias: [N]`, y: `[.., N]`, of shapes that
@@ -190,6 +191,22 @@ pub(super) fn forward<B: Float8Backend>(
         used,
     };
     (y, Some(saved))
+}
+
+/// [`Wrapped::fp8_linear`], and what the weight's adapter adds to it.
+pub(super) fn adapted<W: Wrapped>(
+    x: Float8Tensor<W>,
+    w: Float8Tensor<W>,
+    bias: Option<FloatTensor<W>>,
+) -> FloatTensor<W> {
+    match w.adapter().cloned() {
+        None => W::fp8_linear(x, w, bias),
+        Some(adapter) => {
+            // Whatever reads the values of a weight with an adapter gets both.
+            let y = W::fp8_linear(x.clone(), w.with_adapter(None), bias);
+            W::float_add(y, adapter.apply(x.into_full()))
+        }
+    }
 }
 
 /// The gradients of x, w and b that are wanted. `x` is the tensor itself if forward has asked to keep it.

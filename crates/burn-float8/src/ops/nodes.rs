@@ -21,7 +21,8 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 use super::linear::{self, Wanted, reduced};
 use super::{attention, full_tensor, fused, grouped, register_gradients};
 use crate::backend::{Attention, Float8Backend, Fused};
-use crate::layer::Layer;
+use crate::error::Float8Panic;
+use crate::layer::{Layer, UNTAGGED_NAME};
 use crate::tensor::{Float8Tensor, Wrapped};
 
 impl<B: Float8Backend> Wrapped for B {
@@ -90,7 +91,7 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
         };
         let wanted = Wanted {
             x: x.full().is_tracked(),
-            w: w.full().is_tracked(),
+            w: is_trained(&w),
             bias: bias.as_ref().is_some_and(|bias| bias.is_tracked()),
         };
         macro_rules! node {
@@ -157,6 +158,20 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
             OpsKind::UnTracked(prep) => prep.finish(y),
         }
     }
+}
+
+/// Whether a weight wants a gradient.
+///
+/// # Panics
+///
+/// [`Float8Panic::Fp8OnlyTrained`], in words, if it is codes alone.
+fn is_trained<B: Float8Backend, C: CheckpointStrategy>(w: &Float8Tensor<Autodiff<B, C>>) -> bool {
+    let is_tracked = w.full().is_tracked();
+    if is_tracked && w.is_fp8_only() {
+        let layer = w.layer().map_or(UNTAGGED_NAME, |layer| layer.name()).into();
+        panic!("{}", Float8Panic::Fp8OnlyTrained { layer });
+    }
+    is_tracked
 }
 
 /// What the node of a linear keeps, with groups or without. x itself is kept as Burn's linear keeps it: gradient checkpointing may

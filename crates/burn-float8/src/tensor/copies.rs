@@ -5,6 +5,7 @@ use float8_kernels::Orientation;
 
 use super::cache::{CastResult, CopyKey, Fp8Copy, Held};
 use super::cast::{CastRequest, View, quantize};
+use super::codes::copy_of_codes;
 use super::recent;
 use super::source::{needs_other_rows, sourced_copy};
 use super::wrapped::Float8Tensor;
@@ -23,6 +24,10 @@ pub(crate) fn fp8_copy<B: Float8Backend>(
     entries.copies.retain(|(_, held)| !matches!(held, Held::Weak(weak) if weak.strong_count() == 0));
     if let Some(copy) = entries.find(key) {
         return copy;
+    }
+    if let Some(codes) = t.codes() {
+        drop(entries);
+        return copy_of_codes(t, codes, view, request);
     }
     let known = entries.known(key.cast);
     // Not under the lock: a thread of rayon's pool that waits for the parts of its cast may take up a forward which reads this tensor.

@@ -237,7 +237,7 @@ impl<B: Float8Backend> Float8Tensor<B> {
     /// The values of the whole weight in a dtype.
     pub(crate) fn into_whole(self, dtype: DType) -> FloatTensor<B> {
         let source = self.layer().and_then(|layer| source_of::<B>(layer)).cloned();
-        let Some(source) = source else { return in_dtype::<B>(self.into_full(), dtype) };
+        let Some(source) = source else { return in_dtype::<B>(self.into_values("linear"), dtype) };
         if !source.keeps() {
             return source.values(in_dtype::<B>(self.into_full(), dtype));
         }

@@ -15,6 +15,7 @@ mod hf_configs;
 #[cfg(target_os = "linux")]
 mod import_memory;
 mod in_backward;
+mod lora;
 mod masks;
 mod metrics;
 mod models;

@@ -284,6 +284,9 @@ pub struct ExportArgs {
     /// split over several.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub max_shard_bytes: Option<u64>,
+    /// Add a run's adapters to the weights and write these, instead of the adapters in PEFT's format.
+    #[arg(long)]
+    pub merge: bool,
 }
 
 /// A number of bytes, which may have a unit.
@@ -311,6 +314,6 @@ impl ExportArgs {
         let max_shard_bytes = self.max_shard_bytes.unwrap_or(default.max_shard_bytes);
         let source = config.assets.clone().or_else(|| config.model.hf_path().map(Path::to_path_buf));
         let options = ExportOptions { dtype: self.dtype, max_shard_bytes, source, ..default };
-        Ok(Job { config, start, task: Task::Export { to: self.to.clone(), options } })
+        Ok(Job { config, start, task: Task::Export { to: self.to.clone(), merge: self.merge, options } })
     }
 }

@@ -5,6 +5,7 @@
 mod activations;
 mod float8;
 mod length;
+mod lora;
 mod schema;
 mod sections;
 
@@ -13,6 +14,7 @@ use std::path::{Path, PathBuf};
 pub use activations::ActivationCheckpointing;
 pub use float8::Float8Section;
 pub use length::{NoLength, StepCount};
+pub use lora::{LoraBase, LoraSection};
 pub use schema::schema;
 pub use sections::{
     CheckpointSection, ComputeDtype, DataSection, OptimizerSection, ParallelismSection, Precision, ProfileSection,

@@ -6,6 +6,7 @@ mod export;
 mod files;
 mod json;
 pub mod names;
+pub(crate) mod peft;
 mod weights;
 
 pub(crate) use check::{Checkpoint, RepeatedHead};

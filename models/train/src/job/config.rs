@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use super::text::Text;
 use crate::batches::{Batch, TrainBatches, held_out_batches};
 use crate::config::{
-    self, CheckpointSection, ConfigError, DataSection, Float8Section, OptimizerSection, ParallelismSection,
-    ProfileSection, Setting, TrainingSection, require,
+    self, CheckpointSection, ConfigError, DataSection, Float8Section, LoraSection, OptimizerSection,
+    ParallelismSection, Precision, ProfileSection, Setting, TrainingSection, require,
 };
 use crate::data::SequenceShape;
 use crate::hf::{self, RepeatedHead};
@@ -35,6 +35,8 @@ pub struct RunConfig<S> {
     pub optimizer: OptimizerSection,
     /// FP8, used with `training.precision = "fp8"`.
     pub float8: Float8Section,
+    /// Adapters that are trained in the model's place. If absent, the model is trained.
+    pub lora: Option<LoraSection>,
     /// What is trained on.
     pub data: DataSection,
     /// How it is shared among several ranks.
@@ -144,6 +146,7 @@ impl<S: ModelSection> RunConfig<S> {
             ("data.chat_template", &data.chat_template),
             ("data.cache", &data.cache),
             ("checkpoint.folder", &checkpoint.folder),
+            ("lora.adapter", &self.lora.as_ref().and_then(|lora| lora.adapter.clone())),
             ("profile.file", &profile.as_ref().and_then(|profile| profile.file.clone())),
         ];
         let single = single.into_iter().filter_map(|(key, path)| Some((key, path.as_ref()?)));
@@ -166,6 +169,7 @@ impl<S: ModelSection> RunConfig<S> {
         self.training.validate(&self.float8)?;
         self.optimizer.validate()?;
         self.optimizer.check_in_backward(&self.training, 1)?;
+        self.lora.as_ref().map_or(Ok(()), |lora| lora.validate(self.training.precision == Precision::Fp8))?;
         self.data.validate()?;
         self.checkpoint.validate()?;
         let steps = self.training.steps;

@@ -23,15 +23,15 @@ use float8_shard::ShardBackend;
 pub use config::{GenerateSection, RunConfig};
 pub use estimate::{MemoryEstimate, MemoryPart};
 pub use finish::{Outcome, finish};
-pub use prepare::prepare;
+pub use prepare::{adapt, prepare};
 pub use setup::{Start, train};
 pub use text::Text;
 pub use weights::Weights;
 
 use crate::checkpoint::SavedRun;
-use crate::config::Precision;
+use crate::config::{Precision, require};
 use crate::hf::ExportOptions;
-use crate::model::{CausalLm, CausalLmExt, TrainableModel};
+use crate::model::{CausalLm, CausalLmExt, ModelSection, TrainableModel};
 use crate::run::mean_loss;
 use crate::{JobError, ProgressLine};
 use prepare::{compute_dtype, dimensions, sampling};
@@ -74,10 +74,12 @@ pub enum Task {
         /// Bytes that the device has, if that is said.
         available: Option<u64>,
     },
-    /// Writes the parameters in Hugging Face's format.
+    /// Writes the parameters in Hugging Face's format; of a run with adapters, these in PEFT's.
     Export {
         /// A folder that does not exist.
         to: PathBuf,
+        /// Whether a run's adapters are added to the parameters, which are written then.
+        merge: bool,
         /// In which form.
         options: ExportOptions,
     },
@@ -109,7 +111,7 @@ impl<A: TrainableModel> Job<A> {
             Task::Memory { ranks, available } => self.memory::<B>(*ranks, *available, device, out),
             Task::Evaluate { data } => self.evaluate::<B>(data, selected, device, out),
             Task::Generate { is_chat } => self.generate::<B>(*is_chat, selected, device, out),
-            Task::Export { to, options } => self.export::<B>(to, options, selected, device, out),
+            Task::Export { to, merge, options } => self.export::<B>(to, *merge, options, selected, device, out),
         }
     }
 
@@ -156,15 +158,17 @@ impl<A: TrainableModel> Job<A> {
         memory::tell::<B, A::Trained<B>>(config, config.dimensions()?, ranks, available, &target, device, out)
     }
 
-    fn export<B: AutodiffBackend>(
+    fn export<B: AutodiffBackend + Float8Stack>(
         &self,
         to: &Path,
+        merge: bool,
         options: &ExportOptions,
         selected: &SelectedDevice,
         device: &B::Device,
         out: &mut dyn Write,
     ) -> Result<(), JobError> {
         let (config, dims) = (&self.config, self.config.dimensions()?);
+        require("--merge", merge, !merge || config.lora.is_some(), "the run has no adapters")?;
         memory::check_parameters(&dims, selected)?;
         let mut stop = vec![];
         if let Some(template) = config.chat_template()? {
@@ -176,7 +180,15 @@ impl<A: TrainableModel> Job<A> {
         }
         let progress = ProgressLine::new();
         let model = Weights::open(config, self.saved(), dims)?.load::<B, A::Trained<B>>(device, &progress, out)?;
-        model.save_hf(to, &ExportOptions { stop, ..options.clone() })?;
+        let options = ExportOptions { stop, ..options.clone() };
+        let hf_path = ModelSection::hf_path(&config.model);
+        match &config.lora {
+            None => model.save_hf(to, &options)?,
+            Some(lora) => match adapt::<B, _>(lora, model, config.training.seed, self.saved())? {
+                adapted if merge => adapted.merged().save_hf(to, &options)?,
+                adapted => adapted.save_peft(hf_path, to)?,
+            },
+        }
         Ok(writeln!(out, "exported: {}", to.display())?)
     }
 
@@ -193,6 +205,10 @@ impl<A: TrainableModel> Job<A> {
         let dtype = self.dtype::<B>(selected, device)?;
         let progress = ProgressLine::new();
         let model = prepare::<A, B>(&self.config, weights, device, &progress, out)?.with_compute_dtype(dtype);
+        let model = match &self.config.lora {
+            Some(lora) => adapt::<B, _>(lora, model, training.seed, self.saved())?.attached(),
+            None => model,
+        };
         if let (Some(saved), Precision::Fp8) = (self.saved(), training.precision) {
             saved.restore_float8::<B, _>(&model)?;
             let last = saved.step().saturating_sub(1);

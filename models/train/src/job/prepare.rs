@@ -2,19 +2,23 @@
 
 use std::io::Write;
 
-use burn::module::AutodiffModule;
+use burn::module::{AutodiffModule, Module};
 use burn::tensor::DType;
 use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn_float8::lora::LoraConfig;
+use burn_float8::weights::fp8_only;
 use burn_float8::{Float8Error, Float8Stack, set_default_config};
 use device_select::SelectedDevice;
 use float8_shard::{Communicator, ShardBackend, ShardError, Sharded};
 
 use super::config::RunConfig;
 use super::weights::Weights;
-use crate::config::{ComputeDtype, ConfigError, Precision, require};
-use crate::model::{CausalLm, ModelConfig, ModelSection, ModelSize, Sampling, TrainableModel};
+use crate::checkpoint::SavedRun;
+use crate::config::{ComputeDtype, ConfigError, LoraBase, LoraSection, Precision, require};
+use crate::hf::peft;
+use crate::model::{CausalLm, LanguageModel, ModelConfig, ModelSection, ModelSize, Sampling, TrainableModel};
 use crate::storage::store_matrices;
-use crate::{JobError, ProgressLine, Ranks, Tokenizer};
+use crate::{Adapted, JobError, ProgressLine, Ranks, Tokenizer};
 
 /// The model's dimensions, with rotary tables no longer than what is to be done needs: sequences of `seq_len`, and text after a prompt of
 /// so many tokens.
@@ -111,7 +115,45 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     // Strict mode panics in the GEMM; a run reports an error instead.
     let (model, summary) = float8.with_strict(false).apply::<B, _>(model).map_err(Float8Error::from)?;
     writeln!(out, "{summary}")?;
-    Ok(model)
+    match &config.lora {
+        Some(LoraSection { base: LoraBase::Fp8, .. }) => {
+            let (model, fp8_only) = fp8_only::<B, _>(model.no_grad()).map_err(Float8Error::from)?;
+            writeln!(out, "{fp8_only}")?;
+            Ok(model)
+        }
+        _ => Ok(model),
+    }
+}
+
+/// A model beside its adapters: those of a checkpoint, else of PEFT's folder that the section names, else new ones by the seed.
+///
+/// # Errors
+/// [`Float8Error::FilterMatchesNothing`] of `target_modules`; what is wrong with the folder or the checkpoint.
+pub fn adapt<B: AutodiffBackend + Float8Stack, M>(
+    section: &LoraSection,
+    model: M,
+    seed: u64,
+    saved: Option<&SavedRun>,
+) -> Result<Adapted<B, M>, JobError>
+where
+    M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
+{
+    let mut lora = section.to_config().init::<B, M>(&model, seed)?;
+    if let (Some(folder), None) = (&section.adapter, saved) {
+        let LoraConfig { rank, alpha, .. } = peft::read_config(folder)?;
+        let reason = format!(
+            "its rank is {rank} and its alpha {alpha}, lora.rank {} and lora.alpha {}",
+            section.rank, section.alpha
+        );
+        let fits = (rank, alpha) == (section.rank, section.alpha);
+        require("lora.adapter", folder.display(), fits, &reason)?;
+        lora = peft::load(lora, folder)?;
+    }
+    let adapted = Adapted::new(model, lora);
+    match saved {
+        Some(saved) => Ok(saved.load_parameters(adapted, &mut |_| ())?),
+        None => Ok(adapted),
+    }
 }
 
 /// A model of which each rank keeps its rows, where there are several.

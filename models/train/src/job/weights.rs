@@ -24,7 +24,7 @@ enum Source<'a> {
 }
 
 impl<'a, C: ModelConfig> Weights<'a, C> {
-    /// The parameters of a checkpoint, or those that a run of `config` begins with. Of a Hugging Face folder, the files are opened, and
+    /// The parameters of a checkpoint, or those that a run of `config` begins with, as one with adapters does also where it is resumed. Of a Hugging Face folder, the files are opened, and
     /// stay open: what they hold is compared with `dims`.
     ///
     /// # Errors
@@ -34,6 +34,8 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
         saved: Option<&'a SavedRun>,
         dims: C,
     ) -> Result<Self, JobError> {
+        // A checkpoint has the adapters alone.
+        let saved = saved.filter(|_| config.lora.is_none());
         let source = match (saved, config.model.hf_path()) {
             (Some(saved), _) => Source::Saved(saved),
             (None, Some(path)) => Source::HuggingFace(Checkpoint::open(path, &dims, config.repeated_head())?),
