@@ -22,6 +22,7 @@ mod error;
 mod escape;
 pub mod files;
 mod folder;
+mod freeze;
 pub mod grads;
 pub mod hf;
 pub mod job;

@@ -67,7 +67,8 @@ impl LoraConfig {
         Ok(())
     }
 
-    fn targets(&self, name: &str) -> bool {
+    /// Whether the linear of this name gets an adapter.
+    pub fn targets(&self, name: &str) -> bool {
         self.target_modules.iter().any(|target| target_matches(target, name))
     }
 

@@ -236,6 +236,36 @@ fn adapters_that_do_not_fit_are_refused() {
     }
 }
 
+#[test]
+fn parameters_are_frozen_by_name() {
+    let (data, folder) = (text(), TempDir::new().unwrap());
+    let names = |number: usize, settings: &[&str]| {
+        let path = folder.path().join(number.to_string());
+        let saved = format!("checkpoint.folder={}", path.display());
+        let fixed = ["training.steps=2", "generate.max_new_tokens=0", &saved];
+        run(&run_config(data.path(), &[&fixed, settings].concat())).unwrap();
+        let bytes = fs::read(path.join("step-000000002/model.safetensors")).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let mut names: Vec<_> = tensors.names().into_iter().map(String::from).collect();
+        names.sort();
+        names
+    };
+    let all = names(0, &[]);
+    assert_eq!(all.len(), 21);
+    let left = names(1, &["training.freeze=[\"embed_tokens\", \"layers.0\", \"*layernorm.gamma\"]"]);
+    let is_left = |name: &&String| {
+        !name.starts_with("embed_tokens") && !name.starts_with("layers.0") && !name.contains("layernorm")
+    };
+    assert_eq!(left, all.iter().filter(is_left).cloned().collect::<Vec<_>>());
+    assert_eq!(names(2, &["training.train_only=[\"norm.gamma\", \"lm_head\"]"]), ["lm_head.weight", "norm.gamma"]);
+    let refused = |settings: &[&str]| run(&run_config(data.path(), settings)).unwrap_err().to_string();
+    // The end of a module's name is none.
+    assert!(refused(&["training.freeze=[\"layers.0.mlp.up\"]"]).contains("has no parameter of this name"));
+    assert!(refused(&["training.freeze=[\"[\"]"]).contains("no valid glob"));
+    assert!(refused(&["training.freeze=[\"*\"]"]).contains("nothing is left to train"));
+    assert!(refused(&["training.freeze=[\"*\"]", "lora.rank=2"]).contains("the whole model stays as it is"));
+}
+
 /// Without adapters there is nothing to merge.
 #[test]
 fn a_merge_needs_adapters() {

@@ -112,6 +112,11 @@ pub struct TrainingSection {
     pub seed: u64,
     /// The norm of all gradients together is clipped to this; `inf` does not clip.
     pub max_norm: f64,
+    /// Parameters that stay as they are, by name: a parameter's, `norm.gamma`, or that of what has some, `layers.0`; with `*`, `?` or
+    /// `[`, a glob over whole names. Checkpoints do not hold them: a run is resumed with the model that it began with.
+    pub freeze: Vec<String>,
+    /// Parameters that are trained, by such names; all others stay as they are. If empty, all are trained but those of `freeze`.
+    pub train_only: Vec<String>,
     /// Steps between step lines; the first of a run and the last always have one.
     pub log_every: usize,
     /// Steps between held-out losses; 0 leaves them to checkpoints and the end, which always have one.
@@ -256,6 +261,8 @@ impl Default for TrainingSection {
             loss_chunk: None,
             seed: 0,
             max_norm: 1.0,
+            freeze: vec![],
+            train_only: vec![],
             log_every: 20,
             eval_every: 0,
             eval_batches: 16,
@@ -316,6 +323,11 @@ impl Default for ProfileSection {
 }
 
 impl TrainingSection {
+    /// Whether some parameters stay as they are.
+    pub fn freezes(&self) -> bool {
+        !self.freeze.is_empty() || !self.train_only.is_empty()
+    }
+
     /// Checks what the types do not, `float8.schedule` against the steps included.
     ///
     /// # Errors

@@ -169,7 +169,11 @@ impl<S: ModelSection> RunConfig<S> {
         self.training.validate(&self.float8)?;
         self.optimizer.validate()?;
         self.optimizer.check_in_backward(&self.training, 1)?;
-        self.lora.as_ref().map_or(Ok(()), |lora| lora.validate(self.training.precision == Precision::Fp8))?;
+        if let Some(lora) = &self.lora {
+            lora.validate(self.training.precision == Precision::Fp8)?;
+            let reason = "with [lora] the whole model stays as it is";
+            require("training.freeze", "set", !self.training.freezes(), reason)?;
+        }
         self.data.validate()?;
         self.checkpoint.validate()?;
         let steps = self.training.steps;

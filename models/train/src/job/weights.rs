@@ -7,6 +7,8 @@ use burn::tensor::backend::AutodiffBackend;
 
 use super::config::RunConfig;
 use crate::checkpoint::SavedRun;
+use crate::config::TrainingSection;
+use crate::freeze::freeze;
 use crate::hf::Checkpoint;
 use crate::model::{CausalLm, CausalLmExt, ModelConfig, ModelSection};
 use crate::{JobError, ProgressLine};
@@ -15,6 +17,9 @@ use crate::{JobError, ProgressLine};
 pub struct Weights<'a, C> {
     dims: C,
     source: Source<'a>,
+    training: &'a TrainingSection,
+    /// The checkpoint of a run that trains some parameters, which has those alone.
+    trained: Option<&'a SavedRun>,
 }
 
 enum Source<'a> {
@@ -24,24 +29,26 @@ enum Source<'a> {
 }
 
 impl<'a, C: ModelConfig> Weights<'a, C> {
-    /// The parameters of a checkpoint, or those that a run of `config` begins with, as one with adapters does also where it is resumed. Of a Hugging Face folder, the files are opened, and
+    /// The parameters of a checkpoint, or those that a run of `config` begins with, which one that trains some alone needs also where it is resumed. Of a Hugging Face folder, the files are opened, and
     /// stay open: what they hold is compared with `dims`.
     ///
     /// # Errors
     /// The errors of [`CausalLmExt::load_hf_weights`], but for tensors that cannot be read.
     pub fn open<S: ModelSection<Config = C>>(
-        config: &RunConfig<S>,
+        config: &'a RunConfig<S>,
         saved: Option<&'a SavedRun>,
         dims: C,
     ) -> Result<Self, JobError> {
-        // A checkpoint has the adapters alone.
-        let saved = saved.filter(|_| config.lora.is_none());
+        let training = &config.training;
+        // A checkpoint has what is trained.
+        let trained = saved.filter(|_| config.lora.is_none() && training.freezes());
+        let saved = saved.filter(|_| config.lora.is_none() && !training.freezes());
         let source = match (saved, config.model.hf_path()) {
             (Some(saved), _) => Source::Saved(saved),
             (None, Some(path)) => Source::HuggingFace(Checkpoint::open(path, &dims, config.repeated_head())?),
             (None, None) => Source::Seed(config.training.seed),
         };
-        Ok(Self { dims, source })
+        Ok(Self { dims, source, training, trained })
     }
 
     /// The model's dimensions.
@@ -60,16 +67,21 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
         out: &mut dyn Write,
     ) -> Result<M, JobError> {
         let model = M::new(self.dims, device)?;
-        match self.source {
+        let model = match self.source {
             Source::Saved(saved) => {
-                Ok(progress.track("loaded", out, |progress| saved.load_parameters(model, progress))??)
+                progress.track("loaded", out, |progress| saved.load_parameters(model, progress))??
             }
             Source::HuggingFace(checkpoint) => {
-                progress.track("loaded", out, |progress| checkpoint.load(model, progress))?
+                progress.track("loaded", out, |progress| checkpoint.load(model, progress))??
             }
             Source::Seed(seed) => {
-                Ok(progress.track("initialized", out, |progress| model.init_weights_with(seed, progress))?)
+                progress.track("initialized", out, |progress| model.init_weights_with(seed, progress))?
             }
-        }
+        };
+        let model = freeze(model, self.training)?;
+        Ok(match self.trained {
+            Some(saved) => saved.load_parameters(model, &mut |_| ())?,
+            None => model,
+        })
     }
 }
