@@ -124,7 +124,8 @@ fn into_codes<B: Float8Backend>(weight: Float8Tensor<B>) -> Float8Tensor<B> {
     let Some(tag) = weight.tag().cloned() else { return weight };
     let plan = tag.layer.plan(None).ok().filter(|plan| plan.cast(Operand::WEIGHT_T).is_some());
     let (Some(plan), false) = (plan, weight.is_fp8_only()) else { return weight };
-    let request = CastRequest { operand: Operand::WEIGHT_T, layer: &tag.layer, plan: &plan, both: false };
+    let request =
+        CastRequest { operand: Operand::WEIGHT_T, layer: &tag.layer, plan: &plan, both: false, evaluates: true };
     let codes = Codes::of(&fp8_copy(&weight, View::Own, request));
     let like = placeholder::<B>(weight.full());
     Float8Tensor::of_codes(like, codes).tagged(tag)

@@ -20,6 +20,8 @@ pub(super) struct Use {
     pub(super) layer: Arc<Layer>,
     /// How it runs in FP8, or why it does not.
     pub(super) plan: Result<Arc<LinearPlan>, Reason>,
+    /// Whether no backward can follow.
+    pub(super) evaluates: bool,
 }
 
 impl Use {
@@ -35,16 +37,17 @@ impl Use {
         let off = (!is_autocast_enabled()).then_some(Reason::Autocast);
         let Some(tag) = w.tag() else {
             let layer = untagged::<B>(&device);
-            return Self { plan: check_untagged::<B>(w, &device).and_then(|()| layer.plan(off)), layer };
+            let plan = check_untagged::<B>(w, &device).and_then(|()| layer.plan(off));
+            return Self { plan, layer, evaluates: false };
         };
         on_weight_read::<B>(tag, &device);
         let off = if tag.enabled { off } else { Some(Reason::WithoutFloat8) };
-        Self { plan: tag.layer.plan(off), layer: tag.layer.clone() }
+        Self { plan: tag.layer.plan(off), layer: tag.layer.clone(), evaluates: false }
     }
 
     /// What a cast of an operand is asked for.
     pub(super) fn request<'a>(&'a self, operand: Operand, plan: &'a LinearPlan, both: bool) -> CastRequest<'a> {
-        CastRequest { operand, layer: &self.layer, plan, both }
+        CastRequest { operand, layer: &self.layer, plan, both, evaluates: self.evaluates }
     }
 }
 

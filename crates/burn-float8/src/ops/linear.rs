@@ -31,6 +31,8 @@ pub(super) struct Wanted {
     pub(super) x: bool,
     pub(super) w: bool,
     pub(super) bias: bool,
+    /// None, as there is no autodiff.
+    pub(super) evaluates: bool,
 }
 
 impl Wanted {
@@ -132,7 +134,8 @@ pub(super) fn forward<B: Float8Backend>(
 ) -> (FloatTensor<B>, Option<Saved<B>>) {
     let (xs, [k, n], device) = (x.shape(), matrix(&w.whole_shape()), B::float_device(x.full()));
     let (m, dtype, out) = (rows(&xs), x.dtype(), with_last(&xs, n));
-    let (bias_dtype, used) = (bias.as_ref().map(|bias| bias.dtype()), Use::of(w));
+    let bias_dtype = bias.as_ref().map(|bias| bias.dtype());
+    let used = Use { evaluates: wanted.evaluates, ..Use::of(w) };
     let dtypes = [Some(dtype), Some(w.dtype()), bias_dtype];
     let call = GemmCall::new(&used, Gemm::Fprop, [m, k, n]);
     let mut seen = Seen::default();

@@ -45,8 +45,8 @@ fn make<B: Float8Backend>(
     request: CastRequest<'_>,
     known: Option<Arc<CastResult<B>>>,
 ) -> Arc<Fp8Copy<B>> {
-    let CastRequest { operand, layer, plan, both } = request;
-    let is_recast = operand.role == Role::Weight && plan.recasts_weight;
+    let CastRequest { operand, layer, plan, both, .. } = request;
+    let is_recast = request.is_transient();
     let orientation = match view {
         View::Own if both && !is_recast && plan.is_one_cast(operand) => Orientation::Both,
         _ => operand.axis.orientation(),
@@ -134,7 +134,8 @@ mod tests {
         let config = Float8LinearConfig::default();
         let layer = Arc::new(Layer::new("layer", Policy::Float8(config.clone()), Arc::default()));
         let plan = LinearPlan::new(&config);
-        let request = CastRequest { operand: Operand::INPUT, layer: &layer, plan: &plan, both: false };
+        let request =
+            CastRequest { operand: Operand::INPUT, layer: &layer, plan: &plan, both: false, evaluates: false };
         let panics = || -> FloatTensor<Flex> { panic!("in a cast") };
         let cast = || fp8_copy(&t, View::Computed(Layout::Matrix, &panics), request);
         for _ in 0..2 {
