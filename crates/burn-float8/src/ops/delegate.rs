@@ -17,7 +17,6 @@ use super::functions::register;
 use super::{Float8, attention, linear, matmul};
 use crate::error::Float8Panic;
 use crate::layer::Mark;
-use crate::profile::operation;
 use crate::tensor::{Float8Tensor, Wrapped};
 
 // `fn`: unwrap the arguments, wrap the result.
@@ -26,8 +25,7 @@ use crate::tensor::{Float8Tensor, Wrapped};
 // weight, and is no weight.
 // `#[same] fn`: the value is unchanged, so the FP8 copies stay too.
 // `#[new] fn`: it makes a tensor of none.
-// `#[raw] fn`: the result holds no float tensor (futures, unit). It is no work to time.
-// All but `#[same]` and `#[raw]` are timed in the inner backend.
+// `#[raw] fn`: the result holds no float tensor (futures, unit).
 macro_rules! forward {
     ($($(#[$mark:ident])? fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?;)*) => {
         $(fn $name($($arg: $ty),*) $(-> $ret)? { body!($($mark)? $name($($arg),*) $($ret)?) })*
@@ -36,7 +34,7 @@ macro_rules! forward {
 macro_rules! body {
     (new $name:ident($($arg:ident),*) $ret:ty) => {{
         register::<B>();
-        Ret::<$ret>::wrap(timed!($name($(Arg($arg).unwrap()),*)))
+        Ret::<$ret>::wrap(B::$name($(Arg($arg).unwrap()),*))
     }};
     (raw $name:ident($($arg:ident),*) $($ret:ty)?) => { B::$name($(Arg($arg).unwrap()),*) };
     (keep $name:ident($($arg:ident),*) $ret:ty) => {{
@@ -44,20 +42,14 @@ macro_rules! body {
         let mut mark = None;
         $(mark = Mark::either(mark, Arg(&$arg).mark());)*
         let mark = mark.map(|mark| mark.after(floats - 1));
-        Ret::<$ret>::wrap(timed!($name($(Arg($arg).unwrap()),*))).with_mark(mark)
+        Ret::<$ret>::wrap(B::$name($(Arg($arg).unwrap()),*)).with_mark(mark)
     }};
     (keep_lhs $name:ident($lhs:ident, $rhs:ident) $ret:ty) => {{
         let mark = $lhs.mark().map(|mark| mark.clone().after(1));
-        Ret::<$ret>::wrap(timed!($name($lhs.into_full(), $rhs.into_full()))).with_mark(mark)
+        Ret::<$ret>::wrap(B::$name($lhs.into_full(), $rhs.into_full())).with_mark(mark)
     }};
     (same $name:ident($t:ident $(, $arg:ident)*) $ret:ty) => { $t.map(|t| B::$name(t $(, $arg)*)) };
-    ($name:ident($($arg:ident),*) $ret:ty) => { Ret::<$ret>::wrap(timed!($name($(Arg($arg).unwrap()),*))) };
-}
-macro_rules! timed {
-    ($name:ident($($arg:expr),*)) => {{
-        let _timer = operation(stringify!($name));
-        B::$name($($arg),*)
-    }};
+    ($name:ident($($arg:ident),*) $ret:ty) => { Ret::<$ret>::wrap(B::$name($(Arg($arg).unwrap()),*)) };
 }
 
 impl<B: Wrapped> BackendTypes for Float8<B> {
@@ -224,7 +216,7 @@ impl<B: Wrapped> FloatTensorOps<Self> for Float8<B> {
         let last = |s: &Shape| s.iter().last().copied();
         let old = tensor.shape();
         let is_same_matrix = last(&old).is_some() && last(&old) == last(&shape);
-        let reshaped = |tensor: F<B>| timed!(float_reshape(tensor, shape));
+        let reshaped = |tensor: F<B>| B::float_reshape(tensor, shape);
         if is_same_matrix {
             return tensor.map(reshaped);
         }
@@ -240,7 +232,7 @@ impl<B: Wrapped> FloatTensorOps<Self> for Float8<B> {
         let mark =
             if is_flat { Mark::concatenate(tensors.iter().map(|t| (t.shape()[0], t.mark().cloned()))) } else { None };
         let tensors = tensors.into_iter().map(Float8Tensor::into_full).collect();
-        Float8Tensor::new(timed!(float_cat(tensors, dim))).with_mark(mark)
+        Float8Tensor::new(B::float_cat(tensors, dim)).with_mark(mark)
     }
     fn float_slice(tensor: F<Self>, slices: &[Slice]) -> F<Self> {
         let mark = match (tensor.mark(), slices) {
@@ -249,7 +241,7 @@ impl<B: Wrapped> FloatTensorOps<Self> for Float8<B> {
             }
             _ => None,
         };
-        Float8Tensor::new(timed!(float_slice(tensor.into_full(), slices))).with_mark(mark)
+        Float8Tensor::new(B::float_slice(tensor.into_full(), slices)).with_mark(mark)
     }
 }
 impl<B: Wrapped> IntTensorOps<Self> for Float8<B> {
@@ -470,7 +462,7 @@ impl<B: Wrapped> ModuleOps<Self> for Float8<B> {
         if weights.layer().is_some_and(|layer| layer.has_source()) {
             return Float8Tensor::new(B::fp8_embedding(weights, indices));
         }
-        Float8Tensor::new(timed!(embedding(weights.into_full(), indices)))
+        Float8Tensor::new(B::embedding(weights.into_full(), indices))
     }
     fn linear(x: F<Self>, weight: F<Self>, bias: Option<F<Self>>) -> F<Self> {
         let bias = bias.map(Float8Tensor::into_full);
@@ -492,7 +484,7 @@ impl<B: Wrapped> ModuleOps<Self> for Float8<B> {
         panic!("{}", Float8Panic::WrongOrder)
     }
     fn rfft(signal: F<Self>, dim: usize, n: Option<usize>) -> (F<Self>, F<Self>) {
-        let (re, im) = timed!(rfft(signal.into_full(), dim, n));
+        let (re, im) = B::rfft(signal.into_full(), dim, n);
         (Float8Tensor::new(re), Float8Tensor::new(im))
     }
 }
