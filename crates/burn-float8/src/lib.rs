@@ -42,6 +42,7 @@
 // Each module imports only from those above it; `tests/layers.rs` checks that.
 mod terms;
 
+#[doc(hidden)]
 pub mod profile;
 
 mod error;

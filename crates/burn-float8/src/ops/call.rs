@@ -9,7 +9,7 @@ use crate::backend::{Float8Backend, GroupEnds, OperandSize, memo};
 use crate::config::{LinearPlan, Untagged};
 use crate::error::{DeviceError, Float8Error, Float8Panic};
 use crate::layer::{LastOperand, Layer, UntaggedRule, is_autocast_enabled, settle_at_linear, untagged};
-use crate::profile::{Work, operation, time};
+use crate::profile::{Work, time};
 use crate::step::on_weight_read;
 use crate::tensor::{CastRequest, Float8Tensor, Fp8Copy, View, fp8_copy};
 use crate::terms::{Gemm, Operand, Reason};
@@ -217,7 +217,6 @@ impl<'a> GemmCall<'a> {
 
 /// The result of a GEMM over an empty batch, which not every backend multiplies or sums.
 pub(super) fn zeros<B: Float8Backend>(shape: Shape, dtype: DType, device: &Device<B>) -> FloatTensor<B> {
-    let _timer = operation("float_zeros");
     B::float_zeros(shape, device, FloatDType::from(dtype))
 }
 

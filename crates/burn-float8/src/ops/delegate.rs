@@ -17,7 +17,6 @@ use super::functions::register;
 use super::{Float8, attention, linear, matmul};
 use crate::error::Float8Panic;
 use crate::layer::Mark;
-use crate::profile::operation;
 use crate::tensor::{Float8Tensor, Wrapped};
 
 // `fn`: unwrap the arguments, wrap the result.
@@ -26,8 +25,7 @@ use crate::tensor::{Float8Tensor, Wrapped};
 // weight, and is no weight.
 // `#[same] fn`: the value is unchanged, so the FP8 copies stay too.
 // `#[new] fn`: it makes a tensor of none.
-// `#[raw] fn`: the result holds no float tensor (futures, unit). It is no work to time.
-// All but `#[same]` and `#[raw]` are timed in the inner backend.
+// `#[raw] fn`: the result holds no float tensor (futures, unit).
 macro_rules! forward {
     ($($(#[$mark:ident])? fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?;)*) => {
         $(fn $name($($arg: $ty),*) $(-> $ret)? { body!($($mark)? $name($($arg),*) $($ret)?) })*
@@ -36,7 +34,7 @@ macro_rules! forward {
 macro_rules! body {
     (new $name:ident($($arg:ident),*) $ret:ty) => {{
         register::<B>();
-        Ret::<$ret>::wrap(timed!($name($(Arg($arg).unwrap(stringify!($name))),*)))
+        Ret::<$ret>::wrap(B::$name($(Arg($arg).unwrap(stringify!($name))),*))
     }};
     (raw $name:ident($($arg:ident),*) $($ret:ty)?) => { B::$name($(Arg($arg).unwrap(stringify!($name))),*) };
     (keep $name:ident($($arg:ident),*) $ret:ty) => {{
@@ -44,23 +42,15 @@ macro_rules! body {
         let mut mark = None;
         $(mark = Mark::either(mark, Arg(&$arg).mark());)*
         let mark = mark.map(|mark| mark.after(floats - 1));
-        Ret::<$ret>::wrap(timed!($name($(Arg($arg).unwrap(stringify!($name))),*))).with_mark(mark)
+        Ret::<$ret>::wrap(B::$name($(Arg($arg).unwrap(stringify!($name))),*)).with_mark(mark)
     }};
     (keep_lhs $name:ident($lhs:ident, $rhs:ident) $ret:ty) => {{
         let mark = $lhs.mark().map(|mark| mark.clone().after(1));
-        Ret::<$ret>::wrap({
-            let [lhs, rhs] = [$lhs, $rhs].map(|t| t.into_values(stringify!($name)));
-            timed!($name(lhs, rhs))
-        }).with_mark(mark)
+        let [lhs, rhs] = [$lhs, $rhs].map(|t| t.into_values(stringify!($name)));
+        Ret::<$ret>::wrap(B::$name(lhs, rhs)).with_mark(mark)
     }};
     (same $name:ident($t:ident $(, $arg:ident)*) $ret:ty) => { $t.map(|t| B::$name(t $(, $arg)*)) };
-    ($name:ident($($arg:ident),*) $ret:ty) => { Ret::<$ret>::wrap(timed!($name($(Arg($arg).unwrap(stringify!($name))),*))) };
-}
-macro_rules! timed {
-    ($name:ident($($arg:expr),*)) => {{
-        let _timer = operation(stringify!($name));
-        B::$name($($arg),*)
-    }};
+    ($name:ident($($arg:ident),*) $ret:ty) => { Ret::<$ret>::wrap(B::$name($(Arg($arg).unwrap(stringify!($name))),*)) };
 }
 
 impl<B: Wrapped> BackendTypes for Float8<B> {
@@ -104,7 +94,7 @@ impl<B: Wrapped> FloatTensorOps<Self> for Float8<B> {
     fn float_to_device(tensor: F<Self>, device: &D<Self>) -> F<Self> {
         let mark = tensor.mark().cloned();
         let adapter = tensor.adapter().map(|adapter| adapter.map(|t| B::float_to_device(t, device)).into());
-        let full = timed!(float_to_device(tensor.full().clone(), device));
+        let full = B::float_to_device(tensor.full().clone(), device);
         let moved = match tensor.codes() {
             Some(codes) => Float8Tensor::of_codes(full, codes.to_device(device)),
             None => Float8Tensor::new(full),
@@ -237,7 +227,7 @@ impl<B: Wrapped> FloatTensorOps<Self> for Float8<B> {
         let last = |s: &Shape| s.iter().last().copied();
         let old = tensor.shape();
         let is_same_matrix = last(&old).is_some() && last(&old) == last(&shape);
-        let reshaped = |tensor: F<B>| timed!(float_reshape(tensor, shape.clone()));
+        let reshaped = |tensor: F<B>| B::float_reshape(tensor, shape.clone());
         if is_same_matrix && !tensor.is_fp8_only() && tensor.adapter().is_none() {
             return tensor.map(reshaped);
         }
@@ -253,7 +243,7 @@ impl<B: Wrapped> FloatTensorOps<Self> for Float8<B> {
         let mark =
             if is_flat { Mark::concatenate(tensors.iter().map(|t| (t.shape()[0], t.mark().cloned()))) } else { None };
         let tensors = tensors.into_iter().map(|tensor| tensor.into_values("float_cat")).collect();
-        Float8Tensor::new(timed!(float_cat(tensors, dim))).with_mark(mark)
+        Float8Tensor::new(B::float_cat(tensors, dim)).with_mark(mark)
     }
     fn float_slice(tensor: F<Self>, slices: &[Slice]) -> F<Self> {
         let mark = match (tensor.mark(), slices) {
@@ -262,7 +252,7 @@ impl<B: Wrapped> FloatTensorOps<Self> for Float8<B> {
             }
             _ => None,
         };
-        Float8Tensor::new(timed!(float_slice(tensor.into_values("float_slice"), slices))).with_mark(mark)
+        Float8Tensor::new(B::float_slice(tensor.into_values("float_slice"), slices)).with_mark(mark)
     }
 }
 impl<B: Wrapped> IntTensorOps<Self> for Float8<B> {
@@ -483,7 +473,7 @@ impl<B: Wrapped> ModuleOps<Self> for Float8<B> {
         if weights.layer().is_some_and(|layer| layer.has_source()) {
             return Float8Tensor::new(B::fp8_embedding(weights, indices));
         }
-        Float8Tensor::new(timed!(embedding(weights.into_values("embedding"), indices)))
+        Float8Tensor::new(B::embedding(weights.into_values("embedding"), indices))
     }
     fn linear(x: F<Self>, weight: F<Self>, bias: Option<F<Self>>) -> F<Self> {
         let bias = bias.map(Float8Tensor::into_full);
@@ -505,7 +495,7 @@ impl<B: Wrapped> ModuleOps<Self> for Float8<B> {
         panic!("{}", Float8Panic::WrongOrder)
     }
     fn rfft(signal: F<Self>, dim: usize, n: Option<usize>) -> (F<Self>, F<Self>) {
-        let (re, im) = timed!(rfft(signal.into_full(), dim, n));
+        let (re, im) = B::rfft(signal.into_full(), dim, n);
         (Float8Tensor::new(re), Float8Tensor::new(im))
     }
 }
