@@ -30,8 +30,8 @@ pub use weights::Weights;
 
 use crate::checkpoint::SavedRun;
 use crate::config::Precision;
-use crate::hf::ExportOptions;
-use crate::model::{CausalLm, CausalLmExt, TrainableModel};
+use crate::hf::{Checkpoint, ExportOptions, Float8Export};
+use crate::model::{CausalLm, CausalLmExt, ModelSection, TrainableModel};
 use crate::run::mean_loss;
 use crate::{JobError, ProgressLine};
 use prepare::{compute_dtype, dimensions, sampling};
@@ -80,6 +80,8 @@ pub enum Task {
         to: PathBuf,
         /// In which form.
         options: ExportOptions,
+        /// Whether linears are in FP8, those and as the configuration says.
+        float8: bool,
     },
 }
 
@@ -109,7 +111,7 @@ impl<A: TrainableModel> Job<A> {
             Task::Memory { ranks, available } => self.memory::<B>(*ranks, *available, device, out),
             Task::Evaluate { data } => self.evaluate::<B>(data, selected, device, out),
             Task::Generate { is_chat } => self.generate::<B>(*is_chat, selected, device, out),
-            Task::Export { to, options } => self.export::<B>(to, options, selected, device, out),
+            Task::Export { to, options, float8 } => self.export::<B>(to, options, *float8, selected, device, out),
         }
     }
 
@@ -160,6 +162,7 @@ impl<A: TrainableModel> Job<A> {
         &self,
         to: &Path,
         options: &ExportOptions,
+        is_float8: bool,
         selected: &SelectedDevice,
         device: &B::Device,
         out: &mut dyn Write,
@@ -174,9 +177,25 @@ impl<A: TrainableModel> Job<A> {
                 stop.clear();
             }
         }
+        let options = ExportOptions { stop, ..options.clone() };
+        let (float8, saved) = (config.float8(&dims), self.saved());
+        // Weights that are not trained since keep their codes.
+        let checkpoint = match (is_float8, saved, config.model.hf_path()) {
+            (true, None, Some(path)) => Some(Checkpoint::open(path, &dims, config.repeated_head())?),
+            _ => None,
+        };
+        let float8 =
+            Float8Export { config: &float8, state: saved.map(SavedRun::float8), checkpoint: checkpoint.as_ref() };
+        if is_float8 {
+            // What stands against it is said before the weights are read.
+            writeln!(out, "{}", float8.summary(&dims, to)?)?;
+        }
         let progress = ProgressLine::new();
-        let model = Weights::open(config, self.saved(), dims)?.load::<B, A::Trained<B>>(device, &progress, out)?;
-        model.save_hf(to, &ExportOptions { stop, ..options.clone() })?;
+        let model = Weights::open(config, saved, dims)?.load::<B, A::Trained<B>>(device, &progress, out)?;
+        match is_float8 {
+            true => model.save_hf_float8(to, &options, &float8)?,
+            false => model.save_hf(to, &options)?,
+        }
         Ok(writeln!(out, "exported: {}", to.display())?)
     }
 

@@ -1,6 +1,7 @@
 //! The host path: a tensor is read back, cast by the kernels' reference, decoded and multiplied by the backend's own f32
 //! matmul. It serves CPU backends, where reading back is free or a copy.
 mod attention;
+mod codes;
 mod fused;
 mod grouped;
 mod loops;
@@ -17,6 +18,7 @@ use float8_kernels::{Cast, Format, Granularity, InvScale, Orientation, Scale, re
 
 use super::{Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, in_dtype};
 pub use attention::{attention_backward, attention_forward};
+pub use codes::{amax, inv_scale};
 pub use fused::{fused_backward, fused_forward};
 pub(crate) use grouped::ranges;
 
