@@ -20,19 +20,26 @@ use crate::tensor_files::{NewTensor, f32_bytes};
 /// What of a model is written in FP8, and how.
 #[derive(Clone, Copy)]
 pub struct Float8Export<'a> {
-    /// Which linears, and by which casts: that of each weight for fprop makes its codes.
-    pub config: &'a Float8Config,
-    /// The state of the run that trained the model: amax histories, of which delayed scaling's scales are made, and fallbacks.
-    pub state: Option<&'a Float8State>,
-    /// The FP8 checkpoint that the model was loaded from, and has not changed since: weights that are written as they lie there keep their
-    /// codes and scales, where another cast of their values may have others.
-    pub(crate) checkpoint: Option<&'a Checkpoint>,
+    config: &'a Float8Config,
+    state: Option<&'a Float8State>,
+    pub(super) checkpoint: Option<&'a Checkpoint>,
 }
 
 impl<'a> Float8Export<'a> {
-    /// By this configuration alone.
+    /// The linears that `config` has in FP8, by its casts: that of each weight for fprop makes its codes.
     pub fn new(config: &'a Float8Config) -> Self {
         Self { config, state: None, checkpoint: None }
+    }
+
+    /// With the state of the run that trained the model: amax histories, of which delayed scaling's scales are made, and fallbacks.
+    pub fn with_state(self, state: &'a Float8State) -> Self {
+        Self { state: Some(state), ..self }
+    }
+
+    /// Of a model that was loaded from this checkpoint and has not changed since: weights that are written as they lie there keep their
+    /// codes and scales, where another cast of their values may have others.
+    pub(crate) fn with_checkpoint(self, checkpoint: &'a Checkpoint) -> Self {
+        Self { checkpoint: Some(checkpoint), ..self }
     }
 
     /// What would be written of a model of this configuration, in a line.
@@ -78,7 +85,10 @@ pub(super) struct Writer<'a> {
 impl<'a> Writer<'a> {
     /// Of a model with these parameters.
     pub(super) fn new(plan: &'a Plan, parameters: &'a [Parameter], checkpoint: Option<&'a Checkpoint>) -> Self {
-        let reads = parameters.iter().filter_map(|parameter| Some((names::linear(&parameter.path)?, &parameter.read))).collect();
+        let reads = parameters
+            .iter()
+            .filter_map(|parameter| Some((names::linear(&parameter.path)?, &parameter.read)))
+            .collect();
         Self { plan, reads, checkpoint, amaxes: RefCell::default() }
     }
 

@@ -184,8 +184,9 @@ impl<A: TrainableModel> Job<A> {
             (true, None, Some(path)) => Some(Checkpoint::open(path, &dims, config.repeated_head())?),
             _ => None,
         };
-        let float8 =
-            Float8Export { config: &float8, state: saved.map(SavedRun::float8), checkpoint: checkpoint.as_ref() };
+        let float8 = Float8Export::new(&float8);
+        let float8 = saved.map_or(float8, |saved| float8.with_state(saved.float8()));
+        let float8 = checkpoint.as_ref().map_or(float8, |checkpoint| float8.with_checkpoint(checkpoint));
         if is_float8 {
             // What stands against it is said before the weights are read.
             writeln!(out, "{}", float8.summary(&dims, to)?)?;

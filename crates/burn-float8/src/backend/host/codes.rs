@@ -49,7 +49,11 @@ impl HostCodes {
         let [rows, k] = self.dims;
         let [height, width] = self.granularity.scale_dims(rows, k);
         assert_eq!(self.codes.len(), rows * k, "HostCodes::dequantize: the codes are not {:?}", self.dims);
-        assert_eq!(self.inv_scales.len(), height * width, "HostCodes::dequantize: the scales are not [{height}, {width}]");
+        assert_eq!(
+            self.inv_scales.len(),
+            height * width,
+            "HostCodes::dequantize: the scales are not [{height}, {width}]"
+        );
         let size = self.granularity.group(rows, k);
         loops::dequantize(&self.codes, k, self.format, size, &self.inv_scales)
     }

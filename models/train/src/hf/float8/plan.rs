@@ -173,7 +173,8 @@ fn candidate<'a>(
         let scaling = state.delayed_scaling.unwrap_or(config.delayed_scaling());
         history(state).as_ref()?.next_scaling_amax(scaling)
     };
-    let (weight_amax, input_amax) = (next(casts.weight, |state| &state.weight), next(casts.input, |state| &state.input));
+    let (weight_amax, input_amax) =
+        (next(casts.weight, |state| &state.weight), next(casts.input, |state| &state.input));
     let (cast, input) = (kernel_cast(casts.weight), kernel_cast(casts.input));
     Ok(Some(Candidate { linear, scheme, cast, input, weight_amax, input_amax }))
 }
@@ -209,7 +210,9 @@ fn check_size(linear: &LinearInfo, granularity: Granularity) -> Result<(), Float
         _ => return Ok(()),
     };
     match axes.iter().find(|(_, size)| !size.is_multiple_of(multiple)) {
-        Some(&(axis, size)) => Err(Float8FilesError::Ragged { layer: name.clone(), axis, size, multiple, reader, format }),
+        Some(&(axis, size)) => {
+            Err(Float8FilesError::Ragged { layer: name.clone(), axis, size, multiple, reader, format })
+        }
         None => Ok(()),
     }
 }

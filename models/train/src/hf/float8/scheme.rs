@@ -85,7 +85,8 @@ impl Quantization {
             Some("compressed-tensors") => compressed_tensors(&config).map(Some),
             Some("fp8") => fp8(&config).map(Some),
             _ => {
-                let supported = "of quantized weights, those in FP8 of compressed-tensors and of quant_method fp8 are read";
+                let supported =
+                    "of quantized weights, those in FP8 of compressed-tensors and of quant_method fp8 are read";
                 Err(json.unsupported(QUANTIZATION, supported))
             }
         }
@@ -252,7 +253,8 @@ impl Scheme {
 
     /// The `quantization_config` of a folder in which all linears but these have this scheme.
     pub(super) fn to_json(self, ignored: &[String]) -> Value {
-        let weights = |more: Value| merged(json!({"num_bits": 8, "type": "float", "symmetric": true, "dynamic": false}), more);
+        let weights =
+            |more: Value| merged(json!({"num_bits": 8, "type": "float", "symmetric": true, "dynamic": false}), more);
         let inputs = |more: Value| merged(json!({"num_bits": 8, "type": "float", "symmetric": true}), more);
         let (format, weights, inputs) = match self.granularity {
             Granularity::Block128x128 => {
@@ -262,9 +264,7 @@ impl Scheme {
                 });
             }
             Granularity::Block1x32 => {
-                let group = |dynamic| {
-                    json!({"strategy": "group", "group_size": MX_BLOCK, "scale_dtype": "torch.uint8", "dynamic": dynamic})
-                };
+                let group = |dynamic| json!({"strategy": "group", "group_size": MX_BLOCK, "scale_dtype": "torch.uint8", "dynamic": dynamic});
                 ("mxfp8-quantized", weights(group(false)), inputs(group(true)))
             }
             Granularity::Row => (

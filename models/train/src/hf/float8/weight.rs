@@ -57,11 +57,6 @@ impl Float8Weights {
         Ok(Self(found))
     }
 
-    /// Whether there are none.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// Whether the weight `name` is one.
     pub(crate) fn contains(&self, name: &str) -> bool {
         self.0.contains_key(name)
@@ -105,7 +100,14 @@ impl Float8Weights {
         if let Some(index) = codes.iter().position(|code| code & 0x7f == 0x7f) {
             let (path, code) = (stored.path().into(), codes[index]);
             let [_, cols] = *dims;
-            return Err(Float8FilesError::NanCode { path, name: name.into(), row: index / cols, col: index % cols, code }.into());
+            return Err(Float8FilesError::NanCode {
+                path,
+                name: name.into(),
+                row: index / cols,
+                col: index % cols,
+                code,
+            }
+            .into());
         }
         let (format, granularity, dims) = (Format::E4m3, scheme.granularity, *dims);
         let codes = HostCodes { codes, dims, format, granularity, inv_scales, transposed: false };
@@ -189,9 +191,7 @@ fn read_scales(files: &TensorFiles, name: &str) -> Result<Vec<f32>, JobError> {
     let missing = || TensorFilesError::Missing { name: name.into(), shape: vec![], path: files.path().into() };
     let stored = files.get(name).ok_or_else(missing)?;
     let scales: Vec<f32> = match stored.dtype() {
-        Dtype::U8 | Dtype::F8_E8M0 => {
-            stored.bytes()?.into_iter().map(|byte| InvScale::from_e8m0(byte).get()).collect()
-        }
+        Dtype::U8 | Dtype::F8_E8M0 => stored.bytes()?.into_iter().map(|byte| InvScale::from_e8m0(byte).get()).collect(),
         _ => stored.to_f32()?,
     };
     // NaN is not positive.
