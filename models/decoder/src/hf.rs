@@ -9,6 +9,9 @@ use train::hf::HfReader;
 
 use crate::dims::Dimensions;
 
+/// Linears that vLLM runs as one: [`ModelConfig::fused_linears`](train::ModelConfig::fused_linears) of these models.
+pub const FUSED_LINEARS: [&[&str]; 2] = [&["q_proj", "k_proj", "v_proj"], &["gate_proj", "up_proj"]];
+
 /// What transformers takes for keys that a kind of model leaves out of its `config.json`.
 #[derive(Clone, Copy, Debug)]
 pub struct Defaults {
@@ -38,7 +41,7 @@ pub struct ScaledRope<'a> {
 /// The sizes of a dense model of this `model_type` whose linears have no bias, and how its rotary frequencies are scaled, if they are.
 ///
 /// # Errors
-/// [`JobError::HfMissingKey`], [`JobError::HfUnsupported`] for another type, another activation, biases and quantized weights.
+/// [`JobError::HfMissingKey`], [`JobError::HfUnsupported`] for another type, another activation and biases.
 pub fn read<'a>(
     json: &HfReader<'a>,
     model_type: &str,
@@ -53,9 +56,6 @@ pub fn read<'a>(
         if json.boolean(key)?.unwrap_or(false) {
             return Err(json.unsupported(key, "linears have no bias"));
         }
-    }
-    if json.get("quantization_config").is_some() {
-        return Err(json.unsupported("quantization_config", "only F32, F16 and BF16 weights are read"));
     }
     let hidden_size = json.integer("hidden_size")?.unwrap_or(4096);
     let num_heads = json.integer("num_attention_heads")?.unwrap_or(32);

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use decoder::hf::{Defaults, ScaledRope};
+use decoder::hf::{Defaults, FUSED_LINEARS, ScaledRope};
 use serde_json::{Value, json};
 use train::hf::HfReader;
 use train::{BatchShape, JobError, LayerBytes, ModelConfig, ModelSize};
@@ -42,6 +42,10 @@ impl ModelConfig for LlamaConfig {
     fn high_precision_linears(&self) -> Vec<&'static str> {
         let names = [(!self.tie_word_embeddings, "lm_head"), (self.moe.is_some(), "moe.router")];
         names.into_iter().filter(|(exists, _)| *exists).map(|(_, name)| name).collect()
+    }
+
+    fn fused_linears(&self) -> Vec<&'static [&'static str]> {
+        FUSED_LINEARS.to_vec()
     }
 
     fn from_hf(json: &HfReader<'_>) -> Result<Self, JobError> {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use decoder::Dimensions;
-use decoder::hf::Defaults;
+use decoder::hf::{Defaults, FUSED_LINEARS};
 use serde_json::{Value, json};
 use train::hf::HfReader;
 use train::{BatchShape, ByteTokenizer, JobError, LayerBytes, ModelConfig, ModelSize};
@@ -100,6 +100,10 @@ impl ModelConfig for Qwen3Config {
 
     fn high_precision_linears(&self) -> Vec<&'static str> {
         if self.dims.tie_word_embeddings { vec![] } else { vec!["lm_head"] }
+    }
+
+    fn fused_linears(&self) -> Vec<&'static [&'static str]> {
+        FUSED_LINEARS.to_vec()
     }
 
     fn from_hf(json: &HfReader<'_>) -> Result<Self, JobError> {

@@ -7,6 +7,7 @@ use device_select::DeviceError;
 
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
+use crate::hf::Float8FilesError;
 use crate::plot::PlotError;
 use crate::{ChatError, DataError, FolderError, TensorFilesError, TokenizeError, TokenizerError, TrainError};
 
@@ -126,6 +127,9 @@ pub enum JobError {
     /// Weights that cannot be read or written.
     #[error(transparent)]
     TensorFiles(#[from] TensorFilesError),
+    /// FP8 weights in files that cannot be read, or are not written.
+    #[error(transparent)]
+    Float8Files(#[from] Float8FilesError),
     /// A folder that cannot be made.
     #[error(transparent)]
     Folder(#[from] FolderError),

@@ -216,6 +216,15 @@ impl Float8Config {
         self
     }
 
+    /// In which precision each of these linears would run, in their order, without a model that has them.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`apply`](Self::apply) that need no device.
+    pub fn resolve(&self, linears: &[LinearInfo]) -> Result<Vec<Policy>, Float8Error> {
+        self.policies(linears, &mut |_| true)
+    }
+
     /// The policy of each linear; `filter` says which the caller keeps in FP8.
     ///
     /// # Errors

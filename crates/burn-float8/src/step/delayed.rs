@@ -104,6 +104,26 @@ pub struct AmaxState {
     pub observed: Vec<u32>,
 }
 
+impl AmaxState {
+    /// The amax of which the scale of the next cast is made, the step under way being over; none without a step that had one, in which
+    /// case the tensor's own counts.
+    pub fn next_scaling_amax(&self, scaling: DelayedScaling) -> Option<f32> {
+        // By their bits NaN is the largest.
+        let observed = self.observed.iter().copied().max().map(f32::from_bits);
+        match (observed.filter(|amax| 0.0 < *amax && *amax <= f32::MAX), self.scaling_amax) {
+            (Some(observed), _) => {
+                let older = self.history.iter().take(scaling.amax_history_len - 1).copied().map(f32::from_bits);
+                let chosen = match scaling.amax_compute_algo {
+                    AmaxComputeAlgo::Max => older.fold(observed, f32::max),
+                    AmaxComputeAlgo::MostRecent => observed,
+                };
+                Some((chosen * 2f32.powi(scaling.margin)).clamp(f32::MIN_POSITIVE, f32::MAX))
+            }
+            (None, before) => before.map(f32::from_bits),
+        }
+    }
+}
+
 impl<B: Float8Backend> Histories<B> {
     /// The amax of which the scale of a cast is made in the step `number`, `[1]`, once its first step has ended. None if the history
     /// stands still while steps go on, since the layer was frozen or is left out: this step and the one before have seen no backward come

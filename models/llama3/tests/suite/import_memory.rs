@@ -15,7 +15,7 @@ use crate::common::{hf_json, run_alone, tensor_shapes, write_json};
 const VARIABLE: &str = "FLOAT8_TEST_IMPORT";
 
 /// Three weights of 36 MB and small ones.
-fn wide() -> LlamaConfig {
+pub(crate) fn wide() -> LlamaConfig {
     LlamaConfig {
         vocab_size: 288,
         hidden_size: 1024,
@@ -61,7 +61,7 @@ fn measure(folder: &Path) {
 }
 
 /// Bytes of this process in memory, pages of files too: now, or at most so far.
-fn status(key: &str) -> usize {
+pub(crate) fn status(key: &str) -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();
     line.trim().strip_suffix(" kB").unwrap().parse::<usize>().unwrap() * 1024

@@ -93,7 +93,8 @@ fn an_exported_adapter_and_merged_weights_give_the_same_loss() {
     let want = printed_loss(&job(&config, &path, evaluate()).unwrap());
     let export = |to: &str, merge| {
         let to = folder.path().join(to);
-        job(&config, &path, Task::Export { to: to.clone(), merge, options: ExportOptions::default() }).unwrap();
+        job(&config, &path, Task::Export { to: to.clone(), merge, float8: false, options: ExportOptions::default() })
+            .unwrap();
         to
     };
     let (adapter, merged) = (export("adapter", false), export("merged", true));
@@ -108,7 +109,8 @@ fn an_exported_adapter_and_merged_weights_give_the_same_loss() {
     let again =
         run_config(data.path(), &[&LORA[..], &["training.precision=f32", "training.steps=0", &of_adapter]].concat());
     assert_eq!(format!("{:.5}", run(&again).unwrap().0.held_out_loss.unwrap()), format!("{want:.5}"));
-    let mut of_merged = run_config(data.path(), &["training.precision=f32", "training.steps=0", "data.tokenizer=bytes"]);
+    let mut of_merged =
+        run_config(data.path(), &["training.precision=f32", "training.steps=0", "data.tokenizer=bytes"]);
     of_merged.model = train::ModelSection::of_folder(Some(merged), None);
     assert!((run(&of_merged).unwrap().0.held_out_loss.unwrap() - want).abs() < 2e-5);
 }
@@ -274,6 +276,7 @@ fn a_merge_needs_adapters() {
     let saved = format!("checkpoint.folder={}", path.display());
     let config = run_config(data.path(), &["training.steps=1", "generate.max_new_tokens=0", &saved]);
     train::<Llama3, Train>(&config, &Start::default(), &SelectedDevice::Cpu, &Default::default(), &mut vec![]).unwrap();
-    let task = Task::Export { to: folder.path().join("to"), merge: true, options: ExportOptions::default() };
+    let task =
+        Task::Export { to: folder.path().join("to"), merge: true, float8: false, options: ExportOptions::default() };
     assert!(job(&config, &path, task).unwrap_err().to_string().contains("the run has no adapters"));
 }

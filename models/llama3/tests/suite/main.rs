@@ -6,8 +6,16 @@ mod checkpoints;
 mod commands;
 mod common;
 mod configs;
+#[cfg(target_os = "linux")]
+mod export_memory;
 mod exports;
+mod float8_broken;
 mod float8_configs;
+mod float8_exports;
+mod float8_imports;
+mod float8_python;
+mod float8_refusals;
+mod float8_runs;
 mod generation;
 mod gradients;
 mod held_out;

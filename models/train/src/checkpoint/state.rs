@@ -172,6 +172,11 @@ impl SavedRun {
         &self.state.data
     }
 
+    /// Amax histories and fallbacks of the linears.
+    pub fn float8(&self) -> &Float8State {
+        &self.state.float8
+    }
+
     /// Replaces every parameter of `model`, before FP8 is applied to it.
     ///
     /// # Errors

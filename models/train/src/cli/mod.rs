@@ -19,7 +19,7 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 use device_select::DeviceChoice;
 pub use flags::RunFlags;
 pub use memory::MemoryArgs;
-pub use model::{EvalArgs, ExportArgs, GenerateArgs, ModelArgs, PrecisionArgs, ResumeArgs};
+pub use model::{EvalArgs, ExportArgs, ExportFormat, GenerateArgs, ModelArgs, PrecisionArgs, ResumeArgs};
 pub use plot::PlotArgs;
 pub use tokenize::TokenizeArgs;
 
@@ -69,7 +69,7 @@ pub enum Command {
     Eval(EvalArgs),
     /// Continue a text.
     Generate(GenerateArgs),
-    /// Write a run's checkpoint as a Hugging Face checkpoint.
+    /// Write a run's checkpoint, or a Hugging Face checkpoint, as a Hugging Face checkpoint in f32, bf16 or FP8.
     Export(ExportArgs),
     /// Print an array of token ids for each JSON string of a file, one a line; or make a token file of what is to be trained on.
     Tokenize(TokenizeArgs),

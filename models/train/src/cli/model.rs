@@ -4,14 +4,15 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use clap::Parser;
+use burn_float8::{Float8LinearConfig, Recipe};
+use clap::{Parser, ValueEnum};
 use device_select::DeviceChoice;
 
-use super::RunFlags;
+use super::{RunFlags, recipe};
 use crate::JobError;
 use crate::checkpoint::{ASSETS, CONFIG, Change, CheckpointError, SavedRun, Which, changes, noted_latest, saved_steps};
-use crate::config::{Precision, Setting, require};
-use crate::hf::{ExportDtype, ExportOptions, is_bf16};
+use crate::config::{ConfigError, Precision, Setting, require};
+use crate::hf::{ExportDtype, ExportOptions, Float8Folder, is_bf16};
 use crate::job::{Job, RunConfig, Start, Task};
 use crate::model::{ModelSection, TrainableModel};
 
@@ -105,6 +106,11 @@ impl ModelArgs {
         }
         let mut config = RunConfig { model: S::of_folder(Some(self.folder.clone()), None), ..RunConfig::default() };
         config.training.precision = if is_bf16(&self.folder)? { Precision::Bf16 } else { Precision::F32 };
+        // Of one in FP8, the recipe by which it is written.
+        if let Some(Float8Folder { recipe, high_precision }) = Float8Folder::read::<S::Config>(&self.folder)? {
+            config.float8.config.linear = Float8LinearConfig::new(recipe);
+            config.float8.filter_fqns = Some(high_precision);
+        }
         Ok(config)
     }
 }
@@ -277,9 +283,12 @@ pub struct ExportArgs {
     /// A folder that does not exist, or is empty.
     #[arg(value_name = "TO")]
     pub to: PathBuf,
-    /// Dtype of the weights in the files.
-    #[arg(long, value_enum, default_value = "bf16")]
-    pub dtype: ExportDtype,
+    /// What weights are written in. fp8: those linears in FP8 that the run has in FP8, all else in bf16.
+    #[arg(long, visible_alias = "dtype", value_enum, default_value = "bf16")]
+    pub format: ExportFormat,
+    /// How FP8 weights are scaled, instead of as the run has it; of a Hugging Face checkpoint in FP8, instead of as they lie there.
+    #[arg(long, value_parser = recipe())]
+    pub recipe: Option<Recipe>,
     /// Bytes in a file at most, 5GB if absent: a number, with KB, MB, GB, KiB, MiB or GiB behind it or not. Weights that take more are
     /// split over several.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
@@ -287,6 +296,17 @@ pub struct ExportArgs {
     /// Add a run's adapters to the weights and write these, instead of the adapters in PEFT's format.
     #[arg(long)]
     pub merge: bool,
+}
+
+/// What weights are written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ExportFormat {
+    /// As parameters are, exactly.
+    F32,
+    /// Rounded to nearest, ties to even.
+    Bf16,
+    /// Linears in FP8, all else in bf16.
+    Fp8,
 }
 
 /// A number of bytes, which may have a unit.
@@ -309,11 +329,25 @@ fn bytes(text: &str) -> Result<u64, String> {
 
 impl ExportArgs {
     pub(super) fn job<A: TrainableModel>(&self) -> Result<Job<A>, JobError> {
-        let (config, start) = self.model.open::<A::Section>()?;
+        let (mut config, start) = self.model.open::<A::Section>()?;
         let default = ExportOptions::default();
+        let (dtype, float8) = match self.format {
+            ExportFormat::F32 => (ExportDtype::F32, false),
+            ExportFormat::Bf16 => (ExportDtype::Bf16, false),
+            ExportFormat::Fp8 => (ExportDtype::Bf16, true),
+        };
+        if let Some(recipe) = self.recipe {
+            if !float8 {
+                let reason = "is how weights are scaled that are written with --format fp8".into();
+                return Err(ConfigError::Parse { origin: format!("--recipe {recipe}"), reason }.into());
+            }
+            config.float8.config.linear = Float8LinearConfig::new(recipe);
+            config.float8.config.overrides.clear();
+        }
         let max_shard_bytes = self.max_shard_bytes.unwrap_or(default.max_shard_bytes);
         let source = config.assets.clone().or_else(|| config.model.hf_path().map(Path::to_path_buf));
-        let options = ExportOptions { dtype: self.dtype, max_shard_bytes, source, ..default };
-        Ok(Job { config, start, task: Task::Export { to: self.to.clone(), merge: self.merge, options } })
+        let options = ExportOptions { dtype, max_shard_bytes, source, ..default };
+        let (to, merge) = (self.to.clone(), self.merge);
+        Ok(Job { config, start, task: Task::Export { to, options, float8, merge } })
     }
 }

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use safetensors::Dtype;
 
-use super::names;
+use super::float8::{Float8Weight, Float8Weights};
+use super::{json, names};
 use crate::model::{ModelConfig, ModelSize};
 use crate::{JobError, Progress, TensorFiles, TensorFilesError};
 
@@ -25,29 +26,33 @@ pub(crate) enum RepeatedHead {
 /// Weights whose names, shapes and dtypes are those of a model.
 pub(crate) struct Checkpoint {
     pub(super) files: TensorFiles,
+    /// Those of linears that are in FP8.
+    pub(super) float8: Float8Weights,
 }
 
 impl Checkpoint {
-    /// Opens the folder `dir`. Only headers are read, and two matrices if a tied model's files have both.
+    /// Opens the folder `dir`. Only headers are read, two matrices if a tied model's files have both, and, of weights in FP8, what
+    /// `config.json` says of them.
     ///
     /// # Errors
     /// [`JobError::MoeCheckpoint`]; [`JobError::TensorFiles`] for files that cannot be read, and tensors that are missing, of another shape
-    /// or dtype, or not the model's; [`JobError::TiedHead`].
+    /// or dtype, or not the model's; [`JobError::TiedHead`]; [`JobError::Float8Files`] for FP8 weights without scales that fit.
     pub(crate) fn open<C: ModelConfig>(dir: &Path, config: &C, head: RepeatedHead) -> Result<Self, JobError> {
         let tensors = config.hf_tensors(dir)?;
-        let shapes: Vec<_> = tensors.into_iter().map(|(path, shape)| (names::hf_name(&path), shape)).collect();
         let files = TensorFiles::open_folder(dir)?;
+        let float8 = float8_weights(dir, &files, &tensors)?;
+        let shapes: Vec<_> = tensors.into_iter().map(|(path, shape)| (names::hf_name(&path), shape)).collect();
         let size = config.size();
         for (name, shape) in &shapes {
             let dtype = files.expect(name, shape)?.dtype();
-            if !matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
+            if !matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) && !float8.contains(name) {
                 let (name, dtype) = (name.clone(), format!("{dtype:?}"));
                 return Err(TensorFilesError::Dtype { name, dtype, path: dir.into() }.into());
             }
         }
         let head_name = names::hf_name("lm_head.weight");
         let is_repeated = size.tie_word_embeddings && files.get(&head_name).is_some();
-        let expected: HashSet<_> = shapes.iter().map(|(name, _)| name.as_str()).collect();
+        let expected: HashSet<_> = shapes.iter().map(|(name, _)| name.as_str()).chain(float8.scale_names()).collect();
         let known = |name: &str| expected.contains(name) || is_repeated && name == head_name || names::is_ignored(name);
         let unexpected: Vec<_> = files.names().filter(|name| !known(name)).map(String::from).collect();
         if !unexpected.is_empty() {
@@ -56,13 +61,58 @@ impl Checkpoint {
         if is_repeated && head == RepeatedHead::MustBeEqual && !is_embedding(&files, &head_name, &size)? {
             return Err(JobError::TiedHead { path: dir.into() });
         }
-        Ok(Self { files })
+        Ok(Self { files, float8 })
+    }
+
+    /// The weight `name` of a linear, if it is in FP8, as it lies in the files.
+    ///
+    /// # Errors
+    /// [`JobError::Float8Files`], [`JobError::TensorFiles`].
+    pub(crate) fn float8_weight(&self, name: &str) -> Result<Option<Float8Weight>, JobError> {
+        self.float8.read(&self.files, name)
+    }
+
+    /// The weight `name` of a linear, `[out, in]`, in f32.
+    ///
+    /// # Errors
+    /// The errors of [`float8_weight`](Self::float8_weight).
+    pub(super) fn linear_f32(&self, name: &str, dims: [usize; 2]) -> Result<Vec<f32>, JobError> {
+        match self.float8_weight(name)? {
+            Some(weight) => Ok(weight.codes.dequantize()),
+            None => Ok(self.files.expect(name, &dims)?.to_f32()?),
+        }
+    }
+
+    /// Bytes in the files of the tensor `name` and its scales.
+    pub(super) fn num_bytes(&self, name: &str) -> u64 {
+        let all = std::iter::once(name).chain(self.float8.scales_of(name));
+        all.filter_map(|name| self.files.get(name)).map(|stored| stored.num_bytes()).sum()
     }
 
     /// How far a load is that has begun.
     pub(super) fn progress(&self) -> Progress {
         Progress { bytes: 0, total_bytes: self.files.num_bytes() }
     }
+}
+
+/// The linears whose weights are in FP8.
+fn float8_weights(
+    dir: &Path,
+    files: &TensorFiles,
+    tensors: &[(String, Vec<usize>)],
+) -> Result<Float8Weights, JobError> {
+    let linear = |(path, shape): &(String, Vec<usize>)| {
+        let dims = <[usize; 2]>::try_from(&shape[..]).ok()?;
+        names::linear(path).map(|linear| (names::weight_name(linear), dims))
+    };
+    let linears: Vec<_> = tensors.iter().filter_map(linear).collect();
+    let is_float8 = |name: &str| files.get(name).is_some_and(|stored| stored.dtype() == Dtype::F8_E4M3);
+    // What config.json says of others is no matter here: their values are what the files hold.
+    if !linears.iter().any(|(name, _)| is_float8(name)) {
+        return Ok(Float8Weights::default());
+    }
+    let quantization = json::quantization(dir)?;
+    Float8Weights::find(files, quantization.as_ref(), linears.iter().map(|(name, dims)| (name.as_str(), *dims)))
 }
 
 /// Whether the output layer has the bits of the embedding, widened to f32.

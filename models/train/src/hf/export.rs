@@ -3,21 +3,22 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::Tensor;
+use burn::module::Module;
 use burn::tensor::backend::Backend;
 use clap::ValueEnum;
 use safetensors::Dtype;
 
+use super::float8_export::{self, Float8Export, Writer};
+use super::parameters::{Parameter, parameters};
 use super::{files, json, names};
 use crate::model::ModelConfig;
 use crate::tensor_files::{NewTensor, bf16_bytes, f32_bytes, write_shards};
-use crate::{JobError, ModulePath, TrainError, create_folder};
+use crate::{JobError, create_folder};
 
 /// What is exported, and with what.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportOptions {
-    /// Dtype of every tensor in the files.
+    /// Dtype of every tensor in the files that is not in FP8.
     pub dtype: ExportDtype,
     /// Bytes of tensors in one file; more are split over several.
     pub max_shard_bytes: u64,
@@ -72,15 +73,21 @@ impl ExportDtype {
 /// Writes a model of this configuration, as [`CausalLmExt::save_hf`](crate::CausalLmExt::save_hf) says.
 ///
 /// # Errors
-/// The errors of [`CausalLmExt::save_hf`](crate::CausalLmExt::save_hf).
+/// The errors of [`CausalLmExt::save_hf`](crate::CausalLmExt::save_hf), and with `float8` those of
+/// [`CausalLmExt::save_hf_float8`](crate::CausalLmExt::save_hf_float8).
 pub(crate) fn save<B: Backend, M: Module<B>, C: ModelConfig>(
     model: &M,
     config: &C,
     folder: &Path,
     options: &ExportOptions,
+    float8: Option<&Float8Export<'_>>,
 ) -> Result<(), JobError> {
     let ExportOptions { dtype, max_shard_bytes, ref source, ref stop } = *options;
-    let config = json::to_json(config, dtype.torch_name(), source.as_deref())?;
+    // Refuses a model that Hugging Face has no names for.
+    config.to_hf()?;
+    let plan = float8.map(|float8| float8_export::plan(config, folder, float8)).transpose()?;
+    let quantization = plan.as_ref().map(|plan| plan.to_json(names::hf_module));
+    let config = json::to_json(config, dtype.torch_name(), quantization, source.as_deref())?;
     create_folder(folder, |folder| {
         let path = folder.join(files::CONFIG);
         fs::write(&path, config).map_err(|source| JobError::Write { path, source })?;
@@ -92,42 +99,24 @@ pub(crate) fn save<B: Backend, M: Module<B>, C: ModelConfig>(
             let json = json::generation_json(&path, stop)?;
             fs::write(&path, json).map_err(|source| JobError::Write { path, source })?;
         }
-        let mut collect = Collect { dtype, path: ModulePath::default(), tensors: Vec::new() };
-        model.visit(&mut collect);
-        write_shards(folder, &collect.tensors, max_shard_bytes)
+        let parameters = parameters(model);
+        let checkpoint = float8.and_then(|float8| float8.checkpoint);
+        let writer = plan.as_ref().map(|plan| Writer::new(plan, &parameters, checkpoint));
+        let tensors = parameters.iter().flat_map(|parameter| {
+            let float8 = writer.as_ref().and_then(|writer| writer.tensors(parameter));
+            float8.unwrap_or_else(|| vec![plain(parameter, dtype)])
+        });
+        let tensors: Vec<_> = tensors.collect();
+        write_shards(folder, &tensors, max_shard_bytes)
     })
 }
 
-/// The parameters in the order of the module tree, to be read one by one.
-struct Collect {
-    dtype: ExportDtype,
-    path: ModulePath,
-    tensors: Vec<NewTensor<'static, JobError>>,
-}
-
-impl<B: Backend> ModuleVisitor<B> for Collect {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.exit();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        let path = self.path.dotted();
-        let tensor = param.val();
-        let tensor = if names::is_linear(&path) { tensor.transpose() } else { tensor };
-        let dtype = self.dtype;
-        self.tensors.push(NewTensor {
-            name: names::hf_name(&path),
-            dtype: dtype.stored(),
-            shape: tensor.dims().to_vec(),
-            bytes: Box::new(move || {
-                let failed = |reason| JobError::from(TrainError::Execution { doing: "reading the weights", reason });
-                let data = tensor.clone().try_into_data().map_err(|error| failed(error.to_string()))?.convert::<f32>();
-                data.as_slice().map(|values| dtype.encode(values)).map_err(|error| failed(format!("{error:?}")))
-            }),
-        });
+/// A tensor in high precision.
+fn plain(parameter: &Parameter, dtype: ExportDtype) -> NewTensor<'_, JobError> {
+    NewTensor {
+        name: names::hf_name(&parameter.path),
+        dtype: dtype.stored(),
+        shape: parameter.shape.clone(),
+        bytes: Box::new(move || (parameter.read)().map(|values| dtype.encode(&values))),
     }
 }

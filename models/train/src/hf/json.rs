@@ -1,4 +1,4 @@
-//! Hugging Face's `config.json`: read key by key, and written with what a source's says besides.
+//! Hugging Face's `config.json`: read as a model's configuration, and written with what a source's says besides.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,9 @@ use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
 use super::files::CONFIG;
+use super::float8::{QUANTIZATION, Quantization};
 use super::names::hf_name;
+use super::reader::HfReader;
 use crate::model::ModelConfig;
 use crate::{JobError, TensorFiles};
 
@@ -15,12 +17,27 @@ use crate::{JobError, TensorFiles};
 ///
 /// # Errors
 /// [`JobError::Io`], [`JobError::Json`], [`JobError::HfMissingKey`], [`JobError::HfUnsupported`] for a feature that this
-/// model does not have, [`JobError::ModelConfig`].
+/// model does not have and for quantized weights that are not read, [`JobError::ModelConfig`].
 pub fn read_config<C: ModelConfig>(dir: impl AsRef<Path>) -> Result<C, JobError> {
     let path = dir.as_ref().join(CONFIG);
-    let config = C::from_hf(&HfReader { path: &path, prefix: "", map: &object(&path)? })?;
+    let map = object(&path)?;
+    let reader = HfReader { path: &path, prefix: "", map: &map };
+    let config = C::from_hf(&reader)?;
     config.validate()?;
+    Quantization::read(&reader)?;
     Ok(config)
+}
+
+/// What the `config.json` in the folder `dir` says of quantized weights; none without one, and if it says nothing.
+///
+/// # Errors
+/// [`JobError::Io`], [`JobError::Json`], [`JobError::HfUnsupported`], [`JobError::HfMissingKey`], [`JobError::Float8Files`].
+pub(super) fn quantization(dir: &Path) -> Result<Option<Quantization>, JobError> {
+    let path = dir.join(CONFIG);
+    if !path.exists() {
+        return Ok(None);
+    }
+    Quantization::read(&HfReader { path: &path, prefix: "", map: &object(&path)? })
 }
 
 /// Whether the weights in a folder are bf16: what its `config.json` says, or else the embedding.
@@ -39,7 +56,7 @@ pub(crate) fn is_bf16(folder: &Path) -> Result<bool, JobError> {
     Ok(files.get(&hf_name("embed_tokens.weight")).is_some_and(|embedding| embedding.dtype() == Dtype::BF16))
 }
 
-/// The `config.json` of a model whose weights have this dtype. What the one in the folder `source`, if there is one, says besides is
+/// The `config.json` of a model whose weights have this dtype, or are quantized as this says. What the one in the folder `source`, if there is one, says besides is
 /// kept.
 ///
 /// # Errors
@@ -47,6 +64,7 @@ pub(crate) fn is_bf16(folder: &Path) -> Result<bool, JobError> {
 pub(super) fn to_json<C: ModelConfig>(
     config: &C,
     torch_dtype: &str,
+    quantization: Option<Value>,
     source: Option<&Path>,
 ) -> Result<String, JobError> {
     let keys = config.to_hf()?;
@@ -55,6 +73,9 @@ pub(super) fn to_json<C: ModelConfig>(
     json.remove("rope_parameters");
     // The newer name and the older one.
     let dtypes = ["dtype", "torch_dtype"].map(|key| (key, json!(torch_dtype)));
+    // That of the source, which is decoded.
+    json.remove(QUANTIZATION);
+    json.extend(quantization.map(|quantization| (QUANTIZATION.to_string(), quantization)));
     json.extend(keys.into_iter().chain(dtypes).map(|(key, value)| (key.to_string(), value)));
     let mut json = Value::from(json);
     // Whatever the features of serde_json that a build has.
@@ -89,103 +110,4 @@ fn source_object<C: ModelConfig>(folder: &Path) -> Result<Map<String, Value>, Jo
 pub(super) fn object(path: &Path) -> Result<Map<String, Value>, JobError> {
     let text = crate::files::read_to_string(path).map_err(|source| JobError::Io { path: path.into(), source })?;
     serde_json::from_str(&text).map_err(|source| JobError::Json { path: path.into(), source })
-}
-
-/// One JSON object and where it stands.
-#[derive(Clone, Copy, Debug)]
-pub struct HfReader<'a> {
-    path: &'a Path,
-    /// `rope_scaling.` in that object, empty at the root.
-    prefix: &'static str,
-    map: &'a Map<String, Value>,
-}
-
-impl<'a> HfReader<'a> {
-    /// The value of `key` unless absent or null.
-    pub fn get(&self, key: &str) -> Option<&'a Value> {
-        self.map.get(key).filter(|value| !value.is_null())
-    }
-
-    /// Whether `key` is there, and null.
-    pub fn is_null(&self, key: &str) -> bool {
-        self.map.get(key).is_some_and(Value::is_null)
-    }
-
-    fn read<T>(
-        &self,
-        key: &str,
-        expected: &str,
-        convert: impl Fn(&'a Value) -> Option<T>,
-    ) -> Result<Option<T>, JobError> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        convert(value).map(Some).ok_or_else(|| self.unsupported(key, expected))
-    }
-
-    /// A size.
-    ///
-    /// # Errors
-    /// [`JobError::HfUnsupported`] for a value of another type, as in the methods below.
-    pub fn integer(&self, key: &str) -> Result<Option<usize>, JobError> {
-        let convert = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok());
-        self.read(key, "it must be a non-negative integer", convert)
-    }
-
-    /// A number.
-    ///
-    /// # Errors
-    /// [`JobError::HfUnsupported`].
-    pub fn number(&self, key: &str) -> Result<Option<f64>, JobError> {
-        self.read(key, "it must be a number", Value::as_f64)
-    }
-
-    /// True or false.
-    ///
-    /// # Errors
-    /// [`JobError::HfUnsupported`].
-    pub fn boolean(&self, key: &str) -> Result<Option<bool>, JobError> {
-        self.read(key, "it must be true or false", Value::as_bool)
-    }
-
-    /// A text.
-    ///
-    /// # Errors
-    /// [`JobError::HfUnsupported`].
-    pub fn string(&self, key: &str) -> Result<Option<&'a str>, JobError> {
-        self.read(key, "it must be a string", Value::as_str)
-    }
-
-    /// An object, whose keys stand in errors after `prefix`.
-    ///
-    /// # Errors
-    /// [`JobError::HfUnsupported`].
-    pub fn object(&self, key: &str, prefix: &'static str) -> Result<Option<HfReader<'a>>, JobError> {
-        let map = self.read(key, "it must be an object", Value::as_object)?;
-        Ok(map.map(|map| HfReader { path: self.path, prefix, map }))
-    }
-
-    /// Refuses every text but `wanted`, if there is one.
-    ///
-    /// # Errors
-    /// [`JobError::HfUnsupported`], which says that only `supported` is.
-    pub fn only(&self, key: &str, wanted: &str, supported: &str) -> Result<(), JobError> {
-        match self.string(key)? {
-            Some(value) if value != wanted => Err(self.unsupported(key, supported)),
-            _ => Ok(()),
-        }
-    }
-
-    /// The error of a value that the model does not have.
-    pub fn unsupported(&self, key: &str, supported: &str) -> JobError {
-        JobError::HfUnsupported {
-            path: self.path.to_path_buf(),
-            key: format!("{}{key}", self.prefix),
-            value: self.map.get(key).map_or_else(String::new, Value::to_string),
-            supported: supported.into(),
-        }
-    }
-
-    /// The error of a key that has no default.
-    pub fn missing(&self, key: &str) -> JobError {
-        JobError::HfMissingKey { path: self.path.to_path_buf(), key: format!("{}{key}", self.prefix) }
-    }
 }

@@ -4,9 +4,14 @@
 mod check;
 mod export;
 mod files;
+mod float8;
+mod float8_export;
+mod float8_folder;
 mod json;
 pub mod names;
+mod parameters;
 pub(crate) mod peft;
+mod reader;
 mod weights;
 
 pub(crate) use check::{Checkpoint, RepeatedHead};
@@ -14,5 +19,9 @@ pub(crate) use export::save;
 pub use export::{ExportDtype, ExportOptions};
 pub(crate) use files::has_tokenizer;
 pub use files::{copy_assets, copy_chat_template, copy_config, copy_tokenizer};
+pub use float8::Float8FilesError;
+pub use float8_export::Float8Export;
+pub(crate) use float8_folder::Float8Folder;
 pub(crate) use json::is_bf16;
-pub use json::{HfReader, read_config};
+pub use json::read_config;
+pub use reader::HfReader;

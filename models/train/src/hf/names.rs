@@ -19,6 +19,23 @@ pub fn is_linear(module_path: &str) -> bool {
     module_path.ends_with("_proj.weight") || module_path == "lm_head.weight"
 }
 
+/// The linear whose weight is the parameter at `module_path`, if it is one's.
+pub(crate) fn linear(module_path: &str) -> Option<&str> {
+    module_path.strip_suffix(".weight").filter(|_| is_linear(module_path))
+}
+
+/// The Hugging Face tensor name of the weight of a linear, by its path in the module tree.
+pub(crate) fn weight_name(linear: &str) -> String {
+    hf_name(&format!("{linear}.weight"))
+}
+
+/// The Hugging Face name of a linear, by its path in the module tree.
+pub(crate) fn hf_module(linear: &str) -> String {
+    let mut name = weight_name(linear);
+    name.truncate(name.len() - ".weight".len());
+    name
+}
+
 /// Tensors that old checkpoints carry and no model needs.
 pub(crate) fn is_ignored(hf_name: &str) -> bool {
     hf_name.ends_with(".rotary_emb.inv_freq")

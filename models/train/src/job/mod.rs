@@ -3,6 +3,7 @@
 mod announce;
 mod config;
 mod estimate;
+mod export;
 mod finish;
 mod memory;
 mod prepare;
@@ -11,7 +12,7 @@ mod text;
 mod weights;
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use burn::module::AutodiffModule;
 use burn::tensor::DType;
@@ -29,9 +30,9 @@ pub use text::Text;
 pub use weights::Weights;
 
 use crate::checkpoint::SavedRun;
-use crate::config::{Precision, require};
+use crate::config::Precision;
 use crate::hf::ExportOptions;
-use crate::model::{CausalLm, CausalLmExt, ModelSection, TrainableModel};
+use crate::model::{CausalLm, CausalLmExt, TrainableModel};
 use crate::run::mean_loss;
 use crate::{JobError, ProgressLine};
 use prepare::{compute_dtype, dimensions, sampling};
@@ -82,6 +83,8 @@ pub enum Task {
         merge: bool,
         /// In which form.
         options: ExportOptions,
+        /// Whether linears are in FP8, those and as the configuration says.
+        float8: bool,
     },
 }
 
@@ -111,7 +114,9 @@ impl<A: TrainableModel> Job<A> {
             Task::Memory { ranks, available } => self.memory::<B>(*ranks, *available, device, out),
             Task::Evaluate { data } => self.evaluate::<B>(data, selected, device, out),
             Task::Generate { is_chat } => self.generate::<B>(*is_chat, selected, device, out),
-            Task::Export { to, merge, options } => self.export::<B>(to, *merge, options, selected, device, out),
+            Task::Export { to, options, float8, merge } => {
+                self.export::<B>(to, options, [*float8, *merge], selected, device, out)
+            }
         }
     }
 
@@ -156,40 +161,6 @@ impl<A: TrainableModel> Job<A> {
             DeviceChoice::Wgpu => SelectedDevice::Wgpu(AdapterInfo { name: "wgpu".into(), hardware: true }),
         };
         memory::tell::<B, A::Trained<B>>(config, config.dimensions()?, ranks, available, &target, device, out)
-    }
-
-    fn export<B: AutodiffBackend + Float8Stack>(
-        &self,
-        to: &Path,
-        merge: bool,
-        options: &ExportOptions,
-        selected: &SelectedDevice,
-        device: &B::Device,
-        out: &mut dyn Write,
-    ) -> Result<(), JobError> {
-        let (config, dims) = (&self.config, self.config.dimensions()?);
-        require("--merge", merge, !merge || config.lora.is_some(), "the run has no adapters")?;
-        memory::check_parameters(&dims, selected)?;
-        let mut stop = vec![];
-        if let Some(template) = config.chat_template()? {
-            let text = Text { tokenizer: config.tokenizer()?, template: Some(template) };
-            stop = text.stop();
-            if stop == text.tokenizer.stop() {
-                stop.clear();
-            }
-        }
-        let progress = ProgressLine::new();
-        let model = Weights::open(config, self.saved(), dims)?.load::<B, A::Trained<B>>(device, &progress, out)?;
-        let options = ExportOptions { stop, ..options.clone() };
-        let hf_path = ModelSection::hf_path(&config.model);
-        match &config.lora {
-            None => model.save_hf(to, &options)?,
-            Some(lora) => match adapt::<B, _>(lora, model, config.training.seed, self.saved())? {
-                adapted if merge => adapted.merged().save_hf(to, &options)?,
-                adapted => adapted.save_peft(hf_path, to)?,
-            },
-        }
-        Ok(writeln!(out, "exported: {}", to.display())?)
     }
 
     /// The model to evaluate, with FP8 as it was when the checkpoint was made.

@@ -7,7 +7,7 @@ use burn::tensor::backend::Backend;
 use super::CausalLm;
 use super::generate::{Sampling, generate_each};
 use super::init::init_weights;
-use crate::hf::{self, Checkpoint, ExportOptions, RepeatedHead};
+use crate::hf::{self, Checkpoint, ExportOptions, Float8Export, RepeatedHead};
 use crate::{JobError, Progress};
 
 /// What every [`CausalLm`] can do.
@@ -63,7 +63,8 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     }
 
     /// Loads the model in folder `dir`: `config.json` with `model.safetensors`, or with
-    /// `model.safetensors.index.json` and its shards. F32, F16 and BF16 tensors become f32 parameters.
+    /// `model.safetensors.index.json` and its shards. F32, F16 and BF16 tensors become f32 parameters, and so do linears in FP8 as
+    /// compressed-tensors, vLLM, transformers and DeepSeek write them.
     ///
     /// # Errors
     /// The errors of [`hf::read_config`] and [`load_hf_weights`](Self::load_hf_weights).
@@ -73,10 +74,11 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
         checkpoint.load(Self::new(config, device)?, &mut |_| ())
     }
 
-    /// Replaces every parameter by the checkpoint's in folder `dir`, whose `config.json` is not read.
+    /// Replaces every parameter by the checkpoint's in folder `dir`, of whose `config.json` only `quantization_config` is read, if there are
+    /// weights in FP8.
     ///
     /// # Errors
-    /// [`JobError::MoeCheckpoint`], [`JobError::TensorFiles`], [`JobError::TiedHead`],
+    /// [`JobError::MoeCheckpoint`], [`JobError::TensorFiles`], [`JobError::TiedHead`], [`JobError::Float8Files`],
     /// [`TrainError::Execution`](crate::TrainError::Execution).
     fn load_hf_weights(self, dir: impl AsRef<Path>) -> Result<Self, JobError> {
         Checkpoint::open(dir.as_ref(), self.config(), RepeatedHead::default())?.load(self, &mut |_| ())
@@ -93,7 +95,23 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     /// [`JobError::Write`] for files that cannot be written; [`TrainError::Execution`](crate::TrainError::Execution) if the device
     /// fails.
     fn save_hf(&self, folder: impl AsRef<Path>, options: &ExportOptions) -> Result<(), JobError> {
-        hf::save(self, self.config(), folder.as_ref(), options)
+        hf::save(self, self.config(), folder.as_ref(), options, None)
+    }
+
+    /// As [`save_hf`](Self::save_hf), with the weights of linears in FP8, as compressed-tensors, vLLM and, in blocks, transformers read them.
+    /// Codes and scales are those of the weight's cast for fprop; linears that readers run as one
+    /// ([`ModelConfig::fused_linears`](super::ModelConfig::fused_linears)) share the scale that a tensor has.
+    ///
+    /// # Errors
+    /// The errors of [`save_hf`](Self::save_hf); [`JobError::Float8`] for a configuration that does not fit the model;
+    /// [`JobError::Float8Files`] for what a format does not have or its readers do not take, and for weights that are not finite.
+    fn save_hf_float8(
+        &self,
+        folder: impl AsRef<Path>,
+        options: &ExportOptions,
+        float8: &Float8Export<'_>,
+    ) -> Result<(), JobError> {
+        hf::save(self, self.config(), folder.as_ref(), options, Some(float8))
     }
 }
 

@@ -148,6 +148,12 @@ pub trait ModelConfig: Clone + Debug + PartialEq + Send + Sync + 'static {
     /// Names of the linears that stay in high precision unless the configuration says which do.
     fn high_precision_linears(&self) -> Vec<&'static str>;
 
+    /// Names of linears beside each other that read the same input and that programs which run the model join into one, as `q_proj`,
+    /// `k_proj` and `v_proj`: in FP8 files those with one scale per tensor share one. None unless the model says so.
+    fn fused_linears(&self) -> Vec<&'static [&'static str]> {
+        vec![]
+    }
+
     /// Standard deviation of a parameter's initial values, by its path in the module tree and the size of its input; none for norms,
     /// which begin at 1.
     fn initial_deviation(&self, path: &str, d_input: usize) -> Option<f64> {

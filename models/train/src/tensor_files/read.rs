@@ -100,10 +100,9 @@ impl TensorFiles {
             let (file, entries) = OpenFile::open(&folder.join(shard), files.len())?;
             files.push(file);
             for (name, entry) in entries {
-                // The index decides which of two copies counts; a tensor that it does not know is reported.
                 match weight_map.get(&name) {
                     Some(file) if file == shard => drop(tensors.insert(name, entry)),
-                    Some(_) => {}
+                    Some(file) => return Err(contradiction(format!("{name} is in {file} and in {shard}"))),
                     None => return Err(contradiction(format!("{name} of {shard} is not in the index"))),
                 }
             }
@@ -176,6 +175,11 @@ impl<'a> StoredTensor<'a> {
     /// Slowest dimension first.
     pub fn shape(&self) -> &'a [usize] {
         &self.entry.shape
+    }
+
+    /// The file that it lies in.
+    pub fn path(&self) -> &'a Path {
+        &self.file.path
     }
 
     /// Bytes in the file.

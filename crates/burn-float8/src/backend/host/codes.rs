@@ -1,10 +1,12 @@
-//! What is made of codes in host memory: the values that they stand for, and the transpose.
+//! Codes in host memory: the values that they stand for, their transpose, and casts of values without a tensor.
 use std::sync::Arc;
 
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{Backend, TensorData};
+use float8_kernels::{Cast, Granularity, InvScale, reference};
 
 use super::{HostOperand, loops};
+use crate::backend::HostCodes;
 
 /// [`Float8Backend::fp8_dequantize`](crate::backend::Float8Backend::fp8_dequantize) on the host.
 pub fn dequantize<B: Backend>(operand: &HostOperand<Device<B>>) -> FloatTensor<B> {
@@ -18,4 +20,58 @@ pub fn dequantize<B: Backend>(operand: &HostOperand<Device<B>>) -> FloatTensor<B
 pub fn transpose_operand<D: Clone>(operand: &HostOperand<D>) -> HostOperand<D> {
     let (codes, inv_scales) = (Arc::clone(&operand.codes), Arc::clone(&operand.inv_scales));
     HostOperand { transposed: !operand.transposed, codes, inv_scales, ..operand.clone() }
+}
+
+/// Max |x|; NaN if `values` hold one, 0 if there are none.
+pub fn amax(values: &[f32]) -> f32 {
+    loops::amax(values)
+}
+
+/// What multiplies the codes of a cast with one scale, that of this amax.
+pub fn inv_scale(amax: f32, cast: Cast) -> InvScale {
+    reference::amax_to_scale(amax, cast.format, cast.scale_mode).inverse()
+}
+
+impl HostCodes {
+    /// Casts `values`, row-major `dims` = `[rows, k]` with the contraction last, as [`Float8Backend::fp8_quantize`] does on every device.
+    /// With an amax, of which the one scale of [`Granularity::Tensor`] is then made, what exceeds the format saturates.
+    ///
+    /// [`Float8Backend::fp8_quantize`]: crate::backend::Float8Backend::fp8_quantize
+    ///
+    /// # Panics
+    /// If there are not `rows · k` values, or an amax is given with more than one scale.
+    pub fn quantize(values: &[f32], dims: [usize; 2], cast: Cast, amax: Option<f32>) -> Self {
+        let Cast { format, granularity, scale_mode } = cast;
+        assert_eq!(values.len(), dims[0] * dims[1], "HostCodes::quantize: the values are not {dims:?}");
+        let (codes, scales) = match amax {
+            Some(amax) => {
+                assert_eq!(granularity, Granularity::Tensor, "HostCodes::quantize: one amax is for one scale");
+                let scale = reference::amax_to_scale(amax, format, scale_mode);
+                (loops::encode(values, scale, format), vec![scale])
+            }
+            None => {
+                let (codes, scales, _) = loops::quantize(values, dims, cast, false);
+                (codes, scales)
+            }
+        };
+        let inv_scales = scales.iter().map(|scale| scale.inverse()).collect();
+        Self { codes, dims, format, granularity, inv_scales, transposed: false }
+    }
+
+    /// `decode(code) · inv_scale`, each rounded once to f32, row-major `dims`.
+    ///
+    /// # Panics
+    /// If there are not as many codes and scales as `dims` and the granularity say.
+    pub fn dequantize(&self) -> Vec<f32> {
+        let [rows, k] = self.dims;
+        let [height, width] = self.granularity.scale_dims(rows, k);
+        assert_eq!(self.codes.len(), rows * k, "HostCodes::dequantize: the codes are not {:?}", self.dims);
+        assert_eq!(
+            self.inv_scales.len(),
+            height * width,
+            "HostCodes::dequantize: the scales are not [{height}, {width}]"
+        );
+        let size = self.granularity.group(rows, k);
+        loops::dequantize(&self.codes, k, self.format, size, &self.inv_scales)
+    }
 }

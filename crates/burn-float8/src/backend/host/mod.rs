@@ -18,7 +18,7 @@ use float8_kernels::{Cast, Format, Granularity, InvScale, Orientation, Scale, re
 
 use super::{Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, in_dtype};
 pub use attention::{attention_backward, attention_forward};
-pub use codes::{dequantize, transpose_operand};
+pub use codes::{amax, dequantize, inv_scale, transpose_operand};
 pub use fused::{fused_backward, fused_forward};
 pub(crate) use grouped::ranges;
 

@@ -1,0 +1,289 @@
+//! FP8 checkpoints of others: every form of scales, names and lists.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use burn::backend::Flex;
+use burn::tensor::{bf16, f16};
+use burn_float8::Recipe;
+
+use llama3::{CausalLmExt, Error, Llama};
+use safetensors::Dtype;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use train::TensorFiles;
+use train::hf::Float8FilesError;
+
+use crate::common::{Stored, model, write_json, write_safetensors};
+use crate::float8_exports::{export, json_file, square};
+
+/// The linear that the tests change.
+pub(crate) const LINEAR: &str = "model.layers.0.mlp.up_proj";
+
+/// A checkpoint in memory.
+#[derive(Clone)]
+pub(crate) struct Files {
+    pub(crate) json: Value,
+    pub(crate) tensors: BTreeMap<String, Stored>,
+}
+
+impl Files {
+    /// The square model by this recipe.
+    pub(crate) fn new(recipe: Recipe) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("out");
+        export(&model::<Flex>(square(false), 8), recipe, &folder).unwrap();
+        let files = TensorFiles::open_folder(&folder).unwrap();
+        let stored = |name: &str| {
+            let tensor = files.get(name).unwrap();
+            let (dtype, shape, bytes) = (tensor.dtype(), tensor.shape().to_vec(), tensor.bytes().unwrap());
+            (name.to_string(), Stored { name: name.into(), dtype, shape, bytes })
+        };
+        Self { json: json_file(&folder.join("config.json")), tensors: files.names().map(stored).collect() }
+    }
+
+    pub(crate) fn quantization(&mut self) -> &mut Value {
+        &mut self.json["quantization_config"]
+    }
+
+    pub(crate) fn of(&mut self, own: &str) -> &mut Stored {
+        self.tensors.get_mut(&format!("{LINEAR}.{own}")).unwrap()
+    }
+
+    /// Gives every tensor whose name ends so another end.
+    fn rename(&mut self, from: &str, to: &str) {
+        let renamed = |(name, stored): (String, Stored)| {
+            let name = name.strip_suffix(from).map_or(name.clone(), |begin| format!("{begin}{to}"));
+            (name.clone(), Stored { name, ..stored })
+        };
+        self.tensors = std::mem::take(&mut self.tensors).into_iter().map(renamed).collect();
+    }
+
+    /// Changes every tensor of scales.
+    fn change_scales(&mut self, change: impl Fn(&mut Stored)) {
+        self.tensors.values_mut().filter(|stored| stored.name.contains("weight_scale")).for_each(change);
+    }
+
+    pub(crate) fn folder(&self) -> TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        write_json(&dir.path().join("config.json"), &self.json);
+        write_safetensors(&dir.path().join("model.safetensors"), &self.tensors.values().cloned().collect::<Vec<_>>());
+        dir
+    }
+
+    pub(crate) fn load(&self) -> Result<Llama<Flex>, Error> {
+        Llama::load_hf(self.folder().path(), &Default::default())
+    }
+
+    /// The bits of the parameters of the model.
+    fn bits(&self) -> Vec<u32> {
+        bits(&self.load().unwrap_or_else(|error| panic!("{error}")))
+    }
+
+    pub(crate) fn error(&self) -> Error {
+        self.load().map(drop).expect_err("it was to be refused")
+    }
+
+    /// What is wrong with the FP8 weights.
+    pub(crate) fn float8_error(&self) -> Float8FilesError {
+        match self.error() {
+            Error::Float8Files(error) => error,
+            other => panic!("{other}"),
+        }
+    }
+}
+
+fn bits(model: &Llama<Flex>) -> Vec<u32> {
+    use burn::module::{Module, ModuleVisitor, Param};
+    use burn::tensor::Tensor;
+    struct Collect(Vec<u32>);
+    impl ModuleVisitor<Flex> for Collect {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Flex, D>>) {
+            self.0.extend(crate::common::values(param.val()).into_iter().map(f32::to_bits));
+        }
+    }
+    let mut collect = Collect(Vec::new());
+    model.visit(&mut collect);
+    collect.0
+}
+
+/// As f32 scales in a narrower dtype; powers of two, as those of rowwise, lose nothing.
+fn narrowed(stored: &mut Stored, dtype: Dtype) {
+    let values = stored.bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+    stored.bytes = match dtype {
+        Dtype::BF16 => values.flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect(),
+        _ => values.flat_map(|value| f16::from_f32(value).to_le_bytes()).collect(),
+    };
+    stored.dtype = dtype;
+}
+
+#[test]
+fn scales_may_be_narrower_and_have_other_shapes_and_names() {
+    let rowwise = Files::new(Recipe::Rowwise);
+    for dtype in [Dtype::BF16, Dtype::F16] {
+        let mut files = rowwise.clone();
+        files.change_scales(|stored| narrowed(stored, dtype));
+        assert!(files.bits() == rowwise.bits(), "{dtype:?}");
+    }
+    let tensorwise = Files::new(Recipe::Tensorwise);
+    let expected = tensorwise.bits();
+    let mut scalars = tensorwise.clone();
+    scalars.change_scales(|stored| stored.shape = vec![]);
+    assert!(scalars.bits() == expected);
+
+    // vLLM's names and transformers', with and without scales of inputs.
+    for (weight, input) in [("weight_scale", "input_scale"), ("weight_scale_inv", "activation_scale")] {
+        for scheme in ["dynamic", "static"] {
+            for blocks in [json!({}), json!({"weight_block_size": null})] {
+                let mut files = tensorwise.clone();
+                files.rename("weight_scale", weight);
+                *files.quantization() =
+                    json!({"quant_method": "fp8", "activation_scheme": scheme, "ignored_layers": ["lm_head"]});
+                files.quantization().as_object_mut().unwrap().extend(blocks.as_object().unwrap().clone());
+                let scales: Vec<_> =
+                    files.tensors.keys().filter_map(|name| name.strip_suffix(weight)).map(String::from).collect();
+                for linear in scales.iter().filter(|_| scheme == "static") {
+                    let name = format!("{linear}{input}");
+                    files.tensors.insert(name.clone(), Stored::f32(&name, &[], &[0.5]));
+                }
+                assert!(files.bits() == expected, "{weight} {scheme}");
+                if scheme == "static" {
+                    let name = format!("{LINEAR}.{input}");
+                    files.tensors.remove(&name);
+                    let error = files.float8_error();
+                    let Float8FilesError::ScaleMissing { name, .. } = &error else { panic!("{error}") };
+                    assert_eq!(name, &format!("{LINEAR}.weight"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_and_mx_have_other_names_too() {
+    let blockwise = Files::new(Recipe::Blockwise);
+    let expected = blockwise.bits();
+    let mut files = blockwise.clone();
+    files.rename("weight_scale_inv", "weight_scale");
+    *files.quantization() = json!({
+        "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]},
+            "input_activations": {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 128, "dynamic": true}}},
+    });
+    assert!(files.bits() == expected, "compressed-tensors' blocks");
+    // transformers' default are blocks.
+    let mut files = blockwise.clone();
+    files.quantization().as_object_mut().unwrap().remove("weight_block_size");
+    assert!(files.bits() == expected, "no weight_block_size");
+    // The output layer is in high precision, and not in a list, as DeepSeek has it.
+    files.quantization().as_object_mut().unwrap().remove("modules_to_not_convert");
+    assert!(files.bits() == expected, "no list");
+
+    let mxfp8 = Files::new(Recipe::Mxfp8);
+    let mut files = mxfp8.clone();
+    files.change_scales(|stored| stored.dtype = Dtype::F8_E8M0);
+    assert!(files.bits() == mxfp8.bits());
+}
+
+/// In lists of compressed-tensors a name is a name, or after `re:` a pattern; in those of transformers a part of a name.
+#[test]
+fn linears_that_are_not_quantized_are_named_or_matched() {
+    let mut rowwise = Files::new(Recipe::Rowwise);
+    let plain = Stored::f32(&format!("{LINEAR}.weight"), &[256, 128], &vec![0.25; 256 * 128]);
+    rowwise.tensors.remove(&format!("{LINEAR}.weight_scale"));
+    rowwise.tensors.insert(plain.name.clone(), plain);
+    let expected = rowwise.bits();
+    let accepted = [
+        json!([LINEAR, "lm_head"]),
+        json!(["re:.*lm_head", "re:model\\.layers\\.0\\.mlp\\.up_proj$"]),
+        json!(["lm_head", "re:.*\\.0\\.(?!self_attn).*up_proj"]),
+        // What the files hold in high precision is read so.
+        json!([]),
+        Value::Null,
+    ];
+    for ignore in accepted {
+        rowwise.quantization()["ignore"] = ignore.clone();
+        assert!(rowwise.bits() == expected, "{ignore}");
+    }
+    // Codes that nothing scales, by either kind of list.
+    for ignore in [json!(["re:.*mlp.*"]), json!(["Linear"]), json!(["model.layers.0.mlp.gate_proj"])] {
+        rowwise.quantization()["ignore"] = ignore.clone();
+        let error = rowwise.float8_error();
+        let Float8FilesError::NotQuantized { path, module, .. } = &error else { panic!("{error}") };
+        assert!(path.ends_with("model.safetensors") && module.starts_with("model.layers.0."), "{ignore}: {module}");
+    }
+    rowwise.quantization()["ignore"] = json!(["re:(lm_head"]);
+    let error = rowwise.float8_error();
+    assert!(matches!(&error, Float8FilesError::Pattern { pattern, .. } if pattern == "(lm_head"), "{error}");
+
+    let mut blockwise = Files::new(Recipe::Blockwise);
+    for (list, module) in [
+        (json!(["lm_head", "up_proj"]), Some(LINEAR)),
+        (json!(["lm_head", "model.layers.0"]), Some("model.layers.0.self_attn.q_proj")),
+        (json!(["lm_head", "model.layers.*.mlp.up"]), None),
+        (json!(["lm_head", "re:.*\\.1\\.mlp"]), Some("model.layers.1.mlp.gate_proj")),
+        (json!(["model.layers.11", "layers.0.mlp.up"]), None),
+    ] {
+        for key in ["modules_to_not_convert", "ignored_layers"] {
+            *blockwise.quantization() = json!({"quant_method": "fp8", "weight_block_size": [128, 128], key: list});
+            match (blockwise.load(), module) {
+                (Ok(_), None) => {}
+                (Err(Error::Float8Files(Float8FilesError::NotQuantized { module, .. })), Some(expected)) => {
+                    assert_eq!(module, expected, "{list}");
+                }
+                (other, _) => panic!("{list}: {:?}", other.map(drop)),
+            }
+        }
+    }
+}
+
+/// Of several groups the one counts that names a linear most closely.
+#[test]
+fn groups_name_their_linears() {
+    let (mut files, rowwise) = (Files::new(Recipe::Tensorwise), Files::new(Recipe::Rowwise));
+    let expected = rowwise.load().unwrap();
+    for own in ["weight", "weight_scale"] {
+        let name = format!("{LINEAR}.{own}");
+        files.tensors.insert(name.clone(), rowwise.tensors[&name].clone());
+    }
+    let group = |files: &Files| files.json["quantization_config"]["config_groups"]["group_0"].clone();
+    let (tensor, mut channel) = (group(&files), group(&rowwise));
+    for target in [LINEAR, "re:.*layers\\.0\\.mlp\\.up_proj"] {
+        channel["targets"] = json!([target]);
+        files.quantization()["config_groups"] = json!({"group_0": tensor, "group_1": channel});
+        let up =
+            |model: &Llama<Flex>| crate::common::values(model.layers[0].mlp.as_ref().unwrap().up_proj.weight.val());
+        assert!(up(&files.load().unwrap()) == up(&expected), "{target}");
+    }
+    files.quantization()["config_groups"] = json!({"group_1": channel});
+    let error = files.float8_error();
+    assert!(matches!(&error, Float8FilesError::NotQuantized { .. }), "{error}");
+}
+
+#[test]
+fn shards_and_tied_output_layers_are_read() {
+    let files = Files::new(Recipe::Mxfp8);
+    let dir = tempfile::tempdir().unwrap();
+    write_json(&dir.path().join("config.json"), &files.json);
+    let all: Vec<_> = files.tensors.values().cloned().collect();
+    let mut weight_map = serde_json::Map::new();
+    for (i, shard) in all.chunks(10).enumerate() {
+        let file = format!("model-{:05}-of-00004.safetensors", i + 1);
+        write_safetensors(&dir.path().join(&file), shard);
+        weight_map.extend(shard.iter().map(|stored| (stored.name.clone(), json!(file))));
+    }
+    let index = dir.path().join("model.safetensors.index.json");
+    write_json(&index, &json!({"metadata": {}, "weight_map": weight_map}));
+    let load = || Llama::<Flex>::load_hf(dir.path(), &Default::default());
+    assert!(bits(&load().unwrap()) == files.bits());
+
+    // A tensor in two shards, then a shard that is gone.
+    let (one, other) = (dir.path().join("model-00001-of-00004.safetensors"), &all[10]);
+    write_safetensors(&one, &[&all[..10], &[other.clone()]].concat());
+    let error = load().map(drop).unwrap_err().to_string();
+    assert!(error.contains(&other.name) && error.contains("00001") && error.contains("00002"), "{error}");
+    fs::remove_file(&one).unwrap();
+    let error = load().map(drop).unwrap_err().to_string();
+    assert!(error.contains("model-00001-of-00004.safetensors"), "{error}");
+}

@@ -1,0 +1,273 @@
+//! [`Plan`]: which linears of a model are written in FP8, by which cast, and what stands against it.
+//!
+//! ```text
+//! codes, scales  what the cast of the weight for fprop gives, with one difference:
+//! one scale      for all linears that readers run as one (q, k and v; gate and up), of the largest of their amaxes
+//! input_scale    of delayed scaling's amax of the inputs, as the next step would have it
+//! ```
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use burn_float8::backend::{Cast, host};
+use burn_float8::config::{CastConfig, FallbackTo, Format, Granularity, LinearInfo, Policy, ScalingType};
+use burn_float8::report::{AmaxState, LayerState};
+use burn_float8::{Float8Config, Float8LinearConfig, Float8State, Recipe};
+use serde_json::Value;
+
+use super::error::Float8FilesError;
+use super::scheme::{MX_BLOCK, Scheme};
+use crate::JobError;
+
+/// Readers that ask for sizes.
+const TRANSFORMERS: &str = "transformers";
+const VLLM: &str = "vLLM";
+
+/// The output layer, which no reader takes in FP8.
+const OUTPUT: &str = "lm_head";
+
+/// What is known of a model before its weights are read.
+pub(crate) struct Model<'a> {
+    /// Its linears, by path in the module tree.
+    pub(crate) linears: &'a [LinearInfo],
+    /// Names of linears beside each other that readers run as one.
+    pub(crate) fused: &'a [&'static [&'static str]],
+    /// The amax histories and fallbacks of its training.
+    pub(crate) state: Option<&'a Float8State>,
+    /// How the weight of a linear lies in the FP8 checkpoint that the model was loaded from, if it does in one.
+    pub(crate) stored: &'a dyn Fn(&str) -> Option<Scheme>,
+}
+
+/// Which linears of a model are written in FP8.
+pub(crate) struct Plan {
+    scheme: Scheme,
+    linears: BTreeMap<String, Planned>,
+    /// Paths of the others, in their order.
+    others: Vec<String>,
+}
+
+/// How the weight of a linear becomes codes.
+#[derive(Clone, Debug)]
+pub(crate) struct Planned {
+    /// The cast of the weight for fprop.
+    pub(crate) cast: Cast,
+    /// The scale of inputs that is written.
+    pub(crate) input_scale: Option<f32>,
+    /// Whether codes and scales are those of the checkpoint that the model was loaded from.
+    pub(crate) is_stored: bool,
+    /// The linears that share one scale with it, itself included, with the amaxes that their histories give, if each tensor has one
+    /// scale.
+    pub(crate) sharers: Vec<(String, Option<f32>)>,
+}
+
+/// A linear that is to be in FP8, before those that are fused with it are looked at.
+struct Candidate<'a> {
+    linear: &'a LinearInfo,
+    scheme: Scheme,
+    cast: Cast,
+    input: Cast,
+    weight_amax: Option<f32>,
+    input_amax: Option<f32>,
+}
+
+impl Plan {
+    /// What `config` has in FP8 of a model.
+    ///
+    /// # Errors
+    /// [`JobError::Float8`] for a configuration that does not fit the model, [`JobError::Float8Files`] for what readers would not take.
+    pub(crate) fn new(config: &Float8Config, model: &Model<'_>) -> Result<Self, JobError> {
+        let policies = config.resolve(model.linears)?;
+        let mut candidates = Vec::with_capacity(policies.len());
+        for (linear, policy) in model.linears.iter().zip(policies) {
+            let state = model.state.and_then(|state| state.layers.get(&linear.name));
+            candidates.push(candidate(linear, policy, state)?);
+        }
+        let scheme = one_scheme(&candidates)?;
+        let mut plan = Self { scheme, linears: BTreeMap::new(), others: vec![] };
+        for (linear, candidate) in model.linears.iter().zip(&candidates) {
+            match candidate {
+                Some(candidate) => {
+                    let planned = plan_linear(candidate, model, &candidates)?;
+                    plan.linears.insert(linear.name.clone(), planned);
+                }
+                None => plan.others.push(linear.name.clone()),
+            }
+        }
+        Ok(plan)
+    }
+
+    /// How the weight of a linear is written; none if in high precision.
+    pub(crate) fn get(&self, linear: &str) -> Option<&Planned> {
+        self.linears.get(linear)
+    }
+
+    /// What the scales of weights are called behind the names of their linears.
+    pub(crate) fn scale_name(&self) -> &'static str {
+        self.scheme.scale_name()
+    }
+
+    /// The shape of the scales of a weight `[out, in]`.
+    pub(crate) fn scale_shape(&self, dims: [usize; 2]) -> Vec<usize> {
+        Scheme::scale_shapes(self.scheme.granularity, dims).swap_remove(0)
+    }
+
+    /// Whether each linear has a scale of its inputs.
+    pub(crate) fn has_input_scales(&self) -> bool {
+        self.scheme.has_static_inputs
+    }
+
+    /// The `quantization_config`, with names of linears as `hf_name` gives them.
+    pub(crate) fn to_json(&self, hf_name: impl Fn(&str) -> String) -> Value {
+        let mut ignored: Vec<_> = self.others.iter().map(|linear| hf_name(linear)).collect();
+        // Readers make a linear of a tied output layer too.
+        if !ignored.iter().any(|name| name == OUTPUT) {
+            ignored.push(OUTPUT.into());
+        }
+        self.scheme.to_json(&ignored)
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (written, all) = (self.linears.len(), self.linears.len() + self.others.len());
+        write!(f, "FP8: {written} of {all} linears, {}", self.scheme)?;
+        let stored = self.linears.values().filter(|planned| planned.is_stored).count();
+        if stored > 0 {
+            write!(f, "; {stored} keep their codes")?;
+        }
+        for (i, linear) in self.others.iter().enumerate() {
+            write!(f, "{}{linear}", if i == 0 { "; in high precision: " } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
+/// What becomes of a linear by its policy and what training has made of that; none in high precision.
+fn candidate<'a>(
+    linear: &'a LinearInfo,
+    policy: Policy,
+    state: Option<&LayerState>,
+) -> Result<Option<Candidate<'a>>, Float8FilesError> {
+    let fallback = state.and_then(|state| state.fallback.as_ref()).map(|fallback| fallback.to);
+    let config = match (policy, fallback) {
+        (Policy::HighPrecision(_), _) | (_, Some(FallbackTo::HighPrecision)) => return Ok(None),
+        (Policy::Float8(_), Some(FallbackTo::Rowwise)) => Float8LinearConfig::new(Recipe::Rowwise),
+        (Policy::Float8(config), None) => config,
+    };
+    let casts = config.casts();
+    if casts.weight.is_disabled() {
+        return Ok(None);
+    }
+    if linear.name == OUTPUT {
+        return Err(Float8FilesError::OutputLayer { layer: linear.name.clone() });
+    }
+    let scheme = scheme(linear, [casts.weight, casts.input])?;
+    check_size(linear, scheme.granularity)?;
+    let kernel_cast = |cast: CastConfig| Cast {
+        format: cast.target_dtype,
+        granularity: cast.scaling_granularity,
+        scale_mode: config.scale_mode(cast.scaling_granularity),
+    };
+    let next = |cast: CastConfig, history: fn(&LayerState) -> &Option<AmaxState>| {
+        let state = state.filter(|_| cast.scaling_type == ScalingType::Delayed)?;
+        let scaling = state.delayed_scaling.unwrap_or(config.delayed_scaling());
+        history(state).as_ref()?.next_scaling_amax(scaling)
+    };
+    let (weight_amax, input_amax) =
+        (next(casts.weight, |state| &state.weight), next(casts.input, |state| &state.input));
+    let (cast, input) = (kernel_cast(casts.weight), kernel_cast(casts.input));
+    Ok(Some(Candidate { linear, scheme, cast, input, weight_amax, input_amax }))
+}
+
+/// The format of files that these casts of weight and input have.
+fn scheme(linear: &LinearInfo, [weight, input]: [CastConfig; 2]) -> Result<Scheme, Float8FilesError> {
+    let refuse = |what| Err(Float8FilesError::NoFormat { layer: linear.name.clone(), what });
+    for (name, cast) in [("weights", weight), ("inputs", input)] {
+        if cast.target_dtype != Format::E4m3 {
+            return refuse(format!("{name} in {}", cast.target_dtype));
+        }
+    }
+    let (weight, has_static_inputs) = (weight.scaling_granularity, input.scaling_type == ScalingType::Delayed);
+    let expected = match weight {
+        Granularity::Tensor | Granularity::Row | Granularity::Block1x32 => weight,
+        Granularity::Block128x128 => Granularity::Block1x128,
+        Granularity::Block1x128 => return refuse(format!("{weight} weights")),
+    };
+    let found = input.scaling_granularity;
+    if found != expected {
+        return refuse(format!("{weight} weights with {found} inputs"));
+    }
+    Ok(Scheme { granularity: weight, has_static_inputs })
+}
+
+/// Refuses sizes that readers cannot take.
+fn check_size(linear: &LinearInfo, granularity: Granularity) -> Result<(), Float8FilesError> {
+    let LinearInfo { name, k, n } = linear;
+    let (multiple, axes, reader, format): (_, &[_], _, _) = match granularity {
+        // transformers finds the blocks by dividing, vLLM joins the rows of fused parts.
+        Granularity::Block128x128 => (128, &[("out", *n), ("in", *k)], TRANSFORMERS, "blockwise"),
+        Granularity::Block1x32 => (MX_BLOCK, &[("in", *k)], VLLM, "mxfp8"),
+        _ => return Ok(()),
+    };
+    match axes.iter().find(|(_, size)| !size.is_multiple_of(multiple)) {
+        Some(&(axis, size)) => {
+            Err(Float8FilesError::Ragged { layer: name.clone(), axis, size, multiple, reader, format })
+        }
+        None => Ok(()),
+    }
+}
+
+/// The scheme that all have.
+fn one_scheme(candidates: &[Option<Candidate<'_>>]) -> Result<Scheme, Float8FilesError> {
+    let mut all = candidates.iter().flatten();
+    let first = all.next().ok_or(Float8FilesError::Nothing)?;
+    match all.find(|other| other.scheme != first.scheme) {
+        Some(other) => Err(Float8FilesError::Mixed {
+            layer: first.linear.name.clone(),
+            format: first.scheme.to_string(),
+            other: other.linear.name.clone(),
+            other_format: other.scheme.to_string(),
+        }),
+        None => Ok(first.scheme),
+    }
+}
+
+/// How the weight of a linear becomes codes, beside those that readers run as one with it.
+fn plan_linear(
+    own: &Candidate<'_>,
+    model: &Model<'_>,
+    candidates: &[Option<Candidate<'_>>],
+) -> Result<Planned, Float8FilesError> {
+    let name = &own.linear.name;
+    let mut fused = vec![];
+    for (linear, candidate) in model.linears.iter().zip(candidates) {
+        if linear.name != *name && !is_fused(model.fused, name, &linear.name) {
+            continue;
+        }
+        match candidate {
+            Some(candidate) => fused.push(candidate),
+            None => return Err(Float8FilesError::Fused { layer: name.clone(), other: linear.name.clone() }),
+        }
+    }
+    let is_stored = fused.iter().all(|other| (model.stored)(&other.linear.name) == Some(own.scheme));
+    // They read the same tensor, whose history is that of the one that casts it first.
+    let input_amax = fused.iter().filter_map(|other| other.input_amax).reduce(f32::max);
+    let input_scale = match (own.scheme.has_static_inputs && !is_stored, input_amax) {
+        (true, None) => return Err(Float8FilesError::NoHistory { layer: name.clone() }),
+        (true, Some(amax)) => Some(host::inv_scale(amax, own.input).get()),
+        (false, _) => None,
+    };
+    let sharers = match own.scheme.granularity {
+        Granularity::Tensor => fused.iter().map(|other| (other.linear.name.clone(), other.weight_amax)).collect(),
+        _ => vec![],
+    };
+    Ok(Planned { cast: own.cast, input_scale, is_stored, sharers })
+}
+
+/// Whether two linears lie beside each other, and both of their names are in one of the lists.
+fn is_fused(lists: &[&[&str]], one: &str, other: &str) -> bool {
+    let (Some((parent, one)), Some((other_parent, other))) = (one.rsplit_once('.'), other.rsplit_once('.')) else {
+        return false;
+    };
+    parent == other_parent && lists.iter().any(|list| list.contains(&one) && list.contains(&other))
+}

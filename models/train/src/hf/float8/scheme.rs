@@ -1,0 +1,296 @@
+//! [`Scheme`]: how FP8 weights lie in files; [`Quantization`]: what a `quantization_config` says of each linear.
+//!
+//! ```text
+//!                  scales of a weight [out, in]      quantization_config
+//! Tensor           [] or [1]                         compressed-tensors `tensor`; `fp8` without blocks
+//! Row              [out, 1]                          compressed-tensors `channel`
+//! Block128x128     [⌈out/128⌉, ⌈in/128⌉]             `fp8` with weight_block_size; compressed-tensors `block`
+//! Block1x32        [out, in/32], E8M0 bytes          compressed-tensors `mxfp8-quantized`
+//! ```
+
+use std::fmt;
+
+use burn_float8::Recipe;
+use burn_float8::config::Granularity;
+use serde_json::{Value, json};
+
+use super::names::Names;
+use crate::JobError;
+use crate::hf::reader::HfReader;
+
+/// The key of `config.json`.
+pub(crate) const QUANTIZATION: &str = "quantization_config";
+
+/// Rows and columns that share a scale in blocks.
+const BLOCK: usize = 128;
+/// Elements that share an E8M0 scale.
+pub(super) const MX_BLOCK: usize = 32;
+
+/// How the FP8 weights of a folder's linears lie in its files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Scheme {
+    /// What shares one scale in a weight `[out, in]`.
+    pub(crate) granularity: Granularity,
+    /// Whether each linear has a scale for its inputs, which else are scaled by themselves.
+    pub(crate) has_static_inputs: bool,
+}
+
+/// What a `quantization_config` says.
+#[derive(Debug)]
+pub(crate) struct Quantization {
+    /// None of compressed-tensors' linears may be in FP8 beside these.
+    groups: Vec<Group>,
+    ignored: Names,
+    pub(super) names: ScaleNames,
+}
+
+/// Linears of one scheme.
+#[derive(Debug)]
+struct Group {
+    /// All, if there are none.
+    targets: Option<Names>,
+    schemes: Schemes,
+}
+
+/// Schemes of which the shape of the scale decides.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Schemes {
+    /// The first whose shape the scale has.
+    pub(super) granularities: &'static [Granularity],
+    pub(super) has_static_inputs: bool,
+}
+
+/// The names that scales have behind those of their linear.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ScaleNames {
+    /// Of codes.
+    pub(super) weight: &'static [&'static str],
+    /// Of inputs.
+    pub(super) input: &'static [&'static str],
+}
+
+const COMPRESSED_TENSORS: ScaleNames = ScaleNames { weight: &["weight_scale"], input: &["input_scale"] };
+/// vLLM's and transformers'.
+const FP8: ScaleNames =
+    ScaleNames { weight: &["weight_scale_inv", "weight_scale"], input: &["input_scale", "activation_scale"] };
+
+impl Quantization {
+    /// What a `config.json` says; none if it says nothing.
+    ///
+    /// # Errors
+    /// [`JobError::HfUnsupported`], [`JobError::HfMissingKey`]; [`JobError::Float8Files`] for patterns.
+    pub(crate) fn read(json: &HfReader<'_>) -> Result<Option<Self>, JobError> {
+        let Some(config) = json.object(QUANTIZATION, "quantization_config.")? else { return Ok(None) };
+        match config.string("quant_method")? {
+            Some("compressed-tensors") => compressed_tensors(&config).map(Some),
+            Some("fp8") => fp8(&config).map(Some),
+            _ => {
+                let supported =
+                    "of quantized weights, those in FP8 of compressed-tensors and of quant_method fp8 are read";
+                Err(json.unsupported(QUANTIZATION, supported))
+            }
+        }
+    }
+
+    /// The schemes that the weight of a linear may have; none if it is not quantized.
+    pub(super) fn schemes(&self, module: &str) -> Option<Schemes> {
+        if self.ignored.find(module).is_some() {
+            return None;
+        }
+        let closeness = |group: &Group| match &group.targets {
+            Some(targets) => targets.find(module).map(Some),
+            None => Some(None),
+        };
+        // Of several that name it as closely, the first.
+        let named = self.groups.iter().rev().filter_map(|group| Some((closeness(group)?, group)));
+        named.max_by_key(|(closeness, _)| *closeness).map(|(_, group)| group.schemes)
+    }
+}
+
+/// `quant_method: fp8`.
+fn fp8(config: &HfReader<'_>) -> Result<Quantization, JobError> {
+    config.only("fmt", "e4m3", "only e4m3 is")?;
+    let has_static_inputs = match config.string("activation_scheme")? {
+        None | Some("dynamic") => false,
+        Some("static") => true,
+        Some(_) => return Err(config.unsupported("activation_scheme", "dynamic and static are")),
+    };
+    let granularities: &[_] = match config.integers("weight_block_size")?.as_deref() {
+        Some([BLOCK, BLOCK]) => &[Granularity::Block128x128],
+        Some(_) => return Err(config.unsupported("weight_block_size", "only [128, 128] is")),
+        None if config.is_null("weight_block_size") => &[Granularity::Tensor],
+        // transformers takes blocks then, and vLLM tensors.
+        None => &[Granularity::Tensor, Granularity::Block128x128],
+    };
+    let mut ignored = config.strings("modules_to_not_convert")?.unwrap_or_default();
+    ignored.extend(config.strings("ignored_layers")?.unwrap_or_default());
+    if config.strings("modules_to_convert")?.is_some_and(|modules| !modules.is_empty()) {
+        return Err(config.unsupported("modules_to_convert", "only linears are read in FP8"));
+    }
+    let ignored = Names::fp8(config.path, "quantization_config.modules_to_not_convert", &ignored)?;
+    let groups = vec![Group { targets: None, schemes: Schemes { granularities, has_static_inputs } }];
+    Ok(Quantization { groups, ignored, names: FP8 })
+}
+
+/// `quant_method: compressed-tensors`.
+fn compressed_tensors(config: &HfReader<'_>) -> Result<Quantization, JobError> {
+    let none = |key: &'static str, what: &str| match config.get(key) {
+        None => Ok(()),
+        Some(Value::Object(map)) if map.is_empty() => Ok(()),
+        Some(_) => Err(config.unsupported(key, what)),
+    };
+    none("kv_cache_scheme", "keys and values are kept in high precision")?;
+    none("transform_config", "weights are not transformed")?;
+    if let Some(sparsity) = config.object("sparsity_config", "quantization_config.sparsity_config.")? {
+        sparsity.only("format", "dense", "only dense is")?;
+    }
+    config.only("quantization_status", "compressed", "only compressed is")?;
+    let format = config.string("format")?;
+    let Some(groups) = config.objects("config_groups", "quantization_config.config_groups.*.")? else {
+        return Err(config.missing("config_groups"));
+    };
+    let groups = groups.iter().map(|group| {
+        let targets = group.strings("targets")?.ok_or_else(|| group.missing("targets"))?;
+        let targets = Names::compressed_tensors(config.path, "quantization_config.config_groups.*.targets", &targets)?;
+        let (own, from) = match group.string("format")? {
+            Some(own) => (Some(own), group),
+            None => (format, config),
+        };
+        let is_mx = match own {
+            None | Some("float-quantized" | "naive-quantized") => false,
+            Some("mxfp8-quantized") => true,
+            Some(_) => return Err(from.unsupported("format", "float-quantized and mxfp8-quantized are")),
+        };
+        Ok(Group { targets: Some(targets), schemes: scheme(group, is_mx)? })
+    });
+    let groups = groups.collect::<Result<_, JobError>>()?;
+    let ignored = config.strings("ignore")?.unwrap_or_default();
+    let ignored = Names::compressed_tensors(config.path, "quantization_config.ignore", &ignored)?;
+    Ok(Quantization { groups, ignored, names: COMPRESSED_TENSORS })
+}
+
+/// The scheme of a group of `config_groups`.
+fn scheme(group: &HfReader<'_>, is_mx: bool) -> Result<Schemes, JobError> {
+    const WEIGHTS: &str = "quantization_config.config_groups.*.weights.";
+    const INPUTS: &str = "quantization_config.config_groups.*.input_activations.";
+    if group.get("output_activations").is_some() {
+        return Err(group.unsupported("output_activations", "outputs are not quantized"));
+    }
+    let Some(weights) = group.object("weights", WEIGHTS)? else { return Err(group.missing("weights")) };
+    if weights.integer("num_bits")?.ok_or_else(|| weights.missing("num_bits"))? != 8 {
+        return Err(weights.unsupported("num_bits", "only 8 is"));
+    }
+    weights.string("type")?.ok_or_else(|| weights.missing("type"))?;
+    weights.only("type", "float", "only float is")?;
+    if weights.boolean("symmetric")? == Some(false) {
+        return Err(weights.unsupported("symmetric", "codes have no zero point"));
+    }
+    if weights.boolean("dynamic")? == Some(true) {
+        return Err(weights.unsupported("dynamic", "weights have their scales in the files"));
+    }
+    if weights.get("actorder").is_some() {
+        return Err(weights.unsupported("actorder", "columns lie in order"));
+    }
+    let granularities: &[_] = match weights.string("strategy")? {
+        Some("tensor") if !is_mx => &[Granularity::Tensor],
+        Some("channel") if !is_mx => &[Granularity::Row],
+        Some("block") if !is_mx => match weights.integers("block_structure")?.as_deref() {
+            Some([BLOCK, BLOCK]) => &[Granularity::Block128x128],
+            _ => return Err(weights.unsupported("block_structure", "only [128, 128] is")),
+        },
+        Some("group") if is_mx => match weights.integer("group_size")? {
+            Some(MX_BLOCK) => &[Granularity::Block1x32],
+            _ => return Err(weights.unsupported("group_size", "only 32 is")),
+        },
+        _ if is_mx => return Err(weights.unsupported("strategy", "of mxfp8-quantized weights only group is")),
+        _ => return Err(weights.unsupported("strategy", "of float-quantized weights tensor, channel and block are")),
+    };
+    // Those of inputs that scale themselves are not in the files.
+    let has_static_inputs = match group.object("input_activations", INPUTS)? {
+        Some(inputs) if inputs.get("dynamic").is_none_or(|dynamic| *dynamic == json!(false)) => {
+            inputs.only("strategy", "tensor", "of inputs with scales in the files only tensor is")?;
+            true
+        }
+        _ => false,
+    };
+    Ok(Schemes { granularities, has_static_inputs })
+}
+
+impl fmt::Display for Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let inputs = if self.has_static_inputs { " with static inputs" } else { "" };
+        write!(f, "{} weights{inputs}", self.granularity)
+    }
+}
+
+impl Scheme {
+    /// The shapes that the scale of a weight `[out, in]` may have, the one that is written first.
+    pub(super) fn scale_shapes(granularity: Granularity, [out, d_in]: [usize; 2]) -> Vec<Vec<usize>> {
+        match granularity {
+            Granularity::Tensor => vec![vec![1], vec![]],
+            _ => vec![granularity.scale_dims(out, d_in).to_vec()],
+        }
+    }
+
+    /// What the tensor of scales is called behind the name of its linear.
+    pub(super) fn scale_name(self) -> &'static str {
+        match self.granularity {
+            Granularity::Block128x128 => "weight_scale_inv",
+            _ => "weight_scale",
+        }
+    }
+
+    /// The recipe that writes it.
+    pub(crate) fn recipe(self) -> Recipe {
+        match self.granularity {
+            Granularity::Tensor if self.has_static_inputs => Recipe::Delayed,
+            Granularity::Tensor => Recipe::Tensorwise,
+            Granularity::Row => Recipe::Rowwise,
+            Granularity::Block1x128 | Granularity::Block128x128 => Recipe::Blockwise,
+            Granularity::Block1x32 => Recipe::Mxfp8,
+        }
+    }
+
+    /// The `quantization_config` of a folder in which all linears but these have this scheme.
+    pub(super) fn to_json(self, ignored: &[String]) -> Value {
+        let weights =
+            |more: Value| merged(json!({"num_bits": 8, "type": "float", "symmetric": true, "dynamic": false}), more);
+        let inputs = |more: Value| merged(json!({"num_bits": 8, "type": "float", "symmetric": true}), more);
+        let (format, weights, inputs) = match self.granularity {
+            Granularity::Block128x128 => {
+                return json!({
+                    "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+                    "weight_block_size": [BLOCK, BLOCK], "modules_to_not_convert": ignored,
+                });
+            }
+            Granularity::Block1x32 => {
+                let group = |dynamic| json!({"strategy": "group", "group_size": MX_BLOCK, "scale_dtype": "torch.uint8", "dynamic": dynamic});
+                ("mxfp8-quantized", weights(group(false)), inputs(group(true)))
+            }
+            Granularity::Row => (
+                "float-quantized",
+                weights(json!({"strategy": "channel"})),
+                inputs(json!({"strategy": "token", "dynamic": true})),
+            ),
+            _ => (
+                "float-quantized",
+                weights(json!({"strategy": "tensor"})),
+                inputs(json!({"strategy": "tensor", "dynamic": !self.has_static_inputs})),
+            ),
+        };
+        json!({
+            "quant_method": "compressed-tensors", "format": format, "quantization_status": "compressed",
+            "kv_cache_scheme": null, "ignore": ignored,
+            "config_groups": {"group_0": {
+                "targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": null,
+            }},
+        })
+    }
+}
+
+fn merged(mut object: Value, more: Value) -> Value {
+    if let (Some(object), Value::Object(more)) = (object.as_object_mut(), more) {
+        object.extend(more);
+    }
+    object
+}

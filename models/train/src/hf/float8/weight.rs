@@ -1,0 +1,206 @@
+//! [`Float8Weight`]: the codes of a linear as they lie in files, read one weight at a time; and which weights of a folder are such.
+
+use std::collections::BTreeMap;
+
+use burn_float8::backend::{HostCodes, InvScale};
+use burn_float8::config::{Format, Granularity};
+use safetensors::Dtype;
+
+use super::error::Float8FilesError;
+use super::scheme::{Quantization, Scheme};
+use crate::tensor_files::StoredTensor;
+use crate::{JobError, TensorFiles, TensorFilesError};
+
+/// The FP8 weight of a linear, and the scale of its inputs if that is in the files too.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Float8Weight {
+    /// `[out, in]`, the contraction last: what fprop reads.
+    pub codes: HostCodes,
+    /// What multiplies the codes of the linear's inputs.
+    pub input_scale: Option<f32>,
+}
+
+/// The linears of a folder whose weights are in FP8, of which the headers have been compared with what they should be.
+#[derive(Debug, Default)]
+pub(crate) struct Float8Weights(BTreeMap<String, Entry>);
+
+#[derive(Debug)]
+struct Entry {
+    dims: [usize; 2],
+    scheme: Scheme,
+    scale: String,
+    input_scale: Option<String>,
+}
+
+impl Entry {
+    fn scales(&self) -> impl Iterator<Item = &str> {
+        [Some(&self.scale), self.input_scale.as_ref()].into_iter().flatten().map(String::as_str)
+    }
+}
+
+impl Float8Weights {
+    /// Finds those of `linears`, by name `X.weight` and shape `[out, in]`, that hold FP8 codes. Only headers are read.
+    ///
+    /// # Errors
+    /// [`JobError::Float8Files`], [`JobError::TensorFiles`] for a weight of another shape.
+    pub(crate) fn find<'a>(
+        files: &TensorFiles,
+        quantization: Option<&Quantization>,
+        linears: impl Iterator<Item = (&'a str, [usize; 2])>,
+    ) -> Result<Self, JobError> {
+        let mut found = BTreeMap::new();
+        for (name, dims) in linears {
+            let Some(stored) = files.get(name).filter(|stored| stored.dtype() == Dtype::F8_E4M3) else { continue };
+            files.expect(name, &dims)?;
+            found.insert(name.to_string(), entry(files, stored, name, dims, quantization)?);
+        }
+        Ok(Self(found))
+    }
+
+    /// Whether the weight `name` is one.
+    pub(crate) fn contains(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    /// How the weight `name` lies in the files.
+    pub(crate) fn scheme(&self, name: &str) -> Option<Scheme> {
+        self.0.get(name).map(|entry| entry.scheme)
+    }
+
+    /// How all of them lie in the files, if they do in one way.
+    pub(crate) fn one_scheme(&self) -> Option<Scheme> {
+        let mut schemes = self.0.values().map(|entry| entry.scheme);
+        let first = schemes.next()?;
+        schemes.all(|scheme| scheme == first).then_some(first)
+    }
+
+    /// The scales that belong to these weights.
+    pub(crate) fn scale_names(&self) -> impl Iterator<Item = &str> {
+        self.0.values().flat_map(Entry::scales)
+    }
+
+    /// The scales that belong to the weight `name`.
+    pub(crate) fn scales_of(&self, name: &str) -> impl Iterator<Item = &str> {
+        self.0.get(name).into_iter().flat_map(Entry::scales)
+    }
+
+    /// The weight `name`, if it is one of these, with nothing decoded.
+    ///
+    /// # Errors
+    /// [`JobError::Float8Files`] for scales that are no scales and codes that are NaN; [`JobError::TensorFiles`].
+    pub(crate) fn read(&self, files: &TensorFiles, name: &str) -> Result<Option<Float8Weight>, JobError> {
+        let Some(Entry { dims, scheme, scale, input_scale }) = self.0.get(name) else { return Ok(None) };
+        let stored = files.expect(name, dims)?;
+        let inv_scales = read_scales(files, scale)?.into_iter().map(InvScale::new).collect();
+        let input_scale = match input_scale {
+            Some(scale) => read_scales(files, scale)?.first().copied(),
+            None => None,
+        };
+        let codes = stored.bytes()?;
+        if let Some(index) = codes.iter().position(|code| code & 0x7f == 0x7f) {
+            let (path, code) = (stored.path().into(), codes[index]);
+            let [_, cols] = *dims;
+            return Err(Float8FilesError::NanCode {
+                path,
+                name: name.into(),
+                row: index / cols,
+                col: index % cols,
+                code,
+            }
+            .into());
+        }
+        let (format, granularity, dims) = (Format::E4m3, scheme.granularity, *dims);
+        let codes = HostCodes { codes, dims, format, granularity, inv_scales, transposed: false };
+        Ok(Some(Float8Weight { codes, input_scale }))
+    }
+}
+
+/// Compares the headers of a weight and of its scales.
+fn entry(
+    files: &TensorFiles,
+    stored: StoredTensor<'_>,
+    name: &str,
+    dims: [usize; 2],
+    quantization: Option<&Quantization>,
+) -> Result<Entry, Float8FilesError> {
+    let (path, name) = (stored.path().to_path_buf(), name.to_string());
+    let module = name.strip_suffix(".weight").unwrap_or(&name).to_string();
+    let Some(quantization) = quantization else { return Err(Float8FilesError::NoConfig { path, name }) };
+    let Some(schemes) = quantization.schemes(&module) else {
+        return Err(Float8FilesError::NotQuantized { path, name, module });
+    };
+    let find = |names: &[&str]| -> Result<Option<String>, Float8FilesError> {
+        let mut there = names.iter().map(|own| format!("{module}.{own}")).filter(|name| files.get(name).is_some());
+        match (there.next(), there.next()) {
+            (Some(one), Some(other)) => {
+                let path = files.get(&one).map_or(path.clone(), |stored| stored.path().into());
+                Err(Float8FilesError::ScaleTwice { path, one, other })
+            }
+            (one, _) => Ok(one),
+        }
+    };
+    let missing = |own: &[&str]| {
+        let scale = format!("{module}.{}", own.first().unwrap_or(&"weight_scale"));
+        Float8FilesError::ScaleMissing { path: path.clone(), name: name.clone(), scale }
+    };
+    let names = quantization.names;
+    let scale = find(names.weight)?.ok_or_else(|| missing(names.weight))?;
+    let input_scale = find(names.input)?;
+    if schemes.has_static_inputs && input_scale.is_none() {
+        return Err(missing(names.input));
+    }
+    let granularity = scale_granularity(files, &scale, dims, schemes.granularities)?;
+    if let Some(scale) = &input_scale {
+        scale_granularity(files, scale, dims, &[Granularity::Tensor])?;
+    }
+    let scheme = Scheme { granularity, has_static_inputs: input_scale.is_some() };
+    Ok(Entry { dims, scheme, scale, input_scale })
+}
+
+/// What shares a scale, by the shape and dtype of the tensor of scales.
+fn scale_granularity(
+    files: &TensorFiles,
+    scale: &str,
+    dims: [usize; 2],
+    granularities: &[Granularity],
+) -> Result<Granularity, Float8FilesError> {
+    let stored = files.get(scale).expect("it was found");
+    let (path, name) = (stored.path().to_path_buf(), scale.to_string());
+    let shapes = |granularity: &Granularity| Scheme::scale_shapes(*granularity, dims);
+    let fits = |granularity: &&Granularity| shapes(granularity).iter().any(|shape| shape == stored.shape());
+    let Some(granularity) = granularities.iter().find(fits) else {
+        let (found, expected) = (stored.shape().to_vec(), granularities.iter().flat_map(shapes).collect());
+        return Err(Float8FilesError::ScaleShape { path, name, found, weight: dims, expected });
+    };
+    let is_mx = *granularity == Granularity::Block1x32;
+    let expected = if is_mx { "U8 and F8_E8M0" } else { "F32, BF16 and F16" };
+    let is_read = match stored.dtype() {
+        Dtype::U8 | Dtype::F8_E8M0 => is_mx,
+        Dtype::F32 | Dtype::BF16 | Dtype::F16 => !is_mx,
+        _ => false,
+    };
+    if !is_read {
+        let dtype = format!("{:?}", stored.dtype());
+        return Err(Float8FilesError::ScaleDtype { path, name, dtype, expected });
+    }
+    Ok(*granularity)
+}
+
+/// Scales, row-major, each of which is a positive number.
+fn read_scales(files: &TensorFiles, name: &str) -> Result<Vec<f32>, JobError> {
+    let missing = || TensorFilesError::Missing { name: name.into(), shape: vec![], path: files.path().into() };
+    let stored = files.get(name).ok_or_else(missing)?;
+    let scales: Vec<f32> = match stored.dtype() {
+        Dtype::U8 | Dtype::F8_E8M0 => stored.bytes()?.into_iter().map(|byte| InvScale::from_e8m0(byte).get()).collect(),
+        _ => stored.to_f32()?,
+    };
+    // NaN is not positive.
+    let is_scale = |scale: &f32| *scale > 0.0 && *scale < f32::INFINITY;
+    match scales.iter().position(|scale| !is_scale(scale)) {
+        Some(index) => {
+            let (path, name, value) = (stored.path().into(), name.into(), scales[index]);
+            Err(Float8FilesError::ScaleValue { path, name, index, value }.into())
+        }
+        None => Ok(scales),
+    }
+}

@@ -1,0 +1,197 @@
+//! The tensors of linears in FP8: codes, scales and the scales of inputs, each made when it is its turn.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::path::Path;
+
+use burn_float8::backend::{HostCodes, host};
+use burn_float8::config::{Granularity, LinearInfo};
+use burn_float8::{Float8Config, Float8State};
+use safetensors::Dtype;
+
+use super::check::Checkpoint;
+use super::float8::{Float8FilesError, Float8Weight, Model, Plan, Planned};
+use super::names;
+use super::parameters::{Parameter, Read};
+use crate::JobError;
+use crate::model::ModelConfig;
+use crate::tensor_files::{NewTensor, f32_bytes};
+
+/// What of a model is written in FP8, and how.
+#[derive(Clone, Copy)]
+pub struct Float8Export<'a> {
+    config: &'a Float8Config,
+    state: Option<&'a Float8State>,
+    pub(super) checkpoint: Option<&'a Checkpoint>,
+}
+
+impl<'a> Float8Export<'a> {
+    /// The linears that `config` has in FP8, by its casts: that of each weight for fprop makes its codes.
+    pub fn new(config: &'a Float8Config) -> Self {
+        Self { config, state: None, checkpoint: None }
+    }
+
+    /// With the state of the run that trained the model: amax histories, of which delayed scaling's scales are made, and fallbacks.
+    pub fn with_state(self, state: &'a Float8State) -> Self {
+        Self { state: Some(state), ..self }
+    }
+
+    /// Of a model that was loaded from this checkpoint and has not changed since: weights that are written as they lie there keep their
+    /// codes and scales, where another cast of their values may have others.
+    pub(crate) fn with_checkpoint(self, checkpoint: &'a Checkpoint) -> Self {
+        Self { checkpoint: Some(checkpoint), ..self }
+    }
+
+    /// What would be written of a model of this configuration, in a line.
+    ///
+    /// # Errors
+    /// The errors of [`plan`].
+    pub(crate) fn summary<C: ModelConfig>(&self, config: &C, folder: &Path) -> Result<String, JobError> {
+        config.to_hf()?;
+        Ok(plan(config, folder, self)?.to_string())
+    }
+}
+
+/// Which linears of a model of this configuration are to be in FP8 in `folder`.
+///
+/// # Errors
+/// The errors of [`Plan::new`]; [`JobError::MoeCheckpoint`].
+pub(super) fn plan<C: ModelConfig>(config: &C, folder: &Path, float8: &Float8Export<'_>) -> Result<Plan, JobError> {
+    let tensors = config.hf_tensors(folder)?;
+    let linears: Vec<_> = tensors.iter().filter_map(|(path, shape)| linear_info(path, shape)).collect();
+    let stored =
+        |linear: &str| float8.checkpoint.and_then(|checkpoint| checkpoint.float8.scheme(&names::weight_name(linear)));
+    let fused = config.fused_linears();
+    Plan::new(float8.config, &Model { linears: &linears, fused: &fused, state: float8.state, stored: &stored })
+}
+
+/// The linear whose weight is at `path`, in the shape of files.
+pub(super) fn linear_info(path: &str, shape: &[usize]) -> Option<LinearInfo> {
+    let name = names::linear(path)?.to_string();
+    let [n, k] = *shape else { return None };
+    Some(LinearInfo { name, k, n })
+}
+
+/// What the tensors of linears in FP8 are made of.
+pub(super) struct Writer<'a> {
+    plan: &'a Plan,
+    /// By the paths of linears.
+    reads: HashMap<&'a str, &'a Read>,
+    checkpoint: Option<&'a Checkpoint>,
+    /// The amaxes that are known, by the first of the linears that share one.
+    amaxes: RefCell<HashMap<&'a str, f32>>,
+}
+
+impl<'a> Writer<'a> {
+    /// Of a model with these parameters.
+    pub(super) fn new(plan: &'a Plan, parameters: &'a [Parameter], checkpoint: Option<&'a Checkpoint>) -> Self {
+        let reads = parameters
+            .iter()
+            .filter_map(|parameter| Some((names::linear(&parameter.path)?, &parameter.read)))
+            .collect();
+        Self { plan, reads, checkpoint, amaxes: RefCell::default() }
+    }
+
+    /// The tensors of a parameter that is to be in FP8.
+    pub(super) fn tensors<'w>(&'w self, weight: &'w Parameter) -> Option<Vec<NewTensor<'w, JobError>>> {
+        let linear = names::linear(&weight.path)?;
+        let planned = self.plan.get(linear)?;
+        let dims = <[usize; 2]>::try_from(&weight.shape[..]).ok()?;
+        let name = names::hf_name(&weight.path);
+        let module = names::hf_module(linear);
+        let is_mx = planned.cast.granularity == Granularity::Block1x32;
+        let codes = move || self.codes(weight, planned, dims);
+        let mut tensors = vec![
+            NewTensor {
+                name,
+                dtype: Dtype::F8_E4M3,
+                shape: weight.shape.clone(),
+                bytes: Box::new(move || Ok(codes()?.codes)),
+            },
+            NewTensor {
+                name: format!("{module}.{}", self.plan.scale_name()),
+                dtype: if is_mx { Dtype::U8 } else { Dtype::F32 },
+                shape: self.plan.scale_shape(dims),
+                bytes: Box::new(move || scale_bytes(&codes()?, &weight.path)),
+            },
+        ];
+        if self.plan.has_input_scales() {
+            tensors.push(NewTensor {
+                name: format!("{module}.input_scale"),
+                dtype: Dtype::F32,
+                shape: vec![1],
+                bytes: Box::new(move || Ok(f32_bytes(&[self.input_scale(weight, planned)?]))),
+            });
+        }
+        Some(tensors)
+    }
+
+    /// Codes and scales of a weight `[out, in]`.
+    fn codes(&self, weight: &Parameter, planned: &'a Planned, dims: [usize; 2]) -> Result<HostCodes, JobError> {
+        if let Some(codes) = self.stored(weight, planned)? {
+            return Ok(codes.codes);
+        }
+        let amax = self.amax(planned)?;
+        let values = (weight.read)()?;
+        let codes = HostCodes::quantize(&values, dims, planned.cast, amax);
+        // A NaN is the scale's, where it is not the tensor's; of infinities, an E8M0 scale is NaN.
+        let is_finite = codes.inv_scales.iter().all(|scale| scale.get().is_finite());
+        if is_finite && codes.codes.iter().all(|code| code & 0x7f != 0x7f) {
+            return Ok(codes);
+        }
+        Err(Float8FilesError::NotFinite { name: names::hf_name(&weight.path) }.into())
+    }
+
+    /// The weight as it lies in the checkpoint that the model was loaded from, if it is to be written so.
+    fn stored(&self, weight: &Parameter, planned: &Planned) -> Result<Option<Float8Weight>, JobError> {
+        match self.checkpoint.filter(|_| planned.is_stored) {
+            Some(checkpoint) => checkpoint.float8_weight(&names::hf_name(&weight.path)),
+            None => Ok(None),
+        }
+    }
+
+    /// The scale of a linear's inputs.
+    fn input_scale(&self, weight: &Parameter, planned: &Planned) -> Result<f32, JobError> {
+        let missing = || Float8FilesError::NoHistory { layer: weight.path.clone() };
+        match planned.input_scale {
+            Some(scale) => Ok(scale),
+            None => Ok(self.stored(weight, planned)?.and_then(|stored| stored.input_scale).ok_or_else(missing)?),
+        }
+    }
+
+    /// The largest amax of the linears that share one scale with this one, if each tensor has one: they are read one by one, once.
+    fn amax(&self, planned: &'a Planned) -> Result<Option<f32>, JobError> {
+        let first = match &planned.sharers[..] {
+            // Its cast finds it by itself.
+            [] | [(_, None)] => return Ok(None),
+            [(first, _), ..] => first,
+        };
+        if let Some(amax) = self.amaxes.borrow().get(first.as_str()) {
+            return Ok(Some(*amax));
+        }
+        let mut largest = 0.0_f32;
+        for (linear, known) in &planned.sharers {
+            let amax = match (known, self.reads.get(linear.as_str())) {
+                (Some(amax), _) => *amax,
+                (None, Some(read)) => host::amax(&read()?),
+                (None, None) => 0.0,
+            };
+            if amax.is_nan() {
+                return Err(Float8FilesError::NotFinite { name: names::weight_name(linear) }.into());
+            }
+            largest = largest.max(amax);
+        }
+        self.amaxes.borrow_mut().insert(first, largest);
+        Ok(Some(largest))
+    }
+}
+
+/// Scales as files have them.
+fn scale_bytes(codes: &HostCodes, path: &str) -> Result<Vec<u8>, JobError> {
+    let scales = &codes.inv_scales;
+    if codes.granularity != Granularity::Block1x32 {
+        return Ok(f32_bytes(&scales.iter().map(|scale| scale.get()).collect::<Vec<_>>()));
+    }
+    let bytes: Option<Vec<_>> = scales.iter().map(|scale| scale.to_e8m0()).collect();
+    Ok(bytes.ok_or_else(|| Float8FilesError::NotFinite { name: names::hf_name(path) })?)
+}

@@ -1,0 +1,58 @@
+//! [`parameters`]: a model's parameters as files have them, each read from its device when it is its turn.
+
+use std::rc::Rc;
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::Tensor;
+use burn::tensor::backend::Backend;
+
+use super::names;
+use crate::{JobError, ModulePath, TrainError};
+
+/// A parameter, to be read when it is its turn.
+pub(super) struct Parameter {
+    /// In the module tree.
+    pub(super) path: String,
+    /// As in files: of a linear `[out, in]`.
+    pub(super) shape: Vec<usize>,
+    /// Its values in f32, row-major.
+    pub(super) read: Read,
+}
+
+/// Reads a parameter from its device.
+pub(super) type Read = Rc<dyn Fn() -> Result<Vec<f32>, JobError>>;
+
+/// The parameters of `model` in the order of the module tree.
+pub(super) fn parameters<B: Backend, M: Module<B>>(model: &M) -> Vec<Parameter> {
+    let mut collect = Collect { path: ModulePath::default(), parameters: Vec::new() };
+    model.visit(&mut collect);
+    collect.parameters
+}
+
+struct Collect {
+    path: ModulePath,
+    parameters: Vec<Parameter>,
+}
+
+impl<B: Backend> ModuleVisitor<B> for Collect {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.exit();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let path = self.path.dotted();
+        let tensor = param.val();
+        let tensor = if names::is_linear(&path) { tensor.transpose() } else { tensor };
+        let shape = tensor.dims().to_vec();
+        let read = move || {
+            let failed = |reason| JobError::from(TrainError::Execution { doing: "reading the weights", reason });
+            let data = tensor.clone().try_into_data().map_err(|error| failed(error.to_string()))?.convert::<f32>();
+            data.into_vec().map_err(|error| failed(format!("{error:?}")))
+        };
+        self.parameters.push(Parameter { path, shape, read: Rc::new(read) });
+    }
+}
