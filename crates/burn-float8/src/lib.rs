@@ -97,7 +97,7 @@ pub mod report {
 
 /// Weights that are FP8 codes alone.
 pub mod weights {
-    pub use crate::model::{Fp8Only, fp8_only, load_codes, read_codes};
+    pub use crate::model::{Fp8Only, fp8_only, linear_infos, load_codes, read_codes};
 }
 
 /// Adapters of low rank beside frozen linears.

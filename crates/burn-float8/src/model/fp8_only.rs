@@ -1,9 +1,9 @@
 //! Weights that are FP8 codes alone: a byte a parameter and its scales, made of a model's weights or given as they are in a file.
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{DType, Tensor, TensorPrimitive};
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{FloatDType, TensorData, TensorMetadata};
+use burn_backend::{Backend, FloatDType, TensorData, TensorMetadata};
 use float8_kernels::{Granularity, reference};
 use serde::Serialize;
 
@@ -136,6 +136,28 @@ fn placeholder<B: Float8Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
     let (dtype, shape) = (FloatDType::from(like.dtype()), like.shape());
     let nan = B::float_from_data(TensorData::new(vec![f32::NAN], [1, 1]), &B::float_device(like));
     B::float_expand(B::float_cast(nan, dtype), shape)
+}
+
+/// The linears of a model that have a weight of rank 2, in the order of the module tree, by the types that `config` names. Parameters that
+/// are not initialized yet stay so.
+pub fn linear_infos<B: Backend, M: Module<B>>(model: &M, config: &Float8Config) -> Vec<LinearInfo> {
+    struct Infos<'a>(Path, &'a Float8Config, Vec<LinearInfo>);
+    impl<B: Backend> ModuleVisitor<B> for Infos<'_> {
+        fn enter_module(&mut self, name: &str, container: &str) {
+            self.0.enter(name, container);
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.0.exit();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            if let (Some(name), [k, n]) = (self.0.linear_weight(D, self.1), &param.lazy_shape()[..]) {
+                self.2.push(LinearInfo { name, k: *k, n: *n });
+            }
+        }
+    }
+    let mut infos = Infos(Path::default(), config, vec![]);
+    Module::<B>::visit(model, &mut infos);
+    infos.2
 }
 
 /// Puts FP8 codes in the place of the weights of linears, without a high-precision copy of any: `codes` gives those of a linear

@@ -14,7 +14,7 @@ pub(crate) mod walk;
 
 pub use apply::Summary;
 pub use default::set_default_config;
-pub use fp8_only::{Fp8Only, fp8_only, load_codes, read_codes};
+pub use fp8_only::{Fp8Only, fp8_only, linear_infos, load_codes, read_codes};
 pub use lora::{Lora, LoraAdapter, LoraConfig};
 pub use monitor::{Amaxes, Monitor, NonFiniteOperand, SampledOperand};
 pub use report::{GemmReport, GemmTotals, LayerReport, OperandReport, Report, report};

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::text::Text;
 use crate::batches::{Batch, TrainBatches, held_out_batches};
 use crate::config::{
-    self, CheckpointSection, ConfigError, DataSection, Float8Section, LoraSection, OptimizerSection,
+    self, CheckpointSection, ConfigError, DataSection, Float8Section, LoraBase, LoraSection, OptimizerSection,
     ParallelismSection, Precision, ProfileSection, Setting, TrainingSection, require,
 };
 use crate::data::SequenceShape;
@@ -47,6 +47,9 @@ pub struct RunConfig<S> {
     pub generate: GenerateSection,
     /// Which steps' time is broken down. If absent, no step's.
     pub profile: Option<ProfileSection>,
+    /// Whether what only evaluates holds the weights of linears in FP8 as codes alone.
+    #[serde(skip)]
+    pub fp8_only: bool,
     /// Where a run is resumed, the folder that [`copy_assets`](Self::copy_assets) has filled.
     #[serde(skip)]
     pub assets: Option<PathBuf>,
@@ -75,6 +78,11 @@ impl Default for GenerateSection {
 const REPLACES: [(&str, &str); 1] = [("model.hf_path", "model.preset")];
 
 impl<S> RunConfig<S> {
+    /// Whether the weights of linears in FP8 are to be codes alone.
+    pub(super) fn holds_codes(&self) -> bool {
+        self.fp8_only || self.lora.as_ref().is_some_and(|lora| lora.base == LoraBase::Fp8)
+    }
+
     /// How the model is shared among ranks.
     pub(super) fn sharding(&self) -> ShardConfig {
         let ParallelismSection { reshard, reduce_dtype } = self.parallelism;

@@ -30,7 +30,7 @@ impl<A: TrainableModel> Job<A> {
         require("--merge", merge, !merge || has_adapters, "the run has no adapters")?;
         let reason = "adapters are written as they are, in f32: --merge adds them to the weights, which may be in FP8";
         require("--format", "fp8", !is_float8 || merge || !has_adapters, reason)?;
-        memory::check_parameters(&dims, selected)?;
+        memory::check_parameters(&dims, false, selected)?;
         let options = ExportOptions { stop: self.stop_tokens()?, ..options.clone() };
         let (float8, saved, hf_path) = (config.float8(&dims), self.saved(), config.model.hf_path());
         // Weights that are not trained since keep their codes.

@@ -16,7 +16,7 @@ use super::estimate::{Estimated, MemoryEstimate};
 use super::prepare::compute_dtype;
 use crate::config::{ActivationCheckpointing, LoraBase, LoraSection, Precision, StorageDtype};
 use crate::metrics::Memory;
-use crate::model::{CausalLm, ModelConfig, ModelSection};
+use crate::model::{CausalLm, ModelConfig, ModelSection, ModelSize};
 use crate::{JobError, ModulePath};
 
 /// What each of so many ranks would hold of the run of `config`; nothing of it is allocated.
@@ -335,8 +335,15 @@ pub(super) fn announce(plan: &ShardPlan, selected: &SelectedDevice, out: &mut dy
 ///
 /// # Errors
 /// [`JobError::Memory`].
-pub(super) fn check_parameters<C: ModelConfig>(dims: &C, selected: &SelectedDevice) -> Result<(), JobError> {
-    check(4 * dims.size().num_params as u64, "the model", selected)
+pub(super) fn check_parameters<C: ModelConfig>(
+    dims: &C,
+    holds_codes: bool,
+    selected: &SelectedDevice,
+) -> Result<(), JobError> {
+    let ModelSize { num_params, vocab_size, hidden_size, .. } = dims.size();
+    let (all, tables) = (num_params as u64, 2 * (vocab_size * hidden_size) as u64);
+    let bytes = if holds_codes { all + 3 * tables.min(all) } else { 4 * all };
+    check(bytes, "the model", selected)
 }
 
 /// What the device has, where that is the machine's: how much a GPU has, nothing here tells.

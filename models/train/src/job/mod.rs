@@ -172,7 +172,7 @@ impl<A: TrainableModel> Job<A> {
         out: &mut dyn Write,
     ) -> Result<A::Module<B::InnerBackend>, JobError> {
         let RunConfig { training, float8, .. } = &self.config;
-        memory::check_parameters(weights.dims(), selected)?;
+        memory::check_parameters(weights.dims(), self.config.holds_codes(), selected)?;
         let dtype = self.dtype::<B>(selected, device)?;
         let progress = ProgressLine::new();
         let model = prepare::<A, B>(&self.config, weights, device, &progress, out)?.with_compute_dtype(dtype);
