@@ -186,9 +186,9 @@ pub(crate) const fn place(row: usize, block: usize, blocks: usize) -> usize {
 ///
 /// # Panics
 /// If there are not `rows · blocks` scales.
-pub fn to_blocked(scales: &[u8], rows: usize, blocks: usize) -> Vec<u8> {
+pub fn to_blocked<T: Copy + Default>(scales: &[T], rows: usize, blocks: usize) -> Vec<T> {
     assert_eq!(scales.len(), rows * blocks, "to_blocked: the scales are not [{rows}, {blocks}]");
-    let mut tiles = vec![0; rows.div_ceil(BLOCK) * blocks.div_ceil(TILE_BLOCKS) * 4 * TILE_WORDS];
+    let mut tiles = vec![T::default(); rows.div_ceil(BLOCK) * blocks.div_ceil(TILE_BLOCKS) * 4 * TILE_WORDS];
     for row in 0..rows {
         for block in 0..blocks {
             tiles[place(row, block, blocks)] = scales[row * blocks + block];

@@ -6,7 +6,7 @@ use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
 use burn::tensor::{DType, Tensor};
 use burn_float8::backend::{Float8Backend, HostCodes};
 use burn_float8::config::{Granularity, LinearInfo};
-use burn_float8::{Float8, Float8Config, Float8Error, Recipe, report, weights};
+use burn_float8::{Float8, Float8Config, Float8Error, Float8LinearConfig, Recipe, report, weights};
 use float8_kernels::InvScale;
 use test_data::panic_of;
 
@@ -21,8 +21,14 @@ type F8<B> = Float8<B>;
 const K: usize = 150;
 const N: usize = 70;
 
-const RECIPES: [Recipe; 6] =
-    [Recipe::Tensorwise, Recipe::Rowwise, Recipe::RowwiseWithGwHp, Recipe::Delayed, Recipe::Blockwise, Recipe::Mxfp8];
+/// Of each kind of cast of a weight, by name.
+fn configs() -> Vec<(String, Float8Config)> {
+    use Recipe::*;
+    let recipes = [Tensorwise, Rowwise, RowwiseWithGwHp, Delayed, Blockwise, Mxfp8];
+    let squares = Float8LinearConfig::new(Mxfp8).with_mx_square_weights(true);
+    let plain = recipes.map(|recipe| (recipe.to_string(), Float8Config::new(recipe)));
+    plain.into_iter().chain([("squares".to_string(), squares.into())]).collect()
+}
 
 fn linear<B: burn::tensor::backend::Backend>(seed: u64) -> Linear<B> {
     let mut linear = LinearConfig::new(K, N).init(&Default::default());
@@ -46,9 +52,9 @@ fn decoded(codes: &HostCodes) -> Vec<f32> {
 }
 
 fn outputs_are_the_same_on<B: Float8Backend>(runtime: &str) {
-    for recipe in RECIPES {
-        let what = format!("{recipe} on {runtime}");
-        let (model, _) = Float8Config::new(recipe).apply::<F8<B>, _>(linear(1)).unwrap();
+    for (name, config) in configs() {
+        let what = format!("{name} on {runtime}");
+        let (model, _) = config.apply::<F8<B>, _>(linear(1)).unwrap();
         let want = bits(values(model.forward(x())));
         let (model, fp8_only) = weights::fp8_only(model).unwrap();
         assert_eq!((fp8_only.layers.len(), fp8_only.elements), (1, (K * N) as u64), "{what}: {fp8_only}");
@@ -69,9 +75,8 @@ fn outputs_are_those_of_the_model_with_values() {
 
 /// dx of a frozen weight, as it is where the high-precision weight has the decoded values.
 fn gradients_on<B: Float8Backend>(runtime: &str) {
-    for recipe in RECIPES {
-        let what = format!("{recipe} on {runtime}");
-        let config = Float8Config::new(recipe);
+    for (name, config) in configs() {
+        let what = format!("{name} on {runtime}");
         let dx = |model: &Linear<A<B>>| {
             let x = x::<A<B>>().require_grad();
             let y = model.forward(x.clone());
@@ -82,7 +87,7 @@ fn gradients_on<B: Float8Backend>(runtime: &str) {
         let (model, _) = weights::fp8_only(model).unwrap();
         let got = dx(&model);
         let row = report(&model).layers.remove(0);
-        let is_one_copy = matches!(recipe, Recipe::Tensorwise | Recipe::Delayed | Recipe::Blockwise);
+        let is_one_copy = ["tensorwise", "delayed", "blockwise", "squares"].contains(&&*name);
         assert_eq!(row.decodes.get("cast").copied().unwrap_or_default(), u64::from(!is_one_copy), "{what}: {row:?}");
         let mut other = linear(2).no_grad();
         let (_, codes) = weights::read_codes(&model).next().expect("one weight");
@@ -103,20 +108,19 @@ fn gradients_are_those_of_the_decoded_values() {
 }
 
 fn codes_are_loaded_on<B: Float8Backend>(runtime: &str) {
-    for recipe in RECIPES {
-        let what = format!("{recipe} on {runtime}");
-        let config = Float8Config::new(recipe);
+    for (name, config) in configs() {
+        let what = format!("{name} on {runtime}");
         let (model, _) = config.apply::<F8<B>, _>(linear(1)).unwrap();
         let (model, _) = weights::fp8_only(model).unwrap();
-        let (name, codes) = weights::read_codes(&model).next().expect("one weight");
+        let (linear, codes) = weights::read_codes(&model).next().expect("one weight");
         let give = |info: &LinearInfo| {
-            assert_eq!((&*info.name, info.k, info.n), (&*name, K, N));
+            assert_eq!((&*info.name, info.k, info.n), (&*linear, K, N));
             Ok::<_, Float8Error>(Some(codes.clone()))
         };
         let lazy = LinearConfig::new(K, N).init::<F8<B>>(&Default::default());
         let bias = model.bias.clone();
         let (loaded, fp8_only) = weights::load_codes(lazy, &config, DType::F32, give).unwrap();
-        assert_eq!((fp8_only.layers, fp8_only.kept), (vec![name.clone()], vec![]), "{what}");
+        assert_eq!((fp8_only.layers, fp8_only.kept), (vec![linear.clone()], vec![]), "{what}");
         let (mut loaded, _) = config.apply(loaded).unwrap();
         loaded.bias = bias;
         assert_eq!(bits(values(loaded.forward(x()))), bits(values(model.forward(x()))), "{what}");
@@ -167,20 +171,20 @@ fn codes_that_do_not_fit_are_refused() {
 #[test]
 fn records_hold_the_values() {
     let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
-    for recipe in RECIPES {
-        let (model, _) = Float8Config::new(recipe).apply::<Cpu, _>(linear(1)).unwrap();
+    for (name, config) in configs() {
+        let (model, _) = config.apply::<Cpu, _>(linear(1)).unwrap();
         let (model, _) = weights::fp8_only(model).unwrap();
         let want = values(model.weight.val());
         let bytes = recorder.record(model.clone().into_record(), ()).unwrap();
-        let (other, _) = Float8Config::new(recipe).apply::<Cpu, _>(linear(3)).unwrap();
+        let (other, _) = config.apply::<Cpu, _>(linear(3)).unwrap();
         let (other, _) = weights::fp8_only(other).unwrap();
         let other = other.load_record(recorder.load(bytes, &Default::default()).unwrap());
-        assert!(report(&other).layers[0].fp8_only.is_some(), "{recipe}");
+        assert!(report(&other).layers[0].fp8_only.is_some(), "{name}");
         let got = values(other.weight.val());
         let is_close = |(got, want): (&f32, &f32)| (got - want).abs() <= 2e-7 * want.abs();
-        assert!(got.iter().zip(&want).all(is_close), "{recipe}");
-        let is_power_of_two = !matches!(recipe, Recipe::Tensorwise | Recipe::Delayed | Recipe::Blockwise);
-        assert!(got == want || !is_power_of_two, "{recipe}");
+        assert!(got.iter().zip(&want).all(is_close), "{name}");
+        let is_power_of_two = !["tensorwise", "delayed", "blockwise"].contains(&&*name);
+        assert!(got == want || !is_power_of_two, "{name}");
     }
 }
 

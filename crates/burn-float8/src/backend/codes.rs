@@ -24,10 +24,11 @@ pub(super) fn dequantize<B: Backend<IntTensorPrimitive = FloatTensor<B>>>(
     let [height, width] = granularity.scale_dims(rows, *k);
     let scales = match granularity {
         Granularity::Block1x32 => {
-            let places: Vec<i32> = mx::from_blocked(&places(inv_scale.shape().num_elements()), rows, width);
-            let places = B::int_from_data(TensorData::new(places, [height * width]), &device);
-            let bytes = B::int_select(bytes::<B>(inv_scale.clone()), 0, places);
-            let scales = B::float_select(table(&|byte| InvScale::from_e8m0(byte).get()), 0, bytes);
+            let scales = B::float_select(
+                table(&|byte| InvScale::from_e8m0(byte).get()),
+                0,
+                scale_bytes::<B>(inv_scale.clone(), [height, width]),
+            );
             B::float_reshape(scales, shape([height, width]))
         }
         _ => inv_scale.clone(),
@@ -35,9 +36,31 @@ pub(super) fn dequantize<B: Backend<IntTensorPrimitive = FloatTensor<B>>>(
     B::float_mul(values, spread::<B>(scales, [height, width], granularity.group(rows, *k), [rows, *k]))
 }
 
-/// The number of each byte of so many words.
-fn places(words: usize) -> Vec<i32> {
-    (0..4 * words as i32).collect()
+/// The E8M0 bytes `[rows · blocks]` of tiles.
+pub(super) fn scale_bytes<B: Backend<IntTensorPrimitive = FloatTensor<B>>>(
+    tiles: FloatTensor<B>,
+    [rows, blocks]: [usize; 2],
+) -> IntTensor<B> {
+    let all: Vec<i32> = (0..4 * tiles.shape().num_elements() as i32).collect();
+    let places = TensorData::new(mx::from_blocked(&all, rows, blocks), [rows * blocks]);
+    let places = B::int_from_data(places, &B::int_device(&tiles));
+    B::int_select(bytes::<B>(tiles), 0, places)
+}
+
+/// The tiles of E8M0 bytes `[rows · blocks]`.
+pub(super) fn scale_tiles<B: Backend<IntTensorPrimitive = FloatTensor<B>>>(
+    bytes: IntTensor<B>,
+    [rows, blocks]: [usize; 2],
+) -> FloatTensor<B> {
+    let device = B::int_device(&bytes);
+    // The place behind the last one holds the zero that pads.
+    let from = |i: usize| i as i32 + 1;
+    let tiles: Vec<i32> = mx::to_blocked(&(0..rows * blocks).map(from).collect::<Vec<_>>(), rows, blocks);
+    let words = tiles.len() / 4;
+    let zero = B::int_zeros(Shape::from(vec![1]), &device, IntDType::I32);
+    let places = B::int_from_data(TensorData::new(tiles, [4 * words]), &device);
+    let bytes = B::int_select(B::int_cat(vec![zero, bytes], 0), 0, places);
+    B::int_reshape(join::<B>(B::int_reshape(bytes, shape([words, 4]))), Shape::from(vec![words]))
 }
 
 /// Each scale for all elements of its group.
@@ -66,14 +89,40 @@ pub(super) fn transpose<B: Backend<IntTensorPrimitive = FloatTensor<B>>>(
         0 => codes,
         _ => B::int_cat(vec![codes, B::int_zeros(shape([k, padding]), &device, IntDType::I32)], 1),
     };
-    let codes = B::int_reshape(codes, Shape::from(vec![k, row_words(rows), 4]));
-    let byte = |i: usize| {
-        let byte = B::int_slice(codes.clone(), &[Slice::full(), Slice::full(), Slice::from(i..i + 1)]);
-        let byte = B::int_cast(B::int_reshape(byte, shape([k, row_words(rows)])), IntDType::U32);
-        B::bitwise_left_shift_scalar(byte, Scalar::UInt(8 * i as u64))
+    let words = join::<B>(B::int_reshape(codes, shape([k * row_words(rows), 4])));
+    let codes = B::int_reshape(words, shape([k, row_words(rows)]));
+    let inv_scale = match granularity {
+        Granularity::Block1x32 => {
+            let [squares, blocks] = [rows.div_ceil(MX_BLOCK), k.div_ceil(MX_BLOCK)];
+            let bytes = B::int_reshape(scale_bytes::<B>(inv_scale, [rows, blocks]), shape([rows, blocks]));
+            let first: Vec<i32> = (0..squares).map(|square| (MX_BLOCK * square) as i32).collect();
+            let first = B::int_from_data(TensorData::new(first, [squares]), &device);
+            let of_squares = B::int_transpose(B::int_select(bytes, 0, first));
+            scale_tiles::<B>(repeat::<B>(of_squares, [blocks, squares], k), [k, squares])
+        }
+        _ => B::float_transpose(inv_scale),
     };
-    let words = [1, 2, 3].into_iter().fold(byte(0), |words, i| B::bitwise_or(words, byte(i)));
-    DeviceOperand { codes: words, inv_scale: B::float_transpose(inv_scale), k: rows, format, granularity, power_of_two }
+    DeviceOperand { codes, inv_scale, k: rows, format, granularity, power_of_two }
+}
+
+/// Rows and columns of a square of MX scales.
+pub(super) const MX_BLOCK: usize = 32;
+
+/// Each of `[bands, width]` for the 32 rows of its band, of which there are `rows`: `[rows · width]`.
+pub(super) fn repeat<B: Backend>(bands: IntTensor<B>, [height, width]: [usize; 2], rows: usize) -> IntTensor<B> {
+    let bands = B::int_reshape(bands, Shape::from(vec![height, 1, width]));
+    let all = B::int_expand(bands, Shape::from(vec![height, MX_BLOCK, width]));
+    let all = B::int_reshape(all, shape([height * MX_BLOCK, width]));
+    B::int_reshape(B::int_slice(all, &[Slice::from(0..rows), Slice::full()]), Shape::from(vec![rows * width]))
+}
+
+/// u32 words `[n, 1]` of bytes `[n, 4]`, the low one first.
+fn join<B: Backend>(bytes: IntTensor<B>) -> IntTensor<B> {
+    let byte = |i: usize| {
+        let byte = B::int_slice(bytes.clone(), &[Slice::full(), Slice::from(i..i + 1)]);
+        B::bitwise_left_shift_scalar(B::int_cast(byte, IntDType::U32), Scalar::UInt(8 * i as u64))
+    };
+    [1, 2, 3].into_iter().fold(byte(0), |words, i| B::bitwise_or(words, byte(i)))
 }
 
 /// The bytes of u32 words, the low one first: i32 `[4 · words]`.

@@ -19,6 +19,8 @@ mod preflight;
 mod report;
 #[cfg(feature = "cubecl")]
 mod self_check;
+#[cfg(feature = "cubecl")]
+mod squares;
 
 pub use attention::{Attention, AttentionOutput};
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
@@ -224,8 +226,8 @@ pub trait Float8Backend: Backend {
     /// The values of an operand `[rows, k]`, in f32: `decode(code) · inv_scale`, rounded once.
     fn fp8_dequantize(operand: &Self::Operand) -> FloatTensor<Self>;
 
-    /// The operand `[k, rows]` of the same codes. The caller has checked that its scales are of the tensor or of blocks of 128 by 128, so
-    /// that they serve both orientations.
+    /// The operand `[k, rows]` of the same codes. The caller has checked that its scales serve both orientations: those of the tensor, of
+    /// blocks of 128 by 128, or of 1 by 32 that are equal in squares of 32 by 32.
     fn fp8_transpose(operand: &Self::Operand) -> Self::Operand;
 
     /// Reads an operand back; this waits for the device.

@@ -138,6 +138,14 @@ pub enum Float8Error {
         /// The mode.
         mode: ScaleCalculationMode,
     },
+    /// Squares of scales without a cast of a weight that has such scales.
+    #[error(
+        "mx_square_weights with recipe {recipe}: no weight is cast by 1x32, so nothing uses it (an override has its own)"
+    )]
+    SquareWeightsWithoutMx {
+        /// The recipe that the casts started from.
+        recipe: Recipe,
+    },
     /// Delayed scaling was asked for linears without a name.
     #[error("delayed scaling keeps a history for each layer: apply the configuration to a model to give them names")]
     DelayedWithoutLayers,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use burn_backend::DType;
 use burn_backend::tensor::{Device, FloatTensor};
-use float8_kernels::{Cast, Format, Granularity, Orientation};
+use float8_kernels::{Cast, Format, Granularity, InvScale, Orientation, ScaleMode};
 
 use super::cache::{CastResult, CopyKey, Fp8Copy, Held};
 use super::cast::{CastRequest, View};
@@ -23,6 +23,8 @@ pub(crate) struct Codes<B: Float8Backend> {
     operand: B::Operand,
     format: Format,
     granularity: Granularity,
+    /// Whether scales of blocks of 32 are equal in squares of 32 by 32.
+    is_square: bool,
     /// `[1]` or more, of which the largest gives the smallest scale: for the report.
     amax: FloatTensor<B>,
 }
@@ -36,15 +38,25 @@ impl<B: Float8Backend> core::fmt::Debug for Codes<B> {
 impl<B: Float8Backend> Codes<B> {
     /// What a copy of a weight `[N, K]` holds.
     pub(crate) fn of(copy: &Fp8Copy<B>) -> Arc<Self> {
-        let Cast { format, granularity, .. } = copy.cast;
-        Arc::new(Self { operand: copy.operand.clone(), format, granularity, amax: copy.result.scaling.clone() })
+        let Cast { format, granularity, scale_mode } = copy.cast;
+        let is_square = matches!(scale_mode, ScaleMode::E8m0Square(_));
+        Arc::new(Self {
+            operand: copy.operand.clone(),
+            format,
+            granularity,
+            is_square,
+            amax: copy.result.scaling.clone(),
+        })
     }
 
     /// Codes `[N, K]` that are there already, on a device, and the amax of what they stand for.
     pub(crate) fn new(codes: HostCodes, amax: FloatTensor<B>) -> Arc<Self> {
-        let HostCodes { format, granularity, .. } = codes;
+        let HostCodes { format, granularity, dims: [rows, k], .. } = codes;
+        let [_, blocks] = granularity.scale_dims(rows, k);
+        let are_equal = |band: &[InvScale]| band.chunks(blocks).all(|row| row == &band[..blocks]);
+        let is_square = granularity == Granularity::Block1x32 && codes.inv_scales.chunks(32 * blocks).all(are_equal);
         let operand = B::fp8_write(codes, &B::float_device(&amax));
-        Arc::new(Self { operand, format, granularity, amax })
+        Arc::new(Self { operand, format, granularity, is_square, amax })
     }
 
     /// The same codes on another device.
@@ -75,9 +87,13 @@ impl<B: Float8Backend> Codes<B> {
         in_dtype::<B>(B::float_transpose(B::fp8_dequantize(&self.operand)), dtype)
     }
 
-    /// Whether the same codes and scales, transposed, are the cast of the transpose.
-    fn serves_both(&self) -> bool {
-        matches!(self.granularity, Granularity::Tensor | Granularity::Block128x128)
+    /// Whether the same codes and scales, transposed, are this cast of the transpose.
+    fn serves_both(&self, cast: Cast) -> bool {
+        match self.granularity {
+            Granularity::Tensor | Granularity::Block128x128 => true,
+            Granularity::Block1x32 => self.is_square && matches!(cast.scale_mode, ScaleMode::E8m0Square(_)),
+            Granularity::Row | Granularity::Block1x128 => false,
+        }
     }
 }
 
@@ -108,7 +124,7 @@ pub(super) fn copy_of_codes<B: Float8Backend>(
             // Not under the lock: casts run in a pool whose threads may take up other forwards.
             drop(entries);
             let copy = match axis {
-                ContractionAxis::Last if is_cast && codes.serves_both() => {
+                ContractionAxis::Last if is_cast && codes.serves_both(cast) => {
                     copy(B::fp8_transpose(&codes.operand), result())
                 }
                 axis => {

@@ -1,6 +1,5 @@
 //! Checkpoints that run as FP8 codes alone: their memory, what they give, and the scales of inputs that they bring.
 
-use std::env;
 use std::path::Path;
 
 use burn::module::AutodiffModule;
@@ -10,13 +9,9 @@ use safetensors::Dtype;
 use train::ProgressLine;
 use train::TensorFiles;
 use train::job::{Weights, prepare};
-use train::tensor_files::{NewTensor, write_shards};
 
-use crate::common::{Train, hf_json, ids, model, run_alone, tensor_shapes, text, tokens, values, write_json};
+use crate::common::{Train, ids, model, text, tokens, values};
 use crate::float8_exports::{DYNAMIC, export, llama3, square};
-use crate::import_memory::{status, wide};
-
-const VARIABLE: &str = "FLOAT8_TEST_FP8_ONLY";
 
 /// A folder's model by a recipe, with its weights as codes alone or with their values.
 fn prepared(folder: &Path, recipe: Recipe, fp8_only: bool) -> Result<Llama<Train>, Error> {
@@ -115,57 +110,4 @@ fn static_scales_of_inputs_are_used() {
             assert!((used * stored - 1.0).abs() < 1e-6, "{}: {used} for {stored}", layer.name);
         }
     }
-}
-
-/// A folder in bf16 is cast as it is read, one in FP8 is read as it is: a tenth more than a byte for each parameter of a linear, and two
-/// tensors while it loads.
-#[test]
-fn a_byte_for_each_parameter_also_while_loading() {
-    if let Some(folder) = env::var_os(VARIABLE) {
-        return measure(Path::new(&folder));
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let config = wide();
-    let bf16 = dir.path().join("bf16");
-    std::fs::create_dir(&bf16).unwrap();
-    write_json(&bf16.join("config.json"), &hf_json(&config));
-    let tensor = |(name, shape): (String, Vec<usize>)| {
-        let bytes = shape.iter().product::<usize>() * 2;
-        NewTensor { name, dtype: Dtype::BF16, shape, bytes: Box::new(move || Ok::<_, Error>(vec![0x3c; bytes])) }
-    };
-    let tensors: Vec<_> = tensor_shapes(&config).into_iter().map(tensor).collect();
-    write_shards(&bf16, &tensors, 60_000_000).unwrap();
-    let fp8 = dir.path().join("fp8");
-    llama3(&[
-        "export",
-        bf16.to_str().unwrap(),
-        fp8.to_str().unwrap(),
-        "--format",
-        "fp8",
-        "--recipe",
-        "rowwise",
-        "--set",
-        "data.tokenizer=bytes",
-    ])
-    .unwrap();
-    for folder in [bf16, fp8] {
-        run_alone("fp8_only::a_byte_for_each_parameter_also_while_loading", VARIABLE, &folder, None);
-    }
-}
-
-fn measure(folder: &Path) {
-    let config = wide();
-    let largest = config.hidden_size * config.intermediate_size * 4;
-    let tables = 2 * config.vocab_size * config.hidden_size;
-    let linears = config.dims().num_params() - tables;
-    let before = status("VmRSS:");
-    let model = prepared(folder, Recipe::Rowwise, true).unwrap();
-    let (now, peak) = (status("VmRSS:") - before, status("VmHWM:") - before);
-    println!("linears: {linears}, the largest tensor in f32: {largest}, now: {now}, peak: {peak}");
-    assert!(now >= linears, "the model itself was not seen");
-    // Beside it the tables in f32.
-    let allowed = linears + linears / 10 + 4 * tables;
-    assert!(now <= allowed, "{now} bytes for {linears} parameters of linears, {tables} others");
-    assert!(peak <= allowed + 2 * largest, "{peak} bytes at most");
-    drop(model);
 }

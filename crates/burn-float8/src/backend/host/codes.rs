@@ -18,8 +18,18 @@ pub fn dequantize<B: Backend>(operand: &HostOperand<Device<B>>) -> FloatTensor<B
 
 /// [`Float8Backend::fp8_transpose`](crate::backend::Float8Backend::fp8_transpose) on the host, where the codes stay where they are.
 pub fn transpose_operand<D: Clone>(operand: &HostOperand<D>) -> HostOperand<D> {
-    let (codes, inv_scales) = (Arc::clone(&operand.codes), Arc::clone(&operand.inv_scales));
-    HostOperand { transposed: !operand.transposed, codes, inv_scales, ..operand.clone() }
+    let transposed = HostOperand { transposed: !operand.transposed, ..operand.clone() };
+    if operand.granularity != Granularity::Block1x32 {
+        return transposed;
+    }
+    // Of a square, one scale for each of the codes' rows becomes one for each of their columns.
+    let ([_, width], [rows, cols]) = (operand.scale_dims(), transposed.scale_dims());
+    let [height, length] = operand.group();
+    let [step_down, step_right] = transposed.group();
+    let scale =
+        |row: usize, col: usize| operand.inv_scales[row * step_down / height * width + col * step_right / length];
+    let inv_scales = (0..rows).flat_map(|row| (0..cols).map(move |col| scale(row, col))).collect();
+    HostOperand { inv_scales: Arc::new(inv_scales), ..transposed }
 }
 
 /// Max |x|; NaN if `values` hold one, 0 if there are none.
