@@ -6,8 +6,8 @@
     python3 float8_vectors.py DIR
 
 DIR then holds a folder for each recipe. Of each, compressed-tensors' dequantizer, with the scheme that the folder's config.json says,
-gives the weights of linears in FP8; of blocks, its own scheme of blocks. transformers loads the folder in blocks: it must find every
-tensor, and no other, and its weights must be the same bits. With --check nothing is written: what the vectors say must hold.
+gives the weights of linears in FP8; of blocks, its own scheme of blocks. transformers loads every folder: it must find every tensor, and no
+other; in blocks its weights must be the same bits. With --check nothing is written: what the vectors say must hold.
 """
 import hashlib
 import json
@@ -56,17 +56,22 @@ def dequantized(folder):
     return weights
 
 
-def transformers_logits(folder, weights, input_ids):
-    """The logits of the folder in blocks, whose weights transformers decodes."""
+def transformers_model(folder):
     model, info = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     assert not any(info.values()), info
+    return model.eval()
+
+
+def transformers_logits(folder, weights, input_ids):
+    """The logits of the folder in blocks, whose weights transformers decodes."""
+    model = transformers_model(folder)
     parameters = dict(model.named_parameters())
     for name, weight in weights.items():
         assert torch.equal(parameters[name], weight), f"{folder.name}: {name} differs in transformers"
     with torch.no_grad():
-        return model.eval()(input_ids).logits
+        return model(input_ids).logits
 
 
 def main(folder, check):
@@ -82,6 +87,8 @@ def main(folder, check):
             positions = torch.arange(48).reshape(2, 24)
             input_ids = (7 * positions * positions + 3 * positions) % 288
             logits = transformers_logits(folder / recipe, weights, input_ids)
+        else:
+            transformers_model(folder / recipe)
     if check:
         with safe_open(OUT, "pt") as kept:
             assert kept.metadata() == metadata, "the vectors were made of other folders, or say other weights"

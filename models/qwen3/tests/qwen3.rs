@@ -5,16 +5,16 @@ use std::path::{Path, PathBuf};
 
 use burn::backend::{Autodiff, Flex};
 use burn::tensor::{Int, Tensor, TensorData};
-use burn_float8::{Float8, Recipe};
+use burn_float8::{Float8, Float8Config, Recipe};
 use device_select::SelectedDevice;
 use qwen3::{CausalLmExt, PRESETS, Qwen3, Qwen3Config, Qwen3Model, RunConfig};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use train::batches::BatchTensors;
 use train::checkpoint::{SavedRun, Which};
-use train::hf::{ExportOptions, read_config};
+use train::hf::{ExportOptions, Float8Export, read_config};
 use train::job::{Outcome, Start, train};
-use train::{JobError, LanguageModel, ModelConfig, Sampling};
+use train::{JobError, LanguageModel, ModelConfig, Sampling, TensorFiles};
 
 type Train = Float8<Autodiff<Flex>>;
 
@@ -103,6 +103,29 @@ fn an_export_is_the_checkpoint_again() {
     }
 }
 
+/// The linears that vLLM runs as one share a scale.
+#[test]
+fn an_export_in_fp8_is_read_back() {
+    let (model, dir) = (load("untied"), tempfile::tempdir().unwrap());
+    let config = Float8Config::new(Recipe::Tensorwise).with_filter_fqns(["lm_head"]);
+    let folder = dir.path().join("out");
+    model.save_hf_float8(&folder, &ExportOptions::default(), &Float8Export::new(&config)).unwrap();
+    let files = TensorFiles::open_folder(&folder).unwrap();
+    let scale = |linear: &str| {
+        files.get(&format!("model.layers.0.self_attn.{linear}.weight_scale")).unwrap().to_f32().unwrap()[0]
+    };
+    assert_eq!([scale("q_proj"); 2], [scale("k_proj"), scale("v_proj")]);
+    assert_ne!(scale("q_proj"), scale("o_proj"));
+    let imported = Qwen3::<Flex>::load_hf(&folder, &Default::default()).unwrap();
+    let weight = |model: &Qwen3<Flex>| -> Vec<f32> {
+        model.layers[0].self_attn.k_proj.weight.val().into_data().to_vec().unwrap()
+    };
+    // Codes of the largest values are 32 apart.
+    let pairs = weight(&model).into_iter().zip(weight(&imported));
+    assert!(pairs.clone().all(|(was, now)| (was - now).abs() <= scale("k_proj") * 16.0));
+    assert!(pairs.clone().any(|(was, now)| was != now), "it was rounded");
+}
+
 #[test]
 fn what_the_model_does_not_have_is_refused() {
     let json: Value = serde_json::from_slice(&fs::read(vectors("tied").join("config.json")).unwrap()).unwrap();
@@ -119,13 +142,18 @@ fn what_the_model_does_not_have_is_refused() {
         ("use_sliding_window", json!(true), "every layer attends to all positions"),
         ("layer_types", json!(["full_attention", "sliding_attention"]), "only full_attention is"),
         ("rope_parameters", json!({ "rope_type": "yarn", "rope_theta": 1e6 }), "rope_parameters.rope_type = \"yarn\""),
-        ("quantization_config", json!({ "quant_method": "fp8" }), "only F32, F16 and BF16 weights are read"),
+        (
+            "quantization_config",
+            json!({ "quant_method": "gptq" }),
+            "those in FP8 of compressed-tensors and of quant_method fp8 are read",
+        ),
     ] {
         let error = refusal(key, value).unwrap_err();
         assert!(error.contains(says), "{key}: {error}");
     }
     // Qwen's own files have it so.
     assert!(refusal("rope_parameters", Value::Null).is_ok());
+    assert!(refusal("quantization_config", json!({ "quant_method": "fp8" })).is_ok());
     let config = refusal("num_key_value_heads", Value::Null).unwrap();
     assert_eq!(config.dims.num_kv_heads, config.dims.num_heads, "null is as many as query heads");
 }
