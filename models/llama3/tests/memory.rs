@@ -91,16 +91,11 @@ fn estimates_are_within_a_tenth() {
 
 /// Three weights of 9 million elements and small ones.
 fn wide() -> LlamaConfig {
-    let debug = train::ModelSection::to_config(&llama3::ModelSection::default()).unwrap();
-    LlamaConfig {
-        hidden_size: 1024,
-        intermediate_size: 8704,
-        num_layers: 1,
-        num_heads: 8,
-        num_kv_heads: 2,
-        head_dim: 64,
-        ..debug
-    }
+    let mut config = train::ModelSection::to_config(&llama3::ModelSection::default()).unwrap();
+    let dims = &mut config.dims;
+    (dims.hidden_size, dims.intermediate_size, dims.num_layers) = (1024, 8704, 1);
+    (dims.num_heads, dims.num_kv_heads, dims.head_dim) = (8, 2, 64);
+    config
 }
 
 /// What loading a folder's model with its weights as codes alone leaves, and takes at most.
@@ -126,17 +121,18 @@ fn loaded(folder: &Path) -> [usize; 2] {
 #[test]
 fn codes_alone_take_a_byte_for_each_parameter() {
     let _alone = ALONE.lock();
-    let (dir, dims) = (TempDir::new().unwrap(), wide());
-    let model = Llama::<Flex>::new(dims.clone(), &Default::default()).unwrap().init_weights(1);
+    let (dir, config) = (TempDir::new().unwrap(), wide());
+    let model = Llama::<Flex>::new(config.clone(), &Default::default()).unwrap().init_weights(1);
     let options = ExportOptions { dtype: ExportDtype::Bf16, ..ExportOptions::default() };
     let [bf16, fp8] = ["bf16", "fp8"].map(|name| dir.path().join(name));
     model.save_hf(&bf16, &options).unwrap();
     let float8 = Float8Config::new(Recipe::Rowwise).with_filter_fqns(["lm_head"]);
     model.save_hf_float8(&fp8, &options, &Float8Export::new(&float8)).unwrap();
     drop(model);
+    let dims = config.dims;
     let largest = 4 * dims.hidden_size * dims.intermediate_size;
     let tables = 2 * dims.vocab_size * dims.hidden_size;
-    let linears = dims.dims().num_params() - tables;
+    let linears = dims.num_params() - tables;
     // The tables, and vectors and angles of positions, are in f32.
     let others = 4 * tables + (1 << 20);
     for folder in [bf16, fp8] {
