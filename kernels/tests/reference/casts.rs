@@ -37,7 +37,7 @@ fn by_definition(x: &[f32], shape: [usize; 2], cast: Cast) -> (Vec<u8>, Vec<f32>
             _ if amax.is_nan() => f32::NAN,
             ScaleMode::F32 => scale,
             ScaleMode::PowerOfTwo => f64::from(scale).log2().floor().exp2() as f32,
-            ScaleMode::E8m0(mode) => e8m0_scale(amax, cast.format, mode),
+            ScaleMode::E8m0(mode) | ScaleMode::E8m0Square(mode) => e8m0_scale(amax, cast.format, mode),
         }
     };
     let scales: Vec<f32> = amax.into_iter().map(scale).collect();

@@ -50,7 +50,7 @@ pub fn scale(amax: f64, format: Format, mode: ScaleMode) -> f32 {
     match mode {
         ScaleMode::F32 => scale,
         ScaleMode::PowerOfTwo => f32::from_bits(scale.to_bits() & 0xff80_0000),
-        ScaleMode::E8m0(mode) => {
+        ScaleMode::E8m0(mode) | ScaleMode::E8m0Square(mode) => {
             // log2 of the format's largest power of two, and bits of its mantissa.
             let (largest, mantissa) = if format == Format::E4m3 { (8.0, 3) } else { (15.0, 2) };
             let exponent = match mode {
