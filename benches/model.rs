@@ -38,7 +38,7 @@ pub fn float8<B: AutodiffBackend + Float8Stack>(config: Float8Config) -> Llama<B
 
 impl<B: AutodiffBackend> Training<B, Llama<B>> {
     pub fn llama(model: Llama<B>) -> Self {
-        let vocab = model.config().vocab_size;
+        let vocab = model.config().dims.vocab_size;
         let [inputs, targets] = ["inputs", "targets"].map(|name| {
             let mut rng = Rng::named(0, name);
             let tokens: Vec<i32> = (0..BATCH[0] * BATCH[1]).map(|_| rng.below(vocab) as i32).collect();

@@ -186,9 +186,9 @@ pub(crate) const fn place(row: usize, block: usize, blocks: usize) -> usize {
 ///
 /// # Panics
 /// If there are not `rows · blocks` scales.
-pub fn to_blocked(scales: &[u8], rows: usize, blocks: usize) -> Vec<u8> {
+pub fn to_blocked<T: Copy + Default>(scales: &[T], rows: usize, blocks: usize) -> Vec<T> {
     assert_eq!(scales.len(), rows * blocks, "to_blocked: the scales are not [{rows}, {blocks}]");
-    let mut tiles = vec![0; rows.div_ceil(BLOCK) * blocks.div_ceil(TILE_BLOCKS) * 4 * TILE_WORDS];
+    let mut tiles = vec![T::default(); rows.div_ceil(BLOCK) * blocks.div_ceil(TILE_BLOCKS) * 4 * TILE_WORDS];
     for row in 0..rows {
         for block in 0..blocks {
             tiles[place(row, block, blocks)] = scales[row * blocks + block];
@@ -201,7 +201,7 @@ pub fn to_blocked(scales: &[u8], rows: usize, blocks: usize) -> Vec<u8> {
 ///
 /// # Panics
 /// If there are not as many bytes as the tiles of `[rows, blocks]` have.
-pub fn from_blocked(tiles: &[u8], rows: usize, blocks: usize) -> Vec<u8> {
+pub fn from_blocked<T: Copy>(tiles: &[T], rows: usize, blocks: usize) -> Vec<T> {
     let len = rows.div_ceil(BLOCK) * blocks.div_ceil(TILE_BLOCKS) * 4 * TILE_WORDS;
     assert_eq!(tiles.len(), len, "from_blocked: not the tiles of [{rows}, {blocks}]");
     (0..rows).flat_map(|row| (0..blocks).map(move |block| tiles[place(row, block, blocks)])).collect()

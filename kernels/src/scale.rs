@@ -61,6 +61,10 @@ pub enum ScaleMode {
     PowerOfTwo,
     /// The power of two that an E8M0 byte can be, found as OCP MX and its refinements say; for blocks of 32.
     E8m0(ScaleCalculationMode),
+    /// The same for squares of 32 rows by 32 of the contraction: of blocks of 32 below each other the largest scale, so that the codes serve
+    /// both orientations. [`reference::quantize`](crate::reference::quantize) alone makes such casts; operands have
+    /// [`Block1x32`](crate::Granularity::Block1x32) scales like others.
+    E8m0Square(ScaleCalculationMode),
 }
 
 impl ScaleMode {
@@ -76,6 +80,7 @@ impl fmt::Display for ScaleMode {
             ScaleMode::F32 => f.write_str("f32"),
             ScaleMode::PowerOfTwo => f.write_str("powers of two"),
             ScaleMode::E8m0(mode) => write!(f, "e8m0 ({mode})"),
+            ScaleMode::E8m0Square(mode) => write!(f, "e8m0 of squares ({mode})"),
         }
     }
 }

@@ -42,6 +42,7 @@
 // Each module imports only from those above it; `tests/layers.rs` checks that.
 mod terms;
 
+#[doc(hidden)]
 pub mod profile;
 
 mod error;
@@ -92,6 +93,16 @@ pub mod report {
     pub use crate::step::AmaxState;
     pub use crate::tensor::ShardingReport;
     pub use crate::terms::{Gemm, Reason, Role};
+}
+
+/// Weights that are FP8 codes alone.
+pub mod weights {
+    pub use crate::model::{Fp8Only, fp8_only, linear_infos, load_codes, read_codes};
+}
+
+/// Adapters of low rank beside frozen linears.
+pub mod lora {
+    pub use crate::model::{Lora, LoraAdapter, LoraConfig};
 }
 
 /// Weights of which this process has some rows, and optimizer steps that it makes with other processes: what the crate float8-shard

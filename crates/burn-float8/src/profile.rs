@@ -1,9 +1,9 @@
-//! Host time of casts, scaled GEMMs and the other operations that pass through [`Float8`](crate::Float8), summed by name between
-//! [`start`] and [`stop`].
+//! Host time of casts, GEMMs and the functions of [`nn`](crate::nn), forward and backward, summed by name between [`start`] and
+//! [`stop`]: no part of the public API.
 //!
-//! An operation's time is that of the call, so it says what the operation took on backends that have computed when a call returns
-//! (`Flex`, `NdArray`), and what queueing took on others. Operations that are in progress inside another one count in that one alone.
-//! Reading a tensor back is not timed; of backward, which runs below [`Float8`](crate::Float8), its own casts and GEMMs alone are.
+//! The time is that of the call, so it says what the work took on backends that have computed when a call returns (`Flex`, `NdArray`),
+//! and what queueing took on others. Work inside other work counts in that alone. Operations that Burn's backend does are not timed.
+
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -28,8 +28,9 @@ pub enum Work {
     },
     /// Multiplying FP8 operands.
     ScaledGemm(Gemm),
-    /// An operation of Burn by its name (`float_matmul`, `attention`), or what [`Float8`](crate::Float8) does beside casts and GEMMs:
-    /// `amax_history` (delayed scaling), `statistics`, `group_padding` and `grouped_matmul` (a grouped linear in high precision).
+    /// A GEMM in high precision (`linear`, `float_matmul`, `grouped_matmul`), a function of [`nn`](crate::nn) (`attention`), or what
+    /// [`Float8`](crate::Float8) does beside these: `amax_history` (delayed scaling), `statistics`, `group_padding`, `float_cast` (of
+    /// what a GEMM reads).
     Operation(&'static str),
 }
 

@@ -70,7 +70,7 @@ impl<W: Wrapped> Float8Stack for Float8<W> {
         f: impl FnOnce(Float8Tensor<W::Plain>) -> Float8Tensor<W::Plain>,
     ) -> FloatTensor<Self> {
         let new = f(tensor.plain());
-        new.map(|value| W::replace(tensor.into_full(), value))
+        new.map(|value| W::replace(tensor.full().clone(), value))
     }
 
     #[allow(private_interfaces)]

@@ -28,6 +28,12 @@ pub enum ShardError {
         /// The parameter.
         name: String,
     },
+    /// A weight without high-precision values.
+    #[error("{name} is FP8 codes alone, of which no rank has some rows: keep its values, or train on one rank")]
+    Fp8Only {
+        /// The linear.
+        name: String,
+    },
     /// A dtype that is not exchanged.
     #[error("{name} is of {dtype:?}: parameters of f32, f16 and bf16 are sharded")]
     Dtype {

@@ -129,6 +129,9 @@ fn check_own<B: Float8Stack, M: Module<B>>(model: &M, found: &[FoundLinear<B>]) 
         if linear.layer().is_some_and(|layer| seam::has_matmul(layer)) {
             return Err(ShardError::Matmul { name: name() });
         }
+        if B::float8_tensor(weight).is_fp8_only() {
+            return Err(ShardError::Fp8Only { name: name() });
+        }
         let dtype = weight.dtype();
         if !is_exchanged(dtype) {
             return Err(ShardError::Dtype { name: name(), dtype });

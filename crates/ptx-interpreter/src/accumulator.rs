@@ -1,7 +1,7 @@
 //! How tensor cores add the products of FP8 codes to an accumulator: exactly, or with as few bits as real ones keep.
 
 use super::convert::exponent;
-use super::instr::ElementType;
+use super::operand::ElementType;
 
 /// How one instruction adds its products of FP8 codes to the accumulator. Products of wider types are added in full always.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -4,6 +4,7 @@
 use half::{bf16, f16};
 
 use super::bits::{bfe, prmt, shift_left};
+use super::float::{bf16_bits, f16_bits, f32_bits, f32_of, f64_of, larger, nan_or, smaller};
 
 /// A register's value in each lane, unused high bits zero.
 pub(crate) type Lanes = [u64; 32];
@@ -80,43 +81,12 @@ macro_rules! all_ints {
     };
 }
 
-pub(crate) fn f32_of(bits: u64) -> f32 {
-    f32::from_bits(bits as u32)
-}
-
-/// Bits of an arithmetic result: every NaN is the canonical one.
-pub(crate) fn f32_bits(value: f32) -> u64 {
-    u64::from(if value.is_nan() { 0x7fff_ffff } else { value.to_bits() })
-}
-
-fn f64_of(bits: u64) -> f64 {
-    f64::from_bits(bits)
-}
-
 fn halves(bits: u64) -> [u16; 2] {
     [bits as u16, (bits >> 16) as u16]
 }
 
 fn joined([low, high]: [u16; 2]) -> u64 {
     u64::from(low) | u64::from(high) << 16
-}
-
-fn f16_bits(value: f64) -> u16 {
-    if value.is_nan() { 0x7fff } else { f16::from_f64(value).to_bits() }
-}
-
-fn bf16_bits(value: f64) -> u16 {
-    if value.is_nan() { 0x7fff } else { bf16_of_f64(value) }
-}
-
-/// Rounded once: through f32 with round-to-odd.
-fn bf16_of_f64(value: f64) -> u16 {
-    let mut near = value as f32;
-    if f64::from(near) != value && near.is_finite() {
-        let toward_zero = if f64::from(near.abs()) > value.abs() { near.to_bits() - 1 } else { near.to_bits() };
-        near = f32::from_bits(toward_zero | 1);
-    }
-    bf16::from_f32(near).to_bits()
 }
 
 /// An operation on f16 or bf16, exact in f64 and rounded once.
@@ -168,19 +138,6 @@ macro_rules! three_as_two {
     ($f:expr) => {
         Some((2, (|regs, mask, o| apply(regs, mask, o, $f)) as Alu))
     };
-}
-
-/// IEEE 754 minimumNumber and maximumNumber: a number wins over NaN, −0 is below +0.
-fn smaller(a: f64, b: f64) -> f64 {
-    if a.is_nan() || (!b.is_nan() && (b < a || (a == b && b.is_sign_negative()))) { b } else { a }
-}
-
-fn larger(a: f64, b: f64) -> f64 {
-    -smaller(-a, -b)
-}
-
-fn nan_or(a: f64, b: f64, value: f64) -> f64 {
-    if a.is_nan() || b.is_nan() { f64::NAN } else { value }
 }
 
 /// The function of an opcode that computes one register from up to three, and how many sources it takes.

@@ -1,6 +1,6 @@
 //! `__assertfail`, which CUDA's `assert` calls when it fails.
 
-use super::instr::{Addr, Space};
+use super::operand::{Addr, Space};
 use super::state::{Cluster, Machine, Warp, read};
 
 /// Message, file, line, function and bytes of a character: the bytes of each parameter.

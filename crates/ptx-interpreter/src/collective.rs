@@ -6,7 +6,8 @@ use super::convert::ue8m0;
 use super::exec::{meet, set_predicate};
 use super::execute::atomic;
 use super::flow::{Flow, lanes};
-use super::instr::{Addr, ElementType, Mma, Op, Shuffle, Vote, Wmma};
+use super::instr::{Mma, Op, Shuffle, Vote, Wmma};
+use super::operand::{Addr, ElementType};
 use super::state::{Cluster, Issue, Machine, Warp, read, write};
 use super::tma::element;
 
@@ -208,7 +209,7 @@ impl Machine<'_> {
                         let index = lane * (m * n / 32) + e;
                         let (i, j) = (index / n, index % n);
                         let sum: f64 = (0..*k).map(|k_| a[i * k + k_] * b[k_ * n + j]).sum();
-                        warp.registers[*d as usize][lane] = super::alu::f32_bits((c[index] + sum) as f32);
+                        warp.registers[*d as usize][lane] = super::float::f32_bits((c[index] + sum) as f32);
                     }
                 }
             }
@@ -307,7 +308,7 @@ fn multiply(warp: &mut Warp, mma: &Mma, accumulator: Accumulator) {
             let old = [0, 1, 2, 3].map(|i| f64::from(f32::from_bits(warp.registers[mma.c[i] as usize][lane] as u32)));
             for (i, old) in old.into_iter().enumerate() {
                 let new = add(i / 2, i % 2, old);
-                warp.registers[mma.d[i] as usize][lane] = super::alu::f32_bits(new as f32);
+                warp.registers[mma.d[i] as usize][lane] = super::float::f32_bits(new as f32);
             }
         }
     }

@@ -4,7 +4,8 @@ use std::cmp::Ordering::{Equal, Greater, Less};
 
 use half::{bf16, f16};
 
-use super::alu::{Lanes, f32_of};
+use super::alu::Lanes;
+use super::float::f32_of;
 
 /// The lanes in which a comparison holds.
 pub(crate) type Compare = fn(&Lanes, &Lanes) -> u32;

@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 
 use super::error::Error;
-use super::instr::{Addr, Guard, Instr, Op, Space, Special};
+use super::instr::{Instr, Op};
 use super::memory::{GLOBALS, LOCAL, PARAM};
+use super::operand::{Addr, Guard, Space, Special};
 use super::text::{Operand, Statement, Variable, parse};
 
 /// A kernel ready to run.

@@ -2,7 +2,8 @@
 
 use super::decode::Decoder;
 use super::decode_op::{element_types, space};
-use super::instr::{Bulk, ElementType, Mma, Op, Space, Wgmma, Wmma};
+use super::instr::{Bulk, Mma, Op, Wgmma, Wmma};
+use super::operand::{ElementType, Space};
 use super::text::Operand;
 
 impl Decoder {

@@ -5,7 +5,8 @@ use super::assert::PARAMS;
 use super::compare::compare;
 use super::convert::Convert;
 use super::decode::Decoder;
-use super::instr::{Addr, ElementType, Logic, Op, Space};
+use super::instr::{Logic, Op};
+use super::operand::{Addr, ElementType, Space};
 use super::text::Operand;
 
 impl Decoder {

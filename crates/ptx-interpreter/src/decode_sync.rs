@@ -2,7 +2,8 @@
 
 use super::decode::Decoder;
 use super::decode_op::{bits, space};
-use super::instr::{AtomicOp, Barrier, Op, Shuffle, Space, Vote};
+use super::instr::{AtomicOp, Barrier, Op, Shuffle, Vote};
+use super::operand::Space;
 use super::text::Operand;
 
 impl Decoder {

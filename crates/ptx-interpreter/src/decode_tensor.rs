@@ -2,7 +2,8 @@
 //! scales.
 
 use super::decode::Decoder;
-use super::instr::{Op, Space, TensorOp, TensorWarpOp};
+use super::instr::{Op, TensorOp, TensorWarpOp};
+use super::operand::Space;
 use super::text::Operand;
 
 impl Decoder {

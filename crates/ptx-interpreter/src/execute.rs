@@ -5,8 +5,9 @@ use super::bits::{insert, lop3};
 use super::decode_op::bits;
 use super::exec::{check_flight, meet, set_predicate};
 use super::flow::{Flow, lanes};
-use super::instr::{Addr, AtomicOp, Barrier, Logic, Op};
+use super::instr::{AtomicOp, Barrier, Logic, Op};
 use super::memory::{SHARED, shared_parts, space_of};
+use super::operand::Addr;
 use super::state::{Cluster, Issue, Machine, Wait, Warp, read, write};
 
 impl Machine<'_> {

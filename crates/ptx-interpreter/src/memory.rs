@@ -5,7 +5,7 @@
 //! A shared address is an offset in the block's own memory, or with `(rank + 1) << 24` added one in that block of the
 //! cluster. The generic window of shared memory starts at a multiple of 2^32.
 
-use super::instr::Space;
+use super::operand::Space;
 
 pub(crate) const GLOBALS: u64 = 0x7c00_0000_0000;
 pub(crate) const PARAM: u64 = 0x7d00_0000_0000;

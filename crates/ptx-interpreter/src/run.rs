@@ -5,8 +5,9 @@ use super::accumulator::Accumulator;
 use super::copies::MAP_TAG;
 use super::decode::Kernel;
 use super::error::Error;
-use super::instr::{Op, Special};
+use super::instr::Op;
 use super::memory::{Buffer, Global, Shared};
+use super::operand::Special;
 use super::state::{Block, Cluster, Machine, Random, Warp};
 use super::tma::TensorMap;
 

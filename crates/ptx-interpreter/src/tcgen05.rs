@@ -15,8 +15,9 @@
 
 use super::accumulator::{Accumulator, Factor, Right};
 use super::flow::{Flow, lanes};
-use super::instr::{ElementType, TensorOp, TensorWarpOp};
+use super::instr::{TensorOp, TensorWarpOp};
 use super::memory::{Shared, shared_parts};
+use super::operand::ElementType;
 use super::state::{Cluster, Machine, Wait, Warp};
 use super::tensor_memory::{LANES, Matrix, Pending, Product, Shape, Tensor};
 use super::tma::element;
@@ -289,7 +290,7 @@ fn multiply(tensor: &mut Tensor, product: &Product, a: &[Factor], b: Vec<Factor>
         }
         accumulator.add_row(&mut d, a, &b);
         for (column, d) in d.iter().enumerate() {
-            *tensor.word(lane, product.column + column) = super::alu::f32_bits(*d as f32) as u32;
+            *tensor.word(lane, product.column + column) = super::float::f32_bits(*d as f32) as u32;
         }
     }
 }

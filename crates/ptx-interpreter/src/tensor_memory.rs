@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::convert::ue8m0;
-use super::instr::ElementType;
+use super::operand::ElementType;
 use super::tma::swizzled;
 
 pub(crate) const LANES: usize = 128;

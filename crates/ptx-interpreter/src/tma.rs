@@ -4,8 +4,8 @@
 
 use half::{bf16, f16};
 
-use super::instr::ElementType;
 use super::memory::Buffer;
+use super::operand::ElementType;
 
 /// A tiled tensor map; dimensions are the innermost first.
 #[derive(Clone, Debug)]

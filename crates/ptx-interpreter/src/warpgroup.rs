@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::alu::Lanes;
-use super::instr::ElementType;
+use super::operand::ElementType;
 
 /// One operation on its way.
 #[derive(Clone, Debug)]

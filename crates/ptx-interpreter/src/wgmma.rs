@@ -5,7 +5,8 @@
 
 use super::accumulator::{Accumulator, Factor, Right};
 use super::flow::Flow;
-use super::instr::{ElementType, Op, Wgmma};
+use super::instr::{Op, Wgmma};
+use super::operand::ElementType;
 use super::state::{Cluster, Machine, Wait, Warp};
 use super::tma::{element, swizzled};
 use super::warpgroup::{Accumulators, Gathered, Issued};
@@ -316,7 +317,7 @@ fn multiply(operation: &Issued, flight: &mut Accumulators, accumulator: Accumula
         accumulator.add_row(&mut d, a, &b);
         for (column, d) in d.iter().enumerate() {
             let (register, lane) = place(column);
-            values[register][lane] = super::alu::f32_bits(*d as f32);
+            values[register][lane] = super::float::f32_bits(*d as f32);
         }
     }
 }

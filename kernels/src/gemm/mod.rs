@@ -29,23 +29,22 @@ use crate::struck::{is_struck, strike};
 use crate::view::{Checked, check_aligned, check_bytes};
 use crate::{CudaArch, Format, Granularity, KernelError, Operand, VectorView, cuda_arch, supports};
 
-/// What computes a GEMM.
+/// What computes a GEMM. The repository's `docs/verified.md` says what has run on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GemmPath {
     /// TMA and `tcgen05`: Blackwell of data centres, whose tensor cores apply E8M0 scales, and those of blocks of 128 where all are
-    /// powers of two ([`Operand::power_of_two`]). Never run on a GPU yet.
+    /// powers of two ([`Operand::power_of_two`]).
     Tcgen05,
-    /// TMA and FP8 `wgmma`: Hopper. Never run on a GPU yet.
+    /// TMA and FP8 `wgmma`: Hopper.
     Wgmma,
     /// The kernel of `wgmma` with bf16 operands, which a launch before it writes: Hopper, where an operand has E8M0 scales, that its
-    /// FP8 tensor cores know nothing of. Never run on a GPU yet.
+    /// FP8 tensor cores know nothing of.
     Bf16Wgmma,
     /// FP8 tensor cores through `mma.sync`: sm_89, where E8M0 scales multiply the sums of each 32, and sm_120, block-scaled,
-    /// where the tensor cores multiply by them; other operands have unit scales there. Never run on a GPU yet.
+    /// where the tensor cores multiply by them; other operands have unit scales there.
     Mma,
     /// Decode to f16 in the tile, or to bf16 where an operand has E8M0 scales; multiply on 16-bit matrix units with f32 sums. For
-    /// CUDA devices that no FP8 kernel here fits, and for devices of other runtimes that offer CubeCL cooperative matrices. Never
-    /// run on a GPU yet.
+    /// CUDA devices that no FP8 kernel here fits, and for devices of other runtimes that offer CubeCL cooperative matrices.
     F16Mma,
     /// Decode in the tile, f32 multiply and add: any device.
     Emulated,

@@ -27,7 +27,7 @@ const _: () = assert!(TILE == TILE_ROWS);
 fn mx(encoding: Encoding) -> Option<ScaleCalculationMode> {
     match encoding.cast.scale_mode {
         ScaleMode::E8m0(mode) => Some(mode),
-        ScaleMode::F32 | ScaleMode::PowerOfTwo => None,
+        ScaleMode::F32 | ScaleMode::PowerOfTwo | ScaleMode::E8m0Square(_) => None,
     }
 }
 

@@ -53,11 +53,25 @@ pub fn quantize_into(
             if transposed { cast.granularity.scale_dims(cols, rows) } else { cast.granularity.scale_dims(rows, cols) };
         return (vec![amax_to_scale(0.0, cast.format, cast.scale_mode); height * width], 0.0);
     }
-    let parts = Parts { size: group(cast.granularity, rows, cols, transposed), cols };
+    let is_square = matches!(cast.scale_mode, ScaleMode::E8m0Square(_));
+    let size = if is_square { [MX_BLOCK; 2] } else { group(cast.granularity, rows, cols, transposed) };
+    let parts = Parts { size, cols };
     let maxima = largest_of_parts(x, parts);
     let (scales, amax) = scale_maxima(&maxima, cast);
     cast_parts(x, parts, &scales, cast.format, codes);
-    (scales, amax)
+    (if is_square { spread_squares(&scales, [rows, cols], transposed) } else { scales }, amax)
+}
+
+/// The scales of squares of `x [rows, cols]` for each of their rows, or columns, as those of blocks of 32 lie.
+fn spread_squares(scales: &[Scale], [rows, cols]: [usize; 2], transposed: bool) -> Vec<Scale> {
+    let squares = cols.div_ceil(MX_BLOCK);
+    match transposed {
+        false => (0..rows).flat_map(|row| scales[row / MX_BLOCK * squares..][..squares].iter().copied()).collect(),
+        true => {
+            let bands = scales.chunks(squares);
+            bands.flat_map(|band| (0..cols).map(|col| band[col / MX_BLOCK])).collect()
+        }
+    }
 }
 
 /// How a matrix is divided into parts that share a scale.
@@ -105,7 +119,9 @@ vectorized! {
         match scale_mode {
             ScaleMode::F32 => scale_each(maxima, format, ScaleMode::F32, &mut scales),
             ScaleMode::PowerOfTwo => scale_each(maxima, format, ScaleMode::PowerOfTwo, &mut scales),
-            ScaleMode::E8m0(mode) => scale_each(maxima, format, ScaleMode::E8m0(mode), &mut scales),
+            ScaleMode::E8m0(mode) | ScaleMode::E8m0Square(mode) => {
+                scale_each(maxima, format, ScaleMode::E8m0(mode), &mut scales)
+            }
         }
         (scales, from_magnitude(maxima.iter().fold(0, |amax, &bits| larger(amax, bits))))
     }

@@ -168,7 +168,7 @@ pub fn amax_to_scale(amax: f32, format: Format, mode: ScaleMode) -> Scale {
     let scale = match mode {
         ScaleMode::F32 => quotient(),
         ScaleMode::PowerOfTwo => f32::from_bits(quotient().to_bits() & 0x7f80_0000),
-        ScaleMode::E8m0(mode) => e8m0_scale(amax_to_e8m0(amax, format, mode)),
+        ScaleMode::E8m0(mode) | ScaleMode::E8m0Square(mode) => e8m0_scale(amax_to_e8m0(amax, format, mode)),
     };
     Scale::new(if amax.is_nan() { f32::NAN } else { scale })
 }

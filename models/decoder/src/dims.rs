@@ -1,5 +1,7 @@
 //! [`Dimensions`]: the sizes of a decoder-only transformer, and what may be said about them without building one.
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use train::{JobError, ModelSize};
 
 /// The sizes of a decoder-only transformer with grouped-query attention and a SwiGLU, or a mixture of these, in each layer.
@@ -29,8 +31,32 @@ pub struct Dimensions {
     pub tie_word_embeddings: bool,
     /// Each head of the queries and keys passes an RMSNorm before it is rotated.
     pub qk_norm: bool,
-    /// Experts in each layer, and experts that each token is sent to; none in a dense model.
-    pub experts: Option<[usize; 2]>,
+    /// A mixture of experts in place of each SwiGLU; none in a dense model.
+    pub moe: Option<MoeConfig>,
+}
+
+/// A mixture of experts in place of each SwiGLU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MoeConfig {
+    /// Experts in each layer.
+    pub num_experts: usize,
+    /// Experts that each token is sent to.
+    pub num_experts_per_tok: usize,
+}
+
+impl MoeConfig {
+    fn validate(&self) -> Result<(), JobError> {
+        let Self { num_experts, num_experts_per_tok } = *self;
+        if num_experts == 0 {
+            return Err(refused("moe.num_experts", num_experts, "must be at least 1"));
+        }
+        if !(1..=num_experts).contains(&num_experts_per_tok) {
+            let reason = format!("must be from 1 to num_experts = {num_experts}");
+            return Err(refused("moe.num_experts_per_tok", num_experts_per_tok, reason));
+        }
+        Ok(())
+    }
 }
 
 /// Elements of one tensor at most: 4 TiB in f32.
@@ -47,6 +73,7 @@ impl Dimensions {
     /// # Errors
     /// [`JobError::ModelConfig`] naming the first field that cannot be.
     pub fn validate(&self) -> Result<(), JobError> {
+        self.moe.map_or(Ok(()), |moe| moe.validate())?;
         for (field, value) in [
             ("vocab_size", self.vocab_size),
             ("hidden_size", self.hidden_size),
@@ -82,7 +109,7 @@ impl Dimensions {
         let heads = ("num_heads", self.num_heads);
         let head_dim = ("head_dim", self.head_dim);
         let positions = ("max_seq_len", self.max_seq_len);
-        let experts = self.experts.map(|[count, _]| ("moe.num_experts", count));
+        let experts = self.moe.map(|moe| ("moe.num_experts", moe.num_experts));
         let gate: Vec<_> = experts.into_iter().chain([hidden, intermediate]).collect();
         for (tensor, factors) in [
             ("the embedding", &[vocab, hidden][..]),
@@ -117,7 +144,7 @@ impl Dimensions {
     }
 
     fn count_params(&self) -> u128 {
-        let experts = self.experts.map_or(1, |[count, _]| count);
+        let experts = self.moe.map_or(1, |moe| moe.num_experts);
         self.count_matmul_params(experts).saturating_add(self.count_look_up())
     }
 
@@ -135,7 +162,7 @@ impl Dimensions {
     /// Parameters that a token is multiplied with: all that serve it but the embedding's look-up. A tied embedding
     /// counts, as the output layer. Exact after [`validate`](Self::validate).
     pub fn num_matmul_params(&self) -> usize {
-        self.count_matmul_params(self.experts.map_or(1, |[_, per_token]| per_token)) as usize
+        self.count_matmul_params(self.moe.map_or(1, |moe| moe.num_experts_per_tok)) as usize
     }
 
     /// With this many SwiGLUs in a layer.
@@ -145,7 +172,7 @@ impl Dimensions {
         // h (2 q + 2 kv) for attention, 3 h · intermediate for a SwiGLU, h · experts for the router, 2 h for the norms.
         let heads = wide(self.num_heads).saturating_add(wide(self.num_kv_heads));
         let attention = heads.saturating_mul(wide(self.head_dim)).saturating_mul(2);
-        let router = self.experts.map_or(0, |[count, _]| wide(count));
+        let router = self.moe.map_or(0, |moe| wide(moe.num_experts));
         let mlp = (3 * wide(self.intermediate_size)).saturating_mul(wide(experts)).saturating_add(router);
         let per_row = attention.saturating_add(mlp).saturating_add(2);
         let head_norms = if self.qk_norm { 2 * wide(self.head_dim) } else { 0 };

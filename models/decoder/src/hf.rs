@@ -78,7 +78,7 @@ pub fn read<'a>(
         max_seq_len: json.integer("max_position_embeddings")?.unwrap_or(defaults.max_seq_len),
         tie_word_embeddings: json.boolean("tie_word_embeddings")?.unwrap_or(false),
         qk_norm: false,
-        experts: None,
+        moe: None,
     };
     Ok((dims, scaled))
 }

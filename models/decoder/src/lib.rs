@@ -16,10 +16,13 @@ mod memory;
 mod mlp;
 mod norm;
 pub mod rope;
+mod section;
 
 pub use attention::{Attention, KvCache, LayerCache, Positions};
-pub use dims::{Dimensions, positive, refused};
+pub use dims::{Dimensions, MoeConfig, positive, refused};
 pub use forward::{Layer, Parts, Pass};
 pub use linear::{INITIALIZER, linear};
 pub use mlp::Mlp;
 pub use norm::{norm, rms_norm};
+#[doc(hidden)]
+pub use section::set;

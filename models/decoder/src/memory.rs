@@ -12,7 +12,7 @@
 
 use train::{BatchShape, LayerBytes};
 
-use crate::dims::Dimensions;
+use crate::dims::{Dimensions, MoeConfig};
 
 impl Dimensions {
     /// What one layer keeps of a batch, positions and masks aside.
@@ -25,11 +25,11 @@ impl Dimensions {
         let before_norms = if self.qk_norm { q + k } else { 0 };
         let attention = element * (2 * q + 3 * k + before_norms) + attention_output * (q + heads) + input(hidden + q);
         let intermediate = self.intermediate_size as u64;
-        let mlp = match self.experts {
+        let mlp = match self.moe {
             None => input(hidden + intermediate) + 2 * element * intermediate,
             // Each token is a row of several experts: its input, and what they give, which the weights multiply.
-            Some([_, per_token]) => {
-                per_token as u64 * (input(hidden + intermediate) + 2 * element * (intermediate + hidden))
+            Some(MoeConfig { num_experts_per_tok, .. }) => {
+                num_experts_per_tok as u64 * (input(hidden + intermediate) + 2 * element * (intermediate + hidden))
                     + element * hidden
             }
         };

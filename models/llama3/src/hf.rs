@@ -3,44 +3,44 @@
 use std::path::Path;
 
 use decoder::hf::{Defaults, FUSED_LINEARS, ScaledRope};
+use decoder::{Dimensions, MoeConfig};
 use serde_json::{Value, json};
 use train::hf::HfReader;
 use train::{BatchShape, JobError, LayerBytes, ModelConfig, ModelSize};
 
-use crate::config::{LlamaConfig, MoeConfig, RopeScaling};
+use crate::config::{LlamaConfig, RopeScaling};
 
 /// What transformers takes for keys that are absent.
 const DEFAULTS: Defaults =
     Defaults { vocab_size: 32_000, intermediate_size: 11_008, num_kv_heads: None, head_dim: None, max_seq_len: 2048 };
 
 impl ModelConfig for LlamaConfig {
-    /// Checks every field, and that the model is of a size that can be, as [`decoder::Dimensions::validate`] does.
+    /// Checks every field, and that the model is of a size that can be, as [`Dimensions::validate`] does.
     fn validate(&self) -> Result<(), JobError> {
-        self.moe.map_or(Ok(()), |moe| moe.validate())?;
-        self.dims().validate()?;
+        self.dims.validate()?;
         self.rope_scaling.map_or(Ok(()), |scaling| scaling.validate())
     }
 
     fn size(&self) -> ModelSize {
-        self.dims().size()
+        self.dims.size()
     }
 
     fn layer_bytes(&self, shape: &BatchShape) -> Option<(usize, LayerBytes)> {
-        Some((self.dims().num_layers, self.dims().layer_bytes(shape)))
+        Some((self.dims.num_layers, self.dims.layer_bytes(shape)))
     }
 
     fn with_max_seq_len(self, max_seq_len: usize) -> Self {
-        Self { max_seq_len, ..self }
+        Self { dims: Dimensions { max_seq_len, ..self.dims }, ..self }
     }
 
     fn with_tie_word_embeddings(self, tie_word_embeddings: bool) -> Self {
-        Self { tie_word_embeddings, ..self }
+        Self { dims: Dimensions { tie_word_embeddings, ..self.dims }, ..self }
     }
 
     /// The output layer and routers: they choose by differences that FP8 may lose, and are small. A tied output is no linear of the
     /// model, so there is nothing to filter.
     fn high_precision_linears(&self) -> Vec<&'static str> {
-        let names = [(!self.tie_word_embeddings, "lm_head"), (self.moe.is_some(), "moe.router")];
+        let names = [(!self.dims.tie_word_embeddings, "lm_head"), (self.dims.moe.is_some(), "moe.router")];
         names.into_iter().filter(|(exists, _)| *exists).map(|(_, name)| name).collect()
     }
 
@@ -50,28 +50,14 @@ impl ModelConfig for LlamaConfig {
 
     fn from_hf(json: &HfReader<'_>) -> Result<Self, JobError> {
         let (dims, scaled) = decoder::hf::read(json, "llama", &DEFAULTS)?;
-        Ok(Self {
-            vocab_size: dims.vocab_size,
-            hidden_size: dims.hidden_size,
-            intermediate_size: dims.intermediate_size,
-            num_layers: dims.num_layers,
-            num_heads: dims.num_heads,
-            num_kv_heads: dims.num_kv_heads,
-            head_dim: dims.head_dim,
-            rms_norm_eps: dims.rms_norm_eps,
-            rope_theta: dims.rope_theta,
-            rope_scaling: scaled.map(scaling).transpose()?,
-            max_seq_len: dims.max_seq_len,
-            tie_word_embeddings: dims.tie_word_embeddings,
-            moe: None,
-        })
+        Ok(Self { dims, rope_scaling: scaled.map(scaling).transpose()? })
     }
 
     fn to_hf(&self) -> Result<Vec<(&'static str, Value)>, JobError> {
-        if let Some(moe) = self.moe {
+        if let Some(moe) = self.dims.moe {
             return Err(JobError::MoeExport { num_experts: moe.num_experts });
         }
-        let mut keys = decoder::hf::write(&self.dims(), "llama", "LlamaForCausalLM");
+        let mut keys = decoder::hf::write(&self.dims, "llama", "LlamaForCausalLM");
         keys.push(("mlp_bias", json!(false)));
         if let Some(scaling) = self.rope_scaling {
             let rope_scaling = json!({
@@ -87,9 +73,9 @@ impl ModelConfig for LlamaConfig {
     }
 
     fn hf_tensors(&self, path: &Path) -> Result<Vec<(String, Vec<usize>)>, JobError> {
-        match self.moe {
+        match self.dims.moe {
             Some(MoeConfig { num_experts, .. }) => Err(JobError::MoeCheckpoint { path: path.into(), num_experts }),
-            None => Ok(self.dims().hf_tensors()),
+            None => Ok(self.dims.hf_tensors()),
         }
     }
 }

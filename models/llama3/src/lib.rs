@@ -28,7 +28,8 @@ pub mod presets;
 pub mod rope;
 mod section;
 
-pub use config::{LlamaConfig, MoeConfig, RopeScaling};
+pub use config::{LlamaConfig, RopeScaling};
+pub use decoder::{Dimensions, MoeConfig};
 pub use model::Llama;
 pub use section::{Llama3, ModelSection};
 pub use train::{CausalLm, CausalLmExt, JobError as Error};

@@ -62,14 +62,14 @@ impl<B: Backend> Llama<B> {
     /// [`JobError::ModelConfig`].
     pub fn new(config: LlamaConfig, device: &B::Device) -> Result<Self, JobError> {
         config.validate()?;
-        let dims = config.dims();
+        let dims = config.dims;
         let norm = || norm(dims.hidden_size, dims.rms_norm_eps, device);
         let layers = (0..dims.num_layers).map(|_| DecoderLayer {
             input_layernorm: norm(),
             self_attn: Attention::new(&dims, device),
             post_attention_layernorm: norm(),
-            mlp: config.moe.is_none().then(|| Mlp::new(&dims, device)),
-            moe: config.moe.map(|moe| Moe::new(dims.hidden_size, dims.intermediate_size, moe, device)),
+            mlp: dims.moe.is_none().then(|| Mlp::new(&dims, device)),
+            moe: dims.moe.map(|moe| Moe::new(dims.hidden_size, dims.intermediate_size, moe, device)),
         });
         let untied = !dims.tie_word_embeddings;
         let embedding = EmbeddingConfig::new(dims.vocab_size, dims.hidden_size).with_initializer(INITIALIZER);
@@ -134,11 +134,11 @@ impl<B: Backend> LanguageModel<B> for Llama<B> {
     }
 
     fn vocab_size(&self) -> Option<usize> {
-        Some(self.config.vocab_size)
+        Some(self.config.dims.vocab_size)
     }
 
     fn flops_per_token(&self, seq_len: usize) -> f64 {
-        self.config.dims().flops_per_token(seq_len)
+        self.config.dims.flops_per_token(seq_len)
     }
 }
 

@@ -24,7 +24,7 @@ use burn_float8::GroupedLinear;
 use burn_float8::nn::swiglu;
 use decoder::{INITIALIZER, linear};
 
-use crate::config::MoeConfig;
+use decoder::MoeConfig;
 
 /// The router and the experts of one layer.
 #[derive(Module, Debug)]

@@ -1,8 +1,9 @@
 //! Named sizes: `debug` and `debug_moe` for a CPU, and the published dimensions of Llama 3.1 and 3.2.
 
+use decoder::{Dimensions, MoeConfig};
 use train::{ByteTokenizer, JobError};
 
-use crate::config::{LlamaConfig, MoeConfig, RopeScaling};
+use crate::config::{LlamaConfig, RopeScaling};
 
 /// The names that [`LlamaConfig::preset`] takes.
 pub const PRESETS: [&str; 7] = ["debug", "debug_moe", "1b", "3b", "8b", "70b", "405b"];
@@ -30,7 +31,7 @@ impl LlamaConfig {
 }
 
 fn debug() -> LlamaConfig {
-    LlamaConfig {
+    let dims = Dimensions {
         vocab_size: ByteTokenizer::PADDED_VOCAB_SIZE,
         hidden_size: 128,
         intermediate_size: 384,
@@ -40,18 +41,20 @@ fn debug() -> LlamaConfig {
         head_dim: 32,
         rms_norm_eps: 1e-5,
         rope_theta: 10_000.0,
-        rope_scaling: None,
         max_seq_len: 1024,
         tie_word_embeddings: false,
+        qk_norm: false,
         moe: None,
-    }
+    };
+    LlamaConfig { dims, rope_scaling: None }
 }
 
 /// A token meets as many parameters as in [`debug`], and the routers.
 fn debug_moe() -> LlamaConfig {
     let dense = debug();
     let moe = MoeConfig { num_experts: 4, num_experts_per_tok: 2 };
-    LlamaConfig { intermediate_size: dense.intermediate_size / moe.num_experts_per_tok, moe: Some(moe), ..dense }
+    let intermediate_size = dense.dims.intermediate_size / moe.num_experts_per_tok;
+    LlamaConfig { dims: Dimensions { intermediate_size, moe: Some(moe), ..dense.dims }, ..dense }
 }
 
 /// Llama 3.1: heads of 128, separate output layer.
@@ -73,7 +76,7 @@ fn published(
     factor: f64,
     tie_word_embeddings: bool,
 ) -> LlamaConfig {
-    LlamaConfig {
+    let dims = Dimensions {
         vocab_size: 128_256,
         hidden_size,
         intermediate_size,
@@ -83,14 +86,12 @@ fn published(
         head_dim,
         rms_norm_eps: 1e-5,
         rope_theta: 500_000.0,
-        rope_scaling: Some(RopeScaling {
-            factor,
-            low_freq_factor: 1.0,
-            high_freq_factor: 4.0,
-            original_max_position_embeddings: 8192,
-        }),
         max_seq_len: 131_072,
         tie_word_embeddings,
+        qk_norm: false,
         moe: None,
-    }
+    };
+    let rope_scaling =
+        RopeScaling { factor, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position_embeddings: 8192 };
+    LlamaConfig { dims, rope_scaling: Some(rope_scaling) }
 }

@@ -14,7 +14,7 @@ use crate::config::{LlamaConfig, RopeScaling};
 /// The rotary frequencies of `config`, scaled: `head_dim / 2` values, fastest first, in radians per position.
 pub fn rotary_frequencies(config: &LlamaConfig) -> Vec<f32> {
     let scale = |frequency| config.rope_scaling.map_or(frequency, |scaling| scaling.scale(frequency));
-    decoder::rope::frequencies(config.rope_theta, config.head_dim, scale)
+    decoder::rope::frequencies(config.dims.rope_theta, config.dims.head_dim, scale)
 }
 
 impl RopeScaling {

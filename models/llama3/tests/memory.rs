@@ -1,15 +1,19 @@
-//! The estimate of a training step's memory, against what training takes.
+//! Memory: the estimate of a training step's, against what training takes; and that of weights that are codes alone.
 
 use std::fs;
+use std::path::Path;
+use std::sync::Mutex;
 
 use burn::backend::{Autodiff, Flex};
-use burn_float8::Float8;
+use burn_float8::{Float8, Float8Config, Recipe, report};
 use device_select::SelectedDevice;
-use llama3::Llama3;
+use llama3::{Llama, Llama3, LlamaConfig, RunConfig};
 use tempfile::TempDir;
 use test_data::Counting;
-use train::Job;
 use train::cli::parse_from;
+use train::hf::{ExportDtype, ExportOptions, Float8Export};
+use train::job::{Weights, prepare};
+use train::{CausalLmExt, Job, ProgressLine};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -34,7 +38,9 @@ const IN_BACKWARD: [&str; 3] =
     ["training.activation_checkpointing=2", "optimizer.in_backward=true", "training.max_norm=inf"];
 
 /// Each takes memory for other things.
-const SETTINGS: [&[&str]; 3] = [
+const SETTINGS: [&[&str]; 5] = [
+    &["lora.rank=8"],
+    &["lora.rank=8", "lora.base=fp8", "training.activation_checkpointing=2"],
     &["training.precision=f32"],
     &["float8.recipe=tensorwise"],
     &["float8.recipe=rowwise", "training.activation_checkpointing=full", "training.loss_chunk=128"],
@@ -57,8 +63,12 @@ fn job(folder: &TempDir, settings: &[&str]) -> Job<Llama3> {
     command.job::<Llama3>(&mut std::io::sink()).unwrap().expect("a run")
 }
 
+/// What is counted is of the whole process.
+static ALONE: Mutex<()> = Mutex::new(());
+
 #[test]
 fn estimates_are_within_a_tenth() {
+    let _alone = ALONE.lock();
     let (device, mut wrong) = (Default::default(), vec![]);
     let in_bf16 = [&IN_BACKWARD[..], &BF16].concat();
     for (name, model, last) in [("debug", DEBUG, &in_bf16[..]), ("2,048 wide", WIDE, &IN_BACKWARD)] {
@@ -77,4 +87,58 @@ fn estimates_are_within_a_tenth() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+}
+
+/// Three weights of 9 million elements and small ones.
+fn wide() -> LlamaConfig {
+    let mut config = train::ModelSection::to_config(&llama3::ModelSection::default()).unwrap();
+    let dims = &mut config.dims;
+    (dims.hidden_size, dims.intermediate_size, dims.num_layers) = (1024, 8704, 1);
+    (dims.num_heads, dims.num_kv_heads, dims.head_dim) = (8, 2, 64);
+    config
+}
+
+/// What loading a folder's model with its weights as codes alone leaves, and takes at most.
+fn loaded(folder: &Path) -> [usize; 2] {
+    let settings = [format!("model.hf_path={}", folder.display()), "float8.recipe=rowwise".into()];
+    let settings = [&settings[..], &["training.precision=fp8".into()]].concat();
+    let config = RunConfig { fp8_only: true, ..RunConfig::load(None, &settings).unwrap() };
+    let (before, mut model) = (Counting::alive(), None);
+    let peak = Counting::peak_of(|| {
+        let weights = Weights::open(&config, None, config.dimensions().unwrap()).unwrap();
+        let (progress, out) = (ProgressLine::hidden(), &mut std::io::sink());
+        let loaded = prepare::<Llama3, Train>(&config, weights, &Default::default(), &progress, out).unwrap();
+        assert_eq!(report(&loaded).layers.iter().filter(|layer| layer.fp8_only.is_some()).count(), 7);
+        model = Some(loaded);
+    });
+    let after = Counting::alive();
+    drop(model);
+    [after - before, peak]
+}
+
+/// A folder in bf16 is cast as it is read, one in FP8 is read as it is: at most a tenth more than a byte for each parameter of a linear, and
+/// two tensors while it loads.
+#[test]
+fn codes_alone_take_a_byte_for_each_parameter() {
+    let _alone = ALONE.lock();
+    let (dir, config) = (TempDir::new().unwrap(), wide());
+    let model = Llama::<Flex>::new(config.clone(), &Default::default()).unwrap().init_weights(1);
+    let options = ExportOptions { dtype: ExportDtype::Bf16, ..ExportOptions::default() };
+    let [bf16, fp8] = ["bf16", "fp8"].map(|name| dir.path().join(name));
+    model.save_hf(&bf16, &options).unwrap();
+    let float8 = Float8Config::new(Recipe::Rowwise).with_filter_fqns(["lm_head"]);
+    model.save_hf_float8(&fp8, &options, &Float8Export::new(&float8)).unwrap();
+    drop(model);
+    let dims = config.dims;
+    let largest = 4 * dims.hidden_size * dims.intermediate_size;
+    let tables = 2 * dims.vocab_size * dims.hidden_size;
+    let linears = dims.num_params() - tables;
+    // The tables, and vectors and angles of positions, are in f32.
+    let others = 4 * tables + (1 << 20);
+    for folder in [bf16, fp8] {
+        let [now, peak] = loaded(&folder);
+        println!("{}: {now} bytes, at most {peak}, for {linears} parameters", folder.display());
+        assert!(now >= linears && now <= linears + linears / 10 + others, "{now} bytes for {linears} parameters");
+        assert!(peak <= linears + linears / 10 + others + 2 * largest, "{peak} bytes at most");
+    }
 }

@@ -23,7 +23,7 @@ const DEFAULTS: Defaults = Defaults {
 /// Dimensions of a Qwen3 model; [`validate`](ModelConfig::validate) is called before a model is built.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Qwen3Config {
-    /// The sizes. `qk_norm` is always true, `experts` always none.
+    /// The sizes. `qk_norm` is always true, `moe` always none.
     pub dims: Dimensions,
 }
 
@@ -72,7 +72,7 @@ fn published(hidden: usize, intermediate: usize, layers: usize, heads: usize, ti
         max_seq_len: 40_960,
         tie_word_embeddings: tied,
         qk_norm: true,
-        experts: None,
+        moe: None,
     };
     Qwen3Config { dims }
 }

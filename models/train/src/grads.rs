@@ -118,7 +118,7 @@ struct Add<'a, B: AutodiffBackend> {
     squares: &'a mut Squares<B>,
     grads: &'a GradientsParams,
     path: ModulePath,
-    /// Those of this time: a parameter may have several places in the module.
+    /// Parameters that have been added already: one may have several places in the module.
     added: HashSet<ParamId>,
     twice: Option<String>,
 }

@@ -84,6 +84,14 @@ pub enum JobError {
         /// What is supported instead.
         supported: String,
     },
+    /// A folder of an adapter has one for a linear that has none here.
+    #[error("{}: {tensor} belongs to no adapter of lora.target_modules", path.display())]
+    UnknownAdapter {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
     /// A Hugging Face `config.json` lacks a key that has no default.
     #[error("{}: {key} is missing", path.display())]
     HfMissingKey {

@@ -9,6 +9,7 @@
 //! [`ChatTemplate`] turns a conversation into the ids that a chat model reads, and knows which of them the assistant says.
 //! [`Dataset`] turns files into sequences of tokens to train on, of which a bounded part is in memory.
 
+mod adapted;
 mod atomic;
 pub mod batches;
 mod chat;
@@ -21,6 +22,7 @@ mod error;
 mod escape;
 pub mod files;
 mod folder;
+mod freeze;
 pub mod grads;
 pub mod hf;
 pub mod job;
@@ -48,6 +50,7 @@ mod storage;
 pub mod tensor_files;
 mod tokenizer;
 
+pub use adapted::Adapted;
 pub use chat::{ChatError, ChatTemplate, Conversation, Message};
 pub use data::{
     DataError, DataSource, Dataset, DatasetSize, DocumentError, Format, Packing, Position, Sequence, SequenceShape,

@@ -16,6 +16,7 @@ use crate::model::LanguageModel;
 use crate::optimizer::{AT_ONCE, ModuleAdamW, Update, adamw};
 use crate::ranks::Ranks;
 use crate::recompute::{Plan, gradients, gradients_in_parts};
+use crate::rng::Rng;
 
 /// The sections of a configuration that decide what a step does.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +42,11 @@ pub struct Steps<'a, B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>> {
     /// With whom the steps are made.
     ranks: Option<Ranks>,
     done: usize,
+}
+
+/// What a micro-batch's dropout follows from.
+fn dropout_seed(seed: u64, step: usize, micro_batch: usize) -> u64 {
+    Rng::named(seed, &format!("dropout of micro-batch {micro_batch} in step {step}")).next_u64()
 }
 
 /// One step, on the device: reading a value waits for it.
@@ -139,6 +145,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         let mut amaxes = Vec::new();
         let plan = Plan::new(training, self.model.vocab_size());
         let lr = optimizer.schedule(training.steps.get()).at(self.done);
+        self.model = self.model.with_dropout_seed(Some(dropout_seed(training.seed, self.done, 0)));
         let update = Update { section: optimizer, lr, seed: training.seed, step: self.done, at_once: AT_ONCE };
         if optimizer.in_backward {
             let (this, loss, grad_norm) = self.step_in_backward(&batches[0], plan, update, device)?;
@@ -158,6 +165,9 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
             None => batches.iter().filter(|batch| batch.num_targets() > 0).map(|batch| (batch, 1.0)).collect(),
         };
         for (batch, factor) in own {
+            // Among those of all ranks.
+            let number = batches.iter().position(|other| std::ptr::eq(other, batch)).unwrap_or_default();
+            self.model = self.model.with_dropout_seed(Some(dropout_seed(training.seed, self.done, number)));
             let share = targets as f64 / batch.num_targets() as f64;
             let scale = |loss: Tensor<B, 1>| match loss.div_scalar(share) {
                 part if factor == 1.0 => part,
@@ -177,6 +187,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
             loss = Tensor::from_data(TensorData::new(all, [1]), (device, DType::F32));
         }
         let grad_norm = clip_grad_norm(&self.model, &mut grads, training.max_norm, self.ranks.as_ref(), device)?;
+        self.model = self.model.with_dropout_seed(None);
         (self.optimizer, self.model) = update.apply(self.optimizer, self.model, grads);
         self.done += 1;
         let number = self.done;
@@ -206,7 +217,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
             Ok(model)
         };
         let (model, loss, last) = gradients_in_parts(self.model, batch, plan, |loss| loss, device, &mut apply)?;
-        self.model = apply(model, last)?;
+        self.model = apply(model, last)?.with_dropout_seed(None);
         let grad_norm = squares.norm(&self.model, None, device)?;
         self.optimizer = optimizer.expect("it is put back");
         Ok((self, loss, grad_norm))

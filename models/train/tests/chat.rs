@@ -295,6 +295,21 @@ fn an_assistant_may_speak_first() {
     assert_eq!(said(&tokenizer, &ids, &is_assistant), ["One</>\n", "</>\n"]);
 }
 
+/// After a tool this template goes on with the turn, without a generation prompt: that of the turn before is not taken for it.
+#[test]
+fn a_turn_without_a_prompt_begins_after_the_turn_before() {
+    let source = "{% for m in messages %}{% if m.role == 'user' %}U:{{ m.content }};{% elif m.role == 'tool' %}<tool>\
+                  {% elif loop.previtem.role == 'tool' %}{{ m.content }};{% else %}A:{{ m.content }};{% endif %}{% endfor %}\
+                  {% if add_generation_prompt %}A:{% endif %}";
+    let template = ChatTemplate::new(source, NO_TOKENS).unwrap();
+    let tokenizer = Tokenizer::bytes();
+    let messages = [("user", "q"), ("assistant", "x"), ("tool", "7"), ("assistant", "y")];
+    let messages = messages.map(|(role, content)| Message::new(role, content));
+    assert_eq!(template.render(&messages, false).unwrap(), "U:q;A:x;<tool>y;");
+    let Conversation { ids, is_assistant } = template.encode(&tokenizer, &messages).unwrap();
+    assert_eq!(said(&tokenizer, &ids, &is_assistant), ["x;", "y;"]);
+}
+
 /// Templates come from strangers: each of these took all time, memory or stack.
 #[test]
 fn a_template_that_takes_too_much_is_an_error() {

@@ -1,11 +1,16 @@
 //! MXFP8: what the recipes promise on a linear of usual size.
 use burn::backend::Autodiff;
-use burn_float8::{Float8Config, Recipe, report};
+use burn_float8::backend::{Cast, Float8Backend};
+use burn_float8::config::{Format, Granularity};
+use burn_float8::{Float8Config, Float8Error, Float8LinearConfig, Recipe, report};
+use float8_kernels::ScaleCalculationMode::{Ceil, Even, Floor, Rceil};
+use float8_kernels::{InvScale, ScaleMode, reference};
 
+use crate::on_every_runtime;
 use crate::support::linear::{forward_backward, layer};
-use crate::support::operand::{tensor, values};
+use crate::support::operand::{quantize, tensor, values};
 use crate::support::runtime::Flex;
-use crate::support::{normal, sqnr};
+use crate::support::{normal, spread, sqnr};
 
 /// Against f32 on x `[1024, 1024]` and w `[1024, 2048]`, normal: 27, 25 and 24 dB of y, dx and dw, 34 of a dw whose GEMM is
 /// in high precision.
@@ -30,4 +35,51 @@ fn a_linear_keeps_its_signal() {
             assert!(sqnr >= floor, "{recipe} {what}: {sqnr} dB");
         }
     }
+}
+
+/// Codes and scales of squares of 32 by 32, in both orientations, by their definition.
+fn squares_on<B: Float8Backend>(runtime: &str) {
+    for (dims @ [rows, cols], mode) in
+        [([3, 5], Rceil), ([32, 64], Floor), ([70, 150], Rceil), ([150, 70], Even), ([129, 33], Ceil)]
+    {
+        let what = format!("{dims:?} {mode} on {runtime}");
+        let mut x = spread(rows, cols, 4);
+        // One square of zeros, if there is a whole one, and one that is not finite.
+        (0..rows.min(32) * cols).filter(|i| i % cols >= cols.saturating_sub(32)).for_each(|i| x[i] = 0.0);
+        x[rows / 2 * cols] = f32::INFINITY;
+        let [squares_down, squares_right] = [rows, cols].map(|len| len.div_ceil(32));
+        let of = |r: usize, c: usize| r / 32 * squares_right + c / 32;
+        let mut amaxes = vec![0.0f32; squares_down * squares_right];
+        for (i, x) in x.iter().enumerate() {
+            amaxes[of(i / cols, i % cols)] = amaxes[of(i / cols, i % cols)].max(x.abs());
+        }
+        let scale = |amax: &f32| reference::amax_to_scale(*amax, Format::E4m3, ScaleMode::E8m0(mode));
+        let scales: Vec<_> = amaxes.iter().map(scale).collect();
+        let code = |r: usize, c: usize| reference::encode(x[r * cols + c] * scales[of(r, c)].get(), Format::E4m3);
+        let cast =
+            Cast { format: Format::E4m3, granularity: Granularity::Block1x32, scale_mode: ScaleMode::E8m0Square(mode) };
+        let [by_rows, by_cols] = quantize::<B>(tensor(x.clone(), dims), cast);
+        let bits = |scales: Vec<InvScale>| scales.into_iter().map(|s| s.get().to_bits()).collect::<Vec<_>>();
+        let want: Vec<u8> = (0..rows * cols).map(|i| code(i / cols, i % cols)).collect();
+        assert!(by_rows.codes == want, "{what}: codes");
+        let want: Vec<u8> = (0..rows * cols).map(|i| code(i % rows, i / rows)).collect();
+        assert!(by_cols.codes == want, "{what}: transposed codes");
+        let inverse = |r: usize, c: usize| scales[of(r, c)].inverse();
+        let want = (0..rows).flat_map(|r| (0..squares_right).map(move |c| (r, 32 * c))).map(|(r, c)| inverse(r, c));
+        assert_eq!(bits(by_rows.inv_scales), bits(want.collect()), "{what}: scales");
+        let want = (0..cols).flat_map(|c| (0..squares_down).map(move |r| (32 * r, c))).map(|(r, c)| inverse(r, c));
+        assert_eq!(bits(by_cols.inv_scales), bits(want.collect()), "{what}: transposed scales");
+    }
+}
+
+#[test]
+fn squares_are_cast_by_their_definition() {
+    on_every_runtime!(squares_on);
+}
+
+#[test]
+fn squares_need_weights_of_mx() {
+    let refused = Float8LinearConfig::new(Recipe::Rowwise).with_mx_square_weights(true).validate().unwrap_err();
+    assert!(matches!(refused, Float8Error::SquareWeightsWithoutMx { recipe: Recipe::Rowwise }));
+    Float8LinearConfig::new(Recipe::Mxfp8).with_mx_square_weights(true).validate().unwrap();
 }

@@ -10,6 +10,11 @@ static ALIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
 impl Counting {
+    /// Bytes that are alive.
+    pub fn alive() -> usize {
+        ALIVE.load(Relaxed)
+    }
+
     /// Peak bytes of a call over what is alive before it, of all threads.
     pub fn peak_of(call: impl FnOnce()) -> usize {
         let before = ALIVE.load(Relaxed);

@@ -12,14 +12,14 @@ use cubecl::future::block_on;
 use cubecl::server::Handle;
 use float8_kernels::{
     Cast, GemmConfig, GemmPath, Granularity, Groups, InvScale, KernelError, MAX_INDEX, MatrixView, Operand,
-    Orientation, VectorView, gemm_path, health, health_len, mx, row_words, supports,
+    Orientation, ScaleMode, VectorView, gemm_path, health, health_len, mx, row_words, supports,
 };
 
 use super::operand::{DeviceOperand, read_scales, scales};
 use super::self_check::{self, Product};
 use super::{
-    DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, SelfCheckReport, host, lost,
-    preflight,
+    DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, SelfCheckReport, codes, host,
+    lost, preflight, squares,
 };
 use crate::config::SelfCheck;
 use crate::error::DeviceError;
@@ -70,6 +70,9 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         orientation: Orientation,
         scale: ScaleFrom<CubeTensor<R>>,
     ) -> Quantized<Self> {
+        if let ScaleMode::E8m0Square(mode) = cast.scale_mode {
+            return squares::quantize::<Self>(x, cast, mode, orientation);
+        }
         let (client, device, dtype) = (x.client.clone(), x.device.clone(), x.dtype);
         let view = matrix_view(x.clone());
         let [rows, cols] = view.shape;
@@ -154,6 +157,14 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
 
     fn fp8_size(operand: &Self::Operand) -> OperandSize {
         operand.size()
+    }
+
+    fn fp8_dequantize(operand: &Self::Operand) -> CubeTensor<R> {
+        codes::dequantize::<Self>(operand)
+    }
+
+    fn fp8_transpose(operand: &Self::Operand) -> Self::Operand {
+        codes::transpose::<Self>(operand)
     }
 
     fn fp8_write(codes: HostCodes, device: &Device<Self>) -> Self::Operand {

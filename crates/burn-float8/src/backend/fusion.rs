@@ -8,13 +8,14 @@ use burn_fusion::stream::{Operation, OperationStreams};
 use burn_fusion::{Fusion, FusionBackend, FusionRuntime, FusionTensor};
 use burn_ir::{CustomOpIr, HandleContainer, OperationIr, TensorIr};
 use burn_std::Shape;
-use float8_kernels::{Cast, Format, GemmConfig, GemmPath, Granularity, Orientation, health_len, row_words};
+use float8_kernels::{Cast, Format, GemmConfig, GemmPath, Granularity, Orientation, ScaleMode, health_len, row_words};
 
 use super::cube::write_codes;
 use super::host::matrix;
 use super::operand::{DeviceOperand, scales};
 use super::{
-    DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, SelfCheckReport, lost,
+    DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, SelfCheckReport, codes, lost,
+    squares,
 };
 use crate::config::SelfCheck;
 use crate::error::DeviceError;
@@ -100,6 +101,9 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         orientation: Orientation,
         scale: ScaleFrom<FloatTensor<Self>>,
     ) -> Quantized<Self> {
+        if let ScaleMode::E8m0Square(mode) = cast.scale_mode {
+            return squares::quantize::<Self>(x, cast, mode, orientation);
+        }
         let [rows, cols] = matrix(&x.shape);
         let Cast { format, granularity, scale_mode } = cast;
         let power_of_two = scale_mode.is_power_of_two();
@@ -193,6 +197,14 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
 
     fn fp8_size(operand: &Self::Operand) -> OperandSize {
         operand.size()
+    }
+
+    fn fp8_dequantize(operand: &Self::Operand) -> FloatTensor<Self> {
+        codes::dequantize::<Self>(operand)
+    }
+
+    fn fp8_transpose(operand: &Self::Operand) -> Self::Operand {
+        codes::transpose::<Self>(operand)
     }
 
     fn fp8_write(codes: HostCodes, device: &Device<Self>) -> Self::Operand {

@@ -1,6 +1,8 @@
 //! [`Float8Backend`]: what [`Float8`](crate::Float8) asks of the backend that it wraps, and what goes in and out.
 mod attention;
 #[cfg(feature = "cubecl")]
+mod codes;
+#[cfg(feature = "cubecl")]
 mod cube;
 mod fused;
 #[cfg(feature = "cubecl")]
@@ -17,6 +19,8 @@ mod preflight;
 mod report;
 #[cfg(feature = "cubecl")]
 mod self_check;
+#[cfg(feature = "cubecl")]
+mod squares;
 
 pub use attention::{Attention, AttentionOutput};
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
@@ -218,6 +222,13 @@ pub trait Float8Backend: Backend {
 
     /// The size of an operand.
     fn fp8_size(operand: &Self::Operand) -> OperandSize;
+
+    /// The values of an operand `[rows, k]`, in f32: `decode(code) · inv_scale`, rounded once.
+    fn fp8_dequantize(operand: &Self::Operand) -> FloatTensor<Self>;
+
+    /// The operand `[k, rows]` of the same codes. The caller has checked that its scales serve both orientations: those of the tensor, of
+    /// blocks of 128 by 128, or of 1 by 32 that are equal in squares of 32 by 32.
+    fn fp8_transpose(operand: &Self::Operand) -> Self::Operand;
 
     /// Reads an operand back; this waits for the device.
     fn fp8_read(operand: &Self::Operand) -> HostCodes;

@@ -5,7 +5,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use super::cast::{CastConfig, Casts};
 use super::delayed::DelayedScaling;
 use crate::error::Float8Error;
-use crate::terms::{Gemm, Operand, Recipe};
+use crate::terms::{Gemm, Operand, Recipe, Role};
 
 /// How one linear runs in FP8.
 ///
@@ -68,6 +68,11 @@ pub struct Float8LinearConfig {
     /// How the scales of casts of `1x32` come from an amax, `rceil` if absent. An error where no cast is of `1x32`.
     #[serde(skip_serializing_if = "Option::is_none")]
     scale_calculation_mode: Option<ScaleCalculationMode>,
+    /// Scale the weights of casts of `1x32` in squares of 32 by 32, so that one set of codes serves both of a weight's GEMMs: a frozen weight
+    /// that is codes alone then needs no other copy. On devices such a cast takes more passes. An error where no weight is cast so.
+    #[serde(skip_serializing_if = "is_default")]
+    #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
+    mx_square_weights: bool,
     /// Run GEMMs emulated where the device has FP8 tensor cores too.
     #[serde(skip_serializing_if = "is_default")]
     #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
@@ -125,7 +130,9 @@ impl Float8LinearConfig {
     /// These settings with another recipe's casts and what belongs to their scales.
     pub(crate) fn with_recipe(self, recipe: Recipe) -> Self {
         let (round_scales_to_power_of_2, scale_calculation_mode) = (None, None);
-        Self { recipe, round_scales_to_power_of_2, scale_calculation_mode, ..self }.with_casts(recipe.casts())
+        let mx_square_weights = false;
+        Self { recipe, round_scales_to_power_of_2, scale_calculation_mode, mx_square_weights, ..self }
+            .with_casts(recipe.casts())
     }
 
     /// Replaces the recipe's casts; [`validate`](Self::validate) says which go together.
@@ -185,6 +192,12 @@ impl Float8LinearConfig {
         self
     }
 
+    /// Whether weights of casts of `1x32` are scaled in squares of 32 by 32.
+    pub fn with_mx_square_weights(mut self, square: bool) -> Self {
+        self.mx_square_weights = square;
+        self
+    }
+
     /// How casts of [`ScalingType::Delayed`](crate::config::ScalingType::Delayed) find their scale.
     pub fn with_delayed_scaling(mut self, delayed: DelayedScaling) -> Self {
         self.delayed_scaling = delayed;
@@ -199,11 +212,17 @@ impl Float8LinearConfig {
     /// [`Float8Error::HalfDisabledGemm`], [`OperandDtypes`](Float8Error::OperandDtypes),
     /// [`DelayedGranularity`](Float8Error::DelayedGranularity), [`AllDisabled`](Float8Error::AllDisabled) for the casts;
     /// [`DelayedScaling`](Float8Error::DelayedScaling) for a length or a margin out of range;
-    /// [`ScaleCalculationModeWithoutMx`](Float8Error::ScaleCalculationModeWithoutMx) if a mode was given and no cast uses it.
+    /// [`ScaleCalculationModeWithoutMx`](Float8Error::ScaleCalculationModeWithoutMx) if a mode was given and no cast uses it;
+    /// [`SquareWeightsWithoutMx`](Float8Error::SquareWeightsWithoutMx).
     pub fn validate(&self) -> Result<(), Float8Error> {
         let casts = self.casts();
         casts.validate()?;
         self.delayed_scaling.validate()?;
+        let weights = [casts.weight, casts.weight_for_grad_input];
+        let is_mx = |cast: &CastConfig| !cast.is_disabled() && cast.scaling_granularity == Granularity::Block1x32;
+        if self.mx_square_weights && !weights.iter().any(is_mx) {
+            return Err(Float8Error::SquareWeightsWithoutMx { recipe: self.recipe });
+        }
         match self.scale_calculation_mode {
             Some(mode) if !casts.any_mx() => {
                 Err(Float8Error::ScaleCalculationModeWithoutMx { recipe: self.recipe, mode })
@@ -302,7 +321,12 @@ impl Float8LinearConfig {
     /// What the kernels are asked for.
     pub(crate) fn kernel_cast(&self, operand: Operand) -> Cast {
         let CastConfig { target_dtype, scaling_granularity, .. } = self.casts().of(operand);
-        let scale_mode = self.scale_mode(scaling_granularity);
+        let scale_mode = match self.scale_mode(scaling_granularity) {
+            ScaleMode::E8m0(mode) if self.mx_square_weights && operand.role == Role::Weight => {
+                ScaleMode::E8m0Square(mode)
+            }
+            mode => mode,
+        };
         Cast { format: target_dtype, granularity: scaling_granularity, scale_mode }
     }
 }

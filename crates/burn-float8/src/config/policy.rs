@@ -1,7 +1,9 @@
 //! [`Policy`]: in which precision a linear runs.
+use float8_kernels::Cast;
+
 use super::cast::Casts;
 use super::linear::Float8LinearConfig;
-use crate::terms::Reason;
+use crate::terms::{Operand, Reason};
 
 /// In which precision a linear runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +15,16 @@ pub enum Policy {
 }
 
 impl Policy {
+    /// The cast of the weight whose codes fprop reads; none where that is in high precision.
+    pub fn weight_cast(&self) -> Option<Cast> {
+        match self {
+            Self::Float8(config) if !config.casts().of(Operand::WEIGHT_T).is_disabled() => {
+                Some(config.kernel_cast(Operand::WEIGHT_T))
+            }
+            _ => None,
+        }
+    }
+
     /// The casts of a linear in FP8.
     pub(crate) fn casts(&self) -> Option<Casts> {
         match self {

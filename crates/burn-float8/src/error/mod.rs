@@ -138,6 +138,14 @@ pub enum Float8Error {
         /// The mode.
         mode: ScaleCalculationMode,
     },
+    /// Squares of scales without a cast of a weight that has such scales.
+    #[error(
+        "mx_square_weights with recipe {recipe}: no weight is cast by 1x32, so nothing uses it (an override has its own)"
+    )]
+    SquareWeightsWithoutMx {
+        /// The recipe that the casts started from.
+        recipe: Recipe,
+    },
     /// Delayed scaling was asked for linears without a name.
     #[error("delayed scaling keeps a history for each layer: apply the configuration to a model to give them names")]
     DelayedWithoutLayers,
@@ -213,6 +221,24 @@ pub enum Float8Error {
     /// The device cannot run FP8, or a kernel is wrong there.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// A parameter of adapters is out of range.
+    #[error("lora.{field} = {value}: must be {range}")]
+    Lora {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What it may be.
+        range: &'static str,
+    },
+    /// Codes are not the weight of a linear of the model.
+    #[error("{layer}: FP8 codes {what}")]
+    Codes {
+        /// The layer's name.
+        layer: String,
+        /// What is wrong with them, with the values.
+        what: String,
+    },
     /// A saved state does not belong to the model.
     #[error("the state names {layer:?}, which is no converted linear of the model")]
     StateLayer {
@@ -268,6 +294,18 @@ pub enum Float8Panic {
     UntaggedLinear {
         /// `[K, N]`
         weight: [usize; 2],
+    },
+    /// Adapters are beside linears of a Float8 backend.
+    #[error("adapters are attached to models on a Float8 backend alone: `Float8<Autodiff<B>>`, or `Float8<B>`")]
+    NotFloat8,
+    /// A weight without high-precision values was to be trained.
+    #[error(
+        "{layer}: its weight is FP8 codes alone, which no optimizer updates: freeze it (`no_grad`) and train an adapter, or keep the \
+         high-precision values"
+    )]
+    Fp8OnlyTrained {
+        /// The layer's name.
+        layer: String,
     },
     /// Rows, weights and ends of a grouped linear do not fit each other.
     #[error(

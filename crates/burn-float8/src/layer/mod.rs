@@ -6,6 +6,7 @@ mod tag;
 mod untagged;
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
@@ -93,6 +94,8 @@ pub struct Layer {
     calls: [GemmCalls; 3],
     casts: [AtomicU64; 3],
     weight_matmuls: AtomicU64,
+    /// How often operations have decoded a weight that is codes alone.
+    decodes: Mutex<BTreeMap<&'static str, u64>>,
     live_copies: AtomicI64,
     live_bytes: AtomicI64,
     sampled: Mutex<[Option<OperandHealth>; 6]>,
@@ -118,6 +121,7 @@ impl Layer {
             calls: Default::default(),
             casts: Default::default(),
             weight_matmuls: AtomicU64::new(0),
+            decodes: Mutex::default(),
             live_copies: AtomicI64::new(0),
             live_bytes: AtomicI64::new(0),
             sampled: Mutex::default(),
@@ -226,6 +230,11 @@ impl Layer {
         self.weight_matmuls.load(Relaxed)
     }
 
+    /// How often each operation has decoded the weight, where that is [FP8 codes alone](crate::weights).
+    pub fn decodes(&self) -> BTreeMap<&'static str, u64> {
+        self.decodes.lock().clone()
+    }
+
     /// FP8 copies made on behalf of this layer that are alive now.
     pub fn live_copies(&self) -> u64 {
         self.live_copies.load(Relaxed).max(0) as u64
@@ -242,6 +251,10 @@ impl Layer {
 
     pub(crate) fn count_weight_matmul(&self) {
         self.weight_matmuls.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn count_decode(&self, operation: &'static str) {
+        *self.decodes.lock().entry(operation).or_default() += 1;
     }
 
     pub(crate) fn count_copy(&self, change: i64, bytes: i64) {

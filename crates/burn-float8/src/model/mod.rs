@@ -1,6 +1,8 @@
 //! What a user does with a model: apply a configuration, switch FP8 on and off, read the report, save and restore the state.
 mod apply;
 mod default;
+mod fp8_only;
+mod lora;
 mod monitor;
 mod report;
 mod schedule;
@@ -12,6 +14,8 @@ pub(crate) mod walk;
 
 pub use apply::Summary;
 pub use default::set_default_config;
+pub use fp8_only::{Fp8Only, fp8_only, linear_infos, load_codes, read_codes};
+pub use lora::{Lora, LoraAdapter, LoraConfig};
 pub use monitor::{Amaxes, Monitor, NonFiniteOperand, SampledOperand};
 pub use report::{GemmReport, GemmTotals, LayerReport, OperandReport, Report, report};
 pub use schedule::{PrecisionSchedule, Span};

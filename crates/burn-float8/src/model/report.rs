@@ -1,4 +1,5 @@
 //! [`report`]: what each linear of a model really did.
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::module::Module;
@@ -92,6 +93,10 @@ pub struct LayerReport {
     pub live_bytes: u64,
     /// Calls of `Tensor::matmul` on the weight in high precision.
     pub weight_matmuls: u64,
+    /// Whether its weight is [FP8 codes alone](crate::weights), in which format and with scales of what.
+    pub fp8_only: Option<String>,
+    /// How often each operation has decoded such a weight.
+    pub decodes: BTreeMap<&'static str, u64>,
     /// Where statistics have moved the layer, if they have.
     pub fallback: Option<Fallback>,
     /// Which rows of its weight this process keeps, if not all.
@@ -145,6 +150,7 @@ pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
     let found = linears::<B, M>(model, None);
     let layers: Vec<_> = found.iter().filter_map(|linear| Some(linear.tag.as_ref()?.layer.clone())).collect();
     let places: Vec<_> = found.iter().filter_map(|linear| linear.tag.as_ref().map(|_| linear.device.clone())).collect();
+    let codes: Vec<_> = found.iter().filter(|linear| linear.tag.is_some()).map(FoundLinear::codes).collect();
     let (mut of_devices, mut untagged): (Vec<(Arc<Layer>, _)>, _) = (vec![], vec![]);
     for FoundLinear { info, device, tag, .. } in found {
         let of_device = B::untagged_layer(&device);
@@ -164,7 +170,13 @@ pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
     let of = |device: &B::Device| &self_checks.iter().find(|(of, _)| of == device).expect("one for each device").1;
     of_devices.retain(|(l, _)| Gemm::ALL.iter().any(|g| l.calls(*g) != [0; 3]));
     let rows = layers.into_iter().zip(places).chain(of_devices);
-    let layers = rows.map(|(layer, device)| LayerReport::new::<B::Inner>(&layer, &device, of(&device))).collect();
+    let rows = rows.zip(codes.into_iter().chain(core::iter::repeat(None)));
+    let layers = rows
+        .map(|((layer, device), fp8_only)| LayerReport {
+            fp8_only,
+            ..LayerReport::new::<B::Inner>(&layer, &device, of(&device))
+        })
+        .collect();
     let self_check =
         self_checks.iter().map(|(_, found)| found.clone()).reduce(SelfCheckReport::and).unwrap_or_default();
     Report { layers, untagged, self_check }
@@ -230,6 +242,8 @@ impl LayerReport {
             live_copies: layer.live_copies(),
             live_bytes: layer.live_bytes(),
             weight_matmuls: layer.weight_matmuls(),
+            fp8_only: None,
+            decodes: layer.decodes(),
             fallback: layer.fallback(),
             sharding: source_of::<B>(layer).map(|source| source.report()),
         }

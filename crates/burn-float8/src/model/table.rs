@@ -59,6 +59,12 @@ fn gemm_rows(f: &mut Formatter<'_>, layer: &LayerReport, width: usize) -> Result
         if layer.weight_matmuls > 0 {
             write!(f, "; {} reads by Tensor::matmul, not FP8", layer.weight_matmuls)?;
         }
+        if let Some(codes) = &layer.fp8_only {
+            write!(f, "; weight: {codes} codes alone")?;
+        }
+        for (operation, times) in &layer.decodes {
+            write!(f, "; decoded {times} times by {operation}")?;
+        }
         if let Some(sharding) = &layer.sharding {
             write!(f, "; {sharding}")?;
         }

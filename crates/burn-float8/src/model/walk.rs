@@ -61,15 +61,20 @@ impl Path {
 
     /// The name of the linear whose weight the walk is at.
     pub fn linear_weight(&self, rank: usize, config: &Float8Config) -> Option<String> {
-        let ((field, container), parents) = self.0.split_last()?;
+        let (field, container) = self.0.last()?;
+        is_weight(config, container, field, rank).then(|| self.linear_name())
+    }
+
+    /// The name that a linear has whose weight the walk is at.
+    pub(super) fn linear_name(&self) -> String {
+        let Some(((field, _), parents)) = self.0.split_last() else { return String::new() };
         let mut names: Vec<_> = parents.iter().map(|(name, _)| name.as_str()).collect();
         // A type of one's own may have several.
         if field != "weight" {
             names.push(field);
         }
         // A bare `Linear` has no path.
-        let name = || if names.is_empty() { "linear".into() } else { names.join(".") };
-        is_weight(config, container, field, rank).then(name)
+        if names.is_empty() { "linear".into() } else { names.join(".") }
     }
 }
 
@@ -88,6 +93,12 @@ pub struct FoundLinear<B: Float8Stack> {
 }
 
 impl<B: Float8Stack> FoundLinear<B> {
+    /// Format and granularity of its weight, if that is FP8 codes alone.
+    pub(super) fn codes(&self) -> Option<String> {
+        let weight = B::float8_tensor(self.weight.as_ref()?);
+        weight.codes().map(|codes| format!("{} {}", codes.format(), codes.granularity()))
+    }
+
     /// The layer of its weight, once a configuration was applied.
     pub fn layer(&self) -> Option<&Arc<Layer>> {
         self.tag.as_ref().map(|tag| &tag.layer)

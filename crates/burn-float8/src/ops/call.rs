@@ -9,7 +9,7 @@ use crate::backend::{Float8Backend, GroupEnds, OperandSize, memo};
 use crate::config::{LinearPlan, Untagged};
 use crate::error::{DeviceError, Float8Error, Float8Panic};
 use crate::layer::{LastOperand, Layer, UntaggedRule, is_autocast_enabled, settle_at_linear, untagged};
-use crate::profile::{Work, operation, time};
+use crate::profile::{Work, time};
 use crate::step::on_weight_read;
 use crate::tensor::{CastRequest, Float8Tensor, Fp8Copy, View, fp8_copy};
 use crate::terms::{Gemm, Operand, Reason};
@@ -20,6 +20,8 @@ pub(super) struct Use {
     pub(super) layer: Arc<Layer>,
     /// How it runs in FP8, or why it does not.
     pub(super) plan: Result<Arc<LinearPlan>, Reason>,
+    /// Whether no backward can follow.
+    pub(super) evaluates: bool,
 }
 
 impl Use {
@@ -35,16 +37,17 @@ impl Use {
         let off = (!is_autocast_enabled()).then_some(Reason::Autocast);
         let Some(tag) = w.tag() else {
             let layer = untagged::<B>(&device);
-            return Self { plan: check_untagged::<B>(w, &device).and_then(|()| layer.plan(off)), layer };
+            let plan = check_untagged::<B>(w, &device).and_then(|()| layer.plan(off));
+            return Self { plan, layer, evaluates: false };
         };
         on_weight_read::<B>(tag, &device);
         let off = if tag.enabled { off } else { Some(Reason::WithoutFloat8) };
-        Self { plan: tag.layer.plan(off), layer: tag.layer.clone() }
+        Self { plan: tag.layer.plan(off), layer: tag.layer.clone(), evaluates: false }
     }
 
     /// What a cast of an operand is asked for.
     pub(super) fn request<'a>(&'a self, operand: Operand, plan: &'a LinearPlan, both: bool) -> CastRequest<'a> {
-        CastRequest { operand, layer: &self.layer, plan, both }
+        CastRequest { operand, layer: &self.layer, plan, both, evaluates: self.evaluates }
     }
 }
 
@@ -214,7 +217,6 @@ impl<'a> GemmCall<'a> {
 
 /// The result of a GEMM over an empty batch, which not every backend multiplies or sums.
 pub(super) fn zeros<B: Float8Backend>(shape: Shape, dtype: DType, device: &Device<B>) -> FloatTensor<B> {
-    let _timer = operation("float_zeros");
     B::float_zeros(shape, device, FloatDType::from(dtype))
 }
 

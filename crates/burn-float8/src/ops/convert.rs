@@ -11,7 +11,8 @@ use crate::tensor::{Float8Tensor, Wrapped};
 pub(super) struct Arg<T>(pub T);
 pub(super) trait PassArg: Sized {
     type T;
-    fn unwrap(self) -> Self::T;
+    /// For an operation.
+    fn unwrap(self, operation: &'static str) -> Self::T;
     fn mark(&self) -> Option<Mark> {
         None
     }
@@ -21,18 +22,18 @@ pub(super) trait PassArg: Sized {
 }
 impl<T> PassArg for Arg<T> {
     type T = T;
-    fn unwrap(self) -> T {
+    fn unwrap(self, _: &'static str) -> T {
         self.0
     }
 }
 type Inner<B> = burn_backend::tensor::FloatTensor<B>;
 impl<B: Wrapped> Arg<Float8Tensor<B>> {
-    pub(super) fn unwrap(self) -> Inner<B> {
-        self.0.into_full()
+    pub(super) fn unwrap(self, operation: &'static str) -> Inner<B> {
+        self.0.into_values(operation)
     }
 }
 impl<'a, B: Wrapped> Arg<&'a Float8Tensor<B>> {
-    pub(super) fn unwrap(self) -> &'a Inner<B> {
+    pub(super) fn unwrap(self, _: &'static str) -> &'a Inner<B> {
         self.0.full()
     }
     pub(super) fn mark(&self) -> Option<Mark> {
@@ -43,27 +44,27 @@ impl<'a, B: Wrapped> Arg<&'a Float8Tensor<B>> {
     }
 }
 impl<B: Wrapped> Arg<Option<Float8Tensor<B>>> {
-    pub(super) fn unwrap(self) -> Option<Inner<B>> {
-        self.0.map(|t| t.into_full())
+    pub(super) fn unwrap(self, operation: &'static str) -> Option<Inner<B>> {
+        self.0.map(|t| t.into_values(operation))
     }
 }
 impl<B: Wrapped> Arg<TensorPrimitive<Float8<B>>> {
-    pub(super) fn unwrap(self) -> TensorPrimitive<B> {
+    pub(super) fn unwrap(self, operation: &'static str) -> TensorPrimitive<B> {
         match self.0 {
-            TensorPrimitive::Float(t) => TensorPrimitive::Float(t.into_full()),
+            TensorPrimitive::Float(t) => TensorPrimitive::Float(t.into_values(operation)),
             TensorPrimitive::QFloat(t) => TensorPrimitive::QFloat(t),
         }
     }
 }
 impl<B: Wrapped> Arg<QuantizationParametersPrimitive<Float8<B>>> {
-    pub(super) fn unwrap(self) -> QuantizationParametersPrimitive<B> {
-        QuantizationParametersPrimitive { scales: self.0.scales.into_full() }
+    pub(super) fn unwrap(self, operation: &'static str) -> QuantizationParametersPrimitive<B> {
+        QuantizationParametersPrimitive { scales: self.0.scales.into_values(operation) }
     }
 }
 impl<B: Wrapped> Arg<TransactionPrimitive<Float8<B>>> {
-    pub(super) fn unwrap(self) -> TransactionPrimitive<B> {
+    pub(super) fn unwrap(self, operation: &'static str) -> TransactionPrimitive<B> {
         let t = self.0;
-        let floats = t.read_floats.into_iter().map(|t| t.into_full()).collect();
+        let floats = t.read_floats.into_iter().map(|t| t.into_values(operation)).collect();
         TransactionPrimitive::new(floats, t.read_qfloats, t.read_ints, t.read_bools)
     }
 }

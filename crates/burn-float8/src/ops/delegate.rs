@@ -17,7 +17,6 @@ use super::functions::register;
 use super::{Float8, attention, linear, matmul};
 use crate::error::Float8Panic;
 use crate::layer::Mark;
-use crate::profile::operation;
 use crate::tensor::{Float8Tensor, Wrapped};
 
 // `fn`: unwrap the arguments, wrap the result.
@@ -26,8 +25,7 @@ use crate::tensor::{Float8Tensor, Wrapped};
 // weight, and is no weight.
 // `#[same] fn`: the value is unchanged, so the FP8 copies stay too.
 // `#[new] fn`: it makes a tensor of none.
-// `#[raw] fn`: the result holds no float tensor (futures, unit). It is no work to time.
-// All but `#[same]` and `#[raw]` are timed in the inner backend.
+// `#[raw] fn`: the result holds no float tensor (futures, unit).
 macro_rules! forward {
     ($($(#[$mark:ident])? fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?;)*) => {
         $(fn $name($($arg: $ty),*) $(-> $ret)? { body!($($mark)? $name($($arg),*) $($ret)?) })*
@@ -36,28 +34,23 @@ macro_rules! forward {
 macro_rules! body {
     (new $name:ident($($arg:ident),*) $ret:ty) => {{
         register::<B>();
-        Ret::<$ret>::wrap(timed!($name($(Arg($arg).unwrap()),*)))
+        Ret::<$ret>::wrap(B::$name($(Arg($arg).unwrap(stringify!($name))),*))
     }};
-    (raw $name:ident($($arg:ident),*) $($ret:ty)?) => { B::$name($(Arg($arg).unwrap()),*) };
+    (raw $name:ident($($arg:ident),*) $($ret:ty)?) => { B::$name($(Arg($arg).unwrap(stringify!($name))),*) };
     (keep $name:ident($($arg:ident),*) $ret:ty) => {{
         let floats = 0$(+ usize::from(Arg(&$arg).is_float()))*;
         let mut mark = None;
         $(mark = Mark::either(mark, Arg(&$arg).mark());)*
         let mark = mark.map(|mark| mark.after(floats - 1));
-        Ret::<$ret>::wrap(timed!($name($(Arg($arg).unwrap()),*))).with_mark(mark)
+        Ret::<$ret>::wrap(B::$name($(Arg($arg).unwrap(stringify!($name))),*)).with_mark(mark)
     }};
     (keep_lhs $name:ident($lhs:ident, $rhs:ident) $ret:ty) => {{
         let mark = $lhs.mark().map(|mark| mark.clone().after(1));
-        Ret::<$ret>::wrap(timed!($name($lhs.into_full(), $rhs.into_full()))).with_mark(mark)
+        let [lhs, rhs] = [$lhs, $rhs].map(|t| t.into_values(stringify!($name)));
+        Ret::<$ret>::wrap(B::$name(lhs, rhs)).with_mark(mark)
     }};
     (same $name:ident($t:ident $(, $arg:ident)*) $ret:ty) => { $t.map(|t| B::$name(t $(, $arg)*)) };
-    ($name:ident($($arg:ident),*) $ret:ty) => { Ret::<$ret>::wrap(timed!($name($(Arg($arg).unwrap()),*))) };
-}
-macro_rules! timed {
-    ($name:ident($($arg:expr),*)) => {{
-        let _timer = operation(stringify!($name));
-        B::$name($($arg),*)
-    }};
+    ($name:ident($($arg:ident),*) $ret:ty) => { Ret::<$ret>::wrap(B::$name($(Arg($arg).unwrap(stringify!($name))),*)) };
 }
 
 impl<B: Wrapped> BackendTypes for Float8<B> {
@@ -97,6 +90,17 @@ impl<B: Wrapped> Backend for Float8<B> {
 }
 
 impl<B: Wrapped> FloatTensorOps<Self> for Float8<B> {
+    /// A weight of codes alone stays that.
+    fn float_to_device(tensor: F<Self>, device: &D<Self>) -> F<Self> {
+        let mark = tensor.mark().cloned();
+        let adapter = tensor.adapter().map(|adapter| adapter.map(|t| B::float_to_device(t, device)).into());
+        let full = B::float_to_device(tensor.full().clone(), device);
+        let moved = match tensor.codes() {
+            Some(codes) => Float8Tensor::of_codes(full, codes.to_device(device)),
+            None => Float8Tensor::new(full),
+        };
+        moved.with_mark(mark).with_adapter(adapter)
+    }
     forward! {
         #[new] fn float_from_data(data: TensorData, device: &D<Self>) -> F<Self>;
         #[new] fn float_random(shape: Shape, distribution: Distribution, device: &D<Self>, dtype: FloatDType) -> F<Self>;
@@ -105,7 +109,6 @@ impl<B: Wrapped> FloatTensorOps<Self> for Float8<B> {
         #[new] fn float_full(shape: Shape, fill_value: Scalar, device: &D<Self>, dtype: FloatDType) -> F<Self>;
         #[raw] fn float_into_data(tensor: F<Self>) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send;
         #[raw] fn float_device(tensor: &F<Self>) -> D<Self>;
-        #[keep] fn float_to_device(tensor: F<Self>, device: &D<Self>) -> F<Self>;
         fn float_into_int(tensor: F<Self>, out_dtype: IntDType) -> I<Self>;
         #[new] fn float_empty(shape: Shape, device: &D<Self>, dtype: FloatDType) -> F<Self>;
         fn float_repeat_dim(tensor: F<Self>, dim: usize, times: usize) -> F<Self>;
@@ -224,12 +227,12 @@ impl<B: Wrapped> FloatTensorOps<Self> for Float8<B> {
         let last = |s: &Shape| s.iter().last().copied();
         let old = tensor.shape();
         let is_same_matrix = last(&old).is_some() && last(&old) == last(&shape);
-        let reshaped = |tensor: F<B>| timed!(float_reshape(tensor, shape));
-        if is_same_matrix {
+        let reshaped = |tensor: F<B>| B::float_reshape(tensor, shape.clone());
+        if is_same_matrix && !tensor.is_fp8_only() && tensor.adapter().is_none() {
             return tensor.map(reshaped);
         }
         let mark = tensor.mark().cloned();
-        Float8Tensor::new(reshaped(tensor.into_full())).with_mark(mark)
+        Float8Tensor::new(reshaped(tensor.into_values("float_reshape"))).with_mark(mark)
     }
     fn float_matmul(lhs: F<Self>, rhs: F<Self>) -> F<Self> {
         matmul::matmul(lhs, rhs)
@@ -239,8 +242,8 @@ impl<B: Wrapped> FloatTensorOps<Self> for Float8<B> {
         let is_flat = tensors.iter().all(|t| t.rank() == 1) && tensors.iter().any(|t| t.mark().is_some());
         let mark =
             if is_flat { Mark::concatenate(tensors.iter().map(|t| (t.shape()[0], t.mark().cloned()))) } else { None };
-        let tensors = tensors.into_iter().map(Float8Tensor::into_full).collect();
-        Float8Tensor::new(timed!(float_cat(tensors, dim))).with_mark(mark)
+        let tensors = tensors.into_iter().map(|tensor| tensor.into_values("float_cat")).collect();
+        Float8Tensor::new(B::float_cat(tensors, dim)).with_mark(mark)
     }
     fn float_slice(tensor: F<Self>, slices: &[Slice]) -> F<Self> {
         let mark = match (tensor.mark(), slices) {
@@ -249,7 +252,7 @@ impl<B: Wrapped> FloatTensorOps<Self> for Float8<B> {
             }
             _ => None,
         };
-        Float8Tensor::new(timed!(float_slice(tensor.into_full(), slices))).with_mark(mark)
+        Float8Tensor::new(B::float_slice(tensor.into_values("float_slice"), slices)).with_mark(mark)
     }
 }
 impl<B: Wrapped> IntTensorOps<Self> for Float8<B> {
@@ -470,15 +473,15 @@ impl<B: Wrapped> ModuleOps<Self> for Float8<B> {
         if weights.layer().is_some_and(|layer| layer.has_source()) {
             return Float8Tensor::new(B::fp8_embedding(weights, indices));
         }
-        Float8Tensor::new(timed!(embedding(weights.into_full(), indices)))
+        Float8Tensor::new(B::embedding(weights.into_values("embedding"), indices))
     }
     fn linear(x: F<Self>, weight: F<Self>, bias: Option<F<Self>>) -> F<Self> {
         let bias = bias.map(Float8Tensor::into_full);
         Float8Tensor::new(if linear::fits(&x, &weight, bias.as_ref()) {
-            B::fp8_linear(x, weight, bias)
+            linear::adapted(x, weight, bias)
         } else {
             // Let Burn's own say what is wrong with the shapes.
-            B::linear(x.into_full(), weight.into_full(), bias)
+            B::linear(x.into_full(), weight.into_values("linear"), bias)
         })
     }
     // Nothing differentiates a `Float8` backend from outside but an `Autodiff` around it.
@@ -492,7 +495,7 @@ impl<B: Wrapped> ModuleOps<Self> for Float8<B> {
         panic!("{}", Float8Panic::WrongOrder)
     }
     fn rfft(signal: F<Self>, dim: usize, n: Option<usize>) -> (F<Self>, F<Self>) {
-        let (re, im) = timed!(rfft(signal.into_full(), dim, n));
+        let (re, im) = B::rfft(signal.into_full(), dim, n);
         (Float8Tensor::new(re), Float8Tensor::new(im))
     }
 }

@@ -10,7 +10,6 @@ use super::linear::reduced;
 use crate::backend::Float8Backend;
 use crate::error::Float8Panic;
 use crate::layer::Layer;
-use crate::profile::operation;
 use crate::tensor::{Float8Tensor, source_of};
 
 /// The rows that this process has → `[K, N]`; another tensor is what it was.
@@ -40,7 +39,6 @@ pub(super) fn sourced<B: Float8Backend>(weight: &Float8Tensor<B>) -> Option<Arc<
 pub(super) fn embedding<B: Float8Backend>(weights: Float8Tensor<B>, indices: IntTensor<B>) -> FloatTensor<B> {
     let dtype = weights.dtype();
     let weights = weights.into_whole(dtype);
-    let _timer = operation("embedding");
     B::embedding(weights, indices)
 }
 
@@ -66,10 +64,8 @@ impl<B: Float8Backend> Table<B> {
     /// The sum of `dy: [batch, sequence, H]` by row of the table, of the rows that this process has.
     pub(super) fn gradient(self, dy: FloatTensor<B>, indices: IntTensor<B>) -> FloatTensor<B> {
         let Self { layer, shape, dtype, device } = self;
-        let timer = operation("embedding_backward");
         // Burn reads its shape alone.
         let gradient = B::embedding_backward(B::float_zeros(shape, &device, dtype), dy, indices);
-        drop(timer);
         reduced::<B>(&layer, gradient)
     }
 }

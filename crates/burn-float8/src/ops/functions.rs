@@ -2,7 +2,7 @@
 //! other bound.
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};
@@ -13,7 +13,7 @@ use parking_lot::RwLock;
 use super::Float8;
 use crate::backend::{Attention, Fused};
 use crate::error::Float8Panic;
-use crate::tensor::{Float8Tensor, Wrapped};
+use crate::tensor::{Adapter, Float8Tensor, Wrapped};
 
 type AttentionFn<B> = fn(Attention<B>) -> FloatTensor<B>;
 type FullTensorFn<B> = fn(FloatTensor<B>) -> FloatTensor<B>;
@@ -35,6 +35,10 @@ pub(crate) struct Functions<B: Backend> {
     pub(crate) log_likelihood: fn(FloatTensor<B>, IntTensor<B>) -> FloatTensor<B>,
     /// The whole of a weight, of which this process may have some rows.
     pub(crate) full_tensor: FullTensorFn<B>,
+    /// A weight with an adapter beside it.
+    pub(crate) with_adapter: fn(FloatTensor<B>, Adapter<B>) -> FloatTensor<B>,
+    /// What a weight and its adapter are together; a weight without one is what it was.
+    pub(crate) merge_adapter: fn(FloatTensor<B>) -> FloatTensor<B>,
 }
 
 impl<B: Backend> Clone for Functions<B> {
@@ -75,6 +79,11 @@ fn accept<W: Wrapped>() {
         },
         log_likelihood: |logits, targets| fused(Fused::LogLikelihood { targets: W::plain_int(targets) }, vec![logits]),
         full_tensor: W::fp8_full_tensor,
+        with_adapter: |weight, adapter| weight.with_adapter(Some(Arc::new(adapter.map(Float8Tensor::into_full)))),
+        merge_adapter: |weight| match weight.adapter() {
+            Some(_) => Float8Tensor::new(weight.into_values("merge")),
+            None => weight,
+        },
     });
 }
 
@@ -99,6 +108,8 @@ fn refuse<B: Backend>() {
         rotary: |_, _, _| panic!("{}", Float8Panic::WrongOrder),
         log_likelihood: |_, _| panic!("{}", Float8Panic::WrongOrder),
         full_tensor: |_| panic!("{}", Float8Panic::WrongOrder),
+        with_adapter: |_, _| panic!("{}", Float8Panic::WrongOrder),
+        merge_adapter: |_| panic!("{}", Float8Panic::WrongOrder),
     });
 }
 

@@ -59,13 +59,11 @@ fn padded_rows(m: usize, groups: usize) -> usize {
 
 /// The ends as kernels take them.
 fn groups<B: Float8Backend>(ends: IntTensor<B>, grouping: Grouping) -> Option<GroupEnds<IntTensor<B>>> {
-    let _timer = operation("int_cast");
     Some(GroupEnds { ends: B::int_cast(ends, IntDType::I32), grouping })
 }
 
 /// The weight as a matrix whose transpose is fprop's operand, `[K, G·N]`.
 fn experts_along_n<B: Backend>(w: FloatTensor<B>) -> FloatTensor<B> {
-    let _timer = operation("float_reshape");
     let [groups, k, n] = w.shape().dims();
     let transposed = B::float_reshape(B::float_swap_dims(w, 1, 2), Shape::from(vec![groups * n, k]));
     B::float_transpose(transposed)
@@ -73,7 +71,6 @@ fn experts_along_n<B: Backend>(w: FloatTensor<B>) -> FloatTensor<B> {
 
 /// The weight as dgrad's operand, `[G·K, N]`.
 fn experts_along_k<B: Backend>(w: FloatTensor<B>) -> FloatTensor<B> {
-    let _timer = operation("float_reshape");
     let [groups, k, n] = w.shape().dims();
     B::float_reshape(w, Shape::from(vec![groups * k, n]))
 }

@@ -31,6 +31,8 @@ pub(super) struct Wanted {
     pub(super) x: bool,
     pub(super) w: bool,
     pub(super) bias: bool,
+    /// None, as there is no autodiff.
+    pub(super) evaluates: bool,
 }
 
 impl Wanted {
@@ -116,9 +118,10 @@ impl<B: Float8Backend> Seen<B> {
     }
 }
 
-/// Whether the layers of a conversion are sampled at all, and there is something to sample.
+/// Whether the layers of a conversion are sampled at all, and there is something to sample: of codes alone nobody knows what they were
+/// cast from.
 fn is_sampled<B: Float8Backend>(layer: &Layer, t: &Float8Tensor<B>) -> bool {
-    layer.conversion().config().statistics.is_some() && t.shape().iter().all(|dim| *dim > 0)
+    layer.conversion().config().statistics.is_some() && !t.is_fp8_only() && t.shape().iter().all(|dim| *dim > 0)
 }
 
 /// y = x · w + b, and what its node keeps if a gradient is wanted. `x: [.., K]`, `w: [K, N]`, `bias: [N]`, y: `[.., N]`, of shapes that
@@ -131,7 +134,8 @@ pub(super) fn forward<B: Float8Backend>(
 ) -> (FloatTensor<B>, Option<Saved<B>>) {
     let (xs, [k, n], device) = (x.shape(), matrix(&w.whole_shape()), B::float_device(x.full()));
     let (m, dtype, out) = (rows(&xs), x.dtype(), with_last(&xs, n));
-    let (bias_dtype, used) = (bias.as_ref().map(|bias| bias.dtype()), Use::of(w));
+    let bias_dtype = bias.as_ref().map(|bias| bias.dtype());
+    let used = Use { evaluates: wanted.evaluates, ..Use::of(w) };
     let dtypes = [Some(dtype), Some(w.dtype()), bias_dtype];
     let call = GemmCall::new(&used, Gemm::Fprop, [m, k, n]);
     let mut seen = Seen::default();
@@ -190,6 +194,22 @@ pub(super) fn forward<B: Float8Backend>(
         used,
     };
     (y, Some(saved))
+}
+
+/// [`Wrapped::fp8_linear`], and what the weight's adapter adds to it.
+pub(super) fn adapted<W: Wrapped>(
+    x: Float8Tensor<W>,
+    w: Float8Tensor<W>,
+    bias: Option<FloatTensor<W>>,
+) -> FloatTensor<W> {
+    match w.adapter().cloned() {
+        None => W::fp8_linear(x, w, bias),
+        Some(adapter) => {
+            // Whatever reads the values of a weight with an adapter gets both.
+            let y = W::fp8_linear(x.clone(), w.with_adapter(None), bias);
+            W::float_add(y, adapter.apply(x.into_full()))
+        }
+    }
 }
 
 /// The gradients of x, w and b that are wanted. `x` is the tensor itself if forward has asked to keep it.

@@ -1,6 +1,7 @@
 //! `Tensor::matmul` where a linear's weight is involved: in FP8 if the layer's configuration says so, else noted.
 use burn_backend::TensorMetadata;
 
+use super::linear;
 use crate::error::Float8Panic;
 use crate::profile::operation;
 use crate::tensor::{Float8Tensor, Wrapped};
@@ -8,7 +9,7 @@ use crate::tensor::{Float8Tensor, Wrapped};
 pub(super) fn matmul<W: Wrapped>(lhs: Float8Tensor<W>, rhs: Float8Tensor<W>) -> Float8Tensor<W> {
     let has_matmul = rhs.layer().is_some_and(|layer| layer.has_matmul());
     if has_matmul && lhs.rank() == 2 && rhs.rank() == 2 && lhs.shape()[1] == rhs.shape()[0] {
-        return Float8Tensor::new(W::fp8_linear(lhs, rhs, None));
+        return Float8Tensor::new(linear::adapted(lhs, rhs, None));
     }
     for layer in [lhs.layer(), rhs.layer()].into_iter().flatten() {
         layer.count_weight_matmul();
@@ -17,5 +18,5 @@ pub(super) fn matmul<W: Wrapped>(lhs: Float8Tensor<W>, rhs: Float8Tensor<W>) -> 
         panic!("{}", Float8Panic::ShardedMatmul { layer: layer.name().into() });
     }
     let _timer = operation("float_matmul");
-    Float8Tensor::new(W::float_matmul(lhs.into_full(), rhs.into_full()))
+    Float8Tensor::new(W::float_matmul(lhs.into_values("float_matmul"), rhs.into_values("float_matmul")))
 }

@@ -21,7 +21,8 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 use super::linear::{self, Wanted, reduced};
 use super::{attention, full_tensor, fused, grouped, register_gradients};
 use crate::backend::{Attention, Float8Backend, Fused};
-use crate::layer::Layer;
+use crate::error::Float8Panic;
+use crate::layer::{Layer, UNTAGGED_NAME};
 use crate::tensor::{Float8Tensor, Wrapped};
 
 impl<B: Float8Backend> Wrapped for B {
@@ -40,7 +41,7 @@ impl<B: Float8Backend> Wrapped for B {
     }
 
     fn fp8_linear(x: Float8Tensor<B>, w: Float8Tensor<B>, bias: Option<FloatTensor<B>>) -> FloatTensor<B> {
-        linear::forward(&x, &w, bias, Wanted::default()).0
+        linear::forward(&x, &w, bias, Wanted { evaluates: true, ..Wanted::default() }).0
     }
 
     fn fp8_grouped_linear(x: Float8Tensor<B>, w: Float8Tensor<B>, ends: IntTensor<B>) -> FloatTensor<B> {
@@ -90,8 +91,9 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
         };
         let wanted = Wanted {
             x: x.full().is_tracked(),
-            w: w.full().is_tracked(),
+            w: is_trained(&w),
             bias: bias.as_ref().is_some_and(|bias| bias.is_tracked()),
+            evaluates: false,
         };
         macro_rules! node {
             ($op:expr, $parents:expr) => {
@@ -115,7 +117,7 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
 
     fn fp8_grouped_linear(x: Float8Tensor<Self>, w: Float8Tensor<Self>, ends: IntTensor<B>) -> FloatTensor<Self> {
         let run = |wanted| grouped::forward(&x.plain(), &w.plain(), ends.clone(), wanted);
-        let wanted = Wanted { x: x.full().is_tracked(), w: w.full().is_tracked(), bias: false };
+        let wanted = Wanted { x: x.full().is_tracked(), w: w.full().is_tracked(), ..Wanted::default() };
         match GroupedLinear.prepare::<C>([x.full().node.clone(), w.full().node.clone()]).compute_bound().stateful() {
             OpsKind::Tracked(mut prep) => {
                 let (y, saved) = run(wanted);
@@ -159,6 +161,20 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
     }
 }
 
+/// Whether a weight wants a gradient.
+///
+/// # Panics
+///
+/// [`Float8Panic::Fp8OnlyTrained`], in words, if it is codes alone.
+fn is_trained<B: Float8Backend, C: CheckpointStrategy>(w: &Float8Tensor<Autodiff<B, C>>) -> bool {
+    let is_tracked = w.full().is_tracked();
+    if is_tracked && w.is_fp8_only() {
+        let layer = w.layer().map_or(UNTAGGED_NAME, |layer| layer.name()).into();
+        panic!("{}", Float8Panic::Fp8OnlyTrained { layer });
+    }
+    is_tracked
+}
+
 /// What the node of a linear keeps, with groups or without. x itself is kept as Burn's linear keeps it: gradient checkpointing may
 /// compute it again.
 #[derive(Clone, Debug)]
@@ -181,7 +197,8 @@ fn linear_backward<B: Float8Backend>(
 ) {
     let x = x.map(|id| checkpointer.retrieve_node_output(id));
     let [wants_x, wants_w, wants_bias] = parents.map(|parent| parent.is_some());
-    let gradients = linear::backward(saved, dy, x, Wanted { x: wants_x, w: wants_w, bias: wants_bias });
+    let gradients =
+        linear::backward(saved, dy, x, Wanted { x: wants_x, w: wants_w, bias: wants_bias, evaluates: false });
     register_gradients::<B>(grads, parents, gradients);
 }
 
@@ -215,7 +232,7 @@ impl<B: Float8Backend> Backward<B, 2> for GroupedLinear {
         let State { saved, x } = ops.state;
         let x = x.map(|id| checkpointer.retrieve_node_output(id));
         let parents = ops.parents.map(|node| node.map(|node| node.id));
-        let wanted = Wanted { x: parents[0].is_some(), w: parents[1].is_some(), bias: false };
+        let wanted = Wanted { x: parents[0].is_some(), w: parents[1].is_some(), ..Wanted::default() };
         register_gradients::<B>(grads, parents, grouped::backward(saved, dy, x, wanted));
     }
 }

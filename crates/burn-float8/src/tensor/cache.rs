@@ -6,7 +6,7 @@
 //! | x, transposed | fprop, if the weight wants a gradient | weakly, plus by the linear's node until its backward |
 //! | w, transposed | fprop, with the other in one pass if x wants a gradient and both are cast alike | by the weight, so until the optimizer replaces it |
 //! | w, of which this process has some rows | when a GEMM first reads it, that orientation alone, by its source | by the weight, or by the GEMM, as the source says |
-//! | w, by rows | fprop or dgrad | by the weight, unless no dgrad follows; with `force_recompute_fp8_weight_in_bwd` each when it is needed, by nobody |
+//! | w, by rows | fprop or dgrad | by the weight, unless no dgrad follows; with `force_recompute_fp8_weight_in_bwd` each when it is needed, by nobody; without autodiff by the weight |
 //! | dy, both orientations in one pass if they are cast alike | the node's backward | by that |
 //!
 //! All copies of one cast of a tensor have one scale: what the first of them finds out is kept, also for a tensor of the same

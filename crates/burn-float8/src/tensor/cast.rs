@@ -12,7 +12,7 @@ use crate::config::{CastPlan, LinearPlan};
 use crate::layer::Layer;
 use crate::profile::{Work, time};
 use crate::step::{DeviceState, Observation};
-use crate::terms::Operand;
+use crate::terms::{Operand, Role};
 
 /// Which cast of a tensor, and for whom.
 #[derive(Clone, Copy)]
@@ -22,6 +22,8 @@ pub(crate) struct CastRequest<'a> {
     pub(crate) plan: &'a LinearPlan,
     /// Whether another GEMM will read the tensor's other copy.
     pub(crate) both: bool,
+    /// Whether no backward can follow: the next forward is to find the copy of a weight also where training casts it anew each time.
+    pub(crate) evaluates: bool,
 }
 
 /// As which matrix a tensor is cast: its own, or one that is computed from it when it is needed.
@@ -43,7 +45,7 @@ impl<B: Float8Backend> Copy for View<'_, B> {}
 impl<B: Float8Backend> View<'_, B> {
     pub(super) fn of(&self, t: &Float8Tensor<B>) -> FloatTensor<B> {
         match self {
-            Self::Own => t.full().clone(),
+            Self::Own => t.clone().into_values("cast"),
             Self::Computed(_, compute) => compute(),
         }
     }
@@ -57,6 +59,11 @@ impl<B: Float8Backend> View<'_, B> {
 }
 
 impl CastRequest<'_> {
+    /// Whether nothing but the GEMM holds the copy, as of a weight that is cast again in backward.
+    pub(super) fn is_transient(&self) -> bool {
+        self.operand.role == Role::Weight && self.plan.recasts_weight && !self.evaluates
+    }
+
     pub(super) fn key(&self) -> CastKey {
         let CastPlan { cast, delayed } = self.plan.cast(self.operand).expect("a GEMM in FP8 casts its operands");
         let conversion = self.layer.conversion().number();

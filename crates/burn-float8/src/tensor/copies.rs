@@ -5,6 +5,7 @@ use float8_kernels::Orientation;
 
 use super::cache::{CastResult, CopyKey, Fp8Copy, Held};
 use super::cast::{CastRequest, View, quantize};
+use super::codes::copy_of_codes;
 use super::recent;
 use super::source::{needs_other_rows, sourced_copy};
 use super::wrapped::Float8Tensor;
@@ -24,6 +25,10 @@ pub(crate) fn fp8_copy<B: Float8Backend>(
     if let Some(copy) = entries.find(key) {
         return copy;
     }
+    if let Some(codes) = t.codes() {
+        drop(entries);
+        return copy_of_codes(t, codes, view, request);
+    }
     let known = entries.known(key.cast);
     // Not under the lock: a thread of rayon's pool that waits for the parts of its cast may take up a forward which reads this tensor.
     drop(entries);
@@ -40,8 +45,8 @@ fn make<B: Float8Backend>(
     request: CastRequest<'_>,
     known: Option<Arc<CastResult<B>>>,
 ) -> Arc<Fp8Copy<B>> {
-    let CastRequest { operand, layer, plan, both } = request;
-    let is_recast = operand.role == Role::Weight && plan.recasts_weight;
+    let CastRequest { operand, layer, plan, both, .. } = request;
+    let is_recast = request.is_transient();
     let orientation = match view {
         View::Own if both && !is_recast && plan.is_one_cast(operand) => Orientation::Both,
         _ => operand.axis.orientation(),
@@ -129,7 +134,8 @@ mod tests {
         let config = Float8LinearConfig::default();
         let layer = Arc::new(Layer::new("layer", Policy::Float8(config.clone()), Arc::default()));
         let plan = LinearPlan::new(&config);
-        let request = CastRequest { operand: Operand::INPUT, layer: &layer, plan: &plan, both: false };
+        let request =
+            CastRequest { operand: Operand::INPUT, layer: &layer, plan: &plan, both: false, evaluates: false };
         let panics = || -> FloatTensor<Flex> { panic!("in a cast") };
         let cast = || fp8_copy(&t, View::Computed(Layout::Matrix, &panics), request);
         for _ in 0..2 {

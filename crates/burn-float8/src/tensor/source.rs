@@ -195,7 +195,10 @@ impl<B: Float8Backend> SourcedWeight<B> {
     pub fn casts(&self) -> impl Iterator<Item = WeightCast<'_, B>> {
         let Self { weight, layer, plan } = self;
         let operands = [Operand::WEIGHT_T, Operand::WEIGHT].into_iter().filter(|operand| plan.cast(*operand).is_some());
-        operands.map(|operand| WeightCast { weight, request: CastRequest { operand, layer, plan, both: false } })
+        operands.map(|operand| WeightCast {
+            weight,
+            request: CastRequest { operand, layer, plan, both: false, evaluates: false },
+        })
     }
 
     /// What its source keeps with it.
@@ -237,7 +240,7 @@ impl<B: Float8Backend> Float8Tensor<B> {
     /// The values of the whole weight in a dtype.
     pub(crate) fn into_whole(self, dtype: DType) -> FloatTensor<B> {
         let source = self.layer().and_then(|layer| source_of::<B>(layer)).cloned();
-        let Some(source) = source else { return in_dtype::<B>(self.into_full(), dtype) };
+        let Some(source) = source else { return in_dtype::<B>(self.into_values("linear"), dtype) };
         if !source.keeps() {
             return source.values(in_dtype::<B>(self.into_full(), dtype));
         }
@@ -285,7 +288,7 @@ pub(super) fn sourced_copy<B: Float8Backend>(
     }
     let (whole, Findings(result)) = source.operand(&cast, &mut sourced.slot);
     let copy = Fp8Copy::new(whole, key.cast.cast, result, request.layer);
-    let held = match source.keeps() && !request.plan.recasts_weight {
+    let held = match source.keeps() && !request.is_transient() {
         true => Held::Strong(copy.clone()),
         false => Held::Weak(Arc::downgrade(&copy)),
     };

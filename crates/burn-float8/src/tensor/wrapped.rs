@@ -5,7 +5,9 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, TensorMetadata};
 use burn_std::Shape;
 
+use super::adapter::Adapter;
 use super::cache::Fp8Cache;
+use super::codes::Codes;
 use crate::backend::{Attention, Float8Backend, Fused};
 use crate::layer::{Layer, Mark, Tag};
 
@@ -54,9 +56,14 @@ pub trait Wrapped: Backend {
 /// The float primitive of [`Float8<W>`](crate::Float8): the full-precision tensor, the layer it belongs to if it is a
 /// linear's weight, and the FP8 copies that all clones of it share, above and below autodiff.
 ///
+/// A weight may be [FP8 codes alone](crate::weights), without a full-precision tensor, and it may have an [adapter](crate::lora).
+///
 /// A Burn tensor never changes its value, so a copy made once cannot go stale.
 pub struct Float8Tensor<W: Wrapped> {
+    /// Of codes alone, a NaN seen in the shape of the weight.
     full: FloatTensor<W>,
+    codes: Option<Arc<Codes<W::Plain>>>,
+    adapter: Option<Arc<Adapter<W>>>,
     mark: Option<Mark>,
     /// Filled by the first linear that reads the tensor: any other tensor pays one small allocation.
     cache: Arc<OnceLock<Box<Fp8Cache<W::Plain>>>>,
@@ -66,19 +73,65 @@ impl<W: Wrapped> Float8Tensor<W> {
     /// Wraps a tensor that no linear has seen.
     #[inline]
     pub fn new(full: FloatTensor<W>) -> Self {
-        Self { full, mark: None, cache: Arc::default() }
+        Self { full, codes: None, adapter: None, mark: None, cache: Arc::default() }
     }
 
-    /// The full-precision tensor.
+    /// A weight that is these codes, in the place of `full`, which says its shape, dtype, device and place in autodiff alone.
+    pub(crate) fn of_codes(full: FloatTensor<W>, codes: Arc<Codes<W::Plain>>) -> Self {
+        Self { codes: Some(codes), ..Self::new(full) }
+    }
+
+    /// The full-precision tensor; of a weight that [is FP8 codes alone](Self::is_fp8_only) only its shape, dtype and device say something.
     #[inline]
     pub fn full(&self) -> &FloatTensor<W> {
         &self.full
     }
 
-    /// The full-precision tensor, without the rest.
+    /// The full-precision tensor, without the rest: decoded if the weight is FP8 codes alone, and with its adapter added.
     #[inline]
     pub fn into_full(self) -> FloatTensor<W> {
-        self.full
+        self.into_values("into_full")
+    }
+
+    /// [`into_full`](Self::into_full) for an operation, which the report names where codes are decoded.
+    #[inline]
+    pub(crate) fn into_values(self, operation: &'static str) -> FloatTensor<W> {
+        if self.codes.is_none() && self.adapter.is_none() {
+            return self.full;
+        }
+        let Self { full, codes, adapter, mark, .. } = self;
+        let full = match codes {
+            Some(codes) => {
+                if let Some(Mark::Weight(Tag { layer, .. })) = mark {
+                    layer.count_decode(operation);
+                }
+                let values = codes.values(full.dtype());
+                W::replace(full, values)
+            }
+            None => full,
+        };
+        adapter.map_or(full.clone(), |adapter| adapter.merged(full))
+    }
+
+    /// Whether the weight is FP8 codes alone.
+    #[inline]
+    pub fn is_fp8_only(&self) -> bool {
+        self.codes.is_some()
+    }
+
+    /// What the weight is, if it is FP8 codes alone.
+    pub(crate) fn codes(&self) -> Option<&Arc<Codes<W::Plain>>> {
+        self.codes.as_ref()
+    }
+
+    /// The adapter that is added to what a linear makes of the weight.
+    pub(crate) fn adapter(&self) -> Option<&Arc<Adapter<W>>> {
+        self.adapter.as_ref()
+    }
+
+    /// This weight with an adapter, in the place of any.
+    pub(crate) fn with_adapter(self, adapter: Option<Arc<Adapter<W>>>) -> Self {
+        Self { adapter, ..self }
     }
 
     #[cfg(feature = "distributed")]
@@ -95,7 +148,7 @@ impl<W: Wrapped> Float8Tensor<W> {
     /// This tensor as the weight of a layer that has not seen it. Copies that another layer's linears made stay with that:
     /// a history that counts them would be the other's.
     pub(crate) fn tagged(self, tag: Tag) -> Self {
-        Self { mark: Some(Mark::Weight(tag)), ..Self::new(self.full) }
+        Self { mark: Some(Mark::Weight(tag)), codes: self.codes, adapter: self.adapter, ..Self::new(self.full) }
     }
 
     /// The tag of a linear's weight.
@@ -123,14 +176,17 @@ impl<W: Wrapped> Float8Tensor<W> {
     #[inline]
     pub(crate) fn map<V: Wrapped<Plain = W::Plain>>(
         self,
-        f: impl FnOnce(FloatTensor<W>) -> FloatTensor<V>,
+        f: impl Fn(FloatTensor<W>) -> FloatTensor<V>,
     ) -> Float8Tensor<V> {
-        Float8Tensor { full: f(self.full), mark: self.mark, cache: self.cache }
+        let adapter = self.adapter.map(|adapter| Arc::new(adapter.map(&f)));
+        Float8Tensor { full: f(self.full), codes: self.codes, adapter, mark: self.mark, cache: self.cache }
     }
 
-    /// The tensor below autodiff, with all that its clones share.
+    /// The tensor below autodiff, with all that its clones share, but for an adapter.
     pub(crate) fn plain(&self) -> Float8Tensor<W::Plain> {
-        Float8Tensor { full: W::plain(&self.full).clone(), mark: self.mark.clone(), cache: self.cache.clone() }
+        let full = W::plain(&self.full).clone();
+        let (codes, mark, cache) = (self.codes.clone(), self.mark.clone(), self.cache.clone());
+        Float8Tensor { full, codes, adapter: None, mark, cache }
     }
 
     pub(crate) fn cache(&self) -> &Fp8Cache<W::Plain> {
@@ -146,7 +202,13 @@ impl<W: Wrapped> Float8Tensor<W> {
 impl<W: Wrapped> Clone for Float8Tensor<W> {
     #[inline]
     fn clone(&self) -> Self {
-        Self { full: self.full.clone(), mark: self.mark.clone(), cache: self.cache.clone() }
+        Self {
+            full: self.full.clone(),
+            codes: self.codes.clone(),
+            adapter: self.adapter.clone(),
+            mark: self.mark.clone(),
+            cache: self.cache.clone(),
+        }
     }
 }
 

@@ -192,7 +192,7 @@ fn load(qualifier: &str, report: &str, bytes: u32, seed: u64) -> Result<Vec<u32>
 }
 
 fn map() -> TensorMap {
-    super::map(0)
+    super::copies::map(0)
 }
 
 #[test]

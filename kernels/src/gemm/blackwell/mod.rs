@@ -15,8 +15,6 @@
 //! before makes E8M0 scales of 1 x 32 of them, so that pairs multiply them as they do MX. Other such scales leave the sums of each step
 //! apart: warps 2 to 5 add them, times their scales, to f32 registers as soon as they are there, while the next steps are multiplied. That
 //! is done by single blocks, in 512 cycles for 128 columns; a pair takes 448 for 192 ([`plan`]).
-//!
-//! **Never run on a GPU**: the CUDA is compiled and its machine code checked, and its PTX is run by an interpreter.
 
 mod e8m0;
 mod epilogue;

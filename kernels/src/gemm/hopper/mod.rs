@@ -24,8 +24,6 @@
 //! registers a thread for sums that are scaled while others are made. The third saves the launch, 3 (M + N) K bytes of device
 //! memory, and pays with shared memory; it is the better one where blocks of a cluster convert for each other, so that each
 //! converts half of B: the next step, should the launch show in profiles.
-//!
-//! **Never run on a GPU**: the CUDA is compiled and its machine code checked, and its PTX is run by an interpreter.
 
 mod epilogue;
 mod kernel;

@@ -16,7 +16,7 @@ use train::job::Weights;
 use train::job::prepare;
 use train::{ProgressLine, TensorFilesError};
 
-use crate::common::{Stored, Train, hf_json, stored_tensors, tiny, values, write_json, write_safetensors};
+use crate::common::{Stored, Train, hf_json, stored_tensors, tiny, tiny_with, values, write_json, write_safetensors};
 
 fn folder(config: &LlamaConfig, tensors: &[Stored]) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
@@ -148,7 +148,7 @@ fn half_precision_tensors_widen_exactly() {
 
 #[test]
 fn a_tied_checkpoint_needs_no_output_layer_and_may_repeat_it() {
-    let config = LlamaConfig { tie_word_embeddings: true, ..tiny() };
+    let config = tiny_with(|dims| dims.tie_word_embeddings = true);
     let tensors = stored_tensors(&config, 4);
     let without = load(folder(&config, &tensors).path()).unwrap();
     assert!(without.lm_head.is_none());
@@ -160,7 +160,7 @@ fn a_tied_checkpoint_needs_no_output_layer_and_may_repeat_it() {
 /// As merged adapters come: config.json says tied, and the file has an output layer that is not the embedding.
 #[test]
 fn a_tied_checkpoint_with_another_output_layer_is_refused_until_one_is_chosen() {
-    let tied = LlamaConfig { tie_word_embeddings: true, ..tiny() };
+    let tied = tiny_with(|dims| dims.tie_word_embeddings = true);
     let dir = folder(&tied, &stored_tensors(&tiny(), 4));
     let error = load(dir.path()).unwrap_err();
     assert!(matches!(&error, Error::TiedHead { path } if path == dir.path()), "{error}");
@@ -188,16 +188,19 @@ fn a_tied_checkpoint_with_another_output_layer_is_refused_until_one_is_chosen() 
 #[test]
 fn shapes_are_compared_before_anything_is_allocated() {
     for huge in [
-        LlamaConfig { head_dim: 100_000_000, ..tiny() },
-        LlamaConfig { hidden_size: 1 << 24, head_dim: 1 << 10, ..tiny() },
-        LlamaConfig { vocab_size: 1 << 32, ..tiny() },
+        tiny_with(|dims| dims.head_dim = 100_000_000),
+        tiny_with(|dims| {
+            dims.hidden_size = 1 << 24;
+            dims.head_dim = 1 << 10
+        }),
+        tiny_with(|dims| dims.vocab_size = 1 << 32),
     ] {
         let dir = folder(&huge, &stored_tensors(&tiny(), 1));
         let error = load(dir.path()).unwrap_err();
         assert!(matches!(error, Error::TensorFiles(TensorFilesError::Shape { .. })), "{error}");
     }
     // A number of positions has no tensor.
-    let positions = LlamaConfig { max_seq_len: 1 << 36, ..tiny() };
+    let positions = tiny_with(|dims| dims.max_seq_len = 1 << 36);
     load(folder(&positions, &stored_tensors(&tiny(), 1)).path()).unwrap();
 }
 
@@ -252,7 +255,7 @@ fn missing_unexpected_and_misshapen_tensors_are_named() {
         other => panic!("{other:?}"),
     }
     // An untied model has no place for a missing output layer.
-    let tied = LlamaConfig { tie_word_embeddings: true, ..tiny() };
+    let tied = tiny_with(|dims| dims.tie_word_embeddings = true);
     match load(folder(&config, &stored_tensors(&tied, 6)).path()) {
         Err(Error::TensorFiles(TensorFilesError::Missing { name, .. })) => assert_eq!(name, "lm_head.weight"),
         other => panic!("{other:?}"),

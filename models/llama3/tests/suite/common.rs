@@ -12,7 +12,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_float8::Float8;
 use device_select::SelectedDevice;
-use llama3::{Error, Llama, Llama3, LlamaConfig, MoeConfig, RopeScaling, RunConfig};
+use llama3::{Dimensions, Error, Llama, Llama3, LlamaConfig, MoeConfig, RopeScaling, RunConfig};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
@@ -28,7 +28,7 @@ pub(crate) type Train = Float8<Autodiff<Flex>>;
 
 /// Two layers, three query heads per key head, a head wider than `hidden / heads`.
 pub(crate) fn tiny() -> LlamaConfig {
-    LlamaConfig {
+    let dims = Dimensions {
         vocab_size: 288,
         hidden_size: 48,
         intermediate_size: 80,
@@ -38,16 +38,24 @@ pub(crate) fn tiny() -> LlamaConfig {
         head_dim: 12,
         rms_norm_eps: 1e-5,
         rope_theta: 10_000.0,
-        rope_scaling: None,
         max_seq_len: 64,
         tie_word_embeddings: false,
+        qk_norm: false,
         moe: None,
-    }
+    };
+    LlamaConfig { dims, rope_scaling: None }
+}
+
+/// Such a model with other sizes.
+pub(crate) fn tiny_with(change: impl FnOnce(&mut Dimensions)) -> LlamaConfig {
+    let mut config = tiny();
+    change(&mut config.dims);
+    config
 }
 
 /// Four experts in each layer, two for each token.
 pub(crate) fn tiny_moe() -> LlamaConfig {
-    LlamaConfig { moe: Some(MoeConfig { num_experts: 4, num_experts_per_tok: 2 }), ..tiny() }
+    tiny_with(|dims| dims.moe = Some(MoeConfig { num_experts: 4, num_experts_per_tok: 2 }))
 }
 
 pub(crate) fn llama3_scaling() -> RopeScaling {
@@ -98,11 +106,11 @@ impl Stored {
 
 /// The tensors of a Hugging Face checkpoint of `config`, written out name by name as transformers does.
 pub(crate) fn tensor_shapes(config: &LlamaConfig) -> Vec<(String, Vec<usize>)> {
-    let LlamaConfig { vocab_size, hidden_size: h, intermediate_size, .. } = *config;
-    let q = config.num_heads * config.head_dim;
-    let kv = config.num_kv_heads * config.head_dim;
+    let Dimensions { vocab_size, hidden_size: h, intermediate_size, .. } = config.dims;
+    let q = config.dims.num_heads * config.dims.head_dim;
+    let kv = config.dims.num_kv_heads * config.dims.head_dim;
     let mut shapes = vec![("model.embed_tokens.weight".to_string(), vec![vocab_size, h])];
-    for layer in 0..config.num_layers {
+    for layer in 0..config.dims.num_layers {
         for (name, shape) in [
             ("input_layernorm", vec![h]),
             ("self_attn.q_proj", vec![q, h]),
@@ -118,7 +126,7 @@ pub(crate) fn tensor_shapes(config: &LlamaConfig) -> Vec<(String, Vec<usize>)> {
         }
     }
     shapes.push(("model.norm.weight".into(), vec![h]));
-    if !config.tie_word_embeddings {
+    if !config.dims.tie_word_embeddings {
         shapes.push(("lm_head.weight".into(), vec![vocab_size, h]));
     }
     shapes
@@ -148,18 +156,18 @@ pub(crate) fn hf_json(config: &LlamaConfig) -> Value {
         "model_type": "llama",
         "hidden_act": "silu",
         "attention_bias": false,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_theta,
+        "vocab_size": config.dims.vocab_size,
+        "hidden_size": config.dims.hidden_size,
+        "intermediate_size": config.dims.intermediate_size,
+        "num_hidden_layers": config.dims.num_layers,
+        "num_attention_heads": config.dims.num_heads,
+        "num_key_value_heads": config.dims.num_kv_heads,
+        "head_dim": config.dims.head_dim,
+        "rms_norm_eps": config.dims.rms_norm_eps,
+        "rope_theta": config.dims.rope_theta,
         "rope_scaling": null,
-        "max_position_embeddings": config.max_seq_len,
-        "tie_word_embeddings": config.tie_word_embeddings,
+        "max_position_embeddings": config.dims.max_seq_len,
+        "tie_word_embeddings": config.dims.tie_word_embeddings,
     })
 }
 

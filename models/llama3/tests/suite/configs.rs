@@ -1,12 +1,12 @@
 //! Every field of a model config is checked, and the error names it.
 
-use llama3::{Error, LlamaConfig, MoeConfig, RopeScaling};
+use llama3::{Dimensions, Error, LlamaConfig, MoeConfig, RopeScaling};
 use train::ModelConfig;
 
-use crate::common::{llama3_scaling, tiny, tiny_moe};
+use crate::common::{llama3_scaling, tiny, tiny_moe, tiny_with};
 
 fn moe(num_experts: usize, num_experts_per_tok: usize) -> LlamaConfig {
-    LlamaConfig { moe: Some(MoeConfig { num_experts, num_experts_per_tok }), ..tiny() }
+    tiny_with(|dims| dims.moe = Some(MoeConfig { num_experts, num_experts_per_tok }))
 }
 
 fn refused(config: LlamaConfig) -> (&'static str, String) {
@@ -26,24 +26,24 @@ fn impossible_dimensions_are_named() {
         Some(scaling)
     };
     for (config, field, value) in [
-        (LlamaConfig { vocab_size: 0, ..tiny() }, "vocab_size", "0"),
-        (LlamaConfig { hidden_size: 0, ..tiny() }, "hidden_size", "0"),
-        (LlamaConfig { intermediate_size: 0, ..tiny() }, "intermediate_size", "0"),
-        (LlamaConfig { num_layers: 0, ..tiny() }, "num_layers", "0"),
-        (LlamaConfig { num_heads: 0, ..tiny() }, "num_heads", "0"),
-        (LlamaConfig { num_kv_heads: 0, ..tiny() }, "num_kv_heads", "0"),
-        (LlamaConfig { num_kv_heads: 4, ..tiny() }, "num_kv_heads", "4"),
-        (LlamaConfig { num_kv_heads: 12, ..tiny() }, "num_kv_heads", "12"),
-        (LlamaConfig { head_dim: 0, ..tiny() }, "head_dim", "0"),
-        (LlamaConfig { head_dim: 7, ..tiny() }, "head_dim", "7"),
-        (LlamaConfig { max_seq_len: 0, ..tiny() }, "max_seq_len", "0"),
+        (tiny_with(|dims| dims.vocab_size = 0), "vocab_size", "0"),
+        (tiny_with(|dims| dims.hidden_size = 0), "hidden_size", "0"),
+        (tiny_with(|dims| dims.intermediate_size = 0), "intermediate_size", "0"),
+        (tiny_with(|dims| dims.num_layers = 0), "num_layers", "0"),
+        (tiny_with(|dims| dims.num_heads = 0), "num_heads", "0"),
+        (tiny_with(|dims| dims.num_kv_heads = 0), "num_kv_heads", "0"),
+        (tiny_with(|dims| dims.num_kv_heads = 4), "num_kv_heads", "4"),
+        (tiny_with(|dims| dims.num_kv_heads = 12), "num_kv_heads", "12"),
+        (tiny_with(|dims| dims.head_dim = 0), "head_dim", "0"),
+        (tiny_with(|dims| dims.head_dim = 7), "head_dim", "7"),
+        (tiny_with(|dims| dims.max_seq_len = 0), "max_seq_len", "0"),
         (moe(0, 0), "moe.num_experts", "0"),
         (moe(4, 0), "moe.num_experts_per_tok", "0"),
         (moe(4, 5), "moe.num_experts_per_tok", "5"),
-        (LlamaConfig { rms_norm_eps: 0.0, ..tiny() }, "rms_norm_eps", "0"),
-        (LlamaConfig { rms_norm_eps: f64::NAN, ..tiny() }, "rms_norm_eps", "NaN"),
-        (LlamaConfig { rope_theta: -1.0, ..tiny() }, "rope_theta", "-1"),
-        (LlamaConfig { rope_theta: f64::INFINITY, ..tiny() }, "rope_theta", "inf"),
+        (tiny_with(|dims| dims.rms_norm_eps = 0.0), "rms_norm_eps", "0"),
+        (tiny_with(|dims| dims.rms_norm_eps = f64::NAN), "rms_norm_eps", "NaN"),
+        (tiny_with(|dims| dims.rope_theta = -1.0), "rope_theta", "-1"),
+        (tiny_with(|dims| dims.rope_theta = f64::INFINITY), "rope_theta", "inf"),
         (LlamaConfig { rope_scaling: scaling(|s| s.factor = 0.0), ..tiny() }, "rope_scaling.factor", "0"),
         (
             LlamaConfig { rope_scaling: scaling(|s| s.low_freq_factor = 0.0), ..tiny() },
@@ -70,47 +70,57 @@ fn sizes_that_no_machine_holds_are_named() {
     let huge = [1 << 41, 1 << 62, 9_000_000_000_000_000_000, usize::MAX - 1];
     for value in huge {
         for (config, field) in [
-            (LlamaConfig { vocab_size: value, ..tiny() }, "vocab_size"),
-            (LlamaConfig { hidden_size: value, ..tiny() }, "hidden_size"),
-            (LlamaConfig { intermediate_size: value, ..tiny() }, "intermediate_size"),
-            (LlamaConfig { num_layers: value, ..tiny() }, "num_layers"),
-            (LlamaConfig { num_heads: value, num_kv_heads: value, ..tiny() }, "num_heads"),
-            (LlamaConfig { head_dim: value, ..tiny() }, "head_dim"),
-            (LlamaConfig { max_seq_len: value, ..tiny() }, "max_seq_len"),
+            (tiny_with(|dims| dims.vocab_size = value), "vocab_size"),
+            (tiny_with(|dims| dims.hidden_size = value), "hidden_size"),
+            (tiny_with(|dims| dims.intermediate_size = value), "intermediate_size"),
+            (tiny_with(|dims| dims.num_layers = value), "num_layers"),
+            (
+                tiny_with(|dims| {
+                    dims.num_heads = value;
+                    dims.num_kv_heads = value
+                }),
+                "num_heads",
+            ),
+            (tiny_with(|dims| dims.head_dim = value), "head_dim"),
+            (tiny_with(|dims| dims.max_seq_len = value), "max_seq_len"),
             (moe(value, 1), "moe.num_experts"),
         ] {
             assert_eq!(refused(config), (field, value.to_string()));
         }
     }
     // The product counts, not only the factors.
-    let wide = LlamaConfig { hidden_size: 10_000_000_000, ..tiny() };
+    let wide = tiny_with(|dims| dims.hidden_size = 10_000_000_000);
     assert_eq!(refused(wide), ("hidden_size", "10000000000".into()));
     // Every tensor has less than 2^40 elements; all of them together have too many.
-    let deep = LlamaConfig { num_layers: 10_000, ..LlamaConfig::preset("405b").unwrap() };
+    let mut deep = LlamaConfig::preset("405b").unwrap();
+    deep.dims.num_layers = 10_000;
     assert_eq!(refused(deep), ("num_layers", "10000".into()));
     // All sizes at once, without an overflow on the way.
     let all = usize::MAX - 1;
     let all = LlamaConfig {
-        vocab_size: all,
-        hidden_size: all,
-        intermediate_size: all,
-        num_layers: all,
-        num_heads: all,
-        num_kv_heads: all,
-        head_dim: all,
-        ..moe(all, all)
+        dims: Dimensions {
+            vocab_size: all,
+            hidden_size: all,
+            intermediate_size: all,
+            num_layers: all,
+            num_heads: all,
+            num_kv_heads: all,
+            head_dim: all,
+            ..moe(all, all).dims
+        },
+        rope_scaling: None,
     };
     assert!(matches!(all.validate(), Err(Error::ModelConfig { .. })));
-    assert!(all.dims().flops_per_token(1).is_finite());
+    assert!(all.dims.flops_per_token(1).is_finite());
     // The largest published model is far from the limits, and its parameters are counted right.
     let largest = LlamaConfig::preset("405b").unwrap();
     largest.validate().unwrap();
-    assert_eq!(largest.dims().num_params(), 405_853_388_800);
+    assert_eq!(largest.dims.num_params(), 405_853_388_800);
 }
 
 #[test]
 fn a_model_of_an_impossible_config_is_refused() {
-    let config = LlamaConfig { num_kv_heads: 4, ..tiny() };
+    let config = tiny_with(|dims| dims.num_kv_heads = 4);
     let error = llama3::Llama::<burn::backend::Flex>::new(config, &Default::default()).unwrap_err();
     assert_eq!(error.to_string(), "model config: num_kv_heads = 4: must divide num_heads = 6");
 }
@@ -124,25 +134,21 @@ fn an_unknown_preset_lists_the_known_ones() {
 #[test]
 fn only_the_experts_of_a_token_count_as_active() {
     let (config, dense) = (tiny_moe(), tiny());
-    let expert = 3 * config.hidden_size * config.intermediate_size;
-    let router = 4 * config.hidden_size;
-    assert_eq!(config.dims().num_params(), dense.dims().num_params() + 2 * (3 * expert + router));
-    assert_eq!(config.dims().num_active_params(), dense.dims().num_params() + 2 * (expert + router));
-    assert_eq!(
-        config.dims().num_active_params() - config.dims().num_matmul_params(),
-        288 * 48,
-        "the embedding's look-up"
-    );
-    assert_eq!(dense.dims().num_active_params(), dense.dims().num_params());
+    let expert = 3 * config.dims.hidden_size * config.dims.intermediate_size;
+    let router = 4 * config.dims.hidden_size;
+    assert_eq!(config.dims.num_params(), dense.dims.num_params() + 2 * (3 * expert + router));
+    assert_eq!(config.dims.num_active_params(), dense.dims.num_params() + 2 * (expert + router));
+    assert_eq!(config.dims.num_active_params() - config.dims.num_matmul_params(), 288 * 48, "the embedding's look-up");
+    assert_eq!(dense.dims.num_active_params(), dense.dims.num_params());
     // The preset's tokens meet as many parameters as the dense one's, and routers.
     let [moe, dense] = ["debug_moe", "debug"].map(|name| LlamaConfig::preset(name).unwrap());
-    assert_eq!(moe.dims().num_active_params(), dense.dims().num_params() + 4 * 4 * 128);
+    assert_eq!(moe.dims.num_active_params(), dense.dims.num_params() + 4 * 4 * 128);
 }
 
 #[test]
 fn flops_follow_torchtitan() {
     let config = tiny();
-    let not_embedding = config.dims().num_params() - config.vocab_size * config.hidden_size;
-    let expected = 6 * not_embedding + 12 * config.num_layers * config.num_heads * config.head_dim * 32;
-    assert_eq!(config.dims().flops_per_token(32), expected as f64);
+    let not_embedding = config.dims.num_params() - config.dims.vocab_size * config.dims.hidden_size;
+    let expected = 6 * not_embedding + 12 * config.dims.num_layers * config.dims.num_heads * config.dims.head_dim * 32;
+    assert_eq!(config.dims.flops_per_token(32), expected as f64);
 }

@@ -30,7 +30,7 @@ fn export_in_fp8_needs_two_tensors_beside_the_model() {
 
 fn measure(recipe: Recipe, folder: &Path) {
     let config = wide();
-    let tensor = config.hidden_size * config.intermediate_size * 4;
+    let tensor = config.dims.hidden_size * config.dims.intermediate_size * 4;
     let model: Llama<Flex> = model(config, 1);
     // What drawing the model took is not the export's.
     std::fs::write("/proc/self/clear_refs", "5").unwrap();

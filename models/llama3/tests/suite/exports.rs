@@ -10,7 +10,7 @@ use train::hf::read_config;
 use burn::backend::Flex;
 use burn::tensor::bf16;
 use burn_float8::Float8Config;
-use llama3::{Error, Llama, Llama3, LlamaConfig};
+use llama3::{Dimensions, Error, Llama, Llama3, LlamaConfig};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -20,8 +20,8 @@ use train::job::prepare;
 use train::{FolderError, ProgressLine, TensorFiles, TensorFilesError, digest_of_file};
 
 use crate::common::{
-    Stored, Train, hf_json, ids, llama3_scaling, model, run_alone, run_config, stored_tensors, tiny, tiny_moe, tokens,
-    values, write_json, write_safetensors,
+    Stored, Train, hf_json, ids, llama3_scaling, model, run_alone, run_config, stored_tensors, tiny, tiny_moe,
+    tiny_with, tokens, values, write_json, write_safetensors,
 };
 
 fn load(folder: &Path) -> Llama<Flex> {
@@ -57,7 +57,7 @@ fn source(config: &LlamaConfig) -> TempDir {
     for key in ["rope_theta", "rope_scaling"] {
         json.as_object_mut().unwrap().remove(key);
     }
-    json["rope_parameters"] = json!({"rope_type": "default", "rope_theta": config.rope_theta});
+    json["rope_parameters"] = json!({"rope_type": "default", "rope_theta": config.dims.rope_theta});
     json["architectures"] = json!(["LlamaForSequenceClassification"]);
     json["dtype"] = json!("float16");
     json["initializer_range"] = json!(0.123_456_789_012_345_68);
@@ -80,16 +80,18 @@ fn transformers_computes_the_same_logits() {
         let name = if tied { "tied" } else { "untied" };
         // The wavelengths of head_dim = 8 are above, within and below the range in which scaling sets in.
         let config = LlamaConfig {
-            vocab_size: 64,
-            hidden_size: 32,
-            intermediate_size: 56,
-            num_heads: 4,
-            head_dim: 8,
-            rope_theta: 500_000.0,
+            dims: Dimensions {
+                vocab_size: 64,
+                hidden_size: 32,
+                intermediate_size: 56,
+                num_heads: 4,
+                head_dim: 8,
+                rope_theta: 500_000.0,
+                max_seq_len: 16_384,
+                tie_word_embeddings: tied,
+                ..tiny().dims
+            },
             rope_scaling: Some(llama3_scaling()),
-            max_seq_len: 16_384,
-            tie_word_embeddings: tied,
-            ..tiny()
         };
         let model = loaded(&config, &stored_tensors(&config, 11));
         let mut sums = BTreeMap::new();
@@ -132,7 +134,10 @@ fn export_import_export_gives_the_same_bytes() {
     for dtype in [ExportDtype::F32, ExportDtype::Bf16] {
         for tied in [false, true] {
             for max_shard_bytes in [5_000_000_000, 30_000] {
-                let config = LlamaConfig { tie_word_embeddings: tied, rms_norm_eps, ..tiny() };
+                let config = tiny_with(|dims| {
+                    dims.tie_word_embeddings = tied;
+                    dims.rms_norm_eps = rms_norm_eps
+                });
                 let source = source(&config);
                 let dir = tempfile::tempdir().unwrap();
                 let [first, second] = ["first", "second"].map(|name| dir.path().join(name));
@@ -254,7 +259,7 @@ fn shards_are_named_filled_and_indexed_as_transformers_does() {
 
 #[test]
 fn config_json_keeps_what_the_model_does_not_know() {
-    let config = LlamaConfig { rope_theta: 500_000.0, rope_scaling: Some(llama3_scaling()), ..tiny() };
+    let config = LlamaConfig { rope_scaling: Some(llama3_scaling()), ..tiny_with(|dims| dims.rope_theta = 500_000.0) };
     let source = source(&tiny());
     let dir = tempfile::tempdir().unwrap();
     let model = model::<Flex>(config.clone(), 1);

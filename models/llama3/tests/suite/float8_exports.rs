@@ -19,19 +19,15 @@ use train::TensorFiles;
 use train::cli::Command;
 use train::hf::{ExportDtype, ExportOptions, Float8Export};
 
-use crate::common::{Train, model, tiny, values};
+use crate::common::{Train, model, tiny_with, values};
 
 /// A model that every format takes: blocks of 128 by 128 have no edges.
 pub(crate) fn square(tied: bool) -> LlamaConfig {
-    LlamaConfig {
-        hidden_size: 128,
-        intermediate_size: 256,
-        num_heads: 8,
-        num_kv_heads: 4,
-        head_dim: 32,
-        tie_word_embeddings: tied,
-        ..tiny()
-    }
+    tiny_with(|dims| {
+        (dims.hidden_size, dims.intermediate_size) = (128, 256);
+        (dims.num_heads, dims.num_kv_heads, dims.head_dim) = (8, 4, 32);
+        dims.tie_word_embeddings = tied;
+    })
 }
 
 /// Recipes whose casts need no history.
@@ -39,7 +35,7 @@ pub(crate) const DYNAMIC: [Recipe; 4] = [Recipe::Tensorwise, Recipe::Rowwise, Re
 
 /// All linears but the output layer, by this recipe.
 pub(crate) fn config(recipe: Recipe, model: &LlamaConfig) -> Float8Config {
-    let kept: &[&str] = if model.tie_word_embeddings { &[] } else { &["lm_head"] };
+    let kept: &[&str] = if model.dims.tie_word_embeddings { &[] } else { &["lm_head"] };
     Float8Config::new(recipe).with_filter_fqns(kept.iter().copied())
 }
 

@@ -43,7 +43,8 @@ fn state() -> Float8State {
     serde_json::from_value(json!({"step": 1, "has_begun": false, "layers": layers})).unwrap()
 }
 
-fn write(folder: &Path) {
+/// Folders of the same model, by recipe.
+pub(crate) fn write(folder: &Path) {
     let model = model::<Flex>(square(false), 12);
     let state = state();
     for recipe in RECIPES {

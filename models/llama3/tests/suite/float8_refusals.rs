@@ -6,7 +6,7 @@ use burn::backend::Flex;
 use burn::tensor::Tensor;
 use burn_float8::config::{CastConfig, Casts, Format, Granularity};
 use burn_float8::{Float8Config, Float8LinearConfig, Recipe};
-use llama3::{CausalLmExt, Error, LlamaConfig};
+use llama3::{CausalLmExt, Dimensions, Error, LlamaConfig};
 use train::hf::{Float8Export, Float8FilesError};
 
 use crate::common::{model, tiny};
@@ -30,9 +30,14 @@ fn float8_error(dims: LlamaConfig, config: &Float8Config) -> Float8FilesError {
 
 #[test]
 fn sizes_that_readers_cannot_take() {
-    let narrow = LlamaConfig { num_kv_heads: 2, ..square(true) };
-    let short = LlamaConfig { intermediate_size: 320, ..square(true) };
-    let odd = LlamaConfig { intermediate_size: 272, ..square(true) };
+    let with = |change: fn(&mut Dimensions)| {
+        let mut config = square(true);
+        change(&mut config.dims);
+        config
+    };
+    let narrow = with(|dims| dims.num_kv_heads = 2);
+    let short = with(|dims| dims.intermediate_size = 320);
+    let odd = with(|dims| dims.intermediate_size = 272);
     for (recipe, dims, layer, axis, size, multiple) in [
         (Recipe::Blockwise, narrow.clone(), "layers.0.self_attn.k_proj", "out", 64, 128),
         (Recipe::Blockwise, short.clone(), "layers.0.mlp.gate_proj", "out", 320, 128),

@@ -3,10 +3,10 @@
 use std::fs;
 use train::hf::read_config;
 
-use llama3::{Error, LlamaConfig};
+use llama3::{Dimensions, Error, LlamaConfig};
 use serde_json::{Value, json};
 
-use crate::common::{hf_json, llama3_scaling, tiny, write_json};
+use crate::common::{hf_json, llama3_scaling, tiny, tiny_with, write_json};
 
 fn read(json: &Value) -> Result<LlamaConfig, Error> {
     let dir = tempfile::tempdir().unwrap();
@@ -30,7 +30,8 @@ fn the_older_form() {
         "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192, "rope_type": "llama3",
     });
-    let expected = LlamaConfig { rope_scaling: Some(llama3_scaling()), rope_theta: 500_000.0, ..tiny() };
+    let expected =
+        LlamaConfig { rope_scaling: Some(llama3_scaling()), ..tiny_with(|dims| dims.rope_theta = 500_000.0) };
     assert_eq!(changed(json!({"rope_theta": 500000.0, "rope_scaling": scaling})).unwrap(), expected);
     // `type` is what `rope_type` was called before.
     let mut older = scaling.clone();
@@ -44,21 +45,22 @@ fn the_older_form() {
 #[test]
 fn the_newer_form() {
     let plain = json!({"rope_theta": null, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}});
-    assert_eq!(changed(plain).unwrap(), LlamaConfig { rope_theta: 5000.0, ..tiny() });
+    assert_eq!(changed(plain).unwrap(), tiny_with(|dims| dims.rope_theta = 5000.0));
     // Where both forms are there, the newer one counts, as in transformers.
     let both = json!({"rope_theta": 7.0, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}});
-    assert_eq!(changed(both).unwrap(), LlamaConfig { rope_theta: 5000.0, ..tiny() });
+    assert_eq!(changed(both).unwrap(), tiny_with(|dims| dims.rope_theta = 5000.0));
     let scaled = json!({"rope_theta": null, "rope_parameters": {
         "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192, "rope_type": "llama3", "rope_theta": 500000.0,
     }});
-    let expected = LlamaConfig { rope_scaling: Some(llama3_scaling()), rope_theta: 500_000.0, ..tiny() };
+    let expected =
+        LlamaConfig { rope_scaling: Some(llama3_scaling()), ..tiny_with(|dims| dims.rope_theta = 500_000.0) };
     assert_eq!(changed(scaled).unwrap(), expected);
 }
 
 #[test]
 fn absent_keys_have_transformers_defaults() {
-    let expected = LlamaConfig {
+    let dims = Dimensions {
         vocab_size: 32_000,
         hidden_size: 4096,
         intermediate_size: 11_008,
@@ -68,14 +70,15 @@ fn absent_keys_have_transformers_defaults() {
         head_dim: 128,
         rms_norm_eps: 1e-6,
         rope_theta: 10_000.0,
-        rope_scaling: None,
         max_seq_len: 2048,
         tie_word_embeddings: false,
+        qk_norm: false,
         moe: None,
     };
+    let expected = LlamaConfig { dims, rope_scaling: None };
     assert_eq!(read(&json!({"model_type": "llama"})).unwrap(), expected);
     let derived = changed(json!({"head_dim": null, "num_key_value_heads": null})).unwrap();
-    assert_eq!((derived.head_dim, derived.num_kv_heads), (8, 6));
+    assert_eq!((derived.dims.head_dim, derived.dims.num_kv_heads), (8, 6));
 }
 
 #[test]

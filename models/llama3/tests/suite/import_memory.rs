@@ -7,11 +7,11 @@ use train::CausalLmExt;
 use burn::backend::Flex;
 use burn::module::Module;
 use burn_float8::Recipe;
-use llama3::{Error, Llama, LlamaConfig};
+use llama3::{Dimensions, Error, Llama, LlamaConfig};
 use safetensors::Dtype;
 use train::tensor_files::{NewTensor, write_shards};
 
-use crate::common::{hf_json, model, run_alone, tensor_shapes, write_json};
+use crate::common::{hf_json, model, run_alone, tensor_shapes, tiny_with, write_json};
 use crate::float8_exports::export;
 
 const VARIABLE: &str = "FLOAT8_TEST_IMPORT";
@@ -19,16 +19,18 @@ const TEST: &str = "import_memory::import_needs_the_model_and_two_tensors";
 
 /// Three weights of 36 MB and small ones.
 pub(crate) fn wide() -> LlamaConfig {
-    LlamaConfig {
-        vocab_size: 288,
-        hidden_size: 1024,
-        intermediate_size: 8704,
-        num_layers: 1,
-        num_heads: 8,
-        num_kv_heads: 2,
-        head_dim: 64,
-        ..crate::common::tiny()
-    }
+    tiny_with(|dims| {
+        *dims = Dimensions {
+            vocab_size: 288,
+            hidden_size: 1024,
+            intermediate_size: 8704,
+            num_layers: 1,
+            num_heads: 8,
+            num_kv_heads: 2,
+            head_dim: 64,
+            ..*dims
+        };
+    })
 }
 
 #[test]
@@ -59,12 +61,12 @@ fn import_needs_the_model_and_two_tensors() {
 
 fn measure(folder: &Path) {
     let config = wide();
-    let tensor = config.hidden_size * config.intermediate_size * 4;
-    let parameters = config.dims().num_params() * 4;
+    let tensor = config.dims.hidden_size * config.dims.intermediate_size * 4;
+    let parameters = config.dims.num_params() * 4;
     let before = status("VmRSS:");
     let model = Llama::<Flex>::load_hf(folder, &Default::default()).unwrap();
     let more = status("VmHWM:") - before;
-    assert_eq!(model.num_params(), config.dims().num_params());
+    assert_eq!(model.num_params(), config.dims.num_params());
     println!("model: {parameters}, its largest tensor: {tensor}, peak: {more}");
     assert!(more >= parameters, "the model itself was not seen");
     assert!(more <= parameters + 2 * tensor, "{more} bytes for a model of {parameters} and tensors of {tensor}");

@@ -16,6 +16,7 @@ mod float8_imports;
 mod float8_python;
 mod float8_refusals;
 mod float8_runs;
+mod fp8_only;
 mod generation;
 mod gradients;
 mod held_out;
@@ -23,6 +24,7 @@ mod hf_configs;
 #[cfg(target_os = "linux")]
 mod import_memory;
 mod in_backward;
+mod lora;
 mod masks;
 mod metrics;
 mod models;

@@ -4,10 +4,10 @@ use burn::backend::{Autodiff, Flex};
 use burn::module::Module;
 use decoder::KvCache;
 use llama3::presets::PRESETS;
-use llama3::{Llama, LlamaConfig};
+use llama3::{Dimensions, Llama, LlamaConfig};
 use train::ModelConfig;
 
-use crate::common::{ids, model, relative, tiny, tiny_moe, tokens, values};
+use crate::common::{ids, model, relative, tiny, tiny_moe, tiny_with, tokens, values};
 
 #[test]
 fn a_later_token_leaves_earlier_logits_alone() {
@@ -43,9 +43,10 @@ fn cached_logits_are_those_of_the_whole_sequence() {
 #[test]
 fn shared_key_heads_equal_repeated_ones() {
     let config = tiny();
-    let (heads, kv, d) = (config.num_heads, config.num_kv_heads, config.head_dim);
+    let (heads, kv, d) = (config.dims.num_heads, config.dims.num_kv_heads, config.dims.head_dim);
     let shared = model::<Flex>(config.clone(), 3);
-    let mut repeated = model::<Flex>(LlamaConfig { num_kv_heads: heads, ..config }, 3);
+    let mut repeated =
+        model::<Flex>(LlamaConfig { dims: Dimensions { num_kv_heads: heads, ..config.dims }, ..config }, 3);
     for (layer, source) in repeated.layers.iter_mut().zip(&shared.layers) {
         let repeat = |weight: burn::tensor::Tensor<Flex, 2>| {
             let rows = weight.dims()[0];
@@ -65,7 +66,7 @@ fn shared_key_heads_equal_repeated_ones() {
 
 #[test]
 fn sequences_beyond_the_tables_work() {
-    let short = model::<Flex>(LlamaConfig { max_seq_len: 4, ..tiny() }, 4);
+    let short = model::<Flex>(tiny_with(|dims| dims.max_seq_len = 4), 4);
     let long = model::<Flex>(tiny(), 4);
     let tokens = tokens([1, 11], 288, 4);
     let [a, b] = [short, long].map(|model| values(model.forward(ids(&tokens, [1, 11]))));
@@ -92,10 +93,10 @@ fn loss_is_the_mean_negative_log_likelihood() {
 
 #[test]
 fn a_tied_output_has_no_parameter_of_its_own_and_trains_the_embedding() {
-    let config = LlamaConfig { tie_word_embeddings: true, ..tiny() };
+    let config = tiny_with(|dims| dims.tie_word_embeddings = true);
     let model = model::<Autodiff<Flex>>(config.clone(), 6);
     assert!(model.lm_head.is_none());
-    assert_eq!(model.num_params(), config.dims().num_params());
+    assert_eq!(model.num_params(), config.dims.num_params());
     let (inputs, targets) = (vec![1; 4], vec![7; 4]);
     let grads = model.loss(ids(&inputs, [1, 4]), ids(&targets, [1, 4])).backward();
     let grad = values(model.embed_tokens.weight.val().grad(&grads).unwrap());
@@ -124,10 +125,10 @@ fn weights_depend_on_the_seed_only() {
 
 #[test]
 fn counted_parameters_are_those_of_the_module() {
-    let tied = LlamaConfig { tie_word_embeddings: true, ..tiny() };
+    let tied = tiny_with(|dims| dims.tie_word_embeddings = true);
     for config in [tiny(), tied, tiny_moe()] {
         let module = Llama::<Flex>::new(config.clone(), &Default::default()).unwrap();
-        assert_eq!(module.num_params(), config.dims().num_params());
+        assert_eq!(module.num_params(), config.dims.num_params());
     }
 }
 
@@ -141,7 +142,7 @@ fn presets_have_the_published_sizes() {
         ("405b", 405_853_388_800),
     ];
     for (name, params) in published {
-        assert_eq!(LlamaConfig::preset(name).unwrap().dims().num_params(), params, "{name}");
+        assert_eq!(LlamaConfig::preset(name).unwrap().dims.num_params(), params, "{name}");
     }
     for name in PRESETS {
         LlamaConfig::preset(name).unwrap().validate().unwrap();

@@ -13,7 +13,7 @@ use llama3::moe::Moe;
 use llama3::{Error, LlamaConfig, MoeConfig};
 use train::rng::Rng;
 
-use crate::common::{Train, hf_json, ids, model, relative, stored_tensors, tiny, tiny_moe, tokens, values};
+use crate::common::{Train, hf_json, ids, model, relative, stored_tensors, tiny, tiny_moe, tiny_with, tokens, values};
 use crate::common::{write_json, write_safetensors};
 
 const H: usize = 24;
@@ -23,7 +23,12 @@ type Plain = Autodiff<Flex>;
 
 fn layer<B: Backend>(num_experts: usize, num_experts_per_tok: usize, seed: u64) -> Moe<B> {
     let moe = Some(MoeConfig { num_experts, num_experts_per_tok });
-    let config = LlamaConfig { hidden_size: H, intermediate_size: INTERMEDIATE, num_layers: 1, moe, ..tiny() };
+    let config = tiny_with(|dims| {
+        dims.hidden_size = H;
+        dims.intermediate_size = INTERMEDIATE;
+        dims.num_layers = 1;
+        dims.moe = moe
+    });
     model::<B>(config, seed).layers[0].moe.clone().unwrap()
 }
 
@@ -116,7 +121,7 @@ fn a_mixture_is_the_sum_over_each_tokens_experts() {
 
 #[test]
 fn one_expert_for_all_is_the_dense_layer() {
-    let moe = LlamaConfig { moe: Some(MoeConfig { num_experts: 1, num_experts_per_tok: 1 }), ..tiny() };
+    let moe = tiny_with(|dims| dims.moe = Some(MoeConfig { num_experts: 1, num_experts_per_tok: 1 }));
     let (mut mixture, mut dense) = (model::<Flex>(moe, 5), model::<Flex>(tiny(), 5));
     for (layer, dense) in mixture.layers.iter_mut().zip(&mut dense.layers) {
         let (experts, mlp) = (&layer.moe.as_ref().unwrap().experts, dense.mlp.as_mut().unwrap());

@@ -81,6 +81,20 @@ fn a_run_with_an_embedding_of_32_mi_elements_resumes_bit_for_bit() {
 }
 
 #[test]
+fn runs_of_adapters_resume_bit_for_bit() {
+    let lora = ["lora.rank=3", "lora.dropout=0.2", "training.grad_accumulation=2"];
+    for settings in [&["lora.base=fp8"][..], &["float8.recipe=delayed", "optimizer.state_dtype=bf16"]] {
+        assert_resumes(&[&lora[..], settings].concat());
+    }
+}
+
+#[test]
+fn runs_of_some_parameters_resume_bit_for_bit() {
+    assert_resumes(&["training.freeze=[\"embed_tokens\", \"layers.0\"]"]);
+    assert_resumes(&["training.train_only=[\"*_proj.weight\"]", "training.freeze=[\"layers.1.mlp\"]"]);
+}
+
+#[test]
 fn runs_in_bf16_resume_bit_for_bit() {
     let bf16 = ["training.param_dtype=bf16", "optimizer.state_dtype=bf16"];
     for settings in [&bf16[..1], &bf16[1..], &bf16[..]] {

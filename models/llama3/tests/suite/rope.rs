@@ -9,7 +9,7 @@ use llama3::rope::rotary_frequencies;
 use llama3::{LlamaConfig, RopeScaling};
 use train::rng::Rng;
 
-use crate::common::{llama3_scaling, tiny, values};
+use crate::common::{llama3_scaling, tiny_with, values};
 
 /// transformers' `_compute_llama3_parameters`, by wavelengths.
 fn scaled(frequency: f64, scaling: &RopeScaling) -> f64 {
@@ -28,7 +28,13 @@ fn scaled(frequency: f64, scaling: &RopeScaling) -> f64 {
 #[test]
 fn frequencies_follow_the_formula() {
     for scaling in [None, Some(llama3_scaling()), Some(RopeScaling { factor: 32.0, ..llama3_scaling() })] {
-        let config = LlamaConfig { head_dim: 128, rope_theta: 500_000.0, rope_scaling: scaling, ..tiny() };
+        let config = LlamaConfig {
+            rope_scaling: scaling,
+            ..tiny_with(|dims| {
+                dims.head_dim = 128;
+                dims.rope_theta = 500_000.0
+            })
+        };
         let frequencies = rotary_frequencies(&config);
         assert_eq!(frequencies.len(), 64);
         let mut regions = [0; 3];
@@ -52,9 +58,9 @@ fn frequencies_follow_the_formula() {
 #[test]
 fn rotation_is_rotate_half() {
     let (batch, len, heads, d) = (2, 5, 3, 8);
-    let config = LlamaConfig { head_dim: d, rope_scaling: Some(llama3_scaling()), ..tiny() };
+    let config = LlamaConfig { rope_scaling: Some(llama3_scaling()), ..tiny_with(|dims| dims.head_dim = d) };
     let device = Default::default();
-    let rope = RotaryEmbedding::<Flex>::new(rotary_frequencies(&config), config.max_seq_len, &device);
+    let rope = RotaryEmbedding::<Flex>::new(rotary_frequencies(&config), config.dims.max_seq_len, &device);
     let frequencies = rotary_frequencies(&config);
     let mut rng = Rng::new(0);
     let x: Vec<f32> = (0..batch * len * heads * d).map(|_| rng.truncated_normal(3.0) as f32).collect();
@@ -86,8 +92,11 @@ fn rotation_is_rotate_half() {
 /// An angle is a product in f32, as when the published weights were trained: far from the beginning that turns by less than f64 would.
 #[test]
 fn angles_at_far_positions_are_rounded_to_f32() {
-    let config = LlamaConfig { head_dim: 8, rope_theta: 500_000.0, ..tiny() };
-    let rope = RotaryEmbedding::<Flex>::new(rotary_frequencies(&config), config.max_seq_len, &Default::default());
+    let config = tiny_with(|dims| {
+        dims.head_dim = 8;
+        dims.rope_theta = 500_000.0
+    });
+    let rope = RotaryEmbedding::<Flex>::new(rotary_frequencies(&config), config.dims.max_seq_len, &Default::default());
     let frequencies = rotary_frequencies(&config);
     // Ones in the first half: the first half of the output is the cosines, the second the sines.
     let x = || Tensor::from_data(TensorData::new([[1_f32; 4], [0.0; 4]].concat(), [1, 1, 1, 8]), &Default::default());

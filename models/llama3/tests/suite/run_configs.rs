@@ -12,7 +12,7 @@ use train::config::ConfigError;
 use train::config::{ComputeDtype, Precision};
 use train::schedule::Decay;
 
-use crate::common::{hf_json, llama3_scaling, tiny, tiny_moe, write_json};
+use crate::common::{hf_json, llama3_scaling, tiny, tiny_moe, tiny_with, write_json};
 
 fn file(text: &str) -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
@@ -199,14 +199,17 @@ fn a_model_is_a_preset_with_changes_or_a_checkpoint() {
     assert_eq!(RunConfig::default().dimensions().unwrap(), LlamaConfig::preset("debug").unwrap());
     let changed =
         set(&["model.preset=1b", "model.num_layers=2", "model.max_seq_len=64"]).unwrap().dimensions().unwrap();
-    let expected = LlamaConfig { num_layers: 2, max_seq_len: 64, ..LlamaConfig::preset("1b").unwrap() };
+    let mut expected = LlamaConfig::preset("1b").unwrap();
+    (expected.dims.num_layers, expected.dims.max_seq_len) = (2, 64);
     assert_eq!(changed, expected);
     let scaled = set(&[
         "model.rope_scaling={factor = 8, low_freq_factor = 1, high_freq_factor = 4, original_max_position_embeddings = 8192}",
     ]);
     assert_eq!(scaled.unwrap().dimensions().unwrap().rope_scaling, Some(llama3_scaling()));
     let mixture = set(&["model.moe={ num_experts = 4, num_experts_per_tok = 2 }"]).unwrap().dimensions().unwrap();
-    assert_eq!(mixture, LlamaConfig { moe: tiny_moe().moe, ..LlamaConfig::preset("debug").unwrap() });
+    let mut expected = LlamaConfig::preset("debug").unwrap();
+    expected.dims.moe = tiny_moe().dims.moe;
+    assert_eq!(mixture, expected);
     assert!(matches!(set(&["model.moe={ experts = 4 }"]), Err(Error::Config(ConfigError::Parse { .. }))));
     assert!(matches!(set(&["model.num_heads=5"]).unwrap().dimensions(), Err(Error::ModelConfig { .. })));
     assert!(matches!(set(&["model.preset=9b"]).unwrap().dimensions(), Err(Error::UnknownPreset { .. })));
@@ -264,8 +267,8 @@ fn sources_stand_alone_and_are_read_back() {
 #[test]
 fn the_output_layer_is_filtered_where_it_is_a_linear() {
     let filter = |settings: &[&str], tied| {
-        let dims = LlamaConfig { tie_word_embeddings: tied, ..tiny() };
-        set(settings).unwrap().float8(&dims).filter_fqns
+        let model = tiny_with(|dims| dims.tie_word_embeddings = tied);
+        set(settings).unwrap().float8(&model).filter_fqns
     };
     assert_eq!(filter(&[], false), ["lm_head"]);
     assert_eq!(set(&[]).unwrap().float8(&tiny_moe()).filter_fqns, ["lm_head", "moe.router"]);
@@ -287,11 +290,11 @@ fn every_config_file_describes_a_run() {
         files += 1;
         let config = RunConfig::load(Some(&path), &[]).unwrap();
         config.validate().unwrap();
-        let dims = config.dimensions().unwrap();
+        let model = config.dimensions().unwrap();
         let name = path.file_stem().unwrap().to_str().unwrap();
         assert_eq!(name, format!("llama3_{}", config.model.preset.as_deref().unwrap()));
-        assert!(config.training.seq_len <= dims.max_seq_len, "{name}");
-        assert!(!config.float8(&dims).filter_fqns.is_empty() || dims.tie_word_embeddings, "{name}");
+        assert!(config.training.seq_len <= model.dims.max_seq_len, "{name}");
+        assert!(!config.float8(&model).filter_fqns.is_empty() || model.dims.tie_word_embeddings, "{name}");
     }
     assert!(files >= 3, "{files} files");
     let debug = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/llama3_debug.toml");
@@ -302,7 +305,7 @@ fn every_config_file_describes_a_run() {
 
     // It serves a tied checkpoint as well.
     let dir = tempfile::tempdir().unwrap();
-    let tied = LlamaConfig { tie_word_embeddings: true, ..tiny() };
+    let tied = tiny_with(|dims| dims.tie_word_embeddings = true);
     write_json(&dir.path().join("config.json"), &hf_json(&tied));
     let config = RunConfig::load(Some(&debug), &[format!("model.hf_path={:?}", dir.path())]).unwrap();
     assert_eq!(config.dimensions().unwrap(), tied);

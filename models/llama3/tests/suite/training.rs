@@ -1,6 +1,6 @@
 //! Whole runs on small text: losses fall and repeat, precisions agree, GEMMs are counted, bad runs are refused.
 
-use llama3::{Error, LlamaConfig, RunConfig};
+use llama3::{Error, RunConfig};
 use train::DataError;
 use train::TrainError;
 use train::config::ConfigError;
@@ -8,7 +8,7 @@ use train::job::Outcome;
 use train::{ProgressLine, TensorFilesError, Tokenizer};
 
 use crate::common::{
-    hf_json, open, run, run_config as config, stored_tensors, text, tiny, write_json, write_safetensors,
+    hf_json, open, run, run_config as config, stored_tensors, text, tiny, tiny_with, write_json, write_safetensors,
 };
 
 #[test]
@@ -227,7 +227,7 @@ fn a_checkpoint_is_trained_on() {
 #[test]
 fn a_checkpoint_brings_its_tokenizer() {
     let (data, dir) = (text(), tempfile::tempdir().unwrap());
-    let dims = LlamaConfig { vocab_size: 1008, ..tiny() };
+    let dims = tiny_with(|dims| dims.vocab_size = 1008);
     write_json(&dir.path().join("config.json"), &hf_json(&dims));
     write_safetensors(&dir.path().join("model.safetensors"), &stored_tensors(&dims, 1));
     let vectors = concat!(env!("CARGO_MANIFEST_DIR"), "/../train/tests/vectors/tokenizer.json");

@@ -84,7 +84,7 @@ fn is_own<B: Float8Stack, const D: usize>(param: &Tensor<B, D>, ranks: Option<&R
     ranks.is_none_or(Ranks::is_first) || Sharded::is_shard(param)
 }
 
-/// The parameters of a module that this process saves.
+/// The parameters of a module that this process saves: those that are trained.
 pub(super) fn parameters<B: AutodiffBackend + Float8Stack, M: Module<B>>(
     module: &M,
     ranks: Option<&Ranks>,
@@ -99,7 +99,8 @@ pub(super) fn parameters<B: AutodiffBackend + Float8Stack, M: Module<B>>(
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             let value = param.val();
-            if is_own(&value, self.1) {
+            // What is not trained is where it came from.
+            if value.is_require_grad() && is_own(&value, self.1) {
                 self.2.push(Pending::new(self.0.dotted(), &value, value.clone().inner()));
             }
         }
@@ -149,7 +150,7 @@ pub(super) fn moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
     (collect.moments, collect.steps)
 }
 
-/// Replaces every parameter of `module` by the saved one. All that is saved must be one of its parameters, so that a run is not taken for
+/// Replaces every parameter of `module` by the saved one, but for frozen ones, which are none of those that are saved. All that is saved must be one of its parameters, so that a run is not taken for
 /// one of another kind of model.
 pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
     module: M,
@@ -173,7 +174,7 @@ pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
             self.path.exit();
         }
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-            if self.failure.is_some() {
+            if self.failure.is_some() || param.is_initialized() && !param.is_require_grad() {
                 return param;
             }
             // The shape and device of a lazy parameter, without drawing it first.

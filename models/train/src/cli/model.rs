@@ -89,10 +89,10 @@ impl ModelArgs {
                 (config, Some(saved.ok_or_else(missing)?))
             }
         };
-        let assets = config.assets.take();
+        let (assets, fp8_only) = (config.assets.take(), config.fp8_only);
         let settings = self.settings();
         config = config.change(&settings)?;
-        config.assets = assets;
+        (config.assets, config.fp8_only) = (assets, fp8_only && config.training.precision == Precision::Fp8);
         config.training.device = self.device.unwrap_or(config.training.device);
         let may_widen = is_hf && !settings.iter().any(|setting| setting.is_of(&["training.precision"]));
         Ok((config, Start { saved, may_widen, ..Start::default() }))
@@ -110,6 +110,7 @@ impl ModelArgs {
         if let Some(Float8Folder { recipe, high_precision }) = Float8Folder::read::<S::Config>(&self.folder)? {
             config.float8.config.linear = Float8LinearConfig::new(recipe);
             config.float8.filter_fqns = Some(high_precision);
+            (config.training.precision, config.fp8_only) = (Precision::Fp8, true);
         }
         Ok(config)
     }
@@ -121,13 +122,22 @@ pub struct PrecisionArgs {
     /// Precision of linears. If absent, a run's own; of a Hugging Face checkpoint that of its weights.
     #[arg(long, value_enum)]
     pub precision: Option<Precision>,
+    /// Hold the weights of linears in FP8 as codes alone, a byte for each parameter, and run in FP8. Without --precision, so runs a
+    /// Hugging Face checkpoint in FP8.
+    #[arg(long, conflicts_with = "precision")]
+    pub fp8_only: bool,
 }
 
 impl PrecisionArgs {
     fn apply<S>(self, config: &mut RunConfig<S>, start: &mut Start) {
         if let Some(precision) = self.precision {
             config.training.precision = precision;
+            config.fp8_only = false;
             start.may_widen = false;
+        }
+        if self.fp8_only {
+            config.training.precision = Precision::Fp8;
+            config.fp8_only = true;
         }
     }
 }
@@ -293,6 +303,9 @@ pub struct ExportArgs {
     /// split over several.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub max_shard_bytes: Option<u64>,
+    /// Add a run's adapters to the weights and write these, instead of the adapters in PEFT's format.
+    #[arg(long)]
+    pub merge: bool,
 }
 
 /// What weights are written in.
@@ -344,6 +357,7 @@ impl ExportArgs {
         let max_shard_bytes = self.max_shard_bytes.unwrap_or(default.max_shard_bytes);
         let source = config.assets.clone().or_else(|| config.model.hf_path().map(Path::to_path_buf));
         let options = ExportOptions { dtype, max_shard_bytes, source, ..default };
-        Ok(Job { config, start, task: Task::Export { to: self.to.clone(), options, float8 } })
+        let (to, merge) = (self.to.clone(), self.merge);
+        Ok(Job { config, start, task: Task::Export { to, options, float8, merge } })
     }
 }

@@ -3,20 +3,25 @@
 //! Later wins: defaults, file, settings in order. A key that does not exist is an error that names it.
 
 mod activations;
+mod data;
 mod float8;
 mod length;
+mod lora;
+mod optimizer;
 mod schema;
 mod sections;
 
 use std::path::{Path, PathBuf};
 
 pub use activations::ActivationCheckpointing;
+pub use data::DataSection;
 pub use float8::Float8Section;
 pub use length::{NoLength, StepCount};
+pub use lora::{LoraBase, LoraSection};
+pub use optimizer::OptimizerSection;
 pub use schema::schema;
 pub use sections::{
-    CheckpointSection, ComputeDtype, DataSection, OptimizerSection, ParallelismSection, Precision, ProfileSection,
-    StorageDtype, TrainingSection,
+    CheckpointSection, ComputeDtype, ParallelismSection, Precision, ProfileSection, StorageDtype, TrainingSection,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;

@@ -1,4 +1,4 @@
-//! The sections `[training]`, `[optimizer]`, `[data]`, `[parallelism]`, `[checkpoint]` and `[profile]`, and what their types do not check.
+//! The sections `[training]`, `[parallelism]`, `[checkpoint]` and `[profile]`, and what their types do not check.
 
 use std::path::PathBuf;
 
@@ -13,10 +13,6 @@ use toml::Value;
 
 use super::{ActivationCheckpointing, ConfigError, Float8Section, StepCount, require};
 use crate::batches::AttnMaskType;
-use crate::data::{DataError, DataSource, Dataset, Format, Packing, Validation};
-use crate::progress::Progress;
-use crate::schedule::{Decay, Schedule};
-use crate::{ChatTemplate, Tokenizer};
 
 /// In which precision a run computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -112,6 +108,11 @@ pub struct TrainingSection {
     pub seed: u64,
     /// The norm of all gradients together is clipped to this; `inf` does not clip.
     pub max_norm: f64,
+    /// Parameters that stay as they are, by name: a parameter's, `norm.gamma`, or that of what has some, `layers.0`; with `*`, `?` or
+    /// `[`, a glob over whole names. Checkpoints do not hold them: a run is resumed with the model that it began with.
+    pub freeze: Vec<String>,
+    /// Parameters that are trained, by such names; all others stay as they are. If empty, all are trained but those of `freeze`.
+    pub train_only: Vec<String>,
     /// Steps between step lines; the first of a run and the last always have one.
     pub log_every: usize,
     /// Steps between held-out losses; 0 leaves them to checkpoints and the end, which always have one.
@@ -128,78 +129,6 @@ pub struct TrainingSection {
     pub report: Option<PathBuf>,
     /// Whether to print what each linear did as a table at the end.
     pub print_report: bool,
-}
-
-/// AdamW and the learning rate.
-///
-/// ```text
-/// step < warmup_steps:  lr · (step + 1) / warmup_steps
-/// else:                 lr · (min_lr_ratio + (1 - min_lr_ratio) · d(p)),   p = (step - start) / (steps - start)
-/// d(p) = (1 + cos πp) / 2 with cosine,   1 - p with linear,   1 with constant,   1 - √p with wsd
-/// start = warmup_steps,   with wsd max(warmup_steps, steps - decay_ratio · steps), before which d = 1
-/// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct OptimizerSection {
-    /// Learning rate at its peak, which it has when warm-up ends.
-    pub lr: f64,
-    /// How much of AdamW's first and second moment stays at each step.
-    pub betas: [f64; 2],
-    /// Added to the root of the second moment, so that nothing is divided by 0.
-    pub eps: f64,
-    /// Share of each matrix, times the learning rate, that a step takes away (decoupled, as AdamW does).
-    pub weight_decay: f64,
-    /// Whether norms, biases and embeddings decay too, as they did in runs of earlier versions.
-    pub weight_decay_all: bool,
-    /// What both moments are kept in: `bf16` takes half the memory, with rounding as `training.param_dtype` says.
-    pub state_dtype: StorageDtype,
-    /// Whether each layer's parameters are changed in backward, as soon as their gradients exist, which are then let go: there is never
-    /// a whole set of gradients in memory. Losses and parameters are the same bits. It needs `training.activation_checkpointing`,
-    /// `training.grad_accumulation = 1`, `training.max_norm = inf` and a single rank.
-    pub in_backward: bool,
-    /// Steps in which the learning rate rises linearly to `lr`.
-    pub warmup_steps: usize,
-    /// The curve after warm-up.
-    pub decay: Decay,
-    /// Share of `lr` that the decay ends at.
-    pub min_lr_ratio: f64,
-    /// With `decay = "wsd"`, the share of all steps that the decay takes, at the end.
-    pub decay_ratio: f64,
-}
-
-/// What is trained on.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct DataSection {
-    /// Files, and folders that are searched recursively. Links are followed, hidden files left out, and where there are files in a
-    /// format of data, text that is not `.txt` too; `format` takes all. If there are neither these nor `sources`, the Rust sources of the local
-    /// Cargo registry.
-    pub paths: Vec<PathBuf>,
-    /// How files are read. If absent, their extensions decide: `.jsonl` and `.ndjson`, `.json` for an array of objects or lines of them,
-    /// `.parquet`, `.bin`; `.csv`, `.tsv`, other JSON and what is compressed are refused, and left out of folders. All others are text,
-    /// unless they begin as Parquet files do or, without an extension, as JSON Lines do.
-    pub format: Option<Format>,
-    /// The field or column of JSON, JSON Lines and Parquet that holds text. Where it is missing, the conversation in `messages` is read.
-    pub field: String,
-    /// Bytes to take at most: of more, files at even distances are taken. If absent, all, and 4,000,000 of the Cargo registry.
-    pub max_bytes: Option<u64>,
-    /// Several sources, each a table, instead of `paths`, `format`, `field` and `max_bytes`.
-    pub sources: Vec<DataSource>,
-    /// How documents become sequences. If absent, `whole` for conversations and `wrapped` for others.
-    pub packing: Option<Packing>,
-    /// Share of the tokens that is not trained on, but held out for the held-out loss. With 0 there is no such loss. With `validation`
-    /// nothing is held out, whatever this says.
-    pub held_out_fraction: f64,
-    /// Files and folders of which the held-out loss is, instead of a share of what is trained on; read as `format` and `field` say.
-    pub validation: Vec<PathBuf>,
-    /// A folder of a Hugging Face checkpoint, a `tokenizer.json`, a `tokenizer.model`, or `bytes`, in which a byte is a token. If absent,
-    /// the tokenizer in `model.hf_path`, and `bytes` for a preset.
-    pub tokenizer: Option<String>,
-    /// Jinja file that makes text of `messages`. If absent, the one in the tokenizer's folder.
-    pub chat_template: Option<PathBuf>,
-    /// Folder in which tokens are kept for later runs. If absent, `burn-float8/tokens` in the user's cache folder, `$XDG_CACHE_HOME` or
-    /// `~/.cache`.
-    pub cache: Option<PathBuf>,
 }
 
 /// What is saved of a run, and when.
@@ -256,6 +185,8 @@ impl Default for TrainingSection {
             loss_chunk: None,
             seed: 0,
             max_norm: 1.0,
+            freeze: vec![],
+            train_only: vec![],
             log_every: 20,
             eval_every: 0,
             eval_batches: 16,
@@ -263,42 +194,6 @@ impl Default for TrainingSection {
             metrics: None,
             report: None,
             print_report: false,
-        }
-    }
-}
-
-impl Default for OptimizerSection {
-    fn default() -> Self {
-        Self {
-            lr: 5e-3,
-            betas: [0.9, 0.95],
-            eps: 1e-8,
-            weight_decay: 0.1,
-            weight_decay_all: false,
-            state_dtype: StorageDtype::F32,
-            in_backward: false,
-            warmup_steps: 20,
-            decay: Decay::Cosine,
-            min_lr_ratio: 0.1,
-            decay_ratio: 0.2,
-        }
-    }
-}
-
-impl Default for DataSection {
-    fn default() -> Self {
-        Self {
-            paths: vec![],
-            format: None,
-            field: "text".into(),
-            max_bytes: None,
-            sources: vec![],
-            packing: None,
-            held_out_fraction: 0.05,
-            validation: vec![],
-            tokenizer: None,
-            chat_template: None,
-            cache: None,
         }
     }
 }
@@ -316,6 +211,11 @@ impl Default for ProfileSection {
 }
 
 impl TrainingSection {
+    /// Whether some parameters stay as they are.
+    pub fn freezes(&self) -> bool {
+        !self.freeze.is_empty() || !self.train_only.is_empty()
+    }
+
     /// Checks what the types do not, `float8.schedule` against the steps included.
     ///
     /// # Errors
@@ -349,172 +249,6 @@ impl TrainingSection {
             require("float8.schedule", value, fits, &format!("none of {steps} steps runs in FP8"))?;
         }
         Ok(())
-    }
-}
-
-impl OptimizerSection {
-    /// Checks what the types do not.
-    ///
-    /// # Errors
-    /// [`ConfigError::Value`] naming the first key that cannot be.
-    pub fn validate(&self) -> Result<(), ConfigError> {
-        let [beta1, beta2] = self.betas;
-        let range = "must be in [0, 1)";
-        require("optimizer.betas[0]", beta1, (0.0..1.0).contains(&beta1), range)?;
-        require("optimizer.betas[1]", beta2, (0.0..1.0).contains(&beta2), range)?;
-        let Self { lr, eps, weight_decay, min_lr_ratio, decay_ratio, .. } = *self;
-        require("optimizer.lr", lr, lr > 0.0 && lr.is_finite(), "must be positive and finite")?;
-        require("optimizer.eps", eps, eps > 0.0 && eps.is_finite(), "must be positive and finite")?;
-        let fits = weight_decay >= 0.0 && weight_decay.is_finite();
-        require("optimizer.weight_decay", weight_decay, fits, "must be finite and not negative")?;
-        let fits = (0.0..=1.0).contains(&min_lr_ratio);
-        require("optimizer.min_lr_ratio", min_lr_ratio, fits, "must be in [0, 1]")?;
-        let fits = decay_ratio > 0.0 && decay_ratio <= 1.0;
-        require("optimizer.decay_ratio", decay_ratio, fits, "must be in (0, 1]")
-    }
-
-    /// Whether gradients can be applied in backward, if they are to be.
-    ///
-    /// # Errors
-    /// [`ConfigError::Value`] saying what to set.
-    pub fn check_in_backward(&self, training: &TrainingSection, ranks: usize) -> Result<(), ConfigError> {
-        let TrainingSection { activation_checkpointing, grad_accumulation, max_norm, .. } = *training;
-        let checks = [
-            (
-                activation_checkpointing != ActivationCheckpointing::None,
-                "needs a backward in parts: set training.activation_checkpointing = \"full\"".to_string(),
-            ),
-            (
-                grad_accumulation == 1,
-                format!(
-                    "would apply a part of the gradients: set training.grad_accumulation = 1, which is {grad_accumulation}"
-                ),
-            ),
-            (
-                max_norm.is_infinite(),
-                format!(
-                    "does not know the norm of all gradients in time: set training.max_norm = inf, which is {max_norm}"
-                ),
-            ),
-            (ranks == 1, format!("is for one rank, and there are {ranks}: leave it out")),
-        ];
-        let wrong = checks.into_iter().find(|(holds, _)| self.in_backward && !holds);
-        wrong.map_or(Ok(()), |(_, reason)| require("optimizer.in_backward", true, false, &reason))
-    }
-
-    /// The learning rate of each of so many steps.
-    pub fn schedule(&self, steps: usize) -> Schedule {
-        let Self { lr, warmup_steps, decay, min_lr_ratio, decay_ratio, .. } = *self;
-        Schedule { lr, warmup_steps, steps, decay, min_lr_ratio, decay_ratio }
-    }
-}
-
-impl DataSection {
-    /// Bytes that are taken of the Cargo registry.
-    const REGISTRY_BYTES: u64 = 4_000_000;
-
-    /// Checks what the types do not.
-    ///
-    /// # Errors
-    /// [`ConfigError::Value`] naming the first key that cannot be.
-    pub fn validate(&self) -> Result<(), ConfigError> {
-        if let Some(max_bytes) = self.max_bytes {
-            require("data.max_bytes", max_bytes, max_bytes >= 1, "must be at least 1")?;
-        }
-        let held_out = self.held_out_fraction;
-        require("data.held_out_fraction", held_out, (0.0..1.0).contains(&held_out), "must be in [0, 1)")?;
-        let default = Self::default();
-        let is_alone =
-            self.paths.is_empty() && self.format.is_none() && self.field == default.field && self.max_bytes.is_none();
-        let reason = "each source has its own paths, format, field and max_bytes: remove those of [data]";
-        require("data.sources", format!("{} sources", self.sources.len()), self.sources.is_empty() || is_alone, reason)
-    }
-
-    /// Reads these files and folders instead, if there are any.
-    pub fn replace_paths(&mut self, paths: &[PathBuf]) {
-        if !paths.is_empty() {
-            self.paths = paths.to_vec();
-            self.sources.clear();
-        }
-    }
-
-    /// Whether nobody has said what to train on.
-    pub fn is_default(&self) -> bool {
-        self.paths.is_empty() && self.sources.is_empty()
-    }
-
-    /// What to read.
-    pub fn sources(&self) -> Vec<DataSource> {
-        if !self.sources.is_empty() {
-            return self.sources.clone();
-        }
-        let Self { paths, format, field, max_bytes, .. } = self.clone();
-        let source = DataSource { paths, format, field, max_bytes, ..DataSource::default() };
-        if !self.is_default() {
-            return vec![source];
-        }
-        let cargo_home = std::env::var_os("CARGO_HOME")
-            .map_or_else(|| std::env::home_dir().unwrap_or_default().join(".cargo"), PathBuf::from);
-        vec![DataSource {
-            paths: vec![cargo_home.join("registry").join("src")],
-            extension: Some("rs".into()),
-            max_bytes: max_bytes.or(Some(Self::REGISTRY_BYTES)),
-            ..source
-        }]
-    }
-
-    /// Where tokens are kept.
-    pub fn cache(&self) -> PathBuf {
-        self.cache.clone().unwrap_or_else(|| {
-            let set = std::env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
-            let default = || std::env::home_dir().map(|home| home.join(".cache"));
-            let user = set.or_else(default).unwrap_or_else(std::env::temp_dir);
-            user.join("burn-float8").join("tokens")
-        })
-    }
-
-    /// Opens it.
-    ///
-    /// # Errors
-    /// Any [`DataError`]; for the Cargo registry, which nobody asked for, [`DataError::NoDefaultText`].
-    pub fn open(
-        &self,
-        tokenizer: &Tokenizer,
-        template: Option<&ChatTemplate>,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<Dataset, DataError> {
-        let validation = [self.like(&self.validation)];
-        let validation = match self.validation.is_empty() {
-            true => Validation::Fraction(self.held_out_fraction),
-            false => Validation::Sources(&validation),
-        };
-        let data = Dataset::open(&self.sources(), validation, tokenizer, template, &self.cache(), progress);
-        data.map_err(|error| match error {
-            error @ (DataError::Io { .. } | DataError::NoText { .. }) if self.is_default() => {
-                DataError::NoDefaultText(Box::new(error))
-            }
-            error => error,
-        })
-    }
-
-    /// Opens other files, only to judge a model by all of them.
-    ///
-    /// # Errors
-    /// Any [`DataError`].
-    pub fn open_validation(
-        &self,
-        paths: &[PathBuf],
-        tokenizer: &Tokenizer,
-        template: Option<&ChatTemplate>,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<Dataset, DataError> {
-        let sources = [self.like(paths)];
-        Dataset::open(&[], Validation::Sources(&sources), tokenizer, template, &self.cache(), progress)
-    }
-
-    /// A source of these files, read as the others are.
-    fn like(&self, paths: &[PathBuf]) -> DataSource {
-        DataSource { format: self.format, field: self.field.clone(), ..DataSource::new(paths) }
     }
 }
 

@@ -107,7 +107,7 @@ fn source_object<C: ModelConfig>(folder: &Path) -> Result<Map<String, Value>, Jo
     Ok(json)
 }
 
-fn object(path: &Path) -> Result<Map<String, Value>, JobError> {
+pub(super) fn object(path: &Path) -> Result<Map<String, Value>, JobError> {
     let text = crate::files::read_to_string(path).map_err(|source| JobError::Io { path: path.into(), source })?;
     serde_json::from_str(&text).map_err(|source| JobError::Json { path: path.into(), source })
 }

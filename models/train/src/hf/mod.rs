@@ -10,6 +10,7 @@ mod float8_folder;
 mod json;
 pub mod names;
 mod parameters;
+pub(crate) mod peft;
 mod reader;
 mod weights;
 

@@ -1,11 +1,20 @@
 //! Import: a Hugging Face checkpoint into a model, with at most two tensors in host memory besides the model.
 
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Shape, Tensor, TensorData};
+use burn_float8::backend::HostCodes;
+use burn_float8::config::LinearInfo;
+use burn_float8::weights::{linear_infos, load_codes};
+use burn_float8::{Float8Config, Float8Stack};
 
 use super::check::Checkpoint;
+use super::float8::Float8Weight;
 use super::names;
+use crate::model::ModelConfig;
 use crate::{JobError, ModulePath, Progress, TrainError};
 
 impl Checkpoint {
@@ -18,8 +27,65 @@ impl Checkpoint {
         model: M,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<M, JobError> {
+        self.fill(model, HashSet::new(), progress)
+    }
+
+    /// As [`load`](Self::load), with the weights of linears that `float8` has in FP8 as codes alone, made one after another: those of the
+    /// files, where they lie there as they are to be cast, else casts of values. What is decoded later has the dtype `values`.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load); [`JobError::Float8`] for a configuration that does not fit the model, and for weights that are not finite.
+    pub(crate) fn load_codes<B: Float8Stack, M: Module<B>>(
+        self,
+        model: M,
+        float8: &Float8Config,
+        values: DType,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<M, JobError> {
+        let linears = linear_infos::<B, _>(&model, float8);
+        let policies = float8.resolve(&linears)?;
+        let casts: HashMap<_, _> =
+            linears.into_iter().zip(policies).filter_map(|(linear, p)| Some((linear.name, p.weight_cast()?))).collect();
+        let codes = |linear: &LinearInfo| -> Result<Option<HostCodes>, JobError> {
+            let Some(cast) = casts.get(&linear.name) else { return Ok(None) };
+            let (name, dims) = (names::weight_name(&linear.name), [linear.n, linear.k]);
+            match self.float8_weight(&name)? {
+                Some(Float8Weight { codes, .. }) if codes.granularity == cast.granularity => Ok(Some(codes)),
+                _ => Ok(Some(HostCodes::quantize(&self.linear_f32(&name, dims)?, dims, *cast, None))),
+            }
+        };
+        let (model, loaded) = load_codes::<B, _, JobError>(model, float8, values, codes)?;
+        self.fill(model, loaded.layers.into_iter().collect(), progress)
+    }
+
+    /// The scales of linears' inputs that the files have, by the linears' paths.
+    ///
+    /// # Errors
+    /// [`JobError::Float8Files`], [`JobError::TensorFiles`].
+    pub(crate) fn input_scales<C: ModelConfig>(
+        &self,
+        config: &C,
+        folder: &Path,
+    ) -> Result<Vec<(String, f32)>, JobError> {
+        let tensors = config.hf_tensors(folder)?;
+        let linears = tensors.iter().filter_map(|(path, _)| names::linear(path));
+        let scale = |linear: &str| -> Result<Option<(String, f32)>, JobError> {
+            let scale = self.float8.input_scale(&self.files, &names::weight_name(linear))?;
+            Ok(scale.map(|scale| (linear.to_string(), scale)))
+        };
+        linears.filter_map(|linear| scale(linear).transpose()).collect()
+    }
+
+    /// Replaces every parameter but the weights of the linears `loaded`.
+    fn fill<B: Backend, M: Module<B>>(
+        self,
+        model: M,
+        loaded: HashSet<String>,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<M, JobError> {
         let done = self.progress();
-        let mut loader = Loader { checkpoint: &self, path: ModulePath::default(), done, progress, failure: None };
+        let path = ModulePath::default();
+        let mut loader = Loader { checkpoint: &self, loaded, path, done, progress, failure: None };
         let model = model.map(&mut loader);
         loader.failure.map_or(Ok(model), Err)
     }
@@ -28,6 +94,8 @@ impl Checkpoint {
 /// Fills parameters in the order of the module tree, one tensor at a time.
 struct Loader<'a> {
     checkpoint: &'a Checkpoint,
+    /// Linears whose weights are there already.
+    loaded: HashSet<String>,
     path: ModulePath,
     done: Progress,
     progress: &'a mut dyn FnMut(Progress),
@@ -74,7 +142,8 @@ impl<B: Backend> ModuleMapper<B> for Loader<'_> {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        if self.failure.is_some() {
+        let path = self.path.dotted();
+        if self.failure.is_some() || names::linear(&path).is_some_and(|linear| self.loaded.contains(linear)) {
             return param;
         }
         // The shape and device of a lazy parameter, without drawing it first.

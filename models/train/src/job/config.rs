@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use super::text::Text;
 use crate::batches::{Batch, TrainBatches, held_out_batches};
 use crate::config::{
-    self, CheckpointSection, ConfigError, DataSection, Float8Section, OptimizerSection, ParallelismSection,
-    ProfileSection, Setting, TrainingSection, require,
+    self, CheckpointSection, ConfigError, DataSection, Float8Section, LoraBase, LoraSection, OptimizerSection,
+    ParallelismSection, Precision, ProfileSection, Setting, TrainingSection, require,
 };
 use crate::data::SequenceShape;
 use crate::hf::{self, RepeatedHead};
@@ -35,6 +35,8 @@ pub struct RunConfig<S> {
     pub optimizer: OptimizerSection,
     /// FP8, used with `training.precision = "fp8"`.
     pub float8: Float8Section,
+    /// Adapters that are trained in the model's place. If absent, the model is trained.
+    pub lora: Option<LoraSection>,
     /// What is trained on.
     pub data: DataSection,
     /// How it is shared among several ranks.
@@ -45,6 +47,9 @@ pub struct RunConfig<S> {
     pub generate: GenerateSection,
     /// Which steps' time is broken down. If absent, no step's.
     pub profile: Option<ProfileSection>,
+    /// Whether what only evaluates holds the weights of linears in FP8 as codes alone.
+    #[serde(skip)]
+    pub fp8_only: bool,
     /// Where a run is resumed, the folder that [`copy_assets`](Self::copy_assets) has filled.
     #[serde(skip)]
     pub assets: Option<PathBuf>,
@@ -73,6 +78,11 @@ impl Default for GenerateSection {
 const REPLACES: [(&str, &str); 1] = [("model.hf_path", "model.preset")];
 
 impl<S> RunConfig<S> {
+    /// Whether the weights of linears in FP8 are to be codes alone.
+    pub(super) fn holds_codes(&self) -> bool {
+        self.fp8_only || self.lora.as_ref().is_some_and(|lora| lora.base == LoraBase::Fp8)
+    }
+
     /// How the model is shared among ranks.
     pub(super) fn sharding(&self) -> ShardConfig {
         let ParallelismSection { reshard, reduce_dtype } = self.parallelism;
@@ -144,6 +154,7 @@ impl<S: ModelSection> RunConfig<S> {
             ("data.chat_template", &data.chat_template),
             ("data.cache", &data.cache),
             ("checkpoint.folder", &checkpoint.folder),
+            ("lora.adapter", &self.lora.as_ref().and_then(|lora| lora.adapter.clone())),
             ("profile.file", &profile.as_ref().and_then(|profile| profile.file.clone())),
         ];
         let single = single.into_iter().filter_map(|(key, path)| Some((key, path.as_ref()?)));
@@ -166,6 +177,11 @@ impl<S: ModelSection> RunConfig<S> {
         self.training.validate(&self.float8)?;
         self.optimizer.validate()?;
         self.optimizer.check_in_backward(&self.training, 1)?;
+        if let Some(lora) = &self.lora {
+            lora.validate(self.training.precision == Precision::Fp8)?;
+            let reason = "with [lora] the whole model stays as it is";
+            require("training.freeze", "set", !self.training.freezes(), reason)?;
+        }
         self.data.validate()?;
         self.checkpoint.validate()?;
         let steps = self.training.steps;

@@ -50,12 +50,14 @@ pub(super) struct Estimated<'a, C> {
     pub(super) dtype: DType,
     /// Computed by the CPU backend.
     pub(super) is_host: bool,
+    /// Adapters are trained, and the model is not.
+    pub(super) is_frozen: bool,
 }
 
 impl<C: ModelConfig> Estimated<'_, C> {
     /// The estimate; none if the model does not say what its layers keep.
     pub(super) fn estimate(&self) -> Option<MemoryEstimate> {
-        let Self { training, optimizer, dims, plan, is_host, .. } = *self;
+        let Self { training, optimizer, dims, plan, is_host, is_frozen, .. } = *self;
         let element = self.dtype.size() as u64;
         let rows = (training.batch_size * training.seq_len) as u64;
         let shape =
@@ -80,7 +82,8 @@ impl<C: ModelConfig> Estimated<'_, C> {
         // f32 and, if hidden states are narrower, in their dtype; the hidden states of all tokens and their gradient.
         let narrow = if element < 4 { element } else { 0 };
         let logits = chunk * vocab * (4 + 4 + narrow) + rows * hidden * 2 * element + chunk * hidden * 2 * element;
-        let table = training.param_dtype.dtype().size() as u64 * vocab * hidden;
+        // Of the embedding, or of the output: their gradients.
+        let table = if is_frozen { 0 } else { training.param_dtype.dtype().size() as u64 * vocab * hidden };
         let head_gradient = if tie_word_embeddings { 0 } else { table };
         let earlier = if training.grad_accumulation > 1 { plan.gradients } else { 0 };
         let gradients = match optimizer.in_backward {

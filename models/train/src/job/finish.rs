@@ -10,7 +10,7 @@ use super::prepare::sampling;
 use super::text::Text;
 use crate::config::Precision;
 use crate::metrics::StepLine;
-use crate::model::{CausalLm, CausalLmExt, TrainableModel};
+use crate::model::{CausalLm, CausalLmExt, LanguageModel, TrainableModel};
 use crate::run::{Finished, HeldOut, verify};
 use crate::{JobError, Ranks, Run, Steps, TrainError, report_of, write_report};
 
@@ -40,11 +40,27 @@ pub fn finish<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     config: &RunConfig<A::Section>,
     text: &Text,
     is_chat: bool,
-    mut run: Run<'_, B>,
+    run: Run<'_, B>,
     steps: Steps<'_, B, A::Trained<B>>,
 ) -> Result<Outcome, JobError> {
+    finish_with::<A, B, _>(config, text, is_chat, run, steps, |model| model)
+}
+
+/// As [`finish`], with steps on a model that a [`TrainableModel`]'s is made of.
+pub(super) fn finish_with<A: TrainableModel, B: AutodiffBackend + Float8Stack, M>(
+    config: &RunConfig<A::Section>,
+    text: &Text,
+    is_chat: bool,
+    mut run: Run<'_, B>,
+    steps: Steps<'_, B, M>,
+    made: impl FnOnce(M) -> A::Trained<B>,
+) -> Result<Outcome, JobError>
+where
+    M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
+{
     let is_first = steps.ranks().is_none_or(Ranks::is_first);
     let Finished { model, lines, held_out: judged, report } = run.run(steps)?;
+    let model = made(model);
     let Run { held_out, out, progress, .. } = run;
     if let Some(HeldOut { last: (_, loss), best }) = judged {
         announce::held_out(loss, held_out, out)?;

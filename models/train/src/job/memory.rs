@@ -7,15 +7,16 @@ use std::num::NonZero;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor};
+use burn_float8::lora::LoraConfig;
 use device_select::SelectedDevice;
 use float8_shard::{PlanDtypes, Reshard, ShardPlan};
 
 use super::config::RunConfig;
 use super::estimate::{Estimated, MemoryEstimate};
 use super::prepare::compute_dtype;
-use crate::config::{ActivationCheckpointing, Precision, StorageDtype};
+use crate::config::{ActivationCheckpointing, LoraBase, LoraSection, Precision, StorageDtype};
 use crate::metrics::Memory;
-use crate::model::{CausalLm, ModelConfig, ModelSection};
+use crate::model::{CausalLm, ModelConfig, ModelSection, ModelSize};
 use crate::{JobError, ModulePath};
 
 /// What each of so many ranks would hold of the run of `config`; nothing of it is allocated.
@@ -49,7 +50,76 @@ pub(super) fn plan<B: Backend, M: CausalLm<B>>(
         true => gradients_at_once::<B, _>(&model, config.training.activation_checkpointing, dtypes.matrices),
         false => plan.gradients,
     };
-    Ok(ShardPlan { gathered: plan.gathered + tied, gradients, ..plan })
+    let plan = ShardPlan { gathered: plan.gathered + tied, gradients, ..plan };
+    Ok(match &config.lora {
+        Some(lora) => with_adapters::<B, _>(plan, &model, lora, dtypes),
+        None => plan,
+    })
+}
+
+/// What is held where adapters are trained beside a frozen model.
+fn with_adapters<B: Backend, M: Module<B>>(
+    plan: ShardPlan,
+    model: &M,
+    section: &LoraSection,
+    dtypes: PlanDtypes,
+) -> ShardPlan {
+    struct Linears<'a> {
+        path: ModulePath,
+        containers: Vec<String>,
+        config: &'a LoraConfig,
+        /// Elements of all adapters, and of the largest matrix of one.
+        adapters: [u64; 2],
+        /// Elements of linears' weights.
+        weights: u64,
+    }
+    impl<B: Backend> ModuleVisitor<B> for Linears<'_> {
+        fn enter_module(&mut self, name: &str, container_type: &str) {
+            self.path.enter(name);
+            self.containers.push(container_type.into());
+        }
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.path.exit();
+            self.containers.pop();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            let is_linear = self.containers.last().is_some_and(|kind| kind.ends_with(":Linear") || kind == "Linear");
+            let (true, [k, n]) = (is_linear, &param.lazy_shape()[..]) else { return };
+            let (path, rank) = (self.path.dotted(), self.config.rank as u64);
+            self.weights += (k * n) as u64;
+            if path.strip_suffix(".weight").is_some_and(|linear| self.config.targets(linear)) {
+                let sides = [k, n].map(|side| *side as u64 * rank);
+                self.adapters[0] += sides.iter().sum::<u64>();
+                self.adapters[1] = sides.into_iter().fold(self.adapters[1], u64::max);
+            }
+        }
+    }
+    let config = section.to_config();
+    let (path, containers) = Default::default();
+    let mut linears = Linears { path, containers, config: &config, adapters: [0; 2], weights: 0 };
+    model.visit(&mut linears);
+    let [adapters, largest] = linears.adapters;
+    let values = dtypes.matrices.size() as u64;
+    // The copy of one orientation in the place of the values; the other is made for a GEMM, of one weight at a time.
+    let (frozen, copies) = match section.base {
+        LoraBase::Fp8 => {
+            let one = plan.copies.div_ceil(2);
+            (plan.parameters - (values * linears.weights).min(plan.parameters) + one, plan.largest[1])
+        }
+        LoraBase::Values => (plan.parameters, plan.copies),
+    };
+    ShardPlan {
+        parameters: frozen + 4 * adapters,
+        gradients: 4 * adapters,
+        moments: 2 * dtypes.moments.size() as u64 * adapters,
+        largest_gradient: 4 * largest,
+        copies,
+        shared_copies: plan.shared_copies.min(copies),
+        // An adapter keeps x itself, for the gradient of A.
+        input_bytes: dtypes.compute.size() as f64,
+        largest: [largest, plan.largest[1]],
+        ..plan
+    }
 }
 
 /// Bytes of gradients that are in memory at once where they are applied in backward: those of a group of layers, and of what is in no
@@ -110,8 +180,10 @@ fn of_plan<S: ModelSection>(
     dtype: DType,
     selected: &SelectedDevice,
 ) -> Option<MemoryEstimate> {
-    let RunConfig { training, optimizer, .. } = config;
-    Estimated { training, optimizer, dims, plan, dtype, is_host: *selected == SelectedDevice::Cpu }.estimate()
+    let RunConfig { training, optimizer, lora, .. } = config;
+    let is_frozen = lora.is_some();
+    Estimated { training, optimizer, dims, plan, dtype, is_frozen, is_host: *selected == SelectedDevice::Cpu }
+        .estimate()
 }
 
 /// Prints what a step takes, and whether that fits.
@@ -263,8 +335,15 @@ pub(super) fn announce(plan: &ShardPlan, selected: &SelectedDevice, out: &mut dy
 ///
 /// # Errors
 /// [`JobError::Memory`].
-pub(super) fn check_parameters<C: ModelConfig>(dims: &C, selected: &SelectedDevice) -> Result<(), JobError> {
-    check(4 * dims.size().num_params as u64, "the model", selected)
+pub(super) fn check_parameters<C: ModelConfig>(
+    dims: &C,
+    holds_codes: bool,
+    selected: &SelectedDevice,
+) -> Result<(), JobError> {
+    let ModelSize { num_params, vocab_size, hidden_size, .. } = dims.size();
+    let (all, tables) = (num_params as u64, 2 * (vocab_size * hidden_size) as u64);
+    let bytes = if holds_codes { all + 3 * tables.min(all) } else { 4 * all };
+    check(bytes, "the model", selected)
 }
 
 /// What the device has, where that is the machine's: how much a GPU has, nothing here tells.

@@ -3,6 +3,7 @@
 mod announce;
 mod config;
 mod estimate;
+mod export;
 mod finish;
 mod memory;
 mod prepare;
@@ -11,7 +12,7 @@ mod text;
 mod weights;
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use burn::module::AutodiffModule;
 use burn::tensor::DType;
@@ -23,15 +24,15 @@ use float8_shard::ShardBackend;
 pub use config::{GenerateSection, RunConfig};
 pub use estimate::{MemoryEstimate, MemoryPart};
 pub use finish::{Outcome, finish};
-pub use prepare::prepare;
+pub use prepare::{adapt, prepare};
 pub use setup::{Start, train};
 pub use text::Text;
 pub use weights::Weights;
 
 use crate::checkpoint::SavedRun;
 use crate::config::Precision;
-use crate::hf::{Checkpoint, ExportOptions, Float8Export};
-use crate::model::{CausalLm, CausalLmExt, ModelSection, TrainableModel};
+use crate::hf::ExportOptions;
+use crate::model::{CausalLm, CausalLmExt, TrainableModel};
 use crate::run::mean_loss;
 use crate::{JobError, ProgressLine};
 use prepare::{compute_dtype, dimensions, sampling};
@@ -74,10 +75,12 @@ pub enum Task {
         /// Bytes that the device has, if that is said.
         available: Option<u64>,
     },
-    /// Writes the parameters in Hugging Face's format.
+    /// Writes the parameters in Hugging Face's format; of a run with adapters, these in PEFT's.
     Export {
         /// A folder that does not exist.
         to: PathBuf,
+        /// Whether a run's adapters are added to the parameters, which are written then.
+        merge: bool,
         /// In which form.
         options: ExportOptions,
         /// Whether linears are in FP8, those and as the configuration says.
@@ -111,7 +114,9 @@ impl<A: TrainableModel> Job<A> {
             Task::Memory { ranks, available } => self.memory::<B>(*ranks, *available, device, out),
             Task::Evaluate { data } => self.evaluate::<B>(data, selected, device, out),
             Task::Generate { is_chat } => self.generate::<B>(*is_chat, selected, device, out),
-            Task::Export { to, options, float8 } => self.export::<B>(to, options, *float8, selected, device, out),
+            Task::Export { to, options, float8, merge } => {
+                self.export::<B>(to, options, [*float8, *merge], selected, device, out)
+            }
         }
     }
 
@@ -158,48 +163,6 @@ impl<A: TrainableModel> Job<A> {
         memory::tell::<B, A::Trained<B>>(config, config.dimensions()?, ranks, available, &target, device, out)
     }
 
-    fn export<B: AutodiffBackend>(
-        &self,
-        to: &Path,
-        options: &ExportOptions,
-        is_float8: bool,
-        selected: &SelectedDevice,
-        device: &B::Device,
-        out: &mut dyn Write,
-    ) -> Result<(), JobError> {
-        let (config, dims) = (&self.config, self.config.dimensions()?);
-        memory::check_parameters(&dims, selected)?;
-        let mut stop = vec![];
-        if let Some(template) = config.chat_template()? {
-            let text = Text { tokenizer: config.tokenizer()?, template: Some(template) };
-            stop = text.stop();
-            if stop == text.tokenizer.stop() {
-                stop.clear();
-            }
-        }
-        let options = ExportOptions { stop, ..options.clone() };
-        let (float8, saved) = (config.float8(&dims), self.saved());
-        // Weights that are not trained since keep their codes.
-        let checkpoint = match (is_float8, saved, config.model.hf_path()) {
-            (true, None, Some(path)) => Some(Checkpoint::open(path, &dims, config.repeated_head())?),
-            _ => None,
-        };
-        let float8 = Float8Export::new(&float8);
-        let float8 = saved.map_or(float8, |saved| float8.with_state(saved.float8()));
-        let float8 = checkpoint.as_ref().map_or(float8, |checkpoint| float8.with_checkpoint(checkpoint));
-        if is_float8 {
-            // What stands against it is said before the weights are read.
-            writeln!(out, "{}", float8.summary(&dims, to)?)?;
-        }
-        let progress = ProgressLine::new();
-        let model = Weights::open(config, saved, dims)?.load::<B, A::Trained<B>>(device, &progress, out)?;
-        match is_float8 {
-            true => model.save_hf_float8(to, &options, &float8)?,
-            false => model.save_hf(to, &options)?,
-        }
-        Ok(writeln!(out, "exported: {}", to.display())?)
-    }
-
     /// The model to evaluate, with FP8 as it was when the checkpoint was made.
     fn model<B: AutodiffBackend + Float8Stack>(
         &self,
@@ -209,10 +172,14 @@ impl<A: TrainableModel> Job<A> {
         out: &mut dyn Write,
     ) -> Result<A::Module<B::InnerBackend>, JobError> {
         let RunConfig { training, float8, .. } = &self.config;
-        memory::check_parameters(weights.dims(), selected)?;
+        memory::check_parameters(weights.dims(), self.config.holds_codes(), selected)?;
         let dtype = self.dtype::<B>(selected, device)?;
         let progress = ProgressLine::new();
         let model = prepare::<A, B>(&self.config, weights, device, &progress, out)?.with_compute_dtype(dtype);
+        let model = match &self.config.lora {
+            Some(lora) => adapt::<B, _>(lora, model, training.seed, self.saved())?.attached(),
+            None => model,
+        };
         if let (Some(saved), Precision::Fp8) = (self.saved(), training.precision) {
             saved.restore_float8::<B, _>(&model)?;
             let last = saved.step().saturating_sub(1);

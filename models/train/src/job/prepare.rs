@@ -1,20 +1,27 @@
 //! A run's model: its dimensions, the dtype in which it computes, its weights with FP8 applied, sharded over the ranks.
 
+use std::collections::HashMap;
 use std::io::Write;
 
-use burn::module::AutodiffModule;
-use burn::tensor::DType;
+use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_float8::{Float8Error, Float8Stack, set_default_config};
+use burn::tensor::{DType, Tensor, TensorPrimitive};
+use burn_float8::config::{Policy, ScalingType};
+use burn_float8::lora::LoraConfig;
+use burn_float8::report::{AmaxState, LayerState};
+use burn_float8::weights::fp8_only;
+use burn_float8::{Float8Error, Float8LinearConfig, Float8Stack, Float8State, set_default_config};
 use device_select::SelectedDevice;
 use float8_shard::{Communicator, ShardBackend, ShardError, Sharded};
 
 use super::config::RunConfig;
 use super::weights::Weights;
-use crate::config::{ComputeDtype, ConfigError, Precision, require};
-use crate::model::{CausalLm, ModelConfig, ModelSection, ModelSize, Sampling, TrainableModel};
+use crate::checkpoint::SavedRun;
+use crate::config::{ComputeDtype, ConfigError, LoraSection, Precision, require};
+use crate::hf::peft;
+use crate::model::{LanguageModel, ModelConfig, ModelSection, ModelSize, Sampling, TrainableModel};
 use crate::storage::store_matrices;
-use crate::{JobError, ProgressLine, Ranks, Tokenizer};
+use crate::{Adapted, JobError, ProgressLine, Ranks, Tokenizer};
 
 /// The model's dimensions, with rotary tables no longer than what is to be done needs: sequences of `seq_len`, and text after a prompt of
 /// so many tokens.
@@ -99,19 +106,103 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     progress: &ProgressLine,
     out: &mut dyn Write,
 ) -> Result<A::Trained<B>, JobError> {
-    let model = weights.load::<B, A::Trained<B>>(device, progress, out)?;
     // What only evaluates may be on a device without bf16: f32 has the same values.
-    let dtype = config.training.param_dtype.dtype();
-    let model = if B::supports_dtype(device, dtype) { store_matrices(model, dtype) } else { model };
-    let float8 = config.float8(model.config());
+    let dtype = Some(config.training.param_dtype.dtype()).filter(|dtype| B::supports_dtype(device, *dtype));
+    let dtype = dtype.unwrap_or(DType::F32);
+    let float8 = config.float8(weights.dims());
+    let is_fp8 = config.training.precision == Precision::Fp8;
+    let holds_codes = is_fp8 && config.holds_codes();
+    let input_scales = if is_fp8 { weights.input_scales()? } else { vec![] };
+    let weights = if holds_codes { weights.with_codes(&float8, dtype) } else { weights };
+    let model = store_matrices(weights.load::<B, A::Trained<B>>(device, progress, out)?, dtype);
     set_default_config::<B>(device, None)?;
-    if config.training.precision != Precision::Fp8 {
+    if !is_fp8 {
         return Ok(model);
     }
     // Strict mode panics in the GEMM; a run reports an error instead.
     let (model, summary) = float8.with_strict(false).apply::<B, _>(model).map_err(Float8Error::from)?;
     writeln!(out, "{summary}")?;
+    set_input_scales::<B, _>(&model, &input_scales)?;
+    if !holds_codes {
+        return Ok(model);
+    }
+    let (model, fp8_only) = fp8_only::<B, _>(model.no_grad()).map_err(Float8Error::from)?;
+    writeln!(out, "{fp8_only}")?;
     Ok(model)
+}
+
+/// Begins the amax histories of linears' inputs with the scales of a checkpoint, where delayed scaling has some.
+///
+/// ```text
+/// amax = FMAX · input_scale, so that scale = FMAX / amax
+/// ```
+fn set_input_scales<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
+    model: &M,
+    scales: &[(String, f32)],
+) -> Result<(), Float8Error> {
+    let mut state = Float8State { step: 1, has_begun: true, ..Float8State::default() };
+    let delayed = linear_layers::<B, _>(model);
+    for (name, scale) in scales {
+        let Some(config) = delayed.get(name) else { continue };
+        let (scaling, amax) = (config.delayed_scaling(), config.casts().input.target_dtype.max() * scale);
+        let history = vec![amax.to_bits(); scaling.amax_history_len];
+        let input = AmaxState { history, scaling_amax: Some(amax.to_bits()), observed: vec![] };
+        let layer = LayerState { delayed_scaling: Some(scaling), input: Some(input), ..LayerState::default() };
+        state.layers.insert(name.clone(), layer);
+    }
+    if state.layers.is_empty() { Ok(()) } else { state.restore::<B, M>(model) }
+}
+
+/// How the linears run whose inputs are scaled by a history.
+fn linear_layers<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
+    model: &M,
+) -> HashMap<String, Float8LinearConfig> {
+    struct Layers(HashMap<String, Float8LinearConfig>);
+    impl<B: AutodiffBackend + Float8Stack> ModuleVisitor<B> for Layers {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            let TensorPrimitive::Float(weight) = param.val().into_primitive() else { return };
+            let Some(layer) = B::layer(&weight) else { return };
+            if let Policy::Float8(config) = layer.policy()
+                && config.casts().input.scaling_type == ScalingType::Delayed
+            {
+                self.0.insert(layer.name().into(), config);
+            }
+        }
+    }
+    let mut layers = Layers(HashMap::new());
+    model.visit(&mut layers);
+    layers.0
+}
+
+/// A model beside its adapters: those of a checkpoint, else of PEFT's folder that the section names, else new ones by the seed.
+///
+/// # Errors
+/// [`Float8Error::FilterMatchesNothing`] of `target_modules`; what is wrong with the folder or the checkpoint.
+pub fn adapt<B: AutodiffBackend + Float8Stack, M>(
+    section: &LoraSection,
+    model: M,
+    seed: u64,
+    saved: Option<&SavedRun>,
+) -> Result<Adapted<B, M>, JobError>
+where
+    M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
+{
+    let mut lora = section.to_config().init::<B, M>(&model, seed)?;
+    if let (Some(folder), None) = (&section.adapter, saved) {
+        let LoraConfig { rank, alpha, .. } = peft::read_config(folder)?;
+        let reason = format!(
+            "its rank is {rank} and its alpha {alpha}, lora.rank {} and lora.alpha {}",
+            section.rank, section.alpha
+        );
+        let fits = (rank, alpha) == (section.rank, section.alpha);
+        require("lora.adapter", folder.display(), fits, &reason)?;
+        lora = peft::load(lora, folder)?;
+    }
+    let adapted = Adapted::new(model, lora);
+    match saved {
+        Some(saved) => Ok(saved.load_parameters(adapted, &mut |_| ())?),
+        None => Ok(adapted),
+    }
 }
 
 /// A model of which each rank keeps its rows, where there are several.

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use burn::module::AutodiffModule;
 use burn::tensor::DType;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::Float8Stack;
@@ -10,16 +11,16 @@ use float8_shard::{Communicator, ShardBackend};
 
 use super::announce;
 use super::config::RunConfig;
-use super::finish::{Outcome, finish};
+use super::finish::{Outcome, finish_with};
 use super::memory;
-use super::prepare::{check_storage, compute_dtype, dimensions, prepare, shard};
+use super::prepare::{adapt, check_storage, compute_dtype, dimensions, prepare, shard};
 use super::text::Text;
 use super::weights::Weights;
 use crate::batches::{Batch, TrainBatches};
 use crate::checkpoint::{Checkpoints, SavedRun};
 use crate::config::require;
 use crate::metrics::Metrics;
-use crate::model::{CausalLm, TrainableModel};
+use crate::model::{CausalLm, LanguageModel, TrainableModel};
 use crate::profile::Profiler;
 use crate::{JobError, Log, ProgressLine, Run, Signals, Steps, TrainError, check_report_path, digest_of_file};
 
@@ -70,21 +71,56 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     let data = setup.data(text, out)?;
     let config = &config.with_steps(&data.batches, setup.comm.world_size())?;
     let resolved = config.to_toml()?;
-    let steps = setup.steps(config, &place, weights, data.batches, out)?;
-    let (signals, metrics) = (setup.signals()?, setup.metrics(metrics)?);
-    let run = Run {
-        config: config.steps(),
-        selected,
-        device,
-        held_out: &data.held_out,
-        checkpoints: checkpoints.map(|checkpoints| checkpoints.with_config(resolved)),
-        profiler: place.profiler,
-        metrics,
-        signals,
-        progress: setup.progress,
-        out,
-    };
-    finish::<A, B>(config, &data.text, data.is_chat, run, steps)
+    let (steps, done) = (config.training.steps, setup.done());
+    require("training.steps", steps, done <= steps.get(), &format!("the checkpoint is of step {done}"))?;
+    let model = prepare::<A, B>(config, weights, device, &setup.progress, out);
+    let model = all_or_none(&setup.comm, "the model", model)?.with_compute_dtype(place.dtype);
+    let checkpoints = checkpoints.map(|checkpoints| checkpoints.with_config(resolved));
+    let last = Last { setup, config, data, checkpoints, metrics, profiler: place.profiler };
+    match &config.lora {
+        None => last.run(model, |model| model, out),
+        Some(lora) => {
+            let adapted = adapt::<B, _>(lora, model, config.training.seed, start.saved.as_ref());
+            let adapted = all_or_none(&last.setup.comm, "the adapters", adapted)?;
+            last.run(adapted, |adapted| adapted.attached(), out)
+        }
+    }
+}
+
+/// The last stages: what is there before the first step but for the model.
+struct Last<'a, A: TrainableModel, B: Backend> {
+    setup: Setup<'a, A, B>,
+    /// With a length that is known.
+    config: &'a RunConfig<A::Section>,
+    data: Opened,
+    checkpoints: Option<Checkpoints>,
+    metrics: Option<Metrics>,
+    profiler: Option<Profiler>,
+}
+
+impl<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend>> Last<'_, A, B> {
+    /// Makes the steps on a model of which a [`TrainableModel`]'s is made in the end.
+    fn run<M>(self, model: M, made: impl FnOnce(M) -> A::Trained<B>, out: &mut dyn Write) -> Result<Outcome, JobError>
+    where
+        M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
+    {
+        let Self { setup, config, data, checkpoints, metrics, profiler } = self;
+        let steps = setup.steps(config, model, data.batches, out)?;
+        let (signals, metrics) = (setup.signals()?, setup.metrics(metrics)?);
+        let run = Run {
+            config: config.steps(),
+            selected: setup.selected,
+            device: setup.device,
+            held_out: &data.held_out,
+            checkpoints,
+            profiler,
+            metrics,
+            signals,
+            progress: setup.progress,
+            out,
+        };
+        finish_with::<A, B, M>(config, &data.text, data.is_chat, run, steps, made)
+    }
 }
 
 /// The stages of [`train()`].
@@ -211,19 +247,14 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
     }
 
     /// The steps that are left of the run of `config`, whose length is known, on a model with its weights.
-    fn steps<'c>(
+    fn steps<'c, M: LanguageModel<B> + AutodiffModule<B>>(
         &self,
         config: &'c RunConfig<A::Section>,
-        place: &Place<A::Config>,
-        weights: Weights<'_, A::Config>,
+        model: M,
         batches: TrainBatches,
         out: &mut dyn Write,
-    ) -> Result<Steps<'c, B, A::Trained<B>>, JobError> {
-        let (comm, steps) = (&self.comm, config.training.steps);
-        let done = self.done();
-        require("training.steps", steps, done <= steps.get(), &format!("the checkpoint is of step {done}"))?;
-        let model = prepare::<A, B>(config, weights, self.device, &self.progress, out);
-        let model = all_or_none(comm, "the model", model)?.with_compute_dtype(place.dtype);
+    ) -> Result<Steps<'c, B, M>, JobError> {
+        let comm = &self.comm;
         let (model, ranks) = shard::<B, _, _>(config, model, comm, out)?;
         let mut steps = Steps::new(config.steps(), model, batches).with_ranks(ranks);
         if let Some(saved) = &self.start.saved {

@@ -1,12 +1,17 @@
 //! [`Weights`]: where a model's parameters come from, compared with its dimensions before anything is allocated.
 
 use std::io::Write;
+use std::path::Path;
 
 use burn::module::AutodiffModule;
+use burn::tensor::DType;
 use burn::tensor::backend::AutodiffBackend;
+use burn_float8::{Float8Config, Float8Stack};
 
 use super::config::RunConfig;
 use crate::checkpoint::SavedRun;
+use crate::config::TrainingSection;
+use crate::freeze::freeze;
 use crate::hf::Checkpoint;
 use crate::model::{CausalLm, CausalLmExt, ModelConfig, ModelSection};
 use crate::{JobError, ProgressLine};
@@ -15,6 +20,18 @@ use crate::{JobError, ProgressLine};
 pub struct Weights<'a, C> {
     dims: C,
     source: Source<'a>,
+    training: &'a TrainingSection,
+    /// The checkpoint of a run that trains some parameters, which has those alone.
+    trained: Option<&'a SavedRun>,
+    /// How linears are cast whose weights are to be codes alone; none if all weights have values.
+    codes: Option<Codes>,
+}
+
+/// How the weights of linears become codes alone.
+struct Codes {
+    float8: Float8Config,
+    /// The dtype of what is decoded.
+    values: DType,
 }
 
 enum Source<'a> {
@@ -24,22 +41,42 @@ enum Source<'a> {
 }
 
 impl<'a, C: ModelConfig> Weights<'a, C> {
-    /// The parameters of a checkpoint, or those that a run of `config` begins with. Of a Hugging Face folder, the files are opened, and
-    /// stay open: what they hold is compared with `dims`.
+    /// The parameters of a checkpoint, or those that a run of `config` begins with, which one that trains some alone needs also where it is
+    /// resumed. Of a Hugging Face folder, the files are opened, and stay open: what they hold is compared with `dims`.
     ///
     /// # Errors
     /// The errors of [`CausalLmExt::load_hf_weights`], but for tensors that cannot be read.
     pub fn open<S: ModelSection<Config = C>>(
-        config: &RunConfig<S>,
+        config: &'a RunConfig<S>,
         saved: Option<&'a SavedRun>,
         dims: C,
     ) -> Result<Self, JobError> {
+        let training = &config.training;
+        // A checkpoint has what is trained.
+        let trained = saved.filter(|_| config.lora.is_none() && training.freezes());
+        let saved = saved.filter(|_| config.lora.is_none() && !training.freezes());
         let source = match (saved, config.model.hf_path()) {
             (Some(saved), _) => Source::Saved(saved),
             (None, Some(path)) => Source::HuggingFace(Checkpoint::open(path, &dims, config.repeated_head())?),
             (None, None) => Source::Seed(config.training.seed),
         };
-        Ok(Self { dims, source })
+        Ok(Self { dims, source, training, trained, codes: None })
+    }
+
+    /// With the weights of linears that `float8` has in FP8 as codes alone, where they come from a Hugging Face folder; what is decoded later
+    /// has the dtype `values`.
+    #[must_use]
+    pub(super) fn with_codes(self, float8: &Float8Config, values: DType) -> Self {
+        let codes = Codes { float8: float8.clone(), values };
+        Self { codes: Some(codes).filter(|_| self.trained.is_none()), ..self }
+    }
+
+    /// The scales of linears' inputs that a Hugging Face folder has, by the linears' paths.
+    pub(super) fn input_scales(&self) -> Result<Vec<(String, f32)>, JobError> {
+        match &self.source {
+            Source::HuggingFace(checkpoint) => checkpoint.input_scales(&self.dims, Path::new("")),
+            _ => Ok(vec![]),
+        }
     }
 
     /// The model's dimensions.
@@ -51,23 +88,29 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
     ///
     /// # Errors
     /// [`JobError::ModelConfig`], [`JobError::Train`], [`JobError::TensorFiles`], [`JobError::Output`].
-    pub fn load<B: AutodiffBackend, M: CausalLm<B, Config = C> + AutodiffModule<B>>(
+    pub fn load<B: AutodiffBackend + Float8Stack, M: CausalLm<B, Config = C> + AutodiffModule<B>>(
         self,
         device: &B::Device,
         progress: &ProgressLine,
         out: &mut dyn Write,
     ) -> Result<M, JobError> {
         let model = M::new(self.dims, device)?;
-        match self.source {
+        let model = match self.source {
             Source::Saved(saved) => {
-                Ok(progress.track("loaded", out, |progress| saved.load_parameters(model, progress))??)
+                progress.track("loaded", out, |progress| saved.load_parameters(model, progress))??
             }
-            Source::HuggingFace(checkpoint) => {
-                progress.track("loaded", out, |progress| checkpoint.load(model, progress))?
-            }
+            Source::HuggingFace(checkpoint) => progress.track("loaded", out, |progress| match &self.codes {
+                Some(Codes { float8, values }) => checkpoint.load_codes(model, float8, *values, progress),
+                None => checkpoint.load(model, progress),
+            })??,
             Source::Seed(seed) => {
-                Ok(progress.track("initialized", out, |progress| model.init_weights_with(seed, progress))?)
+                progress.track("initialized", out, |progress| model.init_weights_with(seed, progress))?
             }
-        }
+        };
+        let model = freeze(model, self.training)?;
+        Ok(match self.trained {
+            Some(saved) => saved.load_parameters(model, &mut |_| ())?,
+            None => model,
+        })
     }
 }

@@ -10,7 +10,7 @@ use std::fmt::Debug;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use burn::module::{AutodiffModule, Module};
+use burn::module::{AutodiffModule, Module, ModuleDisplay};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Int, Tensor};
 use schemars::JsonSchema;
@@ -54,7 +54,7 @@ pub trait Segments<B: Backend> {
 }
 
 /// A model that predicts the next token.
-pub trait LanguageModel<B: Backend>: Module<B> {
+pub trait LanguageModel<B: Backend>: Module<B> + ModuleDisplay {
     /// Mean cross entropy in nats of the targets that count, under the predictions of the inputs: `[1]`, f32; 0 if none counts.
     fn batch_loss(&self, batch: BatchTensors<B>) -> Tensor<B, 1>;
 
@@ -70,6 +70,12 @@ pub trait LanguageModel<B: Backend>: Module<B> {
 
     /// Floating-point operations of one training token, forward and backward, in sequences of `seq_len`.
     fn flops_per_token(&self, seq_len: usize) -> f64;
+
+    /// The model for forwards of training in which what is dropped out follows from a seed, or for those in which nothing is.
+    #[must_use]
+    fn with_dropout_seed(self, _seed: Option<u64>) -> Self {
+        self
+    }
 }
 
 /// A language model that is built from its configuration, and generates. [`CausalLmExt`] has what every one of them can do.

@@ -104,6 +104,25 @@ fn a_changed_file_is_named() {
     assert!(error.ends_with("new.txt changed since the checkpoint: it was not there then"), "{error}");
 }
 
+#[test]
+fn a_changed_max_bytes_is_named() {
+    let files = Files::new([("a.txt", "a line of text\n".repeat(20))]);
+    let within = |max_bytes| files.open(&[DataSource { max_bytes, ..files.source("a.txt") }], 0.0).unwrap();
+    let position = within(Some(150)).train(wrapped(10), 1).unwrap().position().unwrap();
+    let seek = |max_bytes| within(max_bytes).train(wrapped(10), 1).unwrap().seek(&position);
+    seek(Some(150)).unwrap();
+    for (max_bytes, now) in [(Some(75), 75), (Some(225), 225), (None, 300)] {
+        let error = message(&seek(max_bytes).unwrap_err());
+        let expected = format!(
+            "a.txt changed since the checkpoint: 150 of its bytes were taken, now {now}: set max_bytes as it was"
+        );
+        assert!(error.ends_with(&expected), "{error}");
+    }
+    // A limit that takes nothing away is none.
+    let position = within(None).train(wrapped(10), 1).unwrap().position().unwrap();
+    within(Some(1000)).train(wrapped(10), 1).unwrap().seek(&position).unwrap();
+}
+
 /// A position does not grow with the number of files.
 #[test]
 fn one_of_many_files_has_changed() {
@@ -156,6 +175,8 @@ fn other_settings_are_named() {
     begins(error(open(&files, true), wrapped(10), 1), "the weights of its sources were none, now they are 1, 2.5, 0.7");
     let other = files.open(&files.sources(), 0.2).unwrap();
     begins(error(other, wrapped(10), 1), "held_out_fraction was 0.1, now it is 0.2");
+    let nearly = files.open(&files.sources(), 0.1000000001).unwrap();
+    begins(error(nearly, wrapped(10), 1), "held_out_fraction was 0.1, now it is 0.1000000001");
     let two = [DataSource::new([files.path("a.txt")]), DataSource::new([files.path("b.jsonl"), files.path("c.bin")])];
     begins(error(files.open(&two, 0.1).unwrap(), wrapped(10), 1), "there were 1 sources, now there are 2");
     let source = DataSource { field: "messages".into(), ..files.sources().remove(0) };

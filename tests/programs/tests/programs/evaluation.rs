@@ -197,3 +197,25 @@ fn new_weights_leave_no_trace_where_steps_begin_by_hand() {
     });
     assert_eq!(evaluated, by_hand(|_, _, _, _| ()));
 }
+
+/// A token after the other: each weight is cast once, in the orientation that fprop reads, also where training casts it anew each time.
+#[test]
+fn a_model_that_was_trained_holds_one_copy_of_each_weight() {
+    for recipe in [Recipe::Tensorwise, Recipe::Rowwise] {
+        let recipe = Float8LinearConfig::new(recipe).with_force_recompute_fp8_weight_in_bwd(true);
+        for config in [Float8Config::from(recipe.clone()), Float8Config::new(recipe.recipe())] {
+            let model = applied::<B, _>(&config, Attention::new());
+            let mut optimizer = AdamWConfig::new().init();
+            let grads = model.forward(x(1)).mean().backward();
+            let grads = GradientsParams::from_grads(grads, &model);
+            let model = optimizer.step(0.01, model, grads).valid();
+            let before: Vec<_> = own_report(&model).layers.iter().map(|l| l.casts[1]).collect();
+            for token in 0..5 {
+                model.forward(x::<F8>(token));
+            }
+            for (layer, before) in own_report(&model).layers.iter().zip(before) {
+                assert_eq!((layer.casts[1] - before, layer.live_copies), (1, 1), "{config:?} {}", layer.name);
+            }
+        }
+    }
+}

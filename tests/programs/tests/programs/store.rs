@@ -2,6 +2,7 @@
 use burn::module::AutodiffModule;
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
+use burn_float8::weights::fp8_only;
 use burn_float8::{Float8Config, Float8State, Recipe};
 use burn_store::{BurnpackStore, HalfPrecisionAdapter, ModuleSnapshot, ModuleStore, PathFilter, SafetensorsStore};
 
@@ -156,4 +157,25 @@ fn into_a_copy_without_autodiff() {
     let h = tensor::<F8, 2>([3, D], 1);
     assert_eq!(bits(copy.k.forward(h)), bits(plain.k.forward(tensor([3, D], 1))));
     assert_eq!(float8_calls(layer(&own_report(&model), "k")), [0; 3]);
+}
+
+/// Weights that are codes alone go into a store as their values, and come out of it as codes.
+#[test]
+fn weights_of_codes_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    // Scales that are powers of two, which the values give again.
+    for recipe in [Recipe::Rowwise, Recipe::Mxfp8] {
+        let model = |seed| {
+            let model: Attention<F8> = applied(&config(recipe), with_parameters(Attention::new(), seed));
+            fp8_only(model).unwrap().0
+        };
+        let (saved, mut loaded) = (model(1), model(2));
+        let path = folder.path().join(format!("{recipe}.safetensors"));
+        saved.save_into(&mut SafetensorsStore::from_file(&path)).unwrap();
+        let result = loaded.load_from(&mut SafetensorsStore::from_file(&path)).unwrap();
+        assert!(result.is_success() && result.applied.len() == 5, "{recipe}: {result}");
+        assert_eq!(bits(loaded.forward(x(9))), bits(saved.forward(x(9))), "{recipe}");
+        let is_codes = |model| own_report(model).layers.iter().map(|l| l.fp8_only.is_some()).collect::<Vec<_>>();
+        assert_eq!(is_codes(&loaded), [true, true, false, true, true], "{recipe}");
+    }
 }

@@ -50,8 +50,8 @@ impl Case {
 
     fn config(&self) -> Result<LlamaConfig, llama3::Error> {
         let mut config = LlamaConfig::preset(self.preset)?;
-        config.num_layers = self.layers.unwrap_or(config.num_layers);
-        config.vocab_size = self.vocab.unwrap_or(config.vocab_size);
+        config.dims.num_layers = self.layers.unwrap_or(config.dims.num_layers);
+        config.dims.vocab_size = self.vocab.unwrap_or(config.dims.vocab_size);
         Ok(config)
     }
 }
@@ -136,7 +136,7 @@ fn measure<T: Target>(
     let [inputs, targets] = ["inputs", "targets"].map(|name| {
         let mut rng = Rng::named(0, name);
         let tokens: Vec<i32> =
-            (0..case.batch[0] * case.batch[1]).map(|_| rng.below(config.vocab_size) as i32).collect();
+            (0..case.batch[0] * case.batch[1]).map(|_| rng.below(config.dims.vocab_size) as i32).collect();
         Tensor::<Backend<T>, 2, Int>::from_data(TensorData::new(tokens, case.batch), &device)
     });
     let mut optimizer = AdamWConfig::new().init();

@@ -1,9 +1,36 @@
-//! Casts of values in host memory, without a tensor: what writes and reads FP8 weights in files.
+//! Codes in host memory: the values that they stand for, their transpose, and casts of values without a tensor.
+use std::sync::Arc;
 
+use burn_backend::tensor::{Device, FloatTensor};
+use burn_backend::{Backend, TensorData};
 use float8_kernels::{Cast, Granularity, InvScale, reference};
 
-use super::loops;
+use super::{HostOperand, loops};
 use crate::backend::HostCodes;
+
+/// [`Float8Backend::fp8_dequantize`](crate::backend::Float8Backend::fp8_dequantize) on the host.
+pub fn dequantize<B: Backend>(operand: &HostOperand<Device<B>>) -> FloatTensor<B> {
+    let HostOperand { device, codes, dims, transposed, inv_scales, format, .. } = operand;
+    let values = loops::dequantize(codes, dims[1], *format, operand.group(), inv_scales);
+    let values = B::float_from_data(TensorData::new(values, *dims), device);
+    if *transposed { B::float_transpose(values) } else { values }
+}
+
+/// [`Float8Backend::fp8_transpose`](crate::backend::Float8Backend::fp8_transpose) on the host, where the codes stay where they are.
+pub fn transpose_operand<D: Clone>(operand: &HostOperand<D>) -> HostOperand<D> {
+    let transposed = HostOperand { transposed: !operand.transposed, ..operand.clone() };
+    if operand.granularity != Granularity::Block1x32 {
+        return transposed;
+    }
+    // Of a square, one scale for each of the codes' rows becomes one for each of their columns.
+    let ([_, width], [rows, cols]) = (operand.scale_dims(), transposed.scale_dims());
+    let [height, length] = operand.group();
+    let [step_down, step_right] = transposed.group();
+    let scale =
+        |row: usize, col: usize| operand.inv_scales[row * step_down / height * width + col * step_right / length];
+    let inv_scales = (0..rows).flat_map(|row| (0..cols).map(move |col| scale(row, col))).collect();
+    HostOperand { inv_scales: Arc::new(inv_scales), ..transposed }
+}
 
 /// Max |x|; NaN if `values` hold one, 0 if there are none.
 pub fn amax(values: &[f32]) -> f32 {

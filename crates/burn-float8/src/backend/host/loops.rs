@@ -4,11 +4,14 @@
 
 use core::mem::MaybeUninit;
 
-use float8_kernels::{Cast, Format, Granularity, InvScale, Scale, reference};
+use float8_kernels::{Cast, Format, Granularity, InvScale, Scale, ScaleMode, reference};
 use rayon::prelude::*;
 
 /// Elements that one task has at least: they take some ten microseconds.
 pub(super) const TASK: usize = 1 << 15;
+
+/// Elements of a block of MX, and rows of a square of such.
+const MX_BLOCK: usize = 32;
 
 /// Codes, the scales of the parts that share one, row by row as they lie, and max |x|.
 pub(super) type Codes = (Vec<u8>, Vec<Scale>, f32);
@@ -42,6 +45,7 @@ pub(super) fn quantize(values: &[f32], [rows, cols]: [usize; 2], cast: Cast, tra
     }
     // Rows that share scales.
     let height = match (cast.granularity, transposed) {
+        _ if matches!(cast.scale_mode, ScaleMode::E8m0Square(_)) => MX_BLOCK,
         (Granularity::Tensor, _) => {
             let amax = amax(values);
             let scale = reference::amax_to_scale(amax, cast.format, cast.scale_mode);
@@ -160,8 +164,6 @@ impl Epilogue<'_> {
 
 #[cfg(test)]
 mod tests {
-    use float8_kernels::ScaleMode;
-
     use super::*;
 
     /// Values of many magnitudes, and an infinity.

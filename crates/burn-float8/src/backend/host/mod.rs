@@ -18,7 +18,7 @@ use float8_kernels::{Cast, Format, Granularity, InvScale, Orientation, Scale, re
 
 use super::{Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, in_dtype};
 pub use attention::{attention_backward, attention_forward};
-pub use codes::{amax, inv_scale};
+pub use codes::{amax, dequantize, inv_scale, transpose_operand};
 pub use fused::{fused_backward, fused_forward};
 pub(crate) use grouped::ranges;
 
@@ -53,12 +53,17 @@ impl<D> HostOperand<D> {
         if self.transposed { [cols, rows] } else { [rows, cols] }
     }
 
-    /// Rows and columns of the codes that share one of several scales in both directions.
-    fn block(&self) -> Option<[usize; 2]> {
+    /// Rows and columns of the codes that share a scale.
+    fn group(&self) -> [usize; 2] {
         let [rows, k] = self.matrix();
         let [height, width] = self.granularity.group(rows, k);
+        if self.transposed { [width, height] } else { [height, width] }
+    }
+
+    /// [`group`](Self::group), if there are several scales in both directions.
+    fn block(&self) -> Option<[usize; 2]> {
         let is_block = !matches!(self.granularity, Granularity::Tensor | Granularity::Row);
-        is_block.then_some(if self.transposed { [width, height] } else { [height, width] })
+        is_block.then(|| self.group())
     }
 
     /// Rows and columns of the scales, as they lie.
@@ -407,6 +412,14 @@ macro_rules! host_backend {
 
             fn fp8_read(operand: &Self::Operand) -> $crate::backend::HostCodes {
                 $crate::backend::host::read_codes(operand)
+            }
+
+            fn fp8_dequantize(operand: &Self::Operand) -> $crate::__private::FloatTensor<Self> {
+                $crate::backend::host::dequantize::<Self>(operand)
+            }
+
+            fn fp8_transpose(operand: &Self::Operand) -> Self::Operand {
+                $crate::backend::host::transpose_operand(operand)
             }
 
             fn fp8_write(codes: $crate::backend::HostCodes, device: &$crate::__private::Device<Self>) -> Self::Operand {

@@ -1,7 +1,11 @@
 //! The program `llama3`, as a user runs it.
 
+#[cfg(unix)]
+mod case;
 mod commands;
 mod docs;
+#[cfg(unix)]
+mod folders;
 mod old_runs;
 mod profile;
 #[cfg(all(unix, feature = "mpi"))]

@@ -84,18 +84,26 @@ impl Float8Weights {
         self.0.get(name).into_iter().flat_map(Entry::scales)
     }
 
+    /// The scale of the inputs of the linear with the weight `name`, if the files have one.
+    ///
+    /// # Errors
+    /// [`JobError::Float8Files`] for one that is no scale; [`JobError::TensorFiles`].
+    pub(crate) fn input_scale(&self, files: &TensorFiles, name: &str) -> Result<Option<f32>, JobError> {
+        match self.0.get(name).and_then(|entry| entry.input_scale.as_ref()) {
+            Some(scale) => Ok(read_scales(files, scale)?.first().copied()),
+            None => Ok(None),
+        }
+    }
+
     /// The weight `name`, if it is one of these, with nothing decoded.
     ///
     /// # Errors
     /// [`JobError::Float8Files`] for scales that are no scales and codes that are NaN; [`JobError::TensorFiles`].
     pub(crate) fn read(&self, files: &TensorFiles, name: &str) -> Result<Option<Float8Weight>, JobError> {
-        let Some(Entry { dims, scheme, scale, input_scale }) = self.0.get(name) else { return Ok(None) };
+        let Some(Entry { dims, scheme, scale, .. }) = self.0.get(name) else { return Ok(None) };
         let stored = files.expect(name, dims)?;
         let inv_scales = read_scales(files, scale)?.into_iter().map(InvScale::new).collect();
-        let input_scale = match input_scale {
-            Some(scale) => read_scales(files, scale)?.first().copied(),
-            None => None,
-        };
+        let input_scale = self.input_scale(files, name)?;
         let codes = stored.bytes()?;
         if let Some(index) = codes.iter().position(|code| code & 0x7f == 0x7f) {
             let (path, code) = (stored.path().into(), codes[index]);

@@ -1,127 +1,15 @@
 //! Pictures of runs: what an SVG shows of the metrics that were written, and runs that there is little or nothing to show of.
 #![allow(missing_docs)]
 
-use std::collections::BTreeMap;
+mod health;
+mod support;
+
 use std::ffi::OsStr;
 use std::fs;
-use std::path::{Path, PathBuf};
 
-use tempfile::TempDir;
-use train::metrics::{HealthRecord, METRICS_FILE, MetricsError, MetricsFile, Record, RunRecord, TrainRecord};
+use support::{BLUE, Fixture, GREEN, Svg, VERMILION, db, health, held_out, run, step, steps};
+use train::metrics::{HealthRecord, METRICS_FILE, MetricsError, Record, TrainRecord};
 use train::plot::{PlotError, PlotPanel, PlotSource, plot};
-
-struct Fixture(TempDir);
-
-impl Fixture {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    /// A folder of that name.
-    fn run(&self, name: &str, records: &[Record]) -> PlotSource {
-        fs::create_dir_all(self.path(name)).unwrap();
-        let mut file = MetricsFile::append(&self.path(name).join(METRICS_FILE)).unwrap();
-        records.iter().for_each(|record| file.write(record).unwrap());
-        PlotSource { name: None, path: self.path(name) }
-    }
-
-    fn try_plot(&self, runs: &[PlotSource]) -> Result<Svg, PlotError> {
-        let out = self.path("plot.svg");
-        plot(runs, &[], &out).map(|()| Svg::read(&out))
-    }
-
-    fn plot(&self, runs: &[PlotSource]) -> Svg {
-        self.try_plot(runs).unwrap()
-    }
-}
-
-/// A picture. An element is a line; a text stands between two.
-struct Svg(String);
-
-impl Svg {
-    fn read(path: &Path) -> Self {
-        let text = fs::read_to_string(path).unwrap();
-        assert!(text.starts_with("<svg width=\"900\" ") && text.trim_end().ends_with("</svg>"));
-        let mut elements = text.lines().filter(|line| line.starts_with('<'));
-        assert!(elements.all(|line| !line.contains("NaN") && !line.contains("inf")), "a number that is none");
-        Self(text)
-    }
-
-    fn texts(&self) -> Vec<&str> {
-        let elements = self.0.split("<text ").skip(1);
-        elements.map(|text| text[text.find('>').unwrap() + 1..text.find("</text>").unwrap()].trim()).collect()
-    }
-
-    fn has(&self, text: &str) -> bool {
-        self.texts().iter().any(|other| other.contains(text))
-    }
-
-    fn attribute<'a>(element: &'a str, name: &str) -> &'a str {
-        let (_, rest) = element.split_once(&format!(" {name}=\"")).unwrap();
-        rest.split_once('"').unwrap().0
-    }
-
-    /// The polylines of a colour.
-    fn lines(&self, color: &str) -> Vec<Polyline> {
-        let element = |line: &str| {
-            let points = Self::attribute(line, "points").split_whitespace();
-            let point = |point: &str| point.split_once(',').map(|(x, y)| (x.parse().unwrap(), y.parse().unwrap()));
-            (
-                Self::attribute(line, "opacity").parse().unwrap(),
-                Self::attribute(line, "stroke-width").parse().unwrap(),
-                points.map(|text| point(text).unwrap()).collect(),
-            )
-        };
-        let lines =
-            self.0.lines().filter(|line| line.starts_with("<polyline ") && Self::attribute(line, "stroke") == color);
-        lines.map(element).collect()
-    }
-
-    /// How many elements of a kind have a colour.
-    fn count(&self, element: &str, color: &str) -> usize {
-        let start = format!("<{element} ");
-        self.0.lines().filter(|line| line.starts_with(&start) && Self::attribute(line, "fill") == color).count()
-    }
-}
-
-/// Its opacity, its width and its points.
-type Polyline = (f64, u32, Vec<(i32, i32)>);
-
-const BLUE: &str = "#0072B2";
-const VERMILION: &str = "#D55E00";
-const GREEN: &str = "#009E73";
-
-fn run(precision: &str) -> Record {
-    let run = RunRecord { precision: precision.into(), device: "cpu".into(), ..Default::default() };
-    Record { run: Some(run), ..Default::default() }
-}
-
-fn step(step: usize, loss: f64) -> Record {
-    let train = TrainRecord { loss, grad_norm: 1.0, lr: 1e-3, tokens_per_second: 500.0, ..Default::default() };
-    Record { step, train: Some(train), ..Default::default() }
-}
-
-fn steps(losses: impl IntoIterator<Item = f64>) -> Vec<Record> {
-    (1..).zip(losses).map(|(number, loss)| step(number, loss)).collect()
-}
-
-fn held_out(step: usize, loss: f64) -> Record {
-    Record { step, held_out_loss: Some(loss), ..Default::default() }
-}
-
-fn health(step: usize, layers: &[(&str, HealthRecord)]) -> Record {
-    let operand = |health| BTreeMap::from([("input".to_owned(), HealthRecord { step, ..health })]);
-    let health = layers.iter().map(|(name, health)| ((*name).to_owned(), operand(*health))).collect();
-    Record { step, health, ..Default::default() }
-}
-
-fn db(db: f64) -> HealthRecord {
-    HealthRecord { sqnr_db: Some(db), ..Default::default() }
-}
 
 #[test]
 fn runs_are_drawn_together() {
@@ -264,63 +152,6 @@ fn strange_runs_are_drawn() {
     sources.push(fixture.run("without", &[run("fp8")]));
     let svg = fixture.plot(&sources);
     assert!((0..runs.len()).all(|i| svg.has(&format!("run{i}"))) && svg.has("without"));
-}
-
-#[test]
-fn a_record_without_an_operand_is_no_layer() {
-    let fixture = Fixture::new();
-    let mut records = steps([2.0, 1.0]);
-    let none = BTreeMap::from([("layer".to_owned(), BTreeMap::new())]);
-    records.push(Record { step: 2, health: none, ..Default::default() });
-    assert!(!fixture.plot(&[fixture.run("run", &records)]).has("FP8 health"));
-}
-
-#[test]
-fn health_is_a_cell_for_each_layer_and_sample() {
-    let fixture = Fixture::new();
-    let flushed = HealthRecord { flushed: 0.5, ..db(30.0) };
-    let non_finite = HealthRecord { non_finite: 1, ..db(30.0) };
-    let zero = HealthRecord::default();
-    let records = [
-        health(10, &[("layers.2.wq", db(10.0)), ("layers.10.wq", flushed), ("norm", zero)]),
-        health(2000, &[("layers.2.wq", db(40.0)), ("layers.10.wq", non_finite)]),
-    ];
-    let svg = fixture.plot(&[fixture.run("run", &records)]);
-    let texts = svg.texts();
-    let position = |text: &str| texts.iter().position(|other| *other == text).unwrap_or_else(|| panic!("{text}"));
-    assert!(position("layers.2.wq") < position("layers.10.wq") && position("layers.10.wq") < position("norm"));
-    assert!(svg.has("FP8 health: run") && svg.has("SQNR (dB)") && svg.has("sampled step"));
-    for label in ["10", "2,000", "20", "30", "40", "S", "F", "N"] {
-        position(label);
-    }
-    assert!(!svg.has("Training loss"), "there is none");
-    // Both ends of the colours: the cells and, nearly, the bar's.
-    assert_eq!((svg.count("rect", "#440154"), svg.count("rect", "#FEE825") + svg.count("rect", "#FDE725")), (1, 1));
-    assert_eq!(svg.count("rect", "#AAAAAA"), 1, "all zero");
-    // Of layers.10.wq, under F and under N.
-    assert_eq!(svg.count("rect", "#222222"), 2);
-}
-
-#[test]
-fn many_layers_are_labelled_now_and_then() {
-    let fixture = Fixture::new();
-    let names: Vec<_> = (0..1200).map(|i| format!("layers.{i}")).collect();
-    let layers = |n: usize| names[..n].iter().map(|name| (name.as_str(), db(30.0))).collect::<Vec<_>>();
-    for (n, samples) in [(300, 12), (1200, 40)] {
-        let layers = layers(n);
-        let records: Vec<_> = (1..=samples).map(|step| health(step, &layers)).collect();
-        let svg = fixture.plot(&[fixture.run(&format!("{n}"), &records)]);
-        let ys: Vec<i32> = svg
-            .0
-            .split("<text ")
-            .filter(|text| text.contains("layers."))
-            .map(|text| Svg::attribute(&format!(" {text}"), "y").parse().unwrap())
-            .collect();
-        assert!(ys.len() > 10 && ys.windows(2).all(|pair| pair[1] - pair[0] >= 24), "{ys:?}");
-        let all = svg.texts().join(" ");
-        assert_eq!(all.contains("Each row is the worst of up to 2 layers."), n > 800);
-        assert_eq!(all.contains("Each column is the worst of up to 2 samples."), n > 800);
-    }
 }
 
 #[test]

@@ -1,0 +1,298 @@
+//! LoRA for any Burn model: adapters that are trained beside linears whose weights are frozen.
+//!
+//! ```text
+//! y = linear(x, w) + α/r · (drop(x) · A) · B        A [K, r], B [r, N]
+//! ```
+//!
+//! Source: Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models* (2021). Names and initial values are those of Hugging Face's PEFT.
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Tensor, TensorData, TensorPrimitive};
+use burn_backend::Backend;
+use serde::{Deserialize, Serialize};
+
+use super::walk::{Path, linears};
+use crate::config::shortened;
+use crate::error::{Float8Error, Float8Panic};
+use crate::ops::functions::{Functions, find};
+use crate::stack::Float8Stack;
+use crate::tensor::{Adapter, Dropout, split_mix};
+
+/// How adapters are made; fields and defaults are PEFT's.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schemars", schemars(default))]
+pub struct LoraConfig {
+    /// r: the length between A and B.
+    pub rank: usize,
+    /// α: what B·A is multiplied by, divided by r.
+    pub alpha: f64,
+    /// Which share of x an adapter does not see in training.
+    pub dropout: f64,
+    /// Linears that get adapters, by the end of their names: `q_proj` is `layers.3.self_attn.q_proj`. `all-linear` is all but `lm_head`.
+    pub target_modules: Vec<String>,
+}
+
+impl Default for LoraConfig {
+    fn default() -> Self {
+        Self { rank: 8, alpha: 8.0, dropout: 0.0, target_modules: vec![ALL_LINEAR.into()] }
+    }
+}
+
+/// PEFT's name for all linears but the output.
+const ALL_LINEAR: &str = "all-linear";
+
+/// The output of a language model.
+const OUTPUT: &str = "lm_head";
+
+impl LoraConfig {
+    /// # Errors
+    ///
+    /// [`Float8Error::Lora`]: a rank of 0; an α that is not finite, or 0; a dropout that is not from 0 to below 1; no targets.
+    pub fn validate(&self) -> Result<(), Float8Error> {
+        let Self { rank, alpha, dropout, target_modules } = self;
+        let wrong = |field, value: String, range| Err(Float8Error::Lora { field, value, range });
+        if *rank == 0 {
+            return wrong("rank", rank.to_string(), "at least 1");
+        }
+        if !alpha.is_finite() || *alpha == 0.0 {
+            return wrong("alpha", alpha.to_string(), "finite, and not 0");
+        }
+        if !(0.0..1.0).contains(dropout) {
+            return wrong("dropout", dropout.to_string(), "from 0 to below 1");
+        }
+        if target_modules.is_empty() {
+            return wrong("target_modules", "[]".into(), "at least one name");
+        }
+        Ok(())
+    }
+
+    /// Whether the linear of this name gets an adapter.
+    pub fn targets(&self, name: &str) -> bool {
+        self.target_modules.iter().any(|target| target_matches(target, name))
+    }
+
+    /// Adapters for a model's linears: A drawn uniformly from ±1/√K by the seed and the linear's name, B zero, so that the model gives what
+    /// it gave without them. In f32. Parameters of the model that are not initialized yet are initialized.
+    ///
+    /// # Errors
+    ///
+    /// As [`validate`](Self::validate); [`Float8Error::FilterMatchesNothing`] if a target is the end of no linear's name.
+    pub fn init<B: Float8Stack, M: Module<B>>(&self, model: &M, seed: u64) -> Result<Lora<B>, Float8Error> {
+        self.validate()?;
+        // What clones of a model would draw, each for itself.
+        Module::<B>::visit(model, &mut Initialized);
+        // Experts have weights of rank 3, which no adapter is for.
+        let is_matrix = |weight: &burn_backend::tensor::FloatTensor<B>| {
+            use burn_backend::TensorMetadata;
+            weight.shape().num_dims() == 2
+        };
+        let found: Vec<_> = linears::<B, M>(model, None)
+            .into_iter()
+            .filter(|linear| linear.weight.as_ref().is_none_or(is_matrix))
+            .collect();
+        for target in &self.target_modules {
+            if !found.iter().any(|linear| target_matches(target, &linear.info.name)) {
+                let names = shortened(found.iter().map(|linear| &*linear.info.name));
+                let pattern = target.clone();
+                let (field, linears) = ("target_modules", found.len());
+                return Err(Float8Error::FilterMatchesNothing { field, pattern, linears, names });
+            }
+        }
+        let adapters = found.iter().filter(|linear| self.targets(&linear.info.name)).map(|linear| {
+            let (name, k, n) = (linear.info.name.clone(), linear.info.k, linear.info.n);
+            let a = TensorData::new(uniform(named(seed, &name), k * self.rank, (k as f64).powf(-0.5)), [k, self.rank]);
+            let a = Param::from_tensor(Tensor::from_data(a, &linear.device));
+            let b = Param::from_tensor(Tensor::zeros([self.rank, n], &linear.device));
+            LoraAdapter { name, a, b }
+        });
+        Ok(Lora { adapters: adapters.collect(), config: self.clone() })
+    }
+}
+
+/// Draws parameters that are not there yet.
+struct Initialized;
+
+impl<B: Backend> ModuleVisitor<B> for Initialized {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        param.val();
+    }
+}
+
+fn target_matches(target: &str, name: &str) -> bool {
+    match target {
+        ALL_LINEAR => name != OUTPUT && !name.ends_with(".lm_head"),
+        _ => name == target || name.strip_suffix(target).is_some_and(|parents| parents.ends_with('.')),
+    }
+}
+
+/// One seed for each name.
+fn named(seed: u64, name: &str) -> u64 {
+    name.bytes().fold(split_mix(seed, 0), |seed, byte| split_mix(seed, u64::from(byte)))
+}
+
+/// Numbers from -bound to bound.
+fn uniform(seed: u64, len: usize, bound: f64) -> Vec<f32> {
+    // 53 bits, so that every number is exact in f64.
+    let number = |i| (split_mix(seed, i) >> 11) as f64 / 2f64.powi(52) - 1.0;
+    (0..len as u64).map(|i| (number(i) * bound) as f32).collect()
+}
+
+/// The adapters of a model: a module of its own, which an optimizer trains and a record holds, while the model stays frozen.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::backend::{Autodiff, Flex};
+/// use burn::module::Module;
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::tensor::Tensor;
+/// use burn_float8::lora::LoraConfig;
+/// use burn_float8::{Float8, Float8Config, weights};
+///
+/// type B = Float8<Autodiff<Flex>>;
+/// let device = Default::default();
+/// let model: Linear<B> = LinearConfig::new(64, 32).init(&device);
+/// let (model, _) = Float8Config::tensorwise().apply(model).unwrap();
+/// let (model, _) = weights::fp8_only(model.no_grad()).unwrap(); // a byte a parameter
+/// let lora = LoraConfig { rank: 4, ..Default::default() }.init(&model, 7).unwrap();
+/// let loss = lora.attach(model.clone(), None).forward(Tensor::<B, 2>::ones([8, 64], &device)).mean();
+/// let grads = loss.backward();
+/// assert!(lora.adapters[0].b.grad(&grads).is_some());
+/// # }
+/// ```
+#[derive(Module, Debug)]
+pub struct Lora<B: Backend> {
+    /// One for each linear that has one, in the order of the model.
+    pub adapters: Vec<LoraAdapter<B>>,
+    /// How they were made.
+    #[module(skip)]
+    pub config: LoraConfig,
+}
+
+/// The adapter of one linear.
+#[derive(Module, Debug)]
+pub struct LoraAdapter<B: Backend> {
+    /// The linear's name.
+    #[module(skip)]
+    pub name: String,
+    /// `[K, r]`: PEFT's `lora_A.weight`, transposed.
+    pub a: Param<Tensor<B, 2>>,
+    /// `[r, N]`: PEFT's `lora_B.weight`, transposed.
+    pub b: Param<Tensor<B, 2>>,
+}
+
+impl<B: Backend> Lora<B> {
+    /// The model with the adapters beside its linears, for the forwards of a step: what an optimizer makes of the adapters is attached anew.
+    /// Gradients are those of [`Lora`]'s own parameters. With a dropout, `seed` says which elements of x are dropped, the same for each
+    /// forward; none drops nothing, as an evaluation does.
+    ///
+    /// Whatever else reads the weight of such a linear reads `w + α/r · A·B`.
+    ///
+    /// # Panics
+    ///
+    /// [`Float8Panic::NotFloat8`], in words, on a backend that Float8 does not wrap.
+    pub fn attach<M: Module<B>>(&self, model: M, seed: Option<u64>) -> M {
+        model.map(&mut Attach { lora: self, seed, path: Path::default() })
+    }
+
+    /// The model with weights `w + α/r · A·B`, in their own dtype; of weights that are FP8 codes alone, the decoded values and that. What
+    /// it is to run with is to be applied anew.
+    pub fn merge<M: Module<B>>(&self, model: M) -> M {
+        struct Merge;
+        impl<B: Backend> ModuleMapper<B> for Merge {
+            fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+                let (id, tensor, mapper) = param.consume();
+                let merged = match tensor.into_primitive() {
+                    TensorPrimitive::Float(weight) => TensorPrimitive::Float((functions::<B>().merge_adapter)(weight)),
+                    quantized => quantized,
+                };
+                Param::from_mapped_value(id, Tensor::from_primitive(merged), mapper)
+            }
+        }
+        self.attach(model, None).map(&mut Merge)
+    }
+
+    fn of(&self, name: &str) -> Option<&LoraAdapter<B>> {
+        self.adapters.iter().find(|adapter| adapter.name == name)
+    }
+}
+
+fn functions<B: Backend>() -> Functions<B> {
+    find::<B>().unwrap_or_else(|| panic!("{}", Float8Panic::NotFloat8))
+}
+
+struct Attach<'a, B: Backend> {
+    lora: &'a Lora<B>,
+    seed: Option<u64>,
+    path: Path,
+}
+
+impl<B: Backend> ModuleMapper<B> for Attach<'_, B> {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.exit();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        let adapter = (D == 2).then(|| self.lora.of(&self.path.linear_name())).flatten();
+        let Some(adapter) = adapter else { return param };
+        let (id, tensor, mapper): (ParamId, _, _) = param.consume();
+        let TensorPrimitive::Float(weight) = tensor.into_primitive() else { unreachable!("an adapter is for floats") };
+        let [a, b] = [&adapter.a, &adapter.b].map(|t| match t.val().into_primitive() {
+            TensorPrimitive::Float(t) => t,
+            TensorPrimitive::QFloat(_) => unreachable!("an adapter is float"),
+        });
+        let LoraConfig { rank, alpha, dropout: probability, .. } = self.lora.config;
+        let seed = self.seed.filter(|_| probability > 0.0);
+        let dropout = seed.map(|seed| Dropout { probability, seed: named(seed, &adapter.name) });
+        let adapter = Adapter { a, b, scale: alpha / rank as f64, dropout };
+        let weight = (functions::<B>().with_adapter)(weight, adapter);
+        Param::from_mapped_value(id, Tensor::from_primitive(TensorPrimitive::Float(weight)), mapper)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_ends_of_names() {
+        let name = "layers.3.self_attn.q_proj";
+        for target in ["q_proj", "self_attn.q_proj", name, "all-linear"] {
+            assert!(target_matches(target, name), "{target}");
+        }
+        for target in ["proj", "k_proj", "self_attn", "layers.3", ""] {
+            assert!(!target_matches(target, name), "{target}");
+        }
+        assert!(!target_matches("all-linear", "lm_head") && target_matches("lm_head", "lm_head"));
+    }
+
+    #[test]
+    fn initial_values_fill_their_range() {
+        let numbers = uniform(named(1, "q_proj"), 10_000, 0.5);
+        assert!(numbers.iter().all(|x| x.abs() <= 0.5));
+        let (mean, square) = numbers.iter().fold((0.0, 0.0), |(m, s), x| (m + x, s + x * x));
+        assert!((mean / 1e4).abs() < 0.02 && (square / 1e4 - 0.25 / 3.0).abs() < 0.005);
+        assert_ne!(numbers, uniform(named(1, "k_proj"), 10_000, 0.5));
+        assert_ne!(numbers, uniform(named(2, "q_proj"), 10_000, 0.5));
+    }
+
+    #[test]
+    fn bad_settings_are_refused() {
+        let good = LoraConfig::default();
+        good.validate().unwrap();
+        for bad in [
+            LoraConfig { rank: 0, ..good.clone() },
+            LoraConfig { alpha: 0.0, ..good.clone() },
+            LoraConfig { alpha: f64::NAN, ..good.clone() },
+            LoraConfig { dropout: 1.0, ..good.clone() },
+            LoraConfig { dropout: -0.1, ..good.clone() },
+            LoraConfig { target_modules: vec![], ..good },
+        ] {
+            assert!(matches!(bad.validate(), Err(Float8Error::Lora { .. })), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! [`Adapter`]: the two small matrices that LoRA adds to a frozen weight.
+//!
+//! ```text
+//! y = x · w + scale · (drop(x) · a) · b        a [K, r], b [r, N], scale = α / r
+//! ```
+//!
+//! Source: Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models* (2021), section 4.1.
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{Backend, DType, FloatDType, Scalar, TensorData, TensorMetadata};
+use rayon::prelude::*;
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Adapter<B: Backend> {
+    /// `[K, r]`
+    pub(crate) a: FloatTensor<B>,
+    /// `[r, N]`
+    pub(crate) b: FloatTensor<B>,
+    /// α / r
+    pub(crate) scale: f64,
+    /// While it is trained.
+    pub(crate) dropout: Option<Dropout>,
+}
+
+/// Which elements of an adapter's input are dropped.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Dropout {
+    /// Which share, from 0 to below 1.
+    pub(crate) probability: f64,
+    /// One for each layer and forward: the same seed drops the same elements.
+    pub(crate) seed: u64,
+}
+
+impl<B: Backend> Adapter<B> {
+    /// The adapter on another backend, or with another place in autodiff.
+    pub(crate) fn map<C: Backend>(&self, f: impl Fn(FloatTensor<B>) -> FloatTensor<C>) -> Adapter<C> {
+        let Self { a, b, scale, dropout } = self;
+        Adapter { a: f(a.clone()), b: f(b.clone()), scale: *scale, dropout: *dropout }
+    }
+
+    /// What is added to y `[.., N]` for `x: [.., K]`, in x's dtype.
+    pub(crate) fn apply(&self, x: FloatTensor<B>) -> FloatTensor<B> {
+        let dtype = x.dtype();
+        let x = match self.dropout {
+            Some(dropout) => {
+                let mask = TensorData::new(dropout.mask(x.shape().num_elements()), x.shape());
+                let mask = in_dtype::<B>(B::float_from_data(mask, &B::float_device(&x)), dtype);
+                B::float_mul(x, mask)
+            }
+            None => x,
+        };
+        let [a, b] = [&self.a, &self.b].map(|t| in_dtype::<B>(t.clone(), dtype));
+        B::float_mul_scalar(B::linear(B::linear(x, a, None), b, None), Scalar::Float(self.scale))
+    }
+
+    /// The weight `[K, N]` that gives the same y without dropout, in its dtype.
+    pub(crate) fn merged(&self, weight: FloatTensor<B>) -> FloatTensor<B> {
+        let product = B::float_matmul(self.a.clone(), self.b.clone());
+        let update = B::float_mul_scalar(product, Scalar::Float(self.scale));
+        let update = in_dtype::<B>(update, weight.dtype());
+        B::float_add(weight, update)
+    }
+}
+
+fn in_dtype<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+    if x.dtype() == dtype { x } else { B::float_cast(x, FloatDType::from(dtype)) }
+}
+
+/// Elements that one task draws.
+const TASK: usize = 1 << 14;
+
+impl Dropout {
+    /// 0 where an element is dropped, `1 / (1 - probability)` elsewhere: element `i` is dropped if the number that SplitMix64 makes of the
+    /// seed and `i` is below the probability.
+    fn mask(self, len: usize) -> Vec<f32> {
+        let kept = (1.0 / (1.0 - self.probability)) as f32;
+        // Of 2^64, so that nothing is dropped at 0.
+        let threshold = (self.probability * 2f64.powi(64)) as u64;
+        let mut mask = vec![0.0; len];
+        mask.par_chunks_mut(TASK).enumerate().for_each(|(task, part)| {
+            for (i, element) in part.iter_mut().enumerate() {
+                *element = if split_mix(self.seed, (task * TASK + i) as u64) < threshold { 0.0 } else { kept };
+            }
+        });
+        mask
+    }
+}
+
+/// Number `i` of the sequence that the seed begins. Source: Steele, Lea and Flood, *Fast Splittable Pseudorandom Number Generators*
+/// (2014), and Vigna's `splitmix64.c`.
+pub(crate) fn split_mix(seed: u64, i: u64) -> u64 {
+    let z = seed.wrapping_add((i.wrapping_add(1)).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first numbers of the seed 1234567, as published with `splitmix64.c`.
+    #[test]
+    fn split_mix_is_the_published_sequence() {
+        let numbers = [0, 1, 2].map(|i| split_mix(1_234_567, i));
+        assert_eq!(numbers, [6457827717110365317, 3203168211198807973, 9817491932198370423]);
+    }
+
+    #[test]
+    fn dropout_keeps_its_share_and_its_mean() {
+        let dropout = Dropout { probability: 0.25, seed: 7 };
+        let mask = dropout.mask(100_000);
+        let dropped = mask.iter().filter(|x| **x == 0.0).count();
+        assert!((24_500..25_500).contains(&dropped), "{dropped}");
+        assert!(mask.iter().all(|x| [0.0, 4.0 / 3.0].contains(x)));
+        assert_eq!(mask, dropout.mask(100_000));
+        assert_ne!(mask, Dropout { seed: 8, ..dropout }.mask(100_000));
+        assert!(Dropout { probability: 0.0, seed: 7 }.mask(1000).iter().all(|x| *x == 1.0));
+    }
+}

@@ -1,0 +1,241 @@
+//! Folders of runs: what is damaged, changed, full or in use is named, and what is good in them is kept.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use crate::case::{Case, end_of, ended, kill, spawn, wait_for_step};
+use crate::support::{llama3, small, stderr, stdout, train};
+
+#[test]
+fn a_new_run_does_not_go_on_in_the_folder_of_one_that_diverged() {
+    let case =
+        Case::new(&["optimizer.lr=1e30", "training.max_norm=inf", "optimizer.warmup_steps=0", "checkpoint.every=0"]);
+    assert!(stderr(&case.train().output().unwrap()).contains("diverged"));
+    let metrics = fs::read(case.folder().join("metrics.jsonl")).unwrap();
+    let output = case.train().output().unwrap();
+    assert!(stderr(&output).contains("holds a run that diverged at step "), "{}", stderr(&output));
+    assert_eq!(fs::read(case.folder().join("metrics.jsonl")).unwrap(), metrics);
+}
+
+#[test]
+fn nothing_of_somebody_else_is_removed() {
+    let case = Case::new(&[]);
+    for name in ["film.partial", "work.partial/precious", ".other.partial"] {
+        let path = case.folder().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "precious").unwrap();
+    }
+    // What interrupted runs leave.
+    fs::create_dir(case.folder().join(".step-000000002.partial")).unwrap();
+    fs::write(case.folder().join(".LATEST.17.partial"), "").unwrap();
+    stdout(&case.train().output().unwrap());
+    for name in ["film.partial", "work.partial/precious", ".other.partial"] {
+        assert!(case.folder().join(name).exists(), "{name}");
+    }
+    assert!(!case.folder().join(".step-000000002.partial").exists());
+    assert!(!case.folder().join(".LATEST.17.partial").exists());
+}
+
+#[test]
+fn a_folder_is_used_again_for_another_model() {
+    // Ended by its data, before the first step.
+    let case = Case::new(&["data.tokenizer=bytes"]);
+    let tokenizer = format!("data.tokenizer={}", crate::support::vectors().display());
+    let mut first = train(&small("nowhere", &[&tokenizer]));
+    assert!(!first.args(["--checkpoints", case.path()]).output().unwrap().status.success());
+    assert!(case.folder().join("assets/tokenizer.json").exists());
+    assert!(stderr(&case.resume(&[]).output().unwrap()).contains("holds no run"));
+    stdout(&case.train().output().unwrap());
+    assert!(!case.folder().join("assets/tokenizer.json").exists());
+    stdout(&case.resume(&["--steps", "14"]).output().unwrap());
+}
+
+#[test]
+fn one_folder_has_one_run() {
+    let case = Case { steps: 100_000, ..Case::new(&["float8.schedule={ warmup = 0 }"]) };
+    let mut running = spawn(case.train());
+    wait_for_step(&mut running, 4);
+    for mut other in [case.resume(&[]), case.train()] {
+        let output = other.output().unwrap();
+        let error = stderr(&output);
+        assert!(error.contains("another run is writing to ") && error.contains(case.path()), "{error}");
+    }
+    // To look is allowed.
+    while case.saved().is_empty() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    kill(&running, "-KILL");
+    running.wait().unwrap();
+    stdout(&case.resume(&["--steps", "16"]).output().unwrap());
+    let output = case.train().output().unwrap();
+    assert!(stderr(&output).contains("holds a run of 16 steps: `resume` goes on with it"), "{}", stderr(&output));
+}
+
+#[test]
+fn damaged_files_are_named_and_an_older_checkpoint_is_taken() {
+    let case = ended(&[]);
+    assert_eq!(case.saved(), [10, 12]);
+    let last = case.folder().join("step-000000012");
+    let names: Vec<_> = fs::read_dir(&last).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names.len(), 5);
+    for name in names {
+        let path = last.join(&name);
+        let whole = fs::read(&path).unwrap();
+        let mut flipped = whole.clone();
+        flipped[whole.len() / 2] ^= 1;
+        for (damage, bytes) in [("flipped", &flipped[..]), ("cut", &whole[..whole.len() / 2]), ("emptied", &[])] {
+            fs::write(&path, bytes).unwrap();
+            let output = case.resume(&[]).output().unwrap();
+            let error = stderr(&output);
+            // Of a checksum that is not right, the file is to blame.
+            assert!(error.contains(name.to_str().unwrap()) || name == "checksums.json", "{damage}: {error}");
+            assert!(error.contains("is damaged") && error.contains("step 10: `--step N`"), "{damage}: {error}");
+        }
+        fs::write(&path, whole).unwrap();
+    }
+    let whole = end_of(case.folder());
+    fs::remove_file(last.join("model.safetensors")).unwrap();
+    assert!(stderr(&case.resume(&[]).output().unwrap()).contains("it is missing"));
+    stdout(&case.resume(&["--step", "10"]).output().unwrap());
+    assert!(end_of(case.folder()) == whole, "made again from step 10");
+}
+
+#[test]
+fn a_full_disk_costs_no_checkpoint() {
+    let case = ended(&["checkpoint.background=false"]);
+    let before = end_of(case.folder());
+    // Blocks of 512 or 1024 bytes; parameters and moments take more.
+    let script = format!("ulimit -f 40; exec \"$0\" resume {} --steps 16", case.path());
+    for _ in 0..2 {
+        let mut shell = Command::new("sh");
+        // Its tokens are where they were.
+        shell
+            .args(["-c", &script, env!("CARGO_BIN_EXE_llama3")])
+            .envs(case.train().get_envs().flat_map(|(k, v)| Some((k, v?))));
+        let output = shell.output().unwrap();
+        let error = stderr(&output);
+        assert!(error.contains("cannot write ") && error.contains("safetensors: make room"), "{error}");
+        assert!(end_of(case.folder()) == before);
+        let left = fs::read_dir(case.folder()).unwrap().map(|entry| entry.unwrap().file_name());
+        assert!(left.into_iter().all(|name| !name.to_string_lossy().ends_with(".partial")));
+    }
+    stdout(&case.resume(&["--steps", "16"]).output().unwrap());
+    assert_eq!(case.saved(), [14, 16]);
+}
+
+#[test]
+fn a_changed_key_is_named_with_both_values() {
+    let case = ended(&[]);
+    let resume = |arguments: &[&str]| case.resume(&[arguments, &["--steps", "14"]].concat()).output().unwrap();
+    for (setting, key, saved, now) in [
+        ("training.seq_len=8", "training.seq_len", "16", "8"),
+        ("training.seed=1", "training.seed", "0", "1"),
+        ("float8.recipe=rowwise", "float8.recipe", "\"tensorwise\"", "\"rowwise\""),
+        ("model.num_layers=2", "model.num_layers", "1", "2"),
+        ("data.tokenizer=bytes", "data.tokenizer", "absent", "\"bytes\""),
+        ("optimizer.betas=[0.9, 0.99]", "optimizer.betas", "[0.9, 0.95]", "[0.9, 0.99]"),
+    ] {
+        let output = resume(&["--set", setting]);
+        let expected = format!("{key} was {saved} when the checkpoint was made and is {now} now");
+        assert!(stderr(&output).contains(&expected), "{}", stderr(&output));
+    }
+    let output = resume(&["--set", "optimizer.lr=1e-3", "--set", "training.log_every=2"]);
+    let log = stdout(&output);
+    for line in ["optimizer.lr was 0.005, is 0.001", "training.log_every was 1, is 2", "training.steps was 12, is 14"] {
+        assert!(log.contains(&format!("changed: {line}\n")), "{log}");
+    }
+    assert!(log.contains("step: 14  loss"), "{log}");
+    // A file in place of the saved configuration.
+    let file = case.text.0.path().join("edited.toml");
+    let config = fs::read_to_string(case.folder().join("step-000000014/config.toml")).unwrap();
+    fs::write(&file, config.replace("seq_len = 16", "seq_len = 32")).unwrap();
+    let output = case.resume(&["--config", file.to_str().unwrap()]).output().unwrap();
+    assert!(stderr(&output).contains("training.seq_len was 16"), "{}", stderr(&output));
+    // A key that is gone is an error there, not where an earlier version has saved it.
+    let old = config.replace("[training]\n", "[training]\nsave_fp8_operands = false\n");
+    fs::write(&file, &old).unwrap();
+    let output = case.resume(&["--config", file.to_str().unwrap()]).output().unwrap();
+    assert!(stderr(&output).contains("training.save_fp8_operands is gone"), "{}", stderr(&output));
+    fs::write(case.folder().join("config.toml"), &old).unwrap();
+    assert!(stdout(&resume(&[])).contains("all 14 steps are made"));
+}
+
+#[test]
+fn data_that_changed_is_named_and_may_lie_elsewhere() {
+    let case = ended(&[]);
+    let (text, moved) = (Path::new(&case.text.1), case.text.0.path().join("moved.rs"));
+    fs::rename(text, &moved).unwrap();
+    let steps = ["--steps", "14"];
+    let missing = case.resume(&steps).output().unwrap();
+    assert!(stderr(&missing).contains("cannot read ") && stderr(&missing).contains("text.rs"), "{}", stderr(&missing));
+    let elsewhere = case.resume(&[&steps[..], &["--data", moved.to_str().unwrap()]].concat()).output().unwrap();
+    assert!(stdout(&elsewhere).contains("step: 14  loss"));
+
+    let whole = fs::read_to_string(&moved).unwrap();
+    for (other, difference) in [
+        (whole.clone() + "more\n", "bytes, now it has"),
+        (whole.replacen("one", "two", 1), "it has the same size but other content"),
+    ] {
+        fs::write(&moved, other).unwrap();
+        let output = case.resume(&["--steps", "16"]).output().unwrap();
+        let error = stderr(&output);
+        let expected = format!("{} changed since the checkpoint: ", moved.display());
+        assert!(error.contains(&expected) && error.contains(difference), "{error}");
+    }
+    assert_eq!(case.saved().last(), Some(&14));
+
+    // A bad line is named.
+    let lines = case.text.0.path().join("lines.jsonl");
+    fs::write(&lines, "{\"text\": \"fine\"}\n{\"text\": 1}\n").unwrap();
+    let output = train(&small(lines.to_str().unwrap(), &[])).output().unwrap();
+    assert!(stderr(&output).contains("lines.jsonl:2: `text` is a number, expected text"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_run_that_diverges_keeps_its_last_good_checkpoint() {
+    let case = ended(&[]);
+    let resume = ["--steps", "40", "--set", "optimizer.lr=1e30", "--set", "training.log_every=7"];
+    let output = case.resume(&resume).output().unwrap();
+    let error = stderr(&output);
+    assert!(error.contains("training diverged at step ") || error.contains("held-out loss = NaN"), "{error}");
+    let good = *case.saved().last().unwrap();
+    let diverged = fs::read_dir(case.folder()).unwrap().map(|entry| entry.unwrap().file_name());
+    assert!(diverged.into_iter().any(|name| name.to_string_lossy().starts_with("diverged-")));
+    if !error.contains("held-out loss") {
+        let advice = format!("{good}; `resume {} --step N` goes on from one, and may lower optimizer.lr", case.path());
+        assert!(error.contains(&advice), "{error}");
+    }
+    let metrics = fs::read_to_string(case.folder().join("metrics.jsonl")).unwrap();
+    assert!(metrics.lines().last().unwrap().contains("\"diverged\":\"training diverged"), "{metrics}");
+    // What the error says can be done.
+    let good = good.to_string();
+    let resume = ["--step", &good, "--steps", "16", "--set", "optimizer.lr=1e-4", "--set", "float8.schedule.warmup=4"];
+    let again = case.resume(&resume).output().unwrap();
+    assert!(stdout(&again).contains("held-out loss: "));
+}
+
+#[test]
+fn the_newest_and_the_best_stay() {
+    // The second half makes everything worse.
+    let case = ended(&["checkpoint.keep=1", "optimizer.lr=1e-2"]);
+    let (best, loss) = train::checkpoint::best(case.folder()).unwrap().unwrap();
+    let worse = ["--steps", "20", "--set", "optimizer.lr=3e-1", "--set", "optimizer.decay=constant"];
+    stdout(&case.resume(&worse).output().unwrap());
+    assert_eq!(case.saved(), [best, 20]);
+    assert_eq!(train::checkpoint::best(case.folder()).unwrap(), Some((best, loss)));
+    assert_eq!(fs::read_to_string(case.folder().join("LATEST")).unwrap(), "step-000000020\n");
+    let eval = |arguments: &[&str]| -> Output { llama3(&[&["eval", case.path()], arguments].concat()) };
+    let (newest, best) = (eval(&[]), eval(&["--best"]));
+    assert!(stdout(&best).contains(&format!("held-out loss: {loss:.5}")), "{}", stdout(&best));
+    assert_ne!(stdout(&best), stdout(&newest));
+    // Back to the best: what came after it is another run's past. Metrics that cannot be read keep no run from going on.
+    let metrics = case.folder().join("metrics.jsonl");
+    fs::write(&metrics, "{\"step\": 1}\nnothing\n").unwrap();
+    let step = case.saved()[0].to_string();
+    let again = case.resume(&["--step", &step, "--steps", "14"]).output().unwrap();
+    let log = stdout(&again);
+    assert!(log.contains("metrics.jsonl:2: not a line of metrics.jsonl"), "{log}");
+    assert_eq!(case.saved().last(), Some(&14));
+}

@@ -1,0 +1,113 @@
+//! Checkpoints that run as FP8 codes alone: their memory, what they give, and the scales of inputs that they bring.
+
+use std::path::Path;
+
+use burn::module::AutodiffModule;
+use burn_float8::{Recipe, report};
+use llama3::{Error, Llama, Llama3, RunConfig};
+use safetensors::Dtype;
+use train::ProgressLine;
+use train::TensorFiles;
+use train::job::{Weights, prepare};
+
+use crate::common::{Train, ids, model, text, tokens, values};
+use crate::float8_exports::{DYNAMIC, export, llama3, square};
+
+/// A folder's model by a recipe, with its weights as codes alone or with their values.
+fn prepared(folder: &Path, recipe: Recipe, fp8_only: bool) -> Result<Llama<Train>, Error> {
+    let folder = format!("model.hf_path={}", folder.display());
+    let settings = [folder, format!("float8.recipe={recipe}"), "training.precision=fp8".into()];
+    let config = RunConfig { fp8_only, ..RunConfig::load(None, &settings)? };
+    let weights = Weights::open(&config, None, config.dimensions()?)?;
+    let (progress, out) = (ProgressLine::hidden(), &mut std::io::sink());
+    prepare::<Llama3, Train>(&config, weights, &Default::default(), &progress, out)
+}
+
+fn logits(model: &Llama<Train>) -> Vec<u32> {
+    let logits = model.valid().forward(ids(&tokens([2, 16], 288, 6), [2, 16]));
+    values(logits).into_iter().map(f32::to_bits).collect()
+}
+
+#[test]
+fn logits_are_those_of_the_model_with_values() {
+    let dir = tempfile::tempdir().unwrap();
+    let tiny = model(square(false), 12);
+    let plain = dir.path().join("f32");
+    train::CausalLmExt::save_hf(&tiny, &plain, &train::ExportOptions::default()).unwrap();
+    for recipe in Recipe::ALL {
+        let [codes, full] = [true, false].map(|fp8_only| prepared(&plain, recipe, fp8_only).unwrap());
+        assert!(logits(&codes) == logits(&full), "{recipe}");
+        let count = |model: &Llama<Train>| report(model).layers.iter().filter(|l| l.fp8_only.is_some()).count();
+        assert_eq!((count(&codes), count(&full)), (14, 0), "{recipe}");
+    }
+    // Codes of a file are taken as they are: where scales are powers of two, a cast of their values is the same.
+    for recipe in DYNAMIC {
+        let folder = dir.path().join(recipe.to_string());
+        export(&tiny, recipe, &folder).unwrap();
+        let [codes, full] = [true, false].map(|fp8_only| prepared(&folder, recipe, fp8_only).unwrap());
+        let files = TensorFiles::open_folder(&folder).unwrap();
+        for (name, weight) in burn_float8::weights::read_codes::<Train, _>(&codes) {
+            let stored = files.get(&format!("model.{name}.weight")).unwrap();
+            assert!(stored.dtype() == Dtype::F8_E4M3 && stored.bytes().unwrap() == weight.codes, "{recipe} {name}");
+        }
+        assert!(
+            logits(&codes) == logits(&full) || matches!(recipe, Recipe::Tensorwise | Recipe::Blockwise),
+            "{recipe}"
+        );
+    }
+}
+
+#[test]
+fn commands_run_a_folder_in_fp8_as_it_is() {
+    let (data, dir) = (text(), tempfile::tempdir().unwrap());
+    let data = data.path().to_str().unwrap();
+    let folder = dir.path().join("fp8");
+    export(&model(square(false), 12), Recipe::Rowwise, &folder).unwrap();
+    let folder = folder.to_str().unwrap();
+    let eval = |flags: &[&str]| {
+        let fixed = ["eval", folder, "--data", data, "--set", "data.tokenizer=bytes", "--set", "training.seq_len=24"];
+        let printed = llama3(&[&fixed, flags].concat()).unwrap();
+        let (_, loss) = printed.split_once("held-out loss: ").expect(&printed);
+        (loss.split_whitespace().next().unwrap().to_string(), printed)
+    };
+    let (own, printed) = eval(&[]);
+    assert!(printed.contains("FP8 codes alone: 14 of 15 linears"), "{printed}");
+    let (with_values, printed) = eval(&["--precision", "fp8"]);
+    assert!(!printed.contains("codes alone"), "{printed}");
+    assert_eq!(own, with_values);
+    let (f32, _) = eval(&["--precision", "f32"]);
+    assert_ne!(own, f32);
+    let said = llama3(&[
+        "generate",
+        folder,
+        "--prompt",
+        "fn",
+        "--max-new-tokens",
+        "4",
+        "--temperature",
+        "0",
+        "--set",
+        "data.tokenizer=bytes",
+    ]);
+    assert!(said.unwrap().starts_with("fn"));
+}
+
+/// Scales of inputs that a folder has are those of its linears' casts.
+#[test]
+fn static_scales_of_inputs_are_used() {
+    let dir = tempfile::tempdir().unwrap();
+    crate::float8_python::write(dir.path());
+    let folder = dir.path().join("delayed");
+    for fp8_only in [true, false] {
+        let model = prepared(&folder, Recipe::Delayed, fp8_only).unwrap().valid();
+        for _ in 0..2 {
+            model.forward(ids(&tokens([2, 16], 288, 6), [2, 16]));
+        }
+        let files = TensorFiles::open_folder(&folder).unwrap();
+        for layer in report(&model).layers.iter().filter(|layer| layer.is_float8) {
+            let stored = files.get(&format!("model.{}.input_scale", layer.name)).unwrap().to_f32().unwrap()[0];
+            let used = layer.fprop.operands[0].scale.unwrap();
+            assert!((used * stored - 1.0).abs() < 1e-6, "{}: {used} for {stored}", layer.name);
+        }
+    }
+}

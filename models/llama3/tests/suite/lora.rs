@@ -1,0 +1,282 @@
+//! Runs that train adapters: the base stays, checkpoints hold them alone, and PEFT reads them.
+
+use std::path::Path;
+use std::{env, fs};
+
+use burn::tensor::{Int, Tensor, TensorData};
+use burn_float8::without_float8;
+use device_select::SelectedDevice;
+use llama3::{Error, Llama3, RunConfig};
+use safetensors::SafeTensors;
+use tempfile::TempDir;
+use train::checkpoint::{SavedRun, Which};
+use train::config::ConfigError;
+use train::job::{Start, Task, train};
+use train::{ExportOptions, Job, JobError};
+
+use crate::common::{Stored, Train, relative, run, run_config, text, values, write_safetensors};
+
+const LORA: [&str; 2] = ["lora.rank=4", "lora.alpha=8"];
+
+/// A run of adapters with these settings, saved in `folder`.
+fn config(data: &Path, folder: &Path, settings: &[&str]) -> RunConfig {
+    let folder = format!("checkpoint.folder={}", folder.display());
+    run_config(data, &[&LORA[..], &["optimizer.lr=1e-2", "generate.max_new_tokens=0", &folder], settings].concat())
+}
+
+fn losses(config: &RunConfig) -> Vec<u64> {
+    let (outcome, _) = run(config).unwrap();
+    outcome.steps.iter().map(|line| line.loss.to_bits()).chain(outcome.held_out_loss.map(f64::to_bits)).collect()
+}
+
+fn job(config: &RunConfig, folder: &Path, task: Task) -> Result<String, Error> {
+    let saved = SavedRun::open(folder, Which::Latest)?;
+    let start = Start { saved: Some(saved), ..Start::default() };
+    let mut out = vec![];
+    let job = Job::<Llama3> { config: config.clone(), start, task };
+    job.run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut out)?;
+    Ok(String::from_utf8(out).unwrap())
+}
+
+#[test]
+fn adapters_learn_and_are_all_that_is_saved() {
+    let (data, folder) = (text(), TempDir::new().unwrap());
+    let config = config(data.path(), &folder.path().join("run"), &["lora.dropout=0.1"]);
+    let (outcome, _) = run(&config).unwrap();
+    let (first, last) = (outcome.steps.first().unwrap().loss, outcome.steps.last().unwrap().loss);
+    assert!(last < first - 0.05, "{first} to {last}");
+    let checkpoint = folder.path().join("run/step-000000012");
+    for (file, names) in [("model.safetensors", 28), ("optimizer.safetensors", 56)] {
+        let bytes = fs::read(checkpoint.join(file)).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        assert_eq!(tensors.len(), names, "{file}");
+        assert!(tensors.names().iter().all(|name| name.starts_with("lora.adapters.")), "{file}");
+    }
+    // What is dropped out in training is not in an evaluation.
+    let printed = job(&config, &folder.path().join("run"), Task::Evaluate { data: vec![] }).unwrap();
+    let held_out = format!("held-out loss: {:.5}", outcome.held_out_loss.unwrap());
+    assert!(printed.contains(&held_out), "{printed} does not say {held_out}");
+}
+
+#[test]
+fn segments_and_a_base_of_codes_are_the_same_bits() {
+    let (data, folder) = (text(), TempDir::new().unwrap());
+    // Recipes in which one copy of a weight serves both of its GEMMs.
+    for recipe in ["tensorwise", "blockwise"] {
+        let recipe = format!("float8.recipe={recipe}");
+        let mut number = 0;
+        let mut losses = |settings: &[&str]| {
+            number += 1;
+            let path = folder.path().join(format!("{}-{number}", &recipe[14..]));
+            losses(&config(data.path(), &path, &[&["lora.dropout=0.1", &recipe], settings].concat()))
+        };
+        let plain = losses(&[]);
+        assert_eq!(losses(&["training.activation_checkpointing=full", "training.loss_chunk=96"]), plain, "{recipe}");
+        assert_eq!(losses(&["lora.base=fp8"]), plain, "{recipe}");
+        assert_ne!(losses(&["training.seed=5"]), plain, "{recipe}");
+    }
+}
+
+/// The held-out loss that a command prints.
+fn printed_loss(printed: &str) -> f64 {
+    let (_, rest) = printed.split_once("held-out loss: ").expect(printed);
+    rest.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn an_exported_adapter_and_merged_weights_give_the_same_loss() {
+    let (data, folder) = (text(), TempDir::new().unwrap());
+    let path = folder.path().join("run");
+    let config = config(data.path(), &path, &["training.precision=f32"]);
+    run(&config).unwrap();
+    let evaluate = || Task::Evaluate { data: vec![] };
+    let want = printed_loss(&job(&config, &path, evaluate()).unwrap());
+    let export = |to: &str, merge| {
+        let to = folder.path().join(to);
+        job(&config, &path, Task::Export { to: to.clone(), merge, float8: false, options: ExportOptions::default() })
+            .unwrap();
+        to
+    };
+    let (adapter, merged) = (export("adapter", false), export("merged", true));
+    let files = |folder: &Path| {
+        let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(files(&adapter), ["adapter_config.json", "adapter_model.safetensors"]);
+    // A run of no steps from it.
+    let of_adapter = format!("lora.adapter={}", adapter.display());
+    let again =
+        run_config(data.path(), &[&LORA[..], &["training.precision=f32", "training.steps=0", &of_adapter]].concat());
+    assert_eq!(format!("{:.5}", run(&again).unwrap().0.held_out_loss.unwrap()), format!("{want:.5}"));
+    let mut of_merged =
+        run_config(data.path(), &["training.precision=f32", "training.steps=0", "data.tokenizer=bytes"]);
+    of_merged.model = train::ModelSection::of_folder(Some(merged), None);
+    assert!((run(&of_merged).unwrap().0.held_out_loss.unwrap() - want).abs() < 2e-5);
+}
+
+/// PEFT's adapter on the checkpoint in `tests/goldens/hf_llama`, by [`vectors`].
+fn of_peft(settings: &[&str]) -> Result<(RunConfig, train::Adapted<Train, llama3::Llama<Train>>), Error> {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let base = format!("model.hf_path={}", own.join("../../tests/goldens/hf_llama").display());
+    let adapter = format!("lora.adapter={}", own.join("tests/vectors/peft").display());
+    let targets = "lora.target_modules=[\"q_proj\", \"v_proj\", \"down_proj\"]";
+    let given = ["lora.rank=4", "lora.alpha=6", targets, "training.precision=f32", &base, &adapter];
+    let settings: Vec<_> = given.iter().chain(settings).map(|s| s.to_string()).collect();
+    let config = RunConfig::load(None, &settings)?;
+    let weights = train::job::Weights::open(&config, None, config.dimensions()?)?;
+    let progress = train::ProgressLine::hidden();
+    let out = &mut std::io::sink();
+    let model = train::job::prepare::<Llama3, Train>(&config, weights, &Default::default(), &progress, out)?;
+    let lora = config.lora.as_ref().expect("it is given");
+    let adapted = train::job::adapt::<Train, _>(lora, without_float8(model), config.training.seed, None)?;
+    Ok((config, adapted))
+}
+
+fn vectors() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors/peft")
+}
+
+fn reference() -> (Vec<i32>, Vec<f32>) {
+    let bytes = fs::read(vectors().join("reference.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let ids = tensors.tensor("input_ids").unwrap();
+    let ids = ids.data().as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect();
+    let logits = tensors.tensor("logits").unwrap();
+    (ids, logits.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+}
+
+fn logits(adapted: &train::Adapted<Train, llama3::Llama<Train>>, ids: &[i32]) -> Vec<f32> {
+    let ids = Tensor::<Train, 2, Int>::from_data(TensorData::new(ids.to_vec(), [2, 24]), &Default::default());
+    values(adapted.attached().forward(ids).inner())
+}
+
+/// With `FLOAT8_PEFT_VECTORS`, writes what `tests/peft_vectors.py` gives to PEFT.
+#[test]
+fn peft_gives_the_same_logits() {
+    let (ids, want) = reference();
+    let (_, adapted) = of_peft(&[]).unwrap();
+    let got = logits(&adapted, &ids);
+    assert!(relative(&got, &want) < 1e-5, "{}", relative(&got, &want));
+    let merged = {
+        let ids = Tensor::<Train, 2, Int>::from_data(TensorData::new(ids.clone(), [2, 24]), &Default::default());
+        values(adapted.merged().forward(ids).inner())
+    };
+    assert!(relative(&merged, &got) < 1e-6, "{}", relative(&merged, &got));
+    // Written again it is the same, and what PEFT has.
+    let folder = TempDir::new().unwrap();
+    let to = folder.path().join("adapter");
+    adapted.save_peft(None, &to).unwrap();
+    let tensors = |path: &Path| {
+        let bytes = fs::read(path.join("adapter_model.safetensors")).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let mut tensors: Vec<_> = tensors
+            .iter()
+            .map(|(name, view)| (name.to_string(), view.shape().to_vec(), view.data().to_vec()))
+            .collect();
+        tensors.sort();
+        tensors
+    };
+    assert!(tensors(&to) == tensors(&vectors()));
+    if let Some(out) = env::var_os("FLOAT8_PEFT_VECTORS") {
+        let out = Path::new(&out);
+        adapted.save_peft(None, out).unwrap();
+        let ids = Stored {
+            name: "input_ids".into(),
+            dtype: safetensors::Dtype::I32,
+            shape: vec![2, 24],
+            bytes: ids.iter().flat_map(|id| id.to_le_bytes()).collect(),
+        };
+        let logits = Stored::f32("logits", &[2, 24, want.len() / 48], &got);
+        write_safetensors(&out.join("reference.safetensors"), &[ids, logits]);
+    }
+}
+
+#[test]
+fn adapters_that_do_not_fit_are_refused() {
+    let key = |settings: &[&str]| match of_peft(settings).map(|_| ()).unwrap_err() {
+        Error::Config(ConfigError::Value { key, reason, .. }) => format!("{key}: {reason}"),
+        other => other.to_string(),
+    };
+    assert!(
+        key(&["lora.alpha=8"]).starts_with("lora.adapter: its rank is 4 and its alpha 6"),
+        "{}",
+        key(&["lora.alpha=8"])
+    );
+    assert!(key(&["lora.target_modules=[\"q_proj\"]"]).contains("down_proj.lora_A.weight belongs to no adapter"));
+    assert!(
+        key(&["lora.target_modules=[\"q_proj\", \"v_proj\", \"down_proj\", \"k_proj\"]"])
+            .contains("k_proj.lora_A.weight")
+    );
+    assert!(key(&["lora.target_modules=[\"qq_proj\"]"]).contains("\"qq_proj\" matches none"));
+    let data = text();
+    let refused = |settings: &[&str]| run(&run_config(data.path(), settings)).unwrap_err().to_string();
+    assert!(refused(&["lora.rank=0"]).contains("lora.rank = 0"));
+    assert!(refused(&["lora.dropout=1.5"]).contains("lora.dropout = 1.5"));
+    assert!(refused(&["lora.base=fp8", "training.precision=f32"]).contains("needs training.precision = \"fp8\""));
+    let edited = |key: &str, value: serde_json::Value| {
+        let folder = TempDir::new().unwrap();
+        for file in ["adapter_config.json", "adapter_model.safetensors"] {
+            fs::copy(vectors().join(file), folder.path().join(file)).unwrap();
+        }
+        let path = folder.path().join("adapter_config.json");
+        let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        json[key] = value;
+        fs::write(&path, json.to_string()).unwrap();
+        let adapter = format!("lora.adapter={}", folder.path().display());
+        of_peft(&[&adapter]).map(|_| ()).unwrap_err()
+    };
+    for (name, value) in [
+        ("peft_type", "ADALORA".into()),
+        ("bias", "all".into()),
+        ("use_dora", true.into()),
+        ("modules_to_save", serde_json::json!(["lm_head"])),
+        ("rank_pattern", serde_json::json!({"q_proj": 2})),
+    ] {
+        let error = edited(name, value);
+        assert!(matches!(&error, JobError::HfUnsupported { key, .. } if key == name), "{error}");
+    }
+}
+
+#[test]
+fn parameters_are_frozen_by_name() {
+    let (data, folder) = (text(), TempDir::new().unwrap());
+    let names = |number: usize, settings: &[&str]| {
+        let path = folder.path().join(number.to_string());
+        let saved = format!("checkpoint.folder={}", path.display());
+        let fixed = ["training.steps=2", "generate.max_new_tokens=0", &saved];
+        run(&run_config(data.path(), &[&fixed, settings].concat())).unwrap();
+        let bytes = fs::read(path.join("step-000000002/model.safetensors")).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let mut names: Vec<_> = tensors.names().into_iter().map(String::from).collect();
+        names.sort();
+        names
+    };
+    let all = names(0, &[]);
+    assert_eq!(all.len(), 21);
+    let left = names(1, &["training.freeze=[\"embed_tokens\", \"layers.0\", \"*layernorm.gamma\"]"]);
+    let is_left = |name: &&String| {
+        !name.starts_with("embed_tokens") && !name.starts_with("layers.0") && !name.contains("layernorm")
+    };
+    assert_eq!(left, all.iter().filter(is_left).cloned().collect::<Vec<_>>());
+    assert_eq!(names(2, &["training.train_only=[\"norm.gamma\", \"lm_head\"]"]), ["lm_head.weight", "norm.gamma"]);
+    let refused = |settings: &[&str]| run(&run_config(data.path(), settings)).unwrap_err().to_string();
+    // The end of a module's name is none.
+    assert!(refused(&["training.freeze=[\"layers.0.mlp.up\"]"]).contains("has no parameter of this name"));
+    assert!(refused(&["training.freeze=[\"[\"]"]).contains("no valid glob"));
+    assert!(refused(&["training.freeze=[\"*\"]"]).contains("nothing is left to train"));
+    assert!(refused(&["training.freeze=[\"*\"]", "lora.rank=2"]).contains("the whole model stays as it is"));
+}
+
+/// Without adapters there is nothing to merge.
+#[test]
+fn a_merge_needs_adapters() {
+    let (data, folder) = (text(), TempDir::new().unwrap());
+    let path = folder.path().join("run");
+    let saved = format!("checkpoint.folder={}", path.display());
+    let config = run_config(data.path(), &["training.steps=1", "generate.max_new_tokens=0", &saved]);
+    train::<Llama3, Train>(&config, &Start::default(), &SelectedDevice::Cpu, &Default::default(), &mut vec![]).unwrap();
+    let task =
+        Task::Export { to: folder.path().join("to"), merge: true, float8: false, options: ExportOptions::default() };
+    assert!(job(&config, &path, task).unwrap_err().to_string().contains("the run has no adapters"));
+}

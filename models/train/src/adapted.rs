@@ -1,0 +1,144 @@
+//! [`Adapted`]: a model that stays as it is, and the adapters beside its linears that are trained in its place.
+
+use std::ops::Range;
+use std::path::Path;
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::Tensor;
+use burn::tensor::backend::Backend;
+use burn_float8::lora::Lora;
+
+use crate::JobError;
+use crate::batches::BatchTensors;
+use crate::hf::peft;
+use crate::model::{LanguageModel, Segments};
+
+/// A frozen model with its adapters, as the model of optimizer steps: these change the adapters, checkpoints hold them alone.
+#[derive(Module, Debug)]
+pub struct Adapted<B: Backend, M: Module<B>> {
+    /// The model; none of its parameters wants a gradient.
+    base: M,
+    /// Its adapters.
+    pub lora: Lora<B>,
+    /// What is dropped out, in a forward of training.
+    #[module(skip)]
+    dropout_seed: Option<u64>,
+}
+
+impl<B: Backend, M: Module<B>> Adapted<B, M> {
+    /// Freezes a model beside its adapters.
+    pub fn new(base: M, lora: Lora<B>) -> Self {
+        Self { base: base.no_grad(), lora, dropout_seed: None }
+    }
+
+    /// The model with the adapters beside its linears, which runs like any other.
+    pub fn attached(&self) -> M {
+        self.lora.attach(self.base.clone(), self.dropout_seed)
+    }
+
+    /// Writes the adapters to `folder` as PEFT loads them onto `base`: `adapter_config.json` and `adapter_model.safetensors`. The folder must
+    /// not exist, or be empty; it is there whole or, after an error, as before.
+    ///
+    /// # Errors
+    /// [`JobError::Folder`], [`JobError::Write`], [`JobError::TensorFiles`], [`JobError::Train`] if the device fails.
+    pub fn save_peft(&self, base: Option<&Path>, folder: &Path) -> Result<(), JobError> {
+        peft::save(&self.lora, base, folder)
+    }
+
+    /// The model with weights that have the adapters in them.
+    pub fn merged(&self) -> M {
+        self.lora.merge(self.base.clone())
+    }
+}
+
+impl<B: Backend, M: LanguageModel<B>> LanguageModel<B> for Adapted<B, M> {
+    fn batch_loss(&self, batch: BatchTensors<B>) -> Tensor<B, 1> {
+        self.attached().batch_loss(batch)
+    }
+
+    fn segments<'a>(&'a self, batch: BatchTensors<B>) -> Option<Box<dyn Segments<B> + 'a>> {
+        let model = self.attached();
+        model.segments(batch.clone())?;
+        Some(Box::new(Owned { model, batch }))
+    }
+
+    fn vocab_size(&self) -> Option<usize> {
+        self.base.vocab_size()
+    }
+
+    /// Without the weight gradients of frozen matrices, two operations for each element, and with all three products of the adapters.
+    fn flops_per_token(&self, seq_len: usize) -> f64 {
+        let adapters = Matrices::count(&self.lora);
+        self.base.flops_per_token(seq_len) - 2.0 * Matrices::count(&self.base) as f64 + 6.0 * adapters as f64
+    }
+
+    fn with_dropout_seed(self, seed: Option<u64>) -> Self {
+        Self { dropout_seed: seed, ..self }
+    }
+}
+
+/// Segments of a model that nothing else holds.
+struct Owned<B: Backend, M> {
+    model: M,
+    batch: BatchTensors<B>,
+}
+
+impl<B: Backend, M: LanguageModel<B>> Owned<B, M> {
+    fn with<T>(&self, f: impl FnOnce(&dyn Segments<B>) -> T) -> T {
+        f(&*self.model.segments(self.batch.clone()).expect("it had segments when this was made"))
+    }
+}
+
+impl<B: Backend, M: LanguageModel<B>> Segments<B> for Owned<B, M> {
+    fn first(&self) -> Tensor<B, 2> {
+        self.with(|segments| segments.first())
+    }
+
+    fn len(&self) -> usize {
+        self.with(|segments| segments.len())
+    }
+
+    fn segment(&self, index: usize, hidden: Tensor<B, 2>) -> Tensor<B, 2> {
+        self.with(|segments| segments.segment(index, hidden))
+    }
+
+    fn rows(&self) -> usize {
+        self.with(|segments| segments.rows())
+    }
+
+    fn loss(&self, hidden: Tensor<B, 2>, rows: Range<usize>) -> Tensor<B, 1> {
+        self.with(|segments| segments.loss(hidden, rows))
+    }
+}
+
+/// Elements of the matrices that a module multiplies with, which embeddings are not.
+#[derive(Default)]
+struct Matrices {
+    elements: usize,
+    containers: Vec<String>,
+}
+
+impl Matrices {
+    fn count<B: Backend, M: Module<B>>(module: &M) -> usize {
+        let mut matrices = Self::default();
+        module.visit(&mut matrices);
+        matrices.elements
+    }
+}
+
+impl<B: Backend> ModuleVisitor<B> for Matrices {
+    fn enter_module(&mut self, _name: &str, container_type: &str) {
+        self.containers.push(container_type.into());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.containers.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let is_embedding = self.containers.last().is_some_and(|kind| kind.ends_with("Embedding"));
+        if D >= 2 && !is_embedding {
+            self.elements += param.lazy_shape().num_elements();
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! `[lora]`: adapters that are trained beside a model that stays as it is.
+
+use std::path::PathBuf;
+
+use burn_float8::lora::LoraConfig;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{ConfigError, require};
+
+/// LoRA: adapters of low rank beside the linears of a frozen model, `y = x · w + alpha / rank · (x · A) · B`; names are PEFT's. If the
+/// section is absent, the model itself is trained.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct LoraSection {
+    /// The length between A and B.
+    pub rank: usize,
+    /// What the adapters' product is multiplied by, divided by `rank`.
+    pub alpha: f64,
+    /// Which share of its input an adapter does not see in training, other elements in each micro-batch.
+    pub dropout: f64,
+    /// Linears that get adapters, by the end of their names: `q_proj` is that of every layer. `all-linear` is all but `lm_head`.
+    pub target_modules: Vec<String>,
+    /// What the frozen weights of linears are: `"values"` in `training.param_dtype`, or `"fp8"`, codes alone, one byte a parameter, with
+    /// `training.precision = "fp8"`.
+    pub base: LoraBase,
+    /// Folder of an adapter of PEFT's to start from, which has this rank, alpha and these targets. If absent, adapters that change nothing yet.
+    pub adapter: Option<PathBuf>,
+}
+
+/// What frozen weights are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LoraBase {
+    /// Their values.
+    #[default]
+    Values,
+    /// FP8 codes alone.
+    Fp8,
+}
+
+impl Default for LoraSection {
+    fn default() -> Self {
+        let LoraConfig { rank, alpha, dropout, target_modules } = LoraConfig::default();
+        Self { rank, alpha, dropout, target_modules, base: LoraBase::default(), adapter: None }
+    }
+}
+
+impl LoraSection {
+    /// How adapters are made.
+    pub fn to_config(&self) -> LoraConfig {
+        let Self { rank, alpha, dropout, ref target_modules, .. } = *self;
+        LoraConfig { rank, alpha, dropout, target_modules: target_modules.clone() }
+    }
+
+    /// Checks what the types do not.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] naming the first key that cannot be.
+    pub fn validate(&self, is_fp8: bool) -> Result<(), ConfigError> {
+        let Self { rank, alpha, dropout, target_modules, base, .. } = self;
+        require("lora.rank", rank, *rank > 0, "must be at least 1")?;
+        require("lora.alpha", alpha, alpha.is_finite() && *alpha != 0.0, "must be finite, and not 0")?;
+        require("lora.dropout", dropout, (0.0..1.0).contains(dropout), "must be from 0 to below 1")?;
+        let targets = format!("{target_modules:?}");
+        require("lora.target_modules", targets, !target_modules.is_empty(), "must name at least one linear")?;
+        let reason = "needs training.precision = \"fp8\": its GEMMs read the codes";
+        require("lora.base", "fp8", is_fp8 || *base == LoraBase::Values, reason)
+    }
+}

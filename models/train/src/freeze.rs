@@ -1,0 +1,93 @@
+//! Parameters that stay as they are, chosen by name.
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::Tensor;
+use burn::tensor::backend::Backend;
+use globset::{Glob, GlobMatcher};
+
+use crate::ModulePath;
+use crate::config::{ConfigError, TrainingSection};
+
+/// A name of parameters: exactly one's, or a module's that has them; with `*`, `?` or `[`, a glob over the whole name.
+struct Pattern {
+    key: &'static str,
+    text: String,
+    glob: Option<GlobMatcher>,
+    has_matched: bool,
+}
+
+impl Pattern {
+    fn new(key: &'static str, text: &str) -> Result<Self, ConfigError> {
+        let glob = match text.contains(['*', '?', '[']) {
+            true => {
+                Some(Glob::new(text).map_err(|error| value(key, text, &format!("no valid glob: {}", error.kind())))?)
+            }
+            false => None,
+        };
+        Ok(Self { key, text: text.into(), glob: glob.map(|glob| glob.compile_matcher()), has_matched: false })
+    }
+
+    fn matches(&mut self, path: &str) -> bool {
+        let is_below = || path.strip_prefix(&self.text).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+        let matches = self.glob.as_ref().map_or_else(is_below, |glob| glob.is_match(path));
+        self.has_matched |= matches;
+        matches
+    }
+}
+
+fn value(key: &'static str, text: &str, reason: &str) -> ConfigError {
+    ConfigError::Value { key, value: format!("{text:?}"), reason: reason.into() }
+}
+
+/// The module in which only the parameters that `training.train_only` names want gradients, or all but those of `training.freeze`.
+///
+/// # Errors
+/// [`ConfigError::Value`] for a name that no parameter has, and where nothing is left to train.
+pub(crate) fn freeze<B: Backend, M: Module<B>>(module: M, training: &TrainingSection) -> Result<M, ConfigError> {
+    if !training.freezes() {
+        return Ok(module);
+    }
+    let parse = |key, names: &[String]| names.iter().map(|name| Pattern::new(key, name)).collect::<Result<Vec<_>, _>>();
+    let mut freeze = Freeze {
+        freeze: parse("training.freeze", &training.freeze)?,
+        train_only: parse("training.train_only", &training.train_only)?,
+        path: ModulePath::default(),
+        trained: 0,
+    };
+    let module = module.map(&mut freeze);
+    let mut patterns = freeze.freeze.iter().chain(&freeze.train_only);
+    if let Some(pattern) = patterns.find(|pattern| !pattern.has_matched) {
+        return Err(value(pattern.key, &pattern.text, "the model has no parameter of this name, or below it"));
+    }
+    match freeze.trained {
+        0 => Err(value("training.freeze", &training.freeze.join(", "), "nothing is left to train")),
+        _ => Ok(module),
+    }
+}
+
+struct Freeze {
+    freeze: Vec<Pattern>,
+    train_only: Vec<Pattern>,
+    path: ModulePath,
+    trained: usize,
+}
+
+impl<B: Backend> ModuleMapper<B> for Freeze {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.exit();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        let path = self.path.dotted();
+        let any = |patterns: &mut [Pattern]| patterns.iter_mut().fold(false, |any, p| p.matches(&path) || any);
+        let is_frozen = any(&mut self.freeze);
+        let is_chosen = self.train_only.is_empty() || any(&mut self.train_only);
+        let is_trained = is_chosen && !is_frozen;
+        self.trained += usize::from(is_trained);
+        if is_trained { param } else { param.set_require_grad(false) }
+    }
+}

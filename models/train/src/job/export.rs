@@ -1,0 +1,74 @@
+//! Export: what a run has trained, or a Hugging Face checkpoint, in a folder that others load.
+
+use std::io::Write;
+use std::path::Path;
+
+use burn::tensor::backend::AutodiffBackend;
+use burn_float8::Float8Stack;
+use device_select::SelectedDevice;
+
+use super::prepare::adapt;
+use super::{Job, Text, Weights, memory};
+use crate::config::require;
+use crate::hf::{Checkpoint, ExportOptions, Float8Export};
+use crate::model::{CausalLmExt, ModelSection, TrainableModel};
+use crate::{JobError, ProgressLine};
+
+impl<A: TrainableModel> Job<A> {
+    /// Writes the model; of a run with adapters these alone, unless they are to be merged.
+    pub(super) fn export<B: AutodiffBackend + Float8Stack>(
+        &self,
+        to: &Path,
+        options: &ExportOptions,
+        [is_float8, merge]: [bool; 2],
+        selected: &SelectedDevice,
+        device: &B::Device,
+        out: &mut dyn Write,
+    ) -> Result<(), JobError> {
+        let (config, dims) = (&self.config, self.config.dimensions()?);
+        let has_adapters = config.lora.is_some();
+        require("--merge", merge, !merge || has_adapters, "the run has no adapters")?;
+        let reason = "adapters are written as they are, in f32: --merge adds them to the weights, which may be in FP8";
+        require("--format", "fp8", !is_float8 || merge || !has_adapters, reason)?;
+        memory::check_parameters(&dims, false, selected)?;
+        let options = ExportOptions { stop: self.stop_tokens()?, ..options.clone() };
+        let (float8, saved, hf_path) = (config.float8(&dims), self.saved(), config.model.hf_path());
+        // Weights that are not trained since keep their codes.
+        let checkpoint = match (is_float8, saved, hf_path) {
+            (true, None, Some(path)) => Some(Checkpoint::open(path, &dims, config.repeated_head())?),
+            _ => None,
+        };
+        let float8 = Float8Export::new(&float8);
+        let float8 = saved.map_or(float8, |saved| float8.with_state(saved.float8()));
+        let float8 = checkpoint.as_ref().map_or(float8, |checkpoint| float8.with_checkpoint(checkpoint));
+        if is_float8 {
+            // What stands against it is said before the weights are read.
+            writeln!(out, "{}", float8.summary(&dims, to)?)?;
+        }
+        let progress = ProgressLine::new();
+        let model = Weights::open(config, saved, dims)?.load::<B, A::Trained<B>>(device, &progress, out)?;
+        let model = match &config.lora {
+            None => model,
+            Some(lora) => match adapt::<B, _>(lora, model, config.training.seed, saved)? {
+                adapted if merge => adapted.merged(),
+                adapted => {
+                    adapted.save_peft(hf_path, to)?;
+                    return Ok(writeln!(out, "exported: {}", to.display())?);
+                }
+            },
+        };
+        match is_float8 {
+            true => model.save_hf_float8(to, &options, &float8)?,
+            false => model.save_hf(to, &options)?,
+        }
+        Ok(writeln!(out, "exported: {}", to.display())?)
+    }
+
+    /// The tokens at which a chat template ends what the assistant says, if they are not the tokenizer's.
+    fn stop_tokens(&self) -> Result<Vec<u32>, JobError> {
+        let Some(template) = self.config.chat_template()? else { return Ok(vec![]) };
+        let text = Text { tokenizer: self.config.tokenizer()?, template: Some(template) };
+        let stop = text.stop();
+        Ok(if stop == text.tokenizer.stop() { vec![] } else { stop })
+    }
+}
