@@ -280,7 +280,7 @@ fn shards_and_tied_output_layers_are_read() {
 
     // A tensor in two shards, then a shard that is gone.
     let (one, other) = (dir.path().join("model-00001-of-00004.safetensors"), &all[10]);
-    write_safetensors(&one, &[&all[..10], &[other.clone()]].concat());
+    write_safetensors(&one, &[&all[..10], std::slice::from_ref(other)].concat());
     let error = load().map(drop).unwrap_err().to_string();
     assert!(error.contains(&other.name) && error.contains("00001") && error.contains("00002"), "{error}");
     fs::remove_file(&one).unwrap();

@@ -14,7 +14,7 @@ use crate::common::{Train, ids, run, run_config, text, tokens};
 use crate::float8_exports::{contents, fused, json_file, llama3};
 
 /// A run of the square model by this recipe, and its folder of checkpoints.
-fn trained(recipe: Recipe, data: &Path, folder: &Path) -> llama3::RunConfig {
+fn trained(recipe: Recipe, delayed: Option<&str>, data: &Path, folder: &Path) -> llama3::RunConfig {
     let settings = [
         "model.hidden_size=128".into(),
         "model.intermediate_size=256".into(),
@@ -26,7 +26,7 @@ fn trained(recipe: Recipe, data: &Path, folder: &Path) -> llama3::RunConfig {
         "generate.max_new_tokens=0".into(),
         format!("float8.recipe={recipe}"),
     ];
-    let settings: Vec<&str> = settings.iter().map(|setting: &String| setting.as_str()).collect();
+    let settings: Vec<&str> = settings.iter().map(|setting: &String| setting.as_str()).chain(delayed).collect();
     let mut config = run_config(data, &settings);
     config.checkpoint.folder = Some(folder.into());
     run(&config).unwrap();
@@ -41,7 +41,7 @@ fn export_import_export_gives_the_same_bytes() {
     for recipe in [Recipe::Tensorwise, Recipe::Delayed, Recipe::Rowwise, Recipe::Blockwise, Recipe::Mxfp8] {
         let [run, first, second, third] =
             ["run", "first", "second", "third"].map(|name| path(&format!("{recipe}-{name}")));
-        trained(recipe, data.path(), run.as_ref());
+        trained(recipe, None, data.path(), run.as_ref());
         let out = llama3(&["export", &run, &first, "--format", "fp8"]).unwrap();
         assert!(out.contains("FP8: 14 of 15 linears") && out.contains("in high precision: lm_head"), "{out}");
         let out = llama3(&["export", &first, &second, "--format", "fp8"]).unwrap();
@@ -68,9 +68,18 @@ fn export_import_export_gives_the_same_bytes() {
 /// The scales of delayed scaling are those with which the next step would cast, and an evaluation does.
 #[test]
 fn delayed_scales_are_those_of_the_next_step() {
-    let (data, dir) = (text(), tempfile::tempdir().unwrap());
+    let data = text();
+    for delayed in
+        [None, Some("float8.delayed_scaling={ amax_history_len = 2, amax_compute_algo = \"most_recent\", margin = 1 }")]
+    {
+        compare_delayed(data.path(), delayed);
+    }
+}
+
+fn compare_delayed(data: &Path, delayed: Option<&str>) {
+    let dir = tempfile::tempdir().unwrap();
     let (run, folder) = (dir.path().join("run"), dir.path().join("hf"));
-    let config = trained(Recipe::Delayed, data.path(), &run);
+    let config = trained(Recipe::Delayed, delayed, data, &run);
     llama3(&["export", run.to_str().unwrap(), folder.to_str().unwrap(), "--format", "fp8"]).unwrap();
 
     let saved = SavedRun::open(&run, Which::Latest).unwrap();

@@ -6,13 +6,16 @@ use train::CausalLmExt;
 
 use burn::backend::Flex;
 use burn::module::Module;
+use burn_float8::Recipe;
 use llama3::{Dimensions, Error, Llama, LlamaConfig};
 use safetensors::Dtype;
 use train::tensor_files::{NewTensor, write_shards};
 
-use crate::common::{hf_json, run_alone, tensor_shapes, tiny_with, write_json};
+use crate::common::{hf_json, model, run_alone, tensor_shapes, tiny_with, write_json};
+use crate::float8_exports::export;
 
 const VARIABLE: &str = "FLOAT8_TEST_IMPORT";
+const TEST: &str = "import_memory::import_needs_the_model_and_two_tensors";
 
 /// Three weights of 36 MB and small ones.
 pub(crate) fn wide() -> LlamaConfig {
@@ -45,7 +48,14 @@ fn import_needs_the_model_and_two_tensors() {
         };
         let tensors: Vec<_> = tensor_shapes(&config).into_iter().map(tensor).collect();
         write_shards(dir.path(), &tensors, 60_000_000).unwrap();
-        run_alone("import_memory::import_needs_the_model_and_two_tensors", VARIABLE, dir.path(), None);
+        run_alone(TEST, VARIABLE, dir.path(), None);
+    }
+    // Weights in FP8 are decoded one by one.
+    for recipe in [Recipe::Rowwise, Recipe::Blockwise, Recipe::Mxfp8] {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("out");
+        export(&model::<Flex>(wide(), 1), recipe, &folder).unwrap();
+        run_alone(TEST, VARIABLE, &folder, None);
     }
 }
 
