@@ -1,6 +1,5 @@
 //! Commands that take a model that is there: a run's checkpoint, or a Hugging Face checkpoint.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
@@ -45,7 +44,7 @@ struct OpenedRun<S> {
 }
 
 impl ModelArgs {
-    fn settings(&self) -> Vec<Setting> {
+    pub(super) fn settings(&self) -> Vec<Setting> {
         self.set.iter().map(Setting::new).collect()
     }
 
@@ -74,13 +73,21 @@ impl ModelArgs {
     }
 
     /// The parameters there are: of a checkpoint of a run, or a Hugging Face checkpoint.
-    fn open<S: ModelSection>(&self) -> Result<(RunConfig<S>, Start), JobError> {
+    pub(super) fn open<S: ModelSection>(&self) -> Result<(RunConfig<S>, Start), JobError> {
+        self.open_with(|_, config| Ok(config))
+    }
+
+    /// As [`open`](Self::open), where `change` changes what is taken for a Hugging Face checkpoint's folder before what was set is applied.
+    pub(super) fn open_with<S: ModelSection>(
+        &self,
+        change: impl FnOnce(&Path, RunConfig<S>) -> Result<RunConfig<S>, JobError>,
+    ) -> Result<(RunConfig<S>, Start), JobError> {
         if !self.folder.is_dir() {
             return Err(JobError::NoFolder { folder: self.folder.clone() });
         }
         let is_hf = self.folder.join("config.json").exists();
         let (mut config, saved) = match is_hf {
-            true => (self.hugging_face()?, None),
+            true => (change(&self.folder, self.hugging_face()?)?, None),
             false => {
                 let OpenedRun { config, saved, .. } = self.open_run()?;
                 let missing =
@@ -118,7 +125,7 @@ pub struct PrecisionArgs {
 }
 
 impl PrecisionArgs {
-    fn apply<S>(self, config: &mut RunConfig<S>, start: &mut Start) {
+    pub(super) fn apply<S>(self, config: &mut RunConfig<S>, start: &mut Start) {
         if let Some(precision) = self.precision {
             config.training.precision = precision;
             start.may_widen = false;
@@ -220,51 +227,6 @@ impl EvalArgs {
         }
         self.precision.apply(&mut config, &mut start);
         Ok(Job { config, start, task: Task::Evaluate { data: self.data.clone() } })
-    }
-}
-
-/// What to continue.
-#[derive(Clone, Debug, Parser)]
-pub struct GenerateArgs {
-    /// The model.
-    #[command(flatten)]
-    pub model: ModelArgs,
-    /// The text to continue, instead of generate.prompt.
-    #[arg(long, value_name = "TEXT")]
-    pub prompt: Option<String>,
-    /// The text is what a user says, in the model's chat template; the answer is printed.
-    #[arg(long)]
-    pub chat: bool,
-    /// Tokens to add at most, instead of generate.max_new_tokens, 100 unless the run says otherwise.
-    #[arg(long, value_name = "N")]
-    pub max_new_tokens: Option<usize>,
-    /// How freely tokens are drawn, instead of generate.temperature, 0.7 unless the run says otherwise; 0 is greedy.
-    #[arg(long, value_name = "T")]
-    pub temperature: Option<f64>,
-    /// Decides what is drawn. If absent, each call draws anew.
-    #[arg(long, value_name = "N")]
-    pub seed: Option<u64>,
-    /// In which precision.
-    #[command(flatten)]
-    pub precision: PrecisionArgs,
-}
-
-impl GenerateArgs {
-    pub(super) fn job<A: TrainableModel>(&self) -> Result<Job<A>, JobError> {
-        let (mut config, mut start) = self.model.open()?;
-        self.precision.apply(&mut config, &mut start);
-        let is_set = self.model.settings().iter().any(|setting| setting.is_of(&["training.seed"]));
-        let RunConfig { generate, training, .. } = &mut config;
-        generate.prompt = self.prompt.clone().unwrap_or_else(|| generate.prompt.clone());
-        generate.max_new_tokens = self.max_new_tokens.unwrap_or(generate.max_new_tokens);
-        generate.temperature = self.temperature.unwrap_or(generate.temperature);
-        training.seed = match self.seed {
-            Some(seed) => seed,
-            None if is_set => training.seed,
-            // The seed of a run is that of its weights and batches: with it, every call would draw one text.
-            None => RandomState::new().build_hasher().finish() >> 1,
-        };
-        Ok(Job { config, start, task: Task::Generate { is_chat: self.chat } })
     }
 }
 

@@ -4,6 +4,7 @@ mod announce;
 mod config;
 mod estimate;
 mod finish;
+mod generation;
 mod memory;
 mod prepare;
 mod setup;
@@ -20,9 +21,10 @@ use burn_float8::{Float8Stack, set_float8_enabled};
 use device_select::{AdapterInfo, DeviceChoice, SelectedDevice, select};
 use float8_shard::ShardBackend;
 
-pub use config::{GenerateSection, RunConfig};
+pub use config::RunConfig;
 pub use estimate::{MemoryEstimate, MemoryPart};
 pub use finish::{Outcome, finish};
+pub use generation::GenerateSection;
 pub use prepare::prepare;
 pub use setup::{Start, train};
 pub use text::Text;
@@ -34,7 +36,8 @@ use crate::hf::ExportOptions;
 use crate::model::{CausalLm, CausalLmExt, TrainableModel};
 use crate::run::mean_loss;
 use crate::{JobError, ProgressLine};
-use prepare::{compute_dtype, dimensions, sampling};
+use generation::{Generation, Printer};
+use prepare::{compute_dtype, dimensions};
 
 /// What is to be done with a model.
 #[derive(Debug)]
@@ -62,8 +65,10 @@ pub enum Task {
         /// Files and folders, of all of which the loss is; if there are none, it is that of the run.
         data: Vec<PathBuf>,
     },
-    /// Continues `generate.prompt` and prints it as it comes.
+    /// Continues prompts and prints them as they come.
     Generate {
+        /// The prompts; `generate.prompt` if there are none.
+        prompts: Vec<String>,
         /// The prompt is what a user says, and only the answer is printed.
         is_chat: bool,
     },
@@ -108,7 +113,7 @@ impl<A: TrainableModel> Job<A> {
             Task::Plan { ranks } => self.plan::<B>(*ranks, selected, device, out),
             Task::Memory { ranks, available } => self.memory::<B>(*ranks, *available, device, out),
             Task::Evaluate { data } => self.evaluate::<B>(data, selected, device, out),
-            Task::Generate { is_chat } => self.generate::<B>(*is_chat, selected, device, out),
+            Task::Generate { prompts, is_chat } => self.generate::<B>(prompts, *is_chat, selected, device, out),
             Task::Export { to, options } => self.export::<B>(to, options, selected, device, out),
         }
     }
@@ -246,6 +251,7 @@ impl<A: TrainableModel> Job<A> {
 
     fn generate<B: AutodiffBackend + Float8Stack>(
         &self,
+        prompts: &[String],
         is_chat: bool,
         selected: &SelectedDevice,
         device: &B::Device,
@@ -254,20 +260,14 @@ impl<A: TrainableModel> Job<A> {
         let config = &self.config;
         config.validate()?;
         let text = config.text()?;
-        let prompt = text.prompt(&config.generate.prompt, is_chat)?;
-        let dims = dimensions(config, &text.tokenizer, None, Some(prompt.len()))?;
+        let texts = if prompts.is_empty() { std::slice::from_ref(&config.generate.prompt) } else { prompts };
+        let prompts = texts.iter().map(|prompt| text.prompt(prompt, is_chat)).collect::<Result<Vec<_>, _>>()?;
+        let dims = dimensions(config, &text.tokenizer, None, prompts.iter().map(Vec::len).max())?;
         let weights = Weights::open(config, self.saved(), dims)?;
         let model = self.model::<B>(weights, selected, device, &mut std::io::sink())?;
-        if !is_chat {
-            write!(out, "{}", config.generate.prompt)?;
-        }
-        let mut printed = text.tokenizer.stream_text_after(&prompt)?;
-        let choices = text.tokenizer.num_choices();
-        let new = config.generate.max_new_tokens;
-        model.generate_each(&prompt, new, choices, &text.stop(), sampling(config), |token| {
-            write!(out, "{}", printed.push(token)?)?;
-            Ok(out.flush()?)
-        })?;
-        Ok(writeln!(out, "{}", printed.finish()?)?)
+        let generation = Generation::new(config, &text, selected);
+        let mut printer = Printer::new(texts, is_chat, out)?;
+        generation.run(&model, &prompts, |number, piece| printer.print(number, piece, generation.is_together()))?;
+        printer.finish()
     }
 }

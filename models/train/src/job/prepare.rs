@@ -12,7 +12,7 @@ use float8_shard::{Communicator, ShardBackend, ShardError, Sharded};
 use super::config::RunConfig;
 use super::weights::Weights;
 use crate::config::{ComputeDtype, ConfigError, Precision, require};
-use crate::model::{CausalLm, ModelConfig, ModelSection, ModelSize, Sampling, TrainableModel};
+use crate::model::{CausalLm, ModelConfig, ModelSection, ModelSize, TrainableModel};
 use crate::storage::store_matrices;
 use crate::{JobError, ProgressLine, Ranks, Tokenizer};
 
@@ -128,12 +128,4 @@ pub(super) fn shard<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>, M: Au
     writeln!(out, "{}", sharded.summary())?;
     let ranks = Ranks::new::<B, _>(sharded, &model);
     Ok((model, Some(ranks)))
-}
-
-/// How the configuration has text sampled.
-pub(super) fn sampling<S>(config: &RunConfig<S>) -> Sampling {
-    match config.generate.temperature {
-        0.0 => Sampling::Greedy,
-        temperature => Sampling::Temperature { temperature, seed: config.training.seed },
-    }
 }
