@@ -11,7 +11,7 @@ use crate::JobError;
 use crate::checkpoint::{ASSETS, CONFIG, Change, CheckpointError, SavedRun, Which, changes, noted_latest, saved_steps};
 use crate::config::{Precision, Setting, require};
 use crate::hf::{ExportDtype, ExportOptions, is_bf16};
-use crate::job::{Job, RunConfig, Start, Task};
+use crate::job::{EvalPrecision, Job, RunConfig, Start, Task};
 use crate::model::{ModelSection, TrainableModel};
 
 /// A model that is there.
@@ -217,6 +217,9 @@ pub struct EvalArgs {
     /// In which precision.
     #[command(flatten)]
     pub precision: PrecisionArgs,
+    /// Compare precisions, in a table: f32, bf16 and recipes of FP8, separated by commas; all of them if none is named.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', num_args = 0.., conflicts_with = "precision")]
+    pub precisions: Option<Vec<EvalPrecision>>,
 }
 
 impl EvalArgs {
@@ -226,7 +229,14 @@ impl EvalArgs {
             return Err(JobError::NothingToEvaluate);
         }
         self.precision.apply(&mut config, &mut start);
-        Ok(Job { config, start, task: Task::Evaluate { data: self.data.clone() } })
+        let precisions = match &self.precisions {
+            None => vec![],
+            Some(named) if named.is_empty() => EvalPrecision::all(),
+            Some(named) => named.clone(),
+        };
+        // Each of a table is what it says.
+        start.may_widen &= precisions.is_empty();
+        Ok(Job { config, start, task: Task::Evaluate { data: self.data.clone(), precisions } })
     }
 }
 
