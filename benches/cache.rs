@@ -41,7 +41,10 @@ fn run(arguments: &[&str]) {
 /// The sources of this repository that are trained on, and one that is not.
 fn sources() -> ([PathBuf; 3], PathBuf) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    (["kernels/src", "models/train/src", "tests"].map(|folder| root.join(folder)), root.join("crates/burn-float8/src/ops/linear.rs"))
+    (
+        ["kernels/src", "models/train/src", "tests"].map(|folder| root.join(folder)),
+        root.join("crates/burn-float8/src/ops/linear.rs"),
+    )
 }
 
 fn loss(model: &Llama<Eval>, text: &[u8], dtype: Option<CacheDtype>) -> f64 {
@@ -73,11 +76,8 @@ pub fn rows() -> Vec<Row> {
     let text = std::fs::read(held_out).expect("a file of this repository");
     let model = Llama::<Eval>::load_hf(&model, &Default::default()).expect("exported above");
     let dim = model.config().head_dim as f64;
-    let caches = [
-        ("f32", 4.0, None),
-        ("bf16", 2.0, Some(CacheDtype::Bf16)),
-        ("e4m3", 1.0 + 4.0 / dim, Some(CacheDtype::E4m3)),
-    ];
+    let caches =
+        [("f32", 4.0, None), ("bf16", 2.0, Some(CacheDtype::Bf16)), ("e4m3", 1.0 + 4.0 / dim, Some(CacheDtype::E4m3))];
     let tokens = TEXTS * (LEN - 1);
     let rows = caches.map(|(cache, bytes, dtype)| Row { cache, bytes, loss: loss(&model, &text, dtype), tokens });
     std::fs::remove_dir_all(folder).expect("made above");
@@ -86,7 +86,9 @@ pub fn rows() -> Vec<Row> {
 
 pub fn print(rows: &[Row]) {
     if let Some(Row { tokens, .. }) = rows.first() {
-        println!("\nthe loss of {tokens} tokens, of the debug preset after {STEPS} steps in f32, by the dtype of its cache");
+        println!(
+            "\nthe loss of {tokens} tokens, of the debug preset after {STEPS} steps in f32, by the dtype of its cache"
+        );
     }
     for Row { cache, bytes, loss, .. } in rows {
         println!("{cache:<5}  {bytes:>5.2} bytes  {loss:>8.5}");

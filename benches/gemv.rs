@@ -31,16 +31,17 @@ pub struct Row {
     speedup: f64,
 }
 
-/// GB/s at which all cores read memory.
-fn stream(words: &[u64]) -> f64 {
+/// GB/s at which all cores read memory: two equal buffers, which the C library compares.
+fn stream([left, right]: [&[u8]; 2]) -> f64 {
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let part = left.len().div_ceil(threads);
     let start = Instant::now();
     std::thread::scope(|scope| {
-        for part in words.chunks(words.len().div_ceil(threads)) {
-            scope.spawn(move || black_box(part.iter().fold(0, |sum: u64, word| sum.wrapping_add(*word))));
+        for (left, right) in left.chunks(part).zip(right.chunks(part)) {
+            scope.spawn(move || assert!(black_box(left) == black_box(right)));
         }
     });
-    size_of_val(words) as f64 / start.elapsed().as_secs_f64() / 1e9
+    (left.len() + right.len()) as f64 / start.elapsed().as_secs_f64() / 1e9
 }
 
 /// The casts of a recipe's x and w.
@@ -63,7 +64,7 @@ fn seconds(run: impl FnOnce()) -> f64 {
 /// Each granularity of a weight, by rows of x and sizes. All take turns, so that other work on the machine slows each of them.
 pub fn rows(repeat: u32) -> Vec<Row> {
     let device = Default::default();
-    let words = vec![1_u64; STREAM / 8];
+    let (left, right) = (vec![1_u8; STREAM / 2], vec![1_u8; STREAM / 2]);
     let mut table = vec![];
     for (name, recipe, of_x, of_w, scale_mode) in casts() {
         set_default_config::<Float8<Flex>>(&device, Some(&Float8Config::new(recipe))).expect("needs no layer");
@@ -78,8 +79,9 @@ pub fn rows(repeat: u32) -> Vec<Row> {
                     Flex::fp8_quantize(t, cast, orientation, ScaleFrom::Dynamic)
                 };
                 let x = quantized(m, cast(of_x), Orientation::Rows).rows.expect("asked for");
-                let weights: Vec<_> =
-                    (0..count).map(|_| quantized(size, cast(of_w), Orientation::Cols).cols.expect("asked for")).collect();
+                let weights: Vec<_> = (0..count)
+                    .map(|_| quantized(size, cast(of_w), Orientation::Cols).cols.expect("asked for"))
+                    .collect();
                 let product = |w: &_| {
                     let shape = burn::tensor::Shape::from(vec![m, size]);
                     let config = GemmConfig::default();
@@ -96,7 +98,7 @@ pub fn rows(repeat: u32) -> Vec<Row> {
                     let of_plain = seconds(|| drop(black_box(plain.forward(x))));
                     let x = Tensor::<Float8<Flex>, 2>::from_data(y, &device);
                     let of_float8 = seconds(|| drop(black_box(float8.forward(x))));
-                    [of_product, of_plain, of_float8, stream(&words)]
+                    [of_product, of_plain, of_float8, stream([&left, &right])]
                 };
                 let rounds: Vec<_> = (0..repeat + 2).map(|_| round()).skip(2).collect();
                 let middle = |i: usize| median(rounds.iter().map(|round| round[i]).collect());
@@ -120,7 +122,9 @@ pub fn print(rows: &[Row]) {
     if rows.is_empty() {
         return;
     }
-    println!("\na few rows through an FP8 weight on the CPU: codes read, a stream beside them, and Burn's f32 linear to the whole linear");
+    println!(
+        "\na few rows through an FP8 weight on the CPU: codes read, a stream beside them, and Burn's f32 linear to the whole linear"
+    );
     println!(
         "{:<8}  {:>6}  {:>4}  {:>9}  {:>7}  {:>7}  {:>9}  {:>8}",
         "scales", "size", "rows", "us", "GB/s", "stream", "of stream", "speed-up"

@@ -71,11 +71,7 @@ pub fn rows(repeat: u32) -> Vec<Row> {
     let model = || Llama::<Train>::new(config(), &Default::default()).expect("a valid size").init_weights(1);
     let float8 = Float8Config::new(Recipe::Rowwise).apply::<Train, _>(model()).expect("it has linears").0;
     let models = [("f32", model().valid()), ("rowwise", float8.valid())];
-    let caches = [
-        ("f32", None),
-        ("bf16", Some(CacheDtype::Bf16)),
-        ("e4m3", Some(CacheDtype::E4m3)),
-    ];
+    let caches = [("f32", None), ("bf16", Some(CacheDtype::Bf16)), ("e4m3", Some(CacheDtype::E4m3))];
     let mut rows = vec![];
     for (precision, model) in &models {
         for (cache, dtype) in caches {

@@ -76,8 +76,9 @@ pub(crate) fn decode<B: Backend>(words: Tensor<B, 4, Int>, inv_scales: Tensor<B,
     };
     let table: [f32; 256] = std::array::from_fn(|code| of_code(code as u8));
     let table = Tensor::<B, 1>::from_data(TensorData::from(table), (&device, DType::F32));
-    let codes = (0..CODES as i32)
-        .map(|i| words.clone().bitwise_right_shift_scalar((8 * i).elem()).bitwise_and_scalar(0xff.elem()).unsqueeze_dim(4));
+    let codes = (0..CODES as i32).map(|i| {
+        words.clone().bitwise_right_shift_scalar((8 * i).elem()).bitwise_and_scalar(0xff.elem()).unsqueeze_dim(4)
+    });
     let codes = Tensor::<B, 5, Int>::cat(codes.collect(), 4);
     let values = table.select(0, codes.flatten::<1>(0, 4)).reshape([batch, heads, len, count * CODES]);
     values.slice_dim(3, 0..dim) * inv_scales
@@ -115,7 +116,8 @@ mod tests {
 
     #[test]
     fn heads_have_scales_of_their_own_and_any_width() {
-        let x: Vec<f32> = (0..2 * 3 * 5 * 6).map(|i| ((i * 37 % 101) as f32 - 50.0) * f32::powi(8.0, i / 6 % 7 - 3)).collect();
+        let x: Vec<f32> =
+            (0..2 * 3 * 5 * 6).map(|i| ((i * 37 % 101) as f32 - 50.0) * f32::powi(8.0, i / 6 % 7 - 3)).collect();
         let (words, inv_scales) = encode(tensor(&x, [2, 3, 5, 6]));
         assert_eq!((words.dims(), inv_scales.dims()), ([2, 3, 5, 2], [2, 3, 5, 1]));
         let decoded = values(decode(words, inv_scales, 6));

@@ -8,10 +8,10 @@ use clap::Parser;
 use llama3::{Error, Llama3, LlamaConfig};
 use serde_json::json;
 use tempfile::TempDir;
+use train::CacheDtype;
 use train::cli::{Command, parse_from};
 use train::config::Precision;
 use train::hf::ExportOptions;
-use train::CacheDtype;
 use train::job::{EvalPrecision, GenerateSection, Job, Task};
 
 use crate::common::{hf_json, stored_tensors, tiny, write_json, write_safetensors};
@@ -150,7 +150,8 @@ fn precisions_are_compared_by_name() {
     let (_dir, path) = folder(&tiny(), None);
     let precisions = |arguments: &[&str]| {
         let command = Command::try_parse_from([&["llama3", "eval", &path, "--data", &path], arguments].concat())?;
-        let Task::Evaluate { precisions, .. } = command.job::<Llama3>(&mut std::io::sink()).unwrap().unwrap().task else {
+        let Task::Evaluate { precisions, .. } = command.job::<Llama3>(&mut std::io::sink()).unwrap().unwrap().task
+        else {
             panic!()
         };
         Ok::<_, clap::Error>(precisions)

@@ -68,7 +68,8 @@ fn impossible_requests_are_refused() {
     assert!(matches!(generate(&[1], 0), Err(Error::Config(ConfigError::Value { key: "num_choices", .. }))));
     assert!(matches!(generate(&[288], 288), Err(Error::Vocabulary { vocab_size: 288, needed: 289 })));
     assert!(matches!(generate(&[1], 289), Err(Error::Vocabulary { vocab_size: 288, needed: 289 })));
-    let options = GenerateOptions { filters: Filters { top_p: 0.0, ..Filters::default() }, ..GenerateOptions::new(1, 9) };
+    let options =
+        GenerateOptions { filters: Filters { top_p: 0.0, ..Filters::default() }, ..GenerateOptions::new(1, 9) };
     let refused = model.generate_batch(&[vec![1]], &options);
     assert!(matches!(refused, Err(Error::Config(ConfigError::Value { key: "generate.top_p", .. }))));
     // Of 64 positions.
@@ -183,7 +184,9 @@ fn a_batch_of_attention_is_exact() {
         let hidden = Tensor::from_data(burn::tensor::TensorData::new(hidden, [2, keys]), &Default::default());
         let got = values(attention_but(q.clone(), k.clone(), v.clone(), hidden, options.clone()));
         let row = |t: &Tensor<B, 4>, row: usize, from: usize| t.clone().slice_dim(0, row..row + 1).slice_dim(2, from..);
-        let alone = |i: usize, from| values(attention(row(&q, i, 0), row(&k, i, from), row(&v, i, from), None, options.clone()));
+        let alone = |i: usize, from| {
+            values(attention(row(&q, i, 0), row(&k, i, from), row(&v, i, from), None, options.clone()))
+        };
         assert_eq!(got, [alone(0, pad), alone(1, 0)].concat(), "{keys} {pad}");
     }
 }

@@ -3,9 +3,9 @@
 use burn::backend::{Autodiff, Flex};
 use burn::module::Module;
 use decoder::KvCache;
-use train::CacheOptions;
 use llama3::presets::PRESETS;
 use llama3::{Llama, LlamaConfig};
+use train::CacheOptions;
 use train::ModelConfig;
 
 use crate::common::{ids, model, relative, tiny, tiny_moe, tokens, values};

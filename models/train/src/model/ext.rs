@@ -36,7 +36,8 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
         stop: &[u32],
         sampling: Sampling,
     ) -> Result<Vec<u32>, JobError> {
-        let options = GenerateOptions { stop: stop.to_vec(), sampling, ..GenerateOptions::new(max_new_tokens, num_choices) };
+        let options =
+            GenerateOptions { stop: stop.to_vec(), sampling, ..GenerateOptions::new(max_new_tokens, num_choices) };
         Ok(self.generate_batch(&[prompt.to_vec()], &options)?.remove(0))
     }
 

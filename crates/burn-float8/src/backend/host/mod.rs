@@ -18,8 +18,8 @@ use burn_std::Shape;
 use float8_kernels::{Cast, Format, Granularity, InvScale, Orientation, Scale, reference};
 
 use super::{Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, in_dtype};
-use codes::Codes;
 pub use attention::{attention_backward, attention_forward};
+use codes::Codes;
 pub use fused::{fused_backward, fused_forward};
 pub(crate) use grouped::ranges;
 

@@ -77,8 +77,10 @@ fn run<'a, B: Backend, M: CausalLm<B>>(
         Ok::<Vec<f32>, TrainError>(logits.map_err(failed)?.iter().collect())
     };
     let longest = prompts.clone().map(|(_, prompt)| prompt.len()).max().unwrap_or(0);
-    let cache_options =
-        CacheOptions { dtype: options.cache, positions: if options.preallocate { longest + options.max_new_tokens } else { 0 } };
+    let cache_options = CacheOptions {
+        dtype: options.cache,
+        positions: if options.preallocate { longest + options.max_new_tokens } else { 0 },
+    };
     let (mut rows, mut caches) = (vec![], vec![]);
     // Each prompt by itself: a row's keys and values do not depend on the others.
     for (number, prompt) in prompts {
@@ -123,7 +125,8 @@ impl Row {
         options: &GenerateOptions,
         take: &mut dyn FnMut(usize, u32) -> Result<bool, JobError>,
     ) -> Result<bool, JobError> {
-        self.last = self.sampler.choose(&logits[..options.num_choices]).ok_or(JobError::Logits { prompt: self.number })?;
+        self.last =
+            self.sampler.choose(&logits[..options.num_choices]).ok_or(JobError::Logits { prompt: self.number })?;
         Ok(!options.stop.contains(&self.last) && take(self.number, self.last)?)
     }
 }

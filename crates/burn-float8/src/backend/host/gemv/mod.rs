@@ -7,6 +7,8 @@
 //! the number of threads, so that each row is what it would be alone.
 
 mod lanes;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 use rayon::prelude::*;
 
@@ -64,7 +66,7 @@ struct Weight<'a> {
 #[derive(Clone, Copy)]
 struct Scales<'a> {
     values: &'a [float8_kernels::InvScale],
-    /// Rows and columns of the codes that share one.
+    /// Rows and columns of the codes that share one: of a row or a column of outputs a single one, or a multiple of 16.
     size: [usize; 2],
     /// Scales of a row.
     row: usize,
@@ -82,16 +84,18 @@ impl Weight<'_> {
     /// The scales of some outputs' elements from `k` on, as far as there are so many outputs. Those of a group are one.
     #[inline(always)]
     fn scales(&self, k: usize, first: usize) -> [f32; LANES] {
+        let Some(Scales { values, size: [height, width], row }) = self.scales else { return [1.0; LANES] };
+        let last = self.n() - 1;
+        let (of_row, of_column) = if self.k_is_rows { (k, first.min(last)) } else { (first.min(last), k) };
+        let (at, shares) = (of_row / height * row + of_column / width, if self.k_is_rows { width } else { height });
+        if shares.is_multiple_of(LANES) {
+            return [values[at].get(); LANES];
+        }
+        // Of each output its own, side by side or a row apart.
+        let (step, known) = (if self.k_is_rows { 1 } else { row }, LANES.min(self.n().saturating_sub(first)));
         let mut of_lanes = [1.0; LANES];
-        if let Some(Scales { values, size: [height, width], row }) = self.scales {
-            let at = |n: usize| match self.k_is_rows {
-                true => k / height * row + n / width,
-                false => n / height * row + k / width,
-            };
-            let known = LANES.min(self.n().saturating_sub(first));
-            for (lane, scale) in of_lanes[..known].iter_mut().enumerate() {
-                *scale = values[at(first + lane)].get();
-            }
+        for (lane, scale) in of_lanes[..known].iter_mut().enumerate() {
+            *scale = values[at + lane * step].get();
         }
         of_lanes
     }
@@ -139,7 +143,7 @@ fn pack<const M: usize>(x: &[f32], k: usize) -> Vec<f32> {
 /// The kernel for this processor.
 fn kernel<const M: usize>(format: Format, is_scaled: bool) -> Kernel {
     #[cfg(target_arch = "x86_64")]
-    if let Some(kernel) = lanes::x86::kernel::<M>(format, is_scaled) {
+    if let Some(kernel) = x86::kernel::<M>(format, is_scaled) {
         return kernel;
     }
     portable::<M>(format, is_scaled)
@@ -191,7 +195,13 @@ fn rows_of_k<L: Lanes, const M: usize, const SCALED: bool>(
             }
             sixteen(&codes[r * cols + v * LANES..])
         };
-        block::<L, M, { BLOCK / LANES }, SCALED>(x, load, scales, y, stride);
+        if M == 1 || L::ARE_MANY {
+            block::<L, M, { BLOCK / LANES }, SCALED>(x, load, scales, y, stride);
+        } else {
+            for v in 0..BLOCK / LANES {
+                block::<L, M, 1, SCALED>(x, |r, _| load(r, v), |_| scales(v), &mut y[v * LANES..], stride);
+            }
+        }
     } else {
         let mut codes = [[0; BLOCK]; GROUP];
         for (row, codes) in codes.iter_mut().enumerate().take(rows - k) {

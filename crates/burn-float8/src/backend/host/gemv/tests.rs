@@ -43,7 +43,8 @@ fn flipped(operand: &HostOperand<()>) -> HostOperand<()> {
 /// The sums with the scales that are still missing.
 fn scaled(a: &HostOperand<()>, b: &HostOperand<()>) -> Vec<f32> {
     let mut sums = sums(a, b).expect("few rows, and numbers");
-    let of_tensor = |o: &HostOperand<()>| if o.granularity == Granularity::Tensor { o.inv_scales[0].get() } else { 1.0 };
+    let of_tensor =
+        |o: &HostOperand<()>| if o.granularity == Granularity::Tensor { o.inv_scales[0].get() } else { 1.0 };
     let of_rows = |o: &HostOperand<()>, row: usize| {
         if o.granularity == Granularity::Row { o.inv_scales[row].get() } else { 1.0 }
     };
@@ -139,7 +140,12 @@ fn rows_layouts_and_processors_make_no_difference() {
                 kernel(x, &weight, 0, &mut y);
                 bits(&y)
             };
-            assert_eq!(of(portable::<4>(cast.format, is_scaled)), of(kernel::<4>(cast.format, is_scaled)), "{granularity}");
+            let portable = of(portable::<4>(cast.format, is_scaled));
+            assert_eq!(portable, of(kernel::<4>(cast.format, is_scaled)), "{granularity}");
+            #[cfg(target_arch = "x86_64")]
+            if let Some(narrow) = x86::narrow::<4>(is_scaled) {
+                assert_eq!(portable, of(narrow), "{granularity}");
+            }
         }
     }
 }
@@ -166,7 +172,8 @@ fn what_is_not_finite_is_not_lost() {
     assert!(sums(&with_nan, &b).unwrap().iter().all(|sum| sum.is_nan()));
     let (mut a_codes, mut b_codes) = (a.codes.to_vec(), b.codes.to_vec());
     (a_codes[2], b_codes[2 * 50 + 7]) = (0x38, 0x7c);
-    let with = |codes: Vec<u8>, operand: &HostOperand<()>| HostOperand { codes: Arc::new(codes.into()), ..operand.clone() };
+    let with =
+        |codes: Vec<u8>, operand: &HostOperand<()>| HostOperand { codes: Arc::new(codes.into()), ..operand.clone() };
     let got = sums(&with(a_codes, &a), &with(b_codes, &b)).unwrap();
     assert!(got.iter().enumerate().all(|(n, sum)| if n == 7 { *sum == f32::INFINITY } else { sum.is_finite() }));
 }
