@@ -6,7 +6,6 @@ use burn::tensor::DType;
 use device_select::SelectedDevice;
 
 use super::config::RunConfig;
-use super::evaluate::EvalPrecision;
 use crate::batches::{Batch, TrainBatches};
 use crate::config::TrainingSection;
 use crate::data::{DatasetSize, EpochSize};
@@ -109,7 +108,7 @@ pub(super) fn precisions(selected: &SelectedDevice, batches: &[Batch], out: &mut
 }
 
 /// A row of it; `first` is the loss of its first row.
-pub(super) fn precision(precision: EvalPrecision, loss: f64, first: f64, out: &mut dyn Write) -> Result<(), JobError> {
+pub(super) fn precision(precision: &str, loss: f64, first: f64, out: &mut dyn Write) -> Result<(), JobError> {
     let change = 100.0 * (loss - first).exp_m1();
     Ok(writeln!(out, "{precision:<22}  {loss:>9.5}  {:>11.4}  {change:>+8.3}%", loss.exp())?)
 }

@@ -122,7 +122,7 @@ impl<A: TrainableModel> Job<A> {
             let weights = Weights::open(&config, self.saved(), dims.clone())?;
             let model = self.model::<B>(&config, weights, selected, device, &mut std::io::sink())?;
             let loss = mean_loss(&model, &held_out, &config.training, device)?;
-            announce::precision(*precision, loss, *first.get_or_insert(loss), out)?;
+            announce::precision(&precision.to_string(), loss, *first.get_or_insert(loss), out)?;
         }
         Ok(())
     }

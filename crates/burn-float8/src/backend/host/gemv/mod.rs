@@ -66,7 +66,7 @@ struct Weight<'a> {
 #[derive(Clone, Copy)]
 struct Scales<'a> {
     values: &'a [float8_kernels::InvScale],
-    /// Rows and columns of the codes that share one: of a row or a column of outputs a single one, or a multiple of 16.
+    /// Rows and columns of the codes that share one, powers of two: one output, or a multiple of 16.
     size: [usize; 2],
     /// Scales of a row.
     row: usize,
@@ -87,11 +87,17 @@ impl Weight<'_> {
         let Some(Scales { values, size: [height, width], row }) = self.scales else { return [1.0; LANES] };
         let last = self.n() - 1;
         let (of_row, of_column) = if self.k_is_rows { (k, first.min(last)) } else { (first.min(last), k) };
-        let (at, shares) = (of_row / height * row + of_column / width, if self.k_is_rows { width } else { height });
+        // Powers of two: a division would take as long as the block.
+        let at = (of_row >> height.trailing_zeros()) * row + (of_column >> width.trailing_zeros());
+        let shares = if self.k_is_rows { width } else { height };
         if shares.is_multiple_of(LANES) {
             return [values[at].get(); LANES];
         }
         // Of each output its own, side by side or a row apart.
+        if let (true, Some(whole)) = (self.k_is_rows && first + LANES <= self.n(), values[at..].first_chunk::<LANES>())
+        {
+            return whole.map(|scale| scale.get());
+        }
         let (step, known) = (if self.k_is_rows { 1 } else { row }, LANES.min(self.n().saturating_sub(first)));
         let mut of_lanes = [1.0; LANES];
         for (lane, scale) in of_lanes[..known].iter_mut().enumerate() {
