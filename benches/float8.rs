@@ -8,7 +8,10 @@ use device_select::wgpu_adapters;
 use serde::Serialize;
 
 mod attention;
+mod cache;
 mod gemm;
+mod gemv;
+mod generate;
 mod grouped;
 mod host;
 mod linear;
@@ -58,6 +61,12 @@ enum Part {
     Memory,
     /// What a linear on CUDA costs the host.
     Host,
+    /// A few rows through an FP8 weight on the CPU, against the bandwidth of memory.
+    Gemv,
+    /// Generated tokens on the CPU, by their position.
+    Generate,
+    /// What the dtype of the cache of keys and values does to a trained model's loss, which takes minutes: only if it is asked for.
+    Cache,
     /// A training step of a real width on the CPU, which takes minutes and 16 GiB: only if it is asked for.
     Wide,
 }
@@ -81,6 +90,12 @@ struct Results {
     memory: Vec<memory::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     host: Vec<host::Row>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    gemv: Vec<gemv::Row>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    generate: Vec<generate::Row>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    cache: Vec<cache::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     wide: Vec<wide::Row>,
 }
@@ -106,6 +121,12 @@ fn main() -> std::io::Result<()> {
     if runs(Part::Host) {
         results.host = host::rows(args.repeat);
     }
+    if runs(Part::Gemv) {
+        results.gemv = gemv::rows(args.repeat);
+    }
+    if runs(Part::Generate) {
+        results.generate = generate::rows(args.repeat);
+    }
     if runs(Part::Linear) {
         results.linear = linear::rows(wgpu, args.repeat);
     }
@@ -129,6 +150,9 @@ fn main() -> std::io::Result<()> {
         results.gemm = gemm::rows(device, args.repeat);
     }
 
+    if args.only.contains(&Part::Cache) {
+        results.cache = cache::rows();
+    }
     if args.only.contains(&Part::Wide) {
         results.wide = wide::rows();
     }
@@ -142,6 +166,9 @@ fn main() -> std::io::Result<()> {
     gemm::print(&results.gemm);
     memory::print(&results.memory);
     host::print(&results.host);
+    gemv::print(&results.gemv);
+    generate::print(&results.generate);
+    cache::print(&results.cache);
     wide::print(&results.wide);
     if let Some(path) = args.json {
         std::fs::write(path, serde_json::to_string_pretty(&results)?)?;

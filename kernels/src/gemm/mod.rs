@@ -4,6 +4,7 @@
 mod blackwell;
 mod bound;
 mod emulated;
+mod few_rows;
 mod grouped;
 mod half;
 mod hopper;
@@ -190,6 +191,7 @@ impl Gemm<'_> {
             GemmPath::Tcgen05 => blackwell::launch(client, self),
             GemmPath::Wgmma | GemmPath::Bf16Wgmma => hopper::launch(client, self),
             GemmPath::Mma => mma::launch(client, self),
+            GemmPath::F16Mma | GemmPath::Emulated if few_rows::takes(client, self) => few_rows::launch(client, self),
             GemmPath::F16Mma => half::launch(client, self),
             GemmPath::Emulated => emulated::launch(client, self),
             GemmPath::Host => return Err(KernelError::StruckOff),

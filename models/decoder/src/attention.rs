@@ -9,8 +9,10 @@ use burn::module::Module;
 use burn::nn::{Linear, RmsNorm};
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::AttentionModuleOptions;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Bool, Int, Tensor};
+use burn_float8::nn::{attention, attention_but};
 
+use crate::cache::LayerCache;
 use crate::dims::Dimensions;
 use crate::linear::linear;
 use crate::norm::{norm, rms_norm};
@@ -43,36 +45,28 @@ pub struct Positions<B: Backend> {
     pub batch: usize,
     /// New tokens per sequence, T.
     pub len: usize,
-    /// cos and sin of the new positions.
+    /// Positions before the new ones.
+    pub past: usize,
+    /// cos and sin of the new positions: of T, or of `B·T` if some are hidden.
     pub rope: RotaryTables<B>,
+    /// Positions that no token of a sequence sees, `[B, past + T]`: those before it where sequences of several lengths are a batch.
+    pub hidden: Option<Tensor<B, 2, Bool>>,
     /// The document of each position, `[B, T]`, if attention stays within documents. Nothing comes before them.
     pub documents: Option<Tensor<B, 2, Int>>,
 }
 
-/// Keys and values of the positions that one layer has seen: `[B, kv_heads, S, head_dim]`.
-pub type LayerCache<B> = Option<[Tensor<B, 4>; 2]>;
-
-/// Keys and values of the positions seen so far, one pair per layer.
-#[derive(Clone, Debug)]
-pub struct KvCache<B: Backend> {
-    pub(crate) layers: Vec<LayerCache<B>>,
-    pub(crate) len: usize,
-}
-
-impl<B: Backend> KvCache<B> {
-    /// An empty cache for a model of `num_layers`.
-    pub fn new(num_layers: usize) -> Self {
-        Self { layers: vec![None; num_layers], len: 0 }
-    }
-
-    /// Positions held.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether no position is held.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
+impl<B: Backend> Positions<B> {
+    /// `[B, T, heads, d]` → `[B, heads, T, d]`, each token turned by its position.
+    fn rotate(&self, x: Tensor<B, 4>) -> Tensor<B, 4> {
+        let [batch, len, heads, dim] = x.dims();
+        match self.hidden {
+            None => self.rope.rotate(x),
+            // As one sequence, each token of which has a position of its own.
+            Some(_) => {
+                let x = self.rope.rotate(x.reshape([1, batch * len, heads, dim]));
+                x.reshape([heads, batch, len, dim]).swap_dims(0, 1)
+            }
+        }
     }
 }
 
@@ -102,7 +96,7 @@ impl<B: Backend> Attention<B> {
         positions: &Positions<B>,
         cache: Option<&mut LayerCache<B>>,
     ) -> Tensor<B, 2> {
-        let &Positions { batch, len, .. } = positions;
+        let &Positions { batch, len, past, .. } = positions;
         let (heads, kv_heads, head_dim) = (self.num_heads, self.num_kv_heads, self.head_dim);
 
         let q = self.q_proj.forward(x.clone()).reshape([batch, len, heads, head_dim]);
@@ -110,19 +104,19 @@ impl<B: Backend> Attention<B> {
         let v = self.v_proj.forward(x).reshape([batch, len, kv_heads, head_dim]);
         let q = self.q_norm.iter().fold(q, |q, norm| rms_norm(norm, q));
         let k = self.k_norm.iter().fold(k, |k, norm| rms_norm(norm, k));
-        let q = positions.rope.rotate(q);
-        let mut k = positions.rope.rotate(k);
-        let mut v = v.swap_dims(1, 2);
-        if let Some(cache) = cache {
-            if let Some([old_k, old_v]) = cache.take() {
-                k = Tensor::cat(vec![old_k, k], 2);
-                v = Tensor::cat(vec![old_v, v], 2);
-            }
-            *cache = Some([k.clone(), v.clone()]);
-        }
+        let q = positions.rotate(q);
+        let (k, v) = (positions.rotate(k), v.swap_dims(1, 2));
+        let [k, v] = match cache {
+            Some(cache) => cache.append([k, v], past),
+            None => [k, v],
+        };
 
         let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
-        let y = burn_float8::nn::attention(q, k, v, positions.documents.clone(), options).swap_dims(1, 2);
+        let y = match &positions.hidden {
+            Some(hidden) => attention_but(q, k, v, hidden.clone(), options),
+            None => attention(q, k, v, positions.documents.clone(), options),
+        };
+        let y = y.swap_dims(1, 2);
         self.o_proj.forward(y.reshape([batch * len, heads * head_dim]))
     }
 }

@@ -10,7 +10,8 @@ use float8_shard::full_tensor;
 use train::Segments;
 use train::batches::BatchTensors;
 
-use crate::attention::{KvCache, LayerCache, Positions};
+use crate::attention::Positions;
+use crate::cache::{KvCache, LayerCache};
 use crate::norm::rms_norm;
 use crate::rope::RotaryEmbedding;
 
@@ -52,7 +53,11 @@ impl<'a, B: Backend, L: Layer<B>> Parts<'a, B, L> {
     /// `cache`, which then holds them too.
     pub fn forward_cached(&self, tokens: Tensor<B, 2, Int>, cache: &mut KvCache<B>) -> Tensor<B, 2> {
         let [batch, len] = tokens.dims();
-        let positions = self.positions(&tokens, cache.len, None);
+        let mut positions = self.positions(&tokens, cache.len, None);
+        if let Some(next) = cache.next_of_each(len) {
+            positions.rope = self.rope.at_each(&next);
+            positions.hidden = cache.hidden(cache.len + len, &tokens.device());
+        }
         let mut h = self.embed(tokens);
         for (layer, slot) in self.layers.iter().zip(&mut cache.layers) {
             h = layer.forward(h, &positions, Some(slot));
@@ -88,7 +93,7 @@ impl<'a, B: Backend, L: Layer<B>> Parts<'a, B, L> {
     fn positions(&self, tokens: &Tensor<B, 2, Int>, past: usize, documents: Option<Tensor<B, 2, Int>>) -> Positions<B> {
         let [batch, len] = tokens.dims();
         let rope = self.rope.at(past..past + len);
-        Positions { batch, len, rope, documents }
+        Positions { batch, len, past, rope, hidden: None, documents }
     }
 
     /// `[B, T]` → `[B·T, H]`.

@@ -8,7 +8,9 @@
 //! Hidden states are `[B·T, H]` matrices in the compute dtype; norms, softmax, logits and the loss are in f32.
 
 pub mod attention;
+mod cache;
 mod dims;
+mod e4m3;
 mod forward;
 pub mod hf;
 mod linear;
@@ -18,7 +20,8 @@ mod norm;
 pub mod rope;
 mod section;
 
-pub use attention::{Attention, KvCache, LayerCache, Positions};
+pub use attention::{Attention, Positions};
+pub use cache::{KvCache, LayerCache};
 pub use dims::{Dimensions, MoeConfig, positive, refused};
 pub use forward::{Layer, Parts, Pass};
 pub use linear::{INITIALIZER, linear};

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use burn::module::Module;
 use burn::tensor::backend::Backend;
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, Int, Tensor, TensorData};
 
 /// Positions for which tables are built ahead at most: a checkpoint's `config.json` may say any number.
 const MAX_AHEAD: usize = 1 << 17;
@@ -58,6 +58,19 @@ impl<B: Backend> RotaryEmbedding<B> {
         };
         RotaryTables { cos, sin }
     }
+
+    /// cos and sin for these positions, in this order.
+    pub fn at_each(&self, positions: &[usize]) -> RotaryTables<B> {
+        let device = self.cos.device();
+        let [cos, sin] = if positions.iter().all(|position| *position < self.cos.dims()[0]) {
+            let rows: Vec<_> = positions.iter().map(|position| *position as i64).collect();
+            let rows = Tensor::<B, 1, Int>::from_data(rows.as_slice(), &device);
+            [&self.cos, &self.sin].map(|table| table.clone().select(0, rows.clone()))
+        } else {
+            tables(&self.frequencies, positions.iter().copied(), &device)
+        };
+        RotaryTables { cos, sin }
+    }
 }
 
 impl<B: Backend> RotaryTables<B> {
@@ -68,7 +81,11 @@ impl<B: Backend> RotaryTables<B> {
 }
 
 /// `[cos, sin]`, each `[positions, frequencies]`.
-fn tables<B: Backend>(frequencies: &[f32], positions: Range<usize>, device: &B::Device) -> [Tensor<B, 2>; 2] {
+fn tables<B: Backend>(
+    frequencies: &[f32],
+    positions: impl ExactSizeIterator<Item = usize>,
+    device: &B::Device,
+) -> [Tensor<B, 2>; 2] {
     let shape = [positions.len(), frequencies.len()];
     // The product is rounded to f32, as it was when the published weights were trained; cos and sin are then exact
     // to f32, which a GPU's own are not for large angles.

@@ -14,7 +14,7 @@ use burn::tensor::{DType, Int, Tensor};
 use decoder::rope::RotaryEmbedding;
 use decoder::{Attention, INITIALIZER, KvCache, Layer, LayerCache, Mlp, Parts, Positions, linear, norm, rms_norm};
 use train::batches::BatchTensors;
-use train::{CausalLm, JobError, LanguageModel, ModelConfig, Segments};
+use train::{CacheOptions, CausalLm, JobError, LanguageModel, ModelConfig, Segments};
 
 use crate::config::LlamaConfig;
 use crate::moe::Moe;
@@ -158,8 +158,8 @@ impl<B: Backend> CausalLm<B> for Llama<B> {
         self.with_compute_dtype(dtype)
     }
 
-    fn new_cache(&self) -> KvCache<B> {
-        KvCache::new(self.layers.len())
+    fn new_cache(&self, options: &CacheOptions) -> KvCache<B> {
+        KvCache::new(self.layers.len(), options)
     }
 
     fn forward_cached(&self, tokens: Tensor<B, 2, Int>, cache: &mut KvCache<B>) -> Tensor<B, 2> {

@@ -38,9 +38,8 @@ const IN_BACKWARD: [&str; 3] =
     ["training.activation_checkpointing=2", "optimizer.in_backward=true", "training.max_norm=inf"];
 
 /// Each takes memory for other things.
-const SETTINGS: [&[&str]; 5] = [
+const SETTINGS: [&[&str]; 4] = [
     &["lora.rank=8"],
-    &["lora.rank=8", "lora.base=fp8", "training.activation_checkpointing=2"],
     &["training.precision=f32"],
     &["float8.recipe=tensorwise"],
     &["float8.recipe=rowwise", "training.activation_checkpointing=full", "training.loss_chunk=128"],

@@ -11,7 +11,7 @@ use burn::tensor::{DType, Int, Tensor};
 use decoder::rope::{RotaryEmbedding, frequencies};
 use decoder::{Attention, INITIALIZER, KvCache, Layer, LayerCache, Mlp, Parts, Positions, linear, norm, rms_norm};
 use train::batches::BatchTensors;
-use train::{CausalLm, JobError, LanguageModel, ModelConfig, Segments};
+use train::{CacheOptions, CausalLm, JobError, LanguageModel, ModelConfig, Segments};
 
 use crate::config::Qwen3Config;
 
@@ -128,8 +128,8 @@ impl<B: Backend> CausalLm<B> for Qwen3<B> {
         Self { compute_dtype, ..self }
     }
 
-    fn new_cache(&self) -> KvCache<B> {
-        KvCache::new(self.layers.len())
+    fn new_cache(&self, options: &CacheOptions) -> KvCache<B> {
+        KvCache::new(self.layers.len(), options)
     }
 
     fn forward_cached(&self, tokens: Tensor<B, 2, Int>, cache: &mut KvCache<B>) -> Tensor<B, 2> {

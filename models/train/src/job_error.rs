@@ -141,6 +141,25 @@ pub enum JobError {
         /// What the tokenizer needs.
         needed: usize,
     },
+    /// A text that is longer than the model is made for.
+    #[error("a prompt of {prompt} tokens and {max_new_tokens} new ones exceed the model's {max_seq_len} positions")]
+    Positions {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens to add.
+        max_new_tokens: usize,
+        /// Positions that the model has.
+        max_seq_len: usize,
+    },
+    /// The model says nothing about the next token.
+    #[error(
+        "the logits of the token after prompt {} are NaN or infinite: weights, or a precision that overflows, are to blame; `llama3 eval` \
+         and another --precision tell which", prompt + 1
+    )]
+    Logits {
+        /// Which prompt, counted from 0.
+        prompt: usize,
+    },
     /// A checkpoint folder without a tokenizer: its model knows other tokens than bytes.
     #[error("no tokenizer in {}: set data.tokenizer to the path of one, or to \"bytes\" to take bytes for tokens", folder.display())]
     NoTokenizer {

@@ -66,8 +66,8 @@ pub use job::MemoryEstimate;
 pub use job_error::JobError;
 pub use lines::TokenizeError;
 pub use model::{
-    BatchShape, CausalLm, CausalLmExt, LanguageModel, LayerBytes, ModelConfig, ModelSection, ModelSize, Sampling,
-    Segments, TrainableModel,
+    BatchShape, CacheDtype, CacheOptions, CausalLm, CausalLmExt, Filters, GenerateOptions, KeyValueCache,
+    LanguageModel, LayerBytes, ModelConfig, ModelSection, ModelSize, Sampling, Segments, TrainableModel,
 };
 pub use module_path::ModulePath;
 pub use optimizer::ModuleAdamW;

@@ -1,7 +1,7 @@
-//! [`attention`] with fewer key heads than query heads, and within documents.
+//! [`attention`] with fewer key heads than query heads, and within documents; [`attention_but`] without some keys.
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::AttentionModuleOptions;
-use burn::tensor::{DType, Int, Tensor, TensorPrimitive, module};
+use burn::tensor::{Bool, DType, Int, Tensor, TensorPrimitive, module};
 
 use crate::backend::Attention;
 use crate::error::Float8Panic;
@@ -44,27 +44,67 @@ pub fn attention<B: Backend>(
     documents: Option<Tensor<B, 2, Int>>,
     options: AttentionModuleOptions,
 ) -> Tensor<B, 4> {
-    let shapes = [query.dims(), key.dims(), value.dims()];
     let of_documents = documents.as_ref().map(|documents| documents.dims());
-    check_attention(shapes, of_documents);
-    let [[batch, heads, queries, _], [_, kv_heads, keys, _], _] = shapes;
+    check_attention([query.dims(), key.dims(), value.dims()], of_documents);
+    let queries = query.dims()[2];
+    let mask = |heads| {
+        documents.clone().map(|documents| {
+            let batch = documents.dims()[0];
+            let own = documents.clone().reshape([batch, 1, queries, 1]).expand([batch, heads, queries, queries]);
+            own.not_equal(documents.reshape([batch, 1, 1, queries]).expand([batch, heads, queries, queries]))
+        })
+    };
+    let primitive = documents.clone().map(Tensor::into_primitive);
+    run([query, key, value], |attention| Attention { documents: primitive, ..attention }, mask, options)
+}
+
+/// [`attention`] in which no query of a sequence sees the keys that are `hidden: [B, S]`, as those before the shorter sequences of a batch
+/// that is generated. On a CPU and [`Float8`](crate::Float8) a query's result is, bit for bit, what it is without hidden keys before the
+/// first and after the last visible one.
+///
+/// # Panics
+///
+/// As [`attention`].
+pub fn attention_but<B: Backend>(
+    query: Tensor<B, 4>,
+    key: Tensor<B, 4>,
+    value: Tensor<B, 4>,
+    hidden: Tensor<B, 2, Bool>,
+    options: AttentionModuleOptions,
+) -> Tensor<B, 4> {
+    let [[batch, _, queries, _], [_, _, keys, _]] = [query.dims(), key.dims()];
+    let shapes = [query.dims(), key.dims(), value.dims()];
+    check_attention(shapes, None);
+    if hidden.dims() != [batch, keys] {
+        let [query, key, value] = shapes;
+        panic!("{}", Float8Panic::AttentionShapes { query, key, value, documents: Some(hidden.dims()) });
+    }
+    let mask = hidden.reshape([batch, 1, 1, keys]);
+    let primitive = mask.clone().into_primitive();
+    let expanded = |heads| Some(mask.clone().expand([batch, heads, queries, keys]));
+    run([query, key, value], |attention| Attention { mask: Some(primitive), ..attention }, expanded, options)
+}
+
+/// By the backend's node, for which `complete` says what hides keys; elsewhere by Burn's function, with a mask for so many heads.
+fn run<B: Backend>(
+    [query, key, value]: [Tensor<B, 4>; 3],
+    complete: impl FnOnce(Attention<B>) -> Attention<B>,
+    mask: impl FnOnce(usize) -> Option<Tensor<B, 4, Bool>>,
+    options: AttentionModuleOptions,
+) -> Tensor<B, 4> {
+    let [[batch, heads, ..], [_, kv_heads, keys, _]] = [query.dims(), key.dims()];
     let is_f64 = query.dtype() == DType::F64;
     if let Some(functions) = find::<B>().filter(|_| !is_f64) {
         let [query, key, value] = [query, key, value].map(|t| t.into_primitive().tensor());
-        let documents = documents.map(|documents| documents.into_primitive());
-        let attention = Attention { query, key, value, mask: None, bias: None, documents, options };
-        return Tensor::from_primitive(TensorPrimitive::Float((functions.attention)(attention)));
+        let attention = Attention { query, key, value, mask: None, bias: None, documents: None, options };
+        return Tensor::from_primitive(TensorPrimitive::Float((functions.attention)(complete(attention))));
     }
     let [key, value] = [key, value].map(|t| {
         let width = t.dims()[3];
         let each = t.reshape([batch, kv_heads, 1, keys, width]);
         each.expand([batch, kv_heads, heads / kv_heads, keys, width]).reshape([batch, heads, keys, width])
     });
-    let mask = documents.map(|documents| {
-        let own = documents.clone().reshape([batch, 1, queries, 1]).expand([batch, heads, queries, keys]);
-        own.not_equal(documents.reshape([batch, 1, 1, keys]).expand([batch, heads, queries, keys]))
-    });
-    module::attention(query, key, value, mask, None, options)
+    module::attention(query, key, value, mask(heads), None, options)
 }
 
 /// # Panics

@@ -3,14 +3,16 @@
 use std::fs;
 use std::path::Path;
 
+use burn_float8::Recipe;
 use clap::Parser;
 use llama3::{Error, Llama3, LlamaConfig};
 use serde_json::json;
 use tempfile::TempDir;
+use train::CacheDtype;
 use train::cli::{Command, parse_from};
 use train::config::Precision;
 use train::hf::ExportOptions;
-use train::job::{Job, Task};
+use train::job::{EvalPrecision, GenerateSection, Job, Task};
 
 use crate::common::{hf_json, stored_tensors, tiny, write_json, write_safetensors};
 
@@ -73,6 +75,94 @@ fn each_call_draws_anew_unless_it_has_a_seed() {
     assert_ne!(seed(&[]), seed(&[]));
     assert_eq!(seed(&["--seed", "5"]), 5);
     assert_eq!(seed(&["--set", "training.seed=6"]), 6);
+}
+
+#[test]
+fn prompts_are_those_of_flags_and_of_a_file() {
+    let (dir, path) = folder(&tiny(), None);
+    let lines = dir.path().join("prompts.txt");
+    let prompts = |arguments: &[&str]| match job(&[&["generate", &path], arguments].concat()).map(|job| job.task) {
+        Ok(Task::Generate { prompts, is_chat: false }) => Ok(prompts),
+        Ok(task) => panic!("{task:?}"),
+        Err(error) => Err(error.to_string()),
+    };
+    assert_eq!(prompts(&[]).unwrap(), Vec::<String>::new());
+    let file = lines.display().to_string();
+    assert!(prompts(&["--prompts", &file]).unwrap_err().contains("cannot read"));
+    fs::write(&lines, "two words\n  three\n").unwrap();
+    assert_eq!(prompts(&["--prompt", "one", "--prompts", &file]).unwrap(), ["one", "two words", "  three"]);
+    fs::write(&lines, "a\n\nb\n").unwrap();
+    assert!(prompts(&["--prompts", &file]).unwrap_err().contains("text 2 must not be empty"));
+    fs::write(&lines, "").unwrap();
+    assert!(prompts(&["--prompts", &file]).unwrap_err().contains("has no line"));
+    assert!(prompts(&["--prompt", ""]).unwrap_err().contains("text 1 must not be empty"));
+}
+
+#[test]
+fn a_checkpoints_generation_config_is_the_default_of_flags() {
+    let (dir, path) = folder(&tiny(), None);
+    let section = |arguments: &[&str]| job(&[&["generate", &path], arguments].concat()).unwrap().config.generate;
+    assert_eq!(section(&[]), GenerateSection::default());
+    let config = dir.path().join("generation_config.json");
+    // As Hugging Face has it: what is not there has its defaults, and nothing is drawn unless it says so.
+    write_json(&config, &json!({ "eos_token_id": [1, 2], "temperature": 0.6, "transformers_version": "5.0.0" }));
+    let section_of_file = section(&[]);
+    assert_eq!((section_of_file.temperature, section_of_file.top_k, section_of_file.top_p), (0.0, 50, 1.0));
+    write_json(
+        &config,
+        &json!({ "do_sample": true, "temperature": 0.6, "top_p": 0.9, "top_k": null, "min_p": 0.05,
+                 "repetition_penalty": 1.1, "max_new_tokens": 7 }),
+    );
+    let wanted = GenerateSection {
+        max_new_tokens: 7,
+        temperature: 0.6,
+        top_k: 50,
+        top_p: 0.9,
+        min_p: 0.05,
+        repetition_penalty: 1.1,
+        ..GenerateSection::default()
+    };
+    assert_eq!(section(&[]), wanted);
+    let flags = [
+        &["--temperature", "0.5", "--top-k", "3", "--top-p", "0.8", "--min-p", "0", "--repetition-penalty", "1"][..],
+        &["--max-new-tokens", "9", "--stop", "a", "--stop", "b", "--kv-cache", "bf16"],
+    ];
+    let of_flags = GenerateSection {
+        max_new_tokens: 9,
+        temperature: 0.5,
+        top_k: 3,
+        top_p: 0.8,
+        stop: vec!["a".into(), "b".into()],
+        kv_cache: Some(CacheDtype::Bf16),
+        ..GenerateSection::default()
+    };
+    assert_eq!(section(&flags.concat()), of_flags);
+    assert_eq!(section(&["--set", "generate.top_k=4"]), GenerateSection { top_k: 4, ..wanted });
+    fs::write(&config, "{ \"top_k\": \"many\" }").unwrap();
+    let error = job(&["generate", &path]).unwrap_err();
+    assert!(matches!(&error, Error::Json { path, .. } if *path == config), "{error}");
+    // Nothing else reads it.
+    assert!(job(&["eval", &path, "--data", &path]).is_ok());
+}
+
+#[test]
+fn precisions_are_compared_by_name() {
+    let (_dir, path) = folder(&tiny(), None);
+    let precisions = |arguments: &[&str]| {
+        let command = Command::try_parse_from([&["llama3", "eval", &path, "--data", &path], arguments].concat())?;
+        let Task::Evaluate { precisions, .. } = command.job::<Llama3>(&mut std::io::sink()).unwrap().unwrap().task
+        else {
+            panic!()
+        };
+        Ok::<_, clap::Error>(precisions)
+    };
+    assert_eq!(precisions(&[]).unwrap(), []);
+    assert_eq!(precisions(&["--precisions"]).unwrap(), EvalPrecision::all());
+    let named = precisions(&["--precisions", "bf16,rowwise,f32"]).unwrap();
+    assert_eq!(named, [EvalPrecision::Bf16, EvalPrecision::Fp8(Recipe::Rowwise), EvalPrecision::F32]);
+    let error = precisions(&["--precisions", "f32,fp4"]).unwrap_err().to_string();
+    assert!(error.contains("fp4") && error.contains("there are f32, bf16, tensorwise, rowwise"), "{error}");
+    assert!(precisions(&["--precisions", "f32", "--precision", "f32"]).is_err());
 }
 
 #[test]

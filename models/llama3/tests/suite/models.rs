@@ -5,6 +5,7 @@ use burn::module::Module;
 use decoder::KvCache;
 use llama3::presets::PRESETS;
 use llama3::{Dimensions, Llama, LlamaConfig};
+use train::CacheOptions;
 use train::ModelConfig;
 
 use crate::common::{ids, model, relative, tiny, tiny_moe, tiny_with, tokens, values};
@@ -29,7 +30,7 @@ fn cached_logits_are_those_of_the_whole_sequence() {
         let model = model::<Flex>(config, 2);
         let tokens = tokens([1, 10], 288, 2);
         let whole = values(model.forward(ids(&tokens, [1, 10])));
-        let mut cache = KvCache::new(2);
+        let mut cache = KvCache::new(2, &CacheOptions::default());
         // A prompt, a single token, and several tokens after a past.
         for (start, end) in [(0, 4), (4, 5), (5, 10)] {
             let part = ids(&tokens[start..end], [1, end - start]);

@@ -2,6 +2,7 @@
 
 mod cache;
 mod flags;
+mod generate;
 mod memory;
 mod model;
 mod plot;
@@ -18,8 +19,9 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{CommandFactory, FromArgMatches, Parser};
 use device_select::DeviceChoice;
 pub use flags::RunFlags;
+pub use generate::GenerateArgs;
 pub use memory::MemoryArgs;
-pub use model::{EvalArgs, ExportArgs, ExportFormat, GenerateArgs, ModelArgs, PrecisionArgs, ResumeArgs};
+pub use model::{EvalArgs, ExportArgs, ExportFormat, ModelArgs, PrecisionArgs, ResumeArgs};
 pub use plot::PlotArgs;
 pub use tokenize::TokenizeArgs;
 
@@ -67,7 +69,7 @@ pub enum Command {
     Resume(ResumeArgs),
     /// Print the held-out loss of a run's checkpoint, or of a Hugging Face checkpoint.
     Eval(EvalArgs),
-    /// Continue a text.
+    /// Continue texts.
     Generate(GenerateArgs),
     /// Write a run's checkpoint, or a Hugging Face checkpoint, as a Hugging Face checkpoint in f32, bf16 or FP8.
     Export(ExportArgs),

@@ -1,6 +1,5 @@
 //! Commands that take a model that is there: a run's checkpoint, or a Hugging Face checkpoint.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
@@ -13,7 +12,7 @@ use crate::JobError;
 use crate::checkpoint::{ASSETS, CONFIG, Change, CheckpointError, SavedRun, Which, changes, noted_latest, saved_steps};
 use crate::config::{ConfigError, Precision, Setting, require};
 use crate::hf::{ExportDtype, ExportOptions, Float8Folder, is_bf16};
-use crate::job::{Job, RunConfig, Start, Task};
+use crate::job::{EvalPrecision, Job, RunConfig, Start, Task};
 use crate::model::{ModelSection, TrainableModel};
 
 /// A model that is there.
@@ -46,7 +45,7 @@ struct OpenedRun<S> {
 }
 
 impl ModelArgs {
-    fn settings(&self) -> Vec<Setting> {
+    pub(super) fn settings(&self) -> Vec<Setting> {
         self.set.iter().map(Setting::new).collect()
     }
 
@@ -75,13 +74,21 @@ impl ModelArgs {
     }
 
     /// The parameters there are: of a checkpoint of a run, or a Hugging Face checkpoint.
-    fn open<S: ModelSection>(&self) -> Result<(RunConfig<S>, Start), JobError> {
+    pub(super) fn open<S: ModelSection>(&self) -> Result<(RunConfig<S>, Start), JobError> {
+        self.open_with(|_, config| Ok(config))
+    }
+
+    /// As [`open`](Self::open), where `change` changes what is taken for a Hugging Face checkpoint's folder before what was set is applied.
+    pub(super) fn open_with<S: ModelSection>(
+        &self,
+        change: impl FnOnce(&Path, RunConfig<S>) -> Result<RunConfig<S>, JobError>,
+    ) -> Result<(RunConfig<S>, Start), JobError> {
         if !self.folder.is_dir() {
             return Err(JobError::NoFolder { folder: self.folder.clone() });
         }
         let is_hf = self.folder.join("config.json").exists();
         let (mut config, saved) = match is_hf {
-            true => (self.hugging_face()?, None),
+            true => (change(&self.folder, self.hugging_face()?)?, None),
             false => {
                 let OpenedRun { config, saved, .. } = self.open_run()?;
                 let missing =
@@ -129,7 +136,7 @@ pub struct PrecisionArgs {
 }
 
 impl PrecisionArgs {
-    fn apply<S>(self, config: &mut RunConfig<S>, start: &mut Start) {
+    pub(super) fn apply<S>(self, config: &mut RunConfig<S>, start: &mut Start) {
         if let Some(precision) = self.precision {
             config.training.precision = precision;
             config.fp8_only = false;
@@ -226,6 +233,9 @@ pub struct EvalArgs {
     /// In which precision.
     #[command(flatten)]
     pub precision: PrecisionArgs,
+    /// Compare precisions, in a table: f32, bf16 and recipes of FP8, separated by commas; all of them if none is named.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', num_args = 0.., conflicts_with = "precision")]
+    pub precisions: Option<Vec<EvalPrecision>>,
 }
 
 impl EvalArgs {
@@ -235,52 +245,14 @@ impl EvalArgs {
             return Err(JobError::NothingToEvaluate);
         }
         self.precision.apply(&mut config, &mut start);
-        Ok(Job { config, start, task: Task::Evaluate { data: self.data.clone() } })
-    }
-}
-
-/// What to continue.
-#[derive(Clone, Debug, Parser)]
-pub struct GenerateArgs {
-    /// The model.
-    #[command(flatten)]
-    pub model: ModelArgs,
-    /// The text to continue, instead of generate.prompt.
-    #[arg(long, value_name = "TEXT")]
-    pub prompt: Option<String>,
-    /// The text is what a user says, in the model's chat template; the answer is printed.
-    #[arg(long)]
-    pub chat: bool,
-    /// Tokens to add at most, instead of generate.max_new_tokens, 100 unless the run says otherwise.
-    #[arg(long, value_name = "N")]
-    pub max_new_tokens: Option<usize>,
-    /// How freely tokens are drawn, instead of generate.temperature, 0.7 unless the run says otherwise; 0 is greedy.
-    #[arg(long, value_name = "T")]
-    pub temperature: Option<f64>,
-    /// Decides what is drawn. If absent, each call draws anew.
-    #[arg(long, value_name = "N")]
-    pub seed: Option<u64>,
-    /// In which precision.
-    #[command(flatten)]
-    pub precision: PrecisionArgs,
-}
-
-impl GenerateArgs {
-    pub(super) fn job<A: TrainableModel>(&self) -> Result<Job<A>, JobError> {
-        let (mut config, mut start) = self.model.open()?;
-        self.precision.apply(&mut config, &mut start);
-        let is_set = self.model.settings().iter().any(|setting| setting.is_of(&["training.seed"]));
-        let RunConfig { generate, training, .. } = &mut config;
-        generate.prompt = self.prompt.clone().unwrap_or_else(|| generate.prompt.clone());
-        generate.max_new_tokens = self.max_new_tokens.unwrap_or(generate.max_new_tokens);
-        generate.temperature = self.temperature.unwrap_or(generate.temperature);
-        training.seed = match self.seed {
-            Some(seed) => seed,
-            None if is_set => training.seed,
-            // The seed of a run is that of its weights and batches: with it, every call would draw one text.
-            None => RandomState::new().build_hasher().finish() >> 1,
+        let precisions = match &self.precisions {
+            None => vec![],
+            Some(named) if named.is_empty() => EvalPrecision::all(),
+            Some(named) => named.clone(),
         };
-        Ok(Job { config, start, task: Task::Generate { is_chat: self.chat } })
+        // Each of a table is what it says.
+        start.may_widen &= precisions.is_empty();
+        Ok(Job { config, start, task: Task::Evaluate { data: self.data.clone(), precisions } })
     }
 }
 

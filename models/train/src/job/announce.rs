@@ -99,3 +99,16 @@ pub(super) fn held_out(loss: f64, batches: &[Batch], out: &mut dyn Write) -> Res
     let tokens: usize = batches.iter().map(Batch::num_targets).sum();
     Ok(writeln!(out, "held-out loss: {loss:.5}  ({} tokens)", thousands(&tokens.to_string()))?)
 }
+
+/// The head of a table of precisions.
+pub(super) fn precisions(selected: &SelectedDevice, batches: &[Batch], out: &mut dyn Write) -> Result<(), JobError> {
+    let tokens: usize = batches.iter().map(Batch::num_targets).sum();
+    writeln!(out, "device: {selected}  {} tokens", thousands(&tokens.to_string()))?;
+    Ok(writeln!(out, "{:<22}  {:>9}  {:>11}  {:>9}", "precision", "loss", "perplexity", "to first")?)
+}
+
+/// A row of it; `first` is the loss of its first row.
+pub(super) fn precision(precision: &str, loss: f64, first: f64, out: &mut dyn Write) -> Result<(), JobError> {
+    let change = 100.0 * (loss - first).exp_m1();
+    Ok(writeln!(out, "{precision:<22}  {loss:>9.5}  {:>11.4}  {change:>+8.3}%", loss.exp())?)
+}

@@ -10,6 +10,7 @@ use float8_shard::ShardConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::generation::GenerateSection;
 use super::text::Text;
 use crate::batches::{Batch, TrainBatches, held_out_batches};
 use crate::config::{
@@ -53,24 +54,6 @@ pub struct RunConfig<S> {
     /// Where a run is resumed, the folder that [`copy_assets`](Self::copy_assets) has filled.
     #[serde(skip)]
     pub assets: Option<PathBuf>,
-}
-
-/// The text that is sampled at the end of a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct GenerateSection {
-    /// Text that the sample continues.
-    pub prompt: String,
-    /// Tokens to add; 0 leaves the sample out.
-    pub max_new_tokens: usize,
-    /// How freely tokens are drawn: logits are divided by it; 0 always takes the likeliest token.
-    pub temperature: f64,
-}
-
-impl Default for GenerateSection {
-    fn default() -> Self {
-        Self { prompt: "    pub fn new(".into(), max_new_tokens: 100, temperature: 0.7 }
-    }
 }
 
 /// A setting of the first key removes the file's second: a flag cannot remove the file's preset. A preset that a flag asks for is a
@@ -188,10 +171,7 @@ impl<S: ModelSection> RunConfig<S> {
         // Of epochs it is not known yet how many steps they have.
         let profile = self.profile.as_ref().filter(|_| steps.epochs().is_none());
         profile.map_or(Ok(()), |profile| profile.validate(steps.get()))?;
-        let GenerateSection { prompt, temperature, .. } = &self.generate;
-        let fits = *temperature >= 0.0 && temperature.is_finite();
-        require("generate.temperature", temperature, fits, "must be finite and not negative")?;
-        Ok(require("generate.prompt", format!("{prompt:?}"), !prompt.is_empty(), "must not be empty")?)
+        Ok(self.generate.validate()?)
     }
 
     /// What decides a step.

@@ -3,14 +3,15 @@
 use burn::module::AutodiffModule;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::{Float8Stack, Report, report::GemmTotals};
+use device_select::SelectedDevice;
 
 use super::announce;
 use super::config::RunConfig;
-use super::prepare::sampling;
+use super::generation::Generation;
 use super::text::Text;
 use crate::config::Precision;
 use crate::metrics::StepLine;
-use crate::model::{CausalLm, CausalLmExt, LanguageModel, TrainableModel};
+use crate::model::{CausalLm, LanguageModel, TrainableModel};
 use crate::run::{Finished, HeldOut, verify};
 use crate::{JobError, Ranks, Run, Steps, TrainError, report_of, write_report};
 
@@ -61,14 +62,14 @@ where
     let is_first = steps.ranks().is_none_or(Ranks::is_first);
     let Finished { model, lines, held_out: judged, report } = run.run(steps)?;
     let model = made(model);
-    let Run { held_out, out, progress, .. } = run;
+    let Run { held_out, out, progress, selected, .. } = run;
     if let Some(HeldOut { last: (_, loss), best }) = judged {
         announce::held_out(loss, held_out, out)?;
         if best.1 < loss {
             writeln!(out, "best held-out loss: {:.5}  (step {})", best.1, best.0)?;
         }
     }
-    let sample = sample(config, text, is_chat, &model.valid())?;
+    let sample = sample(config, text, is_chat, selected, &model.valid())?;
     if !sample.is_empty() {
         let (prompt, between) = (&config.generate.prompt, if is_chat { "\n" } else { "" });
         writeln!(out, "sample:\n{prompt}{between}{sample}")?;
@@ -96,13 +97,17 @@ fn sample<B: Backend, S>(
     config: &RunConfig<S>,
     text: &Text,
     is_chat: bool,
+    selected: &SelectedDevice,
     model: &impl CausalLm<B>,
 ) -> Result<String, JobError> {
     if config.generate.max_new_tokens == 0 {
         return Ok(String::new());
     }
     let prompt = text.prompt(&config.generate.prompt, is_chat)?;
-    let choices = text.tokenizer.num_choices();
-    let tokens = model.generate(&prompt, config.generate.max_new_tokens, choices, &text.stop(), sampling(config))?;
-    Ok(text.tokenizer.stream_text_after(&prompt)?.read(&tokens)?)
+    let mut sample = String::new();
+    Generation::new(config, text, selected).run(model, &[prompt], |_, piece| {
+        sample.push_str(piece);
+        Ok(())
+    })?;
+    Ok(sample)
 }

@@ -3,8 +3,10 @@
 mod announce;
 mod config;
 mod estimate;
+mod evaluate;
 mod export;
 mod finish;
+mod generation;
 mod memory;
 mod prepare;
 mod setup;
@@ -21,9 +23,11 @@ use burn_float8::{Float8Stack, set_float8_enabled};
 use device_select::{AdapterInfo, DeviceChoice, SelectedDevice, select};
 use float8_shard::ShardBackend;
 
-pub use config::{GenerateSection, RunConfig};
+pub use config::RunConfig;
 pub use estimate::{MemoryEstimate, MemoryPart};
+pub use evaluate::EvalPrecision;
 pub use finish::{Outcome, finish};
+pub use generation::GenerateSection;
 pub use prepare::{adapt, prepare};
 pub use setup::{Start, train};
 pub use text::Text;
@@ -32,10 +36,10 @@ pub use weights::Weights;
 use crate::checkpoint::SavedRun;
 use crate::config::Precision;
 use crate::hf::ExportOptions;
-use crate::model::{CausalLm, CausalLmExt, TrainableModel};
-use crate::run::mean_loss;
+use crate::model::{CausalLm, TrainableModel};
 use crate::{JobError, ProgressLine};
-use prepare::{compute_dtype, dimensions, sampling};
+use generation::{Generation, Printer};
+use prepare::{compute_dtype, dimensions};
 
 /// What is to be done with a model.
 #[derive(Debug)]
@@ -62,9 +66,13 @@ pub enum Task {
     Evaluate {
         /// Files and folders, of all of which the loss is; if there are none, it is that of the run.
         data: Vec<PathBuf>,
+        /// Precisions to compare; the configuration's alone if there are none.
+        precisions: Vec<EvalPrecision>,
     },
-    /// Continues `generate.prompt` and prints it as it comes.
+    /// Continues prompts and prints them as they come.
     Generate {
+        /// The prompts; `generate.prompt` if there are none.
+        prompts: Vec<String>,
         /// The prompt is what a user says, and only the answer is printed.
         is_chat: bool,
     },
@@ -112,8 +120,8 @@ impl<A: TrainableModel> Job<A> {
             Task::Train => train::<A, B>(&self.config, &self.start, selected, device, out).map(drop),
             Task::Plan { ranks } => self.plan::<B>(*ranks, selected, device, out),
             Task::Memory { ranks, available } => self.memory::<B>(*ranks, *available, device, out),
-            Task::Evaluate { data } => self.evaluate::<B>(data, selected, device, out),
-            Task::Generate { is_chat } => self.generate::<B>(*is_chat, selected, device, out),
+            Task::Evaluate { data, precisions } => self.evaluate::<B>(data, precisions, selected, device, out),
+            Task::Generate { prompts, is_chat } => self.generate::<B>(prompts, *is_chat, selected, device, out),
             Task::Export { to, options, float8, merge } => {
                 self.export::<B>(to, options, [*float8, *merge], selected, device, out)
             }
@@ -163,24 +171,28 @@ impl<A: TrainableModel> Job<A> {
         memory::tell::<B, A::Trained<B>>(config, config.dimensions()?, ranks, available, &target, device, out)
     }
 
-    /// The model to evaluate, with FP8 as it was when the checkpoint was made.
+    /// The model to evaluate as `config` says, which is the job's but for precision; with its recipe, FP8 is as it was when the checkpoint was
+    /// made.
     fn model<B: AutodiffBackend + Float8Stack>(
         &self,
+        config: &RunConfig<A::Section>,
         weights: Weights<'_, A::Config>,
         selected: &SelectedDevice,
         device: &B::Device,
         out: &mut dyn Write,
     ) -> Result<A::Module<B::InnerBackend>, JobError> {
-        let RunConfig { training, float8, .. } = &self.config;
-        memory::check_parameters(weights.dims(), self.config.holds_codes(), selected)?;
-        let dtype = self.dtype::<B>(selected, device)?;
+        let RunConfig { training, float8, .. } = config;
+        memory::check_parameters(weights.dims(), config.holds_codes(), selected)?;
+        let dtype = self.dtype::<B>(config, selected, device)?;
         let progress = ProgressLine::new();
-        let model = prepare::<A, B>(&self.config, weights, device, &progress, out)?.with_compute_dtype(dtype);
-        let model = match &self.config.lora {
+        let model = prepare::<A, B>(config, weights, device, &progress, out)?.with_compute_dtype(dtype);
+        let model = match &config.lora {
             Some(lora) => adapt::<B, _>(lora, model, training.seed, self.saved())?.attached(),
             None => model,
         };
-        if let (Some(saved), Precision::Fp8) = (self.saved(), training.precision) {
+        if let (Some(saved), Precision::Fp8) = (self.saved(), training.precision)
+            && *float8 == self.config.float8
+        {
             saved.restore_float8::<B, _>(&model)?;
             let last = saved.step().saturating_sub(1);
             set_float8_enabled(&model, float8.is_float8(last, training.steps.get()));
@@ -189,8 +201,13 @@ impl<A: TrainableModel> Job<A> {
     }
 
     /// In which dtype the model computes.
-    fn dtype<B: Backend>(&self, selected: &SelectedDevice, device: &B::Device) -> Result<DType, JobError> {
-        match compute_dtype::<B, _>(&self.config, selected, device) {
+    fn dtype<B: Backend>(
+        &self,
+        config: &RunConfig<A::Section>,
+        selected: &SelectedDevice,
+        device: &B::Device,
+    ) -> Result<DType, JobError> {
+        match compute_dtype::<B, _>(config, selected, device) {
             Err(JobError::UnsupportedDtype { .. }) if self.start.may_widen => Ok(DType::F32),
             dtype => dtype,
         }
@@ -200,39 +217,9 @@ impl<A: TrainableModel> Job<A> {
         self.start.saved.as_ref()
     }
 
-    fn evaluate<B: AutodiffBackend + Float8Stack>(
-        &self,
-        paths: &[PathBuf],
-        selected: &SelectedDevice,
-        device: &B::Device,
-        out: &mut dyn Write,
-    ) -> Result<(), JobError> {
-        let config = &self.config;
-        config.validate()?;
-        let text = config.text()?;
-        let dims = dimensions(config, &text.tokenizer, Some(config.training.seq_len), None)?;
-        let weights = Weights::open(config, self.saved(), dims)?;
-        let progress = ProgressLine::new();
-        let (data, held_out) = match paths {
-            [] => {
-                let data = config.open_data(&text, &progress, out)?;
-                let held_out = config.held_out_batches(&data)?;
-                (data, held_out)
-            }
-            paths => config.open_validation(paths, &text, &progress, out)?,
-        };
-        if held_out.is_empty() {
-            return Err(JobError::NothingHeldOut);
-        }
-        announce::device(config, selected, self.dtype::<B>(selected, device)?, out)?;
-        announce::files(&data, out)?;
-        let model = self.model::<B>(weights, selected, device, out)?;
-        let loss = mean_loss(&model, &held_out, &config.training, device)?;
-        announce::held_out(loss, &held_out, out)
-    }
-
     fn generate<B: AutodiffBackend + Float8Stack>(
         &self,
+        prompts: &[String],
         is_chat: bool,
         selected: &SelectedDevice,
         device: &B::Device,
@@ -241,20 +228,14 @@ impl<A: TrainableModel> Job<A> {
         let config = &self.config;
         config.validate()?;
         let text = config.text()?;
-        let prompt = text.prompt(&config.generate.prompt, is_chat)?;
-        let dims = dimensions(config, &text.tokenizer, None, Some(prompt.len()))?;
+        let texts = if prompts.is_empty() { std::slice::from_ref(&config.generate.prompt) } else { prompts };
+        let prompts = texts.iter().map(|prompt| text.prompt(prompt, is_chat)).collect::<Result<Vec<_>, _>>()?;
+        let dims = dimensions(config, &text.tokenizer, None, prompts.iter().map(Vec::len).max())?;
         let weights = Weights::open(config, self.saved(), dims)?;
-        let model = self.model::<B>(weights, selected, device, &mut std::io::sink())?;
-        if !is_chat {
-            write!(out, "{}", config.generate.prompt)?;
-        }
-        let mut printed = text.tokenizer.stream_text_after(&prompt)?;
-        let choices = text.tokenizer.num_choices();
-        let new = config.generate.max_new_tokens;
-        model.generate_each(&prompt, new, choices, &text.stop(), sampling(config), |token| {
-            write!(out, "{}", printed.push(token)?)?;
-            Ok(out.flush()?)
-        })?;
-        Ok(writeln!(out, "{}", printed.finish()?)?)
+        let model = self.model::<B>(config, weights, selected, device, &mut std::io::sink())?;
+        let generation = Generation::new(config, &text, selected);
+        let mut printer = Printer::new(texts, is_chat, out)?;
+        generation.run(&model, &prompts, |number, piece| printer.print(number, piece, generation.is_together()))?;
+        printer.finish()
     }
 }

@@ -19,7 +19,7 @@ use super::weights::Weights;
 use crate::checkpoint::SavedRun;
 use crate::config::{ComputeDtype, ConfigError, LoraSection, Precision, require};
 use crate::hf::peft;
-use crate::model::{LanguageModel, ModelConfig, ModelSection, ModelSize, Sampling, TrainableModel};
+use crate::model::{LanguageModel, ModelConfig, ModelSection, ModelSize, TrainableModel};
 use crate::storage::store_matrices;
 use crate::{Adapted, JobError, ProgressLine, Ranks, Tokenizer};
 
@@ -219,12 +219,4 @@ pub(super) fn shard<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>, M: Au
     writeln!(out, "{}", sharded.summary())?;
     let ranks = Ranks::new::<B, _>(sharded, &model);
     Ok((model, Some(ranks)))
-}
-
-/// How the configuration has text sampled.
-pub(super) fn sampling<S>(config: &RunConfig<S>) -> Sampling {
-    match config.generate.temperature {
-        0.0 => Sampling::Greedy,
-        temperature => Sampling::Temperature { temperature, seed: config.training.seed },
-    }
 }

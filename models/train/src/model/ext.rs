@@ -5,7 +5,7 @@ use std::path::Path;
 use burn::tensor::backend::Backend;
 
 use super::CausalLm;
-use super::generate::{Sampling, generate_each};
+use super::generate::{GenerateOptions, Sampling, generate};
 use super::init::init_weights;
 use crate::hf::{self, Checkpoint, ExportOptions, Float8Export, RepeatedHead};
 use crate::{JobError, Progress};
@@ -27,9 +27,7 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     /// be padding), or until one of `stop`, and returns the new ones without that.
     ///
     /// # Errors
-    /// [`ConfigError::Value`](crate::config::ConfigError::Value) for an empty prompt or no choices, [`JobError::Vocabulary`] for a
-    /// prompt token or a choice that the model does not have, [`TrainError::Execution`](crate::TrainError::Execution) if the device
-    /// fails.
+    /// The errors of [`generate_batch`](Self::generate_batch).
     fn generate(
         &self,
         prompt: &[u32],
@@ -38,28 +36,39 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
         stop: &[u32],
         sampling: Sampling,
     ) -> Result<Vec<u32>, JobError> {
-        let mut tokens = Vec::with_capacity(max_new_tokens);
-        self.generate_each(prompt, max_new_tokens, num_choices, stop, sampling, |token| {
-            tokens.push(token);
-            Ok(())
-        })?;
-        Ok(tokens)
+        let options =
+            GenerateOptions { stop: stop.to_vec(), sampling, ..GenerateOptions::new(max_new_tokens, num_choices) };
+        Ok(self.generate_batch(&[prompt.to_vec()], &options)?.remove(0))
     }
 
-    /// As [`generate`](Self::generate), but gives each token to `take` when it is there.
+    /// Continues each of `prompts`, and returns the new tokens of each, without those that end it.
     ///
     /// # Errors
-    /// The errors of [`generate`](Self::generate), and `take`'s.
+    /// [`ConfigError::Value`](crate::config::ConfigError::Value) for an empty prompt, no choices and options that cannot be,
+    /// [`JobError::Vocabulary`] for a prompt token or a choice that the model does not have, [`JobError::Positions`] for a text longer
+    /// than the model is made for, [`JobError::Logits`] for logits that are NaN, [`TrainError::Execution`](crate::TrainError::Execution)
+    /// if the device fails.
+    fn generate_batch(&self, prompts: &[Vec<u32>], options: &GenerateOptions) -> Result<Vec<Vec<u32>>, JobError> {
+        let mut texts = vec![vec![]; prompts.len()];
+        self.generate_each(prompts, options, |prompt, token| {
+            texts[prompt].push(token);
+            Ok(true)
+        })?;
+        Ok(texts)
+    }
+
+    /// As [`generate_batch`](Self::generate_batch), but gives each token to `take` when it is there, with the number of its prompt. A text
+    /// of which `take` says false ends with that token.
+    ///
+    /// # Errors
+    /// The errors of [`generate_batch`](Self::generate_batch), and `take`'s.
     fn generate_each(
         &self,
-        prompt: &[u32],
-        max_new_tokens: usize,
-        num_choices: usize,
-        stop: &[u32],
-        sampling: Sampling,
-        take: impl FnMut(u32) -> Result<(), JobError>,
+        prompts: &[Vec<u32>],
+        options: &GenerateOptions,
+        mut take: impl FnMut(usize, u32) -> Result<bool, JobError>,
     ) -> Result<(), JobError> {
-        generate_each(self, prompt, max_new_tokens, num_choices, stop, sampling, take)
+        generate(self, prompts, options, &mut take)
     }
 
     /// Loads the model in folder `dir`: `config.json` with `model.safetensors`, or with

@@ -20,7 +20,7 @@ use serde_json::Value;
 
 pub use activations::{BatchShape, LayerBytes};
 pub use ext::CausalLmExt;
-pub use generate::Sampling;
+pub use generate::{CacheDtype, CacheOptions, Filters, GenerateOptions, KeyValueCache, Sampling};
 
 use crate::JobError;
 use crate::batches::BatchTensors;
@@ -83,7 +83,7 @@ pub trait CausalLm<B: Backend>: LanguageModel<B> {
     /// Its configuration.
     type Config: ModelConfig;
     /// Keys and values of the positions seen so far.
-    type Cache;
+    type Cache: KeyValueCache;
 
     /// A model whose parameters are drawn when they are first used, from the backend's generator.
     ///
@@ -98,10 +98,10 @@ pub trait CausalLm<B: Backend>: LanguageModel<B> {
     fn with_compute_dtype(self, dtype: DType) -> Self;
 
     /// A cache without positions.
-    fn new_cache(&self) -> Self::Cache;
+    fn new_cache(&self, options: &CacheOptions) -> Self::Cache;
 
     /// Logits in f32 of the last position, `[B, V]`, for `tokens` `[B, T]` that follow the positions in `cache`, which then holds them
-    /// too.
+    /// too. Where the cache has [joined](KeyValueCache::join) rows, those of each follow its own.
     fn forward_cached(&self, tokens: Tensor<B, 2, Int>, cache: &mut Self::Cache) -> Tensor<B, 2>;
 }
 

@@ -83,7 +83,7 @@ impl<D: Clone> HostOperand<D> {
         let codes =
             stored_rows.clone().flat_map(|r| self.codes[r * self.dims[1]..][stored_cols.clone()].iter().copied());
         Self {
-            codes: Arc::new(codes.collect()),
+            codes: Arc::new(codes.collect::<Vec<_>>().into()),
             dims: [stored_rows.len(), stored_cols.len()],
             inv_scales,
             // The rows may begin inside a square, so that each has scales of its own.

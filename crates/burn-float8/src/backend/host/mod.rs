@@ -1,8 +1,10 @@
 //! The host path: a tensor is read back, cast by the kernels' reference, decoded and multiplied by the backend's own f32
 //! matmul. It serves CPU backends, where reading back is free or a copy.
 mod attention;
+mod bytes;
 mod codes;
 mod fused;
+mod gemv;
 mod grouped;
 mod loops;
 mod vector;
@@ -18,6 +20,7 @@ use float8_kernels::{Cast, Format, Granularity, InvScale, Orientation, Scale, re
 
 use super::{Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, in_dtype};
 pub use attention::{attention_backward, attention_forward};
+use bytes::Codes;
 pub use codes::{amax, dequantize, inv_scale, transpose_operand};
 pub use fused::{fused_backward, fused_forward};
 pub(crate) use grouped::ranges;
@@ -29,7 +32,7 @@ pub(crate) use grouped::ranges;
 pub struct HostOperand<D> {
     device: D,
     /// Row-major `[dims[0], dims[1]]`.
-    codes: Arc<Vec<u8>>,
+    codes: Arc<Codes>,
     dims: [usize; 2],
     /// Whether the operand is the transpose of `codes`.
     transposed: bool,
@@ -103,9 +106,9 @@ pub(super) fn quantize_on_host<B: Backend>(
     let device = B::float_device(&x);
     let dims = matrix(&x.shape());
     let values = &*floats::<B>(&x);
-    let operand = |transposed, codes: Arc<Vec<u8>>, scales: &[Scale]| HostOperand {
+    let operand = |transposed, codes: Vec<u8>, scales: &[Scale]| HostOperand {
         device: device.clone(),
-        codes,
+        codes: Arc::new(codes.into()),
         dims,
         transposed,
         inv_scales: Arc::new(scales.iter().map(|s| s.inverse()).collect()),
@@ -130,13 +133,14 @@ pub(super) fn quantize_on_host<B: Backend>(
             (by_rows, by_cols, amax_tensor(amax.expect("at least one orientation")))
         }
     };
-    let copy = |transposed| move |(codes, scales, _): loops::Codes| operand(transposed, Arc::new(codes), &scales);
+    let copy = |transposed| move |(codes, scales, _): loops::Codes| operand(transposed, codes, &scales);
     let (rows, cols) = (by_rows.map(copy(false)), by_cols.map(copy(true)));
     let flipped = rows.as_ref().map(|rows| HostOperand { transposed: true, ..rows.clone() });
     ([rows.filter(|_| orientation.rows()), cols.or(flipped.filter(|_| orientation.cols()))], amax)
 }
 
-/// [`Float8Backend::fp8_matmul`] on the host, with `B`'s f32 matmul; with groups this waits for the device.
+/// [`Float8Backend::fp8_matmul`] on the host, with `B`'s f32 matmul, or from the codes if there are few rows; with groups this waits for the
+/// device.
 ///
 /// Scales of tensors and rows are applied to the sums; those of blocks to the decoded values, each then rounded once to
 /// f32 unless scales are powers of two, as E8M0 scales are.
@@ -160,9 +164,12 @@ fn product<B: Backend>(
     shape: Shape,
     dtype: FloatDType,
 ) -> FloatTensor<B> {
-    let mut y = loops::in_pool(|| {
-        let (left, right) = rayon::join(|| values(a), || values(b));
-        B::float_matmul(stored::<B>(a, left, false), stored::<B>(b, right, true))
+    let mut y = loops::in_pool(|| match gemv::sums(a, b) {
+        Some(sums) => B::float_from_data(TensorData::new(sums, [a.matrix()[0], b.matrix()[0]]), &a.device),
+        None => {
+            let (left, right) = rayon::join(|| values(a), || values(b));
+            B::float_matmul(stored::<B>(a, left, false), stored::<B>(b, right, true))
+        }
     });
     let tensor_scale = |o: &HostOperand<_>| match o.granularity {
         Granularity::Tensor => o.inv_scales[0].get(),
@@ -231,7 +238,7 @@ pub fn write_codes<D: Clone>(codes: HostCodes, device: &D) -> HostOperand<D> {
         }
         false => (codes, inv_scales, dims),
     };
-    let (codes, inv_scales) = (Arc::new(codes), Arc::new(inv_scales));
+    let (codes, inv_scales) = (Arc::new(codes.into()), Arc::new(inv_scales));
     HostOperand { device: device.clone(), codes, dims, transposed, inv_scales, format, granularity }
 }
 

@@ -161,3 +161,54 @@ fn conversations_without_a_target_are_passed_over() {
         run(&["training.eval_batches=2", &format!("data.validation=[{:?}]", unanswered.display().to_string())]);
     assert!(stderr(&output).contains("unanswered.jsonl:1: the conversation has nothing that the assistant says"));
 }
+
+#[test]
+fn several_prompts_are_continued_one_after_another() {
+    let (folder, data) = text();
+    let run = folder.path().join("run").display().to_string();
+    stdout(&train(&small(&data, &["training.steps=2"])).args(["--checkpoints", &run]).output().unwrap());
+    let generate = |arguments: &[&str]| {
+        let fixed = ["generate", &run, "--device", "cpu", "--temperature", "0", "--max-new-tokens", "6"];
+        stdout(&llama3(&[&fixed, arguments].concat())).to_string()
+    };
+    let prompts = ["fn main", "one", "println!(\"one, two"];
+    let alone = prompts.map(|prompt| generate(&["--prompt", prompt]));
+    let of_all: Vec<_> = prompts.iter().flat_map(|prompt| ["--prompt", prompt]).collect();
+    let wanted = [1, 2, 3].map(|number| format!("--- {number} of 3\n{}", alone[number - 1])).concat();
+    assert_eq!(generate(&of_all), wanted);
+    let together = generate(&[&of_all[..], &["--set", "generate.together=true"]].concat());
+    assert_eq!(together.lines().filter(|line| line.starts_with("--- ")).count(), 3, "{together}");
+    // A stop string is the end, and is not printed.
+    let text = alone[1].strip_prefix("one").unwrap().trim_end_matches('\n');
+    let stop: String = text.chars().skip(2).take(2).collect();
+    let end = text.find(&stop).unwrap();
+    assert_eq!(generate(&["--prompt", "one", "--stop", &stop]), format!("one{}\n", &text[..end]));
+    let long = "x".repeat(20_000);
+    let output = llama3(&["generate", &run, "--device", "cpu", "--prompt", &long]);
+    assert!(stderr(&output).contains("exceeds the model's"), "{}", stderr(&output));
+}
+
+#[test]
+fn precisions_side_by_side() {
+    let (folder, data) = text();
+    let run = folder.path().join("run").display().to_string();
+    stdout(
+        &train(&small(&data, &["training.steps=3"]))
+            .args(["--checkpoints", &run, "--recipe", "delayed"])
+            .output()
+            .unwrap(),
+    );
+    let own = stdout(&llama3(&["eval", &run, "--device", "cpu"])).to_string();
+    let table = stdout(&llama3(&["eval", &run, "--device", "cpu", "--precisions"])).to_string();
+    let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    let row =
+        |name: &str| rows.iter().find(|row| row.first() == Some(&name)).unwrap_or_else(|| panic!("{name}: {table}"));
+    for precision in train::job::EvalPrecision::all() {
+        let [_, loss, perplexity, _] = row(&precision.to_string())[..] else { panic!("{table}") };
+        let [loss, perplexity]: [f64; 2] = [loss, perplexity].map(|number| number.parse().unwrap());
+        assert!((loss.exp() - perplexity).abs() < 1e-4 * perplexity, "{table}");
+        let exact: f64 = row("f32")[1].parse().unwrap();
+        assert!((loss - exact).abs() < 0.02 * exact, "{table}");
+    }
+    assert!(own.contains(&format!("held-out loss: {}  ", row("delayed")[1])), "{own}{table}");
+}

@@ -68,10 +68,23 @@ impl Scores<'_> {
         if self.is_causal { (query + 1 + sizes.keys).saturating_sub(sizes.queries) } else { sizes.keys }
     }
 
-    /// The tiles of a head's queries, first to last, without those that are hidden whole.
+    /// The keys between the first and the last that a mask shows, where all queries of a head share it.
+    fn shown(&self, sizes: &Sizes, batch: usize, head: usize) -> Range<usize> {
+        let Some((mask, [of_batch, of_head, 0, 1])) = self.mask else { return 0..sizes.keys };
+        let mask = &mask[batch * of_batch + head * of_head..][..sizes.keys];
+        let is_shown = |hidden: &bool| !*hidden;
+        match (mask.iter().position(is_shown), mask.iter().rposition(is_shown)) {
+            (Some(first), Some(last)) => first..last + 1,
+            _ => 0..0,
+        }
+    }
+
+    /// The tiles of a head's queries, first to last, without those that are hidden whole: from the first key that may be seen on, so that
+    /// what is hidden before it makes no difference.
     fn tiles(&self, sizes: &Sizes, batch: usize, head: usize, queries: Range<usize>) -> impl Iterator<Item = Tile> {
-        let end = self.limit(sizes, queries.end - 1).min(sizes.keys);
-        (0..end).step_by(KEYS).filter_map(move |start| {
+        let shown = self.shown(sizes, batch, head);
+        let end = self.limit(sizes, queries.end - 1).min(shown.end);
+        (shown.start..end).step_by(KEYS).filter_map(move |start| {
             let keys = start..(start + KEYS).min(end);
             let is_visible = self.documents.is_none_or(|documents| {
                 let documents = &documents[batch * sizes.keys..][..sizes.keys];
@@ -136,7 +149,7 @@ pub(super) fn forward(sizes: Sizes, [q, k, v]: [&View<'_>; 3], scores: &Scores<'
     tasks.for_each(|(batch, head, start, y, lse)| {
         let rows = lse.len();
         let kv_head = head * sizes.kv_heads / heads;
-        let mut tile_scores = vec![0.0; QUERIES * KEYS];
+        let mut tile_scores = vec![0.0; rows * KEYS.min(sizes.keys)];
         let (mut maxima, mut sums) = ([f32::NEG_INFINITY; QUERIES], [0.0; QUERIES]);
         for tile in scores.tiles(&sizes, batch, head, start..start + rows) {
             let width = tile.keys.len();

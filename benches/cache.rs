@@ -1,0 +1,96 @@
+//! What the dtype of the cache does to the loss: of the debug preset after a run on the Rust sources of this repository, each token of a
+//! held-out text predicted from the cache.
+use std::path::{Path, PathBuf};
+
+use burn::backend::Flex;
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{Int, Tensor, TensorData};
+use burn_float8::Float8;
+use device_select::SelectedDevice;
+use llama3::{Llama, Llama3};
+use serde::Serialize;
+use train::cli::parse_from;
+use train::{CacheDtype, CacheOptions, CausalLm, CausalLmExt};
+
+type Train = Float8<burn::backend::Autodiff<Flex>>;
+type Eval = Float8<Flex>;
+
+const STEPS: usize = 300;
+/// Texts that are read at the same time, and bytes of each.
+const TEXTS: usize = 16;
+const LEN: usize = 128;
+
+/// One dtype of the cache.
+#[derive(Serialize)]
+pub struct Row {
+    cache: &'static str,
+    /// Bytes of an element, its scale included.
+    bytes: f64,
+    /// Mean cross entropy in nats.
+    loss: f64,
+    tokens: usize,
+}
+
+fn run(arguments: &[&str]) {
+    let arguments = ["llama3"].iter().chain(arguments).map(|argument| argument.into()).collect();
+    let command = parse_from::<Llama3>("llama3", arguments).expect("arguments");
+    let job = command.job::<Llama3>(&mut std::io::sink()).expect("a configuration").expect("a run");
+    job.run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut std::io::stdout()).expect("it runs");
+}
+
+/// The sources of this repository that are trained on, and one that is not.
+fn sources() -> ([PathBuf; 3], PathBuf) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    (
+        ["kernels/src", "models/train/src", "tests"].map(|folder| root.join(folder)),
+        root.join("crates/burn-float8/src/ops/linear.rs"),
+    )
+}
+
+fn loss(model: &Llama<Eval>, text: &[u8], dtype: Option<CacheDtype>) -> f64 {
+    let device = Default::default();
+    let mut cache = model.new_cache(&CacheOptions { dtype, positions: LEN });
+    let ids = |at: usize| -> Tensor<Eval, 2, Int> {
+        let ids: Vec<i32> = (0..TEXTS).map(|row| i32::from(text[row * LEN + at])).collect();
+        Tensor::from_data(TensorData::new(ids, [TEXTS, 1]), &device)
+    };
+    let losses = (0..LEN - 1).map(|at| {
+        let likelihoods = log_softmax(model.forward_cached(ids(at), &mut cache), 1).gather(1, ids(at + 1));
+        f64::from(likelihoods.mean().neg().into_scalar())
+    });
+    losses.sum::<f64>() / (LEN - 1) as f64
+}
+
+pub fn rows() -> Vec<Row> {
+    let folder = std::env::temp_dir().join(format!("float8-bench-{}", std::process::id()));
+    let [checkpoints, model] = ["run", "model"].map(|name| folder.join(name).display().to_string());
+    let (data, held_out) = sources();
+    let steps = STEPS.to_string();
+    let mut arguments =
+        vec!["train", "--device", "cpu", "--precision", "f32", "--steps", &steps, "--checkpoints", &checkpoints];
+    let data = data.map(|path| path.display().to_string());
+    arguments.extend(data.iter().flat_map(|path| ["--data", path]));
+    arguments.extend(["--set", "generate.max_new_tokens=0"]);
+    run(&arguments);
+    run(&["export", &checkpoints, &model, "--dtype", "f32", "--device", "cpu"]);
+    let text = std::fs::read(held_out).expect("a file of this repository");
+    let model = Llama::<Eval>::load_hf(&model, &Default::default()).expect("exported above");
+    let dim = model.config().head_dim as f64;
+    let caches =
+        [("f32", 4.0, None), ("bf16", 2.0, Some(CacheDtype::Bf16)), ("e4m3", 1.0 + 4.0 / dim, Some(CacheDtype::E4m3))];
+    let tokens = TEXTS * (LEN - 1);
+    let rows = caches.map(|(cache, bytes, dtype)| Row { cache, bytes, loss: loss(&model, &text, dtype), tokens });
+    std::fs::remove_dir_all(folder).expect("made above");
+    rows.into()
+}
+
+pub fn print(rows: &[Row]) {
+    if let Some(Row { tokens, .. }) = rows.first() {
+        println!(
+            "\nthe loss of {tokens} tokens, of the debug preset after {STEPS} steps in f32, by the dtype of its cache"
+        );
+    }
+    for Row { cache, bytes, loss, .. } in rows {
+        println!("{cache:<5}  {bytes:>5.2} bytes  {loss:>8.5}");
+    }
+}

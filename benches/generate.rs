@@ -1,0 +1,97 @@
+//! Generated tokens on the CPU: the time of one by its position, for each dtype of the cache.
+use std::time::Instant;
+
+use burn::backend::Flex;
+use burn::module::AutodiffModule;
+use burn::tensor::{Int, Tensor, TensorData};
+use burn_float8::{Float8, Float8Config, Recipe};
+use llama3::{Llama, LlamaConfig};
+use serde::Serialize;
+use train::{CacheDtype, CacheOptions, CausalLm, CausalLmExt};
+
+use crate::median;
+
+type Train = Float8<burn::backend::Autodiff<Flex>>;
+
+/// Positions whose tokens are compared, and how many tokens from each on.
+const POSITIONS: [usize; 2] = [50, 1000];
+const TOKENS: usize = 16;
+
+/// One dtype of the cache.
+#[derive(Serialize)]
+pub struct Row {
+    precision: &'static str,
+    cache: &'static str,
+    /// Median milliseconds of a token at each position.
+    ms: [f64; 2],
+    /// The second to the first.
+    ratio: f64,
+}
+
+fn config() -> LlamaConfig {
+    LlamaConfig {
+        vocab_size: 8192,
+        hidden_size: 1024,
+        intermediate_size: 2816,
+        num_layers: 4,
+        num_heads: 16,
+        num_kv_heads: 4,
+        head_dim: 64,
+        rms_norm_eps: 1e-5,
+        rope_theta: 500_000.0,
+        rope_scaling: None,
+        max_seq_len: 2048,
+        tie_word_embeddings: false,
+        moe: None,
+    }
+}
+
+/// Medians of the times of tokens that follow each of the positions.
+fn measure(model: &Llama<Float8<Flex>>, dtype: Option<CacheDtype>, repeat: u32) -> [f64; 2] {
+    let device = Default::default();
+    let mut cache = model.new_cache(&CacheOptions { dtype, positions: POSITIONS[1] + TOKENS * repeat as usize });
+    let mut forward = |count: usize| {
+        let ids: Vec<i32> = (0..count).map(|i| (i * 7919 % 8192) as i32).collect();
+        let ids = Tensor::<Float8<Flex>, 2, Int>::from_data(TensorData::new(ids, [1, count]), &device);
+        let start = Instant::now();
+        model.forward_cached(ids, &mut cache).into_data();
+        start.elapsed().as_secs_f64() * 1e3
+    };
+    let mut at = 0;
+    POSITIONS.map(|position| {
+        forward(position - at);
+        let times: Vec<_> = (0..TOKENS).map(|_| forward(1)).collect();
+        at = position + TOKENS;
+        median(times)
+    })
+}
+
+/// In f32 and in FP8.
+pub fn rows(repeat: u32) -> Vec<Row> {
+    let model = || Llama::<Train>::new(config(), &Default::default()).expect("a valid size").init_weights(1);
+    let float8 = Float8Config::new(Recipe::Rowwise).apply::<Train, _>(model()).expect("it has linears").0;
+    let models = [("f32", model().valid()), ("rowwise", float8.valid())];
+    let caches = [("f32", None), ("bf16", Some(CacheDtype::Bf16)), ("e4m3", Some(CacheDtype::E4m3))];
+    let mut rows = vec![];
+    for (precision, model) in &models {
+        for (cache, dtype) in caches {
+            let rounds: Vec<_> = (0..repeat.div_ceil(3)).map(|_| measure(model, dtype, repeat)).collect();
+            let ratio = median(rounds.iter().map(|[early, late]| late / early).collect());
+            let ms = [0, 1].map(|i| median(rounds.iter().map(|round| round[i]).collect()));
+            rows.push(Row { precision, cache, ms, ratio });
+        }
+    }
+    rows
+}
+
+pub fn print(rows: &[Row]) {
+    if rows.is_empty() {
+        return;
+    }
+    let [early, late] = POSITIONS;
+    println!("\na token of a Llama of four layers 1024 wide on the CPU, milliseconds by its position");
+    println!("{:<9}  {:<5}  {early:>7}  {late:>7}  {:>6}", "precision", "cache", "ratio");
+    for Row { precision, cache, ms: [early, late], ratio } in rows {
+        println!("{precision:<9}  {cache:<5}  {early:>7.2}  {late:>7.2}  {ratio:>6.2}");
+    }
+}

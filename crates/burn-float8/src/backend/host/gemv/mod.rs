@@ -1,0 +1,304 @@
+//! The GEMM of a few rows, as of one generated token: bound by reading the weight, which is read once, as the bytes that its codes are.
+//!
+//! ```text
+//! sum[m, n] = Σ_g s[g],   s[g] = fma(x[k+15], w[k+15, n], .. fma(x[k+1], w[k+1, n], x[k] · w[k, n])),   k = 16 g
+//! ```
+//! Codes become f32 in registers. An output's sum has this order whatever the number of rows, the layout of the codes, the processor and
+//! the number of threads, so that each row is what it would be alone.
+
+mod lanes;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use rayon::prelude::*;
+
+use self::lanes::{Kernel, Lanes, Portable};
+use super::{HostOperand, loops, transpose, values};
+use float8_kernels::Format;
+
+/// Rows at most: with more of them it is arithmetic that takes the time, and a GEMM of tiles is faster.
+pub(super) const MAX_ROWS: usize = 4;
+/// Elements of the contraction that are added before they join the sum.
+const GROUP: usize = 16;
+/// Outputs of a vector.
+const LANES: usize = 16;
+/// Outputs of a block: a cache line of codes where outputs lie side by side.
+const BLOCK: usize = 64;
+/// Bytes of codes that a thread reads in a row at least, where there are as many: less is not fetched ahead by the processor.
+const BAND: usize = 256;
+
+/// Σ a[m, k] b[n, k], `[M, N]`, without the scales of tensors and rows; none if `a` has too many rows, or `b` a code that is no number.
+pub(super) fn sums<D: Sync>(a: &HostOperand<D>, b: &HostOperand<D>) -> Option<Vec<f32>> {
+    let ([m, k], [n, _]) = (a.matrix(), b.matrix());
+    if m > MAX_ROWS || [m, k, n].contains(&0) || b.codes.has_nan(b.format) {
+        return None;
+    }
+    let x = match a.transposed {
+        true => transpose(&values(a), a.dims),
+        false => values(a),
+    };
+    let weight = Weight {
+        codes: &b.codes,
+        dims: b.dims,
+        k_is_rows: b.transposed,
+        scales: b.block().map(|size| Scales { values: &b.inv_scales, size, row: b.scale_dims()[1] }),
+    };
+    Some(match m {
+        1 => run::<1, D>(&x, &weight, b.format),
+        2 => run::<2, D>(&x, &weight, b.format),
+        3 => run::<3, D>(&x, &weight, b.format),
+        _ => run::<4, D>(&x, &weight, b.format),
+    })
+}
+
+/// Codes as they lie.
+#[derive(Clone, Copy)]
+struct Weight<'a> {
+    codes: &'a [u8],
+    /// Rows and columns of `codes`.
+    dims: [usize; 2],
+    /// Whether `codes` is `[K, N]`; `[N, K]` if not.
+    k_is_rows: bool,
+    scales: Option<Scales<'a>>,
+}
+
+/// Scales of parts of the codes, which lie as those do.
+#[derive(Clone, Copy)]
+struct Scales<'a> {
+    values: &'a [float8_kernels::InvScale],
+    /// Rows and columns of the codes that share one, powers of two: one output, or a multiple of 16.
+    size: [usize; 2],
+    /// Scales of a row.
+    row: usize,
+}
+
+impl Weight<'_> {
+    fn k(&self) -> usize {
+        self.dims[usize::from(!self.k_is_rows)]
+    }
+
+    fn n(&self) -> usize {
+        self.dims[usize::from(self.k_is_rows)]
+    }
+
+    /// The scales of some outputs' elements from `k` on, as far as there are so many outputs. Those of a group are one.
+    #[inline(always)]
+    fn scales(&self, k: usize, first: usize) -> [f32; LANES] {
+        let Some(Scales { values, size: [height, width], row }) = self.scales else { return [1.0; LANES] };
+        let last = self.n() - 1;
+        let (of_row, of_column) = if self.k_is_rows { (k, first.min(last)) } else { (first.min(last), k) };
+        // Powers of two: a division would take as long as the block.
+        let at = (of_row >> height.trailing_zeros()) * row + (of_column >> width.trailing_zeros());
+        let shares = if self.k_is_rows { width } else { height };
+        if shares.is_multiple_of(LANES) {
+            return [values[at].get(); LANES];
+        }
+        // Of each output its own, side by side or a row apart.
+        if let (true, Some(whole)) = (self.k_is_rows && first + LANES <= self.n(), values[at..].first_chunk::<LANES>())
+        {
+            return whole.map(|scale| scale.get());
+        }
+        let (step, known) = (if self.k_is_rows { 1 } else { row }, LANES.min(self.n().saturating_sub(first)));
+        let mut of_lanes = [1.0; LANES];
+        for (lane, scale) in of_lanes[..known].iter_mut().enumerate() {
+            *scale = values[at + lane * step].get();
+        }
+        of_lanes
+    }
+}
+
+/// Sums of all outputs, some on each core.
+fn run<const M: usize, D>(x: &[f32], weight: &Weight<'_>, format: Format) -> Vec<f32> {
+    let (k, n) = (weight.k(), weight.n());
+    let x = &pack::<M>(x, k);
+    let width = n.div_ceil(2 * rayon::current_num_threads()).max(BAND).max(loops::TASK / k).next_multiple_of(BLOCK);
+    let kernel = kernel::<M>(format, weight.scales.is_some());
+    let bands: Vec<Vec<f32>> = (0..n.div_ceil(width))
+        .into_par_iter()
+        .map(|band| {
+            let first = band * width;
+            let width = width.min(n - first).next_multiple_of(BLOCK);
+            let mut y = vec![0.0; M * width];
+            kernel(x, weight, first, &mut y);
+            y
+        })
+        .collect();
+    // A decoded code of e4m3 is as small as an f16 with its bits.
+    let factor = if format == Format::E4m3 { 256.0 } else { 1.0 };
+    let mut sums = vec![0.0; M * n];
+    for (m, sums) in sums.chunks_exact_mut(n).enumerate() {
+        for (sums, band) in sums.chunks_mut(width).zip(&bands) {
+            let row = &band[m * (band.len() / M)..];
+            sums.iter_mut().zip(row).for_each(|(sum, part)| *sum = part * factor);
+        }
+    }
+    sums
+}
+
+/// x `[M, K]` as `[K / 16, M, 16]`, with zeros behind it.
+fn pack<const M: usize>(x: &[f32], k: usize) -> Vec<f32> {
+    let mut packed = vec![0.0; k.div_ceil(GROUP) * M * GROUP];
+    for (m, row) in x.chunks_exact(k).enumerate() {
+        for (group, part) in packed.chunks_exact_mut(M * GROUP).zip(row.chunks(GROUP)) {
+            group[m * GROUP..][..part.len()].copy_from_slice(part);
+        }
+    }
+    packed
+}
+
+/// The kernel for this processor.
+fn kernel<const M: usize>(format: Format, is_scaled: bool) -> Kernel {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(kernel) = x86::kernel::<M>(format, is_scaled) {
+        return kernel;
+    }
+    portable::<M>(format, is_scaled)
+}
+
+fn portable<const M: usize>(format: Format, is_scaled: bool) -> Kernel {
+    match (format, is_scaled) {
+        (Format::E4m3, false) => band::<Portable<false>, M, false>,
+        (Format::E4m3, true) => band::<Portable<false>, M, true>,
+        (Format::E5m2, false) => band::<Portable<true>, M, false>,
+        (Format::E5m2, true) => band::<Portable<true>, M, true>,
+    }
+}
+
+/// Sums of the outputs from `first` on into `y`, `[M, width]`, of which those that there are not stay 0.
+#[inline(always)]
+fn band<L: Lanes, const M: usize, const SCALED: bool>(x: &[f32], weight: &Weight<'_>, first: usize, y: &mut [f32]) {
+    let width = y.len() / M;
+    for (group, x) in x.chunks_exact(M * GROUP).enumerate() {
+        if weight.k_is_rows {
+            for column in (0..width).step_by(BLOCK) {
+                rows_of_k::<L, M, SCALED>(x, weight, [group * GROUP, first + column], &mut y[column..], width);
+            }
+        }
+    }
+    if !weight.k_is_rows {
+        for column in (0..width).step_by(OUTPUTS) {
+            rows_of_n::<L, M, SCALED>(x, weight, first + column, &mut y[column..], width);
+        }
+    }
+}
+
+/// A block of outputs that lie side by side, by one group of the contraction.
+#[inline(always)]
+fn rows_of_k<L: Lanes, const M: usize, const SCALED: bool>(
+    x: &[f32],
+    weight: &Weight<'_>,
+    [k, first]: [usize; 2],
+    y: &mut [f32],
+    stride: usize,
+) {
+    let [rows, cols] = weight.dims;
+    let scales = |v: usize| weight.scales(k, first + v * LANES);
+    if k + GROUP <= rows && first + BLOCK <= cols {
+        let codes = &weight.codes[k * cols + first..][..(GROUP - 1) * cols + BLOCK];
+        let load = |r: usize, v: usize| {
+            if v == 0 {
+                L::prefetch(codes.as_ptr().wrapping_add((r + GROUP) * cols));
+            }
+            sixteen(&codes[r * cols + v * LANES..])
+        };
+        if M == 1 || L::ARE_MANY {
+            block::<L, M, { BLOCK / LANES }, SCALED>(x, load, scales, y, stride);
+        } else {
+            for v in 0..BLOCK / LANES {
+                block::<L, M, 1, SCALED>(x, |r, _| load(r, v), |_| scales(v), &mut y[v * LANES..], stride);
+            }
+        }
+    } else {
+        let mut codes = [[0; BLOCK]; GROUP];
+        for (row, codes) in codes.iter_mut().enumerate().take(rows - k) {
+            let known = BLOCK.min(cols.saturating_sub(first));
+            codes[..known].copy_from_slice(&weight.codes[(k + row) * cols + first.min(cols)..][..known]);
+        }
+        block::<L, M, { BLOCK / LANES }, SCALED>(x, |r, v| sixteen(&codes[r][v * LANES..]), scales, y, stride);
+    }
+}
+
+/// Outputs whose rows are read at the same time.
+const OUTPUTS: usize = 32;
+
+/// A few outputs, the elements of each of which lie side by side, by the whole contraction.
+#[inline(always)]
+fn rows_of_n<L: Lanes, const M: usize, const SCALED: bool>(
+    x: &[f32],
+    weight: &Weight<'_>,
+    first: usize,
+    y: &mut [f32],
+    stride: usize,
+) {
+    let [rows, cols] = weight.dims;
+    let known = OUTPUTS.min(rows.saturating_sub(first));
+    for (part, x) in x.chunks(BLOCK / GROUP * M * GROUP).enumerate() {
+        let k = part * BLOCK;
+        // By group, output and element.
+        let mut codes = [[[0; GROUP]; OUTPUTS]; BLOCK / GROUP];
+        for n in 0..known {
+            let row = &weight.codes[(first + n) * cols + k..(first + n + 1) * cols];
+            L::prefetch(row.as_ptr().wrapping_add(2 * BLOCK));
+            for (group, codes) in codes.iter_mut().enumerate().take(x.len() / (M * GROUP)) {
+                match row[group * GROUP..].first_chunk() {
+                    Some(whole) => codes[n] = *whole,
+                    None => {
+                        let rest = &row[group * GROUP..];
+                        codes[n][..rest.len()].copy_from_slice(rest);
+                    }
+                }
+            }
+        }
+        for ((group, x), codes) in x.chunks_exact(M * GROUP).enumerate().zip(&codes) {
+            let mut by_element = [[[0; LANES]; GROUP]; OUTPUTS / LANES];
+            for (by_element, codes) in by_element.iter_mut().zip(codes.as_chunks().0) {
+                *by_element = L::transpose(codes);
+            }
+            let scales = |v: usize| weight.scales(k + group * GROUP, first + v * LANES);
+            block::<L, M, { OUTPUTS / LANES }, SCALED>(x, |r, v| by_element[v][r], scales, y, stride);
+        }
+    }
+}
+
+#[inline(always)]
+fn sixteen(codes: &[u8]) -> [u8; LANES] {
+    *codes.first_chunk().expect("a vector of codes")
+}
+
+/// Adds one group of the contraction, x `[M, 16]`, to some vectors of outputs.
+#[inline(always)]
+fn block<L: Lanes, const M: usize, const V: usize, const SCALED: bool>(
+    x: &[f32],
+    load: impl Fn(usize, usize) -> [u8; LANES],
+    scales: impl Fn(usize) -> [f32; LANES],
+    y: &mut [f32],
+    stride: usize,
+) {
+    let mut sums = [[L::default(); V]; M];
+    let mut factors = [L::default(); V];
+    for (v, factor) in factors.iter_mut().enumerate().filter(|_| SCALED) {
+        *factor = L::load(&scales(v));
+    }
+    for r in 0..GROUP {
+        let mut w = [L::default(); V];
+        for v in 0..V {
+            let value = L::decode(load(r, v));
+            w[v] = if SCALED { value.times(factors[v]) } else { value };
+        }
+        for m in 0..M {
+            let x = x[m * GROUP + r];
+            for v in 0..V {
+                sums[m][v] = if r == 0 { w[v].scaled(x) } else { w[v].scaled_plus(x, sums[m][v]) };
+            }
+        }
+    }
+    for (m, sums) in sums.iter().enumerate() {
+        for (v, sum) in sums.iter().enumerate() {
+            let y = y[m * stride + v * LANES..].first_chunk_mut().expect("a block of outputs");
+            L::load(y).plus(*sum).store(y);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

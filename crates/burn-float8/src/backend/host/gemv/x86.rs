@@ -1,0 +1,257 @@
+//! [`Lanes`] of x86 processors: an FP8 code is an f16 with other bits in front, which they convert.
+
+use core::arch::x86_64::*;
+use core::mem::transmute;
+
+use float8_kernels::Format;
+
+use super::lanes::{Kernel, Lanes};
+use super::{GROUP, LANES, Weight, band};
+
+/// The kernel, if the processor has what it takes.
+pub(super) fn kernel<const M: usize>(format: Format, is_scaled: bool) -> Option<Kernel> {
+    let has = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+    let is_wide = has && is_x86_feature_detected!("avx512f");
+    has.then_some(match (format, is_scaled, is_wide) {
+        (Format::E4m3, false, false) => in_avx2::<false, M, false>,
+        (Format::E4m3, true, false) => in_avx2::<false, M, true>,
+        (Format::E5m2, false, false) => in_avx2::<true, M, false>,
+        (Format::E5m2, true, false) => in_avx2::<true, M, true>,
+        (Format::E4m3, false, true) => in_avx512::<false, M, false>,
+        (Format::E4m3, true, true) => in_avx512::<false, M, true>,
+        (Format::E5m2, false, true) => in_avx512::<true, M, false>,
+        (Format::E5m2, true, true) => in_avx512::<true, M, true>,
+    })
+}
+
+/// The kernel of processors without AVX-512, of codes in e4m3.
+#[cfg(test)]
+pub(super) fn narrow<const M: usize>(is_scaled: bool) -> Option<Kernel> {
+    let has = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+    has.then_some(if is_scaled { in_avx2::<false, M, true> } else { in_avx2::<false, M, false> })
+}
+
+fn in_avx2<const IS_E5M2: bool, const M: usize, const SCALED: bool>(
+    x: &[f32],
+    weight: &Weight<'_>,
+    first: usize,
+    y: &mut [f32],
+) {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn run<const IS_E5M2: bool, const M: usize, const SCALED: bool>(
+        x: &[f32],
+        weight: &Weight<'_>,
+        first: usize,
+        y: &mut [f32],
+    ) {
+        band::<Avx2<IS_E5M2>, M, SCALED>(x, weight, first, y);
+    }
+    // SAFETY: `kernel` and `narrow`, which alone give it away, have asked the processor.
+    unsafe { run::<IS_E5M2, M, SCALED>(x, weight, first, y) }
+}
+
+fn in_avx512<const IS_E5M2: bool, const M: usize, const SCALED: bool>(
+    x: &[f32],
+    weight: &Weight<'_>,
+    first: usize,
+    y: &mut [f32],
+) {
+    #[target_feature(enable = "avx2,fma,f16c,avx512f")]
+    fn run<const IS_E5M2: bool, const M: usize, const SCALED: bool>(
+        x: &[f32],
+        weight: &Weight<'_>,
+        first: usize,
+        y: &mut [f32],
+    ) {
+        band::<Avx512<IS_E5M2>, M, SCALED>(x, weight, first, y);
+    }
+    // SAFETY: `kernel`, which alone gives it away, has asked the processor.
+    unsafe { run::<IS_E5M2, M, SCALED>(x, weight, first, y) }
+}
+
+/// Codes as f16, of e4m3 divided by 256.
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn halves<const IS_E5M2: bool>(codes: [u8; LANES]) -> __m256i {
+    // SAFETY: the caller's; sixteen bytes are a vector.
+    unsafe {
+        let high = _mm256_slli_epi16::<8>(_mm256_cvtepu8_epi16(transmute::<[u8; LANES], __m128i>(codes)));
+        match IS_E5M2 {
+            true => high,
+            // The sign, a zero before the four bits of the exponent, three of the mantissa.
+            false => _mm256_and_si256(_mm256_srai_epi16::<1>(high), _mm256_set1_epi16(0xbfff_u16 as i16)),
+        }
+    }
+}
+
+#[inline(always)]
+fn prefetch(byte: *const u8) {
+    // SAFETY: to prefetch any address is no access.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(byte.cast()) }
+}
+
+#[inline(always)]
+fn transpose(codes: &[[u8; GROUP]; LANES]) -> [[u8; LANES]; GROUP] {
+    // SAFETY: both are sixteen vectors of sixteen bytes, and every x86-64 has SSE2.
+    unsafe {
+        let mut rows: [__m128i; 16] = transmute(*codes);
+        // Row i with row i + 8, four times: the bits of a byte's place go round by one each time.
+        for _ in 0..4 {
+            let was = rows;
+            for i in 0..8 {
+                rows[2 * i] = _mm_unpacklo_epi8(was[i], was[i + 8]);
+                rows[2 * i + 1] = _mm_unpackhi_epi8(was[i], was[i + 8]);
+            }
+        }
+        transmute(rows)
+    }
+}
+
+/// Two vectors of eight.
+#[derive(Clone, Copy)]
+struct Avx2<const IS_E5M2: bool>([__m256; 2]);
+
+impl<const IS_E5M2: bool> Default for Avx2<IS_E5M2> {
+    #[inline(always)]
+    fn default() -> Self {
+        // SAFETY: as for all below, `in_avx2` alone uses this type, where the processor has AVX2, FMA and F16C.
+        unsafe { Self([_mm256_setzero_ps(); 2]) }
+    }
+}
+
+impl<const IS_E5M2: bool> Lanes for Avx2<IS_E5M2> {
+    #[inline(always)]
+    fn decode(codes: [u8; LANES]) -> Self {
+        // SAFETY: as above.
+        unsafe {
+            let halves = halves::<IS_E5M2>(codes);
+            let low = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+            Self([low, _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves))])
+        }
+    }
+
+    #[inline(always)]
+    fn load(values: &[f32; LANES]) -> Self {
+        // SAFETY: as above; sixteen f32 are two vectors, whatever their alignment.
+        unsafe { Self([_mm256_loadu_ps(values.as_ptr()), _mm256_loadu_ps(values.as_ptr().add(8))]) }
+    }
+
+    #[inline(always)]
+    fn store(self, values: &mut [f32; LANES]) {
+        // SAFETY: as above.
+        unsafe {
+            _mm256_storeu_ps(values.as_mut_ptr(), self.0[0]);
+            _mm256_storeu_ps(values.as_mut_ptr().add(8), self.0[1]);
+        }
+    }
+
+    #[inline(always)]
+    fn plus(self, other: Self) -> Self {
+        // SAFETY: as above.
+        unsafe { Self([_mm256_add_ps(self.0[0], other.0[0]), _mm256_add_ps(self.0[1], other.0[1])]) }
+    }
+
+    #[inline(always)]
+    fn times(self, other: Self) -> Self {
+        // SAFETY: as above.
+        unsafe { Self([_mm256_mul_ps(self.0[0], other.0[0]), _mm256_mul_ps(self.0[1], other.0[1])]) }
+    }
+
+    #[inline(always)]
+    fn scaled(self, factor: f32) -> Self {
+        // SAFETY: as above.
+        unsafe {
+            let factor = _mm256_set1_ps(factor);
+            Self([_mm256_mul_ps(self.0[0], factor), _mm256_mul_ps(self.0[1], factor)])
+        }
+    }
+
+    #[inline(always)]
+    fn scaled_plus(self, factor: f32, sum: Self) -> Self {
+        // SAFETY: as above.
+        unsafe {
+            let factor = _mm256_set1_ps(factor);
+            Self([_mm256_fmadd_ps(self.0[0], factor, sum.0[0]), _mm256_fmadd_ps(self.0[1], factor, sum.0[1])])
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch(byte: *const u8) {
+        prefetch(byte);
+    }
+
+    #[inline(always)]
+    fn transpose(codes: &[[u8; GROUP]; LANES]) -> [[u8; LANES]; GROUP] {
+        transpose(codes)
+    }
+}
+
+/// One vector of sixteen.
+#[derive(Clone, Copy)]
+struct Avx512<const IS_E5M2: bool>(__m512);
+
+impl<const IS_E5M2: bool> Default for Avx512<IS_E5M2> {
+    #[inline(always)]
+    fn default() -> Self {
+        // SAFETY: as for all below, `in_avx512` alone uses this type, where the processor has AVX-512F and what came before it.
+        unsafe { Self(_mm512_setzero_ps()) }
+    }
+}
+
+impl<const IS_E5M2: bool> Lanes for Avx512<IS_E5M2> {
+    const ARE_MANY: bool = true;
+
+    #[inline(always)]
+    fn decode(codes: [u8; LANES]) -> Self {
+        // SAFETY: as above.
+        unsafe { Self(_mm512_cvtph_ps(halves::<IS_E5M2>(codes))) }
+    }
+
+    #[inline(always)]
+    fn load(values: &[f32; LANES]) -> Self {
+        // SAFETY: as above; sixteen f32 are a vector, whatever their alignment.
+        unsafe { Self(_mm512_loadu_ps(values.as_ptr())) }
+    }
+
+    #[inline(always)]
+    fn store(self, values: &mut [f32; LANES]) {
+        // SAFETY: as above.
+        unsafe { _mm512_storeu_ps(values.as_mut_ptr(), self.0) }
+    }
+
+    #[inline(always)]
+    fn plus(self, other: Self) -> Self {
+        // SAFETY: as above.
+        unsafe { Self(_mm512_add_ps(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    fn times(self, other: Self) -> Self {
+        // SAFETY: as above.
+        unsafe { Self(_mm512_mul_ps(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    fn scaled(self, factor: f32) -> Self {
+        // SAFETY: as above.
+        unsafe { Self(_mm512_mul_ps(self.0, _mm512_set1_ps(factor))) }
+    }
+
+    #[inline(always)]
+    fn scaled_plus(self, factor: f32, sum: Self) -> Self {
+        // SAFETY: as above.
+        unsafe { Self(_mm512_fmadd_ps(self.0, _mm512_set1_ps(factor), sum.0)) }
+    }
+
+    #[inline(always)]
+    fn prefetch(byte: *const u8) {
+        prefetch(byte);
+    }
+
+    #[inline(always)]
+    fn transpose(codes: &[[u8; GROUP]; LANES]) -> [[u8; LANES]; GROUP] {
+        transpose(codes)
+    }
+}

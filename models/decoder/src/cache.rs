@@ -1,0 +1,252 @@
+//! [`KvCache`]: keys and values of the positions seen so far, in memory that is there ahead.
+//!
+//! ```text
+//! row 0    k k k k k . .      the rows of a batch end at the same position: what is before a shorter one is hidden
+//! row 1    - - k k k . .      . is for positions to come
+//! ```
+
+use burn::tensor::backend::Backend;
+use burn::tensor::{BasicOps, Bool, DType, Int, Tensor, TensorData};
+use train::{CacheDtype, CacheOptions, KeyValueCache};
+
+use crate::e4m3;
+
+/// Keys and values of one layer.
+#[derive(Clone, Debug)]
+pub struct LayerCache<B: Backend> {
+    kept: Option<[Kept<B>; 2]>,
+    options: CacheOptions,
+}
+
+/// Keys or values of one layer, `[B, kv_heads, S, head_dim]`, S or fewer of which are there.
+#[derive(Clone, Debug)]
+enum Kept<B: Backend> {
+    Float(Tensor<B, 4>),
+    E4m3 {
+        /// Four codes a word: `[B, kv_heads, S, head_dim / 4]`.
+        codes: Tensor<B, 4, Int>,
+        /// What each head of each position is multiplied by: `[B, kv_heads, S, 1]`.
+        inv_scales: Tensor<B, 4>,
+        head_dim: usize,
+    },
+}
+
+/// Keys and values of the positions seen so far, a pair per layer.
+#[derive(Clone, Debug)]
+pub struct KvCache<B: Backend> {
+    pub(crate) layers: Vec<LayerCache<B>>,
+    pub(crate) len: usize,
+    /// Positions at the beginning of each row that are none of its own; empty as long as all rows are as long.
+    pads: Vec<usize>,
+}
+
+impl<B: Backend> KvCache<B> {
+    /// An empty cache for a model of `num_layers`.
+    pub fn new(num_layers: usize, options: &CacheOptions) -> Self {
+        let layer = LayerCache { kept: None, options: *options };
+        Self { layers: vec![layer; num_layers], len: 0, pads: vec![] }
+    }
+
+    /// Positions held, of the longest row.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no position is held.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The positions of the next `count` tokens in each row, if rows differ in them.
+    pub(crate) fn next_of_each(&self, count: usize) -> Option<Vec<usize>> {
+        let positions = |pad: &usize| self.len - pad..self.len - pad + count;
+        (!self.pads.is_empty()).then(|| self.pads.iter().flat_map(positions).collect())
+    }
+
+    /// Which of `0..positions` are not a row's own, `[B, positions]`, if rows differ in them.
+    pub(crate) fn hidden(&self, positions: usize, device: &B::Device) -> Option<Tensor<B, 2, Bool>> {
+        let of_row = |pad: &usize| (0..positions).map(|position| position < *pad).collect::<Vec<_>>();
+        let hidden: Vec<bool> = self.pads.iter().flat_map(of_row).collect();
+        let data = || TensorData::new(hidden, [self.pads.len(), positions]);
+        (!self.pads.is_empty()).then(|| Tensor::from_data(data(), device))
+    }
+}
+
+impl<B: Backend> KeyValueCache for KvCache<B> {
+    /// # Panics
+    /// If there is no cache, or one is of another model or of several rows.
+    fn join(rows: Vec<Self>) -> Self {
+        let len = rows.iter().map(|row| row.len).max().expect("at least one row");
+        let pads: Vec<_> = rows.iter().map(|row| len - row.len).collect();
+        let layers = (0..rows[0].layers.len()).map(|layer| {
+            let of_rows: Vec<_> = rows.iter().map(|row| (&row.layers[layer], row.len)).collect();
+            LayerCache::join(&of_rows, len)
+        });
+        Self { layers: layers.collect(), len, pads: if pads.iter().any(|pad| *pad > 0) { pads } else { vec![] } }
+    }
+
+    fn keep(&mut self, rows: &[usize]) {
+        for [keys, values] in self.layers.iter_mut().filter_map(|layer| layer.kept.as_mut()) {
+            [keys, values].into_iter().for_each(|kept| kept.keep(rows));
+        }
+        if !self.pads.is_empty() {
+            self.pads = rows.iter().map(|row| self.pads[*row]).collect();
+        }
+    }
+}
+
+impl<B: Backend> LayerCache<B> {
+    /// Adds keys and values, `[B, kv_heads, T, head_dim]`, behind the first `past` positions, and gives those of all.
+    pub(crate) fn append(&mut self, [keys, values]: [Tensor<B, 4>; 2], past: usize) -> [Tensor<B, 4>; 2] {
+        let (len, dtype) = (past + keys.dims()[2], keys.dtype());
+        let CacheOptions { dtype: kept_in, positions } = self.options;
+        let with = |old: Option<Kept<B>>, new: Tensor<B, 4>| {
+            let kept = match old {
+                Some(old) => old.with_room_for(len),
+                None => Kept::empty(&new, kept_in, len.max(positions)),
+            };
+            kept.with(past, new)
+        };
+        // Taken out, so that nobody else has them and they are changed where they lie.
+        let (old_keys, old_values) = self.kept.take().map(|[keys, values]| (keys, values)).unzip();
+        let kept = [with(old_keys, keys), with(old_values, values)];
+        let all = kept.each_ref().map(|kept| kept.read(len, dtype));
+        self.kept = Some(kept);
+        all
+    }
+
+    /// The rows of several caches, of so many positions each, as one batch that ends at `len`.
+    fn join(rows: &[(&Self, usize)], len: usize) -> Self {
+        let kept = |which: usize| {
+            let of_rows = rows.iter().map(|(layer, own)| (layer.kept.as_ref().map(|kept| &kept[which]), *own));
+            let capacity = of_rows.clone().filter_map(|(kept, _)| Some(kept?.capacity())).max()?;
+            let of_rows = of_rows.map(|(kept, own)| Some((kept?, own))).collect::<Option<Vec<_>>>()?;
+            Some(Kept::join(&of_rows, len, capacity.max(len)))
+        };
+        let kept = [kept(0), kept(1)];
+        let kept = if let [Some(keys), Some(values)] = kept { Some([keys, values]) } else { None };
+        Self { kept, options: rows[0].0.options }
+    }
+}
+
+impl<B: Backend> Kept<B> {
+    /// Room for so many positions of what is like `x`.
+    fn empty(x: &Tensor<B, 4>, dtype: Option<CacheDtype>, positions: usize) -> Self {
+        let ([batch, heads, _, head_dim], device) = (x.dims(), x.device());
+        let zeros = |width, dtype| Tensor::zeros([batch, heads, positions, width], (&device, dtype));
+        match dtype {
+            None => Self::Float(zeros(head_dim, x.dtype())),
+            Some(CacheDtype::F32) => Self::Float(zeros(head_dim, DType::F32)),
+            Some(CacheDtype::Bf16) => Self::Float(zeros(head_dim, DType::BF16)),
+            Some(CacheDtype::E4m3) => {
+                let words = [batch, heads, positions, head_dim.div_ceil(e4m3::CODES)];
+                let codes = Tensor::zeros(words, (&device, DType::I32));
+                Self::E4m3 { codes, inv_scales: zeros(1, DType::F32), head_dim }
+            }
+        }
+    }
+
+    fn capacity(&self) -> usize {
+        self.floats().dims()[2]
+    }
+
+    /// With x in place of the positions from `at` on.
+    fn with(self, at: usize, x: Tensor<B, 4>) -> Self {
+        match self {
+            Self::Float(values) => {
+                let x = x.cast(values.dtype());
+                Self::Float(put(values, [0, at], x))
+            }
+            Self::E4m3 { codes, inv_scales, head_dim } => {
+                let (new_codes, new_scales) = e4m3::encode(x);
+                let (codes, inv_scales) = (put(codes, [0, at], new_codes), put(inv_scales, [0, at], new_scales));
+                Self::E4m3 { codes, inv_scales, head_dim }
+            }
+        }
+    }
+
+    /// The first `len` positions.
+    fn read(&self, len: usize, dtype: DType) -> Tensor<B, 4> {
+        match self {
+            Self::Float(values) => values.clone().slice_dim(2, 0..len).cast(dtype),
+            Self::E4m3 { codes, inv_scales, head_dim } => {
+                let (codes, inv_scales) = (codes.clone().slice_dim(2, 0..len), inv_scales.clone().slice_dim(2, 0..len));
+                e4m3::decode(codes, inv_scales, *head_dim).cast(dtype)
+            }
+        }
+    }
+
+    /// With room for `len` positions: twice as many as before, if that was not enough.
+    fn with_room_for(self, len: usize) -> Self {
+        match self.capacity() {
+            capacity if capacity >= len => self,
+            capacity => Self::join(&[(&self, capacity)], capacity, len.max(2 * capacity)),
+        }
+    }
+
+    /// Rows that have so many positions each, all of which end at `len`, with room for `capacity`.
+    fn join(rows: &[(&Self, usize)], len: usize, capacity: usize) -> Self {
+        let floats = |part: fn(&Self) -> &Tensor<B, 4>| {
+            let rows: Vec<_> = rows.iter().map(|(kept, own)| (part(kept), *own)).collect();
+            joined(&rows, len, capacity)
+        };
+        match rows[0].0 {
+            Self::Float(_) => Self::Float(floats(Self::floats)),
+            Self::E4m3 { head_dim, .. } => {
+                let codes = |kept: &&Self| match kept {
+                    Self::E4m3 { codes, .. } => codes.clone(),
+                    Self::Float(_) => unreachable!("caches of one generation are alike"),
+                };
+                let codes: Vec<_> = rows.iter().map(|(kept, own)| (codes(kept), *own)).collect();
+                let codes: Vec<_> = codes.iter().map(|(codes, own)| (codes, *own)).collect();
+                let codes = joined(&codes, len, capacity);
+                Self::E4m3 { codes, inv_scales: floats(Self::floats), head_dim: *head_dim }
+            }
+        }
+    }
+
+    /// The values, or their scales.
+    fn floats(&self) -> &Tensor<B, 4> {
+        match self {
+            Self::Float(values) => values,
+            Self::E4m3 { inv_scales, .. } => inv_scales,
+        }
+    }
+
+    fn keep(&mut self, rows: &[usize]) {
+        *self = match self {
+            Self::Float(values) => Self::Float(select(values, rows)),
+            Self::E4m3 { codes, inv_scales, head_dim } => {
+                Self::E4m3 { codes: select(codes, rows), inv_scales: select(inv_scales, rows), head_dim: *head_dim }
+            }
+        };
+    }
+}
+
+/// x in place of what is in `t` from a row and a position on.
+fn put<B: Backend, K: BasicOps<B>>(t: Tensor<B, 4, K>, [row, at]: [usize; 2], x: Tensor<B, 4, K>) -> Tensor<B, 4, K> {
+    let [rows, heads, len, width] = x.dims();
+    t.slice_assign([row..row + rows, 0..heads, at..at + len, 0..width], x)
+}
+
+fn joined<B: Backend, K: BasicOps<B>>(
+    rows: &[(&Tensor<B, 4, K>, usize)],
+    len: usize,
+    capacity: usize,
+) -> Tensor<B, 4, K> {
+    let [_, heads, _, width] = rows[0].0.dims();
+    let batch = rows.iter().map(|(row, _)| row.dims()[0]).sum();
+    let all = Tensor::zeros([batch, heads, capacity, width], (&rows[0].0.device(), rows[0].0.dtype()));
+    let mut at = 0;
+    rows.iter().fold(all, |all, (row, own)| {
+        let first = at;
+        at += row.dims()[0];
+        put(all, [first, len - own], (*row).clone().slice_dim(2, 0..*own))
+    })
+}
+
+fn select<B: Backend, K: BasicOps<B>>(t: &Tensor<B, 4, K>, rows: &[usize]) -> Tensor<B, 4, K> {
+    let rows: Vec<i64> = rows.iter().map(|row| *row as i64).collect();
+    let rows = Tensor::<B, 1, Int>::from_data(rows.as_slice(), &t.device());
+    t.clone().select(0, rows)
+}

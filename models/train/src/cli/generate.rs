@@ -1,0 +1,107 @@
+//! The command line of `generate`.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::PathBuf;
+
+use clap::Parser;
+
+use super::{ModelArgs, PrecisionArgs};
+use crate::config::ConfigError;
+use crate::job::{Job, RunConfig, Task};
+use crate::model::{CacheDtype, TrainableModel};
+use crate::{JobError, files};
+
+/// What to continue.
+#[derive(Clone, Debug, Parser)]
+pub struct GenerateArgs {
+    /// The model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// The text to continue, instead of generate.prompt; repeatable.
+    #[arg(long, value_name = "TEXT")]
+    pub prompt: Vec<String>,
+    /// File each line of which is a text to continue, after those of --prompt.
+    #[arg(long, value_name = "FILE")]
+    pub prompts: Option<PathBuf>,
+    /// The text is what a user says, in the model's chat template; the answer is printed.
+    #[arg(long)]
+    pub chat: bool,
+    /// Tokens to add at most, instead of generate.max_new_tokens, 100 unless the run or generation_config.json says otherwise.
+    #[arg(long, value_name = "N")]
+    pub max_new_tokens: Option<usize>,
+    /// How freely tokens are drawn, instead of generate.temperature, 0.7 unless the run or generation_config.json says otherwise; 0 is
+    /// greedy.
+    #[arg(long, value_name = "T")]
+    pub temperature: Option<f64>,
+    /// Draw out of so many of the likeliest tokens, instead of generate.top_k; 0 is all.
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<usize>,
+    /// Draw out of the likeliest tokens whose probabilities together reach it, instead of generate.top_p; 1 is all.
+    #[arg(long, value_name = "P")]
+    pub top_p: Option<f64>,
+    /// Draw out of tokens at least this likely, relative to the likeliest, instead of generate.min_p; 0 is all.
+    #[arg(long, value_name = "P")]
+    pub min_p: Option<f64>,
+    /// What counts against tokens that the text has, instead of generate.repetition_penalty; 1 is nothing.
+    #[arg(long, value_name = "R")]
+    pub repetition_penalty: Option<f64>,
+    /// Text that ends what is generated and is no part of it, instead of generate.stop; repeatable.
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// Dtype of the cache of keys and values, instead of generate.kv_cache.
+    #[arg(long, value_enum, value_name = "DTYPE")]
+    pub kv_cache: Option<CacheDtype>,
+    /// Decides what is drawn. If absent, each call draws anew.
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// In which precision.
+    #[command(flatten)]
+    pub precision: PrecisionArgs,
+}
+
+impl GenerateArgs {
+    pub(super) fn job<A: TrainableModel>(&self) -> Result<Job<A>, JobError> {
+        let (mut config, mut start) = self.model.open_with::<A::Section>(|folder, config| {
+            let generate = config.generate.clone().with_file_of(folder)?;
+            Ok(RunConfig { generate, ..config })
+        })?;
+        self.precision.apply(&mut config, &mut start);
+        let is_set = self.model.settings().iter().any(|setting| setting.is_of(&["training.seed"]));
+        let RunConfig { generate, training, .. } = &mut config;
+        generate.max_new_tokens = self.max_new_tokens.unwrap_or(generate.max_new_tokens);
+        generate.temperature = self.temperature.unwrap_or(generate.temperature);
+        generate.top_k = self.top_k.unwrap_or(generate.top_k);
+        generate.top_p = self.top_p.unwrap_or(generate.top_p);
+        generate.min_p = self.min_p.unwrap_or(generate.min_p);
+        generate.repetition_penalty = self.repetition_penalty.unwrap_or(generate.repetition_penalty);
+        generate.kv_cache = self.kv_cache.or(generate.kv_cache);
+        if !self.stop.is_empty() {
+            generate.stop.clone_from(&self.stop);
+        }
+        training.seed = match self.seed {
+            Some(seed) => seed,
+            None if is_set => training.seed,
+            // The seed of a run is that of its weights and batches: with it, every call would draw one text.
+            None => RandomState::new().build_hasher().finish() >> 1,
+        };
+        Ok(Job { config, start, task: Task::Generate { prompts: self.texts()?, is_chat: self.chat } })
+    }
+
+    /// The prompts of the command line.
+    fn texts(&self) -> Result<Vec<String>, JobError> {
+        let mut prompts = self.prompt.clone();
+        if let Some(path) = &self.prompts {
+            let text = files::read_to_string(path).map_err(|source| JobError::Io { path: path.clone(), source })?;
+            prompts.extend(text.lines().map(String::from));
+            if text.is_empty() {
+                let reason = "has no line: each is a text to continue".into();
+                return Err(ConfigError::Value { key: "--prompts", value: path.display().to_string(), reason }.into());
+            }
+        }
+        if let Some(number) = prompts.iter().position(String::is_empty) {
+            let (value, reason) = ("\"\"".into(), format!("text {} must not be empty", number + 1));
+            return Err(ConfigError::Value { key: "--prompt", value, reason }.into());
+        }
+        Ok(prompts)
+    }
+}

@@ -1,0 +1,129 @@
+//! The loss of a model that is there, in its own precision or in several side by side.
+
+use std::fmt;
+use std::io::Write;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use burn::tensor::backend::AutodiffBackend;
+use burn_float8::{Float8Config, Float8Stack, Recipe};
+use device_select::SelectedDevice;
+
+use super::config::RunConfig;
+use super::prepare::dimensions;
+use super::{Job, Weights, announce};
+use crate::config::{Float8Section, Precision};
+use crate::model::TrainableModel;
+use crate::run::mean_loss;
+use crate::{JobError, ProgressLine};
+
+/// A precision in which a model is judged beside others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EvalPrecision {
+    /// Everything in f32.
+    F32,
+    /// Hidden states and the GEMMs of linears in bf16.
+    Bf16,
+    /// GEMMs of linears in FP8.
+    Fp8(Recipe),
+}
+
+impl EvalPrecision {
+    /// All of them, the most exact first.
+    pub fn all() -> Vec<Self> {
+        [Self::F32, Self::Bf16].into_iter().chain(Recipe::ALL.map(Self::Fp8)).collect()
+    }
+
+    /// `config` in this precision. The configuration's own recipe keeps all that it says of it.
+    fn apply<S: Clone>(self, config: &RunConfig<S>) -> RunConfig<S> {
+        let mut config = config.clone();
+        let training = &mut config.training;
+        match self {
+            Self::F32 => (training.precision, training.compute_dtype) = (Precision::F32, None),
+            Self::Bf16 => (training.precision, training.compute_dtype) = (Precision::Bf16, None),
+            Self::Fp8(recipe) => {
+                training.precision = Precision::Fp8;
+                if config.float8.config.linear.recipe() != recipe {
+                    let filter_fqns = config.float8.filter_fqns.take();
+                    config.float8 = Float8Section { config: Float8Config::new(recipe), filter_fqns, schedule: None };
+                }
+            }
+        }
+        config
+    }
+}
+
+impl fmt::Display for EvalPrecision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::F32 => f.pad("f32"),
+            Self::Bf16 => f.pad("bf16"),
+            Self::Fp8(recipe) => f.pad(&recipe.to_string()),
+        }
+    }
+}
+
+impl FromStr for EvalPrecision {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let known = Self::all();
+        let found = known.iter().copied().find(|precision| precision.to_string() == name);
+        found.ok_or_else(|| {
+            let known: Vec<_> = known.iter().map(ToString::to_string).collect();
+            format!("there are {}", known.join(", "))
+        })
+    }
+}
+
+impl<A: TrainableModel> Job<A> {
+    pub(super) fn evaluate<B: AutodiffBackend + Float8Stack>(
+        &self,
+        paths: &[PathBuf],
+        precisions: &[EvalPrecision],
+        selected: &SelectedDevice,
+        device: &B::Device,
+        out: &mut dyn Write,
+    ) -> Result<(), JobError> {
+        let config = &self.config;
+        config.validate()?;
+        let text = config.text()?;
+        let dims = dimensions(config, &text.tokenizer, Some(config.training.seq_len), None)?;
+        let weights = Weights::open(config, self.saved(), dims.clone())?;
+        let progress = ProgressLine::new();
+        let (data, held_out) = match paths {
+            [] => {
+                let data = config.open_data(&text, &progress, out)?;
+                let held_out = config.held_out_batches(&data)?;
+                (data, held_out)
+            }
+            paths => config.open_validation(paths, &text, &progress, out)?,
+        };
+        if held_out.is_empty() {
+            return Err(JobError::NothingHeldOut);
+        }
+        if precisions.is_empty() {
+            announce::device(config, selected, self.dtype::<B>(config, selected, device)?, out)?;
+            announce::files(&data, out)?;
+            let model = self.model::<B>(config, weights, selected, device, out)?;
+            let loss = mean_loss(&model, &held_out, &config.training, device)?;
+            return announce::held_out(loss, &held_out, out);
+        }
+        drop(weights);
+        announce::files(&data, out)?;
+        announce::precisions(selected, &held_out, out)?;
+        let mut first = None;
+        for precision in precisions {
+            let config = precision.apply(config);
+            if let Err(JobError::UnsupportedDtype { .. }) = self.dtype::<B>(&config, selected, device) {
+                writeln!(out, "{precision:<22}  {:>9}  this device does not compute in it", "")?;
+                continue;
+            }
+            let weights = Weights::open(&config, self.saved(), dims.clone())?;
+            let model = self.model::<B>(&config, weights, selected, device, &mut std::io::sink())?;
+            let loss = mean_loss(&model, &held_out, &config.training, device)?;
+            announce::precision(&precision.to_string(), loss, *first.get_or_insert(loss), out)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,143 @@
+//! Text after prompts, as a configuration has it sampled.
+
+mod section;
+mod stop;
+
+use std::io::Write;
+
+use burn::tensor::backend::Backend;
+use device_select::SelectedDevice;
+
+pub use section::GenerateSection;
+
+use self::stop::StopStrings;
+use super::config::RunConfig;
+use super::text::Text;
+use crate::model::{CausalLm, CausalLmExt, GenerateOptions};
+use crate::{JobError, TextStream};
+
+/// What is generated: by the configuration, on a device.
+pub(super) struct Generation<'a> {
+    section: &'a GenerateSection,
+    text: &'a Text,
+    options: GenerateOptions,
+}
+
+/// What has become of a prompt.
+struct Output<'a> {
+    stream: Option<TextStream<'a>>,
+    stop: StopStrings<'a>,
+}
+
+impl<'a> Generation<'a> {
+    pub(super) fn new<S>(config: &'a RunConfig<S>, text: &'a Text, selected: &SelectedDevice) -> Self {
+        let (section, seed) = (&config.generate, config.training.seed);
+        let options = GenerateOptions {
+            stop: text.stop(),
+            sampling: section.sampling(seed),
+            filters: section.filters(),
+            cache: section.kv_cache,
+            together: section.together.unwrap_or(!matches!(selected, SelectedDevice::Cpu)),
+            ..GenerateOptions::new(section.max_new_tokens, text.tokenizer.num_choices())
+        };
+        Self { section, text, options }
+    }
+
+    /// Whether pieces of several prompts come by turns.
+    pub(super) fn is_together(&self) -> bool {
+        self.options.together
+    }
+
+    /// Gives the text that follows each of `prompts` to `take`, piece by piece, with the number of its prompt.
+    pub(super) fn run<B: Backend, M: CausalLm<B>>(
+        &self,
+        model: &M,
+        prompts: &[Vec<u32>],
+        mut take: impl FnMut(usize, &str) -> Result<(), JobError>,
+    ) -> Result<(), JobError> {
+        let output = |prompt: &Vec<u32>| -> Result<Output<'_>, JobError> {
+            let stream = self.text.tokenizer.stream_text_after(prompt)?;
+            Ok(Output { stream: Some(stream), stop: StopStrings::new(&self.section.stop) })
+        };
+        let size = if self.is_together() { prompts.len().max(1) } else { 1 };
+        for (group, prompts) in prompts.chunks(size).enumerate() {
+            let mut outputs = prompts.iter().map(output).collect::<Result<Vec<_>, _>>()?;
+            model.generate_each(prompts, &self.options, |number, token| {
+                let Output { stream, stop } = &mut outputs[number];
+                let piece = stream.as_mut().expect("the text has not ended").push(token)?;
+                let (piece, ends) = stop.push(&piece);
+                take(group * size + number, &piece)?;
+                if ends {
+                    *stream = None;
+                }
+                Ok(!ends)
+            })?;
+            for (number, Output { stream, mut stop }) in outputs.into_iter().enumerate() {
+                if let Some(stream) = stream {
+                    let (piece, ends) = stop.push(&stream.finish()?);
+                    let rest = if ends { String::new() } else { stop.finish() };
+                    take(group * size + number, &(piece + &rest))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Prints texts one after another.
+pub(super) struct Printer<'a> {
+    prompts: &'a [String],
+    is_chat: bool,
+    out: &'a mut dyn Write,
+    /// Texts that are begun.
+    begun: usize,
+    /// What waits for its turn.
+    waiting: Vec<String>,
+}
+
+impl<'a> Printer<'a> {
+    /// Nothing is printed yet. In a conversation answers are printed without what they answer.
+    pub(super) fn new(prompts: &'a [String], is_chat: bool, out: &'a mut dyn Write) -> Result<Self, JobError> {
+        let mut printer = Self { prompts, is_chat, out, begun: 0, waiting: vec![String::new(); prompts.len()] };
+        printer.begin()?;
+        Ok(printer)
+    }
+
+    /// Begins the next text.
+    fn begin(&mut self) -> Result<(), JobError> {
+        let (number, count) = (self.begun, self.prompts.len());
+        if number > 0 {
+            writeln!(self.out)?;
+        }
+        if count > 1 {
+            writeln!(self.out, "--- {} of {count}", number + 1)?;
+        }
+        if !self.is_chat {
+            write!(self.out, "{}", self.prompts[number])?;
+        }
+        self.begun += 1;
+        Ok(self.out.flush()?)
+    }
+
+    /// Prints a piece if it is its text's turn. Texts come in order, unless they come `together`: then all but the first wait.
+    pub(super) fn print(&mut self, number: usize, piece: &str, together: bool) -> Result<(), JobError> {
+        if together && number >= self.begun {
+            self.waiting[number].push_str(piece);
+            return Ok(());
+        }
+        while self.begun <= number {
+            self.begin()?;
+        }
+        write!(self.out, "{piece}")?;
+        Ok(self.out.flush()?)
+    }
+
+    /// Prints what has waited.
+    pub(super) fn finish(mut self) -> Result<(), JobError> {
+        while self.begun < self.prompts.len() {
+            self.begin()?;
+            write!(self.out, "{}", self.waiting[self.begun - 1])?;
+        }
+        Ok(writeln!(self.out)?)
+    }
+}

@@ -1,0 +1,128 @@
+//! [`GenerateSection`]: how text is sampled, from a configuration or a checkpoint's `generation_config.json`.
+
+use std::io::ErrorKind;
+use std::num::NonZero;
+use std::path::Path;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::config::{ConfigError, require};
+use crate::model::{CacheDtype, Filters, Sampling};
+use crate::{JobError, files};
+
+/// How Hugging Face generates with a model.
+const FILE: &str = "generation_config.json";
+
+/// Text that is sampled: at the end of a run, and by `generate`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct GenerateSection {
+    /// Text that the sample continues.
+    pub prompt: String,
+    /// Tokens to add; 0 leaves the sample out.
+    pub max_new_tokens: usize,
+    /// How freely tokens are drawn: logits are divided by it; 0 always takes the likeliest token.
+    pub temperature: f64,
+    /// Draw out of so many of the likeliest tokens; 0 is all.
+    pub top_k: usize,
+    /// Draw out of the likeliest tokens whose probabilities together reach it; 1 is all.
+    pub top_p: f64,
+    /// Draw out of tokens at least this likely, relative to the likeliest; 0 is all.
+    pub min_p: f64,
+    /// What counts against tokens that the text has, the prompt included: positive logits are divided by it, others multiplied; 1 is nothing.
+    pub repetition_penalty: f64,
+    /// Texts that end the sample, of which they are no part.
+    pub stop: Vec<String>,
+    /// Dtype in which keys and values of attention are kept; e4m3 has a scale for each head of each position. If absent, that of hidden
+    /// states.
+    pub kv_cache: Option<CacheDtype>,
+    /// Whether several prompts go through the model as one batch; if not, each is computed as if it were alone, with the same bits. If
+    /// absent, on GPUs.
+    pub together: Option<bool>,
+}
+
+impl Default for GenerateSection {
+    fn default() -> Self {
+        Self {
+            prompt: "    pub fn new(".into(),
+            max_new_tokens: 100,
+            temperature: 0.7,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            stop: vec![],
+            kv_cache: None,
+            together: None,
+        }
+    }
+}
+
+/// The keys of the file that say how tokens are chosen. Those that are not here are of ways to generate that this program does not have, or
+/// of the tokenizer.
+#[derive(Deserialize)]
+struct GenerationConfig {
+    do_sample: Option<bool>,
+    max_new_tokens: Option<usize>,
+    temperature: Option<f64>,
+    top_k: Option<usize>,
+    top_p: Option<f64>,
+    min_p: Option<f64>,
+    repetition_penalty: Option<f64>,
+}
+
+impl GenerateSection {
+    /// Takes what a checkpoint's folder says in `generation_config.json`, if it has one: with Hugging Face's defaults for what is not there,
+    /// by which only `do_sample` draws tokens.
+    ///
+    /// # Errors
+    /// [`JobError::Io`], [`JobError::Json`].
+    pub fn with_file_of(self, folder: &Path) -> Result<Self, JobError> {
+        let path = folder.join(FILE);
+        let text = match files::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(self),
+            Err(source) => return Err(JobError::Io { path, source }),
+        };
+        let file: GenerationConfig = serde_json::from_str(&text).map_err(|source| JobError::Json { path, source })?;
+        let draws = file.do_sample.unwrap_or(false);
+        Ok(Self {
+            max_new_tokens: file.max_new_tokens.unwrap_or(self.max_new_tokens),
+            temperature: if draws { file.temperature.unwrap_or(1.0) } else { 0.0 },
+            top_k: file.top_k.unwrap_or(50),
+            top_p: file.top_p.unwrap_or(1.0),
+            min_p: file.min_p.unwrap_or(0.0),
+            repetition_penalty: file.repetition_penalty.unwrap_or(1.0),
+            ..self
+        })
+    }
+
+    /// Checks what the types do not.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] naming the first key that cannot be.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let Self { prompt, temperature, stop, .. } = self;
+        let fits = *temperature >= 0.0 && temperature.is_finite();
+        require("generate.temperature", temperature, fits, "must be finite and not negative")?;
+        self.filters().validate()?;
+        let has_empty = stop.iter().any(String::is_empty);
+        require("generate.stop", format!("{stop:?}"), !has_empty, "an empty text ends everything")?;
+        require("generate.prompt", format!("{prompt:?}"), !prompt.is_empty(), "must not be empty")
+    }
+
+    /// Which tokens may be chosen.
+    pub fn filters(&self) -> Filters {
+        let Self { top_k, top_p, min_p, repetition_penalty, .. } = *self;
+        Filters { repetition_penalty, top_k: NonZero::new(top_k), top_p, min_p }
+    }
+
+    /// How they are chosen.
+    pub fn sampling(&self, seed: u64) -> Sampling {
+        match self.temperature {
+            0.0 => Sampling::Greedy,
+            temperature => Sampling::Temperature { temperature, seed },
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Text generation: prompts of any lengths, each through the model by itself, and then a token of each at a time, with a cache of keys and
+//! values.
+
+mod options;
+mod sampling;
+
+use burn::tensor::backend::Backend;
+use burn::tensor::{Int, Tensor, TensorData};
+
+pub use options::{CacheDtype, CacheOptions, Filters, GenerateOptions, KeyValueCache, Sampling};
+
+use self::sampling::Sampler;
+use super::{CausalLm, ModelConfig, ModelSize};
+use crate::config::ConfigError;
+use crate::{JobError, TrainError};
+
+/// Continues each prompt, as [`CausalLmExt::generate_batch`](super::CausalLmExt::generate_batch) says.
+pub(super) fn generate<B: Backend, M: CausalLm<B>>(
+    model: &M,
+    prompts: &[Vec<u32>],
+    options: &GenerateOptions,
+    take: &mut dyn FnMut(usize, u32) -> Result<bool, JobError>,
+) -> Result<(), JobError> {
+    options.validate()?;
+    prompts.iter().try_for_each(|prompt| check(model, prompt, options))?;
+    let together = if options.together { prompts.len().max(1) } else { 1 };
+    for (group, prompts) in prompts.chunks(together).enumerate() {
+        let numbered = prompts.iter().enumerate().map(|(i, prompt)| (group * together + i, prompt));
+        run(model, numbered, options, take)?;
+    }
+    Ok(())
+}
+
+/// Refuses what the model cannot continue.
+fn check<B: Backend, M: CausalLm<B>>(model: &M, prompt: &[u32], options: &GenerateOptions) -> Result<(), JobError> {
+    let ModelSize { vocab_size, max_seq_len, .. } = model.config().size();
+    let &GenerateOptions { max_new_tokens, num_choices, .. } = options;
+    if prompt.is_empty() || num_choices == 0 {
+        let key = if prompt.is_empty() { "prompt" } else { "num_choices" };
+        let (value, reason) = ("empty".into(), "there is nothing to go by".into());
+        return Err(ConfigError::Value { key, value, reason }.into());
+    }
+    let needed = prompt.iter().map(|&token| token as usize + 1).fold(num_choices, usize::max);
+    if needed > vocab_size {
+        return Err(JobError::Vocabulary { vocab_size, needed });
+    }
+    if prompt.len().saturating_add(max_new_tokens) > max_seq_len {
+        return Err(JobError::Positions { prompt: prompt.len(), max_new_tokens, max_seq_len });
+    }
+    Ok(())
+}
+
+/// One prompt and what has become of it.
+struct Row {
+    number: usize,
+    sampler: Sampler,
+    last: u32,
+}
+
+/// Continues some prompts as one batch.
+fn run<'a, B: Backend, M: CausalLm<B>>(
+    model: &M,
+    prompts: impl Iterator<Item = (usize, &'a Vec<u32>)> + Clone,
+    options: &GenerateOptions,
+    take: &mut dyn FnMut(usize, u32) -> Result<bool, JobError>,
+) -> Result<(), JobError> {
+    if options.max_new_tokens == 0 {
+        return Ok(());
+    }
+    let device = model.devices().remove(0);
+    let forward = |tokens: Vec<u32>, rows: usize, cache: &mut M::Cache| {
+        let shape = [rows, tokens.len() / rows];
+        let tokens: Vec<i32> = tokens.into_iter().map(|token| token as i32).collect();
+        let input_ids = Tensor::<B, 2, Int>::from_data(TensorData::new(tokens, shape), &device);
+        let logits = model.forward_cached(input_ids, cache).try_into_data();
+        let failed = |error| TrainError::Execution { doing: "generating", reason: format!("{error}") };
+        Ok::<Vec<f32>, TrainError>(logits.map_err(failed)?.iter().collect())
+    };
+    let longest = prompts.clone().map(|(_, prompt)| prompt.len()).max().unwrap_or(0);
+    let cache_options = CacheOptions {
+        dtype: options.cache,
+        positions: if options.preallocate { longest + options.max_new_tokens } else { 0 },
+    };
+    let (mut rows, mut caches) = (vec![], vec![]);
+    // Each prompt by itself: a row's keys and values do not depend on the others.
+    for (number, prompt) in prompts {
+        let mut cache = model.new_cache(&cache_options);
+        let logits = forward(prompt.clone(), 1, &mut cache)?;
+        let mut row = Row { number, sampler: Sampler::new(prompt, options), last: 0 };
+        if row.next(&logits, options, take)? {
+            rows.push(row);
+            caches.push(cache);
+        }
+    }
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let mut cache = if caches.len() == 1 { caches.remove(0) } else { M::Cache::join(caches) };
+    for _ in 1..options.max_new_tokens {
+        let logits = forward(rows.iter().map(|row| row.last).collect(), rows.len(), &mut cache)?;
+        let vocab_size = logits.len() / rows.len();
+        let mut going_on = vec![];
+        for (i, row) in rows.iter_mut().enumerate() {
+            if row.next(&logits[i * vocab_size..][..vocab_size], options, take)? {
+                going_on.push(i);
+            }
+        }
+        if going_on.is_empty() {
+            break;
+        }
+        if going_on.len() < rows.len() {
+            cache.keep(&going_on);
+            let mut place = 0..;
+            rows.retain(|_| going_on.contains(&place.next().expect("endless")));
+        }
+    }
+    Ok(())
+}
+
+impl Row {
+    /// Chooses a token by these logits, and says whether another one is to follow it.
+    fn next(
+        &mut self,
+        logits: &[f32],
+        options: &GenerateOptions,
+        take: &mut dyn FnMut(usize, u32) -> Result<bool, JobError>,
+    ) -> Result<bool, JobError> {
+        self.last =
+            self.sampler.choose(&logits[..options.num_choices]).ok_or(JobError::Logits { prompt: self.number })?;
+        Ok(!options.stop.contains(&self.last) && take(self.number, self.last)?)
+    }
+}
