@@ -182,11 +182,10 @@ fn a_batch_of_attention_is_exact() {
         let (q, k, v) = (random(4, 1, 1), random(2, keys, 2), random(2, keys, 3));
         let hidden: Vec<bool> = (0..2 * keys).map(|i| i < pad).collect();
         let hidden = Tensor::from_data(burn::tensor::TensorData::new(hidden, [2, keys]), &Default::default());
-        let got = values(attention_but(q.clone(), k.clone(), v.clone(), hidden, options.clone()));
+        let got = values(attention_but(q.clone(), k.clone(), v.clone(), hidden, options));
         let row = |t: &Tensor<B, 4>, row: usize, from: usize| t.clone().slice_dim(0, row..row + 1).slice_dim(2, from..);
-        let alone = |i: usize, from| {
-            values(attention(row(&q, i, 0), row(&k, i, from), row(&v, i, from), None, options.clone()))
-        };
+        let alone =
+            |i: usize, from| values(attention(row(&q, i, 0), row(&k, i, from), row(&v, i, from), None, options));
         assert_eq!(got, [alone(0, pad), alone(1, 0)].concat(), "{keys} {pad}");
     }
 }

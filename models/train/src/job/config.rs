@@ -10,7 +10,7 @@ use float8_shard::ShardConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::generation::GenerateSection;
+use super::generate_section::GenerateSection;
 use super::text::Text;
 use crate::batches::{Batch, TrainBatches, held_out_batches};
 use crate::config::{

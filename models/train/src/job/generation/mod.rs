@@ -1,6 +1,5 @@
 //! Text after prompts, as a configuration has it sampled.
 
-mod section;
 mod stop;
 
 use std::io::Write;
@@ -8,10 +7,9 @@ use std::io::Write;
 use burn::tensor::backend::Backend;
 use device_select::SelectedDevice;
 
-pub use section::GenerateSection;
-
 use self::stop::StopStrings;
 use super::config::RunConfig;
+use super::generate_section::GenerateSection;
 use super::text::Text;
 use crate::model::{CausalLm, CausalLmExt, GenerateOptions};
 use crate::{JobError, TextStream};

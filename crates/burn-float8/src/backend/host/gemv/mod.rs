@@ -44,10 +44,10 @@ pub(super) fn sums<D: Sync>(a: &HostOperand<D>, b: &HostOperand<D>) -> Option<Ve
         scales: b.block().map(|size| Scales { values: &b.inv_scales, size, row: b.scale_dims()[1] }),
     };
     Some(match m {
-        1 => run::<1, D>(&x, &weight, b.format),
-        2 => run::<2, D>(&x, &weight, b.format),
-        3 => run::<3, D>(&x, &weight, b.format),
-        _ => run::<4, D>(&x, &weight, b.format),
+        1 => run::<1>(&x, &weight, b.format),
+        2 => run::<2>(&x, &weight, b.format),
+        3 => run::<3>(&x, &weight, b.format),
+        _ => run::<4>(&x, &weight, b.format),
     })
 }
 
@@ -108,7 +108,7 @@ impl Weight<'_> {
 }
 
 /// Sums of all outputs, some on each core.
-fn run<const M: usize, D>(x: &[f32], weight: &Weight<'_>, format: Format) -> Vec<f32> {
+fn run<const M: usize>(x: &[f32], weight: &Weight<'_>, format: Format) -> Vec<f32> {
     let (k, n) = (weight.k(), weight.n());
     let x = &pack::<M>(x, k);
     let width = n.div_ceil(2 * rayon::current_num_threads()).max(BAND).max(loops::TASK / k).next_multiple_of(BLOCK);
