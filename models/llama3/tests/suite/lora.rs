@@ -53,7 +53,8 @@ fn adapters_learn_and_are_all_that_is_saved() {
         assert!(tensors.names().iter().all(|name| name.starts_with("lora.adapters.")), "{file}");
     }
     // What is dropped out in training is not in an evaluation.
-    let printed = job(&config, &folder.path().join("run"), Task::Evaluate { data: vec![] }).unwrap();
+    let printed =
+        job(&config, &folder.path().join("run"), Task::Evaluate { data: vec![], precisions: vec![] }).unwrap();
     let held_out = format!("held-out loss: {:.5}", outcome.held_out_loss.unwrap());
     assert!(printed.contains(&held_out), "{printed} does not say {held_out}");
 }
@@ -89,7 +90,7 @@ fn an_exported_adapter_and_merged_weights_give_the_same_loss() {
     let path = folder.path().join("run");
     let config = config(data.path(), &path, &["training.precision=f32"]);
     run(&config).unwrap();
-    let evaluate = || Task::Evaluate { data: vec![] };
+    let evaluate = || Task::Evaluate { data: vec![], precisions: vec![] };
     let want = printed_loss(&job(&config, &path, evaluate()).unwrap());
     let export = |to: &str, merge| {
         let to = folder.path().join(to);
