@@ -10,7 +10,7 @@ use train::hf::read_config;
 use burn::backend::Flex;
 use burn::tensor::bf16;
 use burn_float8::Float8Config;
-use llama3::{Dimensions, Error, Llama, Llama3, LlamaConfig};
+use llama3::{Error, Llama, Llama3, LlamaConfig};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -79,20 +79,12 @@ fn transformers_computes_the_same_logits() {
     for tied in [false, true] {
         let name = if tied { "tied" } else { "untied" };
         // The wavelengths of head_dim = 8 are above, within and below the range in which scaling sets in.
-        let config = LlamaConfig {
-            dims: Dimensions {
-                vocab_size: 64,
-                hidden_size: 32,
-                intermediate_size: 56,
-                num_heads: 4,
-                head_dim: 8,
-                rope_theta: 500_000.0,
-                max_seq_len: 16_384,
-                tie_word_embeddings: tied,
-                ..tiny().dims
-            },
-            rope_scaling: Some(llama3_scaling()),
-        };
+        let mut config = tiny_with(|dims| {
+            (dims.vocab_size, dims.hidden_size, dims.intermediate_size) = (64, 32, 56);
+            (dims.num_heads, dims.head_dim, dims.max_seq_len) = (4, 8, 16_384);
+            (dims.rope_theta, dims.tie_word_embeddings) = (500_000.0, tied);
+        });
+        config.rope_scaling = Some(llama3_scaling());
         let model = loaded(&config, &stored_tensors(&config, 11));
         let mut sums = BTreeMap::new();
         for (dtype, written) in [(ExportDtype::F32, "f32"), (ExportDtype::Bf16, "bf16")] {
