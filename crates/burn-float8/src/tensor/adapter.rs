@@ -6,8 +6,10 @@
 //!
 //! Source: Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models* (2021), section 4.1.
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, FloatDType, Scalar, TensorData, TensorMetadata};
+use burn_backend::{Backend, Scalar, TensorData, TensorMetadata};
 use rayon::prelude::*;
+
+use crate::backend::in_dtype;
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -60,10 +62,6 @@ impl<B: Backend> Adapter<B> {
         let update = in_dtype::<B>(update, weight.dtype());
         B::float_add(weight, update)
     }
-}
-
-fn in_dtype<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
-    if x.dtype() == dtype { x } else { B::float_cast(x, FloatDType::from(dtype)) }
 }
 
 /// Elements that one task draws.

@@ -110,7 +110,10 @@ impl<W: Wrapped> Float8Tensor<W> {
             }
             None => full,
         };
-        adapter.map_or(full.clone(), |adapter| adapter.merged(full))
+        match adapter {
+            Some(adapter) => adapter.merged(full),
+            None => full,
+        }
     }
 
     /// Whether the weight is FP8 codes alone.

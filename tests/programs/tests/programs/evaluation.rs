@@ -4,7 +4,9 @@ use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param, P
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
-use burn_float8::{Float8Config, Float8State, Recipe, StatisticsConfig, begin_float8_step, report::LayerReport};
+use burn_float8::{
+    Float8Config, Float8LinearConfig, Float8State, Recipe, StatisticsConfig, begin_float8_step, report::LayerReport,
+};
 
 use crate::support::models::{Attention, D};
 use crate::support::{B, F8, applied, bits, own_report, tensor};
