@@ -9,24 +9,21 @@ use std::sync::Arc;
 
 use burn_backend::DType;
 use burn_backend::tensor::{Device, FloatTensor};
-use float8_kernels::{Cast, Format, Granularity, InvScale, Orientation, ScaleMode};
+use float8_kernels::{Cast, Format, Granularity, InvScale, ScaleMode};
 
-use super::cache::{CastResult, CopyKey, Fp8Copy, Held};
-use super::cast::{CastRequest, View};
-use super::wrapped::Float8Tensor;
-use crate::backend::{Float8Backend, HostCodes, Quantized, ScaleFrom, in_dtype};
-use crate::terms::ContractionAxis;
+use super::cache::Fp8Copy;
+use crate::backend::{Float8Backend, HostCodes, in_dtype};
 
 /// See the module.
 pub(crate) struct Codes<B: Float8Backend> {
     /// `[N, K]`
-    operand: B::Operand,
-    format: Format,
-    granularity: Granularity,
+    pub(super) operand: B::Operand,
+    pub(super) format: Format,
+    pub(super) granularity: Granularity,
     /// Whether scales of blocks of 32 are equal in squares of 32 by 32.
     is_square: bool,
     /// `[1]` or more, of which the largest gives the smallest scale: for the report.
-    amax: FloatTensor<B>,
+    pub(super) amax: FloatTensor<B>,
 }
 
 impl<B: Float8Backend> core::fmt::Debug for Codes<B> {
@@ -88,56 +85,11 @@ impl<B: Float8Backend> Codes<B> {
     }
 
     /// Whether the same codes and scales, transposed, are this cast of the transpose.
-    fn serves_both(&self, cast: Cast) -> bool {
+    pub(super) fn serves_both(&self, cast: Cast) -> bool {
         match self.granularity {
             Granularity::Tensor | Granularity::Block128x128 => true,
             Granularity::Block1x32 => self.is_square && matches!(cast.scale_mode, ScaleMode::E8m0Square(_)),
             Granularity::Row | Granularity::Block1x128 => false,
-        }
-    }
-}
-
-/// The copy of a weight of codes alone that a GEMM reads.
-pub(super) fn copy_of_codes<B: Float8Backend>(
-    t: &Float8Tensor<B>,
-    codes: &Arc<Codes<B>>,
-    view: View<'_, B>,
-    request: CastRequest<'_>,
-) -> Arc<Fp8Copy<B>> {
-    let CastRequest { operand, layer, .. } = request;
-    let key = CopyKey { cast: request.key(), layout: view.layout(), operand };
-    let mut entries = t.cache().lock();
-    if let Some(copy) = entries.find(key) {
-        return copy;
-    }
-    let cast = key.cast.cast;
-    let is_cast = (cast.format, cast.granularity) == (codes.format, codes.granularity);
-    let result = || Arc::new(CastResult { scaling: codes.amax.clone(), observed: None, observation: None });
-    let copy = |made, result| Fp8Copy::new(made, cast, result, layer);
-    match operand.axis {
-        ContractionAxis::Leading if is_cast => {
-            let copy = copy(codes.operand.clone(), result());
-            entries.copies.push((key, Held::Strong(copy.clone())));
-            copy
-        }
-        axis => {
-            // Not under the lock: casts run in a pool whose threads may take up other forwards.
-            drop(entries);
-            let copy = match axis {
-                ContractionAxis::Last if is_cast && codes.serves_both(cast) => {
-                    copy(B::fp8_transpose(&codes.operand), result())
-                }
-                axis => {
-                    let values = view.of(t);
-                    layer.count_cast(operand.role);
-                    let orientation: Orientation = axis.orientation();
-                    let Quantized { rows, cols, amax } = B::fp8_quantize(values, cast, orientation, ScaleFrom::Dynamic);
-                    let made = rows.or(cols).expect("the orientation that is asked for");
-                    copy(made, Arc::new(CastResult { scaling: amax.clone(), observed: Some(amax), observation: None }))
-                }
-            };
-            t.cache().lock().copies.push((key, Held::Weak(Arc::downgrade(&copy))));
-            copy
         }
     }
 }

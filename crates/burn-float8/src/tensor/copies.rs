@@ -5,7 +5,7 @@ use float8_kernels::Orientation;
 
 use super::cache::{CastResult, CopyKey, Fp8Copy, Held};
 use super::cast::{CastRequest, View, quantize};
-use super::codes::copy_of_codes;
+use super::codes::Codes;
 use super::recent;
 use super::source::{needs_other_rows, sourced_copy};
 use super::wrapped::Float8Tensor;
@@ -35,6 +35,51 @@ pub(crate) fn fp8_copy<B: Float8Backend>(
     match request.source::<B>() {
         Some(source) => sourced_copy(t, request, source),
         None => make(t, view, request, known),
+    }
+}
+
+/// The copy of a weight of codes alone that a GEMM reads.
+fn copy_of_codes<B: Float8Backend>(
+    t: &Float8Tensor<B>,
+    codes: &Arc<Codes<B>>,
+    view: View<'_, B>,
+    request: CastRequest<'_>,
+) -> Arc<Fp8Copy<B>> {
+    let CastRequest { operand, layer, .. } = request;
+    let key = CopyKey { cast: request.key(), layout: view.layout(), operand };
+    let mut entries = t.cache().lock();
+    if let Some(copy) = entries.find(key) {
+        return copy;
+    }
+    let cast = key.cast.cast;
+    let is_cast = (cast.format, cast.granularity) == (codes.format, codes.granularity);
+    let result = || Arc::new(CastResult { scaling: codes.amax.clone(), observed: None, observation: None });
+    let copy = |made, result| Fp8Copy::new(made, cast, result, layer);
+    match operand.axis {
+        ContractionAxis::Leading if is_cast => {
+            let copy = copy(codes.operand.clone(), result());
+            entries.copies.push((key, Held::Strong(copy.clone())));
+            copy
+        }
+        axis => {
+            // Not under the lock: casts run in a pool whose threads may take up other forwards.
+            drop(entries);
+            let copy = match axis {
+                ContractionAxis::Last if is_cast && codes.serves_both(cast) => {
+                    copy(B::fp8_transpose(&codes.operand), result())
+                }
+                axis => {
+                    let values = view.of(t);
+                    layer.count_cast(operand.role);
+                    let orientation: Orientation = axis.orientation();
+                    let Quantized { rows, cols, amax } = B::fp8_quantize(values, cast, orientation, ScaleFrom::Dynamic);
+                    let made = rows.or(cols).expect("the orientation that is asked for");
+                    copy(made, Arc::new(CastResult { scaling: amax.clone(), observed: Some(amax), observation: None }))
+                }
+            };
+            t.cache().lock().copies.push((key, Held::Weak(Arc::downgrade(&copy))));
+            copy
+        }
     }
 }
 
