@@ -134,7 +134,7 @@ fn defaults(reference: &Reference<'_>, path: &Path) -> Table {
     for (key, schema) in section.keys() {
         if let Some(default) = schema.get("default") {
             table.insert(key.clone(), Value::try_from(default).unwrap());
-        } else if path.0.is_empty() && key != "profile" {
+        } else if path.0.is_empty() && !["lora", "profile"].contains(&key.as_str()) {
             table.insert(key.clone(), defaults(reference, &path.with(key, false)).into());
         }
     }

@@ -215,6 +215,9 @@ fn a_model_that_was_trained_holds_one_copy_of_each_weight() {
             for token in 0..5 {
                 model.forward(x::<F8>(token));
             }
+            // The last inputs of this thread are held, too.
+            let other: Attention<F8> = applied(&Float8Config::new(Recipe::Rowwise), Attention::new());
+            other.forward(x(9));
             for (layer, before) in own_report(&model).layers.iter().zip(before) {
                 assert_eq!((layer.casts[1] - before, layer.live_copies), (1, 1), "{config:?} {}", layer.name);
             }
