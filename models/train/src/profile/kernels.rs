@@ -39,7 +39,7 @@ impl fmt::Display for Kind {
 
 /// The kernels of float8-kernels by the names of their functions.
 #[cfg(any(feature = "wgpu", feature = "cuda", test))]
-const KERNELS: [(&str, Kind); 17] = [
+const KERNELS: [(&str, Kind); 18] = [
     ("partial_maxima", Kind::Amax),
     ("fold_amax", Kind::Amax),
     ("line_maxima", Kind::Amax),
@@ -51,6 +51,7 @@ const KERNELS: [(&str, Kind); 17] = [
     ("cast_rows", Kind::Cast),
     ("scales_to_e8m0", Kind::Cast),
     ("gemm_emulated", Kind::ScaledGemm),
+    ("gemm_few_rows", Kind::ScaledGemm),
     ("gemm_mma", Kind::ScaledGemm),
     ("gemm_half", Kind::ScaledGemm),
     ("gemm_hopper", Kind::ScaledGemm),
