@@ -83,7 +83,9 @@ impl<B: Backend> ModuleMapper<B> for Freeze {
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
         let path = self.path.dotted();
-        let any = |patterns: &mut [Pattern]| patterns.iter_mut().fold(false, |any, p| p.matches(&path) || any);
+        // Each is asked, so that what matches nothing is known.
+        let any =
+            |patterns: &mut [Pattern]| patterns.iter_mut().map(|pattern| pattern.matches(&path)).max().unwrap_or(false);
         let is_frozen = any(&mut self.freeze);
         let is_chosen = self.train_only.is_empty() || any(&mut self.train_only);
         let is_trained = is_chosen && !is_frozen;
