@@ -75,7 +75,7 @@ pub fn rows() -> Vec<Row> {
     run(&["export", &checkpoints, &model, "--dtype", "f32", "--device", "cpu"]);
     let text = std::fs::read(held_out).expect("a file of this repository");
     let model = Llama::<Eval>::load_hf(&model, &Default::default()).expect("exported above");
-    let dim = model.config().head_dim as f64;
+    let dim = model.config().dims.head_dim as f64;
     let caches =
         [("f32", 4.0, None), ("bf16", 2.0, Some(CacheDtype::Bf16)), ("e4m3", 1.0 + 4.0 / dim, Some(CacheDtype::E4m3))];
     let tokens = TEXTS * (LEN - 1);

@@ -5,7 +5,7 @@ use burn::backend::Flex;
 use burn::module::AutodiffModule;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::{Float8, Float8Config, Recipe};
-use llama3::{Llama, LlamaConfig};
+use llama3::{Dimensions, Llama, LlamaConfig};
 use serde::Serialize;
 use train::{CacheDtype, CacheOptions, CausalLm, CausalLmExt};
 
@@ -29,7 +29,7 @@ pub struct Row {
 }
 
 fn config() -> LlamaConfig {
-    LlamaConfig {
+    let dims = Dimensions {
         vocab_size: 8192,
         hidden_size: 1024,
         intermediate_size: 2816,
@@ -39,11 +39,12 @@ fn config() -> LlamaConfig {
         head_dim: 64,
         rms_norm_eps: 1e-5,
         rope_theta: 500_000.0,
-        rope_scaling: None,
         max_seq_len: 2048,
         tie_word_embeddings: false,
         moe: None,
-    }
+        qk_norm: false,
+    };
+    LlamaConfig { dims, rope_scaling: None }
 }
 
 /// Medians of the times of tokens that follow each of the positions.
