@@ -44,11 +44,6 @@ pub struct Steps<'a, B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>> {
     done: usize,
 }
 
-/// What a micro-batch's dropout follows from.
-fn dropout_seed(seed: u64, step: usize, micro_batch: usize) -> u64 {
-    Rng::named(seed, &format!("dropout of micro-batch {micro_batch} in step {step}")).next_u64()
-}
-
 /// One step, on the device: reading a value waits for it.
 #[derive(Clone, Debug)]
 pub struct Step<B: AutodiffBackend> {
@@ -145,9 +140,9 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         let mut amaxes = Vec::new();
         let plan = Plan::new(training, self.model.vocab_size());
         let lr = optimizer.schedule(training.steps.get()).at(self.done);
-        self.model = self.model.with_dropout_seed(Some(dropout_seed(training.seed, self.done, 0)));
         let update = Update { section: optimizer, lr, seed: training.seed, step: self.done, at_once: AT_ONCE };
         if optimizer.in_backward {
+            self.model = self.model.with_dropout_seed(Some(dropout_seed(training.seed, self.done, 0)));
             let (this, loss, grad_norm) = self.step_in_backward(&batches[0], plan, update, device)?;
             self = this;
             if is_float8 {
@@ -222,4 +217,9 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         self.optimizer = optimizer.expect("it is put back");
         Ok((self, loss, grad_norm))
     }
+}
+
+/// The seed of a micro-batch's dropout: a resumed run draws the masks of an uninterrupted one.
+fn dropout_seed(seed: u64, step: usize, micro_batch: usize) -> u64 {
+    Rng::named(seed, &format!("dropout of micro-batch {micro_batch} in step {step}")).next_u64()
 }

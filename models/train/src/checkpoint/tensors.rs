@@ -150,8 +150,8 @@ pub(super) fn moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
     (collect.moments, collect.steps)
 }
 
-/// Replaces every parameter of `module` by the saved one, but for frozen ones, which are none of those that are saved. All that is saved must be one of its parameters, so that a run is not taken for
-/// one of another kind of model.
+/// Replaces every trained parameter of `module` by the saved one; frozen ones are not in a checkpoint and stay as they are. All that is
+/// saved must be one of its parameters, so that a run is not taken for one of another kind of model.
 pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
     module: M,
     saved: SavedTensors,
