@@ -17,6 +17,7 @@ mod host;
 mod linear;
 mod memory;
 mod model;
+mod neighbours;
 mod quantize;
 mod step;
 mod wide;
@@ -61,6 +62,8 @@ enum Part {
     Memory,
     /// What a linear on CUDA costs the host.
     Host,
+    /// Bytes that a layer's linears and their neighbours move on CUDA.
+    Neighbours,
     /// A few rows through an FP8 weight on the CPU, against the bandwidth of memory.
     Gemv,
     /// Generated tokens on the CPU, by their position.
@@ -91,6 +94,8 @@ struct Results {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     host: Vec<host::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    neighbours: Vec<neighbours::Row>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     gemv: Vec<gemv::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     generate: Vec<generate::Row>,
@@ -120,6 +125,9 @@ fn main() -> std::io::Result<()> {
     }
     if runs(Part::Host) {
         results.host = host::rows(args.repeat);
+    }
+    if runs(Part::Neighbours) {
+        results.neighbours = neighbours::rows();
     }
     if runs(Part::Gemv) {
         results.gemv = gemv::rows(args.repeat);
@@ -166,6 +174,7 @@ fn main() -> std::io::Result<()> {
     gemm::print(&results.gemm);
     memory::print(&results.memory);
     host::print(&results.host);
+    neighbours::print(&results.neighbours);
     gemv::print(&results.gemv);
     generate::print(&results.generate);
     cache::print(&results.cache);

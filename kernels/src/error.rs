@@ -130,7 +130,15 @@ pub enum KernelError {
     /// Nothing that could compute this on the device gave right results.
     #[error("every kernel that could compute this here gave wrong results, and was struck off")]
     StruckOff,
-    /// A matrix is compared with an operand of another shape.
+    /// A kernel that goes through memory as it lies was given a view with gaps, or a transpose.
+    #[error("the elements of a matrix of shape {shape:?} with strides {strides:?} do not follow each other")]
+    NotContiguous {
+        /// Rows and columns.
+        shape: [usize; 2],
+        /// Strides in elements.
+        strides: [usize; 2],
+    },
+    /// A matrix is compared with an operand of another shape, or computed with one.
     #[error("x is [{}, {}] but the operand [{}, {}]", x[0], x[1], operand[0], operand[1])]
     ShapeMismatch {
         /// Rows and columns of the matrix.

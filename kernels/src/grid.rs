@@ -1,4 +1,4 @@
-//! Cubes and blocks: how many to launch, and the block-wide maximum.
+//! Cubes and blocks: how many to launch, and the maximum or sum over a block.
 
 use cubecl::prelude::*;
 
@@ -54,48 +54,69 @@ pub(crate) fn cube_max(value: u32, #[comptime] isa: Isa) -> u32 {
     lanes_max(value, UNITS, isa)
 }
 
-/// Units of a warp, on every CUDA device.
-const WARP: u32 = 32;
-
 /// The maximum of `value` over each `lanes` neighbouring units, in every one of them; `lanes` is a power of two. All
 /// [`UNITS`] units must call it.
 #[cube]
 pub(crate) fn lanes_max(value: u32, #[comptime] lanes: u32, #[comptime] isa: Isa) -> u32 {
-    if comptime!(isa.has_ptx()) { warps_max(value, lanes) } else { shared_max(value, lanes) }
+    lanes_fold(value, lanes, Fold::Max, isa)
+}
+
+/// The sum of `value` over each `lanes` neighbouring units, as [`lanes_max`]; always in the same order. Between two calls the cube must
+/// be synchronized.
+#[cube]
+pub(crate) fn lanes_sum(value: f32, #[comptime] lanes: u32, #[comptime] isa: Isa) -> f32 {
+    f32::reinterpret(lanes_fold(u32::reinterpret(value), lanes, Fold::Sum, isa))
+}
+
+/// How two values of neighbouring units become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Fold {
+    Max,
+    /// Of the bits of f32.
+    Sum,
+}
+
+#[cube]
+fn folded(a: u32, b: u32, #[comptime] fold: Fold) -> u32 {
+    if comptime!(fold == Fold::Max) { max(a, b) } else { u32::reinterpret(f32::reinterpret(a) + f32::reinterpret(b)) }
+}
+
+/// Units of a warp, on every CUDA device.
+const WARP: u32 = 32;
+
+#[cube]
+fn lanes_fold(value: u32, #[comptime] lanes: u32, #[comptime] fold: Fold, #[comptime] isa: Isa) -> u32 {
+    if comptime!(isa.has_ptx()) { warps_fold(value, lanes, fold) } else { shared_fold(value, lanes, fold) }
 }
 
 /// By shuffles within warps, whose results then meet in shared memory: at most one barrier.
 #[cube]
-fn warps_max(value: u32, #[comptime] lanes: u32) -> u32 {
-    let mut largest = value;
+fn warps_fold(value: u32, #[comptime] lanes: u32, #[comptime] fold: Fold) -> u32 {
+    let mut result = value;
     #[unroll]
     for step in 0..comptime!(lanes.min(WARP).ilog2()) {
-        largest = max(largest, plane_shuffle_xor(largest, comptime!(1u32 << step)));
+        result = folded(result, plane_shuffle_xor(result, comptime!(1u32 << step)), fold);
     }
     let warps = comptime!(lanes / WARP);
     if comptime!(warps > 1) {
         let mut shared = SharedMemory::<u32>::new(comptime!((UNITS / WARP) as usize));
         let lane = UNIT_POS % WARP;
         if lane == 0 {
-            shared[(UNIT_POS / WARP) as usize] = largest;
+            shared[(UNIT_POS / WARP) as usize] = result;
         }
         sync_cube();
-        let first = UNIT_POS / lanes * warps;
-        #[unroll]
-        for i in 0..warps {
-            largest = max(largest, shared[(first + i) as usize]);
-        }
+        result = strided_fold(&shared, UNIT_POS / lanes * warps, warps, 1u32, fold);
     }
-    largest
+    result
 }
 
-/// Units whose values one of them folds in [`shared_max`], the square root of [`UNITS`]. Halving them step by step would take a barrier
+/// Units whose values one of them folds in [`shared_fold`], the square root of [`UNITS`]. Halving them step by step would take a barrier
 /// a step, and barriers are slow where a CPU core runs a cube's units one after another.
 const FOLDED: u32 = 16;
 
 /// Through shared memory, with at most two barriers.
 #[cube]
-fn shared_max(value: u32, #[comptime] lanes: u32) -> u32 {
+fn shared_fold(value: u32, #[comptime] lanes: u32, #[comptime] fold: Fold) -> u32 {
     let mut shared = SharedMemory::<u32>::new(comptime!(UNITS as usize));
     let part = comptime!(lanes.min(FOLDED));
     let parts = comptime!(lanes / part);
@@ -104,22 +125,28 @@ fn shared_max(value: u32, #[comptime] lanes: u32) -> u32 {
     if comptime!(parts > 1) {
         if UNIT_POS.is_multiple_of(part) {
             // Nobody else reads or writes these before the barrier.
-            shared[UNIT_POS as usize] = strided_max(&shared, UNIT_POS, part, 1u32);
+            shared[UNIT_POS as usize] = strided_fold(&shared, UNIT_POS, part, 1u32, fold);
         }
         sync_cube();
-        strided_max(&shared, UNIT_POS / lanes * lanes, parts, part)
+        strided_fold(&shared, UNIT_POS / lanes * lanes, parts, part, fold)
     } else {
-        strided_max(&shared, UNIT_POS / lanes * lanes, part, 1u32)
+        strided_fold(&shared, UNIT_POS / lanes * lanes, part, 1u32, fold)
     }
 }
 
-/// The maximum of `count` values from `first` on, `stride` apart.
+/// What `count` values from `first` on, `stride` apart, become.
 #[cube]
-fn strided_max(values: &SharedMemory<u32>, first: u32, #[comptime] count: u32, #[comptime] stride: u32) -> u32 {
-    let mut largest = values[first as usize];
+fn strided_fold(
+    values: &SharedMemory<u32>,
+    first: u32,
+    #[comptime] count: u32,
+    #[comptime] stride: u32,
+    #[comptime] fold: Fold,
+) -> u32 {
+    let mut result = values[first as usize];
     #[unroll]
     for i in 1..count {
-        largest = max(largest, values[(first + comptime!(i * stride)) as usize]);
+        result = folded(result, values[(first + comptime!(i * stride)) as usize], fold);
     }
-    largest
+    result
 }

@@ -132,6 +132,25 @@ impl Checked {
         }
     }
 
+    /// Whether elements follow each other without a gap, row by row.
+    pub(crate) fn is_dense(&self) -> bool {
+        let [row, col] = self.strides;
+        (col == 1 || self.cols == 1) && (row == self.cols || self.rows == 1)
+    }
+
+    /// Elements of a dense view that can be loaded at once, none of them in two rows: those of 16 bytes, or one.
+    pub(crate) fn dense_width(&self) -> usize {
+        let len = self.source.vector_len() as usize;
+        if self.cols.is_multiple_of(len) && self.base.is_multiple_of(len) { len } else { 1 }
+    }
+
+    /// A dense view as a kernel's array of vectors of so many elements, no more than [`dense_width`](Self::dense_width); its first is
+    /// that of [`memory`](Self::memory).
+    pub(crate) fn dense_array<R: Runtime>(&self, width: usize) -> ArrayArg<R> {
+        // SAFETY: `new` has checked that all elements lie inside the handle.
+        unsafe { ArrayArg::from_raw_parts(self.handle.clone(), (self.base + self.rows * self.cols) / width) }
+    }
+
     /// Whether every 16 bytes of columns are one aligned vector load. Ragged and gapped rows take scalar loads: a vector load at the end
     /// of the last row would leave the memory.
     pub(crate) fn has_vector_loads(&self) -> bool {

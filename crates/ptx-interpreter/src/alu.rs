@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 
 use super::bits::{bfe, prmt, shift_left};
-use super::float::{bf16_bits, f16_bits, f32_bits, f32_of, f64_of, larger, nan_or, smaller};
+use super::float::{bf16_bits, f16_bits, f32_bits, f32_of, f64_of, fma_down, larger, nan_or, smaller};
 
 /// A register's value in each lane, unused high bits zero.
 pub(crate) type Lanes = [u64; 32];
@@ -144,6 +144,9 @@ macro_rules! three_as_two {
 pub(crate) fn alu(parts: &[&str]) -> Option<(usize, Alu)> {
     let (name, ty) = (parts[0], *parts.last()?);
     let has = |modifier: &str| parts[1..].contains(&modifier);
+    if (name, ty) == ("fma", "f32") && parts[1..] == ["rm", "f32"] {
+        return three!(|a, b, c| f32_bits(fma_down(f32_of(a), f32_of(b), f32_of(c))));
+    }
     let approximate = matches!(name, "ex2" | "lg2" | "rcp" | "sqrt" | "rsqrt" | "sin" | "cos" | "tanh" | "div");
     if has("sat") || has("cc") || (!approximate && ["ftz", "rz", "rm", "rp"].iter().any(|modifier| has(modifier))) {
         return None;

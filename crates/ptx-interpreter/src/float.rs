@@ -11,6 +11,24 @@ pub(crate) fn f32_bits(value: f32) -> u64 {
     u64::from(if value.is_nan() { 0x7fff_ffff } else { value.to_bits() })
 }
 
+/// `a · b + c`, rounded down once.
+pub(crate) fn fma_down(a: f32, b: f32, c: f32) -> f32 {
+    let near = a.mul_add(b, c);
+    // The product is exact, and so is `sum + lost`.
+    let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
+    let sum = product + c;
+    let back = sum - product;
+    let lost = (product - (sum - back)) + (c - back);
+    let is_above = f64::from(near) > sum || f64::from(near) == sum && lost < 0.0;
+    if sum == 0.0 && product != 0.0 {
+        -0.0
+    } else if is_above {
+        near.next_down()
+    } else {
+        near
+    }
+}
+
 pub(crate) fn f64_of(bits: u64) -> f64 {
     f64::from_bits(bits)
 }
@@ -44,4 +62,24 @@ pub(crate) fn larger(a: f64, b: f64) -> f64 {
 
 pub(crate) fn nan_or(a: f64, b: f64, value: f64) -> f64 {
     if a.is_nan() || b.is_nan() { f64::NAN } else { value }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fma_down_is_the_largest_value_that_is_not_above() {
+        let tiny = 2f32.powi(-60);
+        assert_eq!(fma_down(tiny, tiny, 1.0), 1.0);
+        assert_eq!(fma_down(tiny, -tiny, 1.0), 1f32.next_down());
+        assert_eq!(fma_down(tiny, -tiny, -1.0), (-1f32).next_down());
+        assert_eq!(fma_down(1.5, 2.0, 0.25), 3.25);
+        // The f32 is above 1/3, and three of it above 1, by less than what f32 tells apart.
+        assert_eq!(fma_down(1.0 / 3.0, 3.0, 0.0), 1.0);
+        assert_eq!(fma_down(f32::MAX, 2.0, 0.0), f32::MAX);
+        assert_eq!(fma_down(f32::INFINITY, 2.0, 0.0), f32::INFINITY);
+        assert_eq!(fma_down(2.0, 3.0, -6.0).to_bits(), (-0f32).to_bits());
+        assert!(fma_down(f32::NAN, 2.0, 0.0).is_nan());
+    }
 }

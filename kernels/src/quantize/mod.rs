@@ -4,6 +4,7 @@
 //! | granularity | reads of `x` | launches |
 //! | --- | --- | --- |
 //! | tensor | 2: maxima, then the cast | 2 with PTX, where each cube of the cast folds the maxima; else 3 |
+//! | tensor, known maxima | 1 | 1 with PTX, else 2 |
 //! | tensor, given amax | 1 | 1, one more to observe the amax |
 //! | row, by rows | 1 | 1 |
 //! | row, by columns or both | 2: maxima of all lines, then the cast | 3, or 4 for both |
@@ -29,8 +30,9 @@ use tiles::ScaleSourceArgs;
 use crate::amax::{Maxima, find_maxima};
 use crate::grid::is_cpu;
 use crate::ptx::cvt::Isa;
+use crate::source::Source;
 use crate::struck::strike;
-use crate::view::{Checked, MAX_INDEX};
+use crate::view::{Checked, MAX_INDEX, check_aligned, check_bytes};
 use crate::{Cast, Granularity, KernelError, MatrixView, Operand, Orientation, Quantized, VectorView, row_words};
 
 /// Casts `x [R, C]` to FP8 with scales from its own maxima, and writes the copies that `orientation` names, each scaled
@@ -57,7 +59,7 @@ pub fn quantize<R: Runtime>(
         let encoding = Encoding::new(client, x, cast);
         let by_rows = orientation == Orientation::Rows;
         match cast.granularity {
-            Granularity::Tensor => tensorwise(client, x, encoding, orientation),
+            Granularity::Tensor => tensorwise(client, x, encoding, orientation, None),
             Granularity::Row if by_rows => rows::launch(client, x, encoding),
             Granularity::Block1x32 | Granularity::Block1x128 if by_rows && is_cpu(client) => {
                 pieces::launch(client, x, encoding)
@@ -74,14 +76,15 @@ pub fn quantize<R: Runtime>(
     }))
 }
 
-/// With one scale from the tensor's own amax.
+/// With one scale from the tensor's own amax, the largest of `maxima` if they are known.
 fn tensorwise<R: Runtime>(
     client: &ComputeClient<R>,
     x: &Checked,
     encoding: Encoding,
     orientation: Orientation,
+    maxima: Option<Maxima>,
 ) -> Copies {
-    let maxima = find_maxima(client, x);
+    let maxima = maxima.unwrap_or_else(|| find_maxima(client, x));
     // With PTX each cube of the cast folds the maxima, which saves a launch. Elsewhere a launch folds them once: folding them in each
     // cube, by barriers and without shuffles, may take as long as the cast.
     let (maxima, amax) = if Isa::of(client).has_ptx() {
@@ -106,6 +109,36 @@ fn launch_one_scale<R: Runtime>(
     }
 }
 
+/// [`quantize`] with one scale for the tensor, of whose magnitudes `maxima` are on the device already, f32 `[len]`: the largest of them is max
+/// |x|, NaN if `x` holds one, as what made x has left it ([`fused`](crate::fused)). The same bits, and x is read once.
+///
+/// # Errors
+/// [`KernelError::NotTensorwise`] for any other granularity; as [`quantize`], for `maxima` too.
+pub fn quantize_with_maxima<R: Runtime>(
+    client: &ComputeClient<R>,
+    x: &MatrixView,
+    (maxima, len): (&Handle, usize),
+    cast: Cast,
+    orientation: Orientation,
+) -> Result<Quantized, KernelError> {
+    check_tensorwise(cast)?;
+    let x = check(client, x, orientation)?;
+    check_aligned(maxima, 4)?;
+    check_bytes(maxima, 4 * len as u64)?;
+    let known = || Some(Maxima::partial(maxima.clone(), len, Source::F32));
+    Ok(by_memory_order(&x, cast, orientation, |x, orientation| {
+        tensorwise(client, x, Encoding::new(client, x, cast), orientation, known())
+    }))
+}
+
+/// Whether the cast has one scale for the tensor.
+fn check_tensorwise(cast: Cast) -> Result<(), KernelError> {
+    match cast.granularity {
+        Granularity::Tensor => cast.check(),
+        granularity => Err(KernelError::NotTensorwise { granularity }),
+    }
+}
+
 /// Casts `x [R, C]` to FP8 with one scale from an `amax` that is on the device already, f32 `[1]`, whatever that of `x`
 /// is: what exceeds the format saturates. This is the cast of delayed scaling.
 ///
@@ -123,10 +156,7 @@ pub fn quantize_with_amax<R: Runtime>(
     cast: Cast,
     orientation: Orientation,
 ) -> Result<Quantized, KernelError> {
-    if cast.granularity != Granularity::Tensor {
-        return Err(KernelError::NotTensorwise { granularity: cast.granularity });
-    }
-    cast.check()?;
+    check_tensorwise(cast)?;
     let x = check(client, x, orientation)?;
     let dtype = f32::as_type_native_unchecked().storage_type();
     let given = Checked::vector(client, &VectorView { handle: amax.clone(), len: 1, stride: 1, dtype })?;

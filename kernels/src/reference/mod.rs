@@ -45,6 +45,7 @@ macro_rules! for_each_format {
     };
 }
 
+pub mod fused;
 mod grouped;
 mod health;
 mod matrix;

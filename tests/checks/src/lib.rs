@@ -6,6 +6,7 @@
 //! scale, encode     the same for amaxes of every kind, and for elements of every kind
 //! dequantize_mx     bf16 is the reference's, bit for bit
 //! health            counts are equal, those of known elements too; sums of squares within f32 summation
+//! swiglu, rms_norm, rotary   within f32 of their definitions in f64; their maxima are those of what they wrote, bit for bit
 //! scaled_gemm       |got - want| ≤ bound · Σ |a·b|, want in f64 (see [`error_bound`](float8_kernels::GemmPath::error_bound))
 //! grouped_gemm      the same in each group, and zeros where there is none
 //! repeated_gemm     exact sums, 200 launches without a wait
@@ -23,6 +24,7 @@ mod compare;
 mod data;
 mod dequantize;
 mod device;
+mod fused;
 mod gemm;
 mod golden;
 mod grouped;
@@ -59,6 +61,7 @@ pub fn visit<R: Runtime>(client: &ComputeClient<R>, size: Size, visit: &mut dyn 
     dequantize::add(&mut cases);
     amax::add(&mut cases);
     health::add(&mut cases);
+    fused::add(&mut cases);
     gemm::add(&mut cases);
     agree::add(&mut cases);
     grouped::add(&mut cases);

@@ -130,6 +130,14 @@ fn health() {
 }
 
 #[test]
+fn neighbours_of_linears() {
+    all_pass("swiglu", 40);
+    all_pass("rms_norm", 60);
+    all_pass("rotary", 12);
+    all_pass("fused refused", 1);
+}
+
+#[test]
 fn scaled_gemm() {
     all_pass("scaled_gemm e4m3,e4m3 tensorwise,tensorwise", 90);
     all_pass("scaled_gemm 70x133x200", 28);

@@ -36,8 +36,8 @@ use crate::fault::{self, Fault};
 use crate::launch::Request;
 use crate::memory::{ALIGNMENT, OfflineResource, OfflineStorage};
 use crate::state::{
-    ALLOCATIONS, CudaCompiler, EXECUTION, GENERATED, Generated, IDLE, LAUNCHES, OfflineDevice, UNREAD, WAITS, options,
-    properties,
+    ALLOCATIONS, BYTES, CudaCompiler, EXECUTION, GENERATED, Generated, IDLE, LAUNCHES, OfflineDevice, UNREAD, WAITS,
+    options, properties,
 };
 
 /// CubeCL numbers temporaries by a counter of the process that each kernel starts anew, so that two at once have some twice.
@@ -289,6 +289,9 @@ impl ComputeServer for GenerateServer {
     ) {
         if IDLE.load(Relaxed) {
             LAUNCHES.fetch_add(1, Relaxed);
+            let maps = arguments.tensor_maps.iter().map(|map| &map.binding);
+            let bytes = arguments.buffers.iter().chain(maps).map(Binding::size_in_used).sum();
+            BYTES.fetch_add(bytes, Relaxed);
             return;
         }
         if let Some(known) = UNREAD.lock().unwrap_or_else(PoisonError::into_inner).as_mut()

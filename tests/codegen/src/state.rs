@@ -2,7 +2,7 @@
 //! them, and how launches run.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use burn_backend::DeviceOps;
@@ -130,6 +130,9 @@ pub(crate) static IDLE: AtomicBool = AtomicBool::new(false);
 /// The launches that were counted.
 pub(crate) static LAUNCHES: AtomicUsize = AtomicUsize::new(0);
 
+/// Bytes of the tensors that these were given.
+pub(crate) static BYTES: AtomicU64 = AtomicU64::new(0);
+
 /// While it lives, launches on [`GenerateCuda`](crate::device::GenerateCuda) are counted and nothing else: no kernel is generated.
 pub struct Idle(());
 
@@ -137,6 +140,11 @@ impl Idle {
     /// Launches since the last call.
     pub fn take_launches(&self) -> usize {
         LAUNCHES.swap(0, Relaxed)
+    }
+
+    /// Bytes of all tensors that launches since the last call were given: what they move, if each reads or writes all of it once.
+    pub fn take_bytes(&self) -> u64 {
+        BYTES.swap(0, Relaxed)
     }
 }
 

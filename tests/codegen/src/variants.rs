@@ -9,8 +9,8 @@ use cubecl_core::server::Handle;
 use cubecl_runtime::client::ComputeClient;
 use float8_kernels::{
     Cast, Format, GemmConfig, GemmPath, Granularity, Grouping, Groups, MatrixView, Operand, Orientation, Output,
-    ScaleCalculationMode, ScaleMode, VectorView, amax, dequantize_mx, gemm_path, grouped_scaled_gemm, health, quantize,
-    quantize_with_amax, row_words, scaled_gemm_into, supports,
+    ScaleCalculationMode, ScaleMode, VectorView, amax, dequantize_mx, fused, gemm_path, grouped_scaled_gemm, health,
+    quantize, quantize_with_amax, quantize_with_maxima, row_words, scaled_gemm_into, supports,
 };
 
 use crate::device::{GenerateCuda, Generated, OfflineDevice, take};
@@ -50,6 +50,7 @@ pub fn generate(sm: u16) -> Vec<Generated> {
     let launcher = Launcher { client: GenerateCuda::client(&OfflineDevice::new(sm)) };
     launcher.quantize();
     launcher.rows();
+    launcher.neighbours();
     launcher.gemms();
     launcher.grouped();
     // Launches are generated on the device's thread.
@@ -103,6 +104,34 @@ impl Launcher {
                 for observe in [false, true] {
                     let amax = self.memory(4);
                     quantize_with_amax(&self.client, x, &amax, observe, cast, orientation).expect("a valid view");
+                }
+                let maxima = self.memory(4 * 64);
+                quantize_with_maxima(&self.client, x, (&maxima, 64), cast, orientation).expect("a valid view");
+            }
+        }
+    }
+
+    /// SwiGLU, RMSNorm and rotary positions of every dtype, by vector loads and by scalar loads, in rows of one unit and of many.
+    fn neighbours(&self) {
+        let client = &self.client;
+        let f32 = dtypes()[0];
+        for dtype in dtypes() {
+            for cols in [4, 255, 256, 4096] {
+                let shape = [64, cols];
+                let [a, b, dy] = [(); 3].map(|()| self.matrix(shape, cols, dtype));
+                fused::swiglu(client, &a, &b).expect("valid views");
+                fused::swiglu_backward(client, &a, &b, &dy).expect("valid views");
+                for gamma in [f32, dtype] {
+                    let gamma = self.matrix([1, cols], cols, gamma);
+                    fused::rms_norm(client, &a, &gamma, 1e-5).expect("valid views");
+                    fused::rms_norm_backward(client, &a, &gamma, &dy, 1e-5).expect("valid views");
+                }
+            }
+            for half in [5, 64] {
+                let x = self.matrix([64, 2 * half], 2 * half, dtype);
+                let table = self.matrix([8, half], half, f32);
+                for back in [false, true] {
+                    fused::rotary(client, &x, [&table, &table], [2, 8, 4], back).expect("valid views");
                 }
             }
         }

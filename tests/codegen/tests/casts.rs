@@ -1,4 +1,5 @@
-//! Casts on the interpreted machines with and without `cvt.rn.satfinite`: some of what is checked on a GPU, bit for bit.
+//! Casts, and what stands beside linears, on the interpreted machines with and without `cvt.rn.satfinite`: some of what is checked on a
+//! GPU, casts bit for bit.
 
 use checks::{Size, run};
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};
@@ -58,4 +59,12 @@ fn special_values() {
 #[test]
 fn given_amaxes() {
     check(&["quantize_with_amax 70x128", "quantize_with_amax 300x500"], 3);
+}
+
+/// SwiGLU, RMSNorm and rotary positions in bf16, and where rows are no whole vectors.
+#[test]
+fn neighbours_of_linears() {
+    check(&["swiglu 3x17 bf16", "swiglu 70x96 f32 row-major", "swiglu 70x96 one-nan"], 1);
+    check(&["rms_norm 3x17 f16", "rms_norm 70x96 bf16 row-major", "rms_norm 9x2056 f32 row-major"], 1);
+    check(&["rotary 2x7x3x10 bf16", "rotary 2x5x4x64 f32"], 1);
 }

@@ -9,6 +9,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_float8::config::SelfCheck;
+use burn_float8::nn::{rms_norm, swiglu};
 use burn_float8::{Float8, Float8Config, GroupedLinear, Recipe, begin_float8_step, report};
 use burn_fusion::Fusion;
 use checks::{Case, Size, visit_golden_linears, visit_linears};
@@ -54,7 +55,18 @@ struct Launched {
 
 impl Launched {
     fn new(kernels: &[Generated], allocations: usize) -> Self {
-        const OWN: [&str; 6] = ["cast_", "partial_maxima", "line_maxima", "fold_", "gemm_", "dequantize"];
+        const OWN: [&str; 10] = [
+            "cast_",
+            "partial_maxima",
+            "line_maxima",
+            "fold_",
+            "gemm_",
+            "dequantize",
+            "swiglu",
+            "rms_norm",
+            "rotate",
+            "sum_rows",
+        ];
         let is_own = |kernel: &&Generated| OWN.iter().any(|own| kernel.name.starts_with(own));
         let own = || kernels.iter().filter(is_own);
         let uploads = own().filter(|kernel| kernel.copies_shapes).count();
@@ -184,6 +196,28 @@ fn a_step_of_delayed_scaling_ends_in_a_fixed_number_of_launches() {
     for (layers, micro_batches) in [(1, 3), (6, 1), (6, 3)] {
         let large = launched(layers, micro_batches);
         assert_eq!(large.len(), small.len(), "{layers} layers, {micro_batches} micro-batches: {large:?}, {small:?}");
+    }
+}
+
+/// What stands before a linear leaves its maxima, so that the cast with one scale for the tensor looks for none; other casts do not need them.
+#[test]
+fn a_neighbour_leaves_the_amax_of_a_linear() {
+    let _turn = turn();
+    let [_, k, _] = SHAPE;
+    let gamma = tensor::<B, 1>(normal(k, 5), [k]);
+    for (recipe, maxima) in [(Recipe::Tensorwise, [2, 1]), (Recipe::Mxfp8, [0, 0])] {
+        let layer = linear(recipe);
+        let chains: [&dyn Fn(Tensor<B, 2>) -> Tensor<B, 2>; 2] =
+            [&|x| rms_norm(x, gamma.clone(), 1e-5), &|x| swiglu(x.clone(), x)];
+        for chain in chains {
+            step_of(&layer.weight, |x| layer.forward(chain(x)), 80);
+            // x and dy of the linear alone, and dy where the chain is before it.
+            let alone = step_of(&layer.weight, |x| layer.forward(x), 90);
+            let behind = step_of(&layer.weight, |x| layer.forward(chain(x)), 100);
+            let found = [&alone, &behind].map(|launched| launched.count("partial_maxima"));
+            assert_eq!(found, maxima, "{recipe}: {:?}", behind.names);
+            assert_eq!(behind.uploads, 0, "{:?}", behind.names);
+        }
     }
 }
 

@@ -2,12 +2,15 @@
 use burn::backend::Autodiff;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_float8::{
-    Float8,
+    Float8, Float8Config, Recipe,
     backend::Float8Backend,
     nn::{log_likelihood, rms_norm, rotary, swiglu},
 };
 
+use float8_kernels::reference::fused as reference;
+
 use crate::on_every_runtime;
+use crate::support::linear::layer;
 use crate::support::operand::{tensor, values};
 use crate::support::runtime::Flex;
 use crate::support::{max_error, normal};
@@ -59,14 +62,7 @@ fn f64s(values: &[f32]) -> Vec<f64> {
 }
 
 fn swiglu_want(a: &[f32], b: &[f32], dy: &[f32]) -> Vec<Vec<f64>> {
-    let (a, b, dy) = (f64s(a), f64s(b), f64s(dy));
-    let sigmoid = |x: f64| (1.0 + (-x).exp()).recip();
-    let of = |f: &dyn Fn(f64, f64, f64) -> f64| (0..a.len()).map(|i| f(a[i], b[i], dy[i])).collect();
-    vec![
-        of(&|a, b, _| a * sigmoid(a) * b),
-        of(&|a, b, dy| dy * b * sigmoid(a) * (1.0 + a * (1.0 - sigmoid(a)))),
-        of(&|a, _, dy| dy * a * sigmoid(a)),
-    ]
+    [vec![reference::swiglu(a, b)], reference::swiglu_backward(a, b, dy).to_vec()].concat()
 }
 
 /// Many values, so that several tasks have some; and those whose exponentials overflow.
@@ -107,18 +103,8 @@ fn swiglu_is_its_definition() {
 const EPSILON: f64 = 1e-5;
 
 fn rms_norm_want(x: &[f32], gamma: &[f32], dy: &[f32]) -> Vec<Vec<f64>> {
-    let (x, gamma, dy, width) = (f64s(x), f64s(gamma), f64s(dy), gamma.len());
-    let (mut y, mut dx, mut dgamma) = (vec![], vec![], vec![0.0; width]);
-    for (x, dy) in x.chunks(width).zip(dy.chunks(width)) {
-        let r = (x.iter().map(|x| x * x).sum::<f64>() / width as f64 + EPSILON).sqrt().recip();
-        let mean = (0..width).map(|i| dy[i] * gamma[i] * x[i] * r).sum::<f64>() / width as f64;
-        for i in 0..width {
-            y.push(x[i] * r * gamma[i]);
-            dx.push(r * (dy[i] * gamma[i] - x[i] * r * mean));
-            dgamma[i] += dy[i] * x[i] * r;
-        }
-    }
-    vec![y, dx, dgamma]
+    let y = reference::rms_norm(x, gamma, EPSILON);
+    [vec![y], reference::rms_norm_backward(x, gamma, dy, EPSILON).to_vec()].concat()
 }
 
 fn rms_norm_on<B: Float8Backend>(runtime: &str) {
@@ -146,18 +132,9 @@ fn angles() -> [Vec<f32>; 2] {
 }
 
 fn rotary_want(x: &[f32], dy: &[f32]) -> Vec<Vec<f64>> {
-    let ([batch, len, heads, dim], [cos, sin]) = (SHAPE, angles());
-    let (mut y, mut dx) = (vec![0.0; x.len()], vec![0.0; x.len()]);
-    for (i, half) in (0..batch * len * heads).flat_map(|i| (0..dim / 2).map(move |half| (i, half))) {
-        let (b, t, h) = (i / heads / len, i / heads % len, i % heads);
-        let (c, s) = (f64::from(cos[t * 5 + half]), f64::from(sin[t * 5 + half]));
-        let (from, to) = (i * dim + half, ((b * heads + h) * len + t) * dim + half);
-        let [x1, x2] = [from, from + dim / 2].map(|i| f64::from(x[i]));
-        let [d1, d2] = [to, to + dim / 2].map(|i| f64::from(dy[i]));
-        (y[to], y[to + dim / 2]) = (x1 * c - x2 * s, x2 * c + x1 * s);
-        (dx[from], dx[from + dim / 2]) = (d1 * c + d2 * s, d2 * c - d1 * s);
-    }
-    vec![y, dx]
+    let [cos, sin] = angles();
+    let turned = |x, back| reference::rotary(x, [&cos, &sin], SHAPE, back);
+    vec![turned(x, false), turned(dy, true)]
 }
 
 fn rotary_on<B: Float8Backend>(runtime: &str) {
@@ -261,4 +238,33 @@ fn fused_operations_elsewhere() {
     let double = || ours(&a).cast(DType::F64);
     assert_eq!(swiglu(double(), double()).dtype(), DType::F64);
     assert_eq!(rms_norm(double(), tensor(gamma, [10]), EPSILON).dtype(), DType::F64);
+}
+
+/// A linear casts what stands before it with the maxima that this leaves: the same bits as from the tensor alone.
+fn maxima_on<B: Float8Backend>(runtime: &str) {
+    let [m, k, n] = [48, 96, 32];
+    let [x, dy] = [(1, m * k), (2, m * n)].map(|(seed, len)| normal(len, seed));
+    for (recipe, special) in [(Recipe::Tensorwise, 0.5), (Recipe::Tensorwise, f32::NAN), (Recipe::Rowwise, 0.5)] {
+        let weight = tensor::<A<B>, 2>(normal(k * n, 3), [k, n]);
+        let layer = layer::<B>(&Float8Config::new(recipe), weight, None);
+        let run = |own: bool| {
+            let mut x = x.clone();
+            x[m * k - 1] = special;
+            let (x, gamma) = (tensor::<A<B>, 3>(x, [2, m / 2, k]).require_grad(), tensor(normal(k, 4), [k]));
+            let h = swiglu(x.clone(), x.clone());
+            let [h, normed] = [h.clone(), rms_norm(x.clone(), gamma, EPSILON)].map(|h| if own { h } else { h * 1.0 });
+            let y = layer.forward(h) + layer.forward(normed);
+            let grads = (y.clone() * tensor::<A<B>, 3>(dy.clone(), [2, m / 2, n])).sum().backward();
+            [y.inner(), x.grad(&grads).expect("a gradient")].map(values).concat()
+        };
+        let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        let (own, found) = (run(true), run(false));
+        assert_eq!(own.iter().any(|x| x.is_nan()), special.is_nan(), "{runtime} {recipe}");
+        assert_eq!(bits(own), bits(found), "{runtime} {recipe}");
+    }
+}
+
+#[test]
+fn a_cast_with_the_maxima_of_its_neighbour() {
+    on_every_runtime!(maxima_on);
 }

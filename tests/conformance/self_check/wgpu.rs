@@ -2,7 +2,10 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use burn::tensor::TensorData;
 use burn_cubecl::CubeBackend;
+use burn_float8::backend::Float8Backend;
+use burn_float8::nn;
 use burn_float8::report::DeviceError;
 use burn_float8::{Float8Config, Float8Error, Recipe, report};
 use cubecl::Runtime;
@@ -24,14 +27,15 @@ use cubecl_runtime::server::{
     ServerCommunication, ServerError, ServerUtilities,
 };
 use cubecl_runtime::storage::{ComputeStorage, ManagedResource};
+use test_data::relative_error;
 
 use crate::support::runtime::has_wgpu;
-use crate::{assert_right, layer};
+use crate::{assert_right, layer, tensor};
 
 type Storage = <WgpuServer as ComputeServer>::Storage;
 type Resource = <Storage as ComputeStorage>::Resource;
 
-/// wgpu, but of the cubes of a GEMM only the first is launched.
+/// wgpu, but of the cubes of a GEMM only the first is launched, and none of RMSNorm and SwiGLU.
 #[derive(Clone, Debug)]
 struct Faulty;
 
@@ -73,6 +77,9 @@ impl ComputeServer for FaultyServer {
         mode: ExecutionMode,
         stream: StreamId,
     ) {
+        if ["rms_norm", "swiglu"].iter().any(|name| kernel.name().contains(name)) {
+            return;
+        }
         let count = if kernel.name().contains("gemm_") { CubeCount::Static(1, 1, 1) } else { count };
         // SAFETY: by the caller.
         unsafe { self.inner.launch(kernel, count, arguments, mode, stream) }
@@ -184,4 +191,39 @@ fn a_gemm_of_one_tile_ends_on_the_host() {
         let error = report.verify().expect_err("a kernel is wrong");
         assert!(matches!(&error, Float8Error::Device(DeviceError::SelfCheck(_))), "{error}");
     }
+}
+
+/// What RMSNorm, SwiGLU and rotary positions give, and a gradient through all of them.
+fn neighbours<B: Float8Backend>(device: &B::Device) -> Vec<f32> {
+    let x = tensor::<B, 3>(1, [2, 1000, 256], device).require_grad();
+    let [cos, sin] = [3, 4].map(|seed| tensor::<B, 2>(seed, [1000, 32], device));
+    let h = nn::rms_norm(x.clone(), tensor::<B, 1>(2, [256], device), 1e-5);
+    let turned = nn::rotary(h.clone().reshape([2, 1000, 4, 64]), cos, sin);
+    let y = nn::swiglu(h, x.clone() * 0.5);
+    let grads = (y.clone().sum() + turned.clone().sum()).backward();
+    let values = |data: TensorData| data.to_vec::<f32>().expect("f32");
+    let all = [y.inner().into_data(), turned.inner().into_data(), x.grad(&grads).expect("tracked").into_data()];
+    all.map(values).concat()
+}
+
+/// Of what stands beside linears Burn's operations take the place, whose results have their maxima too; what is right stays.
+#[test]
+fn wrong_neighbours_end_in_burns_operations() {
+    if !has_wgpu("wrong_neighbours_end_in_burns_operations") {
+        return;
+    }
+    type Wrong = CubeBackend<Faulty, f32, i32, u32>;
+    let device = WgpuDevice::default();
+    let config = Float8Config::new(Recipe::Tensorwise);
+    let layer = layer::<Wrong>(&config, &device).expect("the device computes");
+    let got = neighbours::<Wrong>(&device);
+    // Again, when nothing is launched any more.
+    assert_eq!(got, neighbours::<Wrong>(&device));
+    let want = neighbours::<burn::backend::Flex>(&Default::default());
+    assert!(relative_error(&got, &want) < 1e-5);
+    let report = report(&layer);
+    let calls: Vec<_> = report.self_check.failures.iter().map(|failure| &failure.call).collect();
+    assert!(calls.iter().any(|call| call.starts_with("rms_norm of [2, 1000, 256]")), "{calls:?}");
+    assert!(calls.iter().any(|call| call.starts_with("swiglu of")), "{calls:?}");
+    assert!(!calls.iter().any(|call| call.contains("rotary")), "{calls:?}");
 }

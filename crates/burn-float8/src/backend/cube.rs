@@ -18,8 +18,8 @@ use float8_kernels::{
 use super::operand::{DeviceOperand, read_scales, scales};
 use super::self_check::{self, Product};
 use super::{
-    DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, SelfCheckReport, codes, host,
-    lost, preflight, squares,
+    DeviceMemory, Float8Backend, Fused, FusedOutput, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom,
+    SelfCheckReport, codes, fused_kernels, host, lost, preflight, squares,
 };
 use crate::config::SelfCheck;
 use crate::error::DeviceError;
@@ -76,10 +76,7 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         let (client, device, dtype) = (x.client.clone(), x.device.clone(), x.dtype);
         let view = matrix_view(x.clone());
         let [rows, cols] = view.shape;
-        let handles = match &scale {
-            ScaleFrom::Dynamic => ScaleFrom::Dynamic,
-            ScaleFrom::Amax { amax, observe } => ScaleFrom::Amax { amax: amax.handle.clone(), observe: *observe },
-        };
+        let handles = scale.map(|given| (given.handle.clone(), given.shape().num_elements()));
         let checks = self_check::of(&client);
         let asked = (cast, orientation);
         let quantized = match self_check::quantize(&client, &checks, device.to_id(), (&view, dtype), asked, &handles) {
@@ -155,6 +152,14 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         tensor(&client, &device, partials, [len, 5], DType::F32)
     }
 
+    fn fused_forward(op: &Fused<Self>, inputs: &[CubeTensor<R>]) -> FusedOutput<Self> {
+        fused_kernels::forward(op, inputs)
+    }
+
+    fn fused_backward(op: &Fused<Self>, inputs: &[CubeTensor<R>], dy: &CubeTensor<R>) -> Vec<CubeTensor<R>> {
+        fused_kernels::backward(op, inputs, dy)
+    }
+
     fn fp8_size(operand: &Self::Operand) -> OperandSize {
         operand.size()
     }
@@ -202,7 +207,7 @@ fn quantize_on_host<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElem
 ) -> Quantized<CubeBackend<R, F, I, BT>> {
     let device = x.device.clone();
     let [rows, cols] = host::matrix(&x.shape());
-    let is_given = matches!(scale, ScaleFrom::Amax { observe: false, .. });
+    let is_given = !scale.is_observed();
     let (copies, amax) = host::quantize_on_host::<CubeBackend<R, F, I, BT>>(x, cast, orientation, scale);
     let [rows_copy, cols_copy] = copies
         .map(|copy| copy.map(|copy| write_codes(HostCodes { transposed: false, ..host::read_codes(&copy) }, &device)));
@@ -260,7 +265,7 @@ fn kernel_operand<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElemen
     }
 }
 
-fn tensor<R: CubeRuntime>(
+pub(super) fn tensor<R: CubeRuntime>(
     client: &ComputeClient<R>,
     device: &R::Device,
     handle: Handle,

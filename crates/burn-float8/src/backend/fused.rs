@@ -20,7 +20,7 @@ use burn_backend::{Backend, DType, TensorMetadata};
 pub enum Fused<B: Backend> {
     /// `silu(a) · b`, of two tensors of one shape.
     SwiGlu,
-    /// RMSNorm of x `[M, H]` with γ `[H]`, in x's dtype.
+    /// RMSNorm of x `[.., H]` with γ `[H]`, in x's dtype.
     RmsNorm {
         /// Added to the mean of squares.
         epsilon: f64,
@@ -37,6 +37,15 @@ pub enum Fused<B: Backend> {
         /// `[M]`, in `0..V`.
         targets: IntTensor<B>,
     },
+}
+
+/// What comes of a [`Fused`] operation.
+#[derive(Clone, Debug)]
+pub struct FusedOutput<B: Backend> {
+    /// The result.
+    pub y: FloatTensor<B>,
+    /// f32 `[n]`, the largest of which is max |y|, NaN if y holds one: a cast of y with one scale then does not read it for its amax.
+    pub maxima: Option<FloatTensor<B>>,
 }
 
 impl<B: Backend> Fused<B> {
@@ -67,6 +76,12 @@ fn f32<B: Backend, const D: usize>(tensor: &FloatTensor<B>) -> Tensor<B, D> {
 
 fn flat<B: Backend>(tensor: &FloatTensor<B>) -> Tensor<B, 1> {
     f32::<B, 1>(&B::float_reshape(tensor.clone(), [tensor.shape().num_elements()].into()))
+}
+
+/// Rows as long as γ.
+fn rows<B: Backend>(tensor: &FloatTensor<B>, gamma: &FloatTensor<B>) -> Tensor<B, 2> {
+    let (elements, width) = (tensor.shape().num_elements(), gamma.shape()[0]);
+    f32::<B, 2>(&B::float_reshape(tensor.clone(), [elements / width, width].into()))
 }
 
 /// In the shape and dtype of another.
@@ -108,7 +123,7 @@ pub(super) fn forward<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> F
     match (op, inputs) {
         (Fused::SwiGlu, [a, b]) => like(silu(flat::<B>(a)) * flat::<B>(b), a),
         (Fused::RmsNorm { epsilon }, [x, gamma]) => {
-            let values = f32::<B, 2>(x);
+            let values = rows::<B>(x, gamma);
             let inverse_rms = inverse_rms(&values, *epsilon);
             like(values * inverse_rms * f32::<B, 1>(gamma).unsqueeze(), x)
         }
@@ -139,7 +154,7 @@ pub(super) fn backward<B: Backend>(
             vec![like(dy.clone() * up * slope, a), like(dy * gate * s, b)]
         }
         (Fused::RmsNorm { epsilon }, [x, gamma]) => {
-            let (values, dy) = (f32::<B, 2>(x), f32::<B, 2>(dy));
+            let (values, dy) = (rows::<B>(x, gamma), rows::<B>(dy, gamma));
             let inverse_rms = inverse_rms(&values, *epsilon);
             let normed = values * inverse_rms.clone();
             let g = dy.clone() * f32::<B, 1>(gamma).unsqueeze();

@@ -14,13 +14,13 @@ use super::cube::write_codes;
 use super::host::matrix;
 use super::operand::{DeviceOperand, scales};
 use super::{
-    DeviceMemory, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, SelfCheckReport, codes, lost,
-    squares,
+    DeviceMemory, Float8Backend, Fused, FusedOutput, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom,
+    SelfCheckReport, codes, fused_stream, lost, squares,
 };
 use crate::config::SelfCheck;
 use crate::error::DeviceError;
 
-type Handles<R> = HandleContainer<<R as FusionRuntime>::FusionHandle>;
+pub(super) type Handles<R> = HandleContainer<<R as FusionRuntime>::FusionHandle>;
 
 /// A custom operation: its description and the closure that runs it.
 struct Op<R, F> {
@@ -42,7 +42,7 @@ impl<R: FusionRuntime, F: Fn(&CustomOpIr, &mut Handles<R>) + Send + Sync> Operat
 }
 
 /// Puts an operation into the stream and returns its outputs, which exist once the stream runs it.
-fn register<R: FusionRuntime>(
+pub(super) fn register<R: FusionRuntime>(
     name: &'static str,
     inputs: Vec<FusionTensor<R>>,
     outputs: Vec<(Shape, DType)>,
@@ -117,10 +117,8 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
             outputs.push((Shape::from(vec![*rows, row_words(*k)]), DType::U32));
             outputs.push(scales(granularity, *rows, *k));
         }
-        let (given, observe) = match scale {
-            ScaleFrom::Dynamic => (None, true),
-            ScaleFrom::Amax { amax, observe } => (Some(amax), observe),
-        };
+        let (given, observe) = (scale.given().cloned(), scale.is_observed());
+        let scale = scale.map(|_| ());
         if observe {
             outputs.push((Shape::from(vec![granularity.amax_len(rows, cols, orientation)]), DType::F32));
         }
@@ -128,7 +126,7 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         let mut made = register("float8_quantize", inputs, outputs, move |ir, handles| {
             let mut inputs = ir.inputs.iter().map(|input| handles.get_float_tensor::<B>(input));
             let x = inputs.next().expect("registered with x");
-            let scale = inputs.next().map_or(ScaleFrom::Dynamic, |amax| ScaleFrom::Amax { amax, observe });
+            let scale = scale.map(|()| inputs.next().expect("registered with what is given"));
             drop(inputs);
             let copies = B::fp8_quantize(x, cast, orientation, scale);
             let mut outputs = ir.outputs.iter();
@@ -193,6 +191,18 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
             handles.register_float_tensor::<B>(&ir.outputs[0].id, B::fp8_health(x, &operand, transposed));
         })
         .remove(0)
+    }
+
+    fn fused_forward(op: &Fused<Self>, inputs: &[FloatTensor<Self>]) -> FusedOutput<Self> {
+        fused_stream::forward(op, inputs)
+    }
+
+    fn fused_backward(
+        op: &Fused<Self>,
+        inputs: &[FloatTensor<Self>],
+        dy: &FloatTensor<Self>,
+    ) -> Vec<FloatTensor<Self>> {
+        fused_stream::backward(op, inputs, dy)
     }
 
     fn fp8_size(operand: &Self::Operand) -> OperandSize {

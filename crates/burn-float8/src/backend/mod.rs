@@ -6,6 +6,10 @@ mod codes;
 mod cube;
 mod fused;
 #[cfg(feature = "cubecl")]
+mod fused_kernels;
+#[cfg(feature = "cubecl")]
+mod fused_stream;
+#[cfg(feature = "cubecl")]
 pub(crate) mod fusion;
 mod grouped;
 pub mod host;
@@ -28,7 +32,7 @@ use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use burn_std::Shape;
 pub use float8_kernels::{Cast, GemmConfig, GemmPath, Grouping, InvScale, Orientation};
 use float8_kernels::{Format, Granularity};
-pub use fused::Fused;
+pub use fused::{Fused, FusedOutput};
 pub(crate) use grouped::check_shapes;
 pub use grouped::grouped_matmul;
 #[cfg(feature = "cubecl")]
@@ -63,6 +67,34 @@ pub enum ScaleFrom<T> {
         /// Whether [`Quantized::amax`] is to be that of x all the same.
         observe: bool,
     },
+    /// From the largest of these, f32 `[n]`, which is the amax of x, with one scale per tensor only: x is not read for it.
+    Maxima(T),
+}
+
+#[cfg(feature = "cubecl")]
+impl<T> ScaleFrom<T> {
+    /// What is given.
+    fn given(&self) -> Option<&T> {
+        match self {
+            Self::Dynamic => None,
+            Self::Amax { amax, .. } => Some(amax),
+            Self::Maxima(maxima) => Some(maxima),
+        }
+    }
+
+    /// The same with another value for what is given.
+    fn map<U>(&self, f: impl FnOnce(&T) -> U) -> ScaleFrom<U> {
+        match self {
+            Self::Dynamic => ScaleFrom::Dynamic,
+            Self::Amax { amax, observe } => ScaleFrom::Amax { amax: f(amax), observe: *observe },
+            Self::Maxima(maxima) => ScaleFrom::Maxima(f(maxima)),
+        }
+    }
+
+    /// Whether the amax of the tensor is found.
+    fn is_observed(&self) -> bool {
+        !matches!(self, Self::Amax { observe: false, .. })
+    }
 }
 
 /// The tensor itself where it has the dtype.
@@ -161,7 +193,7 @@ pub trait Float8Backend: Backend {
 
     /// Casts `x` `[.., cols]`, seen as `[rows, cols]`, in one pass over it.
     ///
-    /// The caller has checked that the dtype is supported, that no dimension is zero, the size, and that an amax is given
+    /// The caller has checked that the dtype is supported, that no dimension is zero, the size, and that an amax or maxima are given
     /// only with one scale per tensor.
     fn fp8_quantize(
         x: FloatTensor<Self>,
@@ -207,8 +239,8 @@ pub trait Float8Backend: Backend {
 
     /// An operation beside linears, of its inputs. The caller has checked shapes and dtypes, and that nothing is empty. The default is
     /// Burn's operations.
-    fn fused_forward(op: &Fused<Self>, inputs: &[FloatTensor<Self>]) -> FloatTensor<Self> {
-        fused::forward(op, inputs)
+    fn fused_forward(op: &Fused<Self>, inputs: &[FloatTensor<Self>]) -> FusedOutput<Self> {
+        FusedOutput { y: fused::forward(op, inputs), maxima: None }
     }
 
     /// The gradient of each input.

@@ -6,7 +6,7 @@
 //! codes               cast with the scale 1 of x · 2^(127 - byte), which is exact, in each orientation
 //! ```
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{DType, FloatDType, TensorData, TensorMetadata};
+use burn_backend::{DType, FloatDType, IntDType, Slice, TensorData, TensorMetadata};
 use burn_std::Shape;
 use float8_kernels::{Cast, Granularity, InvScale, Orientation, ScaleCalculationMode, ScaleMode};
 
@@ -35,7 +35,7 @@ where
     let bytes = match padding {
         0 => bytes,
         _ => {
-            let zeros = B::int_zeros(Shape::from(vec![padding, blocks]), &device, burn_backend::IntDType::I32);
+            let zeros = B::int_zeros(Shape::from(vec![padding, blocks]), &device, IntDType::I32);
             B::int_cat(vec![bytes, zeros], 0)
         }
     };
@@ -48,7 +48,7 @@ where
     let scales = B::float_reshape(B::float_select(table, 0, of_rows.clone()), Shape::from(vec![rows, blocks, 1]));
     let scales = B::float_expand(scales, Shape::from(vec![rows, blocks, MX_BLOCK]));
     let scales = B::float_reshape(scales, Shape::from(vec![rows, blocks * MX_BLOCK]));
-    let scales = B::float_slice(scales, &[burn_std::Slice::full(), burn_std::Slice::from(0..cols)]);
+    let scales = B::float_slice(scales, &[Slice::full(), Slice::from(0..cols)]);
     let scaled = B::float_mul(B::float_reshape(in_dtype::<B>(x, DType::F32), Shape::from(vec![rows, cols])), scales);
     let one = B::float_full(Shape::from(vec![1]), format.max().into(), &device, FloatDType::F32);
     let codes = Cast { format, granularity: Granularity::Tensor, scale_mode: ScaleMode::F32 };

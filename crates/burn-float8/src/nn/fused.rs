@@ -41,13 +41,10 @@ pub fn swiglu<B: Backend, const D: usize>(a: Tensor<B, D>, b: Tensor<B, D>) -> T
 ///
 /// If γ is not as long as the last dimension, as Burn's product does.
 pub fn rms_norm<B: Backend, const D: usize>(x: Tensor<B, D>, gamma: Tensor<B, 1>, epsilon: f64) -> Tensor<B, D> {
-    let (shape, dtype) = (x.shape(), x.dtype());
-    let width = shape[D - 1];
+    let dtype = x.dtype();
     match functions(&x) {
-        Some(functions) if gamma.dims() == [width] && gamma.dtype() != DType::F64 => {
-            let rows = x.reshape([shape.num_elements() / width, width]);
-            let y = tensor::<B, 2>((functions.rms_norm)(primitive(rows), primitive(gamma), epsilon));
-            y.reshape(shape)
+        Some(functions) if gamma.dims() == [x.dims()[D - 1]] && gamma.dtype() != DType::F64 => {
+            tensor((functions.rms_norm)(primitive(x), primitive(gamma), epsilon))
         }
         _ => {
             let x = x.cast(DType::F32);

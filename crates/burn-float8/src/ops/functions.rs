@@ -88,7 +88,8 @@ fn accept<W: Wrapped>() {
 }
 
 fn fused<W: Wrapped>(op: Fused<W::Plain>, inputs: Vec<Float8Tensor<W>>) -> Float8Tensor<W> {
-    Float8Tensor::new(W::fused_node(op, inputs.into_iter().map(Float8Tensor::into_full).collect()))
+    let (y, maxima) = W::fused_node(op, inputs.into_iter().map(Float8Tensor::into_full).collect());
+    Float8Tensor::with_maxima(y, maxima)
 }
 
 /// What attention reads, on the wrapped backend.

@@ -8,20 +8,23 @@ use burn_autodiff::ops::{Backward, Ops, OpsKind};
 use burn_backend::tensor::FloatTensor;
 
 use super::register_gradients;
-use crate::backend::{Float8Backend, Fused};
+use crate::backend::{Float8Backend, Fused, FusedOutput};
 use crate::profile::operation;
 
+/// The result of an operation on autodiff, and the maxima of its magnitudes on the backend that computes, where it leaves them.
+type Node<B, C> = (FloatTensor<Autodiff<B, C>>, Option<FloatTensor<B>>);
+
 /// Forward on the backend that computes.
-pub(super) fn forward<B: Float8Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> FloatTensor<B> {
+pub(super) fn forward<B: Float8Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> FusedOutput<B> {
     let _timer = operation(op.name());
     B::fused_forward(op, inputs)
 }
 
-/// The node on autodiff, of one input or two.
+/// The node on autodiff, of one input or two, and the maxima of its result.
 pub(super) fn node<B: Float8Backend, C: CheckpointStrategy>(
     op: Fused<B>,
     inputs: Vec<FloatTensor<Autodiff<B, C>>>,
-) -> FloatTensor<Autodiff<B, C>> {
+) -> Node<B, C> {
     match <[_; 2]>::try_from(inputs) {
         Ok(inputs) => node_of::<B, C, 2>(op, inputs),
         Err(inputs) => node_of::<B, C, 1>(op, <[_; 1]>::try_from(inputs).expect("one input or two")),
@@ -31,21 +34,22 @@ pub(super) fn node<B: Float8Backend, C: CheckpointStrategy>(
 fn node_of<B: Float8Backend, C: CheckpointStrategy, const N: usize>(
     op: Fused<B>,
     inputs: [FloatTensor<Autodiff<B, C>>; N],
-) -> FloatTensor<Autodiff<B, C>> {
-    let y = forward(&op, &inputs.each_ref().map(|input| input.primitive.clone()));
-    match Node.prepare::<C>(inputs.each_ref().map(|input| input.node.clone())).compute_bound().stateful() {
+) -> Node<B, C> {
+    let FusedOutput { y, maxima } = forward(&op, &inputs.each_ref().map(|input| input.primitive.clone()));
+    let y = match Backwards.prepare::<C>(inputs.each_ref().map(|input| input.node.clone())).compute_bound().stateful() {
         OpsKind::Tracked(mut prep) => {
             let inputs = inputs.each_ref().map(|input| prep.checkpoint(input));
             prep.finish((op, inputs), y)
         }
         OpsKind::UnTracked(prep) => prep.finish(y),
-    }
+    };
+    (y, maxima)
 }
 
 #[derive(Debug)]
-struct Node;
+struct Backwards;
 
-impl<B: Float8Backend, const N: usize> Backward<B, N> for Node {
+impl<B: Float8Backend, const N: usize> Backward<B, N> for Backwards {
     type State = (Fused<B>, [NodeId; N]);
 
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {

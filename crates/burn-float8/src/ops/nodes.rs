@@ -20,7 +20,7 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 
 use super::linear::{self, Wanted, reduced};
 use super::{attention, full_tensor, fused, grouped, register_gradients};
-use crate::backend::{Attention, Float8Backend, Fused};
+use crate::backend::{Attention, Float8Backend, Fused, FusedOutput};
 use crate::error::Float8Panic;
 use crate::layer::{Layer, UNTAGGED_NAME};
 use crate::tensor::{Float8Tensor, Wrapped};
@@ -52,8 +52,9 @@ impl<B: Float8Backend> Wrapped for B {
         attention::forward(&attention).y
     }
 
-    fn fused_node(op: Fused<B>, inputs: Vec<FloatTensor<B>>) -> FloatTensor<B> {
-        fused::forward(&op, &inputs)
+    fn fused_node(op: Fused<B>, inputs: Vec<FloatTensor<B>>) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
+        let FusedOutput { y, maxima } = fused::forward(&op, &inputs);
+        (y, maxima)
     }
 
     fn is_tracked(_: &FloatTensor<B>) -> bool {
@@ -133,7 +134,7 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
         attention::node::<B, C>(attention)
     }
 
-    fn fused_node(op: Fused<B>, inputs: Vec<FloatTensor<Self>>) -> FloatTensor<Self> {
+    fn fused_node(op: Fused<B>, inputs: Vec<FloatTensor<Self>>) -> (FloatTensor<Self>, Option<FloatTensor<B>>) {
         fused::node::<B, C>(op, inputs)
     }
 

@@ -97,14 +97,14 @@ impl<B: Float8Backend> Entries<B> {
     }
 }
 
-/// Casts with the scale `known` that the tensor's copies have already, else that of its history, else that of its own amax: the given
-/// one where its source knows it.
+/// Casts with the scale `known` that the tensor's copies have already, else that of its history, else that of its own amax: of `own` where
+/// that is known without reading the tensor.
 pub(super) fn quantize<B: Float8Backend>(
     full: FloatTensor<B>,
     orientation: Orientation,
     request: CastRequest<'_>,
     known: Option<Arc<CastResult<B>>>,
-    own_amax: Option<&dyn Fn() -> FloatTensor<B>>,
+    own: Option<&dyn Fn() -> ScaleFrom<FloatTensor<B>>>,
 ) -> (Quantized<B>, Arc<CastResult<B>>) {
     let CastRequest { operand, layer, .. } = request;
     let (key, device) = (request.key(), B::float_device(&full));
@@ -125,7 +125,7 @@ pub(super) fn quantize<B: Float8Backend>(
     let from = match &scaling {
         // With one scale the amax is the same whatever the orientation: the first cast observes it.
         Some(amax) => ScaleFrom::Amax { amax: amax.clone(), observe: true },
-        None => own_amax.map_or(ScaleFrom::Dynamic, |amax| ScaleFrom::Amax { amax: amax(), observe: false }),
+        None => own.map_or(ScaleFrom::Dynamic, |own| own()),
     };
     let quantized = timed(from);
     let observed = quantized.amax.clone();

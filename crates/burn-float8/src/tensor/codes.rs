@@ -1,10 +1,4 @@
 //! [`Codes`]: a weight that is its FP8 codes, without a high-precision copy.
-//!
-//! | a GEMM reads | what it gets | held |
-//! | --- | --- | --- |
-//! | wᵀ `[N, K]` in the cast of the codes | the codes | by the weight |
-//! | w `[K, N]`, where one scale serves both orientations | their transpose | by the GEMM |
-//! | anything else | a cast of the decoded values | by the GEMM |
 use std::sync::Arc;
 
 use burn_backend::DType;

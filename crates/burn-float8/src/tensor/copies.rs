@@ -27,7 +27,7 @@ pub(crate) fn fp8_copy<B: Float8Backend>(
     }
     if let Some(codes) = t.codes() {
         drop(entries);
-        return copy_of_codes(t, codes, view, request);
+        return copy_of_codes(t, codes, view, request, key);
     }
     let known = entries.known(key.cast);
     // Not under the lock: a thread of rayon's pool that waits for the parts of its cast may take up a forward which reads this tensor.
@@ -38,49 +38,43 @@ pub(crate) fn fp8_copy<B: Float8Backend>(
     }
 }
 
-/// The copy of a weight of codes alone that a GEMM reads.
+/// The copy of a weight of codes alone that a GEMM reads, which no clone of it has; casts are not made under the cache's lock, since they run
+/// in a pool whose threads may take up other forwards.
+///
+/// | a GEMM reads | what it gets | held |
+/// | --- | --- | --- |
+/// | wᵀ `[N, K]` in the cast of the codes | the codes | by the weight |
+/// | w `[K, N]`, where one scale serves both orientations | their transpose | by the GEMM |
+/// | anything else | a cast of the decoded values | by the GEMM |
 fn copy_of_codes<B: Float8Backend>(
     t: &Float8Tensor<B>,
     codes: &Arc<Codes<B>>,
     view: View<'_, B>,
     request: CastRequest<'_>,
+    key: CopyKey,
 ) -> Arc<Fp8Copy<B>> {
     let CastRequest { operand, layer, .. } = request;
-    let key = CopyKey { cast: request.key(), layout: view.layout(), operand };
-    let mut entries = t.cache().lock();
-    if let Some(copy) = entries.find(key) {
-        return copy;
-    }
     let cast = key.cast.cast;
     let is_cast = (cast.format, cast.granularity) == (codes.format, codes.granularity);
     let result = || Arc::new(CastResult { scaling: codes.amax.clone(), observed: None, observation: None });
     let copy = |made, result| Fp8Copy::new(made, cast, result, layer);
-    match operand.axis {
+    let copy = match operand.axis {
         ContractionAxis::Leading if is_cast => {
             let copy = copy(codes.operand.clone(), result());
-            entries.copies.push((key, Held::Strong(copy.clone())));
-            copy
+            t.cache().lock().copies.push((key, Held::Strong(copy.clone())));
+            return copy;
         }
+        ContractionAxis::Last if is_cast && codes.serves_both(cast) => copy(B::fp8_transpose(&codes.operand), result()),
         axis => {
-            // Not under the lock: casts run in a pool whose threads may take up other forwards.
-            drop(entries);
-            let copy = match axis {
-                ContractionAxis::Last if is_cast && codes.serves_both(cast) => {
-                    copy(B::fp8_transpose(&codes.operand), result())
-                }
-                axis => {
-                    let values = view.of(t);
-                    layer.count_cast(operand.role);
-                    let orientation: Orientation = axis.orientation();
-                    let Quantized { rows, cols, amax } = B::fp8_quantize(values, cast, orientation, ScaleFrom::Dynamic);
-                    let made = rows.or(cols).expect("the orientation that is asked for");
-                    copy(made, Arc::new(CastResult { scaling: amax.clone(), observed: Some(amax), observation: None }))
-                }
-            };
-            t.cache().lock().copies.push((key, Held::Weak(Arc::downgrade(&copy))));
-            copy
+            layer.count_cast(operand.role);
+            let Quantized { rows, cols, amax } =
+                B::fp8_quantize(view.of(t), cast, axis.orientation(), ScaleFrom::Dynamic);
+            let made = rows.or(cols).expect("the orientation that is asked for");
+            copy(made, Arc::new(CastResult { scaling: amax.clone(), observed: Some(amax), observation: None }))
         }
-    }
+    };
+    t.cache().lock().copies.push((key, Held::Weak(Arc::downgrade(&copy))));
+    copy
 }
 
 /// Casts `t`, keeps the copies as the cache's module says, and returns the one that is asked for.
@@ -96,9 +90,13 @@ fn make<B: Float8Backend>(
         View::Own if both && !is_recast && plan.is_one_cast(operand) => Orientation::Both,
         _ => operand.axis.orientation(),
     };
-    let (Quantized { rows, cols, .. }, result) = quantize(view.of(t), orientation, request, known, None);
-    layer.count_cast(operand.role);
     let cast = request.key();
+    // The maxima are those of the tensor as it is.
+    let maxima = t.cache().maxima().filter(|_| cast.has_one_scale() && matches!(view, View::Own));
+    let own = maxima.map(|maxima| || ScaleFrom::Maxima(maxima.clone()));
+    let own = own.as_ref().map(|own| own as &dyn Fn() -> _);
+    let (Quantized { rows, cols, .. }, result) = quantize(view.of(t), orientation, request, known, own);
+    layer.count_cast(operand.role);
     let mut entries = t.cache().lock();
     let result = entries.keep(cast, result);
     let (mut wanted, mut copies) = (None, vec![]);

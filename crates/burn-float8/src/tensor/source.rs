@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::cache::{CastResult, CopyKey, Fp8Copy, Held, Layout, Slot};
 use super::cast::{CastRequest, quantize};
 use super::wrapped::{Float8Tensor, Wrapped};
-use crate::backend::{Float8Backend, Quantized, in_dtype};
+use crate::backend::{Float8Backend, Quantized, ScaleFrom, in_dtype};
 use crate::config::LinearPlan;
 use crate::layer::{Layer, Mark, Tag};
 use crate::step::DeviceState;
@@ -164,8 +164,10 @@ impl<B: Float8Backend> WeightCast<'_, B> {
         let (key, cache) = (self.request.key(), self.weight.cache());
         layer.count_cast(operand.role);
         let known = cache.lock().known(key);
+        let own = amax.map(|amax| || ScaleFrom::Amax { amax: amax(), observe: false });
+        let own = own.as_ref().map(|own| own as &dyn Fn() -> _);
         let (Quantized { rows, cols, .. }, result) =
-            quantize(rows, operand.axis.orientation(), self.request, known, amax);
+            quantize(rows, operand.axis.orientation(), self.request, known, own);
         let result = cache.lock().keep(key, result);
         (rows.or(cols).expect("the orientation that was asked for"), Findings(result))
     }

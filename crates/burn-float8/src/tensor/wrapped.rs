@@ -39,9 +39,12 @@ pub trait Wrapped: Backend {
     /// Scaled dot-product attention as one node.
     #[doc(hidden)]
     fn attention_node(attention: Attention<Self>) -> FloatTensor<Self>;
-    /// An operation beside linears as one node.
+    /// An operation beside linears as one node, and [the maxima](crate::backend::FusedOutput::maxima) of its result.
     #[doc(hidden)]
-    fn fused_node(op: Fused<Self::Plain>, inputs: Vec<FloatTensor<Self>>) -> FloatTensor<Self>;
+    fn fused_node(
+        op: Fused<Self::Plain>,
+        inputs: Vec<FloatTensor<Self>>,
+    ) -> (FloatTensor<Self>, Option<FloatTensor<Self::Plain>>);
     /// Whether a gradient of this tensor is wanted.
     #[doc(hidden)]
     fn is_tracked(tensor: &FloatTensor<Self>) -> bool;
@@ -79,6 +82,15 @@ impl<W: Wrapped> Float8Tensor<W> {
     /// A weight that is these codes, in the place of `full`, which says its shape, dtype, device and place in autodiff alone.
     pub(crate) fn of_codes(full: FloatTensor<W>, codes: Arc<Codes<W::Plain>>) -> Self {
         Self { codes: Some(codes), ..Self::new(full) }
+    }
+
+    /// A tensor whose maker has left the maxima of its magnitudes, f32 `[n]`.
+    pub(crate) fn with_maxima(full: FloatTensor<W>, maxima: Option<FloatTensor<W::Plain>>) -> Self {
+        let made = Self::new(full);
+        if let Some(maxima) = maxima {
+            made.cache().set_maxima(maxima);
+        }
+        made
     }
 
     /// The full-precision tensor; of a weight that [is FP8 codes alone](Self::is_fp8_only) only its shape, dtype and device say something.

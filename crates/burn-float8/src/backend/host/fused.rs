@@ -1,21 +1,21 @@
 //! [`Fused`] on the host: each operation in one pass over its rows, on all cores.
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, TensorMetadata};
+use burn_backend::{Backend, DType, TensorData, TensorMetadata};
 use burn_std::Shape;
 use rayon::prelude::*;
 
 use super::loops::TASK;
-use super::vector::{dot, exp, exp_minus, max, vectorized};
+use super::vector::{dot, exp, exp_minus, magnitude, max, vectorized};
 use super::view::View;
 use super::{floats, matrix, read_ints, tensor_on};
-use crate::backend::fused::Fused;
+use crate::backend::fused::{Fused, FusedOutput};
 
 /// [`Float8Backend::fused_forward`](super::Float8Backend::fused_forward) on the host.
-pub fn fused_forward<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> FloatTensor<B> {
-    match (op, inputs) {
-        (Fused::SwiGlu, [a, b]) => tensor::<B>(a, swiglu(&floats::<B>(a), &floats::<B>(b)), a.shape()),
+pub fn fused_forward<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> FusedOutput<B> {
+    let y = match (op, inputs) {
+        (Fused::SwiGlu, [a, b]) => return with_maxima::<B>(a, swiglu(&floats::<B>(a), &floats::<B>(b))),
         (Fused::RmsNorm { epsilon }, [x, gamma]) => {
-            tensor::<B>(x, rms_norm(&floats::<B>(x), &floats::<B>(gamma), *epsilon as f32), x.shape())
+            return with_maxima::<B>(x, rms_norm(&floats::<B>(x), &floats::<B>(gamma), *epsilon as f32));
         }
         (Fused::Rotary { cos, sin }, [x]) => {
             let [batch, len, heads, dim] = x.shape().dims();
@@ -27,7 +27,7 @@ pub fn fused_forward<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> Fl
             let targets = read_ints::<B>(targets);
             let logits_of = &*floats::<B>(logits);
             let mut y = vec![0.0; rows];
-            by_rows(&mut y, 1, vocab_size, |first, y| {
+            let _maximum = by_rows(&mut y, 1, vocab_size, |first, y| {
                 for (y, row) in y.iter_mut().zip(first..) {
                     let logits = &logits_of[row * vocab_size..][..vocab_size];
                     let (max, log_sum) = log_sum(logits);
@@ -37,7 +37,15 @@ pub fn fused_forward<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> Fl
             tensor::<B>(logits, y, [rows, 1])
         }
         _ => unreachable!("{} of {} inputs", op.name(), inputs.len()),
-    }
+    };
+    FusedOutput { y, maxima: None }
+}
+
+/// Values in the shape and dtype of another tensor; their magnitude is known if the dtype keeps them as they are.
+fn with_maxima<B: Backend>(like: &FloatTensor<B>, (values, magnitude): (Vec<f32>, u32)) -> FusedOutput<B> {
+    let maxima = (like.dtype() == DType::F32)
+        .then(|| B::float_from_data(TensorData::new(vec![f32::from_bits(magnitude)], [1]), &B::float_device(like)));
+    FusedOutput { y: tensor::<B>(like, values, like.shape()), maxima }
 }
 
 /// [`Float8Backend::fused_backward`](super::Float8Backend::fused_backward) on the host.
@@ -67,7 +75,7 @@ pub fn fused_backward<B: Backend>(
             let targets = read_ints::<B>(targets);
             let (values, dy) = (&*floats::<B>(logits), &*floats::<B>(dy));
             let mut dl = vec![0.0; values.len()];
-            by_rows(&mut dl, vocab_size, vocab_size, |first, dl| {
+            let _maximum = by_rows(&mut dl, vocab_size, vocab_size, |first, dl| {
                 for (dl, row) in dl.chunks_exact_mut(vocab_size).zip(first..) {
                     let values = &values[row * vocab_size..][..vocab_size];
                     let max = max(values);
@@ -90,10 +98,17 @@ fn tensor<B: Backend>(like: &FloatTensor<B>, values: Vec<f32>, shape: impl Into<
 }
 
 /// Fills rows of `width` elements, many at a time, each of which takes as long as `work` elements: `fill` gets the first row and some.
-fn by_rows(out: &mut [f32], width: usize, work: usize, fill: impl Fn(usize, &mut [f32]) + Sync) {
+/// Returns the bits of the largest magnitude.
+fn by_rows(out: &mut [f32], width: usize, work: usize, fill: impl Fn(usize, &mut [f32]) + Sync) -> u32 {
     let rows = TASK.div_ceil(work);
     let tasks = out.par_chunks_mut(rows * width).enumerate();
-    tasks.for_each(|(task, part)| vectorized(|| fill(task * rows, part)));
+    let filled = tasks.map(|(task, part)| {
+        vectorized(|| {
+            fill(task * rows, part);
+            magnitude(part)
+        })
+    });
+    filled.max().unwrap_or(0)
 }
 
 /// `1 / (1 + e^-x)`
@@ -104,15 +119,15 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-fn swiglu(a: &[f32], b: &[f32]) -> Vec<f32> {
+fn swiglu(a: &[f32], b: &[f32]) -> (Vec<f32>, u32) {
     let mut y = vec![0.0; a.len()];
-    by_rows(&mut y, 1, 1, |first, y| {
+    let magnitude = by_rows(&mut y, 1, 1, |first, y| {
         let (a, b) = (&a[first..][..y.len()], &b[first..][..y.len()]);
         for ((y, a), b) in y.iter_mut().zip(a).zip(b) {
             *y = a * sigmoid(*a) * b;
         }
     });
-    y
+    (y, magnitude)
 }
 
 fn swiglu_backward(a: &[f32], b: &[f32], dy: &[f32]) -> [Vec<f32>; 2] {
@@ -135,10 +150,10 @@ fn inverse_rms(x: &[f32], epsilon: f32) -> f32 {
     1.0 / (dot(x, x) / x.len() as f32 + epsilon).sqrt()
 }
 
-fn rms_norm(x: &[f32], gamma: &[f32], epsilon: f32) -> Vec<f32> {
+fn rms_norm(x: &[f32], gamma: &[f32], epsilon: f32) -> (Vec<f32>, u32) {
     let width = gamma.len();
     let mut y = vec![0.0; x.len()];
-    by_rows(&mut y, width, width, |first, y| {
+    let magnitude = by_rows(&mut y, width, width, |first, y| {
         let rows = x[first * width..][..y.len()].chunks_exact(width);
         for (y, x) in y.chunks_exact_mut(width).zip(rows) {
             let inverse_rms = inverse_rms(x, epsilon);
@@ -147,7 +162,7 @@ fn rms_norm(x: &[f32], gamma: &[f32], epsilon: f32) -> Vec<f32> {
             }
         }
     });
-    y
+    (y, magnitude)
 }
 
 fn rms_norm_backward([x, gamma, dy]: [&[f32]; 3], epsilon: f32) -> [Vec<f32>; 2] {
@@ -195,7 +210,7 @@ fn rotary<B: Backend>(
     let sign = if back { -1.0 } else { 1.0 };
     let x = View::new::<B>(x);
     let mut y = vec![0.0; batch * len * heads * dim];
-    by_rows(&mut y, heads * dim, heads * dim, |first, y| {
+    let _maximum = by_rows(&mut y, heads * dim, heads * dim, |first, y| {
         for (y, row) in y.chunks_exact_mut(heads * dim).zip(first..) {
             let (sequence, position) = (row / len, row % len);
             let [cos, sin] = [&cos, &sin].map(|table| &table[position * half..][..half]);

@@ -68,7 +68,7 @@ macro_rules! host_backend {
             fn fused_forward(
                 op: &$crate::backend::Fused<Self>,
                 inputs: &[$crate::__private::FloatTensor<Self>],
-            ) -> $crate::__private::FloatTensor<Self> {
+            ) -> $crate::backend::FusedOutput<Self> {
                 $crate::backend::host::fused_forward(op, inputs)
             }
 

@@ -66,6 +66,12 @@ pub(super) fn max(values: &[f32]) -> f32 {
     maxima.into_iter().chain(rest.iter().copied()).fold(f32::NEG_INFINITY, larger)
 }
 
+/// The bits of the largest magnitude; those of a NaN are larger than of any number.
+#[inline(always)]
+pub(super) fn magnitude(values: &[f32]) -> u32 {
+    values.iter().fold(0, |largest, x| largest.max(x.abs().to_bits()))
+}
+
 /// Σ aᵢ bᵢ.
 #[inline(always)]
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {

@@ -8,7 +8,7 @@ use cubecl::server::Handle;
 use float8_kernels::reference::{self, HostQuantized};
 use float8_kernels::{
     Cast, Granularity, KernelError, MatrixView, Operand, Orientation, Quantized, cast_instructions, quantize as launch,
-    quantize_with_amax, strike_casts,
+    quantize_with_amax, quantize_with_maxima, strike_casts,
 };
 
 use super::gemm::edges;
@@ -27,14 +27,17 @@ pub(in crate::backend) fn quantize<R: Runtime>(
     device: DeviceId,
     (x, dtype): (&MatrixView, DType),
     (cast, orientation): (Cast, Orientation),
-    scale: &ScaleFrom<Handle>,
+    scale: &ScaleFrom<(Handle, usize)>,
 ) -> Result<Quantized, KernelError> {
     let mut call = Call::new();
     loop {
         let instructions = cast_instructions(client);
         let quantized = call.record(checks, device, || match scale {
             ScaleFrom::Dynamic => launch(client, x, cast, orientation),
-            ScaleFrom::Amax { amax, observe } => quantize_with_amax(client, x, amax, *observe, cast, orientation),
+            ScaleFrom::Amax { amax: (amax, _), observe } => {
+                quantize_with_amax(client, x, amax, *observe, cast, orientation)
+            }
+            ScaleFrom::Maxima((maxima, len)) => quantize_with_maxima(client, x, (maxima, *len), cast, orientation),
         });
         let quantized = quantized?;
         let name = || {
@@ -139,14 +142,14 @@ fn compare<R: Runtime>(
     client: &ComputeClient<R>,
     (x, dtype): (&MatrixView, DType),
     cast: Cast,
-    scale: &ScaleFrom<Handle>,
+    scale: &ScaleFrom<(Handle, usize)>,
     quantized: &Quantized,
 ) -> Result<(), Mismatch> {
     let sides = [(&quantized.rows, false), (&quantized.cols, true)];
     let mut copies: Vec<_> =
         sides.into_iter().filter_map(|(operand, transposed)| Some(Copy::new(operand.as_ref()?, transposed))).collect();
     let mut parts = vec![whole(&quantized.amax)];
-    if let ScaleFrom::Amax { amax, .. } = scale {
+    if let ScaleFrom::Amax { amax: (amax, _), .. } = scale {
         parts.push((amax, 0..4));
     }
     copies.iter().for_each(|copy| parts.extend(parts_of(copy.operand, &copy.rows)));
@@ -166,7 +169,7 @@ fn compare<R: Runtime>(
         copies.iter_mut().for_each(|copy| copy.fill(first, values, cols));
     })
     .map_err(Mismatch::Unread)?;
-    if !matches!(scale, ScaleFrom::Amax { observe: false, .. }) {
+    if scale.is_observed() {
         let largest = reference::amax(&observed);
         if largest.to_bits() != amax.to_bits() && !(largest.is_nan() && amax.is_nan()) {
             return Err(Mismatch::Wrong(format!("the amax is {largest:e}, not {amax:e}")));

@@ -5,12 +5,13 @@
 //! launch ─ all kernels known to be right ─▶ result
 //!    │ a new one
 //!    ▼
-//! read back, compare ─ right ─▶ result        cast   sampled rows, bit for bit, scales and amax included
+//! compare ─ right ─▶ result                   cast   sampled rows, bit for bit, scales and amax included
 //!    │ wrong                                  GEMM   sampled elements against f64 dot products of the decoded codes
-//!    ▼
-//! strike off, log, launch the next path       the host where none is left
+//!    ▼                                        fused  sampled rows against Burn's operations
+//! strike off, log, launch the next path       the host where none is left; of fused operations Burn's
 //! ```
 mod cast;
+mod fused;
 mod gemm;
 mod read;
 
@@ -26,6 +27,7 @@ use cubecl::client::ComputeClient;
 use cubecl::future::block_on;
 use cubecl::prelude::Runtime;
 use float8_kernels::{Granularity, KernelVariant, device_key, launched_by};
+pub(super) use fused::fused;
 pub(super) use gemm::{Product, multiply};
 use parking_lot::{Mutex, RwLock};
 

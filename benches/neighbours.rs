@@ -1,0 +1,167 @@
+//! Bytes that the kernels of a Llama layer's linears and their neighbours move on CUDA, forward and backward, without a GPU: by Burn's
+//! operations, which fuse, and by [`burn_float8::nn`].
+//!
+//! ```text
+//! bytes of a launch = the sizes of all tensors that it is given, each read or written once
+//! layer             = RMSNorm, q, k and v, rotary positions of q and k; RMSNorm, gate and up, SwiGLU, down
+//! ```
+//! Without attention, o and the residuals, which are the same in both. Nothing is launched.
+
+use burn::backend::Autodiff;
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::activation::silu;
+use burn::tensor::backend::Backend;
+use burn::tensor::{DType, Distribution, Tensor};
+use burn_cubecl::CubeBackend;
+use burn_float8::config::SelfCheck;
+use burn_float8::{Float8, Float8Config, Recipe, nn};
+use burn_fusion::Fusion;
+use codegen::device::{GenerateCuda, OfflineDevice, idle};
+use serde::Serialize;
+
+/// What `burn::backend::Cuda` is, on a runtime that needs no GPU.
+type B = Float8<Autodiff<Fusion<CubeBackend<GenerateCuda, f32, i32, u8>>>>;
+
+/// Of Llama 3 8B.
+const HIDDEN: usize = 4096;
+const FFN: usize = 14_336;
+const HEADS: [usize; 2] = [32, 8];
+const HEAD: usize = 128;
+
+const TOKENS: usize = 1024;
+
+const EPSILON: f64 = 1e-5;
+
+/// One precision.
+#[derive(Serialize)]
+pub struct Row {
+    precision: String,
+    /// Bytes and launches by Burn's operations, and by nodes.
+    bytes: [u64; 2],
+    launches: [usize; 2],
+}
+
+#[derive(Module, Debug)]
+struct Layer<B: Backend> {
+    q: Linear<B>,
+    k: Linear<B>,
+    v: Linear<B>,
+    gate: Linear<B>,
+    up: Linear<B>,
+    down: Linear<B>,
+}
+
+/// How neighbours are computed.
+struct Neighbours {
+    rms_norm: fn(Tensor<B, 3>, Tensor<B, 1>) -> Tensor<B, 3>,
+    rotary: fn(Tensor<B, 4>, Tensor<B, 2>, Tensor<B, 2>) -> Tensor<B, 4>,
+    swiglu: fn(Tensor<B, 3>, Tensor<B, 3>) -> Tensor<B, 3>,
+}
+
+const NODES: Neighbours = Neighbours {
+    rms_norm: |x, gamma| nn::rms_norm(x, gamma, EPSILON),
+    rotary: |x, cos, sin| nn::rotary(x, cos, sin),
+    swiglu: |gate, up| nn::swiglu(gate, up),
+};
+
+const BURN: Neighbours = Neighbours {
+    rms_norm: |x, gamma| {
+        let x = x.cast(DType::F32);
+        let inverse_rms = (x.clone().square().mean_dim(2) + EPSILON).sqrt().recip();
+        (x * inverse_rms * gamma.cast(DType::F32).unsqueeze()).cast(DType::BF16)
+    },
+    rotary: |x, cos, sin| {
+        let x = x.cast(DType::F32).swap_dims(1, 2);
+        let (first, second) = (x.clone().slice_dim(3, 0..HEAD / 2), x.slice_dim(3, HEAD / 2..HEAD));
+        let [cos, sin] = [cos, sin].map(|table| table.unsqueeze::<4>());
+        let y1 = first.clone() * cos.clone() - second.clone() * sin.clone();
+        Tensor::cat(vec![y1, second * cos + first * sin], 3).cast(DType::BF16)
+    },
+    swiglu: |gate, up| silu(gate) * up,
+};
+
+fn random<const D: usize>(shape: [usize; D]) -> Tensor<B, D> {
+    Tensor::random(shape, Distribution::Default, &OfflineDevice::default())
+}
+
+fn sync() {
+    B::sync(&OfflineDevice::default()).expect("nothing runs");
+}
+
+/// Bytes and launches of forward and backward.
+fn measure(layer: &Layer<B>, neighbours: &Neighbours) -> (u64, usize) {
+    let leaf =
+        |seed: usize| random([1, TOKENS, HIDDEN]).cast(DType::BF16).mul_scalar(seed as f32).detach().require_grad();
+    let (x, h) = (leaf(1), leaf(2));
+    let gammas = [random([HIDDEN]).require_grad(), random([HIDDEN]).require_grad()];
+    let [cos, sin] = [random([TOKENS, HEAD / 2]), random([TOKENS, HEAD / 2])];
+    let grads_of = [HEADS[0], HEADS[1], HEADS[1]].map(|heads| random([1, heads, TOKENS, HEAD]).cast(DType::BF16));
+    let grad_of_h = random([1, TOKENS, HIDDEN]).cast(DType::BF16);
+    sync();
+    let counting = idle();
+    counting.take_launches();
+    counting.take_bytes();
+    let normed = (neighbours.rms_norm)(x, gammas[0].clone());
+    let heads = |x: Tensor<B, 3>, heads: usize| x.reshape([1, TOKENS, heads, HEAD]);
+    let [q, k] = [(&layer.q, HEADS[0]), (&layer.k, HEADS[1])].map(|(linear, count)| {
+        (neighbours.rotary)(heads(linear.forward(normed.clone()), count), cos.clone(), sin.clone())
+    });
+    let v = heads(layer.v.forward(normed), HEADS[1]).swap_dims(1, 2);
+    let normed = (neighbours.rms_norm)(h, gammas[1].clone());
+    let y = layer.down.forward((neighbours.swiglu)(layer.gate.forward(normed.clone()), layer.up.forward(normed)));
+    let [dq, dk, dv] = grads_of;
+    let loss = (q * dq).sum() + (k * dk).sum() + (v * dv).sum() + (y * grad_of_h).sum();
+    let grads = loss.backward();
+    sync();
+    drop(grads);
+    (counting.take_bytes(), counting.take_launches())
+}
+
+fn layer() -> Layer<B> {
+    let device = OfflineDevice::default();
+    let linear = |k, n| LinearConfig::new(k, n).with_bias(false).init::<B>(&device);
+    let [q, kv] = HEADS.map(|heads| heads * HEAD);
+    Layer {
+        q: linear(HIDDEN, q),
+        k: linear(HIDDEN, kv),
+        v: linear(HIDDEN, kv),
+        gate: linear(HIDDEN, FFN),
+        up: linear(HIDDEN, FFN),
+        down: linear(FFN, HIDDEN),
+    }
+}
+
+/// bf16, and every recipe that needs no history.
+pub fn rows() -> Vec<Row> {
+    let row = |precision: String, layer: &Layer<B>| {
+        let [(before, launches_before), (after, launches_after)] = [BURN, NODES].map(|neighbours| {
+            // The first step casts the weights, and finds what fuses.
+            measure(layer, &neighbours);
+            measure(layer, &neighbours)
+        });
+        Row { precision, bytes: [before, after], launches: [launches_before, launches_after] }
+    };
+    let mut rows = vec![row("bf16".into(), &layer())];
+    for recipe in Recipe::ALL.into_iter().filter(|recipe| *recipe != Recipe::Delayed) {
+        let config = Float8Config::new(recipe).with_self_check(SelfCheck::Off);
+        let (layer, _) = config.apply(layer()).expect("six linears");
+        rows.push(row(recipe.to_string(), &layer));
+    }
+    rows
+}
+
+pub fn print(rows: &[Row]) {
+    if rows.is_empty() {
+        return;
+    }
+    println!(
+        "\nbytes that a Llama 3 8B layer's linears and neighbours move on CUDA, {TOKENS} tokens, forward and backward"
+    );
+    println!("{:<22}  {:>9}  {:>9}  {:>6}  {:>8}", "precision", "Burn, MB", "nodes, MB", "ratio", "launches");
+    for Row { precision, bytes: [before, after], launches } in rows {
+        let ratio = *after as f64 / *before as f64;
+        let [before, after] = [before, after].map(|bytes| *bytes as f64 / 1e6);
+        println!("{precision:<22}  {before:>9.1}  {after:>9.1}  {ratio:>6.3}  {} -> {}", launches[0], launches[1]);
+    }
+}

@@ -1,0 +1,91 @@
+//! [`Fused`] in the stream of `Fusion<B>`: those that `B` has kernels for as custom operations, others by Burn's, which fuse.
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{DType, TensorMetadata};
+use burn_fusion::{Fusion, FusionBackend};
+use burn_ir::TensorIr;
+use burn_std::Shape;
+
+use super::fused::{self, Fused, FusedOutput};
+use super::fused_kernels::maxima_len;
+use super::fusion::{Handles, register};
+use super::{DeviceOperand, Float8Backend};
+
+/// An operation without its tensors, which come behind its inputs.
+#[derive(Clone, Copy)]
+enum Described {
+    SwiGlu,
+    RmsNorm { epsilon: f64 },
+    Rotary,
+}
+
+impl Described {
+    fn of<B: FusionBackend>(op: &Fused<Fusion<B>>) -> Option<(Self, Vec<FloatTensor<Fusion<B>>>)> {
+        match op {
+            Fused::SwiGlu => Some((Self::SwiGlu, vec![])),
+            Fused::RmsNorm { epsilon } => Some((Self::RmsNorm { epsilon: *epsilon }, vec![])),
+            Fused::Rotary { cos, sin } => Some((Self::Rotary, vec![cos.clone(), sin.clone()])),
+            Fused::LogLikelihood { .. } => None,
+        }
+    }
+
+    /// The operation below fusion, whose tensors are these.
+    fn resolve<B: FusionBackend>(self, tensors: &[TensorIr], handles: &mut Handles<B::FusionRuntime>) -> Fused<B> {
+        match self {
+            Self::SwiGlu => Fused::SwiGlu,
+            Self::RmsNorm { epsilon } => Fused::RmsNorm { epsilon },
+            Self::Rotary => {
+                let [cos, sin] = [0, 1].map(|i| handles.get_float_tensor::<B>(&tensors[i]));
+                Fused::Rotary { cos, sin }
+            }
+        }
+    }
+}
+
+pub(super) fn forward<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>>(
+    op: &Fused<Fusion<B>>,
+    inputs: &[FloatTensor<Fusion<B>>],
+) -> FusedOutput<Fusion<B>> {
+    let Some((described, tensors)) = Described::of(op) else {
+        return FusedOutput { y: fused::forward(op, inputs), maxima: None };
+    };
+    let shape = match described {
+        Described::Rotary => {
+            let [batch, len, heads, dim] = inputs[0].shape().dims();
+            Shape::from(vec![batch, heads, len, dim])
+        }
+        _ => inputs[0].shape(),
+    };
+    let mut outputs = vec![(shape.clone(), inputs[0].dtype())];
+    outputs.extend(maxima_len(op, &shape).map(|len| (Shape::from(vec![len]), DType::F32)));
+    let count = inputs.len();
+    let all = inputs.iter().cloned().chain(tensors).collect();
+    let mut made = register(op.name(), all, outputs, move |ir, handles| {
+        let inputs: Vec<_> = ir.inputs[..count].iter().map(|input| handles.get_float_tensor::<B>(input)).collect();
+        let op = described.resolve::<B>(&ir.inputs[count..], handles);
+        let FusedOutput { y, maxima } = B::fused_forward(&op, &inputs);
+        for (output, tensor) in ir.outputs.iter().zip([Some(y), maxima]) {
+            handles.register_float_tensor::<B>(&output.id, tensor.expect("as many maxima as `maxima_len` says"));
+        }
+    })
+    .into_iter();
+    FusedOutput { y: made.next().expect("y"), maxima: made.next() }
+}
+
+pub(super) fn backward<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>>(
+    op: &Fused<Fusion<B>>,
+    inputs: &[FloatTensor<Fusion<B>>],
+    dy: &FloatTensor<Fusion<B>>,
+) -> Vec<FloatTensor<Fusion<B>>> {
+    let Some((described, tensors)) = Described::of(op) else { return fused::backward(op, inputs, dy) };
+    let outputs = inputs.iter().map(|input| (input.shape(), input.dtype())).collect();
+    let count = inputs.len();
+    let all = inputs.iter().chain([dy]).cloned().chain(tensors).collect();
+    register(op.backward_name(), all, outputs, move |ir, handles| {
+        let mut inputs: Vec<_> = ir.inputs[..=count].iter().map(|input| handles.get_float_tensor::<B>(input)).collect();
+        let dy = inputs.pop().expect("registered with dy");
+        let op = described.resolve::<B>(&ir.inputs[count + 1..], handles);
+        for (output, gradient) in ir.outputs.iter().zip(B::fused_backward(&op, &inputs, &dy)) {
+            handles.register_float_tensor::<B>(&output.id, gradient);
+        }
+    })
+}

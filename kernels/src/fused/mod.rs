@@ -1,0 +1,153 @@
+//! What stands beside the linears of a transformer, forward and backward, each in one kernel that writes no tensor between.
+//!
+//! ```text
+//! SwiGLU     y = a s b,               s = σ(a)             da = dy b s (a (1 - s) + 1),     db = dy a s
+//! RMSNorm    y = (x r) γ,             r = 1 / √(mean x² + ε)
+//!            dx = r (g - n mean(g n)),   g = dy γ,  n = x r   dγ = Σ_rows dy n
+//! rotary     y₁ = x₁ c - x₂ s,        y₂ = x₂ c + x₁ s     back: the same with -s
+//! ```
+//! Computed in f32; what comes out has the dtype of what goes in. What a linear reads leaves with its maxima: an FP8 cast with one scale for
+//! the tensor ([`quantize_with_amax`](crate::quantize_with_amax)) then does not read it for its amax.
+
+mod rms_norm;
+mod rotary;
+mod swiglu;
+
+pub use rms_norm::{rms_norm, rms_norm_backward};
+pub use rotary::rotary;
+pub use swiglu::{swiglu, swiglu_backward};
+
+use cubecl::ir::StorageType;
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+
+use crate::grid::UNITS;
+use crate::struck::{is_struck, strike};
+use crate::view::Checked;
+use crate::{KernelError, MatrixView, supports};
+
+/// An operation of this module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FusedKernel {
+    /// [`swiglu`] and [`swiglu_backward`].
+    SwiGlu,
+    /// [`rms_norm`] and [`rms_norm_backward`].
+    RmsNorm,
+    /// [`rotary`], both ways.
+    Rotary,
+}
+
+/// What comes of an operation, and the maxima of its magnitudes.
+#[derive(Clone, Debug)]
+pub struct WithMaxima {
+    /// In the shape and dtype of what went in.
+    pub y: Handle,
+    /// f32, as many as [`maxima_len`] says: the largest of them is max |y|, NaN if y holds one.
+    pub maxima: Handle,
+}
+
+/// Elements of a unit in one round.
+const EACH: usize = 8;
+
+/// Most cubes of a kernel that leaves maxima: each cube of a cast folds as many in one round.
+const MOST_CUBES: usize = 1024;
+
+/// How many maxima [`swiglu`] and [`rms_norm`] leave of a tensor `[rows, cols]`.
+///
+/// # Panics
+/// For [`FusedKernel::Rotary`], which leaves none.
+pub fn maxima_len(kernel: FusedKernel, [rows, cols]: [usize; 2]) -> usize {
+    match kernel {
+        FusedKernel::SwiGlu => (rows * cols).div_ceil(UNITS as usize * EACH).min(MOST_CUBES),
+        FusedKernel::RmsNorm => rms_norm::cubes(rows, cols, MOST_CUBES),
+        FusedKernel::Rotary => panic!("rotary positions leave no maxima"),
+    }
+}
+
+/// From here on the operation returns [`KernelError::StruckOff`] on this device.
+pub fn strike_fused<R: Runtime>(client: &ComputeClient<R>, kernel: FusedKernel) {
+    strike(client, kernel);
+}
+
+/// Tensors of one dtype whose elements follow each other in memory.
+struct Dense<const N: usize> {
+    tensors: [Checked; N],
+    dtype: StorageType,
+    /// Elements in a vector that is loaded at once.
+    width: usize,
+}
+
+impl<const N: usize> Dense<N> {
+    /// # Errors
+    /// As the operations: what cannot be computed here.
+    fn new<R: Runtime>(
+        client: &ComputeClient<R>,
+        kernel: FusedKernel,
+        tensors: [&MatrixView; N],
+    ) -> Result<Self, KernelError> {
+        if is_struck(client, kernel) {
+            return Err(KernelError::StruckOff);
+        }
+        let dtype = tensors[0].dtype;
+        for tensor in tensors {
+            if tensor.dtype != dtype || !supports(client, dtype) {
+                return Err(KernelError::UnsupportedDtype { dtype: tensor.dtype });
+            }
+            if tensor.shape != tensors[0].shape {
+                return Err(KernelError::ShapeMismatch { x: tensors[0].shape, operand: tensor.shape });
+            }
+        }
+        let mut checked = Vec::with_capacity(N);
+        for tensor in tensors {
+            let one = Checked::new(client, tensor)?;
+            if !one.is_dense() {
+                return Err(KernelError::NotContiguous { shape: tensor.shape, strides: tensor.strides });
+            }
+            checked.push(one);
+        }
+        let width = checked.iter().map(Checked::dense_width).min().expect("at least one tensor");
+        let Ok(tensors) = checked.try_into() else { unreachable!("as many as were given") };
+        Ok(Self { tensors, dtype, width })
+    }
+
+    /// The kernel's arrays, and where each tensor begins in its own, in vectors.
+    fn args<R: Runtime>(&self) -> ([ArrayArg<R>; N], [u32; N]) {
+        let args = self.tensors.each_ref().map(|tensor| tensor.dense_array(self.width));
+        (args, self.tensors.each_ref().map(|tensor| (tensor.memory().1 / self.width) as u32))
+    }
+
+    fn elements(&self) -> usize {
+        self.tensors[0].rows * self.tensors[0].cols
+    }
+
+    fn vectors(&self) -> u32 {
+        (self.elements() / self.width) as u32
+    }
+
+    /// Memory for a result, and a kernel's argument that fills it.
+    fn output<R: Runtime>(&self, client: &ComputeClient<R>) -> (Handle, ArrayArg<R>) {
+        let memory = client.empty(self.elements() * self.dtype.size());
+        // SAFETY: it has as many elements.
+        let arg = unsafe { ArrayArg::from_raw_parts(memory.clone(), self.vectors() as usize) };
+        (memory, arg)
+    }
+}
+
+/// In f32.
+#[cube]
+fn wide<O: Float, N: Size>(values: Vector<O, N>) -> Vector<f32, N> {
+    Vector::<f32, N>::cast_from(values)
+}
+
+/// The largest of `largest` and of the bits of the magnitudes of `values`.
+#[cube]
+fn largest_of<O: Float, N: Size>(largest: u32, values: Vector<O, N>) -> u32 {
+    let values = wide::<O, N>(values);
+    let mut largest = largest;
+    let width = N::value();
+    #[unroll]
+    for i in 0..width {
+        largest = max(largest, u32::reinterpret(values[i]) & 0x7fff_ffffu32);
+    }
+    largest
+}

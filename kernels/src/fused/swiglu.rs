@@ -1,0 +1,158 @@
+//! SwiGLU, element by element.
+
+use cubecl::ir::StorageType;
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+
+use super::{Dense, EACH, FusedKernel, WithMaxima, largest_of, maxima_len, wide};
+use crate::grid::{UNITS, cube_max, fold};
+use crate::launched::{Version, note};
+use crate::ptx::cvt::Isa;
+use crate::{KernelError, MatrixView};
+
+/// `y = a σ(a) b` of contiguous `[rows, cols]`, with the maxima of its magnitudes.
+///
+/// # Errors
+/// [`KernelError::EmptyMatrix`], [`ShapeMismatch`](KernelError::ShapeMismatch), [`NotContiguous`](KernelError::NotContiguous),
+/// [`UnsupportedDtype`](KernelError::UnsupportedDtype), [`OutOfBounds`](KernelError::OutOfBounds), [`Misaligned`](KernelError::Misaligned),
+/// [`TooLarge`](KernelError::TooLarge), [`StruckOff`](KernelError::StruckOff).
+pub fn swiglu<R: Runtime>(
+    client: &ComputeClient<R>,
+    a: &MatrixView,
+    b: &MatrixView,
+) -> Result<WithMaxima, KernelError> {
+    let inputs = Dense::new(client, FusedKernel::SwiGlu, [a, b])?;
+    let cubes = maxima_len(FusedKernel::SwiGlu, a.shape);
+    let maxima = client.empty(cubes * 4);
+    let ([a, b], [a_base, b_base]) = inputs.args();
+    let (y, y_arg) = inputs.output(client);
+    let isa = Isa::of(client);
+    // SAFETY: the inputs are checked, indices stay below `vectors`, and cube `i` of `cubes` writes maximum `i`.
+    unsafe {
+        swiglu_forward::launch_unchecked::<R>(
+            client,
+            CubeCount::new_1d(cubes as u32),
+            CubeDim::new_1d(UNITS),
+            inputs.width,
+            a,
+            b,
+            y_arg,
+            ArrayArg::from_raw_parts(maxima.clone(), cubes),
+            a_base,
+            b_base,
+            inputs.vectors(),
+            isa,
+            inputs.dtype,
+            note("swiglu_forward", (inputs.width, isa, inputs.dtype)),
+        );
+    }
+    Ok(WithMaxima { y, maxima })
+}
+
+/// The gradients of a and b, of which y has `dy`.
+///
+/// # Errors
+/// As [`swiglu`].
+pub fn swiglu_backward<R: Runtime>(
+    client: &ComputeClient<R>,
+    a: &MatrixView,
+    b: &MatrixView,
+    dy: &MatrixView,
+) -> Result<[Handle; 2], KernelError> {
+    let inputs = Dense::new(client, FusedKernel::SwiGlu, [a, b, dy])?;
+    let cubes = inputs.elements().div_ceil(UNITS as usize * EACH) as u32;
+    let ([a, b, dy], [a_base, b_base, dy_base]) = inputs.args();
+    let [(da, da_arg), (db, db_arg)] = [(); 2].map(|()| inputs.output(client));
+    // SAFETY: the inputs are checked, and indices stay below `vectors`.
+    unsafe {
+        swiglu_gradients::launch_unchecked::<R>(
+            client,
+            fold(client, cubes),
+            CubeDim::new_1d(UNITS),
+            inputs.width,
+            a,
+            b,
+            dy,
+            da_arg,
+            db_arg,
+            a_base,
+            b_base,
+            dy_base,
+            inputs.vectors(),
+            (EACH / inputs.width) as u32,
+            inputs.dtype,
+            note("swiglu_gradients", (inputs.width, inputs.dtype)),
+        );
+    }
+    Ok([da, db])
+}
+
+/// `1 / (1 + e^-x)`
+#[cube]
+fn sigmoid<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
+    let one = Vector::<f32, N>::new(1.0f32);
+    one / (one + (Vector::<f32, N>::new(0.0f32) - x).exp())
+}
+
+/// Cubes go through the vectors in step.
+#[cube(launch_unchecked)]
+fn swiglu_forward<O: Float, N: Size>(
+    a: &Array<Vector<O, N>>,
+    b: &Array<Vector<O, N>>,
+    y: &mut Array<Vector<O, N>>,
+    maxima: &mut Array<u32>,
+    a_base: u32,
+    b_base: u32,
+    vectors: u32,
+    #[comptime] isa: Isa,
+    #[define(O)] _dtype: StorageType,
+    #[comptime] _version: Version,
+) {
+    let mut largest = 0u32.runtime();
+    let mut at = ABSOLUTE_POS as u32;
+    while at < vectors {
+        let gate = wide::<O, N>(a[(a_base + at) as usize]);
+        let up = wide::<O, N>(b[(b_base + at) as usize]);
+        let result = Vector::<O, N>::cast_from(gate * sigmoid::<N>(gate) * up);
+        y[at as usize] = result;
+        largest = largest_of::<O, N>(largest, result);
+        at += CUBE_COUNT as u32 * UNITS;
+    }
+    let largest = cube_max(largest, isa);
+    if UNIT_POS == 0 {
+        maxima[CUBE_POS] = largest;
+    }
+}
+
+/// A cube takes `EACH` elements for each unit, `rounds` vectors one after another.
+#[cube(launch_unchecked)]
+fn swiglu_gradients<O: Float, N: Size>(
+    a: &Array<Vector<O, N>>,
+    b: &Array<Vector<O, N>>,
+    dy: &Array<Vector<O, N>>,
+    da: &mut Array<Vector<O, N>>,
+    db: &mut Array<Vector<O, N>>,
+    a_base: u32,
+    b_base: u32,
+    dy_base: u32,
+    vectors: u32,
+    #[comptime] rounds: u32,
+    #[define(O)] _dtype: StorageType,
+    #[comptime] _version: Version,
+) {
+    let first = CUBE_POS as u32 * comptime!(UNITS * rounds) + UNIT_POS;
+    let one = Vector::<f32, N>::new(1.0f32);
+    #[unroll]
+    for round in 0..rounds {
+        let at = first + comptime!(round * UNITS);
+        if at < vectors {
+            let gate = wide::<O, N>(a[(a_base + at) as usize]);
+            let up = wide::<O, N>(b[(b_base + at) as usize]);
+            let dy = wide::<O, N>(dy[(dy_base + at) as usize]);
+            let s = sigmoid::<N>(gate);
+            let slope = s * (gate * (one - s) + one);
+            da[at as usize] = Vector::<O, N>::cast_from(dy * up * slope);
+            db[at as usize] = Vector::<O, N>::cast_from(dy * gate * s);
+        }
+    }
+}
