@@ -60,7 +60,7 @@ pub fn rms_norm<R: Runtime>(
             ArrayArg::from_raw_parts(maxima.clone(), cubes),
             x_base,
             gamma_base,
-            RowsLaunch::new(rows as u32, (cols / width) as u32, cols as f32, epsilon, lanes),
+            RowsLaunch::new(rows as u32, (cols / width) as u32, 1.0 / cols as f32, epsilon, lanes),
             isa,
             inputs.dtype,
             gamma.dtype,
@@ -106,7 +106,7 @@ pub fn rms_norm_backward<R: Runtime>(
             x_base,
             gamma_base,
             dy_base,
-            RowsLaunch::new(rows as u32, (cols / width) as u32, cols as f32, epsilon, lanes),
+            RowsLaunch::new(rows as u32, (cols / width) as u32, 1.0 / cols as f32, epsilon, lanes),
             isa,
             inputs.dtype,
             gamma.dtype,
@@ -149,8 +149,8 @@ struct Rows {
     rows: u32,
     /// Vectors in a row.
     vectors: u32,
-    /// Elements in a row.
-    elements: f32,
+    /// `1 / H`: a division would take a call, and a call memory.
+    per_element: f32,
     epsilon: f32,
     #[cube(comptime)]
     lanes: u32,
@@ -174,7 +174,7 @@ impl Rows {
 
     /// `1 / √(mean x² + ε)` of a sum of squares.
     fn inverse_rms(&self, squares: f32) -> f32 {
-        1.0f32 / (squares / self.elements + self.epsilon).sqrt()
+        (squares * self.per_element + self.epsilon).inverse_sqrt()
     }
 }
 
@@ -282,7 +282,7 @@ fn rms_norm_gradients<O: Float, E: Float, N: Size>(
         sync_cube();
         let inverse = of.inverse_rms(lanes_sum(squares, lanes, isa));
         sync_cube();
-        let mean = lanes_sum(products, lanes, isa) * inverse / of.elements;
+        let mean = lanes_sum(products, lanes, isa) * inverse * of.per_element;
         let (inverse, mean) = (Vector::<f32, N>::new(inverse), Vector::<f32, N>::new(mean));
         if row < of.rows {
             let mut at = lane;

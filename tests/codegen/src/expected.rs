@@ -63,6 +63,9 @@ const TRANSLATED: [(&str, &str); 21] = [
 /// Casts to FP8.
 const CASTS: [&str; 3] = ["cast_linear", "cast_tiles", "cast_rows"];
 
+/// What stands beside linears.
+const FUSED: [&str; 5] = ["swiglu_forward", "swiglu_gradients", "rms_norm_forward", "rms_norm_gradients", "rotate"];
+
 /// The rules of the kernel called `name`, with its types, for compute capability `sm`.
 ///
 /// Blocks have 256 threads. The memory of an H200 stays busy with 29 KB in flight per SM (4.8 TB/s for 0.8 µs over
@@ -75,6 +78,7 @@ const CASTS: [&str; 3] = ["cast_linear", "cast_tiles", "cast_rows"];
 /// | `cast_tiles` | 128 | 3 | 96 |
 /// | `cast_tiles` with scales of blocks | 128 (16-bit floats), 256 (f32) | 2 | 64, 128 |
 /// | `cast_rows` | up to 128, or up to 256 | 2 | 64 to 128 |
+/// | [`FUSED`] | 32 or more | 4 | 32 |
 /// | `dequantize` | 32 | 8, or 6 where fewer threads fit or registers are for the conversion | 64, 48 |
 ///
 /// Casts of ragged rows load element by element and hold as many bytes; two blocks of them fit. The integer encoder of Ampere
@@ -112,6 +116,10 @@ pub fn expected(kernel: &Generated) -> Rules {
         "partial_maxima" => required.push((&["LDG.E.128"], 4)),
         "cast_linear" | "cast_tiles" | "line_maxima" => required.push((&["LDG.E.128"], 8)),
         _ => {}
+    }
+    // Vectors of 16 bytes, of two tensors or twice of one.
+    if FUSED.contains(&family) && ["_n_4", "_n_8"].iter().any(|width| name.contains(width)) {
+        required.extend([(&["LDG.E.128"] as &[_], 2), (&["STG.E.128"], 1)]);
     }
     // A sector of 32 bytes has 8 codes of f32 and 16 of 16-bit floats; by columns there are always 16.
     match family {
