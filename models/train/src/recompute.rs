@@ -252,3 +252,6 @@ fn no_segments(plan: Plan) -> ConfigError {
         reason: "this model cannot be cut: it has no `LanguageModel::segments`".into(),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -39,6 +39,7 @@ pub const ALL: &[Case] = &[
     well("whole_parameters_load", &[2], training::whole_parameters_load),
     well("gradients_in_bf16", &[2, 3], training::gradients_in_bf16),
     well("gathers_run_ahead", &[2], traffic::gathers_run_ahead),
+    well("gathers_of_recomputation", &[2], traffic::gathers_of_recomputation),
     well("bytes_on_the_wire", &[2, 4], traffic::bytes_on_the_wire),
     well("memory_of_a_rank", &[2, 4], traffic::memory_of_a_rank),
     well("models_that_differ_are_refused", &[2], failures::models_that_differ_are_refused),

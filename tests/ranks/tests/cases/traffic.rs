@@ -49,6 +49,30 @@ pub fn bytes_on_the_wire() {
     }
 }
 
+/// A forward without a graph, and again with one, as activation checkpointing has them.
+pub fn gathers_of_recomputation() {
+    let comm = world();
+    for (reshard, per_step) in [(Reshard::AfterStep, 2), (Reshard::AfterForward, 6)] {
+        let config = ShardConfig { reshard, ..ShardConfig::default() };
+        let (model, _sharded) = Sharded::apply(model(Recipe::Tensorwise), &comm, config).unwrap();
+        let before = comm.traffic();
+        for number in 0..2 {
+            let batch = batch(number, &Default::default());
+            let loss = model.clone().no_grad().loss(batch.clone()).into_scalar();
+            let again = model.loss(batch);
+            assert_eq!(again.clone().into_scalar(), loss);
+            again.backward();
+        }
+        let traffic = comm.traffic().since(&before);
+        for linear in ["up", "down", "head"] {
+            let gathers =
+                traffic.iter().find(|(operation, label, _)| (*operation, *label) == (Operation::AllGather, linear));
+            let (.., gathers) = gathers.expect("it is gathered");
+            assert_eq!(gathers.calls, per_step, "{reshard:?} {linear}");
+        }
+    }
+}
+
 /// From the second step on, each but a step's first gather is started while another layer computes, and none is made in vain.
 pub fn gathers_run_ahead() {
     for (reshard, per_step) in [(Reshard::AfterStep, 2), (Reshard::AfterForward, 4)] {
