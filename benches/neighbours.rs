@@ -15,7 +15,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Distribution, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_float8::config::SelfCheck;
-use burn_float8::{Float8, Float8Config, Recipe, nn};
+use burn_float8::{Float8, Float8Config, Recipe, nn, without_float8};
 use burn_fusion::Fusion;
 use codegen::device::{GenerateCuda, OfflineDevice, idle};
 use serde::Serialize;
@@ -142,11 +142,13 @@ pub fn rows() -> Vec<Row> {
         });
         Row { precision, bytes: [before, after], launches: [launches_before, launches_after] }
     };
-    let mut rows = vec![row("bf16".into(), &layer())];
-    for recipe in Recipe::ALL.into_iter().filter(|recipe| *recipe != Recipe::Delayed) {
+    let applied = |recipe| {
         let config = Float8Config::new(recipe).with_self_check(SelfCheck::Off);
-        let (layer, _) = config.apply(layer()).expect("six linears");
-        rows.push(row(recipe.to_string(), &layer));
+        config.apply(layer()).expect("six linears").0
+    };
+    let mut rows = vec![row("bf16".into(), &without_float8(applied(Recipe::Tensorwise)))];
+    for recipe in Recipe::ALL.into_iter().filter(|recipe| *recipe != Recipe::Delayed) {
+        rows.push(row(recipe.to_string(), &applied(recipe)));
     }
     rows
 }
