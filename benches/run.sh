@@ -201,7 +201,8 @@ bench gemm 240 --only gemm,grouped --size headline "${torch[@]}"
 bench host 60 --only host --size headline
 bench sweep 120 --only sweep --size headline
 check linears 60 --only "linear tensorwise 256x512x384" --only "256x512x384 BF16 exact"
-bench linear 180 --only linear,quantize --size headline "${torch[@]}"
+check beside 30 --only "swiglu " --only "rms_norm " --only "rotary "
+bench linear 200 --only linear,quantize,beside --size headline "${torch[@]}"
 bench step 180 --only step --size headline
 # Torch once more: the clocks of a warm device.
 [ "${#torch[@]}" = 0 ] || bench after 90 --only gemm --size headline "${torch[@]}"

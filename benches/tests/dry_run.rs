@@ -25,7 +25,7 @@ sys.modules[__name__] = torch
 const LIMITS: [&str; 4] = ["--limit-seconds", "3000", "--case-seconds", "1000"];
 
 /// One check of each kind.
-const CHECKS: [&str; 16] = [
+const CHECKS: [&str; 19] = [
     "golden_cast e4m3 bf16",
     "golden_scale e4m3",
     "golden_codes f32_e4m3_tensorwise",
@@ -36,6 +36,9 @@ const CHECKS: [&str; 16] = [
     "scale e4m3 tensorwise",
     "encode f32 e4m3",
     "dequantize_mx 1x1 e4m3",
+    "swiglu 3x17 f32 row-major",
+    "rms_norm 70x96 f32 row-major by f32",
+    "rotary 2x7x3x10 f32",
     "amax 1x1 bf16",
     "health 1x1 bf16",
     "scaled_gemm 1x1x1 e4m3,e4m3",
@@ -58,7 +61,7 @@ struct Part {
 const PRECISIONS: &[&str] = &["tensorwise", "rowwise", "delayed", "blockwise", "mxfp8"];
 
 /// All but `sweep`.
-const PARTS: [Part; 7] = [
+const PARTS: [Part; 8] = [
     Part {
         name: "gemm",
         title: "GEMM in TFLOP/s",
@@ -82,6 +85,12 @@ const PARTS: [Part; 7] = [
         title: "casts of bf16",
         of: "what",
         kinds: &["amax", "cast", "tensorwise", "rowwise", "1x128", "128x128", "1x32"],
+    },
+    Part {
+        name: "beside",
+        title: "forward + backward beside the linears",
+        of: "what",
+        kinds: &["swiglu", "rms_norm", "rotary", "attention"],
     },
     Part { name: "step", title: "Llama train step", of: "precision", kinds: PRECISIONS },
     Part { name: "grouped", title: "grouped GEMM", of: "grouping", kinds: &["rows", "contraction"] },

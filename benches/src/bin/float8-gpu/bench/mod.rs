@@ -4,6 +4,7 @@
 //! counts. Inputs are normal-distributed and rotate through more memory than an L2 cache holds. Each row is a case of a worker
 //! process, and is written as soon as it is known.
 
+mod beside;
 mod data;
 mod gemm;
 mod grouped;
@@ -86,6 +87,8 @@ enum Part {
     Linear,
     /// Casts and amax as shares of a copy.
     Quantize,
+    /// Attention, SwiGLU, RMSNorm and rotary positions.
+    Beside,
     /// A Llama train step.
     Step,
     /// The grouped GEMM, and a GEMM for each group.
@@ -109,6 +112,7 @@ enum Row {
     Host(host::Row),
     Linear(linear::Row),
     Quantize(quantize::Row),
+    Beside(beside::Row),
     Step(llama::Row),
     Grouped(grouped::Row),
     Layer(llama::Row),
@@ -130,6 +134,8 @@ struct Results {
     linear: Vec<linear::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     quantize: Vec<quantize::Row>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    beside: Vec<beside::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     step: Vec<llama::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -157,6 +163,7 @@ impl Results {
             Row::Host(row) => self.host.push(row),
             Row::Linear(row) => self.linear.push(row),
             Row::Quantize(row) => self.quantize.push(row),
+            Row::Beside(row) => self.beside.push(row),
             Row::Step(row) => self.step.push(row),
             Row::Grouped(row) => self.grouped.push(row),
             Row::Layer(row) => self.layer.push(row),
@@ -194,6 +201,7 @@ pub fn serve<T: Target>(args: &Args) {
                 Part::Host => host::cases::<T>(&mut bench),
                 Part::Linear => linear::cases::<T>(&mut bench),
                 Part::Quantize => quantize::cases::<T>(&mut bench),
+                Part::Beside => beside::cases::<T>(&mut bench),
                 Part::Step => llama::steps::<T>(&mut bench),
                 Part::Grouped => grouped::cases::<T>(&mut bench),
                 Part::Layer => llama::layers::<T>(&mut bench),
@@ -280,6 +288,7 @@ fn print(results: &Results) {
         println!("torch {} on {}", torch.version, torch.device);
     }
     quantize::print(&results.quantize, torch);
+    beside::print(&results.beside);
     llama::print("forward + backward of one Llama layer", &results.layer);
     llama::print("Llama train step: forward, backward, AdamW", &results.step);
     linear::print(&results.linear, torch);
