@@ -125,7 +125,7 @@ fn all_steps_run_in_their_order() {
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     let passed =
         ["versions", "smallest", "first", "casts", "exact", "clusters", "repeated", "gemm", "host", "sweep", "linears"];
-    let then = ["linear", "step", "rest"];
+    let then = ["beside", "linear", "step", "rest"];
     let mut want: Vec<_> = passed.iter().chain(&then).map(|step| format!("{step} passed")).collect();
     want.insert(0, "torch not".into());
     // Containers forbid these tools.
