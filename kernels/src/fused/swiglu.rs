@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::{Dense, EACH, FusedKernel, WithMaxima, largest_of, maxima_len, wide};
-use crate::grid::{UNITS, cube_max, fold};
+use crate::grid::{UNITS, cube_first, cube_max, fold};
 use crate::launched::{Version, note};
 use crate::ptx::cvt::Isa;
 use crate::{KernelError, MatrixView};
@@ -140,7 +140,7 @@ fn swiglu_gradients<O: Float, N: Size>(
     #[define(O)] _dtype: StorageType,
     #[comptime] _version: Version,
 ) {
-    let first = CUBE_POS as u32 * comptime!(UNITS * rounds) + UNIT_POS;
+    let first = cube_first(comptime!(UNITS * rounds)) + UNIT_POS;
     let one = Vector::<f32, N>::new(1.0f32);
     #[unroll]
     for round in 0..rounds {
