@@ -318,6 +318,16 @@ impl Float8LinearConfig {
         }
     }
 
+    /// The cast of the weight that fprop reads.
+    pub fn weight_cast(&self) -> Cast {
+        self.kernel_cast(Operand::WEIGHT)
+    }
+
+    /// The cast of the input that fprop reads.
+    pub fn input_cast(&self) -> Cast {
+        self.kernel_cast(Operand::INPUT)
+    }
+
     /// What the kernels are asked for.
     pub(crate) fn kernel_cast(&self, operand: Operand) -> Cast {
         let CastConfig { target_dtype, scaling_granularity, .. } = self.casts().of(operand);

@@ -62,6 +62,7 @@ pub struct GenerateArgs {
 impl GenerateArgs {
     pub(super) fn job<A: TrainableModel>(&self) -> Result<Job<A>, JobError> {
         let (mut config, mut start) = self.model.open_with::<A::Section>(|folder, config| {
+            let Some(folder) = folder else { return Ok(config) };
             let generate = config.generate.clone().with_file_of(folder)?;
             Ok(RunConfig { generate, ..config })
         })?;

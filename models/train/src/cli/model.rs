@@ -78,17 +78,18 @@ impl ModelArgs {
         self.open_with(|_, config| Ok(config))
     }
 
-    /// As [`open`](Self::open), where `change` changes what is taken for a Hugging Face checkpoint's folder before what was set is applied.
+    /// As [`open`](Self::open), where `change` changes the configuration of a run or of a Hugging Face checkpoint, whose folder it gets,
+    /// before what was set is applied.
     pub(super) fn open_with<S: ModelSection>(
         &self,
-        change: impl FnOnce(&Path, RunConfig<S>) -> Result<RunConfig<S>, JobError>,
+        change: impl FnOnce(Option<&Path>, RunConfig<S>) -> Result<RunConfig<S>, JobError>,
     ) -> Result<(RunConfig<S>, Start), JobError> {
         if !self.folder.is_dir() {
             return Err(JobError::NoFolder { folder: self.folder.clone() });
         }
         let is_hf = self.folder.join("config.json").exists();
-        let (mut config, saved) = match is_hf {
-            true => (change(&self.folder, self.hugging_face()?)?, None),
+        let (config, saved) = match is_hf {
+            true => (self.hugging_face()?, None),
             false => {
                 let OpenedRun { config, saved, .. } = self.open_run()?;
                 let missing =
@@ -96,6 +97,7 @@ impl ModelArgs {
                 (config, Some(saved.ok_or_else(missing)?))
             }
         };
+        let mut config = change(is_hf.then_some(&*self.folder), config)?;
         let (assets, fp8_only) = (config.assets.take(), config.fp8_only);
         let settings = self.settings();
         config = config.change(&settings)?;
@@ -311,21 +313,23 @@ fn bytes(text: &str) -> Result<u64, String> {
 
 impl ExportArgs {
     pub(super) fn job<A: TrainableModel>(&self) -> Result<Job<A>, JobError> {
-        let (mut config, start) = self.model.open::<A::Section>()?;
         let default = ExportOptions::default();
         let (dtype, float8) = match self.format {
             ExportFormat::F32 => (ExportDtype::F32, false),
             ExportFormat::Bf16 => (ExportDtype::Bf16, false),
             ExportFormat::Fp8 => (ExportDtype::Bf16, true),
         };
-        if let Some(recipe) = self.recipe {
-            if !float8 {
-                let reason = "is how weights are scaled that are written with --format fp8".into();
-                return Err(ConfigError::Parse { origin: format!("--recipe {recipe}"), reason }.into());
-            }
-            config.float8.config.linear = Float8LinearConfig::new(recipe);
-            config.float8.config.overrides.clear();
+        if let (Some(recipe), false) = (self.recipe, float8) {
+            let reason = "is how weights are scaled that are written with --format fp8".into();
+            return Err(ConfigError::Parse { origin: format!("--recipe {recipe}"), reason }.into());
         }
+        let (config, start) = self.model.open_with::<A::Section>(|_, mut config| {
+            if let Some(recipe) = self.recipe {
+                config.float8.config.linear = Float8LinearConfig::new(recipe);
+                config.float8.config.overrides.clear();
+            }
+            Ok(config)
+        })?;
         let max_shard_bytes = self.max_shard_bytes.unwrap_or(default.max_shard_bytes);
         let source = config.assets.clone().or_else(|| config.model.hf_path().map(Path::to_path_buf));
         let options = ExportOptions { dtype, max_shard_bytes, source, ..default };

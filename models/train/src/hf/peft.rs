@@ -19,16 +19,19 @@ use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
 use super::json::object;
-use super::names::hf_name;
+use super::names::hf_module;
 use crate::tensor_files::{NewTensor, TensorFiles, f32_bytes, write_file};
 use crate::{JobError, TrainError, create_folder};
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
 
+/// All linears but the output layer.
+const ALL_LINEAR: &str = "all-linear";
+
 /// The names of an adapter's A and B.
 fn names(linear: &str) -> [String; 2] {
-    let name = hf_name(linear);
+    let name = hf_module(linear);
     ["A", "B"].map(|which| format!("base_model.model.{name}.lora_{which}.weight"))
 }
 
@@ -40,7 +43,11 @@ fn names(linear: &str) -> [String; 2] {
 pub(crate) fn save<B: Backend>(lora: &Lora<B>, base: Option<&Path>, folder: &Path) -> Result<(), JobError> {
     let LoraConfig { rank, alpha, dropout, ref target_modules } = lora.config;
     let targets = match &target_modules[..] {
-        [all] if all == "all-linear" => json!(all),
+        [all] if all == ALL_LINEAR => json!(all),
+        // PEFT knows it alone: beside others it stands for the linears that have an adapter.
+        names if names.iter().any(|name| name == ALL_LINEAR) => {
+            json!(lora.adapters.iter().map(|adapter| hf_module(&adapter.name)).collect::<Vec<_>>())
+        }
         names => json!(names),
     };
     let config = json!({
@@ -123,7 +130,7 @@ pub(crate) fn read_config(folder: &Path) -> Result<LoraConfig, JobError> {
     let dropout = map.get("lora_dropout").and_then(Value::as_f64).unwrap_or(0.0);
     let targets = map.get("target_modules").ok_or_else(|| missing("target_modules"))?;
     let target_modules = match targets {
-        Value::String(all) if all == "all-linear" => vec![all.clone()],
+        Value::String(all) if all == ALL_LINEAR => vec![all.clone()],
         Value::Array(names) if names.iter().all(Value::is_string) => {
             names.iter().filter_map(Value::as_str).map(String::from).collect()
         }

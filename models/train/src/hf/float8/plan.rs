@@ -163,11 +163,6 @@ fn candidate<'a>(
     }
     let scheme = scheme(linear, [casts.weight, casts.input])?;
     check_size(linear, scheme.granularity)?;
-    let kernel_cast = |cast: CastConfig| Cast {
-        format: cast.target_dtype,
-        granularity: cast.scaling_granularity,
-        scale_mode: config.scale_mode(cast.scaling_granularity),
-    };
     let next = |cast: CastConfig, history: fn(&LayerState) -> &Option<AmaxState>| {
         let state = state.filter(|_| cast.scaling_type == ScalingType::Delayed)?;
         let scaling = state.delayed_scaling.unwrap_or(config.delayed_scaling());
@@ -175,7 +170,7 @@ fn candidate<'a>(
     };
     let (weight_amax, input_amax) =
         (next(casts.weight, |state| &state.weight), next(casts.input, |state| &state.input));
-    let (cast, input) = (kernel_cast(casts.weight), kernel_cast(casts.input));
+    let (cast, input) = (config.weight_cast(), config.input_cast());
     Ok(Some(Candidate { linear, scheme, cast, input, weight_amax, input_amax }))
 }
 
