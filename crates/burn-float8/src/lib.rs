@@ -63,6 +63,8 @@ mod stack;
 
 pub mod nn;
 
+pub mod optim;
+
 mod model;
 
 #[doc(hidden)]

@@ -45,7 +45,6 @@ const SETTINGS: [&[&str]; 4] = [
     &["float8.recipe=rowwise", "training.activation_checkpointing=full", "training.loss_chunk=128"],
 ];
 
-/// Rounding takes minutes in the wider model.
 const BF16: [&str; 2] = ["training.param_dtype=bf16", "optimizer.state_dtype=bf16"];
 
 fn job(folder: &TempDir, settings: &[&str]) -> Job<Llama3> {

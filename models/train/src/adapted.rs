@@ -12,6 +12,7 @@ use crate::JobError;
 use crate::batches::BatchTensors;
 use crate::hf::peft;
 use crate::model::{LanguageModel, Segments};
+use crate::module_path::module_type;
 
 /// A frozen model with its adapters, as the model of optimizer steps: these change the adapters, checkpoints hold them alone.
 #[derive(Module, Debug)]
@@ -128,7 +129,7 @@ impl Matrices {
 
 impl<B: Backend> ModuleVisitor<B> for Matrices {
     fn enter_module(&mut self, _name: &str, container_type: &str) {
-        self.containers.push(container_type.into());
+        self.containers.push(module_type(container_type).into());
     }
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
@@ -136,7 +137,7 @@ impl<B: Backend> ModuleVisitor<B> for Matrices {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        let is_embedding = self.containers.last().is_some_and(|kind| kind.ends_with("Embedding"));
+        let is_embedding = self.containers.last().is_some_and(|module| module == "Embedding");
         if D >= 2 && !is_embedding {
             self.elements += param.lazy_shape().num_elements();
         }

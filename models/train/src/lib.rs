@@ -34,6 +34,7 @@ mod model;
 mod module_path;
 mod optimizer;
 mod panics;
+mod parameter_step;
 pub mod plot;
 pub mod profile;
 mod progress;

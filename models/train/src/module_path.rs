@@ -20,3 +20,8 @@ impl ModulePath {
         self.0.join(".")
     }
 }
+
+/// The type of the module that Burn calls so: `Linear` of `Struct:Linear`.
+pub(crate) fn module_type(container_type: &str) -> &str {
+    container_type.rsplit(':').next().unwrap_or(container_type)
+}

@@ -40,6 +40,12 @@ impl Noise<'_> {
         places.map(|_| (rng.next_u64() >> 48) as u16).collect()
     }
 
+    /// The bits of the places of a tensor along each of its axes. Its rows are those of the whole tensor from `first_row` on.
+    pub fn all_keys<const D: usize>(&self, dims: [usize; D], first_row: usize) -> Vec<Vec<u16>> {
+        let first = |axis| if axis == 0 { first_row } else { 0 };
+        (0..D).map(|axis| self.keys(axis, first(axis)..first(axis) + dims[axis])).collect()
+    }
+
     /// A tensor in f32, rounded to bf16. Its rows are those of the whole tensor from `first_row` on.
     ///
     /// What is smaller than the smallest normal number is rounded to nearest; a number that is not finite stays.
@@ -60,9 +66,9 @@ impl Noise<'_> {
 
     /// r of each element, in f32.
     fn bits<B: Backend, const D: usize>(&self, dims: [usize; D], first_row: usize, device: &B::Device) -> Tensor<B, D> {
+        let keys = self.all_keys(dims, first_row);
         let along = |axis: usize| {
-            let first = if axis == 0 { first_row } else { 0 };
-            let keys: Vec<_> = self.keys(axis, first..first + dims[axis]).into_iter().map(i32::from).collect();
+            let keys: Vec<_> = keys[axis].iter().copied().map(i32::from).collect();
             let mut shape = [1; D];
             shape[axis] = dims[axis];
             let keys = Tensor::<B, 1, Int>::from_data(TensorData::new(keys, [dims[axis]]), device);

@@ -1,4 +1,5 @@
 //! [`Float8Backend`]: what [`Float8`](crate::Float8) asks of the backend that it wraps, and what goes in and out.
+mod adamw;
 mod attention;
 #[cfg(feature = "cubecl")]
 mod codes;
@@ -26,6 +27,7 @@ mod self_check;
 #[cfg(feature = "cubecl")]
 mod squares;
 
+pub use adamw::{AdamWFn, AdamWStep, AdamWTensors, RoundingKeys};
 pub use attention::{Attention, AttentionOutput};
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
@@ -250,6 +252,11 @@ pub trait Float8Backend: Backend {
         dy: &FloatTensor<Self>,
     ) -> Vec<FloatTensor<Self>> {
         fused::backward(op, inputs, dy)
+    }
+
+    /// How a step of AdamW is made in one pass; none if the backend has only its operations.
+    fn adamw() -> Option<AdamWFn<Self>> {
+        None
     }
 
     /// The size of an operand.

@@ -11,8 +11,10 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 use parking_lot::RwLock;
 
 use super::Float8;
-use crate::backend::{Attention, Fused};
+use crate::backend::{AdamWFn, AdamWStep, AdamWTensors, Attention, Float8Backend, Fused};
 use crate::error::Float8Panic;
+use crate::layer::Mark;
+use crate::profile::operation;
 use crate::tensor::{Adapter, Float8Tensor, Wrapped};
 
 type AttentionFn<B> = fn(Attention<B>) -> FloatTensor<B>;
@@ -33,6 +35,8 @@ pub(crate) struct Functions<B: Backend> {
     pub(crate) rotary: fn(FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
     /// [`Fused::LogLikelihood`] of logits and targets.
     pub(crate) log_likelihood: fn(FloatTensor<B>, IntTensor<B>) -> FloatTensor<B>,
+    /// A step of AdamW in one pass, on a backend without autodiff that makes it so.
+    pub(crate) adamw: Option<AdamWFn<B>>,
     /// The whole of a weight, of which this process may have some rows.
     pub(crate) full_tensor: FullTensorFn<B>,
     /// A weight with an adapter beside it.
@@ -56,8 +60,8 @@ static REGISTRY: LazyLock<RwLock<Registry>> = LazyLock::new(RwLock::default);
 /// model has parameters.
 pub(crate) fn register<W: Wrapped>() {
     if !REGISTRY.read().contains_key(&TypeId::of::<Float8<W>>()) {
-        accept::<W>();
-        accept::<W::Plain>();
+        accept::<W::Plain>(W::Plain::adamw().map(|_| adamw::<W::Plain> as _));
+        accept::<W>(None);
         refuse::<Autodiff<Float8<W::Plain>, NoCheckpointing>>();
         refuse::<Autodiff<Float8<W::Plain>, BalancedCheckpointing>>();
     }
@@ -67,7 +71,7 @@ fn insert<B: Backend>(functions: Functions<B>) {
     REGISTRY.write().entry(TypeId::of::<B>()).or_insert_with(|| Box::new(functions));
 }
 
-fn accept<W: Wrapped>() {
+fn accept<W: Wrapped>(adamw: Option<AdamWFn<Float8<W>>>) {
     insert(Functions::<Float8<W>> {
         grouped_linear: |x, weight, ends| Float8Tensor::new(W::fp8_grouped_linear(x, weight, ends)),
         attention: |attention| Float8Tensor::new(W::attention_node(inner(attention))),
@@ -78,6 +82,7 @@ fn accept<W: Wrapped>() {
             fused(Fused::Rotary { cos, sin }, vec![x])
         },
         log_likelihood: |logits, targets| fused(Fused::LogLikelihood { targets: W::plain_int(targets) }, vec![logits]),
+        adamw,
         full_tensor: W::fp8_full_tensor,
         with_adapter: |weight, adapter| weight.with_adapter(Some(Arc::new(adapter.map(Float8Tensor::into_full)))),
         merge_adapter: |weight| match weight.adapter() {
@@ -90,6 +95,26 @@ fn accept<W: Wrapped>() {
 fn fused<W: Wrapped>(op: Fused<W::Plain>, inputs: Vec<Float8Tensor<W>>) -> Float8Tensor<W> {
     let (y, maxima) = W::fused_node(op, inputs.into_iter().map(Float8Tensor::into_full).collect());
     Float8Tensor::with_maxima(y, maxima)
+}
+
+/// The new parameter is the weight that the old one was.
+fn adamw<B: Float8Backend>(
+    step: &AdamWStep,
+    tensors: AdamWTensors<Float8<B>>,
+    grad: Float8Tensor<B>,
+) -> AdamWTensors<Float8<B>> {
+    let AdamWTensors { param, moments } = tensors;
+    let fused = B::adamw().expect("the backend has it");
+    let _timer = operation("adamw");
+    let mark = param.mark().cloned().map(|mark| mark.after(1));
+    let of_moments = moments.each_ref().map(|moment| Mark::either(moment.mark().cloned(), grad.mark().cloned()));
+    let tensors = AdamWTensors { param: param.into_full(), moments: moments.map(Float8Tensor::into_full) };
+    let AdamWTensors { param, moments: [first, second] } = fused(step, tensors, grad.into_full());
+    let [of_first, of_second] = of_moments;
+    AdamWTensors {
+        param: Float8Tensor::new(param).with_mark(mark),
+        moments: [Float8Tensor::new(first).with_mark(of_first), Float8Tensor::new(second).with_mark(of_second)],
+    }
 }
 
 /// What attention reads, on the wrapped backend.
@@ -108,6 +133,7 @@ fn refuse<B: Backend>() {
         rms_norm: |_, _, _| panic!("{}", Float8Panic::WrongOrder),
         rotary: |_, _, _| panic!("{}", Float8Panic::WrongOrder),
         log_likelihood: |_, _| panic!("{}", Float8Panic::WrongOrder),
+        adamw: None,
         full_tensor: |_| panic!("{}", Float8Panic::WrongOrder),
         with_adapter: |_, _| panic!("{}", Float8Panic::WrongOrder),
         merge_adapter: |_| panic!("{}", Float8Panic::WrongOrder),

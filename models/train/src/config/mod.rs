@@ -10,6 +10,7 @@ mod lora;
 mod optimizer;
 mod schema;
 mod sections;
+mod torchtitan;
 
 use std::path::{Path, PathBuf};
 
@@ -141,9 +142,14 @@ pub fn load<T: DeserializeOwned + Default>(
     if let Some(path) = file {
         let text =
             files::read_to_string(path).map_err(|source| ConfigError::Io { path: path.to_path_buf(), source })?;
-        // From the text, so that an error shows the line.
-        config = from_toml(path, &text)?;
         table = from_toml(path, &text)?;
+        let origin = path.display().to_string();
+        let translated = torchtitan::translate(&mut table);
+        config = match translated.map_err(|reason| ConfigError::Parse { origin, reason })? {
+            // From the text where that says all, so that an error shows the line.
+            false => from_toml(path, &text)?,
+            true => from_toml(path, &to_toml(&table)?)?,
+        };
     }
     match settings.is_empty() {
         true => Ok(config),
@@ -255,18 +261,22 @@ fn apply<T: DeserializeOwned>(
         setting.put(&mut table).map_err(|reason| fail(&setting.origin, &reason))?;
         tables.push(table.clone());
     }
-    let errors: Vec<_> = match table.try_into() {
+    let parse = |mut table: Table| -> Result<T, String> {
+        torchtitan::translate(&mut table)?;
+        table.try_into().map_err(|error: toml::de::Error| error.message().to_string())
+    };
+    let errors: Vec<_> = match parse(table) {
         Ok(config) => return Ok(config),
-        Err(_) => tables.into_iter().map(|table| table.try_into::<T>().err()).collect(),
+        Err(_) => tables.into_iter().map(|table| parse(table).err()).collect(),
     };
     let first = errors.iter().rposition(Option::is_none).map_or(0, |fine| fine + 1);
     // What there is to say of it may have changed since, unless that is of another setting.
     let mut without = start;
     let mut others = settings.iter().enumerate().filter(|(i, _)| *i != first);
-    let is_only_one = others.all(|(_, setting)| setting.put(&mut without).is_ok()) && without.try_into::<T>().is_ok();
+    let is_only_one = others.all(|(_, setting)| setting.put(&mut without).is_ok()) && parse(without).is_ok();
     let error = &errors[if is_only_one { errors.len() - 1 } else { first }];
     let blamed = &settings[first];
-    Err(fail(&blamed.origin, &format!("{}{}", error.as_ref().map_or("", toml::de::Error::message), blamed.hint())))
+    Err(fail(&blamed.origin, &format!("{}{}", error.as_deref().unwrap_or_default(), blamed.hint())))
 }
 
 /// The whole of a configuration as TOML, defaults included, which [`load`] reads back.

@@ -58,7 +58,8 @@ pub struct RunConfig<S> {
 
 /// A setting of the first key removes the file's second: a flag cannot remove the file's preset. A preset that a flag asks for is a
 /// contradiction.
-const REPLACES: [(&str, &str); 1] = [("model.hf_path", "model.preset")];
+const REPLACES: [(&str, &str); 2] =
+    [("model.hf_path", "model.preset"), ("activation_checkpoint.mode", "training.activation_checkpointing")];
 
 impl<S> RunConfig<S> {
     /// Whether the weights of linears in FP8 are to be codes alone.

@@ -99,8 +99,13 @@ impl<C: ModelConfig> Estimated<'_, C> {
         let scores = if is_host { 0 } else { 4 << 26 };
         let backward = decoded + through + scores;
         // The new parameter or a moment beside the old one; where that is rounded, some ten tensors of the rows that are, and all new ones.
+        // The CPU changes them where they lie.
         let is_rounded = [training.param_dtype, optimizer.state_dtype].contains(&StorageDtype::Bf16);
-        let update = if is_rounded { 10 * 4 * largest.min(AT_ONCE as u64) + 6 * largest } else { 4 * largest };
+        let update = match is_rounded {
+            _ if is_host => 0,
+            true => 10 * 4 * largest.min(AT_ONCE as u64) + 6 * largest,
+            false => 4 * largest,
+        };
         let copies = if is_host { plan.copies - plan.shared_copies } else { plan.copies };
         let copies = if plan.ranks > 1 { plan.gathered } else { copies };
         let LayerBytes { input, residual, attention, mlp } = layer;

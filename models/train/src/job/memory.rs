@@ -17,6 +17,7 @@ use super::prepare::compute_dtype;
 use crate::config::{ActivationCheckpointing, LoraBase, LoraSection, Precision, StorageDtype};
 use crate::metrics::Memory;
 use crate::model::{CausalLm, ModelConfig, ModelSection, ModelSize};
+use crate::module_path::module_type;
 use crate::{JobError, ModulePath};
 
 /// What each of so many ranks would hold of the run of `config`; nothing of it is allocated.
@@ -76,14 +77,14 @@ fn with_adapters<B: Backend, M: Module<B>>(
     impl<B: Backend> ModuleVisitor<B> for Linears<'_> {
         fn enter_module(&mut self, name: &str, container_type: &str) {
             self.path.enter(name);
-            self.containers.push(container_type.into());
+            self.containers.push(module_type(container_type).into());
         }
         fn exit_module(&mut self, _name: &str, _container_type: &str) {
             self.path.exit();
             self.containers.pop();
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            let is_linear = self.containers.last().is_some_and(|kind| kind.ends_with(":Linear") || kind == "Linear");
+            let is_linear = self.containers.last().is_some_and(|module| module == "Linear");
             let (true, [k, n]) = (is_linear, &param.lazy_shape()[..]) else { return };
             let (path, rank) = (self.path.dotted(), self.config.rank as u64);
             self.weights += (k * n) as u64;

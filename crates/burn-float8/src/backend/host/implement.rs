@@ -80,6 +80,10 @@ macro_rules! host_backend {
                 $crate::backend::host::fused_backward(op, inputs, dy)
             }
 
+            fn adamw() -> Option<$crate::backend::AdamWFn<Self>> {
+                Some($crate::backend::host::adamw::<Self>)
+            }
+
             fn fp8_size(operand: &Self::Operand) -> $crate::backend::OperandSize {
                 $crate::backend::host::size(operand)
             }

@@ -1,5 +1,6 @@
 //! The host path: a tensor is read back, cast by the kernels' reference, decoded and multiplied by the backend's own f32
 //! matmul. It serves CPU backends, where reading back is free or a copy.
+mod adamw;
 mod attention;
 mod bytes;
 mod codes;
@@ -20,6 +21,7 @@ use burn_std::Shape;
 use float8_kernels::{Cast, Format, Granularity, InvScale, Orientation, Scale, reference};
 
 use super::{Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, in_dtype};
+pub use adamw::adamw;
 pub use attention::{attention_backward, attention_forward};
 use bytes::Codes;
 pub use codes::{amax, dequantize, inv_scale, transpose_operand};

@@ -1,0 +1,280 @@
+//! A step of AdamW on the host: one pass over the parameter, on all cores, that changes tensors where they lie.
+use std::borrow::Cow;
+
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{Backend, DType, TensorMetadata};
+use burn_std::bf16;
+use rayon::prelude::*;
+
+use super::loops::TASK;
+use super::vector::vectorized;
+use super::{floats, read_f32, tensor_on};
+use crate::backend::adamw::{AdamWStep, AdamWTensors, RoundingKeys};
+
+/// Elements that are in f32 at a time: what they need stays in the first cache.
+const BLOCK: usize = 512;
+
+/// [`Float8Backend::adamw`](super::Float8Backend::adamw) on the host.
+pub fn adamw<B: Backend>(step: &AdamWStep, tensors: AdamWTensors<B>, grad: FloatTensor<B>) -> AdamWTensors<B> {
+    let AdamWTensors { mut param, moments: [mut first, mut second] } = tensors;
+    let dims: Vec<usize> = param.shape().to_vec();
+    let bits = step.rounding.each_ref().map(|keys| keys.as_ref().map(|keys| Bits::new(keys, &dims)));
+    let [mut own_param, mut own_first, mut own_second] = [vec![], vec![], vec![]];
+    {
+        let param = changed::<B>(&mut param, &mut own_param);
+        let first = changed::<B>(&mut first, &mut own_first);
+        let second = changed::<B>(&mut second, &mut own_second);
+        all(step, &bits, [param, first, second], &Read::new::<B>(&grad));
+    }
+    let stored = |tensor: FloatTensor<B>, own: Vec<f32>| match own.is_empty() {
+        true => tensor,
+        false => tensor_on::<B>(&tensor, own, tensor.shape(), tensor.dtype()),
+    };
+    AdamWTensors { param: stored(param, own_param), moments: [stored(first, own_first), stored(second, own_second)] }
+}
+
+/// Values that are changed.
+enum Values<'a> {
+    F32(&'a mut [f32]),
+    Bf16(&'a mut [bf16]),
+}
+
+/// The values of a tensor: where they lie if the backend lets them be changed there, otherwise in `own`.
+fn changed<'a, B: Backend>(tensor: &'a mut FloatTensor<B>, own: &'a mut Vec<f32>) -> Values<'a> {
+    #[cfg(feature = "flex")]
+    if (&*tensor as &dyn core::any::Any).is::<burn_flex::FlexTensor>()
+        && matches!(tensor.dtype(), DType::F32 | DType::BF16)
+    {
+        let in_place = (tensor as &mut dyn core::any::Any).downcast_mut::<burn_flex::FlexTensor>().expect("it is one");
+        if !in_place.is_contiguous() {
+            *in_place = in_place.to_contiguous();
+        }
+        let (start, end) = in_place.layout().contiguous_offsets().expect("it is contiguous");
+        return match in_place.dtype() {
+            DType::BF16 => Values::Bf16(&mut in_place.storage_mut::<bf16>()[start..end]),
+            _ => Values::F32(&mut in_place.storage_mut::<f32>()[start..end]),
+        };
+    }
+    *own = read_f32::<B>(tensor.clone());
+    Values::F32(own)
+}
+
+impl<'a> Values<'a> {
+    /// In parts that are a task each.
+    fn tasks(self) -> Vec<Values<'a>> {
+        match self {
+            Self::F32(values) => values.chunks_mut(TASK).map(Values::F32).collect(),
+            Self::Bf16(values) => values.chunks_mut(TASK).map(Values::Bf16).collect(),
+        }
+    }
+
+    /// Reads those from `first` on.
+    #[inline(always)]
+    fn load(&self, first: usize, block: &mut [f32]) {
+        match self {
+            Self::F32(values) => block.copy_from_slice(&values[first..][..block.len()]),
+            Self::Bf16(values) => widen(&values[first..][..block.len()], block),
+        }
+    }
+
+    /// Writes those from `first` on, rounded by the bits of `noise` if there are any.
+    #[inline(always)]
+    fn store(&mut self, first: usize, block: &[f32], noise: Option<&[u16]>) {
+        match (self, noise) {
+            (Self::F32(values), None) => values[first..][..block.len()].copy_from_slice(block),
+            (Self::F32(values), Some(noise)) => {
+                for ((value, x), r) in values[first..][..block.len()].iter_mut().zip(block).zip(noise) {
+                    *value = f32::from_bits(round(*x, u32::from(*r)) << 16);
+                }
+            }
+            (Self::Bf16(values), Some(noise)) => {
+                for ((value, x), r) in values[first..][..block.len()].iter_mut().zip(block).zip(noise) {
+                    *value = bf16::from_bits(round(*x, u32::from(*r)) as u16);
+                }
+            }
+            (Self::Bf16(values), None) => {
+                for (value, x) in values[first..][..block.len()].iter_mut().zip(block) {
+                    *value = bf16::from_bits(nearest(*x) as u16);
+                }
+            }
+        }
+    }
+}
+
+/// Values that are read.
+enum Read<'a> {
+    F32(Cow<'a, [f32]>),
+    #[cfg(feature = "flex")]
+    Bf16(&'a [bf16]),
+}
+
+impl<'a> Read<'a> {
+    fn new<B: Backend>(tensor: &'a FloatTensor<B>) -> Self {
+        #[cfg(feature = "flex")]
+        if let Some(tensor) = (tensor as &dyn core::any::Any).downcast_ref::<burn_flex::FlexTensor>()
+            && let Some(values) = tensor.as_slice::<bf16>()
+        {
+            return Self::Bf16(values);
+        }
+        Self::F32(floats::<B>(tensor))
+    }
+
+    #[inline(always)]
+    fn load(&self, first: usize, block: &mut [f32]) {
+        match self {
+            Self::F32(values) => block.copy_from_slice(&values[first..][..block.len()]),
+            #[cfg(feature = "flex")]
+            Self::Bf16(values) => widen(&values[first..][..block.len()], block),
+        }
+    }
+}
+
+#[inline(always)]
+fn widen(from: &[bf16], to: &mut [f32]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = f32::from_bits(u32::from(from.to_bits()) << 16);
+    }
+}
+
+/// The bits of the nearest bf16, of two the even one; a NaN stays one.
+#[inline(always)]
+fn nearest(x: f32) -> u32 {
+    let bits = x.to_bits();
+    let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    if is_nan { bits >> 16 | 0x40 } else { rounded }
+}
+
+/// The bits of x in bf16 as [`RoundingKeys`] says, `r` being its random bits.
+#[inline(always)]
+fn round(x: f32, r: u32) -> u32 {
+    /// The smallest normal number and the largest number of bf16.
+    const NORMAL: core::ops::RangeInclusive<u32> = 0x0080..=0x7f7f;
+    let (bits, nearest) = (x.to_bits(), nearest(x));
+    let is_between = NORMAL.contains(&(nearest & 0x7fff)) & (bits & 0x7fff_ffff <= 0x7f7f_0000);
+    if is_between { bits.wrapping_add(r) >> 16 } else { nearest }
+}
+
+/// The random bits of a tensor's elements.
+struct Bits<'a> {
+    /// Those of places along the last axis.
+    last: &'a [u16],
+    /// Those of each row, in the order of rows.
+    rows: Vec<u16>,
+}
+
+impl<'a> Bits<'a> {
+    fn new(keys: &'a RoundingKeys, dims: &[usize]) -> Self {
+        let (last, leading) = keys.0.split_last().expect("a parameter has an axis");
+        assert!(keys.0.iter().map(Vec::len).eq(dims.iter().copied()), "a key for each place");
+        let rows = leading.iter().fold(vec![0], |rows, axis| {
+            rows.iter().flat_map(|row| axis.iter().map(move |key| row ^ key)).collect::<Vec<u16>>()
+        });
+        Self { last, rows }
+    }
+
+    /// Those of the elements from `first` on.
+    #[inline(always)]
+    fn fill(&self, first: usize, bits: &mut [u16]) {
+        let (mut row, mut place) = (first / self.last.len(), first % self.last.len());
+        let mut rest = bits;
+        while !rest.is_empty() {
+            let (part, after) = rest.split_at_mut(rest.len().min(self.last.len() - place));
+            let of_row = self.rows[row];
+            for (bits, key) in part.iter_mut().zip(&self.last[place..]) {
+                *bits = of_row ^ key;
+            }
+            (row, place, rest) = (row + 1, 0, after);
+        }
+    }
+}
+
+fn all(step: &AdamWStep, bits: &[Option<Bits<'_>>; 3], [param, first, second]: [Values<'_>; 3], grad: &Read<'_>) {
+    let tasks = param.tasks().into_par_iter().zip(first.tasks()).zip(second.tasks()).enumerate();
+    tasks.for_each(|(task, ((param, first), second))| {
+        vectorized(|| part(step, bits, [param, first, second], task * TASK, grad));
+    });
+}
+
+/// The step of the elements from `begin` on, as many as there are values.
+#[inline(always)]
+fn part(step: &AdamWStep, bits: &[Option<Bits<'_>>; 3], mut values: [Values<'_>; 3], begin: usize, grad: &Read<'_>) {
+    let AdamWStep { lr, betas: [beta_1, beta_2], epsilon, decay, time, .. } = *step;
+    let (factor_1, factor_2) = (1.0 - beta_1, 1.0 - beta_2);
+    let [correction_1, correction_2] = [beta_1, beta_2].map(|beta| 1.0 - beta.powi(time as i32));
+    let len = match &values[0] {
+        Values::F32(values) => values.len(),
+        Values::Bf16(values) => values.len(),
+    };
+    let (mut blocks, mut g, mut noise) = ([[0.0_f32; BLOCK]; 3], [0.0_f32; BLOCK], [0_u16; BLOCK]);
+    for at in (0..len).step_by(BLOCK) {
+        let count = BLOCK.min(len - at);
+        for (values, block) in values.iter().zip(&mut blocks) {
+            values.load(at, &mut block[..count]);
+        }
+        grad.load(begin + at, &mut g[..count]);
+        let [param, first, second] = &mut blocks;
+        let terms = param.iter_mut().zip(first.iter_mut()).zip(second.iter_mut()).zip(&g).take(count);
+        match time {
+            1 => terms.for_each(|(((_, m), v), g)| {
+                *m = g * factor_1;
+                *v = g * g * factor_2;
+            }),
+            _ => terms.for_each(|(((_, m), v), g)| {
+                *m = *m * beta_1 + g * factor_1;
+                *v = *v * beta_2 + g * g * factor_2;
+            }),
+        }
+        if let Some(decay) = decay {
+            param.iter_mut().take(count).for_each(|w| *w *= decay);
+        }
+        for ((w, m), v) in param.iter_mut().zip(&*first).zip(&*second).take(count) {
+            *w -= m / correction_1 / ((v / correction_2).sqrt() + epsilon) * lr;
+        }
+        for ((values, block), bits) in values.iter_mut().zip(&blocks).zip(bits) {
+            let noise = bits.as_ref().map(|bits| {
+                bits.fill(begin + at, &mut noise[..count]);
+                &noise[..count]
+            });
+            values.store(at, &block[..count], noise);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_is_that_of_half() {
+        let odd =
+            [0.0, -0.0, 1e-40, -1e-45, f32::MAX, f32::MIN, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 3.389_531_4e38];
+        let many = (0..1_000_003_u32).map(|i| f32::from_bits(i.wrapping_mul(4_294_967)));
+        for x in many.chain(odd) {
+            assert_eq!(nearest(x) as u16, bf16::from_f32(x).to_bits(), "{x:e}");
+        }
+    }
+
+    #[test]
+    fn only_what_lies_between_finite_normal_numbers_is_rounded_by_chance() {
+        for (x, r, expected) in [
+            (0x3f80_0001, 0xffff, 0x3f81),
+            (0x3f80_0001, 0xfffe, 0x3f80),
+            (0xbf80_8000, 0x8000, 0xbf81),
+            (0xbf80_8000, 0x7fff, 0xbf80),
+            // Subnormal numbers, the first that is nearest to a normal one, and beyond the largest.
+            (0x0001_ffff, 0x0000, 0x0002),
+            (0x0001_0001, 0xffff, 0x0001),
+            (0x007f_7fff, 0xffff, 0x007f),
+            (0x007f_8000, 0x7fff, 0x007f),
+            (0x7f7f_0000, 0xffff, 0x7f7f),
+            (0x7f7f_0001, 0xffff, 0x7f7f),
+            (0x7f7f_8000, 0x0000, 0x7f80),
+            (0x7f80_0000, 0xffff, 0x7f80),
+            (0xff80_0000, 0xffff, 0xff80),
+        ] {
+            assert_eq!(round(f32::from_bits(x), r), expected, "{x:#x} + {r:#x}");
+        }
+        assert_eq!(round(f32::NAN, 0xffff), 0x7fc0);
+    }
+}
