@@ -18,7 +18,7 @@ use super::config::RunConfig;
 use super::weights::Weights;
 use crate::checkpoint::SavedRun;
 use crate::config::{ComputeDtype, ConfigError, LoraSection, Precision, require};
-use crate::hf::peft;
+use crate::hf::{Float8Folder, peft};
 use crate::model::{LanguageModel, ModelConfig, ModelSection, ModelSize, TrainableModel};
 use crate::storage::store_matrices;
 use crate::{Adapted, JobError, ProgressLine, Ranks, Tokenizer};
@@ -122,6 +122,16 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     // Strict mode panics in the GEMM; a run reports an error instead.
     let (model, summary) = float8.with_strict(false).apply::<B, _>(model).map_err(Float8Error::from)?;
     writeln!(out, "{summary}")?;
+    if let Some(path) = config.model.hf_path()
+        && let Some(Float8Folder { recipe, .. }) = Float8Folder::read::<A::Config>(path)?
+        && recipe != config.float8.config.linear.recipe()
+    {
+        let path = path.display();
+        writeln!(
+            out,
+            "{path} has FP8 weights of {recipe}, which are decoded and cast anew: float8.recipe = \"{recipe}\" keeps them"
+        )?;
+    }
     set_input_scales::<B, _>(&model, &input_scales)?;
     if !holds_codes {
         return Ok(model);
