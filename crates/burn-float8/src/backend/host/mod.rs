@@ -20,7 +20,7 @@ use burn_std::Shape;
 use float8_kernels::{Cast, Format, Granularity, InvScale, Orientation, Scale, reference};
 
 use super::{Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, in_dtype};
-pub use attention::{attention_backward, attention_forward};
+pub use attention::{attention_backward, attention_forward, cached_attention};
 use bytes::Codes;
 pub use codes::{amax, dequantize, inv_scale, transpose_operand};
 pub use fused::{fused_backward, fused_forward};
