@@ -46,22 +46,34 @@ impl<'a> Kept<'a> {
     }
 
     /// The values of some positions of a head.
+    #[inline(always)]
     fn read(&self, [batch, head]: [usize; 2], positions: Range<usize>, values: &mut [f32]) {
         let width = values.len() / positions.len();
-        for (position, values) in positions.zip(values.chunks_exact_mut(width)) {
-            let at = [batch, head, position];
-            match &self.encoded {
-                Encoded::F32(view) => values.copy_from_slice(&view.from(at)[..width]),
-                Encoded::Bf16(bytes) => {
-                    let (pairs, _) = bytes.row(at, 2 * width).as_chunks();
+        let first = [batch, head, positions.start];
+        match &self.encoded {
+            Encoded::E4m3 { codes, inv_scales } => {
+                match codes.strides[2] == width {
+                    true => reference::decode_slice(codes.row(first, values.len()), Format::E4m3, values),
+                    false => positions.clone().zip(values.chunks_exact_mut(width)).for_each(|(position, values)| {
+                        reference::decode_slice(codes.row([batch, head, position], width), Format::E4m3, values);
+                    }),
+                }
+                for (position, values) in positions.zip(values.chunks_exact_mut(width)) {
+                    let inv_scale = inv_scales.from([batch, head, position])[0];
+                    values.iter_mut().for_each(|value| *value *= inv_scale);
+                }
+            }
+            Encoded::F32(view) => {
+                for (position, values) in positions.zip(values.chunks_exact_mut(width)) {
+                    values.copy_from_slice(&view.from([batch, head, position])[..width]);
+                }
+            }
+            Encoded::Bf16(bytes) => {
+                for (position, values) in positions.zip(values.chunks_exact_mut(width)) {
+                    let (pairs, _) = bytes.row([batch, head, position], 2 * width).as_chunks();
                     for (value, pair) in values.iter_mut().zip(pairs) {
                         *value = f32::from_bits(u32::from(u16::from_ne_bytes(*pair)) << 16);
                     }
-                }
-                Encoded::E4m3 { codes, inv_scales } => {
-                    reference::decode_slice(codes.row(at, width), Format::E4m3, values);
-                    let inv_scale = inv_scales.from(at)[0];
-                    values.iter_mut().for_each(|value| *value *= inv_scale);
                 }
             }
         }
