@@ -129,7 +129,7 @@ mod tests {
         };
         write(&folder, "model.safetensors", HEADER, &[1, 1, 1, 1, 1, 1, 1, 2]);
         assert_eq!(difference(), "it has the same tensors with other values");
-        write(&folder, "model.safetensors", &HEADER.replace('a', "b"), &[1; 8]);
+        write(&folder, "model.safetensors", &HEADER.replace(r#""a""#, r#""b""#), &[1; 8]);
         assert_eq!(difference(), "its header lists other tensors");
         // The same tensors in a file of another name.
         fs::remove_file(folder.path().join("model.safetensors")).unwrap();
