@@ -4,7 +4,6 @@ use core::arch::x86_64::*;
 use core::mem::transmute;
 
 use super::lanes::Lanes;
-use super::x86::prefetch;
 use super::{BLOCK, GROUP, LANES};
 
 /// The low and the high bytes of the bf16 of each code without its sign; of e4m3 divided by 256.
@@ -37,6 +36,12 @@ impl Tables {
 
     const E4M3: Self = Self::new(false);
     const E5M2: Self = Self::new(true);
+}
+
+#[inline(always)]
+pub(super) fn prefetch(byte: *const u8) {
+    // SAFETY: to prefetch any address is no access.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(byte.cast()) }
 }
 
 /// Sixteen f32.
@@ -180,7 +185,7 @@ impl<const IS_E5M2: bool> Lanes for Vbmi<IS_E5M2> {
         prefetch(byte);
     }
 
-    /// As [`x86`](super::x86)'s, four rows that are 16 apart in each vector.
+    /// Byte by byte with neighbours four times, four rows that are 16 apart in each vector.
     #[inline(always)]
     fn transpose(codes: &[[u8; BLOCK]; BLOCK], first: usize) -> [[u8; BLOCK]; GROUP] {
         // SAFETY: as above; sixteen bytes are a quarter of a vector.

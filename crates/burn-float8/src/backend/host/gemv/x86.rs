@@ -6,7 +6,7 @@ use core::mem::transmute;
 use float8_kernels::Format;
 
 use super::lanes::{Kernel, Lanes};
-use super::vbmi::Vbmi;
+use super::vbmi::{Vbmi, prefetch};
 use super::{BLOCK, GROUP, LANES, Weight, band};
 
 /// The kernel, if the processor has what it takes.
@@ -115,12 +115,6 @@ unsafe fn halves<const IS_E5M2: bool>(codes: [u8; LANES]) -> __m256i {
             false => _mm256_and_si256(_mm256_srai_epi16::<1>(high), _mm256_set1_epi16(0xbfff_u16 as i16)),
         }
     }
-}
-
-#[inline(always)]
-pub(super) fn prefetch(byte: *const u8) {
-    // SAFETY: to prefetch any address is no access.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(byte.cast()) }
 }
 
 #[inline(always)]
