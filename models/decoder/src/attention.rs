@@ -10,7 +10,7 @@ use burn::nn::{Linear, RmsNorm};
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, Int, Tensor};
-use burn_float8::nn::{attention, attention_but};
+use burn_float8::nn::attention;
 
 use crate::cache::LayerCache;
 use crate::dims::Dimensions;
@@ -106,14 +106,12 @@ impl<B: Backend> Attention<B> {
         let k = self.k_norm.iter().fold(k, |k, norm| rms_norm(norm, k));
         let q = positions.rotate(q);
         let (k, v) = (positions.rotate(k), v.swap_dims(1, 2));
-        let [k, v] = match cache {
-            Some(cache) => cache.append([k, v], past),
-            None => [k, v],
-        };
-
         let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
-        let y = match &positions.hidden {
-            Some(hidden) => attention_but(q, k, v, hidden.clone(), options),
+        let y = match cache {
+            Some(cache) => {
+                cache.append([k, v], past);
+                cache.attention(q, past + len, positions.hidden.as_ref(), options)
+            }
             None => attention(q, k, v, positions.documents.clone(), options),
         };
         let y = y.swap_dims(1, 2);

@@ -6,7 +6,10 @@
 //! ```
 
 use burn::tensor::backend::Backend;
+use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{BasicOps, Bool, DType, Int, Tensor, TensorData};
+use burn_float8::backend::CachedHeads;
+use burn_float8::nn::{attention, attention_but, cached_attention};
 use train::{CacheDtype, CacheOptions, KeyValueCache};
 
 use crate::e4m3;
@@ -96,9 +99,9 @@ impl<B: Backend> KeyValueCache for KvCache<B> {
 }
 
 impl<B: Backend> LayerCache<B> {
-    /// Adds keys and values, `[B, kv_heads, T, head_dim]`, behind the first `past` positions, and gives those of all.
-    pub(crate) fn append(&mut self, [keys, values]: [Tensor<B, 4>; 2], past: usize) -> [Tensor<B, 4>; 2] {
-        let (len, dtype) = (past + keys.dims()[2], keys.dtype());
+    /// Adds keys and values, `[B, kv_heads, T, head_dim]`, behind the first `past` positions.
+    pub(crate) fn append(&mut self, [keys, values]: [Tensor<B, 4>; 2], past: usize) {
+        let len = past + keys.dims()[2];
         let CacheOptions { dtype: kept_in, positions } = self.options;
         let with = |old: Option<Kept<B>>, new: Tensor<B, 4>| {
             let kept = match old {
@@ -109,10 +112,31 @@ impl<B: Backend> LayerCache<B> {
         };
         // Taken out, so that nobody else has them and they are changed where they lie.
         let (old_keys, old_values) = self.kept.take().map(|[keys, values]| (keys, values)).unzip();
-        let kept = [with(old_keys, keys), with(old_values, values)];
-        let all = kept.each_ref().map(|kept| kept.read(len, dtype));
-        self.kept = Some(kept);
-        all
+        self.kept = Some([with(old_keys, keys), with(old_values, values)]);
+    }
+
+    /// Attention of query `[B, heads, T, head_dim]` over the first `len` positions, which have been added; not over those that are
+    /// `hidden: [B, len]`. What is kept in another dtype is decoded where it is read, if the backend can do that.
+    pub(crate) fn attention(
+        &self,
+        query: Tensor<B, 4>,
+        len: usize,
+        hidden: Option<&Tensor<B, 2, Bool>>,
+        options: AttentionModuleOptions,
+    ) -> Tensor<B, 4> {
+        let kept = self.kept.as_ref().expect("the query's own keys are there").each_ref();
+        let (dtype, head_dim) = (query.dtype(), query.dims()[3]);
+        let is_plain = kept.iter().all(|kept| matches!(kept, Kept::Float(values) if values.dtype() == dtype));
+        let in_place =
+            || cached_attention(query.clone(), kept.map(|kept| kept.first(len)), head_dim, hidden.cloned(), options);
+        if let Some(y) = (!is_plain).then(in_place).flatten() {
+            return y;
+        }
+        let [keys, values] = kept.map(|kept| kept.read(len, dtype));
+        match hidden {
+            Some(hidden) => attention_but(query, keys, values, hidden.clone(), options),
+            None => attention(query, keys, values, None, options),
+        }
     }
 
     /// The rows of several caches, of so many positions each, as one batch that ends at `len`.
@@ -165,7 +189,19 @@ impl<B: Backend> Kept<B> {
         }
     }
 
-    /// The first `len` positions.
+    /// The first `len` positions as they are kept.
+    fn first(&self, len: usize) -> CachedHeads<B> {
+        let first = |floats: &Tensor<B, 4>| floats.clone().slice_dim(2, 0..len).into_primitive().tensor();
+        match self {
+            Self::Float(values) => CachedHeads::Float(first(values)),
+            Self::E4m3 { codes, inv_scales, .. } => CachedHeads::E4m3 {
+                codes: codes.clone().slice_dim(2, 0..len).into_primitive(),
+                inv_scales: first(inv_scales),
+            },
+        }
+    }
+
+    /// The values of the first `len` positions.
     fn read(&self, len: usize, dtype: DType) -> Tensor<B, 4> {
         match self {
             Self::Float(values) => values.clone().slice_dim(2, 0..len).cast(dtype),
@@ -249,4 +285,59 @@ fn select<B: Backend, K: BasicOps<B>>(t: &Tensor<B, 4, K>, rows: &[usize]) -> Te
     let rows: Vec<i64> = rows.iter().map(|row| *row as i64).collect();
     let rows = Tensor::<B, 1, Int>::from_data(rows.as_slice(), &t.device());
     t.clone().select(0, rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::Flex;
+    use burn::tensor::FloatDType;
+    use burn_float8::Float8;
+
+    use super::*;
+
+    type Own = Float8<Flex>;
+
+    fn random(shape: [usize; 4], seed: usize, dtype: FloatDType) -> Tensor<Own, 4> {
+        let value = |i: usize| ((i * 7919 + seed * 104_729) % 2003) as f32 / 500.0 - 2.0;
+        let values: Vec<f32> = (0..shape.iter().product()).map(value).collect();
+        Tensor::<Own, 4>::from_data(TensorData::new(values, shape), &Default::default()).cast(dtype)
+    }
+
+    /// What is decoded where it is read is what the decoded tensors give, to the bit: for a token and a prompt, with heads that share keys,
+    /// in a cache that has more room, and with hidden positions.
+    #[test]
+    fn caches_are_read_in_place() {
+        const HEADS: usize = 6;
+        for (kept_in, dtype, head_dim) in [
+            (CacheDtype::Bf16, FloatDType::F32, 8),
+            (CacheDtype::E4m3, FloatDType::F32, 6),
+            (CacheDtype::E4m3, FloatDType::BF16, 16),
+            (CacheDtype::F32, FloatDType::BF16, 5),
+        ] {
+            let options = CacheOptions { dtype: Some(kept_in), positions: 700 };
+            let mut cache = LayerCache::<Own> { kept: None, options };
+            let causal = AttentionModuleOptions { is_causal: true, ..Default::default() };
+            let mut len = 0;
+            for count in [600, 1, 3, 70] {
+                let new = [1, 2].map(|seed| random([2, 2, count, head_dim], seed + len, dtype));
+                cache.append(new, len);
+                len += count;
+                let query = random([2, HEADS, count, head_dim], 3 + len, dtype);
+                let is_hidden = (0..2 * len).map(|i| i % len < i / len * 20).collect::<Vec<_>>();
+                let hidden = Tensor::<Own, 2, Bool>::from_data(TensorData::new(is_hidden, [2, len]), &query.device());
+                for hidden in [None, Some(hidden)] {
+                    let kept = cache.kept.as_ref().unwrap().each_ref();
+                    let [keys, values] = kept.map(|kept| kept.read(len, query.dtype()));
+                    let want = match hidden.clone() {
+                        Some(hidden) => attention_but(query.clone(), keys, values, hidden, causal),
+                        None => attention(query.clone(), keys, values, None, causal),
+                    };
+                    let first = kept.map(|kept| kept.first(len));
+                    let got = cached_attention(query.clone(), first, head_dim, hidden.clone(), causal).expect("a CPU");
+                    assert_eq!(got.dtype(), query.dtype());
+                    assert_eq!(got.into_data(), want.into_data(), "{kept_in:?}, {count} of {len}");
+                }
+            }
+        }
+    }
 }

@@ -108,6 +108,18 @@ pub enum JobError {
         /// Experts of the model's config.
         num_experts: usize,
     },
+    /// A run that saves adapters, or some parameters alone, is to go on beside other weights than those that it began with.
+    #[error(
+        "{}: {difference} since this run began, whose checkpoints do not have the frozen weights: put the file back, or set model.hf_path \
+         to a folder that has it",
+        path.display()
+    )]
+    Base {
+        /// The file of model.hf_path.
+        path: PathBuf,
+        /// What has changed.
+        difference: String,
+    },
     /// A tied checkpoint has an output layer that is not its embedding.
     #[error(
         "{}: config.json says tie_word_embeddings = true, but lm_head.weight differs from model.embed_tokens.weight: \

@@ -51,9 +51,55 @@ pub struct AttentionOutput<B: Backend> {
 impl<B: Backend> Attention<B> {
     /// What products of q and k are multiplied by: `1/√d` unless the options say otherwise.
     pub fn scale(&self) -> f64 {
-        let [.., dim] = self.query.shape().dims::<4>();
-        self.options.scale.unwrap_or_else(|| (dim as f64).sqrt().recip())
+        scale(&self.query, &self.options)
     }
+}
+
+pub(super) fn scale<T: TensorMetadata>(query: &T, options: &AttentionModuleOptions) -> f64 {
+    let [.., dim] = query.shape().dims::<4>();
+    options.scale.unwrap_or_else(|| (dim as f64).sqrt().recip())
+}
+
+/// Keys or values as a cache of generation keeps them.
+#[derive(Clone, Debug)]
+pub enum CachedHeads<B: Backend> {
+    /// `[B, KV, S, d]`, in any dtype.
+    Float(FloatTensor<B>),
+    /// FP8 with a scale for each head of each position: `value = code · inv_scale`.
+    E4m3 {
+        /// Four codes to a word of 32 bits, the first in its lowest byte: `[B, KV, S, ⌈d / 4⌉]`.
+        codes: IntTensor<B>,
+        /// `[B, KV, S, 1]`, f32.
+        inv_scales: FloatTensor<B>,
+    },
+}
+
+impl<B: Backend> CachedHeads<B> {
+    /// B, KV and S.
+    pub fn dims(&self) -> [usize; 3] {
+        let [batch, heads, positions, _] = match self {
+            Self::Float(values) => values.shape().dims(),
+            Self::E4m3 { inv_scales, .. } => inv_scales.shape().dims(),
+        };
+        [batch, heads, positions]
+    }
+}
+
+/// What attention of new tokens reads of a cache.
+#[derive(Clone, Debug)]
+pub struct CachedAttention<B: Backend> {
+    /// `[B, H, T, d]`.
+    pub query: FloatTensor<B>,
+    /// S positions of KV heads, each of which serves `H / KV` query heads.
+    pub key: CachedHeads<B>,
+    /// The same positions.
+    pub value: CachedHeads<B>,
+    /// Elements of a value's head.
+    pub head_dim: usize,
+    /// `[B, S]`: true where no query of a sequence sees a key.
+    pub hidden: Option<BoolTensor<B>>,
+    /// Scale, softcap, and whether query `t` sees keys up to `t + S - T` alone.
+    pub options: AttentionModuleOptions,
 }
 
 /// Forward on any backend.

@@ -28,7 +28,7 @@ mod self_check;
 mod squares;
 
 pub use adamw::{AdamWFn, AdamWStep, AdamWTensors, RoundingKeys};
-pub use attention::{Attention, AttentionOutput};
+pub use attention::{Attention, AttentionOutput, CachedAttention, CachedHeads};
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use burn_std::Shape;
@@ -227,6 +227,13 @@ pub trait Float8Backend: Backend {
     /// The caller has checked shapes and dtypes, and that nothing is empty. The default goes over queries block by block.
     fn attention_forward(attention: &Attention<Self>) -> AttentionOutput<Self> {
         attention::forward(attention)
+    }
+
+    /// [`attention_forward`](Self::attention_forward) of keys and values that lie in a cache, which are decoded where they are read: bit for
+    /// bit what it gives of the decoded ones in the dtype of q. The default is none: the caller decodes them.
+    fn cached_attention(attention: &CachedAttention<Self>) -> Option<FloatTensor<Self>> {
+        let _ = attention;
+        None
     }
 
     /// The gradients of q, k and v, of which forward has given these: y and [`log_sums`](AttentionOutput::log_sums), if it gives them.

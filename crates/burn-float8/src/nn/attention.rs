@@ -1,9 +1,10 @@
-//! [`attention`] with fewer key heads than query heads, and within documents; [`attention_but`] without some keys.
+//! [`attention`] with fewer key heads than query heads, and within documents; [`attention_but`] without some keys;
+//! [`cached_attention`] over what a cache keeps.
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Int, Tensor, TensorPrimitive, module};
 
-use crate::backend::Attention;
+use crate::backend::{Attention, CachedAttention, CachedHeads};
 use crate::error::Float8Panic;
 use crate::ops::functions::find;
 
@@ -83,6 +84,38 @@ pub fn attention_but<B: Backend>(
     let primitive = mask.clone().into_primitive();
     let expanded = |heads| Some(mask.clone().expand([batch, heads, queries, keys]));
     run([query, key, value], |attention| Attention { mask: Some(primitive), ..attention }, expanded, options)
+}
+
+/// [`attention_but`] of keys and values that lie in a cache of generation in another dtype or in FP8, which are decoded where they are read
+/// and nowhere else: bit for bit what it gives of the decoded ones. `head_dim` is the number of elements of a value.
+///
+/// None where the backend reads values alone, as all but [`Float8`](crate::Float8) of a CPU without autodiff do: the caller decodes them.
+///
+/// # Panics
+///
+/// As [`attention`].
+pub fn cached_attention<B: Backend>(
+    query: Tensor<B, 4>,
+    [key, value]: [CachedHeads<B>; 2],
+    head_dim: usize,
+    hidden: Option<Tensor<B, 2, Bool>>,
+    options: AttentionModuleOptions,
+) -> Option<Tensor<B, 4>> {
+    let functions = find::<B>().filter(|_| query.dtype() != DType::F64)?;
+    let [key_shape, value_shape] = [(&key, query.dims()[3]), (&value, head_dim)].map(|(heads, width)| {
+        let [batch, heads, positions] = heads.dims();
+        [batch, heads, positions, width]
+    });
+    let shapes = [query.dims(), key_shape, value_shape];
+    check_attention(shapes, None);
+    if let Some(hidden) = hidden.as_ref().filter(|hidden| hidden.dims() != [shapes[0][0], value_shape[2]]) {
+        let [query, key, value] = shapes;
+        panic!("{}", Float8Panic::AttentionShapes { query, key, value, documents: Some(hidden.dims()) });
+    }
+    let query = query.into_primitive().tensor();
+    let hidden = hidden.map(Tensor::into_primitive);
+    let y = (functions.cached_attention)(CachedAttention { query, key, value, head_dim, hidden, options })?;
+    Some(Tensor::from_primitive(TensorPrimitive::Float(y)))
 }
 
 /// By the backend's node, for which `complete` says what hides keys; elsewhere by Burn's function, with a mask for so many heads.

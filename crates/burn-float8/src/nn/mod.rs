@@ -3,6 +3,6 @@ mod attention;
 mod fused;
 mod grouped;
 
-pub use attention::{attention, attention_but};
+pub use attention::{attention, attention_but, cached_attention};
 pub use fused::{log_likelihood, rms_norm, rotary, swiglu};
 pub use grouped::{GroupedLinear, grouped_linear};

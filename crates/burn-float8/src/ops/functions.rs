@@ -11,7 +11,7 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 use parking_lot::RwLock;
 
 use super::Float8;
-use crate::backend::{AdamWFn, AdamWStep, AdamWTensors, Attention, Float8Backend, Fused};
+use crate::backend::{AdamWFn, AdamWStep, AdamWTensors, Attention, CachedAttention, CachedHeads, Float8Backend, Fused};
 use crate::error::Float8Panic;
 use crate::layer::Mark;
 use crate::profile::operation;
@@ -27,6 +27,8 @@ pub(crate) struct Functions<B: Backend> {
     pub(crate) grouped_linear: GroupedFn<B>,
     /// Attention by the node.
     pub(crate) attention: AttentionFn<B>,
+    /// Attention over a cache, where the backend reads what it keeps.
+    pub(crate) cached_attention: fn(CachedAttention<B>) -> Option<FloatTensor<B>>,
     /// [`Fused::SwiGlu`] of a and b.
     pub(crate) swiglu: fn(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
     /// [`Fused::RmsNorm`] of x and γ, with ε.
@@ -75,6 +77,7 @@ fn accept<W: Wrapped>(adamw: Option<AdamWFn<Float8<W>>>) {
     insert(Functions::<Float8<W>> {
         grouped_linear: |x, weight, ends| Float8Tensor::new(W::fp8_grouped_linear(x, weight, ends)),
         attention: |attention| Float8Tensor::new(W::attention_node(inner(attention))),
+        cached_attention: |attention| W::cached_attention(inner_cached(attention)).map(Float8Tensor::new),
         swiglu: |a, b| fused(Fused::SwiGlu, vec![a, b]),
         rms_norm: |x, gamma, epsilon| fused(Fused::RmsNorm { epsilon }, vec![x, gamma]),
         rotary: |x, cos, sin| {
@@ -124,11 +127,21 @@ fn inner<W: Wrapped>(attention: Attention<Float8<W>>) -> Attention<W> {
     Attention { query, key, value, mask, bias: bias.map(Float8Tensor::into_full), documents, options }
 }
 
+fn inner_cached<W: Wrapped>(attention: CachedAttention<Float8<W>>) -> CachedAttention<W> {
+    let CachedAttention { query, key, value, head_dim, hidden, options } = attention;
+    let [key, value] = [key, value].map(|heads| match heads {
+        CachedHeads::Float(values) => CachedHeads::Float(values.into_full()),
+        CachedHeads::E4m3 { codes, inv_scales } => CachedHeads::E4m3 { codes, inv_scales: inv_scales.into_full() },
+    });
+    CachedAttention { query: query.into_full(), key, value, head_dim, hidden, options }
+}
+
 /// `Autodiff<Float8<B>>`, which cannot differentiate them.
 fn refuse<B: Backend>() {
     insert(Functions::<B> {
         grouped_linear: |_, _, _| panic!("{}", Float8Panic::WrongOrder),
         attention: |_| panic!("{}", Float8Panic::WrongOrder),
+        cached_attention: |_| panic!("{}", Float8Panic::WrongOrder),
         swiglu: |_, _| panic!("{}", Float8Panic::WrongOrder),
         rms_norm: |_, _, _| panic!("{}", Float8Panic::WrongOrder),
         rotary: |_, _, _| panic!("{}", Float8Panic::WrongOrder),

@@ -20,9 +20,10 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 
 use super::linear::{self, Wanted, reduced};
 use super::{attention, full_tensor, fused, grouped, register_gradients};
-use crate::backend::{Attention, Float8Backend, Fused, FusedOutput};
+use crate::backend::{Attention, CachedAttention, Float8Backend, Fused, FusedOutput};
 use crate::error::Float8Panic;
 use crate::layer::{Layer, UNTAGGED_NAME};
+use crate::profile::operation;
 use crate::tensor::{Float8Tensor, Wrapped};
 
 impl<B: Float8Backend> Wrapped for B {
@@ -50,6 +51,11 @@ impl<B: Float8Backend> Wrapped for B {
 
     fn attention_node(attention: Attention<B>) -> FloatTensor<B> {
         attention::forward(&attention).y
+    }
+
+    fn cached_attention(attention: CachedAttention<B>) -> Option<FloatTensor<B>> {
+        let _timer = operation("attention");
+        B::cached_attention(&attention)
     }
 
     fn fused_node(op: Fused<B>, inputs: Vec<FloatTensor<B>>) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
@@ -132,6 +138,10 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
 
     fn attention_node(attention: Attention<Self>) -> FloatTensor<Self> {
         attention::node::<B, C>(attention)
+    }
+
+    fn cached_attention(_: CachedAttention<Self>) -> Option<FloatTensor<Self>> {
+        None
     }
 
     fn fused_node(op: Fused<B>, inputs: Vec<FloatTensor<Self>>) -> (FloatTensor<Self>, Option<FloatTensor<B>>) {

@@ -8,7 +8,7 @@ use burn_std::Shape;
 use super::adapter::Adapter;
 use super::cache::Fp8Cache;
 use super::codes::Codes;
-use crate::backend::{Attention, Float8Backend, Fused};
+use crate::backend::{Attention, CachedAttention, Float8Backend, Fused};
 use crate::layer::{Layer, Mark, Tag};
 
 /// What [`Float8`](crate::Float8) can wrap: a backend that computes, any [`Float8Backend`], or `Autodiff` of one. There is nothing to
@@ -39,6 +39,9 @@ pub trait Wrapped: Backend {
     /// Scaled dot-product attention as one node.
     #[doc(hidden)]
     fn attention_node(attention: Attention<Self>) -> FloatTensor<Self>;
+    /// Attention over a cache, where the backend reads what it keeps and no gradient is wanted.
+    #[doc(hidden)]
+    fn cached_attention(attention: CachedAttention<Self>) -> Option<FloatTensor<Self>>;
     /// An operation beside linears as one node, and [the maxima](crate::backend::FusedOutput::maxima) of its result.
     #[doc(hidden)]
     fn fused_node(

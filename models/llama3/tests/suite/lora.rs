@@ -112,8 +112,30 @@ fn an_exported_adapter_and_merged_weights_give_the_same_loss() {
     assert_eq!(format!("{:.5}", run(&again).unwrap().0.held_out_loss.unwrap()), format!("{want:.5}"));
     let mut of_merged =
         run_config(data.path(), &["training.precision=f32", "training.steps=0", "data.tokenizer=bytes"]);
-    of_merged.model = train::ModelSection::of_folder(Some(merged), None);
+    of_merged.model = train::ModelSection::of_folder(Some(merged.clone()), None);
     assert!((run(&of_merged).unwrap().0.held_out_loss.unwrap() - want).abs() < 2e-5);
+
+    // A run of adapters beside it goes on with the same files alone.
+    let path = folder.path().join("second");
+    let settings = ["training.precision=f32", "training.steps=1", "data.tokenizer=bytes"];
+    let mut config = self::config(data.path(), &path, &settings);
+    config.model = of_merged.model;
+    run(&config).unwrap();
+    assert!(!job(&config, &path, evaluate()).unwrap().contains("warning"));
+    let weights = merged.join("model.safetensors");
+    let mut bytes = fs::read(&weights).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&weights, bytes).unwrap();
+    match job(&config, &path, evaluate()).unwrap_err() {
+        JobError::Base { path, difference } => {
+            assert_eq!((path, &*difference), (weights, "it has the same tensors with other values"));
+        }
+        other => panic!("{other}"),
+    }
+    // A run of a version that did not note them.
+    fs::remove_file(path.join("assets/base.json")).unwrap();
+    let printed = job(&config, &path, evaluate()).unwrap();
+    assert!(printed.contains("warning: the run does not say which weights it began with"), "{printed}");
 }
 
 /// PEFT's adapter on the checkpoint in `tests/goldens/hf_llama`, by [`vectors`].

@@ -1,6 +1,7 @@
 //! Hugging Face checkpoints, of any [`ModelConfig`](crate::ModelConfig): [`CausalLmExt::load_hf`](crate::CausalLmExt::load_hf) reads
 //! them, [`CausalLmExt::save_hf`](crate::CausalLmExt::save_hf) writes them as transformers reads them.
 
+pub(crate) mod base;
 mod check;
 mod export;
 mod files;

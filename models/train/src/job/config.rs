@@ -18,7 +18,7 @@ use crate::config::{
     ParallelismSection, Precision, ProfileSection, Setting, TrainingSection, require,
 };
 use crate::data::SequenceShape;
-use crate::hf::{self, RepeatedHead};
+use crate::hf::{self, RepeatedHead, base};
 use crate::metrics::METRICS_FILE;
 use crate::model::{ModelConfig, ModelSection};
 use crate::{ChatTemplate, Dataset, JobError, ProgressLine, StepConfig, Tokenizer, TokenizerError};
@@ -240,11 +240,16 @@ impl<S: ModelSection> RunConfig<S> {
         }
     }
 
+    /// The folder that has what checkpoints do not, because it is not trained.
+    pub(super) fn frozen_folder(&self) -> Option<&Path> {
+        self.model.hf_path().filter(|_| self.lora.is_some() || self.training.freezes())
+    }
+
     /// Copies to the folder `to` what `resume` and `export` will need of other folders: the checkpoint's `config.json`, the tokenizer and
-    /// the chat template.
+    /// the chat template; of frozen weights, which are not saved, what identifies their files.
     ///
     /// # Errors
-    /// [`JobError::Io`], [`JobError::Write`].
+    /// [`JobError::Io`], [`JobError::Write`], [`JobError::TensorFiles`].
     pub fn copy_assets(&self, to: &Path) -> Result<(), JobError> {
         match (self.model.hf_path(), self.data.tokenizer.as_deref()) {
             (Some(folder), None) => hf::copy_assets(folder, to),
@@ -253,6 +258,9 @@ impl<S: ModelSection> RunConfig<S> {
                 tokenizer.filter(|name| *name != Tokenizer::BYTES).map_or(Ok(()), |path| hf::copy_tokenizer(path, to))
             }
         }?;
+        if let Some(folder) = self.frozen_folder() {
+            base::keep(folder, to)?;
+        }
         self.data.chat_template.as_ref().map_or(Ok(()), |path| hf::copy_chat_template(path, to))
     }
 

@@ -9,10 +9,10 @@ use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{Float8Config, Float8Stack};
 
 use super::config::RunConfig;
-use crate::checkpoint::SavedRun;
+use crate::checkpoint::{ASSETS, SavedRun};
 use crate::config::TrainingSection;
 use crate::freeze::freeze;
-use crate::hf::Checkpoint;
+use crate::hf::{Checkpoint, base};
 use crate::model::{CausalLm, CausalLmExt, ModelConfig, ModelSection};
 use crate::{JobError, ProgressLine};
 
@@ -25,6 +25,8 @@ pub struct Weights<'a, C> {
     trained: Option<&'a SavedRun>,
     /// How linears are cast whose weights are to be codes alone; none if all weights have values.
     codes: Option<Codes>,
+    /// Whether a checkpoint does not say what the frozen weights were.
+    is_unknown: bool,
 }
 
 /// How the weights of linears become codes alone.
@@ -45,13 +47,18 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
     /// resumed. Of a Hugging Face folder, the files are opened, and stay open: what they hold is compared with `dims`.
     ///
     /// # Errors
-    /// The errors of [`CausalLmExt::load_hf_weights`], but for tensors that cannot be read.
+    /// The errors of [`CausalLmExt::load_hf_weights`], but for tensors that cannot be read; [`JobError::Base`] where frozen weights are others
+    /// than those that the run of the checkpoint began with.
     pub fn open<S: ModelSection<Config = C>>(
         config: &'a RunConfig<S>,
         saved: Option<&'a SavedRun>,
         dims: C,
     ) -> Result<Self, JobError> {
         let training = &config.training;
+        let is_known = match (saved.and_then(|saved| saved.path().parent()), config.frozen_folder()) {
+            (Some(run), Some(folder)) => base::check(folder, &run.join(ASSETS))?,
+            _ => true,
+        };
         // A checkpoint has what is trained.
         let trained = saved.filter(|_| config.lora.is_none() && training.freezes());
         let saved = saved.filter(|_| config.lora.is_none() && !training.freezes());
@@ -60,7 +67,7 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
             (None, Some(path)) => Source::HuggingFace(Checkpoint::open(path, &dims, config.repeated_head())?),
             (None, None) => Source::Seed(config.training.seed),
         };
-        Ok(Self { dims, source, training, trained, codes: None })
+        Ok(Self { dims, source, training, trained, codes: None, is_unknown: !is_known })
     }
 
     /// With the weights of linears that `float8` has in FP8 as codes alone, where they come from a Hugging Face folder; what is decoded later
@@ -94,6 +101,12 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
         progress: &ProgressLine,
         out: &mut dyn Write,
     ) -> Result<M, JobError> {
+        if self.is_unknown {
+            writeln!(
+                out,
+                "warning: the run does not say which weights it began with; those of model.hf_path are taken as they are"
+            )?;
+        }
         let model = M::new(self.dims, device)?;
         let model = match self.source {
             Source::Saved(saved) => {

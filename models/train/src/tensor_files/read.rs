@@ -118,6 +118,11 @@ impl TensorFiles {
         &self.path
     }
 
+    /// The files that are open.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(|file| &*file.path)
+    }
+
     /// All tensors' names, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)

@@ -57,6 +57,12 @@ macro_rules! host_backend {
                 $crate::backend::host::attention_forward(attention)
             }
 
+            fn cached_attention(
+                attention: &$crate::backend::CachedAttention<Self>,
+            ) -> Option<$crate::__private::FloatTensor<Self>> {
+                $crate::backend::host::cached_attention(attention)
+            }
+
             fn attention_backward(
                 attention: &$crate::backend::Attention<Self>,
                 saved: Option<($crate::__private::FloatTensor<Self>, $crate::__private::FloatTensor<Self>)>,

@@ -22,7 +22,7 @@ use float8_kernels::{Cast, Format, Granularity, InvScale, Orientation, Scale, re
 
 use super::{Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, in_dtype};
 pub use adamw::adamw;
-pub use attention::{attention_backward, attention_forward};
+pub use attention::{attention_backward, attention_forward, cached_attention};
 use bytes::Codes;
 pub use codes::{amax, dequantize, inv_scale, transpose_operand};
 pub use fused::{fused_backward, fused_forward};

@@ -110,6 +110,30 @@ fn a_run_goes_on_with_another_number_of_ranks() {
     }
 }
 
+/// Every rank has all adapters: two ranks print what one does, and what they save two and one go on with.
+#[test]
+fn adapters_over_ranks_are_those_of_one() {
+    let data = text();
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let settings =
+        ["training.steps=4", "checkpoint.every=2", "training.max_norm=inf", "lora.rank=4", "optimizer.lr=1e-2"];
+    let train = |count: usize, name: &str| {
+        let saved = vec!["--checkpoints".into(), path(name).display().to_string()];
+        losses(stdout(&llama3(count, "train", &[small(&data.1, &settings), accumulation(2 / count), saved].concat())))
+    };
+    let (one, two) = (train(1, "one"), train(2, "two"));
+    assert_eq!((one.len(), &one), (5, &two));
+    assert!(one[4] < one[0], "they learn: {one:?}");
+    for count in [2, 1] {
+        let copy = path(&format!("of-{count}"));
+        copy_folder(&path("two"), &copy);
+        let arguments =
+            [vec![copy.display().to_string(), "--step".into(), "2".into()], accumulation(2 / count)].concat();
+        assert_eq!(losses(stdout(&llama3(count, "resume", &arguments))), two[2..], "{count}");
+    }
+}
+
 /// Any command reads what ranks have written, and notices what is damaged of it.
 #[test]
 fn what_ranks_have_saved_is_read() {

@@ -14,11 +14,12 @@ use rayon::prelude::*;
 
 use super::super::vector::{dot, exp, exp_minus, max, vectorized};
 use super::super::view::View;
+use super::product::{Keep, Matrix, multiply};
 
 /// Queries of a tile.
-const QUERIES: usize = 64;
+pub(super) const QUERIES: usize = 64;
 /// Keys of a tile: its scores, 128 KiB, stay in a core's cache.
-const KEYS: usize = 512;
+pub(super) const KEYS: usize = 512;
 /// Backward's tasks at least, if there are as many tiles: each but the first of a key head adds a copy of dk and dv.
 const TASKS: usize = 16;
 
@@ -35,7 +36,7 @@ pub(super) struct Sizes {
 }
 
 /// The rows of one head from a position on.
-fn matrix<'a>(view: &'a View<'_>, at: [usize; 3]) -> Matrix<'a> {
+pub(super) fn matrix<'a>(view: &'a View<'_>, at: [usize; 3]) -> Matrix<'a> {
     Matrix { values: view.from(at), row: view.strides[2], column: 1 }
 }
 
@@ -55,11 +56,17 @@ pub(super) struct Scores<'a> {
 
 /// Where a tile lies.
 #[derive(Clone)]
-struct Tile {
+pub(super) struct Tile {
     batch: usize,
     head: usize,
     queries: Range<usize>,
-    keys: Range<usize>,
+    pub(super) keys: Range<usize>,
+}
+
+impl Tile {
+    pub(super) fn of_head(&self, head: usize) -> Self {
+        Self { head, ..self.clone() }
+    }
 }
 
 impl Scores<'_> {
@@ -81,7 +88,13 @@ impl Scores<'_> {
 
     /// The tiles of a head's queries, first to last, without those that are hidden whole: from the first key that may be seen on, so that
     /// what is hidden before it makes no difference.
-    fn tiles(&self, sizes: &Sizes, batch: usize, head: usize, queries: Range<usize>) -> impl Iterator<Item = Tile> {
+    pub(super) fn tiles(
+        &self,
+        sizes: &Sizes,
+        batch: usize,
+        head: usize,
+        queries: Range<usize>,
+    ) -> impl Iterator<Item = Tile> {
         let shown = self.shown(sizes, batch, head);
         let end = self.limit(sizes, queries.end - 1).min(shown.end);
         (shown.start..end).step_by(KEYS).filter_map(move |start| {
@@ -150,53 +163,71 @@ pub(super) fn forward(sizes: Sizes, [q, k, v]: [&View<'_>; 3], scores: &Scores<'
         let rows = lse.len();
         let kv_head = head * sizes.kv_heads / heads;
         let mut tile_scores = vec![0.0; rows * KEYS.min(sizes.keys)];
-        let (mut maxima, mut sums) = ([f32::NEG_INFINITY; QUERIES], [0.0; QUERIES]);
+        let mut running = Running::new();
         for tile in scores.tiles(&sizes, batch, head, start..start + rows) {
-            let width = tile.keys.len();
-            let p = &mut tile_scores[..rows * width];
-            let k = matrix(k, [batch, kv_head, tile.keys.start]);
-            multiply(
-                p,
-                width,
-                Keep::Nothing,
-                scores.scale,
-                matrix(q, [batch, head, start]),
-                k.transposed(),
-                [rows, width, sizes.dim],
-            );
-            vectorized(|| {
-                scores.finish(&sizes, &tile, p, None);
-                let rows = p.chunks_exact_mut(width).zip(y.chunks_exact_mut(value_dim));
-                for (((p, y), old_max), sum) in rows.zip(&mut maxima).zip(&mut sums) {
-                    let new_max = max(p).max(*old_max);
-                    if new_max == f32::NEG_INFINITY && !p.iter().any(|score| score.is_nan()) {
-                        p.fill(0.0);
-                        continue;
-                    }
-                    let before = exp(*old_max - new_max);
-                    *sum = *sum * before + exp_minus(p, new_max);
-                    y.iter_mut().for_each(|y| *y *= before);
-                    *old_max = new_max;
-                }
-            });
-            multiply(
-                y,
-                value_dim,
-                Keep::Sum,
-                1.0,
-                Matrix::of(p, width),
-                matrix(v, [batch, kv_head, tile.keys.start]),
-                [rows, value_dim, width],
-            );
+            let q = matrix(q, [batch, head, start]);
+            let [k, v] = [k, v].map(|view| matrix(view, [batch, kv_head, tile.keys.start]));
+            running.add(&sizes, scores, &tile, [q, k, v], &mut tile_scores, y);
         }
-        for (((y, lse), sum), max) in y.chunks_exact_mut(value_dim).zip(lse).zip(sums).zip(maxima) {
-            *lse = if sum == 0.0 { f32::NEG_INFINITY } else { max + sum.ln() };
+        running.finish(&sizes, y, Some(lse));
+    });
+    (y, lse)
+}
+
+/// The largest score so far, and the sum, of each query of a tile.
+pub(super) struct Running {
+    maxima: [f32; QUERIES],
+    sums: [f32; QUERIES],
+}
+
+impl Running {
+    pub(super) fn new() -> Self {
+        Self { maxima: [f32::NEG_INFINITY; QUERIES], sums: [0.0; QUERIES] }
+    }
+
+    /// Adds a tile of keys and values to y, `[queries, value_dim]`; `p` is memory for its scores.
+    pub(super) fn add(
+        &mut self,
+        sizes: &Sizes,
+        scores: &Scores<'_>,
+        tile: &Tile,
+        [q, k, v]: [Matrix<'_>; 3],
+        p: &mut [f32],
+        y: &mut [f32],
+    ) {
+        let (rows, width, value_dim) = (tile.queries.len(), tile.keys.len(), sizes.value_dim);
+        let p = &mut p[..rows * width];
+        multiply(p, width, Keep::Nothing, scores.scale, q, k.transposed(), [rows, width, sizes.dim]);
+        vectorized(|| {
+            scores.finish(sizes, tile, p, None);
+            let rows = p.chunks_exact_mut(width).zip(y.chunks_exact_mut(value_dim));
+            for (((p, y), old_max), sum) in rows.zip(&mut self.maxima).zip(&mut self.sums) {
+                let new_max = max(p).max(*old_max);
+                if new_max == f32::NEG_INFINITY && !p.iter().any(|score| score.is_nan()) {
+                    p.fill(0.0);
+                    continue;
+                }
+                let before = exp(*old_max - new_max);
+                *sum = *sum * before + exp_minus(p, new_max);
+                y.iter_mut().for_each(|y| *y *= before);
+                *old_max = new_max;
+            }
+        });
+        multiply(y, value_dim, Keep::Sum, 1.0, Matrix::of(p, width), v, [rows, value_dim, width]);
+    }
+
+    /// Divides y by the sums, whose logarithms are the result if they are asked for.
+    pub(super) fn finish(&self, sizes: &Sizes, y: &mut [f32], mut lse: Option<&mut [f32]>) {
+        let rows = y.chunks_exact_mut(sizes.value_dim).zip(self.sums).zip(self.maxima).enumerate();
+        for (row, ((y, sum), max)) in rows {
+            if let Some(lse) = &mut lse {
+                lse[row] = if sum == 0.0 { f32::NEG_INFINITY } else { max + sum.ln() };
+            }
             // NaN stays.
             let factor = if sum == 0.0 { 0.0 } else { sum.recip() };
             y.iter_mut().for_each(|y| *y *= factor);
         }
-    });
-    (y, lse)
+    }
 }
 
 /// A forward's results, and the gradient of the first.
@@ -317,65 +348,4 @@ fn part_of_backward(
         }
     }
     Gradients { dq, dk, dv }
-}
-
-/// A matrix whose rows and columns are so many elements apart.
-#[derive(Clone, Copy)]
-struct Matrix<'a> {
-    values: &'a [f32],
-    row: usize,
-    column: usize,
-}
-
-impl<'a> Matrix<'a> {
-    /// Rows of so many columns one after another.
-    fn of(values: &'a [f32], columns: usize) -> Self {
-        Self { values, row: columns, column: 1 }
-    }
-
-    fn transposed(self) -> Self {
-        Self { row: self.column, column: self.row, ..self }
-    }
-
-    /// How far its elements reach.
-    fn reach(&self, [rows, columns]: [usize; 2]) -> usize {
-        if rows == 0 || columns == 0 { 0 } else { (rows - 1) * self.row + (columns - 1) * self.column + 1 }
-    }
-}
-
-/// What becomes of a product's old values.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Keep {
-    Nothing,
-    Sum,
-}
-
-/// c `[m, n]`, whose rows are so many elements apart, is or grows by `factor · a [m, k] · b [k, n]`.
-fn multiply(c: &mut [f32], row: usize, keep: Keep, factor: f32, a: Matrix<'_>, b: Matrix<'_>, [m, n, k]: [usize; 3]) {
-    let reach = Matrix { values: &[], row, column: 1 }.reach([m, n]);
-    assert!(reach <= c.len() && a.reach([m, k]) <= a.values.len() && b.reach([k, n]) <= b.values.len(), "inside");
-    // SAFETY: no element is outside of its slice, and `c` is borrowed alone.
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            c.as_mut_ptr(),
-            1,
-            row as isize,
-            keep == Keep::Sum,
-            a.values.as_ptr(),
-            a.column as isize,
-            a.row as isize,
-            b.values.as_ptr(),
-            b.column as isize,
-            b.row as isize,
-            1.0,
-            factor,
-            false,
-            false,
-            false,
-            gemm::Parallelism::None,
-        );
-    }
 }

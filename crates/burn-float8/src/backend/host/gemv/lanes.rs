@@ -2,21 +2,26 @@
 
 use float8_kernels::{Format, reference};
 
-use super::{GROUP, LANES, Weight};
+use super::{BLOCK, GROUP, LANES, Weight};
 
 /// Sums of the outputs from one on, for x in groups.
 pub(super) type Kernel = fn(&[f32], &Weight<'_>, usize, &mut [f32]);
 
 /// A vector of f32. All operations round as IEEE's.
+///
+/// Several of them hold codes that lie side by side, in an order that [`decode`](Self::decode), [`load`](Self::load) and
+/// [`add`](Self::add) share.
 pub(super) trait Lanes: Copy + Default {
     /// Whether there are registers for four vectors of several rows.
     const ARE_MANY: bool = false;
 
     /// The values of codes; of e4m3 divided by 256, of which no code is a NaN.
-    fn decode(codes: [u8; LANES]) -> Self;
-    fn load(values: &[f32; LANES]) -> Self;
-    fn store(self, values: &mut [f32; LANES]);
-    fn plus(self, other: Self) -> Self;
+    fn decode<const V: usize>(codes: &[[u8; LANES]; V]) -> [Self; V];
+    /// Of each code its own.
+    fn load<const V: usize>(values: &[[f32; LANES]; V]) -> [Self; V];
+    /// Adds what each vector has to values.
+    fn add<const V: usize>(sums: [Self; V], values: &mut [[f32; LANES]; V]);
+    fn splat(value: f32) -> Self;
     fn times(self, other: Self) -> Self;
     fn scaled(self, factor: f32) -> Self;
     /// `self · factor + sum`, rounded once.
@@ -26,9 +31,10 @@ pub(super) trait Lanes: Copy + Default {
     #[inline(always)]
     fn prefetch(_: *const u8) {}
 
+    /// The columns of a group, from one on.
     #[inline(always)]
-    fn transpose(codes: &[[u8; GROUP]; LANES]) -> [[u8; LANES]; GROUP] {
-        core::array::from_fn(|column| core::array::from_fn(|row| codes[row][column]))
+    fn transpose(codes: &[[u8; BLOCK]; BLOCK], first: usize) -> [[u8; BLOCK]; GROUP] {
+        core::array::from_fn(|column| core::array::from_fn(|row| codes[row][first + column]))
     }
 }
 
@@ -38,26 +44,31 @@ pub(super) struct Portable<const IS_E5M2: bool>([f32; LANES]);
 
 impl<const IS_E5M2: bool> Lanes for Portable<IS_E5M2> {
     #[inline(always)]
-    fn decode(codes: [u8; LANES]) -> Self {
-        Self(codes.map(|code| match IS_E5M2 {
+    fn decode<const V: usize>(codes: &[[u8; LANES]; V]) -> [Self; V] {
+        let decode = |code| match IS_E5M2 {
             true => reference::decode(code, Format::E5m2),
             false => reference::decode(code, Format::E4m3) / 256.0,
-        }))
+        };
+        codes.map(|codes| Self(codes.map(decode)))
     }
 
     #[inline(always)]
-    fn load(values: &[f32; LANES]) -> Self {
-        Self(*values)
+    fn load<const V: usize>(values: &[[f32; LANES]; V]) -> [Self; V] {
+        values.map(Self)
     }
 
     #[inline(always)]
-    fn store(self, values: &mut [f32; LANES]) {
-        *values = self.0;
+    fn add<const V: usize>(sums: [Self; V], values: &mut [[f32; LANES]; V]) {
+        values
+            .as_flattened_mut()
+            .iter_mut()
+            .zip(sums.map(|sum| sum.0).as_flattened())
+            .for_each(|(value, sum)| *value += sum);
     }
 
     #[inline(always)]
-    fn plus(self, other: Self) -> Self {
-        Self(core::array::from_fn(|i| self.0[i] + other.0[i]))
+    fn splat(value: f32) -> Self {
+        Self([value; LANES])
     }
 
     #[inline(always)]

@@ -8,6 +8,8 @@
 
 mod lanes;
 #[cfg(target_arch = "x86_64")]
+mod vbmi;
+#[cfg(target_arch = "x86_64")]
 mod x86;
 
 use rayon::prelude::*;
@@ -81,30 +83,36 @@ impl Weight<'_> {
         self.dims[usize::from(self.k_is_rows)]
     }
 
-    /// The scales of some outputs' elements from `k` on, as far as there are so many outputs. Those of a group are one.
+    /// The scales of a block of outputs' elements from `k` on, as far as there are so many outputs. Those of a group are one.
     #[inline(always)]
-    fn scales(&self, k: usize, first: usize) -> [f32; LANES] {
-        let Some(Scales { values, size: [height, width], row }) = self.scales else { return [1.0; LANES] };
+    fn factors(&self, k: usize, first: usize) -> Factors {
+        let Some(Scales { values, size: [height, width], row }) = self.scales else { return Factors::One(1.0) };
         let last = self.n() - 1;
-        let (of_row, of_column) = if self.k_is_rows { (k, first.min(last)) } else { (first.min(last), k) };
         // Powers of two: a division would take as long as the block.
-        let at = (of_row >> height.trailing_zeros()) * row + (of_column >> width.trailing_zeros());
-        let shares = if self.k_is_rows { width } else { height };
-        if shares.is_multiple_of(LANES) {
-            return [values[at].get(); LANES];
+        let at = |n: usize| {
+            let (of_row, of_column) = if self.k_is_rows { (k, n) } else { (n, k) };
+            (of_row >> height.trailing_zeros()) * row + (of_column >> width.trailing_zeros())
+        };
+        if (if self.k_is_rows { width } else { height }).is_multiple_of(BLOCK) {
+            return Factors::One(values[at(first.min(last))].get());
         }
-        // Of each output its own, side by side or a row apart.
-        if let (true, Some(whole)) = (self.k_is_rows && first + LANES <= self.n(), values[at..].first_chunk::<LANES>())
-        {
-            return whole.map(|scale| scale.get());
+        let whole = || values[at(first)..].first_chunk::<BLOCK>();
+        if let (true, Some(whole)) = (self.k_is_rows && width == 1 && first + BLOCK <= self.n(), whole()) {
+            return Factors::Each(whole.map(|scale| scale.get()));
         }
-        let (step, known) = (if self.k_is_rows { 1 } else { row }, LANES.min(self.n().saturating_sub(first)));
-        let mut of_lanes = [1.0; LANES];
-        for (lane, scale) in of_lanes[..known].iter_mut().enumerate() {
-            *scale = values[at + lane * step].get();
+        let mut factors = [1.0; BLOCK];
+        for (lane, factor) in factors.iter_mut().enumerate() {
+            *factor = values[at((first + lane).min(last))].get();
         }
-        of_lanes
+        Factors::Each(factors)
     }
+}
+
+/// What the codes of a block of outputs are multiplied by.
+#[expect(clippy::large_enum_variant, reason = "one on the stack, for a block")]
+enum Factors {
+    One(f32),
+    Each([f32; BLOCK]),
 }
 
 /// Sums of all outputs, some on each core.
@@ -176,7 +184,7 @@ fn band<L: Lanes, const M: usize, const SCALED: bool>(x: &[f32], weight: &Weight
         }
     }
     if !weight.k_is_rows {
-        for column in (0..width).step_by(OUTPUTS) {
+        for column in (0..width).step_by(BLOCK) {
             rows_of_n::<L, M, SCALED>(x, weight, first + column, &mut y[column..], width);
         }
     }
@@ -192,36 +200,25 @@ fn rows_of_k<L: Lanes, const M: usize, const SCALED: bool>(
     stride: usize,
 ) {
     let [rows, cols] = weight.dims;
-    let scales = |v: usize| weight.scales(k, first + v * LANES);
+    let factors = || weight.factors(k, first);
     if k + GROUP <= rows && first + BLOCK <= cols {
         let codes = &weight.codes[k * cols + first..][..(GROUP - 1) * cols + BLOCK];
-        let load = |r: usize, v: usize| {
-            if v == 0 {
-                L::prefetch(codes.as_ptr().wrapping_add((r + GROUP) * cols));
-            }
-            sixteen(&codes[r * cols + v * LANES..])
+        let load = |r: usize| {
+            L::prefetch(codes.as_ptr().wrapping_add((r + GROUP) * cols));
+            codes[r * cols..].first_chunk().expect("inside")
         };
-        if M == 1 || L::ARE_MANY {
-            block::<L, M, { BLOCK / LANES }, SCALED>(x, load, scales, y, stride);
-        } else {
-            for v in 0..BLOCK / LANES {
-                block::<L, M, 1, SCALED>(x, |r, _| load(r, v), |_| scales(v), &mut y[v * LANES..], stride);
-            }
-        }
+        block::<L, M, SCALED>(x, load, factors, y, stride);
     } else {
         let mut codes = [[0; BLOCK]; GROUP];
         for (row, codes) in codes.iter_mut().enumerate().take(rows - k) {
             let known = BLOCK.min(cols.saturating_sub(first));
             codes[..known].copy_from_slice(&weight.codes[(k + row) * cols + first.min(cols)..][..known]);
         }
-        block::<L, M, { BLOCK / LANES }, SCALED>(x, |r, v| sixteen(&codes[r][v * LANES..]), scales, y, stride);
+        block::<L, M, SCALED>(x, |r| &codes[r], factors, y, stride);
     }
 }
 
-/// Outputs whose rows are read at the same time.
-const OUTPUTS: usize = 32;
-
-/// A few outputs, the elements of each of which lie side by side, by the whole contraction.
+/// A block of outputs, the elements of each of which lie side by side, by the whole contraction.
 #[inline(always)]
 fn rows_of_n<L: Lanes, const M: usize, const SCALED: bool>(
     x: &[f32],
@@ -231,59 +228,72 @@ fn rows_of_n<L: Lanes, const M: usize, const SCALED: bool>(
     stride: usize,
 ) {
     let [rows, cols] = weight.dims;
-    let known = OUTPUTS.min(rows.saturating_sub(first));
+    let known = BLOCK.min(rows.saturating_sub(first));
+    let mut codes = [[0; BLOCK]; BLOCK];
     for (part, x) in x.chunks(BLOCK / GROUP * M * GROUP).enumerate() {
         let k = part * BLOCK;
-        // By group, output and element.
-        let mut codes = [[[0; GROUP]; OUTPUTS]; BLOCK / GROUP];
-        for n in 0..known {
+        // Whole cache lines are read.
+        for (n, codes) in codes[..known].iter_mut().enumerate() {
             let row = &weight.codes[(first + n) * cols + k..(first + n + 1) * cols];
-            L::prefetch(row.as_ptr().wrapping_add(2 * BLOCK));
-            for (group, codes) in codes.iter_mut().enumerate().take(x.len() / (M * GROUP)) {
-                match row[group * GROUP..].first_chunk() {
-                    Some(whole) => codes[n] = *whole,
-                    None => {
-                        let rest = &row[group * GROUP..];
-                        codes[n][..rest.len()].copy_from_slice(rest);
-                    }
+            L::prefetch(row.as_ptr().wrapping_add(4 * BLOCK));
+            match row.first_chunk() {
+                Some(whole) => *codes = *whole,
+                None => {
+                    codes[..row.len()].copy_from_slice(row);
+                    codes[row.len()..].fill(0);
                 }
             }
         }
-        for ((group, x), codes) in x.chunks_exact(M * GROUP).enumerate().zip(&codes) {
-            let mut by_element = [[[0; LANES]; GROUP]; OUTPUTS / LANES];
-            for (by_element, codes) in by_element.iter_mut().zip(codes.as_chunks().0) {
-                *by_element = L::transpose(codes);
-            }
-            let scales = |v: usize| weight.scales(k + group * GROUP, first + v * LANES);
-            block::<L, M, { OUTPUTS / LANES }, SCALED>(x, |r, v| by_element[v][r], scales, y, stride);
+        for (group, x) in x.chunks_exact(M * GROUP).enumerate() {
+            let by_element = L::transpose(&codes, group * GROUP);
+            block::<L, M, SCALED>(x, |r| &by_element[r], || weight.factors(k + group * GROUP, first), y, stride);
+        }
+    }
+}
+
+/// Adds one group of the contraction, x `[M, 16]`, to a block of outputs.
+#[inline(always)]
+fn block<'a, L: Lanes, const M: usize, const SCALED: bool>(
+    x: &[f32],
+    load: impl Fn(usize) -> &'a [u8; BLOCK],
+    factors: impl Fn() -> Factors,
+    y: &mut [f32],
+    stride: usize,
+) {
+    let factors = if SCALED { factors() } else { Factors::One(1.0) };
+    if M == 1 || L::ARE_MANY {
+        vectors::<L, M, { BLOCK / LANES }, SCALED>(x, |r| chunks(load(r)), &factors, 0, y, stride);
+    } else {
+        for v in 0..BLOCK / LANES {
+            vectors::<L, M, 1, SCALED>(x, |r| chunks(&load(r)[v * LANES..]), &factors, v, &mut y[v * LANES..], stride);
         }
     }
 }
 
 #[inline(always)]
-fn sixteen(codes: &[u8]) -> [u8; LANES] {
-    *codes.first_chunk().expect("a vector of codes")
+fn chunks<const V: usize, T>(values: &[T]) -> &[[T; LANES]; V] {
+    values.as_chunks().0.first_chunk().expect("so many vectors")
 }
 
-/// Adds one group of the contraction, x `[M, 16]`, to some vectors of outputs.
+/// Adds one group of the contraction to some vectors of a block, from its `v`th on.
 #[inline(always)]
-fn block<L: Lanes, const M: usize, const V: usize, const SCALED: bool>(
+fn vectors<'a, L: Lanes, const M: usize, const V: usize, const SCALED: bool>(
     x: &[f32],
-    load: impl Fn(usize, usize) -> [u8; LANES],
-    scales: impl Fn(usize) -> [f32; LANES],
+    load: impl Fn(usize) -> &'a [[u8; LANES]; V],
+    factors: &Factors,
+    v: usize,
     y: &mut [f32],
     stride: usize,
 ) {
+    let factors: [L; V] = match factors {
+        Factors::One(factor) => [L::splat(*factor); V],
+        Factors::Each(factors) => L::load(chunks(&factors[v * LANES..])),
+    };
     let mut sums = [[L::default(); V]; M];
-    let mut factors = [L::default(); V];
-    for (v, factor) in factors.iter_mut().enumerate().filter(|_| SCALED) {
-        *factor = L::load(&scales(v));
-    }
     for r in 0..GROUP {
-        let mut w = [L::default(); V];
-        for v in 0..V {
-            let value = L::decode(load(r, v));
-            w[v] = if SCALED { value.times(factors[v]) } else { value };
+        let mut w = L::decode(load(r));
+        if SCALED {
+            w.iter_mut().zip(&factors).for_each(|(w, factor)| *w = w.times(*factor));
         }
         for m in 0..M {
             let x = x[m * GROUP + r];
@@ -292,11 +302,9 @@ fn block<L: Lanes, const M: usize, const V: usize, const SCALED: bool>(
             }
         }
     }
-    for (m, sums) in sums.iter().enumerate() {
-        for (v, sum) in sums.iter().enumerate() {
-            let y = y[m * stride + v * LANES..].first_chunk_mut().expect("a block of outputs");
-            L::load(y).plus(*sum).store(y);
-        }
+    for (m, sums) in sums.into_iter().enumerate() {
+        let y = y[m * stride..].as_chunks_mut().0.first_chunk_mut().expect("so many vectors");
+        L::add(sums, y);
     }
 }
 

@@ -143,9 +143,7 @@ fn rows_layouts_and_processors_make_no_difference() {
             let portable = of(portable::<4>(cast.format, is_scaled));
             assert_eq!(portable, of(kernel::<4>(cast.format, is_scaled)), "{granularity}");
             #[cfg(target_arch = "x86_64")]
-            if let Some(narrow) = x86::narrow::<4>(is_scaled) {
-                assert_eq!(portable, of(narrow), "{granularity}");
-            }
+            x86::older::<4>(is_scaled).for_each(|older| assert_eq!(portable, of(older), "{granularity}"));
         }
     }
 }

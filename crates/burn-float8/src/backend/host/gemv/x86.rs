@@ -6,12 +6,21 @@ use core::mem::transmute;
 use float8_kernels::Format;
 
 use super::lanes::{Kernel, Lanes};
-use super::{GROUP, LANES, Weight, band};
+use super::vbmi::{Vbmi, prefetch};
+use super::{BLOCK, GROUP, LANES, Weight, band};
 
 /// The kernel, if the processor has what it takes.
 pub(super) fn kernel<const M: usize>(format: Format, is_scaled: bool) -> Option<Kernel> {
     let has = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
     let is_wide = has && is_x86_feature_detected!("avx512f");
+    if is_wide && is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vbmi") {
+        return Some(match (format, is_scaled) {
+            (Format::E4m3, false) => in_vbmi::<false, M, false>,
+            (Format::E4m3, true) => in_vbmi::<false, M, true>,
+            (Format::E5m2, false) => in_vbmi::<true, M, false>,
+            (Format::E5m2, true) => in_vbmi::<true, M, true>,
+        });
+    }
     has.then_some(match (format, is_scaled, is_wide) {
         (Format::E4m3, false, false) => in_avx2::<false, M, false>,
         (Format::E4m3, true, false) => in_avx2::<false, M, true>,
@@ -24,11 +33,14 @@ pub(super) fn kernel<const M: usize>(format: Format, is_scaled: bool) -> Option<
     })
 }
 
-/// The kernel of processors without AVX-512, of codes in e4m3.
+/// The kernels of processors that have less, of codes in e4m3.
 #[cfg(test)]
-pub(super) fn narrow<const M: usize>(is_scaled: bool) -> Option<Kernel> {
+pub(super) fn older<const M: usize>(is_scaled: bool) -> impl Iterator<Item = Kernel> {
     let has = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
-    has.then_some(if is_scaled { in_avx2::<false, M, true> } else { in_avx2::<false, M, false> })
+    let narrow: Kernel = if is_scaled { in_avx2::<false, M, true> } else { in_avx2::<false, M, false> };
+    let wide: Kernel = if is_scaled { in_avx512::<false, M, true> } else { in_avx512::<false, M, false> };
+    let has_wide = has && is_x86_feature_detected!("avx512f");
+    has.then_some(narrow).into_iter().chain(has_wide.then_some(wide))
 }
 
 fn in_avx2<const IS_E5M2: bool, const M: usize, const SCALED: bool>(
@@ -46,7 +58,7 @@ fn in_avx2<const IS_E5M2: bool, const M: usize, const SCALED: bool>(
     ) {
         band::<Avx2<IS_E5M2>, M, SCALED>(x, weight, first, y);
     }
-    // SAFETY: `kernel` and `narrow`, which alone give it away, have asked the processor.
+    // SAFETY: `kernel` and `older`, which alone give it away, have asked the processor.
     unsafe { run::<IS_E5M2, M, SCALED>(x, weight, first, y) }
 }
 
@@ -64,6 +76,25 @@ fn in_avx512<const IS_E5M2: bool, const M: usize, const SCALED: bool>(
         y: &mut [f32],
     ) {
         band::<Avx512<IS_E5M2>, M, SCALED>(x, weight, first, y);
+    }
+    // SAFETY: `kernel` and `older`, which alone give it away, have asked the processor.
+    unsafe { run::<IS_E5M2, M, SCALED>(x, weight, first, y) }
+}
+
+fn in_vbmi<const IS_E5M2: bool, const M: usize, const SCALED: bool>(
+    x: &[f32],
+    weight: &Weight<'_>,
+    first: usize,
+    y: &mut [f32],
+) {
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vbmi")]
+    fn run<const IS_E5M2: bool, const M: usize, const SCALED: bool>(
+        x: &[f32],
+        weight: &Weight<'_>,
+        first: usize,
+        y: &mut [f32],
+    ) {
+        band::<Vbmi<IS_E5M2>, M, SCALED>(x, weight, first, y);
     }
     // SAFETY: `kernel`, which alone gives it away, has asked the processor.
     unsafe { run::<IS_E5M2, M, SCALED>(x, weight, first, y) }
@@ -87,26 +118,25 @@ unsafe fn halves<const IS_E5M2: bool>(codes: [u8; LANES]) -> __m256i {
 }
 
 #[inline(always)]
-fn prefetch(byte: *const u8) {
-    // SAFETY: to prefetch any address is no access.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(byte.cast()) }
-}
-
-#[inline(always)]
-fn transpose(codes: &[[u8; GROUP]; LANES]) -> [[u8; LANES]; GROUP] {
-    // SAFETY: both are sixteen vectors of sixteen bytes, and every x86-64 has SSE2.
-    unsafe {
-        let mut rows: [__m128i; 16] = transmute(*codes);
-        // Row i with row i + 8, four times: the bits of a byte's place go round by one each time.
-        for _ in 0..4 {
-            let was = rows;
-            for i in 0..8 {
-                rows[2 * i] = _mm_unpacklo_epi8(was[i], was[i + 8]);
-                rows[2 * i + 1] = _mm_unpackhi_epi8(was[i], was[i + 8]);
+fn transpose(codes: &[[u8; BLOCK]; BLOCK], first: usize) -> [[u8; BLOCK]; GROUP] {
+    let mut columns = [[0; BLOCK]; GROUP];
+    for (v, codes) in codes.as_chunks::<LANES>().0.iter().enumerate() {
+        // SAFETY: sixteen bytes are a vector, and every x86-64 has SSE2.
+        let vectors: [[u8; LANES]; GROUP] = unsafe {
+            let mut rows: [__m128i; 16] = codes.map(|row| _mm_loadu_si128(row[first..][..GROUP].as_ptr().cast()));
+            // Row i with row i + 8, four times: the bits of a byte's place go round by one each time.
+            for _ in 0..4 {
+                let was = rows;
+                for i in 0..8 {
+                    rows[2 * i] = _mm_unpacklo_epi8(was[i], was[i + 8]);
+                    rows[2 * i + 1] = _mm_unpackhi_epi8(was[i], was[i + 8]);
+                }
             }
-        }
-        transmute(rows)
+            transmute(rows)
+        };
+        columns.iter_mut().zip(vectors).for_each(|(column, part)| column[v * LANES..][..LANES].copy_from_slice(&part));
     }
+    columns
 }
 
 /// Two vectors of eight.
@@ -123,34 +153,45 @@ impl<const IS_E5M2: bool> Default for Avx2<IS_E5M2> {
 
 impl<const IS_E5M2: bool> Lanes for Avx2<IS_E5M2> {
     #[inline(always)]
-    fn decode(codes: [u8; LANES]) -> Self {
-        // SAFETY: as above.
-        unsafe {
-            let halves = halves::<IS_E5M2>(codes);
-            let low = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
-            Self([low, _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves))])
+    fn decode<const V: usize>(codes: &[[u8; LANES]; V]) -> [Self; V] {
+        let mut values = [Self::default(); V];
+        for (values, codes) in values.iter_mut().zip(codes) {
+            // SAFETY: as above.
+            unsafe {
+                let halves = halves::<IS_E5M2>(*codes);
+                values.0[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+                values.0[1] = _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves));
+            }
+        }
+        values
+    }
+
+    #[inline(always)]
+    fn load<const V: usize>(values: &[[f32; LANES]; V]) -> [Self; V] {
+        let mut vectors = [Self::default(); V];
+        for (vector, values) in vectors.iter_mut().zip(values) {
+            // SAFETY: as above; sixteen f32 are two vectors, whatever their alignment.
+            unsafe { vector.0 = [_mm256_loadu_ps(values.as_ptr()), _mm256_loadu_ps(values.as_ptr().add(8))] }
+        }
+        vectors
+    }
+
+    #[inline(always)]
+    fn add<const V: usize>(sums: [Self; V], values: &mut [[f32; LANES]; V]) {
+        let old = Self::load(values);
+        for ((sum, old), values) in sums.into_iter().zip(old).zip(values) {
+            // SAFETY: as above.
+            unsafe {
+                _mm256_storeu_ps(values.as_mut_ptr(), _mm256_add_ps(old.0[0], sum.0[0]));
+                _mm256_storeu_ps(values.as_mut_ptr().add(8), _mm256_add_ps(old.0[1], sum.0[1]));
+            }
         }
     }
 
     #[inline(always)]
-    fn load(values: &[f32; LANES]) -> Self {
-        // SAFETY: as above; sixteen f32 are two vectors, whatever their alignment.
-        unsafe { Self([_mm256_loadu_ps(values.as_ptr()), _mm256_loadu_ps(values.as_ptr().add(8))]) }
-    }
-
-    #[inline(always)]
-    fn store(self, values: &mut [f32; LANES]) {
+    fn splat(value: f32) -> Self {
         // SAFETY: as above.
-        unsafe {
-            _mm256_storeu_ps(values.as_mut_ptr(), self.0[0]);
-            _mm256_storeu_ps(values.as_mut_ptr().add(8), self.0[1]);
-        }
-    }
-
-    #[inline(always)]
-    fn plus(self, other: Self) -> Self {
-        // SAFETY: as above.
-        unsafe { Self([_mm256_add_ps(self.0[0], other.0[0]), _mm256_add_ps(self.0[1], other.0[1])]) }
+        unsafe { Self([_mm256_set1_ps(value); 2]) }
     }
 
     #[inline(always)]
@@ -183,8 +224,8 @@ impl<const IS_E5M2: bool> Lanes for Avx2<IS_E5M2> {
     }
 
     #[inline(always)]
-    fn transpose(codes: &[[u8; GROUP]; LANES]) -> [[u8; LANES]; GROUP] {
-        transpose(codes)
+    fn transpose(codes: &[[u8; BLOCK]; BLOCK], first: usize) -> [[u8; BLOCK]; GROUP] {
+        transpose(codes, first)
     }
 }
 
@@ -204,27 +245,38 @@ impl<const IS_E5M2: bool> Lanes for Avx512<IS_E5M2> {
     const ARE_MANY: bool = true;
 
     #[inline(always)]
-    fn decode(codes: [u8; LANES]) -> Self {
-        // SAFETY: as above.
-        unsafe { Self(_mm512_cvtph_ps(halves::<IS_E5M2>(codes))) }
+    fn decode<const V: usize>(codes: &[[u8; LANES]; V]) -> [Self; V] {
+        let mut values = [Self::default(); V];
+        for (value, codes) in values.iter_mut().zip(codes) {
+            // SAFETY: as above.
+            unsafe { value.0 = _mm512_cvtph_ps(halves::<IS_E5M2>(*codes)) }
+        }
+        values
     }
 
     #[inline(always)]
-    fn load(values: &[f32; LANES]) -> Self {
-        // SAFETY: as above; sixteen f32 are a vector, whatever their alignment.
-        unsafe { Self(_mm512_loadu_ps(values.as_ptr())) }
+    fn load<const V: usize>(values: &[[f32; LANES]; V]) -> [Self; V] {
+        let mut vectors = [Self::default(); V];
+        for (vector, values) in vectors.iter_mut().zip(values) {
+            // SAFETY: as above; sixteen f32 are a vector, whatever their alignment.
+            unsafe { vector.0 = _mm512_loadu_ps(values.as_ptr()) }
+        }
+        vectors
     }
 
     #[inline(always)]
-    fn store(self, values: &mut [f32; LANES]) {
-        // SAFETY: as above.
-        unsafe { _mm512_storeu_ps(values.as_mut_ptr(), self.0) }
+    fn add<const V: usize>(sums: [Self; V], values: &mut [[f32; LANES]; V]) {
+        let old = Self::load(values);
+        for ((sum, old), values) in sums.into_iter().zip(old).zip(values) {
+            // SAFETY: as above.
+            unsafe { _mm512_storeu_ps(values.as_mut_ptr(), _mm512_add_ps(old.0, sum.0)) }
+        }
     }
 
     #[inline(always)]
-    fn plus(self, other: Self) -> Self {
+    fn splat(value: f32) -> Self {
         // SAFETY: as above.
-        unsafe { Self(_mm512_add_ps(self.0, other.0)) }
+        unsafe { Self(_mm512_set1_ps(value)) }
     }
 
     #[inline(always)]
@@ -251,7 +303,7 @@ impl<const IS_E5M2: bool> Lanes for Avx512<IS_E5M2> {
     }
 
     #[inline(always)]
-    fn transpose(codes: &[[u8; GROUP]; LANES]) -> [[u8; LANES]; GROUP] {
-        transpose(codes)
+    fn transpose(codes: &[[u8; BLOCK]; BLOCK], first: usize) -> [[u8; BLOCK]; GROUP] {
+        transpose(codes, first)
     }
 }

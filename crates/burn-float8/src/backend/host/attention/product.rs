@@ -1,0 +1,70 @@
+//! [`multiply`]: products of matrices that lie anywhere, on one core.
+
+/// A matrix whose rows and columns are so many elements apart.
+#[derive(Clone, Copy)]
+pub(super) struct Matrix<'a> {
+    pub(super) values: &'a [f32],
+    pub(super) row: usize,
+    pub(super) column: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// Rows of so many columns one after another.
+    pub(super) fn of(values: &'a [f32], columns: usize) -> Self {
+        Self { values, row: columns, column: 1 }
+    }
+
+    pub(super) fn transposed(self) -> Self {
+        Self { row: self.column, column: self.row, ..self }
+    }
+
+    /// How far its elements reach.
+    fn reach(&self, [rows, columns]: [usize; 2]) -> usize {
+        if rows == 0 || columns == 0 { 0 } else { (rows - 1) * self.row + (columns - 1) * self.column + 1 }
+    }
+}
+
+/// What becomes of a product's old values.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Keep {
+    Nothing,
+    Sum,
+}
+
+/// c `[m, n]`, whose rows are so many elements apart, is or grows by `factor · a [m, k] · b [k, n]`.
+pub(super) fn multiply(
+    c: &mut [f32],
+    row: usize,
+    keep: Keep,
+    factor: f32,
+    a: Matrix<'_>,
+    b: Matrix<'_>,
+    [m, n, k]: [usize; 3],
+) {
+    let reach = Matrix { values: &[], row, column: 1 }.reach([m, n]);
+    assert!(reach <= c.len() && a.reach([m, k]) <= a.values.len() && b.reach([k, n]) <= b.values.len(), "inside");
+    // SAFETY: no element is outside of its slice, and `c` is borrowed alone.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            c.as_mut_ptr(),
+            1,
+            row as isize,
+            keep == Keep::Sum,
+            a.values.as_ptr(),
+            a.column as isize,
+            a.row as isize,
+            b.values.as_ptr(),
+            b.column as isize,
+            b.row as isize,
+            1.0,
+            factor,
+            false,
+            false,
+            false,
+            gemm::Parallelism::None,
+        );
+    }
+}

@@ -1,0 +1,141 @@
+//! The weights that a run stands on which does not save them: [`keep`] notes the files of a Hugging Face folder, [`check`] compares them.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::tensor_files::TensorFiles;
+use crate::{JobError, digest};
+
+/// What is kept among the assets of a run.
+const BASE: &str = "base.json";
+
+/// Larger files are known by samples: a run must not read all of a model twice to begin.
+const MAX_HASHED: u64 = 64 << 20;
+
+/// One file of tensors.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BaseFile {
+    bytes: u64,
+    /// SHA-256 of its header: names, dtypes, shapes and places of tensors.
+    header: String,
+    /// SHA-256 of all of it; of a file of more than 64 MiB, that of samples at even distances.
+    sha256: String,
+}
+
+/// Files by their names.
+type Base = BTreeMap<String, BaseFile>;
+
+impl BaseFile {
+    fn of(path: &Path) -> io::Result<Self> {
+        let mut file = File::open(path)?;
+        let bytes = file.metadata()?.len();
+        let mut len = [0; 8];
+        file.read_exact(&mut len)?;
+        // Whoever opened the folder has checked that the header is in the file.
+        let mut header = vec![0; u64::from_le_bytes(len).min(bytes) as usize];
+        file.read_exact(&mut header)?;
+        let header = digest::Fingerprint::default().field(header).hex();
+        let sha256 = if bytes > MAX_HASHED { digest::of_samples(path)? } else { digest::of_file(path)?.1 };
+        Ok(Self { bytes, header, sha256 })
+    }
+
+    /// Why `now` is not this file, if it is not.
+    fn difference(&self, now: &Self) -> Option<String> {
+        if self.header != now.header {
+            Some("its header lists other tensors".into())
+        } else if self.bytes != now.bytes {
+            Some(format!("it had {} bytes, now it has {}", self.bytes, now.bytes))
+        } else {
+            (self.sha256 != now.sha256).then(|| "it has the same tensors with other values".into())
+        }
+    }
+}
+
+/// What the tensor files of a folder are.
+fn of_folder(folder: &Path) -> Result<Base, JobError> {
+    let of_file = |path: &Path| {
+        let name = path.strip_prefix(folder).unwrap_or(path).display().to_string();
+        let file = BaseFile::of(path).map_err(|source| JobError::Io { path: path.into(), source })?;
+        Ok((name, file))
+    };
+    TensorFiles::open_folder(folder)?.paths().map(of_file).collect()
+}
+
+/// Notes in the folder `assets` which tensor files `folder` has.
+///
+/// # Errors
+/// [`JobError::TensorFiles`], [`JobError::Io`], [`JobError::Write`].
+pub(crate) fn keep(folder: &Path, assets: &Path) -> Result<(), JobError> {
+    let path = assets.join(BASE);
+    let fail = |source| JobError::Write { path: path.clone(), source };
+    let text = serde_json::to_string_pretty(&of_folder(folder)?).map_err(|error| fail(error.into()))?;
+    fs::write(&path, text).map_err(fail)
+}
+
+/// Compares the tensor files of `folder` with those that [`keep`] has noted; false if it has not, as versions before it.
+///
+/// # Errors
+/// [`JobError::Base`] for the first file that is another; [`JobError::TensorFiles`], [`JobError::Io`], [`JobError::Json`].
+pub(crate) fn check(folder: &Path, assets: &Path) -> Result<bool, JobError> {
+    let kept = assets.join(BASE);
+    if !kept.exists() {
+        return Ok(false);
+    }
+    let text = fs::read(&kept).map_err(|source| JobError::Io { path: kept.clone(), source })?;
+    let then: Base = serde_json::from_slice(&text).map_err(|source| JobError::Json { path: kept, source })?;
+    let now = of_folder(folder)?;
+    let added = now.keys().filter(|name| !then.contains_key(*name)).map(|name| (name, "it was not there".to_owned()));
+    let changed = then.iter().filter_map(|(name, file)| match now.get(name) {
+        Some(now) => Some((name, file.difference(now)?)),
+        None => Some((name, "it is not there any more".to_owned())),
+    });
+    match changed.chain(added).next() {
+        Some((name, difference)) => Err(JobError::Base { path: folder.join(name), difference }),
+        None => Ok(true),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn write(folder: &TempDir, name: &str, header: &str, data: &[u8]) {
+        let header = header.as_bytes();
+        let bytes = [&(header.len() as u64).to_le_bytes()[..], header, data].concat();
+        fs::write(folder.path().join(name), bytes).unwrap();
+    }
+
+    #[test]
+    fn other_weights_are_noticed() {
+        const HEADER: &str = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
+        let [folder, assets] = [(); 2].map(|()| TempDir::new().unwrap());
+        write(&folder, "model.safetensors", HEADER, &[1; 8]);
+        assert!(!check(folder.path(), assets.path()).unwrap());
+        keep(folder.path(), assets.path()).unwrap();
+        assert!(check(folder.path(), assets.path()).unwrap());
+        let difference = || match check(folder.path(), assets.path()) {
+            Err(JobError::Base { path, difference }) => {
+                assert_eq!(path, folder.path().join("model.safetensors"));
+                difference
+            }
+            other => panic!("{other:?}"),
+        };
+        write(&folder, "model.safetensors", HEADER, &[1, 1, 1, 1, 1, 1, 1, 2]);
+        assert_eq!(difference(), "it has the same tensors with other values");
+        write(&folder, "model.safetensors", &HEADER.replace(r#""a""#, r#""b""#), &[1; 8]);
+        assert_eq!(difference(), "its header lists other tensors");
+        // The same tensors in a file of another name.
+        fs::remove_file(folder.path().join("model.safetensors")).unwrap();
+        write(&folder, "other.safetensors", HEADER, &[1; 8]);
+        fs::write(folder.path().join("model.safetensors.index.json"), r#"{"weight_map":{"a":"other.safetensors"}}"#)
+            .unwrap();
+        assert_eq!(difference(), "it is not there any more");
+    }
+}
