@@ -6,16 +6,14 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 use burn_std::Shape;
-use cubecl::client::ComputeClient;
 use cubecl::device::Device as _;
 use cubecl::future::block_on;
-use cubecl::server::Handle;
 use float8_kernels::{
     Cast, GemmConfig, GemmPath, Granularity, Groups, InvScale, KernelError, MAX_INDEX, MatrixView, Operand,
     Orientation, ScaleMode, VectorView, gemm_path, health, health_len, mx, row_words, supports,
 };
 
-use super::operand::{DeviceOperand, read_scales, scales};
+use super::operand::{DeviceOperand, read_scales, scales, tensor};
 use super::self_check::{self, Product};
 use super::{
     DeviceMemory, Float8Backend, Fused, FusedOutput, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom,
@@ -263,16 +261,6 @@ fn kernel_operand<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElemen
         granularity: o.granularity,
         power_of_two: o.power_of_two,
     }
-}
-
-pub(super) fn tensor<R: CubeRuntime>(
-    client: &ComputeClient<R>,
-    device: &R::Device,
-    handle: Handle,
-    shape: impl Into<Shape>,
-    dtype: DType,
-) -> CubeTensor<R> {
-    CubeTensor::new_contiguous(client.clone(), device.clone(), shape.into(), handle, dtype)
 }
 
 /// `[.., cols]` as a strided `[rows, cols]`; copied first only if the leading axes cannot be walked with one stride, or if

@@ -12,8 +12,8 @@ use cubecl::server::Handle;
 use float8_kernels::fused::{self as kernels, FusedKernel, WithMaxima};
 use float8_kernels::{KernelError, MatrixView, amax};
 
-use super::cube::tensor;
 use super::fused::{self, Fused, FusedOutput};
+use super::operand::tensor;
 use super::self_check;
 
 /// Positions or rows that a check computes again.

@@ -7,7 +7,7 @@ use burn_std::Shape;
 
 use super::fused::{self, Fused, FusedOutput};
 use super::fused_kernels::maxima_len;
-use super::fusion::{Handles, register};
+use super::stream::{Handles, register};
 use super::{DeviceOperand, Float8Backend};
 
 /// An operation without its tensors, which come behind its inputs.

@@ -26,6 +26,8 @@ mod report;
 mod self_check;
 #[cfg(feature = "cubecl")]
 mod squares;
+#[cfg(feature = "cubecl")]
+mod stream;
 
 pub use adamw::{AdamWFn, AdamWStep, AdamWTensors, RoundingKeys};
 pub use attention::{Attention, AttentionOutput, CachedAttention, CachedHeads};

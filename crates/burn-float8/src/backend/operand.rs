@@ -1,7 +1,11 @@
 //! [`DeviceOperand`]: an operand in tensors of a CubeCL backend, and how they are laid out.
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, TensorMetadata};
+use burn_cubecl::CubeRuntime;
+use burn_cubecl::tensor::CubeTensor;
 use burn_std::Shape;
+use cubecl::client::ComputeClient;
+use cubecl::server::Handle;
 use float8_kernels::{Format, Granularity, InvScale, mx};
 
 use super::OperandSize;
@@ -47,4 +51,15 @@ pub fn scales(granularity: Granularity, rows: usize, k: usize) -> (Shape, DType)
         Granularity::Block1x32 => (Shape::from(vec![granularity.scale_words(rows, k)]), DType::U32),
         _ => (Shape::from(granularity.scale_dims(rows, k).to_vec()), DType::F32),
     }
+}
+
+/// Memory on a device as a tensor of Burn's.
+pub(super) fn tensor<R: CubeRuntime>(
+    client: &ComputeClient<R>,
+    device: &R::Device,
+    handle: Handle,
+    shape: impl Into<Shape>,
+    dtype: DType,
+) -> CubeTensor<R> {
+    CubeTensor::new_contiguous(client.clone(), device.clone(), shape.into(), handle, dtype)
 }
