@@ -124,7 +124,7 @@ fn advice_fits_and_is_minimal() {
         (&["checkpoint.folder=run"], 0.75, "checkpoint.background=false"),
         (&["training.batch_size=64"], 0.2, ""),
         (&["training.batch_size=1", "training.seq_len=8"], 0.7, "bf16"),
-        (&["training.grad_accumulation=4"], 0.35, ""),
+        (&["training.grad_accumulation=4"], 0.5, "training.grad_accumulation=1"),
     ];
     for (settings, share, expected) in cases {
         let settings = with(settings);
@@ -146,12 +146,12 @@ fn advice_fits_and_is_minimal() {
     let error = told(&WIDE, &["--available", "0.0001"]).unwrap_err().to_string();
     assert!(error.contains("no setting makes it fit"), "{error}");
     // What ranks gather.
-    let four = estimate(&with(&["parallelism.reshard=after_forward"]), 4).unwrap().peak();
-    let more = estimate(&WIDE, 4).unwrap().peak();
-    assert!(four < more);
-    let available = ((four + more) as f64 / 2.0 / f64::from(1 << 30)).to_string();
-    let error = told(&with(&["training.loss_chunk=1"]), &["--ranks", "4", "--available", &available]).unwrap_err();
-    assert!(error.to_string().contains("--set "), "{error}");
+    let full = with(&["training.activation_checkpointing=full"]);
+    let more = estimate(&full, 4).unwrap().peak();
+    let less = estimate(&[&full[..], &["parallelism.reshard=after_forward"]].concat(), 4).unwrap().peak();
+    let available = ((less + more) as f64 / 2.0 / f64::from(1 << 30)).to_string();
+    let error = told(&full, &["--ranks", "4", "--available", &available]).unwrap_err().to_string();
+    assert!(error.contains("with --set parallelism.reshard=after_forward it takes"), "{error}");
 }
 
 #[test]
