@@ -17,6 +17,7 @@ use crate::sharding::{alignment, chunk};
 /// moments                   twice as many elements
 /// gathered, after_step      the whole of every weight that GEMMs read: codes and scales of both orientations, or values
 /// gathered, after_forward   the two largest of them: one that is read and one that is on its way
+/// copies                    FP8 copies of weights that are whole on a rank: experts, and all weights where there is one rank
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct ShardPlan {
@@ -24,6 +25,8 @@ pub struct ShardPlan {
     pub ranks: usize,
     /// Bytes of this rank's parameters.
     pub parameters: u64,
+    /// Bytes of those of them that are trained.
+    pub trained: u64,
     /// Bytes of their gradients.
     pub gradients: u64,
     /// Bytes of AdamW's two moments.
@@ -32,13 +35,13 @@ pub struct ShardPlan {
     pub gathered: u64,
     /// Bytes of the largest gradient before ranks have added it up.
     pub largest_gradient: u64,
-    /// Bytes of the FP8 copies of the weights of a single process, which are there in both orientations.
+    /// Bytes of the FP8 copies, in both orientations, of the weights that each rank has whole: experts, and in a single process all.
     pub copies: u64,
     /// Bytes of those copies whose codes a backend may have once for both: one scale serves a tensor or a square.
     pub shared_copies: u64,
     /// Bytes that linears keep of each element of their inputs for backward, on average, on a CPU.
     pub input_bytes: f64,
-    /// Elements of the largest parameter, and of the largest weight of a linear that runs in FP8.
+    /// Elements of what a rank trains of the largest parameter, and of the largest weight of a linear that runs in FP8.
     pub largest: [u64; 2],
     /// Bytes of the whole model in f32, which each rank has until it is sharded.
     pub whole: u64,
@@ -62,6 +65,7 @@ const INPUT_ROWS: usize = 1024;
 struct Planned {
     dims: Vec<usize>,
     kind: Kind,
+    is_trained: bool,
 }
 
 enum Kind {
@@ -71,7 +75,8 @@ enum Kind {
 }
 
 impl ShardPlan {
-    /// The plan of `model` on so many ranks. Parameters that are not initialised stay so.
+    /// The plan of `model` on so many ranks. Parameters that are not initialised stay so; those whose names `is_trained` denies have
+    /// neither gradients nor moments.
     ///
     /// # Errors
     ///
@@ -82,8 +87,9 @@ impl ShardPlan {
         config: ShardConfig,
         float8: Option<&Float8Config>,
         dtypes: PlanDtypes,
+        is_trained: &dyn Fn(&str) -> bool,
     ) -> Result<Self, Float8Error> {
-        let parameters = parameters::<B, M>(model, float8);
+        let parameters = parameters::<B, M>(model, float8, is_trained);
         let infos: Vec<_> = parameters.iter().filter_map(Planned::linear).collect();
         let mut policies = match float8 {
             Some(float8) => seam::policies(float8, &infos)?,
@@ -98,30 +104,48 @@ impl ShardPlan {
             let elements = parameter.dims.iter().product::<usize>() as u64;
             let kept = if parameter.dims.len() < 2 { DType::F32 } else { dtypes.matrices }.size() as u64;
             new.whole += 4 * elements;
-            new.largest[0] = new.largest[0].max(elements);
             let policy = parameter.linear().and_then(|_| policies.next());
             let mut add = |own: u64| {
                 new.parameters += kept * own;
+                if !parameter.is_trained {
+                    return;
+                }
+                new.largest[0] = new.largest[0].max(own);
+                new.trained += kept * own;
                 new.gradients += kept * own;
                 new.moments += 2 * dtypes.moments.size() as u64 * own;
             };
-            let (&[k, n], true) = (&parameter.dims[..], parameter.is_sharded()) else {
-                add(elements);
-                continue;
+            let is_sharded = parameter.is_sharded();
+            // Experts side by side, by n for one orientation and by k for the other.
+            let (groups, [k, n]) = match parameter.dims[..] {
+                [k, n] if is_sharded => (1, [k, n]),
+                [groups, k, n] if policy.is_some() => (groups, [k, n]),
+                _ => {
+                    add(elements);
+                    continue;
+                }
             };
-            add((chunk(k, ranks, alignment(policy.as_ref())) * n) as u64);
-            new.largest_gradient = new.largest_gradient.max(4 * elements);
+            if is_sharded {
+                add((chunk(k, ranks, alignment(policy.as_ref())) * n) as u64);
+                if parameter.is_trained {
+                    new.largest_gradient = new.largest_gradient.max(4 * elements);
+                }
+            } else {
+                add(elements);
+            }
             let granularities = policy.as_ref().map(seam::weight_granularities).unwrap_or_default();
             let size =
                 |granularity: Granularity, [rows, k]: [usize; 2]| rows * k + 4 * granularity.scale_words(rows, k);
             let [transposed, rows] = granularities;
-            let float8 = [(transposed, [n, k]), (rows, [k, n])]
+            let float8 = [(transposed, [groups * n, k]), (rows, [groups * k, n])]
                 .map(|(granularity, dims)| granularity.map(|granularity| size(granularity, dims) as u64));
             if float8.iter().any(Option::is_some) {
                 new.largest[1] = new.largest[1].max(elements);
             }
-            new.copies += float8.iter().flatten().sum::<u64>();
-            if let ([Some(one), Some(other)], true) = (granularities, granularities[0] == granularities[1])
+            if !is_sharded || ranks == 1 {
+                new.copies += float8.iter().flatten().sum::<u64>();
+            }
+            if let ([Some(one), Some(other)], true) = (granularities, is_sharded && ranks == 1)
                 && one == other
                 && matches!(one, Granularity::Tensor | Granularity::Block128x128)
             {
@@ -134,6 +158,9 @@ impl ShardPlan {
                 });
                 elements_read += k;
                 bytes_kept += kept * k as f64;
+            }
+            if !is_sharded {
+                continue;
             }
             let is_values = float8.contains(&None);
             let size = if matches!(parameter.kind, Kind::Embedding) { kept } else { dtypes.compute.size() as u64 };
@@ -188,8 +215,12 @@ impl Planned {
     }
 }
 
-fn parameters<B: Backend, M: Module<B>>(model: &M, float8: Option<&Float8Config>) -> Vec<Planned> {
-    struct Walk<'a>(Path, &'a Float8Config, Vec<Planned>);
+fn parameters<B: Backend, M: Module<B>>(
+    model: &M,
+    float8: Option<&Float8Config>,
+    is_trained: &dyn Fn(&str) -> bool,
+) -> Vec<Planned> {
+    struct Walk<'a>(Path, &'a Float8Config, &'a dyn Fn(&str) -> bool, Vec<Planned>);
     impl<B: Backend> ModuleVisitor<B> for Walk<'_> {
         fn enter_module(&mut self, name: &str, container: &str) {
             self.0.enter(name, container);
@@ -203,13 +234,14 @@ fn parameters<B: Backend, M: Module<B>>(model: &M, float8: Option<&Float8Config>
                 (_, Some(_)) => Kind::Embedding,
                 _ => Kind::Replicated,
             };
-            self.2.push(Planned { dims: param.lazy_shape().to_vec(), kind });
+            let is_trained = (self.2)(&self.0.parameter_name());
+            self.3.push(Planned { dims: param.lazy_shape().to_vec(), kind, is_trained });
         }
     }
     let default = Float8Config::default();
-    let mut walk = Walk(Path::default(), float8.unwrap_or(&default), vec![]);
+    let mut walk = Walk(Path::default(), float8.unwrap_or(&default), is_trained, vec![]);
     Module::<B>::visit(model, &mut walk);
-    walk.2
+    walk.3
 }
 
 #[cfg(all(test, feature = "flex"))]
@@ -245,7 +277,9 @@ mod tests {
     /// All but the two vectors, of 40 elements, takes half.
     #[test]
     fn bf16_takes_half() {
-        let plan = |dtypes| ShardPlan::new::<Float8<Flex>, _>(&net(), 1, ShardConfig::default(), None, dtypes).unwrap();
+        let plan = |dtypes| {
+            ShardPlan::new::<Float8<Flex>, _>(&net(), 1, ShardConfig::default(), None, dtypes, &|_| true).unwrap()
+        };
         let (wide, narrow) = (plan(F32), plan(PlanDtypes { matrices: DType::BF16, moments: DType::BF16, ..F32 }));
         let expected = (wide.parameters + 2 * 4 * 40) / 2;
         assert_eq!((narrow.parameters, narrow.gradients), (expected, expected));
@@ -256,7 +290,7 @@ mod tests {
     fn bytes_are_counted() {
         let plan = |ranks, reshard, float8: Option<&Float8Config>| {
             let config = ShardConfig { reshard, ..ShardConfig::default() };
-            ShardPlan::new::<Float8<Flex>, _>(&net(), ranks, config, float8, F32).unwrap()
+            ShardPlan::new::<Float8<Flex>, _>(&net(), ranks, config, float8, F32, &|_| true).unwrap()
         };
         let tensorwise = Float8Config::tensorwise();
         let four = plan(4, Reshard::AfterStep, Some(&tensorwise));

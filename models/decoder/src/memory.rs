@@ -10,34 +10,40 @@
 //! ```
 //! Q is heads · head_dim, K is kv_heads · head_dim, I the width of the SwiGLU; element, input and output are the bytes of [`BatchShape`].
 
+use std::num::Saturating;
+
 use train::{BatchShape, LayerBytes};
 
 use crate::dims::{Dimensions, MoeConfig};
 
 impl Dimensions {
-    /// What one layer keeps of a batch, positions and masks aside.
+    /// What one layer keeps of a batch, positions and masks aside. What exceeds 64 bits stays at their largest number.
     pub fn layer_bytes(&self, shape: &BatchShape) -> LayerBytes {
         let BatchShape { rows, element, linear_input, attention_output } = *shape;
         let [hidden, heads, kv_heads, head_dim] =
-            [self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim].map(|size| size as u64);
+            [self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim].map(|size| Saturating(size as u64));
+        let [rows, element, attention_output] = [rows, element, attention_output].map(Saturating);
+        let [two, three] = [2, 3].map(Saturating);
         let (q, k) = (heads * head_dim, kv_heads * head_dim);
-        let input = |elements: u64| (elements as f64 * linear_input) as u64;
-        let before_norms = if self.qk_norm { q + k } else { 0 };
-        let attention = element * (2 * q + 3 * k + before_norms) + attention_output * (q + heads) + input(hidden + q);
-        let intermediate = self.intermediate_size as u64;
+        let input = |elements: Saturating<u64>| Saturating((elements.0 as f64 * linear_input) as u64);
+        let before_norms = if self.qk_norm { q + k } else { Saturating(0) };
+        let attention =
+            element * (two * q + three * k + before_norms) + attention_output * (q + heads) + input(hidden + q);
+        let intermediate = Saturating(self.intermediate_size as u64);
         let mlp = match self.moe {
-            None => input(hidden + intermediate) + 2 * element * intermediate,
+            None => input(hidden + intermediate) + two * element * intermediate,
             // Each token is a row of several experts: its input, and what they give, which the weights multiply.
             Some(MoeConfig { num_experts_per_tok, .. }) => {
-                num_experts_per_tok as u64 * (input(hidden + intermediate) + 2 * element * (intermediate + hidden))
+                Saturating(num_experts_per_tok as u64)
+                    * (input(hidden + intermediate) + two * element * (intermediate + hidden))
                     + element * hidden
             }
         };
         LayerBytes {
-            input: rows * element * hidden,
-            residual: rows * 2 * element * hidden,
-            attention: rows * attention,
-            mlp: rows * mlp,
+            input: (rows * element * hidden).0,
+            residual: (rows * two * element * hidden).0,
+            attention: (rows * attention).0,
+            mlp: (rows * mlp).0,
         }
     }
 }

@@ -45,6 +45,10 @@ const SETTINGS: [&[&str]; 4] = [
     &["float8.recipe=rowwise", "training.activation_checkpointing=full", "training.loss_chunk=128"],
 ];
 
+/// Of the smaller model alone: a layer that is trained, and experts.
+const SMALL: &[&[&str]] =
+    &[&["training.train_only=['layers.1']"], &["model.moe.num_experts=4", "model.moe.num_experts_per_tok=2"]];
+
 const BF16: [&str; 2] = ["training.param_dtype=bf16", "optimizer.state_dtype=bf16"];
 
 fn job(folder: &TempDir, settings: &[&str]) -> Job<Llama3> {
@@ -70,7 +74,8 @@ fn estimates_are_within_a_tenth() {
     let (device, mut wrong) = (Default::default(), vec![]);
     let in_bf16 = [&IN_BACKWARD[..], &BF16].concat();
     for (name, model, last) in [("debug", DEBUG, &in_bf16[..]), ("2,048 wide", WIDE, &IN_BACKWARD)] {
-        for settings in SETTINGS.into_iter().chain([last]) {
+        let small = if name == "debug" { SMALL } else { &[] };
+        for settings in SETTINGS.into_iter().chain([last]).chain(small.iter().copied()) {
             let folder = TempDir::new().unwrap();
             let job = job(&folder, &[model, settings].concat());
             let estimate = job.memory_estimate::<Train>(1, &SelectedDevice::Cpu, &device).unwrap().expect("known");

@@ -39,6 +39,57 @@ fn value(key: &'static str, text: &str, reason: &str) -> ConfigError {
     ConfigError::Value { key, value: format!("{text:?}"), reason: reason.into() }
 }
 
+/// Which parameters `training.train_only` and `training.freeze` leave to be trained.
+pub(crate) struct Trained {
+    freeze: Vec<Pattern>,
+    train_only: Vec<Pattern>,
+    count: usize,
+}
+
+impl Trained {
+    /// What these sections say.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] for a glob that is none.
+    pub(crate) fn new(training: &TrainingSection) -> Result<Self, ConfigError> {
+        let parse =
+            |key, names: &[String]| names.iter().map(|name| Pattern::new(key, name)).collect::<Result<Vec<_>, _>>();
+        Ok(Self {
+            freeze: parse("training.freeze", &training.freeze)?,
+            train_only: parse("training.train_only", &training.train_only)?,
+            count: 0,
+        })
+    }
+
+    /// Whether the parameter of this name is trained.
+    pub(crate) fn has(&mut self, path: &str) -> bool {
+        // Each is asked, so that what matches nothing is known.
+        let any =
+            |patterns: &mut [Pattern]| patterns.iter_mut().map(|pattern| pattern.matches(path)).max().unwrap_or(false);
+        let is_frozen = any(&mut self.freeze);
+        let is_chosen = self.train_only.is_empty() || any(&mut self.train_only);
+        let is_trained = is_chosen && !is_frozen;
+        self.count += usize::from(is_trained);
+        is_trained
+    }
+
+    /// Checks what is known once each parameter of the model was asked for.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] for a name that no parameter has, and where nothing is left to train.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let mut patterns = self.freeze.iter().chain(&self.train_only);
+        if let Some(pattern) = patterns.find(|pattern| !pattern.has_matched) {
+            return Err(value(pattern.key, &pattern.text, "the model has no parameter of this name, or below it"));
+        }
+        let names: Vec<_> = self.freeze.iter().map(|pattern| &*pattern.text).collect();
+        match self.count {
+            0 => Err(value("training.freeze", &names.join(", "), "nothing is left to train")),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// The module in which only the parameters that `training.train_only` names want gradients, or all but those of `training.freeze`.
 ///
 /// # Errors
@@ -47,29 +98,15 @@ pub(crate) fn freeze<B: Backend, M: Module<B>>(module: M, training: &TrainingSec
     if !training.freezes() {
         return Ok(module);
     }
-    let parse = |key, names: &[String]| names.iter().map(|name| Pattern::new(key, name)).collect::<Result<Vec<_>, _>>();
-    let mut freeze = Freeze {
-        freeze: parse("training.freeze", &training.freeze)?,
-        train_only: parse("training.train_only", &training.train_only)?,
-        path: ModulePath::default(),
-        trained: 0,
-    };
+    let mut freeze = Freeze { trained: Trained::new(training)?, path: ModulePath::default() };
     let module = module.map(&mut freeze);
-    let mut patterns = freeze.freeze.iter().chain(&freeze.train_only);
-    if let Some(pattern) = patterns.find(|pattern| !pattern.has_matched) {
-        return Err(value(pattern.key, &pattern.text, "the model has no parameter of this name, or below it"));
-    }
-    match freeze.trained {
-        0 => Err(value("training.freeze", &training.freeze.join(", "), "nothing is left to train")),
-        _ => Ok(module),
-    }
+    freeze.trained.check()?;
+    Ok(module)
 }
 
 struct Freeze {
-    freeze: Vec<Pattern>,
-    train_only: Vec<Pattern>,
+    trained: Trained,
     path: ModulePath,
-    trained: usize,
 }
 
 impl<B: Backend> ModuleMapper<B> for Freeze {
@@ -82,14 +119,6 @@ impl<B: Backend> ModuleMapper<B> for Freeze {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        let path = self.path.dotted();
-        // Each is asked, so that what matches nothing is known.
-        let any =
-            |patterns: &mut [Pattern]| patterns.iter_mut().map(|pattern| pattern.matches(&path)).max().unwrap_or(false);
-        let is_frozen = any(&mut self.freeze);
-        let is_chosen = self.train_only.is_empty() || any(&mut self.train_only);
-        let is_trained = is_chosen && !is_frozen;
-        self.trained += usize::from(is_trained);
-        if is_trained { param } else { param.set_require_grad(false) }
+        if self.trained.has(&self.path.dotted()) { param } else { param.set_require_grad(false) }
     }
 }

@@ -39,7 +39,7 @@ impl Plan {
             ActivationCheckpointing::None => None,
             ActivationCheckpointing::Every(segments) => Some(segments.get()),
         };
-        let rows = training.batch_size * training.seq_len;
+        let rows = training.batch_size.saturating_mul(training.seq_len);
         let many = vocab_size.filter(|vocab_size| rows.saturating_mul(*vocab_size) > MANY_LOGITS);
         // Half of that at a time, in tiles of GEMMs.
         let automatic = many.map(|vocab_size| (MANY_LOGITS / 2 / vocab_size / 128 * 128).max(128));

@@ -26,6 +26,7 @@ mod import_memory;
 mod in_backward;
 mod lora;
 mod masks;
+mod memory_plans;
 mod metrics;
 mod models;
 mod moe;

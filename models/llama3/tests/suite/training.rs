@@ -42,7 +42,7 @@ fn the_log_has_every_part_and_the_gemms_are_counted() {
     assert!(lines[1] == "model: llama3 debug  parameters: 69,360", "{}", lines[1]);
     // 16 bytes for each of 69,360 parameters.
     let memory =
-        "memory: 0.00 GiB without activations (parameters 0.00 GiB, gradients 0.00 GiB, AdamW's moments 0.00 GiB)";
+        "memory: a step takes about 0.00 GiB (parameters 0.00 GiB, gradients 0.00 GiB, AdamW's moments 0.00 GiB)";
     assert_eq!(lines[2], memory);
     assert!(lines[3].starts_with("data: 10 files (10 text)  tokens: 1"), "{}", lines[3]);
     let tokens = open(&config(data.path(), &[])).size().train_tokens;
@@ -159,7 +159,7 @@ fn a_model_is_checked_before_the_data_is_read() {
     huge.model = Default::default();
     (huge.model.preset, huge.model.num_layers) = (Some("405b".into()), Some(1200));
     let error = run(&huge).unwrap_err();
-    assert!(matches!(error, Error::Memory { .. }) == cfg!(target_os = "linux"), "{error}");
+    assert!(matches!(error, Error::StepMemory { .. }) == cfg!(target_os = "linux"), "{error}");
 
     let dir = tempfile::tempdir().unwrap();
     let mut checkpoint = config(nowhere, &[]);

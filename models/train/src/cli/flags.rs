@@ -52,6 +52,6 @@ impl RunFlags {
 
     /// What is to be done with the run.
     pub(super) fn task(&self) -> Task {
-        self.ranks.map_or(Task::Train, |ranks| Task::Plan { ranks: ranks.get() })
+        self.ranks.map_or(Task::Train, |ranks| Task::Memory { ranks: ranks.get(), available: None })
     }
 }

@@ -7,6 +7,7 @@ use clap::Parser;
 
 use super::{Args, Overrides};
 use crate::JobError;
+use crate::config::require;
 use crate::job::{Job, Start, Task};
 use crate::model::TrainableModel;
 
@@ -26,7 +27,7 @@ pub struct MemoryArgs {
     #[arg(long, value_name = "N", default_value = "1")]
     pub ranks: NonZero<usize>,
     /// GiB that the device has; those of this machine for the CPU, and unknown for others, if absent.
-    #[arg(long, value_name = "GIB")]
+    #[arg(long, value_name = "GIB", allow_negative_numbers = true)]
     pub available: Option<f64>,
 }
 
@@ -34,10 +35,13 @@ impl MemoryArgs {
     /// What to do.
     ///
     /// # Errors
-    /// The errors of [`Args::run_config`].
+    /// The errors of [`Args::run_config`]; [`ConfigError::Value`](crate::config::ConfigError::Value) for what is no amount of memory.
     pub fn job<A: TrainableModel>(&self) -> Result<Job<A>, JobError> {
         let Self { config, overrides, .. } = self.clone();
         let config = Args { config, overrides, ..Args::default() }.run_config()?;
+        if let Some(gib) = self.available {
+            require("--available", gib, gib > 0.0 && gib.is_finite(), "must be positive and finite: so many GiB")?;
+        }
         let available = self.available.map(|gib| (gib * f64::from(1 << 30)) as u64);
         Ok(Job { config, start: Start::default(), task: Task::Memory { ranks: self.ranks.get(), available } })
     }

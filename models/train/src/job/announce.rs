@@ -82,7 +82,7 @@ pub(super) fn data<S>(
     files(dataset, out)?;
     let EpochSize { sequences, tokens, documents, targets, cut } = batches.epoch_size();
     let TrainingSection { batch_size, grad_accumulation, .. } = config.training;
-    let steps = sequences as f64 / (batch_size * grad_accumulation * ranks) as f64;
+    let steps = sequences as f64 / (batch_size as f64 * grad_accumulation as f64 * ranks as f64);
     write!(out, "epoch: {} sequences, {} steps", count(sequences), thousands(&format!("{steps:.1}")))?;
     documents.map_or(Ok(()), |documents| write!(out, "  documents: {}", count(documents)))?;
     if let Some(targets) = targets.filter(|targets| *targets < tokens) {

@@ -331,7 +331,7 @@ impl<S: ModelSection> RunConfig<S> {
         let epoch = batches.sequences_per_epoch();
         let reason = "sources with weights have epochs of their own: say how many steps";
         require("training.steps", *steps, steps.epochs().is_none() || epoch.len() == 1, reason)?;
-        *steps = steps.resolve(epoch.iter().sum(), *batch_size * *grad_accumulation * ranks);
+        *steps = steps.resolve(epoch.iter().sum(), batch_size.saturating_mul(*grad_accumulation).saturating_mul(ranks));
         config.validate()?;
         config.optimizer.check_in_backward(&config.training, ranks)?;
         Ok(config)

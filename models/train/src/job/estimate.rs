@@ -6,15 +6,17 @@
 //! backward ends      what the first layer keeps, and the gradients of all parameters
 //! optimizer          all gradients, and what AdamW makes of the largest parameter
 //! ```
-//! Parameters, moments and FP8 copies of weights are there throughout. M tokens are a micro-batch.
+//! Parameters, moments and FP8 copies of weights are there throughout, and so are the parameters and moments of a checkpoint that is
+//! written in the background, once a step has replaced them. M tokens are a micro-batch. What exceeds 64 bits stays at their largest number.
 
 use core::fmt;
+use std::num::Saturating;
 
 use burn::tensor::DType;
 use float8_shard::ShardPlan;
 use serde::Serialize;
 
-use crate::config::{OptimizerSection, StorageDtype, TrainingSection};
+use crate::config::{CheckpointSection, OptimizerSection, StorageDtype, TrainingSection};
 use crate::model::{BatchShape, LayerBytes, ModelConfig, ModelSize};
 use crate::optimizer::AT_ONCE;
 use crate::recompute::Plan;
@@ -38,6 +40,21 @@ pub struct MemoryEstimate {
     pub ranks: usize,
     /// What takes it.
     pub parts: Vec<MemoryPart>,
+    /// Bytes of the whole model in f32, which each of several ranks has before the first step; 0 in a single process.
+    pub whole: u64,
+}
+
+/// What of a model is trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Trained {
+    /// The first layer that has a graph without activation checkpointing: below it nothing is trained.
+    pub(super) first: usize,
+    /// Layers in which something is.
+    pub(super) layers: usize,
+    /// Whether the embedding is.
+    pub(super) embedding: bool,
+    /// Whether an output layer of its own is.
+    pub(super) output: bool,
 }
 
 /// What an estimate is made from.
@@ -45,104 +62,131 @@ pub struct MemoryEstimate {
 pub(super) struct Estimated<'a, C> {
     pub(super) training: &'a TrainingSection,
     pub(super) optimizer: &'a OptimizerSection,
+    pub(super) checkpoint: &'a CheckpointSection,
     pub(super) dims: &'a C,
     pub(super) plan: &'a ShardPlan,
     pub(super) dtype: DType,
     /// Computed by the CPU backend.
     pub(super) is_host: bool,
-    /// Adapters are trained, and the model is not.
-    pub(super) is_frozen: bool,
+    pub(super) trained: Trained,
 }
 
 impl<C: ModelConfig> Estimated<'_, C> {
     /// The estimate; none if the model does not say what its layers keep.
     pub(super) fn estimate(&self) -> Option<MemoryEstimate> {
-        let Self { training, optimizer, dims, plan, is_host, is_frozen, .. } = *self;
+        let Self { training, optimizer, checkpoint, dims, plan, is_host, trained, .. } = *self;
+        let rows = Saturating(training.batch_size as u64) * Saturating(training.seq_len as u64);
         let element = self.dtype.size() as u64;
-        let rows = (training.batch_size * training.seq_len) as u64;
-        let shape =
-            BatchShape { rows, element, linear_input: plan.input_bytes, attention_output: if is_host { 4 } else { 0 } };
-        let (layers, layer) = dims.layer_bytes(&shape)?;
+        let shape = BatchShape {
+            rows: rows.0,
+            element,
+            linear_input: plan.input_bytes,
+            attention_output: if is_host { 4 } else { 0 },
+        };
+        let (num_layers, layer) = dims.layer_bytes(&shape)?;
+        // A linear whose weight is not trained keeps nothing of its input.
+        let (_, frozen) = dims.layer_bytes(&BatchShape { linear_input: 0.0, ..shape })?;
         let ModelSize { vocab_size, hidden_size, tie_word_embeddings, .. } = dims.size();
-        let (vocab, hidden) = (vocab_size as u64, hidden_size as u64);
+        let [zero, element, two, four] = [0, element, 2, 4].map(Saturating);
+        let [vocab, hidden, layers] = [vocab_size, hidden_size, num_layers].map(|size| Saturating(size as u64));
         let schedule = Plan::new(training, Some(vocab_size));
-        let layers = layers as u64;
+        let in_graph = num_layers.saturating_sub(trained.first);
+        let is_checkpointed = schedule.group().is_some();
         // Layers that have a graph at once, and inputs of others that wait.
         let (graphs, inputs) = match schedule.group() {
-            None => (layers, 0),
-            Some(group) => ((group as u64).min(layers), layers.div_ceil(group as u64)),
+            None => (in_graph, zero),
+            Some(group) => (group.min(num_layers), Saturating(layers.0.div_ceil(group as u64))),
         };
-        let is_checkpointed = schedule.group().is_some();
-        let of_layers = |bytes: u64| {
-            let all = bytes * graphs;
-            [if is_checkpointed { 0 } else { all }, all, if is_checkpointed { all } else { bytes }, 0]
+        let full = trained.layers.min(graphs);
+        let [full, light, one] = [full, graphs - full, graphs.min(1)].map(|count| Saturating(count as u64));
+        let of_layers = |bytes: u64, frozen: u64| {
+            let (bytes, frozen) = (Saturating(bytes), Saturating(frozen));
+            let all = bytes * full + frozen * light;
+            [if is_checkpointed { zero } else { all }, all, if is_checkpointed { all } else { bytes * one }, zero]
         };
 
-        let chunk = schedule.chunk().map_or(rows, |chunk| chunk as u64);
+        let chunk = schedule.chunk().map_or(rows, |chunk| Saturating(chunk as u64));
         // f32 and, if hidden states are narrower, in their dtype; the hidden states of all tokens and their gradient.
-        let narrow = if element < 4 { element } else { 0 };
-        let logits = chunk * vocab * (4 + 4 + narrow) + rows * hidden * 2 * element + chunk * hidden * 2 * element;
-        // Of the embedding, or of the output: their gradients.
-        let table = if is_frozen { 0 } else { training.param_dtype.dtype().size() as u64 * vocab * hidden };
-        let head_gradient = if tie_word_embeddings { 0 } else { table };
-        let earlier = if training.grad_accumulation > 1 { plan.gradients } else { 0 };
+        let narrow = if element < four { element } else { zero };
+        let logits =
+            chunk * vocab * (four + four + narrow) + rows * hidden * two * element + chunk * hidden * two * element;
+        // Of the embedding, and of the output: their gradients.
+        let table = Saturating(training.param_dtype.dtype().size() as u64) * vocab * hidden;
+        let head_gradient = if trained.output && !tie_word_embeddings { table } else { zero };
+        let embedding_gradient = if trained.embedding { table } else { zero };
+        let planned = Saturating(plan.gradients);
+        let earlier = if training.grad_accumulation > 1 { planned } else { zero };
         let gradients = match optimizer.in_backward {
             // The plan's are those of a group of layers and of what is in none.
-            true => [0, plan.gradients.saturating_sub(table), plan.gradients, head_gradient + table],
-            false => [earlier, earlier + head_gradient, earlier + plan.gradients, plan.gradients],
+            true => {
+                let before = Saturating(planned.0.saturating_sub(embedding_gradient.0));
+                [zero, before, planned, head_gradient + embedding_gradient]
+            }
+            false => [earlier, earlier + head_gradient, earlier + planned, planned],
         };
-        let [largest, largest_weight] = plan.largest;
+        let [largest, largest_weight] = plan.largest.map(Saturating);
         // Operands of a GEMM in f32 on the CPU, and gradients on their way through a layer.
-        let decoded = if is_host { 4 * (largest_weight + rows * widest(&layer, rows, element)) } else { 0 };
-        let through = 4 * rows * hidden + layer.mlp.max(layer.attention);
+        let decoded = match is_host {
+            true => four * (largest_weight + rows * Saturating(widest(&layer, rows.0, element.0))),
+            false => zero,
+        };
+        let through = four * rows * hidden + Saturating(layer.mlp.max(layer.attention));
         // Attention's blocks of scores, some tensors of 64 MiB at most; the CPU's stay in its caches.
-        let scores = if is_host { 0 } else { 4 << 26 };
+        let scores = if is_host { zero } else { Saturating(4 << 26) };
         let backward = decoded + through + scores;
         // The new parameter or a moment beside the old one; where that is rounded, some ten tensors of the rows that are, and all new ones.
         // The CPU changes them where they lie.
         let is_rounded = [training.param_dtype, optimizer.state_dtype].contains(&StorageDtype::Bf16);
         let update = match is_rounded {
-            _ if is_host => 0,
-            true => 10 * 4 * largest.min(AT_ONCE as u64) + 6 * largest,
-            false => 4 * largest,
+            _ if is_host => zero,
+            true => Saturating(10 * 4) * largest.min(Saturating(AT_ONCE as u64)) + Saturating(6) * largest,
+            false => four * largest,
         };
-        let copies = if is_host { plan.copies - plan.shared_copies } else { plan.copies };
-        let copies = if plan.ranks > 1 { plan.gathered } else { copies };
+        let copies = if is_host { plan.copies.saturating_sub(plan.shared_copies) } else { plan.copies };
         let LayerBytes { input, residual, attention, mlp } = layer;
-        let waiting = inputs * input;
+        let waiting = inputs * Saturating(input);
+        // Those that the next step replaces live until they are written; of what is not trained nothing is.
+        let is_written = checkpoint.folder.is_some() && checkpoint.background;
+        let saved = if is_written { Saturating(plan.trained) + Saturating(plan.moments) } else { zero };
+        let reduced = if plan.ranks > 1 { Saturating(plan.largest_gradient) } else { zero };
+        let [parameters, moments, copies, gathered] =
+            [plan.parameters, plan.moments, copies, plan.gathered].map(Saturating);
         let parts = [
-            ("parameters", [plan.parameters; 4]),
-            ("AdamW's moments", [plan.moments; 4]),
+            ("parameters", [parameters; 4]),
+            ("AdamW's moments", [moments; 4]),
+            ("checkpoint being written", [saved; 4]),
             ("FP8 copies of weights", [copies; 4]),
+            ("gathered weights", [gathered; 4]),
             ("gradients", gradients),
-            ("inputs of layers", [waiting, waiting, input, 0]),
-            ("residual stream", of_layers(residual)),
-            ("attention", of_layers(attention)),
-            ("mlp", of_layers(mlp)),
-            ("logits", [logits, 0, 0, 0]),
-            ("workspace", [0, backward, backward, update]),
-            ("reduction", [0, 0, if plan.ranks > 1 { plan.largest_gradient } else { 0 }, 0]),
+            ("inputs of layers", [waiting, waiting, Saturating(input), zero]),
+            ("residual stream", of_layers(residual, frozen.residual)),
+            ("attention", of_layers(attention, frozen.attention)),
+            ("mlp", of_layers(mlp, frozen.mlp)),
+            ("logits", [logits, zero, zero, zero]),
+            ("workspace", [zero, backward, backward, update]),
+            ("reduction", [zero, reduced, reduced, zero]),
         ];
-        let parts = parts.into_iter().map(|(name, bytes)| MemoryPart { name, bytes });
+        let parts = parts.into_iter().map(|(name, bytes)| MemoryPart { name, bytes: bytes.map(|bytes| bytes.0) });
         let parts = parts.filter(|part| part.bytes != [0; 4]).collect();
-        Some(MemoryEstimate { ranks: plan.ranks, parts })
+        let whole = if plan.ranks > 1 { plan.whole } else { 0 };
+        Some(MemoryEstimate { ranks: plan.ranks, parts, whole })
     }
 }
 
 /// Columns of the widest operand of a layer, from what its SwiGLU keeps: gate and up are two tensors.
 fn widest(layer: &LayerBytes, rows: u64, element: u64) -> u64 {
-    layer.mlp / (2 * element * rows).max(1)
+    layer.mlp / 2_u64.saturating_mul(element).saturating_mul(rows).max(1)
 }
 
 impl MemoryEstimate {
     /// Bytes at each moment.
     pub fn moments(&self) -> [u64; 4] {
-        std::array::from_fn(|moment| self.parts.iter().map(|part| part.bytes[moment]).sum())
+        std::array::from_fn(|moment| self.parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.bytes[moment])))
     }
 
-    /// Bytes at the worst moment.
+    /// Bytes at the worst moment, that before the first step included.
     pub fn peak(&self) -> u64 {
-        self.moments().into_iter().max().unwrap_or_default()
+        self.moments().into_iter().fold(self.whole, u64::max)
     }
 }
 
@@ -157,6 +201,12 @@ impl fmt::Display for MemoryEstimate {
             bytes.iter().try_for_each(|bytes| write!(f, "  {:>15.3}", *bytes as f64 / f64::from(1 << 30)))
         };
         self.parts.iter().try_for_each(|part| line(part.name, part.bytes))?;
-        line("in all", self.moments())
+        line("in all", self.moments())?;
+        match self.whole {
+            0 => Ok(()),
+            whole => {
+                write!(f, "\nbefore the first step, the whole model in f32: {:.3}", whole as f64 / f64::from(1 << 30))
+            }
+        }
     }
 }

@@ -1,8 +1,7 @@
 //! The memory that a model and its training take, told and compared with what there is before any of it is allocated.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io::Write;
-use std::num::NonZero;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
@@ -11,10 +10,12 @@ use burn_float8::lora::LoraConfig;
 use device_select::SelectedDevice;
 use float8_shard::{PlanDtypes, Reshard, ShardPlan};
 
+use super::advice::advice;
 use super::config::RunConfig;
-use super::estimate::{Estimated, MemoryEstimate};
+use super::estimate::{Estimated, MemoryEstimate, Trained};
 use super::prepare::compute_dtype;
-use crate::config::{ActivationCheckpointing, LoraBase, LoraSection, Precision, StorageDtype};
+use crate::config::{ActivationCheckpointing, LoraBase, LoraSection, Precision};
+use crate::freeze;
 use crate::metrics::Memory;
 use crate::model::{CausalLm, ModelConfig, ModelSection, ModelSize};
 use crate::module_path::module_type;
@@ -24,13 +25,13 @@ use crate::{JobError, ModulePath};
 ///
 /// # Errors
 /// The errors of the configuration, also of FP8 filters that no linear has.
-pub(super) fn plan<B: Backend, M: CausalLm<B>>(
+fn plan<B: Backend, M: CausalLm<B>>(
     config: &RunConfig<impl ModelSection<Config = M::Config>>,
     dims: M::Config,
     ranks: usize,
     dtype: DType,
     device: &B::Device,
-) -> Result<ShardPlan, JobError> {
+) -> Result<(ShardPlan, Trained), JobError> {
     let dtypes = PlanDtypes {
         compute: dtype,
         matrices: config.training.param_dtype.dtype(),
@@ -46,16 +47,78 @@ pub(super) fn plan<B: Backend, M: CausalLm<B>>(
     let float8 = (config.training.precision == Precision::Fp8).then(|| config.float8(&dims));
     // Tables of positions are no parameters.
     let model = M::new(dims.with_max_seq_len(1), device)?;
-    let plan = ShardPlan::new::<B, _>(&model, ranks, config.sharding(), float8.as_ref(), dtypes)?;
+    let (trained, frozen) = trained::<B, _>(&model, config)?;
+    let is_trained = |path: &str| !frozen.contains(path);
+    let plan = ShardPlan::new::<B, _>(&model, ranks, config.sharding(), float8.as_ref(), dtypes, &is_trained)?;
+    let group = config.training.activation_checkpointing;
     let gradients = match config.optimizer.in_backward {
-        true => gradients_at_once::<B, _>(&model, config.training.activation_checkpointing, dtypes.matrices),
+        true => gradients_at_once::<B, _>(&model, group, dtypes.matrices, &frozen),
         false => plan.gradients,
     };
     let plan = ShardPlan { gathered: plan.gathered + tied, gradients, ..plan };
-    Ok(match &config.lora {
+    let plan = match &config.lora {
         Some(lora) => with_adapters::<B, _>(plan, &model, lora, dtypes),
         None => plan,
-    })
+    };
+    Ok((plan, trained))
+}
+
+/// What of a model is trained, and the names of parameters that are not; adapters are in every layer, and no part of these.
+fn trained<B: Backend, M: Module<B>>(
+    model: &M,
+    config: &RunConfig<impl Sized>,
+) -> Result<(Trained, HashSet<String>), JobError> {
+    struct Walk {
+        path: ModulePath,
+        containers: Vec<String>,
+        trained: freeze::Trained,
+        frozen: HashSet<String>,
+        /// Layers in which something is trained.
+        layers: HashSet<usize>,
+        embedding: bool,
+        output: bool,
+    }
+    impl<B: Backend> ModuleVisitor<B> for Walk {
+        fn enter_module(&mut self, name: &str, container_type: &str) {
+            self.path.enter(name);
+            self.containers.push(container_type.into());
+        }
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.path.exit();
+            self.containers.pop();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            let path = self.path.dotted();
+            if !self.trained.has(&path) {
+                self.frozen.insert(path);
+                return;
+            }
+            let is_embedding = self.containers.last().is_some_and(|kind| module_type(kind) == "Embedding");
+            match path.split('.').find_map(|name| name.parse().ok()) {
+                Some(layer) => drop(self.layers.insert(layer)),
+                None if is_embedding => self.embedding = true,
+                None => self.output |= param.lazy_shape().num_dims() == 2,
+            }
+        }
+    }
+    let mut walk = Walk {
+        path: ModulePath::default(),
+        containers: vec![],
+        trained: freeze::Trained::new(&config.training)?,
+        frozen: HashSet::new(),
+        layers: HashSet::new(),
+        embedding: false,
+        output: false,
+    };
+    model.visit(&mut walk);
+    walk.trained.check()?;
+    let layers = walk.layers.len();
+    if config.lora.is_some() {
+        return Ok((Trained { first: 0, layers, embedding: false, output: false }, walk.frozen));
+    }
+    // The embedding is read by the first layer.
+    let first = if walk.embedding { 0 } else { walk.layers.iter().min().copied().unwrap_or(usize::MAX) };
+    Ok((Trained { first, layers, embedding: walk.embedding, output: walk.output }, walk.frozen))
 }
 
 /// What is held where adapters are trained beside a frozen model.
@@ -111,6 +174,7 @@ fn with_adapters<B: Backend, M: Module<B>>(
     };
     ShardPlan {
         parameters: frozen + 4 * adapters,
+        trained: 4 * adapters,
         gradients: 4 * adapters,
         moments: 2 * dtypes.moments.size() as u64 * adapters,
         largest_gradient: 4 * largest,
@@ -125,14 +189,20 @@ fn with_adapters<B: Backend, M: Module<B>>(
 
 /// Bytes of gradients that are in memory at once where they are applied in backward: those of a group of layers, and of what is in no
 /// layer, as the output and the embedding.
-fn gradients_at_once<B: Backend, M: Module<B>>(model: &M, group: ActivationCheckpointing, matrices: DType) -> u64 {
-    struct Layers {
+fn gradients_at_once<B: Backend, M: Module<B>>(
+    model: &M,
+    group: ActivationCheckpointing,
+    matrices: DType,
+    frozen: &HashSet<String>,
+) -> u64 {
+    struct Layers<'a> {
         path: ModulePath,
+        frozen: &'a HashSet<String>,
         matrices: DType,
         /// Bytes by the path to the first number in it, if there is one.
         bytes: BTreeMap<Option<String>, u64>,
     }
-    impl<B: Backend> ModuleVisitor<B> for Layers {
+    impl<B: Backend> ModuleVisitor<B> for Layers<'_> {
         fn enter_module(&mut self, name: &str, _container_type: &str) {
             self.path.enter(name);
         }
@@ -141,6 +211,9 @@ fn gradients_at_once<B: Backend, M: Module<B>>(model: &M, group: ActivationCheck
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             let path = self.path.dotted();
+            if self.frozen.contains(&path) {
+                return;
+            }
             let names: Vec<_> = path.split('.').collect();
             let number = names.iter().position(|name| name.parse::<usize>().is_ok());
             let kept = if D < 2 { DType::F32 } else { self.matrices }.size();
@@ -148,7 +221,7 @@ fn gradients_at_once<B: Backend, M: Module<B>>(model: &M, group: ActivationCheck
             *self.bytes.entry(layer).or_default() += (kept * param.lazy_shape().num_elements()) as u64;
         }
     }
-    let mut layers = Layers { path: ModulePath::default(), matrices, bytes: BTreeMap::new() };
+    let mut layers = Layers { path: ModulePath::default(), frozen, matrices, bytes: BTreeMap::new() };
     model.visit(&mut layers);
     let others = layers.bytes.remove(&None).unwrap_or(0);
     let at_once = match group {
@@ -173,18 +246,26 @@ pub(super) fn estimate<B: Backend, M: CausalLm<B>>(
     Ok(of_plan(config, dims, &plan, dtype, selected))
 }
 
+/// Refuses settings that a run over so many ranks refuses.
+///
+/// # Errors
+/// The errors of the configuration.
+pub(super) fn check_settings<S: ModelSection>(config: &RunConfig<S>, ranks: usize) -> Result<(), JobError> {
+    config.validate()?;
+    Ok(config.optimizer.check_in_backward(&config.training, ranks)?)
+}
+
 /// What a step of the run takes whose parameters and their like take what `plan` says.
 fn of_plan<S: ModelSection>(
     config: &RunConfig<S>,
     dims: &S::Config,
-    plan: &ShardPlan,
+    (plan, trained): &(ShardPlan, Trained),
     dtype: DType,
     selected: &SelectedDevice,
 ) -> Option<MemoryEstimate> {
-    let RunConfig { training, optimizer, lora, .. } = config;
-    let is_frozen = lora.is_some();
-    Estimated { training, optimizer, dims, plan, dtype, is_frozen, is_host: *selected == SelectedDevice::Cpu }
-        .estimate()
+    let RunConfig { training, optimizer, checkpoint, .. } = config;
+    let (trained, is_host) = (*trained, *selected == SelectedDevice::Cpu);
+    Estimated { training, optimizer, checkpoint, dims, plan, dtype, trained, is_host }.estimate()
 }
 
 /// Prints what a step takes, and whether that fits.
@@ -212,24 +293,35 @@ pub(super) fn tell<B: Backend, M: CausalLm<B>>(
     Err(too_much::<B, M>(config, &dims, ranks, [peak, there], selected, device))
 }
 
-/// Refuses a run whose steps take more than there is, with settings that fit. An estimate may be off by a tenth.
+/// Says what a step takes, and refuses a run whose steps take more than there is, with settings that fit. An estimate may be off by a tenth.
 ///
 /// # Errors
-/// [`JobError::StepMemory`].
+/// [`JobError::StepMemory`]; of a model that does not say what its layers keep [`JobError::Memory`], if not even what is known fits.
 pub(super) fn check_step<B: Backend, M: CausalLm<B>>(
     config: &RunConfig<impl ModelSection<Config = M::Config>>,
     dims: &M::Config,
-    (plan, dtype): (&ShardPlan, DType),
-    selected: &SelectedDevice,
-    device: &B::Device,
+    ranks: usize,
+    dtype: DType,
+    (selected, device): (&SelectedDevice, &B::Device),
+    out: &mut dyn Write,
 ) -> Result<(), JobError> {
-    let (Some(there), Some(estimate)) = (there(selected), of_plan(config, dims, plan, dtype, selected)) else {
-        return Ok(());
+    let planned = plan::<B, M>(config, dims.clone(), ranks, dtype, device)?;
+    let (plan, _) = &planned;
+    let [parameters, gradients, moments] = [plan.parameters, plan.gradients, plan.moments].map(gib);
+    let held = format!("(parameters {parameters}, gradients {gradients}, AdamW's moments {moments})");
+    let whose = if ranks > 1 { format!(" on each of {ranks} ranks") } else { String::new() };
+    let Some(estimate) = of_plan(config, dims, &planned, dtype, selected) else {
+        let known = plan.total().max(if ranks > 1 { plan.whole } else { 0 });
+        writeln!(out, "memory: {}{whose} without activations {held}", gib(known))?;
+        return check(known, "training", selected);
     };
     let peak = estimate.peak();
-    match peak / 10 * 9 > there {
-        true => Err(too_much::<B, M>(config, dims, plan.ranks, [peak, there], selected, device)),
-        false => Ok(()),
+    writeln!(out, "memory: a step takes about {}{whose} {held}", gib(peak))?;
+    match there(selected) {
+        Some(there) if peak / 10 * 9 > there => {
+            Err(too_much::<B, M>(config, dims, ranks, [peak, there], selected, device))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -241,95 +333,18 @@ fn too_much<B: Backend, M: CausalLm<B>>(
     selected: &SelectedDevice,
     device: &B::Device,
 ) -> JobError {
-    let mut tried = config.clone();
-    let mut settings = BTreeMap::new();
-    let fits = |config: &_| {
-        let estimate = estimate::<B, M>(config, dims, ranks, selected, device);
-        estimate.ok().flatten().filter(|estimate| estimate.peak() <= there)
+    let advice = advice(config, ranks, |tried| {
+        check_settings(tried, ranks).ok()?;
+        let estimate = estimate::<B, M>(tried, dims, ranks, selected, device).ok()??;
+        Some(estimate.peak()).filter(|peak| *peak <= there)
+    });
+    let advice = match advice {
+        Some((settings, peak)) => format!("with {} it takes {}", settings.join(" "), gib(peak)),
+        None => {
+            "no setting makes it fit: take a smaller model or shorter sequences, or share it among more ranks".into()
+        }
     };
-    // Those that change no number first; then those that do, and what each step sees of the data.
-    for change in 0..CHANGES {
-        settings.extend(apply(change, &mut tried));
-        if let Some(estimate) = fits(&tried) {
-            let settings: Vec<_> = settings.iter().map(|(key, value)| format!("--set {key}={value}")).collect();
-            let advice = format!("with {} it takes {}", settings.join(" "), gib(estimate.peak()));
-            return JobError::StepMemory { needed: gib(peak), there: gib(there), advice };
-        }
-    }
-    let advice =
-        "no setting makes it fit: take a smaller model or shorter sequences, or share it among more ranks".into();
     JobError::StepMemory { needed: gib(peak), there: gib(there), advice }
-}
-
-/// Changes that make a step smaller, in the order in which they are tried.
-const CHANGES: usize = 17;
-
-/// Makes a change, and gives the keys that make it with their values.
-fn apply<S>(change: usize, config: &mut RunConfig<S>) -> Vec<(&'static str, String)> {
-    let (training, optimizer) = (&mut config.training, &mut config.optimizer);
-    match change {
-        0 if training.activation_checkpointing == ActivationCheckpointing::None => {
-            training.activation_checkpointing = ActivationCheckpointing::Every(NonZero::<usize>::MIN);
-            vec![("training.activation_checkpointing", "full".into())]
-        }
-        1 if training.loss_chunk.is_none_or(|chunk| chunk > 512) && training.batch_size * training.seq_len > 512 => {
-            training.loss_chunk = Some(512);
-            vec![("training.loss_chunk", "512".into())]
-        }
-        2 if optimizer.state_dtype == StorageDtype::F32 => {
-            optimizer.state_dtype = StorageDtype::Bf16;
-            vec![("optimizer.state_dtype", "bf16".into())]
-        }
-        3 if training.param_dtype == StorageDtype::F32 => {
-            training.param_dtype = StorageDtype::Bf16;
-            vec![("training.param_dtype", "bf16".into())]
-        }
-        4 if !optimizer.in_backward && training.grad_accumulation == 1 => {
-            optimizer.in_backward = true;
-            training.max_norm = f64::INFINITY;
-            vec![("optimizer.in_backward", "true".into()), ("training.max_norm", "inf".into())]
-        }
-        // The last, as a step then sees less of the data.
-        16 if !optimizer.in_backward => {
-            optimizer.in_backward = true;
-            training.max_norm = f64::INFINITY;
-            training.grad_accumulation = 1;
-            vec![
-                ("optimizer.in_backward", "true".into()),
-                ("training.max_norm", "inf".into()),
-                ("training.grad_accumulation", "1".into()),
-            ]
-        }
-        5.. if training.batch_size > 1 => {
-            training.batch_size = training.batch_size.div_ceil(2);
-            let mut changes = vec![("training.batch_size", training.batch_size.to_string())];
-            if !optimizer.in_backward {
-                training.grad_accumulation *= 2;
-                changes.push(("training.grad_accumulation", training.grad_accumulation.to_string()));
-            }
-            changes
-        }
-        _ => vec![],
-    }
-}
-
-/// Says what training takes.
-///
-/// # Errors
-/// [`JobError::Memory`] if the machine does not have it, [`JobError::Output`].
-pub(super) fn announce(plan: &ShardPlan, selected: &SelectedDevice, out: &mut dyn Write) -> Result<(), JobError> {
-    if plan.ranks > 1 {
-        writeln!(out, "{plan}")?;
-        return check(plan.total().max(plan.whole), "a rank", selected);
-    }
-    let ShardPlan { parameters, gradients, moments, .. } = *plan;
-    let all = parameters + gradients + moments;
-    let [all_text, parameters, gradients, moments] = [all, parameters, gradients, moments].map(gib);
-    writeln!(
-        out,
-        "memory: {all_text} without activations (parameters {parameters}, gradients {gradients}, AdamW's moments {moments})"
-    )?;
-    check(all, "training", selected)
 }
 
 /// Refuses a model whose parameters the machine has no room for.
@@ -360,5 +375,8 @@ fn check(needed: u64, what: &'static str, selected: &SelectedDevice) -> Result<(
 }
 
 fn gib(bytes: u64) -> String {
+    if bytes == u64::MAX {
+        return "more than 2^64 bytes".into();
+    }
     format!("{:.2} GiB", bytes as f64 / (1_u64 << 30) as f64)
 }

@@ -1,5 +1,6 @@
 //! [`Job`]: what the program does with a model, on whatever backend.
 
+mod advice;
 mod announce;
 mod config;
 mod estimate;
@@ -58,11 +59,6 @@ pub struct Job<A: TrainableModel> {
 pub enum Task {
     /// Makes the steps that are left.
     Train,
-    /// Prints what each rank would hold.
-    Plan {
-        /// How many.
-        ranks: usize,
-    },
     /// Prints the held-out loss.
     Evaluate {
         /// Files and folders, of all of which the loss is; if there are none, it is that of the run.
@@ -119,7 +115,6 @@ impl<A: TrainableModel> Job<A> {
     ) -> Result<(), JobError> {
         match &self.task {
             Task::Train => train::<A, B>(&self.config, &self.start, selected, device, out).map(drop),
-            Task::Plan { ranks } => self.plan::<B>(*ranks, selected, device, out),
             Task::Memory { ranks, available } => self.memory::<B>(*ranks, *available, device, out),
             Task::Evaluate { data, precisions } => self.evaluate::<B>(data, precisions, selected, device, out),
             Task::Generate { prompts, is_chat } => self.generate::<B>(prompts, *is_chat, selected, device, out),
@@ -127,18 +122,6 @@ impl<A: TrainableModel> Job<A> {
                 self.export::<B>(to, options, [*float8, *merge], selected, device, out)
             }
         }
-    }
-
-    fn plan<B: AutodiffBackend>(
-        &self,
-        ranks: usize,
-        selected: &SelectedDevice,
-        device: &B::Device,
-        out: &mut dyn Write,
-    ) -> Result<(), JobError> {
-        let config = &self.config;
-        let dtype = compute_dtype::<B, _>(config, selected, device)?;
-        Ok(writeln!(out, "{}", memory::plan::<B, A::Module<B>>(config, config.dimensions()?, ranks, dtype, device)?)?)
     }
 
     /// What a training step on `selected` takes of each of so many ranks' memory, which need not be there; none if the model does not say
@@ -152,7 +135,21 @@ impl<A: TrainableModel> Job<A> {
         selected: &SelectedDevice,
         device: &B::Device,
     ) -> Result<Option<MemoryEstimate>, JobError> {
-        memory::estimate::<B, A::Trained<B>>(&self.config, &self.config.dimensions()?, ranks, selected, device)
+        memory::estimate::<B, A::Trained<B>>(&self.config, &self.dimensions(ranks)?, ranks, selected, device)
+    }
+
+    /// The dimensions of a model that could be trained as the configuration says: what is wrong with that, [`train()`] refuses likewise.
+    fn dimensions(&self, ranks: usize) -> Result<A::Config, JobError> {
+        let config = &self.config;
+        memory::check_settings(config, ranks)?;
+        let text = config.text()?;
+        let prompt = |is_chat| text.prompt(&config.generate.prompt, is_chat).map(|prompt| prompt.len());
+        let longest = match config.generate.max_new_tokens {
+            0 => None,
+            // Only the data says whether it is a chat's, and whether an error is one.
+            _ => Some(prompt(false)?).max(prompt(true).ok()),
+        };
+        dimensions(config, &text.tokenizer, Some(config.training.seq_len), longest)
     }
 
     fn memory<B: AutodiffBackend>(
@@ -169,7 +166,7 @@ impl<A: TrainableModel> Job<A> {
             DeviceChoice::Cuda => SelectedDevice::Cuda,
             DeviceChoice::Wgpu => SelectedDevice::Wgpu(AdapterInfo { name: "wgpu".into(), hardware: true }),
         };
-        memory::tell::<B, A::Trained<B>>(config, config.dimensions()?, ranks, available, &target, device, out)
+        memory::tell::<B, A::Trained<B>>(config, self.dimensions(ranks)?, ranks, available, &target, device, out)
     }
 
     /// The model to evaluate as `config` says, which is the job's but for precision; with its recipe, FP8 is as it was when the checkpoint was

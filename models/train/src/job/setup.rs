@@ -212,10 +212,8 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
         let Place { dims, dtype, .. } = place;
         let weights = Weights::open(config, self.start.saved.as_ref(), dims.clone());
         let weights = all_or_none(comm, "the weights", weights)?;
-        let plan = memory::plan::<B, A::Trained<B>>(config, dims.clone(), comm.world_size(), *dtype, self.device)?;
-        let fits = memory::announce(&plan, self.selected, out).and_then(|()| {
-            memory::check_step::<B, A::Trained<B>>(config, dims, (&plan, *dtype), self.selected, self.device)
-        });
+        let where_to = (self.selected, self.device);
+        let fits = memory::check_step::<B, A::Trained<B>>(config, dims, comm.world_size(), *dtype, where_to, out);
         all_or_none(comm, "the memory", fits)?;
         let checkpoints = match self.is_first() {
             true => Checkpoints::new(&config.checkpoint, config.to_toml()?, !self.start.is_resumed, |folder| {

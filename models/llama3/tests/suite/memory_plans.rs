@@ -1,0 +1,194 @@
+//! The estimate of a step's memory without training: what is counted, what is refused, and settings that fit.
+
+use std::path::{Path, PathBuf};
+
+use burn::backend::{Autodiff, Flex};
+use burn_float8::Float8;
+use device_select::SelectedDevice;
+use llama3::{Error, Llama3};
+use train::Job;
+use train::cli::parse_from;
+use train::job::MemoryEstimate;
+
+type Train = Float8<Autodiff<Flex>>;
+
+const WIDE: [&str; 6] = [
+    "model.hidden_size=512",
+    "model.intermediate_size=1024",
+    "model.num_layers=8",
+    "model.vocab_size=2048",
+    "training.batch_size=2",
+    "training.seq_len=64",
+];
+
+fn job(config: Option<&Path>, settings: &[&str], flags: &[&str]) -> Result<Job<Llama3>, Error> {
+    let mut arguments: Vec<String> = vec!["llama3".into(), "memory".into()];
+    arguments.extend(config.map(|path| path.display().to_string()));
+    for setting in settings {
+        arguments.extend(["--set".into(), setting.to_string()]);
+    }
+    arguments.extend(flags.iter().map(|flag| flag.to_string()));
+    let command = parse_from::<Llama3>("llama3", arguments.into_iter().map(Into::into).collect()).unwrap();
+    Ok(command.job::<Llama3>(&mut std::io::sink())?.expect("a job"))
+}
+
+fn estimate(settings: &[&str], ranks: usize) -> Result<MemoryEstimate, Error> {
+    let job = job(None, settings, &[])?;
+    Ok(job.memory_estimate::<Train>(ranks, &SelectedDevice::Cpu, &Default::default())?.expect("known"))
+}
+
+/// What `llama3 memory` prints.
+fn told(settings: &[&str], flags: &[&str]) -> Result<String, Error> {
+    let mut out = vec![];
+    let settings = [&["training.device=cpu"], settings].concat();
+    job(None, &settings, flags)?.run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut out)?;
+    Ok(String::from_utf8(out).unwrap())
+}
+
+fn row(estimate: &MemoryEstimate, name: &str) -> [u64; 4] {
+    estimate.parts.iter().find(|part| part.name == name).map_or([0; 4], |part| part.bytes)
+}
+
+fn with<'a>(settings: &[&'a str]) -> Vec<&'a str> {
+    [&WIDE[..], settings].concat()
+}
+
+#[test]
+fn a_checkpoint_in_the_background_holds_parameters_and_moments() {
+    let background = estimate(&with(&["checkpoint.folder=run"]), 1).unwrap();
+    let [parameters, moments] = ["parameters", "AdamW's moments"].map(|name| row(&background, name)[0]);
+    assert_eq!(row(&background, "checkpoint being written"), [parameters + moments; 4]);
+    let plain = estimate(&WIDE, 1).unwrap();
+    assert_eq!(background.peak(), plain.peak() + parameters + moments);
+    let foreground = estimate(&with(&["checkpoint.folder=run", "checkpoint.background=false"]), 1).unwrap();
+    assert_eq!(foreground, plain);
+}
+
+#[test]
+fn what_exceeds_64_bits_is_never_little() {
+    let huge = ["training.batch_size=4294967296", "training.seq_len=4294967296", "model.max_seq_len=4294967296"];
+    assert_eq!(estimate(&huge, 1).unwrap().peak(), u64::MAX);
+    let error = told(&huge, &["--available", "80"]).unwrap_err();
+    assert!(matches!(error, Error::StepMemory { .. }), "{error}");
+    // As `train` does.
+    let error = told(&huge[..2], &[]).unwrap_err().to_string();
+    assert!(error.contains("training.seq_len = 4294967296"), "{error}");
+    let error = told(&["training.batch_size=0"], &[]).unwrap_err().to_string();
+    assert!(error.contains("training.batch_size = 0"), "{error}");
+    let in_backward = ["optimizer.in_backward=true", "training.max_norm=inf"];
+    assert!(told(&in_backward, &[]).unwrap_err().to_string().contains("activation_checkpointing"));
+}
+
+#[test]
+fn what_is_not_trained_has_no_gradient() {
+    let all = estimate(&WIDE, 1).unwrap();
+    let some = |settings: &[&str]| estimate(&with(settings), 1).unwrap();
+    let last = some(&["training.train_only=['layers.7']"]);
+    let first = some(&["training.train_only=['layers.0']"]);
+    assert_eq!(row(&last, "parameters"), row(&all, "parameters"));
+    // Of the eight layers one; it is all that has a graph.
+    assert_eq!(row(&last, "attention")[1], row(&all, "attention")[1] / 8);
+    assert!(row(&first, "attention")[1] > 4 * row(&last, "attention")[1]);
+    assert!(row(&first, "mlp")[1] < row(&all, "mlp")[1]);
+    assert_eq!(row(&last, "AdamW's moments"), row(&last, "gradients").map(|_| 2 * row(&last, "gradients")[3]));
+    assert!(row(&last, "gradients")[3] * 8 < row(&all, "gradients")[3]);
+    let head = some(&["training.train_only=['lm_head']"]);
+    assert_eq!((row(&head, "attention"), row(&head, "gradients")[3]), ([0; 4], 4 * 512 * 2048));
+    assert_eq!(some(&["training.freeze=['layers', 'embed_tokens', 'norm']"]), head);
+    assert!(told(&["training.freeze=['no_such']"], &[]).unwrap_err().to_string().contains("no_such"));
+}
+
+#[test]
+fn experts_have_two_copies_on_every_rank() {
+    let moe = ["model.moe.num_experts=4", "model.moe.num_experts_per_tok=2", "model.tie_word_embeddings=true"];
+    let copies = |settings: &[&str], ranks| row(&estimate(&with(settings), ranks).unwrap(), "FP8 copies of weights")[0];
+    let (experts, ranks) = (copies(&moe, 1), copies(&moe, 2));
+    let codes = 2 * 8 * 4 * 3 * 512 * 1024;
+    assert!((codes..codes + codes / 100).contains(&ranks), "{ranks} of {codes}");
+    assert!(experts > ranks);
+    let two = estimate(&with(&moe), 2).unwrap();
+    assert!(
+        row(&two, "gathered weights")[0] > 0 && row(&estimate(&with(&moe), 1).unwrap(), "gathered weights")[0] == 0
+    );
+    // A rank makes a step of its rows.
+    let update = |ranks| row(&estimate(&WIDE, ranks).unwrap(), "workspace")[3];
+    assert_eq!(update(1), 4 * update(4));
+}
+
+/// Each is estimated again with what is advised, and without each part of that.
+#[test]
+fn advice_fits_and_is_minimal() {
+    let cases: [(&[&str], f64, &str); 6] = [
+        (&["training.batch_size=64"], 0.5, "activation_checkpointing=full"),
+        (&["training.batch_size=64", "training.activation_checkpointing=8"], 0.5, "activation_checkpointing=full"),
+        (&["checkpoint.folder=run"], 0.75, "checkpoint.background=false"),
+        (&["training.batch_size=64"], 0.2, ""),
+        (&["training.batch_size=1", "training.seq_len=8"], 0.7, "bf16"),
+        (&["training.grad_accumulation=4"], 0.5, "training.grad_accumulation=1"),
+    ];
+    for (settings, share, expected) in cases {
+        let settings = with(settings);
+        let peak = estimate(&settings, 1).unwrap().peak();
+        let available = (peak as f64 * share / f64::from(1 << 30)).to_string();
+        let flags = ["--available", &available];
+        let Err(Error::StepMemory { advice, .. }) = told(&settings, &flags) else { panic!("{settings:?} fits") };
+        assert!(advice.contains(expected), "{settings:?}: {advice}");
+        let words: Vec<_> = advice.split_whitespace().collect();
+        let advised: Vec<_> = words.windows(2).filter(|pair| pair[0] == "--set").map(|pair| pair[1]).collect();
+        assert!(!advised.is_empty(), "{settings:?}: {advice}");
+        let all = [&settings[..], &advised].concat();
+        assert!(told(&all, &flags).unwrap().contains("fits"), "{settings:?}: {advice}");
+        for left_out in advised.iter().filter(|_| advised.len() > 1) {
+            let fewer: Vec<_> = all.iter().copied().filter(|setting| setting != left_out).collect();
+            assert!(told(&fewer, &flags).is_err(), "{settings:?}: {left_out} of {advice}");
+        }
+    }
+    let error = told(&WIDE, &["--available", "0.0001"]).unwrap_err().to_string();
+    assert!(error.contains("no setting makes it fit"), "{error}");
+    // What ranks gather.
+    let full = with(&["training.activation_checkpointing=full"]);
+    let more = estimate(&full, 4).unwrap().peak();
+    let less = estimate(&[&full[..], &["parallelism.reshard=after_forward"]].concat(), 4).unwrap().peak();
+    let available = ((less + more) as f64 / 2.0 / f64::from(1 << 30)).to_string();
+    let error = told(&full, &["--ranks", "4", "--available", &available]).unwrap_err().to_string();
+    assert!(error.contains("with --set parallelism.reshard=after_forward it takes"), "{error}");
+}
+
+#[test]
+fn what_is_no_amount_of_memory_is_refused() {
+    for available in ["nan", "inf", "-5", "0"] {
+        let Err(error) = job(None, &[], &["--available", available]) else { panic!("{available} is taken") };
+        let error = error.to_string();
+        assert!(error.to_lowercase().contains(&format!("--available = {available}")), "{error}");
+    }
+    assert!(told(&[], &["--available", "80"]).unwrap().contains("of 80.00 GiB: fits"));
+}
+
+/// The figures of its header.
+#[test]
+fn the_8b_configuration_fits_80_gib() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../configs/llama3_8b.toml");
+    let header = std::fs::read_to_string(&path).unwrap();
+    let job = job(Some(&path), &["checkpoint.folder=run"], &[]).unwrap();
+    let estimate = job.memory_estimate::<Train>(1, &SelectedDevice::Cuda, &Default::default()).unwrap().expect("known");
+    let gib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 30));
+    let most = |name: &str| row(&estimate, name).into_iter().max().unwrap();
+    assert!(header.contains(&format!("a step takes {} GiB at most", gib(estimate.peak()))), "{estimate}");
+    let figure = |line: &str| {
+        let line = header.lines().find(|text| text.contains(line)).unwrap_or_else(|| panic!("{line}"));
+        line.split_whitespace().find(|word| word.contains('.') && word.parse::<f64>().is_ok()).unwrap().to_string()
+    };
+    let layers = ["inputs of layers", "residual stream", "attention", "mlp"].map(|name| row(&estimate, name)[1]);
+    for (line, bytes) in [
+        ("parameters in bf16", most("parameters")),
+        ("AdamW's moments in bf16", most("AdamW's moments")),
+        ("FP8 copies of weights", most("FP8 copies of weights")),
+        ("#   gradients", most("gradients")),
+        ("inputs of 32 layers", layers.iter().sum()),
+        ("512 tokens' logits", most("logits")),
+        ("a step of the largest parameter", row(&estimate, "workspace")[3]),
+    ] {
+        assert_eq!(figure(line), gib(bytes), "{line}\n{estimate}");
+    }
+    assert!(estimate.peak() < 80 << 30);
+}
