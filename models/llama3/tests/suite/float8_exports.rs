@@ -8,7 +8,7 @@ use burn::backend::Flex;
 use burn::tensor::Tensor;
 use burn::tensor::ops::FloatTensor;
 use burn_float8::backend::{Cast, Float8Backend, HostCodes, Orientation, ScaleFrom};
-use burn_float8::config::Granularity;
+use burn_float8::config::{Granularity, ScaleMode};
 use burn_float8::{Float8Config, Recipe};
 use clap::Parser;
 use device_select::SelectedDevice;
@@ -117,17 +117,14 @@ fn primitive<const D: usize>(tensor: Tensor<Flex, D>) -> FloatTensor<Flex> {
 fn codes_and_scales_are_those_of_the_cast_for_fprop() {
     let dir = tempfile::tempdir().unwrap();
     let model = model::<Flex>(square(false), 4);
-    for recipe in DYNAMIC {
-        let folder = dir.path().join(recipe.to_string());
-        export(&model, recipe, &folder).unwrap();
+    for (recipe, squares) in DYNAMIC.map(|recipe| (recipe, false)).into_iter().chain([(Recipe::Mxfp8, true)]) {
+        let folder = dir.path().join(format!("{recipe} {squares}"));
+        let mut config = config(recipe, model.config());
+        config.linear = config.linear.with_mx_square_weights(squares);
+        model.save_hf_float8(&folder, &options(), &Float8Export::new(&config)).unwrap();
         let files = TensorFiles::open_folder(&folder).unwrap();
-        let linear = burn_float8::Float8LinearConfig::new(recipe);
-        let granularity = recipe.casts().weight.scaling_granularity;
-        let cast = Cast {
-            format: recipe.casts().weight.target_dtype,
-            granularity,
-            scale_mode: linear.scale_mode(granularity),
-        };
+        let (granularity, cast) = (recipe.casts().weight.scaling_granularity, config.linear.weight_cast());
+        assert_eq!(matches!(cast.scale_mode, ScaleMode::E8m0Square(_)), squares);
         let all = linears(&model);
         for (name, weight) in &all {
             let parent = name.rsplit_once('.').unwrap().0;

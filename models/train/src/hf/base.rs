@@ -8,7 +8,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::tensor_files::TensorFiles;
-use crate::{JobError, digest};
+use crate::{JobError, atomic, digest};
 
 /// What is kept among the assets of a run.
 const BASE: &str = "base.json";
@@ -74,7 +74,7 @@ pub(crate) fn keep(folder: &Path, assets: &Path) -> Result<(), JobError> {
     let path = assets.join(BASE);
     let fail = |source| JobError::Write { path: path.clone(), source };
     let text = serde_json::to_string_pretty(&of_folder(folder)?).map_err(|error| fail(error.into()))?;
-    fs::write(&path, text).map_err(fail)
+    atomic::replace(&path, text.as_bytes()).map_err(fail)
 }
 
 /// Compares the tensor files of `folder` with those that [`keep`] has noted; false if it has not, as versions before it.

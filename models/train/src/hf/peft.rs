@@ -169,3 +169,18 @@ fn replaced<B: Backend>(
     let tensor = stored.transpose().reshape([rows * cols]).reshape([rows, cols]);
     Ok(Param::initialized(param.id, tensor.require_grad()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The output layer is none of `model`'s.
+    #[test]
+    fn names_are_pefts() {
+        assert_eq!(names("lm_head")[0], "base_model.model.lm_head.lora_A.weight");
+        assert_eq!(
+            names("layers.3.self_attn.q_proj")[1],
+            "base_model.model.model.layers.3.self_attn.q_proj.lora_B.weight"
+        );
+    }
+}

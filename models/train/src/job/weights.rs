@@ -59,9 +59,12 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
             (Some(run), Some(folder)) => base::check(folder, &run.join(ASSETS))?,
             _ => true,
         };
-        // A checkpoint has what is trained.
-        let trained = saved.filter(|_| config.lora.is_none() && training.freezes());
-        let saved = saved.filter(|_| config.lora.is_none() && !training.freezes());
+        // A checkpoint has what is trained: of adapters nothing of the model.
+        let [trained, saved] = match (&config.lora, training.freezes()) {
+            (Some(_), _) => [None, None],
+            (None, true) => [saved, None],
+            (None, false) => [None, saved],
+        };
         let source = match (saved, config.model.hf_path()) {
             (Some(saved), _) => Source::Saved(saved),
             (None, Some(path)) => Source::HuggingFace(Checkpoint::open(path, &dims, config.repeated_head())?),
