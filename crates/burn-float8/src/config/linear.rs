@@ -320,7 +320,7 @@ impl Float8LinearConfig {
 
     /// The cast of the weight that fprop reads.
     pub fn weight_cast(&self) -> Cast {
-        self.kernel_cast(Operand::WEIGHT)
+        self.kernel_cast(Operand::WEIGHT_T)
     }
 
     /// The cast of the input that fprop reads.

@@ -39,7 +39,7 @@ impl fmt::Display for Kind {
 
 /// The kernels of float8-kernels by the names of their functions.
 #[cfg(any(feature = "wgpu", feature = "cuda", test))]
-const KERNELS: [(&str, Kind); 18] = [
+const KERNELS: [(&str, Kind); 24] = [
     ("partial_maxima", Kind::Amax),
     ("fold_amax", Kind::Amax),
     ("line_maxima", Kind::Amax),
@@ -57,6 +57,13 @@ const KERNELS: [(&str, Kind); 18] = [
     ("gemm_hopper", Kind::ScaledGemm),
     ("gemm_blackwell", Kind::ScaledGemm),
     ("gemm_combine", Kind::ScaledGemm),
+    // What stands beside linears.
+    ("swiglu_forward", Kind::Other),
+    ("swiglu_gradients", Kind::Other),
+    ("rms_norm_forward", Kind::Other),
+    ("rms_norm_gradients", Kind::Other),
+    ("sum_rows", Kind::Other),
+    ("rotate", Kind::Other),
     // Statistics.
     ("partial_health", Kind::Other),
 ];
