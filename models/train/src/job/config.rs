@@ -164,7 +164,10 @@ impl<S: ModelSection> RunConfig<S> {
         if let Some(lora) = &self.lora {
             lora.validate(self.training.precision == Precision::Fp8)?;
             let reason = "with [lora] the whole model stays as it is";
-            require("training.freeze", "set", !self.training.freezes(), reason)?;
+            let TrainingSection { freeze, train_only, .. } = &self.training;
+            for (key, names) in [("training.freeze", freeze), ("training.train_only", train_only)] {
+                require(key, format!("{names:?}"), names.is_empty(), reason)?;
+            }
         }
         self.data.validate()?;
         self.checkpoint.validate()?;
