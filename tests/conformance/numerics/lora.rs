@@ -5,7 +5,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Tensor;
 use burn_float8::backend::Float8Backend;
 use burn_float8::lora::{Lora, LoraConfig};
-use burn_float8::{Float8, Float8Config, Float8Error, Recipe, weights, without_float8};
+use burn_float8::{Float8, Float8Config, Float8Error, Recipe, report, weights, without_float8};
 
 use crate::on_every_runtime;
 use crate::support::operand::{tensor, values};
@@ -139,7 +139,10 @@ fn merged_weights_give_the_same() {
     let lora = lora::<crate::support::runtime::Flex, _>(&model);
     let (model, _) = Float8Config::tensorwise().apply::<T, _>(model).unwrap();
     let want = values(without_float8(lora.attach(model.clone(), None)).forward(x()).inner());
-    let merged = without_float8(lora.merge(model));
+    let merged = lora.merge(model);
+    let names = |model: &Pair<T>| report(model).layers.into_iter().map(|layer| layer.name).collect::<Vec<_>>();
+    assert!(names(&merged).contains(&"q_proj".to_string()), "{:?}", names(&merged));
+    let merged = without_float8(merged);
     let got = values(merged.forward(x()).inner());
     let largest = want.iter().fold(0.0f32, |max, x| max.max(x.abs()));
     assert!(max_error(&got, &want) <= 1e-6 * f64::from(largest));

@@ -89,7 +89,11 @@ fn accept<W: Wrapped>(adamw: Option<AdamWFn<Float8<W>>>) {
         full_tensor: W::fp8_full_tensor,
         with_adapter: |weight, adapter| weight.with_adapter(Some(Arc::new(adapter.map(Float8Tensor::into_full)))),
         merge_adapter: |weight| match weight.adapter() {
-            Some(_) => Float8Tensor::new(weight.into_values("merge")),
+            // A weight of the same layer.
+            Some(_) => {
+                let mark = weight.mark().cloned();
+                Float8Tensor::new(weight.into_values("merge")).with_mark(mark)
+            }
             None => weight,
         },
     });

@@ -1,8 +1,10 @@
 //! A step of AdamW on the host: one pass over the parameter, on all cores, that changes tensors where they lie.
 use std::borrow::Cow;
 
+#[cfg(feature = "flex")]
+use burn_backend::DType;
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, TensorMetadata};
+use burn_backend::{Backend, TensorMetadata};
 use burn_std::bf16;
 use rayon::prelude::*;
 
