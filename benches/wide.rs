@@ -12,7 +12,7 @@ use train::cli::parse_from;
 
 type Train = Float8<Autodiff<Flex>>;
 
-const SETTINGS: [&str; 13] = [
+const SETTINGS: [&str; 14] = [
     "model.vocab_size=128256",
     "model.hidden_size=2048",
     "model.intermediate_size=8192",
@@ -20,6 +20,7 @@ const SETTINGS: [&str; 13] = [
     "model.num_heads=32",
     "model.num_kv_heads=8",
     "model.head_dim=64",
+    "model.max_seq_len=2048",
     "training.batch_size=1",
     "training.seq_len=2048",
     "training.activation_checkpointing=full",
